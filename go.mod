@@ -1,0 +1,20 @@
+module github.com/rdsd/rdsd
+
+go 1.26.0
+
+exclude (
+	github.com/prometheus/common v0.73.0
+	github.com/prometheus/common v0.73.1
+)
+
+require (
+	google.golang.org/grpc v1.85.0
+	google.golang.org/protobuf v1.36.12
+)
+
+require (
+	golang.org/x/net v0.61.0 // indirect
+	golang.org/x/sys v0.49.0 // indirect
+	golang.org/x/text v0.43.0 // indirect
+	google.golang.org/genproto/googleapis/rpc v0.0.0-20260817212433-ac3dfec99bb1 // indirect
+)
