@@ -1,0 +1,74 @@
+package rdsd
+
+import "net/netip"
+
+// Datagram is one message: where it goes (or came from) and its bytes.
+type Datagram struct {
+	// Addr is the destination when sending, the source when receiving.
+	Addr netip.AddrPort
+	// Payload is at most 1 MiB and may be empty. A received payload is a slice
+	// of the buffer its whole batch arrived in: it may be kept and changed, but
+	// it keeps the batch in memory; clone what is kept for long.
+	Payload []byte
+	// Tag names the datagram in Outcomes. SendBatch sets it.
+	Tag uint64
+}
+
+// CancelResult says what became of the datagrams a CancelSentTo found.
+type CancelResult struct {
+	Cancelled uint64 // will never leave this node
+	InFlight  uint64 // had begun to leave; their true outcome follows
+}
+
+// OutcomeKind is what became of an accepted datagram.
+type OutcomeKind uint8
+
+// The four ends of a datagram.
+const (
+	// Delivered: placed where the receiver reads it (or, towards a kernel peer,
+	// acknowledged by its TCP).
+	Delivered OutcomeKind = iota + 1
+	// Cancelled: never left this node.
+	Cancelled
+	// Failed: refused by the peer, not delivered.
+	Failed
+	// Unknown: left this node; nobody can say whether it was delivered.
+	Unknown
+)
+
+// String returns "delivered", "cancelled", "failed" or "unknown".
+func (k OutcomeKind) String() string {
+	switch k {
+	case Delivered:
+		return "delivered"
+	case Cancelled:
+		return "cancelled"
+	case Failed:
+		return "failed"
+	case Unknown:
+		return "unknown"
+	}
+	return "unspecified"
+}
+
+// Outcome is the end of one accepted datagram.
+type Outcome struct {
+	Tag    uint64 // Datagram.Tag, or what SendTag returned
+	Kind   OutcomeKind
+	Reason string // for all but Delivered: "no such port", "daemon restarted", ...
+}
+
+// CongestionChange says that a destination became congested or clear.
+type CongestionChange struct {
+	Addr      netip.AddrPort
+	Congested bool
+}
+
+// CongestionEvent is one report of WatchCongestion.
+type CongestionEvent struct {
+	// Freed has bit (port mod 64) set for every group of ports in which one
+	// was freed. All bits are set after a reconnection and when events were
+	// merged away: look at every destination again.
+	Freed   uint64
+	Changes []CongestionChange
+}
