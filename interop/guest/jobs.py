@@ -1,0 +1,156 @@
+"""What a job in the guest can do. Each runs in a process of its own.
+
+A job is called with its arguments and a Link: say() reports progress,
+told() waits for the test's next word to this job.
+"""
+
+import errno
+import json
+import os
+import select
+import time
+
+import rdssock
+import signed
+
+
+class Link:
+    def __init__(self, job, out, ctl):
+        self.job, self.out, self.ctl = job, out, ctl
+        self.words = b""
+
+    def say(self, **fields):
+        fields["id"] = self.job
+        os.write(self.out, (json.dumps(fields) + "\n").encode())
+
+    def told(self, timeout=None):
+        """The next word for this job; None at the timeout (seconds)."""
+        while b"\n" not in self.words:
+            if not select.select([self.ctl], [], [], timeout)[0]:
+                return None
+            part = os.read(self.ctl, 4096)
+            if not part:
+                raise SystemExit(0)
+            self.words += part
+        word, self.words = self.words.split(b"\n", 1)
+        return word.decode()
+
+
+def send(link, local, dst, flow, count, size, first=0, sndbuf=0, nonblock=False,
+         tick=0, pace_us=0, monitor=True):
+    """Send `count` signed datagrams, then hold the socket until told.
+
+    Holding matters: closing an RDS socket cancels what is unacknowledged.
+    With nonblock, EAGAIN and ENOBUFS are waited out by poll.
+    """
+    s = rdssock.RDS(local[0], local[1], sndbuf=sndbuf)
+    s.to(dst[0], dst[1])
+    stats = {"sent": 0, "enobufs": 0, "eagain": 0, "wakes": 0}
+    began = time.monotonic()
+    if nonblock:
+        s.setblocking(False)
+        if monitor:
+            s.monitor()
+    poller = select.poll()
+    longest = 0.0
+    poller.register(s, select.POLLIN)
+    last_tick = began
+    for n in range(first, first + count):
+        data = signed.make(flow, n, signed.size(size, n))
+        while True:
+            try:
+                s.send(data)
+                break
+            except OSError as e:
+                if e.errno == errno.EAGAIN:
+                    stats["eagain"] += 1
+                    poller.modify(s, select.POLLOUT)
+                elif e.errno == errno.ENOBUFS:
+                    stats["enobufs"] += 1
+                    if stats["enobufs"] == 1:
+                        link.say(event="congested", sent=stats["sent"])
+                    poller.modify(s, select.POLLIN)
+                else:
+                    raise
+                since = time.monotonic()
+                if poller.poll(60000):
+                    stats["wakes"] += 1
+                else:
+                    stats["lost_wakeup"] = True
+                longest = max(longest, time.monotonic() - since)
+                # A notification is read off with an empty message.
+                if e.errno == errno.ENOBUFS:
+                    try:
+                        s.recvmsg(16, 1024)
+                    except BlockingIOError:
+                        pass
+        stats["sent"] += 1
+        if pace_us:
+            time.sleep(pace_us / 1e6)
+        if tick and stats["sent"] % tick == 0:
+            link.say(event="progress", sent=stats["sent"])
+    stats["seconds"] = time.monotonic() - began
+    stats["longest_wait"] = longest
+    link.say(event="sent", **stats)
+    link.told()
+    return stats
+
+
+def recv(link, local, want, rcvbuf=0, timeout=60, start_paused=False, pause_at=0, tick=0,
+         linger=0.0):
+    """Receive until every wanted datagram is there; `timeout` bounds each wait.
+
+    linger is how long to look for doubles afterwards, seconds.
+    """
+    s = rdssock.RDS(local[0], local[1], rcvbuf=rcvbuf)
+    link.say(event="bound", port=s.port())
+    check = signed.Check(want)
+    if start_paused:
+        link.told()
+    buf = bytearray(1 << 20)
+    view = memoryview(buf)
+    began = time.monotonic()
+    seen = 0
+    quiet = False
+    s.settimeout(timeout)
+    while check.left > 0:
+        try:
+            n = s.recv_into(buf)
+        except (TimeoutError, OSError):
+            quiet = True
+            break
+        check.add(view[:n])
+        seen += 1
+        if tick and seen % tick == 0:
+            link.say(event="progress", got=seen)
+        if pause_at and seen == pause_at:
+            link.say(event="paused", got=seen)
+            link.told()
+    took = time.monotonic() - began
+    if linger:
+        s.settimeout(linger)
+        try:
+            while True:
+                check.add(view[: s.recv_into(buf)])
+        except (TimeoutError, OSError):
+            pass
+    return dict(check.report(), seconds=took, timeout=quiet)
+
+
+def ping(link, local, dst, count=1, timeout=10):
+    """rds-ping: an empty datagram to port 0, answered by the peer itself."""
+    s = rdssock.RDS(local[0], 0)
+    s.to(dst[0], 0)
+    s.settimeout(timeout)
+    rtt = []
+    for _ in range(count):
+        at = time.monotonic()
+        s.send(b"")
+        data, source = s.recvfrom(64)
+        rtt.append((time.monotonic() - at) * 1e6)
+        if data or source[1] != 0:
+            raise ValueError("pong of %d bytes from %r" % (len(data), source))
+    return {"rtt_us": rtt}
+
+
+JOBS = {"send": send, "recv": recv, "ping": ping}
