@@ -1,0 +1,163 @@
+package node
+
+import (
+	"net/netip"
+	"time"
+)
+
+// ConfigVersion is the only value `version` may have in a configuration file.
+const ConfigVersion = 1
+
+// DefaultRDSPort is the TCP port of RDS over TCP (net/rds/tcp.h).
+const DefaultRDSPort = 16385
+
+// DefaultSocket is where clients look for the daemon unless RDSD_SOCKET says otherwise.
+const DefaultSocket = "/run/rdsd/rdsd.sock"
+
+// DefaultHTTP is where metrics and health are served unless configured.
+const DefaultHTTP = "127.0.0.1:16386"
+
+// Config is everything a node can be told. Start from DefaultConfig or
+// LoadConfig; the zero Config is not valid. Units are in the names; the text
+// forms accept "64KiB" for bytes and "1.5s" for durations.
+//
+// The tags are the one list of keys: toml names the key, flag and env name the
+// overrides (a key without env tag is RDSD_<SECTION>_<KEY>), usage is the help
+// text and want says what would be right.
+type Config struct {
+	Version int          `toml:"version" env:"-" usage:"format of this file" want:"1"`
+	RDS     RDSConfig    `toml:"rds"`
+	API     APIConfig    `toml:"api"`
+	HTTP    HTTPConfig   `toml:"http"`
+	Limits  LimitsConfig `toml:"limits"`
+	Log     LogConfig    `toml:"log"`
+	Ports   []PortGrant  `toml:"ports"`
+	Peers   []PeerRule   `toml:"peers"`
+
+	file    string
+	origins map[string]Origin
+	notes   []string
+	numbers map[string]string // numbers and booleans of the file, for error messages
+}
+
+// RDSConfig is the wire side: who we are and how we talk to peers.
+type RDSConfig struct {
+	Addresses         []netip.Addr `toml:"addresses" env:"RDSD_ADDRESS" flag:"address" usage:"local address of this node, IPv4 or IPv6; may be repeated" want:"addresses of this machine, such as \"10.0.0.1\" or \"fd00::1\", without port or mask"`
+	Port              uint16       `toml:"port" env:"RDSD_PORT" flag:"port" usage:"TCP port of RDS, the same on all nodes" want:"a TCP port, 1 to 65535 (kernels use 16385)"`
+	Lanes             int          `toml:"lanes" flag:"lanes" usage:"most connections to one peer" want:"1 to 8"`
+	SendBufferBytes   Bytes        `toml:"send_buffer_bytes" usage:"send buffer of a socket that does not ask" want:"a size such as \"1MiB\", at least 4KiB and at most rds.send_buffer_max_bytes"`
+	RecvBufferBytes   Bytes        `toml:"recv_buffer_bytes" usage:"receive buffer (soft limit) of a socket that does not ask" want:"a size such as \"1MiB\", at least 4KiB and at most rds.recv_buffer_max_bytes"`
+	SendBufferMax     Bytes        `toml:"send_buffer_max_bytes" usage:"largest send buffer a socket may ask for" want:"a size such as \"64MiB\", at most limits.memory_bytes"`
+	RecvBufferMax     Bytes        `toml:"recv_buffer_max_bytes" usage:"largest receive buffer a socket may ask for" want:"a size such as \"64MiB\", at most limits.memory_bytes"`
+	HardLimitFactor   int          `toml:"hard_limit_factor" usage:"hard receive limit as a multiple of the soft one" want:"2 to 64"`
+	ReconnectMin      Duration     `toml:"reconnect_min" usage:"first reconnect delay (full jitter)" want:"a duration such as \"100ms\", at least 1ms and at most rds.reconnect_max"`
+	ReconnectMax      Duration     `toml:"reconnect_max" usage:"largest reconnect delay (full jitter)" want:"a duration such as \"5s\", at most 10m"`
+	HeartbeatInterval Duration     `toml:"heartbeat_interval" usage:"silence after which another rdsd is sent a heartbeat" want:"a duration such as \"5s\", 100ms to 10m, shorter than rds.heartbeat_timeout"`
+	HeartbeatTimeout  Duration     `toml:"heartbeat_timeout" usage:"silence after which a link to another rdsd is given up" want:"a duration such as \"20s\", longer than rds.heartbeat_interval"`
+	PingEnable        bool         `toml:"ping_enable" usage:"answer pings (off also ends the handshake with kernels)" want:"true or false"`
+	LowPortsBelow     uint16       `toml:"low_ports_below" usage:"RDS ports below this one need a [[ports]] grant or root; 0: none do" want:"a port, 0 to 65535"`
+}
+
+// APIConfig is the gRPC side.
+type APIConfig struct {
+	Socket        string   `toml:"socket" env:"RDSD_SOCKET" flag:"socket" usage:"Unix socket for clients" want:"an absolute path of at most 107 bytes, such as \"/run/rdsd/rdsd.sock\", or \"@name\" for an abstract socket"`
+	SocketMode    FileMode `toml:"socket_mode" usage:"mode of the Unix socket" want:"octal permissions such as \"0660\""`
+	SocketGroup   string   `toml:"socket_group" flag:"socket-group" usage:"group of the Unix socket; empty: the daemon's own" want:"the name or number of a group of this machine"`
+	RemoteListen  string   `toml:"remote_listen" flag:"remote" usage:"TCP address for remote gRPC clients; empty: none" want:"\"address:port\" such as \"10.0.0.1:16387\", or \"\" for none"`
+	Insecure      bool     `toml:"insecure" flag:"insecure" usage:"allow the remote listener although it has neither encryption nor identity" want:"true or false"`
+	AdminUIDs     []uint32 `toml:"admin_uids" usage:"users, beside root and the daemon's own, who may change things through the Admin service" want:"a list of user numbers such as [1000, 1001]"`
+	CallsPerSec   float64  `toml:"calls_per_second" usage:"calls (streams opened count as one) a user may make per second" want:"a number above 0, at most 1000000"`
+	CallsBurst    int      `toml:"calls_burst" usage:"calls a user may make at once" want:"1 to 1000000"`
+	PushBatchSize Bytes    `toml:"push_batch_bytes" usage:"most payload put into one message to a client (a larger datagram goes alone)" want:"a size, 4KiB to 1MiB"`
+	DrainTimeout  Duration `toml:"drain_timeout" env:"RDSD_DRAIN_TIMEOUT" flag:"drain-timeout" usage:"how long to wait for datagrams in flight when stopping" want:"a duration such as \"10s\", 0s to 10m"`
+}
+
+// HTTPConfig is the page for monitoring.
+type HTTPConfig struct {
+	Listen string `toml:"listen" env:"RDSD_HTTP" flag:"http" usage:"address of /metrics, /healthz and /readyz; empty: off" want:"\"address:port\" such as \"127.0.0.1:16386\", or \"\" for off"`
+	Pprof  bool   `toml:"pprof" usage:"serve /debug/pprof as well" want:"true or false"`
+}
+
+// LimitsConfig is the budget (M1, M2, M3). When a share is spent, new work is
+// refused with a reason and old work goes on.
+type LimitsConfig struct {
+	MemoryBytes      Bytes `toml:"memory_bytes" usage:"payload and queues of all sockets and peers" want:"a size such as \"1GiB\", at least 16MiB"`
+	MaxPeers         int   `toml:"max_peers" usage:"peers kept at once" want:"1 to 65536"`
+	MaxSockets       int   `toml:"max_sockets" usage:"sockets of all users" want:"1 to 65534 for each local address"`
+	MaxSocketsPerUID int   `toml:"max_sockets_per_uid" usage:"sockets of one user" want:"1 to limits.max_sockets"`
+	MaxClients       int   `toml:"max_clients" usage:"client connections of all users" want:"1 to 65536"`
+	MaxClientsPerUID int   `toml:"max_clients_per_uid" usage:"client connections of one user" want:"1 to limits.max_clients"`
+	MaxDescriptors   int   `toml:"max_descriptors" usage:"file descriptors; 0: what the system allows" want:"0, or at least 64"`
+	MaxHandshakes    int   `toml:"max_handshakes" usage:"accepted connections whose peer has not identified itself yet" want:"1 to 65536"`
+}
+
+// LogConfig is where lines go and how many.
+type LogConfig struct {
+	Level     LogLevel `toml:"level" env:"RDSD_LOG_LEVEL" flag:"log-level" usage:"least important level logged" want:"debug, info, warn or error"`
+	Format    string   `toml:"format" env:"RDSD_LOG_FORMAT" flag:"log-format" usage:"form of a log line" want:"text or json"`
+	LinesPerS float64  `toml:"lines_per_second" usage:"lines of one message allowed per second; the rest are counted" want:"a number above 0, at most 100000"`
+}
+
+// PortGrant says who may bind the RDS ports of a range.
+type PortGrant struct {
+	UID       *uint32   `toml:"uid" usage:"user granted" want:"a user number"`
+	GID       *uint32   `toml:"gid" usage:"group granted (the client's own group, not supplementary ones)" want:"a group number"`
+	Range     PortRange `toml:"range" usage:"ports, both ends included" want:"\"5000-5999\" or \"5000\", within 2 to 65535"`
+	Exclusive bool      `toml:"exclusive" usage:"refuse these ports to everybody without a grant for them" want:"true or false"`
+}
+
+// PeerRule allows peers. The longest prefix that contains an address decides.
+type PeerRule struct {
+	Address Prefix `toml:"address" usage:"address or subnet allowed as peer" want:"an address or subnet such as \"10.0.0.7\" or \"10.0.0.0/24\""`
+	Kernel  bool   `toml:"kernel" usage:"allow kernel peers, which cannot prove who they are" want:"true or false"`
+	Deny    bool   `toml:"deny" usage:"refuse instead of allow" want:"true or false"`
+}
+
+// DefaultConfig is the node without any configuration: loopback only.
+func DefaultConfig() *Config {
+	return &Config{
+		Version: ConfigVersion,
+		RDS: RDSConfig{
+			Addresses:         []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})},
+			Port:              DefaultRDSPort,
+			Lanes:             8,
+			SendBufferBytes:   1 << 20,
+			RecvBufferBytes:   1 << 20,
+			SendBufferMax:     64 << 20,
+			RecvBufferMax:     64 << 20,
+			HardLimitFactor:   4,
+			ReconnectMin:      Duration{100 * time.Millisecond},
+			ReconnectMax:      Duration{5 * time.Second},
+			HeartbeatInterval: Duration{5 * time.Second},
+			HeartbeatTimeout:  Duration{20 * time.Second},
+			PingEnable:        true,
+			LowPortsBelow:     1024,
+		},
+		API: APIConfig{
+			Socket:        DefaultSocket,
+			SocketMode:    FileMode{0o660},
+			CallsPerSec:   1000,
+			CallsBurst:    2000,
+			PushBatchSize: 256 << 10,
+			DrainTimeout:  Duration{10 * time.Second},
+		},
+		HTTP: HTTPConfig{Listen: DefaultHTTP},
+		Limits: LimitsConfig{
+			MemoryBytes:      1 << 30,
+			MaxPeers:         4096,
+			MaxSockets:       16384,
+			MaxSocketsPerUID: 4096,
+			MaxClients:       4096,
+			MaxClientsPerUID: 1024,
+			MaxHandshakes:    256,
+		},
+		Log: LogConfig{Format: "text", LinesPerS: 20},
+	}
+}
+
+// File is the configuration file that was read, "" when there was none.
+func (c *Config) File() string { return c.file }
+
+// Notes are remarks of the loader worth a log line: an RDSD_ variable that
+// names no key, for example.
+func (c *Config) Notes() []string { return c.notes }

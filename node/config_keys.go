@@ -1,0 +1,163 @@
+package node
+
+import (
+	"encoding"
+	"fmt"
+	"reflect"
+	"strconv"
+	"strings"
+)
+
+// Key is one setting: where it can come from and what it means.
+type Key struct {
+	Name   string // "rds.port", as in the file
+	Env    string // "RDSD_PORT"; "" when it has none
+	Flag   string // "port"; "" when it has none
+	Usage  string
+	Want   string // what a right value looks like
+	List   bool   // several values: a list in the file, commas in the environment, a repeated flag
+	isBool bool
+	index  []int
+}
+
+var keys = buildKeys()
+var keyByName = func() map[string]*Key {
+	m := map[string]*Key{}
+	for i := range keys {
+		m[keys[i].Name] = &keys[i]
+	}
+	return m
+}()
+
+// Keys lists every scalar or list setting in the order of the documentation.
+// [[ports]] and [[peers]] exist in the file only.
+func Keys() []Key { return append([]Key(nil), keys...) }
+
+func buildKeys() []Key {
+	var out []Key
+	var walk func(t reflect.Type, prefix string, index []int)
+	walk = func(t reflect.Type, prefix string, index []int) {
+		for i := range t.NumField() {
+			f := t.Field(i)
+			name := f.Tag.Get("toml")
+			at := append(append([]int(nil), index...), i)
+			if name == "" {
+				continue
+			}
+			usage := f.Tag.Get("usage")
+			if usage == "" { // a section, or a list of tables
+				if f.Type.Kind() == reflect.Struct {
+					walk(f.Type, prefix+name+".", at)
+				}
+				continue
+			}
+			k := Key{Name: prefix + name, Env: f.Tag.Get("env"), Flag: f.Tag.Get("flag"), Usage: usage,
+				Want: f.Tag.Get("want"), List: f.Type.Kind() == reflect.Slice, isBool: f.Type.Kind() == reflect.Bool, index: at}
+			switch k.Env {
+			case "":
+				k.Env = "RDSD_" + strings.ToUpper(strings.ReplaceAll(k.Name, ".", "_"))
+			case "-":
+				k.Env = ""
+			}
+			out = append(out, k)
+		}
+	}
+	walk(reflect.TypeFor[Config](), "", nil)
+	return out
+}
+
+// tableWant finds what a field of [[ports]] or [[peers]] wants.
+func tableWant(table, field string) string {
+	var t reflect.Type
+	switch table {
+	case "ports":
+		t = reflect.TypeFor[PortGrant]()
+	case "peers":
+		t = reflect.TypeFor[PeerRule]()
+	default:
+		return ""
+	}
+	for i := range t.NumField() {
+		if t.Field(i).Tag.Get("toml") == field {
+			return t.Field(i).Tag.Get("want")
+		}
+	}
+	return ""
+}
+
+// value returns the text of a key in c, as Set would read it.
+func (k *Key) value(c *Config) string {
+	v := reflect.ValueOf(c).Elem().FieldByIndex(k.index)
+	if k.List {
+		parts := make([]string, v.Len())
+		for i := range parts {
+			parts[i] = fmt.Sprint(v.Index(i).Interface())
+		}
+		return strings.Join(parts, ",")
+	}
+	return fmt.Sprint(v.Interface())
+}
+
+// raw returns the field itself.
+func (k *Key) raw(c *Config) any {
+	v := reflect.ValueOf(c).Elem().FieldByIndex(k.index)
+	if v.Kind() == reflect.Slice && v.IsNil() {
+		return []string{}
+	}
+	return v.Interface()
+}
+
+// set stores the text values in c; a list takes them all, a scalar the last one.
+func (k *Key) set(c *Config, values []string) error {
+	v := reflect.ValueOf(c).Elem().FieldByIndex(k.index)
+	if !k.List {
+		if len(values) == 0 {
+			return nil
+		}
+		return setText(v, values[len(values)-1])
+	}
+	list := reflect.MakeSlice(v.Type(), 0, len(values))
+	for _, s := range values {
+		e := reflect.New(v.Type().Elem()).Elem()
+		if err := setText(e, strings.TrimSpace(s)); err != nil {
+			return err
+		}
+		list = reflect.Append(list, e)
+	}
+	v.Set(list)
+	return nil
+}
+
+func setText(v reflect.Value, s string) error {
+	if u, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
+		return u.UnmarshalText([]byte(s))
+	}
+	bad := func(err error) error {
+		if err != nil {
+			return fmt.Errorf("%q is not right", s)
+		}
+		return nil
+	}
+	switch v.Kind() {
+	case reflect.String:
+		v.SetString(s)
+		return nil
+	case reflect.Bool:
+		b, err := strconv.ParseBool(s)
+		v.SetBool(b)
+		return bad(err)
+	case reflect.Float64:
+		f, err := strconv.ParseFloat(s, 64)
+		v.SetFloat(f)
+		return bad(err)
+	case reflect.Int:
+		n, err := strconv.ParseInt(s, 10, v.Type().Bits())
+		v.SetInt(n)
+		return bad(err)
+	case reflect.Uint16, reflect.Uint32:
+		n, err := strconv.ParseUint(s, 10, v.Type().Bits())
+		v.SetUint(n)
+		return bad(err)
+	}
+	panic(fmt.Sprintf("node: configuration field of type %v", v.Type()))
+}

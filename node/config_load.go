@@ -1,0 +1,262 @@
+package node
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"sort"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+// maxConfigBytes bounds a configuration file; what is larger is a mistake.
+const maxConfigBytes = 1 << 20
+
+// LoadOptions says where a configuration comes from.
+type LoadOptions struct {
+	// File is read when not empty; otherwise RDSD_CONFIG of Env names it;
+	// with neither there is no file.
+	File string
+	// Env is os.Environ() or a test's own.
+	Env []string
+	// Flags are the values of Flags(); those that were set count.
+	Flags []*Flag
+}
+
+// ConfigError is one wrong setting.
+type ConfigError struct {
+	Where   string // "/etc/rdsd.toml:12", "RDSD_PORT", "--port", "default"
+	Key     string // "rds.port"; "" when the file cannot be read at all
+	Problem string
+	Want    string // what would be right; may be empty
+}
+
+func (e *ConfigError) Error() string {
+	var b strings.Builder
+	b.WriteString(e.Where)
+	if e.Key != "" {
+		b.WriteString(": " + e.Key)
+	}
+	b.WriteString(": " + e.Problem)
+	if e.Want != "" {
+		b.WriteString("; want " + e.Want)
+	}
+	return b.String()
+}
+
+// LoadConfig puts together defaults < file < RDSD_* environment < flags, and
+// validates the result. Every error it returns is, or joins, *ConfigError.
+func LoadConfig(o LoadOptions) (*Config, error) {
+	c := DefaultConfig()
+	c.origins = map[string]Origin{}
+	env := map[string]string{}
+	for _, e := range o.Env {
+		if k, v, ok := strings.Cut(e, "="); ok && strings.HasPrefix(k, "RDSD_") {
+			env[k] = v
+		}
+	}
+	file := o.File
+	if file == "" {
+		file = env["RDSD_CONFIG"]
+	}
+	if file != "" {
+		data, err := readConfigFile(file)
+		if err != nil {
+			return nil, &ConfigError{Where: file, Problem: err.Error(), Want: "a readable TOML file"}
+		}
+		if err := c.decode(file, data); err != nil {
+			return nil, err
+		}
+	}
+	if err := errors.Join(c.applyEnv(env), c.applyFlags(o.Flags)); err != nil {
+		return nil, err
+	}
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+func readConfigFile(path string) ([]byte, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, unwrapPath(err)
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, maxConfigBytes+1))
+	if err != nil {
+		return nil, unwrapPath(err)
+	}
+	if len(data) > maxConfigBytes {
+		return nil, fmt.Errorf("larger than %d bytes", maxConfigBytes)
+	}
+	return data, nil
+}
+
+// unwrapPath drops the "open /path:" that the caller says already.
+func unwrapPath(err error) error {
+	if p, ok := errors.AsType[*os.PathError](err); ok {
+		return p.Err
+	}
+	return err
+}
+
+// decode reads a file over the defaults, strictly.
+func (c *Config) decode(file string, data []byte) error {
+	c.file = file
+	var head struct {
+		Version *int `toml:"version"`
+	}
+	if err := toml.Unmarshal(data, &head); err != nil {
+		return c.tomlErrors(err)
+	}
+	if head.Version == nil {
+		return &ConfigError{file + ":1", "version", "missing", "`version = 1` as the first line"}
+	}
+	c.noteOrigins(data)
+	if *head.Version != ConfigVersion {
+		return &ConfigError{c.Origin("version").String(), "version", fmt.Sprintf("%d is not known to this rdsd", *head.Version), "1"}
+	}
+	d := toml.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	if err := d.Decode(c); err != nil {
+		return c.tomlErrors(err)
+	}
+	return nil
+}
+
+// tomlErrors says line, key and what would be right for each error of the parser.
+func (c *Config) tomlErrors(err error) error {
+	if missing, ok := errors.AsType[*toml.StrictMissingError](err); ok {
+		var out []error
+		for i := range missing.Errors {
+			e := &missing.Errors[i]
+			key := strings.Join(e.Key(), ".")
+			out = append(out, &ConfigError{c.at(e), key, "unknown key", suggest(key)})
+		}
+		return errors.Join(out...)
+	}
+	if e, ok := errors.AsType[*toml.DecodeError](err); ok {
+		key := strings.Join(e.Key(), ".")
+		problem := strings.TrimPrefix(e.Error(), "toml: ")
+		return &ConfigError{c.at(e), key, problem, wantOf(key)}
+	}
+	if key, ok := c.blame(err); ok {
+		return &ConfigError{c.Origin(key).String(), key, err.Error(), wantOf(key)}
+	}
+	return &ConfigError{Where: c.file, Problem: strings.TrimPrefix(err.Error(), "toml: ")}
+}
+
+func (c *Config) at(e *toml.DecodeError) string {
+	line, _ := e.Position()
+	return fmt.Sprintf("%s:%d", c.file, line)
+}
+
+// wantOf returns the help for a key, also for one of [[ports]] or [[peers]].
+func wantOf(key string) string {
+	if k := keyByName[key]; k != nil {
+		return k.Want
+	}
+	table, _, _ := strings.Cut(key, ".")
+	table, _, _ = strings.Cut(table, "[")
+	return tableWant(table, key[strings.LastIndexByte(key, '.')+1:])
+}
+
+// suggest names the known key that looks most like an unknown one.
+func suggest(key string) string {
+	best, bestDist := "", 1+len(key)/2
+	for _, name := range append(tableKeys(), keyNames()...) {
+		if d := distance(key, name); d < bestDist {
+			best, bestDist = name, d
+		}
+	}
+	last := key[strings.LastIndexByte(key, '.')+1:]
+	for _, name := range keyNames() { // right name, wrong section
+		if strings.HasSuffix(name, "."+last) {
+			best = name
+		}
+	}
+	if best == "" {
+		return "a key of docs/operations.md"
+	}
+	return "perhaps " + best
+}
+
+func keyNames() []string {
+	out := make([]string, len(keys))
+	for i := range keys {
+		out[i] = keys[i].Name
+	}
+	return out
+}
+
+func tableKeys() []string {
+	return []string{"ports.uid", "ports.gid", "ports.range", "ports.exclusive", "peers.address", "peers.kernel", "peers.deny"}
+}
+
+// distance is Levenshtein's, over bytes.
+func distance(a, b string) int {
+	row := make([]int, len(b)+1)
+	for j := range row {
+		row[j] = j
+	}
+	for i := range len(a) {
+		prev := row[0]
+		row[0] = i + 1
+		for j := range len(b) {
+			cost := prev
+			if a[i] != b[j] {
+				cost++
+			}
+			prev = row[j+1]
+			row[j+1] = min(cost, row[j]+1, prev+1)
+		}
+	}
+	return row[len(b)]
+}
+
+// applyEnv takes the RDSD_ variables that name a key; an empty value counts as set.
+func (c *Config) applyEnv(env map[string]string) error {
+	var errs []error
+	known := map[string]bool{"RDSD_CONFIG": true}
+	for i := range keys {
+		k := &keys[i]
+		known[k.Env] = true
+		v, ok := env[k.Env]
+		if !ok || k.Env == "" {
+			continue
+		}
+		values := []string{v}
+		if k.List {
+			values = strings.FieldsFunc(v, func(r rune) bool { return r == ',' })
+		}
+		c.origins[k.Name] = Origin{Kind: "environment", Name: k.Env}
+		if err := k.set(c, values); err != nil {
+			errs = append(errs, &ConfigError{k.Env, k.Name, err.Error(), k.Want})
+		}
+	}
+	for name := range env {
+		if !known[name] {
+			c.notes = append(c.notes, fmt.Sprintf("%s names no configuration key and is ignored", name))
+		}
+	}
+	sort.Strings(c.notes)
+	return errors.Join(errs...)
+}
+
+func (c *Config) applyFlags(flags []*Flag) error {
+	var errs []error
+	for _, f := range flags {
+		if len(f.values) == 0 {
+			continue
+		}
+		c.origins[f.key.Name] = Origin{Kind: "flag", Name: "--" + f.key.Flag}
+		if err := f.key.set(c, f.values); err != nil {
+			errs = append(errs, &ConfigError{"--" + f.key.Flag, f.key.Name, err.Error(), f.key.Want})
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,152 @@
+package node
+
+import (
+	"fmt"
+	"io"
+	"strconv"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+	"github.com/pelletier/go-toml/v2/unstable"
+)
+
+// Origin says where the value of a key came from.
+type Origin struct {
+	Kind string // "default", "file", "environment", "flag"
+	Name string // file, variable or flag
+	Line int    // in the file
+}
+
+// String is what error messages begin with.
+func (o Origin) String() string {
+	switch o.Kind {
+	case "file":
+		return fmt.Sprintf("%s:%d", o.Name, o.Line)
+	case "environment", "flag":
+		return o.Name
+	}
+	return "default"
+}
+
+// Origin returns where a key's value comes from. Keys are "rds.port",
+// "ports[0].range" and so on.
+func (c *Config) Origin(key string) Origin {
+	if o, ok := c.origins[key]; ok {
+		return o
+	}
+	return Origin{Kind: "default"}
+}
+
+// noteOrigins records the line of every key of a file. The decoder does not
+// give positions of values it accepts, so the document is walked once more; a
+// syntax error ends the walk and is the decoder's to report.
+func (c *Config) noteOrigins(data []byte) {
+	p := unstable.Parser{}
+	p.Reset(data)
+	table := ""
+	count := map[string]int{}
+	for p.NextExpression() {
+		e := p.Expression()
+		name, line := nodeKey(&p, e)
+		switch e.Kind {
+		case unstable.Table:
+			table = name
+			c.origins[table] = Origin{"file", c.file, line}
+		case unstable.ArrayTable:
+			table = fmt.Sprintf("%s[%d]", name, count[name])
+			count[name]++
+			c.origins[table] = Origin{"file", c.file, line}
+		case unstable.KeyValue:
+			if table != "" {
+				name = table + "." + name
+			}
+			c.noteValue(&p, name, line, e.Value())
+		}
+	}
+}
+
+// noteValue records a value and, inside inline tables and arrays of them, what they hold.
+func (c *Config) noteValue(p *unstable.Parser, name string, line int, v *unstable.Node) {
+	c.origins[name] = Origin{"file", c.file, line}
+	switch v.Kind {
+	case unstable.Integer, unstable.Float, unstable.Bool:
+		if c.numbers == nil {
+			c.numbers = map[string]string{}
+		}
+		c.numbers[name] = string(v.Data)
+	case unstable.InlineTable:
+		for it := v.Children(); it.Next(); {
+			key, at := nodeKey(p, it.Node())
+			c.noteValue(p, name+"."+key, at, it.Node().Value())
+		}
+	case unstable.Array:
+		i := 0
+		for it := v.Children(); it.Next(); i++ {
+			if it.Node().Kind == unstable.InlineTable {
+				c.noteValue(p, fmt.Sprintf("%s[%d]", name, i), line, it.Node())
+			}
+		}
+	}
+}
+
+func nodeKey(p *unstable.Parser, n *unstable.Node) (string, int) {
+	var parts []string
+	line := 0
+	for it := n.Key(); it.Next(); {
+		k := it.Node()
+		if line == 0 {
+			line = p.Shape(k.Raw).Start.Line
+		}
+		parts = append(parts, string(k.Data))
+	}
+	return strings.Join(parts, "."), line
+}
+
+// blame finds the number or boolean an error without position is about: the
+// decoder gives none when a text type refuses one of them.
+func (c *Config) blame(err error) (key string, ok bool) {
+	for name, text := range c.numbers {
+		if !strings.Contains(err.Error(), strconv.Quote(text)) || wantOf(name) == "" {
+			continue
+		}
+		if !ok || c.origins[name].Line < c.origins[key].Line {
+			key, ok = name, true
+		}
+	}
+	return key, ok
+}
+
+// Dump writes the effective configuration as a TOML file that loads again;
+// with origins, each line says where its value came from.
+func (c *Config) Dump(w io.Writer, origins bool) error {
+	var b strings.Builder
+	section := ""
+	for i := range keys {
+		k := &keys[i]
+		if s, _, ok := strings.Cut(k.Name, "."); ok && s != section {
+			section = s
+			fmt.Fprintf(&b, "\n[%s]\n", s)
+		}
+		text, err := toml.Marshal(map[string]any{k.Name[strings.LastIndexByte(k.Name, '.')+1:]: k.raw(c)})
+		if err != nil {
+			return err
+		}
+		b.WriteString(strings.TrimSuffix(string(text), "\n"))
+		if origins {
+			b.WriteString("  # " + c.Origin(k.Name).String())
+		}
+		b.WriteByte('\n')
+	}
+	text, err := toml.Marshal(struct {
+		Ports []PortGrant `toml:"ports,omitempty"`
+		Peers []PeerRule  `toml:"peers,omitempty"`
+	}{c.Ports, c.Peers})
+	if err != nil {
+		return err
+	}
+	if len(text) > 0 {
+		b.WriteString("\n" + string(text))
+	}
+	_, err = io.WriteString(w, b.String())
+	return err
+}

@@ -1,0 +1,103 @@
+package node
+
+import (
+	"net/netip"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// Identity is who a client is: what the kernel says of the other end of the
+// Unix socket when it connected (SO_PEERCRED). Remote clients have none.
+type Identity struct {
+	UID, GID uint32
+	PID      int32 // 0 in another pid namespace
+	Remote   bool  // came over the remote listener; UID and GID are NobodyID
+}
+
+// NobodyID is the user and group of a client without identity.
+const NobodyID = 65534
+
+// MayBind tells whether a client may bind an RDS port; nil is yes. Root may
+// bind any. Port 0 (any free port) is asked again with each candidate.
+//
+//   - A grant that covers the port and names the client's uid or gid allows it.
+//   - Otherwise a port of an exclusive range is refused,
+//   - and so is one below rds.low_ports_below.
+//   - Everything else is free for all.
+func (c *Config) MayBind(id Identity, port uint16) error {
+	if id.UID == 0 && !id.Remote {
+		return nil
+	}
+	exclusive := false
+	for i := range c.Ports {
+		g := &c.Ports[i]
+		if !g.Range.Contains(port) {
+			continue
+		}
+		if !id.Remote && (g.UID != nil && *g.UID == id.UID || g.GID != nil && *g.GID == id.GID) {
+			return nil
+		}
+		exclusive = exclusive || g.Exclusive
+	}
+	switch {
+	case exclusive:
+		return rdserr.With(rdserr.ErrPerm, "port %d belongs to another user; uid %d needs a [[ports]] grant for it, or take a port outside the granted ranges", port, id.UID)
+	case port < c.RDS.LowPortsBelow && port != 0:
+		return rdserr.With(rdserr.ErrPerm, "port %d is below %d (rds.low_ports_below); uid %d needs a [[ports]] grant for it, or take a higher port", port, c.RDS.LowPortsBelow, id.UID)
+	}
+	return nil
+}
+
+// IsAdmin tells whether a client may change things through the Admin service.
+// self is the uid the daemon runs as.
+func (c *Config) IsAdmin(id Identity, self uint32) bool {
+	if id.Remote {
+		return false
+	}
+	if id.UID == 0 || id.UID == self {
+		return true
+	}
+	for _, uid := range c.API.AdminUIDs {
+		if uid == id.UID {
+			return true
+		}
+	}
+	return false
+}
+
+// PeerPolicy tells whether an address may be a peer, and whether it may be a
+// kernel, which cannot prove who it is. Loopback may be both unless a rule
+// says otherwise; every other address needs a rule. The longest prefix decides.
+func (c *Config) PeerPolicy(addr netip.Addr) (allowed, kernel bool) {
+	addr = addr.Unmap().WithZone("")
+	if addr.IsLoopback() {
+		allowed, kernel = true, true
+	}
+	best := -1
+	for i := range c.Peers {
+		r := &c.Peers[i]
+		if r.Address.Bits() > best && r.Address.Contains(addr) {
+			best = r.Address.Bits()
+			allowed, kernel = !r.Deny, r.Kernel && !r.Deny
+		}
+	}
+	return allowed, kernel
+}
+
+// Lonely tells whether a node with addresses beyond loopback allows no peer
+// beyond loopback, which is legal and hardly ever meant.
+func (c *Config) Lonely() bool {
+	beyond := false
+	for _, a := range c.RDS.Addresses {
+		beyond = beyond || !a.IsLoopback()
+	}
+	if !beyond {
+		return false
+	}
+	for i := range c.Peers {
+		if r := &c.Peers[i]; !r.Deny && !r.Address.Addr().IsLoopback() {
+			return false
+		}
+	}
+	return true
+}

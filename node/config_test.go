@@ -1,0 +1,339 @@
+package node
+
+import (
+	"bytes"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+func TestDefaultConfigIsValid(t *testing.T) {
+	if err := DefaultConfig().Validate(); err != nil {
+		t.Fatal(err)
+	}
+	c, err := LoadConfig(LoadOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.Origin("rds.port").String(); got != "default" {
+		t.Errorf("origin %q, want default", got)
+	}
+}
+
+func writeConfig(t *testing.T, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "rdsd.toml")
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestPrecedence(t *testing.T) {
+	path := writeConfig(t, "version = 1\n[rds]\nport = 1001\nlanes = 3\naddresses = [\"10.0.0.1\", \"fd00::1\"]\n[api]\nadmin_uids=[7]\n")
+	flags := Flags()
+	for _, f := range flags {
+		if f.Name() == "port" {
+			f.Set("3003")
+		}
+	}
+	c, err := LoadConfig(LoadOptions{File: path, Flags: flags,
+		Env: []string{"RDSD_PORT=2002", "RDSD_RDS_LANES=5", "RDSD_NOSUCH=1", "HOME=/", "RDSD_API_ADMIN_UIDS=1, 2"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if c.RDS.Port != 3003 || c.RDS.Lanes != 5 {
+		t.Errorf("port %d lanes %d, want 3003 (flag) and 5 (environment)", c.RDS.Port, c.RDS.Lanes)
+	}
+	want := []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}
+	if !reflect.DeepEqual(c.RDS.Addresses, want) {
+		t.Errorf("addresses %v, want %v: the file replaces the default", c.RDS.Addresses, want)
+	}
+	if !reflect.DeepEqual(c.API.AdminUIDs, []uint32{1, 2}) {
+		t.Errorf("admin uids %v, want [1 2]", c.API.AdminUIDs)
+	}
+	for key, want := range map[string]string{"rds.port": "--port", "rds.lanes": "RDSD_RDS_LANES", "rds.addresses": path + ":5", "http.listen": "default"} {
+		if got := c.Origin(key).String(); got != want {
+			t.Errorf("origin of %s is %q, want %q", key, got, want)
+		}
+	}
+	if len(c.Notes()) != 1 || !strings.Contains(c.Notes()[0], "RDSD_NOSUCH") {
+		t.Errorf("notes %q, want one about RDSD_NOSUCH", c.Notes())
+	}
+}
+
+// Each wrong file must be answered with its line, its key and what would be right.
+func TestWrongFiles(t *testing.T) {
+	for _, tc := range []struct{ name, text, where, key, want string }{
+		{"no version", "[rds]\nport = 1\n", ":1", "version", "version = 1"},
+		{"other version", "\nversion = 2\n", ":2", "version", "want 1"},
+		{"syntax", "version = 1\n[rds\nport = 1\n", ":2", "", ""},
+		{"unknown key", "version = 1\n[rds]\nprot = 1\n", ":3", "rds.prot", "rds.port"},
+		{"wrong section", "version = 1\n[api]\nport = 1\n", ":3", "api.port", "rds.port"},
+		{"unknown section", "version = 1\n[rsd]\nport = 1\n", ":2", "rsd", ""},
+		{"type", "version = 1\n[rds]\n\nport = \"x\"\n", ":4", "rds.port", "1 to 65535"},
+		{"overflow", "version = 1\n[rds]\nport = 70000\n", ":3", "rds.port", "1 to 65535"},
+		{"negative size", "version = 1\n[limits]\nmemory_bytes = -1\n", ":3", "limits.memory_bytes", "1GiB"},
+		{"size unit", "version = 1\n[limits]\nmemory_bytes = \"1G\"\n", ":3", "limits.memory_bytes", "GiB"},
+		{"duration", "version = 1\n[rds]\nreconnect_max = \"5\"\n", ":3", "rds.reconnect_max", "5s"},
+		{"duration number", "version = 1\n[rds]\nreconnect_max = 5\n", ":3", "rds.reconnect_max", "5s"},
+		{"address", "version = 1\n[rds]\naddresses = [\"10.0.0\"]\n", ":3", "rds.addresses", "without port or mask"},
+		{"any address", "version = 1\n[rds]\naddresses = [\"0.0.0.0\"]\n", ":3", "rds.addresses", "without port"},
+		{"no address", "version = 1\n[rds]\naddresses = []\n", ":3", "rds.addresses", "empty"},
+		{"address twice", "version = 1\n[rds]\naddresses = [\"10.0.0.1\",\"10.0.0.1\"]\n", ":3", "rds.addresses", "twice"},
+		{"lanes", "version = 1\nrds.lanes = 9\n", ":2", "rds.lanes", "1 to 8"},
+		{"heartbeat", "version = 1\n[rds]\nheartbeat_timeout = \"1s\"\n", ":3", "rds.heartbeat_timeout", "longer than"},
+		{"remote without insecure", "version = 1\n[api]\nremote_listen = \"10.0.0.1:1\"\n", ":3", "api.remote_listen", "insecure = true"},
+		{"relative socket", "version = 1\n[api]\nsocket = \"x.sock\"\n", ":3", "api.socket", "absolute"},
+		{"mode", "version = 1\n[api]\nsocket_mode = \"rw\"\n", ":3", "api.socket_mode", "0660"},
+		{"group", "version = 1\n[api]\nsocket_group = \"no such group\"\n", ":3", "api.socket_group", "group of this machine"},
+		{"level", "version = 1\n[log]\nlevel = \"loud\"\n", ":3", "log.level", "debug"},
+		{"range order", "version = 1\n[[ports]]\nuid = 1\nrange = \"9-5\"\n", ":4", "ports.range", "5000-5999"},
+		{"range reserved", "version = 1\n[[ports]]\nuid = 1\nrange = \"1-5\"\n", ":4", "ports[0].range", "2 to 65535"},
+		{"grant to nobody", "version = 1\n[[ports]]\nuid = 1\nrange=\"5\"\n[[ports]]\nrange = \"5\"\n", ":5", "ports[1]", "uid"},
+		{"subnet", "version = 1\n[[peers]]\naddress = \"10.0.0.1/24\"\n", ":3", "peers.address", "10.0.0.0/24"},
+		{"subnet missing", "version = 1\n[[peers]]\naddress = \"10.0.0.1\"\n[[peers]]\nkernel = true\n", "", "peers[1].address", "subnet"},
+		{"subnet twice", "version = 1\n[[peers]]\naddress = \"10.0.0.1\"\n[[peers]]\naddress = \"10.0.0.1/32\"\n", ":5", "peers[1].address", "peers[0]"},
+		{"inline", "version = 1\npeers = [{address=\"10.0.0.1\"},{address=\"10.0.0.1\"}]\n", ":2", "peers[1].address", "peers[0]"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			path := writeConfig(t, tc.text)
+			_, err := LoadConfig(LoadOptions{File: path})
+			e, ok := errors.AsType[*ConfigError](err)
+			if !ok {
+				t.Fatalf("error %v, want a *ConfigError", err)
+			}
+			t.Log(strings.ReplaceAll(err.Error(), filepath.Dir(path), ""))
+			if tc.where != "" && e.Where != path+tc.where {
+				t.Errorf("where %q, want line %s", e.Where, tc.where)
+			}
+			if e.Key != tc.key {
+				t.Errorf("key %q, want %q", e.Key, tc.key)
+			}
+			if !strings.Contains(e.Error(), tc.want) {
+				t.Errorf("%q does not say %q", e, tc.want)
+			}
+		})
+	}
+}
+
+func TestWrongEnvironmentAndFlag(t *testing.T) {
+	_, err := LoadConfig(LoadOptions{Env: []string{"RDSD_PORT=http", "RDSD_LOG_LEVEL=loud"}})
+	if err == nil || !strings.Contains(err.Error(), "RDSD_PORT: rds.port:") || !strings.Contains(err.Error(), "RDSD_LOG_LEVEL: log.level:") {
+		t.Errorf("%v, want both variables named", err)
+	}
+	flags := Flags()
+	for _, f := range flags {
+		if f.Name() == "address" {
+			f.Set("10.0.0.300")
+		}
+	}
+	if _, err = LoadConfig(LoadOptions{Flags: flags}); err == nil || !strings.HasPrefix(err.Error(), "--address: rds.addresses:") {
+		t.Errorf("%v, want --address named", err)
+	}
+	if _, err = LoadConfig(LoadOptions{File: "/nonexistent/x.toml"}); err == nil || !strings.Contains(err.Error(), "/nonexistent/x.toml: no such file") {
+		t.Errorf("%v, want the file named", err)
+	}
+	if _, err = LoadConfig(LoadOptions{Env: []string{"RDSD_CONFIG=/nonexistent/y.toml"}}); err == nil {
+		t.Error("RDSD_CONFIG was not read")
+	}
+}
+
+func TestDumpLoadsAgain(t *testing.T) {
+	path := writeConfig(t, `version = 1
+[rds]
+send_buffer_bytes = "96KiB"
+addresses = ["::1"]
+[[ports]]
+gid = 5
+range = "5000-5999"
+exclusive = true
+[[peers]]
+address = "10.1.0.0/16"
+kernel = true
+`)
+	c, err := LoadConfig(LoadOptions{File: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b bytes.Buffer
+	if err := c.Dump(&b, true); err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(b.String(), path+":3") {
+		t.Errorf("no origin in\n%s", b.String())
+	}
+	c2, err := LoadConfig(LoadOptions{File: writeConfig(t, b.String())})
+	if err != nil {
+		t.Fatalf("%v in\n%s", err, b.String())
+	}
+	c.file, c.origins, c.numbers, c2.file, c2.origins, c2.numbers = "", nil, nil, "", nil, nil
+	c.API.AdminUIDs, c2.API.AdminUIDs = nil, nil // nil and empty are one
+	if !reflect.DeepEqual(c, c2) {
+		t.Errorf("dumped\n%+v\nloaded\n%+v", c, c2)
+	}
+}
+
+func TestExampleFileLoads(t *testing.T) {
+	path := filepath.Join("..", "docs", "rdsd.example.toml")
+	c, err := LoadConfig(LoadOptions{File: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range keys { // every key is shown
+		if c.Origin(keys[i].Name).Kind != "file" {
+			t.Errorf("%s does not show %s", path, keys[i].Name)
+		}
+	}
+	if len(c.Ports) == 0 || len(c.Peers) == 0 {
+		t.Error("the example shows no [[ports]] or no [[peers]]")
+	}
+}
+
+func TestOperationsListsEveryKey(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "docs", "operations.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, k := range Keys() {
+		for _, word := range []string{"`" + k.Name + "`", k.Env} {
+			if !strings.Contains(string(page), word) {
+				t.Errorf("docs/operations.md does not list %s", word)
+			}
+		}
+		if k.Flag != "" && !strings.Contains(string(page), "`--"+k.Flag+"`") {
+			t.Errorf("docs/operations.md does not list --%s", k.Flag)
+		}
+	}
+}
+
+func TestMayBind(t *testing.T) {
+	uid, gid := uint32(1000), uint32(50)
+	c := DefaultConfig()
+	c.Ports = []PortGrant{
+		{UID: &uid, Range: PortRange{5000, 5999}, Exclusive: true},
+		{GID: &gid, Range: PortRange{100, 200}},
+	}
+	for _, tc := range []struct {
+		id   Identity
+		port uint16
+		ok   bool
+	}{
+		{Identity{UID: 1000}, 5000, true},
+		{Identity{UID: 1001}, 5000, false},
+		{Identity{UID: 1001}, 5999, false},
+		{Identity{UID: 1001}, 6000, true},
+		{Identity{UID: 0}, 5000, true},
+		{Identity{UID: 0, Remote: true}, 5000, false},
+		{Identity{UID: 1000, Remote: true}, 5000, false},
+		{Identity{UID: 9, GID: 50}, 150, true},
+		{Identity{UID: 9, GID: 51}, 150, false},
+		{Identity{UID: 9}, 1023, false},
+		{Identity{UID: 9}, 1024, true},
+		{Identity{UID: 9}, 0, true},
+	} {
+		err := c.MayBind(tc.id, tc.port)
+		if (err == nil) != tc.ok {
+			t.Errorf("%+v port %d: %v, want ok=%v", tc.id, tc.port, err, tc.ok)
+		}
+		if err != nil && !errors.Is(err, rdserr.ErrPerm) {
+			t.Errorf("%v is not EACCES", err)
+		}
+	}
+}
+
+func TestPeerPolicy(t *testing.T) {
+	c := DefaultConfig()
+	pfx := func(s string) (p Prefix) {
+		if err := p.UnmarshalText([]byte(s)); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+	c.Peers = []PeerRule{
+		{Address: pfx("10.0.0.0/24")},
+		{Address: pfx("10.0.0.128/25"), Kernel: true},
+		{Address: pfx("10.0.0.200"), Deny: true},
+		{Address: pfx("fd00::/64"), Kernel: true},
+	}
+	for addr, want := range map[string][2]bool{
+		"127.0.0.5": {true, true}, "::1": {true, true}, "10.0.0.5": {true, false}, "::ffff:10.0.0.5": {true, false},
+		"10.0.0.129": {true, true}, "10.0.0.200": {false, false}, "10.0.1.1": {false, false}, "fd00::9": {true, true},
+	} {
+		allowed, kernel := c.PeerPolicy(netip.MustParseAddr(addr))
+		if allowed != want[0] || kernel != want[1] {
+			t.Errorf("%s: allowed %v kernel %v, want %v", addr, allowed, kernel, want)
+		}
+	}
+	if c.Lonely() {
+		t.Error("loopback only is not lonely")
+	}
+	c.RDS.Addresses = []netip.Addr{netip.MustParseAddr("10.0.0.1")}
+	if c.Lonely() {
+		t.Error("lonely although peers are allowed")
+	}
+	c.Peers = nil
+	if !c.Lonely() {
+		t.Error("not lonely without any peer allowed")
+	}
+}
+
+func TestTextForms(t *testing.T) {
+	for text, want := range map[string]Bytes{"0": 0, "1": 1, "64KiB": 64 << 10, "1 MiB": 1 << 20, "5B": 5, "2TiB": 2 << 40} {
+		var b Bytes
+		if err := b.UnmarshalText([]byte(text)); err != nil || b != want {
+			t.Errorf("%q: %v %v, want %d", text, b, err, want)
+		}
+		var again Bytes
+		if err := again.UnmarshalText([]byte(b.String())); err != nil || again != b {
+			t.Errorf("%q does not come back: %v %v", text, again, err)
+		}
+	}
+	var b Bytes
+	for _, text := range []string{"", "KiB", "1K", "-1", "99999999999TiB", "1.5MiB"} {
+		if b.UnmarshalText([]byte(text)) == nil {
+			t.Errorf("%q accepted as a size", text)
+		}
+	}
+	var d Duration
+	if d.UnmarshalText([]byte("1m30s")) != nil || d.Duration != 90*time.Second {
+		t.Errorf("duration %v", d)
+	}
+}
+
+func FuzzConfig(f *testing.F) {
+	f.Add("version = 1\n")
+	f.Add("version = 1\n[rds]\nport = 1\n[[ports]]\nuid=1\nrange=\"5-9\"\n[[peers]]\naddress=\"::/0\"\n")
+	f.Add("version = 1\npeers = [{address=\"10.0.0.1\"},[{}]]\nrds = {port = 9, addresses = [\"::1\"]}")
+	f.Add("[[a]]\n[a.b]\nversion=1")
+	f.Fuzz(func(t *testing.T, text string) {
+		c := DefaultConfig()
+		c.origins = map[string]Origin{}
+		if err := c.decode("fuzz.toml", []byte(text)); err != nil {
+			if _, ok := errors.AsType[*ConfigError](err); !ok {
+				t.Fatalf("%T: %v", err, err)
+			}
+			return
+		}
+		if c.Validate() != nil {
+			return
+		}
+		// What is valid can be shown and read back.
+		var b bytes.Buffer
+		if err := c.Dump(&b, false); err != nil {
+			t.Fatal(err)
+		}
+		again := DefaultConfig()
+		again.origins = map[string]Origin{}
+		if err := again.decode("dump.toml", b.Bytes()); err != nil {
+			t.Fatalf("%v\n%s", err, b.String())
+		}
+	})
+}

@@ -1,0 +1,154 @@
+package node
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/user"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// Validate checks every field against its range and against the others. The
+// errors name the key, where its value came from, and what would be right.
+func (c *Config) Validate() error {
+	v := validator{c: c}
+	v.rds()
+	v.api()
+	v.limits()
+	v.check("version", c.Version == ConfigVersion, "%d is not known to this rdsd", c.Version)
+	v.check("http.listen", c.HTTP.Listen == "" || isHostPort(c.HTTP.Listen), "%q is not an address and port", c.HTTP.Listen)
+	v.check("log.format", c.Log.Format == "text" || c.Log.Format == "json", "%q is neither", c.Log.Format)
+	v.check("log.lines_per_second", c.Log.LinesPerS > 0 && c.Log.LinesPerS <= 100000, "%v is out of range", c.Log.LinesPerS)
+	v.tables()
+	return errors.Join(v.errs...)
+}
+
+type validator struct {
+	c    *Config
+	errs []error
+}
+
+// check adds an error about key unless ok.
+func (v *validator) check(key string, ok bool, format string, args ...any) {
+	if ok {
+		return
+	}
+	want := ""
+	if k := keyByName[key]; k != nil {
+		want = k.Want
+	} else if i := strings.IndexByte(key, '['); i >= 0 {
+		want = tableWant(key[:i], key[strings.LastIndexByte(key, '.')+1:])
+	}
+	v.errs = append(v.errs, &ConfigError{v.c.Origin(key).String(), key, fmt.Sprintf(format, args...), want})
+}
+
+func between[T int | float64 | Bytes | time.Duration](x, lo, hi T) bool { return lo <= x && x <= hi }
+
+func (v *validator) rds() {
+	r := &v.c.RDS
+	v.check("rds.addresses", len(r.Addresses) > 0, "empty")
+	v.check("rds.addresses", len(r.Addresses) <= 64, "%d addresses are too many", len(r.Addresses))
+	seen := map[netip.Addr]bool{}
+	for _, a := range r.Addresses {
+		ok := a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && a != netip.AddrFrom4([4]byte{255, 255, 255, 255})
+		v.check("rds.addresses", ok, "%v is not the address of one node", a)
+		v.check("rds.addresses", !a.Is4In6(), "%v is an IPv4 address; write %v", a, a.Unmap())
+		v.check("rds.addresses", !seen[a], "%v is there twice", a)
+		seen[a] = true
+	}
+	const minBuf = 4 << 10
+	v.check("rds.port", r.Port != 0, "0 is not a port")
+	v.check("rds.lanes", between(r.Lanes, 1, 8), "%d is out of range", r.Lanes)
+	v.check("rds.send_buffer_bytes", between(r.SendBufferBytes, minBuf, r.SendBufferMax), "%v is out of range", r.SendBufferBytes)
+	v.check("rds.recv_buffer_bytes", between(r.RecvBufferBytes, minBuf, r.RecvBufferMax), "%v is out of range", r.RecvBufferBytes)
+	v.check("rds.send_buffer_max_bytes", between(r.SendBufferMax, minBuf, v.c.Limits.MemoryBytes), "%v is out of range", r.SendBufferMax)
+	v.check("rds.recv_buffer_max_bytes", between(r.RecvBufferMax, minBuf, v.c.Limits.MemoryBytes), "%v is out of range", r.RecvBufferMax)
+	v.check("rds.hard_limit_factor", between(r.HardLimitFactor, 2, 64), "%d is out of range", r.HardLimitFactor)
+	v.check("rds.reconnect_min", between(r.ReconnectMin.Duration, time.Millisecond, r.ReconnectMax.Duration), "%v is out of range", r.ReconnectMin)
+	v.check("rds.reconnect_max", between(r.ReconnectMax.Duration, time.Millisecond, 10*time.Minute), "%v is out of range", r.ReconnectMax)
+	v.check("rds.heartbeat_interval", between(r.HeartbeatInterval.Duration, 100*time.Millisecond, 10*time.Minute), "%v is out of range", r.HeartbeatInterval)
+	v.check("rds.heartbeat_timeout", r.HeartbeatTimeout.Duration > r.HeartbeatInterval.Duration, "%v is not longer than the interval of %v", r.HeartbeatTimeout, r.HeartbeatInterval)
+	v.check("rds.heartbeat_timeout", r.HeartbeatTimeout.Duration <= time.Hour, "%v is out of range", r.HeartbeatTimeout)
+}
+
+func (v *validator) api() {
+	a := &v.c.API
+	abstract := strings.HasPrefix(a.Socket, "@") && len(a.Socket) > 1
+	v.check("api.socket", abstract || filepath.IsAbs(a.Socket), "%q is not an absolute path", a.Socket)
+	v.check("api.socket", len(a.Socket) <= 107 && !strings.ContainsRune(a.Socket, 0), "a path of %d bytes does not fit a socket address", len(a.Socket))
+	if a.SocketGroup != "" {
+		_, err := lookupGroup(a.SocketGroup)
+		v.check("api.socket_group", err == nil, "%v", err)
+		v.check("api.socket_group", !abstract, "an abstract socket has no group")
+	}
+	if a.RemoteListen != "" {
+		v.check("api.remote_listen", isHostPort(a.RemoteListen), "%q is not an address and port", a.RemoteListen)
+		if !a.Insecure {
+			v.errs = append(v.errs, &ConfigError{v.c.Origin("api.remote_listen").String(), "api.remote_listen",
+				"remote clients are neither encrypted nor identified (TLS comes in a later version)",
+				"api.insecure = true beside it if the network is trusted all the same, or no remote listener"})
+		}
+	}
+	v.check("api.calls_per_second", a.CallsPerSec > 0 && a.CallsPerSec <= 1e6, "%v is out of range", a.CallsPerSec)
+	v.check("api.calls_burst", between(a.CallsBurst, 1, 1000000), "%d is out of range", a.CallsBurst)
+	v.check("api.push_batch_bytes", between(a.PushBatchSize, 4<<10, 1<<20), "%v is out of range", a.PushBatchSize)
+	v.check("api.drain_timeout", between(a.DrainTimeout.Duration, 0, 10*time.Minute), "%v is out of range", a.DrainTimeout)
+}
+
+func (v *validator) limits() {
+	l := &v.c.Limits
+	v.check("limits.memory_bytes", between(l.MemoryBytes, 16<<20, 1<<50), "%v is out of range", l.MemoryBytes)
+	v.check("limits.max_peers", between(l.MaxPeers, 1, 65536), "%d is out of range", l.MaxPeers)
+	v.check("limits.max_sockets", between(l.MaxSockets, 1, 65534*max(1, len(v.c.RDS.Addresses))), "%d is out of range", l.MaxSockets)
+	v.check("limits.max_sockets_per_uid", between(l.MaxSocketsPerUID, 1, l.MaxSockets), "%d is out of range", l.MaxSocketsPerUID)
+	v.check("limits.max_clients", between(l.MaxClients, 1, 65536), "%d is out of range", l.MaxClients)
+	v.check("limits.max_clients_per_uid", between(l.MaxClientsPerUID, 1, l.MaxClients), "%d is out of range", l.MaxClientsPerUID)
+	v.check("limits.max_descriptors", l.MaxDescriptors == 0 || between(l.MaxDescriptors, 64, 1<<30), "%d is out of range", l.MaxDescriptors)
+	v.check("limits.max_handshakes", between(l.MaxHandshakes, 1, 65536), "%d is out of range", l.MaxHandshakes)
+}
+
+func (v *validator) tables() {
+	v.check("ports", len(v.c.Ports) <= 4096, "%d grants are too many", len(v.c.Ports))
+	for i, p := range v.c.Ports {
+		at := fmt.Sprintf("ports[%d]", i)
+		if (p.UID == nil) == (p.GID == nil) {
+			v.errs = append(v.errs, &ConfigError{v.c.Origin(at).String(), at, "needs either uid or gid", "one of them, such as `uid = 1000`"})
+		}
+		v.check(at+".range", p.Range.First >= 2, "%v is not a range of bindable ports", p.Range)
+	}
+	v.check("peers", len(v.c.Peers) <= 4096, "%d rules are too many", len(v.c.Peers))
+	seen := map[netip.Prefix]int{}
+	for i, p := range v.c.Peers {
+		key := fmt.Sprintf("peers[%d].address", i)
+		v.check(key, p.Address.IsValid(), "missing")
+		j, twice := seen[p.Address.Prefix]
+		v.check(key, !twice, "%v has a rule already, peers[%d]", p.Address, j)
+		seen[p.Address.Prefix] = i
+	}
+}
+
+// isHostPort accepts "10.0.0.1:80", "[::1]:80", "localhost:80" and ":80".
+func isHostPort(s string) bool {
+	host, port, err := net.SplitHostPort(s)
+	if err != nil || strings.ContainsAny(host, " /\x00") {
+		return false
+	}
+	_, err = strconv.ParseUint(port, 10, 16)
+	return err == nil
+}
+
+// lookupGroup finds a group by name or number.
+func lookupGroup(name string) (gid int, err error) {
+	if n, err := strconv.ParseUint(name, 10, 31); err == nil {
+		return int(n), nil
+	}
+	g, err := user.LookupGroup(name)
+	if err != nil {
+		return 0, fmt.Errorf("no group %q on this machine", name)
+	}
+	return strconv.Atoi(g.Gid)
+}
