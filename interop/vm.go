@@ -25,7 +25,6 @@ const (
 // VM is one running kernel.
 type VM struct {
 	*agent
-	Addrs []netip.Prefix
 
 	ns  *Netns
 	dir string
@@ -76,22 +75,30 @@ func guestPython() (string, error) {
 	return "", errors.New("python3")
 }
 
+// BootOptions say how a kernel is started.
+type BootOptions struct {
+	GuestDir string         // absolute path of guest/
+	Dir      string         // takes the console's log and the kernel's own files
+	Addrs    []netip.Prefix // of the guest's card
+	Agent    []string       // further arguments for the agent, key=value
+}
+
 // Boot starts a kernel with rds and rds_tcp on the namespace's guest end and
-// waits until its agent answers. guestDir is the absolute path of guest/;
-// dir takes the console's log and the kernel's own files.
-func Boot(ctx context.Context, ns *Netns, guestDir, dir string, addrs ...netip.Prefix) (*VM, error) {
+// waits until its agent answers.
+func Boot(ctx context.Context, ns *Netns, opt BootOptions) (*VM, error) {
 	python, err := guestPython()
 	if err != nil {
 		return nil, err
 	}
-	if dir, err = os.MkdirTemp(dir, "uml-"); err != nil {
+	dir, err := os.MkdirTemp(opt.Dir, "uml-")
+	if err != nil {
 		return nil, err
 	}
 	var list []string
-	for _, a := range addrs {
+	for _, a := range opt.Addrs {
 		list = append(list, a.String())
 	}
-	vm := &VM{ns: ns, dir: dir, Addrs: addrs}
+	vm := &VM{ns: ns, dir: dir}
 	if vm.log, err = os.Create(filepath.Join(dir, "console.log")); err != nil {
 		return nil, err
 	}
@@ -106,8 +113,9 @@ func Boot(ctx context.Context, ns *Netns, guestDir, dir string, addrs ...netip.P
 		"con=null", "ssl=null", "con0=fd:0,fd:1", "panic=1",
 		noVectors,
 		"init="+python, "--",
-		"-I", "-S", "-B", filepath.Join(guestDir, "agent.py"),
+		"-I", "-S", "-B", filepath.Join(opt.GuestDir, "agent.py"),
 		"dev="+guestCard, "addr="+strings.Join(list, ","))
+	vm.cmd.Args = append(vm.cmd.Args, opt.Agent...)
 	vm.cmd.Env = append(os.Environ(), helperEnv+"=1", "HOME="+dir)
 	// A PID namespace: killing its first process ends every guest process,
 	// and nothing of the kernel can outlive the test.

@@ -1,0 +1,127 @@
+package interop
+
+import (
+	"bytes"
+	"testing"
+	"time"
+)
+
+// The twin implementations must agree; the kernel tests would only show that
+// something differs, not what.
+func TestSignedDatagrams(t *testing.T) {
+	for n, length := range []int{SignedMin, 25, 1500, 1 << 20} {
+		p := Sign(nil, 7, uint64(n), length)
+		if len(p) != length {
+			t.Fatalf("asked for %d bytes, got %d", length, len(p))
+		}
+		if flow, m, ok := openSigned(p); !ok || flow != 7 || m != uint64(n) {
+			t.Fatalf("datagram of %d bytes opened as %d/%d, %v", length, flow, m, ok)
+		}
+		for _, i := range []int{0, 5, 19, 20, length - 1} {
+			q := bytes.Clone(p)
+			q[i] ^= 0x10
+			if _, _, ok := openSigned(q); ok {
+				t.Fatalf("byte %d of %d changed and nobody noticed", i, length)
+			}
+		}
+	}
+	c := NewChecker(map[uint32]int{1: 5})
+	for _, n := range []uint64{0, 2, 2, 4} {
+		c.Add(Sign(nil, 1, n, 64))
+	}
+	c.Add([]byte("noise"))
+	r := c.Report()
+	if r.Missing != 2 || r.Back != 1 || r.Bad != 1 || r.Got != 4 || c.Left() != 0 {
+		t.Fatalf("checker: %+v", r)
+	}
+}
+
+// The harness itself: a kernel and the least peer there is.
+func TestBarePeer(t *testing.T) {
+	l := needLab(t)
+	for _, pr := range pairs {
+		t.Run(pr.name, func(t *testing.T) {
+			ctx := limited(t, 30*time.Second)
+			p, err := newBarePeer(l.ns, pr.ours, pr.kernel)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer p.close()
+
+			var pong struct {
+				RTT []float64 `json:"rtt_us"`
+			}
+			if err := l.vm.Call(ctx, "ping", map[string]any{
+				"local": at(pr.kernel, 0), "dst": at(pr.ours, 0), "count": 3,
+			}, &pong); err != nil {
+				t.Fatal("the kernel's ping of us:", err)
+			}
+			t.Logf("kernel's round trips: %v µs", pong.RTT)
+			if err := p.write(777, 0, nil); err != nil {
+				t.Fatal(err)
+			}
+			if f, err := p.next(777); err != nil || f.sport != 0 || len(f.payload) != 0 {
+				t.Fatalf("our ping of the kernel: %+v, %v", f, err)
+			}
+
+			const count = 2000
+			size := Size{Min: 64, Max: 400, BigEvery: 500, Big: 64 << 10}
+			down, err := l.vm.Start("recv", map[string]any{
+				"local": at(pr.kernel, 4000), "want": map[int]int{1: count},
+				"rcvbuf": 4 << 20, "timeout": 10,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := down.Event(ctx, "bound"); err != nil {
+				t.Fatal(err)
+			}
+			up, err := l.vm.Start("send", map[string]any{
+				"local": at(pr.kernel, 4001), "dst": at(pr.ours, 5000),
+				"flow": 2, "count": count, "size": size,
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			sent := make(chan error, 1)
+			go func() {
+				for n := range count {
+					if err := p.write(5000, 4000, Sign(nil, 1, uint64(n), size.Of(n))); err != nil {
+						sent <- err
+						return
+					}
+				}
+				sent <- nil
+			}()
+			c := NewChecker(map[uint32]int{2: count})
+			for c.Left() > 0 {
+				f, err := p.next(5000)
+				if err != nil {
+					t.Fatal(err, c.Report())
+				}
+				c.Add(f.payload)
+			}
+			if err := c.Report().Err(); err != nil {
+				t.Fatal("from the kernel:", err)
+			}
+			if err := <-sent; err != nil {
+				t.Fatal(err)
+			}
+			var r Report
+			if err := down.Wait(ctx, &r); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.Err(); err != nil {
+				t.Fatal("to the kernel:", err)
+			}
+			if err := up.Tell(ctx); err != nil {
+				t.Fatal(err)
+			}
+			var s struct{ Seconds float64 }
+			if err := up.Wait(ctx, &s); err != nil {
+				t.Fatal(err)
+			}
+			t.Logf("%d each way: kernel received in %.2f s, sent in %.2f s", count, r.Seconds, s.Seconds)
+		})
+	}
+}
