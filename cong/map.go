@@ -1,0 +1,97 @@
+package cong
+
+import (
+	"encoding/binary"
+	"errors"
+	"math/bits"
+)
+
+// Ports and the size of a map on the wire.
+const (
+	Ports = 1 << 16
+	Bytes = Ports / 8
+)
+
+// ErrSize: a map that is not 8192 bytes long.
+var ErrSize = errors.New("cong: a congestion map has 8192 bytes")
+
+// Map says which ports are congested. The zero Map says "none" and takes no
+// memory for bits until the first is set, so that an idle peer stays small.
+type Map struct {
+	w *[Ports / 64]uint64 // bit p%64 of word p/64; nil: all clear
+	n int                 // bits set
+}
+
+// Congested reports whether bit p is set.
+func (m *Map) Congested(p uint16) bool {
+	return m.w != nil && m.w[p/64]&(1<<(p%64)) != 0
+}
+
+// Len counts the congested ports.
+func (m *Map) Len() int { return m.n }
+
+// Set marks p congested or clear and reports whether that changed anything.
+func (m *Map) Set(p uint16, congested bool) bool {
+	if m.Congested(p) == congested {
+		return false
+	}
+	if m.w == nil {
+		m.w = new([Ports / 64]uint64)
+	}
+	m.w[p/64] ^= 1 << (p % 64)
+	if congested {
+		m.n++
+	} else if m.n--; m.n == 0 {
+		m.w = nil
+	}
+	return true
+}
+
+// Each calls f for every congested port, in order.
+func (m *Map) Each(f func(p uint16)) {
+	if m.w == nil {
+		return
+	}
+	for i, w := range m.w {
+		for ; w != 0; w &= w - 1 {
+			f(uint16(i*64 + bits.TrailingZeros64(w)))
+		}
+	}
+}
+
+// AppendTo appends the 8192 bytes of the wire form: bit p is bit p%8 of byte
+// p/8, little-endian bit order (RDS_CONG_MAP, net/rds/cong.c).
+func (m *Map) AppendTo(b []byte) []byte {
+	if m.w == nil {
+		return append(b, zeros[:]...)
+	}
+	for _, w := range m.w {
+		b = binary.LittleEndian.AppendUint64(b, w)
+	}
+	return b
+}
+
+var zeros [Bytes]byte
+
+// Replace takes over a whole map from its wire form and calls changed for each
+// port whose bit differs from before, in order.
+func (m *Map) Replace(b []byte, changed func(p uint16, congested bool)) error {
+	if len(b) != Bytes {
+		return ErrSize
+	}
+	for i := range Ports / 64 {
+		now := binary.LittleEndian.Uint64(b[i*8:])
+		var was uint64
+		if m.w != nil {
+			was = m.w[i]
+		}
+		for d := now ^ was; d != 0; d &= d - 1 {
+			bit := bits.TrailingZeros64(d)
+			p := uint16(i*64 + bit)
+			on := now&(1<<bit) != 0
+			m.Set(p, on)
+			changed(p, on)
+		}
+	}
+	return nil
+}

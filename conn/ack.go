@@ -1,0 +1,88 @@
+package conn
+
+import (
+	"errors"
+	"time"
+)
+
+var errAckAhead = errors.New("it acknowledges or refuses what was never sent")
+
+// ackable is the highest sequence of which we can say that it and everything
+// before it is placed, or refused and the refusal sent on this link (D5).
+func (p *Path) ackable() uint64 {
+	a := p.expected
+	if a > 0 {
+		a--
+	}
+	if p.unsentRef != 0 && p.unsentRef <= a {
+		a = p.unsentRef - 1
+	}
+	return a
+}
+
+// ack takes the peer's acknowledgement of everything up to and including a.
+func (p *Path) ack(now time.Duration, a uint64) error {
+	if a >= p.nextSeq {
+		return errAckAhead
+	}
+	for _, l := range [...]*list{&p.retrans, &p.unacked} {
+		for l.head != nil && l.head.seq <= a {
+			m := l.pop()
+			if l == &p.retrans {
+				p.c.ctr.SendDropAcked++
+			}
+			p.delivered(m)
+		}
+	}
+	if p.inwrite.head != nil && p.inwrite.head.seq <= a {
+		p.lateAck = max(p.lateAck, a)
+	}
+	return nil
+}
+
+func (p *Path) delivered(m *Msg) {
+	p.settled(m)
+	p.done(m, Delivered, WhyNone)
+}
+
+// Acked tells how many bytes of link gen the peer's TCP has acknowledged.
+// Kernel peers acknowledge no other way (net/rds/tcp_send.c, rds_tcp_is_acked).
+func (p *Path) Acked(now time.Duration, gen uint64, bytes uint64) {
+	if gen != p.gen || p.state != Up {
+		return
+	}
+	p.ackTCP(now, bytes)
+	if p.unacked.head == nil && p.inwrite.head == nil {
+		p.pollAt = never
+		return
+	}
+	p.pollAt = now + p.c.cfg.AckPoll
+	p.c.rearm(p.pollAt)
+}
+
+func (p *Path) ackTCP(now time.Duration, bytes uint64) {
+	if p.c.kind == KindRdsd || bytes > p.txOff {
+		return
+	}
+	p.txAcked = max(p.txAcked, bytes)
+	for p.unacked.head != nil && p.unacked.head.end <= bytes {
+		m := p.unacked.pop()
+		if m.Kind == MsgNull && p.state == Up && p.probed && !p.ready {
+			p.become(now)
+		}
+		p.done(m, Delivered, WhyNone)
+	}
+}
+
+// creditsToGrant is how many credits to put into the next frame.
+func (p *Path) creditsToGrant() uint8 {
+	if p.owed <= 0 {
+		return 0
+	}
+	if !p.c.owner.MayGrant() {
+		p.c.ctr.CreditWithheld++
+		p.c.rearm(p.lastRx + p.c.cfg.AckDelay*4)
+		return 0
+	}
+	return uint8(min(p.owed, 255))
+}

@@ -1,0 +1,235 @@
+package conn
+
+import (
+	"bytes"
+	"math/rand"
+	"net/netip"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/stats"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Config is what all connections of a node share. Zero values are not
+// defaults; see DefaultConfig.
+type Config struct {
+	Lanes        int           // most lanes to agree on, 1..8
+	CreditLog2   uint8         // log2 of the credits granted on each link, 7..20
+	ReconnectMin time.Duration // backoff: random in [0, d), d doubling from Min to Max
+	ReconnectMax time.Duration
+	DialTimeout  time.Duration // an attempt that has not connected by then has failed
+	ProbeTimeout time.Duration // a handshake not answered by then
+	Heartbeat    time.Duration // silence after which an rdsd peer is asked for a sign
+	DeadAfter    time.Duration // silence after which its link is given up
+	AckDelay     time.Duration // how long an acknowledgement nobody asked for may wait
+	AckPoll      time.Duration // how often TCP is asked what a kernel peer acknowledged
+	MapInterval  time.Duration // least time between two whole congestion maps on a link
+	Ping         bool          // answer pings
+	AckFrames    int           // ask for an acknowledgement after so many frames
+	AckBytes     int           // and after so many bytes
+}
+
+// DefaultConfig is the configuration of a daemon nobody configured.
+func DefaultConfig() Config {
+	return Config{
+		Lanes: wire.MaxLanes, CreditLog2: 12,
+		ReconnectMin: 100 * time.Millisecond, ReconnectMax: 5 * time.Second,
+		DialTimeout: 5 * time.Second, ProbeTimeout: 3 * time.Second,
+		Heartbeat: 10 * time.Second, DeadAfter: 30 * time.Second,
+		AckDelay: 20 * time.Millisecond, AckPoll: 2 * time.Millisecond, MapInterval: 2 * time.Millisecond,
+		Ping: true, AckFrames: 256, AckBytes: 1 << 20,
+	}
+}
+
+// Kind is what sort of peer it is.
+type Kind uint8
+
+// Kinds of peer.
+const (
+	KindUnknown      Kind = iota
+	KindRdsd              // explicit acks, credits, checksums, incarnation
+	KindKernelLegacy      // Linux that cannot keep lanes apart: one lane
+	KindKernel            // Linux that sends SPORT_IDX: lanes by source port
+)
+
+func (k Kind) String() string {
+	return [...]string{"unknown", "rdsd", "kernel-legacy", "kernel"}[k]
+}
+
+func (k Kind) kernel() bool { return k >= KindKernelLegacy }
+
+// Conn is everything between one local and one remote address. Its owner's
+// lock guards it and all it contains.
+type Conn struct {
+	cfg    *Config
+	owner  Owner
+	rng    *rand.Rand
+	ctr    *stats.Counters
+	local  netip.Addr
+	remote netip.Addr
+
+	active   bool   // the smaller address: this side connects
+	inc      uint64 // our incarnation towards this peer
+	kind     Kind
+	peerInc  uint64 // rdsd: the peer's incarnation; 0 unknown
+	peerGen  uint32 // kernel: its generation number; 0 unknown
+	lanes    int    // agreed; 0 while unknown
+	told     uint16 // NPATHS last told to the peer
+	paths    [wire.MaxLanes]*Path
+	pending  list // accepted before the lanes were known
+	armed    time.Duration
+	silent   int // handshakes in a row that an rdsd peer did not answer
+	rtt      time.Duration
+	finished bool
+}
+
+// New makes the connection of a pair of addresses, which must differ and be of
+// one family. Nothing happens until something is sent or a link arrives.
+func New(cfg *Config, owner Owner, rng *rand.Rand, ctr *stats.Counters, local, remote netip.Addr) *Conn {
+	l, r := local.As16(), remote.As16()
+	c := &Conn{cfg: cfg, owner: owner, rng: rng, ctr: ctr, local: local, remote: remote, armed: never,
+		active: bytes.Compare(l[:], r[:]) < 0}
+	for c.inc == 0 {
+		c.inc = rng.Uint64()
+	}
+	return c
+}
+
+// Active reports whether this side connects: the numerically smaller address
+// does (net/rds/tcp_connect.c).
+func (c *Conn) Active() bool { return c.active }
+
+// Local is our address.
+func (c *Conn) Local() netip.Addr { return c.local }
+
+// Remote is the peer's address.
+func (c *Conn) Remote() netip.Addr { return c.remote }
+
+// Kind is what sort of peer it is, as far as known.
+func (c *Conn) Kind() Kind { return c.kind }
+
+// Lanes is the agreed number of lanes, 0 while unknown.
+func (c *Conn) Lanes() int { return c.lanes }
+
+// PeerIncarnation is 0 while unknown.
+func (c *Conn) PeerIncarnation() uint64 { return c.peerInc }
+
+// RTT is the last handshake's or heartbeat's round trip, 0 before the first.
+func (c *Conn) RTT() time.Duration { return c.rtt }
+
+// Paths calls f for every path there is.
+func (c *Conn) Paths(f func(*Path)) {
+	for _, p := range c.paths {
+		if p != nil {
+			f(p)
+		}
+	}
+}
+
+// PathAt returns path i, nil when it was never needed.
+func (c *Conn) PathAt(i int) *Path { return c.paths[i] }
+
+// Up reports whether any path is up.
+func (c *Conn) Up() (up bool) {
+	c.Paths(func(p *Path) { up = up || p.state == Up })
+	return up
+}
+
+func (c *Conn) path(i int) *Path {
+	if c.paths[i] == nil {
+		c.paths[i] = newPath(c, i)
+	}
+	return c.paths[i]
+}
+
+// lane keeps all messages of one source port on one lane, as the kernel does
+// (RDS_MPATH_HASH); which one is nobody else's business.
+func (c *Conn) lane(sport uint16) int {
+	return int(uint32(sport) * 0x9e3779b1 >> 16 % uint32(c.lanes))
+}
+
+// Enqueue takes a message over. It will be Completed exactly once.
+func (c *Conn) Enqueue(now time.Duration, m *Msg) {
+	m.At = now
+	if c.lanes == 0 {
+		c.pending.push(m)
+		c.path(0).want(now)
+		return
+	}
+	p := c.path(c.lane(m.SPort))
+	p.queue.push(m)
+	p.want(now)
+}
+
+// spread hands what waited for the lanes to be known to the lanes.
+func (c *Conn) spread(now time.Duration) {
+	for c.pending.head != nil {
+		m := c.pending.pop()
+		p := c.path(c.lane(m.SPort))
+		p.queue.push(m)
+		p.want(now)
+	}
+}
+
+// gather takes back everything that was certainly not delivered, in the order
+// of each flow, because the lanes will be agreed on anew.
+func (c *Conn) gather() {
+	var all list
+	c.Paths(func(p *Path) {
+		for _, port := range p.heldPorts() {
+			all.splice(&p.holds[port].msgs)
+		}
+		p.holds = nil
+		p.resume = nil
+		p.queue.each(func(m *Msg) bool { m.flags &^= wire.FlagResume; return false })
+		all.splice(&p.queue)
+	})
+	c.pending.front(&all)
+}
+
+// Queue sizes, for the administrator and for budgets.
+type Queued struct {
+	Queued, QueuedBytes   int
+	Unacked, UnackedBytes int
+	Held                  int
+}
+
+// Queued counts what is on its way.
+func (c *Conn) Queued() (q Queued) {
+	q.Queued, q.QueuedBytes = c.pending.n, c.pending.bytes
+	c.Paths(func(p *Path) {
+		q.Queued += p.queue.n
+		q.QueuedBytes += p.queue.bytes
+		for _, l := range []*list{&p.inwrite, &p.unacked, &p.retrans} {
+			q.Unacked += l.n
+			q.UnackedBytes += l.bytes
+		}
+		for _, h := range p.holds {
+			q.Held += h.msgs.n
+			q.QueuedBytes += h.msgs.bytes
+		}
+		q.Queued += 0
+	})
+	return q
+}
+
+// EachQueued calls f for every message that waits (sent false) or is
+// unacknowledged (sent true), with its lane, until f returns false.
+func (c *Conn) EachQueued(f func(m *Msg, lane int, sent bool) bool) {
+	more := true
+	walk := func(l *list, lane int, sent bool) {
+		for m := l.head; m != nil && more; m = m.next {
+			more = f(m, lane, sent)
+		}
+	}
+	walk(&c.pending, 0, false)
+	c.Paths(func(p *Path) {
+		walk(&p.queue, p.idx, false)
+		for _, h := range p.holds {
+			walk(&h.msgs, p.idx, false)
+		}
+		walk(&p.retrans, p.idx, true)
+		walk(&p.unacked, p.idx, true)
+		walk(&p.inwrite, p.idx, true)
+	})
+}

@@ -1,0 +1,280 @@
+package conn
+
+import (
+	"errors"
+	"time"
+
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Handshake. Every new link begins with a handshake ping from both sides
+// (port 1 to port 0), which kernels answer with a handshake pong whether or not
+// they keep several lanes. NPATHS is 1 until the peer has shown that it can
+// keep lanes apart; behind it stands Hello, where every kernel stops reading.
+//
+//   - An answer, or a ping, with Hello: the peer is an rdsd. Nothing of ours
+//     appears on a connection before that.
+//   - Without: it is a kernel; with SPORT_IDX one that keeps lanes apart.
+//   - No answer in ProbeTimeout: a kernel with its pings switched off.
+//
+// Between two rdsd the handshake stands outside the sequence (sequence 0), so
+// that it can go before retransmissions, and only the answer's ack is
+// meaningful: the peer has seen our incarnation by then. Datagrams wait for the
+// answer. To a peer of unknown kind the ping takes a sequence, unflagged, which
+// also tells a kernel that outlived our restart where our numbers begin;
+// without that our first retransmission would be below what it expects and
+// dropped as old.
+
+var (
+	errPeerChanged   = errors.New("the peer changed between kernel and rdsd")
+	errPeerRestarted = errors.New("the peer restarted")
+	errNoAnswer      = errors.New("the peer did not answer the handshake")
+)
+
+// probe queues our handshake ping, or on further lanes of a kernel a message
+// it ignores, whose arrival TCP confirms.
+func (p *Path) probe(now time.Duration) {
+	p.probed, p.probedAt = true, now
+	m := p.c.owner.NewMsg()
+	m.Kind = MsgProbe
+	if p.c.kind.kernel() && p.idx > 0 {
+		m.Kind = MsgNull
+	}
+	p.control.push(m)
+	p.c.rearm(now + p.c.cfg.ProbeTimeout)
+}
+
+// handshake fills in a handshake message when it is sent.
+func (p *Path) handshake(m *Msg) {
+	c := p.c
+	x := wire.Handshake{NPaths: 1}
+	switch {
+	case c.kind == KindKernel:
+		x.NPaths, x.SportIdx = uint16(c.cfg.Lanes), c.cfg.Lanes > 1
+	case c.kind == KindKernelLegacy && m.Kind == MsgAnswer:
+	default:
+		x.Hello = wire.Hello{Version: wire.HelloVersion, Lanes: uint8(c.cfg.Lanes), CreditLog2: c.cfg.CreditLog2, Incarnation: c.inc}
+	}
+	c.told = x.NPaths
+	m.ext = x.Encode()
+	m.SPort, m.DPort = wire.PortProbe, wire.PortPing
+	if m.Kind == MsgAnswer {
+		m.SPort, m.DPort = wire.PortPing, wire.PortProbe
+	}
+	c.ctr.SendPong++
+}
+
+// onHandshake takes the peer's handshake ping or answer.
+func (p *Path) onHandshake(now time.Duration, h *wire.Header, reply bool) error {
+	c := p.c
+	x := wire.ParseHandshake(&h.Ext)
+	var err error
+	if x.Hello.Version != 0 {
+		err = p.onHello(now, &x)
+	} else {
+		err = p.onKernel(now, &x)
+	}
+	if err != nil {
+		return err
+	}
+	if !reply {
+		c.ctr.RecvPing++
+		if !p.answer && c.cfg.Ping {
+			p.answer = true
+			m := c.owner.NewMsg()
+			m.Kind = MsgAnswer
+			p.control.push(m)
+		}
+		p.kick()
+		return nil
+	}
+	if p.probed && !p.ready {
+		c.rtt = now - p.probedAt
+		if c.kind == KindRdsd {
+			if err := p.ack(now, h.Ack); err != nil {
+				return err
+			}
+			p.settleCancelled()
+		}
+		p.become(now)
+	}
+	return nil
+}
+
+func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
+	c := p.c
+	if c.kind.kernel() {
+		c.changed(now)
+		return errPeerChanged
+	}
+	if c.peerInc != 0 && c.peerInc != x.Hello.Incarnation {
+		c.ctr.PeerRestarted++
+		c.restart(now, p, WhyPeerRestarted)
+	}
+	c.kind, c.peerInc = KindRdsd, x.Hello.Incarnation
+	lanes := min(c.cfg.Lanes, int(x.Hello.Lanes))
+	if c.lanes != 0 && c.lanes != lanes {
+		// Only a new incarnation may change its mind; restart has set lanes to 0.
+		c.changed(now)
+		return errPeerChanged
+	}
+	if p.window == 0 {
+		p.window = 1 << x.Hello.CreditLog2
+		p.credits = p.window
+	}
+	c.lanes = lanes
+	return nil
+}
+
+func (p *Path) onKernel(now time.Duration, x *wire.Handshake) error {
+	c := p.c
+	if c.kind == KindRdsd {
+		c.changed(now)
+		return errPeerChanged
+	}
+	if x.GenNum != 0 {
+		if c.peerGen != 0 && c.peerGen != x.GenNum {
+			c.ctr.PeerRestarted++
+			c.restart(now, p, WhyPeerRestarted)
+		}
+		c.peerGen = x.GenNum
+	}
+	if x.SportIdx && c.cfg.Lanes > 1 && c.kind != KindKernel {
+		c.kind = KindKernel
+		if c.told == 1 {
+			// It knows us for one lane so far: tell it better.
+			m := c.owner.NewMsg()
+			m.Kind = MsgProbe
+			p.control.push(m)
+		}
+	} else if c.kind == KindUnknown {
+		c.kind = KindKernelLegacy
+	}
+	n := 1
+	if c.kind == KindKernel {
+		n = max(1, min(c.cfg.Lanes, int(x.NPaths)))
+	}
+	// Lanes of a kernel are never reduced.
+	c.lanes = max(c.lanes, n)
+	return nil
+}
+
+// become makes the link usable: what was unacknowledged goes first.
+func (p *Path) become(now time.Duration) {
+	c := p.c
+	p.ready, p.synced, p.wasUp = true, true, true
+	c.silent = 0
+	c.spread(now)
+	if c.kind == KindKernel && p.idx == 0 && c.active {
+		for i := 1; i < c.lanes; i++ {
+			if q := c.path(i); q.state == Down {
+				q.event(now, EvWant)
+			}
+		}
+	}
+	p.kick()
+}
+
+// settleCancelled decides what was cancelled on an earlier link: the peer has
+// just said what it received, so the rest never arrived.
+func (p *Path) settleCancelled() {
+	p.sweepAt = never
+	p.retrans.each(func(m *Msg) bool {
+		if m.cancelled {
+			p.c.ctr.SendCancelled++
+			p.settled(m)
+			p.done(m, Cancelled, WhyApp)
+			return true
+		}
+		return false
+	})
+}
+
+// noAnswer: ProbeTimeout passed.
+func (p *Path) noAnswer(now time.Duration) {
+	c := p.c
+	c.ctr.HandshakeTimeout++
+	switch {
+	case c.kind == KindRdsd:
+		// It must answer. Twice in a row: perhaps it is no rdsd any more.
+		if c.silent++; c.silent > 1 {
+			c.silent = 0
+			c.changed(now)
+			return
+		}
+		p.Drop(now, errNoAnswer)
+	default:
+		if c.kind == KindUnknown {
+			c.kind = KindKernelLegacy
+		}
+		c.lanes = max(c.lanes, 1)
+		p.become(now)
+	}
+}
+
+// changed starts over with a peer that turned into another sort of peer:
+// everything it may have is undecidable, everything else waits for the new one.
+func (c *Conn) changed(now time.Duration) {
+	c.ctr.PeerKindChanged++
+	c.restart(now, nil, WhyPeerChanged)
+	c.kind, c.peerInc, c.peerGen = KindUnknown, 0, 0
+	c.inc = 0
+	for c.inc == 0 {
+		c.inc = c.rng.Uint64()
+	}
+	c.Paths(func(p *Path) { p.synced = false; p.Drop(now, errPeerChanged) })
+}
+
+// restart forgets the peer's protocol state (D11): what was sent and not
+// acknowledged becomes unknown, what was never sent or certainly refused stays
+// queued, receiving starts afresh. Links other than keep's are dropped: they
+// belong to the former incarnation.
+func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
+	c.Paths(func(p *Path) {
+		for _, l := range []*list{&p.retrans, &p.unacked} {
+			l.each(func(m *Msg) bool {
+				if m.Owner == nil {
+					c.owner.FreeMsg(m)
+				} else {
+					p.done(m, Unknown, why)
+				}
+				return true
+			})
+		}
+		p.lateRef, p.lateAck = nil, 0
+		if p.writing {
+			p.forget = why
+		}
+		p.nextSeq, p.expected = 1, 0
+		p.refusing, p.refused, p.unsentRef = nil, nil, 0
+		p.sweepAt = never
+		p.control.each(func(m *Msg) bool {
+			if m.Kind == MsgRefuse || m.Kind == MsgPong {
+				if m.Kind == MsgPong {
+					p.pongs--
+				}
+				c.owner.FreeMsg(m)
+				return true
+			}
+			return false
+		})
+		if p != keep {
+			p.Drop(now, errPeerRestarted)
+		}
+	})
+	c.gather()
+	c.lanes = 0
+}
+
+// onControl takes a control message of another rdsd.
+func (p *Path) onControl(now time.Duration, h *wire.Header, f *transport.Frame) error {
+	switch h.Ext[0] {
+	case wire.CtlCongDelta:
+		p.c.ctr.CongUpdateReceived++
+		return wire.ParsePortStates(f.Payload, func(s wire.PortState) { p.c.owner.CongestionDelta(now, s) })
+	case wire.CtlRefuse:
+		return wire.ParseRefusals(f.Payload, func(r wire.Refusal) error { return p.onRefusal(now, r) })
+	}
+	return nil // a control message of a later version: skip it
+}

@@ -1,0 +1,236 @@
+package conn
+
+import (
+	"slices"
+	"time"
+
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Flow holds, between two rdsd only. A receiver at its hard limit refuses a
+// datagram instead of stopping the link (D9) or dropping it: it remembers the
+// port as refusing, answers with a refusal, and refuses everything else to that
+// port on this lane until a frame with FlagResume arrives. The sender takes
+// refused datagrams back, in order, behind them what it has not sent yet, and
+// sends on when the port is clear and nothing to it is unacknowledged; the
+// first frame then bears FlagResume. So a flow keeps its order, and nothing is
+// refused for ever.
+//
+// Refusals are sequenced messages and therefore survive the loss of a link; the
+// receiver's acknowledgement stays below a refused sequence until the refusal
+// has been sent on the same link, so the sender never takes a refused datagram
+// for a delivered one.
+type hold struct {
+	msgs list
+	out  int // to this port, sent and not yet acknowledged or refused
+}
+
+// keepBack takes m (just popped from the queue) into the hold of its port
+// when there is one or the port is congested.
+func (p *Path) keepBack(m *Msg) bool {
+	if p.c.kind != KindRdsd || m.Kind != MsgData {
+		return false
+	}
+	h := p.holds[m.DPort]
+	if h == nil {
+		if !p.c.owner.Congested(m.DPort) {
+			return false
+		}
+		h = p.newHold(m.DPort)
+	}
+	p.c.ctr.HoldEnter++
+	h.msgs.push(m)
+	return true
+}
+
+func (p *Path) newHold(port uint16) *hold {
+	h := &hold{}
+	for _, l := range []*list{&p.unacked, &p.inwrite, &p.retrans} {
+		for m := l.head; m != nil; m = m.next {
+			if m.Kind == MsgData && m.DPort == port {
+				h.out++
+			}
+		}
+	}
+	if p.holds == nil {
+		p.holds = make(map[uint16]*hold)
+	}
+	p.holds[port] = h
+	return h
+}
+
+// settled tells the hold of m's port that m is decided.
+func (p *Path) settled(m *Msg) {
+	if len(p.holds) == 0 || m.Kind != MsgData {
+		return
+	}
+	if h := p.holds[m.DPort]; h != nil {
+		h.out--
+		p.tryResume(m.DPort, h)
+	}
+}
+
+// PortClear tells that a port of the peer is no longer congested.
+func (c *Conn) PortClear(port uint16) {
+	c.Paths(func(p *Path) {
+		if h := p.holds[port]; h != nil {
+			p.tryResume(port, h)
+		}
+	})
+}
+
+func (p *Path) tryResume(port uint16, h *hold) {
+	if h.out > 0 || p.c.owner.Congested(port) {
+		return
+	}
+	delete(p.holds, port)
+	if p.resume == nil {
+		p.resume = make(map[uint16]struct{})
+	}
+	p.resume[port] = struct{}{}
+	p.c.ctr.HoldResume++
+	p.queue.front(&h.msgs)
+	if p.ready {
+		p.kick()
+	}
+}
+
+func (p *Path) heldPorts() []uint16 {
+	ports := make([]uint16, 0, len(p.holds))
+	for port := range p.holds {
+		ports = append(ports, port)
+	}
+	slices.Sort(ports) // the simulator wants the same order each time
+	return ports
+}
+
+// onRefusal takes one refusal of the peer.
+func (p *Path) onRefusal(now time.Duration, r wire.Refusal) error {
+	if r.Seq == 0 || r.Seq >= p.nextSeq {
+		return errAckAhead
+	}
+	if p.writing && p.inwrite.head != nil && r.Seq >= p.inwrite.head.seq {
+		// The other side was quicker than our own write call.
+		if len(p.lateRef) > p.inwrite.n {
+			return errAckAhead
+		}
+		p.lateRef = append(p.lateRef, r)
+		return nil
+	}
+	for _, l := range []*list{&p.unacked, &p.retrans} {
+		found := false
+		l.each(func(m *Msg) bool {
+			if found || m.seq != r.Seq || m.Kind != MsgData {
+				return false
+			}
+			found = true
+			p.refusedMsg(now, m, r.Reason)
+			return true
+		})
+		if found {
+			break
+		}
+	}
+	return nil
+}
+
+func (p *Path) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
+	port := m.DPort
+	if why == wire.ReasonNoPort {
+		p.settled(m)
+		p.done(m, Failed, WhyNoPort)
+		return
+	}
+	h := p.holds[port]
+	if h == nil {
+		h = p.newHold(port)
+		// m itself may or may not still have been in its list.
+		h.out = p.countOut(port, m)
+	} else {
+		h.out--
+	}
+	if m.cancelled {
+		// It was not delivered, and nobody wants it any more.
+		p.c.ctr.SendCancelled++
+		p.done(m, Cancelled, WhyApp)
+	} else {
+		m.flags, m.seq = 0, 0
+		h.msgs.push(m)
+		p.c.ctr.HoldEnter++
+	}
+	p.tryResume(port, h)
+}
+
+func (p *Path) countOut(port uint16, but *Msg) (n int) {
+	for _, l := range []*list{&p.unacked, &p.inwrite, &p.retrans} {
+		for m := l.head; m != nil; m = m.next {
+			if m != but && m.Kind == MsgData && m.DPort == port {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// refuse notes that the datagram with sequence seq was received and not placed.
+func (p *Path) refuse(seq uint64, why wire.Reason) {
+	if why == wire.ReasonNoPort {
+		p.c.ctr.RefuseNoPort++
+	} else {
+		p.c.ctr.RefuseNoRoom++
+	}
+	p.refused = append(p.refused, wire.Refusal{Seq: seq, Reason: why})
+	if p.unsentRef == 0 {
+		p.unsentRef = seq
+	}
+	p.ackPending = true
+}
+
+// refusals turns what was refused into messages. They are sequenced like data.
+func (p *Path) refusals() {
+	for len(p.refused) > 0 {
+		n := min(len(p.refused), wire.MaxRefusals)
+		m := p.c.owner.NewMsg()
+		m.Kind = MsgRefuse
+		m.Tag = p.refused[0].Seq
+		for _, r := range p.refused[:n] {
+			m.Payload = wire.AppendRefusal(m.Payload, r)
+		}
+		m.ext[0] = wire.CtlRefuse
+		p.refused = p.refused[n:]
+		p.control.push(m)
+	}
+	p.refused = nil
+}
+
+// restoreRefusals: the link is gone; acknowledgements on the next one must
+// wait again for the refusals that were not acknowledged.
+func (p *Path) restoreRefusals() {
+	p.unsentRef = 0
+	for _, l := range []*list{&p.retrans, &p.control} {
+		for m := l.head; m != nil; m = m.next {
+			if m.Kind == MsgRefuse && (p.unsentRef == 0 || m.Tag < p.unsentRef) {
+				p.unsentRef = m.Tag
+			}
+		}
+	}
+	if len(p.refused) > 0 && (p.unsentRef == 0 || p.refused[0].Seq < p.unsentRef) {
+		p.unsentRef = p.refused[0].Seq
+	}
+}
+
+// refusalSent: m has been put into a batch; what is the next one not sent?
+func (p *Path) refusalSent() {
+	p.unsentRef = 0
+	for _, l := range []*list{&p.retrans, &p.control} {
+		for m := l.head; m != nil; m = m.next {
+			if m.Kind == MsgRefuse {
+				p.unsentRef = m.Tag
+				return
+			}
+		}
+	}
+	if len(p.refused) > 0 {
+		p.unsentRef = p.refused[0].Seq
+	}
+}

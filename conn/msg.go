@@ -1,0 +1,164 @@
+package conn
+
+import "time"
+
+// MsgKind says what a Msg is to the protocol.
+type MsgKind uint8
+
+// Kinds of message a path queues.
+const (
+	MsgData   MsgKind = iota
+	MsgPing           // to port 0
+	MsgPong           // the answer
+	MsgProbe          // handshake ping; belongs to one link, never sent again
+	MsgAnswer         // handshake pong; likewise
+	MsgNull           // ignored by every receiver, moves its expected sequence
+	MsgRefuse         // list of refused sequences, to an rdsd
+)
+
+// Completer is told what became of a message it owns.
+type Completer interface {
+	Completed(m *Msg, o Outcome, why Why)
+}
+
+// Msg is one message on its way: a datagram of a socket, or one of the
+// protocol's own. It stands in exactly one list at a time. Payload is not
+// copied and must not change until Completed.
+type Msg struct {
+	next *Msg
+
+	Owner    Completer // nil: nobody asks (protocol's own messages)
+	Payload  []byte
+	Tag      uint64        // the owner's
+	At       time.Duration // when it was accepted
+	Deadline time.Duration // the owner's
+	Batch    any           // the owner's
+	Dst      any           // the owner's
+
+	SPort, DPort uint16
+	Kind         MsgKind
+	Want         bool // the owner waits for the outcome: ask for an acknowledgement
+	cancelled    bool // had begun to leave when it was cancelled: not to be sent again
+	flags        uint8
+	seq          uint64
+	end          uint64 // kernel peers: offset in the link's stream behind its last byte
+	ext          [16]byte
+}
+
+// Seq is the sequence it was sent with; 0 before.
+func (m *Msg) Seq() uint64 { return m.seq }
+
+// Outcome is what became of an accepted datagram; exactly one for each (D3).
+type Outcome uint8
+
+// Outcomes.
+const (
+	Delivered Outcome = iota + 1 // acknowledged
+	Cancelled                    // never left this node
+	Failed                       // refused by the peer, certainly not delivered
+	Unknown                      // left, and nobody can say more
+)
+
+func (o Outcome) String() string {
+	return [...]string{"none", "delivered", "cancelled", "failed", "unknown"}[o]
+}
+
+// Why explains an outcome.
+type Why uint8
+
+// Reasons.
+const (
+	WhyNone Why = iota
+	WhyNoPort
+	WhyApp
+	WhyClosed
+	WhyPeerRestarted
+	WhyPeerChanged
+	WhyCancelledSent
+	WhyShutdown
+	WhyDaemonRestarted
+)
+
+var whyText = [...]string{"", "no such port", "cancelled by the application", "the socket was closed",
+	"peer restarted", "peer changed between kernel and rdsd", "cancelled after it had begun to leave, then the link was lost",
+	"the daemon is shutting down", "daemon restarted"}
+
+func (w Why) String() string { return whyText[w] }
+
+// list is a queue of messages; one message is in one list.
+type list struct {
+	head, tail *Msg
+	n          int
+	bytes      int
+}
+
+func (l *list) push(m *Msg) {
+	m.next = nil
+	if l.tail == nil {
+		l.head = m
+	} else {
+		l.tail.next = m
+	}
+	l.tail = m
+	l.n++
+	l.bytes += len(m.Payload)
+}
+
+func (l *list) pop() *Msg {
+	m := l.head
+	if l.head = m.next; l.head == nil {
+		l.tail = nil
+	}
+	m.next = nil
+	l.n--
+	l.bytes -= len(m.Payload)
+	return m
+}
+
+// splice moves all of o behind l.
+func (l *list) splice(o *list) {
+	if o.head == nil {
+		return
+	}
+	if l.tail == nil {
+		*l = *o
+	} else {
+		l.tail.next = o.head
+		l.tail = o.tail
+		l.n += o.n
+		l.bytes += o.bytes
+	}
+	*o = list{}
+}
+
+// front moves all of o before l.
+func (l *list) front(o *list) {
+	o.splice(l)
+	*l = *o
+	*o = list{}
+}
+
+// each calls f for every message; those for which f returns true are taken out
+// (f has put them elsewhere or is done with them).
+func (l *list) each(f func(m *Msg) (take bool)) {
+	var prev *Msg
+	for m := l.head; m != nil; {
+		next := m.next
+		n := len(m.Payload)
+		if f(m) {
+			if prev == nil {
+				l.head = next
+			} else {
+				prev.next = next
+			}
+			if next == nil {
+				l.tail = prev
+			}
+			l.n--
+			l.bytes -= n
+		} else {
+			prev = m
+		}
+		m = next
+	}
+}

@@ -1,0 +1,75 @@
+package conn
+
+import (
+	"time"
+
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Verdict is what the owner did with a datagram.
+type Verdict uint8
+
+// Verdicts.
+const (
+	Placed Verdict = iota
+	NoPort         // nobody owns the port
+	NoRoom         // the receiver is at its hard limit, or the node's memory is spent
+)
+
+// Owner is what a Conn needs of the one above it. Its methods are called in
+// the middle of a step, under the owner's own lock; they do not block and do
+// not call back into the Conn, except Completed, which may Enqueue.
+type Owner interface {
+	// Deliver places a datagram for a local port. The frame is valid during the call.
+	Deliver(sport, dport uint16, f *transport.Frame) Verdict
+	// Congested asks the peer's congestion map.
+	Congested(port uint16) bool
+	// CongestionMap brings the peer's whole map, 8192 bytes.
+	CongestionMap(now time.Duration, m []byte)
+	// CongestionDelta brings one change of it.
+	CongestionDelta(now time.Duration, s wire.PortState)
+	// LocalCongestion asks what to tell the peer about our ports: from
+	// version since on, at most wire.MaxPortStates changes (delta), or the whole
+	// map when there are more or since is 0. Neither: nothing to tell.
+	LocalCongestion(since uint64, wholeOnly bool) (version uint64, delta []wire.PortState, whole []byte)
+	// MayGrant reports whether the node's memory allows more to be received.
+	MayGrant() bool
+	// Emit orders something of the shell.
+	Emit(a Action)
+	// Arm asks for Tick at the given time, or earlier.
+	Arm(at time.Duration)
+	// StateChanged tells of a path's new state.
+	StateChanged(p *Path, was State)
+	// NewMsg and FreeMsg lend and take back messages of the protocol's own.
+	NewMsg() *Msg
+	FreeMsg(m *Msg)
+	// Measured tells how long a datagram waited before its first byte left.
+	Measured(queued time.Duration)
+}
+
+// ActionKind is what the shell is to do.
+type ActionKind uint8
+
+// Actions.
+const (
+	ActDial   ActionKind = iota // connect lane Path to the peer; then Connected or Closed, with Gen
+	ActPoke                     // connect to the peer and close at once; nothing to report
+	ActClose                    // close link Gen: half-close, read what is there, then Closed
+	ActAbort                    // forget attempt Gen, close its link if there is one; nothing to report
+	ActKick                     // there is something to send: call Fill
+	ActPoll                     // ask TCP how much was acknowledged: call Acked
+	ActResume                   // the receiver has room again: go on reading link Gen
+)
+
+func (k ActionKind) String() string {
+	return [...]string{"dial", "poke", "close", "abort", "kick", "poll", "resume"}[k]
+}
+
+// Action is one order to the shell.
+type Action struct {
+	Kind ActionKind
+	Path *Path
+	Gen  uint64
+	Why  error // ActClose
+}

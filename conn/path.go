@@ -1,0 +1,361 @@
+package conn
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/rdsd/rdsd/wire"
+)
+
+const never = time.Duration(math.MaxInt64)
+
+// Path is one lane of a connection: a sequence of links, one at a time, and
+// the sequenced streams of both directions that outlive each of them.
+type Path struct {
+	c     *Conn
+	idx   int
+	state State
+	since time.Duration // when the state began
+
+	// Links. gen counts attempts and accepted connections; an event that
+	// names another gen is late and ignored.
+	gen        uint64
+	waiting    uint64 // accepted while the old link still closes; 0 none
+	attempts   int    // in a row that brought no usable link
+	reconnects uint64
+	lastErr    error
+	wasUp      bool // a link was usable once: keep reconnecting
+
+	// Handshake of the current link.
+	upAt     time.Duration
+	ready    bool // datagrams may be sent
+	probed   bool // our handshake ping is queued or sent, its answer awaited
+	synced   bool // kernel peers: something of this life is known to have arrived
+	probedAt time.Duration
+	answer   bool // a handshake answer is owed
+
+	// Transmit side.
+	nextSeq  uint64 // next to assign, from 1
+	control  list   // the protocol's own, ahead of data
+	retrans  list   // sent on an earlier link, not acknowledged
+	queue    list   // never sent
+	inwrite  list   // in the batch the shell is writing
+	unacked  list   // written on this link
+	writing  bool
+	kicked   bool // ActKick given out and not yet answered by an empty Fill
+	requeue  bool // the link went while inwrite was being written
+	forget   Why  // the peer's state went while inwrite was being written
+	lateAck  uint64
+	lateRef  []wire.Refusal
+	txOff    uint64 // bytes put into batches on this link
+	txAcked  uint64 // of them acknowledged by TCP (kernel peers)
+	lastTx   time.Duration
+	sinceAck struct{ frames, bytes int } // sent since an acknowledgement was last asked for
+	pongs    int                         // answers in control
+
+	// Credits (rdsd).
+	credits int // frames we may send
+	window  int // what the peer granted at first
+	owed    int // credits to give back to the peer
+	granted int // credits the peer has
+
+	// Flow holds (rdsd), see hold.go.
+	holds  map[uint16]*hold
+	resume map[uint16]struct{}
+
+	// Receive side.
+	expected   uint64
+	ackPending bool // an acknowledgement is asked for: send it with the next batch
+	ackDue     time.Duration
+	ackedRx    uint64              // last acknowledgement sent
+	refusing   map[uint16]struct{} // ports whose flow waits for FlagResume
+	refused    []wire.Refusal      // not yet put into a message
+	unsentRef  uint64              // lowest refused sequence whose refusal has not left on this link; 0 none
+	lastRx     time.Duration
+	paused     bool
+
+	// Congestion updates to the peer (lane 0 only).
+	congVer   uint64 // version told on this link
+	congDirty bool
+	congAt    time.Duration // last whole map
+
+	askNow  bool          // a sign of life is to be asked for
+	asked   time.Duration // a sign of life is awaited since; 0 not
+	retryAt time.Duration // state Error: when to try again; Connecting: when the attempt has failed
+	pollAt  time.Duration
+	sweepAt time.Duration // cancelled messages on a lost link are settled by then
+	sentB   uint64
+	recvB   uint64
+}
+
+func newPath(c *Conn, i int) *Path {
+	return &Path{c: c, idx: i, nextSeq: 1, retryAt: never, pollAt: never, ackDue: never, sweepAt: never}
+}
+
+// Conn is the connection the path belongs to.
+func (p *Path) Conn() *Conn { return p.c }
+
+// Index is the lane's number, 0..7.
+func (p *Path) Index() int { return p.idx }
+
+// State is where the path stands.
+func (p *Path) State() State { return p.state }
+
+// Gen names the current attempt or link.
+func (p *Path) Gen() uint64 { return p.gen }
+
+// Ready reports whether datagrams can be sent.
+func (p *Path) Ready() bool { return p.ready }
+
+// Info is what an administrator sees of a path.
+type Info struct {
+	State             State
+	Since             time.Duration
+	NextTx, NextRx    uint64
+	Reconnects        uint64
+	LastErr           error
+	SentBytes, RxByte uint64
+	Credits           int
+	Paused            bool
+}
+
+// Info describes the path.
+func (p *Path) Info() Info {
+	return Info{p.state, p.since, p.nextSeq, p.expected, p.reconnects, p.lastErr, p.sentB, p.recvB, p.credits, p.paused}
+}
+
+func (p *Path) String() string {
+	return fmt.Sprintf("%v>%v/%d", p.c.local, p.c.remote, p.idx)
+}
+
+func (p *Path) emit(k ActionKind) { p.c.owner.Emit(Action{Kind: k, Path: p, Gen: p.gen}) }
+
+// kick asks the shell for a transmit turn, once.
+func (p *Path) kick() {
+	if p.state == Up && !p.kicked && !p.writing {
+		p.kicked = true
+		p.emit(ActKick)
+	}
+}
+
+// want makes sure that what is queued will be sent.
+func (p *Path) want(now time.Duration) {
+	switch p.state {
+	case Up:
+		if p.ready {
+			p.kick()
+		}
+	case Down:
+		p.event(now, EvWant)
+	}
+}
+
+// idle reports whether nothing waits for this path.
+func (p *Path) idle() bool {
+	return p.queue.n == 0 && p.unacked.n == 0 && p.retrans.n == 0 && p.inwrite.n == 0 && len(p.holds) == 0 && p.hasNoRefusals() &&
+		(p.idx != 0 || p.c.pending.n == 0)
+}
+
+func (p *Path) hasNoRefusals() bool { return len(p.refused) == 0 }
+
+// --- links -------------------------------------------------------------
+
+// start begins an attempt: the smaller address connects, the larger one pokes
+// the smaller and waits to be connected to.
+func (p *Path) start(now time.Duration) {
+	p.gen++
+	if p.attempts > 0 || p.reconnects > 0 || p.wasUp {
+		p.reconnects++
+		p.c.ctr.Reconnects++
+	}
+	if p.c.active {
+		p.retryAt = now + p.c.cfg.DialTimeout + time.Second // the shell reports earlier; this is the last resort
+		p.emit(ActDial)
+	} else {
+		p.retryAt = now + p.pokePatience()
+		p.c.ctr.PokeSent++
+		p.emit(ActPoke)
+	}
+	p.c.rearm(p.retryAt)
+}
+
+// pokePatience is how long the larger side waits for the other to connect back.
+func (p *Path) pokePatience() time.Duration { return time.Second }
+
+var errPoke = errors.New("poked, but the peer did not connect")
+
+func (p *Path) abandon(time.Duration) {
+	p.emit(ActAbort)
+	p.gen++
+	p.retryAt = never
+}
+
+// backOff waits before the next attempt: at once after the first loss, then at
+// random in [0, d), d doubling from ReconnectMin to ReconnectMax (full jitter).
+func (p *Path) backOff(now time.Duration) {
+	cfg := p.c.cfg
+	d := time.Duration(0)
+	if p.attempts > 0 {
+		d = min(cfg.ReconnectMin<<min(p.attempts-1, 20), cfg.ReconnectMax)
+		d = time.Duration(p.c.rng.Int63n(int64(d) + 1))
+	}
+	p.attempts++
+	p.retryAt = now + d
+	p.c.rearm(p.retryAt)
+}
+
+// Connected tells that attempt gen has its link. False: it is late, close it.
+func (p *Path) Connected(now time.Duration, gen uint64) bool {
+	if gen != p.gen || p.state != Connecting {
+		return false
+	}
+	return p.event(now, EvLink)
+}
+
+// DialFailed tells that attempt gen failed.
+func (p *Path) DialFailed(now time.Duration, gen uint64, err error) {
+	if gen == p.gen && p.state == Connecting {
+		p.c.ctr.DialFailed++
+		p.lastErr = err
+		p.event(now, EvFail)
+	}
+}
+
+// Lost tells that link gen is closed and wholly read; acked is what TCP
+// acknowledged of it in the end (kernel peers).
+func (p *Path) Lost(now time.Duration, gen uint64, acked uint64, err error) {
+	if gen == p.waiting {
+		p.waiting = 0
+		return
+	}
+	if gen != p.gen || p.state != Up && p.state != Disconnecting {
+		return
+	}
+	if p.state == Up {
+		p.lastErr = err
+	}
+	p.ackTCP(now, acked)
+	p.event(now, EvLost)
+	if w := p.waiting; w != 0 {
+		p.waiting = 0
+		p.gen = w
+		p.event(now, EvLink)
+	}
+}
+
+// Drop gives the current link up.
+func (p *Path) Drop(now time.Duration, why error) bool {
+	if p.state != Up && p.state != Connecting {
+		return false
+	}
+	p.lastErr = why
+	return p.event(now, EvDrop)
+}
+
+func (p *Path) closeLink(now time.Duration) {
+	p.c.owner.Emit(Action{Kind: ActClose, Path: p, Gen: p.gen, Why: p.lastErr})
+	p.ready = false
+	p.retryAt = never
+}
+
+// established begins life on a new link.
+func (p *Path) established(now time.Duration) {
+	p.retryAt = never
+	p.kicked = false
+	p.txOff, p.txAcked = 0, 0
+	p.upAt, p.lastTx, p.lastRx = now, now, now
+	p.asked, p.askNow = 0, false
+	p.credits, p.window, p.owed = 0, 0, 0
+	p.granted = 1 << p.c.cfg.CreditLog2
+	p.ackPending, p.ackDue, p.ackedRx = false, never, 0
+	p.congVer, p.congDirty, p.congAt = 0, p.idx == 0, now-time.Hour
+	p.paused = false
+	p.sinceAck.frames, p.sinceAck.bytes = 0, 0
+	p.probed, p.answer = false, false
+	if p.c.kind.kernel() && p.synced {
+		p.become(now)
+	} else {
+		p.probe(now)
+	}
+	p.c.rearm(now + p.c.cfg.Heartbeat)
+	p.kick()
+}
+
+// lost keeps what the peer may not have, to be sent again.
+func (p *Path) lost(now time.Duration) {
+	p.c.ctr.ConnReset++
+	up := p.ready
+	p.ready, p.kicked = false, false
+	p.pollAt, p.ackDue = never, never
+	// A link that went at once is no success: without this a peer that accepts
+	// and closes would be dialled in a tight loop.
+	if up && now-p.upAt > 2*p.c.cfg.ReconnectMin {
+		p.attempts = 0
+	}
+	p.dropControl()
+	if p.writing {
+		p.requeue = true
+	} else {
+		p.takeBack(now)
+	}
+	p.backOff(now)
+}
+
+// takeBack moves what was sent to the retransmit list, in sequence.
+func (p *Path) takeBack(now time.Duration) {
+	p.requeue = false
+	p.unacked.splice(&p.inwrite)
+	p.unacked.each(func(m *Msg) bool {
+		if m.Kind == MsgProbe || m.Kind == MsgAnswer || m.Kind == MsgNull {
+			p.c.owner.FreeMsg(m)
+			return true
+		}
+		return false
+	})
+	p.retrans.front(&p.unacked)
+	p.restoreRefusals()
+	if p.c.kind.kernel() {
+		// The peer cannot say what it has: what was cancelled stays undecided.
+		p.retrans.each(func(m *Msg) bool {
+			if m.cancelled {
+				p.done(m, Unknown, WhyCancelledSent)
+				return true
+			}
+			return false
+		})
+	} else if p.anyCancelled() {
+		p.sweepAt = now + p.c.cfg.DeadAfter
+		p.c.rearm(p.sweepAt)
+	}
+}
+
+func (p *Path) anyCancelled() bool {
+	for m := p.retrans.head; m != nil; m = m.next {
+		if m.cancelled {
+			return true
+		}
+	}
+	return false
+}
+
+func (p *Path) done(m *Msg, o Outcome, why Why) {
+	if m.Owner != nil {
+		m.Owner.Completed(m, o, why)
+		return
+	}
+	p.c.owner.FreeMsg(m)
+}
+
+// dropControl throws away what belongs to one link only.
+func (p *Path) dropControl() {
+	p.control.each(func(m *Msg) bool {
+		switch m.Kind {
+		case MsgProbe, MsgAnswer, MsgNull:
+			p.c.owner.FreeMsg(m)
+			return true
+		}
+		return false
+	})
+}

@@ -1,0 +1,145 @@
+package conn
+
+import (
+	"errors"
+	"time"
+)
+
+var errSilent = errors.New("the peer fell silent")
+
+func (c *Conn) rearm(at time.Duration) {
+	if at < c.armed {
+		c.armed = at
+		c.owner.Arm(at)
+	}
+}
+
+// Tick does what is due. It arms the next call itself.
+func (c *Conn) Tick(now time.Duration) {
+	c.armed = never
+	next := never
+	c.Paths(func(p *Path) { next = min(next, p.tick(now)) })
+	if next != never {
+		c.rearm(max(next, now+time.Microsecond))
+	}
+}
+
+func (p *Path) tick(now time.Duration) time.Duration {
+	cfg := p.c.cfg
+	if p.sweepAt <= now {
+		p.sweepAt = never
+		if p.state != Up || !p.ready {
+			p.retrans.each(func(m *Msg) bool {
+				if m.cancelled {
+					p.settled(m)
+					p.done(m, Unknown, WhyCancelledSent)
+					return true
+				}
+				return false
+			})
+		}
+	}
+	if p.retryAt <= now {
+		switch p.state {
+		case Connecting:
+			if !p.c.active {
+				p.lastErr = errPoke
+			}
+			p.event(now, EvFail)
+		case Error:
+			p.retryAt = never
+			if !p.idle() || p.c.active && p.wasUp {
+				p.event(now, EvWant)
+			} else {
+				p.event(now, EvRest)
+			}
+		default:
+			p.retryAt = never
+		}
+	}
+	next := min(p.retryAt, p.sweepAt)
+	if p.state != Up {
+		return next
+	}
+	if p.probed && !p.ready {
+		if now-p.probedAt >= cfg.ProbeTimeout {
+			p.noAnswer(now)
+		}
+		if p.state == Up && !p.ready {
+			next = min(next, p.probedAt+cfg.ProbeTimeout)
+		}
+	}
+	if p.state == Up && p.ready {
+		if p.c.kind == KindRdsd {
+			next = min(next, p.tickRdsd(now))
+		} else {
+			next = min(next, p.tickKernel(now))
+		}
+	}
+	if p.congDirty && p.idx == 0 && p.state == Up {
+		if at := p.congAt + cfg.MapInterval; at <= now {
+			p.kick()
+		} else {
+			next = min(next, at)
+		}
+	}
+	return next
+}
+
+// tickRdsd: delayed acknowledgements, withheld credits, heartbeats.
+func (p *Path) tickRdsd(now time.Duration) time.Duration {
+	cfg := p.c.cfg
+	next := never
+	if p.ackDue <= now {
+		p.ackPending = true
+		p.ackDue = never
+		p.kick()
+	}
+	next = min(next, p.ackDue)
+	if p.owed > 0 && p.granted < p.window0()/4 {
+		if p.c.owner.MayGrant() {
+			p.ackPending = true
+			p.kick()
+		} else {
+			next = min(next, now+4*cfg.AckDelay)
+		}
+	}
+	quiet := now - p.lastRx
+	if quiet >= cfg.DeadAfter {
+		p.c.ctr.HeartbeatLost++
+		p.Drop(now, errSilent)
+		return next
+	}
+	if quiet >= cfg.Heartbeat && p.asked == 0 {
+		p.ask(now)
+	}
+	if p.asked == 0 {
+		return min(next, p.lastRx+cfg.Heartbeat)
+	}
+	return min(next, p.lastRx+cfg.DeadAfter)
+}
+
+func (p *Path) tickKernel(now time.Duration) time.Duration {
+	if p.unacked.head == nil && p.inwrite.head == nil {
+		p.pollAt = never
+		return never
+	}
+	if p.pollAt <= now {
+		p.pollAt = now + p.c.cfg.AckPoll
+		p.emit(ActPoll)
+	}
+	return p.pollAt
+}
+
+// ask wants a sign of life: of an rdsd by an acknowledgement, of a kernel by
+// sending it our map, which a dead connection answers with a reset.
+func (p *Path) ask(now time.Duration) {
+	if p.c.kind == KindRdsd {
+		p.asked = now
+		p.askNow = true
+	} else {
+		p.congDirty = p.idx == 0
+		p.congVer = 0
+	}
+	p.kick()
+}

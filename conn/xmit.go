@@ -1,0 +1,341 @@
+package conn
+
+import (
+	"time"
+
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// creditUnit: a frame costs one credit for each started 16 KiB of payload.
+const creditUnit = 16 << 10
+
+func creditCost(n int) int { return max(1, (n+creditUnit-1)/creditUnit) }
+
+// frameOut is what all frames of one Fill share.
+type frameOut struct {
+	rdsd   bool
+	ack    uint64
+	credit uint8 // still to be put into a frame
+	put    bool  // a frame has carried the acknowledgement
+}
+
+// Fill puts what may be sent now into b, in this order: the handshake, our
+// congestion changes, retransmissions, the protocol's own messages,
+// datagrams; an acknowledgement alone when nothing else carries it. False:
+// nothing to send. True: the shell writes b and calls Wrote, exactly once,
+// whatever becomes of the link; until then Fill returns false.
+//
+// Retransmissions precede every new sequence number: a receiver drops a
+// retransmission that is below what it expects.
+func (p *Path) Fill(now time.Duration, b *transport.Batch) bool {
+	if p.writing || p.state != Up {
+		p.kicked = false
+		return false
+	}
+	c := p.c
+	o := frameOut{rdsd: c.kind == KindRdsd && p.ready}
+	if c.kind == KindRdsd {
+		o.ack = p.ackable()
+		if len(p.refused) > 0 && p.ready {
+			p.refusals()
+		}
+		o.credit = p.creditsToGrant()
+	}
+	p.fillHandshake(now, b, &o)
+	p.fillCongestion(now, b, &o)
+	if p.ready {
+		p.fillRetrans(now, b, &o)
+		if p.retrans.head == nil {
+			p.fillHandshake(now, b, &o)
+			p.fillControl(now, b, &o)
+			p.fillData(now, b, &o)
+		}
+		if o.rdsd && (p.askNow || !o.put && (p.ackPending || p.ackDue <= now)) {
+			p.fillAck(now, b, &o)
+		}
+	}
+	if b.Frames() == 0 {
+		if p.kicked {
+			p.kicked = false
+			c.ctr.SendQueueEmpty++
+		}
+		return false
+	}
+	if o.put {
+		p.ackPending, p.ackDue, p.ackedRx = false, never, o.ack
+	}
+	b.Seal()
+	p.writing = true
+	p.lastTx = now
+	p.txOff += uint64(b.Bytes())
+	p.sentB += uint64(b.Bytes())
+	c.ctr.SentBytes += uint64(b.Bytes())
+	c.ctr.SentFrames += uint64(b.Frames())
+	return true
+}
+
+// put writes one frame. Acknowledgement, credits and checksum are for rdsd.
+func (p *Path) put(b *transport.Batch, o *frameOut, h *wire.Header, payload []byte) {
+	raw := b.Frame(payload)
+	if o.rdsd {
+		h.Ack, h.Credit = o.ack, o.credit
+		p.owed -= int(o.credit)
+		p.granted += int(o.credit)
+		o.credit = 0
+		if p.owed > 0 {
+			o.credit = p.creditsToGrant()
+		}
+		o.put = true
+		if h.Flags&wire.FlagAckRequired != 0 {
+			p.c.ctr.SendAckRequired++
+		}
+	}
+	h.Put(raw)
+	if o.rdsd {
+		wire.SetChecksum(raw)
+	}
+}
+
+func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut) {
+	if p.c.kind.kernel() && p.ready && p.retrans.head != nil {
+		return // it takes a sequence, which must not overtake these
+	}
+	p.control.each(func(m *Msg) bool {
+		if m.Kind > MsgNull || m.Kind < MsgProbe {
+			return false
+		}
+		if m.Kind != MsgNull {
+			p.handshake(m)
+		}
+		h := wire.Header{SPort: m.SPort, DPort: m.DPort, Ext: m.ext}
+		outside := p.c.kind == KindRdsd
+		if !outside {
+			m.seq = p.nextSeq
+			p.nextSeq++
+			h.Seq = m.seq
+		}
+		if m.Kind == MsgProbe {
+			p.probedAt = now
+		} else if m.Kind == MsgAnswer {
+			p.answer = false
+			if outside {
+				h.Ack = o.ack
+			}
+		}
+		was := o.rdsd
+		o.rdsd = false // no checksum, no credits before the link is ready
+		p.put(b, o, &h, nil)
+		o.rdsd = was
+		m.end = p.txOff + uint64(b.Bytes())
+		if outside {
+			p.c.owner.FreeMsg(m)
+		} else {
+			p.inwrite.push(m)
+			return true
+		}
+		return true
+	})
+}
+
+// fillCongestion tells the peer which of our ports are congested. Whole maps
+// go to kernels and to peers too far behind, not more often than MapInterval;
+// an rdsd gets changes.
+func (p *Path) fillCongestion(now time.Duration, b *transport.Batch, o *frameOut) {
+	if !p.congDirty || p.idx != 0 {
+		return
+	}
+	whole := !o.rdsd
+	if whole && now-p.congAt < p.c.cfg.MapInterval {
+		p.c.rearm(p.congAt + p.c.cfg.MapInterval)
+		return
+	}
+	ver, delta, m := p.c.owner.LocalCongestion(p.congVer, whole)
+	p.congDirty = false
+	p.congVer = ver
+	switch {
+	case m != nil:
+		p.congAt = now
+		h := wire.Header{Flags: wire.FlagCongBitmap, Len: uint32(len(m))}
+		p.put(b, o, &h, m)
+	case len(delta) > 0:
+		payload := wire.AppendPortStates(nil, delta)
+		h := wire.Header{Flags: wire.FlagControl, Len: uint32(len(payload))}
+		h.Ext[0] = wire.CtlCongDelta
+		p.put(b, o, &h, payload)
+	default:
+		return
+	}
+	p.c.ctr.CongUpdateQueued++
+}
+
+// fillRetrans sends again, whole and in order, with the same sequences.
+func (p *Path) fillRetrans(now time.Duration, b *transport.Batch, o *frameOut) {
+	for p.retrans.head != nil {
+		m := p.retrans.head
+		if !p.affords(b, o, m) {
+			return
+		}
+		p.retrans.pop()
+		p.c.ctr.Retransmitted++
+		flags := wire.FlagRetransmitted | m.flags
+		if o.rdsd {
+			flags |= wire.FlagAckRequired
+		}
+		p.send(now, b, o, m, flags)
+	}
+}
+
+func (p *Path) fillControl(now time.Duration, b *transport.Batch, o *frameOut) {
+	for p.control.head != nil && b.Room(len(p.control.head.Payload)) {
+		m := p.control.pop()
+		if m.Kind == MsgPong {
+			p.pongs--
+		}
+		var flags uint8
+		if m.Kind == MsgRefuse {
+			flags = wire.FlagControl | wire.FlagAckRequired
+		}
+		p.send(now, b, o, m, flags)
+		if m.Kind == MsgRefuse {
+			p.refusalSent()
+			o.ack = p.ackable()
+		}
+	}
+}
+
+func (p *Path) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
+	for p.queue.head != nil {
+		m := p.queue.head
+		if !p.affords(b, o, m) {
+			return
+		}
+		p.queue.pop()
+		if p.keepBack(m) {
+			continue
+		}
+		var flags uint8
+		if o.rdsd {
+			if len(p.resume) > 0 {
+				if _, ok := p.resume[m.DPort]; ok {
+					delete(p.resume, m.DPort)
+					m.flags |= wire.FlagResume
+				}
+			}
+			flags = m.flags
+			p.sinceAck.frames++
+			p.sinceAck.bytes += len(m.Payload)
+			if p.sinceAck.frames >= p.c.cfg.AckFrames || p.sinceAck.bytes >= p.c.cfg.AckBytes || m.Want && p.lastOfRun(m) {
+				flags |= wire.FlagAckRequired
+				p.sinceAck.frames, p.sinceAck.bytes = 0, 0
+			}
+		}
+		p.c.owner.Measured(now - m.At)
+		p.send(now, b, o, m, flags)
+	}
+}
+
+// lastOfRun: asking once, at the end of a run of datagrams whose sender waits
+// for their outcome, is enough.
+func (p *Path) lastOfRun(m *Msg) bool {
+	n := p.queue.head
+	return n == nil || n.Owner != m.Owner
+}
+
+// affords checks room and credits for m.
+func (p *Path) affords(b *transport.Batch, o *frameOut, m *Msg) bool {
+	if !b.Room(len(m.Payload)) {
+		return false
+	}
+	if o.rdsd && m.Kind != MsgRefuse {
+		if min(creditCost(len(m.Payload)), p.window) > p.credits {
+			p.c.ctr.CreditStall++
+			return false
+		}
+	}
+	return true
+}
+
+// send puts a sequenced message into the batch.
+func (p *Path) send(now time.Duration, b *transport.Batch, o *frameOut, m *Msg, flags uint8) {
+	if m.seq == 0 {
+		m.seq = p.nextSeq
+		p.nextSeq++
+	}
+	if o.rdsd && m.Kind != MsgRefuse {
+		p.credits -= min(creditCost(len(m.Payload)), p.window)
+	}
+	h := wire.Header{Seq: m.seq, Len: uint32(len(m.Payload)), SPort: m.SPort, DPort: m.DPort, Flags: flags}
+	if m.Kind == MsgRefuse {
+		h.Ext = m.ext
+	}
+	p.put(b, o, &h, m.Payload)
+	m.end = p.txOff + uint64(b.Bytes())
+	p.inwrite.push(m)
+}
+
+// fillAck sends an acknowledgement alone (sport 0, dport 0, sequence 0). One
+// is in flight at most: the next Fill comes after this batch is written.
+func (p *Path) fillAck(now time.Duration, b *transport.Batch, o *frameOut) {
+	var h wire.Header
+	if p.askNow {
+		p.askNow = false
+		h.Flags = wire.FlagAckRequired
+		p.c.ctr.HeartbeatSent++
+	}
+	p.put(b, o, &h, nil)
+	p.c.ctr.AckOnlySent++
+	// A header holds 255 credits: what a large read freed takes several.
+	for o.credit == 255 {
+		p.put(b, o, &wire.Header{}, nil)
+		p.c.ctr.AckOnlySent++
+	}
+}
+
+// Wrote ends the writing of the batch of the last Fill: all of it is in the
+// link's hands, or the link is gone and Lost has been or will be called. It
+// reports whether the next Fill is likely to find more.
+func (p *Path) Wrote(now time.Duration) bool {
+	p.writing, p.kicked = false, false
+	if why := p.forget; why != WhyNone {
+		p.forget = WhyNone
+		p.inwrite.each(func(m *Msg) bool {
+			if m.Owner == nil {
+				p.c.owner.FreeMsg(m)
+			} else {
+				p.done(m, Unknown, why)
+			}
+			return true
+		})
+	}
+	p.unacked.splice(&p.inwrite)
+	ref := p.lateRef
+	p.lateRef = nil
+	for _, r := range ref {
+		p.onRefusal(now, r)
+	}
+	if a := p.lateAck; a != 0 {
+		p.lateAck = 0
+		p.ack(now, a)
+	}
+	if p.requeue {
+		p.takeBack(now)
+	}
+	if p.c.kind != KindRdsd && p.state == Up && p.unacked.head != nil {
+		p.ackTCP(now, p.txAcked)
+		if p.unacked.head != nil && p.pollAt == never {
+			p.pollAt = now + p.c.cfg.AckPoll
+			p.c.rearm(p.pollAt)
+		}
+	}
+	p.kicked = p.more()
+	return p.kicked
+}
+
+// more reports whether another Fill would find something.
+func (p *Path) more() bool {
+	if p.state != Up {
+		return false
+	}
+	return p.control.head != nil || p.congDirty && p.idx == 0 || p.ready && (p.queue.head != nil || p.retrans.head != nil || p.ackPending || p.askNow || len(p.refused) > 0)
+}

@@ -1,0 +1,70 @@
+// Package buf is the pool of receive memory: reference-counted buffers in a
+// few size classes, counted so that a budget can be kept and a leak seen.
+//
+// A Buf has one owner for each reference; the last Release gives it back. Any
+// goroutine may call the package's functions; a Buf's bytes belong to whoever
+// holds it.
+package buf
+
+import (
+	"sync"
+	"sync/atomic"
+)
+
+// Size classes in bytes. The largest holds the largest datagram with its header.
+var classes = [...]int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1<<20 + 4096}
+
+// SlabSize is the size of the buffers small datagrams are copied into together.
+const SlabSize = 64 << 10
+
+// Buf is one buffer. B's length is what was asked for.
+type Buf struct {
+	B     []byte
+	refs  atomic.Int32
+	class int8
+}
+
+var (
+	pools [len(classes)]sync.Pool
+	inUse atomic.Int64
+)
+
+// InUse tells how many bytes are out of the pool, by size class.
+func InUse() int64 { return inUse.Load() }
+
+// Get returns a buffer of n bytes with one reference. n may not be larger than
+// 1 MiB + 4096: that is a mistake of the caller, who checks lengths first.
+func Get(n int) *Buf {
+	for i, size := range classes {
+		if n > size {
+			continue
+		}
+		b, _ := pools[i].Get().(*Buf)
+		if b == nil {
+			b = &Buf{B: make([]byte, size), class: int8(i)}
+		}
+		b.B = b.B[:n]
+		b.refs.Store(1)
+		inUse.Add(int64(size))
+		return b
+	}
+	panic("buf: size above the largest class")
+}
+
+// Size is what the buffer costs, at least len(B).
+func (b *Buf) Size() int { return classes[b.class] }
+
+// Ref adds a reference.
+func (b *Buf) Ref() { b.refs.Add(1) }
+
+// Release gives one reference up.
+func (b *Buf) Release() {
+	switch n := b.refs.Add(-1); {
+	case n == 0:
+		b.B = b.B[:cap(b.B)]
+		inUse.Add(-int64(classes[b.class]))
+		pools[b.class].Put(b)
+	case n < 0:
+		panic("buf: released twice")
+	}
+}

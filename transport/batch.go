@@ -1,0 +1,106 @@
+package transport
+
+import "sync"
+
+// Limits of one batch: what one system call is given at most.
+const (
+	BatchBytes  = 256 << 10
+	BatchPieces = 128 // pieces of memory (struct iovec)
+	inlineLen   = 2 << 10
+	stageBytes  = 192 << 10
+)
+
+// Batch is a run of frames on its way to a link: a list of memory pieces, of
+// which the headers and small payloads are copied together and large payloads
+// referenced. Payload memory stays untouched until the link reports the batch
+// written.
+type Batch struct {
+	stage  []byte
+	pieces [][]byte
+	from   int // start in stage of the piece being built
+	size   int
+	frames int
+
+	next int // first piece not wholly written
+}
+
+var batches = sync.Pool{New: func() any {
+	return &Batch{stage: make([]byte, 0, stageBytes), pieces: make([][]byte, 0, BatchPieces+1)}
+}}
+
+// GetBatch takes an empty batch from the pool.
+func GetBatch() *Batch { return batches.Get().(*Batch) }
+
+// Put gives the batch back; nobody may use it any more.
+func (b *Batch) Put() {
+	b.Reset()
+	batches.Put(b)
+}
+
+// Reset empties the batch.
+func (b *Batch) Reset() {
+	clear(b.pieces)
+	b.stage, b.pieces = b.stage[:0], b.pieces[:0]
+	b.from, b.size, b.frames, b.next = 0, 0, 0, 0
+}
+
+// Room reports whether a frame with a payload of n bytes still fits. One frame
+// always fits into an empty batch.
+func (b *Batch) Room(n int) bool {
+	if b.frames == 0 {
+		return true
+	}
+	need := 48
+	if n <= inlineLen {
+		need += n
+	}
+	return b.size+48+n <= BatchBytes && len(b.stage)+need <= cap(b.stage) && len(b.pieces)+2 < BatchPieces
+}
+
+// Frame adds a frame and returns the 48 bytes where its header is to be
+// written before the batch is sent.
+func (b *Batch) Frame(payload []byte) []byte {
+	n := len(b.stage)
+	if len(payload) <= inlineLen {
+		b.stage = b.stage[:n+48+len(payload)]
+		copy(b.stage[n+48:], payload)
+	} else {
+		b.stage = b.stage[:n+48]
+		b.pieces = append(b.pieces, b.stage[b.from:], payload)
+		b.from = len(b.stage)
+	}
+	b.size += 48 + len(payload)
+	b.frames++
+	return b.stage[n : n+48]
+}
+
+// Seal ends the building; Pieces may be called from now on.
+func (b *Batch) Seal() {
+	if b.from < len(b.stage) {
+		b.pieces = append(b.pieces, b.stage[b.from:])
+		b.from = len(b.stage)
+	}
+}
+
+// Frames and Bytes say how much is in the batch.
+func (b *Batch) Frames() int { return b.frames }
+
+// Bytes is the size of all frames, headers included.
+func (b *Batch) Bytes() int { return b.size }
+
+// Pieces is what is left to write.
+func (b *Batch) Pieces() [][]byte { return b.pieces[b.next:] }
+
+// Wrote removes the first n bytes of Pieces and reports whether all is written.
+func (b *Batch) Wrote(n int) bool {
+	for b.next < len(b.pieces) {
+		p := b.pieces[b.next]
+		if n < len(p) {
+			b.pieces[b.next] = p[n:]
+			return false
+		}
+		n -= len(p)
+		b.next++
+	}
+	return true
+}

@@ -1,0 +1,133 @@
+package transport
+
+import (
+	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Frame is one received message. It is valid during the call that brings it;
+// a receiver that wants to keep the payload copies it, or, when Buf is set,
+// takes a reference to Buf.
+type Frame struct {
+	Raw     []byte // the 48 bytes of the header
+	Payload []byte
+	Buf     *buf.Buf // not nil: Payload lies in it, alone
+}
+
+// DirectLen is the payload size, in bytes, from which a Framer wants a payload
+// read straight into a buffer of its own rather than copied later.
+const DirectLen = 8 << 10
+
+// Framer cuts a byte stream into frames. It holds at most one partial header
+// and one partial payload; a length above Max is refused before anything is
+// allocated for it. The zero Framer with Max set is ready.
+type Framer struct {
+	Max int // largest payload accepted, in bytes
+
+	hdr  [wire.HeaderLen]byte
+	nhdr int
+	cur  *buf.Buf // partial payload
+	ncur int
+}
+
+// ErrTooLong: a header announces a payload above the limit. The stream
+// cannot be followed any further.
+type ErrTooLong struct{ Len, Max uint32 }
+
+func (e *ErrTooLong) Error() string {
+	return "a header announces a payload longer than the limit"
+}
+
+// Want returns where the stream's next bytes belong while a large payload is
+// partly there, nil otherwise. After reading n bytes into it call Filled(n).
+func (f *Framer) Want() []byte {
+	if f.cur == nil {
+		return nil
+	}
+	return f.cur.B[f.ncur:]
+}
+
+// Filled tells that n bytes were read into Want. When that completes the
+// payload, sink gets the frame.
+func (f *Framer) Filled(n int, sink func(*Frame) error) error {
+	f.ncur += n
+	return f.finish(sink)
+}
+
+func (f *Framer) finish(sink func(*Frame) error) error {
+	if f.cur == nil || f.ncur < len(f.cur.B) {
+		return nil
+	}
+	b := f.cur
+	f.cur, f.ncur, f.nhdr = nil, 0, 0
+	fr := Frame{Raw: f.hdr[:], Payload: b.B, Buf: b}
+	err := sink(&fr)
+	b.Release()
+	return err
+}
+
+// Feed takes stream bytes and calls sink for each complete frame. It consumes
+// all of p unless sink or a length fails; consumed says how much of p was
+// used up then (a frame whose sink failed counts as used).
+func (f *Framer) Feed(p []byte, sink func(*Frame) error) (consumed int, err error) {
+	total := len(p)
+	var fr Frame
+	for len(p) > 0 {
+		if f.cur != nil {
+			n := copy(f.cur.B[f.ncur:], p)
+			p = p[n:]
+			f.ncur += n
+			if err := f.finish(sink); err != nil {
+				return total - len(p), err
+			}
+			continue
+		}
+		raw := p
+		if f.nhdr > 0 || len(p) < wire.HeaderLen {
+			n := copy(f.hdr[f.nhdr:], p)
+			p = p[n:]
+			if f.nhdr += n; f.nhdr < wire.HeaderLen {
+				return total, nil
+			}
+			raw = f.hdr[:]
+		} else {
+			p = p[wire.HeaderLen:]
+		}
+		n := wire.PayloadLen(raw)
+		if n > uint32(f.Max) {
+			return total - len(p), &ErrTooLong{n, uint32(f.Max)}
+		}
+		if int(n) <= len(p) && n < DirectLen {
+			f.nhdr = 0
+			fr = Frame{Raw: raw[:wire.HeaderLen], Payload: p[:n]}
+			p = p[n:]
+			if err := sink(&fr); err != nil {
+				return total - len(p), err
+			}
+			continue
+		}
+		// The payload goes on beyond p, or is large: give it its own place.
+		if f.nhdr == 0 {
+			copy(f.hdr[:], raw)
+		}
+		f.nhdr = wire.HeaderLen
+		f.cur, f.ncur = buf.Get(int(n)), 0
+		if n == 0 {
+			if err := f.finish(sink); err != nil {
+				return total - len(p), err
+			}
+		}
+	}
+	return total, nil
+}
+
+// Partial reports whether part of a frame is held.
+func (f *Framer) Partial() bool { return f.nhdr > 0 || f.cur != nil }
+
+// Close releases what is held.
+func (f *Framer) Close() {
+	if f.cur != nil {
+		f.cur.Release()
+	}
+	f.cur, f.ncur, f.nhdr = nil, 0, 0
+}

@@ -1,0 +1,176 @@
+package wire
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+)
+
+// Numbers of the protocol (net/rds/rds.h, net/rds/tcp.h).
+const (
+	HeaderLen   = 48
+	ExtLen      = 16
+	TCPPort     = 16385
+	MaxDatagram = 1 << 20 // bytes; the largest message a kernel sends
+	MaxLanes    = 8       // RDS_MPATH_WORKERS
+
+	PortPing  = 0 // a message to it is answered by an empty one
+	PortProbe = 1 // source of the multipath handshake; cannot be bound
+	PortFirst = 2 // first port that can be bound
+)
+
+// Flags of the header. The first three are the kernel's; the rest appear only
+// on links whose two ends are rdsd.
+const (
+	FlagCongBitmap    = 0x01
+	FlagAckRequired   = 0x02
+	FlagRetransmitted = 0x04
+	// FlagResume: the first datagram to a port after refused ones; the
+	// receiver stops refusing that flow.
+	FlagResume = 0x40
+	// FlagControl: not a datagram; the payload's meaning is in Ext[0].
+	FlagControl = 0x80
+)
+
+// Header is the 48-byte header that precedes every message
+// (struct rds_header, net/rds/rds.h).
+type Header struct {
+	Seq    uint64
+	Ack    uint64
+	Len    uint32 // payload bytes
+	SPort  uint16
+	DPort  uint16
+	Flags  uint8
+	Credit uint8
+	Csum   uint16
+	Ext    [ExtLen]byte
+}
+
+// ErrShort: fewer bytes than a header.
+var ErrShort = errors.New("wire: fewer than 48 bytes for a header")
+
+// Put writes h into b[:48], with the checksum h.Csum as it is.
+func (h *Header) Put(b []byte) {
+	_ = b[HeaderLen-1]
+	be := binary.BigEndian
+	be.PutUint64(b, h.Seq)
+	be.PutUint64(b[8:], h.Ack)
+	be.PutUint32(b[16:], h.Len)
+	be.PutUint16(b[20:], h.SPort)
+	be.PutUint16(b[22:], h.DPort)
+	b[24] = h.Flags
+	b[25] = h.Credit
+	b[26], b[27], b[28], b[29] = 0, 0, 0, 0
+	be.PutUint16(b[30:], h.Csum)
+	copy(b[32:HeaderLen], h.Ext[:])
+}
+
+// Append appends the 48 bytes of h to b.
+func (h *Header) Append(b []byte) []byte {
+	var t [HeaderLen]byte
+	h.Put(t[:])
+	return append(b, t[:]...)
+}
+
+// Parse reads h from b[:48]. Any 48 bytes are a header; what they may mean is
+// for the caller to judge.
+func (h *Header) Parse(b []byte) error {
+	if len(b) < HeaderLen {
+		return ErrShort
+	}
+	be := binary.BigEndian
+	h.Seq = be.Uint64(b)
+	h.Ack = be.Uint64(b[8:])
+	h.Len = be.Uint32(b[16:])
+	h.SPort = be.Uint16(b[20:])
+	h.DPort = be.Uint16(b[22:])
+	h.Flags = b[24]
+	h.Credit = b[25]
+	h.Csum = be.Uint16(b[30:])
+	copy(h.Ext[:], b[32:HeaderLen])
+	return nil
+}
+
+// Checksum computes the Internet checksum of the 48 bytes in b, its own field
+// (bytes 30 and 31) counted as zero. Zero, which on the wire means "not
+// computed", is returned as 0xffff, its equal in one's complement.
+func Checksum(b []byte) uint16 {
+	_ = b[HeaderLen-1]
+	be := binary.BigEndian
+	// 32-bit pieces in a 64-bit sum: carries are folded once at the end.
+	s := uint64(be.Uint32(b)) + uint64(be.Uint32(b[4:])) + uint64(be.Uint32(b[8:])) + uint64(be.Uint32(b[12:])) +
+		uint64(be.Uint32(b[16:])) + uint64(be.Uint32(b[20:])) + uint64(be.Uint32(b[24:])) + uint64(be.Uint16(b[28:]))<<16 +
+		uint64(be.Uint32(b[32:])) + uint64(be.Uint32(b[36:])) + uint64(be.Uint32(b[40:])) + uint64(be.Uint32(b[44:]))
+	s = s>>32 + s&0xffffffff
+	s = s>>16 + s&0xffff
+	s = s>>16 + s&0xffff
+	s = s>>16 + s&0xffff
+	if c := ^uint16(s); c != 0 {
+		return c
+	}
+	return 0xffff
+}
+
+// SetChecksum computes the checksum of the header in b[:48] and stores it there.
+func SetChecksum(b []byte) { binary.BigEndian.PutUint16(b[30:], Checksum(b)) }
+
+// ChecksumOK verifies the header in b[:48]. A stored zero means "not computed"
+// and is accepted, as the kernel accepts it (net/rds/message.c).
+func ChecksumOK(b []byte) bool {
+	stored := binary.BigEndian.Uint16(b[30:])
+	return stored == 0 || stored == Checksum(b) || stored == 0xffff && Checksum(b) == 0xffff
+}
+
+// Kind says what a header announces.
+type Kind uint8
+
+// Kinds of message (section "kinds of message" of docs/protocol.md).
+const (
+	KindData Kind = iota
+	KindCongMap
+	KindPing
+	KindPong
+	KindProbe      // handshake ping, port 1 to 0
+	KindProbeReply // handshake pong, port 0 to 1
+	KindAckOnly    // ports 0 and 0, sequence 0; rdsd and IB only
+	KindControl    // FlagControl; rdsd only
+	KindNull       // ports 0 and 0 with a sequence: ignored, but counted
+)
+
+var kindNames = [...]string{"data", "congestion-map", "ping", "pong", "handshake-ping", "handshake-pong", "ack-only", "control", "null"}
+
+func (k Kind) String() string { return kindNames[k] }
+
+// Kind classifies h as the kernel does over TCP; rdsd says whether the frame
+// came on a link where the additions of rdsd are spoken.
+func (h *Header) Kind(rdsd bool) Kind {
+	switch {
+	case h.Flags == FlagCongBitmap:
+		return KindCongMap
+	case rdsd && h.Flags&FlagControl != 0:
+		return KindControl
+	case h.DPort >= PortFirst && h.SPort != 0:
+		return KindData
+	case h.DPort == PortPing && h.SPort == PortProbe:
+		return KindProbe
+	case h.DPort == PortProbe && h.SPort == 0:
+		return KindProbeReply
+	case h.DPort == PortPing && h.SPort == 0:
+		if rdsd && h.Seq == 0 {
+			return KindAckOnly
+		}
+		return KindNull
+	case h.DPort == PortPing:
+		return KindPing
+	case h.SPort == 0:
+		return KindPong
+	}
+	return KindData // to port 1 from a bound port: nobody owns it
+}
+
+func (h *Header) String() string {
+	return fmt.Sprintf("%s seq=%d ack=%d len=%d %d>%d flags=%#02x credit=%d", h.Kind(true), h.Seq, h.Ack, h.Len, h.SPort, h.DPort, h.Flags, h.Credit)
+}
+
+// PayloadLen reads the payload length, in bytes, from the header in b[:48].
+func PayloadLen(b []byte) uint32 { return binary.BigEndian.Uint32(b[16:]) }
