@@ -1,0 +1,170 @@
+package rdsd
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// Limits of one SendBatch message of ours. The daemon's window may lower them.
+const (
+	maxBatchBytes     = 1 << 20
+	maxBatchDatagrams = 4096
+	// A batch that gathers single sends stays smaller: its callers all wait for
+	// its last datagram.
+	maxGatherBytes     = 256 << 10
+	maxGatherDatagrams = 512
+)
+
+// batch is one SendBatch message, from the call that fills it until its
+// SendResult. Guarded by Socket.mu until it is taken for writing; the writer
+// then has it until it is in session.pending.
+type batch struct {
+	id       uint64
+	seq      uint64 // order of queueing
+	blob     *[]byte
+	bytes    int // payload bytes, kept after blob is given away
+	lengths  []uint32
+	dests    []netip.AddrPort
+	index    []uint32
+	firstTag uint64
+	deadline time.Time // with wait; zero: none
+
+	wantOutcomes bool
+	wait         bool
+
+	// Who is to be told. A gathered batch has one call for each datagram, any
+	// other batch one for all.
+	calls []*call
+	one   *call
+}
+
+var batchPool = sync.Pool{New: func() any { return new(batch) }}
+
+func newBatch() *batch { return batchPool.Get().(*batch) }
+
+// recycle gives a batch back once nothing points to it.
+func (b *batch) recycle() {
+	if b.blob != nil {
+		bufferPool.Put(b.blob)
+	}
+	clear(b.calls)
+	*b = batch{
+		lengths: b.lengths[:0],
+		dests:   b.dests[:0],
+		index:   b.index[:0],
+		calls:   b.calls[:0],
+	}
+	if cap(b.lengths) <= maxBatchDatagrams {
+		batchPool.Put(b)
+	}
+}
+
+// add appends one datagram. reserve is how many payload bytes the batch is
+// expected to get in all.
+func (b *batch) add(dst netip.AddrPort, p []byte, reserve int) {
+	b.lengths = append(b.lengths, uint32(len(p)))
+	b.bytes += len(p)
+	b.addDest(dst)
+	if len(p) == 0 {
+		return
+	}
+	switch {
+	case b.blob == nil:
+		b.blob = bufferPool.Get(max(reserve, len(p)))
+		*b.blob = (*b.blob)[:0]
+	case cap(*b.blob)-len(*b.blob) < len(p):
+		larger := bufferPool.Get(max(2*cap(*b.blob), len(*b.blob)+len(p)))
+		*larger = append((*larger)[:0], *b.blob...)
+		bufferPool.Put(b.blob)
+		b.blob = larger
+	}
+	*b.blob = append(*b.blob, p...)
+}
+
+// addDest finds dst among the destinations or adds it. Batches go to few
+// destinations, and mostly to the one before.
+func (b *batch) addDest(dst netip.AddrPort) {
+	if n := len(b.index); n > 0 && b.dests[b.index[n-1]] == dst {
+		b.index = append(b.index, b.index[n-1])
+		return
+	}
+	for i := range b.dests[max(0, len(b.dests)-64):] {
+		k := max(0, len(b.dests)-64) + i
+		if b.dests[k] == dst {
+			b.index = append(b.index, uint32(k))
+			return
+		}
+	}
+	b.dests = append(b.dests, dst)
+	b.index = append(b.index, uint32(len(b.dests)-1))
+}
+
+// remove takes datagram i out of a gathered batch that was not written yet.
+func (b *batch) remove(i int) {
+	off := 0
+	for _, n := range b.lengths[:i] {
+		off += int(n)
+	}
+	n := int(b.lengths[i])
+	if n > 0 {
+		*b.blob = append((*b.blob)[:off], (*b.blob)[off+n:]...)
+	}
+	b.bytes -= n
+	b.lengths = append(b.lengths[:i], b.lengths[i+1:]...)
+	b.index = append(b.index[:i], b.index[i+1:]...)
+	b.calls = append(b.calls[:i], b.calls[i+1:]...)
+}
+
+// timeoutNs is what the daemon is told. It is a little less than what is left,
+// so that its answer (accepted or not) arrives before the caller gives up and
+// must report an undecided datagram.
+func (b *batch) timeoutNs() int64 {
+	if b.deadline.IsZero() {
+		return 0
+	}
+	left := time.Until(b.deadline)
+	return max(1, int64(left-min(left/10, 20*time.Millisecond)))
+}
+
+// sendErr is a run of refused datagrams of one batch.
+type sendErr struct {
+	index, count int
+	err          error
+}
+
+// call is one caller waiting for the result of a batch or of its part in one.
+type call struct {
+	done chan struct{} // capacity 1; one token when finished
+	// The rest is guarded by Socket.mu; the caller reads it freely after done.
+	batch     *batch // while not finished
+	sent      bool   // written to the stream: can no longer be taken back
+	finished  bool
+	abandoned bool
+	undecided bool
+	err       error     // all of it failed so
+	errs      []sendErr // single refused datagrams
+	tag       uint64    // of a gathered datagram
+	timer     *time.Timer
+}
+
+var callPool = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1)} }}
+
+func newCall() *call { return callPool.Get().(*call) }
+
+func (c *call) recycle() {
+	*c = call{done: c.done, timer: c.timer}
+	callPool.Put(c)
+}
+
+// finish tells the caller. Socket.mu is held.
+func (c *call) finish() {
+	if c.finished {
+		return
+	}
+	c.finished = true
+	c.batch = nil
+	if !c.abandoned {
+		c.done <- struct{}{}
+	}
+}

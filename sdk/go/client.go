@@ -1,0 +1,145 @@
+package rdsd
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/keepalive"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// DefaultTarget is where Dial looks for the daemon when neither its argument
+// nor $RDSD_SOCKET says otherwise.
+const DefaultTarget = "unix:///run/rdsd/rdsd.sock"
+
+// maxRecvMsgBytes bounds one message of the daemon: a batch of datagrams with
+// room for the largest (1 MiB) several times over.
+const maxRecvMsgBytes = 16 << 20
+
+// Client is a connection to one daemon. It carries any number of sockets and is
+// safe for concurrent use.
+type Client struct {
+	target string
+	conn   *grpc.ClientConn
+
+	mu      sync.Mutex
+	closed  bool                 // guarded by mu
+	sockets map[*Socket]struct{} // guarded by mu; open ones
+}
+
+// Option changes how Dial connects.
+type Option func(*clientConfig)
+
+type clientConfig struct {
+	dial []grpc.DialOption
+}
+
+// WithDialOptions adds options of grpc-go: other credentials, a dialer,
+// interceptors for the admin calls. They come after the SDK's own and win.
+func WithDialOptions(opts ...grpc.DialOption) Option {
+	return func(c *clientConfig) { c.dial = append(c.dial, opts...) }
+}
+
+// Dial names the daemon to talk to and does no I/O: an absent daemon shows at
+// the first Bind. The target is a path of a Unix socket, or any target of
+// grpc-go ("unix:///run/rdsd/rdsd.sock", "dns:///node7:16387"). Empty means
+// $RDSD_SOCKET, or DefaultTarget without it.
+func Dial(target string, opts ...Option) (*Client, error) {
+	target = resolveTarget(target)
+	cfg := clientConfig{dial: []grpc.DialOption{
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithDisableRetry(),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxRecvMsgBytes)),
+		// The sockets' own backoff decides when to try again (reconnect.go); this
+		// one keeps the channel's from being slower than theirs.
+		grpc.WithConnectParams(grpc.ConnectParams{
+			Backoff:           backoff.Config{BaseDelay: backoffMin, Multiplier: 2, Jitter: 0.5, MaxDelay: backoffMax},
+			MinConnectTimeout: 5 * time.Second,
+		}),
+		// A daemon that is stopped, not dead, is noticed after Time+Timeout.
+		grpc.WithKeepaliveParams(keepalive.ClientParameters{Time: 30 * time.Second, Timeout: 20 * time.Second}),
+	}}
+	for _, o := range opts {
+		o(&cfg)
+	}
+	conn, err := grpc.NewClient(target, cfg.dial...)
+	if err != nil {
+		return nil, opError("dial", netip.AddrPort{}, netip.AddrPort{},
+			rdserr.With(rdserr.ErrInvalid, "target %q: %v", target, err))
+	}
+	return &Client{target: target, conn: conn, sockets: make(map[*Socket]struct{})}, nil
+}
+
+func resolveTarget(target string) string {
+	if target == "" {
+		target = os.Getenv("RDSD_SOCKET")
+	}
+	switch {
+	case target == "":
+		return DefaultTarget
+	case strings.HasPrefix(target, "/"):
+		return "unix://" + target
+	case strings.HasPrefix(target, "@"):
+		return "unix-abstract:" + target[1:]
+	case strings.HasPrefix(target, "./"), strings.HasPrefix(target, "../"), !strings.Contains(target, ":"):
+		return "unix:" + target
+	}
+	return target
+}
+
+// Target is where the daemon is, as grpc-go is told.
+func (c *Client) Target() string { return c.target }
+
+// Admin is the raw administration service of the same daemon. Its errors are
+// gRPC statuses; rdsdv1.ErrorFromStatus gives their errno.
+func (c *Client) Admin() rdsdv1.AdminClient { return rdsdv1.NewAdminClient(c.conn) }
+
+// Close closes every socket of the client and the connection. Closing twice is
+// no error.
+func (c *Client) Close() error {
+	c.mu.Lock()
+	if c.closed {
+		c.mu.Unlock()
+		return nil
+	}
+	c.closed = true
+	open := make([]*Socket, 0, len(c.sockets))
+	for s := range c.sockets {
+		open = append(open, s)
+	}
+	c.mu.Unlock()
+	var wg sync.WaitGroup
+	for _, s := range open {
+		wg.Go(func() { s.Close() })
+	}
+	wg.Wait()
+	if err := c.conn.Close(); err != nil {
+		return fmt.Errorf("rdsd: close: %w", err)
+	}
+	return nil
+}
+
+func (c *Client) add(s *Socket) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return rdserr.With(rdserr.ErrClosed, "the client is closed")
+	}
+	c.sockets[s] = struct{}{}
+	return nil
+}
+
+func (c *Client) remove(s *Socket) {
+	c.mu.Lock()
+	delete(c.sockets, s)
+	c.mu.Unlock()
+}

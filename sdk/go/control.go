@@ -1,0 +1,192 @@
+package rdsd
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"time"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// ask sends a control message and waits for the reply with its id. A lost
+// stream is errLost: the caller decides whether asking again makes sense.
+func (s *Socket) ask(ctx context.Context, build func(id uint64) *rdsdv1.ClientMessage) (*rdsdv1.ServerMessage, error) {
+	if ctx.Err() != nil {
+		return nil, ctxError(ctx, nil)
+	}
+	s.mu.Lock()
+	for s.sess == nil {
+		if s.over != nil {
+			err := s.over
+			s.mu.Unlock()
+			return nil, err
+		}
+		up := s.up
+		s.mu.Unlock()
+		select {
+		case <-up:
+		case <-ctx.Done():
+			s.mu.Lock()
+			err := ctxError(ctx, s.awayLocked())
+			s.mu.Unlock()
+			return nil, err
+		}
+		s.mu.Lock()
+	}
+	sess := s.sess
+	s.nextID++
+	id := s.nextID
+	answer := make(chan *rdsdv1.ServerMessage, 1)
+	sess.replies[id] = answer
+	sess.ctl = append(sess.ctl, build(id))
+	m, to := s.kickLocked()
+	s.mu.Unlock()
+	s.write(m, to)
+
+	select {
+	case reply, ok := <-answer:
+		if ok {
+			return reply, nil
+		}
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return nil, s.over
+	case <-sess.down:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if s.over != nil {
+			return nil, s.over
+		}
+		return nil, errLost
+	case <-ctx.Done():
+		s.mu.Lock()
+		delete(sess.replies, id)
+		s.mu.Unlock()
+		return nil, ctxError(ctx, nil)
+	}
+}
+
+func (s *Socket) reply(sess *session, id uint64, m *rdsdv1.ServerMessage) {
+	s.mu.Lock()
+	answer := sess.replies[id]
+	delete(sess.replies, id)
+	s.mu.Unlock()
+	if answer != nil {
+		answer <- m
+	}
+}
+
+// askAgain is ask for questions that do no harm when asked twice.
+func (s *Socket) askAgain(ctx context.Context, build func(id uint64) *rdsdv1.ClientMessage) (*rdsdv1.ServerMessage, error) {
+	for {
+		m, err := s.ask(ctx, build)
+		if err != errLost {
+			return m, err
+		}
+	}
+}
+
+// CancelSentTo drops what this socket has queued to dst; port 0 means every
+// port of that address. When it returns, nothing of it that had not begun to
+// leave will leave. The outcome of each cancelled datagram is Cancelled.
+func (s *Socket) CancelSentTo(ctx context.Context, dst netip.AddrPort) (CancelResult, error) {
+	dst = unmap(dst)
+	if !dst.Addr().IsValid() {
+		return CancelResult{}, s.opErr("cancel", dst, rdserr.ErrDestination)
+	}
+	m, err := s.ask(ctx, func(id uint64) *rdsdv1.ClientMessage {
+		c := &rdsdv1.Cancel{}
+		c.SetId(id)
+		c.SetDestination(endpointToProto(dst))
+		m := &rdsdv1.ClientMessage{}
+		m.SetCancel(c)
+		return m
+	})
+	if err != nil {
+		return CancelResult{}, s.opErr("cancel", dst, err)
+	}
+	r := m.GetCancelResult()
+	if err := errnoError(r.GetErrno(), r.GetMessage()); err != nil {
+		return CancelResult{}, s.opErr("cancel", dst, err)
+	}
+	return CancelResult{Cancelled: r.GetCancelled(), InFlight: r.GetInFlight()}, nil
+}
+
+// Flush waits until every datagram accepted before has its outcome. It fails
+// with rdserr.ErrTimeout when ctx ends first, and with ErrShutdown when the
+// daemon went away: then nobody knows of what was in flight.
+func (s *Socket) Flush(ctx context.Context) error {
+	m, err := s.ask(ctx, func(id uint64) *rdsdv1.ClientMessage {
+		f := &rdsdv1.Flush{}
+		f.SetId(id)
+		if t, ok := ctx.Deadline(); ok {
+			f.SetTimeoutNs(max(1, int64(time.Until(t))))
+		}
+		m := &rdsdv1.ClientMessage{}
+		m.SetFlush(f)
+		return m
+	})
+	if err != nil {
+		return s.opErr("flush", netip.AddrPort{}, err)
+	}
+	return s.opErr("flush", netip.AddrPort{}, errnoError(m.GetFlushResult().GetErrno(), ""))
+}
+
+// Congested says whether dst refuses datagrams now, as far as this node knows.
+func (s *Socket) Congested(ctx context.Context, dst netip.AddrPort) (bool, error) {
+	dst = unmap(dst)
+	if !dst.Addr().IsValid() {
+		return false, s.opErr("congested", dst, rdserr.ErrDestination)
+	}
+	m, err := s.askAgain(ctx, func(id uint64) *rdsdv1.ClientMessage {
+		q := &rdsdv1.CongestedQuery{}
+		q.SetId(id)
+		q.SetDestination(endpointToProto(dst))
+		m := &rdsdv1.ClientMessage{}
+		m.SetCongested(q)
+		return m
+	})
+	if err != nil {
+		return false, s.opErr("congested", dst, err)
+	}
+	r := m.GetCongestedResult()
+	return r.GetCongested(), s.opErr("congested", dst, errnoError(r.GetErrno(), ""))
+}
+
+// PeekSize says how large the next datagram is, without taking it; ok is false
+// when there is none.
+func (s *Socket) PeekSize(ctx context.Context) (n int, ok bool, err error) {
+	if n, ok := s.recv.peek(); ok {
+		return n, true, nil
+	}
+	m, err := s.askAgain(ctx, func(id uint64) *rdsdv1.ClientMessage {
+		p := &rdsdv1.Peek{}
+		p.SetId(id)
+		m := &rdsdv1.ClientMessage{}
+		m.SetPeek(p)
+		return m
+	})
+	if err != nil {
+		return 0, false, s.opErr("peek", netip.AddrPort{}, err)
+	}
+	// The daemon answers for what it has not pushed; what it pushed before it
+	// answered is here by now.
+	if n, ok := s.recv.peek(); ok {
+		return n, true, nil
+	}
+	r := m.GetPeekResult()
+	return int(r.GetNextBytes()), r.GetAvailable(), nil
+}
+
+func (q *recvQueue) peek() (int, bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.batches) == 0 {
+		return 0, false
+	}
+	return q.batches[0].nextSize(), true
+}
+
+func isClosed(err error) bool { return errors.Is(err, rdserr.ErrClosed) }

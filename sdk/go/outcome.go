@@ -1,0 +1,208 @@
+package rdsd
+
+import (
+	"context"
+	"iter"
+	"net/netip"
+	"slices"
+	"sort"
+	"sync"
+	"sync/atomic"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// maxOutcomeRuns is how many runs of unread outcomes stop further sends.
+const maxOutcomeRuns = 1 << 16
+
+// tagRun is a run of consecutive tags.
+type tagRun struct{ first, count uint64 }
+
+func (r tagRun) end() uint64 { return r.first + r.count }
+
+// tagSet is a set of tags as sorted, disjoint runs. Tags come in rising order
+// and leave mostly from the front, so it stays short.
+type tagSet struct{ runs []tagRun }
+
+// add inserts count tags from first on, none of which is in the set.
+func (t *tagSet) add(first, count uint64) {
+	i := len(t.runs)
+	if i > 0 && t.runs[i-1].first > first {
+		i = sort.Search(len(t.runs), func(k int) bool { return t.runs[k].first > first })
+	}
+	if i > 0 && t.runs[i-1].end() == first {
+		t.runs[i-1].count += count
+		return
+	}
+	t.runs = slices.Insert(t.runs, i, tagRun{first, count})
+}
+
+// remove takes tags out and returns those that were in the set, as runs.
+func (t *tagSet) remove(first, count uint64) []tagRun {
+	end := first + count
+	from := sort.Search(len(t.runs), func(k int) bool { return t.runs[k].end() > first })
+	to := from
+	var gone, keep []tagRun
+	for ; to < len(t.runs) && t.runs[to].first < end; to++ {
+		r := t.runs[to]
+		lo, hi := max(r.first, first), min(r.end(), end)
+		gone = append(gone, tagRun{lo, hi - lo})
+		if r.first < lo {
+			keep = append(keep, tagRun{r.first, lo - r.first})
+		}
+		if hi < r.end() {
+			keep = append(keep, tagRun{hi, r.end() - hi})
+		}
+	}
+	t.runs = slices.Replace(t.runs, from, to, keep...)
+	return gone
+}
+
+// take empties the set.
+func (t *tagSet) take() []tagRun {
+	runs := t.runs
+	t.runs = nil
+	return runs
+}
+
+// outcomeRun is the same outcome of consecutive tags.
+type outcomeRun struct {
+	tagRun
+	kind   OutcomeKind
+	reason string
+}
+
+type outcomeQueue struct {
+	wake chan struct{} // capacity 1
+	len  atomic.Int64  // length of runs
+
+	mu   sync.Mutex
+	runs []outcomeRun // guarded by mu; not read yet
+	over error        // guarded by mu
+}
+
+func (q *outcomeQueue) init() { q.wake = make(chan struct{}, 1) }
+
+func (q *outcomeQueue) full() bool { return q.len.Load() >= maxOutcomeRuns }
+
+func (q *outcomeQueue) add(first, count uint64, kind OutcomeKind, reason string) {
+	q.mu.Lock()
+	if n := len(q.runs); n > 0 {
+		if last := &q.runs[n-1]; last.end() == first && last.kind == kind && last.reason == reason {
+			last.count += count
+			q.mu.Unlock()
+			q.signal()
+			return
+		}
+	}
+	q.runs = append(q.runs, outcomeRun{tagRun{first, count}, kind, reason})
+	q.len.Store(int64(len(q.runs)))
+	q.mu.Unlock()
+	q.signal()
+}
+
+func (q *outcomeQueue) signal() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (q *outcomeQueue) finish(err error) {
+	q.mu.Lock()
+	q.over = err
+	q.mu.Unlock()
+	q.signal()
+}
+
+// take returns the next outcome. freed says that sends may go on.
+func (q *outcomeQueue) take() (o Outcome, ok, freed bool, over error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if len(q.runs) == 0 {
+		if q.over != nil {
+			q.signal() // for the other readers
+		}
+		return Outcome{}, false, false, q.over
+	}
+	r := &q.runs[0]
+	o = Outcome{Tag: r.first, Kind: r.kind, Reason: r.reason}
+	r.first++
+	r.count--
+	if r.count == 0 {
+		q.runs[0] = outcomeRun{}
+		q.runs = q.runs[1:]
+		q.len.Store(int64(len(q.runs)))
+		freed = len(q.runs) == maxOutcomeRuns-1
+	}
+	if len(q.runs) > 0 {
+		q.signal()
+	}
+	return o, true, freed, nil
+}
+
+// Outcomes tells what became of each accepted datagram, exactly once, in the
+// order in which it was decided. It needs WithOutcomes. It ends, with the
+// error of the last round, when ctx does or the socket is closed and every
+// outcome known by then was read.
+//
+// A datagram that was in flight when the daemon went away is Unknown, with
+// the reason "daemon restarted". Refused datagrams have no outcome; one whose
+// send ended undecided (OpError.Undecided) has one if the daemon accepted it
+// and said so.
+func (s *Socket) Outcomes(ctx context.Context) iter.Seq2[Outcome, error] {
+	return func(yield func(Outcome, error) bool) {
+		if !s.cfg.outcomes {
+			yield(Outcome{}, s.opErr("outcomes", netip.AddrPort{},
+				rdserr.With(rdserr.ErrInvalid, "the socket was bound without WithOutcomes")))
+			return
+		}
+		for {
+			o, ok, freed, over := s.outcomes.take()
+			if freed {
+				s.mu.Lock()
+				m, sess := s.kickLocked()
+				s.mu.Unlock()
+				s.write(m, sess)
+			}
+			switch {
+			case ok:
+				if !yield(o, nil) {
+					return
+				}
+				continue
+			case over != nil:
+				yield(Outcome{}, s.opErr("outcomes", netip.AddrPort{}, over))
+				return
+			}
+			select {
+			case <-s.outcomes.wake:
+			case <-ctx.Done():
+				yield(Outcome{}, s.opErr("outcomes", netip.AddrPort{}, ctxError(ctx, nil)))
+				return
+			}
+		}
+	}
+}
+
+// decided takes in what the daemon reports. What was reported before is
+// dropped: one outcome for each datagram.
+func (s *Socket) decided(list []*rdsdv1.Outcome) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, o := range list {
+		kind := Unknown
+		switch o.GetKind() {
+		case rdsdv1.OutcomeKind_OUTCOME_KIND_DELIVERED:
+			kind = Delivered
+		case rdsdv1.OutcomeKind_OUTCOME_KIND_CANCELLED:
+			kind = Cancelled
+		case rdsdv1.OutcomeKind_OUTCOME_KIND_FAILED:
+			kind = Failed
+		}
+		for _, r := range s.undecid.remove(o.GetFirstTag(), uint64(max(1, o.GetCount()))) {
+			s.outcomes.add(r.first, r.count, kind, o.GetReason())
+		}
+	}
+}

@@ -1,0 +1,175 @@
+package rdsd
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// Bounds of the pause between two attempts to reach the daemon.
+const (
+	backoffMin = 20 * time.Millisecond
+	backoffMax = 2 * time.Second
+	// attemptTimeout bounds one attempt, so that a daemon that accepts and then
+	// says nothing is tried again.
+	attemptTimeout = 10 * time.Second
+)
+
+// backoffDelay is the pause before attempt n (0, 1, ...): between half of and
+// the whole of 20 ms doubled n times, at most 2 s.
+func backoffDelay(n int, random float64) time.Duration {
+	d := backoffMax
+	if n < 7 {
+		d = min(backoffMin<<n, backoffMax)
+	}
+	return d/2 + time.Duration(random*float64(d/2))
+}
+
+// run is the socket's one long-lived goroutine: it reads the stream and, when
+// that breaks, makes a new one. It ends with the socket.
+func (s *Socket) run(sess *session) {
+	defer close(s.ended)
+	for sess != nil {
+		err := s.read(sess)
+		s.broken(sess, err)
+		sess = s.reconnect(err)
+	}
+	s.cancel()
+}
+
+// broken ends a session: nothing that was waiting for it waits on.
+func (s *Socket) broken(sess *session, err error) {
+	sess.cancel()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	close(sess.down)
+	if s.sess != sess { // Close was there first
+		return
+	}
+	s.sess = nil
+	s.down = err
+	s.up = make(chan struct{})
+	s.dropPendingLocked(sess, nil)
+}
+
+// dropPendingLocked gives every batch without a result its error and every
+// datagram without an outcome the outcome Unknown. Nothing is sent again: it
+// might arrive twice. cause is nil when the daemon went away.
+func (s *Socket) dropPendingLocked(sess *session, cause error) {
+	err, reason := cause, "the socket was closed"
+	if cause == nil {
+		err, reason = errLost, reasonRestarted
+	}
+	for id, b := range sess.pending {
+		delete(sess.pending, id)
+		if b.wantOutcomes {
+			s.undecid.remove(b.firstTag, uint64(len(b.lengths)))
+		}
+		failBatch(b, err, true)
+		b.recycle()
+	}
+	if s.cfg.outcomes {
+		for _, r := range s.undecid.take() {
+			s.outcomes.add(r.first, r.count, Unknown, reason)
+		}
+	}
+}
+
+// reasonRestarted is the reason of the outcomes the SDK itself decides.
+const reasonRestarted = "daemon restarted"
+
+// failBatch tells everybody who waits for b.
+func failBatch(b *batch, err error, undecided bool) {
+	tell := func(c *call) {
+		if !c.abandoned { // else nobody may write to it but the one who left
+			c.err, c.undecided = err, undecided
+		}
+		c.finish()
+	}
+	for _, c := range b.calls {
+		tell(c)
+	}
+	if b.one != nil {
+		tell(b.one)
+	}
+}
+
+// reconnect returns the next session, or nil when there will be none.
+func (s *Socket) reconnect(err error) *session {
+	for n := 0; ; n++ {
+		if s.end(err) {
+			return nil
+		}
+		t := time.NewTimer(backoffDelay(n, rand.Float64()))
+		select {
+		case <-t.C:
+		case <-s.ctx.Done():
+			t.Stop()
+			continue
+		}
+		ctx, cancel := context.WithTimeout(s.ctx, attemptTimeout)
+		sess, cerr := s.connect(ctx)
+		cancel()
+		s.mu.Lock()
+		if cerr == nil && s.over == nil {
+			s.startLocked(sess)
+			s.watch.lost()
+			s.mu.Unlock()
+			return sess
+		}
+		if cerr == nil { // closed meanwhile
+			sess.cancel()
+		} else {
+			err = cerr
+			s.down = cerr
+		}
+		s.mu.Unlock()
+	}
+}
+
+// end decides whether the socket is over after err.
+func (s *Socket) end(err error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.over != nil:
+		return true
+	case s.ctx.Err() != nil:
+		s.finishLocked(rdserr.ErrClosed)
+		return true
+	case !worthRetry(err):
+		s.finishLocked(err)
+		return true
+	case !s.cfg.reconnect:
+		s.finishLocked(rdserr.With(rdserr.ErrShutdown, "the daemon went away: %v", err))
+		return true
+	}
+	return false
+}
+
+// dismissed is the reason of a Closing that is not about the daemon's own end:
+// an administrator closed this socket.
+type dismissed struct{ error }
+
+func (d dismissed) Unwrap() error { return d.error }
+
+// worthRetry says whether a socket that ended, or a bind that failed, with this
+// error may work later: the daemon is away, or still has the old socket, or has
+// not got its addresses or its memory yet. A refusal that depends on who asks or
+// for what stays one, and a socket closed by an administrator stays closed.
+func worthRetry(err error) bool {
+	if _, ok := errors.AsType[dismissed](err); ok {
+		return false
+	}
+	for _, s := range []error{rdserr.ErrShutdown, rdserr.ErrCanceled, rdserr.ErrTimeout, rdserr.ErrReset, rdserr.ErrIO,
+		rdserr.ErrAddrInUse, rdserr.ErrAddrNotAvail, rdserr.ErrNoMemory, rdserr.ErrTooMany,
+		rdserr.ErrRateLimited, rdserr.ErrHostDown, rdserr.ErrRefused} {
+		if errors.Is(err, s) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,196 @@
+package rdsd
+
+import (
+	"context"
+	"iter"
+	"math"
+	"net/netip"
+	"sync"
+)
+
+// recvQueue is what the daemon has pushed and nobody has taken yet. Its size is
+// bounded by the credit: the receive window.
+type recvQueue struct {
+	windowN, windowB int
+	wake             chan struct{} // capacity 1; passed on from reader to reader
+
+	mu       sync.Mutex
+	batches  []*inBatch  // guarded by mu
+	n, bytes int         // guarded by mu; unread
+	owedN    int         // guarded by mu; read and not yet credited again
+	owedB    int         // guarded by mu
+	over     error       // guarded by mu
+	waiters  requestList // guarded by mu; Request calls, before everybody else
+}
+
+func (q *recvQueue) init(cfg bindConfig) {
+	q.windowN, q.windowB = cfg.windowDatagrams, cfg.windowBytes
+	q.wake = make(chan struct{}, 1)
+}
+
+// initialCredit is what a new stream starts with: the window less what is still
+// unread from the stream before.
+func (q *recvQueue) initialCredit() (datagrams uint32, bytes uint64) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.owedN, q.owedB = 0, 0
+	return uint32(min(max(q.windowN-q.n, 0), math.MaxInt32)), uint64(max(q.windowB-q.bytes, 0))
+}
+
+// deliver queues a batch that arrived.
+func (q *recvQueue) deliver(b *inBatch, s *Socket) {
+	q.mu.Lock()
+	if q.over != nil {
+		q.mu.Unlock()
+		return
+	}
+	takenN, takenB := 0, 0
+	if q.waiters.empty() {
+		q.n += b.left
+		q.bytes += len(b.payload)
+		q.batches = append(q.batches, b)
+	} else {
+		for _, part := range q.waiters.take(b, &takenN, &takenB) {
+			q.n += part.left
+			q.bytes += len(part.payload)
+			q.batches = append(q.batches, part)
+		}
+	}
+	unread := q.n > 0
+	n, bytes := q.owe(takenN, takenB)
+	q.mu.Unlock()
+	if unread {
+		q.signal()
+	}
+	s.grant(n, bytes)
+}
+
+func (q *recvQueue) signal() {
+	select {
+	case q.wake <- struct{}{}:
+	default:
+	}
+}
+
+// owe counts what was read. Once that is half a window of either kind it is
+// returned, to be granted again.
+func (q *recvQueue) owe(n, bytes int) (datagrams, size int) {
+	q.owedN += n
+	q.owedB += bytes
+	if 2*q.owedN < q.windowN && 2*q.owedB < q.windowB {
+		return 0, 0
+	}
+	datagrams, size = q.owedN, q.owedB
+	q.owedN, q.owedB = 0, 0
+	return datagrams, size
+}
+
+func (q *recvQueue) finish(err error) {
+	q.mu.Lock()
+	q.over = err
+	if isClosed(err) {
+		q.batches, q.n, q.bytes = nil, 0, 0
+	}
+	q.waiters.failAll(err)
+	q.mu.Unlock()
+	q.signal()
+}
+
+// grant gives the daemon credit.
+func (s *Socket) grant(n, bytes int) {
+	if n == 0 && bytes == 0 {
+		return
+	}
+	s.mu.Lock()
+	if s.sess == nil { // the next Bind grants what is right then
+		s.mu.Unlock()
+		return
+	}
+	s.sess.creditN += uint64(n)
+	s.sess.creditB += uint64(bytes)
+	m, sess := s.kickLocked()
+	s.mu.Unlock()
+	s.write(m, sess)
+}
+
+// take moves what is there into into, at most what fits.
+func (q *recvQueue) take(into []Datagram) (got, grantN, grantB int, err error) {
+	q.mu.Lock()
+	bytes := 0
+	for got < len(into) && len(q.batches) > 0 {
+		b := q.batches[0]
+		for got < len(into) && b.left > 0 {
+			into[got] = b.next()
+			bytes += len(into[got].Payload)
+			got++
+		}
+		if b.left == 0 {
+			q.batches[0] = nil
+			q.batches = q.batches[1:]
+		}
+	}
+	q.n -= got
+	q.bytes -= bytes
+	if got > 0 {
+		grantN, grantB = q.owe(got, bytes)
+	} else {
+		err = q.over
+	}
+	more := q.n > 0 || q.over != nil
+	q.mu.Unlock()
+	if more {
+		q.signal()
+	}
+	return got, grantN, grantB, err
+}
+
+// RecvBatch waits for at least one datagram and returns all that are there, at
+// most len(into), which must not be 0. After the end of ctx the error is
+// rdserr.ErrTimeout or ErrCanceled; nothing is lost by it.
+func (s *Socket) RecvBatch(ctx context.Context, into []Datagram) (int, error) {
+	return s.recvBatch(ctx, into)
+}
+
+func (s *Socket) recvBatch(ctx context.Context, into []Datagram) (int, error) {
+	if len(into) == 0 {
+		return 0, nil
+	}
+	for {
+		got, n, bytes, err := s.recv.take(into)
+		if got > 0 {
+			s.grant(n, bytes)
+			return got, nil
+		}
+		if err != nil {
+			return 0, s.opErr("recv", netip.AddrPort{}, err)
+		}
+		select {
+		case <-s.recv.wake:
+		case <-ctx.Done():
+			return 0, s.opErr("recv", netip.AddrPort{}, ctxError(ctx, nil))
+		}
+	}
+}
+
+// Recv waits for the next datagram. It goes on waiting while the daemon is
+// restarted. After Close it returns rdserr.ErrClosed.
+func (s *Socket) Recv(ctx context.Context) (Datagram, error) {
+	var one [1]Datagram
+	if _, err := s.recvBatch(ctx, one[:]); err != nil {
+		return Datagram{}, err
+	}
+	return one[0], nil
+}
+
+// All receives until ctx ends or the socket is closed, which is the error of
+// the last round.
+func (s *Socket) All(ctx context.Context) iter.Seq2[Datagram, error] {
+	return func(yield func(Datagram, error) bool) {
+		for {
+			d, err := s.Recv(ctx)
+			if !yield(d, err) || err != nil {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,124 @@
+package rdsd
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// cancelGrace is how long Request waits, after its own deadline, for the daemon
+// to confirm that the request will not leave any more.
+const cancelGrace = 100 * time.Millisecond
+
+// Request sends one datagram and waits for the next one that comes from dst.
+//
+// It does not look into payloads: correlation is left to the application.
+// Several requests to one destination may be outstanding; replies are given to
+// them in the order in which they were made, which is right for a peer that
+// answers in order. A datagram that dst sends for another reason meanwhile is
+// taken for the reply; a reply that comes after its Request gave up is received
+// by the next Request to dst, or by Recv.
+//
+// The reply needs receive window: where others send to this socket too,
+// somebody must Recv.
+//
+// When ctx ends, what is still queued to dst (of all senders of this socket) is
+// cancelled as with CancelSentTo and the error is rdserr.ErrTimeout or
+// ErrCanceled.
+func (s *Socket) Request(ctx context.Context, dst netip.AddrPort, p []byte) (Datagram, error) {
+	dst = unmap(dst)
+	w := &requestWaiter{from: dst, reply: make(chan Datagram, 1), failed: make(chan struct{})}
+	s.recv.addWaiter(w)
+	defer s.recv.removeWaiter(w)
+	if err := s.Send(ctx, dst, p); err != nil {
+		if ctx.Err() != nil {
+			s.takeBack(ctx, dst)
+		}
+		return Datagram{}, err
+	}
+	select {
+	case d := <-w.reply:
+		return d, nil
+	case <-w.failed:
+		return Datagram{}, s.opErr("request", dst, w.err)
+	case <-ctx.Done():
+	}
+	s.recv.removeWaiter(w)
+	select {
+	case d := <-w.reply: // it came at the last moment
+		return d, nil
+	default:
+	}
+	s.takeBack(ctx, dst)
+	return Datagram{}, s.opErr("request", dst, ctxError(ctx, nil))
+}
+
+func (s *Socket) takeBack(ctx context.Context, dst netip.AddrPort) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelGrace)
+	defer cancel()
+	// Best effort: the caller learns of the timeout, whatever this says.
+	_, _ = s.CancelSentTo(ctx, dst)
+}
+
+// requestWaiter is one Request that waits for its reply.
+type requestWaiter struct {
+	from   netip.AddrPort
+	reply  chan Datagram // capacity 1
+	failed chan struct{} // closed after err is set
+	err    error
+}
+
+// requestList holds waiting Requests in the order they were made.
+type requestList struct{ list []*requestWaiter }
+
+func (l *requestList) empty() bool { return len(l.list) == 0 }
+
+// take gives datagrams of b to the Requests that wait for them and returns
+// what is left of b. n and bytes count what was given.
+func (l *requestList) take(b *inBatch, n, bytes *int) []*inBatch {
+	if !slices.ContainsFunc(l.list, func(w *requestWaiter) bool { return slices.Contains(b.sources, w.from) }) {
+		return []*inBatch{b}
+	}
+	var rest []*inBatch
+	for b.left > 0 {
+		d := b.next()
+		i := slices.IndexFunc(l.list, func(w *requestWaiter) bool { return w.from == d.Addr })
+		if i < 0 {
+			rest = append(rest, singleBatch(d))
+			continue
+		}
+		l.list[i].reply <- d // capacity 1, and a waiter is in the list once
+		l.list = slices.Delete(l.list, i, i+1)
+		*n++
+		*bytes += len(d.Payload)
+	}
+	return rest
+}
+
+func (l *requestList) failAll(err error) {
+	for _, w := range l.list {
+		w.err = err
+		close(w.failed)
+	}
+	l.list = nil
+}
+
+func (q *recvQueue) addWaiter(w *requestWaiter) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.over != nil {
+		w.err = q.over
+		close(w.failed)
+		return
+	}
+	q.waiters.list = append(q.waiters.list, w)
+}
+
+func (q *recvQueue) removeWaiter(w *requestWaiter) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if i := slices.Index(q.waiters.list, w); i >= 0 {
+		q.waiters.list = slices.Delete(q.waiters.list, i, i+1)
+	}
+}

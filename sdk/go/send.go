@@ -1,0 +1,242 @@
+package rdsd
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// tryTimeout is how long a TrySend waits for the answer of a daemon that is
+// there and says nothing.
+const tryTimeout = 5 * time.Second
+
+// Send sends one datagram and returns when the daemon has accepted it: it will
+// arrive once and in order, or its outcome says otherwise. Send waits for room
+// in the send buffer, for a congested destination and for a daemon that is
+// being restarted, until ctx ends.
+//
+// Errors: rdserr.ErrTimeout (also context.DeadlineExceeded), ErrCanceled (also
+// context.Canceled), ErrTooLarge, ErrDestination, ErrFamily, ErrClosed,
+// ErrShutdown. When ctx ends after the datagram was handed to the daemon, or
+// the daemon goes away before it answers, OpError.Undecided is set: the daemon
+// may accept it after all (and then reports its outcome); it is never sent
+// twice.
+func (s *Socket) Send(ctx context.Context, dst netip.AddrPort, p []byte) error {
+	_, err := s.SendTag(ctx, dst, p)
+	return err
+}
+
+// SendTag is Send that also returns the tag by which Outcomes names the datagram.
+func (s *Socket) SendTag(ctx context.Context, dst netip.AddrPort, p []byte) (uint64, error) {
+	const op = "send"
+	dst = unmap(dst)
+	if ctx.Err() != nil {
+		return 0, s.opErr(op, dst, ctxError(ctx, nil))
+	}
+	// First without waiting, together with whoever sends at the same time: a
+	// waiting datagram would hold back the answer to all others of its batch.
+	tag, err := s.sendOne(ctx, op, dst, p, gather)
+	if errors.Is(err, rdserr.ErrWouldBlock) || errors.Is(err, rdserr.ErrCongested) {
+		return s.sendOne(ctx, op, dst, p, alone)
+	}
+	return tag, err
+}
+
+// TrySend sends one datagram and does not wait for room: rdserr.ErrWouldBlock
+// when the send buffer (or the window to the daemon) is full, ErrCongested when
+// the destination is, ErrShutdown while there is no daemon.
+func (s *Socket) TrySend(dst netip.AddrPort, p []byte) error {
+	_, err := s.sendOne(context.Background(), "try-send", unmap(dst), p, gatherNow)
+	return err
+}
+
+// sendMode says how a single datagram travels to the daemon.
+type sendMode uint8
+
+const (
+	gather    sendMode = iota // in one batch with others, refused when there is no room
+	gatherNow                 // the same, and not without a daemon or a full window
+	alone                     // in a batch of its own that waits for room
+)
+
+func (s *Socket) sendOne(ctx context.Context, op string, dst netip.AddrPort, p []byte, mode sendMode) (uint64, error) {
+	s.mu.Lock()
+	local := s.local
+	if err := s.refuseLocked(dst, len(p)); err != nil {
+		s.mu.Unlock()
+		return 0, opError(op, local, dst, err)
+	}
+	var down <-chan struct{}
+	if mode == gatherNow {
+		switch {
+		case s.sess == nil:
+			err := s.awayLocked()
+			s.mu.Unlock()
+			return 0, opError(op, local, dst, err)
+		case !s.sess.room(len(p)), s.outcomes.full():
+			s.mu.Unlock()
+			return 0, opError(op, local, dst, rdserr.ErrWouldBlock)
+		}
+		down = s.sess.down
+	}
+	c := newCall()
+	if mode == alone {
+		b := newBatch()
+		b.wantOutcomes, b.wait = s.cfg.outcomes, true
+		b.deadline, _ = ctx.Deadline()
+		b.calls = append(b.calls, c)
+		b.add(dst, p, len(p))
+		c.batch = b
+		s.queueLocked(b)
+	} else {
+		s.gatherLocked(c, dst, p)
+	}
+	m, sess := s.kickLocked()
+	s.mu.Unlock()
+	s.write(m, sess)
+
+	var err error
+	if mode == gatherNow {
+		err = s.awaitTry(c, down)
+	} else {
+		err = s.await(ctx, c)
+	}
+	tag, und := c.tag, c.undecided
+	if err == nil {
+		err = c.err
+	}
+	if !c.abandoned {
+		c.recycle()
+	}
+	if err == nil {
+		return tag, nil
+	}
+	if und {
+		return tag, undecided(op, local, dst, err)
+	}
+	return 0, opError(op, local, dst, err)
+}
+
+// refuseLocked finds what is wrong with a datagram without asking the daemon.
+func (s *Socket) refuseLocked(dst netip.AddrPort, n int) error {
+	switch {
+	case s.over != nil:
+		return s.over
+	case !dst.Addr().IsValid() || dst.Addr().IsUnspecified():
+		return rdserr.ErrDestination
+	case s.maxBytes > 0 && n > s.maxBytes:
+		return rdserr.With(rdserr.ErrTooLarge, "%d bytes: a datagram has at most %d", n, s.maxBytes)
+	}
+	return nil
+}
+
+// awayLocked is why there is no daemon now.
+func (s *Socket) awayLocked() error {
+	if s.down != nil {
+		return rdserr.With(rdserr.ErrShutdown, "not connected to the daemon: %v", s.down)
+	}
+	return rdserr.ErrShutdown
+}
+
+// gatherLocked adds a datagram to the last batch of single sends that is still
+// waiting to be written, or starts one.
+func (s *Socket) gatherLocked(c *call, dst netip.AddrPort, p []byte) {
+	var b *batch
+	if n := len(s.tryq); n > 0 {
+		last := s.tryq[n-1]
+		limit := maxGatherBytes
+		if s.sess != nil {
+			limit = min(limit, s.sess.windowBytes)
+		}
+		if last.one == nil && len(last.lengths) < maxGatherDatagrams && last.bytes+len(p) <= limit {
+			b = last
+		}
+	}
+	if b == nil {
+		b = newBatch()
+		b.wantOutcomes = s.cfg.outcomes
+		s.queueLocked(b)
+	}
+	c.batch = b
+	b.calls = append(b.calls, c)
+	b.add(dst, p, len(p))
+}
+
+func (s *Socket) queueLocked(b *batch) {
+	s.seq++
+	b.seq = s.seq
+	if b.wait {
+		s.waitq = append(s.waitq, b)
+	} else {
+		s.tryq = append(s.tryq, b)
+	}
+}
+
+// await waits for c until ctx ends.
+func (s *Socket) await(ctx context.Context, c *call) error {
+	select {
+	case <-c.done:
+		return nil
+	case <-ctx.Done():
+	}
+	return s.giveUp(c, func() error {
+		var why error
+		if s.sess == nil && s.over == nil {
+			why = s.awayLocked()
+		}
+		return ctxError(ctx, why)
+	})
+}
+
+func (s *Socket) awaitTry(c *call, down <-chan struct{}) error {
+	if c.timer == nil {
+		c.timer = time.NewTimer(tryTimeout)
+	} else {
+		c.timer.Reset(tryTimeout)
+	}
+	defer c.timer.Stop()
+	select {
+	case <-c.done:
+		return nil
+	case <-c.timer.C:
+		return s.giveUp(c, func() error { return rdserr.With(rdserr.ErrTimeout, "the daemon does not answer") })
+	case <-down:
+		return s.giveUp(c, func() error { return errLost })
+	}
+}
+
+// giveUp leaves c without its result: taken back when it was not written yet,
+// undecided otherwise. why is called with mu held. It returns nil when the
+// result came after all.
+func (s *Socket) giveUp(c *call, why func() error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if c.finished {
+		<-c.done
+		return nil
+	}
+	err := why()
+	c.abandoned = true
+	if c.sent {
+		c.undecided = true
+		return err
+	}
+	b := c.batch
+	if i := slices.Index(b.calls, c); i >= 0 {
+		b.remove(i)
+	}
+	if len(b.calls) > 0 {
+		return err
+	}
+	for _, q := range []*[]*batch{&s.tryq, &s.waitq} {
+		if i := slices.Index(*q, b); i >= 0 {
+			*q = slices.Delete(*q, i, i+1)
+		}
+	}
+	b.recycle()
+	return err
+}

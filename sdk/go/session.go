@@ -1,0 +1,198 @@
+package rdsd
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/netip"
+
+	"google.golang.org/grpc"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// session is one stream to the daemon, from Bind to its end.
+type session struct {
+	stream grpc.ClientStream
+	cancel context.CancelFunc
+	local  netip.AddrPort
+	wake   chan struct{} // capacity 1: the writer has something to do
+	down   chan struct{} // closed when the stream is over
+
+	maxBytes      int
+	windowBytes   int
+	windowBatches int
+
+	// Guarded by Socket.mu:
+	writing   bool // somebody is in stream.SendMsg, or the writer is about to be
+	closing   bool // half-close when the writer is free
+	closed    bool // done so
+	pending   map[uint64]*batch
+	bytes     int // payload bytes in pending
+	waitBytes int // of these, in waiting batches
+	waiting   int // waiting batches in pending
+	ctl       []*rdsdv1.ClientMessage
+	replies   map[uint64]chan *rdsdv1.ServerMessage
+	creditN   uint64 // credit to grant with the next message
+	creditB   uint64
+	monitor   bool // a Monitor message is due
+	monitored bool // the last Monitor sent was not "off"
+}
+
+var openStream = &rdsdv1.Datagrams_ServiceDesc.Streams[0]
+
+// connect opens a stream and binds. ctx bounds only this, not the stream.
+func (s *Socket) connect(ctx context.Context) (*session, error) {
+	if ctx.Err() != nil {
+		return nil, ctxError(ctx, nil)
+	}
+	s.client.conn.ResetConnectBackoff()
+	streamCtx, cancel := context.WithCancel(s.ctx)
+	stop := context.AfterFunc(ctx, cancel)
+	sess, err := s.handshake(streamCtx, cancel)
+	if !stop() && err == nil {
+		err = ctxError(ctx, nil)
+	}
+	if err != nil {
+		cancel()
+		if ctx.Err() != nil {
+			return nil, ctxError(ctx, nil)
+		}
+		return nil, err
+	}
+	return sess, nil
+}
+
+func (s *Socket) handshake(ctx context.Context, cancel context.CancelFunc) (*session, error) {
+	stream, err := s.client.conn.NewStream(ctx, openStream, rdsdv1.Datagrams_Open_FullMethodName,
+		grpc.ForceCodecV2(streamCodec{}))
+	if err != nil {
+		return nil, s.connectError(err)
+	}
+	bind := &rdsdv1.Bind{}
+	bind.SetLocal(endpointToProto(s.LocalAddr()))
+	bind.SetSendBufferBytes(uint64(s.cfg.sendBuffer))
+	bind.SetRecvBufferBytes(uint64(s.cfg.recvBuffer))
+	bind.SetLabel(s.cfg.label)
+	n, bytes := s.recv.initialCredit()
+	bind.SetInitialCreditDatagrams(n)
+	bind.SetInitialCreditBytes(bytes)
+	m := &rdsdv1.ClientMessage{}
+	m.SetBind(bind)
+	if err := stream.SendMsg(m); err != nil && !errors.Is(err, io.EOF) {
+		return nil, s.connectError(err)
+	}
+	var in inbound
+	if err := stream.RecvMsg(&in); err != nil {
+		return nil, s.connectError(err)
+	}
+	if in.msg != nil && in.msg.WhichBody() == rdsdv1.ServerMessage_Closing_case {
+		return nil, closingError(in.msg.GetClosing())
+	}
+	if in.msg == nil || in.msg.WhichBody() != rdsdv1.ServerMessage_Bound_case {
+		return nil, rdserr.With(rdserr.ErrProtocol, "the daemon's first message is not Bound")
+	}
+	bound := in.msg.GetBound()
+	sess := &session{
+		stream:        stream,
+		cancel:        cancel,
+		local:         endpointFromProto(bound.GetLocal()),
+		wake:          make(chan struct{}, 1),
+		down:          make(chan struct{}),
+		maxBytes:      int(min(bound.GetMaxDatagramBytes(), 1<<30)),
+		windowBytes:   int(min(bound.GetSendWindowBytes(), 1<<40)),
+		windowBatches: int(bound.GetSendWindowBatches()),
+		pending:       make(map[uint64]*batch),
+		replies:       make(map[uint64]chan *rdsdv1.ServerMessage),
+	}
+	// A daemon that names no window gets one batch at a time.
+	sess.windowBytes = max(sess.windowBytes, 1)
+	sess.windowBatches = max(sess.windowBatches, 1)
+	return sess, nil
+}
+
+// connectError says where no daemon was found.
+func (s *Socket) connectError(err error) error {
+	if errors.Is(err, io.EOF) {
+		return rdserr.With(rdserr.ErrShutdown, "the daemon at %s ended the stream", s.client.target)
+	}
+	mapped := statusError(err)
+	if errors.Is(mapped, rdserr.ErrShutdown) {
+		return rdserr.With(rdserr.ErrShutdown, "no daemon at %s: %v", s.client.target, mapped)
+	}
+	return mapped
+}
+
+func closingError(c *rdsdv1.Closing) error {
+	err := errnoError(c.GetErrno(), c.GetMessage())
+	switch {
+	case err == nil:
+		return rdserr.ErrShutdown
+	case errors.Is(err, rdserr.ErrShutdown):
+		return err
+	}
+	return dismissed{err}
+}
+
+// startLocked makes sess the socket's session.
+func (s *Socket) startLocked(sess *session) {
+	s.sess = sess
+	s.maxBytes = sess.maxBytes
+	s.down = nil
+	close(s.up)
+	sess.monitor = s.watch.active()
+	go s.writer(sess) // ends with sess.down
+	sess.kickWriterLocked()
+}
+
+// read takes messages until the stream ends and says why it did.
+func (s *Socket) read(sess *session) error {
+	var in inbound
+	var closing error
+	for {
+		if err := sess.stream.RecvMsg(&in); err != nil {
+			switch {
+			case closing != nil:
+				return closing
+			case errors.Is(err, io.EOF):
+				return rdserr.With(rdserr.ErrShutdown, "the daemon ended the stream")
+			}
+			return statusError(err)
+		}
+		switch {
+		case in.recv != nil:
+			s.recv.deliver(in.recv, s)
+		case in.isResult:
+			s.result(sess, in.resultID, nil)
+		default:
+			if err := s.handle(sess, in.msg); err != nil {
+				closing = err
+			}
+		}
+	}
+}
+
+// handle is for the messages that are not hot. It returns the reason of a
+// Closing.
+func (s *Socket) handle(sess *session, m *rdsdv1.ServerMessage) error {
+	switch m.WhichBody() {
+	case rdsdv1.ServerMessage_SendResult_case:
+		s.result(sess, m.GetSendResult().GetId(), m.GetSendResult().GetErrors())
+	case rdsdv1.ServerMessage_Outcomes_case:
+		s.decided(m.GetOutcomes().GetOutcome())
+	case rdsdv1.ServerMessage_Congestion_case:
+		s.watch.event(m.GetCongestion())
+	case rdsdv1.ServerMessage_CancelResult_case:
+		s.reply(sess, m.GetCancelResult().GetId(), m)
+	case rdsdv1.ServerMessage_FlushResult_case:
+		s.reply(sess, m.GetFlushResult().GetId(), m)
+	case rdsdv1.ServerMessage_CongestedResult_case:
+		s.reply(sess, m.GetCongestedResult().GetId(), m)
+	case rdsdv1.ServerMessage_PeekResult_case:
+		s.reply(sess, m.GetPeekResult().GetId(), m)
+	case rdsdv1.ServerMessage_Closing_case:
+		return closingError(m.GetClosing())
+	}
+	return nil // a message of a newer daemon
+}

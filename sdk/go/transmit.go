@@ -1,0 +1,277 @@
+package rdsd
+
+import (
+	"errors"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+)
+
+// Writing to the stream.
+//
+// At most one goroutine is in stream.SendMsg (session.writing). A caller that
+// finds nobody there writes its own message itself: no hand-over when idle.
+// Callers that come meanwhile only queue; single sends gather in one batch
+// (send.go), so batches form by themselves under load, without a timer. What
+// the first caller leaves behind is the session's writer goroutine's.
+//
+// A caller must not get stuck in SendMsg past its context, when the daemon does
+// not read. grpc-go blocks there only once 64 KiB of a stream are unwritten;
+// batches with a result were written, so a caller writes itself only while
+// those without one are fewer than inlineBytes, else the writer does.
+const inlineBytes = 32 << 10
+
+// waitShare is the part of the send window that waiting batches may take, in
+// quarters: senders blocked by one congested port leave room for the others.
+const waitShare = 3
+
+// message is what next returns: a *batch, a *rdsdv1.ClientMessage, halfClose.
+type message any
+
+type halfClose struct{}
+
+// kickLocked makes sure that somebody writes what is queued. When it returns a
+// message, that somebody is the caller: it must call write with it after
+// unlocking.
+func (s *Socket) kickLocked() (message, *session) {
+	sess := s.sess
+	if sess == nil || sess.writing {
+		return nil, nil
+	}
+	if sess.bytes >= inlineBytes {
+		sess.kickWriterLocked()
+		return nil, nil
+	}
+	m := s.nextLocked(sess)
+	if m == nil {
+		return nil, nil
+	}
+	sess.writing = true
+	return m, sess
+}
+
+// kickWriterLocked wakes the writer goroutine.
+func (sess *session) kickWriterLocked() {
+	select {
+	case sess.wake <- struct{}{}:
+	default:
+	}
+}
+
+// write sends one message and leaves the rest to the writer.
+func (s *Socket) write(m message, sess *session) {
+	if m == nil {
+		return
+	}
+	sess.send(m)
+	s.mu.Lock()
+	sess.writing = false
+	if s.readyLocked(sess) {
+		sess.kickWriterLocked()
+	}
+	s.mu.Unlock()
+}
+
+func (sess *session) send(m message) {
+	switch m := m.(type) {
+	case halfClose:
+		sess.stream.CloseSend()
+	default:
+		// An error ends the stream; the reading goroutine sees why.
+		if sess.stream.SendMsg(m) != nil {
+			sess.cancel()
+		}
+	}
+}
+
+// writer is one goroutine per session; it ends when the session does.
+func (s *Socket) writer(sess *session) {
+	for {
+		select {
+		case <-sess.wake:
+		case <-sess.down:
+			return
+		}
+		s.mu.Lock()
+		for !sess.writing {
+			m := s.nextLocked(sess)
+			if m == nil {
+				break
+			}
+			sess.writing = true
+			s.mu.Unlock()
+			sess.send(m)
+			s.mu.Lock()
+			sess.writing = false
+		}
+		s.mu.Unlock()
+	}
+}
+
+// readyLocked says whether nextLocked would return a message.
+func (s *Socket) readyLocked(sess *session) bool {
+	return sess.monitor || sess.creditDue() || len(sess.ctl) > 0 || sess.closing && !sess.closed ||
+		s.sess == sess && s.pickLocked(sess) != nil
+}
+
+// nextLocked takes the next message to write. Control messages are small, not
+// subject to the window and concern only what was accepted before: they go
+// first.
+func (s *Socket) nextLocked(sess *session) message {
+	switch {
+	case sess.closed:
+		return nil
+	case sess.closing:
+		sess.closed = true
+		return halfClose{}
+	case s.sess != sess:
+		return nil
+	case sess.monitor:
+		sess.monitor = false
+		return s.monitorMessage(sess)
+	case sess.creditDue():
+		m := &rdsdv1.ClientMessage{}
+		c := &rdsdv1.Credit{}
+		c.SetDatagrams(uint32(min(sess.creditN, 1<<31)))
+		c.SetBytes(sess.creditB)
+		m.SetCredit(c)
+		sess.creditN, sess.creditB = 0, 0
+		return m
+	case len(sess.ctl) > 0:
+		m := sess.ctl[0]
+		sess.ctl[0] = nil
+		sess.ctl = sess.ctl[1:]
+		return m
+	}
+	q := s.pickLocked(sess)
+	if q == nil {
+		return nil
+	}
+	b := (*q)[0]
+	(*q)[0] = nil
+	*q = (*q)[1:]
+	s.sentLocked(sess, b)
+	return b
+}
+
+func (sess *session) creditDue() bool { return sess.creditN > 0 || sess.creditB > 0 }
+
+// pickLocked returns the queue whose head fits in the window, the older one of
+// two; nil when there is none.
+func (s *Socket) pickLocked(sess *session) *[]*batch {
+	if s.outcomes.full() {
+		return nil
+	}
+	try := len(s.tryq) > 0 && sess.fits(s.tryq[0])
+	wait := len(s.waitq) > 0 && sess.fits(s.waitq[0])
+	switch {
+	case try && (!wait || s.tryq[0].seq < s.waitq[0].seq):
+		return &s.tryq
+	case wait:
+		return &s.waitq
+	}
+	return nil
+}
+
+// fits says whether the window has room. Something larger than the window may
+// still go alone: the daemon knows best what to say to it.
+func (sess *session) fits(b *batch) bool {
+	if len(sess.pending) == 0 {
+		return true
+	}
+	if b.wait && sess.waiting > 0 &&
+		(sess.waiting >= max(1, sess.windowBatches*waitShare/4) ||
+			sess.waitBytes+b.bytes > sess.windowBytes/4*waitShare) {
+		return false
+	}
+	return sess.room(b.bytes)
+}
+
+func (sess *session) room(bytes int) bool {
+	return len(sess.pending) == 0 ||
+		len(sess.pending) < sess.windowBatches && sess.bytes+bytes <= sess.windowBytes
+}
+
+// sentLocked moves b from its queue to pending.
+func (s *Socket) sentLocked(sess *session, b *batch) {
+	s.nextID++
+	b.id = s.nextID
+	if b.firstTag == 0 { // gathered: tags follow the order in the batch
+		b.firstTag = s.takeTags(len(b.lengths))
+		for i, c := range b.calls {
+			c.tag = b.firstTag + uint64(i)
+		}
+	}
+	for _, c := range b.calls {
+		c.sent = true
+	}
+	if b.one != nil {
+		b.one.sent = true
+	}
+	if b.wantOutcomes {
+		s.undecid.add(b.firstTag, uint64(len(b.lengths)))
+	}
+	sess.pending[b.id] = b
+	sess.bytes += b.bytes
+	if b.wait {
+		sess.waiting++
+		sess.waitBytes += b.bytes
+	}
+}
+
+func (s *Socket) takeTags(n int) uint64 {
+	first := s.nextTag + 1
+	s.nextTag += uint64(n)
+	return first
+}
+
+// result is the daemon's answer to one batch.
+func (s *Socket) result(sess *session, id uint64, errs []*rdsdv1.SendError) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := sess.pending[id]
+	if b == nil { // closed meanwhile, or a fault of the daemon that harms nobody
+		return
+	}
+	delete(sess.pending, id)
+	sess.bytes -= b.bytes
+	if b.wait {
+		sess.waiting--
+		sess.waitBytes -= b.bytes
+	}
+	for _, e := range errs {
+		index, count := int(e.GetIndex()), int(max(1, e.GetCount()))
+		if index >= len(b.lengths) {
+			continue
+		}
+		count = min(count, len(b.lengths)-index)
+		err := errnoError(e.GetErrno(), e.GetMessage())
+		if err == nil {
+			err = errors.New("refused without a reason")
+		}
+		if b.wantOutcomes {
+			s.undecid.remove(b.firstTag+uint64(index), uint64(count))
+		}
+		if b.one != nil {
+			if b.one.abandoned {
+				continue
+			}
+			b.one.errs = append(b.one.errs, sendErr{index, count, err})
+			continue
+		}
+		for _, c := range b.calls[index : index+count] {
+			if !c.abandoned {
+				c.err = err
+			}
+		}
+	}
+	for _, c := range b.calls {
+		c.finish()
+	}
+	if b.one != nil {
+		b.one.finish()
+	}
+	b.recycle()
+	if !sess.writing && s.readyLocked(sess) {
+		sess.kickWriterLocked()
+	}
+}
