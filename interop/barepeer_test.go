@@ -19,17 +19,17 @@ const rdsPort = 16385
 // barePeer is the least RDS peer that a kernel accepts: one path, no
 // retransmission, no congestion map. It proves the harness without rdsd.
 type barePeer struct {
-	ns     *Netns
-	local  netip.Addr
-	remote netip.Addr
-	lis    net.Listener
-	wg     sync.WaitGroup
-	frames chan bareFrame
-	up     chan struct{} // closed when link is set
-	once   sync.Once
-	wmu    sync.Mutex
-	link   net.Conn // guarded by wmu
-	seq    uint64   // guarded by wmu
+	ns      *Netns
+	local   netip.Addr
+	remote  netip.Addr
+	lis     net.Listener
+	wg      sync.WaitGroup
+	frames  chan bareFrame
+	down    chan struct{} // closed when the link has ended
+	timeout time.Duration // of dial
+	wmu     sync.Mutex
+	link    net.Conn // guarded by wmu
+	seq     uint64   // guarded by wmu
 }
 
 type bareFrame struct {
@@ -40,7 +40,7 @@ type bareFrame struct {
 // newBarePeer listens; the address order says who connects: the smaller.
 func newBarePeer(ns *Netns, local, remote netip.Addr) (*barePeer, error) {
 	p := &barePeer{ns: ns, local: local, remote: remote, frames: make(chan bareFrame, 1024),
-		up: make(chan struct{})}
+		down: make(chan struct{}), timeout: 5 * time.Second}
 	err := ns.Do(func() (err error) {
 		lc := net.ListenConfig{}
 		p.lis, err = lc.Listen(context.Background(), "tcp", netip.AddrPortFrom(local, rdsPort).String())
@@ -72,7 +72,7 @@ func (p *barePeer) accept() {
 func (p *barePeer) dial() error {
 	var c net.Conn
 	err := p.ns.Do(func() (err error) {
-		d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(p.local, 0))}
+		d := net.Dialer{Timeout: p.timeout, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(p.local, 0))}
 		c, err = d.Dial("tcp", netip.AddrPortFrom(p.remote, rdsPort).String())
 		return err
 	})
@@ -94,8 +94,10 @@ func (p *barePeer) use(c net.Conn) {
 		return
 	}
 	p.link = c
-	p.once.Do(func() { close(p.up) })
-	p.wg.Go(func() { p.read(c) })
+	p.wg.Go(func() {
+		p.read(c)
+		close(p.down)
+	})
 }
 
 func (p *barePeer) read(c net.Conn) {

@@ -2,6 +2,8 @@ package interop
 
 import (
 	"bytes"
+	"context"
+	"os"
 	"testing"
 	"time"
 )
@@ -123,5 +125,90 @@ func TestBarePeer(t *testing.T) {
 			}
 			t.Logf("%d each way: kernel received in %.2f s, sent in %.2f s", count, r.Seconds, s.Seconds)
 		})
+	}
+}
+
+// Each tool must do the harm it is named for, or tests built on it prove nothing.
+func TestTools(t *testing.T) {
+	l := needLab(t)
+	ctx := limited(t, time.Minute)
+	pr := pairs[0]
+	linked := func() *barePeer {
+		p, err := newBarePeer(l.ns, pr.ours, pr.kernel)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := p.dial(); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.write(777, 0, nil); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := p.next(777); err != nil {
+			t.Fatal("ping:", err)
+		}
+		return p
+	}
+	linkDies := func(p *barePeer, why string) {
+		t.Helper()
+		select {
+		case <-p.down:
+		case <-time.After(10 * time.Second):
+			t.Errorf("%s leaves the connection alone", why)
+		}
+		p.close()
+	}
+
+	p := linked()
+	if err := l.vm.ResetAll(ctx); err != nil {
+		t.Fatal(err)
+	}
+	linkDies(p, "ResetAll")
+
+	p = linked()
+	if err := l.vm.ReloadRDS(ctx); err != nil {
+		t.Fatal(err)
+	}
+	linkDies(p, "ReloadRDS")
+	counters, err := l.vm.Counters(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(counters) < 41 || counters["recv_ping"] != 0 {
+		t.Errorf("counters after a reload: %v", counters)
+	}
+
+	for name, shape := range map[string]func(context.Context, ...string) error{
+		"Netem": l.vm.Netem, "NetemIn": l.vm.NetemIn,
+	} {
+		if err := shape(ctx, "loss", "100%"); err != nil {
+			t.Fatal(err)
+		}
+		if p, err := newBarePeer(l.ns, pr.ours, pr.kernel); err != nil {
+			t.Error(err)
+		} else if p.timeout = 300 * time.Millisecond; p.dial() == nil {
+			t.Errorf("%s loss 100%%: the kernel still answers", name)
+			p.close()
+		} else {
+			p.close()
+		}
+		if err := shape(ctx); err != nil {
+			t.Fatal(err)
+		}
+		linked().close()
+	}
+
+	c, err := StartCapture(l.ns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	linked().close()
+	c.Stop()
+	path := t.TempDir() + "/wire.pcap"
+	if err := c.Save(path); err != nil {
+		t.Fatal(err)
+	}
+	if raw, err := os.ReadFile(path); err != nil || !bytes.Contains(raw, []byte{0x40, 0x01}) {
+		t.Errorf("capture of %d bytes without a frame of port 16385: %v", len(raw), err)
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -39,33 +41,35 @@ type lab struct {
 	dir string
 }
 
-var shared *lab
+// The lab is made when the first test asks for it.
+var (
+	theLab  = sync.OnceValues(newLab)
+	labMade atomic.Bool
+)
 
 func TestMain(m *testing.M) {
 	HelperMain()
 	flag.Parse()
-	os.Exit(inLab(m.Run))
+	code := m.Run()
+	if labMade.Load() {
+		code = max(code, closeLab(code != 0))
+	}
+	os.Exit(code)
 }
 
-func inLab(runTests func() int) int {
-	if testing.Short() || Missing() != nil {
-		return runTests() // each test says why it does not run
-	}
-	l, err := newLab()
+func closeLab(failed bool) int {
+	l, err := theLab()
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "interop:", err)
-		return 1
+		return 1 // the tests have said so
 	}
-	shared = l
-	code := runTests()
-	if code != 0 {
+	if failed {
 		fmt.Fprintf(os.Stderr, "the kernel's console ends:\n%s\n", l.vm.Console())
 	}
 	if err := l.close(); err != nil {
 		fmt.Fprintln(os.Stderr, "interop:", err)
 		return 1
 	}
-	return code
+	return 0
 }
 
 func newLab() (_ *lab, err error) {
@@ -82,7 +86,7 @@ func newLab() (_ *lab, err error) {
 	return l, nil
 }
 
-// boot starts the kernel; with cut, it begins behind a link that loses all.
+// boot starts the kernel; with "cut=1" nothing it sends leaves until Netem.
 func (l *lab) boot(options ...string) (err error) {
 	guest, err := filepath.Abs("guest")
 	if err != nil {
@@ -120,7 +124,12 @@ func needLab(t *testing.T) *lab {
 	case testing.Short():
 		t.Skip("kernel interop takes minutes; not with -short")
 	}
-	return shared
+	labMade.Store(true)
+	l, err := theLab()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
 }
 
 func limited(t *testing.T, d time.Duration) context.Context {

@@ -26,10 +26,11 @@ const (
 type VM struct {
 	*agent
 
-	ns  *Netns
-	dir string
-	cmd *exec.Cmd
-	log *os.File
+	ns      *Netns
+	dir     string
+	ingress bool // the intermediate device is set up
+	cmd     *exec.Cmd
+	log     *os.File
 }
 
 // Missing says what this machine lacks for running a kernel, nil when nothing.
@@ -109,7 +110,8 @@ func Boot(ctx context.Context, ns *Netns, opt BootOptions) (*VM, error) {
 	vm.cmd = ns.Command(self, umlBinary,
 		"mem=256M", "rootfstype=hostfs", "rootflags=/", "ro",
 		"uml_dir="+dir, "umid=vm",
-		"vec0:transport=raw,ifname="+ns.Guest,
+		// The address stays over a restart: neighbours do not wonder.
+		guestCard+":transport=raw,mac=02:52:44:53:00:01,ifname="+ns.Guest,
 		"con=null", "ssl=null", "con0=fd:0,fd:1", "panic=1",
 		noVectors,
 		"init="+python, "--",
@@ -185,7 +187,11 @@ func (vm *VM) Counters(ctx context.Context) (map[string]uint64, error) {
 
 // Netem shapes what the kernel sends, e.g. "loss", "1%"; nothing ends it.
 func (vm *VM) Netem(ctx context.Context, args ...string) error {
-	argv := []string{"tc", "qdisc", "replace", "dev", guestCard, "root"}
+	return vm.netem(ctx, guestCard, args)
+}
+
+func (vm *VM) netem(ctx context.Context, dev string, args []string) error {
+	argv := []string{"tc", "qdisc", "replace", "dev", dev, "root"}
 	if len(args) == 0 {
 		argv = append(argv, "pfifo_fast")
 	} else {
@@ -193,6 +199,32 @@ func (vm *VM) Netem(ctx context.Context, args ...string) error {
 	}
 	_, err := vm.Run(ctx, argv...)
 	return err
+}
+
+// NetemIn shapes what the kernel receives: an ingress queue is led through an
+// intermediate device. Corruption does not belong here, the card has verified
+// the checksums by then.
+func (vm *VM) NetemIn(ctx context.Context, args ...string) error {
+	const ifb = "ifb0"
+	if !vm.ingress {
+		for _, m := range []string{"ifb", "sch_ingress", "cls_matchall", "act_mirred"} {
+			if err := vm.call(ctx, "load", map[string]any{"name": m}, nil); err != nil {
+				return err
+			}
+		}
+		for _, step := range [][]string{
+			{"ip", "link", "set", ifb, "up"},
+			{"tc", "qdisc", "add", "dev", guestCard, "handle", "ffff:", "ingress"},
+			{"tc", "filter", "add", "dev", guestCard, "parent", "ffff:", "protocol", "all",
+				"matchall", "action", "mirred", "egress", "redirect", "dev", ifb},
+		} {
+			if _, err := vm.Run(ctx, step...); err != nil {
+				return err
+			}
+		}
+		vm.ingress = true
+	}
+	return vm.netem(ctx, ifb, args)
 }
 
 // ResetAll makes the kernel drop all its RDS connections at once. Its kernel

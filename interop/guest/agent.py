@@ -201,7 +201,8 @@ def main():
         for name in ("crc-ccitt", "ipv6", "rds", "rds_tcp", "sch_netem"):
             load_module(name)
         dev = options["dev"]
-        run(["ip", "link", "set", dev, "mtu", options.get("mtu", "1500")])
+        if "cut" in options:  # nothing leaves until the test clears it
+            run(["tc", "qdisc", "replace", "dev", dev, "root", "netem", "loss", "100%"])
         for addr in options["addr"].split(","):
             run(["ip", "addr", "add", addr, "dev", dev]
                 + (["nodad"] if ":" in addr else []))

@@ -36,12 +36,16 @@ class Link:
         return word.decode()
 
 
-def send(link, local, dst, flow, count, size, first=0, sndbuf=0, nonblock=False,
-         tick=0, pace_us=0, monitor=True):
+# A sender that waits longer than this for a wake-up has lost it (seconds).
+WAKE_LIMIT = 20
+
+
+def send(link, local, dst, flow, count, size, sndbuf=0, nonblock=False, tick=0):
     """Send `count` signed datagrams, then hold the socket until told.
 
     Holding matters: closing an RDS socket cancels what is unacknowledged.
-    With nonblock, EAGAIN and ENOBUFS are waited out by poll.
+    With nonblock, EAGAIN and ENOBUFS are waited out by poll, the latter with
+    congestion monitoring; without it the kernel does the waiting.
     """
     s = rdssock.RDS(local[0], local[1], sndbuf=sndbuf)
     s.to(dst[0], dst[1])
@@ -49,13 +53,11 @@ def send(link, local, dst, flow, count, size, first=0, sndbuf=0, nonblock=False,
     began = time.monotonic()
     if nonblock:
         s.setblocking(False)
-        if monitor:
-            s.monitor()
+        s.monitor()
     poller = select.poll()
-    longest = 0.0
     poller.register(s, select.POLLIN)
-    last_tick = began
-    for n in range(first, first + count):
+    longest = 0.0
+    for n in range(count):
         data = signed.make(flow, n, signed.size(size, n))
         while True:
             try:
@@ -73,10 +75,9 @@ def send(link, local, dst, flow, count, size, first=0, sndbuf=0, nonblock=False,
                 else:
                     raise
                 since = time.monotonic()
-                if poller.poll(60000):
-                    stats["wakes"] += 1
-                else:
-                    stats["lost_wakeup"] = True
+                if not poller.poll(WAKE_LIMIT * 1000):
+                    raise TimeoutError("no wake-up after %s, datagram %d" % (e, n))
+                stats["wakes"] += 1
                 longest = max(longest, time.monotonic() - since)
                 # A notification is read off with an empty message.
                 if e.errno == errno.ENOBUFS:
@@ -85,8 +86,6 @@ def send(link, local, dst, flow, count, size, first=0, sndbuf=0, nonblock=False,
                     except BlockingIOError:
                         pass
         stats["sent"] += 1
-        if pace_us:
-            time.sleep(pace_us / 1e6)
         if tick and stats["sent"] % tick == 0:
             link.say(event="progress", sent=stats["sent"])
     stats["seconds"] = time.monotonic() - began
@@ -96,10 +95,11 @@ def send(link, local, dst, flow, count, size, first=0, sndbuf=0, nonblock=False,
     return stats
 
 
-def recv(link, local, want, rcvbuf=0, timeout=60, start_paused=False, pause_at=0, tick=0,
-         linger=0.0):
+def recv(link, local, want, rcvbuf=0, timeout=60, start_paused=False, nap_every=0,
+         nap_ms=0, tick=0, linger=0.0):
     """Receive until every wanted datagram is there; `timeout` bounds each wait.
 
+    nap_every and nap_ms make a slow reader, which stops every so often;
     linger is how long to look for doubles afterwards, seconds.
     """
     s = rdssock.RDS(local[0], local[1], rcvbuf=rcvbuf)
@@ -123,9 +123,8 @@ def recv(link, local, want, rcvbuf=0, timeout=60, start_paused=False, pause_at=0
         seen += 1
         if tick and seen % tick == 0:
             link.say(event="progress", got=seen)
-        if pause_at and seen == pause_at:
-            link.say(event="paused", got=seen)
-            link.told()
+        if nap_every and seen % nap_every == 0:
+            time.sleep(nap_ms / 1000)
     took = time.monotonic() - began
     if linger:
         s.settimeout(linger)

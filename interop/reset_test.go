@@ -1,0 +1,167 @@
+package interop
+
+import (
+	"context"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+)
+
+// 50 resets in the middle of traffic, in turn by the kernel, by our
+// administrator, and by a RST of our own TCP.
+func TestKernelResets(t *testing.T) {
+	const (
+		resets = 50
+		count  = 30_000
+	)
+	eachPair(t, 90*time.Second, true, func(ctx context.Context, t *testing.T, l *lab, d *daemon, pr pair) {
+		s := startStreams(ctx, t, l, d, pr, count, mixed)
+		for i := range resets {
+			// Spread over the first nine tenths, by what has come through.
+			mark := int64(i+1) * (2 * count * 9 / 10) / resets
+			for s.received.Load()+s.sent.Load() < mark {
+				if ctx.Err() != nil {
+					t.Fatalf("stuck after %d resets: sent %d, received %d", i, s.sent.Load(), s.received.Load())
+				}
+				time.Sleep(time.Millisecond)
+			}
+			var err error
+			switch i % 3 {
+			case 0:
+				err = l.vm.ResetAll(ctx)
+			case 1:
+				_, err = d.Admin().DropPath(ctx, rdsdv1.DropPathRequest_builder{
+					Local: pr.ours.AsSlice(), Remote: pr.kernel.AsSlice(), AllLanes: true,
+				}.Build())
+			case 2: // where our kernel cannot, ss does nothing and says so nowhere
+				_, err = l.ns.Run("ss", "-K", "-tn", "dst", pr.kernel.String())
+			}
+			if err != nil {
+				t.Fatalf("reset %d: %v", i, err)
+			}
+		}
+		s.finish(ctx, t)
+		peers, err := d.Admin().ListPeers(ctx, rdsdv1.ListPeersRequest_builder{
+			Local: pr.ours.AsSlice(), Remote: pr.kernel.AsSlice(),
+		}.Build())
+		if err != nil || len(peers.GetPeer()) != 1 || len(peers.GetPeer()[0].GetPath()) == 0 {
+			t.Fatalf("peers: %v, %v", peers, err)
+		}
+		n := peers.GetPeer()[0].GetPath()[0].GetReconnects()
+		t.Logf("%d reconnections", n)
+		if n < resets/2 {
+			t.Errorf("%d resets made %d reconnections", resets, n)
+		}
+	})
+}
+
+// rdsd goes away, killed or in order, with the kernel's datagrams under way:
+// they come when it is back. The link is cut until its sockets are bound again,
+// because what reaches a port nobody has is dropped, as by any RDS.
+func TestOurRestart(t *testing.T) {
+	const count = 300
+	l := needLab(t)
+	ctx := limited(t, 2*time.Minute)
+	d := startDaemon(t, l)
+	watch(t, l, d)
+	for _, sig := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
+		for _, pr := range pairs {
+			startStreams(ctx, t, l, d, pr, count, mixed).finish(ctx, t)
+		}
+		if err := l.vm.Netem(ctx, "loss", "100%"); err != nil {
+			t.Fatal(err)
+		}
+		d.stop(t, sig)
+		held := map[pair]*Job{}
+		ports := map[pair]uint16{}
+		for _, pr := range pairs {
+			ports[pr] = newPort()
+			held[pr] = kernelSend(ctx, t, l, map[string]any{
+				"local": at(pr.kernel, newPort()), "dst": at(pr.ours, ports[pr]),
+				"flow": 7, "count": count, "size": mixed, "sndbuf": 4 << 20,
+			})
+		}
+		d = startDaemon(t, l)
+		socks := map[pair]*rdsd.Socket{}
+		for _, pr := range pairs {
+			socks[pr] = d.bind(ctx, t, pr.ours, ports[pr])
+		}
+		if err := l.vm.Netem(ctx); err != nil {
+			t.Fatal(err)
+		}
+		for _, pr := range pairs {
+			c := NewChecker(map[uint32]int{7: count})
+			if err := recvSigned(ctx, socks[pr], c, nil); err != nil {
+				t.Errorf("%s, after %v: %v", pr.name, sig, err)
+			}
+			if err := c.Report().Err(); err != nil {
+				t.Errorf("%s, after %v: %v", pr.name, sig, err)
+			}
+			release(ctx, t, held[pr])
+		}
+		for _, pr := range pairs { // and both ways from then on
+			startStreams(ctx, t, l, d, pr, count, mixed).finish(ctx, t)
+		}
+	}
+}
+
+// The kernel's machine loses power with our datagrams under way, and comes
+// back knowing nothing: they arrive once. Then its modules are reloaded.
+func TestKernelRestart(t *testing.T) {
+	const count = 300
+	l := needLab(t)
+	ctx := limited(t, 3*time.Minute)
+	d := startDaemon(t, l)
+	watch(t, l, d)
+	for _, pr := range pairs {
+		startStreams(ctx, t, l, d, pr, count, mixed).finish(ctx, t)
+	}
+	if err := l.vm.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	ports := map[pair]uint16{}
+	for _, pr := range pairs {
+		ports[pr] = newPort()
+		s := d.bind(ctx, t, pr.ours, 0, rdsd.WithSendBuffer(4<<20))
+		dst := netip.AddrPortFrom(pr.kernel, ports[pr])
+		if err := sendSigned(ctx, s, dst, 7, count, mixed, nil); err != nil {
+			t.Fatalf("%s, to a dead kernel: %v", pr.name, err)
+		}
+	}
+	if err := l.boot("cut=1"); err != nil {
+		t.Fatal(err)
+	}
+	jobs := map[pair]*Job{}
+	for _, pr := range pairs {
+		jobs[pr] = kernelRecv(ctx, t, l, map[string]any{
+			"local": at(pr.kernel, ports[pr]), "want": map[int]int{7: count},
+			"rcvbuf": 4 << 20, "timeout": 60, "linger": 0.2,
+		})
+	}
+	if err := l.vm.Netem(ctx); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	for _, pr := range pairs {
+		var r Report
+		if err := jobs[pr].Wait(ctx, &r); err != nil {
+			t.Errorf("%s: %v", pr.name, err)
+		} else if err := r.Err(); err != nil {
+			t.Errorf("%s: %v", pr.name, err)
+		}
+	}
+	t.Logf("all of it %.1f s after the kernel was back", time.Since(began).Seconds())
+	for _, pr := range pairs {
+		startStreams(ctx, t, l, d, pr, count, mixed).finish(ctx, t)
+	}
+	if err := l.vm.ReloadRDS(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, pr := range pairs {
+		startStreams(ctx, t, l, d, pr, count, mixed).finish(ctx, t)
+	}
+}
