@@ -1,0 +1,185 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"time"
+
+	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/auth"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
+	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/experimental"
+	"google.golang.org/grpc/health"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/reflection"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// The default pool of grpc-go has a gap between 32 KiB and 1 MiB: a message of
+// 33 KiB would take, and clear, 1 MiB. Setting it is possible in an init
+// function only; it is the one thing nodes of a process share.
+func init() {
+	pool, err := mem.NewBinaryTieredBufferPool(7, 8, 10, 12, 14, 15, 16, 17, 18, 19, 20, 21)
+	if err != nil {
+		panic(err) // the exponents above are constants
+	}
+	experimental.SetDefaultBufferPool(pool)
+}
+
+const (
+	// maxMessageBytes holds the largest batch a client may send (its window)
+	// with an index for the smallest datagrams.
+	maxMessageBytes = 4 << 20
+	// maxStreamsPerClient bounds sockets and calls on one connection.
+	maxStreamsPerClient = 4096
+	maxHeaderBytes      = 16 << 10
+)
+
+// grpcFront is the gRPC side of a node: a server for the Unix socket and, when
+// configured, one for remote clients.
+type grpcFront struct {
+	log     *slog.Logger
+	count   *nodeCounters
+	limiter *uidLimiter
+	clients *clientTable
+	metrics *grpcprom.ServerMetrics
+	health  *health.Server
+	servers []*grpc.Server
+}
+
+func newGRPCFront(cfg *Config, log *slog.Logger, count *nodeCounters) *grpcFront {
+	f := &grpcFront{
+		log:     log,
+		count:   count,
+		limiter: newUIDLimiter(cfg.API.CallsPerSec, cfg.API.CallsBurst),
+		metrics: grpcprom.NewServerMetrics(),
+		health:  health.NewServer(),
+	}
+	f.clients = newClientTable(cfg.Limits.MaxClients, cfg.Limits.MaxClientsPerUID, func(id Identity, err error) {
+		count.ClientsRefused.Add(1)
+		log.Warn("client refused", "uid", id.UID, "pid", id.PID, "error", err)
+	})
+	return f
+}
+
+// newServer makes a server that knows who calls; register adds the services.
+func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) *grpc.Server {
+	logOpts := []logging.Option{
+		logging.WithLogOnEvents(logging.StartCall, logging.FinishCall),
+		logging.WithLevels(callLevel),
+		logging.WithDisableLoggingFields(logging.SystemTag[0], logging.ComponentFieldKey, logging.MethodTypeFieldKey),
+		logging.WithFieldsFromContext(func(ctx context.Context) logging.Fields {
+			id, _ := transportIdentity(ctx)
+			return logging.Fields{"uid", id.UID, "pid", id.PID}
+		}),
+	}
+	logger := logging.LoggerFunc(func(ctx context.Context, level logging.Level, msg string, fields ...any) {
+		f.log.Log(ctx, slog.Level(level), msg, fields...)
+	})
+	onPanic := recovery.WithRecoveryHandlerContext(func(_ context.Context, p any) error {
+		f.count.Panics.Add(1)
+		f.log.Error("panic in a call", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+		return rdserr.With(rdserr.ErrIO, "internal error; the daemon's log has the details")
+	})
+	keep := keepalive.ServerParameters{}
+	if !local { // a Unix socket tells by itself; a stopped local reader keeps its socket
+		keep = keepalive.ServerParameters{Time: time.Minute, Timeout: 20 * time.Second}
+	}
+	s := grpc.NewServer(
+		grpc.KeepaliveParams(keep),
+		grpc.Creds(&peerCreds{f.clients}),
+		grpc.ForceServerCodecV2(datagramCodec{}),
+		grpc.MaxRecvMsgSize(maxMessageBytes),
+		grpc.MaxSendMsgSize(maxMessageBytes),
+		grpc.MaxConcurrentStreams(maxStreamsPerClient),
+		grpc.MaxHeaderListSize(maxHeaderBytes),
+		grpc.ConnectionTimeout(10*time.Second),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 10 * time.Second, PermitWithoutStream: true}),
+		grpc.WaitForHandlers(true),
+		grpc.ChainUnaryInterceptor(
+			f.metrics.UnaryServerInterceptor(),
+			logging.UnaryServerInterceptor(logger, logOpts...),
+			rdsdv1.UnaryErrno,
+			auth.UnaryServerInterceptor(withIdentity),
+			f.limiter.unary(f.count),
+			recovery.UnaryServerInterceptor(onPanic),
+		),
+		grpc.ChainStreamInterceptor(
+			f.metrics.StreamServerInterceptor(),
+			logging.StreamServerInterceptor(logger, logOpts...),
+			rdsdv1.StreamErrno,
+			auth.StreamServerInterceptor(withIdentity),
+			f.limiter.stream(f.count),
+			recovery.StreamServerInterceptor(onPanic),
+		),
+	)
+	register(s)
+	healthpb.RegisterHealthServer(s, f.health)
+	if local {
+		reflection.Register(s)
+	}
+	f.metrics.InitializeMetrics(s)
+	f.servers = append(f.servers, s)
+	return s
+}
+
+// callLevel keeps ordinary calls out of the log at its default level.
+func callLevel(c codes.Code) logging.Level {
+	switch c {
+	case codes.Internal, codes.Unknown, codes.DataLoss:
+		return logging.LevelError
+	case codes.PermissionDenied, codes.Unauthenticated, codes.ResourceExhausted:
+		return logging.LevelWarn
+	}
+	return logging.LevelDebug
+}
+
+// healthServices are the names a health check may ask for.
+var healthServices = []string{"", rdsdv1.Datagrams_ServiceDesc.ServiceName, rdsdv1.Admin_ServiceDesc.ServiceName}
+
+func (f *grpcFront) setServing(on bool) {
+	st := healthpb.HealthCheckResponse_NOT_SERVING
+	if on {
+		st = healthpb.HealthCheckResponse_SERVING
+	}
+	for _, s := range healthServices {
+		f.health.SetServingStatus(s, st)
+	}
+}
+
+// stop lets calls end until ctx does, then ends them.
+func (f *grpcFront) stop(ctx context.Context) {
+	f.health.Shutdown()
+	done := make(chan struct{})
+	go func() { // ends when every server has stopped, which Stop below forces
+		defer close(done)
+		for _, s := range f.servers {
+			s.GracefulStop()
+		}
+	}()
+	select {
+	case <-done:
+	case <-ctx.Done():
+		for _, s := range f.servers {
+			s.Stop()
+		}
+		<-done
+	}
+}
+
+// notHealth is true for calls that count against a user's rate: health checks
+// and reflection come from monitoring and cost nothing.
+func notHealth(_ context.Context, c interceptors.CallMeta) bool {
+	return c.Service != healthpb.Health_ServiceDesc.ServiceName && c.Service != "grpc.reflection.v1.ServerReflection" &&
+		c.Service != "grpc.reflection.v1alpha.ServerReflection"
+}

@@ -1,0 +1,97 @@
+package node
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// NewLogger makes the daemon's logger. Keys are fixed: peer, path, state,
+// local, uid, pid, port, error. Nothing is logged per datagram.
+func NewLogger(w io.Writer, c *LogConfig) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: c.Level.Level}
+	if c.Format == "json" {
+		return slog.New(slog.NewJSONHandler(w, opts))
+	}
+	return slog.New(slog.NewTextHandler(w, opts))
+}
+
+// maxLogMessages bounds the table of a limitHandler. Messages are constants of
+// the program, so it is reached only by mistake; the rest then share a bucket.
+const maxLogMessages = 512
+
+// limitHandler bounds how often each message is logged (M2: whatever peers and
+// clients do, log output is bounded). The first line after a gap says how many
+// were left out.
+type limitHandler struct {
+	slog.Handler
+	shared *logLimits
+}
+
+type logLimits struct {
+	perSecond  rate.Limit
+	suppressed *atomic.Uint64 // all there ever were; a counter of the node
+	now        func() time.Time
+
+	mu       sync.Mutex
+	messages map[string]*logBucket // guarded by mu
+}
+
+type logBucket struct {
+	limit   *rate.Limiter
+	missing uint64 // guarded by logLimits.mu
+}
+
+// limitLog wraps a logger's handler.
+func limitLog(l *slog.Logger, perSecond float64, suppressed *atomic.Uint64) *slog.Logger {
+	return slog.New(&limitHandler{l.Handler(), &logLimits{perSecond: rate.Limit(perSecond), suppressed: suppressed,
+		now: time.Now, messages: map[string]*logBucket{}}})
+}
+
+func (h *limitHandler) Handle(ctx context.Context, r slog.Record) error {
+	ok, missing := h.shared.allow(r.Message)
+	if !ok {
+		return nil
+	}
+	if missing > 0 {
+		r = r.Clone()
+		r.AddAttrs(slog.Uint64("suppressed", missing))
+	}
+	return h.Handler.Handle(ctx, r)
+}
+
+func (s *logLimits) allow(message string) (ok bool, missing uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.messages[message]
+	if b == nil {
+		if len(s.messages) >= maxLogMessages {
+			message = ""
+			b = s.messages[message]
+		}
+		if b == nil {
+			b = &logBucket{limit: rate.NewLimiter(s.perSecond, max(1, int(s.perSecond)))}
+			s.messages[message] = b
+		}
+	}
+	if !b.limit.AllowN(s.now(), 1) {
+		b.missing++
+		s.suppressed.Add(1)
+		return false, 0
+	}
+	missing, b.missing = b.missing, 0
+	return true, missing
+}
+
+func (h *limitHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return &limitHandler{h.Handler.WithAttrs(attrs), h.shared}
+}
+
+func (h *limitHandler) WithGroup(name string) slog.Handler {
+	return &limitHandler{h.Handler.WithGroup(name), h.shared}
+}

@@ -1,0 +1,276 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/coreos/go-systemd/v22/daemon"
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/counters"
+)
+
+// core is what the front ends know of the assembled protocol engines.
+type core interface {
+	// start opens the RDS listeners and begins to serve peers.
+	start() error
+	// drain returns when nothing accepted is undecided, or when ctx ends.
+	drain(ctx context.Context)
+	// close drops every link and socket and releases everything.
+	close()
+	// alive returns once every engine has answered; it may block.
+	alive()
+	// read fills in the counters and budgets.
+	read(*stats)
+	// extra lists the counters that stats.extra holds.
+	extra() []counters.Desc
+}
+
+// Node states, in the order they are gone through.
+const (
+	stateNew int32 = iota
+	stateStarting
+	stateServing
+	stateDraining
+	stateStopped
+)
+
+var stateNames = [...]string{"new", "starting", "serving", "draining", "stopped"}
+
+// Node is one daemon. Make it with New and run it once.
+type Node struct {
+	cfg      *Config
+	log      *slog.Logger
+	instance uint64 // random; changes with every start
+	started  time.Time
+
+	state atomic.Int32
+	ready chan struct{} // closed when serving, or when Run has failed
+
+	count    *nodeCounters
+	hist     *histograms
+	core     core
+	grpc     *grpcFront
+	registry *prometheus.Registry
+
+	mu       sync.Mutex
+	httpAddr net.Addr // guarded by mu
+}
+
+// New makes a node of a valid configuration. Nothing is opened before Run.
+// logger may be nil: then nothing is logged.
+func New(cfg *Config, logger *slog.Logger) (*Node, error) {
+	n, err := newNode(cfg, logger)
+	if err != nil {
+		return nil, err
+	}
+	if n.core, err = newCore(n); err != nil {
+		return nil, err
+	}
+	n.assemble()
+	return n, nil
+}
+
+func newNode(cfg *Config, logger *slog.Logger) (*Node, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if logger == nil {
+		logger = slog.New(slog.DiscardHandler)
+	}
+	n := &Node{
+		cfg:      cfg,
+		instance: rand.Uint64() | 1, // 0 means unknown
+		started:  time.Now(),
+		ready:    make(chan struct{}),
+		count:    &nodeCounters{},
+		hist:     newHistograms(),
+	}
+	n.log = limitLog(logger, cfg.Log.LinesPerS, &n.count.LogSuppressed)
+	return n, nil
+}
+
+// assemble makes the front ends around a core.
+func (n *Node) assemble() {
+	n.grpc = newGRPCFront(n.cfg, n.log, n.count)
+	n.registry = newRegistry(newCollector(n.core.read, n.core.extra(), n.count, n.grpc.clients.len),
+		n.hist.roundTrip, n.hist.queueing, n.grpc.metrics)
+}
+
+// Run serves until ctx ends, then drains for at most api.drain_timeout. It
+// returns nil after an orderly stop, and an error when the node could not
+// start or one of its listeners failed.
+func (n *Node) Run(ctx context.Context) error {
+	if !n.state.CompareAndSwap(stateNew, stateStarting) {
+		return errors.New("node: Run was called before")
+	}
+	defer n.state.Store(stateStopped)
+	err := n.run(ctx)
+	if err != nil {
+		n.log.Error("node stopped", "error", err)
+	}
+	return err
+}
+
+func (n *Node) run(ctx context.Context) error {
+	var once sync.Once
+	markReady := func() { once.Do(func() { close(n.ready) }) }
+	defer markReady()
+	for _, note := range n.cfg.Notes() {
+		n.log.Warn(note)
+	}
+	if n.cfg.Lonely() {
+		n.log.Warn("no peer beyond loopback is allowed: add [[peers]] rules to the configuration")
+	}
+	if err := checkDescriptors(n.cfg, n.log); err != nil {
+		return err
+	}
+	local, remote, err := n.listenClients()
+	if err != nil {
+		return err
+	}
+	defer closeAll(local, remote)
+	page, err := n.listenPage()
+	if err != nil {
+		return err
+	}
+	if err := n.core.start(); err != nil {
+		if page != nil {
+			page.listener.Close()
+		}
+		return err
+	}
+	return n.serve(ctx, local, remote, page, markReady)
+}
+
+// serve runs until ctx ends or a listener fails. The goroutines it starts are
+// its own and end before it returns.
+func (n *Node) serve(ctx context.Context, local, remote net.Listener, page *httpFront, markReady func()) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var g errgroup.Group
+	run := func(what string, f func() error) {
+		g.Go(func() error {
+			defer cancel() // one that fails stops the node
+			if err := f(); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
+				return fmt.Errorf("%s: %w", what, err)
+			}
+			return nil
+		})
+	}
+	localServer := n.grpc.newServer(n.register, true)
+	run("client socket", func() error { return localServer.Serve(local) })
+	if remote != nil {
+		remoteServer := n.grpc.newServer(n.register, false)
+		run("remote clients", func() error { return remoteServer.Serve(remote) })
+	}
+	if page != nil {
+		run("http", page.serve)
+	}
+	g.Go(func() error { watchdog(ctx, n.log, n.core.alive); return nil })
+
+	n.state.Store(stateServing)
+	n.grpc.setServing(true)
+	markReady()
+	notify(n.log, daemon.SdNotifyReady)
+	n.log.Info("serving", "version", Version(), "socket", n.cfg.API.Socket, "local", n.cfg.RDS.Addresses, "port", n.cfg.RDS.Port, "pid", os.Getpid())
+
+	<-ctx.Done()
+	n.drain(page)
+	return g.Wait()
+}
+
+// drain stops taking new work, waits for what is under way, and closes.
+func (n *Node) drain(page *httpFront) {
+	n.state.Store(stateDraining)
+	notify(n.log, daemon.SdNotifyStopping)
+	n.log.Info("draining", "state", "draining", "timeout", n.cfg.API.DrainTimeout.Duration)
+	begun := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.API.DrainTimeout.Duration)
+	defer cancel()
+	n.grpc.setServing(false)
+	n.core.drain(ctx)
+	// What is left has a moment to say goodbye: a stream's Closing message, a
+	// scrape of the last counters.
+	end, cancelEnd := context.WithTimeout(context.Background(), time.Second)
+	defer cancelEnd()
+	n.closeSockets()
+	n.grpc.stop(end)
+	n.core.close()
+	if page != nil {
+		page.stop(end)
+	}
+	n.log.Info("stopped", "state", "stopped", "took", time.Since(begun).Round(time.Millisecond))
+}
+
+// register adds this node's services to a gRPC server.
+func (n *Node) register(s grpc.ServiceRegistrar) {
+	rdsdv1.RegisterDatagramsServer(s, &datagramsServer{node: n})
+	rdsdv1.RegisterAdminServer(s, &adminServer{node: n})
+}
+
+func (n *Node) listenClients() (local, remote net.Listener, err error) {
+	local, err = listenUnix(n.cfg.API.Socket, n.cfg.API.SocketMode.Perm, n.cfg.API.SocketGroup)
+	if err != nil {
+		return nil, nil, err
+	}
+	if n.cfg.API.RemoteListen == "" {
+		return local, nil, nil
+	}
+	remote, err = net.Listen("tcp", n.cfg.API.RemoteListen)
+	if err != nil {
+		local.Close()
+		return nil, nil, fmt.Errorf("api.remote_listen %s: %w", n.cfg.API.RemoteListen, err)
+	}
+	n.log.Warn("remote clients are neither encrypted nor identified (api.insecure)", "listen", remote.Addr().String())
+	return local, remote, nil
+}
+
+func (n *Node) listenPage() (*httpFront, error) {
+	if n.cfg.HTTP.Listen == "" {
+		return nil, nil
+	}
+	page, err := listenHTTP(&n.cfg.HTTP, n.registry, func() nodeStatus {
+		s := n.state.Load()
+		return nodeStatus{Version: Version(), State: stateNames[s], Ready: s == stateServing}
+	})
+	if err != nil {
+		return nil, err
+	}
+	n.mu.Lock()
+	n.httpAddr = page.listener.Addr()
+	n.mu.Unlock()
+	return page, nil
+}
+
+// Ready is closed when the node serves, or when Run returned without.
+func (n *Node) Ready() <-chan struct{} { return n.ready }
+
+// HTTPAddr is where the monitoring page is, nil when it is off or not open yet.
+func (n *Node) HTTPAddr() net.Addr {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.httpAddr
+}
+
+// Instance is the random number of this life of the daemon, never 0.
+func (n *Node) Instance() uint64 { return n.instance }
+
+func closeAll(ls ...net.Listener) {
+	for _, l := range ls {
+		if l != nil {
+			l.Close()
+		}
+	}
+}

@@ -1,0 +1,184 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/peer"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// peerCreds are transport credentials that ask the kernel who connected
+// (SO_PEERCRED: the uid, gid and pid at the time of connect). grpc's own local
+// credentials look at the address only and would take anybody's word.
+//
+// They also bound the connections, of all users and of each one: a connection
+// over a limit is closed before it costs a goroutine or a buffer of HTTP/2.
+type peerCreds struct {
+	clients *clientTable
+}
+
+// clientTable counts connections by user. Entries exist only for users with
+// connections, so it is as large as limits.max_clients at most.
+type clientTable struct {
+	max, maxPerUID int
+	refused        func(Identity, error) // called without the lock
+
+	mu     sync.Mutex
+	total  int            // guarded by mu
+	byUser map[uint32]int // guarded by mu
+}
+
+func newClientTable(max, maxPerUID int, refused func(Identity, error)) *clientTable {
+	return &clientTable{max: max, maxPerUID: maxPerUID, refused: refused, byUser: map[uint32]int{}}
+}
+
+func (t *clientTable) len() int {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.total
+}
+
+func (t *clientTable) add(id Identity) error {
+	t.mu.Lock()
+	var err error
+	switch {
+	case t.total >= t.max:
+		err = rdserr.With(rdserr.ErrTooMany, "limits.max_clients (%d) connections are open", t.max)
+	case t.byUser[id.UID] >= t.maxPerUID:
+		err = rdserr.With(rdserr.ErrTooMany, "uid %d has limits.max_clients_per_uid (%d) connections open", id.UID, t.maxPerUID)
+	default:
+		t.total++
+		t.byUser[id.UID]++
+	}
+	t.mu.Unlock()
+	if err != nil && t.refused != nil {
+		t.refused(id, err)
+	}
+	return err
+}
+
+func (t *clientTable) remove(id Identity) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.total--
+	if t.byUser[id.UID]--; t.byUser[id.UID] == 0 {
+		delete(t.byUser, id.UID)
+	}
+}
+
+// authInfo is what handlers find in peer.FromContext.
+type authInfo struct {
+	credentials.CommonAuthInfo
+	Identity
+}
+
+func (authInfo) AuthType() string { return "rdsd-peercred" }
+
+func (c *peerCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	id, level, err := identify(conn)
+	if err == nil {
+		err = c.clients.add(id)
+	}
+	if err != nil {
+		return nil, nil, err // grpc closes conn
+	}
+	release := closeOnce(func() error { c.clients.remove(id); return nil })
+	return &countedConn{conn, release}, authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id}, nil
+}
+
+// identify asks the kernel who is at the other end.
+func identify(conn net.Conn) (Identity, credentials.SecurityLevel, error) {
+	for {
+		inner, ok := conn.(*countedConn)
+		if !ok {
+			break
+		}
+		conn = inner.Conn
+	}
+	uc, ok := conn.(*net.UnixConn)
+	if !ok {
+		return Identity{UID: NobodyID, GID: NobodyID, Remote: true}, credentials.NoSecurity, nil
+	}
+	raw, err := uc.SyscallConn()
+	if err != nil {
+		return Identity{}, 0, err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	err = raw.Control(func(fd uintptr) {
+		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err = errors.Join(err, credErr); err != nil {
+		return Identity{}, 0, fmt.Errorf("peer credentials: %w", err)
+	}
+	return Identity{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid}, credentials.PrivacyAndIntegrity, nil
+}
+
+func (c *peerCreds) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	return nil, nil, errors.New("rdsd: these credentials are for servers")
+}
+
+func (c *peerCreds) Info() credentials.ProtocolInfo {
+	return credentials.ProtocolInfo{SecurityProtocol: "rdsd-peercred"}
+}
+
+func (c *peerCreds) Clone() credentials.TransportCredentials { return c }
+
+func (c *peerCreds) OverrideServerName(string) error { return nil }
+
+// countedConn gives something back when it is closed.
+type countedConn struct {
+	net.Conn
+	release func() error
+}
+
+func (c *countedConn) Close() error {
+	c.release()
+	return c.Conn.Close()
+}
+
+func closeOnce(f func() error) func() error {
+	var once sync.Once
+	var err error
+	return func() error {
+		once.Do(func() { err = f() })
+		return err
+	}
+}
+
+type identityKey struct{}
+
+// withIdentity is the auth function: it takes the identity from the
+// connection. A call without one did not come through our listeners.
+func withIdentity(ctx context.Context) (context.Context, error) {
+	id, ok := transportIdentity(ctx)
+	if !ok {
+		return nil, rdserr.With(rdserr.ErrPerm, "the caller has no identity")
+	}
+	return context.WithValue(ctx, identityKey{}, id), nil
+}
+
+func transportIdentity(ctx context.Context) (Identity, bool) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return Identity{}, false
+	}
+	a, ok := p.AuthInfo.(authInfo)
+	return a.Identity, ok
+}
+
+// identityFrom returns the caller of a handler.
+func identityFrom(ctx context.Context) Identity {
+	id, ok := ctx.Value(identityKey{}).(Identity)
+	if !ok { // the interceptor did not run: give no rights
+		return Identity{UID: NobodyID, GID: NobodyID, Remote: true}
+	}
+	return id
+}
