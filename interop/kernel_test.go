@@ -75,6 +75,50 @@ func TestKernelStreams(t *testing.T) {
 	})
 }
 
+// The longest datagram a kernel sends, and the shortest.
+func TestKernelExtremes(t *testing.T) {
+	eachPair(t, time.Minute, true, func(ctx context.Context, t *testing.T, l *lab, d *daemon, pr pair) {
+		const count = 5
+		size := Size{Min: 1 << 20, Max: 1 << 20}
+		kernelPort := newPort()
+		s := d.bind(ctx, t, pr.ours, newPort(), rdsd.WithSendBuffer(4<<20), rdsd.WithRecvBuffer(4<<20))
+		down := kernelRecv(ctx, t, l, map[string]any{
+			"local": at(pr.kernel, kernelPort), "want": map[int]int{1: count},
+			"rcvbuf": 4 << 20, "timeout": 20, "slot": 1 << 20,
+		})
+		up := kernelSend(ctx, t, l, map[string]any{
+			"local": at(pr.kernel, newPort()), "dst": at(pr.ours, s.LocalAddr().Port()),
+			"flow": 2, "count": count, "size": size, "sndbuf": 4 << 20, "empties": true,
+		})
+		dst := netip.AddrPortFrom(pr.kernel, kernelPort)
+		for n := range count {
+			if err := s.Send(ctx, dst, nil); err != nil {
+				t.Fatal("an empty one:", err)
+			}
+			if err := s.Send(ctx, dst, Sign(nil, 1, uint64(n), size.Of(n))); err != nil {
+				t.Fatal("one of 1 MiB:", err)
+			}
+		}
+		if err := s.Send(ctx, dst, make([]byte, 1<<20+1)); !errors.Is(err, rdserr.ErrTooLarge) {
+			t.Errorf("1 MiB and a byte: %v", err)
+		}
+		c := NewChecker(map[uint32]int{2: count})
+		if err := recvSigned(ctx, s, c, nil); err != nil {
+			t.Fatal(err)
+		}
+		release(ctx, t, up)
+		var r Report
+		if err := down.Wait(ctx, &r); err != nil {
+			t.Fatal(err)
+		}
+		for who, r := range map[string]Report{"from the kernel": c.Report(), "to the kernel": r} {
+			if err := r.Err(); err != nil || r.Empty != count {
+				t.Errorf("%s: %d empty, %v", who, r.Empty, err)
+			}
+		}
+	})
+}
+
 // A reader in the kernel that stops every so often: its port is congested and
 // cleared again and again. Ours must be told, wait, and wake each time.
 func TestKernelReaderCongested(t *testing.T) {

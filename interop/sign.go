@@ -76,6 +76,7 @@ type Report struct {
 	Back    int      `json:"back"`
 	Bad     int      `json:"bad"`
 	Strange int      `json:"strange"`
+	Empty   int      `json:"empty"` // datagrams of no bytes: nothing to sign
 	Timeout bool     `json:"timeout"`
 	Seconds float64  `json:"seconds"`
 	Notes   []string `json:"notes"`
@@ -111,6 +112,10 @@ func NewChecker(want map[uint32]int) *Checker {
 
 // Add judges one datagram.
 func (c *Checker) Add(p []byte) {
+	if len(p) == 0 {
+		c.report.Empty++
+		return
+	}
 	flow, n, ok := openSigned(p)
 	if !ok {
 		c.report.Bad++

@@ -40,8 +40,11 @@ class Link:
 WAKE_LIMIT = 20
 
 
-def send(link, local, dst, flow, count, size, sndbuf=0, nonblock=False, tick=0):
+def send(link, local, dst, flow, count, size, sndbuf=0, nonblock=False, tick=0,
+         empties=False):
     """Send `count` signed datagrams, then hold the socket until told.
+
+    With empties an empty one goes before each.
 
     Holding matters: closing an RDS socket cancels what is unacknowledged.
     With nonblock, EAGAIN and ENOBUFS are waited out by poll, the latter with
@@ -58,6 +61,8 @@ def send(link, local, dst, flow, count, size, sndbuf=0, nonblock=False, tick=0):
     poller.register(s, select.POLLIN)
     longest = 0.0
     for n in range(count):
+        if empties:
+            s.send(b"")
         data = signed.make(flow, n, signed.size(size, n))
         while True:
             try:
@@ -96,43 +101,42 @@ def send(link, local, dst, flow, count, size, sndbuf=0, nonblock=False, tick=0):
 
 
 def recv(link, local, want, rcvbuf=0, timeout=60, start_paused=False, nap_every=0,
-         nap_ms=0, tick=0, linger=0.0):
+         nap_ms=0, tick=0, linger=0.0, slot=65536):
     """Receive until every wanted datagram is there; `timeout` bounds each wait.
 
     nap_every and nap_ms make a slow reader, which stops every so often;
-    linger is how long to look for doubles afterwards, seconds.
+    linger is how long to look for doubles afterwards, seconds; slot is the
+    longest datagram there is room for.
     """
     s = rdssock.RDS(local[0], local[1], rcvbuf=rcvbuf)
     link.say(event="bound", port=s.port())
     check = signed.Check(want)
     if start_paused:
         link.told()
-    buf = bytearray(1 << 20)
-    view = memoryview(buf)
+    quiet = False
     began = time.monotonic()
     seen = 0
-    quiet = False
-    s.settimeout(timeout)
+    # A slow reader takes one at a time, so that it stops where it says.
+    batch = rdssock.Batch(s, 1 if nap_every else 64, slot)
+    batch.timeout(timeout)
     while check.left > 0:
-        try:
-            n = s.recv_into(buf)
-        except (TimeoutError, OSError):
+        views = batch.recv()
+        if not views:
             quiet = True
             break
-        check.add(view[:n])
-        seen += 1
-        if tick and seen % tick == 0:
+        for view in views:
+            check.add(view)
+        before, seen = seen, seen + len(views)
+        if tick and seen // tick != before // tick:
             link.say(event="progress", got=seen)
         if nap_every and seen % nap_every == 0:
             time.sleep(nap_ms / 1000)
     took = time.monotonic() - began
     if linger:
-        s.settimeout(linger)
-        try:
-            while True:
-                check.add(view[: s.recv_into(buf)])
-        except (TimeoutError, OSError):
-            pass
+        batch.timeout(linger)
+        while views := batch.recv():
+            for view in views:
+                check.add(view)
     return dict(check.report(), seconds=took, timeout=quiet)
 
 

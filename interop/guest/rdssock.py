@@ -6,6 +6,7 @@ Only the standard library is used; the interpreter is the host's.
 """
 
 import ctypes
+import errno
 import os
 import socket
 import struct
@@ -64,6 +65,65 @@ class RDS(socket.socket):
 
     def monitor(self):
         self.setsockopt(SOL_RDS, RDS_CONG_MONITOR, 1)
+
+
+class _Iovec(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("len", ctypes.c_size_t)]
+
+
+class _Mmsghdr(ctypes.Structure):
+    # struct msghdr, then msg_len
+    _fields_ = [
+        ("name", ctypes.c_void_p),
+        ("namelen", ctypes.c_uint32),
+        ("iov", ctypes.POINTER(_Iovec)),
+        ("iovlen", ctypes.c_size_t),
+        ("control", ctypes.c_void_p),
+        ("controllen", ctypes.c_size_t),
+        ("flags", ctypes.c_size_t),  # an int and its padding
+        ("len", ctypes.c_uint32),
+    ]
+
+
+class Batch:
+    """Many datagrams with one system call, of which the guest has few to spend.
+
+    Sending has no such way: sendmmsg marks all but the last with MSG_BATCH,
+    and RDS refuses any flag it does not know.
+    """
+
+    MSG_WAITFORONE = 0x10000
+
+    def __init__(self, sock, slots, length):
+        self.sock, self.slots = sock, slots
+        sock.setblocking(True)  # recvmmsg does the waiting
+        self.bufs = [bytearray(length) for _ in range(slots)]
+        self.views = [memoryview(b) for b in self.bufs]
+        self.iovs = (_Iovec * slots)()
+        self.hdrs = (_Mmsghdr * slots)()
+        for i, buf in enumerate(self.bufs):
+            whole = (ctypes.c_char * length).from_buffer(buf)
+            self.iovs[i].base, self.iovs[i].len = ctypes.addressof(whole), length
+            self.hdrs[i].iov = ctypes.pointer(self.iovs[i])
+            self.hdrs[i].iovlen = 1
+
+    def timeout(self, seconds):
+        self.sock.setsockopt(
+            socket.SOL_SOCKET, socket.SO_RCVTIMEO,
+            struct.pack("=qq", int(seconds), int(seconds % 1 * 1e6)),
+        )
+
+    def recv(self):
+        """Views of at least one datagram; empty when the time is over."""
+        n = libc.recvmmsg(
+            self.sock.fileno(), self.hdrs, self.slots, self.MSG_WAITFORONE, None
+        )
+        if n < 0:
+            err = ctypes.get_errno()
+            if err in (errno.ETIMEDOUT, errno.EAGAIN):
+                return []
+            raise OSError(err, "recvmmsg: " + os.strerror(err))
+        return [self.views[i][: self.hdrs[i].len] for i in range(n)]
 
 
 def counters():

@@ -52,13 +52,13 @@ class Check:
     """Judges what arrives: one per receiving socket."""
 
     def __init__(self, want):
-        # flow -> [next expected, received, doubled or late]
         self.want = {int(f): n for f, n in want.items()}
         self.next = dict.fromkeys(self.want, 0)
         self.got = dict.fromkeys(self.want, 0)
         self.back = dict.fromkeys(self.want, 0)
         self.gaps = dict.fromkeys(self.want, 0)
         self.bad = 0
+        self.empty = 0
         self.strange = 0
         self.notes = []
         self.left = sum(self.want.values())
@@ -68,6 +68,9 @@ class Check:
             self.notes.append(text)
 
     def add(self, view):
+        if len(view) == 0:  # nothing to sign: counted only
+            self.empty += 1
+            return
         opened = open_(view)
         if opened is None:
             self.bad += 1
@@ -98,6 +101,7 @@ class Check:
             "missing": sum(self.gaps.values()) + self.left,
             "back": sum(self.back.values()),
             "bad": self.bad,
+            "empty": self.empty,
             "strange": self.strange,
             "notes": self.notes,
         }
