@@ -1,0 +1,147 @@
+package rdsd
+
+import (
+	"context"
+	"testing"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+func TestCancelSentTo(t *testing.T) {
+	_, _, s, st := bindFake(t)
+	var got CancelResult
+	done := goErr(func() (err error) { got, err = s.CancelSentTo(testContext(t), peerAddr); return err })
+	c := st.next().GetCancel()
+	answer := func(errno int32) {
+		r := &rdsdv1.CancelResult{}
+		r.SetId(c.GetId())
+		r.SetCancelled(3)
+		r.SetInFlight(2)
+		r.SetErrno(errno)
+		m := &rdsdv1.ServerMessage{}
+		m.SetCancelResult(r)
+		st.send(m)
+	}
+	answer(0)
+	if err := waitErr(t, done); err != nil || got != (CancelResult{Cancelled: 3, InFlight: 2}) {
+		t.Errorf("%+v %v", got, err)
+	}
+	done = goErr(func() (err error) { _, err = s.CancelSentTo(testContext(t), peerAddr); return err })
+	c = st.next().GetCancel()
+	answer(int32(rdserr.ErrFamily.Errno))
+	wantErr(t, waitErr(t, done), rdserr.ErrFamily)
+}
+
+func TestFlush(t *testing.T) {
+	_, _, s, st := bindFake(t)
+	for _, errno := range []*rdserr.Error{nil, rdserr.ErrTimeout} {
+		done := goErr(func() error { return s.Flush(testContext(t)) })
+		f := st.next().GetFlush()
+		if f.GetTimeoutNs() <= 0 || f.GetTimeoutNs() > int64(patience) {
+			t.Errorf("timeout %d", f.GetTimeoutNs())
+		}
+		r := &rdsdv1.FlushResult{}
+		r.SetId(f.GetId())
+		if errno != nil {
+			r.SetErrno(int32(errno.Errno))
+		}
+		m := &rdsdv1.ServerMessage{}
+		m.SetFlushResult(r)
+		st.send(m)
+		err := waitErr(t, done)
+		if errno == nil && err != nil {
+			t.Error(err)
+		} else if errno != nil {
+			wantErr(t, err, errno, context.DeadlineExceeded)
+		}
+	}
+}
+
+func sendCongestion(st *fakeStream, freed uint64, changes ...CongestionChange) {
+	e := &rdsdv1.CongestionEvent{}
+	e.SetFreedMask(freed)
+	var list []*rdsdv1.CongestionChange
+	for _, c := range changes {
+		m := &rdsdv1.CongestionChange{}
+		m.SetDestination(endpointToProto(c.Addr))
+		m.SetCongested(c.Congested)
+		list = append(list, m)
+	}
+	e.SetChange(list)
+	m := &rdsdv1.ServerMessage{}
+	m.SetCongestion(e)
+	st.send(m)
+}
+
+// Watching starts with the call, is asked of the daemon once for all watchers,
+// and ends with the last of them.
+func TestWatchCongestion(t *testing.T) {
+	d, _, s, st := bindFake(t, WithCongestionMask(0xff))
+	ctx := testContext(t)
+	first := s.WatchCongestion(ctx)
+	mon := st.next().GetMonitor()
+	if mon.GetMask() != 0xff || !mon.GetClearEvents() || !mon.GetSetEvents() {
+		t.Errorf("%v", mon)
+	}
+	second := s.WatchCongestion(ctx)
+	st.wantIdle(s, "one Monitor is enough")
+
+	sendCongestion(st, 1, CongestionChange{peerAddr, true})
+	sendCongestion(st, 2, CongestionChange{otherAddr, true}, CongestionChange{peerAddr, false})
+	st.wantIdle(s, "both events have been taken in")
+	for ev, err := range first {
+		if err != nil || ev.Freed != 3 || len(ev.Changes) != 2 ||
+			ev.Changes[0] != (CongestionChange{otherAddr, true}) || ev.Changes[1] != (CongestionChange{peerAddr, false}) {
+			t.Errorf("%+v %v", ev, err)
+		}
+		break
+	}
+	st.wantIdle(s, "one watcher is left")
+
+	// Over a reconnection the watch is asked for again, and the watcher told to
+	// look at everything.
+	st.finish(rdserr.ErrShutdown)
+	st2 := reaccept(d)
+	if mon := st2.next().GetMonitor(); mon.GetMask() != 0xff {
+		t.Errorf("%v", mon)
+	}
+	for ev, err := range second {
+		if err != nil || ev.Freed != ^uint64(0) || len(ev.Changes) != 0 {
+			t.Errorf("%+v %v", ev, err)
+		}
+		break
+	}
+	if mon := st2.next().GetMonitor(); mon.GetMask() != 0 || mon.GetClearEvents() || mon.GetSetEvents() {
+		t.Errorf("not switched off: %v", mon)
+	}
+}
+
+func TestWatchEndsWithContext(t *testing.T) {
+	_, _, s, _ := bindFake(t)
+	ctx, cancel := context.WithCancel(context.Background())
+	events := s.WatchCongestion(ctx)
+	cancel()
+	n := 0
+	for _, err := range events {
+		n++
+		wantErr(t, err, rdserr.ErrCanceled)
+	}
+	if n != 1 {
+		t.Errorf("%d rounds", n)
+	}
+}
+
+func TestChangesAreBounded(t *testing.T) {
+	ws := &watchers{}
+	w := &watcher{wake: make(chan struct{}, 1)}
+	ws.add(w)
+	for i := range maxChanges + 10 {
+		w.note(CongestionChange{Addr: portOf(i), Congested: true})
+	}
+	ev, ok, _ := ws.take(w)
+	_ = ok
+	if len(ev.Changes) != maxChanges || ev.Freed != ^uint64(0) || ev.Changes[maxChanges-1].Addr != portOf(maxChanges+9) {
+		t.Errorf("%d changes, freed %x", len(ev.Changes), ev.Freed)
+	}
+}
