@@ -1,0 +1,158 @@
+package node
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"google.golang.org/grpc/mem"
+)
+
+// outResult is a SendResult without errors.
+type outResult struct {
+	id       uint64
+	accepted uint32
+}
+
+func (r *outResult) marshal() mem.BufferSlice {
+	buf := codecPool.Get(64)
+	h := (*buf)[:2] // ServerMessage tag and length, below 128
+	if r.id != 0 {
+		h = append(h, tagResultID)
+		h = binary.AppendUvarint(h, r.id)
+	}
+	if r.accepted != 0 {
+		h = append(h, tagResultAccepted)
+		h = binary.AppendUvarint(h, uint64(r.accepted))
+	}
+	h[0], h[1] = tagServerSendResult, byte(len(h)-2)
+	*buf = h
+	return mem.BufferSlice{mem.NewBuffer(buf, codecPool)}
+}
+
+// outBatch is a RecvBatch under construction. It is reused.
+type outBatch struct {
+	lengths []uint32
+	sources []netip.AddrPort
+	index   []uint32
+	blob    *[]byte // payload, of codecPool; nil while empty
+	size    int
+}
+
+func (b *outBatch) reset() {
+	b.lengths, b.sources, b.index, b.size = b.lengths[:0], b.sources[:0], b.index[:0], 0
+	if b.blob != nil { // not sent
+		codecPool.Put(b.blob)
+		b.blob = nil
+	}
+}
+
+// add appends one datagram; its payload is copied. most is a hint of how much
+// the batch will hold.
+func (b *outBatch) add(src netip.AddrPort, p []byte, most int) {
+	n := len(b.sources)
+	switch {
+	case n > 0 && b.sources[n-1] == src:
+		b.index = append(b.index, uint32(n-1))
+	case n > 1:
+		b.index = append(b.index, b.sourceIndex(src))
+	default:
+		b.sources = append(b.sources, src)
+		b.index = append(b.index, uint32(n))
+	}
+	b.lengths = append(b.lengths, uint32(len(p)))
+	if len(p) == 0 {
+		return
+	}
+	if b.blob == nil {
+		b.blob = codecPool.Get(max(most, len(p)))
+		*b.blob = (*b.blob)[:0]
+	}
+	b.grow(len(p))
+	*b.blob = append(*b.blob, p...)
+	b.size += len(p)
+}
+
+// grow makes room in the blob from the pool, so that it can go back there.
+func (b *outBatch) grow(n int) {
+	if len(*b.blob)+n <= cap(*b.blob) {
+		return
+	}
+	bigger := codecPool.Get(max(2*cap(*b.blob), len(*b.blob)+n))
+	*bigger = append((*bigger)[:0], *b.blob...)
+	codecPool.Put(b.blob)
+	b.blob = bigger
+}
+
+// sourceIndex finds a source among the last few, or adds it.
+func (b *outBatch) sourceIndex(src netip.AddrPort) uint32 {
+	for i := len(b.sources) - 1; i >= max(0, len(b.sources)-8); i-- {
+		if b.sources[i] == src {
+			return uint32(i)
+		}
+	}
+	b.sources = append(b.sources, src)
+	return uint32(len(b.sources) - 1)
+}
+
+// marshal lays out ServerMessage{recv: b} and takes the blob with it.
+func (b *outBatch) marshal() mem.BufferSlice {
+	lengthBytes, indexBytes, sourceBytes := 0, 0, 0
+	for _, n := range b.lengths {
+		lengthBytes += sizeVarint(uint64(n))
+	}
+	if len(b.sources) > 1 {
+		for _, n := range b.index {
+			indexBytes += sizeVarint(uint64(n))
+		}
+	}
+	for _, s := range b.sources {
+		n := endpointSize(s)
+		sourceBytes += 1 + sizeVarint(uint64(n)) + n
+	}
+	// The outer length is known only at the end: leave room before it.
+	const room = 1 + binary.MaxVarintLen64
+	buf := codecPool.Get(room + lengthBytes + indexBytes + sourceBytes + 48)
+	h := (*buf)[:room]
+	h = append(h, tagRecvLength)
+	h = binary.AppendUvarint(h, uint64(lengthBytes))
+	for _, n := range b.lengths {
+		h = binary.AppendUvarint(h, uint64(n))
+	}
+	for _, s := range b.sources {
+		h = append(h, tagRecvSource)
+		h = binary.AppendUvarint(h, uint64(endpointSize(s)))
+		h = appendEndpoint(h, s)
+	}
+	if indexBytes > 0 {
+		h = append(h, tagRecvIndex)
+		h = binary.AppendUvarint(h, uint64(indexBytes))
+		for _, n := range b.index {
+			h = binary.AppendUvarint(h, uint64(n))
+		}
+	}
+	h = append(h, tagRecvPayload)
+	h = binary.AppendUvarint(h, uint64(b.size))
+
+	var outer [room]byte
+	o := append(outer[:0], tagServerRecv)
+	o = binary.AppendUvarint(o, uint64(len(h)-room+b.size))
+	start := room - len(o)
+	copy(h[start:], o)
+	*buf = h
+	blob := b.blob
+	b.blob = nil
+	if len(h) < 1024 && start > 0 { // slicing costs an allocation, moving a few bytes does not
+		*buf = h[:copy(h, h[start:])]
+		start = 0
+	}
+	head := mem.NewBuffer(buf, codecPool)
+	if start > 0 {
+		whole := head
+		head = whole.Slice(start, len(h))
+		whole.Free()
+	}
+	if blob == nil {
+		return mem.BufferSlice{head}
+	}
+	return mem.BufferSlice{head, mem.NewBuffer(blob, codecPool)}
+}
