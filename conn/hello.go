@@ -91,6 +91,7 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, reply bool) error 
 	}
 	if p.probed && !p.ready {
 		c.rtt = now - p.probedAt
+		c.owner.MeasuredRTT(c.rtt)
 		if c.kind == KindRdsd {
 			if err := p.ack(now, h.Ack); err != nil {
 				return err

@@ -27,23 +27,28 @@ type Completer interface {
 type Msg struct {
 	next *Msg
 
+	Link     *Msg      // the owner's, while the message is in its hands
 	Owner    Completer // nil: nobody asks (protocol's own messages)
 	Payload  []byte
 	Tag      uint64        // the owner's
 	At       time.Duration // when it was accepted
 	Deadline time.Duration // the owner's
 	Batch    any           // the owner's
-	Dst      any           // the owner's
+	Epoch    uint32        // the owner's
 
 	SPort, DPort uint16
 	Kind         MsgKind
-	Want         bool // the owner waits for the outcome: ask for an acknowledgement
+	Want         bool // ask for an acknowledgement soon
+	Report       bool // the owner's: the sender asked for the outcome
 	cancelled    bool // had begun to leave when it was cancelled: not to be sent again
 	flags        uint8
 	seq          uint64
 	end          uint64 // kernel peers: offset in the link's stream behind its last byte
 	ext          [16]byte
 }
+
+// Reset makes m as new, for another use.
+func (m *Msg) Reset() { *m = Msg{} }
 
 // Seq is the sequence it was sent with; 0 before.
 func (m *Msg) Seq() uint64 { return m.seq }
@@ -77,11 +82,12 @@ const (
 	WhyCancelledSent
 	WhyShutdown
 	WhyDaemonRestarted
+	WhyNoMemory
 )
 
 var whyText = [...]string{"", "no such port", "cancelled by the application", "the socket was closed",
 	"peer restarted", "peer changed between kernel and rdsd", "cancelled after it had begun to leave, then the link was lost",
-	"the daemon is shutting down", "daemon restarted"}
+	"the daemon is shutting down", "daemon restarted", "the memory budget is spent"}
 
 func (w Why) String() string { return whyText[w] }
 

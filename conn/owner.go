@@ -46,6 +46,8 @@ type Owner interface {
 	FreeMsg(m *Msg)
 	// Measured tells how long a datagram waited before its first byte left.
 	Measured(queued time.Duration)
+	// MeasuredRTT tells a handshake's or heartbeat's round trip.
+	MeasuredRTT(d time.Duration)
 }
 
 // ActionKind is what the shell is to do.

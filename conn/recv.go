@@ -62,6 +62,7 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 	p.lastRx = now
 	if p.asked != 0 {
 		c.rtt = now - p.asked
+		c.owner.MeasuredRTT(c.rtt)
 		p.asked = 0
 	}
 	switch kind {

@@ -332,6 +332,20 @@ func (p *Path) Wrote(now time.Duration) bool {
 	return p.kicked
 }
 
+// CongestionChanged tells that our own map changed.
+func (c *Conn) CongestionChanged(now time.Duration) {
+	p := c.paths[0]
+	if p == nil || p.state != Up {
+		return // the whole map goes first on the next link
+	}
+	p.congDirty = true
+	if c.kind != KindRdsd && now-p.congAt < c.cfg.MapInterval {
+		c.rearm(p.congAt + c.cfg.MapInterval)
+		return
+	}
+	p.kick()
+}
+
 // more reports whether another Fill would find something.
 func (p *Path) more() bool {
 	if p.state != Up {

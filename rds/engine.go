@@ -1,0 +1,346 @@
+package rds
+
+import (
+	"math/rand"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/btree"
+
+	"github.com/rdsd/rdsd/cong"
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/stats"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/transport"
+)
+
+// Budget is the memory that received and accepted payloads may take, shared by
+// the engines of a node (M1).
+type Budget struct {
+	Limit   int64 // bytes
+	used    atomic.Int64
+	Refused atomic.Uint64
+}
+
+// Used is what is taken, in bytes.
+func (b *Budget) Used() int64 { return b.used.Load() }
+
+func (b *Budget) fits(n int) bool { return b.used.Load()+int64(n) <= b.Limit }
+
+// Config of an engine. Zero values are not defaults; see DefaultConfig.
+type Config struct {
+	Conn         conn.Config
+	SndBufBytes  int // default send buffer of a socket
+	RcvBufBytes  int // default soft receive limit
+	MaxBufBytes  int // most an application may ask for
+	HardFactor   int // hard limit = HardFactor × soft limit + 1 MiB
+	MaxPeers     int
+	MaxSockets   int
+	MaxUndecided int // accepted datagrams of one socket without an outcome
+	MaxOutcomes  int // outcomes not fetched yet: beyond it nothing more is accepted
+	Budget       *Budget
+}
+
+// DefaultConfig is the configuration of a node nobody configured.
+func DefaultConfig() Config {
+	return Config{
+		Conn: conn.DefaultConfig(), SndBufBytes: 1 << 20, RcvBufBytes: 1 << 20, MaxBufBytes: 64 << 20, HardFactor: 2,
+		MaxPeers: 10000, MaxSockets: 10000, MaxUndecided: 1 << 16, MaxOutcomes: 1 << 16,
+		Budget: &Budget{Limit: 1 << 30},
+	}
+}
+
+// Engine is RDS for one local address: its sockets, its peers, its congestion
+// map. It starts no goroutine, reads no clock and does no I/O. The caller owns
+// the one lock that guards it with everything in it, calls it with the time,
+// and afterwards carries out what Take and Ready hand out.
+//
+// A socket of one address never meets a connection of another, so engines of
+// the same node share nothing but the Budget.
+type Engine struct {
+	cfg   *Config
+	local netip.Addr
+	rng   *rand.Rand
+
+	socks    map[uint16]*Socket
+	lastSock *Socket // of the last lookup
+	nextID   uint64
+	peers    map[netip.Addr]*Peer
+	order    []*Peer // in order of creation, so that walks repeat
+	loop     *Peer   // this address itself
+	lastPeer *Peer   // of the last lookup
+
+	cmap    cong.Map // our own ports
+	cver    uint64   // of cmap; 1: nothing was ever congested
+	clog    [congLog]congChange
+	cwhole  []byte // wire form of cmap at cwholeV
+	cwholeV uint64
+	cnotes  []Notice
+
+	timers   *btree.BTreeG[timer]
+	timerID  uint64
+	actions  []conn.Action
+	ready    []*Socket // sockets with news
+	space    []*Socket // sockets whose send buffer has room again
+	cleared  []clearedPort
+	full     []*Peer // kernel peers that wait for a receiver to have room
+	starved  []*Socket
+	starveTm timer
+	monitors []*Socket
+	now      time.Duration // of the current step
+
+	free    *conn.Msg
+	freeN   int
+	msgs    []conn.Msg
+	ctr     stats.Counters
+	QueueNs Hist // time datagrams waited before their first byte left
+	RTTNs   Hist // handshake and heartbeat round trips
+	states  []StateChange
+}
+
+// StateChange is a path that changed its state, for the log.
+type StateChange struct {
+	Path     *conn.Path
+	Was, Now conn.State
+	Err      error
+}
+
+type clearedPort struct {
+	pe   *Peer
+	port uint16
+}
+
+// NewEngine makes the engine of one local address. rng seeds backoff and
+// incarnations; nobody else may use it.
+func NewEngine(cfg *Config, local netip.Addr, rng *rand.Rand) *Engine {
+	e := &Engine{cfg: cfg, local: local, rng: rng, socks: map[uint16]*Socket{}, peers: map[netip.Addr]*Peer{}, cver: 1,
+		timers: btree.NewG(16, timer.less)}
+	e.loop = &Peer{e: e, addr: local}
+	return e
+}
+
+// Local is the engine's address.
+func (e *Engine) Local() netip.Addr { return e.local }
+
+// --- what the shell does next --------------------------------------------
+
+// Take appends the orders for the shell to a and forgets them.
+func (e *Engine) Take(a []conn.Action) []conn.Action {
+	a = append(a, e.actions...)
+	clear(e.actions)
+	e.actions = e.actions[:0]
+	return a
+}
+
+// Ready appends the sockets that have news (Socket.Events) to s and forgets them.
+func (e *Engine) Ready(s []*Socket) []*Socket {
+	for _, k := range e.ready {
+		k.listed = false
+	}
+	s = append(s, e.ready...)
+	clear(e.ready)
+	e.ready = e.ready[:0]
+	return s
+}
+
+// States returns path state changes since the last call.
+func (e *Engine) States() []StateChange {
+	s := e.states
+	e.states = nil
+	return s
+}
+
+// Pending reports whether Take, Ready or States would return anything.
+func (e *Engine) Pending() bool { return len(e.actions)+len(e.ready)+len(e.states)+len(e.cnotes) > 0 }
+
+// --- links ----------------------------------------------------------------
+
+// Accept judges an incoming connection from a peer's address and source port.
+func (e *Engine) Accept(now time.Duration, remote netip.AddrPort) (conn.Accepted, error) {
+	if remote.Addr() == e.local {
+		return conn.Accepted{}, rdserr.With(rdserr.ErrInvalid, "connection from our own address %v", e.local)
+	}
+	pe, err := e.Peer(remote.Addr())
+	if err != nil {
+		return conn.Accepted{}, err
+	}
+	a := pe.c.Accept(now, remote.Port())
+	e.settle(now)
+	return a, nil
+}
+
+// Connected: attempt gen of p has its link. False: too late, close it.
+func (e *Engine) Connected(now time.Duration, p *conn.Path, gen uint64) bool {
+	ok := p.Connected(now, gen)
+	e.settle(now)
+	return ok
+}
+
+// DialFailed: attempt gen of p failed.
+func (e *Engine) DialFailed(now time.Duration, p *conn.Path, gen uint64, err error) {
+	p.DialFailed(now, gen, err)
+	e.settle(now)
+}
+
+// Lost: link gen of p is closed and read to its end.
+func (e *Engine) Lost(now time.Duration, p *conn.Path, gen, acked uint64, err error) {
+	p.Lost(now, gen, acked, err)
+	e.settle(now)
+}
+
+// Receive: one frame arrived on link gen of p. See conn.Path.Receive.
+func (e *Engine) Receive(now time.Duration, p *conn.Path, gen uint64, f *transport.Frame) error {
+	e.now = now
+	return p.Receive(now, gen, f)
+}
+
+// ReceivedAll ends a run of Receive calls.
+func (e *Engine) ReceivedAll(now time.Duration, p *conn.Path, gen uint64) {
+	p.ReceivedAll(now, gen)
+	e.settle(now)
+}
+
+// Fill: see conn.Path.Fill.
+func (e *Engine) Fill(now time.Duration, p *conn.Path, b *transport.Batch) bool {
+	return p.Fill(now, b)
+}
+
+// Wrote: see conn.Path.Wrote.
+func (e *Engine) Wrote(now time.Duration, p *conn.Path) bool {
+	more := p.Wrote(now)
+	e.settle(now)
+	return more
+}
+
+// Acked: TCP acknowledged so many bytes of link gen of p.
+func (e *Engine) Acked(now time.Duration, p *conn.Path, gen, bytes uint64) {
+	p.Acked(now, gen, bytes)
+	e.settle(now)
+}
+
+// Drop gives the link of p up.
+func (e *Engine) Drop(now time.Duration, p *conn.Path, why error) bool {
+	ok := p.Drop(now, why)
+	e.settle(now)
+	return ok
+}
+
+// settle ends every step: what the step made possible is done now, when no
+// list of a connection is being walked.
+func (e *Engine) settle(now time.Duration) {
+	for len(e.cleared) > 0 || len(e.space) > 0 {
+		for i := 0; i < len(e.cleared); i++ {
+			c := e.cleared[i]
+			if c.pe.c != nil {
+				c.pe.c.PortClear(c.port)
+			}
+			c.pe.wake(now, c.port)
+		}
+		e.cleared = e.cleared[:0]
+		space := e.space
+		e.space = nil
+		for _, s := range space {
+			s.spaceListed = false
+			s.runWaiting(now)
+		}
+	}
+}
+
+// Shutdown completes everything undecided, as the node ends.
+func (e *Engine) Shutdown(now time.Duration) {
+	for _, s := range e.Sockets() {
+		s.failWaiting(now, netip.AddrPort{}, rdserr.ErrShutdown)
+	}
+	for _, pe := range e.order {
+		pe.c.Abandon(conn.WhyShutdown)
+	}
+	e.settle(now)
+}
+
+// --- messages ---------------------------------------------------------------
+
+func (e *Engine) newMsg() *conn.Msg {
+	m := e.free
+	if m == nil {
+		if len(e.msgs) == 0 {
+			e.msgs = make([]conn.Msg, 64)
+		}
+		m = &e.msgs[0]
+		e.msgs = e.msgs[1:]
+		return m
+	}
+	e.free = m.Link
+	e.freeN--
+	m.Link = nil
+	return m
+}
+
+// freeMsg keeps a bounded number of messages for the next sends.
+func (e *Engine) freeMsg(m *conn.Msg) {
+	m.Reset()
+	if e.freeN < 1<<15 {
+		m.Link = e.free
+		e.free = m
+		e.freeN++
+	}
+}
+
+// --- timers -----------------------------------------------------------------
+
+type ticker interface{ tick(now time.Duration) }
+
+type timer struct {
+	at time.Duration
+	id uint64
+	t  ticker
+}
+
+func (a timer) less(b timer) bool { return a.at < b.at || a.at == b.at && a.id < b.id }
+
+// arm moves t's timer to at when that is earlier than where it is.
+func (e *Engine) arm(cur *timer, t ticker, at time.Duration) {
+	if cur.t != nil {
+		if cur.at <= at {
+			return
+		}
+		e.timers.Delete(*cur)
+	}
+	if cur.id == 0 {
+		e.timerID++
+		cur.id = e.timerID
+	}
+	cur.at, cur.t = at, t
+	e.timers.ReplaceOrInsert(*cur)
+}
+
+// Next is when Tick is due; ok is false when nothing is.
+func (e *Engine) Next() (at time.Duration, ok bool) {
+	t, ok := e.timers.Min()
+	return t.at, ok
+}
+
+// Tick does everything that is due.
+func (e *Engine) Tick(now time.Duration) {
+	for {
+		t, ok := e.timers.Min()
+		if !ok || t.at > now {
+			break
+		}
+		e.timers.DeleteMin()
+		t.t.tick(now)
+	}
+	e.settle(now)
+}
+
+// Counters adds up the engine's and all its peers'.
+func (e *Engine) Counters() (c stats.Counters) {
+	c = e.ctr
+	for _, pe := range e.order {
+		c.Add(&pe.ctr)
+	}
+	return c
+}
+
+// Compile-time check that a Peer is what a connection needs.
+var _ conn.Owner = (*Peer)(nil)

@@ -1,0 +1,286 @@
+package rds
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// itemOverhead is what a queued datagram costs beyond its payload, in bytes: a
+// flood of empty datagrams is memory too.
+const itemOverhead = 64
+
+// Datagram is one received datagram. Its payload is valid until Release.
+type Datagram struct {
+	Source  netip.AddrPort
+	Payload []byte
+	buf     *buf.Buf
+}
+
+// Release gives the payload's memory back. It needs no lock.
+func (d *Datagram) Release() {
+	if d.buf != nil {
+		d.buf.Release()
+	}
+	d.buf, d.Payload = nil, nil
+}
+
+type item struct {
+	pe    *Peer
+	b     *buf.Buf // nil: no payload
+	off   uint32
+	n     uint32
+	cost  uint32
+	sport uint16
+}
+
+func (it *item) release() {
+	if it.b != nil {
+		it.b.Release()
+	}
+}
+
+// hard is the limit no peer can pass, in bytes of memory: HardFactor times the
+// soft limit, and room for one datagram of the largest size.
+func (s *Socket) hard() int {
+	return s.e.cfg.HardFactor*s.opt.RcvBufBytes + wire.MaxDatagram + itemOverhead
+}
+
+// place puts a datagram into the receive queue. Above the soft limit the port
+// becomes congested; what would pass the hard one is not taken, and marks the
+// port too, because empty datagrams never reach the soft one.
+func (s *Socket) place(pe *Peer, sport uint16, f *transport.Frame) conn.Verdict {
+	e := s.e
+	n := len(f.Payload)
+	cost := n + itemOverhead
+	now := e.now
+	if s.mem+cost > s.hard() {
+		s.wasFull = true
+		s.mark(now)
+		return conn.NoRoom
+	}
+	if !e.cfg.Budget.fits(cost) {
+		e.ctr.MemoryRefused++
+		e.cfg.Budget.Refused.Add(1)
+		s.starve(now)
+		return conn.NoRoom
+	}
+	it := item{pe: pe, n: uint32(n), cost: uint32(cost), sport: sport}
+	switch {
+	case n == 0:
+	case f.Buf != nil:
+		f.Buf.Ref()
+		it.b = f.Buf
+	default:
+		it.b, it.off = s.stash(f.Payload)
+	}
+	if s.qn == 0 {
+		s.news(EvReadable)
+	}
+	s.pushItem(it)
+	s.queued += n
+	s.mem += cost
+	e.cfg.Budget.used.Add(int64(cost))
+	pe.ctr.RecvQueued++
+	pe.ctr.RecvBytesAdded += uint64(n)
+	if s.queued > s.opt.RcvBufBytes {
+		s.mark(now)
+	}
+	return conn.Placed
+}
+
+// stash copies a small payload behind others into a slab.
+func (s *Socket) stash(p []byte) (*buf.Buf, uint32) {
+	if s.slab == nil || s.slabOff+len(p) > len(s.slab.B) {
+		if s.slab != nil {
+			s.slab.Release()
+		}
+		s.slab, s.slabOff = buf.Get(buf.SlabSize), 0
+	}
+	off := s.slabOff
+	copy(s.slab.B[off:], p)
+	s.slabOff += len(p)
+	s.slab.Ref()
+	return s.slab, uint32(off)
+}
+
+func (s *Socket) mark(now time.Duration) {
+	if !s.congested {
+		s.congested = true
+		s.e.setCongested(now, s.port, true)
+	}
+}
+
+// starve marks the port because the node's memory is spent; it may have to be
+// cleared although nobody reads from this socket.
+func (s *Socket) starve(now time.Duration) {
+	s.wasFull = true
+	s.mark(now)
+	if !s.starved {
+		s.starved = true
+		s.e.starved = append(s.e.starved, s)
+		s.e.arm(&s.e.starveTm, (*starveTicker)(s.e), now+starveEvery)
+	}
+}
+
+// starveEvery is how often sockets that met a spent budget are looked at.
+const starveEvery = 20 * time.Millisecond
+
+type starveTicker Engine
+
+func (t *starveTicker) tick(now time.Duration) {
+	e := (*Engine)(t)
+	e.starveTm.t = nil
+	if e.loop.MayGrant() {
+		l := e.starved
+		e.starved = nil
+		for _, s := range l {
+			s.starved = false
+			s.unmark(now)
+		}
+		e.roomAgain()
+	}
+	if len(e.starved) > 0 {
+		e.arm(&e.starveTm, t, now+starveEvery)
+	}
+}
+
+// unmark clears the port when less than half of its limits is used.
+func (s *Socket) unmark(now time.Duration) {
+	if s.congested && !s.starved && (s.queued < s.opt.RcvBufBytes/2 || s.qn == 0) && s.mem <= s.hard()/2 {
+		s.congested = false
+		s.e.setCongested(now, s.port, false)
+	}
+}
+
+// Recv takes the next datagram. After the last of a run call ReadAll.
+func (s *Socket) Recv() (d Datagram, ok bool) {
+	if s.qn == 0 {
+		return d, false
+	}
+	it := s.popItem()
+	d.Source = netip.AddrPortFrom(it.pe.addr, it.sport)
+	if it.b != nil {
+		d.Payload, d.buf = it.b.B[it.off:it.off+it.n:it.off+it.n], it.b
+	}
+	s.queued -= int(it.n)
+	s.mem -= int(it.cost)
+	s.e.cfg.Budget.used.Add(-int64(it.cost))
+	s.Stats.Received++
+	s.Stats.ReceivedBytes += uint64(it.n)
+	s.e.ctr.RecvDelivered++
+	s.e.ctr.CopyToUser += uint64(it.n)
+	s.e.ctr.RecvBytesFreed += uint64(it.n)
+	return d, true
+}
+
+// ReadAll ends a run of Recv calls: a port that has room again is cleared,
+// and whoever waits for that goes on.
+func (s *Socket) ReadAll(now time.Duration) {
+	e := s.e
+	e.now = now
+	if s.congested {
+		s.unmark(now)
+	}
+	if s.wasFull && s.mem <= s.hard()/2 {
+		s.wasFull = false
+		e.roomAgain()
+	}
+	if s.qn == 0 && s.slab != nil && s.mem == 0 {
+		s.slab.Release()
+		s.slab = nil
+	}
+	e.settle(now)
+}
+
+// roomAgain lets kernel links go on that stopped before a full receiver.
+func (e *Engine) roomAgain() {
+	l := e.full
+	e.full = nil
+	for _, pe := range l {
+		pe.isFull = false
+		if pe.c != nil {
+			pe.c.Paths((*conn.Path).Resume)
+		}
+	}
+}
+
+// Peek tells the size of the next datagram in bytes and how many wait.
+func (s *Socket) Peek() (next, n int) {
+	if s.qn == 0 {
+		return 0, 0
+	}
+	return int(s.q[s.qhead].n), s.qn
+}
+
+// Culprit is a source with datagrams in a receive queue.
+type Culprit struct {
+	Source netip.AddrPort
+	N      int
+	Bytes  int
+}
+
+// Culprits tells who fills the receive queue, largest first, at most max.
+func (s *Socket) Culprits(max int) []Culprit {
+	by := map[netip.AddrPort]*Culprit{}
+	for i := range s.qn {
+		it := &s.q[(s.qhead+i)&(len(s.q)-1)]
+		src := netip.AddrPortFrom(it.pe.addr, it.sport)
+		c := by[src]
+		if c == nil {
+			c = &Culprit{Source: src}
+			by[src] = c
+		}
+		c.N++
+		c.Bytes += int(it.n)
+	}
+	l := make([]Culprit, 0, len(by))
+	for _, c := range by {
+		l = append(l, *c)
+	}
+	slices.SortFunc(l, func(a, b Culprit) int {
+		if a.Bytes != b.Bytes {
+			return b.Bytes - a.Bytes
+		}
+		return a.Source.Compare(b.Source)
+	})
+	return l[:min(len(l), max)]
+}
+
+// EachQueued calls f for every datagram in the receive queue until it returns false.
+func (s *Socket) EachQueued(f func(src netip.AddrPort, bytes int) bool) {
+	for i := range s.qn {
+		it := &s.q[(s.qhead+i)&(len(s.q)-1)]
+		if !f(netip.AddrPortFrom(it.pe.addr, it.sport), int(it.n)) {
+			return
+		}
+	}
+}
+
+func (s *Socket) pushItem(it item) {
+	if s.qn == len(s.q) {
+		q := make([]item, max(16, 2*len(s.q)))
+		for i := range s.qn {
+			q[i] = s.q[(s.qhead+i)&(len(s.q)-1)]
+		}
+		s.q, s.qhead = q, 0
+	}
+	s.q[(s.qhead+s.qn)&(len(s.q)-1)] = it
+	s.qn++
+}
+
+func (s *Socket) popItem() item {
+	it := s.q[s.qhead]
+	s.q[s.qhead] = item{}
+	s.qhead = (s.qhead + 1) & (len(s.q) - 1)
+	s.qn--
+	if s.qn == 0 && len(s.q) > 1024 {
+		s.q, s.qhead = nil, 0 // a burst does not keep its memory
+	}
+	return it
+}

@@ -1,0 +1,158 @@
+package rds
+
+import (
+	"math/rand"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/transport"
+)
+
+// pair is two engines and perfect links between them, for tests that need no
+// faults. Both run at the same virtual time.
+type pair struct {
+	t    *testing.T
+	now  time.Duration
+	a, b *Engine
+	link map[*conn.Path]*wireEnd
+}
+
+type wireEnd struct {
+	p     *conn.Path
+	gen   uint64
+	other *wireEnd
+	fr    transport.Framer
+	e     *Engine
+}
+
+func newPair(t *testing.T) *pair {
+	ca, cb := DefaultConfig(), DefaultConfig()
+	return &pair{t: t, now: time.Second, a: NewEngine(&ca, netip.MustParseAddr("10.0.0.1"), rand.New(rand.NewSource(1))),
+		b: NewEngine(&cb, netip.MustParseAddr("10.0.0.2"), rand.New(rand.NewSource(2))), link: map[*conn.Path]*wireEnd{}}
+}
+
+// run carries out everything until both engines are quiet.
+func (w *pair) run() {
+	for busy := true; busy; {
+		busy = false
+		for _, e := range []*Engine{w.a, w.b} {
+			for _, a := range e.Take(nil) {
+				busy = true
+				w.act(e, a)
+			}
+		}
+	}
+}
+
+func (w *pair) act(e *Engine, a conn.Action) {
+	other := w.a
+	if e == w.a {
+		other = w.b
+	}
+	switch a.Kind {
+	case conn.ActDial, conn.ActPoke:
+		acc, err := other.Accept(w.now, netip.AddrPortFrom(e.Local(), uint16(40000+a.Path.Index())))
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		if !acc.Link {
+			return
+		}
+		x, y := &wireEnd{p: a.Path, gen: a.Gen, e: e}, &wireEnd{p: acc.Path, gen: acc.Gen, e: other}
+		x.other, y.other = y, x
+		x.fr.Max, y.fr.Max = 1<<20, 1<<20
+		w.link[a.Path], w.link[acc.Path] = x, y
+		e.Connected(w.now, a.Path, a.Gen)
+	case conn.ActKick:
+		x := w.link[a.Path]
+		b := transport.GetBatch()
+		for e.Fill(w.now, a.Path, b) {
+			for _, p := range b.Pieces() {
+				if _, err := x.other.fr.Feed(p, func(f *transport.Frame) error {
+					return x.other.e.Receive(w.now, x.other.p, x.other.gen, f)
+				}); err != nil {
+					w.t.Fatal(err)
+				}
+			}
+			b.Reset()
+			e.Wrote(w.now, a.Path)
+			x.other.e.ReceivedAll(w.now, x.other.p, x.other.gen)
+		}
+		b.Put()
+	}
+}
+
+func (w *pair) advance(d time.Duration) {
+	w.now += d
+	w.a.Tick(w.now)
+	w.b.Tick(w.now)
+	w.run()
+}
+
+func TestDatagramArrivesAndIsAcknowledged(t *testing.T) {
+	for _, swap := range []bool{false, true} {
+		w := newPair(t)
+		from, to := w.a, w.b
+		if swap {
+			from, to = w.b, w.a
+		}
+		s, _ := from.Bind(0, SocketOptions{})
+		r, _ := to.Bind(4000, SocketOptions{})
+		if err := s.Send(w.now, r.Addr(), []byte("hello"), 7, true); err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+		d, ok := r.Recv()
+		if !ok || string(d.Payload) != "hello" || d.Source != s.Addr() {
+			t.Fatalf("got %v %q from %v", ok, d.Payload, d.Source)
+		}
+		w.advance(50 * time.Millisecond)
+		if o := s.Outcomes(nil); len(o) != 1 || o[0].Kind != conn.Delivered || o[0].First != 7 {
+			t.Fatalf("outcomes %v", o)
+		}
+		if s.Info().SendQueued != 0 {
+			t.Fatal("the send buffer was not given back")
+		}
+	}
+}
+
+func BenchmarkCore64(b *testing.B) {
+	w := &pair{t: &testing.T{}, now: time.Second, link: map[*conn.Path]*wireEnd{}}
+	ca, cb := DefaultConfig(), DefaultConfig()
+	w.a = NewEngine(&ca, netip.MustParseAddr("10.0.0.1"), rand.New(rand.NewSource(1)))
+	w.b = NewEngine(&cb, netip.MustParseAddr("10.0.0.2"), rand.New(rand.NewSource(2)))
+	s, _ := w.a.Bind(0, SocketOptions{})
+	r, _ := w.b.Bind(4000, SocketOptions{})
+	p := make([]byte, 64)
+	dst := r.Addr()
+	b.ReportAllocs()
+	var acts []conn.Action
+	for b.Loop() {
+		for range 512 {
+			if err := s.Send(w.now, dst, p, 0, false); err != nil {
+				b.Fatal(err)
+			}
+		}
+		for busy := true; busy; {
+			busy = false
+			for _, e := range []*Engine{w.a, w.b} {
+				acts = e.Take(acts[:0])
+				for _, a := range acts {
+					busy = true
+					w.act(e, a)
+				}
+			}
+		}
+		for {
+			d, ok := r.Recv()
+			if !ok {
+				break
+			}
+			d.Release()
+		}
+		r.ReadAll(w.now)
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/512, "ns/datagram")
+}

@@ -1,0 +1,305 @@
+package rds
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// SocketOptions of a socket. Zero buffers take the engine's defaults.
+type SocketOptions struct {
+	SndBufBytes int
+	RcvBufBytes int // soft limit: above it the port is congested
+	UID, PID    uint32
+	Label       string
+	Data        any // the shell's
+}
+
+// Events a socket can have.
+const (
+	EvReadable   = 1 << iota // something can be received
+	EvOutcomes               // outcomes can be fetched
+	EvSends                  // waiting sends were decided
+	EvCongestion             // congestion news can be fetched
+	EvFlushed                // flushes were answered
+)
+
+// OutcomeRun is the outcome of datagrams with tags First..First+Count-1.
+type OutcomeRun struct {
+	First uint64
+	Count uint32
+	Kind  conn.Outcome
+	Why   conn.Why
+}
+
+// SendDone is the end of a waiting send: accepted when Err is nil.
+type SendDone struct {
+	Batch any
+	Tag   uint64
+	Err   error
+}
+
+// Stats of a socket. Accepted = Delivered + Cancelled + Failed + Unknown + in
+// flight, at every instant (D3).
+type Stats struct {
+	Accepted, Delivered, Cancelled, Failed, Unknown uint64
+	Received, ReceivedBytes                         uint64
+}
+
+// Socket is one (address, port) of one local client. The engine's lock guards it.
+type Socket struct {
+	e    *Engine
+	id   uint64
+	port uint16
+	opt  SocketOptions
+
+	// Sending. used counts payload bytes from acceptance to outcome.
+	used        int
+	undecided   int
+	flows       map[netip.AddrPort]*flow
+	lined       []*flow // that wait for the send buffer, first come first served
+	waiting     int     // datagrams in flows
+	deadline    time.Duration
+	spaceListed bool
+	sends       []SendDone
+	outcomes    []OutcomeRun
+	outcomesN   int // datagrams in outcomes
+	epochs      []epoch
+	epoch0      uint32 // number of epochs[0]
+	flushed     []uint64
+
+	// Receiving. queued counts payload bytes (the soft account, as in the
+	// kernel), mem what they really take (the hard one).
+	q         []item // ring
+	qhead, qn int
+	queued    int
+	mem       int
+	slab      *buf.Buf
+	slabOff   int
+	congested bool
+	starved   bool // marked congested because the node's memory was spent
+	wasFull   bool
+
+	mon     Monitor
+	freed   uint64
+	changes []Change
+	refused map[netip.AddrPort]struct{} // destinations that were congested when we sent
+
+	events int
+	listed bool
+	closed bool
+	Stats  Stats
+	tm     timer
+}
+
+// Bind makes a socket on port, or on a random free port when that is 0
+// (net/rds/bind.c).
+func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
+	switch {
+	case port == wire.PortProbe:
+		return nil, rdserr.With(rdserr.ErrInvalid, "port 1 is reserved for the RDS handshake; bind 0 for any free port, or 2 to 65535")
+	case len(e.socks) >= e.cfg.MaxSockets:
+		return nil, rdserr.With(rdserr.ErrTooMany, "the limit of %d sockets on %v is reached", e.cfg.MaxSockets, e.local)
+	case o.SndBufBytes < 0 || o.RcvBufBytes < 0 || o.SndBufBytes > e.cfg.MaxBufBytes || o.RcvBufBytes > e.cfg.MaxBufBytes:
+		return nil, rdserr.With(rdserr.ErrInvalid, "a buffer of %d or %d bytes was asked for; at most %d are allowed", o.SndBufBytes, o.RcvBufBytes, e.cfg.MaxBufBytes)
+	case port != 0 && e.socks[port] != nil:
+		return nil, rdserr.With(rdserr.ErrAddrInUse, "%v is bound by another socket (uid %d, pid %d)", netip.AddrPortFrom(e.local, port), e.socks[port].opt.UID, e.socks[port].opt.PID)
+	}
+	if port == 0 {
+		if port = e.freePort(); port == 0 {
+			return nil, rdserr.With(rdserr.ErrAddrInUse, "all ports of %v are bound", e.local)
+		}
+	}
+	if o.SndBufBytes == 0 {
+		o.SndBufBytes = e.cfg.SndBufBytes
+	}
+	if o.RcvBufBytes == 0 {
+		o.RcvBufBytes = e.cfg.RcvBufBytes
+	}
+	e.nextID++
+	s := &Socket{e: e, id: e.nextID, port: port, opt: o, deadline: never, epochs: make([]epoch, 1)}
+	e.socks[port] = s
+	return s, nil
+}
+
+// freePort picks a random free port, from 1024 up so that the low ones stay
+// for those who name them.
+func (e *Engine) freePort() uint16 {
+	start := 1024 + e.rng.Intn(65536-1024)
+	for i := range 65536 - 2 {
+		p := start + i
+		if p > 65535 {
+			p = p - 65536 + wire.PortFirst
+		}
+		if e.socks[uint16(p)] == nil {
+			return uint16(p)
+		}
+	}
+	return 0
+}
+
+func (e *Engine) sock(port uint16) *Socket {
+	if s := e.lastSock; s != nil && s.port == port {
+		return s
+	}
+	s := e.socks[port]
+	if s != nil {
+		e.lastSock = s
+	}
+	return s
+}
+
+// Socket finds the socket bound to port, nil when there is none.
+func (e *Engine) Socket(port uint16) *Socket { return e.socks[port] }
+
+// Sockets lists the sockets by port.
+func (e *Engine) Sockets() []*Socket {
+	l := make([]*Socket, 0, len(e.socks))
+	for _, s := range e.socks {
+		l = append(l, s)
+	}
+	slices.SortFunc(l, func(a, b *Socket) int { return int(a.port) - int(b.port) })
+	return l
+}
+
+// Addr is what the socket is bound to.
+func (s *Socket) Addr() netip.AddrPort { return netip.AddrPortFrom(s.e.local, s.port) }
+
+// Options are those of Bind with the defaults filled in.
+func (s *Socket) Options() *SocketOptions { return &s.opt }
+
+// Info is what an administrator sees of a socket.
+type Info struct {
+	ID                         uint64
+	SendQueued, Undecided      int // bytes, datagrams
+	RecvQueued, RecvMem, RecvN int // bytes, bytes, datagrams
+	Hard                       int // bytes
+	Congested                  bool
+	Waiting                    int
+	Stats                      Stats
+}
+
+// Info describes the socket.
+func (s *Socket) Info() Info {
+	return Info{s.id, s.used, s.undecided, s.queued, s.mem, s.qn, s.hard(), s.congested, s.waiting, s.Stats}
+}
+
+// Events returns and clears what is new since the last call.
+func (s *Socket) Events() int {
+	ev := s.events
+	s.events = 0
+	return ev
+}
+
+func (s *Socket) news(ev int) {
+	s.events |= ev
+	if !s.listed && !s.closed {
+		s.listed = true
+		s.e.ready = append(s.e.ready, s)
+	}
+}
+
+// Close gives the port back. What had not left is cancelled, what waits for
+// acceptance fails, what was received and not read is dropped; of what had begun
+// to leave the outcome is counted but nobody is told.
+func (s *Socket) Close(now time.Duration) {
+	if s.closed {
+		return
+	}
+	e := s.e
+	s.closed = true
+	delete(e.socks, s.port)
+	if e.lastSock == s {
+		e.lastSock = nil
+	}
+	s.failWaiting(now, netip.AddrPort{}, rdserr.ErrClosed)
+	for _, pe := range e.order {
+		pe.c.Cancel(now, s, 0, conn.WhyClosed)
+	}
+	for s.qn > 0 {
+		e.ctr.RecvDropDeadSock++
+		it := s.popItem()
+		it.release()
+	}
+	if s.slab != nil {
+		s.slab.Release()
+		s.slab = nil
+	}
+	e.cfg.Budget.used.Add(-int64(s.mem))
+	s.mem, s.queued = 0, 0
+	if s.congested {
+		s.congested = false
+		e.setCongested(now, s.port, false)
+	}
+	s.SetMonitor(Monitor{})
+	e.starved = slices.DeleteFunc(e.starved, func(k *Socket) bool { return k == s })
+	e.roomAgain()
+	s.outcomes, s.sends, s.changes = nil, nil, nil
+	e.settle(now)
+}
+
+// --- congestion monitoring -------------------------------------------------------
+
+// Monitor says what congestion news a socket wants.
+type Monitor struct {
+	Mask  uint64 // groups of ports (bit = port mod 64) whose clearing is reported
+	Clear bool   // report each destination this socket was refused, when it clears
+	Set   bool   // report too when a destination this socket sends to becomes congested
+}
+
+// Change is one destination that became congested or clear.
+type Change struct {
+	Endpoint  netip.AddrPort
+	Congested bool
+}
+
+// maxRefused bounds what one socket's congestion news may take.
+const maxRefused = 4096
+
+// SetMonitor replaces what the socket wants to know.
+func (s *Socket) SetMonitor(m Monitor) {
+	had, has := s.mon != Monitor{}, m != Monitor{}
+	s.mon = m
+	switch {
+	case has && !had:
+		s.e.monitors = append(s.e.monitors, s)
+	case had && !has:
+		s.e.monitors = slices.DeleteFunc(s.e.monitors, func(k *Socket) bool { return k == s })
+		s.freed, s.changes = 0, nil
+	}
+}
+
+// CongestionNews returns and clears the groups freed and the changes.
+func (s *Socket) CongestionNews() (freed uint64, changes []Change) {
+	freed, changes = s.freed, s.changes
+	s.freed, s.changes = 0, nil
+	return freed, changes
+}
+
+// Congested asks whether a destination is congested as far as this node knows.
+func (s *Socket) Congested(dst netip.AddrPort) (bool, error) {
+	pe, err := s.e.Peer(dst.Addr())
+	if err != nil {
+		return false, err
+	}
+	on := pe.Congested(dst.Port())
+	if on {
+		s.concern(dst)
+	}
+	return on, nil
+}
+
+// concern remembers a destination whose changes the socket will hear of.
+func (s *Socket) concern(dst netip.AddrPort) {
+	if s.refused == nil {
+		s.refused = make(map[netip.AddrPort]struct{})
+	}
+	if len(s.refused) < maxRefused {
+		s.refused[dst] = struct{}{}
+	}
+}
