@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
@@ -25,8 +24,6 @@ var (
 	peerAddr  = netip.MustParseAddrPort("127.0.0.3:5000")
 	otherAddr = netip.MustParseAddrPort("127.0.0.3:5001")
 )
-
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // fakeDaemon is the other end of the stream, driven by the test message by
 // message. It can be stopped and started again on the same socket path.

@@ -212,7 +212,7 @@ func TestSendWindow(t *testing.T) {
 	st.sendResult(held[0])
 	held = held[1:]
 	wantErr(t, s.TrySend(otherAddr, make([]byte, 1000)), rdserr.ErrWouldBlock) // bytes
-	held = append(held, st.nextSend())                                      // the fourth waiting batch
+	held = append(held, st.nextSend())                                         // the fourth waiting batch
 	st.sendResult(tb)
 	if err := waitErr(t, try); err != nil {
 		t.Fatal(err)
