@@ -1,0 +1,119 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	"google.golang.org/grpc/status"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
+	"github.com/rdsd/rdsd/rdserr"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+)
+
+// dial opens a client of the daemon this invocation talks to.
+func (a *app) dial(ctx context.Context) (*rdsd.Client, error) {
+	return dialTarget(ctx, dial.Target(a.socket))
+}
+
+func dialTarget(ctx context.Context, target string) (*rdsd.Client, error) {
+	c, err := dial.Dial(ctx, target)
+	if e, ok := errors.AsType[*dial.Error](err); ok {
+		return nil, withCode(dialExit[e.Reason], err)
+	}
+	return c, err
+}
+
+var dialExit = map[dial.Reason]int{
+	dial.Unreachable: exitUnreachable,
+	dial.Denied:      exitDenied,
+	dial.BadTarget:   exitUsage,
+}
+
+// bounded gives ctx the time of --timeout.
+func (a *app) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if a.timeout <= 0 {
+		return context.WithCancel(ctx)
+	}
+	return context.WithTimeout(ctx, a.timeout)
+}
+
+// admin runs fn with the admin service of the daemon, within --timeout.
+func (a *app) admin(ctx context.Context, fn func(context.Context, rdsdv1.AdminClient) error) error {
+	ctx, cancel := a.bounded(ctx)
+	defer cancel()
+	return a.adminStream(ctx, fn)
+}
+
+// adminStream is admin without a deadline, for commands that watch.
+func (a *app) adminStream(ctx context.Context, fn func(context.Context, rdsdv1.AdminClient) error) error {
+	c, err := a.dial(ctx)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return fn(ctx, c.Admin())
+}
+
+// localAddrs are the RDS addresses of the daemon behind c.
+func localAddrs(ctx context.Context, c *rdsd.Client) ([]netip.Addr, error) {
+	st, err := c.Admin().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+	if err != nil {
+		return nil, err
+	}
+	var out []netip.Addr
+	for _, b := range st.GetLocalAddress() {
+		if a := addrOf(b); a.IsValid() {
+			out = append(out, a.Unmap())
+		}
+	}
+	return out, nil
+}
+
+// chooseLocal completes a local address that names no address: one of the
+// daemon's own, of the family of dst, loopback towards loopback.
+func chooseLocal(ctx context.Context, c *rdsd.Client, local netip.AddrPort, dst netip.Addr) (netip.AddrPort, error) {
+	if local.Addr().IsValid() {
+		return local, nil
+	}
+	all, err := localAddrs(ctx, c)
+	if err != nil {
+		return local, err
+	}
+	best := netip.Addr{}
+	for _, a := range all {
+		if dst.IsValid() && a.Is4() != dst.Is4() {
+			continue
+		}
+		if !best.IsValid() || (dst.IsValid() && best.IsLoopback() != dst.IsLoopback() && a.IsLoopback() == dst.IsLoopback()) {
+			best = a
+		}
+	}
+	if !best.IsValid() {
+		family := "IPv4"
+		if dst.IsValid() && dst.Is6() {
+			family = "IPv6"
+		}
+		return local, usagef("this daemon has no %s address to speak from (it has %v); start it with --address, or use --from", family, all)
+	}
+	return netip.AddrPortFrom(best, local.Port()), nil
+}
+
+// explain is the line a person sees for err.
+func explain(err error) string {
+	if _, own := errors.AsType[*codeError](err); own {
+		return err.Error()
+	}
+	if _, ok := status.FromError(err); ok {
+		err = rdsdv1.ErrorFromStatus(err)
+	}
+	switch {
+	case errors.Is(err, rdserr.ErrTimeout):
+		return err.Error() + " (see --timeout)"
+	case errors.Is(err, rdserr.ErrShutdown):
+		return err.Error() + "; is the daemon still running? (rdsd status)"
+	}
+	return err.Error()
+}

@@ -1,0 +1,52 @@
+package cli
+
+import (
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/term"
+
+	"github.com/rdsd/rdsd/rdsd/internal/demo"
+)
+
+func (a *app) demoCmd() *cobra.Command {
+	var length time.Duration
+	var plain bool
+	cmd := &cobra.Command{
+		Use:   "demo",
+		Short: "show two nodes at work on this machine",
+		Long: `Start two nodes on loopback addresses in this process, and applications on both
+that exchange datagrams through the SDK and the real wire. A port is made to
+congest and to clear, a link is cut and comes back, and all of it is told as it
+happens. It goes on until Ctrl-C or for --for, and ends with a summary in which
+every datagram has its outcome. It needs no configuration and leaves nothing
+behind.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if length < 0 {
+				return usagef("--for %v: it cannot be negative", length)
+			}
+			tty := false
+			if f, ok := a.out.(*os.File); ok && !plain {
+				tty = term.IsTerminal(int(f.Fd()))
+			}
+			sum, err := demo.Run(cmd.Context(), demo.Config{Length: length, Out: a.out, TTY: tty})
+			if err != nil {
+				return err
+			}
+			if a.json {
+				if err := writeNDJSON(a.out, sum); err != nil {
+					return err
+				}
+			}
+			if !sum.AddsUp() {
+				return withCode(exitIncomplete, fmt.Errorf("the datagrams do not add up: %+v", sum))
+			}
+			return nil
+		},
+	}
+	cmd.Flags().DurationVar(&length, "for", 0, "how long; 0 means until Ctrl-C")
+	cmd.Flags().BoolVar(&plain, "plain", false, "plain lines even on a terminal")
+	return cmd
+}

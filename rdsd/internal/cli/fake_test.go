@@ -1,0 +1,153 @@
+package cli
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"os"
+	"slices"
+
+	"google.golang.org/grpc"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// fakeAdmin is the admin service of a daemon with a fixed story: one rdsd peer
+// that is up, one kernel peer that is connecting, a congested port here and
+// one there.
+type fakeAdmin struct {
+	rdsdv1.UnimplementedAdminServer
+}
+
+func ep(s string) *rdsdv1.Endpoint { return endpointTo(netip.MustParseAddrPort(s)) }
+func ip(s string) []byte           { return netip.MustParseAddr(s).AsSlice() }
+
+// serveFake serves it at path until the function it returns is called.
+func serveFake(path string) (func(), error) {
+	os.Remove(path)
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		return nil, err
+	}
+	s := grpc.NewServer(grpc.UnaryInterceptor(rdsdv1.UnaryErrno), grpc.StreamInterceptor(rdsdv1.StreamErrno))
+	rdsdv1.RegisterAdminServer(s, fakeAdmin{})
+	go s.Serve(l) // ended by Stop
+	return s.Stop, nil
+}
+
+func (fakeAdmin) GetStatus(context.Context, *rdsdv1.GetStatusRequest) (*rdsdv1.Status, error) {
+	return rdsdv1.Status_builder{
+		Version: "1.2.3", Instance: 0xabc, UptimeNs: 90e9, State: "serving",
+		LocalAddress: [][]byte{ip("10.0.0.1"), ip("fd00::1")}, RdsPort: 16385, Peers: 2, PeersUp: 1, Sockets: 1,
+		MemoryUsedBytes: 3 << 20, MemoryBudgetBytes: 1 << 30, ConfigFile: "/etc/rdsd/rdsd.toml",
+		Budget: []*rdsdv1.Budget{
+			rdsdv1.Budget_builder{Name: "memory", Used: 3 << 20, Limit: 1 << 30}.Build(),
+			rdsdv1.Budget_builder{Name: "peers", Used: 2, Limit: 4096, Refused: 7}.Build(),
+		},
+	}.Build(), nil
+}
+
+func (fakeAdmin) ListPeers(_ context.Context, req *rdsdv1.ListPeersRequest) (*rdsdv1.ListPeersResponse, error) {
+	all := []*rdsdv1.Peer{
+		rdsdv1.Peer_builder{
+			Local: ip("10.0.0.1"), Remote: ip("10.0.0.2"), Kind: rdsdv1.PeerKind_PEER_KIND_RDSD, Incarnation: 9, Lanes: 2, RttNs: 123456,
+			Path: []*rdsdv1.Path{
+				rdsdv1.Path_builder{State: rdsdv1.PathState_PATH_STATE_UP, NextTxSeq: 41, NextRxSeq: 17, LocalEndpoint: "10.0.0.1:40000", RemoteEndpoint: "10.0.0.2:16385", UpSinceNs: 60e9, Reconnects: 1, SentBytes: 4096, ReceivedBytes: 2048, SendCredits: 64}.Build(),
+				rdsdv1.Path_builder{Index: 1, State: rdsdv1.PathState_PATH_STATE_CONNECTING}.Build(),
+			},
+		}.Build(),
+		rdsdv1.Peer_builder{
+			Local: ip("10.0.0.1"), Remote: ip("10.0.0.3"), Kind: rdsdv1.PeerKind_PEER_KIND_KERNEL_LEGACY, Lanes: 1,
+			Queued: 5, QueuedBytes: 5000, Unacked: 3, CongestedPorts: 1,
+			Path: []*rdsdv1.Path{rdsdv1.Path_builder{State: rdsdv1.PathState_PATH_STATE_ERROR, LastError: "connection refused"}.Build()},
+		}.Build(),
+	}
+	all = slices.DeleteFunc(all, func(p *rdsdv1.Peer) bool {
+		return len(req.GetRemote()) > 0 && string(p.GetRemote()) != string(req.GetRemote())
+	})
+	return rdsdv1.ListPeersResponse_builder{Peer: all}.Build(), nil
+}
+
+func (fakeAdmin) ListSockets(context.Context, *rdsdv1.ListSocketsRequest) (*rdsdv1.ListSocketsResponse, error) {
+	return rdsdv1.ListSocketsResponse_builder{Socket: []*rdsdv1.SocketInfo{rdsdv1.SocketInfo_builder{
+		Local: ep("10.0.0.1:4000"), Uid: 1000, Pid: 77, Label: "db", SendBufferBytes: 1 << 20, RecvBufferBytes: 65536, RecvQueuedBytes: 70000,
+		RecvQueued: 70, Congested: true, Accepted: 100, Delivered: 90, Cancelled: 1, Failed: 2, Unknown: 3, InFlight: 4, Received: 12, Inode: 33,
+	}.Build()}}.Build(), nil
+}
+
+func (fakeAdmin) ListQueue(_ context.Context, req *rdsdv1.ListQueueRequest) (*rdsdv1.ListQueueResponse, error) {
+	all := []*rdsdv1.QueuedDatagram{
+		rdsdv1.QueuedDatagram_builder{Kind: rdsdv1.QueueKind_QUEUE_KIND_SEND, Local: ep("10.0.0.1:4000"), Remote: ep("10.0.0.3:4001"), Seq: 42, Bytes: 1000}.Build(),
+		rdsdv1.QueuedDatagram_builder{Kind: rdsdv1.QueueKind_QUEUE_KIND_RETRANS, Local: ep("10.0.0.1:4000"), Remote: ep("10.0.0.3:4001"), Seq: 41, Bytes: 1000, Lane: 3}.Build(),
+		rdsdv1.QueuedDatagram_builder{Kind: rdsdv1.QueueKind_QUEUE_KIND_RECV, Local: ep("10.0.0.1:4000"), Remote: ep("10.0.0.2:9"), Seq: 7, Bytes: 5}.Build(),
+	}
+	all = slices.DeleteFunc(all, func(d *rdsdv1.QueuedDatagram) bool { return req.GetKind() != 0 && d.GetKind() != req.GetKind() })
+	return rdsdv1.ListQueueResponse_builder{Datagram: all, Truncated: req.GetLimit() == 3}.Build(), nil
+}
+
+func (fakeAdmin) GetCounters(_ context.Context, req *rdsdv1.GetCountersRequest) (*rdsdv1.GetCountersResponse, error) {
+	if len(req.GetRemote()) > 0 && string(req.GetRemote()) != string(ip("10.0.0.2")) {
+		return nil, rdserr.With(rdserr.ErrNotFound, "%s is not a peer of this daemon", addrOf(req.GetRemote()))
+	}
+	return rdsdv1.GetCountersResponse_builder{Counter: []*rdsdv1.Counter{
+		rdsdv1.Counter_builder{Name: "conn_reset", Value: 2, Help: "connections reset"}.Build(),
+		rdsdv1.Counter_builder{Name: "recv_drop_old_seq", Help: "duplicates dropped"}.Build(),
+	}}.Build(), nil
+}
+
+func (fakeAdmin) ListCongestion(context.Context, *rdsdv1.ListCongestionRequest) (*rdsdv1.ListCongestionResponse, error) {
+	return rdsdv1.ListCongestionResponse_builder{Port: []*rdsdv1.CongestedPort{
+		rdsdv1.CongestedPort_builder{
+			Endpoint: ep("10.0.0.1:4000"), Local: true, SinceNs: 3e9, QueuedBytes: 70000, ReaderUid: 1000, ReaderPid: 77,
+			Culprit: []*rdsdv1.Culprit{
+				rdsdv1.Culprit_builder{Source: ep("10.0.0.2:5000"), QueuedDatagrams: 60, QueuedBytes: 60000}.Build(),
+				rdsdv1.Culprit_builder{Source: ep("10.0.0.3:5001"), QueuedDatagrams: 10, QueuedBytes: 10000}.Build(),
+			},
+		}.Build(),
+		rdsdv1.CongestedPort_builder{Endpoint: ep("10.0.0.3:4001"), SinceNs: 1e9, WaitingSenders: 2, Blocked: 9}.Build(),
+	}}.Build(), nil
+}
+
+func (fakeAdmin) WatchCongestion(_ *rdsdv1.WatchCongestionRequest, s grpc.ServerStreamingServer[rdsdv1.CongestionNotice]) error {
+	for _, on := range []bool{true, false} {
+		if err := s.Send(rdsdv1.CongestionNotice_builder{UnixNs: 1e18, Endpoint: ep("10.0.0.3:4001"), Congested: on}.Build()); err != nil {
+			return err
+		}
+	}
+	return rdserr.With(rdserr.ErrShutdown, "the daemon is draining")
+}
+
+func (fakeAdmin) Ping(_ context.Context, req *rdsdv1.PingRequest) (*rdsdv1.PingResponse, error) {
+	switch addrOf(req.GetRemote()).String() {
+	case "10.0.0.2":
+		return rdsdv1.PingResponse_builder{Local: ip("10.0.0.1"), RttNs: 250000}.Build(), nil
+	case "10.0.0.9":
+		return nil, rdserr.With(rdserr.ErrHostDown, "10.0.0.9 is not allowed as a peer; add a [[peers]] rule")
+	}
+	return nil, rdserr.With(rdserr.ErrTimeout, "no pong within %dms", req.GetTimeoutNs()/1e6)
+}
+
+func (fakeAdmin) DropPath(_ context.Context, req *rdsdv1.DropPathRequest) (*rdsdv1.DropPathResponse, error) {
+	if addrOf(req.GetRemote()).String() != "10.0.0.2" {
+		return nil, rdserr.With(rdserr.ErrNotFound, "no connection to %s", addrOf(req.GetRemote()))
+	}
+	if !req.GetAllLanes() {
+		return rdsdv1.DropPathResponse_builder{Dropped: 1}.Build(), nil
+	}
+	return rdsdv1.DropPathResponse_builder{Dropped: 2}.Build(), nil
+}
+
+func (fakeAdmin) CancelSent(_ context.Context, req *rdsdv1.CancelSentRequest) (*rdsdv1.CancelSentResponse, error) {
+	if req.GetLocal().GetPort() != 4000 {
+		return nil, rdserr.With(rdserr.ErrPerm, "uid 1000 is not an administrator")
+	}
+	return rdsdv1.CancelSentResponse_builder{Cancelled: 5, InFlight: 3}.Build(), nil
+}
+
+func (fakeAdmin) CloseSocket(_ context.Context, req *rdsdv1.CloseSocketRequest) (*rdsdv1.CloseSocketResponse, error) {
+	if req.GetLocal().GetPort() != 4000 {
+		return nil, rdserr.With(rdserr.ErrNotFound, "nobody has bound %s", endpointOf(req.GetLocal()))
+	}
+	return &rdsdv1.CloseSocketResponse{}, nil
+}

@@ -1,0 +1,132 @@
+package cli
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+)
+
+// column is one column of a list of T: its heading and its cell.
+type column[T any] struct {
+	name string
+	cell func(T) any
+}
+
+// printList shows items: a table for people, one JSON array for programs.
+func printList[T any](a *app, items []T, cols []column[T], none string) error {
+	if a.json {
+		if items == nil {
+			items = []T{}
+		}
+		return writeJSON(a.out, items)
+	}
+	if len(items) == 0 {
+		fmt.Fprintln(a.out, none)
+		return nil
+	}
+	writeTable(a.out, items, cols)
+	return nil
+}
+
+// writeTable writes one aligned row for each item. Numbers, sizes and times go
+// to the right.
+func writeTable[T any](w io.Writer, items []T, cols []column[T]) {
+	t := newTable(w)
+	head := make(table.Row, len(cols))
+	configs := make([]table.ColumnConfig, len(cols))
+	for i, c := range cols {
+		head[i] = c.name
+		configs[i] = table.ColumnConfig{Number: i + 1}
+		if len(items) > 0 && isQuantity(c.cell(items[0])) {
+			configs[i].Align, configs[i].AlignHeader = text.AlignRight, text.AlignRight
+		}
+	}
+	t.AppendHeader(head)
+	t.SetColumnConfigs(configs)
+	for _, it := range items {
+		row := make(table.Row, len(cols))
+		for i, c := range cols {
+			row[i] = fmt.Sprint(c.cell(it))
+		}
+		t.AppendRow(row)
+	}
+	t.Render()
+}
+
+func newTable(w io.Writer) table.Writer {
+	t := table.NewWriter()
+	t.SetOutputMirror(w)
+	style := table.StyleDefault
+	style.Options = table.OptionsNoBordersAndSeparators
+	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
+	style.Format.Header = text.FormatUpper
+	t.SetStyle(style)
+	t.SuppressTrailingSpaces()
+	return t
+}
+
+func isQuantity(v any) bool {
+	switch v.(type) {
+	case int, int64, uint32, uint64, float64, bytesCount, duration:
+		return true
+	}
+	return false
+}
+
+// writeJSON writes one document, indented for the occasional reader.
+func writeJSON(w io.Writer, v any) error {
+	b, err := json.MarshalIndent(v, "", "  ")
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "%s\n", b)
+	return err
+}
+
+// writeNDJSON writes one line of a stream.
+func writeNDJSON(w io.Writer, v any) error {
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "%s\n", b)
+	return err
+}
+
+// bytesCount is a number of bytes: a plain number in JSON, KiB, MiB for people.
+type bytesCount uint64
+
+func (b bytesCount) String() string {
+	if b < 1024 {
+		return fmt.Sprintf("%d B", uint64(b))
+	}
+	v, unit := float64(b)/1024, 0
+	for v >= 1024 && unit < 4 {
+		v, unit = v/1024, unit+1
+	}
+	return fmt.Sprintf("%.1f %ciB", v, "KMGTP"[unit])
+}
+
+// duration is a time in nanoseconds: a plain number in JSON, rounded for people.
+type duration time.Duration
+
+func (d duration) String() string {
+	t := time.Duration(d)
+	switch {
+	case t == 0:
+		return "-"
+	case t < time.Microsecond:
+		return t.String()
+	case t < time.Millisecond:
+		return t.Round(100 * time.Nanosecond).String()
+	case t < time.Second:
+		return t.Round(10 * time.Microsecond).String()
+	case t < time.Minute:
+		return t.Round(100 * time.Millisecond).String()
+	}
+	return t.Round(time.Second).String()
+}

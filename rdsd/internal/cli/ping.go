@@ -1,0 +1,171 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/spf13/cobra"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+)
+
+type pingOptions struct {
+	count    uint64
+	interval time.Duration
+	local    string
+	quiet    bool
+}
+
+func (a *app) pingCmd() *cobra.Command {
+	var o pingOptions
+	cmd := &cobra.Command{
+		Use:   "ping NODE",
+		Short: "ask a node's RDS for a sign of life and time it",
+		Long: `Send RDS pings (datagrams to port 0) to NODE, an address or a host name, and show
+the round trips. Both rdsd and the kernel answer them; no application is needed
+there. It goes on until --count or Ctrl-C, and ends with a summary. --timeout is
+the longest wait for one reply. The exit code is 0 when any reply came, 4 when
+none did.`,
+		Args: needArgs("NODE", "the address of a node, such as 10.0.0.2 or fd00::2"),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if o.interval < 0 {
+				return usagef("--interval %v: it cannot be negative", o.interval)
+			}
+			return a.ping(cmd.Context(), args[0], o)
+		},
+	}
+	f := cmd.Flags()
+	f.Uint64VarP(&o.count, "count", "c", 0, "end after so many pings; 0 means never")
+	f.DurationVarP(&o.interval, "interval", "i", time.Second, "time between pings")
+	f.StringVarP(&o.local, "local", "I", "", "local address to ping from")
+	f.BoolVarP(&o.quiet, "quiet", "q", false, "print the summary only")
+	return cmd
+}
+
+// pingLine is one ping in --json.
+type pingLine struct {
+	Seq   uint64     `json:"seq"`
+	Local netip.Addr `json:"local"`
+	RTT   duration   `json:"rtt_ns"`
+	Error string     `json:"error,omitempty"`
+}
+
+// pingSummary is the last line of --json.
+type pingSummary struct {
+	Node     netip.Addr `json:"node"`
+	Sent     uint64     `json:"sent"`
+	Received uint64     `json:"received"`
+	Min      duration   `json:"min_ns"`
+	P50      duration   `json:"p50_ns"`
+	P90      duration   `json:"p90_ns"`
+	P99      duration   `json:"p99_ns"`
+	Max      duration   `json:"max_ns"`
+	Mean     duration   `json:"mean_ns"`
+}
+
+func (a *app) ping(ctx context.Context, node string, o pingOptions) error {
+	remote, err := resolveHost(ctx, "NODE", node)
+	if err != nil {
+		return err
+	}
+	b := rdsdv1.PingRequest_builder{Remote: remote.AsSlice(), TimeoutNs: int64(a.timeout)}
+	if o.local != "" {
+		local, err := resolveHost(ctx, "--local", o.local)
+		if err != nil {
+			return err
+		}
+		if local.Is4() != remote.Is4() {
+			return usagef("--local %s and %s: IPv4 and IPv6 do not mix", local, remote)
+		}
+		b.Local = local.AsSlice()
+	}
+	return a.adminStream(ctx, func(ctx context.Context, c rdsdv1.AdminClient) error {
+		if !a.json && !o.quiet {
+			fmt.Fprintf(a.out, "RDS ping of %s\n", remote)
+		}
+		return a.pingLoop(ctx, c, b.Build(), remote, o)
+	})
+}
+
+func (a *app) pingLoop(ctx context.Context, c rdsdv1.AdminClient, req *rdsdv1.PingRequest, remote netip.Addr, o pingOptions) error {
+	sum := pingSummary{Node: remote}
+	h := hdrhistogram.New(1, int64(10*time.Minute), 3)
+	tick := time.NewTicker(max(o.interval, time.Nanosecond))
+	defer tick.Stop()
+	var last error
+	for o.count == 0 || sum.Sent < o.count {
+		if sum.Sent > 0 && o.interval > 0 {
+			select {
+			case <-ctx.Done():
+			case <-tick.C:
+			}
+		}
+		if ctx.Err() != nil {
+			break
+		}
+		sum.Sent++
+		resp, err := a.pingOnce(ctx, c, req)
+		if ctx.Err() != nil {
+			sum.Sent-- // interrupted while it was out: it says nothing
+			break
+		}
+		line := pingLine{Seq: sum.Sent}
+		if err != nil {
+			if code := exitOf(err); code == exitUsage || code == exitDenied || code == exitUnreachable {
+				return err // the next would fail the same way
+			}
+			last, line.Error = err, explain(err)
+		} else {
+			sum.Received++
+			line.Local, line.RTT = addrOf(resp.GetLocal()), duration(resp.GetRttNs())
+			h.RecordValue(max(int64(line.RTT), 1))
+		}
+		a.printPing(line, remote, o.quiet)
+	}
+	sum.Min, sum.P50, sum.P90, sum.P99, sum.Max, sum.Mean = duration(h.Min()), duration(h.ValueAtQuantile(50)),
+		duration(h.ValueAtQuantile(90)), duration(h.ValueAtQuantile(99)), duration(h.Max()), duration(h.Mean())
+	a.printPingSummary(sum)
+	if sum.Received == 0 && sum.Sent > 0 {
+		return withCode(exitTimeout, fmt.Errorf("no reply from %s: %s", remote, explain(last)))
+	}
+	return nil
+}
+
+func (a *app) pingOnce(ctx context.Context, c rdsdv1.AdminClient, req *rdsdv1.PingRequest) (*rdsdv1.PingResponse, error) {
+	if a.timeout > 0 { // a little longer than the daemon's own limit, so that it is the one to say so
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, a.timeout+time.Second)
+		defer cancel()
+	}
+	return c.Ping(ctx, req)
+}
+
+func (a *app) printPing(l pingLine, remote netip.Addr, quiet bool) {
+	switch {
+	case quiet:
+	case a.json:
+		writeNDJSON(a.out, l)
+	case l.Error != "":
+		fmt.Fprintf(a.out, "no reply: seq=%d: %s\n", l.Seq, l.Error)
+	default:
+		fmt.Fprintf(a.out, "reply from %s to %s: seq=%d time=%s\n", remote, l.Local, l.Seq, l.RTT)
+	}
+}
+
+func (a *app) printPingSummary(s pingSummary) {
+	if a.json {
+		writeNDJSON(a.out, s)
+		return
+	}
+	lost := 0.0
+	if s.Sent > 0 {
+		lost = 100 * float64(s.Sent-s.Received) / float64(s.Sent)
+	}
+	fmt.Fprintf(a.out, "--- %s: %d sent, %d received, %.0f%% lost\n", s.Node, s.Sent, s.Received, lost)
+	if s.Received > 0 {
+		fmt.Fprintf(a.out, "round trip min %s, p50 %s, p90 %s, p99 %s, max %s, mean %s\n", s.Min, s.P50, s.P90, s.P99, s.Max, s.Mean)
+	}
+}

@@ -1,0 +1,125 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"sync/atomic"
+	"testing"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"go.uber.org/goleak"
+
+	"github.com/rdsd/rdsd/node"
+)
+
+// leakChecked fails the run when a test left a goroutine behind.
+type leakChecked struct{ *testing.M }
+
+func (m leakChecked) Run() int {
+	code := m.M.Run()
+	if code == 0 {
+		if err := goleak.Find(); err != nil {
+			os.Stderr.WriteString(err.Error() + "\n")
+			return 1
+		}
+	}
+	return code
+}
+
+func TestMain(m *testing.M) {
+	program := func() { os.Exit(Main(os.Args, os.Stdin, os.Stdout, os.Stderr)) }
+	testscript.Main(leakChecked{m}, map[string]func(){
+		"rdsd": program, "rds-ping": program, "rds-info": program, "rds-stress": program,
+	})
+}
+
+// TestScripts runs every testdata/*.txtar: the program as its users run it.
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir: "testdata",
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"exits":  cmdExits,
+			"fake":   cmdFake,
+			"daemon": cmdDaemon,
+		},
+		Setup: func(env *testscript.Env) error {
+			env.Setenv("RDSD_SOCKET", filepath.Join(env.WorkDir, "rdsd.sock"))
+			return nil
+		},
+	})
+}
+
+// cmdExits is `exits CODE PROGRAM ARGS...`: run it, and want that exit code.
+func cmdExits(ts *testscript.TestScript, _ bool, args []string) {
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	err = ts.Exec(args[1], args[2:]...)
+	got := 0
+	if e, ok := errors.AsType[*exec.ExitError](err); ok {
+		got = e.ExitCode()
+	} else {
+		ts.Check(err)
+	}
+	if got != want {
+		ts.Fatalf("%v exited with %d, not %d", args[1:], got, want)
+	}
+}
+
+// cmdFake is `fake`: serve the fixed story at RDSD_SOCKET.
+func cmdFake(ts *testscript.TestScript, _ bool, _ []string) {
+	stop, err := serveFake(ts.Getenv("RDSD_SOCKET"))
+	ts.Check(err)
+	ts.Defer(stop)
+}
+
+// nextAddr gives every daemon of the tests its own loopback address.
+var nextAddr atomic.Uint32
+
+// cmdDaemon is `daemon NAME...`: start one node for each name, all of them
+// peers, and set NAME to its address and NAME_SOCKET to its socket. RDSD_SOCKET
+// becomes the first one's.
+func cmdDaemon(ts *testscript.TestScript, _ bool, names []string) {
+	port := freePort(ts)
+	for i, name := range names {
+		n := nextAddr.Add(1)
+		addr := netip.AddrFrom4([4]byte{127, 0, 21, byte(n)})
+		socket := filepath.Join(ts.Getenv("WORK"), name+".sock")
+		cfg := node.DefaultConfig()
+		cfg.RDS.Addresses = []netip.Addr{addr}
+		cfg.RDS.Port = port
+		cfg.API.Socket = socket
+		cfg.HTTP.Listen = ""
+		cfg.API.DrainTimeout.Duration = 0
+		d, err := node.New(cfg, slog.New(slog.DiscardHandler))
+		ts.Check(err)
+		ctx, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() { done <- d.Run(ctx) }()
+		ts.Defer(func() { cancel(); <-done })
+		<-d.Ready()
+		if _, err := os.Stat(socket); err != nil {
+			cancel()
+			ts.Fatalf("daemon %s did not start: %v", name, <-done)
+		}
+		ts.Setenv(name, addr.String())
+		ts.Setenv(name+"_SOCKET", socket)
+		if i == 0 {
+			ts.Setenv("RDSD_SOCKET", socket)
+		}
+	}
+	ts.Setenv("RDSPORT", strconv.Itoa(int(port)))
+}
+
+func freePort(ts *testscript.TestScript) uint16 {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	ts.Check(err)
+	defer l.Close()
+	return uint16(l.Addr().(*net.TCPAddr).Port)
+}

@@ -1,0 +1,79 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rdsd/rdsd/node"
+)
+
+func (a *app) serveCmd() *cobra.Command {
+	var file string
+	var check bool
+	flags := node.Flags()
+	cmd := &cobra.Command{
+		Use:   "serve",
+		Short: "run the daemon",
+		Long: `Run the daemon until SIGTERM or Ctrl-C, then drain: what is in flight is
+delivered, within --drain-timeout. A second signal ends it at once.
+
+Without any configuration it serves 127.0.0.1 only. Settings come from the
+defaults, then the file, then RDSD_* variables, then flags; a later one wins. A
+wrong setting is named with its line, its key and what would be right, and the
+exit code is 2.`,
+		Example: `  rdsd serve
+  rdsd serve --address 10.0.0.1 --address fd00::1
+  rdsd serve --config /etc/rdsd/rdsd.toml --check`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cfg, err := node.LoadConfig(node.LoadOptions{File: file, Env: os.Environ(), Flags: flags})
+			if err != nil {
+				return withCode(exitUsage, configErrors(err))
+			}
+			if check {
+				fmt.Fprintln(a.out, "the configuration is good")
+				return nil
+			}
+			return a.serve(cmd.Context(), cfg)
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&file, "config", "", "configuration file, TOML (RDSD_CONFIG)")
+	f.BoolVar(&check, "check", false, "check the configuration and exit")
+	for _, v := range flags {
+		p := f.VarPF(v, v.Name(), "", v.Usage())
+		if v.IsBoolFlag() {
+			p.NoOptDefVal = "true"
+		}
+	}
+	return cmd
+}
+
+// configErrors writes several wrong settings one a line.
+func configErrors(err error) error {
+	if j, ok := err.(interface{ Unwrap() []error }); ok && len(j.Unwrap()) > 1 {
+		var b strings.Builder
+		fmt.Fprintf(&b, "the configuration has %d errors:", len(j.Unwrap()))
+		for _, e := range j.Unwrap() {
+			b.WriteString("\n  " + e.Error())
+		}
+		return errors.New(b.String())
+	}
+	return fmt.Errorf("wrong configuration: %w", err)
+}
+
+// serve runs a node until ctx ends. The first signal has ended ctx; from then
+// on signals have their default effect, so a second one ends the process.
+func (a *app) serve(ctx context.Context, cfg *node.Config) error {
+	log := node.NewLogger(a.err, &cfg.Log)
+	n, err := node.New(cfg, log)
+	if err != nil {
+		return withCode(exitUsage, err)
+	}
+	defer context.AfterFunc(ctx, a.stopSignals)()
+	return n.Run(ctx)
+}

@@ -1,0 +1,66 @@
+package cli
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/spf13/cobra"
+)
+
+// version is set by the build: -ldflags "-X …/cli.version=1.2.3". Without it the
+// version recorded by the Go toolchain is shown.
+var version string
+
+type versionView struct {
+	Version  string `json:"version"`
+	Revision string `json:"revision,omitempty"`
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+}
+
+func (a *app) versionCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "version",
+		Short: "show the version of this program (not of the daemon: see rdsd status)",
+		RunE: func(*cobra.Command, []string) error {
+			v := buildVersion()
+			if a.json {
+				return writeJSON(a.out, v)
+			}
+			rev := ""
+			if v.Revision != "" {
+				rev = " (" + v.Revision + ")"
+			}
+			_, err := fmt.Fprintf(a.out, "rdsd %s%s %s %s\n", v.Version, rev, v.Go, v.Platform)
+			return err
+		},
+	}
+}
+
+func buildVersion() versionView {
+	v := versionView{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	info, ok := debug.ReadBuildInfo()
+	if !ok {
+		return v
+	}
+	if v.Version == "" {
+		v.Version = info.Main.Version
+	}
+	if v.Version == "" || v.Version == "(devel)" {
+		v.Version = "devel"
+	}
+	dirty := false
+	for _, s := range info.Settings {
+		switch s.Key {
+		case "vcs.revision":
+			v.Revision = s.Value[:min(12, len(s.Value))]
+		case "vcs.modified":
+			dirty = s.Value == "true"
+		}
+	}
+	if dirty && v.Revision != "" {
+		v.Revision += "+changes"
+	}
+	return v
+}

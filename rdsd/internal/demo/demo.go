@@ -1,0 +1,155 @@
+package demo
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+)
+
+// Config is one demonstration.
+type Config struct {
+	Length time.Duration // 0: until the context ends
+	Out    io.Writer
+	TTY    bool // redraw the table instead of repeating it
+}
+
+// The two nodes' addresses; all of 127.0.0.0/8 is loopback on Linux.
+var (
+	addrA = netip.MustParseAddr("127.0.0.11")
+	addrB = netip.MustParseAddr("127.0.0.12")
+)
+
+// site is one node with the client its applications use.
+type site struct {
+	name   string
+	addr   netip.Addr
+	client *rdsd.Client
+	stop   func() error
+}
+
+// Run shows the demonstration and returns the account of every datagram. The
+// end of ctx is a normal end.
+func Run(ctx context.Context, c Config) (Summary, error) {
+	dir, err := os.MkdirTemp("", "rdsd-demo-")
+	if err != nil {
+		return Summary{}, err
+	}
+	defer os.RemoveAll(dir)
+	t := newTeller(c.Out, c.TTY)
+	defer t.close()
+	a, b, err := startBoth(ctx, dir, t)
+	if err != nil {
+		return Summary{}, err
+	}
+	defer a.close()
+	defer b.close()
+	s, err := newShow(ctx, t, a, b)
+	if err != nil {
+		return Summary{}, err
+	}
+	t.table(s.table)
+	if c.Length > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, c.Length)
+		defer cancel()
+	}
+	s.play(ctx, c.Length)
+	sum := s.end()
+	t.finish(sum)
+	return sum, nil
+}
+
+// startBoth starts two nodes on a TCP port that is free on both addresses.
+func startBoth(ctx context.Context, dir string, t *teller) (a, b *site, err error) {
+	port, err := freePort(addrA, addrB)
+	if err != nil {
+		return nil, nil, err
+	}
+	if a, err = start(ctx, "A", addrA, port, dir); err != nil {
+		return nil, nil, err
+	}
+	if b, err = start(ctx, "B", addrB, port, dir); err != nil {
+		a.close()
+		return nil, nil, err
+	}
+	t.say("node A serves %s and node B %s, RDS over TCP port %d", addrA, addrB, port)
+	return a, b, nil
+}
+
+// start runs one node and waits until it serves.
+func start(ctx context.Context, name string, addr netip.Addr, port uint16, dir string) (*site, error) {
+	cfg := node.DefaultConfig()
+	cfg.RDS.Addresses = []netip.Addr{addr}
+	cfg.RDS.Port = port
+	cfg.API.Socket = filepath.Join(dir, name+".sock")
+	cfg.API.DrainTimeout.Duration = time.Second
+	cfg.HTTP.Listen = ""
+	n, err := node.New(cfg, slog.New(slog.DiscardHandler))
+	if err != nil {
+		return nil, fmt.Errorf("node %s: %w", name, err)
+	}
+	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	done := make(chan error, 1)
+	go func() { done <- n.Run(run) }() // ended by stop
+	s := &site{name: name, addr: addr}
+	s.stop = sync.OnceValue(func() error { cancel(); return <-done })
+	if s.client, err = rdsd.Dial(cfg.API.Socket); err != nil {
+		s.stop()
+		return nil, err
+	}
+	<-n.Ready() // also when it could not start
+	ask, stopAsking := context.WithTimeout(ctx, 5*time.Second)
+	defer stopAsking()
+	if _, err := s.client.Admin().GetStatus(ask, &rdsdv1.GetStatusRequest{}); err != nil {
+		s.client.Close()
+		if why := s.stop(); why != nil {
+			err = why
+		}
+		return nil, fmt.Errorf("node %s (%s): %w", name, addr, rdsdv1.ErrorFromStatus(err))
+	}
+	return s, nil
+}
+
+func (s *site) close() {
+	if s.client != nil {
+		s.client.Close()
+	}
+	s.stop()
+}
+
+// freePort finds a TCP port nobody uses on any of the addresses.
+func freePort(addrs ...netip.Addr) (uint16, error) {
+	var last error
+	for range 20 {
+		l, err := net.Listen("tcp", netip.AddrPortFrom(addrs[0], 0).String())
+		if err != nil {
+			return 0, fmt.Errorf("cannot listen on %s: %w", addrs[0], err)
+		}
+		port := uint16(l.Addr().(*net.TCPAddr).Port)
+		last = nil
+		for _, a := range addrs[1:] {
+			m, err := net.Listen("tcp", netip.AddrPortFrom(a, port).String())
+			if err != nil {
+				last = err
+				continue
+			}
+			m.Close()
+		}
+		l.Close()
+		if last == nil {
+			return port, nil
+		}
+	}
+	return 0, fmt.Errorf("no free TCP port on %v: %w", addrs, last)
+}

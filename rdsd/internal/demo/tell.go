@@ -1,0 +1,144 @@
+package demo
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jedib0t/go-pretty/v6/table"
+	"github.com/jedib0t/go-pretty/v6/text"
+)
+
+// teller writes the story: lines as things happen and, below them, a table
+// that is redrawn on a terminal and repeated every two seconds otherwise.
+type teller struct {
+	out   io.Writer
+	tty   bool
+	start time.Time
+
+	mu    sync.Mutex
+	draw  func() string // guarded by mu
+	drawn int           // guarded by mu; lines of the table on the screen
+	done  chan struct{}
+	idle  sync.WaitGroup
+}
+
+func newTeller(out io.Writer, tty bool) *teller {
+	return &teller{out: out, tty: tty, start: time.Now(), done: make(chan struct{})}
+}
+
+// say tells one thing that happened.
+func (t *teller) say(format string, args ...any) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var b bytes.Buffer
+	t.erase(&b)
+	fmt.Fprintf(&b, "%6.2fs  %s\n", time.Since(t.start).Seconds(), fmt.Sprintf(format, args...))
+	if t.tty {
+		t.paint(&b)
+	}
+	t.out.Write(b.Bytes())
+}
+
+// table starts showing what draw returns.
+func (t *teller) table(draw func() string) {
+	t.mu.Lock()
+	t.draw = draw
+	t.mu.Unlock()
+	interval := 2 * time.Second
+	if t.tty {
+		interval = 200 * time.Millisecond
+	}
+	t.idle.Go(func() { // ended by close
+		tick := time.NewTicker(interval)
+		defer tick.Stop()
+		for {
+			select {
+			case <-t.done:
+				return
+			case <-tick.C:
+			}
+			t.mu.Lock()
+			var b bytes.Buffer
+			t.erase(&b)
+			t.paint(&b)
+			t.out.Write(b.Bytes())
+			t.mu.Unlock()
+		}
+	})
+}
+
+// erase removes the table from the screen. Called with mu held.
+func (t *teller) erase(b *bytes.Buffer) {
+	if t.tty && t.drawn > 0 {
+		fmt.Fprintf(b, "\x1b[%dA\x1b[J", t.drawn)
+		t.drawn = 0
+	}
+}
+
+// paint draws the table. Called with mu held.
+func (t *teller) paint(b *bytes.Buffer) {
+	if t.draw == nil {
+		return
+	}
+	s := t.draw()
+	b.WriteString(s)
+	t.drawn = strings.Count(s, "\n")
+}
+
+// finish ends the table and writes the summary.
+func (t *teller) finish(sum Summary) {
+	t.close()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var b bytes.Buffer
+	t.erase(&b)
+	sum.write(&b)
+	t.out.Write(b.Bytes())
+}
+
+// close stops redrawing; it may be called twice.
+func (t *teller) close() {
+	t.mu.Lock()
+	select {
+	case <-t.done:
+	default:
+		close(t.done)
+	}
+	t.mu.Unlock()
+	t.idle.Wait()
+}
+
+// table is the live state of the show.
+func (s *show) table() string {
+	tw := newTable()
+	tw.AppendHeader(table.Row{"flow", "from", "to", "sent", "delivered", "in flight", "read", "refused"})
+	for _, f := range s.all {
+		sent, decided := f.accepted.Load(), f.decided()
+		tw.AppendRow(table.Row{f.what, f.from, f.to, sent, f.delivered.Load(), sent - min(decided, sent), f.received.Load(), f.refused.Load()})
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return fmt.Sprintf("\n%s\nlink: A says %s, B says %s, round trip %v\n\n", tw.Render(), known(s.states["A"]), known(s.states["B"]), s.rtt["A"].Round(time.Microsecond))
+}
+
+func known(state string) string {
+	if state == "" {
+		return "not connected yet"
+	}
+	return state
+}
+
+func newTable() table.Writer {
+	tw := table.NewWriter()
+	style := table.StyleDefault
+	style.Options = table.OptionsNoBordersAndSeparators
+	style.Format.Header = text.FormatUpper
+	style.Box.PaddingLeft, style.Box.PaddingRight = "", "  "
+	tw.SetStyle(style)
+	tw.SuppressTrailingSpaces()
+	return tw
+}

@@ -1,0 +1,231 @@
+package load
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+)
+
+// batchDatagrams bounds one send call; batchBytes too.
+const (
+	batchDatagrams = 64
+	batchBytes     = 256 << 10
+)
+
+// task is one sending socket.
+type task struct {
+	c     *Config
+	sock  *rdsd.Socket
+	start time.Time
+	meter *meter
+	slots chan struct{} // one for each undecided datagram
+
+	// Latency of one-way datagrams: a tag is known to send and to take, in
+	// either order.
+	mu      sync.Mutex
+	sentAt  map[uint64]time.Time // guarded by mu; waits for its outcome
+	decided map[uint64]time.Time // guarded by mu; came before send knew the tag; zero: not delivered
+}
+
+func newTask(ctx context.Context, client *rdsd.Client, c *Config, nr int, start time.Time, m *meter) (*task, error) {
+	opts := []rdsd.BindOption{rdsd.WithLabel(fmt.Sprintf("rdsd stress %d", nr)), rdsd.WithReconnect(false)}
+	if c.Mode == OneWay {
+		opts = append(opts, rdsd.WithOutcomes())
+	}
+	local := netip.AddrPortFrom(c.From, 0)
+	sock, err := client.Bind(ctx, local, opts...)
+	if err != nil {
+		return nil, fmt.Errorf("cannot bind %s: %w", local, err)
+	}
+	return &task{
+		c: c, sock: sock, start: start, meter: m, slots: make(chan struct{}, c.Depth),
+		sentAt: map[uint64]time.Time{}, decided: map[uint64]time.Time{},
+	}, nil
+}
+
+// send keeps Depth datagrams under way until ctx ends.
+func (t *task) send(ctx context.Context) error {
+	limit := rate.NewLimiter(rate.Inf, 1)
+	if t.c.Rate > 0 {
+		limit = rate.NewLimiter(rate.Limit(t.c.Rate/float64(t.c.Tasks)), 1)
+	}
+	most := max(min(batchDatagrams, batchBytes/t.c.Size), 1)
+	if t.c.Rate > 0 {
+		most = 1
+	}
+	arena := make([]byte, most*t.c.Size)
+	batch := make([]rdsd.Datagram, 0, most)
+	kind := uint8(kindOneWay)
+	if t.c.Mode == RequestAck {
+		kind = kindRequest
+	}
+	for seq := uint64(0); ; {
+		n := t.grab(ctx, most)
+		if n == 0 {
+			return nil
+		}
+		// With a rate, the latency counts from when it was this datagram's
+		// turn, not from when the generator got round to it.
+		intended := time.Now()
+		if t.c.Rate > 0 {
+			r := limit.Reserve()
+			wait := r.Delay()
+			intended = intended.Add(wait)
+			if !sleep(ctx, wait) {
+				return nil
+			}
+		}
+		batch = batch[:0]
+		for i := range n {
+			p := arena[i*t.c.Size:][:t.c.Size]
+			if t.c.Verify {
+				fill(p, seq)
+			}
+			header{kind: kind, seq: seq, sentNs: int64(intended.Sub(t.start))}.put(p, t.c.Verify)
+			seq++
+			batch = append(batch, rdsd.Datagram{Addr: t.c.To, Payload: p})
+		}
+		accepted, err := t.sock.SendBatch(ctx, batch)
+		t.meter.sent(accepted)
+		if t.c.Mode == OneWay {
+			t.record(batch[:accepted], intended)
+		}
+		if err != nil {
+			if ended(ctx, err) {
+				return nil
+			}
+			return fmt.Errorf("sending to %s: %w", t.c.To, err)
+		}
+	}
+}
+
+// grab takes up to n slots, waiting for the first; 0 when ctx ended.
+func (t *task) grab(ctx context.Context, n int) int {
+	select {
+	case <-ctx.Done():
+		return 0
+	case t.slots <- struct{}{}:
+	}
+	for got := 1; got < n; got++ {
+		select {
+		case t.slots <- struct{}{}:
+		default:
+			return got
+		}
+	}
+	return n
+}
+
+func (t *task) free() {
+	select {
+	case <-t.slots:
+	default:
+	}
+}
+
+func (t *task) record(batch []rdsd.Datagram, at time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, d := range batch {
+		if when, ok := t.decided[d.Tag]; ok {
+			delete(t.decided, d.Tag)
+			if !when.IsZero() {
+				t.meter.done(t.c.Size, when.Sub(at))
+			}
+			continue
+		}
+		t.sentAt[d.Tag] = at
+	}
+}
+
+// take collects acknowledgements, or outcomes, until ctx ends.
+func (t *task) take(ctx context.Context) error {
+	if t.c.Mode == OneWay {
+		return t.takeOutcomes(ctx)
+	}
+	var next uint64
+	into := make([]rdsd.Datagram, batchDatagrams)
+	for {
+		n, err := t.sock.RecvBatch(ctx, into)
+		if err != nil {
+			if ended(ctx, err) {
+				return nil
+			}
+			return fmt.Errorf("receiving from %s: %w", t.c.To, err)
+		}
+		for _, d := range into[:n] {
+			h, intact, ok := parse(d.Payload)
+			if !ok || h.kind != kindAck {
+				continue // somebody else's
+			}
+			if !intact || h.flags&flagDamaged != 0 || h.seq != next {
+				t.meter.damaged()
+			}
+			next = h.seq + 1
+			t.meter.done(t.c.Size, time.Since(t.start)-time.Duration(h.sentNs))
+			t.free()
+		}
+	}
+}
+
+func (t *task) takeOutcomes(ctx context.Context) error {
+	for o, err := range t.sock.Outcomes(ctx) {
+		if err != nil {
+			if ended(ctx, err) {
+				return nil
+			}
+			return fmt.Errorf("outcomes of %s: %w", t.sock.LocalAddr(), err)
+		}
+		now := time.Now()
+		if o.Kind != rdsd.Delivered {
+			t.meter.failed()
+			now = time.Time{}
+		}
+		t.mu.Lock()
+		if at, ok := t.sentAt[o.Tag]; ok {
+			delete(t.sentAt, o.Tag)
+			if !now.IsZero() {
+				t.meter.done(t.c.Size, now.Sub(at))
+			}
+		} else {
+			t.decided[o.Tag] = now
+		}
+		t.mu.Unlock()
+		t.free()
+	}
+	return nil
+}
+
+// settle waits until nothing is under way.
+func (t *task) settle(ctx context.Context) {
+	t.sock.Flush(ctx)
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for len(t.slots) > 0 {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-t.C:
+		return true
+	}
+}

@@ -1,0 +1,238 @@
+package rdstools
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+)
+
+// task is one RDS socket that sends to every task of the other side. One
+// goroutine sends, one receives; receiving never waits for sending, so two
+// tasks cannot block each other.
+type task struct {
+	o       *options
+	sock    *rdsd.Socket
+	local   netip.AddrPort
+	work    bool   // send requests, not only acks
+	pattern []byte // what follows a header, with --verify
+
+	wake chan struct{} // there may be something to send
+
+	mu    sync.Mutex
+	pairs []pair // guarded by mu; one for each task of the other side
+	stats stats  // guarded by mu
+}
+
+// pair is the conversation with one task of the other side. seq counts
+// requests and acks together, each way.
+type pair struct {
+	peer             netip.AddrPort
+	sendSeq, recvSeq uint32
+	sendIndex        uint32 // slot of the next request
+	recvIndex        uint32 // slot of the next request from there
+	pending          uint32 // requests without an ack
+	unacked          uint32 // requests from there we still have to ack
+	sent             []time.Time
+}
+
+func newTask(o *options, sock *rdsd.Socket, work bool) *task {
+	t := &task{o: o, sock: sock, local: sock.LocalAddr(), work: work, wake: make(chan struct{}, 1)}
+	if o.verify != 0 {
+		t.pattern = pattern(int(max(o.reqSize, o.ackSize)) - headerBytes)
+	}
+	for i := range o.tasks {
+		t.pairs = append(t.pairs, pair{
+			peer: netip.AddrPortFrom(o.sendAddr, o.port+1+i),
+			sent: make([]time.Time, o.depth),
+		})
+	}
+	return t
+}
+
+func (t *task) read() stats {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.stats
+}
+
+// A batch holds at most so much, so that acks do not wait behind it for long.
+const (
+	batchDatagrams = 64
+	batchBytes     = 256 << 10
+)
+
+// send keeps the pipelines full until ctx ends.
+func (t *task) send(ctx context.Context) error {
+	var batch []rdsd.Datagram
+	var arena []byte
+	for {
+		batch, arena = t.collect(batch[:0], arena[:0])
+		if len(batch) == 0 {
+			select {
+			case <-ctx.Done():
+				return nil
+			case <-t.wake:
+			}
+			continue
+		}
+		start := time.Now()
+		n, err := t.sock.SendBatch(ctx, batch)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("task %s: sending failed after %d of %d datagrams: %w", t.local, n, len(batch), err)
+		}
+		us := uint64(time.Since(start).Microseconds()) / uint64(len(batch))
+		t.mu.Lock()
+		for range batch {
+			t.stats.sendUsecs.add(us)
+		}
+		t.mu.Unlock()
+	}
+}
+
+// collect takes what is to be sent now: acks first, then requests.
+func (t *task) collect(batch []rdsd.Datagram, arena []byte) ([]rdsd.Datagram, []byte) {
+	if cap(arena) == 0 {
+		arena = make([]byte, 0, batchBytes+int(max(t.o.reqSize, t.o.ackSize)))
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	full := func() bool { return len(batch) >= batchDatagrams || len(arena) >= batchBytes }
+	put := func(p *pair, op uint8, index uint32, size uint32) {
+		from := len(arena)
+		arena = arena[:from+int(size)]
+		b := arena[from:]
+		h := header{seq: p.sendSeq, from: t.local, to: p.peer, index: uint16(index), op: op}
+		h.put(b)
+		if t.pattern != nil {
+			copy(b[headerBytes:], t.pattern)
+		}
+		p.sendSeq++
+		batch = append(batch, rdsd.Datagram{Addr: p.peer, Payload: b})
+	}
+	for i := range t.pairs {
+		p := &t.pairs[i]
+		for ; p.unacked > 0 && !full(); p.unacked-- {
+			put(p, opAck, (p.recvIndex+t.o.depth-p.unacked)%t.o.depth, t.o.ackSize)
+			t.stats.ackTx.add(uint64(t.o.ackSize))
+		}
+		for t.work && p.unacked == 0 && p.pending < t.o.depth && !full() {
+			put(p, opRequest, p.sendIndex, t.o.reqSize)
+			p.sent[p.sendIndex] = now
+			p.sendIndex = (p.sendIndex + 1) % t.o.depth
+			p.pending++
+			t.stats.reqTx.add(uint64(t.o.reqSize))
+		}
+	}
+	return batch, arena
+}
+
+// receive checks and answers what arrives until ctx ends.
+func (t *task) receive(ctx context.Context, outlier func(time.Duration)) error {
+	into := make([]rdsd.Datagram, batchDatagrams)
+	for {
+		n, err := t.sock.RecvBatch(ctx, into)
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("task %s: receiving failed: %w", t.local, err)
+		}
+		for _, d := range into[:n] {
+			rtt, err := t.take(d, time.Now())
+			if err != nil {
+				return err
+			}
+			outlier(rtt)
+		}
+		select {
+		case t.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// take handles one datagram; rtt is that of the request it acknowledges, or 0.
+func (t *task) take(d rdsd.Datagram, now time.Time) (rtt time.Duration, err error) {
+	i := int(d.Addr.Port()) - int(t.o.port) - 1
+	if i < 0 || i >= len(t.pairs) {
+		return 0, fmt.Errorf("task %s: received from %s, which is no task of the other side", t.local, d.Addr)
+	}
+	if len(d.Payload) < headerBytes {
+		return 0, fmt.Errorf("task %s: received %d bytes from %s, less than the header of %d", t.local, len(d.Payload), d.Addr, headerBytes)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	p := &t.pairs[i]
+	got := parseHeader(d.Payload)
+	want := header{seq: p.recvSeq, from: d.Addr, to: t.local, op: got.op}
+	size := t.o.reqSize
+	switch got.op {
+	case opRequest:
+		want.index = uint16(p.recvIndex)
+	case opAck: // for the oldest request outstanding
+		size = t.o.ackSize
+		want.index = uint16((p.sendIndex + t.o.depth - p.pending) % t.o.depth)
+	default:
+		return 0, fmt.Errorf("task %s: unknown op %d from %s", t.local, got.op, d.Addr)
+	}
+	if got.retry != 0 && got.seq < want.seq {
+		return 0, nil // an async sender repeats itself
+	}
+	if err := t.check(d, got, want, size); err != nil {
+		return 0, err
+	}
+	p.recvSeq++
+	if got.op == opRequest {
+		t.stats.reqRx.add(uint64(len(d.Payload)))
+		p.unacked++
+		p.recvIndex = (p.recvIndex + 1) % t.o.depth
+		return 0, nil
+	}
+	if p.pending == 0 {
+		return 0, fmt.Errorf("task %s: ack from %s without a request", t.local, d.Addr)
+	}
+	t.stats.ackRx.add(uint64(len(d.Payload)))
+	rtt = now.Sub(p.sent[want.index])
+	t.stats.rtt(rtt)
+	p.pending--
+	return rtt, nil
+}
+
+// check compares what the old tool compares: the size, the first 19 bytes and,
+// with --verify, the pattern.
+func (t *task) check(d rdsd.Datagram, got, want header, size uint32) error {
+	if uint32(len(d.Payload)) != size {
+		return fmt.Errorf("task %s: op %d from %s has %d bytes, not %d", t.local, got.op, d.Addr, len(d.Payload), size)
+	}
+	var wb [headerBytes]byte
+	want.put(wb[:])
+	if !bytes.Equal(d.Payload[:checkedBytes], wb[:checkedBytes]) {
+		return fmt.Errorf("task %s: a datagram from %s has a header that was not expected:\n"+
+			"    member        expected             got\n"+
+			"       seq %15d %15d\n from      %15s %15s\n   to      %15s %15s\n     index %15d %15d\n        op %15d %15d",
+			t.local, d.Addr, want.seq, got.seq, want.from, got.from, want.to, got.to, want.index, got.index, want.op, got.op)
+	}
+	body := d.Payload[headerBytes:]
+	if t.pattern == nil || bytes.Equal(body, t.pattern[:len(body)]) {
+		return nil
+	}
+	first, bad := -1, 0
+	for i := range body {
+		if body[i] != t.pattern[i] {
+			bad++
+			if first < 0 {
+				first = i
+			}
+		}
+	}
+	return fmt.Errorf("task %s: a datagram from %s has a corrupted payload at offset %d; %d of %d bytes differ", t.local, d.Addr, first, bad, len(body))
+}
