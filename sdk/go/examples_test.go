@@ -1,0 +1,154 @@
+package rdsd_test
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
+)
+
+var exampleNames = []string{"echo", "request", "spool", "manytoone"}
+
+// The programs in README.md are the files under examples.
+func TestReadmePrograms(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	blocks := regexp.MustCompile("(?s)```go\n(// .*?)```").FindAllSubmatch(readme, -1)
+	if len(blocks) != len(exampleNames) {
+		t.Fatalf("%d programs in README.md, want %d", len(blocks), len(exampleNames))
+	}
+	for i, name := range exampleNames {
+		file, err := os.ReadFile("examples/" + name + "/main.go")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(blocks[i][1], file) {
+			t.Errorf("block %d of README.md differs from examples/%s/main.go", i+1, name)
+		}
+	}
+}
+
+// example starts one of the programs with a daemon; out gives its lines.
+func example(t *testing.T, d *rdsdtest.Daemon, name string, args ...string) (lines <-chan string, wait func() error) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	cmd := exec.CommandContext(ctx, rdsdtest.Build(t, "github.com/rdsd/rdsd/sdk/go/examples/"+name), args...)
+	cmd.Env = append(os.Environ(), "RDSD_SOCKET="+d.Socket)
+	w := &lineWriter{lines: make(chan string, 100)}
+	cmd.Stdout, cmd.Stderr = w, w
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan error, 1)
+	go func() { // ends with the process
+		done <- cmd.Wait()
+		close(w.lines)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		for range w.lines {
+		}
+	})
+	return w.lines, func() error { return <-done }
+}
+
+type lineWriter struct {
+	part  []byte
+	lines chan string
+}
+
+func (w *lineWriter) Write(p []byte) (int, error) {
+	w.part = append(w.part, p...)
+	for {
+		line, rest, ok := bytes.Cut(w.part, []byte("\n"))
+		if !ok {
+			return len(p), nil
+		}
+		w.lines <- string(line)
+		w.part = rest
+	}
+}
+
+func wantLine(t *testing.T, lines <-chan string, pattern string) {
+	t.Helper()
+	select {
+	case line := <-lines:
+		if !regexp.MustCompile(pattern).MatchString(line) {
+			t.Fatalf("printed %q, want %s", line, pattern)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatalf("printed nothing, want %s", pattern)
+	}
+}
+
+func TestExamples(t *testing.T) {
+	a, b := rdsdtest.Pair(t)
+	localA := a.AddrPort(0).String()
+
+	t.Run("echo", func(t *testing.T) {
+		to := b.AddrPort(4700).String()
+		server, _ := example(t, b, "echo", to)
+		wantLine(t, server, "^echo at "+to)
+		client, wait := example(t, a, "echo", localA, to, "hello")
+		wantLine(t, client, `^`+to+` says "hello"$`)
+		if err := wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("request", func(t *testing.T) {
+		out, wait := example(t, a, "request", localA, "127.0.0.250:7")
+		wantLine(t, out, "^no answer in time$")
+		wantLine(t, out, "^3 cancelled, 0 in flight$")
+		if err := wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("spool", func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+		defer cancel()
+		s, err := b.Dial().Bind(ctx, b.AddrPort(4701), rdsd.WithRecvBuffer(4096), rdsd.WithRecvWindow(1, 1))
+		if err != nil {
+			t.Fatal(err)
+		}
+		const n = 2000
+		out, wait := example(t, a, "spool", localA, s.LocalAddr().String(), fmt.Sprint(n))
+		wantLine(t, out, "^congested, [0-9]+ spooled$")
+		for i := range n {
+			d, err := s.Recv(ctx)
+			if err != nil || string(d.Payload) != fmt.Sprintf("record %d", i) {
+				t.Fatalf("record %d: %q %v", i, d.Payload, err)
+			}
+		}
+		wantLine(t, out, fmt.Sprintf("^%d delivered, refused [1-9][0-9]* times$", n))
+		if err := wait(); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("manytoone", func(t *testing.T) {
+		to := b.AddrPort(4702).String()
+		collector, collected := example(t, b, "manytoone", to, "8")
+		wantLine(t, collector, "^collecting at ")
+		workers, worked := example(t, a, "manytoone", localA, to, "8")
+		wantLine(t, collector, "^8 workers have reported$")
+		for _, wait := range []func() error{collected, worked} {
+			if err := wait(); err != nil {
+				t.Error(err)
+			}
+		}
+		for line := range workers {
+			if strings.TrimSpace(line) != "" {
+				t.Errorf("workers printed %q", line)
+			}
+		}
+	})
+}
