@@ -29,6 +29,7 @@ import (
 var (
 	errPeerChanged   = errors.New("the peer changed between kernel and rdsd")
 	errPeerRestarted = errors.New("the peer restarted")
+	errNoKernel      = errors.New("the peer is a kernel, and kernel peers are not allowed at this address")
 	errNoAnswer      = errors.New("the peer did not answer the handshake")
 )
 
@@ -134,6 +135,9 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake) error {
 		c.changed(now)
 		return errPeerChanged
 	}
+	if !c.owner.AllowKernel() {
+		return errNoKernel
+	}
 	if x.GenNum != 0 {
 		if c.peerGen != 0 && c.peerGen != x.GenNum {
 			c.ctr.PeerRestarted++
@@ -205,6 +209,8 @@ func (p *Path) noAnswer(now time.Duration) {
 			return
 		}
 		p.Drop(now, errNoAnswer)
+	case !c.owner.AllowKernel():
+		p.Drop(now, errNoKernel)
 	default:
 		if c.kind == KindUnknown {
 			c.kind = KindKernelLegacy

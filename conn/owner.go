@@ -35,6 +35,9 @@ type Owner interface {
 	LocalCongestion(since uint64, wholeOnly bool) (version uint64, delta []wire.PortState, whole []byte)
 	// MayGrant reports whether the node's memory allows more to be received.
 	MayGrant() bool
+	// AllowKernel reports whether the peer may be a kernel, which cannot prove
+	// who it is.
+	AllowKernel() bool
 	// Emit orders something of the shell.
 	Emit(a Action)
 	// Arm asks for Tick at the given time, or earlier.

@@ -14,6 +14,9 @@ const never = time.Duration(math.MaxInt64)
 // Path is one lane of a connection: a sequence of links, one at a time, and
 // the sequenced streams of both directions that outlive each of them.
 type Path struct {
+	// Data is the shell's: what it knows of this path's link.
+	Data any
+
 	c     *Conn
 	idx   int
 	state State

@@ -12,7 +12,7 @@ import (
 // ErrPause: the receiver of this datagram is full and the peer is a kernel,
 // which cannot be refused a datagram. The frame was not taken: offer it again
 // after ActResume. The whole link pauses meanwhile (D9).
-var ErrPause = errors.New("the receiver is full")
+var ErrPause = transport.ErrPause
 
 var (
 	errChecksum  = errors.New("wrong header checksum")

@@ -40,6 +40,10 @@ type Config struct {
 	MaxUndecided int // accepted datagrams of one socket without an outcome
 	MaxOutcomes  int // outcomes not fetched yet: beyond it nothing more is accepted
 	Budget       *Budget
+	// AllowPeer and AllowKernel say which addresses may be peers, and which of
+	// them kernels. They are pure functions; nil allows all.
+	AllowPeer   func(netip.Addr) bool
+	AllowKernel func(netip.Addr) bool
 }
 
 // DefaultConfig is the configuration of a node nobody configured.

@@ -46,6 +46,8 @@ func (e *Engine) Peer(addr netip.Addr) (*Peer, error) {
 			return nil, rdserr.With(rdserr.ErrInvalid, "the destination address %v is a multicast or broadcast address; RDS sends to one node", addr)
 		case addr.Is4() != e.local.Is4():
 			return nil, rdserr.With(rdserr.ErrFamily, "the socket's address %v and the destination %v are not of the same family", e.local, addr)
+		case e.cfg.AllowPeer != nil && !e.cfg.AllowPeer(addr):
+			return nil, rdserr.With(rdserr.ErrHostDown, "%v is not an allowed peer; allow it with a [[peers]] entry of the configuration", addr)
 		case len(e.peers) >= e.cfg.MaxPeers:
 			return nil, rdserr.With(rdserr.ErrNoMemory, "the limit of %d peers is reached", e.cfg.MaxPeers)
 		}
@@ -138,6 +140,11 @@ func (pe *Peer) LocalCongestion(since uint64, wholeOnly bool) (uint64, []wire.Po
 func (pe *Peer) MayGrant() bool {
 	b := pe.e.cfg.Budget
 	return b.Used() < b.Limit-b.Limit/10
+}
+
+// AllowKernel: see conn.Owner.
+func (pe *Peer) AllowKernel() bool {
+	return pe.e.cfg.AllowKernel == nil || pe.e.cfg.AllowKernel(pe.addr)
 }
 
 // Emit: see conn.Owner.

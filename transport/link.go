@@ -1,0 +1,66 @@
+package transport
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+)
+
+// ErrPause, returned by Handler.Frame, keeps that frame and what comes behind
+// it: nothing more is read until Link.Resume.
+var ErrPause = errors.New("transport: paused by the receiver")
+
+// Link is a live channel to a peer. Its methods may be called from any
+// goroutine and do not block; Send is called by one at a time.
+type Link interface {
+	// Send writes b. True: all of it is in the link's hands. False with a nil
+	// error: the link keeps b, goes on by itself as the peer takes bytes, and
+	// calls Handler.Written when it is done with b. An error means the link is
+	// dead; Handler.Closed follows or has been called.
+	Send(b *Batch) (done bool, err error)
+	// Start begins to read and to call h, which is not called before.
+	Start(h Handler)
+	// Resume goes on reading after ErrPause.
+	Resume()
+	// Acked is how many sent bytes the other end's transport has acknowledged;
+	// 0 where the transport does not tell.
+	Acked() uint64
+	// Close ends the link. Graceful: what was sent still arrives, what the peer
+	// sent is still read and brought to the handler, for a bounded time.
+	// Handler.Closed follows if Start was called.
+	Close(graceful bool)
+	// LocalAddr and RemoteAddr are the transport's endpoints.
+	LocalAddr() netip.AddrPort
+	RemoteAddr() netip.AddrPort
+}
+
+// Handler is the owner of a link. Begin, Frame and End are called by the
+// link's reader alone: Begin, then any number of Frame, then End.
+type Handler interface {
+	Begin()
+	// Frame brings one message. ErrPause: see there. Any other error: the
+	// handler has given the link up; what still comes is read and thrown away.
+	Frame(f *Frame) error
+	End()
+	// Written: the batch Send kept is written, or the link failed (err).
+	Written(b *Batch, err error)
+	// Closed is called once, last: nothing more will be read. acked is the
+	// final count of Link.Acked.
+	Closed(err error, acked uint64)
+}
+
+// Provider makes links of one kind.
+type Provider interface {
+	// Dial connects local to remote. lane is shown to the peer where the
+	// transport can (TCP: source port mod 8).
+	Dial(ctx context.Context, local, remote netip.AddrPort, lane int) (Link, error)
+	// Listen accepts on local until the listener is closed. accept is called
+	// for each connection, one at a time, and owns the link.
+	Listen(local netip.AddrPort, accept func(Link)) (Listener, error)
+}
+
+// Listener is what Listen made.
+type Listener interface {
+	Addr() netip.AddrPort
+	Close() error
+}
