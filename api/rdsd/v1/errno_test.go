@@ -2,6 +2,7 @@ package rdsdv1
 
 import (
 	"context"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"syscall"
@@ -9,6 +10,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -60,6 +62,20 @@ func TestErrnoRoundTrip(t *testing.T) {
 		if got.Error() != sent.Error() {
 			t.Errorf("text %q came back as %q", sent, got)
 		}
+	}
+}
+
+// The bytes that sdk/python/tests/test_errors.py decodes.
+func TestErrnoDetailBytes(t *testing.T) {
+	const want = "0808120466756c6c1a490a28747970652e676f6f676c65617069732e636f6d2f676f6f676c652e7270632e" +
+		"4572726f72496e666f121d0a07454e4f425546531204726473641a0c0a056572726e6f1203313035"
+	st := StatusFromErrno(rdserr.With(rdserr.ErrCongested, "full"))
+	got, err := proto.MarshalOptions{Deterministic: true}.Marshal(st.Proto())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if hex.EncodeToString(got) != want {
+		t.Errorf("got %x\nwant %s", got, want)
 	}
 }
 

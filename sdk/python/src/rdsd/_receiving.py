@@ -1,0 +1,114 @@
+"""The receiving half of a stream: unread datagrams, credit, replies waited for.
+
+Credit: the daemon may push what the window allows; outstanding credit plus
+what is unread here never passes the window (a last datagram may pass its
+bytes, as the API says). Credit goes back once half of the window has been
+read, so a busy reader costs few messages and never starves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from ._calls import Call, Readiness
+from ._errors import RdsError
+from ._types import Address, Datagram
+
+
+class Inbox:
+    """Unread datagrams in order of arrival."""
+
+    def __init__(self, window_datagrams: int, window_bytes: int) -> None:
+        self._window_datagrams = window_datagrams
+        self._window_bytes = window_bytes
+        self._unread: deque[Datagram] = deque()
+        self._unread_bytes = 0
+        self._freed_datagrams = 0  # read since the last credit
+        self._freed_bytes = 0
+        self._replies: dict[Address, deque[Call[Datagram]]] = {}
+        self.ready = Readiness()
+
+    def __len__(self) -> int:
+        return len(self._unread)
+
+    def initial_credit(self) -> tuple[int, int]:
+        """Datagrams and bytes for a Bind: the window less what is unread."""
+        self._freed_datagrams = self._freed_bytes = 0
+        return (
+            max(0, self._window_datagrams - len(self._unread)),
+            max(0, self._window_bytes - self._unread_bytes),
+        )
+
+    def arrived(self, datagrams: Iterable[Datagram]) -> None:
+        """New datagrams: the first caller waiting for a reply from their source, else the queue."""
+        for d in datagrams:
+            waiting = self._replies.get(d.addr)
+            if waiting:
+                call = waiting.popleft()
+                if not waiting:
+                    del self._replies[d.addr]
+                self._free(d)
+                call.finish(d)
+            else:
+                self._unread.append(d)
+                self._unread_bytes += len(d.payload)
+        if self._unread:
+            self.ready.signal()
+
+    def take(self, limit: int) -> list[Datagram]:
+        """Up to limit datagrams, none when none is there."""
+        out: list[Datagram] = []
+        while self._unread and len(out) < limit:
+            d = self._unread.popleft()
+            self._unread_bytes -= len(d.payload)
+            self._free(d)
+            out.append(d)
+        return out
+
+    def next_size(self) -> int | None:
+        return len(self._unread[0].payload) if self._unread else None
+
+    def credit_due(self) -> tuple[int, int] | None:
+        """Credit to hand back now, or None while too little has been read."""
+        if (
+            self._freed_datagrams * 2 < self._window_datagrams
+            and self._freed_bytes * 2 < self._window_bytes
+        ):
+            return None
+        due = (self._freed_datagrams, self._freed_bytes)
+        self._freed_datagrams = self._freed_bytes = 0
+        return due
+
+    def await_reply(self, source: Address) -> Call[Datagram]:
+        """A call finished by the next datagram from source that no earlier caller waits for."""
+        call = Call[Datagram]()
+        if self.ready.closed is not None:
+            call.fail(self.ready.closed)
+        else:
+            self._replies.setdefault(source, deque()).append(call)
+        return call
+
+    def withdraw_reply(self, source: Address, call: Call[Datagram]) -> None:
+        waiting = self._replies.get(source)
+        if waiting and call in waiting:
+            waiting.remove(call)
+            if not waiting:
+                del self._replies[source]
+
+    def clear(self) -> None:
+        """Drops what is unread: the application closed the socket."""
+        self._unread.clear()
+        self._unread_bytes = 0
+
+    def close(self, error: RdsError) -> None:
+        """No more will arrive. What is unread can still be taken."""
+        self.ready.close(error)
+        for waiting in self._replies.values():
+            for call in waiting:
+                call.fail(error)
+        self._replies.clear()
+
+    def _free(self, d: Datagram) -> None:
+        self._freed_datagrams += 1
+        self._freed_bytes += len(d.payload)

@@ -1,0 +1,116 @@
+"""What both fronts do alike before they call the core."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+
+from ._core import BindOptions
+from ._errors import BatchError, DestinationRequired, InvalidArgument, NotSupported, RdsError, make
+from ._types import Address, AddressLike, Payload, to_address
+
+Window = tuple[int, int]
+
+DEFAULT_WINDOW: Window = (4096, 4 << 20)
+
+#: Seconds bind waits by default: long for a local daemon, short for a person.
+BIND_TIMEOUT = 10.0
+
+#: try_send does not wait for room, only for the daemon's answer; seconds.
+TRY_TIMEOUT = 5.0
+
+
+def bind_options(
+    local: AddressLike,
+    *,
+    send_buffer: int,
+    recv_buffer: int,
+    label: str,
+    recv_window: Window,
+    outcomes: bool,
+    reconnect: bool,
+    congestion_mask: int,
+) -> BindOptions:
+    datagrams, size = recv_window
+    _positive("recv_window", datagrams, 1, 1 << 20)
+    _positive("recv_window", size, 1, 32 << 20)
+    _positive("send_buffer", send_buffer, 0, 1 << 62)
+    _positive("recv_buffer", recv_buffer, 0, 1 << 62)
+    _positive("congestion_mask", congestion_mask, 0, (1 << 64) - 1)
+    if len(label.encode()) > 64:
+        raise make(InvalidArgument, f"label {label!r}: at most 64 bytes")
+    return BindOptions(
+        local=to_address(local),
+        send_buffer=send_buffer,
+        recv_buffer=recv_buffer,
+        label=label,
+        recv_window_datagrams=datagrams,
+        recv_window_bytes=size,
+        outcomes=outcomes,
+        reconnect=reconnect,
+        congestion_mask=congestion_mask,
+    )
+
+
+def outgoing(
+    datagrams: Iterable[tuple[AddressLike, Payload]],
+) -> list[tuple[Address, Payload]]:
+    """Addresses parsed and payloads made immutable."""
+    return [(_destination(addr), _bytes(payload)) for addr, payload in datagrams]
+
+
+def only_error(error: BatchError) -> RdsError:
+    """The error of the one datagram of a single send."""
+    return error.errors[0][1].with_traceback(None)
+
+
+def check_limit(limit: int) -> int:
+    _positive("limit", limit, 1, 1 << 31)
+    return limit
+
+
+class ForkGuard:
+    """Notices use in a child process.
+
+    gRPC's threads do not survive a fork, so a client opened before it would
+    hang in the child. It raises instead; a process opens its own client, after
+    the fork, or is started with multiprocessing's "spawn" or "forkserver".
+    """
+
+    __slots__ = ("_pid",)
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    def check(self) -> None:
+        if os.getpid() != self._pid:
+            raise make(
+                NotSupported,
+                f"opened by process {self._pid} before a fork: gRPC does not survive it. "
+                "Open the client in the child before the parent opens one, "
+                'or start the child with multiprocessing\'s "spawn"',
+            )
+
+    @property
+    def forked(self) -> bool:
+        return os.getpid() != self._pid
+
+
+def _destination(addr: AddressLike) -> Address:
+    where = to_address(addr)
+    if where.host in ("0.0.0.0", "::"):
+        raise make(DestinationRequired)
+    return where
+
+
+def _bytes(payload: Payload) -> bytes:
+    if isinstance(payload, bytes):
+        return payload
+    if isinstance(payload, bytearray | memoryview):
+        return bytes(payload)
+    raise make(InvalidArgument, f"payload of type {type(payload).__name__}: want bytes")
+
+
+def _positive(name: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise make(InvalidArgument, f"{name} {value}: want {least} to {most}")

@@ -1,0 +1,43 @@
+"""Where the daemon is, and how long to wait for it."""
+
+from __future__ import annotations
+
+import math
+import os
+from datetime import timedelta
+from typing import TypeAlias
+
+from ._errors import InvalidArgument, make
+
+#: Seconds, a timedelta, or None to wait for ever.
+Timeout: TypeAlias = float | timedelta | None
+
+DEFAULT_TARGET = "unix:///run/rdsd/rdsd.sock"
+
+
+def resolve_target(target: str | None) -> str:
+    """The gRPC target: the argument, else $RDSD_SOCKET, else the default socket.
+
+    A bare path means a Unix socket; anything with a scheme, or host:port, is
+    passed on to gRPC as it is.
+    """
+    chosen = target or os.environ.get("RDSD_SOCKET") or DEFAULT_TARGET
+    if chosen.startswith("unix:") or "://" in chosen:
+        return chosen
+    if chosen.startswith("/"):
+        return "unix://" + chosen
+    if "/" in chosen:
+        return "unix:" + chosen
+    return chosen
+
+
+def seconds(timeout: Timeout) -> float | None:
+    """Seconds to wait, never negative; None is for ever."""
+    if timeout is None:
+        return None
+    value = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    if math.isnan(value):
+        raise make(InvalidArgument, "timeout is not a number")
+    if math.isinf(value):
+        return None if value > 0 else 0.0
+    return max(0.0, value)

@@ -1,0 +1,156 @@
+"""Against real daemons: what scenarios cannot say, restarts above all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from conftest import Daemon, Front
+
+import rdsd
+from rdsd.v1 import rdsd_pb2 as pb
+
+Pair = tuple[Daemon, Daemon]
+
+
+@pytest.fixture
+def restarted(daemons: Pair) -> Any:
+    """The pair, both running again afterwards whatever the test did."""
+    yield daemons
+    for daemon in daemons:
+        if daemon.process is None or daemon.process.poll() is not None:
+            daemon.start()
+
+
+async def bind(front: Front, daemon: Daemon, **options: Any) -> Any:
+    return await front.do(front.client(daemon.target).bind, (daemon.address, 0), **options)
+
+
+async def test_a_killed_daemon_comes_back(front: Front, restarted: Pair) -> None:
+    near, far = restarted
+    a, b = await bind(front, near, outcomes=True), await bind(front, far)
+    before = a.local_address
+    await front.do(a.send, b.local_address, b"before", timeout=5)
+    assert (await front.do(b.recv, timeout=5)).payload == b"before"
+    stuck = await front.do(a.send, ("127.0.0.250", 7), b"stuck", timeout=5)
+    near.kill()
+    await until(lambda: a._core.state.value != "open")
+    send = asyncio.create_task(front.do(a.send, b.local_address, b"after", timeout=20))
+    await asyncio.to_thread(near.start)
+    await asyncio.wait_for(send, 25)
+    assert await front.do(b.recv, timeout=20) == (before, b"after")
+    outcomes = a.outcomes(timeout=10)
+    seen: dict[int, rdsd.Outcome] = {}
+    while stuck not in seen:
+        outcome = await front.next(outcomes)
+        assert outcome.tag not in seen
+        seen[outcome.tag] = outcome
+    assert seen[stuck][1:] == (rdsd.OutcomeKind.UNKNOWN, "daemon restarted")
+
+
+async def test_a_receiver_survives_its_daemon(front: Front, restarted: Pair) -> None:
+    near, far = restarted
+    a, b = await bind(front, near), await bind(front, far)
+    recv = asyncio.create_task(front.do(b.recv, timeout=30))
+    await asyncio.to_thread(far.terminate)
+    await asyncio.to_thread(far.start)
+    await until(lambda: b._core.state.value == "open")
+    await front.do(a.send, b.local_address, b"hello again", timeout=20)
+    assert (await recv).payload == b"hello again"
+
+
+async def test_a_dead_daemon_hangs_nobody(front: Front, restarted: Pair) -> None:
+    near, far = restarted
+    a, b = await bind(front, near), await bind(front, far)
+    near.kill()
+    for call in (a.recv, a.flush, a.peek_size):
+        start = time.monotonic()
+        with pytest.raises((rdsd.TimedOut, rdsd.DaemonUnavailable)):
+            await asyncio.wait_for(front.do(call, timeout=0.2), 5)
+        assert time.monotonic() - start < 2
+    with pytest.raises((rdsd.TimedOut, rdsd.DaemonUnavailable)):
+        await asyncio.wait_for(front.do(a.send, b.local_address, b"x", timeout=0.2), 5)
+    with pytest.raises(rdsd.DaemonUnavailable):
+        await front.do(a.try_send, b.local_address, b"x")
+    await asyncio.wait_for(front.do(a.close), 5)
+
+
+async def test_a_stream_of_batches_arrives_whole(front: Front, daemons: Pair) -> None:
+    a, b = [await bind(front, d) for d in daemons]
+    count, part = 20_000, 2000
+
+    async def send() -> None:
+        for start in range(0, count, part):
+            batch = [(b.local_address, b"%d" % i) for i in range(start, start + part)]
+            await front.do(a.send_batch, batch, timeout=30)
+
+    sending = asyncio.create_task(send())
+    got: list[bytes] = []
+    while len(got) < count:
+        got += [d.payload for d in await front.do(b.recv_batch, 1000, timeout=30)]
+    await sending
+    assert got == [b"%d" % i for i in range(count)]
+
+
+async def test_a_closed_socket_is_gone_from_the_daemon(front: Front, daemons: Pair) -> None:
+    client = front.client(daemons[0].target)
+    sock = await front.do(client.bind, (daemons[0].address, 0), label="python test")
+    ports = await listed(front, client)
+    assert (sock.local_address.port, "python test") in ports
+    await front.do(sock.close)
+    await until_async(lambda: listed(front, client), lambda ports: not ports)
+
+
+async def test_closed_by_an_administrator(front: Front, daemons: Pair) -> None:
+    client = front.client(daemons[0].target)
+    sock = await front.do(client.bind, (daemons[0].address, 0))
+    local = pb.Endpoint(
+        address=bytes(int(n) for n in sock.local_address.host.split(".")),
+        port=sock.local_address.port,
+    )
+    recv = asyncio.create_task(front.do(sock.recv))
+    await front.do(client.admin.CloseSocket, pb.CloseSocketRequest(local=local))
+    with pytest.raises(rdsd.RdsError) as caught:
+        await asyncio.wait_for(recv, 10)
+    assert not isinstance(caught.value, rdsd.TimedOut)
+    assert sock.closed
+
+
+async def test_exact_errno_of_an_admin_call(front: Front, daemons: Pair) -> None:
+    import grpc
+
+    client = front.client(daemons[0].target)
+    nowhere = pb.Endpoint(address=bytes([192, 0, 2, 1]), port=9)
+    with pytest.raises(grpc.RpcError) as caught:
+        await front.do(client.admin.CloseSocket, pb.CloseSocketRequest(local=nowhere))
+    assert isinstance(rdsd.from_grpc(caught.value), rdsd.NotFound)
+
+
+async def test_bad_binds(front: Front, daemons: Pair) -> None:
+    client = front.client(daemons[0].target)
+    with pytest.raises(rdsd.AddressNotAvailable):
+        await front.do(client.bind, ("192.0.2.1", 0))
+    sock = await front.do(client.bind, (daemons[0].address, 0))
+    with pytest.raises(rdsd.AddressInUse):
+        await front.do(client.bind, sock.local_address)
+
+
+async def listed(front: Front, client: Any) -> list[tuple[int, str]]:
+    response = await front.do(client.admin.ListSockets, pb.ListSocketsRequest())
+    return [(s.local.port, s.label) for s in response.socket if s.label == "python test"]
+
+
+async def until(condition: Any) -> None:
+    limit = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < limit
+        await asyncio.sleep(0.01)
+
+
+async def until_async(ask: Any, good: Any) -> None:
+    limit = time.monotonic() + 10
+    while not good(await ask()):
+        assert time.monotonic() < limit
+        await asyncio.sleep(0.01)

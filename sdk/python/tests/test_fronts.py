@@ -1,0 +1,379 @@
+"""Both fronts against the fake daemon: the surface, its errors, restarts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from datetime import timedelta
+from typing import Any
+
+import grpc
+import pytest
+from conftest import Front
+from fake_daemon import FakeDaemon
+
+import rdsd
+from rdsd.v1 import rdsd_pb2 as pb
+
+HOST = "127.0.0.1"
+
+Call = Callable[[], Coroutine[Any, Any, Any]]
+
+
+async def pair(front: Front, fake: FakeDaemon, **options: Any) -> tuple[Any, Any]:
+    client = front.client(fake.target)
+    return (
+        await front.do(client.bind, (HOST, 0), **options),
+        await front.do(client.bind, f"{HOST}:0", **options),
+    )
+
+
+async def test_send_and_receive(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    for payload in (b"bytes", bytearray(b"array"), memoryview(b"view"), b""):
+        await front.do(a.send, b.local_address, payload, timeout=timedelta(seconds=5))
+        got = await front.do(b.recv, timeout=5)
+        assert got == rdsd.Datagram(a.local_address, bytes(payload))
+
+
+async def test_batches_keep_order(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    count = 3000
+    tags = await front.do(a.send_batch, [(b.local_address, b"%d" % i) for i in range(count)])
+    assert len(tags) == count
+    got: list[bytes] = []
+    while len(got) < count:
+        got += [d.payload for d in await front.do(b.recv_batch, 700, timeout=5)]
+    assert got == [b"%d" % i for i in range(count)]
+
+
+async def test_a_small_window_gives_credit_back(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake, recv_window=(2, 100))
+    await front.do(a.send_batch, [(b.local_address, b"x")] * 50)
+    for _ in range(50):
+        await front.do(b.recv, timeout=5)
+
+
+async def test_iteration_ends_with_close(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    await front.do(a.send_batch, [(b.local_address, b"%d" % i) for i in range(3)])
+    got: list[bytes] = []
+
+    def read() -> None:
+        got.extend(d.payload for d in b)
+
+    async def read_aio() -> None:
+        async for d in b:
+            got.append(d.payload)  # noqa: PERF401 - what came before the end counts
+
+    task = asyncio.create_task(asyncio.to_thread(read) if front.name == "sync" else read_aio())
+    await wait_until(lambda: len(got) == 3)
+    await front.do(b.close)
+    await asyncio.wait_for(task, 5)
+    assert got == [b"0", b"1", b"2"]
+
+
+async def test_outcomes(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake, outcomes=True)
+    there = await front.do(a.send, b.local_address, b"x")
+    nowhere = await front.do(a.send, (HOST, 9), b"x")
+    outcomes = a.outcomes(timeout=5)
+    assert await front.next(outcomes) == (there, rdsd.OutcomeKind.DELIVERED, "")
+    assert await front.next(outcomes) == (nowhere, rdsd.OutcomeKind.FAILED, "no such port")
+
+
+async def test_outcomes_must_be_asked_for(front: Front, fake: FakeDaemon) -> None:
+    a, _ = await pair(front, fake)
+    with pytest.raises(rdsd.InvalidArgument, match="outcomes=True"):
+        a.outcomes()
+
+
+async def test_request_gets_the_reply_of_its_peer(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    other = await front.do(front.client(fake.target).bind, (HOST, 0))
+    request = asyncio.create_task(front.do(a.request, b.local_address, b"ping", 5))
+    await front.do(b.recv, timeout=5)
+    await front.do(other.send, a.local_address, b"not for the request")
+    await front.do(b.send, a.local_address, b"pong")
+    assert (await request).payload == b"pong"
+    assert (await front.do(a.recv, timeout=5)).payload == b"not for the request"
+
+
+async def test_request_times_out_and_cancels(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    with pytest.raises(rdsd.TimedOut) as caught:
+        await front.do(a.request, b.local_address, b"ping", 0.1)
+    assert isinstance(caught.value, TimeoutError)
+    await asyncio.to_thread(fake.wait_received, "cancel")
+    await front.do(b.send, a.local_address, b"late")
+    assert (await front.do(a.recv, timeout=5)).payload == b"late"
+
+
+async def test_queries(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    fake.congested.add(77)
+    assert await front.do(a.congested, (HOST, 77)) is True
+    assert await front.do(a.congested, (HOST, 78)) is False
+    assert await front.do(a.cancel_sent_to, (HOST, 77)) == rdsd.CancelResult(3, 1)
+    await front.do(a.flush, timeout=5)
+    assert await front.do(b.peek_size) is None
+    await front.do(a.send, b.local_address, b"12345")
+    while (size := await front.do(b.peek_size)) is None:
+        pass
+    assert size == 5
+
+
+async def test_try_send_meets_congestion_at_once(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    fake.congested.add(b.local_address.port)
+    with pytest.raises(rdsd.Congested) as caught:
+        await front.do(a.try_send, b.local_address, b"x")
+    assert caught.value.errno == 105
+
+
+async def test_watch_congestion(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    port = b.local_address.port
+    fake.congested.add(port)
+    with pytest.raises(rdsd.Congested):
+        await front.do(a.try_send, b.local_address, b"x")
+    fake.clear(port)
+    watch = a.watch_congestion(timeout=5)
+    event = await front.next(watch)
+    assert rdsd.CongestionChange(b.local_address, False) in event.changes
+    await asyncio.to_thread(fake.wait_received, "monitor", 3)
+    assert fake.received["monitor"][-1].monitor.set_events
+    watch.close()
+    with pytest.raises(StopAsyncIteration):
+        await front.next(watch)
+
+
+async def test_batch_error_lists_what_was_refused(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    fake.congested.add(9)
+    where = b.local_address
+    with pytest.raises(rdsd.BatchError) as caught:
+        await front.do(a.send_batch, [(where, b"1"), ((HOST, 9), b"2"), (where, b"x" * (1 << 21))])
+    error = caught.value
+    assert [(i, type(e)) for i, e in error.errors] == [(1, rdsd.Congested), (2, rdsd.TooLarge)]
+    assert (error.accepted, error.errno) == (1, 105)
+
+
+@pytest.mark.parametrize("timeout", [0, 0.05, timedelta(milliseconds=50)])
+async def test_receive_times_out(front: Front, fake: FakeDaemon, timeout: Any) -> None:
+    a, _ = await pair(front, fake)
+    start = time.monotonic()
+    with pytest.raises(rdsd.TimedOut):
+        await front.do(a.recv, timeout=timeout)
+    assert time.monotonic() - start < 1
+
+
+async def test_a_silent_daemon_hangs_nobody(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    fake.silent.update({"send", "flush", "congested", "peek", "cancel"})
+    where = b.local_address
+    with pytest.raises(rdsd.TimedOut) as caught:
+        await front.do(a.send, where, b"x", timeout=0.05)
+    assert caught.value.undecided
+    calls: list[Call] = [
+        lambda: front.do(a.flush, timeout=0.05),
+        lambda: front.do(a.congested, where, timeout=0.05),
+        lambda: front.do(a.peek_size, timeout=0.05),
+        lambda: front.do(a.cancel_sent_to, where, timeout=0.05),
+    ]
+    for call in calls:
+        with pytest.raises(rdsd.TimedOut):
+            await call()
+
+
+async def test_a_silent_bind_times_out(front: Front, fake: FakeDaemon) -> None:
+    fake.silent.add("bind")
+    with pytest.raises(rdsd.TimedOut, match="did not answer"):
+        await front.do(front.client(fake.target).bind, (HOST, 0), timeout=0.1)
+
+
+async def test_no_daemon(front: Front, fake: FakeDaemon) -> None:
+    with pytest.raises(rdsd.DaemonUnavailable, match="nowhere"):
+        await front.do(front.client(str(fake.path) + "-nowhere").bind, (HOST, 0), timeout=5)
+
+
+async def test_bind_refusals(front: Front, fake: FakeDaemon) -> None:
+    a, _ = await pair(front, fake)
+    with pytest.raises(rdsd.AddressInUse):
+        await front.do(front.client(fake.target).bind, a.local_address)
+    fake.bind_errno = 13
+    with pytest.raises(rdsd.PermissionDenied, match="refused by the test"):
+        await front.do(front.client(fake.target).bind, (HOST, 0))
+    fake.bind_status = (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams")
+    with pytest.raises(rdsd.OutOfBudget, match="too many streams"):
+        await front.do(front.client(fake.target).bind, (HOST, 0))
+
+
+@pytest.mark.parametrize(
+    ("address", "options"),
+    [
+        ("10.0.0.1", {}),
+        ("fd00::1:5", {}),
+        (("nowhere.example", 5), {}),
+        ((HOST, 70000), {}),
+        ((HOST, 0), {"recv_window": (0, 1)}),
+        ((HOST, 0), {"label": "x" * 65}),
+        ((HOST, 0), {"congestion_mask": 1 << 64}),
+        ((HOST, 0), {"send_buffer": -1}),
+    ],
+)
+async def test_bad_arguments_are_named(
+    front: Front, fake: FakeDaemon, address: Any, options: dict[str, Any]
+) -> None:
+    with pytest.raises(rdsd.InvalidArgument) as caught:
+        await front.do(front.client(fake.target).bind, address, **options)
+    assert isinstance(caught.value, ValueError)
+
+
+async def test_bad_payload_and_destination(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    with pytest.raises(rdsd.InvalidArgument, match="str"):
+        await front.do(a.send, b.local_address, "text")
+    with pytest.raises(rdsd.DestinationRequired):
+        await front.do(a.send, ("0.0.0.0", 5), b"x")
+
+
+# -- restart ---------------------------------------------------------------
+
+
+async def test_restart_binds_the_same_port_again(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    before = (a.local_address, b.local_address)
+    recv = asyncio.create_task(front.do(b.recv, timeout=20))
+    await asyncio.to_thread(fake.restart)
+    await wait_until(lambda: len(fake.sockets) == 2)  # both are back
+    await wait_until(lambda: a._core.instance == fake.instance)
+    await front.do(a.send, b.local_address, b"after", timeout=20)
+    assert (await recv).payload == b"after"
+    assert (a.local_address, b.local_address) == before
+
+
+async def test_restart_makes_undecided_unknown(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake, outcomes=True)
+    fake.no_outcome = True
+    tags = [await front.do(a.send, b.local_address, b"x") for _ in range(3)]
+    await asyncio.to_thread(fake.restart)
+    outcomes = a.outcomes(timeout=20)
+    got = [await front.next(outcomes) for _ in tags]
+    assert got == [(tag, rdsd.OutcomeKind.UNKNOWN, "daemon restarted") for tag in tags]
+
+
+async def test_callers_of_a_dead_daemon_time_out(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    await asyncio.to_thread(fake.stop)
+    await wait_until(lambda: a._core.state.value != "open")
+    where = b.local_address
+    calls: list[Call] = [
+        lambda: front.do(a.send, where, b"x", timeout=0.1),
+        lambda: front.do(a.recv, timeout=0.1),
+        lambda: front.do(a.flush, timeout=0.1),
+        lambda: front.do(a.request, where, b"x", 0.1),
+        lambda: front.do(a.peek_size, timeout=0.1),
+    ]
+    for call in calls:
+        with pytest.raises(rdsd.TimedOut):
+            await asyncio.wait_for(call(), 5)
+    with pytest.raises(rdsd.DaemonUnavailable):
+        await front.do(a.try_send, where, b"x")
+
+
+async def test_a_send_waits_for_the_return(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    await asyncio.to_thread(fake.stop)
+    await wait_until(lambda: a._core.state.value != "open" and b._core.state.value != "open")
+    send = asyncio.create_task(front.do(a.send, b.local_address, b"patience", timeout=20))
+    await asyncio.to_thread(fake.start)
+    await asyncio.wait_for(send, 20)
+
+
+async def test_a_flush_over_a_restart_says_so(front: Front, fake: FakeDaemon) -> None:
+    a, _ = await pair(front, fake)
+    fake.silent.add("flush")
+    flush = asyncio.create_task(front.do(a.flush))
+    await asyncio.to_thread(fake.wait_received, "flush")
+    await asyncio.to_thread(fake.restart)
+    with pytest.raises(rdsd.DaemonUnavailable, match="daemon restarted"):
+        await asyncio.wait_for(flush, 20)
+
+
+async def test_a_watcher_hears_of_the_return(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    fake.congested.add(b.local_address.port)
+    with pytest.raises(rdsd.Congested):
+        await front.do(a.try_send, b.local_address, b"x")
+    watch = a.watch_congestion(timeout=20)
+    await asyncio.to_thread(fake.restart)
+    event = await front.next(watch)
+    assert event.freed == (1 << 64) - 1
+    assert event.changes == (rdsd.CongestionChange(b.local_address, False),)
+
+
+async def test_closed_by_an_administrator_stays_closed(front: Front, fake: FakeDaemon) -> None:
+    a, _ = await pair(front, fake)
+    recv = asyncio.create_task(front.do(a.recv))
+    await wait_until(lambda: len(fake.sockets) == 2)
+    fake.close_all(104, "closed by an administrator")
+    with pytest.raises(rdsd.ConnectionReset, match="administrator"):
+        await asyncio.wait_for(recv, 5)
+    assert a.closed
+    with pytest.raises(rdsd.ConnectionReset):
+        await front.do(a.send, (HOST, 1), b"x")
+
+
+async def test_a_daemon_that_talks_nonsense(front: Front, fake: FakeDaemon) -> None:
+    a, _ = await pair(front, fake)
+    fake.send_raw(pb.ServerMessage(recv=pb.RecvBatch(payload=b"abc", length=[1])))
+    with pytest.raises(rdsd.ProtocolError):
+        await front.do(a.recv, timeout=5)
+
+
+async def test_without_reconnect_every_call_ends(front: Front, fake: FakeDaemon) -> None:
+    a, _ = await pair(front, fake, reconnect=False)
+    recv = asyncio.create_task(front.do(a.recv))
+    await asyncio.sleep(0.01)
+    await asyncio.to_thread(fake.stop)
+    with pytest.raises(rdsd.DaemonUnavailable):
+        await asyncio.wait_for(recv, 10)
+
+
+# -- the end ---------------------------------------------------------------
+
+
+async def test_close_wakes_whoever_waits(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    fake.silent.add("send")
+    waiting = [
+        asyncio.create_task(front.do(a.recv)),
+        asyncio.create_task(front.do(a.send, b.local_address, b"x")),
+    ]
+    await asyncio.to_thread(fake.wait_received, "send")
+    await front.do(a.close)
+    await front.do(a.close)
+    for task in waiting:
+        with pytest.raises(rdsd.RdsError):
+            await asyncio.wait_for(task, 5)
+    with pytest.raises(rdsd.Closed):
+        await front.do(a.send, b.local_address, b"x")
+    await wait_until(lambda: len(fake.sockets) == 1)
+
+
+async def test_a_closed_client_says_so(front: Front, fake: FakeDaemon) -> None:
+    client = front.client(fake.target)
+    sock = await front.do(client.bind, (HOST, 0))
+    await front.do(client.close)
+    assert sock.closed
+    with pytest.raises(rdsd.Closed):
+        await front.do(client.bind, (HOST, 0))
+
+
+async def wait_until(condition: Any) -> None:
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until
+        await asyncio.sleep(0.005)

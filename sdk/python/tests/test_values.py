@@ -1,0 +1,83 @@
+"""Addresses, targets, timeouts and ranges of tags."""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+from datetime import timedelta
+from itertools import pairwise
+
+import pytest
+
+from rdsd import Address, InvalidArgument
+from rdsd._intervals import IntervalSet
+from rdsd._target import DEFAULT_TARGET, resolve_target, seconds
+from rdsd._types import AddressLike, pack_host, to_address, unpack_host
+
+
+@pytest.mark.parametrize(
+    ("given", "address", "text"),
+    [
+        ("10.0.0.1:5", Address("10.0.0.1", 5), "10.0.0.1:5"),
+        ("[fd00::1]:5", Address("fd00::1", 5), "[fd00::1]:5"),
+        (("10.0.0.1", 0), Address("10.0.0.1", 0), "10.0.0.1:0"),
+        ((ipaddress.ip_address("fd00::0:1"), 65535), Address("fd00::1", 65535), "[fd00::1]:65535"),
+        (Address("10.0.0.1", 5), Address("10.0.0.1", 5), "10.0.0.1:5"),
+    ],
+)
+def test_addresses(given: AddressLike, address: Address, text: str) -> None:
+    assert to_address(given) == address
+    assert str(to_address(given)) == text
+    assert unpack_host(pack_host(address.host)) == address.host
+
+
+@pytest.mark.parametrize(
+    "given", ["", "10.0.0.1", "10.0.0.1:x", ":5", "fd00::1:5", "a:5", "1.2.3.4:-1"]
+)
+def test_bad_addresses(given: str) -> None:
+    with pytest.raises(InvalidArgument):
+        to_address(given)
+
+
+def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RDSD_SOCKET", raising=False)
+    assert resolve_target(None) == DEFAULT_TARGET
+    monkeypatch.setenv("RDSD_SOCKET", "/tmp/x.sock")
+    assert resolve_target("") == "unix:///tmp/x.sock"
+    assert resolve_target("run/x.sock") == "unix:run/x.sock"
+    assert resolve_target("unix:x.sock") == "unix:x.sock"
+    assert resolve_target("dns:///host:1") == "dns:///host:1"
+    assert resolve_target("10.0.0.1:1234") == "10.0.0.1:1234"
+
+
+def test_timeouts() -> None:
+    assert seconds(None) is None
+    assert seconds(float("inf")) is None
+    assert seconds(1) == 1.0
+    assert seconds(timedelta(milliseconds=5)) == 0.005
+    assert seconds(-1) == 0.0
+    assert seconds(float("-inf")) == 0.0
+    with pytest.raises(InvalidArgument):
+        seconds(float("nan"))
+
+
+def test_intervals_against_a_plain_set() -> None:
+    rng = random.Random(7)
+    for _ in range(200):
+        ranges, plain = IntervalSet(), set[int]()
+        for _ in range(40):
+            start = rng.randrange(60)
+            end = start + rng.randrange(12)
+            span = set(range(start, end))
+            if rng.random() < 0.5:
+                ranges.add(start, end)
+                plain |= span
+            else:
+                removed = {n for s, e in ranges.remove(start, end) for n in range(s, e)}
+                assert removed == plain & span
+                plain -= span
+            assert len(ranges) == len(plain)
+            assert bool(ranges) == bool(plain)
+            assert {n for n in range(80) if n in ranges} == plain
+            kept = list(ranges.ranges())
+            assert all(e < s for (_, e), (s, _) in pairwise(kept))
