@@ -25,6 +25,7 @@ type barePeer struct {
 	lis     net.Listener
 	wg      sync.WaitGroup
 	frames  chan bareFrame
+	maps    chan []byte   // congestion maps, as they come
 	down    chan struct{} // closed when the link has ended
 	timeout time.Duration // of dial
 	wmu     sync.Mutex
@@ -39,7 +40,7 @@ type bareFrame struct {
 
 // newBarePeer listens; the address order says who connects: the smaller.
 func newBarePeer(ns *Netns, local, remote netip.Addr) (*barePeer, error) {
-	p := &barePeer{ns: ns, local: local, remote: remote, frames: make(chan bareFrame, 1024),
+	p := &barePeer{ns: ns, local: local, remote: remote, frames: make(chan bareFrame, 1024), maps: make(chan []byte, 64),
 		down: make(chan struct{}), timeout: 5 * time.Second}
 	err := ns.Do(func() (err error) {
 		lc := net.ListenConfig{}
@@ -112,7 +113,11 @@ func (p *barePeer) read(c net.Conn) {
 			return
 		}
 		switch {
-		case h[24] == 0x01: // a congestion map
+		case h[24] == 0x01:
+			select {
+			case p.maps <- f.payload:
+			default: // only the congestion test looks at them
+			}
 		case f.dport == 0 && f.sport != 0:
 			// The pong bears no lane count, which the kernel reads as one.
 			_ = p.write(0, f.sport, nil)
@@ -136,6 +141,35 @@ func (p *barePeer) write(sport, dport uint16, payload []byte) error {
 	binary.BigEndian.PutUint16(h[22:], dport)
 	_, err := p.link.Write(append(h, payload...))
 	return err
+}
+
+// congest tells the kernel that one port of ours is congested, or none (0).
+func (p *barePeer) congest(port uint16) error {
+	frame := make([]byte, 48+8192)
+	binary.BigEndian.PutUint32(frame[16:], 8192)
+	frame[24] = 0x01
+	if port != 0 {
+		frame[48+port/8] = 1 << (port % 8)
+	}
+	p.wmu.Lock()
+	defer p.wmu.Unlock()
+	_, err := p.link.Write(frame)
+	return err
+}
+
+// awaitMap waits until the kernel's map has a port marked as told.
+func (p *barePeer) awaitMap(port uint16, congested bool) error {
+	limit := time.After(20 * time.Second)
+	for {
+		select {
+		case m := <-p.maps:
+			if (m[port/8]>>(port%8)&1 == 1) == congested {
+				return nil
+			}
+		case <-limit:
+			return fmt.Errorf("no map with port %d congested=%v: %w", port, congested, syscall.ETIMEDOUT)
+		}
+	}
 }
 
 // next returns the next frame to one of the ports, or fails after a while.

@@ -128,6 +128,64 @@ func TestBarePeer(t *testing.T) {
 	}
 }
 
+// Congestion as the kernel does it, both ways, without rdsd.
+func TestBarePeerCongestion(t *testing.T) {
+	l := needLab(t)
+	ctx := limited(t, 30*time.Second)
+	const count = 200
+	size := Size{Min: 500, Max: 500}
+	pr := pairs[0]
+	p, err := newBarePeer(l.ns, pr.ours, pr.kernel)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.close()
+	if err := p.dial(); err != nil {
+		t.Fatal(err)
+	}
+
+	port := newPort()
+	down := kernelRecv(ctx, t, l, map[string]any{
+		"local": at(pr.kernel, port), "want": map[int]int{1: count},
+		"rcvbuf": 8192, "timeout": 20, "start_paused": true,
+	})
+	for n := range count {
+		if err := p.write(6000, port, Sign(nil, 1, uint64(n), 500)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.awaitMap(port, true); err != nil {
+		t.Fatal(err)
+	}
+	if err := down.Tell(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.awaitMap(port, false); err != nil {
+		t.Fatal(err)
+	}
+	var r Report
+	if err := down.Wait(ctx, &r); err != nil || r.Err() != nil {
+		t.Fatal(err, r.Err())
+	}
+
+	if err := p.congest(6000); err != nil {
+		t.Fatal(err)
+	}
+	up := kernelSend(ctx, t, l, map[string]any{
+		"local": at(pr.kernel, newPort()), "dst": at(pr.ours, 6000),
+		"flow": 2, "count": count, "size": size, "nonblock": true,
+	})
+	if _, err := up.Event(ctx, "congested"); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.congest(0); err != nil {
+		t.Fatal(err)
+	}
+	if s := release(ctx, t, up); s.Sent != count || s.ENOBUFS == 0 || s.Wakes == 0 {
+		t.Fatalf("the kernel's sender: %+v", s)
+	}
+}
+
 // Each tool must do the harm it is named for, or tests built on it prove nothing.
 func TestTools(t *testing.T) {
 	l := needLab(t)
