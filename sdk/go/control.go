@@ -40,7 +40,7 @@ func (s *Socket) ask(ctx context.Context, build func(id uint64) *rdsdv1.ClientMe
 	id := s.nextID
 	answer := make(chan *rdsdv1.ServerMessage, 1)
 	sess.replies[id] = answer
-	sess.ctl = append(sess.ctl, build(id))
+	sess.ctl.push(build(id))
 	m, to := s.kickLocked()
 	s.mu.Unlock()
 	s.write(m, to)
@@ -183,10 +183,10 @@ func (s *Socket) PeekSize(ctx context.Context) (n int, ok bool, err error) {
 func (q *recvQueue) peek() (int, bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.batches) == 0 {
+	if q.batches.len() == 0 {
 		return 0, false
 	}
-	return q.batches[0].nextSize(), true
+	return (*q.batches.front()).nextSize(), true
 }
 
 func isClosed(err error) bool { return errors.Is(err, rdserr.ErrClosed) }

@@ -78,8 +78,8 @@ type outcomeQueue struct {
 	len  atomic.Int64  // length of runs
 
 	mu   sync.Mutex
-	runs []outcomeRun // guarded by mu; not read yet
-	over error        // guarded by mu
+	runs fifo[outcomeRun] // guarded by mu; not read yet
+	over error            // guarded by mu
 }
 
 func (q *outcomeQueue) init() { q.wake = make(chan struct{}, 1) }
@@ -88,16 +88,16 @@ func (q *outcomeQueue) full() bool { return q.len.Load() >= maxOutcomeRuns }
 
 func (q *outcomeQueue) add(first, count uint64, kind OutcomeKind, reason string) {
 	q.mu.Lock()
-	if n := len(q.runs); n > 0 {
-		if last := &q.runs[n-1]; last.end() == first && last.kind == kind && last.reason == reason {
+	if q.runs.len() > 0 {
+		if last := q.runs.back(); last.end() == first && last.kind == kind && last.reason == reason {
 			last.count += count
 			q.mu.Unlock()
 			q.signal()
 			return
 		}
 	}
-	q.runs = append(q.runs, outcomeRun{tagRun{first, count}, kind, reason})
-	q.len.Store(int64(len(q.runs)))
+	q.runs.push(outcomeRun{tagRun{first, count}, kind, reason})
+	q.len.Store(int64(q.runs.len()))
 	q.mu.Unlock()
 	q.signal()
 }
@@ -120,23 +120,22 @@ func (q *outcomeQueue) finish(err error) {
 func (q *outcomeQueue) take() (o Outcome, ok, freed bool, over error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if len(q.runs) == 0 {
+	if q.runs.len() == 0 {
 		if q.over != nil {
 			q.signal() // for the other readers
 		}
 		return Outcome{}, false, false, q.over
 	}
-	r := &q.runs[0]
+	r := q.runs.front()
 	o = Outcome{Tag: r.first, Kind: r.kind, Reason: r.reason}
 	r.first++
 	r.count--
 	if r.count == 0 {
-		q.runs[0] = outcomeRun{}
-		q.runs = q.runs[1:]
-		q.len.Store(int64(len(q.runs)))
-		freed = len(q.runs) == maxOutcomeRuns-1
+		q.runs.pop()
+		q.len.Store(int64(q.runs.len()))
+		freed = q.runs.len() == maxOutcomeRuns-1
 	}
-	if len(q.runs) > 0 {
+	if q.runs.len() > 0 {
 		q.signal()
 	}
 	return o, true, freed, nil

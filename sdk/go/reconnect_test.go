@@ -112,7 +112,7 @@ func TestReconnect(t *testing.T) {
 func queuedBatches(s *Socket) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.tryq) + len(s.waitq)
+	return s.tryq.len() + s.waitq.len()
 }
 
 func unread(s *Socket) int {

@@ -15,12 +15,12 @@ type recvQueue struct {
 	wake             chan struct{} // capacity 1; passed on from reader to reader
 
 	mu       sync.Mutex
-	batches  []*inBatch  // guarded by mu
-	n, bytes int         // guarded by mu; unread
-	owedN    int         // guarded by mu; read and not yet credited again
-	owedB    int         // guarded by mu
-	over     error       // guarded by mu
-	waiters  requestList // guarded by mu; Request calls, before everybody else
+	batches  fifo[*inBatch] // guarded by mu
+	n, bytes int            // guarded by mu; unread
+	owedN    int            // guarded by mu; read and not yet credited again
+	owedB    int            // guarded by mu
+	over     error          // guarded by mu
+	waiters  requestList    // guarded by mu; Request calls, before everybody else
 }
 
 func (q *recvQueue) init(cfg bindConfig) {
@@ -48,12 +48,12 @@ func (q *recvQueue) deliver(b *inBatch, s *Socket) {
 	if q.waiters.empty() {
 		q.n += b.left
 		q.bytes += len(b.payload)
-		q.batches = append(q.batches, b)
+		q.batches.push(b)
 	} else {
 		for _, part := range q.waiters.take(b, &takenN, &takenB) {
 			q.n += part.left
 			q.bytes += len(part.payload)
-			q.batches = append(q.batches, part)
+			q.batches.push(part)
 		}
 	}
 	unread := q.n > 0
@@ -89,7 +89,7 @@ func (q *recvQueue) finish(err error) {
 	q.mu.Lock()
 	q.over = err
 	if isClosed(err) {
-		q.batches, q.n, q.bytes = nil, 0, 0
+		q.batches, q.n, q.bytes = fifo[*inBatch]{}, 0, 0
 	}
 	q.waiters.failAll(err)
 	q.mu.Unlock()
@@ -117,16 +117,15 @@ func (s *Socket) grant(n, bytes int) {
 func (q *recvQueue) take(into []Datagram) (got, grantN, grantB int, err error) {
 	q.mu.Lock()
 	bytes := 0
-	for got < len(into) && len(q.batches) > 0 {
-		b := q.batches[0]
+	for got < len(into) && q.batches.len() > 0 {
+		b := *q.batches.front()
 		for got < len(into) && b.left > 0 {
 			into[got] = b.next()
 			bytes += len(into[got].Payload)
 			got++
 		}
 		if b.left == 0 {
-			q.batches[0] = nil
-			q.batches = q.batches[1:]
+			q.batches.pop()
 		}
 	}
 	q.n -= got

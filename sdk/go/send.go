@@ -146,8 +146,8 @@ func (s *Socket) awayLocked() error {
 // waiting to be written, or starts one.
 func (s *Socket) gatherLocked(c *call, dst netip.AddrPort, p []byte) {
 	var b *batch
-	if n := len(s.tryq); n > 0 {
-		last := s.tryq[n-1]
+	if s.tryq.len() > 0 {
+		last := *s.tryq.back()
 		limit := maxGatherBytes
 		if s.sess != nil {
 			limit = min(limit, s.sess.windowBytes)
@@ -170,9 +170,9 @@ func (s *Socket) queueLocked(b *batch) {
 	s.seq++
 	b.seq = s.seq
 	if b.wait {
-		s.waitq = append(s.waitq, b)
+		s.waitq.push(b)
 	} else {
-		s.tryq = append(s.tryq, b)
+		s.tryq.push(b)
 	}
 }
 
@@ -232,11 +232,9 @@ func (s *Socket) giveUp(c *call, why func() error) error {
 	if len(b.calls) > 0 {
 		return err
 	}
-	for _, q := range []*[]*batch{&s.tryq, &s.waitq} {
-		if i := slices.Index(*q, b); i >= 0 {
-			*q = slices.Delete(*q, i, i+1)
-		}
-	}
+	same := func(x *batch) bool { return x == b }
+	s.tryq.delete(same)
+	s.waitq.delete(same)
 	b.recycle()
 	return err
 }

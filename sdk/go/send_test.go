@@ -104,8 +104,8 @@ func TestGather(t *testing.T) {
 	for {
 		s.mu.Lock()
 		queued := 0
-		if len(s.tryq) > 0 {
-			queued = len(s.tryq[0].calls)
+		if s.tryq.len() > 0 {
+			queued = len((*s.tryq.front()).calls)
 		}
 		if queued == n {
 			sess.writing = false
@@ -240,7 +240,7 @@ func TestSendContextEnds(t *testing.T) {
 	queued := goErr(func() error { return s.Send(ctx, peerAddr, []byte("queued")) })
 	for {
 		s.mu.Lock()
-		n := len(s.tryq)
+		n := s.tryq.len()
 		s.mu.Unlock()
 		if n == 1 {
 			break

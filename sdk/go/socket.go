@@ -35,8 +35,8 @@ type Socket struct {
 	nextID   uint64         // guarded by mu
 	nextTag  uint64         // guarded by mu
 	seq      uint64         // guarded by mu
-	tryq     []*batch       // guarded by mu; not waiting batches, not written yet
-	waitq    []*batch       // guarded by mu; waiting batches, not written yet
+	tryq     fifo[*batch]   // guarded by mu; not waiting batches, not written yet
+	waitq    fifo[*batch]   // guarded by mu; waiting batches, not written yet
 	undecid  tagSet         // guarded by mu; sent and without outcome, with cfg.outcomes
 }
 
@@ -139,13 +139,13 @@ func (s *Socket) finishLocked(err error) bool {
 		}
 		s.sess = nil // up stays closed
 	}
-	for _, q := range [][]*batch{s.tryq, s.waitq} {
-		for _, b := range q {
+	for _, q := range []*fifo[*batch]{&s.tryq, &s.waitq} {
+		for q.len() > 0 {
+			b := q.pop()
 			failBatch(b, err, false)
 			b.recycle()
 		}
 	}
-	s.tryq, s.waitq = nil, nil
 	s.recv.finish(err)
 	s.outcomes.finish(err)
 	s.watch.finish(err)

@@ -109,7 +109,7 @@ func (s *Socket) writer(sess *session) {
 
 // readyLocked says whether nextLocked would return a message.
 func (s *Socket) readyLocked(sess *session) bool {
-	return sess.monitor || sess.creditDue() || len(sess.ctl) > 0 || sess.closing && !sess.closed ||
+	return sess.monitor || sess.creditDue() || sess.ctl.len() > 0 || sess.closing && !sess.closed ||
 		s.sess == sess && s.pickLocked(sess) != nil
 }
 
@@ -136,19 +136,14 @@ func (s *Socket) nextLocked(sess *session) message {
 		m.SetCredit(c)
 		sess.creditN, sess.creditB = 0, 0
 		return m
-	case len(sess.ctl) > 0:
-		m := sess.ctl[0]
-		sess.ctl[0] = nil
-		sess.ctl = sess.ctl[1:]
-		return m
+	case sess.ctl.len() > 0:
+		return sess.ctl.pop()
 	}
 	q := s.pickLocked(sess)
 	if q == nil {
 		return nil
 	}
-	b := (*q)[0]
-	(*q)[0] = nil
-	*q = (*q)[1:]
+	b := q.pop()
 	s.sentLocked(sess, b)
 	return b
 }
@@ -157,14 +152,14 @@ func (sess *session) creditDue() bool { return sess.creditN > 0 || sess.creditB 
 
 // pickLocked returns the queue whose head fits in the window, the older one of
 // two; nil when there is none.
-func (s *Socket) pickLocked(sess *session) *[]*batch {
+func (s *Socket) pickLocked(sess *session) *fifo[*batch] {
 	if s.outcomes.full() {
 		return nil
 	}
-	try := len(s.tryq) > 0 && sess.fits(s.tryq[0])
-	wait := len(s.waitq) > 0 && sess.fits(s.waitq[0])
+	try := s.tryq.len() > 0 && sess.fits(*s.tryq.front())
+	wait := s.waitq.len() > 0 && sess.fits(*s.waitq.front())
 	switch {
-	case try && (!wait || s.tryq[0].seq < s.waitq[0].seq):
+	case try && (!wait || (*s.tryq.front()).seq < (*s.waitq.front()).seq):
 		return &s.tryq
 	case wait:
 		return &s.waitq
