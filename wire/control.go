@@ -85,16 +85,19 @@ func AppendRefusal(b []byte, r Refusal) []byte {
 }
 
 // ParseRefusals calls f for each entry, in order; f's first error ends the walk.
+// Nothing is called when the payload is malformed.
 func ParseRefusals(b []byte, f func(Refusal) error) error {
 	if len(b) == 0 || len(b)%refusalLen != 0 || len(b) > MaxRefusals*refusalLen {
 		return ErrControl
 	}
 	for i := 0; i < len(b); i += refusalLen {
-		r := Refusal{binary.BigEndian.Uint64(b[i:]), Reason(b[i+8])}
-		if r.Reason != ReasonNoPort && r.Reason != ReasonNoRoom {
+		r := Reason(b[i+8])
+		if r != ReasonNoPort && r != ReasonNoRoom || b[i+9]|b[i+10]|b[i+11] != 0 {
 			return ErrControl
 		}
-		if err := f(r); err != nil {
+	}
+	for i := 0; i < len(b); i += refusalLen {
+		if err := f(Refusal{binary.BigEndian.Uint64(b[i:]), Reason(b[i+8])}); err != nil {
 			return err
 		}
 	}

@@ -118,7 +118,7 @@ func SetChecksum(b []byte) { binary.BigEndian.PutUint16(b[30:], Checksum(b)) }
 // and is accepted, as the kernel accepts it (net/rds/message.c).
 func ChecksumOK(b []byte) bool {
 	stored := binary.BigEndian.Uint16(b[30:])
-	return stored == 0 || stored == Checksum(b) || stored == 0xffff && Checksum(b) == 0xffff
+	return stored == 0 || stored == Checksum(b)
 }
 
 // Kind says what a header announces.

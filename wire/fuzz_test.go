@@ -1,0 +1,122 @@
+package wire_test
+
+import (
+	"bytes"
+	"math/rand"
+	"testing"
+
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Each target states one property, as a function of bytes; the fuzzer and the
+// bounded random test below run the same.
+
+func headerProperty(t testing.TB, b []byte) {
+	var h, again wire.Header
+	if err := h.Parse(b); err != nil {
+		if len(b) >= wire.HeaderLen {
+			t.Fatalf("%d bytes: %v", len(b), err)
+		}
+		return
+	}
+	b = bytes.Clone(b[:wire.HeaderLen])
+	_, _, _ = h.Kind(false).String(), h.Kind(true).String(), h.String()
+	out := h.Append(nil)
+	if err := again.Parse(out); err != nil || again != h {
+		t.Fatalf("%+v came back as %+v", h, again)
+	}
+	b[26], b[27], b[28], b[29] = 0, 0, 0, 0
+	if !bytes.Equal(out, b) {
+		t.Fatalf("%x encoded as %x", b, out)
+	}
+	if h.Csum != 0 && wire.ChecksumOK(b) != (wire.Checksum(b) == h.Csum) {
+		t.Fatalf("%x: ChecksumOK and Checksum differ", b)
+	}
+	wire.SetChecksum(b)
+	if !wire.ChecksumOK(b) || b[30]|b[31] == 0 {
+		t.Fatalf("%x: own checksum does not verify", b)
+	}
+}
+
+func handshakeProperty(t testing.TB, b []byte) {
+	var e [wire.ExtLen]byte
+	copy(e[:], b)
+	x := wire.ParseHandshake(&e)
+	if h := x.Hello; h != (wire.Hello{}) && (h.Version == 0 || h.Lanes < 1 || h.Lanes > wire.MaxLanes || h.CreditLog2 > wire.MaxCreditLog2 || h.Incarnation == 0) {
+		t.Fatalf("%x: a hello out of bounds: %+v", e, h)
+	}
+	out := x.Encode()
+	if again := wire.ParseHandshake(&out); again != x {
+		t.Fatalf("%x: %+v came back as %+v", e, x, again)
+	}
+}
+
+func refusalsProperty(t testing.TB, b []byte) {
+	var out []byte
+	err := wire.ParseRefusals(b, func(r wire.Refusal) error {
+		out = wire.AppendRefusal(out, r)
+		return nil
+	})
+	if err != nil && out != nil || err == nil && !bytes.Equal(out, b) {
+		t.Fatalf("%x: %v, encoded again %x", b, err, out)
+	}
+}
+
+func portStatesProperty(t testing.TB, b []byte) {
+	var l []wire.PortState
+	err := wire.ParsePortStates(b, func(s wire.PortState) { l = append(l, s) })
+	if out := wire.AppendPortStates(nil, l); err != nil && l != nil || err == nil && !bytes.Equal(out, b) {
+		t.Fatalf("%x: %v, encoded again %x", b, err, out)
+	}
+}
+
+func FuzzHeader(f *testing.F) {
+	frames, derived := golden(f)
+	for _, g := range append(frames, derived...) {
+		f.Add(unhex(f, g.Header))
+	}
+	addVectors(f, "header")
+	f.Fuzz(func(t *testing.T, b []byte) { headerProperty(t, b) })
+}
+
+func FuzzHandshake(f *testing.F) {
+	addVectors(f, "handshake")
+	f.Fuzz(func(t *testing.T, b []byte) { handshakeProperty(t, b) })
+}
+
+func FuzzRefusals(f *testing.F) {
+	addVectors(f, "refusals")
+	f.Fuzz(func(t *testing.T, b []byte) { refusalsProperty(t, b) })
+}
+
+func FuzzPortStates(f *testing.F) {
+	addVectors(f, "portstates")
+	f.Fuzz(func(t *testing.T, b []byte) { portStatesProperty(t, b) })
+}
+
+func addVectors(f *testing.F, kind string) {
+	for _, v := range rdsdVectors(f) {
+		if v.kind == kind {
+			f.Add(v.hex)
+		}
+	}
+}
+
+// TestRandomBytes is the slice of fuzzing every test run gets.
+func TestRandomBytes(t *testing.T) {
+	rng := rand.New(rand.NewSource(1))
+	likely := []byte{0, 0, 0, 1, 2, 3, 5, 6, 8, 16, wire.ExtHello, wire.CtlRefuse, 0xff}
+	for range 20000 {
+		b := make([]byte, rng.Intn(72))
+		rng.Read(b)
+		for i := range b {
+			if rng.Intn(2) == 0 {
+				b[i] = likely[rng.Intn(len(likely))]
+			}
+		}
+		headerProperty(t, b)
+		handshakeProperty(t, b)
+		refusalsProperty(t, b[:len(b)/12*12])
+		portStatesProperty(t, b)
+	}
+}
