@@ -1,0 +1,222 @@
+package cong
+
+import (
+	"bytes"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"math/rand"
+	"os"
+	"slices"
+	"testing"
+)
+
+// TestWireForm compares with maps a kernel sent (wire/testdata/vectors.json).
+func TestWireForm(t *testing.T) {
+	b, err := os.ReadFile("../wire/testdata/vectors.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var v struct {
+		Frames []struct {
+			Name    string
+			Payload *struct {
+				Bytes int
+				Bits  []uint16 `json:"set_bits"`
+			}
+			Nonzero []struct {
+				Offset int
+				Hex    string
+			} `json:"payload_nonzero_bytes"`
+		}
+	}
+	if err := json.Unmarshal(b, &v); err != nil {
+		t.Fatal(err)
+	}
+	maps := 0
+	for _, f := range v.Frames {
+		if f.Payload == nil {
+			continue
+		}
+		maps++
+		payload := make([]byte, f.Payload.Bytes)
+		for _, z := range f.Nonzero {
+			p, _ := hex.DecodeString(z.Hex)
+			copy(payload[z.Offset:], p)
+		}
+		var m Map
+		if err := m.Replace(payload, func(uint16, bool) {}); err != nil {
+			t.Fatalf("%s: %v", f.Name, err)
+		}
+		if got := ports(&m); !slices.Equal(got, f.Payload.Bits) {
+			t.Errorf("%s: ports %v, want %v", f.Name, got, f.Payload.Bits)
+		}
+		if again := m.AppendTo(nil); !bytes.Equal(again, payload) {
+			t.Errorf("%s: encodes differently", f.Name)
+		}
+	}
+	if maps < 3 {
+		t.Errorf("only %d maps in the vectors", maps)
+	}
+}
+
+func ports(m *Map) (l []uint16) {
+	m.Each(func(p uint16) { l = append(l, p) })
+	return l
+}
+
+func TestBitOrder(t *testing.T) {
+	for _, c := range []struct {
+		port  uint16
+		at    int
+		value byte
+	}{{0, 0, 1}, {7, 0, 0x80}, {8, 1, 1}, {63, 7, 0x80}, {64, 8, 1}, {4000, 500, 1}, {4001, 500, 2}, {65535, 8191, 0x80}} {
+		var m Map
+		m.Set(c.port, true)
+		want := make([]byte, Bytes)
+		want[c.at] = c.value
+		if got := m.AppendTo(nil); !bytes.Equal(got, want) {
+			t.Errorf("port %d: not byte %d = %#02x", c.port, c.at, c.value)
+		}
+	}
+}
+
+func TestReplaceSize(t *testing.T) {
+	var m Map
+	m.Set(9, true)
+	for _, n := range []int{0, 100, Bytes - 1, Bytes + 1} {
+		if err := m.Replace(make([]byte, n), func(uint16, bool) { t.Error("called") }); !errors.Is(err, ErrSize) {
+			t.Errorf("%d bytes: %v", n, err)
+		}
+	}
+	if m.Len() != 1 || !m.Congested(9) {
+		t.Error("a refused map changed something")
+	}
+}
+
+// TestIdleMapIsSmall: a map without a set bit keeps no memory for bits.
+func TestIdleMapIsSmall(t *testing.T) {
+	var m Map
+	if n := testing.AllocsPerRun(10, func() {
+		m.Set(5, false)
+		m.Congested(5)
+		m.Replace(zeros[:], func(uint16, bool) {})
+	}); n != 0 || m.w != nil {
+		t.Errorf("%v allocations", n)
+	}
+	m.Set(5, true)
+	m.Set(5, false)
+	if m.w != nil || m.Len() != 0 {
+		t.Error("the bits stay after the last is cleared")
+	}
+}
+
+// model is the map everybody understands.
+type model map[uint16]bool
+
+func (o model) sorted() []uint16 {
+	var l []uint16
+	for p := range o {
+		l = append(l, p)
+	}
+	slices.Sort(l)
+	return l
+}
+
+// TestAgainstModel drives Set and Replace at random and compares all that a
+// map can tell after every step.
+func TestAgainstModel(t *testing.T) {
+	rng := rand.New(rand.NewSource(1))
+	var m Map
+	o := model{}
+	port := func() uint16 {
+		if rng.Intn(2) == 0 {
+			return uint16(rng.Intn(4)) // often the same ones
+		}
+		return uint16(rng.Intn(Ports))
+	}
+	for step := range 3000 {
+		if rng.Intn(50) > 0 {
+			p, on := port(), rng.Intn(3) > 0
+			if got, want := m.Set(p, on), o[p] != on; got != want {
+				t.Fatalf("step %d: Set(%d, %v) says %v", step, p, on, got)
+			}
+			if on {
+				o[p] = true
+			} else {
+				delete(o, p)
+			}
+		} else {
+			next := model{}
+			var n Map
+			for range rng.Intn(20) {
+				p := port()
+				next[p] = true
+				n.Set(p, true)
+			}
+			last := -1
+			changes := 0
+			m.Replace(n.AppendTo(nil), func(p uint16, on bool) {
+				if int(p) <= last || o[p] == on || next[p] != on {
+					t.Fatalf("step %d: told that %d is %v", step, p, on)
+				}
+				if m.Congested(p) != on {
+					t.Fatalf("step %d: told of %d before it is so", step, p)
+				}
+				last = int(p)
+				changes++
+			})
+			want := 0
+			for p := range o {
+				if !next[p] {
+					want++
+				}
+			}
+			for p := range next {
+				if !o[p] {
+					want++
+				}
+			}
+			if changes != want {
+				t.Fatalf("step %d: %d changes, want %d", step, changes, want)
+			}
+			o = next
+		}
+		if m.Len() != len(o) {
+			t.Fatalf("step %d: %d ports, want %d", step, m.Len(), len(o))
+		}
+		if step%20 == 0 && !slices.Equal(ports(&m), o.sorted()) {
+			t.Fatalf("step %d: %v, want %v", step, ports(&m), o.sorted())
+		}
+	}
+}
+
+// FuzzMap: any 8192 bytes are a map, and the same bytes come out again.
+// The input is a list of (offset, value) pairs over an empty map.
+func FuzzMap(f *testing.F) {
+	f.Fuzz(func(t *testing.T, b []byte) {
+		payload := make([]byte, Bytes)
+		for ; len(b) >= 3; b = b[3:] {
+			payload[(int(b[0])<<8|int(b[1]))%Bytes] = b[2]
+		}
+		var m Map
+		if err := m.Replace(payload, func(uint16, bool) {}); err != nil {
+			t.Fatal(err)
+		}
+		if !bytes.Equal(m.AppendTo(nil), payload) {
+			t.Fatal("encodes differently")
+		}
+		n := 0
+		m.Each(func(uint16) { n++ })
+		if n != m.Len() {
+			t.Fatalf("%d ports, Len %d", n, m.Len())
+		}
+		m.Replace(zeros[:], func(uint16, bool) { n-- })
+		if n != 0 || m.Len() != 0 || m.w != nil {
+			t.Fatal("clearing tells of another number of ports")
+		}
+		if err := m.Replace(b, func(uint16, bool) {}); err == nil {
+			t.Fatal("a short map was taken")
+		}
+	})
+}
