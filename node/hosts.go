@@ -1,0 +1,319 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	crand "crypto/rand"
+	"encoding/binary"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/counters"
+	corestats "github.com/rdsd/rdsd/internal/stats"
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/transport/tcp"
+)
+
+// hosts is the core of a node: one host for each local address.
+type hosts struct {
+	node     *Node
+	epoch    time.Time // the engines' time zero
+	engine   rds.Config
+	provider transport.Provider
+	list     []*host
+	byAddr   map[netip.Addr]*host
+	ctx      context.Context // ends with the node: dials give up
+	cancel   context.CancelFunc
+
+	handshakes        atomic.Int64 // accepted links that have not identified themselves
+	handshakesRefused atomic.Uint64
+	refused           atomic.Uint64 // connections refused, for any reason
+	full              atomic.Uint64 // writes that met a full socket buffer
+}
+
+func newCore(n *Node) (core, error) {
+	c := n.cfg
+	a := &hosts{node: n, epoch: time.Now().Add(-time.Hour), provider: tcp.Provider{}, byAddr: map[netip.Addr]*host{}}
+	a.ctx, a.cancel = context.WithCancel(context.Background())
+	e := rds.DefaultConfig()
+	e.Conn.Lanes = c.RDS.Lanes
+	e.Conn.ReconnectMin, e.Conn.ReconnectMax = c.RDS.ReconnectMin.Duration, c.RDS.ReconnectMax.Duration
+	e.Conn.Heartbeat, e.Conn.DeadAfter = c.RDS.HeartbeatInterval.Duration, c.RDS.HeartbeatTimeout.Duration
+	e.Conn.Ping = c.RDS.PingEnable
+	e.SndBufBytes, e.RcvBufBytes = int(c.RDS.SendBufferBytes), int(c.RDS.RecvBufferBytes)
+	e.MaxBufBytes = int(max(c.RDS.SendBufferMax, c.RDS.RecvBufferMax))
+	e.HardFactor = c.RDS.HardLimitFactor
+	e.MaxPeers, e.MaxSockets = c.Limits.MaxPeers, c.Limits.MaxSockets
+	e.Budget = &rds.Budget{Limit: int64(c.Limits.MemoryBytes)}
+	e.AllowPeer = func(addr netip.Addr) bool { ok, _ := c.PeerPolicy(addr); return ok || a.byAddr[addr] != nil }
+	e.AllowKernel = func(addr netip.Addr) bool { _, ok := c.PeerPolicy(addr); return ok }
+	a.engine = e
+	for _, addr := range c.RDS.Addresses {
+		var seed [8]byte
+		crand.Read(seed[:])
+		h := newHost(a, addr, int64(binary.LittleEndian.Uint64(seed[:])))
+		a.list = append(a.list, h)
+		a.byAddr[addr] = h
+	}
+	return a, nil
+}
+
+// host finds the host of a local address.
+func (a *hosts) host(addr netip.Addr) (*host, error) {
+	if h := a.byAddr[addr.Unmap()]; h != nil {
+		return h, nil
+	}
+	return nil, rdserr.With(rdserr.ErrAddrNotAvail, "%v is not an address of this daemon; it has %v", addr, a.node.cfg.RDS.Addresses)
+}
+
+func (a *hosts) withTimeout(d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(a.ctx, d)
+}
+
+func (a *hosts) start() error {
+	for _, h := range a.list {
+		l, err := a.provider.Listen(netip.AddrPortFrom(h.addr, h.port), h.accept)
+		if err != nil {
+			a.close()
+			return fmt.Errorf("cannot listen for RDS peers on %v port %d: %w (is the kernel's rds_tcp loaded, or another rdsd running?)", h.addr, h.port, err)
+		}
+		h.mu.Lock()
+		h.listener = l
+		h.mu.Unlock()
+	}
+	return nil
+}
+
+// drain waits until nothing accepted is undecided. It looks; at the end of a
+// daemon's life a few milliseconds do not matter.
+func (a *hosts) drain(ctx context.Context) {
+	for {
+		busy := 0
+		for _, h := range a.list {
+			h.lock()
+			for _, s := range h.e.Sockets() {
+				busy += s.Info().Undecided
+			}
+			h.unlock()
+		}
+		if busy == 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			a.node.log.Warn("datagrams undecided at the end", "undecided", busy)
+			return
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func (a *hosts) close() {
+	a.cancel()
+	var g errgroup.Group
+	for _, h := range a.list {
+		g.Go(func() error { h.stop(); return nil })
+	}
+	g.Wait()
+}
+
+func (a *hosts) alive() {
+	for _, h := range a.list {
+		h.lock()
+		h.unlock()
+	}
+}
+
+// ownCounters and kernelCounters are positions in corestats.Fields.
+var ownCounters, kernelCounters = func() (own, kernel []int) {
+	for i, f := range corestats.Fields {
+		if f.Own {
+			own = append(own, i)
+		} else {
+			kernel = append(kernel, i)
+		}
+	}
+	return own, kernel
+}()
+
+func (a *hosts) extra() (d []counters.Desc) {
+	for _, i := range ownCounters {
+		d = append(d, counters.Desc{Name: corestats.Fields[i].Name, Help: corestats.Fields[i].Help})
+	}
+	return append(d, counters.Desc{Name: "connections_refused", Help: "Connections of peers refused, for any reason."})
+}
+
+func pick(all []uint64, at []int) []uint64 {
+	v := make([]uint64, len(at))
+	for i, k := range at {
+		v[i] = all[k]
+	}
+	return v
+}
+
+func (a *hosts) read(s *stats) {
+	var sum corestats.Counters
+	for _, h := range a.list {
+		h.lock()
+		c := h.e.Counters()
+		sum.Add(&c)
+		s.sockets += len(h.e.Sockets())
+		for _, pe := range h.e.Peers() {
+			pc := pe.Counters()
+			q := pe.Conn().Queued()
+			up := pe.Conn().Up()
+			if up {
+				s.peersUp++
+			}
+			s.peers = append(s.peers, peerStats{local: h.addr.String(), remote: pe.Addr().String(), up: up,
+				kernel: pick(pc.Values(nil), kernelCounters), queuedBytes: uint64(q.QueuedBytes + q.UnackedBytes)})
+		}
+		h.unlock()
+	}
+	sum.TCPSndbufFull += a.full.Load()
+	all := sum.Values(nil)
+	s.kernel = pick(all, kernelCounters)
+	s.extra = append(pick(all, ownCounters), a.refused.Load())
+	b := a.engine.Budget
+	l := a.node.cfg.Limits
+	s.budgets = append(s.budgets,
+		budget{"memory", uint64(max(b.Used(), 0)), uint64(b.Limit), b.Refused.Load()},
+		budget{"peers", uint64(len(s.peers)), uint64(l.MaxPeers), 0},
+		budget{"sockets", uint64(s.sockets), uint64(l.MaxSockets), 0},
+		budget{"handshakes", uint64(max(a.handshakes.Load(), 0)), uint64(l.MaxHandshakes), a.handshakesRefused.Load()})
+}
+
+// --- administration -------------------------------------------------------------------
+
+// ping measures a round trip to a node, from one of our addresses.
+func (a *hosts) ping(ctx context.Context, local, remote netip.Addr) (netip.Addr, time.Duration, error) {
+	h, err := a.hostFor(local, remote)
+	if err != nil {
+		return netip.Addr{}, 0, err
+	}
+	woken := make(wakeup, 1)
+	h.lock()
+	s, err := h.e.Bind(0, rds.SocketOptions{RcvBufBytes: 4096, SndBufBytes: 4096, Label: "ping", Data: woken})
+	h.unlock()
+	if err != nil {
+		return h.addr, 0, err
+	}
+	defer func() {
+		_, now := h.lock()
+		s.Close(now)
+		h.unlock()
+	}()
+	begun := time.Now()
+	_, now := h.lock()
+	err = s.Send(now, netip.AddrPortFrom(remote, 0), nil, 0, false)
+	h.unlock()
+	if err != nil {
+		return h.addr, 0, err
+	}
+	for {
+		select {
+		case <-woken:
+		case <-ctx.Done():
+			return h.addr, 0, rdserr.With(rdserr.ErrTimeout, "no answer from %v", remote)
+		}
+		_, now := h.lock()
+		s.Events()
+		d, ok := s.Recv()
+		s.ReadAll(now)
+		h.unlock()
+		if ok {
+			d.Release()
+			return h.addr, time.Since(begun), nil
+		}
+	}
+}
+
+// wakeup is a socket's Data that wakes one goroutine.
+type wakeup chan struct{}
+
+func (w wakeup) wake() {
+	select {
+	case w <- struct{}{}:
+	default:
+	}
+}
+
+// hostFor picks the host for local, or any of remote's family.
+func (a *hosts) hostFor(local, remote netip.Addr) (*host, error) {
+	if local.IsValid() {
+		return a.host(local)
+	}
+	for _, h := range a.list {
+		if h.addr.Is4() == remote.Unmap().Is4() {
+			return h, nil
+		}
+	}
+	return nil, rdserr.With(rdserr.ErrAddrNotAvail, "this daemon has no address of the family of %v; it has %v", remote, a.node.cfg.RDS.Addresses)
+}
+
+var errDropped = errors.New("dropped by an administrator")
+
+// dropPath gives up the links to remote; lane < 0: all lanes.
+func (a *hosts) dropPath(local, remote netip.Addr, lane int) (dropped int) {
+	for _, h := range a.list {
+		if local.IsValid() && h.addr != local {
+			continue
+		}
+		_, now := h.lock()
+		for _, pe := range h.e.Peers() {
+			if pe.Addr() != remote {
+				continue
+			}
+			pe.Conn().Paths(func(p *conn.Path) {
+				if (lane < 0 || p.Index() == lane) && h.e.Drop(now, p, errDropped) {
+					dropped++
+				}
+			})
+		}
+		h.unlock()
+	}
+	return dropped
+}
+
+// congestionWatch is one listener to congestion; C is closed when it falls behind.
+type congestionWatch struct {
+	c chan []rds.Notice
+}
+
+func (w *congestionWatch) tell(n []rds.Notice) {
+	select {
+	case w.c <- n:
+	default: // it is slow: what it misses it sees in ListCongestion
+	}
+}
+
+// watchCongestion reports changes on all hosts until stop is called.
+func (a *hosts) watchCongestion() (w *congestionWatch, stop func()) {
+	w = &congestionWatch{c: make(chan []rds.Notice, 64)}
+	for _, h := range a.list {
+		h.lock()
+		h.watch = append(append([]*congestionWatch(nil), h.watch...), w)
+		h.unlock()
+	}
+	return w, func() {
+		for _, h := range a.list {
+			h.lock()
+			var l []*congestionWatch
+			for _, o := range h.watch {
+				if o != w {
+					l = append(l, o)
+				}
+			}
+			h.watch = l
+			h.unlock()
+		}
+	}
+}
