@@ -1,0 +1,76 @@
+# make            build bin/rdsd
+# make run        build and show it: rdsd demo, until Ctrl-C
+# make test       set up what the tests need (apt, as root) and run every test there is
+# make help       the other targets
+
+GO      ?= go
+PYTHON  ?= python3
+BIN     := bin/rdsd
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.1.0-dev)
+LDFLAGS := -s -w -X github.com/rdsd/rdsd/node.version=$(VERSION)
+TOOL    := $(GO) tool -modfile=tools/go.mod
+SEED    ?= 1
+T       ?= 1m
+
+.PHONY: build
+build: $(BIN)
+
+.PHONY: $(BIN)
+$(BIN):
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./rdsd
+	@for n in rds-ping rds-info rds-stress; do ln -sf rdsd bin/$$n; done
+
+.PHONY: run
+run: build ## two nodes on loopback, talking; FOR=10s ends it by itself
+	$(BIN) demo $(if $(FOR),--for $(FOR))
+
+.PHONY: setup
+setup: ## install what the tests need (Debian, root)
+	scripts/setup.sh
+
+.PHONY: test
+test: setup build ## every test there is, with a count of what was skipped and why
+	$(PYTHON) scripts/test.py
+
+.PHONY: quick
+quick: ## the fast part of the tests: no kernel, no Python, few seeds
+	$(GO) test -short ./...
+
+.PHONY: verify
+verify: ## format, vet, staticcheck
+	@out=$$(gofmt -l $$(git ls-files '*.go')); if [ -n "$$out" ]; then echo "not gofmt'ed: $$out"; exit 1; fi
+	$(GO) vet ./...
+	$(TOOL) staticcheck ./...
+
+.PHONY: sim
+sim: ## replay one simulated world with a readable trace: make sim SEED=n
+	$(GO) test ./internal/simtest -run 'TestSeed$$' -v -sim.seed=$(SEED)
+
+.PHONY: mutants
+mutants: ## break rules by hand, one at a time; the simulator must find each
+	internal/simtest/mutants.sh
+
+.PHONY: fuzz
+fuzz: ## every fuzz target for T each: make fuzz T=1m
+	scripts/fuzz.sh $(T)
+
+.PHONY: soak
+soak: build ## long runs: an hour of seeds and of kernel interop
+	$(GO) test ./internal/simtest -run TestSeeds -v -timeout 3h -sim.seeds=200000
+	$(GO) test ./interop -v -timeout 3h -interop.rounds=20
+
+.PHONY: bench
+bench: build ## the report of ratios, each against a baseline in the same run
+	$(GO) test ./internal/bench -run TestReport -v -timeout 30m -bench.report
+
+.PHONY: proto
+proto: ## generate api/ anew (needs npm for buf) and the Python stubs
+	scripts/proto.sh
+
+.PHONY: clean
+clean:
+	rm -rf bin out .cache
+
+.PHONY: help
+help:
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12

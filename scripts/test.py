@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""Runs every test of the project and ends with one line of counts.
+
+Each phase is a command. Go phases run `go test -json`, whose events are
+counted; the Python phase leaves a JUnit file. What was skipped is listed with
+its reason at the end. With CI set, a skip is a failure unless its reason
+begins with "elsewhere:" (something no machine of this kind can do).
+"""
+import json
+import os
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "out"
+CI = bool(os.environ.get("CI"))
+
+
+class Tally:
+    def __init__(self) -> None:
+        self.passed = 0
+        self.failed: list[str] = []
+        self.skipped: list[tuple[str, str]] = []
+
+
+def go_phase(tally: Tally, args: list[str]) -> bool:
+    """Runs go test -json and prints a line for each package and each failure."""
+    proc = subprocess.Popen(["go", "test", "-json", *args], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    output: dict[tuple[str, str], list[str]] = {}
+    assert proc.stdout is not None
+    for line in proc.stdout:
+        try:
+            ev = json.loads(line)
+        except ValueError:
+            print(line, end="")
+            continue
+        pkg, test, action = ev.get("Package", ev.get("ImportPath", "")), ev.get("Test", ""), ev["Action"]
+        key = (pkg, test)
+        short = pkg.removeprefix("github.com/rdsd/rdsd/")
+        if action in ("output", "build-output"):
+            output.setdefault(key, []).append(ev.get("Output", ""))
+            continue
+        text = "".join(output.pop(key, []))
+        if action == "fail":
+            print(text, end="")
+            print(f"FAIL  {short} {test}", flush=True)
+            tally.failed.append(f"{short} {test}".strip())
+        elif action == "build-fail":
+            print(text, end="", flush=True)
+        elif action == "pass" and test:
+            tally.passed += 1
+            for shown in text.splitlines():
+                if "REPORT" in shown:  # figures a test wants to be seen
+                    print("      " + shown.strip())
+        elif action == "pass":
+            print(f"ok    {short}  {ev.get('Elapsed', 0):.1f} s", flush=True)
+        elif action == "skip" and test:
+            reason = [s.strip() for s in text.splitlines() if s.startswith("    ") and ": " in s]
+            tally.skipped.append((f"{short} {test}", reason[-1].split(": ", 1)[1] if reason else "no reason given"))
+    return proc.wait() == 0
+
+
+def python_phase(tally: Tally) -> bool:
+    report = OUT / "pytest.xml"
+    report.unlink(missing_ok=True)
+    env = dict(os.environ, RDSD_BIN=str(ROOT / "bin" / "rdsd"), PYTEST_ADDOPTS=f"--junitxml={report}")
+    done = subprocess.run(["sdk/python/test.sh"], cwd=ROOT, env=env)
+    if report.exists():
+        for case in ET.parse(report).getroot().iter("testcase"):
+            name = f"python {case.get('classname')}.{case.get('name')}"
+            skip = case.find("skipped")
+            if skip is not None:
+                tally.skipped.append((name, skip.get("message") or "no reason given"))
+            elif case.find("failure") is not None or case.find("error") is not None:
+                tally.failed.append(name)
+            else:
+                tally.passed += 1
+    if done.returncode != 0:
+        tally.failed.append("sdk/python/test.sh")
+    return done.returncode == 0
+
+
+def command(tally: Tally, name: str, args: list[str]) -> bool:
+    done = subprocess.run(args, cwd=ROOT)
+    if done.returncode == 0:
+        tally.passed += 1
+    else:
+        tally.failed.append(name)
+    return done.returncode == 0
+
+
+def packages(*without: str) -> list[str]:
+    out = subprocess.run(["go", "list", "./..."], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
+    return [p for p in out if not any(p.endswith(w) for w in without)]
+
+
+def main() -> int:
+    OUT.mkdir(exist_ok=True)
+    tally = Tally()
+    heavy = ("/interop", "/internal/simtest", "/internal/bench")
+    phases = [
+        ("format, vet, staticcheck", lambda: command(tally, "make verify", ["make", "-s", "verify"])),
+        ("Go, race detector", lambda: go_phase(tally, ["-race", "-timeout", "10m", *packages(*heavy)])),
+        ("simulation", lambda: go_phase(tally, ["-timeout", "15m", "./internal/simtest/..."])),
+        ("mutants", lambda: command(tally, "make mutants", ["make", "-s", "mutants"])),
+        ("kernel interop", lambda: go_phase(tally, ["-timeout", "20m", "./interop/..."])),
+        ("Python", lambda: python_phase(tally)),
+    ]
+    if len(sys.argv) > 1:
+        phases = [p for p in phases if any(w in p[0].lower() for w in sys.argv[1:])]
+    for name, run in phases:
+        print(f"== {name}", flush=True)
+        begun = time.monotonic()
+        before = len(tally.failed)
+        if not run() and len(tally.failed) == before:
+            tally.failed.append(name)
+        print(f"== {name}: {time.monotonic() - begun:.0f} s", flush=True)
+    bad_skips = [s for s in tally.skipped if CI and not s[1].startswith("elsewhere:")]
+    if tally.skipped:
+        print(f"\nSKIPPED {len(tally.skipped)}:")
+        for name, reason in tally.skipped:
+            print(f"  {name}: {reason}")
+    if bad_skips:
+        print("With CI set nothing that this kind of machine can do may be skipped.")
+        tally.failed += [f"skipped in CI: {name}" for name, _ in bad_skips]
+    for name in tally.failed:
+        print(f"FAILED {name}")
+    print(f"\n{tally.passed} passed, {len(tally.failed)} failed, {len(tally.skipped)} skipped")
+    return 1 if tally.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
