@@ -48,5 +48,6 @@ configured administrator; applications use cancel_sent_to on their own socket.`,
 	}
 	cmd.Flags().StringVar(&from, "from", "", "the sending socket, ADDR:PORT")
 	cmd.Flags().StringVar(&to, "to", "", "the destination, ADDR:PORT; port 0 means every port")
+	cmd.RegisterFlagCompletionFunc("from", a.complete(listSocketWords))
 	return cmd
 }

@@ -54,6 +54,7 @@ alone after them. --watch prints what changed, once an interval.`,
 	}
 	f := cmd.Flags()
 	f.StringVar(&peer, "peer", "", "the counters of this peer only")
+	cmd.RegisterFlagCompletionFunc("peer", a.complete(listPeerWords))
 	f.BoolVar(&watch, "watch", false, "print what changed, until interrupted")
 	f.DurationVar(&interval, "interval", time.Second, "time between two looks of --watch")
 	f.BoolVar(&explainAll, "explain", false, "say what each counter counts")

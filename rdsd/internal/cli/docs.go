@@ -44,6 +44,13 @@ func writeDocs(root *cobra.Command, dir string) (int, error) {
 	if err := doc.GenManTree(root, header, man); err != nil {
 		return 0, err
 	}
+	codes := "## Exit codes\n\n| code | name | meaning |\n|---:|---|---|\n"
+	for _, e := range exitCodes {
+		codes += fmt.Sprintf("| %d | %s | %s |\n", e.code, e.name, e.meaning)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "exit-codes.md"), []byte(codes), 0o644); err != nil {
+		return 0, err
+	}
 	pages, err := filepath.Glob(filepath.Join(dir, "*.md"))
 	return len(pages), err
 }

@@ -43,6 +43,7 @@ the lanes one by one.`,
 	cmd.Flags().StringVar(&remote, "remote", "", "only peers at this address")
 	cmd.Flags().StringVar(&local, "local", "", "only peers seen from this local address")
 	cmd.Flags().BoolVar(&paths, "paths", false, "one line for each path (lane)")
+	cmd.RegisterFlagCompletionFunc("remote", a.complete(listPeerWords))
 	cmd.AddCommand(a.dropCmd())
 	return cmd
 }
@@ -141,7 +142,8 @@ func (a *app) dropCmd() *cobra.Command {
 		Long: `Drop the paths to a peer, as after a network fault. What was not acknowledged
 is sent again when they are back. Needs root, the daemon's user or a configured
 administrator.`,
-		Args: needArgs("REMOTE", "the address of a peer, as rdsd peers shows it"),
+		ValidArgsFunction: a.completeFirst(listPeerWords),
+		Args:              needArgs("REMOTE", "the address of a peer, as rdsd peers shows it"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			remote, err := resolveHost(cmd.Context(), "REMOTE", args[0])
 			if err != nil {

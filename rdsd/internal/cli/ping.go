@@ -29,7 +29,8 @@ the round trips. Both rdsd and the kernel answer them; no application is needed
 there. It goes on until --count or Ctrl-C, and ends with a summary. --timeout is
 the longest wait for one reply. The exit code is 0 when any reply came, 4 when
 none did.`,
-		Args: needArgs("NODE", "the address of a node, such as 10.0.0.2 or fd00::2"),
+		ValidArgsFunction: a.completeFirst(listPeerWords),
+		Args:              needArgs("NODE", "the address of a node, such as 10.0.0.2 or fd00::2"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if o.interval < 0 {
 				return usagef("--interval %v: it cannot be negative", o.interval)

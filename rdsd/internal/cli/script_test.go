@@ -9,14 +9,18 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
 
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/node"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
 // leakChecked fails the run when a test left a goroutine behind.
@@ -45,9 +49,25 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits":  cmdExits,
-			"fake":   cmdFake,
-			"daemon": cmdDaemon,
+			"exits":   cmdExits,
+			"fake":    cmdFake,
+			"daemon":  cmdDaemon,
+			"bound":   cmdBound,
+			"sleeper": cmdSleeper,
+			"port": func(ts *testscript.TestScript, _ bool, _ []string) {
+				ts.Setenv("PORT", strconv.Itoa(int(freePort(ts))))
+			},
+			"up": func(ts *testscript.TestScript, _ bool, args []string) {
+				poll(ts, "a daemon at "+args[0], func(ctx context.Context) bool {
+					c, err := dialTarget(ctx, args[0])
+					if err != nil {
+						return false
+					}
+					defer c.Close()
+					_, err = c.Admin().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+					return err == nil
+				})
+			},
 		},
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("RDSD_SOCKET", filepath.Join(env.WorkDir, "rdsd.sock"))
@@ -122,4 +142,42 @@ func freePort(ts *testscript.TestScript) uint16 {
 	ts.Check(err)
 	defer l.Close()
 	return uint16(l.Addr().(*net.TCPAddr).Port)
+}
+
+// poll waits until ok, for at most 20 seconds.
+func poll(ts *testscript.TestScript, what string, ok func(context.Context) bool) {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !ok(ctx) {
+		select {
+		case <-ctx.Done():
+			ts.Fatalf("waited in vain for %s", what)
+		case <-tick.C:
+		}
+	}
+}
+
+// cmdBound is `bound SOCKET ADDR:PORT`: wait until somebody has bound it.
+func cmdBound(ts *testscript.TestScript, _ bool, args []string) {
+	c, err := dialTarget(context.Background(), args[0])
+	ts.Check(err)
+	defer c.Close()
+	poll(ts, "somebody to bind "+args[1], func(ctx context.Context) bool {
+		list, err := fetchSockets(ctx, c.Admin())
+		return err == nil && slices.ContainsFunc(list, func(s socketView) bool { return s.Local.String() == args[1] })
+	})
+}
+
+// cmdSleeper is `sleeper SOCKET ADDR:PORT BYTES`: bind with that receive buffer
+// and never read.
+func cmdSleeper(ts *testscript.TestScript, _ bool, args []string) {
+	c, err := dialTarget(context.Background(), args[0])
+	ts.Check(err)
+	bytes, err := strconv.Atoi(args[2])
+	ts.Check(err)
+	s, err := c.Bind(context.Background(), netip.MustParseAddrPort(args[1]), rdsd.WithRecvBuffer(bytes), rdsd.WithRecvWindow(1, 1), rdsd.WithLabel("sleeper"))
+	ts.Check(err)
+	ts.Defer(func() { s.Close(); c.Close() })
 }

@@ -68,7 +68,8 @@ func (a *app) closeSocketCmd() *cobra.Command {
 		Long: `Close the socket bound to ADDR:PORT: its application gets an error, what it had
 queued is cancelled. Needs root, the daemon's user or a configured
 administrator.`,
-		Args: needArgs("ADDR:PORT", "a bound address, as rdsd sockets shows it"),
+		ValidArgsFunction: a.completeFirst(listSocketWords),
+		Args:              needArgs("ADDR:PORT", "a bound address, as rdsd sockets shows it"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			ep, err := parseEndpoint("ADDR:PORT", args[0])
 			if err != nil {

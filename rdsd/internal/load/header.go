@@ -12,7 +12,7 @@ const HeaderBytes = 32
 const magic = 0x7264734c // "rdsL"
 
 const (
-	kindOneWay = 1 // no answer wanted
+	kindOneWay = iota + 1 // no answer wanted
 	kindRequest
 	kindAck
 )

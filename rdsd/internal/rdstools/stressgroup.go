@@ -36,7 +36,9 @@ func (s *stress) bindTasks(ctx context.Context) (*group, error) {
 			}
 			return nil, fmt.Errorf("cannot bind %s: %w", local, err)
 		}
-		g.tasks = append(g.tasks, newTask(&s.options, sock, work))
+		t := newTask(&s.options, local, work)
+		t.sock = sock
+		g.tasks = append(g.tasks, t)
 	}
 	return g, nil
 }

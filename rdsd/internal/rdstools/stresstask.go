@@ -40,8 +40,8 @@ type pair struct {
 	sent             []time.Time
 }
 
-func newTask(o *options, sock *rdsd.Socket, work bool) *task {
-	t := &task{o: o, sock: sock, local: sock.LocalAddr(), work: work, wake: make(chan struct{}, 1)}
+func newTask(o *options, local netip.AddrPort, work bool) *task {
+	t := &task{o: o, local: local, work: work, wake: make(chan struct{}, 1)}
 	if o.verify != 0 {
 		t.pattern = pattern(int(max(o.reqSize, o.ackSize)) - headerBytes)
 	}
@@ -192,6 +192,9 @@ func (t *task) take(d rdsd.Datagram, now time.Time) (rtt time.Duration, err erro
 	}
 	p.recvSeq++
 	if got.op == opRequest {
+		if p.unacked >= t.o.depth {
+			return 0, fmt.Errorf("task %s: %s has more than %d requests outstanding", t.local, d.Addr, t.o.depth)
+		}
 		t.stats.reqRx.add(uint64(len(d.Payload)))
 		p.unacked++
 		p.recvIndex = (p.recvIndex + 1) % t.o.depth

@@ -1,0 +1,74 @@
+package demo
+
+import (
+	"bytes"
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// TestDemo plays the whole show on two real nodes.
+func TestDemo(t *testing.T) {
+	var out bytes.Buffer
+	sum, err := Run(context.Background(), Config{Length: 5 * time.Second, Out: &out})
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out.String())
+	}
+	if !sum.AddsUp() {
+		t.Errorf("the account does not add up: %+v", sum)
+	}
+	if sum.Congested == 0 || sum.Cleared < sum.Congested || sum.Cuts == 0 {
+		t.Errorf("congested %d times, cleared %d, cut %d", sum.Congested, sum.Cleared, sum.Cuts)
+	}
+	for _, f := range sum.Flows {
+		if f.Delivered == 0 || f.Delivered != f.Sent || f.Read != f.Sent {
+			t.Errorf("flow %+v: want every datagram delivered and read", f)
+		}
+	}
+	for _, line := range []string{"stops reading", "is congested", "ENOBUFS", "reads on", "is clear again", "is cut", "connection is down", "connection is up", "Summary"} {
+		if !strings.Contains(out.String(), line) {
+			t.Errorf("nothing was told of %q", line)
+		}
+	}
+	if t.Failed() {
+		t.Log(out.String())
+	}
+}
+
+// TestInterrupt: the end of the context is a normal end, with an account.
+func TestInterrupt(t *testing.T) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var out bytes.Buffer
+	defer time.AfterFunc(500*time.Millisecond, cancel).Stop()
+	sum, err := Run(ctx, Config{Out: &out, TTY: true})
+	if err != nil || !sum.AddsUp() {
+		t.Errorf("%v, %+v\n%s", err, sum, out.String())
+	}
+	if !strings.Contains(out.String(), "\x1b[J") {
+		t.Error("on a terminal the table is redrawn")
+	}
+}
+
+func TestAddsUp(t *testing.T) {
+	good := Account{Sent: 10, Delivered: 7, Cancelled: 1, Failed: 1, Unknown: 1, Read: 7}
+	for name, change := range map[string]func(*Account){
+		"one without outcome":   func(a *Account) { a.Sent++ },
+		"one delivered, unread": func(a *Account) { a.Read-- },
+		"one read twice":        func(a *Account) { a.Read += 2 },
+		"one out of order":      func(a *Account) { a.Disorder++ },
+	} {
+		bad := good
+		change(&bad)
+		if (Summary{Flows: []Account{bad}}).AddsUp() {
+			t.Errorf("%s was not seen", name)
+		}
+	}
+	if !(Summary{Flows: []Account{good}}).AddsUp() {
+		t.Error("a good account was refused")
+	}
+}
