@@ -61,7 +61,7 @@ func startDaemon(t *testing.T, l *lab) *daemon {
 	}
 	d := &daemon{socket: filepath.Join(dir, "s"), log: filepath.Join(dir, "log"), exited: make(chan struct{})}
 	argv := []string{binary, "serve", "--config", file, "--socket", d.socket, "--http", "",
-		"--drain-timeout", "3s", "--log-level", "debug"}
+		"--drain-timeout", "3s"}
 	for _, p := range ourPrefixes {
 		argv = append(argv, "--address", p.Addr().String())
 	}
@@ -101,9 +101,9 @@ func (d *daemon) ready() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 	defer cancel()
 	for {
-		_, err := d.Admin().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+		s, err := d.Bind(ctx, netip.AddrPortFrom(ourPrefixes[0].Addr(), 0))
 		if err == nil {
-			return nil
+			return s.Close()
 		}
 		select {
 		case <-d.exited:

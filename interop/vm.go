@@ -253,5 +253,5 @@ func (vm *VM) ReloadRDS(ctx context.Context) error {
 func (vm *VM) Console() string {
 	raw, _ := os.ReadFile(filepath.Join(vm.dir, "console.log"))
 	lines := bytes.Split(bytes.TrimSpace(raw), []byte("\n"))
-	return string(bytes.Join(lines[max(0, len(lines)-60):], []byte("\n")))
+	return string(bytes.Join(lines[max(0, len(lines)-25):], []byte("\n")))
 }
