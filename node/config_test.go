@@ -197,23 +197,6 @@ func TestExampleFileLoads(t *testing.T) {
 	}
 }
 
-func TestOperationsListsEveryKey(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "docs", "operations.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, k := range Keys() {
-		for _, word := range []string{"`" + k.Name + "`", k.Env} {
-			if !strings.Contains(string(page), word) {
-				t.Errorf("docs/operations.md does not list %s", word)
-			}
-		}
-		if k.Flag != "" && !strings.Contains(string(page), "`--"+k.Flag+"`") {
-			t.Errorf("docs/operations.md does not list --%s", k.Flag)
-		}
-	}
-}
-
 func TestMayBind(t *testing.T) {
 	uid, gid := uint32(1000), uint32(50)
 	c := DefaultConfig()

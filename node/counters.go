@@ -9,18 +9,18 @@ import (
 // nodeCounters are the counters of the front ends; those of the wire and of
 // the sockets belong to the core. Names become rdsd_<name>_total.
 type nodeCounters struct {
-	ClientsRefused     atomic.Uint64 `counter:"clients_refused" help:"Client connections refused because of limits.max_clients or limits.max_clients_per_uid."`
-	CallsRateLimited   atomic.Uint64 `counter:"calls_rate_limited" help:"Calls refused because their user made more than api.calls_per_second."`
-	Panics             atomic.Uint64 `counter:"panics" help:"Calls that ended in a panic. Any is a bug; the log has the stack."`
-	LogSuppressed      atomic.Uint64 `counter:"log_suppressed" help:"Log lines left out because of log.lines_per_second."`
-	AdminDenied        atomic.Uint64 `counter:"admin_denied" help:"Calls refused because the caller is no administrator."`
-	BindsRefused       atomic.Uint64 `counter:"binds_refused" help:"Binds refused, for any reason."`
-	StreamErrors       atomic.Uint64 `counter:"stream_errors" help:"Socket streams ended by the daemon because of a wrong message."`
-	SendBatches        atomic.Uint64 `counter:"send_batches" help:"Batches received from clients."`
-	SendRejected       atomic.Uint64 `counter:"send_rejected" help:"Datagrams of clients that were not accepted, for any reason."`
-	RecvBatches        atomic.Uint64 `counter:"recv_batches" help:"Batches pushed to clients."`
-	RecvBatchDatagrams atomic.Uint64 `counter:"recv_batch_datagrams" help:"Datagrams in batches pushed to clients."`
-	PushStalls         atomic.Uint64 `counter:"push_stalls" help:"Times a client had datagrams waiting and no credit left."`
+	ClientsRefused     atomic.Uint64 `counter:"clients_refused" help:"client connections refused because of limits.max_clients or limits.max_clients_per_uid."`
+	CallsRateLimited   atomic.Uint64 `counter:"calls_rate_limited" help:"calls refused because their user made more than api.calls_per_second"`
+	Panics             atomic.Uint64 `counter:"panics" help:"calls that ended in a panic. Any is a bug; the log has the stack"`
+	LogSuppressed      atomic.Uint64 `counter:"log_suppressed" help:"log lines left out because of log.lines_per_second"`
+	AdminDenied        atomic.Uint64 `counter:"admin_denied" help:"calls refused because the caller is no administrator"`
+	BindsRefused       atomic.Uint64 `counter:"binds_refused" help:"binds refused, for any reason"`
+	StreamErrors       atomic.Uint64 `counter:"stream_errors" help:"socket streams ended by the daemon because of a wrong message"`
+	SendBatches        atomic.Uint64 `counter:"send_batches" help:"batches received from clients"`
+	SendRejected       atomic.Uint64 `counter:"send_rejected" help:"datagrams of clients that were not accepted, for any reason"`
+	RecvBatches        atomic.Uint64 `counter:"recv_batches" help:"batches pushed to clients"`
+	RecvBatchDatagrams atomic.Uint64 `counter:"recv_batch_datagrams" help:"datagrams in batches pushed to clients"`
+	PushStalls         atomic.Uint64 `counter:"push_stalls" help:"times a client had datagrams waiting and no credit left"`
 }
 
 var nodeCounterTable = counters.NewTable[nodeCounters]()

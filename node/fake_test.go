@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
+	"math/rand"
 	"net"
+	"net/netip"
 	"sync"
 	"testing"
+	"time"
 
-	"github.com/rdsd/rdsd/internal/counters"
+	"github.com/rdsd/rdsd/rds"
 )
 
 // fakeCore records what the lifecycle does with it.
@@ -17,7 +20,8 @@ type fakeCore struct {
 	calls    []string
 	startErr error
 	draining func(context.Context)
-	stats    stats
+	snap     snapshot
+	engines  map[netip.Addr]*testEngine
 }
 
 func (f *fakeCore) note(s string) {
@@ -35,13 +39,50 @@ func (f *fakeCore) drain(ctx context.Context) {
 		f.draining(ctx)
 	}
 }
-func (f *fakeCore) extra() []counters.Desc { return []counters.Desc{{Name: "things", Help: "Things."}} }
-func (f *fakeCore) read(s *stats) {
-	*s = f.stats
-	if s.kernel == nil {
-		s.kernel = counters.KernelTable.Read(nil, &counters.Kernel{})
+func (f *fakeCore) read(s *snapshot) { *s = f.snap }
+
+func (f *fakeCore) engine(a netip.Addr) engineLock {
+	if e := f.engines[a]; e != nil {
+		return e
 	}
-	s.extra = []uint64{3}
+	return nil
+}
+
+// testEngine is an engine with a lock and no links: its own address is all it
+// can reach.
+type testEngine struct {
+	mu    sync.Mutex
+	e     *rds.Engine
+	begun time.Time
+	timer *time.Timer
+}
+
+func newTestEngine(a netip.Addr, cfg rds.Config) *testEngine {
+	return &testEngine{e: rds.NewEngine(&cfg, a, rand.New(rand.NewSource(1))), begun: time.Now()}
+}
+
+func (t *testEngine) lock() (*rds.Engine, time.Duration) {
+	t.mu.Lock()
+	return t.e, time.Since(t.begun)
+}
+
+func (t *testEngine) unlock() {
+	t.e.Take(nil) // dials go nowhere
+	ready := t.e.Ready(nil)
+	if at, ok := t.e.Next(); ok && at < time.Hour {
+		if t.timer != nil {
+			t.timer.Stop()
+		}
+		t.timer = time.AfterFunc(at-time.Since(t.begun), func() {
+			e, now := t.lock()
+			e.Tick(now)
+			t.unlock()
+		})
+	}
+	t.mu.Unlock()
+	for _, s := range ready {
+		s.Options().Data.(waker).wake()
+	}
 }
 
 func newFakeNode(t *testing.T, cfg *Config, c *fakeCore) (*Node, *syncBuffer) {

@@ -36,7 +36,7 @@ const never = time.Duration(1<<63 - 1)
 
 func newHost(all *hosts, addr netip.Addr, seed int64) *host {
 	h := &host{all: all, log: all.node.log, addr: addr, port: all.node.cfg.RDS.Port, timerAt: never}
-	h.e = rds.NewEngine(&all.engine, addr, rand.New(rand.NewSource(seed)))
+	h.e = rds.NewEngine(&all.engineConfig, addr, rand.New(rand.NewSource(seed)))
 	h.timer = time.AfterFunc(time.Hour, h.tick)
 	h.timer.Stop()
 	return h
@@ -342,7 +342,7 @@ func (h *host) poke(p *conn.Path) {
 }
 
 func (h *host) connect(p *conn.Path) (transport.Link, error) {
-	ctx, cancel := h.all.withTimeout(h.all.engine.Conn.DialTimeout)
+	ctx, cancel := h.all.withTimeout(h.all.engineConfig.Conn.DialTimeout)
 	defer cancel()
 	return h.all.provider.Dial(ctx, netip.AddrPortFrom(h.addr, 0), netip.AddrPortFrom(p.Conn().Remote(), h.port), p.Index())
 }

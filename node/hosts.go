@@ -14,8 +14,6 @@ import (
 	"encoding/binary"
 
 	"github.com/rdsd/rdsd/conn"
-	"github.com/rdsd/rdsd/internal/counters"
-	corestats "github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
@@ -24,14 +22,14 @@ import (
 
 // hosts is the core of a node: one host for each local address.
 type hosts struct {
-	node     *Node
-	epoch    time.Time // the engines' time zero
-	engine   rds.Config
-	provider transport.Provider
-	list     []*host
-	byAddr   map[netip.Addr]*host
-	ctx      context.Context // ends with the node: dials give up
-	cancel   context.CancelFunc
+	node         *Node
+	epoch        time.Time // the engines' time zero
+	engineConfig rds.Config
+	provider     transport.Provider
+	list         []*host
+	byAddr       map[netip.Addr]*host
+	ctx          context.Context // ends with the node: dials give up
+	cancel       context.CancelFunc
 
 	handshakes        atomic.Int64 // accepted links that have not identified themselves
 	handshakesRefused atomic.Uint64
@@ -55,7 +53,7 @@ func newCore(n *Node) (core, error) {
 	e.Budget = &rds.Budget{Limit: int64(c.Limits.MemoryBytes)}
 	e.AllowPeer = func(addr netip.Addr) bool { ok, _ := c.PeerPolicy(addr); return ok || a.byAddr[addr] != nil }
 	e.AllowKernel = func(addr netip.Addr) bool { _, ok := c.PeerPolicy(addr); return ok }
-	a.engine = e
+	a.engineConfig = e
 	for _, addr := range c.RDS.Addresses {
 		var seed [8]byte
 		crand.Read(seed[:])
@@ -132,62 +130,34 @@ func (a *hosts) alive() {
 	}
 }
 
-// ownCounters and kernelCounters are positions in corestats.Fields.
-var ownCounters, kernelCounters = func() (own, kernel []int) {
-	for i, f := range corestats.Fields {
-		if f.Own {
-			own = append(own, i)
-		} else {
-			kernel = append(kernel, i)
-		}
+func (a *hosts) engine(addr netip.Addr) engineLock {
+	if h := a.byAddr[addr.Unmap()]; h != nil {
+		return h
 	}
-	return own, kernel
-}()
-
-func (a *hosts) extra() (d []counters.Desc) {
-	for _, i := range ownCounters {
-		d = append(d, counters.Desc{Name: corestats.Fields[i].Name, Help: corestats.Fields[i].Help})
-	}
-	return append(d, counters.Desc{Name: "connections_refused", Help: "Connections of peers refused, for any reason."})
+	return nil
 }
 
-func pick(all []uint64, at []int) []uint64 {
-	v := make([]uint64, len(at))
-	for i, k := range at {
-		v[i] = all[k]
-	}
-	return v
-}
-
-func (a *hosts) read(s *stats) {
-	var sum corestats.Counters
+func (a *hosts) read(s *snapshot) {
 	for _, h := range a.list {
 		h.lock()
 		c := h.e.Counters()
-		sum.Add(&c)
-		s.sockets += len(h.e.Sockets())
+		s.counters.Add(&c)
+		s.queueing.Merge(&h.e.QueueNs)
+		s.rtt.Merge(&h.e.RTTNs)
 		for _, pe := range h.e.Peers() {
-			pc := pe.Counters()
 			q := pe.Conn().Queued()
-			up := pe.Conn().Up()
-			if up {
-				s.peersUp++
-			}
-			s.peers = append(s.peers, peerStats{local: h.addr.String(), remote: pe.Addr().String(), up: up,
-				kernel: pick(pc.Values(nil), kernelCounters), queuedBytes: uint64(q.QueuedBytes + q.UnackedBytes)})
+			s.peers = append(s.peers, peerSnapshot{local: h.addr, remote: pe.Addr(), up: pe.Conn().Up(),
+				counters: pe.Counters(), queuedBytes: uint64(q.QueuedBytes + q.UnackedBytes)})
 		}
 		h.unlock()
 	}
-	sum.TCPSndbufFull += a.full.Load()
-	all := sum.Values(nil)
-	s.kernel = pick(all, kernelCounters)
-	s.extra = append(pick(all, ownCounters), a.refused.Load())
-	b := a.engine.Budget
+	s.counters.TCPSndbufFull += a.full.Load()
+	s.refusedLinks = a.refused.Load()
+	b := a.engineConfig.Budget
 	l := a.node.cfg.Limits
 	s.budgets = append(s.budgets,
 		budget{"memory", uint64(max(b.Used(), 0)), uint64(b.Limit), b.Refused.Load()},
 		budget{"peers", uint64(len(s.peers)), uint64(l.MaxPeers), 0},
-		budget{"sockets", uint64(s.sockets), uint64(l.MaxSockets), 0},
 		budget{"handshakes", uint64(max(a.handshakes.Load(), 0)), uint64(l.MaxHandshakes), a.handshakesRefused.Load()})
 }
 

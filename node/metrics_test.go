@@ -1,33 +1,36 @@
 package node
 
 import (
-	"fmt"
-	"os"
-	"path/filepath"
+	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus/testutil"
+	dto "github.com/prometheus/client_model/go"
 
-	"github.com/rdsd/rdsd/internal/counters"
+	"github.com/rdsd/rdsd/internal/stats"
 )
 
-func busyStats() stats {
-	s := stats{
-		kernel:  counters.KernelTable.Read(nil, &counters.Kernel{ConnReset: 2, SendQueued: 7}),
-		budgets: []budget{{"memory", 10, 100, 1}},
-		peersUp: 1, sockets: 4,
+func busySnapshot() snapshot {
+	s := snapshot{
+		counters: stats.Counters{ConnReset: 2, SendQueued: 7},
+		budgets:  []budget{{"memory", 10, 100, 1}},
 	}
 	for i := range 3 {
-		s.peers = append(s.peers, peerStats{local: "10.0.0.1", remote: fmt.Sprintf("10.0.0.%d", 2+i), up: i == 0,
-			kernel: counters.KernelTable.Read(nil, &counters.Kernel{SendQueued: uint64(i), RecvQueued: 1})})
+		p := peerSnapshot{local: netip.MustParseAddr("10.0.0.1"), remote: netip.AddrFrom4([4]byte{10, 0, 0, byte(2 + i)}), up: i == 0}
+		p.counters.SendQueued = uint64(i)
+		p.counters.SentFrames = uint64(i)
+		s.peers = append(s.peers, p)
+	}
+	for _, d := range []time.Duration{0, 1, 500, 1000, 1500 * time.Microsecond, time.Second, time.Hour} {
+		s.queueing.Add(d)
 	}
 	return s
 }
 
 func TestMetricsLint(t *testing.T) {
-	n, _ := newFakeNode(t, testConfig(t), &fakeCore{stats: busyStats()})
-	n.hist.roundTrip.Observe(0.001)
+	n, _ := newFakeNode(t, testConfig(t), &fakeCore{snap: busySnapshot()})
 	problems, err := testutil.GatherAndLint(n.registry)
 	if err != nil {
 		t.Fatal(err)
@@ -40,20 +43,22 @@ func TestMetricsLint(t *testing.T) {
 }
 
 func TestMetricsValues(t *testing.T) {
-	n, _ := newFakeNode(t, testConfig(t), &fakeCore{stats: busyStats()})
+	n, _ := newFakeNode(t, testConfig(t), &fakeCore{snap: busySnapshot()})
 	n.count.Panics.Add(5)
 	want := `
-# HELP rds_conn_reset_total Links that went down after they had been up, or were reset on an error.
+# HELP rds_conn_reset_total links lost or dropped
 # TYPE rds_conn_reset_total counter
 rds_conn_reset_total 2
-# HELP rds_peer_send_queued_total Of one peer: Datagrams accepted and queued for sending.
+# HELP rds_peer_send_queued_total of one peer: datagrams accepted
 # TYPE rds_peer_send_queued_total counter
 rds_peer_send_queued_total{local="10.0.0.1",peer="10.0.0.3"} 1
 rds_peer_send_queued_total{local="10.0.0.1",peer="10.0.0.4"} 2
 # HELP rdsd_budget_used How much of a configured limit is used.
 # TYPE rdsd_budget_used gauge
+rdsd_budget_used{budget="clients"} 0
 rdsd_budget_used{budget="memory"} 10
-# HELP rdsd_panics_total Calls that ended in a panic. Any is a bug; the log has the stack.
+rdsd_budget_used{budget="sockets"} 0
+# HELP rdsd_panics_total calls that ended in a panic. Any is a bug; the log has the stack
 # TYPE rdsd_panics_total counter
 rdsd_panics_total 5
 # HELP rdsd_peer_up 1 while a path to the peer is up.
@@ -71,11 +76,13 @@ rdsd_peer_up{local="10.0.0.1",peer="10.0.0.4"} 0
 
 // No label that an outsider can grow without bound.
 func TestMetricsPeersAreBounded(t *testing.T) {
-	s := stats{kernel: counters.KernelTable.Read(nil, &counters.Kernel{})}
+	var s snapshot
 	for i := range maxPeersInMetrics + 100 {
-		s.peers = append(s.peers, peerStats{remote: fmt.Sprint(i), kernel: counters.KernelTable.Read(nil, &counters.Kernel{SendQueued: uint64(i)})})
+		p := peerSnapshot{local: netip.MustParseAddr("10.0.0.1"), remote: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}
+		p.counters.ReceivedFrames = uint64(i)
+		s.peers = append(s.peers, p)
 	}
-	n, _ := newFakeNode(t, testConfig(t), &fakeCore{stats: s})
+	n, _ := newFakeNode(t, testConfig(t), &fakeCore{snap: s})
 	got, err := testutil.GatherAndCount(n.registry, "rdsd_peer_up")
 	if err != nil || got != maxPeersInMetrics {
 		t.Errorf("%d peers shown (%v), want %d", got, err, maxPeersInMetrics)
@@ -87,31 +94,45 @@ rdsd_metrics_peers_omitted 100
 `), "rdsd_metrics_peers_omitted"); err != nil {
 		t.Error(err)
 	}
-	if top := busiest(s.peers, 1); top[0].remote != fmt.Sprint(maxPeersInMetrics+99) {
-		t.Errorf("busiest peer is %s", top[0].remote)
+	if top := busiest(s.peers, 1); top[0].counters.ReceivedFrames != maxPeersInMetrics+99 {
+		t.Errorf("busiest peer is %v", top[0].remote)
 	}
 }
 
-func TestOperationsListsEveryMetric(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "docs", "operations.md"))
-	if err != nil {
+// The native form must hold the same observations as the classic one.
+func TestHistogramForms(t *testing.T) {
+	snap := busySnapshot()
+	var out dto.Metric
+	c := newCollector(nil, nil)
+	if err := (&histMetric{c.queueing, &snap.queueing}).Write(&out); err != nil {
 		t.Fatal(err)
 	}
-	n, err := New(testConfig(t), nil)
-	if err != nil {
-		t.Fatal(err)
+	h := out.GetHistogram()
+	if h.GetSampleCount() != 7 {
+		t.Errorf("%d samples, want 7", h.GetSampleCount())
 	}
-	families, err := n.registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		name := f.GetName()
-		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") || strings.HasPrefix(name, "grpc_") {
-			continue
+	var before uint64
+	for _, b := range h.GetBucket() {
+		want := uint64(0)
+		for _, d := range []float64{0, 1e-9, 500e-9, 1000e-9, 1500e-6, 1, 3600} {
+			if d <= b.GetUpperBound() {
+				want++
+			}
 		}
-		if !strings.Contains(string(page), "`"+name+"`") {
-			t.Errorf("docs/operations.md does not list %s", name)
+		if b.GetCumulativeCount() != want || b.GetCumulativeCount() < before {
+			t.Errorf("up to %g s: %d, want %d", b.GetUpperBound(), b.GetCumulativeCount(), want)
 		}
+		before = b.GetCumulativeCount()
+	}
+	total, value, n := int64(h.GetZeroCount()), int64(0), 0
+	for _, span := range h.GetPositiveSpan() {
+		for range span.GetLength() {
+			value += h.GetPositiveDelta()[n]
+			total += value
+			n++
+		}
+	}
+	if total != 7 || n != len(h.GetPositiveDelta()) {
+		t.Errorf("native buckets hold %d of 7 in %d of %d deltas", total, n, len(h.GetPositiveDelta()))
 	}
 }

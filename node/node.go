@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -18,7 +19,6 @@ import (
 	"google.golang.org/grpc"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
-	"github.com/rdsd/rdsd/internal/counters"
 )
 
 // core is what the front ends know of the assembled protocol engines.
@@ -32,9 +32,9 @@ type core interface {
 	// alive returns once every engine has answered; it may block.
 	alive()
 	// read fills in the counters and budgets.
-	read(*stats)
-	// extra lists the counters that stats.extra holds.
-	extra() []counters.Desc
+	read(*snapshot)
+	// engine finds the engine of a local address, nil when there is none.
+	engine(netip.Addr) engineLock
 }
 
 // Node states, in the order they are gone through.
@@ -59,8 +59,8 @@ type Node struct {
 	ready chan struct{} // closed when serving, or when Run has failed
 
 	count    *nodeCounters
-	hist     *histograms
 	core     core
+	sockets  *socketTable
 	grpc     *grpcFront
 	registry *prometheus.Registry
 
@@ -95,7 +95,7 @@ func newNode(cfg *Config, logger *slog.Logger) (*Node, error) {
 		started:  time.Now(),
 		ready:    make(chan struct{}),
 		count:    &nodeCounters{},
-		hist:     newHistograms(),
+		sockets:  newSocketTable(cfg.Limits.MaxSockets, cfg.Limits.MaxSocketsPerUID),
 	}
 	n.log = limitLog(logger, cfg.Log.LinesPerS, &n.count.LogSuppressed)
 	return n, nil
@@ -104,8 +104,14 @@ func newNode(cfg *Config, logger *slog.Logger) (*Node, error) {
 // assemble makes the front ends around a core.
 func (n *Node) assemble() {
 	n.grpc = newGRPCFront(n.cfg, n.log, n.count)
-	n.registry = newRegistry(newCollector(n.core.read, n.core.extra(), n.count, n.grpc.clients.len),
-		n.hist.roundTrip, n.hist.queueing, n.grpc.metrics)
+	n.registry = newRegistry(newCollector(n.snapshot, n.count), n.grpc.metrics)
+}
+
+// snapshot looks at the whole node: the core and the front ends' own limits.
+func (n *Node) snapshot(s *snapshot) {
+	n.core.read(s)
+	s.budgets = append(s.budgets, n.sockets.budget(), n.grpc.clients.budget())
+	s.sockets, s.clients = int(n.sockets.budget().used), n.grpc.clients.len()
 }
 
 // Run serves until ctx ends, then drains for at most api.drain_timeout. It
@@ -127,9 +133,6 @@ func (n *Node) run(ctx context.Context) error {
 	var once sync.Once
 	markReady := func() { once.Do(func() { close(n.ready) }) }
 	defer markReady()
-	for _, note := range n.cfg.Notes() {
-		n.log.Warn(note)
-	}
 	if n.cfg.Lonely() {
 		n.log.Warn("no peer beyond loopback is allowed: add [[peers]] rules to the configuration")
 	}
@@ -200,12 +203,13 @@ func (n *Node) drain(page *httpFront) {
 	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.API.DrainTimeout.Duration)
 	defer cancel()
 	n.grpc.setServing(false)
+	n.sockets.refuse(errDraining)
 	n.core.drain(ctx)
 	// What is left has a moment to say goodbye: a stream's Closing message, a
 	// scrape of the last counters.
 	end, cancelEnd := context.WithTimeout(context.Background(), time.Second)
 	defer cancelEnd()
-	n.closeSockets()
+	n.sockets.finishAll(errDraining)
 	n.grpc.stop(end)
 	n.core.close()
 	if page != nil {

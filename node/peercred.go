@@ -33,6 +33,7 @@ type clientTable struct {
 	mu     sync.Mutex
 	total  int            // guarded by mu
 	byUser map[uint32]int // guarded by mu
+	denied uint64         // guarded by mu
 }
 
 func newClientTable(max, maxPerUID int, refused func(Identity, error)) *clientTable {
@@ -43,6 +44,12 @@ func (t *clientTable) len() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.total
+}
+
+func (t *clientTable) budget() budget {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return budget{"clients", uint64(t.total), uint64(t.max), t.denied}
 }
 
 func (t *clientTable) add(id Identity) error {
@@ -56,6 +63,9 @@ func (t *clientTable) add(id Identity) error {
 	default:
 		t.total++
 		t.byUser[id.UID]++
+	}
+	if err != nil {
+		t.denied++
 	}
 	t.mu.Unlock()
 	if err != nil && t.refused != nil {

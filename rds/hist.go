@@ -20,3 +20,12 @@ func (h *Hist) Add(d time.Duration) {
 	h.Sum += d
 	h.Count++
 }
+
+// Merge adds what o has counted.
+func (h *Hist) Merge(o *Hist) {
+	for i, n := range o.Bucket {
+		h.Bucket[i] += n
+	}
+	h.Sum += o.Sum
+	h.Count += o.Count
+}

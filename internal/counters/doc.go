@@ -7,6 +7,5 @@
 // increment; names are looked up only when somebody reads the table. The
 // package starts no goroutine and holds no lock.
 //
-// Read table.go for the mechanism and kernel.go for the counters that bear
-// the names of Linux net/rds.
+// Read table.go. The counters of the protocol core are in internal/stats.
 package counters

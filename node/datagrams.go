@@ -1,0 +1,185 @@
+package node
+
+import (
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// engineLock is an engine with its lock. unlock carries out what the step
+// ordered and wakes the sockets that have news.
+type engineLock interface {
+	lock() (*rds.Engine, time.Duration)
+	unlock()
+}
+
+// waker is what rds.SocketOptions.Data holds: who is told that a socket has
+// news. wake does not block and is called without the engine's lock.
+type waker interface{ wake() }
+
+// datagramsServer is the service Datagrams: one stream is one socket.
+type datagramsServer struct {
+	rdsdv1.UnimplementedDatagramsServer
+	node *Node
+}
+
+// sockStream is one open socket. The handler of the stream only waits for its
+// end, so that it can end the stream whatever the client does. A reader takes
+// the client's messages; a pusher writes what the engine has for it. The
+// reader, when nobody is writing, writes its answers itself, so that the
+// answer to a batch costs no hand-off.
+//
+// Lock order: wmu, then the engine's lock, then mu. Nothing blocks with the
+// engine's lock or mu held; messages are sent with wmu alone.
+type sockStream struct {
+	node   *Node
+	stream grpc.ServerStream
+	eng    engineLock
+	sock   *rds.Socket // guarded by the engine's lock
+	id     Identity
+	news   chan struct{} // capacity 1: wakes the pusher
+	end    chan error    // capacity 1: the daemon ends the stream
+
+	slab sendSlab // owned by the reader
+
+	wmu  sync.Mutex // held by whoever writes to the stream
+	push pushState  // guarded by wmu
+
+	mu      sync.Mutex
+	out     []any                 // guarded by mu; replies to be written, in order
+	creditN int64                 // guarded by mu; datagrams that may be pushed
+	creditB int64                 // guarded by mu; bytes that may be pushed
+	stalled bool                  // guarded by mu; a datagram waits for credit
+	flushes map[uint64]*flushCall // guarded by mu; nil when the stream is over
+	flushN  uint64                // guarded by mu
+}
+
+// maxReplies bounds the replies that wait for a client that does not read; the
+// reader then takes nothing more from it.
+const maxReplies = 512
+
+// Open serves one socket until its stream ends.
+func (d *datagramsServer) Open(stream grpc.BidiStreamingServer[rdsdv1.ClientMessage, rdsdv1.ServerMessage]) error {
+	s := &sockStream{node: d.node, stream: stream, id: identityFrom(stream.Context()),
+		news: make(chan struct{}, 1), end: make(chan error, 1), flushes: map[uint64]*flushCall{}}
+	in := &inMsg{}
+	if err := stream.RecvMsg(in); err != nil {
+		return streamEnd(err)
+	}
+	if in.isBatch || in.msg.WhichBody() != rdsdv1.ClientMessage_Bind_case {
+		in.release()
+		d.node.count.StreamErrors.Add(1)
+		return rdserr.With(rdserr.ErrNotBound, "the first message of a socket must be bind")
+	}
+	if err := s.bind(in.msg.GetBind()); err != nil {
+		d.node.count.BindsRefused.Add(1)
+		return err
+	}
+	defer s.close()
+	read, pushed := make(chan error, 1), make(chan error, 1)
+	stop := make(chan struct{})
+	defer close(stop)
+	go func() { read <- s.read(in) }()       // ends when the stream does, after this handler has returned
+	go func() { pushed <- s.pusher(stop) }() // ends with stop, or when the stream does
+	select {
+	case err := <-read:
+		if err != nil && stream.Context().Err() == nil {
+			d.node.count.StreamErrors.Add(1)
+		}
+		return err
+	case err := <-pushed:
+		return err
+	case err := <-s.end:
+		s.sayClosing(err)
+		return err
+	}
+}
+
+// streamEnd is nil when the client closed its side, which closes the socket.
+func streamEnd(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+// read takes the client's messages until the stream ends.
+func (s *sockStream) read(in *inMsg) error {
+	for {
+		if err := s.stream.RecvMsg(in); err != nil {
+			return streamEnd(err)
+		}
+		var err error
+		if in.isBatch {
+			s.send(&in.batch)
+		} else {
+			err = s.control(in.msg)
+		}
+		in.release()
+		if err == nil {
+			err = s.answer()
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// finish makes the daemon end the stream: Closing with err, then the status.
+func (s *sockStream) finish(err error) {
+	select {
+	case s.end <- err:
+	default: // it is ending already
+	}
+}
+
+// sayClosing writes Closing unless somebody is stuck writing to this client.
+func (s *sockStream) sayClosing(err error) {
+	if !s.wmu.TryLock() {
+		return
+	}
+	defer s.wmu.Unlock()
+	c := &rdsdv1.Closing{}
+	c.SetErrno(int32(rdserr.Errno(err)))
+	c.SetMessage(err.Error())
+	m := &rdsdv1.ServerMessage{}
+	m.SetClosing(c)
+	_ = s.stream.SendMsg(m) // the status follows and says the same
+}
+
+// close gives the port back when the stream is over.
+func (s *sockStream) close() {
+	_, now := s.eng.lock()
+	s.sock.Close(now)
+	s.eng.unlock()
+	s.mu.Lock()
+	flushes := s.flushes
+	s.flushes = nil
+	s.mu.Unlock()
+	for _, f := range flushes {
+		f.stop()
+	}
+	s.node.sockets.remove(s)
+}
+
+// wake implements waker.
+func (s *sockStream) wake() {
+	select {
+	case s.news <- struct{}{}:
+	default:
+	}
+}
+
+// reply queues a message for the client.
+func (s *sockStream) reply(m any) {
+	s.mu.Lock()
+	s.out = append(s.out, m)
+	s.mu.Unlock()
+}

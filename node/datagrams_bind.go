@@ -1,0 +1,230 @@
+package node
+
+import (
+	"net/netip"
+	"strings"
+	"sync"
+	"unicode/utf8"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/wire"
+)
+
+const (
+	// sendWindowBytes and sendWindowBatches are what a client may have under way
+	// in batches without an answer: enough to keep the daemon busy, and little
+	// enough to be held for every socket.
+	sendWindowBytes   = 2 << 20
+	sendWindowBatches = 64
+
+	maxLabelBytes = 64
+	maxCredit     = 1 << 40
+)
+
+// bind answers the first message of a stream.
+func (s *sockStream) bind(m *rdsdv1.Bind) error {
+	local, err := endpoint("bind.local", m.GetLocal())
+	if err != nil {
+		return err
+	}
+	eng, err := s.node.engineFor(local.Addr())
+	if err != nil {
+		return err
+	}
+	r := &s.node.cfg.RDS
+	switch {
+	case m.GetSendBufferBytes() > uint64(r.SendBufferMax):
+		return rdserr.With(rdserr.ErrInvalid, "bind.send_buffer_bytes is %d; at most %d (rds.send_buffer_max_bytes)", m.GetSendBufferBytes(), uint64(r.SendBufferMax))
+	case m.GetRecvBufferBytes() > uint64(r.RecvBufferMax):
+		return rdserr.With(rdserr.ErrInvalid, "bind.recv_buffer_bytes is %d; at most %d (rds.recv_buffer_max_bytes)", m.GetRecvBufferBytes(), uint64(r.RecvBufferMax))
+	case len(m.GetLabel()) > maxLabelBytes:
+		return rdserr.With(rdserr.ErrInvalid, "bind.label has %d bytes; at most %d", len(m.GetLabel()), maxLabelBytes)
+	case !utf8.ValidString(m.GetLabel()):
+		return rdserr.With(rdserr.ErrInvalid, "bind.label is not UTF-8")
+	}
+	if err := s.node.cfg.MayBind(s.id, local.Port()); err != nil {
+		return err
+	}
+	if err := s.node.sockets.reserve(s); err != nil {
+		return err
+	}
+	s.eng = eng
+	s.creditN = int64(m.GetInitialCreditDatagrams())
+	s.creditB = int64(min(m.GetInitialCreditBytes(), maxCredit))
+	sock, opt, err := s.bindEngine(local.Port(), rds.SocketOptions{
+		SndBufBytes: int(m.GetSendBufferBytes()),
+		RcvBufBytes: int(m.GetRecvBufferBytes()),
+		UID:         s.id.UID,
+		PID:         uint32(max(s.id.PID, 0)),
+		Label:       m.GetLabel(),
+		Data:        s,
+	})
+	if err != nil {
+		s.node.sockets.remove(s)
+		return err
+	}
+	s.sock = sock
+	b := &rdsdv1.Bound{}
+	b.SetLocal(endpointPB(sock.Addr()))
+	b.SetSendBufferBytes(uint64(opt.SndBufBytes))
+	b.SetRecvBufferBytes(uint64(opt.RcvBufBytes))
+	b.SetMaxDatagramBytes(uint64(min(opt.SndBufBytes, wire.MaxDatagram)))
+	b.SetSendWindowBytes(sendWindowBytes)
+	b.SetSendWindowBatches(sendWindowBatches)
+	b.SetDaemonInstance(s.node.instance)
+	b.SetDaemonVersion(Version())
+	out := &rdsdv1.ServerMessage{}
+	out.SetBound(b)
+	if err := s.stream.SendMsg(out); err != nil {
+		s.close()
+		return err
+	}
+	return nil
+}
+
+// bindEngine binds a port; 0 is a free one that this client may have.
+func (s *sockStream) bindEngine(port uint16, o rds.SocketOptions) (*rds.Socket, rds.SocketOptions, error) {
+	e, now := s.eng.lock()
+	defer s.eng.unlock()
+	if port != 0 {
+		sock, err := e.Bind(port, o)
+		if err != nil {
+			return nil, o, err
+		}
+		return sock, *sock.Options(), nil
+	}
+	// The engine knows nothing of grants: a random port may be somebody's.
+	for range 64 {
+		sock, err := e.Bind(0, o)
+		if err != nil {
+			return nil, o, err
+		}
+		if s.node.cfg.MayBind(s.id, sock.Addr().Port()) == nil {
+			return sock, *sock.Options(), nil
+		}
+		sock.Close(now)
+	}
+	for p := wire.PortFirst; p <= 65535; p++ {
+		if e.Socket(uint16(p)) == nil && s.node.cfg.MayBind(s.id, uint16(p)) == nil {
+			sock, err := e.Bind(uint16(p), o)
+			if err != nil {
+				return nil, o, err
+			}
+			return sock, *sock.Options(), nil
+		}
+	}
+	return nil, o, rdserr.With(rdserr.ErrAddrInUse, "no port that uid %d may bind is free", s.id.UID)
+}
+
+// engineFor finds the engine of a local address.
+func (n *Node) engineFor(a netip.Addr) (engineLock, error) {
+	if eng := n.core.engine(a); eng != nil {
+		return eng, nil
+	}
+	have := make([]string, len(n.cfg.RDS.Addresses))
+	for i, l := range n.cfg.RDS.Addresses {
+		have[i] = l.String()
+	}
+	if a.IsUnspecified() || a.IsMulticast() {
+		return nil, rdserr.With(rdserr.ErrInvalid, "%v is not the address of one node; bind one of %s", a, strings.Join(have, ", "))
+	}
+	return nil, rdserr.With(rdserr.ErrAddrNotAvail, "%v is not an address of this node; bind one of %s", a, strings.Join(have, ", "))
+}
+
+// endpoint checks an Endpoint of a client; field is its name in the message.
+func endpoint(field string, e *rdsdv1.Endpoint) (netip.AddrPort, error) {
+	raw := rawEndpoint{port: e.GetPort()}
+	raw.setAddress(e.GetAddress())
+	if p := raw.problem(field); p != "" {
+		return netip.AddrPort{}, rdserr.With(rdserr.ErrInvalid, "%s", p)
+	}
+	return netip.AddrPortFrom(raw.addr, uint16(raw.port)), nil
+}
+
+func endpointPB(a netip.AddrPort) *rdsdv1.Endpoint {
+	e := &rdsdv1.Endpoint{}
+	e.SetAddress(a.Addr().AsSlice())
+	e.SetPort(uint32(a.Port()))
+	return e
+}
+
+// socketTable counts the sockets of each user (M1) and knows their streams, so
+// that the daemon can end them.
+type socketTable struct {
+	max, maxPerUID int
+
+	mu      sync.Mutex
+	closed  error // guarded by mu; why no socket is opened any more
+	streams map[*sockStream]struct{}
+	byUser  map[uint32]int // guarded by mu
+	refused uint64         // guarded by mu
+}
+
+func newSocketTable(max, maxPerUID int) *socketTable {
+	return &socketTable{max: max, maxPerUID: maxPerUID, streams: map[*sockStream]struct{}{}, byUser: map[uint32]int{}}
+}
+
+func (t *socketTable) reserve(s *sockStream) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var err error
+	switch {
+	case t.closed != nil:
+		return t.closed
+	case len(t.streams) >= t.max:
+		err = rdserr.With(rdserr.ErrTooMany, "limits.max_sockets (%d) sockets are open", t.max)
+	case t.byUser[s.id.UID] >= t.maxPerUID:
+		err = rdserr.With(rdserr.ErrTooMany, "uid %d has limits.max_sockets_per_uid (%d) sockets open", s.id.UID, t.maxPerUID)
+	default:
+		t.streams[s] = struct{}{}
+		t.byUser[s.id.UID]++
+		return nil
+	}
+	t.refused++
+	return err
+}
+
+func (t *socketTable) remove(s *sockStream) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if _, ok := t.streams[s]; !ok {
+		return
+	}
+	delete(t.streams, s)
+	if t.byUser[s.id.UID]--; t.byUser[s.id.UID] == 0 {
+		delete(t.byUser, s.id.UID)
+	}
+}
+
+func (t *socketTable) budget() budget {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return budget{"sockets", uint64(len(t.streams)), uint64(t.max), t.refused}
+}
+
+// refuse makes every later reserve fail with err.
+func (t *socketTable) refuse(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.closed = err
+}
+
+// draining is why nothing new is taken, nil while the node serves.
+func (t *socketTable) draining() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.closed
+}
+
+// finishAll ends every stream.
+func (t *socketTable) finishAll(err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for s := range t.streams {
+		s.finish(err)
+	}
+}
+
+var errDraining = rdserr.With(rdserr.ErrShutdown, "the daemon is shutting down")

@@ -1,0 +1,257 @@
+package node
+
+import (
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/rds"
+)
+
+// maxOutcomeRuns bounds one OutcomeBatch.
+const maxOutcomeRuns = 4096
+
+// maxPushDatagrams bounds one RecvBatch, and so the time the engine's lock is held for it.
+const maxPushDatagrams = 4096
+
+// pushState is what a writer reuses from turn to turn.
+type pushState struct {
+	replies  []any
+	batch    outBatch
+	got      []rds.Datagram
+	outcomes []rds.OutcomeRun
+	sends    []rds.SendDone
+}
+
+// pusher writes what the engine has for the client whenever there is news. It
+// ends with stop or when the stream does.
+func (s *sockStream) pusher(stop <-chan struct{}) error {
+	for {
+		select {
+		case <-stop:
+			return nil
+		case <-s.stream.Context().Done():
+			return s.stream.Context().Err()
+		case <-s.news:
+		}
+		s.wmu.Lock()
+		err := s.write(true)
+		s.wmu.Unlock()
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// answer is called by the reader after each message: it writes what there is
+// if nobody else is writing, and leaves it to the pusher otherwise. When too
+// many replies wait, it waits for the client to read some.
+func (s *sockStream) answer() error {
+	s.mu.Lock()
+	waiting := len(s.out)
+	s.mu.Unlock()
+	switch {
+	case waiting > maxReplies:
+		s.wmu.Lock()
+	case !s.wmu.TryLock():
+		// Whoever holds it may be past its last look: have the pusher look again.
+		s.wake()
+		return nil
+	}
+	defer s.wmu.Unlock()
+	return s.write(false)
+}
+
+// write sends the replies, and what the engine has when there is news (or the
+// caller has taken the token that says so). wmu is held.
+func (s *sockStream) write(news bool) error {
+	for {
+		did, err := s.writeReplies()
+		if err != nil {
+			return err
+		}
+		if !news {
+			select {
+			case <-s.news:
+				news = true
+			default:
+			}
+		}
+		if !news && !did {
+			return nil
+		}
+		if news {
+			if news, err = s.writeNews(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func (s *sockStream) writeReplies() (did bool, err error) {
+	p := &s.push
+	s.mu.Lock()
+	p.replies, s.out = s.out, p.replies[:0]
+	s.mu.Unlock()
+	for i, m := range p.replies {
+		if err == nil {
+			err = s.stream.SendMsg(m)
+		}
+		p.replies[i] = nil
+	}
+	return len(p.replies) > 0, err
+}
+
+// writeNews takes what the engine has for this socket, as far as the client
+// has given credit, and sends it. more is true when there may be more.
+func (s *sockStream) writeNews() (more bool, err error) {
+	p := &s.push
+	replies := s.takeNews()
+	for _, m := range replies {
+		if err == nil {
+			err = s.stream.SendMsg(m)
+		}
+	}
+	for o := p.outcomes; len(o) > 0 && err == nil; {
+		k := min(len(o), maxOutcomeRuns)
+		err = s.stream.SendMsg(outcomeBatch(o[:k]))
+		o = o[k:]
+	}
+	if err != nil || len(p.got) == 0 {
+		s.dropGot()
+		return false, err
+	}
+	return true, s.pushDatagrams()
+}
+
+// takeNews empties the socket's news in one step of the engine: datagrams and
+// outcomes into push, the rest as messages.
+func (s *sockStream) takeNews() (replies []any) {
+	p := &s.push
+	_, now := s.eng.lock()
+	defer s.eng.unlock()
+	ev := s.sock.Events()
+	p.got = s.takeDatagrams(p.got[:0])
+	if len(p.got) > 0 {
+		s.sock.ReadAll(now)
+	}
+	if ev&rds.EvSends != 0 {
+		p.sends = s.sock.SendsDone(p.sends[:0])
+		for i := range p.sends {
+			if c := p.sends[i].Batch.(*sendCall); c.decided(&p.sends[i]) {
+				replies = append(replies, c.result())
+			}
+			p.sends[i] = rds.SendDone{}
+		}
+	}
+	if ev&rds.EvFlushed != 0 {
+		replies = append(replies, s.flushed(s.sock.Flushed())...)
+	}
+	p.outcomes = p.outcomes[:0]
+	if ev&rds.EvOutcomes != 0 {
+		p.outcomes = s.sock.Outcomes(p.outcomes)
+	}
+	if ev&rds.EvCongestion != 0 {
+		replies = append(replies, congestionEvent(s.sock.CongestionNews())...)
+	}
+	return replies
+}
+
+// takeDatagrams takes from the receive queue what one batch may hold and the
+// client has credit for. The engine's lock is held.
+func (s *sockStream) takeDatagrams(got []rds.Datagram) []rds.Datagram {
+	limit := int(s.node.cfg.API.PushBatchSize)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	size := 0
+	for len(got) < maxPushDatagrams {
+		next, n := s.sock.Peek()
+		if n == 0 || len(got) > 0 && size+next > limit {
+			break
+		}
+		if s.creditN <= 0 || s.creditB <= 0 {
+			if !s.stalled {
+				s.stalled = true
+				s.node.count.PushStalls.Add(1)
+			}
+			break
+		}
+		d, ok := s.sock.Recv()
+		if !ok {
+			break
+		}
+		size += next
+		s.creditN--
+		s.creditB -= int64(next) // the last one may pass it
+		got = append(got, d)
+	}
+	return got
+}
+
+// pushDatagrams sends what takeDatagrams took: payloads are copied once, into
+// the message.
+func (s *sockStream) pushDatagrams() error {
+	p := &s.push
+	size := 0
+	for i := range p.got {
+		size += len(p.got[i].Payload)
+	}
+	p.batch.reset()
+	for i := range p.got {
+		d := &p.got[i]
+		p.batch.add(d.Source, d.Payload, size)
+	}
+	s.node.count.RecvBatches.Add(1)
+	s.node.count.RecvBatchDatagrams.Add(uint64(len(p.got)))
+	s.dropGot()
+	return s.stream.SendMsg(&p.batch)
+}
+
+// dropGot gives back the memory of datagrams taken.
+func (s *sockStream) dropGot() {
+	for i := range s.push.got {
+		s.push.got[i].Release()
+	}
+	s.push.got = s.push.got[:0]
+}
+
+var outcomeKinds = map[conn.Outcome]rdsdv1.OutcomeKind{
+	conn.Delivered: rdsdv1.OutcomeKind_OUTCOME_KIND_DELIVERED,
+	conn.Cancelled: rdsdv1.OutcomeKind_OUTCOME_KIND_CANCELLED,
+	conn.Failed:    rdsdv1.OutcomeKind_OUTCOME_KIND_FAILED,
+	conn.Unknown:   rdsdv1.OutcomeKind_OUTCOME_KIND_UNKNOWN,
+}
+
+func outcomeBatch(runs []rds.OutcomeRun) *rdsdv1.ServerMessage {
+	list := make([]*rdsdv1.Outcome, len(runs))
+	for i, r := range runs {
+		o := &rdsdv1.Outcome{}
+		o.SetFirstTag(r.First)
+		o.SetCount(r.Count)
+		o.SetKind(outcomeKinds[r.Kind])
+		o.SetReason(r.Why.String())
+		list[i] = o
+	}
+	b := &rdsdv1.OutcomeBatch{}
+	b.SetOutcome(list)
+	m := &rdsdv1.ServerMessage{}
+	m.SetOutcomes(b)
+	return m
+}
+
+func congestionEvent(freed uint64, changes []rds.Change) []any {
+	if freed == 0 && len(changes) == 0 {
+		return nil
+	}
+	list := make([]*rdsdv1.CongestionChange, len(changes))
+	for i, c := range changes {
+		x := &rdsdv1.CongestionChange{}
+		x.SetDestination(endpointPB(c.Endpoint))
+		x.SetCongested(c.Congested)
+		list[i] = x
+	}
+	ev := &rdsdv1.CongestionEvent{}
+	ev.SetFreedMask(freed)
+	ev.SetChange(list)
+	m := &rdsdv1.ServerMessage{}
+	m.SetCongestion(ev)
+	return []any{m}
+}

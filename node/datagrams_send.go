@@ -1,0 +1,213 @@
+package node
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// maxBatchErrors bounds the entries of SendResult.errors that carry a text.
+const maxBatchErrors = 256
+
+// sendCall is a SendBatch whose datagrams are being decided. Its reader fills
+// it in; once some of its datagrams wait, the engine's lock guards it.
+type sendCall struct {
+	id       uint64
+	firstTag uint64
+	left     int // datagrams not decided
+	accepted uint32
+	errs     []*rdsdv1.SendError
+}
+
+// sendSlab is where the payloads of accepted datagrams live: the core keeps
+// them until their outcome and does not copy. One allocation serves a run of
+// small datagrams to one destination; they are acknowledged in order, so one
+// that stays behind keeps little besides itself.
+type sendSlab struct {
+	buf []byte
+	off int
+}
+
+// slabBytes is the largest allocation shared by several datagrams.
+const slabBytes = 32 << 10
+
+// take copies p. run is how many bytes go the same way, p included.
+func (a *sendSlab) take(p []byte, run int) []byte {
+	if a.off+len(p) > len(a.buf) {
+		a.buf, a.off = make([]byte, max(len(p), min(run, slabBytes))), 0
+	}
+	q := a.buf[a.off : a.off+len(p) : a.off+len(p)]
+	a.off += copy(q, p)
+	return q
+}
+
+// undo takes back the n bytes taken last.
+func (a *sendSlab) undo(n int) { a.off -= n }
+
+// end forgets the memory: what is left of it goes with the datagrams in it.
+func (a *sendSlab) end() { *a = sendSlab{} }
+
+// send offers a batch to the engine in one step and queues the answer, unless
+// some of it has to wait.
+func (s *sockStream) send(b *inBatch) {
+	s.node.count.SendBatches.Add(1)
+	if problem := b.check(); problem != "" {
+		s.refuseBatch(b, rdserr.With(rdserr.ErrInvalid, "%s", problem))
+		return
+	}
+	if err := s.node.sockets.draining(); err != nil {
+		s.refuseBatch(b, err)
+		return
+	}
+	call := sendCall{id: b.id, firstTag: b.firstTag, left: len(b.lengths)}
+	var waiting *sendCall // call, on the heap, once something of it waits
+	_, now := s.eng.lock()
+	var deadline time.Duration
+	if b.timeout > 0 {
+		deadline = now + b.timeout
+	}
+	most := min(s.sock.Options().SndBufBytes, wire.MaxDatagram)
+	off, run, runDest := 0, 0, -1
+	for i, l := range b.lengths {
+		n := int(l)
+		p := b.payload[off : off+n]
+		off += n
+		k := 0
+		if len(b.index) > 0 {
+			k = int(b.index[i])
+		}
+		d := &b.dests[k]
+		if d.addrLen != 4 && d.addrLen != 16 || d.port > 65535 {
+			call.refuse(i, rdserr.With(rdserr.ErrInvalid, "%s", d.problem(fmt.Sprintf("send.destination[%d]", k))))
+			continue
+		}
+		if n <= most { // else the engine refuses it, and it is not worth a copy
+			if k != runDest {
+				run, runDest = b.runBytes(i, k), k
+				s.slab.end()
+			}
+			p = s.slab.take(p, run)
+			run -= n
+		}
+		dst := netip.AddrPortFrom(d.addr, uint16(d.port))
+		tag := b.firstTag + uint64(i)
+		var err error
+		queued := false
+		if b.wait {
+			if waiting == nil {
+				waiting = &sendCall{}
+			}
+			queued, err = s.sock.SendWait(now, dst, p, tag, b.want, deadline, waiting)
+		} else {
+			err = s.sock.Send(now, dst, p, tag, b.want)
+		}
+		switch {
+		case err != nil:
+			if n <= most {
+				s.slab.undo(n)
+			}
+			call.refuse(i, err)
+		case !queued:
+			call.accepted++
+			call.left--
+		}
+	}
+	s.slab.end()
+	done := call.left == 0
+	if !done {
+		*waiting = call
+	}
+	s.eng.unlock()
+	if n := len(b.lengths) - int(call.accepted) - call.left; n > 0 {
+		s.node.count.SendRejected.Add(uint64(n))
+	}
+	if done {
+		s.reply(call.result())
+	}
+}
+
+// runBytes is how many bytes of the batch, from datagram i on, go to
+// destination k without another between them.
+func (b *inBatch) runBytes(i, k int) int {
+	sum := 0
+	for j := i; j < len(b.lengths); j++ {
+		if len(b.index) > 0 && int(b.index[j]) != k {
+			break
+		}
+		if sum += int(b.lengths[j]); sum >= slabBytes {
+			break
+		}
+	}
+	return sum
+}
+
+// refuseBatch answers a batch of which nothing is accepted.
+func (s *sockStream) refuseBatch(b *inBatch, err error) {
+	n := max(1, len(b.lengths))
+	s.node.count.SendRejected.Add(uint64(n))
+	call := sendCall{id: b.id, errs: []*rdsdv1.SendError{sendError(0, uint32(n), err)}}
+	s.reply(call.result())
+}
+
+// refuse notes that datagram i was not accepted.
+func (c *sendCall) refuse(i int, err error) {
+	c.left--
+	errno := int32(rdserr.Errno(err))
+	if k := len(c.errs); k > 0 {
+		last := c.errs[k-1]
+		same := last.GetErrno() == errno && last.GetIndex()+last.GetCount() == uint32(i)
+		if same && (k >= maxBatchErrors || last.GetMessage() == err.Error()) {
+			last.SetCount(last.GetCount() + 1)
+			return
+		}
+		if k >= maxBatchErrors { // a batch of nothing but different errors
+			e := &rdsdv1.SendError{}
+			e.SetIndex(uint32(i))
+			e.SetCount(1)
+			e.SetErrno(errno)
+			c.errs = append(c.errs, e)
+			return
+		}
+	}
+	c.errs = append(c.errs, sendError(uint32(i), 1, err))
+}
+
+func sendError(index, count uint32, err error) *rdsdv1.SendError {
+	e := &rdsdv1.SendError{}
+	e.SetIndex(index)
+	e.SetCount(count)
+	e.SetErrno(int32(rdserr.Errno(err)))
+	e.SetMessage(err.Error())
+	return e
+}
+
+// decided notes the end of a waiting send, under the engine's lock; it returns
+// true when the whole batch is decided.
+func (c *sendCall) decided(d *rds.SendDone) bool {
+	if d.Err != nil {
+		c.refuse(int(d.Tag-c.firstTag), d.Err)
+	} else {
+		c.accepted++
+		c.left--
+	}
+	return c.left == 0
+}
+
+// result is the SendResult of a decided batch.
+func (c *sendCall) result() any {
+	if len(c.errs) == 0 {
+		return &outResult{c.id, c.accepted}
+	}
+	r := &rdsdv1.SendResult{}
+	r.SetId(c.id)
+	r.SetAccepted(c.accepted)
+	r.SetErrors(c.errs)
+	m := &rdsdv1.ServerMessage{}
+	m.SetSendResult(r)
+	return m
+}

@@ -1,0 +1,112 @@
+package node
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/rdsd/rdsd/internal/stats"
+)
+
+var update = flag.Bool("update", false, "rewrite the tables of docs/operations.md")
+
+// The tables of docs/operations.md are those of the program; -update rewrites them.
+func TestOperationsTables(t *testing.T) {
+	path := filepath.Join("..", "docs", "operations.md")
+	raw, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := string(raw)
+	for name, table := range map[string]string{"keys": keyTable(), "kernel counters": coreTable(false), "own counters": coreTable(true)} {
+		begin, end := "<!-- begin "+name+" -->\n", "<!-- end "+name+" -->"
+		before, rest, ok1 := strings.Cut(page, begin)
+		old, after, ok2 := strings.Cut(rest, end)
+		if !ok1 || !ok2 {
+			t.Fatalf("%s has no place for %s", path, name)
+		}
+		if old != table && !*update {
+			t.Errorf("%s: the table of %s is out of date; run go test ./node -run TestOperationsTables -update", path, name)
+		}
+		page = before + begin + table + end + after
+	}
+	if *update {
+		if err := os.WriteFile(path, []byte(page), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func keyTable() string {
+	var b strings.Builder
+	b.WriteString("| key | default | variable | flag | meaning |\n| --- | --- | --- | --- | --- |\n")
+	quote := func(s string) string {
+		if s == "" {
+			return ""
+		}
+		return "`" + s + "`"
+	}
+	def := DefaultConfig()
+	for _, k := range Keys() {
+		flag := ""
+		if k.Flag != "" {
+			flag = "--" + k.Flag
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", k.Name, quote(k.value(def)), quote(k.Env), quote(flag), k.Usage)
+	}
+	return b.String()
+}
+
+func coreTable(own bool) string {
+	var b strings.Builder
+	b.WriteString("| metric | counts |\n| --- | --- |\n")
+	prefix := "rds_"
+	if own {
+		prefix = "rdsd_"
+	}
+	for _, f := range stats.Fields {
+		if f.Own == own {
+			fmt.Fprintf(&b, "| `%s%s_total` | %s |\n", prefix, f.Name, f.Help)
+		}
+	}
+	if own {
+		for _, d := range nodeCounterTable.Descs() {
+			fmt.Fprintf(&b, "| `rdsd_%s_total` | %s |\n", d.Name, d.Help)
+		}
+	}
+	return b.String()
+}
+
+// Every metric of a fresh node is on the page, and every one has a help text.
+func TestOperationsListsEveryMetric(t *testing.T) {
+	page, err := os.ReadFile(filepath.Join("..", "docs", "operations.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, _ := newFakeNode(t, testConfig(t), &fakeCore{snap: busySnapshot()})
+	families, err := n.registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		name := f.GetName()
+		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") || strings.HasPrefix(name, "grpc_") {
+			continue
+		}
+		if f.GetHelp() == "" {
+			t.Errorf("%s has no help", name)
+		}
+		if strings.HasPrefix(name, "rds_peer_") {
+			continue // told of as a group
+		}
+		if strings.HasPrefix(name, "rdsd_peer_") && strings.HasSuffix(name, "_total") && strings.HasPrefix(f.GetHelp(), "of one peer: ") {
+			continue
+		}
+		if !strings.Contains(string(page), "`"+name+"`") {
+			t.Errorf("docs/operations.md does not list %s", name)
+		}
+	}
+}
