@@ -23,7 +23,7 @@ from rdsd import (
 )
 from rdsd._core import BACKOFF_FIRST, BACKOFF_LIMIT, REBIND_TRIES, BindOptions, SocketCore, State
 from rdsd._errors import make
-from rdsd._sending import Mode
+from rdsd._jobs import Mode
 from rdsd.v1 import rdsd_pb2 as pb
 
 LOCAL = Address("10.0.0.9", 0)

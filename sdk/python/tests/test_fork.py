@@ -25,10 +25,13 @@ if pid == 0:
         try:
             call()
         except rdsd.NotSupported as error:
-            said.append("before a fork" in str(error))
+            said.append("survive a fork" in str(error))
     sock.close()
     client.close()
-    os._exit(0 if said == [True] * 3 else 1)
+    with rdsd.Client({target!r}) as own, own.bind("127.0.0.1:0") as mine:
+        mine.send(mine.local_address, b"the child's own", timeout=5)
+        said.append(mine.recv(timeout=5).payload == b"the child's own")
+    os._exit(0 if said == [True] * 4 else 1)
 _, status = os.waitpid(pid, 0)
 sock.send(sock.local_address, b"the parent goes on")
 assert sock.recv(timeout=5).payload == b"the parent goes on"
@@ -37,7 +40,7 @@ sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def test_child_is_told_and_parent_goes_on(fake: FakeDaemon) -> None:
+def test_child_is_told_opens_its_own_and_the_parent_goes_on(fake: FakeDaemon) -> None:
     program = textwrap.dedent(PROGRAM).format(target=fake.target)
     done = subprocess.run(
         [sys.executable, "-c", program],

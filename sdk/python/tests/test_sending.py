@@ -7,7 +7,8 @@ import errno
 import pytest
 
 from rdsd import BatchError, DaemonUnavailable, OutcomeKind, TimedOut, TooLarge, WouldBlock
-from rdsd._sending import BATCH_DATAGRAMS, Mode, Sender, SendJob
+from rdsd._jobs import Mode, SendJob
+from rdsd._sending import BATCH_DATAGRAMS, Sender
 from rdsd._types import Address, Payload
 from rdsd.v1 import rdsd_pb2 as pb
 
@@ -54,7 +55,7 @@ class Wire:
         return set(self.sender.answered(result))
 
     def outcome(self, first: int, count: int, kind: OutcomeKind) -> None:
-        self.sender.decided([(first, first + count, kind, "")])
+        self.sender.ledger.decided([(first, first + count, kind, "")])
 
 
 def batch_error(job: SendJob) -> BatchError:
@@ -96,10 +97,10 @@ def test_window_bytes_hold_back_until_answered() -> None:
 
 def test_window_batches_hold_back() -> None:
     w = Wire(batches=2)
-    for payload in (b"1", b"2", b"3"):
+    for payload in (b"1", b"2"):
         w.submit(payload, mode=Mode.FIRST_TRY)
-    first = w.must_poll()
-    w.must_poll()
+        first = w.must_poll()
+    w.submit(b"3", mode=Mode.FIRST_TRY)
     assert w.poll() is None
     w.answer(first)
     assert w.poll() is not None
@@ -140,6 +141,41 @@ def test_single_send_tries_first_and_then_waits() -> None:
     assert waiting.first_tag == tried.first_tag
     w.answer(waiting)
     assert job.call.result() == range(1, 2)
+
+
+def test_single_datagrams_that_queue_leave_together() -> None:
+    w = Wire(batches=1)
+    w.submit(b"0")
+    first = w.must_poll()
+    jobs = [w.submit(b"%d" % i, mode=Mode.FIRST_TRY) for i in range(1, 5)]
+    late = w.submit(b"late", mode=Mode.FIRST_TRY, deadline=1.0)
+    assert w.poll() is None
+    w.answer(first)
+    batch = w.must_poll(now=2.0)
+    assert (batch.payload, batch.first_tag) == (b"1234", 2)
+    w.answer(batch, (1, 1, errno.ENOBUFS), (2, 2, errno.EHOSTUNREACH))
+    assert jobs[0].call.result() == range(2, 3)
+    assert not jobs[1].call.done, "refused once, it waits from now on"
+    assert batch_error(jobs[2]).errno == batch_error(jobs[3]).errno == errno.EHOSTUNREACH
+    waiting = w.must_poll(now=2.0)
+    assert (waiting.payload, waiting.wait, waiting.first_tag) == (b"2", True, 3)
+    assert batch_error(late).errno == errno.ETIMEDOUT
+
+
+def test_gathered_datagrams_stay_within_the_window() -> None:
+    w = Wire(window_bytes=1000, batches=4)
+    for _ in range(3):
+        w.submit(b"x" * 400, mode=Mode.FIRST_TRY)
+    assert len(w.must_poll().length) == 2
+    assert w.poll() is None
+
+
+def test_a_gathered_batch_lost_is_undecided_for_each() -> None:
+    w = Wire()
+    jobs = [w.submit(b"x", mode=Mode.FIRST_TRY) for _ in range(3)]
+    assert len(w.must_poll().length) == 3
+    w.sender.lost()
+    assert all(batch_error(job).undecided for job in jobs)
 
 
 def test_try_send_is_refused_by_a_spent_window() -> None:
@@ -199,7 +235,7 @@ def test_outcomes_come_once_and_in_order() -> None:
     w.answer(w.must_poll(), (1, 1, errno.ENOBUFS))
     w.outcome(1, 1, OutcomeKind.DELIVERED)
     w.outcome(1, 3, OutcomeKind.CANCELLED)  # 1 is decided, 2 was never accepted
-    assert [(o.tag, o.kind.name) for o in w.sender.take_outcomes(10)] == [
+    assert [(o.tag, o.kind.name) for o in w.sender.ledger.take(10)] == [
         (1, "DELIVERED"),
         (3, "CANCELLED"),
     ]
@@ -210,13 +246,13 @@ def test_outcomes_are_taken_in_parts() -> None:
     w.submit(*[b"x"] * 10)
     w.answer(w.must_poll())
     w.outcome(1, 10, OutcomeKind.DELIVERED)
-    assert len(w.sender.outcomes.items) == 1, "kept as one range"
-    assert [o.tag for o in w.sender.take_outcomes(4)] == [1, 2, 3, 4]
-    assert [o.tag for o in w.sender.take_outcomes(99)] == [5, 6, 7, 8, 9, 10]
+    assert len(w.sender.ledger.queue.items) == 1, "kept as one range"
+    assert [o.tag for o in w.sender.ledger.take(4)] == [1, 2, 3, 4]
+    assert [o.tag for o in w.sender.ledger.take(99)] == [5, 6, 7, 8, 9, 10]
 
 
 def test_unread_outcomes_brake_sending(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rdsd._sending.OUTCOME_RANGES", 2)
+    monkeypatch.setattr("rdsd._outcomes.UNREAD_RANGES", 2)
     w = Wire(outcomes=True)
     w.submit(b"1", b"2")
     w.answer(w.must_poll())
@@ -225,7 +261,7 @@ def test_unread_outcomes_brake_sending(monkeypatch: pytest.MonkeyPatch) -> None:
     w.submit(b"3")
     assert w.poll() is None
     assert isinstance(batch_error(w.submit(b"4", mode=Mode.TRY)).errors[0][1], WouldBlock)
-    w.sender.take_outcomes(1)
+    w.sender.ledger.take(1)
     assert w.poll() is not None
 
 
@@ -236,7 +272,7 @@ def test_loss_makes_accepted_datagrams_unknown() -> None:
     w.outcome(1, 1, OutcomeKind.DELIVERED)
     w.sender.lost()
     w.sender.lost()
-    outcomes = w.sender.take_outcomes(10)
+    outcomes = w.sender.ledger.take(10)
     assert [(o.tag, o.kind.name, o.reason) for o in outcomes] == [
         (1, "DELIVERED", ""),
         (2, "UNKNOWN", "daemon restarted"),
@@ -261,7 +297,7 @@ def test_loss_with_an_early_outcome_counts_as_accepted() -> None:
     w.outcome(1, 1, OutcomeKind.DELIVERED)
     w.sender.lost()
     assert [i for i, _ in batch_error(job).errors] == [1]
-    assert [o.tag for o in w.sender.take_outcomes(9)] == [1]
+    assert [o.tag for o in w.sender.ledger.take(9)] == [1]
 
 
 def test_what_never_left_goes_over_the_next_stream() -> None:
@@ -281,7 +317,7 @@ def test_close_refuses_what_is_queued() -> None:
     w.sender.lost()
     w.sender.close(DaemonUnavailable(errno.ESHUTDOWN, "gone"))
     assert batch_error(job).errno == errno.ESHUTDOWN
-    call = w.sender.outcomes.ready.wait()
+    call = w.sender.ledger.queue.ready.wait()
     assert isinstance(call.error, DaemonUnavailable)
 
 

@@ -49,8 +49,9 @@ from ._errors import (
     error_from_errno,
     make,
 )
+from ._jobs import Mode, SendJob
 from ._receiving import Inbox
-from ._sending import RESTARTED, Mode, Sender, SendJob
+from ._sending import RESTARTED, Sender
 from ._types import Address, CancelResult, CongestionEvent, Payload
 from ._watching import Watchers
 from .v1 import rdsd_pb2 as pb
@@ -176,7 +177,7 @@ class SocketCore:
             for addr in self.sender.answered(message.send_result):
                 self.watchers.refused(addr)
         elif kind == "outcomes":
-            self.sender.decided(_codec.outcome_ranges(message.outcomes))
+            self.sender.ledger.decided(_codec.outcome_ranges(message.outcomes))
         elif kind == "congestion":
             self.watchers.reported(_codec.congestion_event(message.congestion))
         elif kind == "bound":

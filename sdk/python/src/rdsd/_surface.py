@@ -72,9 +72,8 @@ def check_limit(limit: int) -> int:
 class ForkGuard:
     """Notices use in a child process.
 
-    gRPC's threads do not survive a fork, so a client opened before it would
-    hang in the child. It raises instead; a process opens its own client, after
-    the fork, or is started with multiprocessing's "spawn" or "forkserver".
+    The threads that serve a client do not survive a fork: used in the child it
+    would wait for ever. It raises instead; the child opens a client of its own.
     """
 
     __slots__ = ("_pid",)
@@ -86,9 +85,8 @@ class ForkGuard:
         if os.getpid() != self._pid:
             raise make(
                 NotSupported,
-                f"opened by process {self._pid} before a fork: gRPC does not survive it. "
-                "Open the client in the child before the parent opens one, "
-                'or start the child with multiprocessing\'s "spawn"',
+                f"opened by process {self._pid}, and this is its child: a client does not "
+                "survive a fork, open another one here",
             )
 
     @property

@@ -31,7 +31,7 @@ from ._errors import (
     make,
 )
 from ._grpc import CHANNEL_OPTIONS, from_grpc
-from ._sending import Mode, SendJob
+from ._jobs import Mode, SendJob
 from ._surface import (
     BIND_TIMEOUT,
     DEFAULT_WINDOW,
@@ -201,6 +201,10 @@ class Socket:
         """
         return self._send(outgoing(datagrams), mode=Mode.WAIT, limit=seconds(timeout))
 
+    def try_send_batch(self, datagrams: Iterable[tuple[AddressLike, Payload]]) -> range:
+        """As send_batch, without waiting for room."""
+        return self._send(outgoing(datagrams), mode=Mode.TRY, limit=TRY_TIMEOUT)
+
     def cancel_sent_to(self, dst: AddressLike, timeout: Timeout = None) -> CancelResult:
         """Drops what is queued to dst and has not begun to leave (port 0: to every port)."""
         where = to_address(dst)
@@ -221,12 +225,8 @@ class Socket:
         if not self._core.options.outcomes:
             raise make(InvalidArgument, "bind with outcomes=True to be told outcomes")
         limit = seconds(timeout)
-        sender = self._core.sender
-
-        def take() -> list[Outcome]:
-            return sender.take_outcomes(256)
-
-        return self._events(sender.outcomes.ready, take, limit)
+        ledger = self._core.sender.ledger
+        return self._events(ledger.queue.ready, lambda: ledger.take(256), limit)
 
     # -- receiving ---------------------------------------------------------------
 

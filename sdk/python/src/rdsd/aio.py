@@ -33,7 +33,7 @@ from ._errors import (
     make,
 )
 from ._grpc import CHANNEL_OPTIONS, from_grpc
-from ._sending import Mode, SendJob
+from ._jobs import Mode, SendJob
 from ._surface import (
     BIND_TIMEOUT,
     DEFAULT_WINDOW,
@@ -209,6 +209,10 @@ class Socket:
         """
         return await self._send(outgoing(datagrams), mode=Mode.WAIT, limit=seconds(timeout))
 
+    async def try_send_batch(self, datagrams: Iterable[tuple[AddressLike, Payload]]) -> range:
+        """As send_batch, without waiting for room."""
+        return await self._send(outgoing(datagrams), mode=Mode.TRY, limit=TRY_TIMEOUT)
+
     async def cancel_sent_to(self, dst: AddressLike, timeout: Timeout = None) -> CancelResult:
         """Drops what is queued to dst and has not begun to leave (port 0: to every port)."""
         result: CancelResult = await self._query(
@@ -229,10 +233,8 @@ class Socket:
         """
         if not self._core.options.outcomes:
             raise make(InvalidArgument, "bind with outcomes=True to be told outcomes")
-        sender = self._core.sender
-        return self._events(
-            sender.outcomes.ready, lambda: sender.take_outcomes(256), seconds(timeout)
-        )
+        ledger = self._core.sender.ledger
+        return self._events(ledger.queue.ready, lambda: ledger.take(256), seconds(timeout))
 
     # -- receiving ---------------------------------------------------------------
 
