@@ -6,11 +6,9 @@ import (
 	"runtime/debug"
 
 	"github.com/spf13/cobra"
-)
 
-// version is set by the build: -ldflags "-X …/cli.version=1.2.3". Without it the
-// version recorded by the Go toolchain is shown.
-var version string
+	"github.com/rdsd/rdsd/node"
+)
 
 type versionView struct {
 	Version  string `json:"version"`
@@ -39,16 +37,10 @@ func (a *app) versionCmd() *cobra.Command {
 }
 
 func buildVersion() versionView {
-	v := versionView{Version: version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	v := versionView{Version: node.Version(), Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
 	info, ok := debug.ReadBuildInfo()
 	if !ok {
 		return v
-	}
-	if v.Version == "" {
-		v.Version = info.Main.Version
-	}
-	if v.Version == "" || v.Version == "(devel)" {
-		v.Version = "devel"
 	}
 	dirty := false
 	for _, s := range info.Settings {

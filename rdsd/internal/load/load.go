@@ -95,7 +95,7 @@ func Run(ctx context.Context, client *rdsd.Client, c Config, report func(Report)
 	defer stopSending()
 	for _, t := range tasks {
 		wg.Go(func() { failed <- t.take(taking) })
-		wg.Go(func() { failed <- t.send(sending) })
+		wg.Go(func() { failed <- t.send(sending, taking) })
 	}
 	var first error
 	tick := time.NewTicker(c.Interval)

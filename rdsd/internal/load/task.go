@@ -49,8 +49,9 @@ func newTask(ctx context.Context, client *rdsd.Client, c *Config, nr int, start 
 	}, nil
 }
 
-// send keeps Depth datagrams under way until ctx ends.
-func (t *task) send(ctx context.Context) error {
+// send keeps Depth datagrams under way until ctx ends. A batch begun then is
+// still handed over, so that every datagram's fate is known; hard ends that too.
+func (t *task) send(ctx, hard context.Context) error {
 	limit := rate.NewLimiter(rate.Inf, 1)
 	if t.c.Rate > 0 {
 		limit = rate.NewLimiter(rate.Limit(t.c.Rate/float64(t.c.Tasks)), 1)
@@ -91,15 +92,16 @@ func (t *task) send(ctx context.Context) error {
 			seq++
 			batch = append(batch, rdsd.Datagram{Addr: t.c.To, Payload: p})
 		}
-		accepted, err := t.sock.SendBatch(ctx, batch)
+		accepted, err := t.sock.SendBatch(hard, batch)
+		if err != nil && ended(hard, err) {
+			t.meter.sent(len(batch)) // some may have been accepted
+			return nil
+		}
 		t.meter.sent(accepted)
 		if t.c.Mode == OneWay {
 			t.record(batch[:accepted], intended)
 		}
 		if err != nil {
-			if ended(ctx, err) {
-				return nil
-			}
 			return fmt.Errorf("sending to %s: %w", t.c.To, err)
 		}
 	}
