@@ -58,8 +58,17 @@ func (b *Batch) Room(n int) bool {
 }
 
 // Frame adds a frame and returns the 48 bytes where its header is to be
-// written before the batch is sent.
+// written before the batch is sent. It works even without Room: the few frames
+// of the protocol's own that end a batch need not ask.
 func (b *Batch) Frame(payload []byte) []byte {
+	need := 48
+	if len(payload) <= inlineLen {
+		need += len(payload)
+	}
+	if len(b.stage)+need > cap(b.stage) {
+		b.Seal() // the pieces keep the old stage alive
+		b.stage, b.from = make([]byte, 0, stageBytes), 0
+	}
 	n := len(b.stage)
 	if len(payload) <= inlineLen {
 		b.stage = b.stage[:n+48+len(payload)]

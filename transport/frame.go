@@ -1,6 +1,8 @@
 package transport
 
 import (
+	"fmt"
+
 	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -28,6 +30,7 @@ type Framer struct {
 	nhdr int
 	cur  *buf.Buf // partial payload
 	ncur int
+	fr   Frame // what sink is given; here, so that a call allocates nothing
 }
 
 // ErrTooLong: a header announces a payload above the limit. The stream
@@ -35,7 +38,7 @@ type Framer struct {
 type ErrTooLong struct{ Len, Max uint32 }
 
 func (e *ErrTooLong) Error() string {
-	return "a header announces a payload longer than the limit"
+	return fmt.Sprintf("a header announces a payload of %d bytes; at most %d are taken", e.Len, e.Max)
 }
 
 // Want returns where the stream's next bytes belong while a large payload is
@@ -60,8 +63,8 @@ func (f *Framer) finish(sink func(*Frame) error) error {
 	}
 	b := f.cur
 	f.cur, f.ncur, f.nhdr = nil, 0, 0
-	fr := Frame{Raw: f.hdr[:], Payload: b.B, Buf: b}
-	err := sink(&fr)
+	f.fr = Frame{Raw: f.hdr[:], Payload: b.B, Buf: b}
+	err := sink(&f.fr)
 	b.Release()
 	return err
 }
@@ -71,7 +74,6 @@ func (f *Framer) finish(sink func(*Frame) error) error {
 // used up then (a frame whose sink failed counts as used).
 func (f *Framer) Feed(p []byte, sink func(*Frame) error) (consumed int, err error) {
 	total := len(p)
-	var fr Frame
 	for len(p) > 0 {
 		if f.cur != nil {
 			n := copy(f.cur.B[f.ncur:], p)
@@ -99,9 +101,9 @@ func (f *Framer) Feed(p []byte, sink func(*Frame) error) (consumed int, err erro
 		}
 		if int(n) <= len(p) && n < DirectLen {
 			f.nhdr = 0
-			fr = Frame{Raw: raw[:wire.HeaderLen], Payload: p[:n]}
+			f.fr = Frame{Raw: raw[:wire.HeaderLen], Payload: p[:n]}
 			p = p[n:]
-			if err := sink(&fr); err != nil {
+			if err := sink(&f.fr); err != nil {
 				return total - len(p), err
 			}
 			continue
@@ -112,11 +114,6 @@ func (f *Framer) Feed(p []byte, sink func(*Frame) error) (consumed int, err erro
 		}
 		f.nhdr = wire.HeaderLen
 		f.cur, f.ncur = buf.Get(int(n)), 0
-		if n == 0 {
-			if err := f.finish(sink); err != nil {
-				return total - len(p), err
-			}
-		}
 	}
 	return total, nil
 }
@@ -129,5 +126,5 @@ func (f *Framer) Close() {
 	if f.cur != nil {
 		f.cur.Release()
 	}
-	f.cur, f.ncur, f.nhdr = nil, 0, 0
+	f.cur, f.ncur, f.nhdr, f.fr = nil, 0, 0, Frame{}
 }

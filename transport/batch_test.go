@@ -1,0 +1,153 @@
+package transport
+
+import (
+	"bytes"
+	"math/rand"
+	"testing"
+
+	"github.com/rdsd/rdsd/wire"
+)
+
+func TestBatchInlineLen(t *testing.T) {
+	if wire.HeaderLen != 48 {
+		t.Fatal("batch.go counts on 48-byte headers")
+	}
+}
+
+// fill puts a frame with a header that counts up and returns its bytes.
+func fill(b *Batch, i int, payload []byte) []byte {
+	h := wire.Header{Seq: uint64(i), Len: uint32(len(payload)), SPort: 5, DPort: 6}
+	h.Put(b.Frame(payload))
+	return append(h.Append(nil), payload...)
+}
+
+// TestBatchBytes: whatever sizes go in, the pieces are the frames in order,
+// also when they are written a few bytes at a time.
+func TestBatchBytes(t *testing.T) {
+	rng := rand.New(rand.NewSource(1))
+	sizes := []int{0, 1, 47, 48, 64, inlineLen - 1, inlineLen, inlineLen + 1, 8 << 10, 64 << 10, wire.MaxDatagram}
+	b := GetBatch()
+	defer b.Put()
+	for round := range 200 {
+		b.Reset()
+		var want []byte
+		frames := 0
+		for {
+			n := sizes[rng.Intn(len(sizes)-rng.Intn(len(sizes)))]
+			if !b.Room(n) {
+				break
+			}
+			p := make([]byte, n)
+			rng.Read(p)
+			want = append(want, fill(b, frames, p)...)
+			frames++
+		}
+		b.Seal()
+		if frames == 0 || b.Frames() != frames || b.Bytes() != len(want) {
+			t.Fatalf("round %d: %d frames of %d, %d bytes of %d", round, b.Frames(), frames, b.Bytes(), len(want))
+		}
+		if len(b.Pieces()) > BatchPieces {
+			t.Fatalf("round %d: %d pieces", round, len(b.Pieces()))
+		}
+		if frames > 1 && b.Bytes() > BatchBytes {
+			t.Fatalf("round %d: %d bytes", round, b.Bytes())
+		}
+		var got []byte
+		for done := false; !done; {
+			left := 0
+			for _, p := range b.Pieces() {
+				left += len(p)
+			}
+			n := min(left, 1+rng.Intn(100<<10))
+			for m, i := n, 0; m > 0; i++ {
+				p := b.Pieces()[i]
+				k := min(m, len(p))
+				got = append(got, p[:k]...)
+				m -= k
+			}
+			if done = b.Wrote(n); done != (n == left) {
+				t.Fatalf("round %d: done %v with %d of %d left", round, done, left-n, left)
+			}
+		}
+		if !bytes.Equal(got, want) {
+			t.Fatalf("round %d: other bytes", round)
+		}
+	}
+}
+
+// TestBatchTakesOneOfAnySize: an empty batch has room for every frame.
+func TestBatchTakesOneOfAnySize(t *testing.T) {
+	b := GetBatch()
+	defer b.Put()
+	if !b.Room(wire.MaxDatagram) {
+		t.Fatal("no room for the largest datagram")
+	}
+	p := make([]byte, wire.MaxDatagram)
+	want := fill(b, 1, p)
+	if b.Room(0) {
+		t.Error("room behind the largest datagram")
+	}
+	b.Seal()
+	if got := bytes.Join(b.Pieces(), nil); !bytes.Equal(got, want) {
+		t.Error("other bytes")
+	}
+}
+
+// TestBatchWithoutRoom: a frame of the protocol's own may follow a batch that
+// is full to the last byte.
+func TestBatchWithoutRoom(t *testing.T) {
+	b := GetBatch()
+	defer b.Put()
+	payload := bytes.Repeat([]byte{7}, 48) // 96 bytes a frame divide the stage evenly
+	var want []byte
+	n := 0
+	for ; b.Room(len(payload)); n++ {
+		want = append(want, fill(b, n, payload)...)
+	}
+	if len(b.stage) != cap(b.stage) {
+		t.Fatalf("stage %d of %d: the test wants it full", len(b.stage), cap(b.stage))
+	}
+	for range 5 {
+		want = append(want, fill(b, n, nil)...)
+		n++
+	}
+	b.Seal()
+	if b.Frames() != n || !bytes.Equal(bytes.Join(b.Pieces(), nil), want) {
+		t.Error("other frames")
+	}
+}
+
+// TestBatchReferencesLargePayloads: they are not copied; small ones are.
+func TestBatchReferencesLargePayloads(t *testing.T) {
+	b := GetBatch()
+	defer b.Put()
+	small, large := make([]byte, inlineLen), make([]byte, inlineLen+1)
+	fill(b, 1, small)
+	fill(b, 2, large)
+	b.Seal()
+	small[0], large[0] = 1, 1
+	got := bytes.Join(b.Pieces(), nil)
+	if got[48] != 0 {
+		t.Error("a small payload is referenced")
+	}
+	if got[48+inlineLen+48] != 1 {
+		t.Error("a large payload is copied")
+	}
+}
+
+func TestBatchDoesNotAllocate(t *testing.T) {
+	b := GetBatch()
+	defer b.Put()
+	p := make([]byte, 64)
+	h := wire.Header{}
+	if n := testing.AllocsPerRun(100, func() {
+		b.Reset()
+		for b.Room(len(p)) {
+			h.Put(b.Frame(p))
+		}
+		b.Seal()
+		b.Wrote(b.Bytes())
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
