@@ -29,6 +29,9 @@ func (s *Socket) Send(now time.Duration, dst netip.AddrPort, payload []byte, tag
 		return rdserr.ErrWouldBlock // those that wait for the same destination go first
 	}
 	if err := s.admit(pe, dst, len(payload)); err != nil {
+		if err == rdserr.ErrWouldBlock {
+			s.wantSpace = true
+		}
 		if err == rdserr.ErrCongested {
 			s.e.ctr.CongSendError++
 			pe.block(dst.Port())
@@ -165,6 +168,10 @@ func (s *Socket) Completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 	s.leave(m.Epoch)
 	if s.waiting > 0 {
 		s.hasSpace()
+	}
+	if s.wantSpace && s.used <= s.opt.SndBufBytes/2 {
+		s.wantSpace = false
+		s.news(EvWritable)
 	}
 	e.freeMsg(m)
 }

@@ -27,6 +27,7 @@ const (
 	EvSends                  // waiting sends were decided
 	EvCongestion             // congestion news can be fetched
 	EvFlushed                // flushes were answered
+	EvWritable               // half of the send buffer is free again, after a Send that met it full
 )
 
 // OutcomeRun is the outcome of datagrams with tags First..First+Count-1.
@@ -66,6 +67,7 @@ type Socket struct {
 	waiting     int     // datagrams in flows
 	deadline    time.Duration
 	spaceListed bool
+	wantSpace   bool
 	sends       []SendDone
 	outcomes    []OutcomeRun
 	outcomesN   int // datagrams in outcomes
