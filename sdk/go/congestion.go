@@ -99,7 +99,7 @@ func (s *Socket) monitorLocked() {
 	}
 }
 
-func (s *Socket) monitorMessage(*session) *rdsdv1.ClientMessage {
+func (s *Socket) monitorMessage() *rdsdv1.ClientMessage {
 	mon := &rdsdv1.Monitor{}
 	if s.watch.active() {
 		mon.SetMask(s.cfg.mask)

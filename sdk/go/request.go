@@ -2,6 +2,7 @@ package rdsd
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"time"
@@ -32,8 +33,8 @@ func (s *Socket) Request(ctx context.Context, dst netip.AddrPort, p []byte) (Dat
 	s.recv.addWaiter(w)
 	defer s.recv.removeWaiter(w)
 	if err := s.Send(ctx, dst, p); err != nil {
-		if ctx.Err() != nil {
-			s.takeBack(ctx, dst)
+		if op, ok := errors.AsType[*OpError](err); ok && op.Undecided {
+			s.takeBack(ctx, dst) // the daemon may have it
 		}
 		return Datagram{}, err
 	}

@@ -63,6 +63,7 @@ const (
 	alone                     // in a batch of its own that waits for room
 )
 
+// sendOne sends one datagram and waits for its result.
 func (s *Socket) sendOne(ctx context.Context, op string, dst netip.AddrPort, p []byte, mode sendMode) (uint64, error) {
 	s.mu.Lock()
 	local := s.local
@@ -77,7 +78,7 @@ func (s *Socket) sendOne(ctx context.Context, op string, dst netip.AddrPort, p [
 			err := s.awayLocked()
 			s.mu.Unlock()
 			return 0, opError(op, local, dst, err)
-		case !s.sess.room(len(p)), s.outcomes.full():
+		case !s.sess.room(len(p)), s.tryq.len() > 0 && !s.sess.fits(*s.tryq.front()), s.outcomes.full():
 			s.mu.Unlock()
 			return 0, opError(op, local, dst, rdserr.ErrWouldBlock)
 		}

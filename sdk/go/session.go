@@ -37,7 +37,6 @@ type session struct {
 	creditN   uint64 // credit to grant with the next message
 	creditB   uint64
 	monitor   bool // a Monitor message is due
-	monitored bool // the last Monitor sent was not "off"
 }
 
 var openStream = &rdsdv1.Datagrams_ServiceDesc.Streams[0]

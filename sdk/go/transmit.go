@@ -127,7 +127,7 @@ func (s *Socket) nextLocked(sess *session) message {
 		return nil
 	case sess.monitor:
 		sess.monitor = false
-		return s.monitorMessage(sess)
+		return s.monitorMessage()
 	case sess.creditDue():
 		m := &rdsdv1.ClientMessage{}
 		c := &rdsdv1.Credit{}
