@@ -252,6 +252,9 @@ func (r *run) number(raw json.RawMessage, absent int) int {
 }
 
 func errnoOf(symbol string) syscall.Errno {
+	if symbol == "EOPNOTSUPP" { // ErrnoName calls 95 ENOTSUP
+		return syscall.EOPNOTSUPP
+	}
 	for n := syscall.Errno(1); n < 134; n++ {
 		if unix.ErrnoName(n) == symbol {
 			return n
