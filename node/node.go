@@ -55,11 +55,13 @@ type Node struct {
 	instance uint64 // random; changes with every start
 	started  time.Time
 
-	state atomic.Int32
-	ready chan struct{} // closed when serving, or when Run has failed
+	state    atomic.Int32
+	stopping chan struct{} // closed when the node begins to end what is left
+	ready    chan struct{} // closed when serving, or when Run has failed
 
 	count    *nodeCounters
 	core     core
+	hosts    *hosts // core, for administration
 	sockets  *socketTable
 	grpc     *grpcFront
 	registry *prometheus.Registry
@@ -78,6 +80,7 @@ func New(cfg *Config, logger *slog.Logger) (*Node, error) {
 	if n.core, err = newCore(n); err != nil {
 		return nil, err
 	}
+	n.hosts = n.core.(*hosts)
 	n.assemble()
 	return n, nil
 }
@@ -94,6 +97,7 @@ func newNode(cfg *Config, logger *slog.Logger) (*Node, error) {
 		instance: rand.Uint64() | 1, // 0 means unknown
 		started:  time.Now(),
 		ready:    make(chan struct{}),
+		stopping: make(chan struct{}),
 		count:    &nodeCounters{},
 		sockets:  newSocketTable(cfg.Limits.MaxSockets, cfg.Limits.MaxSocketsPerUID),
 	}
@@ -209,6 +213,7 @@ func (n *Node) drain(page *httpFront) {
 	// scrape of the last counters.
 	end, cancelEnd := context.WithTimeout(context.Background(), time.Second)
 	defer cancelEnd()
+	close(n.stopping)
 	n.sockets.finishAll(errDraining)
 	n.grpc.stop(end)
 	n.core.close()

@@ -1,0 +1,98 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"google.golang.org/grpc"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rds"
+)
+
+// maxCulprits bounds how many senders are shown for a congested port.
+const maxCulprits = 16
+
+// ListCongestion shows what is congested now, who should read it, who fills it
+// and who waits.
+func (a *adminServer) ListCongestion(context.Context, *rdsdv1.ListCongestionRequest) (*rdsdv1.ListCongestionResponse, error) {
+	var list []*rdsdv1.CongestedPort
+	for _, h := range a.node.hosts.list {
+		_, now := h.lock()
+		for _, c := range h.e.CongestedPorts() {
+			list = append(list, congestedPB(now, &c))
+		}
+		h.unlock()
+	}
+	resp := &rdsdv1.ListCongestionResponse{}
+	resp.SetPort(list)
+	return resp, nil
+}
+
+func congestedPB(now time.Duration, c *rds.CongestedPort) *rdsdv1.CongestedPort {
+	p := &rdsdv1.CongestedPort{}
+	p.SetEndpoint(endpointPB(c.Endpoint))
+	p.SetLocal(c.Local)
+	p.SetSinceNs(uint64(max(now-c.Since, 0)))
+	p.SetWaitingSenders(uint32(c.Waiting))
+	p.SetBlocked(c.Blocked)
+	if c.Socket == nil {
+		return p
+	}
+	p.SetQueuedBytes(uint64(c.Socket.Info().RecvQueued))
+	p.SetReaderUid(c.Socket.Options().UID)
+	p.SetReaderPid(c.Socket.Options().PID)
+	var list []*rdsdv1.Culprit
+	for _, k := range c.Socket.Culprits(maxCulprits) {
+		x := &rdsdv1.Culprit{}
+		x.SetSource(endpointPB(k.Source))
+		x.SetQueuedDatagrams(uint64(k.N))
+		x.SetQueuedBytes(uint64(k.Bytes))
+		list = append(list, x)
+	}
+	p.SetCulprit(list)
+	return p
+}
+
+// WatchCongestion reports ports as they become congested and clear. The time
+// is the wall clock's, for reading; nothing depends on it.
+func (a *adminServer) WatchCongestion(r *rdsdv1.WatchCongestionRequest, stream grpc.ServerStreamingServer[rdsdv1.CongestionNotice]) error {
+	// Watch first, list then: a change in between is told twice, never missed.
+	w, stop := a.node.hosts.watchCongestion()
+	defer stop()
+	if r.GetIncludeCurrent() {
+		for _, h := range a.node.hosts.list {
+			h.lock()
+			ports := h.e.CongestedPorts()
+			h.unlock()
+			for _, c := range ports {
+				if err := stream.Send(notice(rds.Notice{Endpoint: c.Endpoint, Local: c.Local, Congested: true})); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	for {
+		select {
+		case <-stream.Context().Done():
+			return nil
+		case <-a.node.stopping:
+			return errDraining
+		case notices := <-w.c:
+			for _, n := range notices {
+				if err := stream.Send(notice(n)); err != nil {
+					return err
+				}
+			}
+		}
+	}
+}
+
+func notice(n rds.Notice) *rdsdv1.CongestionNotice {
+	m := &rdsdv1.CongestionNotice{}
+	m.SetUnixNs(time.Now().UnixNano())
+	m.SetEndpoint(endpointPB(n.Endpoint))
+	m.SetLocal(n.Local)
+	m.SetCongested(n.Congested)
+	return m
+}

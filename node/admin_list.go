@@ -1,0 +1,262 @@
+package node
+
+import (
+	"context"
+	"net/netip"
+	"time"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/stats"
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+var peerKinds = [...]rdsdv1.PeerKind{
+	conn.KindUnknown:      rdsdv1.PeerKind_PEER_KIND_UNSPECIFIED,
+	conn.KindRdsd:         rdsdv1.PeerKind_PEER_KIND_RDSD,
+	conn.KindKernelLegacy: rdsdv1.PeerKind_PEER_KIND_KERNEL_LEGACY,
+	conn.KindKernel:       rdsdv1.PeerKind_PEER_KIND_KERNEL,
+}
+
+var pathStates = [...]rdsdv1.PathState{
+	conn.Down:          rdsdv1.PathState_PATH_STATE_DOWN,
+	conn.Connecting:    rdsdv1.PathState_PATH_STATE_CONNECTING,
+	conn.Up:            rdsdv1.PathState_PATH_STATE_UP,
+	conn.Disconnecting: rdsdv1.PathState_PATH_STATE_DISCONNECTING,
+	conn.Error:         rdsdv1.PathState_PATH_STATE_ERROR,
+}
+
+// ListPeers describes peers and their paths.
+func (a *adminServer) ListPeers(_ context.Context, r *rdsdv1.ListPeersRequest) (*rdsdv1.ListPeersResponse, error) {
+	local, err := optionalAddr("local", r.GetLocal())
+	if err != nil {
+		return nil, err
+	}
+	remote, err := optionalAddr("remote", r.GetRemote())
+	if err != nil {
+		return nil, err
+	}
+	var list []*rdsdv1.Peer
+	for _, h := range a.node.hosts.list {
+		if local.IsValid() && h.addr != local {
+			continue
+		}
+		_, now := h.lock()
+		for _, pe := range h.e.Peers() {
+			if !remote.IsValid() || pe.Addr() == remote {
+				list = append(list, h.peerPB(now, pe))
+			}
+		}
+		h.unlock()
+	}
+	resp := &rdsdv1.ListPeersResponse{}
+	resp.SetPeer(list)
+	return resp, nil
+}
+
+// peerPB describes one peer. The lock is held.
+func (h *host) peerPB(now time.Duration, pe *rds.Peer) *rdsdv1.Peer {
+	c := pe.Conn()
+	q := c.Queued()
+	p := &rdsdv1.Peer{}
+	p.SetLocal(h.addr.AsSlice())
+	p.SetRemote(pe.Addr().AsSlice())
+	p.SetKind(peerKinds[c.Kind()])
+	p.SetIncarnation(c.PeerIncarnation())
+	p.SetLanes(uint32(c.Lanes()))
+	p.SetQueued(uint64(q.Queued))
+	p.SetQueuedBytes(uint64(q.QueuedBytes))
+	p.SetUnacked(uint64(q.Unacked))
+	p.SetUnackedBytes(uint64(q.UnackedBytes))
+	p.SetHeld(uint64(q.Held))
+	p.SetCongestedPorts(uint32(pe.CongestedPorts()))
+	p.SetRttNs(uint64(c.RTT()))
+	var paths []*rdsdv1.Path
+	c.Paths(func(cp *conn.Path) { paths = append(paths, h.pathPB(now, cp)) })
+	p.SetPath(paths)
+	return p
+}
+
+func (h *host) pathPB(now time.Duration, cp *conn.Path) *rdsdv1.Path {
+	i := cp.Info()
+	p := &rdsdv1.Path{}
+	p.SetIndex(uint32(cp.Index()))
+	p.SetState(pathStates[i.State])
+	p.SetNextTxSeq(i.NextTx)
+	p.SetNextRxSeq(i.NextRx)
+	p.SetReconnects(i.Reconnects)
+	p.SetSentBytes(i.SentBytes)
+	p.SetReceivedBytes(i.RxByte)
+	p.SetSendCredits(uint32(max(i.Credits, 0)))
+	p.SetReadPaused(i.Paused)
+	if i.State == conn.Up {
+		p.SetUpSinceNs(uint64(max(now-i.Since, 1)))
+	}
+	if i.LastErr != nil {
+		p.SetLastError(i.LastErr.Error())
+	}
+	if k := h.laneOf(cp).current(cp); k != nil {
+		p.SetLocalEndpoint(k.link.LocalAddr().String())
+		p.SetRemoteEndpoint(k.link.RemoteAddr().String())
+	}
+	return p
+}
+
+// ListSockets describes every socket.
+func (a *adminServer) ListSockets(context.Context, *rdsdv1.ListSocketsRequest) (*rdsdv1.ListSocketsResponse, error) {
+	var list []*rdsdv1.SocketInfo
+	for _, h := range a.node.hosts.list {
+		h.lock()
+		for _, s := range h.e.Sockets() {
+			list = append(list, socketPB(s))
+		}
+		h.unlock()
+	}
+	resp := &rdsdv1.ListSocketsResponse{}
+	resp.SetSocket(list)
+	return resp, nil
+}
+
+// socketPB describes a socket. Its engine's lock is held.
+func socketPB(s *rds.Socket) *rdsdv1.SocketInfo {
+	o, i := s.Options(), s.Info()
+	p := &rdsdv1.SocketInfo{}
+	p.SetLocal(endpointPB(s.Addr()))
+	p.SetUid(o.UID)
+	p.SetPid(o.PID)
+	p.SetLabel(o.Label)
+	p.SetSendBufferBytes(uint64(o.SndBufBytes))
+	p.SetSendQueuedBytes(uint64(i.SendQueued))
+	p.SetRecvBufferBytes(uint64(o.RcvBufBytes))
+	p.SetRecvQueuedBytes(uint64(i.RecvQueued))
+	p.SetRecvHardLimitBytes(uint64(i.Hard))
+	p.SetRecvQueued(uint64(i.RecvN))
+	p.SetCongested(i.Congested)
+	p.SetAccepted(i.Stats.Accepted)
+	p.SetDelivered(i.Stats.Delivered)
+	p.SetCancelled(i.Stats.Cancelled)
+	p.SetFailed(i.Stats.Failed)
+	p.SetUnknown(i.Stats.Unknown)
+	p.SetInFlight(uint64(i.Undecided))
+	p.SetReceived(i.Stats.Received)
+	p.SetWaitingSends(uint32(i.Waiting))
+	p.SetInode(i.ID)
+	return p
+}
+
+const (
+	defaultQueueLimit = 1000
+	// maxQueueLimit keeps the answer below a message's size, and the lock short.
+	maxQueueLimit = 20000
+)
+
+// ListQueue shows datagrams that wait somewhere.
+func (a *adminServer) ListQueue(_ context.Context, r *rdsdv1.ListQueueRequest) (*rdsdv1.ListQueueResponse, error) {
+	limit := int(r.GetLimit())
+	switch {
+	case limit == 0:
+		limit = defaultQueueLimit
+	case limit > maxQueueLimit:
+		return nil, rdserr.With(rdserr.ErrInvalid, "limit is %d; want at most %d", limit, maxQueueLimit)
+	}
+	kind := r.GetKind()
+	if kind < 0 || kind > rdsdv1.QueueKind_QUEUE_KIND_RECV {
+		return nil, rdserr.With(rdserr.ErrInvalid, "kind is %d; want 0 (all) to 3", kind)
+	}
+	q := &queueLister{want: kind, limit: limit}
+	for _, h := range a.node.hosts.list {
+		h.lock()
+		for _, pe := range h.e.Peers() {
+			pe.Conn().EachQueued(func(m *conn.Msg, lane int, sent bool) bool {
+				k := rdsdv1.QueueKind_QUEUE_KIND_SEND
+				if sent {
+					k = rdsdv1.QueueKind_QUEUE_KIND_RETRANS
+				}
+				return q.add(k, netip.AddrPortFrom(h.addr, m.SPort), netip.AddrPortFrom(pe.Addr(), m.DPort), m.Seq(), len(m.Payload), lane)
+			})
+		}
+		for _, s := range h.e.Sockets() {
+			s.EachQueued(func(src netip.AddrPort, bytes int) bool {
+				return q.add(rdsdv1.QueueKind_QUEUE_KIND_RECV, s.Addr(), src, 0, bytes, 0)
+			})
+		}
+		h.unlock()
+	}
+	resp := &rdsdv1.ListQueueResponse{}
+	resp.SetDatagram(q.list)
+	resp.SetTruncated(q.truncated)
+	return resp, nil
+}
+
+type queueLister struct {
+	want      rdsdv1.QueueKind
+	limit     int
+	list      []*rdsdv1.QueuedDatagram
+	truncated bool
+}
+
+func (q *queueLister) add(kind rdsdv1.QueueKind, local, remote netip.AddrPort, seq uint64, bytes, lane int) (more bool) {
+	if q.want != rdsdv1.QueueKind_QUEUE_KIND_UNSPECIFIED && q.want != kind {
+		return true
+	}
+	if len(q.list) >= q.limit {
+		q.truncated = true
+		return false
+	}
+	d := &rdsdv1.QueuedDatagram{}
+	d.SetKind(kind)
+	d.SetLocal(endpointPB(local))
+	d.SetRemote(endpointPB(remote))
+	d.SetSeq(seq)
+	d.SetBytes(uint64(bytes))
+	d.SetLane(uint32(lane))
+	q.list = append(q.list, d)
+	return true
+}
+
+// GetCounters returns the node's counters, or one peer's.
+func (a *adminServer) GetCounters(_ context.Context, r *rdsdv1.GetCountersRequest) (*rdsdv1.GetCountersResponse, error) {
+	remote, err := optionalAddr("remote", r.GetRemote())
+	if err != nil {
+		return nil, err
+	}
+	var s snapshot
+	a.node.snapshot(&s)
+	sum := s.counters
+	if remote.IsValid() {
+		sum = stats.Counters{}
+		found := false
+		for i := range s.peers {
+			if s.peers[i].remote == remote {
+				found = true
+				sum.Add(&s.peers[i].counters)
+			}
+		}
+		if !found {
+			return nil, rdserr.With(rdserr.ErrNotFound, "no peer %v", remote)
+		}
+	}
+	var list []*rdsdv1.Counter
+	add := func(name, help string, v uint64) {
+		c := &rdsdv1.Counter{}
+		c.SetName(name)
+		c.SetValue(v)
+		c.SetHelp(help)
+		list = append(list, c)
+	}
+	values := sum.Values(nil)
+	for i, f := range stats.Fields {
+		add(f.Name, f.Help, values[i])
+	}
+	if !remote.IsValid() {
+		own := nodeCounterTable.Read(nil, a.node.count)
+		for i, d := range nodeCounterTable.Descs() {
+			add(d.Name, d.Help, own[i])
+		}
+		add("connections_refused", "connections of peers refused, for any reason", s.refusedLinks)
+	}
+	resp := &rdsdv1.GetCountersResponse{}
+	resp.SetCounter(list)
+	return resp, nil
+}
