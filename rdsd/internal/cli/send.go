@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"os"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -180,16 +179,12 @@ func (a *app) send(ctx context.Context, dst netip.AddrPort, args []string, o sen
 		limit = rate.NewLimiter(rate.Limit(o.rate), 1)
 	}
 	start := time.Now()
+	out := outbox{a: a, sock: sock, dst: dst, try: o.try, alone: o.try || o.rate > 0, rep: &rep}
 	one := func(p []byte) error {
 		if err := limit.Wait(ctx); err != nil {
 			return err
 		}
-		err := a.sendOne(ctx, sock, dst, p, o.try)
-		if err == nil {
-			rep.Datagrams++
-			rep.Bytes += bytesCount(len(p))
-		}
-		return err
+		return out.add(ctx, p)
 	}
 	var kept [][]byte // what --count repeats: input can be read only once
 	err = a.payloads(args, o, sized, func(p []byte) error {
@@ -204,6 +199,9 @@ func (a *app) send(ctx context.Context, dst netip.AddrPort, args []string, o sen
 				break
 			}
 		}
+	}
+	if err == nil {
+		err = out.flush(ctx)
 	}
 	// What was accepted is seen through even when a later one was refused:
 	// closing the socket would cancel it.
@@ -254,22 +252,6 @@ func (a *app) bindFrom(ctx context.Context, c *rdsd.Client, flag, from string, d
 	return s, nil
 }
 
-func (a *app) sendOne(ctx context.Context, sock *rdsd.Socket, dst netip.AddrPort, p []byte, try bool) error {
-	if try {
-		if err := sock.TrySend(dst, p); err != nil {
-			return fmt.Errorf("%s refused a datagram of %d bytes: %w", dst, len(p), err)
-		}
-		return nil
-	}
-	bctx, cancel := a.bounded(ctx)
-	defer cancel()
-	err := sock.Send(bctx, dst, p)
-	if err != nil && ctx.Err() == nil {
-		err = fmt.Errorf("a datagram of %d bytes to %s was not accepted: %w", len(p), dst, err)
-	}
-	return err
-}
-
 // settle waits until everything accepted has its outcome.
 func (a *app) settle(ctx context.Context, sock *rdsd.Socket, sent uint64) error {
 	if sent == 0 || ctx.Err() != nil {
@@ -295,72 +277,4 @@ func (a *app) printSent(r sendReport, withOutcomes bool) {
 		fmt.Fprintf(&b, ": %d delivered, %d cancelled, %d failed, %d unknown", r.Delivered, r.Cancelled, r.Failed, r.Unknown)
 	}
 	fmt.Fprintln(a.out, b.String())
-}
-
-// outcomes counts the outcomes of a socket; its goroutine ends with stop.
-type outcomes struct {
-	cancel context.CancelFunc
-	done   chan struct{}
-
-	mu      sync.Mutex
-	counted map[rdsd.OutcomeKind]uint64 // guarded by mu
-	reached chan struct{}               // poked at every outcome
-}
-
-func (a *app) collectOutcomes(ctx context.Context, sock *rdsd.Socket) *outcomes {
-	ctx, cancel := context.WithCancel(ctx)
-	o := &outcomes{cancel: cancel, done: make(chan struct{}), counted: map[rdsd.OutcomeKind]uint64{}, reached: make(chan struct{}, 1)}
-	go func() {
-		defer close(o.done)
-		for oc, err := range sock.Outcomes(ctx) {
-			if err != nil {
-				return
-			}
-			if oc.Kind != rdsd.Delivered && !a.json {
-				fmt.Fprintf(a.err, "datagram %d: %s: %s\n", oc.Tag, oc.Kind, oc.Reason)
-			}
-			o.mu.Lock()
-			o.counted[oc.Kind]++
-			o.mu.Unlock()
-			select {
-			case o.reached <- struct{}{}:
-			default:
-			}
-		}
-	}()
-	return o
-}
-
-// wait returns when n outcomes were counted, or after limit.
-func (o *outcomes) wait(n uint64, limit time.Duration) {
-	var expired <-chan time.Time
-	if limit > 0 {
-		t := time.NewTimer(limit)
-		defer t.Stop()
-		expired = t.C
-	}
-	for {
-		d, c, f, u := o.counts()
-		if d+c+f+u >= n {
-			return
-		}
-		select {
-		case <-o.reached:
-		case <-o.done:
-			return
-		case <-expired:
-			return
-		}
-	}
-}
-
-func (o *outcomes) counts() (delivered, cancelled, failed, unknown uint64) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.counted[rdsd.Delivered], o.counted[rdsd.Cancelled], o.counted[rdsd.Failed], o.counted[rdsd.Unknown]
-}
-
-func (o *outcomes) stop() {
-	o.cancel()
-	<-o.done
 }

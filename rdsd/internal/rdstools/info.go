@@ -178,9 +178,12 @@ func printPaths(ctx context.Context, c rdsdv1.AdminClient, w io.Writer) error {
 	return nil
 }
 
+// maxListed is the most the daemon lists of a queue in one answer.
+const maxListed = 20000
+
 func queuePrinter(title string, kind rdsdv1.QueueKind) func(context.Context, rdsdv1.AdminClient, io.Writer) error {
 	return func(ctx context.Context, c rdsdv1.AdminClient, w io.Writer) error {
-		resp, err := c.ListQueue(ctx, rdsdv1.ListQueueRequest_builder{Kind: kind, Limit: 1 << 20}.Build())
+		resp, err := c.ListQueue(ctx, rdsdv1.ListQueueRequest_builder{Kind: kind, Limit: maxListed}.Build())
 		if err != nil {
 			return err
 		}

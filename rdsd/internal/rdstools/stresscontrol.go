@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
@@ -63,7 +64,8 @@ func (s *stress) connect(ctx context.Context) (net.Conn, error) {
 		}
 		var errno syscall.Errno
 		if try == 0 && errors.As(err, &errno) {
-			fmt.Fprintf(s.out, ": %s", errno.Error())
+			text := errno.Error()
+			fmt.Fprintf(s.out, ": %s%s", strings.ToUpper(text[:1]), text[1:])
 		}
 		retry := errno == syscall.ECONNREFUSED || errno == syscall.EHOSTUNREACH || errno == syscall.ENETUNREACH
 		if !retry || try >= s.connectRetry {
