@@ -1,7 +1,3 @@
-// Package stats holds the counters of the protocol core: one struct, one for
-// each peer and one for what belongs to no peer. Their owner's lock guards
-// them, so that counting on the hot path is a plain increment; the daemon
-// reads them under the same lock and adds them up.
 package stats
 
 import "reflect"

@@ -1,0 +1,199 @@
+package tidy
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+var update = flag.Bool("update", false, "write the import table into docs/architecture.md")
+
+// arrows says which packages of this module each package may import. A name
+// that ends in /... stands for everything below it. Imports follow the arrows
+// and never climb: to add one, add it here and say why.
+//
+// Tests are free: they may build a world out of anything.
+var arrows = []struct {
+	pkg string
+	may []string
+}{
+	// Leaves.
+	{"wire", nil},
+	{"cong", nil},
+	{"rdserr", nil},
+	{"internal/buf", nil},
+	{"internal/stats", nil},
+	{"internal/counters", nil},
+	{"internal/tidy", nil},
+
+	// The contract of a link. Its frames lie in pooled buffers.
+	{"transport", []string{"wire", "internal/buf"}},
+	{"transport/transporttest", []string{"transport", "wire", "internal/buf"}},
+	{"transport/tcp", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
+	{"transport/ib", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
+	{"transport/sim", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
+
+	// The protocol core. It names no concrete transport, and conn nothing of RDS.
+	{"conn", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
+	// rds places frames, which are transport's.
+	{"rds", []string{"conn", "cong", "transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
+	{"rtrs", []string{"conn", "transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
+	{"blk", []string{"rdserr"}},
+	{"blk/nbd", []string{"blk", "rdserr"}},
+	{"rnbd", []string{"rtrs", "blk", "wire", "rdserr"}},
+
+	// The shell.
+	{"shm", []string{"rdserr"}},
+	{"api/rdsd/v1", []string{"rdserr"}},
+	{"node", []string{"rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/buf", "internal/stats", "internal/counters"}},
+
+	// What talks to a daemon from outside.
+	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr"}},
+	{"sdk/go/rdsdtest", []string{"sdk/go", "api/rdsd/v1", "rdserr"}},
+	{"sdk/go/examples/...", []string{"sdk/go", "rdserr"}},
+	{"rdsd", []string{"rdsd/internal/..."}},
+	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "sdk/go", "api/rdsd/v1", "rdserr"}},
+
+	// Test worlds: nothing a program imports.
+	{"internal/simtest", []string{"rds", "conn", "cong", "transport", "transport/sim", "wire", "rdserr", "internal/buf", "internal/stats"}},
+	{"interop", []string{"rdserr"}},
+}
+
+func matches(pattern, pkg string) bool {
+	if below, ok := strings.CutSuffix(pattern, "/..."); ok {
+		return strings.HasPrefix(pkg, below+"/")
+	}
+	return pattern == pkg
+}
+
+func TestArrows(t *testing.T) {
+	for _, s := range sources(t) {
+		if s.test {
+			continue
+		}
+		may, known := mayImport(s.dir)
+		if !known && s.built {
+			t.Errorf("%s: package %s is not in the import table (internal/tidy/arrows_test.go); add it and what it may import", s.path, s.dir)
+			continue
+		}
+		for _, imp := range s.ast.Imports {
+			p, _ := strconv.Unquote(imp.Path.Value)
+			to, ours := strings.CutPrefix(p, module+"/")
+			if !ours || !s.built {
+				continue
+			}
+			if !anyMatch(may, to) {
+				t.Errorf("%s: a new arrow %s -> %s; the import table (internal/tidy/arrows_test.go) allows %v", s.path, s.dir, to, may)
+			}
+		}
+	}
+}
+
+func mayImport(pkg string) (may []string, known bool) {
+	for _, a := range arrows {
+		if matches(a.pkg, pkg) {
+			return a.may, true
+		}
+	}
+	return nil, false
+}
+
+func anyMatch(patterns []string, pkg string) bool {
+	for _, p := range patterns {
+		if matches(p, pkg) {
+			return true
+		}
+	}
+	return false
+}
+
+// TestArrowsDoNotClimb: the table itself has no cycle and keeps the promises
+// the design is built on.
+func TestArrowsDoNotClimb(t *testing.T) {
+	reach := func(from, to string) bool {
+		seen := map[string]bool{}
+		var walk func(p string) bool
+		walk = func(p string) bool {
+			if seen[p] {
+				return false
+			}
+			seen[p] = true
+			may, _ := mayImport(p)
+			for _, m := range may {
+				for _, a := range arrows {
+					name := strings.TrimSuffix(a.pkg, "/...")
+					if a.pkg == p || !matches(m, a.pkg) && !matches(m, name) {
+						continue
+					}
+					if a.pkg == to || walk(a.pkg) {
+						return true
+					}
+				}
+			}
+			return false
+		}
+		return walk(from)
+	}
+	for _, a := range arrows {
+		if a.pkg != "rdsd/internal/..." && reach(a.pkg, a.pkg) {
+			t.Errorf("%s reaches itself", a.pkg)
+		}
+	}
+	for _, c := range [][2]string{
+		{"conn", "rds"}, {"conn", "transport/tcp"}, {"conn", "transport/sim"}, {"conn", "cong"},
+		{"rds", "rtrs"}, {"rtrs", "rds"}, {"rds", "transport/tcp"}, {"rds", "api/rdsd/v1"},
+		{"sdk/go", "node"}, {"sdk/go", "rds"}, {"node", "sdk/go"}, {"node", "transport/sim"}, {"rdsd", "transport/sim"},
+	} {
+		if reach(c[0], c[1]) {
+			t.Errorf("the table lets %s reach %s", c[0], c[1])
+		}
+	}
+}
+
+// TestArrowsInDocs: docs/architecture.md shows the table as it is.
+func TestArrowsInDocs(t *testing.T) {
+	var w strings.Builder
+	w.WriteString("| package | may import |\n|---|---|\n")
+	for _, a := range arrows {
+		may := append([]string(nil), a.may...)
+		sort.Strings(may)
+		text := "-"
+		if len(may) > 0 {
+			text = "`" + strings.Join(may, "` `") + "`"
+		}
+		fmt.Fprintf(&w, "| `%s` | %s |\n", a.pkg, text)
+	}
+	section(t, filepath.Join(root(t), "docs", "architecture.md"), "arrows", w.String())
+}
+
+// section compares what stands between the marks "<!-- name: begin … -->" and
+// "<!-- name: end -->" of a document with want, or writes it there.
+func section(t *testing.T, file, name, want string) {
+	t.Helper()
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	head, rest, ok := strings.Cut(string(b), "<!-- "+name+": begin")
+	mark, rest, ok2 := strings.Cut(rest, "-->\n")
+	body, tail, ok3 := strings.Cut(rest, "<!-- "+name+": end -->")
+	if !ok || !ok2 || !ok3 {
+		t.Fatalf("%s has no section %q", file, name)
+	}
+	if body == want {
+		return
+	}
+	if !*update {
+		t.Errorf("%s, section %q, differs from the code; go test ./internal/tidy -update writes it anew", file, name)
+		return
+	}
+	text := head + "<!-- " + name + ": begin" + mark + "-->\n" + want + "<!-- " + name + ": end -->" + tail
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+}
