@@ -1,0 +1,21 @@
+// Package sim is a network that exists only in virtual time: hosts, and TCP
+// connections between them that behave as TCP does towards the programs at
+// their ends. It owns one event heap (Clock) and draws everything that is
+// left to chance from one seeded source, so that a run repeats exactly.
+//
+// What it reproduces, because the protocol depends on it:
+//
+//   - a byte stream delivered in chunks of any size, so that a reset falls
+//     inside headers and payloads;
+//   - a send buffer that fills (Write takes part of what it is given) and a
+//     receive buffer that closes the window;
+//   - the count of bytes the other side's TCP acknowledged, which lags behind
+//     what arrived and says nothing of what the program there has read;
+//   - FIN behind the last byte; RST that destroys what is under way and leaves
+//     what had arrived readable; RST as the answer to bytes for a closed or
+//     vanished connection; ends that learn nothing of the other's death;
+//   - connection attempts that are refused, lost, or succeed late.
+//
+// No goroutine, no lock: everything happens in calls of Clock.Step. Read
+// clock.go, net.go (hosts, dialling, faults) and pipe.go (one direction).
+package sim
