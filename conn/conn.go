@@ -151,7 +151,9 @@ func (c *Conn) lane(sport uint16) int {
 // Enqueue takes a message over. It will be Completed exactly once.
 func (c *Conn) Enqueue(now time.Duration, m *Msg) {
 	m.At = now
-	if c.lanes == 0 {
+	// The lanes are known from the peer's probe on, the first of them is usable
+	// from its answer to ours: until then all wait in one line (D2).
+	if c.lanes == 0 || c.pending.head != nil {
 		c.pending.push(m)
 		c.path(0).want(now)
 		return
