@@ -10,14 +10,19 @@ var errAckAhead = errors.New("it acknowledges or refuses what was never sent")
 // ackable is the highest sequence of which we can say that it and everything
 // before it is placed, or refused and the refusal sent on this link (D5).
 func (p *Path) ackable() uint64 {
-	a := p.expected
-	if a > 0 {
-		a--
-	}
+	a := p.received()
 	if p.unsentRef != 0 && p.unsentRef <= a {
 		a = p.unsentRef - 1
 	}
 	return a
+}
+
+// received is the highest sequence received, 0 when nothing was.
+func (p *Path) received() uint64 {
+	if p.expected > 0 {
+		return p.expected - 1
+	}
+	return 0
 }
 
 // ack takes the peer's acknowledgement of everything up to and including a.

@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"encoding/binary"
 	"errors"
 	"time"
 
@@ -67,7 +68,7 @@ func (p *Path) handshake(m *Msg) {
 }
 
 // onHandshake takes the peer's handshake ping or answer.
-func (p *Path) onHandshake(now time.Duration, h *wire.Header, reply bool) error {
+func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame, reply bool) error {
 	c := p.c
 	x := wire.ParseHandshake(&h.Ext)
 	var err error
@@ -97,7 +98,7 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, reply bool) error 
 			if err := p.ack(now, h.Ack); err != nil {
 				return err
 			}
-			p.settleCancelled()
+			p.settleCancelled(f.Payload)
 		}
 		p.become(now)
 	}
@@ -181,20 +182,36 @@ func (p *Path) become(now time.Duration) {
 	p.kick()
 }
 
-// settleCancelled decides what was cancelled on an earlier link: the peer has
-// just said what it received, so the rest never arrived.
-func (p *Path) settleCancelled() {
+// settleCancelled decides what was cancelled on an earlier link. The payload of
+// the answer says what the peer has received; what is above never arrived. What
+// is not above is placed or refused, and the acknowledgement or the refusal is
+// still to come: it stays, and is sent again like the rest, as the duplicate
+// that it is.
+func (p *Path) settleCancelled(payload []byte) {
 	p.sweepAt = never
+	var through uint64
+	if len(payload) == receivedLen {
+		through = binary.BigEndian.Uint64(payload)
+	}
 	p.retrans.each(func(m *Msg) bool {
-		if m.cancelled {
-			p.c.ctr.SendCancelled++
+		if m.cancelled && m.seq > through {
 			p.settled(m)
-			p.done(m, Cancelled, WhyApp)
+			if len(payload) == receivedLen {
+				p.c.ctr.SendCancelled++
+				p.done(m, Cancelled, WhyApp)
+			} else {
+				p.done(m, Unknown, WhyCancelledSent)
+			}
 			return true
 		}
 		return false
 	})
 }
+
+// receivedLen is the payload of an answer between two rdsd: the highest
+// sequence received, 8 bytes. The header's ack may be lower, for refusals are
+// acknowledged only after they have been sent on the same link.
+const receivedLen = 8
 
 // noAnswer: ProbeTimeout passed.
 func (p *Path) noAnswer(now time.Duration) {

@@ -76,7 +76,7 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 		c.ctr.CongUpdateReceived++
 		c.owner.CongestionMap(now, f.Payload)
 	case wire.KindProbe, wire.KindProbeReply:
-		return p.receiveHandshake(now, &h, kind == wire.KindProbeReply)
+		return p.receiveHandshake(now, &h, f, kind == wire.KindProbeReply)
 	}
 	if rdsd {
 		if err := p.receiveRdsd(now, &h, kind); err != nil {
@@ -111,13 +111,13 @@ func (p *Path) count(f *transport.Frame) {
 }
 
 // receiveHandshake: between two rdsd it stands outside the sequence.
-func (p *Path) receiveHandshake(now time.Duration, h *wire.Header, reply bool) error {
+func (p *Path) receiveHandshake(now time.Duration, h *wire.Header, f *transport.Frame, reply bool) error {
 	p.c.ctr.ReceivedFrames++
 	if h.Seq != 0 && !p.inSequence(h) {
 		return nil
 	}
 	seq := h.Seq
-	err := p.onHandshake(now, h, reply)
+	err := p.onHandshake(now, h, f, reply)
 	if err == nil && seq != 0 {
 		p.expected = seq + 1
 	}

@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"encoding/binary"
 	"time"
 
 	"github.com/rdsd/rdsd/transport"
@@ -121,11 +122,13 @@ func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut)
 			p.answer = false
 			if outside {
 				h.Ack = o.ack
+				m.Payload = binary.BigEndian.AppendUint64(m.Payload[:0], p.received())
+				h.Len = uint32(len(m.Payload))
 			}
 		}
 		was := o.rdsd
 		o.rdsd = false // no checksum, no credits before the link is ready
-		p.put(b, o, &h, nil)
+		p.put(b, o, &h, m.Payload)
 		o.rdsd = was
 		m.end = p.txOff + uint64(b.Bytes())
 		if outside {
