@@ -11,11 +11,13 @@ import pytest
 from rdsd import (
     Address,
     AddressInUse,
+    BatchError,
     CancelResult,
     Closed,
     ConnectionReset,
     DaemonUnavailable,
     InvalidArgument,
+    OutcomeKind,
     PermissionDenied,
     ProtocolError,
     RdsError,
@@ -57,7 +59,10 @@ class Socket:
         return message.bind
 
     def poll(self, now: float = 0.0) -> pb.ClientMessage | None:
-        return self.core.poll(now)
+        idle = not self.core.has_output
+        message = self.core.poll(now)
+        assert message is None or not idle, "has_output must not miss a message"
+        return message
 
     def must_poll(self) -> pb.ClientMessage:
         message = self.poll()
@@ -246,6 +251,23 @@ def test_without_reconnect_a_loss_is_the_end() -> None:
     assert isinstance(ready.error, DaemonUnavailable)
     with pytest.raises(DaemonUnavailable):
         s.core.send([(DST, b"x")], Mode.WAIT, None)
+
+
+def test_what_close_leaves_behind() -> None:
+    s = Socket(outcomes=True)
+    s.bind()
+    accepted = s.core.send([(DST, b"accepted")], Mode.WAIT, None)
+    s.core.receive(pb.ServerMessage(send_result=pb.SendResult(id=s.must_poll().send.id)))
+    sent, queued = (s.core.send([(DST, b"x")], Mode.WAIT, None) for _ in range(2))
+    s.must_poll()
+    s.core.close()
+    assert accepted.call.result() == range(1, 2)
+    for job, may_be in ((sent, True), (queued, False)):
+        assert isinstance(job.call.error, BatchError)
+        error = job.call.error.errors[0][1]
+        assert (type(error), error.undecided) == (Closed, may_be)
+    (outcome,) = s.core.sender.ledger.take(9)
+    assert outcome == (1, OutcomeKind.UNKNOWN, "the socket is closed")
 
 
 def test_close_fails_everything_once() -> None:

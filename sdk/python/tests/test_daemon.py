@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import signal
 import time
 from typing import Any
 
+import grpc
 import pytest
 from conftest import Daemon, Front
 
@@ -77,6 +80,32 @@ async def test_a_dead_daemon_hangs_nobody(front: Front, restarted: Pair) -> None
     await asyncio.wait_for(front.do(a.close), 5)
 
 
+async def test_a_frozen_daemon_hangs_nobody(front: Front, daemons: Pair) -> None:
+    near, far = daemons
+    a, b = await bind(front, near), await bind(front, far)
+    assert near.process is not None
+    near.process.send_signal(signal.SIGSTOP)
+    try:
+        start = time.monotonic()
+        for call in (a.recv, a.flush, a.peek_size):
+            with pytest.raises(rdsd.TimedOut):
+                await front.do(call, timeout=0.1)
+        with pytest.raises(rdsd.TimedOut) as caught:
+            await front.do(a.send, b.local_address, b"x", timeout=0.1)
+        assert caught.value.undecided
+        with pytest.raises(rdsd.TimedOut):
+            await front.do(front.client(near.target).bind, (near.address, 0), timeout=0.1)
+        assert time.monotonic() - start < 5
+        near.process.send_signal(signal.SIGCONT)
+        assert (await front.do(b.recv, timeout=20)).payload == b"x", "it was accepted after all"
+        near.process.send_signal(signal.SIGSTOP)
+        start = time.monotonic()
+        await front.do(a.close)
+        assert time.monotonic() - start < 5
+    finally:
+        near.process.send_signal(signal.SIGCONT)
+
+
 async def test_a_stream_of_batches_arrives_whole(front: Front, daemons: Pair) -> None:
     a, b = [await bind(front, d) for d in daemons]
     count, part = 20_000, 2000
@@ -106,10 +135,7 @@ async def test_a_closed_socket_is_gone_from_the_daemon(front: Front, daemons: Pa
 async def test_closed_by_an_administrator(front: Front, daemons: Pair) -> None:
     client = front.client(daemons[0].target)
     sock = await front.do(client.bind, (daemons[0].address, 0))
-    local = pb.Endpoint(
-        address=bytes(int(n) for n in sock.local_address.host.split(".")),
-        port=sock.local_address.port,
-    )
+    local = pb.Endpoint(address=packed(sock.local_address.host), port=sock.local_address.port)
     recv = asyncio.create_task(front.do(sock.recv))
     await front.do(client.admin.CloseSocket, pb.CloseSocketRequest(local=local))
     with pytest.raises(rdsd.RdsError) as caught:
@@ -119,13 +145,13 @@ async def test_closed_by_an_administrator(front: Front, daemons: Pair) -> None:
 
 
 async def test_exact_errno_of_an_admin_call(front: Front, daemons: Pair) -> None:
-    import grpc
-
     client = front.client(daemons[0].target)
-    nowhere = pb.Endpoint(address=bytes([192, 0, 2, 1]), port=9)
-    with pytest.raises(grpc.RpcError) as caught:
-        await front.do(client.admin.CloseSocket, pb.CloseSocketRequest(local=nowhere))
-    assert isinstance(rdsd.from_grpc(caught.value), rdsd.NotFound)
+    nobody = pb.Endpoint(address=packed(daemons[0].address), port=9)
+    nowhere = pb.Endpoint(address=packed("192.0.2.1"), port=9)
+    for local, error in ((nobody, rdsd.NotFound), (nowhere, rdsd.AddressNotAvailable)):
+        with pytest.raises(grpc.RpcError) as caught:
+            await front.do(client.admin.CloseSocket, pb.CloseSocketRequest(local=local))
+        assert isinstance(rdsd.from_grpc(caught.value), error)
 
 
 async def test_bad_binds(front: Front, daemons: Pair) -> None:
@@ -135,6 +161,10 @@ async def test_bad_binds(front: Front, daemons: Pair) -> None:
     sock = await front.do(client.bind, (daemons[0].address, 0))
     with pytest.raises(rdsd.AddressInUse):
         await front.do(client.bind, sock.local_address)
+
+
+def packed(host: str) -> bytes:
+    return ipaddress.ip_address(host).packed
 
 
 async def listed(front: Front, client: Any) -> list[tuple[int, str]]:

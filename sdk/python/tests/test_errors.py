@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import errno
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,18 @@ def test_the_builtin_classes_match() -> None:
         (errno.ENOENT, FileNotFoundError),
     ):
         assert isinstance(error_from_errno(number), builtin)
+
+
+def test_errors_survive_copy_and_pickle() -> None:
+    error = error_from_errno(errno.ESHUTDOWN, "gone")
+    error.undecided = True
+    batch = rdsd.BatchError([(1, error)], range(5, 8))
+    for same in (copy.copy(error), pickle.loads(pickle.dumps(error))):
+        assert (type(same), same.errno, same.undecided) == (type(error), error.errno, True)
+        assert str(same) == str(error) == "gone (it may have been accepted)"
+    for other in (copy.copy(batch), pickle.loads(pickle.dumps(batch))):
+        assert (other.accepted, other.undecided, other.tags) == (2, True, range(5, 8))
+        assert str(other) == str(batch)
 
 
 def test_an_errno_outside_the_table() -> None:

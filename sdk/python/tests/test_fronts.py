@@ -14,6 +14,7 @@ from conftest import Front
 from fake_daemon import FakeDaemon
 
 import rdsd
+import rdsd.aio
 from rdsd.v1 import rdsd_pb2 as pb
 
 HOST = "127.0.0.1"
@@ -108,6 +109,39 @@ async def test_request_times_out_and_cancels(front: Front, fake: FakeDaemon) -> 
     await asyncio.to_thread(fake.wait_received, "cancel")
     await front.do(b.send, a.local_address, b"late")
     assert (await front.do(a.recv, timeout=5)).payload == b"late"
+
+
+async def test_a_refused_request_cancels_nothing(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    with pytest.raises(rdsd.TooLarge):
+        await front.do(a.request, b.local_address, bytes(2 << 20), 5)
+    await front.do(a.flush)
+    assert not fake.received["cancel"]
+
+
+async def test_a_cancelled_await_takes_the_request_back(fake: FakeDaemon) -> None:
+    async with rdsd.aio.Client(fake.target) as client, await client.bind((HOST, 0)) as a:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await a.request((HOST, 9), b"ping", None)
+        await asyncio.to_thread(fake.wait_received, "cancel")
+
+
+async def test_a_cancelled_await_takes_back_what_has_not_left(fake: FakeDaemon) -> None:
+    fake.window_batches = 1
+    fake.silent.add("send")
+    async with rdsd.aio.Client(fake.target) as client, await client.bind((HOST, 0)) as a:
+        sends = [asyncio.create_task(a.send((HOST, 9), b"%d" % i)) for i in range(2)]
+        await asyncio.to_thread(fake.wait_received, "send")
+        third = asyncio.create_task(a.send((HOST, 9), b"third"))
+        await asyncio.sleep(0)
+        third.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await third
+        assert not a._core.sender.queued
+        await a.close()
+        results = await asyncio.gather(*sends, return_exceptions=True)
+        assert all(isinstance(r, rdsd.Closed) and r.undecided for r in results)
 
 
 async def test_queries(front: Front, fake: FakeDaemon) -> None:
@@ -290,6 +324,20 @@ async def test_a_send_waits_for_the_return(front: Front, fake: FakeDaemon) -> No
     send = asyncio.create_task(front.do(a.send, b.local_address, b"patience", timeout=20))
     await asyncio.to_thread(fake.start)
     await asyncio.wait_for(send, 20)
+
+
+async def test_a_daemon_that_comes_back_mute_is_tried_again(
+    front: Front, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = await pair(front, fake)
+    monkeypatch.setattr("rdsd._sync.BIND_ANSWER", 0.1)
+    monkeypatch.setattr("rdsd.aio.BIND_ANSWER", 0.1)
+    fake.silent.add("bind")
+    await asyncio.to_thread(fake.restart)
+    await asyncio.to_thread(fake.wait_received, "bind", 6)  # two at first, two tries of each
+    fake.silent.clear()
+    await wait_until(lambda: len(fake.sockets) == 2)
+    await front.do(a.send, b.local_address, b"x", timeout=20)
 
 
 async def test_a_flush_over_a_restart_says_so(front: Front, fake: FakeDaemon) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from ._errors import RdsError
+from ._errors import RdsError, fresh
 
 T = TypeVar("T")
 
@@ -39,8 +39,7 @@ class Call(Generic[T]):
     def result(self) -> T:
         """The value of a done call, or its error raised."""
         if self.error is not None:
-            # The same error may fail many calls; each caller gets its own traceback.
-            raise self.error.with_traceback(None)
+            raise fresh(self.error)
         assert self.done
         return self.value  # type: ignore[return-value]
 

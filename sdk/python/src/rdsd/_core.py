@@ -36,6 +36,7 @@ from ._calls import Call, EventQueue
 from ._errors import (
     AddressInUse,
     AddressNotAvailable,
+    Cancelled,
     Closed,
     ConnectionReset,
     DaemonUnavailable,
@@ -47,6 +48,7 @@ from ._errors import (
     TooMany,
     TransportFailed,
     error_from_errno,
+    fresh,
     make,
 )
 from ._jobs import Mode, SendJob
@@ -70,6 +72,7 @@ REBIND_TRIES = 20
 
 # What ends a stream without meaning that this socket can never come back.
 _TRANSIENT = (
+    Cancelled,
     ConnectionReset,
     DaemonUnavailable,
     OutOfBudget,
@@ -146,6 +149,18 @@ class SocketCore:
         if self.state is State.BINDING:
             self.state = State.CONNECTING
 
+    @property
+    def has_output(self) -> bool:
+        """Whether poll is worth a call: False says for sure that it has nothing."""
+        if self.state is not State.OPEN:
+            return self._bind_due or self.state is State.CLOSED
+        return bool(
+            self._asking
+            or self.sender.queued
+            or self.inbox.owes_credit
+            or self._monitor_sent != (self.watchers.mask, self.watchers.watched)
+        )
+
     def poll(self, now: float) -> pb.ClientMessage | None:
         """The next message to write. Answers and credit go before datagrams."""
         if self._bind_due:
@@ -214,7 +229,7 @@ class SocketCore:
     def fail(self, error: RdsError) -> None:
         """Ends the socket for good; every caller gets this error."""
         if self.state is not State.CLOSED:
-            self.sender.lost()
+            self.sender.lost(error)
             self._close(error)
 
     # -- calls of the application ----------------------------------------------
@@ -223,7 +238,7 @@ class SocketCore:
         self, items: Sequence[tuple[Address, Payload]], mode: Mode, deadline: float | None
     ) -> SendJob:
         if self.error is not None:
-            raise self.error.with_traceback(None)
+            raise fresh(self.error)
         if mode is Mode.TRY and self.state is not State.OPEN:
             raise make(DaemonUnavailable, "not connected to the daemon; reconnecting")
         return self.sender.submit(items, mode, deadline)
@@ -231,6 +246,15 @@ class SocketCore:
     def cancel_sent_to(self, dst: Address) -> Query:
         message = pb.ClientMessage(cancel=pb.Cancel(destination=_codec.endpoint(dst)))
         return self._ask(message, repeatable=False)
+
+    def take_back(self, dst: Address) -> None:
+        """A request gave up: cancel_sent_to that nobody waits for.
+
+        It goes before every later message, so later sends are not concerned. A
+        daemon that is away has nothing to take back.
+        """
+        if self.state is State.OPEN:
+            self.cancel_sent_to(dst)
 
     def flush(self, timeout: float | None) -> Query:
         ns = 0 if timeout is None else max(1, int(timeout * 1e9))
@@ -302,7 +326,7 @@ class SocketCore:
 
     def _ask(self, message: pb.ClientMessage, *, repeatable: bool) -> Query:
         if self.error is not None:
-            raise self.error.with_traceback(None)
+            raise fresh(self.error)
         body = getattr(message, message.WhichOneof("body") or "")
         body.id = self._next_id
         self._next_id += 1

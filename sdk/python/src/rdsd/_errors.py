@@ -7,6 +7,7 @@ kernel's own RDS sockets and the Go SDK use for the same cause. The table is
 
 from __future__ import annotations
 
+import copy
 import errno as _errno
 import json
 from collections.abc import Sequence
@@ -231,3 +232,12 @@ class BatchError(RdsError):
         self.errors = errors
         self.tags = tags
         self.accepted = len(tags) - len(errors)
+
+    def __reduce__(self) -> tuple[type[BatchError], tuple[object, ...]]:
+        return (BatchError, (self.errors, self.tags))
+
+
+def fresh(error: RdsError) -> RdsError:
+    """The same error again: one that ends many calls is raised anew by each, with its own
+    traceback."""
+    return copy.copy(error)

@@ -69,12 +69,17 @@ class Inbox:
     def next_size(self) -> int | None:
         return len(self._unread[0].payload) if self._unread else None
 
+    @property
+    def owes_credit(self) -> bool:
+        """Half of the window has been read since the last credit."""
+        return (
+            self._freed_datagrams * 2 >= self._window_datagrams
+            or self._freed_bytes * 2 >= self._window_bytes
+        )
+
     def credit_due(self) -> tuple[int, int] | None:
         """Credit to hand back now, or None while too little has been read."""
-        if (
-            self._freed_datagrams * 2 < self._window_datagrams
-            and self._freed_bytes * 2 < self._window_bytes
-        ):
+        if not self.owes_credit:
             return None
         due = (self._freed_datagrams, self._freed_bytes)
         self._freed_datagrams = self._freed_bytes = 0

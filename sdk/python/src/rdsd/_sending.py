@@ -28,6 +28,7 @@ from ._errors import (
     TooLarge,
     WouldBlock,
     error_from_errno,
+    fresh,
     make,
 )
 from ._jobs import Batch, Mode, Part, SendJob
@@ -66,6 +67,11 @@ class Sender:
         self._window_bytes = bound.send_window_bytes or (1 << 62)
         self._window_batches = bound.send_window_batches or (1 << 30)
         self._max_datagram = bound.max_datagram_bytes or (1 << 20)
+
+    @property
+    def queued(self) -> bool:
+        """Something would leave if the window allows it."""
+        return bool(self._trying or self._waiting)
 
     def submit(
         self, items: Sequence[tuple[Address, Payload]], mode: Mode, deadline: float | None
@@ -117,9 +123,13 @@ class Sender:
         if not job.call.done:
             job.call.fail(error)
 
-    def lost(self) -> None:
-        """The stream broke. Accepted datagrams are unknown, unanswered ones may be."""
-        error = make(DaemonUnavailable, f"{RESTARTED} before it answered")
+    def lost(self, closed: RdsError | None = None) -> None:
+        """The stream broke, or the socket was closed with this error.
+
+        Accepted datagrams are unknown, unanswered ones may have been accepted.
+        """
+        error = closed or make(DaemonUnavailable, f"{RESTARTED} before it answered")
+        error = fresh(error)
         error.undecided = True
         batches = list(self._batches.values())
         self._batches.clear()
@@ -127,7 +137,7 @@ class Sender:
             self._release(batch)
             for part in batch.parts:
                 self._lose(part, error)
-        self.ledger.lost(RESTARTED)
+        self.ledger.lost(str(closed) if closed else RESTARTED)
         for job in [j for j in self._trying if j.mode is Mode.TRY]:
             self._refuse_rest(job, make(DaemonUnavailable))
 
@@ -263,7 +273,9 @@ class Sender:
         for s, e in self.ledger.strike(part.first_tag, part.first_tag + part.count):
             job.refuse(s - job.first_tag, e - job.first_tag, error)
         # What follows in the job was not sent, and would now come out of order.
-        job.refuse_rest(make(DaemonUnavailable))
+        rest = fresh(error)
+        rest.undecided = False
+        job.refuse_rest(rest)
         job.settle()
 
     def _refuse_rest(self, job: SendJob, error: RdsError) -> None:

@@ -6,7 +6,15 @@ import os
 from collections.abc import Iterable
 
 from ._core import BindOptions
-from ._errors import BatchError, DestinationRequired, InvalidArgument, NotSupported, RdsError, make
+from ._errors import (
+    BatchError,
+    DestinationRequired,
+    InvalidArgument,
+    NotSupported,
+    RdsError,
+    fresh,
+    make,
+)
 from ._types import Address, AddressLike, Payload, to_address
 
 Window = tuple[int, int]
@@ -61,7 +69,12 @@ def outgoing(
 
 def only_error(error: BatchError) -> RdsError:
     """The error of the one datagram of a single send."""
-    return error.errors[0][1].with_traceback(None)
+    return fresh(error.errors[0][1])
+
+
+def undecided(error: BaseException) -> bool:
+    """Whether a send that ended with this error may have been accepted."""
+    return error.undecided if isinstance(error, RdsError) else True
 
 
 def check_limit(limit: int) -> int:

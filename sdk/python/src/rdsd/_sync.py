@@ -42,6 +42,7 @@ from ._surface import (
     check_limit,
     only_error,
     outgoing,
+    undecided,
 )
 from ._target import Timeout, resolve_target, seconds
 from ._types import (
@@ -259,16 +260,18 @@ class Socket:
         deadline = _deadline(seconds(timeout))
         with self._locked() as core:
             reply = core.inbox.await_reply(where)
+        sent = False
         try:
             self._send_one(where, payload, mode=Mode.FIRST_TRY, limit=_left(deadline))
+            sent = True
             return self._wait(reply, deadline)
-        except TimedOut:
+        except BaseException as error:
             with self._locked() as core:
                 core.inbox.withdraw_reply(where, reply)
-                if reply.done and reply.error is None:
-                    return reply.result()
-                if core.error is None:
-                    core.cancel_sent_to(where)
+                if isinstance(error, TimedOut) and reply.done and reply.error is None:
+                    return reply.result()  # it came at the last moment
+                if sent or undecided(error):
+                    core.take_back(where)
             raise
         finally:
             with self._lock:
@@ -474,7 +477,8 @@ class Socket:
                 watchdog.cancel()
                 with self._lock:
                     self._core.receive(message)
-                    self._changed.notify_all()
+                    if self._core.has_output:
+                        self._changed.notify_all()
         except grpc.RpcError as error:
             return from_grpc(error, self._target)
         except ProtocolError as error:
@@ -542,7 +546,8 @@ class _Locked:
         return self._sock._core
 
     def __exit__(self, *_: object) -> None:
-        self._sock._changed.notify_all()
+        if self._sock._core.has_output:
+            self._sock._changed.notify_all()
         self._sock._lock.release()
 
 

@@ -44,6 +44,7 @@ from ._surface import (
     check_limit,
     only_error,
     outgoing,
+    undecided,
 )
 from ._target import Timeout, resolve_target, seconds
 from ._types import (
@@ -268,14 +269,16 @@ class Socket:
         deadline = _deadline(seconds(timeout))
         core = self._open()
         reply = core.inbox.await_reply(where)
+        sent = False
         try:
             await self._send_one(where, payload, mode=Mode.FIRST_TRY, limit=_left(deadline))
+            sent = True
             return await self._wait(reply, deadline)
-        except TimedOut:
-            if reply.done and reply.error is None:
-                return reply.result()
-            if core.error is None:
-                core.cancel_sent_to(where)
+        except BaseException as error:
+            if isinstance(error, TimedOut) and reply.done and reply.error is None:
+                return reply.result()  # it came at the last moment
+            if sent or undecided(error):
+                core.take_back(where)
                 self._writable.set()
             raise
         finally:
@@ -410,7 +413,8 @@ class Socket:
         while True:
             self._guard.check()
             if taken := take():
-                self._writable.set()  # credit may be due
+                if self._core.has_output:  # credit
+                    self._writable.set()
                 return taken
             call = ready.wait()
             try:
@@ -472,7 +476,8 @@ class Socket:
             message = await asyncio.wait_for(call.read(), BIND_ANSWER)
             while isinstance(message, pb.ServerMessage):  # else EOF
                 self._core.receive(message)
-                self._writable.set()
+                if self._core.has_output:
+                    self._writable.set()
                 message = await call.read()
             if (code := await call.code()) is not grpc.StatusCode.OK:
                 raise grpc.aio.AioRpcError(
