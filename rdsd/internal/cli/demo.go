@@ -27,11 +27,12 @@ behind.`,
 			if length < 0 {
 				return usagef("--for %v: it cannot be negative", length)
 			}
-			tty := false
-			if f, ok := a.out.(*os.File); ok && !plain {
-				tty = term.IsTerminal(int(f.Fd()))
+			c := demo.Config{Length: length, Out: a.out}
+			if f, ok := a.out.(*os.File); ok && !plain && term.IsTerminal(int(f.Fd())) {
+				c.TTY = true
+				c.Width, _, _ = term.GetSize(int(f.Fd()))
 			}
-			sum, err := demo.Run(cmd.Context(), demo.Config{Length: length, Out: a.out, TTY: tty})
+			sum, err := demo.Run(cmd.Context(), c)
 			if err != nil {
 				return err
 			}

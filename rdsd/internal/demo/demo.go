@@ -22,6 +22,7 @@ type Config struct {
 	Length time.Duration // 0: until the context ends
 	Out    io.Writer
 	TTY    bool // redraw the table instead of repeating it
+	Width  int  // of the terminal; 0: not known
 }
 
 // The two nodes' addresses; all of 127.0.0.0/8 is loopback on Linux.
@@ -46,15 +47,16 @@ func Run(ctx context.Context, c Config) (Summary, error) {
 		return Summary{}, err
 	}
 	defer os.RemoveAll(dir)
-	t := newTeller(c.Out, c.TTY)
+	t := newTeller(c)
 	defer t.close()
-	a, b, err := startBoth(ctx, dir, t)
+	a, b, l, err := startBoth(ctx, dir, t)
 	if err != nil {
 		return Summary{}, err
 	}
+	defer l.close()
 	defer a.close()
 	defer b.close()
-	s, err := newShow(ctx, t, a, b)
+	s, err := newShow(ctx, t, a, b, l)
 	if err != nil {
 		return Summary{}, err
 	}
@@ -70,28 +72,35 @@ func Run(ctx context.Context, c Config) (Summary, error) {
 	return sum, nil
 }
 
-// startBoth starts two nodes on a TCP port that is free on both addresses.
-func startBoth(ctx context.Context, dir string, t *teller) (a, b *site, err error) {
-	port, err := freePort(addrA, addrB)
-	if err != nil {
-		return nil, nil, err
+// startBoth starts two nodes with a link between them.
+func startBoth(ctx context.Context, dir string, t *teller) (a, b *site, l *link, err error) {
+	ends := [2]end{{addr: addrA}, {addr: addrB}}
+	for i := range ends {
+		if ends[i].port, err = freePort(addrA, addrB); err != nil {
+			return nil, nil, nil, err
+		}
 	}
-	if a, err = start(ctx, "A", addrA, port, dir); err != nil {
-		return nil, nil, err
+	if l, err = newLink(ctx, ends[0], ends[1]); err != nil {
+		return nil, nil, nil, err
 	}
-	if b, err = start(ctx, "B", addrB, port, dir); err != nil {
+	if a, err = start(ctx, "A", ends[0], dir); err != nil {
+		l.close()
+		return nil, nil, nil, err
+	}
+	if b, err = start(ctx, "B", ends[1], dir); err != nil {
 		a.close()
-		return nil, nil, err
+		l.close()
+		return nil, nil, nil, err
 	}
-	t.say("node A serves %s and node B %s, RDS over TCP port %d", addrA, addrB, port)
-	return a, b, nil
+	t.say("node A serves %s, node B %s; they speak RDS over TCP through a link that this program can cut", addrA, addrB)
+	return a, b, l, nil
 }
 
 // start runs one node and waits until it serves.
-func start(ctx context.Context, name string, addr netip.Addr, port uint16, dir string) (*site, error) {
+func start(ctx context.Context, name string, at end, dir string) (*site, error) {
 	cfg := node.DefaultConfig()
-	cfg.RDS.Addresses = []netip.Addr{addr}
-	cfg.RDS.Port = port
+	cfg.RDS.Addresses = []netip.Addr{at.addr}
+	cfg.RDS.Port = at.port
 	cfg.API.Socket = filepath.Join(dir, name+".sock")
 	cfg.API.DrainTimeout.Duration = time.Second
 	cfg.HTTP.Listen = ""
@@ -102,7 +111,7 @@ func start(ctx context.Context, name string, addr netip.Addr, port uint16, dir s
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan error, 1)
 	go func() { done <- n.Run(run) }() // ended by stop
-	s := &site{name: name, addr: addr}
+	s := &site{name: name, addr: at.addr}
 	s.stop = sync.OnceValue(func() error { cancel(); return <-done })
 	if s.client, err = rdsd.Dial(cfg.API.Socket); err != nil {
 		s.stop()
@@ -116,7 +125,7 @@ func start(ctx context.Context, name string, addr netip.Addr, port uint16, dir s
 		if why := s.stop(); why != nil {
 			err = why
 		}
-		return nil, fmt.Errorf("node %s (%s): %w", name, addr, rdsdv1.ErrorFromStatus(err))
+		return nil, fmt.Errorf("node %s (%s): %w", name, at.addr, rdsdv1.ErrorFromStatus(err))
 	}
 	return s, nil
 }

@@ -2,6 +2,7 @@ package demo
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
@@ -10,27 +11,30 @@ import (
 // An act of the play, at a share of the length of a cycle.
 type act struct {
 	at float64
-	do func(*show, context.Context, time.Duration)
+	do func(*show)
 }
 
 var acts = []act{
-	{0.10, func(s *show, _ context.Context, _ time.Duration) {
+	{0.10, func(s *show) {
 		s.t.say("B: the reader of %s stops reading", s.stream.to)
 		s.reader.set(false)
 	}},
-	{0.35, func(s *show, _ context.Context, _ time.Duration) {
+	{0.35, func(s *show) {
 		s.t.say("B: the reader of %s reads on", s.stream.to)
 		s.reader.set(true)
 	}},
-	{0.55, func(s *show, ctx context.Context, cycle time.Duration) {
+	{0.55, func(s *show) {
+		s.t.say("the link between A and B is cut; what is on it is lost")
+		s.link.set(false)
 		s.cuts++
-		s.t.say("the link between A and B is cut")
-		s.cut(ctx, cycle/6)
+	}},
+	{0.75, func(s *show) {
 		s.t.say("the link is whole again; the nodes reconnect by themselves")
+		s.link.set(true)
 	}},
 }
 
-// fullCycle is how long the three acts take unless the show is shorter.
+// fullCycle is how long the acts take unless the show is shorter.
 const fullCycle = 8 * time.Second
 
 // play repeats the acts until ctx ends. A show of a given length has room for
@@ -45,29 +49,11 @@ func (s *show) play(ctx context.Context, length time.Duration) {
 			if !sleep(ctx, time.Until(start.Add(time.Duration(a.at*float64(cycle))))) {
 				return
 			}
-			a.do(s, ctx, cycle)
+			a.do(s)
 		}
 		if !sleep(ctx, time.Until(start.Add(cycle))) {
 			return
 		}
-	}
-}
-
-// cut keeps the link down: both nodes drop every path as often as it comes
-// back.
-func (s *show) cut(ctx context.Context, d time.Duration) {
-	ctx, cancel := context.WithTimeout(ctx, d)
-	defer cancel()
-	for ctx.Err() == nil {
-		for _, side := range []struct{ at, other *site }{{s.a, s.b}, {s.b, s.a}} {
-			req := rdsdv1.DropPathRequest_builder{Local: side.at.addr.AsSlice(), Remote: side.other.addr.AsSlice(), AllLanes: true}.Build()
-			_, err := side.at.client.Admin().DropPath(ctx, req)
-			if err != nil && ctx.Err() == nil {
-				s.t.say("cutting the link failed: %v", rdsdv1.ErrorFromStatus(err))
-				return
-			}
-		}
-		sleep(ctx, 20*time.Millisecond)
 	}
 }
 
@@ -91,7 +77,7 @@ func (s *show) watchPeer(ctx context.Context, at *site) {
 		s.rtt[at.name] = time.Duration(p.GetRttNs())
 		s.mu.Unlock()
 		if before != state && (before != "" || state == "up") {
-			s.t.say("%s: the connection is %s (%d queued, %d unacknowledged wait to be sent again)", at.name, state, p.GetQueued(), p.GetUnacked())
+			s.t.say("%s: the connection is %s%s", at.name, state, waits(p))
 		}
 	}
 }
@@ -123,4 +109,12 @@ func (s *show) watchCongestion(ctx context.Context, at *site) {
 			s.t.say("%s: port %d is clear again: less than half is left", at.name, n.GetEndpoint().GetPort())
 		}
 	}
+}
+
+// waits says what a peer holds back.
+func waits(p *rdsdv1.Peer) string {
+	if n := p.GetQueued() + p.GetUnacked(); n > 0 {
+		return fmt.Sprintf("; %d wait here to be sent (again)", n)
+	}
+	return ""
 }

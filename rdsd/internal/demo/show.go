@@ -21,6 +21,7 @@ const (
 type show struct {
 	t    *teller
 	a, b *site
+	link *link
 
 	questions, answers, stream, reports *flow
 
@@ -41,8 +42,8 @@ type show struct {
 }
 
 // newShow binds the sockets and starts the applications.
-func newShow(ctx context.Context, t *teller, a, b *site) (*show, error) {
-	s := &show{t: t, a: a, b: b, reader: newGate(), states: map[string]string{}, rtt: map[string]time.Duration{}, stop: make(chan struct{})}
+func newShow(ctx context.Context, t *teller, a, b *site, l *link) (*show, error) {
+	s := &show{t: t, a: a, b: b, link: l, reader: newGate(), states: map[string]string{}, rtt: map[string]time.Duration{}, stop: make(chan struct{})}
 	bind := func(at *site, port uint16, label string, opts ...rdsd.BindOption) (*rdsd.Socket, error) {
 		sock, err := at.client.Bind(ctx, netip.AddrPortFrom(at.addr, port), append(opts, rdsd.WithLabel(label))...)
 		if err != nil {
@@ -174,6 +175,7 @@ func (s *show) read(ctx context.Context, sock *rdsd.Socket, f *flow, g *gate) {
 // end stops the senders, waits until every datagram has its outcome and was
 // read, and gives the account.
 func (s *show) end() Summary {
+	s.link.set(true)
 	s.reader.set(true)
 	close(s.stop)
 	limit := time.NewTimer(10 * time.Second)

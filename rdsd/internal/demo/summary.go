@@ -62,10 +62,17 @@ func (s Summary) write(w io.Writer) {
 		tw.AppendRow(table.Row{f.Flow, f.Sent, f.Delivered, f.Cancelled, f.Failed, f.Unknown, f.Read, f.Disorder})
 	}
 	fmt.Fprintf(w, "\nSummary\n%s\n", tw.Render())
-	fmt.Fprintf(w, "a port congested %d times and cleared %d times; the link was cut %d times and came back\n", s.Congested, s.Cleared, s.Cuts)
+	fmt.Fprintf(w, "a port congested %s and cleared %s; the link was cut %s and came back\n", times(s.Congested), times(s.Cleared), times(uint64(s.Cuts)))
 	if s.AddsUp() {
 		fmt.Fprintf(w, "%d datagrams, every one accounted for: sent = delivered + cancelled + failed + unknown, each read once, in order\n", total)
 	} else {
 		fmt.Fprintf(w, "the account of %d datagrams does NOT add up\n", total)
 	}
+}
+
+func times(n uint64) string {
+	if n == 1 {
+		return "once"
+	}
+	return fmt.Sprintf("%d times", n)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"net/netip"
 	"strings"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ import (
 type teller struct {
 	out   io.Writer
 	tty   bool
+	width int // of the terminal; longer lines of the table are cut
 	start time.Time
 
 	mu    sync.Mutex
@@ -26,8 +28,8 @@ type teller struct {
 	idle  sync.WaitGroup
 }
 
-func newTeller(out io.Writer, tty bool) *teller {
-	return &teller{out: out, tty: tty, start: time.Now(), done: make(chan struct{})}
+func newTeller(c Config) *teller {
+	return &teller{out: c.Out, tty: c.TTY, width: c.Width, start: time.Now(), done: make(chan struct{})}
 }
 
 // say tells one thing that happened.
@@ -84,9 +86,13 @@ func (t *teller) paint(b *bytes.Buffer) {
 	if t.draw == nil {
 		return
 	}
-	s := t.draw()
-	b.WriteString(s)
-	t.drawn = strings.Count(s, "\n")
+	for line := range strings.Lines(t.draw()) {
+		if r := []rune(line); t.tty && t.width > 0 && len(r) > t.width {
+			line = string(r[:t.width-1]) + "\n" // a wrapped line would not be erased
+		}
+		b.WriteString(line)
+		t.drawn++
+	}
 }
 
 // finish ends the table and writes the summary.
@@ -115,14 +121,21 @@ func (t *teller) close() {
 // table is the live state of the show.
 func (s *show) table() string {
 	tw := newTable()
-	tw.AppendHeader(table.Row{"flow", "from", "to", "sent", "delivered", "in flight", "read", "refused"})
+	tw.AppendHeader(table.Row{"flow", "way", "port", "sent", "delivered", "in flight", "read", "refused"})
 	for _, f := range s.all {
 		sent, decided := f.accepted.Load(), f.decided()
-		tw.AppendRow(table.Row{f.what, f.from, f.to, sent, f.delivered.Load(), sent - min(decided, sent), f.received.Load(), f.refused.Load()})
+		tw.AppendRow(table.Row{f.what, s.nameOf(f.from) + " > " + s.nameOf(f.to), f.to.Port(), sent, f.delivered.Load(), sent - min(decided, sent), f.received.Load(), f.refused.Load()})
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return fmt.Sprintf("\n%s\nlink: A says %s, B says %s, round trip %v\n\n", tw.Render(), known(s.states["A"]), known(s.states["B"]), s.rtt["A"].Round(time.Microsecond))
+}
+
+func (s *show) nameOf(a netip.AddrPort) string {
+	if a.Addr() == s.a.addr {
+		return s.a.name
+	}
+	return s.b.name
 }
 
 func known(state string) string {

@@ -34,9 +34,9 @@ type reply struct {
 func runPing(ctx context.Context, args []string, out, errw io.Writer) int {
 	o, err := parsePing(ctx, args)
 	if err != nil {
-		fmt.Fprintf(errw, "%v\nrds-ping of rdsd, like version %s\nUsage: rds-ping [options] dst_addr\nOptions:\n"+
+		fmt.Fprintf(errw, "%s\nrds-ping of rdsd, like version %s\nUsage: rds-ping [options] dst_addr\nOptions:\n"+
 			" -c count      stop after so many packets\n -i interval   time between packets: seconds, 10ms, 50us (default 1)\n"+
-			" -I address    source IP address\n -Q tos        type of service; RDS over TCP has one only, so it changes nothing\n", err, Version)
+			" -I address    source IP address\n -Q tos        type of service; RDS over TCP has one only, so it changes nothing\n", capital(err.Error()), Version)
 		return 1
 	}
 	c, err := dial.Dial(ctx, dial.Target(o.socket))
@@ -58,10 +58,10 @@ func parsePing(ctx context.Context, args []string) (pingOptions, error) {
 	f.StringVarP(&source, "source", "I", "", "source address")
 	f.VarP(number{&tos, 255}, "tos", "Q", "type of service")
 	if err := f.Parse(args); err != nil {
-		return o, fmt.Errorf("Unknown option: %w", err)
+		return o, fmt.Errorf("unknown option: %w", err)
 	}
 	if f.NArg() != 1 {
-		return o, errors.New("Missing destination address")
+		return o, errors.New("missing destination address")
 	}
 	var err error
 	if o.interval, err = parseInterval(interval); err != nil {
@@ -69,11 +69,11 @@ func parsePing(ctx context.Context, args []string) (pingOptions, error) {
 	}
 	if source != "" {
 		if o.source, err = resolve(ctx, source); err != nil {
-			return o, fmt.Errorf("Unknown source address <%s>", source)
+			return o, fmt.Errorf("unknown source address <%s>", source)
 		}
 	}
 	if o.dest, err = resolve(ctx, f.Arg(0)); err != nil {
-		return o, fmt.Errorf("Cannot parse destination address <%s>", f.Arg(0))
+		return o, fmt.Errorf("cannot parse destination address <%s>", f.Arg(0))
 	}
 	return o, nil
 }

@@ -136,3 +136,11 @@ func resolve(ctx context.Context, s string) (netip.Addr, error) {
 
 // reason is the daemon's words for err.
 func reason(err error) string { return rdsdv1.ErrorFromStatus(err).Error() }
+
+// capital begins a message as the old tools begin theirs.
+func capital(s string) string {
+	if s == "" {
+		return s
+	}
+	return strings.ToUpper(s[:1]) + s[1:]
+}

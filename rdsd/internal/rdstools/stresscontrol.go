@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 )
@@ -64,8 +63,7 @@ func (s *stress) connect(ctx context.Context) (net.Conn, error) {
 		}
 		var errno syscall.Errno
 		if try == 0 && errors.As(err, &errno) {
-			text := errno.Error()
-			fmt.Fprintf(s.out, ": %s%s", strings.ToUpper(text[:1]), text[1:])
+			fmt.Fprintf(s.out, ": %s", capital(errno.Error()))
 		}
 		retry := errno == syscall.ECONNREFUSED || errno == syscall.EHOSTUNREACH || errno == syscall.ENETUNREACH
 		if !retry || try >= s.connectRetry {
