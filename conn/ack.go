@@ -31,12 +31,17 @@ func (p *Path) ack(now time.Duration, a uint64) error {
 		return errAckAhead
 	}
 	for _, l := range [...]*list{&p.retrans, &p.unacked} {
+		refusal := false
 		for l.head != nil && l.head.seq <= a {
 			m := l.pop()
 			if l == &p.retrans {
 				p.c.ctr.SendDropAcked++
+				refusal = refusal || m.Kind == MsgRefuse
 			}
 			p.delivered(m)
+		}
+		if refusal {
+			p.refusalSent() // the peer has it already: it holds no acknowledgement up
 		}
 	}
 	if p.inwrite.head != nil && p.inwrite.head.seq <= a {

@@ -78,7 +78,6 @@ type Conn struct {
 	paths    [wire.MaxLanes]*Path
 	pending  list // accepted before the lanes were known
 	armed    time.Duration
-	silent   int // handshakes in a row that an rdsd peer did not answer
 	rtt      time.Duration
 	finished bool
 }

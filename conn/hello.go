@@ -17,7 +17,13 @@ import (
 //   - An answer, or a ping, with Hello: the peer is an rdsd. Nothing of ours
 //     appears on a connection before that.
 //   - Without: it is a kernel; with SPORT_IDX one that keeps lanes apart.
-//   - No answer in ProbeTimeout: a kernel with its pings switched off.
+//   - No answer in ProbeTimeout although something else came: a kernel with its
+//     pings switched off. When nothing came at all the peer may be an rdsd that
+//     is stopped: taking it for a kernel would report as delivered what TCP
+//     acknowledged for it. The link is given up and another tried.
+//
+// An rdsd's first frame on a link is a handshake. Anything else shows that the
+// peer is no rdsd any more.
 //
 // Between two rdsd the handshake stands outside the sequence (sequence 0), so
 // that it can go before retransmissions, and only the answer's ack is
@@ -170,7 +176,6 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake) error {
 func (p *Path) become(now time.Duration) {
 	c := p.c
 	p.ready, p.synced, p.wasUp = true, true, true
-	c.silent = 0
 	c.spread(now)
 	if c.kind == KindKernel && p.idx == 0 && c.active {
 		for i := 1; i < c.lanes; i++ {
@@ -218,16 +223,8 @@ func (p *Path) noAnswer(now time.Duration) {
 	c := p.c
 	c.ctr.HandshakeTimeout++
 	switch {
-	case c.kind == KindRdsd:
-		// It must answer. Twice in a row: perhaps it is no rdsd any more.
-		if c.silent++; c.silent > 1 {
-			c.silent = 0
-			c.changed(now)
-			return
-		}
+	case c.kind == KindRdsd || c.kind == KindUnknown && !p.heard:
 		p.Drop(now, errNoAnswer)
-	case !c.owner.AllowKernel():
-		p.Drop(now, errNoKernel)
 	default:
 		if c.kind == KindUnknown {
 			c.kind = KindKernelLegacy
@@ -273,6 +270,9 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 		p.nextSeq, p.expected = 1, 0
 		p.refusing, p.refused, p.unsentRef = nil, nil, 0
 		p.sweepAt = never
+		if p != keep {
+			p.wasUp = false // the new incarnation may want fewer lanes
+		}
 		p.control.each(func(m *Msg) bool {
 			if m.Kind == MsgRefuse || m.Kind == MsgPong {
 				if m.Kind == MsgPong {

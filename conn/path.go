@@ -38,6 +38,7 @@ type Path struct {
 	synced   bool // kernel peers: something of this life is known to have arrived
 	probedAt time.Duration
 	answer   bool // a handshake answer is owed
+	heard    bool // a frame came on this link
 
 	// Transmit side.
 	nextSeq  uint64 // next to assign, from 1
@@ -276,7 +277,7 @@ func (p *Path) established(now time.Duration) {
 	p.congVer, p.congDirty, p.congAt = 0, p.idx == 0, now-time.Hour
 	p.paused = false
 	p.sinceAck.frames, p.sinceAck.bytes = 0, 0
-	p.probed, p.answer = false, false
+	p.probed, p.answer, p.heard = false, false, false
 	if p.c.kind.kernel() && p.synced {
 		p.become(now)
 	} else {

@@ -59,6 +59,13 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 		return errTooLong
 	}
 	kind := h.Kind(rdsd)
+	if !p.heard {
+		p.heard = true
+		if rdsd && kind != wire.KindProbe && kind != wire.KindProbeReply {
+			c.changed(now)
+			return errPeerChanged
+		}
+	}
 	p.lastRx = now
 	if p.asked != 0 {
 		c.rtt = now - p.asked

@@ -1,0 +1,356 @@
+package simtest
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// app is a client with one socket: it sends, reads at its own pace, cancels,
+// closes.
+type app struct {
+	n    *node
+	s    *rds.Socket
+	addr netip.AddrPort
+	want bool // asks for outcomes
+
+	tags     []*rec // by tag
+	open     []*rec // accepted or waiting, no outcome yet
+	accepted uint64
+	told     uint64 // outcomes
+	waiting  int
+	flushes  int
+
+	queue     []*rec // what the socket should hand out next; nil: an empty datagram
+	readEvery time.Duration
+	readMax   int
+	stopped   time.Duration // reads nothing before
+	armed     bool
+	dead      bool
+}
+
+var unknownRec = &rec{} // placed through the loop: known when it is read
+
+func (n *node) bindAll() {
+	for i := range n.w.socketsPer {
+		n.bind(uint16(4000 + i))
+	}
+}
+
+func (n *node) bind(port uint16) *app {
+	w := n.w
+	o := rds.SocketOptions{SndBufBytes: w.drawBuf(), RcvBufBytes: w.drawBuf()}
+	a := &app{n: n, addr: netip.AddrPortFrom(n.addr, port), want: w.rng.Intn(8) != 0}
+	o.Data = a
+	s, err := n.eng.Bind(port, o)
+	if err != nil {
+		w.fail("bind of %v: %v", a.addr, err)
+		return nil
+	}
+	a.s = s
+	w.m.ports[a.addr]++
+	a.pace()
+	if w.rng.Intn(3) == 0 {
+		s.SetMonitor(rds.Monitor{Mask: ^uint64(0), Clear: true, Set: w.rng.Intn(2) == 0})
+	}
+	n.apps = append(n.apps, a)
+	return a
+}
+
+// pace draws how the app reads.
+func (a *app) pace() {
+	w := a.n.w
+	a.readEvery, a.readMax, a.stopped = 0, 1<<30, 0
+	if w.calm {
+		return
+	}
+	switch w.rng.Intn(6) {
+	case 0: // slow
+		a.readEvery, a.readMax = time.Duration(w.rng.Int63n(int64(30*time.Millisecond))), 1+w.rng.Intn(8)
+	case 1: // stopped for a while
+		a.stopped = w.Now() + time.Duration(w.rng.Int63n(int64(3*time.Second)))
+	}
+}
+
+// --- sending ------------------------------------------------------------------
+
+// send offers one datagram; wait says for how long it may wait to be
+// accepted (negative: not at all, 0: for ever).
+func (a *app) send(dst netip.AddrPort, size int, wait time.Duration) error {
+	n, w := a.n, a.n.w
+	r := w.m.make(a.addr, dst, size)
+	r.node, r.epoch = 0, n.epoch
+	tag := uint64(len(a.tags))
+	a.tags = append(a.tags, r)
+	a.accept(r) // what comes through the loop is there before Send returns
+	var err error
+	var queued bool
+	if wait < 0 {
+		err = a.s.Send(w.Now(), dst, r.payload, tag, a.want)
+	} else {
+		deadline := time.Duration(0)
+		if wait > 0 {
+			deadline = w.Now() + wait
+		}
+		queued, err = a.s.SendWait(w.Now(), dst, r.payload, tag, a.want, deadline, a)
+	}
+	switch {
+	case queued:
+		a.unaccept(r)
+		a.waiting++
+	case err != nil:
+		a.unaccept(r)
+		r.refused = true
+	}
+	if err == nil && a.want {
+		a.open = append(a.open, r)
+	}
+	w.mix(6, tag, uint64(size))
+	if w.verbose != nil {
+		w.trace("%v sends %v, wait %v: queued %v, %v", a.addr, r, wait, queued, err)
+	}
+	a.checkErr(err, dst, size)
+	return err
+}
+
+func (a *app) accept(r *rec) {
+	r.accepted = true
+	a.accepted++
+	a.n.w.m.total.accepted++
+	if r.size == 0 {
+		r.flow.anonSent++
+	}
+}
+
+func (a *app) unaccept(r *rec) {
+	r.accepted = false
+	a.accepted--
+	a.n.w.m.total.accepted--
+	if r.size == 0 {
+		r.flow.anonSent--
+	}
+}
+
+func (a *app) checkErr(err error, dst netip.AddrPort, size int) {
+	o := a.s.Options()
+	switch {
+	case err == nil, errors.Is(err, rdserr.ErrWouldBlock), errors.Is(err, rdserr.ErrCongested), errors.Is(err, rdserr.ErrNoMemory), errors.Is(err, rdserr.ErrTooMany):
+	case errors.Is(err, rdserr.ErrTooLarge) && (size > o.SndBufBytes || size > 1<<20):
+	default:
+		a.n.w.fail("send of %d bytes from %v to %v: %v", size, a.addr, dst, err)
+	}
+}
+
+// cancel drops what was sent to dst; port 0: to all ports there.
+func (a *app) cancel(dst netip.AddrPort) {
+	w := a.n.w
+	var hit []*rec
+	for _, r := range a.open {
+		d := r.flow.dst
+		if r.accepted && r.outcome == 0 && d.Addr() == dst.Addr() && (dst.Port() == 0 || d.Port() == dst.Port()) {
+			hit = append(hit, r)
+			if !r.cancelled {
+				r.cancelled, r.leftFirst = true, r.left
+			}
+		}
+	}
+	c, b, err := a.s.Cancel(w.Now(), dst)
+	if err != nil {
+		w.fail("D6: cancel: %v", err)
+	}
+	w.mix(7, uint64(c), uint64(b))
+	w.trace("%v cancels %v: %d cancelled, %d begun", a.addr, dst, c, b)
+	a.n.after()
+	if dst.Addr() == a.addr.Addr() {
+		return
+	}
+	for _, r := range hit {
+		if r.size > 0 && !r.leftFirst && r.outcome != conn.Cancelled {
+			w.fail("D6: %v had not left when it was cancelled, and its outcome is %v", r, r.outcome)
+		}
+	}
+}
+
+// close gives the socket back; nobody will hear of its datagrams any more.
+func (a *app) close() {
+	n, w := a.n, a.n.w
+	w.trace("%v closes", a.addr)
+	for _, r := range a.open {
+		if r.outcome == 0 {
+			r.cancelled, r.gone = true, true
+		}
+	}
+	a.dead = true
+	w.m.ports[a.addr]++
+	a.s.Close(w.Now())
+	for i, b := range n.apps {
+		if b == a {
+			n.apps = append(n.apps[:i], n.apps[i+1:]...)
+			break
+		}
+	}
+	n.after()
+}
+
+// died: the process crashed.
+func (a *app) died() {
+	a.dead = true
+	a.n.w.m.ports[a.addr]++
+	for _, r := range a.open {
+		if r.outcome == 0 {
+			r.gone = true
+		}
+	}
+}
+
+// --- news ---------------------------------------------------------------------
+
+func (a *app) news(ev int) {
+	w := a.n.w
+	w.mix(8, uint64(ev))
+	if ev&rds.EvSends != 0 {
+		for _, d := range a.s.SendsDone(nil) {
+			r := a.tags[d.Tag]
+			a.waiting--
+			if r.accepted || r.refused || d.Batch != a {
+				w.fail("D3: a second end of the waiting send of %v", r)
+			}
+			if d.Err == nil {
+				a.accept(r)
+			} else {
+				r.refused = true
+			}
+			if w.verbose != nil {
+				w.trace("%v: waiting send of %v: %v", a.addr, r, d.Err)
+			}
+		}
+	}
+	if ev&rds.EvOutcomes != 0 {
+		for _, o := range a.s.Outcomes(nil) {
+			for i := range uint64(o.Count) {
+				if o.First+i >= uint64(len(a.tags)) {
+					w.fail("D3: outcome for tag %d, which was never used", o.First+i)
+					return
+				}
+				r := a.tags[o.First+i]
+				if w.verbose != nil {
+					w.trace("%v: outcome of %v: %v %v", a.addr, r, o.Kind, o.Why)
+				}
+				a.told++
+				w.m.decided(r, o.Kind, o.Why)
+			}
+		}
+		open := a.open[:0]
+		for _, r := range a.open {
+			if r.outcome == 0 && !r.refused {
+				open = append(open, r)
+			}
+		}
+		clear(a.open[len(open):])
+		a.open = open
+	}
+	if ev&rds.EvFlushed != 0 {
+		a.flushes -= len(a.s.Flushed())
+		if a.flushes < 0 {
+			w.fail("a flush was answered twice")
+		}
+	}
+	if ev&rds.EvCongestion != 0 {
+		a.s.CongestionNews()
+	}
+	if ev&rds.EvReadable != 0 {
+		a.arm()
+	}
+}
+
+// --- reading --------------------------------------------------------------------
+
+// placed: a frame of src was put into the socket's queue.
+func (a *app) placed(src netip.AddrPort, payload []byte) {
+	a.catchUp(1)
+	var r *rec
+	if src.Port() != 0 { // not a pong
+		r = a.n.w.m.placedAt(a.n.epoch, src, a.addr, payload)
+	}
+	a.queue = append(a.queue, r)
+}
+
+// catchUp accounts for what came through the loop meanwhile.
+func (a *app) catchUp(but int) {
+	_, n := a.s.Peek()
+	for len(a.queue) < n-but {
+		a.queue = append(a.queue, unknownRec)
+	}
+}
+
+func (a *app) arm() {
+	if a.armed || a.dead {
+		return
+	}
+	a.armed = true
+	w := a.n.w
+	at := w.Now() + a.readEvery
+	if w.rng.Intn(4) == 0 {
+		at += time.Duration(w.rng.Int63n(int64(2 * time.Millisecond)))
+	}
+	w.At(max(at, a.stopped), a.n.guard(a.read))
+}
+
+func (a *app) read() {
+	a.armed = false
+	w := a.n.w
+	if a.dead {
+		return
+	}
+	if w.Now() < a.stopped {
+		a.arm()
+		return
+	}
+	a.catchUp(0)
+	for k := 0; k < a.readMax; k++ {
+		d, ok := a.s.Recv()
+		if !ok {
+			break
+		}
+		if len(a.queue) == 0 {
+			w.fail("D4: %v reads more than was placed", a.addr)
+			return
+		}
+		r := a.queue[0]
+		a.queue = a.queue[1:]
+		switch {
+		case r == unknownRec:
+			if d.Source.Port() != 0 {
+				w.m.placedAt(a.n.epoch, d.Source, a.addr, d.Payload)
+			}
+		case r == nil:
+			if len(d.Payload) != 0 {
+				w.fail("D4: %v reads %d bytes where an empty datagram was placed", a.addr, len(d.Payload))
+			}
+		default:
+			if w.m.read(d.Payload) != r || d.Source != r.flow.src {
+				w.fail("D4: %v reads something else than %v", a.addr, r)
+			}
+		}
+		if r != nil && r != unknownRec && w.rng.Intn(16) == 0 {
+			// An application may keep it for a while: it must not change.
+			w.After(time.Duration(w.rng.Int63n(int64(20*time.Millisecond))), func() {
+				if w.m.read(d.Payload) != r {
+					w.fail("D7: %v changed while the application held it", r)
+				}
+				d.Release()
+			})
+		} else {
+			d.Release()
+		}
+	}
+	a.s.ReadAll(w.Now())
+	if _, n := a.s.Peek(); n > 0 {
+		a.arm()
+	}
+	a.n.after()
+}

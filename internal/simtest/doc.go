@@ -1,0 +1,14 @@
+// Package simtest runs whole nodes in a simulated world: engines of package
+// rds over the network of transport/sim, models of Linux peers beside them,
+// applications that send, read, cancel, close and rebind, and a schedule of
+// faults. Everything is drawn from one seed, so a seed replays.
+//
+// After every event the world is compared with a small model of what RDS
+// promises (D1 to D12): each datagram carries its flow and number, the model
+// knows what was accepted, what was seen on the wire, what was placed, and
+// what the sender was told.
+//
+// The shell in node.go and link.go is the contract the real one follows.
+// Read world.go (one run), model.go (what is checked), node.go (the shell);
+// kernel.go is a peer written from the facts about Linux, not from conn.
+package simtest

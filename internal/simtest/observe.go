@@ -1,0 +1,182 @@
+package simtest
+
+import (
+	"net/netip"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// view is what an onlooker at the wire knows of one path: what the peer was
+// told and what it may be told (D5).
+type view struct {
+	inc      uint64 // the peer's incarnation
+	own      uint64 // link it was last used on
+	expected uint64
+	maxRx    uint64
+	refused  map[uint64]bool // received, not placed; true: told so on this link
+	told     []told
+}
+
+type told struct {
+	seq  uint64 // of our refusal
+	what []uint64
+}
+
+func (n *node) view(l *link) *view {
+	v := n.views[l.p]
+	inc := l.p.Conn().PeerIncarnation()
+	if v == nil || v.inc != inc {
+		v = &view{inc: inc, own: l.gen, refused: map[uint64]bool{}}
+		n.views[l.p] = v
+	}
+	if v.own != l.gen && l.gen == l.p.Gen() {
+		v.own = l.gen
+		for s := range v.refused {
+			v.refused[s] = false
+		}
+	}
+	return v
+}
+
+// offer gives a frame to the engine and watches what becomes of it.
+func (n *node) offer(l *link, f *transport.Frame) error {
+	w := n.w
+	var h wire.Header
+	h.Parse(f.Raw)
+	dst := n.eng.Socket(h.DPort)
+	before := 0
+	if dst != nil {
+		_, before = dst.Peek()
+	}
+	draining := l.p.State() == conn.Disconnecting
+	err := n.eng.Receive(w.Now(), l.p, l.gen, f)
+	rdsd := l.p.Conn().Kind() == conn.KindRdsd
+	kind := h.Kind(rdsd)
+	if r := w.m.peek(f.Payload); r != nil && err == nil {
+		r.arrived = true
+	}
+	w.mix(4, h.Seq, h.Ack, uint64(h.Len), uint64(h.SPort)<<16|uint64(h.DPort), uint64(h.Flags))
+	if err == nil && (l.gen != l.p.Gen() || draining && rdsd) {
+		w.fail("D10: %v takes a frame of link %d, which was given up", l.p, l.gen)
+	}
+	placed := false
+	if dst != nil {
+		if _, now := dst.Peek(); now > before {
+			placed = true
+			src := netip.AddrPortFrom(l.p.Conn().Remote(), h.SPort)
+			if a, _ := dst.Options().Data.(*app); a != nil {
+				a.placed(src, f.Payload)
+			}
+		}
+	}
+	if w.verbose != nil {
+		w.trace("%v: gen %d takes %v: placed %v, %v", l.p, l.gen, &h, placed, err)
+	}
+	if rdsd && err == nil {
+		n.observeIn(l, &h, kind, placed)
+	}
+	if err == conn.ErrPause && rdsd {
+		w.fail("D9: %v pauses a link to an rdsd", l.p)
+	}
+	return err
+}
+
+func (n *node) observeIn(l *link, h *wire.Header, kind wire.Kind, placed bool) {
+	v := n.view(l)
+	for len(v.told) > 0 && v.told[0].seq <= h.Ack {
+		for _, s := range v.told[0].what {
+			delete(v.refused, s)
+		}
+		v.told = v.told[1:]
+	}
+	if h.Seq == 0 {
+		return
+	}
+	fresh := !(h.Seq < v.expected && h.Flags&wire.FlagRetransmitted != 0)
+	if !fresh {
+		return
+	}
+	v.expected = h.Seq + 1
+	v.maxRx = max(v.maxRx, h.Seq)
+	if kind == wire.KindData && !placed {
+		v.refused[h.Seq] = false
+	}
+}
+
+// observeOut looks at every frame of a batch before it is written.
+func (n *node) observeOut(l *link, b *transport.Batch) {
+	w := n.w
+	rdsd := l.p.Conn().Kind() == conn.KindRdsd
+	v := n.view(l)
+	var h wire.Header
+	w.frames(b.Pieces(), func(raw, payload []byte) {
+		h.Parse(raw)
+		w.mix(5, h.Seq, h.Ack, uint64(h.Len), uint64(h.Flags))
+		kind := h.Kind(rdsd)
+		if w.verbose != nil {
+			w.trace("%v: gen %d sends %v", l.p, l.gen, &h)
+		}
+		if rdsd {
+			if h.Ack > v.maxRx {
+				w.fail("D5: %v acknowledges %d, the highest received is %d", l.p, h.Ack, v.maxRx)
+			}
+			for s, sent := range v.refused {
+				if s <= h.Ack && !sent {
+					w.fail("D5: %v acknowledges %d, but %d was not placed and the refusal has not left", l.p, h.Ack, s)
+				}
+			}
+		}
+		switch kind {
+		case wire.KindControl:
+			if h.Ext[0] == wire.CtlRefuse {
+				t := told{seq: h.Seq}
+				wire.ParseRefusals(payload, func(r wire.Refusal) error {
+					if _, ok := v.refused[r.Seq]; ok {
+						v.refused[r.Seq] = true
+						t.what = append(t.what, r.Seq)
+					}
+					return nil
+				})
+				if len(v.told) == 0 || v.told[len(v.told)-1].seq < h.Seq {
+					v.told = append(v.told, t)
+				}
+			}
+		case wire.KindData:
+			r := w.m.peek(payload)
+			if r == nil {
+				if len(payload) > 0 {
+					w.fail("D7: %v sends a payload nobody has signed", l.p)
+				}
+				return
+			}
+			if r.cancelled && !r.arrived && r.flow.src.Addr() == n.addr {
+				w.fail("D6: %v leaves after it was cancelled", r)
+			}
+			if r.outcome != 0 {
+				w.fail("D7: %v is sent after its outcome %v", r, r.outcome)
+			}
+			r.left = true
+		}
+	})
+}
+
+// frames walks the frames of a batch. Every header lies in one piece.
+func (w *World) frames(pieces [][]byte, f func(raw, payload []byte)) {
+	for i := 0; i < len(pieces); i++ {
+		p := pieces[i]
+		for len(p) > 0 {
+			raw := p[:wire.HeaderLen]
+			k := int(wire.PayloadLen(raw))
+			p = p[wire.HeaderLen:]
+			if k > 0 && len(p) == 0 {
+				i++
+				f(raw, pieces[i])
+				break
+			}
+			f(raw, p[:k])
+			p = p[k:]
+		}
+	}
+}

@@ -1,0 +1,234 @@
+package simtest
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/transport/sim"
+)
+
+var errAdmin = errors.New("dropped by the administrator")
+
+// schedule starts the traffic and the faults.
+func (w *World) schedule() {
+	for _, n := range w.nodes {
+		w.traffic(n)
+	}
+	for _, k := range w.kernels {
+		w.kernelTraffic(k)
+	}
+	w.nextFault()
+}
+
+func (w *World) nextFault() {
+	w.After(w.upTo(2*w.faultEvery), func() {
+		if !w.calm {
+			w.fault()
+			w.nextFault()
+		}
+	})
+}
+
+// traffic lets the apps of n do something every now and then.
+func (w *World) traffic(n *node) {
+	w.After(w.upTo(2*w.opEvery), func() {
+		if w.calm {
+			return
+		}
+		if n.eng != nil && !n.frozen && len(n.apps) > 0 {
+			w.op(n.apps[w.rng.Intn(len(n.apps))])
+		}
+		w.traffic(n)
+	})
+}
+
+// target draws where to send.
+func (w *World) target(self netip.Addr) netip.AddrPort {
+	a := w.addrs[w.rng.Intn(len(w.addrs))]
+	if a == self && !w.chance(4) {
+		a = w.addrs[w.rng.Intn(len(w.addrs))]
+	}
+	port := uint16(4000 + w.rng.Intn(w.socketsPer))
+	if w.chance(60) {
+		port = 5000 // nobody's
+	}
+	return netip.AddrPortFrom(a, port)
+}
+
+func (w *World) op(a *app) {
+	dst := w.target(a.addr.Addr())
+	switch k := w.rng.Intn(40); {
+	case k < 24: // a burst to one destination
+		for range 1 + w.rng.Intn(12) {
+			if a.send(dst, w.drawSize(), -1) != nil {
+				break
+			}
+		}
+	case k < 34:
+		wait := time.Duration(0)
+		if w.chance(2) {
+			wait = time.Millisecond + w.upTo(time.Second)
+		}
+		for range 1 + w.rng.Intn(6) {
+			a.send(dst, w.drawSize(), wait)
+		}
+	case k < 35:
+		if w.isKernel(dst.Addr()) && w.chance(2) {
+			dst = netip.AddrPortFrom(dst.Addr(), 0)
+		}
+		a.cancel(dst)
+		return // cancel has run after
+	case k < 36:
+		a.flushes++
+		a.s.Flush(uint64(w.Now()))
+	case k < 37:
+		a.send(netip.AddrPortFrom(dst.Addr(), 0), 0, -1) // ping
+	case k < 38:
+		a.pace()
+		a.arm()
+	case k < 39 && w.chance(3):
+		n, port, ep := a.n, a.addr.Port(), a.n.epoch
+		a.close()
+		w.After(w.upTo(300*time.Millisecond), func() {
+			if n.epoch == ep && n.eng != nil && n.eng.Socket(port) == nil {
+				n.bind(port)
+				n.after()
+			}
+		})
+		return
+	default:
+		a.s.Congested(dst)
+	}
+	a.n.after()
+}
+
+// fault draws one fault and makes it happen.
+func (w *World) fault() {
+	w.faults++
+	x := w.addrs[w.rng.Intn(len(w.addrs))]
+	y := w.addrs[w.rng.Intn(len(w.addrs))]
+	w.mix(9)
+	switch k := w.rng.Intn(24); {
+	case k < 9:
+		if e := w.anyEnd(x); e != nil {
+			half := w.chance(4)
+			w.trace("FAULT connection #%d is reset, half %v", e.ID(), half)
+			e.Break(half)
+		}
+	case k < 10:
+		if e := w.anyEnd(x); e != nil {
+			w.trace("FAULT connection #%d hangs at %v", e.ID(), x)
+			e.Hang()
+		}
+	case k < 13:
+		d := w.upTo(5 * time.Second)
+		if w.chance(2) {
+			d /= 10
+		}
+		w.trace("FAULT %v>%v stalls for %v", x, y, d)
+		w.net.Cut(x, y, max(d, 1))
+	case k < 15:
+		d := w.upTo(4 * time.Second)
+		w.trace("FAULT %v and %v are parted for %v", x, y, d)
+		w.net.Cut(x, y, 0)
+		w.net.Cut(y, x, 0)
+		w.After(d, func() { w.net.HealPair(x, y) })
+	case k < 18:
+		if w.crashes {
+			w.crash(x)
+		}
+	case k < 20:
+		if n := w.byAddr[x]; n != nil {
+			n.freeze(w.upTo(2 * time.Second))
+		}
+	case k < 22:
+		if n := w.byAddr[x]; n != nil && n.eng != nil && !n.frozen {
+			for _, pe := range n.eng.Peers() {
+				pe.Conn().Paths(func(p *conn.Path) {
+					if w.chance(3) {
+						w.trace("FAULT %v is dropped by the administrator", p)
+						n.eng.Drop(w.Now(), p, errAdmin)
+					}
+				})
+			}
+			n.after()
+		}
+	default:
+		w.net.Profile = w.drawProfile()
+	}
+}
+
+func (w *World) anyEnd(a netip.Addr) *sim.End {
+	var l []*sim.End
+	if n := w.byAddr[a]; n != nil {
+		l = n.host.Ends()
+	} else if k := w.kernel[a]; k != nil {
+		l = k.host.Ends()
+	}
+	if len(l) == 0 {
+		return nil
+	}
+	return l[w.rng.Intn(len(l))]
+}
+
+func (w *World) crash(a netip.Addr) {
+	power := w.chance(3)
+	down := w.upTo(2 * time.Second)
+	if n := w.byAddr[a]; n != nil && n.eng != nil {
+		n.crash(power)
+		w.After(down, func() { w.restart(n) })
+	}
+	if k := w.kernel[a]; k != nil && k.running {
+		k.crash()
+		w.After(down, k.start)
+	}
+}
+
+func (w *World) restart(n *node) {
+	if n.eng == nil {
+		n.host.PowerOn()
+		n.start()
+	}
+}
+
+// endFaults: from here on the network is healthy, every node runs, readers
+// read, and nobody begins anything but one last round.
+func (w *World) endFaults() {
+	w.trace("the faults are over")
+	w.calm = true
+	w.net.Heal()
+	w.net.Profile.Loss = 0
+	w.net.Profile.Bandwidth = max(w.net.Profile.Bandwidth, 1<<24)
+	for _, n := range w.nodes {
+		w.restart(n)
+	}
+	for _, k := range w.kernels {
+		if !k.running {
+			k.start()
+		}
+	}
+	for _, n := range w.nodes {
+		for _, a := range n.apps {
+			a.pace()
+			a.armed = false
+			a.arm()
+		}
+		for i := range w.socketsPer { // ports between close and bind
+			if port := uint16(4000 + i); n.eng.Socket(port) == nil {
+				n.bind(port)
+			}
+		}
+		for _, a := range n.apps {
+			for _, to := range w.addrs {
+				a.send(netip.AddrPortFrom(to, uint16(4000+w.rng.Intn(w.socketsPer))), 100, 30*time.Second)
+			}
+		}
+		if !n.frozen {
+			n.after()
+		} else {
+			n.w.After(0, n.guard(n.after))
+		}
+	}
+}
