@@ -41,7 +41,7 @@ func (p *Path) ack(now time.Duration, a uint64) error {
 			p.delivered(m)
 		}
 		if refusal {
-			p.refusalSent() // the peer has it already: it holds no acknowledgement up
+			p.nextRefusal() // the peer has it already: it holds no acknowledgement up
 		}
 	}
 	if p.inwrite.head != nil && p.inwrite.head.seq <= a {

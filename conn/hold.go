@@ -192,6 +192,7 @@ func (p *Path) refusals() {
 		n := min(len(p.refused), wire.MaxRefusals)
 		m := p.c.owner.NewMsg()
 		m.Kind = MsgRefuse
+		m.flags = wire.FlagControl | wire.FlagAckRequired
 		m.Tag = p.refused[0].Seq
 		for _, r := range p.refused[:n] {
 			m.Payload = wire.AppendRefusal(m.Payload, r)
@@ -219,8 +220,8 @@ func (p *Path) restoreRefusals() {
 	}
 }
 
-// refusalSent: m has been put into a batch; what is the next one not sent?
-func (p *Path) refusalSent() {
+// nextRefusal finds the lowest refused sequence whose refusal has not left.
+func (p *Path) nextRefusal() {
 	p.unsentRef = 0
 	for _, l := range []*list{&p.retrans, &p.control} {
 		for m := l.head; m != nil; m = m.next {

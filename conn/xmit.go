@@ -186,6 +186,15 @@ func (p *Path) fillRetrans(now time.Duration, b *transport.Batch, o *frameOut) {
 			flags |= wire.FlagAckRequired
 		}
 		p.send(now, b, o, m, flags)
+		p.sentRefusal(o, m)
+	}
+}
+
+// sentRefusal: acknowledgements behind a refusal may cover what it refuses.
+func (p *Path) sentRefusal(o *frameOut, m *Msg) {
+	if m.Kind == MsgRefuse {
+		p.nextRefusal()
+		o.ack = p.ackable()
 	}
 }
 
@@ -195,15 +204,8 @@ func (p *Path) fillControl(now time.Duration, b *transport.Batch, o *frameOut) {
 		if m.Kind == MsgPong {
 			p.pongs--
 		}
-		var flags uint8
-		if m.Kind == MsgRefuse {
-			flags = wire.FlagControl | wire.FlagAckRequired
-		}
-		p.send(now, b, o, m, flags)
-		if m.Kind == MsgRefuse {
-			p.refusalSent()
-			o.ack = p.ackable()
-		}
+		p.send(now, b, o, m, m.flags)
+		p.sentRefusal(o, m)
 	}
 }
 
