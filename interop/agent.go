@@ -7,15 +7,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"strings"
 	"sync"
+	"time"
 )
 
-// agentPrefix starts every line of the agent; the rest of the console is the
-// kernel's.
-const agentPrefix = "@@"
+const nudgeEvery = 25 * time.Millisecond
 
-var errAgentGone = errors.New("interop: the guest's console closed")
+var errAgentGone = errors.New("interop: the kernel has ended")
 
 // agent speaks to guest/agent.py: one JSON object a line each way.
 type agent struct {
@@ -26,8 +24,7 @@ type agent struct {
 	jobs   map[int]*Job    // guarded by mu; by id, until done
 	gone   bool            // guarded by mu
 	boot   chan error      // the agent's first word
-	tail   []string        // guarded by mu; the kernel's last lines
-	ended  <-chan struct{} // closed by the reader at the console's end
+	ended  <-chan struct{} // closed by the reader at the line's end
 }
 
 // Job is a command running in the guest.
@@ -57,33 +54,42 @@ type answer struct {
 	Event
 }
 
-func newAgent(w io.Writer, r io.Reader, log io.Writer) *agent {
+func newAgent(w io.Writer, r io.Reader) *agent {
 	ended := make(chan struct{})
 	a := &agent{w: w, jobs: map[int]*Job{}, boot: make(chan error, 1), ended: ended}
 	go func() {
 		defer close(ended)
-		a.read(r, log)
+		a.read(r)
 	}()
+	go a.nudge()
 	return a
 }
 
-func (a *agent) read(r io.Reader, log io.Writer) {
+// nudge repeats an empty line while anything is asked of the guest: its kernel
+// misses, under traffic, one in some hundred signals that input has come, and
+// then sleeps on it until there is more.
+func (a *agent) nudge() {
+	tick := time.NewTicker(nudgeEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-a.ended:
+			return
+		case <-tick.C:
+		}
+		a.mu.Lock()
+		if len(a.jobs) > 0 {
+			_, _ = a.w.Write([]byte{'\n'}) // an error shows in a.ended
+		}
+		a.mu.Unlock()
+	}
+}
+
+func (a *agent) read(r io.Reader) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		line := strings.TrimRight(lines.Text(), "\r")
-		// The kernel may have left an unfinished line before ours.
-		kernel, ours, found := strings.Cut(line, agentPrefix)
-		if kernel != "" {
-			fmt.Fprintln(log, kernel)
-			a.mu.Lock()
-			a.tail = append(a.tail, kernel)
-			a.tail = a.tail[max(0, len(a.tail)-30):]
-			a.mu.Unlock()
-		}
-		if found {
-			a.take(ours)
-		}
+		a.take(lines.Text())
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -93,7 +99,7 @@ func (a *agent) read(r io.Reader, log io.Writer) {
 	}
 	clear(a.jobs)
 	select {
-	case a.boot <- fmt.Errorf("%w: %s", errAgentGone, strings.Join(a.tail, "\n")):
+	case a.boot <- errAgentGone:
 	default:
 	}
 }
@@ -125,7 +131,7 @@ func (a *agent) take(line string) {
 	default:
 		select {
 		case j.events <- ans.Event:
-		default: // a test that does not listen shall not stop the console
+		default: // a test that does not listen shall not stop the rest
 		}
 	}
 }
@@ -152,7 +158,7 @@ func (a *agent) start(op string, args map[string]any) (*Job, error) {
 	a.jobs[j.id] = j
 	if _, err := a.w.Write(append(raw, '\n')); err != nil {
 		delete(a.jobs, j.id)
-		return nil, fmt.Errorf("interop: write to the console: %w", err)
+		return nil, fmt.Errorf("interop: write to the agent: %w", err)
 	}
 	return j, nil
 }

@@ -153,10 +153,10 @@ func watch(t *testing.T, l *lab, d *daemon) {
 	}
 	t.Cleanup(func() {
 		c.Stop()
-		if !t.Failed() {
+		dir := os.Getenv("RDSD_INTEROP_DUMP") // asks for it in any case
+		if !t.Failed() && dir == "" {
 			return
 		}
-		dir := os.Getenv("RDSD_INTEROP_DUMP")
 		if dir == "" {
 			dir = os.TempDir()
 		}

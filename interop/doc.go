@@ -5,7 +5,7 @@
 // is one end of a veth pair inside a network namespace made for the test. Its
 // root is the host's own file system, read-only; its first process is
 // guest/agent.py, which loads rds and rds_tcp and then does as it is told over
-// the console (send, receive, ping, netem, counters). rdsd runs in the same
+// a serial line (send, receive, ping, netem, counters). rdsd runs in the same
 // namespace, on the other end of the pair.
 //
 // The package holds the harness; what is proved with it stands in the tests.
@@ -13,6 +13,6 @@
 // tells what is not there. A binary that boots a kernel must call HelperMain
 // first thing in main or TestMain.
 //
-// Goroutines: one per running kernel, the reader of its console, which ends
-// with the process. Read vm.go, agent.go and netns.go first.
+// Goroutines: two per running kernel, the reader of that line and the one that
+// repeats wake-ups on it; both end with the process. Read vm.go, agent.go and netns.go first.
 package interop

@@ -38,7 +38,7 @@ func TestKernelResets(t *testing.T) {
 					Local: pr.ours.AsSlice(), Remote: pr.kernel.AsSlice(), AllLanes: true,
 				}.Build())
 			case 2: // where our kernel cannot, ss does nothing and says so nowhere
-				_, err = l.ns.Run("ss", "-K", "-tn", "dst", pr.kernel.String())
+				_, err = l.ns.Run("ss", "-K", "-tn", "dst", "["+pr.kernel.String()+"]")
 			}
 			if err != nil {
 				t.Fatalf("reset %d: %v", i, err)

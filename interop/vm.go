@@ -112,7 +112,9 @@ func Boot(ctx context.Context, ns *Netns, opt BootOptions) (*VM, error) {
 		"uml_dir="+dir, "umid=vm",
 		// The address stays over a restart: neighbours do not wonder.
 		guestCard+":transport=raw,mac=02:52:44:53:00:01,ifname="+ns.Guest,
-		"con=null", "ssl=null", "con0=fd:0,fd:1", "panic=1",
+		// The agent has a serial line of its own: what the kernel prints would
+		// break its lines. con0 goes to the log.
+		"con=null", "ssl=null", "ssl0=fd:0,fd:1", "con0=null,fd:2", "panic=1",
 		noVectors,
 		"init="+python, "--",
 		"-I", "-S", "-B", filepath.Join(opt.GuestDir, "agent.py"),
@@ -140,7 +142,7 @@ func Boot(ctx context.Context, ns *Netns, opt BootOptions) (*VM, error) {
 	if err != nil {
 		return nil, errors.Join(err, outR.Close(), vm.log.Close())
 	}
-	vm.agent = newAgent(in, outR, vm.log)
+	vm.agent = newAgent(in, outR)
 
 	ctx, cancel := context.WithTimeout(ctx, bootLimit)
 	defer cancel()

@@ -1,7 +1,6 @@
 """The guest's first process: loads RDS, then serves the test.
 
-One JSON object a line, both ways, on the console; answers carry the prefix
-"@@", because the kernel writes there too. Long work (send, recv, ping) runs
+One JSON object a line, both ways, on the first serial line. Long work (send, recv, ping) runs
 in a forked process, which the test can speak to by the job's id.
 
 Arguments: key=value, as handed over on the kernel's command line.
@@ -28,7 +27,7 @@ SYS_FINIT_MODULE = 313  # x86-64
 SYS_DELETE_MODULE = 176
 LINUX_REBOOT_POWER_OFF = 0x4321FEDC
 
-PREFIX = "@@"
+LINE = "/dev/ttyS0"
 libc = rdssock.libc
 
 
@@ -77,15 +76,16 @@ def run(argv):
 
 
 class Agent:
-    def __init__(self):
+    def __init__(self, line_fd):
+        self.line_fd = line_fd
         self.running = {}  # job id -> (pid, control fd, report fd)
         self.partial = {}  # report fd -> bytes of an unfinished line
-        self.console = b""
+        self.heard = b""
 
     def write(self, fields):
-        line = (PREFIX + json.dumps(fields) + "\n").encode()
+        line = (json.dumps(fields) + "\n").encode()
         while line:
-            line = line[os.write(1, line):]
+            line = line[os.write(self.line_fd, line):]
 
     def start(self, ident, op, args):
         report_r, report_w = os.pipe()
@@ -161,14 +161,14 @@ class Agent:
     def serve(self):
         while True:
             reports = {rep: ident for ident, (_, _, rep) in self.running.items()}
-            ready, _, _ = select.select([0] + list(reports), [], [])
+            ready, _, _ = select.select([self.line_fd] + list(reports), [], [])
             for fd in ready:
                 data = os.read(fd, 65536)
-                if fd == 0:
+                if fd == self.line_fd:
                     if not data:
                         return
-                    self.console += data
-                    *lines, self.console = self.console.split(b"\n")
+                    self.heard += data
+                    *lines, self.heard = self.heard.split(b"\n")
                     for raw in lines:
                         if raw.strip():
                             self.line(raw)
@@ -192,8 +192,9 @@ def loopback_up():
 def main():
     os.environ["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     options = dict(a.split("=", 1) for a in sys.argv[1:] if "=" in a)
-    agent = Agent()
-    tty.setraw(0, termios.TCSANOW)
+    line_fd = os.open(LINE, os.O_RDWR | os.O_NOCTTY)
+    tty.setraw(line_fd, termios.TCSANOW)
+    agent = Agent(line_fd)
     try:
         mount(b"proc", b"/proc")
         mount(b"sysfs", b"/sys")
