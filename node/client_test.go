@@ -197,3 +197,8 @@ func startNodes(t *testing.T, n int, change func(*Config)) []*Config {
 }
 
 func rdsOptions() rds.SocketOptions { return rds.SocketOptions{} }
+
+// endpointOf is a port of a node's first address.
+func endpointOf(cfg *Config, port uint16) netip.AddrPort {
+	return netip.AddrPortFrom(cfg.RDS.Addresses[0], port)
+}

@@ -25,15 +25,6 @@ type datagramCodec struct{}
 
 var protoCodec = encoding.GetCodecV2("proto")
 
-// codecPool has a size for each power of two.
-var codecPool = func() mem.BufferPool {
-	p, err := mem.NewBinaryTieredBufferPool(7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21)
-	if err != nil {
-		panic(err) // the exponents above are constants
-	}
-	return p
-}()
-
 func (datagramCodec) Name() string { return "proto" }
 
 func (datagramCodec) Marshal(v any) (mem.BufferSlice, error) {

@@ -83,6 +83,7 @@ func (d *datagramsServer) Open(stream grpc.BidiStreamingServer[rdsdv1.ClientMess
 		return err
 	}
 	defer s.close()
+	s.stream = bareStream(stream)
 	read, pushed := make(chan error, 1), make(chan error, 1)
 	stop := make(chan struct{})
 	defer close(stop)

@@ -115,6 +115,7 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 			recovery.UnaryServerInterceptor(onPanic),
 		),
 		grpc.ChainStreamInterceptor(
+			keepStream,
 			f.metrics.StreamServerInterceptor(),
 			logging.StreamServerInterceptor(logger, logOpts...),
 			rdsdv1.StreamErrno,
@@ -131,6 +132,31 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 	f.metrics.InitializeMetrics(s)
 	f.servers = append(f.servers, s)
 	return s
+}
+
+// The interceptors wrap a stream and look at the clock and at counters for each
+// message, which for a socket's stream is a tenth of the whole cost. So the
+// first of them keeps the stream itself in the context, and Datagrams.Open
+// uses that after Bind: its messages have counters of their own.
+type streamKey struct{}
+
+type keptStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s *keptStream) Context() context.Context { return s.ctx }
+
+func keepStream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+	return handler(srv, &keptStream{ss, context.WithValue(ss.Context(), streamKey{}, ss)})
+}
+
+// bareStream is the stream without interceptors, or the one given.
+func bareStream(wrapped grpc.ServerStream) grpc.ServerStream {
+	if ss, ok := wrapped.Context().Value(streamKey{}).(grpc.ServerStream); ok {
+		return ss
+	}
+	return wrapped
 }
 
 // callLevel keeps ordinary calls out of the log at its default level.

@@ -1,0 +1,188 @@
+package node
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+)
+
+// within fails the test when f does not become true in time.
+func within(t *testing.T, limit time.Duration, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(limit); !f(); time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("not within %v: %s", limit, what)
+		}
+	}
+}
+
+// startOne runs one real node and keeps hold of it.
+func startOne(t *testing.T) (*Node, *Config) {
+	t.Helper()
+	cfg := testConfig(t)
+	n, err := New(cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	startNode(t, n)
+	return n, cfg
+}
+
+// A client that dies at any moment loses its sockets within a second (R4).
+func TestDeadClientLosesItsSockets(t *testing.T) {
+	n, cfg := startOne(t)
+	cc, err := grpc.NewClient("unix://"+cfg.API.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cc.Close()
+	for range 10 {
+		st, err := rdsdv1.NewDatagramsClient(cc).Open(testContext(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m := &rdsdv1.ClientMessage{}
+		m.SetBind(bindTo(cfg.RDS.Addresses[0], 0))
+		st.Send(m)
+		if _, err := st.Recv(); err != nil {
+			t.Fatal(err)
+		}
+		flood := &rdsdv1.ClientMessage{}
+		flood.SetSend(batchOf(1, endpointOf(cfg, 9), strings.Repeat("x", 1000)))
+		st.Send(flood)
+	}
+	if got := n.sockets.budget().used; got != 10 {
+		t.Errorf("%d sockets, want 10", got)
+	}
+	cc.Close()
+	within(t, time.Second, "sockets of a dead client are gone", func() bool { return n.sockets.budget().used == 0 })
+	within(t, time.Second, "its connection too", func() bool { return n.grpc.clients.len() == 0 })
+	eng := n.hosts.list[0]
+	eng.lock()
+	left := len(eng.e.Sockets())
+	eng.unlock()
+	if left != 0 {
+		t.Errorf("%d sockets left in the engine", left)
+	}
+}
+
+// A client that asks and never reads is not read any further; it holds up
+// nobody, and can be thrown out.
+func TestClientThatNeverReads(t *testing.T) {
+	_, cfg := startOne(t)
+	local := cfg.RDS.Addresses[0]
+	ctx, cancel := context.WithCancel(testContext(t))
+	defer cancel()
+	st, err := rdsdv1.NewDatagramsClient(dial(t, cfg)).Open(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &rdsdv1.ClientMessage{}
+	m.SetBind(bindTo(local, 4400))
+	st.Send(m)
+	blocked := make(chan struct{})
+	go func() {
+		defer close(blocked)
+		pk := &rdsdv1.ClientMessage{}
+		p := &rdsdv1.Peek{}
+		p.SetId(1 << 60)
+		pk.SetPeek(p)
+		for st.Send(pk) == nil {
+		}
+	}()
+	// Others fill its receive queue, and are told when it is full.
+	s := mustBind(t, cfg, bindTo(local, 0))
+	kib := strings.Repeat("k", 32<<10)
+	within(t, 8*time.Second, "its senders are refused", func() bool {
+		s.send(batchOf(1, endpointOf(cfg, 4400), kib, kib, kib, kib))
+		return len(want(s, asResult).GetErrors()) > 0
+	})
+	// Somebody else's socket works as ever.
+	other := mustBind(t, cfg, bindTo(local, 0))
+	s.send(batchOf(2, other.local, "hello"))
+	if got, _ := other.recv(1); got[0] != "hello" {
+		t.Errorf("received %q", got)
+	}
+	r := &rdsdv1.CloseSocketRequest{}
+	r.SetLocal(endpointPB(endpointOf(cfg, 4400)))
+	if _, err := rdsdv1.NewAdminClient(dial(t, cfg)).CloseSocket(testContext(t), r); err != nil {
+		t.Fatal(err)
+	}
+	// The status waits behind what it does not read; the port does not.
+	within(t, time.Second, "the port is free again", func() bool {
+		_, err := openSocket(t, cfg, bindTo(local, 4400))
+		return err == nil
+	})
+	cancel()
+	<-blocked
+}
+
+// Stopping the daemon does not wait for a client that never reads.
+func TestStopWithClientThatNeverReads(t *testing.T) {
+	cfg := testConfig(t)
+	n, err := New(cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := startNode(t, n)
+	st, err := rdsdv1.NewDatagramsClient(dial(t, cfg)).Open(testContext(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := &rdsdv1.ClientMessage{}
+	m.SetBind(bindTo(cfg.RDS.Addresses[0], 4500))
+	st.Send(m)
+	s := mustBind(t, cfg, bindTo(cfg.RDS.Addresses[0], 0))
+	big := strings.Repeat("k", 256<<10)
+	within(t, 8*time.Second, "the stream's window is full", func() bool {
+		s.send(batchOf(1, endpointOf(cfg, 4500), big, big))
+		return len(want(s, asResult).GetErrors()) > 0
+	})
+	begun := time.Now()
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if took := time.Since(begun); took > 8*time.Second {
+		t.Errorf("stopping took %v", took)
+	}
+}
+
+func TestDrainWaitsForDatagramsInFlight(t *testing.T) {
+	cfgs := startNodes(t, 1, nil)
+	cfg := testConfig(t)
+	cfg.RDS.Addresses[0], cfg.RDS.Port = loopbackAddr(), cfgs[0].RDS.Port
+	n, err := New(cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := startNode(t, n)
+	b := mustBind(t, cfgs[0], bindTo(cfgs[0].RDS.Addresses[0], 0))
+	a := mustBind(t, cfg, bindTo(cfg.RDS.Addresses[0], 0))
+	batch := batchOf(1, b.local, "one", "two", "three")
+	batch.SetWantOutcomes(true)
+	a.send(batch)
+	want(a, asResult)
+	stopped := make(chan error, 1)
+	go func() { stopped <- stop() }()
+	if got, _ := b.recv(3); got[2] != "three" {
+		t.Errorf("received %q", got)
+	}
+	var delivered uint32
+	for delivered < 3 {
+		for _, o := range want(a, asOutcomes).GetOutcome() {
+			if o.GetKind() != rdsdv1.OutcomeKind_OUTCOME_KIND_DELIVERED {
+				t.Errorf("outcome %v", o)
+			}
+			delivered += o.GetCount()
+		}
+	}
+	if err := <-stopped; err != nil {
+		t.Error(err)
+	}
+}
