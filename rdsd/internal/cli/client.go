@@ -3,7 +3,9 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
+	"strings"
 
 	"google.golang.org/grpc/status"
 
@@ -96,7 +98,7 @@ func chooseLocal(ctx context.Context, c *rdsd.Client, local netip.AddrPort, dst 
 		if dst.IsValid() && dst.Is6() {
 			family = "IPv6"
 		}
-		return local, usagef("this daemon has no %s address to speak from (it has %v); start it with --address, or use --from", family, all)
+		return local, usagef("this daemon has no %s address to speak from (it has %s); start it with --address", family, strings.Trim(fmt.Sprint(all), "[]"))
 	}
 	return netip.AddrPortFrom(best, local.Port()), nil
 }

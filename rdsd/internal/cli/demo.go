@@ -27,7 +27,7 @@ behind.`,
 			if length < 0 {
 				return usagef("--for %v: it cannot be negative", length)
 			}
-			c := demo.Config{Length: length, Out: a.out}
+			c := demo.Config{Length: length, Out: a.out, JSON: a.json}
 			if f, ok := a.out.(*os.File); ok && !plain && term.IsTerminal(int(f.Fd())) {
 				c.TTY = true
 				c.Width, _, _ = term.GetSize(int(f.Fd()))
@@ -35,11 +35,6 @@ behind.`,
 			sum, err := demo.Run(cmd.Context(), c)
 			if err != nil {
 				return err
-			}
-			if a.json {
-				if err := writeNDJSON(a.out, sum); err != nil {
-					return err
-				}
 			}
 			if !sum.AddsUp() {
 				return withCode(exitIncomplete, fmt.Errorf("the datagrams do not add up: %+v", sum))

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -44,7 +45,7 @@ func (o *outbox) flush(ctx context.Context) error {
 	o.batch, o.bytes = nil, 0
 	if o.try {
 		if err := o.sock.TrySend(o.dst, batch[0].Payload); err != nil {
-			return fmt.Errorf("%s refused a datagram of %d bytes: %w", o.dst, len(batch[0].Payload), err)
+			return fmt.Errorf("%s refused a datagram of %d bytes: %w", o.dst, len(batch[0].Payload), dial.Cause(err))
 		}
 		o.count(batch)
 		return nil
@@ -73,7 +74,7 @@ func (o *outbox) flush(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
-	return fmt.Errorf("%s to %s not accepted: %w", plural(uint64(len(batch)-accepted), "datagram"), o.dst, err)
+	return fmt.Errorf("%s to %s not accepted: %w", plural(uint64(len(batch)-accepted), "datagram"), o.dst, dial.Cause(err))
 }
 
 func (o *outbox) count(ds []rdsd.Datagram) {

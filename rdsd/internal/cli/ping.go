@@ -27,8 +27,8 @@ func (a *app) pingCmd() *cobra.Command {
 		Long: `Send RDS pings (datagrams to port 0) to NODE, an address or a host name, and show
 the round trips. Both rdsd and the kernel answer them; no application is needed
 there. It goes on until --count or Ctrl-C, and ends with a summary. --timeout is
-the longest wait for one reply. The exit code is 0 when any reply came, 4 when
-none did.`,
+the longest wait for one reply. The exit code is 0 when any reply came; when
+none did, 4 if the node was silent and 1 if it cannot or may not be reached.`,
 		ValidArgsFunction: a.completeFirst(listPeerWords),
 		Args:              needArgs("NODE", "the address of a node, such as 10.0.0.2 or fd00::2"),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -130,7 +130,7 @@ func (a *app) pingLoop(ctx context.Context, c rdsdv1.AdminClient, req *rdsdv1.Pi
 		duration(h.ValueAtQuantile(90)), duration(h.ValueAtQuantile(99)), duration(h.Max()), duration(h.Mean())
 	a.printPingSummary(sum)
 	if sum.Received == 0 && sum.Sent > 0 {
-		return withCode(exitTimeout, fmt.Errorf("no reply from %s: %s", remote, explain(last)))
+		return withCode(exitOf(last), fmt.Errorf("no reply from %s: %s", remote, explain(last)))
 	}
 	return nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -88,7 +89,7 @@ func (a *app) recv(ctx context.Context, o recvOptions) error {
 		case errors.Is(err, context.DeadlineExceeded):
 			return withCode(exitTimeout, fmt.Errorf("nothing arrived on %s for %v (%s before)", sock.LocalAddr(), o.timeout, plural(n, "datagram")))
 		case err != nil:
-			return fmt.Errorf("receiving on %s: %w", sock.LocalAddr(), err)
+			return fmt.Errorf("receiving on %s: %w", sock.LocalAddr(), dial.Cause(err))
 		}
 		if err := a.printDatagram(d, o); err != nil {
 			return err
@@ -107,7 +108,7 @@ func (a *app) bindRecv(ctx context.Context, c *rdsd.Client, local netip.AddrPort
 	}
 	s, err := c.Bind(ctx, local, rdsd.WithLabel("rdsd recv"))
 	if err != nil {
-		return nil, fmt.Errorf("cannot bind %s: %w", local, err)
+		return nil, fmt.Errorf("cannot bind %s: %w", local, dial.Cause(err))
 	}
 	return s, nil
 }

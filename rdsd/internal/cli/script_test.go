@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -11,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -69,6 +71,16 @@ func TestScripts(t *testing.T) {
 				})
 			},
 		},
+		Condition: func(cond string) (bool, error) {
+			if cond != "ipv6" {
+				return false, fmt.Errorf("unknown condition %q", cond)
+			}
+			l, err := net.Listen("tcp6", "[::1]:0")
+			if err == nil {
+				l.Close()
+			}
+			return err == nil, nil
+		},
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("RDSD_SOCKET", filepath.Join(env.WorkDir, "rdsd.sock"))
 			return nil
@@ -102,14 +114,16 @@ func cmdFake(ts *testscript.TestScript, _ bool, _ []string) {
 // nextAddr gives every daemon of the tests its own loopback address.
 var nextAddr atomic.Uint32
 
-// cmdDaemon is `daemon NAME...`: start one node for each name, all of them
-// peers, and set NAME to its address and NAME_SOCKET to its socket. RDSD_SOCKET
+// cmdDaemon is `daemon NAME[=ADDR]...`: start one node for each name, all of
+// them peers, and set NAME to its address and NAME_SOCKET to its socket. RDSD_SOCKET
 // becomes the first one's.
 func cmdDaemon(ts *testscript.TestScript, _ bool, names []string) {
 	port := freePort(ts)
 	for i, name := range names {
-		n := nextAddr.Add(1)
-		addr := netip.AddrFrom4([4]byte{127, 0, 21, byte(n)})
+		addr := netip.AddrFrom4([4]byte{127, 0, 21, byte(nextAddr.Add(1))})
+		if before, after, ok := strings.Cut(name, "="); ok {
+			name, addr = before, netip.MustParseAddr(after)
+		}
 		socket := filepath.Join(ts.Getenv("WORK"), name+".sock")
 		cfg := node.DefaultConfig()
 		cfg.RDS.Addresses = []netip.Addr{addr}

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/time/rate"
 
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -211,7 +212,9 @@ func (a *app) send(ctx context.Context, dst netip.AddrPort, args []string, o sen
 		collect.wait(rep.Datagrams, a.timeout)
 		rep.Delivered, rep.Cancelled, rep.Failed, rep.Unknown = collect.counts()
 	}
-	a.printSent(rep, o.outcomes)
+	if rep.Datagrams > 0 || err == nil || a.json {
+		a.printSent(rep, o.outcomes)
+	}
 	switch {
 	case err != nil:
 		return err
@@ -247,7 +250,7 @@ func (a *app) bindFrom(ctx context.Context, c *rdsd.Client, flag, from string, d
 	}
 	s, err := c.Bind(ctx, local, opts...)
 	if err != nil {
-		return nil, fmt.Errorf("cannot bind %s: %w", local, err)
+		return nil, fmt.Errorf("cannot bind %s: %w", local, dial.Cause(err))
 	}
 	return s, nil
 }

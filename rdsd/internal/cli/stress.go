@@ -9,6 +9,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
 	"github.com/rdsd/rdsd/rdsd/internal/load"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
@@ -179,7 +180,7 @@ func (a *app) stressPeer(ctx context.Context, o stressOptions) (func(), error) {
 	sock, err := c.Bind(ctx, o.cfg.To, rdsd.WithLabel("rdsd stress"))
 	if err != nil {
 		c.Close()
-		return nil, fmt.Errorf("cannot bind %s at --peer-socket: %w", o.cfg.To, err)
+		return nil, fmt.Errorf("cannot bind %s at --peer-socket: %w", o.cfg.To, dial.Cause(err))
 	}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan error, 1)

@@ -23,6 +23,7 @@ type Config struct {
 	Out    io.Writer
 	TTY    bool // redraw the table instead of repeating it
 	Width  int  // of the terminal; 0: not known
+	JSON   bool // one JSON object a line: what happens, the flows, the summary
 }
 
 // The two nodes' addresses; all of 127.0.0.0/8 is loopback on Linux.
@@ -60,7 +61,7 @@ func Run(ctx context.Context, c Config) (Summary, error) {
 	if err != nil {
 		return Summary{}, err
 	}
-	t.table(s.table)
+	t.table(s)
 	if c.Length > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, c.Length)

@@ -3,6 +3,7 @@ package demo
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +52,28 @@ func TestInterrupt(t *testing.T) {
 	}
 	if !strings.Contains(out.String(), "\x1b[J") {
 		t.Error("on a terminal the table is redrawn")
+	}
+}
+
+// TestJSON: every line is one object, the last one the summary.
+func TestJSON(t *testing.T) {
+	var out bytes.Buffer
+	if _, err := Run(context.Background(), Config{Out: &out, JSON: true, Length: time.Millisecond}); err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.Split(strings.TrimSpace(out.String()), "\n")
+	var sum Summary
+	for i, l := range lines {
+		var e event
+		if err := json.Unmarshal([]byte(l), &e); err != nil {
+			t.Errorf("%q: %v", l, err)
+		}
+		if i == len(lines)-1 {
+			json.Unmarshal([]byte(l), &sum)
+		}
+	}
+	if !sum.AddsUp() {
+		t.Errorf("the last line is no good summary: %s", lines[len(lines)-1])
 	}
 }
 

@@ -26,7 +26,9 @@ var acts = []act{
 	{0.55, func(s *show) {
 		s.t.say("the link between A and B is cut; what is on it is lost")
 		s.link.set(false)
+		s.mu.Lock()
 		s.cuts++
+		s.mu.Unlock()
 	}},
 	{0.75, func(s *show) {
 		s.t.say("the link is whole again; the nodes reconnect by themselves")

@@ -32,7 +32,7 @@ type show struct {
 	rtt      map[string]time.Duration
 	congests uint64 // guarded by mu
 	clears   uint64
-	cuts     int // owned by play
+	cuts     int // guarded by mu
 
 	sockets []*rdsd.Socket
 	senders sync.WaitGroup

@@ -40,7 +40,7 @@ func (s Summary) AddsUp() bool {
 }
 
 func (s *show) summary() Summary {
-	sum := Summary{Cuts: s.cuts}
+	sum := Summary{}
 	for _, f := range s.all {
 		sum.Flows = append(sum.Flows, Account{
 			Flow: f.what, Sent: f.accepted.Load(), Delivered: f.delivered.Load(), Cancelled: f.cancelled.Load(),
@@ -49,7 +49,7 @@ func (s *show) summary() Summary {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	sum.Congested, sum.Cleared = s.congests, s.clears
+	sum.Congested, sum.Cleared, sum.Cuts = s.congests, s.clears, s.cuts
 	return sum
 }
 

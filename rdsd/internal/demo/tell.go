@@ -2,6 +2,7 @@ package demo
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net/netip"
@@ -19,17 +20,18 @@ type teller struct {
 	out   io.Writer
 	tty   bool
 	width int // of the terminal; longer lines of the table are cut
+	json  bool
 	start time.Time
 
 	mu    sync.Mutex
-	draw  func() string // guarded by mu
-	drawn int           // guarded by mu; lines of the table on the screen
+	show  *show // guarded by mu; what the table is of
+	drawn int   // guarded by mu; lines of the table on the screen
 	done  chan struct{}
 	idle  sync.WaitGroup
 }
 
 func newTeller(c Config) *teller {
-	return &teller{out: c.Out, tty: c.TTY, width: c.Width, start: time.Now(), done: make(chan struct{})}
+	return &teller{out: c.Out, tty: c.TTY && !c.JSON, width: c.Width, json: c.JSON, start: time.Now(), done: make(chan struct{})}
 }
 
 // say tells one thing that happened.
@@ -38,17 +40,39 @@ func (t *teller) say(format string, args ...any) {
 	defer t.mu.Unlock()
 	var b bytes.Buffer
 	t.erase(&b)
-	fmt.Fprintf(&b, "%6.2fs  %s\n", time.Since(t.start).Seconds(), fmt.Sprintf(format, args...))
+	text := fmt.Sprintf(format, args...)
+	if t.json {
+		t.line(&b, event{time.Since(t.start).Seconds(), text})
+	} else {
+		fmt.Fprintf(&b, "%6.2fs  %s\n", time.Since(t.start).Seconds(), text)
+	}
 	if t.tty {
 		t.paint(&b)
 	}
 	t.out.Write(b.Bytes())
 }
 
-// table starts showing what draw returns.
-func (t *teller) table(draw func() string) {
+// event and progress are lines of the JSON form; the last line is a Summary.
+type event struct {
+	T    float64 `json:"t"` // seconds since the start
+	What string  `json:"event"`
+}
+
+type progress struct {
+	T     float64   `json:"t"`
+	Flows []Account `json:"flows"`
+}
+
+func (t *teller) line(b *bytes.Buffer, v any) {
+	if j, err := json.Marshal(v); err == nil {
+		b.Write(append(j, '\n'))
+	}
+}
+
+// table starts showing the flows of s.
+func (t *teller) table(s *show) {
 	t.mu.Lock()
-	t.draw = draw
+	t.show = s
 	t.mu.Unlock()
 	interval := 2 * time.Second
 	if t.tty {
@@ -83,10 +107,14 @@ func (t *teller) erase(b *bytes.Buffer) {
 
 // paint draws the table. Called with mu held.
 func (t *teller) paint(b *bytes.Buffer) {
-	if t.draw == nil {
+	switch {
+	case t.show == nil:
+		return
+	case t.json:
+		t.line(b, progress{time.Since(t.start).Seconds(), t.show.summary().Flows})
 		return
 	}
-	for line := range strings.Lines(t.draw()) {
+	for line := range strings.Lines(t.show.table()) {
 		if r := []rune(line); t.tty && t.width > 0 && len(r) > t.width {
 			line = string(r[:t.width-1]) + "\n" // a wrapped line would not be erased
 		}
@@ -102,7 +130,11 @@ func (t *teller) finish(sum Summary) {
 	defer t.mu.Unlock()
 	var b bytes.Buffer
 	t.erase(&b)
-	sum.write(&b)
+	if t.json {
+		t.line(&b, sum)
+	} else {
+		sum.write(&b)
+	}
 	t.out.Write(b.Bytes())
 }
 

@@ -116,3 +116,16 @@ func notSocket(path string) bool {
 	st, err := os.Stat(path)
 	return err == nil && st.Mode()&os.ModeSocket == 0
 }
+
+// Cause is err without the SDK's prefix (operation and addresses), for a
+// sentence that has said those already. errors.Is goes on working.
+func Cause(err error) error {
+	e, ok := errors.AsType[*rdsd.OpError](err)
+	switch {
+	case !ok:
+		return err
+	case e.Undecided:
+		return fmt.Errorf("%w (it may have been accepted)", e.Err)
+	}
+	return e.Err
+}

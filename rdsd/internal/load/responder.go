@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -42,7 +43,7 @@ func Respond(ctx context.Context, sock *rdsd.Socket, ackSize int, interval time.
 			if ended(ctx, err) {
 				return nil
 			}
-			return fmt.Errorf("receiving on %s: %w", sock.LocalAddr(), err)
+			return fmt.Errorf("receiving on %s: %w", sock.LocalAddr(), dial.Cause(err))
 		}
 		acks = acks[:0]
 		for _, d := range into[:n] {
@@ -57,7 +58,7 @@ func Respond(ctx context.Context, sock *rdsd.Socket, ackSize int, interval time.
 				if ended(ctx, err) {
 					return nil
 				}
-				return fmt.Errorf("answering from %s: %w", sock.LocalAddr(), err)
+				return fmt.Errorf("answering from %s: %w", sock.LocalAddr(), dial.Cause(err))
 			}
 		}
 		if now := time.Now(); now.Sub(last) >= interval {

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/time/rate"
 
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -41,7 +42,7 @@ func newTask(ctx context.Context, client *rdsd.Client, c *Config, nr int, start 
 	local := netip.AddrPortFrom(c.From, 0)
 	sock, err := client.Bind(ctx, local, opts...)
 	if err != nil {
-		return nil, fmt.Errorf("cannot bind %s: %w", local, err)
+		return nil, fmt.Errorf("cannot bind %s: %w", local, dial.Cause(err))
 	}
 	return &task{
 		c: c, sock: sock, start: start, meter: m, slots: make(chan struct{}, c.Depth),
@@ -102,7 +103,7 @@ func (t *task) send(ctx, hard context.Context) error {
 			t.record(batch[:accepted], intended)
 		}
 		if err != nil {
-			return fmt.Errorf("sending to %s: %w", t.c.To, err)
+			return fmt.Errorf("sending to %s: %w", t.c.To, dial.Cause(err))
 		}
 	}
 }
@@ -159,7 +160,7 @@ func (t *task) take(ctx context.Context) error {
 			if ended(ctx, err) {
 				return nil
 			}
-			return fmt.Errorf("receiving from %s: %w", t.c.To, err)
+			return fmt.Errorf("receiving from %s: %w", t.c.To, dial.Cause(err))
 		}
 		for _, d := range into[:n] {
 			h, intact, ok := parse(d.Payload)
@@ -182,7 +183,7 @@ func (t *task) takeOutcomes(ctx context.Context) error {
 			if ended(ctx, err) {
 				return nil
 			}
-			return fmt.Errorf("outcomes of %s: %w", t.sock.LocalAddr(), err)
+			return fmt.Errorf("outcomes of %s: %w", t.sock.LocalAddr(), dial.Cause(err))
 		}
 		now := time.Now()
 		if o.Kind != rdsd.Delivered {

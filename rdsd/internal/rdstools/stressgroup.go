@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -32,9 +33,9 @@ func (s *stress) bindTasks(ctx context.Context) (*group, error) {
 		if err != nil {
 			g.close()
 			if errors.Is(err, syscall.EADDRNOTAVAIL) {
-				return nil, fmt.Errorf("cannot bind %s: %w; rdsd status shows the daemon's addresses, -r chooses one", local, err)
+				return nil, fmt.Errorf("cannot bind %s: %w; rdsd status shows the daemon's addresses, -r chooses one", local, dial.Cause(err))
 			}
-			return nil, fmt.Errorf("cannot bind %s: %w", local, err)
+			return nil, fmt.Errorf("cannot bind %s: %w", local, dial.Cause(err))
 		}
 		t := newTask(&s.options, local, work)
 		t.sock = sock

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -86,7 +87,7 @@ func (t *task) send(ctx context.Context) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("task %s: sending failed after %d of %d datagrams: %w", t.local, n, len(batch), err)
+			return fmt.Errorf("task %s: sending failed after %d of %d datagrams: %w", t.local, n, len(batch), dial.Cause(err))
 		}
 		us := uint64(time.Since(start).Microseconds()) / uint64(len(batch))
 		t.mu.Lock()
@@ -144,7 +145,7 @@ func (t *task) receive(ctx context.Context, outlier func(time.Duration)) error {
 			return nil
 		}
 		if err != nil {
-			return fmt.Errorf("task %s: receiving failed: %w", t.local, err)
+			return fmt.Errorf("task %s: receiving failed: %w", t.local, dial.Cause(err))
 		}
 		for _, d := range into[:n] {
 			rtt, err := t.take(d, time.Now())
