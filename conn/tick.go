@@ -69,11 +69,12 @@ func (p *Path) tick(now time.Duration) time.Duration {
 			next = min(next, p.probedAt+cfg.ProbeTimeout)
 		}
 	}
-	if p.state == Up && p.ready {
-		if p.c.kind == KindRdsd {
-			next = min(next, p.tickRdsd(now))
-		} else {
+	if p.state == Up {
+		switch {
+		case p.c.kind != KindRdsd: // before it is ready too: see MsgNull
 			next = min(next, p.tickKernel(now))
+		case p.ready:
+			next = min(next, p.tickRdsd(now))
 		}
 	}
 	if p.congDirty && p.idx == 0 && p.state == Up {
