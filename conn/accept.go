@@ -3,6 +3,8 @@ package conn
 import (
 	"errors"
 	"time"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 // Accepted is the answer to an incoming connection.
@@ -29,12 +31,12 @@ var errStale = errors.New("the peer connected again: this link is stale")
 // first, because what TCP acknowledged the peer has forgotten.
 func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
 	lane := 0
-	if (c.kind == KindRdsd || c.kind == KindKernel) && c.lanes > 1 {
-		lane = int(srcPort) % 8
-		if c.kind == KindKernel {
-			lane = int(srcPort) % c.lanes
-		}
-		if lane >= c.lanes {
+	switch {
+	case c.kind == KindKernel:
+		lane = int(srcPort) % max(c.lanes, 1)
+	case c.kind == KindRdsd:
+		lane = int(srcPort) % wire.MaxLanes
+		if lane > 0 && lane >= c.lanes {
 			if c.active {
 				lane = 0
 			} else {
@@ -56,11 +58,13 @@ func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
 			c.owner.Emit(Action{Kind: ActAbort, Path: p, Gen: p.waiting})
 		}
 		p.waiting = p.nextGen()
+		p.waitingPort = srcPort
 		p.lastErr = errStale
 		p.event(now, EvDrop)
 		return Accepted{Path: p, Gen: p.waiting, Link: true, Parked: true}
 	}
 	p.gen = p.nextGen()
+	p.port = srcPort
 	p.event(now, EvLink)
 	return Accepted{Path: p, Gen: p.gen, Link: true}
 }

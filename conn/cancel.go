@@ -42,7 +42,13 @@ func (c *Conn) Cancel(now time.Duration, owner Completer, port uint16, why Why) 
 			})
 		} else {
 			n := begun
-			p.retrans.each(mark)
+			p.retrans.each(func(m *Msg) bool {
+				if p.ready && m.seq > p.through && match(m) {
+					p.settled(m) // the peer has said that it never arrived
+					return take(m)
+				}
+				return mark(m)
+			})
 			if begun > n && p.sweepAt == never {
 				p.sweepAt = now + c.cfg.DeadAfter
 				c.rearm(p.sweepAt)

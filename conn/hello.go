@@ -3,6 +3,7 @@ package conn
 import (
 	"encoding/binary"
 	"errors"
+	"math"
 	"time"
 
 	"github.com/rdsd/rdsd/transport"
@@ -37,6 +38,7 @@ var (
 	errPeerChanged   = errors.New("the peer changed between kernel and rdsd")
 	errPeerRestarted = errors.New("the peer restarted")
 	errNoKernel      = errors.New("the peer is a kernel, and kernel peers are not allowed at this address")
+	errWrongLane     = errors.New("a link of another lane")
 	errNoAnswer      = errors.New("the peer did not answer the handshake")
 )
 
@@ -128,11 +130,17 @@ func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
 		c.changed(now)
 		return errPeerChanged
 	}
+	c.lanes = lanes
+	if !c.active && int(p.port)%wire.MaxLanes != p.idx || p.idx >= lanes {
+		// We did not know yet that it keeps lanes apart, or how many it wants;
+		// each lane has its own sequences.
+		p.wasUp = false
+		return errWrongLane
+	}
 	if p.window == 0 {
 		p.window = 1 << x.Hello.CreditLog2
 		p.credits = p.window
 	}
-	c.lanes = lanes
 	return nil
 }
 
@@ -194,12 +202,12 @@ func (p *Path) become(now time.Duration) {
 // that it is.
 func (p *Path) settleCancelled(payload []byte) {
 	p.sweepAt = never
-	var through uint64
+	p.through = math.MaxUint64
 	if len(payload) == receivedLen {
-		through = binary.BigEndian.Uint64(payload)
+		p.through = binary.BigEndian.Uint64(payload)
 	}
 	p.retrans.each(func(m *Msg) bool {
-		if m.cancelled && m.seq > through {
+		if m.cancelled && (m.seq > p.through || len(payload) != receivedLen) {
 			p.settled(m)
 			if len(payload) == receivedLen {
 				p.c.ctr.SendCancelled++
@@ -287,9 +295,17 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 			p.Drop(now, errPeerRestarted)
 		}
 	})
+	if c.kind == KindRdsd {
+		c.owner.CongestionMap(now, noCongestion[:]) // it sends its map unless that is empty
+	}
 	c.gather()
 	c.lanes = 0
+	if c.pending.head != nil {
+		c.path(0).want(now)
+	}
 }
+
+var noCongestion [8192]byte
 
 // onControl takes a control message of another rdsd.
 func (p *Path) onControl(now time.Duration, h *wire.Header, f *transport.Frame) error {

@@ -24,12 +24,14 @@ type Path struct {
 
 	// Links. gen counts attempts and accepted connections; an event that
 	// names another gen is late and ignored.
-	gen        uint64
-	waiting    uint64 // accepted while the old link still closes; 0 none
-	attempts   int    // in a row that brought no usable link
-	reconnects uint64
-	lastErr    error
-	wasUp      bool // a link was usable once: keep reconnecting
+	gen         uint64
+	waiting     uint64 // accepted while the old link still closes; 0 none
+	port        uint16 // source port of an accepted link: an rdsd tells its lane by it
+	waitingPort uint16
+	attempts    int // in a row that brought no usable link
+	reconnects  uint64
+	lastErr     error
+	wasUp       bool // a link was usable once: keep reconnecting
 
 	// Handshake of the current link.
 	upAt     time.Duration
@@ -48,9 +50,10 @@ type Path struct {
 	inwrite  list   // in the batch the shell is writing
 	unacked  list   // written on this link
 	writing  bool
-	kicked   bool // ActKick given out and not yet answered by an empty Fill
-	requeue  bool // the link went while inwrite was being written
-	forget   Why  // the peer's state went while inwrite was being written
+	kicked   bool   // ActKick given out and not yet answered by an empty Fill
+	requeue  bool   // the link went while inwrite was being written
+	forget   Why    // the peer's state went while inwrite was being written
+	through  uint64 // rdsd: highest sequence the peer had received when the link began
 	lateAck  uint64
 	lateRef  []wire.Refusal
 	txOff    uint64 // bytes put into batches on this link
@@ -244,7 +247,7 @@ func (p *Path) Lost(now time.Duration, gen uint64, acked uint64, err error) {
 	p.event(now, EvLost)
 	if w := p.waiting; w != 0 {
 		p.waiting = 0
-		p.gen = w
+		p.gen, p.port = w, p.waitingPort
 		p.event(now, EvLink)
 	}
 }

@@ -91,6 +91,7 @@ type Engine struct {
 	full     []*Peer // kernel peers that wait for a receiver to have room
 	starved  []*Socket
 	starveTm timer
+	soonTm   timer
 	monitors []*Socket
 	now      time.Duration // of the current step
 
@@ -293,6 +294,11 @@ func (e *Engine) freeMsg(m *conn.Msg) {
 // --- timers -----------------------------------------------------------------
 
 type ticker interface{ tick(now time.Duration) }
+
+// soonTicker has nothing to do of its own: a Tick at once ends with settle.
+type soonTicker Engine
+
+func (t *soonTicker) tick(time.Duration) { t.soonTm.t = nil }
 
 type timer struct {
 	at time.Duration

@@ -197,6 +197,7 @@ func (s *Socket) Outcomes(l []OutcomeRun) []OutcomeRun {
 		s.outcomesN = 0
 		if s.waiting > 0 {
 			s.hasSpace()
+			s.e.arm(&s.e.soonTm, (*soonTicker)(s.e), 0) // no step is being ended here
 		}
 	}
 	return l
