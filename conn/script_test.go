@@ -1,0 +1,262 @@
+package conn
+
+import (
+	"errors"
+	"flag"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/wire"
+)
+
+var update = flag.Bool("update", false, "write the expected lines of testdata/*.txt and the table of docs/protocol.md anew")
+
+// TestScripts runs testdata/*.txt. A script is a conversation: lines that begin
+// with ">" are what happens to the Conn under test, the lines below what it
+// does. Others begin with "#". text_test.go has the notation of frames.
+//
+//	conn LOCAL REMOTE [lanes=N credit=LOG2 ping=off ackframes=N ackbytes=N]
+//	send SPORT>DPORT LEN [want]        a socket sends
+//	accept SPORT                       a connection comes in
+//	connected|wrote|lost|drop|dialfail PATH [acked=N]
+//	recv PATH FRAME [; FRAME]...       one read of the link
+//	acked PATH BYTES|all               TCP acknowledged
+//	wait DURATION                      timers run
+//	hold on|off                        written batches stay in the shell's hands until "wrote"
+//	port PORT placed|no-port|no-room   what becomes of datagrams to our port
+//	local PORT on|off                  our port becomes congested or clear
+//	room                               receivers have room again
+//	grant on|off                       the memory budget allows credits or not
+//	kernels yes|no                     whether the peer may be a kernel
+//	cancel PORT                        cancel what our sockets sent to PORT
+//	show                               counts, kind, lanes
+func TestScripts(t *testing.T) {
+	files, err := filepath.Glob("testdata/*.txt")
+	if err != nil || len(files) < 8 {
+		t.Fatalf("%d scripts, %v", len(files), err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(filepath.Base(file), ".txt"), func(t *testing.T) { runScript(t, file) })
+	}
+}
+
+func runScript(t *testing.T, file string) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var w *world
+	var anew strings.Builder
+	defer func() {
+		if t.Failed() {
+			t.Logf("so far:\n%s", &anew)
+		}
+	}()
+	lines := strings.Split(strings.TrimSuffix(string(b), "\n"), "\n")
+	for i := 0; i < len(lines); {
+		line := lines[i]
+		i++
+		anew.WriteString(line + "\n")
+		cmd, ok := strings.CutPrefix(line, "> ")
+		if !ok {
+			if line != "" && !strings.HasPrefix(line, "#") {
+				t.Fatalf("%s:%d: %q stands under no command", file, i, line)
+			}
+			continue
+		}
+		var want []string
+		for at := i; i < len(lines) && lines[i] != "" && lines[i][0] != '>' && lines[i][0] != '#'; i++ {
+			want = lines[at : i+1]
+		}
+		words := strings.Fields(cmd)
+		if words[0] == "conn" {
+			w = newWorld(t, words[1], words[2], func(c *Config) { tune(t, c, words[3:]) })
+		} else {
+			w.step(words)
+		}
+		w.settle()
+		got := w.take()
+		if got != "" {
+			anew.WriteString(got + "\n")
+		}
+		if wants := strings.Join(want, "\n"); got != wants && !*update {
+			t.Fatalf("%s:%d: > %s\ngot:\n%s\nwant:\n%s", file, i, cmd, got, wants)
+		}
+	}
+	if *update {
+		if err := os.WriteFile(file, []byte(anew.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if w == nil {
+		t.Fatalf("%s tests nothing", file)
+	}
+	// Every datagram is decided in the end, exactly once (D3).
+	w.c.Abandon(WhyShutdown)
+	for _, p := range w.c.paths {
+		if p != nil && w.batch[p.idx] != nil {
+			w.wrote(p)
+		}
+	}
+	for tag := range w.undone {
+		t.Errorf("datagram %d has no outcome", tag)
+	}
+}
+
+func tune(t testing.TB, c *Config, words []string) {
+	for _, word := range words {
+		k, v, _ := strings.Cut(word, "=")
+		n, _ := strconv.Atoi(v)
+		switch k {
+		case "lanes":
+			c.Lanes = n
+		case "credit":
+			c.CreditLog2 = uint8(n)
+		case "ping":
+			c.Ping = v == "on"
+		case "ackframes":
+			c.AckFrames = n
+		case "ackbytes":
+			c.AckBytes = n
+		default:
+			t.Fatalf("no such setting: %s", word)
+		}
+	}
+}
+
+func (w *world) step(words []string) {
+	arg := func(i int) string {
+		if i < len(words) {
+			return words[i]
+		}
+		w.t.Fatalf("%v: a word is missing", words)
+		return ""
+	}
+	num := func(i int) uint64 {
+		n, err := strconv.ParseUint(arg(i), 0, 64)
+		if err != nil {
+			w.t.Fatalf("%v: %v", words, err)
+		}
+		return n
+	}
+	path := func() *Path { return w.c.path(int(num(1))) }
+	switch words[0] {
+	case "send":
+		a, b, _ := strings.Cut(arg(1), ">")
+		s, _ := strconv.Atoi(a)
+		d, _ := strconv.Atoi(b)
+		w.send(uint16(s), uint16(d), int(num(2)), len(words) > 3)
+	case "accept":
+		w.accepted(w.c.Accept(w.now, uint16(num(1))))
+	case "connected":
+		p := path()
+		w.txB[p.idx] = 0
+		if !p.Connected(w.now, p.gen) {
+			w.note("too late")
+		}
+	case "dialfail":
+		p := path()
+		p.DialFailed(w.now, p.gen, errors.New("connection refused"))
+	case "lost":
+		acked := uint64(0)
+		if len(words) > 2 {
+			v, _ := strings.CutPrefix(arg(2), "acked=")
+			if acked, _ = strconv.ParseUint(v, 10, 64); v == "all" {
+				acked = w.txB[path().idx]
+			}
+		}
+		p := path()
+		p.Lost(w.now, p.gen, acked, errors.New("reset by peer"))
+		w.txB[p.idx] = 0
+	case "drop":
+		if !path().Drop(w.now, errors.New("asked to")) {
+			w.note("nothing to drop")
+		}
+	case "wrote":
+		w.wrote(path())
+	case "recv":
+		for _, f := range strings.Split(strings.Join(words[2:], " "), "; ") {
+			if err := w.recvOne(path(), f); err != nil {
+				break
+			}
+		}
+		p := path()
+		p.ReceivedAll(w.now, p.gen)
+	case "acked":
+		p := path()
+		n := w.txB[p.idx]
+		if arg(2) != "all" {
+			n = num(2)
+		}
+		p.Acked(w.now, p.gen, n)
+	case "wait":
+		d, err := time.ParseDuration(arg(1))
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		w.advance(d)
+	case "hold":
+		w.hold = arg(1) == "on"
+	case "port":
+		w.verdict[uint16(num(1))] = map[string]Verdict{"placed": Placed, "no-port": NoPort, "no-room": NoRoom}[arg(2)]
+	case "local":
+		on := arg(2) == "on"
+		if w.ourMap.Set(uint16(num(1)), on) {
+			w.ourVer++
+			w.ourLog = append(w.ourLog, wire.PortState{Port: uint16(num(1)), Congested: on})
+			w.c.CongestionChanged(w.now)
+		}
+	case "room":
+		w.c.Paths((*Path).Resume)
+	case "grant":
+		w.grant = arg(1) == "on"
+	case "kernels":
+		w.noKernel = arg(1) == "no"
+	case "cancel":
+		n, begun := w.c.Cancel(w.now, w, uint16(num(1)), WhyApp)
+		w.note("%d cancelled, %d had begun", n, begun)
+	case "show":
+		w.show()
+	default:
+		w.t.Fatalf("no such command: %v", words)
+	}
+}
+
+func (w *world) recvOne(p *Path, f string) error {
+	fr := w.frame(strings.Fields(f))
+	err := p.Receive(w.now, p.gen, &fr)
+	if err != nil {
+		w.note("error: %v", err)
+	}
+	return err
+}
+
+func (w *world) accepted(a Accepted) {
+	switch {
+	case a.Path == nil:
+		w.note("refused")
+	case !a.Link:
+		w.note("a poke for path %d", a.Path.idx)
+	case a.Parked:
+		w.note("parked for path %d as link %d", a.Path.idx, a.Gen)
+	default:
+		w.txB[a.Path.idx] = 0
+		w.note("link %d of path %d", a.Gen, a.Path.idx)
+	}
+}
+
+func (w *world) show() {
+	q := w.c.Queued()
+	w.note("%v, %d lanes; queued %d, held %d, unacknowledged %d", w.c.kind, w.c.lanes, q.Queued, q.Held, q.Unacked)
+	w.c.Paths(func(p *Path) {
+		i := p.Info()
+		w.note("path %d %v ready=%v next tx %d rx %d credits %d%s", p.idx, i.State, p.ready, i.NextTx, i.NextRx, i.Credits, map[bool]string{true: " paused"}[i.Paused])
+	})
+	if w.ctr.IllegalEvent > 0 {
+		w.note("illegal events: %d", w.ctr.IllegalEvent)
+	}
+}

@@ -1,0 +1,241 @@
+package conn
+
+import (
+	"fmt"
+	"math/rand"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/cong"
+	"github.com/rdsd/rdsd/internal/stats"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// world is one Conn with everything around it played by the test: the sockets
+// above (Owner, Completer), the shell (actions, clock), and the peer, whose
+// frames the test writes. What the Conn does is noted as lines of text.
+type world struct {
+	t    testing.TB
+	c    *Conn
+	cfg  Config
+	ctr  stats.Counters
+	now  time.Duration
+	out  []string
+	acts []Action
+
+	verdict  map[uint16]Verdict // of our ports; absent: Placed
+	peerMap  cong.Map
+	ourMap   cong.Map
+	ourVer   uint64
+	ourLog   []wire.PortState // changes after version 1
+	grant    bool
+	noKernel bool
+	armed    time.Duration
+	cleared  []uint16
+
+	hold   bool // batches stay unwritten until the test says so
+	batch  map[int]*transport.Batch
+	txB    map[int]uint64 // bytes given to each lane's link
+	tag    uint64
+	undone map[uint64]bool // tags without an outcome
+}
+
+func newWorld(t testing.TB, local, remote string, tune func(*Config)) *world {
+	w := &world{t: t, cfg: DefaultConfig(), now: time.Second, verdict: map[uint16]Verdict{}, ourVer: 1, grant: true, armed: never,
+		batch: map[int]*transport.Batch{}, txB: map[int]uint64{}, undone: map[uint64]bool{}}
+	if tune != nil {
+		tune(&w.cfg)
+	}
+	w.c = New(&w.cfg, w, rand.New(rand.NewSource(1)), &w.ctr, netip.MustParseAddr(local), netip.MustParseAddr(remote))
+	return w
+}
+
+func (w *world) note(format string, a ...any) { w.out = append(w.out, fmt.Sprintf(format, a...)) }
+
+// --- Owner ---------------------------------------------------------------------
+
+func (w *world) Deliver(sport, dport uint16, f *transport.Frame) Verdict {
+	v := w.verdict[dport]
+	w.note("deliver %d>%d len=%d%s", sport, dport, len(f.Payload), [...]string{"", ": no such port", ": no room"}[v])
+	return v
+}
+
+func (w *world) Congested(port uint16) bool { return w.peerMap.Congested(port) }
+
+func (w *world) CongestionMap(now time.Duration, m []byte) {
+	if err := w.peerMap.Replace(m, w.peerPort); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+func (w *world) CongestionDelta(now time.Duration, s wire.PortState) {
+	if w.peerMap.Set(s.Port, s.Congested) {
+		w.peerPort(s.Port, s.Congested)
+	}
+}
+
+func (w *world) peerPort(p uint16, on bool) {
+	if on {
+		w.note("peer's port %d is congested", p)
+	} else {
+		w.note("peer's port %d is clear", p)
+		w.cleared = append(w.cleared, p) // told to the Conn at the end of the step, as rds does
+	}
+}
+
+func (w *world) LocalCongestion(since uint64, wholeOnly bool) (uint64, []wire.PortState, []byte) {
+	switch {
+	case since == w.ourVer || since == 0 && w.ourVer == 1:
+		return w.ourVer, nil, nil
+	case since == 0 || wholeOnly:
+		return w.ourVer, nil, w.ourMap.AppendTo(nil)
+	}
+	return w.ourVer, slices.Clone(w.ourLog[since-1:]), nil
+}
+
+func (w *world) MayGrant() bool                  { return w.grant }
+func (w *world) AllowKernel() bool               { return !w.noKernel }
+func (w *world) Emit(a Action)                   { w.acts = append(w.acts, a) }
+func (w *world) Arm(at time.Duration)            { w.armed = min(w.armed, at) }
+func (w *world) NewMsg() *Msg                    { return new(Msg) }
+func (w *world) FreeMsg(m *Msg)                  { m.Reset() }
+func (w *world) Measured(time.Duration)          {}
+func (w *world) MeasuredRTT(time.Duration)       {}
+func (w *world) StateChanged(p *Path, was State) { w.note("path %d: %v > %v", p.idx, was, p.state) }
+
+// Completed is Completer: exactly one outcome for each datagram.
+func (w *world) Completed(m *Msg, o Outcome, why Why) {
+	if !w.undone[m.Tag] {
+		w.t.Errorf("a second outcome of datagram %d: %v", m.Tag, o)
+	}
+	delete(w.undone, m.Tag)
+	text := ""
+	if why != WhyNone {
+		text = ": " + why.String()
+	}
+	w.note("datagram %d %v%s", m.Tag, o, text)
+}
+
+// --- the shell --------------------------------------------------------------------
+
+// settle does what rds.Engine and a shell do after every step: cleared ports
+// are told, orders carried out. Kicks are answered with a Fill at once.
+func (w *world) settle() {
+	for len(w.cleared) > 0 || len(w.acts) > 0 {
+		for _, p := range w.cleared {
+			w.c.PortClear(p)
+		}
+		w.cleared = nil
+		acts := w.acts
+		w.acts = nil
+		for _, a := range acts {
+			switch a.Kind {
+			case ActKick:
+				w.fill(a.Path)
+			case ActClose:
+				w.note("close path %d link %d: %v", a.Path.idx, a.Gen, a.Why)
+			default:
+				w.note("%v path %d link %d", a.Kind, a.Path.idx, a.Gen)
+			}
+		}
+	}
+}
+
+func (w *world) fill(p *Path) {
+	for {
+		b := transport.GetBatch()
+		if !p.Fill(w.now, b) {
+			b.Put()
+			return
+		}
+		w.txB[p.idx] += uint64(b.Bytes())
+		for _, f := range framesOf(w.t, b) {
+			w.note("%d tx %s", p.idx, w.text(f))
+		}
+		if w.hold {
+			w.batch[p.idx] = b
+			return
+		}
+		b.Put()
+		p.Wrote(w.now)
+	}
+}
+
+func framesOf(t testing.TB, b *transport.Batch) (list []transport.Frame) {
+	f := transport.Framer{Max: wire.MaxDatagram}
+	for _, p := range b.Pieces() {
+		if _, err := f.Feed(p, func(fr *transport.Frame) error {
+			list = append(list, transport.Frame{Raw: slices.Clone(fr.Raw), Payload: slices.Clone(fr.Payload)})
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if f.Partial() || len(list) != b.Frames() {
+		t.Fatalf("a batch of %d frames was cut into %d", b.Frames(), len(list))
+	}
+	return list
+}
+
+func (w *world) send(sport, dport uint16, n int, want bool) {
+	w.tag++
+	w.undone[w.tag] = true
+	m := &Msg{Owner: w, Payload: make([]byte, n), Tag: w.tag, SPort: sport, DPort: dport, Want: want}
+	if dport == wire.PortPing {
+		m.Kind = MsgPing
+	}
+	w.c.Enqueue(w.now, m)
+}
+
+func (w *world) wrote(p *Path) {
+	b := w.batch[p.idx]
+	if b == nil {
+		w.t.Fatal("nothing is being written")
+	}
+	delete(w.batch, p.idx)
+	b.Put()
+	p.Wrote(w.now)
+	if p.kicked {
+		w.fill(p)
+	}
+}
+
+// recv gives frames to the path as one read does, and notes an error.
+func (w *world) recv(p *Path, frames ...transport.Frame) (err error) {
+	gen := p.gen
+	for i := range frames {
+		if err = p.Receive(w.now, gen, &frames[i]); err != nil {
+			w.note("error: %v", err)
+			break
+		}
+	}
+	p.ReceivedAll(w.now, gen)
+	return err
+}
+
+// advance moves the clock, calling Tick whenever the Conn asked for it.
+func (w *world) advance(d time.Duration) {
+	until := w.now + d
+	for w.armed <= until {
+		w.now = max(w.now, w.armed)
+		w.armed = never
+		before := len(w.out)
+		w.c.Tick(w.now)
+		w.settle()
+		if len(w.out) > before {
+			w.out = slices.Insert(w.out, before, fmt.Sprintf("at %v:", w.now))
+		}
+	}
+	w.now = until
+}
+
+// take returns the lines noted since the last call.
+func (w *world) take() string {
+	s := strings.Join(w.out, "\n")
+	w.out = nil
+	return s
+}
