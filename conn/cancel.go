@@ -20,7 +20,8 @@ func (c *Conn) Cancel(now time.Duration, owner Completer, port uint16, why Why) 
 		p.queue.each(take)
 		for _, q := range p.heldPorts() {
 			h := p.holds[q]
-			h.msgs.each(take)
+			h.back.each(take)
+			h.kept.each(take)
 		}
 		mark := func(m *Msg) bool {
 			if match(m) && m.Kind == MsgData {
@@ -55,7 +56,7 @@ func (c *Conn) Cancel(now time.Duration, owner Completer, port uint16, why Why) 
 			}
 		}
 		for _, q := range p.heldPorts() {
-			if h := p.holds[q]; h.msgs.n == 0 {
+			if h := p.holds[q]; h.n() == 0 {
 				p.tryResume(q, h)
 			}
 		}

@@ -178,7 +178,8 @@ func (c *Conn) gather() {
 	var all list
 	c.Paths(func(p *Path) {
 		for _, port := range p.heldPorts() {
-			all.splice(&p.holds[port].msgs)
+			all.splice(&p.holds[port].back)
+			all.splice(&p.holds[port].kept)
 		}
 		p.holds = nil
 		p.resume = nil
@@ -206,8 +207,8 @@ func (c *Conn) Queued() (q Queued) {
 			q.UnackedBytes += l.bytes
 		}
 		for _, h := range p.holds {
-			q.Held += h.msgs.n
-			q.QueuedBytes += h.msgs.bytes
+			q.Held += h.n()
+			q.QueuedBytes += h.back.bytes + h.kept.bytes
 		}
 		q.Queued += 0
 	})
@@ -227,7 +228,8 @@ func (c *Conn) EachQueued(f func(m *Msg, lane int, sent bool) bool) {
 	c.Paths(func(p *Path) {
 		walk(&p.queue, p.idx, false)
 		for _, h := range p.holds {
-			walk(&h.msgs, p.idx, false)
+			walk(&h.back, p.idx, false)
+			walk(&h.kept, p.idx, false)
 		}
 		walk(&p.retrans, p.idx, true)
 		walk(&p.unacked, p.idx, true)

@@ -21,9 +21,12 @@ import (
 // has been sent on the same link, so the sender never takes a refused datagram
 // for a delivered one.
 type hold struct {
-	msgs list
-	out  int // to this port, sent and not yet acknowledged or refused
+	back list // refused, in order
+	kept list // not sent yet: behind all that may still be refused
+	out  int  // to this port, sent and not yet acknowledged or refused
 }
+
+func (h *hold) n() int { return h.back.n + h.kept.n }
 
 // keepBack takes m (just popped from the queue) into the hold of its port
 // when there is one or the port is congested.
@@ -39,7 +42,7 @@ func (p *Path) keepBack(m *Msg) bool {
 		h = p.newHold(m.DPort)
 	}
 	p.c.ctr.HoldEnter++
-	h.msgs.push(m)
+	h.kept.push(m)
 	return true
 }
 
@@ -89,7 +92,8 @@ func (p *Path) tryResume(port uint16, h *hold) {
 	}
 	p.resume[port] = struct{}{}
 	p.c.ctr.HoldResume++
-	p.queue.front(&h.msgs)
+	p.queue.front(&h.kept)
+	p.queue.front(&h.back)
 	if p.ready {
 		p.kick()
 	}
@@ -155,7 +159,7 @@ func (p *Path) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 		p.done(m, Cancelled, WhyApp)
 	} else {
 		m.flags, m.seq = 0, 0
-		h.msgs.push(m)
+		h.back.push(m)
 		p.c.ctr.HoldEnter++
 	}
 	p.tryResume(port, h)

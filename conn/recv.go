@@ -125,7 +125,9 @@ func (p *Path) receiveHandshake(now time.Duration, h *wire.Header, f *transport.
 	}
 	seq := h.Seq
 	err := p.onHandshake(now, h, f, reply)
-	if err == nil && seq != 0 {
+	if err == nil && seq != 0 && p.c.kind != KindRdsd {
+		// An rdsd that did not know us yet: its ping's sequence counts for the
+		// path it thought of, which may not be this one.
 		p.expected = seq + 1
 	}
 	return err
