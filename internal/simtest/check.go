@@ -141,7 +141,7 @@ func (w *World) judge() {
 					w.fail("D12: %v failed (%v) although its port was open all the time", r, r.why)
 				}
 			case conn.Unknown:
-				if !restarted && !r.cancelled && !w.mayForget(dst) {
+				if !restarted && r.size > 0 && !r.cancelled && !w.mayForget(dst) {
 					w.fail("D12: %v is unknown (%v) although the peer never restarted", r, r.why)
 				}
 			case conn.Delivered:

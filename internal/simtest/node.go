@@ -52,7 +52,7 @@ func (n *node) start() {
 	n.eng = rds.NewEngine(&n.cfg, n.addr, rand.New(rand.NewSource(n.w.rng.Int63())))
 	n.links = map[linkKey]*link{}
 	n.views = map[*conn.Path]*view{}
-	n.timerAt, n.timerN = 0, n.timerN+1
+	n.timerAt, n.timerN = -1, n.timerN+1
 	n.frozen, n.deferred = false, nil
 	ep := n.epoch
 	n.host.Accept = func(e *sim.End, from netip.AddrPort) {
@@ -176,7 +176,7 @@ func (n *node) after() {
 func (n *node) rearm() {
 	at, ok := n.eng.Next()
 	if !ok {
-		n.timerAt = 0
+		n.timerAt = -1
 		n.timerN++
 		return
 	}
@@ -188,7 +188,7 @@ func (n *node) rearm() {
 	my := n.timerN
 	n.w.At(at, n.guard(func() {
 		if n.timerN == my {
-			n.timerAt = 0
+			n.timerAt = -1
 			n.eng.Tick(n.w.Now())
 			n.after()
 		}

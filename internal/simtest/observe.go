@@ -50,7 +50,7 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 	if dst != nil {
 		_, before = dst.Peek()
 	}
-	draining := l.p.State() == conn.Disconnecting
+	draining := l.p.State() == conn.Disconnecting && l.p.Conn().Kind() == conn.KindRdsd
 	err := n.eng.Receive(w.Now(), l.p, l.gen, f)
 	rdsd := l.p.Conn().Kind() == conn.KindRdsd
 	kind := h.Kind(rdsd)
@@ -58,7 +58,7 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 		r.arrived = true
 	}
 	w.mix(4, h.Seq, h.Ack, uint64(h.Len), uint64(h.SPort)<<16|uint64(h.DPort), uint64(h.Flags))
-	if err == nil && (l.gen != l.p.Gen() || draining && rdsd) {
+	if err == nil && (l.gen != l.p.Gen() || draining) {
 		w.fail("D10: %v takes a frame of link %d, which was given up", l.p, l.gen)
 	}
 	placed := false
@@ -129,6 +129,10 @@ func (n *node) observeOut(l *link, b *transport.Batch) {
 			}
 		}
 		switch kind {
+		case wire.KindProbe, wire.KindProbeReply:
+			if x := wire.ParseHandshake(&h.Ext); x.Hello.Version != 0 {
+				w.incs[x.Hello.Incarnation] = n.epoch
+			}
 		case wire.KindControl:
 			if h.Ext[0] == wire.CtlRefuse {
 				t := told{seq: h.Seq}
@@ -157,7 +161,9 @@ func (n *node) observeOut(l *link, b *transport.Batch) {
 			if r.outcome != 0 {
 				w.fail("D7: %v is sent after its outcome %v", r, r.outcome)
 			}
-			r.left = true
+			if r.left = true; rdsd {
+				r.rcvEpoch = w.incs[v.inc]
+			}
 		}
 	})
 }

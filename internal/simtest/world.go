@@ -45,7 +45,8 @@ type World struct {
 	kernel  map[netip.Addr]*kernel
 	addrs   []netip.Addr
 	scratch []byte
-	calm    bool // the faults are over
+	calm    bool           // the faults are over
+	incs    map[uint64]int // incarnation on the wire → ours
 
 	// Drawn.
 	rdsdN, legacyN, newerN int
@@ -64,7 +65,7 @@ func newWorld(seed int64, o Options) *World {
 	rng := rand.New(rand.NewSource(seed))
 	c := &sim.Clock{}
 	w := &World{Clock: c, rng: rng, seed: seed, verbose: o.Verbose, byAddr: map[netip.Addr]*node{}, kernel: map[netip.Addr]*kernel{},
-		scratch: make([]byte, 0, 64<<10)}
+		incs: map[uint64]int{}, scratch: make([]byte, 0, 64<<10)}
 	w.m = newModel(w)
 	w.draw()
 	w.net = sim.NewNet(c, rng, w.drawProfile())
