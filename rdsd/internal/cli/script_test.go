@@ -56,6 +56,7 @@ func TestScripts(t *testing.T) {
 			"daemon":  cmdDaemon,
 			"bound":   cmdBound,
 			"sleeper": cmdSleeper,
+			"queued":  cmdQueued,
 			"port": func(ts *testscript.TestScript, _ bool, _ []string) {
 				ts.Setenv("PORT", strconv.Itoa(int(freePort(ts))))
 			},
@@ -194,4 +195,15 @@ func cmdSleeper(ts *testscript.TestScript, _ bool, args []string) {
 	s, err := c.Bind(context.Background(), netip.MustParseAddrPort(args[1]), rdsd.WithRecvBuffer(bytes), rdsd.WithRecvWindow(1, 1), rdsd.WithLabel("sleeper"))
 	ts.Check(err)
 	ts.Defer(func() { s.Close(); c.Close() })
+}
+
+// cmdQueued is `queued SOCKET N`: wait until so many datagrams wait to be sent.
+func cmdQueued(ts *testscript.TestScript, _ bool, args []string) {
+	c, err := dialTarget(context.Background(), args[0])
+	ts.Check(err)
+	defer c.Close()
+	poll(ts, args[1]+" datagrams to be queued", func(ctx context.Context) bool {
+		list, _, err := fetchQueue(ctx, c.Admin(), 0, rdsdv1.QueueKind_QUEUE_KIND_SEND)
+		return err == nil && strconv.Itoa(len(list)) == args[1]
+	})
 }
