@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	captureFrames = 20000 // kept: the last ones
-	captureBytes  = 200   // of each: Ethernet to the RDS header
+	captureFrames = 40000 // kept: the last ones
+	captureBytes  = 1600  // of each; offloading is off, so that is all
 )
 
 // Capture keeps the last frames seen on a namespace's host end, to be written

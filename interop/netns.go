@@ -45,7 +45,7 @@ func NewNetns(addrs ...netip.Prefix) (*Netns, error) {
 		{"ip", "link", "set", n.Guest, "up"},
 		// The kernel behind the raw socket sees frames as they are queued: a
 		// checksum left to the card would never be filled in.
-		{"ethtool", "-K", n.Host, "tx", "off"},
+		{"ethtool", "-K", n.Host, "tx", "off", "gso", "off", "gro", "off"},
 	}
 	for _, a := range addrs {
 		step := []string{"ip", "addr", "add", a.String(), "dev", n.Host}

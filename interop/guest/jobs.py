@@ -117,7 +117,7 @@ def recv(link, local, want, rcvbuf=0, timeout=60, start_paused=False, nap_every=
     began = time.monotonic()
     seen = 0
     # A slow reader takes one at a time, so that it stops where it says.
-    batch = rdssock.Batch(s, 1 if nap_every else 64, slot)
+    batch = rdssock.Batch(s, 1 if nap_every else max(1, min(64, (4 << 20) // slot)), slot)
     batch.timeout(timeout)
     while check.left > 0:
         views = batch.recv()
