@@ -15,10 +15,14 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/rdsd/rdsd/interop"
 	"github.com/rdsd/rdsd/node"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	interop.HelperMain()
+	goleak.VerifyTestMain(m)
+}
 
 // twoNodes starts two daemons that reach each other and returns their sockets.
 func twoNodes(t *testing.T, a, b string) (socketA, socketB string) {
