@@ -74,6 +74,7 @@ func (a *app) serve(ctx context.Context, cfg *node.Config) error {
 	if err != nil {
 		return withCode(exitUsage, err)
 	}
+	node.TuneMemory(cfg)
 	defer context.AfterFunc(ctx, a.stopSignals)()
 	return n.Run(ctx)
 }

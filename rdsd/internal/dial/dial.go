@@ -1,5 +1,3 @@
-// Package dial finds the daemon a command talks to and says precisely why when
-// there is none.
 package dial
 
 import (
