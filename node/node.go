@@ -137,6 +137,9 @@ func (n *Node) run(ctx context.Context) error {
 	var once sync.Once
 	markReady := func() { once.Do(func() { close(n.ready) }) }
 	defer markReady()
+	for _, note := range n.cfg.Notes() {
+		n.log.Warn(note)
+	}
 	if n.cfg.Lonely() {
 		n.log.Warn("no peer beyond loopback is allowed: add [[peers]] rules to the configuration")
 	}
