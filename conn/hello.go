@@ -55,8 +55,9 @@ func (p *Path) probe(now time.Duration) {
 	p.c.rearm(now + p.c.cfg.ProbeTimeout)
 }
 
-// handshake fills in a handshake message when it is sent.
-func (p *Path) handshake(m *Msg) {
+// handshake fills in a handshake message when it is sent and returns its
+// extensions.
+func (p *Path) handshake(m *Msg) [wire.ExtLen]byte {
 	c := p.c
 	x := wire.Handshake{NPaths: 1}
 	switch {
@@ -67,12 +68,12 @@ func (p *Path) handshake(m *Msg) {
 		x.Hello = wire.Hello{Version: wire.HelloVersion, Lanes: uint8(c.cfg.Lanes), CreditLog2: c.cfg.CreditLog2, Incarnation: c.inc}
 	}
 	c.told = x.NPaths
-	m.ext = x.Encode()
 	m.SPort, m.DPort = wire.PortProbe, wire.PortPing
 	if m.Kind == MsgAnswer {
 		m.SPort, m.DPort = wire.PortPing, wire.PortProbe
 	}
 	c.ctr.SendPong++
+	return x.Encode()
 }
 
 // onHandshake takes the peer's handshake ping or answer.
@@ -134,7 +135,6 @@ func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
 	if !c.active && int(p.port)%wire.MaxLanes != p.idx || p.idx >= lanes {
 		// We did not know yet that it keeps lanes apart, or how many it wants;
 		// each lane has its own sequences.
-		p.wasUp = false
 		return errWrongLane
 	}
 	if p.window == 0 {
@@ -278,9 +278,6 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 		p.nextSeq, p.expected = 1, 0
 		p.refusing, p.refused, p.unsentRef = nil, nil, 0
 		p.sweepAt = never
-		if p != keep {
-			p.wasUp = false // the new incarnation may want fewer lanes
-		}
 		p.control.each(func(m *Msg) bool {
 			if m.Kind == MsgRefuse || m.Kind == MsgPong {
 				if m.Kind == MsgPong {

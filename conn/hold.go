@@ -201,7 +201,6 @@ func (p *Path) refusals() {
 		for _, r := range p.refused[:n] {
 			m.Payload = wire.AppendRefusal(m.Payload, r)
 		}
-		m.ext[0] = wire.CtlRefuse
 		p.refused = p.refused[n:]
 		p.control.push(m)
 	}

@@ -27,14 +27,15 @@ type Completer interface {
 type Msg struct {
 	next *Msg
 
-	Link     *Msg      // the owner's, while the message is in its hands
-	Owner    Completer // nil: nobody asks (protocol's own messages)
-	Payload  []byte
-	Tag      uint64        // the owner's
-	At       time.Duration // when it was accepted
-	Deadline time.Duration // the owner's
-	Batch    any           // the owner's
-	Epoch    uint32        // the owner's
+	// 112 bytes: thousands are in flight, and the cache is what limits the rate.
+	Owner   Completer // nil: nobody asks (protocol's own messages)
+	Payload []byte
+	Tag     uint64        // the owner's
+	At      time.Duration // when it was accepted; before that the owner's
+	Batch   any           // the owner's
+	seq     uint64
+	end     uint64 // kernel peers: offset in the link's stream behind its last byte
+	Epoch   uint32 // the owner's
 
 	SPort, DPort uint16
 	Kind         MsgKind
@@ -42,10 +43,11 @@ type Msg struct {
 	Report       bool // the owner's: the sender asked for the outcome
 	cancelled    bool // had begun to leave when it was cancelled: not to be sent again
 	flags        uint8
-	seq          uint64
-	end          uint64 // kernel peers: offset in the link's stream behind its last byte
-	ext          [16]byte
 }
+
+// Link and SetLink chain messages that are in no list, for their owner.
+func (m *Msg) Link() *Msg     { return m.next }
+func (m *Msg) SetLink(n *Msg) { m.next = n }
 
 // Reset makes m as new, for another use.
 func (m *Msg) Reset() { *m = Msg{} }

@@ -106,10 +106,11 @@ func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut)
 		if m.Kind > MsgNull || m.Kind < MsgProbe {
 			return false
 		}
+		var h wire.Header
 		if m.Kind != MsgNull {
-			p.handshake(m)
+			h.Ext = p.handshake(m)
 		}
-		h := wire.Header{SPort: m.SPort, DPort: m.DPort, Ext: m.ext}
+		h.SPort, h.DPort = m.SPort, m.DPort
 		outside := p.c.kind == KindRdsd
 		if !outside {
 			m.seq = p.nextSeq
@@ -272,7 +273,7 @@ func (p *Path) send(now time.Duration, b *transport.Batch, o *frameOut, m *Msg, 
 	}
 	h := wire.Header{Seq: m.seq, Len: uint32(len(m.Payload)), SPort: m.SPort, DPort: m.DPort, Flags: flags}
 	if m.Kind == MsgRefuse {
-		h.Ext = m.ext
+		h.Ext[0] = wire.CtlRefuse
 	}
 	p.put(b, o, &h, m.Payload)
 	m.end = p.txOff + uint64(b.Bytes())

@@ -211,6 +211,10 @@ func (e *Engine) Fill(now time.Duration, p *conn.Path, b *transport.Batch) bool 
 	return p.Fill(now, b)
 }
 
+// Alive: see conn.Path.Alive. The shell calls it when a partly written batch
+// goes on.
+func (e *Engine) Alive(now time.Duration, p *conn.Path, gen uint64) { p.Alive(now, gen) }
+
 // Wrote: see conn.Path.Wrote.
 func (e *Engine) Wrote(now time.Duration, p *conn.Path) bool {
 	more := p.Wrote(now)
@@ -275,9 +279,9 @@ func (e *Engine) newMsg() *conn.Msg {
 		e.msgs = e.msgs[1:]
 		return m
 	}
-	e.free = m.Link
+	e.free = m.Link()
 	e.freeN--
-	m.Link = nil
+	m.SetLink(nil)
 	return m
 }
 
@@ -285,7 +289,7 @@ func (e *Engine) newMsg() *conn.Msg {
 func (e *Engine) freeMsg(m *conn.Msg) {
 	m.Reset()
 	if e.freeN < 1<<15 {
-		m.Link = e.free
+		m.SetLink(e.free)
 		e.free = m
 		e.freeN++
 	}

@@ -61,7 +61,7 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 		}
 	}
 	m := s.e.newMsg()
-	m.Payload, m.Tag, m.Report, m.DPort, m.Deadline, m.Batch = payload, tag, want, dst.Port(), deadline, batch
+	m.Payload, m.Tag, m.Report, m.DPort, m.At, m.Batch = payload, tag, want, dst.Port(), deadline, batch
 	f.q = append(f.q, m)
 	s.waiting++
 	if deadline < s.deadline {
@@ -165,12 +165,12 @@ func (s *Socket) failWaiting(now time.Duration, dst netip.AddrPort, err error) {
 func (s *Socket) tick(now time.Duration) {
 	s.tm.t = nil
 	n := len(s.sends)
-	s.expire(now, rdserr.ErrTimeout, func(_ *flow, m *conn.Msg) bool { return m.Deadline <= now })
+	s.expire(now, rdserr.ErrTimeout, func(_ *flow, m *conn.Msg) bool { return m.At <= now })
 	s.e.ctr.SendTimeout += uint64(len(s.sends) - n)
 	s.deadline = never
 	for _, f := range s.flows {
 		for _, m := range f.q {
-			s.deadline = min(s.deadline, m.Deadline)
+			s.deadline = min(s.deadline, m.At)
 		}
 	}
 	if s.deadline != never {
