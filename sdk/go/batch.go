@@ -2,6 +2,7 @@ package rdsd
 
 import (
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
@@ -10,10 +11,11 @@ import (
 const (
 	maxBatchBytes     = 1 << 20
 	maxBatchDatagrams = 4096
-	// A batch that gathers single sends stays smaller: its callers all wait for
-	// its last datagram.
+	// A batch that gathers several callers stays smaller, and only small parts
+	// join it: they are copied once more, with the lock held.
 	maxGatherBytes     = 256 << 10
-	maxGatherDatagrams = 512
+	maxGatherDatagrams = 1024
+	maxJoinBytes       = 32 << 10
 )
 
 // batch is one SendBatch message, from the call that fills it until its
@@ -33,10 +35,13 @@ type batch struct {
 	wantOutcomes bool
 	wait         bool
 
-	// Who is to be told. A gathered batch has one call for each datagram, any
-	// other batch one for all.
-	calls []*call
-	one   *call
+	parts []part // whose datagrams these are, in order
+}
+
+// part is one caller's share of a batch.
+type part struct {
+	c *call
+	n int // datagrams
 }
 
 var batchPool = sync.Pool{New: func() any { return new(batch) }}
@@ -48,12 +53,12 @@ func (b *batch) recycle() {
 	if b.blob != nil {
 		bufferPool.Put(b.blob)
 	}
-	clear(b.calls)
+	clear(b.parts)
 	*b = batch{
 		lengths: b.lengths[:0],
 		dests:   b.dests[:0],
 		index:   b.index[:0],
-		calls:   b.calls[:0],
+		parts:   b.parts[:0],
 	}
 	if cap(b.lengths) <= maxBatchDatagrams {
 		batchPool.Put(b)
@@ -66,6 +71,11 @@ func (b *batch) add(dst netip.AddrPort, p []byte, reserve int) {
 	b.lengths = append(b.lengths, uint32(len(p)))
 	b.bytes += len(p)
 	b.addDest(dst)
+	b.append(p, reserve)
+}
+
+// append adds payload bytes to the blob.
+func (b *batch) append(p []byte, reserve int) {
 	if len(p) == 0 {
 		return
 	}
@@ -100,20 +110,43 @@ func (b *batch) addDest(dst netip.AddrPort) {
 	b.index = append(b.index, uint32(len(b.dests)-1))
 }
 
-// remove takes datagram i out of a gathered batch that was not written yet.
-func (b *batch) remove(i int) {
-	off := 0
-	for _, n := range b.lengths[:i] {
-		off += int(n)
+// join appends all datagrams of o, which has one part, and recycles it.
+func (b *batch) join(o *batch) {
+	for i, n := range o.lengths {
+		b.lengths = append(b.lengths, n)
+		b.addDest(o.dests[o.index[i]])
 	}
-	n := int(b.lengths[i])
-	if n > 0 {
-		*b.blob = append((*b.blob)[:off], (*b.blob)[off+n:]...)
+	if o.blob != nil {
+		b.append(*o.blob, 0)
 	}
-	b.bytes -= n
-	b.lengths = append(b.lengths[:i], b.lengths[i+1:]...)
-	b.index = append(b.index[:i], b.index[i+1:]...)
-	b.calls = append(b.calls[:i], b.calls[i+1:]...)
+	b.bytes += o.bytes
+	p := o.parts[0]
+	p.c.batch = b
+	b.parts = append(b.parts, p)
+	o.recycle()
+}
+
+// remove takes the part of c out of a batch that was not written yet.
+func (b *batch) remove(c *call) {
+	at, off := 0, 0
+	for i, p := range b.parts {
+		size := 0
+		for _, n := range b.lengths[at : at+p.n] {
+			size += int(n)
+		}
+		if p.c != c {
+			at, off = at+p.n, off+size
+			continue
+		}
+		if size > 0 {
+			*b.blob = slices.Delete(*b.blob, off, off+size)
+		}
+		b.bytes -= size
+		b.lengths = slices.Delete(b.lengths, at, at+p.n)
+		b.index = slices.Delete(b.index, at, at+p.n)
+		b.parts = slices.Delete(b.parts, i, i+1)
+		return
+	}
 }
 
 // timeoutNs is what the daemon is told. It is a little less than what is left,
@@ -143,8 +176,8 @@ type call struct {
 	abandoned bool
 	undecided bool
 	err       error     // all of it failed so
-	errs      []sendErr // single refused datagrams
-	tag       uint64    // of a gathered datagram
+	errs      []sendErr // refused datagrams, counted from the call's first
+	tag       uint64    // of its first datagram
 	timer     *time.Timer
 }
 
@@ -153,7 +186,8 @@ var callPool = sync.Pool{New: func() any { return &call{done: make(chan struct{}
 func newCall() *call { return callPool.Get().(*call) }
 
 func (c *call) recycle() {
-	*c = call{done: c.done, timer: c.timer}
+	clear(c.errs)
+	*c = call{done: c.done, timer: c.timer, errs: c.errs[:0]}
 	callPool.Put(c)
 }
 

@@ -36,15 +36,16 @@ func bind(t *testing.T, d *rdsdtest.Daemon, port uint16, opts ...rdsd.BindOption
 }
 
 // Many flows into one socket, by single sends and by batches: each datagram
-// once, whole and in the order of its flow.
+// once, whole and in the order of its flow. Small buffers have much of it
+// refused, for both reasons, and sent again.
 func TestFlowsInOrder(t *testing.T) {
 	a, b := rdsdtest.Pair(t)
-	to := bind(t, b, 4800)
+	to := bind(t, b, 4800, rdsd.WithRecvBuffer(32<<10), rdsd.WithRecvWindow(256, 16<<10))
 	ctx := within(t, 30*time.Second)
-	const flows, each = 6, 3000
+	const flows, each = 6, 2000
 	var wg sync.WaitGroup
 	for f := range flows {
-		s := bind(t, a, uint16(4810+f))
+		s := bind(t, a, uint16(4810+f), rdsd.WithSendBuffer(20000))
 		wg.Go(func() {
 			if err := sendFlow(ctx, s, to.LocalAddr(), each, f%2 == 0); err != nil {
 				t.Errorf("flow %d: %v", f, err)

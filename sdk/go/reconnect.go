@@ -68,8 +68,7 @@ func (s *Socket) dropPendingLocked(sess *session, cause error) {
 		if b.wantOutcomes {
 			s.undecid.remove(b.firstTag, uint64(len(b.lengths)))
 		}
-		failBatch(b, err, true)
-		b.recycle()
+		s.failLocked(b, err, true)
 	}
 	if s.cfg.outcomes {
 		for _, r := range s.undecid.take() {
@@ -81,20 +80,15 @@ func (s *Socket) dropPendingLocked(sess *session, cause error) {
 // reasonRestarted is the reason of the outcomes the SDK itself decides.
 const reasonRestarted = "daemon restarted"
 
-// failBatch tells everybody who waits for b.
-func failBatch(b *batch, err error, undecided bool) {
-	tell := func(c *call) {
-		if !c.abandoned { // else nobody may write to it but the one who left
-			c.err, c.undecided = err, undecided
+// failLocked tells everybody who waits for b and gives it back.
+func (s *Socket) failLocked(b *batch, err error, undecided bool) {
+	for _, p := range b.parts {
+		if !p.c.abandoned {
+			p.c.err, p.c.undecided = err, undecided
 		}
-		c.finish()
+		p.c.finish()
 	}
-	for _, c := range b.calls {
-		tell(c)
-	}
-	if b.one != nil {
-		tell(b.one)
-	}
+	s.doneLocked(b)
 }
 
 // reconnect returns the next session, or nil when there will be none.

@@ -37,10 +37,14 @@ func (s *Socket) SendTag(ctx context.Context, dst netip.AddrPort, p []byte) (uin
 	if ctx.Err() != nil {
 		return 0, s.opErr(op, dst, ctxError(ctx, nil))
 	}
-	// First without waiting, together with whoever sends at the same time: a
-	// waiting datagram would hold back the answer to all others of its batch.
-	tag, err := s.sendOne(ctx, op, dst, p, gather)
-	if errors.Is(err, rdserr.ErrWouldBlock) || errors.Is(err, rdserr.ErrCongested) {
+	mode := gather
+	s.mu.Lock()
+	if s.waiters[dst] > 0 {
+		mode = alone
+	}
+	s.mu.Unlock()
+	tag, err := s.sendOne(ctx, op, dst, p, mode)
+	if mode == gather && noRoom(err) {
 		return s.sendOne(ctx, op, dst, p, alone)
 	}
 	return tag, err
@@ -89,10 +93,8 @@ func (s *Socket) sendOne(ctx context.Context, op string, dst netip.AddrPort, p [
 		b := newBatch()
 		b.wantOutcomes, b.wait = s.cfg.outcomes, true
 		b.deadline, _ = ctx.Deadline()
-		b.calls = append(b.calls, c)
 		b.add(dst, p, len(p))
-		c.batch = b
-		s.queueLocked(b)
+		s.queueLocked(b, c)
 	} else {
 		s.gatherLocked(c, dst, p)
 	}
@@ -109,6 +111,9 @@ func (s *Socket) sendOne(ctx context.Context, op string, dst netip.AddrPort, p [
 	tag, und := c.tag, c.undecided
 	if err == nil {
 		err = c.err
+	}
+	if err == nil && len(c.errs) > 0 {
+		err = c.errs[0].err
 	}
 	if !c.abandoned {
 		c.recycle()
@@ -143,38 +148,82 @@ func (s *Socket) awayLocked() error {
 	return rdserr.ErrShutdown
 }
 
-// gatherLocked adds a datagram to the last batch of single sends that is still
-// waiting to be written, or starts one.
-func (s *Socket) gatherLocked(c *call, dst netip.AddrPort, p []byte) {
-	var b *batch
-	if s.tryq.len() > 0 {
-		last := *s.tryq.back()
-		limit := maxGatherBytes
-		if s.sess != nil {
-			limit = min(limit, s.sess.windowBytes)
-		}
-		if last.one == nil && len(last.lengths) < maxGatherDatagrams && last.bytes+len(p) <= limit {
-			b = last
-		}
-	}
-	if b == nil {
-		b = newBatch()
-		b.wantOutcomes = s.cfg.outcomes
-		s.queueLocked(b)
-	}
-	c.batch = b
-	b.calls = append(b.calls, c)
-	b.add(dst, p, len(p))
+// noRoom is what waiting mends.
+func noRoom(err error) bool {
+	return errors.Is(err, rdserr.ErrWouldBlock) || errors.Is(err, rdserr.ErrCongested)
 }
 
-func (s *Socket) queueLocked(b *batch) {
+// gatherLocked adds a datagram to the last try that is still waiting to be
+// written, or starts one.
+func (s *Socket) gatherLocked(c *call, dst netip.AddrPort, p []byte) {
+	if b := s.joinableLocked(1, len(p)); b != nil {
+		b.add(dst, p, 0)
+		b.parts = append(b.parts, part{c, 1})
+		c.batch = b
+		return
+	}
+	b := newBatch()
+	b.wantOutcomes = s.cfg.outcomes
+	b.add(dst, p, len(p))
+	s.queueLocked(b, c)
+}
+
+// joinableLocked returns the try that so many datagrams and bytes may join.
+func (s *Socket) joinableLocked(n, bytes int) *batch {
+	if s.tryq.len() == 0 || bytes > maxJoinBytes {
+		return nil
+	}
+	b := *s.tryq.back()
+	limit := maxGatherBytes
+	if s.sess != nil {
+		limit = min(limit, s.sess.windowBytes)
+	}
+	if b.firstTag != 0 || len(b.lengths)+n > maxGatherDatagrams || b.bytes+bytes > limit {
+		return nil
+	}
+	return b
+}
+
+// queueLocked queues a batch whose datagrams are all c's.
+func (s *Socket) queueLocked(b *batch, c *call) {
+	b.parts = append(b.parts, part{c, len(b.lengths)})
+	c.batch = b
+	if !b.wait && b.firstTag == 0 {
+		if last := s.joinableLocked(len(b.lengths), b.bytes); last != nil {
+			last.join(b)
+			return
+		}
+	}
 	s.seq++
 	b.seq = s.seq
-	if b.wait {
-		s.waitq.push(b)
-	} else {
+	if !b.wait {
 		s.tryq.push(b)
+		return
 	}
+	s.waitq.push(b)
+	for _, d := range b.dests {
+		s.waiters[d]++
+	}
+}
+
+// doneLocked is the end of a batch that was queued.
+func (s *Socket) doneLocked(b *batch) {
+	if b.wait {
+		for _, d := range b.dests {
+			if s.waiters[d]--; s.waiters[d] == 0 {
+				delete(s.waiters, d)
+			}
+		}
+	}
+	b.recycle()
+}
+
+// mustWaitLocked says whether something waits for a destination of b.
+func (s *Socket) mustWaitLocked(b *batch) bool {
+	if len(s.waiters) == 0 {
+		return false
+	}
+	return slices.ContainsFunc(b.dests, func(d netip.AddrPort) bool { return s.waiters[d] > 0 })
 }
 
 // await waits for c until ctx ends.
@@ -227,15 +276,13 @@ func (s *Socket) giveUp(c *call, why func() error) error {
 		return err
 	}
 	b := c.batch
-	if i := slices.Index(b.calls, c); i >= 0 {
-		b.remove(i)
-	}
-	if len(b.calls) > 0 {
+	b.remove(c)
+	if len(b.parts) > 0 {
 		return err
 	}
 	same := func(x *batch) bool { return x == b }
 	s.tryq.delete(same)
 	s.waitq.delete(same)
-	b.recycle()
+	s.doneLocked(b)
 	return err
 }

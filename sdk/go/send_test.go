@@ -105,7 +105,7 @@ func TestGather(t *testing.T) {
 		s.mu.Lock()
 		queued := 0
 		if s.tryq.len() > 0 {
-			queued = len((*s.tryq.front()).calls)
+			queued = len((*s.tryq.front()).parts)
 		}
 		if queued == n {
 			sess.writing = false
@@ -142,17 +142,17 @@ func TestSendBatchPartlyRefused(t *testing.T) {
 	var accepted int
 	done := goErr(func() (err error) { accepted, err = s.SendBatch(testContext(t), ds); return err })
 	b := st.nextSend()
-	if !b.GetWait() || string(b.GetPayload()) != "onetwo" || b.GetFirstTag() != ds[0].Tag {
+	if b.GetWait() || string(b.GetPayload()) != "onetwo" {
 		t.Errorf("first part %v", b)
 	}
-	st.sendResult(b, sendError(1, 1, rdserr.ErrCongested))
+	st.sendResult(b, sendError(1, 1, rdserr.ErrPerm))
 	b = st.nextSend()
-	if string(b.GetPayload()) != "last" || len(b.GetLength()) != 2 || b.GetFirstTag() != ds[3].Tag {
+	if string(b.GetPayload()) != "last" || len(b.GetLength()) != 2 {
 		t.Errorf("second part %v", b)
 	}
 	st.sendResult(b)
 	err := waitErr(t, done)
-	wantErr(t, err, rdserr.ErrCongested, rdserr.ErrDestination)
+	wantErr(t, err, rdserr.ErrPerm, rdserr.ErrDestination)
 	var be *BatchError
 	if !errors.As(err, &be) || accepted != 3 || len(be.Errors) != 2 || be.Errors[0].Index != 1 || be.Errors[1].Index != 2 {
 		t.Fatalf("accepted %d, %+v", accepted, be)
@@ -162,6 +162,84 @@ func TestSendBatchPartlyRefused(t *testing.T) {
 			t.Errorf("tags are not consecutive: %v", ds)
 		}
 	}
+}
+
+// What finds no room is sent again, waiting, and only that.
+func TestSendBatchWaits(t *testing.T) {
+	_, _, s, st := bindFake(t, WithOutcomes())
+	ds := []Datagram{
+		{Addr: peerAddr, Payload: []byte("a")}, {Addr: otherAddr, Payload: []byte("b")},
+		{Addr: peerAddr, Payload: []byte("c")}, {Addr: peerAddr, Payload: []byte("d")},
+	}
+	var accepted int
+	done := goErr(func() (err error) { accepted, err = s.SendBatch(testContext(t), ds); return err })
+	st.sendResult(st.nextSend(), sendError(0, 1, rdserr.ErrCongested), sendError(2, 2, rdserr.ErrCongested))
+	first, second := st.nextSend(), st.nextSend()
+	for _, b := range []*rdsdv1.SendBatch{first, second} {
+		if !b.GetWait() || b.GetTimeoutNs() <= 0 {
+			t.Errorf("%v does not wait", b)
+		}
+	}
+	if string(first.GetPayload()) != "a" || first.GetFirstTag() != ds[0].Tag ||
+		string(second.GetPayload()) != "cd" || second.GetFirstTag() != ds[2].Tag {
+		t.Errorf("sent again: %v, %v", first, second)
+	}
+	st.sendResult(second, sendError(1, 1, rdserr.ErrTimeout))
+	st.sendResult(first)
+	err := waitErr(t, done)
+	wantErr(t, err, rdserr.ErrTimeout)
+	if be, ok := errors.AsType[*BatchError](err); !ok || accepted != 3 || len(be.Errors) != 1 || be.Errors[0].Index != 3 {
+		t.Errorf("accepted %d, %v", accepted, err)
+	}
+}
+
+// Batches of several callers travel together while the daemon has two to answer,
+// and each caller gets its own errors.
+func TestSendBatchesJoin(t *testing.T) {
+	_, _, s, st := bindFake(t)
+	send := func(text string) chan error {
+		return goErr(func() error {
+			_, err := s.SendBatch(testContext(t), []Datagram{{Addr: peerAddr, Payload: []byte(text)}, {Addr: otherAddr}})
+			return err
+		})
+	}
+	dones := []chan error{send("1")}
+	first := st.nextSend()
+	dones = append(dones, send("2"))
+	second := st.nextSend()
+	for i, text := range []string{"3", "4", "5"} {
+		dones = append(dones, send(text))
+		for joined(s) != i+1 {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	st.wantIdle(s, "two tries are without a result")
+	st.sendResult(first)
+	third := st.nextSend()
+	if string(third.GetPayload()) != "345" || len(third.GetLength()) != 6 || len(third.GetDestination()) != 2 {
+		t.Fatalf("joined: %v", third)
+	}
+	st.sendResult(third, sendError(1, 2, rdserr.ErrPerm)) // the last of one, the first of the next
+	st.sendResult(second)
+	for i, done := range dones {
+		err := waitErr(t, done)
+		if want := i == 2 || i == 3; want != (err != nil) {
+			t.Errorf("caller %d: %v", i+1, err)
+		}
+		if be, ok := errors.AsType[*BatchError](err); ok && (len(be.Errors) != 1 || be.Errors[0].Index != 3-i) {
+			t.Errorf("caller %d: %+v", i+1, be.Errors)
+		}
+	}
+}
+
+// joined is how many calls share the last queued try.
+func joined(s *Socket) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.tryq.len() == 0 {
+		return 0
+	}
+	return len((*s.tryq.back()).parts)
 }
 
 // A batch larger than a message goes out in parts, one after the other.
@@ -191,15 +269,22 @@ func TestSendWindow(t *testing.T) {
 	_, _, s, st := bindFakeAs(t, func(b *rdsdv1.Bound) { b.SetSendWindowBatches(4); b.SetSendWindowBytes(4000) })
 	ctx := testContext(t)
 	var dones []chan error
+	var held []*rdsdv1.SendBatch
 	for range 5 {
 		dones = append(dones, goErr(func() error {
 			_, err := s.SendBatch(ctx, []Datagram{{Addr: peerAddr, Payload: make([]byte, 100)}})
 			return err
 		}))
-	}
-	var held []*rdsdv1.SendBatch
-	for range 3 {
-		held = append(held, st.nextSend())
+		if len(dones) == 1 { // the others see that one waits, and do not try
+			st.sendResult(st.nextSend(), sendError(0, 1, rdserr.ErrCongested))
+		}
+		if len(dones) <= 3 {
+			b := st.nextSend()
+			if !b.GetWait() {
+				t.Fatal("tried, with another waiting for the same destination")
+			}
+			held = append(held, b)
+		}
 	}
 	st.wantIdle(s, "waiting batches have three quarters of the window")
 

@@ -3,6 +3,7 @@ package rdsd
 import (
 	"context"
 	"net/netip"
+	"slices"
 
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -52,6 +53,7 @@ func (s *Socket) sendBatch(ctx context.Context, op string, ds []Datagram, wait b
 	if r.err == nil {
 		return len(ds), nil
 	}
+	slices.SortFunc(r.err.Errors, func(a, b DatagramError) int { return a.Index - b.Index })
 	return len(ds) - len(r.err.Errors), r.err
 }
 
@@ -84,72 +86,29 @@ func (r *batchRun) fail(index, count int, err error, und bool) {
 }
 
 // chunk sends as many datagrams from index from on as one message takes, and
-// waits for their result: chunks follow each other one by one, so that order
-// holds whatever is refused. It returns how many it dealt with, and an error
-// when the rest has no chance.
+// waits until they are decided: chunks follow each other one by one, so that
+// order holds whatever is refused. It returns how many it dealt with, and an
+// error when the rest has no chance.
 func (r *batchRun) chunk(ctx context.Context, from int, wait bool) (n int, stop error) {
 	s := r.s
-	// Outside the lock: copying is the larger part.
-	b := newBatch()
-	b.wantOutcomes, b.wait = s.cfg.outcomes, wait
-	limit, maxDatagram := maxBatchBytes, 0
-	s.mu.Lock()
-	maxDatagram = s.maxBytes
-	if s.sess != nil {
-		limit = min(limit, s.sess.windowBytes)
-	}
-	s.mu.Unlock()
-	bytes := 0
-	for _, d := range r.ds[from:] {
-		if n > 0 && (n == maxBatchDatagrams || bytes+len(d.Payload) > limit) {
-			break
-		}
-		if !d.Addr.Addr().IsValid() || d.Addr.Addr().IsUnspecified() || maxDatagram > 0 && len(d.Payload) > maxDatagram {
-			break // refused below, alone
-		}
-		bytes += len(d.Payload)
-		n++
-	}
-	for _, d := range r.ds[from : from+n] {
-		b.add(unmap(d.Addr), d.Payload, bytes)
-	}
-	s.mu.Lock()
-	if s.over != nil {
-		err := s.over
-		s.mu.Unlock()
-		b.recycle()
-		return 0, err
-	}
+	n, bytes := r.measure(from)
 	if n == 0 {
-		err := s.refuseLocked(r.ds[from].Addr, len(r.ds[from].Payload))
+		return r.unsendable(from)
+	}
+	b := r.build(from, n, bytes) // copying, the larger part, is done without the lock
+	s.mu.Lock()
+	if err, stop := r.closedDoor(wait, b.bytes); err != nil {
 		s.mu.Unlock()
 		b.recycle()
-		if err == nil { // the limit changed with a reconnection: look again
-			return 0, nil
-		}
-		r.fail(from, 1, err, false)
-		return 1, nil
+		r.fail(from, n, err, false)
+		return n, stop
 	}
-	if !wait {
-		err := error(nil)
-		switch {
-		case s.sess == nil:
-			err = s.awayLocked()
-		case !s.sess.room(b.bytes), s.outcomes.full():
-			err = rdserr.ErrWouldBlock
-		}
-		if err != nil {
-			s.mu.Unlock()
-			b.recycle()
-			r.fail(from, n, err, false)
-			return n, nil
-		}
+	if wait && s.mustWaitLocked(b) {
+		b.wait = true
+		b.deadline, _ = ctx.Deadline()
 	}
-	b.firstTag = r.ds[from].Tag
-	b.deadline, _ = ctx.Deadline()
 	c := newCall()
-	c.batch, b.one = b, c
-	s.queueLocked(b)
+	s.queueLocked(b, c)
 	m, sess := s.kickLocked()
 	s.mu.Unlock()
 	s.write(m, sess)
@@ -162,9 +121,133 @@ func (r *batchRun) chunk(ctx context.Context, from int, wait bool) (n int, stop 
 		stop = c.err
 		r.fail(from, n, c.err, c.undecided)
 	}
+	var again []sendErr
 	for _, e := range c.errs {
-		r.fail(from+e.index, e.count, e.err, false)
+		e.index += from
+		if wait && noRoom(e.err) {
+			again = append(again, e)
+		} else {
+			r.fail(e.index, e.count, e.err, false)
+		}
 	}
 	c.recycle()
+	if len(again) > 0 {
+		stop = r.wait(ctx, again)
+	}
 	return n, stop
+}
+
+// measure says how many datagrams from index from on one message takes. None:
+// the first of them cannot be sent at all.
+func (r *batchRun) measure(from int) (n, bytes int) {
+	s := r.s
+	limit := maxBatchBytes
+	s.mu.Lock()
+	largest := s.maxBytes
+	if s.sess != nil {
+		limit = min(limit, s.sess.windowBytes)
+	}
+	s.mu.Unlock()
+	for _, d := range r.ds[from:] {
+		if n > 0 && (n == maxBatchDatagrams || bytes+len(d.Payload) > limit) {
+			break
+		}
+		if !d.Addr.Addr().IsValid() || d.Addr.Addr().IsUnspecified() || largest > 0 && len(d.Payload) > largest {
+			break
+		}
+		bytes += len(d.Payload)
+		n++
+	}
+	return n, bytes
+}
+
+// unsendable refuses the datagram at index i, which measure has found wanting.
+func (r *batchRun) unsendable(i int) (n int, stop error) {
+	r.s.mu.Lock()
+	over := r.s.over
+	err := r.s.refuseLocked(r.ds[i].Addr, len(r.ds[i].Payload))
+	r.s.mu.Unlock()
+	if over != nil {
+		return 0, over
+	}
+	if err == nil { // the limit changed with a reconnection: look again
+		return 0, nil
+	}
+	r.fail(i, 1, err, false)
+	return 1, nil
+}
+
+// closedDoor is why a batch cannot be queued: stop when nothing more can, err
+// alone for a try that finds no daemon or a full window. The lock is held.
+func (r *batchRun) closedDoor(wait bool, bytes int) (err, stop error) {
+	s := r.s
+	switch {
+	case s.over != nil:
+		return s.over, s.over
+	case wait:
+		return nil, nil
+	case s.sess == nil:
+		return s.awayLocked(), nil
+	case !s.sess.room(bytes), s.outcomes.full():
+		return rdserr.ErrWouldBlock, nil
+	}
+	return nil, nil
+}
+
+// build copies n datagrams into a batch.
+func (r *batchRun) build(from, n, bytes int) *batch {
+	b := newBatch()
+	if r.s.cfg.outcomes { // else the daemon need not know the tags
+		b.wantOutcomes, b.firstTag = true, r.ds[from].Tag
+	}
+	for _, d := range r.ds[from : from+n] {
+		b.add(unmap(d.Addr), d.Payload, bytes)
+	}
+	return b
+}
+
+// wait sends again what found no room, run by run, and waits until all is
+// decided. The runs are queued together: the daemon keeps the order of each flow
+// among waiting datagrams.
+func (r *batchRun) wait(ctx context.Context, runs []sendErr) (stop error) {
+	s := r.s
+	batches := make([]*batch, len(runs))
+	calls := make([]*call, len(runs))
+	for i, run := range runs {
+		b := r.build(run.index, run.count, 0)
+		b.wait = true
+		b.deadline, _ = ctx.Deadline()
+		batches[i], calls[i] = b, newCall()
+	}
+	s.mu.Lock()
+	if err := s.over; err != nil {
+		s.mu.Unlock()
+		for _, run := range runs {
+			r.fail(run.index, run.count, err, false)
+		}
+		return err
+	}
+	for i, b := range batches {
+		s.queueLocked(b, calls[i])
+	}
+	m, sess := s.kickLocked()
+	s.mu.Unlock()
+	s.write(m, sess)
+	for i, c := range calls {
+		run := runs[i]
+		if err := s.await(ctx, c); err != nil {
+			stop = err
+			r.fail(run.index, run.count, err, c.undecided)
+			continue
+		}
+		if c.err != nil {
+			stop = c.err
+			r.fail(run.index, run.count, c.err, c.undecided)
+		}
+		for _, e := range c.errs {
+			r.fail(run.index+e.index, e.count, e.err, false)
+		}
+		c.recycle()
+	}
+	return stop
 }

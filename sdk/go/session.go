@@ -32,6 +32,7 @@ type session struct {
 	bytes     int // payload bytes in pending
 	waitBytes int // of these, in waiting batches
 	waiting   int // waiting batches in pending
+	tries     int // the others
 	ctl       fifo[*rdsdv1.ClientMessage]
 	replies   map[uint64]chan *rdsdv1.ServerMessage
 	creditN   uint64 // credit to grant with the next message

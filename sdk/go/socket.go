@@ -26,18 +26,19 @@ type Socket struct {
 	watch    watchers
 
 	mu       sync.Mutex
-	local    netip.AddrPort // guarded by mu; fixed after the first bind
-	maxBytes int            // guarded by mu; largest datagram, 0: not known
-	sess     *session       // guarded by mu; nil while not connected
-	up       chan struct{}  // guarded by mu; closed while sess is set or the socket is over
-	over     error          // guarded by mu; why nothing will work any more
-	down     error          // guarded by mu; why sess is nil, for the texts of timeouts
-	nextID   uint64         // guarded by mu
-	nextTag  uint64         // guarded by mu
-	seq      uint64         // guarded by mu
-	tryq     fifo[*batch]   // guarded by mu; not waiting batches, not written yet
-	waitq    fifo[*batch]   // guarded by mu; waiting batches, not written yet
-	undecid  tagSet         // guarded by mu; sent and without outcome, with cfg.outcomes
+	local    netip.AddrPort         // guarded by mu; fixed after the first bind
+	maxBytes int                    // guarded by mu; largest datagram, 0: not known
+	sess     *session               // guarded by mu; nil while not connected
+	up       chan struct{}          // guarded by mu; closed while sess is set or the socket is over
+	over     error                  // guarded by mu; why nothing will work any more
+	down     error                  // guarded by mu; why sess is nil, for the texts of timeouts
+	nextID   uint64                 // guarded by mu
+	nextTag  uint64                 // guarded by mu
+	seq      uint64                 // guarded by mu
+	tryq     fifo[*batch]           // guarded by mu; not waiting batches, not written yet
+	waitq    fifo[*batch]           // guarded by mu; waiting batches, not written yet
+	waiters  map[netip.AddrPort]int // guarded by mu; waiting batches by destination, written or not
+	undecid  tagSet                 // guarded by mu; sent and without outcome, with cfg.outcomes
 }
 
 // Bind opens a socket. Port 0 takes any free port; the address must be one of
@@ -46,11 +47,12 @@ type Socket struct {
 func (c *Client) Bind(ctx context.Context, local netip.AddrPort, opts ...BindOption) (*Socket, error) {
 	local = unmap(local)
 	s := &Socket{
-		client: c,
-		cfg:    newBindConfig(opts),
-		ended:  make(chan struct{}),
-		up:     make(chan struct{}),
-		local:  local,
+		client:  c,
+		cfg:     newBindConfig(opts),
+		ended:   make(chan struct{}),
+		up:      make(chan struct{}),
+		waiters: make(map[netip.AddrPort]int),
+		local:   local,
 	}
 	if !local.Addr().IsValid() {
 		return nil, opError("bind", local, netip.AddrPort{}, rdserr.With(rdserr.ErrInvalid, "a local address is needed"))
@@ -142,8 +144,7 @@ func (s *Socket) finishLocked(err error) bool {
 	for _, q := range []*fifo[*batch]{&s.tryq, &s.waitq} {
 		for q.len() > 0 {
 			b := q.pop()
-			failBatch(b, err, false)
-			b.recycle()
+			s.failLocked(b, err, false)
 		}
 	}
 	s.recv.finish(err)

@@ -10,15 +10,32 @@ import (
 //
 // At most one goroutine is in stream.SendMsg (session.writing). A caller that
 // finds nobody there writes its own message itself: no hand-over when idle.
-// Callers that come meanwhile only queue; single sends gather in one batch
-// (send.go), so batches form by themselves under load, without a timer. What
-// the first caller leaves behind is the session's writer goroutine's.
+// Callers that come meanwhile only queue. What the first caller leaves behind is
+// the session's writer goroutine's.
+//
+// Every send is first tried without waiting, and small tries join the one that
+// is queued last. At most maxTries small ones are without a result at a time, and
+// the daemon answers a try at once; so batches form by themselves under load,
+// without a timer and without delay while there are few senders: a message costs
+// grpc-go on both sides more than 64 small datagrams cost the daemon. What finds
+// no room is sent again, waiting, in a batch of its own: a waiting datagram would
+// hold back the answer to the others. While something waits for a destination,
+// more for it is not tried first: it would be refused, too. That keeps the order of a flow, because the
+// daemon takes a batch in one step: once it refuses a datagram for lack of room,
+// it refuses those that follow to the same destination.
 //
 // A caller must not get stuck in SendMsg past its context, when the daemon does
 // not read. grpc-go blocks there only once 64 KiB of a stream are unwritten;
 // batches with a result were written, so a caller writes itself only while
 // those without one are fewer than inlineBytes, else the writer does.
 const inlineBytes = 32 << 10
+
+// maxTries and smallTry: see above; a try of smallTry bytes or more gains
+// nothing by waiting for others.
+const (
+	maxTries = 2
+	smallTry = 32 << 10
+)
 
 // waitShare is the part of the send window that waiting batches may take, in
 // quarters: senders blocked by one congested port leave room for the others.
@@ -156,7 +173,8 @@ func (s *Socket) pickLocked(sess *session) *fifo[*batch] {
 	if s.outcomes.full() {
 		return nil
 	}
-	try := s.tryq.len() > 0 && sess.fits(*s.tryq.front())
+	try := s.tryq.len() > 0 && sess.fits(*s.tryq.front()) &&
+		(sess.tries < maxTries || (*s.tryq.front()).bytes >= smallTry)
 	wait := s.waitq.len() > 0 && sess.fits(*s.waitq.front())
 	switch {
 	case try && (!wait || (*s.tryq.front()).seq < (*s.waitq.front()).seq):
@@ -190,17 +208,14 @@ func (sess *session) room(bytes int) bool {
 func (s *Socket) sentLocked(sess *session, b *batch) {
 	s.nextID++
 	b.id = s.nextID
-	if b.firstTag == 0 { // gathered: tags follow the order in the batch
+	if b.firstTag == 0 { // tags follow the order in the batch
 		b.firstTag = s.takeTags(len(b.lengths))
-		for i, c := range b.calls {
-			c.tag = b.firstTag + uint64(i)
-		}
 	}
-	for _, c := range b.calls {
-		c.sent = true
-	}
-	if b.one != nil {
-		b.one.sent = true
+	tag := b.firstTag
+	for _, p := range b.parts {
+		p.c.sent = true
+		p.c.tag = tag
+		tag += uint64(p.n)
 	}
 	if b.wantOutcomes {
 		s.undecid.add(b.firstTag, uint64(len(b.lengths)))
@@ -210,6 +225,21 @@ func (s *Socket) sentLocked(sess *session, b *batch) {
 	if b.wait {
 		sess.waiting++
 		sess.waitBytes += b.bytes
+	} else {
+		sess.tries++
+	}
+}
+
+// refused tells the callers concerned that count datagrams from index on were
+// not accepted.
+func (b *batch) refused(index, count int, err error) {
+	at := 0
+	for _, p := range b.parts {
+		lo, hi := max(index, at), min(index+count, at+p.n)
+		if lo < hi && !p.c.abandoned { // else nobody may write to it but the one who left
+			p.c.errs = append(p.c.errs, sendErr{lo - at, hi - lo, err})
+		}
+		at += p.n
 	}
 }
 
@@ -232,6 +262,8 @@ func (s *Socket) result(sess *session, id uint64, errs []*rdsdv1.SendError) {
 	if b.wait {
 		sess.waiting--
 		sess.waitBytes -= b.bytes
+	} else {
+		sess.tries--
 	}
 	for _, e := range errs {
 		index, count := int(e.GetIndex()), int(max(1, e.GetCount()))
@@ -246,26 +278,12 @@ func (s *Socket) result(sess *session, id uint64, errs []*rdsdv1.SendError) {
 		if b.wantOutcomes {
 			s.undecid.remove(b.firstTag+uint64(index), uint64(count))
 		}
-		if b.one != nil {
-			if b.one.abandoned {
-				continue
-			}
-			b.one.errs = append(b.one.errs, sendErr{index, count, err})
-			continue
-		}
-		for _, c := range b.calls[index : index+count] {
-			if !c.abandoned {
-				c.err = err
-			}
-		}
+		b.refused(index, count, err)
 	}
-	for _, c := range b.calls {
-		c.finish()
+	for _, p := range b.parts {
+		p.c.finish()
 	}
-	if b.one != nil {
-		b.one.finish()
-	}
-	b.recycle()
+	s.doneLocked(b)
 	if !sess.writing && s.readyLocked(sess) {
 		sess.kickWriterLocked()
 	}
