@@ -61,6 +61,7 @@ var arrows = []struct {
 
 	// Test worlds: nothing a program imports.
 	{"internal/simtest", []string{"rds", "conn", "cong", "transport", "transport/sim", "wire", "rdserr", "internal/buf", "internal/stats"}},
+	{"internal/bench", []string{"node", "sdk/go", "api/rdsd/v1", "rds", "conn", "transport", "transport/tcp", "transport/sim", "wire", "rdserr", "internal/buf"}},
 	{"interop", []string{"rdserr"}},
 }
 

@@ -1,0 +1,210 @@
+package rds
+
+import (
+	"errors"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// The machine's shell: links, dials, batches, and the engine's orders.
+
+// bytes arrive on a link.
+func (m *machine) bytes(l *fuzzLink, b []byte) {
+	if l.paused != nil {
+		l.behind = append(l.behind, b...)
+		return
+	}
+	if l.dead {
+		return
+	}
+	n, err := l.fr.Feed(b, func(f *transport.Frame) error {
+		err := m.e.Receive(m.now, l.p, l.gen, f)
+		var h wire.Header
+		h.Parse(f.Raw)
+		m.note("%v link %d takes %v: %v", l.p, l.gen, &h, err)
+		if err == conn.ErrPause {
+			l.paused = &transport.Frame{Raw: append([]byte(nil), f.Raw...), Payload: f.Payload, Buf: f.Buf}
+			if f.Buf != nil {
+				f.Buf.Ref()
+			} else {
+				l.paused.Payload = append([]byte(nil), f.Payload...)
+			}
+		}
+		return err
+	})
+	switch {
+	case err == conn.ErrPause:
+		l.behind = append(l.behind, b[n:]...)
+	case err != nil:
+		l.dead = true
+		if _, ok := errors.AsType[*transport.ErrTooLong](err); ok {
+			m.e.Drop(m.now, l.p, err)
+		}
+	}
+	m.e.ReceivedAll(m.now, l.p, l.gen)
+}
+
+func (m *machine) link(p *conn.Path, gen uint64) {
+	l := &fuzzLink{p: p, gen: gen}
+	l.fr.Max = wire.MaxDatagram
+	m.links = append(m.links, l)
+}
+
+func (m *machine) unlink(l *fuzzLink) {
+	l.fr.Close()
+	if l.paused != nil && l.paused.Buf != nil {
+		l.paused.Buf.Release()
+	}
+	l.paused = nil
+	for i := range m.links {
+		if m.links[i] == l {
+			m.links = append(m.links[:i], m.links[i+1:]...)
+			return
+		}
+	}
+}
+
+func (m *machine) forget(d dial) {
+	for i := range m.dials {
+		if m.dials[i] == d {
+			m.dials = append(m.dials[:i], m.dials[i+1:]...)
+			return
+		}
+	}
+}
+
+func (m *machine) lost(l *fuzzLink) {
+	acked := l.sent - min(l.sent, uint64(m.u8())*7)
+	m.note("%v: link %d lost, %d of %d bytes acknowledged", l.p, l.gen, acked, l.sent)
+	m.unlink(l)
+	m.e.Lost(m.now, l.p, l.gen, acked, errors.New("gone"))
+}
+
+// actions carries out the engine's orders.
+func (m *machine) actions() {
+	for n := 0; ; n++ {
+		acts := m.e.Take(nil)
+		if len(acts) == 0 {
+			break
+		}
+		if n > 10000 {
+			m.t.Fatal("the engine gives orders for ever")
+		}
+		for _, a := range acts {
+			l := m.find(a.Path, a.Gen)
+			switch a.Kind {
+			case conn.ActDial:
+				m.dials = append(m.dials, dial{a.Path, a.Gen})
+			case conn.ActClose:
+				if l == nil {
+					m.t.Fatalf("%v: close of link %d, which there is not", a.Path, a.Gen)
+				}
+				l.closing = true
+			case conn.ActAbort:
+				m.forget(dial{a.Path, a.Gen})
+				if l != nil {
+					m.unlink(l)
+				}
+			case conn.ActKick:
+				if m.late {
+					m.kicks = append(m.kicks, a.Path)
+				} else {
+					m.fill(a.Path)
+				}
+			case conn.ActPoll:
+				if l != nil {
+					m.e.Acked(m.now, a.Path, a.Gen, l.sent-min(l.sent, uint64(m.u8())))
+				}
+			case conn.ActResume:
+				if l != nil && l.paused != nil {
+					m.resume(l)
+				}
+			}
+		}
+		if !m.late {
+			kicks := m.kicks
+			m.kicks = nil
+			for _, p := range kicks {
+				m.fill(p)
+			}
+		}
+	}
+	for _, s := range m.e.Ready(nil) {
+		s.Events()
+	}
+	m.e.States()
+	m.e.Notices()
+}
+
+func (m *machine) find(p *conn.Path, gen uint64) *fuzzLink {
+	for _, l := range m.links {
+		if l.p == p && l.gen == gen {
+			return l
+		}
+	}
+	return nil
+}
+
+func (m *machine) resume(l *fuzzLink) {
+	f, behind := l.paused, l.behind
+	l.paused, l.behind = nil, nil
+	err := m.e.Receive(m.now, l.p, l.gen, f)
+	m.note("%v link %d resumes: %v", l.p, l.gen, err)
+	switch {
+	case err == conn.ErrPause:
+		l.paused, l.behind = f, behind
+		return
+	case err != nil:
+		l.dead = true
+	}
+	if f.Buf != nil {
+		f.Buf.Release()
+	}
+	m.e.ReceivedAll(m.now, l.p, l.gen)
+	m.bytes(l, behind)
+}
+
+func (m *machine) fill(p *conn.Path) {
+	if m.fills[p] != nil {
+		return
+	}
+	b := transport.GetBatch()
+	if !m.e.Fill(m.now, p, b) {
+		if b.Frames() != 0 {
+			m.t.Fatalf("%v: nothing to send, and %d frames", p, b.Frames())
+		}
+		b.Put()
+		return
+	}
+	m.fills[p] = b
+	if l := m.find(p, p.Gen()); l != nil {
+		l.sent += uint64(b.Bytes())
+	} else {
+		m.t.Fatalf("%v: frames for link %d, which there is not", p, p.Gen())
+	}
+	if !m.late {
+		m.wrote(p)
+	}
+}
+
+func (m *machine) wrote(p *conn.Path) {
+	b := m.fills[p]
+	delete(m.fills, p)
+	b.Put()
+	if m.e.Wrote(m.now, p) {
+		m.kicks = append(m.kicks, p)
+	}
+}
+
+func (m *machine) read(s *Socket, n int) {
+	for range n {
+		d, ok := s.Recv()
+		if !ok {
+			break
+		}
+		d.Release()
+	}
+	s.ReadAll(m.now)
+}
