@@ -193,10 +193,10 @@ func (p *Path) pokePatience() time.Duration { return time.Second }
 
 var errPoke = errors.New("poked, but the peer did not connect")
 
-func (p *Path) abandon(time.Duration) {
+func (p *Path) abandon(now time.Duration) {
 	p.emit(ActAbort)
 	p.gen++
-	p.retryAt = never
+	p.backOff(now)
 }
 
 // backOff waits before the next attempt: at once after the first loss, then at

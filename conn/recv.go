@@ -274,6 +274,7 @@ func (p *Path) ReceivedAll(now time.Duration, gen uint64) {
 	if gen != p.gen || p.state != Up {
 		return
 	}
+	p.lastRx = now // part of a large frame is a sign of life too
 	if p.c.kind == KindRdsd && p.ready {
 		if p.owed >= p.window0()/4 {
 			p.ackPending = true
@@ -285,6 +286,15 @@ func (p *Path) ReceivedAll(now time.Duration, gen uint64) {
 	}
 	if p.more() {
 		p.kick()
+	}
+}
+
+// Alive tells that the peer's TCP took bytes of a batch that does not fit into
+// the link's buffer at once: while a large frame goes out slowly nothing else
+// can ask for a sign of life.
+func (p *Path) Alive(now time.Duration, gen uint64) {
+	if gen == p.gen && p.state == Up {
+		p.lastRx = now
 	}
 }
 

@@ -48,7 +48,7 @@ func (p *Path) tick(now time.Duration) time.Duration {
 			p.event(now, EvFail)
 		case Error:
 			p.retryAt = never
-			if !p.idle() || p.c.active && p.wasUp {
+			if !p.idle() || p.c.active && p.wasUp && p.idx < max(p.c.lanes, 1) {
 				p.event(now, EvWant)
 			} else {
 				p.event(now, EvRest)

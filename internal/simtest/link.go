@@ -211,8 +211,11 @@ func (l *link) push() bool {
 }
 
 func (l *link) writable() {
-	if l.writing && l.batch != nil && l.push() {
-		l.wrote()
+	if l.writing && l.batch != nil {
+		l.n.eng.Alive(l.n.w.Now(), l.p, l.gen)
+		if l.push() {
+			l.wrote()
+		}
 	}
 }
 

@@ -200,6 +200,7 @@ func (w *World) endFaults() {
 	w.calm = true
 	w.net.Heal()
 	w.net.Profile.Loss = 0
+	w.net.Profile.SndBuf, w.net.Profile.RcvBuf = max(w.net.Profile.SndBuf, 1<<18), max(w.net.Profile.RcvBuf, 1<<18)
 	w.net.Profile.Bandwidth = max(w.net.Profile.Bandwidth, 1<<24)
 	for _, n := range w.nodes {
 		w.restart(n)
