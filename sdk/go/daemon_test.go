@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"sync"
 	"syscall"
@@ -259,5 +260,29 @@ func TestPortIsFreeAfterClose(t *testing.T) {
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// IPv6, as far as one loopback address goes.
+func TestIPv6(t *testing.T) {
+	addr := netip.IPv6Loopback()
+	l, err := net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
+	if err != nil {
+		t.Skip("no IPv6 here: ", err)
+	}
+	l.Close()
+	d := rdsdtest.Start(t, addr, rdsdtest.FreePort(t, addr))
+	from, to := bind(t, d, 0), bind(t, d, 0)
+	ctx := within(t, 20*time.Second)
+	if err := from.Send(ctx, to.LocalAddr(), []byte("six")); err != nil {
+		t.Fatal(err)
+	}
+	got, err := to.Recv(ctx)
+	if err != nil || string(got.Payload) != "six" || got.Addr != from.LocalAddr() || !got.Addr.Addr().Is6() {
+		t.Errorf("%v %v", got, err)
+	}
+	err = from.TrySend(netip.MustParseAddrPort("127.0.0.1:7"), nil)
+	if !errors.Is(err, rdserr.ErrFamily) {
+		t.Errorf("IPv4 destination: %v", err)
 	}
 }

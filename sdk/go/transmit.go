@@ -16,13 +16,14 @@ import (
 // Every send is first tried without waiting, and small tries join the one that
 // is queued last. At most maxTries small ones are without a result at a time, and
 // the daemon answers a try at once; so batches form by themselves under load,
-// without a timer and without delay while there are few senders: a message costs
-// grpc-go on both sides more than 64 small datagrams cost the daemon. What finds
-// no room is sent again, waiting, in a batch of its own: a waiting datagram would
+// without a timer and without delay while there are few senders. What finds no
+// room is sent again, waiting, in a batch of its own: a waiting datagram would
 // hold back the answer to the others. While something waits for a destination,
-// more for it is not tried first: it would be refused, too. That keeps the order of a flow, because the
-// daemon takes a batch in one step: once it refuses a datagram for lack of room,
-// it refuses those that follow to the same destination.
+// more for it is not tried first: it would be refused, too.
+//
+// That keeps the order of a flow, because the daemon takes a batch in one step:
+// once it refuses a datagram for lack of room, it refuses those that follow to
+// the same destination.
 //
 // A caller must not get stuck in SendMsg past its context, when the daemon does
 // not read. grpc-go blocks there only once 64 KiB of a stream are unwritten;
@@ -55,7 +56,9 @@ func (s *Socket) kickLocked() (message, *session) {
 		return nil, nil
 	}
 	if sess.bytes >= inlineBytes {
-		sess.kickWriterLocked()
+		if s.readyLocked(sess) {
+			sess.kickWriterLocked()
+		}
 		return nil, nil
 	}
 	m := s.nextLocked(sess)
