@@ -45,13 +45,13 @@ func TestKernelPeer(t *testing.T) {
 	var kernelErr, oursErr error
 	wg.Go(func() {
 		kernel, kernelErr = vm.Run(ctx, "/usr/bin/python3", "-I", "-S", "-B", script, kernelAddr,
-			"passive", "5000", "active", "6000", ourAddr, "7")
+			"passive", "5000", "active", "6000", ourAddr, "6")
 	})
 	wg.Go(func() {
 		out, err := run("rds-stress", "-r", ourAddr, "-p", "6000")
 		ours, oursErr = out, err
 	})
-	out, err := run("rds-stress", "-r", ourAddr, "-s", kernelAddr, "-p", "5000", "-t", "2", "-d", "3", "-q", "5000", "-v", "-T", "2", "--connect-retries", "20")
+	out, err := run("rds-stress", "-r", ourAddr, "-s", kernelAddr, "-p", "5000", "-t", "2", "-d", "3", "-q", "5000", "-v", "-T", "1", "--connect-retries", "20")
 	wg.Wait()
 	if err != nil || oursErr != nil || kernelErr != nil {
 		t.Fatalf("our active side: %v\n%s\nour passive side: %v\n%s\nthe kernel's: %v\n%s", err, out, oursErr, ours, kernelErr, kernel)
