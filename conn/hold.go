@@ -113,7 +113,7 @@ func (p *Path) onRefusal(now time.Duration, r wire.Refusal) error {
 	if r.Seq == 0 || r.Seq >= p.nextSeq {
 		return errAckAhead
 	}
-	if p.writing && p.inwrite.head != nil && r.Seq >= p.inwrite.head.seq {
+	if p.writing && p.inwrite.head != nil && r.Seq >= p.inwrite.head.seq && r.Seq <= p.inwrite.tail.seq {
 		// The other side was quicker than our own write call.
 		if len(p.lateRef) > p.inwrite.n {
 			return errAckAhead

@@ -162,7 +162,7 @@ func (p *Path) want(now time.Duration) {
 // idle reports whether nothing waits for this path.
 func (p *Path) idle() bool {
 	return p.queue.n == 0 && p.unacked.n == 0 && p.retrans.n == 0 && p.inwrite.n == 0 && len(p.holds) == 0 && p.hasNoRefusals() &&
-		(p.idx != 0 || p.c.pending.n == 0)
+		(p.idx != 0 || p.c.pending.n == 0 && !(p.congDirty && p.c.Up()))
 }
 
 func (p *Path) hasNoRefusals() bool { return len(p.refused) == 0 }

@@ -200,7 +200,7 @@ func (p *Path) sentRefusal(o *frameOut, m *Msg) {
 }
 
 func (p *Path) fillControl(now time.Duration, b *transport.Batch, o *frameOut) {
-	for p.control.head != nil && b.Room(len(p.control.head.Payload)) {
+	for p.control.head != nil && p.affords(b, o, p.control.head) {
 		m := p.control.pop()
 		if m.Kind == MsgPong {
 			p.pongs--
@@ -340,11 +340,15 @@ func (p *Path) Wrote(now time.Duration) bool {
 
 // CongestionChanged tells that our own map changed.
 func (c *Conn) CongestionChanged(now time.Duration) {
-	p := c.paths[0]
-	if p == nil || p.state != Up {
+	if !c.Up() {
 		return // the whole map goes first on the next link
 	}
+	p := c.path(0)
 	p.congDirty = true
+	if p.state != Up {
+		p.want(now) // the peer's other lanes are up: it may wait for this
+		return
+	}
 	if c.kind != KindRdsd && now-p.congAt < c.cfg.MapInterval {
 		c.rearm(p.congAt + c.cfg.MapInterval)
 		return

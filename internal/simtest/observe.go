@@ -74,6 +74,9 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 	if w.verbose != nil {
 		w.trace("%v: gen %d takes %v: placed %v, %v", l.p, l.gen, &h, placed, err)
 	}
+	if rdsd && !draining && l.gen == l.p.Gen() {
+		n.observeAck(l, &h)
+	}
 	if rdsd && err == nil {
 		n.observeIn(l, &h, kind, placed)
 	}
@@ -85,13 +88,7 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 
 func (n *node) observeIn(l *link, h *wire.Header, kind wire.Kind, placed bool) {
 	v := n.view(l)
-	for len(v.told) > 0 && v.told[0].seq <= h.Ack {
-		for _, s := range v.told[0].what {
-			delete(v.refused, s)
-		}
-		v.told = v.told[1:]
-	}
-	if h.Seq == 0 {
+	if h.Seq == 0 || kind == wire.KindProbe || kind == wire.KindProbeReply {
 		return
 	}
 	fresh := !(h.Seq < v.expected && h.Flags&wire.FlagRetransmitted != 0)
@@ -102,6 +99,17 @@ func (n *node) observeIn(l *link, h *wire.Header, kind wire.Kind, placed bool) {
 	v.maxRx = max(v.maxRx, h.Seq)
 	if kind == wire.KindData && !placed {
 		v.refused[h.Seq] = false
+	}
+}
+
+// observeAck: what the peer has of our refusals holds nothing up any more.
+func (n *node) observeAck(l *link, h *wire.Header) {
+	v := n.view(l)
+	for len(v.told) > 0 && v.told[0].seq <= h.Ack {
+		for _, s := range v.told[0].what {
+			delete(v.refused, s)
+		}
+		v.told = v.told[1:]
 	}
 }
 
