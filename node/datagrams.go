@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"io"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -80,9 +81,11 @@ func (d *datagramsServer) Open(stream grpc.BidiStreamingServer[rdsdv1.ClientMess
 	}
 	if err := s.bind(in.msg.GetBind()); err != nil {
 		d.node.count.BindsRefused.Add(1)
+		d.node.log.Log(stream.Context(), refusalLevel(err), "bind refused", "uid", s.id.UID, "pid", s.id.PID, "error", err)
 		return err
 	}
 	defer s.close()
+	d.node.log.Debug("socket bound", "local", s.sock.Addr(), "uid", s.id.UID, "pid", s.id.PID)
 	s.stream = bareStream(stream)
 	read, pushed := make(chan error, 1), make(chan error, 1)
 	stop := make(chan struct{})
@@ -101,6 +104,15 @@ func (d *datagramsServer) Open(stream grpc.BidiStreamingServer[rdsdv1.ClientMess
 		s.sayClosing(err)
 		return err
 	}
+}
+
+// refusalLevel: what concerns rights and limits is for the administrator to
+// see, the rest is between the client and its mistakes.
+func refusalLevel(err error) slog.Level {
+	if errors.Is(err, rdserr.ErrPerm) || errors.Is(err, rdserr.ErrTooMany) || errors.Is(err, rdserr.ErrNoMemory) {
+		return slog.LevelWarn
+	}
+	return slog.LevelDebug
 }
 
 // streamEnd is nil when the client closed its side, which closes the socket.
