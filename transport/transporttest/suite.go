@@ -1,5 +1,3 @@
-// Package transporttest is the conformance suite of transport providers: what
-// conn may rely on, whatever moves the bytes.
 package transporttest
 
 import (

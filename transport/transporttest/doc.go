@@ -1,0 +1,6 @@
+// Package transporttest is the conformance suite of transport providers: what
+// conn may rely on, whatever moves the bytes.
+//
+// A provider's test calls Run with itself and what it cannot do; a test that
+// needs that is skipped with its name. Read suite.go.
+package transporttest
