@@ -3,7 +3,9 @@ package rdsd_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"os/exec"
 	"regexp"
@@ -11,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/rdserr"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
 )
@@ -120,13 +123,21 @@ func TestExamples(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		const n = 2000
+		fillers := congest(t, a.Dial(), localA, s.LocalAddr())
+		const n = 500
 		out, wait := example(t, a, "spool", localA, s.LocalAddr().String(), fmt.Sprint(n))
-		wantLine(t, out, "^congested, [0-9]+ spooled$")
-		for i := range n {
+		wantLine(t, out, fmt.Sprintf("^congested, %d spooled$", n))
+		for filled, records := 0, 0; filled < fillers || records < n; { // two flows: any order between them
 			d, err := s.Recv(ctx)
-			if err != nil || string(d.Payload) != fmt.Sprintf("record %d", i) {
-				t.Fatalf("record %d: %q %v", i, d.Payload, err)
+			switch {
+			case err != nil:
+				t.Fatalf("after %d records: %v", records, err)
+			case len(d.Payload) == fillerBytes:
+				filled++
+			case string(d.Payload) != fmt.Sprintf("record %d", records):
+				t.Fatalf("%q, want record %d", d.Payload, records)
+			default:
+				records++
 			}
 		}
 		wantLine(t, out, fmt.Sprintf("^%d delivered, refused [1-9][0-9]* times$", n))
@@ -151,4 +162,30 @@ func TestExamples(t *testing.T) {
 			}
 		}
 	})
+}
+
+const fillerBytes = 500
+
+// congest sends to a port whose reader does not read until it is congested, and
+// returns how many datagrams were accepted.
+func congest(t *testing.T, c *rdsd.Client, local string, to netip.AddrPort) (accepted int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	s, err := c.Bind(ctx, netip.MustParseAddrPort(local))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for ctx.Err() == nil {
+		switch err := s.TrySend(to, make([]byte, fillerBytes)); {
+		case err == nil:
+			accepted++
+		case errors.Is(err, rdserr.ErrCongested):
+			return accepted
+		case !errors.Is(err, rdserr.ErrWouldBlock):
+			t.Fatal(err)
+		}
+	}
+	t.Fatalf("not congested after %d datagrams", accepted)
+	return 0
 }
