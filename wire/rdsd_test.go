@@ -3,6 +3,7 @@ package wire_test
 import (
 	"bytes"
 	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -171,5 +172,22 @@ func refusalsVector(t *testing.T, v *vector, invalid bool) {
 	}
 	if err != nil || !slices.Equal(text, v.list) || !bytes.Equal(again, v.hex) {
 		t.Errorf("%v, entries %q, want %q; encoded %x", err, text, v.list, again)
+	}
+}
+
+// TestVectorsInPython lets Python read the same files: two readings of one
+// layout, neither derived from the other.
+func TestVectorsInPython(t *testing.T) {
+	python, err := exec.LookPath("python3")
+	if err != nil {
+		t.Skip("no python3 here")
+	}
+	out, err := exec.Command(python, "testdata/check.py").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	frames, _ := golden(t)
+	if want := strconv.Itoa(len(rdsdVectors(t)) + len(frames)); strings.TrimSpace(string(out)) != want {
+		t.Errorf("Python checked %q vectors, want %s", out, want)
 	}
 }
