@@ -192,6 +192,13 @@ func (p *Path) become(now time.Duration) {
 			}
 		}
 	}
+	// The peer is there: the other lanes need not sit out their backoff.
+	c.Paths(func(q *Path) {
+		if q.state == Error && q.retryAt != never && q.retryAt > now {
+			q.retryAt = now
+			c.rearm(now)
+		}
+	})
 	p.kick()
 }
 
