@@ -74,6 +74,13 @@ func (p *Path) ackTCP(now time.Duration, bytes uint64) {
 	if p.c.kind == KindRdsd || bytes > p.txOff {
 		return
 	}
+	// A legacy kernel that still believes the former link up closes a new one
+	// with what its TCP has taken and nobody read (rds_tcp_accept_one). Its
+	// congestion map, the first frame of every link, shows that it has a place
+	// for this one; until then its TCP's word is not the kernel's.
+	if p.c.kind == KindKernelLegacy && !p.heard && now-p.upAt < p.c.cfg.ProbeTimeout {
+		return
+	}
 	p.txAcked = max(p.txAcked, bytes)
 	for p.unacked.head != nil && p.unacked.head.end <= bytes {
 		m := p.unacked.pop()
