@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	captureFrames = 40000 // kept: the last ones
-	captureBytes  = 1600  // of each; offloading is off, so that is all
+	captureFrames = 200000  // kept: the last ones
+	captureBytes  = 1 << 16 // of each: the guest sends unsegmented ones
 )
 
 // Capture keeps the last frames seen on a namespace's host end, to be written

@@ -51,7 +51,8 @@ func startDaemon(t *testing.T, l *lab) *daemon {
 		t.Fatal(err)
 	}
 	var config strings.Builder
-	config.WriteString("version = 1\n")
+	// The kernel's own longest delay: resets in a row shall not last.
+	config.WriteString("version = 1\n[rds]\nreconnect_max = \"1s\"\n")
 	for _, p := range []string{"10.9.0.0/24", "fd09::/64"} {
 		fmt.Fprintf(&config, "[[peers]]\naddress = %q\nkernel = true\n", p)
 	}
