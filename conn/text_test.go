@@ -18,6 +18,7 @@ import (
 //	answer ...        handshake pong; received=N is the payload between two rdsd
 //	ping 5064 seq=2   pong 5064 seq=2   null seq=2
 //	ack ack=5         acknowledgement alone
+//	control 0x99      a control message of unknown kind
 //	map 4000,4001     delta 4000+,4001-     refuse 3:no-port,4:no-room seq=9
 //
 // "csum": the checksum is set (and verifies); a received frame may have
@@ -178,6 +179,8 @@ func (w *world) frame(words []string) transport.Frame {
 		for _, p := range list() {
 			payload = wire.AppendPortStates(payload, []wire.PortState{{Port: uint16(num(p[:len(p)-1])), Congested: strings.HasSuffix(p, "+")}})
 		}
+	case "control":
+		h.Flags, h.Ext[0] = wire.FlagControl, uint8(num(arg))
 	case "refuse":
 		h.Flags, h.Ext[0] = wire.FlagControl, wire.CtlRefuse
 		for _, p := range list() {
