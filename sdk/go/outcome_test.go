@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -77,6 +78,7 @@ func TestUnreadOutcomesStopSends(t *testing.T) {
 	wantErr(t, s.TrySend(peerAddr, nil), rdserr.ErrWouldBlock)
 	done := goErr(func() error { return s.Send(testContext(t), peerAddr, nil) })
 	for queuedBatches(s) == 0 {
+		time.Sleep(time.Millisecond)
 	}
 	st.wantIdle(s, "too many unread outcomes")
 	for range s.Outcomes(testContext(t)) {

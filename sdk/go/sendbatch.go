@@ -11,7 +11,8 @@ import (
 // SendBatch sends datagrams in order and returns when each is decided: how many
 // were accepted and, unless all were, a *BatchError that names the others and
 // why. One that is refused (too large, say) does not stop those after it. It
-// waits for room as Send does; the payloads may be reused when it returns.
+// waits for room as Send does; the payloads may be reused when it returns. Small
+// batches of several goroutines travel to the daemon together.
 //
 // SendBatch sets each Datagram.Tag before anything is sent, so that Outcomes,
 // read by another goroutine, can be matched.
