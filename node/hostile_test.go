@@ -14,6 +14,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
@@ -136,11 +138,17 @@ func attackerAddr(round int) netip.Addr {
 // assault opens a link and writes frames of a until 20,000 are out or the
 // victim has reset the connection.
 func assault(t *testing.T, a *attack, rng *rand.Rand, port uint16, round int) (sent int) {
-	// The source port names the lane (modulo 8): lane 0, on a port of its own
-	// for each round, for a closed one may linger.
-	from := uint16(10240 + 8*(round%2048))
-	d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(attackerAddr(round), from))}
-	c, err := d.Dial("tcp", fmt.Sprintf("127.0.0.92:%d", port))
+	// The source port names the lane (modulo 8): lane 0. Some may linger from a
+	// run before.
+	var c net.Conn
+	var err error
+	for try := range 500 {
+		from := uint16(10240 + 8*((rng.Intn(2048)+try)%2048))
+		d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(attackerAddr(round), from))}
+		if c, err = d.Dial("tcp", fmt.Sprintf("127.0.0.92:%d", port)); !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
