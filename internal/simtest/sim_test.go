@@ -18,7 +18,7 @@ func TestSeed(t *testing.T) {
 	if *seedFlag == 0 {
 		t.Skip("no -sim.seed given")
 	}
-	r := Run(*seedFlag, Options{Verbose: func(l string) { fmt.Println(l) }, Shape: func(w *World) { w.legacyN, w.newerN = 0, 0; w.rdsdN = max(w.rdsdN, 2) }})
+	r := Run(*seedFlag, Options{Verbose: func(l string) { fmt.Println(l) }})
 	t.Logf("%+v", r)
 	if r.Err != nil {
 		t.Fatal(r.Err)
@@ -31,7 +31,7 @@ func TestSeeds(t *testing.T) {
 	var virtual time.Duration
 	var ev uint64
 	for s := *fromFlag; s < *fromFlag+int64(*seedsFlag); s++ {
-		r := Run(s, Options{Shape: func(w *World) { w.legacyN, w.newerN = 0, 0; w.rdsdN = max(w.rdsdN, 2) }})
+		r := Run(s, Options{})
 		virtual += r.Virtual
 		ev += r.Events
 		if r.Err != nil {

@@ -128,6 +128,25 @@ func (e *End) fail(err error) {
 	}
 }
 
+// Probe is a TCP keep-alive: it reports whether the other end's system still
+// knows the connection. A system that does not answers with RST, which ends it
+// here; no answer at all is reported as false.
+func (e *End) Probe(answer func(alive bool)) {
+	n := e.n
+	there, back := n.latency(), n.latency()
+	n.After(there+back, func() {
+		switch {
+		case e.err != nil || e.closed || e.vanished:
+		case n.cutUntil(e.h.Addr, e.peer.h.Addr) > n.now || n.cutUntil(e.peer.h.Addr, e.h.Addr) > n.now || !e.peer.h.up:
+			answer(false)
+		case e.peer.vanished || e.peer.err != nil:
+			e.fail(ErrReset)
+		default:
+			answer(true)
+		}
+	})
+}
+
 // Break is a fault: the connection is reset from outside. Of what is under
 // way a random part still arrives. Only this end learns of it when half is
 // true; the other does when it next sends something.
