@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"math"
+	"math/bits"
 	"time"
 
 	"github.com/rdsd/rdsd/transport"
@@ -62,7 +63,7 @@ func (p *Path) handshake(m *Msg) [wire.ExtLen]byte {
 	x := wire.Handshake{NPaths: 1}
 	switch {
 	case c.kind == KindKernel:
-		x.NPaths, x.SportIdx = uint16(c.cfg.Lanes), c.cfg.Lanes > 1
+		x.NPaths, x.SportIdx = uint16(c.kernelLanes()), c.cfg.Lanes > 1
 	case c.kind == KindKernelLegacy && m.Kind == MsgAnswer:
 	default:
 		x.Hello = wire.Hello{Version: wire.HelloVersion, Lanes: uint8(c.cfg.Lanes), CreditLog2: c.cfg.CreditLog2, Incarnation: c.inc}
@@ -144,6 +145,11 @@ func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
 	return nil
 }
 
+// kernelLanes is how many lanes to agree on with a kernel: 1, 2, 4 or 8. It
+// connects path i from a port that is i mod 8 and accepts by the port modulo
+// the number of paths; only for these numbers is that the same.
+func (c *Conn) kernelLanes() int { return 1 << (bits.Len(uint(c.cfg.Lanes)) - 1) }
+
 func (p *Path) onKernel(now time.Duration, x *wire.Handshake) error {
 	c := p.c
 	if c.kind == KindRdsd {
@@ -173,7 +179,7 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake) error {
 	}
 	n := 1
 	if c.kind == KindKernel {
-		n = max(1, min(c.cfg.Lanes, int(x.NPaths)))
+		n = max(1, min(c.kernelLanes(), int(x.NPaths)))
 	}
 	// Lanes of a kernel are never reduced.
 	c.lanes = max(c.lanes, n)
