@@ -89,6 +89,7 @@ func (p *Path) ackTCP(now time.Duration, bytes uint64) {
 		}
 		p.done(m, Delivered, WhyNone)
 	}
+	p.c.tryGrow(now)
 }
 
 // creditsToGrant is how many credits to put into the next frame.

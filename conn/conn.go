@@ -74,6 +74,7 @@ type Conn struct {
 	peerInc  uint64 // rdsd: the peer's incarnation; 0 unknown
 	peerGen  uint32 // kernel: its generation number; 0 unknown
 	lanes    int    // agreed; 0 while unknown
+	grow     int    // kernel: more lanes, to be taken up when all is acknowledged; 0 none
 	told     uint16 // NPATHS last told to the peer
 	paths    [wire.MaxLanes]*Path
 	pending  list // accepted before the lanes were known
@@ -152,7 +153,7 @@ func (c *Conn) Enqueue(now time.Duration, m *Msg) {
 	m.At = now
 	// The lanes are known from the peer's probe on, the first of them is usable
 	// from its answer to ours: until then all wait in one line (D2).
-	if c.lanes == 0 || c.pending.head != nil {
+	if c.lanes == 0 || c.grow != 0 || c.pending.head != nil {
 		c.pending.push(m)
 		c.path(0).want(now)
 		return
@@ -164,6 +165,9 @@ func (c *Conn) Enqueue(now time.Duration, m *Msg) {
 
 // spread hands what waited for the lanes to be known to the lanes.
 func (c *Conn) spread(now time.Duration) {
+	if c.grow != 0 {
+		return
+	}
 	for c.pending.head != nil {
 		m := c.pending.pop()
 		p := c.path(c.lane(m.SPort))

@@ -182,8 +182,44 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake) error {
 		n = max(1, min(c.kernelLanes(), int(x.NPaths)))
 	}
 	// Lanes of a kernel are never reduced.
-	c.lanes = max(c.lanes, n)
+	if c.lanes == 0 {
+		c.lanes = n
+	} else if n > c.lanes {
+		c.grow = max(c.grow, n)
+		c.tryGrow(now)
+	}
 	return nil
+}
+
+// tryGrow takes up more lanes of a kernel once everything sent on the few is
+// acknowledged: a flow that changes its lane must not overtake itself (D2).
+// Meanwhile what is accepted waits.
+func (c *Conn) tryGrow(now time.Duration) {
+	if c.grow == 0 {
+		return
+	}
+	busy := false
+	c.Paths(func(p *Path) {
+		busy = busy || p.queue.n+p.inwrite.n+p.unacked.n+p.retrans.n > 0
+	})
+	if busy {
+		return
+	}
+	c.lanes, c.grow = c.grow, 0
+	c.openLanes(now)
+	c.spread(now)
+}
+
+// openLanes connects all lanes of a kernel: it may send on any of them.
+func (c *Conn) openLanes(now time.Duration) {
+	if c.kind != KindKernel || !c.active {
+		return
+	}
+	for i := 1; i < c.lanes; i++ {
+		if q := c.path(i); q.state == Down {
+			q.event(now, EvWant)
+		}
+	}
 }
 
 // become makes the link usable: what was unacknowledged goes first.
@@ -191,12 +227,8 @@ func (p *Path) become(now time.Duration) {
 	c := p.c
 	p.ready, p.synced, p.wasUp = true, true, true
 	c.spread(now)
-	if c.kind == KindKernel && p.idx == 0 && c.active {
-		for i := 1; i < c.lanes; i++ {
-			if q := c.path(i); q.state == Down {
-				q.event(now, EvWant)
-			}
-		}
+	if p.idx == 0 {
+		c.openLanes(now)
 	}
 	// The peer is there: the other lanes need not sit out their backoff.
 	c.Paths(func(q *Path) {
@@ -309,7 +341,7 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 		c.owner.CongestionMap(now, noCongestion[:]) // it sends its map unless that is empty
 	}
 	c.gather()
-	c.lanes = 0
+	c.lanes, c.grow = 0, 0
 	if c.pending.head != nil {
 		c.path(0).want(now)
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math/bits"
 )
 
 // Numbers of the protocol (net/rds/rds.h, net/rds/tcp.h).
@@ -96,17 +97,22 @@ func (h *Header) Parse(b []byte) error {
 // computed", is returned as 0xffff, its equal in one's complement.
 func Checksum(b []byte) uint16 {
 	_ = b[HeaderLen-1]
-	be := binary.BigEndian
-	// 32-bit pieces in a 64-bit sum: carries are folded once at the end.
-	s := uint64(be.Uint32(b)) + uint64(be.Uint32(b[4:])) + uint64(be.Uint32(b[8:])) + uint64(be.Uint32(b[12:])) +
-		uint64(be.Uint32(b[16:])) + uint64(be.Uint32(b[20:])) + uint64(be.Uint32(b[24:])) + uint64(be.Uint16(b[28:]))<<16 +
-		uint64(be.Uint32(b[32:])) + uint64(be.Uint32(b[36:])) + uint64(be.Uint32(b[40:])) + uint64(be.Uint32(b[44:]))
+	// One's complement addition does not care for the byte order or the width of
+	// the words, as long as the carries come back in (RFC 1071, section 2).
+	le := binary.LittleEndian
+	s, c := bits.Add64(le.Uint64(b), le.Uint64(b[8:]), 0)
+	s, c = bits.Add64(s, le.Uint64(b[16:]), c)
+	s, c = bits.Add64(s, le.Uint64(b[24:])&^(0xffff<<48), c)
+	s, c = bits.Add64(s, le.Uint64(b[32:]), c)
+	s, c = bits.Add64(s, le.Uint64(b[40:]), c)
+	s, c = bits.Add64(s, 0, c)
+	s += c
 	s = s>>32 + s&0xffffffff
 	s = s>>16 + s&0xffff
 	s = s>>16 + s&0xffff
 	s = s>>16 + s&0xffff
-	if c := ^uint16(s); c != 0 {
-		return c
+	if sum := ^bits.ReverseBytes16(uint16(s)); sum != 0 {
+		return sum
 	}
 	return 0xffff
 }
