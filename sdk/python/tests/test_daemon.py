@@ -57,9 +57,10 @@ async def test_a_receiver_survives_its_daemon(front: Front, restarted: Pair) -> 
     near, far = restarted
     a, b = await bind(front, near), await bind(front, far)
     recv = asyncio.create_task(front.do(b.recv, timeout=30))
+    before = b._core.instance
     await asyncio.to_thread(far.terminate)
     await asyncio.to_thread(far.start)
-    await until(lambda: b._core.state.value == "open")
+    await until(lambda: b._core.instance != before)
     await front.do(a.send, b.local_address, b"hello again", timeout=20)
     assert (await recv).payload == b"hello again"
 
