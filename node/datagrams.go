@@ -58,6 +58,8 @@ type sockStream struct {
 	creditN int64                 // guarded by mu; datagrams that may be pushed
 	creditB int64                 // guarded by mu; bytes that may be pushed
 	stalled bool                  // guarded by mu; a datagram waits for credit
+	windowN int                   // guarded by mu; waiting batches without a result
+	windowB int                   // guarded by mu; their payload bytes
 	flushes map[uint64]*flushCall // guarded by mu; nil when the stream is over
 	flushN  uint64                // guarded by mu
 }
@@ -175,6 +177,8 @@ func (s *sockStream) close() {
 	s.mu.Lock()
 	flushes := s.flushes
 	s.flushes = nil
+	s.node.waiting.give(s.windowB)
+	s.windowN, s.windowB = 0, 0
 	s.mu.Unlock()
 	for _, f := range flushes {
 		f.stop()

@@ -2,7 +2,9 @@ package node
 
 import (
 	"context"
+	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -184,5 +186,60 @@ func TestDrainWaitsForDatagramsInFlight(t *testing.T) {
 	}
 	if err := <-stopped; err != nil {
 		t.Error(err)
+	}
+}
+
+// What waits to be accepted is bounded for each socket and for all together,
+// and given back however it ends.
+func TestWaitingSendsAreBounded(t *testing.T) {
+	n, cfg := startOne(t)
+	nobody := netip.MustParseAddrPort("127.77.255.8:5")
+	b := bindTo(cfg.RDS.Addresses[0], 0)
+	b.SetSendBufferBytes(1 << 20)
+	s := mustBind(t, cfg, b)
+	half := strings.Repeat("h", 512<<10)
+	s.send(batchOf(1, nobody, half, half)) // the send buffer is full
+	want(s, asResult)
+	wait := func(id uint64, p ...string) {
+		x := batchOf(id, nobody, p...)
+		x.SetWait(true)
+		s.send(x)
+	}
+	wait(2, half, half)
+	wait(3, half, half)
+	wait(4, "one more byte than the window has")
+	r := want(s, asResult)
+	if r.GetId() != 4 || len(r.GetErrors()) != 1 || errno(r.GetErrors()[0].GetErrno()) != syscall.EMFILE || !strings.Contains(r.GetErrors()[0].GetMessage(), "send_window_bytes") {
+		t.Errorf("beyond the window: %s", resultString(r))
+	}
+	if used := n.waiting.used.Load(); used != 2<<20 {
+		t.Errorf("%d bytes wait, want 2 MiB", used)
+	}
+	c := &rdsdv1.Cancel{}
+	c.SetDestination(endpointPB(nobody))
+	m := &rdsdv1.ClientMessage{}
+	m.SetCancel(c)
+	s.write(m)
+	want(s, asResult)
+	want(s, asResult)
+	if used := n.waiting.used.Load(); used != 0 {
+		t.Errorf("%d bytes wait after cancel", used)
+	}
+	s.send(batchOf(5, nobody, half, half))
+	want(s, asResult)
+	for id := range uint64(sendWindowBatches) {
+		wait(100+id, "x")
+	}
+	wait(200, "x")
+	if r := want(s, asResult); r.GetId() != 200 || !strings.Contains(r.GetErrors()[0].GetMessage(), "send_window_batches") {
+		t.Errorf("beyond the window of batches: %s", resultString(r))
+	}
+	s.stream.CloseSend()
+	within(t, time.Second, "everything is given back", func() bool { return n.waiting.used.Load() == 0 && n.sockets.budget().used == 0 })
+	n.waiting.limit = 10 // all sockets together
+	s = mustBind(t, cfg, b)
+	wait(1, "more than ten bytes")
+	if r := want(s, asResult); errno(r.GetErrors()[0].GetErrno()) != syscall.ENOMEM {
+		t.Errorf("beyond the share: %s", resultString(r))
 	}
 }

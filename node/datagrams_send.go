@@ -3,6 +3,7 @@ package node
 import (
 	"fmt"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
@@ -20,9 +21,61 @@ type sendCall struct {
 	id       uint64
 	firstTag uint64
 	left     int // datagrams not decided
+	bytes    int // payload of the batch, while it is undecided
 	accepted uint32
 	errs     []*rdsdv1.SendError
 }
+
+// reserveWindow holds a client to the window that Bound gave it, and all
+// clients together to a share of the memory budget: what waits to be accepted
+// is in nobody's send buffer yet.
+func (s *sockStream) reserveWindow(n int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.flushes == nil:
+		return rdserr.ErrClosed
+	case s.windowN >= sendWindowBatches:
+		return rdserr.With(rdserr.ErrTooMany, "%d batches of this socket have no result yet (bound.send_window_batches); wait for one", s.windowN)
+	case s.windowB > 0 && s.windowB+n > sendWindowBytes:
+		return rdserr.With(rdserr.ErrTooMany, "%d bytes of this socket have no result yet, with this batch they would be more than %d (bound.send_window_bytes); wait for one", s.windowB, sendWindowBytes)
+	case !s.node.waiting.take(n):
+		return rdserr.With(rdserr.ErrNoMemory, "sends that wait hold their share of limits.memory_bytes (%d bytes)", s.node.waiting.limit)
+	}
+	s.windowN++
+	s.windowB += n
+	return nil
+}
+
+// releaseWindow ends what reserveWindow began.
+func (s *sockStream) releaseWindow(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.flushes == nil { // over: close has given it all back
+		return
+	}
+	s.windowN--
+	s.windowB -= n
+	s.node.waiting.give(n)
+}
+
+// share is a part of the memory budget.
+type share struct {
+	limit   int64
+	used    atomic.Int64
+	refused atomic.Uint64
+}
+
+func (m *share) take(n int) bool {
+	if m.used.Add(int64(n)) > m.limit {
+		m.used.Add(-int64(n))
+		m.refused.Add(1)
+		return false
+	}
+	return true
+}
+
+func (m *share) give(n int) { m.used.Add(-int64(n)) }
 
 // sendSlab is where the payloads of accepted datagrams live: the core keeps
 // them until their outcome and does not copy. One allocation serves a run of
@@ -64,7 +117,13 @@ func (s *sockStream) send(b *inBatch) {
 		s.refuseBatch(b, err)
 		return
 	}
-	call := sendCall{id: b.id, firstTag: b.firstTag, left: len(b.lengths)}
+	if b.wait {
+		if err := s.reserveWindow(len(b.payload)); err != nil {
+			s.refuseBatch(b, err)
+			return
+		}
+	}
+	call := sendCall{id: b.id, firstTag: b.firstTag, left: len(b.lengths), bytes: len(b.payload)}
 	var waiting *sendCall // call, on the heap, once something of it waits
 	_, now := s.eng.lock()
 	var deadline time.Duration
@@ -127,6 +186,9 @@ func (s *sockStream) send(b *inBatch) {
 		s.node.count.SendRejected.Add(uint64(n))
 	}
 	if done {
+		if b.wait {
+			s.releaseWindow(call.bytes)
+		}
 		s.reply(call.result())
 	}
 }

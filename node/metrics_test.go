@@ -58,6 +58,7 @@ rds_peer_send_queued_total{local="10.0.0.1",peer="10.0.0.4"} 2
 rdsd_budget_used{budget="clients"} 0
 rdsd_budget_used{budget="memory"} 10
 rdsd_budget_used{budget="sockets"} 0
+rdsd_budget_used{budget="waiting_sends_bytes"} 0
 # HELP rdsd_panics_total calls that ended in a panic. Any is a bug; the log has the stack
 # TYPE rdsd_panics_total counter
 rdsd_panics_total 5

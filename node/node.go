@@ -63,6 +63,7 @@ type Node struct {
 	core     core
 	hosts    *hosts // core, for administration
 	sockets  *socketTable
+	waiting  share // payload of sends that wait to be accepted
 	grpc     *grpcFront
 	registry *prometheus.Registry
 
@@ -101,6 +102,7 @@ func newNode(cfg *Config, logger *slog.Logger) (*Node, error) {
 		count:    &nodeCounters{},
 		sockets:  newSocketTable(cfg.Limits.MaxSockets, cfg.Limits.MaxSocketsPerUID),
 	}
+	n.waiting.limit = int64(cfg.Limits.MemoryBytes) / 4
 	n.log = limitLog(logger, cfg.Log.LinesPerS, &n.count.LogSuppressed)
 	return n, nil
 }
@@ -114,7 +116,8 @@ func (n *Node) assemble() {
 // snapshot looks at the whole node: the core and the front ends' own limits.
 func (n *Node) snapshot(s *snapshot) {
 	n.core.read(s)
-	s.budgets = append(s.budgets, n.sockets.budget(), n.grpc.clients.budget())
+	s.budgets = append(s.budgets, n.sockets.budget(), n.grpc.clients.budget(),
+		budget{"waiting_sends_bytes", uint64(n.waiting.used.Load()), uint64(n.waiting.limit), n.waiting.refused.Load()})
 	s.sockets, s.clients = int(n.sockets.budget().used), n.grpc.clients.len()
 }
 
