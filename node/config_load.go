@@ -135,7 +135,7 @@ func (c *Config) tomlErrors(err error) error {
 		for i := range missing.Errors {
 			e := &missing.Errors[i]
 			key := strings.Join(e.Key(), ".")
-			out = append(out, &ConfigError{c.at(e), key, "unknown key", suggest(key)})
+			out = append(out, &ConfigError{Where: c.at(e), Key: key, Problem: "unknown key; " + suggest(key)})
 		}
 		return errors.Join(out...)
 	}
@@ -180,9 +180,9 @@ func suggest(key string) string {
 		}
 	}
 	if best == "" {
-		return "a key of docs/operations.md"
+		return "docs/operations.md lists them"
 	}
-	return "perhaps " + best
+	return "did you mean " + best + "?"
 }
 
 func keyNames() []string {
