@@ -25,25 +25,29 @@ var errStale = errors.New("the peer connected again: this link is stale")
 // source port srcPort (net/rds/tcp_listen.c, rds_tcp_accept_one).
 //
 // From a larger address it is a poke: a request to connect, never a link.
-// From a smaller address it is a link: of the lane its source port names when
-// the peer keeps lanes apart, of lane 0 otherwise. A peer connects only when
-// it has no link, so one we still believe up is stale; it is read to its end
-// first, because what TCP acknowledged the peer has forgotten.
+// From a smaller address it is a link: of the lane its source port names, for
+// peers that keep lanes apart and for those not known yet; of lane 0 for the
+// others (see toLane0). A kernel may keep more lanes than we now want: it never
+// reduces them.
+//
+// A peer connects only when it has no link, so one we still believe up is
+// stale; it is read to its end first, because what TCP acknowledged a kernel
+// has forgotten. For the same reason links of a kernel that wait behind it are
+// taken one after the other.
 func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
-	lane := 0
+	lane := int(srcPort) % wire.MaxLanes
 	switch {
-	case c.kind == KindKernel:
-		lane = int(srcPort) % max(c.lanes, 1)
-	case c.kind == KindRdsd:
-		lane = int(srcPort) % wire.MaxLanes
-		if lane > 0 && lane >= c.lanes {
-			if c.active {
-				lane = 0
-			} else {
-				c.ctr.AcceptRefused++
-				return Accepted{}
-			}
+	case c.active && c.kind == KindUnknown:
+		c.asked |= 1 << lane
+		lane = 0
+	case c.kind == KindKernelLegacy:
+		lane = 0
+	case c.kind == KindRdsd && lane > 0 && lane >= c.lanes:
+		if !c.active {
+			c.ctr.AcceptRefused++
+			return Accepted{}
 		}
+		lane = 0
 	}
 	p := c.path(lane)
 	if c.active {
@@ -51,31 +55,76 @@ func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
 		p.poked(now)
 		return Accepted{Path: p}
 	}
+	gen := p.nextGen()
 	switch p.state {
 	case Up, Disconnecting:
 		c.ctr.TCPListenStale++
-		if p.waiting != 0 {
-			c.owner.Emit(Action{Kind: ActAbort, Path: p, Gen: p.waiting})
+		if c.kind == KindRdsd || len(p.waiting) >= maxWaiting {
+			for _, w := range p.waiting {
+				c.owner.Emit(Action{Kind: ActAbort, Path: p, Gen: w})
+			}
+			p.waiting = p.waiting[:0]
 		}
-		p.waiting = p.nextGen()
-		p.waitingPort = srcPort
+		p.waiting = append(p.waiting, gen)
 		p.lastErr = errStale
 		p.event(now, EvDrop)
-		return Accepted{Path: p, Gen: p.waiting, Link: true, Parked: true}
+		return Accepted{Path: p, Gen: gen, Link: true, Parked: true}
 	}
-	p.gen = p.nextGen()
-	p.port = srcPort
+	p.gen = gen
 	p.event(now, EvLink)
-	return Accepted{Path: p, Gen: p.gen, Link: true}
+	return Accepted{Path: p, Gen: gen, Link: true}
+}
+
+// maxWaiting bounds the links that wait for their predecessors' end.
+const maxWaiting = 8
+
+// next begins the life of the oldest link that waits. When others wait behind
+// it, it is stale already, and is only read to its end.
+func (p *Path) next(now time.Duration) {
+	if len(p.waiting) == 0 {
+		return
+	}
+	p.gen = p.waiting[0]
+	p.waiting = p.waiting[1:]
+	p.event(now, EvLink)
+	p.emit(ActResume)
+	if len(p.waiting) > 0 {
+		p.lastErr = errStale
+		p.event(now, EvDrop)
+	}
+}
+
+// toLane0 makes p lane 0: the peer turned out to be a kernel that does not keep
+// lanes apart, and its link stands where its source port happened to point.
+// False: lane 0 has a link already.
+func (p *Path) toLane0() bool {
+	c := p.c
+	q := c.path(0)
+	if q == p {
+		return true
+	}
+	if q.state == Up || q.state == Disconnecting {
+		return false
+	}
+	c.paths[0], c.paths[p.idx] = p, q
+	q.idx, p.idx = p.idx, 0
+	p.congDirty = true
+	return true
 }
 
 // nextGen is above every generation given out so far.
-func (p *Path) nextGen() uint64 { return max(p.gen, p.waiting) + 1 }
+func (p *Path) nextGen() uint64 {
+	if n := len(p.waiting); n > 0 {
+		return p.waiting[n-1] + 1
+	}
+	return p.gen + 1
+}
 
 // poked: the larger side asks to be connected to.
 func (p *Path) poked(now time.Duration) {
 	switch p.state {
 	case Down:
+		p.wasUp = true // the peer wants a link: one failed attempt is not the end
 		p.event(now, EvWant)
 	case Error:
 		// The peer is alive: do not sit out a long backoff, but keep some of it,

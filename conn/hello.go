@@ -133,9 +133,7 @@ func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
 		return errPeerChanged
 	}
 	c.lanes = lanes
-	if !c.active && int(p.port)%wire.MaxLanes != p.idx || p.idx >= lanes {
-		// We did not know yet that it keeps lanes apart, or how many it wants;
-		// each lane has its own sequences.
+	if p.idx >= lanes { // we did not know how many it wants
 		return errWrongLane
 	}
 	if p.window == 0 {
@@ -166,9 +164,9 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake) error {
 		}
 		c.peerGen = x.GenNum
 	}
-	if x.SportIdx && c.cfg.Lanes > 1 && c.kind != KindKernel {
+	if x.SportIdx && c.kind != KindKernel {
 		c.kind = KindKernel
-		if c.told == 1 {
+		if int(c.told) < c.kernelLanes() {
 			// It knows us for one lane so far: tell it better.
 			m := c.owner.NewMsg()
 			m.Kind = MsgProbe
@@ -176,6 +174,9 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake) error {
 		}
 	} else if c.kind == KindUnknown {
 		c.kind = KindKernelLegacy
+	}
+	if c.kind == KindKernelLegacy && !p.toLane0() {
+		return errWrongLane
 	}
 	n := 1
 	if c.kind == KindKernel {
@@ -215,7 +216,10 @@ func (c *Conn) openLanes(now time.Duration) {
 	if c.kind != KindKernel || !c.active {
 		return
 	}
-	for i := 1; i < c.lanes; i++ {
+	for i := 1; i < wire.MaxLanes; i++ {
+		if i >= c.lanes && c.asked&(1<<i) == 0 {
+			continue
+		}
 		if q := c.path(i); q.state == Down {
 			q.event(now, EvWant)
 		}
@@ -281,6 +285,10 @@ func (p *Path) noAnswer(now time.Duration) {
 	default:
 		if c.kind == KindUnknown {
 			c.kind = KindKernelLegacy
+		}
+		if c.kind == KindKernelLegacy && !p.toLane0() {
+			p.Drop(now, errWrongLane)
+			return
 		}
 		c.lanes = max(c.lanes, 1)
 		p.become(now)

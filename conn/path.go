@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/rdsd/rdsd/wire"
@@ -24,14 +25,12 @@ type Path struct {
 
 	// Links. gen counts attempts and accepted connections; an event that
 	// names another gen is late and ignored.
-	gen         uint64
-	waiting     uint64 // accepted while the old link still closes; 0 none
-	port        uint16 // source port of an accepted link: an rdsd tells its lane by it
-	waitingPort uint16
-	attempts    int // in a row that brought no usable link
-	reconnects  uint64
-	lastErr     error
-	wasUp       bool // a link was usable once: keep reconnecting
+	gen        uint64
+	waiting    []uint64 // accepted while an older link still closes, oldest first
+	attempts   int      // in a row that brought no usable link
+	reconnects uint64
+	lastErr    error
+	wasUp      bool // a link was usable once: keep reconnecting
 
 	// Handshake of the current link.
 	upAt     time.Duration
@@ -233,8 +232,8 @@ func (p *Path) DialFailed(now time.Duration, gen uint64, err error) {
 // Lost tells that link gen is closed and wholly read; acked is what TCP
 // acknowledged of it in the end (kernel peers).
 func (p *Path) Lost(now time.Duration, gen uint64, acked uint64, err error) {
-	if gen == p.waiting {
-		p.waiting = 0
+	if i := slices.Index(p.waiting, gen); i >= 0 {
+		p.waiting = slices.Delete(p.waiting, i, i+1)
 		return
 	}
 	if gen != p.gen || p.state != Up && p.state != Disconnecting {
@@ -245,11 +244,7 @@ func (p *Path) Lost(now time.Duration, gen uint64, acked uint64, err error) {
 	}
 	p.ackTCP(now, acked)
 	p.event(now, EvLost)
-	if w := p.waiting; w != 0 {
-		p.waiting = 0
-		p.gen, p.port = w, p.waitingPort
-		p.event(now, EvLink)
-	}
+	p.next(now)
 }
 
 // Drop gives the current link up.

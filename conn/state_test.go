@@ -134,7 +134,7 @@ func TestLateEvents(t *testing.T) {
 				t.Errorf("%v: connected by attempt %d, current is %d", s, g, gen)
 			}
 			p.DialFailed(w.now, g, nil)
-			if g != 0 || p.waiting != 0 {
+			if g != 0 || len(p.waiting) > 0 {
 				p.Lost(w.now, g, 1<<40, nil)
 			}
 			p.Acked(w.now, g, 1<<40)

@@ -3,6 +3,8 @@ package conn
 import (
 	"errors"
 	"time"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 var errSilent = errors.New("the peer fell silent")
@@ -48,7 +50,7 @@ func (p *Path) tick(now time.Duration) time.Duration {
 			p.event(now, EvFail)
 		case Error:
 			p.retryAt = never
-			if !p.idle() || p.c.active && p.wasUp && p.idx < max(p.c.lanes, 1) {
+			if !p.idle() || p.c.active && p.wasUp && (p.idx < max(p.c.lanes, 1) || p.c.kind == KindKernel) {
 				p.event(now, EvWant)
 			} else {
 				p.event(now, EvRest)
@@ -97,7 +99,7 @@ func (p *Path) tickRdsd(now time.Duration) time.Duration {
 		p.kick()
 	}
 	next = min(next, p.ackDue)
-	if p.owed > 0 && p.granted < p.window0()/4 {
+	if p.owed > 0 && p.granted < max(p.window0()/4, creditCost(wire.MaxDatagram)) {
 		if p.c.owner.MayGrant() {
 			p.ackPending = true
 			p.kick()
@@ -133,14 +135,15 @@ func (p *Path) tickKernel(now time.Duration) time.Duration {
 }
 
 // ask wants a sign of life: of an rdsd by an acknowledgement, of a kernel by
-// sending it our map, which a dead connection answers with a reset.
+// a message it ignores, which a dead connection answers with a reset.
 func (p *Path) ask(now time.Duration) {
 	if p.c.kind == KindRdsd {
 		p.asked = now
 		p.askNow = true
-	} else {
-		p.congDirty = p.idx == 0
-		p.congVer = 0
+	} else if p.ready && p.control.head == nil {
+		m := p.c.owner.NewMsg()
+		m.Kind = MsgNull
+		p.control.push(m)
 	}
 	p.kick()
 }

@@ -134,7 +134,7 @@ func (w *World) judge() {
 			if src == nil || !r.accepted || r.outcome == 0 {
 				continue
 			}
-			restarted := w.epochOf(dst) != r.rcvEpoch
+			restarted := w.epochOf(dst) != r.rcvEpoch || w.isKernel(dst) && w.epochOf(dst) > 1
 			switch r.outcome {
 			case conn.Failed:
 				if f.dst.Port() != 0 && w.m.ports[f.dst] == r.portEpoch && r.portEpoch%2 == 1 && r.why != conn.WhyNoMemory {

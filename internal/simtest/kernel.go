@@ -50,7 +50,8 @@ type kconn struct {
 	npaths  int  // 0 unknown
 	paths   [8]*kpath
 	parked  []kparked // newer: connections that wait for their path
-	fan     []*kmsg   // newer: sent while path 0 drains, before the paths are used
+	fan     []*kmsg   // newer: sent while the paths drain, before more of them are used
+	growing bool
 	pinged  bool
 	peerGen uint32
 	pmap    [8192]byte
@@ -149,7 +150,7 @@ func (k *kernel) accept(e *sim.End, from netip.AddrPort) {
 		return
 	}
 	if p := c.slot(from.Port()); p != nil {
-		p.connected(e)
+		p.connected(e, from.Port())
 		return
 	}
 	if k.newer {
@@ -182,7 +183,7 @@ func (c *kconn) unpark() {
 	c.parked = nil
 	for _, w := range l {
 		if p := c.slot(w.port); p != nil {
-			p.connected(w.e)
+			p.connected(w.e, w.port)
 		} else {
 			c.parked = append(c.parked, w)
 		}
@@ -266,6 +267,11 @@ func (k *kernel) settled() (bool, string) {
 		return false, "a kernel is down"
 	}
 	for _, c := range k.order {
+		for _, w := range c.parked {
+			if w.e.Buffered() > 0 {
+				return false, k.w.text("kernel %v keeps a connection with data waiting", k.addr)
+			}
+		}
 		if len(c.fan) > 0 {
 			return false, k.w.text("kernel %v has %d messages for %v before fan-out", k.addr, len(c.fan), c.peer)
 		}

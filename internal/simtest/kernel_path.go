@@ -24,6 +24,7 @@ type kpath struct {
 	state    kstate
 	attempt  int // names dials, so that late ones are known
 	end      *sim.End
+	port     uint16 // its source port, when it was accepted
 	nextTx   uint64
 	expected uint64
 
@@ -44,14 +45,14 @@ func (c *kconn) queue(m *kmsg) {
 	p := c.paths[0]
 	if h := int(uint32(m.sport)*2654435761>>13) % 8; c.npaths > 1 {
 		p = c.paths[h%c.npaths]
-		if c.k.newer && (len(c.fan) > 0 || !c.paths[0].drained()) && m.rec != nil {
+		if c.k.newer && c.growing && m.rec != nil {
 			c.fan = append(c.fan, m)
-			c.paths[0].connectIfDown()
+			c.fanOut()
 			return
 		}
 	} else if c.npaths == 0 && h != 0 && !c.pinged {
 		c.pinged = true
-		c.handshake(wire.PortProbe, wire.PortPing)
+		c.paths[0].handshake(wire.PortProbe, wire.PortPing)
 	}
 	p.queue = append(p.queue, m)
 	p.connectIfDown()
@@ -63,13 +64,19 @@ func (p *kpath) drained() bool {
 	return len(p.queue) == 0 && len(p.retrans) == 0 && len(p.unacked) == 0
 }
 
-// fanOut spreads what waited for path 0 to drain.
+// fanOut spreads what waited for the paths to drain.
 func (c *kconn) fanOut() {
-	if len(c.fan) == 0 || !c.paths[0].drained() {
+	if !c.growing {
 		return
 	}
+	for _, p := range c.paths {
+		if !p.drained() {
+			p.connectIfDown()
+			return
+		}
+	}
 	l := c.fan
-	c.fan = nil
+	c.fan, c.growing = nil, false
 	for _, m := range l {
 		h := int(uint32(m.sport)*2654435761>>13) % 8
 		p := c.paths[h%max(c.npaths, 1)]
@@ -79,13 +86,13 @@ func (c *kconn) fanOut() {
 	}
 }
 
-// handshake queues a handshake ping or pong on path 0.
-func (c *kconn) handshake(sport, dport uint16) {
+// handshake queues a handshake ping or pong.
+func (p *kpath) handshake(sport, dport uint16) {
+	c := p.c
 	x := wire.Handshake{NPaths: 8}
 	if c.k.newer {
 		x.GenNum, x.SportIdx = c.k.gen, true
 	}
-	p := c.paths[0]
 	p.queue = append(p.queue, &kmsg{sport: sport, dport: dport, ext: x.Encode()})
 	p.connectIfDown()
 	p.xmit()
@@ -114,7 +121,7 @@ func (p *kpath) connectIfDown() {
 				e.Close()
 			}
 		case err == nil && c.smaller:
-			p.connected(e)
+			p.connected(e, 0)
 		default: // failed, or a poke: the peer is to connect
 			if e != nil {
 				e.Close()
@@ -139,11 +146,11 @@ func (p *kpath) reconnect() {
 	p.c.k.after(d, p.connectIfDown)
 }
 
-func (p *kpath) connected(e *sim.End) {
+func (p *kpath) connected(e *sim.End, port uint16) {
 	c, k := p.c, p.c.k
 	k.w.trace("kernel %v path %d to %v is connection #%d", k.addr, p.idx, c.peer, e.ID())
 	p.attempt++
-	p.state, p.end = kUp, e
+	p.state, p.end, p.port = kUp, e, port
 	p.cur, p.rx, p.wrote, p.silent = nil, nil, 0, 0
 	p.mapDue = true
 	my := p.attempt
@@ -156,7 +163,7 @@ func (p *kpath) connected(e *sim.End) {
 	}
 	e.Readable, e.Writable = live(p.read), live(p.xmit)
 	if p.idx == 0 && (k.newer || c.npaths == 0 && (!c.smaller || c.pinged)) {
-		c.handshake(wire.PortProbe, wire.PortPing)
+		c.paths[0].handshake(wire.PortProbe, wire.PortPing)
 	}
 	if k.newer && p.idx == 0 && c.smaller {
 		c.openPaths()
@@ -332,7 +339,7 @@ func (p *kpath) take(raw, payload []byte) {
 	case h.DPort == 0 && k.noPing:
 	case h.DPort == 0 && h.SPort == 0:
 	case h.DPort == 0 && h.SPort == wire.PortProbe:
-		c.handshake(0, wire.PortProbe)
+		p.handshake(0, wire.PortProbe)
 		c.agree(&h)
 	case h.DPort == wire.PortProbe && h.SPort == 0:
 		c.agree(&h)
@@ -361,9 +368,12 @@ func (c *kconn) agree(h *wire.Header) {
 	if c.k.newer {
 		n = max(n, c.npaths) // lanes are never reduced
 	}
+	c.growing = c.growing || n != c.npaths
 	c.npaths = n
 	if c.smaller {
 		c.openPaths()
+	} else if p := c.paths[0]; c.k.newer && n > 1 && p.state == kUp && p.port%8 != 0 {
+		p.down() // it was another path's connection
 	}
 	c.unpark()
 }

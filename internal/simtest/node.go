@@ -46,7 +46,13 @@ func (w *World) addNode(a netip.Addr) *node {
 
 // start begins an incarnation. cfg may differ from the former one's.
 func (n *node) start() {
+	lanes := n.cfg.Conn.Lanes
 	n.cfg = n.w.drawConfig()
+	if n.w.newerN > 0 {
+		// A kernel never takes lanes back: what it has for them would be
+		// stranded by a restart with fewer.
+		n.cfg.Conn.Lanes = max(n.cfg.Conn.Lanes, lanes)
+	}
 	n.cfg.Budget = &rds.Budget{Limit: n.w.drawBudget()}
 	n.epoch++
 	n.eng = rds.NewEngine(&n.cfg, n.addr, rand.New(rand.NewSource(n.w.rng.Int63())))
@@ -199,7 +205,7 @@ func (n *node) rearm() {
 func (n *node) unpark() {
 	for i := 0; i < len(n.parked); i++ {
 		l := n.parked[i]
-		if l.parked && l.p.Gen() == l.gen && l.p.State() == conn.Up {
+		if l.parked && l.p.Gen() == l.gen {
 			l.parked = false
 			l.wakeUp()
 		}
