@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 	"syscall"
@@ -377,5 +378,23 @@ func TestRandomPortAvoidsGrantedRanges(t *testing.T) {
 	}
 	if _, _, err = s.bindEngine(0, rdsOptions()); !errors.Is(err, rdserr.ErrAddrInUse) {
 		t.Errorf("second bind: %v", err)
+	}
+}
+
+// A node may have addresses of both families; sockets do not mix them.
+func TestBothFamilies(t *testing.T) {
+	v6 := netip.IPv6Loopback()
+	if l, err := net.Listen("tcp", "[::1]:0"); err != nil {
+		t.Skip("no IPv6 on this machine: ", err)
+	} else {
+		l.Close()
+	}
+	cfgs := startNodes(t, 1, func(c *Config) { c.RDS.Addresses = append(c.RDS.Addresses, v6) })
+	for _, a := range cfgs[0].RDS.Addresses {
+		s := mustBind(t, cfgs[0], bindTo(a, 4600))
+		s.send(batchOf(1, s.local, "to myself at "+a.String()))
+		if got, from := s.recv(1); got[0] != "to myself at "+a.String() || from[0] != s.local {
+			t.Errorf("received %q from %v", got, from)
+		}
 	}
 }
