@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"syscall"
 	"time"
@@ -20,6 +21,7 @@ const (
 	readBytes  = 64 << 10 // one read of small messages
 	aheadBytes = 4 << 10  // read behind the rest of a large payload: the next header, little that must be copied
 	drainTime  = time.Second
+	deafTime   = 20 * time.Millisecond // for each read of what TCP had taken before deafen
 )
 
 // Link is one TCP connection.
@@ -174,7 +176,7 @@ func (l *Link) read() {
 
 // readAll reads until the connection ends. While it waits it holds no buffer.
 func (l *Link) readAll() error {
-	discard := false
+	discard, deaf := false, false
 	sink := func(f *transport.Frame) error {
 		if discard {
 			return nil
@@ -210,10 +212,18 @@ func (l *Link) readAll() error {
 	defer drop()
 	for {
 		if err := l.raw.Read(l.readSome); err != nil {
+			if !deaf && errors.Is(err, os.ErrDeadlineExceeded) {
+				if deaf = l.deafen(); deaf {
+					continue
+				}
+			}
 			return err
 		}
 		if l.nwant+l.nread == 0 {
 			return l.rdErr
+		}
+		if deaf { // this ends: nothing is added any more
+			l.nc.SetReadDeadline(time.Now().Add(deafTime))
 		}
 		var err error
 		rest := l.stage.B[:l.nread]
@@ -330,4 +340,27 @@ func (l *Link) Close(graceful bool) {
 		return
 	}
 	l.nc.SetDeadline(time.Unix(1, 0)) // the reader closes
+}
+
+// deafen ends the drain of a link whose peer goes on, or does not close in
+// turn: Linux 6.1 takes a connection that we shut before it was accepted for one
+// that is up, and would believe in it as long as our TCP answers. From here on
+// TCP takes nothing more (the filter drops every segment), so that what can
+// still be read is all the peer may forget; then closing resets the connection.
+// False: the link was aborted, nothing of it matters.
+func (l *Link) deafen() bool {
+	select {
+	case <-l.aborted:
+		return false
+	default:
+	}
+	var err error
+	l.raw.Control(func(fd uintptr) {
+		drop := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}
+		err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+			&unix.SockFprog{Len: 1, Filter: &drop})
+	})
+	l.nc.SetLinger(0)
+	l.nc.SetDeadline(time.Now().Add(deafTime))
+	return err == nil
 }

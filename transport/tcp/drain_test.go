@@ -1,0 +1,80 @@
+package tcp
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// counting counts the payload bytes of one link.
+type counting struct {
+	bytes  int
+	closed chan struct{}
+}
+
+// Begin is slow, so that TCP holds unread bytes at every moment.
+func (*counting) Begin() { time.Sleep(2 * time.Millisecond) }
+
+func (*counting) End()                            {}
+func (*counting) Written(*transport.Batch, error) {}
+func (c *counting) Closed(error, uint64)          { close(c.closed) }
+func (c *counting) Frame(f *transport.Frame) error {
+	c.bytes += len(f.Raw) + len(f.Payload)
+	return nil
+}
+
+// A peer that goes on sending after our graceful close, and never closes: it
+// is reset in the end, and of what TCP acknowledged to it nothing is unread.
+func TestDrainOfAPeerThatGoesOn(t *testing.T) {
+	peer, err := net.Listen("tcp", "127.0.0.83:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	l, err := Provider{}.Dial(context.Background(), netip.MustParseAddrPort("127.0.0.84:0"),
+		peer.Addr().(*net.TCPAddr).AddrPort(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := peer.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	h := &counting{closed: make(chan struct{})}
+	l.Start(h)
+	l.Close(true)
+
+	frame := make([]byte, wire.HeaderLen+100)
+	(&wire.Header{Seq: 1, Len: 100, SPort: 5, DPort: 6}).Put(frame)
+	c.SetWriteDeadline(time.Now().Add(20 * time.Second))
+	for err = nil; err == nil; {
+		_, err = c.Write(frame)
+	}
+	if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+		t.Fatalf("the peer's write: %v", err)
+	}
+	<-h.closed
+	raw, err := c.(*net.TCPConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var info *unix.TCPInfo
+	raw.Control(func(fd uintptr) { info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO) })
+	if err != nil {
+		t.Fatal(err)
+	}
+	acked := int(info.Bytes_acked)
+	if whole := acked - acked%len(frame); h.bytes < whole {
+		t.Errorf("%d bytes were acknowledged, %d of them read", acked, h.bytes)
+	}
+}
