@@ -40,6 +40,11 @@ func (p *Path) keepBack(m *Msg) bool {
 			return false
 		}
 		h = p.newHold(m.DPort)
+		if h.out > 0 {
+			// The hold ends when these are decided; the frame that would have
+			// asked for their acknowledgement may be the one kept back.
+			p.askNow = true
+		}
 	}
 	p.c.ctr.HoldEnter++
 	h.kept.push(m)

@@ -245,7 +245,7 @@ func (p *Path) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
 // for their outcome, is enough.
 func (p *Path) lastOfRun(m *Msg) bool {
 	n := p.queue.head
-	return n == nil || n.Owner != m.Owner
+	return n == nil || n.Owner != m.Owner || !n.Want
 }
 
 // affords checks room and credits for m.
