@@ -50,6 +50,7 @@ func TestBenchReport(t *testing.T) {
 	if !*benchReport {
 		return // a report, not a test
 	}
+	TuneMemory(DefaultConfig()) // as rdsd serve does; the baselines have it too
 	fmt.Printf("%s, %d cores, %s\n\n", runtime.Version(), runtime.NumCPU(), time.Now().Format("2006-01-02"))
 	want := func(name string) bool { return strings.Contains(name, *benchOnly) }
 	if want("core64") {
@@ -406,14 +407,14 @@ func appStream(t testing.TB) float64 {
 	}()
 	go func() {
 		defer apps.Done()
-		ds := make([]rdsd.Datagram, 64)
-		for i := range ds {
-			ds[i] = rdsd.Datagram{Addr: dst, Payload: make([]byte, 64)}
-		}
-		// Eight senders keep the stream busy, as the baseline's window does.
+		// Many senders keep the stream busy, as the baseline's window does.
 		var w sync.WaitGroup
-		for range 8 {
+		for range 64 {
 			w.Go(func() {
+				ds := make([]rdsd.Datagram, 64)
+				for i := range ds {
+					ds[i] = rdsd.Datagram{Addr: dst, Payload: make([]byte, 64)}
+				}
 				for run.Err() == nil {
 					if _, err := s.SendBatch(run, ds); err != nil && run.Err() == nil {
 						t.Error(err)
