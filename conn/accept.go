@@ -27,7 +27,7 @@ var errStale = errors.New("the peer connected again: this link is stale")
 // From a larger address it is a poke: a request to connect, never a link.
 // From a smaller address it is a link: of the lane its source port names, for
 // peers that keep lanes apart and for those not known yet; of lane 0 for the
-// others (see toLane0). A kernel may keep more lanes than we now want: it never
+// others (see legacy). A kernel may keep more lanes than we now want: it never
 // reduces them.
 //
 // A peer connects only when it has no link, so one we still believe up is
@@ -94,22 +94,50 @@ func (p *Path) next(now time.Duration) {
 	}
 }
 
-// toLane0 makes p lane 0: the peer turned out to be a kernel that does not keep
-// lanes apart, and its link stands where its source port happened to point.
-// False: lane 0 has a link already.
-func (p *Path) toLane0() bool {
+// legacy: the peer of p's link turned out to be a kernel that does not keep
+// lanes apart. Its link stands where its source port happened to point and
+// becomes lane 0, unless that has a link; what it sent on several links while
+// we did not know is one sequence. False: p's link is of no use.
+func (p *Path) legacy() bool {
+	c := p.c
+	if c.kind == KindUnknown {
+		c.kind = KindKernelLegacy
+		last := p
+		c.Paths(func(x *Path) {
+			if x.expected > 0 && x.upAt > last.upAt {
+				last = x
+			}
+		})
+		e := last.expected
+		if q := c.path(0); q.state != Up && q.state != Disconnecting {
+			p.becomeLane0()
+		}
+		c.path(0).expected = e
+	}
+	return p.idx == 0
+}
+
+// rx is whose sequence a received frame belongs to: to a kernel without lanes
+// every link is lane 0's.
+func (p *Path) rx() *Path {
+	if p.c.kind == KindKernelLegacy {
+		return p.c.paths[0]
+	}
+	return p
+}
+
+// becomeLane0 exchanges p with lane 0. A kernel that just began takes whatever
+// connection comes first for its path 0: what it numbers there, and what it has
+// of ours, is p's.
+func (p *Path) becomeLane0() {
+	if p.idx == 0 {
+		return
+	}
 	c := p.c
 	q := c.path(0)
-	if q == p {
-		return true
-	}
-	if q.state == Up || q.state == Disconnecting {
-		return false
-	}
 	c.paths[0], c.paths[p.idx] = p, q
 	q.idx, p.idx = p.idx, 0
 	p.congDirty = true
-	return true
 }
 
 // nextGen is above every generation given out so far.

@@ -164,6 +164,26 @@ func (c *Conn) Enqueue(now time.Duration, m *Msg) {
 	p.want(now)
 }
 
+// EnqueueChain takes over messages of one source port, chained by SetLink.
+func (c *Conn) EnqueueChain(now time.Duration, head *Msg) {
+	if c.lanes == 0 || c.grow != 0 || c.pending.head != nil {
+		for m := head; m != nil; {
+			next := m.next
+			c.Enqueue(now, m)
+			m = next
+		}
+		return
+	}
+	p := c.path(c.lane(head.SPort))
+	for m := head; m != nil; {
+		next := m.next
+		m.At = now
+		p.queue.push(m)
+		m = next
+	}
+	p.want(now)
+}
+
 // spread hands what waited for the lanes to be known to the lanes.
 func (c *Conn) spread(now time.Duration) {
 	if c.grow != 0 {

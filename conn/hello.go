@@ -85,7 +85,7 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 	if x.Hello.Version != 0 {
 		err = p.onHello(now, &x)
 	} else {
-		err = p.onKernel(now, &x)
+		err = p.onKernel(now, &x, reply)
 	}
 	if err != nil {
 		return err
@@ -148,7 +148,7 @@ func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
 // the number of paths; only for these numbers is that the same.
 func (c *Conn) kernelLanes() int { return 1 << (bits.Len(uint(c.cfg.Lanes)) - 1) }
 
-func (p *Path) onKernel(now time.Duration, x *wire.Handshake) error {
+func (p *Path) onKernel(now time.Duration, x *wire.Handshake, reply bool) error {
 	c := p.c
 	if c.kind == KindRdsd {
 		c.changed(now)
@@ -172,11 +172,12 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake) error {
 			m.Kind = MsgProbe
 			p.control.push(m)
 		}
-	} else if c.kind == KindUnknown {
-		c.kind = KindKernelLegacy
 	}
-	if c.kind == KindKernelLegacy && !p.toLane0() {
+	if c.kind != KindKernel && !p.legacy() {
 		return errWrongLane
+	}
+	if c.kind == KindKernel && !reply {
+		p.becomeLane0() // a kernel pings on its path 0 only
 	}
 	n := 1
 	if c.kind == KindKernel {
@@ -283,10 +284,7 @@ func (p *Path) noAnswer(now time.Duration) {
 	case c.kind == KindRdsd || c.kind == KindUnknown && !p.heard:
 		p.Drop(now, errNoAnswer)
 	default:
-		if c.kind == KindUnknown {
-			c.kind = KindKernelLegacy
-		}
-		if c.kind == KindKernelLegacy && !p.toLane0() {
+		if c.kind != KindKernel && !p.legacy() {
 			p.Drop(now, errWrongLane)
 			return
 		}

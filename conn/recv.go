@@ -128,7 +128,7 @@ func (p *Path) receiveHandshake(now time.Duration, h *wire.Header, f *transport.
 	if err == nil && seq != 0 && p.c.kind != KindRdsd {
 		// An rdsd that did not know us yet: its ping's sequence counts for the
 		// path it thought of, which may not be this one.
-		p.expected = seq + 1
+		p.rx().expected = seq + 1
 	}
 	return err
 }
@@ -158,7 +158,9 @@ func (p *Path) receiveRdsd(now time.Duration, h *wire.Header, kind wire.Kind) er
 // below what is expected and flagged as retransmitted is a duplicate; anything
 // else is new.
 func (p *Path) inSequence(h *wire.Header) bool {
-	if h.Seq < p.expected && h.Flags&wire.FlagRetransmitted != 0 && !mutant(mutSkipFlagTest) {
+	r := p.rx()
+	old := h.Flags&wire.FlagRetransmitted != 0 || r != p // what a stale link still brings is no restart
+	if h.Seq < r.expected && old && !mutant(mutSkipFlagTest) {
 		p.c.ctr.RecvDropOldSeq++
 		return false
 	}
@@ -199,7 +201,7 @@ func (p *Path) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kin
 				return err
 			}
 		}
-		p.expected = h.Seq + 1
+		p.rx().expected = h.Seq + 1
 	} else if rdsd && kind == wire.KindControl {
 		if err := p.ack(now, h.Ack); err != nil {
 			return err
