@@ -120,8 +120,11 @@ func (p *Path) legacy() bool {
 // rx is whose sequence a received frame belongs to: to a kernel without lanes
 // every link is lane 0's.
 func (p *Path) rx() *Path {
-	if p.c.kind == KindKernelLegacy {
+	switch {
+	case p.c.kind == KindKernelLegacy:
 		return p.c.paths[0]
+	case p.of != nil:
+		return p.of
 	}
 	return p
 }

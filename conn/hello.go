@@ -176,8 +176,13 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 	if c.kind != KindKernel && !p.legacy() {
 		return errWrongLane
 	}
-	if c.kind == KindKernel && !reply {
-		p.becomeLane0() // a kernel pings on its path 0 only
+	if c.kind == KindKernel && !reply && p.idx != 0 {
+		// A kernel pings on its path 0 only: it took this connection for it.
+		if q := c.path(0); q.expected > 0 {
+			p.of = q
+			return errWrongLane
+		}
+		p.becomeLane0()
 	}
 	n := 1
 	if c.kind == KindKernel {

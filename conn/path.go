@@ -38,8 +38,9 @@ type Path struct {
 	probed   bool // our handshake ping is queued or sent, its answer awaited
 	synced   bool // kernel peers: something of this life is known to have arrived
 	probedAt time.Duration
-	answer   bool // a handshake answer is owed
-	heard    bool // a frame came on this link
+	answer   bool  // a handshake answer is owed
+	heard    bool  // a frame came on this link
+	of       *Path // kernels: whose sequence the link's frames belong to, when not ours
 
 	// Transmit side.
 	nextSeq  uint64 // next to assign, from 1
@@ -192,12 +193,6 @@ func (p *Path) pokePatience() time.Duration { return time.Second }
 
 var errPoke = errors.New("poked, but the peer did not connect")
 
-func (p *Path) abandon(now time.Duration) {
-	p.emit(ActAbort)
-	p.gen++
-	p.backOff(now)
-}
-
 // backOff waits before the next attempt: at once after the first loss, then at
 // random in [0, d), d doubling from ReconnectMin to ReconnectMax (full jitter).
 func (p *Path) backOff(now time.Duration) {
@@ -249,7 +244,9 @@ func (p *Path) Lost(now time.Duration, gen uint64, acked uint64, err error) {
 
 // Drop gives the current link up.
 func (p *Path) Drop(now time.Duration, why error) bool {
-	if p.state != Up && p.state != Connecting {
+	if p.state != Up {
+		// An attempt is not given up: a kernel may have taken the connection,
+		// and what it has sent on it is lost when nobody reads it.
 		return false
 	}
 	p.lastErr = why
@@ -275,7 +272,7 @@ func (p *Path) established(now time.Duration) {
 	p.congVer, p.congDirty, p.congAt = 0, p.idx == 0, now-time.Hour
 	p.paused = false
 	p.sinceAck.frames, p.sinceAck.bytes = 0, 0
-	p.probed, p.answer, p.heard = false, false, false
+	p.probed, p.answer, p.heard, p.of = false, false, false, nil
 	if p.c.kind.kernel() && p.synced {
 		p.become(now)
 	} else {

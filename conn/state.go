@@ -62,7 +62,7 @@ func init() {
 	on(Connecting, EvWant, Connecting, "-", none)
 	on(Connecting, EvLink, Up, "begin the link", (*Path).established)
 	on(Connecting, EvFail, Error, "back off", (*Path).backOff)
-	on(Connecting, EvDrop, Error, "abandon the attempt, back off", (*Path).abandon)
+	on(Connecting, EvDrop, Connecting, "-", none)
 
 	on(Up, EvWant, Up, "-", none)
 	on(Up, EvLost, Error, "keep what was sent, back off", (*Path).lost)

@@ -14,7 +14,7 @@ import (
 const cells = `
                Want        Rest  Link  Fail   Lost   Drop
 Down           Connecting  .     Up    -      -      .
-Connecting     .           -     Up    Error  -      Error
+Connecting     .           -     Up    Error  -      .
 Up             .           -     -     -      Error  Disconnecting
 Disconnecting  .           -     -     -      Error  .
 Error          Connecting  Down  Up    -      -      .

@@ -211,6 +211,9 @@ func (p *kpath) down() {
 	p.end, p.state = nil, kDown
 	for _, m := range p.unacked {
 		m.flags = wire.FlagRetransmitted
+		if m.rec != nil {
+			m.rec.resent = true
+		}
 	}
 	p.retrans = append(p.unacked, p.retrans...)
 	p.unacked, p.cur, p.rx = nil, nil, nil
@@ -273,6 +276,9 @@ func (p *kpath) next() bool {
 		p.unacked = append(p.unacked, m)
 	}
 	h.Len = uint32(len(payload))
+	if k := p.c.k; k.w.verbose != nil {
+		k.w.trace("kernel %v path %d to %v sends %v", k.addr, p.idx, p.c.peer, &h)
+	}
 	p.cur = append(h.Append(make([]byte, 0, wire.HeaderLen+len(payload))), payload...)
 	p.wrote += uint64(len(p.cur))
 	if m != nil {

@@ -26,6 +26,7 @@ type rec struct {
 	accepted  bool
 	refused   bool // never accepted
 	left      bool // seen on the wire
+	resent    bool // a kernel sent it again, flagged
 	arrived   bool // taken from the wire, placed or not
 	cancelled bool // a cancel or close concerned it
 	leftFirst bool // it had left when it was cancelled
