@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -275,25 +276,31 @@ func csumErrors(t *testing.T, l *lab) (n uint64) {
 		if err != nil {
 			return err
 		}
-		var names []string
-		for line := range strings.Lines(string(raw)) {
-			f := strings.Fields(line)
-			switch {
-			case f[0] != "Tcp:":
-			case names == nil:
-				names = f
-			default:
-				for i, name := range names {
-					if name == "InCsumErrors" {
-						n, err = strconv.ParseUint(f[i], 10, 64)
-					}
-				}
-			}
-		}
+		n, err = snmpCounter(string(raw), "Tcp:", "InCsumErrors")
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return n
+}
+
+// snmpCounter finds a counter in /proc/net/snmp or netstat: a line of names
+// and a line of values for each group.
+func snmpCounter(raw, group, name string) (uint64, error) {
+	var names []string
+	for line := range strings.Lines(raw) {
+		f := strings.Fields(line)
+		if len(f) == 0 || f[0] != group {
+			continue
+		}
+		if names == nil {
+			names = f
+			continue
+		}
+		if i := slices.Index(names, name); i >= 0 && i < len(f) {
+			return strconv.ParseUint(f[i], 10, 64)
+		}
+	}
+	return 0, fmt.Errorf("no counter %s %s", group, name)
 }

@@ -13,14 +13,24 @@ import (
 
 // 50 resets in the middle of traffic, in turn by the kernel, by our
 // administrator, and by a RST of our own TCP.
+//
+// A kernel that resets loses to itself: rds_tcp_conn_path_shutdown takes its
+// hands off the socket before it closes it (the shutdown in front of that
+// fails, it passes 3 where 0 to 2 is expected), and what its TCP takes and
+// acknowledges in between nobody reads. The close then finds unread data, which
+// its counter TCPAbortOnClose shows. Only with that a gap is excused, towards
+// the kernel and nowhere else; nothing excuses doubles or disorder.
 func TestKernelResets(t *testing.T) {
 	const (
 		resets = 50
 		count  = 30_000
 	)
 	eachPair(t, 90*time.Second, true, func(ctx context.Context, t *testing.T, l *lab, d *daemon, pr pair) {
-		before := linksLost(ctx, t, d)
+		before, aborted := linksLost(ctx, t, d), abortsOnClose(ctx, t, l)
 		s := startStreams(ctx, t, l, d, pr, count, mixed)
+		s.excused = func(r Report) bool {
+			return r.Back+r.Bad+r.Strange == 0 && r.Missing < count/10 && abortsOnClose(ctx, t, l) > aborted
+		}
 		for i := range resets {
 			// Spread over the first nine tenths, by what has come through, and
 			// never into the void: each reset shall find a connection.
@@ -72,6 +82,20 @@ func linksLost(ctx context.Context, t *testing.T, d *daemon) uint64 {
 	}
 	t.Fatal("no counter conn_reset")
 	return 0
+}
+
+// abortsOnClose is how often the kernel closed a connection with unread data.
+func abortsOnClose(ctx context.Context, t *testing.T, l *lab) uint64 {
+	t.Helper()
+	raw, err := l.vm.Run(ctx, "cat", "/proc/net/netstat")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n, err := snmpCounter(raw, "TcpExt:", "TCPAbortOnClose")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
 }
 
 func pathUp(ctx context.Context, t *testing.T, d *daemon, pr pair) bool {

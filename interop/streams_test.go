@@ -30,6 +30,8 @@ type streams struct {
 	sendErr    chan error
 	recvErr    chan error
 	check      *Checker // owned by the receiving goroutine until recvErr
+	// excused judges what the kernel's receiver misses; nil: nothing may be missed.
+	excused func(Report) bool
 }
 
 func startStreams(ctx context.Context, t *testing.T, l *lab, d *daemon, pr pair, count int, size Size) *streams {
@@ -79,7 +81,11 @@ func (s *streams) finish(ctx context.Context, t *testing.T) {
 	if err := s.down.Wait(ctx, &r); err != nil {
 		t.Errorf("the kernel's receiver: %v", err)
 	} else if err := r.Err(); err != nil {
-		t.Errorf("to the kernel: %v", err)
+		if s.excused == nil || !s.excused(r) {
+			t.Errorf("to the kernel: %v", err)
+		} else {
+			t.Logf("the kernel's own loss: %v", err)
+		}
 	}
 	release(ctx, t, s.up)
 	t.Logf("%d each way, waited %.1f s at the end, the kernel's receiver took %.1f s",
