@@ -177,7 +177,11 @@ func (p *Path) start(now time.Duration) {
 		p.reconnects++
 		p.c.ctr.Reconnects++
 	}
-	if p.c.active {
+	if q := p.c.path(0); p.c.active && p != q && p.c.kind == KindKernel && !q.ready {
+		// A kernel that just began takes the first connection for its path 0.
+		q.want(now)
+		p.retryAt = now + p.c.cfg.ReconnectMin
+	} else if p.c.active {
 		p.retryAt = now + p.c.cfg.DialTimeout + time.Second // the shell reports earlier; this is the last resort
 		p.emit(ActDial)
 	} else {
