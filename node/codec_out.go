@@ -5,6 +5,8 @@ import (
 	"net/netip"
 
 	"google.golang.org/grpc/mem"
+
+	"github.com/rdsd/rdsd/rds"
 )
 
 // outResult is a SendResult without errors.
@@ -44,6 +46,23 @@ func (b *outBatch) reset() {
 		codecPool.Put(b.blob)
 		b.blob = nil
 	}
+}
+
+// take makes the batch of a run of received datagrams; the payloads are copied.
+func (b *outBatch) take(r *rds.Run) {
+	b.reset()
+	b.lengths = append(b.lengths, r.Lengths...)
+	b.sources = append(b.sources, r.Sources...)
+	b.index = append(b.index, r.Index...)
+	if b.size = r.Bytes; b.size == 0 {
+		return
+	}
+	b.blob = codecPool.Get(b.size)
+	out := (*b.blob)[:0]
+	for _, s := range r.Spans {
+		out = append(out, s.Payload...)
+	}
+	*b.blob = out
 }
 
 // add appends one datagram; its payload is copied. most is a hint of how much

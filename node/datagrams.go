@@ -155,18 +155,32 @@ func (s *sockStream) finish(err error) {
 	}
 }
 
-// sayClosing writes Closing unless somebody is stuck writing to this client.
+// goodbye is how long a client may take to read what is still there for it when
+// the daemon ends its stream.
+const goodbye = 500 * time.Millisecond
+
+// sayClosing writes what the engine still has for the client, outcomes above
+// all, and then Closing. A client that does not read does not hold the end up.
 func (s *sockStream) sayClosing(err error) {
-	if !s.wmu.TryLock() {
-		return
+	said := make(chan struct{})
+	go func() { // ends when the stream does, at the latest
+		defer close(said)
+		s.wmu.Lock()
+		defer s.wmu.Unlock()
+		if s.write(true) != nil {
+			return
+		}
+		c := &rdsdv1.Closing{}
+		c.SetErrno(int32(rdserr.Errno(err)))
+		c.SetMessage(err.Error())
+		m := &rdsdv1.ServerMessage{}
+		m.SetClosing(c)
+		_ = s.stream.SendMsg(m) // the status follows and says the same
+	}()
+	select {
+	case <-said:
+	case <-time.After(goodbye):
 	}
-	defer s.wmu.Unlock()
-	c := &rdsdv1.Closing{}
-	c.SetErrno(int32(rdserr.Errno(err)))
-	c.SetMessage(err.Error())
-	m := &rdsdv1.ServerMessage{}
-	m.SetClosing(c)
-	_ = s.stream.SendMsg(m) // the status follows and says the same
 }
 
 // close gives the port back when the stream is over.

@@ -16,7 +16,7 @@ const maxPushDatagrams = 4096
 type pushState struct {
 	replies  []any
 	batch    outBatch
-	got      []rds.Datagram
+	got      rds.Run
 	outcomes []rds.OutcomeRun
 	sends    []rds.SendDone
 }
@@ -115,8 +115,8 @@ func (s *sockStream) writeNews() (more bool, err error) {
 		err = s.stream.SendMsg(outcomeBatch(o[:k]))
 		o = o[k:]
 	}
-	if err != nil || len(p.got) == 0 {
-		s.dropGot()
+	if err != nil || p.got.Len() == 0 {
+		p.got.Release()
 		return false, err
 	}
 	return true, s.pushDatagrams()
@@ -129,8 +129,8 @@ func (s *sockStream) takeNews() (replies []any) {
 	_, now := s.eng.lock()
 	defer s.eng.unlock()
 	ev := s.sock.Events()
-	p.got = s.takeDatagrams(p.got[:0])
-	if len(p.got) > 0 {
+	s.takeDatagrams(&p.got)
+	if p.got.Len() > 0 {
 		s.sock.ReadAll(now)
 	}
 	if ev&rds.EvSends != 0 {
@@ -158,60 +158,35 @@ func (s *sockStream) takeNews() (replies []any) {
 
 // takeDatagrams takes from the receive queue what one batch may hold and the
 // client has credit for. The engine's lock is held.
-func (s *sockStream) takeDatagrams(got []rds.Datagram) []rds.Datagram {
-	limit := int(s.node.cfg.API.PushBatchSize)
+func (s *sockStream) takeDatagrams(got *rds.Run) {
+	next, waiting := s.sock.Peek()
+	if waiting == 0 {
+		return
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	size := 0
-	for len(got) < maxPushDatagrams {
-		next, n := s.sock.Peek()
-		if n == 0 || len(got) > 0 && size+next > limit {
-			break
+	if s.creditN <= 0 || s.creditB <= 0 {
+		if !s.stalled {
+			s.stalled = true
+			s.node.count.PushStalls.Add(1)
 		}
-		if s.creditN <= 0 || s.creditB <= 0 {
-			if !s.stalled {
-				s.stalled = true
-				s.node.count.PushStalls.Add(1)
-			}
-			break
-		}
-		d, ok := s.sock.Recv()
-		if !ok {
-			break
-		}
-		size += next
-		s.creditN--
-		s.creditB -= int64(next) // the last one may pass it
-		got = append(got, d)
+		return
 	}
-	return got
+	limit := int(min(int64(s.node.cfg.API.PushBatchSize), s.creditB))
+	s.sock.RecvRun(got, int(min(s.creditN, maxPushDatagrams)), max(limit, next)) // the last one may pass the credit
+	s.creditN -= int64(got.Len())
+	s.creditB -= int64(got.Bytes)
 }
 
 // pushDatagrams sends what takeDatagrams took: payloads are copied once, into
-// the message.
+// the message, many at a time.
 func (s *sockStream) pushDatagrams() error {
 	p := &s.push
-	size := 0
-	for i := range p.got {
-		size += len(p.got[i].Payload)
-	}
-	p.batch.reset()
-	for i := range p.got {
-		d := &p.got[i]
-		p.batch.add(d.Source, d.Payload, size)
-	}
+	p.batch.take(&p.got)
 	s.node.count.RecvBatches.Add(1)
-	s.node.count.RecvBatchDatagrams.Add(uint64(len(p.got)))
-	s.dropGot()
+	s.node.count.RecvBatchDatagrams.Add(uint64(p.got.Len()))
+	p.got.Release()
 	return s.stream.SendMsg(&p.batch)
-}
-
-// dropGot gives back the memory of datagrams taken.
-func (s *sockStream) dropGot() {
-	for i := range s.push.got {
-		s.push.got[i].Release()
-	}
-	s.push.got = s.push.got[:0]
 }
 
 var outcomeKinds = map[conn.Outcome]rdsdv1.OutcomeKind{

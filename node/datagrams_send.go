@@ -132,8 +132,19 @@ func (s *sockStream) send(b *inBatch) {
 	}
 	most := min(s.sock.Options().SndBufBytes, wire.MaxDatagram)
 	off, run, runDest := 0, 0, -1
-	for i, l := range b.lengths {
-		n := int(l)
+	for i := 0; i < len(b.lengths); i++ {
+		if k := s.sendRun(now, b, i, off, most); k > 0 {
+			for _, l := range b.lengths[i : i+k] {
+				off += int(l)
+			}
+			call.accepted += uint32(k)
+			call.left -= k
+			if i += k; i == len(b.lengths) {
+				break
+			}
+			run, runDest = 0, -1
+		}
+		n := int(b.lengths[i])
 		p := b.payload[off : off+n]
 		off += n
 		k := 0
@@ -191,6 +202,39 @@ func (s *sockStream) send(b *inBatch) {
 		}
 		s.reply(call.result())
 	}
+}
+
+// sendRun accepts what it can, at once, of the datagrams from i on that go the
+// same way, and says how many. Their payload begins at off.
+func (s *sockStream) sendRun(now time.Duration, b *inBatch, i, off, most int) int {
+	d := 0
+	if len(b.index) > 0 {
+		d = int(b.index[i])
+	}
+	dst := &b.dests[d]
+	if dst.addrLen != 4 && dst.addrLen != 16 || dst.port > 65535 {
+		return 0
+	}
+	j, bytes := i, 0
+	for ; j < len(b.lengths) && (len(b.index) == 0 || int(b.index[j]) == d); j++ {
+		n := int(b.lengths[j])
+		if n > most || bytes+n > slabBytes && j > i {
+			break
+		}
+		bytes += n
+	}
+	if j-i < 2 {
+		return 0
+	}
+	// Memory only for what will be taken: nothing is worse than copying for a
+	// full buffer.
+	to := netip.AddrPortFrom(dst.addr, uint16(dst.port))
+	if s.sock.Full() {
+		return 0
+	}
+	payload := make([]byte, bytes)
+	copy(payload, b.payload[off:off+bytes])
+	return s.sock.SendRun(now, to, payload, b.lengths[i:j], b.firstTag+uint64(i), b.want)
 }
 
 // runBytes is how many bytes of the batch, from datagram i on, go to

@@ -26,8 +26,12 @@ type host struct {
 	timer   *time.Timer
 	timerAt time.Duration // when timer fires; never when it does not
 	closed  bool
+	kicked  []*conn.Path // for the flusher
 	watch   []*congestionWatch
 
+	flush    chan struct{} // capacity 1: wakes the flusher
+	quit     chan struct{} // closed by stop
+	flushing sync.WaitGroup
 	listener transport.Listener // set by start
 	links    sync.WaitGroup     // links and dials under way
 }
@@ -37,6 +41,7 @@ const never = time.Duration(1<<63 - 1)
 func newHost(all *hosts, addr netip.Addr, seed int64) *host {
 	h := &host{all: all, log: all.node.log, addr: addr, port: all.node.cfg.RDS.Port, timerAt: never}
 	h.e = rds.NewEngine(&all.engineConfig, addr, rand.New(rand.NewSource(seed)))
+	h.flush, h.quit = make(chan struct{}, 1), make(chan struct{})
 	h.timer = time.AfterFunc(time.Hour, h.tick)
 	h.timer.Stop()
 	return h
@@ -116,7 +121,7 @@ func (h *host) tick() {
 func (h *host) carryOut(a conn.Action) {
 	switch a.Kind {
 	case conn.ActKick:
-		h.transmit(a.Path)
+		h.kick(a.Path)
 	case conn.ActDial:
 		h.background(func() { h.dial(a.Path, a.Gen) })
 	case conn.ActPoke:
@@ -164,6 +169,47 @@ func (h *host) logState(s rds.StateChange) {
 
 // --- transmitting ---------------------------------------------------------------
 
+// busyGap: when the last turn of a path ended less than this ago, the path is
+// under load and the turn goes to the flusher, so that batches form while it is on
+// its way. Otherwise the caller writes at once and nobody has to be woken.
+const busyGap = 20 * time.Microsecond
+
+func (h *host) kick(p *conn.Path) {
+	h.mu.Lock()
+	busy := h.now()-h.laneOf(p).lastTurn < busyGap
+	if busy {
+		h.kicked = append(h.kicked, p)
+	}
+	h.mu.Unlock()
+	if !busy {
+		h.transmit(p)
+		return
+	}
+	select {
+	case h.flush <- struct{}{}:
+	default:
+	}
+}
+
+// flusher transmits for paths under load. It ends with stop.
+func (h *host) flusher() {
+	var todo []*conn.Path
+	for {
+		select {
+		case <-h.flush:
+		case <-h.quit:
+			return
+		}
+		h.mu.Lock()
+		todo, h.kicked = h.kicked, todo[:0]
+		h.mu.Unlock()
+		for _, p := range todo {
+			h.transmit(p)
+		}
+		clear(todo)
+	}
+}
+
 // turnsAtOnce bounds how long a sender transmits for the others too.
 const turnsAtOnce = 16
 
@@ -191,6 +237,7 @@ func (h *host) transmit(p *conn.Path) {
 		if err != nil {
 			l.dead = true // its reader will report it; nothing more is written
 		}
+		h.laneOf(p).lastTurn = now
 		if more := h.e.Wrote(now, p); !more || err != nil {
 			b.Put()
 			h.unlock()
@@ -209,7 +256,10 @@ func (h *host) transmit(p *conn.Path) {
 
 // lane is what the shell knows of a path: the links it has or is about to
 // have. It hangs on conn.Path.Data; host.mu guards it.
-type lane struct{ links []*laneLink }
+type lane struct {
+	links    []*laneLink
+	lastTurn time.Duration // end of the last transmit turn
+}
 
 // laneLink is one link of a path; the transport's Handler.
 type laneLink struct {
@@ -308,7 +358,7 @@ func (l *laneLink) Closed(err error, acked uint64) {
 // startParked begins to read an accepted link that waited for its
 // predecessor's end. The lock is held.
 func (h *host) startParked(p *conn.Path) {
-	if k := h.laneOf(p).find(p.Gen()); k != nil && p.State() == conn.Up {
+	if k := h.laneOf(p).find(p.Gen()); k != nil && (p.State() == conn.Up || p.State() == conn.Disconnecting) {
 		k.link.Start(k)
 	}
 }
@@ -454,4 +504,6 @@ func (h *host) stop() {
 	}
 	h.links.Add(-unstarted)
 	h.links.Wait()
+	close(h.quit)
+	h.flushing.Wait()
 }

@@ -85,6 +85,7 @@ func (a *hosts) start() error {
 		}
 		h.mu.Lock()
 		h.listener = l
+		h.flushing.Go(h.flusher)
 		h.mu.Unlock()
 	}
 	return nil

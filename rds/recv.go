@@ -76,6 +76,9 @@ func (s *Socket) place(pe *Peer, sport uint16, f *transport.Frame) conn.Verdict 
 	case f.Buf != nil:
 		f.Buf.Ref()
 		it.b = f.Buf
+	case n > buf.SlabSize:
+		it.b = buf.Get(n)
+		copy(it.b.B, f.Payload)
 	default:
 		it.b, it.off = s.stash(f.Payload)
 	}
@@ -97,16 +100,27 @@ func (s *Socket) place(pe *Peer, sport uint16, f *transport.Frame) conn.Verdict 
 // stash copies a small payload behind others into a slab.
 func (s *Socket) stash(p []byte) (*buf.Buf, uint32) {
 	if s.slab == nil || s.slabOff+len(p) > len(s.slab.B) {
-		if s.slab != nil {
-			s.slab.Release()
-		}
-		s.slab, s.slabOff = buf.Get(buf.SlabSize), 0
+		s.endSlab()
+		s.slab, s.slabOff, s.slabRefs = buf.Get(buf.SlabSize), 0, slabRefs
+		s.slab.RefN(slabRefs)
 	}
 	off := s.slabOff
 	copy(s.slab.B[off:], p)
 	s.slabOff += len(p)
-	s.slab.Ref()
+	s.slabRefs--
 	return s.slab, uint32(off)
+}
+
+// slabRefs are taken of a slab when it is begun, one for each datagram it can
+// hold, so that placing one costs no atomic operation.
+const slabRefs = buf.SlabSize
+
+// endSlab gives up the socket's own reference to its slab and those it did not use.
+func (s *Socket) endSlab() {
+	if s.slab != nil {
+		s.slab.ReleaseN(int32(s.slabRefs) + 1)
+		s.slab = nil
+	}
 }
 
 func (s *Socket) mark(now time.Duration) {
@@ -191,9 +205,8 @@ func (s *Socket) ReadAll(now time.Duration) {
 		s.wasFull = false
 		e.roomAgain()
 	}
-	if s.qn == 0 && s.slab != nil && s.mem == 0 {
-		s.slab.Release()
-		s.slab = nil
+	if s.qn == 0 {
+		s.endSlab()
 	}
 	e.settle(now)
 }
@@ -276,11 +289,15 @@ func (s *Socket) pushItem(it item) {
 
 func (s *Socket) popItem() item {
 	it := s.q[s.qhead]
-	s.q[s.qhead] = item{}
+	s.dropHead()
+	return it
+}
+
+func (s *Socket) dropHead() {
+	s.q[s.qhead].b = nil
 	s.qhead = (s.qhead + 1) & (len(s.q) - 1)
 	s.qn--
-	if s.qn == 0 && len(s.q) > 1024 {
+	if s.qn == 0 && len(s.q) > 4096 {
 		s.q, s.qhead = nil, 0 // a burst does not keep its memory
 	}
-	return it
 }

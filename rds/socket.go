@@ -83,6 +83,7 @@ type Socket struct {
 	mem       int
 	slab      *buf.Buf
 	slabOff   int
+	slabRefs  int // of slab, not given to a datagram yet
 	congested bool
 	starved   bool // marked congested because the node's memory was spent
 	wasFull   bool
@@ -228,10 +229,7 @@ func (s *Socket) Close(now time.Duration) {
 		it := s.popItem()
 		it.release()
 	}
-	if s.slab != nil {
-		s.slab.Release()
-		s.slab = nil
-	}
+	s.endSlab()
 	e.cfg.Budget.used.Add(-int64(s.mem))
 	s.mem, s.queued = 0, 0
 	if s.congested {

@@ -51,9 +51,15 @@ func (b *Buf) Size() int { return classes[b.class] }
 // Ref adds a reference.
 func (b *Buf) Ref() { b.refs.Add(1) }
 
+// RefN adds n references.
+func (b *Buf) RefN(n int32) { b.refs.Add(n) }
+
 // Release gives one reference up.
-func (b *Buf) Release() {
-	switch n := b.refs.Add(-1); {
+func (b *Buf) Release() { b.ReleaseN(1) }
+
+// ReleaseN gives n references up.
+func (b *Buf) ReleaseN(k int32) {
+	switch n := b.refs.Add(-k); {
 	case n == 0:
 		b.B = b.B[:cap(b.B)]
 		inUse.Add(-int64(classes[b.class]))

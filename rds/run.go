@@ -1,0 +1,165 @@
+package rds
+
+import (
+	"net/netip"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Runs: many datagrams in one call. What is the same for all of them is looked
+// at once, and payloads that lie behind each other are handed out together.
+
+// SendRun offers datagrams to one destination, without waiting: datagram i has
+// the next lengths[i] bytes of payload and the tag tag+i. It accepts a prefix of
+// them, says how many, and leaves the next to Send or SendWait, which know why
+// it has to wait or to fail.
+func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, lengths []uint32, tag uint64, want bool) (n int) {
+	e := s.e
+	if s.closed || dst.Port() < wire.PortFirst || len(s.flows) > 0 && s.flows[dst] != nil {
+		return 0
+	}
+	pe, err := e.Peer(dst.Addr())
+	if err != nil || pe.c == nil || pe.cmap.Congested(dst.Port()) || s.mon.Set {
+		return 0
+	}
+	limit := min(s.opt.SndBufBytes, wire.MaxDatagram)
+	room := int(e.cfg.Budget.Limit - e.cfg.Budget.Used())
+	number := s.epoch0 + uint32(len(s.epochs)) - 1
+	var head, tail *conn.Msg
+	bytes, used := 0, s.used
+	for ; n < len(lengths); n++ {
+		l := int(lengths[n])
+		if l > limit || used >= s.opt.SndBufBytes || s.undecided+n >= e.cfg.MaxUndecided || s.outcomesN >= e.cfg.MaxOutcomes || bytes+l > room {
+			break
+		}
+		m := e.newMsg()
+		m.Owner, m.SPort, m.DPort = s, s.port, dst.Port()
+		m.Payload = payload[bytes : bytes+l : bytes+l]
+		m.Tag, m.Epoch = tag+uint64(n), number
+		bytes += l
+		used += l
+		m.Report = want
+		m.Want = want || used >= s.opt.SndBufBytes/2
+		if tail == nil {
+			head = m
+		} else {
+			tail.SetLink(m)
+		}
+		tail = m
+	}
+	if n == 0 {
+		return 0
+	}
+	e.now = now
+	s.used = used
+	s.undecided += n
+	s.epochs[len(s.epochs)-1].n += n
+	s.Stats.Accepted += uint64(n)
+	e.cfg.Budget.used.Add(int64(bytes))
+	e.ctr.SendQueued += uint64(n)
+	e.ctr.CopyFromUser += uint64(bytes)
+	pe.c.EnqueueChain(now, head)
+	return n
+}
+
+// Full reports whether the send buffer takes nothing more at present.
+func (s *Socket) Full() bool { return s.used >= s.opt.SndBufBytes }
+
+// Run is datagrams taken from a receive queue together. The zero Run is empty;
+// Release empties it.
+type Run struct {
+	Lengths []uint32         // bytes of each payload
+	Sources []netip.AddrPort // each once, or a few times
+	Index   []uint32         // source of each datagram
+	Spans   []Span           // the payloads, in order, without gaps
+	Bytes   int              // sum of Lengths
+
+	pe    *Peer // of the last datagram, and its port
+	sport uint16
+	cur   uint32 // where they are in Sources
+}
+
+// Span is a stretch of payload: of one datagram or of several behind each other.
+type Span struct {
+	Payload []byte
+	b       *buf.Buf
+	refs    int32
+}
+
+// Release gives the memory of the spans back and empties the run. It needs no lock.
+func (r *Run) Release() {
+	for i := range r.Spans {
+		r.Spans[i].b.ReleaseN(r.Spans[i].refs)
+		r.Spans[i] = Span{}
+	}
+	r.Lengths, r.Sources, r.Index, r.Spans, r.Bytes = r.Lengths[:0], r.Sources[:0], r.Index[:0], r.Spans[:0], 0
+	r.pe = nil
+}
+
+// Len is the number of datagrams in the run.
+func (r *Run) Len() int { return len(r.Lengths) }
+
+// RecvRun appends datagrams to r while it holds fewer than maxN of them and
+// the next does not take it above maxBytes; a first datagram is taken whatever
+// its size. After it call ReadAll.
+func (s *Socket) RecvRun(r *Run, maxN, maxBytes int) {
+	e := s.e
+	n0, bytes0 := len(r.Lengths), r.Bytes
+	cost := 0
+	for s.qn > 0 && len(r.Lengths) < maxN {
+		it := &s.q[s.qhead]
+		if r.Bytes > 0 && r.Bytes+int(it.n) > maxBytes {
+			break
+		}
+		if r.pe != it.pe || r.sport != it.sport {
+			r.source(it)
+		}
+		r.Index = append(r.Index, r.cur)
+		r.Lengths = append(r.Lengths, it.n)
+		r.Bytes += int(it.n)
+		cost += int(it.cost)
+		if it.b != nil {
+			r.span(it)
+		}
+		s.dropHead()
+	}
+	n, bytes := len(r.Lengths)-n0, r.Bytes-bytes0
+	s.queued -= bytes
+	s.mem -= cost
+	e.cfg.Budget.used.Add(-int64(cost))
+	s.Stats.Received += uint64(n)
+	s.Stats.ReceivedBytes += uint64(bytes)
+	e.ctr.RecvDelivered += uint64(n)
+	e.ctr.CopyToUser += uint64(bytes)
+	e.ctr.RecvBytesFreed += uint64(bytes)
+}
+
+// source finds it's source among the last few of Sources, or adds it.
+func (r *Run) source(it *item) {
+	r.pe, r.sport = it.pe, it.sport
+	src := netip.AddrPortFrom(it.pe.addr, it.sport)
+	for i := len(r.Sources) - 1; i >= max(0, len(r.Sources)-8); i-- {
+		if r.Sources[i] == src {
+			r.cur = uint32(i)
+			return
+		}
+	}
+	r.Sources = append(r.Sources, src)
+	r.cur = uint32(len(r.Sources) - 1)
+}
+
+func (r *Run) span(it *item) {
+	p := it.b.B[it.off : it.off+it.n]
+	if k := len(r.Spans); k > 0 {
+		l := &r.Spans[k-1]
+		if l.b == it.b && len(l.Payload)+int(it.n) <= cap(l.Payload) && &l.Payload[:len(l.Payload)+1][len(l.Payload)] == &p[0] {
+			l.Payload = l.Payload[:len(l.Payload)+int(it.n)]
+			l.refs++
+			return
+		}
+	}
+	r.Spans = append(r.Spans, Span{p, it.b, 1})
+}
