@@ -68,20 +68,19 @@ type Conn struct {
 	local  netip.Addr
 	remote netip.Addr
 
-	active   bool   // the smaller address: this side connects
-	inc      uint64 // our incarnation towards this peer
-	kind     Kind
-	peerInc  uint64 // rdsd: the peer's incarnation; 0 unknown
-	peerGen  uint32 // kernel: its generation number; 0 unknown
-	lanes    int    // agreed; 0 while unknown
-	grow     int    // kernel: more lanes, to be taken up when all is acknowledged; 0 none
-	told     uint16 // NPATHS last told to the peer
-	asked    uint8  // lanes an unknown peer asked to be connected on, a bit each
-	paths    [wire.MaxLanes]*Path
-	pending  list // accepted before the lanes were known
-	armed    time.Duration
-	rtt      time.Duration
-	finished bool
+	active  bool   // the smaller address: this side connects
+	inc     uint64 // our incarnation towards this peer
+	kind    Kind
+	peerInc uint64 // rdsd: the peer's incarnation; 0 unknown
+	peerGen uint32 // kernel: its generation number; 0 unknown
+	lanes   int    // agreed; 0 while unknown
+	grow    int    // kernel: more lanes, to be taken up when all is acknowledged; 0 none
+	told    uint16 // NPATHS last told to the peer
+	asked   uint8  // lanes an unknown peer asked to be connected on, a bit each
+	paths   [wire.MaxLanes]*Path
+	pending list // accepted before the lanes were known
+	armed   time.Duration
+	rtt     time.Duration
 }
 
 // New makes the connection of a pair of addresses, which must differ and be of

@@ -204,19 +204,6 @@ func (w *world) wrote(p *Path) {
 	}
 }
 
-// recv gives frames to the path as one read does, and notes an error.
-func (w *world) recv(p *Path, frames ...transport.Frame) (err error) {
-	gen := p.gen
-	for i := range frames {
-		if err = p.Receive(w.now, gen, &frames[i]); err != nil {
-			w.note("error: %v", err)
-			break
-		}
-	}
-	p.ReceivedAll(w.now, gen)
-	return err
-}
-
 // advance moves the clock, calling Tick whenever the Conn asked for it.
 func (w *world) advance(d time.Duration) {
 	until := w.now + d

@@ -87,11 +87,3 @@ func (in *inMsg) release() {
 	in.batch.payload = nil
 	in.msg = nil
 }
-
-// takeBuffer hands the buffer behind batch.payload to the caller, who frees
-// it; nil when there is nothing to free.
-func (in *inMsg) takeBuffer() mem.Buffer {
-	b := in.buf
-	in.buf = nil
-	return b
-}
