@@ -106,7 +106,7 @@ def main() -> int:
         ("Go, race detector", lambda: go_phase(tally, ["-race", "-timeout", "10m", *packages(*heavy)])),
         ("simulation", lambda: go_phase(tally, ["-timeout", "15m", "./internal/simtest/..."])),
         ("mutants", lambda: command(tally, "make mutants", ["make", "-s", "mutants"])),
-        ("kernel interop", lambda: go_phase(tally, ["-timeout", "20m", "./interop/..."])),
+        ("kernel interop", lambda: go_phase(tally, ["-count=1", "-timeout", "20m", "./interop/..."])),
         ("Python", lambda: python_phase(tally)),
     ]
     if len(sys.argv) > 1:
