@@ -25,7 +25,8 @@ var mixed = Size{Min: SignedMin, Max: 300, BigEvery: 400, Big: 40000}
 func eachPair(t *testing.T, limit time.Duration, capture bool, fn func(ctx context.Context, t *testing.T, l *lab, d *daemon, pr pair)) {
 	l := needLab(t)
 	d := startDaemon(t, l)
-	for _, pr := range pairs {
+	for i := range *rounds * len(pairs) {
+		pr := pairs[i%len(pairs)]
 		t.Run(pr.name, func(t *testing.T) {
 			if capture {
 				watch(t, l, d)

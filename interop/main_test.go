@@ -41,6 +41,8 @@ type lab struct {
 	dir string
 }
 
+var rounds = flag.Int("interop.rounds", 1, "how often each test of rdsd and the kernel is run")
+
 // The lab is made when the first test asks for it.
 var (
 	theLab  = sync.OnceValues(newLab)
