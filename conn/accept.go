@@ -117,6 +117,20 @@ func (p *Path) legacy() bool {
 	return p.idx == 0
 }
 
+// inherit: before the peer is known, the link of another lane that is gone was
+// most likely this one's predecessor, of a kernel without lanes.
+func (p *Path) inherit() {
+	var last *Path
+	p.c.Paths(func(x *Path) {
+		if x != p && x.expected > 0 && x.state != Up && (last == nil || x.upAt > last.upAt) {
+			last = x
+		}
+	})
+	if last != nil {
+		p.expected = last.expected
+	}
+}
+
 // rx is whose sequence a received frame belongs to: to a kernel without lanes
 // every link is lane 0's.
 func (p *Path) rx() *Path {

@@ -1,6 +1,10 @@
 package conn
 
-import "time"
+import (
+	"time"
+
+	"github.com/rdsd/rdsd/internal/mutant"
+)
 
 // Cancel drops the owner's messages to port (0: every port): those that had
 // not begun to leave are completed as Cancelled at once; of the others (begun)
@@ -17,7 +21,9 @@ func (c *Conn) Cancel(now time.Duration, owner Completer, port uint16, why Why) 
 	}
 	c.pending.each(take)
 	c.Paths(func(p *Path) {
-		p.queue.each(take)
+		if !mutant.On(mutant.CancelQueued) {
+			p.queue.each(take)
+		}
 		for _, q := range p.heldPorts() {
 			h := p.holds[q]
 			h.back.each(take)

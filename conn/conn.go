@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -145,6 +146,9 @@ func (c *Conn) path(i int) *Path {
 // lane keeps all messages of one source port on one lane, as the kernel does
 // (RDS_MPATH_HASH); which one is nobody else's business.
 func (c *Conn) lane(sport uint16) int {
+	if mutant.On(mutant.SprayLanes) {
+		return c.rng.Intn(c.lanes)
+	}
 	return int(uint32(sport) * 0x9e3779b1 >> 16 % uint32(c.lanes))
 }
 

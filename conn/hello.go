@@ -7,6 +7,7 @@ import (
 	"math/bits"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -191,6 +192,9 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 	// Lanes of a kernel are never reduced.
 	if c.lanes == 0 {
 		c.lanes = n
+		if p.ready { // it restarted behind a link that is in use
+			c.spread(now)
+		}
 	} else if n > c.lanes {
 		c.grow = max(c.grow, n)
 		c.tryGrow(now)
@@ -318,6 +322,9 @@ func (c *Conn) changed(now time.Duration) {
 func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 	c.Paths(func(p *Path) {
 		for _, l := range []*list{&p.retrans, &p.unacked} {
+			if mutant.On(mutant.KeepRestart) {
+				break
+			}
 			l.each(func(m *Msg) bool {
 				if m.Owner == nil {
 					c.owner.FreeMsg(m)

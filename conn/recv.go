@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -27,7 +28,7 @@ var (
 // other error has already dropped the path: read and throw away what still
 // comes. Call ReceivedAll after the last frame of a read.
 func (p *Path) Receive(now time.Duration, gen uint64, f *transport.Frame) error {
-	if gen != p.gen || p.state != Up {
+	if (gen != p.gen || p.state != Up) && !mutant.On(mutant.OldLink) {
 		if gen != p.gen || p.state != Disconnecting || p.c.kind == KindRdsd {
 			return errGone
 		}
@@ -159,8 +160,11 @@ func (p *Path) receiveRdsd(now time.Duration, h *wire.Header, kind wire.Kind) er
 // else is new.
 func (p *Path) inSequence(h *wire.Header) bool {
 	r := p.rx()
+	if p.c.kind == KindUnknown && p.expected == 0 {
+		p.inherit()
+	}
 	old := h.Flags&wire.FlagRetransmitted != 0 || r != p // what a stale link still brings is no restart
-	if h.Seq < r.expected && old && !mutant(mutSkipFlagTest) {
+	if h.Seq < r.expected && old && !mutant.On(mutant.SkipFlagTest) {
 		p.c.ctr.RecvDropOldSeq++
 		return false
 	}
@@ -231,7 +235,7 @@ func (p *Path) place(h *wire.Header, f *transport.Frame) error {
 			p.refuse(h.Seq, wire.ReasonNoPort)
 		}
 	case NoRoom:
-		if !rdsd {
+		if !rdsd || mutant.On(mutant.PauseRdsd) {
 			if !p.paused {
 				p.paused = true
 				c.ctr.ReadPaused++

@@ -7,6 +7,7 @@ import (
 
 	"github.com/rdsd/rdsd/cong"
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
@@ -197,6 +198,9 @@ func (pe *Peer) unawait(port uint16, f *flow) {
 func (pe *Peer) wake(now time.Duration, port uint16) {
 	w := pe.waiters[port]
 	delete(pe.waiters, port)
+	if mutant.On(mutant.LoseWake) {
+		return
+	}
 	for _, f := range w {
 		f.awaits = false
 		f.s.lineUp(f)

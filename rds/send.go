@@ -7,6 +7,7 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
@@ -164,9 +165,12 @@ func (s *Socket) Completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 	}
 	if m.Report && !s.closed {
 		s.outcome(m.Tag, o, why)
+		if mutant.On(mutant.DoubleOutcome) && m.Tag%64 == 63 {
+			s.outcome(m.Tag, o, why)
+		}
 	}
 	s.leave(m.Epoch)
-	if s.waiting > 0 {
+	if s.waiting > 0 && !mutant.On(mutant.NoSpace) {
 		s.hasSpace()
 	}
 	if s.wantSpace && s.used <= s.opt.SndBufBytes/2 {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -230,7 +231,9 @@ func (s *Socket) Close(now time.Duration) {
 		it.release()
 	}
 	s.endSlab()
-	e.cfg.Budget.used.Add(-int64(s.mem))
+	if !mutant.On(mutant.LeakBudget) {
+		e.cfg.Budget.used.Add(-int64(s.mem))
+	}
 	s.mem, s.queued = 0, 0
 	if s.congested {
 		s.congested = false

@@ -1,0 +1,35 @@
+// Package mutant names rules of the protocol that can be broken on purpose, one
+// at a time, to see that the simulator notices (docs/testing.md). With the
+// build tag "mutant" the environment variable RDSD_MUTANT says which one;
+// without the tag On is a constant false and the broken branches compile to
+// nothing.
+package mutant
+
+// The rules, and what breaking each does.
+const (
+	SkipFlagTest   = iota + 1 // accept retransmissions that had arrived
+	AckEarly                  // acknowledge one datagram more than was received
+	RetransOrder              // send new datagrams before retransmissions
+	KeepRestart               // keep unacknowledged datagrams over the peer's restart
+	ForgetRefusal             // acknowledge before the refusal has left
+	SkipHold                  // send on to a port that refuses
+	CancelQueued              // leave cancelled datagrams in the queue
+	LoseWake                  // a cleared port wakes nobody
+	NoMapOnConnect            // no congestion map after a reconnect
+	OldLink                   // take frames of a link that was given up
+	DoubleOutcome             // report an outcome twice now and then
+	IgnoreHard                // place beyond the hard limit
+	NoResume                  // never tell the receiver that a flow resumes
+	LeakBudget                // a closed socket keeps its share of the memory budget
+	KernelEarly               // take what was written to a kernel for acknowledged
+	SprayLanes                // put each datagram on any lane
+	PauseRdsd                 // stop a link between rdsd for one full receiver
+	NoSpace                   // an outcome gives its room in the send buffer to nobody
+	Count          = iota     // number of rules
+)
+
+// Names of the rules, by number.
+var Names = [...]string{SkipFlagTest: "SkipFlagTest", AckEarly: "AckEarly", RetransOrder: "RetransOrder", KeepRestart: "KeepRestart",
+	ForgetRefusal: "ForgetRefusal", SkipHold: "SkipHold", CancelQueued: "CancelQueued", LoseWake: "LoseWake", NoMapOnConnect: "NoMapOnConnect",
+	OldLink: "OldLink", DoubleOutcome: "DoubleOutcome", IgnoreHard: "IgnoreHard", NoResume: "NoResume", LeakBudget: "LeakBudget",
+	KernelEarly: "KernelEarly", SprayLanes: "SprayLanes", PauseRdsd: "PauseRdsd", NoSpace: "NoSpace"}
