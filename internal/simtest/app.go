@@ -44,6 +44,9 @@ func (n *node) bindAll() {
 func (n *node) bind(port uint16) *app {
 	w := n.w
 	o := rds.SocketOptions{SndBufBytes: w.drawBuf(), RcvBufBytes: w.drawBuf()}
+	if w.flood {
+		o.SndBufBytes, o.RcvBufBytes = 1<<(20+w.rng.Intn(3)), 1<<(10+w.rng.Intn(7))
+	}
 	a := &app{n: n, addr: netip.AddrPortFrom(n.addr, port), want: w.rng.Intn(8) != 0}
 	o.Data = a
 	s, err := n.eng.Bind(port, o)
@@ -68,7 +71,11 @@ func (a *app) pace() {
 	if w.calm {
 		return
 	}
-	switch w.rng.Intn(6) {
+	k := w.rng.Intn(6)
+	if w.flood {
+		k = w.rng.Intn(2)
+	}
+	switch k {
 	case 0: // slow
 		a.readEvery, a.readMax = time.Duration(w.rng.Int63n(int64(30*time.Millisecond))), 1+w.rng.Intn(8)
 	case 1: // stopped for a while

@@ -260,6 +260,17 @@ func (s *ksock) mark() {
 	}
 }
 
+func (k *kernel) sendMaps() {
+	for _, c := range k.order {
+		for _, p := range c.paths {
+			if p.state == kUp {
+				p.mapDue = true
+				p.xmit()
+			}
+		}
+	}
+}
+
 // --- the end ---------------------------------------------------------------------
 
 func (k *kernel) settled() (bool, string) {

@@ -210,6 +210,11 @@ func (w *World) endFaults() {
 			k.start()
 		}
 	}
+	for _, k := range w.kernels {
+		// Maps on different paths of a kernel may overtake each other; the next
+		// change puts that right.
+		k.after(3*time.Second, k.sendMaps)
+	}
 	for _, n := range w.nodes {
 		for _, a := range n.apps {
 			a.pace()

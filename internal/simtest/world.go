@@ -58,6 +58,7 @@ type World struct {
 	big                    int // one datagram in so many is large; 0: none
 	tight                  bool
 	crashes                bool
+	flood                  bool // bursts that pass the hard limits before the sender knows
 	faults                 int
 }
 
@@ -200,11 +201,19 @@ func (w *World) draw() {
 	}
 	w.tight = w.chance(3)
 	w.crashes = w.chance(2)
+	if w.chance(8) {
+		w.flood = true
+		w.opEvery = max(w.opEvery, 10*time.Millisecond)
+		w.faulty = min(w.faulty, 3*time.Second)
+	}
 }
 
 func (w *World) drawProfile() sim.Profile {
 	p := sim.Profile{Latency: 20*time.Microsecond + w.upTo(2*time.Millisecond), Jitter: w.upTo(time.Millisecond), Bandwidth: 1 << (20 + w.rng.Intn(10)),
 		SndBuf: 1 << (12 + w.rng.Intn(9)), RcvBuf: 1 << (12 + w.rng.Intn(9)), AckDelay: w.upTo(5 * time.Millisecond)}
+	if w.flood {
+		p.Bandwidth, p.SndBuf, p.RcvBuf = 1<<28, 1<<20, 1<<20
+	}
 	if w.chance(4) {
 		p.Latency = w.upTo(80 * time.Millisecond)
 	}
@@ -234,7 +243,7 @@ func (w *World) drawConfig() rds.Config {
 }
 
 func (w *World) drawBudget() int64 {
-	if w.tight && w.chance(2) {
+	if (w.tight || w.flood) && w.chance(2) {
 		return 3<<20 + int64(w.rng.Intn(4<<20))
 	}
 	return 1 << 30
@@ -249,6 +258,9 @@ func (w *World) drawBuf() int {
 }
 
 func (w *World) drawSize() int {
+	if w.flood && w.chance(2) {
+		return 1 << (13 + w.rng.Intn(5))
+	}
 	if w.big > 0 && w.chance(w.big) {
 		return 1 << (14 + w.rng.Intn(7))
 	}

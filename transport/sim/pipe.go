@@ -100,6 +100,10 @@ func (p *pipe) arrive() {
 	}
 	if p.to.vanished || p.to.err != nil || p.to.closed {
 		if len(p.queue) > 0 || p.to.vanished || p.to.err != nil {
+			if until := n.cutUntil(p.to.h.Addr, p.from.h.Addr); until > n.now {
+				p.retry(until) // the RST would be lost: it comes for the next try
+				return
+			}
 			p.purge()
 			p.to.reset(p.from)
 		} else {
