@@ -35,6 +35,10 @@ func (p *Path) ack(now time.Duration, a uint64) error {
 	if a >= p.nextSeq {
 		return errAckAhead
 	}
+	if len(p.lateRef) > 0 {
+		p.lateAck = max(p.lateAck, a) // it may cover what they refuse
+		return nil
+	}
 	for _, l := range [...]*list{&p.retrans, &p.unacked} {
 		refusal := false
 		for l.head != nil && l.head.seq <= a {

@@ -121,9 +121,10 @@ func (p *Path) onRefusal(now time.Duration, r wire.Refusal) error {
 	if r.Seq == 0 || r.Seq >= p.nextSeq {
 		return errAckAhead
 	}
-	if p.writing && p.inwrite.head != nil && r.Seq >= p.inwrite.head.seq && r.Seq <= p.inwrite.tail.seq {
-		// The other side was quicker than our own write call.
-		if len(p.lateRef) > p.inwrite.n {
+	if len(p.lateRef) > 0 || p.writing && p.inwrite.head != nil && r.Seq >= p.inwrite.head.seq && r.Seq <= p.inwrite.tail.seq {
+		// The other side was quicker than our own write call. What it says next
+		// waits too, for refusals are taken in order.
+		if len(p.lateRef) > p.inwrite.n+p.retrans.n+p.unacked.n {
 			return errAckAhead
 		}
 		p.lateRef = append(p.lateRef, r)
