@@ -98,7 +98,7 @@ func (p *Path) next(now time.Duration) {
 // lanes apart. Its link stands where its source port happened to point and
 // becomes lane 0, unless that has a link; what it sent on several links while
 // we did not know is one sequence. False: p's link is of no use.
-func (p *Path) legacy() bool {
+func (p *Path) legacy(now time.Duration) bool {
 	c := p.c
 	if c.kind == KindUnknown {
 		c.kind = KindKernelLegacy
@@ -113,8 +113,32 @@ func (p *Path) legacy() bool {
 			p.becomeLane0()
 		}
 		c.path(0).expected = e
+		c.Paths(func(x *Path) {
+			if x.state == Up && x.succeeded() {
+				x.Drop(now, errStale)
+			}
+		})
 	}
-	return p.idx == 0
+	return p.idx == 0 && p.state == Up
+}
+
+// succeeded reports whether a later link of the connection is up.
+func (p *Path) succeeded() (yes bool) {
+	p.c.Paths(func(x *Path) {
+		yes = yes || x.state == Up && x.upAt > p.upAt
+	})
+	return yes
+}
+
+// mustWait: to a kernel without lanes, and that an unknown peer may be, an
+// earlier link has to be read to its end before a later one.
+func (p *Path) mustWait() (yes bool) {
+	if p.c.kind == KindUnknown || p.c.kind == KindKernelLegacy {
+		p.c.Paths(func(x *Path) {
+			yes = yes || x != p && (x.state == Up || x.state == Disconnecting) && x.upAt < p.upAt
+		})
+	}
+	return yes
 }
 
 // inherit: before the peer is known, the link of another lane that is gone was

@@ -88,6 +88,7 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 	} else {
 		err = p.onKernel(now, &x, reply)
 	}
+	c.Paths((*Path).Resume) // who waited for this
 	if err != nil {
 		return err
 	}
@@ -174,7 +175,7 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 			p.control.push(m)
 		}
 	}
-	if c.kind != KindKernel && !p.legacy() {
+	if c.kind != KindKernel && !p.legacy(now) {
 		return errWrongLane
 	}
 	if c.kind == KindKernel && !reply && p.idx != 0 {
@@ -293,7 +294,7 @@ func (p *Path) noAnswer(now time.Duration) {
 	case c.kind == KindRdsd || c.kind == KindUnknown && !p.heard:
 		p.Drop(now, errNoAnswer)
 	default:
-		if c.kind != KindKernel && !p.legacy() {
+		if c.kind != KindKernel && !p.legacy(now) {
 			p.Drop(now, errWrongLane)
 			return
 		}

@@ -244,6 +244,9 @@ func (p *Path) Lost(now time.Duration, gen uint64, acked uint64, err error) {
 	}
 	p.ackTCP(now, acked)
 	p.event(now, EvLost)
+	if p.c.kind != KindRdsd {
+		p.c.Paths((*Path).Resume) // who waited for its end
+	}
 	p.next(now)
 }
 

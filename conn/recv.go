@@ -73,6 +73,10 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 		c.owner.MeasuredRTT(c.rtt)
 		p.asked = 0
 	}
+	if !rdsd && kind != KindCongMapFrame && p.mustWait() && !hello(&h, kind) {
+		p.paused = true
+		return ErrPause
+	}
 	switch kind {
 	case KindCongMapFrame:
 		if len(f.Payload) != 8192 {
@@ -105,6 +109,10 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 		return nil
 	}
 	return p.receiveSequenced(now, &h, kind, f)
+}
+
+func hello(h *wire.Header, kind wire.Kind) bool {
+	return (kind == wire.KindProbe || kind == wire.KindProbeReply) && wire.ParseHandshake(&h.Ext).Hello.Version != 0
 }
 
 // KindCongMapFrame is wire.KindCongMap under a name that does not clash with

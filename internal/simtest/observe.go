@@ -72,7 +72,7 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 		}
 	}
 	if w.verbose != nil {
-		w.trace("%v: gen %d takes %v: placed %v, %v", l.p, l.gen, &h, placed, err)
+		w.trace("%v: gen %d takes %v%s: placed %v, %v", l.p, l.gen, &h, w.number(f.Payload), placed, err)
 	}
 	if rdsd && !draining && l.gen == l.p.Gen() {
 		n.observeAck(l, &h)
@@ -124,7 +124,7 @@ func (n *node) observeOut(l *link, b *transport.Batch) {
 		w.mix(5, h.Seq, h.Ack, uint64(h.Len), uint64(h.Flags))
 		kind := h.Kind(rdsd)
 		if w.verbose != nil {
-			w.trace("%v: gen %d sends %v", l.p, l.gen, &h)
+			w.trace("%v: gen %d sends %v%s", l.p, l.gen, &h, w.number(payload))
 		}
 		if rdsd {
 			if h.Ack > v.maxRx {

@@ -15,6 +15,14 @@ func (w *World) trace(format string, args ...any) {
 	}
 }
 
+// number names the datagram in a frame, for the trace.
+func (w *World) number(payload []byte) string {
+	if r := w.m.peek(payload); r != nil {
+		return fmt.Sprintf(" #%d", r.num)
+	}
+	return ""
+}
+
 // mix adds to the hash that says whether two runs were the same.
 func (w *World) mix(v ...uint64) {
 	h := w.hash
