@@ -10,6 +10,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -32,7 +34,7 @@ func (Provider) Dial(ctx context.Context, local, remote netip.AddrPort, lane int
 	var lastErr error
 	for range tries {
 		port := portFrom + rand.IntN((portTo-portFrom)/wire.MaxLanes)*wire.MaxLanes + lane
-		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(local.Addr(), uint16(port))), KeepAlive: -1}
+		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(local.Addr(), uint16(port))), KeepAlive: -1, Control: reuse}
 		c, err := d.DialContext(ctx, "tcp", remote.String())
 		if err == nil {
 			l, err := newLink(c.(*net.TCPConn))
@@ -48,6 +50,18 @@ func (Provider) Dial(ctx context.Context, local, remote netip.AddrPort, lane int
 		}
 	}
 	return nil, lastErr
+}
+
+// reuse lets connections to different peers share a source port: a lane has
+// only an eighth of the range, and a node may have more peers than that.
+func reuse(_, _ string, raw syscall.RawConn) error {
+	var err error
+	if e := raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	}); e != nil {
+		return e
+	}
+	return err
 }
 
 type listener struct {
