@@ -104,7 +104,7 @@ func (p *Path) legacy(now time.Duration) bool {
 		c.kind = KindKernelLegacy
 		last := p
 		c.Paths(func(x *Path) {
-			if x.expected > 0 && x.upAt > last.upAt {
+			if x.expected > 0 && x.born > last.born {
 				last = x
 			}
 		})
@@ -125,7 +125,7 @@ func (p *Path) legacy(now time.Duration) bool {
 // succeeded reports whether a later link of the connection is up.
 func (p *Path) succeeded() (yes bool) {
 	p.c.Paths(func(x *Path) {
-		yes = yes || x.state == Up && x.upAt > p.upAt
+		yes = yes || x.state == Up && x.born > p.born
 	})
 	return yes
 }
@@ -135,7 +135,7 @@ func (p *Path) succeeded() (yes bool) {
 func (p *Path) mustWait() (yes bool) {
 	if p.c.kind == KindUnknown || p.c.kind == KindKernelLegacy {
 		p.c.Paths(func(x *Path) {
-			yes = yes || x != p && (x.state == Up || x.state == Disconnecting) && x.upAt < p.upAt
+			yes = yes || x != p && (x.state == Up || x.state == Disconnecting) && x.born < p.born
 		})
 	}
 	return yes
@@ -146,7 +146,7 @@ func (p *Path) mustWait() (yes bool) {
 func (p *Path) inherit() {
 	var last *Path
 	p.c.Paths(func(x *Path) {
-		if x != p && x.expected > 0 && x.state != Up && (last == nil || x.upAt > last.upAt) {
+		if x != p && x.expected > 0 && x.state != Up && (last == nil || x.born > last.born) {
 			last = x
 		}
 	})
@@ -203,9 +203,12 @@ func (p *Path) poked(now time.Duration) {
 			p.c.rearm(at)
 		}
 	case Up:
-		// It believes there is no link. Usually its poke crossed our connect; if
+		// It believes there is no link. Usually its poke crossed our connect; once
 		// the link is older than that, find out whether it is alive.
-		if now-p.since > time.Second && p.asked == 0 {
+		if at := p.since + time.Second; at > now {
+			p.askAt = at
+			p.c.rearm(at)
+		} else if p.asked == 0 {
 			p.ask(now)
 		}
 	}

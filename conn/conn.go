@@ -81,6 +81,7 @@ type Conn struct {
 	paths   [wire.MaxLanes]*Path
 	pending list // accepted before the lanes were known
 	armed   time.Duration
+	links   uint64 // begun so far
 	rtt     time.Duration
 }
 

@@ -35,6 +35,7 @@ type Path struct {
 
 	// Handshake of the current link.
 	upAt     time.Duration
+	born     uint64 // of all links of the connection, which one this is
 	ready    bool // datagrams may be sent
 	probed   bool // our handshake ping is queued or sent, its answer awaited
 	synced   bool // kernel peers: something of this life is known to have arrived
@@ -90,6 +91,7 @@ type Path struct {
 	congAt    time.Duration // last whole map
 
 	askNow  bool          // a sign of life is to be asked for
+	askAt   time.Duration // when to ask because the peer poked
 	asked   time.Duration // a sign of life is awaited since; 0 not
 	retryAt time.Duration // state Error: when to try again; Connecting: when the attempt has failed
 	pollAt  time.Duration
@@ -99,7 +101,7 @@ type Path struct {
 }
 
 func newPath(c *Conn, i int) *Path {
-	return &Path{c: c, idx: i, nextSeq: 1, retryAt: never, pollAt: never, ackDue: never, sweepAt: never}
+	return &Path{c: c, idx: i, nextSeq: 1, retryAt: never, pollAt: never, ackDue: never, sweepAt: never, askAt: never}
 }
 
 // Conn is the connection the path belongs to.
@@ -273,7 +275,9 @@ func (p *Path) established(now time.Duration) {
 	p.kicked = false
 	p.txOff, p.txAcked = 0, 0
 	p.upAt, p.lastTx, p.lastRx = now, now, now
-	p.asked, p.askNow = 0, false
+	p.c.links++
+	p.born = p.c.links
+	p.asked, p.askNow, p.askAt = 0, false, never
 	p.credits, p.window, p.owed = 0, 0, 0
 	p.granted = 1 << p.c.cfg.CreditLog2
 	p.ackPending, p.ackDue, p.ackedRx = false, never, 0

@@ -79,6 +79,16 @@ func (p *Path) tick(now time.Duration) time.Duration {
 			next = min(next, p.tickRdsd(now))
 		}
 	}
+	if p.state == Up && p.askAt != never {
+		if p.askAt <= now {
+			p.askAt = never
+			if p.asked == 0 {
+				p.ask(now)
+			}
+		} else {
+			next = min(next, p.askAt)
+		}
+	}
 	if p.congDirty && p.idx == 0 && p.state == Up {
 		if at := p.congAt + cfg.MapInterval; at <= now {
 			p.kick()
