@@ -82,6 +82,8 @@ func (n *node) settled() (bool, string) {
 	for _, a := range n.apps {
 		i := a.s.Info()
 		switch {
+		case w.asleep != nil && a.onlyTo(w.asleep.addr):
+			// It waits for a reader that sleeps, and for nothing else.
 		case i.Undecided > 0:
 			return false, w.text("%v has %d undecided datagrams%v", a.addr, i.Undecided, a.example())
 		case i.Waiting > 0:
@@ -90,12 +92,16 @@ func (n *node) settled() (bool, string) {
 			return false, w.text("%v has %d flushes unanswered", a.addr, a.flushes)
 		case i.RecvN > 0 && a.stopped < w.Now():
 			return false, w.text("%v has %d datagrams unread", a.addr, i.RecvN)
+		case a == w.asleep:
 		case i.Congested && i.RecvN == 0:
 			return false, w.text("%v is congested and empty", a.addr)
 		}
 	}
 	for _, pe := range n.eng.Peers() {
 		q := pe.Conn().Queued()
+		if w.asleep != nil {
+			continue
+		}
 		if q.Held > 0 || q.Queued > 0 {
 			return false, w.text("%v has %+v towards %v", n.addr, q, pe.Addr())
 		}
@@ -113,6 +119,19 @@ func (n *node) settled() (bool, string) {
 		}
 	}
 	return true, ""
+}
+
+// onlyTo reports whether everything undecided of a goes to one destination.
+func (a *app) onlyTo(dst netip.AddrPort) bool {
+	if !a.want {
+		return true // nobody was told, so nobody knows
+	}
+	for _, r := range a.open {
+		if r.outcome == 0 && !r.refused && r.flow.dst != dst {
+			return false
+		}
+	}
+	return true
 }
 
 func (a *app) example() any {

@@ -219,6 +219,10 @@ func (w *World) endFaults() {
 		for _, a := range n.apps {
 			a.pace()
 			a.armed = false
+			if w.sleeper && w.asleep == nil {
+				w.asleep = a
+				a.stopped = w.Now() + time.Hour
+			}
 			a.arm()
 		}
 		for i := range w.socketsPer { // ports between close and bind

@@ -60,6 +60,8 @@ type World struct {
 	crashes                bool
 	flood                  bool // bursts that pass the hard limits before the sender knows
 	faults                 int
+	sleeper                bool // one reader sleeps through the end
+	asleep                 *app
 }
 
 func newWorld(seed int64, o Options) *World {
@@ -142,6 +144,11 @@ func (w *World) settle() {
 		for w.bad == nil && w.Step(next) {
 		}
 		ok, why := w.settled()
+		if ok && w.asleep != nil {
+			w.awaken()
+			limit = w.Now() + 60*time.Second
+			continue
+		}
 		if ok {
 			break
 		}
@@ -152,6 +159,16 @@ func (w *World) settle() {
 	// What comes late would come now.
 	for end := w.Now() + 2*time.Second; w.bad == nil && w.Step(end); {
 	}
+}
+
+// awaken lets the last reader read: what was sent to it arrives now.
+func (w *World) awaken() {
+	a := w.asleep
+	w.trace("%v wakes up", a.addr)
+	w.asleep = nil
+	a.stopped = 0
+	a.armed = false
+	a.arm()
 }
 
 // teardown closes everything and counts what is left.
