@@ -36,9 +36,9 @@ type Path struct {
 	// Handshake of the current link.
 	upAt     time.Duration
 	born     uint64 // of all links of the connection, which one this is
-	ready    bool // datagrams may be sent
-	probed   bool // our handshake ping is queued or sent, its answer awaited
-	synced   bool // kernel peers: something of this life is known to have arrived
+	ready    bool   // datagrams may be sent
+	probed   bool   // our handshake ping is queued or sent, its answer awaited
+	synced   bool   // kernel peers: something of this life is known to have arrived
 	probedAt time.Duration
 	answer   bool  // a handshake answer is owed
 	heard    bool  // a frame came on this link
