@@ -284,7 +284,7 @@ func (p *kpath) next() bool {
 	if m != nil {
 		m.end = p.wrote
 		if m.rec != nil {
-			m.rec.left = true
+			m.rec.left, m.rec.path = true, p.idx
 		}
 	}
 	return true

@@ -46,7 +46,28 @@ func (n *node) newLink(p *conn.Path, gen uint64, e *sim.End) *link {
 	if n.w.verbose != nil {
 		n.w.trace("%v: gen %d is connection #%d", p, gen, e.ID())
 	}
+	l.keepAlive(0)
 	return l
+}
+
+// keepAlive is what the system does for an idle connection: a probe each 5 s,
+// and after five without an answer it is gone.
+func (l *link) keepAlive(silent int) {
+	l.n.w.After(5*time.Second, func() {
+		if l.gone {
+			return
+		}
+		if silent == 5 {
+			l.end.Hang()
+			return
+		}
+		l.end.Probe(func(alive bool) {
+			if alive {
+				silent = -1
+			}
+			l.keepAlive(silent + 1)
+		})
+	})
 }
 
 // wakeUp reads what came before the link was in place.
