@@ -36,9 +36,11 @@ var errStale = errors.New("the peer connected again: this link is stale")
 // taken one after the other.
 func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
 	lane := int(srcPort) % wire.MaxLanes
+	if c.active {
+		c.asked |= 1 << lane
+	}
 	switch {
 	case c.active && c.kind == KindUnknown:
-		c.asked |= 1 << lane
 		lane = 0
 	case c.kind == KindKernelLegacy:
 		lane = 0

@@ -77,7 +77,8 @@ type Conn struct {
 	lanes   int    // agreed; 0 while unknown
 	grow    int    // kernel: more lanes, to be taken up when all is acknowledged; 0 none
 	told    uint16 // NPATHS last told to the peer
-	asked   uint8  // lanes an unknown peer asked to be connected on, a bit each
+	known   int    // NPATHS a kernel has answered to: it maps source ports by it
+	asked   uint8  // lanes a larger peer asked to be connected on, a bit each
 	paths   [wire.MaxLanes]*Path
 	pending list // accepted before the lanes were known
 	armed   time.Duration

@@ -89,6 +89,13 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 		err = p.onKernel(now, &x, reply)
 	}
 	c.Paths((*Path).Resume) // who waited for this
+	if reply && len(p.tolds) > 0 {
+		c.known = max(c.known, p.tolds[0])
+		p.tolds = p.tolds[1:]
+		if p.ready {
+			c.openLanes(now)
+		}
+	}
 	if err != nil {
 		return err
 	}
@@ -145,6 +152,28 @@ func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
 	return nil
 }
 
+// tellLanes makes sure that a kernel learns how many lanes we want: it may know
+// us for one so far, or for what we wanted before a restart.
+func (p *Path) tellLanes() {
+	c := p.c
+	if c.kind != KindKernel || p.idx != 0 || c.known >= c.kernelLanes() {
+		return
+	}
+	for _, n := range p.tolds {
+		if n >= c.kernelLanes() {
+			return // on its way
+		}
+	}
+	for m := p.control.head; m != nil; m = m.next {
+		if m.Kind == MsgProbe {
+			return
+		}
+	}
+	m := c.owner.NewMsg()
+	m.Kind = MsgProbe
+	p.control.push(m)
+}
+
 // kernelLanes is how many lanes to agree on with a kernel: 1, 2, 4 or 8. It
 // connects path i from a port that is i mod 8 and accepts by the port modulo
 // the number of paths; only for these numbers is that the same.
@@ -168,13 +197,8 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 	}
 	if x.SportIdx && c.kind != KindKernel {
 		c.kind = KindKernel
-		if int(c.told) < c.kernelLanes() {
-			// It knows us for one lane so far: tell it better.
-			m := c.owner.NewMsg()
-			m.Kind = MsgProbe
-			p.control.push(m)
-		}
 	}
+	p.tellLanes()
 	if c.kind != KindKernel && !p.legacy(now) {
 		return errWrongLane
 	}
@@ -228,7 +252,7 @@ func (c *Conn) openLanes(now time.Duration) {
 		return
 	}
 	for i := 1; i < wire.MaxLanes; i++ {
-		if i >= c.lanes && c.asked&(1<<i) == 0 {
+		if (i >= c.lanes || i >= c.known) && c.asked&(1<<i) == 0 {
 			continue
 		}
 		if q := c.path(i); q.state == Down {
@@ -335,7 +359,7 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 				return true
 			})
 		}
-		p.lateRef, p.lateAck = nil, 0
+		p.lateRef, p.lateAck, p.ackSeen = nil, 0, 0
 		if p.writing {
 			p.forget = why
 		}
@@ -360,7 +384,7 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 		c.owner.CongestionMap(now, noCongestion[:]) // it sends its map unless that is empty
 	}
 	c.gather()
-	c.lanes, c.grow = 0, 0
+	c.lanes, c.grow, c.known = 0, 0, 0
 	if c.pending.head != nil {
 		c.path(0).want(now)
 	}

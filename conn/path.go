@@ -41,6 +41,7 @@ type Path struct {
 	synced   bool   // kernel peers: something of this life is known to have arrived
 	probedAt time.Duration
 	answer   bool  // a handshake answer is owed
+	tolds    []int // NPATHS of our pings that were not answered yet
 	heard    bool  // a frame came on this link
 	of       *Path // kernels: whose sequence the link's frames belong to, when not ours
 
@@ -57,6 +58,7 @@ type Path struct {
 	forget   Why    // the peer's state went while inwrite was being written
 	through  uint64 // rdsd: highest sequence the peer had received when the link began
 	lateAck  uint64
+	ackSeen  uint64 // last acknowledgement taken on this link
 	lateRef  []wire.Refusal
 	txOff    uint64 // bytes put into batches on this link
 	txAcked  uint64 // of them acknowledged by TCP (kernel peers)
@@ -180,8 +182,9 @@ func (p *Path) start(now time.Duration) {
 		p.reconnects++
 		p.c.ctr.Reconnects++
 	}
-	if q := p.c.path(0); p.c.active && p != q && p.c.kind == KindKernel && !q.ready {
-		// A kernel that just began takes the first connection for its path 0.
+	if q := p.c.path(0); p.c.active && p != q && p.c.kind == KindKernel && (!q.ready || p.idx >= p.c.known && p.c.asked&(1<<p.idx) == 0) {
+		// A kernel that just began takes the first connection for its path 0,
+		// and maps the others by the number of paths it was told.
 		q.want(now)
 		p.retryAt = now + p.c.cfg.ReconnectMin
 	} else if p.c.active {
@@ -273,7 +276,7 @@ func (p *Path) closeLink(now time.Duration) {
 func (p *Path) established(now time.Duration) {
 	p.retryAt = never
 	p.kicked = false
-	p.txOff, p.txAcked = 0, 0
+	p.txOff, p.txAcked, p.ackSeen = 0, 0, 0
 	p.upAt, p.lastTx, p.lastRx = now, now, now
 	p.c.links++
 	p.born = p.c.links
@@ -287,9 +290,10 @@ func (p *Path) established(now time.Duration) {
 	}
 	p.paused = false
 	p.sinceAck.frames, p.sinceAck.bytes = 0, 0
-	p.probed, p.answer, p.heard, p.of = false, false, false, nil
+	p.probed, p.answer, p.heard, p.of, p.tolds = false, false, false, nil, nil
 	if p.c.kind.kernel() && p.synced {
 		p.become(now)
+		p.tellLanes()
 	} else {
 		p.probe(now)
 	}

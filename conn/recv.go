@@ -150,8 +150,11 @@ func (p *Path) receiveRdsd(now time.Duration, h *wire.Header, kind wire.Kind) er
 	if kind == wire.KindControl && h.Ext[0] == wire.CtlRefuse {
 		// Its acknowledgement may cover what it refuses: refusals first. They
 		// are taken in receiveSequenced; the ack follows there.
-	} else if err := p.ack(now, h.Ack); err != nil {
-		return err
+	} else if h.Ack != p.ackSeen {
+		if err := p.ack(now, h.Ack); err != nil {
+			return err
+		}
+		p.ackSeen = h.Ack
 	}
 	if h.Flags&wire.FlagAckRequired != 0 && h.Flags != wire.FlagCongBitmap {
 		p.c.ctr.RecvAckRequired++

@@ -123,6 +123,9 @@ func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut)
 		}
 		if m.Kind == MsgProbe {
 			p.probedAt = now
+			if !outside {
+				p.tolds = append(p.tolds, int(p.c.told))
+			}
 		} else if m.Kind == MsgAnswer {
 			p.answer = false
 			if outside {
