@@ -388,7 +388,7 @@ func appStream(t testing.TB) float64 {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s, err := c.Bind(ctx, netip.MustParseAddrPort(addr))
+		s, err := c.Bind(ctx, netip.MustParseAddrPort(addr), rdsd.WithSendBuffer(256<<10), rdsd.WithRecvBuffer(256<<10))
 		if err != nil {
 			t.Fatal(err)
 		}
