@@ -204,11 +204,16 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 	}
 	if c.kind == KindKernel && !reply && p.idx != 0 {
 		// A kernel pings on its path 0 only: it took this connection for it.
-		if q := c.path(0); q.expected > 0 {
+		q := c.path(0)
+		if q.expected > 0 {
 			p.of = q
 			return errWrongLane
 		}
 		p.becomeLane0()
+		if q.state == Up || q.state == Disconnecting {
+			q.of = p // its link was made for lane 0
+			q.Drop(now, errWrongLane)
+		}
 	}
 	n := 1
 	if c.kind == KindKernel {

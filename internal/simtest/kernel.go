@@ -53,7 +53,6 @@ type kconn struct {
 	fan     []*kmsg   // newer: sent while the paths drain, before more of them are used
 	growing bool
 	pinged  bool
-	peerGen uint32
 	pmap    [8192]byte
 }
 

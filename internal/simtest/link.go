@@ -78,6 +78,9 @@ func (l *link) drop() {
 	l.gone, l.parked = true, false
 	l.end.Readable, l.end.Writable = nil, nil
 	delete(l.n.links, linkKey{l.p, l.gen})
+	if l.writing {
+		l.n.orphans = append(l.n.orphans, l)
+	}
 	l.free()
 }
 

@@ -167,6 +167,8 @@ func (m *model) placedAt(epoch int, src, dst netip.AddrPort, p []byte) *rec {
 	switch {
 	case !r.accepted:
 		w.fail("D3: %v was placed but never accepted", r)
+	case w.rebooted(r):
+		return r
 	case r.placed > 0 && (r.placedIn == epoch || !w.mayDouble(src.Addr(), dst.Addr())):
 		w.fail("D1: %v placed twice", r)
 	case r.outcome == conn.Cancelled || r.outcome == conn.Failed:
@@ -181,6 +183,14 @@ func (m *model) placedAt(epoch int, src, dst netip.AddrPort, p []byte) *rec {
 	r.placed++
 	r.placedIn, f.placedIn, f.lastNum, f.lastPath = epoch, epoch, r.num+1, r.path
 	return r
+}
+
+// rebooted: a later kernel that just rebooted may take whatever connection comes
+// first for its path 0, and send on it again what it had sent on another: until
+// its handshake arrives nobody can tell that from something new.
+func (w *World) rebooted(r *rec) bool {
+	k := w.kernel[r.flow.src.Addr()]
+	return k != nil && k.newer && k.epoch > 1 && r.resent
 }
 
 // decided: the sender of r was told its outcome.

@@ -23,6 +23,7 @@ type node struct {
 	views map[*conn.Path]*view
 
 	parked   []*link
+	orphans  []*link // gone, with a batch whose writing has not ended
 	acts     []conn.Action
 	ready    []*rds.Socket
 	timerAt  time.Duration
@@ -77,8 +78,8 @@ func (n *node) crash(power bool) {
 		return
 	}
 	n.w.trace("%v crashes, power off %v", n.addr, power)
-	eng, links, apps := n.eng, n.links, n.apps
-	n.eng, n.links, n.apps, n.parked = nil, nil, nil, nil
+	eng, links, apps, orphans := n.eng, n.links, n.apps, n.orphans
+	n.eng, n.links, n.apps, n.parked, n.orphans = nil, nil, nil, nil, nil
 	if power {
 		n.host.PowerOff()
 	} else {
@@ -87,17 +88,20 @@ func (n *node) crash(power bool) {
 	for _, a := range apps {
 		a.died()
 	}
-	n.dispose(eng, links)
+	n.dispose(eng, links, orphans)
 }
 
 // dispose gives back the memory a dead engine holds, and uses the occasion to
 // see that all of it is accounted for.
-func (n *node) dispose(eng *rds.Engine, links map[linkKey]*link) {
+func (n *node) dispose(eng *rds.Engine, links map[linkKey]*link, orphans []*link) {
 	for _, s := range eng.Sockets() {
 		s.Close(n.w.Now())
 	}
 	eng.Shutdown(n.w.Now())
 	for _, l := range links {
+		orphans = append(orphans, l)
+	}
+	for _, l := range orphans {
 		l.free()
 		if l.writing {
 			l.writing = false
