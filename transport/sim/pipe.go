@@ -74,7 +74,7 @@ func (p *pipe) arm() {
 	if p.armed || p.dead {
 		return
 	}
-	at := p.n.now
+	var at time.Duration
 	switch {
 	case len(p.queue) > 0:
 		at = p.queue[0].at
