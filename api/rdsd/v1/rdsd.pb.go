@@ -1574,6 +1574,8 @@ func (b0 Bound_builder) Build() *Bound {
 // SendBatch: datagrams in order. Datagram i has payload[sum(length[:i]):][:length[i]],
 // goes to destination[destination_index[i]] (to destination[0] when
 // destination_index is empty) and bears the tag first_tag+i.
+// A batch is taken in one step: once a datagram is refused for lack of room
+// (EAGAIN, ENOBUFS), so are those behind it to the same destination.
 type SendBatch struct {
 	state                       protoimpl.MessageState `protogen:"opaque.v1"`
 	xxx_hidden_Id               uint64                 `protobuf:"varint,1,opt,name=id"`
