@@ -174,7 +174,7 @@ func (p *Path) inSequence(h *wire.Header) bool {
 	if p.c.kind == KindUnknown && p.expected == 0 {
 		p.inherit()
 	}
-	old := h.Flags&wire.FlagRetransmitted != 0 || r != p // what a stale link still brings is no restart
+	old := h.Flags&wire.FlagRetransmitted != 0 || p.born < r.born // what a stale link brings is no restart
 	if h.Seq < r.expected && old && !mutant.On(mutant.SkipFlagTest) {
 		p.c.ctr.RecvDropOldSeq++
 		return false

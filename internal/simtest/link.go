@@ -297,14 +297,15 @@ func (l *link) close(why error) {
 	l.wakeUp()
 }
 
-// impatient: enough was read. A paused link is given its time: what TCP has
-// acknowledged of it, a kernel peer has forgotten.
+// impatient: enough was waited. What has arrived is read all the same, and a
+// paused link is given its time: what TCP has acknowledged, a kernel peer has
+// forgotten.
 func (l *link) impatient() {
 	if l.gone {
 		return
 	}
-	if l.paused {
-		l.n.w.After(drainTime, l.n.guard(l.impatient))
+	if l.paused || l.end.Buffered() > 0 {
+		l.n.w.After(drainTime/10, l.n.guard(l.impatient))
 		return
 	}
 	l.lost(sim.ErrTimeout)

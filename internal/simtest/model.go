@@ -186,9 +186,13 @@ func (m *model) placedAt(epoch int, src, dst netip.AddrPort, p []byte) *rec {
 }
 
 // rebooted: a later kernel that just rebooted may take whatever connection comes
-// first for its path 0, and send on it again what it had sent on another: until
-// its handshake arrives nobody can tell that from something new.
+// first for its path 0, and send on it again what it had sent on another, or take
+// again there what it had taken elsewhere: until its handshake arrives nobody can
+// tell that from something new.
 func (w *World) rebooted(r *rec) bool {
+	if k := w.kernel[r.flow.dst.Addr()]; k != nil {
+		return k.newer && k.epoch > 1 && r.placed > 0
+	}
 	k := w.kernel[r.flow.src.Addr()]
 	return k != nil && k.newer && k.epoch > 1 && r.resent
 }
