@@ -63,11 +63,12 @@ func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
 		c.ctr.TCPListenStale++
 		if c.kind == KindRdsd || len(p.waiting) >= maxWaiting {
 			for _, w := range p.waiting {
-				c.owner.Emit(Action{Kind: ActAbort, Path: p, Gen: w})
+				c.owner.Emit(Action{Kind: ActAbort, Path: p, Gen: w.gen})
 			}
 			p.waiting = p.waiting[:0]
 		}
-		p.waiting = append(p.waiting, gen)
+		c.links++
+		p.waiting = append(p.waiting, waiting{gen, c.links})
 		p.lastErr = errStale
 		p.event(now, EvDrop)
 		return Accepted{Path: p, Gen: gen, Link: true, Parked: true}
@@ -76,6 +77,9 @@ func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
 	p.event(now, EvLink)
 	return Accepted{Path: p, Gen: gen, Link: true}
 }
+
+// waiting is a link accepted while an older one of its lane still closes.
+type waiting struct{ gen, born uint64 }
 
 // maxWaiting bounds the links that wait for their predecessors' end.
 const maxWaiting = 8
@@ -86,9 +90,11 @@ func (p *Path) next(now time.Duration) {
 	if len(p.waiting) == 0 {
 		return
 	}
-	p.gen = p.waiting[0]
+	w := p.waiting[0]
 	p.waiting = p.waiting[1:]
+	p.gen = w.gen
 	p.event(now, EvLink)
+	p.born = w.born
 	p.emit(ActResume)
 	if len(p.waiting) > 0 {
 		p.lastErr = errStale
@@ -137,7 +143,8 @@ func (p *Path) succeeded() (yes bool) {
 func (p *Path) mustWait() (yes bool) {
 	if p.c.kind == KindUnknown || p.c.kind == KindKernelLegacy {
 		p.c.Paths(func(x *Path) {
-			yes = yes || x != p && (x.state == Up || x.state == Disconnecting) && x.born < p.born
+			yes = yes || x != p && (x.state == Up || x.state == Disconnecting) && x.born < p.born ||
+				len(x.waiting) > 0 && x.waiting[0].born < p.born
 		})
 	}
 	return yes
@@ -186,7 +193,7 @@ func (p *Path) becomeLane0() {
 // nextGen is above every generation given out so far.
 func (p *Path) nextGen() uint64 {
 	if n := len(p.waiting); n > 0 {
-		return p.waiting[n-1] + 1
+		return p.waiting[n-1].gen + 1
 	}
 	return p.gen + 1
 }

@@ -27,8 +27,8 @@ type Path struct {
 	// Links. gen counts attempts and accepted connections; an event that
 	// names another gen is late and ignored.
 	gen        uint64
-	waiting    []uint64 // accepted while an older link still closes, oldest first
-	attempts   int      // in a row that brought no usable link
+	waiting    []waiting // oldest first
+	attempts   int       // in a row that brought no usable link
 	reconnects uint64
 	lastErr    error
 	wasUp      bool // a link was usable once: keep reconnecting
@@ -237,7 +237,7 @@ func (p *Path) DialFailed(now time.Duration, gen uint64, err error) {
 // Lost tells that link gen is closed and wholly read; acked is what TCP
 // acknowledged of it in the end (kernel peers).
 func (p *Path) Lost(now time.Duration, gen uint64, acked uint64, err error) {
-	if i := slices.Index(p.waiting, gen); i >= 0 {
+	if i := slices.IndexFunc(p.waiting, func(w waiting) bool { return w.gen == gen }); i >= 0 {
 		p.waiting = slices.Delete(p.waiting, i, i+1)
 		return
 	}
