@@ -388,7 +388,7 @@ func appStream(t testing.TB) float64 {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s, err := c.Bind(ctx, netip.MustParseAddrPort(addr), rdsd.WithSendBuffer(256<<10), rdsd.WithRecvBuffer(256<<10))
+		s, err := c.Bind(ctx, netip.MustParseAddrPort(addr), rdsd.WithSendBuffer(4<<20), rdsd.WithRecvBuffer(4<<20))
 		if err != nil {
 			t.Fatal(err)
 		}
