@@ -135,6 +135,7 @@ func (h *host) carryOut(a conn.Action) {
 		l := h.laneOf(a.Path).find(a.Gen)
 		h.mu.Unlock()
 		if l != nil {
+			l.link.Start(l) // one that was parked; nothing happens otherwise
 			l.link.Resume()
 		}
 	}
@@ -322,6 +323,13 @@ func (l *laneLink) End() {
 		l.fresh = false
 		l.h.all.handshakes.Add(-1)
 	}
+	l.h.unlock()
+}
+
+// Progress: a peer that takes a large batch slowly is alive.
+func (l *laneLink) Progress() {
+	e, now := l.h.lock()
+	e.Alive(now, l.p, l.gen)
 	l.h.unlock()
 }
 

@@ -97,6 +97,14 @@ func (b *Batch) Frames() int { return b.frames }
 // Bytes is the size of all frames, headers included.
 func (b *Batch) Bytes() int { return b.size }
 
+// Left is how many bytes are left to write.
+func (b *Batch) Left() (n int) {
+	for _, p := range b.Pieces() {
+		n += len(p)
+	}
+	return n
+}
+
 // Pieces is what is left to write.
 func (b *Batch) Pieces() [][]byte { return b.pieces[b.next:] }
 

@@ -42,6 +42,8 @@ type Handler interface {
 	// handler has given the link up; what still comes is read and thrown away.
 	Frame(f *Frame) error
 	End()
+	// Progress: the peer took part of the batch Send kept.
+	Progress()
 	// Written: the batch Send kept is written, or the link failed (err).
 	Written(b *Batch, err error)
 	// Closed is called once, last: nothing more will be read. acked is the

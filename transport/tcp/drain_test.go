@@ -25,6 +25,7 @@ type counting struct {
 func (*counting) Begin() { time.Sleep(2 * time.Millisecond) }
 
 func (*counting) End()                            {}
+func (*counting) Progress()                       {}
 func (*counting) Written(*transport.Batch, error) {}
 func (c *counting) Closed(error, uint64)          { close(c.closed) }
 func (c *counting) Frame(f *transport.Frame) error {

@@ -145,8 +145,21 @@ func (l *Link) writeSome(fd uintptr) bool {
 
 // writeAll is writeSome that waits for the socket to take more.
 func (l *Link) writeAll(fd uintptr) bool {
+	left := l.out.Left()
 	l.writeSome(fd)
-	return l.outDone || l.outErr != nil
+	if l.outDone || l.outErr != nil {
+		return true
+	}
+	if l.out.Left() < left {
+		l.handler().Progress()
+	}
+	return false
+}
+
+func (l *Link) handler() transport.Handler {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.h
 }
 
 // flush finishes a batch that met a full socket buffer. It ends with the batch
@@ -157,10 +170,7 @@ func (l *Link) flush(b *transport.Batch) {
 		err = l.outErr
 	}
 	l.out = nil
-	l.mu.Lock()
-	h := l.h
-	l.mu.Unlock()
-	h.Written(b, err)
+	l.handler().Written(b, err)
 }
 
 // --- reading -----------------------------------------------------------------

@@ -7,6 +7,7 @@ import (
 	"math/rand"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -63,6 +64,8 @@ type end struct {
 	closed  chan struct{}
 	err     error
 	acked   uint64
+
+	progress atomic.Int64
 }
 
 func newEnd() *end {
@@ -101,6 +104,8 @@ func (e *end) End() {
 	default:
 	}
 }
+
+func (e *end) Progress() { e.progress.Add(1) }
 
 func (e *end) Written(b *transport.Batch, err error) { b.Put(); e.written <- err }
 
@@ -265,6 +270,7 @@ func testFull(t *testing.T, p Provider) {
 		t.Fatal(err)
 	}
 	y.until(t, n)
+	t.Logf("progress was reported %d times", x.progress.Load())
 }
 
 func testPause(t *testing.T, p Provider) {
