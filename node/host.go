@@ -482,6 +482,9 @@ func (h *host) pollAcked(a conn.Action) {
 	h.unlock()
 }
 
+// stopPatience is how long links may take to be read to their end.
+const stopPatience = 3 * time.Second
+
 // stop drops every link and waits for their goroutines.
 func (h *host) stop() {
 	if h.listener != nil {
@@ -511,7 +514,14 @@ func (h *host) stop() {
 		k.link.Close(true)
 	}
 	h.links.Add(-unstarted)
+	// A link whose receiver stays full would never be read to its end.
+	abort := time.AfterFunc(stopPatience, func() {
+		for _, k := range links {
+			k.link.Close(false)
+		}
+	})
 	h.links.Wait()
+	abort.Stop()
 	close(h.quit)
 	h.flushing.Wait()
 }
