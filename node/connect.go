@@ -1,0 +1,117 @@
+package node
+
+import (
+	"net/netip"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/transport"
+)
+
+func (h *host) dial(p *conn.Path, gen uint64) {
+	link, err := h.connect(p)
+	_, now := h.lock()
+	defer h.unlock()
+	if err != nil {
+		h.e.DialFailed(now, p, gen, err)
+		return
+	}
+	k := &laneLink{h: h, p: p, gen: gen, link: link}
+	if h.closed || !h.e.Connected(now, p, gen) {
+		link.Close(false)
+		return
+	}
+	l := h.laneOf(p)
+	l.links = append(l.links, k)
+	h.links.Add(1)
+	link.Start(k)
+}
+
+// poke connects and closes: a request to the smaller address to connect here.
+func (h *host) poke(p *conn.Path) {
+	if link, err := h.connect(p); err == nil {
+		link.Close(false)
+	}
+}
+
+func (h *host) connect(p *conn.Path) (transport.Link, error) {
+	ctx, cancel := h.all.withTimeout(h.all.engineConfig.Conn.DialTimeout)
+	defer cancel()
+	return h.all.provider.Dial(ctx, netip.AddrPortFrom(h.addr, 0), netip.AddrPortFrom(p.Conn().Remote(), h.port), p.Index())
+}
+
+// accept judges an incoming connection. What is refused is closed before
+// anything is read or written: the answer is never larger than the question.
+func (h *host) accept(link transport.Link) {
+	remote := link.RemoteAddr()
+	refuse := func(why string, args ...any) {
+		link.Close(false)
+		h.all.refused.Add(1)
+		h.log.Warn("connection refused", append([]any{"peer", remote.Addr(), "why", why}, args...)...)
+	}
+	if n, most := h.all.handshakes.Load(), int64(h.all.node.cfg.Limits.MaxHandshakes); n >= most {
+		h.all.handshakesRefused.Add(1)
+		refuse("too many connections that have not identified themselves", "limit", most)
+		return
+	}
+	_, now := h.lock()
+	if h.closed {
+		h.mu.Unlock()
+		link.Close(false)
+		return
+	}
+	a, err := h.e.Accept(now, remote)
+	if err != nil || !a.Link {
+		h.unlock()
+		if err != nil {
+			refuse(err.Error())
+		} else {
+			link.Close(false) // a poke, or no lane for it
+		}
+		return
+	}
+	k := &laneLink{h: h, p: a.Path, gen: a.Gen, link: link, fresh: true}
+	h.all.handshakes.Add(1)
+	l := h.laneOf(a.Path)
+	l.links = append(l.links, k)
+	h.links.Add(1)
+	if !a.Parked {
+		link.Start(k)
+	}
+	h.unlock()
+}
+
+func (h *host) closeLink(a conn.Action) {
+	h.mu.Lock()
+	l := h.laneOf(a.Path)
+	k := l.find(a.Gen)
+	parked := k != nil && a.Kind == conn.ActAbort
+	if parked {
+		// Never started: nobody else will report its end.
+		l.remove(k)
+		if k.fresh {
+			k.fresh = false
+			h.all.handshakes.Add(-1)
+		}
+	}
+	h.mu.Unlock()
+	if k == nil {
+		return
+	}
+	k.link.Close(a.Kind == conn.ActClose)
+	if parked {
+		h.links.Done()
+	}
+}
+
+func (h *host) pollAcked(a conn.Action) {
+	h.mu.Lock()
+	k := h.laneOf(a.Path).find(a.Gen)
+	h.mu.Unlock()
+	if k == nil {
+		return
+	}
+	n := k.link.Acked()
+	_, now := h.lock()
+	h.e.Acked(now, a.Path, a.Gen, n)
+	h.unlock()
+}

@@ -1,0 +1,124 @@
+package node
+
+import (
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/transport"
+)
+
+// lane is what the shell knows of a path: the links it has or is about to
+// have. It hangs on conn.Path.Data; host.mu guards it.
+type lane struct {
+	links    []*laneLink
+	lastTurn time.Duration // end of the last transmit turn
+}
+
+// laneLink is one link of a path; the transport's Handler.
+type laneLink struct {
+	h     *host
+	p     *conn.Path
+	gen   uint64
+	link  transport.Link
+	dead  bool // guarded by host.mu
+	fresh bool // accepted and not identified yet: counts as a handshake; guarded by host.mu
+	now   time.Duration
+}
+
+func (h *host) laneOf(p *conn.Path) *lane {
+	l, _ := p.Data.(*lane)
+	if l == nil {
+		l = &lane{}
+		p.Data = l
+	}
+	return l
+}
+
+func (l *lane) find(gen uint64) *laneLink {
+	for _, k := range l.links {
+		if k.gen == gen {
+			return k
+		}
+	}
+	return nil
+}
+
+// current is the link p transmits on, nil when it has none that works.
+func (l *lane) current(p *conn.Path) *laneLink {
+	if k := l.find(p.Gen()); k != nil && !k.dead {
+		return k
+	}
+	return nil
+}
+
+func (l *lane) remove(k *laneLink) {
+	for i, o := range l.links {
+		if o == k {
+			l.links = append(l.links[:i], l.links[i+1:]...)
+			return
+		}
+	}
+}
+
+// Begin takes the lock for all frames of one read.
+func (l *laneLink) Begin() { _, l.now = l.h.lock() }
+
+// Frame gives one frame to the engine.
+func (l *laneLink) Frame(f *transport.Frame) error {
+	return l.h.e.Receive(l.now, l.p, l.gen, f)
+}
+
+// End lets the lock go; acknowledgements and wake-ups follow in this thread.
+func (l *laneLink) End() {
+	l.h.e.ReceivedAll(l.now, l.p, l.gen)
+	if l.fresh && l.p.Ready() {
+		l.fresh = false
+		l.h.all.handshakes.Add(-1)
+	}
+	l.h.unlock()
+}
+
+// Progress: a peer that takes a large batch slowly is alive.
+func (l *laneLink) Progress() {
+	e, now := l.h.lock()
+	e.Alive(now, l.p, l.gen)
+	l.h.unlock()
+}
+
+// Written ends a batch that met a full link.
+func (l *laneLink) Written(b *transport.Batch, err error) {
+	b.Put()
+	h := l.h
+	_, now := h.lock()
+	if err != nil {
+		l.dead = true
+	}
+	more := h.e.Wrote(now, l.p)
+	h.unlock()
+	if more {
+		h.transmit(l.p)
+	}
+}
+
+// Closed ends the link.
+func (l *laneLink) Closed(err error, acked uint64) {
+	h := l.h
+	_, now := h.lock()
+	h.laneOf(l.p).remove(l)
+	if l.fresh {
+		l.fresh = false
+		h.all.handshakes.Add(-1)
+	}
+	h.e.Lost(now, l.p, l.gen, acked, err)
+	h.startParked(l.p)
+	h.unlock()
+	h.links.Done()
+}
+
+// startParked begins to read an accepted link that waited for its
+// predecessor's end. The lock is held.
+func (h *host) startParked(p *conn.Path) {
+	if k := h.laneOf(p).find(p.Gen()); k != nil && (p.State() == conn.Up || p.State() == conn.Disconnecting) {
+		k.link.Start(k)
+	}
+}
