@@ -240,7 +240,6 @@ func (c *Conn) Queued() (q Queued) {
 			q.Held += h.n()
 			q.QueuedBytes += h.back.bytes + h.kept.bytes
 		}
-		q.Queued += 0
 	})
 	return q
 }

@@ -191,7 +191,7 @@ func (p *Path) start(now time.Duration) {
 		p.retryAt = now + p.c.cfg.DialTimeout + time.Second // the shell reports earlier; this is the last resort
 		p.emit(ActDial)
 	} else {
-		p.retryAt = now + p.pokePatience()
+		p.retryAt = now + pokePatience
 		p.c.ctr.PokeSent++
 		p.emit(ActPoke)
 	}
@@ -199,7 +199,7 @@ func (p *Path) start(now time.Duration) {
 }
 
 // pokePatience is how long the larger side waits for the other to connect back.
-func (p *Path) pokePatience() time.Duration { return time.Second }
+const pokePatience = time.Second
 
 var errPoke = errors.New("poked, but the peer did not connect")
 
