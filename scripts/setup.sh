@@ -1,8 +1,9 @@
 #!/bin/sh
-# Installs the Debian packages the tests use: a kernel that runs as a process,
-# tools for network namespaces, promtool. Does nothing where all are there.
+# Installs the Debian packages the tests use: a C compiler for the race detector,
+# a kernel that runs as a process, tools for network namespaces. Does nothing
+# where all are there.
 set -eu
-need="user-mode-linux iproute2 ethtool prometheus python3-venv tmux"
+need="gcc libc6-dev git user-mode-linux iproute2 ethtool python3-venv"
 missing=""
 for p in $need; do
 	dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
