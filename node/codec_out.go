@@ -65,54 +65,6 @@ func (b *outBatch) take(r *rds.Run) {
 	*b.blob = out
 }
 
-// add appends one datagram; its payload is copied. most is a hint of how much
-// the batch will hold.
-func (b *outBatch) add(src netip.AddrPort, p []byte, most int) {
-	n := len(b.sources)
-	switch {
-	case n > 0 && b.sources[n-1] == src:
-		b.index = append(b.index, uint32(n-1))
-	case n > 1:
-		b.index = append(b.index, b.sourceIndex(src))
-	default:
-		b.sources = append(b.sources, src)
-		b.index = append(b.index, uint32(n))
-	}
-	b.lengths = append(b.lengths, uint32(len(p)))
-	if len(p) == 0 {
-		return
-	}
-	if b.blob == nil {
-		b.blob = codecPool.Get(max(most, len(p)))
-		*b.blob = (*b.blob)[:0]
-	}
-	b.grow(len(p))
-	*b.blob = append(*b.blob, p...)
-	b.size += len(p)
-}
-
-// grow makes room in the blob from the pool, so that it can go back there.
-func (b *outBatch) grow(n int) {
-	if len(*b.blob)+n <= cap(*b.blob) {
-		return
-	}
-	bigger := codecPool.Get(max(2*cap(*b.blob), len(*b.blob)+n))
-	*bigger = append((*bigger)[:0], *b.blob...)
-	codecPool.Put(b.blob)
-	b.blob = bigger
-}
-
-// sourceIndex finds a source among the last few, or adds it.
-func (b *outBatch) sourceIndex(src netip.AddrPort) uint32 {
-	for i := len(b.sources) - 1; i >= max(0, len(b.sources)-8); i-- {
-		if b.sources[i] == src {
-			return uint32(i)
-		}
-	}
-	b.sources = append(b.sources, src)
-	return uint32(len(b.sources) - 1)
-}
-
 // marshal lays out ServerMessage{recv: b} and takes the blob with it.
 func (b *outBatch) marshal() mem.BufferSlice {
 	lengthBytes, indexBytes, sourceBytes := 0, 0, 0

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"math/rand"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rds"
 )
 
 func pbEndpoint(a netip.AddrPort) *rdsdv1.Endpoint {
@@ -118,7 +120,7 @@ func TestRecvBatchByHandIsTheProtobufOne(t *testing.T) {
 	rng := rand.New(rand.NewSource(2))
 	var b outBatch
 	for round := range 300 {
-		b.reset()
+		var run rds.Run
 		want := &rdsdv1.RecvBatch{}
 		var payload []byte
 		var lengths []uint32
@@ -130,11 +132,12 @@ func TestRecvBatchByHandIsTheProtobufOne(t *testing.T) {
 			}
 			p := make([]byte, rng.Intn(1<<uint(rng.Intn(13))))
 			rng.Read(p)
-			b.add(src, p, 128)
+			addToRun(&run, src, p)
 			payload = append(payload, p...)
 			lengths = append(lengths, uint32(len(p)))
 			froms = append(froms, src)
 		}
+		b.take(&run)
 		raw := b.marshal().Materialize()
 		m := &rdsdv1.ServerMessage{}
 		if err := proto.Unmarshal(raw, m); err != nil {
@@ -157,6 +160,21 @@ func TestRecvBatchByHandIsTheProtobufOne(t *testing.T) {
 		if !proto.Equal(want, got) {
 			t.Fatalf("got %v\nwant %v", got, want)
 		}
+	}
+}
+
+// addToRun appends one datagram as the engine does, in a span of its own.
+func addToRun(r *rds.Run, src netip.AddrPort, p []byte) {
+	k := slices.Index(r.Sources, src)
+	if k < 0 {
+		k = len(r.Sources)
+		r.Sources = append(r.Sources, src)
+	}
+	r.Index = append(r.Index, uint32(k))
+	r.Lengths = append(r.Lengths, uint32(len(p)))
+	r.Bytes += len(p)
+	if len(p) > 0 {
+		r.Spans = append(r.Spans, rds.Span{Payload: p})
 	}
 }
 

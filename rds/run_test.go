@@ -1,0 +1,105 @@
+package rds
+
+import (
+	"bytes"
+	"math/rand"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+)
+
+// Runs of any cut carry what single calls would: the same bytes, lengths,
+// sources and order, and the accounts are empty in the end.
+func TestRunsAreWhatSingleCallsAre(t *testing.T) {
+	w := newPair(t)
+	rng := rand.New(rand.NewSource(3))
+	r, _ := w.b.Bind(4000, SocketOptions{})
+	var from []*Socket
+	for range 3 {
+		s, _ := w.a.Bind(0, SocketOptions{})
+		from = append(from, s)
+	}
+	type sent struct {
+		src     netip.AddrPort
+		payload []byte
+	}
+	var want []sent
+	for range 200 {
+		s := from[rng.Intn(len(from))]
+		var payload []byte
+		var lengths []uint32
+		for range 1 + rng.Intn(30) {
+			n := rng.Intn(1 << rng.Intn(13))
+			p := make([]byte, n)
+			rng.Read(p)
+			payload = append(payload, p...)
+			lengths = append(lengths, uint32(n))
+			want = append(want, sent{s.Addr(), p})
+		}
+		tag := uint64(s.Stats.Accepted)
+		if n := s.SendRun(w.now, r.Addr(), payload, lengths, tag, true); n != len(lengths) {
+			t.Fatalf("%d of %d accepted", n, len(lengths))
+		}
+		w.run()
+		for k := 1 + rng.Intn(20); r.qn > 0; k = 1 + rng.Intn(20) {
+			var run Run
+			r.RecvRun(&run, k, 1+rng.Intn(20000))
+			r.ReadAll(w.now)
+			var all []byte
+			for _, s := range run.Spans {
+				all = append(all, s.Payload...)
+			}
+			if run.Len() == 0 || run.Len() > k || len(all) != run.Bytes {
+				t.Fatalf("a run of %d datagrams, %d and %d bytes; at most %d were asked for", run.Len(), len(all), run.Bytes, k)
+			}
+			for i, n := range run.Lengths {
+				if src := run.Sources[run.Index[i]]; src != want[0].src || !bytes.Equal(all[:n], want[0].payload) {
+					t.Fatalf("%d bytes from %v, want %d from %v", n, src, len(want[0].payload), want[0].src)
+				}
+				all, want = all[n:], want[1:]
+			}
+			run.Release()
+		}
+	}
+	w.advance(50 * time.Millisecond)
+	for _, s := range from {
+		next := uint64(0)
+		for _, o := range s.Outcomes(nil) {
+			if o.Kind != conn.Delivered || o.First != next {
+				t.Fatalf("outcome %+v, want delivered from %d on", o, next)
+			}
+			next += uint64(o.Count)
+		}
+		if next != s.Stats.Accepted || s.used != 0 || s.undecided != 0 {
+			t.Errorf("%d outcomes for %d accepted, %d bytes and %d datagrams undecided", next, s.Stats.Accepted, s.used, s.undecided)
+		}
+	}
+	if len(want) != 0 || r.mem != 0 || w.a.cfg.Budget.Used()+w.b.cfg.Budget.Used() != 0 {
+		t.Errorf("%d datagrams missing, %d bytes queued, budgets %d and %d", len(want), r.mem, w.a.cfg.Budget.Used(), w.b.cfg.Budget.Used())
+	}
+}
+
+// SendRun accepts exactly the prefix that Send would.
+func TestSendRunStopsWhereSendWould(t *testing.T) {
+	w := newPair(t)
+	s, _ := w.a.Bind(0, SocketOptions{SndBufBytes: 1000})
+	dst := netip.AddrPortFrom(w.b.Local(), 4000)
+	lengths := []uint32{400, 400, 400, 400}
+	if n := s.SendRun(w.now, dst, make([]byte, 1600), lengths, 0, false); n != 3 { // the one that passes the buffer is the last
+		t.Errorf("%d accepted into 1000 bytes, want 3", n)
+	}
+	if n := s.SendRun(w.now, dst, make([]byte, 400), lengths[:1], 0, false); n != 0 {
+		t.Errorf("%d accepted into a full buffer", n)
+	}
+	k, _ := w.a.Bind(0, SocketOptions{SndBufBytes: 1000})
+	if n := k.SendRun(w.now, dst, make([]byte, 1101), []uint32{100, 1001}, 0, false); n != 1 {
+		t.Errorf("%d accepted, want 1: the second is larger than the send buffer", n)
+	}
+	pe, _ := w.a.Peer(dst.Addr())
+	pe.cmap.Set(4000, true)
+	if n := k.SendRun(w.now, dst, make([]byte, 1), []uint32{1}, 0, false); n != 0 {
+		t.Errorf("%d accepted for a congested port", n)
+	}
+}
