@@ -1271,6 +1271,7 @@ type Bind struct {
 	xxx_hidden_Label                  string                 `protobuf:"bytes,4,opt,name=label"`
 	xxx_hidden_InitialCreditDatagrams uint32                 `protobuf:"varint,5,opt,name=initial_credit_datagrams,json=initialCreditDatagrams"`
 	xxx_hidden_InitialCreditBytes     uint64                 `protobuf:"varint,6,opt,name=initial_credit_bytes,json=initialCreditBytes"`
+	xxx_hidden_Ring                   *RingWish              `protobuf:"bytes,7,opt,name=ring"`
 	unknownFields                     protoimpl.UnknownFields
 	sizeCache                         protoimpl.SizeCache
 }
@@ -1342,6 +1343,13 @@ func (x *Bind) GetInitialCreditBytes() uint64 {
 	return 0
 }
 
+func (x *Bind) GetRing() *RingWish {
+	if x != nil {
+		return x.xxx_hidden_Ring
+	}
+	return nil
+}
+
 func (x *Bind) SetLocal(v *Endpoint) {
 	x.xxx_hidden_Local = v
 }
@@ -1366,6 +1374,10 @@ func (x *Bind) SetInitialCreditBytes(v uint64) {
 	x.xxx_hidden_InitialCreditBytes = v
 }
 
+func (x *Bind) SetRing(v *RingWish) {
+	x.xxx_hidden_Ring = v
+}
+
 func (x *Bind) HasLocal() bool {
 	if x == nil {
 		return false
@@ -1373,8 +1385,19 @@ func (x *Bind) HasLocal() bool {
 	return x.xxx_hidden_Local != nil
 }
 
+func (x *Bind) HasRing() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Ring != nil
+}
+
 func (x *Bind) ClearLocal() {
 	x.xxx_hidden_Local = nil
+}
+
+func (x *Bind) ClearRing() {
+	x.xxx_hidden_Ring = nil
 }
 
 type Bind_builder struct {
@@ -1387,6 +1410,8 @@ type Bind_builder struct {
 	// Datagrams the daemon may push before the first Credit.
 	InitialCreditDatagrams uint32
 	InitialCreditBytes     uint64
+	// On the ring control socket only (docs/shm.md): a socket with rings.
+	Ring *RingWish
 }
 
 func (b0 Bind_builder) Build() *Bind {
@@ -1399,6 +1424,65 @@ func (b0 Bind_builder) Build() *Bind {
 	x.xxx_hidden_Label = b.Label
 	x.xxx_hidden_InitialCreditDatagrams = b.InitialCreditDatagrams
 	x.xxx_hidden_InitialCreditBytes = b.InitialCreditBytes
+	x.xxx_hidden_Ring = b.Ring
+	return m0
+}
+
+// RingWish asks for shared-memory rings in the layout of this version.
+type RingWish struct {
+	state              protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Version uint32                 `protobuf:"varint,1,opt,name=version"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *RingWish) Reset() {
+	*x = RingWish{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RingWish) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RingWish) ProtoMessage() {}
+
+func (x *RingWish) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *RingWish) GetVersion() uint32 {
+	if x != nil {
+		return x.xxx_hidden_Version
+	}
+	return 0
+}
+
+func (x *RingWish) SetVersion(v uint32) {
+	x.xxx_hidden_Version = v
+}
+
+type RingWish_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Version uint32
+}
+
+func (b0 RingWish_builder) Build() *RingWish {
+	m0 := &RingWish{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Version = b.Version
 	return m0
 }
 
@@ -1412,13 +1496,14 @@ type Bound struct {
 	xxx_hidden_SendWindowBatches uint32                 `protobuf:"varint,6,opt,name=send_window_batches,json=sendWindowBatches"`
 	xxx_hidden_DaemonInstance    uint64                 `protobuf:"varint,7,opt,name=daemon_instance,json=daemonInstance"`
 	xxx_hidden_DaemonVersion     string                 `protobuf:"bytes,8,opt,name=daemon_version,json=daemonVersion"`
+	xxx_hidden_Ring              *RingGrant             `protobuf:"bytes,9,opt,name=ring"`
 	unknownFields                protoimpl.UnknownFields
 	sizeCache                    protoimpl.SizeCache
 }
 
 func (x *Bound) Reset() {
 	*x = Bound{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[4]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1430,7 +1515,7 @@ func (x *Bound) String() string {
 func (*Bound) ProtoMessage() {}
 
 func (x *Bound) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[4]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1497,6 +1582,13 @@ func (x *Bound) GetDaemonVersion() string {
 	return ""
 }
 
+func (x *Bound) GetRing() *RingGrant {
+	if x != nil {
+		return x.xxx_hidden_Ring
+	}
+	return nil
+}
+
 func (x *Bound) SetLocal(v *Endpoint) {
 	x.xxx_hidden_Local = v
 }
@@ -1529,6 +1621,10 @@ func (x *Bound) SetDaemonVersion(v string) {
 	x.xxx_hidden_DaemonVersion = v
 }
 
+func (x *Bound) SetRing(v *RingGrant) {
+	x.xxx_hidden_Ring = v
+}
+
 func (x *Bound) HasLocal() bool {
 	if x == nil {
 		return false
@@ -1536,8 +1632,19 @@ func (x *Bound) HasLocal() bool {
 	return x.xxx_hidden_Local != nil
 }
 
+func (x *Bound) HasRing() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Ring != nil
+}
+
 func (x *Bound) ClearLocal() {
 	x.xxx_hidden_Local = nil
+}
+
+func (x *Bound) ClearRing() {
+	x.xxx_hidden_Ring = nil
 }
 
 type Bound_builder struct {
@@ -1554,6 +1661,8 @@ type Bound_builder struct {
 	// Changes with every start of the daemon.
 	DaemonInstance uint64
 	DaemonVersion  string
+	// With rings: descriptors come with this message (docs/shm.md).
+	Ring *RingGrant
 }
 
 func (b0 Bound_builder) Build() *Bound {
@@ -1568,6 +1677,79 @@ func (b0 Bound_builder) Build() *Bound {
 	x.xxx_hidden_SendWindowBatches = b.SendWindowBatches
 	x.xxx_hidden_DaemonInstance = b.DaemonInstance
 	x.xxx_hidden_DaemonVersion = b.DaemonVersion
+	x.xxx_hidden_Ring = b.Ring
+	return m0
+}
+
+// RingGrant describes the region that was passed.
+type RingGrant struct {
+	state                  protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Version     uint32                 `protobuf:"varint,1,opt,name=version"`
+	xxx_hidden_RegionBytes uint64                 `protobuf:"varint,2,opt,name=region_bytes,json=regionBytes"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
+}
+
+func (x *RingGrant) Reset() {
+	*x = RingGrant{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RingGrant) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RingGrant) ProtoMessage() {}
+
+func (x *RingGrant) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *RingGrant) GetVersion() uint32 {
+	if x != nil {
+		return x.xxx_hidden_Version
+	}
+	return 0
+}
+
+func (x *RingGrant) GetRegionBytes() uint64 {
+	if x != nil {
+		return x.xxx_hidden_RegionBytes
+	}
+	return 0
+}
+
+func (x *RingGrant) SetVersion(v uint32) {
+	x.xxx_hidden_Version = v
+}
+
+func (x *RingGrant) SetRegionBytes(v uint64) {
+	x.xxx_hidden_RegionBytes = v
+}
+
+type RingGrant_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Version     uint32
+	RegionBytes uint64
+}
+
+func (b0 RingGrant_builder) Build() *RingGrant {
+	m0 := &RingGrant{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Version = b.Version
+	x.xxx_hidden_RegionBytes = b.RegionBytes
 	return m0
 }
 
@@ -1593,7 +1775,7 @@ type SendBatch struct {
 
 func (x *SendBatch) Reset() {
 	*x = SendBatch{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[5]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1605,7 +1787,7 @@ func (x *SendBatch) String() string {
 func (*SendBatch) ProtoMessage() {}
 
 func (x *SendBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[5]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1764,7 +1946,7 @@ type SendResult struct {
 
 func (x *SendResult) Reset() {
 	*x = SendResult{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[6]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1776,7 +1958,7 @@ func (x *SendResult) String() string {
 func (*SendResult) ProtoMessage() {}
 
 func (x *SendResult) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[6]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1852,7 +2034,7 @@ type SendError struct {
 
 func (x *SendError) Reset() {
 	*x = SendError{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[7]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1864,7 +2046,7 @@ func (x *SendError) String() string {
 func (*SendError) ProtoMessage() {}
 
 func (x *SendError) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[7]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1951,7 +2133,7 @@ type Credit struct {
 
 func (x *Credit) Reset() {
 	*x = Credit{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[8]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1963,7 +2145,7 @@ func (x *Credit) String() string {
 func (*Credit) ProtoMessage() {}
 
 func (x *Credit) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[8]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2025,7 +2207,7 @@ type RecvBatch struct {
 
 func (x *RecvBatch) Reset() {
 	*x = RecvBatch{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[9]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2037,7 +2219,7 @@ func (x *RecvBatch) String() string {
 func (*RecvBatch) ProtoMessage() {}
 
 func (x *RecvBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[9]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2129,7 +2311,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[10]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2141,7 +2323,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[10]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2227,7 +2409,7 @@ type OutcomeBatch struct {
 
 func (x *OutcomeBatch) Reset() {
 	*x = OutcomeBatch{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[11]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2239,7 +2421,7 @@ func (x *OutcomeBatch) String() string {
 func (*OutcomeBatch) ProtoMessage() {}
 
 func (x *OutcomeBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[11]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2288,7 +2470,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[12]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2300,7 +2482,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[12]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2373,7 +2555,7 @@ type CancelResult struct {
 
 func (x *CancelResult) Reset() {
 	*x = CancelResult{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[13]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2385,7 +2567,7 @@ func (x *CancelResult) String() string {
 func (*CancelResult) ProtoMessage() {}
 
 func (x *CancelResult) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[13]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2484,7 +2666,7 @@ type Flush struct {
 
 func (x *Flush) Reset() {
 	*x = Flush{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[14]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2496,7 +2678,7 @@ func (x *Flush) String() string {
 func (*Flush) ProtoMessage() {}
 
 func (x *Flush) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[14]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2556,7 +2738,7 @@ type FlushResult struct {
 
 func (x *FlushResult) Reset() {
 	*x = FlushResult{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[15]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2568,7 +2750,7 @@ func (x *FlushResult) String() string {
 func (*FlushResult) ProtoMessage() {}
 
 func (x *FlushResult) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[15]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2642,7 +2824,7 @@ type Monitor struct {
 
 func (x *Monitor) Reset() {
 	*x = Monitor{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[16]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2654,7 +2836,7 @@ func (x *Monitor) String() string {
 func (*Monitor) ProtoMessage() {}
 
 func (x *Monitor) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[16]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2729,7 +2911,7 @@ type CongestionEvent struct {
 
 func (x *CongestionEvent) Reset() {
 	*x = CongestionEvent{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[17]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2741,7 +2923,7 @@ func (x *CongestionEvent) String() string {
 func (*CongestionEvent) ProtoMessage() {}
 
 func (x *CongestionEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[17]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2803,7 +2985,7 @@ type CongestionChange struct {
 
 func (x *CongestionChange) Reset() {
 	*x = CongestionChange{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[18]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2815,7 +2997,7 @@ func (x *CongestionChange) String() string {
 func (*CongestionChange) ProtoMessage() {}
 
 func (x *CongestionChange) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[18]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2885,7 +3067,7 @@ type CongestedQuery struct {
 
 func (x *CongestedQuery) Reset() {
 	*x = CongestedQuery{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[19]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2897,7 +3079,7 @@ func (x *CongestedQuery) String() string {
 func (*CongestedQuery) ProtoMessage() {}
 
 func (x *CongestedQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[19]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2968,7 +3150,7 @@ type CongestedResult struct {
 
 func (x *CongestedResult) Reset() {
 	*x = CongestedResult{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[20]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2980,7 +3162,7 @@ func (x *CongestedResult) String() string {
 func (*CongestedResult) ProtoMessage() {}
 
 func (x *CongestedResult) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[20]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3052,7 +3234,7 @@ type Peek struct {
 
 func (x *Peek) Reset() {
 	*x = Peek{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[21]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3064,7 +3246,7 @@ func (x *Peek) String() string {
 func (*Peek) ProtoMessage() {}
 
 func (x *Peek) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[21]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3112,7 +3294,7 @@ type PeekResult struct {
 
 func (x *PeekResult) Reset() {
 	*x = PeekResult{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[22]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3124,7 +3306,7 @@ func (x *PeekResult) String() string {
 func (*PeekResult) ProtoMessage() {}
 
 func (x *PeekResult) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[22]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3209,7 +3391,7 @@ type Closing struct {
 
 func (x *Closing) Reset() {
 	*x = Closing{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[23]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3221,7 +3403,7 @@ func (x *Closing) String() string {
 func (*Closing) ProtoMessage() {}
 
 func (x *Closing) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[23]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3278,7 +3460,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[24]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3290,7 +3472,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[24]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3334,7 +3516,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[25]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3346,7 +3528,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[25]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3553,7 +3735,7 @@ type Budget struct {
 
 func (x *Budget) Reset() {
 	*x = Budget{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[26]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3565,7 +3747,7 @@ func (x *Budget) String() string {
 func (*Budget) ProtoMessage() {}
 
 func (x *Budget) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[26]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3650,7 +3832,7 @@ type ListPeersRequest struct {
 
 func (x *ListPeersRequest) Reset() {
 	*x = ListPeersRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[27]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3662,7 +3844,7 @@ func (x *ListPeersRequest) String() string {
 func (*ListPeersRequest) ProtoMessage() {}
 
 func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[27]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3726,7 +3908,7 @@ type ListPeersResponse struct {
 
 func (x *ListPeersResponse) Reset() {
 	*x = ListPeersResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[28]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3738,7 +3920,7 @@ func (x *ListPeersResponse) String() string {
 func (*ListPeersResponse) ProtoMessage() {}
 
 func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[28]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3798,7 +3980,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[29]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3810,7 +3992,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[29]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4044,7 +4226,7 @@ type Path struct {
 
 func (x *Path) Reset() {
 	*x = Path{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[30]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4056,7 +4238,7 @@ func (x *Path) String() string {
 func (*Path) ProtoMessage() {}
 
 func (x *Path) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[30]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4256,7 +4438,7 @@ type ListSocketsRequest struct {
 
 func (x *ListSocketsRequest) Reset() {
 	*x = ListSocketsRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[31]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4268,7 +4450,7 @@ func (x *ListSocketsRequest) String() string {
 func (*ListSocketsRequest) ProtoMessage() {}
 
 func (x *ListSocketsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[31]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4300,7 +4482,7 @@ type ListSocketsResponse struct {
 
 func (x *ListSocketsResponse) Reset() {
 	*x = ListSocketsResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[32]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4312,7 +4494,7 @@ func (x *ListSocketsResponse) String() string {
 func (*ListSocketsResponse) ProtoMessage() {}
 
 func (x *ListSocketsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[32]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4378,7 +4560,7 @@ type SocketInfo struct {
 
 func (x *SocketInfo) Reset() {
 	*x = SocketInfo{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[33]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4390,7 +4572,7 @@ func (x *SocketInfo) String() string {
 func (*SocketInfo) ProtoMessage() {}
 
 func (x *SocketInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[33]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4694,7 +4876,7 @@ type ListQueueRequest struct {
 
 func (x *ListQueueRequest) Reset() {
 	*x = ListQueueRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[34]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4706,7 +4888,7 @@ func (x *ListQueueRequest) String() string {
 func (*ListQueueRequest) ProtoMessage() {}
 
 func (x *ListQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[34]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4765,7 +4947,7 @@ type ListQueueResponse struct {
 
 func (x *ListQueueResponse) Reset() {
 	*x = ListQueueResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[35]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4777,7 +4959,7 @@ func (x *ListQueueResponse) String() string {
 func (*ListQueueResponse) ProtoMessage() {}
 
 func (x *ListQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[35]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4842,7 +5024,7 @@ type QueuedDatagram struct {
 
 func (x *QueuedDatagram) Reset() {
 	*x = QueuedDatagram{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[36]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4854,7 +5036,7 @@ func (x *QueuedDatagram) String() string {
 func (*QueuedDatagram) ProtoMessage() {}
 
 func (x *QueuedDatagram) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[36]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4986,7 +5168,7 @@ type GetCountersRequest struct {
 
 func (x *GetCountersRequest) Reset() {
 	*x = GetCountersRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[37]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4998,7 +5180,7 @@ func (x *GetCountersRequest) String() string {
 func (*GetCountersRequest) ProtoMessage() {}
 
 func (x *GetCountersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[37]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5046,7 +5228,7 @@ type GetCountersResponse struct {
 
 func (x *GetCountersResponse) Reset() {
 	*x = GetCountersResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[38]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5058,7 +5240,7 @@ func (x *GetCountersResponse) String() string {
 func (*GetCountersResponse) ProtoMessage() {}
 
 func (x *GetCountersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[38]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5107,7 +5289,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[39]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5119,7 +5301,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[39]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5189,7 +5371,7 @@ type ListCongestionRequest struct {
 
 func (x *ListCongestionRequest) Reset() {
 	*x = ListCongestionRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[40]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5201,7 +5383,7 @@ func (x *ListCongestionRequest) String() string {
 func (*ListCongestionRequest) ProtoMessage() {}
 
 func (x *ListCongestionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[40]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5233,7 +5415,7 @@ type ListCongestionResponse struct {
 
 func (x *ListCongestionResponse) Reset() {
 	*x = ListCongestionResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[41]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5245,7 +5427,7 @@ func (x *ListCongestionResponse) String() string {
 func (*ListCongestionResponse) ProtoMessage() {}
 
 func (x *ListCongestionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[41]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5301,7 +5483,7 @@ type CongestedPort struct {
 
 func (x *CongestedPort) Reset() {
 	*x = CongestedPort{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[42]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5313,7 +5495,7 @@ func (x *CongestedPort) String() string {
 func (*CongestedPort) ProtoMessage() {}
 
 func (x *CongestedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[42]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5477,7 +5659,7 @@ type Culprit struct {
 
 func (x *Culprit) Reset() {
 	*x = Culprit{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[43]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5489,7 +5671,7 @@ func (x *Culprit) String() string {
 func (*Culprit) ProtoMessage() {}
 
 func (x *Culprit) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[43]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5571,7 +5753,7 @@ type WatchCongestionRequest struct {
 
 func (x *WatchCongestionRequest) Reset() {
 	*x = WatchCongestionRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[44]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5583,7 +5765,7 @@ func (x *WatchCongestionRequest) String() string {
 func (*WatchCongestionRequest) ProtoMessage() {}
 
 func (x *WatchCongestionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[44]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5631,7 +5813,7 @@ type CongestionNotice struct {
 
 func (x *CongestionNotice) Reset() {
 	*x = CongestionNotice{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[45]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5643,7 +5825,7 @@ func (x *CongestionNotice) String() string {
 func (*CongestionNotice) ProtoMessage() {}
 
 func (x *CongestionNotice) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[45]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5740,7 +5922,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[46]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5752,7 +5934,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[46]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5830,7 +6012,7 @@ type PingResponse struct {
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[47]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5842,7 +6024,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[47]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5906,7 +6088,7 @@ type DropPathRequest struct {
 
 func (x *DropPathRequest) Reset() {
 	*x = DropPathRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[48]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5918,7 +6100,7 @@ func (x *DropPathRequest) String() string {
 func (*DropPathRequest) ProtoMessage() {}
 
 func (x *DropPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[48]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6008,7 +6190,7 @@ type DropPathResponse struct {
 
 func (x *DropPathResponse) Reset() {
 	*x = DropPathResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6020,7 +6202,7 @@ func (x *DropPathResponse) String() string {
 func (*DropPathResponse) ProtoMessage() {}
 
 func (x *DropPathResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6066,7 +6248,7 @@ type CancelSentRequest struct {
 
 func (x *CancelSentRequest) Reset() {
 	*x = CancelSentRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6078,7 +6260,7 @@ func (x *CancelSentRequest) String() string {
 func (*CancelSentRequest) ProtoMessage() {}
 
 func (x *CancelSentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6159,7 +6341,7 @@ type CancelSentResponse struct {
 
 func (x *CancelSentResponse) Reset() {
 	*x = CancelSentResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6171,7 +6353,7 @@ func (x *CancelSentResponse) String() string {
 func (*CancelSentResponse) ProtoMessage() {}
 
 func (x *CancelSentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6229,7 +6411,7 @@ type CloseSocketRequest struct {
 
 func (x *CloseSocketRequest) Reset() {
 	*x = CloseSocketRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6241,7 +6423,7 @@ func (x *CloseSocketRequest) String() string {
 func (*CloseSocketRequest) ProtoMessage() {}
 
 func (x *CloseSocketRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6296,7 +6478,7 @@ type CloseSocketResponse struct {
 
 func (x *CloseSocketResponse) Reset() {
 	*x = CloseSocketResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6308,7 +6490,7 @@ func (x *CloseSocketResponse) String() string {
 func (*CloseSocketResponse) ProtoMessage() {}
 
 func (x *CloseSocketResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6365,14 +6547,17 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"peekResult\x12,\n" +
 	"\aclosing\x18\n" +
 	" \x01(\v2\x10.rdsd.v1.ClosingH\x00R\aclosingB\x06\n" +
-	"\x04body\"\x89\x02\n" +
+	"\x04body\"\xb0\x02\n" +
 	"\x04Bind\x12'\n" +
 	"\x05local\x18\x01 \x01(\v2\x11.rdsd.v1.EndpointR\x05local\x12*\n" +
 	"\x11send_buffer_bytes\x18\x02 \x01(\x04R\x0fsendBufferBytes\x12*\n" +
 	"\x11recv_buffer_bytes\x18\x03 \x01(\x04R\x0frecvBufferBytes\x12\x14\n" +
 	"\x05label\x18\x04 \x01(\tR\x05label\x128\n" +
 	"\x18initial_credit_datagrams\x18\x05 \x01(\rR\x16initialCreditDatagrams\x120\n" +
-	"\x14initial_credit_bytes\x18\x06 \x01(\x04R\x12initialCreditBytes\"\xe2\x02\n" +
+	"\x14initial_credit_bytes\x18\x06 \x01(\x04R\x12initialCreditBytes\x12%\n" +
+	"\x04ring\x18\a \x01(\v2\x11.rdsd.v1.RingWishR\x04ring\"$\n" +
+	"\bRingWish\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\"\x8a\x03\n" +
 	"\x05Bound\x12'\n" +
 	"\x05local\x18\x01 \x01(\v2\x11.rdsd.v1.EndpointR\x05local\x12*\n" +
 	"\x11send_buffer_bytes\x18\x02 \x01(\x04R\x0fsendBufferBytes\x12*\n" +
@@ -6381,7 +6566,11 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x11send_window_bytes\x18\x05 \x01(\x04R\x0fsendWindowBytes\x12.\n" +
 	"\x13send_window_batches\x18\x06 \x01(\rR\x11sendWindowBatches\x12'\n" +
 	"\x0fdaemon_instance\x18\a \x01(\x04R\x0edaemonInstance\x12%\n" +
-	"\x0edaemon_version\x18\b \x01(\tR\rdaemonVersion\"\xa4\x02\n" +
+	"\x0edaemon_version\x18\b \x01(\tR\rdaemonVersion\x12&\n" +
+	"\x04ring\x18\t \x01(\v2\x12.rdsd.v1.RingGrantR\x04ring\"H\n" +
+	"\tRingGrant\x12\x18\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\x12!\n" +
+	"\fregion_bytes\x18\x02 \x01(\x04R\vregionBytes\"\xa4\x02\n" +
 	"\tSendBatch\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\x12\x16\n" +
@@ -6667,7 +6856,7 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\vCloseSocket\x12\x1b.rdsd.v1.CloseSocketRequest\x1a\x1c.rdsd.v1.CloseSocketResponseB.Z'github.com/rdsd/rdsd/api/rdsd/v1;rdsdv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
 
 var file_rdsd_v1_rdsd_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_rdsd_v1_rdsd_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_rdsd_v1_rdsd_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
 var file_rdsd_v1_rdsd_proto_goTypes = []any{
 	(OutcomeKind)(0),               // 0: rdsd.v1.OutcomeKind
 	(PeerKind)(0),                  // 1: rdsd.v1.PeerKind
@@ -6677,137 +6866,141 @@ var file_rdsd_v1_rdsd_proto_goTypes = []any{
 	(*ClientMessage)(nil),          // 5: rdsd.v1.ClientMessage
 	(*ServerMessage)(nil),          // 6: rdsd.v1.ServerMessage
 	(*Bind)(nil),                   // 7: rdsd.v1.Bind
-	(*Bound)(nil),                  // 8: rdsd.v1.Bound
-	(*SendBatch)(nil),              // 9: rdsd.v1.SendBatch
-	(*SendResult)(nil),             // 10: rdsd.v1.SendResult
-	(*SendError)(nil),              // 11: rdsd.v1.SendError
-	(*Credit)(nil),                 // 12: rdsd.v1.Credit
-	(*RecvBatch)(nil),              // 13: rdsd.v1.RecvBatch
-	(*Outcome)(nil),                // 14: rdsd.v1.Outcome
-	(*OutcomeBatch)(nil),           // 15: rdsd.v1.OutcomeBatch
-	(*Cancel)(nil),                 // 16: rdsd.v1.Cancel
-	(*CancelResult)(nil),           // 17: rdsd.v1.CancelResult
-	(*Flush)(nil),                  // 18: rdsd.v1.Flush
-	(*FlushResult)(nil),            // 19: rdsd.v1.FlushResult
-	(*Monitor)(nil),                // 20: rdsd.v1.Monitor
-	(*CongestionEvent)(nil),        // 21: rdsd.v1.CongestionEvent
-	(*CongestionChange)(nil),       // 22: rdsd.v1.CongestionChange
-	(*CongestedQuery)(nil),         // 23: rdsd.v1.CongestedQuery
-	(*CongestedResult)(nil),        // 24: rdsd.v1.CongestedResult
-	(*Peek)(nil),                   // 25: rdsd.v1.Peek
-	(*PeekResult)(nil),             // 26: rdsd.v1.PeekResult
-	(*Closing)(nil),                // 27: rdsd.v1.Closing
-	(*GetStatusRequest)(nil),       // 28: rdsd.v1.GetStatusRequest
-	(*Status)(nil),                 // 29: rdsd.v1.Status
-	(*Budget)(nil),                 // 30: rdsd.v1.Budget
-	(*ListPeersRequest)(nil),       // 31: rdsd.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),      // 32: rdsd.v1.ListPeersResponse
-	(*Peer)(nil),                   // 33: rdsd.v1.Peer
-	(*Path)(nil),                   // 34: rdsd.v1.Path
-	(*ListSocketsRequest)(nil),     // 35: rdsd.v1.ListSocketsRequest
-	(*ListSocketsResponse)(nil),    // 36: rdsd.v1.ListSocketsResponse
-	(*SocketInfo)(nil),             // 37: rdsd.v1.SocketInfo
-	(*ListQueueRequest)(nil),       // 38: rdsd.v1.ListQueueRequest
-	(*ListQueueResponse)(nil),      // 39: rdsd.v1.ListQueueResponse
-	(*QueuedDatagram)(nil),         // 40: rdsd.v1.QueuedDatagram
-	(*GetCountersRequest)(nil),     // 41: rdsd.v1.GetCountersRequest
-	(*GetCountersResponse)(nil),    // 42: rdsd.v1.GetCountersResponse
-	(*Counter)(nil),                // 43: rdsd.v1.Counter
-	(*ListCongestionRequest)(nil),  // 44: rdsd.v1.ListCongestionRequest
-	(*ListCongestionResponse)(nil), // 45: rdsd.v1.ListCongestionResponse
-	(*CongestedPort)(nil),          // 46: rdsd.v1.CongestedPort
-	(*Culprit)(nil),                // 47: rdsd.v1.Culprit
-	(*WatchCongestionRequest)(nil), // 48: rdsd.v1.WatchCongestionRequest
-	(*CongestionNotice)(nil),       // 49: rdsd.v1.CongestionNotice
-	(*PingRequest)(nil),            // 50: rdsd.v1.PingRequest
-	(*PingResponse)(nil),           // 51: rdsd.v1.PingResponse
-	(*DropPathRequest)(nil),        // 52: rdsd.v1.DropPathRequest
-	(*DropPathResponse)(nil),       // 53: rdsd.v1.DropPathResponse
-	(*CancelSentRequest)(nil),      // 54: rdsd.v1.CancelSentRequest
-	(*CancelSentResponse)(nil),     // 55: rdsd.v1.CancelSentResponse
-	(*CloseSocketRequest)(nil),     // 56: rdsd.v1.CloseSocketRequest
-	(*CloseSocketResponse)(nil),    // 57: rdsd.v1.CloseSocketResponse
+	(*RingWish)(nil),               // 8: rdsd.v1.RingWish
+	(*Bound)(nil),                  // 9: rdsd.v1.Bound
+	(*RingGrant)(nil),              // 10: rdsd.v1.RingGrant
+	(*SendBatch)(nil),              // 11: rdsd.v1.SendBatch
+	(*SendResult)(nil),             // 12: rdsd.v1.SendResult
+	(*SendError)(nil),              // 13: rdsd.v1.SendError
+	(*Credit)(nil),                 // 14: rdsd.v1.Credit
+	(*RecvBatch)(nil),              // 15: rdsd.v1.RecvBatch
+	(*Outcome)(nil),                // 16: rdsd.v1.Outcome
+	(*OutcomeBatch)(nil),           // 17: rdsd.v1.OutcomeBatch
+	(*Cancel)(nil),                 // 18: rdsd.v1.Cancel
+	(*CancelResult)(nil),           // 19: rdsd.v1.CancelResult
+	(*Flush)(nil),                  // 20: rdsd.v1.Flush
+	(*FlushResult)(nil),            // 21: rdsd.v1.FlushResult
+	(*Monitor)(nil),                // 22: rdsd.v1.Monitor
+	(*CongestionEvent)(nil),        // 23: rdsd.v1.CongestionEvent
+	(*CongestionChange)(nil),       // 24: rdsd.v1.CongestionChange
+	(*CongestedQuery)(nil),         // 25: rdsd.v1.CongestedQuery
+	(*CongestedResult)(nil),        // 26: rdsd.v1.CongestedResult
+	(*Peek)(nil),                   // 27: rdsd.v1.Peek
+	(*PeekResult)(nil),             // 28: rdsd.v1.PeekResult
+	(*Closing)(nil),                // 29: rdsd.v1.Closing
+	(*GetStatusRequest)(nil),       // 30: rdsd.v1.GetStatusRequest
+	(*Status)(nil),                 // 31: rdsd.v1.Status
+	(*Budget)(nil),                 // 32: rdsd.v1.Budget
+	(*ListPeersRequest)(nil),       // 33: rdsd.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),      // 34: rdsd.v1.ListPeersResponse
+	(*Peer)(nil),                   // 35: rdsd.v1.Peer
+	(*Path)(nil),                   // 36: rdsd.v1.Path
+	(*ListSocketsRequest)(nil),     // 37: rdsd.v1.ListSocketsRequest
+	(*ListSocketsResponse)(nil),    // 38: rdsd.v1.ListSocketsResponse
+	(*SocketInfo)(nil),             // 39: rdsd.v1.SocketInfo
+	(*ListQueueRequest)(nil),       // 40: rdsd.v1.ListQueueRequest
+	(*ListQueueResponse)(nil),      // 41: rdsd.v1.ListQueueResponse
+	(*QueuedDatagram)(nil),         // 42: rdsd.v1.QueuedDatagram
+	(*GetCountersRequest)(nil),     // 43: rdsd.v1.GetCountersRequest
+	(*GetCountersResponse)(nil),    // 44: rdsd.v1.GetCountersResponse
+	(*Counter)(nil),                // 45: rdsd.v1.Counter
+	(*ListCongestionRequest)(nil),  // 46: rdsd.v1.ListCongestionRequest
+	(*ListCongestionResponse)(nil), // 47: rdsd.v1.ListCongestionResponse
+	(*CongestedPort)(nil),          // 48: rdsd.v1.CongestedPort
+	(*Culprit)(nil),                // 49: rdsd.v1.Culprit
+	(*WatchCongestionRequest)(nil), // 50: rdsd.v1.WatchCongestionRequest
+	(*CongestionNotice)(nil),       // 51: rdsd.v1.CongestionNotice
+	(*PingRequest)(nil),            // 52: rdsd.v1.PingRequest
+	(*PingResponse)(nil),           // 53: rdsd.v1.PingResponse
+	(*DropPathRequest)(nil),        // 54: rdsd.v1.DropPathRequest
+	(*DropPathResponse)(nil),       // 55: rdsd.v1.DropPathResponse
+	(*CancelSentRequest)(nil),      // 56: rdsd.v1.CancelSentRequest
+	(*CancelSentResponse)(nil),     // 57: rdsd.v1.CancelSentResponse
+	(*CloseSocketRequest)(nil),     // 58: rdsd.v1.CloseSocketRequest
+	(*CloseSocketResponse)(nil),    // 59: rdsd.v1.CloseSocketResponse
 }
 var file_rdsd_v1_rdsd_proto_depIdxs = []int32{
 	7,  // 0: rdsd.v1.ClientMessage.bind:type_name -> rdsd.v1.Bind
-	9,  // 1: rdsd.v1.ClientMessage.send:type_name -> rdsd.v1.SendBatch
-	12, // 2: rdsd.v1.ClientMessage.credit:type_name -> rdsd.v1.Credit
-	16, // 3: rdsd.v1.ClientMessage.cancel:type_name -> rdsd.v1.Cancel
-	18, // 4: rdsd.v1.ClientMessage.flush:type_name -> rdsd.v1.Flush
-	20, // 5: rdsd.v1.ClientMessage.monitor:type_name -> rdsd.v1.Monitor
-	23, // 6: rdsd.v1.ClientMessage.congested:type_name -> rdsd.v1.CongestedQuery
-	25, // 7: rdsd.v1.ClientMessage.peek:type_name -> rdsd.v1.Peek
-	8,  // 8: rdsd.v1.ServerMessage.bound:type_name -> rdsd.v1.Bound
-	10, // 9: rdsd.v1.ServerMessage.send_result:type_name -> rdsd.v1.SendResult
-	13, // 10: rdsd.v1.ServerMessage.recv:type_name -> rdsd.v1.RecvBatch
-	15, // 11: rdsd.v1.ServerMessage.outcomes:type_name -> rdsd.v1.OutcomeBatch
-	17, // 12: rdsd.v1.ServerMessage.cancel_result:type_name -> rdsd.v1.CancelResult
-	19, // 13: rdsd.v1.ServerMessage.flush_result:type_name -> rdsd.v1.FlushResult
-	21, // 14: rdsd.v1.ServerMessage.congestion:type_name -> rdsd.v1.CongestionEvent
-	24, // 15: rdsd.v1.ServerMessage.congested_result:type_name -> rdsd.v1.CongestedResult
-	26, // 16: rdsd.v1.ServerMessage.peek_result:type_name -> rdsd.v1.PeekResult
-	27, // 17: rdsd.v1.ServerMessage.closing:type_name -> rdsd.v1.Closing
+	11, // 1: rdsd.v1.ClientMessage.send:type_name -> rdsd.v1.SendBatch
+	14, // 2: rdsd.v1.ClientMessage.credit:type_name -> rdsd.v1.Credit
+	18, // 3: rdsd.v1.ClientMessage.cancel:type_name -> rdsd.v1.Cancel
+	20, // 4: rdsd.v1.ClientMessage.flush:type_name -> rdsd.v1.Flush
+	22, // 5: rdsd.v1.ClientMessage.monitor:type_name -> rdsd.v1.Monitor
+	25, // 6: rdsd.v1.ClientMessage.congested:type_name -> rdsd.v1.CongestedQuery
+	27, // 7: rdsd.v1.ClientMessage.peek:type_name -> rdsd.v1.Peek
+	9,  // 8: rdsd.v1.ServerMessage.bound:type_name -> rdsd.v1.Bound
+	12, // 9: rdsd.v1.ServerMessage.send_result:type_name -> rdsd.v1.SendResult
+	15, // 10: rdsd.v1.ServerMessage.recv:type_name -> rdsd.v1.RecvBatch
+	17, // 11: rdsd.v1.ServerMessage.outcomes:type_name -> rdsd.v1.OutcomeBatch
+	19, // 12: rdsd.v1.ServerMessage.cancel_result:type_name -> rdsd.v1.CancelResult
+	21, // 13: rdsd.v1.ServerMessage.flush_result:type_name -> rdsd.v1.FlushResult
+	23, // 14: rdsd.v1.ServerMessage.congestion:type_name -> rdsd.v1.CongestionEvent
+	26, // 15: rdsd.v1.ServerMessage.congested_result:type_name -> rdsd.v1.CongestedResult
+	28, // 16: rdsd.v1.ServerMessage.peek_result:type_name -> rdsd.v1.PeekResult
+	29, // 17: rdsd.v1.ServerMessage.closing:type_name -> rdsd.v1.Closing
 	4,  // 18: rdsd.v1.Bind.local:type_name -> rdsd.v1.Endpoint
-	4,  // 19: rdsd.v1.Bound.local:type_name -> rdsd.v1.Endpoint
-	4,  // 20: rdsd.v1.SendBatch.destination:type_name -> rdsd.v1.Endpoint
-	11, // 21: rdsd.v1.SendResult.errors:type_name -> rdsd.v1.SendError
-	4,  // 22: rdsd.v1.RecvBatch.source:type_name -> rdsd.v1.Endpoint
-	0,  // 23: rdsd.v1.Outcome.kind:type_name -> rdsd.v1.OutcomeKind
-	14, // 24: rdsd.v1.OutcomeBatch.outcome:type_name -> rdsd.v1.Outcome
-	4,  // 25: rdsd.v1.Cancel.destination:type_name -> rdsd.v1.Endpoint
-	22, // 26: rdsd.v1.CongestionEvent.change:type_name -> rdsd.v1.CongestionChange
-	4,  // 27: rdsd.v1.CongestionChange.destination:type_name -> rdsd.v1.Endpoint
-	4,  // 28: rdsd.v1.CongestedQuery.destination:type_name -> rdsd.v1.Endpoint
-	30, // 29: rdsd.v1.Status.budget:type_name -> rdsd.v1.Budget
-	33, // 30: rdsd.v1.ListPeersResponse.peer:type_name -> rdsd.v1.Peer
-	1,  // 31: rdsd.v1.Peer.kind:type_name -> rdsd.v1.PeerKind
-	34, // 32: rdsd.v1.Peer.path:type_name -> rdsd.v1.Path
-	2,  // 33: rdsd.v1.Path.state:type_name -> rdsd.v1.PathState
-	37, // 34: rdsd.v1.ListSocketsResponse.socket:type_name -> rdsd.v1.SocketInfo
-	4,  // 35: rdsd.v1.SocketInfo.local:type_name -> rdsd.v1.Endpoint
-	3,  // 36: rdsd.v1.ListQueueRequest.kind:type_name -> rdsd.v1.QueueKind
-	40, // 37: rdsd.v1.ListQueueResponse.datagram:type_name -> rdsd.v1.QueuedDatagram
-	3,  // 38: rdsd.v1.QueuedDatagram.kind:type_name -> rdsd.v1.QueueKind
-	4,  // 39: rdsd.v1.QueuedDatagram.local:type_name -> rdsd.v1.Endpoint
-	4,  // 40: rdsd.v1.QueuedDatagram.remote:type_name -> rdsd.v1.Endpoint
-	43, // 41: rdsd.v1.GetCountersResponse.counter:type_name -> rdsd.v1.Counter
-	46, // 42: rdsd.v1.ListCongestionResponse.port:type_name -> rdsd.v1.CongestedPort
-	4,  // 43: rdsd.v1.CongestedPort.endpoint:type_name -> rdsd.v1.Endpoint
-	47, // 44: rdsd.v1.CongestedPort.culprit:type_name -> rdsd.v1.Culprit
-	4,  // 45: rdsd.v1.Culprit.source:type_name -> rdsd.v1.Endpoint
-	4,  // 46: rdsd.v1.CongestionNotice.endpoint:type_name -> rdsd.v1.Endpoint
-	4,  // 47: rdsd.v1.CancelSentRequest.local:type_name -> rdsd.v1.Endpoint
-	4,  // 48: rdsd.v1.CancelSentRequest.destination:type_name -> rdsd.v1.Endpoint
-	4,  // 49: rdsd.v1.CloseSocketRequest.local:type_name -> rdsd.v1.Endpoint
-	5,  // 50: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
-	28, // 51: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
-	31, // 52: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
-	35, // 53: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
-	38, // 54: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
-	41, // 55: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
-	44, // 56: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
-	48, // 57: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
-	50, // 58: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
-	52, // 59: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
-	54, // 60: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
-	56, // 61: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
-	6,  // 62: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
-	29, // 63: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
-	32, // 64: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
-	36, // 65: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
-	39, // 66: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
-	42, // 67: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
-	45, // 68: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
-	49, // 69: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
-	51, // 70: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
-	53, // 71: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
-	55, // 72: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
-	57, // 73: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
-	62, // [62:74] is the sub-list for method output_type
-	50, // [50:62] is the sub-list for method input_type
-	50, // [50:50] is the sub-list for extension type_name
-	50, // [50:50] is the sub-list for extension extendee
-	0,  // [0:50] is the sub-list for field type_name
+	8,  // 19: rdsd.v1.Bind.ring:type_name -> rdsd.v1.RingWish
+	4,  // 20: rdsd.v1.Bound.local:type_name -> rdsd.v1.Endpoint
+	10, // 21: rdsd.v1.Bound.ring:type_name -> rdsd.v1.RingGrant
+	4,  // 22: rdsd.v1.SendBatch.destination:type_name -> rdsd.v1.Endpoint
+	13, // 23: rdsd.v1.SendResult.errors:type_name -> rdsd.v1.SendError
+	4,  // 24: rdsd.v1.RecvBatch.source:type_name -> rdsd.v1.Endpoint
+	0,  // 25: rdsd.v1.Outcome.kind:type_name -> rdsd.v1.OutcomeKind
+	16, // 26: rdsd.v1.OutcomeBatch.outcome:type_name -> rdsd.v1.Outcome
+	4,  // 27: rdsd.v1.Cancel.destination:type_name -> rdsd.v1.Endpoint
+	24, // 28: rdsd.v1.CongestionEvent.change:type_name -> rdsd.v1.CongestionChange
+	4,  // 29: rdsd.v1.CongestionChange.destination:type_name -> rdsd.v1.Endpoint
+	4,  // 30: rdsd.v1.CongestedQuery.destination:type_name -> rdsd.v1.Endpoint
+	32, // 31: rdsd.v1.Status.budget:type_name -> rdsd.v1.Budget
+	35, // 32: rdsd.v1.ListPeersResponse.peer:type_name -> rdsd.v1.Peer
+	1,  // 33: rdsd.v1.Peer.kind:type_name -> rdsd.v1.PeerKind
+	36, // 34: rdsd.v1.Peer.path:type_name -> rdsd.v1.Path
+	2,  // 35: rdsd.v1.Path.state:type_name -> rdsd.v1.PathState
+	39, // 36: rdsd.v1.ListSocketsResponse.socket:type_name -> rdsd.v1.SocketInfo
+	4,  // 37: rdsd.v1.SocketInfo.local:type_name -> rdsd.v1.Endpoint
+	3,  // 38: rdsd.v1.ListQueueRequest.kind:type_name -> rdsd.v1.QueueKind
+	42, // 39: rdsd.v1.ListQueueResponse.datagram:type_name -> rdsd.v1.QueuedDatagram
+	3,  // 40: rdsd.v1.QueuedDatagram.kind:type_name -> rdsd.v1.QueueKind
+	4,  // 41: rdsd.v1.QueuedDatagram.local:type_name -> rdsd.v1.Endpoint
+	4,  // 42: rdsd.v1.QueuedDatagram.remote:type_name -> rdsd.v1.Endpoint
+	45, // 43: rdsd.v1.GetCountersResponse.counter:type_name -> rdsd.v1.Counter
+	48, // 44: rdsd.v1.ListCongestionResponse.port:type_name -> rdsd.v1.CongestedPort
+	4,  // 45: rdsd.v1.CongestedPort.endpoint:type_name -> rdsd.v1.Endpoint
+	49, // 46: rdsd.v1.CongestedPort.culprit:type_name -> rdsd.v1.Culprit
+	4,  // 47: rdsd.v1.Culprit.source:type_name -> rdsd.v1.Endpoint
+	4,  // 48: rdsd.v1.CongestionNotice.endpoint:type_name -> rdsd.v1.Endpoint
+	4,  // 49: rdsd.v1.CancelSentRequest.local:type_name -> rdsd.v1.Endpoint
+	4,  // 50: rdsd.v1.CancelSentRequest.destination:type_name -> rdsd.v1.Endpoint
+	4,  // 51: rdsd.v1.CloseSocketRequest.local:type_name -> rdsd.v1.Endpoint
+	5,  // 52: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
+	30, // 53: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
+	33, // 54: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
+	37, // 55: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
+	40, // 56: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
+	43, // 57: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
+	46, // 58: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
+	50, // 59: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
+	52, // 60: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
+	54, // 61: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
+	56, // 62: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
+	58, // 63: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
+	6,  // 64: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
+	31, // 65: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
+	34, // 66: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
+	38, // 67: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
+	41, // 68: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
+	44, // 69: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
+	47, // 70: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
+	51, // 71: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
+	53, // 72: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
+	55, // 73: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
+	57, // 74: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
+	59, // 75: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
+	64, // [64:76] is the sub-list for method output_type
+	52, // [52:64] is the sub-list for method input_type
+	52, // [52:52] is the sub-list for extension type_name
+	52, // [52:52] is the sub-list for extension extendee
+	0,  // [0:52] is the sub-list for field type_name
 }
 
 func init() { file_rdsd_v1_rdsd_proto_init() }
@@ -6843,7 +7036,7 @@ func file_rdsd_v1_rdsd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rdsd_v1_rdsd_proto_rawDesc), len(file_rdsd_v1_rdsd_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   54,
+			NumMessages:   56,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -279,6 +279,7 @@ class Bind(_message.Message):
     LABEL_FIELD_NUMBER: _builtins.int
     INITIAL_CREDIT_DATAGRAMS_FIELD_NUMBER: _builtins.int
     INITIAL_CREDIT_BYTES_FIELD_NUMBER: _builtins.int
+    RING_FIELD_NUMBER: _builtins.int
     send_buffer_bytes: _builtins.int
     """0: the daemon's default"""
     recv_buffer_bytes: _builtins.int
@@ -292,6 +293,10 @@ class Bind(_message.Message):
     def local(self) -> Global___Endpoint:
         """port 0: any free port"""
 
+    @_builtins.property
+    def ring(self) -> Global___RingWish:
+        """On the ring control socket only (docs/shm.md): a socket with rings."""
+
     def __init__(
         self,
         *,
@@ -301,14 +306,37 @@ class Bind(_message.Message):
         label: _builtins.str = ...,
         initial_credit_datagrams: _builtins.int = ...,
         initial_credit_bytes: _builtins.int = ...,
+        ring: Global___RingWish = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["local", b"local"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["local", b"local", "ring", b"ring"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["initial_credit_bytes", b"initial_credit_bytes", "initial_credit_datagrams", b"initial_credit_datagrams", "label", b"label", "local", b"local", "recv_buffer_bytes", b"recv_buffer_bytes", "send_buffer_bytes", b"send_buffer_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["initial_credit_bytes", b"initial_credit_bytes", "initial_credit_datagrams", b"initial_credit_datagrams", "label", b"label", "local", b"local", "recv_buffer_bytes", b"recv_buffer_bytes", "ring", b"ring", "send_buffer_bytes", b"send_buffer_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Bind: _TypeAlias = Bind  # noqa: Y015
+
+@_typing.final
+class RingWish(_message.Message):
+    """RingWish asks for shared-memory rings in the layout of this version."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """1"""
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RingWish: _TypeAlias = RingWish  # noqa: Y015
 
 @_typing.final
 class Bound(_message.Message):
@@ -322,6 +350,7 @@ class Bound(_message.Message):
     SEND_WINDOW_BATCHES_FIELD_NUMBER: _builtins.int
     DAEMON_INSTANCE_FIELD_NUMBER: _builtins.int
     DAEMON_VERSION_FIELD_NUMBER: _builtins.int
+    RING_FIELD_NUMBER: _builtins.int
     send_buffer_bytes: _builtins.int
     recv_buffer_bytes: _builtins.int
     max_datagram_bytes: _builtins.int
@@ -335,6 +364,10 @@ class Bound(_message.Message):
     daemon_version: _builtins.str
     @_builtins.property
     def local(self) -> Global___Endpoint: ...
+    @_builtins.property
+    def ring(self) -> Global___RingGrant:
+        """With rings: descriptors come with this message (docs/shm.md)."""
+
     def __init__(
         self,
         *,
@@ -346,14 +379,39 @@ class Bound(_message.Message):
         send_window_batches: _builtins.int = ...,
         daemon_instance: _builtins.int = ...,
         daemon_version: _builtins.str = ...,
+        ring: Global___RingGrant = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["local", b"local"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["local", b"local", "ring", b"ring"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_instance", b"daemon_instance", "daemon_version", b"daemon_version", "local", b"local", "max_datagram_bytes", b"max_datagram_bytes", "recv_buffer_bytes", b"recv_buffer_bytes", "send_buffer_bytes", b"send_buffer_bytes", "send_window_batches", b"send_window_batches", "send_window_bytes", b"send_window_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_instance", b"daemon_instance", "daemon_version", b"daemon_version", "local", b"local", "max_datagram_bytes", b"max_datagram_bytes", "recv_buffer_bytes", b"recv_buffer_bytes", "ring", b"ring", "send_buffer_bytes", b"send_buffer_bytes", "send_window_batches", b"send_window_batches", "send_window_bytes", b"send_window_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Bound: _TypeAlias = Bound  # noqa: Y015
+
+@_typing.final
+class RingGrant(_message.Message):
+    """RingGrant describes the region that was passed."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    REGION_BYTES_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    region_bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        region_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["region_bytes", b"region_bytes", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RingGrant: _TypeAlias = RingGrant  # noqa: Y015
 
 @_typing.final
 class SendBatch(_message.Message):
