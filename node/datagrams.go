@@ -70,12 +70,21 @@ const maxReplies = 512
 
 // Open serves one socket until its stream ends.
 func (d *datagramsServer) Open(stream grpc.BidiStreamingServer[rdsdv1.ClientMessage, rdsdv1.ServerMessage]) error {
-	s := &sockStream{node: d.node, stream: stream, id: identityFrom(stream.Context()),
-		news: make(chan struct{}, 1), end: make(chan error, 1), flushes: map[uint64]*flushCall{}}
 	in := &inMsg{}
 	if err := stream.RecvMsg(in); err != nil {
 		return streamEnd(err)
 	}
+	return d.serve(stream, in)
+}
+
+func newSockStream(n *Node, stream grpc.ServerStream) *sockStream {
+	return &sockStream{node: n, stream: stream, id: identityFrom(stream.Context()),
+		news: make(chan struct{}, 1), end: make(chan error, 1), flushes: map[uint64]*flushCall{}}
+}
+
+// serve serves the socket whose first message is in.
+func (d *datagramsServer) serve(stream grpc.ServerStream, in *inMsg) error {
+	s := newSockStream(d.node, stream)
 	if in.isBatch || in.msg.WhichBody() != rdsdv1.ClientMessage_Bind_case {
 		in.release()
 		d.node.count.StreamErrors.Add(1)
