@@ -47,6 +47,7 @@ type sockStream struct {
 	id     Identity
 	news   chan struct{} // capacity 1: wakes the pusher
 	end    chan error    // capacity 1: the daemon ends the stream
+	ended  func(error)   // not nil: called too when the daemon ends it
 
 	slab sendSlab // owned by the reader
 
@@ -162,6 +163,9 @@ func (s *sockStream) finish(err error) {
 	case s.end <- err:
 	default: // it is ending already
 	}
+	if s.ended != nil {
+		s.ended(err)
+	}
 }
 
 // goodbye is how long a client may take to read what is still there for it when
@@ -197,6 +201,11 @@ func (s *sockStream) close() {
 	_, now := s.eng.lock()
 	s.sock.Close(now)
 	s.eng.unlock()
+	s.forget()
+}
+
+// forget gives up what the stream holds beside its socket.
+func (s *sockStream) forget() {
 	s.mu.Lock()
 	flushes := s.flushes
 	s.flushes = nil

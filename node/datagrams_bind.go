@@ -25,47 +25,68 @@ const (
 
 // bind answers the first message of a stream.
 func (s *sockStream) bind(m *rdsdv1.Bind) error {
-	local, err := endpoint("bind.local", m.GetLocal())
+	opt, port, err := s.prepare(m)
 	if err != nil {
 		return err
 	}
-	eng, err := s.node.engineFor(local.Addr())
-	if err != nil {
-		return err
-	}
-	r := &s.node.cfg.RDS
-	switch {
-	case m.GetSendBufferBytes() > uint64(r.SendBufferMax):
-		return rdserr.With(rdserr.ErrInvalid, "bind.send_buffer_bytes is %d; at most %d (rds.send_buffer_max_bytes)", m.GetSendBufferBytes(), uint64(r.SendBufferMax))
-	case m.GetRecvBufferBytes() > uint64(r.RecvBufferMax):
-		return rdserr.With(rdserr.ErrInvalid, "bind.recv_buffer_bytes is %d; at most %d (rds.recv_buffer_max_bytes)", m.GetRecvBufferBytes(), uint64(r.RecvBufferMax))
-	case len(m.GetLabel()) > maxLabelBytes:
-		return rdserr.With(rdserr.ErrInvalid, "bind.label has %d bytes; at most %d", len(m.GetLabel()), maxLabelBytes)
-	case !utf8.ValidString(m.GetLabel()):
-		return rdserr.With(rdserr.ErrInvalid, "bind.label is not UTF-8")
-	}
-	if err := s.node.cfg.MayBind(s.id, local.Port()); err != nil {
-		return err
-	}
-	if err := s.node.sockets.reserve(s); err != nil {
-		return err
-	}
-	s.eng = eng
-	s.creditN = int64(m.GetInitialCreditDatagrams())
-	s.creditB = int64(min(m.GetInitialCreditBytes(), maxCredit))
-	sock, opt, err := s.bindEngine(local.Port(), rds.SocketOptions{
-		SndBufBytes: int(m.GetSendBufferBytes()),
-		RcvBufBytes: int(m.GetRecvBufferBytes()),
-		UID:         s.id.UID,
-		PID:         uint32(max(s.id.PID, 0)),
-		Label:       m.GetLabel(),
-		Data:        s,
-	})
+	opt.Data = s
+	sock, got, err := s.bindEngine(port, opt)
 	if err != nil {
 		s.node.sockets.remove(s)
 		return err
 	}
 	s.sock = sock
+	out := &rdsdv1.ServerMessage{}
+	out.SetBound(s.bound(sock, got))
+	if err := s.stream.SendMsg(out); err != nil {
+		s.close()
+		return err
+	}
+	return nil
+}
+
+// prepare checks what a Bind asks for and counts the socket. An error leaves
+// nothing behind; otherwise sockets.remove must follow some time.
+func (s *sockStream) prepare(m *rdsdv1.Bind) (opt rds.SocketOptions, port uint16, err error) {
+	local, err := endpoint("bind.local", m.GetLocal())
+	if err != nil {
+		return opt, 0, err
+	}
+	if s.eng, err = s.node.engineFor(local.Addr()); err != nil {
+		return opt, 0, err
+	}
+	r := &s.node.cfg.RDS
+	switch {
+	case m.GetSendBufferBytes() > uint64(r.SendBufferMax):
+		err = rdserr.With(rdserr.ErrInvalid, "bind.send_buffer_bytes is %d; at most %d (rds.send_buffer_max_bytes)", m.GetSendBufferBytes(), uint64(r.SendBufferMax))
+	case m.GetRecvBufferBytes() > uint64(r.RecvBufferMax):
+		err = rdserr.With(rdserr.ErrInvalid, "bind.recv_buffer_bytes is %d; at most %d (rds.recv_buffer_max_bytes)", m.GetRecvBufferBytes(), uint64(r.RecvBufferMax))
+	case len(m.GetLabel()) > maxLabelBytes:
+		err = rdserr.With(rdserr.ErrInvalid, "bind.label has %d bytes; at most %d", len(m.GetLabel()), maxLabelBytes)
+	case !utf8.ValidString(m.GetLabel()):
+		err = rdserr.With(rdserr.ErrInvalid, "bind.label is not UTF-8")
+	default:
+		err = s.node.cfg.MayBind(s.id, local.Port())
+	}
+	if err == nil {
+		err = s.node.sockets.reserve(s)
+	}
+	if err != nil {
+		return opt, 0, err
+	}
+	s.creditN = int64(m.GetInitialCreditDatagrams())
+	s.creditB = int64(min(m.GetInitialCreditBytes(), maxCredit))
+	return rds.SocketOptions{
+		SndBufBytes: int(m.GetSendBufferBytes()),
+		RcvBufBytes: int(m.GetRecvBufferBytes()),
+		UID:         s.id.UID,
+		PID:         uint32(max(s.id.PID, 0)),
+		Label:       m.GetLabel(),
+	}, local.Port(), nil
+}
+
+// bound is the answer to a Bind.
+func (s *sockStream) bound(sock *rds.Socket, opt rds.SocketOptions) *rdsdv1.Bound {
 	b := &rdsdv1.Bound{}
 	b.SetLocal(endpointPB(sock.Addr()))
 	b.SetSendBufferBytes(uint64(opt.SndBufBytes))
@@ -75,13 +96,7 @@ func (s *sockStream) bind(m *rdsdv1.Bind) error {
 	b.SetSendWindowBatches(sendWindowBatches)
 	b.SetDaemonInstance(s.node.instance)
 	b.SetDaemonVersion(Version())
-	out := &rdsdv1.ServerMessage{}
-	out.SetBound(b)
-	if err := s.stream.SendMsg(out); err != nil {
-		s.close()
-		return err
-	}
-	return nil
+	return b
 }
 
 // bindEngine binds a port; 0 is a free one that this client may have.
