@@ -12,7 +12,7 @@ var errAckAhead = errors.New("it acknowledges or refuses what was never sent")
 // ackable is the highest sequence of which we can say that it and everything
 // before it is placed, or refused and the refusal sent on this link (D5).
 func (p *Path) ackable() uint64 {
-	a := p.received()
+	a := p.Received()
 	if mutant.On(mutant.AckEarly) {
 		return a + 1
 	}
@@ -22,8 +22,8 @@ func (p *Path) ackable() uint64 {
 	return a
 }
 
-// received is the highest sequence received, 0 when nothing was.
-func (p *Path) received() uint64 {
+// Received is the highest sequence received in order, 0 when nothing was.
+func (p *Path) Received() uint64 {
 	if p.expected > 0 {
 		return p.expected - 1
 	}
@@ -44,7 +44,7 @@ func (p *Path) ack(now time.Duration, a uint64) error {
 		for l.head != nil && l.head.seq <= a {
 			m := l.pop()
 			if l == &p.retrans {
-				p.c.ctr.SendDropAcked++
+				p.c.ctr.SendDropAcked += uint64(m.Datagrams())
 				refusal = refusal || m.Kind == MsgRefuse
 			}
 			p.delivered(m)

@@ -32,7 +32,7 @@ func (c *Conn) Cancel(now time.Duration, owner Completer, port uint16, why Why) 
 		mark := func(m *Msg) bool {
 			if match(m) && m.Kind == MsgData {
 				m.cancelled = true
-				begun++
+				begun += m.Datagrams()
 			}
 			return false
 		}
@@ -41,7 +41,7 @@ func (c *Conn) Cancel(now time.Duration, owner Completer, port uint16, why Why) 
 		if c.kind.kernel() {
 			p.retrans.each(func(m *Msg) bool {
 				if match(m) {
-					begun++
+					begun += m.Datagrams()
 					p.done(m, Unknown, WhyCancelledSent)
 					return true
 				}
@@ -69,9 +69,10 @@ func (c *Conn) Cancel(now time.Duration, owner Completer, port uint16, why Why) 
 	})
 	for drop.head != nil {
 		m := drop.pop()
-		c.ctr.SendCancelled++
+		n := m.Datagrams()
+		c.ctr.SendCancelled += uint64(n)
+		cancelled += n
 		m.Owner.Completed(m, Cancelled, why)
-		cancelled++
 	}
 	return cancelled, begun
 }

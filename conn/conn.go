@@ -28,6 +28,7 @@ type Config struct {
 	Ping         bool          // answer pings
 	AckFrames    int           // ask for an acknowledgement after so many frames
 	AckBytes     int           // and after so many bytes
+	Trains       bool          // send and take trains (wire.Train)
 }
 
 // DefaultConfig is the configuration of a daemon nobody configured.
@@ -38,7 +39,7 @@ func DefaultConfig() Config {
 		DialTimeout: 5 * time.Second, ProbeTimeout: 3 * time.Second,
 		Heartbeat: 10 * time.Second, DeadAfter: 30 * time.Second,
 		AckDelay: 20 * time.Millisecond, AckPoll: 2 * time.Millisecond, MapInterval: 2 * time.Millisecond,
-		Ping: true, AckFrames: 256, AckBytes: 1 << 20,
+		Ping: true, AckFrames: 256, AckBytes: 1 << 20, Trains: true,
 	}
 }
 
@@ -75,6 +76,7 @@ type Conn struct {
 	peerInc uint64 // rdsd: the peer's incarnation; 0 unknown
 	peerGen uint32 // kernel: its generation number; 0 unknown
 	lanes   int    // agreed; 0 while unknown
+	trains  bool   // the peer takes trains; known when lanes is
 	grow    int    // kernel: more lanes, to be taken up when all is acknowledged; 0 none
 	told    uint16 // NPATHS last told to the peer
 	known   int    // NPATHS a kernel has answered to: it maps source ports by it
@@ -165,7 +167,7 @@ func (c *Conn) Enqueue(now time.Duration, m *Msg) {
 		return
 	}
 	p := c.path(c.lane(m.SPort))
-	p.queue.push(m)
+	p.enqueue(m)
 	p.want(now)
 }
 
@@ -183,7 +185,7 @@ func (c *Conn) EnqueueChain(now time.Duration, head *Msg) {
 	for m := head; m != nil; {
 		next := m.next
 		m.At = now
-		p.queue.push(m)
+		p.enqueue(m)
 		m = next
 	}
 	p.want(now)
@@ -197,7 +199,7 @@ func (c *Conn) spread(now time.Duration) {
 	for c.pending.head != nil {
 		m := c.pending.pop()
 		p := c.path(c.lane(m.SPort))
-		p.queue.push(m)
+		p.enqueue(m)
 		p.want(now)
 	}
 }

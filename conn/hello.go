@@ -68,6 +68,9 @@ func (p *Path) handshake(m *Msg) [wire.ExtLen]byte {
 	case c.kind == KindKernelLegacy && m.Kind == MsgAnswer:
 	default:
 		x.Hello = wire.Hello{Version: wire.HelloVersion, Lanes: uint8(c.cfg.Lanes), CreditLog2: c.cfg.CreditLog2, Incarnation: c.inc}
+		if c.cfg.Trains {
+			x.Hello.Caps |= wire.CapTrains
+		}
 	}
 	c.told = x.NPaths
 	m.SPort, m.DPort = wire.PortProbe, wire.PortPing
@@ -135,13 +138,13 @@ func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
 		c.restart(now, p, WhyPeerRestarted)
 	}
 	c.kind, c.peerInc = KindRdsd, x.Hello.Incarnation
-	lanes := min(c.cfg.Lanes, int(x.Hello.Lanes))
-	if c.lanes != 0 && c.lanes != lanes {
+	lanes, trains := min(c.cfg.Lanes, int(x.Hello.Lanes)), c.cfg.Trains && x.Hello.Caps&wire.CapTrains != 0
+	if c.lanes != 0 && (c.lanes != lanes || c.trains != trains) {
 		// Only a new incarnation may change its mind; restart has set lanes to 0.
 		c.changed(now)
 		return errPeerChanged
 	}
-	c.lanes = lanes
+	c.lanes, c.trains = lanes, trains
 	if p.idx >= lanes { // we did not know how many it wants
 		return errWrongLane
 	}
@@ -299,7 +302,7 @@ func (p *Path) settleCancelled(payload []byte) {
 		if m.cancelled && (m.seq > p.through || len(payload) != receivedLen) {
 			p.settled(m)
 			if len(payload) == receivedLen {
-				p.c.ctr.SendCancelled++
+				p.c.ctr.SendCancelled += uint64(m.Datagrams())
 				p.done(m, Cancelled, WhyApp)
 			} else {
 				p.done(m, Unknown, WhyCancelledSent)
@@ -369,7 +372,7 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 			p.forget = why
 		}
 		p.nextSeq, p.expected = 1, 0
-		p.refusing, p.refused, p.unsentRef = nil, nil, 0
+		p.refusing, p.refused, p.refusals, p.unsentRef = nil, nil, 0, 0
 		p.sweepAt = never
 		p.control.each(func(m *Msg) bool {
 			if m.Kind == MsgRefuse || m.Kind == MsgPong {
@@ -389,7 +392,7 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 		c.owner.CongestionMap(now, noCongestion[:]) // it sends its map unless that is empty
 	}
 	c.gather()
-	c.lanes, c.grow, c.known = 0, 0, 0
+	c.lanes, c.trains, c.grow, c.known = 0, false, 0, 0
 	if c.pending.head != nil {
 		c.path(0).want(now)
 	}

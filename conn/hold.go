@@ -47,7 +47,7 @@ func (p *Path) keepBack(m *Msg) bool {
 			p.askNow = true
 		}
 	}
-	p.c.ctr.HoldEnter++
+	p.c.ctr.HoldEnter += uint64(m.Datagrams())
 	h.kept.push(m)
 	return true
 }
@@ -164,12 +164,13 @@ func (p *Path) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 	}
 	if m.cancelled {
 		// It was not delivered, and nobody wants it any more.
-		p.c.ctr.SendCancelled++
+		p.c.ctr.SendCancelled += uint64(m.Datagrams())
 		p.done(m, Cancelled, WhyApp)
 	} else {
-		m.flags, m.seq = 0, 0
+		m.flags = 0
+		p.setSeq(m, 0)
 		h.back.push(m)
-		p.c.ctr.HoldEnter++
+		p.c.ctr.HoldEnter += uint64(m.Datagrams())
 	}
 	p.tryResume(port, h)
 }
@@ -185,13 +186,14 @@ func (p *Path) countOut(port uint16, but *Msg) (n int) {
 	return n
 }
 
-// refuse notes that the datagram with sequence seq was received and not placed.
-func (p *Path) refuse(seq uint64, why wire.Reason) {
+// refuse notes that the n datagrams with sequence seq were received and not placed.
+func (p *Path) refuse(seq uint64, n int, why wire.Reason) {
 	if why == wire.ReasonNoPort {
-		p.c.ctr.RefuseNoPort++
+		p.c.ctr.RefuseNoPort += uint64(n)
 	} else {
-		p.c.ctr.RefuseNoRoom++
+		p.c.ctr.RefuseNoRoom += uint64(n)
 	}
+	p.refusals++
 	p.refused = append(p.refused, wire.Refusal{Seq: seq, Reason: why})
 	if p.unsentRef == 0 {
 		p.unsentRef = seq
@@ -199,8 +201,29 @@ func (p *Path) refuse(seq uint64, why wire.Reason) {
 	p.ackPending = true
 }
 
-// refusals turns what was refused into messages. They are sequenced like data.
-func (p *Path) refusals() {
+// Refusals copies the refusals the peer has not acknowledged yet to dst, as far
+// as they fit, and tells how many there are.
+func (p *Path) Refusals(dst []wire.Refusal) (n int) {
+	left := p.refusals
+	for _, l := range []*list{&p.unacked, &p.inwrite, &p.retrans, &p.control} {
+		for m := l.head; m != nil && left > len(p.refused); m = m.next {
+			if m.Kind == MsgRefuse {
+				_ = wire.ParseRefusals(m.Payload, func(r wire.Refusal) error {
+					if left--; n < len(dst) {
+						dst[n] = r
+						n++
+					}
+					return nil
+				})
+			}
+		}
+	}
+	copy(dst[n:], p.refused)
+	return p.refusals
+}
+
+// sendRefusals turns what was refused into messages. They are sequenced like data.
+func (p *Path) sendRefusals() {
 	for len(p.refused) > 0 {
 		n := min(len(p.refused), wire.MaxRefusals)
 		m := p.c.owner.NewMsg()

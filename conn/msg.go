@@ -27,23 +27,42 @@ type Completer interface {
 type Msg struct {
 	next *Msg
 
-	// 112 bytes: thousands are in flight, and the cache is what limits the rate.
+	// 128 bytes, two cache lines: thousands are in flight, and the cache is what
+	// limits the rate.
 	Owner   Completer // nil: nobody asks (protocol's own messages)
 	Payload []byte
-	Tag     uint64        // the owner's
+	Tag     uint64        // the owner's; the parts of a train that is split count on
 	At      time.Duration // when it was accepted; before that the owner's
 	Batch   any           // the owner's
 	seq     uint64
 	end     uint64 // kernel peers: offset in the link's stream behind its last byte
-	Epoch   uint32 // the owner's
+	// Cell, when not nil, is where the lane and the sequence of the message are
+	// kept for others to see, see CellSplit.
+	Cell   *uint64
+	Epoch  uint32 // the owner's
+	Cookie uint32 // the owner's
+	Bytes  uint32 // the owner's: what the payload counts; splitting divides it
 
 	SPort, DPort uint16
+	Count        uint16 // datagrams it carries; 0 and 1: one
 	Kind         MsgKind
+	Table        bool // of a train: Payload begins with a table of lengths
 	Want         bool // ask for an acknowledgement soon
 	Report       bool // the owner's: the sender asked for the outcome
 	cancelled    bool // had begun to leave when it was cancelled: not to be sent again
 	flags        uint8
 }
+
+// What a Cell holds: 0 while the message has no sequence, which it also loses
+// again when it is refused; lane<<CellLane | sequence when it was sent;
+// CellSplit when it was a train that had to be sent as single datagrams.
+const (
+	CellLane  = 56
+	CellSplit = 1 << 63
+)
+
+// Datagrams is how many datagrams the message carries.
+func (m *Msg) Datagrams() int { return max(1, int(m.Count)) }
 
 // Link and SetLink chain messages that are in no list, for their owner.
 func (m *Msg) Link() *Msg     { return m.next }
@@ -96,7 +115,7 @@ func (w Why) String() string { return whyText[w] }
 // list is a queue of messages; one message is in one list.
 type list struct {
 	head, tail *Msg
-	n          int
+	n          int // datagrams
 	bytes      int
 }
 
@@ -108,7 +127,7 @@ func (l *list) push(m *Msg) {
 		l.tail.next = m
 	}
 	l.tail = m
-	l.n++
+	l.n += m.Datagrams()
 	l.bytes += len(m.Payload)
 }
 
@@ -118,7 +137,7 @@ func (l *list) pop() *Msg {
 		l.tail = nil
 	}
 	m.next = nil
-	l.n--
+	l.n -= m.Datagrams()
 	l.bytes -= len(m.Payload)
 	return m
 }
@@ -152,7 +171,7 @@ func (l *list) each(f func(m *Msg) (take bool)) {
 	var prev *Msg
 	for m := l.head; m != nil; {
 		next := m.next
-		n := len(m.Payload)
+		n, bytes := m.Datagrams(), len(m.Payload)
 		if f(m) {
 			if prev == nil {
 				l.head = next
@@ -162,8 +181,8 @@ func (l *list) each(f func(m *Msg) (take bool)) {
 			if next == nil {
 				l.tail = prev
 			}
-			l.n--
-			l.bytes -= n
+			l.n -= n
+			l.bytes -= bytes
 		} else {
 			prev = m
 		}

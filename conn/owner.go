@@ -21,8 +21,9 @@ const (
 // the middle of a step, under the owner's own lock; they do not block and do
 // not call back into the Conn, except Completed, which may Enqueue.
 type Owner interface {
-	// Deliver places a datagram for a local port. The frame is valid during the call.
-	Deliver(sport, dport uint16, f *transport.Frame) Verdict
+	// Deliver places a datagram, or a train of them, for a local port: the
+	// message with sequence seq of p. The frame is valid during the call.
+	Deliver(p *Path, seq uint64, sport, dport uint16, t wire.Train, f *transport.Frame) Verdict
 	// Congested asks the peer's congestion map.
 	Congested(port uint16) bool
 	// CongestionMap brings the peer's whole map, 8192 bytes.

@@ -83,6 +83,7 @@ type Path struct {
 	ackedRx    uint64              // last acknowledgement sent
 	refusing   map[uint16]struct{} // ports whose flow waits for FlagResume
 	refused    []wire.Refusal      // not yet put into a message
+	refusals   int                 // refused or in a message, and not acknowledged
 	unsentRef  uint64              // lowest refused sequence whose refusal has not left on this link; 0 none
 	lastRx     time.Duration
 	paused     bool
@@ -362,6 +363,9 @@ func (p *Path) done(m *Msg, o Outcome, why Why) {
 	if m.Owner != nil {
 		m.Owner.Completed(m, o, why)
 		return
+	}
+	if m.Kind == MsgRefuse {
+		p.refusals -= wire.Refusals(m.Payload)
 	}
 	p.c.owner.FreeMsg(m)
 }

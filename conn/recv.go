@@ -21,6 +21,7 @@ var (
 	errOldSeq    = errors.New("an old sequence that is no retransmission")
 	errTooLong   = errors.New("a datagram of more than 1 MiB")
 	errMapLength = errors.New("a congestion map that is not 8192 bytes long")
+	errTrain     = errors.New("a train, which it was not told we take")
 	errGone      = errors.New("the link is being dropped")
 )
 
@@ -203,7 +204,7 @@ func (p *Path) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kin
 				return err
 			}
 		case wire.KindPong:
-			if c.owner.Deliver(h.SPort, h.DPort, f) != Placed {
+			if c.owner.Deliver(p.rx(), h.Seq, h.SPort, h.DPort, wire.Train{}, f) != Placed {
 				c.ctr.RecvDropNoSock++
 			}
 		case wire.KindPing:
@@ -230,20 +231,31 @@ func (p *Path) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kin
 func (p *Path) place(h *wire.Header, f *transport.Frame) error {
 	c := p.c
 	rdsd := c.kind == KindRdsd
+	var t wire.Train
+	if rdsd && h.Ext[0] == wire.ExtTrain {
+		var err error
+		if t, err = wire.ParseTrain(&h.Ext, len(f.Payload)); err != nil {
+			return err
+		}
+		if !c.cfg.Trains {
+			return errTrain
+		}
+	}
+	n := max(1, int(t.Count))
 	if rdsd && len(p.refusing) > 0 {
 		if _, ok := p.refusing[h.DPort]; ok {
 			if h.Flags&wire.FlagResume == 0 {
-				p.refuse(h.Seq, wire.ReasonNoRoom)
+				p.refuse(h.Seq, n, wire.ReasonNoRoom)
 				return nil
 			}
 			delete(p.refusing, h.DPort)
 		}
 	}
-	switch c.owner.Deliver(h.SPort, h.DPort, f) {
+	switch c.owner.Deliver(p.rx(), h.Seq, h.SPort, h.DPort, t, f) {
 	case NoPort:
-		c.ctr.RecvDropNoSock++
+		c.ctr.RecvDropNoSock += uint64(n)
 		if rdsd {
-			p.refuse(h.Seq, wire.ReasonNoPort)
+			p.refuse(h.Seq, n, wire.ReasonNoPort)
 		}
 	case NoRoom:
 		if !rdsd || mutant.On(mutant.PauseRdsd) {
@@ -257,7 +269,7 @@ func (p *Path) place(h *wire.Header, f *transport.Frame) error {
 			p.refusing = make(map[uint16]struct{})
 		}
 		p.refusing[h.DPort] = struct{}{}
-		p.refuse(h.Seq, wire.ReasonNoRoom)
+		p.refuse(h.Seq, n, wire.ReasonNoRoom)
 	}
 	return nil
 }
@@ -327,3 +339,21 @@ func (p *Path) Resume() {
 
 // Paused reports whether the link's reading is stopped by a full receiver.
 func (p *Path) Paused() bool { return p.paused }
+
+// Awaits reports whether the header raw, read from link gen, is of a datagram
+// that would be offered to the owner, and for which port. It is a hint: Receive
+// judges the frame.
+func (p *Path) Awaits(gen uint64, raw []byte) (dport uint16, ok bool) {
+	var h wire.Header
+	if gen != p.gen || p.state != Up || h.Parse(raw) != nil {
+		return 0, false
+	}
+	rdsd := p.c.kind == KindRdsd
+	if h.Kind(rdsd) != wire.KindData || h.Seq < p.rx().expected || rdsd && !wire.ChecksumOK(raw) {
+		return 0, false
+	}
+	if _, refusing := p.refusing[h.DPort]; refusing && h.Flags&wire.FlagResume == 0 {
+		return 0, false
+	}
+	return h.DPort, true
+}

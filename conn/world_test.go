@@ -58,7 +58,7 @@ func (w *world) note(format string, a ...any) { w.out = append(w.out, fmt.Sprint
 
 // --- Owner ---------------------------------------------------------------------
 
-func (w *world) Deliver(sport, dport uint16, f *transport.Frame) Verdict {
+func (w *world) Deliver(p *Path, seq uint64, sport, dport uint16, t wire.Train, f *transport.Frame) Verdict {
 	v := w.verdict[dport]
 	w.note("deliver %d>%d len=%d%s", sport, dport, len(f.Payload), [...]string{"", ": no such port", ": no room"}[v])
 	return v

@@ -40,7 +40,7 @@ func (p *Path) Fill(now time.Duration, b *transport.Batch) bool {
 	if c.kind == KindRdsd {
 		o.ack = p.ackable()
 		if len(p.refused) > 0 && p.ready {
-			p.refusals()
+			p.sendRefusals()
 		}
 		o.credit = p.creditsToGrant()
 	}
@@ -130,7 +130,7 @@ func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut)
 			p.answer = false
 			if outside {
 				h.Ack = o.ack
-				m.Payload = binary.BigEndian.AppendUint64(m.Payload[:0], p.received())
+				m.Payload = binary.BigEndian.AppendUint64(m.Payload[:0], p.Received())
 				h.Len = uint32(len(m.Payload))
 			}
 		}
@@ -272,7 +272,7 @@ func (p *Path) affords(b *transport.Batch, o *frameOut, m *Msg) bool {
 // send puts a sequenced message into the batch.
 func (p *Path) send(now time.Duration, b *transport.Batch, o *frameOut, m *Msg, flags uint8) {
 	if m.seq == 0 {
-		m.seq = p.nextSeq
+		p.setSeq(m, p.nextSeq)
 		p.nextSeq++
 	}
 	if o.rdsd && m.Kind != MsgRefuse {
@@ -281,6 +281,8 @@ func (p *Path) send(now time.Duration, b *transport.Batch, o *frameOut, m *Msg, 
 	h := wire.Header{Seq: m.seq, Len: uint32(len(m.Payload)), SPort: m.SPort, DPort: m.DPort, Flags: flags}
 	if m.Kind == MsgRefuse {
 		h.Ext[0] = wire.CtlRefuse
+	} else if m.Count > 1 {
+		h.Ext = wire.Train{Count: m.Count, Table: m.Table}.Ext()
 	}
 	p.put(b, o, &h, m.Payload)
 	m.end = p.txOff + uint64(b.Bytes())

@@ -259,7 +259,7 @@ func (e *Engine) settle(now time.Duration) {
 // Shutdown completes everything undecided, as the node ends.
 func (e *Engine) Shutdown(now time.Duration) {
 	for _, s := range e.Sockets() {
-		s.failWaiting(now, netip.AddrPort{}, rdserr.ErrShutdown)
+		s.failWaiting(now, netip.AddrPort{}, rdserr.ErrShutdown, conn.WhyShutdown)
 	}
 	for _, pe := range e.order {
 		pe.c.Abandon(conn.WhyShutdown)

@@ -24,7 +24,8 @@ type Peer struct {
 	cmap    cong.Map
 	since   map[uint16]time.Duration // congested since
 	waiters map[uint16][]*flow
-	blocked map[uint16]uint64 // sends refused or made to wait, of ports congested now
+	opened  map[uint16][]*flow // destinations sockets have open, by port
+	blocked map[uint16]uint64  // sends refused or made to wait, of ports congested now
 	ctr     stats.Counters
 	tm      timer
 	isFull  bool
@@ -84,12 +85,12 @@ func (pe *Peer) tick(now time.Duration) {
 // --- conn.Owner ---------------------------------------------------------------
 
 // Deliver places a datagram for one of our ports.
-func (pe *Peer) Deliver(sport, dport uint16, f *transport.Frame) conn.Verdict {
+func (pe *Peer) Deliver(p *conn.Path, seq uint64, sport, dport uint16, t wire.Train, f *transport.Frame) conn.Verdict {
 	s := pe.e.sock(dport)
 	if s == nil {
 		return conn.NoPort
 	}
-	v := s.place(pe, sport, f)
+	v := s.place(pe, p, seq, sport, t, f)
 	if v == conn.NoRoom && !pe.isFull {
 		pe.isFull = true
 		pe.e.full = append(pe.e.full, pe)
@@ -130,6 +131,11 @@ func (pe *Peer) changed(now time.Duration, port uint16, on bool) {
 	}
 	pe.e.note(netip.AddrPortFrom(pe.addr, port), pe.c == nil, on)
 	pe.e.tellMonitors(pe, port, on)
+	for _, f := range pe.opened[port] {
+		for _, d := range f.dests {
+			f.s.opt.Sink.Changed(d, on)
+		}
+	}
 }
 
 // LocalCongestion: see conn.Owner.

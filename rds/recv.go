@@ -38,12 +38,19 @@ type item struct {
 	n     uint32
 	cost  uint32
 	sport uint16
+	train uint16 // 0: one datagram; else how many, and tableBit
 }
 
-func (it *item) release() {
+// tableBit in item.train: the datagrams are behind a table of their lengths.
+const tableBit = 1 << 15
+
+// cut begins to take the train's datagrams.
+func (it *item) cut() wire.Cutter {
+	var body []byte
 	if it.b != nil {
-		it.b.Release()
+		body = it.b.B[it.off : it.off+it.n]
 	}
+	return wire.Cut(body, int(it.train&^tableBit), it.train&tableBit != 0)
 }
 
 // hard is the limit no peer can pass, in bytes of memory: HardFactor times the
@@ -52,26 +59,33 @@ func (s *Socket) hard() int {
 	return s.e.cfg.HardFactor*s.opt.RcvBufBytes + wire.MaxDatagram + itemOverhead
 }
 
-// place puts a datagram into the receive queue. Above the soft limit the port
-// becomes congested; what would pass the hard one is not taken, and marks the
-// port too, because empty datagrams never reach the soft one.
-func (s *Socket) place(pe *Peer, sport uint16, f *transport.Frame) conn.Verdict {
+// place puts a datagram, or a train, into the receive queue. Above the soft
+// limit the port becomes congested; what would pass the hard one is not taken,
+// and marks the port too, because empty datagrams never reach the soft one.
+func (s *Socket) place(pe *Peer, p *conn.Path, seq uint64, sport uint16, t wire.Train, f *transport.Frame) conn.Verdict {
 	e := s.e
+	if s.opt.Sink != nil {
+		return s.placeInSink(pe, p, seq, sport, Train{f.Payload, max(1, int(t.Count)), t.Table}, f)
+	}
 	n := len(f.Payload)
 	cost := n + itemOverhead
-	now := e.now
 	if s.mem+cost > s.hard() && !mutant.On(mutant.IgnoreHard) {
 		s.wasFull = true
-		s.mark(now)
+		s.mark(e.now)
 		return conn.NoRoom
 	}
-	if !e.cfg.Budget.fits(cost) {
-		e.ctr.MemoryRefused++
-		e.cfg.Budget.Refused.Add(1)
-		s.starve(now)
-		return conn.NoRoom
-	}
+	count, bytes := 1, n
 	it := item{pe: pe, n: uint32(n), cost: uint32(cost), sport: sport}
+	if t.Count > 0 {
+		count, it.train = int(t.Count), t.Count
+		if t.Table {
+			it.train |= tableBit
+			bytes -= count * wire.TableEntry
+		}
+	}
+	if !s.affordable(cost, count) {
+		return conn.NoRoom
+	}
 	switch {
 	case n == 0:
 	case f.Buf != nil:
@@ -87,15 +101,47 @@ func (s *Socket) place(pe *Peer, sport uint16, f *transport.Frame) conn.Verdict 
 		s.news(EvReadable)
 	}
 	s.pushItem(it)
-	s.queued += n
-	s.mem += cost
-	e.cfg.Budget.used.Add(int64(cost))
-	pe.ctr.RecvQueued++
-	pe.ctr.RecvBytesAdded += uint64(n)
-	if s.queued > s.opt.RcvBufBytes {
-		s.mark(now)
-	}
+	s.placed(pe, bytes, cost, count)
 	return conn.Placed
+}
+
+// affordable tests the memory budget for a message of count datagrams.
+func (s *Socket) affordable(cost, count int) bool {
+	e := s.e
+	if e.cfg.Budget.fits(cost) {
+		return true
+	}
+	e.ctr.MemoryRefused += uint64(count)
+	e.cfg.Budget.Refused.Add(1)
+	s.starve(e.now)
+	return false
+}
+
+// placed takes into the accounts what was placed.
+func (s *Socket) placed(pe *Peer, bytes, cost, count int) {
+	s.unread += count
+	s.queued += bytes
+	s.mem += cost
+	s.e.cfg.Budget.used.Add(int64(cost))
+	pe.ctr.RecvQueued += uint64(count)
+	pe.ctr.RecvBytesAdded += uint64(bytes)
+	if s.queued > s.opt.RcvBufBytes {
+		s.mark(s.e.now)
+	}
+}
+
+// taken takes out of the accounts what was read.
+func (s *Socket) taken(count, bytes, cost int) {
+	e := s.e
+	s.unread -= count
+	s.queued -= bytes
+	s.mem -= cost
+	e.cfg.Budget.used.Add(-int64(cost))
+	s.Stats.Received += uint64(count)
+	s.Stats.ReceivedBytes += uint64(bytes)
+	e.ctr.RecvDelivered += uint64(count)
+	e.ctr.CopyToUser += uint64(bytes)
+	e.ctr.RecvBytesFreed += uint64(bytes)
 }
 
 // stash copies a small payload behind others into a slab.
@@ -167,10 +213,19 @@ func (t *starveTicker) tick(now time.Duration) {
 
 // unmark clears the port when less than half of its limits is used.
 func (s *Socket) unmark(now time.Duration) {
-	if s.congested && !s.starved && (s.queued < s.opt.RcvBufBytes/2 || s.qn == 0) && s.mem <= s.hard()/2 {
+	if s.congested && !s.starved && (s.queued < s.opt.RcvBufBytes/2 || s.unread == 0) && s.roomy() {
 		s.congested = false
 		s.e.setCongested(now, s.port, false)
 	}
+}
+
+// roomy reports whether half of the hard limit is free; a sink's limit is
+// what it held when it had no room.
+func (s *Socket) roomy() bool {
+	if s.opt.Sink == nil {
+		return s.mem <= s.hard()/2
+	}
+	return !s.wasFull || s.mem <= s.roof/2
 }
 
 // Recv takes the next datagram. After the last of a run call ReadAll.
@@ -178,31 +233,62 @@ func (s *Socket) Recv() (d Datagram, ok bool) {
 	if s.qn == 0 {
 		return d, false
 	}
-	it := s.popItem()
+	it := &s.q[s.qhead]
 	d.Source = netip.AddrPortFrom(it.pe.addr, it.sport)
-	if it.b != nil {
-		d.Payload, d.buf = it.b.B[it.off:it.off+it.n:it.off+it.n], it.b
+	d.buf = it.b
+	if it.train != 0 {
+		c := s.headTrain(it)
+		d.Payload, _ = c.Next()
+		s.trainTaken(it, 1, len(d.Payload))
+		return d, true
 	}
-	s.queued -= int(it.n)
-	s.mem -= int(it.cost)
-	s.e.cfg.Budget.used.Add(-int64(it.cost))
-	s.Stats.Received++
-	s.Stats.ReceivedBytes += uint64(it.n)
-	s.e.ctr.RecvDelivered++
-	s.e.ctr.CopyToUser += uint64(it.n)
-	s.e.ctr.RecvBytesFreed += uint64(it.n)
+	if it.b != nil {
+		d.Payload = it.b.B[it.off : it.off+it.n : it.off+it.n]
+	}
+	s.taken(1, int(it.n), int(it.cost))
+	s.dropHead()
 	return d, true
 }
 
-// ReadAll ends a run of Recv calls: a port that has room again is cleared,
-// and whoever waits for that goes on.
+// headTrain is what is left of the train at the head of the queue. From the
+// first call on the item has a reference for each datagram left.
+func (s *Socket) headTrain(it *item) *wire.Cutter {
+	if s.head.Left() == 0 {
+		s.head = it.cut()
+		if it.train&tableBit != 0 {
+			it.n -= uint32(s.head.Left() * wire.TableEntry) // payload left from now on
+		}
+		if it.b != nil {
+			it.b.RefN(int32(s.head.Left() - 1))
+		}
+	}
+	return &s.head
+}
+
+// trainTaken ends the taking of count datagrams of the head train, whose
+// references are the taker's now.
+func (s *Socket) trainTaken(it *item, count, bytes int) {
+	cost := bytes
+	it.n -= uint32(bytes)
+	if s.head.Left() == 0 {
+		cost = int(it.cost)
+		s.queued -= int(it.n) // behind the last datagram: nobody's
+		s.dropHead()
+	} else {
+		it.cost -= uint32(cost)
+	}
+	s.taken(count, bytes, cost)
+}
+
+// ReadAll ends a run of Recv calls, or of Freed: a port that has room again is
+// cleared, and whoever waits for that goes on.
 func (s *Socket) ReadAll(now time.Duration) {
 	e := s.e
 	e.now = now
 	if s.congested {
 		s.unmark(now)
 	}
-	if s.wasFull && s.mem <= s.hard()/2 {
+	if s.wasFull && s.roomy() {
 		s.wasFull = false
 		e.roomAgain()
 	}
@@ -229,7 +315,15 @@ func (s *Socket) Peek() (next, n int) {
 	if s.qn == 0 {
 		return 0, 0
 	}
-	return int(s.q[s.qhead].n), s.qn
+	it := &s.q[s.qhead]
+	if it.train == 0 {
+		return int(it.n), s.unread
+	}
+	c := s.head
+	if c.Left() == 0 {
+		c = it.cut()
+	}
+	return c.Peek(), s.unread
 }
 
 // Culprit is a source with datagrams in a receive queue.
@@ -242,17 +336,16 @@ type Culprit struct {
 // Culprits tells who fills the receive queue, largest first, at most max.
 func (s *Socket) Culprits(max int) []Culprit {
 	by := map[netip.AddrPort]*Culprit{}
-	for i := range s.qn {
-		it := &s.q[(s.qhead+i)&(len(s.q)-1)]
-		src := netip.AddrPortFrom(it.pe.addr, it.sport)
+	s.EachQueued(func(src netip.AddrPort, bytes int) bool {
 		c := by[src]
 		if c == nil {
 			c = &Culprit{Source: src}
 			by[src] = c
 		}
 		c.N++
-		c.Bytes += int(it.n)
-	}
+		c.Bytes += bytes
+		return true
+	})
 	l := make([]Culprit, 0, len(by))
 	for _, c := range by {
 		l = append(l, *c)
@@ -268,10 +361,31 @@ func (s *Socket) Culprits(max int) []Culprit {
 
 // EachQueued calls f for every datagram in the receive queue until it returns false.
 func (s *Socket) EachQueued(f func(src netip.AddrPort, bytes int) bool) {
+	if s.opt.Sink != nil {
+		s.opt.Sink.Each(f)
+		return
+	}
 	for i := range s.qn {
 		it := &s.q[(s.qhead+i)&(len(s.q)-1)]
-		if !f(netip.AddrPortFrom(it.pe.addr, it.sport), int(it.n)) {
-			return
+		src := netip.AddrPortFrom(it.pe.addr, it.sport)
+		if it.train == 0 {
+			if !f(src, int(it.n)) {
+				return
+			}
+			continue
+		}
+		c := s.head
+		if i > 0 || c.Left() == 0 {
+			c = it.cut()
+		}
+		for {
+			p, ok := c.Next()
+			if !ok {
+				break
+			}
+			if !f(src, len(p)) {
+				return
+			}
 		}
 	}
 }
@@ -288,10 +402,13 @@ func (s *Socket) pushItem(it item) {
 	s.qn++
 }
 
-func (s *Socket) popItem() item {
-	it := s.q[s.qhead]
+// releaseHead drops the item at the head unread.
+func (s *Socket) releaseHead() {
+	if b := s.q[s.qhead].b; b != nil {
+		b.ReleaseN(int32(max(1, s.head.Left()))) // see headTrain
+	}
+	s.head = wire.Cutter{}
 	s.dropHead()
-	return it
 }
 
 func (s *Socket) dropHead() {

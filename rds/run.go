@@ -18,7 +18,7 @@ import (
 // it has to wait or to fail.
 func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, lengths []uint32, tag uint64, want bool) (n int) {
 	e := s.e
-	if s.closed || dst.Port() < wire.PortFirst || len(s.flows) > 0 && s.flows[dst] != nil {
+	if s.closed || dst.Port() < wire.PortFirst || s.queues(dst) {
 		return 0
 	}
 	pe, err := e.Peer(dst.Addr())
@@ -38,7 +38,7 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 		m := e.newMsg()
 		m.Owner, m.SPort, m.DPort = s, s.port, dst.Port()
 		m.Payload = payload[bytes : bytes+l : bytes+l]
-		m.Tag, m.Epoch = tag+uint64(n), number
+		m.Tag, m.Epoch, m.Bytes = tag+uint64(n), number, uint32(l)
 		bytes += l
 		used += l
 		m.Report = want
@@ -106,11 +106,19 @@ func (r *Run) Len() int { return len(r.Lengths) }
 // the next does not take it above maxBytes; a first datagram is taken whatever
 // its size. After it call ReadAll.
 func (s *Socket) RecvRun(r *Run, maxN, maxBytes int) {
-	e := s.e
 	n0, bytes0 := len(r.Lengths), r.Bytes
 	cost := 0
 	for s.qn > 0 && len(r.Lengths) < maxN {
 		it := &s.q[s.qhead]
+		if it.train != 0 {
+			s.taken(len(r.Lengths)-n0, r.Bytes-bytes0, cost)
+			more := s.runTrain(r, it, maxN, maxBytes)
+			n0, bytes0, cost = len(r.Lengths), r.Bytes, 0
+			if !more {
+				break
+			}
+			continue
+		}
 		if r.Bytes > 0 && r.Bytes+int(it.n) > maxBytes {
 			break
 		}
@@ -122,19 +130,42 @@ func (s *Socket) RecvRun(r *Run, maxN, maxBytes int) {
 		r.Bytes += int(it.n)
 		cost += int(it.cost)
 		if it.b != nil {
-			r.span(it)
+			r.span(it.b, it.b.B[it.off:it.off+it.n], 1)
 		}
 		s.dropHead()
 	}
-	n, bytes := len(r.Lengths)-n0, r.Bytes-bytes0
-	s.queued -= bytes
-	s.mem -= cost
-	e.cfg.Budget.used.Add(-int64(cost))
-	s.Stats.Received += uint64(n)
-	s.Stats.ReceivedBytes += uint64(bytes)
-	e.ctr.RecvDelivered += uint64(n)
-	e.ctr.CopyToUser += uint64(bytes)
-	e.ctr.RecvBytesFreed += uint64(bytes)
+	s.taken(len(r.Lengths)-n0, r.Bytes-bytes0, cost)
+}
+
+// runTrain takes what fits of the train at the head of the queue; more is true
+// when that was all of it.
+func (s *Socket) runTrain(r *Run, it *item, maxN, maxBytes int) (more bool) {
+	c := s.headTrain(it)
+	b, n, bytes := it.b, 0, 0
+	payload := c.Rest()
+	for c.Left() > 0 && len(r.Lengths) < maxN {
+		if k := c.Peek(); r.Bytes > 0 && r.Bytes+k > maxBytes {
+			break
+		}
+		if r.pe != it.pe || r.sport != it.sport {
+			r.source(it)
+		}
+		p, _ := c.Next()
+		r.Index = append(r.Index, r.cur)
+		r.Lengths = append(r.Lengths, uint32(len(p)))
+		r.Bytes += len(p)
+		bytes += len(p)
+		n++
+	}
+	if n == 0 {
+		return false
+	}
+	if b != nil {
+		r.span(b, payload[:bytes], int32(n))
+	}
+	more = c.Left() == 0
+	s.trainTaken(it, n, bytes)
+	return more
 }
 
 // source finds it's source among the last few of Sources, or adds it.
@@ -151,15 +182,14 @@ func (r *Run) source(it *item) {
 	r.cur = uint32(len(r.Sources) - 1)
 }
 
-func (r *Run) span(it *item) {
-	p := it.b.B[it.off : it.off+it.n]
+func (r *Run) span(b *buf.Buf, p []byte, refs int32) {
 	if k := len(r.Spans); k > 0 {
 		l := &r.Spans[k-1]
-		if l.b == it.b && len(l.Payload)+int(it.n) <= cap(l.Payload) && &l.Payload[:len(l.Payload)+1][len(l.Payload)] == &p[0] {
-			l.Payload = l.Payload[:len(l.Payload)+int(it.n)]
-			l.refs++
+		if l.b == b && (len(p) == 0 || len(l.Payload)+len(p) <= cap(l.Payload) && &l.Payload[:len(l.Payload)+1][len(l.Payload)] == &p[0]) {
+			l.Payload = l.Payload[:len(l.Payload)+len(p)]
+			l.refs += refs
 			return
 		}
 	}
-	r.Spans = append(r.Spans, Span{p, it.b, 1})
+	r.Spans = append(r.Spans, Span{p, b, refs})
 }

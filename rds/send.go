@@ -26,7 +26,7 @@ func (s *Socket) Send(now time.Duration, dst netip.AddrPort, payload []byte, tag
 	if err != nil {
 		return err
 	}
-	if len(s.flows) > 0 && s.flows[dst] != nil {
+	if s.queues(dst) {
 		return rdserr.ErrWouldBlock // those that wait for the same destination go first
 	}
 	if err := s.admit(pe, dst, len(payload)); err != nil {
@@ -62,6 +62,17 @@ func (s *Socket) check(dst netip.AddrPort, n int) (*Peer, error) {
 
 // admit tests the send buffer, then the destination: each for its own reason.
 func (s *Socket) admit(pe *Peer, dst netip.AddrPort, n int) error {
+	if err := s.room(); err != nil {
+		return err
+	}
+	if pe.Congested(dst.Port()) {
+		return rdserr.ErrCongested
+	}
+	return s.e.afford(n)
+}
+
+// room tests the send buffer.
+func (s *Socket) room() error {
 	e := s.e
 	if s.used >= s.opt.SndBufBytes {
 		e.ctr.SendQueueFull++
@@ -71,9 +82,11 @@ func (s *Socket) admit(pe *Peer, dst netip.AddrPort, n int) error {
 		e.ctr.SendTooMany++
 		return rdserr.ErrWouldBlock
 	}
-	if pe.Congested(dst.Port()) {
-		return rdserr.ErrCongested
-	}
+	return nil
+}
+
+// afford tests the memory budget.
+func (e *Engine) afford(n int) error {
 	if !e.cfg.Budget.fits(n) {
 		e.cfg.Budget.Refused.Add(1)
 		return rdserr.With(rdserr.ErrNoMemory, "the daemon's memory budget of %d bytes is spent", e.cfg.Budget.Limit)
@@ -81,19 +94,25 @@ func (s *Socket) admit(pe *Peer, dst netip.AddrPort, n int) error {
 	return nil
 }
 
-// accept takes the message over. From here it has exactly one outcome.
+// accept takes one datagram over. From here it has exactly one outcome.
 func (s *Socket) accept(now time.Duration, pe *Peer, m *conn.Msg) {
+	m.Bytes = uint32(len(m.Payload))
+	s.charge(pe, m)
+	s.dispatch(now, pe, m)
+}
+
+// charge takes a message into the accounts.
+func (s *Socket) charge(pe *Peer, m *conn.Msg) {
 	e := s.e
-	e.now = now
-	n := len(m.Payload)
+	n, k := int(m.Bytes), m.Datagrams()
 	m.Owner, m.SPort = s, s.port
 	m.Epoch = s.epoch0 + uint32(len(s.epochs)) - 1
-	s.epochs[len(s.epochs)-1].n++
+	s.epochs[len(s.epochs)-1].n += k
 	s.used += n
-	s.undecided++
-	s.Stats.Accepted++
+	s.undecided += k
+	s.Stats.Accepted += uint64(k)
 	e.cfg.Budget.used.Add(int64(n))
-	e.ctr.SendQueued++
+	e.ctr.SendQueued += uint64(k)
 	e.ctr.CopyFromUser += uint64(n)
 	m.Kind = conn.MsgData
 	if m.DPort == wire.PortPing {
@@ -103,13 +122,18 @@ func (s *Socket) accept(now time.Duration, pe *Peer, m *conn.Msg) {
 	if s.mon.Set {
 		s.concern(netip.AddrPortFrom(pe.addr, m.DPort))
 	}
+	// At half a buffer the sender wants it back: ask for the acknowledgement.
+	m.Want = m.Report || s.used >= s.opt.SndBufBytes/2
+}
+
+// dispatch lets an accepted message go.
+func (s *Socket) dispatch(now time.Duration, pe *Peer, m *conn.Msg) {
+	s.e.now = now
 	if pe.c != nil {
-		// At half a buffer the sender wants it back: ask for the acknowledgement.
-		m.Want = m.Report || s.used >= s.opt.SndBufBytes/2
 		pe.c.Enqueue(now, m)
-		return
+	} else {
+		s.deliverHere(m)
 	}
-	s.deliverHere(m)
 }
 
 // deliverHere is the loop transport: this very address is the destination.
@@ -117,79 +141,91 @@ func (s *Socket) deliverHere(m *conn.Msg) {
 	e := s.e
 	if m.Kind == conn.MsgPing {
 		f := transport.Frame{}
-		s.place(e.loop, wire.PortPing, &f)
+		s.place(e.loop, nil, 0, wire.PortPing, wire.Train{}, &f)
 		s.Completed(m, conn.Delivered, conn.WhyNone)
 		return
 	}
 	to := e.sock(m.DPort)
 	if to == nil {
-		e.ctr.RecvDropNoSock++
+		e.ctr.RecvDropNoSock += uint64(m.Datagrams())
 		s.Completed(m, conn.Failed, conn.WhyNoPort)
 		return
 	}
 	f := transport.Frame{Payload: m.Payload}
-	if len(m.Payload) >= buf.SlabSize/4 {
+	if len(m.Payload) >= buf.SlabSize/4 && to.opt.Sink == nil {
 		b := buf.Get(len(m.Payload))
 		copy(b.B, m.Payload)
 		f.Payload, f.Buf = b.B, b
 		defer b.Release()
 	}
-	if to.place(e.loop, s.port, &f) != conn.Placed {
-		// Cannot be: the port was not congested, and one datagram fits between
-		// the soft and the hard limit. Only the node's budget can say no.
+	switch {
+	case to.place(e.loop, nil, 0, s.port, wire.Train{Count: m.Count, Table: m.Table}, &f) == conn.Placed:
+		s.Completed(m, conn.Delivered, conn.WhyNone)
+	case to.starved:
+		// What is accepted counts against the budget too: it could wait for ever.
 		s.Completed(m, conn.Failed, conn.WhyNoMemory)
-		return
+	default: // the port has become congested by it
+		f := s.flow(e.loop, netip.AddrPortFrom(e.local, m.DPort))
+		s.waitFirst(f, m)
+		s.block(f)
 	}
-	s.Completed(m, conn.Delivered, conn.WhyNone)
 }
 
 // Completed is conn.Completer: the one end of an accepted datagram.
 func (s *Socket) Completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 	e := s.e
-	n := len(m.Payload)
+	n, k := int(m.Bytes), m.Datagrams()
 	s.used -= n
-	s.undecided--
+	s.undecided -= k
 	e.cfg.Budget.used.Add(-int64(n))
 	switch o {
 	case conn.Delivered:
-		s.Stats.Delivered++
-		e.ctr.OutcomeDelivered++
+		s.Stats.Delivered += uint64(k)
+		e.ctr.OutcomeDelivered += uint64(k)
 	case conn.Cancelled:
-		s.Stats.Cancelled++
+		s.Stats.Cancelled += uint64(k)
 	case conn.Failed:
-		s.Stats.Failed++
-		e.ctr.OutcomeFailed++
+		s.Stats.Failed += uint64(k)
+		e.ctr.OutcomeFailed += uint64(k)
 	case conn.Unknown:
-		s.Stats.Unknown++
-		e.ctr.OutcomeUnknown++
+		s.Stats.Unknown += uint64(k)
+		e.ctr.OutcomeUnknown += uint64(k)
 	}
-	if m.Report && !s.closed {
-		s.outcome(m.Tag, o, why)
+	switch {
+	case s.closed:
+	case s.opt.Sink != nil:
+		s.opt.Sink.Done(m.Cookie, m.Tag, k, o, why)
+	case m.Report:
+		s.outcome(m.Tag, k, o, why)
 		if mutant.On(mutant.DoubleOutcome) && m.Tag%64 == 63 {
-			s.outcome(m.Tag, o, why)
+			s.outcome(m.Tag, k, o, why)
 		}
 	}
-	s.leave(m.Epoch)
-	if s.waiting > 0 && !mutant.On(mutant.NoSpace) {
+	s.leave(m.Epoch, k)
+	if len(s.lined) > 0 && !mutant.On(mutant.NoSpace) {
 		s.hasSpace()
 	}
-	if s.wantSpace && s.used <= s.opt.SndBufBytes/2 {
+	if s.wantSpace && s.used <= s.opt.SndBufBytes/2 && s.undecided <= e.cfg.MaxUndecided/2 {
 		s.wantSpace = false
 		s.news(EvWritable)
+	}
+	if s.lingers && s.undecided == 0 {
+		s.lingers = false
+		s.opt.Sink.Drained()
 	}
 	e.freeMsg(m)
 }
 
-func (s *Socket) outcome(tag uint64, o conn.Outcome, why conn.Why) {
-	s.outcomesN++
+func (s *Socket) outcome(tag uint64, count int, o conn.Outcome, why conn.Why) {
+	s.outcomesN += count
 	if n := len(s.outcomes); n > 0 {
 		l := &s.outcomes[n-1]
-		if l.Kind == o && l.Why == why && l.First+uint64(l.Count) == tag && l.Count < math.MaxUint32 {
-			l.Count++
+		if l.Kind == o && l.Why == why && l.First+uint64(l.Count) == tag && uint64(l.Count)+uint64(count) <= math.MaxUint32 {
+			l.Count += uint32(count)
 			return
 		}
 	}
-	s.outcomes = append(s.outcomes, OutcomeRun{tag, 1, o, why})
+	s.outcomes = append(s.outcomes, OutcomeRun{tag, uint32(count), o, why})
 	s.news(EvOutcomes)
 }
 
@@ -218,9 +254,10 @@ func (s *Socket) Cancel(now time.Duration, dst netip.AddrPort) (cancelled, begun
 	if err != nil {
 		return 0, 0, err
 	}
-	s.failWaiting(now, dst, rdserr.ErrCanceled)
+	cancelled = s.failWaiting(now, dst, rdserr.ErrCanceled, conn.WhyApp)
 	if pe.c != nil {
-		cancelled, begun = pe.c.Cancel(now, s, dst.Port(), conn.WhyApp)
+		k, b := pe.c.Cancel(now, s, dst.Port(), conn.WhyApp)
+		cancelled, begun = cancelled+k, b
 	}
 	s.e.settle(now)
 	return cancelled, begun, nil
@@ -245,9 +282,9 @@ func (s *Socket) Flush(id uint64) {
 	s.endEpochs()
 }
 
-func (s *Socket) leave(number uint32) {
+func (s *Socket) leave(number uint32, n int) {
 	ep := &s.epochs[number-s.epoch0]
-	if ep.n--; ep.n == 0 {
+	if ep.n -= n; ep.n == 0 {
 		s.endEpochs()
 	}
 }

@@ -19,6 +19,9 @@ type SocketOptions struct {
 	UID, PID    uint32
 	Label       string
 	Data        any // the shell's
+	// Sink, when not nil, takes what is received and the outcomes; Recv, RecvRun,
+	// Peek and Outcomes then have nothing. Sends go through Post.
+	Sink Sink
 }
 
 // Events a socket can have.
@@ -63,9 +66,11 @@ type Socket struct {
 	// Sending. used counts payload bytes from acceptance to outcome.
 	used        int
 	undecided   int
-	flows       map[netip.AddrPort]*flow
-	lined       []*flow // that wait for the send buffer, first come first served
-	waiting     int     // datagrams in flows
+	flows       map[netip.AddrPort]*flow // that hold something or are opened
+	lined       []*flow                  // that wait for the send buffer, first come first served
+	waiting     int                      // datagrams in flows
+	held        int                      // accepted datagrams in flows
+	lingers     bool                     // closed, with datagrams undecided
 	deadline    time.Duration
 	spaceListed bool
 	wantSpace   bool
@@ -80,8 +85,12 @@ type Socket struct {
 	// kernel), mem what they really take (the hard one).
 	q         []item // ring
 	qhead, qn int
+	head      wire.Cutter // what is left of the train at the head, once something of it was read
+	unread    int         // datagrams in q, or in the sink's memory
 	queued    int
 	mem       int
+	roof      int // mem when the sink had no room
+	reserver  Reserver
 	slab      *buf.Buf
 	slabOff   int
 	slabRefs  int // of slab, not given to a datagram yet
@@ -127,6 +136,7 @@ func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
 	}
 	e.nextID++
 	s := &Socket{e: e, id: e.nextID, port: port, opt: o, deadline: never, epochs: make([]epoch, 1)}
+	s.reserver, _ = o.Sink.(Reserver)
 	e.socks[port] = s
 	return s, nil
 }
@@ -182,15 +192,19 @@ type Info struct {
 	ID                         uint64
 	SendQueued, Undecided      int // bytes, datagrams
 	RecvQueued, RecvMem, RecvN int // bytes, bytes, datagrams
-	Hard                       int // bytes
+	Hard                       int // bytes; 0 with a Sink, which has its own
 	Congested                  bool
-	Waiting                    int
+	Waiting, Held              int // datagrams that wait to be accepted; accepted ones that wait here
 	Stats                      Stats
 }
 
 // Info describes the socket.
 func (s *Socket) Info() Info {
-	return Info{s.id, s.used, s.undecided, s.queued, s.mem, s.qn, s.hard(), s.congested, s.waiting, s.Stats}
+	hard := s.hard()
+	if s.opt.Sink != nil {
+		hard = 0
+	}
+	return Info{s.id, s.used, s.undecided, s.queued, s.mem, s.unread, hard, s.congested, s.waiting, s.held, s.Stats}
 }
 
 // Events returns and clears what is new since the last call.
@@ -221,14 +235,17 @@ func (s *Socket) Close(now time.Duration) {
 	if e.lastSock == s {
 		e.lastSock = nil
 	}
-	s.failWaiting(now, netip.AddrPort{}, rdserr.ErrClosed)
+	s.failWaiting(now, netip.AddrPort{}, rdserr.ErrClosed, conn.WhyClosed)
 	for _, pe := range e.order {
 		pe.c.Cancel(now, s, 0, conn.WhyClosed)
 	}
+	for _, f := range s.sortedFlows() { // destinations still open
+		f.pe.unopen(f)
+	}
+	e.ctr.RecvDropDeadSock += uint64(s.unread)
+	s.unread = 0
 	for s.qn > 0 {
-		e.ctr.RecvDropDeadSock++
-		it := s.popItem()
-		it.release()
+		s.releaseHead()
 	}
 	s.endSlab()
 	if !mutant.On(mutant.LeakBudget) {
@@ -244,6 +261,11 @@ func (s *Socket) Close(now time.Duration) {
 	e.roomAgain()
 	s.outcomes, s.sends, s.changes = nil, nil, nil
 	e.settle(now)
+	if s.opt.Sink != nil {
+		if s.lingers = s.undecided > 0; !s.lingers {
+			s.opt.Sink.Drained()
+		}
+	}
 }
 
 // --- congestion monitoring -------------------------------------------------------

@@ -14,13 +14,87 @@ import (
 // goes to it. A flow is either lined up for the send buffer or awaits its
 // port, never both, and is moved by the event it waits for:
 // Completed frees buffer, a congestion update frees a port. Nothing polls.
+//
+// Messages that are accepted may wait here too, those with an Owner: Posts,
+// and what found no room at this very address.
 type flow struct {
 	s      *Socket
 	pe     *Peer
 	dst    netip.AddrPort
-	q      []*conn.Msg
-	awaits bool // the port is congested
-	lined  bool // the send buffer is full
+	q      msgs
+	dests  []*Dest // open to it
+	awaits bool    // the port is congested
+	lined  bool    // the send buffer is full
+}
+
+// msgs is a queue of messages that are in no list of a connection.
+type msgs struct{ head, tail *conn.Msg }
+
+func (q *msgs) push(m *conn.Msg) {
+	m.SetLink(nil)
+	if q.tail == nil {
+		q.head = m
+	} else {
+		q.tail.SetLink(m)
+	}
+	q.tail = m
+}
+
+func (q *msgs) unshift(m *conn.Msg) {
+	m.SetLink(q.head)
+	if q.head = m; q.tail == nil {
+		q.tail = m
+	}
+}
+
+func (q *msgs) pop() *conn.Msg {
+	m := q.head
+	if q.head = m.Link(); q.head == nil {
+		q.tail = nil
+	}
+	m.SetLink(nil)
+	return m
+}
+
+// flow finds or makes the flow to dst.
+func (s *Socket) flow(pe *Peer, dst netip.AddrPort) *flow {
+	f := s.flows[dst]
+	if f == nil {
+		f = &flow{s: s, pe: pe, dst: dst}
+		if s.flows == nil {
+			s.flows = make(map[netip.AddrPort]*flow)
+		}
+		s.flows[dst] = f
+	}
+	return f
+}
+
+// queues reports whether anything waits for dst: it goes first.
+func (s *Socket) queues(dst netip.AddrPort) bool {
+	if s.waiting+s.held == 0 {
+		return false
+	}
+	f := s.flows[dst]
+	return f != nil && f.q.head != nil
+}
+
+// countWaiting adds m to what waits (sign 1) or takes it out (-1).
+func (s *Socket) countWaiting(m *conn.Msg, sign int) {
+	if m.Owner != nil {
+		s.held += sign * m.Datagrams()
+	} else {
+		s.waiting += sign
+	}
+}
+
+func (s *Socket) wait(f *flow, m *conn.Msg) {
+	s.countWaiting(m, 1)
+	f.q.push(m)
+}
+
+func (s *Socket) waitFirst(f *flow, m *conn.Msg) {
+	s.countWaiting(m, 1)
+	f.q.unshift(m)
 }
 
 // SendWait offers one datagram and waits until deadline (0: for ever) if it
@@ -37,8 +111,7 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 	if deadline == 0 {
 		deadline = never
 	}
-	f := s.flows[dst]
-	if f == nil {
+	if !s.queues(dst) {
 		err = s.admit(pe, dst, len(payload))
 		if err == nil {
 			m := s.e.newMsg()
@@ -49,12 +122,7 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 		if err != rdserr.ErrWouldBlock && err != rdserr.ErrCongested {
 			return false, err
 		}
-		f = &flow{s: s, pe: pe, dst: dst}
-		if s.flows == nil {
-			s.flows = make(map[netip.AddrPort]*flow)
-		}
-		s.flows[dst] = f
-		if err == rdserr.ErrCongested {
+		if f := s.flow(pe, dst); err == rdserr.ErrCongested {
 			s.block(f)
 		} else {
 			s.lineUp(f)
@@ -62,8 +130,7 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 	}
 	m := s.e.newMsg()
 	m.Payload, m.Tag, m.Report, m.DPort, m.At, m.Batch = payload, tag, want, dst.Port(), deadline, batch
-	f.q = append(f.q, m)
-	s.waiting++
+	s.wait(s.flows[dst], m)
 	if deadline < s.deadline {
 		s.deadline = deadline
 		s.e.arm(&s.tm, s, deadline)
@@ -75,7 +142,9 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 func (s *Socket) block(f *flow) {
 	s.e.ctr.CongSendBlocked++
 	f.pe.block(f.dst.Port())
-	s.concern(f.dst)
+	if s.opt.Sink == nil {
+		s.concern(f.dst)
+	}
 	f.awaits = true
 	f.pe.await(f.dst.Port(), f)
 }
@@ -95,18 +164,15 @@ func (s *Socket) hasSpace() {
 	}
 }
 
-// runWaiting accepts what it can, flow by flow in turn.
+// runWaiting lets go what it can, flow by flow in turn.
 func (s *Socket) runWaiting(now time.Duration) {
 	for len(s.lined) > 0 {
 		f := s.lined[0]
-		if len(f.q) == 0 {
-			s.lined = s.lined[1:]
-			f.lined = false
-			s.endFlow(f)
-			continue
+		m := f.q.head
+		var err error
+		if m != nil {
+			err = s.mayGo(f, m)
 		}
-		m := f.q[0]
-		err := s.admit(f.pe, f.dst, len(m.Payload))
 		if err == rdserr.ErrWouldBlock {
 			return
 		}
@@ -116,26 +182,43 @@ func (s *Socket) runWaiting(now time.Duration) {
 			s.block(f)
 			continue
 		}
-		f.q = f.q[1:]
-		s.waiting--
-		s.sendDone(m, err)
-		if err == nil {
-			m.Batch = nil
-			s.accept(now, f.pe, m)
-		} else {
-			s.e.freeMsg(m)
+		if m != nil {
+			s.countWaiting(f.q.pop(), -1)
+			switch {
+			case m.Owner != nil:
+				s.dispatch(now, f.pe, m)
+			case err != nil:
+				s.sendDone(m, err)
+				s.e.freeMsg(m)
+			default:
+				s.sendDone(m, nil)
+				m.Batch = nil
+				s.accept(now, f.pe, m)
+			}
 		}
-		if len(f.q) == 0 {
+		if f.q.head == nil {
 			s.endFlow(f)
-		} else {
+		} else if !f.awaits {
 			s.lineUp(f)
 		}
 	}
 	s.lined = nil
 }
 
+// mayGo: what is accepted waits for its port alone.
+func (s *Socket) mayGo(f *flow, m *conn.Msg) error {
+	if m.Owner == nil {
+		return s.admit(f.pe, f.dst, len(m.Payload))
+	}
+	if f.pe.Congested(f.dst.Port()) {
+		return rdserr.ErrCongested
+	}
+	return nil
+}
+
+// endFlow forgets f when nothing needs it.
 func (s *Socket) endFlow(f *flow) {
-	if s.flows[f.dst] == f {
+	if f.q.head == nil && len(f.dests) == 0 && s.flows[f.dst] == f {
 		delete(s.flows, f.dst)
 	}
 }
@@ -153,10 +236,11 @@ func (s *Socket) SendsDone(l []SendDone) []SendDone {
 	return l
 }
 
-// failWaiting ends waiting sends to dst (the zero value: all; port 0: all of
-// the address).
-func (s *Socket) failWaiting(now time.Duration, dst netip.AddrPort, err error) {
-	s.expire(now, err, func(f *flow, m *conn.Msg) bool {
+// failWaiting ends what waits for dst (the zero value: all; port 0: all of the
+// address): sends not accepted fail with err, accepted ones are cancelled for
+// the reason why and counted.
+func (s *Socket) failWaiting(now time.Duration, dst netip.AddrPort, err error, why conn.Why) (cancelled int) {
+	return s.expire(now, err, why, func(f *flow, m *conn.Msg) bool {
 		return !dst.Addr().IsValid() || dst.Addr() == f.dst.Addr() && (dst.Port() == 0 || dst.Port() == f.dst.Port())
 	})
 }
@@ -165,12 +249,14 @@ func (s *Socket) failWaiting(now time.Duration, dst netip.AddrPort, err error) {
 func (s *Socket) tick(now time.Duration) {
 	s.tm.t = nil
 	n := len(s.sends)
-	s.expire(now, rdserr.ErrTimeout, func(_ *flow, m *conn.Msg) bool { return m.At <= now })
+	s.expire(now, rdserr.ErrTimeout, conn.WhyNone, func(_ *flow, m *conn.Msg) bool { return m.Owner == nil && m.At <= now })
 	s.e.ctr.SendTimeout += uint64(len(s.sends) - n)
 	s.deadline = never
 	for _, f := range s.flows {
-		for _, m := range f.q {
-			s.deadline = min(s.deadline, m.At)
+		for m := f.q.head; m != nil; m = m.Link() {
+			if m.Owner == nil {
+				s.deadline = min(s.deadline, m.At)
+			}
 		}
 	}
 	if s.deadline != never {
@@ -178,21 +264,31 @@ func (s *Socket) tick(now time.Duration) {
 	}
 }
 
-func (s *Socket) expire(now time.Duration, err error, which func(*flow, *conn.Msg) bool) {
-	if s.waiting == 0 {
-		return
+func (s *Socket) expire(now time.Duration, err error, why conn.Why, which func(*flow, *conn.Msg) bool) (cancelled int) {
+	if s.waiting+s.held == 0 {
+		return 0
 	}
 	for _, f := range s.sortedFlows() {
-		f.q = slices.DeleteFunc(f.q, func(m *conn.Msg) bool {
-			if !which(f, m) {
-				return false
+		var keep msgs
+		for f.q.head != nil {
+			m := f.q.pop()
+			switch {
+			case !which(f, m):
+				keep.push(m)
+				continue
+			case m.Owner != nil:
+				s.countWaiting(m, -1)
+				cancelled += m.Datagrams()
+				s.e.ctr.SendCancelled += uint64(m.Datagrams())
+				s.Completed(m, conn.Cancelled, why)
+			default:
+				s.countWaiting(m, -1)
+				s.sendDone(m, err)
+				s.e.freeMsg(m)
 			}
-			s.waiting--
-			s.sendDone(m, err)
-			s.e.freeMsg(m)
-			return true
-		})
-		if len(f.q) > 0 {
+		}
+		f.q = keep
+		if f.q.head != nil {
 			continue
 		}
 		if f.awaits {
@@ -205,6 +301,7 @@ func (s *Socket) expire(now time.Duration, err error, which func(*flow, *conn.Ms
 		}
 		s.endFlow(f)
 	}
+	return cancelled
 }
 
 // sortedFlows: the simulator wants the same order each time.

@@ -84,6 +84,9 @@ func AppendRefusal(b []byte, r Refusal) []byte {
 	return append(b, byte(r.Reason), 0, 0, 0)
 }
 
+// Refusals is the number of entries of a CtlRefuse payload.
+func Refusals(b []byte) int { return len(b) / refusalLen }
+
 // ParseRefusals calls f for each entry, in order; f's first error ends the walk.
 // Nothing is called when the payload is malformed.
 func ParseRefusals(b []byte, f func(Refusal) error) error {

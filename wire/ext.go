@@ -29,9 +29,12 @@ type Hello struct {
 	Version     uint8  // 1
 	Lanes       uint8  // most lanes it wants, 1..8
 	CreditLog2  uint8  // it grants 1<<CreditLog2 credits on each link to begin with
-	Caps        uint8  // reserved: 0
+	Caps        uint8  // what it can do, Cap bits; unknown ones are ignored
 	Incarnation uint64 // of its protocol state towards this peer; never 0
 }
+
+// CapTrains in Hello.Caps: it takes trains.
+const CapTrains = 1 << 0
 
 // HelloVersion is the version of the additions this package describes.
 const HelloVersion = 1

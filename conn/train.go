@@ -1,0 +1,60 @@
+package conn
+
+import (
+	"sync/atomic"
+
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Trains. A message may carry many datagrams of one flow. Between two rdsd
+// that both take trains it is sent as it is: one sequence, one
+// acknowledgement, one refusal, one outcome. For every other peer it is split
+// where it enters a lane's queue, and only there, which is possible because no
+// message enters one before the sort of peer is known: Enqueue afterwards,
+// spread for what waited, and gather takes back into waiting what was not
+// delivered when the peer turns into another.
+
+// Trains reports whether a train given to Enqueue now would leave as one, as
+// far as is known.
+func (c *Conn) Trains() bool { return c.lanes == 0 || c.trains }
+
+// enqueue puts m into the queue of its lane.
+func (p *Path) enqueue(m *Msg) {
+	if m.Count > 1 && !p.c.trains {
+		p.split(m)
+		return
+	}
+	p.queue.push(m)
+}
+
+// split queues the datagrams of m one by one. Each completes by itself.
+func (p *Path) split(m *Msg) {
+	if m.Cell != nil {
+		atomic.StoreUint64(m.Cell, CellSplit)
+		m.Cell = nil
+	}
+	cut := wire.Cut(m.Payload, int(m.Count), m.Table)
+	m.Count, m.Table = 1, false
+	for cut.Left() > 1 {
+		n := p.c.owner.NewMsg()
+		*n = *m
+		n.Payload, _ = cut.Next()
+		n.Bytes = uint32(len(n.Payload))
+		m.Bytes -= n.Bytes
+		m.Tag++
+		p.queue.push(n)
+	}
+	m.Payload, _ = cut.Next()
+	p.queue.push(m)
+}
+
+// setSeq gives m its sequence, or takes it away (0).
+func (p *Path) setSeq(m *Msg, seq uint64) {
+	m.seq = seq
+	if m.Cell != nil {
+		if seq != 0 {
+			seq |= uint64(p.idx) << CellLane
+		}
+		atomic.StoreUint64(m.Cell, seq)
+	}
+}

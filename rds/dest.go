@@ -1,0 +1,219 @@
+package rds
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Sink is what a socket's client offers when its receive queue and the outcomes
+// of its sends lie in its own memory (SocketOptions.Sink). The methods are
+// called in the middle of a step, with the engine's lock held; they neither
+// block nor call back into the engine.
+type Sink interface {
+	// Place puts what was received into the client's memory. f.Payload is
+	// t.Body, valid during the call; when f.Buf is not nil it lies there, alone,
+	// and a reference may be kept. cost is what it takes in the client's memory,
+	// in bytes, until Freed gives it back. ok is false when there is no room: an
+	// rdsd is refused the datagrams, the link of a kernel pauses, both until
+	// Freed has made room. A client that holds nothing has room for every datagram.
+	//
+	// It is the message with sequence seq of lane p; p is nil for what came from
+	// this very address.
+	Place(src netip.AddrPort, f *transport.Frame, t Train, p *conn.Path, seq uint64) (cost int, ok bool)
+	// Done tells that the count datagrams with tags from tag on, of the Post with
+	// this cookie, have their outcome, and that the engine no longer reads their
+	// payload. It is called for every datagram of every Post until the socket is
+	// closed.
+	Done(cookie uint32, tag uint64, count int, o conn.Outcome, why conn.Why)
+	// Drained tells, once, that the socket is closed and the engine reads none
+	// of its payload any more. It may come before Close returns.
+	Drained()
+	// Changed tells that the port of d became congested or clear.
+	Changed(d *Dest, congested bool)
+	// Each calls f for every datagram that is placed and not read, in order,
+	// until f returns false.
+	Each(f func(src netip.AddrPort, bytes int) bool)
+}
+
+// Reserver is a Sink that offers memory of the client for a payload of n bytes
+// before it is read from the link; nil when it has none. See Engine.Buffer.
+type Reserver interface {
+	Reserve(n int) *buf.Buf
+}
+
+// Dest is a destination of one socket, resolved once: sends through it look
+// nothing up.
+type Dest struct {
+	Data any // the opener's
+	f    *flow
+}
+
+// Open resolves a destination for Post. Only sockets with a Sink have any.
+func (s *Socket) Open(dst netip.AddrPort, data any) (*Dest, error) {
+	if s.opt.Sink == nil {
+		return nil, rdserr.With(rdserr.ErrInvalid, "destinations are opened by sockets with a sink; use Send")
+	}
+	pe, err := s.check(dst, 0)
+	if err != nil {
+		return nil, err
+	}
+	d := &Dest{data, s.flow(pe, dst)}
+	if len(d.f.dests) == 0 {
+		if pe.opened == nil {
+			pe.opened = make(map[uint16][]*flow)
+		}
+		pe.opened[dst.Port()] = append(pe.opened[dst.Port()], d.f)
+	}
+	d.f.dests = append(d.f.dests, d)
+	return d, nil
+}
+
+// Close forgets the destination. What was posted to it goes on.
+func (d *Dest) Close() {
+	f := d.f
+	if f == nil {
+		return
+	}
+	d.f = nil
+	f.dests = slices.DeleteFunc(f.dests, func(x *Dest) bool { return x == d })
+	if len(f.dests) == 0 {
+		f.pe.unopen(f)
+		f.s.endFlow(f)
+	}
+}
+
+func (pe *Peer) unopen(f *flow) {
+	port := f.dst.Port()
+	l := slices.DeleteFunc(pe.opened[port], func(x *flow) bool { return x == f })
+	if len(l) == 0 {
+		delete(pe.opened, port)
+	} else {
+		pe.opened[port] = l
+	}
+}
+
+// Addr is the destination's address, not valid when it is closed.
+func (d *Dest) Addr() netip.AddrPort {
+	if d.f == nil {
+		return netip.AddrPort{}
+	}
+	return d.f.dst
+}
+
+// Congested reports whether the destination is congested as far as this node knows.
+func (d *Dest) Congested() bool { return d.f != nil && d.f.pe.Congested(d.f.dst.Port()) }
+
+// Post offers a train to a destination the socket opened. A nil error: it is
+// accepted, each of its datagrams has exactly one outcome, told by Sink.Done,
+// and the payload stays as it is until then. It may have to wait in the engine
+// until the destination is clear; it is never refused for congestion.
+// rdserr.ErrWouldBlock: the send buffer is full or too many datagrams are
+// undecided; nothing is taken, EvWritable follows. Any other error: nothing is
+// taken and trying again is of no use.
+//
+// want asks for the acknowledgement soon. cell, when not nil, is kept as
+// conn.Msg.Cell says until the outcome.
+func (s *Socket) Post(now time.Duration, d *Dest, t Train, cookie uint32, tag uint64, want bool, cell *uint64) error {
+	e, f := s.e, d.f
+	switch {
+	case s.closed:
+		return rdserr.ErrClosed
+	case f == nil || f.s != s:
+		return rdserr.With(rdserr.ErrInvalid, "the destination was closed, or opened by another socket")
+	}
+	if err := t.check(min(s.opt.SndBufBytes, wire.MaxDatagram)); err != nil {
+		return err
+	}
+	port := f.dst.Port()
+	if port < wire.PortFirst && t.Count > 1 {
+		return rdserr.With(rdserr.ErrInvalid, "a train of %d datagrams to port 0, which takes pings one by one", t.Count)
+	}
+	if err := s.room(); err != nil {
+		s.wantSpace = true
+		return err
+	}
+	if err := e.afford(t.PayloadBytes()); err != nil {
+		return err
+	}
+	m := e.newMsg()
+	if t.Count == 1 {
+		m.Payload, _ = t.oneDatagram()
+	} else {
+		m.Payload, m.Count, m.Table = t.Body, uint16(t.Count), t.Table
+	}
+	m.Bytes = uint32(t.PayloadBytes())
+	m.Cookie, m.Tag, m.Report, m.DPort, m.Cell = cookie, tag, want, port, cell
+	s.charge(f.pe, m)
+	switch {
+	case f.q.head != nil:
+		s.wait(f, m)
+	case f.pe.Congested(port):
+		s.wait(f, m)
+		s.block(f)
+	default:
+		s.dispatch(now, f.pe, m)
+	}
+	return nil
+}
+
+func (t Train) oneDatagram() ([]byte, bool) {
+	if !t.Table {
+		return t.Body, true
+	}
+	c := t.Cut()
+	return c.Next()
+}
+
+// InFlight is how many datagrams have no outcome yet: while there are any, the
+// engine may read payload of the socket's Posts.
+func (s *Socket) InFlight() int { return s.undecided }
+
+// placeInSink is place for sockets with a Sink.
+func (s *Socket) placeInSink(pe *Peer, p *conn.Path, seq uint64, sport uint16, t Train, f *transport.Frame) conn.Verdict {
+	e := s.e
+	n := t.PayloadBytes()
+	if !s.affordable(n+itemOverhead, t.Count) {
+		return conn.NoRoom
+	}
+	cost, ok := s.opt.Sink.Place(netip.AddrPortFrom(pe.addr, sport), f, t, p, seq)
+	if !ok {
+		s.roof = s.mem
+		s.wasFull = true
+		s.mark(e.now)
+		return conn.NoRoom
+	}
+	s.placed(pe, n, cost, t.Count)
+	s.news(EvReadable)
+	return conn.Placed
+}
+
+// Freed tells that the client has read datagrams of its memory: so many, of so
+// many payload bytes, that had so much cost (Sink.Place). After the last of a
+// run call ReadAll.
+func (s *Socket) Freed(bytes, cost, datagrams int) {
+	if !s.closed {
+		s.taken(datagrams, bytes, cost)
+	}
+}
+
+// Buffer offers memory for the n bytes of payload that follow the header raw on
+// link gen of p: memory of the client when they are for a Sink that has some to
+// offer, else nil. It is a hint and changes nothing; Receive judges the frame.
+// What is not used is released by its reader.
+func (e *Engine) Buffer(p *conn.Path, gen uint64, raw []byte, n int) *buf.Buf {
+	port, ok := p.Awaits(gen, raw)
+	if !ok {
+		return nil
+	}
+	if s := e.sock(port); s != nil && s.reserver != nil {
+		return s.reserver.Reserve(n)
+	}
+	return nil
+}
