@@ -31,11 +31,12 @@ var arrows = []struct {
 	{"internal/counters", nil},
 	{"internal/tidy", nil},
 	{"internal/mutant", nil},
+	{"internal/reactor", nil},
 
 	// The contract of a link. Its frames lie in pooled buffers.
 	{"transport", []string{"wire", "internal/buf"}},
 	{"transport/transporttest", []string{"transport", "wire", "internal/buf"}},
-	{"transport/tcp", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
+	{"transport/tcp", []string{"transport", "wire", "rdserr", "internal/buf", "internal/reactor", "internal/stats"}},
 	{"transport/ib", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
 	{"transport/sim", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
 
@@ -51,7 +52,7 @@ var arrows = []struct {
 	// The shell.
 	{"shm", []string{"rdserr"}},
 	{"api/rdsd/v1", []string{"rdserr"}},
-	{"node", []string{"rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/buf", "internal/stats", "internal/counters"}},
+	{"node", []string{"rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/buf", "internal/reactor", "internal/stats", "internal/counters"}},
 
 	// What talks to a daemon from outside.
 	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr"}},

@@ -1,0 +1,163 @@
+package reactor
+
+import (
+	"slices"
+	"time"
+)
+
+// Poller is memory to look at: a ring another process writes to. It is hot,
+// polled every turn, or sleeping, and then its other side must ring a doorbell
+// (a descriptor given to Add, whose handler calls Hot). Its methods are called
+// on the reactor's thread. The dynamic type must be comparable: a pointer.
+type Poller interface {
+	// Poll does a bounded piece of work and reports whether there was any.
+	Poll() bool
+	// Sleep declares to the other side that it must ring from now on, and then
+	// looks once more. False: work has arrived, and the declaration is taken back.
+	Sleep() bool
+	// Wake takes the declaration back. It may be called without one.
+	Wake()
+}
+
+// stayHot is how long a poller is looked at although nothing comes.
+const stayHot = time.Millisecond
+
+type hotPoller struct {
+	p    Poller // nil: forgotten meanwhile
+	last time.Duration
+}
+
+// hotList is what is polled; owned by the thread.
+type hotList struct {
+	list  []hotPoller
+	place map[Poller]int
+	holes bool
+	// dozed went to sleep together with the reactor. If that was short they go
+	// on where they were, and the other side need not ring.
+	dozed []hotPoller
+}
+
+func (l *hotList) init() { l.place = map[Poller]int{} }
+
+// Hot has p polled every turn from now on, until it has been idle for about a
+// millisecond or the reactor sleeps: then p.Sleep is called, and it is polled no
+// more until Hot is called again. A poller that becomes hot is told Wake.
+func (r *Reactor) Hot(p Poller) {
+	if !r.OnThread() {
+		r.Do(func() { r.Hot(p) })
+		return
+	}
+	l := &r.hot
+	if i, ok := l.place[p]; ok {
+		l.list[i].last = r.now
+		return
+	}
+	l.undoze(p)
+	p.Wake()
+	l.add(hotPoller{p, r.now})
+}
+
+// Forget ends the polling of p without a word to it. On the reactor's thread it
+// is not called any more; from another one Sync waits until that is so.
+func (r *Reactor) Forget(p Poller) {
+	if !r.OnThread() {
+		r.Do(func() { r.Forget(p) })
+		return
+	}
+	r.hot.undoze(p)
+	r.hot.leave(p)
+}
+
+func (l *hotList) add(h hotPoller) {
+	l.place[h.p] = len(l.list)
+	l.list = append(l.list, h)
+}
+
+func (l *hotList) leave(p Poller) {
+	if i, ok := l.place[p]; ok {
+		l.list[i].p = nil
+		l.holes = true
+		delete(l.place, p)
+	}
+}
+
+func (l *hotList) undoze(p Poller) {
+	for i := range l.dozed {
+		if l.dozed[i].p == p {
+			l.dozed[i].p = nil
+		}
+	}
+}
+
+// close up after an iteration.
+func (l *hotList) compact() {
+	if !l.holes {
+		return
+	}
+	l.holes = false
+	l.list = slices.DeleteFunc(l.list, func(h hotPoller) bool { return h.p == nil })
+	for i := range l.list {
+		l.place[l.list[i].p] = i
+	}
+}
+
+// poll polls each of them once. Those it adds meanwhile wait for the next turn.
+func (l *hotList) poll(now time.Duration) (worked bool) {
+	for i := range len(l.list) {
+		p := l.list[i].p
+		switch {
+		case p == nil:
+		case p.Poll():
+			worked = true
+			l.list[i].last = now
+		case now-l.list[i].last > stayHot:
+			if p.Sleep() {
+				l.leave(p)
+			} else {
+				worked = true
+				l.list[i].last = now
+			}
+		}
+	}
+	l.compact()
+	return worked
+}
+
+// sleep sends all of them to sleep; false: one has work, and all are hot again.
+func (l *hotList) sleep(now time.Duration) bool {
+	clear(l.dozed)
+	l.dozed = l.dozed[:0]
+	for i := range len(l.list) {
+		h := &l.list[i]
+		if h.p == nil {
+			continue
+		}
+		if !h.p.Sleep() {
+			h.last = now
+			for j := range i {
+				if p := l.list[j].p; p != nil {
+					p.Wake()
+				}
+			}
+			l.compact()
+			return false
+		}
+	}
+	l.list, l.dozed = l.dozed, l.list
+	l.holes = false
+	clear(l.place)
+	return true
+}
+
+// woken makes those hot again whose time was not up.
+func (l *hotList) woken(now time.Duration) {
+	for _, h := range l.dozed {
+		if h.p == nil || now-h.last > stayHot {
+			continue
+		}
+		h.p.Wake()
+		l.add(h)
+	}
+	clear(l.dozed)
+	l.dozed = l.dozed[:0]
+}

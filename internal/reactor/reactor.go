@@ -1,0 +1,273 @@
+package reactor
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// DefaultSpin is how long a reactor yields before it sleeps, unless told otherwise.
+const DefaultSpin = 20 * time.Microsecond
+
+// Options of a reactor.
+type Options struct {
+	// SpinFor is how long to look for work, yielding, before sleeping. 0 means
+	// DefaultSpin; negative: sleep at once.
+	SpinFor time.Duration
+	// CPU is the processor the thread is bound to; -1: none in particular.
+	CPU int
+	// Name is the thread's name, at most 15 bytes.
+	Name string
+}
+
+// Reactor is one event loop on one thread. Its methods may be called from any
+// goroutine unless they say otherwise.
+type Reactor struct {
+	epfd, evfd int
+	thread     atomic.Uintptr // who the thread is (self); 0 when it has ended
+	closing    atomic.Bool
+	done       chan struct{} // closed when the loop has ended
+
+	// asleep: the thread is in, or on its way into, a blocking epoll_wait, and
+	// whoever has something for it must ring.
+	asleep  atomic.Bool
+	ringing atomic.Int32 // callers in ring
+	queue   queue
+	timers  timers
+
+	regMu   sync.Mutex // guards changes of sources and gen
+	gen     uint32
+	sources atomic.Pointer[[]atomic.Pointer[source]] // by descriptor
+
+	// Owned by the thread.
+	now    time.Duration // start of this turn, since base
+	hot    hotList
+	ends   []func() // run at the end of this turn
+	ending []func()
+	spin   spin
+	events [maxEvents]unix.EpollEvent
+	late   int // events a blocking wait has brought, not handled yet
+
+	turns, sleeps, wakes, spins atomic.Uint64
+}
+
+const maxEvents = 64 // descriptors served in one turn
+
+// ErrClosed: the reactor has been closed.
+var ErrClosed = errors.New("reactor: closed")
+
+var base = time.Now()
+
+// clock is the reactors' time: monotonic, from the start of the process.
+func clock() time.Duration { return time.Since(base) }
+
+// New starts a reactor.
+func New(o Options) (*Reactor, error) {
+	if len(o.Name) > 15 {
+		return nil, fmt.Errorf("reactor: the name %q has more than 15 bytes", o.Name)
+	}
+	r := &Reactor{done: make(chan struct{})}
+	r.spin.init(o.SpinFor)
+	r.hot.init()
+	r.timers.next.Store(int64(never))
+	r.sources.Store(new([]atomic.Pointer[source]))
+	var err error
+	if r.epfd, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+		return nil, os.NewSyscallError("epoll_create1", err)
+	}
+	if r.evfd, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		unix.Close(r.epfd)
+		return nil, os.NewSyscallError("eventfd", err)
+	}
+	// Edge-triggered: every ring is one event, and nobody has to read it.
+	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: -1}
+	if err = unix.EpollCtl(r.epfd, unix.EPOLL_CTL_ADD, r.evfd, &ev); err == nil {
+		begun := make(chan error)
+		go r.run(o, begun) // ends with Close
+		err = <-begun
+	}
+	if err != nil {
+		r.closeFiles()
+		return nil, err
+	}
+	return r, nil
+}
+
+func (r *Reactor) closeFiles() {
+	unix.Close(r.evfd)
+	unix.Close(r.epfd)
+}
+
+// Close ends the reactor and waits until its thread has ended. What Do was
+// given before is still run; handlers, pollers and timers are not called any
+// more. It must not be called on the reactor's own thread.
+func (r *Reactor) Close() {
+	if r.OnThread() {
+		panic("reactor: Close on the reactor's own thread would wait for itself")
+	}
+	if r.closing.Swap(true) {
+		<-r.done
+		return
+	}
+	r.ring()
+	<-r.done
+	r.regMu.Lock()
+	r.sources.Store(nil)
+	r.regMu.Unlock()
+	for r.ringing.Load() > 0 {
+		runtime.Gosched()
+	}
+	r.closeFiles()
+}
+
+// OnThread tells whether the caller runs on the reactor's own thread. It costs
+// about a nanosecond.
+func (r *Reactor) OnThread() bool { return r.thread.Load() == self() }
+
+// Stats are counters: turns of the loop, times it slept, times another thread
+// had to wake it, and calls of sched_yield.
+func (r *Reactor) Stats() (turns, sleeps, wakes, spins uint64) {
+	return r.turns.Load(), r.sleeps.Load(), r.wakes.Load(), r.spins.Load()
+}
+
+// run is the reactor's goroutine. It stays locked to its thread, which
+// therefore ends with it: its CPU set and name are nobody else's.
+func (r *Reactor) run(o Options, begun chan<- error) {
+	runtime.LockOSThread()
+	r.thread.Store(self())
+	err := setThread(o)
+	begun <- err
+	if err != nil {
+		return
+	}
+	r.loop()
+	r.queue.close()
+	r.thread.Store(0)
+	close(r.done)
+}
+
+func (r *Reactor) loop() {
+	busy := true
+	var idleSince time.Duration
+	for !r.closing.Load() {
+		r.now = clock()
+		if r.turn() {
+			if !busy {
+				r.spin.found()
+			}
+			busy = true
+			continue
+		}
+		if busy {
+			busy, idleSince = false, r.now
+		}
+		if r.now-idleSince < r.spin.budget {
+			add(&r.spins)
+			unix.RawSyscallNoError(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			continue
+		}
+		if r.sleep() {
+			r.now = clock()
+			r.spin.slept(r.now - idleSince)
+			r.hot.woken(r.now)
+		}
+		busy = true // whatever ended it; at worst the spin begins anew
+	}
+}
+
+// turn does a bounded piece of whatever there is and reports whether there was
+// anything.
+func (r *Reactor) turn() (worked bool) {
+	add(&r.turns)
+	if r.queue.posted.Load() {
+		worked = r.queue.run()
+	}
+	if time.Duration(r.timers.next.Load()) <= r.now {
+		worked = r.timers.run(r.now) || worked
+	}
+	if len(r.hot.list) > 0 {
+		worked = r.hot.poll(r.now) || worked
+	}
+	n := r.late
+	r.late = 0
+	if n == 0 {
+		n = r.look()
+	}
+	if n > 0 {
+		worked = true
+		r.dispatch(n)
+	}
+	if len(r.ends) > 0 {
+		worked = true
+		r.runEnds()
+	}
+	return worked
+}
+
+// look asks for ready descriptors without blocking, so the scheduler need not know.
+func (r *Reactor) look() int {
+	n, _, e := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(r.epfd), uintptr(unsafe.Pointer(&r.events[0])), maxEvents, 0, 0, 0)
+	if e != 0 {
+		if e != unix.EINTR {
+			panic(fmt.Sprintf("reactor: epoll_pwait: %v", e))
+		}
+		return 0
+	}
+	return int(n)
+}
+
+// sleep blocks until something happens; false: something had happened already.
+func (r *Reactor) sleep() bool {
+	r.asleep.Store(true)
+	if r.queue.posted.Load() || r.closing.Load() || !r.hot.sleep(r.now) {
+		r.asleep.Store(false)
+		return false
+	}
+	add(&r.sleeps)
+	r.late = r.wait(r.timers.sleepUntil())
+	r.asleep.Store(false)
+	return true
+}
+
+// ring wakes the thread if it sleeps.
+func (r *Reactor) ring() {
+	if !r.asleep.Load() {
+		return
+	}
+	r.ringing.Add(1) // Close lets the descriptor live until this is over
+	if r.asleep.CompareAndSwap(true, false) {
+		r.wakes.Add(1)
+		one := [8]byte{1}
+		unix.Write(r.evfd, one[:]) // cannot fail: the counter never gets full
+	}
+	r.ringing.Add(-1)
+}
+
+// Defer runs f on the reactor's thread at the end of the turn under way: what
+// one turn collects from many sources, a path to transmit on for example, is
+// done once. It may be called on the reactor's thread only.
+func (r *Reactor) Defer(f func()) {
+	if !r.OnThread() {
+		panic("reactor: Defer from another thread")
+	}
+	r.ends = append(r.ends, f)
+}
+
+// runEnds runs what this turn deferred; what that defers in turn belongs to the next.
+func (r *Reactor) runEnds() {
+	r.ends, r.ending = r.ending[:0], r.ends
+	for i, f := range r.ending {
+		r.ending[i] = nil
+		f()
+	}
+}
+
+// add counts in the only thread that counts.
+func add(c *atomic.Uint64) { c.Store(c.Load() + 1) }

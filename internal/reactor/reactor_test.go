@@ -1,0 +1,234 @@
+package reactor
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+	"golang.org/x/sys/unix"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+func open(t testing.TB, spin time.Duration) *Reactor {
+	t.Helper()
+	r, err := New(Options{SpinFor: spin, CPU: -1, Name: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(r.Close)
+	return r
+}
+
+// on runs f on the reactor's thread and waits for its end.
+func on(r *Reactor, f func()) {
+	done := make(chan struct{})
+	r.Do(func() { f(); close(done) })
+	<-done
+}
+
+func within(t testing.TB, what string, c <-chan struct{}) {
+	t.Helper()
+	select {
+	case <-c:
+	case <-time.After(10 * time.Second):
+		t.Fatal(what, "did not happen in 10 s")
+	}
+}
+
+// eventfd makes a doorbell.
+func eventfd(t testing.TB) int {
+	t.Helper()
+	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK|unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(fd) })
+	return fd
+}
+
+func ringFD(fd int) { unix.Write(fd, []byte{1, 0, 0, 0, 0, 0, 0, 0}) }
+
+func drainFD(fd int) { unix.Read(fd, make([]byte, 8)) }
+
+type readyFunc func(events uint32)
+
+func (f readyFunc) Ready(events uint32) { f(events) }
+
+// TestDoLosesNothing: whatever the reactor is doing, about to sleep above all,
+// what it is given is run, in order.
+func TestDoLosesNothing(t *testing.T) {
+	for _, spin := range []time.Duration{-1, 2 * time.Microsecond, 0} {
+		r := open(t, spin)
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				var ran atomic.Int64
+				passed := make(chan struct{}, 1)
+				for i := range int64(500) {
+					r.Do(func() {
+						if !ran.CompareAndSwap(i, i+1) {
+							t.Errorf("number %d ran after %d others", i, ran.Load())
+						}
+						if i%7 == 0 {
+							passed <- struct{}{}
+						}
+					})
+					if i%7 == 0 {
+						within(t, "a function given to Do", passed)
+					}
+				}
+				r.Sync()
+				if ran.Load() != 500 {
+					t.Errorf("%d of 500 ran before Sync returned", ran.Load())
+				}
+			})
+		}
+		wg.Wait()
+		turns, sleeps, wakes, spins := r.Stats()
+		if turns == 0 || wakes > sleeps || spin < 0 && spins > 0 {
+			t.Errorf("spin %v: %d turns, %d sleeps, %d wakes, %d spins", spin, turns, sleeps, wakes, spins)
+		}
+	}
+}
+
+func TestOnThread(t *testing.T) {
+	r, other := open(t, 0), open(t, 0)
+	if r.OnThread() {
+		t.Error("the test runs on the reactor's thread")
+	}
+	var here, there, child bool
+	on(r, func() {
+		here, there = r.OnThread(), other.OnThread()
+		c := make(chan bool)
+		go func() { c <- r.OnThread() }()
+		child = <-c
+	})
+	if !here || there || child {
+		t.Errorf("on its thread %v, another's %v, in a goroutine it started %v", here, there, child)
+	}
+}
+
+// TestDeferRunsOnceAtTheEnd of a turn, behind everything that was found in it.
+func TestDeferRunsOnceAtTheEnd(t *testing.T) {
+	r := open(t, 0)
+	var log []string
+	done := make(chan struct{})
+	on(r, func() {
+		for _, s := range []string{"a", "b"} {
+			r.Do(func() {
+				log = append(log, s)
+				r.Defer(func() {
+					log = append(log, s+" end")
+					if s == "b" {
+						r.Defer(func() { log = append(log, "next turn"); close(done) })
+						r.Do(func() { log = append(log, "c") })
+					}
+				})
+			})
+		}
+	})
+	within(t, "the end", done)
+	if got := strings.Join(log, ", "); got != "a, b, a end, b end, c, next turn" {
+		t.Errorf("ran %s", got)
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("Defer from another thread goes through")
+		}
+	}()
+	r.Defer(func() {})
+}
+
+func TestClose(t *testing.T) {
+	r, err := New(Options{CPU: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	fd := eventfd(t)
+	if err := r.Add(fd, unix.EPOLLIN, readyFunc(func(uint32) {})); err != nil {
+		t.Fatal(err)
+	}
+	ran := false
+	r.Do(func() { ran = true })
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(r.Close)
+		wg.Go(func() { r.Do(func() {}); r.Sync() })
+	}
+	wg.Wait()
+	r.Close()
+	if !ran {
+		t.Error("what Do was given before Close did not run")
+	}
+	r.Sync()
+	r.Do(func() { t.Error("a closed reactor runs something") })
+	r.After(0, func() { t.Error("a closed reactor has timers") })
+	if err := r.Add(fd, unix.EPOLLIN, nil); !errors.Is(err, ErrClosed) {
+		t.Errorf("Add: %v", err)
+	}
+	if err := r.Modify(fd, 0); err == nil {
+		t.Error("Modify works on a closed reactor")
+	}
+	if err := r.Remove(fd); err != nil {
+		t.Errorf("Remove: %v", err)
+	}
+	if r.OnThread() {
+		t.Error("OnThread of a reactor that has ended")
+	}
+}
+
+func TestBadOptions(t *testing.T) {
+	if _, err := New(Options{CPU: 1000}); err == nil || !strings.Contains(err.Error(), "CPU 1000") {
+		t.Errorf("CPU 1000: %v", err)
+	}
+	if _, err := New(Options{CPU: -1, Name: "a name of 17 bytes"}); err == nil {
+		t.Error("a long name is taken")
+	}
+}
+
+func TestCPU(t *testing.T) {
+	var have unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &have); err != nil {
+		t.Fatal(err)
+	}
+	cpu := 0
+	for !have.IsSet(cpu) {
+		cpu++
+	}
+	r, err := New(Options{CPU: cpu, Name: "rds/7"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	var set unix.CPUSet
+	var name []byte
+	on(r, func() {
+		unix.SchedGetaffinity(0, &set)
+		name, _ = os.ReadFile("/proc/thread-self/comm")
+	})
+	if set.Count() != 1 || !set.IsSet(cpu) || strings.TrimSpace(string(name)) != "rds/7" {
+		t.Errorf("%d processors, thread %q", set.Count(), name)
+	}
+}
+
+// TestPanicEndsTheProcess: a mistake in a handler is seen, not swallowed.
+func TestPanicEndsTheProcess(t *testing.T) {
+	if os.Getenv("REACTOR_PANIC") != "" {
+		r := open(t, 0)
+		r.Do(func() { panic("a mistake of the handler's") })
+		r.Sync()
+		return
+	}
+	c := exec.Command(os.Args[0], "-test.run", "TestPanicEndsTheProcess$")
+	c.Env = append(os.Environ(), "REACTOR_PANIC=1")
+	if out, err := c.CombinedOutput(); err == nil || !strings.Contains(string(out), "a mistake of the handler's") {
+		t.Errorf("%v: %s", err, out)
+	}
+}

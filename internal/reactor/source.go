@@ -1,0 +1,115 @@
+package reactor
+
+import (
+	"fmt"
+	"os"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+)
+
+// Handler is called on the reactor's thread when its descriptor is ready.
+type Handler interface {
+	// Ready does a bounded piece of work. Events are level-triggered: what is
+	// left undone brings it back in the next turn.
+	Ready(events uint32)
+}
+
+// source is a registered descriptor. It is not changed after it is published.
+type source struct {
+	h   Handler
+	gen uint32
+}
+
+// Add watches fd for events (unix.EPOLLIN, ...; EPOLLERR and EPOLLHUP always
+// come). The descriptor must be non-blocking and stay open until Remove.
+func (r *Reactor) Add(fd int, events uint32, h Handler) error {
+	if fd < 0 {
+		return fmt.Errorf("reactor: Add: %d is not a descriptor", fd)
+	}
+	r.regMu.Lock()
+	defer r.regMu.Unlock()
+	table, err := r.tableFor(fd)
+	if err != nil {
+		return err
+	}
+	if table[fd].Load() != nil {
+		return fmt.Errorf("reactor: Add: descriptor %d is there already", fd)
+	}
+	r.gen++
+	table[fd].Store(&source{h, r.gen})
+	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: int32(r.gen)}
+	if err := unix.EpollCtl(r.epfd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+		table[fd].Store(nil)
+		return os.NewSyscallError("epoll_ctl(ADD)", err)
+	}
+	return nil
+}
+
+// tableFor returns the table with a place for fd. regMu is held.
+func (r *Reactor) tableFor(fd int) ([]atomic.Pointer[source], error) {
+	p := r.sources.Load()
+	if p == nil {
+		return nil, ErrClosed
+	}
+	if fd < len(*p) {
+		return *p, nil
+	}
+	// The thread goes on reading the old table meanwhile; what it finds there
+	// is what was there, for changes wait for regMu.
+	grown := make([]atomic.Pointer[source], max(64, 2*len(*p), fd+1))
+	for i := range *p {
+		grown[i].Store((*p)[i].Load())
+	}
+	r.sources.Store(&grown)
+	return grown, nil
+}
+
+// Modify changes what fd is watched for.
+func (r *Reactor) Modify(fd int, events uint32) error {
+	r.regMu.Lock()
+	defer r.regMu.Unlock()
+	s := r.source(fd)
+	if s == nil {
+		return fmt.Errorf("reactor: Modify: descriptor %d is not there", fd)
+	}
+	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: int32(s.gen)}
+	return os.NewSyscallError("epoll_ctl(MOD)", unix.EpollCtl(r.epfd, unix.EPOLL_CTL_MOD, fd, &ev))
+}
+
+// Remove ends the watching of fd; it is done before fd is closed. After it
+// returned on the reactor's thread Ready is not called any more. From another
+// thread a call may be under way: Sync waits for its end. What is not there
+// is not removed, and that is no error.
+func (r *Reactor) Remove(fd int) error {
+	r.regMu.Lock()
+	defer r.regMu.Unlock()
+	if r.source(fd) == nil {
+		return nil
+	}
+	(*r.sources.Load())[fd].Store(nil)
+	return os.NewSyscallError("epoll_ctl(DEL)", unix.EpollCtl(r.epfd, unix.EPOLL_CTL_DEL, fd, nil))
+}
+
+// source finds a registered descriptor.
+func (r *Reactor) source(fd int) *source {
+	if p := r.sources.Load(); p != nil && fd >= 0 && fd < len(*p) {
+		return (*p)[fd].Load()
+	}
+	return nil
+}
+
+// dispatch calls the handlers of the first n events. An event that was fetched
+// before its descriptor was removed, and perhaps given to somebody else, has
+// another generation and is dropped.
+func (r *Reactor) dispatch(n int) {
+	for i := range n {
+		ev := &r.events[i]
+		if ev.Fd < 0 {
+			continue // a ring: its purpose was to end the sleep
+		}
+		if s := r.source(int(ev.Fd)); s != nil && s.gen == uint32(ev.Pad) {
+			s.h.Ready(ev.Events)
+		}
+	}
+}

@@ -1,0 +1,56 @@
+package reactor
+
+import "time"
+
+// How long to yield before sleeping. A wake-up across processors costs 20 µs
+// and more, a relay whose loops look on for 20 µs is four times faster than one
+// whose loops sleep at once. But a daemon that hears a heartbeat now and then
+// must not spend 20 µs of CPU on each. So the spin is bought by success, as the
+// kernel's haltpoll governor does it: work that came soon after falling asleep
+// brings the whole spin back, work that came late halves it.
+//
+// Two reactors that answer each other and both sleep at once see gaps of two
+// wake-ups, longer than a spin: near must be above that, or they would never
+// find out that spinning together is four times faster. Where the gaps are near
+// and spinning fails all the same (a steady trickle every 100 µs), it is given up
+// after patience failures and tried again in short runs, which two partners
+// meet in within a fraction of a second.
+type spin struct {
+	max, near time.Duration
+	budget    time.Duration // for the next idle moment
+	fails     int           // sleeps in a row after which work came near, in spite of spinning
+}
+
+const (
+	nearWakes = 150 * time.Microsecond // above the spin: two wake-ups and the work between
+	patience  = 32
+	runEvery  = 64 // once out of patience: of so many sleeps
+	runLen    = 8  // so many begin with a spin
+)
+
+func (s *spin) init(d time.Duration) {
+	if d == 0 {
+		d = DefaultSpin
+	}
+	s.max = max(d, 0)
+	s.near = 2*s.max + nearWakes
+	s.budget = s.max
+}
+
+// found: work came while spinning.
+func (s *spin) found() { s.fails, s.budget = 0, s.max }
+
+// slept: the spin was in vain, and work came gap after the last.
+func (s *spin) slept(gap time.Duration) {
+	if gap > s.near {
+		if s.budget /= 2; s.budget < s.max/16 {
+			s.budget = 0
+		}
+		return
+	}
+	s.fails++
+	s.budget = s.max
+	if s.fails >= patience && (s.fails-patience)%runEvery >= runLen {
+		s.budget = 0
+	}
+}

@@ -1,0 +1,43 @@
+package reactor
+
+import (
+	"fmt"
+	"os"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// setThread names and binds the calling thread.
+func setThread(o Options) error {
+	if o.Name != "" {
+		name := append([]byte(o.Name), 0)
+		if err := unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name[0])), 0, 0, 0); err != nil {
+			return os.NewSyscallError("prctl(PR_SET_NAME)", err)
+		}
+	}
+	if o.CPU < 0 {
+		return nil
+	}
+	var set unix.CPUSet
+	set.Set(o.CPU)
+	if err := unix.SchedSetaffinity(0, &set); err != nil {
+		return fmt.Errorf("reactor: cannot run on CPU %d: %w (this process may use %s)", o.CPU, err, allowed())
+	}
+	return nil
+}
+
+// allowed lists the processors this process may use.
+func allowed() string {
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(os.Getpid(), &set); err != nil {
+		return "unknown ones"
+	}
+	var l []int
+	for i := range 8 * int(unsafe.Sizeof(set)) {
+		if set.IsSet(i) {
+			l = append(l, i)
+		}
+	}
+	return fmt.Sprint(l)
+}
