@@ -25,6 +25,9 @@ const DirectLen = 8 << 10
 // allocated for it. The zero Framer with Max set is ready.
 type Framer struct {
 	Max int // largest payload accepted, in bytes
+	// Place, if set, is asked for memory for a payload of n bytes (DirectLen or
+	// more) whose header is raw. nil: it has none, and the pool's is taken.
+	Place func(raw []byte, n int) *buf.Buf
 
 	hdr  [wire.HeaderLen]byte
 	nhdr int
@@ -113,9 +116,22 @@ func (f *Framer) Feed(p []byte, sink func(*Frame) error) (consumed int, err erro
 			copy(f.hdr[:], raw)
 		}
 		f.nhdr = wire.HeaderLen
-		f.cur, f.ncur = buf.Get(int(n)), 0
+		f.cur, f.ncur = f.buffer(int(n)), 0
 	}
 	return total, nil
+}
+
+// buffer finds memory for the payload of the frame f.hdr begins.
+func (f *Framer) buffer(n int) *buf.Buf {
+	if f.Place != nil && n >= DirectLen {
+		if b := f.Place(f.hdr[:], n); b != nil {
+			if len(b.B) != n {
+				panic(fmt.Sprintf("transport: placed %d bytes of payload in %d of memory", n, len(b.B)))
+			}
+			return b
+		}
+	}
+	return buf.Get(n)
 }
 
 // Partial reports whether part of a frame is held.

@@ -183,6 +183,65 @@ func TestFrameKept(t *testing.T) {
 	kept.Release()
 }
 
+type places struct{ freed int }
+
+func (p *places) Free(*buf.Buf) { p.freed++ }
+
+// TestFramerPlaces: large payloads go where Place says, which is asked with the
+// header once for each, however the stream is cut; what is half there when the
+// stream ends is given back.
+func TestFramerPlaces(t *testing.T) {
+	sizes := []int{100, DirectLen - 1, DirectLen, 3 * DirectLen, 5, 40000}
+	var stream []byte
+	for i, n := range sizes {
+		h := wire.Header{Seq: uint64(i), Len: uint32(n)}
+		stream = append(h.Append(stream), bytes.Repeat([]byte{byte(i)}, n)...)
+	}
+	held := buf.InUse()
+	for _, chunk := range []int{1, 47, 48, 1000, len(stream)} {
+		own := &places{}
+		asked := ""
+		mem := make([]byte, 1<<20)
+		f := Framer{Max: 1 << 20, Place: func(raw []byte, n int) *buf.Buf {
+			var h wire.Header
+			h.Parse(raw)
+			if int(h.Len) != n {
+				t.Fatalf("asked for %d bytes for a payload of %d", n, h.Len)
+			}
+			asked += fmt.Sprint(h.Seq)
+			if h.Seq == 3 {
+				return nil
+			}
+			return buf.Foreign(mem[:n], own, uint32(h.Seq))
+		}}
+		frames := 0
+		sink := func(fr *Frame) error {
+			var h wire.Header
+			h.Parse(fr.Raw)
+			if placed := fr.Buf != nil && fr.Buf.Owner() == own; placed != (h.Seq == 2 || h.Seq == 5) {
+				t.Errorf("chunks of %d: frame %d is in foreign memory: %v", chunk, h.Seq, placed)
+			}
+			if !bytes.Equal(fr.Payload, bytes.Repeat([]byte{byte(h.Seq)}, int(h.Len))) {
+				t.Errorf("chunks of %d: frame %d has other bytes", chunk, h.Seq)
+			}
+			frames++
+			return nil
+		}
+		for rest := stream; len(rest) > 0; rest = rest[min(chunk, len(rest)):] {
+			if _, err := f.Feed(rest[:min(chunk, len(rest))], sink); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if frames != len(sizes) || asked != "235" || own.freed != 2 {
+			t.Errorf("chunks of %d: %d frames, asked for %s, %d given back", chunk, frames, asked, own.freed)
+		}
+		f.Feed(stream[:len(stream)-1], sink)
+		if f.Close(); own.freed != 4 || buf.InUse() != held {
+			t.Errorf("chunks of %d: %d given back at the end", chunk, own.freed)
+		}
+	}
+}
+
 func TestFramerDoesNotAllocate(t *testing.T) {
 	h := wire.Header{Len: 64}
 	var stream []byte

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+
+	"github.com/rdsd/rdsd/internal/buf"
 )
 
 // ErrPause, returned by Handler.Frame, keeps that frame and what comes behind
@@ -34,8 +36,9 @@ type Link interface {
 	RemoteAddr() netip.AddrPort
 }
 
-// Handler is the owner of a link. Begin, Frame and End are called by the
-// link's reader alone: Begin, then any number of Frame, then End.
+// Handler is the owner of a link. Its methods are called one at a time, on the
+// thread that reads the link: Begin, then any number of Frame, then End; the
+// others outside of that.
 type Handler interface {
 	Begin()
 	// Frame brings one message. ErrPause: see there. Any other error: the
@@ -49,6 +52,16 @@ type Handler interface {
 	// Closed is called once, last: nothing more will be read. acked is the
 	// final count of Link.Acked.
 	Closed(err error, acked uint64)
+}
+
+// Placer is a Handler that may have a place for a large payload before it is read.
+type Placer interface {
+	// Buffer is called between Begin and End, when the header (raw, 48 bytes) of
+	// a payload of n bytes, DirectLen or more, has come: memory of exactly n
+	// bytes to read it into, with one reference that the link gives up after
+	// Frame or when it ends; nil: nothing in particular. raw is the call's alone
+	// and has not been checked.
+	Buffer(raw []byte, n int) *buf.Buf
 }
 
 // Provider makes links of one kind.

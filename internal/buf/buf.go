@@ -14,8 +14,10 @@ const SlabSize = 64 << 10
 // Buf is one buffer. B's length is what was asked for.
 type Buf struct {
 	B     []byte
+	ID    uint32 // of a foreign buffer: its owner's name for it
 	refs  atomic.Int32
 	class int8
+	owner Owner // of a foreign buffer
 }
 
 var (
@@ -46,7 +48,12 @@ func Get(n int) *Buf {
 }
 
 // Size is what the buffer costs, at least len(B).
-func (b *Buf) Size() int { return classes[b.class] }
+func (b *Buf) Size() int {
+	if b.owner != nil {
+		return len(b.B)
+	}
+	return classes[b.class]
+}
 
 // Ref adds a reference.
 func (b *Buf) Ref() { b.refs.Add(1) }
@@ -60,6 +67,8 @@ func (b *Buf) Release() { b.ReleaseN(1) }
 // ReleaseN gives n references up.
 func (b *Buf) ReleaseN(k int32) {
 	switch n := b.refs.Add(-k); {
+	case n == 0 && b.owner != nil:
+		b.owner.Free(b)
 	case n == 0:
 		b.B = b.B[:cap(b.B)]
 		inUse.Add(-int64(classes[b.class]))
