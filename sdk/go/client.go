@@ -28,8 +28,9 @@ const maxRecvMsgBytes = 16 << 20
 // Client is a connection to one daemon. It carries any number of sockets and is
 // safe for concurrent use.
 type Client struct {
-	target string
-	conn   *grpc.ClientConn
+	target   string
+	frontEnd FrontEnd
+	conn     *grpc.ClientConn
 
 	mu      sync.Mutex
 	closed  bool                 // guarded by mu
@@ -40,7 +41,9 @@ type Client struct {
 type Option func(*clientConfig)
 
 type clientConfig struct {
-	dial []grpc.DialOption
+	dial     []grpc.DialOption
+	frontEnd FrontEnd
+	chosen   bool // by WithFrontEnd
 }
 
 // WithDialOptions adds options of grpc-go: other credentials, a dialer,
@@ -52,7 +55,8 @@ func WithDialOptions(opts ...grpc.DialOption) Option {
 // Dial names the daemon to talk to and does no I/O: an absent daemon shows at
 // the first Bind. The target is a path of a Unix socket, or any target of
 // grpc-go ("unix:///run/rdsd/rdsd.sock", "dns:///node7:16387"). Empty means
-// $RDSD_SOCKET, or DefaultTarget without it.
+// $RDSD_SOCKET, or DefaultTarget without it. $RDSD_FRONT_END ("auto", "grpc",
+// "rings") stands in for WithFrontEnd.
 func Dial(target string, opts ...Option) (*Client, error) {
 	target = resolveTarget(target)
 	cfg := clientConfig{dial: []grpc.DialOption{
@@ -71,12 +75,22 @@ func Dial(target string, opts ...Option) (*Client, error) {
 	for _, o := range opts {
 		o(&cfg)
 	}
+	fail := func(err error) (*Client, error) {
+		return nil, opError("dial", netip.AddrPort{}, netip.AddrPort{}, err)
+	}
+	if !cfg.chosen {
+		if err := cfg.frontEnd.set(os.Getenv("RDSD_FRONT_END")); err != nil {
+			return fail(err)
+		}
+	}
+	if _, ok := ringsPath(target); cfg.frontEnd == Rings && !ok {
+		return fail(rdserr.With(rdserr.ErrInvalid, "rings need the path of a Unix socket on this node, not %q", target))
+	}
 	conn, err := grpc.NewClient(target, cfg.dial...)
 	if err != nil {
-		return nil, opError("dial", netip.AddrPort{}, netip.AddrPort{},
-			rdserr.With(rdserr.ErrInvalid, "target %q: %v", target, err))
+		return fail(rdserr.With(rdserr.ErrInvalid, "target %q: %v", target, err))
 	}
-	return &Client{target: target, conn: conn, sockets: make(map[*Socket]struct{})}, nil
+	return &Client{target: target, frontEnd: cfg.frontEnd, conn: conn, sockets: make(map[*Socket]struct{})}, nil
 }
 
 func resolveTarget(target string) string {

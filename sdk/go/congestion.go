@@ -48,9 +48,8 @@ func (s *Socket) WatchCongestion(ctx context.Context) iter.Seq2[CongestionEvent,
 	if over == nil && s.watch.add(w) {
 		s.monitorLocked()
 	}
-	m, sess := s.kickLocked()
 	s.mu.Unlock()
-	s.write(m, sess)
+	s.fe.push()
 	stop := context.AfterFunc(ctx, func() { s.unwatch(w) })
 	return func(yield func(CongestionEvent, error) bool) {
 		defer stop()
@@ -74,10 +73,7 @@ func (s *Socket) WatchCongestion(ctx context.Context) iter.Seq2[CongestionEvent,
 				yield(CongestionEvent{}, s.opErr("watch", netip.AddrPort{}, err))
 				return
 			}
-			select {
-			case <-w.wake:
-			case <-ctx.Done():
-			}
+			_ = s.fe.awaitCongestion(ctx, w) // ctx is looked at above
 		}
 	}
 }
@@ -87,15 +83,14 @@ func (s *Socket) unwatch(w *watcher) {
 	if s.watch.remove(w) {
 		s.monitorLocked()
 	}
-	m, sess := s.kickLocked()
 	s.mu.Unlock()
-	s.write(m, sess)
+	s.fe.push()
 }
 
 // monitorLocked has the daemon told whether anybody watches.
 func (s *Socket) monitorLocked() {
-	if s.sess != nil {
-		s.sess.monitor = true
+	if s.link != nil {
+		s.fe.tellLocked(s.monitorMessage())
 	}
 }
 

@@ -17,7 +17,7 @@ func (s *Socket) ask(ctx context.Context, build func(id uint64) *rdsdv1.ClientMe
 		return nil, ctxError(ctx, nil)
 	}
 	s.mu.Lock()
-	for s.sess == nil {
+	for s.link == nil {
 		if s.over != nil {
 			err := s.over
 			s.mu.Unlock()
@@ -35,15 +35,14 @@ func (s *Socket) ask(ctx context.Context, build func(id uint64) *rdsdv1.ClientMe
 		}
 		s.mu.Lock()
 	}
-	sess := s.sess
+	l := s.link
 	s.nextID++
 	id := s.nextID
 	answer := make(chan *rdsdv1.ServerMessage, 1)
-	sess.replies[id] = answer
-	sess.ctl.push(build(id))
-	m, to := s.kickLocked()
+	s.replies[id] = answer
+	s.fe.tellLocked(build(id))
 	s.mu.Unlock()
-	s.write(m, to)
+	s.fe.push()
 
 	select {
 	case reply, ok := <-answer:
@@ -53,25 +52,38 @@ func (s *Socket) ask(ctx context.Context, build func(id uint64) *rdsdv1.ClientMe
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return nil, s.over
-	case <-sess.down:
+	case <-l.gone():
 		s.mu.Lock()
 		defer s.mu.Unlock()
+		delete(s.replies, id)
 		if s.over != nil {
 			return nil, s.over
 		}
 		return nil, errLost
 	case <-ctx.Done():
 		s.mu.Lock()
-		delete(sess.replies, id)
+		delete(s.replies, id)
 		s.mu.Unlock()
 		return nil, ctxError(ctx, nil)
 	}
 }
 
-func (s *Socket) reply(sess *session, id uint64, m *rdsdv1.ServerMessage) {
+// answered gives an answer of the daemon to whom it is for.
+func (s *Socket) answered(m *rdsdv1.ServerMessage) {
+	var id uint64
+	switch m.WhichBody() {
+	case rdsdv1.ServerMessage_CancelResult_case:
+		id = m.GetCancelResult().GetId()
+	case rdsdv1.ServerMessage_FlushResult_case:
+		id = m.GetFlushResult().GetId()
+	case rdsdv1.ServerMessage_CongestedResult_case:
+		id = m.GetCongestedResult().GetId()
+	case rdsdv1.ServerMessage_PeekResult_case:
+		id = m.GetPeekResult().GetId()
+	}
 	s.mu.Lock()
-	answer := sess.replies[id]
-	delete(sess.replies, id)
+	answer := s.replies[id]
+	delete(s.replies, id)
 	s.mu.Unlock()
 	if answer != nil {
 		answer <- m
@@ -158,6 +170,11 @@ func (s *Socket) Congested(ctx context.Context, dst netip.AddrPort) (bool, error
 // PeekSize says how large the next datagram is, without taking it; ok is false
 // when there is none.
 func (s *Socket) PeekSize(ctx context.Context) (n int, ok bool, err error) {
+	n, ok, err = s.fe.peekSize(ctx)
+	return n, ok, s.opErr("peek", netip.AddrPort{}, err)
+}
+
+func (s *stream) peekSize(ctx context.Context) (n int, ok bool, err error) {
 	if n, ok := s.recv.peek(); ok {
 		return n, true, nil
 	}
@@ -169,7 +186,7 @@ func (s *Socket) PeekSize(ctx context.Context) (n int, ok bool, err error) {
 		return m
 	})
 	if err != nil {
-		return 0, false, s.opErr("peek", netip.AddrPort{}, err)
+		return 0, false, err
 	}
 	// The daemon answers for what it has not pushed; what it pushed before it
 	// answered is here by now.

@@ -320,3 +320,6 @@ func wantErr(t *testing.T, err error, want ...error) {
 		}
 	}
 }
+
+// streamOf is the front end of a socket that was bound over a stream.
+func streamOf(s *Socket) *stream { return s.fe.(*stream) }

@@ -1,5 +1,7 @@
 package rdsd
 
+import "time"
+
 // Defaults of the receive window.
 const (
 	defaultWindowDatagrams = 4096
@@ -18,6 +20,7 @@ type bindConfig struct {
 	outcomes        bool
 	reconnect       bool
 	mask            uint64
+	spin            time.Duration
 }
 
 // WithSendBuffer sets SndBuf: how many bytes may be accepted and not yet
@@ -68,6 +71,7 @@ func newBindConfig(opts []BindOption) bindConfig {
 		windowDatagrams: defaultWindowDatagrams,
 		windowBytes:     defaultWindowBytes,
 		reconnect:       true,
+		spin:            defaultSpin,
 	}
 	for _, o := range opts {
 		o(&c)

@@ -160,10 +160,7 @@ func (s *Socket) Outcomes(ctx context.Context) iter.Seq2[Outcome, error] {
 		for {
 			o, ok, freed, over := s.outcomes.take()
 			if freed {
-				s.mu.Lock()
-				m, sess := s.kickLocked()
-				s.mu.Unlock()
-				s.write(m, sess)
+				s.fe.outcomesRead()
 			}
 			switch {
 			case ok:
@@ -175,10 +172,8 @@ func (s *Socket) Outcomes(ctx context.Context) iter.Seq2[Outcome, error] {
 				yield(Outcome{}, s.opErr("outcomes", netip.AddrPort{}, over))
 				return
 			}
-			select {
-			case <-s.outcomes.wake:
-			case <-ctx.Done():
-				yield(Outcome{}, s.opErr("outcomes", netip.AddrPort{}, ctxError(ctx, nil)))
+			if err := s.fe.awaitOutcome(ctx); err != nil {
+				yield(Outcome{}, s.opErr("outcomes", netip.AddrPort{}, err))
 				return
 			}
 		}
@@ -187,7 +182,7 @@ func (s *Socket) Outcomes(ctx context.Context) iter.Seq2[Outcome, error] {
 
 // decided takes in what the daemon reports. What was reported before is
 // dropped: one outcome for each datagram.
-func (s *Socket) decided(list []*rdsdv1.Outcome) {
+func (s *stream) decided(list []*rdsdv1.Outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, o := range list {

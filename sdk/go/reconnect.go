@@ -30,36 +30,36 @@ func backoffDelay(n int, random float64) time.Duration {
 
 // run is the socket's one long-lived goroutine: it reads the stream and, when
 // that breaks, makes a new one. It ends with the socket.
-func (s *Socket) run(sess *session) {
+func (s *Socket) run(l link) {
 	defer close(s.ended)
-	for sess != nil {
-		err := s.read(sess)
-		s.broken(sess, err)
-		sess = s.reconnect(err)
+	for l != nil {
+		err := l.read()
+		s.broken(l, err)
+		l = s.reconnect(err)
 	}
 	s.cancel()
 }
 
-// broken ends a session: nothing that was waiting for it waits on.
-func (s *Socket) broken(sess *session, err error) {
-	sess.cancel()
+// broken is the end of a link: nothing that was waiting for it waits on.
+func (s *Socket) broken(l link, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	close(sess.down)
-	if s.sess != sess { // Close was there first
+	if s.link != l { // Close was there first
 		return
 	}
-	s.sess = nil
+	s.link = nil
 	s.down = err
 	s.up = make(chan struct{})
-	s.dropPendingLocked(sess, nil)
+	s.fe.dropLocked(l, nil)
 }
 
-// dropPendingLocked gives every batch without a result its error and every
-// datagram without an outcome the outcome Unknown. Nothing is sent again: it
-// might arrive twice. cause is nil when the daemon went away.
-func (s *Socket) dropPendingLocked(sess *session, cause error) {
-	err, reason := cause, "the socket was closed"
+// dropLocked gives every batch without a result its error and every datagram
+// without an outcome the outcome Unknown. Nothing is sent again: it might arrive
+// twice.
+func (s *stream) dropLocked(l link, cause error) {
+	sess := l.(*session)
+	s.sess = nil
+	err, reason := cause, reasonClosed
 	if cause == nil {
 		err, reason = errLost, reasonRestarted
 	}
@@ -77,11 +77,14 @@ func (s *Socket) dropPendingLocked(sess *session, cause error) {
 	}
 }
 
-// reasonRestarted is the reason of the outcomes the SDK itself decides.
-const reasonRestarted = "daemon restarted"
+// The reasons of the outcomes the SDK itself decides.
+const (
+	reasonRestarted = "daemon restarted"
+	reasonClosed    = "the socket was closed"
+)
 
 // failLocked tells everybody who waits for b and gives it back.
-func (s *Socket) failLocked(b *batch, err error, undecided bool) {
+func (s *stream) failLocked(b *batch, err error, undecided bool) {
 	for _, p := range b.parts {
 		if !p.c.abandoned {
 			p.c.err, p.c.undecided = err, undecided
@@ -91,8 +94,8 @@ func (s *Socket) failLocked(b *batch, err error, undecided bool) {
 	s.doneLocked(b)
 }
 
-// reconnect returns the next session, or nil when there will be none.
-func (s *Socket) reconnect(err error) *session {
+// reconnect returns the next link, or nil when there will be none.
+func (s *Socket) reconnect(err error) link {
 	for n := 0; ; n++ {
 		if s.end(err) {
 			return nil
@@ -105,17 +108,18 @@ func (s *Socket) reconnect(err error) *session {
 			continue
 		}
 		ctx, cancel := context.WithTimeout(s.ctx, attemptTimeout)
-		sess, cerr := s.connect(ctx)
+		l, cerr := s.fe.connect(ctx)
 		cancel()
 		s.mu.Lock()
 		if cerr == nil && s.over == nil {
-			s.startLocked(sess)
+			s.startLocked(l)
 			s.watch.lost()
 			s.mu.Unlock()
-			return sess
+			s.fe.push()
+			return l
 		}
 		if cerr == nil { // closed meanwhile
-			sess.cancel()
+			l.abort()
 		} else {
 			err = cerr
 			s.down = cerr

@@ -112,13 +112,13 @@ func TestReconnect(t *testing.T) {
 func queuedBatches(s *Socket) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.tryq.len() + s.waitq.len()
+	return streamOf(s).tryq.len() + streamOf(s).waitq.len()
 }
 
 func unread(s *Socket) int {
-	s.recv.mu.Lock()
-	defer s.recv.mu.Unlock()
-	return s.recv.n
+	streamOf(s).recv.mu.Lock()
+	defer streamOf(s).recv.mu.Unlock()
+	return streamOf(s).recv.n
 }
 
 // A port that the daemon still holds for the old stream is asked for again.

@@ -2,9 +2,7 @@ package rdsd
 
 import (
 	"context"
-	"iter"
 	"math"
-	"net/netip"
 	"sync"
 )
 
@@ -38,7 +36,7 @@ func (q *recvQueue) initialCredit() (datagrams uint32, bytes uint64) {
 }
 
 // deliver queues a batch that arrived.
-func (q *recvQueue) deliver(b *inBatch, s *Socket) {
+func (q *recvQueue) deliver(b *inBatch, s *stream) {
 	q.mu.Lock()
 	if q.over != nil {
 		q.mu.Unlock()
@@ -97,7 +95,7 @@ func (q *recvQueue) finish(err error) {
 }
 
 // grant gives the daemon credit.
-func (s *Socket) grant(n, bytes int) {
+func (s *stream) grant(n, bytes int) {
 	if n == 0 && bytes == 0 {
 		return
 	}
@@ -143,53 +141,21 @@ func (q *recvQueue) take(into []Datagram) (got, grantN, grantB int, err error) {
 	return got, grantN, grantB, err
 }
 
-// RecvBatch waits for at least one datagram and returns all that are there, at
-// most len(into), which must not be 0. After the end of ctx the error is
-// rdserr.ErrTimeout or ErrCanceled; nothing is lost by it.
-func (s *Socket) RecvBatch(ctx context.Context, into []Datagram) (int, error) {
-	return s.recvBatch(ctx, into)
-}
-
-func (s *Socket) recvBatch(ctx context.Context, into []Datagram) (int, error) {
-	if len(into) == 0 {
-		return 0, nil
-	}
+// receive ignores lend: the payloads are in memory of their own already.
+func (s *stream) receive(ctx context.Context, into []Datagram, _ bool) (int, Lease, error) {
 	for {
 		got, n, bytes, err := s.recv.take(into)
 		if got > 0 {
 			s.grant(n, bytes)
-			return got, nil
+			return got, Lease{}, nil
 		}
 		if err != nil {
-			return 0, s.opErr("recv", netip.AddrPort{}, err)
+			return 0, Lease{}, err
 		}
 		select {
 		case <-s.recv.wake:
 		case <-ctx.Done():
-			return 0, s.opErr("recv", netip.AddrPort{}, ctxError(ctx, nil))
-		}
-	}
-}
-
-// Recv waits for the next datagram. It goes on waiting while the daemon is
-// restarted. After Close it returns rdserr.ErrClosed.
-func (s *Socket) Recv(ctx context.Context) (Datagram, error) {
-	var one [1]Datagram
-	if _, err := s.recvBatch(ctx, one[:]); err != nil {
-		return Datagram{}, err
-	}
-	return one[0], nil
-}
-
-// All receives until ctx ends or the socket is closed, which is the error of
-// the last round.
-func (s *Socket) All(ctx context.Context) iter.Seq2[Datagram, error] {
-	return func(yield func(Datagram, error) bool) {
-		for {
-			d, err := s.Recv(ctx)
-			if !yield(d, err) || err != nil {
-				return
-			}
+			return 0, Lease{}, ctxError(ctx, nil)
 		}
 	}
 }

@@ -30,29 +30,40 @@ const cancelGrace = 100 * time.Millisecond
 func (s *Socket) Request(ctx context.Context, dst netip.AddrPort, p []byte) (Datagram, error) {
 	dst = unmap(dst)
 	w := &requestWaiter{from: dst, reply: make(chan Datagram, 1), failed: make(chan struct{})}
-	s.recv.addWaiter(w)
-	defer s.recv.removeWaiter(w)
+	s.fe.addRequest(w)
+	defer s.fe.removeRequest(w)
 	if err := s.Send(ctx, dst, p); err != nil {
 		if op, ok := errors.AsType[*OpError](err); ok && op.Undecided {
 			s.takeBack(ctx, dst) // the daemon may have it
 		}
 		return Datagram{}, err
 	}
+	err := s.fe.awaitReply(ctx, w)
+	s.fe.removeRequest(w)
 	select {
-	case d := <-w.reply:
+	case d := <-w.reply: // perhaps at the last moment
 		return d, nil
 	case <-w.failed:
 		return Datagram{}, s.opErr("request", dst, w.err)
-	case <-ctx.Done():
-	}
-	s.recv.removeWaiter(w)
-	select {
-	case d := <-w.reply: // it came at the last moment
-		return d, nil
 	default:
 	}
 	s.takeBack(ctx, dst)
-	return Datagram{}, s.opErr("request", dst, ctxError(ctx, nil))
+	return Datagram{}, s.opErr("request", dst, err)
+}
+
+func (s *stream) addRequest(w *requestWaiter) { s.recv.addWaiter(w) }
+
+func (s *stream) removeRequest(w *requestWaiter) { s.recv.removeWaiter(w) }
+
+func (s *stream) awaitReply(ctx context.Context, w *requestWaiter) error {
+	select {
+	case d := <-w.reply:
+		w.reply <- d // capacity 1
+	case <-w.failed:
+	case <-ctx.Done():
+		return ctxError(ctx, nil)
+	}
+	return nil
 }
 
 func (s *Socket) takeBack(ctx context.Context, dst netip.AddrPort) {

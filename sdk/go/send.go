@@ -32,29 +32,18 @@ func (s *Socket) Send(ctx context.Context, dst netip.AddrPort, p []byte) error {
 
 // SendTag is Send that also returns the tag by which Outcomes names the datagram.
 func (s *Socket) SendTag(ctx context.Context, dst netip.AddrPort, p []byte) (uint64, error) {
-	const op = "send"
 	dst = unmap(dst)
 	if ctx.Err() != nil {
-		return 0, s.opErr(op, dst, ctxError(ctx, nil))
+		return 0, s.opErr("send", dst, ctxError(ctx, nil))
 	}
-	mode := gather
-	s.mu.Lock()
-	if s.waiters[dst] > 0 {
-		mode = alone
-	}
-	s.mu.Unlock()
-	tag, err := s.sendOne(ctx, op, dst, p, mode)
-	if mode == gather && noRoom(err) {
-		return s.sendOne(ctx, op, dst, p, alone)
-	}
-	return tag, err
+	return s.fe.sendOne(ctx, "send", dst, p, true)
 }
 
 // TrySend sends one datagram and does not wait for room: rdserr.ErrWouldBlock
 // when the send buffer (or the window to the daemon) is full, ErrCongested when
 // the destination is, ErrShutdown while there is no daemon.
 func (s *Socket) TrySend(dst netip.AddrPort, p []byte) error {
-	_, err := s.sendOne(context.Background(), "try-send", unmap(dst), p, gatherNow)
+	_, err := s.fe.sendOne(context.Background(), "try-send", unmap(dst), p, false)
 	return err
 }
 
@@ -67,8 +56,25 @@ const (
 	alone                     // in a batch of its own that waits for room
 )
 
-// sendOne sends one datagram and waits for its result.
-func (s *Socket) sendOne(ctx context.Context, op string, dst netip.AddrPort, p []byte, mode sendMode) (uint64, error) {
+func (s *stream) sendOne(ctx context.Context, op string, dst netip.AddrPort, p []byte, wait bool) (uint64, error) {
+	if !wait {
+		return s.sendAs(ctx, op, dst, p, gatherNow)
+	}
+	mode := gather
+	s.mu.Lock()
+	if s.waiters[dst] > 0 {
+		mode = alone
+	}
+	s.mu.Unlock()
+	tag, err := s.sendAs(ctx, op, dst, p, mode)
+	if mode == gather && noRoom(err) {
+		return s.sendAs(ctx, op, dst, p, alone)
+	}
+	return tag, err
+}
+
+// sendAs sends one datagram and waits for its result.
+func (s *stream) sendAs(ctx context.Context, op string, dst netip.AddrPort, p []byte, mode sendMode) (uint64, error) {
 	s.mu.Lock()
 	local := s.local
 	if err := s.refuseLocked(dst, len(p)); err != nil {
@@ -155,7 +161,7 @@ func noRoom(err error) bool {
 
 // gatherLocked adds a datagram to the last try that is still waiting to be
 // written, or starts one.
-func (s *Socket) gatherLocked(c *call, dst netip.AddrPort, p []byte) {
+func (s *stream) gatherLocked(c *call, dst netip.AddrPort, p []byte) {
 	if b := s.joinableLocked(1, len(p)); b != nil {
 		b.add(dst, p, 0)
 		b.parts = append(b.parts, part{c, 1})
@@ -169,7 +175,7 @@ func (s *Socket) gatherLocked(c *call, dst netip.AddrPort, p []byte) {
 }
 
 // joinableLocked returns the try that so many datagrams and bytes may join.
-func (s *Socket) joinableLocked(n, bytes int) *batch {
+func (s *stream) joinableLocked(n, bytes int) *batch {
 	if s.tryq.len() == 0 || bytes > maxJoinBytes {
 		return nil
 	}
@@ -185,7 +191,7 @@ func (s *Socket) joinableLocked(n, bytes int) *batch {
 }
 
 // queueLocked queues a batch whose datagrams are all c's.
-func (s *Socket) queueLocked(b *batch, c *call) {
+func (s *stream) queueLocked(b *batch, c *call) {
 	b.parts = append(b.parts, part{c, len(b.lengths)})
 	c.batch = b
 	if !b.wait && b.firstTag == 0 {
@@ -207,7 +213,7 @@ func (s *Socket) queueLocked(b *batch, c *call) {
 }
 
 // doneLocked is the end of a batch that was queued.
-func (s *Socket) doneLocked(b *batch) {
+func (s *stream) doneLocked(b *batch) {
 	if b.wait {
 		for _, d := range b.dests {
 			if s.waiters[d]--; s.waiters[d] == 0 {
@@ -219,7 +225,7 @@ func (s *Socket) doneLocked(b *batch) {
 }
 
 // mustWaitLocked says whether something waits for a destination of b.
-func (s *Socket) mustWaitLocked(b *batch) bool {
+func (s *stream) mustWaitLocked(b *batch) bool {
 	if len(s.waiters) == 0 {
 		return false
 	}
@@ -227,7 +233,7 @@ func (s *Socket) mustWaitLocked(b *batch) bool {
 }
 
 // await waits for c until ctx ends.
-func (s *Socket) await(ctx context.Context, c *call) error {
+func (s *stream) await(ctx context.Context, c *call) error {
 	select {
 	case <-c.done:
 		return nil
@@ -242,7 +248,7 @@ func (s *Socket) await(ctx context.Context, c *call) error {
 	})
 }
 
-func (s *Socket) awaitTry(c *call, down <-chan struct{}) error {
+func (s *stream) awaitTry(c *call, down <-chan struct{}) error {
 	if c.timer == nil {
 		c.timer = time.NewTimer(tryTimeout)
 	} else {
@@ -262,7 +268,7 @@ func (s *Socket) awaitTry(c *call, down <-chan struct{}) error {
 // giveUp leaves c without its result: taken back when it was not written yet,
 // undecided otherwise. why is called with mu held. It returns nil when the
 // result came after all.
-func (s *Socket) giveUp(c *call, why func() error) error {
+func (s *stream) giveUp(c *call, why func() error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if c.finished {

@@ -92,7 +92,7 @@ func TestTrySendErrors(t *testing.T) {
 func TestGather(t *testing.T) {
 	_, _, s, st := bindFake(t)
 	s.mu.Lock()
-	sess := s.sess
+	sess := streamOf(s).sess
 	sess.writing = true // as if somebody were in SendMsg
 	s.mu.Unlock()
 	const n = 8
@@ -104,8 +104,8 @@ func TestGather(t *testing.T) {
 	for {
 		s.mu.Lock()
 		queued := 0
-		if s.tryq.len() > 0 {
-			queued = len((*s.tryq.front()).parts)
+		if streamOf(s).tryq.len() > 0 {
+			queued = len((*streamOf(s).tryq.front()).parts)
 		}
 		if queued == n {
 			sess.writing = false
@@ -236,10 +236,10 @@ func TestSendBatchesJoin(t *testing.T) {
 func joined(s *Socket) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.tryq.len() == 0 {
+	if streamOf(s).tryq.len() == 0 {
 		return 0
 	}
-	return len((*s.tryq.back()).parts)
+	return len((*streamOf(s).tryq.back()).parts)
 }
 
 // A batch larger than a message goes out in parts, one after the other.
@@ -325,7 +325,7 @@ func TestSendContextEnds(t *testing.T) {
 	queued := goErr(func() error { return s.Send(ctx, peerAddr, []byte("queued")) })
 	for {
 		s.mu.Lock()
-		n := s.tryq.len()
+		n := streamOf(s).tryq.len()
 		s.mu.Unlock()
 		if n == 1 {
 			break

@@ -17,17 +17,17 @@ import (
 // SendBatch sets each Datagram.Tag before anything is sent, so that Outcomes,
 // read by another goroutine, can be matched.
 func (s *Socket) SendBatch(ctx context.Context, ds []Datagram) (accepted int, err error) {
-	return s.sendBatch(ctx, "send", ds, true)
+	return s.fe.sendBatch(ctx, "send", ds, true)
 }
 
 // TrySendBatch is SendBatch that does not wait for room: what finds none fails
 // with rdserr.ErrWouldBlock or ErrCongested. ctx bounds the wait for the
 // daemon's answer.
 func (s *Socket) TrySendBatch(ctx context.Context, ds []Datagram) (accepted int, err error) {
-	return s.sendBatch(ctx, "try-send", ds, false)
+	return s.fe.sendBatch(ctx, "try-send", ds, false)
 }
 
-func (s *Socket) sendBatch(ctx context.Context, op string, ds []Datagram, wait bool) (int, error) {
+func (s *stream) sendBatch(ctx context.Context, op string, ds []Datagram, wait bool) (int, error) {
 	if len(ds) == 0 {
 		return 0, nil
 	}
@@ -58,9 +58,9 @@ func (s *Socket) sendBatch(ctx context.Context, op string, ds []Datagram, wait b
 	return len(ds) - len(r.err.Errors), r.err
 }
 
-// batchRun is one SendBatch call.
+// batchRun is one SendBatch call over a stream.
 type batchRun struct {
-	s     *Socket
+	s     *stream
 	op    string
 	local netip.AddrPort
 	ds    []Datagram

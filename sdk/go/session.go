@@ -12,8 +12,9 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// session is one stream to the daemon, from Bind to its end.
+// session is one gRPC stream to the daemon, from Bind to its end.
 type session struct {
+	st     *stream
 	stream grpc.ClientStream
 	cancel context.CancelFunc
 	local  netip.AddrPort
@@ -34,16 +35,14 @@ type session struct {
 	waiting   int // waiting batches in pending
 	tries     int // the others
 	ctl       fifo[*rdsdv1.ClientMessage]
-	replies   map[uint64]chan *rdsdv1.ServerMessage
 	creditN   uint64 // credit to grant with the next message
 	creditB   uint64
-	monitor   bool // a Monitor message is due
 }
 
 var openStream = &rdsdv1.Datagrams_ServiceDesc.Streams[0]
 
 // connect opens a stream and binds. ctx bounds only this, not the stream.
-func (s *Socket) connect(ctx context.Context) (*session, error) {
+func (s *stream) connect(ctx context.Context) (link, error) {
 	if ctx.Err() != nil {
 		return nil, ctxError(ctx, nil)
 	}
@@ -64,7 +63,7 @@ func (s *Socket) connect(ctx context.Context) (*session, error) {
 	return sess, nil
 }
 
-func (s *Socket) handshake(ctx context.Context, cancel context.CancelFunc) (*session, error) {
+func (s *stream) handshake(ctx context.Context, cancel context.CancelFunc) (*session, error) {
 	stream, err := s.client.conn.NewStream(ctx, openStream, rdsdv1.Datagrams_Open_FullMethodName,
 		grpc.ForceCodecV2(streamCodec{}))
 	if err != nil {
@@ -95,6 +94,7 @@ func (s *Socket) handshake(ctx context.Context, cancel context.CancelFunc) (*ses
 	}
 	bound := in.msg.GetBound()
 	sess := &session{
+		st:            s,
 		stream:        stream,
 		cancel:        cancel,
 		local:         endpointFromProto(bound.GetLocal()),
@@ -104,7 +104,6 @@ func (s *Socket) handshake(ctx context.Context, cancel context.CancelFunc) (*ses
 		windowBytes:   int(min(bound.GetSendWindowBytes(), 1<<40)),
 		windowBatches: int(bound.GetSendWindowBatches()),
 		pending:       make(map[uint64]*batch),
-		replies:       make(map[uint64]chan *rdsdv1.ServerMessage),
 	}
 	// A daemon that names no window gets one batch at a time.
 	sess.windowBytes = max(sess.windowBytes, 1)
@@ -113,7 +112,7 @@ func (s *Socket) handshake(ctx context.Context, cancel context.CancelFunc) (*ses
 }
 
 // connectError says where no daemon was found.
-func (s *Socket) connectError(err error) error {
+func (s *stream) connectError(err error) error {
 	if errors.Is(err, io.EOF) {
 		return rdserr.With(rdserr.ErrShutdown, "the daemon at %s ended the stream", s.client.target)
 	}
@@ -135,19 +134,31 @@ func closingError(c *rdsdv1.Closing) error {
 	return dismissed{err}
 }
 
-// startLocked makes sess the socket's session.
-func (s *Socket) startLocked(sess *session) {
+func (s *stream) startLocked(l link) {
+	sess := l.(*session)
 	s.sess = sess
-	s.maxBytes = sess.maxBytes
-	s.down = nil
-	close(s.up)
-	sess.monitor = s.watch.active()
 	go s.writer(sess) // ends with sess.down
 	sess.kickWriterLocked()
 }
 
+func (sess *session) bound() (netip.AddrPort, int) { return sess.local, sess.maxBytes }
+
+func (sess *session) abort() { sess.cancel() }
+
+func (sess *session) gone() <-chan struct{} { return sess.down }
+
+// endLocked has the writer send what the stream needs: half-close after the
+// message it is at. The daemon answers by ending the stream.
+func (sess *session) endLocked() {
+	sess.closing = true
+	sess.kickWriterLocked()
+}
+
 // read takes messages until the stream ends and says why it did.
-func (s *Socket) read(sess *session) error {
+func (sess *session) read() error {
+	defer close(sess.down)
+	defer sess.cancel()
+	s := sess.st
 	var in inbound
 	var closing error
 	for {
@@ -175,7 +186,7 @@ func (s *Socket) read(sess *session) error {
 
 // handle is for the messages that are not hot. It returns the reason of a
 // Closing.
-func (s *Socket) handle(sess *session, m *rdsdv1.ServerMessage) error {
+func (s *stream) handle(sess *session, m *rdsdv1.ServerMessage) error {
 	switch m.WhichBody() {
 	case rdsdv1.ServerMessage_SendResult_case:
 		s.result(sess, m.GetSendResult().GetId(), m.GetSendResult().GetErrors())
@@ -183,16 +194,10 @@ func (s *Socket) handle(sess *session, m *rdsdv1.ServerMessage) error {
 		s.decided(m.GetOutcomes().GetOutcome())
 	case rdsdv1.ServerMessage_Congestion_case:
 		s.watch.event(m.GetCongestion())
-	case rdsdv1.ServerMessage_CancelResult_case:
-		s.reply(sess, m.GetCancelResult().GetId(), m)
-	case rdsdv1.ServerMessage_FlushResult_case:
-		s.reply(sess, m.GetFlushResult().GetId(), m)
-	case rdsdv1.ServerMessage_CongestedResult_case:
-		s.reply(sess, m.GetCongestedResult().GetId(), m)
-	case rdsdv1.ServerMessage_PeekResult_case:
-		s.reply(sess, m.GetPeekResult().GetId(), m)
 	case rdsdv1.ServerMessage_Closing_case:
 		return closingError(m.GetClosing())
+	default: // answers, and messages of a newer daemon
+		s.answered(m)
 	}
-	return nil // a message of a newer daemon
+	return nil
 }

@@ -6,44 +6,43 @@ import (
 	"sync"
 	"time"
 
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
 // Socket is an RDS socket: a local (address, port) of which this process is the
 // one owner. All methods may be called from many goroutines.
 //
-// Lock order: mu, then recv.mu or outcomes.mu or watch.mu; none is held while a
-// message is written to the stream.
+// Lock order: mu, then those of the front end (see there), then outcomes.mu or
+// watch.mu; none is held while a message is written to the daemon.
 type Socket struct {
 	client *Client
 	cfg    bindConfig
 	ctx    context.Context // ends with the socket
 	cancel context.CancelFunc
 	ended  chan struct{} // closed when the reading goroutine is gone
+	fe     frontEnd      // set by Bind
 
-	recv     recvQueue
 	outcomes outcomeQueue
 	watch    watchers
 
 	mu       sync.Mutex
-	local    netip.AddrPort         // guarded by mu; fixed after the first bind
-	maxBytes int                    // guarded by mu; largest datagram, 0: not known
-	sess     *session               // guarded by mu; nil while not connected
-	up       chan struct{}          // guarded by mu; closed while sess is set or the socket is over
-	over     error                  // guarded by mu; why nothing will work any more
-	down     error                  // guarded by mu; why sess is nil, for the texts of timeouts
-	nextID   uint64                 // guarded by mu
-	nextTag  uint64                 // guarded by mu
-	seq      uint64                 // guarded by mu
-	tryq     fifo[*batch]           // guarded by mu; not waiting batches, not written yet
-	waitq    fifo[*batch]           // guarded by mu; waiting batches, not written yet
-	waiters  map[netip.AddrPort]int // guarded by mu; waiting batches by destination, written or not
-	undecid  tagSet                 // guarded by mu; sent and without outcome, with cfg.outcomes
+	local    netip.AddrPort                        // guarded by mu; fixed after the first bind
+	maxBytes int                                   // guarded by mu; largest datagram, 0: not known
+	link     link                                  // guarded by mu; nil while not connected
+	up       chan struct{}                         // guarded by mu; closed while link is set or the socket is over
+	over     error                                 // guarded by mu; why nothing will work any more
+	down     error                                 // guarded by mu; why link is nil, for the texts of timeouts
+	nextID   uint64                                // guarded by mu; of messages that are answered
+	replies  map[uint64]chan *rdsdv1.ServerMessage // guarded by mu; who waits for which answer
 }
 
 // Bind opens a socket. Port 0 takes any free port; the address must be one of
 // the daemon's. It fails with rdserr.ErrAddrInUse, ErrAddrNotAvail, ErrPerm,
 // ErrTooMany, ErrNoMemory, ErrShutdown (no daemon there), ErrTimeout.
+//
+// Whether the socket uses rings or a gRPC stream is decided here, see
+// WithFrontEnd, and stays so when the daemon restarts.
 func (c *Client) Bind(ctx context.Context, local netip.AddrPort, opts ...BindOption) (*Socket, error) {
 	local = unmap(local)
 	s := &Socket{
@@ -51,7 +50,7 @@ func (c *Client) Bind(ctx context.Context, local netip.AddrPort, opts ...BindOpt
 		cfg:     newBindConfig(opts),
 		ended:   make(chan struct{}),
 		up:      make(chan struct{}),
-		waiters: make(map[netip.AddrPort]int),
+		replies: make(map[uint64]chan *rdsdv1.ServerMessage),
 		local:   local,
 	}
 	if !local.Addr().IsValid() {
@@ -61,23 +60,22 @@ func (c *Client) Bind(ctx context.Context, local netip.AddrPort, opts ...BindOpt
 		return nil, opError("bind", local, netip.AddrPort{}, rdserr.With(rdserr.ErrInvalid, "buffer sizes are not negative"))
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.recv.init(s.cfg)
 	s.outcomes.init()
 	if err := c.add(s); err != nil {
 		s.cancel()
 		return nil, opError("bind", local, netip.AddrPort{}, err)
 	}
-	sess, err := s.connect(ctx)
+	l, err := s.open(ctx)
 	if err != nil {
 		s.cancel()
 		c.remove(s)
 		return nil, opError("bind", local, netip.AddrPort{}, err)
 	}
 	s.mu.Lock()
-	s.local = sess.local
-	s.startLocked(sess)
+	s.local, _ = l.bound()
+	s.startLocked(l)
 	s.mu.Unlock()
-	go s.run(sess) // ends with s.ctx
+	go s.run(l) // ends with s.ctx
 	return s, nil
 }
 
@@ -94,21 +92,19 @@ const closeGrace = 2 * time.Second
 // Close releases the port; calls that wait return rdserr.ErrClosed. What was
 // accepted and not yet sent may be dropped: Flush first where that matters.
 // When Close returns, the daemon has let go of the port, unless it did not
-// answer within 2 s. Closing twice is no error.
+// answer within 2 s. Borrowed payloads stay valid until they are released.
+// Closing twice is no error.
 func (s *Socket) Close() error {
 	s.mu.Lock()
-	sess := s.sess
+	l := s.link
 	first := s.finishLocked(rdserr.ErrClosed)
-	if sess != nil && first {
-		// The writer sends what the stream needs: half-close after the message
-		// it is at. The daemon answers by ending the stream.
-		sess.closing = true
-		sess.kickWriterLocked()
+	if l != nil && first {
+		l.endLocked()
 	} else {
 		s.cancel()
 	}
 	s.mu.Unlock()
-	if first && sess != nil {
+	if first && l != nil {
 		t := time.NewTimer(closeGrace)
 		select {
 		case <-s.ended:
@@ -122,6 +118,18 @@ func (s *Socket) Close() error {
 	return nil
 }
 
+// startLocked makes l the socket's link.
+func (s *Socket) startLocked(l link) {
+	s.link = l
+	_, s.maxBytes = l.bound()
+	s.down = nil
+	close(s.up)
+	s.fe.startLocked(l)
+	if s.watch.active() {
+		s.fe.tellLocked(s.monitorMessage())
+	}
+}
+
 // finishLocked makes err the answer to everything from now on. It returns false
 // when the socket was over already.
 func (s *Socket) finishLocked(err error) bool {
@@ -129,25 +137,19 @@ func (s *Socket) finishLocked(err error) bool {
 	if wasOver && s.over == error(rdserr.ErrClosed) {
 		return false
 	}
-	if !wasOver && s.sess == nil {
+	if !wasOver && s.link == nil {
 		close(s.up)
 	}
 	s.over = err
-	if s.sess != nil {
-		s.dropPendingLocked(s.sess, err)
-		for id, answer := range s.sess.replies {
-			delete(s.sess.replies, id)
-			close(answer)
-		}
-		s.sess = nil // up stays closed
+	if s.link != nil {
+		s.fe.dropLocked(s.link, err)
+		s.link = nil // up stays closed
 	}
-	for _, q := range []*fifo[*batch]{&s.tryq, &s.waitq} {
-		for q.len() > 0 {
-			b := q.pop()
-			s.failLocked(b, err, false)
-		}
+	for id, answer := range s.replies {
+		delete(s.replies, id)
+		close(answer)
 	}
-	s.recv.finish(err)
+	s.fe.finishLocked(err)
 	s.outcomes.finish(err)
 	s.watch.finish(err)
 	return true
@@ -162,5 +164,8 @@ func unmap(a netip.AddrPort) netip.AddrPort {
 
 // opErr wraps err with this socket's address.
 func (s *Socket) opErr(op string, remote netip.AddrPort, err error) error {
+	if err == nil {
+		return nil
+	}
 	return opError(op, s.LocalAddr(), remote, err)
 }

@@ -50,7 +50,7 @@ type halfClose struct{}
 // kickLocked makes sure that somebody writes what is queued. When it returns a
 // message, that somebody is the caller: it must call write with it after
 // unlocking.
-func (s *Socket) kickLocked() (message, *session) {
+func (s *stream) kickLocked() (message, *session) {
 	sess := s.sess
 	if sess == nil || sess.writing {
 		return nil, nil
@@ -78,7 +78,7 @@ func (sess *session) kickWriterLocked() {
 }
 
 // write sends one message and leaves the rest to the writer.
-func (s *Socket) write(m message, sess *session) {
+func (s *stream) write(m message, sess *session) {
 	if m == nil {
 		return
 	}
@@ -104,7 +104,7 @@ func (sess *session) send(m message) {
 }
 
 // writer is one goroutine per session; it ends when the session does.
-func (s *Socket) writer(sess *session) {
+func (s *stream) writer(sess *session) {
 	for {
 		select {
 		case <-sess.wake:
@@ -128,15 +128,15 @@ func (s *Socket) writer(sess *session) {
 }
 
 // readyLocked says whether nextLocked would return a message.
-func (s *Socket) readyLocked(sess *session) bool {
-	return sess.monitor || sess.creditDue() || sess.ctl.len() > 0 || sess.closing && !sess.closed ||
+func (s *stream) readyLocked(sess *session) bool {
+	return sess.creditDue() || sess.ctl.len() > 0 || sess.closing && !sess.closed ||
 		s.sess == sess && s.pickLocked(sess) != nil
 }
 
 // nextLocked takes the next message to write. Control messages are small, not
 // subject to the window and concern only what was accepted before: they go
 // first.
-func (s *Socket) nextLocked(sess *session) message {
+func (s *stream) nextLocked(sess *session) message {
 	switch {
 	case sess.closed:
 		return nil
@@ -145,9 +145,6 @@ func (s *Socket) nextLocked(sess *session) message {
 		return halfClose{}
 	case s.sess != sess:
 		return nil
-	case sess.monitor:
-		sess.monitor = false
-		return s.monitorMessage()
 	case sess.creditDue():
 		m := &rdsdv1.ClientMessage{}
 		c := &rdsdv1.Credit{}
@@ -172,7 +169,7 @@ func (sess *session) creditDue() bool { return sess.creditN > 0 || sess.creditB 
 
 // pickLocked returns the queue whose head fits in the window, the older one of
 // two; nil when there is none.
-func (s *Socket) pickLocked(sess *session) *fifo[*batch] {
+func (s *stream) pickLocked(sess *session) *fifo[*batch] {
 	if s.outcomes.full() {
 		return nil
 	}
@@ -208,7 +205,7 @@ func (sess *session) room(bytes int) bool {
 }
 
 // sentLocked moves b from its queue to pending.
-func (s *Socket) sentLocked(sess *session, b *batch) {
+func (s *stream) sentLocked(sess *session, b *batch) {
 	s.nextID++
 	b.id = s.nextID
 	if b.firstTag == 0 { // tags follow the order in the batch
@@ -246,14 +243,14 @@ func (b *batch) refused(index, count int, err error) {
 	}
 }
 
-func (s *Socket) takeTags(n int) uint64 {
+func (s *stream) takeTags(n int) uint64 {
 	first := s.nextTag + 1
 	s.nextTag += uint64(n)
 	return first
 }
 
 // result is the daemon's answer to one batch.
-func (s *Socket) result(sess *session, id uint64, errs []*rdsdv1.SendError) {
+func (s *stream) result(sess *session, id uint64, errs []*rdsdv1.SendError) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b := sess.pending[id]

@@ -7,8 +7,8 @@ type Datagram struct {
 	// Addr is the destination when sending, the source when receiving.
 	Addr netip.AddrPort
 	// Payload is at most 1 MiB and may be empty. A received payload is a slice
-	// of the buffer its whole batch arrived in: it may be kept and changed, but
-	// it keeps the batch in memory; clone what is kept for long.
+	// of a buffer with its whole batch: it may be kept and changed, but it keeps
+	// the batch in memory; clone what is kept for long. (Borrow is different.)
 	Payload []byte
 	// Tag names the datagram in Outcomes. SendBatch sets it.
 	Tag uint64

@@ -1,0 +1,66 @@
+package rdsd
+
+import (
+	"context"
+	"net/netip"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+)
+
+// frontEnd is one way to the daemon: stream or rings. A socket has one from its
+// Bind to its end. Methods whose names end in Locked are called with Socket.mu
+// held.
+type frontEnd interface {
+	kind() FrontEnd
+	// connect binds the socket at the daemon. Nothing else knows of the link
+	// before startLocked.
+	connect(ctx context.Context) (link, error)
+	startLocked(l link)
+	// dropLocked is the end of the link in use: what waits for an answer fails
+	// and what is undecided is Unknown. cause is nil when the daemon went away.
+	dropLocked(l link, cause error)
+	// finishLocked fails every call, waiting and to come, with err.
+	finishLocked(err error)
+	// tellLocked queues a control message for the link in use; push, called
+	// without the lock, has it written.
+	tellLocked(m *rdsdv1.ClientMessage)
+	push()
+
+	sendOne(ctx context.Context, op string, dst netip.AddrPort, p []byte, wait bool) (tag uint64, err error)
+	sendBatch(ctx context.Context, op string, ds []Datagram, wait bool) (accepted int, err error)
+	reserve(ctx context.Context, dst netip.AddrPort, n int) (*Slot, error)
+	commit(sl *Slot, n int) (tag uint64, err error)
+	abort(sl *Slot)
+	opErr(op string, remote netip.AddrPort, err error) error
+
+	// receive waits for datagrams. With lend, payloads may stay where they are
+	// until the lease is released; else they are the caller's for good.
+	receive(ctx context.Context, into []Datagram, lend bool) (int, Lease, error)
+	peekSize(ctx context.Context) (n int, ok bool, err error)
+	addRequest(w *requestWaiter)
+	removeRequest(w *requestWaiter)
+	// awaitReply returns when w has its reply or has failed, or with ctx's end.
+	awaitReply(ctx context.Context, w *requestWaiter) error
+
+	// awaitOutcome and awaitCongestion return when it is worth looking again,
+	// or with ctx's end.
+	awaitOutcome(ctx context.Context) error
+	awaitCongestion(ctx context.Context, w *watcher) error
+	// outcomesRead says that sends, stopped by too many unread outcomes, may go on.
+	outcomesRead()
+}
+
+// link is a front end's connection to the daemon, from Bind to its end.
+type link interface {
+	// bound is the socket's address and its largest datagram, 0: not known.
+	bound() (netip.AddrPort, int)
+	// read takes in what the daemon says until the link ends, and says why.
+	read() error
+	// endLocked asks the daemon to let go of the port, which it answers by ending
+	// the link. Socket.mu is held.
+	endLocked()
+	// abort ends the link at once.
+	abort()
+	// gone is closed once nothing comes any more.
+	gone() <-chan struct{}
+}

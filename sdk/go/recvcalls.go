@@ -1,0 +1,76 @@
+package rdsd
+
+import (
+	"context"
+	"iter"
+	"net/netip"
+	"sync"
+)
+
+// Recv waits for the next datagram. It goes on waiting while the daemon is
+// restarted. After Close it returns rdserr.ErrClosed.
+func (s *Socket) Recv(ctx context.Context) (Datagram, error) {
+	one := onePool.Get().(*[1]Datagram)
+	_, _, err := s.fe.receive(ctx, one[:], false)
+	d := one[0]
+	one[0] = Datagram{}
+	onePool.Put(one)
+	if err != nil {
+		return Datagram{}, s.opErr("recv", netip.AddrPort{}, err)
+	}
+	return d, nil
+}
+
+var onePool = sync.Pool{New: func() any { return new([1]Datagram) }}
+
+// RecvBatch waits for at least one datagram and returns all that are there, at
+// most len(into), which must not be 0. After the end of ctx the error is
+// rdserr.ErrTimeout or ErrCanceled; nothing is lost by it. With a ctx that has
+// ended already it does not wait: what is there, or that error.
+func (s *Socket) RecvBatch(ctx context.Context, into []Datagram) (int, error) {
+	if len(into) == 0 {
+		return 0, nil
+	}
+	n, _, err := s.fe.receive(ctx, into, false)
+	return n, s.opErr("recv", netip.AddrPort{}, err)
+}
+
+// Borrow is RecvBatch without a copy. Over rings the payloads stay where the
+// daemon has placed them, in memory shared with it: they may be read and changed
+// until l.Release, and not after it. What is borrowed counts as unread, against
+// the receive buffer: release it soon, in any order, from any goroutine. Over a
+// stream the lease is empty and the payloads are as RecvBatch's.
+func (s *Socket) Borrow(ctx context.Context, into []Datagram) (n int, l Lease, err error) {
+	if len(into) == 0 {
+		return 0, Lease{}, nil
+	}
+	n, l, err = s.fe.receive(ctx, into, true)
+	return n, l, s.opErr("recv", netip.AddrPort{}, err)
+}
+
+// All receives until ctx ends or the socket is closed, which is the error of
+// the last round.
+func (s *Socket) All(ctx context.Context) iter.Seq2[Datagram, error] {
+	return func(yield func(Datagram, error) bool) {
+		for {
+			d, err := s.Recv(ctx)
+			if !yield(d, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// Lease is the right to what one Borrow returned. The zero Lease holds nothing.
+type Lease struct {
+	held *held
+	turn uint64 // of held, which is used again
+}
+
+// Release gives the memory of the borrowed payloads back. Releasing twice is no
+// error.
+func (l Lease) Release() {
+	if l.held != nil {
+		l.held.release(l.turn)
+	}
+}

@@ -1,0 +1,89 @@
+package rdsd
+
+import (
+	"context"
+	"net/netip"
+	"sync/atomic"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// Slot is room for one datagram in the send buffer, to be filled in place: see
+// Reserve. It is for one goroutine at a time.
+type Slot struct {
+	fe   frontEnd
+	ctx  context.Context // Reserve's, for a front end whose commit waits
+	dst  netip.AddrPort
+	buf  []byte
+	used atomic.Bool // committed or aborted
+	ring ringSlot    // with rings
+}
+
+// Reserve waits for room for a datagram of at most n bytes to dst, as Send does,
+// and returns it. The caller writes the payload into Bytes and ends with Commit
+// or Abort; until then the bytes count against the send buffer. Over rings that
+// memory is shared with the daemon and nothing is copied.
+//
+// Errors are those of Send.
+func (s *Socket) Reserve(ctx context.Context, dst netip.AddrPort, n int) (*Slot, error) {
+	dst = unmap(dst)
+	switch {
+	case n < 0:
+		return nil, s.opErr("reserve", dst, rdserr.With(rdserr.ErrInvalid, "a slot of %d bytes", n))
+	case ctx.Err() != nil:
+		return nil, s.opErr("reserve", dst, ctxError(ctx, nil))
+	}
+	sl, err := s.fe.reserve(ctx, dst, n)
+	return sl, s.opErr("reserve", dst, err)
+}
+
+// Bytes is the room, of the size that was asked for. It is not cleared and must
+// not be touched after Commit or Abort.
+func (sl *Slot) Bytes() []byte {
+	if sl.used.Load() {
+		return nil
+	}
+	return sl.buf
+}
+
+// Commit sends the first n bytes and returns the tag by which Outcomes names
+// the datagram. Over rings it does not wait; over a stream it does what Send
+// does, with the context of Reserve. When the daemon was restarted since Reserve,
+// the error is rdserr.ErrShutdown and the datagram was not accepted.
+func (sl *Slot) Commit(n int) (tag uint64, err error) {
+	if n < 0 || n > len(sl.buf) {
+		return 0, sl.fe.opErr("commit", sl.dst, rdserr.With(rdserr.ErrInvalid, "%d bytes of a slot of %d", n, len(sl.buf)))
+	}
+	if !sl.used.CompareAndSwap(false, true) {
+		return 0, sl.fe.opErr("commit", sl.dst, rdserr.With(rdserr.ErrInvalid, "the slot was committed or aborted before"))
+	}
+	return sl.fe.commit(sl, n)
+}
+
+// Abort gives the room back unused. After Commit it does nothing, so that it can
+// be deferred.
+func (sl *Slot) Abort() {
+	if sl.used.CompareAndSwap(false, true) {
+		sl.fe.abort(sl)
+	}
+}
+
+// reserve over a stream: the bytes are in the process until Commit sends them.
+func (s *stream) reserve(ctx context.Context, dst netip.AddrPort, n int) (*Slot, error) {
+	s.mu.Lock()
+	err := s.refuseLocked(dst, n)
+	s.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	return &Slot{fe: s, ctx: ctx, dst: dst, buf: make([]byte, n)}, nil
+}
+
+func (s *stream) commit(sl *Slot, n int) (uint64, error) {
+	if sl.ctx.Err() != nil {
+		return 0, s.opErr("commit", sl.dst, ctxError(sl.ctx, nil))
+	}
+	return s.sendOne(sl.ctx, "commit", sl.dst, sl.buf[:n], true)
+}
+
+func (s *stream) abort(*Slot) {}
