@@ -350,6 +350,7 @@ func (e *Engine) Tick(now time.Duration) {
 // Counters adds up the engine's and all its peers'.
 func (e *Engine) Counters() (c stats.Counters) {
 	c = e.ctr
+	c.Add(&e.loop.ctr)
 	for _, pe := range e.order {
 		c.Add(&pe.ctr)
 	}

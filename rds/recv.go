@@ -1,6 +1,7 @@
 package rds
 
 import (
+	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -225,7 +226,7 @@ func (s *Socket) roomy() bool {
 	if s.opt.Sink == nil {
 		return s.mem <= s.hard()/2
 	}
-	return !s.wasFull || s.mem <= s.roof/2
+	return s.mem <= s.roof/2
 }
 
 // Recv takes the next datagram. After the last of a run call ReadAll.
@@ -289,7 +290,7 @@ func (s *Socket) ReadAll(now time.Duration) {
 		s.unmark(now)
 	}
 	if s.wasFull && s.roomy() {
-		s.wasFull = false
+		s.wasFull, s.roof = false, math.MaxInt
 		e.roomAgain()
 	}
 	if s.qn == 0 {

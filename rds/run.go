@@ -1,6 +1,7 @@
 package rds
 
 import (
+	"encoding/binary"
 	"net/netip"
 	"time"
 
@@ -15,58 +16,120 @@ import (
 // SendRun offers datagrams to one destination, without waiting: datagram i has
 // the next lengths[i] bytes of payload and the tag tag+i. It accepts a prefix of
 // them, says how many, and leaves the next to Send or SendWait, which know why
-// it has to wait or to fail.
+// it has to wait or to fail. What it accepts it copies: small datagrams travel
+// in trains, where the peer takes them.
 func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, lengths []uint32, tag uint64, want bool) (n int) {
 	e := s.e
 	if s.closed || dst.Port() < wire.PortFirst || s.queues(dst) {
 		return 0
 	}
 	pe, err := e.Peer(dst.Addr())
-	if err != nil || pe.c == nil || pe.cmap.Congested(dst.Port()) || s.mon.Set {
+	if err != nil || pe.c == nil || pe.cmap.Congested(dst.Port()) {
 		return 0
 	}
 	limit := min(s.opt.SndBufBytes, wire.MaxDatagram)
 	room := int(e.cfg.Budget.Limit - e.cfg.Budget.Used())
-	number := s.epoch0 + uint32(len(s.epochs)) - 1
-	var head, tail *conn.Msg
-	bytes, used := 0, s.used
+	bytes := 0
 	for ; n < len(lengths); n++ {
 		l := int(lengths[n])
-		if l > limit || used >= s.opt.SndBufBytes || s.undecided+n >= e.cfg.MaxUndecided || s.outcomesN >= e.cfg.MaxOutcomes || bytes+l > room {
+		if l > limit || s.used+bytes >= s.opt.SndBufBytes || s.undecided+n >= e.cfg.MaxUndecided || s.outcomesN >= e.cfg.MaxOutcomes || bytes+l > room {
 			break
 		}
-		m := e.newMsg()
-		m.Owner, m.SPort, m.DPort = s, s.port, dst.Port()
-		m.Payload = payload[bytes : bytes+l : bytes+l]
-		m.Tag, m.Epoch, m.Bytes = tag+uint64(n), number, uint32(l)
 		bytes += l
-		used += l
-		m.Report = want
-		m.Want = want || used >= s.opt.SndBufBytes/2
-		if tail == nil {
-			head = m
-		} else {
-			tail.SetLink(m)
-		}
-		tail = m
 	}
 	if n == 0 {
 		return 0
 	}
+	if s.mon.Set {
+		s.concern(dst)
+	}
+	run := sendRun{s: s, port: dst.Port(), tag: tag, want: want}
+	if pe.c.Trains() {
+		run.trains(payload, lengths[:n])
+	} else {
+		run.singles(append([]byte(nil), payload[:bytes]...), lengths[:n])
+	}
 	e.now = now
-	s.used = used
 	s.undecided += n
 	s.epochs[len(s.epochs)-1].n += n
 	s.Stats.Accepted += uint64(n)
 	e.cfg.Budget.used.Add(int64(bytes))
 	e.ctr.SendQueued += uint64(n)
 	e.ctr.CopyFromUser += uint64(bytes)
-	pe.c.EnqueueChain(now, head)
+	pe.c.EnqueueChain(now, run.head)
 	return n
 }
 
-// Full reports whether the send buffer takes nothing more at present.
-func (s *Socket) Full() bool { return s.used >= s.opt.SndBufBytes }
+// sendRun is the messages of a SendRun.
+type sendRun struct {
+	s          *Socket
+	head, tail *conn.Msg
+	tag        uint64
+	port       uint16
+	want       bool
+}
+
+// trainDatagram is the largest datagram that is sent in a train, in bytes:
+// for those above it a header of their own is little, and reading them straight
+// to where they belong is worth more.
+const trainDatagram = 4 << 10
+
+// trains makes trains of small datagrams, of as many as fit into one, and lets
+// the others be.
+func (r *sendRun) trains(payload []byte, lengths []uint32) {
+	for len(lengths) > 0 {
+		n, bytes, uniform := 0, 0, true
+		for n < len(lengths) && n < MaxTrain {
+			l := int(lengths[n])
+			if l > trainDatagram || bytes+l+(n+1)*wire.TableEntry > MaxTrainBytes {
+				break
+			}
+			uniform = uniform && lengths[n] == lengths[0]
+			bytes += l
+			n++
+		}
+		if n < 2 {
+			bytes = int(lengths[0])
+			r.add(append([]byte(nil), payload[:bytes]...), 1, false, bytes)
+			n = 1
+		} else if uniform {
+			r.add(append([]byte(nil), payload[:bytes]...), n, false, bytes)
+		} else {
+			body := make([]byte, 0, n*wire.TableEntry+bytes)
+			for _, l := range lengths[:n] {
+				body = binary.BigEndian.AppendUint32(body, l)
+			}
+			r.add(append(body, payload[:bytes]...), n, true, bytes)
+		}
+		payload, lengths = payload[bytes:], lengths[n:]
+	}
+}
+
+// singles makes a message of each datagram.
+func (r *sendRun) singles(payload []byte, lengths []uint32) {
+	for _, l := range lengths {
+		r.add(payload[:l:l], 1, false, int(l))
+		payload = payload[l:]
+	}
+}
+
+func (r *sendRun) add(body []byte, count int, table bool, bytes int) {
+	s := r.s
+	m := s.e.newMsg()
+	m.Owner, m.SPort, m.DPort = s, s.port, r.port
+	m.Payload, m.Count, m.Table, m.Bytes = body, uint16(count), table, uint32(bytes)
+	m.Tag, m.Epoch = r.tag, s.epoch0+uint32(len(s.epochs))-1
+	s.used += bytes
+	m.Report = r.want
+	m.Want = r.want || s.used >= s.opt.SndBufBytes/2
+	if r.tail == nil {
+		r.head = m
+	} else {
+		r.tail.SetLink(m)
+	}
+	r.tail = m
+	r.tag += uint64(count)
+}
 
 // Run is datagrams taken from a receive queue together. The zero Run is empty;
 // Release empties it.

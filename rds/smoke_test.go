@@ -13,7 +13,7 @@ import (
 // pair is two engines and perfect links between them, for tests that need no
 // faults. Both run at the same virtual time.
 type pair struct {
-	t    *testing.T
+	t    testing.TB
 	now  time.Duration
 	a, b *Engine
 	link map[*conn.Path]*wireEnd
@@ -27,23 +27,28 @@ type wireEnd struct {
 	e     *Engine
 }
 
-func newPair(t *testing.T) *pair {
+func newPair(t testing.TB) *pair {
 	ca, cb := DefaultConfig(), DefaultConfig()
 	return &pair{t: t, now: time.Second, a: NewEngine(&ca, netip.MustParseAddr("10.0.0.1"), rand.New(rand.NewSource(1))),
 		b: NewEngine(&cb, netip.MustParseAddr("10.0.0.2"), rand.New(rand.NewSource(2))), link: map[*conn.Path]*wireEnd{}}
 }
 
 // run carries out everything until both engines are quiet.
-func (w *pair) run() {
+func (w *pair) run() { w.runReusing(nil) }
+
+// runReusing is run without an allocation when acts is large enough.
+func (w *pair) runReusing(acts []conn.Action) []conn.Action {
 	for busy := true; busy; {
 		busy = false
-		for _, e := range []*Engine{w.a, w.b} {
-			for _, a := range e.Take(nil) {
+		for _, e := range [...]*Engine{w.a, w.b} {
+			acts = e.Take(acts[:0])
+			for _, a := range acts {
 				busy = true
 				w.act(e, a)
 			}
 		}
 	}
+	return acts
 }
 
 func (w *pair) act(e *Engine, a conn.Action) {
@@ -119,10 +124,7 @@ func TestDatagramArrivesAndIsAcknowledged(t *testing.T) {
 }
 
 func BenchmarkCore64(b *testing.B) {
-	w := &pair{t: &testing.T{}, now: time.Second, link: map[*conn.Path]*wireEnd{}}
-	ca, cb := DefaultConfig(), DefaultConfig()
-	w.a = NewEngine(&ca, netip.MustParseAddr("10.0.0.1"), rand.New(rand.NewSource(1)))
-	w.b = NewEngine(&cb, netip.MustParseAddr("10.0.0.2"), rand.New(rand.NewSource(2)))
+	w := newPair(b)
 	s, _ := w.a.Bind(0, SocketOptions{})
 	r, _ := w.b.Bind(4000, SocketOptions{})
 	p := make([]byte, 64)
@@ -135,16 +137,7 @@ func BenchmarkCore64(b *testing.B) {
 				b.Fatal(err)
 			}
 		}
-		for busy := true; busy; {
-			busy = false
-			for _, e := range []*Engine{w.a, w.b} {
-				acts = e.Take(acts[:0])
-				for _, a := range acts {
-					busy = true
-					w.act(e, a)
-				}
-			}
-		}
+		acts = w.runReusing(acts)
 		for {
 			d, ok := r.Recv()
 			if !ok {

@@ -1,6 +1,7 @@
 package rds
 
 import (
+	"math"
 	"net/netip"
 	"slices"
 	"time"
@@ -137,6 +138,7 @@ func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
 	e.nextID++
 	s := &Socket{e: e, id: e.nextID, port: port, opt: o, deadline: never, epochs: make([]epoch, 1)}
 	s.reserver, _ = o.Sink.(Reserver)
+	s.roof = math.MaxInt
 	e.socks[port] = s
 	return s, nil
 }
