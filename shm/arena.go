@@ -1,0 +1,231 @@
+package shm
+
+import "math/bits"
+
+// The arena is a buddy allocator with lazy merging (after Lee and Barkley): a
+// freed block first goes to a short list of its size as it is, from where the
+// next of that size is taken: a push and a pop, and memory that is warm. Only
+// what does not fit into that list is merged with its buddy; so the work of
+// Alloc and Free is bounded by the number of sizes, save when an Alloc
+// finds nothing and merges the short lists first, which are bounded too.
+//
+// The accounts lie in private memory beside the arena, never in it. They take
+// 9 bytes a unit of 64, of which only those that were once used are touched.
+
+// Arena divides a range of n units of UnitBytes, n a power of two. It has no lock.
+type Arena struct {
+	units uint32
+	top   uint8 // order of the whole
+	state []uint8
+	link  []links
+	lazy  [maxOrders]list // freed, not merged
+	free  [maxOrders]list // no two of one order are buddies
+	slack [maxOrders]uint32
+	used  uint64 // units in blocks that are out
+}
+
+const (
+	maxOrders = 33
+	none      = ^uint32(0)
+
+	// state of a unit: 0 when no block begins there.
+	stateOut  = 0x80 // | order
+	stateFree = 0x40
+	stateLazy = 0x60
+	orderMask = 0x1f
+)
+
+type links struct{ prev, next uint32 }
+
+// list is a stack of blocks, linked both ways so that a buddy can leave it.
+type list struct{ head, n uint32 }
+
+// NewArena makes an arena of bytes, a power of two from UnitBytes to 128 GiB.
+func NewArena(bytes uint64) *Arena {
+	n := bytes / UnitBytes
+	if n == 0 || n&(n-1) != 0 || n >= 1<<31 {
+		panic("shm: an arena's size must be a power of two")
+	}
+	a := &Arena{units: uint32(n), top: uint8(bits.TrailingZeros64(n)), state: make([]uint8, n), link: make([]links, n)}
+	for o := range a.free {
+		a.free[o].head, a.lazy[o].head = none, none
+		if o <= int(a.top) {
+			a.slack[o] = min(512, a.units>>o>>3)
+		}
+	}
+	a.push(&a.free[a.top], 0, stateFree|a.top)
+	return a
+}
+
+// Bytes is the size of the arena.
+func (a *Arena) Bytes() uint64 { return uint64(a.units) * UnitBytes }
+
+// Used is the size of the blocks that are out, which are as large as the
+// power of two that Alloc rounded to.
+func (a *Arena) Used() uint64 { return a.used * UnitBytes }
+
+// Alloc takes a block of at least n bytes (0 counts as 1) and returns its offset.
+func (a *Arena) Alloc(n int) (off uint64, ok bool) {
+	o := order(n)
+	if o > a.top {
+		return 0, false
+	}
+	u, ok := a.take(o)
+	if !ok {
+		a.merge()
+		if u, ok = a.take(o); !ok {
+			return 0, false
+		}
+	}
+	a.state[u] = stateOut | o
+	a.used += 1 << o
+	return uint64(u) * UnitBytes, true
+}
+
+// order is the size class of n bytes.
+func order(n int) uint8 {
+	if n <= UnitBytes {
+		return 0
+	}
+	return uint8(bits.Len64(uint64(n-1) / UnitBytes))
+}
+
+// BlockBytes is the size of the block that Alloc(n) takes.
+func BlockBytes(n int) int { return UnitBytes << order(n) }
+
+// take finds a block of order o and splits a larger one when it must.
+func (a *Arena) take(o uint8) (uint32, bool) {
+	if a.lazy[o].n > 0 {
+		return a.pop(&a.lazy[o]), true
+	}
+	for k := o; k <= a.top; k++ {
+		l := &a.free[k]
+		if l.n == 0 {
+			if k == o || a.lazy[k].n == 0 {
+				continue
+			}
+			l = &a.lazy[k]
+		}
+		u := a.pop(l)
+		for ; k > o; k-- { // keep the lower half
+			a.push(&a.free[k-1], u+1<<(k-1), stateFree|(k-1))
+		}
+		return u, true
+	}
+	return 0, false
+}
+
+// Free gives a block back and returns its size; ok is false when no block that
+// is out begins there.
+func (a *Arena) Free(off uint64) (size int, ok bool) {
+	u, o, ok := a.out(off)
+	if !ok {
+		return 0, false
+	}
+	a.used -= 1 << o
+	if a.lazy[o].n < a.slack[o] {
+		a.push(&a.lazy[o], u, stateLazy|o)
+	} else {
+		a.join(u, o)
+	}
+	return UnitBytes << o, true
+}
+
+// Size is the size of the block at off; ok is false when none is out there.
+func (a *Arena) Size(off uint64) (size int, ok bool) {
+	_, o, ok := a.out(off)
+	return UnitBytes << o, ok
+}
+
+// Shrink gives back what a block has beyond n bytes and returns its new size.
+func (a *Arena) Shrink(off uint64, n int) (size int) {
+	u, o, ok := a.out(off)
+	if !ok {
+		return 0
+	}
+	want := order(n)
+	if want >= o {
+		return UnitBytes << o
+	}
+	a.used -= 1<<o - 1<<want
+	for o > want {
+		o--
+		a.push(&a.free[o], u+1<<o, stateFree|o) // its buddy is this block
+	}
+	a.state[u] = stateOut | o
+	return UnitBytes << o
+}
+
+// SetMark and Mark keep a number of the caller's with a block that is out.
+func (a *Arena) SetMark(off uint64, m uint32) { a.link[off/UnitBytes].next = m }
+
+// Mark returns it; ok is false when no block that is out begins at off.
+func (a *Arena) Mark(off uint64) (m uint32, ok bool) {
+	u, _, ok := a.out(off)
+	if !ok {
+		return 0, false
+	}
+	return a.link[u].next, true
+}
+
+func (a *Arena) out(off uint64) (u uint32, o uint8, ok bool) {
+	if off%UnitBytes != 0 || off >= a.Bytes() {
+		return 0, 0, false
+	}
+	u = uint32(off / UnitBytes)
+	s := a.state[u]
+	return u, s & orderMask, s&stateOut != 0
+}
+
+// merge empties the short lists.
+func (a *Arena) merge() {
+	for o := range a.top + 1 {
+		for a.lazy[o].n > 0 {
+			a.join(a.pop(&a.lazy[o]), o)
+		}
+	}
+}
+
+// join frees a block and merges it with its buddy as far as that is free.
+func (a *Arena) join(u uint32, o uint8) {
+	for ; o < a.top; o++ {
+		buddy := u ^ 1<<o
+		if a.state[buddy] != stateFree|o {
+			break
+		}
+		a.remove(&a.free[o], buddy)
+		a.state[u] = 0
+		u &^= 1 << o
+	}
+	a.push(&a.free[o], u, stateFree|o)
+}
+
+func (a *Arena) push(l *list, u uint32, state uint8) {
+	a.state[u] = state
+	a.link[u] = links{none, l.head}
+	if l.head != none {
+		a.link[l.head].prev = u
+	}
+	l.head = u
+	l.n++
+}
+
+func (a *Arena) pop(l *list) uint32 {
+	u := l.head
+	a.remove(l, u)
+	return u
+}
+
+func (a *Arena) remove(l *list, u uint32) {
+	k := a.link[u]
+	if k.prev == none {
+		l.head = k.next
+	} else {
+		a.link[k.prev].next = k.next
+	}
+	if k.next != none {
+		a.link[k.next].prev = k.prev
+	}
+	l.n--
+	a.state[u] = 0
+}

@@ -1,0 +1,171 @@
+package shm
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// SocketSuffix is appended to the path of the daemon's gRPC socket.
+const SocketSuffix = ".rings"
+
+// Conn is a control connection that blocks, for goroutines: deadlines and Close
+// are those of net.UnixConn.
+type Conn struct {
+	*net.UnixConn
+	in     assembler
+	packet []byte
+	oob    []byte
+}
+
+// NewConn wraps an accepted or dialled connection. Descriptors that come with
+// messages are handed out up to maxFDs a message, others closed.
+func NewConn(c *net.UnixConn, maxFDs int) *Conn {
+	return &Conn{UnixConn: c, in: assembler{maxFDs: maxFDs}}
+}
+
+// Dial connects to a daemon's control socket. The caller gets up to three
+// descriptors with a message.
+func Dial(ctx context.Context, path string) (*Conn, error) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "unixpacket", path)
+	if err != nil {
+		return nil, fmt.Errorf("shm: %w", err)
+	}
+	return NewConn(c.(*net.UnixConn), maxMessageFDs), nil
+}
+
+// ReadMessage waits for the next whole message. It is valid until the next call; the
+// descriptors are the caller's. io.EOF: the other end is gone. (A net.Error
+// with Timeout when a read deadline passes; the connection is still good then.)
+func (c *Conn) ReadMessage() (msg []byte, fds []int, err error) {
+	if c.packet == nil {
+		c.packet = make([]byte, packetHead+MaxPiece)
+		c.oob = make([]byte, unix.CmsgSpace(4*(maxMessageFDs+1)))
+	}
+	for {
+		n, oobn, flags, _, err := c.ReadMsgUnix(c.packet, c.oob) // sets MSG_CMSG_CLOEXEC
+		if err != nil {
+			if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) {
+				return nil, nil, io.EOF
+			}
+			return nil, nil, fmt.Errorf("shm: control socket: %w", err)
+		}
+		msg, fds, whole, err := c.in.take(c.packet[:n], c.oob[:oobn], flags)
+		if whole || err != nil {
+			return msg, fds, err
+		}
+	}
+}
+
+// WriteMessage writes a message with descriptors, which stay the caller's. After
+// an error in the middle of a message the connection is useless.
+func (c *Conn) WriteMessage(msg []byte, fds ...int) error {
+	if err := checkMessage(msg, fds); err != nil {
+		return err
+	}
+	var rights []byte
+	if len(fds) > 0 {
+		rights = unix.UnixRights(fds...)
+	}
+	packet := make([]byte, 0, packetHead+min(len(msg), MaxPiece))
+	for len(msg) > 0 {
+		head, piece := packetOf(msg)
+		packet = append(append(packet[:0], head[:]...), piece...)
+		if _, _, err := c.WriteMsgUnix(packet, rights, nil); err != nil {
+			return fmt.Errorf("shm: control socket: %w", err)
+		}
+		msg, rights = msg[len(piece):], nil
+	}
+	return nil
+}
+
+// Cred tells who is at the other end.
+func (c *Conn) Cred() (cred Cred, err error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return cred, err
+	}
+	if e := raw.Control(func(fd uintptr) { cred, err = credOf(int(fd)) }); e != nil {
+		return cred, e
+	}
+	return cred, err
+}
+
+// Detach takes the connection out of the runtime's poller, for a reactor: c is
+// closed, the Control goes on where it was. Nobody may be reading or writing.
+func (c *Conn) Detach() (*Control, error) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	fd := -1
+	e := raw.Control(func(old uintptr) { fd, err = unix.FcntlInt(old, unix.F_DUPFD_CLOEXEC, 0) })
+	if e != nil || err != nil {
+		return nil, fmt.Errorf("shm: %w", errors.Join(e, err))
+	}
+	c.UnixConn.Close()
+	k := NewControl(fd, c.in.maxFDs)
+	k.in = c.in
+	c.in = assembler{}
+	return k, nil
+}
+
+// Close closes the connection and what was received in pieces.
+func (c *Conn) Close() error {
+	c.in.drop()
+	return c.UnixConn.Close()
+}
+
+// Listener accepts control connections in a goroutine.
+type Listener struct{ *net.UnixListener }
+
+// Listen makes the control socket at path with the permission bits perm; a
+// socket that a dead daemon left there is replaced. Close removes it.
+func Listen(path string, perm os.FileMode) (*Listener, error) {
+	addr := &net.UnixAddr{Name: path, Net: "unixpacket"}
+	l, err := net.ListenUnix("unixpacket", addr)
+	if errors.Is(err, unix.EADDRINUSE) && stale(addr) {
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("shm: %w", err)
+		}
+		l, err = net.ListenUnix("unixpacket", addr)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("shm: %w", err)
+	}
+	if perm != 0 && path[0] != '@' {
+		if err := os.Chmod(path, perm); err != nil {
+			l.Close()
+			return nil, fmt.Errorf("shm: %w", err)
+		}
+	}
+	return &Listener{l}, nil
+}
+
+// stale reports whether nobody listens on a socket that is there.
+func stale(addr *net.UnixAddr) bool {
+	st, err := os.Lstat(addr.Name)
+	if err != nil || st.Mode()&os.ModeSocket == 0 {
+		return false
+	}
+	c, err := net.DialUnix("unixpacket", nil, addr)
+	if err == nil {
+		c.Close()
+	}
+	return errors.Is(err, unix.ECONNREFUSED)
+}
+
+// AcceptConn waits for the next connection. Descriptors that clients send are closed.
+func (l *Listener) AcceptConn() (*Conn, error) {
+	c, err := l.AcceptUnix()
+	if err != nil {
+		return nil, err
+	}
+	return NewConn(c, 0), nil
+}
