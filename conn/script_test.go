@@ -19,8 +19,11 @@ var update = flag.Bool("update", false, "write the expected lines of testdata/*.
 // with ">" are what happens to the Conn under test, the lines below what it
 // does. Others begin with "#". text_test.go has the notation of frames.
 //
-//	conn LOCAL REMOTE [lanes=N credit=LOG2 ping=off ackframes=N ackbytes=N]
+//	conn LOCAL REMOTE [lanes=N credit=LOG2 ping=off ackframes=N ackbytes=N trains=on]
 //	send SPORT>DPORT LEN [want]        a socket sends
+//	train SPORT>DPORT LEN N|L,L,... [want]  LEN bytes as N datagrams, or with a table of lengths
+//	cell TAG                           what stands in the cell of the message with this first tag
+//	refusals PATH                      those the peer has not acknowledged
 //	accept SPORT                       a connection comes in
 //	connected|wrote|lost|drop|dialfail PATH [acked=N]
 //	recv PATH FRAME [; FRAME]...       one read of the link
@@ -118,6 +121,8 @@ func tune(t testing.TB, c *Config, words []string) {
 			c.CreditLog2 = uint8(n)
 		case "ping":
 			c.Ping = v == "on"
+		case "trains":
+			c.Trains = v == "on"
 		case "ackframes":
 			c.AckFrames = n
 		case "ackbytes":
@@ -150,6 +155,32 @@ func (w *world) step(words []string) {
 		s, _ := strconv.Atoi(a)
 		d, _ := strconv.Atoi(b)
 		w.send(uint16(s), uint16(d), int(num(2)), len(words) > 3)
+	case "train":
+		a, b, _ := strings.Cut(arg(1), ">")
+		s, _ := strconv.Atoi(a)
+		d, _ := strconv.Atoi(b)
+		var table []uint32
+		count, err := strconv.Atoi(arg(3))
+		if err != nil {
+			for _, l := range strings.Split(arg(3), ",") {
+				n, _ := strconv.ParseUint(l, 0, 32)
+				table = append(table, uint32(n))
+			}
+		}
+		w.sendTrain(uint16(s), uint16(d), int(num(2)), count, table, len(words) > 4)
+	case "cell":
+		switch c := *w.cells[num(1)]; {
+		case c == CellSplit:
+			w.note("split")
+		case c == 0:
+			w.note("no sequence")
+		default:
+			w.note("lane %d, sequence %d", c>>CellLane, c&(1<<CellLane-1))
+		}
+	case "refusals":
+		var l [3]wire.Refusal
+		n := path().Refusals(l[:])
+		w.note("%d not acknowledged: %v", n, l[:min(n, len(l))])
 	case "accept":
 		w.accepted(w.c.Accept(w.now, uint16(num(1))))
 	case "connected":

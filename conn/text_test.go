@@ -14,7 +14,8 @@ import (
 // Frames as text, one notation for what scripts receive and what they expect:
 //
 //	data 5000>4000 seq=3 len=100 flags=retrans,ackreq ack=2 credit=1 csum
-//	probe seq=1 npaths=8 gen=7 sportidx hello=INCARNATION/LANES/CREDITLOG2
+//	data 5000>4000 train=4 len=100    a train of 4; train=4t: with a table; train=4?: of no form known
+//	probe seq=1 npaths=8 gen=7 sportidx hello=INCARNATION/LANES/CREDITLOG2[/CAPS]
 //	answer ...        handshake pong; received=N is the payload between two rdsd
 //	ping 5064 seq=2   pong 5064 seq=2   null seq=2
 //	ack ack=5         acknowledgement alone
@@ -40,7 +41,11 @@ func (w *world) text(f transport.Frame) string {
 	s, flags := "", h.Flags
 	switch h.Kind(rdsd) {
 	case wire.KindData:
-		s = fmt.Sprintf("data %d>%d len=%d", h.SPort, h.DPort, h.Len)
+		train, err := wire.ParseTrain(&h.Ext, len(f.Payload))
+		if err != nil {
+			w.t.Error(err)
+		}
+		s = fmt.Sprintf("data %d>%d%s len=%d", h.SPort, h.DPort, trainText(train), h.Len)
 	case wire.KindProbe, wire.KindProbeReply:
 		s = "probe"
 		if h.Kind(rdsd) == wire.KindProbeReply {
@@ -67,6 +72,9 @@ func (w *world) text(f transport.Frame) string {
 				inc = "self"
 			}
 			s += fmt.Sprintf(" hello=%s/%d/%d", inc, p.Lanes, p.CreditLog2)
+			if p.Caps != 0 {
+				s += fmt.Sprintf("/%d", p.Caps)
+			}
 		}
 	case wire.KindPing:
 		s = fmt.Sprintf("ping %d", h.SPort)
@@ -126,6 +134,16 @@ func (w *world) text(f transport.Frame) string {
 		}
 	}
 	return s
+}
+
+func trainText(t wire.Train) string {
+	switch {
+	case t.Count == 0:
+		return ""
+	case t.Table:
+		return fmt.Sprintf(" train=%dt", t.Count)
+	}
+	return fmt.Sprintf(" train=%d", t.Count)
 }
 
 // frame reads the notation.
@@ -208,6 +226,11 @@ func (w *world) frame(words []string) transport.Frame {
 			payload = binary.BigEndian.AppendUint64(nil, num(v))
 		case "credit":
 			h.Credit = uint8(num(v))
+		case "train":
+			h.Ext = wire.Train{Count: uint16(num(strings.TrimRight(v, "t?"))), Table: strings.HasSuffix(v, "t")}.Ext()
+			if strings.HasSuffix(v, "?") {
+				h.Ext[3] = 2
+			}
 		case "flags":
 			for _, name := range strings.Split(v, ",") {
 				for _, n := range flagNames {
@@ -225,6 +248,9 @@ func (w *world) frame(words []string) transport.Frame {
 		case "hello":
 			p := strings.Split(v, "/")
 			x.Hello = wire.Hello{Version: 1, Incarnation: num(p[0]), Lanes: uint8(num(p[1])), CreditLog2: uint8(num(p[2]))}
+			if len(p) > 3 {
+				x.Hello.Caps = uint8(num(p[3]))
+			}
 		case "csum":
 			sum = "ok" + v
 		default:

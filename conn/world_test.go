@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"encoding/binary"
 	"fmt"
 	"math/rand"
 	"net/netip"
@@ -41,12 +42,14 @@ type world struct {
 	batch  map[int]*transport.Batch
 	txB    map[int]uint64 // bytes given to each lane's link
 	tag    uint64
-	undone map[uint64]bool // tags without an outcome
+	undone map[uint64]bool    // tags without an outcome
+	cells  map[uint64]*uint64 // by the first tag of each message
 }
 
 func newWorld(t testing.TB, local, remote string, tune func(*Config)) *world {
 	w := &world{t: t, cfg: DefaultConfig(), now: time.Second, verdict: map[uint16]Verdict{}, ourVer: 1, grant: true, armed: never,
-		batch: map[int]*transport.Batch{}, txB: map[int]uint64{}, undone: map[uint64]bool{}}
+		batch: map[int]*transport.Batch{}, txB: map[int]uint64{}, undone: map[uint64]bool{}, cells: map[uint64]*uint64{}}
+	w.cfg.Trains = false // scripts ask for them
 	if tune != nil {
 		tune(&w.cfg)
 	}
@@ -60,7 +63,10 @@ func (w *world) note(format string, a ...any) { w.out = append(w.out, fmt.Sprint
 
 func (w *world) Deliver(p *Path, seq uint64, sport, dport uint16, t wire.Train, f *transport.Frame) Verdict {
 	v := w.verdict[dport]
-	w.note("deliver %d>%d len=%d%s", sport, dport, len(f.Payload), [...]string{"", ": no such port", ": no room"}[v])
+	if seq == 0 || p != p.rx() {
+		w.t.Errorf("delivered as number %d of %v", seq, p)
+	}
+	w.note("deliver %d>%d%s len=%d%s", sport, dport, trainText(t), len(f.Payload), [...]string{"", ": no such port", ": no room"}[v])
 	return v
 }
 
@@ -109,15 +115,22 @@ func (w *world) StateChanged(p *Path, was State) { w.note("path %d: %v > %v", p.
 
 // Completed is Completer: exactly one outcome for each datagram.
 func (w *world) Completed(m *Msg, o Outcome, why Why) {
-	if !w.undone[m.Tag] {
-		w.t.Errorf("a second outcome of datagram %d: %v", m.Tag, o)
+	last := m.Tag + uint64(m.Datagrams()) - 1
+	for tag := m.Tag; tag <= last; tag++ {
+		if !w.undone[tag] {
+			w.t.Errorf("a second outcome of datagram %d: %v", tag, o)
+		}
+		delete(w.undone, tag)
 	}
-	delete(w.undone, m.Tag)
 	text := ""
 	if why != WhyNone {
 		text = ": " + why.String()
 	}
-	w.note("datagram %d %v%s", m.Tag, o, text)
+	if last > m.Tag {
+		w.note("datagrams %d-%d %v%s", m.Tag, last, o, text)
+	} else {
+		w.note("datagram %d %v%s", m.Tag, o, text)
+	}
 }
 
 // --- the shell --------------------------------------------------------------------
@@ -188,7 +201,31 @@ func (w *world) send(sport, dport uint16, n int, want bool) {
 	if dport == wire.PortPing {
 		m.Kind = MsgPing
 	}
+	w.enqueue(m)
+}
+
+func (w *world) enqueue(m *Msg) {
+	m.Cell = new(uint64)
+	w.cells[m.Tag] = m.Cell
+	m.Bytes = uint32(len(m.Payload))
 	w.c.Enqueue(w.now, m)
+}
+
+// sendTrain sends n bytes as count datagrams of one length, or with a table of lengths.
+func (w *world) sendTrain(sport, dport uint16, n, count int, table []uint32, want bool) {
+	m := &Msg{Owner: w, Tag: w.tag + 1, SPort: sport, DPort: dport, Want: want, Count: uint16(count)}
+	if table != nil {
+		m.Count, m.Table = uint16(len(table)), true
+		for _, l := range table {
+			m.Payload = binary.BigEndian.AppendUint32(m.Payload, l)
+		}
+	}
+	m.Payload = append(m.Payload, make([]byte, n)...)
+	for range m.Count {
+		w.tag++
+		w.undone[w.tag] = true
+	}
+	w.enqueue(m)
 }
 
 func (w *world) wrote(p *Path) {

@@ -70,6 +70,57 @@ func portStatesProperty(t testing.TB, b []byte) {
 	}
 }
 
+// trainProperty: the first 16 bytes are the extension, the rest is the payload.
+func trainProperty(t testing.TB, b []byte) {
+	var e [wire.ExtLen]byte
+	body := b[copy(e[:], b):]
+	tr, err := wire.ParseTrain(&e, len(body))
+	if err != nil || tr.Count == 0 {
+		if tr != (wire.Train{}) {
+			t.Fatalf("%x: %v, %+v", e, err, tr)
+		}
+		return
+	}
+	if out := tr.Ext(); !bytes.Equal(out[:4], e[:4]) {
+		t.Fatalf("%x encoded as %x", e, out)
+	}
+	payload := body
+	if tr.Table {
+		payload = body[wire.TableEntry*int(tr.Count):]
+	}
+	n := 0
+	for c := wire.Cut(body, int(tr.Count), tr.Table); ; n++ {
+		if !bytes.Equal(c.Rest(), payload) || c.Left() != int(tr.Count)-n {
+			t.Fatalf("%x: %d bytes and %d datagrams left, want %d and %d", e, len(c.Rest()), c.Left(), len(payload), int(tr.Count)-n)
+		}
+		next := c.Peek()
+		p, ok := c.Next()
+		if !ok {
+			break
+		}
+		if !bytes.HasPrefix(payload, p) || cap(p) != len(p) || next != len(p) {
+			t.Fatalf("%x: datagram %d has %d bytes, announced %d", e, n, len(p), next)
+		}
+		payload = payload[len(p):]
+	}
+	if n != int(tr.Count) || !tr.Table && len(payload) != 0 {
+		t.Fatalf("%x: %d datagrams, %d bytes behind the last", e, n, len(payload))
+	}
+}
+
+func FuzzTrain(f *testing.F) {
+	for _, v := range rdsdVectors(f) {
+		switch v.kind {
+		case "train":
+			f.Add(append(v.hex, make([]byte, v.number(f, "len", 32))...))
+		case "table":
+			e := wire.Train{Count: uint16(v.number(f, "count", 16)), Table: true}.Ext()
+			f.Add(append(e[:], v.hex...))
+		}
+	}
+	f.Fuzz(func(t *testing.T, b []byte) { trainProperty(t, b) })
+}
+
 func FuzzHeader(f *testing.F) {
 	frames, derived := golden(f)
 	for _, g := range append(frames, derived...) {
@@ -105,7 +156,7 @@ func addVectors(f *testing.F, kind string) {
 // TestRandomBytes is the slice of fuzzing every test run gets.
 func TestRandomBytes(t *testing.T) {
 	rng := rand.New(rand.NewSource(1))
-	likely := []byte{0, 0, 0, 1, 2, 3, 5, 6, 8, 16, wire.ExtHello, wire.CtlRefuse, 0xff}
+	likely := []byte{0, 0, 0, 1, 2, 3, 5, 6, 8, 16, wire.ExtHello, wire.ExtTrain, 0xff}
 	for range 20000 {
 		b := make([]byte, rng.Intn(72))
 		rng.Read(b)
@@ -118,5 +169,6 @@ func TestRandomBytes(t *testing.T) {
 		handshakeProperty(t, b)
 		refusalsProperty(t, b[:len(b)/12*12])
 		portStatesProperty(t, b)
+		trainProperty(t, b)
 	}
 }

@@ -2,6 +2,7 @@ package wire_test
 
 import (
 	"bytes"
+	"encoding/hex"
 	"os"
 	"os/exec"
 	"slices"
@@ -17,7 +18,7 @@ type vector struct {
 	kind, name string
 	hex        []byte
 	fields     map[string]string
-	list       []string // repeated fields: port, refusal
+	list       []string // repeated fields: port, refusal, datagram
 }
 
 func rdsdVectors(t testing.TB) (vs []vector) {
@@ -41,7 +42,7 @@ func rdsdVectors(t testing.TB) (vs []vector) {
 		switch value := strings.Join(f[1:], " "); f[0] {
 		case "hex":
 			v.hex = unhex(t, value)
-		case "port", "refusal":
+		case "port", "refusal", "datagram":
 			v.list = append(v.list, value)
 		default:
 			v.fields[f[0]] = value
@@ -79,13 +80,17 @@ func TestRdsdVectors(t *testing.T) {
 				portStatesVector(t, &v, invalid)
 			case "refusals":
 				refusalsVector(t, &v, invalid)
+			case "train":
+				trainVector(t, &v, invalid)
+			case "table":
+				tableVector(t, &v)
 			default:
 				t.Fatalf("unknown kind %q", v.kind)
 			}
 		})
 	}
-	for _, k := range []string{"header", "handshake", "portstates", "refusals"} {
-		if seen[k] < 4 {
+	for _, k := range []string{"header", "handshake", "portstates", "refusals", "train", "table"} {
+		if seen[k] < 3 {
 			t.Errorf("only %d vectors of kind %s", seen[k], k)
 		}
 	}
@@ -172,6 +177,46 @@ func refusalsVector(t *testing.T, v *vector, invalid bool) {
 	}
 	if err != nil || !slices.Equal(text, v.list) || !bytes.Equal(again, v.hex) {
 		t.Errorf("%v, entries %q, want %q; encoded %x", err, text, v.list, again)
+	}
+}
+
+func trainVector(t *testing.T, v *vector, invalid bool) {
+	if len(v.hex) != wire.ExtLen {
+		t.Fatalf("%d bytes", len(v.hex))
+	}
+	e := [wire.ExtLen]byte(v.hex)
+	got, err := wire.ParseTrain(&e, int(v.number(t, "len", 32)))
+	if invalid {
+		if err != wire.ErrTrain || got != (wire.Train{}) {
+			t.Errorf("%v, %+v", err, got)
+		}
+		return
+	}
+	want := wire.Train{Count: uint16(v.number(t, "count", 16)), Table: v.number(t, "table", 1) != 0}
+	if err != nil || got != want {
+		t.Errorf("%v, parsed %+v, want %+v", err, got, want)
+	}
+	if want.Count > 0 && want.Ext() != e {
+		t.Errorf("encoded %x", want.Ext())
+	}
+}
+
+func tableVector(t *testing.T, v *vector) {
+	var got []string
+	c := wire.Cut(v.hex, int(v.number(t, "count", 16)), true)
+	for {
+		left, next := c.Left(), c.Peek()
+		p, ok := c.Next()
+		if !ok {
+			break
+		}
+		if next != len(p) || c.Left() != left-1 {
+			t.Errorf("a datagram of %d bytes was announced with %d, %d were left and now %d", len(p), next, left, c.Left())
+		}
+		got = append(got, hex.EncodeToString(p))
+	}
+	if !slices.Equal(got, v.list) {
+		t.Errorf("datagrams %q, want %q", got, v.list)
 	}
 }
 

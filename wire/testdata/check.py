@@ -59,6 +59,25 @@ def refusals(b: bytes) -> list[str] | None:
     return [f"{seq} {reason}" for seq, reason, _ in entries]
 
 
+def train(ext: bytes, length: int) -> dict[str, int] | None:
+    if ext[0] != 0xD6:
+        return {}
+    count, form = struct.unpack_from(">HB", ext, 1)
+    if not 1 <= count <= 4096 or form > 1 or length > 65536:
+        return None
+    if form and length < 4 * count or not form and length % count:
+        return None
+    return {"count": count} | ({"table": 1} if form else {})
+
+
+def table(b: bytes, count: int) -> list[str]:
+    rest, found = b[4 * count :], []
+    for (length,) in struct.iter_unpack(">I", b[: 4 * count]):
+        found.append(rest[:length].hex())
+        rest = rest[length:]
+    return found
+
+
 def check(kind: str, b: bytes, fields: dict[str, str], entries: list[str]) -> None:
     invalid = "invalid" in fields
     numbers = {k: int(v, 0) for k, v in fields.items() if k not in ("kind", "checksum", "invalid")}
@@ -70,6 +89,11 @@ def check(kind: str, b: bytes, fields: dict[str, str], entries: list[str]) -> No
         assert (fields["kind"] == "control") == bool(flags & FLAG_CONTROL)
     elif kind == "handshake":
         assert walk(b) == numbers, (walk(b), numbers)
+    elif kind == "train":
+        length = numbers.pop("len")
+        assert train(b, length) == (None if invalid else numbers), (train(b, length), numbers)
+    elif kind == "table":
+        assert table(b, numbers["count"]) == entries, (table(b, numbers["count"]), entries)
     else:
         got_entries = port_states(b) if kind == "portstates" else refusals(b)
         assert got_entries == (None if invalid else entries), (got_entries, entries)
@@ -82,8 +106,9 @@ def main() -> None:
         if not lines:
             continue
         (_, kind, name), (_, *digits), *rest = lines
-        fields = {w[0]: " ".join(w[1:]) for w in rest if w[0] not in ("port", "refusal")}
-        entries = [" ".join(w[1:]) for w in rest if w[0] in ("port", "refusal")]
+        repeated = ("port", "refusal", "datagram")
+        fields = {w[0]: " ".join(w[1:]) for w in rest if w[0] not in repeated}
+        entries = [" ".join(w[1:]) for w in rest if w[0] in repeated]
         try:
             check(kind, bytes.fromhex("".join(digits)), fields, entries)
         except Exception as e:
