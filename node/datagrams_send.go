@@ -226,14 +226,8 @@ func (s *sockStream) sendRun(now time.Duration, b *inBatch, i, off, most int) in
 	if j-i < 2 {
 		return 0
 	}
-	// Memory only for what will be taken: nothing is worse than copying for a
-	// full buffer.
 	to := netip.AddrPortFrom(dst.addr, uint16(dst.port))
-	if s.sock.Full() {
-		return 0
-	}
-	payload := append([]byte(nil), b.payload[off:off+bytes]...) // not cleared first, as make would
-	return s.sock.SendRun(now, to, payload, b.lengths[i:j], b.firstTag+uint64(i), b.want)
+	return s.sock.SendRun(now, to, b.payload[off:off+bytes], b.lengths[i:j], b.firstTag+uint64(i), b.want)
 }
 
 // runBytes is how many bytes of the batch, from datagram i on, go to
