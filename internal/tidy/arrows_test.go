@@ -46,6 +46,7 @@ var arrows = []struct {
 	{"rds", []string{"conn", "cong", "transport", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant"}},
 	{"rtrs", []string{"conn", "transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
 	{"blk", []string{"rdserr"}},
+	{"blk/blktest", []string{"blk", "rdserr"}},
 	{"blk/nbd", []string{"blk", "rdserr"}},
 	{"rnbd", []string{"rtrs", "blk", "wire", "rdserr"}},
 

@@ -1,0 +1,277 @@
+package blk
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// FileOptions says how a file or block device is served.
+type FileOptions struct {
+	ReadOnly     bool
+	LogicalBlock uint32 // of a regular file: 512 or 4096, 0: 512; a block device has its own
+	Workers      int    // most requests that wait for the medium at a time; 0: 32
+
+	// InlineWrite is how many bytes of writes one Submit may hand to the page
+	// cache itself instead of leaving them to a worker. It saves a hand-over
+	// to another thread, and lets Submit wait when the kernel throttles
+	// writers. 0: none.
+	InlineWrite int
+}
+
+// inlineRead is how many bytes of reads one Submit takes from the page cache
+// itself. It never waits for the medium.
+const inlineRead = 1 << 20
+
+// File is a regular file or a block device, read and written through the page
+// cache. A flush is fdatasync; so is FUA, shared by all that wait for one.
+type File struct {
+	State
+	name    string
+	fd      int
+	block   bool // a block device
+	opts    FileOptions
+	run     func() // work, made once so that starting a worker allocates nothing
+	sync    syncGuard
+	refused struct {
+		nowaitRead, nowaitWrite, punch, zeroRange atomic.Bool // the file system said it cannot
+	}
+
+	mu       sync.Mutex
+	idle     sync.Cond // inFlight became 0
+	queue    List      // guarded by mu; waits for a worker
+	waiting  int       // guarded by mu; those of queue that are certain to wait for the medium
+	syncWait List      // guarded by mu; carried out, waits for a sync
+	syncing  bool      // guarded by mu; a worker is calling fdatasync
+	workers  int       // guarded by mu
+	slow     int       // guarded by mu; workers at a request of that kind
+	inFlight int       // guarded by mu
+	closed   bool      // guarded by mu
+	scratch  []*[workerBatch]*Request
+}
+
+// OpenFile opens the file or block device at path, which is the
+// administrator's word: symbolic links are followed.
+func OpenFile(path string, o FileOptions) (*File, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open volume", Path: path, Err: err}
+	}
+	return newFile(fd, path, o)
+}
+
+// Open opens a file or block device below the root. The name may have several
+// components; none may be a symbolic link.
+func (r *Root) Open(name string, o FileOptions) (*File, error) {
+	fd, err := r.lookup(name)
+	if err != nil {
+		return nil, err
+	}
+	return newFile(fd, name, o)
+}
+
+// newFile makes a volume of what an O_PATH descriptor names.
+func newFile(pathFd int, name string, o FileOptions) (*File, error) {
+	if o.Workers == 0 {
+		o.Workers = 32
+	}
+	if o.LogicalBlock == 0 {
+		o.LogicalBlock = 512
+	}
+	if o.LogicalBlock != 512 && o.LogicalBlock != 4096 || o.Workers < 0 || o.InlineWrite < 0 {
+		unix.Close(pathFd)
+		return nil, rdserr.With(rdserr.ErrInvalid, "%s: logical block size %d, %d workers, %d bytes inline; want 512 or 4096, 1 or more, 0 or more", name, o.LogicalBlock, o.Workers, o.InlineWrite)
+	}
+	flags := unix.O_RDWR
+	if o.ReadOnly {
+		flags = unix.O_RDONLY
+	}
+	fd, st, err := reopen(pathFd, name, flags)
+	if err != nil {
+		return nil, err
+	}
+	f := &File{name: name, fd: fd, opts: o, block: st.Mode&unix.S_IFMT == unix.S_IFBLK}
+	f.idle.L = &f.mu
+	f.run = f.work
+	info, err := f.describe(st)
+	if err == nil {
+		err = info.Validate()
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	f.SetInfo(info)
+	return f, nil
+}
+
+// describe asks the kernel what the volume is like.
+func (f *File) describe(st *unix.Stat_t) (*Info, error) {
+	size, err := f.size()
+	if err != nil {
+		return nil, err
+	}
+	i := &Info{
+		LogicalBlock:  f.opts.LogicalBlock,
+		PhysicalBlock: 4096,
+		MaxBytes:      MaxIO,
+		MaxSegments:   1024, // IOV_MAX
+		FastZero:      true,
+		ReadOnly:      f.opts.ReadOnly,
+		WriteCache:    true,
+		FUA:           true,
+		MultiConn:     true, // all users share this descriptor and the page cache
+	}
+	if f.block {
+		err = f.describeBlock(i, st.Rdev)
+	} else {
+		f.describeRegular(i, st)
+	}
+	i.Size = min(size, MaxSize) &^ uint64(i.LogicalBlock-1)
+	return i, err
+}
+
+func (f *File) describeRegular(i *Info, st *unix.Stat_t) {
+	i.Rotational = queueValue(st.Dev, "rotational") == 1
+	i.MaxWriteZeroes = MaxSize // if need be by writing them
+	if f.opts.ReadOnly {
+		return
+	}
+	// Beyond the end there is nothing to punch: only a file system that cannot says so.
+	err := unix.Fallocate(f.fd, unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, MaxSize-4096, 4096)
+	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS) {
+		f.refused.punch.Store(true)
+		return
+	}
+	i.MaxDiscard = MaxSize
+	i.DiscardGranularity = uint32(max(st.Blksize, int64(i.LogicalBlock)))
+}
+
+func (f *File) describeBlock(i *Info, rdev uint64) error {
+	n, err := unix.IoctlGetInt(f.fd, unix.BLKSSZGET)
+	if err != nil {
+		return fmt.Errorf("logical block size: %w", err)
+	}
+	i.LogicalBlock = uint32(n)
+	if n, err = unix.IoctlGetInt(f.fd, unix.BLKPBSZGET); err != nil || n < int(i.LogicalBlock) {
+		n = int(i.LogicalBlock)
+	}
+	i.PhysicalBlock = uint32(n)
+	i.MaxBytes = MaxIO &^ (i.LogicalBlock - 1)
+	i.MaxWriteZeroes = MaxSize
+	i.Rotational = queueValue(rdev, "rotational") == 1
+	if n := queueValue(rdev, "discard_max_bytes"); n > 0 {
+		i.MaxDiscard = MaxSize // the kernel splits
+		i.DiscardGranularity = uint32(queueValue(rdev, "discard_granularity"))
+	}
+	return nil
+}
+
+// size is the current size of what is behind the volume.
+func (f *File) size() (uint64, error) {
+	if f.block {
+		n, err := unix.Seek(f.fd, 0, unix.SEEK_END)
+		return uint64(n), err
+	}
+	var st unix.Stat_t
+	err := unix.Fstat(f.fd, &st)
+	return uint64(st.Size), err
+}
+
+// queueValue reads a number from the queue directory of a block device, 0 when
+// there is none. A partition has its disk's.
+func queueValue(dev uint64, name string) uint64 {
+	base := fmt.Sprintf("/sys/dev/block/%d:%d", unix.Major(dev), unix.Minor(dev))
+	for _, dir := range []string{base, base + "/.."} {
+		if b, err := os.ReadFile(dir + "/queue/" + name); err == nil {
+			n, _ := strconv.ParseUint(strings.TrimSpace(string(b)), 10, 64)
+			return n
+		}
+	}
+	return 0
+}
+
+// Name is what the file was opened by.
+func (f *File) Name() string { return f.name }
+
+// Refresh looks whether the size of the file or block device has changed.
+func (f *File) Refresh() error {
+	f.mu.Lock()
+	changed, err := f.refresh()
+	f.mu.Unlock()
+	if changed {
+		f.notify()
+	}
+	return err
+}
+
+// refresh is called with mu held.
+func (f *File) refresh() (changed bool, err error) {
+	if f.closed {
+		return false, ErrClosed
+	}
+	size, err := f.size()
+	if err != nil {
+		return false, fmt.Errorf("%s: %w", f.name, err)
+	}
+	info := *f.Info()
+	size = min(size, MaxSize) &^ uint64(info.LogicalBlock-1)
+	if size == info.Size {
+		return false, nil
+	}
+	info.Size = size
+	f.info.Store(&info)
+	return true, nil
+}
+
+// Resize sets the size of a regular file.
+func (f *File) Resize(size uint64) error {
+	f.mu.Lock()
+	changed, err := f.resize(size)
+	f.mu.Unlock()
+	if changed {
+		f.notify()
+	}
+	return err
+}
+
+// resize is called with mu held.
+func (f *File) resize(size uint64) (bool, error) {
+	info := f.Info()
+	switch {
+	case f.closed:
+		return false, ErrClosed
+	case f.block:
+		return false, rdserr.With(ErrNotSupported, "%s is a block device, whose size is its own", f.name)
+	case info.ReadOnly:
+		return false, rdserr.With(ErrReadOnly, "%s is opened read-only", f.name)
+	case size > MaxSize || size%uint64(info.LogicalBlock) != 0:
+		return false, rdserr.With(rdserr.ErrInvalid, "size %d; want a multiple of %d, at most %d", size, info.LogicalBlock, uint64(MaxSize))
+	}
+	if err := unix.Ftruncate(f.fd, int64(size)); err != nil {
+		return false, fmt.Errorf("%s: %w", f.name, err)
+	}
+	return f.refresh()
+}
+
+// Close waits for what is in flight and closes the descriptor.
+func (f *File) Close() error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil
+	}
+	f.closed = true
+	for f.inFlight > 0 {
+		f.idle.Wait()
+	}
+	return unix.Close(f.fd)
+}

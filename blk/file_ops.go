@@ -1,0 +1,251 @@
+package blk
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// do carries out one checked request, syncing aside.
+func (f *File) do(r *Request) error {
+	switch r.Op {
+	case OpRead:
+		return f.read(r.Buf, r.Off)
+	case OpWrite:
+		return f.write(r.Buf, r.Off)
+	case OpDiscard:
+		return f.discard(r.Off, r.Len)
+	case OpWriteZeroes:
+		return f.writeZeroes(r.Off, r.Len, r.Flags)
+	}
+	return nil
+}
+
+// read fills b. The end of the file in the middle of it means that somebody
+// made it shorter: an error, not zeroes.
+func (f *File) read(b []byte, off uint64) error {
+	for len(b) > 0 {
+		n, err := unix.Pread(f.fd, b, int64(off))
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return f.failed("read", off, err)
+		case n == 0:
+			return f.failed("read", off, io.ErrUnexpectedEOF)
+		}
+		b, off = b[max(n, 0):], off+uint64(max(n, 0))
+	}
+	return nil
+}
+
+// write writes all of b. After a short write the rest is tried again, which
+// brings the reason to light.
+func (f *File) write(b []byte, off uint64) error {
+	for len(b) > 0 {
+		n, err := unix.Pwrite(f.fd, b, int64(off))
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return f.failed("write", off, err)
+		case n == 0:
+			return f.failed("write", off, io.ErrShortWrite)
+		}
+		b, off = b[max(n, 0):], off+uint64(max(n, 0))
+	}
+	return nil
+}
+
+// datasync makes all writes durable, unless an earlier attempt failed.
+func (f *File) datasync() error {
+	if err := f.sync.err(); err != nil {
+		return err
+	}
+	for {
+		switch err := fdatasync(f.fd); err {
+		case nil:
+			return nil
+		case unix.EINTR:
+		default:
+			f.sync.fail()
+			return f.failed("sync", 0, err)
+		}
+	}
+}
+
+// fdatasync stands for unix.Fdatasync in tests of stores that fail.
+var fdatasync = unix.Fdatasync
+
+// failed says which volume it was; the errno is the store's, EIO if it has none.
+func (f *File) failed(what string, off uint64, err error) error {
+	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
+		return rdserr.With(ErrNoSpace, "%s: %s at %d: %v", f.name, what, off, err)
+	}
+	if _, ok := errors.AsType[unix.Errno](err); !ok {
+		return rdserr.With(ErrMedium, "%s: %s at %d: %v", f.name, what, off, err)
+	}
+	return fmt.Errorf("%s: %s at %d: %w", f.name, what, off, err)
+}
+
+// fallocate keeps the size and tries again when it is interrupted.
+func (f *File) fallocate(mode uint32, off, n uint64) error {
+	for {
+		err := unix.Fallocate(f.fd, mode|unix.FALLOC_FL_KEEP_SIZE, int64(off), int64(n))
+		if err != unix.EINTR {
+			return err
+		}
+	}
+}
+
+func unsupported(err error) bool {
+	return err == unix.EOPNOTSUPP || err == unix.ENOSYS || err == unix.EINVAL
+}
+
+func (f *File) discard(off, n uint64) error {
+	var err error
+	if f.block {
+		err = blkDiscard(f.fd, off, n)
+	} else {
+		err = f.fallocate(unix.FALLOC_FL_PUNCH_HOLE, off, n)
+	}
+	if err != nil && !unsupported(err) { // a discard is advice; not being able to is no failure
+		return f.failed("discard", off, err)
+	}
+	return nil
+}
+
+func blkDiscard(fd int, off, n uint64) error {
+	span := [2]uint64{off, n}
+	if _, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.BLKDISCARD, uintptr(unsafe.Pointer(&span))); e != 0 {
+		return e
+	}
+	return nil
+}
+
+// writeZeroes takes the cheapest way that does what the flags want: a hole,
+// extents marked as unwritten, or zeroes. On a block device the kernel turns a
+// hole into the device's own command or says that it cannot, and falls back to
+// writing for the second way, so that one is not fast.
+func (f *File) writeZeroes(off, n uint64, flags Flags) error {
+	if flags&NoUnmap == 0 && !f.refused.punch.Load() {
+		err := f.fallocate(unix.FALLOC_FL_PUNCH_HOLE, off, n)
+		if err == nil {
+			return nil
+		}
+		if !unsupported(err) {
+			return f.failed("write zeroes", off, err)
+		}
+		f.refused.punch.Store(true)
+	}
+	if !f.refused.zeroRange.Load() && !(f.block && flags&FastZero != 0) {
+		err := f.fallocate(unix.FALLOC_FL_ZERO_RANGE, off, n)
+		if err == nil {
+			return nil
+		}
+		if !unsupported(err) {
+			return f.failed("write zeroes", off, err)
+		}
+		f.refused.zeroRange.Store(true)
+	}
+	if flags&FastZero != 0 {
+		return rdserr.With(ErrNotSupported, "%s: zeroes would have to be written", f.name)
+	}
+	for n > 0 {
+		k := min(n, uint64(len(zeroes)))
+		if err := f.write(zeroes[:k], off); err != nil {
+			return err
+		}
+		off, n = off+k, n-k
+	}
+	return nil
+}
+
+// Map asks the file system which ranges hold data. A block device does not say.
+func (f *File) Map(off, n uint64, out []Extent) ([]Extent, error) {
+	done, err := f.hold()
+	if err != nil {
+		return out, err
+	}
+	defer done()
+	if size := f.Info().Size; off >= size || n > size-off {
+		return out, rdserr.With(ErrRange, "map at %d, length %d: the volume has %d bytes", off, n, size)
+	}
+	for n > 0 && len(out) < cap(out) {
+		k, hole := n, false
+		if !f.block {
+			if k, hole, err = f.extent(off); err != nil {
+				return out, err
+			}
+		}
+		k = min(k, n)
+		out = append(out, Extent{Len: k, Hole: hole, Zero: hole})
+		off, n = off+k, n-k
+	}
+	return out, nil
+}
+
+// extent is the run of data or hole that off lies in, in whole logical blocks.
+func (f *File) extent(off uint64) (n uint64, hole bool, err error) {
+	block := uint64(f.Info().LogicalBlock)
+	next, err := unix.Seek(f.fd, int64(off), unix.SEEK_DATA)
+	switch {
+	case err == unix.ENXIO: // no data from here to the end
+		return MaxSize, true, nil
+	case err == unix.EINVAL || err == unix.EOPNOTSUPP: // the file system cannot tell
+		return MaxSize, false, nil
+	case err != nil:
+		return 0, false, f.failed("map", off, err)
+	}
+	if n = (uint64(next) - off) &^ (block - 1); n > 0 {
+		return n, true, nil
+	}
+	// Data begins in this block.
+	next, err = unix.Seek(f.fd, next, unix.SEEK_HOLE)
+	switch {
+	case err == unix.ENXIO: // made shorter meanwhile
+		return block, false, nil
+	case err != nil:
+		return 0, false, f.failed("map", off, err)
+	}
+	return (uint64(next) - off + block - 1) &^ (block - 1), false, nil
+}
+
+// Prefetch asks the kernel to read ahead.
+func (f *File) Prefetch(off, n uint64) error {
+	done, err := f.hold()
+	if err != nil {
+		return err
+	}
+	defer done()
+	if err := unix.Fadvise(f.fd, int64(off), int64(n), unix.FADV_WILLNEED); err != nil && !unsupported(err) {
+		return f.failed("prefetch", off, err)
+	}
+	return nil
+}
+
+// hold keeps the descriptor open for a call that is no request.
+func (f *File) hold() (done func(), err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil, ErrClosed
+	}
+	f.inFlight++
+	return func() { f.finished(1) }, nil
+}
+
+// preadv2 is the system call for one buffer, without allocation.
+func preadv2(fd int, b []byte, off uint64, flags int) (int, error) {
+	iov := unix.Iovec{Base: unsafe.SliceData(b)}
+	iov.SetLen(len(b))
+	// The kernel takes the offset in two halves; on 64 bits the first holds all.
+	n, _, e := unix.Syscall6(unix.SYS_PREADV2, uintptr(fd), uintptr(unsafe.Pointer(&iov)), 1, uintptr(off), 0, uintptr(flags))
+	if e != 0 {
+		return 0, e
+	}
+	return int(n), nil
+}

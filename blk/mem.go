@@ -1,0 +1,293 @@
+package blk
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// Memory is kept in pages; what was never written takes none. The pages of a
+// volume are spread over shards by number, so that requests far apart and
+// neighbours alike seldom meet at a lock.
+const (
+	memPage   = 64 << 10
+	memShards = 32
+)
+
+// MemOptions describes a memory volume.
+type MemOptions struct {
+	Size         uint64 // bytes
+	Limit        uint64 // most bytes that may be allocated, ErrNoSpace beyond; 0: Size
+	LogicalBlock uint32 // 0: 512
+	ReadOnly     bool
+}
+
+// Mem is a sparse volume in memory. It carries every request out in Submit.
+type Mem struct {
+	State
+	limit int64        // in pages
+	used  atomic.Int64 // pages
+
+	// resize is held for writing while the size changes and for reading by
+	// every request, so that nothing is written beyond an end that has moved.
+	resize sync.RWMutex
+	closed bool // guarded by resize
+	shards [memShards]memShard
+}
+
+type memShard struct {
+	mu    sync.RWMutex
+	pages map[uint64]*[memPage]byte // guarded by mu, content too
+}
+
+// NewMem makes a memory volume that reads as zeroes.
+func NewMem(o MemOptions) (*Mem, error) {
+	if o.LogicalBlock == 0 {
+		o.LogicalBlock = 512
+	}
+	if o.Limit == 0 {
+		o.Limit = o.Size
+	}
+	info := &Info{
+		Size:               o.Size,
+		LogicalBlock:       o.LogicalBlock,
+		PhysicalBlock:      max(4096, o.LogicalBlock),
+		MaxBytes:           MaxIO,
+		MaxDiscard:         MaxSize,
+		DiscardGranularity: memPage,
+		MaxWriteZeroes:     MaxSize,
+		FastZero:           true,
+		ReadOnly:           o.ReadOnly,
+		FUA:                true,
+		MultiConn:          true,
+	}
+	if err := info.Validate(); err != nil {
+		return nil, err
+	}
+	m := &Mem{limit: int64((min(o.Limit, MaxSize) + memPage - 1) / memPage)}
+	for i := range m.shards {
+		m.shards[i].pages = map[uint64]*[memPage]byte{}
+	}
+	m.SetInfo(info)
+	return m, nil
+}
+
+// Allocated is how many bytes of memory hold data.
+func (m *Mem) Allocated() uint64 { return uint64(m.used.Load()) * memPage }
+
+// Submit carries the batch out and completes it as one.
+func (m *Mem) Submit(batch []*Request) {
+	m.resize.RLock()
+	info := m.Info()
+	for _, r := range batch {
+		if m.closed {
+			r.Err = ErrClosed
+		} else if r.Err = info.Check(r); r.Err == nil {
+			r.Err = m.do(r)
+		}
+	}
+	m.resize.RUnlock()
+	Complete(batch)
+}
+
+func (m *Mem) do(r *Request) error {
+	switch r.Op {
+	case OpRead:
+		for b, off := r.Buf, r.Off; len(b) > 0; {
+			n := copyPage(off, uint64(len(b)))
+			m.read(off, b[:n])
+			b, off = b[n:], off+n
+		}
+	case OpWrite:
+		for b, off := r.Buf, r.Off; len(b) > 0; {
+			n := copyPage(off, uint64(len(b)))
+			if err := m.write(off, b[:n]); err != nil {
+				return err
+			}
+			b, off = b[n:], off+n
+		}
+	case OpDiscard:
+		m.zero(r.Off, r.Len)
+	case OpWriteZeroes:
+		if r.Flags&NoUnmap != 0 {
+			return m.allocate(r.Off, r.Len)
+		}
+		m.zero(r.Off, r.Len)
+	}
+	return nil // a flush has nothing to do: nothing is kept anywhere else
+}
+
+// copyPage is how many of n bytes at off lie in one page.
+func copyPage(off, n uint64) uint64 { return min(n, memPage-off%memPage) }
+
+func (m *Mem) shard(off uint64) (*memShard, uint64) {
+	page := off / memPage
+	return &m.shards[page%memShards], page
+}
+
+func (m *Mem) read(off uint64, b []byte) {
+	s, page := m.shard(off)
+	s.mu.RLock()
+	if p := s.pages[page]; p != nil {
+		copy(b, p[off%memPage:])
+	} else {
+		clear(b)
+	}
+	s.mu.RUnlock()
+}
+
+func (m *Mem) write(off uint64, b []byte) error {
+	s, page := m.shard(off)
+	s.mu.Lock()
+	p := s.pages[page]
+	if p == nil {
+		if !m.take() {
+			s.mu.Unlock()
+			return rdserr.With(ErrNoSpace, "the volume may allocate %d bytes of memory and has done so", m.Allocated())
+		}
+		p = new([memPage]byte)
+		s.pages[page] = p
+	}
+	copy(p[off%memPage:], b)
+	s.mu.Unlock()
+	return nil
+}
+
+// take accounts for one page more.
+func (m *Mem) take() bool {
+	if m.used.Add(1) > m.limit {
+		m.used.Add(-1)
+		return false
+	}
+	return true
+}
+
+// allocate makes a range read as zeroes and keeps it allocated.
+func (m *Mem) allocate(off, n uint64) error {
+	for n > 0 {
+		k := copyPage(off, n)
+		if err := m.write(off, zeroes[:k]); err != nil {
+			return err
+		}
+		off, n = off+k, n-k
+	}
+	return nil
+}
+
+var zeroes [1 << 20]byte // never written to
+
+// zero makes a range read as zeroes and gives up the pages it covers whole.
+func (m *Mem) zero(off, n uint64) {
+	if k := copyPage(off, n); off%memPage != 0 || k == n && k < memPage {
+		m.clear(off, k)
+		off, n = off+k, n-k
+	}
+	if tail := n % memPage; tail != 0 {
+		m.clear(off+n-tail, tail)
+		n -= tail
+	}
+	m.drop(off/memPage, (off+n)/memPage)
+}
+
+// clear zeroes part of a page.
+func (m *Mem) clear(off, n uint64) {
+	s, page := m.shard(off)
+	s.mu.Lock()
+	if p := s.pages[page]; p != nil {
+		clear(p[off%memPage : off%memPage+n])
+	}
+	s.mu.Unlock()
+}
+
+// drop gives up the pages from first to before end. It takes as long as there
+// are pages, however long the range is.
+func (m *Mem) drop(first, end uint64) {
+	if first >= end {
+		return
+	}
+	for i := range m.shards {
+		s := &m.shards[i]
+		s.mu.Lock()
+		if (end-first)/memShards <= uint64(len(s.pages)) {
+			step := (uint64(i) + memShards - first%memShards) % memShards
+			for page := first + step; page < end; page += memShards {
+				m.forget(s, page)
+			}
+		} else {
+			for page := range s.pages {
+				if page >= first && page < end {
+					m.forget(s, page)
+				}
+			}
+		}
+		s.mu.Unlock()
+	}
+}
+
+func (m *Mem) forget(s *memShard, page uint64) {
+	if s.pages[page] != nil {
+		delete(s.pages, page)
+		m.used.Add(-1)
+	}
+}
+
+// mapPages bounds how many pages one call of Map looks at.
+const mapPages = 1 << 16
+
+// Map tells which pages are allocated.
+func (m *Mem) Map(off, n uint64, out []Extent) ([]Extent, error) {
+	m.resize.RLock()
+	defer m.resize.RUnlock()
+	if size := m.Info().Size; off >= size || n > size-off {
+		return out, rdserr.With(ErrRange, "map at %d, length %d: the volume has %d bytes", off, n, size)
+	}
+	for looked := 0; n > 0 && looked < mapPages; looked++ {
+		k := copyPage(off, n)
+		s, page := m.shard(off)
+		s.mu.RLock()
+		hole := s.pages[page] == nil
+		s.mu.RUnlock()
+		if last := len(out) - 1; last >= 0 && out[last].Hole == hole {
+			out[last].Len += k
+		} else if len(out) == cap(out) {
+			break
+		} else {
+			out = append(out, Extent{Len: k, Hole: hole, Zero: hole})
+		}
+		off, n = off+k, n-k
+	}
+	return out, nil
+}
+
+// Resize sets the size; what lies beyond a smaller one is gone for good.
+func (m *Mem) Resize(size uint64) error {
+	m.resize.Lock()
+	info := *m.Info()
+	old := info.Size
+	info.Size = size
+	if err := info.Validate(); err != nil {
+		m.resize.Unlock()
+		return err
+	}
+	if m.closed {
+		m.resize.Unlock()
+		return ErrClosed
+	}
+	if size < old {
+		m.zero(size, old-size)
+	}
+	m.info.Store(&info)
+	m.resize.Unlock()
+	m.notify()
+	return nil
+}
+
+// Close gives the memory up.
+func (m *Mem) Close() error {
+	m.resize.Lock()
+	defer m.resize.Unlock()
+	m.closed = true
+	m.drop(0, MaxSize/memPage+1)
+	return nil
+}

@@ -1,0 +1,119 @@
+package blk
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// Root is a directory that is held open. Names that come from elsewhere (a
+// client, the network) are opened below it and never become a path: no
+// component may be "..", none may be a symbolic link.
+type Root struct {
+	path string
+	fd   int
+}
+
+// OpenRoot holds the directory at path, which is the administrator's word:
+// symbolic links on the way to it are followed.
+func OpenRoot(path string) (*Root, error) {
+	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open export root", Path: path, Err: err}
+	}
+	return &Root{path: path, fd: fd}, nil
+}
+
+// Close lets the directory go. Files opened below it stay open.
+func (r *Root) Close() error { return unix.Close(r.fd) }
+
+// CheckName tells whether a name may be looked up below a root: relative, of
+// components of 1 to 255 bytes, none of them "." or "..".
+func CheckName(name string) error {
+	if name == "" || len(name) > 4095 || strings.IndexByte(name, 0) >= 0 {
+		return rdserr.With(rdserr.ErrInvalid, "volume name %.40q: want 1 to 4095 bytes without NUL", name)
+	}
+	for part := range strings.SplitSeq(name, "/") {
+		switch {
+		case part == "":
+			return rdserr.With(rdserr.ErrInvalid, "volume name %.40q: want a relative name without empty parts", name)
+		case part == "." || part == "..":
+			return rdserr.With(rdserr.ErrInvalid, "volume name %.40q: %q is not allowed in it", name, part)
+		case len(part) > unix.NAME_MAX:
+			return rdserr.With(rdserr.ErrInvalid, "volume name %.40q: a part has %d bytes; at most %d", name, len(part), unix.NAME_MAX)
+		}
+	}
+	return nil
+}
+
+// lookup finds a name below the root without opening what it names: an O_PATH
+// descriptor, so that a device that acts on being opened does not.
+func (r *Root) lookup(name string) (int, error) {
+	if err := CheckName(name); err != nil {
+		return -1, err
+	}
+	fd, err := openat2(r.fd, name, &unix.OpenHow{
+		Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	})
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // Linux before 5.6, or a filter that does not know it
+		fd, err = r.walk(name)
+	}
+	if err != nil {
+		return -1, &os.PathError{Op: "open volume", Path: name, Err: err}
+	}
+	return fd, nil
+}
+
+// walk is lookup without openat2: component by component.
+func (r *Root) walk(name string) (int, error) {
+	parts := strings.Split(name, "/")
+	at := r.fd
+	for i, part := range parts {
+		flags := unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC
+		if i < len(parts)-1 {
+			flags |= unix.O_DIRECTORY
+		}
+		fd, err := unix.Openat(at, part, flags, 0)
+		if at != r.fd {
+			unix.Close(at)
+		}
+		if err != nil {
+			return -1, err
+		}
+		at = fd
+	}
+	return at, nil
+}
+
+// openat2 stands for unix.Openat2 in tests of kernels that have none.
+var openat2 = unix.Openat2
+
+// reopen opens what an O_PATH descriptor names, if it is a regular file or a
+// block device, and closes the descriptor.
+func reopen(pathFd int, name string, flags int) (int, *unix.Stat_t, error) {
+	defer unix.Close(pathFd)
+	var st unix.Stat_t
+	if err := unix.Fstat(pathFd, &st); err != nil {
+		return -1, nil, &os.PathError{Op: "stat volume", Path: name, Err: err}
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFREG, unix.S_IFBLK:
+	case unix.S_IFLNK:
+		return -1, nil, rdserr.With(rdserr.ErrInvalid, "%s is a symbolic link; want a regular file or a block device", name)
+	case unix.S_IFDIR:
+		return -1, nil, rdserr.With(rdserr.ErrInvalid, "%s is a directory; want a regular file or a block device", name)
+	default:
+		return -1, nil, rdserr.With(rdserr.ErrInvalid, "%s is neither a regular file nor a block device", name)
+	}
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", pathFd), flags|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, nil, &os.PathError{Op: "open volume", Path: name, Err: err}
+	}
+	return fd, &st, nil
+}
