@@ -60,7 +60,7 @@ type RDSConfig struct {
 
 // APIConfig is the gRPC side.
 type APIConfig struct {
-	Socket        string   `toml:"socket" env:"RDSD_SOCKET" flag:"socket" usage:"Unix socket for clients" want:"an absolute path of at most 107 bytes, such as \"/run/rdsd/rdsd.sock\", or \"@name\" for an abstract socket"`
+	Socket        string   `toml:"socket" env:"RDSD_SOCKET" flag:"socket" usage:"Unix socket for clients" want:"an absolute path of at most 101 bytes, such as \"/run/rdsd/rdsd.sock\", or \"@name\" for an abstract socket"`
 	SocketMode    FileMode `toml:"socket_mode" usage:"mode of the Unix socket" want:"octal permissions such as \"0660\""`
 	SocketGroup   string   `toml:"socket_group" flag:"socket-group" usage:"group of the Unix socket; empty: the daemon's own" want:"the name or number of a group of this machine"`
 	RemoteListen  string   `toml:"remote_listen" flag:"remote" usage:"TCP address for remote gRPC clients; empty: none" want:"\"address:port\" such as \"10.0.0.1:16387\", or \"\" for none"`

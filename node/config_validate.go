@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/rdsd/rdsd/shm"
 )
 
 // Validate checks every field against its range and against the others. The
@@ -79,7 +81,7 @@ func (v *validator) api() {
 	a := &v.c.API
 	abstract := strings.HasPrefix(a.Socket, "@") && len(a.Socket) > 1
 	v.check("api.socket", abstract || filepath.IsAbs(a.Socket), "%q is not an absolute path", a.Socket)
-	v.check("api.socket", len(a.Socket) <= 107 && !strings.ContainsRune(a.Socket, 0), "a path of %d bytes does not fit a socket address", len(a.Socket))
+	v.check("api.socket", len(a.Socket) <= 107-len(shm.SocketSuffix) && !strings.ContainsRune(a.Socket, 0), "a path of %d bytes does not fit a socket address, with \".rings\" added", len(a.Socket))
 	if a.SocketGroup != "" {
 		_, err := lookupGroup(a.SocketGroup)
 		v.check("api.socket_group", err == nil, "%v", err)

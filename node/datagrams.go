@@ -183,17 +183,22 @@ func (s *sockStream) sayClosing(err error) {
 		if s.write(true) != nil {
 			return
 		}
-		c := &rdsdv1.Closing{}
-		c.SetErrno(int32(rdserr.Errno(err)))
-		c.SetMessage(err.Error())
-		m := &rdsdv1.ServerMessage{}
-		m.SetClosing(c)
-		_ = s.stream.SendMsg(m) // the status follows and says the same
+		_ = s.stream.SendMsg(closingPB(err)) // the status follows and says the same
 	}()
 	select {
 	case <-said:
 	case <-time.After(goodbye):
 	}
+}
+
+// closingPB is the last message of a stream the daemon ends.
+func closingPB(err error) *rdsdv1.ServerMessage {
+	c := &rdsdv1.Closing{}
+	c.SetErrno(int32(rdserr.Errno(err)))
+	c.SetMessage(err.Error())
+	m := &rdsdv1.ServerMessage{}
+	m.SetClosing(c)
+	return m
 }
 
 // close gives the port back when the stream is over.

@@ -40,7 +40,7 @@ func probe(f func(ctx context.Context) error) func(grpc.ServiceRegistrar) {
 func serveFront(t *testing.T, cfg *Config, register func(grpc.ServiceRegistrar)) (*grpcFront, *syncBuffer) {
 	t.Helper()
 	n, logs := newFakeNode(t, cfg, &fakeCore{})
-	l, err := listenUnix(cfg.API.Socket, 0o600, "")
+	l, err := listenUnix("unix", cfg.API.Socket, 0o600, "")
 	if err != nil {
 		t.Fatal(err)
 	}

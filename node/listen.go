@@ -17,9 +17,15 @@ import (
 // listenUnix makes the clients' socket. The file gets its mode and group
 // between bind and listen, when nobody can connect yet. A file left by a
 // daemon that died is replaced; one behind which somebody answers is not.
-func listenUnix(path string, mode fs.FileMode, group string) (net.Listener, error) {
+//
+// network is "unix" or "unixpacket".
+func listenUnix(network, path string, mode fs.FileMode, group string) (net.Listener, error) {
 	if strings.HasPrefix(path, "@") {
-		return net.Listen("unix", path)
+		return net.Listen(network, path)
+	}
+	kind := unix.SOCK_STREAM
+	if network == "unixpacket" {
+		kind = unix.SOCK_SEQPACKET
 	}
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -30,10 +36,10 @@ func listenUnix(path string, mode fs.FileMode, group string) (net.Listener, erro
 		return nil, fmt.Errorf("api.socket %s: %w", path, err)
 	}
 	defer unlock()
-	if err := removeStale(path); err != nil {
+	if err := removeStale(network, path); err != nil {
 		return nil, fmt.Errorf("api.socket %s: %w", path, err)
 	}
-	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	fd, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
 		return nil, fmt.Errorf("api.socket %s: %w", path, err)
 	}
@@ -90,10 +96,12 @@ type unixListener struct {
 func (l *unixListener) Close() error { return l.close() }
 
 // Addr shows the path (the descriptor came by way of a file).
-func (l *unixListener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
+func (l *unixListener) Addr() net.Addr {
+	return &net.UnixAddr{Name: l.path, Net: l.UnixListener.Addr().Network()}
+}
 
 // removeStale removes a socket nobody listens on.
-func removeStale(path string) error {
+func removeStale(network, path string) error {
 	st, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -107,7 +115,7 @@ func removeStale(path string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
 	var d net.Dialer
-	c, err := d.DialContext(ctx, "unix", path)
+	c, err := d.DialContext(ctx, network, path)
 	if err == nil {
 		c.Close()
 		return errors.New("another daemon answers there; stop it, or give this one its own --socket")

@@ -18,7 +18,7 @@ func TestListenUnixModeAndGroup(t *testing.T) {
 	if os.Getuid() == 0 {
 		group = "12345"
 	}
-	l, err := listenUnix(path, 0o640, group)
+	l, err := listenUnix("unix", path, 0o640, group)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -40,12 +40,12 @@ func TestListenUnixModeAndGroup(t *testing.T) {
 
 func TestListenUnixRefusesLiveDaemon(t *testing.T) {
 	path := socketPath(t)
-	l, err := listenUnix(path, 0o600, "")
+	l, err := listenUnix("unix", path, 0o600, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := listenUnix(path, 0o600, ""); err == nil || !strings.Contains(err.Error(), "another daemon answers") {
+	if _, err := listenUnix("unix", path, 0o600, ""); err == nil || !strings.Contains(err.Error(), "another daemon answers") {
 		t.Errorf("second daemon: %v", err)
 	}
 	if _, err := os.Stat(path); err != nil {
@@ -61,7 +61,7 @@ func TestListenUnixReplacesStale(t *testing.T) {
 	}
 	dead.SetUnlinkOnClose(false)
 	dead.Close()
-	l, err := listenUnix(path, 0o600, "")
+	l, err := listenUnix("unix", path, 0o600, "")
 	if err != nil {
 		t.Fatalf("stale socket: %v", err)
 	}
@@ -76,7 +76,7 @@ func TestListenUnixKeepsOtherFiles(t *testing.T) {
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := listenUnix(path, 0o600, ""); err == nil || !strings.Contains(err.Error(), "another kind") {
+	if _, err := listenUnix("unix", path, 0o600, ""); err == nil || !strings.Contains(err.Error(), "another kind") {
 		t.Errorf("regular file: %v", err)
 	}
 	if b, _ := os.ReadFile(path); string(b) != "precious" {
@@ -87,12 +87,12 @@ func TestListenUnixKeepsOtherFiles(t *testing.T) {
 // A daemon that lost its socket file to a newer one must not remove that.
 func TestCloseKeepsSuccessorsSocket(t *testing.T) {
 	path := socketPath(t)
-	old, err := listenUnix(path, 0o600, "")
+	old, err := listenUnix("unix", path, 0o600, "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	os.Remove(path)
-	successor, err := listenUnix(path, 0o600, "")
+	successor, err := listenUnix("unix", path, 0o600, "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestCloseKeepsSuccessorsSocket(t *testing.T) {
 }
 
 func TestAbstractSocket(t *testing.T) {
-	l, err := listenUnix("@rdsd-test-"+filepath.Base(filepath.Dir(socketPath(t))), 0o600, "")
+	l, err := listenUnix("unix", "@rdsd-test-"+filepath.Base(filepath.Dir(socketPath(t))), 0o600, "")
 	if err != nil {
 		t.Fatal(err)
 	}

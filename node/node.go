@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/shm"
 )
 
 // core is what the front ends know of the assembled protocol engines.
@@ -65,6 +66,7 @@ type Node struct {
 	sockets  *socketTable
 	waiting  share // payload of sends that wait to be accepted
 	grpc     *grpcFront
+	local    *localFront // set by serve
 	registry *prometheus.Registry
 
 	mu       sync.Mutex
@@ -149,11 +151,11 @@ func (n *Node) run(ctx context.Context) error {
 	if err := checkDescriptors(n.cfg, n.log); err != nil {
 		return err
 	}
-	local, remote, err := n.listenClients()
+	local, rings, remote, err := n.listenClients()
 	if err != nil {
 		return err
 	}
-	defer closeAll(local, remote)
+	defer closeAll(local, rings, remote)
 	page, err := n.listenPage()
 	if err != nil {
 		return err
@@ -164,12 +166,12 @@ func (n *Node) run(ctx context.Context) error {
 		}
 		return err
 	}
-	return n.serve(ctx, local, remote, page, markReady)
+	return n.serve(ctx, local, rings, remote, page, markReady)
 }
 
 // serve runs until ctx ends or a listener fails. The goroutines it starts are
 // its own and end before it returns.
-func (n *Node) serve(ctx context.Context, local, remote net.Listener, page *httpFront, markReady func()) error {
+func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, page *httpFront, markReady func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var g errgroup.Group
@@ -184,6 +186,8 @@ func (n *Node) serve(ctx context.Context, local, remote net.Listener, page *http
 	}
 	localServer := n.grpc.newServer(n.register, true)
 	run("client socket", func() error { return localServer.Serve(local) })
+	n.local = &localFront{node: n, listener: rings, conns: map[*shm.Conn]struct{}{}}
+	run("ring socket", n.local.serve)
 	if remote != nil {
 		remoteServer := n.grpc.newServer(n.register, false)
 		run("remote clients", func() error { return remoteServer.Serve(remote) })
@@ -221,6 +225,7 @@ func (n *Node) drain(page *httpFront) {
 	defer cancelEnd()
 	close(n.stopping)
 	n.sockets.finishAll(errDraining)
+	n.local.stop()
 	n.grpc.stop(end)
 	n.core.close()
 	if page != nil {
@@ -235,21 +240,27 @@ func (n *Node) register(s grpc.ServiceRegistrar) {
 	rdsdv1.RegisterAdminServer(s, &adminServer{node: n})
 }
 
-func (n *Node) listenClients() (local, remote net.Listener, err error) {
-	local, err = listenUnix(n.cfg.API.Socket, n.cfg.API.SocketMode.Perm, n.cfg.API.SocketGroup)
-	if err != nil {
-		return nil, nil, err
+func (n *Node) listenClients() (local, rings, remote net.Listener, err error) {
+	a := &n.cfg.API
+	defer func() {
+		if err != nil {
+			closeAll(local, rings)
+		}
+	}()
+	if local, err = listenUnix("unix", a.Socket, a.SocketMode.Perm, a.SocketGroup); err != nil {
+		return nil, nil, nil, err
 	}
-	if n.cfg.API.RemoteListen == "" {
-		return local, nil, nil
+	if rings, err = listenUnix("unixpacket", a.Socket+shm.SocketSuffix, a.SocketMode.Perm, a.SocketGroup); err != nil {
+		return local, nil, nil, err
 	}
-	remote, err = net.Listen("tcp", n.cfg.API.RemoteListen)
-	if err != nil {
-		local.Close()
-		return nil, nil, fmt.Errorf("api.remote_listen %s: %w", n.cfg.API.RemoteListen, err)
+	if a.RemoteListen == "" {
+		return local, rings, nil, nil
+	}
+	if remote, err = net.Listen("tcp", a.RemoteListen); err != nil {
+		return local, rings, nil, fmt.Errorf("api.remote_listen %s: %w", a.RemoteListen, err)
 	}
 	n.log.Warn("remote clients are neither encrypted nor identified (api.insecure)", "listen", remote.Addr().String())
-	return local, remote, nil
+	return local, rings, remote, nil
 }
 
 func (n *Node) listenPage() (*httpFront, error) {
@@ -284,7 +295,7 @@ func (n *Node) Instance() uint64 { return n.instance }
 
 func closeAll(ls ...net.Listener) {
 	for _, l := range ls {
-		if l != nil {
+		if l != nil { // never a nil pointer in an interface: listenUnix returns nil
 			l.Close()
 		}
 	}

@@ -1,0 +1,198 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/grpc/metadata"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/shm"
+)
+
+// localFront is the control socket of docs/shm.md: one SEQPACKET connection is
+// one socket of a client of this node, plain or with rings. A plain one keeps
+// the goroutine that accepted it; one with rings goes over to a reactor.
+type localFront struct {
+	node     *Node
+	listener net.Listener
+
+	mu    sync.Mutex
+	conns map[*shm.Conn]struct{} // guarded by mu; nil when the front is stopped
+	wg    sync.WaitGroup         // of handle
+}
+
+// firstMessage is how long a client may take to say what it wants.
+const firstMessage = 10 * time.Second
+
+// serve takes connections until the listener is closed.
+func (f *localFront) serve() error {
+	for {
+		c, err := f.listener.Accept()
+		if err != nil {
+			if errors.Is(err, net.ErrClosed) {
+				return nil
+			}
+			return err
+		}
+		id, _, err := identify(c)
+		if err == nil {
+			err = f.node.grpc.clients.add(id)
+		}
+		if err != nil {
+			c.Close()
+			continue
+		}
+		f.wg.Go(func() { f.handle(shm.NewConn(c.(*net.UnixConn), 0), id) }) // ends with the connection, which stop closes
+	}
+}
+
+// handle serves one connection to its end, or until a reactor has taken it over.
+func (f *localFront) handle(c *shm.Conn, id Identity) {
+	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), identityKey{}, id))
+	defer cancel()
+	f.mu.Lock()
+	if f.conns == nil {
+		f.mu.Unlock()
+		c.Close()
+		f.node.grpc.clients.remove(id)
+		return
+	}
+	f.conns[c] = struct{}{}
+	f.mu.Unlock()
+	p := &packetStream{ctx: ctx, conn: c}
+	taken, err := f.open(p, id)
+	if err != nil && !errors.Is(err, errGone) {
+		p.sayClosing(err)
+	}
+	f.mu.Lock()
+	delete(f.conns, c)
+	f.mu.Unlock()
+	if !taken {
+		c.Close()
+		f.node.grpc.clients.remove(id)
+	}
+}
+
+// open reads the first message and serves the socket it asks for. taken: a
+// reactor has the connection from now on.
+func (f *localFront) open(p *packetStream, id Identity) (taken bool, err error) {
+	if !f.node.grpc.limiter.allow(id.UID, time.Now()) {
+		return false, f.node.grpc.limiter.refusal(p.ctx, f.node.count)
+	}
+	in := &inMsg{}
+	p.conn.SetReadDeadline(time.Now().Add(firstMessage))
+	if err := p.RecvMsg(in); err != nil {
+		return false, streamEnd(err)
+	}
+	p.conn.SetReadDeadline(time.Time{})
+	if !in.isBatch && in.msg.WhichBody() == rdsdv1.ClientMessage_Bind_case && in.msg.GetBind().HasRing() {
+		return false, rdserr.With(rdserr.ErrNotSupported, "this daemon has no rings; bind without")
+	}
+	return false, (&datagramsServer{node: f.node}).serve(p, in)
+}
+
+// stop closes what is still open and waits for its end.
+func (f *localFront) stop() {
+	f.listener.Close()
+	f.mu.Lock()
+	for c := range f.conns {
+		c.Close()
+	}
+	f.conns = nil
+	f.mu.Unlock()
+	f.wg.Wait()
+}
+
+// errGone: the client closed its end, or its connection broke.
+var errGone = errors.New("the client is gone")
+
+// packetStream carries the messages of Datagrams.Open over a control
+// connection. It is what sockStream needs of a grpc.ServerStream.
+type packetStream struct {
+	noHeaders
+	ctx  context.Context
+	conn *shm.Conn
+	said bool // Closing has been sent; guarded by the socket's wmu
+}
+
+var _ grpc.ServerStream = (*packetStream)(nil)
+
+// SendMsg writes one ServerMessage.
+func (p *packetStream) SendMsg(m any) error { return p.send(m) }
+
+// send writes one message, with descriptors.
+func (p *packetStream) send(m any, fds ...int) error {
+	data, err := datagramCodec{}.Marshal(m)
+	if err != nil {
+		return err
+	}
+	defer data.Free()
+	p.said = p.said || isClosing(m)
+	b := data.MaterializeToBuffer(codecPool)
+	defer b.Free()
+	if err := p.conn.WriteMessage(b.ReadOnlyData(), fds...); err != nil {
+		return errGone
+	}
+	return nil
+}
+
+// RecvMsg reads one ClientMessage.
+func (p *packetStream) RecvMsg(m any) error {
+	b, _, err := p.conn.ReadMessage()
+	switch {
+	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
+		return io.EOF
+	case errors.Is(err, context.DeadlineExceeded), isTimeout(err):
+		return rdserr.With(rdserr.ErrTimeout, "no bind within %v of the connection", firstMessage)
+	case err != nil:
+		return err
+	}
+	return unmarshalCopy(b, m)
+}
+
+func isTimeout(err error) bool {
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Timeout()
+}
+
+// unmarshalCopy decodes a message out of memory that is used again.
+func unmarshalCopy(b []byte, m any) error {
+	data := codecPool.Get(len(b))
+	copy(*data, b)
+	if err := (datagramCodec{}).Unmarshal(mem.BufferSlice{mem.NewBuffer(data, codecPool)}, m); err != nil {
+		return rdserr.With(rdserr.ErrInvalid, "a message that is no ClientMessage of rdsd.v1: %v", err)
+	}
+	return nil
+}
+
+// sayClosing tells why the connection ends, unless that was told.
+func (p *packetStream) sayClosing(err error) {
+	if p.said {
+		return
+	}
+	p.conn.SetWriteDeadline(time.Now().Add(goodbye))
+	_ = p.SendMsg(closingPB(err)) // it is the last word either way
+}
+
+// Context is the connection's.
+func (p *packetStream) Context() context.Context { return p.ctx }
+
+// noHeaders is what a grpc.ServerStream has that a control connection has not.
+type noHeaders struct{}
+
+func (noHeaders) SetHeader(metadata.MD) error  { return nil }
+func (noHeaders) SendHeader(metadata.MD) error { return nil }
+func (noHeaders) SetTrailer(metadata.MD)       {}
+
+func isClosing(m any) bool {
+	s, ok := m.(*rdsdv1.ServerMessage)
+	return ok && s.WhichBody() == rdsdv1.ServerMessage_Closing_case
+}
