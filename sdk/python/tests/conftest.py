@@ -20,19 +20,26 @@ from fake_daemon import FakeDaemon
 
 import rdsd
 import rdsd.aio
+from rdsd._front_end import CONTROL_SUFFIX
+from rdsd._target import unix_path
 
 REPO = Path(__file__).resolve().parents[3]
+
+
+FRONT_ENDS: list[rdsd.FrontEnd] = ["rings", "seqpacket", "grpc"]
 
 
 class Front:
     """Lets one async test drive either front: synchronous calls run in a thread."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, front_end: rdsd.FrontEnd) -> None:
         self.name = name
+        self.front_end = front_end
         self._clients: list[Any] = []
 
     def client(self, target: str) -> Any:
-        client = rdsd.Client(target) if self.name == "sync" else rdsd.aio.Client(target)
+        kind = rdsd.Client if self.name == "sync" else rdsd.aio.Client
+        client = kind(target, front_end=self.front_end)
         self._clients.append(client)
         return client
 
@@ -56,11 +63,43 @@ class Front:
             await self.do(client.close)
 
 
-@pytest_asyncio.fixture(params=["sync", "aio"])
+def _every(front_ends: list[rdsd.FrontEnd]) -> list[tuple[str, rdsd.FrontEnd]]:
+    return [(name, front_end) for name in ("sync", "aio") for front_end in front_ends]
+
+
+@pytest_asyncio.fixture(params=_every(["seqpacket", "grpc"]), ids="-".join)
 async def front(request: pytest.FixtureRequest) -> AsyncIterator[Front]:
-    f = Front(request.param)
+    """Both fronts over what the fake daemon serves."""
+    f = Front(*request.param)
     yield f
     await f.close()
+
+
+@pytest_asyncio.fixture(params=_every(FRONT_ENDS), ids="-".join)
+async def local_front(
+    request: pytest.FixtureRequest, daemons: tuple[Daemon, Daemon]
+) -> AsyncIterator[Front]:
+    """Both fronts over everything a real daemon of this node serves."""
+    f = Front(*request.param)
+    require(f.front_end, daemons[0])
+    yield f
+    await f.close()
+
+
+def require(front_end: rdsd.FrontEnd, daemon: Daemon) -> None:
+    """Skips, or in CI fails, where this front end is not to be had."""
+    try:
+        client = rdsd.Client(daemon.target, front_end=front_end)
+    except rdsd.NotSupported as error:
+        pytest.skip(f"elsewhere: {error}")
+        return
+    with client:
+        try:
+            client.bind((daemon.address, 0)).close()
+        except rdsd.DaemonUnavailable:
+            if Path((unix_path(daemon.target) or "") + CONTROL_SUFFIX).exists():
+                raise
+            pytest.skip("elsewhere: the daemon has no control socket")
 
 
 @pytest.fixture

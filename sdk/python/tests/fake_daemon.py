@@ -1,12 +1,15 @@
 """A daemon for tests: the Datagrams service in memory, with faults to order.
 
-It delivers between its own sockets, one datagram at a time, and can be told to
-refuse, to keep silent, to break streams and to restart as another instance.
+It serves gRPC and, as plain sockets, the control socket beside it. It delivers
+between its own sockets, one datagram at a time, and can be told to refuse, to
+keep silent, to break streams and to restart as another instance.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
+import socket
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
@@ -67,6 +70,8 @@ class FakeDaemon(rpc.DatagramsServicer):
         self.changed = threading.Condition()
         self.lock = threading.RLock()
         self.server: grpc.Server | None = None
+        self.control: Control | None = None
+        self.serve_control = True
 
     # -- life ---------------------------------------------------------------
 
@@ -78,11 +83,16 @@ class FakeDaemon(rpc.DatagramsServicer):
         server.add_insecure_port(self.target)
         server.start()
         self.server = server
+        if self.serve_control:
+            self.control = Control(self)
 
     def stop(self) -> None:
         if self.server is None:
             return
         stopped = self.server.stop(0)
+        if self.control is not None:
+            self.control.stop()
+            self.control = None
         with self.lock:
             for s in self.sockets.values():
                 s.out.put(None)
@@ -105,10 +115,15 @@ class FakeDaemon(rpc.DatagramsServicer):
     def Open(
         self, request_iterator: Iterator[pb.ClientMessage], context: grpc.ServicerContext
     ) -> Iterator[pb.ServerMessage]:
-        sock = FakeSocket()
         if self.bind_status is not None:
             context.abort(*self.bind_status)
+        sock = FakeSocket()
         context.add_callback(lambda: sock.out.put(None))
+        yield from self.serve(sock, request_iterator)
+
+    def serve(
+        self, sock: FakeSocket, request_iterator: Iterator[pb.ClientMessage]
+    ) -> Iterator[pb.ServerMessage]:
         reader = threading.Thread(target=self._read, args=(sock, request_iterator), daemon=True)
         reader.start()
         try:
@@ -237,3 +252,56 @@ class FakeDaemon(rpc.DatagramsServicer):
     def _end(self, sock: FakeSocket, errno: int, text: str) -> None:
         sock.out.put(pb.ServerMessage(closing=pb.Closing(errno=errno, message=text)))
         sock.out.put(None)
+
+
+class Control:
+    """The control socket of a fake daemon, for plain sockets."""
+
+    def __init__(self, daemon: FakeDaemon) -> None:
+        self._daemon = daemon
+        self._path = Path(f"{daemon.path}.rings")
+        self._path.unlink(missing_ok=True)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind(str(self._path))
+        self._listener.listen(64)
+        self._connections: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def stop(self) -> None:
+        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._connections.append(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        sock = FakeSocket()
+        with connection, contextlib.suppress(OSError):
+            for message in self._daemon.serve(sock, self._messages(connection)):
+                data = message.SerializeToString()
+                pieces = [data[at : at + 65536] for at in range(0, len(data), 65536)]
+                for piece in pieces[:-1]:
+                    connection.send(b"\x01\x01\0\0" + piece)
+                connection.send(b"\x01\0\0\0" + pieces[-1])
+            connection.shutdown(socket.SHUT_RDWR)  # the reader has it still
+        self._connections.remove(connection)
+
+    @staticmethod
+    def _messages(connection: socket.socket) -> Iterator[pb.ClientMessage]:
+        data = b""
+        while packet := connection.recv(4 + 65536):
+            kind, more, *zero = packet[:4]
+            assert (kind, zero) == (1, [0, 0])
+            data += packet[4:]
+            if not more:
+                yield pb.ClientMessage.FromString(data)
+                data = b""

@@ -19,6 +19,11 @@ Pair = tuple[Daemon, Daemon]
 
 
 @pytest.fixture
+def front(local_front: Front) -> Front:
+    return local_front
+
+
+@pytest.fixture
 def restarted(daemons: Pair) -> Any:
     """The pair, both running again afterwards whatever the test did."""
     yield daemons
@@ -39,7 +44,7 @@ async def test_a_killed_daemon_comes_back(front: Front, restarted: Pair) -> None
     assert (await front.do(b.recv, timeout=5)).payload == b"before"
     stuck = await front.do(a.send, ("127.0.0.250", 7), b"stuck", timeout=5)
     near.kill()
-    await until(lambda: a._core.state.value != "open")
+    await until(lambda: not a.connected)
     send = asyncio.create_task(front.do(a.send, b.local_address, b"after", timeout=20))
     await asyncio.to_thread(near.start)
     await asyncio.wait_for(send, 25)
@@ -57,10 +62,10 @@ async def test_a_receiver_survives_its_daemon(front: Front, restarted: Pair) -> 
     near, far = restarted
     a, b = await bind(front, near), await bind(front, far)
     recv = asyncio.create_task(front.do(b.recv, timeout=30))
-    before = b._core.instance
+    before = b.daemon_instance
     await asyncio.to_thread(far.terminate)
     await asyncio.to_thread(far.start)
-    await until(lambda: b._core.instance != before)
+    await until(lambda: b.daemon_instance != before)
     await front.do(a.send, b.local_address, b"hello again", timeout=20)
     assert (await recv).payload == b"hello again"
 

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Coroutine
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -15,6 +15,7 @@ from fake_daemon import FakeDaemon
 
 import rdsd
 import rdsd.aio
+from rdsd._aio_stream import StreamSocket
 from rdsd.v1 import rdsd_pb2 as pb
 
 HOST = "127.0.0.1"
@@ -138,7 +139,7 @@ async def test_a_cancelled_await_takes_back_what_has_not_left(fake: FakeDaemon) 
         third.cancel()
         with pytest.raises(asyncio.CancelledError):
             await third
-        assert not a._core.sender.queued
+        assert not cast(StreamSocket, a)._core.sender.queued
         await a.close()
         results = await asyncio.gather(*sends, return_exceptions=True)
         assert all(isinstance(r, rdsd.Closed) and r.undecided for r in results)
@@ -239,9 +240,11 @@ async def test_bind_refusals(front: Front, fake: FakeDaemon) -> None:
     fake.bind_errno = 13
     with pytest.raises(rdsd.PermissionDenied, match="refused by the test"):
         await front.do(front.client(fake.target).bind, (HOST, 0))
+    fake.bind_errno = 0
     fake.bind_status = (grpc.StatusCode.RESOURCE_EXHAUSTED, "too many streams")
-    with pytest.raises(rdsd.OutOfBudget, match="too many streams"):
-        await front.do(front.client(fake.target).bind, (HOST, 0))
+    if front.front_end == "grpc":
+        with pytest.raises(rdsd.OutOfBudget, match="too many streams"):
+            await front.do(front.client(fake.target).bind, (HOST, 0))
 
 
 @pytest.mark.parametrize(
@@ -282,7 +285,7 @@ async def test_restart_binds_the_same_port_again(front: Front, fake: FakeDaemon)
     recv = asyncio.create_task(front.do(b.recv, timeout=20))
     await asyncio.to_thread(fake.restart)
     await wait_until(lambda: len(fake.sockets) == 2)  # both are back
-    await wait_until(lambda: a._core.instance == fake.instance)
+    await wait_until(lambda: a.daemon_instance == fake.instance)
     await front.do(a.send, b.local_address, b"after", timeout=20)
     assert (await recv).payload == b"after"
     assert (a.local_address, b.local_address) == before
@@ -301,7 +304,7 @@ async def test_restart_makes_undecided_unknown(front: Front, fake: FakeDaemon) -
 async def test_callers_of_a_dead_daemon_time_out(front: Front, fake: FakeDaemon) -> None:
     a, b = await pair(front, fake)
     await asyncio.to_thread(fake.stop)
-    await wait_until(lambda: a._core.state.value != "open")
+    await wait_until(lambda: not a.connected)
     where = b.local_address
     calls: list[Call] = [
         lambda: front.do(a.send, where, b"x", timeout=0.1),
@@ -320,7 +323,7 @@ async def test_callers_of_a_dead_daemon_time_out(front: Front, fake: FakeDaemon)
 async def test_a_send_waits_for_the_return(front: Front, fake: FakeDaemon) -> None:
     a, b = await pair(front, fake)
     await asyncio.to_thread(fake.stop)
-    await wait_until(lambda: a._core.state.value != "open" and b._core.state.value != "open")
+    await wait_until(lambda: not a.connected and not b.connected)
     send = asyncio.create_task(front.do(a.send, b.local_address, b"patience", timeout=20))
     await asyncio.to_thread(fake.start)
     await asyncio.wait_for(send, 20)
@@ -330,8 +333,8 @@ async def test_a_daemon_that_comes_back_mute_is_tried_again(
     front: Front, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = await pair(front, fake)
-    monkeypatch.setattr("rdsd._sync.BIND_ANSWER", 0.1)
-    monkeypatch.setattr("rdsd.aio.BIND_ANSWER", 0.1)
+    for module in ("_sync_grpc", "_aio_grpc", "_sync_packets", "_aio_packets"):
+        monkeypatch.setattr(f"rdsd.{module}.BIND_ANSWER", 0.1)
     fake.silent.add("bind")
     await asyncio.to_thread(fake.restart)
     await asyncio.to_thread(fake.wait_received, "bind", 6)  # two at first, two tries of each

@@ -25,6 +25,11 @@ def pair(request: pytest.FixtureRequest) -> dict[str, tuple[str, str]]:
     return {name: (d.target, d.address) for name, d in zip("AB", daemons, strict=True)}
 
 
+@pytest.fixture
+def front(local_front: Front) -> Front:
+    return local_front
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: str(s["name"]))
 async def test_scenario(
     front: Front, pair: dict[str, tuple[str, str]], scenario: dict[str, Any]

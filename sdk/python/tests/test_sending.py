@@ -9,7 +9,7 @@ import pytest
 from rdsd import BatchError, DaemonUnavailable, OutcomeKind, TimedOut, TooLarge, WouldBlock
 from rdsd._jobs import Mode, SendJob
 from rdsd._sending import BATCH_DATAGRAMS, Sender
-from rdsd._types import Address, Payload
+from rdsd._types import Address
 from rdsd.v1 import rdsd_pb2 as pb
 
 A = Address("10.0.0.1", 7)
@@ -35,7 +35,7 @@ class Wire:
     def submit(
         self, *payloads: bytes, mode: Mode = Mode.WAIT, deadline: float | None = None
     ) -> SendJob:
-        items: list[tuple[Address, Payload]] = [(A, p) for p in payloads]
+        items: list[tuple[Address, bytes]] = [(A, p) for p in payloads]
         return self.sender.submit(items, mode, deadline)
 
     def poll(self, now: float = 0.0) -> pb.SendBatch | None:
@@ -76,7 +76,7 @@ def test_tags_are_consecutive_over_jobs() -> None:
 
 def test_layout_names_each_destination_once() -> None:
     w = Wire()
-    items: list[tuple[Address, Payload]] = [(A, b"a"), (B, b""), (A, b"cc")]
+    items: list[tuple[Address, bytes]] = [(A, b"a"), (B, b""), (A, b"cc")]
     w.sender.submit(items, Mode.WAIT, None)
     batch = w.must_poll()
     assert batch.payload == b"acc"

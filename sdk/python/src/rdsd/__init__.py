@@ -36,7 +36,9 @@ from ._errors import (
     WouldBlock,
     error_from_errno,
 )
+from ._front_end import FrontEnd
 from ._grpc import from_grpc
+from ._slots import AsyncSlot, Borrowed, Lease, Slot
 from ._sync import Client, CongestionWatch, Socket
 from ._target import Timeout
 from ._types import (
@@ -59,7 +61,9 @@ __all__ = [
     "AddressInUse",
     "AddressLike",
     "AddressNotAvailable",
+    "AsyncSlot",
     "BatchError",
+    "Borrowed",
     "CancelResult",
     "Cancelled",
     "Client",
@@ -74,7 +78,9 @@ __all__ = [
     "DestinationRequired",
     "ErrnoRow",
     "FamilyMismatch",
+    "FrontEnd",
     "InvalidArgument",
+    "Lease",
     "NotBound",
     "NotFound",
     "NotSupported",
@@ -87,6 +93,7 @@ __all__ = [
     "RateLimited",
     "RdsError",
     "Refused",
+    "Slot",
     "Socket",
     "TimedOut",
     "Timeout",

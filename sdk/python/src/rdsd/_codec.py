@@ -12,7 +12,6 @@ from ._types import (
     Datagram,
     Outcome,
     OutcomeKind,
-    Payload,
     pack_host,
     unpack_host,
 )
@@ -32,7 +31,7 @@ def address(e: pb.Endpoint) -> Address:
 
 def send_batch(
     batch_id: int,
-    items: Sequence[tuple[Address, Payload]],
+    items: Sequence[tuple[Address, bytes]],
     first_tag: int,
     *,
     want_outcomes: bool,

@@ -54,7 +54,7 @@ from ._errors import (
 from ._jobs import Mode, SendJob
 from ._receiving import Inbox
 from ._sending import RESTARTED, Sender
-from ._types import Address, CancelResult, CongestionEvent, Payload
+from ._types import Address, CancelResult, CongestionEvent
 from ._watching import Watchers
 from .v1 import rdsd_pb2 as pb
 
@@ -235,7 +235,7 @@ class SocketCore:
     # -- calls of the application ----------------------------------------------
 
     def send(
-        self, items: Sequence[tuple[Address, Payload]], mode: Mode, deadline: float | None
+        self, items: Sequence[tuple[Address, bytes]], mode: Mode, deadline: float | None
     ) -> SendJob:
         if self.error is not None:
             raise fresh(self.error)

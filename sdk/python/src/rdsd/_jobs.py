@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ._calls import Call
 from ._errors import BatchError, RdsError
-from ._types import Address, Payload
+from ._types import Address
 
 
 class Mode(enum.Enum):
@@ -23,7 +23,7 @@ class Mode(enum.Enum):
 class SendJob:
     """One send call: its datagrams, how far it got, and what was refused."""
 
-    items: Sequence[tuple[Address, Payload]]
+    items: Sequence[tuple[Address, bytes]]
     first_tag: int
     mode: Mode
     deadline: float | None  # monotonic seconds
@@ -77,7 +77,7 @@ class Part:
         return self.job.first_tag + self.start
 
     @property
-    def items(self) -> Sequence[tuple[Address, Payload]]:
+    def items(self) -> Sequence[tuple[Address, bytes]]:
         return self.job.items[self.start : self.start + self.count]
 
 
@@ -98,7 +98,7 @@ class Batch:
         return sum(part.count for part in self.parts)
 
     @property
-    def items(self) -> list[tuple[Address, Payload]]:
+    def items(self) -> list[tuple[Address, bytes]]:
         return [item for part in self.parts for item in part.items]
 
     def cut(self, first: int, last: int) -> Iterator[Part]:

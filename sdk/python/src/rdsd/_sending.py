@@ -33,7 +33,7 @@ from ._errors import (
 )
 from ._jobs import Batch, Mode, Part, SendJob
 from ._outcomes import Ledger
-from ._types import Address, Payload
+from ._types import Address
 from .v1 import rdsd_pb2 as pb
 
 #: One SendBatch stays within these, so that it passes gRPC's default message limit.
@@ -74,7 +74,7 @@ class Sender:
         return bool(self._trying or self._waiting)
 
     def submit(
-        self, items: Sequence[tuple[Address, Payload]], mode: Mode, deadline: float | None
+        self, items: Sequence[tuple[Address, bytes]], mode: Mode, deadline: float | None
     ) -> SendJob:
         """Queues a job. TRY is refused when the window is spent."""
         job = SendJob(items, self._next_tag, mode, deadline)

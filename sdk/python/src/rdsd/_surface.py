@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+from typing import cast
 
 from ._core import BindOptions
 from ._errors import (
@@ -62,9 +64,40 @@ def bind_options(
 
 def outgoing(
     datagrams: Iterable[tuple[AddressLike, Payload]],
-) -> list[tuple[Address, Payload]]:
+) -> list[tuple[Address, bytes]]:
     """Addresses parsed and payloads made immutable."""
-    return [(_destination(addr), _bytes(payload)) for addr, payload in datagrams]
+    return [(destination(addr), as_bytes(payload)) for addr, payload in datagrams]
+
+
+def run(
+    dst: AddressLike, data: Payload | Sequence[Payload], lengths: int | Sequence[int] | None
+) -> list[tuple[Address, bytes]]:
+    """The datagrams of a send_run."""
+    where = destination(dst)
+    return [(where, payload) for payload in payloads(data, lengths)]
+
+
+def payloads(data: Payload | Sequence[Payload], lengths: int | Sequence[int] | None) -> list[bytes]:
+    """The payloads that the arguments of a send_run mean."""
+    if lengths is None:
+        if isinstance(data, list | tuple):
+            return [as_bytes(payload) for payload in data]
+        raise make(InvalidArgument, "send_run: want a list of payloads, or a buffer and lengths")
+    whole = as_bytes(cast(Payload, data))
+    if isinstance(lengths, int):
+        if lengths < 1 or len(whole) % lengths:
+            text = f"{len(whole)} bytes in datagrams of {lengths}: want a whole number of them"
+            raise make(InvalidArgument, text)
+        return [whole[at : at + lengths] for at in range(0, len(whole), lengths)]
+    ends = list(accumulate(lengths))
+    if any(n < 0 for n in lengths) or (ends[-1] if ends else 0) != len(whole):
+        raise make(InvalidArgument, f"lengths that do not add up to the {len(whole)} bytes given")
+    return [whole[end - n : end] for n, end in zip(lengths, ends, strict=True)]
+
+
+def check_slot(size: int) -> int:
+    _positive("size", size, 0, 1 << 20)
+    return size
 
 
 def only_error(error: BatchError) -> RdsError:
@@ -107,19 +140,25 @@ class ForkGuard:
         return os.getpid() != self._pid
 
 
-def _destination(addr: AddressLike) -> Address:
+def destination(addr: AddressLike) -> Address:
     where = to_address(addr)
     if where.host in ("0.0.0.0", "::"):
         raise make(DestinationRequired)
     return where
 
 
-def _bytes(payload: Payload) -> bytes:
+def as_bytes(payload: Payload) -> bytes:
+    """The bytes of anything with a buffer."""
     if isinstance(payload, bytes):
         return payload
-    if isinstance(payload, bytearray | memoryview):
-        return bytes(payload)
-    raise make(InvalidArgument, f"payload of type {type(payload).__name__}: want bytes")
+    try:
+        with memoryview(payload) as view:
+            return view.tobytes()
+    except TypeError:
+        raise make(
+            InvalidArgument,
+            f"payload of type {type(payload).__name__}: want bytes, or something with a buffer",
+        ) from None
 
 
 def _positive(name: str, value: int, least: int, most: int) -> None:

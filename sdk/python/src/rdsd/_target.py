@@ -31,6 +31,13 @@ def resolve_target(target: str | None) -> str:
     return chosen
 
 
+def unix_path(target: str) -> str | None:
+    """The path of the Unix socket a target names, None when it names something else."""
+    if target.startswith("unix://"):
+        return target.removeprefix("unix://")
+    return target.removeprefix("unix:") if target.startswith("unix:") else None
+
+
 def seconds(timeout: Timeout) -> float | None:
     """Seconds to wait, never negative; None is for ever."""
     if timeout is None:

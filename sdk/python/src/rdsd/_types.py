@@ -6,9 +6,12 @@ import enum
 import ipaddress
 import socket
 from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from ._errors import InvalidArgument, make
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 
 class Address(NamedTuple):
@@ -26,8 +29,8 @@ _IP: TypeAlias = str | ipaddress.IPv4Address | ipaddress.IPv6Address
 #: What every call takes as an address: ("10.0.0.1", 4000), "10.0.0.1:4000" or "[fd00::1]:4000".
 AddressLike: TypeAlias = str | tuple[_IP, int]
 
-#: What every call takes as a payload.
-Payload: TypeAlias = bytes | bytearray | memoryview
+#: What every call takes as a payload: anything with the buffer protocol.
+Payload: TypeAlias = "Buffer"
 
 
 class Datagram(NamedTuple):

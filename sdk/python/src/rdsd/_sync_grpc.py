@@ -1,0 +1,96 @@
+"""One gRPC stream of the front for threads.
+
+gRPC runs a thread of its own that takes what is to be written from the stream
+as from an iterator; the socket's thread reads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import grpc
+
+from ._calls import Call
+from ._core import BIND_ANSWER, SocketCore
+from ._errors import DaemonUnavailable, ProtocolError, RdsError, make
+from ._grpc import from_grpc
+from .v1 import rdsd_pb2 as pb
+from .v1 import rdsd_pb2_grpc as rpc
+
+
+class GrpcStream:
+    """See Stream in _sync."""
+
+    front_end = "grpc"
+
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        target: str,
+        core: SocketCore,
+        changed: threading.Condition,
+    ) -> None:
+        self._stub = rpc.DatagramsStub(channel)
+        self._target = target
+        self._core = core
+        self._changed = changed
+        self._stopped = False
+        self._call: Any = None
+
+    # -- as Stream has it ------------------------------------------------------
+
+    def run(self) -> RdsError | None:
+        watchdog = threading.Timer(BIND_ANSWER, self.cancel)
+        watchdog.daemon = True
+        try:
+            self._call = self._stub.Open(self)
+            watchdog.start()
+            for message in self._call:
+                watchdog.cancel()
+                with self._changed:
+                    self._core.receive(message)
+                    if self._core.has_output:
+                        self.kick()
+        except grpc.RpcError as error:
+            return from_grpc(error, self._target)
+        except ProtocolError as error:
+            self.cancel()
+            return error
+        except ValueError as error:  # the channel is closed
+            return make(DaemonUnavailable, str(error))
+        finally:
+            watchdog.cancel()
+        return None
+
+    def kick(self) -> None:
+        self._changed.notify_all()
+
+    def drive(self, call: Call[Any], deadline: float | None) -> None:
+        return  # the socket's thread reads
+
+    def waiting(self, change: int) -> None:
+        return
+
+    def cancel(self) -> None:
+        if self._call is not None:
+            self._call.cancel()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._changed.notify_all()
+
+    # -- what gRPC's writing thread takes from -----------------------------------
+
+    def __iter__(self) -> GrpcStream:
+        return self
+
+    def __next__(self) -> pb.ClientMessage:
+        with self._changed:
+            while not self._stopped and self._core.error is None:
+                message = self._core.poll(time.monotonic())
+                if message is not None:
+                    return message
+                self._changed.wait()
+        raise StopIteration

@@ -1,0 +1,210 @@
+"""The packets of the control socket (docs/shm.md), and the choice of a front end."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fake_daemon import FakeDaemon
+
+import rdsd
+import rdsd.aio
+from rdsd._front_end import choose, control_path, why_no_rings
+from rdsd._packets import HEADER, MESSAGE_LIMIT, PIECE, PacketPipe, new_socket, try_connect
+from rdsd.v1 import rdsd_pb2 as pb
+
+HOST = "127.0.0.1"
+
+Ends = tuple[PacketPipe, socket.socket]
+
+
+@pytest.fixture
+def ends() -> Iterator[Ends]:
+    """A pipe and the daemon's end of it."""
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    near.setblocking(False)
+    with near, far:
+        yield PacketPipe(near), far
+
+
+def message_of(size: int) -> pb.ServerMessage:
+    """A message that serializes to exactly this size."""
+    message = pb.ServerMessage(recv=pb.RecvBatch(payload=bytes(size)))
+    message.recv.payload = bytes(size - (message.ByteSize() - size))
+    assert message.ByteSize() == size
+    return message
+
+
+@pytest.mark.parametrize("size", [100, PIECE, PIECE + 1, 2 * PIECE, 3 * PIECE + 7])
+def test_messages_are_cut_and_put_together(ends: Ends, size: int) -> None:
+    pipe, far = ends
+    data = message_of(size).SerializeToString()
+    pieces = [data[at : at + PIECE] for at in range(0, size, PIECE)]
+    got = None
+    for i, piece in enumerate(pieces):
+        assert pipe.read() is None
+        far.send(bytes([1, i < len(pieces) - 1, 0, 0]) + piece)
+        got = pipe.read()
+    assert got == pb.ServerMessage.FromString(data)
+    assert pipe.read() is None
+
+
+@pytest.mark.parametrize("size", [3, PIECE, PIECE + 1, 2 * PIECE])
+def test_what_is_written_is_cut_as_the_contract_says(ends: Ends, size: int) -> None:
+    pipe, far = ends
+    message = pb.ClientMessage(send=pb.SendBatch(payload=bytes(range(256)) * (size // 256 + 1)))
+    data = message.SerializeToString()
+    pipe.write(message)
+    assert not pipe.blocked
+    got, more = b"", True
+    while more:
+        packet = far.recv(HEADER + PIECE + 1)
+        assert packet[0] == 1
+        assert packet[2:4] == b"\0\0"
+        more = packet[1] == 1
+        assert len(packet) == HEADER + PIECE if more else len(packet) > HEADER
+        got += packet[HEADER:]
+    assert got == data
+
+
+def test_what_the_kernel_does_not_take_waits(ends: Ends) -> None:
+    pipe, far = ends
+    message = pb.ClientMessage(send=pb.SendBatch(payload=bytes(3 * PIECE)))
+    sent = 0
+    while not pipe.blocked:
+        pipe.write(message)
+        sent += 1
+    left = sent * 4  # packets
+    while left:
+        far.recv(HEADER + PIECE)
+        left -= 1
+        pipe.resume()
+    assert not pipe.blocked
+
+
+@pytest.mark.parametrize(
+    "packet",
+    [
+        b"\1",
+        b"\2\0\0\0x",
+        b"\1\2\0\0x",
+        b"\1\0\1\0x",
+        b"\1\0\0\0",
+        b"\1\1\0\0" + b"x" * 10,
+        b"\1\0\0\0" + b"x" * (PIECE + 1),
+        b"\1\0\0\0\xff\xff\xff",
+    ],
+    ids=lambda packet: packet[:5].hex(),
+)
+def test_a_packet_that_is_none_ends_the_stream(ends: Ends, packet: bytes) -> None:
+    pipe, far = ends
+    far.send(packet)
+    with pytest.raises(rdsd.ProtocolError):
+        pipe.read()
+
+
+def test_a_message_without_end_is_refused(ends: Ends) -> None:
+    pipe, far = ends
+    for _ in range(MESSAGE_LIMIT // PIECE):
+        far.send(b"\1\1\0\0" + bytes(PIECE))
+        assert pipe.read() is None
+    far.send(b"\1\0\0\0x")
+    with pytest.raises(rdsd.ProtocolError, match="16 MiB"):
+        pipe.read()
+
+
+def test_the_end_of_the_daemon(ends: Ends) -> None:
+    pipe, far = ends
+    far.close()
+    with pytest.raises(EOFError):
+        pipe.read()
+
+
+def test_a_path_too_long_for_a_socket_is_named() -> None:
+    with new_socket() as sock, pytest.raises(rdsd.InvalidArgument, match="too long"):
+        try_connect(sock, "/" + "x" * 200)
+
+
+# -- the choice ------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RDSD_FRONT_END", raising=False)
+
+
+def test_choices() -> None:
+    rings = () if why_no_rings() else ("rings",)
+    assert choose(None, "unix:///x.sock") == (*rings, "seqpacket", "grpc")
+    assert choose("auto", "unix:x.sock") == (*rings, "seqpacket", "grpc")
+    assert choose("auto", "10.0.0.1:4000") == ("grpc",)
+    assert choose("auto", "unix-abstract:x") == ("grpc",)
+    assert choose("seqpacket", "unix:///x.sock") == ("seqpacket",)
+    assert choose("grpc", "unix:///x.sock") == ("grpc",)
+    assert control_path("unix:///x.sock") == "/x.sock.rings"
+
+
+def test_the_environment_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RDSD_FRONT_END", "grpc")
+    assert choose(None, "unix:///x.sock") == ("grpc",)
+    assert choose("seqpacket", "unix:///x.sock") == ("seqpacket",)
+    monkeypatch.setenv("RDSD_FRONT_END", "tin cans")
+    with pytest.raises(rdsd.InvalidArgument, match="tin cans"):
+        rdsd.Client("/x.sock")
+
+
+def test_a_choice_that_cannot_be() -> None:
+    for front_end in ("rings", "seqpacket"):
+        with pytest.raises(rdsd.RdsError, match=r"10\.0\.0\.1"):
+            choose(front_end, "10.0.0.1:4000")
+    with pytest.raises(rdsd.InvalidArgument, match="want"):
+        rdsd.aio.Client("/x.sock", front_end="carrier")  # type: ignore[arg-type]
+
+
+def test_the_fastest_that_is_there_is_taken(fake: FakeDaemon) -> None:
+    with rdsd.Client(fake.target) as client, client.bind((HOST, 0)) as sock:
+        assert sock.front_end == "seqpacket"
+        assert "seqpacket open" in repr(sock)
+
+
+def test_without_a_control_socket_it_is_grpc(fake: FakeDaemon) -> None:
+    fake.serve_control = False
+    fake.restart()
+    with rdsd.Client(fake.target) as client, client.bind((HOST, 0)) as sock:
+        assert sock.front_end == "grpc"
+    with (
+        rdsd.Client(fake.target, front_end="seqpacket") as client,
+        pytest.raises(rdsd.DaemonUnavailable, match="no daemon answers"),
+    ):
+        client.bind((HOST, 0))
+
+
+def test_a_control_socket_nobody_listens_on(fake: FakeDaemon) -> None:
+    fake.serve_control = False
+    fake.restart()
+    path = Path(f"{fake.path}.rings")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
+        dead.bind(str(path))
+    with rdsd.Client(fake.target) as client, client.bind((HOST, 0)) as sock:
+        assert sock.front_end == "grpc"
+
+
+async def test_a_daemon_without_control_socket_takes_over(fake: FakeDaemon) -> None:
+    async with rdsd.aio.Client(fake.target) as client, await client.bind((HOST, 0)) as sock:
+        assert sock.front_end == "seqpacket"
+        fake.serve_control = False
+        await asyncio.to_thread(fake.restart)
+        await until(lambda: sock.daemon_instance == fake.instance)
+        await sock.send(sock.local_address, b"still here", timeout=10)
+        assert sock.front_end == "grpc"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < limit
+        await asyncio.sleep(0.005)
