@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"strings"
 	"sync"
+	"time"
 	"unicode/utf8"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
@@ -30,7 +31,7 @@ func (s *sockStream) bind(m *rdsdv1.Bind) error {
 		return err
 	}
 	opt.Data = s
-	sock, got, err := s.bindEngine(port, opt)
+	sock, got, err := s.bindEngine(port, opt, nil)
 	if err != nil {
 		s.node.sockets.remove(s)
 		return err
@@ -99,10 +100,21 @@ func (s *sockStream) bound(sock *rds.Socket, opt rds.SocketOptions) *rdsdv1.Boun
 	return b
 }
 
-// bindEngine binds a port; 0 is a free one that this client may have.
-func (s *sockStream) bindEngine(port uint16, o rds.SocketOptions) (*rds.Socket, rds.SocketOptions, error) {
+// bindEngine binds a port; 0 is a free one that this client may have. ready, when
+// not nil, is called with the lock still held, before anything can arrive; its
+// error undoes the bind.
+func (s *sockStream) bindEngine(port uint16, o rds.SocketOptions, ready func(*rds.Socket) error) (sock *rds.Socket, got rds.SocketOptions, err error) {
 	e, now := s.eng.lock()
 	defer s.eng.unlock()
+	if sock, got, err = s.bindPort(e, now, port, o); err == nil && ready != nil {
+		if err = ready(sock); err != nil {
+			sock.Close(now)
+		}
+	}
+	return sock, got, err
+}
+
+func (s *sockStream) bindPort(e *rds.Engine, now time.Duration, port uint16, o rds.SocketOptions) (*rds.Socket, rds.SocketOptions, error) {
 	if port != 0 {
 		sock, err := e.Bind(port, o)
 		if err != nil {
