@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 from ._errors import ProtocolError, make
 from ._types import (
@@ -16,6 +17,9 @@ from ._types import (
     unpack_host,
 )
 from .v1 import rdsd_pb2 as pb
+
+# What Datagram(...) ends in, without the Python function in between.
+_datagram = tuple.__new__
 
 
 def endpoint(addr: Address) -> pb.Endpoint:
@@ -66,13 +70,13 @@ def received(batch: pb.RecvBatch) -> list[Datagram]:
         raise make(ProtocolError, "the daemon sent a batch whose lengths do not add up")
     if (lengths and not sources) or (index and max(index) >= len(sources)):
         raise make(ProtocolError, "the daemon sent a batch with a source missing")
-    out = []
-    at = 0
-    for i, n in enumerate(lengths):
-        source = sources[index[i]] if index else sources[0]
-        out.append(Datagram(source, payload[at : at + n]))
-        at += n
-    return out
+    ends = list(accumulate(lengths))
+    parts = [payload[end - n : end] for n, end in zip(lengths, ends, strict=True)]
+    if index:
+        return [
+            _datagram(Datagram, (sources[i], part)) for i, part in zip(index, parts, strict=True)
+        ]
+    return [_datagram(Datagram, (sources[0], part)) for part in parts]
 
 
 def outcome_ranges(batch: pb.OutcomeBatch) -> list[tuple[int, int, OutcomeKind, str]]:

@@ -9,7 +9,7 @@ read, so a busy reader costs few messages and never starves.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from ._calls import Call, Readiness
 from ._errors import RdsError
@@ -40,8 +40,14 @@ class Inbox:
             max(0, self._window_bytes - self._unread_bytes),
         )
 
-    def arrived(self, datagrams: Iterable[Datagram]) -> None:
+    def arrived(self, datagrams: Sequence[Datagram]) -> None:
         """New datagrams: the first caller waiting for a reply from their source, else the queue."""
+        if not self._replies:
+            self._unread.extend(datagrams)
+            self._unread_bytes += sum([len(payload) for _, payload in datagrams])
+            if datagrams:
+                self.ready.signal()
+            return
         for d in datagrams:
             waiting = self._replies.get(d.addr)
             if waiting:
@@ -58,8 +64,14 @@ class Inbox:
 
     def take(self, limit: int) -> list[Datagram]:
         """Up to limit datagrams, none when none is there."""
-        out: list[Datagram] = []
-        while self._unread and len(out) < limit:
+        if limit >= len(self._unread):
+            out = list(self._unread)
+            self._freed_datagrams += len(out)
+            self._freed_bytes += self._unread_bytes
+            self.clear()
+            return out
+        out = []
+        while len(out) < limit:
             d = self._unread.popleft()
             self._unread_bytes -= len(d.payload)
             self._free(d)
@@ -102,7 +114,7 @@ class Inbox:
                 del self._replies[source]
 
     def clear(self) -> None:
-        """Drops what is unread: the application closed the socket."""
+        """Nothing is unread any more: it was taken, or the application closed the socket."""
         self._unread.clear()
         self._unread_bytes = 0
 

@@ -204,7 +204,17 @@ class Sender:
         size = count = 0
         waits = job.mode is Mode.WAIT
         limit = self._limit(waits=waits)
-        for _, payload in job.items[job.position : job.position + BATCH_DATAGRAMS]:
+        next_items = job.items[job.position : job.position + BATCH_DATAGRAMS]
+        sizes = [len(payload) for _, payload in next_items]
+        whole = sum(sizes)
+        if (  # all of it, in nearly every case
+            whole <= limit
+            and max(sizes) <= self._max_datagram
+            and self._fits(whole)
+            and not (waits and not self._fits_waiting(whole))
+        ):
+            return Batch([Part(job, job.position, len(sizes))], whole, waits)
+        for _, payload in next_items:
             n = len(payload)
             if n > self._max_datagram or (count and size + n > limit):
                 break

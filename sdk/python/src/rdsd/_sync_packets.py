@@ -123,7 +123,7 @@ class PacketStream:
             while True:
                 self._await(poll, doorbell, blocked, deadline)
                 with self._changed:
-                    self._serve()
+                    self._serve(call)
                     if call.done or self._over:
                         return
                     blocked = self._pipe.blocked
@@ -170,8 +170,8 @@ class PacketStream:
         self._changed.wait(rest)
         return True
 
-    def _serve(self) -> None:
-        """Takes what has come, and writes what follows from it."""
+    def _serve(self, call: Call[Any] | None = None) -> None:
+        """Takes what has come, no more than this call waits for, and writes what follows."""
         pipe, core = self._pipe, self._core
         assert pipe is not None
         if self._over:
@@ -184,6 +184,8 @@ class PacketStream:
                 if message is None:
                     break
                 core.receive(message)
+                if call is not None and call.done:
+                    break
         except EOFError:
             self._end(None)
         except ProtocolError as error:
