@@ -110,18 +110,12 @@ func (d *Dest) Addr() netip.AddrPort {
 // Congested reports whether the destination is congested as far as this node knows.
 func (d *Dest) Congested() bool { return d.f != nil && d.f.pe.Congested(d.f.dst.Port()) }
 
-// Post offers a train to a destination the socket opened. A nil error: it is
-// accepted, each of its datagrams has exactly one outcome, told by Sink.Done,
-// and the payload stays as it is until then. It may have to wait in the engine
-// until the destination is clear; it is never refused for congestion.
-// rdserr.ErrWouldBlock: the send buffer is full or too many datagrams are
-// undecided; nothing is taken, EvWritable follows. Any other error: nothing is
-// taken and trying again is of no use.
-//
-// want asks for the acknowledgement soon. cell, when not nil, is kept as
-// conn.Msg.Cell says until the outcome.
-func (s *Socket) Post(now time.Duration, d *Dest, t Train, cookie uint32, tag uint64, want bool, cell *uint64) error {
-	e, f := s.e, d.f
+// Admit says whether Post would accept the train: nil, or the error Post would
+// return. After rdserr.ErrWouldBlock, the send buffer is full or too many
+// datagrams are undecided, EvWritable follows; after any other error trying
+// again is of no use.
+func (s *Socket) Admit(d *Dest, t Train) error {
+	f := d.f
 	switch {
 	case s.closed:
 		return rdserr.ErrClosed
@@ -131,17 +125,30 @@ func (s *Socket) Post(now time.Duration, d *Dest, t Train, cookie uint32, tag ui
 	if err := t.check(min(s.opt.SndBufBytes, wire.MaxDatagram)); err != nil {
 		return err
 	}
-	port := f.dst.Port()
-	if port < wire.PortFirst && t.Count > 1 {
+	if f.dst.Port() < wire.PortFirst && t.Count > 1 {
 		return rdserr.With(rdserr.ErrInvalid, "a train of %d datagrams to port 0, which takes pings one by one", t.Count)
 	}
 	if err := s.room(); err != nil {
 		s.wantSpace = true
 		return err
 	}
-	if err := e.afford(t.PayloadBytes()); err != nil {
+	return s.e.afford(t.PayloadBytes())
+}
+
+// Post offers a train to a destination the socket opened. A nil error: it is
+// accepted, each of its datagrams has exactly one outcome, told by Sink.Done,
+// and the payload stays as it is until then. It may have to wait in the engine
+// until the destination is clear; it is never refused for congestion. An error,
+// as Admit has it: nothing is taken.
+//
+// want asks for the acknowledgement soon. cell, when not nil, is kept as
+// conn.Msg.Cell says until the outcome.
+func (s *Socket) Post(now time.Duration, d *Dest, t Train, cookie uint32, tag uint64, want bool, cell *uint64) error {
+	if err := s.Admit(d, t); err != nil {
 		return err
 	}
+	e, f := s.e, d.f
+	port := f.dst.Port()
 	m := e.newMsg()
 	if t.Count == 1 {
 		m.Payload, _ = t.oneDatagram()
