@@ -9,13 +9,15 @@ import "math/bits"
 // Alloc and Free is bounded by the number of sizes, save when an Alloc
 // finds nothing and merges the short lists first, which are bounded too.
 //
-// The accounts lie in private memory beside the arena, never in it. They take
-// 9 bytes a unit of 64, of which only those that were once used are touched.
+// The accounts lie in private memory beside the arena, never in it: 9 bytes for
+// each unit of 64. They begin small and double, as does the part of the arena
+// in use, when there is nothing else: an idle socket costs little.
 
 // Arena divides a range of n units of UnitBytes, n a power of two. It has no lock.
 type Arena struct {
-	units uint32
-	top   uint8 // order of the whole
+	units uint32 // of the whole
+	max   uint8  // order of the whole
+	top   uint8  // order of the part in use, from 0 on
 	state []uint8
 	link  []links
 	lazy  [maxOrders]list // freed, not merged
@@ -25,8 +27,9 @@ type Arena struct {
 }
 
 const (
-	maxOrders = 33
-	none      = ^uint32(0)
+	maxOrders  = 33
+	firstOrder = 10 // of the part in use at first
+	none       = ^uint32(0)
 
 	// state of a unit: 0 when no block begins there.
 	stateOut  = 0x80 // | order
@@ -46,13 +49,15 @@ func NewArena(bytes uint64) *Arena {
 	if n == 0 || n&(n-1) != 0 || n >= 1<<31 {
 		panic("shm: an arena's size must be a power of two")
 	}
-	a := &Arena{units: uint32(n), top: uint8(bits.TrailingZeros64(n)), state: make([]uint8, n), link: make([]links, n)}
+	a := &Arena{units: uint32(n), max: uint8(bits.TrailingZeros64(n))}
 	for o := range a.free {
 		a.free[o].head, a.lazy[o].head = none, none
-		if o <= int(a.top) {
+		if o <= int(a.max) {
 			a.slack[o] = min(512, a.units>>o>>3)
 		}
 	}
+	a.top = min(a.max, firstOrder)
+	a.state, a.link = make([]uint8, 1<<a.top), make([]links, 1<<a.top)
 	a.push(&a.free[a.top], 0, stateFree|a.top)
 	return a
 }
@@ -67,14 +72,17 @@ func (a *Arena) Used() uint64 { return a.used * UnitBytes }
 // Alloc takes a block of at least n bytes (0 counts as 1) and returns its offset.
 func (a *Arena) Alloc(n int) (off uint64, ok bool) {
 	o := order(n)
-	if o > a.top {
+	if o > a.max {
 		return 0, false
 	}
 	u, ok := a.take(o)
 	if !ok {
 		a.merge()
-		if u, ok = a.take(o); !ok {
-			return 0, false
+		for u, ok = a.take(o); !ok; u, ok = a.take(o) {
+			if a.top == a.max {
+				return 0, false
+			}
+			a.grow()
 		}
 	}
 	a.state[u] = stateOut | o
@@ -173,8 +181,20 @@ func (a *Arena) out(off uint64) (u uint32, o uint8, ok bool) {
 		return 0, 0, false
 	}
 	u = uint32(off / UnitBytes)
+	if int(u) >= len(a.state) {
+		return 0, 0, false
+	}
 	s := a.state[u]
 	return u, s & orderMask, s&stateOut != 0
+}
+
+// grow doubles the part in use.
+func (a *Arena) grow() {
+	n := uint32(1) << a.top
+	a.state = append(a.state, make([]uint8, n)...)
+	a.link = append(a.link, make([]links, n)...)
+	a.top++
+	a.join(n, a.top-1)
 }
 
 // merge empties the short lists.

@@ -31,6 +31,7 @@ var arrows = []struct {
 	{"internal/counters", nil},
 	{"internal/tidy", nil},
 	{"internal/mutant", nil},
+	{"internal/crash", nil},
 	{"internal/reactor", nil},
 
 	// The contract of a link. Its frames lie in pooled buffers.
@@ -51,7 +52,7 @@ var arrows = []struct {
 	{"rnbd", []string{"rtrs", "blk", "wire", "rdserr"}},
 
 	// The shell.
-	{"shm", []string{"rdserr"}},
+	{"shm", []string{"rdserr", "internal/crash"}},
 	{"api/rdsd/v1", []string{"rdserr"}},
 	{"node", []string{"rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/buf", "internal/reactor", "internal/stats", "internal/counters"}},
 

@@ -1,0 +1,238 @@
+package shm
+
+import (
+	"fmt"
+	"net/netip"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// Host is the daemon's end of a region. It has no lock and no goroutine: the
+// owner's lock is held by the caller of every method.
+//
+// It keeps its own heads, tails, slots and descriptors in private memory, writes
+// them out and never reads them back. What the client writes is read once,
+// checked, then used; what cannot be the work of a client that follows
+// docs/shm.md ends the socket (EBADMSG, from Next or Releases).
+//
+// A step of the owner is: Next and Taken, Outcome, Place and so on, then
+// Publish (after Ledger.PublishAll when datagrams of a lane were placed), then
+// Ring the client's doorbell if Publish says so, with the lock let go.
+type Host struct {
+	r    *Region
+	led  *LedgerRegion // nil: none
+	err  error         // why this end is finished
+	dead bool          // evacuated: the region is private memory now
+
+	news   uint32 // bits of ClientWaits*, stored since Publish looked
+	asleep uint32 // bits of DaemonWaits* in the region's word; 0 awake
+	hungry uint8  // what has found no room
+	want   bool   // WantRoom
+
+	sendSide
+	eventSide
+	recvSide
+}
+
+// NewHost makes the daemon's end of a new region. led may be nil.
+func NewHost(r *Region, led *LedgerRegion) *Host {
+	h := &Host{r: r, led: led}
+	h.initSend()
+	h.initRecv()
+	return h
+}
+
+// Region is the region.
+func (h *Host) Region() *Region { return h.r }
+
+// Err is why the region is not served any more; nil while it is.
+func (h *Host) Err() error { return h.err }
+
+// hostile ends the socket: the client did what the layout does not allow.
+func (h *Host) hostile(format string, args ...any) error {
+	if h.err == nil {
+		h.err = badMsg("the client of %v (uid %d, pid %d): %s", h.r.Local, h.r.UID, h.r.PID, fmt.Sprintf(format, args...))
+	}
+	return h.err
+}
+
+// bug ends the socket: the daemon contradicts itself about it.
+func (h *Host) bug(format string, args ...any) {
+	if h.err == nil {
+		h.err = &Error{unix.EIO, fmt.Sprintf("accounts of %v: %s", h.r.Local, fmt.Sprintf(format, args...))}
+	}
+}
+
+// Publish makes events and received datagrams visible and says whether the
+// client sleeps and waits for any of it, a changed flow state or room in the
+// send ring: then its doorbell must be written. Finished descriptors make room
+// for others: ask HasPosts after it. Datagrams of a lane have to be published
+// by Ledger.PublishAll before; Publish alone does not record that they came.
+func (h *Host) Publish() (ring bool) {
+	if h.dead {
+		return false
+	}
+	h.publishEvents()
+	h.publishRecv()
+	if h.news == 0 {
+		return false
+	}
+	// The news was stored with full barriers.
+	w := h.r.ClientSleeps()
+	news := h.news
+	h.news = 0
+	return w.Load()&news != 0 && w.Swap(0) != 0
+}
+
+// SetFlow tells the client the state of flow i in its generation gen (FlowClear
+// and so on; errno for FlowRefused).
+func (h *Host) SetFlow(i, gen uint32, state, errno uint16) {
+	if h.dead || i >= h.r.Flows {
+		return
+	}
+	h.r.FlowState(i).Store(uint64(MakeFlowState(gen, state, errno)))
+	h.news |= ClientWaitsFlow
+}
+
+// FlowEntry reads entry i of the flow table, once. ok is false when there is no
+// such entry or it holds no address.
+func (h *Host) FlowEntry(i uint32) (dst netip.AddrPort, gen uint32, ok bool) {
+	if h.dead || i >= h.r.Flows {
+		return dst, 0, false
+	}
+	var f FlowEntry
+	ok = f.get(entryAt(h.r.flows, uint64(i)*entryBytes))
+	return f.Dst, f.Gen, ok
+}
+
+// CloseWord tells the client that its socket is closed, and why. Ring its
+// doorbell, whatever Publish says.
+func (h *Host) CloseWord(errno unix.Errno) {
+	if !h.dead {
+		h.r.Closed().Store(uint32(errno))
+	}
+}
+
+// Sleep declares the daemon asleep in this region and looks once more: false,
+// and awake again, when there is work. A post that Next has shown and nobody
+// took is no work: who left it knows when it can go on.
+func (h *Host) Sleep() bool {
+	if h.dead {
+		return true
+	}
+	bits := uint32(DaemonWaitsSend)
+	if h.needsRoom() {
+		bits |= DaemonWaitsRoom
+	}
+	h.asleep = bits
+	h.r.DaemonSleeps().Store(bits)
+	if h.HasPosts() || bits&DaemonWaitsRoom != 0 && h.HasRoom() || h.err != nil {
+		h.Wake()
+		return false
+	}
+	return true
+}
+
+// Wake declares the daemon awake.
+func (h *Host) Wake() {
+	h.asleep = 0
+	if !h.dead {
+		h.r.DaemonSleeps().Store(0)
+	}
+}
+
+// Asleep reports whether Sleep was the last word.
+func (h *Host) Asleep() bool { return h.asleep != 0 }
+
+// WantRoom says that the owner wants to be woken for releases, because the
+// socket is congested, or not any more. After turning it on look at Releases
+// once more.
+func (h *Host) WantRoom(on bool) {
+	h.want = on
+	if on {
+		h.askRoom()
+	}
+}
+
+func (h *Host) needsRoom() bool { return h.want || h.hungry != 0 || h.overflow.n() > 0 }
+
+// What may find no room, bits of hungry.
+const (
+	hungryRing  = 1 // receive descriptors
+	hungryArena = 2 // slots, or the table of them
+)
+
+// starve notes that something found no room. The caller looks at Releases afterwards.
+func (h *Host) starve(what uint8) {
+	h.hungry |= what
+	h.askRoom()
+}
+
+func (h *Host) askRoom() {
+	if h.asleep != 0 && h.asleep&DaemonWaitsRoom == 0 && !h.dead {
+		h.asleep |= DaemonWaitsRoom
+		h.r.DaemonSleeps().Store(h.asleep)
+	}
+}
+
+// HasRoom reports whether the client released slots, took descriptors from a
+// receive ring that was full, or read events that others wait behind. A daemon
+// that was woken calls Releases and Publish, and lets those go on that Place or
+// Reserve had no room for.
+func (h *Host) HasRoom() bool {
+	return h.HasReleases() || h.hungry&hungryRing != 0 && h.recvRoom() || h.overflow.n() > 0 && h.eventRoom() > 0
+}
+
+// Evacuate is for a client that is dead: what is still to be sent is copied out
+// of the region, which then is private memory at the same addresses, so that
+// pointers into it stay good. Nothing is shared any more and the memfd is
+// closed; a thread that is reading or writing there goes on undisturbed.
+// inFlight yields the bodies in the send arena that are still needed.
+func (h *Host) Evacuate(inFlight func(yield func(slot uint64, n int) bool)) error {
+	if h.dead {
+		return nil
+	}
+	r := h.r
+	size := uintptr(len(r.mem))
+	p, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return fmt.Errorf("shm: memory for a dead client: %w", err)
+	}
+	to := unsafe.Slice((*byte)(p), size)
+	if inFlight != nil {
+		inFlight(func(slot uint64, n int) bool {
+			if n > 0 && slot <= r.SendArenaBytes && uint64(n) <= r.SendArenaBytes-slot {
+				copy(to[r.SendArenaOff+slot:][:n], r.sendArena[slot:])
+			}
+			return true
+		})
+	}
+	// One call: other threads see the old pages or the new ones, never none.
+	_, _, e := unix.Syscall6(unix.SYS_MREMAP, uintptr(p), size, size, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, uintptr(r.base), 0)
+	if e != 0 {
+		unix.MunmapPtr(p, size)
+		return fmt.Errorf("shm: moving a dead client's memory: %w", e)
+	}
+	h.dead = true
+	if r.FD >= 0 {
+		unix.Close(r.FD)
+		r.FD = -1
+	}
+	h.led.gone()
+	h.endIfDrained()
+	return nil
+}
+
+// Close unmaps the region and gives its place in the ledger free. Every
+// descriptor must have its last outcome, every reserved slot be placed or
+// given back.
+func (h *Host) Close() error {
+	if n := h.Outstanding(); n > 0 {
+		return &Error{unix.EBUSY, fmt.Sprintf("the region of %v still has %d descriptors on their way", h.r.Local, n)}
+	}
+	h.dead = true
+	h.led.free()
+	h.led = nil
+	return h.r.Close()
+}

@@ -1,0 +1,249 @@
+package shm
+
+import (
+	"net/netip"
+
+	"github.com/rdsd/rdsd/internal/crash"
+)
+
+// eventSide is the Host's part for the event ring.
+type eventSide struct {
+	eventTail uint64 // events in the ring
+	eventPub  uint64 // those the client sees
+	eventHead uint64 // the client's, as last read and checked
+	finished  uint64 // datagrams of all events in the ring so far
+	last      Event  // the newest event in the ring, while it is not published
+	lastID    uint32
+	touched   []uint32 // ids with an event that is not published
+	overflow  overflow
+}
+
+// overflow holds events that found no room, in order. Outcomes in it are
+// bounded by what is outstanding, as nothing is taken while it holds any.
+type overflow struct {
+	q     []queued
+	first int
+	base  int                    // entries that stood before q[0] and are gone
+	freed int                    // base + index of the EventFreed in q
+	dsts  map[netip.AddrPort]int // base + index of EventCongestion in q
+}
+
+type queued struct {
+	v  Event
+	id uint32
+}
+
+// maxQueuedChanges bounds EventCongestion in the overflow.
+const maxQueuedChanges = 4096
+
+func (o *overflow) n() int { return len(o.q) - o.first }
+
+// Outcome reports what became of count datagrams of id, the first with tag: outcome
+// is Delivered and so on, why a number of conn.Why. last: none are left, the
+// slot is the client's again and id is over.
+func (h *Host) Outcome(id uint32, tag uint64, count int, outcome, why uint8, last bool) {
+	v := Event{Kind: EventOutcome, Outcome: outcome, Why: why, Tag: tag}
+	h.finish(id, count, last, &v)
+}
+
+// Refused reports that nothing of p can be sent. p was taken and not accepted.
+func (h *Host) Refused(p *Post, errno uint16) {
+	if p.Open {
+		return
+	}
+	v := Event{Kind: EventRefused, Tag: p.Tag, Errno: uint32(errno)}
+	h.finish(p.id, p.Count, true, &v)
+}
+
+func (h *Host) finish(id uint32, count int, last bool, v *Event) {
+	t := &h.sends
+	if id >= uint32(len(t.info)) || count < 1 || count > int(t.info[id].left) || last != (count == int(t.info[id].left)) {
+		h.bug("%d datagrams (last: %v) ended of descriptor %d, which has not so many", count, last, id)
+		return
+	}
+	i := &t.info[id]
+	i.left -= uint16(count)
+	t.datagrams -= count
+	if h.dead {
+		if last {
+			t.free(id)
+			h.endIfDrained()
+		}
+		return
+	}
+	v.Count, v.Cookie = uint32(count), i.cookie
+	if last {
+		v.Flags = EventLast
+	}
+	h.push(v, id)
+}
+
+// endIfDrained gives the ledger's entry free when no cell in it is used any more.
+func (h *Host) endIfDrained() {
+	if h.dead && h.sends.n == 0 && h.led != nil {
+		h.led.free()
+		h.led = nil
+	}
+}
+
+// Changed reports that a destination became congested or clear.
+func (h *Host) Changed(dst netip.AddrPort, congested bool) {
+	v := Event{Kind: EventCongestion, Dst: dst}
+	if congested {
+		v.Flags = EventCongested
+	}
+	h.push(&v, none)
+}
+
+// Freed reports groups of ports (port mod 64) that became clear.
+func (h *Host) Freed(mask uint64) {
+	h.push(&Event{Kind: EventFreed, Tag: mask}, none)
+}
+
+// eventRoom is how many events the ring has room for. The client's head is
+// read only when it must be.
+func (h *Host) eventRoom() int {
+	n := uint64(h.r.Events)
+	if h.eventTail-h.eventHead >= n {
+		head := h.r.EventHead().Load()
+		if h.eventPub-head > n {
+			h.hostile("event head %d with %d published in a ring of %d", head, h.eventPub, n)
+			return 0
+		}
+		h.eventHead = head
+	}
+	return int(n - (h.eventTail - h.eventHead))
+}
+
+func (h *Host) push(v *Event, id uint32) {
+	if h.dead {
+		return
+	}
+	if h.overflow.n() == 0 {
+		if h.eventTail != h.eventPub && join(&h.last, h.lastID, v, id) {
+			h.write(h.eventTail-1, id, int(v.Count))
+			return
+		}
+		if h.eventRoom() > 0 {
+			h.put(v, id)
+			return
+		}
+	}
+	h.overflow.add(v, id)
+	h.askRoom()
+}
+
+// join adds v to w when they are one event.
+func join(w *Event, wid uint32, v *Event, id uint32) bool {
+	if w.Kind == EventFreed && v.Kind == EventFreed {
+		w.Tag |= v.Tag
+		return true
+	}
+	if w.Kind != EventOutcome || v.Kind != EventOutcome || wid != id || w.Outcome != v.Outcome || w.Why != v.Why || w.Tag+uint64(w.Count) != v.Tag {
+		return false
+	}
+	w.Count += v.Count
+	w.Flags |= v.Flags
+	return true
+}
+
+// put appends an event to the ring.
+func (h *Host) put(v *Event, id uint32) {
+	h.last, h.lastID = *v, id
+	h.eventTail++
+	h.write(h.eventTail-1, id, int(v.Count))
+}
+
+// write writes h.last into entry n; count datagrams of id are new in it.
+func (h *Host) write(n uint64, id uint32, count int) {
+	h.last.put(h.r.eventEntry(n))
+	if id == none {
+		return
+	}
+	i := &h.sends.info[id]
+	i.put += uint16(count)
+	h.finished += uint64(count)
+	if !i.marked {
+		i.marked = true
+		h.touched = append(h.touched, id)
+	}
+	if h.led != nil {
+		h.led.progress(id, int(i.shown), int(i.put))
+	}
+	crash.Point("ring.outcome.event")
+}
+
+// add queues an event behind the others, or in one of them.
+func (o *overflow) add(v *Event, id uint32) {
+	if o.n() == 0 {
+		o.q, o.first, o.base, o.freed = o.q[:0], 0, 0, -1
+		clear(o.dsts)
+	} else if o.first > 64 && o.first > len(o.q)/2 {
+		o.base += o.first
+		o.q = o.q[:copy(o.q, o.q[o.first:])]
+		o.first = 0
+	}
+	switch v.Kind {
+	case EventOutcome:
+		if k := len(o.q) - 1; k >= o.first && join(&o.q[k].v, o.q[k].id, v, id) {
+			return
+		}
+	case EventFreed:
+		if k := o.freed - o.base; k >= o.first {
+			o.q[k].v.Tag |= v.Tag
+			return
+		}
+		o.freed = o.base + len(o.q)
+	case EventCongestion:
+		if k, ok := o.dsts[v.Dst]; ok && k-o.base >= o.first {
+			o.q[k-o.base].v.Flags = v.Flags
+			return
+		}
+		if len(o.dsts) >= maxQueuedChanges {
+			// Too many to keep: every group may have changed, look again.
+			o.add(&Event{Kind: EventFreed, Tag: ^uint64(0)}, none)
+			return
+		}
+		if o.dsts == nil {
+			o.dsts = map[netip.AddrPort]int{}
+		}
+		o.dsts[v.Dst] = o.base + len(o.q)
+	}
+	o.q = append(o.q, queued{*v, id})
+}
+
+// publishEvents moves what waits into the ring and shows it.
+func (h *Host) publishEvents() {
+	for o := &h.overflow; o.n() > 0 && h.eventRoom() > 0; {
+		e := &o.q[o.first]
+		o.first++
+		h.put(&e.v, e.id)
+		if o.n() == 0 && cap(o.q) > 1024 {
+			o.q, o.first = nil, 0 // n() is 0: add begins anew
+		}
+	}
+	if h.eventTail == h.eventPub {
+		return
+	}
+	if h.led != nil {
+		h.led.publish(h.eventTail, h.finished)
+	}
+	h.eventPub = h.eventTail
+	h.r.EventTail().Store(h.eventPub)
+	h.news |= ClientWaitsEvent
+	crash.Point("ring.outcome.tail")
+	for _, id := range h.touched {
+		i := &h.sends.info[id]
+		i.marked = false
+		i.shown = i.put
+		last := i.shown == i.count
+		if h.led != nil {
+			h.led.settle(id, int(i.shown), last)
+		}
+		if last {
+			h.sends.free(id)
+			h.retry = h.led != nil
+		}
+	}
+	h.touched = h.touched[:0]
+}

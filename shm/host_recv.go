@@ -1,0 +1,361 @@
+package shm
+
+import (
+	"net/netip"
+
+	"github.com/rdsd/rdsd/internal/crash"
+)
+
+// recvSide is the Host's part for the receive and release rings.
+type recvSide struct {
+	arena    *Arena
+	recvTail uint64 // descriptors placed
+	recvPub  uint64 // those the client sees
+	recvHead uint64 // the client's, as last read and checked
+	relHead  uint64 // releases taken
+	inCommit bool   // in the commit record being written
+
+	slots     []slot
+	freeSlots uint32   // list through next
+	nSlots    int      // in use
+	ring      []uint32 // slot of each entry of the receive ring
+	train     train
+}
+
+// slot is a block of the receive arena that is out. The arena's mark is its index.
+type slot struct {
+	src   netip.AddrPort
+	off   uint64
+	n     uint64 // number of the descriptor
+	bytes uint32 // payload
+	cost  uint32 // of the arena
+	count uint32 // datagrams
+	next  uint32
+	state uint8
+}
+
+const (
+	slotFree = iota
+	slotReserved
+	slotPlaced
+	slotShown
+)
+
+// train is the newest descriptor while others may be appended to it: it is not
+// published and its datagrams have one length.
+type train struct {
+	open bool
+	slot uint32
+	each int // bytes of each datagram
+	used int // bytes
+	cap  int // bytes of the block
+	d    RecvDesc
+}
+
+const maxRelease = 1024 // releases taken in one call
+
+func (h *Host) initRecv() {
+	h.arena = NewArena(h.r.RecvArenaBytes)
+	h.freeSlots = none
+	h.ring = make([]uint32, h.r.Receives)
+}
+
+// recvRoom reports whether the receive ring takes another descriptor.
+func (h *Host) recvRoom() bool {
+	if h.recvTail-h.recvHead < uint64(h.r.Receives) {
+		return true
+	}
+	head := h.r.RecvHead().Load()
+	if h.recvPub-head > uint64(h.r.Receives) {
+		h.hostile("receive head %d with %d published in a ring of %d", head, h.recvPub, h.r.Receives)
+		return false
+	}
+	h.recvHead = head
+	return h.recvTail-head < uint64(h.r.Receives)
+}
+
+func (h *Host) newSlot(off uint64, state uint8) uint32 {
+	i := h.freeSlots
+	if i != none {
+		h.freeSlots = h.slots[i].next
+	} else {
+		i = uint32(len(h.slots))
+		h.slots = append(h.slots, slot{})
+	}
+	h.slots[i] = slot{off: off, state: state}
+	h.arena.SetMark(off, i)
+	h.nSlots++
+	return i
+}
+
+func (h *Host) freeSlot(i uint32) {
+	h.arena.Free(h.slots[i].off)
+	h.slots[i] = slot{next: h.freeSlots}
+	h.freeSlots = i
+	h.nSlots--
+}
+
+// Reserve takes a slot of n bytes in the receive arena, to be filled and
+// placed, or unreserved. ok is false when there is no room: take Releases and
+// try once more before giving up; the client will wake a sleeping daemon when there is some.
+func (h *Host) Reserve(n int) (off uint64, b []byte, ok bool) {
+	if n < 0 || n > MaxDatagram || h.dead || h.err != nil {
+		return 0, nil, false
+	}
+	if off, ok = h.alloc(n); !ok {
+		return 0, nil, false
+	}
+	h.newSlot(off, slotReserved)
+	return off, h.r.recvArena[off:][:n:n], true
+}
+
+// alloc takes a block. Who follows the rules has at most as many slots out as
+// the two rings have entries: unread, and read but not released.
+func (h *Host) alloc(n int) (off uint64, ok bool) {
+	if h.nSlots < int(h.r.Receives)+int(h.r.Releases) {
+		off, ok = h.arena.Alloc(n)
+	}
+	if !ok {
+		h.starve(hungryArena)
+	}
+	return off, ok
+}
+
+// Unreserve gives a slot back that was not placed.
+func (h *Host) Unreserve(off uint64) {
+	i, ok := h.arena.Mark(off)
+	if !ok || h.slots[i].state != slotReserved {
+		h.bug("slot %d was given back and was not reserved", off)
+		return
+	}
+	h.freeSlot(i)
+}
+
+// Place puts n bytes in the slot at off, which Reserve gave, into the receive
+// ring; Publish or PublishAll shows it. count datagrams of one length, or behind a table of
+// lengths; lane (LedgerLane.Index or NoLane) and seq are where they come from. cost is the arena's
+// memory they take until they are released. ok is false when the ring is full;
+// the slot stays reserved then.
+func (h *Host) Place(src netip.AddrPort, off uint64, n, count int, table bool, lane uint32, seq uint64) (cost int, ok bool) {
+	i, ok := h.arena.Mark(off)
+	if !ok || h.slots[i].state != slotReserved || !fits(n, count, table) {
+		h.bug("%d bytes (%d datagrams) were placed at %d, which was not reserved", n, count, off)
+		return 0, false
+	}
+	if size, _ := h.arena.Size(off); n > size {
+		h.bug("%d bytes were placed into the %d at %d", n, size, off)
+		return 0, false
+	}
+	h.closeTrain()
+	if h.dead || h.err != nil {
+		return 0, false
+	}
+	if !h.recvRoom() {
+		h.starve(hungryRing)
+		return 0, false
+	}
+	kind := KindEach
+	if table {
+		kind = KindTable
+	}
+	d := RecvDesc{Word: MakeWord(kind, n, count), Slot: off, Src: src, Lane: lane, Seq: seq}
+	cost = h.arena.Shrink(off, n)
+	h.enter(i, &d, n, count, table, cost)
+	d.put(h.r.recvEntry(h.recvTail - 1))
+	crash.Point("ring.receive.place")
+	return cost, true
+}
+
+func fits(n, count int, table bool) bool {
+	if n < 0 || n > MaxDatagram || count < 1 || count > MaxTrain {
+		return false
+	}
+	if table {
+		return n >= 4*count
+	}
+	return n%count == 0
+}
+
+// enter gives the slot the next number of the ring.
+func (h *Host) enter(i uint32, d *RecvDesc, n, count int, table bool, cost int) {
+	s := &h.slots[i]
+	s.src, s.n, s.state = d.Src, h.recvTail, slotPlaced
+	s.bytes, s.count, s.cost = uint32(n), uint32(count), uint32(cost)
+	if table {
+		s.bytes -= uint32(4 * count)
+	}
+	h.ring[h.recvTail&uint64(h.r.Receives-1)] = i
+	h.recvTail++
+}
+
+// PlaceCopy copies a body into the receive arena and places it. While the
+// newest descriptor is not published, datagrams of the same source, lane and
+// length are appended to it. ok is false when there is no room, as for Reserve.
+func (h *Host) PlaceCopy(src netip.AddrPort, body []byte, count int, table bool, lane uint32, seq uint64) (cost int, ok bool) {
+	n := len(body)
+	if !fits(n, count, table) {
+		h.bug("%d bytes of %d datagrams were placed", n, count)
+		return 0, false
+	}
+	if h.dead || h.err != nil {
+		return 0, false
+	}
+	t := &h.train
+	if t.open && !table && t.each*count == n && t.d.Lane == lane && t.d.Src == src && t.used+n <= MaxTrainBytes && t.d.Word.Count()+count <= MaxTrain {
+		if cost, ok = h.append(body, count, seq); ok {
+			return cost, true
+		}
+	}
+	h.closeTrain()
+	if !h.recvRoom() {
+		h.starve(hungryRing)
+		return 0, false
+	}
+	off, ok := h.alloc(n)
+	if !ok {
+		return 0, false
+	}
+	copy(h.r.recvArena[off:][:n], body)
+	kind := KindEach
+	if table {
+		kind = KindTable
+	}
+	i := h.newSlot(off, slotReserved)
+	cost = BlockBytes(n)
+	t.d = RecvDesc{Word: MakeWord(kind, n, count), Slot: off, Src: src, Lane: lane, Seq: seq}
+	h.enter(i, &t.d, n, count, table, cost)
+	t.open, t.slot, t.used, t.cap = true, i, n, cost
+	t.each = n / count
+	if table || n > MaxTrainBytes/2 {
+		h.closeTrain()
+	}
+	crash.Point("ring.receive.place")
+	return cost, true
+}
+
+// append adds datagrams to the open train, in a larger block when it must be.
+func (h *Host) append(body []byte, count int, seq uint64) (cost int, ok bool) {
+	t := &h.train
+	s := &h.slots[t.slot]
+	need := t.used + len(body)
+	if need > t.cap {
+		// By four: a block is copied seldom, and closeTrain gives back what is too much.
+		grown := min(4*t.cap, MaxTrainBytes)
+		off, ok := h.arena.Alloc(max(need, grown))
+		if !ok {
+			return 0, false
+		}
+		copy(h.r.recvArena[off:], h.r.recvArena[s.off:][:t.used])
+		h.arena.Free(s.off)
+		h.arena.SetMark(off, t.slot)
+		s.off, t.d.Slot = off, off
+		t.cap, _ = h.arena.Size(off)
+	}
+	copy(h.r.recvArena[s.off+uint64(t.used):][:len(body)], body)
+	t.used = need
+	t.d.Word += Word(len(body)) + Word(count)<<wordCountShift
+	t.d.Seq = seq
+	s.bytes, s.count = uint32(need), s.count+uint32(count)
+	cost = BlockBytes(need) - int(s.cost)
+	s.cost += uint32(cost)
+	return cost, true
+}
+
+// closeTrain writes the newest descriptor; nothing is appended to it any more.
+func (h *Host) closeTrain() {
+	t := &h.train
+	if !t.open {
+		return
+	}
+	t.open = false
+	if t.cap > UnitBytes {
+		h.arena.Shrink(t.d.Slot, t.used)
+	}
+	if !h.dead {
+		t.d.put(h.r.recvEntry(h.recvTail - 1))
+	}
+}
+
+// publishRecv makes the placed visible, recorded in the ledger first.
+func (h *Host) publishRecv() {
+	h.closeTrain()
+	if h.recvTail == h.recvPub || h.dead {
+		return
+	}
+	if h.led != nil {
+		h.led.setRecvTail(h.recvTail)
+	}
+	h.showRecv()
+}
+
+func (h *Host) showRecv() {
+	for n := h.recvPub; n != h.recvTail; n++ {
+		h.slots[h.ring[n&uint64(h.r.Receives-1)]].state = slotShown
+	}
+	h.recvPub = h.recvTail
+	if !h.dead {
+		h.r.RecvTail().Store(h.recvPub)
+		h.news |= ClientWaitsRecv
+	}
+}
+
+// HasReleases reports whether Releases would bring something.
+func (h *Host) HasReleases() bool {
+	return !h.dead && h.r.ReleaseTail().Load() != h.relHead
+}
+
+// Releases takes slots that the client gave back, at most maxRelease in one
+// call: how many payload bytes, what of the arena (the sum of the costs told) and how many
+// datagrams. err: the client is hostile, close its socket.
+func (h *Host) Releases() (bytes, cost, datagrams int, err error) {
+	if h.err != nil {
+		return 0, 0, 0, h.err
+	}
+	if h.dead {
+		return 0, 0, 0, nil
+	}
+	tail := h.r.ReleaseTail().Load()
+	if tail-h.relHead > uint64(h.r.Releases) {
+		return 0, 0, 0, h.hostile("release tail %d with %d taken of a ring of %d", tail, h.relHead, h.r.Releases)
+	}
+	if h.hungry&hungryRing != 0 && h.recvRoom() {
+		h.hungry &^= hungryRing
+	}
+	end := min(tail, h.relHead+maxRelease)
+	if end == h.relHead {
+		return 0, 0, 0, nil
+	}
+	h.hungry &^= hungryArena
+	for ; h.relHead != end; h.relHead++ {
+		off := h.r.releaseEntry(h.relHead).Load()
+		i, ok := h.arena.Mark(off)
+		if !ok || h.slots[i].state != slotShown {
+			err = h.hostile("slot %#x was released and is not out", off)
+			break
+		}
+		s := &h.slots[i]
+		bytes, cost, datagrams = bytes+int(s.bytes), cost+int(s.cost), datagrams+int(s.count)
+		h.freeSlot(i)
+		crash.Point("ring.release")
+	}
+	h.r.ReleaseHead().Store(h.relHead)
+	return bytes, cost, datagrams, err
+}
+
+// EachUnread tells what the client has not taken from the receive ring, oldest
+// first, until f says no: the source and the payload bytes of each descriptor.
+func (h *Host) EachUnread(f func(src netip.AddrPort, bytes int) bool) {
+	if h.dead {
+		return
+	}
+	head := h.r.RecvHead().Load()
+	if h.recvPub-head > uint64(h.r.Receives) {
+		return
+	}
+	for n := head; n != h.recvTail; n++ {
+		s := &h.slots[h.ring[n&uint64(h.r.Receives-1)]]
+		if s.state >= slotPlaced && s.n == n && !f(s.src, int(s.bytes)) {
+			return
+		}
+	}
+}

@@ -1,0 +1,266 @@
+package shm
+
+import (
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/crash"
+)
+
+// Post is a send descriptor that was claimed and checked.
+type Post struct {
+	Open   bool   // only to open the flow: no datagrams, no event
+	Body   []byte // in the region; the client may still be writing to it
+	Count  int    // datagrams, 1 to MaxTrain
+	Table  bool   // Body begins with a table of lengths
+	Tag    uint64 // of the first datagram
+	Cookie uint32
+	Flow   uint32 // an entry of the flow table
+	Gen    uint32
+	Want   bool   // the outcome is waited for
+	Word   uint64 // as it was claimed
+	Slot   uint64 // offset of Body in the send arena
+	Bad    error  // not nil: it cannot be sent; take it without accepting and answer Refused
+
+	id uint32 // set by Taken
+}
+
+// sendSide is the Host's part for the send ring.
+type sendSide struct {
+	sendHead uint64 // descriptors taken
+	sendTail uint64 // the client's, as last read and checked
+	claimed  bool   // cur is claimed and not taken
+	cur      Post
+	sends    sendTable
+	taken    uint64 // datagrams of all descriptors taken
+	entries  uint32 // of the send table that can be used
+	retry    bool   // there may be more
+}
+
+// sendTable holds the descriptors taken whose last event is not published, by id.
+type sendTable struct {
+	info      []sendInfo
+	freed     uint32 // list of free ids through next
+	n         int
+	datagrams int // without an event
+	bytes     int
+	nowhere   uint64 // the cell of those that have no ledger
+}
+
+type sendInfo struct {
+	bytes  uint32
+	cookie uint32
+	next   uint32
+	count  uint16 // datagrams; 0: the id is free
+	left   uint16 // without an event, be it queued
+	put    uint16 // with an event in the ring
+	shown  uint16 // with an event that is published
+	marked bool   // in eventSide.touched
+}
+
+func (h *Host) initSend() {
+	h.sends.freed = none
+	h.entries = MaxOutstanding
+	if h.led != nil {
+		h.entries = sendsPerPage
+		h.retry = true
+	}
+}
+
+// HasPosts reports whether Next would bring a descriptor that it has not
+// shown before, or an error.
+func (h *Host) HasPosts() bool {
+	if h.err != nil {
+		return true
+	}
+	return !h.dead && !h.claimed && h.mayTake() && h.r.SendTail().Load() != h.sendHead
+}
+
+// mayTake: at most MaxOutstanding descriptors and MaxOutstandingDatagrams are
+// under way, and no event waits for room.
+func (h *Host) mayTake() bool {
+	t := &h.sends
+	if h.overflow.n() > 0 || t.datagrams >= MaxOutstandingDatagrams {
+		return false
+	}
+	return t.freed != none || len(t.info) < int(h.entries) || h.retry
+}
+
+// grow makes another page of the ledger's send table usable, for the next id.
+// When that fails it is tried again once an id was freed.
+func (h *Host) grow() bool {
+	t := &h.sends
+	if t.freed != none || len(t.info) < int(h.entries) {
+		return true
+	}
+	h.retry = h.led.grow(h.entries) && h.entries+sendsPerPage <= MaxOutstanding
+	if h.retry {
+		h.entries += sendsPerPage
+	}
+	return h.retry
+}
+
+// Next claims and checks the next descriptor; the same one again until Taken. ok
+// is false when there is none, or none may be taken now. err: the client is
+// hostile, close its socket.
+func (h *Host) Next(p *Post) (ok bool, err error) {
+	if h.err != nil {
+		return false, h.err
+	}
+	if !h.claimed {
+		if ok, err := h.claim(); !ok {
+			return false, err
+		}
+	}
+	*p = h.cur
+	return true, nil
+}
+
+// claimTries is how often a client may append between a load and the claim
+// before the daemon turns to something else.
+const claimTries = 16
+
+func (h *Host) claim() (bool, error) {
+	if h.dead {
+		return false, nil
+	}
+	n := h.sendHead
+	if n == h.sendTail {
+		t := h.r.SendTail().Load()
+		if t-n > uint64(h.r.Sends) {
+			return false, h.hostile("send tail %d with %d taken of a ring of %d", t, n, h.r.Sends)
+		}
+		if h.sendTail = t; t == n {
+			return false, nil
+		}
+	}
+	if !h.mayTake() || !h.grow() {
+		return false, nil
+	}
+	word := h.r.SendWord(n)
+	w := word.Load()
+	for try := 0; !word.CompareAndSwap(w, w|uint64(WordClaimed)); w = word.Load() {
+		if try++; try == claimTries {
+			return false, nil // it is appending all the time; later
+		}
+	}
+	crash.Point("ring.claim")
+	var d SendDesc
+	d.get(h.r.sendEntry(n))
+	if err := h.check(Word(w)&^WordClaimed, &d); err != nil {
+		return false, err
+	}
+	h.claimed = true
+	return true, nil
+}
+
+// check turns a descriptor into h.cur.
+func (h *Host) check(w Word, d *SendDesc) error {
+	p := &h.cur
+	kind, n, bytes := w.Kind(), w.Count(), w.Bytes()
+	if kind < KindEach || kind > KindOpen {
+		return h.hostile("send descriptor %d is of kind %d", h.sendHead, kind)
+	}
+	if d.Flow >= h.r.Flows {
+		return h.hostile("send descriptor %d names flow %d of %d", h.sendHead, d.Flow, h.r.Flows)
+	}
+	*p = Post{Tag: d.Tag, Cookie: d.Cookie, Flow: d.Flow, Gen: d.Gen, Want: d.Flags&FlagWant != 0, Word: uint64(w), Slot: d.Slot, id: none}
+	if kind == KindOpen {
+		p.Open = true
+		return nil
+	}
+	if n < 1 || n > MaxTrain {
+		return h.hostile("send descriptor %d holds %d datagrams", h.sendHead, n)
+	}
+	if d.Slot%UnitBytes != 0 || d.Slot > h.r.SendArenaBytes || uint64(bytes) > h.r.SendArenaBytes-d.Slot {
+		return h.hostile("send descriptor %d has %d bytes at %d of an arena of %d", h.sendHead, bytes, d.Slot, h.r.SendArenaBytes)
+	}
+	p.Count, p.Table = n, kind == KindTable
+	p.Body = h.r.sendArena[d.Slot:][:bytes:bytes]
+	switch {
+	case w&wordReserved != 0 || d.Flags&^FlagWant != 0:
+		p.Bad = &Error{unix.EINVAL, fmt.Sprintf("a descriptor with unknown bits: word %#x, flags %#x", uint64(w), d.Flags)}
+	case bytes > int(h.r.MaxDatagram) || n > 1 && bytes > MaxTrainBytes:
+		p.Bad = &Error{unix.EMSGSIZE, fmt.Sprintf("%d bytes for %d datagrams; one has at most %d, several together at most %d", bytes, n, h.r.MaxDatagram, MaxTrainBytes)}
+	case p.Table && 4*n > bytes:
+		p.Bad = &Error{unix.EINVAL, fmt.Sprintf("a table of %d lengths in %d bytes", n, bytes)}
+	case !p.Table && bytes%n != 0:
+		p.Bad = &Error{unix.EINVAL, fmt.Sprintf("%d bytes are not %d datagrams of one length", bytes, n)}
+	}
+	return nil
+}
+
+// Taken takes the descriptor that Next showed: the head moves on. accepted: it
+// has an outcome from here on, id names it until the last Outcome, and cell is
+// where its lane<<56|sequence is to be stored when it is sent. Not accepted: it
+// needs Refused, with the same p, unless it only opens a flow.
+func (h *Host) Taken(p *Post, dst netip.AddrPort, accepted bool) (id uint32, cell *uint64) {
+	if !h.claimed {
+		h.bug("a descriptor was taken that was not shown")
+		return none, &h.sends.nowhere
+	}
+	h.claimed = false
+	n := h.sendHead
+	h.sendHead = n + 1
+	if p.Open {
+		if h.led != nil {
+			h.led.took(n, h.taken)
+		}
+		h.moveHead()
+		return none, nil
+	}
+	t := &h.sends
+	id = t.freed
+	if id != none {
+		t.freed = t.info[id].next
+	} else {
+		id = uint32(len(t.info))
+		t.info = append(t.info, sendInfo{})
+	}
+	t.info[id] = sendInfo{bytes: uint32(len(p.Body)), cookie: p.Cookie, count: uint16(p.Count), left: uint16(p.Count)}
+	t.n++
+	t.datagrams += p.Count
+	t.bytes += len(p.Body)
+	h.taken += uint64(p.Count)
+	p.id = id
+	cell = &t.nowhere
+	if h.led != nil {
+		flags := uint8(0)
+		if p.Want {
+			flags = FlagWant
+		}
+		if !accepted {
+			flags |= FlagRefusing
+		}
+		s := SendRecord{Order: n + 1, Slot: p.Slot, Word: Word(p.Word), Tag: p.Tag, Cookie: p.Cookie, Dst: dst, Flags: flags}
+		h.led.accept(id, &s, n, h.taken)
+		cell = &h.led.entry(id)[0]
+	}
+	h.moveHead()
+	return id, cell
+}
+
+func (h *Host) moveHead() {
+	h.r.SendHead().Store(h.sendHead)
+	h.news |= ClientWaitsSendRoom
+	crash.Point("ring.accept.head")
+}
+
+// Outstanding is the number of descriptors taken whose last event is not
+// published yet.
+func (h *Host) Outstanding() int { return h.sends.n }
+
+// OutstandingBytes and OutstandingDatagrams are what they hold.
+func (h *Host) OutstandingBytes() int     { return h.sends.bytes }
+func (h *Host) OutstandingDatagrams() int { return h.sends.datagrams }
+
+// free gives an id to others.
+func (t *sendTable) free(id uint32) {
+	i := &t.info[id]
+	t.n--
+	t.bytes -= int(i.bytes)
+	*i = sendInfo{next: t.freed}
+	t.freed = id
+}

@@ -1,0 +1,484 @@
+package shm
+
+import (
+	"bytes"
+	"encoding/hex"
+	"fmt"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/crash"
+)
+
+// The ledger is what a restart of the daemon needs besides the regions
+// (docs/shm.md, "Ledger"). Nothing in it is written with a system call: the
+// stores survive the process because the pages belong to the file.
+//
+// The file is sparse. A store into a page that the file system cannot give
+// would kill the daemon (SIGBUS), so pages are allocated before they are
+// written, and what cannot be allocated is refused.
+
+// LedgerSpec says how much a ledger has room for. Zero means the default.
+type LedgerSpec struct {
+	Instance uint64 // of the daemon
+	Lanes    int    // lanes of all peers; 16,384
+	Regions  int    // sockets with rings; 1,024
+	Commits  int    // local addresses; 64
+}
+
+// Ledger is the ledger of a running daemon. The tables' entries are given out
+// under a lock; what stands in an entry belongs to whoever got it.
+type Ledger struct {
+	h    LedgerHeader
+	fd   int
+	mem  []byte
+	base unsafe.Pointer
+
+	mu          sync.Mutex // guards what follows
+	have        []uint64   // bits of the file's pages that are allocated
+	lanes       map[laneKey]*LedgerLane
+	freeLanes   []uint32
+	nLanes      uint32
+	freeRegions []uint32
+	nRegions    uint32
+}
+
+type laneKey struct {
+	local, remote netip.Addr
+	lane          uint32
+}
+
+// OpenLedger makes a new ledger at path, mode 0600, in place of one that is
+// there: read that with Recover first.
+func OpenLedger(path string, s LedgerSpec) (*Ledger, error) {
+	or := func(n, d int) uint32 {
+		if n == 0 {
+			n = d
+		}
+		return uint32(n)
+	}
+	l := &Ledger{fd: -1, lanes: map[laneKey]*LedgerLane{}}
+	l.h = LedgerHeader{Instance: s.Instance, Lanes: or(s.Lanes, 16384), Regions: or(s.Regions, 1024), Commits: or(s.Commits, 64),
+		Sends: MaxOutstanding, Boot: bootID()}
+	if s.Lanes < 0 || s.Regions < 0 || s.Commits < 0 || s.Lanes > 1<<24 || s.Regions > 1<<16 || s.Commits > 1<<16 {
+		return nil, &Error{unix.EINVAL, fmt.Sprintf("a ledger for %d lanes, %d regions, %d local addresses", s.Lanes, s.Regions, s.Commits)}
+	}
+	l.h.lay()
+	if err := l.create(path); err != nil {
+		l.Close()
+		return nil, fmt.Errorf("shm: ledger %s: %w", path, err)
+	}
+	return l, nil
+}
+
+func (l *Ledger) create(path string) error {
+	fresh := path + ".new"
+	os.Remove(fresh)
+	fd, err := unix.Open(fresh, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	l.fd = fd
+	defer os.Remove(fresh) // when it was not renamed
+	if err := unix.Ftruncate(fd, int64(l.h.FileBytes)); err != nil {
+		return err
+	}
+	l.mem, err = unix.Mmap(fd, 0, int(l.h.FileBytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return err
+	}
+	l.base = unsafe.Pointer(unsafe.SliceData(l.mem))
+	l.have = make([]uint64, l.h.FileBytes>>12/64+1)
+	if err := l.ensure(0, HeaderBytes); err != nil {
+		return err
+	}
+	l.h.Put(l.mem)
+	return os.Rename(fresh, path)
+}
+
+// Close unmaps the ledger; the file stays.
+func (l *Ledger) Close() error {
+	if l == nil {
+		return nil
+	}
+	var err error
+	if l.mem != nil {
+		err = unix.Munmap(l.mem)
+		l.mem = nil
+	}
+	if l.fd >= 0 {
+		unix.Close(l.fd)
+		l.fd = -1
+	}
+	return err
+}
+
+// ensure allocates the pages of a part of the file. Under mu, or before l is shared.
+func (l *Ledger) ensure(off, n uint64) error {
+	from, to := off>>12, (off+n+4095)>>12
+	missing := false
+	for p := from; p < to; p++ {
+		missing = missing || l.have[p/64]&(1<<(p%64)) == 0
+	}
+	if !missing {
+		return nil
+	}
+	err := unix.Fallocate(l.fd, unix.FALLOC_FL_KEEP_SIZE, int64(from<<12), int64((to-from)<<12))
+	if err != nil {
+		return &Error{unix.ENOMEM, fmt.Sprintf("no room for another %d bytes of the ledger: %v", (to-from)<<12, err)}
+	}
+	for p := from; p < to; p++ {
+		l.have[p/64] |= 1 << (p % 64)
+	}
+	return nil
+}
+
+// punch gives whole pages back; they read as 0 afterwards.
+func (l *Ledger) punch(off, n uint64) {
+	if unix.Fallocate(l.fd, unix.FALLOC_FL_KEEP_SIZE|unix.FALLOC_FL_PUNCH_HOLE, int64(off), int64(n)) != nil {
+		clear(l.mem[off : off+n])
+		return
+	}
+	for p := off >> 12; p < (off+n)>>12; p++ {
+		l.have[p/64] &^= 1 << (p % 64)
+	}
+}
+
+// Commit prepares the commit record of local address number i, from 0 on, for
+// PublishAll.
+func (l *Ledger) Commit(i int) error {
+	if l == nil {
+		return nil
+	}
+	if i < 0 || i >= int(l.h.Commits) {
+		return &Error{unix.ENOMEM, fmt.Sprintf("local address number %d; the ledger has room for %d", i, l.h.Commits)}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := commitBytes(l.h.Regions)
+	return l.ensure(l.h.CommitOff+uint64(i)*n, n)
+}
+
+// LedgerLane is the entry of one lane of one peer. Its setters are plain stores
+// to memory; who owns the lane calls them.
+type LedgerLane struct {
+	l     *Ledger
+	key   laneKey
+	index uint32
+	mem   []byte
+}
+
+// Lane returns the entry of a lane and makes it when there is none.
+func (l *Ledger) Lane(local, remote netip.Addr, lane uint32) (*LedgerLane, error) {
+	if l == nil {
+		return nil, nil
+	}
+	if !local.IsValid() || !remote.IsValid() || local.Is4() != remote.Is4() {
+		return nil, &Error{unix.EINVAL, fmt.Sprintf("a lane from %v to %v", local, remote)}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	key := laneKey{local, remote, lane}
+	if p := l.lanes[key]; p != nil {
+		return p, nil
+	}
+	p := &LedgerLane{l: l, key: key, index: l.nLanes}
+	reuse := len(l.freeLanes) > 0
+	if reuse {
+		p.index = l.freeLanes[len(l.freeLanes)-1]
+	} else if l.nLanes >= l.h.Lanes {
+		return nil, &Error{unix.ENOMEM, fmt.Sprintf("the ledger has room for %d lanes", l.h.Lanes)}
+	}
+	off := l.h.LaneOff + uint64(p.index)*laneBytes
+	if err := l.ensure(off, laneBytes); err != nil {
+		return nil, err
+	}
+	if reuse {
+		l.freeLanes = l.freeLanes[:len(l.freeLanes)-1]
+	} else {
+		l.nLanes++
+	}
+	p.mem = l.mem[off:][:laneBytes:laneBytes]
+	clear(p.mem)
+	le.PutUint32(p.mem[4:], lane)
+	putAddr(p.mem[8:24], local)
+	p.mem[40] = putAddr(p.mem[24:40], remote)
+	word32(p.mem).Store(1)
+	l.lanes[key] = p
+	return p, nil
+}
+
+// Index is the entry's number, for Host.Place; NoLane for a nil lane.
+func (p *LedgerLane) Index() uint32 {
+	if p == nil {
+		return NoLane
+	}
+	return p.index
+}
+
+// Free gives the entry back.
+func (p *LedgerLane) Free() {
+	if p == nil {
+		return
+	}
+	p.l.mu.Lock()
+	defer p.l.mu.Unlock()
+	word32(p.mem).Store(0)
+	delete(p.l.lanes, p.key)
+	p.l.freeLanes = append(p.l.freeLanes, p.index)
+}
+
+// SetPeer records the kind of peer (conn.Kind) and both incarnations.
+func (p *LedgerLane) SetPeer(kind uint8, ours, peers uint64) {
+	if p == nil {
+		return
+	}
+	p.mem[41] = kind
+	word64(p.mem[48:]).Store(ours)
+	word64(p.mem[56:]).Store(peers)
+}
+
+// SetNextSeq records the next sequence to send, before anything with a higher
+// one leaves.
+func (p *LedgerLane) SetNextSeq(seq uint64) {
+	if p != nil {
+		*(*uint64)(unsafe.Pointer(&p.mem[64])) = seq
+	}
+}
+
+// SetReceived records the highest sequence received when no datagram came with
+// it; otherwise PublishAll does.
+func (p *LedgerLane) SetReceived(seq uint64, refusals []uint64) {
+	if p != nil {
+		p.setRefusals(refusals)
+		word64(p.mem[72:]).Store(seq)
+	}
+}
+
+// setRefusals stores them in ascending order. The new list is the old one
+// without some, and new ones behind: so no refusal that stays is ever missing
+// in between (it moves down, onto one that leaves or has moved). What is
+// behind the received sequence does not count yet.
+func (p *LedgerLane) setRefusals(refusals []uint64) {
+	n := (*uint32)(unsafe.Pointer(&p.mem[80]))
+	if len(refusals) > MaxRefusals {
+		atomic.StoreUint32(n, RefusalsOverflow)
+		return
+	}
+	if len(refusals) == 0 && *n == 0 {
+		return
+	}
+	for i, s := range refusals {
+		*(*uint64)(unsafe.Pointer(&p.mem[88+8*i])) = s
+	}
+	atomic.StoreUint32(n, uint32(len(refusals)))
+}
+
+// LedgerRegion is the entry of one region, with its send table.
+type LedgerRegion struct {
+	l     *Ledger
+	index uint32
+	mem   []byte
+	sends unsafe.Pointer
+	acct  uint8  // the current account
+	most  uint32 // entries of the send table that were used
+}
+
+const sendsPerPage = 4096 / entryBytes
+
+// Region makes the entry of a region.
+func (l *Ledger) Region(r *Region) (*LedgerRegion, error) {
+	if l == nil {
+		return nil, nil
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g := &LedgerRegion{l: l, index: l.nRegions}
+	reuse := len(l.freeRegions) > 0
+	if reuse {
+		g.index = l.freeRegions[len(l.freeRegions)-1]
+	} else if l.nRegions >= l.h.Regions {
+		return nil, &Error{unix.ENOMEM, fmt.Sprintf("the ledger has room for %d regions", l.h.Regions)}
+	}
+	off := l.h.RegionOff + uint64(g.index)*recordBytes
+	if err := l.ensure(off, recordBytes); err != nil {
+		return nil, err
+	}
+	if err := l.ensure(g.sendOff(), 4096); err != nil {
+		return nil, err
+	}
+	if reuse {
+		l.freeRegions = l.freeRegions[:len(l.freeRegions)-1]
+	} else {
+		l.nRegions++
+	}
+	g.mem = l.mem[off:][:recordBytes:recordBytes]
+	g.sends = unsafe.Add(l.base, g.sendOff())
+	rec := RegionRecord{ID: r.ID, Inode: r.Inode, Bytes: r.RegionBytes, Local: r.Local, UID: r.UID, PID: r.PID}
+	rec.put(g.mem)
+	return g, nil
+}
+
+func (g *LedgerRegion) sendOff() uint64 {
+	return g.l.h.SendOff + uint64(g.index)*uint64(g.l.h.Sends)*entryBytes
+}
+
+// grow makes a page of the send table usable, from entry n on.
+func (g *LedgerRegion) grow(n uint32) bool {
+	if n+sendsPerPage > g.l.h.Sends {
+		return false
+	}
+	g.l.mu.Lock()
+	defer g.l.mu.Unlock()
+	return g.l.ensure(g.sendOff()+uint64(n)*entryBytes, 4096) == nil
+}
+
+// gone says that the region is not there any more. Its number and cells stay
+// until free.
+func (g *LedgerRegion) gone() {
+	if g != nil {
+		word32(g.mem).Store(0)
+	}
+}
+
+// free gives the entry to other regions: no cell of it may be written any more.
+func (g *LedgerRegion) free() {
+	if g == nil {
+		return
+	}
+	g.gone()
+	g.l.mu.Lock()
+	defer g.l.mu.Unlock()
+	if g.most > sendsPerPage {
+		g.l.punch(g.sendOff(), (uint64(g.most)*entryBytes+4095)&^4095)
+	} else {
+		clear(g.l.mem[g.sendOff():][:4096])
+	}
+	g.l.freeRegions = append(g.l.freeRegions, g.index)
+}
+
+func (g *LedgerRegion) entry(id uint32) *entry { return entryAt(g.sends, uint64(id)*entryBytes) }
+
+// accept records that descriptor number n was taken with entry id; taken counts
+// the datagrams of all taken ones.
+func (g *LedgerRegion) accept(id uint32, s *SendRecord, n, taken uint64) {
+	if id >= g.most {
+		g.most = id + 1
+	}
+	s.put(g.entry(id))
+	crash.Point("ring.accept.entry")
+	g.took(n, taken)
+}
+
+// took records that descriptor number n was taken.
+func (g *LedgerRegion) took(n, taken uint64) {
+	word64(g.mem[96+8*((n+1)&1):]).Store(taken)
+	crash.Point("ring.accept.count")
+	word64(g.mem[72:]).Store(n + 1)
+	crash.Point("ring.accept.ledger")
+}
+
+// progress marks the entry with what the publication under way brings it.
+func (g *LedgerRegion) progress(id uint32, before, after int) {
+	p := uint32(before) | uint32(after)<<progressBits | progressUnder | uint32(g.acct^1)<<progressAcct
+	*(*uint32)(unsafe.Add(unsafe.Pointer(g.entry(id)), 20)) = p
+}
+
+// publish records the event tail; finished counts the datagrams of all events.
+func (g *LedgerRegion) publish(tail, finished uint64) {
+	next := g.acct ^ 1
+	word64(g.mem[112+8*next:]).Store(finished)
+	crash.Point("ring.outcome.account")
+	word64(g.mem[80:]).Store(tail | uint64(next)<<63)
+	g.acct = next
+	crash.Point("ring.outcome.ledger")
+}
+
+// settle ends the publication for one entry.
+func (g *LedgerRegion) settle(id uint32, done int, last bool) {
+	if last {
+		atomic.StoreUint64(&g.entry(id)[1], 0)
+		crash.Point("ring.outcome.free")
+		return
+	}
+	atomic.StoreUint32((*uint32)(unsafe.Add(unsafe.Pointer(g.entry(id)), 20)), uint32(done))
+}
+
+func (g *LedgerRegion) setRecvTail(tail uint64) { word64(g.mem[88:]).Store(tail) }
+
+// PublishAll makes everything placed in hosts visible, together with the lane's
+// highest received sequence and the refusals whose answer may be lost, so that
+// after a crash either all of it happened or nothing. lane may be nil:
+// received is then nothing. refusals ascend. commit is the number of the local
+// address, see Commit. Afterwards each host wants its Publish, which tells
+// whose doorbell to ring. Without a ledger (nil) it only makes visible.
+func (l *Ledger) PublishAll(commit int, lane *LedgerLane, received uint64, refusals []uint64, hosts []*Host) {
+	if l == nil {
+		for _, h := range hosts {
+			h.publishRecv()
+		}
+		return
+	}
+	if lane != nil {
+		lane.setRefusals(refusals)
+		crash.Point("ring.receive.refusals")
+	}
+	rec := l.mem[l.h.CommitOff+uint64(commit)*commitBytes(l.h.Regions):]
+	n := 0
+	for _, h := range hosts {
+		h.closeTrain()
+		if h.led == nil || h.dead || h.recvTail == h.recvPub || h.inCommit {
+			continue
+		}
+		h.inCommit = true
+		e := rec[commitHead+commitEach*n:]
+		le.PutUint64(e, uint64(h.led.index))
+		le.PutUint64(e[8:], h.recvTail)
+		n++
+	}
+	if n == 0 {
+		if lane != nil {
+			word64(lane.mem[72:]).Store(received)
+		}
+	} else {
+		le.PutUint32(rec[4:], uint32(n))
+		le.PutUint32(rec[8:], lane.Index())
+		le.PutUint64(rec[16:], received)
+		crash.Point("ring.receive.record")
+		word32(rec).Store(1)
+		crash.Point("ring.receive.valid")
+	}
+	for _, h := range hosts {
+		if h.inCommit {
+			h.inCommit = false
+			h.showRecv()
+			crash.Point("ring.receive.tail")
+			h.led.setRecvTail(h.recvTail)
+			crash.Point("ring.receive.table")
+		} else {
+			h.publishRecv() // one without a ledger
+		}
+	}
+	if n > 0 {
+		if lane != nil {
+			word64(lane.mem[72:]).Store(received)
+			crash.Point("ring.receive.lane")
+		}
+		word32(rec).Store(0)
+		crash.Point("ring.receive.done")
+	}
+}
+
+// bootID is the machine's boot, all zero when the system does not tell.
+func bootID() (id [16]byte) {
+	b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if b = bytes.ReplaceAll(bytes.TrimSpace(b), []byte("-"), nil); len(b) == 32 {
+		hex.Decode(id[:], b)
+	}
+	return id
+}
