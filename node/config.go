@@ -3,6 +3,8 @@ package node
 import (
 	"net/netip"
 	"time"
+
+	"github.com/rdsd/rdsd/internal/reactor"
 )
 
 // ConfigVersion is the only value `version` may have in a configuration file.
@@ -25,14 +27,15 @@ const DefaultHTTP = "127.0.0.1:16386"
 // overrides (a key without env tag is RDSD_<SECTION>_<KEY>), usage is the help
 // text and want says what would be right.
 type Config struct {
-	Version int          `toml:"version" env:"-" usage:"format of this file" want:"1"`
-	RDS     RDSConfig    `toml:"rds"`
-	API     APIConfig    `toml:"api"`
-	HTTP    HTTPConfig   `toml:"http"`
-	Limits  LimitsConfig `toml:"limits"`
-	Log     LogConfig    `toml:"log"`
-	Ports   []PortGrant  `toml:"ports"`
-	Peers   []PeerRule   `toml:"peers"`
+	Version int           `toml:"version" env:"-" usage:"format of this file" want:"1"`
+	RDS     RDSConfig     `toml:"rds"`
+	Reactor ReactorConfig `toml:"reactor"`
+	API     APIConfig     `toml:"api"`
+	HTTP    HTTPConfig    `toml:"http"`
+	Limits  LimitsConfig  `toml:"limits"`
+	Log     LogConfig     `toml:"log"`
+	Ports   []PortGrant   `toml:"ports"`
+	Peers   []PeerRule    `toml:"peers"`
 
 	file    string
 	origins map[string]Origin
@@ -56,6 +59,13 @@ type RDSConfig struct {
 	HeartbeatTimeout  Duration     `toml:"heartbeat_timeout" usage:"silence after which a link to another rdsd is given up" want:"a duration such as \"20s\", longer than rds.heartbeat_interval"`
 	PingEnable        bool         `toml:"ping_enable" usage:"answer pings (off also ends the handshake with kernels)" want:"true or false"`
 	LowPortsBelow     uint16       `toml:"low_ports_below" usage:"RDS ports below this one need a [[ports]] grant or root; 0: none do" want:"a port, 0 to 65535"`
+}
+
+// ReactorConfig is the threads that move datagrams between rings, sockets and peers.
+type ReactorConfig struct {
+	Threads int      `toml:"threads" usage:"threads that serve links and rings; 0: one, from five processors on two" want:"0 to 64; with reactor.cpus 0, or as many as there are processors in it"`
+	Spin    Duration `toml:"spin" usage:"how long an idle thread looks for work, yielding, before it sleeps; 0s: not at all" want:"a duration such as \"20us\", 0s to 10ms"`
+	CPUs    []int    `toml:"cpus" usage:"processors the threads are bound to, one each; empty: any" want:"a list of processor numbers such as [2, 3], one for each of reactor.threads"`
 }
 
 // APIConfig is the gRPC side.
@@ -133,6 +143,7 @@ func DefaultConfig() *Config {
 			PingEnable:        true,
 			LowPortsBelow:     1024,
 		},
+		Reactor: ReactorConfig{Spin: Duration{reactor.DefaultSpin}},
 		API: APIConfig{
 			Socket:        DefaultSocket,
 			SocketMode:    FileMode{0o660},

@@ -176,6 +176,7 @@ kernel = true
 	}
 	c.file, c.origins, c.numbers, c2.file, c2.origins, c2.numbers = "", nil, nil, "", nil, nil
 	c.API.AdminUIDs, c2.API.AdminUIDs = nil, nil // nil and empty are one
+	c.Reactor.CPUs, c2.Reactor.CPUs = nil, nil
 	if !reflect.DeepEqual(c, c2) {
 		t.Errorf("dumped\n%+v\nloaded\n%+v", c, c2)
 	}

@@ -19,6 +19,7 @@ import (
 func (c *Config) Validate() error {
 	v := validator{c: c}
 	v.rds()
+	v.reactor()
 	v.api()
 	v.limits()
 	v.check("version", c.Version == ConfigVersion, "%d is not known to this rdsd", c.Version)

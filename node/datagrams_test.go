@@ -372,11 +372,11 @@ func TestRandomPortAvoidsGrantedRanges(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &sockStream{node: n, eng: eng, id: Identity{UID: 54321}}
-	sock, _, err := s.bindEngine(0, rdsOptions())
+	sock, _, err := s.bindEngine(0, rdsOptions(), nil)
 	if err != nil || sock.Addr().Port() != 65535 {
 		t.Errorf("bound %v, %v; the only port left is 65535", sock, err)
 	}
-	if _, _, err = s.bindEngine(0, rdsOptions()); !errors.Is(err, rdserr.ErrAddrInUse) {
+	if _, _, err = s.bindEngine(0, rdsOptions(), nil); !errors.Is(err, rdserr.ErrAddrInUse) {
 		t.Errorf("second bind: %v", err)
 	}
 }

@@ -10,10 +10,11 @@
 // its links), sockStream.mu. Nothing blocks and no system call is made with
 // host.mu held; what a step of the engine orders is carried out by host.unlock.
 //
-// Goroutines: the timer and the flusher of each host, one reader for each link
-// (transport/tcp), dials under way, and for each client stream its handler, its
-// reader and its pusher. Each says at its go statement how it ends.
+// Goroutines: the reactors (reactors.go), which read and write the links, run the
+// timer of each host and whatever is handed to them; the log of path states;
+// dials under way; and for each client stream its handler, its reader and its
+// pusher. Each says at its go statement how it ends.
 //
 // Read config.go, node.go and grpc.go first; for the data path host.go,
-// transmit.go and datagrams.go.
+// transmit.go, reactors.go and datagrams.go.
 package node

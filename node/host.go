@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/transport"
 )
@@ -23,17 +24,17 @@ type host struct {
 
 	mu      sync.Mutex // guards e with everything in it, and the fields below
 	e       *rds.Engine
-	timer   *time.Timer
+	worker  *worker // its timer runs there, and what others hand over; set by start
+	timer   *reactor.Timer
 	timerAt time.Duration // when timer fires; never when it does not
 	closed  bool
-	kicked  []*conn.Path // for the flusher
+	kicked  []*conn.Path // handed over to worker
 	watch   []*congestionWatch
 
-	flush    chan struct{} // capacity 1: wakes the flusher
-	quit     chan struct{} // closed by stop
-	flushing sync.WaitGroup
 	listener transport.Listener // set by start
 	links    sync.WaitGroup     // links and dials under way
+
+	flushKicked func() // transmits on kicked, on worker's thread
 }
 
 const never = time.Duration(1<<63 - 1)
@@ -41,10 +42,16 @@ const never = time.Duration(1<<63 - 1)
 func newHost(all *hosts, addr netip.Addr, seed int64) *host {
 	h := &host{all: all, log: all.node.log, addr: addr, port: all.node.cfg.RDS.Port, timerAt: never}
 	h.e = rds.NewEngine(&all.engineConfig, addr, rand.New(rand.NewSource(seed)))
-	h.flush, h.quit = make(chan struct{}, 1), make(chan struct{})
-	h.timer = time.AfterFunc(time.Hour, h.tick)
-	h.timer.Stop()
 	return h
+}
+
+// attach gives the host the reactor of its timer.
+func (h *host) attach(w *worker) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.worker = w
+	h.timer = w.NewTimer(h.tick)
+	h.flushKicked = func() { h.takeOver(w) }
 }
 
 // now is the engine's time: monotonic, from the node's start.
@@ -67,10 +74,15 @@ type work struct {
 
 var works = sync.Pool{New: func() any { return new(work) }}
 
+// publisher is a socket's owner whose readers look at memory: what a step placed
+// becomes visible to them before the lock is let go, and with that before any
+// acknowledgement of it can leave. It must not block or call back.
+type publisher interface{ publish() }
+
 // unlock lets the lock go and carries out what the step left to do: writes to
 // links in the caller's own thread, wakes readers, dials, logs.
 func (h *host) unlock() {
-	if at, ok := h.e.Next(); ok && at < h.timerAt && !h.closed {
+	if at, ok := h.e.Next(); ok && at < h.timerAt && !h.closed && h.timer != nil {
 		h.timerAt = at
 		h.timer.Reset(max(at-h.now(), 0))
 	}
@@ -84,6 +96,11 @@ func (h *host) unlock() {
 	w.states = h.e.States()
 	w.notices = h.e.Notices()
 	w.watch = h.watch
+	for _, s := range w.socks {
+		if o, ok := s.Options().Data.(publisher); ok {
+			o.publish()
+		}
+	}
 	h.mu.Unlock()
 
 	for _, s := range w.socks {
@@ -95,7 +112,7 @@ func (h *host) unlock() {
 		h.carryOut(a)
 	}
 	for _, s := range w.states {
-		h.logState(s)
+		h.all.states.put(h, s)
 	}
 	if len(w.notices) > 0 {
 		for _, c := range w.watch {
@@ -108,7 +125,7 @@ func (h *host) unlock() {
 	works.Put(w)
 }
 
-// tick runs in the timer's goroutine.
+// tick runs on the worker's thread.
 func (h *host) tick() {
 	_, now := h.lock()
 	h.timerAt = never
@@ -155,19 +172,6 @@ func (h *host) background(f func()) {
 	}()
 }
 
-func (h *host) logState(s rds.StateChange) {
-	c := s.Path.Conn()
-	level := slog.LevelInfo
-	if s.Now == conn.Connecting || s.Was == conn.Connecting && s.Now != conn.Up {
-		level = slog.LevelDebug // an unreachable peer is tried for ever
-	}
-	args := []any{"peer", c.Remote(), "local", c.Local(), "path", s.Path.Index(), "was", s.Was.String(), "state", s.Now.String()}
-	if s.Err != nil && s.Now != conn.Up {
-		args = append(args, "error", s.Err)
-	}
-	h.log.Log(h.all.ctx, level, "path", args...)
-}
-
 // stopPatience is how long links may take to be read to their end.
 const stopPatience = 3 * time.Second
 
@@ -194,7 +198,9 @@ func (h *host) stop() {
 			}
 		})
 	}
-	h.timer.Stop()
+	if h.timer != nil {
+		h.timer.Stop()
+	}
 	h.unlock()
 	for _, k := range links {
 		k.link.Close(true)
@@ -208,6 +214,4 @@ func (h *host) stop() {
 	})
 	h.links.Wait()
 	abort.Stop()
-	close(h.quit)
-	h.flushing.Wait()
 }

@@ -14,6 +14,7 @@ import (
 	"encoding/binary"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
@@ -25,7 +26,8 @@ type hosts struct {
 	node         *Node
 	epoch        time.Time // the engines' time zero
 	engineConfig rds.Config
-	provider     transport.Provider
+	workers      []*worker          // set by start
+	provider     transport.Provider // set by start
 	list         []*host
 	byAddr       map[netip.Addr]*host
 	ctx          context.Context // ends with the node: dials give up
@@ -35,11 +37,13 @@ type hosts struct {
 	handshakesRefused atomic.Uint64
 	refused           atomic.Uint64 // connections refused, for any reason
 	full              atomic.Uint64 // writes that met a full socket buffer
+
+	states stateLog
 }
 
 func newCore(n *Node) (core, error) {
 	c := n.cfg
-	a := &hosts{node: n, epoch: time.Now().Add(-time.Hour), provider: tcp.Provider{}, byAddr: map[netip.Addr]*host{}}
+	a := &hosts{node: n, epoch: time.Now().Add(-time.Hour), byAddr: map[netip.Addr]*host{}}
 	a.ctx, a.cancel = context.WithCancel(context.Background())
 	e := rds.DefaultConfig()
 	e.Conn.Lanes = c.RDS.Lanes
@@ -77,6 +81,19 @@ func (a *hosts) withTimeout(d time.Duration) (context.Context, context.CancelFun
 }
 
 func (a *hosts) start() error {
+	if err := a.startReactors(); err != nil {
+		a.close()
+		return err
+	}
+	var loops []*reactor.Reactor
+	for _, w := range a.workers {
+		loops = append(loops, w.Reactor)
+	}
+	a.provider = tcp.New(loops...)
+	for i, h := range a.list {
+		h.attach(a.workers[i%len(a.workers)])
+	}
+	a.states.start(a)
 	for _, h := range a.list {
 		l, err := a.provider.Listen(netip.AddrPortFrom(h.addr, h.port), h.accept)
 		if err != nil {
@@ -85,7 +102,6 @@ func (a *hosts) start() error {
 		}
 		h.mu.Lock()
 		h.listener = l
-		h.flushing.Go(h.flusher)
 		h.mu.Unlock()
 	}
 	return nil
@@ -122,6 +138,8 @@ func (a *hosts) close() {
 		g.Go(func() error { h.stop(); return nil })
 	}
 	g.Wait()
+	a.stopReactors()
+	a.states.stop()
 }
 
 func (a *hosts) alive() {

@@ -95,8 +95,8 @@ func (l *laneLink) Written(b *transport.Batch, err error) {
 	}
 	more := h.e.Wrote(now, l.p)
 	h.unlock()
-	if more {
-		h.transmit(l.p)
+	if more && h.transmit(l.p, batchesATurn) {
+		h.kick(l.p)
 	}
 }
 

@@ -8,67 +8,71 @@ import (
 )
 
 // busyGap: when the last turn of a path ended less than this ago, the path is
-// under load and the turn goes to the flusher, so that batches form while it is on
-// its way. Otherwise the caller writes at once and nobody has to be woken.
+// under load and the turn goes to the reactor, so that batches form while it is
+// on its way. Otherwise the caller writes at once and nobody has to be woken.
 const busyGap = 20 * time.Microsecond
 
+// kick has p transmitted on: at the end of the turn if the caller is a reactor.
 func (h *host) kick(p *conn.Path) {
-	h.mu.Lock()
-	busy := h.now()-h.laneOf(p).lastTurn < busyGap
-	if busy {
-		h.kicked = append(h.kicked, p)
-	}
-	h.mu.Unlock()
-	if !busy {
-		h.transmit(p)
+	if w := h.all.here(); w != nil {
+		w.kick(h, p)
 		return
 	}
-	select {
-	case h.flush <- struct{}{}:
-	default:
+	h.mu.Lock()
+	busy := h.now()-h.laneOf(p).lastTurn < busyGap
+	h.mu.Unlock()
+	if busy || h.transmit(p, batchesAtOnce) {
+		h.handOver(p)
 	}
 }
 
-// flusher transmits for paths under load. It ends with stop.
-func (h *host) flusher() {
-	var todo []*conn.Path
-	for {
-		select {
-		case <-h.flush:
-		case <-h.quit:
-			return
-		}
-		h.mu.Lock()
-		todo, h.kicked = h.kicked, todo[:0]
-		h.mu.Unlock()
-		for _, p := range todo {
-			h.transmit(p)
-		}
-		clear(todo)
+// handOver leaves p to the host's worker.
+func (h *host) handOver(p *conn.Path) {
+	h.mu.Lock()
+	h.kicked = append(h.kicked, p)
+	first := len(h.kicked) == 1
+	h.mu.Unlock()
+	if first {
+		h.worker.Do(h.flushKicked)
 	}
 }
 
-// turnsAtOnce bounds how long a sender transmits for the others too.
-const turnsAtOnce = 16
+// takeOver runs on the worker's thread.
+func (h *host) takeOver(w *worker) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for i, p := range h.kicked {
+		h.kicked[i] = nil
+		w.kick(h, p)
+	}
+	h.kicked = h.kicked[:0]
+}
+
+// What one caller writes for the others too, in batches of up to 256 KiB.
+const (
+	batchesAtOnce = 16 // a sender's own thread, before the reactor goes on
+	batchesATurn  = 4  // a reactor, before its other links and rings have their turn
+)
 
 // transmit writes what p has to send, in the caller's thread, until there is
-// no more or the link is full. The engine gives the turn to one caller at a
-// time (Fill after Fill, with Wrote between).
-func (h *host) transmit(p *conn.Path) {
+// no more, or the link is full, or most batches are written; it reports whether
+// that is why it ended. The engine gives the turn to one caller at a time (Fill
+// after Fill, with Wrote between).
+func (h *host) transmit(p *conn.Path, most int) (more bool) {
 	b := transport.GetBatch()
 	_, now := h.lock()
-	for turn := 0; ; turn++ {
+	for {
 		l := h.laneOf(p).current(p)
 		if l == nil || !h.e.Fill(now, p, b) {
 			b.Put()
 			h.unlock()
-			return
+			return false
 		}
 		h.unlock()
 		done, err := l.link.Send(b)
 		if !done && err == nil {
 			h.all.full.Add(1)
-			return // the link goes on, and calls Written
+			return false // the link goes on, and calls Written
 		}
 		b.Reset()
 		_, now = h.lock()
@@ -76,16 +80,11 @@ func (h *host) transmit(p *conn.Path) {
 			l.dead = true // its reader will report it; nothing more is written
 		}
 		h.laneOf(p).lastTurn = now
-		if more := h.e.Wrote(now, p); !more || err != nil {
+		more := h.e.Wrote(now, p)
+		if most--; !more || err != nil || most == 0 {
 			b.Put()
 			h.unlock()
-			return
-		}
-		if turn >= turnsAtOnce {
-			h.unlock()
-			b.Put()
-			h.background(func() { h.transmit(p) })
-			return
+			return more && err == nil
 		}
 	}
 }

@@ -7,19 +7,36 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
 
-// Provider makes TCP links.
-type Provider struct{}
+// Provider makes TCP links, each of which belongs to one of its reactors.
+type Provider struct {
+	loops []*loop
+	next  atomic.Uint32 // whose turn it is
+}
 
-var _ transport.Provider = Provider{}
+var _ transport.Provider = (*Provider)(nil)
+
+// New makes a provider whose links are served by the reactors in turn. The
+// reactors must outlive the links.
+func New(reactors ...*reactor.Reactor) *Provider {
+	p := &Provider{}
+	for _, r := range reactors {
+		p.loops = append(p.loops, &loop{r: r})
+	}
+	return p
+}
+
+func (p *Provider) loop() *loop { return p.loops[int(p.next.Add(1))%len(p.loops)] }
 
 // Source ports are taken at random from here, port mod 8 being the lane
 // (net/rds/tcp_connect.c of kernels with SPORT_IDX does the same).
@@ -30,17 +47,16 @@ const (
 )
 
 // Dial connects; the source port's remainder by 8 is the lane.
-func (Provider) Dial(ctx context.Context, local, remote netip.AddrPort, lane int) (transport.Link, error) {
+func (p *Provider) Dial(ctx context.Context, local, remote netip.AddrPort, lane int) (transport.Link, error) {
 	var lastErr error
 	for range tries {
 		port := portFrom + rand.IntN((portTo-portFrom)/wire.MaxLanes)*wire.MaxLanes + lane
 		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(local.Addr(), uint16(port))), KeepAlive: -1, Control: reuse}
 		c, err := d.DialContext(ctx, "tcp", remote.String())
 		if err == nil {
-			l, err := newLink(c.(*net.TCPConn))
+			l, err := newLink(p.loop(), c.(*net.TCPConn))
 			if err != nil {
-				c.Close()
-				return nil, err
+				return nil, err // not a nil *Link in the interface
 			}
 			return l, nil
 		}
@@ -65,18 +81,19 @@ func reuse(_, _ string, raw syscall.RawConn) error {
 }
 
 type listener struct {
+	p    *Provider
 	l    *net.TCPListener
 	done sync.WaitGroup
 }
 
 // Listen accepts on local.
-func (Provider) Listen(local netip.AddrPort, accept func(transport.Link)) (transport.Listener, error) {
+func (p *Provider) Listen(local netip.AddrPort, accept func(transport.Link)) (transport.Listener, error) {
 	lc := net.ListenConfig{KeepAlive: -1}
 	nl, err := lc.Listen(context.Background(), "tcp", local.String())
 	if err != nil {
 		return nil, err
 	}
-	l := &listener{l: nl.(*net.TCPListener)}
+	l := &listener{p: p, l: nl.(*net.TCPListener)}
 	l.done.Add(1)
 	go l.serve(accept)
 	return l, nil
@@ -94,9 +111,8 @@ func (l *listener) serve(accept func(transport.Link)) {
 			time.Sleep(10 * time.Millisecond) // out of descriptors: others will be closed
 			continue
 		}
-		k, err := newLink(c)
+		k, err := newLink(l.p.loop(), c)
 		if err != nil {
-			c.Close()
 			continue
 		}
 		accept(k)

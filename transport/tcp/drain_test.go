@@ -41,7 +41,7 @@ func TestDrainOfAPeerThatGoesOn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer peer.Close()
-	l, err := Provider{}.Dial(context.Background(), netip.MustParseAddrPort("127.0.0.84:0"),
+	l, err := newProvider(t).Dial(context.Background(), netip.MustParseAddrPort("127.0.0.84:0"),
 		peer.Addr().(*net.TCPAddr).AddrPort(), 0)
 	if err != nil {
 		t.Fatal(err)

@@ -1,7 +1,7 @@
 package tcp
 
 import (
-	"syscall"
+	"os"
 	"time"
 	"unsafe"
 
@@ -16,42 +16,51 @@ const (
 	userTimeout = 30 * time.Second
 )
 
-func setOptions(raw syscall.RawConn) error {
-	var err error
-	if e := raw.Control(func(fd uintptr) {
-		for _, o := range []struct{ level, name, value int }{
-			{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
-			{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
-			{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, keepAlive},
-			{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, keepAlive},
-			{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepAlive},
-			{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout / time.Millisecond)},
-		} {
-			if err == nil {
-				err = unix.SetsockoptInt(int(fd), o.level, o.name, o.value)
-			}
+func setOptions(fd int) error {
+	for _, o := range []struct{ level, name, value int }{
+		{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
+		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, keepAlive},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, keepAlive},
+		{unix.IPPROTO_TCP, unix.TCP_KEEPCNT, keepAlive},
+		{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout / time.Millisecond)},
+	} {
+		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
+			return os.NewSyscallError("setsockopt", err)
 		}
-	}); e != nil {
-		return e
 	}
-	return err
+	return nil
 }
 
-// Acked is how many of our bytes the peer's TCP acknowledged.
-func (l *Link) Acked() uint64 { return l.tcpAcked() - l.ackBase }
-
-// tcpAcked reads tcpi_bytes_acked, which counts the SYN on the connecting side.
-func (l *Link) tcpAcked() (n uint64) {
-	l.raw.Control(func(fd uintptr) {
-		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			n = info.Bytes_acked
-		}
-	})
-	return n
+// acked reads tcpi_bytes_acked, which counts the SYN on the connecting side.
+func acked(fd int) uint64 {
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil {
+		return 0
+	}
+	return info.Bytes_acked
 }
 
-// writev and readv on non-blocking descriptors: they never block, so the
-// runtime need not be told (RawSyscall).
+// System calls on non-blocking descriptors: they never block, so the runtime
+// need not be told (RawSyscall).
+
+func send(fd int, p []byte) (int, error) {
+	n, _, e := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(p))), uintptr(len(p)),
+		unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+	if e != 0 {
+		return 0, e
+	}
+	return int(n), nil
+}
+
+func recv(fd int, p []byte) (int, error) {
+	n, _, e := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&p[0])), uintptr(len(p)), unix.MSG_DONTWAIT, 0, 0)
+	if e != 0 {
+		return 0, e
+	}
+	return int(n), nil
+}
+
 func writev(fd int, iov []unix.Iovec) (int, error) {
 	n, _, e := unix.RawSyscall(unix.SYS_WRITEV, uintptr(fd), uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
 	if e != 0 {

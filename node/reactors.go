@@ -1,0 +1,133 @@
+package node
+
+import (
+	"fmt"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/reactor"
+)
+
+// worker is one reactor of the node, with what its turn has collected.
+type worker struct {
+	*reactor.Reactor
+	kicked, flushing []kickedPath // owned by the thread
+	flushFn          func()
+}
+
+type kickedPath struct {
+	h *host
+	p *conn.Path
+}
+
+// kick has p transmitted on at the end of the turn: what several rings and
+// links queue in one turn leaves together. On the worker's thread.
+func (w *worker) kick(h *host, p *conn.Path) {
+	if len(w.kicked) == 0 {
+		w.Defer(w.flushFn)
+	}
+	w.kicked = append(w.kicked, kickedPath{h, p})
+}
+
+// flush transmits. A path with more than its share of a turn to send comes
+// again in the next, behind whatever else has arrived.
+func (w *worker) flush() {
+	w.kicked, w.flushing = w.flushing[:0], w.kicked
+	for i, k := range w.flushing {
+		w.flushing[i] = kickedPath{}
+		if k.h.transmit(k.p, batchesATurn) {
+			w.kick(k.h, k.p)
+		}
+	}
+}
+
+// reactorOptions is one entry for each thread the configuration asks for.
+func (c *Config) reactorOptions() []reactor.Options {
+	n := c.Reactor.Threads
+	switch {
+	case n > 0:
+	case len(c.Reactor.CPUs) > 0:
+		n = len(c.Reactor.CPUs)
+	case runtime.NumCPU() <= 4:
+		n = 1
+	default:
+		n = 2
+	}
+	l := make([]reactor.Options, n)
+	for i := range l {
+		l[i] = reactor.Options{Name: fmt.Sprintf("rdsd/%d", i), CPU: -1, SpinFor: c.Reactor.Spin.Duration}
+		if l[i].SpinFor == 0 {
+			l[i].SpinFor = -1
+		}
+		if i < len(c.Reactor.CPUs) {
+			l[i].CPU = c.Reactor.CPUs[i]
+		}
+	}
+	return l
+}
+
+// startReactors is undone by stopReactors.
+func (a *hosts) startReactors() error {
+	o := a.node.cfg.reactorOptions()
+	makeRoom(len(o))
+	for _, o := range o {
+		r, err := reactor.New(o)
+		if err != nil {
+			return err
+		}
+		w := &worker{Reactor: r}
+		w.flushFn = w.flush
+		a.workers = append(a.workers, w)
+	}
+	return nil
+}
+
+func (a *hosts) stopReactors() {
+	for _, w := range a.workers {
+		w.Close()
+	}
+	makeRoom(-len(a.workers))
+}
+
+// here is the worker the caller runs on, nil in any other goroutine.
+func (a *hosts) here() *worker {
+	for _, w := range a.workers {
+		if w.OnThread() {
+			return w
+		}
+	}
+	return nil
+}
+
+var room struct {
+	mu      sync.Mutex
+	threads int // reactors of all nodes of this process
+}
+
+// makeRoom lets the Go scheduler run two threads beside the reactors, even on two
+// processors: after a blocking system call a reactor has to win its place back,
+// and the collector and gRPC must get on while reactors are busy.
+func makeRoom(n int) {
+	room.mu.Lock()
+	defer room.mu.Unlock()
+	if room.threads += n; runtime.GOMAXPROCS(0) < room.threads+2 {
+		runtime.GOMAXPROCS(room.threads + 2)
+	}
+}
+
+// maxSpin: what yields longer than this burns a processor, not waits.
+const maxSpin = 10 * time.Millisecond
+
+func (v *validator) reactor() {
+	r := &v.c.Reactor
+	v.check("reactor.threads", between(r.Threads, 0, 64), "%d is out of range", r.Threads)
+	v.check("reactor.spin", between(r.Spin.Duration, 0, maxSpin), "%v is out of range", r.Spin)
+	v.check("reactor.cpus", len(r.CPUs) <= 64, "%d processors are too many", len(r.CPUs))
+	v.check("reactor.cpus", len(r.CPUs) == 0 || r.Threads == 0 || r.Threads == len(r.CPUs),
+		"%d processors for %d threads", len(r.CPUs), r.Threads)
+	for _, c := range r.CPUs {
+		v.check("reactor.cpus", between(c, 0, 1023), "%d is not a processor", c)
+	}
+}

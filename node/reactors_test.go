@@ -1,0 +1,113 @@
+package node
+
+import (
+	"fmt"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/reactor"
+)
+
+func TestReactorOptions(t *testing.T) {
+	byDefault := 1
+	if runtime.NumCPU() > 4 {
+		byDefault = 2
+	}
+	for _, c := range []struct {
+		r    ReactorConfig
+		cpus []int
+		spin time.Duration
+	}{
+		{DefaultConfig().Reactor, []int{-1, -1}[:byDefault], reactor.DefaultSpin},
+		{ReactorConfig{Threads: 3}, []int{-1, -1, -1}, -1},
+		{ReactorConfig{CPUs: []int{1, 0}, Spin: Duration{time.Millisecond}}, []int{1, 0}, time.Millisecond},
+		{ReactorConfig{Threads: 1, CPUs: []int{7}}, []int{7}, -1},
+	} {
+		cfg := DefaultConfig()
+		cfg.Reactor = c.r
+		if err := cfg.Validate(); err != nil {
+			t.Errorf("%+v: %v", c.r, err)
+		}
+		got := cfg.reactorOptions()
+		if len(got) != len(c.cpus) {
+			t.Errorf("%+v: %d threads", c.r, len(got))
+			continue
+		}
+		for i, o := range got {
+			if o.CPU != c.cpus[i] || o.SpinFor != c.spin || o.Name != fmt.Sprintf("rdsd/%d", i) {
+				t.Errorf("%+v: thread %d is %+v", c.r, i, o)
+			}
+		}
+	}
+	for want, r := range map[string]ReactorConfig{
+		"reactor.threads: 65 is":            {Threads: 65},
+		"reactor.spin: -1":                  {Spin: Duration{-1}},
+		"reactor.spin: 1s":                  {Spin: Duration{time.Second}},
+		"reactor.cpus: 2 processors for 3":  {Threads: 3, CPUs: []int{0, 1}},
+		"reactor.cpus: 5000 is not a proce": {CPUs: []int{5000}},
+	} {
+		cfg := DefaultConfig()
+		cfg.Reactor = r
+		if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%+v: %v; want %q", r, err, want)
+		}
+	}
+}
+
+// TestNoSuchProcessor: a node that cannot have its processors does not start,
+// says why, and leaves nothing behind.
+func TestNoSuchProcessor(t *testing.T) {
+	cfg := testConfig(t)
+	cfg.Reactor.CPUs = []int{1000}
+	n, err := New(cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Run(testContext(t)); err == nil || !strings.Contains(err.Error(), "CPU 1000") {
+		t.Errorf("Run: %v", err)
+	}
+}
+
+// TestTurnTransmitsAtItsEnd: what one turn of a reactor queues for a peer stays
+// until the turn ends, and leaves then.
+func TestTurnTransmitsAtItsEnd(t *testing.T) {
+	x, y := twoNodes(t, "127.0.0.55", "127.0.0.56")
+	a, b := openFlow(t, x, 0), openFlow(t, y, 4000)
+	a.send(t, b, 0) // the link is there, and its peer is known
+	b.receive(t)
+	w := x.worker
+	const each = 20
+	var before, after int
+	done := make(chan struct{})
+	queued := func() (bytes int) {
+		e, _ := x.lock()
+		defer x.unlock()
+		for _, pe := range e.Peers() {
+			bytes += pe.Conn().Queued().QueuedBytes
+		}
+		return bytes
+	}
+	w.Do(func() {
+		defer close(done)
+		for i := range each {
+			_, now := x.lock()
+			if err := a.s.Send(now, b.s.Addr(), []byte{0, 0, 0, 0, 0, 0, 0, byte(i + 1)}, 0, false); err != nil {
+				t.Error(err)
+			}
+			x.unlock()
+		}
+		before = queued()
+		w.Defer(func() { after = queued() })
+	})
+	<-done
+	for i := range each {
+		if _, n := b.receive(t); n != uint64(i+1) {
+			t.Errorf("received %d", n)
+		}
+	}
+	if before != 8*each || after != 0 {
+		t.Errorf("%d of %d bytes queued during the turn, %d at its end", before, 8*each, after)
+	}
+}

@@ -1,0 +1,122 @@
+package tcp
+
+import (
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/transport"
+)
+
+const (
+	drainTime = time.Second
+	deafTime  = 20 * time.Millisecond // for each read of what TCP had taken before deafen
+)
+
+// Close: gracefully, our side is shut and what the peer has sent is read to its
+// end, because the peer's kernel forgot what our TCP acknowledged.
+func (l *Link) Close(graceful bool) {
+	l.mu.Lock()
+	started, again := l.h != nil, l.closing
+	l.closing = true
+	if !started {
+		l.ended = true
+	}
+	l.mu.Unlock()
+	switch {
+	case !started:
+		l.closeFD()
+	case !graceful:
+		l.loop.r.Do(func() { l.end(net.ErrClosed) })
+	case !again:
+		l.fdMu.RLock()
+		if l.fd >= 0 {
+			unix.Shutdown(l.fd, unix.SHUT_WR)
+		}
+		l.fdMu.RUnlock()
+		l.loop.r.Do(l.startDrain)
+	}
+}
+
+func (l *Link) closeFD() {
+	l.fdMu.Lock()
+	defer l.fdMu.Unlock()
+	if l.fd >= 0 {
+		unix.Close(l.fd)
+		l.fd = -1
+	}
+}
+
+// end closes the link and says so to the handler. On the reactor's thread.
+func (l *Link) end(err error) {
+	l.mu.Lock()
+	if l.ended {
+		l.mu.Unlock()
+		return
+	}
+	l.ended = true
+	b := l.out
+	l.out = nil
+	l.watch() // for nothing any more
+	l.mu.Unlock()
+	if l.drain != nil {
+		l.drain.Stop()
+	}
+	acked := l.Acked()
+	l.closeFD()
+	l.framer.Close()
+	if l.held != nil {
+		l.held.drop()
+		l.held = nil
+	}
+	if b != nil {
+		l.h.Written(b, err)
+	}
+	l.h.Closed(err, acked)
+}
+
+func (l *Link) startDrain() {
+	if !l.ended {
+		l.drain = l.loop.r.After(drainTime, l.drainDue)
+	}
+}
+
+// drainDue: the peer had its time, or has sent nothing that was still there
+// since the link is deaf.
+func (l *Link) drainDue() {
+	switch {
+	case l.ended:
+	case !l.deaf:
+		if err := l.deafen(); err != nil {
+			l.end(os.ErrDeadlineExceeded)
+			return
+		}
+		l.deaf = true
+		l.drain.Reset(deafTime)
+	case l.paused: // resume goes on, or an abort comes
+	default:
+		// The reactor may have been busy elsewhere: what is there counts.
+		if n, err := unix.IoctlGetInt(l.fd, unix.SIOCINQ); err == nil && n > 0 {
+			l.drain.Reset(deafTime)
+			return
+		}
+		l.end(os.ErrDeadlineExceeded)
+	}
+}
+
+// deafen ends the drain of a link whose peer goes on, or does not close in
+// turn: Linux 6.1 takes a connection that we shut before it was accepted for one
+// that is up, and would believe in it as long as our TCP answers. From here on
+// TCP takes nothing more (the filter drops every segment), so that what can
+// still be read is all the peer may forget; then closing resets the connection.
+func (l *Link) deafen() error {
+	drop := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}
+	err := unix.SetsockoptSockFprog(l.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+		&unix.SockFprog{Len: 1, Filter: &drop})
+	unix.SetsockoptLinger(l.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	return err
+}
+
+var _ transport.Link = (*Link)(nil)

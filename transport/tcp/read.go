@@ -1,0 +1,203 @@
+package tcp
+
+import (
+	"errors"
+	"io"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+const (
+	stageBytes = 64 << 10  // one read of small messages
+	aheadBytes = 4 << 10   // read behind the rest of a large payload: the next header, little that must be copied
+	turnBytes  = 256 << 10 // from one link, before others have their turn
+)
+
+// loop is what the links of one reactor share. Its thread owns it.
+type loop struct {
+	r     *reactor.Reactor
+	stage [stageBytes]byte // what one read brought; used up before the next
+	iov   [2]unix.Iovec
+}
+
+// read reads what is there, within bounds.
+func (l *Link) read() {
+	for bytes := 0; bytes < turnBytes; {
+		want := l.framer.Want()
+		room := stageBytes
+		if want != nil {
+			room = len(want) + aheadBytes
+		}
+		n, err := l.loop.receive(l.fd, want)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EAGAIN:
+			return
+		case err != nil:
+			l.end(err)
+			return
+		case n == 0:
+			l.end(io.EOF)
+			return
+		}
+		if l.deaf {
+			l.drain.Reset(deafTime)
+		}
+		direct := min(n, len(want))
+		l.h.Begin()
+		err = nil
+		if direct > 0 {
+			err = l.framer.Filled(direct, l.frame)
+		}
+		l.feed(err, l.loop.stage[:n-direct])
+		if n < room || l.paused || l.ended {
+			return
+		}
+		bytes += n
+	}
+}
+
+// receive reads once, into want and a little beyond, or into the stage.
+func (p *loop) receive(fd int, want []byte) (int, error) {
+	if want == nil {
+		return recv(fd, p.stage[:])
+	}
+	p.iov[0].Base, p.iov[1].Base = &want[0], &p.stage[0]
+	p.iov[0].SetLen(len(want))
+	p.iov[1].SetLen(aheadBytes)
+	n, err := readv(fd, p.iov[:])
+	p.iov[0].Base = nil
+	return n, err
+}
+
+// feed cuts the bytes of one read into frames, the first of which may have
+// failed with err, and ends what the caller began with Handler.Begin.
+func (l *Link) feed(err error, rest []byte) {
+	for {
+		if err == nil && len(rest) > 0 {
+			var n int
+			n, err = l.framer.Feed(rest, l.frame)
+			rest = rest[n:]
+		}
+		if err == nil {
+			l.h.End()
+			return
+		}
+		if err == transport.ErrPause {
+			l.held.keepRest(rest)
+			l.h.End()
+			l.setPaused(true)
+			return
+		}
+		if long := (*transport.ErrTooLong)(nil); errors.As(err, &long) {
+			l.h.End()
+			l.end(err)
+			return
+		}
+		l.discard, err = true, nil
+		l.framer.Place = nil
+	}
+}
+
+// frame gives one frame to the handler, and keeps it if that has no room.
+func (l *Link) frame(f *transport.Frame) error {
+	if l.discard {
+		return nil
+	}
+	err := l.h.Frame(f)
+	if err == transport.ErrPause {
+		l.held = hold(f)
+	}
+	return err
+}
+
+// --- pausing -----------------------------------------------------------------
+
+// held is what a pause keeps: the frame that was not taken, and what had been
+// read behind it.
+type held struct {
+	raw     [wire.HeaderLen]byte
+	payload *buf.Buf
+	alone   bool // the payload came in a buffer of its own
+	rest    *buf.Buf
+}
+
+func hold(f *transport.Frame) *held {
+	k := &held{payload: f.Buf, alone: f.Buf != nil}
+	copy(k.raw[:], f.Raw)
+	if k.alone {
+		k.payload.Ref()
+	} else {
+		k.payload = buf.Get(len(f.Payload))
+		copy(k.payload.B, f.Payload)
+	}
+	return k
+}
+
+func (k *held) keepRest(rest []byte) {
+	if len(rest) > 0 {
+		k.rest = buf.Get(len(rest))
+		copy(k.rest.B, rest)
+	}
+}
+
+func (k *held) frame() *transport.Frame {
+	f := &transport.Frame{Raw: k.raw[:], Payload: k.payload.B}
+	if k.alone {
+		f.Buf = k.payload
+	}
+	return f
+}
+
+func (k *held) drop() {
+	k.payload.Release()
+	if k.rest != nil {
+		k.rest.Release()
+	}
+}
+
+func (l *Link) setPaused(v bool) {
+	l.mu.Lock()
+	l.paused = v
+	err := l.watch()
+	l.mu.Unlock()
+	if err != nil {
+		l.end(err)
+	}
+}
+
+// Resume goes on reading. What it answers to has been noted before it is run:
+// a pause begins and ends on the thread.
+func (l *Link) Resume() { l.loop.r.Do(l.resume) }
+
+func (l *Link) resume() {
+	if !l.paused || l.ended {
+		return
+	}
+	k := l.held
+	l.h.Begin()
+	err := l.h.Frame(k.frame())
+	if err == transport.ErrPause { // as full as before
+		l.h.End()
+		return
+	}
+	l.held = nil
+	if l.deaf {
+		l.drain.Reset(deafTime)
+	}
+	var rest []byte
+	if k.rest != nil {
+		rest = k.rest.B
+	}
+	l.feed(err, rest)
+	k.drop()
+	if l.held == nil && !l.ended {
+		l.setPaused(false)
+	}
+}
