@@ -154,13 +154,28 @@ func (ws *watchers) each(f func(w *watcher)) {
 }
 
 func (ws *watchers) event(m *rdsdv1.CongestionEvent) {
+	var changes []CongestionChange
+	for _, c := range m.GetChange() {
+		changes = append(changes, CongestionChange{Addr: endpointFromProto(c.GetDestination()), Congested: c.GetCongested()})
+	}
+	ws.news(m.GetFreedMask(), changes...)
+}
+
+func (ws *watchers) news(freed uint64, changes ...CongestionChange) {
 	ws.each(func(w *watcher) {
 		w.any = true
-		w.event.Freed |= m.GetFreedMask()
-		for _, c := range m.GetChange() {
-			w.note(CongestionChange{Addr: endpointFromProto(c.GetDestination()), Congested: c.GetCongested()})
+		w.event.Freed |= freed
+		for _, c := range changes {
+			w.note(c)
 		}
 	})
+}
+
+// ready says whether take would return something.
+func (ws *watchers) ready(w *watcher) bool {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	return w.any || w.over != nil
 }
 
 // note adds one change, in place of an older one of the same destination.

@@ -152,6 +152,9 @@ func (s *Socket) Congested(ctx context.Context, dst netip.AddrPort) (bool, error
 	if !dst.Addr().IsValid() {
 		return false, s.opErr("congested", dst, rdserr.ErrDestination)
 	}
+	if congested, ok := s.fe.knows(dst); ok {
+		return congested, nil
+	}
 	m, err := s.askAgain(ctx, func(id uint64) *rdsdv1.ClientMessage {
 		q := &rdsdv1.CongestedQuery{}
 		q.SetId(id)

@@ -36,6 +36,8 @@ type frontEnd interface {
 	// receive waits for datagrams. With lend, payloads may stay where they are
 	// until the lease is released; else they are the caller's for good.
 	receive(ctx context.Context, into []Datagram, lend bool) (int, Lease, error)
+	// knows answers Congested from what is known here.
+	knows(dst netip.AddrPort) (congested, ok bool)
 	peekSize(ctx context.Context) (n int, ok bool, err error)
 	addRequest(w *requestWaiter)
 	removeRequest(w *requestWaiter)

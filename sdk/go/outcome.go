@@ -59,6 +59,23 @@ func (t *tagSet) remove(first, count uint64) []tagRun {
 	return gone
 }
 
+// removeWhole takes tags out that are the front of one run, or all of it, and
+// reports whether they were.
+func (t *tagSet) removeWhole(first, count uint64) bool {
+	i := 0
+	if len(t.runs) > 1 && t.runs[0].first != first {
+		i = sort.Search(len(t.runs), func(k int) bool { return t.runs[k].end() > first })
+	}
+	if i == len(t.runs) || t.runs[i].first != first || t.runs[i].count < count {
+		return false
+	}
+	r := &t.runs[i]
+	if r.first, r.count = r.first+count, r.count-count; r.count == 0 {
+		t.runs = slices.Delete(t.runs, i, i+1)
+	}
+	return true
+}
+
 // take empties the set.
 func (t *tagSet) take() []tagRun {
 	runs := t.runs
@@ -83,6 +100,13 @@ type outcomeQueue struct {
 }
 
 func (q *outcomeQueue) init() { q.wake = make(chan struct{}, 1) }
+
+// ready says whether take would return something.
+func (q *outcomeQueue) ready() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.runs.len() > 0 || q.over != nil
+}
 
 func (q *outcomeQueue) full() bool { return q.len.Load() >= maxOutcomeRuns }
 

@@ -86,6 +86,43 @@ type requestList struct{ list []*requestWaiter }
 
 func (l *requestList) empty() bool { return len(l.list) == 0 }
 
+// pick takes out the first Request that waits for a datagram from src.
+func (l *requestList) pick(src netip.AddrPort) *requestWaiter {
+	i := slices.IndexFunc(l.list, func(w *requestWaiter) bool { return w.from == src })
+	if i < 0 {
+		return nil
+	}
+	w := l.list[i]
+	l.list = slices.Delete(l.list, i, i+1)
+	return w
+}
+
+// add has w wait, unless over says that it is too late.
+func (l *requestList) add(w *requestWaiter, over error) {
+	if over != nil {
+		w.err = over
+		close(w.failed)
+		return
+	}
+	l.list = append(l.list, w)
+}
+
+func (l *requestList) remove(w *requestWaiter) {
+	if i := slices.Index(l.list, w); i >= 0 {
+		l.list = slices.Delete(l.list, i, i+1)
+	}
+}
+
+// decided says whether w has its reply or has failed.
+func (w *requestWaiter) decided() bool {
+	select {
+	case <-w.failed:
+		return true
+	default:
+		return len(w.reply) > 0
+	}
+}
+
 // take gives datagrams of b to the Requests that wait for them and returns
 // what is left of b. n and bytes count what was given.
 func (l *requestList) take(b *inBatch, n, bytes *int) []*inBatch {
@@ -95,13 +132,12 @@ func (l *requestList) take(b *inBatch, n, bytes *int) []*inBatch {
 	var rest []*inBatch
 	for b.left > 0 {
 		d := b.next()
-		i := slices.IndexFunc(l.list, func(w *requestWaiter) bool { return w.from == d.Addr })
-		if i < 0 {
+		w := l.pick(d.Addr)
+		if w == nil {
 			rest = append(rest, singleBatch(d))
 			continue
 		}
-		l.list[i].reply <- d // capacity 1, and a waiter is in the list once
-		l.list = slices.Delete(l.list, i, i+1)
+		w.reply <- d // capacity 1, and a waiter is in the list once
 		*n++
 		*bytes += len(d.Payload)
 	}
@@ -119,18 +155,11 @@ func (l *requestList) failAll(err error) {
 func (q *recvQueue) addWaiter(w *requestWaiter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if q.over != nil {
-		w.err = q.over
-		close(w.failed)
-		return
-	}
-	q.waiters.list = append(q.waiters.list, w)
+	q.waiters.add(w, q.over)
 }
 
 func (q *recvQueue) removeWaiter(w *requestWaiter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if i := slices.Index(q.waiters.list, w); i >= 0 {
-		q.waiters.list = slices.Delete(q.waiters.list, i, i+1)
-	}
+	q.waiters.remove(w)
 }

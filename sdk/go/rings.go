@@ -3,48 +3,270 @@ package rdsd
 import (
 	"context"
 	"net/netip"
+	"sync"
+	"sync/atomic"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/shm"
 )
 
-type rings struct{ *Socket }
-type held struct{}
-type ringSlot struct{}
+// rings is the front end over memory shared with the daemon (docs/shm.md).
+//
+// A call does its own work: it posts descriptors, takes in events and walks the
+// receive ring, under a lock each for the sending side (with the events, which
+// give its memory back) and for the receiving side. Nobody holds one while
+// waiting: who finds nothing to do looks at the words for a while, then parks
+// (ringwait.go). Posting is acceptance, so no send waits for an answer, but for
+// the first to a destination: whether the daemon can send there at all is an
+// error of that call.
+//
+// Lock order: Socket.mu, txMu or rxMu, lot.mu. txMu and rxMu are never held
+// together.
+//
+// Read first: ringlink.go (one region and its connection), ringsend.go,
+// ringrecv.go.
+type rings struct {
+	*Socket
+	path string
+	lot  lot
 
-func (h *held) release(uint64) {}
+	cur *ringLink // guarded by Socket.mu; Socket.link as what it is
 
-func newRings(s *Socket, path string) *rings { return &rings{s} }
+	_       [64]byte // the two sides have cache lines of their own
+	txMu    sync.Mutex
+	tx      *ringLink // guarded by txMu; nil while not connected
+	txOver  error     // guarded by txMu
+	nextTag uint64    // guarded by txMu; the last one given away
+	undecid tagSet    // guarded by txMu; posted and without outcome, with cfg.outcomes
+	quarter int       // guarded by txMu; of the send buffer, as last seen
+	pass    uint64    // guarded by txMu; of batches, marks flows that are held up
+	txSeq   atomic.Uint32
 
-var errNoRings = noRings{rdserr.ErrNotSupported}
+	_     [64]byte
+	rxMu  sync.Mutex
+	rx    *ringLink    // guarded by rxMu; nil while not connected
+	over  error        // guarded by rxMu
+	stash fifo[*train] // guarded by rxMu; taken from the ring, not read yet
+	reqs  requestList  // guarded by rxMu
+	spare trainStore   // guarded by rxMu
+	poll  bool         // guarded by rxMu; the ring is full of news that cannot be taken now
+	rxSeq atomic.Uint32
+}
 
-func (r *rings) kind() FrontEnd                              { return Rings }
-func (r *rings) connect(context.Context) (link, error)       { return nil, errNoRings }
-func (r *rings) startLocked(link)                            {}
-func (r *rings) dropLocked(link, error)                      {}
-func (r *rings) finishLocked(error)                          {}
-func (r *rings) tellLocked(*rdsdv1.ClientMessage)            {}
-func (r *rings) push()                                       {}
-func (r *rings) addRequest(*requestWaiter)                   {}
-func (r *rings) removeRequest(*requestWaiter)                {}
-func (r *rings) outcomesRead()                               {}
-func (r *rings) abort(*Slot)                                 {}
-func (r *rings) commit(*Slot, int) (uint64, error)           { return 0, errNoRings }
-func (r *rings) awaitOutcome(context.Context) error          { return errNoRings }
-func (r *rings) peekSize(context.Context) (int, bool, error) { return 0, false, errNoRings }
-func (r *rings) awaitCongestion(context.Context, *watcher) error {
-	return errNoRings
+func newRings(s *Socket, path string) *rings { return &rings{Socket: s, path: path} }
+
+func (r *rings) kind() FrontEnd { return Rings }
+
+func (r *rings) startLocked(l link) {
+	rl := l.(*ringLink)
+	r.cur = rl
+	r.txMu.Lock()
+	r.tx = rl
+	r.txSeq.Add(1)
+	r.txMu.Unlock()
+	r.rxMu.Lock()
+	r.rx = rl
+	r.rxSeq.Add(1)
+	r.rxMu.Unlock()
+	r.lot.wake(allBits)
+	go rl.keep() // ends with the link
 }
-func (r *rings) awaitReply(context.Context, *requestWaiter) error {
-	return errNoRings
+
+func (r *rings) dropLocked(l link, cause error) {
+	r.cur = nil
+	rl := l.(*ringLink)
+	reason := reasonRestarted
+	if cause != nil {
+		reason = reasonClosed
+	}
+	r.dropSends(rl, reason)
+	r.dropReceives(rl, isClosed(cause))
+	r.lot.wake(allBits)
 }
-func (r *rings) sendOne(context.Context, string, netip.AddrPort, []byte, bool) (uint64, error) {
-	return 0, errNoRings
+
+// dropSends takes in the events that are there; what has no outcome then will
+// have none.
+func (r *rings) dropSends(l *ringLink, reason string) {
+	r.txMu.Lock()
+	defer r.txMu.Unlock()
+	r.settleLocked(l)
+	for _, run := range r.undecid.take() {
+		r.outcomes.add(run.first, run.count, Unknown, reason)
+	}
+	r.tx = nil
+	r.txSeq.Add(1)
+	l.unref()
 }
-func (r *rings) sendBatch(context.Context, string, []Datagram, bool) (int, error) {
-	return 0, errNoRings
+
+// dropReceives keeps what has arrived and was not read: it was delivered, and
+// its memory stays until it is released.
+func (r *rings) dropReceives(l *ringLink, closed bool) {
+	r.rxMu.Lock()
+	defer r.rxMu.Unlock()
+	l.recv.Abandon()
+	if !closed {
+		_ = r.pumpLocked(l) // an error ends the link, which ends here
+	}
+	r.rx = nil
+	r.rxSeq.Add(1)
+	if l.recv.Out() == 0 {
+		l.unref()
+	}
 }
-func (r *rings) reserve(context.Context, netip.AddrPort, int) (*Slot, error) { return nil, errNoRings }
-func (r *rings) receive(context.Context, []Datagram, bool) (int, Lease, error) {
-	return 0, Lease{}, errNoRings
+
+func (r *rings) finishLocked(err error) {
+	r.txMu.Lock()
+	r.txOver = err
+	r.txSeq.Add(1)
+	r.txMu.Unlock()
+	r.rxMu.Lock()
+	r.over = err
+	if isClosed(err) {
+		for r.stash.len() > 0 {
+			r.dropTrainLocked(r.stash.pop())
+		}
+	}
+	r.reqs.failAll(err)
+	r.rxSeq.Add(1)
+	r.rxMu.Unlock()
+	r.lot.wake(allBits)
 }
+
+func (r *rings) tellLocked(m *rdsdv1.ClientMessage) { r.cur.ctl.push(m) }
+
+func (r *rings) push() {
+	r.mu.Lock()
+	if l := r.cur; l != nil {
+		l.writeLocked()
+	}
+	r.mu.Unlock()
+}
+
+// knows answers from the flow table what the daemon writes there.
+func (r *rings) knows(dst netip.AddrPort) (congested, ok bool) {
+	r.txMu.Lock()
+	defer r.txMu.Unlock()
+	if r.tx == nil {
+		return false, false
+	}
+	f := r.tx.send.Known(dst)
+	if f == nil {
+		return false, false
+	}
+	st := r.tx.send.State(f).State()
+	return st == shm.FlowCongested, st == shm.FlowCongested || st == shm.FlowClear
+}
+
+// settleLocked takes in all events that are there. What it frees is news for
+// every sender that waits.
+func (r *rings) settleLocked(l *ringLink) {
+	var ev shm.Event
+	n := 0
+	for {
+		ok, err := l.send.NextEvent(&ev)
+		if err != nil {
+			l.fail(err)
+			break
+		}
+		if !ok {
+			break
+		}
+		n++
+		switch ev.Kind {
+		case shm.EventOutcome, shm.EventRefused:
+			if r.cfg.outcomes && ev.Count > 0 {
+				r.decidedLocked(&ev)
+			}
+		case shm.EventCongestion:
+			r.watch.news(0, CongestionChange{Addr: ev.Dst, Congested: ev.Flags&shm.EventCongested != 0})
+		case shm.EventFreed:
+			r.watch.news(ev.Tag)
+		}
+	}
+	if n > 0 {
+		l.send.EventsTaken()
+		r.txSeq.Add(1)
+		r.lot.wake(shm.ClientWaitsEvent | shm.ClientWaitsSendRoom)
+	}
+}
+
+// decidedLocked notes outcomes. What was noted before is dropped: one for each
+// datagram.
+func (r *rings) decidedLocked(ev *shm.Event) {
+	kind, reason := Unknown, ""
+	switch ev.Outcome {
+	case shm.Delivered:
+		kind = Delivered
+	case shm.Cancelled:
+		kind = Cancelled
+	case shm.Failed:
+		kind = Failed
+	}
+	if ev.Kind == shm.EventRefused {
+		kind = Failed
+		if err := errnoError(int32(ev.Errno), ""); err != nil {
+			reason = err.Error()
+		}
+	} else if kind != Delivered {
+		reason = shm.Reason(ev.Why)
+	}
+	if r.undecid.removeWhole(ev.Tag, uint64(ev.Count)) {
+		r.outcomes.add(ev.Tag, uint64(ev.Count), kind, reason)
+		return
+	}
+	for _, run := range r.undecid.remove(ev.Tag, uint64(ev.Count)) {
+		r.outcomes.add(run.first, run.count, kind, reason)
+	}
+}
+
+func (r *rings) outcomesRead() {
+	r.txMu.Lock()
+	r.txSeq.Add(1)
+	r.txMu.Unlock()
+	r.lot.wake(shm.ClientWaitsEvent | shm.ClientWaitsSendRoom)
+}
+
+func (r *rings) awaitOutcome(ctx context.Context) error {
+	return r.awaitEvents(ctx, r.outcomes.ready)
+}
+
+func (r *rings) awaitCongestion(ctx context.Context, w *watcher) error {
+	return r.awaitEvents(ctx, func() bool { return r.watch.ready(w) })
+}
+
+// awaitEvents takes in events until there says that it was worth it.
+func (r *rings) awaitEvents(ctx context.Context, there func() bool) error {
+	var w *waiter
+	defer func() { w.done() }()
+	for {
+		seq := r.txSeq.Load()
+		r.txMu.Lock()
+		if r.tx != nil {
+			r.settleLocked(r.tx)
+			seq = r.txSeq.Load() // what that freed is no news to us
+		}
+		if there() {
+			r.txMu.Unlock()
+			return nil
+		}
+		w = w.renew(r, r.tx, shm.ClientWaitsEvent)
+		r.txMu.Unlock()
+		w.seq, w.of = seq, &r.txSeq
+		if err := w.wait(ctx); err != nil {
+			return ctxError(ctx, nil)
+		}
+	}
+}
+
+// away is why there is no daemon now.
+func (r *rings) away() error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.Socket.over != nil {
+		return r.Socket.over
+	}
+	return r.awayLocked()
+}
+
+var errAway = rdserr.With(rdserr.ErrShutdown, "not connected to the daemon")

@@ -31,7 +31,7 @@ func (s *stream) sendBatch(ctx context.Context, op string, ds []Datagram, wait b
 	if len(ds) == 0 {
 		return 0, nil
 	}
-	r := batchRun{s: s, op: op, ds: ds}
+	r := batchRun{s: s, batchErrors: batchErrors{op: op, ds: ds}}
 	s.mu.Lock()
 	r.local = s.local
 	first := s.takeTags(len(ds))
@@ -51,24 +51,33 @@ func (s *stream) sendBatch(ctx context.Context, op string, ds []Datagram, wait b
 			break
 		}
 	}
-	if r.err == nil {
-		return len(ds), nil
-	}
-	slices.SortFunc(r.err.Errors, func(a, b DatagramError) int { return a.Index - b.Index })
-	return len(ds) - len(r.err.Errors), r.err
+	return r.result()
 }
 
 // batchRun is one SendBatch call over a stream.
 type batchRun struct {
-	s     *stream
+	batchErrors
+	s *stream
+}
+
+// batchErrors gathers what one SendBatch call returns.
+type batchErrors struct {
 	op    string
 	local netip.AddrPort
 	ds    []Datagram
 	err   *BatchError
 }
 
+func (r *batchErrors) result() (accepted int, err error) {
+	if r.err == nil {
+		return len(r.ds), nil
+	}
+	slices.SortFunc(r.err.Errors, func(a, b DatagramError) int { return a.Index - b.Index })
+	return len(r.ds) - len(r.err.Errors), r.err
+}
+
 // fail notes why count datagrams from index on were not accepted.
-func (r *batchRun) fail(index, count int, err error, und bool) {
+func (r *batchErrors) fail(index, count int, err error, und bool) {
 	if count == 0 {
 		return
 	}

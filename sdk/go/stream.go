@@ -41,6 +41,8 @@ func (s *stream) push() {
 	s.write(m, sess)
 }
 
+func (s *stream) knows(netip.AddrPort) (congested, ok bool) { return false, false }
+
 func (s *stream) outcomesRead() { s.push() }
 
 func (s *stream) finishLocked(err error) {

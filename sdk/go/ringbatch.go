@@ -1,0 +1,248 @@
+package rdsd
+
+import (
+	"context"
+	"encoding/binary"
+
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/shm"
+)
+
+// span is the datagrams from index from up to to.
+type span struct{ from, to int }
+
+// sendBatch posts trains: a run of datagrams to one destination is one
+// descriptor. What is held up is left behind, and with it what follows to the
+// same destination; the rest goes on. What was left behind is tried again, in
+// order, whenever something has changed.
+func (r *rings) sendBatch(ctx context.Context, op string, ds []Datagram, wait bool) (int, error) {
+	if len(ds) == 0 {
+		return 0, nil
+	}
+	b := ringBatch{r: r, ds: ds, h: holdup{r: r, ctx: ctx, wait: wait}, errs: batchErrors{op: op, ds: ds}}
+	if ctx.Err() != nil {
+		b.refuse(0, len(ds), ctxError(ctx, nil))
+		return b.errs.result()
+	}
+	r.txMu.Lock()
+	b.firstTag = r.nextTag + 1
+	r.pass++
+	r.nextTag += uint64(len(ds))
+	for i := range ds {
+		ds[i].Tag = b.firstTag + uint64(i)
+	}
+	if left := b.spanLocked(span{0, len(ds)}, nil); len(left) > 0 {
+		b.waitLocked(left)
+	}
+	r.txMu.Unlock()
+	return b.errs.result()
+}
+
+// ringBatch is one SendBatch call.
+type ringBatch struct {
+	r        *rings
+	ds       []Datagram
+	firstTag uint64
+	h        holdup
+	errs     batchErrors
+	prepared bool
+	rest     error // why nothing more of this pass can go
+}
+
+func (b *ringBatch) refuse(from, to int, err error) {
+	if b.errs.err == nil {
+		b.errs.local = b.r.local // fixed after the first bind
+	}
+	b.errs.fail(from, to-from, err, false)
+}
+
+// waitLocked goes on with what a first pass has left, until all is decided. The
+// lock is let go of while waiting.
+func (b *ringBatch) waitLocked(left []span) {
+	r := b.r
+	defer b.h.end()
+	var again []span
+	for {
+		r.txMu.Unlock()
+		err := b.h.sleep()
+		r.txMu.Lock()
+		if err != nil {
+			for _, sp := range left {
+				b.refuse(sp.from, sp.to, err)
+			}
+			return
+		}
+		b.prepared, b.rest, again = false, nil, again[:0]
+		r.pass++
+		for _, sp := range left {
+			again = b.spanLocked(sp, again)
+		}
+		if len(again) == 0 {
+			return
+		}
+		left, again = again, left
+	}
+}
+
+// spanLocked sends what it can of a span and appends what is to be tried again
+// to left.
+func (b *ringBatch) spanLocked(sp span, left []span) []span {
+	r := b.r
+	for i := sp.from; i < sp.to; {
+		n, err := 0, b.rest
+		if err == nil {
+			n, err = r.postRunLocked(b.ds[i:sp.to], b.firstTag+uint64(i))
+		}
+		if err == nil {
+			i += n
+			continue
+		}
+		to := i + 1
+		if !heldUp(err) {
+			b.refuse(i, to, err)
+		} else {
+			if b.holdLocked(&b.ds[i], err) {
+				to = sp.to
+			}
+			if b.h.wait || err == errOpening {
+				left = extend(left, i, to)
+			} else {
+				b.refuse(i, to, err)
+			}
+		}
+		i = to
+	}
+	return left
+}
+
+// holdLocked notes what err says of a destination: the wait is to be for that,
+// and nothing may overtake. all says that nothing else can go either.
+func (b *ringBatch) holdLocked(d *Datagram, err error) (all bool) {
+	r := b.r
+	if b.rest == nil {
+		if !b.prepared {
+			b.h.prepareLocked()
+			b.prepared = true
+		}
+		if r.tx != nil {
+			b.h.onLocked(r.tx, unmap(d.Addr), err)
+		}
+	}
+	if err != errOpening && err != rdserr.ErrCongested {
+		b.rest = err
+	}
+	return b.rest != nil
+}
+
+// extend adds indices to spans that end before them.
+func extend(left []span, from, to int) []span {
+	if n := len(left); n > 0 && left[n-1].to == from {
+		left[n-1].to = to
+		return left
+	}
+	return append(left, span{from, to})
+}
+
+// Marks in shm.Flow.Held of a flow that is held up in a pass, and why.
+func heldMark(pass uint64, opening bool) uint64 {
+	if opening {
+		return 2*pass + 1
+	}
+	return 2 * pass
+}
+
+// fewEqual is how many datagrams of one length make a train of their own where
+// others follow.
+const fewEqual = 32
+
+// postRunLocked posts a train of the first datagrams, which have one destination, and
+// returns how many they were.
+func (r *rings) postRunLocked(ds []Datagram, tag uint64) (int, error) {
+	l := r.tx
+	first := &ds[0]
+	each := len(first.Payload)
+	dst := unmap(first.Addr)
+	f, err := r.flowLocked(l, dst, each)
+	if err == errOpening || err == rdserr.ErrCongested {
+		l.send.Known(dst).Held = heldMark(r.pass, err == errOpening)
+	}
+	switch {
+	case err != nil:
+		return 0, err
+	case f.Held == heldMark(r.pass, true): // clear by now, but nothing overtakes
+		return 0, errOpening
+	case f.Held == heldMark(r.pass, false):
+		return 0, rdserr.ErrCongested
+	}
+	n, same, sum := measureTrain(ds, l.send.Room())
+	for {
+		kind, body := shm.KindEach, sum
+		if same < n {
+			kind, body = shm.KindTable, sum+4*n
+		}
+		sl, err := r.grabLocked(l, f, body, body)
+		if err == shm.ErrArena && n > 1 { // a shorter one may find room
+			n = (n + 1) / 2
+			same, sum = min(same, n), 0
+			for i := range ds[:n] {
+				sum += len(ds[i].Payload)
+			}
+			continue
+		}
+		if err != nil {
+			return 0, err
+		}
+		fillTrain(sl.Body, ds[:n], kind)
+		l.send.Post(&sl, kind, body, n, sum, tag, r.wantLocked(l))
+		if r.cfg.outcomes {
+			r.undecid.add(tag, uint64(n))
+		}
+		return n, nil
+	}
+}
+
+// measureTrain says how many datagrams fit into one train: the first of them have
+// same length and are same many, all have sum bytes. The last may pass room.
+func measureTrain(ds []Datagram, room int) (n, same, sum int) {
+	addr, each := ds[0].Addr, len(ds[0].Payload)
+	n, same, sum = 1, 1, each
+	most := min(len(ds), shm.MaxTrain)
+	for n < most && sum < room {
+		d := &ds[n]
+		size := len(d.Payload)
+		if d.Addr != addr {
+			break
+		}
+		if size == each && same == n {
+			if sum+size > shm.MaxTrainBytes {
+				break
+			}
+			same++
+		} else if same >= fewEqual || sum+size+4*(n+1) > shm.MaxTrainBytes {
+			break
+		}
+		sum += size
+		n++
+	}
+	return n, same, sum
+}
+
+// fillTrain lays out a body.
+func fillTrain(body []byte, ds []Datagram, kind int) {
+	if kind == shm.KindTable {
+		table := body[:4*len(ds)]
+		body = body[len(table):]
+		for i := range ds {
+			binary.BigEndian.PutUint32(table[4*i:], uint32(len(ds[i].Payload)))
+		}
+	}
+	if len(ds) == 1 {
+		copyBytes(body, ds[0].Payload)
+		return
+	}
+	for i := range ds {
+		p := ds[i].Payload
+		copy(body, p)
+		body = body[len(p):]
+	}
+}

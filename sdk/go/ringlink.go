@@ -1,0 +1,310 @@
+package rdsd
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"net/netip"
+	"os"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/shm"
+)
+
+// ringLink is one region with the control connection that it belongs to.
+//
+// The mapping lives as long as anybody may look at it: the sending side, the
+// receiving side until everything borrowed is back, who waits, slots that are
+// reserved. Each holds a reference, taken under a lock under which the link is
+// known to be in use.
+type ringLink struct {
+	r      *rings
+	conn   *shm.Conn
+	region *shm.Region
+	send   *shm.Sender   // guarded by rings.txMu
+	recv   *shm.Receiver // guarded by rings.rxMu
+	local  netip.AddrPort
+	max    int
+	refs   atomic.Int32
+	ring   int           // the daemon's doorbell; closed with the mapping
+	bell   *os.File      // ours
+	down   chan struct{} // closed when read has ended
+	stop   func() bool   // ends the watch over the socket's context
+	fault  atomic.Pointer[error]
+
+	// Guarded by Socket.mu:
+	ctl     fifo[*rdsdv1.ClientMessage]
+	writing bool // a goroutine writes ctl
+	closing bool // it is to shut the connection when that is done
+}
+
+// connect binds over the ring control socket. ctx bounds only this.
+func (r *rings) connect(ctx context.Context) (link, error) {
+	if ctx.Err() != nil {
+		return nil, ctxError(ctx, nil)
+	}
+	conn, err := shm.Dial(ctx, r.path)
+	if err != nil {
+		if ctx.Err() != nil {
+			return nil, ctxError(ctx, nil)
+		}
+		return nil, noRings{r.dialError(err)}
+	}
+	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
+	l, err := r.handshake(conn)
+	if !stop() && err == nil {
+		l.abort()
+		l.unmap()
+		err = ctxError(ctx, nil)
+	}
+	if err != nil {
+		conn.Close()
+		if ctx.Err() != nil {
+			return nil, ctxError(ctx, nil)
+		}
+		return nil, err
+	}
+	l.stop = context.AfterFunc(r.ctx, l.abort)
+	return l, nil
+}
+
+func (r *rings) dialError(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrPermission):
+		return rdserr.With(rdserr.ErrPerm, "no permission for %s", r.path)
+	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
+		return rdserr.With(rdserr.ErrShutdown, "no daemon with rings at %s: %v", r.path, err)
+	}
+	return rdserr.With(rdserr.ErrShutdown, "%v", err)
+}
+
+func (r *rings) handshake(conn *shm.Conn) (*ringLink, error) {
+	bind := &rdsdv1.Bind{}
+	bind.SetLocal(endpointToProto(r.LocalAddr()))
+	bind.SetSendBufferBytes(uint64(r.cfg.sendBuffer))
+	bind.SetRecvBufferBytes(uint64(r.cfg.recvBuffer))
+	bind.SetLabel(r.cfg.label)
+	wish := &rdsdv1.RingWish{}
+	wish.SetVersion(shm.Version)
+	bind.SetRing(wish)
+	m := &rdsdv1.ClientMessage{}
+	m.SetBind(bind)
+	out, err := proto.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	if err := conn.WriteMessage(out); err != nil {
+		return nil, rdserr.With(rdserr.ErrShutdown, "the daemon at %s: %v", r.path, err)
+	}
+	in, fds, err := conn.ReadMessage()
+	if err != nil {
+		return nil, rdserr.With(rdserr.ErrShutdown, "the daemon at %s does not answer: %v", r.path, err)
+	}
+	answer := &rdsdv1.ServerMessage{}
+	if err := proto.Unmarshal(in, answer); err != nil {
+		closeFDs(fds)
+		return nil, rdserr.With(rdserr.ErrProtocol, "the daemon's answer to Bind: %v", err)
+	}
+	switch answer.WhichBody() {
+	case rdsdv1.ServerMessage_Bound_case:
+	case rdsdv1.ServerMessage_Closing_case:
+		closeFDs(fds)
+		return nil, refusal(answer.GetClosing())
+	default:
+		closeFDs(fds)
+		return nil, rdserr.With(rdserr.ErrProtocol, "the daemon's first message is not Bound")
+	}
+	l, err := r.granted(conn, answer.GetBound(), fds)
+	if err != nil {
+		closeFDs(fds)
+		hangUp(conn)
+		return nil, noRings{err}
+	}
+	return l, nil
+}
+
+// refusal is why Bind failed. Some of it concerns rings alone.
+func refusal(c *rdsdv1.Closing) error {
+	err := errnoError(c.GetErrno(), c.GetMessage())
+	switch syscall.Errno(c.GetErrno()) {
+	case 0:
+		return rdserr.ErrShutdown
+	case syscall.EPROTONOSUPPORT, syscall.ENOSYS:
+		return noRings{rdserr.With(rdserr.ErrNotSupported, "the daemon has no rings of version %d: %s", shm.Version, c.GetMessage())}
+	case syscall.ENOMEM:
+		return noRings{err}
+	}
+	return err
+}
+
+// granted makes a link of what came with Bound. With an error, the descriptors
+// are still the caller's.
+func (r *rings) granted(conn *shm.Conn, bound *rdsdv1.Bound, fds []int) (*ringLink, error) {
+	grant := bound.GetRing()
+	if grant.GetVersion() != shm.Version || len(fds) != 3 {
+		return nil, rdserr.With(rdserr.ErrNotSupported, "the daemon granted rings of version %d with %d descriptors; version %d and 3 were wanted",
+			grant.GetVersion(), len(fds), shm.Version)
+	}
+	region, err := shm.Open(fds[0], grant.GetRegionBytes())
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.SetNonblock(fds[2], true); err != nil {
+		region.Close()
+		return nil, err
+	}
+	unix.Close(fds[0])
+	l := &ringLink{
+		r: r, conn: conn, region: region,
+		send: shm.NewSender(region, fds[1]), recv: shm.NewReceiver(region, fds[1]),
+		local: endpointFromProto(bound.GetLocal()),
+		max:   int(min(bound.GetMaxDatagramBytes(), uint64(region.MaxDatagram))),
+		ring:  fds[1],
+		bell:  os.NewFile(uintptr(fds[2]), "doorbell"),
+		down:  make(chan struct{}),
+	}
+	l.refs.Store(3) // the sending side, the receiving side, read
+	return l, nil
+}
+
+// hangUp ends a connection and waits a moment for the daemon to have let go of
+// the port.
+func hangUp(conn *shm.Conn) {
+	_ = conn.CloseWrite()
+	_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+	for {
+		_, fds, err := conn.ReadMessage()
+		closeFDs(fds)
+		if err != nil {
+			return
+		}
+	}
+}
+
+func closeFDs(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}
+
+func (l *ringLink) bound() (netip.AddrPort, int) { return l.local, l.max }
+
+func (l *ringLink) gone() <-chan struct{} { return l.down }
+
+func (l *ringLink) abort() {
+	l.conn.Close()
+	l.bell.Close()
+}
+
+func (l *ringLink) endLocked() {
+	l.closing = true
+	l.writeLocked()
+}
+
+// fail ends the link because of what stands in the region.
+func (l *ringLink) fail(err error) {
+	l.fault.CompareAndSwap(nil, &err)
+	l.conn.Close()
+}
+
+func (l *ringLink) unref() {
+	if l.refs.Add(-1) == 0 {
+		l.unmap()
+	}
+}
+
+func (l *ringLink) unmap() {
+	l.region.Close()
+	unix.Close(l.ring)
+}
+
+// read takes messages until the connection ends and says why it did.
+func (l *ringLink) read() error {
+	defer l.unref()
+	defer close(l.down)
+	defer l.abort()
+	defer l.stop()
+	var closing error
+	for {
+		in, fds, err := l.conn.ReadMessage()
+		closeFDs(fds)
+		if err != nil {
+			return l.why(closing, err)
+		}
+		m := &rdsdv1.ServerMessage{}
+		if err := proto.Unmarshal(in, m); err != nil {
+			return rdserr.With(rdserr.ErrProtocol, "message of the daemon: %v", err)
+		}
+		if m.WhichBody() == rdsdv1.ServerMessage_Closing_case {
+			closing = closingError(m.GetClosing())
+		} else {
+			l.r.answered(m)
+		}
+	}
+}
+
+// why finds the reason of the end of the connection.
+func (l *ringLink) why(closing, err error) error {
+	if fault := l.fault.Load(); fault != nil {
+		return *fault
+	}
+	if closing != nil {
+		return closing
+	}
+	if n := l.region.Closed().Load(); n != 0 {
+		c := &rdsdv1.Closing{}
+		c.SetErrno(int32(n & 0xfff))
+		return closingError(c)
+	}
+	return rdserr.With(rdserr.ErrShutdown, "the daemon ended the connection: %v", err)
+}
+
+// writeLocked has a goroutine write what is queued. Control messages are rare, and
+// a daemon that does not read must not hold up the caller past its context.
+func (l *ringLink) writeLocked() {
+	if l.writing || l.ctl.len() == 0 && !l.closing {
+		return
+	}
+	l.writing = true
+	go l.write() // ends when the queue is empty, or the connection is closed
+}
+
+func (l *ringLink) write() {
+	mu := &l.r.mu
+	mu.Lock()
+	for l.ctl.len() > 0 {
+		m := l.ctl.pop()
+		mu.Unlock()
+		out, err := proto.Marshal(m)
+		if err == nil {
+			err = l.conn.WriteMessage(out)
+		}
+		if err != nil { // the reader sees why
+			l.conn.Close()
+		}
+		mu.Lock()
+	}
+	if l.closing {
+		_ = l.conn.CloseWrite() // the daemon answers by ending the connection
+	}
+	l.writing = l.closing
+	mu.Unlock()
+}
+
+// keep waits for the daemon to ring, for all who are parked.
+func (l *ringLink) keep() {
+	var count [8]byte
+	for {
+		if _, err := l.bell.Read(count[:]); err != nil {
+			return
+		}
+		l.r.lot.wake(allBits)
+	}
+}

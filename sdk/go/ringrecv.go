@@ -1,0 +1,406 @@
+package rdsd
+
+import (
+	"context"
+	"net/netip"
+
+	"github.com/rdsd/rdsd/shm"
+)
+
+// Receiving over rings. A descriptor of the receive ring is a train: datagrams of
+// one source in one slot. It is walked where it lies; the slot goes back to the
+// daemon when the walk is over and every lease on it is released. Trains that were
+// taken from the ring and not read to their end are in the stash, before the
+// ring: the rest of one that was more than a call wanted, and what a Request
+// found while it looked for its reply.
+
+// train is one slot under way. Guarded by rings.rxMu.
+type train struct {
+	l    *ringLink
+	slot uint64
+	src  netip.AddrPort
+	lens shm.Lengths
+	rest []byte // payloads not read yet
+	refs int    // leases, and the walk
+}
+
+// held is what one Borrow has: a reference to each train it took from.
+type held struct {
+	r      *rings
+	turn   uint64   // guarded by rings.rxMu; leases of earlier turns are void
+	trains []*train // guarded by rings.rxMu
+}
+
+// trainStore keeps what can be used again.
+type trainStore struct {
+	trains []*train
+	held   []*held
+}
+
+const maxSpare = 256 // of each
+
+// receive hands out payloads in place. Without lend, they are copied then and
+// given back.
+func (r *rings) receive(ctx context.Context, into []Datagram, lend bool) (int, Lease, error) {
+	r.rxMu.Lock()
+	n, h, err := r.takeLocked(into)
+	if n == 0 && err == nil {
+		n, h, err = r.awaitTrainsLocked(ctx, into)
+	}
+	if n == 0 {
+		r.rxMu.Unlock()
+		return 0, Lease{}, err
+	}
+	lease := Lease{h, h.turn}
+	r.rxMu.Unlock()
+	if !lend {
+		copyOut(into[:n])
+		lease.Release()
+		lease = Lease{}
+	}
+	return n, lease, nil
+}
+
+// copyOut moves payloads into one buffer of their own.
+func copyOut(ds []Datagram) {
+	total := 0
+	for i := range ds {
+		total += len(ds[i].Payload)
+	}
+	buf := make([]byte, total)
+	for i := range ds {
+		p := ds[i].Payload
+		copyBytes(buf, p)
+		ds[i].Payload = buf[:len(p):len(p)]
+		buf = buf[len(p):]
+	}
+}
+
+// awaitTrainsLocked waits for the first datagrams. The lock is let go of while
+// waiting.
+func (r *rings) awaitTrainsLocked(ctx context.Context, into []Datagram) (n int, h *held, err error) {
+	var w *waiter
+	for {
+		w = r.rxWaiterLocked(w)
+		r.rxMu.Unlock()
+		werr := w.wait(ctx)
+		r.rxMu.Lock()
+		if n, h, err = r.takeLocked(into); n > 0 || err != nil {
+			break
+		}
+		if werr != nil {
+			err = ctxError(ctx, nil)
+			break
+		}
+	}
+	w.done()
+	return n, h, err
+}
+
+// rxWaiterLocked prepares a wait for datagrams.
+func (r *rings) rxWaiterLocked(w *waiter) *waiter {
+	w = w.renew(r, r.rx, shm.ClientWaitsRecv)
+	w.of, w.seq = &r.rxSeq, r.rxSeq.Load()
+	if r.rx != nil {
+		w.recvHead = r.rx.recv.Taken()
+	}
+	w.poll, r.poll = r.poll, false
+	return w
+}
+
+// takeLocked fills into with what is there. The error is why there will be nothing
+// more, or why nothing can be taken now.
+func (r *rings) takeLocked(into []Datagram) (n int, h *held, err error) {
+	if l := r.rx; l != nil {
+		l.recv.Single(len(into) == 1)
+		if !r.reqs.empty() {
+			err = r.pumpLocked(l)
+		}
+	}
+	for n < len(into) {
+		var t *train
+		if r.stash.len() > 0 {
+			t = *r.stash.front()
+		} else if r.rx != nil {
+			if t, err = r.nextTrainLocked(r.rx); t != nil {
+				r.stash.push(t)
+			}
+		}
+		if t == nil {
+			break
+		}
+		if h == nil {
+			h = r.spare.newHeld(r)
+		}
+		h.trains = append(h.trains, t)
+		t.refs++
+		n += t.read(into[n:])
+		if t.lens.Left() == 0 {
+			r.stash.pop()
+			t.refs--
+		}
+	}
+	if n > 0 {
+		if r.rx != nil {
+			r.rx.recv.Taken()
+		}
+		if r.stash.len() > 0 { // for other readers
+			r.rxSeq.Add(1)
+			r.lot.wake(shm.ClientWaitsRecv)
+		}
+		return n, h, nil
+	}
+	if err != shm.ErrBorrowed { // what else there is ends the socket, which says why
+		err = r.over
+	}
+	return 0, nil, err
+}
+
+// nextTrainLocked takes a train from the ring; nil when there is none.
+func (r *rings) nextTrainLocked(l *ringLink) (*train, error) {
+	var d shm.RecvDesc
+	ok, err := l.recv.Peek(&d)
+	if !ok {
+		return nil, r.noTrainLocked(l, err)
+	}
+	l.recv.Take()
+	t := r.spare.newTrain()
+	t.l, t.slot, t.src, t.refs = l, d.Slot, d.Src, 1
+	t.lens, t.rest = shm.Walk(d.Word, l.recv.Body(&d))
+	return t, nil
+}
+
+// noTrainLocked is what the caller is told when the ring gives nothing because of err.
+func (r *rings) noTrainLocked(l *ringLink, err error) error {
+	switch {
+	case err == shm.ErrReleases: // no news of that: look again in a while
+		r.poll = true
+		return nil
+	case err == shm.ErrBorrowed:
+		r.poll = true
+	case err != nil:
+		l.fail(err)
+	}
+	return err
+}
+
+// read hands out as many datagrams as into takes.
+func (t *train) read(into []Datagram) int {
+	n := min(len(into), t.lens.Left())
+	if each := t.lens.Each(); each >= 0 {
+		rest := t.rest
+		for i := range into[:n] {
+			d := &into[i]
+			d.Addr, d.Payload, d.Tag = t.src, rest[:each:each], 0
+			rest = rest[each:]
+		}
+		t.rest = rest
+		t.lens.Skip(n)
+		return n
+	}
+	for i := range into[:n] {
+		into[i] = t.next()
+	}
+	return n
+}
+
+// next hands out one datagram.
+func (t *train) next() Datagram {
+	n := t.lens.Next(len(t.rest))
+	d := Datagram{Addr: t.src, Payload: t.rest[:n:n]}
+	t.rest = t.rest[n:]
+	return d
+}
+
+// dropTrainLocked gives up the walk of a train.
+func (r *rings) dropTrainLocked(t *train) {
+	if t.refs--; t.refs == 0 && r.freeLocked(t) {
+		t.l.recv.Released()
+	}
+	// The train itself is left to the collector: this is the end of a socket.
+}
+
+// freeLocked gives the slot of a train back, which nobody has any more. The
+// caller is to publish that when it is true; else the daemon is gone.
+func (r *rings) freeLocked(t *train) bool {
+	l := t.l
+	l.recv.Release(t.slot)
+	if l == r.rx {
+		return true
+	}
+	if l.recv.Out() == 0 {
+		l.unref()
+	}
+	return false
+}
+
+func (h *held) release(turn uint64) {
+	r := h.r
+	r.rxMu.Lock()
+	defer r.rxMu.Unlock()
+	if h.turn != turn {
+		return
+	}
+	h.turn++
+	publish := false
+	for i, t := range h.trains {
+		if t.refs--; t.refs == 0 {
+			publish = r.freeLocked(t) || publish
+			r.spare.putTrain(t)
+		}
+		h.trains[i] = nil
+	}
+	h.trains = h.trains[:0]
+	r.spare.putHeld(h)
+	if publish {
+		r.rx.recv.Released()
+	}
+}
+
+// pumpLocked empties the ring into the stash. Requests that wait for a datagram
+// of that source come first.
+func (r *rings) pumpLocked(l *ringLink) error {
+	stashed := false
+	for {
+		t, err := r.nextTrainLocked(l)
+		if t == nil {
+			l.recv.Taken()
+			if stashed {
+				r.rxSeq.Add(1)
+				r.lot.wake(shm.ClientWaitsRecv)
+			}
+			return err
+		}
+		r.answerRequests(t)
+		if t.lens.Left() > 0 {
+			r.stash.push(t)
+			stashed = true
+			continue
+		}
+		if t.refs--; r.freeLocked(t) {
+			l.recv.Released()
+		}
+		r.spare.putTrain(t)
+	}
+}
+
+// answerRequests gives datagrams of t to the Requests that wait for them.
+func (r *rings) answerRequests(t *train) {
+	for t.lens.Left() > 0 {
+		w := r.reqs.pick(t.src)
+		if w == nil {
+			return
+		}
+		d := t.next()
+		d.Payload = append([]byte(nil), d.Payload...)
+		w.reply <- d // capacity 1, and a waiter is in the list once
+		r.rxSeq.Add(1)
+		r.lot.wake(shm.ClientWaitsRecv)
+	}
+}
+
+// addRequest begins with what comes from now on: what is there goes to Recv.
+func (r *rings) addRequest(w *requestWaiter) {
+	r.rxMu.Lock()
+	defer r.rxMu.Unlock()
+	if r.rx != nil {
+		_ = r.pumpLocked(r.rx) // an error ends the link, or passes
+	}
+	r.reqs.add(w, r.over)
+}
+
+func (r *rings) removeRequest(w *requestWaiter) {
+	r.rxMu.Lock()
+	defer r.rxMu.Unlock()
+	r.reqs.remove(w)
+}
+
+func (r *rings) awaitReply(ctx context.Context, req *requestWaiter) error {
+	var w *waiter
+	defer func() { w.done() }()
+	for {
+		r.rxMu.Lock()
+		if r.rx != nil {
+			_ = r.pumpLocked(r.rx)
+		}
+		if req.decided() {
+			r.rxMu.Unlock()
+			return nil
+		}
+		w = r.rxWaiterLocked(w)
+		r.rxMu.Unlock()
+		if err := w.wait(ctx); err != nil {
+			return ctxError(ctx, nil)
+		}
+	}
+}
+
+// peekSize looks without taking. While there is no daemon it waits for one, as a
+// question to the daemon would.
+func (r *rings) peekSize(ctx context.Context) (int, bool, error) {
+	if ctx.Err() != nil {
+		return 0, false, ctxError(ctx, nil)
+	}
+	var w *waiter
+	defer func() { w.done() }()
+	for {
+		r.rxMu.Lock()
+		n, ok, err := r.peekLocked()
+		if ok || err != nil || r.rx != nil {
+			r.rxMu.Unlock()
+			return n, ok, err
+		}
+		w = r.rxWaiterLocked(w)
+		r.rxMu.Unlock()
+		if w.wait(ctx) != nil {
+			return 0, false, ctxError(ctx, r.away())
+		}
+	}
+}
+
+func (r *rings) peekLocked() (n int, ok bool, err error) {
+	if r.stash.len() > 0 {
+		t := *r.stash.front()
+		return t.lens.Peek(len(t.rest)), true, nil
+	}
+	if r.rx == nil {
+		return 0, false, r.over
+	}
+	var d shm.RecvDesc
+	if ok, err = r.rx.recv.Peek(&d); !ok {
+		return 0, false, r.noTrainLocked(r.rx, err)
+	}
+	lens, rest := shm.Walk(d.Word, r.rx.recv.Body(&d))
+	return lens.Peek(len(rest)), true, nil
+}
+
+func (s *trainStore) newTrain() *train {
+	if n := len(s.trains); n > 0 {
+		t := s.trains[n-1]
+		s.trains = s.trains[:n-1]
+		return t
+	}
+	return &train{}
+}
+
+func (s *trainStore) putTrain(t *train) {
+	*t = train{}
+	if len(s.trains) < maxSpare {
+		s.trains = append(s.trains, t)
+	}
+}
+
+func (s *trainStore) newHeld(r *rings) *held {
+	if n := len(s.held); n > 0 {
+		h := s.held[n-1]
+		s.held = s.held[:n-1]
+		return h
+	}
+	return &held{r: r}
+}
+
+func (s *trainStore) putHeld(h *held) {
+	if len(s.held) < maxSpare && cap(h.trains) <= maxSpare {
+		s.held = append(s.held, h)
+	}
+}

@@ -1,0 +1,289 @@
+package rdsd
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/shm"
+)
+
+// errOpening holds up a send until the daemon has looked at its destination.
+var errOpening = errors.New("the daemon has not looked at the destination yet")
+
+// heldUp says whether a send may find another answer later.
+func heldUp(err error) bool {
+	return err == errOpening || err == errAway || noRoom(err)
+}
+
+func (r *rings) sendOne(ctx context.Context, op string, dst netip.AddrPort, p []byte, wait bool) (uint64, error) {
+	r.txMu.Lock()
+	tag, err := r.postLocked(dst, p)
+	if err == nil {
+		r.txMu.Unlock()
+		return tag, nil
+	}
+	h := holdup{r: r, ctx: ctx, wait: wait}
+	defer h.end()
+	for h.mayWaitLocked(dst, err) {
+		r.txMu.Unlock()
+		if err := h.sleep(); err != nil {
+			return 0, r.opErr(op, dst, err)
+		}
+		r.txMu.Lock()
+		if tag, err = r.postLocked(dst, p); err == nil {
+			r.txMu.Unlock()
+			return tag, nil
+		}
+	}
+	r.txMu.Unlock()
+	return 0, r.opErr(op, dst, h.final(err))
+}
+
+// postLocked sends one datagram, or says what holds it up or why it never goes.
+func (r *rings) postLocked(dst netip.AddrPort, p []byte) (tag uint64, err error) {
+	l := r.tx
+	f, err := r.flowLocked(l, dst, len(p))
+	if err != nil {
+		return 0, err
+	}
+	tag = r.nextTag + 1
+	if !l.send.Append(f, p, tag) {
+		sl, err := r.grabLocked(l, f, l.send.Block(len(p)), len(p))
+		if err != nil {
+			return 0, err
+		}
+		copyBytes(sl.Body, p)
+		l.send.Post(&sl, shm.KindEach, len(p), 1, len(p), tag, r.wantLocked(l))
+	}
+	r.nextTag = tag
+	if r.cfg.outcomes {
+		r.undecid.add(tag, 1)
+	}
+	return tag, nil
+}
+
+// flowLocked finds the flow of a destination, which has to be clear, and sees
+// that a datagram of n bytes may go.
+func (r *rings) flowLocked(l *ringLink, dst netip.AddrPort, n int) (*shm.Flow, error) {
+	switch {
+	case r.txOver != nil:
+		return nil, r.txOver
+	case !dst.Addr().IsValid() || dst.Addr().IsUnspecified():
+		return nil, rdserr.ErrDestination
+	case l == nil:
+		return nil, errAway
+	case n > l.max:
+		return nil, rdserr.With(rdserr.ErrTooLarge, "%d bytes: a datagram has at most %d", n, l.max)
+	}
+	f, err := l.send.Flow(dst)
+	if err != nil {
+		r.settleLocked(l)
+		if f, err = l.send.Flow(dst); err != nil {
+			return nil, err
+		}
+	}
+	switch st := l.send.State(f); st.State() {
+	case shm.FlowClear:
+	case shm.FlowCongested:
+		return nil, rdserr.ErrCongested
+	case shm.FlowRefused:
+		l.send.Refused(f)
+		if err := errnoError(int32(st.Errno()), ""); err != nil && !heldUp(err) {
+			return nil, err
+		}
+		return nil, rdserr.ErrHostDown
+	default:
+		return nil, errOpening
+	}
+	if l.send.Room() <= 0 {
+		if r.settleLocked(l); l.send.Room() <= 0 {
+			return nil, rdserr.ErrWouldBlock
+		}
+	}
+	if r.cfg.outcomes && r.outcomes.full() {
+		return nil, rdserr.ErrWouldBlock
+	}
+	return f, nil
+}
+
+// grabLocked takes a slot, after the events if it must. Where there is none for a
+// body of n bytes, less than that, but at least least, will do.
+func (r *rings) grabLocked(l *ringLink, f *shm.Flow, n, least int) (shm.Slot, error) {
+	sl, err := l.send.Grab(f, n)
+	if err != nil {
+		r.settleLocked(l)
+		sl, err = l.send.Grab(f, n)
+	}
+	for err == shm.ErrArena && n > least {
+		n = max(least, n/2)
+		sl, err = l.send.Grab(f, n)
+	}
+	return sl, err
+}
+
+// wantLocked says whether to ask for acknowledgements soon: four times in every
+// filling of the send buffer.
+func (r *rings) wantLocked(l *ringLink) bool {
+	q := 4 * l.send.Room() / max(1, int(l.region.SndBuf))
+	was := r.quarter
+	r.quarter = q
+	return q < was
+}
+
+// copyBytes is copy in pieces that the processor's caches like.
+func copyBytes(dst, src []byte) {
+	const piece = 128 << 10
+	for len(src) > piece {
+		copy(dst, src[:piece])
+		dst, src = dst[piece:], src[piece:]
+	}
+	copy(dst, src)
+}
+
+// holdup is a send that waits.
+type holdup struct {
+	r    *rings
+	ctx  context.Context
+	wait bool // for room; else only for what a try must know
+	w    *waiter
+	try  context.Context // while a try waits for the daemon to look at its destination
+	stop context.CancelFunc
+}
+
+// mayWaitLocked says whether to sleep because of err, and prepares it.
+func (h *holdup) mayWaitLocked(dst netip.AddrPort, err error) bool {
+	if !heldUp(err) || !h.wait && err != errOpening {
+		return false
+	}
+	h.prepareLocked()
+	if l := h.r.tx; l != nil {
+		h.onLocked(l, dst, err)
+	}
+	return true
+}
+
+// prepareLocked begins a wait for events.
+func (h *holdup) prepareLocked() {
+	r := h.r
+	h.w = h.w.renew(r, r.tx, shm.ClientWaitsEvent)
+	h.w.of, h.w.seq = &r.txSeq, r.txSeq.Load()
+}
+
+// onLocked adds what will end what err says of dst.
+func (h *holdup) onLocked(l *ringLink, dst netip.AddrPort, err error) {
+	switch err {
+	case shm.ErrRing:
+		h.w.bits |= shm.ClientWaitsSendRoom
+		h.w.sendHead = l.send.Head()
+	case errOpening, rdserr.ErrCongested:
+		h.w.bits |= shm.ClientWaitsFlow
+		f := l.send.Known(dst)
+		word := l.region.FlowState(f.Index()).Load()
+		h.w.flows = append(h.w.flows, flowWatch{f.Index(), word})
+		if st := l.send.State(f).State(); st != shm.FlowUnknown && st != shm.FlowCongested {
+			h.w.seq-- // it has changed since: look again at once
+		}
+	}
+}
+
+// sleep waits without the lock.
+func (h *holdup) sleep() error {
+	ctx := h.ctx
+	if !h.wait {
+		if h.try == nil {
+			h.try, h.stop = context.WithTimeout(h.ctx, tryTimeout)
+		}
+		ctx = h.try
+	}
+	if h.w.wait(ctx) == nil {
+		return nil
+	}
+	if h.ctx.Err() == nil {
+		return rdserr.With(rdserr.ErrTimeout, "the daemon does not answer")
+	}
+	if h.w.l == nil {
+		return ctxError(h.ctx, h.r.away())
+	}
+	return ctxError(h.ctx, nil)
+}
+
+// final is what the caller is told.
+func (h *holdup) final(err error) error {
+	if err == errAway {
+		return h.r.away()
+	}
+	return err
+}
+
+func (h *holdup) end() {
+	h.w.done()
+	if h.stop != nil {
+		h.stop()
+	}
+}
+
+// ringSlot is a Slot's part that is about rings.
+type ringSlot struct {
+	l    *ringLink // referenced
+	slot shm.Slot
+}
+
+func (r *rings) reserve(ctx context.Context, dst netip.AddrPort, n int) (*Slot, error) {
+	h := holdup{r: r, ctx: ctx, wait: true}
+	defer h.end()
+	for {
+		r.txMu.Lock()
+		l := r.tx
+		f, err := r.flowLocked(l, dst, n)
+		if err == nil {
+			var sl shm.Slot
+			if sl, err = r.grabLocked(l, f, n, n); err == nil {
+				l.send.Count(&sl, n)
+				l.refs.Add(1)
+				r.txMu.Unlock()
+				return &Slot{fe: r, dst: dst, buf: sl.Body, ring: ringSlot{l, sl}}, nil
+			}
+		}
+		if !h.mayWaitLocked(dst, err) {
+			r.txMu.Unlock()
+			return nil, h.final(err)
+		}
+		r.txMu.Unlock()
+		if err := h.sleep(); err != nil {
+			return nil, err
+		}
+	}
+}
+
+func (r *rings) commit(sl *Slot, n int) (uint64, error) {
+	l := sl.ring.l
+	defer l.unref()
+	r.txMu.Lock()
+	defer r.txMu.Unlock()
+	switch {
+	case r.txOver != nil:
+		return 0, opError("commit", l.local, sl.dst, r.txOver)
+	case r.tx != l:
+		return 0, opError("commit", l.local, sl.dst, rdserr.With(rdserr.ErrShutdown, "the daemon went away since Reserve"))
+	}
+	r.nextTag++
+	l.send.Post(&sl.ring.slot, shm.KindEach, n, 1, n, r.nextTag, r.wantLocked(l))
+	if r.cfg.outcomes {
+		r.undecid.add(r.nextTag, 1)
+	}
+	return r.nextTag, nil
+}
+
+func (r *rings) abort(sl *Slot) {
+	l := sl.ring.l
+	defer l.unref()
+	r.txMu.Lock()
+	defer r.txMu.Unlock()
+	if r.tx == l {
+		l.send.Drop(&sl.ring.slot)
+		r.txSeq.Add(1)
+		r.lot.wake(shm.ClientWaitsEvent | shm.ClientWaitsSendRoom)
+	}
+}

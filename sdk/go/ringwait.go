@@ -1,0 +1,298 @@
+package rdsd
+
+import (
+	"context"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/rdsd/rdsd/shm"
+)
+
+// Waiting over rings. Being woken up costs tens of microseconds, so a call that
+// finds nothing first keeps looking at the words that it waits for, handing the
+// core to others between looks (sched_yield: the daemon may be what it waits
+// for). Then it parks: it says in the region what all parked calls together wait
+// for, looks once more and waits for a token. One goroutine for each link sleeps
+// on the doorbell in the runtime's poller and gives everybody a token. Who finds
+// that it was for others says anew what it waits for.
+//
+// Calls of one process are news for each other, too: one that takes in events
+// frees what another waits for. Each side has a count of such changes
+// (rings.txSeq, rxSeq); a waiter notes it before it looks.
+
+const allBits = shm.ClientWaitsRecv | shm.ClientWaitsEvent | shm.ClientWaitsSendRoom | shm.ClientWaitsFlow
+
+// waiter is one call that waits.
+type waiter struct {
+	r    *rings
+	l    *ringLink // referenced; nil: wait for a link
+	bits uint32    // shm.ClientWaitsRecv and so on
+	of   *atomic.Uint32
+	seq  uint32 // of what, when it last looked
+
+	recvHead uint64
+	sendHead uint64
+	flows    []flowWatch
+
+	ch   chan struct{} // capacity 1
+	at   int           // in lot.list
+	spun bool
+	poll bool // look again in a while, whatever the words say
+}
+
+// flowWatch is a flow whose state is to change.
+type flowWatch struct {
+	index uint32
+	was   uint64
+}
+
+var waiterPool = sync.Pool{New: func() any { return &waiter{ch: make(chan struct{}, 1)} }}
+
+// renew prepares w (perhaps nil) for another wait. The lock of the side that
+// is waited for is held: l is in use.
+func (w *waiter) renew(r *rings, l *ringLink, bits uint32) *waiter {
+	if w == nil {
+		w = waiterPool.Get().(*waiter)
+		w.r = r
+	}
+	if w.l != l {
+		if w.l != nil {
+			w.l.unref()
+		}
+		if l != nil {
+			l.refs.Add(1)
+		}
+		w.l = l
+	}
+	w.bits = bits
+	w.flows = w.flows[:0]
+	return w
+}
+
+// done gives w back.
+func (w *waiter) done() {
+	if w == nil {
+		return
+	}
+	if w.l != nil {
+		w.l.unref()
+	}
+	select {
+	case <-w.ch:
+	default:
+	}
+	*w = waiter{ch: w.ch, flows: w.flows[:0]}
+	waiterPool.Put(w)
+}
+
+// ready says whether it is worth looking again.
+func (w *waiter) ready() bool {
+	if w.of.Load() != w.seq {
+		return true
+	}
+	if w.l == nil {
+		return false
+	}
+	reg := w.l.region
+	if w.bits&shm.ClientWaitsRecv != 0 && reg.RecvTail().Load() != w.recvHead {
+		return true
+	}
+	if w.bits&shm.ClientWaitsEvent != 0 && w.l.send.EventsWait() {
+		return true
+	}
+	if w.bits&shm.ClientWaitsSendRoom != 0 && reg.SendHead().Load() != w.sendHead {
+		return true
+	}
+	for _, f := range w.flows {
+		if reg.FlowState(f.index).Load() != f.was {
+			return true
+		}
+	}
+	return false
+}
+
+// wait returns nil when it is worth looking again, else the end of ctx.
+func (w *waiter) wait(ctx context.Context) error {
+	done := ctx.Done()
+	if w.poll {
+		return pause(ctx)
+	}
+	if w.ready() {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	if w.l != nil && !w.spun {
+		w.spun = true
+		if w.spin(done) {
+			return nil
+		}
+	}
+	lot := &w.r.lot
+	lot.add(w)
+	defer lot.remove(w)
+	for {
+		lot.arm(w)
+		if w.ready() {
+			w.spun = false
+			return nil
+		}
+		select {
+		case <-w.ch:
+		case <-done:
+			return ctx.Err()
+		}
+	}
+}
+
+// pause is for what no word tells.
+func pause(ctx context.Context) error {
+	t := time.NewTimer(pollEvery)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+const pollEvery = 200 * time.Microsecond
+
+// spinners bounds how many threads of the process look at once: others would
+// only take the cores from what they wait for.
+var spinners atomic.Int32
+
+// spin looks until something is there or the socket's share of time is used up.
+func (w *waiter) spin(done <-chan struct{}) bool {
+	budget := w.r.lot.budget(w.r.cfg.spin)
+	if budget == 0 || spinners.Add(1) > int32(runtime.GOMAXPROCS(0)) {
+		if budget != 0 {
+			spinners.Add(-1)
+		}
+		return false
+	}
+	defer spinners.Add(-1)
+	start := time.Now()
+	for i := 1; ; i++ {
+		if w.ready() {
+			w.r.lot.spun(true)
+			w.spun = false
+			return true
+		}
+		syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)
+		if i%8 != 0 {
+			continue
+		}
+		if time.Since(start) >= budget {
+			w.r.lot.spun(false)
+			return false
+		}
+		select {
+		case <-done:
+			return false
+		default:
+		}
+		if i%32 == 0 {
+			runtime.Gosched() // this process's other goroutines want the core as well
+		}
+	}
+}
+
+// lot is where waiters park.
+type lot struct {
+	parked atomic.Int32 // length of list
+	misses atomic.Int32 // spins in a row that were for nothing
+
+	mu    sync.Mutex
+	list  []*waiter // guarded by mu
+	count [4]int    // guarded by mu; waiters with each bit
+}
+
+// After manyMisses spins in a row for nothing, most are short: what comes
+// rarely is not worth them.
+const manyMisses = 16
+
+func (p *lot) budget(d time.Duration) time.Duration {
+	if n := p.misses.Load(); n >= manyMisses && n%manyMisses != 0 {
+		return d / 8
+	}
+	return d
+}
+
+func (p *lot) spun(hit bool) {
+	if !hit {
+		p.misses.Add(1)
+	} else if p.misses.Load() != 0 {
+		p.misses.Store(0)
+	}
+}
+
+func (p *lot) add(w *waiter) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w.at = len(p.list)
+	p.list = append(p.list, w)
+	p.parked.Store(int32(len(p.list)))
+	p.tally(w, 1)
+}
+
+func (p *lot) remove(w *waiter) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	last := len(p.list) - 1
+	p.list[w.at] = p.list[last]
+	p.list[w.at].at = w.at
+	p.list[last] = nil
+	p.list = p.list[:last]
+	p.parked.Store(int32(last))
+	p.tally(w, -1)
+	if w.l != nil && last == 0 {
+		w.l.region.ClientSleeps().Store(0)
+	}
+}
+
+func (p *lot) tally(w *waiter, n int) {
+	for i := range p.count {
+		if w.bits&(1<<i) != 0 {
+			p.count[i] += n
+		}
+	}
+}
+
+// arm tells the daemon what everybody parked here waits for.
+func (p *lot) arm(w *waiter) {
+	if w.l == nil {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	bits := uint32(0)
+	for i, n := range p.count {
+		if n > 0 {
+			bits |= 1 << i
+		}
+	}
+	w.l.region.ClientSleeps().Store(bits)
+}
+
+// wake has those look again that wait for any of bits, or for a link.
+func (p *lot) wake(bits uint32) {
+	if p.parked.Load() == 0 {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, w := range p.list {
+		if w.bits&bits != 0 {
+			select {
+			case w.ch <- struct{}{}:
+			default:
+			}
+		}
+	}
+}

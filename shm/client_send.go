@@ -1,0 +1,280 @@
+package shm
+
+import (
+	"sync/atomic"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// Sender is the sending half: see client.go.
+//
+// A slot is grabbed (memory in the arena, a cookie, a place in the send ring),
+// filled, and posted or dropped. From Post on it is the daemon's until the event
+// with EventLast for its cookie, which NextEvent settles.
+type Sender struct {
+	bell
+	r     *Region
+	arena *Arena
+	tail  uint64 // descriptors posted
+	head  uint64 // the daemon's, as last read
+	held  uint64 // slots grabbed and not posted: each has its place in the ring
+
+	sndBuf int
+	spent  int // payload bytes of slots without outcome
+
+	slots []slotAccount // by cookie
+	free  []uint32      // cookies
+	out   int           // slots grabbed, without last event
+
+	last  openDesc
+	block int // bytes of the next block that single datagrams may gather in
+
+	flows flowTable
+
+	evNext uint64        // events taken
+	evTail uint64        // the daemon's, as last read
+	evHead atomic.Uint64 // evNext as published; read by who waits
+}
+
+// slotAccount is what is known here of a slot that is out.
+type slotAccount struct {
+	flow   *Flow
+	off    uint64
+	bytes  int // payload bytes that count against SndBuf
+	each   int // bytes of each datagram, -1: different ones
+	posted bool
+}
+
+// openDesc is the descriptor posted last, while datagrams may be appended to it.
+type openDesc struct {
+	word   *atomic.Uint64 // nil: none
+	is     Word
+	cookie uint32
+	flow   *Flow
+	each   int
+	at     []byte // the rest of its block
+	tag    uint64 // of its last datagram
+}
+
+// NewSender begins with a region as the daemon made it. daemonBell is the
+// eventfd that wakes the daemon; it stays the caller's.
+func NewSender(r *Region, daemonBell int) *Sender {
+	return &Sender{bell: bell{r, daemonBell}, r: r, arena: NewArena(r.SendArenaBytes), sndBuf: int(min(r.SndBuf, 1<<40))}
+}
+
+// Room is how many payload bytes may still be sent. The last datagram may pass
+// it: while it is above 0 one more may go.
+func (s *Sender) Room() int { return s.sndBuf - s.spent }
+
+// Out is how many slots are grabbed or on their way.
+func (s *Sender) Out() int { return s.out }
+
+// Head is the daemon's head as it was last read: after ErrRing, what is to change.
+func (s *Sender) Head() uint64 { return s.head }
+
+func (s *Sender) ringRoom() bool {
+	n := uint64(s.r.Sends)
+	if s.tail+s.held-s.head < n {
+		return true
+	}
+	head := s.r.SendHead().Load()
+	if s.tail-head > s.tail-s.head { // it went back, or past the tail
+		return false
+	}
+	s.head = head
+	return s.tail+s.held-s.head < n
+}
+
+// put fills the next descriptor and shows it.
+func (s *Sender) put(w Word, d *SendDesc) {
+	s.r.PutSend(s.tail, w, d)
+	s.tail++
+	s.r.SendTail().Store(s.tail)
+	s.wake(DaemonWaitsSend)
+}
+
+// What holds up a send for lack of room, all rdserr.ErrWouldBlock: ErrRing until
+// SendHead moves, the others until events free something.
+var (
+	ErrRing  = rdserr.With(rdserr.ErrWouldBlock, "the send ring is full")
+	ErrArena = rdserr.With(rdserr.ErrWouldBlock, "the send arena has no room")
+	ErrFlows = rdserr.With(rdserr.ErrWouldBlock, "too many destinations with datagrams under way")
+)
+
+// Slot is a place for a body in the send arena.
+type Slot struct {
+	Body   []byte
+	cookie uint32
+}
+
+// Grab takes a slot for a body of n bytes, or says ErrRing or ErrArena. The
+// send buffer is for the caller to look at, with Room.
+func (s *Sender) Grab(f *Flow, n int) (Slot, error) {
+	if !s.ringRoom() {
+		return Slot{}, ErrRing
+	}
+	off, ok := s.arena.Alloc(n)
+	if !ok {
+		return Slot{}, ErrArena
+	}
+	c := s.cookie()
+	s.slots[c] = slotAccount{flow: f, off: off}
+	f.out++
+	s.out++
+	s.held++
+	return Slot{Body: s.r.sendArena[off : off+uint64(n) : off+uint64(n)], cookie: c}, nil
+}
+
+// Count has n bytes of a slot that is not posted yet count against the send
+// buffer.
+func (s *Sender) Count(sl *Slot, n int) {
+	a := &s.slots[sl.cookie]
+	s.spent += n - a.bytes
+	a.bytes = n
+}
+
+func (s *Sender) cookie() uint32 {
+	if n := len(s.free); n > 0 {
+		c := s.free[n-1]
+		s.free = s.free[:n-1]
+		return c
+	}
+	s.slots = append(s.slots, slotAccount{})
+	return uint32(len(s.slots) - 1)
+}
+
+// Drop gives a slot back that was not posted.
+func (s *Sender) Drop(sl *Slot) {
+	s.held--
+	s.settle(sl.cookie)
+}
+
+// Post sends count datagrams that lie in the slot: kind is KindEach or
+// KindTable, bytes the length of the body, payload that of the datagrams. tag is
+// the first one's.
+func (s *Sender) Post(sl *Slot, kind, bytes, count, payload int, tag uint64, want bool) {
+	a := &s.slots[sl.cookie]
+	s.spent += payload - a.bytes
+	a.bytes, a.each, a.posted = payload, -1, true
+	w := MakeWord(kind, bytes, count)
+	d := SendDesc{Tag: tag, Slot: a.off, Flow: a.flow.index, Gen: a.flow.gen, Cookie: sl.cookie}
+	if want {
+		d.Flags = FlagWant
+	}
+	s.last.word = nil
+	if kind == KindEach {
+		a.each = bytes / count
+		if bytes < MaxTrainBytes {
+			block := uint64(BlockBytes(cap(sl.Body)))
+			s.last = openDesc{
+				word: s.r.SendWord(s.tail), is: w, cookie: sl.cookie, flow: a.flow, each: a.each,
+				at: s.r.sendArena[a.off+uint64(bytes) : a.off+min(block, MaxTrainBytes)], tag: tag + uint64(count) - 1,
+			}
+		}
+	}
+	s.held--
+	s.put(w, &d)
+}
+
+// Append adds a datagram to the descriptor posted last, when it is to the same
+// flow, of the same length and with the next tag, there is room behind it and
+// the daemon has not claimed it yet.
+func (s *Sender) Append(f *Flow, p []byte, tag uint64) bool {
+	o := &s.last
+	if o.word == nil || o.flow != f || o.each != len(p) || o.tag+1 != tag || o.is.Count() >= MaxTrain {
+		return false
+	}
+	if len(p) > len(o.at) {
+		if !Word(o.word.Load()).Claimed() { // there is a use for larger blocks
+			s.block = min(max(4*(o.is.Bytes()), 4*UnitBytes), MaxTrainBytes)
+		}
+		o.word = nil
+		return false
+	}
+	copy(o.at, p)
+	w := o.is.Grow(len(p))
+	if !o.word.CompareAndSwap(uint64(o.is), uint64(w)) {
+		if o.is.Bytes() < s.block/4 {
+			s.block /= 2
+		}
+		o.word = nil
+		return false
+	}
+	o.is, o.at = w, o.at[len(p):]
+	a := &s.slots[o.cookie]
+	a.bytes += len(p)
+	s.spent += len(p)
+	o.tag = tag
+	return true
+}
+
+// Block is how large a slot to grab for a datagram of n bytes that others may be
+// appended to.
+func (s *Sender) Block(n int) int {
+	if n > MaxTrainBytes/2 {
+		return n
+	}
+	return max(n, s.block)
+}
+
+// NextEvent takes an event and settles the accounts of the slot it is about.
+// ok is false when there is none; the error is EBADMSG.
+func (s *Sender) NextEvent(v *Event) (ok bool, err error) {
+	if s.evNext == s.evTail {
+		s.evTail = s.r.EventTail().Load()
+		if s.evTail == s.evNext {
+			return false, nil
+		}
+		if s.evTail-s.evNext > uint64(s.r.Events) {
+			return false, badMsg("event tail %d with head %d in a ring of %d", s.evTail, s.evNext, s.r.Events)
+		}
+	}
+	s.r.GetEvent(s.evNext, v)
+	s.evNext++
+	if v.Kind != EventOutcome && v.Kind != EventRefused || v.Cookie == noCookie {
+		return true, nil
+	}
+	if int(v.Cookie) >= len(s.slots) || !s.slots[v.Cookie].posted {
+		return false, badMsg("event %d is about cookie %d, which is not out", s.evNext-1, v.Cookie)
+	}
+	if v.Flags&EventLast != 0 {
+		s.settle(v.Cookie)
+	} else if a := &s.slots[v.Cookie]; a.each > 0 {
+		n := min(int(v.Count)*a.each, a.bytes)
+		a.bytes -= n
+		s.spent -= n
+	}
+	return true, nil
+}
+
+// settle is the end of a slot.
+func (s *Sender) settle(cookie uint32) {
+	a := &s.slots[cookie]
+	if s.last.word != nil && s.last.cookie == cookie {
+		s.last.word = nil
+	}
+	s.arena.Free(a.off)
+	s.spent -= a.bytes
+	s.out--
+	f := a.flow
+	*a = slotAccount{}
+	s.free = append(s.free, cookie)
+	f.out--
+	if f.away {
+		s.flowIdle(f)
+	}
+}
+
+// EventsTaken shows the daemon what was taken and wakes it if it lacks that room.
+func (s *Sender) EventsTaken() {
+	if s.evNext == s.evHead.Load() {
+		return
+	}
+	s.evHead.Store(s.evNext)
+	s.r.EventHead().Store(s.evNext)
+	s.wake(DaemonWaitsRoom)
+}
+
+// EventsWait reports whether events are there. Any goroutine may ask, as long
+// as the region is mapped.
+func (s *Sender) EventsWait() bool { return s.r.EventTail().Load() != s.evHead.Load() }
