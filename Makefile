@@ -61,7 +61,7 @@ soak: build ## long runs: an hour of seeds and of kernel interop
 
 .PHONY: bench
 bench: build ## the report of ratios, each against a baseline in the same run
-	$(GO) test ./node -run 'TestBenchReport$$' -v -timeout 30m -bench.report $(BENCH)
+	RDSD_BIN=$(CURDIR)/$(BIN) $(GO) test ./internal/bench -run 'TestBenchReport$$' -v -timeout 60m -bench.report $(BENCH)
 
 .PHONY: proto
 proto: ## generate api/ anew (needs npm for buf) and the Python stubs

@@ -1,0 +1,118 @@
+package bench
+
+import "time"
+
+// programs by name. Each runs for about the time it is given.
+var programs = map[string]func(time.Duration) (sample, error){
+	// Baselines.
+	"TCP ping-pong, blocking, two cores": tcpTrip(64, true, [2]int{1, 2}),
+	"TCP ping-pong, blocking, one core":  tcpTrip(64, true, [2]int{1, 1}),
+	"TCP ping-pong, spinning":            tcpTrip(64, false, [2]int{1, 2}),
+	"packed TCP frames, 64 B":            tcpWay(64, 64<<10),
+	"packed TCP frames, 48 + 64 B":       tcpWay(104, 128<<10),
+	"packed TCP frames, 64 KiB":          tcpWay(65536-8, 256<<10),
+	"relay, round trip":                  relayTrip(64),
+	"relay, 64 B":                        relayWay(64),
+	"relay, 1 KiB":                       relayWay(1 << 10),
+	"relay, 64 KiB":                      relayWay(64 << 10),
+	"relay, 1 MiB":                       relayWay(1 << 20),
+	"two processes, one ring each way":   pairTrip(64),
+	"bare gRPC hop, 64 × 64 B":           grpcWay(64, 64),
+
+	// rdsd. Two nodes, or one that both applications use.
+	"rdsd, round trip":                  rdsdTrip(64, 0, rings, nodeA, nodeB),
+	"rdsd, round trip under 1 MiB load": rdsdTrip(64, 1<<20, rings, nodeA, nodeB),
+	"rdsd, 64 B":                        rdsdWay(64, rings, nodeA, nodeB),
+	"rdsd, 1 KiB":                       rdsdWay(1<<10, rings, nodeA, nodeB),
+	"rdsd, 64 KiB":                      rdsdWay(64<<10, rings, nodeA, nodeB),
+	"rdsd, 1 MiB":                       rdsdWay(1<<20, rings, nodeA, nodeB),
+	"rdsd, one node, round trip":        rdsdTrip(64, 0, rings, nodeA),
+	"rdsd, one node, 64 B":              rdsdWay(64, rings, nodeA),
+	"rdsd, gRPC, round trip":            rdsdTrip(64, 0, "grpc", nodeA, nodeB),
+	"rdsd, gRPC, 64 B":                  rdsdWay(64, "grpc", nodeA, nodeB),
+	"rdsd, gRPC, 64 KiB":                rdsdWay(64<<10, "grpc", nodeA, nodeB),
+	"rdsd, gRPC, 1 MiB":                 rdsdWay(1<<20, "grpc", nodeA, nodeB),
+	"rdsd, 100 readers":                 rdsdMany(100, false, rings),
+	"rdsd, 100 readers, one stopped":    rdsdMany(100, true, rings),
+	"rdsd, core to core, 64 B":          nodeFigure("core64", time.Minute),
+	"rdsd, core to core, 64 KiB":        nodeFigure("core64k", time.Minute),
+	"rdsd, idle peers":                  nodeFigure("idle", 5*time.Minute),
+}
+
+// once are the programs that take long and vary little.
+var once = map[string]bool{"rdsd, idle peers": true}
+
+const (
+	rings = "auto" // until the daemon has rings everywhere
+	nodeA = "127.0.0.81"
+	nodeB = "127.0.0.82"
+)
+
+// What is taken from a sample.
+var (
+	p50  = metric{"µs", func(s sample) float64 { return micros(s.p50) }}
+	p99  = metric{"µs", func(s sample) float64 { return micros(s.p99) }}
+	p999 = metric{"µs", func(s sample) float64 { return micros(s.p999) }}
+	mega = metric{"M/s", func(s sample) float64 { return s.rate / 1e6 }}
+	cpu  = metric{"s a million", func(s sample) float64 { return s.cpu }}
+	objs = metric{"a datagram", func(s sample) float64 { return s.allocs }}
+	kib  = metric{"KiB", func(s sample) float64 { return s.rate }}
+
+	gb64k = gigabytes(64 << 10)
+	gb1m  = gigabytes(1 << 20)
+)
+
+func micros(d time.Duration) float64 { return float64(d) / 1e3 }
+
+func gigabytes(bytes int) metric {
+	return metric{"GB/s", func(s sample) float64 { return s.rate * float64(bytes) / 1e9 }}
+}
+
+const (
+	trip     = "rdsd, round trip"
+	tripLoad = "rdsd, round trip under 1 MiB load"
+	way64    = "rdsd, 64 B"
+)
+
+// none is as good as no allocation: it leaves room for timers, the collector
+// and two looks at the metrics.
+const none = 0.001
+
+// allRows is the report. A row without a bar is there for orientation.
+var allRows = []row{
+	{name: "trip-p50", what: "round trip 64 B, p50", ours: trip, metric: p50, base: "relay, round trip", most: true, bar: 1.25},
+	{name: "trip-p50-aeron", what: "the same against Aeron, two drivers", ours: trip, metric: p50, base: "Aeron, round trip", most: true, bar: 1},
+	{name: "trip-p50-nats", what: "the same against a NATS leaf pair", ours: trip, metric: p50, base: "NATS leaf pair, round trip", most: true, bar: 1},
+	{name: "trip-p99", what: "its p99, against its p50", ours: trip, metric: p99, base: trip, baseOf: &p50, most: true, bar: 4},
+	{name: "trip-p999", what: "its p99.9, against its p50", ours: trip, metric: p999, base: trip, baseOf: &p50, most: true, bar: 10},
+	{name: "trip-load", what: "round trip 64 B while 1 MiB datagrams saturate the same peer, p99", ours: tripLoad, metric: p99, most: true, bar: 1000},
+	{name: "way-64", what: "one way 64 B", ours: way64, metric: mega, base: "relay, 64 B", bar: 0.5},
+	{name: "way-64-aeron8k", what: "the same against Aeron, MTU 8 KiB", ours: way64, metric: mega, base: "Aeron, 64 B, MTU 8 KiB", bar: 1.1},
+	{name: "way-64-aeron64k", what: "the same against Aeron, MTU 64 KiB", ours: way64, metric: mega, base: "Aeron, 64 B, MTU 64 KiB"},
+	{name: "way-64-zeromq", what: "the same against ZeroMQ", ours: way64, metric: mega, base: "ZeroMQ, 64 B", bar: 3},
+	{name: "way-64-nats", what: "the same against a NATS leaf pair", ours: way64, metric: mega, base: "NATS leaf pair, 64 B", bar: 10},
+	{name: "way-1k", what: "one way 1 KiB", ours: "rdsd, 1 KiB", metric: mega, base: "relay, 1 KiB", bar: 0.7},
+	{name: "way-1k-zeromq", what: "the same against ZeroMQ", ours: "rdsd, 1 KiB", metric: mega, base: "ZeroMQ, 1 KiB", bar: 4},
+	{name: "way-64k", what: "one way 64 KiB", ours: "rdsd, 64 KiB", metric: gb64k, base: "relay, 64 KiB", bar: 0.85},
+	{name: "way-64k-grpc", what: "the same against rdsd's own gRPC", ours: "rdsd, 64 KiB", metric: gb64k, base: "rdsd, gRPC, 64 KiB", bar: 3},
+	{name: "way-1m", what: "one way 1 MiB", ours: "rdsd, 1 MiB", metric: gb1m, base: "relay, 1 MiB", bar: 0.85},
+	{name: "way-1m-grpc", what: "the same against rdsd's own gRPC", ours: "rdsd, 1 MiB", metric: gb1m, base: "rdsd, gRPC, 1 MiB", bar: 3},
+	{name: "local-trip", what: "one node, ring to daemon to ring, round trip 64 B, p50", ours: "rdsd, one node, round trip", metric: p50,
+		base: "two processes, one ring each way", most: true, bar: 2.2},
+	{name: "local-way", what: "one node, one way 64 B", ours: "rdsd, one node, 64 B", metric: mega, bar: 15},
+	{name: "cpu-64", what: "CPU seconds a million 64 B datagrams, all four processes", ours: way64, metric: cpu, most: true, bar: 0.15},
+	{name: "cpu-64-relay", what: "the same against the relay", ours: way64, metric: cpu, base: "relay, 64 B", most: true},
+	{name: "allocs-64", what: "allocations in both daemons, 64 B", ours: way64, metric: objs, most: true, bar: none},
+	{name: "grpc", what: "gRPC, batches of 64 × 64 B, application to application", ours: "rdsd, gRPC, 64 B", metric: mega,
+		base: "bare gRPC hop, 64 × 64 B", bar: 0.35},
+	{name: "stopped", what: "100 readers of one node, one of them stopped: rate of the other 99", ours: "rdsd, 100 readers, one stopped",
+		metric: mega, base: "rdsd, 100 readers", bar: 0.9},
+	{name: "core64", what: "core to core over TCP, 64 B", ours: "rdsd, core to core, 64 B", metric: mega, base: "packed TCP frames, 48 + 64 B", bar: 1. / 6},
+	{name: "core64k", what: "core to core over TCP, 64 KiB", ours: "rdsd, core to core, 64 KiB", metric: gb64k, base: "packed TCP frames, 64 KiB", bar: 0.85},
+	{name: "idle", what: "an idle peer of many, two lanes: heap and stacks, or resident memory", ours: "rdsd, idle peers", metric: kib, most: true, bar: 32},
+	{name: "floor-tcp", what: "relay, round trip 64 B, p50", ours: "relay, round trip", metric: p50, base: "TCP ping-pong, blocking, two cores", most: true},
+	{name: "floor-tcp-one", what: "", ours: "relay, round trip", metric: p50, base: "TCP ping-pong, blocking, one core", most: true},
+	{name: "floor-tcp-spin", what: "", ours: "relay, round trip", metric: p50, base: "TCP ping-pong, spinning", most: true},
+	{name: "floor-packed", what: "relay, one way 64 B", ours: "relay, 64 B", metric: mega, base: "packed TCP frames, 64 B"},
+	{name: "floor-grpc", what: "gRPC, round trip 64 B, p50", ours: "rdsd, gRPC, round trip", metric: p50, base: "relay, round trip", most: true},
+}
