@@ -119,6 +119,12 @@ func (c *Conn) Lanes() int { return c.lanes }
 // PeerIncarnation is 0 while unknown.
 func (c *Conn) PeerIncarnation() uint64 { return c.peerInc }
 
+// Incarnation is ours towards this peer.
+func (c *Conn) Incarnation() uint64 { return c.inc }
+
+// NextTx is the sequence the next message will get.
+func (p *Path) NextTx() uint64 { return p.nextSeq }
+
 // RTT is the last handshake's or heartbeat's round trip, 0 before the first.
 func (c *Conn) RTT() time.Duration { return c.rtt }
 

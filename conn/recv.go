@@ -345,11 +345,12 @@ func (p *Path) Paused() bool { return p.paused }
 // judges the frame.
 func (p *Path) Awaits(gen uint64, raw []byte) (dport uint16, ok bool) {
 	var h wire.Header
-	if gen != p.gen || p.state != Up || h.Parse(raw) != nil {
+	rdsd := p.c.kind == KindRdsd
+	if gen != p.gen || p.state != Up && (rdsd || p.state != Disconnecting) || h.Parse(raw) != nil {
 		return 0, false
 	}
-	rdsd := p.c.kind == KindRdsd
-	if h.Kind(rdsd) != wire.KindData || h.Seq < p.rx().expected || rdsd && !wire.ChecksumOK(raw) {
+	old := h.Seq < p.rx().expected && (rdsd || h.Flags&wire.FlagRetransmitted != 0)
+	if old || h.Kind(rdsd) != wire.KindData || rdsd && !wire.ChecksumOK(raw) {
 		return 0, false
 	}
 	if _, refusing := p.refusing[h.DPort]; refusing && h.Flags&wire.FlagResume == 0 {

@@ -3,6 +3,7 @@ package conn
 import (
 	"sync/atomic"
 
+	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -20,7 +21,7 @@ func (c *Conn) Trains() bool { return c.lanes == 0 || c.trains }
 
 // enqueue puts m into the queue of its lane.
 func (p *Path) enqueue(m *Msg) {
-	if m.Count > 1 && !p.c.trains {
+	if m.Count > 1 && !p.c.trains && !mutant.On(mutant.SendTrains) {
 		p.split(m)
 		return
 	}
@@ -34,6 +35,9 @@ func (p *Path) split(m *Msg) {
 		m.Cell = nil
 	}
 	cut := wire.Cut(m.Payload, int(m.Count), m.Table)
+	if m.Table && mutant.On(mutant.SplitRest) {
+		cut = wire.Cut(m.Payload[:int(m.Count)*wire.TableEntry], int(m.Count), true)
+	}
 	m.Count, m.Table = 1, false
 	for cut.Left() > 1 {
 		n := p.c.owner.NewMsg()
@@ -51,7 +55,7 @@ func (p *Path) split(m *Msg) {
 // setSeq gives m its sequence, or takes it away (0).
 func (p *Path) setSeq(m *Msg, seq uint64) {
 	m.seq = seq
-	if m.Cell != nil {
+	if m.Cell != nil && (seq != 0 || !mutant.On(mutant.CellStale)) {
 		if seq != 0 {
 			seq |= uint64(p.idx) << CellLane
 		}

@@ -271,6 +271,9 @@ func (s *Socket) headTrain(it *item) *wire.Cutter {
 func (s *Socket) trainTaken(it *item, count, bytes int) {
 	cost := bytes
 	it.n -= uint32(bytes)
+	if mutant.On(mutant.LoseRest) {
+		s.head = wire.Cutter{}
+	}
 	if s.head.Left() == 0 {
 		cost = int(it.cost)
 		s.queued -= int(it.n) // behind the last datagram: nobody's
@@ -286,7 +289,7 @@ func (s *Socket) trainTaken(it *item, count, bytes int) {
 func (s *Socket) ReadAll(now time.Duration) {
 	e := s.e
 	e.now = now
-	if s.congested {
+	if s.congested && !(s.opt.Sink != nil && mutant.On(mutant.FreedQuiet)) {
 		s.unmark(now)
 	}
 	if s.wasFull && s.roomy() {

@@ -175,6 +175,9 @@ func (s *Socket) deliverHere(m *conn.Msg) {
 func (s *Socket) Completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 	e := s.e
 	n, k := int(m.Bytes), m.Datagrams()
+	if mutant.On(mutant.TrainOnce) {
+		k = 1
+	}
 	s.used -= n
 	s.undecided -= k
 	e.cfg.Budget.used.Add(-int64(n))
@@ -209,7 +212,7 @@ func (s *Socket) Completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 		s.wantSpace = false
 		s.news(EvWritable)
 	}
-	if s.lingers && s.undecided == 0 {
+	if s.lingers && s.undecided == 0 && !mutant.On(mutant.NoDrained) {
 		s.lingers = false
 		s.opt.Sink.Drained()
 	}

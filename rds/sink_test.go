@@ -451,6 +451,7 @@ func TestPostErrors(t *testing.T) {
 		{"no room for the table", d, Train{Body: big[:7], Count: 2, Table: true}, rdserr.ErrInvalid},
 		{"too large a train", d, Train{Body: big, Count: 4}, rdserr.ErrTooLarge},
 		{"too large a datagram", d, Train{Body: big[:101], Count: 1}, rdserr.ErrTooLarge},
+		{"too large a datagram behind a table", d, Train{Body: big[:105], Count: 1, Table: true}, rdserr.ErrTooLarge},
 		{"too large datagrams", d, Train{Body: big[:202], Count: 2}, rdserr.ErrTooLarge},
 		{"a train of pings", ping, Train{Count: 2}, rdserr.ErrInvalid},
 		{"another socket's destination", foreign, uniform("x"), rdserr.ErrInvalid},

@@ -47,6 +47,8 @@ func (t Train) check(largest int) error {
 		return rdserr.With(rdserr.ErrInvalid, "a train of %d bytes cannot hold a table of %d lengths of 4 bytes", len(t.Body), t.Count)
 	case t.Count > 1 && len(t.Body) > MaxTrainBytes:
 		return rdserr.With(rdserr.ErrTooLarge, "a train of %d bytes; the largest is %d", len(t.Body), MaxTrainBytes)
+	case t.Count == 1 && t.PayloadBytes() > largest:
+		return rdserr.With(rdserr.ErrTooLarge, "a datagram of %d bytes; the largest for this socket is %d", t.PayloadBytes(), largest)
 	case !t.Table && len(t.Body)%t.Count != 0:
 		return rdserr.With(rdserr.ErrInvalid, "%d bytes are not %d datagrams of one length", len(t.Body), t.Count)
 	case !t.Table && len(t.Body)/t.Count > largest:

@@ -20,6 +20,13 @@ const (
 	SprayLanes                // put each datagram on any lane
 	PauseRdsd                 // stop a link between rdsd for one full receiver
 	NoSpace                   // an outcome gives its room in the send buffer to nobody
+	TrainOnce                 // a train's outcome is that of one datagram
+	SplitRest                 // what stands behind the table of a train is lost when it is split
+	SendTrains                // trains go to peers that take none
+	LoseRest                  // what is left of a train that was read in part is lost
+	FreedQuiet                // memory a client gives back does not clear its port
+	CellStale                 // a refused message keeps its sequence in its cell
+	NoDrained                 // a closed socket's last outcome is not told
 	Count          = iota     // number of rules
 )
 
@@ -27,4 +34,5 @@ const (
 var Names = [...]string{SkipFlagTest: "SkipFlagTest", AckEarly: "AckEarly", RetransOrder: "RetransOrder", KeepRestart: "KeepRestart",
 	ForgetRefusal: "ForgetRefusal", SkipHold: "SkipHold", CancelQueued: "CancelQueued", LoseWake: "LoseWake", NoMapOnConnect: "NoMapOnConnect",
 	OldLink: "OldLink", DoubleOutcome: "DoubleOutcome", IgnoreHard: "IgnoreHard", NoResume: "NoResume", LeakBudget: "LeakBudget",
-	KernelEarly: "KernelEarly", SprayLanes: "SprayLanes", PauseRdsd: "PauseRdsd", NoSpace: "NoSpace"}
+	KernelEarly: "KernelEarly", SprayLanes: "SprayLanes", PauseRdsd: "PauseRdsd", NoSpace: "NoSpace",
+	TrainOnce: "TrainOnce", SplitRest: "SplitRest", SendTrains: "SendTrains", LoseRest: "LoseRest", FreedQuiet: "FreedQuiet", CellStale: "CellStale", NoDrained: "NoDrained"}

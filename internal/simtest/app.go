@@ -15,6 +15,7 @@ import (
 type app struct {
 	n    *node
 	s    *rds.Socket
+	m    *memory // nil: the socket has a receive queue
 	addr netip.AddrPort
 	want bool // asks for outcomes
 
@@ -49,6 +50,11 @@ func (n *node) bind(port uint16) *app {
 	}
 	a := &app{n: n, addr: netip.AddrPortFrom(n.addr, port), want: w.rng.Intn(8) != 0}
 	o.Data = a
+	if w.sinks > 0 && w.chance(w.sinks) {
+		a.m = &memory{a: a, room: 1 << (8 + w.rng.Intn(14)), dests: map[netip.AddrPort]*dest{}}
+		a.want, o.Sink = true, a.m // it is told every outcome
+		w.undrained++
+	}
 	s, err := n.eng.Bind(port, o)
 	if err != nil {
 		w.fail("bind of %v: %v", a.addr, err)
@@ -57,7 +63,7 @@ func (n *node) bind(port uint16) *app {
 	a.s = s
 	w.m.ports[a.addr]++
 	a.pace()
-	if w.rng.Intn(3) == 0 {
+	if a.m == nil && w.rng.Intn(3) == 0 {
 		s.SetMonitor(rds.Monitor{Mask: ^uint64(0), Clear: true, Set: w.rng.Intn(2) == 0})
 	}
 	n.apps = append(n.apps, a)
@@ -89,6 +95,12 @@ func (a *app) pace() {
 // accepted (negative: not at all, 0: for ever).
 func (a *app) send(dst netip.AddrPort, size int, wait time.Duration) error {
 	n, w := a.n, a.n.w
+	if a.m != nil {
+		if !a.m.post(dst, []int{size}) {
+			return rdserr.ErrWouldBlock
+		}
+		return nil
+	}
 	r := w.m.make(a.addr, dst, size)
 	r.node, r.epoch = 0, n.epoch
 	tag := uint64(len(a.tags))
@@ -122,6 +134,36 @@ func (a *app) send(dst netip.AddrPort, size int, wait time.Duration) error {
 	}
 	a.checkErr(err, dst, size)
 	return err
+}
+
+// sendRun offers datagrams of these sizes in one call; those behind the first
+// that cannot be accepted at once are forgotten.
+func (a *app) sendRun(dst netip.AddrPort, sizes []int) {
+	w := a.n.w
+	var payload []byte
+	var lengths []uint32
+	tag := uint64(len(a.tags))
+	for _, n := range sizes {
+		r := w.m.make(a.addr, dst, n)
+		r.epoch = a.n.epoch
+		a.tags = append(a.tags, r)
+		payload, lengths = append(payload, r.payload...), append(lengths, uint32(r.size))
+		a.accept(r)
+	}
+	n := a.s.SendRun(w.Now(), dst, payload, lengths, tag, a.want)
+	clear(payload) // it is copied
+	for i, r := range a.tags[tag:] {
+		if i >= n {
+			a.unaccept(r)
+			r.refused = true
+		} else if a.want {
+			a.open = append(a.open, r)
+		}
+	}
+	w.mix(11, tag, uint64(len(sizes)), uint64(n))
+	if w.verbose != nil {
+		w.trace("%v sends %d datagrams at once, the first %v: %d accepted", a.addr, len(sizes), a.tags[tag], n)
+	}
 }
 
 func (a *app) accept(r *rec) {
@@ -175,6 +217,15 @@ func (a *app) cancel(dst netip.AddrPort) {
 	if dst.Addr() == a.addr.Addr() {
 		return
 	}
+	cancelled := 0
+	for _, r := range hit {
+		if r.outcome == conn.Cancelled {
+			cancelled++
+		}
+	}
+	if a.want && cancelled != c {
+		w.fail("D6: %d datagrams of %v cancelled, %d counted", cancelled, a.addr, c)
+	}
 	for _, r := range hit {
 		if r.size > 0 && !r.leftFirst && r.outcome != conn.Cancelled {
 			w.fail("D6: %v had not left when it was cancelled, and its outcome is %v", r, r.outcome)
@@ -194,6 +245,9 @@ func (a *app) close() {
 	a.dead = true
 	w.m.ports[a.addr]++
 	a.s.Close(w.Now())
+	if a.m != nil {
+		a.m.gone()
+	}
 	for i, b := range n.apps {
 		if b == a {
 			n.apps = append(n.apps[:i], n.apps[i+1:]...)
@@ -207,6 +261,9 @@ func (a *app) close() {
 func (a *app) died() {
 	a.dead = true
 	a.n.w.m.ports[a.addr]++
+	if a.m != nil {
+		a.m.gone()
+	}
 	for _, r := range a.open {
 		if r.outcome == 0 {
 			r.gone = true
@@ -272,13 +329,17 @@ func (a *app) news(ev int) {
 	if ev&rds.EvReadable != 0 {
 		a.arm()
 	}
+	if ev&rds.EvWritable != 0 && a.m != nil {
+		a.m.blocked = false
+	}
 }
 
 // --- reading --------------------------------------------------------------------
 
-// placed: a frame of src was put into the socket's queue.
-func (a *app) placed(src netip.AddrPort, payload []byte) {
-	a.catchUp(1)
+// placed: datagram i of a frame of count of them from src was put into the
+// socket's queue.
+func (a *app) placed(src netip.AddrPort, i, count int, payload []byte) {
+	a.catchUp(count - i)
 	var r *rec
 	if src.Port() != 0 { // not a pong
 		r = a.n.w.m.placedAt(a.n.epoch, src, a.addr, payload)
@@ -288,8 +349,7 @@ func (a *app) placed(src netip.AddrPort, payload []byte) {
 
 // catchUp accounts for what came through the loop meanwhile.
 func (a *app) catchUp(but int) {
-	_, n := a.s.Peek()
-	for len(a.queue) < n-but {
+	for n := a.s.Info().RecvN; len(a.queue) < n-but; {
 		a.queue = append(a.queue, unknownRec)
 	}
 }
@@ -317,32 +377,73 @@ func (a *app) read() {
 		a.arm()
 		return
 	}
-	a.catchUp(0)
+	switch {
+	case a.m != nil:
+		a.m.read(a.readMax)
+	case w.chance(3):
+		a.catchUp(0)
+		a.readRun()
+	default:
+		a.catchUp(0)
+		a.readSingly()
+	}
+	if a.s.Info().RecvN > 0 {
+		a.arm()
+	}
+	a.n.after()
+}
+
+// readRun takes what there is in one call, cut anywhere.
+func (a *app) readRun() {
+	w := a.n.w
+	var run rds.Run
+	a.s.RecvRun(&run, min(a.readMax, 1+w.rng.Intn(200)), 1+w.rng.Intn(1<<16))
+	var all []byte
+	for _, s := range run.Spans {
+		all = append(all, s.Payload...)
+	}
+	for i, n := range run.Lengths {
+		a.took(run.Sources[run.Index[i]], all[:n])
+		all = all[n:]
+	}
+	run.Release()
+	a.s.ReadAll(w.Now())
+}
+
+// took: a datagram was read. It returns what the model has of it.
+func (a *app) took(src netip.AddrPort, payload []byte) *rec {
+	w := a.n.w
+	if len(a.queue) == 0 {
+		w.fail("D4: %v reads more than was placed", a.addr)
+		return nil
+	}
+	r := a.queue[0]
+	a.queue = a.queue[1:]
+	switch {
+	case r == unknownRec:
+		if src.Port() != 0 {
+			w.m.placedAt(a.n.epoch, src, a.addr, payload)
+		}
+	case r == nil:
+		if len(payload) != 0 {
+			w.fail("D4: %v reads %d bytes where an empty datagram was placed", a.addr, len(payload))
+		}
+	default:
+		if w.m.read(payload) != r || src != r.flow.src {
+			w.fail("D4: %v reads something else than %v", a.addr, r)
+		}
+	}
+	return r
+}
+
+func (a *app) readSingly() {
+	w := a.n.w
 	for k := 0; k < a.readMax; k++ {
 		d, ok := a.s.Recv()
 		if !ok {
 			break
 		}
-		if len(a.queue) == 0 {
-			w.fail("D4: %v reads more than was placed", a.addr)
-			return
-		}
-		r := a.queue[0]
-		a.queue = a.queue[1:]
-		switch {
-		case r == unknownRec:
-			if d.Source.Port() != 0 {
-				w.m.placedAt(a.n.epoch, d.Source, a.addr, d.Payload)
-			}
-		case r == nil:
-			if len(d.Payload) != 0 {
-				w.fail("D4: %v reads %d bytes where an empty datagram was placed", a.addr, len(d.Payload))
-			}
-		default:
-			if w.m.read(d.Payload) != r || d.Source != r.flow.src {
-				w.fail("D4: %v reads something else than %v", a.addr, r)
-			}
-		}
+		r := a.took(d.Source, d.Payload)
 		if r != nil && r != unknownRec && w.rng.Intn(16) == 0 {
 			// An application may keep it for a while: it must not change.
 			w.After(time.Duration(w.rng.Int63n(int64(20*time.Millisecond))), func() {
@@ -356,8 +457,4 @@ func (a *app) read() {
 		}
 	}
 	a.s.ReadAll(w.Now())
-	if _, n := a.s.Peek(); n > 0 {
-		a.arm()
-	}
-	a.n.after()
 }

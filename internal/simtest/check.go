@@ -21,13 +21,17 @@ func (n *node) check() {
 		if a.want && a.told != st.Accepted-uint64(i.Undecided) {
 			w.fail("D3: %v: %d decided, %d reported", a.addr, st.Accepted-uint64(i.Undecided), a.told)
 		}
-		if i.RecvMem > i.Hard {
+		if m := a.m; m != nil {
+			if i.RecvMem != m.used || i.RecvN != m.out {
+				w.fail("D8: %v has %d datagrams and %d bytes, its memory holds %d and %d", a.addr, i.RecvN, i.RecvMem, m.out, m.used)
+			}
+		} else if i.RecvMem > i.Hard {
 			w.fail("D8: %v holds %d bytes, its hard limit is %d", a.addr, i.RecvMem, i.Hard)
 		}
 		if i.Waiting != a.waiting {
 			w.fail("D3: %v: %d sends wait, the model has %d", a.addr, i.Waiting, a.waiting)
 		}
-		if i.SendQueued < 0 || i.RecvQueued < 0 || i.Undecided < 0 {
+		if i.SendQueued < 0 || i.RecvQueued < 0 || i.Undecided < 0 || i.Held < 0 || i.Held > i.Undecided {
 			w.fail("M1: %v: an account is negative: %+v", a.addr, i)
 		}
 	}
@@ -86,6 +90,8 @@ func (n *node) settled() (bool, string) {
 			// It waits for a reader that sleeps, and for nothing else.
 		case i.Undecided > 0:
 			return false, w.text("%v has %d undecided datagrams%v", a.addr, i.Undecided, a.example())
+		case a.m != nil && a.m.blocked:
+			return false, w.text("%v was never told that it may post again", a.addr)
 		case i.Waiting > 0:
 			return false, w.text("%v has %d sends waiting", a.addr, i.Waiting)
 		case a.flushes > 0:

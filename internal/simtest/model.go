@@ -18,6 +18,7 @@ const signMagic = 0x51
 // rec is the model's knowledge of one datagram.
 type rec struct {
 	flow      *flow
+	post      *post // of a client with a memory of its own
 	num       uint64
 	size      int
 	node      int // who sent it, and in which incarnation

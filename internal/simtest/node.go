@@ -29,6 +29,8 @@ type node struct {
 	timerAt  time.Duration
 	timerN   int
 	inAfter  bool
+	offering uint64            // sequence of the frame the engine is given
+	posted   map[linkKey]*post // by path and sequence it last left with
 	frozen   bool
 	deferred []func()
 }
@@ -59,6 +61,7 @@ func (n *node) start() {
 	n.eng = rds.NewEngine(&n.cfg, n.addr, rand.New(rand.NewSource(n.w.rng.Int63())))
 	n.links = map[linkKey]*link{}
 	n.views = map[*conn.Path]*view{}
+	n.posted = map[linkKey]*post{}
 	n.timerAt, n.timerN = -1, n.timerN+1
 	n.frozen, n.deferred = false, nil
 	ep := n.epoch

@@ -47,28 +47,45 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 	h.Parse(f.Raw)
 	dst := n.eng.Socket(h.DPort)
 	before := 0
+	var to *app
 	if dst != nil {
-		_, before = dst.Peek()
+		before = dst.Info().RecvN
+		if to, _ = dst.Options().Data.(*app); to != nil && to.m != nil {
+			to.m.asked, to.m.tried = false, false
+		}
 	}
+	n.offering = h.Seq
+	n.eng.Buffer(l.p, l.gen, f.Raw, len(f.Payload))
 	draining := l.p.State() == conn.Disconnecting && l.p.Conn().Kind() == conn.KindRdsd
 	err := n.eng.Receive(w.Now(), l.p, l.gen, f)
 	rdsd := l.p.Conn().Kind() == conn.KindRdsd
 	kind := h.Kind(rdsd)
-	if r := w.m.peek(f.Payload); r != nil && err == nil {
-		r.arrived = true
+	if err == nil {
+		datagrams(&h, f.Payload, rdsd, func(_, _ int, d []byte) {
+			if r := w.m.peek(d); r != nil {
+				r.arrived = true
+			}
+		})
 	}
 	w.mix(4, h.Seq, h.Ack, uint64(h.Len), uint64(h.SPort)<<16|uint64(h.DPort), uint64(h.Flags))
 	if err == nil && (l.gen != l.p.Gen() || draining) {
 		w.fail("D10: %v takes a frame of link %d, which was given up", l.p, l.gen)
 	}
 	placed := false
-	if dst != nil {
-		if _, now := dst.Peek(); now > before {
+	if to != nil {
+		if more := dst.Info().RecvN - before; more > 0 {
 			placed = true
 			src := netip.AddrPortFrom(l.p.Conn().Remote(), h.SPort)
-			if a, _ := dst.Options().Data.(*app); a != nil {
-				a.placed(src, f.Payload)
-			}
+			datagrams(&h, f.Payload, rdsd, func(i, count int, d []byte) {
+				if count != more {
+					w.fail("D4: %d datagrams of %d of %v are placed", more, count, &h)
+				} else if to.m == nil {
+					to.placed(src, i, count, d)
+				}
+			})
+		}
+		if m := to.m; m != nil && kind == wire.KindData && m.tried != m.asked && (m.tried || err == nil && n.cfg.Budget.Limit == 1<<30) {
+			w.fail("D7: %v: memory was asked for %v, a frame was offered %v: %v, %v", to.addr, m.asked, m.tried, &h, err)
 		}
 	}
 	if w.verbose != nil {
@@ -76,6 +93,9 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 	}
 	if rdsd && !draining && l.gen == l.p.Gen() {
 		n.observeAck(l, &h)
+	}
+	if kind == wire.KindControl && err == nil && !l.writing {
+		n.observeRefusals(l, &h, f.Payload)
 	}
 	if rdsd && err == nil {
 		n.observeIn(l, &h, kind, placed)
@@ -100,6 +120,20 @@ func (n *node) observeIn(l *link, h *wire.Header, kind wire.Kind, placed bool) {
 	if kind == wire.KindData && !placed {
 		v.refused[h.Seq] = false
 	}
+}
+
+// observeRefusals: what the peer had no room for has no sequence any more.
+func (n *node) observeRefusals(l *link, h *wire.Header, payload []byte) {
+	if h.Ext[0] != wire.CtlRefuse {
+		return
+	}
+	wire.ParseRefusals(payload, func(r wire.Refusal) error {
+		p := n.posted[linkKey{l.p, r.Seq}]
+		if p != nil && !p.a.dead && p.left == len(p.recs) && !p.split && p.cell != 0 && p.cell == p.sent && p.cell&(1<<conn.CellLane-1) == r.Seq {
+			n.w.fail("D5: %v was refused as number %d, which its cell still has", p.recs[0], r.Seq)
+		}
+		return nil
+	})
 }
 
 // observeAck: what the peer has of our refusals holds nothing up any more.
@@ -156,22 +190,31 @@ func (n *node) observeOut(l *link, b *transport.Batch) {
 				}
 			}
 		case wire.KindData:
-			r := w.m.peek(payload)
-			if r == nil {
-				if len(payload) > 0 {
-					w.fail("D7: %v sends a payload nobody has signed", l.p)
+			if h.Ext[0] != 0 && !rdsd {
+				w.fail("V1: %v sends a train to a kernel", l.p)
+			}
+			datagrams(&h, payload, rdsd, func(_, count int, d []byte) {
+				r := w.m.peek(d)
+				if r == nil {
+					if len(d) > 0 {
+						w.fail("D7: %v sends a payload nobody has signed", l.p)
+					}
+					return
 				}
-				return
-			}
-			if r.cancelled && !r.arrived && r.flow.src.Addr() == n.addr {
-				w.fail("D6: %v leaves after it was cancelled", r)
-			}
-			if r.outcome != 0 {
-				w.fail("D7: %v is sent after its outcome %v", r, r.outcome)
-			}
-			if r.left = true; rdsd {
-				r.rcvEpoch = w.incs[v.inc]
-			}
+				if r.cancelled && !r.arrived && r.flow.src.Addr() == n.addr {
+					w.fail("D6: %v leaves after it was cancelled", r)
+				}
+				if r.outcome != 0 {
+					w.fail("D7: %v is sent after its outcome %v", r, r.outcome)
+				}
+				if r.left = true; rdsd {
+					r.rcvEpoch = w.incs[v.inc]
+				}
+				if r.post != nil {
+					r.post.observe(w, r, l.p.Index(), h.Seq, count)
+					n.posted[linkKey{l.p, h.Seq}] = r.post
+				}
+			})
 		}
 	})
 }

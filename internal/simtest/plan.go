@@ -61,8 +61,12 @@ func (w *World) op(a *app) {
 	dst := w.target(a.addr.Addr())
 	switch k := w.rng.Intn(40); {
 	case k < 24: // a burst to one destination
+		if a.m == nil && w.chance(3) {
+			a.sendRun(dst, w.drawPost())
+			break
+		}
 		for range 1 + w.rng.Intn(12) {
-			if a.send(dst, w.drawSize(), -1) != nil {
+			if a.m != nil && !a.m.post(dst, w.drawPost()) || a.m == nil && a.send(dst, w.drawSize(), -1) != nil {
 				break
 			}
 		}
@@ -219,6 +223,9 @@ func (w *World) endFaults() {
 		for _, a := range n.apps {
 			a.pace()
 			a.armed = false
+			if a.m != nil {
+				a.m.room = max(a.m.room, 64<<10) // one datagram in each round trip is progress, but slow
+			}
 			if w.sleeper && w.asleep == nil {
 				w.asleep = a
 				a.stopped = w.Now() + time.Hour

@@ -20,6 +20,9 @@ func (w *World) number(payload []byte) string {
 	if r := w.m.peek(payload); r != nil {
 		return fmt.Sprintf(" #%d", r.num)
 	}
+	if len(payload) > signLen { // a train with a table, perhaps
+		return " #?"
+	}
 	return ""
 }
 

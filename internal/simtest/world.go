@@ -62,6 +62,8 @@ type World struct {
 	faults                 int
 	sleeper                bool // one reader sleeps through the end
 	asleep                 *app
+	sinks                  int // one socket in so many lies in its client's memory; 0: none
+	undrained              int // of those, not drained yet
 }
 
 func newWorld(seed int64, o Options) *World {
@@ -186,6 +188,9 @@ func (w *World) teardown() {
 		}
 		n.crash(false)
 	}
+	if w.bad == nil && w.undrained != 0 {
+		w.fail("D7: %d closed sockets were never drained", w.undrained)
+	}
 	for end := w.Now() + time.Second; w.bad == nil && w.Step(end); {
 	}
 }
@@ -217,6 +222,7 @@ func (w *World) draw() {
 		w.big = 20 + w.rng.Intn(100)
 	}
 	w.tight = w.chance(3)
+	w.sinks = []int{0, 1, 2, 4}[w.rng.Intn(4)]
 	w.crashes = w.chance(2)
 	if w.chance(8) {
 		w.flood = true
@@ -252,6 +258,7 @@ func (w *World) drawConfig() rds.Config {
 		c.Conn.Heartbeat = time.Second + w.upTo(4*time.Second)
 		c.Conn.DeadAfter = 3 * c.Conn.Heartbeat
 	}
+	c.Conn.Trains = !w.chance(4)
 	if w.tight {
 		c.MaxUndecided = 8 << w.rng.Intn(8)
 		c.MaxOutcomes = 8 << w.rng.Intn(8)
