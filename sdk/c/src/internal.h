@@ -1,0 +1,443 @@
+/*
+ * What the files of the library share.
+ *
+ * A socket has a sending side (tx: send ring, event ring, arena, flows,
+ * outcomes), a receiving side (rx: receive ring) and a session with the daemon
+ * (ctl). Each has a lock; the release ring has its own in the region, because
+ * messages outlive sockets.
+ *
+ * Lock order: list (client.c), ctl, tx, rx, region.mu. sleep.mu is taken alone.
+ * None is held while a thread sleeps.
+ *
+ * Read first: wait.c (how every call waits), session.c (bind, loss, binding
+ * again), send.c.
+ */
+#ifndef RDSDI_INTERNAL_H
+#define RDSDI_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "arena.h"
+#include "layout.h"
+#include "pb.h"
+#include "rdsd.h"
+
+#if !defined(__LP64__) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "rings need a 64-bit little-endian machine (docs/shm.md)"
+#endif
+
+#define SPIN_DEFAULT 50000            /* ns; above two wake-ups across cores */
+#define BIND_TIMEOUT RDSD_SEC(10)
+#define PATIENCE RDSD_SEC(5)          /* of calls that do not wait but need the daemon's answer */
+#define CLOSE_GRACE RDSD_SEC(2)
+#define CANCEL_GRACE RDSD_MS(100)     /* of a request that timed out */
+#define CHECK_EVERY RDSD_MS(4)        /* how old news of the control socket may be while calls succeed */
+#define BACKOFF_MIN RDSD_MS(20)
+#define BACKOFF_MAX RDSD_SEC(2)
+#define MAX_OUTCOMES 65536u           /* runs unread before sends stop */
+#define MAX_CHANGES 1024u             /* congestion events unread before they are merged */
+#define MAX_DESCS 65534u              /* send descriptors without their last event */
+#define MAX_STASH 4096u               /* datagrams that waiting requests have put aside */
+#define MAX_REGIONS 8u                /* regions of dead daemons with something unread */
+
+/* Of conn.Why: reasons the library itself gives. */
+enum { WHY_CLOSED = 3, WHY_DAEMON_RESTARTED = 8 };
+
+/* Regions (region.c) */
+
+/* A descriptor that was received. Its datagrams hold it; the last one gives the slot back. */
+struct rdsdi_lease {
+	struct rdsdi_region *reg;
+	_Atomic uint32_t refs; /* datagrams not released */
+	uint32_t bytes;
+	uint64_t slot;
+	struct rdsdi_lease *next; /* free ones; guarded by reg->mu */
+};
+
+/* A mapped region. Whoever has a pointer to it has one of its refs. */
+struct rdsdi_region {
+	uint8_t *base;
+	uint64_t bytes;
+	_Atomic uint32_t refs;
+	unsigned process; /* rdsdi_process when it was mapped */
+
+	/* The header, read once and checked. */
+	rdsd_addr local;
+	uint64_t instance, sndbuf, rcvbuf;
+	uint32_t max_datagram;
+	uint32_t flows, send_n, event_n, recv_n, release_n;
+	uint64_t flow_table, flow_states, send_ring, event_ring, recv_ring, release_ring;
+	uint64_t send_arena, send_arena_bytes, recv_arena, recv_arena_bytes;
+
+	struct rdsdi_region *next; /* what rx reads afterwards; guarded by rx.mu */
+
+	pthread_mutex_t mu;
+	int bell;                   /* the daemon's doorbell, -1 when it is gone; guarded by mu, as all below */
+	struct rdsdi_lease *leases; /* release_n of them */
+	struct rdsdi_lease *free;
+	uint32_t leases_n;          /* of these, ever used */
+	uint32_t live;              /* leases out */
+	uint64_t release_tail, release_head;
+};
+
+/* Maps and checks; 0, or a negative errno with the text set. fd stays the caller's. */
+int rdsdi_region_map(int fd, uint64_t bytes, struct rdsdi_region **reg);
+void rdsdi_region_unref(struct rdsdi_region *reg);
+static inline void rdsdi_region_ref(struct rdsdi_region *reg)
+{
+	atomic_fetch_add_explicit(&reg->refs, 1, memory_order_relaxed);
+}
+
+static inline _Atomic uint64_t *at64(const struct rdsdi_region *r, uint64_t off)
+{
+	return (_Atomic uint64_t *)(void *)(r->base + off);
+}
+
+static inline _Atomic uint32_t *at32(const struct rdsdi_region *r, uint64_t off)
+{
+	return (_Atomic uint32_t *)(void *)(r->base + off);
+}
+
+#define load_acquire(p) atomic_load_explicit(p, memory_order_acquire)
+#define load_relaxed(p) atomic_load_explicit(p, memory_order_relaxed)
+#define store_release(p, v) atomic_store_explicit(p, v, memory_order_release)
+#define store_relaxed(p, v) atomic_store_explicit(p, v, memory_order_relaxed)
+
+/*
+ * After news were stored for the daemon (sequentially consistent): wakes it if
+ * it sleeps and waits for them, a DAEMON_WAITS bit.
+ */
+void rdsdi_ring(const struct rdsdi_region *reg, int bell, uint32_t news);
+
+/* Takes so many datagrams off a lease; the last ones give its slot back. */
+void rdsdi_lease_drop(struct rdsdi_lease *l, uint32_t refs);
+
+/* Links (session.c) */
+
+/* One connection to the daemon. Descriptors are closed with the last ref. */
+struct rdsdi_link {
+	_Atomic uint32_t refs;
+	int control;
+	int bell_daemon, bell_client; /* -1 until bound */
+	struct rdsdi_region *reg;     /* NULL until bound */
+};
+
+/* A question to the daemon that waits for its answer. On the asker's stack. */
+struct rdsdi_ask {
+	uint64_t id;
+	_Atomic int state; /* ASK_... */
+	struct rdsdi_server answer;
+	struct rdsdi_ask *next;
+};
+enum { ASK_WAITING = 0, ASK_ANSWERED = 1, ASK_LOST = 2 };
+
+enum { SESSION_DOWN = 0, SESSION_CONNECTING = 1, SESSION_UP = 2, SESSION_OVER = 3 };
+
+struct rdsdi_ctl {
+	pthread_mutex_t mu; /* guards all of this */
+	struct rdsdi_link *link;
+	_Atomic int64_t due; /* when to try again, or to give an attempt up; read without mu */
+	unsigned attempt;   /* failed ones in a row */
+	bool first;         /* the bind of rdsd_bind: a failure is its answer */
+	int closing;        /* errno of a Closing that was read, 0 for a daemon that goes away */
+	bool closed;        /* a Closing was read */
+	char closing_text[PB_TEXT];
+	uint64_t next_id;
+	struct rdsdi_ask *asks;
+	bool watch, monitor_due;
+	uint64_t watch_mask;
+	uint8_t *packet;    /* PACKET_HEAD + PACKET_PIECE bytes */
+	uint8_t *message;   /* pieces of a message in several packets */
+	size_t message_n;
+	int fds[3];         /* that came with the message so far */
+	unsigned fds_n;
+};
+
+/* Sending (flow.c, send.c, event.c) */
+
+struct rdsdi_flow {
+	rdsd_addr to;
+	uint32_t generation; /* odd; 0: never used */
+	bool used;
+	bool known;          /* the daemon has looked at it */
+	uint32_t refs;       /* descriptors and slots that are not finished */
+	uint32_t next;       /* in its hash bucket, index+1 */
+	uint64_t skip;       /* the pass of a batch in which it had no room */
+
+	/* The descriptor that may still grow, the flow's last. */
+	uint32_t open;       /* cookie, 0: none */
+	uint32_t open_len;   /* bytes of each datagram */
+	uint32_t open_max;   /* datagrams */
+	uint64_t open_entry; /* count in the send ring */
+	uint64_t open_word;
+	uint32_t hint;       /* bytes a new one is planned for */
+};
+
+/* A posted send descriptor until its last event. */
+struct rdsdi_desc {
+	uint64_t tag, slot;
+	uint64_t size;      /* of the slot; 0: none */
+	uint64_t undecided; /* payload bytes */
+	uint32_t body;      /* bytes, of a table and its payloads */
+	uint32_t len;       /* of each datagram; with a table 0 */
+	uint32_t n, left;   /* datagrams, and those without outcome */
+	uint32_t front;     /* so many are decided from the first on */
+	uint64_t *map;      /* a bit for each that was decided out of order; NULL: none was */
+	uint32_t flow;
+	uint16_t turn;      /* changes with each use: the upper half of the cookie */
+	bool used, table;
+	uint32_t next;      /* free ones, index+1 */
+};
+
+struct rdsdi_change {
+	rdsd_addr addr;
+	bool congested;
+};
+
+struct rdsdi_tx {
+	pthread_mutex_t mu; /* guards all of this */
+	struct rdsdi_region *reg; /* NULL while there is no daemon */
+	int bell;
+	uint64_t tail;      /* descriptors written */
+	uint64_t published; /* of these, shown to the daemon */
+	uint64_t head;      /* taken by the daemon, as last seen */
+	uint64_t event_head;
+	uint64_t used;      /* bytes accepted and undecided, and reserved */
+	uint64_t sndbuf;
+	uint32_t max_datagram;
+	uint64_t next_tag;
+	uint64_t passes;    /* of batches so far */
+	uint32_t lazy;      /* sends since events were looked at */
+	struct rdsdi_arena arena;
+	uint32_t opens;     /* flows whose last descriptor may still grow */
+
+	struct rdsdi_flow *flows;
+	uint32_t *buckets;  /* index+1 */
+	uint32_t bucket_mask;
+	uint32_t flow_hand; /* where the search for an unused one goes on */
+	struct rdsdi_flow *last;
+
+	struct rdsdi_desc *descs;
+	uint32_t descs_n, descs_cap, desc_free;
+
+	rdsd_outcome *outcomes; /* a ring */
+	uint32_t outcome_cap, outcome_head, outcome_n;
+
+	struct rdsdi_change *changes; /* MAX_CHANGES of them once there is a watch */
+	uint32_t changes_n;
+	uint64_t freed;
+	bool any_change;
+};
+
+/* Receiving (recv.c) */
+
+struct rdsdi_waiter {
+	rdsd_addr from;
+	_Atomic bool done;
+	rdsd_msg msg;
+	struct rdsdi_waiter *next;
+};
+
+struct rdsdi_rx {
+	pthread_mutex_t mu; /* guards all of this */
+	struct rdsdi_region *reg; /* what is read now; NULL before the first bind */
+	bool dead;          /* its daemon is gone */
+	uint64_t head, shown; /* descriptors claimed, and told to the daemon */
+	bool one_by_one;
+	/* The descriptor being handed out. */
+	struct rdsdi_lease *lease;
+	const uint8_t *data, *table;
+	uint32_t left, len, bytes; /* datagrams; of each; of the payloads that are left */
+	rdsd_addr from;
+	struct rdsdi_waiter *waiters;
+	rdsd_msg *stash; /* a ring of MAX_STASH */
+	uint32_t stash_head, stash_n;
+	unsigned regions; /* in the chain from reg on */
+};
+
+/* Waiting (wait.c) */
+
+struct rdsdi_sleep {
+	_Atomic uint32_t turn;    /* a futex: changes when waiting threads are to look again */
+	_Atomic uint32_t followers;
+	_Atomic bool leader;      /* a thread sleeps, or is about to, for all */
+	int kick;                 /* eventfd: wakes the leader */
+	pthread_mutex_t mu;       /* guards the client's word of sleep, and: */
+	bool leading, armed;
+	struct rdsdi_link *link;  /* the leader's, while leading */
+	uint32_t lead_bits, arm_bits, follow[4]; /* what they wait for; threads for each bit */
+	int poll_fd, timer_fd;    /* for rdsd_fd; -1 until asked for */
+};
+
+struct rdsd_client {
+	char path[108];  /* as in sun_path */
+	size_t path_len; /* abstract ones begin with a 0 byte */
+	rdsd_socket *sockets;
+};
+
+struct rdsd_socket {
+	rdsd_client *client;
+	rdsd_socket *next, *prev; /* of the client; guarded by the list lock */
+	rdsd_socket *all_next, *all_prev;
+	unsigned process;
+	uint32_t flags;
+	int64_t spin;
+	rdsd_addr local;          /* fixed after rdsd_bind */
+	uint64_t want_send, want_recv;
+	char label[RDSD_MAX_LABEL + 1];
+
+	_Atomic int state;        /* SESSION_... */
+	_Atomic int over;         /* why nothing will work any more: a negative errno */
+	_Atomic int fault;        /* the daemon broke the layout: a negative errno */
+	_Atomic int64_t checked;  /* when the control socket was last looked at */
+	pthread_mutex_t why_mu;
+	char why[PB_TEXT + 160];  /* guarded by why_mu; why there is no daemon */
+
+	struct rdsdi_ctl ctl;
+	struct rdsdi_tx tx;
+	struct rdsdi_rx rx;
+	struct rdsdi_sleep sleep;
+};
+
+/* Texts (text.c) */
+
+/* Sets the text of this thread and returns err. */
+int rdsdi_fail(int err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The same with the words of the errno alone; does not format. */
+int rdsdi_errno(int err);
+
+/* Time and waiting (wait.c) */
+
+int64_t rdsdi_now(void); /* ns, monotonic */
+int64_t rdsdi_deadline(int64_t timeout);
+
+#define BLOCKED INT64_MIN
+
+/*
+ * What a call does, in steps: step tries and returns its result, or BLOCKED with
+ * why set to what a call that does not wait answers.
+ */
+struct rdsdi_op {
+	int64_t (*step)(struct rdsdi_op *op);
+	rdsd_socket *s;
+	int why;
+	uint32_t bits; /* WAITS_...: what step found missing */
+	bool patient; /* waits for an answer of the daemon that is due soon, even with RDSD_NOWAIT */
+	bool asks;    /* the answer comes by the control socket: looping is of no use */
+};
+
+/* Runs op until it is done or the time is over. */
+int64_t rdsdi_run(struct rdsdi_op *op, int64_t timeout);
+
+/* Something other threads may wait for has changed, and not by the daemon's doorbell. */
+void rdsdi_notify(rdsd_socket *s);
+
+int rdsdi_sleep_init(struct rdsdi_sleep *w);
+void rdsdi_sleep_destroy(struct rdsdi_sleep *w);
+/* The event loop's descriptor watches this link now, or does not any more. */
+void rdsdi_sleep_watch(rdsd_socket *s, struct rdsdi_link *l, bool on);
+
+/* Sessions (session.c) */
+
+extern unsigned rdsdi_process; /* changes in a forked child */
+
+/* Looks at the control socket and does what is due; true when something happened. */
+bool rdsdi_pump(rdsd_socket *s);
+/* rdsdi_pump when it was not called for a while: calls that succeed notice a dead daemon by it. */
+void rdsdi_check(rdsd_socket *s);
+struct rdsdi_link *rdsdi_link_get(rdsd_socket *s);
+void rdsdi_link_put(struct rdsdi_link *l);
+int64_t rdsdi_session_due(rdsd_socket *s);
+int rdsdi_session_first(rdsd_socket *s, int64_t timeout);
+void rdsdi_session_close(rdsd_socket *s);
+/* control.c, all with ctl.mu held. Sends a message: 0, -EAGAIN, or why it cannot be sent. */
+int rdsdi_control_send(struct rdsdi_link *l, const uint8_t *message, size_t n);
+/* Reads the next message: 1, 0 when there is none, -ESHUTDOWN at the end, -EPROTO, -ENOMEM. */
+int rdsdi_control_next(rdsd_socket *s, struct rdsdi_server *m);
+/* Forgets pieces and descriptors of the connection before. */
+void rdsdi_control_reset(struct rdsdi_ctl *c);
+/* ask.c: sends Monitor when it is due. */
+void rdsdi_monitor(rdsd_socket *s);
+/* Why a call cannot be made now: 0, or what rdsdi_errno or rdsdi_fail returned. */
+int rdsdi_usable(const rdsd_socket *s);
+int rdsdi_over(rdsd_socket *s);
+int rdsdi_away(rdsd_socket *s);
+
+/* Sides */
+
+int rdsdi_tx_start(rdsd_socket *s, struct rdsdi_link *l);
+void rdsdi_tx_stop(rdsd_socket *s, uint8_t why);
+void rdsdi_tx_destroy(struct rdsdi_tx *tx);
+/* Takes in events, with tx.mu held; true when there were any. */
+bool rdsdi_events(rdsd_socket *s);
+void rdsdi_outcome_add(struct rdsdi_tx *tx, uint64_t tag, uint32_t n, uint8_t kind, uint8_t reason, uint16_t error);
+static inline bool rdsdi_outcomes_full(const struct rdsdi_tx *tx)
+{
+	return tx->outcome_n >= MAX_OUTCOMES;
+}
+void rdsdi_changes_lost(struct rdsdi_tx *tx);
+void rdsdi_change_note(struct rdsdi_tx *tx, const rdsd_addr *addr, bool congested);
+
+/* flow.c, all with tx.mu held. */
+
+/*
+ * The flow to a destination: 0; -EINPROGRESS, the daemon was asked and has not
+ * looked yet; -EAGAIN, all flows or the ring are in use; -EDESTADDRREQ, or why
+ * the daemon refuses it.
+ */
+int rdsdi_flow_get(rdsd_socket *s, const rdsd_addr *to, struct rdsdi_flow **flow);
+/* One that is known, or NULL. */
+struct rdsdi_flow *rdsdi_flow_find(struct rdsdi_tx *tx, const rdsd_addr *to);
+/* STATE_NEW, STATE_CLEAR ...; of a refused one also the errno. */
+uint32_t rdsdi_flow_state(const struct rdsdi_tx *tx, const struct rdsdi_flow *f, int *error);
+/* Nothing is added to the flow's last descriptor any more; what it does not fill of its slot is free. */
+void rdsdi_flow_close(struct rdsdi_tx *tx, struct rdsdi_flow *f);
+void rdsdi_flow_close_all(struct rdsdi_tx *tx);
+
+/* desc.c, all with tx.mu held. */
+
+/* A new one and its cookie; NULL when there are MAX_DESCS. */
+struct rdsdi_desc *rdsdi_desc_new(struct rdsdi_tx *tx, uint32_t *cookie);
+/* That of a cookie, NULL when there is none. */
+struct rdsdi_desc *rdsdi_desc_of(const struct rdsdi_tx *tx, uint32_t cookie);
+void rdsdi_desc_free(struct rdsdi_tx *tx, struct rdsdi_desc *d);
+/* Marks count datagrams from the at-th on as decided; false when one of them was already, or memory is out. */
+bool rdsdi_desc_decide(struct rdsdi_desc *d, uint32_t at, uint32_t count);
+bool rdsdi_desc_decided(const struct rdsdi_desc *d, uint32_t at);
+
+/* ring.c, all with tx.mu held. */
+
+bool rdsdi_ring_room(rdsd_socket *s);
+/* Writes the next descriptor; the caller has looked for room. publish shows it. */
+void rdsdi_ring_put(struct rdsdi_tx *tx, uint64_t word, uint64_t tag, uint64_t slot, const struct rdsdi_flow *f,
+		    uint32_t cookie, uint32_t flags);
+void rdsdi_publish(struct rdsdi_tx *tx);
+static inline _Atomic uint64_t *rdsdi_ring_word(const struct rdsdi_tx *tx, uint64_t entry)
+{
+	return at64(tx->reg, tx->reg->send_ring + (entry & (tx->reg->send_n - 1)) * SEND_SIZE);
+}
+
+int rdsdi_rx_start(rdsd_socket *s, struct rdsdi_link *l);
+void rdsdi_rx_stop(rdsd_socket *s);
+void rdsdi_rx_destroy(rdsd_socket *s);
+/* Something can be received, with rx.mu held. */
+bool rdsdi_rx_ready(rdsd_socket *s);
+
+static inline bool addr_equal(const rdsd_addr *a, const rdsd_addr *b)
+{
+	uint64_t x[2], y[2];
+	uint32_t p, q;
+
+	memcpy(x, a, 16);
+	memcpy(y, b, 16);
+	memcpy(&p, (const uint8_t *)a + 16, 4);
+	memcpy(&q, (const uint8_t *)b + 16, 4);
+	return ((x[0] ^ y[0]) | (x[1] ^ y[1]) | (p ^ q)) == 0;
+}
+
+#endif

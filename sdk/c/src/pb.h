@@ -1,0 +1,59 @@
+/*
+ * The protobuf messages of the control socket (api/rdsd/v1/rdsd.proto), written
+ * and read by hand. The reader takes any bytes: it stays within them, and what
+ * it does not know it leaves out.
+ */
+#ifndef RDSDI_PB_H
+#define RDSDI_PB_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "rdsd.h"
+
+#define PB_CLIENT_MAX 256 /* bytes of the longest message the library sends */
+#define PB_TEXT 256       /* of a text the daemon sends, with its end; the rest is cut off */
+
+struct rdsdi_bind {
+	rdsd_addr local;
+	uint64_t send_buffer, recv_buffer;
+	const char *label;
+};
+
+/* Each writes a ClientMessage to out (PB_CLIENT_MAX bytes) and returns its length. */
+size_t rdsdi_pb_bind(uint8_t *out, const struct rdsdi_bind *b);
+size_t rdsdi_pb_cancel(uint8_t *out, uint64_t id, const rdsd_addr *to);
+size_t rdsdi_pb_flush(uint8_t *out, uint64_t id, int64_t timeout_ns);
+size_t rdsdi_pb_monitor(uint8_t *out, uint64_t mask, bool on);
+size_t rdsdi_pb_congested(uint8_t *out, uint64_t id, const rdsd_addr *to);
+
+/* Which ServerMessage; the numbers are those of its fields. */
+enum {
+	SERVER_OTHER = 0,
+	SERVER_BOUND = 1,
+	SERVER_CANCEL_RESULT = 5,
+	SERVER_FLUSH_RESULT = 6,
+	SERVER_CONGESTION = 7,
+	SERVER_CONGESTED_RESULT = 8,
+	SERVER_CLOSING = 10
+};
+
+/* A ServerMessage, as far as sockets with rings get them. */
+struct rdsdi_server {
+	int body;
+	uint64_t id;
+	int32_t error;            /* errno */
+	char text[PB_TEXT];
+	uint64_t cancelled, in_flight;
+	bool congested;
+	rdsd_addr local;          /* Bound */
+	uint64_t instance;
+	uint32_t ring_version;    /* Bound: 0 without rings */
+	uint64_t region_bytes;
+};
+
+/* 0, or -EPROTO when the bytes are no protobuf message. */
+int rdsdi_pb_server(const uint8_t *in, size_t n, struct rdsdi_server *m);
+
+#endif

@@ -1,0 +1,500 @@
+/*
+ * Receiving. The daemon has put datagrams into the region; they are handed out
+ * in place, or copied. A descriptor may hold thousands of them: its lease is
+ * released with the last one.
+ *
+ * Requests: a waiting request takes the datagrams of its peer before everybody
+ * else does, and puts what it meets of others aside (the stash), where receivers
+ * find it first.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+
+#include "internal.h"
+
+static int64_t blocked(struct rdsdi_op *op)
+{
+	op->why = -EAGAIN;
+	op->bits = WAITS_RECV;
+	return BLOCKED;
+}
+
+static int broken(rdsd_socket *s)
+{
+	atomic_store(&s->fault, -EPROTO);
+	return 0;
+}
+
+/* next_region goes on to the region of the daemon that came after a dead one. */
+static bool next_region(struct rdsdi_rx *rx)
+{
+	struct rdsdi_region *old = rx->reg;
+
+	if (!old || !old->next)
+		return false;
+	rx->reg = old->next;
+	rx->head = rx->shown = 0;
+	rx->one_by_one = false;
+	rx->regions--;
+	rdsdi_region_unref(old);
+	return true;
+}
+
+static bool alive(const struct rdsdi_rx *rx)
+{
+	return !rx->reg->next && !rx->dead;
+}
+
+/* lease takes one for a descriptor: NULL when so many are out that the release ring may lack room. */
+static struct rdsdi_lease *lease(struct rdsdi_rx *rx, bool *held)
+{
+	struct rdsdi_region *r = rx->reg;
+	struct rdsdi_lease *l = NULL;
+	uint64_t unread;
+
+	pthread_mutex_lock(&r->mu);
+	*held = r->live >= r->release_n;
+	unread = r->release_tail - r->release_head;
+	if (alive(rx) && r->live + unread >= r->release_n) {
+		r->release_head = load_acquire(at64(r, W_RELEASE_HEAD));
+		unread = r->release_tail - r->release_head;
+	}
+	if (!*held && (!alive(rx) || r->live + unread < r->release_n)) {
+		if (r->free) {
+			l = r->free;
+			r->free = l->next;
+		} else {
+			l = &r->leases[r->leases_n++];
+		}
+		l->reg = r;
+		r->live++;
+	}
+	pthread_mutex_unlock(&r->mu);
+	if (l)
+		rdsdi_region_ref(r);
+	return l;
+}
+
+/* next_desc takes the next descriptor: 1, 0 when there is none, -ENOBUFS. */
+static int next_desc(rdsd_socket *s)
+{
+	struct rdsdi_rx *rx = &s->rx;
+	struct rdsdi_region *r;
+	const uint8_t *e;
+	uint64_t word, slot, tail;
+	uint32_t bytes, n, kind;
+	uint8_t family;
+	bool held;
+
+	for (;;) {
+		r = rx->reg;
+		if (!r)
+			return 0;
+		tail = load_acquire(at64(r, W_RECV_TAIL));
+		if (tail != rx->head)
+			break;
+		if (!next_region(rx))
+			return 0;
+	}
+	if (tail - rx->head > r->recv_n || atomic_load_explicit(&s->fault, memory_order_relaxed))
+		return broken(s);
+	e = r->base + r->recv_ring + (rx->head & (r->recv_n - 1)) * RECV_SIZE;
+	word = load_relaxed((_Atomic uint64_t *)(void *)(uintptr_t)e);
+	memcpy(&slot, e + RECV_SLOT, 8);
+	family = e[RECV_FAMILY];
+	bytes = WORD_BYTES(word);
+	n = WORD_COUNT(word);
+	kind = WORD_KIND(word);
+	if (!n || n > TRAIN_DATAGRAMS || bytes > RDSD_MAX_DATAGRAM || slot > r->recv_arena_bytes ||
+	    bytes > r->recv_arena_bytes - slot || (family != 4 && family != 6) ||
+	    !((kind == KIND_SAME && bytes % n == 0) || (kind == KIND_TABLE && bytes >= 4 * n)))
+		return broken(s);
+	rx->lease = lease(rx, &held);
+	if (!rx->lease)
+		return held ? rdsdi_fail(-ENOBUFS, "%u received pieces are unreleased: release some", r->release_n) : 0;
+	atomic_store_explicit(&rx->lease->refs, n, memory_order_relaxed);
+	rx->lease->slot = slot;
+	rx->head++;
+	rx->data = r->base + r->recv_arena + slot;
+	rx->table = NULL;
+	rx->left = n;
+	rx->len = bytes / n;
+	if (kind == KIND_TABLE) {
+		rx->table = rx->data;
+		rx->data += 4 * n;
+		bytes -= 4 * n;
+	}
+	rx->bytes = bytes;
+	rx->from = (rdsd_addr){.family = family};
+	memcpy(rx->from.ip, e + RECV_IP, family == 4 ? 4 : 16);
+	memcpy(&rx->from.port, e + RECV_PORT, 2);
+	return 1;
+}
+
+/* show tells the daemon what was taken. */
+static void show(struct rdsdi_rx *rx)
+{
+	if (!rx->reg || rx->shown == rx->head)
+		return;
+	rx->shown = rx->head;
+	store_release(at64(rx->reg, W_RECV_HEAD), rx->head);
+}
+
+/* next_len is the length of the next datagram of the current descriptor, as its table says it. */
+static uint32_t next_len(const struct rdsdi_rx *rx)
+{
+	uint32_t len = rx->len;
+
+	if (rx->table) {
+		const uint8_t *t = rx->table;
+
+		len = (uint32_t)t[0] << 24 | (uint32_t)t[1] << 16 | (uint32_t)t[2] << 8 | t[3];
+		if (len > rx->bytes)
+			len = rx->bytes;
+	}
+	return len;
+}
+
+/* hand fills in one datagram; there is a current descriptor. */
+static void hand(struct rdsdi_rx *rx, rdsd_msg *m)
+{
+	uint32_t len = next_len(rx);
+
+	m->data = rx->data;
+	m->len = len;
+	m->from = rx->from;
+	m->zero = 0;
+	m->lease = rx->lease;
+	rx->data += len;
+	rx->bytes -= len;
+	if (rx->table)
+		rx->table += 4;
+	rx->left--;
+}
+
+/* for_waiter gives a datagram to the first request that waits for its source. */
+static bool for_waiter(rdsd_socket *s, const rdsd_msg *m)
+{
+	for (struct rdsdi_waiter **w = &s->rx.waiters; *w; w = &(*w)->next)
+		if (addr_equal(&(*w)->from, &m->from)) {
+			struct rdsdi_waiter *found = *w;
+
+			*w = found->next;
+			found->msg = *m;
+			atomic_store(&found->done, true);
+			return true;
+		}
+	return false;
+}
+
+/* take hands out up to n datagrams: how many, or -ENOBUFS. *given: requests got some. */
+static int64_t take(rdsd_socket *s, rdsd_msg *msgs, size_t n, bool *given)
+{
+	struct rdsdi_rx *rx = &s->rx;
+	size_t got = 0;
+	int more = 1;
+
+	while (got < n && rx->stash_n) {
+		msgs[got++] = rx->stash[rx->stash_head];
+		rx->stash_head = (rx->stash_head + 1) % MAX_STASH;
+		rx->stash_n--;
+	}
+	while (got < n) {
+		if (!rx->left) {
+			more = next_desc(s);
+			if (more <= 0)
+				break;
+		}
+		while (got < n && rx->left) {
+			hand(rx, &msgs[got]);
+			if (rx->waiters && for_waiter(s, &msgs[got]))
+				*given = true;
+			else
+				got++;
+		}
+	}
+	show(rx);
+	return got ? (int64_t)got : more < 0 ? more : 0;
+}
+
+static void one_by_one(struct rdsdi_rx *rx, bool on)
+{
+	if (rx->one_by_one == on || !rx->reg)
+		return;
+	rx->one_by_one = on;
+	store_relaxed(at32(rx->reg, W_ONE_BY_ONE), on);
+}
+
+struct receive {
+	struct rdsdi_op op;
+	rdsd_msg *msgs;
+	size_t n;
+	bool single;
+};
+
+static int64_t receive_step(struct rdsdi_op *op)
+{
+	struct receive *r = (struct receive *)op;
+	rdsd_socket *s = op->s;
+	bool given = false;
+	int64_t got;
+
+	if (atomic_load(&s->over) == -EBADF)
+		return rdsdi_errno(-EBADF);
+	pthread_mutex_lock(&s->rx.mu);
+	got = take(s, r->msgs, r->n, &given);
+	one_by_one(&s->rx, r->single);
+	pthread_mutex_unlock(&s->rx.mu);
+	if (given)
+		rdsdi_notify(s);
+	if (got)
+		return got;
+	got = rdsdi_over(s);
+	return got ? got : blocked(op);
+}
+
+ssize_t rdsd_recv_batch(rdsd_socket *s, rdsd_msg *msgs, size_t n, int64_t timeout)
+{
+	struct receive r = {.op = {.step = receive_step, .s = s}, .msgs = msgs, .n = n};
+	int err = rdsdi_usable(s);
+
+	if (err)
+		return err;
+	return n ? rdsdi_run(&r.op, timeout) : 0;
+}
+
+static size_t copy_out(const rdsd_msg *m, void *buf, size_t size, rdsd_addr *from)
+{
+	if (from)
+		*from = m->from;
+	if (m->len < size)
+		size = m->len;
+	if (size)
+		memcpy(buf, m->data, size);
+	return m->len;
+}
+
+ssize_t rdsd_recv(rdsd_socket *s, void *buf, size_t size, rdsd_addr *from, int64_t timeout)
+{
+	rdsd_msg m;
+	struct receive r = {.op = {.step = receive_step, .s = s}, .msgs = &m, .n = 1, .single = true};
+	int64_t got = rdsdi_usable(s);
+
+	if (got)
+		return got;
+	got = rdsdi_run(&r.op, timeout);
+	if (got < 0)
+		return got;
+	got = (int64_t)copy_out(&m, buf, size, from);
+	rdsdi_lease_drop(m.lease, 1);
+	return got;
+}
+
+void rdsd_release(rdsd_msg *msgs, size_t n)
+{
+	for (size_t i = 0, k; i < n; i += k) {
+		struct rdsdi_lease *l = msgs[i].lease;
+
+		for (k = 1; i + k < n && msgs[i + k].lease == l; k++)
+			;
+		if (l)
+			rdsdi_lease_drop(l, (uint32_t)k);
+	}
+}
+
+bool rdsdi_rx_ready(rdsd_socket *s)
+{
+	struct rdsdi_rx *rx = &s->rx;
+
+	if (rx->stash_n || rx->left)
+		return true;
+	for (struct rdsdi_region *r = rx->reg; r; r = r->next)
+		if (load_acquire(at64(r, W_RECV_TAIL)) != (r == rx->reg ? rx->head : 0))
+			return true;
+	return false;
+}
+
+int rdsd_peek(rdsd_socket *s, size_t *size)
+{
+	struct rdsdi_rx *rx = &s->rx;
+	int err = rdsdi_usable(s), found = 1;
+
+	if (err)
+		return err;
+	if (atomic_load(&s->over) == -EBADF)
+		return rdsdi_errno(-EBADF);
+	rdsdi_check(s);
+	pthread_mutex_lock(&rx->mu);
+	if (rx->stash_n) {
+		*size = rx->stash[rx->stash_head].len;
+	} else {
+		if (!rx->left)
+			found = next_desc(s);
+		show(rx);
+		if (found > 0)
+			*size = next_len(rx);
+	}
+	pthread_mutex_unlock(&rx->mu);
+	return found ? found : rdsdi_over(s);
+}
+
+/* Requests */
+
+struct request {
+	struct rdsdi_op op;
+	struct rdsdi_waiter w;
+};
+
+/* set_aside makes room for what a request meets and does not want. */
+static bool set_aside(struct rdsdi_rx *rx, const rdsd_msg *m)
+{
+	rx->stash[(rx->stash_head + rx->stash_n++) % MAX_STASH] = *m;
+	return true;
+}
+
+static int64_t request_step(struct rdsdi_op *op)
+{
+	struct request *q = (struct request *)op;
+	rdsd_socket *s = op->s;
+	struct rdsdi_rx *rx = &s->rx;
+	bool others = false;
+	int64_t result = 0;
+	int more = 1;
+
+	pthread_mutex_lock(&rx->mu);
+	while (!atomic_load(&q->w.done) && atomic_load(&s->over) != -EBADF) {
+		rdsd_msg m;
+
+		if (!rx->stash && !(rx->stash = malloc(MAX_STASH * sizeof *rx->stash))) {
+			more = rdsdi_errno(-ENOMEM);
+			break;
+		}
+		if (rx->stash_n == MAX_STASH)
+			break; /* somebody must receive before there is room for a reply */
+		if (!rx->left) {
+			more = next_desc(s);
+			if (more <= 0)
+				break;
+		}
+		hand(rx, &m);
+		others = true;
+		if (!for_waiter(s, &m))
+			set_aside(rx, &m);
+	}
+	show(rx);
+	if (!atomic_load(&q->w.done))
+		result = more < 0 ? more : rdsdi_over(s) ? rdsdi_over(s) : blocked(op);
+	pthread_mutex_unlock(&rx->mu);
+	if (others)
+		rdsdi_notify(s);
+	return result;
+}
+
+ssize_t rdsd_request(rdsd_socket *s, const rdsd_addr *to, const void *data, size_t len, void *buf, size_t size,
+		     int64_t timeout)
+{
+	struct request q = {.op = {.step = request_step, .s = s, .bits = WAITS_RECV}, .w = {.from = *to}};
+	struct rdsdi_waiter **w;
+	int64_t deadline, result = rdsdi_usable(s);
+	char text[256];
+
+	if (result)
+		return result;
+	deadline = rdsdi_deadline(timeout);
+	pthread_mutex_lock(&s->rx.mu);
+	for (w = &s->rx.waiters; *w; w = &(*w)->next)
+		;
+	*w = &q.w;
+	pthread_mutex_unlock(&s->rx.mu);
+	result = rdsd_send(s, to, data, len, NULL, timeout);
+	if (!result && timeout > 0)
+		timeout = deadline - rdsdi_now() > 0 ? deadline - rdsdi_now() : 1;
+	if (!result)
+		result = rdsdi_run(&q.op, timeout);
+	pthread_mutex_lock(&s->rx.mu);
+	for (w = &s->rx.waiters; *w; w = &(*w)->next)
+		if (*w == &q.w) {
+			*w = q.w.next;
+			break;
+		}
+	pthread_mutex_unlock(&s->rx.mu);
+	if (atomic_load(&q.w.done)) { /* perhaps at the last moment */
+		result = (int64_t)copy_out(&q.w.msg, buf, size, NULL);
+		rdsdi_lease_drop(q.w.msg.lease, 1);
+		return result;
+	}
+	memcpy(text, "", 1);
+	strncat(text, rdsd_errmsg(), sizeof text - 1);
+	if (result != -EBADF)
+		rdsd_cancel_sent_to(s, to, NULL, CANCEL_GRACE);
+	return rdsdi_fail((int)result, "%s", text);
+}
+
+/* Sessions */
+
+int rdsdi_rx_start(rdsd_socket *s, struct rdsdi_link *l)
+{
+	struct rdsdi_rx *rx = &s->rx;
+	struct rdsdi_region **last = &rx->reg;
+
+	pthread_mutex_lock(&rx->mu);
+	if (rx->regions >= MAX_REGIONS) {
+		pthread_mutex_unlock(&rx->mu);
+		return -ENOMEM;
+	}
+	while (*last)
+		last = &(*last)->next;
+	rdsdi_region_ref(l->reg);
+	*last = l->reg;
+	rx->regions++;
+	rx->dead = false;
+	pthread_mutex_lock(&l->reg->mu);
+	l->reg->bell = l->bell_daemon;
+	pthread_mutex_unlock(&l->reg->mu);
+	pthread_mutex_unlock(&rx->mu);
+	return 0;
+}
+
+/* drop_all forgets what is unread: the socket was closed. */
+static void drop_all(struct rdsdi_rx *rx)
+{
+	if (rx->left)
+		rdsdi_lease_drop(rx->lease, rx->left);
+	rx->left = 0;
+	for (; rx->stash_n; rx->stash_n--) {
+		rdsdi_lease_drop(rx->stash[rx->stash_head].lease, 1);
+		rx->stash_head = (rx->stash_head + 1) % MAX_STASH;
+	}
+	while (next_region(rx))
+		;
+	if (rx->reg)
+		rdsdi_region_unref(rx->reg);
+	rx->reg = NULL;
+	rx->regions = 0;
+}
+
+void rdsdi_rx_stop(rdsd_socket *s)
+{
+	struct rdsdi_rx *rx = &s->rx;
+	struct rdsdi_region *last;
+
+	pthread_mutex_lock(&rx->mu);
+	rx->dead = true;
+	for (last = rx->reg; last && last->next; last = last->next)
+		;
+	if (last) {
+		pthread_mutex_lock(&last->mu);
+		last->bell = -1; /* releases lead nowhere from here on */
+		pthread_mutex_unlock(&last->mu);
+	}
+	if (atomic_load(&s->over) == -EBADF)
+		drop_all(rx);
+	pthread_mutex_unlock(&rx->mu);
+}
+
+void rdsdi_rx_destroy(rdsd_socket *s)
+{
+	drop_all(&s->rx);
+	free(s->rx.stash);
+}

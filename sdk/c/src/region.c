@@ -1,0 +1,199 @@
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "internal.h"
+
+/* Without them a daemon could make the region shorter than what was checked. */
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+
+static uint32_t crc32c(const uint8_t *p, size_t n)
+{
+	uint32_t crc = ~UINT32_C(0);
+
+	while (n--) {
+		crc ^= *p++;
+		for (int bit = 0; bit < 8; bit++)
+			crc = crc >> 1 ^ (UINT32_C(0x82f63b78) & (UINT32_C(0) - (crc & 1)));
+	}
+	return ~crc;
+}
+
+static uint32_t get32(const uint8_t *h, unsigned off)
+{
+	uint32_t v;
+
+	memcpy(&v, h + off, sizeof v);
+	return v;
+}
+
+static uint64_t get64(const uint8_t *h, unsigned off)
+{
+	uint64_t v;
+
+	memcpy(&v, h + off, sizeof v);
+	return v;
+}
+
+static bool power(uint64_t v)
+{
+	return v && !(v & (v - 1));
+}
+
+/* inside says whether n entries of size bytes from off on lie behind the words and in the region. */
+static bool inside(const struct rdsdi_region *r, uint64_t off, uint64_t n, uint64_t size)
+{
+	return off % 64 == 0 && off >= SHM_FIXED && off <= r->bytes && n <= (r->bytes - off) / size;
+}
+
+/* check reads the header once, into r, and says what is wrong with it. */
+static const char *check(struct rdsdi_region *r)
+{
+	uint8_t h[SHM_HEADER];
+
+	memcpy(h, r->base, sizeof h);
+	if (memcmp(h + HDR_MAGIC, SHM_MAGIC, 8))
+		return "no magic";
+	if (get32(h, HDR_VERSION) != SHM_VERSION)
+		return "another version";
+	if (get32(h, HDR_HEADER_BYTES) != SHM_HEADER)
+		return "a header of another size";
+	if (get32(h, HDR_CRC) != crc32c(h, HDR_CRC))
+		return "a wrong checksum";
+	if (get64(h, HDR_REGION_BYTES) != r->bytes)
+		return "another size than was said";
+	r->instance = get64(h, HDR_INSTANCE);
+	r->local.family = h[HDR_FAMILY];
+	memcpy(&r->local.port, h + HDR_LOCAL_PORT, 2);
+	memcpy(r->local.ip, h + HDR_LOCAL_IP, r->local.family == 4 ? 4 : 16);
+	r->max_datagram = get32(h, HDR_MAX_DATAGRAM);
+	r->sndbuf = get64(h, HDR_SNDBUF);
+	r->rcvbuf = get64(h, HDR_RCVBUF);
+	r->flows = get32(h, HDR_FLOWS);
+	r->send_n = get32(h, HDR_SEND_ENTRIES);
+	r->event_n = get32(h, HDR_EVENT_ENTRIES);
+	r->recv_n = get32(h, HDR_RECV_ENTRIES);
+	r->release_n = get32(h, HDR_RELEASE_ENTRIES);
+	r->flow_table = get64(h, HDR_FLOW_TABLE);
+	r->flow_states = get64(h, HDR_FLOW_STATES);
+	r->send_ring = get64(h, HDR_SEND_RING);
+	r->event_ring = get64(h, HDR_EVENT_RING);
+	r->recv_ring = get64(h, HDR_RECV_RING);
+	r->release_ring = get64(h, HDR_RELEASE_RING);
+	r->send_arena = get64(h, HDR_SEND_ARENA);
+	r->send_arena_bytes = get64(h, HDR_SEND_ARENA_BYTES);
+	r->recv_arena = get64(h, HDR_RECV_ARENA);
+	r->recv_arena_bytes = get64(h, HDR_RECV_ARENA_BYTES);
+	if (r->local.family != 4 && r->local.family != 6)
+		return "an address of no family";
+	if (r->max_datagram > RDSD_MAX_DATAGRAM)
+		return "datagrams over 1 MiB";
+	if (!power(r->flows) || r->flows > 1u << 24)
+		return "a flow table of no sensible size";
+	if (!power(r->send_n) || !power(r->event_n) || !power(r->recv_n) || !power(r->release_n))
+		return "a ring whose size is no power of two";
+	if (r->release_n < r->recv_n)
+		return "a release ring smaller than the receive ring";
+	if (!power(r->send_arena_bytes) || !power(r->recv_arena_bytes))
+		return "an arena whose size is no power of two";
+	if (!inside(r, r->flow_table, r->flows, FLOW_SIZE) || !inside(r, r->flow_states, r->flows, 8) ||
+	    !inside(r, r->send_ring, r->send_n, SEND_SIZE) || !inside(r, r->event_ring, r->event_n, EVENT_SIZE) ||
+	    !inside(r, r->recv_ring, r->recv_n, RECV_SIZE) || !inside(r, r->release_ring, r->release_n, 8) ||
+	    !inside(r, r->send_arena, r->send_arena_bytes, 1) || !inside(r, r->recv_arena, r->recv_arena_bytes, 1))
+		return "a part that lies outside";
+	return NULL;
+}
+
+int rdsdi_region_map(int fd, uint64_t bytes, struct rdsdi_region **reg)
+{
+	struct rdsdi_region *r;
+	const char *wrong;
+	struct stat st;
+	void *base;
+	int seals = fcntl(fd, F_GET_SEALS);
+
+	if (seals < 0 || (seals & SEALS) != SEALS)
+		return rdsdi_fail(-EPROTO, "the region of the daemon is no sealed memfd");
+	if (fstat(fd, &st) || bytes < SHM_FIXED || (uint64_t)st.st_size != bytes)
+		return rdsdi_fail(-EPROTO, "the daemon announced a region of %llu bytes and passed one of %lld",
+				  (unsigned long long)bytes, (long long)st.st_size);
+	r = calloc(1, sizeof *r);
+	if (!r)
+		return rdsdi_errno(-ENOMEM);
+	base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (base == MAP_FAILED) {
+		int err = -errno;
+
+		free(r);
+		return rdsdi_fail(err, "mapping a region of %llu bytes: %s", (unsigned long long)bytes, strerror(-err));
+	}
+	madvise(base, bytes, MADV_DONTFORK); /* a child must not write into its parent's rings */
+	r->base = base;
+	r->bytes = bytes;
+	r->bell = -1;
+	r->process = rdsdi_process;
+	atomic_init(&r->refs, 1);
+	pthread_mutex_init(&r->mu, NULL);
+	wrong = check(r);
+	if (wrong) {
+		rdsdi_region_unref(r);
+		return rdsdi_fail(-EPROTO, "the region of the daemon has %s", wrong);
+	}
+	r->leases = calloc(r->release_n, sizeof *r->leases);
+	if (!r->leases) {
+		rdsdi_region_unref(r);
+		return rdsdi_errno(-ENOMEM);
+	}
+	*reg = r;
+	return 0;
+}
+
+void rdsdi_region_unref(struct rdsdi_region *r)
+{
+	if (atomic_fetch_sub_explicit(&r->refs, 1, memory_order_acq_rel) != 1)
+		return;
+	if (r->process == rdsdi_process) /* a forked child has nothing mapped there */
+		munmap(r->base, r->bytes);
+	pthread_mutex_destroy(&r->mu);
+	free(r->leases);
+	free(r);
+}
+
+void rdsdi_ring(const struct rdsdi_region *reg, int bell, uint32_t news)
+{
+	static const uint64_t one = 1;
+	_Atomic uint32_t *sleeps = at32(reg, W_DAEMON_SLEEPS);
+	ssize_t n;
+
+	if (bell < 0 || !(atomic_load(sleeps) & news) || !atomic_exchange(sleeps, 0))
+		return;
+	n = write(bell, &one, sizeof one); /* EAGAIN: it has rung 2^64-1 times and is readable */
+	(void)n;
+}
+
+/*
+ * The release ring has room: no descriptor is taken while the daemon has not
+ * taken back enough of those before it (next_desc in recv.c).
+ */
+void rdsdi_lease_drop(struct rdsdi_lease *l, uint32_t refs)
+{
+	struct rdsdi_region *r = l->reg;
+
+	if (r->process != rdsdi_process || atomic_fetch_sub_explicit(&l->refs, refs, memory_order_acq_rel) != refs)
+		return;
+	pthread_mutex_lock(&r->mu);
+	r->live--;
+	if (r->bell >= 0) {
+		store_relaxed(at64(r, r->release_ring + (r->release_tail & (r->release_n - 1)) * 8), l->slot);
+		atomic_store(at64(r, W_RELEASE_TAIL), ++r->release_tail);
+		rdsdi_ring(r, r->bell, DAEMON_WAITS_ROOM);
+	}
+	l->next = r->free;
+	r->free = l;
+	pthread_mutex_unlock(&r->mu);
+	rdsdi_region_unref(r);
+}
