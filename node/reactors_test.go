@@ -90,7 +90,6 @@ func TestTurnTransmitsAtItsEnd(t *testing.T) {
 		return bytes
 	}
 	w.Do(func() {
-		defer close(done)
 		for i := range each {
 			_, now := x.lock()
 			if err := a.s.Send(now, b.s.Addr(), []byte{0, 0, 0, 0, 0, 0, 0, byte(i + 1)}, 0, false); err != nil {
@@ -99,7 +98,7 @@ func TestTurnTransmitsAtItsEnd(t *testing.T) {
 			x.unlock()
 		}
 		before = queued()
-		w.Defer(func() { after = queued() })
+		w.Defer(func() { after = queued(); close(done) })
 	})
 	<-done
 	for i := range each {
