@@ -147,47 +147,48 @@ func (h *Host) claim() (bool, error) {
 		}
 	}
 	crash.Point("ring.claim")
-	var d SendDesc
-	d.get(h.r.sendEntry(n))
-	if err := h.check(Word(w)&^WordClaimed, &d); err != nil {
-		return false, err
+	if err := h.r.readPost(n, Word(w), &h.cur); err != nil {
+		return false, h.hostile("%v", err)
 	}
 	h.claimed = true
 	return true, nil
 }
 
-// check turns a descriptor into h.cur.
-func (h *Host) check(w Word, d *SendDesc) error {
-	p := &h.cur
-	kind, n, bytes := w.Kind(), w.Count(), w.Bytes()
+// readPost reads send descriptor n, whose word was w. An error is one that
+// ends the socket; see Bad for the others.
+func (r *Region) readPost(n uint64, w Word, p *Post) error {
+	var d SendDesc
+	d.get(r.sendEntry(n))
+	w &^= WordClaimed
+	kind, count, bytes := w.Kind(), w.Count(), w.Bytes()
 	if kind < KindEach || kind > KindOpen {
-		return h.hostile("send descriptor %d is of kind %d", h.sendHead, kind)
+		return fmt.Errorf("send descriptor %d is of kind %d", n, kind)
 	}
-	if d.Flow >= h.r.Flows {
-		return h.hostile("send descriptor %d names flow %d of %d", h.sendHead, d.Flow, h.r.Flows)
+	if d.Flow >= r.Flows {
+		return fmt.Errorf("send descriptor %d names flow %d of %d", n, d.Flow, r.Flows)
 	}
 	*p = Post{Tag: d.Tag, Cookie: d.Cookie, Flow: d.Flow, Gen: d.Gen, Want: d.Flags&FlagWant != 0, Word: uint64(w), Slot: d.Slot, id: none}
 	if kind == KindOpen {
 		p.Open = true
 		return nil
 	}
-	if n < 1 || n > MaxTrain {
-		return h.hostile("send descriptor %d holds %d datagrams", h.sendHead, n)
+	if count < 1 || count > MaxTrain {
+		return fmt.Errorf("send descriptor %d holds %d datagrams", n, count)
 	}
-	if d.Slot%UnitBytes != 0 || d.Slot > h.r.SendArenaBytes || uint64(bytes) > h.r.SendArenaBytes-d.Slot {
-		return h.hostile("send descriptor %d has %d bytes at %d of an arena of %d", h.sendHead, bytes, d.Slot, h.r.SendArenaBytes)
+	if d.Slot%UnitBytes != 0 || d.Slot > r.SendArenaBytes || uint64(bytes) > r.SendArenaBytes-d.Slot {
+		return fmt.Errorf("send descriptor %d has %d bytes at %d of an arena of %d", n, bytes, d.Slot, r.SendArenaBytes)
 	}
-	p.Count, p.Table = n, kind == KindTable
-	p.Body = h.r.sendArena[d.Slot:][:bytes:bytes]
+	p.Count, p.Table = count, kind == KindTable
+	p.Body = r.sendArena[d.Slot:][:bytes:bytes]
 	switch {
 	case w&wordReserved != 0 || d.Flags&^FlagWant != 0:
 		p.Bad = &Error{unix.EINVAL, fmt.Sprintf("a descriptor with unknown bits: word %#x, flags %#x", uint64(w), d.Flags)}
-	case bytes > int(h.r.MaxDatagram) || n > 1 && bytes > MaxTrainBytes:
-		p.Bad = &Error{unix.EMSGSIZE, fmt.Sprintf("%d bytes for %d datagrams; one has at most %d, several together at most %d", bytes, n, h.r.MaxDatagram, MaxTrainBytes)}
-	case p.Table && 4*n > bytes:
-		p.Bad = &Error{unix.EINVAL, fmt.Sprintf("a table of %d lengths in %d bytes", n, bytes)}
-	case !p.Table && bytes%n != 0:
-		p.Bad = &Error{unix.EINVAL, fmt.Sprintf("%d bytes are not %d datagrams of one length", bytes, n)}
+	case bytes > int(r.MaxDatagram) || count > 1 && bytes > MaxTrainBytes:
+		p.Bad = &Error{unix.EMSGSIZE, fmt.Sprintf("%d bytes for %d datagrams; one has at most %d, several together at most %d", bytes, count, r.MaxDatagram, MaxTrainBytes)}
+	case p.Table && 4*count > bytes:
+		p.Bad = &Error{unix.EINVAL, fmt.Sprintf("a table of %d lengths in %d bytes", count, bytes)}
+	case !p.Table && bytes%count != 0:
+		p.Bad = &Error{unix.EINVAL, fmt.Sprintf("%d bytes are not %d datagrams of one length", bytes, count)}
 	}
 	return nil
 }
