@@ -171,8 +171,8 @@ func (f *File) Map(off, n uint64, out []Extent) ([]Extent, error) {
 		return out, err
 	}
 	defer done()
-	if size := f.Info().Size; off >= size || n > size-off {
-		return out, rdserr.With(ErrRange, "map at %d, length %d: the volume has %d bytes", off, n, size)
+	if err := f.Info().Bounds(off, n); err != nil {
+		return out, err
 	}
 	for n > 0 && len(out) < cap(out) {
 		k, hole := n, false

@@ -35,44 +35,63 @@ type Info struct {
 	MultiConn          bool // a flush covers what completed for any user of the device, and all see the same bytes
 }
 
-// Check is B5: nil if the device may carry out r, else why not. It is the only
-// place that decides on range, alignment, size and permission; every device
+// Check is B5: nil if the device may carry out r, else why not. Every device
 // calls it first, on the Info the request then runs under.
 func (i *Info) Check(r *Request) error {
+	if err := i.CheckRange(r.Op, r.Flags, r.Off, r.Len); err != nil {
+		return err
+	}
+	if _, data := i.limit(r.Op); data && uint64(len(r.Buf)) != r.Len || !data && len(r.Buf) != 0 {
+		return rdserr.With(ErrRequest, "%v: length %d with a buffer of %d bytes", r.Op, r.Len, len(r.Buf))
+	}
+	return nil
+}
+
+// CheckRange is Check before there is a buffer. It is the only place that
+// decides on range, alignment, size and permission.
+func (i *Info) CheckRange(op Op, flags Flags, off, n uint64) error {
 	switch {
-	case r.Op >= numOps:
-		return rdserr.With(ErrNotSupported, "%v is unknown", r.Op)
-	case r.Flags&^allFlags != 0:
-		return rdserr.With(ErrRequest, "%v: unknown flags %#x", r.Op, uint8(r.Flags&^allFlags))
-	case r.Flags&(NoUnmap|FastZero) != 0 && r.Op != OpWriteZeroes:
-		return rdserr.With(ErrRequest, "%v: this flag goes with write zeroes only", r.Op)
-	case r.Flags&FUA != 0 && !i.FUA:
-		return rdserr.With(ErrNotSupported, "%v: the volume has no FUA", r.Op)
-	case r.Flags&FastZero != 0 && !i.FastZero:
+	case op >= numOps:
+		return rdserr.With(ErrNotSupported, "%v is unknown", op)
+	case flags&^allFlags != 0:
+		return rdserr.With(ErrRequest, "%v: unknown flags %#x", op, uint8(flags&^allFlags))
+	case flags&(NoUnmap|FastZero) != 0 && op != OpWriteZeroes:
+		return rdserr.With(ErrRequest, "%v: this flag goes with write zeroes only", op)
+	case flags&FUA != 0 && !i.FUA:
+		return rdserr.With(ErrNotSupported, "%v: the volume has no FUA", op)
+	case flags&FastZero != 0 && !i.FastZero:
 		return rdserr.With(ErrNotSupported, "the volume cannot tell whether write zeroes is fast")
-	case r.Op == OpFlush:
-		if r.Off != 0 || r.Len != 0 || len(r.Buf) != 0 {
-			return rdserr.With(ErrRequest, "a flush has neither offset nor length")
-		}
+	case op == OpFlush && (off != 0 || n != 0):
+		return rdserr.With(ErrRequest, "a flush has neither offset nor length")
+	case op == OpFlush:
 		return nil
-	case i.ReadOnly && r.Op.Writes():
-		return rdserr.With(ErrReadOnly, "%v: the volume is read-only", r.Op)
+	case i.ReadOnly && op.Writes():
+		return rdserr.With(ErrReadOnly, "%v: the volume is read-only", op)
 	}
 
-	most, data := i.limit(r.Op)
+	most, _ := i.limit(op)
+	if most == 0 {
+		return rdserr.With(ErrNotSupported, "the volume cannot %v", op)
+	}
+	if err := i.Bounds(off, n); err != nil {
+		return err
+	}
+	if n > most {
+		return rdserr.With(ErrTooBig, "%v: length %d; at most %d bytes at once", op, n, most)
+	}
+	return nil
+}
+
+// Bounds tells whether a range lies in the volume and begins and ends with its
+// blocks.
+func (i *Info) Bounds(off, n uint64) error {
 	switch {
-	case most == 0:
-		return rdserr.With(ErrNotSupported, "the volume cannot %v", r.Op)
-	case r.Len == 0:
-		return rdserr.With(ErrRequest, "%v: length 0", r.Op)
-	case data && uint64(len(r.Buf)) != r.Len, !data && len(r.Buf) != 0:
-		return rdserr.With(ErrRequest, "%v: length %d with a buffer of %d bytes", r.Op, r.Len, len(r.Buf))
-	case (r.Off|r.Len)&uint64(i.LogicalBlock-1) != 0:
-		return rdserr.With(ErrAlign, "%v at %d, length %d: not multiples of the logical block of %d bytes", r.Op, r.Off, r.Len, i.LogicalBlock)
-	case r.Off > i.Size || r.Len > i.Size-r.Off: // never r.Off+r.Len, which may wrap
-		return rdserr.With(ErrRange, "%v at %d, length %d: the volume has %d bytes", r.Op, r.Off, r.Len, i.Size)
-	case r.Len > most:
-		return rdserr.With(ErrTooBig, "%v: length %d; at most %d bytes at once", r.Op, r.Len, most)
+	case n == 0:
+		return rdserr.With(ErrRequest, "at %d: length 0", off)
+	case (off|n)&uint64(i.LogicalBlock-1) != 0:
+		return rdserr.With(ErrAlign, "at %d, length %d: not multiples of the logical block of %d bytes", off, n, i.LogicalBlock)
+	case off > i.Size || n > i.Size-off: // never off+n, which may wrap
+		return rdserr.With(ErrRange, "at %d, length %d: the volume has %d bytes", off, n, i.Size)
 	}
 	return nil
 }
@@ -80,6 +99,8 @@ func (i *Info) Check(r *Request) error {
 // limit is the largest length of an operation and whether it moves data.
 func (i *Info) limit(op Op) (most uint64, data bool) {
 	switch op {
+	case OpFlush:
+		return 0, false
 	case OpDiscard:
 		return i.MaxDiscard, false
 	case OpWriteZeroes:

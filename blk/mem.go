@@ -239,8 +239,8 @@ const mapPages = 1 << 16
 func (m *Mem) Map(off, n uint64, out []Extent) ([]Extent, error) {
 	m.resize.RLock()
 	defer m.resize.RUnlock()
-	if size := m.Info().Size; off >= size || n > size-off {
-		return out, rdserr.With(ErrRange, "map at %d, length %d: the volume has %d bytes", off, n, size)
+	if err := m.Info().Bounds(off, n); err != nil {
+		return out, err
 	}
 	for looked := 0; n > 0 && looked < mapPages; looked++ {
 		k := copyPage(off, n)

@@ -1,0 +1,228 @@
+package nbd
+
+import (
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+)
+
+// conn is one connection in the transmission phase.
+type conn struct {
+	srv        *Server
+	nc         net.Conn
+	s          stream
+	x          *export
+	structured bool // structured replies were agreed on
+	allocation bool // base:allocation was agreed on
+
+	// Owned by the reader.
+	rb      *recvBuf
+	r, w    int    // rb.b[r:w] is read and not parsed
+	big     *op    // its payload is being read into op.buf
+	bigAt   int    // bytes of that payload which are there
+	large   bool   // the last write had a buffer of its own: the next one is read without being copied
+	skip    uint64 // bytes of payload to throw away
+	skipped *op    // what is answered then
+	batch   []*blk.Request
+
+	mu       sync.Mutex
+	room     sync.Cond // something was given back, or inFlight became 0
+	free     opList    // guarded by mu
+	made     int       // guarded by mu; ops there are
+	inFlight int       // guarded by mu; ops in use, and receive buffers beside the reader's
+	bytes    int       // guarded by mu; memory of those
+	out      opList    // guarded by mu; finished, to be replied to
+	sending  bool      // guarded by mu; somebody holds the transmit token
+	looking  bool      // guarded by mu; lookUp runs
+	lookups  opList    // guarded by mu; wait for lookUp
+
+	broken   atomic.Bool // nothing can be sent any more
+	stopping atomic.Bool // everything is answered with ESHUTDOWN
+
+	// Owned by the holder of the transmit token.
+	vec     [][]byte // what is being written
+	hdrs    []byte   // headers in vec
+	sent    opList   // whose replies are in vec
+	drainFn func()
+	lookFn  func()
+}
+
+func newConn(srv *Server, nc net.Conn, x *export) *conn {
+	c := &conn{srv: srv, nc: nc, x: x, s: newStream(nc, srv.opts.Spin)}
+	c.room.L = &c.mu
+	c.drainFn, c.lookFn = c.drain, c.lookUp
+	return c
+}
+
+// serve runs the transmission phase to its end. When it returns, the device has
+// given everything back and the connection is closed.
+func (c *conn) serve() error {
+	err := c.receive()
+	if err == nil { // an orderly end: what was asked for is still answered
+		c.nc.SetWriteDeadline(time.Now().Add(c.srv.opts.Linger))
+	} else {
+		c.fail()
+	}
+	if o := c.big; o != nil {
+		c.release(o)
+	}
+	if o := c.skipped; o != nil {
+		c.release(o)
+	}
+	c.mu.Lock()
+	for c.inFlight > 0 || c.sending {
+		c.room.Wait()
+	}
+	c.mu.Unlock()
+	c.dropBuf()
+	c.nc.Close()
+	return err
+}
+
+// fail gives the connection up. Requests the device has complete unanswered.
+func (c *conn) fail() {
+	c.broken.Store(true)
+	c.nc.Close()
+}
+
+// stop ends the connection in order: what is in flight is answered, what comes
+// within the grace is refused with ESHUTDOWN.
+func (c *conn) stop() {
+	c.stopping.Store(true)
+	c.nc.SetReadDeadline(time.Now().Add(shutdownGrace))
+}
+
+// shutdownGrace is how long a client may go on sending requests, which are
+// refused, when the server or the export stops.
+const shutdownGrace = 200 * time.Millisecond
+
+// ended tells whether the error of a read is an orderly end.
+func (c *conn) ended(err error) bool {
+	if errors.Is(err, io.EOF) {
+		return c.r == c.w && c.big == nil && c.skip == 0
+	}
+	return c.stopping.Load() && errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+// takeOp returns an op that may use n bytes, or nil when the connection's share
+// of requests or memory is spent.
+func (c *conn) takeOp(n int) *op {
+	limits := &c.srv.opts
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.fits(n) || c.free.head == nil && c.made >= limits.MaxRequests {
+		return nil
+	}
+	o := c.free.pop()
+	if o == nil {
+		c.made++
+		o = &op{}
+		o.req.Queue, o.req.Ctx = c, o
+	}
+	o.bytes = n
+	c.inFlight++
+	c.bytes += n
+	return o
+}
+
+// fits tells whether n bytes more are within the limit. One request always
+// fits, or it would wait for ever. Called with mu held.
+func (c *conn) fits(n int) bool {
+	return c.inFlight == 0 || c.bytes+n <= c.srv.opts.MaxBytes
+}
+
+// mustTakeOp is takeOp that waits. Before it does, it hands on what was parsed:
+// the room it waits for is given back by those.
+func (c *conn) mustTakeOp(n int) *op {
+	for {
+		if o := c.takeOp(n); o != nil {
+			return o
+		}
+		c.submit()
+		c.mu.Lock()
+		if !c.fits(n) || c.free.head == nil && c.made >= c.srv.opts.MaxRequests {
+			c.room.Wait()
+		}
+		c.mu.Unlock()
+	}
+}
+
+// release gives an op back that is not replied to.
+func (c *conn) release(o *op) {
+	var l opList
+	l.push(o)
+	c.recycle(&l)
+}
+
+// recycle takes back ops whose replies have left.
+func (c *conn) recycle(l *opList) {
+	var done opList
+	n, bytes := 0, 0
+	for o := l.pop(); o != nil; o = l.pop() {
+		if o.buf != nil {
+			putBuf(o.buf)
+		}
+		if o.rb != nil {
+			o.rb.release()
+		}
+		n++
+		bytes += o.bytes
+		o.buf, o.rb, o.data, o.err = nil, nil, nil, nil
+		o.req.Buf = nil
+		done.push(o)
+	}
+	if n == 0 {
+		return
+	}
+	c.mu.Lock()
+	done.append(&c.free) // the latest used is the first used again
+	c.free = done
+	c.inFlight -= n
+	c.bytes -= bytes
+	c.room.Signal()
+	c.mu.Unlock()
+}
+
+// newBuf makes a receive buffer the reader's.
+func (c *conn) newBuf() {
+	c.rb = recvPool.Get().(*recvBuf)
+	c.rb.c = c
+	c.rb.refs.Store(1)
+	c.r, c.w = 0, 0
+}
+
+// dropBuf ends the reader's hold of its buffer. If payload is still in use the
+// buffer counts against the connection's memory from here on.
+func (c *conn) dropBuf() {
+	rb := c.rb
+	if rb == nil {
+		return
+	}
+	c.rb = nil
+	c.mu.Lock()
+	c.inFlight++
+	c.bytes += recvSize
+	c.mu.Unlock()
+	rb.release()
+}
+
+// release gives up one hold of a receive buffer.
+func (rb *recvBuf) release() {
+	if rb.refs.Add(-1) > 0 {
+		return
+	}
+	c := rb.c
+	rb.c = nil
+	recvPool.Put(rb)
+	c.mu.Lock()
+	c.inFlight--
+	c.bytes -= recvSize
+	c.room.Signal()
+	c.mu.Unlock()
+}

@@ -1,0 +1,18 @@
+// Package nbd exports block devices by the NBD protocol and attaches them to
+// the NBD driver of the kernel.
+//
+// The server speaks fixed newstyle negotiation, simple and structured replies,
+// block status (base:allocation); no TLS: it is meant for a Unix socket. What a
+// client sends is checked before anything is allocated for it, each connection
+// has a bound on requests and memory, and a client that does not read its
+// replies stops only itself.
+//
+// Goroutines: one for each connection, which reads (Server.ServeConn; ends with
+// the connection); one more while its socket is full (conn.drain), one more
+// while it looks up block status (conn.lookUp); one for each listener. Locks:
+// Server.mu guards exports and connections, conn.mu the queue of replies; none
+// is held while a device or a socket is called.
+//
+// Read server.go, recv.go (requests in), send.go (replies out), haggle.go
+// (negotiation); attach.go for the kernel's driver.
+package nbd

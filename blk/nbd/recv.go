@@ -1,0 +1,310 @@
+package nbd
+
+import (
+	"encoding/binary"
+	"errors"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// Design notes.
+//
+// One read takes as many requests as the socket holds; they go to the device as
+// one batch. The payload of small writes stays where it was read and the device
+// writes it from there. A large one has a buffer of its own: what of it came
+// with the header is copied, the rest is read straight into it, together with
+// the next header, so that a run of large writes is not copied at all.
+
+// bigWrite is the length from which the payload of a write that is not all
+// there yet is read into a buffer of its own.
+const bigWrite = 16 << 10
+
+// maxPayload is the longest read or write. Clients may count on it without
+// asking, so it is not configurable.
+const maxPayload = blk.MaxIO
+
+var errDisconnect = errors.New("the client disconnected")
+
+// receive reads requests until the client disconnects (nil) or breaks the
+// protocol or the connection.
+func (c *conn) receive() error {
+	for {
+		err := c.parse()
+		c.submit()
+		if err == nil {
+			err = c.fill()
+		}
+		if err == errDisconnect || err != nil && c.ended(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// request is the header of a command.
+type request struct {
+	cmd, flags uint16
+	cookie     uint64
+	off        uint64
+	n          uint32
+}
+
+func parseRequest(b []byte) (q request, err error) {
+	be := binary.BigEndian
+	if magic := be.Uint32(b); magic != magicRequest {
+		return q, rdserr.With(rdserr.ErrProtocol, "a request begins with %#x, not %#x", magic, magicRequest)
+	}
+	return request{
+		flags:  be.Uint16(b[4:]),
+		cmd:    be.Uint16(b[6:]),
+		cookie: be.Uint64(b[8:]),
+		off:    be.Uint64(b[16:]),
+		n:      be.Uint32(b[24:]),
+	}, nil
+}
+
+// parse takes what is complete out of the receive buffer.
+func (c *conn) parse() error {
+	for c.rb != nil && c.big == nil {
+		if c.skip > 0 {
+			n := min(c.skip, uint64(c.w-c.r))
+			c.r += int(n)
+			if c.skip -= n; c.skip > 0 {
+				return nil
+			}
+			o := c.skipped
+			c.skipped = nil
+			c.finish(o)
+			continue
+		}
+		b := c.rb.b[c.r:c.w]
+		if len(b) < requestSize {
+			return nil
+		}
+		q, err := parseRequest(b)
+		if err != nil {
+			return err
+		}
+		if q.cmd == cmdDisc {
+			c.r += requestSize
+			return errDisconnect
+		}
+		op, flags, err := c.check(&q)
+		if q.cmd == cmdWrite && err == nil {
+			if !c.write(&q, flags, b[requestSize:]) {
+				return nil
+			}
+			continue
+		}
+		c.r += requestSize
+		c.large = false
+		if err != nil {
+			c.refuse(&q, err)
+			continue
+		}
+		c.other(&q, op, flags)
+	}
+	return nil
+}
+
+// check decides whether a command may be carried out: everything but its
+// payload is judged here, before any memory is given to it.
+func (c *conn) check(q *request) (op blk.Op, flags blk.Flags, err error) {
+	if c.stopping.Load() {
+		return 0, 0, blk.ErrClosed
+	}
+	info := c.x.dev.Info()
+	allowed := uint16(cmdFlagFUA) // with every command, if the device has it at all
+	if !info.FUA {
+		allowed = 0
+	}
+	switch q.cmd {
+	case cmdRead:
+		op = blk.OpRead
+		if c.structured {
+			allowed |= cmdFlagDF // each reply is in one piece anyway
+		}
+	case cmdWrite:
+		op = blk.OpWrite
+	case cmdFlush:
+		op = blk.OpFlush
+	case cmdTrim:
+		op = blk.OpDiscard
+	case cmdWriteZeroes:
+		op = blk.OpWriteZeroes
+		allowed |= cmdFlagNoHole
+		if info.FastZero {
+			allowed |= cmdFlagFastZero
+		}
+	case cmdCache:
+		op = blk.OpRead
+	case cmdBlockStatus:
+		op = blk.OpRead
+		allowed |= cmdFlagReqOne
+		if !c.allocation {
+			return 0, 0, rdserr.With(blk.ErrRequest, "block status was not agreed on; want %s by NBD_OPT_SET_META_CONTEXT for this export", allocationName)
+		}
+	default:
+		return 0, 0, rdserr.With(blk.ErrRequest, "unknown command %d", q.cmd)
+	}
+	if extra := q.flags &^ allowed; extra != 0 {
+		return 0, 0, rdserr.With(blk.ErrRequest, "command %d: flags %#x are not allowed here", q.cmd, extra)
+	}
+	if q.flags&cmdFlagFUA != 0 && op.Writes() {
+		flags |= blk.FUA
+	}
+	if q.flags&cmdFlagNoHole != 0 {
+		flags |= blk.NoUnmap
+	}
+	if q.flags&cmdFlagFastZero != 0 {
+		flags |= blk.FastZero
+	}
+	if q.cmd == cmdCache || q.cmd == cmdBlockStatus { // any length: no payload goes with it
+		return op, 0, info.Bounds(q.off, uint64(q.n))
+	}
+	return op, flags, info.CheckRange(op, flags, q.off, uint64(q.n))
+}
+
+// refuse answers a command with an error, once its payload is out of the way.
+func (c *conn) refuse(q *request, err error) {
+	o := c.start(q, 0)
+	o.err = err
+	if q.cmd == cmdWrite && q.n > 0 {
+		c.skip, c.skipped = uint64(q.n), o
+		return
+	}
+	c.finish(o)
+}
+
+// start takes an op for a command that needs n bytes of memory.
+func (c *conn) start(q *request, n int) *op {
+	o := c.mustTakeOp(n)
+	o.cmd, o.flags, o.cookie = q.cmd, q.flags, q.cookie
+	o.req.Off, o.req.Len, o.req.Err = q.off, uint64(q.n), nil
+	return o
+}
+
+// write starts a write whose payload begins with b, as far as it is there.
+// False: it is too short to be worth a buffer of its own; more must be read.
+func (c *conn) write(q *request, flags blk.Flags, b []byte) bool {
+	n := int(q.n)
+	if len(b) < n && n < bigWrite {
+		return false
+	}
+	if c.large = len(b) < n; c.large {
+		o := c.start(q, bufSize(n))
+		o.buf = getBuf(n)
+		o.req.Op, o.req.Flags, o.req.Buf = blk.OpWrite, flags, o.buf
+		c.big, c.bigAt = o, copy(o.buf, b)
+		c.r = c.w
+		return true
+	}
+	o := c.start(q, 0)
+	o.rb = c.rb
+	o.rb.refs.Add(1)
+	o.req.Op, o.req.Flags, o.req.Buf = blk.OpWrite, flags, b[:n:n]
+	c.r += requestSize + n
+	c.batch = append(c.batch, &o.req)
+	return true
+}
+
+// other starts any other command.
+func (c *conn) other(q *request, op blk.Op, flags blk.Flags) {
+	switch q.cmd {
+	case cmdBlockStatus, cmdCache:
+		o := c.start(q, bufSize(statusSize))
+		c.later(o)
+	case cmdRead:
+		n := int(q.n)
+		o := c.start(q, bufSize(n))
+		o.buf = getBuf(n)
+		o.req.Op, o.req.Flags, o.req.Buf = op, flags, o.buf
+		c.batch = append(c.batch, &o.req)
+	default:
+		o := c.start(q, 0)
+		o.req.Op, o.req.Flags = op, flags
+		c.batch = append(c.batch, &o.req)
+	}
+}
+
+// submit hands on what was parsed.
+func (c *conn) submit() {
+	if len(c.batch) == 0 {
+		return
+	}
+	c.srv.count.requests.Add(uint64(len(c.batch)))
+	c.x.dev.Submit(c.batch)
+	clear(c.batch)
+	c.batch = c.batch[:0]
+}
+
+// fill reads more, and waits until there is something.
+func (c *conn) fill() error {
+	for {
+		n, err := c.fillNow()
+		if err != errAgain {
+			c.srv.count.bytesIn.Add(uint64(n))
+			return err
+		}
+		if c.big == nil && c.r == c.w && c.rb.refs.Load() == 1 {
+			recvPool.Put(c.rb) // an idle connection holds no buffer
+			c.rb = nil
+		}
+		if err := c.s.wait(); err != nil {
+			return err
+		}
+	}
+}
+
+func (c *conn) fillNow() (n int, err error) {
+	if o := c.big; o != nil {
+		c.makeRoom(requestSize)
+		n, err = c.s.read(o.buf[c.bigAt:], c.rb.b[c.w:c.w+requestSize])
+		k := min(n, len(o.buf)-c.bigAt)
+		c.bigAt += k
+		c.w += n - k
+		if c.bigAt == len(o.buf) {
+			c.batch = append(c.batch, &o.req)
+			c.big = nil
+		}
+		return n, err
+	}
+	c.makeRoom(requestSize + bigWrite)
+	end := len(c.rb.b)
+	if c.large && c.r == c.w {
+		end = c.w + requestSize
+	}
+	n, err = c.s.read(c.rb.b[c.w:end], nil)
+	c.w += n
+	return n, err
+}
+
+// makeRoom sees to it that at least need bytes from c.r on fit into the receive
+// buffer, and that what is free of it is worth a read.
+func (c *conn) makeRoom(need int) {
+	const worth = 8 << 10
+	switch {
+	case c.rb == nil:
+		c.newBuf()
+	case c.r == c.w && c.rb.refs.Load() == 1:
+		c.r, c.w = 0, 0
+	case len(c.rb.b)-c.r >= need && len(c.rb.b)-c.w >= worth:
+	case c.rb.refs.Load() == 1:
+		c.w = copy(c.rb.b, c.rb.b[c.r:c.w])
+		c.r = 0
+	default: // payload the device still reads: another buffer
+		c.mu.Lock()
+		for !c.fits(recvSize) {
+			c.room.Wait()
+		}
+		c.mu.Unlock()
+		var tail [requestSize + bigWrite]byte
+		n := copy(tail[:], c.rb.b[c.r:c.w])
+		c.dropBuf()
+		c.newBuf()
+		c.w = copy(c.rb.b, tail[:n])
+	}
+}

@@ -1,0 +1,371 @@
+package nbd
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// Options bounds what clients can have. Zero values mean the default.
+type Options struct {
+	MaxConns    int // connections at a time; 64
+	MaxRequests int // of one connection in flight; 256
+	// MaxBytes is the payload one connection may have in memory, 64 MiB. A
+	// request that is larger waits until it is alone.
+	MaxBytes  int
+	Handshake time.Duration // a client has so long to negotiate; 30 s
+	Linger    time.Duration // and so long to read its last replies; 10 s
+	// Spin is how long a connection looks for the next request before it
+	// sleeps, if the last one came that soon; 50 µs. Negative: not at all.
+	Spin time.Duration
+	Log  *slog.Logger // nil: none
+}
+
+func (o *Options) setDefaults() error {
+	for _, v := range []struct {
+		name string
+		p    *int
+		def  int
+		min  int
+	}{
+		{"MaxConns", &o.MaxConns, 64, 1},
+		{"MaxRequests", &o.MaxRequests, 256, 1},
+		{"MaxBytes", &o.MaxBytes, 64 << 20, 2 * recvSize},
+	} {
+		if *v.p == 0 {
+			*v.p = v.def
+		}
+		if *v.p < v.min {
+			return rdserr.With(rdserr.ErrInvalid, "nbd: %s is %d; want at least %d", v.name, *v.p, v.min)
+		}
+	}
+	for _, v := range []struct {
+		name string
+		p    *time.Duration
+		def  time.Duration
+	}{
+		{"Handshake", &o.Handshake, 30 * time.Second},
+		{"Linger", &o.Linger, 10 * time.Second},
+	} {
+		if *v.p == 0 {
+			*v.p = v.def
+		}
+		if *v.p < 0 {
+			return rdserr.With(rdserr.ErrInvalid, "nbd: %s is %v; want more than 0", v.name, *v.p)
+		}
+	}
+	switch {
+	case o.Spin == 0:
+		o.Spin = 50 * time.Microsecond
+	case o.Spin < 0:
+		o.Spin = 0
+	}
+	if o.Log == nil {
+		o.Log = slog.New(slog.DiscardHandler)
+	}
+	return nil
+}
+
+// Server exports devices to NBD clients.
+type Server struct {
+	opts  Options
+	count counters
+
+	mu        sync.Mutex
+	exports   map[string]*export        // guarded by mu
+	listeners map[net.Listener]struct{} // guarded by mu
+	sessions  map[*session]struct{}     // guarded by mu
+	stopping  bool                      // guarded by mu
+}
+
+// session is one connection, from before its negotiation to its end.
+type session struct {
+	nc   net.Conn
+	x    *export       // guarded by Server.mu; nil while negotiating
+	c    *conn         // guarded by Server.mu; nil while negotiating
+	done chan struct{} // closed at its end
+}
+
+// NewServer makes a server without exports.
+func NewServer(o Options) (*Server, error) {
+	if err := o.setDefaults(); err != nil {
+		return nil, err
+	}
+	return &Server{
+		opts:      o,
+		exports:   map[string]*export{},
+		listeners: map[net.Listener]struct{}{},
+		sessions:  map[*session]struct{}{},
+	}, nil
+}
+
+// Add exports a device. A name can be given once.
+func (s *Server) Add(e Export) error {
+	x, err := newExport(e)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.exports[e.Name] != nil {
+		return rdserr.With(rdserr.ErrAddrInUse, "there is an export %q already", e.Name)
+	}
+	s.exports[e.Name] = x
+	return nil
+}
+
+// Remove takes an export away and ends its connections in order. It returns
+// when none of their requests is with the device any more, or with ctx.
+func (s *Server) Remove(ctx context.Context, name string) error {
+	s.mu.Lock()
+	x := s.exports[name]
+	if x == nil {
+		s.mu.Unlock()
+		return rdserr.With(rdserr.ErrNotFound, "there is no export %q", name)
+	}
+	delete(s.exports, name)
+	s.mu.Unlock()
+	return s.end(ctx, func(h *session) bool { return h.x == x })
+}
+
+// Shutdown closes the listeners and ends all connections in order: what is in
+// flight is answered, what comes later is refused. It returns when the last
+// connection is closed, or with ctx.
+func (s *Server) Shutdown(ctx context.Context) error {
+	s.mu.Lock()
+	s.stopping = true
+	for l := range s.listeners {
+		l.Close()
+	}
+	s.mu.Unlock()
+	return s.end(ctx, func(*session) bool { return true })
+}
+
+// Close closes the listeners and all connections at once. Requests the device
+// has complete unanswered.
+func (s *Server) Close() error {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := s.Shutdown(ctx); !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}
+
+// end stops the sessions that match and waits for them. When ctx ends first
+// they are cut.
+func (s *Server) end(ctx context.Context, match func(*session) bool) error {
+	s.mu.Lock()
+	var list []*session
+	for h := range s.sessions {
+		if match(h) {
+			list = append(list, h)
+		}
+	}
+	s.mu.Unlock()
+	for _, h := range list {
+		s.with(h, (*conn).stop)
+	}
+	for _, h := range list {
+		select {
+		case <-h.done:
+		case <-ctx.Done():
+			for _, h := range list {
+				s.with(h, (*conn).fail)
+			}
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// with does something to the connection of a session; one that still
+// negotiates is closed.
+func (s *Server) with(h *session, do func(*conn)) {
+	s.mu.Lock()
+	c := h.c
+	s.mu.Unlock()
+	if c != nil {
+		do(c)
+	} else {
+		h.nc.Close()
+	}
+}
+
+// Serve accepts connections until the listener is closed. It returns nil after
+// Shutdown or Close.
+func (s *Server) Serve(l net.Listener) error {
+	s.mu.Lock()
+	if s.stopping {
+		s.mu.Unlock()
+		return l.Close()
+	}
+	s.listeners[l] = struct{}{}
+	s.mu.Unlock()
+	defer func() {
+		s.mu.Lock()
+		delete(s.listeners, l)
+		s.mu.Unlock()
+	}()
+	wait := time.Duration(0)
+	for {
+		nc, err := l.Accept()
+		if err != nil {
+			s.mu.Lock()
+			stopping := s.stopping
+			s.mu.Unlock()
+			if stopping {
+				return nil
+			}
+			if !errors.Is(err, net.ErrClosed) && wait < time.Second {
+				wait = max(2*wait, 5*time.Millisecond) // out of descriptors, most likely
+				s.opts.Log.Warn("nbd: accept failed", "err", err, "again", wait)
+				time.Sleep(wait)
+				continue
+			}
+			return err
+		}
+		wait = 0
+		go s.ServeConn(nc) // ends with the connection
+	}
+}
+
+// ServeConn negotiates with a client and serves it to the end of the connection.
+func (s *Server) ServeConn(nc net.Conn) error {
+	h, err := s.open(nc)
+	if err != nil {
+		return err
+	}
+	defer s.drop(h)
+	nc.SetDeadline(time.Now().Add(s.opts.Handshake))
+	g, err := haggle(nc, s)
+	if err != nil || g.x == nil { // nil: the client has seen enough
+		s.ended(nc, "negotiation", err)
+		return err
+	}
+	nc.SetDeadline(time.Time{})
+	return s.transmission(h, g)
+}
+
+// ServeKernel serves a connection in the transmission phase from its first byte
+// on, with simple replies: one whose other end was given to the kernel's driver.
+func (s *Server) ServeKernel(nc net.Conn, name string) error {
+	h, err := s.open(nc)
+	if err != nil {
+		return err
+	}
+	defer s.drop(h)
+	x, err := s.lookup(name)
+	if err != nil {
+		nc.Close()
+		return err
+	}
+	return s.transmission(h, &agreed{x: x})
+}
+
+func (s *Server) transmission(h *session, g *agreed) error {
+	c := newConn(s, h.nc, g.x)
+	c.structured, c.allocation = g.structured, g.allocation
+	s.mu.Lock()
+	h.x, h.c = g.x, c
+	gone := s.stopping || s.exports[g.x.Name] != g.x
+	s.mu.Unlock()
+	if gone { // while it negotiated
+		c.stop()
+	}
+	err := c.serve()
+	s.ended(h.nc, "transmission", err)
+	return err
+}
+
+func (s *Server) open(nc net.Conn) (*session, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.stopping:
+		nc.Close()
+		return nil, rdserr.ErrShutdown
+	case len(s.sessions) >= s.opts.MaxConns:
+		s.count.refused.Add(1)
+		nc.Close()
+		s.opts.Log.Warn("nbd: connection refused", "reason", "too many connections", "limit", s.opts.MaxConns)
+		return nil, rdserr.With(rdserr.ErrTooMany, "there are %d connections already", s.opts.MaxConns)
+	}
+	h := &session{nc: nc, done: make(chan struct{})}
+	s.sessions[h] = struct{}{}
+	s.count.connections.Add(1)
+	return h, nil
+}
+
+func (s *Server) drop(h *session) {
+	h.nc.Close()
+	s.mu.Lock()
+	delete(s.sessions, h)
+	s.mu.Unlock()
+	close(h.done)
+}
+
+func (s *Server) ended(nc net.Conn, phase string, err error) {
+	if err != nil {
+		s.opts.Log.Info("nbd: connection ended", "client", nc.RemoteAddr().String(), "phase", phase, "err", err)
+	}
+}
+
+// lookup finds an export by name.
+func (s *Server) lookup(name string) (*export, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.stopping {
+		return nil, rdserr.ErrShutdown
+	}
+	x := s.exports[name]
+	if x == nil {
+		return nil, rdserr.With(rdserr.ErrNotFound, "there is no export %q", name)
+	}
+	return x, nil
+}
+
+// list is all exports by name.
+func (s *Server) list() []*export {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	list := make([]*export, 0, len(s.exports))
+	for _, x := range s.exports {
+		list = append(list, x)
+	}
+	slices.SortFunc(list, func(a, b *export) int { return strings.Compare(a.Name, b.Name) })
+	return list
+}
+
+// Stats is what a server has done.
+type Stats struct {
+	Open              int    // connections now
+	Connections       uint64 // ever taken
+	Refused           uint64 // connections over the limit
+	Requests          uint64 // given to devices
+	Failed            uint64 // commands answered with an error
+	BytesIn, BytesOut uint64 // on the sockets, in the transmission phase
+}
+
+// Stats is a picture of the counters.
+func (s *Server) Stats() Stats {
+	s.mu.Lock()
+	open := len(s.sessions)
+	s.mu.Unlock()
+	return Stats{
+		Open:        open,
+		Connections: s.count.connections.Load(),
+		Refused:     s.count.refused.Load(),
+		Requests:    s.count.requests.Load(),
+		Failed:      s.count.failed.Load(),
+		BytesIn:     s.count.bytesIn.Load(),
+		BytesOut:    s.count.bytesOut.Load(),
+	}
+}

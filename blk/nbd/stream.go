@@ -1,0 +1,194 @@
+package nbd
+
+import (
+	"io"
+	"net"
+	"runtime"
+	"syscall"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// stream is a connection as the hot path wants it: several buffers in one
+// system call, and calls that do not wait.
+type stream interface {
+	// read reads into a and then b, at least one byte. It returns errAgain when
+	// nothing is there; then wait waits until something is.
+	read(a, b []byte) (int, error)
+	wait() error
+	// write writes what the connection takes of v, which is not empty. It waits
+	// until that is something if it may, and returns errAgain otherwise.
+	write(v [][]byte, mayWait bool) (int, error)
+	// inline tells whether write without waiting is worth trying.
+	inline() bool
+}
+
+// errAgain: nothing can be read or written now.
+const errAgain = unix.EAGAIN
+
+// maxVec is how many pieces one write takes: IOV_MAX.
+const maxVec = 1024
+
+// newStream picks the way that fits a connection.
+func newStream(nc net.Conn, spin time.Duration) stream {
+	if sc, ok := nc.(syscall.Conn); ok {
+		if raw, err := sc.SyscallConn(); err == nil {
+			return newRawStream(raw, spin)
+		}
+	}
+	return &plainStream{nc: nc}
+}
+
+// rawStream makes the system calls itself. A reader that finds nothing yields
+// for a while before it says so, if that has lately been worth it: a wake-up by
+// the net poller costs several times a request.
+type rawStream struct {
+	raw  syscall.RawConn
+	spin time.Duration
+
+	// Of the reader.
+	readFn, waitFn func(fd uintptr) bool
+	riov           [2]unix.Iovec
+	rn             int // pieces of riov
+	got            int
+	rerr           error
+	poll           [1]unix.PollFd
+	quick          bool // the last wait was short
+
+	// Of the writer.
+	writeFn func(fd uintptr) bool
+	mayWait bool
+	wiov    []unix.Iovec
+	put     int
+	werr    error
+}
+
+func newRawStream(raw syscall.RawConn, spin time.Duration) *rawStream {
+	s := &rawStream{raw: raw, spin: spin, quick: true}
+	// Made once, so that a call allocates nothing.
+	s.readFn, s.waitFn, s.writeFn = s.tryRead, s.tryWait, s.tryWrite
+	return s
+}
+
+func (s *rawStream) inline() bool { return true }
+
+func (s *rawStream) read(a, b []byte) (int, error) {
+	s.rn = 0
+	for _, p := range [2][]byte{a, b} {
+		if len(p) > 0 {
+			s.riov[s.rn].Base = &p[0]
+			s.riov[s.rn].SetLen(len(p))
+			s.rn++
+		}
+	}
+	err := s.raw.Read(s.readFn)
+	s.riov = [2]unix.Iovec{}
+	switch {
+	case err != nil:
+		return 0, err
+	case s.rerr != nil:
+		return 0, s.rerr
+	case s.got == 0:
+		return 0, io.EOF
+	}
+	return s.got, nil
+}
+
+// tryRead reads once, or for a while.
+func (s *rawStream) tryRead(fd uintptr) bool {
+	var began time.Time
+	for {
+		s.got, s.rerr = vectored(unix.SYS_READV, fd, s.riov[:s.rn])
+		if s.rerr != errAgain || !s.quick || s.spin == 0 {
+			return true
+		}
+		if began.IsZero() {
+			began = time.Now()
+		} else if time.Since(began) > s.spin {
+			return true
+		}
+		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // to other processes
+		runtime.Gosched()                              // to other goroutines
+	}
+}
+
+func (s *rawStream) wait() error {
+	began := time.Now()
+	err := s.raw.Read(s.waitFn)
+	s.quick = time.Since(began) < 4*s.spin
+	return err
+}
+
+// tryWait looks once more, because what came before RawConn.Read got ready to
+// wait does not wake it; false parks the goroutine.
+func (s *rawStream) tryWait(fd uintptr) bool {
+	s.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
+	n, err := unix.Poll(s.poll[:], 0)
+	return n > 0 || err != nil && err != unix.EINTR
+}
+
+func (s *rawStream) write(v [][]byte, mayWait bool) (int, error) {
+	s.wiov = s.wiov[:0]
+	for _, p := range v[:min(len(v), maxVec)] {
+		i := unix.Iovec{Base: &p[0]}
+		i.SetLen(len(p))
+		s.wiov = append(s.wiov, i)
+	}
+	s.mayWait = mayWait
+	err := s.raw.Write(s.writeFn)
+	clear(s.wiov)
+	if err != nil {
+		return 0, err
+	}
+	return s.put, s.werr
+}
+
+func (s *rawStream) tryWrite(fd uintptr) bool {
+	s.put, s.werr = vectored(unix.SYS_WRITEV, fd, s.wiov)
+	return s.werr != errAgain || !s.mayWait
+}
+
+// vectored is readv or writev.
+func vectored(trap, fd uintptr, iov []unix.Iovec) (int, error) {
+	for {
+		n, _, e := unix.Syscall(trap, fd, uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
+		switch e {
+		case 0:
+			return int(n), nil
+		case unix.EINTR:
+		default:
+			return 0, e
+		}
+	}
+}
+
+// plainStream is any other connection. Everything waits.
+type plainStream struct {
+	nc  net.Conn
+	buf net.Buffers
+}
+
+func (s *plainStream) inline() bool { return false }
+
+func (s *plainStream) wait() error { return nil }
+
+func (s *plainStream) read(a, b []byte) (int, error) {
+	if len(a) == 0 {
+		a = b
+	}
+	n, err := s.nc.Read(a)
+	if n > 0 {
+		return n, nil
+	}
+	return 0, err
+}
+
+func (s *plainStream) write(v [][]byte, _ bool) (int, error) {
+	s.buf = append(s.buf[:0], v...)
+	b := s.buf // WriteTo moves its receiver on
+	n, err := b.WriteTo(s.nc)
+	clear(s.buf)
+	return int(n), err
+}
