@@ -84,7 +84,7 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 				}
 			})
 		}
-		if m := to.m; m != nil && kind == wire.KindData && m.tried != m.asked && (m.tried || err == nil && n.cfg.Budget.Limit == 1<<30) {
+		if m := to.m; m != nil && kind == wire.KindData && m.tried != m.asked && (m.tried || rdsd && err == nil && n.cfg.Budget.Limit == 1<<30) {
 			w.fail("D7: %v: memory was asked for %v, a frame was offered %v: %v, %v", to.addr, m.asked, m.tried, &h, err)
 		}
 	}
