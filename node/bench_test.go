@@ -1,8 +1,6 @@
 package node
 
 import (
-	"context"
-	"encoding/binary"
 	"errors"
 	"flag"
 	"fmt"
@@ -12,11 +10,9 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -25,13 +21,9 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
-	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
 // Figures of this package's own that `make bench` (internal/bench) puts into its

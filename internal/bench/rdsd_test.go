@@ -30,6 +30,7 @@ type daemon struct {
 	addr   netip.Addr
 	target string // of the SDK
 	http   string
+	port   int // of RDS over TCP
 }
 
 // daemons starts one rdsd for each address; they can reach each other.
@@ -52,7 +53,7 @@ func (w *world) daemons(addrs ...string) ([]*daemon, error) {
 			return nil, err
 		}
 		d := &daemon{addr: netip.MustParseAddr(a), target: filepath.Join(dir, strconv.Itoa(i)),
-			http: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}
+			http: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), port: rds}
 		cmd := exec.Command(rdsdBinary, "serve", "--address", a, "--port", strconv.Itoa(rds), "--socket", d.target,
 			"--http", d.http, "--log-level", "warn")
 		if d.proc, err = w.start("rdsd "+a, cmd, nil); err != nil {
@@ -213,11 +214,11 @@ func rdsdMany(sockets int, stopped bool, front string) func(time.Duration) (samp
 	return func(d time.Duration) (sample, error) {
 		w := newWorld(d)
 		defer w.close()
-		ds, err := w.daemons("127.0.0.91", "127.0.0.92")
+		ds, err := w.daemons(nodeA, nodeB)
 		if err != nil {
 			return sample{}, err
 		}
-		a := args{Bytes: 64, FrontEnd: front, Collector: true, Target: ds[1].target, Local: "127.0.0.92:5000", Sockets: sockets,
+		a := args{Bytes: 64, FrontEnd: front, Collector: true, Target: ds[1].target, Local: nodeB + ":5000", Sockets: sockets,
 			Stopped: stopped, Batch: 64}
 		sink, err := w.role(roleRecv, a)
 		if err != nil {
@@ -226,9 +227,9 @@ func rdsdMany(sockets int, stopped bool, front string) func(time.Duration) (samp
 		if err := w.ready(sink); err != nil {
 			return sample{}, err
 		}
-		a.Target, a.Local = ds[0].target, "127.0.0.91:0"
+		a.Target, a.Local, a.Stopped = ds[0].target, nodeA+":0", false
 		for i := range sockets {
-			a.Dst = append(a.Dst, fmt.Sprint("127.0.0.92:", 5000+i))
+			a.Dst = append(a.Dst, fmt.Sprint(nodeB, ":", 5000+i))
 		}
 		if _, err := w.role(roleSpread, a); err != nil {
 			return sample{}, err
@@ -265,7 +266,10 @@ func (r *role) bind(local netip.AddrPort) (*rdsd.Socket, error) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	n := socketBytes(r.Bytes)
+	n := r.Buffer
+	if n == 0 {
+		n = socketBytes(r.Bytes)
+	}
 	return c.Bind(ctx, local, rdsd.WithSendBuffer(n), rdsd.WithRecvBuffer(n))
 }
 
@@ -350,31 +354,37 @@ func runSpread(r *role) error {
 		return err
 	}
 	ctx := context.Background()
-	batches := make([][]rdsd.Datagram, len(r.Dst))
+	b := r.datagrams(r.dst(0))
+	for _, d := range b {
+		stamp(d.Payload, 0)
+	}
+	dst := make([]netip.AddrPort, len(r.Dst))
 	until := make([]int, len(r.Dst)) // round from which on it is tried again
-	for i := range batches {
-		batches[i] = r.datagrams(r.dst(i))
-		for _, d := range batches[i] {
-			stamp(d.Payload, 0)
-		}
+	for i := range dst {
+		dst[i] = r.dst(i)
 	}
 	for round := 0; ; round++ {
-		for i, b := range batches {
+		if r.Stopped && round > 0 {
+			select {} // until the harness ends this process
+		}
+		for i := range dst {
 			if round < until[i] {
 				continue
+			}
+			for k := range b {
+				b[k].Addr = dst[i]
 			}
 			n, err := s.TrySendBatch(ctx, b)
 			switch {
 			case err == nil:
 			case errors.Is(err, rdserr.ErrCongested):
 				until[i] = round + 64
-			case errors.Is(err, rdserr.ErrWouldBlock) && i > 0:
+			case !errors.Is(err, rdserr.ErrWouldBlock):
+				return err
+			case i > 0 || len(dst) == 1: // the first one may never be read again
 				if _, err := s.SendBatch(ctx, b[n:]); err != nil {
 					return err
 				}
-			case errors.Is(err, rdserr.ErrWouldBlock):
-			default:
-				return err
 			}
 		}
 	}

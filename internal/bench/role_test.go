@@ -34,7 +34,8 @@ type args struct {
 	FrontEnd  string        // grpc or rings
 	Senders   int           // goroutines that send
 	Sockets   int           // sockets to read
-	Stopped   bool          // the first socket is not read
+	Stopped   bool          // the first socket is not read; a sender stops after one round
+	Buffer    int           // send and receive buffer of a socket, bytes; 0: by the datagrams
 	Port      int           // of RDS over TCP
 	For       time.Duration // after which the process ends by itself
 	Collector bool          // leave the garbage collector on

@@ -20,24 +20,30 @@ var programs = map[string]func(time.Duration) (sample, error){
 	"bare gRPC hop, 64 × 64 B":           grpcWay(64, 64),
 
 	// rdsd. Two nodes, or one that both applications use.
-	"rdsd, round trip":                  rdsdTrip(64, 0, rings, nodeA, nodeB),
-	"rdsd, round trip under 1 MiB load": rdsdTrip(64, 1<<20, rings, nodeA, nodeB),
-	"rdsd, 64 B":                        rdsdWay(64, rings, nodeA, nodeB),
-	"rdsd, 1 KiB":                       rdsdWay(1<<10, rings, nodeA, nodeB),
-	"rdsd, 64 KiB":                      rdsdWay(64<<10, rings, nodeA, nodeB),
-	"rdsd, 1 MiB":                       rdsdWay(1<<20, rings, nodeA, nodeB),
-	"rdsd, one node, round trip":        rdsdTrip(64, 0, rings, nodeA),
-	"rdsd, one node, 64 B":              rdsdWay(64, rings, nodeA),
-	"rdsd, gRPC, round trip":            rdsdTrip(64, 0, "grpc", nodeA, nodeB),
-	"rdsd, gRPC, 64 B":                  rdsdWay(64, "grpc", nodeA, nodeB),
-	"rdsd, gRPC, 64 KiB":                rdsdWay(64<<10, "grpc", nodeA, nodeB),
-	"rdsd, gRPC, 1 MiB":                 rdsdWay(1<<20, "grpc", nodeA, nodeB),
-	"rdsd, 100 readers":                 rdsdMany(100, false, rings),
-	"rdsd, 100 readers, one stopped":    rdsdMany(100, true, rings),
-	"rdsd, core to core, 64 B":          nodeFigure("core64", time.Minute),
-	"rdsd, core to core, 64 KiB":        nodeFigure("core64k", time.Minute),
-	"rdsd, idle peers":                  nodeFigure("idle", 5*time.Minute),
+	"rdsd, round trip":                   rdsdTrip(64, 0, rings, nodeA, nodeB),
+	"rdsd, round trip under 1 MiB load":  rdsdTrip(64, 1<<20, rings, nodeA, nodeB),
+	"rdsd, 64 B":                         rdsdWay(64, rings, nodeA, nodeB),
+	"rdsd, 1 KiB":                        rdsdWay(1<<10, rings, nodeA, nodeB),
+	"rdsd, 64 KiB":                       rdsdWay(64<<10, rings, nodeA, nodeB),
+	"rdsd, 1 MiB":                        rdsdWay(1<<20, rings, nodeA, nodeB),
+	"rdsd, one node, round trip":         rdsdTrip(64, 0, rings, nodeA),
+	"rdsd, one node, 64 B":               rdsdWay(64, rings, nodeA),
+	"rdsd, gRPC, round trip":             rdsdTrip(64, 0, "grpc", nodeA, nodeB),
+	"rdsd, gRPC, 64 B":                   rdsdWay(64, "grpc", nodeA, nodeB),
+	"rdsd, gRPC, 64 KiB":                 rdsdWay(64<<10, "grpc", nodeA, nodeB),
+	"rdsd, gRPC, 1 MiB":                  rdsdWay(1<<20, "grpc", nodeA, nodeB),
+	"rdsd, 100 readers":                  rdsdMany(100, false, rings),
+	"rdsd, 100 readers, one stopped":     rdsdMany(100, true, rings),
+	"rdsd, one peer":                     rdsdPeers(1, rings),
+	"rdsd, 1,000 peers":                  rdsdPeers(1000, rings),
+	"rdsd, 1,000 idle peers and sockets": rdsdIdle(1000, 1000, rings),
+	"rdsd, core to core, 64 B":           nodeFigure("core64", time.Minute),
+	"rdsd, core to core, 64 KiB":         nodeFigure("core64k", time.Minute),
+	"rdsd, idle peers":                   nodeFigure("idle", 5*time.Minute),
 }
+
+// nodePrograms need the test binary of package node.
+var nodePrograms = map[string]bool{"rdsd, core to core, 64 B": true, "rdsd, core to core, 64 KiB": true, "rdsd, idle peers": true}
 
 // once are the programs that take long and vary little.
 var once = map[string]bool{"rdsd, idle peers": true}
@@ -56,6 +62,7 @@ var (
 	mega = metric{"M/s", func(s sample) float64 { return s.rate / 1e6 }}
 	cpu  = metric{"s a million", func(s sample) float64 { return s.cpu }}
 	objs = metric{"a datagram", func(s sample) float64 { return s.allocs }}
+	busy = metric{"% of a core", func(s sample) float64 { return 100 * s.busy }}
 	kib  = metric{"KiB", func(s sample) float64 { return s.rate }}
 
 	gb64k = gigabytes(64 << 10)
@@ -105,10 +112,12 @@ var allRows = []row{
 	{name: "allocs-64", what: "allocations in both daemons, 64 B", ours: way64, metric: objs, most: true, bar: none},
 	{name: "grpc", what: "gRPC, batches of 64 × 64 B, application to application", ours: "rdsd, gRPC, 64 B", metric: mega,
 		base: "bare gRPC hop, 64 × 64 B", bar: 0.35},
+	{name: "peers", what: "1,000 simulated peers, traffic to all, against one", ours: "rdsd, 1,000 peers", metric: mega, base: "rdsd, one peer", bar: 0.7},
 	{name: "stopped", what: "100 readers of one node, one of them stopped: rate of the other 99", ours: "rdsd, 100 readers, one stopped",
 		metric: mega, base: "rdsd, 100 readers", bar: 0.9},
 	{name: "core64", what: "core to core over TCP, 64 B", ours: "rdsd, core to core, 64 B", metric: mega, base: "packed TCP frames, 48 + 64 B", bar: 1. / 6},
 	{name: "core64k", what: "core to core over TCP, 64 KiB", ours: "rdsd, core to core, 64 KiB", metric: gb64k, base: "packed TCP frames, 64 KiB", bar: 0.85},
+	{name: "idle-cpu", what: "the daemon with 1,000 idle peers and 1,000 idle sockets", ours: "rdsd, 1,000 idle peers and sockets", metric: busy, most: true, bar: 0.5},
 	{name: "idle", what: "an idle peer of many, two lanes: heap and stacks, or resident memory", ours: "rdsd, idle peers", metric: kib, most: true, bar: 32},
 	{name: "floor-tcp", what: "relay, round trip 64 B, p50", ours: "relay, round trip", metric: p50, base: "TCP ping-pong, blocking, two cores", most: true},
 	{name: "floor-tcp-one", what: "", ours: "relay, round trip", metric: p50, base: "TCP ping-pong, blocking, one core", most: true},

@@ -193,7 +193,7 @@ type sample struct {
 	p50, p99, p999 time.Duration // of round trips
 	cpu            float64       // CPU seconds a million datagrams, all processes
 	allocs         float64       // allocations a datagram, in the daemons
-	note           string
+	busy           float64       // share of a core the daemon takes while idle
 }
 
 // window measures for d what receiver counts in word, after it has begun and
@@ -217,6 +217,9 @@ func (w *world) windowOf(receiver *proc, word int, d time.Duration, mark func() 
 	h0, c0 := b.hist(), w.cpu()
 	n0, begun := b.load(word), time.Now()
 	time.Sleep(d)
+	for b.load(word) == n0 && time.Since(begun) < d+5*time.Second {
+		time.Sleep(10 * time.Millisecond) // a slow machine and a short window
+	}
 	n1, took := b.load(word), time.Since(begun)
 	h1, c1 := b.hist(), w.cpu()
 	if mark != nil {
@@ -241,12 +244,18 @@ func (w *world) windowOf(receiver *proc, word int, d time.Duration, mark func() 
 // cpu is the CPU time all processes of the world have used.
 func (w *world) cpu() (sum time.Duration) {
 	for _, p := range w.procs {
-		// The clock of another process, as clock_getcpuclockid(3) names it.
-		const cpuclockSched = 2
-		var t unix.Timespec
-		if unix.ClockGettime(int32(^p.cmd.Process.Pid<<3|cpuclockSched), &t) == nil {
-			sum += time.Duration(t.Nano())
-		}
+		sum += p.cpu()
 	}
 	return sum
+}
+
+// cpu is the CPU time the process has used.
+func (p *proc) cpu() time.Duration {
+	// The clock of another process, as clock_getcpuclockid(3) names it.
+	const cpuclockSched = 2
+	var t unix.Timespec
+	if unix.ClockGettime(int32(^p.cmd.Process.Pid<<3|cpuclockSched), &t) != nil {
+		return 0 // it has ended; dead tells
+	}
+	return time.Duration(t.Nano())
 }
