@@ -21,6 +21,11 @@ type nodeCounters struct {
 	RecvBatches        atomic.Uint64 `counter:"recv_batches" help:"batches pushed to clients"`
 	RecvBatchDatagrams atomic.Uint64 `counter:"recv_batch_datagrams" help:"datagrams in batches pushed to clients"`
 	PushStalls         atomic.Uint64 `counter:"push_stalls" help:"times a client had datagrams waiting and no credit left"`
+	RingPosts          atomic.Uint64 `counter:"ring_posts" help:"descriptors taken from clients' send rings"`
+	RingDatagrams      atomic.Uint64 `counter:"ring_datagrams" help:"datagrams in descriptors taken from clients' send rings"`
+	RingRefused        atomic.Uint64 `counter:"ring_refused" help:"descriptors of clients that could not be sent at all"`
+	RingWakes          atomic.Uint64 `counter:"ring_wakes" help:"times a sleeping client had to be woken by its doorbell"`
+	RingsHostile       atomic.Uint64 `counter:"rings_hostile" help:"sockets closed because of what stood in their rings"`
 }
 
 var nodeCounterTable = counters.NewTable[nodeCounters]()

@@ -48,6 +48,9 @@ type sockStream struct {
 	news   chan struct{} // capacity 1: wakes the pusher
 	end    chan error    // capacity 1: the daemon ends the stream
 	ended  func(error)   // not nil: called too when the daemon ends it
+	// answerer, when not nil, has answers written; the engine's news then goes
+	// another way, through rings.
+	answerer func()
 
 	slab sendSlab // owned by the reader
 
@@ -225,6 +228,10 @@ func (s *sockStream) forget() {
 
 // wake implements waker.
 func (s *sockStream) wake() {
+	if s.answerer != nil {
+		s.answerer()
+		return
+	}
 	select {
 	case s.news <- struct{}{}:
 	default:

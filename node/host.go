@@ -10,6 +10,7 @@ import (
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/shm"
 	"github.com/rdsd/rdsd/transport"
 )
 
@@ -30,6 +31,7 @@ type host struct {
 	closed  bool
 	kicked  []*conn.Path // handed over to worker
 	watch   []*congestionWatch
+	rings   hostRings
 
 	listener transport.Listener // set by start
 	links    sync.WaitGroup     // links and dials under way
@@ -70,6 +72,7 @@ type work struct {
 	states  []rds.StateChange
 	notices []rds.Notice
 	watch   []*congestionWatch
+	bells   []int
 }
 
 var works = sync.Pool{New: func() any { return new(work) }}
@@ -86,7 +89,7 @@ func (h *host) unlock() {
 		h.timerAt = at
 		h.timer.Reset(max(at-h.now(), 0))
 	}
-	if !h.e.Pending() {
+	if !h.e.Pending() && len(h.rings.placed)+len(h.rings.dirty) == 0 {
 		h.mu.Unlock()
 		return
 	}
@@ -101,7 +104,18 @@ func (h *host) unlock() {
 			o.publish()
 		}
 	}
+	w.bells = h.publishRings(w.bells[:0])
+	for i := range w.states {
+		h.recordLane(w.states[i].Path)
+	}
 	h.mu.Unlock()
+
+	for _, fd := range w.bells {
+		shm.Ring(fd)
+	}
+	if n := len(w.bells); n > 0 {
+		h.all.node.count.RingWakes.Add(uint64(n))
+	}
 
 	for _, s := range w.socks {
 		if o, ok := s.Options().Data.(waker); ok {

@@ -17,6 +17,7 @@ import (
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/shm"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/tcp"
 )
@@ -39,6 +40,8 @@ type hosts struct {
 	full              atomic.Uint64 // writes that met a full socket buffer
 
 	states stateLog
+	ledger *shm.Ledger // nil: none
+	dealt  atomic.Uint32
 }
 
 func newCore(n *Node) (core, error) {

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/shm"
 	"github.com/rdsd/rdsd/transport"
 )
 
@@ -12,6 +13,9 @@ import (
 type lane struct {
 	links    []*laneLink
 	lastTurn time.Duration // end of the last transmit turn
+
+	ledger     *shm.LedgerLane // nil until it is needed
+	unledgered bool            // the ledger had no room
 }
 
 // laneLink is one link of a path; the transport's Handler.
@@ -71,6 +75,7 @@ func (l *laneLink) Frame(f *transport.Frame) error {
 // End lets the lock go; acknowledgements and wake-ups follow in this thread.
 func (l *laneLink) End() {
 	l.h.e.ReceivedAll(l.now, l.p, l.gen)
+	l.h.commit(l.p)
 	if l.fresh && l.p.Ready() {
 		l.fresh = false
 		l.h.all.handshakes.Add(-1)

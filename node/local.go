@@ -26,7 +26,8 @@ type localFront struct {
 
 	mu    sync.Mutex
 	conns map[*shm.Conn]struct{} // guarded by mu; nil when the front is stopped
-	wg    sync.WaitGroup         // of handle
+	rings map[*ringSock]struct{} // guarded by mu
+	wg    sync.WaitGroup         // goroutines, and sockets with rings
 }
 
 // firstMessage is how long a client may take to say what it wants.
@@ -94,7 +95,7 @@ func (f *localFront) open(p *packetStream, id Identity) (taken bool, err error) 
 	}
 	p.conn.SetReadDeadline(time.Time{})
 	if !in.isBatch && in.msg.WhichBody() == rdsdv1.ClientMessage_Bind_case && in.msg.GetBind().HasRing() {
-		return false, rdserr.With(rdserr.ErrNotSupported, "this daemon has no rings; bind without")
+		return openRing(f, p, in.msg.GetBind())
 	}
 	return false, (&datagramsServer{node: f.node}).serve(p, in)
 }
@@ -107,6 +108,9 @@ func (f *localFront) stop() {
 		c.Close()
 	}
 	f.conns = nil
+	for r := range f.rings {
+		r.react.Do(func() { r.end(errDraining) })
+	}
 	f.mu.Unlock()
 	f.wg.Wait()
 }

@@ -186,7 +186,7 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 	}
 	localServer := n.grpc.newServer(n.register, true)
 	run("client socket", func() error { return localServer.Serve(local) })
-	n.local = &localFront{node: n, listener: rings, conns: map[*shm.Conn]struct{}{}}
+	n.local = &localFront{node: n, listener: rings, conns: map[*shm.Conn]struct{}{}, rings: map[*ringSock]struct{}{}}
 	run("ring socket", n.local.serve)
 	if remote != nil {
 		remoteServer := n.grpc.newServer(n.register, false)

@@ -314,6 +314,10 @@ func (e *Engine) roomAgain() {
 	}
 }
 
+// Pressed reports whether the port is congested, or something found no room:
+// whether anybody waits for datagrams to be read.
+func (s *Socket) Pressed() bool { return s.congested || s.wasFull }
+
 // Peek tells the size of the next datagram in bytes and how many wait.
 func (s *Socket) Peek() (next, n int) {
 	if s.qn == 0 {

@@ -1,0 +1,415 @@
+package node
+
+import (
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/shm"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// ringSock is a socket whose datagrams go through shared memory (docs/shm.md).
+// Its control connection is a sockStream's; its rings are served by one
+// reactor. host.mu guards the daemon's end of the region, h, with two
+// exceptions: what h.HasPosts, HasReleases, Sleep and Wake look at changes on
+// the reactor's thread alone.
+//
+// Work on a ring is a turn of the reactor: descriptors are taken and posted to
+// the engine, releases are counted, and at the turn's end links are written to
+// and the client is woken if it sleeps. Nothing is handed to another thread.
+type ringSock struct {
+	s     *sockStream
+	front *localFront
+	ctl   ringControl
+	host  *host
+	react *worker
+	reg   *shm.Region
+	led   *shm.LedgerRegion
+	h     *shm.Host // guarded by host.mu, see above
+	sock  *rds.Socket
+	bell  int // the client writes it
+	alarm int // the client reads it
+
+	blocked atomic.Bool // the engine takes nothing more; EvWritable follows
+
+	// Guarded by host.mu.
+	flows    []ringFlow
+	posts    []ringPost // by the id of shm.Host
+	bufs     bufList
+	post     shm.Post
+	placed   bool // in host.rings.placed
+	dirty    bool // in host.rings.dirty
+	pressed  bool // releases are waited for
+	reserved int  // slots being read into
+	closed   bool // the engine's socket is
+	hostile  error
+}
+
+// ringFlow is an entry of the client's flow table as it was read.
+type ringFlow struct {
+	gen  uint32
+	bad  error // why nothing can be sent there
+	dest *rds.Dest
+}
+
+// ringPost is a descriptor under way.
+type ringPost struct {
+	slot  uint64
+	bytes uint32
+	left  uint32 // datagrams without an outcome
+}
+
+// ringTurn bounds the descriptors one socket is served with in a turn (R3).
+const ringTurn = 64
+
+// --- the reactor's side ----------------------------------------------------------
+
+// Poll implements reactor.Poller: it serves what the client has posted.
+func (r *ringSock) Poll() bool {
+	posts := r.h.HasPosts() && !r.blocked.Load()
+	if !posts && !r.h.HasReleases() {
+		return false
+	}
+	_, now := r.host.lock()
+	err := r.hostile
+	if err == nil && !r.closed {
+		if err = r.turn(now, posts); err != nil {
+			r.hostile = err
+			r.h.CloseWord(errnoOf(err))
+			r.s.node.count.RingsHostile.Add(1)
+		}
+	}
+	r.host.unlock()
+	if err != nil {
+		r.s.finish(err)
+		return false
+	}
+	return true
+}
+
+// Sleep declares that the daemon will not look any more until the doorbell
+// rings, and looks once more.
+func (r *ringSock) Sleep() bool {
+	idle := r.h.Sleep()
+	return idle || r.blocked.Load() && !r.h.HasReleases()
+}
+
+// Wake takes it back.
+func (r *ringSock) Wake() { r.h.Wake() }
+
+// Ready: the doorbell rang.
+func (r *ringSock) Ready(uint32) {
+	shm.Clear(r.bell)
+	r.react.Hot(r)
+}
+
+// turn serves the send and the release ring. The lock is held.
+func (r *ringSock) turn(now time.Duration, posts bool) error {
+	bytes, cost, n, err := r.h.Releases()
+	if err != nil {
+		return err
+	}
+	if n > 0 {
+		r.sock.Freed(bytes, cost, n)
+		r.sock.ReadAll(now)
+		r.press()
+	}
+	if !posts {
+		return nil
+	}
+	draining := r.s.node.sockets.draining()
+	for range ringTurn {
+		ok, err := r.h.Next(&r.post)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return nil
+		}
+		if !r.take(now, draining) {
+			r.blocked.Store(true)
+			return nil
+		}
+	}
+	return nil
+}
+
+// take posts one descriptor to the engine. False: not now, the same again
+// when the engine has room.
+func (r *ringSock) take(now time.Duration, draining error) bool {
+	p := &r.post
+	if p.Bad != nil {
+		r.refuse(p, p.Bad)
+		return true
+	}
+	for int(p.Flow) >= len(r.flows) { // it is below the table's entries
+		r.flows = append(r.flows, ringFlow{})
+	}
+	f := &r.flows[p.Flow]
+	if f.gen != p.Gen {
+		r.resolve(p.Flow, p.Gen)
+	}
+	switch {
+	case p.Open:
+		r.h.Taken(p, netip.AddrPort{}, false)
+		return true
+	case f.gen != p.Gen:
+		r.refuse(p, rdserr.ErrDestination)
+		return true
+	case f.bad != nil:
+		r.refuse(p, f.bad)
+		return true
+	case draining != nil:
+		r.refuse(p, draining)
+		return true
+	}
+	t := rds.Train{Body: p.Body, Count: p.Count, Table: p.Table}
+	switch err := r.sock.Admit(f.dest, t); err {
+	case nil:
+	case rdserr.ErrWouldBlock:
+		return false
+	default:
+		r.refuse(p, err)
+		return true
+	}
+	id, cell := r.h.Taken(p, f.dest.Addr(), true)
+	for int(id) >= len(r.posts) {
+		r.posts = append(r.posts, ringPost{})
+	}
+	r.posts[id] = ringPost{slot: p.Slot, bytes: uint32(len(p.Body)), left: uint32(p.Count)}
+	if err := r.sock.Post(now, f.dest, t, id, p.Tag, p.Want, cell); err != nil {
+		r.h.Outcome(id, p.Tag, p.Count, uint8(conn.Failed), uint8(conn.WhyNoMemory), true) // cannot be: Admit has said yes
+	}
+	r.s.node.count.RingPosts.Add(1)
+	r.s.node.count.RingDatagrams.Add(uint64(p.Count))
+	return true
+}
+
+func (r *ringSock) refuse(p *shm.Post, err error) {
+	r.s.node.count.RingRefused.Add(1)
+	r.h.Taken(p, netip.AddrPort{}, false)
+	r.h.Refused(p, uint16(rdserr.Errno(err)))
+	r.touch()
+}
+
+// resolve looks at a flow the client has described anew.
+func (r *ringSock) resolve(i, gen uint32) {
+	f := &r.flows[i]
+	dst, have, ok := r.h.FlowEntry(i)
+	if have != gen {
+		return // described anew once more meanwhile: its own doing
+	}
+	if f.dest != nil {
+		f.dest.Close()
+	}
+	*f = ringFlow{gen: gen}
+	switch {
+	case !ok:
+		f.bad = rdserr.ErrDestination
+	case dst.Port() == wire.PortProbe:
+		f.bad = rdserr.ErrInvalid
+	default:
+		f.dest, f.bad = r.sock.Open(dst, i)
+	}
+	switch {
+	case f.bad != nil:
+		r.h.SetFlow(i, gen, shm.FlowRefused, uint16(rdserr.Errno(f.bad)))
+	case f.dest.Congested():
+		r.h.SetFlow(i, gen, shm.FlowCongested, 0)
+	default:
+		r.h.SetFlow(i, gen, shm.FlowClear, 0)
+	}
+	r.touch()
+}
+
+// press tells the client whether what it releases is waited for, so that it
+// rings then. The lock is held.
+func (r *ringSock) press() {
+	if on := r.sock.Pressed(); on != r.pressed {
+		r.pressed = on
+		if r.h.WantRoom(on); on && r.h.HasReleases() {
+			r.react.Hot(r)
+		}
+	}
+}
+
+// touch puts the socket on the list of those with news for their clients,
+// which the end of the step publishes. The lock is held.
+func (r *ringSock) touch() {
+	if !r.dirty {
+		r.dirty = true
+		r.host.rings.dirty = append(r.host.rings.dirty, r)
+	}
+}
+
+// wake implements waker: the engine has news for this socket.
+func (r *ringSock) wake() {
+	if r.blocked.Load() {
+		r.blocked.Store(false)
+		r.react.Hot(r)
+	}
+}
+
+// --- the engine's side, with the lock held ------------------------------------------
+
+// Place implements rds.Sink.
+func (r *ringSock) Place(src netip.AddrPort, f *transport.Frame, t rds.Train, p *conn.Path, seq uint64) (cost int, ok bool) {
+	lane := uint32(shm.NoLane)
+	if p != nil {
+		lane = r.host.ledgerLane(p).Index()
+	}
+	if b := f.Buf; b != nil && b.Owner() == buf.Owner(r) {
+		if cost, ok = r.h.Place(src, uint64(b.ID)*shm.UnitBytes, len(t.Body), t.Count, t.Table, lane, seq); ok {
+			b.ID = slotTaken
+			r.reserved--
+		}
+	} else {
+		cost, ok = r.h.PlaceCopy(src, t.Body, t.Count, t.Table, lane, seq)
+	}
+	if ok && !r.placed {
+		r.placed = true
+		r.host.rings.placed = append(r.host.rings.placed, r)
+	}
+	return cost, ok
+}
+
+// slotTaken marks a buffer whose slot belongs to the client by now.
+const slotTaken = ^uint32(0)
+
+// Reserve implements rds.Reserver: memory of the client's region to read a
+// large payload into.
+func (r *ringSock) Reserve(n int) *buf.Buf {
+	if r.closed {
+		return nil
+	}
+	off, mem, ok := r.h.Reserve(n)
+	if !ok {
+		return nil
+	}
+	r.reserved++
+	b := r.bufs.get()
+	b.Lend(mem, r, uint32(off/shm.UnitBytes))
+	return b
+}
+
+// Free implements buf.Owner: nobody refers to b any more. It may come from any
+// thread, with or without the lock.
+func (r *ringSock) Free(b *buf.Buf) {
+	id := b.ID
+	r.bufs.put(b)
+	if id == slotTaken {
+		return
+	}
+	r.react.Do(func() { // rare: a link broke inside a payload, or it was refused
+		r.host.lock()
+		r.h.Unreserve(uint64(id) * shm.UnitBytes)
+		r.reserved--
+		gone := r.closed && r.idle()
+		r.host.unlock()
+		if gone {
+			r.h.Close()
+		}
+	})
+}
+
+// bufList keeps buffers for the next large payloads.
+type bufList struct {
+	mu   sync.Mutex
+	free []*buf.Buf // guarded by mu
+}
+
+func (l *bufList) get() *buf.Buf {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n := len(l.free); n > 0 {
+		b := l.free[n-1]
+		l.free = l.free[:n-1]
+		return b
+	}
+	return new(buf.Buf)
+}
+
+func (l *bufList) put(b *buf.Buf) {
+	l.mu.Lock()
+	l.free = append(l.free, b)
+	l.mu.Unlock()
+}
+
+// Done implements rds.Sink.
+func (r *ringSock) Done(id uint32, tag uint64, count int, o conn.Outcome, why conn.Why) {
+	k := &r.posts[id]
+	k.left -= uint32(count)
+	r.h.Outcome(id, tag, count, uint8(o), uint8(why), k.left == 0)
+	r.touch()
+}
+
+// Changed implements rds.Sink.
+func (r *ringSock) Changed(d *rds.Dest, congested bool) {
+	i := d.Data.(uint32)
+	if f := &r.flows[i]; f.dest == d {
+		state := uint16(shm.FlowClear)
+		if congested {
+			state = shm.FlowCongested
+		}
+		r.h.SetFlow(i, f.gen, state, 0)
+		r.touch()
+	}
+}
+
+// Each implements rds.Sink.
+func (r *ringSock) Each(f func(src netip.AddrPort, bytes int) bool) { r.h.EachUnread(f) }
+
+// Drained implements rds.Sink: the closed socket's last datagram is decided.
+func (r *ringSock) Drained() {
+	if r.idle() {
+		r.react.Do(r.release)
+	}
+}
+
+// idle reports whether nothing reads or writes the region any more.
+func (r *ringSock) idle() bool { return r.reserved == 0 && r.sock.InFlight() == 0 }
+
+// publish takes what the engine has for the client besides datagrams and
+// outcomes. The lock is held.
+func (r *ringSock) publish() {
+	ev := r.sock.Events()
+	if ev&rds.EvCongestion != 0 {
+		freed, changes := r.sock.CongestionNews()
+		for _, c := range changes {
+			r.h.Changed(c.Endpoint, c.Congested)
+		}
+		if freed != 0 {
+			r.h.Freed(freed)
+		}
+		r.touch()
+	}
+	if ev&rds.EvFlushed != 0 {
+		if replies := r.s.flushed(r.sock.Flushed()); len(replies) > 0 {
+			for _, m := range replies {
+				r.s.reply(m)
+			}
+			r.ctl.wake()
+		}
+	}
+}
+
+// release lets the memory of a closed socket go. On the reactor's thread.
+func (r *ringSock) release() {
+	r.host.lock()
+	err := r.h.Close()
+	r.host.unlock()
+	if err != nil {
+		r.s.node.log.Error("a socket's memory is lost", "error", err)
+	}
+}
+
+func errnoOf(err error) unix.Errno { return unix.Errno(rdserr.Errno(err)) }

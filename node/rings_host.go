@@ -1,0 +1,105 @@
+package node
+
+import (
+	"slices"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/shm"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// hostRings is a host's part in sockets with rings: what a step brought for
+// them, and its place in the ledger (docs/shm.md, "Ledger"). host.mu guards it.
+type hostRings struct {
+	number  int         // of the host: its commit record
+	placed  []*ringSock // with datagrams that nobody sees yet
+	dirty   []*ringSock // with news that nobody sees yet
+	hosts   []*shm.Host // of placed, for one call
+	refused []uint64
+	refs    [shm.MaxRefusals + 1]wire.Refusal
+}
+
+// ledgerLane is p's entry in the ledger, made when it is first asked for; nil
+// without a ledger, or when that is full.
+func (h *host) ledgerLane(p *conn.Path) *shm.LedgerLane {
+	l := h.laneOf(p)
+	if l.ledger == nil && h.all.ledger != nil && !l.unledgered {
+		c := p.Conn()
+		var err error
+		if l.ledger, err = h.all.ledger.Lane(c.Local(), c.Remote(), uint32(p.Index())); err != nil {
+			l.unledgered = true // once; the log has it
+			h.log.Error("a lane is not in the ledger", "peer", c.Remote(), "lane", p.Index(), "error", err)
+			return nil
+		}
+		h.recordLane(p)
+	}
+	return l.ledger
+}
+
+// recordLane writes down who p leads to, and where it stands.
+func (h *host) recordLane(p *conn.Path) {
+	if l := h.laneOf(p).ledger; l != nil {
+		c := p.Conn()
+		l.SetPeer(uint8(c.Kind()), c.Incarnation(), c.PeerIncarnation())
+		l.SetNextSeq(p.NextTx())
+		l.SetReceived(p.Received(), h.refusals(p))
+	}
+}
+
+// refusals lists what p refused and the peer may not know, ascending.
+func (h *host) refusals(p *conn.Path) []uint64 {
+	n := p.Refusals(h.rings.refs[:])
+	h.rings.refused = h.rings.refused[:0]
+	for _, r := range h.rings.refs[:n] {
+		h.rings.refused = append(h.rings.refused, r.Seq)
+	}
+	slices.Sort(h.rings.refused)
+	return h.rings.refused
+}
+
+// commit ends a read of p: what it placed becomes visible to clients together
+// with the lane's place in the ledger, before the lock is let go and so before
+// an acknowledgement can leave (D5).
+func (h *host) commit(p *conn.Path) {
+	if h.all.ledger == nil {
+		return
+	}
+	r := &h.rings
+	if len(r.placed) == 0 {
+		if l := h.laneOf(p).ledger; l != nil {
+			l.SetReceived(p.Received(), h.refusals(p))
+		}
+		return
+	}
+	r.hosts = r.hosts[:0]
+	for _, s := range r.placed {
+		r.hosts = append(r.hosts, s.h)
+	}
+	h.all.ledger.PublishAll(r.number, h.ledgerLane(p), p.Received(), h.refusals(p), r.hosts)
+}
+
+// publishRings makes the news of a step visible and adds the doorbells to ring
+// once the lock is let go.
+func (h *host) publishRings(bells []int) []int {
+	r := &h.rings
+	for _, s := range r.placed {
+		s.placed = false
+		s.press()
+		s.touch()
+	}
+	for _, s := range r.dirty {
+		s.dirty = false
+		if s.h.Publish() {
+			bells = append(bells, s.alarm)
+		}
+	}
+	clear(r.placed)
+	clear(r.dirty)
+	r.placed, r.dirty = r.placed[:0], r.dirty[:0]
+	return bells
+}
+
+// nextWorker deals sockets with rings out to the reactors.
+func (a *hosts) nextWorker() *worker {
+	return a.workers[int(a.dealt.Add(1)-1)%len(a.workers)]
+}
