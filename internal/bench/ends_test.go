@@ -55,7 +55,7 @@ func rdsdPeers(peers int, front string) func(time.Duration) (sample, error) {
 // sockets takes of a core while nothing happens.
 func rdsdIdle(peers, sockets int, front string) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
-		w := newWorld(d)
+		w := newWorld(13 * d)
 		defer w.close()
 		a, ends, err := w.peers(peers, front)
 		if err != nil {
@@ -81,7 +81,7 @@ func rdsdIdle(peers, sockets int, front string) func(time.Duration) (sample, err
 		time.Sleep(d) // acknowledgements, and loops that look for a while
 		rdsd := w.procs[0]
 		c0, begun := rdsd.cpu(), time.Now()
-		time.Sleep(2 * d)
+		time.Sleep(12 * d) // heartbeats are 10 s apart
 		return sample{rate: 1, busy: float64(rdsd.cpu()-c0) / float64(time.Since(begun))}, w.dead()
 	}
 }

@@ -317,14 +317,17 @@ func relayWay(bytes int) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		w := newWorld(d)
 		defer w.close()
-		batch := max(1, min(256, (64<<10)/recBytes(bytes)))
-		a := args{Bytes: bytes, Batch: batch, Spin: spinFor}
-		sink, err := w.relay(a, roleSource, roleSink)
+		sink, err := w.relay(wayArgs(bytes), roleSource, roleSink)
 		if err != nil {
 			return sample{}, err
 		}
 		return w.window(sink, wordCount, d)
 	}
+}
+
+// wayArgs: records are published in batches of at most 256, and 64 KiB.
+func wayArgs(bytes int) args {
+	return args{Bytes: bytes, Batch: max(1, min(256, (64<<10)/recBytes(bytes))), Spin: spinFor}
 }
 
 // relayTrip measures round trips through the relay.
@@ -349,25 +352,42 @@ func (w *world) relay(a args, first, second string) (*proc, error) {
 	}
 	var last *proc
 	for i, app := range []string{first, second} {
-		tx, err1 := memFile("tx", ringBytes(ringSize(a.Bytes)))
-		rx, err2 := memFile("rx", ringBytes(ringSize(a.Bytes)))
-		efd, err3 := unix.Eventfd(0, unix.EFD_CLOEXEC)
-		if err := errors.Join(err1, err2, err3); err != nil {
+		f, err := w.newApp(a)
+		if err != nil {
 			return nil, err
 		}
-		bell := os.NewFile(uintptr(efd), "bell")
-		sock := []*os.File{c0, c1}[i]
-		for _, f := range []*os.File{tx, rx, bell, sock} {
-			w.own(f)
-		}
-		if _, err := w.role(roleRelay, a, tx, rx, sock, bell); err != nil {
+		if _, err := w.role(roleRelay, a, f.tx, f.rx, w.own([]*os.File{c0, c1}[i]), f.bell); err != nil {
 			return nil, err
 		}
-		if last, err = w.role(app, a, tx, rx, bell); err != nil {
+		if last, err = w.role(app, a, f.tx, f.rx, f.bell); err != nil {
 			return nil, err
 		}
 	}
 	return last, nil
+}
+
+// appFiles is what an application and its daemon share.
+type appFiles struct {
+	tx, rx *os.File // rings from the application and to it
+	bell   *os.File // eventfd of the daemon
+}
+
+func (w *world) newApp(a args) (f appFiles, err error) {
+	size := ringBytes(ringSize(a.Bytes))
+	if f.tx, err = memFile("tx", size); err != nil {
+		return f, err
+	}
+	w.own(f.tx)
+	if f.rx, err = memFile("rx", size); err != nil {
+		return f, err
+	}
+	w.own(f.rx)
+	efd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		return f, os.NewSyscallError("eventfd", err)
+	}
+	f.bell = w.own(os.NewFile(uintptr(efd), "bell"))
+	return f, nil
 }
 
 // pairTrip measures round trips between two processes over two rings.
@@ -375,20 +395,15 @@ func pairTrip(bytes int) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		w := newWorld(d)
 		defer w.close()
-		there, err1 := memFile("there", ringBytes(ringSize(bytes)))
-		back, err2 := memFile("back", ringBytes(ringSize(bytes)))
-		efd, err3 := unix.Eventfd(0, unix.EFD_CLOEXEC)
-		if err := errors.Join(err1, err2, err3); err != nil {
-			return sample{}, err
-		}
-		bell := w.own(os.NewFile(uintptr(efd), "bell")) // of nobody
-		w.own(there)
-		w.own(back)
 		a := args{Bytes: bytes, Spin: spinFor}
-		if _, err := w.role(roleEcho, a, back, there, bell); err != nil {
+		f, err := w.newApp(a)
+		if err != nil {
 			return sample{}, err
 		}
-		ping, err := w.role(rolePing, a, there, back, bell)
+		if _, err := w.role(roleEcho, a, f.rx, f.tx, f.bell); err != nil {
+			return sample{}, err
+		}
+		ping, err := w.role(rolePing, a, f.tx, f.rx, f.bell)
 		if err != nil {
 			return sample{}, err
 		}

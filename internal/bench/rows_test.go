@@ -17,6 +17,8 @@ var programs = map[string]func(time.Duration) (sample, error){
 	"relay, 64 KiB":                      relayWay(64 << 10),
 	"relay, 1 MiB":                       relayWay(1 << 20),
 	"two processes, one ring each way":   pairTrip(64),
+	"bare local relay, round trip":       localTrip(64),
+	"bare local relay, 64 B":             localWay(64),
 	"bare gRPC hop, 64 × 64 B":           grpcWay(64, 64),
 
 	// rdsd. Two nodes, or one that both applications use.
@@ -46,7 +48,7 @@ var programs = map[string]func(time.Duration) (sample, error){
 var nodePrograms = map[string]bool{"rdsd, core to core, 64 B": true, "rdsd, core to core, 64 KiB": true, "rdsd, idle peers": true}
 
 // once are the programs that take long and vary little.
-var once = map[string]bool{"rdsd, idle peers": true}
+var once = map[string]bool{"rdsd, idle peers": true, "rdsd, 1,000 idle peers and sockets": true}
 
 const (
 	rings = "auto" // until the daemon has rings everywhere
@@ -107,6 +109,9 @@ var allRows = []row{
 	{name: "local-trip", what: "one node, ring to daemon to ring, round trip 64 B, p50", ours: "rdsd, one node, round trip", metric: p50,
 		base: "two processes, one ring each way", most: true, bar: 2.2},
 	{name: "local-way", what: "one node, one way 64 B", ours: "rdsd, one node, 64 B", metric: mega, bar: 15},
+	{name: "local-trip-relay", what: "the round trip against a bare relay of three processes", ours: "rdsd, one node, round trip", metric: p50,
+		base: "bare local relay, round trip", most: true},
+	{name: "local-way-relay", what: "one way against it", ours: "rdsd, one node, 64 B", metric: mega, base: "bare local relay, 64 B"},
 	{name: "cpu-64", what: "CPU seconds a million 64 B datagrams, all four processes", ours: way64, metric: cpu, most: true, bar: 0.15},
 	{name: "cpu-64-relay", what: "the same against the relay", ours: way64, metric: cpu, base: "relay, 64 B", most: true},
 	{name: "allocs-64", what: "allocations in both daemons, 64 B", ours: way64, metric: objs, most: true, bar: none},
