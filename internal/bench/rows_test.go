@@ -51,7 +51,7 @@ var nodePrograms = map[string]bool{"rdsd, core to core, 64 B": true, "rdsd, core
 var once = map[string]bool{"rdsd, idle peers": true, "rdsd, 1,000 idle peers and sockets": true}
 
 const (
-	rings = "auto" // until the daemon has rings everywhere
+	rings = "rings"
 	nodeA = "127.0.0.81"
 	nodeB = "127.0.0.82"
 )
