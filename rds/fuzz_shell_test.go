@@ -2,6 +2,7 @@ package rds
 
 import (
 	"errors"
+	"net/netip"
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/transport"
@@ -199,6 +200,10 @@ func (m *machine) wrote(p *conn.Path) {
 }
 
 func (m *machine) read(s *Socket, n int) {
+	if b, _ := s.opt.Sink.(*fuzzSink); b != nil {
+		b.read(n)
+		return
+	}
 	for range n {
 		d, ok := s.Recv()
 		if !ok {
@@ -207,4 +212,72 @@ func (m *machine) read(s *Socket, n int) {
 		d.Release()
 	}
 	s.ReadAll(m.now)
+}
+
+// fuzzSink is a client's memory: room for 40,000 bytes, or one message.
+type fuzzSink struct {
+	m       *machine
+	s       *Socket
+	got     []boxed
+	used, n int
+	left    int // datagrams without an outcome
+	drained int
+}
+
+func (b *fuzzSink) Place(src netip.AddrPort, f *transport.Frame, t Train, p *conn.Path, seq uint64) (int, bool) {
+	cost := len(t.Body) + 1
+	if b.used > 0 && b.used+cost > 40000 {
+		return 0, false
+	}
+	b.got = append(b.got, boxed{train: t, cost: cost})
+	b.used += cost
+	b.n += t.Count
+	return cost, true
+}
+
+func (b *fuzzSink) Done(_ uint32, _ uint64, count int, _ conn.Outcome, _ conn.Why) {
+	if b.left -= count; b.left < 0 || b.drained > 0 {
+		b.m.t.Errorf("%v: an outcome too many", b.s.Addr())
+	}
+}
+
+func (b *fuzzSink) Drained()                                               { b.drained++ }
+func (b *fuzzSink) Changed(*Dest, bool)                                    {}
+func (b *fuzzSink) Each(f func(src netip.AddrPort, bytes int) (more bool)) {}
+
+// read gives back the first n messages, as much of it as the socket counts.
+func (b *fuzzSink) read(n int) {
+	for _, g := range b.got[:min(n, len(b.got))] {
+		b.used -= g.cost
+		b.n -= g.train.Count
+		b.s.Freed(g.train.PayloadBytes(), g.cost, g.train.Count)
+	}
+	b.got = b.got[min(n, len(b.got)):]
+	b.s.ReadAll(b.m.now)
+}
+
+// post offers a train through a destination that is opened for it alone.
+func (b *fuzzSink) post(dst netip.AddrPort, n, count int, table, want bool) {
+	d, err := b.s.Open(dst, nil)
+	if err != nil {
+		b.m.note("%v opens %v: %v", b.s.Addr(), dst, err)
+		return
+	}
+	if count > 1 {
+		n = min(n, MaxTrainBytes)
+	}
+	if !table {
+		n -= n % count
+	}
+	cell := new(uint64)
+	b.left += count
+	err = b.s.Post(b.m.now, d, Train{fuzzPayload[:n], count, table}, 0, b.m.tag, want, cell)
+	if err != nil {
+		b.left -= count
+	}
+	b.m.tag += uint64(count)
+	b.m.note("%v posts %d datagrams in %d bytes to %v, table %v: %v", b.s.Addr(), count, n, dst, table, err)
+	if want {
+		d.Close()
+	}
 }

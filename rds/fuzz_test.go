@@ -102,7 +102,14 @@ var fuzzPeers = []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAdd
 
 var fuzzSizes = []int{0, 1, 64, 3000, 20000, 70000, 300000, wire.MaxDatagram}
 
-var fuzzPayload = make([]byte, wire.MaxDatagram)
+// fuzzPayload is lengths below 256 when it is read as a table.
+var fuzzPayload = func() []byte {
+	p := make([]byte, wire.MaxDatagram+1)
+	for i := 3; i < len(p); i += 4 {
+		p[i] = byte(i >> 2)
+	}
+	return p
+}()
 
 func runProgram(t *testing.T, in []byte) {
 	m := &machine{t: t, in: in, now: time.Second, fills: map[*conn.Path]*transport.Batch{}, seqs: map[*conn.Path]uint64{}, held: buf.InUse()}
@@ -165,20 +172,42 @@ func (m *machine) instruction() {
 	switch op := m.u8() % 26; op {
 	case 0:
 		port := m.port()
-		s, err := m.e.Bind(port, SocketOptions{SndBufBytes: int(m.u8()) << 10, RcvBufBytes: int(m.u8()) << 8})
+		o := SocketOptions{SndBufBytes: int(m.u8()) << 10, RcvBufBytes: int(m.u8()) << 8}
+		var b *fuzzSink
+		if port%4 == 3 {
+			b = &fuzzSink{m: m}
+			o.Sink = b
+		}
+		s, err := m.e.Bind(port, o)
 		m.note("bind %d: %v", port, err)
 		if err == nil {
 			m.socks = append(m.socks, s)
+			if b != nil {
+				b.s = s
+			}
 			s.SetMonitor(Monitor{Mask: uint64(m.u8()), Clear: port%2 == 0, Set: port%3 == 0})
 		}
 	case 1, 2, 3:
 		if s, ok := pick(m, m.socks); ok {
-			dst, n, want := m.dst(), fuzzSizes[m.u8()%8], m.u8()%2 == 0
+			dst, n, how := m.dst(), fuzzSizes[m.u8()%8], m.u8()
+			want, count := how%2 == 0, 1+int(how>>3)
 			m.tag++
-			if op == 3 {
+			switch b, _ := s.opt.Sink.(*fuzzSink); {
+			case b != nil:
+				b.post(dst, n, count, how&2 != 0, want)
+			case op == 2 && how&6 == 6:
+				lengths := make([]uint32, count)
+				for i := range lengths {
+					lengths[i] = uint32(n / count)
+				}
+				lengths[count-1] += uint32(how & 1)
+				k := s.SendRun(m.now, dst, fuzzPayload[:n/count*count+int(how&1)], lengths, m.tag, want)
+				m.note("%v sends %d datagrams of %d bytes to %v: %d accepted", s.Addr(), count, n/count, dst, k)
+				m.tag += uint64(count)
+			case op == 3:
 				queued, err := s.SendWait(m.now, dst, fuzzPayload[:n], m.tag, want, m.now+time.Duration(m.u8())*time.Millisecond, m)
 				m.note("%v waits to send %d to %v: %v %v", s.Addr(), n, dst, queued, err)
-			} else {
+			default:
 				m.note("%v sends %d to %v: %v", s.Addr(), n, dst, s.Send(m.now, dst, fuzzPayload[:n], m.tag, want))
 			}
 		}
@@ -261,8 +290,9 @@ func (m *machine) instruction() {
 		}
 	case 17: // a rdsd shakes hands, both ways
 		if l, ok := pick(m, m.links); ok {
-			inc, ack := uint64(1+m.u8()%2), m.ack(l)
-			x := wire.Handshake{NPaths: 1, Hello: wire.Hello{Version: 1, Lanes: uint8(m.cfg.Conn.Lanes), CreditLog2: 7 + m.u8()%5, Incarnation: inc}}
+			who := m.u8()
+			inc, caps, ack := uint64(1+who%2), who>>6, m.ack(l)
+			x := wire.Handshake{NPaths: 1, Hello: wire.Hello{Version: 1, Lanes: uint8(m.cfg.Conn.Lanes), CreditLog2: 7 + m.u8()%5, Caps: caps, Incarnation: inc}}
 			m.frame(l, wire.Header{SPort: 1, Ext: x.Encode()}, nil)
 			m.frame(l, wire.Header{DPort: 1, Ack: ack, Ext: x.Encode()}, nil)
 		}
@@ -290,8 +320,16 @@ func (m *machine) anyFrame(l *fuzzLink) {
 	switch m.u8() % 10 {
 	case 0, 1, 2, 3:
 		h.Seq, p = m.seq(l), fuzzPayload[:fuzzSizes[m.u8()%8]]
-		h.Flags = m.u8() & (wire.FlagAckRequired | wire.FlagRetransmitted | wire.FlagResume)
+		how := m.u8()
+		h.Flags = how & (wire.FlagAckRequired | wire.FlagRetransmitted | wire.FlagResume)
 		h.Credit = m.u8()
+		if how&0x08 != 0 { // as a train, mostly of a form that fits
+			t := wire.Train{Count: 1 + uint16(h.Credit)%64, Table: how&0x10 != 0}
+			if p = p[:min(len(p), wire.MaxTrainBytes)]; !t.Table && how&0x20 == 0 {
+				p = p[:len(p)/int(t.Count)*int(t.Count)]
+			}
+			h.Ext = t.Ext()
+		}
 	case 4:
 		h.SPort, h.DPort = 0, 0
 		h.Flags, h.Credit = m.u8()&wire.FlagAckRequired, m.u8()
@@ -381,10 +419,14 @@ func (m *machine) check() {
 		if st.Accepted != st.Delivered+st.Cancelled+st.Failed+st.Unknown+uint64(i.Undecided) {
 			m.t.Errorf("%v: %+v with %d undecided (D3)", s.Addr(), st, i.Undecided)
 		}
-		if i.SendQueued < 0 || i.SendQueued > s.Options().SndBufBytes+wire.MaxDatagram || i.Undecided > m.cfg.MaxUndecided {
+		if i.SendQueued < 0 || i.SendQueued > s.Options().SndBufBytes+wire.MaxDatagram || i.Undecided > m.cfg.MaxUndecided+32 {
 			m.t.Errorf("%v: %d bytes and %d datagrams in the send buffer", s.Addr(), i.SendQueued, i.Undecided)
 		}
-		if i.RecvMem < 0 || i.RecvMem > i.Hard || i.RecvQueued < 0 || i.RecvN < 0 {
+		if b, _ := s.opt.Sink.(*fuzzSink); b != nil {
+			if i.RecvMem != b.used || i.RecvN != b.n || b.left != i.Undecided || i.Held > i.Undecided {
+				m.t.Errorf("%v: %+v; its client holds %d datagrams and %d bytes and waits for %d", s.Addr(), i, b.n, b.used, b.left)
+			}
+		} else if i.RecvMem < 0 || i.RecvMem > i.Hard || i.RecvQueued < 0 || i.RecvN < 0 {
 			m.t.Errorf("%v: %d bytes received, hard limit %d", s.Addr(), i.RecvMem, i.Hard)
 		}
 		if i.RecvQueued > s.Options().RcvBufBytes && !i.Congested {
@@ -425,6 +467,9 @@ func (m *machine) end() {
 		}
 		m.read(s, 1<<20)
 		s.Close(m.now)
+		if b, _ := s.opt.Sink.(*fuzzSink); b != nil && b.drained != 1 {
+			m.t.Errorf("%v: drained %d times", s.Addr(), b.drained)
+		}
 	}
 	for len(m.links) > 0 {
 		m.unlink(m.links[0])
