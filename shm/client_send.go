@@ -25,6 +25,7 @@ type Sender struct {
 	slots []slotAccount // by cookie
 	free  []uint32      // cookies
 	out   int           // slots grabbed, without last event
+	count int           // datagrams in them
 
 	last  openDesc
 	block int // bytes of the next block that single datagrams may gather in
@@ -41,6 +42,7 @@ type slotAccount struct {
 	flow   *Flow
 	off    uint64
 	bytes  int // payload bytes that count against SndBuf
+	count  int // datagrams
 	each   int // bytes of each datagram, -1: different ones
 	posted bool
 }
@@ -65,6 +67,9 @@ func NewSender(r *Region, daemonBell int) *Sender {
 // Room is how many payload bytes may still be sent. The last datagram may pass
 // it: while it is above 0 one more may go.
 func (s *Sender) Room() int { return s.sndBuf - s.spent }
+
+// Most is how many datagrams may be in the next descriptor.
+func (s *Sender) Most() int { return min(MaxTrain, MaxOutstandingDatagrams-s.count) }
 
 // Out is how many slots are grabbed or on their way.
 func (s *Sender) Out() int { return s.out }
@@ -98,6 +103,7 @@ func (s *Sender) put(w Word, d *SendDesc) {
 var (
 	ErrRing  = rdserr.With(rdserr.ErrWouldBlock, "the send ring is full")
 	ErrArena = rdserr.With(rdserr.ErrWouldBlock, "the send arena has no room")
+	ErrMany  = rdserr.With(rdserr.ErrWouldBlock, "too many datagrams under way")
 	ErrFlows = rdserr.With(rdserr.ErrWouldBlock, "too many destinations with datagrams under way")
 )
 
@@ -107,10 +113,14 @@ type Slot struct {
 	cookie uint32
 }
 
-// Grab takes a slot for a body of n bytes, or says ErrRing or ErrArena. The
-// send buffer is for the caller to look at, with Room.
+// Grab takes a slot for a body of n bytes, or says ErrRing, ErrArena or ErrMany. The
+// send buffer and the number of datagrams are for the caller to look at, with
+// Room and Most.
 func (s *Sender) Grab(f *Flow, n int) (Slot, error) {
-	if !s.ringRoom() {
+	switch {
+	case s.out >= MaxOutstanding || s.count >= MaxOutstandingDatagrams:
+		return Slot{}, ErrMany
+	case !s.ringRoom():
 		return Slot{}, ErrRing
 	}
 	off, ok := s.arena.Alloc(n)
@@ -155,7 +165,8 @@ func (s *Sender) Drop(sl *Slot) {
 func (s *Sender) Post(sl *Slot, kind, bytes, count, payload int, tag uint64, want bool) {
 	a := &s.slots[sl.cookie]
 	s.spent += payload - a.bytes
-	a.bytes, a.each, a.posted = payload, -1, true
+	s.count += count
+	a.bytes, a.count, a.each, a.posted = payload, count, -1, true
 	w := MakeWord(kind, bytes, count)
 	d := SendDesc{Tag: tag, Slot: a.off, Flow: a.flow.index, Gen: a.flow.gen, Cookie: sl.cookie}
 	if want {
@@ -181,7 +192,7 @@ func (s *Sender) Post(sl *Slot, kind, bytes, count, payload int, tag uint64, wan
 // the daemon has not claimed it yet.
 func (s *Sender) Append(f *Flow, p []byte, tag uint64) bool {
 	o := &s.last
-	if o.word == nil || o.flow != f || o.each != len(p) || o.tag+1 != tag || o.is.Count() >= MaxTrain {
+	if o.word == nil || o.flow != f || o.each != len(p) || o.tag+1 != tag || o.is.Count() >= MaxTrain || s.count >= MaxOutstandingDatagrams {
 		return false
 	}
 	if len(p) > len(o.at) {
@@ -203,6 +214,8 @@ func (s *Sender) Append(f *Flow, p []byte, tag uint64) bool {
 	o.is, o.at = w, o.at[len(p):]
 	a := &s.slots[o.cookie]
 	a.bytes += len(p)
+	a.count++
+	s.count++
 	s.spent += len(p)
 	o.tag = tag
 	return true
@@ -239,8 +252,14 @@ func (s *Sender) NextEvent(v *Event) (ok bool, err error) {
 	}
 	if v.Flags&EventLast != 0 {
 		s.settle(v.Cookie)
-	} else if a := &s.slots[v.Cookie]; a.each > 0 {
-		n := min(int(v.Count)*a.each, a.bytes)
+		return true, nil
+	}
+	a := &s.slots[v.Cookie]
+	n := min(int(v.Count), a.count)
+	a.count -= n
+	s.count -= n
+	if a.each > 0 {
+		n = min(n*a.each, a.bytes)
 		a.bytes -= n
 		s.spent -= n
 	}
@@ -255,6 +274,7 @@ func (s *Sender) settle(cookie uint32) {
 	}
 	s.arena.Free(a.off)
 	s.spent -= a.bytes
+	s.count -= a.count
 	s.out--
 	f := a.flow
 	*a = slotAccount{}

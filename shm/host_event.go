@@ -19,7 +19,7 @@ type eventSide struct {
 }
 
 // overflow holds events that found no room, in order. Outcomes in it are
-// bounded by what is outstanding, as nothing is taken while it holds any.
+// bounded by what is outstanding, as nothing is taken while it holds MaxOutstanding.
 type overflow struct {
 	q     []queued
 	first int

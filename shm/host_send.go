@@ -79,10 +79,11 @@ func (h *Host) HasPosts() bool {
 }
 
 // mayTake: at most MaxOutstanding descriptors and MaxOutstandingDatagrams are
-// under way, and no event waits for room.
+// under way, and not more events than that wait for room. A client that counts
+// what it has under way is never kept waiting by it, though it reads no events.
 func (h *Host) mayTake() bool {
 	t := &h.sends
-	if h.overflow.n() > 0 || t.datagrams >= MaxOutstandingDatagrams {
+	if h.overflow.n() >= MaxOutstanding || t.datagrams >= MaxOutstandingDatagrams {
 		return false
 	}
 	return t.freed != none || len(t.info) < int(h.entries) || h.retry

@@ -170,7 +170,7 @@ func TestHostSends(t *testing.T) {
 	}
 }
 
-// TestHostEventsFull: events wait without loss and in order, nothing is taken
+// TestHostEventsFull: events wait without loss and in order, posts are taken
 // meanwhile, and a sleeping daemon is told when there is room.
 func TestHostEventsFull(t *testing.T) {
 	h, m := newPair(t, smallSpec(), nil)
@@ -189,13 +189,11 @@ func TestHostEventsFull(t *testing.T) {
 		h.Changed(testDst, i%2 == 0)
 	}
 	h.Publish()
-	if h.HasPosts() {
-		t.Error("a post would be taken while events wait")
+	p := next(t, h)
+	if p.Cookie != 9 {
+		t.Errorf("%+v", p)
 	}
-	var p Post
-	if ok, err := h.Next(&p); ok || err != nil {
-		t.Error(ok, err)
-	}
+	h.Taken(p, testDst, true)
 	if !h.Sleep() || m.r.DaemonSleeps().Load()&DaemonWaitsRoom == 0 {
 		t.Error("the daemon does not wait for room")
 	}
@@ -231,11 +229,37 @@ func TestHostEventsFull(t *testing.T) {
 	if len(all) > 9+2+2+2 {
 		t.Errorf("%d events: changes were not put together", len(all))
 	}
+}
+
+// TestHostEventsUnread: a client that reads no events is served up to the bound
+// it is to keep to, and again when it has read some.
+func TestHostEventsUnread(t *testing.T) {
+	h, m := newPair(t, smallSpec(), nil)
+	took := 0
+	take := func() {
+		m.send(0, uint32(took), "x")
+		p := next(t, h)
+		id, _ := h.Taken(p, testDst, true)
+		h.Outcome(id, uint64(took)*10, 1, Delivered, 0, true)
+		h.Publish()
+		took++
+	}
+	room := h.eventRoom()
+	for took < MaxOutstanding+room {
+		take()
+	}
+	m.send(0, uint32(took), "x")
+	var p Post
+	if ok, err := h.Next(&p); h.HasPosts() || ok || err != nil {
+		t.Errorf("%d events wait and more is taken: %v", h.overflow.n(), err)
+	}
+	if !h.Sleep() || m.r.DaemonSleeps().Load()&DaemonWaitsRoom == 0 {
+		t.Error("the daemon does not wait for room")
+	}
+	m.events()
+	h.Publish()
 	if !h.HasPosts() || h.Sleep() {
 		t.Error("the post that waited is not seen")
-	}
-	if p := next(t, h); p.Cookie != 9 {
-		t.Errorf("%+v", p)
 	}
 }
 

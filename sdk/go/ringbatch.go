@@ -174,7 +174,7 @@ func (r *rings) postRunLocked(ds []Datagram, tag uint64) (int, error) {
 	case f.Held == heldMark(r.pass, false):
 		return 0, rdserr.ErrCongested
 	}
-	n, same, sum := measureTrain(ds, l.send.Room())
+	n, same, sum := measureTrain(ds[:min(len(ds), max(1, l.send.Most()))], l.send.Room())
 	for {
 		kind, body := shm.KindEach, sum
 		if same < n {
@@ -206,8 +206,7 @@ func (r *rings) postRunLocked(ds []Datagram, tag uint64) (int, error) {
 func measureTrain(ds []Datagram, room int) (n, same, sum int) {
 	addr, each := ds[0].Addr, len(ds[0].Payload)
 	n, same, sum = 1, 1, each
-	most := min(len(ds), shm.MaxTrain)
-	for n < most && sum < room {
+	for n < len(ds) && sum < room {
 		d := &ds[n]
 		size := len(d.Payload)
 		if d.Addr != addr {

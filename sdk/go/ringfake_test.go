@@ -314,10 +314,11 @@ func (s *ringSock) pokeLocked() {
 
 // stepLocked does what there is to do.
 func (s *ringSock) stepLocked() (worked bool) {
-	if bytes, _, _, err := s.h.Releases(); err != nil {
+	room := s.h.HasRoom()
+	if _, _, _, err := s.h.Releases(); err != nil {
 		s.hostileLocked(err)
 		return true
-	} else if bytes > 0 || s.h.HasReleases() {
+	} else if room {
 		worked = true
 		for _, o := range s.d.socks { // somebody may wait for the room
 			if o.pulled != nil {
@@ -431,6 +432,7 @@ func (s *ringSock) takeLocked(p *shm.Post) bool {
 	}
 	if _, ok := to.h.PlaceCopy(s.local, p.Body, p.Count, p.Table, shm.NoLane, 0); !ok {
 		to.publishLocked()
+		to.pokeLocked() // something may have been released meanwhile
 		return false
 	}
 	to.publishLocked()

@@ -44,8 +44,8 @@ const maxSpare = 256 // of each
 func (r *rings) receive(ctx context.Context, into []Datagram, lend bool) (int, Lease, error) {
 	r.rxMu.Lock()
 	n, h, err := r.takeLocked(into)
-	if n == 0 && err == nil {
-		n, h, err = r.awaitTrainsLocked(ctx, into)
+	if n == 0 && (err == nil || err == shm.ErrBorrowed && !lend) {
+		n, h, err = r.awaitTrainsLocked(ctx, into, lend)
 	}
 	if n == 0 {
 		r.rxMu.Unlock()
@@ -78,14 +78,15 @@ func copyOut(ds []Datagram) {
 
 // awaitTrainsLocked waits for the first datagrams. The lock is let go of while
 // waiting.
-func (r *rings) awaitTrainsLocked(ctx context.Context, into []Datagram) (n int, h *held, err error) {
+func (r *rings) awaitTrainsLocked(ctx context.Context, into []Datagram, lend bool) (n int, h *held, err error) {
 	var w *waiter
 	for {
 		w = r.rxWaiterLocked(w)
 		r.rxMu.Unlock()
 		werr := w.wait(ctx)
 		r.rxMu.Lock()
-		if n, h, err = r.takeLocked(into); n > 0 || err != nil {
+		n, h, err = r.takeLocked(into)
+		if n > 0 || err != nil && (lend || err != shm.ErrBorrowed) {
 			break
 		}
 		if werr != nil {
