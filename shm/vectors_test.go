@@ -54,12 +54,6 @@ func dump(w *strings.Builder, b []byte) {
 
 func entryBytesOf(e *entry) []byte { return bytes.Clone((*[entryBytes]byte)(unsafe.Pointer(e))[:]) }
 
-func entryOf(b []byte) *entry {
-	e := new(entry)
-	copy((*[entryBytes]byte)(unsafe.Pointer(e))[:], b)
-	return e
-}
-
 // golden is every vector. Each decoder must read its own encoder's bytes.
 func golden(t *testing.T) (all []vector) {
 	f := fmt.Sprint
