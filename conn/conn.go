@@ -252,13 +252,17 @@ func (c *Conn) Queued() (q Queued) {
 	return q
 }
 
-// EachQueued calls f for every message that waits (sent false) or is
-// unacknowledged (sent true), with its lane, until f returns false.
-func (c *Conn) EachQueued(f func(m *Msg, lane int, sent bool) bool) {
+// EachQueued calls f for every datagram that waits (sent false) or is
+// unacknowledged (sent true), with the message it travels in, its size and its
+// lane, until f returns false.
+func (c *Conn) EachQueued(f func(m *Msg, bytes, lane int, sent bool) bool) {
 	more := true
 	walk := func(l *list, lane int, sent bool) {
 		for m := l.head; m != nil && more; m = m.next {
-			more = f(m, lane, sent)
+			for cut := wire.Cut(m.Payload, m.Datagrams(), m.Table); more && cut.Left() > 0; {
+				p, _ := cut.Next()
+				more = f(m, len(p), lane, sent)
+			}
 		}
 	}
 	walk(&c.pending, 0, false)

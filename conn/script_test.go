@@ -36,6 +36,7 @@ var update = flag.Bool("update", false, "write the expected lines of testdata/*.
 //	grant on|off                       the memory budget allows credits or not
 //	kernels yes|no                     whether the peer may be a kernel
 //	cancel PORT                        cancel what our sockets sent to PORT
+//	queued                             datagrams on their way, up to one of 7 bytes
 //	show                               counts, kind, lanes
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
@@ -250,6 +251,11 @@ func (w *world) step(words []string) {
 	case "cancel":
 		n, begun := w.c.Cancel(w.now, w, uint16(num(1)), WhyApp)
 		w.note("%d cancelled, %d had begun", n, begun)
+	case "queued":
+		w.c.EachQueued(func(m *Msg, bytes, lane int, sent bool) bool {
+			w.note("lane %d sent %v: %d>%d of %d, %d bytes", lane, sent, m.SPort, m.DPort, m.Datagrams(), bytes)
+			return bytes != 7
+		})
 	case "show":
 		w.show()
 	default:

@@ -168,12 +168,12 @@ func (a *adminServer) ListQueue(_ context.Context, r *rdsdv1.ListQueueRequest) (
 	for _, h := range a.node.hosts.list {
 		h.lock()
 		for _, pe := range h.e.Peers() {
-			pe.Conn().EachQueued(func(m *conn.Msg, lane int, sent bool) bool {
+			pe.Conn().EachQueued(func(m *conn.Msg, bytes, lane int, sent bool) bool {
 				k := rdsdv1.QueueKind_QUEUE_KIND_SEND
 				if sent {
 					k = rdsdv1.QueueKind_QUEUE_KIND_RETRANS
 				}
-				return q.add(k, netip.AddrPortFrom(h.addr, m.SPort), netip.AddrPortFrom(pe.Addr(), m.DPort), m.Seq(), len(m.Payload), lane)
+				return q.add(k, netip.AddrPortFrom(h.addr, m.SPort), netip.AddrPortFrom(pe.Addr(), m.DPort), m.Seq(), bytes, lane)
 			})
 		}
 		for _, s := range h.e.Sockets() {
