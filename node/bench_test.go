@@ -166,7 +166,7 @@ func benchNode(t testing.TB, port uint16, addrs ...string) *hosts {
 	}
 	c.RDS.Port = port
 	c.Limits.MaxPeers, c.Limits.MaxHandshakes = 65536, 65536
-	c.HTTP.Listen = ""
+	c.HTTP.Listen, c.API.Ledger = "", "none"
 	n, err := newNode(c, nil)
 	if err != nil {
 		t.Fatal(err)

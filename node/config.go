@@ -75,6 +75,7 @@ type APIConfig struct {
 	SocketGroup   string   `toml:"socket_group" flag:"socket-group" usage:"group of the Unix socket; empty: the daemon's own" want:"the name or number of a group of this machine"`
 	RemoteListen  string   `toml:"remote_listen" flag:"remote" usage:"TCP address for remote gRPC clients; empty: none" want:"\"address:port\" such as \"10.0.0.1:16387\", or \"\" for none"`
 	Insecure      bool     `toml:"insecure" flag:"insecure" usage:"allow the remote listener although it has neither encryption nor identity" want:"true or false"`
+	Ledger        string   `toml:"ledger" usage:"file, best on a tmpfs, for what must outlive the daemon; empty: the socket's path with .ledger added; none: no such file" want:"an absolute path such as \"/run/rdsd/rdsd.sock.ledger\", \"none\" or \"\""`
 	AdminUIDs     []uint32 `toml:"admin_uids" usage:"users, beside root and the daemon's own, who may change things through the Admin service" want:"a list of user numbers such as [1000, 1001]"`
 	CallsPerSec   float64  `toml:"calls_per_second" usage:"calls (streams opened count as one) a user may make per second" want:"a number above 0, at most 1000000"`
 	CallsBurst    int      `toml:"calls_burst" usage:"calls a user may make at once" want:"1 to 1000000"`

@@ -88,6 +88,7 @@ func (v *validator) api() {
 		v.check("api.socket_group", err == nil, "%v", err)
 		v.check("api.socket_group", !abstract, "an abstract socket has no group")
 	}
+	v.check("api.ledger", a.Ledger == "" || a.Ledger == "none" || filepath.IsAbs(a.Ledger), "%q is not an absolute path", a.Ledger)
 	if a.RemoteListen != "" {
 		v.check("api.remote_listen", isHostPort(a.RemoteListen), "%q is not an address and port", a.RemoteListen)
 		if !a.Insecure {

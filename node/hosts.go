@@ -97,6 +97,10 @@ func (a *hosts) start() error {
 		h.attach(a.workers[i%len(a.workers)])
 	}
 	a.states.start(a)
+	if err := a.openLedger(); err != nil {
+		a.close()
+		return err
+	}
 	for _, h := range a.list {
 		l, err := a.provider.Listen(netip.AddrPortFrom(h.addr, h.port), h.accept)
 		if err != nil {
@@ -143,6 +147,7 @@ func (a *hosts) close() {
 	g.Wait()
 	a.stopReactors()
 	a.states.stop()
+	a.closeLedger()
 }
 
 func (a *hosts) alive() {

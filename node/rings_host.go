@@ -1,7 +1,10 @@
 package node
 
 import (
+	"fmt"
+	"os"
 	"slices"
+	"strings"
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/shm"
@@ -97,6 +100,52 @@ func (h *host) publishRings(bells []int) []int {
 	clear(r.dirty)
 	r.placed, r.dirty = r.placed[:0], r.dirty[:0]
 	return bells
+}
+
+// ledgerPath is where the ledger is; "": nowhere.
+func (c *Config) ledgerPath() string {
+	switch {
+	case c.API.Ledger == "none", c.API.Ledger == "" && strings.HasPrefix(c.API.Socket, "@"):
+		return ""
+	case c.API.Ledger != "":
+		return c.API.Ledger
+	}
+	return c.API.Socket + ".ledger"
+}
+
+// openLedger makes the ledger of this life of the daemon. What a life that was
+// killed left there is said in the log and replaced: its clients bind anew.
+func (a *hosts) openLedger() error {
+	path := a.node.cfg.ledgerPath()
+	if path == "" {
+		return nil
+	}
+	l, err := shm.OpenLedger(path, shm.LedgerSpec{
+		Instance: a.node.instance,
+		Lanes:    a.node.cfg.Limits.MaxPeers * wire.MaxLanes,
+		Regions:  min(a.node.cfg.Limits.MaxSockets, 1<<16),
+		Commits:  len(a.list),
+	})
+	if err != nil {
+		return fmt.Errorf("api.ledger: %w", err)
+	}
+	for i, h := range a.list {
+		if err := l.Commit(i); err != nil {
+			l.Close()
+			return fmt.Errorf("api.ledger: %w", err)
+		}
+		h.rings.number = i
+	}
+	a.ledger = l
+	return nil
+}
+
+// closeLedger removes the ledger: after an orderly end there is nothing to find.
+func (a *hosts) closeLedger() {
+	if a.ledger != nil {
+		a.ledger.Close()
+		os.Remove(a.node.cfg.ledgerPath())
+	}
 }
 
 // nextWorker deals sockets with rings out to the reactors.
