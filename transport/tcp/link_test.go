@@ -30,7 +30,7 @@ func TestConformance(t *testing.T) {
 	for _, v := range []struct{ name, a, b string }{{"IPv4", "127.0.0.81", "127.0.0.82"}, {"IPv6", "::1", "::1"}} {
 		t.Run(v.name, func(t *testing.T) {
 			transporttest.Run(t, transporttest.Provider{Provider: newProvider(t), A: netip.MustParseAddr(v.a), B: netip.MustParseAddr(v.b),
-				Caps: transporttest.Caps{Acked: true, Lane: true}})
+				Caps: transporttest.Caps{Acked: true, Lane: true, Place: true}})
 		})
 	}
 }

@@ -2,5 +2,5 @@
 // conn may rely on, whatever moves the bytes.
 //
 // A provider's test calls Run with itself and what it cannot do; a test that
-// needs that is skipped with its name. Read suite.go.
+// needs that is skipped with its name. Read suite.go, kept.go.
 package transporttest

@@ -19,6 +19,7 @@ import (
 type Caps struct {
 	Acked bool // Link.Acked counts
 	Lane  bool // the peer sees the lane in the source port
+	Place bool // a Placer is asked for memory
 }
 
 // Provider under test, with two addresses of it that reach each other.
@@ -45,6 +46,9 @@ func Run(t *testing.T, p Provider) {
 		{"SourcePortNamesTheLane", testLane},
 		{"TooLongIsRefusedUnread", testTooLong},
 		{"DialFailsWithReason", testDialFails},
+		{"KeptBatchIsGivenBack", testKeptBatch},
+		{"PausedLinkEnds", testPausedEnds},
+		{"LargePayloadsArePlaced", testPlace},
 	} {
 		t.Run(c.name, func(t *testing.T) { c.f(t, p) })
 	}
@@ -146,8 +150,20 @@ func (e *end) wantClosed(t *testing.T) {
 	}
 }
 
-// connect makes a link; x dialled.
+// connect makes a link and starts it; x dialled.
 func connect(t *testing.T, p Provider, lane int, tune func(x, y *end)) (x, y *end) {
+	t.Helper()
+	x, y = dialed(t, p, lane)
+	if tune != nil {
+		tune(x, y)
+	}
+	x.link.Start(x)
+	y.link.Start(y)
+	return x, y
+}
+
+// dialed makes a link that is not started.
+func dialed(t *testing.T, p Provider, lane int) (x, y *end) {
 	t.Helper()
 	accepted := make(chan transport.Link, 1)
 	l, err := p.Listen(netip.AddrPortFrom(p.B, 0), func(k transport.Link) { accepted <- k })
@@ -156,9 +172,6 @@ func connect(t *testing.T, p Provider, lane int, tune func(x, y *end)) (x, y *en
 	}
 	defer l.Close()
 	x, y = newEnd(), newEnd()
-	if tune != nil {
-		tune(x, y)
-	}
 	if x.link, err = p.Dial(context.Background(), netip.AddrPortFrom(p.A, 0), l.Addr(), lane); err != nil {
 		t.Fatal(err)
 	}
@@ -167,8 +180,6 @@ func connect(t *testing.T, p Provider, lane int, tune func(x, y *end)) (x, y *en
 		x.link.Close(false)
 		y.link.Close(false)
 	})
-	x.link.Start(x)
-	y.link.Start(y)
 	return x, y
 }
 
