@@ -13,8 +13,8 @@ import (
 // needs nothing special; only the hot messages of a socket's stream are read
 // and written by hand:
 //
-//   - SendBatch stays in the buffer it arrived in: datagrams are slices of it,
-//     and the buffer goes back to its pool when the last of them is decided;
+//   - SendBatch stays in the buffer it arrived in until the engine has seen it,
+//     which copies what it accepts;
 //   - RecvBatch goes out as two buffers, the fields and the payload, so that a
 //     payload is copied once;
 //   - SendResult without errors is a handful of bytes.
@@ -78,7 +78,7 @@ func (in *inMsg) unmarshal(data mem.BufferSlice) error {
 	return nil
 }
 
-// release gives back what the message holds, unless takeBuffer took it.
+// release gives back what the message holds.
 func (in *inMsg) release() {
 	if in.buf != nil {
 		in.buf.Free()

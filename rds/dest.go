@@ -20,9 +20,11 @@ type Sink interface {
 	// Place puts what was received into the client's memory. f.Payload is
 	// t.Body, valid during the call; when f.Buf is not nil it lies there, alone,
 	// and a reference may be kept. cost is what it takes in the client's memory,
-	// in bytes, until Freed gives it back. ok is false when there is no room: an
-	// rdsd is refused the datagrams, the link of a kernel pauses, both until
-	// Freed has made room. A client that holds nothing has room for every datagram.
+	// in bytes, until Freed gives it back; beyond len(t.Body)+64 it may pass the
+	// memory budget. ok is false when there is no room: an rdsd is refused the
+	// datagrams, the link of a kernel pauses, both until Freed has made room (or,
+	// when room comes about otherwise, until ReadAll). A client that holds
+	// nothing has room for every datagram.
 	//
 	// It is the message with sequence seq of lane p; p is nil for what came from
 	// this very address.
@@ -186,7 +188,7 @@ func (s *Socket) InFlight() int { return s.undecided }
 func (s *Socket) placeInSink(pe *Peer, p *conn.Path, seq uint64, sport uint16, t Train, f *transport.Frame) conn.Verdict {
 	e := s.e
 	n := t.PayloadBytes()
-	if !s.affordable(n+itemOverhead, t.Count) {
+	if !s.affordable(len(t.Body)+itemOverhead, t.Count) {
 		return conn.NoRoom
 	}
 	cost, ok := s.opt.Sink.Place(netip.AddrPortFrom(pe.addr, sport), f, t, p, seq)

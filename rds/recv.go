@@ -17,6 +17,9 @@ import (
 // flood of empty datagrams is memory too.
 const itemOverhead = 64
 
+// partOverhead is what each datagram of a train costs beyond that.
+const partOverhead = 8
+
 // Datagram is one received datagram. Its payload is valid until Release.
 type Datagram struct {
 	Source  netip.AddrPort
@@ -69,7 +72,7 @@ func (s *Socket) place(pe *Peer, p *conn.Path, seq uint64, sport uint16, t wire.
 		return s.placeInSink(pe, p, seq, sport, Train{f.Payload, max(1, int(t.Count)), t.Table}, f)
 	}
 	n := len(f.Payload)
-	cost := n + itemOverhead
+	cost := n + itemOverhead + int(t.Count)*partOverhead
 	if s.mem+cost > s.hard() && !mutant.On(mutant.IgnoreHard) {
 		s.wasFull = true
 		s.mark(e.now)
