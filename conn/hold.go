@@ -201,12 +201,12 @@ func (p *Path) refuse(seq uint64, n int, why wire.Reason) {
 	p.ackPending = true
 }
 
-// Refusals copies the refusals the peer has not acknowledged yet to dst, as far
-// as they fit, and tells how many there are.
+// Refusals copies the refusals the peer has not acknowledged yet to dst and
+// tells how many; when dst is full there may be more.
 func (p *Path) Refusals(dst []wire.Refusal) (n int) {
 	left := p.refusals
 	for _, l := range []*list{&p.unacked, &p.inwrite, &p.retrans, &p.control} {
-		for m := l.head; m != nil && left > len(p.refused); m = m.next {
+		for m := l.head; m != nil && n < len(dst) && left > len(p.refused); m = m.next {
 			if m.Kind == MsgRefuse {
 				_ = wire.ParseRefusals(m.Payload, func(r wire.Refusal) error {
 					if left--; n < len(dst) {
@@ -218,8 +218,7 @@ func (p *Path) Refusals(dst []wire.Refusal) (n int) {
 			}
 		}
 	}
-	copy(dst[n:], p.refused)
-	return p.refusals
+	return n + copy(dst[n:], p.refused)
 }
 
 // sendRefusals turns what was refused into messages. They are sequenced like data.

@@ -181,7 +181,7 @@ func (w *world) step(words []string) {
 	case "refusals":
 		var l [3]wire.Refusal
 		n := path().Refusals(l[:])
-		w.note("%d not acknowledged: %v", n, l[:min(n, len(l))])
+		w.note("not acknowledged: %v", l[:n])
 	case "accept":
 		w.accepted(w.c.Accept(w.now, uint16(num(1))))
 	case "connected":
