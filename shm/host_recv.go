@@ -353,7 +353,11 @@ func (h *Host) EachUnread(f func(src netip.AddrPort, bytes int) bool) {
 		return
 	}
 	for n := head; n != h.recvTail; n++ {
-		s := &h.slots[h.ring[n&uint64(h.r.Receives-1)]]
+		i := h.ring[n&uint64(h.r.Receives-1)]
+		if int(i) >= len(h.slots) { // a head from before the first one
+			continue
+		}
+		s := &h.slots[i]
 		if s.state >= slotPlaced && s.n == n && !f(s.src, int(s.bytes)) {
 			return
 		}
