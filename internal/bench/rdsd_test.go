@@ -426,7 +426,7 @@ func (r *role) receive(s *rdsd.Socket, i int, count *uint64) error {
 			return err
 		}
 		for _, d := range into[:n] {
-			if r.Sockets > 1 {
+			if r.Sockets > 1 || r.Unsigned {
 				continue
 			}
 			seq, err := readStamp(d.Payload, r.Bytes)
