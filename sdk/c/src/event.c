@@ -91,6 +91,7 @@ static void finish_desc(struct rdsdi_tx *tx, struct rdsdi_desc *d, uint32_t cook
 	if (f->refs)
 		f->refs--;
 	tx->used -= d->undecided;
+	tx->undecided -= d->n;
 	if (d->size)
 		rdsdi_arena_free(&tx->arena, d->slot, d->size);
 	rdsdi_desc_free(tx, d);
@@ -287,6 +288,7 @@ int rdsdi_tx_start(rdsd_socket *s, struct rdsdi_link *l)
 	tx->bell = l->bell_daemon;
 	tx->tail = tx->published = tx->head = tx->event_head = 0;
 	tx->used = 0;
+	tx->undecided = 0;
 	tx->sndbuf = r->sndbuf;
 	tx->max_datagram = r->sndbuf < r->max_datagram ? (uint32_t)r->sndbuf : r->max_datagram;
 	rdsdi_region_ref(r);

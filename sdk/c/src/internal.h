@@ -41,7 +41,8 @@
 #define BACKOFF_MAX RDSD_SEC(2)
 #define MAX_OUTCOMES 65536u           /* runs unread before sends stop */
 #define MAX_CHANGES 1024u             /* congestion events unread before they are merged */
-#define MAX_DESCS 65534u              /* send descriptors without their last event */
+#define MAX_DESCS 16384u              /* send descriptors without their last event: the layout's limit */
+#define MAX_UNDECIDED 262144u         /* datagrams in them, likewise */
 #define MAX_STASH 4096u               /* datagrams that waiting requests have put aside */
 #define MAX_REGIONS 8u                /* regions of dead daemons with something unread */
 
@@ -208,6 +209,7 @@ struct rdsdi_tx {
 	uint64_t head;      /* taken by the daemon, as last seen */
 	uint64_t event_head;
 	uint64_t used;      /* bytes accepted and undecided, and reserved */
+	uint32_t undecided; /* datagrams of descriptors without their last event */
 	uint64_t sndbuf;
 	uint32_t max_datagram;
 	uint64_t next_tag;
@@ -246,7 +248,8 @@ struct rdsdi_waiter {
 struct rdsdi_rx {
 	pthread_mutex_t mu; /* guards all of this */
 	struct rdsdi_region *reg; /* what is read now; NULL before the first bind */
-	bool dead;          /* its daemon is gone */
+	bool dead;          /* the last one's daemon is gone */
+	int bell;           /* the daemon's doorbell, unless dead */
 	uint64_t head, shown; /* descriptors claimed, and told to the daemon */
 	bool one_by_one;
 	/* The descriptor being handed out. */

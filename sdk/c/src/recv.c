@@ -138,7 +138,9 @@ static void show(struct rdsdi_rx *rx)
 	if (!rx->reg || rx->shown == rx->head)
 		return;
 	rx->shown = rx->head;
-	store_release(at64(rx->reg, W_RECV_HEAD), rx->head);
+	atomic_store(at64(rx->reg, W_RECV_HEAD), rx->head);
+	if (alive(rx))
+		rdsdi_ring(rx->reg, rx->bell, DAEMON_WAITS_ROOM);
 }
 
 /* next_len is the length of the next datagram of the current descriptor, as its table says it. */
@@ -449,6 +451,7 @@ int rdsdi_rx_start(rdsd_socket *s, struct rdsdi_link *l)
 	*last = l->reg;
 	rx->regions++;
 	rx->dead = false;
+	rx->bell = l->bell_daemon;
 	pthread_mutex_lock(&l->reg->mu);
 	l->reg->bell = l->bell_daemon;
 	pthread_mutex_unlock(&l->reg->mu);

@@ -122,6 +122,8 @@ static uint32_t allowed(const rdsd_socket *s, size_t len, size_t n)
 		return 0;
 	if (n > TRAIN_DATAGRAMS)
 		n = TRAIN_DATAGRAMS;
+	if (n > MAX_UNDECIDED - tx->undecided)
+		n = MAX_UNDECIDED - tx->undecided;
 	if (!len)
 		return (uint32_t)n;
 	room = (tx->sndbuf - tx->used + len - 1) / len; /* the last one may pass it */
@@ -139,9 +141,9 @@ static uint8_t *slot_at(const struct rdsdi_tx *tx, uint64_t slot)
 }
 
 /* grow appends up to n datagrams to the flow's last descriptor and returns how many; *tag is the first one's. */
-static uint32_t grow(struct rdsdi_tx *tx, struct rdsdi_flow *f, const struct source *src, size_t from, uint32_t n,
-		     uint64_t *tag)
+static uint32_t grow(rdsd_socket *s, struct rdsdi_flow *f, const struct source *src, size_t from, uint32_t n, uint64_t *tag)
 {
+	struct rdsdi_tx *tx = &s->tx;
 	uint32_t len = (uint32_t)src->len, room, bytes;
 	struct rdsdi_desc *d;
 	uint64_t word;
@@ -173,6 +175,7 @@ static uint32_t grow(struct rdsdi_tx *tx, struct rdsdi_flow *f, const struct sou
 	d->body = bytes;
 	d->undecided += (uint64_t)n * len;
 	tx->used += (uint64_t)n * len;
+	tx->undecided += n;
 	rdsdi_ring(tx->reg, tx->bell, DAEMON_WAITS_SEND);
 	return n;
 }
@@ -254,6 +257,7 @@ static uint32_t post_new(struct rdsdi_op *op, struct rdsdi_flow *f, const struct
 	word = WORD_MAKE(d->body, n, KIND_SAME);
 	rdsdi_ring_put(tx, word, *tag, slot, f, cookie, soon(s));
 	tx->used += d->body;
+	tx->undecided += n;
 	if (!tag_given) {
 		f->open = cookie;
 		f->open_len = len;
@@ -276,7 +280,7 @@ static uint32_t post_same(struct rdsdi_op *op, struct rdsdi_flow *f, const struc
 		return 0;
 	}
 	if (!tag_given) {
-		done = grow(&op->s->tx, f, src, from, may, tag);
+		done = grow(op->s, f, src, from, may, tag);
 		if (done)
 			return done;
 	}
@@ -414,6 +418,8 @@ static size_t mixed(const rdsd_socket *s, const rdsd_dgram *d, size_t n, uint32_
 	uint32_t body = 0;
 	size_t k = 0;
 
+	if (n > MAX_UNDECIDED - s->tx.undecided)
+		n = MAX_UNDECIDED - s->tx.undecided;
 	while (k < n && k < TRAIN_DATAGRAMS && used < s->tx.sndbuf && !stretch_ends(d, &d[k]) &&
 	       d[k].len <= s->tx.max_datagram && body + 4 + d[k].len <= TRAIN_BYTES) {
 		body += 4 + (uint32_t)d[k].len;
@@ -472,6 +478,7 @@ static uint32_t post_table(struct rdsdi_op *op, struct rdsdi_flow *f, rdsd_dgram
 	f->refs++;
 	rdsdi_ring_put(tx, WORD_MAKE(body, n, KIND_TABLE), d->tag, slot, f, cookie, soon(s));
 	tx->used += d->undecided;
+	tx->undecided += n;
 	return n;
 }
 
@@ -683,7 +690,7 @@ static int commit_locked(rdsd_socket *s, rdsd_slot *slot, size_t len, uint64_t *
 
 	if (len > slot->size)
 		return rdsdi_fail(-EMSGSIZE, "%zu bytes were reserved, not %zu", slot->size, len);
-	if (!rdsdi_ring_room(s))
+	if (!rdsdi_ring_room(s) || tx->undecided >= MAX_UNDECIDED)
 		return rdsdi_errno(-EAGAIN);
 	d = rdsdi_desc_new(tx, &cookie);
 	if (!d)
@@ -698,6 +705,7 @@ static int commit_locked(rdsd_socket *s, rdsd_slot *slot, size_t len, uint64_t *
 	d->n = d->left = 1;
 	d->flow = (uint32_t)(f - tx->flows); /* which takes over the slot's hold on the flow */
 	tx->used -= slot->size - len;
+	tx->undecided++;
 	rdsdi_ring_put(tx, WORD_MAKE(len, 1, KIND_SAME), d->tag, at, f, cookie, soon(s));
 	rdsdi_publish(tx);
 	if (tag)

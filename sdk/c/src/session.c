@@ -268,6 +268,8 @@ static int bound(rdsd_socket *s, const struct rdsdi_server *m)
 	}
 	c->first = false;
 	atomic_store(&s->state, SESSION_UP);
+	if (c->monitor_due)
+		rdsdi_monitor(s);
 	return 0;
 }
 

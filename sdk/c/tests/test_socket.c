@@ -1,0 +1,1436 @@
+/* Sockets against the fake daemon: every call, every error, restarts, fork, threads. */
+#define _GNU_SOURCE
+#include <dirent.h>
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "fake.h"
+
+static struct fake *f;
+static rdsd_client *client;
+static char path[64];
+
+static void begin_with(const struct fake_sizes *sizes)
+{
+	f = fake_start(path, sizes);
+	CHECK_IS(rdsd_client_open(path, &client), 0);
+}
+
+static void begin(void) { begin_with(NULL); }
+
+static void end(void)
+{
+	rdsd_client_close(client);
+	CHECK_IS(f->missed, 0); /* the daemon slept and nobody rang */
+	fake_stop(f);
+}
+
+static rdsd_addr at(uint16_t port)
+{
+	rdsd_addr a = {{127, 0, 0, 2}, port, 4, 0};
+
+	return a;
+}
+
+static rdsd_socket *bound_with(uint16_t port, rdsd_bind_options o)
+{
+	rdsd_addr a = at(port);
+	rdsd_socket *s;
+
+	o.size = sizeof o;
+	CHECK_IS(rdsd_bind(client, &a, &o, &s), 0);
+	return s;
+}
+
+static rdsd_socket *bound(uint16_t port) { return bound_with(port, (rdsd_bind_options){0}); }
+
+static void nap(int ms)
+{
+	struct timespec t = {ms / 1000, ms % 1000 * 1000000};
+
+	nanosleep(&t, NULL);
+}
+
+static void hold(bool sends, bool outcomes)
+{
+	fake_lock(f);
+	f->hold_sends = sends;
+	f->hold_outcomes = outcomes;
+	fake_unlock(f);
+}
+
+static void send_text(rdsd_socket *s, uint16_t port, const char *text)
+{
+	rdsd_addr to = at(port);
+
+	CHECK_IS(rdsd_send(s, &to, text, strlen(text), NULL, RDSD_SEC(10)), 0);
+}
+
+static void expect_text(rdsd_socket *s, uint16_t port, const char *text)
+{
+	char buf[100] = "";
+	rdsd_addr from;
+
+	CHECK_IS(rdsd_recv(s, buf, sizeof buf - 1, &from, RDSD_SEC(10)), strlen(text));
+	CHECK_IS(from.port, port);
+	CHECK(!memcmp(buf, text, strlen(text)));
+}
+
+static int open_fds(void)
+{
+	DIR *d = opendir("/proc/self/fd");
+	int n = 0;
+
+	while (readdir(d))
+		n++;
+	closedir(d);
+	return n;
+}
+
+/* Binding */
+
+static void bind_errors(void)
+{
+	rdsd_bind_options o = RDSD_BIND_OPTIONS_INIT;
+	rdsd_addr a = at(5), bad = {.family = 9};
+	rdsd_socket *s, *t;
+	char label[80];
+
+	CHECK_IS(rdsd_client_open("/nonexistent/x.sock", &client), 0);
+	CHECK_IS(rdsd_bind(client, &a, NULL, &s), -ESHUTDOWN);
+	CHECK(strstr(rdsd_errmsg(), "/nonexistent/x.sock.rings"));
+	rdsd_client_close(client);
+	begin();
+	CHECK_IS(rdsd_bind(client, &bad, NULL, &s), -EINVAL);
+	o.size = 3;
+	CHECK_IS(rdsd_bind(client, &a, &o, &s), -EINVAL);
+	o.size = sizeof o;
+	o.flags = 1 << 20;
+	CHECK_IS(rdsd_bind(client, &a, &o, &s), -EINVAL);
+	o.flags = 0;
+	memset(label, 'x', sizeof label);
+	label[79] = 0;
+	o.label = label;
+	CHECK_IS(rdsd_bind(client, &a, &o, &s), -EINVAL);
+	label[64] = 0;
+	CHECK_IS(rdsd_bind(client, &a, &o, &s), 0);
+	CHECK_IS(rdsd_bind(client, &a, NULL, &t), -EADDRINUSE);
+	CHECK(strstr(rdsd_errmsg(), "another socket owns"));
+	rdsd_close(s);
+	f->refuse = EACCES;
+	CHECK_IS(rdsd_bind(client, &a, NULL, &s), -EACCES);
+	CHECK(strstr(rdsd_errmsg(), "refused by the fake"));
+	f->refuse = 0;
+	f->no_rings = true;
+	CHECK_IS(rdsd_bind(client, &a, NULL, &s), -EPROTONOSUPPORT);
+	f->no_rings = false;
+	f->mute = true;
+	o.label = NULL;
+	o.timeout = RDSD_MS(50);
+	CHECK_IS(rdsd_bind(client, &a, &o, &s), -ETIMEDOUT);
+	f->mute = false;
+	end();
+}
+
+static unsigned spoil_at;
+
+static void spoil(struct fake_socket *s) { s->r.base[spoil_at] ^= 0x40; }
+
+static void spoiled_headers(void)
+{
+	static const unsigned offsets[] = {0, 8, 12, 16, 66, 76, 96, 100, 120, 136, 168, 176, 2000, 4092};
+	rdsd_addr a = at(5);
+	rdsd_socket *s;
+
+	begin();
+	f->spoil = spoil;
+	for (size_t i = 0; i < sizeof offsets / sizeof *offsets; i++) {
+		spoil_at = offsets[i];
+		CHECK_IS(rdsd_bind(client, &a, NULL, &s), -EPROTO);
+		CHECK(strstr(rdsd_errmsg(), "the region of the daemon has"));
+	}
+	end();
+}
+
+static void binding(void)
+{
+	rdsd_bind_options o = {.send_buffer = 10000, .recv_buffer = 20000};
+	rdsd_socket *s, *t;
+	rdsd_info info;
+	rdsd_addr a;
+
+	begin();
+	s = bound(0);
+	t = bound_with(0, o);
+	rdsd_local_addr(s, &a);
+	CHECK(a.family == 4 && a.port >= 1000 && a.ip[3] == 2);
+	rdsd_get_info(t, &info);
+	CHECK(info.local.port && info.local.port != a.port && info.connected);
+	CHECK(info.send_buffer == 10000 && info.recv_buffer == 20000 && info.max_datagram == 10000 && info.daemon_instance == 7);
+	rdsd_close(s);
+	s = bound(a.port); /* free again as soon as close returns */
+	end();             /* the client closes what is left */
+}
+
+/* Sending and receiving */
+
+static void echo(void)
+{
+	static uint8_t big[RDSD_MAX_DATAGRAM], back[RDSD_MAX_DATAGRAM];
+	rdsd_bind_options o = {.send_buffer = 4 << 20, .recv_buffer = 4 << 20};
+	rdsd_socket *a, *b;
+	rdsd_addr to = at(2), six = {.family = 6, .port = 7}, none = at(7), mapped = {.family = 6, .port = 2};
+	char buf[8];
+
+	begin();
+	a = bound_with(1, o);
+	b = bound_with(2, o);
+	send_text(a, 2, "hello");
+	expect_text(b, 1, "hello");
+	send_text(b, 1, "hello yourself");
+	expect_text(a, 2, "hello yourself");
+	send_text(a, 2, ""); /* an empty datagram is one */
+	send_text(a, 2, "after");
+	expect_text(b, 1, "");
+	expect_text(b, 1, "after");
+	send_text(a, 1, "to myself");
+	expect_text(a, 1, "to myself");
+	mapped.ip[10] = mapped.ip[11] = 0xff; /* ::ffff:127.0.0.2 is 127.0.0.2 */
+	memcpy(mapped.ip + 12, to.ip, 4);
+	CHECK_IS(rdsd_send(a, &mapped, "m", 1, NULL, RDSD_SEC(5)), 0);
+	expect_text(b, 1, "m");
+	for (size_t i = 0; i < sizeof big; i++)
+		big[i] = (uint8_t)(i % 251);
+	CHECK_IS(rdsd_send(a, &to, big, sizeof big, NULL, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_recv(b, back, sizeof back, NULL, RDSD_SEC(5)), sizeof big);
+	CHECK(!memcmp(big, back, sizeof big));
+	CHECK_IS(rdsd_send(a, &to, big, sizeof big + 1, NULL, RDSD_SEC(5)), -EMSGSIZE);
+	CHECK(strstr(rdsd_errmsg(), "1048577") && strstr(rdsd_errmsg(), "at most"));
+	memset(none.ip, 0, 16);
+	CHECK_IS(rdsd_try_send(a, &none, "x", 1, NULL), -EDESTADDRREQ);
+	none.family = 0;
+	CHECK_IS(rdsd_try_send(a, &none, "x", 1, NULL), -EDESTADDRREQ);
+	six.ip[0] = 0x20;
+	CHECK_IS(rdsd_try_send(a, &six, "x", 1, NULL), -EOPNOTSUPP);
+	CHECK_IS(rdsd_try_send(a, &six, "x", 1, NULL), -EOPNOTSUPP); /* asked anew, refused again */
+	send_text(a, 2, "longer than eight");
+	CHECK_IS(rdsd_recv(b, buf, sizeof buf, NULL, RDSD_SEC(5)), 17);
+	CHECK(!memcmp(buf, "longer t", 8));
+	CHECK_IS(rdsd_recv(b, buf, sizeof buf, NULL, RDSD_NOWAIT), -EAGAIN);
+	CHECK_IS(rdsd_recv(b, buf, sizeof buf, NULL, RDSD_MS(20)), -ETIMEDOUT);
+	end();
+}
+
+static void order(void)
+{
+	rdsd_socket *a, *b;
+	rdsd_addr to = at(2);
+
+	begin();
+	a = bound(1);
+	b = bound(2);
+	for (uint32_t i = 0; i < 10000; i++) {
+		uint32_t body[2] = {i, 0};
+
+		CHECK_IS(rdsd_send(a, &to, body, 4 + i % 3, NULL, RDSD_SEC(5)), 0);
+	}
+	for (uint32_t i = 0, got[2]; i < 10000; i++) {
+		CHECK_IS(rdsd_recv(b, got, sizeof got, NULL, RDSD_SEC(5)), 4 + i % 3);
+		CHECK_IS(got[0], i);
+	}
+	end();
+}
+
+static void send_buffer(void)
+{
+	static const uint8_t kb[1000];
+	rdsd_bind_options o = {.send_buffer = 65536};
+	rdsd_socket *a, *b;
+	rdsd_addr to = at(2);
+	int n = 0, err;
+
+	begin();
+	a = bound_with(1, o);
+	b = bound(2);
+	hold(false, true);
+	while (!(err = rdsd_try_send(a, &to, kb, sizeof kb, NULL)))
+		n++;
+	CHECK_IS(err, -EAGAIN);
+	CHECK_IS(n, 66); /* the last datagram may pass the buffer */
+	CHECK_IS(rdsd_send(a, &to, kb, sizeof kb, NULL, RDSD_MS(20)), -ETIMEDOUT);
+	CHECK(strstr(rdsd_errmsg(), "send buffer is full"));
+	hold(false, false);
+	CHECK_IS(rdsd_send(a, &to, kb, sizeof kb, NULL, RDSD_SEC(5)), 0);
+	for (int i = 0; i < 67; i++)
+		CHECK_IS(rdsd_recv(b, NULL, 0, NULL, RDSD_SEC(5)), 1000);
+	end();
+}
+
+/* Single sends become trains while the daemon is busy, also to several destinations in turn. */
+static void trains(void)
+{
+	rdsd_socket *a, *b, *c;
+	struct fake_socket *s;
+	rdsd_addr to[2] = {at(2), at(3)};
+	uint64_t tags[4000], k = 0;
+
+	begin();
+	a = bound_with(1, (rdsd_bind_options){.flags = RDSD_OUTCOMES});
+	b = bound(2);
+	c = bound(3);
+	send_text(a, 2, "open");
+	send_text(a, 3, "open");
+	expect_text(b, 1, "open");
+	expect_text(c, 1, "open");
+	hold(true, false);
+	for (uint32_t i = 0; i < 4000; i++)
+		CHECK_IS(rdsd_try_send(a, &to[i & 1], &i, 4, &tags[i]), 0);
+	fake_lock(f);
+	s = fake_at(f, 1);
+	s->taken = s->datagrams = 0;
+	fake_unlock(f);
+	hold(false, false);
+	for (uint32_t i = 0, got; i < 4000; i++) {
+		CHECK_IS(rdsd_recv(i & 1 ? c : b, &got, 4, NULL, RDSD_SEC(5)), 4);
+		CHECK_IS(got, i);
+	}
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+	fake_lock(f);
+	CHECK_IS(s->datagrams, 4000);
+	CHECK(s->taken <= 14); /* 1, 256, 1024 ... each way */
+	fake_unlock(f);
+	for (rdsd_outcome o; k < 4002;) {
+		CHECK_IS(rdsd_outcomes(a, &o, 1, RDSD_SEC(5)), 1);
+		CHECK_IS(o.kind, RDSD_DELIVERED);
+		k += o.count;
+	}
+	CHECK_IS(k, 4002);
+	CHECK(!a->tx.used && !a->tx.opens && !a->tx.arena.used);
+	end();
+}
+
+/* A flow whose train was claimed nearly empty does not keep the memory planned for it. */
+static void slack_is_given_back(void)
+{
+	static const struct fake_sizes sizes = {.send_arena = 1 << 20};
+	static uint8_t big[400 << 10];
+	rdsd_addr to = at(2);
+	rdsd_socket *a;
+
+	begin_with(&sizes);
+	a = bound(1);
+	(void)bound(2);
+	send_text(a, 2, "open");
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+	hold(true, false);
+	for (int i = 0; i < 9000; i++)
+		CHECK_IS(rdsd_try_send(a, &to, "12345678", 8, NULL), 0);
+	CHECK(a->tx.flows[0].hint >= 60000);
+	CHECK_IS(rdsd_try_send(a, &to, big, sizeof big, NULL), 0); /* closes the train before it */
+	hold(false, false);
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+	end();
+}
+
+static void batches(void)
+{
+	static uint8_t big[RDSD_MAX_DATAGRAM + 1];
+	static const char *const texts[] = {"one", "two", "three", "", "five"};
+	rdsd_dgram d[200];
+	rdsd_socket *a, *b, *c;
+	char want[32];
+	int err;
+
+	begin();
+	a = bound_with(1, (rdsd_bind_options){.send_buffer = 4 << 20, .flags = RDSD_OUTCOMES});
+	b = bound(2);
+	c = bound(3);
+	CHECK_IS(rdsd_send_batch(a, d, 0, &err, RDSD_NOWAIT), 0);
+	for (int i = 0; i < 5; i++)
+		d[i] = (rdsd_dgram){.data = texts[i], .len = strlen(texts[i]), .to = at(i & 1 ? 3 : 2)};
+	CHECK_IS(rdsd_send_batch(a, d, 5, &err, RDSD_SEC(5)), 5);
+	CHECK_IS(err, 0);
+	expect_text(b, 1, "one");
+	expect_text(b, 1, "three");
+	expect_text(b, 1, "five");
+	expect_text(c, 1, "two");
+	expect_text(c, 1, "");
+	d[1] = (rdsd_dgram){.data = big, .len = sizeof big, .to = at(2)};
+	d[2].to = (rdsd_addr){.family = 4}; /* no address */
+	CHECK_IS(rdsd_send_batch(a, d, 5, &err, RDSD_NOWAIT), 3);
+	CHECK_IS(err, -EMSGSIZE);
+	CHECK(!d[0].error && d[1].error == -EMSGSIZE && d[2].error == -EDESTADDRREQ && !d[3].error && !d[4].error);
+	expect_text(b, 1, "one");
+	expect_text(b, 1, "five");
+	expect_text(c, 1, "");
+	CHECK_IS(rdsd_send_batch(a, &d[1], 1, &err, RDSD_NOWAIT), -EMSGSIZE);
+	/* A stretch to one destination is one descriptor, also of different lengths. */
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+	fake_lock(f);
+	fake_at(f, 1)->taken = 0;
+	fake_unlock(f);
+	for (int i = 0; i < 200; i++)
+		d[i] = (rdsd_dgram){.data = "0123456789", .len = (size_t)(i % 11), .to = at(2)};
+	CHECK_IS(rdsd_send_batch(a, d, 200, &err, RDSD_SEC(5)), 200);
+	for (int i = 0; i < 200; i++) {
+		snprintf(want, sizeof want, "%.*s", i % 11, "0123456789");
+		expect_text(b, 1, want);
+		CHECK(!i || d[i].tag == d[i - 1].tag + 1);
+	}
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+	fake_lock(f);
+	CHECK_IS(fake_at(f, 1)->taken, 1);
+	fake_unlock(f);
+	end();
+}
+
+/* A congested destination holds up its own datagrams alone. */
+static void batch_and_congestion(void)
+{
+	static uint8_t kb[1000];
+	rdsd_dgram d[4];
+	rdsd_socket *a, *b, *c;
+	rdsd_addr to = at(2);
+	int err, n = 0;
+
+	begin();
+	a = bound(1);
+	b = bound_with(2, (rdsd_bind_options){.recv_buffer = 16384});
+	c = bound(3);
+	CHECK_IS(rdsd_congested(a, &to, RDSD_NOWAIT), 0);
+	while (!(err = rdsd_try_send(a, &to, kb, sizeof kb, NULL)) || (err == -EAGAIN && n < 100000)) {
+		n += !err;
+		if (n > 100)
+			nap(1);
+	}
+	CHECK_IS(err, -ENOBUFS);
+	CHECK_IS(rdsd_congested(a, &to, RDSD_NOWAIT), 1);
+	CHECK_IS(rdsd_send(a, &to, kb, sizeof kb, NULL, RDSD_MS(20)), -ETIMEDOUT);
+	CHECK(strstr(rdsd_errmsg(), "congested"));
+	for (int i = 0; i < 4; i++)
+		d[i] = (rdsd_dgram){.data = "abcd", .len = (size_t)i + 1, .to = at(i & 1 ? 3 : 2)};
+	CHECK_IS(rdsd_send_batch(a, d, 4, &err, RDSD_NOWAIT), 2);
+	CHECK_IS(err, -ENOBUFS);
+	CHECK(d[0].error == -ENOBUFS && !d[1].error && d[2].error == -ENOBUFS && !d[3].error);
+	CHECK_IS(rdsd_send_batch(a, d, 4, &err, RDSD_MS(20)), 2);
+	CHECK(d[0].error == -ETIMEDOUT && !d[1].error && d[2].error == -ETIMEDOUT && !d[3].error);
+	for (int i = 0; i < 2; i++) {
+		expect_text(c, 1, "ab");
+		expect_text(c, 1, "abcd");
+	}
+	for (int i = 0; i < n; i++)
+		CHECK_IS(rdsd_recv(b, NULL, 0, NULL, RDSD_SEC(5)), 1000);
+	CHECK_IS(rdsd_send_batch(a, d, 4, &err, RDSD_SEC(5)), 4);
+	expect_text(b, 1, "a");
+	expect_text(b, 1, "abc");
+	end();
+}
+
+static void runs(void)
+{
+	static uint32_t numbers[100000], got[3];
+	rdsd_socket *a, *b;
+	rdsd_addr to = at(2);
+	rdsd_outcome o;
+	uint64_t tag, sum = 0;
+
+	begin();
+	a = bound_with(1, (rdsd_bind_options){.flags = RDSD_OUTCOMES, .send_buffer = 4096});
+	b = bound(2);
+	for (uint32_t i = 0; i < 100000; i++)
+		numbers[i] = i;
+	CHECK_IS(rdsd_send_run(a, &to, numbers, 4, 10000, NULL, RDSD_SEC(5)), 10000);
+	for (uint32_t i = 0; i < 10000; i++) {
+		CHECK_IS(rdsd_recv(b, got, sizeof got, NULL, RDSD_SEC(5)), 4);
+		CHECK_IS(got[0], i);
+	}
+	while (sum < 10000) {
+		CHECK_IS(rdsd_outcomes(a, &o, 1, RDSD_SEC(5)), 1);
+		sum += o.count;
+	}
+	CHECK_IS(rdsd_send_run(a, &to, numbers, 4, 5000, &tag, RDSD_SEC(5)), 5000);
+	for (uint32_t i = 0; i < 5000; i += o.count) { /* tags count up from the first */
+		CHECK_IS(rdsd_outcomes(a, &o, 1, RDSD_SEC(5)), 1);
+		CHECK_IS(o.tag, tag + i);
+	}
+	hold(false, true);
+	CHECK_IS(rdsd_send_run(a, &to, numbers, 4, 100000, NULL, RDSD_NOWAIT), 1024); /* what the buffer takes */
+	CHECK_IS(rdsd_send_run(a, &to, numbers, 4, 1, NULL, RDSD_NOWAIT), -EAGAIN);
+	CHECK_IS(rdsd_send_run(a, &to, numbers, 4, 0, NULL, RDSD_NOWAIT), 0);
+	hold(false, false);
+	end();
+}
+
+static void reservations(void)
+{
+	rdsd_socket *a, *b;
+	rdsd_addr to = at(2);
+	rdsd_slot one, two, three, big;
+	uint64_t tag;
+
+	begin();
+	a = bound_with(1, (rdsd_bind_options){.send_buffer = 10000});
+	b = bound(2);
+	CHECK_IS(rdsd_reserve(a, &to, 100, &one, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_reserve(a, &to, 5000, &two, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_reserve(a, &to, 0, &three, RDSD_SEC(5)), 0);
+	CHECK(one.size == 100 && ((uintptr_t)one.data & 63) == 0);
+	memcpy(one.data, "first reserved", 14);
+	memcpy(two.data, "first committed", 15);
+	CHECK_IS(rdsd_commit(a, &two, 15, &tag), 0);
+	CHECK(tag > 0);
+	CHECK_IS(rdsd_commit(a, &one, 14, NULL), 0);
+	CHECK_IS(rdsd_commit(a, &three, 0, NULL), 0);
+	expect_text(b, 1, "first committed");
+	expect_text(b, 1, "first reserved");
+	expect_text(b, 1, "");
+	CHECK_IS(rdsd_commit(a, &one, 14, NULL), -EINVAL); /* twice */
+	rdsd_abort(a, &one);                               /* nothing */
+	CHECK_IS(rdsd_reserve(a, &to, 10000, &big, RDSD_NOWAIT), 0);
+	CHECK_IS(rdsd_reserve(a, &to, 1, &one, RDSD_NOWAIT), -EAGAIN); /* it counts */
+	CHECK_IS(rdsd_reserve(a, &to, 10001, &one, RDSD_NOWAIT), -EMSGSIZE);
+	rdsd_abort(a, &big);
+	CHECK_IS(rdsd_reserve(a, &to, 4, &one, RDSD_NOWAIT), 0);
+	CHECK_IS(rdsd_commit(a, &one, 5, NULL), -EMSGSIZE);
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+	send_text(a, 2, "x"); /* takes the events in */
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_arm(a, RDSD_WRITABLE), RDSD_WRITABLE);
+	CHECK(!a->tx.used && !a->tx.arena.used);
+	end();
+}
+
+static void in_place(void)
+{
+	static const struct fake_sizes sizes = {.recvs = 4, .releases = 8};
+	rdsd_socket *a, *b;
+	rdsd_msg m[64], more;
+	rdsd_addr to = at(2);
+	size_t got = 0, size;
+	char text[16];
+
+	begin_with(&sizes);
+	a = bound(1);
+	b = bound(2);
+	CHECK_IS(rdsd_peek(b, &size), 0);
+	for (int i = 0; i < 20; i++) { /* each its own descriptor: different lengths, one by one */
+		memset(text, 'a' + i, sizeof text);
+		CHECK_IS(rdsd_send(a, &to, text, (size_t)(1 + i % 16), NULL, RDSD_SEC(5)), 0);
+		if (i < 8)
+			CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+		while (i < 8 && got <= (size_t)i)
+			got += (size_t)rdsd_recv_batch(b, m + got, 1, RDSD_SEC(5));
+	}
+	CHECK_IS(got, 8);
+	CHECK_IS(rdsd_recv_batch(b, &more, 1, RDSD_SEC(5)), -ENOBUFS); /* all are out */
+	CHECK(strstr(rdsd_errmsg(), "release"));
+	for (int i = 0; i < 8; i++)
+		CHECK(m[i].len == (size_t)(1 + i) && *(const char *)m[i].data == 'a' + i && m[i].from.port == 1);
+	for (int i = 0; i < 8; i += 2)
+		rdsd_release(&m[i], 1);
+	while (got < 20) {
+		ssize_t n = rdsd_recv_batch(b, m + got, 64 - got, RDSD_SEC(5));
+
+		CHECK(n > 0);
+		for (ssize_t k = 0; k < n; k++)
+			CHECK(m[got + (size_t)k].len == 1 + (got + (size_t)k) % 16);
+		got += (size_t)n;
+		rdsd_release(m + got - (size_t)n, (size_t)n);
+	}
+	CHECK_IS(rdsd_recv_batch(b, &more, 1, RDSD_NOWAIT), -EAGAIN);
+	send_text(a, 2, "peeked");
+	while (!rdsd_peek(b, &size))
+		;
+	CHECK_IS(size, 6);
+	CHECK_IS(rdsd_recv_batch(b, &more, 1, RDSD_NOWAIT), 1);
+	rdsd_close(b);
+	CHECK(!memcmp(more.data, "peeked", 6)); /* stays valid after close */
+	rdsd_release(&more, 1);
+	for (int i = 1; i < 8; i += 2)
+		rdsd_release(&m[i], 1);
+	end();
+}
+
+/* Outcomes */
+
+static void outcomes(void)
+{
+	rdsd_addr to = at(2), nobody = at(99);
+	rdsd_socket *a;
+	rdsd_outcome o[10];
+	rdsd_cancelled gone;
+	uint64_t tag, seen = 0;
+	uint8_t marks[3000] = {0};
+
+	begin();
+	a = bound(1);
+	CHECK_IS(rdsd_outcomes(a, o, 1, RDSD_NOWAIT), -EINVAL);
+	rdsd_close(a);
+	a = bound_with(1, (rdsd_bind_options){.flags = RDSD_OUTCOMES});
+	(void)bound(2);
+	CHECK_IS(rdsd_outcomes(a, o, 1, RDSD_NOWAIT), -EAGAIN);
+	CHECK_IS(rdsd_outcomes(a, o, 1, RDSD_MS(10)), -ETIMEDOUT);
+	CHECK_IS(rdsd_send(a, &to, "x", 1, &tag, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_outcomes(a, o, 10, RDSD_SEC(5)), 1);
+	CHECK(o->tag == tag && o->count == 1 && o->kind == RDSD_DELIVERED && !o->reason && !o->error);
+	CHECK_IS(rdsd_send(a, &nobody, "x", 1, &tag, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_outcomes(a, o, 10, RDSD_SEC(5)), 1);
+	CHECK(o->tag == tag && o->kind == RDSD_FAILED && !strcmp(rdsd_reason_text(o->reason), "no such port"));
+	/* A train whose datagrams are decided one by one and last to first. */
+	f->split = true;
+	hold(true, false);
+	for (int i = 0; i < 3000; i++) {
+		uint64_t t;
+
+		CHECK_IS(rdsd_try_send(a, &nobody, "0123", 4, &t), 0);
+		if (!i)
+			tag = t;
+	}
+	hold(false, false);
+	while (seen < 3000) {
+		ssize_t n = rdsd_outcomes(a, o, 10, RDSD_SEC(5));
+
+		CHECK(n > 0);
+		for (ssize_t i = 0; i < n; i++) {
+			CHECK_IS(o[i].kind, RDSD_FAILED);
+			for (uint64_t t = o[i].tag; t < o[i].tag + o[i].count; t++) {
+				CHECK(t >= tag);
+				marks[(t - tag) % 3000]++;
+			}
+			seen += o[i].count;
+		}
+	}
+	CHECK_IS(seen, 3000);
+	CHECK(!a->tx.used);
+	/* Cancel. */
+	f->split = false;
+	hold(false, true);
+	for (int i = 0; i < 5; i++)
+		CHECK_IS(rdsd_send(a, &to, "stuck", 5, NULL, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_send(a, &nobody, "stuck", 5, NULL, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_flush(a, RDSD_MS(20)), -ETIMEDOUT);
+	CHECK_IS(rdsd_cancel_sent_to(a, &to, &gone, RDSD_SEC(5)), 0);
+	CHECK(gone.cancelled == 5 && gone.in_flight == 0);
+	nobody.port = 0;
+	CHECK_IS(rdsd_cancel_sent_to(a, &nobody, &gone, RDSD_SEC(5)), 0);
+	CHECK_IS(gone.cancelled, 1);
+	for (seen = 0; seen < 6; seen += o->count) {
+		CHECK_IS(rdsd_outcomes(a, o, 1, RDSD_SEC(5)), 1);
+		CHECK_IS(o->kind, RDSD_CANCELLED);
+	}
+	nobody.family = 0;
+	CHECK_IS(rdsd_cancel_sent_to(a, &nobody, NULL, RDSD_SEC(5)), -EDESTADDRREQ);
+	hold(false, false);
+	end();
+}
+
+/* Who does not read his outcomes cannot send for ever. */
+static void unread_outcomes(void)
+{
+	static const struct fake_sizes sizes = {.events = 64};
+	rdsd_addr to[2] = {at(98), at(99)};
+	rdsd_socket *a;
+	static rdsd_outcome o[70000];
+	uint64_t sent = 0, seen = 0;
+	int err = 0;
+
+	begin_with(&sizes);
+	a = bound_with(1, (rdsd_bind_options){.flags = RDSD_OUTCOMES});
+	fake_lock(f);
+	f->split = true;
+	fake_unlock(f);
+	for (int quiet = 0; quiet < 200;) {
+		err = rdsd_try_send(a, &to[sent & 1], "x", 1, NULL);
+		if (!err)
+			sent++, quiet = 0;
+		else
+			nap(1), quiet++;
+		CHECK(sent < 1000000);
+	}
+	CHECK_IS(err, -EAGAIN);
+	CHECK(sent >= MAX_OUTCOMES);
+	CHECK(a->tx.outcome_n <= MAX_OUTCOMES + 64);
+	while (seen < sent) {
+		ssize_t n = rdsd_outcomes(a, o, 70000, RDSD_SEC(5));
+
+		CHECK(n > 0);
+		for (ssize_t i = 0; i < n; i++)
+			seen += o[i].count;
+	}
+	CHECK_IS(seen, sent);
+	CHECK_IS(rdsd_send(a, &to[0], "x", 1, NULL, RDSD_SEC(5)), 0);
+	end();
+}
+
+static void watching(void)
+{
+	static uint8_t kb[1000];
+	rdsd_congestion ev;
+	rdsd_addr to = at(2);
+	rdsd_socket *a, *b;
+	int n = 0;
+
+	begin();
+	a = bound(1);
+	b = bound_with(2, (rdsd_bind_options){.recv_buffer = 16384});
+	CHECK_IS(rdsd_next_congestion(a, &ev, RDSD_NOWAIT), -EINVAL);
+	CHECK_IS(rdsd_watch(a, 1, 0), 0);
+	CHECK_IS(rdsd_next_congestion(a, &ev, RDSD_NOWAIT), -EAGAIN);
+	CHECK_IS(rdsd_next_congestion(a, &ev, RDSD_MS(10)), -ETIMEDOUT);
+	while (!rdsd_send(a, &to, kb, sizeof kb, NULL, RDSD_MS(50)))
+		n++;
+	CHECK_IS(rdsd_next_congestion(a, &ev, RDSD_SEC(5)), 0);
+	CHECK(ev.congested == 1 && ev.addr.port == 2 && !ev.freed);
+	while (n--)
+		CHECK_IS(rdsd_recv(b, NULL, 0, NULL, RDSD_SEC(5)), 1000);
+	CHECK_IS(rdsd_next_congestion(a, &ev, RDSD_SEC(5)), 0);
+	CHECK(!ev.congested && ev.addr.port == 2);
+	fake_kill(f); /* afterwards: events may have been missed */
+	CHECK_IS(rdsd_next_congestion(a, &ev, RDSD_SEC(5)), 0);
+	CHECK(ev.freed == UINT64_MAX && !ev.addr.family);
+	for (int i = 0; i < 1000 && !fake_watched(f, 1); i++)
+		nap(1); /* the new daemon was told again */
+	CHECK(fake_watched(f, 1));
+	CHECK_IS(rdsd_watch(a, 0, 0), 0);
+	CHECK_IS(rdsd_next_congestion(a, &ev, RDSD_NOWAIT), -EINVAL);
+	end();
+}
+
+/* Requests */
+
+static void *answer(void *arg)
+{
+	rdsd_socket *b = arg;
+	char buf[100];
+	rdsd_addr from;
+
+	for (;;) {
+		ssize_t n = rdsd_recv(b, buf, sizeof buf, &from, RDSD_FOREVER);
+
+		if (n < 0)
+			return NULL;
+		CHECK_IS(rdsd_send(b, &from, buf, (size_t)n, NULL, RDSD_SEC(5)), 0);
+	}
+}
+
+static rdsd_socket *requester;
+
+static void *ask_many(void *arg)
+{
+	rdsd_addr to = at(2);
+	char buf[8];
+
+	(void)arg;
+	for (int i = 0; i < 300; i++)
+		CHECK_IS(rdsd_request(requester, &to, "pong?", 5, buf, sizeof buf, RDSD_SEC(20)), 5);
+	return NULL;
+}
+
+static void requests(void)
+{
+	rdsd_addr to = at(2), nobody = at(3);
+	rdsd_socket *b, *c;
+	pthread_t t, many[3];
+	char buf[4];
+
+	begin();
+	requester = bound_with(1, (rdsd_bind_options){.flags = RDSD_OUTCOMES});
+	b = bound(2);
+	c = bound(3);
+	CHECK(!pthread_create(&t, NULL, answer, b));
+	send_text(c, 1, "for others"); /* is put aside, not lost */
+	CHECK_IS(rdsd_flush(c, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_request(requester, &to, "ping?", 5, buf, sizeof buf, RDSD_SEC(5)), 5);
+	CHECK(!memcmp(buf, "ping", 4));
+	expect_text(requester, 3, "for others");
+	for (int i = 0; i < 3; i++)
+		CHECK(!pthread_create(&many[i], NULL, ask_many, NULL));
+	for (int i = 0; i < 3; i++)
+		pthread_join(many[i], NULL);
+	hold(false, true);
+	CHECK_IS(rdsd_request(requester, &nobody, "anyone?", 7, buf, sizeof buf, RDSD_MS(30)), -ETIMEDOUT);
+	hold(false, false);
+	CHECK_IS(rdsd_recv(c, buf, 4, NULL, RDSD_MS(30)), -ETIMEDOUT); /* it was taken back */
+	CHECK(!requester->rx.waiters);
+	rdsd_shutdown(b);
+	pthread_join(t, NULL);
+	end();
+}
+
+/* Event loops */
+
+static void event_loop(void)
+{
+	rdsd_socket *a, *b;
+	struct pollfd p = {.events = POLLIN};
+	char buf[10];
+	int fd;
+
+	begin();
+	a = bound_with(1, (rdsd_bind_options){.flags = RDSD_OUTCOMES});
+	b = bound(2);
+	fd = rdsd_fd(b);
+	CHECK(fd >= 0);
+	CHECK_IS(rdsd_fd(b), fd);
+	p.fd = fd;
+	for (int i = 0; i < 200; i++) {
+		CHECK_IS(rdsd_arm(b, RDSD_READABLE), 0);
+		if (i % 3 == 0)
+			send_text(a, 2, "wake");
+		CHECK_IS(poll(&p, 1, i % 3 == 0 ? 5000 : 0), i % 3 == 0);
+		rdsd_disarm(b);
+		if (i % 3 == 0)
+			expect_text(b, 1, "wake");
+		CHECK_IS(rdsd_recv(b, buf, 10, NULL, RDSD_NOWAIT), -EAGAIN);
+	}
+	send_text(a, 2, "there");
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_arm(b, RDSD_READABLE), RDSD_READABLE);
+	expect_text(b, 1, "there");
+	CHECK_IS(rdsd_arm(a, RDSD_OUTCOME | RDSD_WRITABLE), RDSD_OUTCOME | RDSD_WRITABLE);
+	/* The descriptor outlives a daemon, and a loop alone binds again. */
+	CHECK_IS(rdsd_arm(b, RDSD_READABLE), 0);
+	fake_kill(f);
+	for (int i = 0; i < 1000 && !fake_bound(f, 2); i++) {
+		CHECK_IS(poll(&p, 1, 5000), 1);
+		rdsd_disarm(b);
+		CHECK(rdsd_arm(b, RDSD_READABLE) == 0);
+	}
+	CHECK(fake_bound(f, 2));
+	send_text(a, 2, "again");
+	CHECK_IS(poll(&p, 1, 5000), 1);
+	rdsd_disarm(b);
+	expect_text(b, 1, "again");
+	rdsd_shutdown(b);
+	CHECK_IS(rdsd_arm(b, RDSD_READABLE), -EBADF);
+	end();
+}
+
+/* A loop and waiting threads on one socket: each is woken. */
+static void *loop_reader(void *arg)
+{
+	rdsd_socket *b = arg;
+	struct pollfd p = {.fd = rdsd_fd(b), .events = POLLIN};
+
+	for (;;) {
+		int got = rdsd_arm(b, RDSD_READABLE);
+
+		if (got < 0)
+			return NULL;
+		if (!got)
+			poll(&p, 1, -1);
+		rdsd_disarm(b);
+		while (rdsd_recv(b, NULL, 0, NULL, RDSD_NOWAIT) >= 0)
+			;
+	}
+}
+
+static void loop_and_threads(void)
+{
+	rdsd_socket *a, *b;
+	pthread_t t;
+	rdsd_outcome o;
+
+	begin();
+	a = bound(1);
+	b = bound_with(2, (rdsd_bind_options){.flags = RDSD_OUTCOMES, .spin = -1});
+	CHECK(!pthread_create(&t, NULL, loop_reader, b));
+	for (int i = 0; i < 500; i++) {
+		send_text(b, 1, "out");
+		CHECK_IS(rdsd_outcomes(b, &o, 1, RDSD_SEC(5)), 1);
+		expect_text(a, 2, "out");
+	}
+	rdsd_shutdown(b);
+	pthread_join(t, NULL);
+	end();
+}
+
+/* Restarts */
+
+static void restart(void)
+{
+	rdsd_addr to = at(2), where;
+	rdsd_socket *a, *b;
+	rdsd_slot slot;
+	rdsd_outcome o;
+	uint64_t tag, sum = 0;
+	rdsd_msg kept;
+	size_t size;
+	int err;
+
+	begin();
+	a = bound_with(0, (rdsd_bind_options){.flags = RDSD_OUTCOMES});
+	b = bound(2);
+	rdsd_local_addr(a, &where);
+	send_text(a, 2, "kept");
+	send_text(a, 2, "unread 1");
+	send_text(a, 2, "unread 2");
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_recv_batch(b, &kept, 1, RDSD_SEC(5)), 1);
+	hold(true, false);
+	CHECK_IS(rdsd_send(a, &to, "lost 1", 6, NULL, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_send(a, &to, "lost 2", 6, &tag, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_reserve(a, &to, 10, &slot, RDSD_SEC(5)), 0);
+	fake_lock(f);
+	f->refuse = ESHUTDOWN; /* it is away for a while */
+	fake_unlock(f);
+	fake_kill(f);
+	nap(10);
+	while ((err = rdsd_try_send(a, &to, "now", 3, NULL)) == 0)
+		nap(2); /* accepted: the loss is not noticed at once */
+	CHECK_IS(err, -ESHUTDOWN);
+	CHECK(strstr(rdsd_errmsg(), "not connected to the daemon"));
+	CHECK_IS(rdsd_commit(a, &slot, 10, NULL), -ESHUTDOWN);
+	CHECK_IS(rdsd_flush(a, RDSD_NOWAIT), -ESHUTDOWN);
+	CHECK_IS(rdsd_send(a, &to, "late", 4, NULL, RDSD_MS(30)), -ETIMEDOUT);
+	while (sum < 3) { /* those that were delivered */
+		CHECK_IS(rdsd_outcomes(a, &o, 1, RDSD_SEC(5)), 1);
+		CHECK_IS(o.kind, RDSD_DELIVERED);
+		sum += o.count;
+	}
+	CHECK_IS(rdsd_outcomes(a, &o, 1, RDSD_SEC(5)), 1);
+	CHECK(o.kind == RDSD_UNKNOWN && !strcmp(rdsd_reason_text(o.reason), "daemon restarted") && o.tag + 1 <= tag);
+	fake_lock(f);
+	f->refuse = 0;
+	f->hold_sends = false;
+	fake_unlock(f);
+	expect_text(b, where.port, "unread 1"); /* what had arrived is still handed out */
+	CHECK_IS(rdsd_peek(b, &size), 1);
+	CHECK_IS(rdsd_flush(b, RDSD_SEC(5)), 0); /* b binds again in its own calls */
+	send_text(a, 2, "after");                /* waits for the new daemon */
+	expect_text(b, where.port, "unread 2");
+	expect_text(b, where.port, "after");
+	CHECK(!memcmp(kept.data, "kept", 4));
+	rdsd_release(&kept, 1);
+	rdsd_local_addr(a, &where);
+	CHECK(fake_bound(f, where.port));
+	end();
+}
+
+static void no_reconnect(void)
+{
+	rdsd_bind_options o = {.flags = RDSD_NO_RECONNECT | RDSD_OUTCOMES};
+	rdsd_addr to = at(2);
+	rdsd_socket *a, *b;
+	rdsd_outcome out;
+	size_t size;
+
+	begin();
+	a = bound_with(1, o);
+	b = bound_with(2, o);
+	send_text(a, 2, "unread");
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), 0);
+	fake_kill(f);
+	CHECK_IS(rdsd_outcomes(a, &out, 1, RDSD_SEC(5)), 1);
+	CHECK_IS(rdsd_outcomes(a, &out, 1, RDSD_SEC(5)), -ESHUTDOWN);
+	CHECK(strstr(rdsd_errmsg(), "went away"));
+	CHECK_IS(rdsd_send(a, &to, "x", 1, NULL, RDSD_SEC(5)), -ESHUTDOWN);
+	CHECK_IS(rdsd_flush(a, RDSD_SEC(5)), -ESHUTDOWN);
+	CHECK_IS(rdsd_cancel_sent_to(a, &to, NULL, RDSD_SEC(5)), -ESHUTDOWN);
+	expect_text(b, 1, "unread");
+	CHECK_IS(rdsd_recv(b, NULL, 0, NULL, RDSD_SEC(5)), -ESHUTDOWN);
+	CHECK_IS(rdsd_peek(b, &size), -ESHUTDOWN);
+	end();
+}
+
+static void dismissed(void)
+{
+	rdsd_socket *a;
+
+	begin();
+	a = bound(1);
+	fake_dismiss(f, 1, ECONNRESET, "closed by an administrator");
+	CHECK_IS(rdsd_recv(a, NULL, 0, NULL, RDSD_SEC(5)), -ECONNRESET);
+	CHECK(strstr(rdsd_errmsg(), "closed by an administrator"));
+	CHECK_IS(rdsd_recv(a, NULL, 0, NULL, RDSD_SEC(5)), -ECONNRESET);
+	rdsd_close(a);
+	a = bound(1);
+	fake_dismiss(f, 1, ESHUTDOWN, "draining"); /* the daemon's own end: bind again */
+	send_text(a, 1, "again");
+	expect_text(a, 1, "again");
+	end();
+}
+
+static void *wait_recv(void *s) { return (void *)(intptr_t)rdsd_recv(s, NULL, 0, NULL, RDSD_FOREVER); }
+static void *wait_outcome(void *s)
+{
+	rdsd_outcome o;
+
+	return (void *)(intptr_t)rdsd_outcomes(s, &o, 1, RDSD_FOREVER);
+}
+static void *wait_flush(void *s) { return (void *)(intptr_t)rdsd_flush(s, RDSD_FOREVER); }
+static void *wait_send(void *s)
+{
+	static uint8_t kb[60000];
+	rdsd_addr to = at(1);
+
+	for (;;) {
+		int err = rdsd_send(s, &to, kb, sizeof kb, NULL, RDSD_FOREVER);
+
+		if (err)
+			return (void *)(intptr_t)err;
+	}
+}
+
+static void closing(void)
+{
+	static void *(*const calls[])(void *) = {wait_recv, wait_send, wait_flush, wait_outcome, wait_recv, wait_outcome};
+	rdsd_addr to = at(1);
+	rdsd_socket *a;
+	rdsd_msg m;
+	pthread_t t[6];
+	size_t size;
+	void *result;
+
+	begin();
+	hold(false, true);
+	a = bound_with(1, (rdsd_bind_options){.flags = RDSD_OUTCOMES});
+	send_text(a, 1, "undecided"); /* so that flush has something to wait for */
+	for (int i = 0; i < 6; i++)
+		CHECK(!pthread_create(&t[i], NULL, calls[i], a));
+	nap(30);
+	CHECK_IS(rdsd_shutdown(a), 0);
+	for (int i = 0; i < 6; i++) {
+		pthread_join(t[i], &result);
+		/* Outcomes: the undecided are unknown now, and may be read. */
+		CHECK(result == (void *)(intptr_t)-EBADF || (calls[i] == wait_outcome && result == (void *)1));
+	}
+	CHECK_IS(rdsd_shutdown(a), 0);
+	CHECK_IS(rdsd_send(a, &to, "x", 1, NULL, RDSD_SEC(5)), -EBADF);
+	CHECK_IS(rdsd_try_send(a, &to, "x", 1, NULL), -EBADF);
+	CHECK_IS(rdsd_recv_batch(a, &m, 1, RDSD_NOWAIT), -EBADF);
+	CHECK_IS(rdsd_peek(a, &size), -EBADF);
+	CHECK_IS(rdsd_watch(a, 1, 0), -EBADF);
+	CHECK_IS(rdsd_congested(a, &to, RDSD_SEC(1)), -EBADF);
+	rdsd_close(a);
+	hold(false, false);
+	end();
+}
+
+static void on_signal(int n) { (void)n; }
+
+static void interrupted(void)
+{
+	struct sigaction sa = {.sa_handler = on_signal};
+	struct sigevent se = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGUSR1};
+	struct itimerspec soon = {.it_value = {0, 50000000}};
+	rdsd_socket *a;
+	timer_t timer;
+
+	sigaction(SIGUSR1, &sa, NULL);
+	CHECK(!timer_create(CLOCK_MONOTONIC, &se, &timer));
+	begin();
+	a = bound_with(1, (rdsd_bind_options){.flags = RDSD_INTERRUPTIBLE});
+	timer_settime(timer, 0, &soon, NULL);
+	CHECK_IS(rdsd_recv(a, NULL, 0, NULL, RDSD_SEC(5)), -EINTR);
+	rdsd_close(a);
+	a = bound(1); /* without the flag it waits on */
+	timer_settime(timer, 0, &soon, NULL);
+	CHECK_IS(rdsd_recv(a, NULL, 0, NULL, RDSD_MS(120)), -ETIMEDOUT);
+	timer_delete(timer);
+	end();
+}
+
+static void forking(void)
+{
+	rdsd_addr to = at(1);
+	rdsd_socket *a;
+	rdsd_msg m;
+	int status, fds;
+	pid_t child;
+
+	begin();
+	a = bound(1);
+	rdsd_fd(a);
+	send_text(a, 1, "before");
+	send_text(a, 1, "in place");
+	expect_text(a, 1, "before");
+	CHECK_IS(rdsd_recv_batch(a, &m, 1, RDSD_SEC(5)), 1);
+	fds = open_fds();
+	child = fork();
+	CHECK(child >= 0);
+	if (!child) {
+		char text[32];
+
+		alarm(20);
+		CHECK(open_fds() <= fds - 6); /* control, two bells, kick, two of the loop */
+		CHECK_IS(rdsd_send(a, &to, "x", 1, NULL, RDSD_SEC(1)), -EBADF);
+		CHECK(strstr(rdsd_errmsg(), "fork"));
+		CHECK_IS(rdsd_recv(a, text, sizeof text, NULL, RDSD_FOREVER), -EBADF);
+		CHECK_IS(rdsd_flush(a, RDSD_FOREVER), -EBADF);
+		CHECK_IS(rdsd_fd(a), -EBADF);
+		CHECK_IS(rdsd_arm(a, RDSD_READABLE), -EBADF);
+		CHECK_IS(rdsd_shutdown(a), -EBADF);
+		rdsd_disarm(a);
+		rdsd_release(&m, 1);
+		rdsd_close(a);
+		a = bound(2); /* one of its own */
+		send_text(a, 2, "child");
+		expect_text(a, 2, "child");
+		rdsd_client_close(client);
+		_exit(0);
+	}
+	CHECK(waitpid(child, &status, 0) == child);
+	CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+	CHECK(!memcmp(m.data, "in place", 8)); /* the parent's is untouched */
+	rdsd_release(&m, 1);
+	send_text(a, 1, "after");
+	expect_text(a, 1, "after");
+	end();
+}
+
+/* Small rings wrap; slow ones hold everybody up and lose nothing. */
+static void small_rings(void)
+{
+	static const struct fake_sizes sizes = {.flows = 2, .sends = 4, .events = 4, .recvs = 2, .releases = 2,
+						.send_arena = 1 << 16, .recv_arena = 1 << 16};
+	rdsd_bind_options o = {.send_buffer = 8192, .recv_buffer = 1 << 20, .spin = -1};
+	rdsd_socket *a, *b[4];
+	uint32_t got[2], next[4] = {0};
+
+	begin_with(&sizes);
+	a = bound_with(1, o);
+	for (uint16_t i = 0; i < 4; i++)
+		b[i] = bound_with((uint16_t)(2 + i), o);
+	for (uint32_t i = 0; i < 8000; i++) {
+		rdsd_addr to = at((uint16_t)(2 + i % 4)); /* twice as many destinations as flows */
+		uint32_t body[2] = {i / 4, i};
+
+		CHECK_IS(rdsd_send(a, &to, body, 4 + i % 5, NULL, RDSD_SEC(5)), 0);
+		if (i % 4 == 3)
+			for (int k = 0; k < 4; k++) {
+				CHECK(rdsd_recv(b[k], got, sizeof got, NULL, RDSD_SEC(5)) >= 4);
+				CHECK_IS(got[0], next[k]++);
+			}
+	}
+	end();
+}
+
+/* Threads */
+
+enum { PRODUCERS = 3, CONSUMERS = 2, EACH = 4000 };
+
+static rdsd_socket *from, *into;
+static _Atomic uint32_t received, decided;
+static _Atomic uint8_t marks[PRODUCERS][EACH];
+
+static void *produce(void *arg)
+{
+	uint32_t who = (uint32_t)(uintptr_t)arg, body[2] = {who, 0};
+	rdsd_addr to = at(2);
+
+	while (body[1] < EACH) {
+		uint32_t bodies[8][2];
+		rdsd_dgram d[8];
+		rdsd_slot slot;
+
+		switch (body[1] % 3) {
+		case 0:
+			CHECK_IS(rdsd_send(from, &to, body, sizeof body, NULL, RDSD_SEC(30)), 0);
+			body[1]++;
+			break;
+		case 1:
+			CHECK_IS(rdsd_reserve(from, &to, 8, &slot, RDSD_SEC(30)), 0);
+			memcpy(slot.data, body, 8);
+			if (!rdsd_commit(from, &slot, 8, NULL))
+				body[1]++;
+			break;
+		default:
+			for (int i = 0; i < 8; i++) {
+				bodies[i][0] = who;
+				bodies[i][1] = body[1] + (uint32_t)i;
+				d[i] = (rdsd_dgram){.data = bodies[i], .len = 8, .to = to};
+			}
+			if (body[1] + 8 > EACH) {
+				CHECK_IS(rdsd_send(from, &to, body, sizeof body, NULL, RDSD_SEC(30)), 0);
+				body[1]++;
+				break;
+			}
+			CHECK_IS(rdsd_send_batch(from, d, 8, NULL, RDSD_SEC(30)), 8);
+			body[1] += 8;
+		}
+	}
+	return NULL;
+}
+
+static void *consume(void *arg)
+{
+	bool in_place = arg != NULL;
+
+	while (atomic_load(&received) < PRODUCERS * EACH) {
+		uint32_t body[2];
+		rdsd_msg m[16];
+		ssize_t n;
+
+		if (in_place) {
+			n = rdsd_recv_batch(into, m, 16, RDSD_MS(50));
+			for (ssize_t i = 0; i < n; i++) {
+				CHECK_IS(m[i].len, 8);
+				memcpy(body, m[i].data, 8);
+				CHECK_IS(atomic_fetch_add(&marks[body[0]][body[1]], 1), 0);
+			}
+			if (n > 0)
+				rdsd_release(m, (size_t)n);
+		} else {
+			n = rdsd_recv(into, body, sizeof body, NULL, RDSD_MS(50));
+			if (n > 0) {
+				CHECK_IS(atomic_fetch_add(&marks[body[0]][body[1]], 1), 0);
+				n = 1;
+			}
+		}
+		CHECK(n > 0 || n == -ETIMEDOUT);
+		if (n > 0)
+			atomic_fetch_add(&received, (uint32_t)n);
+	}
+	return NULL;
+}
+
+static void *decide(void *arg)
+{
+	rdsd_outcome o[8];
+
+	(void)arg;
+	while (atomic_load(&decided) < PRODUCERS * EACH) {
+		ssize_t n = rdsd_outcomes(from, o, 8, RDSD_SEC(30));
+
+		CHECK(n > 0);
+		for (ssize_t i = 0; i < n; i++) {
+			CHECK_IS(o[i].kind, RDSD_DELIVERED);
+			atomic_fetch_add(&decided, o[i].count);
+		}
+	}
+	return NULL;
+}
+
+static void threads(void)
+{
+	pthread_t t[PRODUCERS + CONSUMERS + 1];
+	int n = 0;
+
+	begin();
+	from = bound_with(1, (rdsd_bind_options){.flags = RDSD_OUTCOMES, .send_buffer = 20000});
+	into = bound_with(2, (rdsd_bind_options){.recv_buffer = 30000});
+	for (uintptr_t i = 0; i < PRODUCERS; i++)
+		CHECK(!pthread_create(&t[n++], NULL, produce, (void *)i));
+	for (uintptr_t i = 0; i < CONSUMERS; i++)
+		CHECK(!pthread_create(&t[n++], NULL, consume, (void *)i));
+	CHECK(!pthread_create(&t[n++], NULL, decide, NULL));
+	while (n)
+		pthread_join(t[--n], NULL);
+	CHECK_IS(received, PRODUCERS * EACH);
+	CHECK_IS(decided, PRODUCERS * EACH);
+	CHECK_IS(rdsd_arm(from, RDSD_WRITABLE), RDSD_WRITABLE);
+	CHECK(!from->tx.used && !from->tx.arena.used);
+	end();
+}
+
+/* Restarts under load: each accepted datagram has exactly one outcome. */
+static _Atomic uint64_t accepted;
+static _Atomic bool done;
+
+static void *pour(void *arg)
+{
+	rdsd_addr to = at(2);
+
+	(void)arg;
+	while (!atomic_load(&done))
+		if (!rdsd_send(from, &to, "0123456789", 10, NULL, RDSD_MS(50)))
+			atomic_fetch_add(&accepted, 1);
+	return NULL;
+}
+
+static void *drink(void *arg)
+{
+	(void)arg;
+	while (!atomic_load(&done))
+		rdsd_recv(into, NULL, 0, NULL, RDSD_MS(20));
+	return NULL;
+}
+
+static void restarts_under_load(void)
+{
+	pthread_t t[3];
+	rdsd_outcome o[64];
+	uint64_t sum = 0;
+	ssize_t n;
+
+	accepted = 0;
+	done = false;
+	begin();
+	from = bound_with(1, (rdsd_bind_options){.flags = RDSD_OUTCOMES, .send_buffer = 20000});
+	into = bound(2);
+	CHECK(!pthread_create(&t[0], NULL, pour, NULL));
+	CHECK(!pthread_create(&t[1], NULL, pour, NULL));
+	CHECK(!pthread_create(&t[2], NULL, drink, NULL));
+	for (int i = 0; i < 60; i++) {
+		if (i % 10 == 9)
+			fake_kill(f);
+		n = rdsd_outcomes(from, o, 64, RDSD_MS(10));
+		while (n-- > 0)
+			sum += o[n].count;
+	}
+	atomic_store(&done, true);
+	for (int i = 0; i < 3; i++)
+		pthread_join(t[i], NULL);
+	while (sum < accepted) {
+		n = rdsd_outcomes(from, o, 64, RDSD_SEC(10));
+		CHECK(n > 0);
+		while (n-- > 0)
+			sum += o[n].count;
+	}
+	CHECK_IS(sum, accepted);
+	CHECK(accepted > 1000);
+	CHECK_IS(rdsd_outcomes(from, o, 64, RDSD_MS(30)), -ETIMEDOUT); /* not one too many */
+	end();
+}
+
+static void open_and_close(void)
+{
+	int before, n = getenv("RDSD_TEST_QUICK") ? 100 : 1000;
+
+	begin();
+	rdsd_close(bound(1));
+	before = open_fds();
+	for (int i = 0; i < n; i++) {
+		rdsd_socket *s = bound(1);
+
+		if (i % 10 == 0) {
+			rdsd_fd(s);
+			send_text(s, 1, "x");
+		}
+		rdsd_close(s);
+	}
+	for (int i = 0; i < 100 && open_fds() > before; i++)
+		nap(5); /* the fake closes its ends in its thread */
+	CHECK(open_fds() <= before);
+	end();
+}
+
+/*
+ * A daemon that writes anything anywhere: calls end, with whatever result, and
+ * nothing outside the region is touched (the sanitizers watch).
+ */
+static uint64_t seed = 0x9e3779b97f4a7c15u;
+
+static uint64_t rnd(void)
+{
+	seed ^= seed << 13;
+	seed ^= seed >> 7;
+	seed ^= seed << 17;
+	return seed;
+}
+
+static void scribble(struct fake_socket *s)
+{
+	struct rdsdi_region *r = &s->r;
+	static const unsigned words[] = {W_SEND_HEAD, W_EVENT_TAIL, W_RECV_TAIL, W_RELEASE_HEAD, W_CLIENT_SLEEPS, W_SEND_TAIL, W_EVENT_HEAD};
+	uint8_t *ring;
+	uint32_t entries;
+
+	switch (rnd() % 4) {
+	case 0:
+		atomic_store(at64(r, words[rnd() % 7]), rnd() % 4 ? rnd() % 600 : rnd());
+		break;
+	case 1:
+		atomic_store(at64(r, r->flow_states + rnd() % r->flows * 8), rnd() % 2 ? rnd() : (rnd() % 9) << 32 | (rnd() % 4) << 16 | 5);
+		break;
+	default:
+		ring = r->base + (rnd() % 2 ? r->event_ring : r->recv_ring);
+		entries = 64;
+		for (int i = 0; i < 4; i++)
+			ring[rnd() % (entries * 64)] = (uint8_t)(rnd() % 2 ? rnd() % 5 : rnd());
+		s->event_tail += rnd() % 3;
+		s->recv_tail += rnd() % 3;
+		atomic_store(at64(r, W_EVENT_TAIL), s->event_tail);
+		atomic_store(at64(r, W_RECV_TAIL), s->recv_tail);
+		memset(r->base + r->event_ring + rnd() % 16 * 64, (int)(rnd() % 3), 1);
+	}
+}
+
+static void hostile_daemon(void)
+{
+	rdsd_bind_options o = {.flags = RDSD_OUTCOMES, .send_buffer = 5000, .spin = -1};
+	unsigned faults = 0;
+
+	begin();
+	hold(true, true);
+	for (int round = 0; round < 300; round++) {
+		rdsd_socket *s = bound_with(1, o);
+		rdsd_addr to = at((uint16_t)(2 + rnd() % 3));
+
+		for (int i = 0; i < 40; i++) {
+			rdsd_outcome out[4];
+			rdsd_msg m[8];
+			char buf[64];
+			ssize_t n;
+
+			fake_lock(f);
+			if (fake_at(f, 1))
+				scribble(fake_at(f, 1));
+			fake_unlock(f);
+			switch (rnd() % 6) {
+			case 0: rdsd_send(s, &to, buf, rnd() % 64, NULL, RDSD_MS(1)); break;
+			case 1: rdsd_recv(s, buf, sizeof buf, NULL, RDSD_NOWAIT); break;
+			case 2:
+				n = rdsd_recv_batch(s, m, 8, RDSD_NOWAIT);
+				for (ssize_t k = 0; k < n; k++)
+					if (m[k].len)
+						buf[k] = ((const char *)m[k].data)[m[k].len - 1];
+				if (n > 0)
+					rdsd_release(m, (size_t)n);
+				break;
+			case 3: rdsd_outcomes(s, out, 4, RDSD_NOWAIT); break;
+			case 4: rdsd_send_run(s, &to, buf, 4, 10, NULL, RDSD_MS(1)); break;
+			case 5: rdsd_arm(s, 15); break;
+			}
+		}
+		faults += atomic_load(&s->over) == -EPROTO;
+		rdsd_close(s);
+	}
+	CHECK(faults > 30); /* it was noticed */
+	rdsd_client_close(client);
+	fake_stop(f);
+}
+
+int main(int argc, char **argv)
+{
+	static const struct test tests[] = {
+		{"bind errors", bind_errors},
+		{"spoiled headers", spoiled_headers},
+		{"binding", binding},
+		{"echo", echo},
+		{"order", order},
+		{"send buffer", send_buffer},
+		{"trains", trains},
+		{"slack is given back", slack_is_given_back},
+		{"batches", batches},
+		{"batch and congestion", batch_and_congestion},
+		{"runs", runs},
+		{"reservations", reservations},
+		{"in place", in_place},
+		{"outcomes", outcomes},
+		{"unread outcomes", unread_outcomes},
+		{"watching", watching},
+		{"requests", requests},
+		{"event loop", event_loop},
+		{"loop and threads", loop_and_threads},
+		{"restart", restart},
+		{"no reconnect", no_reconnect},
+		{"dismissed", dismissed},
+		{"closing", closing},
+		{"interrupted", interrupted},
+		{"forking", forking},
+		{"small rings", small_rings},
+		{"threads", threads},
+		{"restarts under load", restarts_under_load},
+		{"open and close", open_and_close},
+		{"hostile daemon", hostile_daemon},
+	};
+
+	snprintf(path, sizeof path, "%s/rdsd-c-%d.sock", getenv("TMPDIR") ? getenv("TMPDIR") : "/tmp", getpid());
+	return run_tests(argc, argv, tests, sizeof tests / sizeof *tests);
+}
