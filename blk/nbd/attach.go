@@ -68,8 +68,8 @@ type Attach struct {
 	// is the same. May be empty.
 	Backend string
 
-	DisconnectOnClose   bool // when the last user closes the device
-	DestroyOnDisconnect bool // remove /dev/nbdN then
+	DisconnectOnClose   bool // when the last user closes the device; Reconfigure: sets it anew
+	DestroyOnDisconnect bool // remove /dev/nbdN then; the same
 }
 
 func (a *Attach) validate() error {
