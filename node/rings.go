@@ -51,6 +51,7 @@ type ringSock struct {
 	pressed  bool // releases are waited for
 	reserved int  // slots being read into
 	closed   bool // the engine's socket is
+	released bool // the region is gone
 	hostile  error
 }
 
@@ -316,7 +317,7 @@ func (r *ringSock) Free(b *buf.Buf) {
 		gone := r.closed && r.idle()
 		r.host.unlock()
 		if gone {
-			r.h.Close()
+			r.release()
 		}
 	})
 }
@@ -405,7 +406,12 @@ func (r *ringSock) publish() {
 // release lets the memory of a closed socket go. On the reactor's thread.
 func (r *ringSock) release() {
 	r.host.lock()
-	err := r.h.Close()
+	var err error
+	if !r.released {
+		r.released = true
+		r.h.Discard()
+		err = r.h.Close()
+	}
 	r.host.unlock()
 	if err != nil {
 		r.s.node.log.Error("a socket's memory is lost", "error", err)

@@ -224,6 +224,11 @@ func (h *Host) Evacuate(inFlight func(yield func(slot uint64, n int) bool)) erro
 	return nil
 }
 
+// Discard forgets the descriptors without a last outcome, for a socket that is
+// closed: nobody is told any more, and nothing reads their bodies or writes
+// their cells.
+func (h *Host) Discard() { h.sends.n = 0 }
+
 // Close unmaps the region and gives its place in the ledger free. Every
 // descriptor must have its last outcome, every reserved slot be placed or
 // given back.
