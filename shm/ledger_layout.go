@@ -25,6 +25,8 @@ const (
 	MaxRefusals = 53
 	// RefusalsOverflow instead of their number: more than fit.
 	RefusalsOverflow = 0xffffffff
+	// CellLane is where the lane stands in the word of a datagram that was sent.
+	CellLane = 56
 	// LocalLane is the lane number of datagrams that stay at their address.
 	LocalLane = 127
 
