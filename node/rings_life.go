@@ -150,8 +150,8 @@ func (r *ringSock) close() {
 	}
 	r.react.Forget(r)
 	r.react.Remove(r.bell)
-	r.ctl.close()
 	r.leave()
+	r.ctl.close() // the client takes the end of the connection as a sign that its port is free
 	r.s.forget()
 	r.front.node.grpc.clients.remove(r.s.id)
 	r.front.mu.Lock()
