@@ -295,9 +295,32 @@ func (s *Socket) SetMonitor(m Monitor) {
 	switch {
 	case has && !had:
 		s.e.monitors = append(s.e.monitors, s)
+		s.catchUp()
 	case had && !has:
 		s.e.monitors = slices.DeleteFunc(s.e.monitors, func(k *Socket) bool { return k == s })
 		s.freed, s.changes = 0, nil
+	}
+}
+
+// catchUp is for a socket whose sends and whose SetMonitor come by different
+// ways and may have overtaken each other: of the destinations it has opened,
+// those that are congested already are news.
+func (s *Socket) catchUp() {
+	if !s.mon.Set || s.opt.Sink == nil {
+		return
+	}
+	first := len(s.changes)
+	for dst, f := range s.flows {
+		if len(f.dests) > 0 {
+			s.concern(dst)
+			if f.pe.Congested(dst.Port()) {
+				s.changes = append(s.changes, Change{dst, true})
+			}
+		}
+	}
+	if len(s.changes) > first {
+		slices.SortFunc(s.changes[first:], func(a, b Change) int { return a.Endpoint.Compare(b.Endpoint) })
+		s.news(EvCongestion)
 	}
 }
 
