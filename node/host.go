@@ -5,6 +5,7 @@ import (
 	"math/rand"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
@@ -32,6 +33,8 @@ type host struct {
 	kicked  []*conn.Path // handed over to worker
 	watch   []*congestionWatch
 	rings   hostRings
+
+	waiting atomic.Int32 // goroutines asleep on mu
 
 	listener transport.Listener // set by start
 	links    sync.WaitGroup     // links and dials under way
@@ -61,9 +64,31 @@ func (h *host) now() time.Duration { return time.Since(h.all.epoch) }
 
 // lock takes the lock; unlock must follow.
 func (h *host) lock() (*rds.Engine, time.Duration) {
-	h.mu.Lock()
+	if !h.mu.TryLock() {
+		h.lockSlowly()
+	}
 	return h.e, h.now()
 }
+
+// lockSlowly waits for the lock. A reactor does so awake: to park a thread that
+// a goroutine is locked to takes three wake-ups of others, and the lock is
+// never held for long. Other goroutines are counted, for whoever lets it go.
+func (h *host) lockSlowly() {
+	if h.all.here() != nil {
+		for begun := time.Now(); time.Since(begun) < lockAwake; {
+			if reactor.Yield(); h.mu.TryLock() {
+				return
+			}
+		}
+	}
+	h.waiting.Add(1)
+	h.mu.Lock()
+	h.waiting.Add(-1)
+}
+
+// lockAwake is longer than the lock is held by whoever has a processor; if it
+// takes longer, the holder needs the one we are on.
+const lockAwake = 50 * time.Microsecond
 
 // work is what one step left to do. The pool keeps its slices.
 type work struct {
@@ -91,6 +116,9 @@ func (h *host) unlock() {
 	}
 	if !h.e.Pending() && len(h.rings.placed)+len(h.rings.dirty) == 0 {
 		h.mu.Unlock()
+		if h.waiting.Load() > 0 {
+			h.all.nudge()
+		}
 		return
 	}
 	w := works.Get().(*work)
@@ -117,10 +145,17 @@ func (h *host) unlock() {
 		h.all.node.count.RingWakes.Add(uint64(n))
 	}
 
+	woken := h.waiting.Load() > 0
 	for _, s := range w.socks {
 		if o, ok := s.Options().Data.(waker); ok {
 			o.wake()
+			if _, ring := o.(*ringSock); !ring {
+				woken = true // a goroutine
+			}
 		}
+	}
+	if woken {
+		h.all.nudge()
 	}
 	for _, a := range w.acts {
 		h.carryOut(a)

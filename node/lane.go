@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/shm"
 	"github.com/rdsd/rdsd/transport"
 )
@@ -70,6 +71,11 @@ func (l *laneLink) Begin() { _, l.now = l.h.lock() }
 // Frame gives one frame to the engine.
 func (l *laneLink) Frame(f *transport.Frame) error {
 	return l.h.e.Receive(l.now, l.p, l.gen, f)
+}
+
+// Buffer finds a place for a large payload, in the ring it is for.
+func (l *laneLink) Buffer(raw []byte, n int) *buf.Buf {
+	return l.h.e.Buffer(l.p, l.gen, raw, n)
 }
 
 // End lets the lock go; acknowledgements and wake-ups follow in this thread.

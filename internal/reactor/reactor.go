@@ -157,7 +157,11 @@ func (r *Reactor) loop() {
 	busy := true
 	var idleSince time.Duration
 	for !r.closing.Load() {
+		was := r.now
 		r.now = clock()
+		if !busy && r.now-was > lostTurn {
+			r.spin.lost()
+		}
 		if r.turn() {
 			if !busy {
 				r.spin.found()
@@ -170,7 +174,7 @@ func (r *Reactor) loop() {
 		}
 		if r.now-idleSince < r.spin.budget {
 			add(&r.spins)
-			unix.RawSyscallNoError(unix.SYS_SCHED_YIELD, 0, 0, 0)
+			Yield()
 			continue
 		}
 		if r.sleep() {
@@ -271,3 +275,7 @@ func (r *Reactor) runEnds() {
 
 // add counts in the only thread that counts.
 func add(c *atomic.Uint64) { c.Store(c.Load() + 1) }
+
+// Yield gives the processor to whatever other thread wants it; the scheduler of
+// Go is not told. It is for waiting on a reactor's thread, for moments.
+func Yield() { unix.RawSyscallNoError(unix.SYS_SCHED_YIELD, 0, 0, 0) }

@@ -15,10 +15,17 @@ import "time"
 // and spinning fails all the same (a steady trickle every 100 µs), it is given up
 // after patience failures and tried again in short runs, which two partners
 // meet in within a fraction of a second.
+//
+// A yield that does not come back soon has given the processor to somebody who
+// computes. Spinning is then the worst that can be done: who sleeps is let in
+// front when work arrives, who yields waits for the end of the other's slice. So
+// the next idle moments begin with sleep, more of them each time.
 type spin struct {
 	max, near time.Duration
 	budget    time.Duration // for the next idle moment
 	fails     int           // sleeps in a row after which work came near, in spite of spinning
+	shun      int           // idle moments still to begin with sleep
+	penalty   int           // how many that were the last time
 }
 
 const (
@@ -26,6 +33,10 @@ const (
 	patience  = 32
 	runEvery  = 64 // once out of patience: of so many sleeps
 	runLen    = 8  // so many begin with a spin
+
+	lostTurn   = 100 * time.Microsecond // between two yields: somebody else computed
+	minPenalty = 2
+	maxPenalty = 1024
 )
 
 func (s *spin) init(d time.Duration) {
@@ -38,10 +49,30 @@ func (s *spin) init(d time.Duration) {
 }
 
 // found: work came while spinning.
-func (s *spin) found() { s.fails, s.budget = 0, s.max }
+func (s *spin) found() {
+	s.fails = 0
+	if s.penalty > 0 {
+		s.penalty--
+	}
+	if s.budget = s.max; s.shun > 0 {
+		s.budget = 0
+	}
+}
+
+// lost: a yield took longer than all that spinning can win.
+func (s *spin) lost() {
+	s.penalty = min(max(2*s.penalty, minPenalty), maxPenalty)
+	s.shun, s.budget = s.penalty, 0
+}
 
 // slept: the spin was in vain, and work came gap after the last.
 func (s *spin) slept(gap time.Duration) {
+	if s.shun > 0 {
+		if s.shun--; s.shun == 0 {
+			s.fails, s.budget = 0, s.max
+		}
+		return
+	}
 	if gap > s.near {
 		if s.budget /= 2; s.budget < s.max/16 {
 			s.budget = 0

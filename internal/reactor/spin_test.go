@@ -66,6 +66,38 @@ func TestSpinAdapts(t *testing.T) {
 			t.Fatalf("after %d hops asleep two partners still do not spin together %d hops later", idle, hops)
 		}
 	}
+	// Where somebody computes, and every yield is lost to them, hardly any
+	// spin is begun; where that is an accident, hardly any is left out.
+	var s spin
+	s.init(0)
+	spins := 0
+	for range 10000 {
+		if s.budget > 0 {
+			spins++
+			s.lost()
+		}
+		s.slept(80 * time.Microsecond)
+	}
+	if spins > 50 {
+		t.Errorf("%d spins in 10000 idle moments although each is lost", spins)
+	}
+	s, spins = spin{}, 0
+	s.init(0)
+	for i := range 10000 {
+		switch {
+		case i%500 == 0 && s.budget > 0:
+			s.lost()
+			s.slept(80 * time.Microsecond)
+		case s.budget > 0:
+			spins++
+			s.found()
+		default:
+			s.slept(80 * time.Microsecond)
+		}
+	}
+	if spins < 9900 {
+		t.Errorf("%d spins in 10000 idle moments although few are lost", spins)
+	}
 	var off spin
 	off.init(-1)
 	off.found()
