@@ -27,13 +27,8 @@ func pythonWay(mode string) func(time.Duration) (sample, error) {
 		const bytes, batch = 64, 256
 		at := func(d *daemon, port uint16) string { return netip.AddrPortFrom(d.addr, port).String() }
 		app := func(d *daemon, local, dst string) (*proc, error) {
-			b, err := newBoard()
-			if err != nil {
-				return nil, err
-			}
 			cmd := exec.Command(python, "testdata/app.py", mode, d.target, local, dst, strconv.Itoa(bytes), strconv.Itoa(batch))
-			cmd.ExtraFiles = []*os.File{b.f}
-			p, err := w.start("application in Python", cmd, b)
+			p, err := w.foreign("application in Python", cmd)
 			if err != nil {
 				return nil, err
 			}

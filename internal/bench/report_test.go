@@ -58,6 +58,7 @@ func TestBenchReport(t *testing.T) {
 	}
 	rdsdBinary = rdsdtest.Binary(t)
 	defer rdsdtest.Remove()
+	defer removeCompiled()
 	rows := slices.DeleteFunc(slices.Clone(allRows), func(r row) bool { return !strings.Contains(r.name, *benchOnly) })
 	if len(rows) == 0 {
 		t.Fatalf("no row's name contains %q; there are: %s", *benchOnly, names(allRows))

@@ -21,6 +21,15 @@ var programs = map[string]func(time.Duration) (sample, error){
 	"bare local relay, 64 B":             localWay(64),
 	"bare gRPC hop, 64 × 64 B":           grpcWay(64, 64),
 
+	// Others, where they are installed.
+	"Aeron, round trip":          aeronTrip(64),
+	"Aeron, 64 B, MTU 8 KiB":     aeronWay(64, 8<<10),
+	"Aeron, 64 B, MTU 64 KiB":    aeronWay(64, 64<<10),
+	"NATS leaf pair, round trip": natsPair(roleNATSEcho, roleNATSPing),
+	"NATS leaf pair, 64 B":       natsPair(roleNATSSend, roleNATSRecv),
+	"ZeroMQ, 64 B":               zmqWay(64),
+	"ZeroMQ, 1 KiB":              zmqWay(1 << 10),
+
 	// rdsd. Two nodes, or one that both applications use.
 	"rdsd, round trip":                   rdsdTrip(64, 0, rings, nodeA, nodeB),
 	"rdsd, round trip under 1 MiB load":  rdsdTrip(64, 1<<20, rings, nodeA, nodeB),

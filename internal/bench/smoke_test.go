@@ -13,6 +13,7 @@ import (
 func TestPrograms(t *testing.T) {
 	rdsdBinary = rdsdtest.Binary(t)
 	defer rdsdtest.Remove()
+	defer removeCompiled()
 	for _, name := range sortedKeys(programs) {
 		if nodePrograms[name] {
 			continue // package node's own, and tried there
