@@ -195,7 +195,12 @@ func (a *adminServer) CloseSocket(ctx context.Context, r *rdsdv1.CloseSocketRequ
 	s := e.Socket(local.Port())
 	var owner *sockStream
 	if s != nil {
-		owner, _ = s.Options().Data.(*sockStream)
+		switch o := s.Options().Data.(type) {
+		case *sockStream:
+			owner = o
+		case *ringSock:
+			owner = o.s
+		}
 	}
 	h.unlock()
 	if owner == nil {
