@@ -62,6 +62,9 @@ func TestControlMessages(t *testing.T) {
 		if err := <-errs; err != nil || !bytes.Equal(got, want) {
 			t.Fatalf("%d bytes to the daemon: %v", n, err)
 		}
+		if n > 1<<20 {
+			continue
+		}
 		// The way back, with a daemon that cannot write it all at once.
 		go func() {
 			m, _, err := c.ReadMessage()

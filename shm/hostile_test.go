@@ -244,7 +244,7 @@ func (w *hostileWorld) read() {
 
 // TestHostile writes a million wild words.
 func TestHostile(t *testing.T) {
-	words, end := 1_000_000, time.Now().Add(4*time.Second)
+	words, end := 1_000_000, time.Now().Add(2*time.Second)
 	if testing.Short() {
 		words = 100_000
 	}

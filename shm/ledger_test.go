@@ -205,7 +205,7 @@ func TestLedgerRegions(t *testing.T) {
 	if err := h.Close(); err != nil {
 		t.Fatal(err)
 	}
-	h, m = newPair(t, testSpec(), l) // in the place of the first, with a clean table
+	h, _ = newPair(t, testSpec(), l) // in the place of the first, with a clean table
 	rep, err = RecoverFile(path, nil)
 	if err != nil || len(rep.Regions) != 2 || len(rep.Regions[0].Open) != 0 || rep.Regions[0].Err != nil || rep.Regions[0].ID != h.r.ID {
 		t.Errorf("%+v %v", rep, err)
@@ -440,7 +440,7 @@ func TestRecoverWild(t *testing.T) {
 	r := newRegion(t, smallSpec())
 	rnd := rand.New(rand.NewSource(1))
 	refused, doubted := 0, 0
-	for range 20000 {
+	for range 5000 {
 		b := slices.Clone(good)
 		for range 1 + rnd.Intn(4) {
 			off := HeaderBytes + rnd.Intn(len(b)-HeaderBytes-8)
