@@ -109,21 +109,19 @@ static bool outcome(rdsd_socket *s, const uint8_t *e)
 
 	if (!d)
 		return cookie == NO_COOKIE;
-	if (n) {
-		if (tag < d->tag || tag - d->tag >= d->n || n > d->n - (tag - d->tag) || kind < RDSD_DELIVERED || kind > RDSD_UNKNOWN)
-			return false;
-		at = (uint32_t)(tag - d->tag);
-		if (n > d->left || !rdsdi_desc_decide(d, at, n))
-			return false;
-		bytes = body_bytes(tx, d, at, n);
-		d->left -= n;
-		d->undecided -= bytes;
-		tx->used -= bytes;
-		if (s->flags & RDSD_OUTCOMES)
-			rdsdi_outcome_add(tx, tag, n, kind, e[EVENT_REASON], refused ? (uint16_t)get32(e + EVENT_ERRNO) : 0);
-	}
+	if (!n || tag < d->tag || tag - d->tag >= d->n || n > d->n - (tag - d->tag) || kind < RDSD_DELIVERED || kind > RDSD_UNKNOWN)
+		return false;
+	at = (uint32_t)(tag - d->tag);
+	if (n > d->left || !rdsdi_desc_decide(d, at, n))
+		return false;
+	bytes = body_bytes(tx, d, at, n);
+	d->left -= n;
+	d->undecided -= bytes;
+	tx->used -= bytes;
+	if (s->flags & RDSD_OUTCOMES)
+		rdsdi_outcome_add(tx, tag, n, kind, e[EVENT_REASON], refused ? (uint16_t)get32(e + EVENT_ERRNO) : 0);
 	if (!last)
-		return n > 0;
+		return true;
 	if (d->left)
 		return false;
 	finish_desc(tx, d, cookie);
@@ -233,7 +231,7 @@ static void decide_rest(rdsd_socket *s, uint8_t why)
 		struct rdsdi_desc *d = &tx->descs[i];
 
 		if (!d->used)
-			continue;
+			continue; /* a reserved one has no datagrams yet */
 		for (uint32_t at = d->front; d->left && at < d->n; at++) {
 			uint32_t n = 0;
 
@@ -288,7 +286,7 @@ int rdsdi_tx_start(rdsd_socket *s, struct rdsdi_link *l)
 	tx->bell = l->bell_daemon;
 	tx->tail = tx->published = tx->head = tx->event_head = 0;
 	tx->used = 0;
-	tx->undecided = 0;
+	tx->undecided = tx->held = 0;
 	tx->sndbuf = r->sndbuf;
 	tx->max_datagram = r->sndbuf < r->max_datagram ? (uint32_t)r->sndbuf : r->max_datagram;
 	rdsdi_region_ref(r);

@@ -207,6 +207,7 @@ struct rdsdi_tx {
 	uint64_t tail;      /* descriptors written */
 	uint64_t published; /* of these, shown to the daemon */
 	uint64_t head;      /* taken by the daemon, as last seen */
+	uint32_t held;      /* slots reserved: each has its place in the ring */
 	uint64_t event_head;
 	uint64_t used;      /* bytes accepted and undecided, and reserved */
 	uint32_t undecided; /* datagrams of descriptors without their last event */

@@ -7,14 +7,14 @@ bool rdsdi_ring_room(rdsd_socket *s)
 {
 	struct rdsdi_tx *tx = &s->tx;
 
-	if (tx->tail - tx->head < tx->reg->send_n)
+	if (tx->tail + tx->held - tx->head < tx->reg->send_n)
 		return true;
 	tx->head = load_acquire(at64(tx->reg, W_SEND_HEAD));
 	if (tx->tail - tx->head > tx->reg->send_n) {
 		atomic_store(&s->fault, -EPROTO);
 		tx->head = tx->tail - tx->reg->send_n;
 	}
-	return tx->tail - tx->head < tx->reg->send_n;
+	return tx->tail + tx->held - tx->head < tx->reg->send_n;
 }
 
 void rdsdi_ring_put(struct rdsdi_tx *tx, uint64_t word, uint64_t tag, uint64_t slot, const struct rdsdi_flow *f,

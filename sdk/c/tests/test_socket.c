@@ -1136,8 +1136,8 @@ static void *produce(void *arg)
 		case 1:
 			CHECK_IS(rdsd_reserve(from, &to, 8, &slot, RDSD_SEC(30)), 0);
 			memcpy(slot.data, body, 8);
-			if (!rdsd_commit(from, &slot, 8, NULL))
-				body[1]++;
+			CHECK_IS(rdsd_commit(from, &slot, 8, NULL), 0);
+			body[1]++;
 			break;
 		default:
 			for (int i = 0; i < 8; i++) {

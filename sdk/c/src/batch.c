@@ -1,0 +1,245 @@
+/*
+ * Batches: stretches to one destination become trains, with a table of lengths
+ * where they differ. What has no room waits for a later pass; a destination
+ * that has none is skipped for the rest of the pass, so that its order holds.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+
+#include "send.h"
+
+#define PENDING 1                   /* rdsd_dgram.error: not decided yet */
+#define OPENING (UINT64_C(1) << 63) /* rdsdi_flow.skip: the daemon is being asked */
+
+struct batch {
+	struct rdsdi_op op;
+	rdsd_dgram *d;
+	size_t n, first; /* all before first are decided */
+	uint64_t pass;
+	bool nowait;
+};
+
+static bool stretch_ends(const rdsd_dgram *first, const rdsd_dgram *d)
+{
+	return d->error != PENDING || !addr_equal(&d->to, &first->to);
+}
+
+/* same_length counts datagrams from d on that have one length and destination. */
+static size_t same_length(const rdsd_dgram *d, size_t n)
+{
+	size_t k = 1, most = TRAIN_DATAGRAMS;
+
+	if (d->len)
+		most = d->len > TRAIN_BYTES ? 1 : TRAIN_BYTES / d->len;
+	if (most > TRAIN_DATAGRAMS)
+		most = TRAIN_DATAGRAMS;
+	while (k < n && k < most && d[k].len == d->len && !stretch_ends(d, &d[k]))
+		k++;
+	return k;
+}
+
+/* mixed counts datagrams from d on that fit into a train with a table; *bytes is its body. */
+static size_t mixed(const rdsd_socket *s, const rdsd_dgram *d, size_t n, uint32_t *bytes)
+{
+	uint64_t used = s->tx.used;
+	uint32_t body = 0;
+	size_t k = 0;
+
+	if (n > MAX_UNDECIDED - s->tx.undecided)
+		n = MAX_UNDECIDED - s->tx.undecided;
+	while (k < n && k < TRAIN_DATAGRAMS && used < s->tx.sndbuf && !stretch_ends(d, &d[k]) &&
+	       d[k].len <= s->tx.max_datagram && body + 4 + d[k].len <= TRAIN_BYTES) {
+		body += 4 + (uint32_t)d[k].len;
+		used += d[k].len;
+		k++;
+	}
+	*bytes = body;
+	return k;
+}
+
+/* post_table posts n datagrams of different lengths as one descriptor, all or none. */
+static uint32_t post_table(struct rdsdi_op *op, struct rdsdi_flow *f, rdsd_dgram *dgrams, uint32_t n, uint32_t body)
+{
+	rdsd_socket *s = op->s;
+	struct rdsdi_tx *tx = &s->tx;
+	uint64_t size, slot;
+	struct rdsdi_desc *d;
+	uint8_t *table, *to;
+	uint32_t cookie;
+
+	if (!rdsdi_ring_room(s)) {
+		rdsdi_send_blocked(op, -EAGAIN, WAITS_SEND_ROOM);
+		return 0;
+	}
+	slot = rdsdi_room_for(s, body, body, &size);
+	d = slot == ARENA_NONE ? NULL : rdsdi_desc_new(tx, &cookie);
+	if (!d) {
+		if (slot != ARENA_NONE)
+			rdsdi_arena_free(&tx->arena, slot, size);
+		rdsdi_send_blocked(op, -EAGAIN, WAITS_EVENT);
+		return 0;
+	}
+	rdsdi_flow_close(tx, f);
+	table = rdsdi_slot_at(tx, slot);
+	to = table + 4 * n;
+	for (uint32_t i = 0; i < n; i++, table += 4) {
+		uint32_t len = (uint32_t)dgrams[i].len;
+
+		table[0] = (uint8_t)(len >> 24);
+		table[1] = (uint8_t)(len >> 16);
+		table[2] = (uint8_t)(len >> 8);
+		table[3] = (uint8_t)len;
+		to = rdsdi_send_copy(to, dgrams[i].data, len);
+		dgrams[i].tag = tx->next_tag + i;
+		dgrams[i].error = 0;
+	}
+	d->tag = tx->next_tag;
+	tx->next_tag += n;
+	d->slot = slot;
+	d->size = size;
+	d->table = true;
+	d->n = d->left = n;
+	d->body = body;
+	d->undecided = body - 4 * n;
+	d->flow = (uint32_t)(f - tx->flows);
+	f->refs++;
+	rdsdi_ring_put(tx, WORD_MAKE(body, n, KIND_TABLE), d->tag, slot, f, cookie, rdsdi_soon(s));
+	tx->used += d->undecided;
+	tx->undecided += n;
+	return n;
+}
+
+/* post_stretch posts some datagrams from b->d[i] on, to one destination: how many, 0 with op->why set. */
+static size_t post_stretch(struct batch *b, struct rdsdi_flow *f, size_t i)
+{
+	rdsd_dgram *d = &b->d[i];
+	struct rdsdi_op *op = &b->op;
+	size_t same = same_length(d, b->n - i), k;
+	uint32_t body;
+	uint64_t tag;
+
+	if (same < 64 && i + same < b->n && !stretch_ends(d, d + same)) {
+		k = rdsdi_allowed(op->s, 0, 1) ? mixed(op->s, d, b->n - i, &body) : 0;
+		if (k > same)
+			return post_table(op, f, d, (uint32_t)k, body);
+	}
+	k = rdsdi_post_same(op, f, &(struct rdsdi_source){.dgrams = d, .len = d->len}, 0, same, &tag, false);
+	for (size_t j = 0; j < k; j++) {
+		d[j].error = 0;
+		d[j].tag = tag + j;
+	}
+	return k;
+}
+
+/* pass posts what may go now of what is not decided. */
+static void pass(struct batch *b)
+{
+	struct rdsdi_op *op = &b->op;
+	rdsd_socket *s = op->s;
+	uint32_t bits = 0;
+	bool full = false, patient = false;
+	int why = 0;
+
+	for (size_t i = b->first, n; i < b->n; i += n) {
+		rdsd_dgram *d = &b->d[i];
+		struct rdsdi_flow *f = NULL;
+		int64_t result;
+
+		n = 1;
+		if (d->error != PENDING)
+			continue;
+		if (d->len > s->tx.max_datagram) {
+			d->error = rdsdi_too_large(s, d->len);
+			continue;
+		}
+		f = s->tx.last;
+		if (!f || !addr_equal(&f->to, &d->to))
+			f = rdsdi_flow_find(&s->tx, &d->to);
+		if (f && f->skip == (b->pass | OPENING))
+			continue;
+		if (full || (f && f->skip == b->pass)) {
+			if (b->nowait)
+				d->error = full ? -EAGAIN : -ENOBUFS;
+			continue;
+		}
+		op->patient = false;
+		result = rdsdi_destination(op, &d->to, &f);
+		if (result != BLOCKED && result) {
+			d->error = (int32_t)result;
+			continue;
+		}
+		if (!result) {
+			n = post_stretch(b, f, i);
+			if (n)
+				continue;
+			rdsdi_publish(&s->tx);
+			if (rdsdi_events(s)) /* that may have made room */
+				continue;
+			n = 1;
+		}
+		why = op->why;
+		bits |= op->bits;
+		patient |= op->patient;
+		f = rdsdi_flow_find(&s->tx, &d->to);
+		if (f)
+			f->skip = op->patient ? b->pass | OPENING : b->pass;
+		if (op->patient)
+			continue;
+		full = !f || why == -EAGAIN;
+		if (b->nowait)
+			d->error = why;
+	}
+	op->why = why;
+	op->bits = bits;
+	op->patient = patient;
+	while (b->first < b->n && b->d[b->first].error != PENDING)
+		b->first++;
+}
+
+static int64_t batch_step(struct rdsdi_op *op)
+{
+	struct batch *b = (struct batch *)op;
+	struct rdsdi_tx *tx = &op->s->tx;
+	int64_t result;
+
+	pthread_mutex_lock(&tx->mu);
+	result = rdsdi_sendable(op);
+	if (!result) {
+		rdsdi_send_look(op->s);
+		b->pass = ++tx->passes;
+		pass(b);
+		rdsdi_publish(tx);
+		if (b->first < b->n)
+			result = BLOCKED;
+	}
+	pthread_mutex_unlock(&tx->mu);
+	return result;
+}
+
+ssize_t rdsd_send_batch(rdsd_socket *s, rdsd_dgram *dgrams, size_t n, int *error, int64_t timeout)
+{
+	struct batch b = {.op = {.step = batch_step, .s = s}, .d = dgrams, .n = n, .nowait = timeout == RDSD_NOWAIT};
+	int64_t result = rdsdi_usable(s);
+	int first = 0;
+	size_t accepted = 0;
+
+	for (size_t i = 0; i < n; i++)
+		dgrams[i].error = PENDING;
+	if (!result && n) {
+		rdsdi_check(s);
+		result = rdsdi_run(&b.op, timeout);
+	}
+	for (size_t i = 0; i < n; i++) {
+		if (dgrams[i].error == PENDING)
+			dgrams[i].error = (int32_t)result;
+		if (!dgrams[i].error)
+			accepted++;
+		else if (!first)
+			first = dgrams[i].error;
+	}
+	if (error)
+		*error = first;
+	if (first && first != result && first != -EMSGSIZE)
+		rdsdi_errno(first);
+	return accepted || !first ? (ssize_t)accepted : first;
+}
