@@ -150,10 +150,17 @@ func (s *Socket) block(f *flow) {
 }
 
 func (s *Socket) lineUp(f *flow) {
-	if !f.lined {
-		f.lined = true
+	switch {
+	case f.lined:
+		return
+	case s.waiting > 0 && f.q.head != nil && f.q.head.Owner != nil:
+		// What is accepted needs no room in the send buffer: it may be what the
+		// others wait for.
+		s.lined = slices.Insert(s.lined, 0, f)
+	default:
 		s.lined = append(s.lined, f)
 	}
+	f.lined = true
 }
 
 // hasSpace notes that waiting sends may go on; they do at the end of the step.

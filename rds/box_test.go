@@ -1,0 +1,161 @@
+package rds
+
+import (
+	"bytes"
+	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/transport"
+)
+
+// box is a client's memory for tests: a receive area of so many bytes, and a
+// record of everything it was told.
+type box struct {
+	t       testing.TB
+	s       *Socket
+	size    int // bytes of room
+	used    int
+	got     []boxed
+	done    []string
+	changes []string
+	drained int
+	reserve *buf.Buf
+	asked   int // Reserve
+}
+
+type boxed struct {
+	src   netip.AddrPort
+	train Train
+	lane  *conn.Path
+	seq   uint64
+	cost  int
+	buf   *buf.Buf
+}
+
+const slot = 32 // what a message costs a box beyond its bytes
+
+func (b *box) Place(src netip.AddrPort, f *transport.Frame, t Train, p *conn.Path, seq uint64) (int, bool) {
+	cost := len(t.Body) + slot
+	if b.used+cost > b.size {
+		return 0, false
+	}
+	b.used += cost
+	t.Body = bytes.Clone(t.Body)
+	b.got = append(b.got, boxed{src, t, p, seq, cost, f.Buf})
+	return cost, true
+}
+
+func (b *box) Done(cookie uint32, tag uint64, count int, o conn.Outcome, why conn.Why) {
+	b.done = append(b.done, fmt.Sprintf("%d: %d+%d %v", cookie, tag, count, o))
+}
+
+func (b *box) Drained() { b.drained++ }
+
+func (b *box) Changed(d *Dest, on bool) {
+	b.changes = append(b.changes, fmt.Sprintf("%v %v %v", d.Data, on, d.Congested()))
+}
+
+func (b *box) Each(f func(src netip.AddrPort, bytes int) bool) {
+	for _, g := range b.got {
+		for c := g.train.Cut(); ; {
+			p, ok := c.Next()
+			if !ok {
+				break
+			}
+			if !f(g.src, len(p)) {
+				return
+			}
+		}
+	}
+}
+
+func (b *box) Reserve(n int) *buf.Buf {
+	b.asked++
+	return b.reserve
+}
+
+// read takes the first n messages and frees them.
+func (b *box) read(now time.Duration, n int) (payloads []string) {
+	for _, g := range b.got[:n] {
+		for c := g.train.Cut(); ; {
+			p, ok := c.Next()
+			if !ok {
+				break
+			}
+			payloads = append(payloads, string(p))
+		}
+		b.used -= g.cost
+		b.s.Freed(g.train.PayloadBytes(), g.cost, g.train.Count)
+	}
+	b.got = b.got[n:]
+	b.s.ReadAll(now)
+	return payloads
+}
+
+// take returns and forgets what Done said.
+func (b *box) take() []string {
+	d := b.done
+	b.done = nil
+	return d
+}
+
+func bindBox(t testing.TB, e *Engine, port uint16, size int, o SocketOptions) *box {
+	t.Helper()
+	b := &box{t: t, size: size}
+	o.Sink = b
+	s, err := e.Bind(port, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.s = s
+	return b
+}
+
+func mustOpen(t testing.TB, s *Socket, dst netip.AddrPort, data any) *Dest {
+	t.Helper()
+	d, err := s.Open(dst, data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d
+}
+
+func uniform(words ...string) Train {
+	var t Train
+	for _, w := range words {
+		t.Body = append(t.Body, w...)
+		t.Count++
+	}
+	return t
+}
+
+func tabled(words ...string) Train {
+	t := Train{Count: len(words), Table: true}
+	for _, w := range words {
+		t.Body = binary.BigEndian.AppendUint32(t.Body, uint32(len(w)))
+	}
+	for _, w := range words {
+		t.Body = append(t.Body, w...)
+	}
+	return t
+}
+
+func want(t *testing.T, what string, got, want []string) {
+	t.Helper()
+	if !slices.Equal(got, want) {
+		t.Fatalf("%s: %q, want %q", what, got, want)
+	}
+}
+
+// newMixedPair: the second node takes no trains when mixed is true.
+func newMixedPair(t *testing.T, mixed bool) *pair {
+	w := newPair(t)
+	w.b.cfg.Conn.Trains = !mixed
+	return w
+}
