@@ -88,7 +88,7 @@ func (c *conn) serve() error {
 // fail gives the connection up. Requests the device has complete unanswered.
 func (c *conn) fail() {
 	c.broken.Store(true)
-	c.nc.Close()
+	c.s.end()
 }
 
 // stop ends the connection in order: what is in flight is answered, what comes

@@ -23,7 +23,7 @@ type Options struct {
 	Handshake time.Duration // a client has so long to negotiate; 30 s
 	Linger    time.Duration // and so long to read its last replies; 10 s
 	// Spin is how long a connection looks for the next request before it
-	// sleeps, if the last one came that soon; 50 µs. Negative: not at all.
+	// sleeps, if the last one came that soon; 20 µs. Negative: not at all.
 	Spin time.Duration
 	Log  *slog.Logger // nil: none
 }
@@ -63,7 +63,7 @@ func (o *Options) setDefaults() error {
 	}
 	switch {
 	case o.Spin == 0:
-		o.Spin = 50 * time.Microsecond
+		o.Spin = 20 * time.Microsecond
 	case o.Spin < 0:
 		o.Spin = 0
 	}

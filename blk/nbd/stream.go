@@ -21,6 +21,9 @@ type stream interface {
 	// write writes what the connection takes of v, which is not empty. It waits
 	// until that is something if it may, and returns errAgain otherwise.
 	write(v [][]byte, mayWait bool) (int, error)
+	// end makes both ends of the connection read the end, without waiting for
+	// calls that are under way.
+	end()
 	// inline tells whether write without waiting is worth trying.
 	inline() bool
 }
@@ -41,9 +44,12 @@ func newStream(nc net.Conn, spin time.Duration) stream {
 	return &plainStream{nc: nc}
 }
 
-// rawStream makes the system calls itself. A reader that finds nothing yields
-// for a while before it says so, if that has lately been worth it: a wake-up by
-// the net poller costs several times a request.
+// rawStream makes the system calls itself. Waiting has three steps, because a
+// wake-up by the net poller costs several times a request: a reader that finds
+// nothing lets others run and looks again, for a while if that was worth it
+// lately; then it sleeps in the system call, which wakes this very thread; and
+// only when nothing comes for attention it parks in the net poller and leaves
+// the thread to others.
 type rawStream struct {
 	raw  syscall.RawConn
 	spin time.Duration
@@ -56,6 +62,7 @@ type rawStream struct {
 	rerr           error
 	poll           [1]unix.PollFd
 	quick          bool // the last wait was short
+	idle           bool // attention is over
 
 	// Of the writer.
 	writeFn func(fd uintptr) bool
@@ -73,6 +80,10 @@ func newRawStream(raw syscall.RawConn, spin time.Duration) *rawStream {
 }
 
 func (s *rawStream) inline() bool { return true }
+
+func (s *rawStream) end() {
+	s.raw.Control(func(fd uintptr) { unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+}
 
 func (s *rawStream) read(a, b []byte) (int, error) {
 	s.rn = 0
@@ -101,32 +112,45 @@ func (s *rawStream) tryRead(fd uintptr) bool {
 	var began time.Time
 	for {
 		s.got, s.rerr = vectored(unix.SYS_READV, fd, s.riov[:s.rn])
-		if s.rerr != errAgain || !s.quick || s.spin == 0 {
+		switch {
+		case s.rerr != errAgain:
 			return true
-		}
-		if began.IsZero() {
+		case began.IsZero():
 			began = time.Now()
-		} else if time.Since(began) > s.spin {
+		case !s.quick || time.Since(began) > s.spin:
 			return true
+		default:
+			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // to other processes
 		}
-		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // to other processes
-		runtime.Gosched()                              // to other goroutines
+		runtime.Gosched() // to other goroutines: those that do what was read before, above all
 	}
 }
 
+// attention is how long a connection keeps a thread after its last request.
+const attention = 20 * time.Millisecond
+
 func (s *rawStream) wait() error {
 	began := time.Now()
+	s.idle = false
 	err := s.raw.Read(s.waitFn)
 	s.quick = time.Since(began) < 4*s.spin
 	return err
 }
 
-// tryWait looks once more, because what came before RawConn.Read got ready to
-// wait does not wake it; false parks the goroutine.
+// tryWait sleeps for attention; false parks the goroutine. Afterwards it only
+// looks: what came before RawConn.Read was ready to park would not wake it.
 func (s *rawStream) tryWait(fd uintptr) bool {
 	s.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
-	n, err := unix.Poll(s.poll[:], 0)
-	return n > 0 || err != nil && err != unix.EINTR
+	timeout := int(attention / time.Millisecond)
+	if s.idle {
+		timeout = 0
+	}
+	s.idle = true
+	n, err := unix.Poll(s.poll[:], timeout)
+	for err == unix.EINTR {
+		n, err = unix.Poll(s.poll[:], timeout)
+	}
+	return n > 0 || err != nil
 }
 
 func (s *rawStream) write(v [][]byte, mayWait bool) (int, error) {
@@ -171,6 +195,8 @@ type plainStream struct {
 }
 
 func (s *plainStream) inline() bool { return false }
+
+func (s *plainStream) end() { s.nc.Close() }
 
 func (s *plainStream) wait() error { return nil }
 
