@@ -244,6 +244,9 @@ func (s *Sender) NextEvent(v *Event) (ok bool, err error) {
 	}
 	s.r.GetEvent(s.evNext, v)
 	s.evNext++
+	if v.Kind == 0 {
+		return false, badMsg("event %d is of no kind", s.evNext-1)
+	}
 	if v.Kind != EventOutcome && v.Kind != EventRefused || v.Cookie == noCookie {
 		return true, nil
 	}

@@ -248,6 +248,9 @@ func (d *ringDaemon) bind(c *shm.Conn, b *rdsdv1.Bind) (*ringSock, *rdsdv1.Closi
 		s.endLocked()
 		return nil, closing(syscall.EIO, err.Error())
 	}
+	for _, o := range d.socks {
+		o.unstickLocked(local)
+	}
 	return s, nil
 }
 
@@ -304,7 +307,24 @@ func (s *ringSock) run() {
 	}
 }
 
-// poke has the socket's goroutine look again.
+// regions says what new regions are like.
+func (d *ringDaemon) regions(spec shm.Spec) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.spec = spec
+}
+
+// pause has the daemon serve nobody, or everybody again.
+func (d *ringDaemon) pause(on bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.mute = on
+	for _, s := range d.socks {
+		s.pokeLocked()
+	}
+}
+
+// pokeLocked has the socket's goroutine look again.
 func (s *ringSock) pokeLocked() {
 	if !s.over {
 		var one = [8]byte{1}
@@ -439,6 +459,26 @@ func (s *ringSock) takeLocked(p *shm.Post) bool {
 	id, _ := s.h.Taken(p, f.dst, true)
 	s.h.Outcome(id, p.Tag, p.Count, shm.Delivered, 0, true)
 	return true
+}
+
+// unstickLocked sends what was for a socket that was not there.
+func (s *ringSock) unstickLocked(dst netip.AddrPort) {
+	var keep []stuckPost
+	for _, st := range s.stuck {
+		to := s.d.socks[dst]
+		if st.dst != dst {
+			keep = append(keep, st)
+			continue
+		}
+		p := &st.post
+		if _, ok := to.h.PlaceCopy(s.local, p.Body, p.Count, p.Table, shm.NoLane, 0); !ok {
+			s.d.t.Error("no room in a new socket")
+		}
+		s.h.Outcome(st.id, p.Tag, p.Count, shm.Delivered, 0, true)
+		to.publishLocked()
+	}
+	s.stuck = keep
+	s.publishLocked()
 }
 
 func (s *ringSock) control(m *rdsdv1.ClientMessage) {

@@ -198,8 +198,9 @@ func (l *ringLink) bound() (netip.AddrPort, int) { return l.local, l.max }
 
 func (l *ringLink) gone() <-chan struct{} { return l.down }
 
+// abort may be called by anybody, while others read and write.
 func (l *ringLink) abort() {
-	l.conn.Close()
+	l.hangUp()
 	l.bell.Close()
 }
 
@@ -208,10 +209,13 @@ func (l *ringLink) endLocked() {
 	l.writeLocked()
 }
 
+// hangUp closes the socket; what was received in pieces is read's to close.
+func (l *ringLink) hangUp() { l.conn.UnixConn.Close() }
+
 // fail ends the link because of what stands in the region.
 func (l *ringLink) fail(err error) {
 	l.fault.CompareAndSwap(nil, &err)
-	l.conn.Close()
+	l.hangUp()
 }
 
 func (l *ringLink) unref() {
@@ -229,6 +233,7 @@ func (l *ringLink) unmap() {
 func (l *ringLink) read() error {
 	defer l.unref()
 	defer close(l.down)
+	defer l.conn.Close()
 	defer l.abort()
 	defer l.stop()
 	var closing error
@@ -287,7 +292,7 @@ func (l *ringLink) write() {
 			err = l.conn.WriteMessage(out)
 		}
 		if err != nil { // the reader sees why
-			l.conn.Close()
+			l.hangUp()
 		}
 		mu.Lock()
 	}

@@ -160,7 +160,7 @@ func (r *rings) knows(dst netip.AddrPort) (congested, ok bool) {
 
 // settleLocked takes in all events that are there. What it frees is news for
 // every sender that waits.
-func (r *rings) settleLocked(l *ringLink) {
+func (r *rings) settleLocked(l *ringLink) (some bool) {
 	var ev shm.Event
 	n := 0
 	for {
@@ -189,6 +189,7 @@ func (r *rings) settleLocked(l *ringLink) {
 		r.txSeq.Add(1)
 		r.lot.wake(shm.ClientWaitsEvent | shm.ClientWaitsSendRoom)
 	}
+	return n > 0
 }
 
 // decidedLocked notes outcomes. What was noted before is dropped: one for each

@@ -228,9 +228,7 @@ func TestRingsStress(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := newRingDaemon(t)
-			d.mu.Lock()
-			d.spec = c.spec
-			d.mu.Unlock()
+			d.regions(c.spec)
 			ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 			defer cancel()
 			count := 400

@@ -164,11 +164,14 @@ func (h *holdup) mayWaitLocked(dst netip.AddrPort, err error) bool {
 	return true
 }
 
-// prepareLocked begins a wait for events.
+// prepareLocked begins a wait for events, of which none are to be there already.
 func (h *holdup) prepareLocked() {
 	r := h.r
 	h.w = h.w.renew(r, r.tx, shm.ClientWaitsEvent)
 	h.w.of, h.w.seq = &r.txSeq, r.txSeq.Load()
+	if r.tx != nil {
+		r.settleLocked(r.tx) // if there are some, that is news
+	}
 }
 
 // onLocked adds what will end what err says of dst.

@@ -120,11 +120,11 @@ func (w *waiter) wait(ctx context.Context) error {
 	if w.poll {
 		return pause(ctx)
 	}
-	if w.ready() {
-		return nil
-	}
 	if ctx.Err() != nil {
 		return ctx.Err()
+	}
+	if w.ready() {
+		return nil
 	}
 	if w.l != nil && !w.spun {
 		w.spun = true

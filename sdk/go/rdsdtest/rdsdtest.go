@@ -37,6 +37,9 @@ type Daemon struct {
 	Port   int        // TCP port of the RDS links, the same for all that talk to each other
 	Socket string     // path of its client socket
 
+	// Env is added to the environment of the next Run.
+	Env []string
+
 	tb   testing.TB
 	args []string
 
@@ -84,6 +87,7 @@ func (d *Daemon) Run() {
 	d.tb.Helper()
 	cmd := exec.Command(Binary(d.tb), d.args...)
 	cmd.Stdout, cmd.Stderr = d.log, d.log
+	cmd.Env = append(os.Environ(), d.Env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		d.tb.Fatal(err)
@@ -170,6 +174,23 @@ func (d *Daemon) end(sig syscall.Signal) int {
 		<-done
 	}
 	return cmd.ProcessState.ExitCode()
+}
+
+// Pid is the number of the running process, 0 when it was stopped or killed.
+func (d *Daemon) Pid() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.cmd == nil {
+		return 0
+	}
+	return d.cmd.Process.Pid
+}
+
+// Ended is closed when the process has ended, by whatever cause.
+func (d *Daemon) Ended() <-chan struct{} {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.done
 }
 
 // Log is what the daemon has written so far.
