@@ -343,6 +343,27 @@ func relayTrip(bytes int) func(time.Duration) (sample, error) {
 	}
 }
 
+// relayTripLoad measures round trips through a relay while another one carries
+// datagrams of so many bytes: what the processors leave to them.
+func relayTripLoad(bytes, load int) func(time.Duration) (sample, error) {
+	return func(d time.Duration) (sample, error) {
+		w := newWorld(d)
+		defer w.close()
+		sink, err := w.relay(wayArgs(load), roleSource, roleSink)
+		if err != nil {
+			return sample{}, err
+		}
+		if err := w.until("the load flows", func() bool { return sink.board.load(wordCount) > 0 }); err != nil {
+			return sample{}, err
+		}
+		ping, err := w.relay(args{Bytes: bytes, Spin: spinFor}, roleEcho, rolePing)
+		if err != nil {
+			return sample{}, err
+		}
+		return w.window(ping, wordCount, d)
+	}
+}
+
 // relay starts four processes: one application and its daemon on either side.
 // It returns the second application.
 func (w *world) relay(a args, first, second string) (*proc, error) {
