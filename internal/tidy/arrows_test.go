@@ -65,7 +65,8 @@ var arrows = []struct {
 
 	// Test worlds: nothing a program imports.
 	{"internal/simtest", []string{"rds", "conn", "cong", "transport", "transport/sim", "wire", "rdserr", "internal/buf", "internal/stats"}},
-	{"internal/bench", nil}, // tests alone
+	{"internal/bench", nil},    // tests alone
+	{"internal/killtest", nil}, // tests alone
 	{"interop", []string{"sdk/go", "api/rdsd/v1", "rdserr"}},
 }
 
