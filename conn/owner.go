@@ -34,6 +34,10 @@ type Owner interface {
 	// version since on, at most wire.MaxPortStates changes (delta), or the whole
 	// map when there are more or since is 0. Neither: nothing to tell.
 	LocalCongestion(since uint64, wholeOnly bool) (version uint64, delta []wire.PortState, whole []byte)
+	// Blocked reports whether anybody was refused or waits because a port of the
+	// peer is congested, as far as its map says: a link is wanted then, for the map
+	// may be of a former life of the peer.
+	Blocked() bool
 	// MayGrant reports whether the node's memory allows more to be received.
 	MayGrant() bool
 	// AllowKernel reports whether the peer may be a kernel, which cannot prove

@@ -168,7 +168,14 @@ func (p *Path) want(now time.Duration) {
 // idle reports whether nothing waits for this path.
 func (p *Path) idle() bool {
 	return p.queue.n == 0 && p.unacked.n == 0 && p.retrans.n == 0 && p.inwrite.n == 0 && len(p.holds) == 0 && p.hasNoRefusals() &&
-		(p.idx != 0 || p.c.pending.n == 0 && !(p.congDirty && p.c.Up()))
+		(p.idx != 0 || p.c.pending.n == 0 && !(p.congDirty && p.c.Up()) && !p.c.owner.Blocked())
+}
+
+// Blocked tells that the owner's Blocked is true.
+func (c *Conn) Blocked(now time.Duration) {
+	if p := c.path(0); p.state == Down {
+		p.event(now, EvWant)
+	}
 }
 
 func (p *Path) hasNoRefusals() bool { return len(p.refused) == 0 }

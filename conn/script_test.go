@@ -34,6 +34,7 @@ var update = flag.Bool("update", false, "write the expected lines of testdata/*.
 //	local PORT on|off                  our port becomes congested or clear
 //	room                               receivers have room again
 //	grant on|off                       the memory budget allows credits or not
+//	blocked on|off                     somebody waits for a congested port of the peer
 //	kernels yes|no                     whether the peer may be a kernel
 //	cancel PORT                        cancel what our sockets sent to PORT
 //	queued                             datagrams on their way, up to one of 7 bytes
@@ -246,6 +247,10 @@ func (w *world) step(words []string) {
 		w.c.Paths((*Path).Resume)
 	case "grant":
 		w.grant = arg(1) == "on"
+	case "blocked":
+		if w.blocked = arg(1) == "on"; w.blocked {
+			w.c.Blocked(w.now)
+		}
 	case "kernels":
 		w.noKernel = arg(1) == "no"
 	case "cancel":

@@ -34,6 +34,7 @@ type world struct {
 	ourVer   uint64
 	ourLog   []wire.PortState // changes after version 1
 	grant    bool
+	blocked  bool // somebody waits for a port of the peer
 	noKernel bool
 	armed    time.Duration
 	cleared  []uint16
@@ -103,6 +104,7 @@ func (w *world) LocalCongestion(since uint64, wholeOnly bool) (uint64, []wire.Po
 	return w.ourVer, slices.Clone(w.ourLog[since-1:]), nil
 }
 
+func (w *world) Blocked() bool                   { return w.blocked }
 func (w *world) MayGrant() bool                  { return w.grant }
 func (w *world) AllowKernel() bool               { return !w.noKernel }
 func (w *world) Emit(a Action)                   { w.acts = append(w.acts, a) }

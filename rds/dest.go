@@ -165,7 +165,7 @@ func (s *Socket) Post(now time.Duration, d *Dest, t Train, cookie uint32, tag ui
 		s.wait(f, m)
 	case f.pe.Congested(port):
 		s.wait(f, m)
-		s.block(f)
+		s.block(now, f)
 	default:
 		s.dispatch(now, f.pe, m)
 	}

@@ -143,6 +143,9 @@ func (pe *Peer) LocalCongestion(since uint64, wholeOnly bool) (uint64, []wire.Po
 	return pe.e.localCongestion(since, wholeOnly)
 }
 
+// Blocked: see conn.Owner.
+func (pe *Peer) Blocked() bool { return len(pe.blocked) > 0 }
+
 // MayGrant: credits are given while a tenth of the memory budget is left.
 func (pe *Peer) MayGrant() bool {
 	b := pe.e.cfg.Budget
@@ -214,11 +217,15 @@ func (pe *Peer) wake(now time.Duration, port uint16) {
 	}
 }
 
-func (pe *Peer) block(port uint16) {
+// block notes a send that is refused or has to wait because port is congested.
+func (pe *Peer) block(now time.Duration, port uint16) {
 	if pe.blocked == nil {
 		pe.blocked = make(map[uint16]uint64)
 	}
 	if len(pe.blocked) < 4096 || pe.blocked[port] > 0 {
 		pe.blocked[port]++
+	}
+	if pe.c != nil {
+		pe.c.Blocked(now)
 	}
 }

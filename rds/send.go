@@ -35,7 +35,7 @@ func (s *Socket) Send(now time.Duration, dst netip.AddrPort, payload []byte, tag
 		}
 		if err == rdserr.ErrCongested {
 			s.e.ctr.CongSendError++
-			pe.block(dst.Port())
+			pe.block(now, dst.Port())
 			s.concern(dst)
 		}
 		return err
@@ -167,7 +167,7 @@ func (s *Socket) deliverHere(m *conn.Msg) {
 	default: // the port has become congested by it
 		f := s.flow(e.loop, netip.AddrPortFrom(e.local, m.DPort))
 		s.waitFirst(f, m)
-		s.block(f)
+		s.block(e.now, f)
 	}
 }
 

@@ -123,7 +123,7 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 			return false, err
 		}
 		if f := s.flow(pe, dst); err == rdserr.ErrCongested {
-			s.block(f)
+			s.block(now, f)
 		} else {
 			s.lineUp(f)
 		}
@@ -139,9 +139,9 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 }
 
 // block lets f await its port.
-func (s *Socket) block(f *flow) {
+func (s *Socket) block(now time.Duration, f *flow) {
 	s.e.ctr.CongSendBlocked++
-	f.pe.block(f.dst.Port())
+	f.pe.block(now, f.dst.Port())
 	if s.opt.Sink == nil {
 		s.concern(f.dst)
 	}
@@ -186,7 +186,7 @@ func (s *Socket) runWaiting(now time.Duration) {
 		s.lined = s.lined[1:]
 		f.lined = false
 		if err == rdserr.ErrCongested {
-			s.block(f)
+			s.block(now, f)
 			continue
 		}
 		if m != nil {
