@@ -155,7 +155,14 @@ func (h *Host) WantRoom(on bool) {
 	}
 }
 
-func (h *Host) needsRoom() bool { return h.want || h.hungry != 0 || h.overflow.n() > 0 }
+func (h *Host) needsRoom() bool {
+	return h.want || h.hungry != 0 || h.overflow.n() > 0 || h.manyOut()
+}
+
+// manyOut reports whether so many slots are out that their releases are to be
+// taken even by a daemon that has room: a client with a full release ring takes
+// nothing more from the receive ring.
+func (h *Host) manyOut() bool { return h.nSlots > int(h.r.Releases)/2 }
 
 // What may find no room, bits of hungry.
 const (

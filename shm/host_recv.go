@@ -117,6 +117,8 @@ func (h *Host) alloc(n int) (off uint64, ok bool) {
 	}
 	if !ok {
 		h.starve(hungryArena)
+	} else if h.manyOut() {
+		h.askRoom()
 	}
 	return off, ok
 }

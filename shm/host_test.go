@@ -554,6 +554,33 @@ func TestHostReceiveFull(t *testing.T) {
 	}
 }
 
+// TestHostManyOut: a client that took and released what fits its release ring
+// takes nothing more, so a sleeping daemon is woken before that, with all the
+// room there is in the others.
+func TestHostManyOut(t *testing.T) {
+	h, m := newPair(t, smallSpec(), nil)
+	if !h.Sleep() {
+		t.Error("there is work")
+	}
+	for i := range 6 { // of 8 releases
+		if _, ok := h.PlaceCopy(testDst, []byte("x"), 1, false, NoLane, 0); !ok {
+			t.Fatal("no room")
+		}
+		h.Publish()
+		if waits := m.r.DaemonSleeps().Load()&DaemonWaitsRoom != 0; waits != (i == 5) {
+			t.Errorf("%d slots out: waits for releases: %v", i+1, waits)
+		}
+		m.received(true)
+	}
+	if h.Sleep() {
+		t.Error("asleep over releases")
+	}
+	h.Releases()
+	if !h.Sleep() || m.r.DaemonSleeps().Load() != DaemonWaitsSend {
+		t.Error("it still waits")
+	}
+}
+
 // TestHostRings: the client's doorbell rings for what it waits for, once.
 func TestHostRings(t *testing.T) {
 	h, m := newPair(t, testSpec(), nil)
