@@ -56,9 +56,11 @@ type Msg struct {
 // What a Cell holds: 0 while the message has no sequence, which it also loses
 // again when it is refused; lane<<CellLane | sequence when it was sent;
 // CellSplit when it was a train that had to be sent as single datagrams.
+// CellHere<<CellLane | number (Engine.Here) when it stayed at this address.
 const (
 	CellLane  = 56
 	CellSplit = 1 << 63
+	CellHere  = 127
 )
 
 // Datagrams is how many datagrams the message carries.

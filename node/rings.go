@@ -264,17 +264,17 @@ func (r *ringSock) wake() {
 
 // Place implements rds.Sink.
 func (r *ringSock) Place(src netip.AddrPort, f *transport.Frame, t rds.Train, p *conn.Path, seq uint64) (cost int, ok bool) {
-	lane := uint32(shm.NoLane)
+	lane := r.host.ledgerHere()
 	if p != nil {
-		lane = r.host.ledgerLane(p).Index()
+		lane = r.host.ledgerLane(p)
 	}
 	if b := f.Buf; b != nil && b.Owner() == buf.Owner(r) {
-		if cost, ok = r.h.Place(src, uint64(b.ID)*shm.UnitBytes, len(t.Body), t.Count, t.Table, lane, seq); ok {
+		if cost, ok = r.h.Place(src, uint64(b.ID)*shm.UnitBytes, len(t.Body), t.Count, t.Table, lane.Index(), seq); ok {
 			b.ID = slotTaken
 			r.reserved--
 		}
 	} else {
-		cost, ok = r.h.PlaceCopy(src, t.Body, t.Count, t.Table, lane, seq)
+		cost, ok = r.h.PlaceCopy(src, t.Body, t.Count, t.Table, lane.Index(), seq)
 	}
 	if ok && !r.placed {
 		r.placed = true

@@ -14,12 +14,15 @@ import (
 // hostRings is a host's part in sockets with rings: what a step brought for
 // them, and its place in the ledger (docs/shm.md, "Ledger"). host.mu guards it.
 type hostRings struct {
-	number  int         // of the host: its commit record
-	placed  []*ringSock // with datagrams that nobody sees yet
-	dirty   []*ringSock // with news that nobody sees yet
-	hosts   []*shm.Host // of placed, for one call
-	refused []uint64
-	refs    [shm.MaxRefusals + 1]wire.Refusal
+	number    int             // of the host: its commit record
+	here      *shm.LedgerLane // of datagrams that stay at this address; nil until it is needed
+	noHere    bool            // the ledger had no room
+	committed bool            // commit has made placed visible
+	placed    []*ringSock     // with datagrams that nobody sees yet
+	dirty     []*ringSock     // with news that nobody sees yet
+	hosts     []*shm.Host     // of placed, for one call
+	refused   []uint64
+	refs      [shm.MaxRefusals + 1]wire.Refusal
 }
 
 // ledgerLane is p's entry in the ledger, made when it is first asked for; nil
@@ -37,6 +40,19 @@ func (h *host) ledgerLane(p *conn.Path) *shm.LedgerLane {
 		h.recordLane(p)
 	}
 	return l.ledger
+}
+
+// ledgerHere is the entry of the lane of datagrams that stay at this address.
+func (h *host) ledgerHere() *shm.LedgerLane {
+	r := &h.rings
+	if r.here == nil && h.all.ledger != nil && !r.noHere {
+		var err error
+		if r.here, err = h.all.ledger.Lane(h.addr, h.addr, shm.LocalLane); err != nil {
+			r.noHere = true // once; the log has it
+			h.log.Error("datagrams that stay at an address are not in the ledger", "address", h.addr, "error", err)
+		}
+	}
+	return r.here
 }
 
 // recordLane writes down who p leads to, and where it stands.
@@ -74,17 +90,27 @@ func (h *host) commit(p *conn.Path) {
 		}
 		return
 	}
+	h.commitPlaced(h.ledgerLane(p), p.Received(), h.refusals(p))
+}
+
+func (h *host) commitPlaced(lane *shm.LedgerLane, received uint64, refusals []uint64) {
+	r := &h.rings
+	r.committed = true
 	r.hosts = r.hosts[:0]
 	for _, s := range r.placed {
 		r.hosts = append(r.hosts, s.h)
 	}
-	h.all.ledger.PublishAll(r.number, h.ledgerLane(p), p.Received(), h.refusals(p), r.hosts)
+	h.all.ledger.PublishAll(r.number, lane, received, refusals, r.hosts)
 }
 
 // publishRings makes the news of a step visible and adds the doorbells to ring
 // once the lock is let go.
 func (h *host) publishRings(bells []int) []int {
 	r := &h.rings
+	if len(r.placed) > 0 && !r.committed && h.all.ledger != nil {
+		h.commitPlaced(h.ledgerHere(), h.e.Here(), nil) // they came by no link
+	}
+	r.committed = false
 	for _, s := range r.placed {
 		s.placed = false
 		s.press()

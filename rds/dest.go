@@ -26,8 +26,8 @@ type Sink interface {
 	// when room comes about otherwise, until ReadAll). A client that holds
 	// nothing has room for every datagram.
 	//
-	// It is the message with sequence seq of lane p; p is nil for what came from
-	// this very address.
+	// It is the message with sequence seq of lane p; p is nil and seq Engine.Here
+	// for what came from this very address.
 	Place(src netip.AddrPort, f *transport.Frame, t Train, p *conn.Path, seq uint64) (cost int, ok bool)
 	// Done tells that the count datagrams with tags from tag on, of the Post with
 	// this cookie, have their outcome, and that the engine no longer reads their

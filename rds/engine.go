@@ -73,6 +73,7 @@ type Engine struct {
 	peers    map[netip.Addr]*Peer
 	order    []*Peer // in order of creation, so that walks repeat
 	loop     *Peer   // this address itself
+	here     uint64  // messages placed that stayed at this address
 	lastPeer *Peer   // of the last lookup
 
 	cmap    cong.Map // our own ports
@@ -158,6 +159,10 @@ func (e *Engine) States() []StateChange {
 
 // Pending reports whether Take, Ready or States would return anything.
 func (e *Engine) Pending() bool { return len(e.actions)+len(e.ready)+len(e.states)+len(e.cnotes) > 0 }
+
+// Here numbers the messages that stayed at this address: the last one placed.
+// To a Sink it is the sequence of those without a lane.
+func (e *Engine) Here() uint64 { return e.here }
 
 // --- links ----------------------------------------------------------------
 

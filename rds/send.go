@@ -3,6 +3,7 @@ package rds
 import (
 	"math"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
@@ -159,7 +160,11 @@ func (s *Socket) deliverHere(m *conn.Msg) {
 		defer b.Release()
 	}
 	switch {
-	case to.place(e.loop, nil, 0, s.port, wire.Train{Count: m.Count, Table: m.Table}, &f) == conn.Placed:
+	case to.place(e.loop, nil, e.here+1, s.port, wire.Train{Count: m.Count, Table: m.Table}, &f) == conn.Placed:
+		e.here++
+		if m.Cell != nil {
+			atomic.StoreUint64(m.Cell, conn.CellHere<<conn.CellLane|e.here)
+		}
 		s.Completed(m, conn.Delivered, conn.WhyNone)
 	case to.starved:
 		// What is accepted counts against the budget too: it could wait for ever.
