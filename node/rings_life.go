@@ -266,6 +266,17 @@ func (c *ringControl) Ready(events uint32) {
 	}
 }
 
+// takePosts takes what the client posted before it asked: to post is to have
+// sent, and a Cancel or a Flush is about everything sent before it. It ends also
+// with a client that goes on posting.
+func (r *ringSock) takePosts() {
+	for n := 0; n <= int(r.reg.Sends) && r.h.HasPosts() && !r.blocked.Load(); n += ringTurn {
+		if !r.Poll() {
+			return
+		}
+	}
+}
+
 // control carries out one message.
 func (r *ringSock) control(in *inMsg) error {
 	if in.isBatch {
@@ -274,6 +285,8 @@ func (r *ringSock) control(in *inMsg) error {
 	switch in.msg.WhichBody() {
 	case rdsdv1.ClientMessage_Credit_case, rdsdv1.ClientMessage_Peek_case:
 		return rdserr.With(rdserr.ErrInvalid, "Credit and Peek have no meaning for a socket with rings")
+	case rdsdv1.ClientMessage_Cancel_case, rdsdv1.ClientMessage_Flush_case:
+		r.takePosts()
 	}
 	if err := r.s.control(in.msg); err != nil {
 		return err
