@@ -1,5 +1,6 @@
 #!/bin/sh
-# Everything the Python SDK can prove about itself: types, style, tests.
+# Everything the Python SDK can prove about itself: the build with its extension,
+# types, style, tests.
 # Uses the virtual environment in $RDSD_VENV, or makes .venv here. Tests against
 # real daemons use $RDSD_BIN or bin/rdsd of the repository; without one they skip
 # and say so (with CI=true they fail). Arguments go to pytest, whose summary is
@@ -13,6 +14,7 @@ if [ ! -x "$venv/bin/python" ]; then
         exit 1
     }
 fi
+rm -rf build # setuptools would install what is left of files that are gone
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check '.[test]'
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .

@@ -74,7 +74,7 @@ async def test_a_dead_daemon_hangs_nobody(front: Front, restarted: Pair) -> None
     near, far = restarted
     a, b = await bind(front, near), await bind(front, far)
     near.kill()
-    for call in (a.recv, a.flush, a.peek_size):
+    for call in asking(front, a):
         start = time.monotonic()
         with pytest.raises((rdsd.TimedOut, rdsd.DaemonUnavailable)):
             await asyncio.wait_for(front.do(call, timeout=0.2), 5)
@@ -93,16 +93,21 @@ async def test_a_frozen_daemon_hangs_nobody(front: Front, daemons: Pair) -> None
     near.process.send_signal(signal.SIGSTOP)
     try:
         start = time.monotonic()
-        for call in (a.recv, a.flush, a.peek_size):
+        for call in asking(front, a):
             with pytest.raises(rdsd.TimedOut):
                 await front.do(call, timeout=0.1)
         with pytest.raises(rdsd.TimedOut) as caught:
             await front.do(a.send, b.local_address, b"x", timeout=0.1)
-        assert caught.value.undecided
+        # Over rings a datagram is accepted by being posted, and this one was not: nobody has
+        # looked at its destination yet.
+        rings = front.front_end == "rings"
+        assert caught.value.undecided is not rings
         with pytest.raises(rdsd.TimedOut):
             await front.do(front.client(near.target).bind, (near.address, 0), timeout=0.1)
         assert time.monotonic() - start < 5
         near.process.send_signal(signal.SIGCONT)
+        if rings:
+            await front.do(a.send, b.local_address, b"x", timeout=20)
         assert (await front.do(b.recv, timeout=20)).payload == b"x", "it was accepted after all"
         near.process.send_signal(signal.SIGSTOP)
         start = time.monotonic()
@@ -167,6 +172,11 @@ async def test_bad_binds(front: Front, daemons: Pair) -> None:
     sock = await front.do(client.bind, (daemons[0].address, 0))
     with pytest.raises(rdsd.AddressInUse):
         await front.do(client.bind, sock.local_address)
+
+
+def asking(front: Front, sock: Any) -> list[Any]:
+    """Calls that wait for the daemon. Over rings a peek looks for itself."""
+    return [sock.recv, sock.flush, *([] if front.front_end == "rings" else [sock.peek_size])]
 
 
 def packed(host: str) -> bytes:

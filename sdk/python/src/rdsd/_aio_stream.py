@@ -414,9 +414,8 @@ class _Room(AsyncSlot):
         self._room = room
         self._timeout = timeout
 
-    async def commit(self, size: int | None = None) -> int:
-        payload = bytes(self._room[: self._spend(size)])
-        return await self._sock.send(self._dst, payload, self._timeout)
+    async def _send(self, count: int) -> int:
+        return await self._sock.send(self._dst, self._room[:count], self._timeout)
 
     def _give_up(self) -> None:
         return

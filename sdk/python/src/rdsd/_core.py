@@ -96,6 +96,7 @@ class BindOptions:
     outcomes: bool = False
     reconnect: bool = True
     congestion_mask: int = 0
+    spin: float | None = None  # seconds; rings only
 
 
 class State(enum.Enum):

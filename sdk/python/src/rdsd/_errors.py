@@ -215,14 +215,14 @@ class BatchError(RdsError):
 
     ``errno`` is that of the first one. ``errors`` lists (index in the batch,
     error) in order; every datagram not listed was accepted. ``tags[i]`` is the
-    tag of datagram i, as send_batch would have returned it.
+    tag of datagram i if it was accepted.
     """
 
     accepted: int
     errors: Sequence[tuple[int, RdsError]]
-    tags: range
+    tags: Sequence[int]
 
-    def __init__(self, errors: Sequence[tuple[int, RdsError]], tags: range) -> None:
+    def __init__(self, errors: Sequence[tuple[int, RdsError]], tags: Sequence[int]) -> None:
         index, first = errors[0]
         super().__init__(
             first.errno,

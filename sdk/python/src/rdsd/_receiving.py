@@ -29,6 +29,11 @@ class Inbox:
         self._replies: dict[Address, deque[Call[Datagram]]] = {}
         self.ready = Readiness()
 
+    @property
+    def awaited(self) -> bool:
+        """Somebody waits for a reply."""
+        return bool(self._replies)
+
     def __len__(self) -> int:
         return len(self._unread)
 

@@ -68,7 +68,7 @@ class Room(ABC):
 
     @property
     def data(self) -> memoryview:
-        """The room, to be written; of the size that was reserved."""
+        """The room, to be written; of the size that was asked for."""
         if self._data is None:
             raise make(Closed, "this slot was committed or aborted")
         return self._data
@@ -84,7 +84,7 @@ class Room(ABC):
     def _give_up(self) -> None:
         """The room goes back unsent."""
 
-    def _spend(self, size: int | None) -> int:
+    def _finish(self, size: int | None) -> int:
         """Ends the writing; how many bytes are to be sent."""
         room = len(self.data)
         count = room if size is None else size
@@ -98,12 +98,16 @@ class Room(ABC):
 class Slot(Room):
     """Room for one datagram, from Socket.reserve. Leaving its with-block uncommitted aborts it."""
 
-    @abstractmethod
     def commit(self, size: int | None = None) -> int:
         """Sends the first size bytes (all when None) and returns the datagram's tag.
 
         The datagram takes its place in the order now, not when it was reserved.
         """
+        return self._send(self._finish(size))
+
+    @abstractmethod
+    def _send(self, count: int) -> int:
+        """Sends so many bytes of the room."""
 
     def __enter__(self) -> Slot:
         return self
@@ -120,9 +124,13 @@ class Slot(Room):
 class AsyncSlot(Room):
     """As Slot, from rdsd.aio: commit is awaited."""
 
-    @abstractmethod
     async def commit(self, size: int | None = None) -> int:
         """Sends the first size bytes (all when None) and returns the datagram's tag."""
+        return await self._send(self._finish(size))
+
+    @abstractmethod
+    async def _send(self, count: int) -> int:
+        """Sends so many bytes of the room."""
 
     def __enter__(self) -> AsyncSlot:
         return self

@@ -17,6 +17,7 @@ from ._errors import (
     fresh,
     make,
 )
+from ._target import Timeout, seconds
 from ._types import Address, AddressLike, Payload, to_address
 
 Window = tuple[int, int]
@@ -25,6 +26,9 @@ DEFAULT_WINDOW: Window = (4096, 4 << 20)
 
 #: Seconds bind waits by default: long for a local daemon, short for a person.
 BIND_TIMEOUT = 10.0
+
+#: The longest a call over rings keeps looking before it sleeps, seconds.
+MAX_SPIN = 0.01
 
 #: try_send does not wait for room, only for the daemon's answer; seconds.
 TRY_TIMEOUT = 5.0
@@ -40,6 +44,7 @@ def bind_options(
     outcomes: bool,
     reconnect: bool,
     congestion_mask: int,
+    spin: Timeout,
 ) -> BindOptions:
     datagrams, size = recv_window
     _positive("recv_window", datagrams, 1, 1 << 20)
@@ -59,6 +64,7 @@ def bind_options(
         outcomes=outcomes,
         reconnect=reconnect,
         congestion_mask=congestion_mask,
+        spin=None if spin is None else min(seconds(spin) or 0.0, MAX_SPIN),
     )
 
 
@@ -115,6 +121,13 @@ def check_limit(limit: int) -> int:
     return limit
 
 
+def fork_text(pid: int) -> str:
+    return (
+        f"opened by process {pid}, and this is its child: a client does not survive a fork, "
+        "open another one here"
+    )
+
+
 class ForkGuard:
     """Notices use in a child process.
 
@@ -129,11 +142,7 @@ class ForkGuard:
 
     def check(self) -> None:
         if os.getpid() != self._pid:
-            raise make(
-                NotSupported,
-                f"opened by process {self._pid}, and this is its child: a client does not "
-                "survive a fork, open another one here",
-            )
+            raise make(NotSupported, fork_text(self._pid))
 
     @property
     def forked(self) -> bool:

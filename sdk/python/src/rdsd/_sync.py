@@ -6,12 +6,14 @@ stream of messages (gRPC or the control socket), ``_sync_rings`` over rings.
 
 from __future__ import annotations
 
+import time
 import weakref
 from types import TracebackType
 
 import grpc
 
-from ._errors import Closed, make
+from ._core import BindOptions
+from ._errors import Closed, RdsError, make
 from ._front_end import FrontEnd, choose
 from ._grpc import CHANNEL_OPTIONS
 from ._surface import BIND_TIMEOUT, DEFAULT_WINDOW, ForkGuard, Window, bind_options
@@ -60,15 +62,19 @@ class Client:
         outcomes: bool = False,
         reconnect: bool = True,
         congestion_mask: int = 0,
+        spin: Timeout = None,
         timeout: Timeout = BIND_TIMEOUT,
     ) -> Socket:
         """Opens a socket on a local address; port 0 takes any free port.
 
         send_buffer, recv_buffer: bytes, 0 for the daemon's default. recv_window:
-        datagrams and bytes the daemon may push ahead of recv. outcomes: report
+        datagrams and bytes the daemon may push ahead of recv (over rings the receive
+        buffer is what is ahead, and nothing is pushed). outcomes: report
         what became of each accepted datagram. reconnect: bind again by itself
         when the daemon restarts. congestion_mask: bit (port mod 64) set watches
-        that group of ports. Raises DaemonUnavailable at once when no daemon answers.
+        that group of ports. spin: how long a call over rings that waits keeps looking,
+        offering its core to others, before it sleeps (default 50 microseconds, at
+        most 10 ms). Raises DaemonUnavailable at once when no daemon answers.
         """
         self._check()
         options = bind_options(
@@ -80,14 +86,29 @@ class Client:
             outcomes=outcomes,
             reconnect=reconnect,
             congestion_mask=congestion_mask,
+            spin=spin,
         )
+        sock = self._bind(options, seconds(timeout))
+        self._sockets.add(sock)
+        return sock
+
+    def _bind(self, options: BindOptions, limit: float | None) -> Socket:
+        until = None if limit is None else time.monotonic() + limit
+        if "rings" in self._ways:
+            from ._ring import WITHOUT_RINGS
+            from ._sync_rings import RingSocket
+
+            try:
+                return RingSocket(self._target, options, limit)
+            except RdsError as error:
+                if len(self._ways) == 1 or error.errno not in WITHOUT_RINGS:
+                    raise
         sock = StreamSocket(self._channel, self._ways, options, self._target)
         try:
-            sock._await_bound(seconds(timeout))
+            sock._await_bound(None if until is None else max(0.0, until - time.monotonic()))
         except BaseException:
             sock.close()
             raise
-        self._sockets.add(sock)
         return sock
 
     def close(self) -> None:

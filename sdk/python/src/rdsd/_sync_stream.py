@@ -470,9 +470,8 @@ class _Room(Slot):
         self._room = room
         self._timeout = timeout
 
-    def commit(self, size: int | None = None) -> int:
-        with memoryview(self._room)[: self._spend(size)] as payload:
-            return self._sock.send(self._dst, payload, self._timeout)
+    def _send(self, count: int) -> int:
+        return self._sock.send(self._dst, self._room[:count], self._timeout)
 
     def _give_up(self) -> None:
         return

@@ -8,6 +8,7 @@ over a stream of messages (gRPC or the control socket), ``_aio_rings`` over ring
 
 from __future__ import annotations
 
+import time
 import weakref
 from types import TracebackType
 
@@ -16,7 +17,8 @@ import grpc.aio
 
 from ._aio_socket import CongestionWatch, Socket
 from ._aio_stream import StreamSocket
-from ._errors import Closed, make
+from ._core import BindOptions
+from ._errors import Closed, RdsError, make
 from ._front_end import FrontEnd, choose
 from ._grpc import CHANNEL_OPTIONS
 from ._surface import BIND_TIMEOUT, DEFAULT_WINDOW, ForkGuard, Window, bind_options
@@ -62,9 +64,11 @@ class Client:
         outcomes: bool = False,
         reconnect: bool = True,
         congestion_mask: int = 0,
+        spin: Timeout = None,
         timeout: Timeout = BIND_TIMEOUT,
     ) -> Socket:
         """Opens a socket on a local address; the arguments are those of rdsd.Client.bind."""
+        self._check()
         options = bind_options(
             local,
             send_buffer=send_buffer,
@@ -74,14 +78,31 @@ class Client:
             outcomes=outcomes,
             reconnect=reconnect,
             congestion_mask=congestion_mask,
+            spin=spin,
         )
+        sock = await self._bind(options, seconds(timeout))
+        self._sockets.add(sock)
+        return sock
+
+    async def _bind(self, options: BindOptions, limit: float | None) -> Socket:
+        until = None if limit is None else time.monotonic() + limit
+        if "rings" in self._ways:
+            from ._aio_rings import RingSocket
+            from ._ring import WITHOUT_RINGS
+
+            ring = RingSocket(self._target, options)
+            try:
+                await ring.open(limit)
+                return ring
+            except RdsError as error:
+                if len(self._ways) == 1 or error.errno not in WITHOUT_RINGS:
+                    raise
         sock = StreamSocket(self._open_channel(), self._ways, options, self._target)
         try:
-            await sock._await_bound(seconds(timeout))
+            await sock._await_bound(None if until is None else max(0.0, until - time.monotonic()))
         except BaseException:
             await sock.close()
             raise
-        self._sockets.add(sock)
         return sock
 
     async def close(self) -> None:
@@ -105,10 +126,13 @@ class Client:
     ) -> None:
         await self.close()
 
-    def _open_channel(self) -> grpc.aio.Channel:
+    def _check(self) -> None:
         self._guard.check()
         if self._closed:
             raise make(Closed, "the client is closed")
+
+    def _open_channel(self) -> grpc.aio.Channel:
+        self._check()
         if self._channel is None:
             self._channel = grpc.aio.insecure_channel(self._target, options=CHANNEL_OPTIONS)
         return self._channel

@@ -1,0 +1,303 @@
+/* What is asked of the daemon, outcomes, congestion, event loops. */
+#include "rings.h"
+
+enum { RUNS = 256 };
+
+/* asked runs a call that may wait, until it is over. -1: an exception is set. */
+#define ASK(h, w, timeout, result, call)                                                                               \
+	do {                                                                                                           \
+		int again_;                                                                                            \
+		wait_begin(&(w), timeout);                                                                             \
+		do {                                                                                                   \
+			Py_BEGIN_ALLOW_THREADS                                                                         \
+			result = call;                                                                                 \
+			Py_END_ALLOW_THREADS                                                                           \
+			again_ = wait_again(&(w), result);                                                             \
+		} while (again_ > 0);                                                                                  \
+		if (again_ < 0)                                                                                        \
+			return NULL;                                                                                   \
+	} while (0)
+
+/* whole is the time of a question, which is asked once and not in slices. */
+static void whole(struct wait *w)
+{
+	w->slice = w->deadline == INT64_MAX ? RDSD_FOREVER : w->deadline - rdsdi_now();
+	if (w->deadline != INT64_MAX && w->slice <= 0)
+		w->slice = 1;
+}
+
+static PyObject *flush(PyObject *self, PyObject *timeout)
+{
+	Handle *h = (Handle *)self;
+	struct wait w;
+	int64_t ns;
+	int err, again;
+
+	CHECK_OPEN(h);
+	if (get_timeout(timeout, &ns) < 0)
+		return NULL;
+	wait_begin(&w, ns);
+	do {
+		whole(&w);
+		Py_BEGIN_ALLOW_THREADS
+		err = rdsd_flush(h->sock, w.slice);
+		Py_END_ALLOW_THREADS
+		again = err == -EINTR ? wait_again(&w, err) : 0;
+	} while (again > 0);
+	if (again < 0)
+		return NULL;
+	if (err)
+		return fail(h, err);
+	Py_RETURN_NONE;
+}
+
+static PyObject *cancel(PyObject *self, PyObject *args)
+{
+	Handle *h = (Handle *)self;
+	PyObject *name, *timeout;
+	rdsd_cancelled result;
+	struct wait w;
+	rdsd_addr to;
+	int64_t ns;
+	int err, again;
+
+	CHECK_OPEN(h);
+	if (!PyArg_ParseTuple(args, "OO", &name, &timeout) || get_address(name, &to) < 0 || get_timeout(timeout, &ns) < 0)
+		return NULL;
+	wait_begin(&w, ns);
+	do {
+		whole(&w);
+		Py_BEGIN_ALLOW_THREADS
+		err = rdsd_cancel_sent_to(h->sock, &to, &result, w.slice);
+		Py_END_ALLOW_THREADS
+		again = err == -EINTR ? wait_again(&w, err) : 0;
+	} while (again > 0);
+	if (again < 0)
+		return NULL;
+	if (err)
+		return fail(h, err);
+	return Py_BuildValue("KK", (unsigned long long)result.cancelled, (unsigned long long)result.in_flight);
+}
+
+static PyObject *congested(PyObject *self, PyObject *args)
+{
+	Handle *h = (Handle *)self;
+	PyObject *name, *timeout;
+	struct wait w;
+	rdsd_addr to;
+	int64_t ns;
+	int is;
+
+	CHECK_OPEN(h);
+	if (!PyArg_ParseTuple(args, "OO", &name, &timeout) || get_address(name, &to) < 0 || get_timeout(timeout, &ns) < 0)
+		return NULL;
+	ASK(h, w, ns, is, rdsd_congested(h->sock, &to, w.slice));
+	if (is < 0)
+		return fail(h, is);
+	return PyBool_FromLong(is);
+}
+
+/* Runs of outcomes: (first tag, number, kind, reason). */
+static PyObject *outcomes(PyObject *self, PyObject *args)
+{
+	Handle *h = (Handle *)self;
+	rdsd_outcome runs[RUNS];
+	PyObject *timeout, *list;
+	int limit, wait;
+	struct wait w;
+	ssize_t got, i;
+	int64_t ns;
+
+	CHECK_OPEN(h);
+	if (!PyArg_ParseTuple(args, "iOp", &limit, &timeout, &wait) || get_timeout(timeout, &ns) < 0)
+		return NULL;
+	if (limit < 1 || limit > RUNS)
+		limit = RUNS;
+	got = rdsd_outcomes(h->sock, runs, (size_t)limit, RDSD_NOWAIT);
+	if (got == -EAGAIN || got == -ESHUTDOWN) {
+		if (wait)
+			ASK(h, w, ns, got, rdsd_outcomes(h->sock, runs, (size_t)limit, w.slice));
+		else
+			got = 0;
+	}
+	if (got < 0)
+		return fail(h, got);
+	list = PyList_New(got);
+	for (i = 0; i < got && list; i++) {
+		const rdsd_outcome *o = &runs[i];
+		PyObject *run = Py_BuildValue("KIis", (unsigned long long)o->tag, (unsigned)o->count, (int)o->kind,
+					      o->error ? rdsd_strerror(o->error) : rdsd_reason_text(o->reason));
+
+		if (!run || PyList_SetItem(list, i, run) < 0)
+			Py_CLEAR(list);
+	}
+	return list;
+}
+
+static PyObject *watch(PyObject *self, PyObject *args)
+{
+	Handle *h = (Handle *)self;
+	unsigned long long mask;
+	int on, err;
+
+	CHECK_OPEN(h);
+	if (!PyArg_ParseTuple(args, "pK", &on, &mask))
+		return NULL;
+	Py_BEGIN_ALLOW_THREADS
+	err = rdsd_watch(h->sock, on, mask);
+	Py_END_ALLOW_THREADS
+	if (err)
+		return fail(h, err);
+	Py_RETURN_NONE;
+}
+
+/* The next congestion event: (address or None, congested, groups freed), None when there is none and wait is false. */
+static PyObject *next_congestion(PyObject *self, PyObject *args)
+{
+	Handle *h = (Handle *)self;
+	rdsd_congestion e;
+	PyObject *timeout, *addr;
+	struct wait w;
+	int64_t ns;
+	int err, wait;
+
+	CHECK_OPEN(h);
+	if (!PyArg_ParseTuple(args, "Op", &timeout, &wait) || get_timeout(timeout, &ns) < 0)
+		return NULL;
+	err = rdsd_next_congestion(h->sock, &e, RDSD_NOWAIT);
+	if (err == -EAGAIN || err == -ESHUTDOWN) {
+		if (!wait)
+			Py_RETURN_NONE;
+		ASK(h, w, ns, err, rdsd_next_congestion(h->sock, &e, w.slice));
+	}
+	if (err)
+		return fail(h, err);
+	addr = e.addr.family ? new_address(&e.addr) : Py_NewRef(Py_None);
+	if (!addr)
+		return NULL;
+	return Py_BuildValue("NNK", addr, PyBool_FromLong(e.congested), (unsigned long long)e.freed);
+}
+
+static PyObject *request(PyObject *self, PyObject *args)
+{
+	static void *spare; /* a buffer that nobody uses; guarded by the interpreter lock */
+	Handle *h = (Handle *)self;
+	PyObject *name, *data, *timeout, *reply = NULL;
+	struct payload p;
+	rdsd_addr to;
+	int64_t ns, deadline;
+	ssize_t got;
+	void *buf;
+
+	CHECK_OPEN(h);
+	if (!PyArg_ParseTuple(args, "OOO", &name, &data, &timeout) || get_destination(h, name, &to) < 0 ||
+	    get_timeout(timeout, &ns) < 0)
+		return NULL;
+	buf = spare ? spare : malloc(RDSD_MAX_DATAGRAM);
+	spare = NULL;
+	if (!buf)
+		return PyErr_NoMemory();
+	if (payload_get(&p, data) < 0)
+		goto out;
+	deadline = rdsdi_deadline(ns);
+	(void)deadline;
+	Py_BEGIN_ALLOW_THREADS
+	got = rdsd_request(h->sock, &to, p.data, p.len, buf, RDSD_MAX_DATAGRAM, ns ? ns : 1);
+	Py_END_ALLOW_THREADS
+	payload_put(&p);
+	if (got >= 0)
+		reply = PyBytes_FromStringAndSize(buf, got);
+	else if (got != -EINTR || !PyErr_CheckSignals())
+		fail_to(h, got, name);
+out:
+	if (spare)
+		free(buf);
+	else
+		spare = buf;
+	return reply;
+}
+
+/* (local address, instance of the daemon, connected, why it is over) */
+static PyObject *info(PyObject *self, PyObject *unused)
+{
+	Handle *h = (Handle *)self;
+	PyObject *local;
+	rdsd_info i;
+	int over;
+
+	(void)unused;
+	if (!h->sock) /* not bound yet */
+		return Py_BuildValue("OiOi", Py_None, 0, Py_False, 0);
+	over = h->process == rdsdi_process ? atomic_load(&h->sock->over) : -EBADF;
+	Py_BEGIN_ALLOW_THREADS
+	rdsd_get_info(h->sock, &i);
+	Py_END_ALLOW_THREADS
+	local = new_address(&i.local);
+	if (!local)
+		return NULL;
+	return Py_BuildValue("NKNi", local, (unsigned long long)i.daemon_instance, PyBool_FromLong(i.connected), -over);
+}
+
+/* Looks after the connection; whoever binds again without being called needs it. */
+static PyObject *tend(PyObject *self, PyObject *unused)
+{
+	Handle *h = (Handle *)self;
+
+	(void)unused;
+	if (h->sock && h->process == rdsdi_process) {
+		Py_BEGIN_ALLOW_THREADS
+		rdsdi_pump(h->sock);
+		Py_END_ALLOW_THREADS
+	}
+	Py_RETURN_NONE;
+}
+
+static PyObject *descriptor(PyObject *self, PyObject *unused)
+{
+	Handle *h = (Handle *)self;
+	int fd;
+
+	(void)unused;
+	CHECK_OPEN(h);
+	fd = rdsd_fd(h->sock);
+	return fd < 0 ? fail(h, fd) : PyLong_FromLong(fd);
+}
+
+static PyObject *arm(PyObject *self, PyObject *what)
+{
+	Handle *h = (Handle *)self;
+	unsigned long bits = PyLong_AsUnsignedLong(what);
+	int ready;
+
+	if (bits == (unsigned long)-1 && PyErr_Occurred())
+		return NULL;
+	CHECK_OPEN(h);
+	ready = rdsd_arm(h->sock, (unsigned)bits);
+	return ready < 0 ? fail(h, ready) : PyLong_FromLong(ready);
+}
+
+static PyObject *disarm(PyObject *self, PyObject *unused)
+{
+	Handle *h = (Handle *)self;
+
+	(void)unused;
+	CHECK_OPEN(h);
+	rdsd_disarm(h->sock);
+	Py_RETURN_NONE;
+}
+
+PyMethodDef control_methods[] = {
+	{"_flush", flush, METH_O, "Waits until everything accepted has its outcome."},
+	{"_cancel", cancel, METH_VARARGS, "(cancelled, in flight) of what is queued to a destination."},
+	{"_congested", congested, METH_VARARGS, "Whether a destination is congested."},
+	{"_outcomes", outcomes, METH_VARARGS, "Runs of outcomes."},
+	{"_watch", watch, METH_VARARGS, "Turns congestion events on or off."},
+	{"_next_congestion", next_congestion, METH_VARARGS, "The next congestion event."},
+	{"_request", request, METH_VARARGS, "Sends, and waits for the next datagram from there."},
+	{"_info", info, METH_NOARGS, "(local address, daemon instance, connected, errno of its end)"},
+	{"_tend", tend, METH_NOARGS, "Binds again when that is due."},
+	{"_fd", descriptor, METH_NOARGS, "A descriptor for an event loop."},
+	{"_arm", arm, METH_O, "Before a loop sleeps."},
+	{"_disarm", disarm, METH_NOARGS, "After it woke."},
+	{NULL, NULL, 0, NULL},
+};

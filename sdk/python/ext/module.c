@@ -1,0 +1,246 @@
+/* The module rdsd._rings and the life of its sockets. */
+#include "rings.h"
+
+PyObject *datagram_type;
+
+static unsigned long main_thread;
+
+/* Waiting */
+
+enum { SLICE = 200000000 }; /* ns; see rings.h, Signals */
+
+void wait_begin(struct wait *w, int64_t timeout)
+{
+	w->deadline = rdsdi_deadline(timeout);
+	w->slice = timeout < 0 ? RDSD_FOREVER : timeout ? timeout : 1;
+	if (PyThread_get_thread_ident() == main_thread && (w->slice < 0 || w->slice > SLICE))
+		w->slice = SLICE;
+}
+
+int wait_again(struct wait *w, int64_t result)
+{
+	int64_t left;
+
+	if (result != -EINTR && result != -ETIMEDOUT)
+		return 0;
+	if (PyErr_CheckSignals() < 0)
+		return -1;
+	left = w->deadline == INT64_MAX ? INT64_MAX : w->deadline - rdsdi_now();
+	if (left <= 0)
+		return result == -EINTR ? (w->slice = 1, 1) : 0;
+	if (w->slice < 0 || left < w->slice)
+		w->slice = w->deadline == INT64_MAX ? RDSD_FOREVER : left;
+	if (PyThread_get_thread_ident() == main_thread && (w->slice < 0 || w->slice > SLICE))
+		w->slice = SLICE;
+	return 1;
+}
+
+int arguments(const char *method, PyObject *const *args, Py_ssize_t nargs, PyObject *kwnames, const char *const *names,
+	      Py_ssize_t required, Py_ssize_t count, PyObject **out)
+{
+	Py_ssize_t i, k, named = kwnames ? PyTuple_Size(kwnames) : 0;
+
+	if (nargs > count) {
+		PyErr_Format(PyExc_TypeError, "%s() takes %zd arguments (%zd given)", method, count, nargs);
+		return -1;
+	}
+	for (i = 0; i < count; i++)
+		out[i] = i < nargs ? args[i] : NULL;
+	for (k = 0; k < named; k++) {
+		PyObject *name = PyTuple_GetItem(kwnames, k);
+
+		for (i = 0; i < count && PyUnicode_CompareWithASCIIString(name, names[i]); i++)
+			;
+		if (i == count || out[i]) {
+			PyErr_Format(PyExc_TypeError, "%s() got %s argument '%U'", method,
+				     i == count ? "an unexpected keyword" : "multiple values for", name);
+			return -1;
+		}
+		out[i] = args[nargs + k];
+	}
+	for (i = 0; i < required; i++)
+		if (!out[i]) {
+			PyErr_Format(PyExc_TypeError, "%s() is missing its argument '%s'", method, names[i]);
+			return -1;
+		}
+	return 0;
+}
+
+/* Life of a socket */
+
+static PyObject *bind_socket(PyObject *self, PyObject *args, PyObject *kwargs)
+{
+	static char *names[] = {"path",	 "local", "send_buffer", "recv_buffer", "label",
+				"flags", "spin",  "timeout",	 NULL};
+	Handle *h = (Handle *)self;
+	rdsd_bind_options o = RDSD_BIND_OPTIONS_INIT;
+	const char *path;
+	PyObject *local, *timeout;
+	unsigned long long send_buffer, recv_buffer;
+	long long spin;
+	unsigned flags;
+	rdsd_client *client;
+	rdsd_socket *sock;
+	rdsd_addr addr;
+	struct wait w;
+	int64_t ns;
+	int err, again;
+
+	if (!PyArg_ParseTupleAndKeywords(args, kwargs, "sOKKsILO", names, &path, &local, &send_buffer, &recv_buffer, &o.label,
+					 &flags, &spin, &timeout))
+		return NULL;
+	if (h->sock) {
+		PyErr_SetString(PyExc_RuntimeError, "the socket is bound already");
+		return NULL;
+	}
+	if (get_address(local, &addr) < 0 || get_timeout(timeout, &ns) < 0)
+		return NULL;
+	o.send_buffer = send_buffer;
+	o.recv_buffer = recv_buffer;
+	o.flags = flags | RDSD_INTERRUPTIBLE;
+	o.spin = spin;
+	err = rdsd_client_open(path, &client);
+	if (err)
+		return fail(h, err);
+	wait_begin(&w, ns);
+	do {
+		o.timeout = w.deadline == INT64_MAX ? INT64_MAX : w.deadline - rdsdi_now();
+		if (o.timeout <= 0)
+			o.timeout = 1;
+		Py_BEGIN_ALLOW_THREADS
+		err = rdsd_bind(client, &addr, &o, &sock);
+		Py_END_ALLOW_THREADS
+		again = err == -EINTR ? wait_again(&w, err) : 0;
+	} while (again > 0);
+	if (again < 0 || err) {
+		PyObject *none = again < 0 ? NULL : fail(h, err);
+
+		rdsd_client_close(client);
+		return none;
+	}
+	h->client = client;
+	h->sock = sock;
+	h->process = rdsdi_process;
+	Py_RETURN_NONE;
+}
+
+static PyObject *shutdown_socket(PyObject *self, PyObject *unused)
+{
+	Handle *h = (Handle *)self;
+
+	(void)unused;
+	if (h->sock && h->process == rdsdi_process) {
+		Py_BEGIN_ALLOW_THREADS
+		rdsd_shutdown(h->sock);
+		Py_END_ALLOW_THREADS
+	}
+	Py_RETURN_NONE;
+}
+
+static PyObject *new_handle(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+	allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+
+	(void)args;
+	(void)kwargs;
+	return alloc(type, 0);
+}
+
+static void free_handle(PyObject *self)
+{
+	Handle *h = (Handle *)self;
+	PyTypeObject *type = Py_TYPE(self);
+	freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+
+	if (h->sock) {
+		PyObject *kind, *value, *trace;
+
+		PyErr_Fetch(&kind, &value, &trace);
+		Py_BEGIN_ALLOW_THREADS
+		rdsd_close(h->sock);
+		rdsd_client_close(h->client);
+		Py_END_ALLOW_THREADS
+		PyErr_Restore(kind, value, trace);
+	}
+	Py_CLEAR(h->to_name);
+	release(self);
+	Py_DECREF(type);
+}
+
+static PyMethodDef life_methods[] = {
+	{"_bind", (PyCFunction)(void (*)(void))bind_socket, METH_VARARGS | METH_KEYWORDS, "Binds the socket; once."},
+	{"_shutdown", shutdown_socket, METH_NOARGS, "Ends the socket for all threads."},
+	{NULL, NULL, 0, NULL},
+};
+
+/* The module */
+
+static PyObject *setup(PyObject *module, PyObject *args)
+{
+	PyObject *datagram, *address_of, *make_address, *as_bytes, *seconds, *from_errno, *forked, *batch_error;
+
+	(void)module;
+	if (!PyArg_ParseTuple(args, "OOOOOOOOk", &datagram, &address_of, &make_address, &as_bytes, &seconds, &from_errno,
+			      &forked, &batch_error, &main_thread))
+		return NULL;
+	datagram_type = Py_NewRef(datagram);
+	if (values_setup(address_of, make_address, as_bytes, seconds) < 0 || errors_setup(from_errno, forked, batch_error) < 0)
+		return NULL;
+	Py_RETURN_NONE;
+}
+
+static PyMethodDef module_methods[] = {
+	{"setup", setup, METH_VARARGS,
+	 "setup(datagram, address_of, make_address, as_bytes, seconds, from_errno, forked, batch_error, main_thread)"},
+	{NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+	PyModuleDef_HEAD_INIT, "rdsd._rings", "Sockets over the daemon's shared-memory rings.", -1, module_methods,
+	NULL, NULL, NULL, NULL,
+};
+
+/* One table of all methods of a Handle. */
+static PyMethodDef *all_methods(void)
+{
+	static PyMethodDef all[64];
+	PyMethodDef *parts[] = {life_methods, send_methods, receive_methods, control_methods};
+	size_t n = 0;
+
+	for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+		for (PyMethodDef *m = parts[i]; m->ml_name; m++)
+			all[n++] = *m;
+	return all;
+}
+
+PyMODINIT_FUNC PyInit__rings(void);
+
+PyMODINIT_FUNC PyInit__rings(void)
+{
+	PyType_Slot slots[] = {
+		{Py_tp_new, (void *)new_handle},
+		{Py_tp_dealloc, (void *)free_handle},
+		{Py_tp_methods, all_methods()},
+		{0, NULL},
+	};
+	PyType_Spec spec = {"rdsd._rings.Handle", sizeof(Handle), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE, slots};
+	PyObject *module = PyModule_Create(&definition), *type;
+
+	if (!module)
+		return NULL;
+	type = PyType_FromSpec(&spec);
+	if (!type || PyModule_AddObjectRef(module, "Handle", type) < 0 || memory_setup(module) < 0 ||
+	    PyModule_AddIntConstant(module, "OUTCOMES", RDSD_OUTCOMES) < 0 ||
+	    PyModule_AddIntConstant(module, "NO_RECONNECT", RDSD_NO_RECONNECT) < 0 ||
+	    PyModule_AddIntConstant(module, "READABLE", RDSD_READABLE) < 0 ||
+	    PyModule_AddIntConstant(module, "WRITABLE", RDSD_WRITABLE) < 0 ||
+	    PyModule_AddIntConstant(module, "OUTCOME", RDSD_OUTCOME) < 0 ||
+	    PyModule_AddIntConstant(module, "CONGESTION", RDSD_CONGESTION) < 0 ||
+	    PyModule_AddStringConstant(module, "LIBRARY_VERSION", rdsd_version()) < 0) {
+		Py_XDECREF(type);
+		Py_DECREF(module);
+		return NULL;
+	}
+	Py_DECREF(type);
+	return module;
+}

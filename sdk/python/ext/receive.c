@@ -1,0 +1,230 @@
+/* Receiving, copied or in place. */
+#include "rings.h"
+
+enum { CHUNK = 256 }; /* datagrams taken from the library at once */
+
+static PyObject *new_datagram(const rdsd_msg *m)
+{
+	static newfunc tuple_new; /* what Datagram(...) ends in */
+	PyObject *from = new_address(&m->from), *payload, *pair, *args, *datagram;
+
+	if (!from)
+		return NULL;
+	payload = PyBytes_FromStringAndSize(m->data, (Py_ssize_t)m->len);
+	if (!payload) {
+		Py_DECREF(from);
+		return NULL;
+	}
+	pair = PyTuple_Pack(2, from, payload);
+	Py_DECREF(from);
+	Py_DECREF(payload);
+	if (!pair)
+		return NULL;
+	args = PyTuple_Pack(1, pair);
+	Py_DECREF(pair);
+	if (!args)
+		return NULL;
+	if (!tuple_new)
+		tuple_new = (newfunc)PyType_GetSlot(&PyTuple_Type, Py_tp_new);
+	datagram = tuple_new((PyTypeObject *)datagram_type, args, NULL);
+	Py_DECREF(args);
+	return datagram;
+}
+
+/* take waits for at least one datagram. Its number, or -1 with an exception set. */
+static Py_ssize_t take(Handle *h, rdsd_msg *msgs, size_t n, int64_t timeout)
+{
+	ssize_t got = rdsd_recv_batch(h->sock, msgs, n, RDSD_NOWAIT);
+
+	if (got == -EAGAIN || got == -ESHUTDOWN || got == -EINTR) {
+		struct wait w;
+		int again;
+
+		wait_begin(&w, timeout);
+		do {
+			Py_BEGIN_ALLOW_THREADS
+			got = rdsd_recv_batch(h->sock, msgs, n, w.slice);
+			Py_END_ALLOW_THREADS
+			again = wait_again(&w, got);
+		} while (again > 0);
+		if (again < 0)
+			return -1;
+	}
+	if (got < 0) {
+		fail(h, got);
+		return -1;
+	}
+	return got;
+}
+
+static PyObject *recv_one(PyObject *self, FAST)
+{
+	static const char *const names[] = {"timeout"};
+	Handle *h = (Handle *)self;
+	PyObject *timeout, *datagram;
+	rdsd_msg msg;
+	int64_t ns;
+
+	if (arguments("recv", args, nargs, kwnames, names, 0, 1, &timeout) < 0 || get_timeout(timeout, &ns) < 0)
+		return NULL;
+	CHECK_OPEN(h);
+	if (take(h, &msg, 1, ns) < 0)
+		return NULL;
+	datagram = new_datagram(&msg);
+	rdsd_release(&msg, 1);
+	return datagram;
+}
+
+static int get_limit(PyObject *value, Py_ssize_t *limit)
+{
+	*limit = value ? PyLong_AsSsize_t(value) : 256;
+	if (*limit == -1 && PyErr_Occurred())
+		return -1;
+	if (*limit < 1 || *limit > INT32_MAX) {
+		refuse("limit %zd: want 1 to 2147483647", *limit);
+		return -1;
+	}
+	return 0;
+}
+
+#define NOW INT64_MIN /* do not wait, nothing is an answer */
+
+/* fill appends up to limit datagrams, the first of which it waits for. */
+static int fill(Handle *h, PyObject *list, Py_ssize_t limit, int64_t timeout, PyObject *(*make)(Handle *, rdsd_msg *),
+		bool release)
+{
+	rdsd_msg msgs[CHUNK];
+	Py_ssize_t got, i;
+
+	for (; limit > 0; limit -= got, timeout = NOW) {
+		Py_ssize_t n = limit < CHUNK ? limit : CHUNK;
+		int err = 0;
+
+		if (timeout == NOW) {
+			got = rdsd_recv_batch(h->sock, msgs, (size_t)n, RDSD_NOWAIT);
+			if (got == -EAGAIN || got == -ESHUTDOWN || (got < 0 && PyList_Size(list)))
+				return 0;
+			if (got < 0)
+				fail(h, got);
+		} else {
+			got = take(h, msgs, (size_t)n, timeout);
+		}
+		if (got < 0)
+			return -1;
+		for (i = 0; i < got && !err; i++) {
+			PyObject *item = make(h, &msgs[i]);
+
+			err = item ? PyList_Append(list, item) : -1;
+			Py_XDECREF(item);
+		}
+		if (release)
+			rdsd_release(msgs, (size_t)got);
+		else
+			rdsd_release(msgs + i, (size_t)(got - i));
+		if (err)
+			return -1;
+		if (got < n)
+			return 0;
+	}
+	return 0;
+}
+
+static PyObject *copied(Handle *h, rdsd_msg *m)
+{
+	(void)h;
+	return new_datagram(m);
+}
+
+static PyObject *in_place(Handle *h, rdsd_msg *m)
+{
+	rdsd_addr from = m->from;
+	PyObject *view = loan_view(h, m), *addr, *pair;
+
+	if (!view)
+		return NULL;
+	addr = new_address(&from);
+	pair = addr ? PyTuple_Pack(2, addr, view) : NULL;
+	Py_XDECREF(addr);
+	Py_DECREF(view);
+	return pair;
+}
+
+static PyObject *many(PyObject *self, FAST, const char *method, PyObject *(*make)(Handle *, rdsd_msg *), bool release)
+{
+	static const char *const names[] = {"limit", "timeout"};
+	Handle *h = (Handle *)self;
+	PyObject *a[2], *list;
+	Py_ssize_t limit;
+	int64_t ns;
+
+	if (arguments(method, args, nargs, kwnames, names, 0, 2, a) < 0 || get_limit(a[0], &limit) < 0 ||
+	    get_timeout(a[1], &ns) < 0)
+		return NULL;
+	CHECK_OPEN(h);
+	list = PyList_New(0);
+	if (list && fill(h, list, limit, ns, make, release) < 0)
+		Py_CLEAR(list);
+	return list;
+}
+
+static PyObject *recv_batch(PyObject *self, FAST)
+{
+	return many(self, args, nargs, kwnames, "recv_batch", copied, true);
+}
+
+static PyObject *borrow_pairs(PyObject *self, FAST)
+{
+	return many(self, args, nargs, kwnames, "borrow", in_place, false);
+}
+
+/* What is there now, possibly nothing: for event loops. */
+static PyObject *now(PyObject *self, PyObject *value, PyObject *(*make)(Handle *, rdsd_msg *), bool release)
+{
+	Handle *h = (Handle *)self;
+	Py_ssize_t limit;
+	PyObject *list;
+
+	CHECK_OPEN(h);
+	if (get_limit(value, &limit) < 0)
+		return NULL;
+	list = PyList_New(0);
+	if (list && fill(h, list, limit, NOW, make, release) < 0)
+		Py_CLEAR(list);
+	return list;
+}
+
+static PyObject *recv_now(PyObject *self, PyObject *value)
+{
+	return now(self, value, copied, true);
+}
+
+static PyObject *borrow_now(PyObject *self, PyObject *value)
+{
+	return now(self, value, in_place, false);
+}
+
+static PyObject *peek(PyObject *self, PyObject *unused)
+{
+	Handle *h = (Handle *)self;
+	size_t size;
+	int there;
+
+	(void)unused;
+	CHECK_OPEN(h);
+	there = rdsd_peek(h->sock, &size);
+	if (there < 0)
+		return fail(h, there);
+	if (!there)
+		Py_RETURN_NONE;
+	return PyLong_FromSize_t(size);
+}
+
+PyMethodDef receive_methods[] = {
+	FAST_METHOD("recv", recv_one, "The next datagram."),
+	FAST_METHOD("recv_batch", recv_batch, "At least one datagram, and up to limit of those that are there."),
+	FAST_METHOD("_borrow", borrow_pairs, "As recv_batch, as pairs of an address and a memoryview in place."),
+	{"_recv_now", recv_now, METH_O, "Up to so many datagrams that are there, possibly none."},
+	{"_borrow_now", borrow_now, METH_O, "The same in place."},
+	{"_peek", peek, METH_NOARGS, "Bytes of the next datagram, None when none is there."},
+	{NULL, NULL, 0, NULL},
+};

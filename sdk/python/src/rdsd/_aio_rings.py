@@ -1,0 +1,520 @@
+"""A socket of the front for asyncio over rings.
+
+A call tries at once; what cannot be done now waits until the library's
+descriptor, which the event loop watches, says that something happened. The socket
+is armed only while somebody waits: the daemon makes a system call to wake the
+loop, and makes none otherwise. What asks the daemon and waits for its answer runs
+in a thread of its own: a cancel, a flush, the first datagram to a destination.
+
+While requests wait for their replies everything received goes through an Inbox,
+which knows whose reply a datagram is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import TypeVar
+
+from . import _rings
+from ._aio_socket import CongestionWatch, Socket
+from ._calls import Call, EventQueue
+from ._core import BindOptions
+from ._errors import (
+    BatchError,
+    Closed,
+    Congested,
+    DaemonUnavailable,
+    InvalidArgument,
+    RdsError,
+    TimedOut,
+    WouldBlock,
+    fresh,
+    make,
+)
+from ._receiving import Inbox
+from ._ring import Ring, RingRoom, lease
+from ._slots import AsyncSlot, Lease
+from ._surface import TRY_TIMEOUT, check_limit, check_slot, outgoing, run
+from ._target import Timeout, seconds
+from ._types import (
+    Address,
+    AddressLike,
+    CancelResult,
+    CongestionEvent,
+    Datagram,
+    Outcome,
+    Payload,
+    to_address,
+)
+
+T = TypeVar("T")
+
+#: Datagrams given to the library at once: what is refused is looked at one by one.
+_CHUNK = 1024
+
+#: Unread datagrams that a waiting request may put aside, and their bytes.
+_ASIDE = (4096, 4 << 20)
+
+_CANCEL_GRACE = 0.1  # seconds a request that timed out waits for its cancel
+_MOMENT = 0.001  # seconds, where nothing tells when there is room again
+
+
+class RingSocket(Socket):
+    def __init__(self, target: str, options: BindOptions) -> None:
+        self._target = target
+        self._options = options
+        self._ring = Ring()
+        self._closed = False
+        self._loop = asyncio.get_running_loop()
+        self._fd = -1
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        self._inbox = Inbox(*_ASIDE)
+
+    async def open(self, timeout: float | None) -> None:
+        ring = self._ring
+        try:
+            await self._ask(lambda: ring.open(self._target, self._options, timeout))
+        except asyncio.CancelledError:
+            self._closed = True  # the thread that binds sees to the rest
+            raise
+        self._fd = ring._fd()
+        self._loop.add_reader(self._fd, self._something)
+
+    # -- what it is ----------------------------------------------------------
+
+    @property
+    def local_address(self) -> Address:
+        return self._ring.local
+
+    @property
+    def front_end(self) -> str:
+        return "rings"
+
+    @property
+    def connected(self) -> bool:
+        return not self._closed and self._ring._info()[2]
+
+    @property
+    def daemon_instance(self) -> int:
+        return self._ring.instance
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._ring._info()[3] != 0
+
+    # -- sending ---------------------------------------------------------------
+
+    async def send(self, dst: AddressLike, payload: Payload, timeout: Timeout = None) -> int:
+        deadline = _deadline(seconds(timeout))
+        return await self._with_room(dst, lambda: self._ring.try_send(dst, payload), deadline)
+
+    async def try_send(self, dst: AddressLike, payload: Payload) -> int:
+        await self._introduce(dst, _deadline(TRY_TIMEOUT))
+        return self._ring.try_send(dst, payload)
+
+    async def send_batch(
+        self, datagrams: Iterable[tuple[AddressLike, Payload]], timeout: Timeout = None
+    ) -> Sequence[int]:
+        return await self._send_all(outgoing(datagrams), seconds(timeout))
+
+    async def try_send_batch(
+        self, datagrams: Iterable[tuple[AddressLike, Payload]]
+    ) -> Sequence[int]:
+        items = outgoing(datagrams)
+        await self._introduce_all(items, _deadline(TRY_TIMEOUT))
+        return self._ring.try_send_batch(items)
+
+    async def send_run(
+        self,
+        dst: AddressLike,
+        data: Payload | Sequence[Payload],
+        lengths: int | Sequence[int] | None = None,
+        timeout: Timeout = None,
+    ) -> Sequence[int]:
+        return await self._send_all(run(dst, data, lengths), seconds(timeout))
+
+    async def reserve(self, dst: AddressLike, size: int, timeout: Timeout = None) -> AsyncSlot:
+        check_slot(size)
+        deadline = _deadline(seconds(timeout))
+        room = await self._with_room(
+            dst, lambda: self._ring._reserve(dst, size, None, False), deadline
+        )
+        return _Slot(room)
+
+    async def cancel_sent_to(self, dst: AddressLike, timeout: Timeout = None) -> CancelResult:
+        limit = seconds(timeout)
+        return CancelResult(*await self._ask(lambda: self._ring._cancel(dst, limit)))
+
+    async def flush(self, timeout: Timeout = None) -> None:
+        limit = seconds(timeout)
+        await self._ask(lambda: self._ring._flush(limit))
+
+    def outcomes(self, timeout: Timeout = None) -> AsyncIterator[Outcome]:
+        if not self._options.outcomes:
+            raise make(InvalidArgument, "bind with outcomes=True to be told outcomes")
+        return self._each_outcome(seconds(timeout))
+
+    async def _each_outcome(self, limit: float | None) -> AsyncIterator[Outcome]:
+        while True:
+            deadline = _deadline(limit)
+            try:
+                while (outcome := self._ring.next_outcome()) is None:
+                    await self._wait(_rings.OUTCOME, deadline)
+            except Closed:
+                return
+            yield outcome
+
+    # -- receiving ---------------------------------------------------------------
+
+    async def recv(self, timeout: Timeout = None) -> Datagram:
+        return (await self.recv_batch(1, timeout))[0]
+
+    async def recv_batch(self, limit: int = 256, timeout: Timeout = None) -> list[Datagram]:
+        check_limit(limit)
+        return await self._received(lambda: self._take(limit), _deadline(seconds(timeout)))
+
+    async def borrow(self, limit: int = 256, timeout: Timeout = None) -> Lease:
+        check_limit(limit)
+
+        def take() -> list[tuple[Address, memoryview]]:
+            if self._inbox.awaited or len(self._inbox):  # copied already
+                return [(d.addr, memoryview(d.payload)) for d in self._take(limit)]
+            return self._ring._borrow_now(limit)
+
+        return lease(await self._received(take, _deadline(seconds(timeout))))
+
+    async def request(self, dst: AddressLike, payload: Payload, timeout: Timeout) -> Datagram:
+        where = to_address(dst)
+        deadline = _deadline(seconds(timeout))
+        inbox = self._inbox
+        reply = inbox.await_reply(where)
+        sent = False
+        try:
+            await self.send(where, payload, _left(deadline))
+            sent = True
+            self._pull()
+            while not reply.done:
+                await self._wait(_rings.READABLE, deadline, reply)
+                self._pull()
+            return reply.result()
+        except BaseException as error:
+            if isinstance(error, TimedOut) and reply.done and reply.error is None:
+                return reply.result()  # it came at the last moment
+            if sent:
+                await self._take_back(where, wait=isinstance(error, RdsError))
+            raise
+        finally:
+            inbox.withdraw_reply(where, reply)
+
+    async def peek_size(self, timeout: Timeout = None) -> int | None:
+        here = self._inbox.next_size()
+        return here if here is not None else self._ring._peek()
+
+    # -- congestion ---------------------------------------------------------------
+
+    async def congested(self, dst: AddressLike, timeout: Timeout = None) -> bool:
+        where, limit = to_address(dst), seconds(timeout)
+        return await self._ask(lambda: self._ring._congested(where, limit))
+
+    def watch_congestion(self, timeout: Timeout = None) -> CongestionWatch:
+        limit = seconds(timeout)
+        ring = self._ring
+        with ring.watching:
+            ring.take_changes()
+            return RingWatch(self, ring.watchers.add(), limit)
+
+    # -- the end ---------------------------------------------------------------
+
+    async def close(self) -> None:
+        if self._closed or self._ring.forked:
+            return
+        self._closed = True
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+        self._inbox.clear()
+        try:
+            await self._ask(self._ring.end)
+        finally:
+            self._wake(-1)
+
+    # -- sending, inside -------------------------------------------------------
+
+    async def _with_room(
+        self, dst: AddressLike, attempt: Callable[[], T], deadline: float | None
+    ) -> T:
+        """What attempt returns once it finds room."""
+        await self._introduce(dst, deadline)
+        looked = False
+        while True:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise make(TimedOut)
+            try:
+                return attempt()
+            except (WouldBlock, DaemonUnavailable) as error:
+                if self.closed:
+                    raise
+                await self._wait_for_room([error], deadline)
+            except Congested as error:
+                if not looked:  # so that only what comes now ends the wait
+                    looked = True
+                    self.take_changes()
+                else:
+                    looked = False
+                    await self._wait_for_room([error], deadline)
+
+    async def _wait_for_room(self, errors: Iterable[RdsError], deadline: float | None) -> None:
+        """Until there may be room after these refusals."""
+        what = 0
+        for error in errors:
+            what |= _rings.CONGESTION if isinstance(error, Congested) else _rings.WRITABLE
+        if not await self._wait(what, deadline):
+            await asyncio.sleep(_MOMENT)  # there is room, and not enough
+
+    async def _introduce(self, dst: AddressLike, deadline: float | None) -> None:
+        """Has the daemon look at a destination nothing was sent to before."""
+        ring = self._ring
+        if not ring._known(dst):
+            left = _left(deadline)
+            await self._ask(lambda: ring.introduce(dst), left)
+
+    async def _introduce_all(
+        self, items: Sequence[tuple[Address, bytes]], deadline: float | None
+    ) -> None:
+        for dst in dict.fromkeys(addr for addr, _ in items):
+            with contextlib.suppress(RdsError):  # the datagrams to it will say so
+                await self._introduce(dst, deadline)
+
+    async def _send_all(
+        self, items: list[tuple[Address, bytes]], limit: float | None
+    ) -> Sequence[int]:
+        deadline = _deadline(limit)
+        await self._introduce_all(items, deadline)
+        tags: list[Sequence[int]] = []
+        errors: list[tuple[int, RdsError]] = []
+        for start in range(0, len(items), _CHUNK):
+            chunk, refused = await self._send_chunk(items[start : start + _CHUNK], deadline)
+            tags.append(chunk)
+            errors.extend((start + i, error) for i, error in refused)
+        every = _joined(tags)
+        if errors:
+            raise BatchError(errors, every)
+        return every
+
+    async def _send_chunk(
+        self, items: list[tuple[Address, bytes]], deadline: float | None
+    ) -> tuple[Sequence[int], list[tuple[int, RdsError]]]:
+        """Tags, and what was refused for good."""
+        try:
+            return self._ring.try_send_batch(items), []
+        except BatchError as error:
+            tags, waiting, refused = list(error.tags), dict(error.errors), {}
+        looked = False
+        while waiting:
+            for i, why in list(waiting.items()):
+                if not isinstance(why, WouldBlock | Congested | DaemonUnavailable) or self.closed:
+                    refused[i] = waiting.pop(i)
+            if not waiting:
+                break
+            try:
+                if looked:
+                    await self._wait_for_room(waiting.values(), deadline)
+                else:
+                    self.take_changes()
+                looked = not looked
+            except TimedOut as late:
+                refused.update((i, late) for i in waiting)
+                break
+            order = sorted(waiting)
+            try:
+                again: Sequence[int] = self._ring.try_send_batch([items[i] for i in order])
+                waiting = {}
+            except BatchError as error:
+                again = error.tags
+                waiting = {order[i]: why for i, why in error.errors}
+            for i, tag in zip(order, again, strict=True):
+                tags[i] = tag
+        return tags, sorted(refused.items())
+
+    async def _take_back(self, dst: Address, *, wait: bool) -> None:
+        """Cancels what a request has sent; nobody minds whether that can be done."""
+        with contextlib.suppress(RdsError):
+            asked = asyncio.ensure_future(self._ask(lambda: self._ring._cancel(dst, TRY_TIMEOUT)))
+            asked.add_done_callback(lambda done: done.cancelled() or done.exception())
+            if wait:
+                await asyncio.wait([asked], timeout=_CANCEL_GRACE)
+
+    # -- receiving, inside -----------------------------------------------------
+
+    def _take(self, limit: int) -> list[Datagram]:
+        inbox = self._inbox
+        if inbox.awaited or len(inbox):
+            self._pull()
+            return inbox.take(limit)
+        return self._ring._recv_now(limit)
+
+    def _pull(self) -> None:
+        """Takes what has come, replies to their requests."""
+        inbox = self._inbox
+        while len(inbox) < _ASIDE[0] and (batch := self._ring._recv_now(256)):
+            inbox.arrived(batch)
+        if len(inbox):
+            self._wake(_rings.READABLE)
+
+    async def _received(self, take: Callable[[], list[T]], deadline: float | None) -> list[T]:
+        while not (taken := take()):
+            await self._wait(_rings.READABLE, deadline)
+        return taken
+
+    # -- waiting ---------------------------------------------------------------
+
+    async def _ask(self, question: Callable[[], T], limit: float | None = None) -> T:
+        """Runs what waits for the daemon in a thread; TimedOut past the limit, if it has one."""
+        answer: asyncio.Future[T] = self._loop.create_future()
+
+        def tell(result: T | None, error: BaseException | None) -> None:
+            if answer.done():
+                return
+            if error is not None:
+                answer.set_exception(error)
+            else:
+                answer.set_result(result)  # type: ignore[arg-type]
+
+        def work() -> None:
+            result, error = None, None
+            try:
+                result = question()
+            except BaseException as caught:
+                error = caught
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(tell, result, error)
+
+        threading.Thread(target=work, name="rdsd-ask", daemon=True).start()
+        alarm = None
+        if limit is not None:
+            alarm = self._loop.call_later(limit, tell, None, make(TimedOut))
+        try:
+            return await answer
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+
+    async def _wait(
+        self, what: int, deadline: float | None, reply: Call[Datagram] | None = None
+    ) -> bool:
+        """Until something of what happened, or the reply is here; False: it had already."""
+        if self._closed:
+            raise make(Closed)
+        left = _left(deadline)
+        if left == 0.0:
+            raise make(TimedOut)
+        finished = self._loop.create_future()
+
+        def wake() -> None:
+            if not finished.done():
+                finished.set_result(None)
+
+        if reply is not None:
+            reply.wake = wake
+        waiter = (what, finished)
+        self._waiters.append(waiter)
+        alarm = None
+        try:
+            if self._arm() & what:
+                return False
+            alarm = None if left is None else self._loop.call_later(left, wake)
+            await finished
+            return True
+        finally:
+            if alarm is not None:
+                alarm.cancel()
+            self._waiters.remove(waiter)
+            if not self._waiters:
+                self._ring._disarm()
+
+    def _arm(self) -> int:
+        """Asks to be woken for all that is waited for; what of it is there already."""
+        wanted = 0
+        for what, _ in self._waiters:
+            wanted |= what
+        ready = self._ring._arm(wanted)
+        if ready:
+            self._wake(ready)
+        return ready
+
+    def _wake(self, what: int) -> None:
+        """Whoever waits for it looks again."""
+        for wanted, finished in self._waiters:
+            if wanted & what and not finished.done():
+                finished.set_result(None)
+
+    def _something(self) -> None:
+        """The library's descriptor is readable."""
+        ring = self._ring
+        ring._disarm()
+        self._wake(-1)
+        try:
+            ring._arm(0)  # empties it, and binds again when that is due
+            ring._disarm()
+        except RdsError:  # it is over: whoever calls hears of it
+            self._loop.remove_reader(self._fd)
+
+    def take_changes(self) -> None:
+        with self._ring.watching:
+            self._ring.take_changes()
+        self._wake(_rings.CONGESTION)
+
+
+class RingWatch(CongestionWatch):
+    def __init__(
+        self, sock: RingSocket, queue: EventQueue[CongestionEvent], limit: float | None
+    ) -> None:
+        self._sock = sock
+        self._queue = queue
+        self._limit = limit
+
+    async def __anext__(self) -> CongestionEvent:
+        queue, deadline = self._queue, _deadline(self._limit)
+        while True:
+            if queue.items:
+                return queue.items.popleft()
+            if queue.ready.closed is not None:
+                if isinstance(queue.ready.closed, Closed):
+                    raise StopAsyncIteration
+                raise fresh(queue.ready.closed)
+            try:
+                self._sock.take_changes()
+                if not queue.items:
+                    await self._sock._wait(_rings.CONGESTION, deadline)
+            except Closed:
+                raise StopAsyncIteration from None
+
+    def close(self) -> None:
+        self._sock._ring.watchers.remove(self._queue)
+        self._queue.ready.close(make(Closed, "the watch is closed"))
+        self._sock._wake(_rings.CONGESTION)
+
+
+class _Slot(RingRoom, AsyncSlot):
+    async def _send(self, count: int) -> int:
+        return self._send_now(count)
+
+
+def _joined(parts: list[Sequence[int]]) -> Sequence[int]:
+    """Tags of several chunks; a range where they follow each other."""
+    follow = all(a[-1] + 1 == b[0] for a, b in itertools.pairwise(parts))
+    if follow and all(isinstance(part, range) for part in parts):
+        return range(parts[0][0], parts[-1][-1] + 1) if parts else range(0)
+    return [tag for part in parts for tag in part]
+
+
+def _deadline(limit: float | None) -> float | None:
+    return None if limit is None else time.monotonic() + limit
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -1,0 +1,265 @@
+"""What both fronts have in common over rings: the library's socket and what is kept beside it.
+
+Importing this fails where the extension module was not built; see _front_end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator, Sequence
+
+from . import _rings
+from ._core import BindOptions
+from ._errors import (
+    BatchError,
+    Congested,
+    DaemonUnavailable,
+    NotSupported,
+    RdsError,
+    WouldBlock,
+    error_from_errno,
+    make,
+)
+from ._slots import Borrowed, Lease, Room
+from ._surface import as_bytes, destination, fork_text
+from ._target import seconds, unix_path
+from ._types import (
+    Address,
+    AddressLike,
+    CongestionChange,
+    CongestionEvent,
+    Datagram,
+    Outcome,
+    OutcomeKind,
+    pack_host,
+    to_address,
+    unpack_host,
+)
+from ._watching import ALL_PORTS, Watchers
+
+#: What says that a daemon gives no rings, and nothing against a stream.
+WITHOUT_RINGS = frozenset(
+    (errno.ESHUTDOWN, errno.EPROTONOSUPPORT, errno.ENOSYS, errno.ENOMEM, errno.ENAMETOOLONG)
+)
+
+#: How often sockets that nobody calls are looked after, seconds.
+TEND_EVERY = 0.25
+
+Run = tuple[int, int, int, str]  # first tag, number, kind, reason
+
+
+class Ring(_rings.Handle):
+    """One socket of the library, with its outcomes and congestion events handed out."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._decided: deque[Run] = deque()  # unread; guarded by _deciding
+        self._deciding = threading.Lock()
+        self.watchers = Watchers(0)  # guarded by watching
+        self.watching = threading.Condition()
+        self.local = Address("", 0)
+        self._instance = 0
+
+    def open(self, target: str, options: BindOptions, timeout: float | None) -> None:
+        """Binds; raises what the daemon answers."""
+        flags = _rings.OUTCOMES if options.outcomes else 0
+        if not options.reconnect:
+            flags |= _rings.NO_RECONNECT
+        self._bind(
+            unix_path(target) or "",
+            options.local,
+            options.send_buffer,
+            options.recv_buffer,
+            options.label,
+            flags,
+            0 if options.spin is None else int(options.spin * 1e9) or -1,
+            timeout,
+        )
+        self.local = self._info()[0]
+        self.watchers.mask = options.congestion_mask
+        # From the beginning: what clears before anybody watches is remembered.
+        self._watch(True, options.congestion_mask)
+        _keeper.add(self)
+
+    def end(self) -> None:
+        """Closes it for good; waits for the daemon a moment."""
+        _keeper.remove(self)
+        self._shutdown()
+
+    def introduce(self, dst: AddressLike) -> None:
+        """Has the daemon look at a destination; raises why it cannot be sent to."""
+        with contextlib.suppress(WouldBlock, Congested, DaemonUnavailable):
+            self._reserve(dst, 0, None, False).abort()
+
+    @property
+    def instance(self) -> int:
+        """Of the daemon it is bound to, or was until now."""
+        self._instance = self._info()[1] or self._instance
+        return self._instance
+
+    @property
+    def forked(self) -> bool:
+        return os.getpid() != self._pid
+
+    # -- congestion ----------------------------------------------------------------
+
+    def _refused(self, dst: AddressLike) -> None:
+        """A datagram met ENOBUFS; the extension says so."""
+        where = to_address(dst)
+        with self.watching:
+            self.watchers.refused(where)
+
+    def changed(self, event: tuple[Address | None, bool, int]) -> None:
+        """Tells the watchers. The caller holds watching."""
+        addr, congested, freed = event
+        changes = () if addr is None else (CongestionChange(addr, congested),)
+        if freed == ALL_PORTS:  # events were missed: whoever waits must try again
+            self.watchers.reconnected()
+            freed = 0
+        if freed or changes:
+            self.watchers.reported(CongestionEvent(freed, changes))
+
+    def take_changes(self) -> None:
+        """Tells the watchers what is known by now. The caller holds watching."""
+        while (event := self._next_congestion(None, False)) is not None:
+            self.changed(event)
+
+    # -- outcomes --------------------------------------------------------------------
+
+    def next_outcome(self) -> Outcome | None:
+        """One that is there."""
+        with self._deciding:
+            if not self._decided:
+                self._decided.extend(self._outcomes(0, None, False))
+                if not self._decided:
+                    return None
+            tag, count, kind, reason = self._decided[0]
+            if count > 1:
+                self._decided[0] = (tag + 1, count - 1, kind, reason)
+            else:
+                self._decided.popleft()
+        return Outcome(tag, OutcomeKind(kind), reason)
+
+    def await_outcomes(self, timeout: float | None) -> None:
+        """Until next_outcome has one, perhaps."""
+        runs = self._outcomes(0, timeout, True)
+        with self._deciding:
+            self._decided.extend(runs)
+
+
+class RingRoom(Room):
+    """Room in memory that the daemon sends from."""
+
+    def __init__(self, room: _rings.Room) -> None:
+        super().__init__(memoryview(room))
+        self._room = room
+
+    def _give_up(self) -> None:
+        with self._restored():
+            self._room.abort()
+
+    def _send_now(self, count: int) -> int:
+        with self._restored():
+            return self._room.commit(count)
+
+    @contextlib.contextmanager
+    def _restored(self) -> Iterator[None]:
+        """While something looks at the room nothing ends, and one may try again."""
+        try:
+            yield
+        except BufferError:
+            self._data = memoryview(self._room)
+            raise
+
+
+def lease(pairs: Sequence[tuple[Address, memoryview]]) -> Lease:
+    return Lease([_borrowed(Borrowed, pair) for pair in pairs])
+
+
+# What Borrowed(...) ends in.
+_borrowed = tuple.__new__
+
+
+class Keeper:
+    """Looks after sockets that nobody calls, so that they bind again by themselves.
+
+    One thread for all of a process; it ends with the last socket.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._rings: weakref.WeakSet[Ring] = weakref.WeakSet()
+        self._runs = False
+
+    def add(self, ring: Ring) -> None:
+        with self._lock:
+            self._rings.add(ring)
+            if not self._runs:
+                self._runs = True
+                threading.Thread(target=self._run, name="rdsd-keeper", daemon=True).start()
+
+    def remove(self, ring: Ring) -> None:
+        with self._lock:
+            self._rings.discard(ring)
+
+    def _run(self) -> None:
+        while True:
+            time.sleep(TEND_EVERY)
+            with self._lock:
+                rings = list(self._rings)
+                if not rings:
+                    self._runs = False
+                    return
+            for ring in rings:
+                ring._tend()
+            del rings
+
+
+_keeper = Keeper()
+
+
+def _forget_parent() -> None:
+    global _keeper
+    _keeper = Keeper()
+
+
+os.register_at_fork(after_in_child=_forget_parent)
+
+
+def _address_of(name: AddressLike, is_destination: bool) -> bytes:
+    """An rdsd_addr."""
+    where = destination(name) if is_destination else to_address(name)
+    packed = pack_host(where.host)
+    family = 4 if len(packed) == 4 else 6
+    return packed.ljust(16, b"\0") + where.port.to_bytes(2, "little") + bytes((family, 0))
+
+
+def _make_address(packed: bytes, port: int) -> Address:
+    return Address(unpack_host(packed), port)
+
+
+def _from_errno(number: int, text: str | None) -> RdsError:
+    return error_from_errno(number, text or "")
+
+
+def _forked(ring: _rings.Handle) -> RdsError:
+    return make(NotSupported, fork_text(ring._pid if isinstance(ring, Ring) else 0))
+
+
+_rings.setup(
+    Datagram,
+    _address_of,
+    _make_address,
+    as_bytes,
+    seconds,
+    _from_errno,
+    _forked,
+    BatchError,
+    threading.main_thread().ident or 0,
+)

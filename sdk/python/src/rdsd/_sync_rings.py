@@ -1,0 +1,182 @@
+"""A socket of the front for threads over rings: most calls are the extension's own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from ._calls import EventQueue
+from ._core import BindOptions
+from ._errors import Closed, InvalidArgument, RdsError, TimedOut, fresh, make
+from ._ring import Ring, RingRoom, lease
+from ._slots import Lease, Slot
+from ._sync_socket import CongestionWatch, Socket
+from ._target import Timeout, seconds
+from ._types import (
+    Address,
+    AddressLike,
+    CancelResult,
+    CongestionEvent,
+    Datagram,
+    Outcome,
+    Payload,
+    to_address,
+)
+
+#: A watch is closed by another thread at latest after so long, seconds.
+_SLICE = 0.2
+
+
+class RingSocket(Ring, Socket):
+    def __init__(self, target: str, options: BindOptions, timeout: float | None) -> None:
+        super().__init__()
+        self._options = options
+        self._closed = False
+        self._reads_changes = False  # a thread does, for all; guarded by watching
+        self.open(target, options, timeout)
+
+    # -- what it is ----------------------------------------------------------
+
+    @property
+    def local_address(self) -> Address:
+        return self.local
+
+    @property
+    def front_end(self) -> str:
+        return "rings"
+
+    @property
+    def connected(self) -> bool:
+        return not self._closed and self._info()[2]
+
+    @property
+    def daemon_instance(self) -> int:
+        return self.instance
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self._info()[3] != 0
+
+    # -- sending ---------------------------------------------------------------
+
+    def reserve(self, dst: AddressLike, size: int, timeout: Timeout = None) -> Slot:
+        return _Slot(self._reserve(dst, size, timeout, True))
+
+    def cancel_sent_to(self, dst: AddressLike, timeout: Timeout = None) -> CancelResult:
+        return CancelResult(*self._cancel(dst, timeout))
+
+    def flush(self, timeout: Timeout = None) -> None:
+        self._flush(timeout)
+
+    def outcomes(self, timeout: Timeout = None) -> Iterator[Outcome]:
+        if not self._options.outcomes:
+            raise make(InvalidArgument, "bind with outcomes=True to be told outcomes")
+        return self._each_outcome(seconds(timeout))
+
+    def _each_outcome(self, limit: float | None) -> Iterator[Outcome]:
+        while True:
+            outcome = self.next_outcome()
+            deadline = _deadline(limit)
+            try:
+                while outcome is None:
+                    self.await_outcomes(_left(deadline))
+                    outcome = self.next_outcome()
+            except Closed:
+                return
+            yield outcome
+
+    # -- receiving ---------------------------------------------------------------
+
+    def borrow(self, limit: int = 256, timeout: Timeout = None) -> Lease:
+        return lease(self._borrow(limit, timeout))
+
+    def request(self, dst: AddressLike, payload: Payload, timeout: Timeout) -> Datagram:
+        return Datagram(to_address(dst), self._request(dst, payload, timeout))
+
+    def peek_size(self, timeout: Timeout = None) -> int | None:
+        return self._peek()
+
+    # -- congestion ---------------------------------------------------------------
+
+    def congested(self, dst: AddressLike, timeout: Timeout = None) -> bool:
+        return self._congested(dst, timeout)
+
+    def watch_congestion(self, timeout: Timeout = None) -> CongestionWatch:
+        limit = seconds(timeout)
+        with self.watching:
+            self.take_changes()
+            return RingWatch(self, self.watchers.add(), limit)
+
+    # -- the end ---------------------------------------------------------------
+
+    def close(self) -> None:
+        self._closed = True
+        self.end()
+
+
+class RingWatch(CongestionWatch):
+    """One thread at a time asks the library for events, and hands them to all watches."""
+
+    def __init__(
+        self, sock: RingSocket, queue: EventQueue[CongestionEvent], limit: float | None
+    ) -> None:
+        self._sock = sock
+        self._queue = queue
+        self._limit = limit
+
+    def __next__(self) -> CongestionEvent:
+        sock, queue, deadline = self._sock, self._queue, _deadline(self._limit)
+        while True:
+            with sock.watching:
+                if queue.items:
+                    return queue.items.popleft()
+                if queue.ready.closed is not None:
+                    if isinstance(queue.ready.closed, Closed):
+                        raise StopIteration
+                    raise fresh(queue.ready.closed)
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise make(TimedOut)
+                if sock._reads_changes:
+                    sock.watching.wait(_left(deadline))
+                    continue
+                sock._reads_changes = True
+            self._read(deadline)
+
+    def _read(self, deadline: float | None) -> None:
+        """Waits a moment for an event, for all watches."""
+        sock, left = self._sock, _left(deadline)
+        event, error = None, None
+        try:
+            event = sock._next_congestion(_SLICE if left is None else min(_SLICE, left), True)
+        except TimedOut:
+            pass
+        except RdsError as caught:
+            error = caught
+        finally:
+            with sock.watching:
+                sock._reads_changes = False
+                if event is not None:
+                    sock.changed(event)
+                if error is not None:
+                    sock.watchers.close(error)
+                sock.watching.notify_all()
+
+    def close(self) -> None:
+        sock = self._sock
+        with sock.watching:
+            sock.watchers.remove(self._queue)
+            self._queue.ready.close(make(Closed, "the watch is closed"))
+            sock.watching.notify_all()
+
+
+class _Slot(RingRoom, Slot):
+    def _send(self, count: int) -> int:
+        return self._send_now(count)
+
+
+def _deadline(limit: float | None) -> float | None:
+    return None if limit is None else time.monotonic() + limit
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
