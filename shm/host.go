@@ -9,7 +9,9 @@ import (
 )
 
 // Host is the daemon's end of a region. It has no lock and no goroutine: the
-// owner's lock is held by the caller of every method.
+// owner's lock is held by the caller of every method, except those that say
+// that one thread, the reactor's, may call them without (host_view.go). Next, Taken,
+// Releases, Evacuate and Close are that thread's too, with the lock.
 //
 // It keeps its own heads, tails, slots and descriptors in private memory, writes
 // them out and never reads them back. What the client writes is read once,
@@ -25,11 +27,9 @@ type Host struct {
 	err  error         // why this end is finished
 	dead bool          // evacuated: the region is private memory now
 
-	news   uint32 // bits of ClientWaits*, stored since Publish looked
-	asleep uint32 // bits of DaemonWaits* in the region's word; 0 awake
-	hungry uint8  // what has found no room
-	want   bool   // WantRoom
+	news uint32 // bits of ClientWaits*, stored since Publish looked
 
+	viewSide
 	sendSide
 	eventSide
 	recvSide
@@ -40,6 +40,7 @@ func NewHost(r *Region, led *LedgerRegion) *Host {
 	h := &Host{r: r, led: led}
 	h.initSend()
 	h.initRecv()
+	h.refresh()
 	return h
 }
 
@@ -53,6 +54,7 @@ func (h *Host) Err() error { return h.err }
 func (h *Host) hostile(format string, args ...any) error {
 	if h.err == nil {
 		h.err = badMsg("the client of %v (uid %d, pid %d): %s", h.r.Local, h.r.UID, h.r.PID, fmt.Sprintf(format, args...))
+		h.refresh()
 	}
 	return h.err
 }
@@ -61,13 +63,13 @@ func (h *Host) hostile(format string, args ...any) error {
 func (h *Host) bug(format string, args ...any) {
 	if h.err == nil {
 		h.err = &Error{unix.EIO, fmt.Sprintf("accounts of %v: %s", h.r.Local, fmt.Sprintf(format, args...))}
+		h.refresh()
 	}
 }
 
 // Publish makes events and received datagrams visible and says whether the
 // client sleeps and waits for any of it, a changed flow state or room in the
-// send ring: then its doorbell must be written. Finished descriptors make room
-// for others: ask HasPosts after it. Datagrams of a lane have to be published
+// send ring: then its doorbell must be written. Ask Due after it. Datagrams of a lane have to be published
 // by Ledger.PublishAll before; Publish alone does not record that they came.
 func (h *Host) Publish() (ring bool) {
 	if h.dead {
@@ -112,83 +114,6 @@ func (h *Host) CloseWord(errno unix.Errno) {
 	if !h.dead {
 		h.r.Closed().Store(uint32(errno))
 	}
-}
-
-// Sleep declares the daemon asleep in this region and looks once more: false,
-// and awake again, when there is work. A post that Next has shown and nobody
-// took is no work: who left it knows when it can go on.
-func (h *Host) Sleep() bool {
-	if h.dead {
-		return true
-	}
-	bits := uint32(DaemonWaitsSend)
-	if h.needsRoom() {
-		bits |= DaemonWaitsRoom
-	}
-	h.asleep = bits
-	h.r.DaemonSleeps().Store(bits)
-	if h.HasPosts() || bits&DaemonWaitsRoom != 0 && h.HasRoom() || h.err != nil {
-		h.Wake()
-		return false
-	}
-	return true
-}
-
-// Wake declares the daemon awake.
-func (h *Host) Wake() {
-	h.asleep = 0
-	if !h.dead {
-		h.r.DaemonSleeps().Store(0)
-	}
-}
-
-// Asleep reports whether Sleep was the last word.
-func (h *Host) Asleep() bool { return h.asleep != 0 }
-
-// WantRoom says that the owner wants to be woken for releases, because the
-// socket is congested, or not any more. After turning it on look at Releases
-// once more.
-func (h *Host) WantRoom(on bool) {
-	h.want = on
-	if on {
-		h.askRoom()
-	}
-}
-
-func (h *Host) needsRoom() bool {
-	return h.want || h.hungry != 0 || h.overflow.n() > 0 || h.manyOut()
-}
-
-// manyOut reports whether so many slots are out that their releases are to be
-// taken even by a daemon that has room: a client with a full release ring takes
-// nothing more from the receive ring.
-func (h *Host) manyOut() bool { return h.nSlots > int(h.r.Releases)/2 }
-
-// What may find no room, bits of hungry.
-const (
-	hungryRing  = 1 // receive descriptors
-	hungryArena = 2 // slots, or the table of them
-)
-
-// starve notes that something found no room. The caller looks at Releases afterwards.
-func (h *Host) starve(what uint8) {
-	h.hungry |= what
-	h.askRoom()
-}
-
-func (h *Host) askRoom() {
-	if h.asleep != 0 && h.asleep&DaemonWaitsRoom == 0 && !h.dead {
-		h.asleep |= DaemonWaitsRoom
-		h.r.DaemonSleeps().Store(h.asleep)
-	}
-}
-
-// HasRoom reports whether the client released slots, took descriptors from a
-// receive ring that was full, or read events that others wait behind. A daemon
-// that was woken calls Releases and Publish, and lets those go on that Place or
-// Reserve had no room for.
-func (h *Host) HasRoom() bool {
-	return h.HasReleases() || h.hungry&hungryRing != 0 && h.recvRoom() || h.overflow.n() > 0 && h.eventRoom() > 0
 }
 
 // Evacuate is for a client that is dead: what is still to be sent is copied out

@@ -2,17 +2,18 @@ package shm
 
 import (
 	"net/netip"
+	"sync/atomic"
 
 	"github.com/rdsd/rdsd/internal/crash"
 )
 
 // eventSide is the Host's part for the event ring.
 type eventSide struct {
-	eventTail uint64 // events in the ring
-	eventPub  uint64 // those the client sees
-	eventHead uint64 // the client's, as last read and checked
-	finished  uint64 // datagrams of all events in the ring so far
-	last      Event  // the newest event in the ring, while it is not published
+	eventTail uint64        // events in the ring
+	eventPub  uint64        // those the client sees
+	eventHead atomic.Uint64 // the client's, as last read and checked
+	finished  uint64        // datagrams of all events in the ring so far
+	last      Event         // the newest event in the ring, while it is not published
 	lastID    uint32
 	touched   []uint32 // ids with an event that is not published
 	overflow  overflow
@@ -76,6 +77,7 @@ func (h *Host) finish(id uint32, count int, last bool, v *Event) {
 		v.Flags = EventLast
 	}
 	h.push(v, id)
+	h.refresh()
 }
 
 // endIfDrained gives the ledger's entry free when no cell in it is used any more.
@@ -93,26 +95,28 @@ func (h *Host) Changed(dst netip.AddrPort, congested bool) {
 		v.Flags = EventCongested
 	}
 	h.push(&v, none)
+	h.refresh()
 }
 
 // Freed reports groups of ports (port mod 64) that became clear.
 func (h *Host) Freed(mask uint64) {
 	h.push(&Event{Kind: EventFreed, Tag: mask}, none)
+	h.refresh()
 }
 
 // eventRoom is how many events the ring has room for. The client's head is
 // read only when it must be.
 func (h *Host) eventRoom() int {
 	n := uint64(h.r.Events)
-	if h.eventTail-h.eventHead >= n {
+	if h.eventTail-h.eventHead.Load() >= n {
 		head := h.r.EventHead().Load()
 		if h.eventPub-head > n {
 			h.hostile("event head %d with %d published in a ring of %d", head, h.eventPub, n)
 			return 0
 		}
-		h.eventHead = head
+		h.eventHead.Store(head)
 	}
-	return int(n - (h.eventTail - h.eventHead))
+	return int(n - (h.eventTail - h.eventHead.Load()))
 }
 
 func (h *Host) push(v *Event, id uint32) {
@@ -130,7 +134,6 @@ func (h *Host) push(v *Event, id uint32) {
 		}
 	}
 	h.overflow.add(v, id)
-	h.askRoom()
 }
 
 // join adds v to w when they are one event.
@@ -246,4 +249,5 @@ func (h *Host) publishEvents() {
 		}
 	}
 	h.touched = h.touched[:0]
+	h.refresh()
 }

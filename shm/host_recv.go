@@ -2,6 +2,7 @@ package shm
 
 import (
 	"net/netip"
+	"sync/atomic"
 
 	"github.com/rdsd/rdsd/internal/crash"
 )
@@ -9,11 +10,11 @@ import (
 // recvSide is the Host's part for the receive and release rings.
 type recvSide struct {
 	arena    *Arena
-	recvTail uint64 // descriptors placed
-	recvPub  uint64 // those the client sees
-	recvHead uint64 // the client's, as last read and checked
-	relHead  uint64 // releases taken
-	inCommit bool   // in the commit record being written
+	recvTail uint64        // descriptors placed
+	recvPub  uint64        // those the client sees
+	recvHead atomic.Uint64 // the client's, as last read and checked
+	relHead  uint64        // releases taken
+	inCommit bool          // in the commit record being written
 
 	slots     []slot
 	freeSlots uint32   // list through next
@@ -62,7 +63,7 @@ func (h *Host) initRecv() {
 
 // recvRoom reports whether the receive ring takes another descriptor.
 func (h *Host) recvRoom() bool {
-	if h.recvTail-h.recvHead < uint64(h.r.Receives) {
+	if h.recvTail-h.recvHead.Load() < uint64(h.r.Receives) {
 		return true
 	}
 	head := h.r.RecvHead().Load()
@@ -70,7 +71,7 @@ func (h *Host) recvRoom() bool {
 		h.hostile("receive head %d with %d published in a ring of %d", head, h.recvPub, h.r.Receives)
 		return false
 	}
-	h.recvHead = head
+	h.recvHead.Store(head)
 	return h.recvTail-head < uint64(h.r.Receives)
 }
 
@@ -85,6 +86,9 @@ func (h *Host) newSlot(off uint64, state uint8) uint32 {
 	h.slots[i] = slot{off: off, state: state}
 	h.arena.SetMark(off, i)
 	h.nSlots++
+	if h.was&viewMany == 0 && h.manyOut() {
+		h.refresh()
+	}
 	return i
 }
 
@@ -116,9 +120,7 @@ func (h *Host) alloc(n int) (off uint64, ok bool) {
 		off, ok = h.arena.Alloc(n)
 	}
 	if !ok {
-		h.starve(hungryArena)
-	} else if h.manyOut() {
-		h.askRoom()
+		h.starve(viewArena)
 	}
 	return off, ok
 }
@@ -153,7 +155,7 @@ func (h *Host) Place(src netip.AddrPort, off uint64, n, count int, table bool, l
 		return 0, false
 	}
 	if !h.recvRoom() {
-		h.starve(hungryRing)
+		h.starve(viewRing)
 		return 0, false
 	}
 	kind := KindEach
@@ -210,7 +212,7 @@ func (h *Host) PlaceCopy(src netip.AddrPort, body []byte, count int, table bool,
 	}
 	h.closeTrain()
 	if !h.recvRoom() {
-		h.starve(hungryRing)
+		h.starve(viewRing)
 		return 0, false
 	}
 	off, ok := h.alloc(n)
@@ -301,11 +303,6 @@ func (h *Host) showRecv() {
 	}
 }
 
-// HasReleases reports whether Releases would bring something.
-func (h *Host) HasReleases() bool {
-	return !h.dead && h.r.ReleaseTail().Load() != h.relHead
-}
-
 // Releases takes slots that the client gave back, at most maxRelease in one
 // call: how many payload bytes, what of the arena (the sum of the costs told) and how many
 // datagrams. err: the client is hostile, close its socket.
@@ -320,14 +317,15 @@ func (h *Host) Releases() (bytes, cost, datagrams int, err error) {
 	if tail-h.relHead > uint64(h.r.Releases) {
 		return 0, 0, 0, h.hostile("release tail %d with %d taken of a ring of %d", tail, h.relHead, h.r.Releases)
 	}
-	if h.hungry&hungryRing != 0 && h.recvRoom() {
-		h.hungry &^= hungryRing
+	if h.hungry&viewRing != 0 && h.recvRoom() {
+		h.hungry &^= viewRing
+		h.refresh()
 	}
 	end := min(tail, h.relHead+maxRelease)
 	if end == h.relHead {
 		return 0, 0, 0, nil
 	}
-	h.hungry &^= hungryArena
+	h.hungry &^= viewArena
 	for ; h.relHead != end; h.relHead++ {
 		off := h.r.releaseEntry(h.relHead).Load()
 		i, ok := h.arena.Mark(off)
@@ -341,6 +339,7 @@ func (h *Host) Releases() (bytes, cost, datagrams int, err error) {
 		crash.Point("ring.release")
 	}
 	h.r.ReleaseHead().Store(h.relHead)
+	h.refresh()
 	return bytes, cost, datagrams, err
 }
 

@@ -69,15 +69,6 @@ func (h *Host) initSend() {
 	}
 }
 
-// HasPosts reports whether Next would bring a descriptor that it has not
-// shown before, or an error.
-func (h *Host) HasPosts() bool {
-	if h.err != nil {
-		return true
-	}
-	return !h.dead && !h.claimed && h.mayTake() && h.r.SendTail().Load() != h.sendHead
-}
-
 // mayTake: at most MaxOutstanding descriptors and MaxOutstandingDatagrams are
 // under way, and not more events than that wait for room. A client that counts
 // what it has under way is never kept waiting by it, though it reads no events.
@@ -138,6 +129,7 @@ func (h *Host) claim() (bool, error) {
 		}
 	}
 	if !h.mayTake() || !h.grow() {
+		h.refresh()
 		return false, nil
 	}
 	word := h.r.SendWord(n)
@@ -241,6 +233,7 @@ func (h *Host) Taken(p *Post, dst netip.AddrPort, accepted bool) (id uint32, cel
 		cell = &h.led.entry(id)[0]
 	}
 	h.moveHead()
+	h.refresh()
 	return id, cell
 }
 

@@ -295,7 +295,7 @@ func TestGoldenRegion(t *testing.T) {
 	}
 	h.PlaceCopy(testDst, []byte("\x00\x00\x00\x01\x00\x00\x00\x02pqq"), 2, true, 1, 44)
 	h.Publish()
-	h.asleep = DaemonWaitsSend
+	h.asleep = true
 	m.r.DaemonSleeps().Store(DaemonWaitsSend) // as Sleep does when there is nothing
 	m.r.ClientSleeps().Store(ClientWaitsRecv | ClientWaitsEvent)
 	var w strings.Builder

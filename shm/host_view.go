@@ -1,0 +1,164 @@
+package shm
+
+import "sync/atomic"
+
+// What the reactor asks at every turn, and when it goes to sleep, it asks
+// without the owner's lock: HasPosts, HasReleases, HasRoom, Sleep and Wake read
+// the region, what the reactor's thread alone changes (sendHead, claimed, relHead, dead),
+// and view, in which those who hold the lock say how things stand.
+
+// Bits of view.
+const (
+	viewErr      = 1 << iota // the region is not served any more
+	viewTake                 // a post may be taken
+	viewWant                 // the owner waits for releases
+	viewRing                 // the receive ring was full
+	viewArena                // no slot was to be had
+	viewMany                 // many slots are out
+	viewOverflow             // events wait for room
+
+	viewRoom = viewWant | viewRing | viewArena | viewMany | viewOverflow
+)
+
+type viewSide struct {
+	view   atomic.Uint32
+	was    uint32 // view as it was stored; with the lock
+	due    bool   // something turned on since Due was asked; with the lock
+	want   bool   // WantRoom; with the lock
+	hungry uint8  // viewRing, viewArena; with the lock
+	asleep bool   // the last word was Sleep; the reactor's
+}
+
+// refresh brings view up to date. The lock is held. What turns on while the
+// reactor sleeps changes what its client is asked to ring for; what the client
+// did before that is seen by Due.
+func (h *Host) refresh() {
+	v := uint32(h.hungry)
+	if h.err != nil {
+		v |= viewErr
+	}
+	if h.mayTake() {
+		v |= viewTake
+	}
+	if h.want {
+		v |= viewWant
+	}
+	if h.manyOut() {
+		v |= viewMany
+	}
+	if h.overflow.n() > 0 {
+		v |= viewOverflow
+	}
+	if v == h.was {
+		return
+	}
+	if v&^h.was != 0 {
+		h.due = true
+	}
+	room := v&viewRoom != 0 && h.was&viewRoom == 0
+	h.was = v
+	h.view.Store(v)
+	if room && !h.dead {
+		h.r.DaemonSleeps().CompareAndSwap(DaemonWaitsSend, DaemonWaitsSend|DaemonWaitsRoom)
+	}
+}
+
+// Due reports, after Publish and with the lock, that a sleeping reactor must
+// look at this region although its client does not ring: what kept posts or
+// room out of sight has just ended, or room is asked for and there is some.
+func (h *Host) Due() bool {
+	if !h.due {
+		return false
+	}
+	h.due = false
+	return h.err != nil || h.HasPosts() || h.HasRoom()
+}
+
+// HasPosts reports whether Next would bring a descriptor that it has not
+// shown before, or an error. On the reactor's thread or with the lock.
+func (h *Host) HasPosts() bool {
+	v := h.view.Load()
+	if v&viewErr != 0 {
+		return true
+	}
+	return v&viewTake != 0 && !h.dead && !h.claimed && h.r.SendTail().Load() != h.sendHead
+}
+
+// HasReleases reports whether Releases would bring something. On the reactor's
+// thread or with the lock.
+func (h *Host) HasReleases() bool {
+	return !h.dead && h.r.ReleaseTail().Load() != h.relHead
+}
+
+// HasRoom reports whether the client released slots, took descriptors from a
+// receive ring that was full, or read events that others wait behind. The daemon
+// then calls Releases and Publish, and lets those go on that Place or
+// Reserve had no room for. On the reactor's thread or with the lock.
+func (h *Host) HasRoom() bool {
+	if h.dead {
+		return false
+	}
+	v := h.view.Load()
+	return h.HasReleases() ||
+		v&viewRing != 0 && h.r.RecvHead().Load() != h.recvHead.Load() ||
+		v&viewOverflow != 0 && h.r.EventHead().Load() != h.eventHead.Load()
+}
+
+// Sleep declares the daemon asleep in this region and looks once more: false,
+// and awake again, when there is work. A post that Next has shown and nobody
+// took is no work: who left it knows when it can go on. On the reactor's thread.
+func (h *Host) Sleep() bool {
+	if h.dead {
+		return true
+	}
+	h.asleep = true
+	var bits uint32
+	for {
+		bits = sleepBits(h.view.Load())
+		h.r.DaemonSleeps().Store(bits)
+		if sleepBits(h.view.Load())&^bits == 0 { // else another thread found no room just now
+			break
+		}
+	}
+	if h.HasPosts() || bits&DaemonWaitsRoom != 0 && h.HasRoom() {
+		h.Wake()
+		return false
+	}
+	return true
+}
+
+func sleepBits(view uint32) uint32 {
+	if view&viewRoom != 0 {
+		return DaemonWaitsSend | DaemonWaitsRoom
+	}
+	return DaemonWaitsSend
+}
+
+// Wake declares the daemon awake. On the reactor's thread.
+func (h *Host) Wake() {
+	h.asleep = false
+	if !h.dead {
+		h.r.DaemonSleeps().Store(0)
+	}
+}
+
+// Asleep reports whether Sleep was the last word. On the reactor's thread.
+func (h *Host) Asleep() bool { return h.asleep }
+
+// WantRoom says that the owner wants to be woken for releases, because the
+// socket is congested, or not any more. Ask Due afterwards.
+func (h *Host) WantRoom(on bool) {
+	h.want = on
+	h.refresh()
+}
+
+// starve notes that something found no room. Take Releases then, or ask Due.
+func (h *Host) starve(what uint8) {
+	h.hungry |= what
+	h.refresh()
+}
+
+// manyOut reports whether so many slots are out that their releases are to be
+// taken even by a daemon that has room: a client with a full release ring takes
+// nothing more from the receive ring.
+func (h *Host) manyOut() bool { return h.nSlots > int(h.r.Releases)/2 }
