@@ -129,9 +129,11 @@ static void *reader(void *arg)
 	static rdsd_msg m[1024];
 	size_t *got = arg;
 
-	while (!atomic_load(&stop)) {
+	for (;;) {
 		ssize_t k = rdsd_recv_batch(there, m, 1024, RDSD_MS(20));
 
+		if (k == -ETIMEDOUT && atomic_load(&stop))
+			break; /* nothing is left for whoever is next */
 		if (k == -ETIMEDOUT)
 			continue;
 		must(k, "recv");
