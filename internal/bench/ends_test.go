@@ -92,7 +92,8 @@ func (w *world) peers(n int, front string) (args, *proc, error) {
 	if err != nil {
 		return args{}, nil, err
 	}
-	a := args{Bytes: 64, FrontEnd: front, Collector: true, Batch: 256, Target: ds[0].target, Local: nodeA + ":0", Port: ds[0].port, Sockets: n}
+	a := args{Bytes: 64, FrontEnd: front, Collector: true, Batch: 256, Target: ds[0].target, Local: nodeA + ":0", Port: ds[0].port,
+		Sockets: n, Buffer: 4 << 20}
 	ends, err := w.role(roleEnds, a)
 	if err != nil {
 		return args{}, nil, err

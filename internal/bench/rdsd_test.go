@@ -153,6 +153,14 @@ func rdsdWay(bytes int, front string, addrs ...string) func(time.Duration) (samp
 	}
 }
 
+// Source ports of the sender and of the pings, which share a lane however many
+// there are (conn.Conn.lane): small datagrams behind large ones are the hard
+// case, and random ports would show either at random.
+const (
+	flowPort = 6000
+	pingPort = 7113
+)
+
 // flow starts a receiver at the last daemon and a sender at the first one.
 func (w *world) flow(ds []*daemon, bytes int, front string, port int) (*proc, error) {
 	from, to := ds[0], ds[len(ds)-1]
@@ -170,7 +178,7 @@ func (w *world) flow(ds []*daemon, bytes int, front string, port int) (*proc, er
 	if err := w.ready(sink); err != nil {
 		return nil, err
 	}
-	a.Target, a.Local, a.Dst = from.target, netip.AddrPortFrom(from.addr, 0).String(), []string{sinkArgs.Local}
+	a.Target, a.Local, a.Dst = from.target, netip.AddrPortFrom(from.addr, flowPort).String(), []string{sinkArgs.Local}
 	_, err = w.role(roleSend, a)
 	return sink, err
 }
@@ -207,7 +215,7 @@ func rdsdTrip(bytes, load int, front string, addrs ...string) func(time.Duration
 				return sample{}, err
 			}
 		}
-		a.Target, a.Local, a.Dst = from.target, netip.AddrPortFrom(from.addr, 0).String(), []string{a.Local}
+		a.Target, a.Local, a.Dst = from.target, netip.AddrPortFrom(from.addr, pingPort).String(), []string{a.Local}
 		ping, err := w.role(roleRDSDPing, a)
 		if err != nil {
 			return sample{}, err

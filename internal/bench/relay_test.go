@@ -367,7 +367,7 @@ func relayTripLoad(bytes, load int) func(time.Duration) (sample, error) {
 // relay starts four processes: one application and its daemon on either side.
 // It returns the second application.
 func (w *world) relay(a args, first, second string) (*proc, error) {
-	c0, c1, err := tcpPair()
+	c0, c1, err := tcpPair(socketBuf)
 	if err != nil {
 		return nil, err
 	}
@@ -432,9 +432,10 @@ func pairTrip(bytes int) func(time.Duration) (sample, error) {
 	}
 }
 
-// tcpPair is a connection over loopback, both ends of it. Neither is known to
+// tcpPair is a connection over loopback, both ends of it, with socket buffers of
+// so many bytes; 0 leaves them to the kernel. Neither is known to
 // this process's net poller, which would be woken by every segment.
-func tcpPair() (a, b *os.File, err error) {
+func tcpPair(buf int) (a, b *os.File, err error) {
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		return nil, nil, err
@@ -450,17 +451,17 @@ func tcpPair() (a, b *os.File, err error) {
 		return nil, nil, err
 	}
 	defer d.Close()
-	if a, err = blockingFile(c); err != nil {
+	if a, err = blockingFile(c, buf); err != nil {
 		return nil, nil, err
 	}
-	if b, err = blockingFile(d); err != nil {
+	if b, err = blockingFile(d, buf); err != nil {
 		a.Close()
 		return nil, nil, err
 	}
 	return a, b, nil
 }
 
-func blockingFile(c net.Conn) (*os.File, error) {
+func blockingFile(c net.Conn, buf int) (*os.File, error) {
 	raw, err := c.(*net.TCPConn).SyscallConn()
 	if err != nil {
 		return nil, err
@@ -473,8 +474,10 @@ func blockingFile(c net.Conn) (*os.File, error) {
 	if dupErr != nil {
 		return nil, os.NewSyscallError("fcntl", dupErr)
 	}
-	err = errors.Join(unix.SetNonblock(fd, false),
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, socketBuf),
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, socketBuf))
+	err = unix.SetNonblock(fd, false)
+	if buf > 0 {
+		err = errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, buf),
+			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, buf))
+	}
 	return os.NewFile(uintptr(fd), "TCP"), err
 }

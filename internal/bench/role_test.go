@@ -36,7 +36,7 @@ type args struct {
 	Sockets   int           // sockets to read
 	Stopped   bool          // the first socket is not read; a sender stops after one round
 	Unsigned  bool          // payloads bear no number
-	Buffer    int           // send and receive buffer of a socket, bytes; 0: by the datagrams
+	Buffer    int           // send and receive buffer of a socket, bytes; 0: a default
 	Port      int           // of RDS over TCP
 	For       time.Duration // after which the process ends by itself
 	Collector bool          // leave the garbage collector on

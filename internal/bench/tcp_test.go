@@ -33,17 +33,18 @@ func tcpTrip(bytes int, blocking bool, cores [2]int) func(time.Duration) (sample
 }
 
 // tcpWay measures frames of 8+bytes, packed into writes of about chunk bytes
-// and walked by the receiver.
-func tcpWay(bytes, chunk int) func(time.Duration) (sample, error) {
+// and walked by the receiver, over socket buffers of buf bytes (0: the kernel's
+// choice).
+func tcpWay(bytes, chunk, buf int) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		w := newWorld(d)
 		defer w.close()
-		return w.tcp(d, args{Bytes: bytes, Chunk: chunk}, roleTCPSend, roleTCPRecv, [2]int{})
+		return w.tcp(d, args{Bytes: bytes, Chunk: chunk, Buffer: buf}, roleTCPSend, roleTCPRecv, [2]int{})
 	}
 }
 
 func (w *world) tcp(d time.Duration, a args, first, second string, cores [2]int) (sample, error) {
-	c0, c1, err := tcpPair()
+	c0, c1, err := tcpPair(a.Buffer)
 	if err != nil {
 		return sample{}, err
 	}

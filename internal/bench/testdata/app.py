@@ -24,7 +24,7 @@ mode, target, local, dst, size, batch = *sys.argv[1:5], int(sys.argv[5]), int(sy
 board = mmap.mmap(3, 128 << 10)
 put = struct.Struct("<Q").pack_into
 client = rdsd.Client(target, front_end="rings")
-room = 4 << 20
+room = 256 << 10  # as the applications in Go
 sock = client.bind(address(local), send_buffer=room, recv_buffer=room)
 put(board, READY, 1)
 total = 0
