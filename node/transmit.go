@@ -68,6 +68,7 @@ func (h *host) transmit(p *conn.Path, most int) (more bool) {
 			h.unlock()
 			return false
 		}
+		h.ledgerLane(p).SetNextSeq(p.NextTx())
 		h.unlock()
 		done, err := l.link.Send(b)
 		if !done && err == nil {

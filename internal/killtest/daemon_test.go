@@ -212,9 +212,24 @@ func killOnce(t *testing.T, a, b *rdsdtest.Daemon, outside bool, rng *rand.Rand)
 		t.Fatalf("the region of %v: %+v", x.s.LocalAddr(), g)
 	}
 	account(t, x, y, g)
+	for _, s := range g.Open {
+		if s.IsSent && !s.Split && !slices.ContainsFunc(laneList(rep), func(l *shm.LaneRecord) bool {
+			return l.Lane == uint32(s.Lane) && l.Remote == b.Addr && s.Seq < l.NextSeq
+		}) {
+			t.Errorf("lane %d sent sequence %d; its entry does not say so: %+v", s.Lane, s.Seq, laneList(rep))
+			break
+		}
+	}
 	// What was about to become visible, a valid commit record, now is.
 	accountLanes(t, x.got.next[y.flow]+uint64(g.UnreadDatagrams()), y, x.s.LocalAddr(), rep, b)
 	return x.sent + y.sent
+}
+
+func laneList(rep *shm.Report) (l []*shm.LaneRecord) {
+	for _, k := range rep.Lanes {
+		l = append(l, k)
+	}
+	return l
 }
 
 // accountLanes: what b has sent and keeps, because it was not acknowledged, is
