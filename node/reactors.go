@@ -37,7 +37,7 @@ func (w *worker) flush() {
 	w.kicked, w.flushing = w.flushing[:0], w.kicked
 	for i, k := range w.flushing {
 		w.flushing[i] = kickedPath{}
-		if k.h.transmit(k.p, batchesATurn) {
+		if k.h.transmit(k.p, bytesATurn) {
 			w.kick(k.h, k.p)
 		}
 	}

@@ -21,7 +21,7 @@ func (h *host) kick(p *conn.Path) {
 	h.mu.Lock()
 	busy := h.now()-h.laneOf(p).lastTurn < busyGap
 	h.mu.Unlock()
-	if busy || h.transmit(p, batchesAtOnce) {
+	if busy || h.transmit(p, bytesAtOnce) {
 		h.handOver(p)
 	}
 }
@@ -48,14 +48,14 @@ func (h *host) takeOver(w *worker) {
 	h.kicked = h.kicked[:0]
 }
 
-// What one caller writes for the others too, in batches of up to 256 KiB.
+// What one caller writes, for the others too.
 const (
-	batchesAtOnce = 16 // a sender's own thread, before the reactor goes on
-	batchesATurn  = 4  // a reactor, before its other links and rings have their turn
+	bytesAtOnce = 4 << 20   // a sender's own thread, before the reactor goes on
+	bytesATurn  = 512 << 10 // a reactor, before its other links and rings have their turn
 )
 
 // transmit writes what p has to send, in the caller's thread, until there is
-// no more, or the link is full, or most batches are written; it reports whether
+// no more, or the link is full, or most bytes are written; it reports whether
 // that is why it ended. The engine gives the turn to one caller at a time (Fill
 // after Fill, with Wrote between).
 func (h *host) transmit(p *conn.Path, most int) (more bool) {
@@ -75,6 +75,7 @@ func (h *host) transmit(p *conn.Path, most int) (more bool) {
 			h.all.full.Add(1)
 			return false // the link goes on, and calls Written
 		}
+		most -= b.Bytes()
 		b.Reset()
 		_, now = h.lock()
 		if err != nil {
@@ -82,7 +83,7 @@ func (h *host) transmit(p *conn.Path, most int) (more bool) {
 		}
 		h.laneOf(p).lastTurn = now
 		more := h.e.Wrote(now, p)
-		if most--; !more || err != nil || most == 0 {
+		if !more || err != nil || most <= 0 {
 			b.Put()
 			h.unlock()
 			return more && err == nil
