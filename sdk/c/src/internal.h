@@ -429,6 +429,20 @@ static inline _Atomic uint64_t *rdsdi_ring_word(const struct rdsdi_tx *tx, uint6
 int rdsdi_rx_start(rdsd_socket *s, struct rdsdi_link *l);
 void rdsdi_rx_stop(rdsd_socket *s);
 void rdsdi_rx_destroy(rdsd_socket *s);
+/*
+ * The parts of a request, for bindings that wait in pieces: begin before the
+ * send, wait any number of times, end exactly once. End returns 0 and the reply,
+ * which is to be released, or cancels what was sent and returns result, why there
+ * is none.
+ */
+struct rdsdi_request {
+	struct rdsdi_op op;
+	struct rdsdi_waiter w;
+};
+void rdsdi_request_begin(struct rdsdi_request *q, rdsd_socket *s, const rdsd_addr *to);
+int64_t rdsdi_request_wait(struct rdsdi_request *q, int64_t timeout);
+int64_t rdsdi_request_end(struct rdsdi_request *q, int64_t result, rdsd_msg *reply);
+
 /* Something can be received, with rx.mu held. */
 bool rdsdi_rx_ready(rdsd_socket *s);
 

@@ -343,11 +343,6 @@ int rdsd_peek(rdsd_socket *s, size_t *size)
 
 /* Requests */
 
-struct request {
-	struct rdsdi_op op;
-	struct rdsdi_waiter w;
-};
-
 /* set_aside makes room for what a request meets and does not want. */
 static bool set_aside(struct rdsdi_rx *rx, const rdsd_msg *m)
 {
@@ -357,7 +352,7 @@ static bool set_aside(struct rdsdi_rx *rx, const rdsd_msg *m)
 
 static int64_t request_step(struct rdsdi_op *op)
 {
-	struct request *q = (struct request *)op;
+	struct rdsdi_request *q = (struct rdsdi_request *)op;
 	rdsd_socket *s = op->s;
 	struct rdsdi_rx *rx = &s->rx;
 	bool others = false;
@@ -393,44 +388,69 @@ static int64_t request_step(struct rdsdi_op *op)
 	return result;
 }
 
-ssize_t rdsd_request(rdsd_socket *s, const rdsd_addr *to, const void *data, size_t len, void *buf, size_t size,
-		     int64_t timeout)
+void rdsdi_request_begin(struct rdsdi_request *q, rdsd_socket *s, const rdsd_addr *to)
 {
-	struct request q = {.op = {.step = request_step, .s = s, .bits = WAITS_RECV}, .w = {.from = *to}};
 	struct rdsdi_waiter **w;
-	int64_t deadline, result = rdsdi_usable(s);
-	char text[256];
 
-	if (result)
-		return result;
-	deadline = rdsdi_deadline(timeout);
+	*q = (struct rdsdi_request){.op = {.step = request_step, .s = s, .bits = WAITS_RECV}, .w = {.from = *to}};
 	pthread_mutex_lock(&s->rx.mu);
 	for (w = &s->rx.waiters; *w; w = &(*w)->next)
 		;
-	*w = &q.w;
+	*w = &q->w;
 	pthread_mutex_unlock(&s->rx.mu);
-	result = rdsd_send(s, to, data, len, NULL, timeout);
-	if (!result && timeout > 0)
-		timeout = deadline - rdsdi_now() > 0 ? deadline - rdsdi_now() : 1;
-	if (!result)
-		result = rdsdi_run(&q.op, timeout);
+}
+
+int64_t rdsdi_request_wait(struct rdsdi_request *q, int64_t timeout)
+{
+	return rdsdi_run(&q->op, timeout);
+}
+
+int64_t rdsdi_request_end(struct rdsdi_request *q, int64_t result, rdsd_msg *reply)
+{
+	rdsd_socket *s = q->op.s;
+	struct rdsdi_waiter **w;
+	char text[256];
+
 	pthread_mutex_lock(&s->rx.mu);
 	for (w = &s->rx.waiters; *w; w = &(*w)->next)
-		if (*w == &q.w) {
-			*w = q.w.next;
+		if (*w == &q->w) {
+			*w = q->w.next;
 			break;
 		}
 	pthread_mutex_unlock(&s->rx.mu);
-	if (atomic_load(&q.w.done)) { /* perhaps at the last moment */
-		result = (int64_t)copy_out(&q.w.msg, buf, size, NULL);
-		rdsdi_lease_drop(q.w.msg.lease, 1);
-		return result;
+	if (atomic_load(&q->w.done)) { /* perhaps at the last moment */
+		*reply = q->w.msg;
+		return 0;
 	}
 	memcpy(text, "", 1);
 	strncat(text, rdsd_errmsg(), sizeof text - 1);
 	if (result != -EBADF)
-		rdsd_cancel_sent_to(s, to, NULL, CANCEL_GRACE);
+		rdsd_cancel_sent_to(s, &q->w.from, NULL, CANCEL_GRACE);
 	return rdsdi_fail((int)result, "%s", text);
+}
+
+ssize_t rdsd_request(rdsd_socket *s, const rdsd_addr *to, const void *data, size_t len, void *buf, size_t size,
+		     int64_t timeout)
+{
+	struct rdsdi_request q;
+	int64_t deadline, result = rdsdi_usable(s);
+	rdsd_msg reply;
+
+	if (result)
+		return result;
+	deadline = rdsdi_deadline(timeout);
+	rdsdi_request_begin(&q, s, to);
+	result = rdsd_send(s, to, data, len, NULL, timeout);
+	if (!result && timeout > 0)
+		timeout = deadline - rdsdi_now() > 0 ? deadline - rdsdi_now() : 1;
+	if (!result)
+		result = rdsdi_request_wait(&q, timeout);
+	result = rdsdi_request_end(&q, result, &reply);
+	if (!result) {
+		result = (int64_t)copy_out(&reply, buf, size, NULL);
+		rdsdi_lease_drop(reply.lease, 1);
+	}
+	return result;
 }
 
 /* Sessions */
