@@ -19,9 +19,8 @@ import (
 
 // ringSock is a socket whose datagrams go through shared memory (docs/shm.md).
 // Its control connection is a sockStream's; its rings are served by one
-// reactor. host.mu guards the daemon's end of the region, h, with two
-// exceptions: what h.HasPosts, HasReleases, Sleep and Wake look at changes on
-// the reactor's thread alone.
+// reactor. host.mu guards the daemon's end of the region, h, except that the
+// reactor's thread asks h.HasPosts, HasRoom, Sleep and Wake without it.
 //
 // Work on a ring is a turn of the reactor: descriptors are taken and posted to
 // the engine, releases are counted, and at the turn's end links are written to
@@ -77,12 +76,16 @@ const ringTurn = 64
 // Poll implements reactor.Poller: it serves what the client has posted.
 func (r *ringSock) Poll() bool {
 	posts := r.h.HasPosts() && !r.blocked.Load()
-	if !posts && !r.h.HasReleases() {
+	room := r.h.HasRoom()
+	if !posts && !room {
 		return false
 	}
 	_, now := r.host.lock()
 	err := r.hostile
 	if err == nil && !r.closed {
+		if room {
+			r.touch() // events may have waited for it
+		}
 		if err = r.turn(now, posts); err != nil {
 			r.hostile = err
 			r.h.CloseWord(errnoOf(err))
@@ -100,8 +103,7 @@ func (r *ringSock) Poll() bool {
 // Sleep declares that the daemon will not look any more until the doorbell
 // rings, and looks once more.
 func (r *ringSock) Sleep() bool {
-	idle := r.h.Sleep()
-	return idle || r.blocked.Load() && !r.h.HasReleases()
+	return r.h.Sleep() || r.blocked.Load() && !r.h.HasRoom()
 }
 
 // Wake takes it back.
@@ -237,9 +239,8 @@ func (r *ringSock) resolve(i, gen uint32) {
 func (r *ringSock) press() {
 	if on := r.sock.Pressed(); on != r.pressed {
 		r.pressed = on
-		if r.h.WantRoom(on); on && r.h.HasReleases() {
-			r.react.Hot(r)
-		}
+		r.h.WantRoom(on)
+		r.touch() // publishRings asks whether there is some already
 	}
 }
 
@@ -276,7 +277,10 @@ func (r *ringSock) Place(src netip.AddrPort, f *transport.Frame, t rds.Train, p 
 	} else {
 		cost, ok = r.h.PlaceCopy(src, t.Body, t.Count, t.Table, lane.Index(), seq)
 	}
-	if ok && !r.placed {
+	switch {
+	case !ok:
+		r.touch() // room may have come meanwhile
+	case !r.placed:
 		r.placed = true
 		r.host.rings.placed = append(r.host.rings.placed, r)
 	}
@@ -294,6 +298,7 @@ func (r *ringSock) Reserve(n int) *buf.Buf {
 	}
 	off, mem, ok := r.h.Reserve(n)
 	if !ok {
+		r.touch()
 		return nil
 	}
 	r.reserved++

@@ -121,6 +121,9 @@ func (h *host) publishRings(bells []int) []int {
 		if s.h.Publish() {
 			bells = append(bells, s.alarm)
 		}
+		if s.h.Due() {
+			s.react.Hot(s)
+		}
 	}
 	clear(r.placed)
 	clear(r.dirty)
