@@ -431,13 +431,14 @@ void rdsdi_rx_stop(rdsd_socket *s);
 void rdsdi_rx_destroy(rdsd_socket *s);
 /*
  * The parts of a request, for bindings that wait in pieces: begin before the
- * send, wait any number of times, end exactly once. End returns 0 and the reply,
- * which is to be released, or cancels what was sent and returns result, why there
- * is none.
+ * send, wait any number of times after it, end exactly once. End returns 0 and
+ * the reply, which is to be released, or cancels what was sent and returns
+ * result, why there is none.
  */
 struct rdsdi_request {
 	struct rdsdi_op op;
 	struct rdsdi_waiter w;
+	bool sent;
 };
 void rdsdi_request_begin(struct rdsdi_request *q, rdsd_socket *s, const rdsd_addr *to);
 int64_t rdsdi_request_wait(struct rdsdi_request *q, int64_t timeout);

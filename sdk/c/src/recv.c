@@ -402,6 +402,7 @@ void rdsdi_request_begin(struct rdsdi_request *q, rdsd_socket *s, const rdsd_add
 
 int64_t rdsdi_request_wait(struct rdsdi_request *q, int64_t timeout)
 {
+	q->sent = true;
 	return rdsdi_run(&q->op, timeout);
 }
 
@@ -424,7 +425,7 @@ int64_t rdsdi_request_end(struct rdsdi_request *q, int64_t result, rdsd_msg *rep
 	}
 	memcpy(text, "", 1);
 	strncat(text, rdsd_errmsg(), sizeof text - 1);
-	if (result != -EBADF)
+	if (q->sent && result != -EBADF)
 		rdsd_cancel_sent_to(s, &q->w.from, NULL, CANCEL_GRACE);
 	return rdsdi_fail((int)result, "%s", text);
 }
