@@ -24,6 +24,10 @@ $(BIN):
 run: build ## two nodes on loopback, talking; FOR=10s ends it by itself
 	$(BIN) demo $(if $(FOR),--for $(FOR))
 
+.PHONY: c
+c: ## the C library: sdk/c/build/librdsd.so.1, librdsd.a
+	$(MAKE) -C sdk/c
+
 .PHONY: setup
 setup: ## install what the tests need (Debian, root)
 	scripts/setup.sh
@@ -70,6 +74,7 @@ proto: ## generate api/ anew (needs npm for buf) and the Python stubs
 .PHONY: clean
 clean:
 	rm -rf bin out .cache
+	$(MAKE) -s -C sdk/c clean
 
 .PHONY: help
 help:

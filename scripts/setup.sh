@@ -1,9 +1,9 @@
 #!/bin/sh
-# Installs the Debian packages the tests use: a C compiler for the race detector,
+# Installs the Debian packages the tests use: C compilers for the race detector and the C library,
 # a kernel that runs as a process, tools for network namespaces, NBD clients. Does
 # nothing where all are there.
 set -eu
-need="gcc libc6-dev git user-mode-linux iproute2 ethtool python3-venv libnbd-bin python3-libnbd qemu-utils fio"
+need="gcc g++ libc6-dev make pkg-config git user-mode-linux iproute2 ethtool python3-venv libnbd-bin python3-libnbd qemu-utils fio"
 missing=""
 for p in $need; do
 	dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"

@@ -2,7 +2,7 @@
 """Runs every test of the project and ends with one line of counts.
 
 Each phase is a command. Go phases run `go test -json`, whose events are
-counted; the Python phase leaves a JUnit file. What was skipped is listed with
+counted; the Python phase leaves a JUnit file, the C phase a line for each test. What was skipped is listed with
 its reason at the end. With CI set, a skip is a failure unless its reason
 begins with "elsewhere:" (something no machine of this kind can do).
 """
@@ -83,6 +83,25 @@ def python_phase(tally: Tally) -> bool:
     return done.returncode == 0
 
 
+def c_phase(tally: Tally) -> bool:
+    """Runs sdk/c/test.sh, which prints "ok NAME", "FAIL NAME: why" and "skip NAME: why"."""
+    env = dict(os.environ, RDSD_BIN=str(ROOT / "bin" / "rdsd"))
+    proc = subprocess.Popen(["sdk/c/test.sh"], cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True)
+    assert proc.stdout is not None
+    for line in proc.stdout:
+        kind, _, rest = line.rstrip().partition(" ")
+        if kind == "ok":
+            tally.passed += 1
+        elif kind == "skip":
+            name, _, why = rest.partition(": ")
+            tally.skipped.append((f"C {name}", why))
+        else:
+            print(line, end="", flush=True)
+            if kind == "FAIL":
+                tally.failed.append(f"C {rest.partition(': ')[0]}")
+    return proc.wait() == 0
+
+
 def command(tally: Tally, name: str, args: list[str]) -> bool:
     done = subprocess.run(args, cwd=ROOT)
     if done.returncode == 0:
@@ -107,6 +126,7 @@ def main() -> int:
         ("simulation", lambda: go_phase(tally, ["-timeout", "15m", "./internal/simtest/..."])),
         ("mutants", lambda: command(tally, "make mutants", ["make", "-s", "mutants"])),
         ("kernel interop", lambda: go_phase(tally, ["-count=1", "-timeout", "20m", "./interop/..."])),
+        ("C library", lambda: c_phase(tally)),
         ("Python", lambda: python_phase(tally)),
     ]
     if len(sys.argv) > 1:

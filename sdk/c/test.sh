@@ -97,6 +97,7 @@ real() {
 	build real build-asan "-O1 -g" "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer" \
 		"build-asan/runner examples bench" || return
 	SAN="-fsanitize=address,undefined" run real python3 tests/real.py build-asan "$rdsd"
+	build plain build "-O2 -g" "" "lib bench build/runner" && run plain python3 tests/real.py build "$rdsd" bench
 }
 
 install() {

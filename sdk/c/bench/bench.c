@@ -102,7 +102,7 @@ static size_t post(enum way way, const uint8_t *data, size_t n)
 
 static void bursts(enum way way)
 {
-	static uint8_t *data;
+	static uint8_t *data; /* kept for the next way */
 	size_t burst = (512 << 10) / (size ? size : 1), total = 0;
 	double sending = 0, receiving = 0, until = now() + seconds * 1e9;
 
@@ -212,24 +212,24 @@ static void round_trips(void)
 	free(back);
 }
 
-static rdsd_socket *bind_at(const char *target, const char *host)
+static rdsd_socket *bind_at(const char *target, const char *host, rdsd_client **client)
 {
 	rdsd_bind_options o = RDSD_BIND_OPTIONS_INIT;
 	char text[RDSD_ADDRSTRLEN + 8];
-	rdsd_client *client;
 	rdsd_socket *s;
 	rdsd_addr a;
 
 	snprintf(text, sizeof text, strchr(host, ':') ? "[%s]:0" : "%s:0", host);
 	must(rdsd_addr_parse(text, &a), "address");
-	must(rdsd_client_open(target, &client), "open");
+	must(rdsd_client_open(target, client), "open");
 	o.label = "rdsd-bench-c";
-	must(rdsd_bind(client, &a, &o, &s), "bind");
+	must(rdsd_bind(*client, &a, &o, &s), "bind");
 	return s;
 }
 
 int main(int argc, char **argv)
 {
+	rdsd_client *clients[2];
 	const char *peer = NULL;
 	int i = 1;
 
@@ -247,8 +247,8 @@ int main(int argc, char **argv)
 		fprintf(stderr, "usage: rdsd-bench-c [--seconds S] [--size BYTES] [--peer TARGET] LOCAL REMOTE\n");
 		return 2;
 	}
-	here = bind_at(NULL, argv[i]);
-	there = bind_at(peer, argv[i + 1]);
+	here = bind_at(NULL, argv[i], &clients[0]);
+	there = bind_at(peer, argv[i + 1], &clients[1]);
 	rdsd_local_addr(here, &from);
 	rdsd_local_addr(there, &to);
 	printf("datagrams of %zu bytes\n", size);
@@ -257,7 +257,7 @@ int main(int argc, char **argv)
 	for (enum way w = ONE; w <= RUN; w++)
 		one_way(w);
 	round_trips();
-	rdsd_close(here);
-	rdsd_close(there);
+	rdsd_client_close(clients[0]);
+	rdsd_client_close(clients[1]);
 	return 0;
 }
