@@ -5,35 +5,41 @@ import (
 	"testing"
 )
 
-// A second model: events that wait for room (host_event.go), while the reactor
-// sleeps and another thread of the daemon makes events. The daemon's threads
-// exclude each other by the owner's lock; the client is the other side. Every
-// atomic store of these paths is an exchange in the code, so memory is plainly
-// sequential here; what is checked is that nobody waits for ever.
+// A second model: events that wait for room (host_event.go, host_view.go), while
+// the reactor goes to sleep without the lock and another thread of the daemon makes events with
+// it. The client is the other side. Every store of these paths is an exchange
+// in the code, so memory is plainly sequential here; what is checked is that
+// nobody waits for ever.
 
 type roomState struct {
 	// Shared memory: a ring of one event.
 	entry, tail, head uint8
 	dSleeps, dBell    uint8
 	cSleeps, cBell    uint8
-	// The daemon's own, under its lock.
-	lock             uint8 // 0 free, 1 link, 2 reactor
-	put, pub, cached uint8 // events in the ring, published, the client's head as known
-	waiting          uint8 // in the overflow
-	made             uint8 // events so far
-	asleep           uint8
-	link, reactor    uint8 // where the threads are
-	client           uint8
-	seen             uint8 // events the client read
+	// The daemon's own.
+	lock      uint8 // 0 free
+	put, pub  uint8 // events in the ring, published
+	cached    uint8 // the client's head as known (Host.eventHead)
+	waiting   uint8 // in the overflow
+	view, was uint8 // events wait for room
+	due, hot  uint8
+	made      uint8 // events so far
+	link      uint8 // where the threads are
+	reactor   uint8
+	bits      uint8 // the reactor's
+	client    uint8
+	seen      uint8 // events the client read
 }
 
 type roomRules struct {
 	events    uint8
-	noAsk     bool // an event that finds no room does not ask a sleeping daemon's client for it
-	noLook    bool // the reactor sleeps over events that wait without a second look
-	noDrain   bool // the thread that asked does not look again for room
+	noAsk     bool // an event that finds no room does not change what a sleeping daemon waits for
+	noLook    bool // the reactor sleeps without a second look
+	noView    bool // the reactor does not look whether something began to wait while it declared itself asleep
+	noSecond  bool // the thread whose event waits does not look for room again after it asked
 	noTell    bool // the client does not look whether room is waited for
 	sometimes bool // the client does so only now and then
+	noRoom    bool // a reactor that was woken looks at posts only
 }
 
 // room is Host.eventRoom.
@@ -44,13 +50,36 @@ func (s *roomState) room() bool {
 	return s.put-s.cached < 1
 }
 
-func (s *roomState) putOne() {
-	s.entry = s.put + 1
-	s.put++
+// publishEvents, up to the tail.
+func (s *roomState) drain() {
+	for s.waiting > 0 && s.room() {
+		s.waiting--
+		s.entry = s.put + 1
+		s.put++
+	}
 }
 
-// daemonStep makes a step of the link's thread (1) or the reactor (2) with the lock
-// held. It returns false when it cannot.
+// hasRoom is Host.HasRoom.
+func (s *roomState) hasRoom() bool { return s.view != 0 && s.head != s.cached }
+
+// refresh is Host.refresh up to the store of view; true when it has to ask.
+func (s *roomState) refresh() bool {
+	v := min(s.waiting, 1)
+	on := v > s.was
+	if on {
+		s.due = 1
+	}
+	s.view, s.was = v, v
+	return on
+}
+
+func (s *roomState) wakeClient() {
+	if s.cSleeps != 0 {
+		s.cSleeps = 0
+		s.cBell = 1
+	}
+}
+
 func (c *roomRules) linkStep(s *roomState) bool {
 	switch s.link {
 	case 0: // an event; lock
@@ -61,89 +90,94 @@ func (c *roomRules) linkStep(s *roomState) bool {
 	case 1: // push
 		s.made++
 		if s.waiting == 0 && s.room() {
-			s.putOne()
+			s.entry = s.put + 1
+			s.put++
 			s.link = 3
 			break
 		}
 		s.waiting++
-		s.link = 2
-	case 2: // askRoom
-		if !c.noAsk && s.asleep == DaemonWaitsSend {
-			s.asleep = DaemonWaitsSend | DaemonWaitsRoom
-			s.dSleeps = s.asleep
+		if s.link = 3; s.refresh() && !c.noAsk {
+			s.link = 2
 		}
-		if s.link = 3; c.noDrain {
-			s.link = 6
+	case 2: // refresh: ask
+		if s.dSleeps == DaemonWaitsSend {
+			s.dSleeps = DaemonWaitsSend | DaemonWaitsRoom
 		}
-	case 3: // publishEvents: what waits, as far as there is room
-		if s.waiting > 0 && s.room() {
-			s.waiting--
-			s.putOne()
+		s.link = 3
+	case 3: // publishEvents
+		if !c.noSecond || s.waiting == 0 {
+			s.drain()
 		}
 		s.link = 4
-	case 4: // publishEvents: the tail
-		if s.link = 6; s.pub != s.put {
+	case 4: // the tail
+		if s.pub != s.put {
 			s.pub = s.put
 			s.tail = s.pub
-			s.link = 5
 		}
+		s.refresh()
+		s.link = 5
 	case 5: // Publish: ring
-		if s.cSleeps != 0 {
-			s.cSleeps = 0
-			s.cBell = 1
-		}
+		s.wakeClient()
 		s.link = 6
-	case 6:
-		s.lock, s.link = 0, 0
+	case 6: // Due; unlock
+		if s.due != 0 && s.hasRoom() && !c.noSecond {
+			s.hot = 1
+		}
+		s.due, s.lock, s.link = 0, 0, 0
 	}
 	return true
 }
 
 func (c *roomRules) reactorStep(s *roomState) bool {
 	switch s.reactor {
-	case 0: // asleep: poll, lock
-		if s.dBell == 0 || s.lock != 0 {
+	case 0: // asleep: its doorbell, or Hot
+		if s.dBell == 0 && s.hot == 0 {
 			return false
 		}
-		s.dBell = 0
-		s.lock, s.reactor = 2, 1
+		s.dBell, s.hot, s.reactor = 0, 0, 1
 	case 1: // Wake
-		s.asleep, s.dSleeps = 0, 0
+		s.dSleeps = 0
 		s.reactor = 2
-	case 2: // publishEvents
-		if s.waiting > 0 && s.room() {
-			s.waiting--
-			s.putOne()
+	case 2: // Poll; lock
+		s.reactor = 6
+		if !c.noRoom && s.hasRoom() {
+			if s.lock != 0 {
+				s.reactor = 2
+				return false
+			}
+			s.lock, s.reactor = 1, 3
 		}
-		s.reactor = 3
-	case 3:
-		if s.reactor = 5; s.pub != s.put {
+	case 3: // publishEvents
+		s.drain()
+		s.reactor = 4
+	case 4: // the tail
+		if s.pub != s.put {
 			s.pub = s.put
 			s.tail = s.pub
-			s.reactor = 4
 		}
-	case 4:
-		if s.cSleeps != 0 {
-			s.cSleeps = 0
-			s.cBell = 1
-		}
+		s.refresh()
 		s.reactor = 5
-	case 5: // Sleep: declare
-		s.asleep = DaemonWaitsSend
-		if s.waiting > 0 {
-			s.asleep |= DaemonWaitsRoom
+	case 5: // ring; unlock
+		s.wakeClient()
+		s.lock, s.reactor = 0, 2
+	case 6: // Sleep: how do things stand?
+		if s.bits = DaemonWaitsSend; s.view != 0 {
+			s.bits |= DaemonWaitsRoom
 		}
-		s.dSleeps = s.asleep
-		if s.reactor = 6; c.noLook {
-			s.reactor = 7
-		}
-	case 6: // Sleep: look once more
 		s.reactor = 7
-		if s.waiting > 0 && s.room() {
+	case 7: // declare
+		s.dSleeps = s.bits
+		if s.reactor = 8; c.noView {
+			s.reactor = 9
+		}
+	case 8: // and now?
+		if s.reactor = 9; s.view != 0 && s.bits&DaemonWaitsRoom == 0 {
+			s.reactor = 6
+		}
+	case 9: // look once more
+		if s.reactor = 0; s.bits&DaemonWaitsRoom != 0 && s.hasRoom() && !c.noLook {
 			s.reactor = 1
 		}
-	case 7:
-		s.lock, s.reactor = 0, 0
 	}
 	return true
 }
@@ -194,7 +228,7 @@ func (c *roomRules) clientStep(s *roomState) (ok bool, bad string) {
 }
 
 func (c *roomRules) explore() (states int, wrong string) {
-	start := roomState{reactor: 5, lock: 2} // about to sleep for the first time
+	start := roomState{reactor: 6} // about to sleep for the first time
 	return explore(start, func(s roomState, visit func(roomState, string)) string {
 		if n := s; c.linkStep(&n) {
 			visit(n, fmt.Sprint("l", s.link))
@@ -212,7 +246,7 @@ func (c *roomRules) explore() (states int, wrong string) {
 }
 
 func TestModelRoom(t *testing.T) {
-	for n := uint8(1); n <= 5; n++ {
+	for n := uint8(1); n <= 3; n++ {
 		c := roomRules{events: n}
 		states, wrong := c.explore()
 		t.Logf("%d events: %d states", n, states)
@@ -221,13 +255,15 @@ func TestModelRoom(t *testing.T) {
 		}
 	}
 	for name, c := range map[string]roomRules{
-		"not asking for room":           {noAsk: true},
-		"sleeping without another look": {noLook: true},
-		"asking without another look":   {noDrain: true},
-		"not telling of room":           {noTell: true},
-		"telling now and then":          {sometimes: true},
+		"not asking for room":             {noAsk: true},
+		"sleeping without another look":   {noLook: true},
+		"sleeping over what just began":   {noView: true},
+		"asking without another look":     {noSecond: true},
+		"not telling of room":             {noTell: true},
+		"telling now and then":            {sometimes: true},
+		"a reactor that forgets the room": {noRoom: true},
 	} {
-		c.events = 4
+		c.events = 3
 		if _, wrong := c.explore(); wrong == "" {
 			t.Errorf("%s: nothing went wrong", name)
 		} else {

@@ -17,7 +17,7 @@ import (
 // the names of what they stand for in host_send.go, host.go and client_send.go.
 //
 // Checked in every state: each datagram arrives once, in order, unmixed; and
-// whoever can not go on any more has nothing left to do (no wake-up is lost).
+// the end can still be reached (no wake-up is lost).
 // Then rules are broken one by one, and the model must find each.
 
 const (
@@ -373,41 +373,63 @@ func (c *mRules) daemon(s *mState) (ok bool, bad string) {
 	return true, ""
 }
 
-// explore visits every state that can be reached and returns what went wrong
-// first, with the way there. next calls visit with each state that may follow
-// and the name of the step.
+// explore visits every state that can be reached and returns what goes wrong
+// first, with the way there: a bad step, or a state from which done cannot be
+// reached any more, be it stuck or going round for ever. next calls visit with
+// each state that may follow and the name of the step.
 func explore[S comparable](start S, next func(s S, visit func(S, string)) (bad string), done func(S) bool) (states int, wrong string) {
-	type from struct {
-		s    S
-		step string
+	type node struct {
+		s      S
+		parent int
+		step   string
+		before []int // states that lead here
+		good   bool  // done can be reached
 	}
-	seen := map[S]from{start: {}}
-	queue := []S{start}
-	for len(queue) > 0 {
-		s := queue[0]
-		queue = queue[1:]
-		moved := false
-		bad := next(s, func(n S, step string) {
-			moved = true
-			if _, ok := seen[n]; !ok {
-				seen[n] = from{s, step}
-				queue = append(queue, n)
+	all := []node{{s: start}}
+	index := map[S]int{start: 0}
+	trace := func(i int, what string) string {
+		var steps []string
+		for ; i != 0; i = all[i].parent {
+			steps = append(steps, all[i].step)
+		}
+		slices.Reverse(steps)
+		return what + ": " + strings.Join(steps, " ")
+	}
+	var good []int
+	for i := 0; i < len(all); i++ {
+		bad := next(all[i].s, func(n S, step string) {
+			k, ok := index[n]
+			if !ok {
+				k = len(all)
+				index[n] = k
+				all = append(all, node{s: n, parent: i, step: step})
 			}
+			all[k].before = append(all[k].before, i)
 		})
-		if bad == "" && !moved && !done(s) {
-			bad = "stuck"
-		}
 		if bad != "" {
-			var steps []string
-			for f := seen[s]; f.step != ""; f = seen[s] {
-				steps = append(steps, f.step)
-				s = f.s
-			}
-			slices.Reverse(steps)
-			return len(seen), bad + ": " + strings.Join(steps, " ")
+			return len(all), trace(i, bad)
+		}
+		if done(all[i].s) {
+			all[i].good = true
+			good = append(good, i)
 		}
 	}
-	return len(seen), ""
+	for len(good) > 0 {
+		i := good[len(good)-1]
+		good = good[:len(good)-1]
+		for _, k := range all[i].before {
+			if !all[k].good {
+				all[k].good = true
+				good = append(good, k)
+			}
+		}
+	}
+	for i := range all {
+		if !all[i].good {
+			return len(all), trace(i, "the end cannot be reached")
+		}
+	}
+	return len(all), ""
 }
 
 func (c *mRules) explore() (states int, wrong string) {
