@@ -6,23 +6,40 @@ import "sync"
 func Do(d Device, r *Request) error {
 	w := waiters.Get().(*waiter)
 	r.Queue, r.Ctx = w, nil
-	w.batch[0] = r
+	w.batch[0], w.done = r, false
 	d.Submit(w.batch[:])
-	<-w.done
+	w.mu.Lock()
+	for !w.done {
+		w.wake.Wait()
+	}
+	w.mu.Unlock()
 	err := r.Err
 	w.batch[0], r.Queue = nil, nil
 	waiters.Put(w)
 	return err
 }
 
+// waiter is a condition and not a channel: a pool of channels could not be used
+// inside a bubble of testing/synctest.
 type waiter struct {
-	done  chan struct{}
+	mu    sync.Mutex
+	wake  sync.Cond
+	done  bool // guarded by mu
 	batch [1]*Request
 }
 
-var waiters = sync.Pool{New: func() any { return &waiter{done: make(chan struct{}, 1)} }}
+var waiters = sync.Pool{New: func() any {
+	w := new(waiter)
+	w.wake.L = &w.mu
+	return w
+}}
 
-func (w *waiter) Complete([]*Request) { w.done <- struct{}{} }
+func (w *waiter) Complete([]*Request) {
+	w.mu.Lock()
+	w.done = true
+	w.wake.Signal()
+	w.mu.Unlock()
+}
 
 // ReadAt fills p from off on.
 func ReadAt(d Device, p []byte, off uint64) error {

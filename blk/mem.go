@@ -177,8 +177,12 @@ func (m *Mem) allocate(off, n uint64) error {
 
 var zeroes [1 << 20]byte // never written to
 
-// zero makes a range read as zeroes and gives up the pages it covers whole.
+// zero makes a range read as zeroes and gives up the pages it covers whole, the
+// last one of the volume also if that is a part of a page.
 func (m *Mem) zero(off, n uint64) {
+	if end := off + n; end == m.Info().Size {
+		n = (end+memPage-1)/memPage*memPage - off
+	}
 	if k := copyPage(off, n); off%memPage != 0 || k == n && k < memPage {
 		m.clear(off, k)
 		off, n = off+k, n-k

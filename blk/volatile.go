@@ -40,7 +40,10 @@ func NewVolatile(d Device, seed int64) *Volatile {
 }
 
 // Map calls everything data: what the device below holds is not all there is.
-func (v *Volatile) Map(_, n uint64, out []Extent) ([]Extent, error) {
+func (v *Volatile) Map(off, n uint64, out []Extent) ([]Extent, error) {
+	if err := v.Info().Bounds(off, n); err != nil {
+		return out, err
+	}
 	return append(out, Extent{Len: n}), nil
 }
 

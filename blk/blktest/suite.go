@@ -369,14 +369,15 @@ func testMap(t *testing.T, d blk.Device) {
 		t.Fatal(err)
 	}
 	scratch := make([]blk.Extent, 0, 4)
-	for _, c := range []struct{ off, n uint64 }{{0, info.Size}, {1<<20 + 4096, 8192}, {info.Size - 512, 512}, {512, 2 << 20}} {
+	block := uint64(info.LogicalBlock)
+	for _, c := range []struct{ off, n uint64 }{{0, info.Size}, {1<<20 + block, 2 * block}, {info.Size - block, block}, {block, 2 << 20}} {
 		for off, end := c.off, c.off+c.n; off < end; {
 			out, err := m.Map(off, end-off, scratch[:0])
 			if err != nil || len(out) == 0 {
 				t.Fatalf("map at %d of %d to %d: %d extents, %v", off, c.off, end, len(out), err)
 			}
 			for _, e := range out {
-				if e.Len == 0 || e.Len > end-off || e.Len%512 != 0 {
+				if e.Len == 0 || e.Len > end-off || e.Len%block != 0 {
 					t.Fatalf("an extent of %d bytes at %d, range %d to %d", e.Len, off, c.off, end)
 				}
 				if e.Zero && off < 1<<20+uint64(len(data)) && off+e.Len > 1<<20 {
@@ -386,7 +387,7 @@ func testMap(t *testing.T, d blk.Device) {
 			}
 		}
 	}
-	for _, c := range []struct{ off, n uint64 }{{info.Size, 512}, {0, info.Size + 512}, {512, ^uint64(511)}} {
+	for _, c := range []struct{ off, n uint64 }{{info.Size, block}, {0, info.Size + block}, {block, -block}} {
 		if _, err := m.Map(c.off, c.n, scratch[:0]); err == nil {
 			t.Errorf("map at %d, length %d is beyond the end and was answered", c.off, c.n)
 		}
