@@ -110,11 +110,12 @@ static bool is_address(const rdsd_addr *a)
 
 int rdsd_cancel_sent_to(rdsd_socket *s, const rdsd_addr *to, rdsd_cancelled *result, int64_t timeout)
 {
-	struct question q = {.op = {.s = s}, .kind = SERVER_CANCEL_RESULT, .to = *to};
+	struct question q = {.op = {.s = s}, .kind = SERVER_CANCEL_RESULT};
 	int err;
 
 	if (!is_address(to))
 		return rdsdi_errno(-EDESTADDRREQ);
+	rdsdi_addr_plain(to, &q.to);
 	err = ask(&q, timeout);
 	if (!err && result)
 		*result = (rdsd_cancelled){q.ask.answer.cancelled, q.ask.answer.in_flight};
@@ -134,17 +135,18 @@ int rdsd_flush(rdsd_socket *s, int64_t timeout)
 
 int rdsd_congested(rdsd_socket *s, const rdsd_addr *to, int64_t timeout)
 {
-	struct question q = {.op = {.s = s}, .kind = SERVER_CONGESTED_RESULT, .to = *to, .again = true};
+	struct question q = {.op = {.s = s}, .kind = SERVER_CONGESTED_RESULT, .again = true};
 	int err = rdsdi_usable(s), known = 0, ignored;
 
 	if (err)
 		return err;
 	if (!is_address(to))
 		return rdsdi_errno(-EDESTADDRREQ);
+	rdsdi_addr_plain(to, &q.to);
 	/* A flow that is known says it without a question. */
 	pthread_mutex_lock(&s->tx.mu);
 	if (s->tx.reg && !atomic_load(&s->over)) {
-		const struct rdsdi_flow *f = rdsdi_flow_find(&s->tx, to);
+		const struct rdsdi_flow *f = rdsdi_flow_find(&s->tx, &q.to);
 
 		known = f ? (int)rdsdi_flow_state(&s->tx, f, &ignored) : 0;
 	}

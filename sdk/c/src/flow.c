@@ -20,13 +20,38 @@ static uint32_t hash(const rdsd_addr *a)
 	return (uint32_t)(x[0] >> 32);
 }
 
-struct rdsdi_flow *rdsdi_flow_find(struct rdsdi_tx *tx, const rdsd_addr *to)
+int rdsdi_addr_plain(const rdsd_addr *to, rdsd_addr *out)
+{
+	static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff}, none[16];
+	bool four = to->family == 4;
+
+	*out = (rdsd_addr){.port = to->port, .family = to->family};
+	if (to->family == 6 && !memcmp(to->ip, mapped, sizeof mapped)) {
+		out->family = 4;
+		memcpy(out->ip, to->ip + 12, 4);
+	} else {
+		memcpy(out->ip, to->ip, four ? 4 : 16);
+	}
+	if ((to->family != 4 && to->family != 6) || !memcmp(out->ip, none, sizeof none))
+		return -EDESTADDRREQ;
+	return 0;
+}
+
+static struct rdsdi_flow *find(struct rdsdi_tx *tx, const rdsd_addr *to)
 {
 	uint32_t i = tx->buckets[hash(to) & tx->bucket_mask];
 
 	while (i && !addr_equal(&tx->flows[i - 1].to, to))
 		i = tx->flows[i - 1].next;
 	return i ? &tx->flows[i - 1] : NULL;
+}
+
+struct rdsdi_flow *rdsdi_flow_find(struct rdsdi_tx *tx, const rdsd_addr *to)
+{
+	struct rdsdi_flow *f = find(tx, to);
+	rdsd_addr form;
+
+	return f || rdsdi_addr_plain(to, &form) ? f : find(tx, &form);
 }
 
 static void forget(struct rdsdi_tx *tx, struct rdsdi_flow *f)
@@ -99,24 +124,6 @@ uint32_t rdsdi_flow_state(const struct rdsdi_tx *tx, const struct rdsdi_flow *f,
 	return STATE_STATE(w);
 }
 
-/* plain brings an address into its one form; -EDESTADDRREQ when it is none. */
-static int plain(const rdsd_addr *to, rdsd_addr *out)
-{
-	static const uint8_t mapped[12] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff}, none[16];
-	bool four = to->family == 4;
-
-	*out = (rdsd_addr){.port = to->port, .family = to->family};
-	if (to->family == 6 && !memcmp(to->ip, mapped, sizeof mapped)) {
-		out->family = 4;
-		memcpy(out->ip, to->ip + 12, 4);
-	} else {
-		memcpy(out->ip, to->ip, four ? 4 : 16);
-	}
-	if ((to->family != 4 && to->family != 6) || !memcmp(out->ip, none, sizeof none))
-		return -EDESTADDRREQ;
-	return 0;
-}
-
 int rdsdi_flow_get(rdsd_socket *s, const rdsd_addr *to, struct rdsdi_flow **flow)
 {
 	struct rdsdi_tx *tx = &s->tx;
@@ -128,12 +135,8 @@ int rdsdi_flow_get(rdsd_socket *s, const rdsd_addr *to, struct rdsdi_flow **flow
 		if (!f) {
 			rdsd_addr form;
 
-			error = plain(to, &form);
-			if (error)
-				return error;
-			f = rdsdi_flow_find(tx, &form);
-			if (!f)
-				return open_flow(s, &form);
+			error = rdsdi_addr_plain(to, &form);
+			return error ? error : open_flow(s, &form);
 		}
 	}
 	switch (rdsdi_flow_state(tx, f, &error)) {

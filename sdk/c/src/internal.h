@@ -387,7 +387,10 @@ static inline bool rdsdi_outcomes_full(const struct rdsdi_tx *tx)
 void rdsdi_changes_lost(struct rdsdi_tx *tx);
 void rdsdi_change_note(struct rdsdi_tx *tx, const rdsd_addr *addr, bool congested);
 
-/* flow.c, all with tx.mu held. */
+/* flow.c, all with tx.mu held but the first. */
+
+/* An address in its one form: IPv4 not in IPv6 clothes, unused bytes 0. -EDESTADDRREQ when none can be sent to. */
+int rdsdi_addr_plain(const rdsd_addr *to, rdsd_addr *out);
 
 /*
  * The flow to a destination: 0; -EINPROGRESS, the daemon was asked and has not
@@ -395,7 +398,7 @@ void rdsdi_change_note(struct rdsdi_tx *tx, const rdsd_addr *addr, bool congeste
  * the daemon refuses it.
  */
 int rdsdi_flow_get(rdsd_socket *s, const rdsd_addr *to, struct rdsdi_flow **flow);
-/* One that is known, or NULL. */
+/* One that is known, or NULL; in whatever form the address is. */
 struct rdsdi_flow *rdsdi_flow_find(struct rdsdi_tx *tx, const rdsd_addr *to);
 /* STATE_NEW, STATE_CLEAR ...; of a refused one also the errno. */
 uint32_t rdsdi_flow_state(const struct rdsdi_tx *tx, const struct rdsdi_flow *f, int *error);

@@ -392,7 +392,8 @@ void rdsdi_request_begin(struct rdsdi_request *q, rdsd_socket *s, const rdsd_add
 {
 	struct rdsdi_waiter **w;
 
-	*q = (struct rdsdi_request){.op = {.step = request_step, .s = s, .bits = WAITS_RECV}, .w = {.from = *to}};
+	*q = (struct rdsdi_request){.op = {.step = request_step, .s = s, .bits = WAITS_RECV}};
+	rdsdi_addr_plain(to, &q->w.from); /* as the source of the reply will be written */
 	pthread_mutex_lock(&s->rx.mu);
 	for (w = &s->rx.waiters; *w; w = &(*w)->next)
 		;

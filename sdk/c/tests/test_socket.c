@@ -36,6 +36,14 @@ static rdsd_addr at(uint16_t port)
 	return a;
 }
 
+/* mapped is the same address in IPv6 clothes. */
+static rdsd_addr mapped(uint16_t port)
+{
+	rdsd_addr a = {{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 2}, port, 6, 0};
+
+	return a;
+}
+
 static rdsd_socket *bound_with(uint16_t port, rdsd_bind_options o)
 {
 	rdsd_addr a = at(port);
@@ -183,7 +191,7 @@ static void echo(void)
 	static uint8_t big[RDSD_MAX_DATAGRAM], back[RDSD_MAX_DATAGRAM];
 	rdsd_bind_options o = {.send_buffer = 4 << 20, .recv_buffer = 4 << 20};
 	rdsd_socket *a, *b;
-	rdsd_addr to = at(2), six = {.family = 6, .port = 7}, none = at(7), mapped = {.family = 6, .port = 2};
+	rdsd_addr to = at(2), six = {.family = 6, .port = 7}, none = at(7), clothed = mapped(2);
 	char buf[8];
 
 	begin();
@@ -199,9 +207,7 @@ static void echo(void)
 	expect_text(b, 1, "after");
 	send_text(a, 1, "to myself");
 	expect_text(a, 1, "to myself");
-	mapped.ip[10] = mapped.ip[11] = 0xff; /* ::ffff:127.0.0.2 is 127.0.0.2 */
-	memcpy(mapped.ip + 12, to.ip, 4);
-	CHECK_IS(rdsd_send(a, &mapped, "m", 1, NULL, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_send(a, &clothed, "m", 1, NULL, RDSD_SEC(5)), 0); /* ::ffff:127.0.0.2 is 127.0.0.2 */
 	expect_text(b, 1, "m");
 	for (size_t i = 0; i < sizeof big; i++)
 		big[i] = (uint8_t)(i % 251);
@@ -413,6 +419,8 @@ static void batch_and_congestion(void)
 	CHECK(strstr(rdsd_errmsg(), "congested"));
 	for (int i = 0; i < 4; i++)
 		d[i] = (rdsd_dgram){.data = "abcd", .len = (size_t)i + 1, .to = at(i & 1 ? 3 : 2)};
+	d[2].to = mapped(2); /* the same destination */
+	CHECK_IS(rdsd_congested(a, &d[2].to, RDSD_NOWAIT), 1);
 	CHECK_IS(rdsd_send_batch(a, d, 4, &err, RDSD_NOWAIT), 2);
 	CHECK_IS(err, -ENOBUFS);
 	CHECK(d[0].error == -ENOBUFS && !d[1].error && d[2].error == -ENOBUFS && !d[3].error);
@@ -746,6 +754,8 @@ static void requests(void)
 	CHECK_IS(rdsd_flush(c, RDSD_SEC(5)), 0);
 	CHECK_IS(rdsd_request(requester, &to, "ping?", 5, buf, sizeof buf, RDSD_SEC(5)), 5);
 	CHECK(!memcmp(buf, "ping", 4));
+	to = mapped(2);
+	CHECK_IS(rdsd_request(requester, &to, "ping?", 5, buf, sizeof buf, RDSD_SEC(5)), 5);
 	expect_text(requester, 3, "for others");
 	for (int i = 0; i < 3; i++)
 		CHECK(!pthread_create(&many[i], NULL, ask_many, NULL));
