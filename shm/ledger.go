@@ -256,6 +256,12 @@ func (p *LedgerLane) SetNextSeq(seq uint64) {
 func (p *LedgerLane) SetReceived(seq uint64, refusals []uint64) {
 	if p != nil {
 		p.setRefusals(refusals)
+		p.setReceived(seq)
+	}
+}
+
+func (p *LedgerLane) setReceived(seq uint64) {
+	if p != nil {
 		word64(p.mem[72:]).Store(seq)
 	}
 }
@@ -418,6 +424,13 @@ func (g *LedgerRegion) setRecvTail(tail uint64) { word64(g.mem[88:]).Store(tail)
 // address, see Commit. Afterwards each host wants its Publish, which tells
 // whose doorbell to ring. Without a ledger (nil) it only makes visible.
 func (l *Ledger) PublishAll(commit int, lane *LedgerLane, received uint64, refusals []uint64, hosts []*Host) {
+	l.PublishBoth(commit, lane, received, refusals, nil, 0, hosts)
+}
+
+// PublishBoth is PublishAll for datagrams of a lane and others that stayed at
+// their address: here is the lane of those (LocalLane) and hereReceived the
+// number of the last one.
+func (l *Ledger) PublishBoth(commit int, lane *LedgerLane, received uint64, refusals []uint64, here *LedgerLane, hereReceived uint64, hosts []*Host) {
 	if l == nil {
 		for _, h := range hosts {
 			h.publishRecv()
@@ -442,13 +455,14 @@ func (l *Ledger) PublishAll(commit int, lane *LedgerLane, received uint64, refus
 		n++
 	}
 	if n == 0 {
-		if lane != nil {
-			word64(lane.mem[72:]).Store(received)
-		}
+		lane.setReceived(received)
+		here.setReceived(hereReceived)
 	} else {
 		le.PutUint32(rec[4:], uint32(n))
 		le.PutUint32(rec[8:], lane.Index())
+		le.PutUint32(rec[12:], here.Index())
 		le.PutUint64(rec[16:], received)
+		le.PutUint64(rec[24:], hereReceived)
 		crash.Point("ring.receive.record")
 		word32(rec).Store(1)
 		crash.Point("ring.receive.valid")
@@ -465,10 +479,9 @@ func (l *Ledger) PublishAll(commit int, lane *LedgerLane, received uint64, refus
 		}
 	}
 	if n > 0 {
-		if lane != nil {
-			word64(lane.mem[72:]).Store(received)
-			crash.Point("ring.receive.lane")
-		}
+		lane.setReceived(received)
+		here.setReceived(hereReceived)
+		crash.Point("ring.receive.lane")
 		word32(rec).Store(0)
 		crash.Point("ring.receive.done")
 	}

@@ -293,6 +293,7 @@ func TestPublishAll(t *testing.T) {
 	// As if it had died with the record valid.
 	rec := l.mem[l.h.CommitOff+3*commitBytes(l.h.Regions):]
 	le.PutUint32(rec[8:], 0)
+	le.PutUint32(rec[12:], NoLane)
 	le.PutUint64(rec[16:], 101)
 	le.PutUint32(rec, 1)
 	for range 2 {
@@ -317,6 +318,7 @@ func TestRecoverLocal(t *testing.T) {
 	defer l.Close()
 	l.Commit(0)
 	lane, _ := l.Lane(testAddr, testAddr, LocalLane)
+	far, _ := l.Lane(testAddr, testDst.Addr(), 0)
 	a, am := newPair(t, testSpec(), l)
 	b, bm := newPair(t, testSpec(), l)
 	for i := range uint64(2) {
@@ -326,7 +328,7 @@ func TestRecoverLocal(t *testing.T) {
 		*cell = LocalLane<<CellLane | (i + 1)
 		b.PlaceCopy(testLocal, p.Body, 1, false, lane.Index(), i+1)
 		if i == 0 {
-			l.PublishAll(0, lane, i+1, nil, []*Host{b})
+			l.PublishBoth(0, far, 9, nil, lane, i+1, []*Host{b})
 		}
 	} // it dies: the second is placed and was not published
 	rep, err := RecoverFile(path, func(g *RegionRecord) *Region {
@@ -339,6 +341,9 @@ func TestRecoverLocal(t *testing.T) {
 		t.Fatal(err)
 	}
 	open := rep.Regions[0].Open
+	if rep.Lanes[far.Index()].Received != 9 || rep.Lanes[lane.Index()].Received != 1 {
+		t.Errorf("%+v", rep.Lanes)
+	}
 	if len(open) != 2 || !open[0].Arrived || open[1].Arrived || rep.Regions[1].UnreadDatagrams() != 1 || len(bm.received(false)) != 1 {
 		t.Errorf("%+v, %d unread", open, rep.Regions[1].UnreadDatagrams())
 	}
@@ -403,6 +408,7 @@ func smallLedger() []byte {
 	c := b[h.CommitOff:]
 	le.PutUint32(c, 1)
 	le.PutUint32(c[4:], 1)
+	le.PutUint32(c[12:], NoLane)
 	le.PutUint64(c[16:], 5)
 	le.PutUint64(c[commitHead+8:], 2)
 	return b

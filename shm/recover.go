@@ -161,9 +161,13 @@ func (rep *Report) localReceived(g *RegionReport) uint64 {
 }
 
 type commitRecord struct {
-	lane     uint32 // NoLane: none
+	lanes   [2]commitLane
+	regions []commitRegion
+}
+
+type commitLane struct {
+	index    uint32 // NoLane: none
 	received uint64
-	regions  []commitRegion
 }
 
 type commitRegion struct {
@@ -180,10 +184,17 @@ func parseCommit(b []byte, regions, lanes uint32) (*commitRecord, error) {
 	default:
 		return nil, badMsg("a commit record begins with %d", le.Uint32(b))
 	}
-	c := &commitRecord{lane: le.Uint32(b[8:]), received: le.Uint64(b[16:])}
+	c := &commitRecord{}
 	n := le.Uint32(b[4:])
-	if n > regions || c.lane != NoLane && c.lane >= lanes {
-		return nil, badMsg("a commit record for lane %d of %d and %d of %d regions", c.lane, lanes, n, regions)
+	if n > regions {
+		return nil, badMsg("a commit record for %d of %d regions", n, regions)
+	}
+	for i := range c.lanes {
+		l := &c.lanes[i]
+		l.index, l.received = le.Uint32(b[8+4*i:]), le.Uint64(b[16+8*i:])
+		if l.index != NoLane && l.index >= lanes {
+			return nil, badMsg("a commit record for lane %d of %d", l.index, lanes)
+		}
 	}
 	for i := range n {
 		e := b[commitHead+commitEach*i:]
@@ -217,10 +228,13 @@ func (rep *Report) redo(h *LedgerHeader, ledger []byte) error {
 			}
 			le.PutUint64(g[88:], r.tail)
 		}
-		if c.lane != NoLane {
-			l := ledger[h.LaneOff+uint64(c.lane)*laneBytes:]
+		for _, c := range c.lanes {
+			if c.index == NoLane {
+				continue
+			}
+			l := ledger[h.LaneOff+uint64(c.index)*laneBytes:]
 			if was := le.Uint64(l[72:]); le.Uint32(l) != 1 || c.received < was {
-				return badMsg("a commit record takes lane %d from %d to %d", c.lane, was, c.received)
+				return badMsg("a commit record takes lane %d from %d to %d", c.index, was, c.received)
 			}
 			le.PutUint64(l[72:], c.received)
 		}

@@ -229,10 +229,11 @@ func golden(t *testing.T) (all []vector) {
 		"send_head", "7", "events", "6", "account", "1", "recv_tail", "5", "taken", "41", "finished", "39")
 
 	rec := make([]byte, commitBytes(2))
-	for i, v := range []uint32{1, 2, 3, 0} {
+	for i, v := range []uint32{1, 2, 3, 2} {
 		le.PutUint32(rec[4*i:], v)
 	}
 	le.PutUint64(rec[16:], 500)
+	le.PutUint64(rec[24:], 77)
 	for i, v := range []uint64{0, 9, 1, 44} {
 		le.PutUint64(rec[commitHead+8*i:], v)
 	}
@@ -240,8 +241,8 @@ func golden(t *testing.T) (all []vector) {
 	if err != nil || c == nil {
 		t.Fatal(c, err)
 	}
-	same(*c, commitRecord{lane: 3, received: 500, regions: []commitRegion{{0, 9}, {1, 44}}})
-	add("commit", "two_regions", rec, "valid", "1", "lane", "3", "received", "500", "region_0_recv_tail", "9", "region_1_recv_tail", "44")
+	same(*c, commitRecord{lanes: [2]commitLane{{3, 500}, {2, 77}}, regions: []commitRegion{{0, 9}, {1, 44}}})
+	add("commit", "two_regions", rec, "valid", "1", "lane", "3", "received", "500", "here", "2", "here_received", "77", "region_0_recv_tail", "9", "region_1_recv_tail", "44")
 	return all
 }
 
