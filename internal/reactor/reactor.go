@@ -13,8 +13,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultSpin is how long a reactor yields before it sleeps, unless told otherwise.
-const DefaultSpin = 20 * time.Microsecond
+// DefaultSpin is how long a reactor yields before it sleeps, unless told
+// otherwise: two wake-ups across processors, so that a partner who slept finds
+// it awake.
+const DefaultSpin = 50 * time.Microsecond
 
 // Options of a reactor.
 type Options struct {

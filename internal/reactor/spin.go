@@ -3,9 +3,9 @@ package reactor
 import "time"
 
 // How long to yield before sleeping. A wake-up across processors costs 20 µs
-// and more, a relay whose loops look on for 20 µs is four times faster than one
-// whose loops sleep at once. But a daemon that hears a heartbeat now and then
-// must not spend 20 µs of CPU on each. So the spin is bought by success, as the
+// and more, a relay whose loops look on for so long is four times faster than
+// one whose loops sleep at once. But a daemon that hears a heartbeat now and then
+// must not spend that on each. So the spin is bought by success, as the
 // kernel's haltpoll governor does it: work that came soon after falling asleep
 // brings the whole spin back, work that came late halves it.
 //

@@ -29,7 +29,7 @@ func TestSpinAdapts(t *testing.T) {
 		from, to float64 // share of the time spent spinning
 	}{
 		{"ping-pong", 7 * time.Microsecond, 1, 1},
-		{"a trickle too fast to ignore", 100 * time.Microsecond, 0.005, 0.05},
+		{"a trickle too fast to ignore", 100 * time.Microsecond, 0.01, 0.1},
 		{"heartbeats", 2500 * time.Microsecond, 0, 0.0001},
 		{"nothing", time.Minute, 0, 1e-6},
 	} {
