@@ -187,6 +187,11 @@ func TestLedgerRegions(t *testing.T) {
 	if rep, _ := RecoverFile(path, func(*RegionRecord) *Region { return newRegion(t, testSpec()) }); rep.Regions[0].Err == nil {
 		t.Error("another region was taken for this one")
 	}
+	h.PlaceCopy(testDst, []byte("x"), 1, false, NoLane, 0)
+	h.Publish() // by itself, with no lane
+	if rep, _ := RecoverFile(path, func(*RegionRecord) *Region { return h.r }); rep.Regions[0].RecvTail != 1 || rep.Regions[0].UnreadDatagrams() != 1 {
+		t.Errorf("%+v", rep.Regions[0].RegionRecord)
+	}
 	h2, _ := newPair(t, testSpec(), l)
 	if _, err := l.Region(h.r); !errors.Is(err, unix.ENOMEM) {
 		t.Errorf("a third of two: %v", err)

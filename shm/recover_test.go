@@ -28,12 +28,14 @@ import (
 // named point or at random, and then accounts for every datagram from ledger
 // and regions, and from what the clients have seen (D1, D2, D3).
 //
-// Region 0 sends: datagram number n bears tag n. Regions 1 and 2 receive
-// what a peer sends on one lane: sequence s goes to region 1 + s%2, except that
-// every 17th is refused. So the oracle knows what must be where.
+// Region 0 sends: datagram number n bears tag n and contains it. Regions 1 and 2
+// receive what a peer sends on one lane: sequence s goes to region 1 + s%2, except that
+// every 17th is refused. Descriptors whose tag is a multiple of 7 stay at the address and go to
+// region 1. So the oracle knows what must be where.
 
 const (
 	crashLane  = 3
+	hereEach   = 7
 	refuseEach = 17
 	childEnv   = "SHM_TEST_LEDGER"
 )
@@ -58,6 +60,10 @@ func crashChild(ledger string) error {
 	if err != nil {
 		return err
 	}
+	here, err := led.Lane(testLocal.Addr(), testLocal.Addr(), LocalLane)
+	if err != nil {
+		return err
+	}
 	var hosts []*Host
 	for i := range 3 {
 		r, err := Open(3+i, 0)
@@ -70,7 +76,7 @@ func crashChild(ledger string) error {
 		}
 		hosts = append(hosts, NewHost(r, g))
 	}
-	d := &crashDaemon{rnd: rnd, led: led, lane: lane, hosts: hosts}
+	d := &crashDaemon{rnd: rnd, led: led, lane: lane, here: here, hosts: hosts}
 	for end := time.Now().Add(20 * time.Second); time.Now().Before(end); {
 		if err := d.step(); err != nil {
 			return err
@@ -84,6 +90,8 @@ type crashDaemon struct {
 	rnd     *rand.Rand
 	led     *Ledger
 	lane    *LedgerLane
+	here    *LedgerLane
+	stayed  uint64 // sequence of the last one that stayed here
 	hosts   []*Host
 	flight  []crashMsg
 	seq     uint64 // of the next one sent
@@ -112,6 +120,17 @@ func (d *crashDaemon) step() error {
 		if p.Tag%41 == 0 {
 			a.Taken(&p, netip.AddrPort{}, false)
 			a.Refused(&p, uint16(unix.EHOSTUNREACH))
+			continue
+		}
+		if p.Tag%hereEach == 0 {
+			b := d.hosts[1]
+			if _, ok := b.PlaceCopy(testLocal, p.Body, p.Count, false, d.here.Index(), d.stayed+1); !ok {
+				break
+			}
+			d.stayed++
+			id, cell := a.Taken(&p, testLocal, true)
+			*cell = LocalLane<<CellLane | d.stayed
+			a.Outcome(id, p.Tag, p.Count, Delivered, 0, true)
 			continue
 		}
 		id, cell := a.Taken(&p, testDst, true)
@@ -177,7 +196,7 @@ func (d *crashDaemon) step() error {
 		}
 		d.recv = s
 	}
-	d.led.PublishAll(1, d.lane, d.recv, d.refused, d.hosts)
+	d.led.PublishBoth(1, d.lane, d.recv, d.refused, d.here, d.stayed, d.hosts)
 	for _, h := range d.hosts {
 		h.Publish()
 		if h.Err() != nil {
@@ -194,6 +213,7 @@ type crashClients struct {
 	a      *mate
 	rnd    *rand.Rand
 	posted uint64             // datagrams; tags 1 to posted
+	begins []uint64           // first tags of descriptors
 	ended  map[uint64]bool    // tags with an event
 	slots  []uint64           // free slots of the send arena
 	owner  map[uint32]crashTx // by cookie
@@ -201,6 +221,7 @@ type crashClients struct {
 	last   crashTx
 	reader [2]*mate
 	got    [2][]uint64 // sequences read
+	stayed []uint64    // tags read of those that stayed here
 }
 
 type crashTx struct {
@@ -214,6 +235,7 @@ type crashTx struct {
 func (c *crashClients) step() {
 	if d := c.rnd.Intn(3); d == 0 && c.last.count > 0 && c.last.count < 8 { // append
 		w := Word(c.a.r.SendWord(c.last.n).Load())
+		le.PutUint64(c.a.r.SendArena()[c.last.slot+8*uint64(c.last.count):], c.posted+1)
 		if !w.Claimed() && c.a.r.SendWord(c.last.n).CompareAndSwap(uint64(w), uint64(w.Grow(8))) {
 			c.posted++
 			c.last.count++
@@ -229,8 +251,13 @@ func (c *crashClients) step() {
 		n := 1 + c.rnd.Intn(4)
 		c.last = crashTx{slot: slot, tag: c.posted + 1, count: n, left: n, n: c.a.sendTail}
 		c.owner[c.cookie] = c.last
+		c.begins = append(c.begins, c.last.tag)
 		c.posted += uint64(n)
-		c.a.post(MakeWord(KindEach, 8*n, n), SendDesc{Tag: c.last.tag, Slot: slot, Gen: 1, Cookie: c.cookie}, nil)
+		var body []byte
+		for i := range uint64(n) {
+			body = le.AppendUint64(body, c.last.tag+i)
+		}
+		c.a.post(MakeWord(KindEach, 8*n, n), SendDesc{Tag: c.last.tag, Slot: slot, Gen: 1, Cookie: c.cookie}, body)
 	}
 	c.events()
 	for i, m := range c.reader {
@@ -275,8 +302,15 @@ func (c *crashClients) read(i int, m *mate, most int) {
 func (c *crashClients) take(i int, d *RecvDesc) {
 	n := d.Word.Count()
 	each := d.Word.Bytes() / n
+	into := &c.got[i]
+	if d.Src == testLocal {
+		into = &c.stayed
+	}
 	for k := range n {
-		c.got[i] = append(c.got[i], binary.LittleEndian.Uint64(c.reader[i].r.RecvArena()[d.Slot+uint64(k*each):]))
+		*into = append(*into, le.Uint64(c.reader[i].r.RecvArena()[d.Slot+uint64(k*each):]))
+	}
+	if d.Src == testLocal {
+		return
 	}
 	if last := c.got[i][len(c.got[i])-1]; d.Seq != last || d.Lane != 0 {
 		c.t.Errorf("descriptor of lane %d, sequence %d; the last datagram is %d", d.Lane, d.Seq, last)
@@ -391,6 +425,7 @@ func (c *crashClients) account(ledger string) {
 		put(tag, "finished")
 	}
 	seqs := map[uint64]bool{}
+	arrived := map[uint64]bool{}
 	for i := range g.Open {
 		s := &g.Open[i]
 		left := 0
@@ -401,10 +436,16 @@ func (c *crashClients) account(ledger string) {
 			}
 		}
 		tx := c.owner[s.Cookie]
-		if left != s.Left || s.Slot != tx.slot || s.Dst != testDst && !s.Refusing {
+		dst := testDst
+		if s.Tag%hereEach == 0 {
+			dst = testLocal
+		}
+		if left != s.Left || s.Slot != tx.slot || s.Dst != dst && !s.Refusing {
 			t.Errorf("%+v: %d are left, at %d", s, left, tx.slot)
 		}
-		if s.IsSent && !s.Split {
+		if s.Lane == LocalLane {
+			arrived[s.Tag] = s.Arrived
+		} else if s.IsSent && !s.Split {
 			if s.Lane != crashLane || s.Seq == 0 || s.Seq >= rep.Lanes[0].NextSeq || seqs[s.Seq] {
 				t.Errorf("sent as %+v, next is %d", s, rep.Lanes[0].NextSeq)
 			}
@@ -442,6 +483,25 @@ func (c *crashClients) account(ledger string) {
 			t.Errorf("region %d has %d datagrams up to %v, the lane says %d up to %d", 1+i, len(c.got[i]), tailOf(c.got[i]), len(want), lane.Received)
 		}
 	}
+	// What stayed here is with its receiver exactly if it has its outcome or
+	// Recover says so. Descriptors begin with a multiple of 7 in order.
+	has := map[uint64]bool{}
+	for i, tag := range c.stayed {
+		if has[tag] = true; i > 0 && tag <= c.stayed[i-1] {
+			t.Errorf("datagram %d behind %d", tag, c.stayed[i-1])
+		}
+	}
+	for tag, ok := range arrived {
+		if has[tag] != ok {
+			t.Errorf("datagram %d stayed here, arrived: %v, recovered as %v", tag, has[tag], ok)
+		}
+	}
+	for _, tag := range c.begins {
+		if tag%hereEach == 0 && tag%41 != 0 && c.ended[tag] != has[tag] && !arrived[tag] {
+			t.Errorf("datagram %d stayed here, arrived: %v, finished: %v", tag, has[tag], c.ended[tag])
+		}
+	}
+
 	newest := lane.Received - lane.Received%refuseEach
 	if newest > 0 && !slices.Contains(lane.Refusals, newest) || len(lane.Refusals) > 0 && slices.Max(lane.Refusals) > lane.Received {
 		t.Errorf("received up to %d, refused %v", lane.Received, lane.Refusals)
