@@ -17,6 +17,7 @@ type hostRings struct {
 	number    int             // of the host: its commit record
 	here      *shm.LedgerLane // of datagrams that stay at this address; nil until it is needed
 	noHere    bool            // the ledger had no room
+	hereAt    uint64          // of them, the number up to which the ledger knows them
 	committed bool            // commit has made placed visible
 	placed    []*ringSock     // with datagrams that nobody sees yet
 	dirty     []*ringSock     // with news that nobody sees yet
@@ -95,20 +96,20 @@ func (h *host) commit(p *conn.Path) {
 
 func (h *host) commitPlaced(lane *shm.LedgerLane, received uint64, refusals []uint64) {
 	r := &h.rings
-	r.committed = true
+	r.committed, r.hereAt = true, h.e.Here()
 	r.hosts = r.hosts[:0]
 	for _, s := range r.placed {
 		r.hosts = append(r.hosts, s.h)
 	}
-	h.all.ledger.PublishAll(r.number, lane, received, refusals, r.hosts)
+	h.all.ledger.PublishBoth(r.number, lane, received, refusals, r.here, r.hereAt, r.hosts)
 }
 
 // publishRings makes the news of a step visible and adds the doorbells to ring
 // once the lock is let go.
 func (h *host) publishRings(bells []int) []int {
 	r := &h.rings
-	if len(r.placed) > 0 && !r.committed && h.all.ledger != nil {
-		h.commitPlaced(h.ledgerHere(), h.e.Here(), nil) // they came by no link
+	if len(r.placed) > 0 && h.all.ledger != nil && (!r.committed || r.hereAt != h.e.Here()) {
+		h.commitPlaced(nil, 0, nil) // they came by no link
 	}
 	r.committed = false
 	for _, s := range r.placed {
