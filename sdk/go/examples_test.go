@@ -131,7 +131,7 @@ func TestExamples(t *testing.T) {
 			d, err := s.Recv(ctx)
 			switch {
 			case err != nil:
-				t.Fatalf("after %d records: %v", records, err)
+				t.Fatalf("after %d records and %d of %d others: %v", records, filled, fillers, err)
 			case len(d.Payload) == fillerBytes:
 				filled++
 			case string(d.Payload) != fmt.Sprintf("record %d", records):

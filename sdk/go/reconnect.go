@@ -112,8 +112,8 @@ func (s *Socket) reconnect(err error) link {
 		cancel()
 		s.mu.Lock()
 		if cerr == nil && s.over == nil {
-			s.startLocked(l)
 			s.watch.lost()
+			s.startLocked(l)
 			s.mu.Unlock()
 			s.fe.push()
 			return l

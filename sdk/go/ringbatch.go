@@ -107,6 +107,9 @@ func (b *ringBatch) spanLocked(sp span, left []span) []span {
 			if b.h.wait || err == errOpening {
 				left = extend(left, i, to)
 			} else {
+				if err == rdserr.ErrCongested {
+					r.refusedLocked(unmap(b.ds[i].Addr))
+				}
 				b.refuse(i, to, err)
 			}
 		}

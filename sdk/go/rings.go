@@ -35,12 +35,13 @@ type rings struct {
 
 	_       [64]byte // the two sides have cache lines of their own
 	txMu    sync.Mutex
-	tx      *ringLink // guarded by txMu; nil while not connected
-	txOver  error     // guarded by txMu
-	nextTag uint64    // guarded by txMu; the last one given away
-	undecid tagSet    // guarded by txMu; posted and without outcome, with cfg.outcomes
-	quarter int       // guarded by txMu; of the send buffer, as last seen
-	pass    uint64    // guarded by txMu; of batches, marks flows that are held up
+	tx      *ringLink                   // guarded by txMu; nil while not connected
+	txOver  error                       // guarded by txMu
+	nextTag uint64                      // guarded by txMu; the last one given away
+	undecid tagSet                      // guarded by txMu; posted and without outcome, with cfg.outcomes
+	quarter int                         // guarded by txMu; of the send buffer, as last seen
+	refused map[netip.AddrPort]struct{} // guarded by txMu; congested ones that watchers are to hear of
+	pass    uint64                      // guarded by txMu; of batches, marks flows that are held up
 	txSeq   atomic.Uint32
 
 	_     [64]byte
@@ -95,6 +96,7 @@ func (r *rings) dropSends(l *ringLink, reason string) {
 		r.outcomes.add(run.first, run.count, Unknown, reason)
 	}
 	r.tx = nil
+	r.refused = nil // every watcher is told to look at everything
 	r.txSeq.Add(1)
 	l.unref()
 }
@@ -233,7 +235,54 @@ func (r *rings) awaitOutcome(ctx context.Context) error {
 }
 
 func (r *rings) awaitCongestion(ctx context.Context, w *watcher) error {
-	return r.awaitEvents(ctx, func() bool { return r.watch.ready(w) })
+	return r.awaitEvents(ctx, func() bool {
+		r.clearedLocked()
+		return r.watch.ready(w)
+	})
+}
+
+// refusedLocked notes a destination that a call was refused for. The daemon
+// tells of changes from the moment it hears of the watch, which may be after
+// that one; so its clearing is found in the flow table, too.
+func (r *rings) refusedLocked(dst netip.AddrPort) {
+	if !r.watch.active() || len(r.refused) >= maxChanges {
+		return
+	}
+	if r.refused == nil {
+		r.refused = make(map[netip.AddrPort]struct{})
+	}
+	if _, ok := r.refused[dst]; !ok {
+		r.refused[dst] = struct{}{}
+		r.txSeq.Add(1)
+		r.lot.wake(shm.ClientWaitsEvent)
+	}
+}
+
+// clearedLocked tells of those that are clear by now.
+func (r *rings) clearedLocked() {
+	if len(r.refused) == 0 || r.tx == nil {
+		return
+	}
+	for dst := range r.refused {
+		f := r.tx.send.Known(dst)
+		if f == nil || r.tx.send.State(f).State() == shm.FlowClear {
+			delete(r.refused, dst)
+			r.watch.news(0, CongestionChange{Addr: dst})
+		}
+	}
+}
+
+// watchRefusedLocked has a waiter look at their flow states.
+func (r *rings) watchRefusedLocked(w *waiter) {
+	if r.tx == nil {
+		return
+	}
+	for dst := range r.refused {
+		if f := r.tx.send.Known(dst); f != nil {
+			w.bits |= shm.ClientWaitsFlow
+			w.flows = append(w.flows, flowWatch{f.Index(), uint64(r.tx.send.State(f))})
+		}
+	}
 }
 
 // awaitEvents takes in events until there says that it was worth it.
@@ -252,6 +301,7 @@ func (r *rings) awaitEvents(ctx context.Context, there func() bool) error {
 			return nil
 		}
 		w = w.renew(r, r.tx, shm.ClientWaitsEvent)
+		r.watchRefusedLocked(w)
 		r.txMu.Unlock()
 		w.seq, w.of = seq, &r.txSeq
 		if err := w.wait(ctx); err != nil {

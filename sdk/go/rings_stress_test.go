@@ -242,7 +242,7 @@ func TestRingsStress(t *testing.T) {
 			var wg sync.WaitGroup
 			for i, s := range socks {
 				rctx, done := context.WithCancel(ctx)
-				con := &consumer{next: map[string]uint32{}, want: len(socks) * c.writers * count, one: c.readers == 1, tight: c.spec.Releases > 0, done: done}
+				con := &consumer{next: map[string]uint32{}, want: len(socks) * c.writers * count, one: c.readers == 1, tight: c.spec != (shm.Spec{}), done: done}
 				for k := range c.readers {
 					wg.Go(func() {
 						if err := con.consume(rctx, s, uint64(i*10+k)); err != nil {

@@ -37,6 +37,9 @@ func (r *rings) sendOne(ctx context.Context, op string, dst netip.AddrPort, p []
 			return tag, nil
 		}
 	}
+	if err == rdserr.ErrCongested {
+		r.refusedLocked(dst)
+	}
 	r.txMu.Unlock()
 	return 0, r.opErr(op, dst, h.final(err))
 }

@@ -83,35 +83,47 @@ func TestScenarios(t *testing.T) {
 	if file.Version != 1 || len(file.Scenarios) < 20 {
 		t.Fatalf("version %d with %d scenarios", file.Version, len(file.Scenarios))
 	}
-	hosts := scenarioHosts(t)
-	for _, sc := range file.Scenarios {
-		t.Run(sc.Name, func(t *testing.T) { runScenario(t, hosts, sc) })
+	a, b := scenarioHosts(t)
+	for _, fe := range []rdsd.FrontEnd{rdsd.GRPC, rdsd.Rings} {
+		hosts := map[string]host{"A": a.dial(t, fe), "B": b.dial(t, fe)}
+		t.Run(fe.String(), func(t *testing.T) {
+			for _, sc := range file.Scenarios {
+				t.Run(sc.Name, func(t *testing.T) { runScenario(t, hosts, sc) })
+			}
+		})
 	}
 }
 
 // host is one of the two daemons.
 type host struct {
+	socket string
 	client *rdsd.Client
 	addr   netip.Addr
 }
 
-func scenarioHosts(t *testing.T) map[string]host {
-	hosts := map[string]host{}
+// dial is the host with a client of its own.
+func (h host) dial(t *testing.T, fe rdsd.FrontEnd) host {
+	c, err := rdsd.Dial(h.socket, rdsd.WithFrontEnd(fe))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	h.client = c
+	return h
+}
+
+func scenarioHosts(t *testing.T) (a, b host) {
+	var given []host
 	for _, name := range []string{"A", "B"} {
 		if socket, addr, ok := strings.Cut(os.Getenv("RDSD_SCENARIO_"+name), ","); ok {
-			c, err := rdsd.Dial(socket)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { c.Close() })
-			hosts[name] = host{c, netip.MustParseAddr(addr)}
+			given = append(given, host{socket: socket, addr: netip.MustParseAddr(addr)})
 		}
 	}
-	if len(hosts) == 2 {
-		return hosts
+	if len(given) == 2 {
+		return given[0], given[1]
 	}
-	a, b := rdsdtest.Pair(t)
-	return map[string]host{"A": {a.Dial(), a.Addr}, "B": {b.Dial(), b.Addr}}
+	x, y := rdsdtest.Pair(t)
+	return host{socket: x.Socket, addr: x.Addr}, host{socket: y.Socket, addr: y.Addr}
 }
 
 // run is one scenario under way.

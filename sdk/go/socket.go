@@ -149,9 +149,9 @@ func (s *Socket) finishLocked(err error) bool {
 		delete(s.replies, id)
 		close(answer)
 	}
-	s.fe.finishLocked(err)
 	s.outcomes.finish(err)
 	s.watch.finish(err)
+	s.fe.finishLocked(err) // wakes who waits for the two
 	return true
 }
 

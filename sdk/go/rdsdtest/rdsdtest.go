@@ -129,9 +129,9 @@ func (d *Daemon) waitServing(done chan struct{}) error {
 }
 
 // Dial connects to the daemon; the client is closed with the test.
-func (d *Daemon) Dial() *rdsd.Client {
+func (d *Daemon) Dial(opts ...rdsd.Option) *rdsd.Client {
 	d.tb.Helper()
-	c, err := rdsd.Dial(d.Socket)
+	c, err := rdsd.Dial(d.Socket, opts...)
 	if err != nil {
 		d.tb.Fatal(err)
 	}
