@@ -222,7 +222,7 @@ func (c *Conn) gather() {
 		p.holds = nil
 		p.resume = nil
 		p.queue.each(func(m *Msg) bool { m.flags &^= wire.FlagResume; return false })
-		all.splice(&p.queue)
+		p.queue.moveTo(&all)
 	})
 	c.pending.front(&all)
 }
@@ -267,7 +267,9 @@ func (c *Conn) EachQueued(f func(m *Msg, bytes, lane int, sent bool) bool) {
 	}
 	walk(&c.pending, 0, false)
 	c.Paths(func(p *Path) {
-		walk(&p.queue, p.idx, false)
+		for i := range p.queue.lists {
+			walk(&p.queue.lists[i], p.idx, false)
+		}
 		for _, h := range p.holds {
 			walk(&h.back, p.idx, false)
 			walk(&h.kept, p.idx, false)

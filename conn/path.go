@@ -49,7 +49,7 @@ type Path struct {
 	nextSeq  uint64 // next to assign, from 1
 	control  list   // the protocol's own, ahead of data
 	retrans  list   // sent on an earlier link, not acknowledged
-	queue    list   // never sent
+	queue    queue  // never sent
 	inwrite  list   // in the batch the shell is writing
 	unacked  list   // written on this link
 	writing  bool

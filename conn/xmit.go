@@ -218,8 +218,7 @@ func (p *Path) fillControl(now time.Duration, b *transport.Batch, o *frameOut) {
 }
 
 func (p *Path) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
-	for p.queue.head != nil {
-		m := p.queue.head
+	for m := p.queue.head(); m != nil; m = p.queue.head() {
 		if !p.affords(b, o, m) {
 			return
 		}
@@ -251,7 +250,7 @@ func (p *Path) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
 // lastOfRun: asking once, at the end of a run of datagrams whose sender waits
 // for their outcome, is enough.
 func (p *Path) lastOfRun(m *Msg) bool {
-	n := p.queue.head
+	n := p.queue.head()
 	return n == nil || n.Owner != m.Owner || !n.Want
 }
 
@@ -370,5 +369,5 @@ func (p *Path) more() bool {
 	if p.state != Up {
 		return false
 	}
-	return p.control.head != nil || p.congDirty && p.idx == 0 || p.ready && (p.queue.head != nil || p.retrans.head != nil || p.ackPending || p.askNow || len(p.refused) > 0)
+	return p.control.head != nil || p.congDirty && p.idx == 0 || p.ready && (p.queue.n > 0 || p.retrans.head != nil || p.ackPending || p.askNow || len(p.refused) > 0)
 }

@@ -136,7 +136,11 @@ func (m *memory) Done(cookie uint32, tag uint64, count int, o conn.Outcome, why 
 		w.fail("D3: %v: outcomes of datagrams %d to %d of a message of %d with %d undecided", a.addr, i, i+count-1, len(p.recs), p.left)
 		return
 	}
-	if o == conn.Delivered && p.cell != p.sent && (p.sent != 0 || p.recs[i].loop()) {
+	if o == conn.Delivered && p.recs[i].loop() && p.recs[i].flow.dst.Port() != 0 {
+		if here := a.n.eng.Here(); p.cell>>conn.CellLane != conn.CellHere || p.cell&(1<<conn.CellLane-1) > here+1 {
+			w.fail("D5: %v stayed at its address, its cell is %#x, %d were placed", p.recs[i], p.cell, here)
+		}
+	} else if o == conn.Delivered && p.cell != p.sent && p.sent != 0 {
 		w.fail("D5: %v is delivered, its cell is %#x, want %#x", p.recs[i], p.cell, p.sent)
 	}
 	for _, r := range p.recs[i : i+count] {

@@ -1,0 +1,114 @@
+package conn
+
+// queue is what waits on a lane to be sent for the first time. A lane carries
+// many flows, and a flow that has megabytes waiting must not stand in front of
+// one with a few bytes: flows are hashed into lists, and the lists take turns,
+// each for about quantum bytes, in the order in which they began to wait.
+// Datagrams of one flow stay in one list, in their order (D2). A frame is not
+// interrupted: the kernel's framing has no fragments.
+type queue struct {
+	lists [queueLists]list
+	order uint32 // lists with something in them, 4 bits each, the lowest first: the one whose turn it is
+	some  uint8  // how many
+	left  int    // bytes the first may still send before the next has its turn
+	n     int    // datagrams
+	bytes int
+}
+
+const (
+	queueLists = 8
+	quantum    = 64 << 10 // bytes: a train, or the largest fragment others should wait for
+)
+
+func (q *queue) list(m *Msg) (*list, uint8) {
+	i := uint8((uint32(m.SPort)<<16 | uint32(m.DPort)) * 0x9e3779b1 >> 29)
+	return &q.lists[i], i
+}
+
+func (q *queue) push(m *Msg) {
+	l, i := q.list(m)
+	if l.head == nil {
+		q.add(i)
+	}
+	l.push(m)
+	q.n += m.Datagrams()
+	q.bytes += len(m.Payload)
+}
+
+// add puts list i behind the others that have something.
+func (q *queue) add(i uint8) {
+	if q.some == 0 {
+		q.left = quantum
+	}
+	q.order |= uint32(i) << (4 * q.some)
+	q.some++
+}
+
+// head is the next to be sent, nil when there is none.
+func (q *queue) head() *Msg {
+	if q.some == 0 {
+		return nil
+	}
+	return q.lists[q.order&15].head
+}
+
+// pop takes head.
+func (q *queue) pop() *Msg {
+	i := q.order & 15
+	l := &q.lists[i]
+	m := l.pop()
+	q.left -= len(m.Payload)
+	q.n -= m.Datagrams()
+	q.bytes -= len(m.Payload)
+	switch {
+	case l.head == nil:
+		q.order >>= 4
+		q.some--
+		q.left = quantum
+	case q.left <= 0:
+		q.order = q.order>>4 | i<<(4*(q.some-1))
+		q.left = quantum
+	}
+	return m
+}
+
+// front puts all of o before what waits, each before its own flow.
+func (q *queue) front(o *list) {
+	var first queue
+	for o.head != nil {
+		first.push(o.pop())
+	}
+	q.n += first.n
+	q.bytes += first.bytes
+	for i := range first.lists {
+		if q.lists[i].head == nil && first.lists[i].head != nil {
+			q.add(uint8(i))
+		}
+		q.lists[i].front(&first.lists[i])
+	}
+}
+
+// each is list.each for all lists.
+func (q *queue) each(f func(m *Msg) (take bool)) {
+	order, some := q.order, q.some
+	q.order, q.some, q.n, q.bytes = 0, 0, 0, 0
+	for range some {
+		i := uint8(order & 15)
+		order >>= 4
+		l := &q.lists[i]
+		l.each(f)
+		if l.head != nil {
+			q.add(i)
+		}
+		q.n += l.n
+		q.bytes += l.bytes
+	}
+}
+
+// moveTo appends everything to l, the flows one after the other.
+func (q *queue) moveTo(l *list) {
+	for i := range q.lists {
+		l.splice(&q.lists[i])
+	}
+	*q = queue{}
+}

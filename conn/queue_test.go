@@ -1,0 +1,87 @@
+package conn
+
+import (
+	"math/rand"
+	"testing"
+)
+
+// TestQueueFlows: whatever is pushed, put back, taken out and popped, each flow
+// stays in order, nothing is lost or doubled, and the counts are right.
+func TestQueueFlows(t *testing.T) {
+	for seed := range int64(50) {
+		rng := rand.New(rand.NewSource(seed))
+		var q queue
+		next := map[uint16]uint64{} // to be pushed
+		want := map[uint16]uint64{} // to be popped
+		gone := map[*Msg]bool{}
+		n, bytes := 0, 0
+		var back list
+		for range 2000 {
+			switch rng.Intn(10) {
+			case 0: // the last popped go back
+				q.front(&back)
+			case 1:
+				q.each(func(m *Msg) bool {
+					if rng.Intn(8) == 0 && !gone[m] {
+						gone[m] = true
+						n, bytes = n-1, bytes-len(m.Payload)
+						return true
+					}
+					return false
+				})
+			case 2, 3, 4, 5:
+				m := &Msg{SPort: uint16(rng.Intn(12)), DPort: 7, Payload: make([]byte, rng.Intn(3)*40_000)}
+				m.Tag = next[m.SPort]
+				next[m.SPort]++
+				q.push(m)
+				n, bytes = n+1, bytes+len(m.Payload)
+			default:
+				m := q.head()
+				if m == nil {
+					if n != 0 {
+						t.Fatalf("seed %d: empty with %d to come", seed, n-back.n)
+					}
+					continue
+				}
+				if k := q.pop(); k != m {
+					t.Fatalf("seed %d: pop is not head", seed)
+				}
+				if rng.Intn(4) == 0 && back.n == 0 {
+					back.push(m) // it will go back before anything else is popped of it
+					q.front(&back)
+					continue
+				}
+				if m.Tag < want[m.SPort] {
+					t.Fatalf("seed %d: flow %d: number %d behind %d", seed, m.SPort, m.Tag, want[m.SPort]-1)
+				}
+				want[m.SPort] = m.Tag + 1
+				n, bytes = n-1, bytes-len(m.Payload)
+			}
+			if q.n != n || q.bytes != bytes || (q.head() == nil) != (n == 0) {
+				t.Fatalf("seed %d: %d datagrams of %d bytes, counted %d, %d", seed, n, bytes, q.n, q.bytes)
+			}
+		}
+		var all list
+		q.moveTo(&all)
+		if all.n != n || q.head() != nil {
+			t.Fatalf("seed %d: %d moved of %d", seed, all.n, n)
+		}
+	}
+}
+
+// TestQueueTurns: a flow with megabytes before it does not hold up a small one.
+func TestQueueTurns(t *testing.T) {
+	var q queue
+	for range 100 {
+		q.push(&Msg{SPort: 1, DPort: 9, Payload: make([]byte, 32<<10)})
+	}
+	q.push(&Msg{SPort: 2, DPort: 9, Payload: make([]byte, 64)})
+	for before := 0; ; before += len(q.pop().Payload) {
+		if q.head().SPort == 2 {
+			if before > quantum {
+				t.Errorf("%d bytes of another flow went before it", before)
+			}
+			return
+		}
+	}
+}
