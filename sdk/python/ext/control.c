@@ -178,42 +178,64 @@ static PyObject *next_congestion(PyObject *self, PyObject *args)
 	return Py_BuildValue("NNK", addr, PyBool_FromLong(e.congested), (unsigned long long)e.freed);
 }
 
+/* await_reply sends and waits within a timeout; 0, a negative errno, or 1 with an exception set. */
+static int64_t await_reply(Handle *h, struct rdsdi_request *q, const rdsd_addr *to, const struct payload *p, int64_t timeout)
+{
+	int64_t result;
+	struct wait w;
+	int again;
+
+	wait_begin(&w, timeout);
+	do {
+		Py_BEGIN_ALLOW_THREADS
+		result = rdsd_send(h->sock, to, p->data, p->len, NULL, w.slice);
+		Py_END_ALLOW_THREADS
+		again = wait_again(&w, result);
+	} while (again > 0);
+	while (!result && again >= 0) {
+		Py_BEGIN_ALLOW_THREADS
+		result = rdsdi_request_wait(q, w.slice);
+		Py_END_ALLOW_THREADS
+		if (!result)
+			return 0;
+		again = wait_again(&w, result);
+		if (again > 0)
+			result = 0;
+	}
+	return again < 0 ? 1 : result;
+}
+
 static PyObject *request(PyObject *self, PyObject *args)
 {
-	static void *spare; /* a buffer that nobody uses; guarded by the interpreter lock */
 	Handle *h = (Handle *)self;
-	PyObject *name, *data, *timeout, *reply = NULL;
+	PyObject *name, *data, *timeout, *reply;
+	PyObject *kind, *value, *trace;
+	struct rdsdi_request q;
 	struct payload p;
 	rdsd_addr to;
-	int64_t ns, deadline;
-	ssize_t got;
-	void *buf;
+	rdsd_msg msg;
+	int64_t ns, result;
 
 	CHECK_OPEN(h);
 	if (!PyArg_ParseTuple(args, "OOO", &name, &data, &timeout) || get_destination(h, name, &to) < 0 ||
 	    get_timeout(timeout, &ns) < 0)
 		return NULL;
-	buf = spare ? spare : malloc(RDSD_MAX_DATAGRAM);
-	spare = NULL;
-	if (!buf)
-		return PyErr_NoMemory();
+	if (h->process != rdsdi_process)
+		return fail(h, -EBADF);
 	if (payload_get(&p, data) < 0)
-		goto out;
-	deadline = rdsdi_deadline(ns);
-	(void)deadline;
-	Py_BEGIN_ALLOW_THREADS
-	got = rdsd_request(h->sock, &to, p.data, p.len, buf, RDSD_MAX_DATAGRAM, ns ? ns : 1);
-	Py_END_ALLOW_THREADS
+		return NULL;
+	rdsdi_request_begin(&q, h->sock, &to);
+	result = await_reply(h, &q, &to, &p, ns);
 	payload_put(&p);
-	if (got >= 0)
-		reply = PyBytes_FromStringAndSize(buf, got);
-	else if (got != -EINTR || !PyErr_CheckSignals())
-		fail_to(h, got, name);
-out:
-	if (spare)
-		free(buf);
-	else
-		spare = buf;
+	PyErr_Fetch(&kind, &value, &trace);
+	Py_BEGIN_ALLOW_THREADS
+	result = rdsdi_request_end(&q, result > 0 ? -EINTR : result, &msg);
+	Py_END_ALLOW_THREADS
+	PyErr_Restore(kind, value, trace);
+	if (result)
+		return kind ? NULL : fail_to(h, result, name);
+	reply = kind ? NULL : PyBytes_FromStringAndSize(msg.data, (Py_ssize_t)msg.len);
+	rdsd_release(&msg, 1);
 	return reply;
 }
 

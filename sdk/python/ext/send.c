@@ -280,6 +280,9 @@ static int retry(Handle *h, struct batch *b, int64_t timeout)
 		}
 		more = wait_again(&w, worst);
 	} while (more > 0);
+	for (i = 0; i < (size_t)b->n; i++)
+		if (blocked(b->dgrams[i].error))
+			b->dgrams[i].error = -ETIMEDOUT;
 	free(again);
 	free(where);
 	return n && more < 0 ? -1 : 0;
@@ -427,7 +430,10 @@ static int64_t run_once(Handle *h, const rdsd_addr *to, const uint8_t *data, siz
 	return accepted;
 }
 
-/* note_run enters what became of a run from done on: how many were accepted, from tag on, or why none was. */
+/*
+ * note_run enters what became of a run from done on: how many were accepted, from
+ * tag on, or why none was. What may yet be accepted is late, unless it is.
+ */
 static size_t note_run(struct batch *b, size_t done, int64_t accepted, uint64_t tag)
 {
 	size_t i, n = accepted > 0 ? (size_t)accepted : 0;
@@ -435,7 +441,7 @@ static size_t note_run(struct batch *b, size_t done, int64_t accepted, uint64_t 
 	for (i = 0; i < n; i++)
 		b->dgrams[done + i] = (rdsd_dgram){.tag = tag + i};
 	for (i = done + n; i < (size_t)b->n; i++)
-		b->dgrams[i].error = accepted < 0 ? (int32_t)accepted : -EAGAIN;
+		b->dgrams[i].error = accepted < 0 && !blocked(accepted) ? (int32_t)accepted : -ETIMEDOUT;
 	return done + n;
 }
 
@@ -460,7 +466,7 @@ static PyObject *run_send(Handle *h, const rdsd_addr *to, PyObject *name, const 
 	wait_begin(&w, timeout);
 	while (again > 0 && (accepted > 0 || blocked(accepted) || accepted == -EINTR || accepted == -ETIMEDOUT)) {
 		accepted = run_once(h, to, data + done * len, len, n - done, &tag, w.slice);
-		done = note_run(&b, done, blocked(accepted) ? -ETIMEDOUT : accepted, tag);
+		done = note_run(&b, done, accepted, tag);
 		if (done == n)
 			break;
 		again = wait_again(&w, accepted > 0 || blocked(accepted) ? -ETIMEDOUT : accepted);

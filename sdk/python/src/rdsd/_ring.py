@@ -216,9 +216,8 @@ class Keeper:
                 if not rings:
                     self._runs = False
                     return
-            for ring in rings:
-                ring._tend()
-            del rings
+            while rings:  # and none is kept while sleeping
+                rings.pop()._tend()
 
 
 _keeper = Keeper()

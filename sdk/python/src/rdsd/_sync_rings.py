@@ -75,12 +75,10 @@ class RingSocket(Ring, Socket):
 
     def _each_outcome(self, limit: float | None) -> Iterator[Outcome]:
         while True:
-            outcome = self.next_outcome()
             deadline = _deadline(limit)
             try:
-                while outcome is None:
+                while (outcome := self.next_outcome()) is None:
                     self.await_outcomes(_left(deadline))
-                    outcome = self.next_outcome()
             except Closed:
                 return
             yield outcome
