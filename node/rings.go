@@ -39,6 +39,7 @@ type ringSock struct {
 	alarm int // the client reads it
 
 	blocked atomic.Bool // the engine takes nothing more; EvWritable follows
+	left    bool        // post was shown and not taken; the reactor's thread alone
 
 	// Guarded by host.mu.
 	flows    []ringFlow
@@ -75,7 +76,7 @@ const ringTurn = 64
 
 // Poll implements reactor.Poller: it serves what the client has posted.
 func (r *ringSock) Poll() bool {
-	posts := r.h.HasPosts() && !r.blocked.Load()
+	posts := r.hasPosts()
 	room := r.h.HasRoom()
 	if !posts && !room {
 		return false
@@ -103,7 +104,16 @@ func (r *ringSock) Poll() bool {
 // Sleep declares that the daemon will not look any more until the doorbell
 // rings, and looks once more.
 func (r *ringSock) Sleep() bool {
+	if r.left && !r.blocked.Load() {
+		return false
+	}
 	return r.h.Sleep() || r.blocked.Load() && !r.h.HasRoom()
+}
+
+// hasPosts: there is something to take, the descriptor that the engine had no
+// room for included.
+func (r *ringSock) hasPosts() bool {
+	return !r.blocked.Load() && (r.left || r.h.HasPosts())
 }
 
 // Wake takes it back.
@@ -138,7 +148,7 @@ func (r *ringSock) turn(now time.Duration, posts bool) error {
 		if !ok {
 			return nil
 		}
-		if !r.take(now, draining) {
+		if r.left = !r.take(now, draining); r.left {
 			r.blocked.Store(true)
 			return nil
 		}

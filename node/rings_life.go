@@ -270,7 +270,7 @@ func (c *ringControl) Ready(events uint32) {
 // sent, and a Cancel or a Flush is about everything sent before it. It ends also
 // with a client that goes on posting.
 func (r *ringSock) takePosts() {
-	for n := 0; n <= int(r.reg.Sends) && r.h.HasPosts() && !r.blocked.Load(); n += ringTurn {
+	for n := 0; n <= int(r.reg.Sends) && r.hasPosts(); n += ringTurn {
 		if !r.Poll() {
 			return
 		}
