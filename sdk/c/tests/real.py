@@ -294,6 +294,19 @@ def killed_daemon(call: Lines, daemons: dict[str, Daemon]) -> None:
     call("end")
 
 
+def many_undecided(call: Lines, daemons: dict[str, Daemon]) -> None:
+    """More datagrams at a time than a daemon keeps undecided: it goes on when it has room."""
+    for name, daemon in daemons.items():
+        call("client", name, daemon.target)
+    call("bind", "a", "A", f"{daemons['A'].address}:0", 8 << 20, 0, 0)
+    call("bind", "b", "B", f"{daemons['B'].address}:0", 0, 32 << 20, 0)
+    other, n = call("local", "b"), 250000
+    call("run", "a", other, n, 20000)
+    call("drain", "b", n, 10000)
+    call("flush", "a", 10000)
+    call("end")
+
+
 def example(build: Path, daemons: dict[str, Daemon], name: str, *args: str) -> str:
     env = dict(os.environ, RDSD_SOCKET=str(daemons["A"].target))
     done = subprocess.run([str(build / name), *args], env=env, capture_output=True, text=True, timeout=60)
@@ -383,6 +396,7 @@ def main() -> int:
         ("spool and drain examples", lambda call: spool_example(build, daemons)),
         ("guide", lambda call: guide(build, daemons)),
         ("bench", lambda call: bench(build, daemons)),
+        ("many undecided", lambda call: many_undecided(call, daemons)),
         ("killed daemon", lambda call: killed_daemon(call, daemons)),
     ]
     failed = 0

@@ -155,6 +155,46 @@ static void send_batch(rdsd_socket *s)
 			printf(" %d", -d[i].error);
 }
 
+/* send_run sends so many numbered datagrams of 8 bytes. */
+static void send_run(rdsd_socket *s)
+{
+	rdsd_addr to = address();
+	size_t n = strtoull(word(), NULL, 10);
+	uint64_t *numbers = malloc(n * sizeof *numbers);
+
+	for (size_t i = 0; i < n; i++)
+		numbers[i] = i;
+	if (answered(rdsd_send_run(s, &to, numbers, sizeof *numbers, n, NULL, timeout())))
+		printf(" %zu", n);
+	free(numbers);
+}
+
+/* drain receives so many, which must come in order. */
+static void drain(rdsd_socket *s)
+{
+	uint64_t want = strtoull(word(), NULL, 10), next = 0, number;
+	int64_t t = timeout();
+	rdsd_msg m[256];
+
+	while (next < want) {
+		ssize_t n = rdsd_recv_batch(s, m, 256, t);
+
+		if (!(n > 0)) {
+			answered(n);
+			return;
+		}
+		for (ssize_t i = 0; i < n; i++) {
+			memcpy(&number, m[i].data, sizeof number);
+			if (m[i].len != sizeof number || number != next++) {
+				printf("error 5 number %llu, expected %llu", (unsigned long long)number, (unsigned long long)next - 1);
+				return;
+			}
+		}
+		rdsd_release(m, (size_t)n);
+	}
+	printf("ok");
+}
+
 static void receive(rdsd_socket *s)
 {
 	static uint8_t buf[RDSD_MAX_DATAGRAM];
@@ -217,6 +257,10 @@ static void on_socket(const char *op)
 		a = address();
 		data = hex(&len);
 		answered(rdsd_try_send(s, &a, data, len, NULL));
+	} else if (!strcmp(op, "run")) {
+		send_run(s);
+	} else if (!strcmp(op, "drain")) {
+		drain(s);
 	} else if (!strcmp(op, "batch")) {
 		send_batch(s);
 	} else if (!strcmp(op, "recv")) {
