@@ -6,6 +6,6 @@ git ls-files '*_test.go' | xargs grep -l '^func Fuzz' | while read -r f; do
 	dir=$(dirname "$f")
 	for target in $(sed -n 's/^func \(Fuzz[A-Za-z0-9_]*\).*/\1/p' "$f"); do
 		echo "== $dir $target"
-		go test "./$dir" -run '^$' -fuzz "^$target\$" -fuzztime "$time" -timeout 24h
+		go test "./$dir" -run '^$' -fuzz "^$target\$" -fuzztime "$time" -fuzzminimizetime 5s -timeout 24h
 	done
 done
