@@ -19,9 +19,6 @@ const (
 // Completer is told what became of a message it owns.
 type Completer interface {
 	Completed(m *Msg, o Outcome, why Why)
-	// Split tells that m goes on as n messages, copies of it but for the payload,
-	// each of which will be Completed.
-	Split(m *Msg, n int)
 }
 
 // Msg is one message on its way: a datagram of a socket, or one of the

@@ -38,7 +38,6 @@ func (p *Path) split(m *Msg) {
 	if m.Table && mutant.On(mutant.SplitRest) {
 		cut = wire.Cut(m.Payload[:int(m.Count)*wire.TableEntry], int(m.Count), true)
 	}
-	m.Owner.Split(m, int(m.Count))
 	m.Count, m.Table = 1, false
 	for cut.Left() > 1 {
 		n := p.c.owner.NewMsg()

@@ -135,12 +135,6 @@ func (w *world) Completed(m *Msg, o Outcome, why Why) {
 	}
 }
 
-func (w *world) Split(m *Msg, n int) {
-	if n < 2 || n != m.Datagrams() {
-		w.t.Errorf("datagram %d is split into %d, it has %d", m.Tag, n, m.Datagrams())
-	}
-}
-
 // --- the shell --------------------------------------------------------------------
 
 // settle does what rds.Engine and a shell do after every step: cleared ports

@@ -88,49 +88,37 @@ func (r *sendRun) trains(payload []byte, lengths []uint32) {
 			bytes += l
 			n++
 		}
-		table := 0
 		if n < 2 {
-			n, bytes = 1, int(lengths[0])
-		} else if !uniform {
-			table = n * wire.TableEntry
+			bytes = int(lengths[0])
+			r.add(append([]byte(nil), payload[:bytes]...), 1, false, bytes)
+			n = 1
+		} else if uniform {
+			r.add(append([]byte(nil), payload[:bytes]...), n, false, bytes)
+		} else {
+			body := make([]byte, 0, n*wire.TableEntry+bytes)
+			for _, l := range lengths[:n] {
+				body = binary.BigEndian.AppendUint32(body, l)
+			}
+			r.add(append(body, payload[:bytes]...), n, true, bytes)
 		}
-		body, b := memory(table + bytes)
-		for i := 0; i < table; i += wire.TableEntry {
-			binary.BigEndian.PutUint32(body[i:], lengths[i/wire.TableEntry])
-		}
-		copy(body[table:], payload[:bytes])
-		r.add(body, b, n, table > 0, bytes)
 		payload, lengths = payload[bytes:], lengths[n:]
 	}
-}
-
-// memory is n bytes for a payload until its outcome: of the pool when a buffer
-// of it is not much larger, else of the collector (b is nil).
-func memory(n int) (p []byte, b *buf.Buf) {
-	if b = buf.Get(n); b.Size() <= 2*n {
-		return b.B, b
-	}
-	b.Release()
-	return make([]byte, n), nil
 }
 
 // singles makes a message of each datagram.
 func (r *sendRun) singles(payload []byte, lengths []uint32) {
 	for _, l := range lengths {
-		r.add(payload[:l:l], nil, 1, false, int(l))
+		r.add(payload[:l:l], 1, false, int(l))
 		payload = payload[l:]
 	}
 }
 
-func (r *sendRun) add(body []byte, b *buf.Buf, count int, table bool, bytes int) {
+func (r *sendRun) add(body []byte, count int, table bool, bytes int) {
 	s := r.s
 	m := s.e.newMsg()
 	m.Owner, m.SPort, m.DPort = s, s.port, r.port
 	m.Payload, m.Count, m.Table, m.Bytes = body, uint16(count), table, uint32(bytes)
 	m.Tag, m.Epoch = r.tag, s.epoch0+uint32(len(s.epochs))-1
-	if b != nil {
-		m.Batch = b
-	}
 	s.used += bytes
 	m.Report = r.want
 	m.Want = r.want || s.used >= s.opt.SndBufBytes/2

@@ -221,17 +221,7 @@ func (s *Socket) Completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 		s.lingers = false
 		s.opt.Sink.Drained()
 	}
-	if b, ok := m.Batch.(*buf.Buf); ok {
-		b.Release()
-	}
 	e.freeMsg(m)
-}
-
-// Split is conn.Completer: the parts share the memory of the whole.
-func (s *Socket) Split(m *conn.Msg, n int) {
-	if b, ok := m.Batch.(*buf.Buf); ok {
-		b.RefN(int32(n - 1))
-	}
 }
 
 func (s *Socket) outcome(tag uint64, count int, o conn.Outcome, why conn.Why) {
