@@ -11,12 +11,13 @@ static bool flow_known(Handle *h, const rdsd_addr *to)
 	struct rdsdi_tx *tx = &h->sock->tx;
 	struct rdsdi_flow *f;
 	bool known;
+	int error;
 
 	if (h->process != rdsdi_process)
 		return true; /* it fails at once */
 	pthread_mutex_lock(&tx->mu);
-	f = tx->reg ? rdsdi_flow_find(tx, to) : NULL;
-	known = !tx->reg || (f && f->known);
+	f = !tx->reg ? NULL : tx->last && rdsd_addr_equal(&tx->last->to, to) ? tx->last : rdsdi_flow_find(tx, to);
+	known = !tx->reg || (f && rdsdi_flow_state(tx, f, &error) != STATE_NEW);
 	pthread_mutex_unlock(&tx->mu);
 	return known;
 }

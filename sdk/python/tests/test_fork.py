@@ -7,43 +7,76 @@ import subprocess
 import sys
 import textwrap
 
-from fake_daemon import FakeDaemon
+import pytest
+from conftest import FRONT_ENDS, Daemon, require
+
+import rdsd
 
 PROGRAM = """
 import os, sys, rdsd
 
-client = rdsd.Client({target!r})
-sock = client.bind("127.0.0.1:0")
+target, host, front_end = sys.argv[1:]
+client = rdsd.Client(target, front_end=front_end)
+sock = client.bind((host, 0))
+to = sock.local_address
+sock.send(to, b"before", timeout=5)
+slot = sock.reserve(to, 10, timeout=5)
 pid = os.fork()
 if pid == 0:
     said = []
     for call in (
-        lambda: sock.send(sock.local_address, b"x"),
+        lambda: sock.send(to, b"x"),
+        lambda: sock.try_send(to, b"x"),
+        lambda: sock.send_batch([(to, b"x")]),
+        lambda: sock.send_run(to, b"xy", 1),
+        lambda: sock.reserve(to, 10),
         lambda: sock.recv(),
-        lambda: client.bind("127.0.0.1:0"),
+        lambda: sock.borrow(),
+        lambda: sock.request(to, b"x", 1),
+        lambda: sock.flush(),
+        lambda: sock.cancel_sent_to(to),
+        lambda: sock.congested(to),
+        lambda: slot.commit(),
+        lambda: client.bind((host, 0)),
     ):
         try:
             call()
+            said.append("nothing")
         except rdsd.NotSupported as error:
             said.append("survive a fork" in str(error))
     sock.close()
     client.close()
-    with rdsd.Client({target!r}) as own, own.bind("127.0.0.1:0") as mine:
+    del slot, sock
+    with rdsd.Client(target, front_end=front_end) as own, own.bind((host, 0)) as mine:
         mine.send(mine.local_address, b"the child's own", timeout=5)
         said.append(mine.recv(timeout=5).payload == b"the child's own")
-    os._exit(0 if said == [True] * 4 else 1)
+    if said != [True] * 14:
+        print(said, file=sys.stderr)
+    os._exit(0 if said == [True] * 14 else 1)
 _, status = os.waitpid(pid, 0)
-sock.send(sock.local_address, b"the parent goes on")
-assert sock.recv(timeout=5).payload == b"the parent goes on"
+slot.data[:4] = b"goes"
+slot.commit(4)
+sock.send(to, b"on", timeout=5)
+assert [sock.recv(timeout=5).payload for _ in range(3)] == [b"before", b"goes", b"on"]
 client.close()
 sys.exit(os.waitstatus_to_exitcode(status))
 """
 
 
-def test_child_is_told_opens_its_own_and_the_parent_goes_on(fake: FakeDaemon) -> None:
-    program = textwrap.dedent(PROGRAM).format(target=fake.target)
+@pytest.mark.parametrize("front_end", FRONT_ENDS)
+def test_child_is_told_opens_its_own_and_the_parent_goes_on(
+    front_end: rdsd.FrontEnd, daemons: tuple[Daemon, Daemon]
+) -> None:
+    require(front_end, daemons[0])
     done = subprocess.run(
-        [sys.executable, "-c", program],
+        [
+            sys.executable,
+            "-c",
+            textwrap.dedent(PROGRAM),
+            daemons[0].target,
+            daemons[0].address,
+            front_end,
+        ],
         timeout=30,
         capture_output=True,
         text=True,

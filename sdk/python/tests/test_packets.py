@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from conftest import REPO
 from fake_daemon import FakeDaemon
 
 import rdsd
 import rdsd.aio
+from rdsd import _packets
 from rdsd._front_end import choose, control_path, why_no_rings
 from rdsd._packets import HEADER, MESSAGE_LIMIT, PIECE, PacketPipe, new_socket, try_connect
 from rdsd.v1 import rdsd_pb2 as pb
@@ -127,6 +129,41 @@ def test_the_end_of_the_daemon(ends: Ends) -> None:
 def test_a_path_too_long_for_a_socket_is_named() -> None:
     with new_socket() as sock, pytest.raises(rdsd.InvalidArgument, match="too long"):
         try_connect(sock, "/" + "x" * 200)
+
+
+VECTORS = REPO / "shm" / "testdata" / "vectors.txt"
+
+
+def vectors(kind: str) -> Iterator[tuple[dict[str, str], bytes]]:
+    """The golden vectors of one kind: fields and bytes."""
+    for block in VECTORS.read_text().split("\n\n"):
+        lines = [line.split(" ", 2) for line in block.splitlines() if not line.startswith("#")]
+        if not lines or lines[0][:2] != ["vector", kind]:
+            continue
+        fields = {line[1]: line[2] for line in lines if line[0] == "field"}
+        data = bytearray(int(next(line[1] for line in lines if line[0] == "size")))
+        for line in lines:
+            if line[0] == "at":
+                piece = bytes.fromhex(line[2])
+                data[int(line[1]) : int(line[1]) + len(piece)] = piece
+        yield fields, bytes(data)
+
+
+def test_golden_packets(ends: Ends) -> None:
+    pipe, far = ends
+    wholes = list(vectors("packet"))
+    heads = list(vectors("packet_head"))
+    assert wholes
+    assert heads
+    for fields, data in wholes:
+        message = bytes.fromhex(fields["message"])
+        assert (_packets.cut(message), fields["goes_on"]) == ([data], "0")
+        far.send(data)
+        with pytest.raises(rdsd.ProtocolError, match="malformed message"):
+            pipe.read()  # the packet is right, and what is in it no message of protobuf
+    for fields, data in heads:
+        assert fields["goes_on"] == "1"
+        assert _packets.cut(bytes(PIECE + 1))[0] == data + bytes(PIECE)
 
 
 # -- the choice ------------------------------------------------------------------

@@ -63,6 +63,15 @@ def try_connect(sock: socket.socket, path: str) -> bool:
     return True
 
 
+def cut(message: bytes) -> list[bytes]:
+    """The packets of a message."""
+    if len(message) <= PIECE:
+        return [_LAST + message]
+    last = (len(message) - 1) // PIECE * PIECE
+    pieces = [_MORE + message[at : at + PIECE] for at in range(0, last, PIECE)]
+    return [*pieces, _LAST + message[last:]]
+
+
 class PacketPipe:
     """A connected control socket: whole messages in and out, never waiting."""
 
@@ -79,14 +88,7 @@ class PacketPipe:
 
     def write(self, message: pb.ClientMessage) -> None:
         """Sends what the kernel takes now and keeps the rest. OSError: the connection is gone."""
-        data = message.SerializeToString()
-        if len(data) <= PIECE:
-            self._unsent.append(_LAST + data)
-        else:
-            last = (len(data) - 1) // PIECE * PIECE
-            for at in range(0, last, PIECE):
-                self._unsent.append(_MORE + data[at : at + PIECE])
-            self._unsent.append(_LAST + data[last:])
+        self._unsent.extend(cut(message.SerializeToString()))
         self.resume()
 
     def resume(self) -> None:

@@ -1,0 +1,294 @@
+"""The front for asyncio over rings: waiting in the loop, requests, cancelled awaits."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from conftest import Daemon, require
+
+import rdsd
+import rdsd.aio
+
+Pair = tuple[Daemon, Daemon]
+Bind = Callable[..., Awaitable[rdsd.aio.Socket]]
+
+NOBODY = ("127.0.0.250", 7)  # no node answers there
+
+
+@pytest_asyncio.fixture
+async def bind(daemons: Pair) -> AsyncIterator[Bind]:
+    require("rings", daemons[0])
+    async with rdsd.aio.Client(daemons[0].target, front_end="rings") as client:
+
+        async def bind(**options: Any) -> rdsd.aio.Socket:
+            return await client.bind((daemons[0].address, 0), **options)
+
+        yield bind
+
+
+async def receive(sock: rdsd.aio.Socket, count: int) -> list[bytes]:
+    got: list[bytes] = []
+    while len(got) < count:
+        got += [payload for _, payload in await sock.recv_batch(1000, timeout=20)]
+    return got
+
+
+async def fill(sock: rdsd.aio.Socket, dst: tuple[str, int], until: type[rdsd.RdsError]) -> int:
+    """Sends until this error; how many were accepted."""
+    sent = 0
+    while True:
+        try:
+            await sock.try_send(dst, bytes(1000))
+            sent += 1
+        except until:
+            return sent
+
+
+async def test_there_and_back(bind: Bind) -> None:
+    a, b = await bind(), await bind()
+
+    async def echo() -> None:
+        async for datagram in b:
+            await b.send(datagram.addr, datagram.payload, timeout=5)
+
+    serving = asyncio.create_task(echo())
+    for i in range(500):
+        await a.send(b.local_address, b"%d" % i, timeout=5)
+        assert (await a.recv(timeout=5)).payload == b"%d" % i
+    assert a.front_end == "rings"
+    await b.close()
+    await asyncio.wait_for(serving, 5)
+
+
+async def test_many_tasks_share_a_socket(bind: Bind) -> None:
+    a, b = await bind(), await bind()
+
+    async def send(number: int) -> None:
+        for i in range(100):
+            await a.send(b.local_address, b"%d %d" % (number, i), timeout=20)
+
+    async def read() -> list[bytes]:
+        return [(await b.recv(timeout=20)).payload for _ in range(200)]
+
+    sending = asyncio.gather(*(send(n) for n in range(20)))
+    results = await asyncio.gather(*(read() for _ in range(10)))
+    await sending
+    got = sorted(payload for result in results for payload in result)
+    assert got == sorted(b"%d %d" % (n, i) for n in range(20) for i in range(100))
+
+
+async def test_batches_larger_than_the_buffers(bind: Bind) -> None:
+    a, b = await bind(send_buffer=65536), await bind(recv_buffer=65536)
+    count = 5000
+    payloads = [b"%06d" % i for i in range(count)]
+    reading = asyncio.create_task(receive(b, 3 * count))
+    tags = [
+        *await a.send_batch([(b.local_address, p) for p in payloads], timeout=30),
+        *await a.send_run(b.local_address, b"".join(payloads), 6, timeout=30),
+        *await a.send_run(b.local_address, payloads, timeout=30),
+    ]
+    assert await reading == 3 * payloads
+    assert len(set(tags)) == 3 * count
+
+
+async def test_what_a_batch_refuses_is_listed(bind: Bind) -> None:
+    a, b = await bind(send_buffer=65536), await bind()
+    where, six = b.local_address, rdsd.Address("2001:db8::1", 5)
+    batch = [(where, b"1"), (where, bytes(1 << 20)), (six, b""), (where, b"2")]
+    for call in (a.send_batch, a.try_send_batch):
+        with pytest.raises(rdsd.BatchError) as caught:
+            await call(batch)
+        kinds = [(1, rdsd.TooLarge), (2, rdsd.FamilyMismatch)]
+        assert [(i, type(e)) for i, e in caught.value.errors] == kinds
+    begun = time.monotonic()
+    with pytest.raises(rdsd.BatchError) as caught:
+        await a.send_batch([(NOBODY, bytes(1000))] * 3000, timeout=0.1)
+    assert time.monotonic() - begun < 2
+    assert caught.value.errno == 110
+    accepted = caught.value.accepted
+    assert [i for i, _ in caught.value.errors] == list(range(accepted, 3000))
+    assert (await a.cancel_sent_to(NOBODY, timeout=5)).cancelled == accepted
+
+
+async def test_a_full_send_buffer_is_waited_for(bind: Bind) -> None:
+    a = await bind(send_buffer=65536, outcomes=True)
+    sent = await fill(a, NOBODY, rdsd.WouldBlock)
+    waiting = [asyncio.create_task(a.send(NOBODY, b"%d" % i, timeout=10)) for i in range(5)]
+    with pytest.raises(rdsd.TimedOut):
+        await a.reserve(NOBODY, 100, timeout=0.05)
+    await asyncio.sleep(0.02)
+    assert not any(task.done() for task in waiting)
+    assert (await a.cancel_sent_to(NOBODY, timeout=5)).cancelled == sent
+    assert len(set(await asyncio.gather(*waiting))) == 5
+    outcomes = a.outcomes(timeout=5)
+    for _ in range(sent):
+        assert (await anext(outcomes)).kind is rdsd.OutcomeKind.CANCELLED
+
+
+async def test_a_congested_port_is_waited_for(bind: Bind) -> None:
+    a, b = await bind(send_buffer=4 << 20), await bind(recv_buffer=16384)
+    watch = a.watch_congestion(timeout=10)
+    sent = await fill(a, b.local_address, rdsd.Congested)
+    assert await a.congested(b.local_address, timeout=5)
+    waiting = asyncio.create_task(a.send(b.local_address, b"last", timeout=10))
+    batch = asyncio.create_task(a.send_batch([(b.local_address, b"of all")] * 3, timeout=10))
+    await asyncio.sleep(0.02)
+    assert not waiting.done()
+    got = await receive(b, sent + 4)
+    await waiting
+    assert len(await batch) == 3
+    assert sorted(got[-4:]) == [b"last", b"of all", b"of all", b"of all"]
+    wanted = {rdsd.CongestionChange(b.local_address, congested) for congested in (True, False)}
+    while wanted:
+        wanted -= set((await anext(watch)).changes)
+    watch.close()
+    with pytest.raises(StopAsyncIteration):
+        await anext(watch)
+
+
+async def test_a_cancelled_await_sends_nothing_later(bind: Bind) -> None:
+    a, b = await bind(send_buffer=4 << 20), await bind(recv_buffer=16384)
+    sent = await fill(a, b.local_address, rdsd.Congested)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await a.send(b.local_address, b"changed my mind")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await a.recv()
+    assert set(await receive(b, sent)) == {bytes(1000)}
+    await a.send(b.local_address, b"and now", timeout=5)
+    assert (await b.recv(timeout=5)).payload == b"and now"
+
+
+async def test_requests_beside_each_other_and_a_reader(bind: Bind) -> None:
+    a, b, c = await bind(), await bind(), await bind()
+
+    async def serve() -> None:
+        async for datagram in b:
+            await c.send(datagram.addr, b"noise", timeout=5)
+            await b.send(datagram.addr, b"re: " + datagram.payload, timeout=5)
+
+    serving = asyncio.create_task(serve())
+    reading = asyncio.create_task(receive(a, 20))
+    replies = [asyncio.create_task(a.request(b.local_address, b"%d" % i, 10)) for i in range(20)]
+    got = [(await reply).payload for reply in replies]
+    assert got == [b"re: %d" % i for i in range(20)]
+    assert await reading == [b"noise"] * 20
+    with pytest.raises(rdsd.TimedOut):
+        await a.request(NOBODY, b"anyone?", 0.05)
+    assert (await a.cancel_sent_to(NOBODY, timeout=5)).cancelled == 0
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await a.request(NOBODY, b"anyone?", None)
+    await b.close()
+    await serving
+
+
+async def test_noise_put_aside_by_a_request_is_read_in_order(bind: Bind) -> None:
+    a, b, c = await bind(), await bind(), await bind()
+    for i in range(10):
+        await c.send(a.local_address, b"%d" % i, timeout=5)
+    request = asyncio.create_task(a.request(b.local_address, b"?", 10))
+    await b.recv(timeout=5)
+    await asyncio.sleep(0.01)
+    assert await a.peek_size() == 1
+    await c.send(a.local_address, b"10", timeout=5)
+    await b.send(a.local_address, b"!", timeout=5)
+    assert (await request).payload == b"!"
+    with await a.borrow(4, timeout=5) as datagrams:
+        assert [bytes(view) for _, view in datagrams] == [b"0", b"1", b"2", b"3"]
+    assert await receive(a, 7) == [b"%d" % i for i in range(4, 11)]
+
+
+async def test_memory_in_place(bind: Bind) -> None:
+    a, b = await bind(), await bind()
+    with await a.reserve(b.local_address, 100, timeout=5) as slot:
+        slot.data[:3] = b"one"
+        await slot.commit(3)
+    with await a.reserve(b.local_address, 100, timeout=5):
+        pass  # aborted
+    with await b.borrow(timeout=5) as datagrams:
+        assert [(addr, bytes(view)) for addr, view in datagrams] == [(a.local_address, b"one")]
+    assert await b.peek_size() is None
+
+
+async def test_a_frozen_daemon_stops_no_loop(bind: Bind, daemons: Pair) -> None:
+    a, b = await bind(), await bind()
+    process = daemons[0].process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)
+    try:
+        ticks = 0
+        calls = [
+            a.send(b.local_address, b"x", timeout=0.2),
+            a.try_send(("127.0.0.249", 1), b"x"),
+            a.flush(timeout=0.2),
+            a.cancel_sent_to(NOBODY, timeout=0.2),
+            a.congested(NOBODY, timeout=0.2),
+            a.recv(timeout=0.2),
+            a.request(b.local_address, b"x", 0.2),
+        ]
+        waiting = asyncio.gather(*calls, return_exceptions=True)
+        begun = time.monotonic()
+        while time.monotonic() - begun < 0.3:
+            await asyncio.sleep(0.005)
+            ticks += 1
+        assert ticks > 20
+    finally:
+        process.send_signal(signal.SIGCONT)
+    results = await asyncio.wait_for(waiting, 10)
+    late = [r for i, r in enumerate(results) if i != 1]
+    assert all(isinstance(r, rdsd.TimedOut) for r in late), results
+
+
+async def test_close_ends_every_wait(bind: Bind) -> None:
+    a = await bind(outcomes=True)
+    await a.send(NOBODY, b"stuck", timeout=5)
+    watch = a.watch_congestion()
+    calls: list[Any] = [a.recv(), a.flush(), a.request(NOBODY, b"x", None)]
+    ends: list[Any] = [anext(a.outcomes(), None), anext(watch, None), anext(aiter(a), None)]
+    waiting = [asyncio.ensure_future(call) for call in calls + ends]
+    await asyncio.sleep(0.05)
+    await a.close()
+    results = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+    assert [type(r) for r in results[:3]] == [rdsd.Closed] * 3
+    assert results[4:] == [None, None]
+    with pytest.raises(rdsd.Closed):
+        await a.send(NOBODY, b"x")
+    await a.close()
+
+
+async def test_a_socket_nobody_awaits_binds_again(bind: Bind, daemons: Pair) -> None:
+    near = daemons[0]
+    a = await bind()
+    before = a.daemon_instance
+    near.kill()
+    await asyncio.to_thread(near.start)
+    async with asyncio.timeout(10):
+        while a.daemon_instance == before or not a.connected:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_a_cancelled_bind_leaves_nothing(daemons: Pair) -> None:
+    require("rings", daemons[0])
+    process = daemons[0].process
+    assert process is not None
+    before = len(os.listdir("/proc/self/fd"))
+    async with rdsd.aio.Client(daemons[0].target, front_end="rings") as client:
+        process.send_signal(signal.SIGSTOP)
+        try:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.1):
+                    await client.bind((daemons[0].address, 0), timeout=0.5)
+        finally:
+            process.send_signal(signal.SIGCONT)
+    async with asyncio.timeout(5):
+        while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
