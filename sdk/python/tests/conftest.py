@@ -91,7 +91,7 @@ def require(front_end: rdsd.FrontEnd, daemon: Daemon) -> None:
     try:
         client = rdsd.Client(daemon.target, front_end=front_end)
     except rdsd.NotSupported as error:
-        pytest.skip(f"elsewhere: {error}")
+        missing(str(error))
         return
     with client:
         try:
@@ -99,7 +99,15 @@ def require(front_end: rdsd.FrontEnd, daemon: Daemon) -> None:
         except rdsd.DaemonUnavailable:
             if Path((unix_path(daemon.target) or "") + CONTROL_SUFFIX).exists():
                 raise
-            pytest.skip("elsewhere: the daemon has no control socket")
+            missing("the daemon has no control socket")
+
+
+@pytest.fixture(autouse=True)
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a daemon that never answers is waited for is a matter of seconds elsewhere."""
+    for module in ("_sync_stream", "_aio_stream"):
+        monkeypatch.setattr(f"rdsd.{module}.ANSWER_GRACE", 0.25)
+        monkeypatch.setattr(f"rdsd.{module}._CLOSE_WAIT", 0.25)
 
 
 @pytest.fixture

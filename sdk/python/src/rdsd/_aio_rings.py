@@ -74,6 +74,7 @@ class RingSocket(Socket):
         self._fd = -1
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._inbox = Inbox(*_ASIDE)
+        self._introducing: dict[Address, asyncio.Future[None]] = {}
 
     async def open(self, timeout: float | None) -> None:
         ring = self._ring
@@ -278,9 +279,24 @@ class RingSocket(Socket):
     async def _introduce(self, dst: AddressLike, deadline: float | None) -> None:
         """Has the daemon look at a destination nothing was sent to before."""
         ring = self._ring
-        if not ring._known(dst):
-            left = _left(deadline)
-            await self._ask(lambda: ring.introduce(dst), left)
+        if ring._known(dst):
+            return
+        where = to_address(dst)
+        asked = self._introducing.get(where)
+        if asked is None:  # once for all who send there, who go on in the order they came
+            asked = asyncio.ensure_future(self._ask(lambda: ring.introduce(dst)))
+            self._introducing[where] = asked
+            asked.add_done_callback(lambda done: self._introduced(where, done))
+        await asyncio.wait([asked], timeout=_left(deadline))
+        if not asked.done():
+            raise make(TimedOut)
+        if isinstance(error := asked.exception(), RdsError):
+            raise fresh(error)
+
+    def _introduced(self, dst: Address, asked: asyncio.Future[None]) -> None:
+        del self._introducing[dst]
+        if not asked.cancelled():
+            asked.exception()  # whoever waits for it raises it
 
     async def _introduce_all(
         self, items: Sequence[tuple[Address, bytes]], deadline: float | None
@@ -372,8 +388,8 @@ class RingSocket(Socket):
 
     # -- waiting ---------------------------------------------------------------
 
-    async def _ask(self, question: Callable[[], T], limit: float | None = None) -> T:
-        """Runs what waits for the daemon in a thread; TimedOut past the limit, if it has one."""
+    async def _ask(self, question: Callable[[], T]) -> T:
+        """Runs what waits for the daemon in a thread."""
         answer: asyncio.Future[T] = self._loop.create_future()
 
         def tell(result: T | None, error: BaseException | None) -> None:
@@ -394,14 +410,7 @@ class RingSocket(Socket):
                 self._loop.call_soon_threadsafe(tell, result, error)
 
         threading.Thread(target=work, name="rdsd-ask", daemon=True).start()
-        alarm = None
-        if limit is not None:
-            alarm = self._loop.call_later(limit, tell, None, make(TimedOut))
-        try:
-            return await answer
-        finally:
-            if alarm is not None:
-                alarm.cancel()
+        return await answer
 
     async def _wait(
         self, what: int, deadline: float | None, reply: Call[Datagram] | None = None

@@ -43,15 +43,15 @@ def send_batch(
     timeout_ns: int,
 ) -> pb.ClientMessage:
     """Lays datagrams out as SendBatch has them; each destination stands once."""
-    numbers: dict[Address, int] = {}
-    index = [numbers.setdefault(addr, len(numbers)) for addr, _ in items]
+    numbers = {addr: i for i, addr in enumerate(dict.fromkeys([addr for addr, _ in items]))}
+    index = [numbers[addr] for addr, _ in items] if len(numbers) > 1 else ()
     return pb.ClientMessage(
         send=pb.SendBatch(
             id=batch_id,
             payload=b"".join([payload for _, payload in items]),
             length=[len(payload) for _, payload in items],
             destination=[endpoint(addr) for addr in numbers],
-            destination_index=index if len(numbers) > 1 else (),
+            destination_index=index,
             first_tag=first_tag,
             want_outcomes=want_outcomes,
             wait=wait,

@@ -72,7 +72,13 @@ def outgoing(
     datagrams: Iterable[tuple[AddressLike, Payload]],
 ) -> list[tuple[Address, bytes]]:
     """Addresses parsed and payloads made immutable."""
-    return [(destination(addr), as_bytes(payload)) for addr, payload in datagrams]
+    out: list[tuple[Address, bytes]] = []
+    last = where = None
+    for addr, payload in datagrams:
+        if addr is not last or where is None:
+            last, where = addr, destination(addr)
+        out.append((where, payload if type(payload) is bytes else as_bytes(payload)))
+    return out
 
 
 def run(
