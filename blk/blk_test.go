@@ -47,6 +47,27 @@ func openFile(t *testing.T, o blk.FileOptions) *blk.File {
 	return f
 }
 
+// openTmpfs makes a file where the kernel refuses RWF_NOWAIT and ZERO_RANGE.
+func openTmpfs(t *testing.T) blk.Device {
+	dir, err := os.MkdirTemp("/dev/shm", "rdsd")
+	if err != nil {
+		t.Skipf("elsewhere: no tmpfs at /dev/shm: %v", err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	path := filepath.Join(dir, "volume")
+	if err := os.WriteFile(path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, blktest.Size); err != nil {
+		t.Fatal(err)
+	}
+	f, err := blk.OpenFile(path, blk.FileOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f
+}
+
 // TestDevices: every device and every layer passes the same suite.
 func TestDevices(t *testing.T) {
 	for name, open := range map[string]func(*testing.T) blk.Device{
@@ -55,6 +76,7 @@ func TestDevices(t *testing.T) {
 		"File":     func(t *testing.T) blk.Device { return openFile(t, blk.FileOptions{}) },
 		"File4K":   func(t *testing.T) blk.Device { return openFile(t, blk.FileOptions{LogicalBlock: 4096, Workers: 1}) },
 		"Inline":   func(t *testing.T) blk.Device { return openFile(t, blk.FileOptions{InlineWrite: 1 << 20}) },
+		"Tmpfs":    openTmpfs,
 		"Stats":    func(t *testing.T) blk.Device { return blk.NewStats(openFile(t, blk.FileOptions{})) },
 		"Split":    func(t *testing.T) blk.Device { return blk.Split(newMem(t, blk.MemOptions{})) },
 		"Fault":    func(t *testing.T) blk.Device { return blk.NewFault(newMem(t, blk.MemOptions{}), 1) },

@@ -127,7 +127,7 @@ func TestWatch(t *testing.T) {
 	if len(a) != 2 || a[1] != 4096 || len(b) != 3 || b[2] != 8192 {
 		t.Errorf("%v, %v", a, b)
 	}
-	if ro.Info().Size != 8192 || ro.Info() != ro.Info() {
+	if i := ro.Info(); i.Size != 8192 || ro.Info() != i {
 		t.Error("a view shows something else than the device below")
 	}
 }

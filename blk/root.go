@@ -64,6 +64,9 @@ func (r *Root) lookup(name string) (int, error) {
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // Linux before 5.6, or a filter that does not know it
 		fd, err = r.walk(name)
 	}
+	if errors.Is(err, unix.ELOOP) {
+		return -1, rdserr.With(rdserr.ErrInvalid, "volume name %.40q: a symbolic link, or behind one; want a regular file or a block device", name)
+	}
 	if err != nil {
 		return -1, &os.PathError{Op: "open volume", Path: name, Err: err}
 	}

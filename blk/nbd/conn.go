@@ -44,6 +44,7 @@ type conn struct {
 
 	broken   atomic.Bool // nothing can be sent any more
 	stopping atomic.Bool // everything is answered with ESHUTDOWN
+	last     atomic.Bool // nothing is received any more
 
 	// Owned by the holder of the transmit token.
 	vec     [][]byte // what is being written
@@ -65,7 +66,8 @@ func newConn(srv *Server, nc net.Conn, x *export) *conn {
 func (c *conn) serve() error {
 	err := c.receive()
 	if err == nil { // an orderly end: what was asked for is still answered
-		c.nc.SetWriteDeadline(time.Now().Add(c.srv.opts.Linger))
+		c.last.Store(true)
+		c.linger()
 	} else {
 		c.fail()
 	}
@@ -84,6 +86,9 @@ func (c *conn) serve() error {
 	c.nc.Close()
 	return err
 }
+
+// linger bounds how long the client may take to read the replies there are.
+func (c *conn) linger() { c.nc.SetWriteDeadline(time.Now().Add(c.srv.opts.Linger)) }
 
 // fail gives the connection up. Requests the device has complete unanswered.
 func (c *conn) fail() {

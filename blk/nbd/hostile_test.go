@@ -193,6 +193,37 @@ func heap() uint64 {
 	return m.HeapAlloc
 }
 
+// TestIdleCost: a connection that was busy and has nothing to do gives its
+// memory back.
+func TestIdleCost(t *testing.T) {
+	const conns = 16
+	_, socket := serve(t, Options{}, Export{Device: memory(t, 64<<20)})
+	work := func(c *client) {
+		for range 3 {
+			for i := range 64 {
+				c.send(command(cmdRead, 0, uint64(i), 0, 64<<10, nil))
+			}
+			for range 64 {
+				c.reply(64 << 10)
+			}
+			c.do(cmdWrite, 0, 0, 4<<20, make([]byte, 4<<20))
+		}
+		c.do(cmdFlush, 0, 0, 0, nil) // its reply leaves after the buffers of the others were given back
+	}
+	work(enter(t, socket, "", false)) // what all share is there now
+	runtime.GC()                      // pools forget in two steps
+	before := heap()
+	for range conns {
+		work(enter(t, socket, "", false))
+	}
+	runtime.GC()
+	if each := (int64(heap()) - int64(before)) / conns; each > 160<<10 {
+		t.Errorf("an idle connection costs %d bytes", each)
+	} else {
+		t.Logf("an idle connection costs %d bytes", each)
+	}
+}
+
 // TestSlowWriter: payload that comes a byte at a time, or never, holds nobody up.
 func TestSlowWriter(t *testing.T) {
 	s, socket := serve(t, Options{}, Export{Device: memory(t, 1<<20)})

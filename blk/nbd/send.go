@@ -129,6 +129,9 @@ func (c *conn) gather() bool {
 		bytes += len(o.data)
 		c.sent.push(o)
 	}
+	if c.last.Load() {
+		c.linger()
+	}
 	if q.head != nil { // the rest goes first next time
 		c.mu.Lock()
 		q.append(&c.out)

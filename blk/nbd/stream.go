@@ -61,8 +61,9 @@ type rawStream struct {
 	got            int
 	rerr           error
 	poll           [1]unix.PollFd
-	quick          bool // the last wait was short
-	idle           bool // attention is over
+	quick          bool      // the last wait was short
+	alone          time.Time // from when on spinning is worth trying again
+	idle           bool      // attention is over
 
 	// Of the writer.
 	writeFn func(fd uintptr) bool
@@ -72,8 +73,17 @@ type rawStream struct {
 	werr    error
 }
 
+// sendBuffer is what the socket may hold of replies the client has not read,
+// in bytes: some large ones, so that the client and we need not take turns.
+const sendBuffer = 512 << 10
+
 func newRawStream(raw syscall.RawConn, spin time.Duration) *rawStream {
 	s := &rawStream{raw: raw, spin: spin, quick: true}
+	raw.Control(func(fd uintptr) { // only root gets more than net.core.wmem_max; less is no harm
+		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer) != nil {
+			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, sendBuffer)
+		}
+	})
 	// Made once, so that a call allocates nothing.
 	s.readFn, s.waitFn, s.writeFn = s.tryRead, s.tryWait, s.tryWrite
 	return s
@@ -107,21 +117,31 @@ func (s *rawStream) read(a, b []byte) (int, error) {
 	return s.got, nil
 }
 
+// crowded is how long a connection does not spin after a yield that took long:
+// somebody else had use for the processor, and had it for a time slice.
+const crowded = 50 * time.Millisecond
+
 // tryRead reads once, or for a while.
 func (s *rawStream) tryRead(fd uintptr) bool {
-	var began time.Time
+	var began, last time.Time
 	for {
 		s.got, s.rerr = vectored(unix.SYS_READV, fd, s.riov[:s.rn])
-		switch {
-		case s.rerr != errAgain:
+		if s.rerr != errAgain {
 			return true
+		}
+		now := time.Now()
+		switch {
 		case began.IsZero():
-			began = time.Now()
-		case !s.quick || time.Since(began) > s.spin:
+			began = now
+		case now.Sub(last) > 4*s.spin:
+			s.alone = now.Add(crowded)
+			return true
+		case !s.quick || now.Sub(began) > s.spin || now.Before(s.alone):
 			return true
 		default:
 			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // to other processes
 		}
+		last = now
 		runtime.Gosched() // to other goroutines: those that do what was read before, above all
 	}
 }
