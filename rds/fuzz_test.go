@@ -33,7 +33,7 @@ func FuzzEngine(f *testing.F) {
 
 // TestRandomPrograms is the slice of fuzzing every test run gets.
 func TestRandomPrograms(t *testing.T) {
-	n := 10000
+	n := 6000
 	if testing.Short() {
 		n = 1000
 	}
