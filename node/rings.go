@@ -133,9 +133,9 @@ func (r *ringSock) turn(now time.Duration, posts bool) error {
 	}
 	if n > 0 {
 		r.sock.Freed(bytes, cost, n)
-		r.sock.ReadAll(now)
-		r.press()
 	}
+	r.sock.ReadAll(now)
+	r.press()
 	if !posts {
 		return nil
 	}
@@ -326,10 +326,14 @@ func (r *ringSock) Free(b *buf.Buf) {
 		return
 	}
 	r.react.Do(func() { // rare: a link broke inside a payload, or it was refused
-		r.host.lock()
+		_, now := r.host.lock()
 		r.h.Unreserve(uint64(id) * shm.UnitBytes)
 		r.reserved--
 		gone := r.closed && r.idle()
+		if !r.closed {
+			r.sock.ReadAll(now) // who found no room may find some now
+			r.press()
+		}
 		r.host.unlock()
 		if gone {
 			r.release()
