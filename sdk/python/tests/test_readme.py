@@ -1,4 +1,4 @@
-"""The programs of README.md, run as they stand against a real daemon."""
+"""The programs of README.md and of the guide, run as they stand against a real daemon."""
 
 from __future__ import annotations
 
@@ -9,12 +9,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Daemon
+from conftest import FRONT_ENDS, Daemon, require
 
-README = Path(__file__).resolve().parents[1] / "README.md"
+import rdsd
+
+REPO = Path(__file__).resolve().parents[3]
+PAGES = (REPO / "sdk" / "python" / "README.md", REPO / "docs" / "python.md")
+PROGRAM = re.compile(r"```python\n# (\w+)\.py\n.*?```", re.DOTALL)
 PROGRAMS = {
     match[1]: match[0].removeprefix("```python\n").removesuffix("```")
-    for match in re.finditer(r"```python\n# (\w+)\.py\n.*?```", README.read_text(), re.DOTALL)
+    for page in PAGES
+    for match in PROGRAM.finditer(page.read_text())
 }
 
 PRINTED = {
@@ -23,21 +28,40 @@ PRINTED = {
     "cancelled: 1\nits outcome: cancelled\n",
     "spool": "400 arrived in order; waited for the congested port: True\n",
     "many": "1000 datagrams from 20 senders, in order\n",
+    "ways": "auto took rings and received 9 bytes\n"
+    "rings took rings and received 9 bytes\n"
+    "seqpacket took seqpacket and received 9 bytes\n"
+    "grpc took grpc and received 9 bytes\n",
+    "runs": "10000 datagrams of 8 samples, 80000 in all\n",
+    "inplace": "100 records, none of them copied by this program\n",
+    "outcomes": "{'cancelled': 1, 'delivered': 1, 'failed': 1}\n",
+    "server": "MANY REQUESTS AT ONCE\n",
 }
+
+#: These are about rings; the others are run over every front end.
+NEED_RINGS = {"ways"}
+CASES = [
+    (name, front_end)
+    for name in sorted(PRINTED)
+    for front_end in (["auto"] if name in NEED_RINGS else FRONT_ENDS)
+]
 
 
 def test_all_programs_are_here() -> None:
     assert set(PROGRAMS) == set(PRINTED)
 
 
-@pytest.mark.parametrize("name", sorted(PRINTED))
-def test_program(name: str, daemons: tuple[Daemon, Daemon], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "front_end"), CASES)
+def test_program(
+    name: str, front_end: rdsd.FrontEnd, daemons: tuple[Daemon, Daemon], tmp_path: Path
+) -> None:
+    daemon = daemons[0]
+    require("rings" if front_end == "auto" else front_end, daemon)
     program = tmp_path / f"{name}.py"
     program.write_text(PROGRAMS[name])
-    daemon = daemons[0]
     done = subprocess.run(
         [sys.executable, "-X", "dev", str(program), daemon.address],
-        env={**os.environ, "RDSD_SOCKET": daemon.target},
+        env={**os.environ, "RDSD_SOCKET": daemon.target, "RDSD_FRONT_END": front_end},
         capture_output=True,
         text=True,
         timeout=60,
