@@ -21,7 +21,8 @@ type Device interface {
 	Watch(f func(*Info)) (stop func())
 
 	// Close lets requests in flight complete, then gives up what the device
-	// holds. It does not flush. The second call does nothing.
+	// holds; so it is not called by a Completer. It does not flush. The second
+	// call does nothing.
 	Close() error
 }
 

@@ -82,7 +82,10 @@ func (c *conn) serve() error {
 		c.room.Wait()
 	}
 	c.mu.Unlock()
-	c.dropBuf()
+	if c.rb != nil {
+		c.dropBuf(c.rb)
+		c.rb = nil
+	}
 	c.nc.Close()
 	return err
 }
@@ -202,14 +205,9 @@ func (c *conn) newBuf() {
 	c.r, c.w = 0, 0
 }
 
-// dropBuf ends the reader's hold of its buffer. If payload is still in use the
-// buffer counts against the connection's memory from here on.
-func (c *conn) dropBuf() {
-	rb := c.rb
-	if rb == nil {
-		return
-	}
-	c.rb = nil
+// dropBuf ends the reader's hold of a buffer. As long as the device reads
+// payload in it, it counts against the connection's memory.
+func (c *conn) dropBuf(rb *recvBuf) {
 	c.mu.Lock()
 	c.inFlight++
 	c.bytes += recvSize

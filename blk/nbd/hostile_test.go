@@ -196,17 +196,17 @@ func heap() uint64 {
 // TestIdleCost: a connection that was busy and has nothing to do gives its
 // memory back.
 func TestIdleCost(t *testing.T) {
-	const conns = 16
+	const conns = 8
 	_, socket := serve(t, Options{}, Export{Device: memory(t, 64<<20)})
 	work := func(c *client) {
-		for range 3 {
+		for range 2 {
 			for i := range 64 {
 				c.send(command(cmdRead, 0, uint64(i), 0, 64<<10, nil))
 			}
 			for range 64 {
 				c.reply(64 << 10)
 			}
-			c.do(cmdWrite, 0, 0, 4<<20, make([]byte, 4<<20))
+			c.do(cmdWrite, 0, 0, 1<<20, make([]byte, 1<<20))
 		}
 		c.do(cmdFlush, 0, 0, 0, nil) // its reply leaves after the buffers of the others were given back
 	}

@@ -3,7 +3,6 @@ package nbd
 import (
 	"encoding/binary"
 	"strings"
-	"sync/atomic"
 
 	"github.com/rdsd/rdsd/blk"
 )
@@ -104,9 +103,4 @@ func (o *op) header(b []byte, structured bool) []byte {
 		b = be.AppendUint64(b, o.req.Off)
 	}
 	return b
-}
-
-// Counters of a server, all atomic.
-type counters struct {
-	connections, refused, requests, failed, bytesIn, bytesOut atomic.Uint64
 }

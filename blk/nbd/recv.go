@@ -301,10 +301,9 @@ func (c *conn) makeRoom(need int) {
 			c.room.Wait()
 		}
 		c.mu.Unlock()
-		var tail [requestSize + bigWrite]byte
-		n := copy(tail[:], c.rb.b[c.r:c.w])
-		c.dropBuf()
+		old, tail := c.rb, c.rb.b[c.r:c.w]
 		c.newBuf()
-		c.w = copy(c.rb.b, tail[:n])
+		c.w = copy(c.rb.b, tail)
+		c.dropBuf(old)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rdsd/rdsd/rdserr"
@@ -83,6 +84,11 @@ type Server struct {
 	listeners map[net.Listener]struct{} // guarded by mu
 	sessions  map[*session]struct{}     // guarded by mu
 	stopping  bool                      // guarded by mu
+}
+
+// counters are a server's, all atomic.
+type counters struct {
+	connections, refused, requests, failed, bytesIn, bytesOut atomic.Uint64
 }
 
 // session is one connection, from before its negotiation to its end.
