@@ -267,6 +267,24 @@ func jittery(d blk.Device) blk.Device {
 	return f
 }
 
+// TestSpin: with spinning the same things happen.
+func TestSpin(t *testing.T) {
+	_, socket := serve(t, Options{Spin: 50 * time.Microsecond}, Export{Device: memory(t, 1<<20)})
+	c := enter(t, socket, "", true)
+	for i := range 200 {
+		b := fill(4096, byte(i))
+		if r := c.do(cmdWrite, 0, 0, 4096, b); r.value != 0 {
+			t.Fatal(r)
+		}
+		if i%50 == 0 {
+			time.Sleep(2 * attention) // until it is parked
+		}
+		if r := c.do(cmdRead, 0, 0, 4096, nil); !bytes.Equal(r.data, b) {
+			t.Fatal(r)
+		}
+	}
+}
+
 // TestAnyConn: a connection that is no socket.
 func TestAnyConn(t *testing.T) {
 	s, _ := serve(t, Options{}, Export{Device: memory(t, 1<<20)})
@@ -451,7 +469,7 @@ func TestBadExports(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	for _, o := range []Options{{MaxConns: -1}, {MaxBytes: 1}, {Linger: -1}} {
+	for _, o := range []Options{{MaxConns: -1}, {MaxBytes: 1}, {Linger: -1}, {Spin: -1}} {
 		if _, err := NewServer(o); !errors.Is(err, rdserr.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
 		}

@@ -363,7 +363,7 @@ func FuzzRequests(f *testing.F) {
 		f.Add(seed, true)
 		f.Add(seed, false)
 	}
-	s, err := NewServer(Options{Spin: -1, MaxRequests: 8, MaxBytes: 2 * recvSize, Linger: time.Second})
+	s, err := NewServer(Options{MaxRequests: 8, MaxBytes: 2 * recvSize, Linger: time.Second})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -24,7 +24,9 @@ type Options struct {
 	Handshake time.Duration // a client has so long to negotiate; 30 s
 	Linger    time.Duration // and so long to read its last replies; 10 s
 	// Spin is how long a connection looks for the next request before it
-	// sleeps, if the last one came that soon; 20 µs. Negative: not at all.
+	// sleeps, if the last one came that soon. It yields to other processes each
+	// time: 20 to 50 µs gained at depth 1 where nobody else wanted the
+	// processor, and cost throughput at depth 32. 0: not at all.
 	Spin time.Duration
 	Log  *slog.Logger // nil: none
 }
@@ -54,19 +56,14 @@ func (o *Options) setDefaults() error {
 	}{
 		{"Handshake", &o.Handshake, 30 * time.Second},
 		{"Linger", &o.Linger, 10 * time.Second},
+		{"Spin", &o.Spin, 0},
 	} {
 		if *v.p == 0 {
 			*v.p = v.def
 		}
 		if *v.p < 0 {
-			return rdserr.With(rdserr.ErrInvalid, "nbd: %s is %v; want more than 0", v.name, *v.p)
+			return rdserr.With(rdserr.ErrInvalid, "nbd: %s is %v; want 0 or more", v.name, *v.p)
 		}
-	}
-	switch {
-	case o.Spin == 0:
-		o.Spin = 20 * time.Microsecond
-	case o.Spin < 0:
-		o.Spin = 0
 	}
 	if o.Log == nil {
 		o.Log = slog.New(slog.DiscardHandler)

@@ -129,20 +129,24 @@ func (s *rawStream) tryRead(fd uintptr) bool {
 		if s.rerr != errAgain {
 			return true
 		}
+		runtime.Gosched() // to other goroutines: those that do what was read before, above all
+		if s.spin == 0 || !s.quick {
+			return true
+		}
 		now := time.Now()
 		switch {
 		case began.IsZero():
-			began = now
+			if began = now; now.Before(s.alone) {
+				return true
+			}
 		case now.Sub(last) > 4*s.spin:
 			s.alone = now.Add(crowded)
 			return true
-		case !s.quick || now.Sub(began) > s.spin || now.Before(s.alone):
+		case now.Sub(began) > s.spin:
 			return true
-		default:
-			unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // to other processes
 		}
 		last = now
-		runtime.Gosched() // to other goroutines: those that do what was read before, above all
+		unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) // to other processes
 	}
 }
 
@@ -150,8 +154,11 @@ func (s *rawStream) tryRead(fd uintptr) bool {
 const attention = 20 * time.Millisecond
 
 func (s *rawStream) wait() error {
-	began := time.Now()
 	s.idle = false
+	if s.spin == 0 {
+		return s.raw.Read(s.waitFn)
+	}
+	began := time.Now()
 	err := s.raw.Read(s.waitFn)
 	s.quick = time.Since(began) < 4*s.spin
 	return err
