@@ -333,7 +333,7 @@ func TestRingsReserve(t *testing.T) {
 	}
 	wantErr(t, a.TrySend(peerAddr, nil), rdserr.ErrWouldBlock) // what is reserved counts
 	_, err = sl.Commit(101)
-	wantErr(t, err, rdserr.ErrInvalid)
+	wantErr(t, err, rdserr.ErrTooLarge)
 	tag, err := sl.Commit(copy(sl.Bytes(), "in place"))
 	if err != nil || tag == 0 {
 		t.Fatal(err)

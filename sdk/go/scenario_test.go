@@ -66,6 +66,7 @@ type step struct {
 	Is         bool
 	Congested  bool
 	Size       *int
+	As         string
 	TimeoutMs  int `json:"timeout_ms"`
 }
 
@@ -133,6 +134,8 @@ type run struct {
 	socks  map[string]*rdsd.Socket
 	addrs  map[string]netip.AddrPort // also of closed sockets
 	counts map[string]int
+	leases map[string]*borrowed
+	slots  map[string]*rdsd.Slot
 	events map[string]chan rdsd.CongestionChange
 	ctx    context.Context // of what runs beside the steps
 	echoes []chan error
@@ -145,6 +148,7 @@ func runScenario(t *testing.T, hosts map[string]host, sc scenario) {
 		t: t, hosts: hosts, ctx: ctx,
 		socks: map[string]*rdsd.Socket{}, addrs: map[string]netip.AddrPort{},
 		counts: map[string]int{}, events: map[string]chan rdsd.CongestionChange{},
+		leases: map[string]*borrowed{}, slots: map[string]*rdsd.Slot{},
 	}
 	defer func() {
 		for _, s := range r.socks {
@@ -328,6 +332,21 @@ func (r *run) step(st *step) error {
 				return fmt.Errorf("datagram %d: %w", i, err)
 			}
 		}
+	case "borrow":
+		return call(func(ctx context.Context) error { return r.borrow(ctx, s, st) })
+	case "release":
+		return r.leases[st.As].release()
+	case "reserve":
+		return call(func(ctx context.Context) (err error) {
+			r.slots[st.As], err = s.Reserve(ctx, r.addr(st.To), *st.Size)
+			return err
+		})
+	case "commit":
+		sl := r.slots[st.As]
+		_, err := sl.Commit(copy(sl.Bytes(), r.payload(st.Payload, 0)))
+		return expect(err, st.Error)
+	case "abort":
+		r.slots[st.As].Abort()
 	case "request":
 		return call(func(ctx context.Context) error {
 			d, err := s.Request(ctx, r.addr(st.To), r.payload(st.Payload, 0))
@@ -455,6 +474,44 @@ func (r *run) recv(ctx context.Context, s *rdsd.Socket, st *step, i int) error {
 		return err
 	}
 	return r.compare(d, st.From, st.Payload, i)
+}
+
+// borrowed is what a borrow step has kept.
+type borrowed struct {
+	leases []rdsd.Lease
+	got    [][]byte // in place
+	want   [][]byte
+}
+
+func (r *run) borrow(ctx context.Context, s *rdsd.Socket, st *step) error {
+	b := &borrowed{}
+	r.leases[st.As] = b
+	var one [1]rdsd.Datagram
+	for i := range r.number(st.Repeat, 1) {
+		_, lease, err := s.Borrow(ctx, one[:])
+		if err != nil {
+			return err
+		}
+		b.leases = append(b.leases, lease)
+		b.got = append(b.got, one[0].Payload)
+		b.want = append(b.want, r.payload(st.Payload, i))
+		if err := r.compare(one[0], st.From, st.Payload, i); err != nil {
+			return fmt.Errorf("datagram %d: %w", i, err)
+		}
+	}
+	return nil
+}
+
+func (b *borrowed) release() error {
+	for i, got := range b.got {
+		if !bytes.Equal(got, b.want[i]) {
+			return fmt.Errorf("datagram %d of those borrowed has become %.40q", i, got)
+		}
+	}
+	for _, l := range b.leases {
+		l.Release()
+	}
+	return nil
 }
 
 func (r *run) compare(d rdsd.Datagram, from, payload json.RawMessage, i int) error {

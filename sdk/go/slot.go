@@ -12,7 +12,6 @@ import (
 // Reserve. It is for one goroutine at a time.
 type Slot struct {
 	fe   frontEnd
-	ctx  context.Context // Reserve's, for a front end whose commit waits
 	dst  netip.AddrPort
 	buf  []byte
 	used atomic.Bool // committed or aborted
@@ -48,11 +47,13 @@ func (sl *Slot) Bytes() []byte {
 
 // Commit sends the first n bytes and returns the tag by which Outcomes names
 // the datagram. Over rings it does not wait; over a stream it does what Send
-// does, with the context of Reserve. When the daemon was restarted since Reserve,
-// the error is rdserr.ErrShutdown and the datagram was not accepted.
+// does, without a deadline. When the daemon was restarted since Reserve,
+// the error is rdserr.ErrShutdown and the datagram was not accepted. The datagram
+// takes its place in the order now, not when it was reserved. An n that does not
+// fit is rdserr.ErrTooLarge and leaves the slot as it was.
 func (sl *Slot) Commit(n int) (tag uint64, err error) {
 	if n < 0 || n > len(sl.buf) {
-		return 0, sl.fe.opErr("commit", sl.dst, rdserr.With(rdserr.ErrInvalid, "%d bytes of a slot of %d", n, len(sl.buf)))
+		return 0, sl.fe.opErr("commit", sl.dst, rdserr.With(rdserr.ErrTooLarge, "%d bytes of a slot of %d", n, len(sl.buf)))
 	}
 	if !sl.used.CompareAndSwap(false, true) {
 		return 0, sl.fe.opErr("commit", sl.dst, rdserr.With(rdserr.ErrInvalid, "the slot was committed or aborted before"))
@@ -69,21 +70,18 @@ func (sl *Slot) Abort() {
 }
 
 // reserve over a stream: the bytes are in the process until Commit sends them.
-func (s *stream) reserve(ctx context.Context, dst netip.AddrPort, n int) (*Slot, error) {
+func (s *stream) reserve(_ context.Context, dst netip.AddrPort, n int) (*Slot, error) {
 	s.mu.Lock()
 	err := s.refuseLocked(dst, n)
 	s.mu.Unlock()
 	if err != nil {
 		return nil, err
 	}
-	return &Slot{fe: s, ctx: ctx, dst: dst, buf: make([]byte, n)}, nil
+	return &Slot{fe: s, dst: dst, buf: make([]byte, n)}, nil
 }
 
 func (s *stream) commit(sl *Slot, n int) (uint64, error) {
-	if sl.ctx.Err() != nil {
-		return 0, s.opErr("commit", sl.dst, ctxError(sl.ctx, nil))
-	}
-	return s.sendOne(sl.ctx, "commit", sl.dst, sl.buf[:n], true)
+	return s.sendOne(context.Background(), "commit", sl.dst, sl.buf[:n], true)
 }
 
 func (s *stream) abort(*Slot) {}

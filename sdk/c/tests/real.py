@@ -103,6 +103,7 @@ class Scenario:
         self.counts: dict[str, int] = {}
         self.seen: dict[str, list[tuple[str, bool]]] = {}
         self.outcomes: dict[str, list[tuple[int, str, str]]] = {}
+        self.borrowed: dict[str, list[str]] = {}
 
     def run(self) -> None:
         for name, daemon in self.daemons.items():
@@ -192,6 +193,26 @@ class Scenario:
             assert source == self.to(step, "from"), source
             if "payload" in step:
                 assert data == payload(step["payload"], i), f"datagram {i}: {data[:60]}"
+
+    def do_borrow(self, step: Step) -> None:
+        kept = self.borrowed.setdefault(step["as"], [])
+        for i in range(self.times(step)):
+            source, data = self.call("borrow", step["on"], step["as"], self.timeout(step)).split()
+            kept.append(payload(step["payload"], i))
+            assert source == self.to(step, "from"), source
+            assert data == kept[-1], f"datagram {i}: {data[:60]}"
+
+    def do_release(self, step: Step) -> None:
+        assert self.call("release", step["on"], step["as"]).split() == self.borrowed[step["as"]]
+
+    def do_reserve(self, step: Step) -> None:
+        self.call("reserve", step["on"], step["as"], self.to(step), step["size"], self.timeout(step))
+
+    def do_commit(self, step: Step) -> None:
+        self.call("commit", step["on"], step["as"], payload(step["payload"], 0))
+
+    def do_abort(self, step: Step) -> None:
+        self.call("abort", step["on"], step["as"])
 
     def do_request(self, step: Step) -> None:
         got = self.call("request", step["on"], self.to(step), payload(step["payload"], 0), self.timeout(step))

@@ -208,6 +208,88 @@ static void receive(rdsd_socket *s)
 	say_hex(buf, (size_t)n);
 }
 
+/* What is borrowed and what is reserved, each under a name. */
+static struct lease {
+	char name[32];
+	rdsd_msg m[64];
+	size_t n;
+} leases[NAMES];
+
+static struct room {
+	char name[32];
+	rdsd_slot slot;
+} rooms[NAMES];
+
+static struct lease *lease_of(const char *name)
+{
+	for (int i = 0; i < NAMES; i++)
+		if (!*leases[i].name || !strcmp(leases[i].name, name)) {
+			snprintf(leases[i].name, sizeof leases[i].name, "%s", name);
+			return &leases[i];
+		}
+	exit(2);
+}
+
+static rdsd_slot *room_of(const char *name)
+{
+	for (int i = 0; i < NAMES; i++)
+		if (!*rooms[i].name || !strcmp(rooms[i].name, name)) {
+			snprintf(rooms[i].name, sizeof rooms[i].name, "%s", name);
+			return &rooms[i].slot;
+		}
+	exit(2);
+}
+
+/* borrow receives one datagram in place and keeps it. */
+static void borrow(rdsd_socket *s)
+{
+	struct lease *l = lease_of(word());
+	rdsd_msg *m = &l->m[l->n];
+	char text[RDSD_ADDRSTRLEN];
+
+	if (l->n == sizeof l->m / sizeof *l->m)
+		exit(2);
+	if (!answered(rdsd_recv_batch(s, m, 1, timeout())))
+		return;
+	l->n++;
+	printf(" %s ", rdsd_addr_format(&m->from, text, sizeof text));
+	say_hex(m->data, m->len);
+}
+
+/* release says once more what was borrowed and gives it back. */
+static void release(void)
+{
+	struct lease *l = lease_of(word());
+
+	printf("ok");
+	for (size_t i = 0; i < l->n; i++) {
+		putchar(' ');
+		say_hex(l->m[i].data, l->m[i].len);
+	}
+	rdsd_release(l->m, l->n);
+	*l = (struct lease){0};
+}
+
+static void reserve(rdsd_socket *s)
+{
+	rdsd_slot *slot = room_of(word());
+	rdsd_addr to = address();
+	size_t size = strtoull(word(), NULL, 10);
+
+	answered(rdsd_reserve(s, &to, size, slot, timeout()));
+}
+
+static void commit(rdsd_socket *s)
+{
+	rdsd_slot *slot = room_of(word());
+	size_t len;
+	uint8_t *data = hex(&len);
+
+	if (len)
+		memcpy(slot->data, data, len);
+	answered(rdsd_commit(s, slot, len, NULL));
+}
+
 static void request(rdsd_socket *s)
 {
 	static uint8_t buf[RDSD_MAX_DATAGRAM];
@@ -265,6 +347,17 @@ static void on_socket(const char *op)
 		send_batch(s);
 	} else if (!strcmp(op, "recv")) {
 		receive(s);
+	} else if (!strcmp(op, "borrow")) {
+		borrow(s);
+	} else if (!strcmp(op, "release")) {
+		release();
+	} else if (!strcmp(op, "reserve")) {
+		reserve(s);
+	} else if (!strcmp(op, "commit")) {
+		commit(s);
+	} else if (!strcmp(op, "abort")) {
+		rdsd_abort(s, room_of(word()));
+		printf("ok");
 	} else if (!strcmp(op, "request")) {
 		request(s);
 	} else if (!strcmp(op, "echo")) {

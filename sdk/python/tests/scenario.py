@@ -35,6 +35,8 @@ class Runner:
         self.events: dict[str, list[rdsd.CongestionChange]] = {}
         self.readers: dict[str, Any] = {}
         self.echoes: list[asyncio.Task[None]] = []
+        self.leases: dict[str, list[tuple[rdsd.Lease, bytes]]] = {}
+        self.slots: dict[str, Any] = {}
 
     async def run(self) -> None:
         try:
@@ -130,6 +132,34 @@ class Runner:
                 assert got.addr == self.endpoint(step["from"])
             if "payload" in step:
                 assert got.payload == make_payload(step["payload"], i)
+
+    async def borrow(self, step: Step) -> None:
+        kept = self.leases.setdefault(step["as"], [])
+        for i in range(self.repeat(step)):
+            lease = await self.do(self.on(step).borrow, 1, timeout=seconds(step))
+            want = make_payload(step["payload"], i)
+            kept.append((lease, want))
+            assert len(lease) == 1
+            assert lease[0].addr == self.endpoint(step["from"])
+            assert lease[0].payload == want
+
+    async def release(self, step: Step) -> None:
+        for lease, want in self.leases[step["as"]]:
+            assert lease[0].payload == want
+            lease.release()
+
+    async def reserve(self, step: Step) -> None:
+        self.slots[step["as"]] = await self.do(
+            self.on(step).reserve, self.to(step), step["size"], timeout=seconds(step)
+        )
+
+    async def commit(self, step: Step) -> None:
+        slot, payload = self.slots[step["as"]], make_payload(step["payload"], 0)
+        slot.data[: len(payload)] = payload
+        await self.do(slot.commit, len(payload))
+
+    async def abort(self, step: Step) -> None:
+        self.slots[step["as"]].abort()
 
     async def request(self, step: Step) -> None:
         payload = make_payload(step["payload"], 0)
