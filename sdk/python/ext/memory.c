@@ -172,7 +172,7 @@ PyObject *reserve(PyObject *self, FAST)
 	wait = PyObject_IsTrue(a[3]);
 	if ((size == -1 && PyErr_Occurred()) || wait < 0)
 		return NULL;
-	if (size < 0 || size > RDSD_MAX_DATAGRAM)
+	if (size < 0)
 		return refuse("size %zd: want 0 to %d", size, RDSD_MAX_DATAGRAM);
 	CHECK_OPEN(h);
 	wait_begin(&w, wait ? ns : 0);

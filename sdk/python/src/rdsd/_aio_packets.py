@@ -66,8 +66,8 @@ class PacketStream:
         self._kicked = False
         if self._over.done():
             return
-        if self._core.error is not None:
-            self._end(None)
+        if self._core.error is not None:  # the end of the connection says that it is closed
+            self._pipe.finish()
             return
         pipe = self._pipe
         try:
@@ -88,7 +88,8 @@ class PacketStream:
                 message = pipe.read()
                 if message is None:
                     break
-                core.receive(message)
+                if core.error is None:
+                    core.receive(message)
         except EOFError:
             self._end(None)
         except ProtocolError as error:

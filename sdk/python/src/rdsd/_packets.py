@@ -7,6 +7,7 @@ wait in ``_sync_packets`` and ``_aio_packets``.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 from collections import deque
@@ -114,12 +115,16 @@ class PacketPipe:
             if message is not None:
                 return message
 
+    def finish(self) -> None:
+        """No more will be written: the daemon closes the socket, and then the connection."""
+        self._unsent.clear()
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+
     def shutdown(self) -> None:
         """Ends the connection, also where a forked child still has it open."""
-        try:
+        with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return
 
     def _take(self, packet: bytes) -> pb.ServerMessage | None:
         size = len(packet) - HEADER

@@ -14,6 +14,7 @@ from ._errors import (
     InvalidArgument,
     NotSupported,
     RdsError,
+    TooLarge,
     fresh,
     make,
 )
@@ -26,6 +27,8 @@ DEFAULT_WINDOW: Window = (4096, 4 << 20)
 
 #: Seconds bind waits by default: long for a local daemon, short for a person.
 BIND_TIMEOUT = 10.0
+
+MAX_DATAGRAM = 1 << 20  # bytes
 
 #: The longest a call over rings keeps looking before it sleeps, seconds.
 MAX_SPIN = 0.01
@@ -108,7 +111,9 @@ def payloads(data: Payload | Sequence[Payload], lengths: int | Sequence[int] | N
 
 
 def check_slot(size: int) -> int:
-    _positive("size", size, 0, 1 << 20)
+    if size > MAX_DATAGRAM:
+        raise make(TooLarge, f"{size} bytes: a datagram has at most {MAX_DATAGRAM}")
+    _positive("size", size, 0, MAX_DATAGRAM)
     return size
 
 

@@ -93,9 +93,8 @@ class PacketStream:
         pipe = self._pipe
         if pipe is None or self._over:
             return
-        if self._core.error is not None:
-            pipe.shutdown()
-            self._end(None)
+        if self._core.error is not None:  # the end of the connection says that it is closed
+            pipe.finish()
             return
         try:
             while not pipe.blocked and (message := self._core.poll(time.monotonic())) is not None:
@@ -159,6 +158,8 @@ class PacketStream:
         if self._over:
             return False
         now = time.monotonic()
+        if self._core.error is not None and not self._driver:
+            return False
         if self._driver:
             age = now - self._drive_began
             # A driver as old as that tells when it stops.
@@ -183,7 +184,8 @@ class PacketStream:
                 message = pipe.read()
                 if message is None:
                     break
-                core.receive(message)
+                if core.error is None:
+                    core.receive(message)
                 if call is not None and call.done:
                     break
         except EOFError:
