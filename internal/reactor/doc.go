@@ -1,13 +1,13 @@
 // Package reactor is a thread that finds work and does it: an event loop over
 // descriptors, memory that is polled, timers and functions of other threads.
 //
-// A Reactor is one goroutine locked to its OS thread, with an epoll set of its
-// own. It never hands work to another goroutine. While there is work it makes
+// A Reactor is one goroutine, locked to its OS thread unless work is rare, with
+// an epoll set of its own. It never hands work to another goroutine. While there is work it makes
 // system calls that cannot block without telling the Go scheduler; when there
 // is none it calls sched_yield for a while before it sleeps, because waking a
 // thread costs twenty times what the work costs; and when nothing moves it
-// sleeps in epoll_wait and costs nothing. How long it yields adapts to whether
-// that has been finding work (spin.go).
+// sleeps in epoll_wait, or rests without a thread, and costs nothing. How long it
+// yields adapts to whether that has been finding work (spin.go, rest.go).
 //
 // One turn: functions given to Do, timers, hot pollers, ready descriptors, then
 // what Defer collected. Each of them does a bounded piece of work and comes

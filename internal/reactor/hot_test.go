@@ -80,9 +80,13 @@ func (m *mailbox) Wake() {
 // TestNoWakeUpIsLost: producers that wait for each answer, at every distance
 // from the moment the reactor falls asleep, and others that do not wait.
 func TestNoWakeUpIsLost(t *testing.T) {
-	for _, spin := range []time.Duration{-1, time.Microsecond, 20 * time.Microsecond} {
+	for _, spin := range []time.Duration{-1, resting, time.Microsecond, 20 * time.Microsecond} {
 		t.Run(fmt.Sprint(spin), func(t *testing.T) {
 			r := open(t, spin)
+			rounds := int64(400)
+			if spin == resting { // its goroutine waits for its turn among these
+				rounds = 60
+			}
 			var wg sync.WaitGroup
 			for g := range 4 {
 				m := newMailbox(t, r)
@@ -90,7 +94,7 @@ func TestNoWakeUpIsLost(t *testing.T) {
 				wg.Go(func() {
 					rng := rand.New(rand.NewSource(int64(g)))
 					limit := time.Now().Add(20 * time.Second)
-					for i := range int64(400) {
+					for i := range rounds {
 						m.post()
 						if g == 3 && i%50 != 49 {
 							continue

@@ -54,6 +54,7 @@ type Reactor struct {
 	ends   []func() // run at the end of this turn
 	ending []func()
 	spin   spin
+	rest   rest
 	events [maxEvents]unix.EpollEvent
 	late   int // events a blocking wait has brought, not handled yet
 
@@ -78,6 +79,7 @@ func New(o Options) (*Reactor, error) {
 	r := &Reactor{done: make(chan struct{})}
 	r.spin.init(o.SpinFor)
 	r.hot.init()
+	r.rest.opt = o
 	r.timers.next.Store(int64(never))
 	r.sources.Store(new([]atomic.Pointer[source]))
 	var err error
@@ -91,9 +93,11 @@ func New(o Options) (*Reactor, error) {
 	// Edge-triggered: every ring is one event, and nobody has to read it.
 	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: -1}
 	if err = unix.EpollCtl(r.epfd, unix.EPOLL_CTL_ADD, r.evfd, &ev); err == nil {
-		begun := make(chan error)
-		go r.run(o, begun) // ends with Close
-		err = <-begun
+		if err = r.rest.open(r); err == nil {
+			begun := make(chan error)
+			go r.run(begun) // ends with Close
+			err = <-begun
+		}
 	}
 	if err != nil {
 		r.closeFiles()
@@ -103,6 +107,7 @@ func New(o Options) (*Reactor, error) {
 }
 
 func (r *Reactor) closeFiles() {
+	r.rest.close()
 	unix.Close(r.evfd)
 	unix.Close(r.epfd)
 }
@@ -129,8 +134,8 @@ func (r *Reactor) Close() {
 	r.closeFiles()
 }
 
-// OnThread tells whether the caller runs on the reactor's own thread. It costs
-// about a nanosecond.
+// OnThread tells whether the caller is called by the reactor. It costs about a
+// nanosecond.
 func (r *Reactor) OnThread() bool { return r.thread.Load() == self() }
 
 // Stats are counters: turns of the loop, times it slept, times another thread
@@ -139,12 +144,11 @@ func (r *Reactor) Stats() (turns, sleeps, wakes, spins uint64) {
 	return r.turns.Load(), r.sleeps.Load(), r.wakes.Load(), r.spins.Load()
 }
 
-// run is the reactor's goroutine. It stays locked to its thread, which
-// therefore ends with it: its CPU set and name are nobody else's.
-func (r *Reactor) run(o Options, begun chan<- error) {
-	runtime.LockOSThread()
+// run is the reactor's goroutine. If it is locked to its thread when it ends,
+// the thread ends with it: its CPU set and name are nobody else's.
+func (r *Reactor) run(begun chan<- error) {
 	r.thread.Store(self())
-	err := setThread(o)
+	err := r.rest.lock()
 	begun <- err
 	if err != nil {
 		return
@@ -167,12 +171,16 @@ func (r *Reactor) loop() {
 		if r.turn() {
 			if !busy {
 				r.spin.found()
+				r.rest.longs = 0
 			}
 			busy = true
 			continue
 		}
 		if busy {
 			busy, idleSince = false, r.now
+			if !r.rest.wanted() {
+				r.rest.lock()
+			}
 		}
 		if r.now-idleSince < r.spin.budget {
 			add(&r.spins)
@@ -182,6 +190,7 @@ func (r *Reactor) loop() {
 		if r.sleep() {
 			r.now = clock()
 			r.spin.slept(r.now - idleSince)
+			r.rest.gap(r.now - idleSince)
 			r.hot.woken(r.now)
 		}
 		busy = true // whatever ended it; at worst the spin begins anew
@@ -237,7 +246,11 @@ func (r *Reactor) sleep() bool {
 		return false
 	}
 	add(&r.sleeps)
-	r.late = r.wait(r.timers.sleepUntil())
+	if until := r.timers.sleepUntil(); r.rest.wanted() {
+		r.rest.wait(until)
+	} else {
+		r.late = r.wait(until)
+	}
 	r.asleep.Store(false)
 	return true
 }

@@ -16,6 +16,9 @@ import (
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
+// resting, instead of a time to spin: a reactor that always rests when it is idle.
+const resting = -2
+
 func open(t testing.TB, spin time.Duration) *Reactor {
 	t.Helper()
 	r, err := New(Options{SpinFor: spin, CPU: -1, Name: "test"})
@@ -23,6 +26,9 @@ func open(t testing.TB, spin time.Duration) *Reactor {
 		t.Fatal(err)
 	}
 	t.Cleanup(r.Close)
+	if spin == resting {
+		on(r, func() { r.rest.always = true })
+	}
 	return r
 }
 
@@ -64,7 +70,7 @@ func (f readyFunc) Ready(events uint32) { f(events) }
 // TestDoLosesNothing: whatever the reactor is doing, about to sleep above all,
 // what it is given is run, in order.
 func TestDoLosesNothing(t *testing.T) {
-	for _, spin := range []time.Duration{-1, 2 * time.Microsecond, 0} {
+	for _, spin := range []time.Duration{-1, resting, 2 * time.Microsecond, 0} {
 		r := open(t, spin)
 		var wg sync.WaitGroup
 		for range 4 {

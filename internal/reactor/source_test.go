@@ -11,7 +11,11 @@ import (
 
 // TestReady: an event comes as long as its cause lasts, with what Modify asked for.
 func TestReady(t *testing.T) {
-	r := open(t, 0)
+	t.Run("spinning", func(t *testing.T) { testReady(t, open(t, 0)) })
+	t.Run("resting", func(t *testing.T) { testReady(t, open(t, resting)) })
+}
+
+func testReady(t *testing.T, r *Reactor) {
 	fd := eventfd(t)
 	got := make(chan struct{}, 1)
 	var times atomic.Int32
@@ -136,7 +140,7 @@ func TestRemoveFromOutside(t *testing.T) {
 
 // TestAddAndRemoveRaced: registering goes on from all sides while events come.
 func TestAddAndRemoveRaced(t *testing.T) {
-	r := open(t, 5*time.Microsecond)
+	r := open(t, resting)
 	var wg sync.WaitGroup
 	for range 4 {
 		wg.Go(func() {

@@ -3,6 +3,7 @@ package reactor
 import (
 	"fmt"
 	"os"
+	"strings"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -11,9 +12,8 @@ import (
 // setThread names and binds the calling thread.
 func setThread(o Options) error {
 	if o.Name != "" {
-		name := append([]byte(o.Name), 0)
-		if err := unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name[0])), 0, 0, 0); err != nil {
-			return os.NewSyscallError("prctl(PR_SET_NAME)", err)
+		if err := setName(o.Name); err != nil {
+			return err
 		}
 	}
 	if o.CPU < 0 {
@@ -26,6 +26,17 @@ func setThread(o Options) error {
 	}
 	return nil
 }
+
+func setName(s string) error {
+	name := append([]byte(s), 0)
+	return os.NewSyscallError("prctl(PR_SET_NAME)", unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name[0])), 0, 0, 0))
+}
+
+// processName is what threads without a name of their own are called.
+var processName = func() string {
+	b, _ := os.ReadFile("/proc/self/comm")
+	return strings.TrimSpace(string(b))
+}()
 
 // allowed lists the processors this process may use.
 func allowed() string {

@@ -53,7 +53,11 @@ func TestTimerStop(t *testing.T) {
 // TestTimerReset: one timer used again and again, from its own function and
 // from outside, fires once for each; the reactor sleeps in between.
 func TestTimerReset(t *testing.T) {
-	r := open(t, -1)
+	t.Run("sleeping", func(t *testing.T) { testTimerReset(t, open(t, -1)) })
+	t.Run("resting", func(t *testing.T) { testTimerReset(t, open(t, resting)) })
+}
+
+func testTimerReset(t *testing.T, r *Reactor) {
 	done := make(chan struct{})
 	n := 0
 	var tm *Timer

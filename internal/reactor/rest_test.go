@@ -1,0 +1,90 @@
+package reactor
+
+import (
+	"os"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestRest: a reactor whose work comes far apart gives its thread back, with
+// nothing of its own left on it, and has one again when work comes faster.
+func TestRest(t *testing.T) {
+	if !selfIsGoroutine {
+		t.Skip("reactors keep their threads on " + runtime.GOARCH)
+	}
+	r := open(t, -1)
+	state := func() (locked bool, name string) {
+		on(r, func() {
+			locked = r.rest.locked
+			b, _ := os.ReadFile("/proc/thread-self/comm")
+			name = strings.TrimSpace(string(b))
+			if !r.OnThread() {
+				t.Error("not on its own thread")
+			}
+		})
+		return locked, name
+	}
+	if locked, name := state(); !locked || name != "test" {
+		t.Fatalf("at first: locked %v, thread %q", locked, name)
+	}
+	limit := time.Now().Add(10 * time.Second)
+	for locked := true; locked; {
+		if time.Now().After(limit) {
+			t.Fatal("it does not rest")
+		}
+		time.Sleep(longGap + time.Millisecond)
+		var name string
+		if locked, name = state(); !locked && name == "test" {
+			t.Error("the thread it gave back keeps its name")
+		}
+	}
+	for locked := false; !locked; {
+		if time.Now().After(limit) {
+			t.Fatal("it rests although work comes fast")
+		}
+		r.Sync()
+		r.Sync()
+		locked, _ = state()
+	}
+	if _, name := state(); name != "test" {
+		t.Errorf("locked again, thread %q", name)
+	}
+	var tids [2]int
+	for i := range tids {
+		on(r, func() { tids[i] = unix.Gettid() })
+	}
+	if tids[0] != tids[1] {
+		t.Error("locked, and on two threads")
+	}
+}
+
+// TestRestBound: a reactor bound to a processor stays on its thread.
+func TestRestBound(t *testing.T) {
+	var have unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &have); err != nil {
+		t.Fatal(err)
+	}
+	cpu := 0
+	for !have.IsSet(cpu) {
+		cpu++
+	}
+	r, err := New(Options{SpinFor: -1, CPU: cpu})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	tid := 0
+	on(r, func() { r.rest.always = true; tid = unix.Gettid() })
+	for range 50 {
+		time.Sleep(100 * time.Microsecond)
+		on(r, func() {
+			if unix.Gettid() != tid || !r.rest.locked {
+				t.Error("it left its thread")
+			}
+		})
+	}
+}
