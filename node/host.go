@@ -28,7 +28,7 @@ type host struct {
 	e       *rds.Engine
 	worker  *worker // its timer runs there, and what others hand over; set by start
 	timer   *reactor.Timer
-	timerAt time.Duration // when timer fires; never when it does not
+	timerAt time.Duration // what timer is set for; never when it is not
 	closed  bool
 	kicked  []*conn.Path // handed over to worker
 	watch   []*congestionWatch
@@ -112,7 +112,7 @@ type publisher interface{ publish() }
 func (h *host) unlock() {
 	if at, ok := h.e.Next(); ok && at < h.timerAt && !h.closed && h.timer != nil {
 		h.timerAt = at
-		h.timer.Reset(max(at-h.now(), 0))
+		h.timer.Reset(untilTick(h.now(), at))
 	}
 	if !h.e.Pending() && len(h.rings.placed)+len(h.rings.dirty) == 0 {
 		h.mu.Unlock()
@@ -172,6 +172,22 @@ func (h *host) unlock() {
 	clear(w.socks)
 	w.states, w.notices, w.watch = nil, nil, nil
 	works.Put(w)
+}
+
+// What is due later than tickNear is done on a grid of tickGrid: heartbeats of a
+// thousand idle peers wake the reactor 50 times a second, not a thousand times.
+const (
+	tickNear = 200 * time.Millisecond
+	tickGrid = 20 * time.Millisecond
+)
+
+// untilTick is how long to wait for what is due at at.
+func untilTick(now, at time.Duration) time.Duration {
+	d := max(at-now, 0)
+	if d > tickNear {
+		d += tickGrid - (at-1)%tickGrid - 1
+	}
+	return d
 }
 
 // tick runs on the worker's thread.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"math/rand"
 	"runtime"
 	"strings"
 	"testing"
@@ -108,5 +109,25 @@ func TestTurnTransmitsAtItsEnd(t *testing.T) {
 	}
 	if before != 8*each || after != 0 {
 		t.Errorf("%d of %d bytes queued during the turn, %d at its end", before, 8*each, after)
+	}
+}
+
+// TestUntilTick: never early, late by less than a grid, exact when it is near;
+// and what is due within one grid is done together.
+func TestUntilTick(t *testing.T) {
+	rng := rand.New(rand.NewSource(1))
+	for range 1000 {
+		now := time.Hour + time.Duration(rng.Int63n(int64(time.Second)))
+		at := now + time.Duration(rng.Int63n(int64(time.Second)))
+		due := now + untilTick(now, at)
+		if at-now <= tickNear && due != at || due < at || due-at >= tickGrid || at-now > tickNear && due%tickGrid != 0 {
+			t.Fatalf("at %v what is due at %v waits until %v", now, at, due)
+		}
+	}
+	if d := untilTick(time.Hour, time.Minute); d != 0 {
+		t.Errorf("what is overdue waits %v", d)
+	}
+	if d := untilTick(0, time.Second); d != time.Second {
+		t.Errorf("what is due on the grid waits %v", d)
 	}
 }
