@@ -1,0 +1,150 @@
+package wire_test
+
+import (
+	"errors"
+	"math/rand"
+	"testing"
+
+	"github.com/rdsd/rdsd/wire"
+)
+
+// ceilLog2 by the book.
+func ceilLog2(n uint32) (l int) {
+	for uint64(1)<<l < uint64(n) {
+		l++
+	}
+	return l
+}
+
+// TestRTRSReqImm: every queue depth, with the largest chunks that go with it;
+// the first and the last chunk and byte, and some between.
+func TestRTRSReqImm(t *testing.T) {
+	rng := rand.New(rand.NewSource(1))
+	for depth := uint32(1); depth <= wire.RTRSMaxDepth; depth++ {
+		bits := 28 - ceilLog2(depth)
+		size := uint32(1) << bits
+		c, err := wire.NewRTRSChunks(depth, size-4096, 4096)
+		if depth > 1<<15 { // a chunk of at most 4096: all of it must not be headers
+			c, err = wire.NewRTRSChunks(depth, size-64, 64)
+		}
+		if err != nil {
+			t.Fatal(depth, err)
+		}
+		if c.MemBits() != bits || c.Size() != size {
+			t.Fatalf("depth %d: %d bits, chunks of %d; want %d, %d", depth, c.MemBits(), c.Size(), bits, size)
+		}
+		for _, mem := range []uint32{0, depth - 1, rng.Uint32() % depth} {
+			for _, off := range []uint32{0, size - 1, rng.Uint32() % size} {
+				i := c.Req(mem, off)
+				if uint32(i) != mem<<bits+off {
+					t.Fatalf("depth %d, chunk %d byte %d: %#x", depth, mem, off, uint32(i))
+				}
+				if m, o, err := c.ParseReq(i); m != mem || o != off || err != nil {
+					t.Fatalf("depth %d, chunk %d byte %d came back as %d, %d, %v", depth, mem, off, m, o, err)
+				}
+			}
+		}
+		if depth&(depth-1) != 0 { // there are numbers beyond the last chunk
+			if _, _, err := c.ParseReq(wire.RTRSImm(depth << bits)); err != wire.ErrRTRSMemID {
+				t.Fatalf("depth %d, chunk %d: %v", depth, depth, err)
+			}
+		}
+		if _, err := wire.NewRTRSChunks(depth, size-64+1, 64); !errors.Is(err, wire.ErrRTRSChunks) {
+			t.Fatalf("depth %d, chunks of %d: %v", depth, size+1, err)
+		}
+	}
+}
+
+// TestRTRSDone: every status and every answer's number.
+func TestRTRSDone(t *testing.T) {
+	check := func(msg uint32, errno uint16, inv bool) {
+		t.Helper()
+		i, typ := wire.RTRSDone(msg, errno, inv), wire.RTRSIORsp
+		if inv {
+			typ = wire.RTRSIORspInv
+		}
+		if m, e, v := i.Done(); m != msg || e != errno || v != inv || i.Type() != typ {
+			t.Fatalf("message %d errno %d revoked %v came back as %d, %d, %v of type %d", msg, errno, inv, m, e, v, i.Type())
+		}
+	}
+	for errno := range uint16(wire.RTRSMaxErrno + 1) {
+		check(0, errno, true)
+		check(1<<19-1, errno, false)
+	}
+	for msg := range uint32(1 << 19) {
+		check(msg, uint16(msg%512), msg&1 == 0)
+	}
+	for _, errno := range []uint16{512, 524, 1024, 65535} { // 512 & 0x1ff would be success
+		if _, e, _ := wire.RTRSDone(1, errno, false).Done(); e != 5 {
+			t.Errorf("errno %d is sent as %d", errno, e)
+		}
+	}
+	if i := wire.RTRSDone(0, 22, true); uint32(i) != 0x20b00000 {
+		t.Errorf("EINVAL of chunk 0: %#x", uint32(i))
+	}
+}
+
+// TestRTRSImmOfOtherTypes: only IO_REQ is a request.
+func TestRTRSImmOfOtherTypes(t *testing.T) {
+	c, err := wire.NewRTRSChunks(512, 126976, 4096)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for typ := range uint32(16) {
+		i := wire.RTRSImm(typ<<28 | 8)
+		if _, _, err := c.ParseReq(i); (err == nil) != (typ == 0) || uint32(i.Type()) != typ {
+			t.Errorf("type %d: %v", typ, err)
+		}
+	}
+	if _, err := wire.ParseRTRSImm(make([]byte, 3)); err != wire.ErrRTRSShort {
+		t.Error(err)
+	}
+}
+
+// TestRTRSChunksRefused: what a CON_RSP may not announce.
+func TestRTRSChunksRefused(t *testing.T) {
+	for _, c := range []struct {
+		what              string
+		depth, maxIO, hdr uint32
+	}{
+		{"no chunks", 0, 4096, 4096},
+		{"too many", 65536, 64, 64},
+		{"no data", 512, 0, 4096},
+		{"no room for a message", 512, 4096, 23},
+		{"a sum that wraps", 1, 0xffffffff, 4097},
+		{"too large for the depth", 2049, 126976, 4096},
+	} {
+		if _, err := wire.NewRTRSChunks(c.depth, c.maxIO, c.hdr); !errors.Is(err, wire.ErrRTRSChunks) {
+			t.Errorf("%s: %v", c.what, err)
+		}
+	}
+	if _, err := wire.NewRTRSChunks(2048, 126976, 4096); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRTRSBrokenInvariants: numbers that no caller of ours may pass would read
+// as others on the wire.
+func TestRTRSBrokenInvariants(t *testing.T) {
+	c, _ := wire.NewRTRSChunks(3, 4096, 4096)
+	for what, f := range map[string]func(){
+		"chunk beyond the depth":   func() { c.Req(3, 0) },
+		"byte beyond the chunk":    func() { c.Req(0, 8192) },
+		"answer beyond 19 bits":    func() { wire.RTRSDone(1<<19, 0, false) },
+		"rejection without reason": func() { wire.RTRSReject(0) },
+		"rejection beyond 15 bits": func() { wire.RTRSReject(1 << 15) },
+		"request of another type":  func() { (&wire.RTRSReq{}).Append(nil) },
+		"two descriptors":          func() { (&wire.RTRSReq{Type: wire.RTRSRead, SGCnt: 2}).Append(nil) },
+		"session info as an IO":    func() { wire.AppendRNBDSessInfo(nil, wire.RNBDIOType, 2) },
+		"65536 descriptors":        func() { wire.AppendRTRSInfoRsp(nil, make([]wire.RTRSDesc, 65536)) },
+	} {
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Error(what, "did not panic")
+				}
+			}()
+			f()
+		}()
+	}
+}
