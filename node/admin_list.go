@@ -142,6 +142,10 @@ func socketPB(s *rds.Socket) *rdsdv1.SocketInfo {
 	p.SetReceived(i.Stats.Received)
 	p.SetWaitingSends(uint32(i.Waiting))
 	p.SetInode(i.ID)
+	if r, ok := o.Data.(*ringSock); ok && r.reg != nil {
+		p.SetRingBytes(r.reg.Allocated())
+		p.SetRingMaxBytes(r.reg.RegionBytes)
+	}
 	return p
 }
 

@@ -100,6 +100,16 @@ func (f *localFront) open(p *packetStream, id Identity) (taken bool, err error) 
 	return false, (&datagramsServer{node: f.node}).serve(p, in)
 }
 
+// memory tells how many sockets have rings, and what their regions take.
+func (f *localFront) memory() (n int, bytes uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for r := range f.rings { // until it is closed, and that takes f.mu, its region is there
+		bytes += r.reg.Allocated()
+	}
+	return len(f.rings), bytes
+}
+
 // stop closes what is still open and waits for its end.
 func (f *localFront) stop() {
 	f.listener.Close()

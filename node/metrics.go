@@ -26,6 +26,8 @@ type snapshot struct {
 	peers    []peerSnapshot
 	sockets  int
 	clients  int
+	rings    int    // sockets with rings
+	ringB    uint64 // memory shared with clients, in use
 
 	refusedLinks uint64 // connections of peers refused, for any reason
 }
@@ -54,6 +56,7 @@ type collector struct {
 	peerUp, peerQueued, omitted *prometheus.Desc
 	peers, peersUp              *prometheus.Desc
 	sockets, clients            *prometheus.Desc
+	rings, ringB                *prometheus.Desc
 	refusedLinks                *prometheus.Desc
 	used, limit, refused        *prometheus.Desc
 }
@@ -72,6 +75,8 @@ func newCollector(read func(*snapshot), front *nodeCounters) *collector {
 		peersUp:      d("rdsd_peers_up", "Peers with a path that is up."),
 		sockets:      d("rdsd_sockets", "Sockets open."),
 		clients:      d("rdsd_clients", "Client connections open."),
+		rings:        d("rdsd_ring_sockets", "Sockets open that have rings."),
+		ringB:        d("rdsd_ring_bytes", "Memory shared with clients that is in use."),
 		refusedLinks: d("rdsd_connections_refused_total", "Connections of peers refused, for any reason."),
 		used:         d("rdsd_budget_used", "How much of a configured limit is used.", "budget"),
 		limit:        d("rdsd_budget_limit", "The configured limit.", "budget"),
@@ -94,7 +99,7 @@ func newCollector(read func(*snapshot), front *nodeCounters) *collector {
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, list := range [][]*prometheus.Desc{c.core, c.perPeer, c.own,
-		{c.queueing, c.rtt, c.peerUp, c.peerQueued, c.omitted, c.peers, c.peersUp, c.sockets, c.clients, c.refusedLinks, c.used, c.limit, c.refused}} {
+		{c.queueing, c.rtt, c.peerUp, c.peerQueued, c.omitted, c.peers, c.peersUp, c.sockets, c.clients, c.rings, c.ringB, c.refusedLinks, c.used, c.limit, c.refused}} {
 		for _, d := range list {
 			ch <- d
 		}
@@ -147,6 +152,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.peersUp, float64(peersUp))
 	gauge(c.sockets, float64(s.sockets))
 	gauge(c.clients, float64(s.clients))
+	gauge(c.rings, float64(s.rings))
+	gauge(c.ringB, float64(s.ringB))
 	count(c.refusedLinks, s.refusedLinks)
 	for _, b := range s.budgets {
 		gauge(c.used, float64(b.used), b.name)

@@ -120,6 +120,9 @@ func (n *Node) snapshot(s *snapshot) {
 	n.core.read(s)
 	s.budgets = append(s.budgets, n.sockets.budget(), n.grpc.clients.budget(),
 		budget{"waiting_sends_bytes", uint64(n.waiting.used.Load()), uint64(n.waiting.limit), n.waiting.refused.Load()})
+	if n.local != nil {
+		s.rings, s.ringB = n.local.memory()
+	}
 	s.sockets, s.clients = int(n.sockets.budget().used), n.grpc.clients.len()
 }
 

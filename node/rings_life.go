@@ -150,13 +150,13 @@ func (r *ringSock) close() {
 	}
 	r.react.Forget(r)
 	r.react.Remove(r.bell)
+	r.front.mu.Lock()
+	delete(r.front.rings, r)
+	r.front.mu.Unlock()
 	r.leave()
 	r.ctl.close() // the client takes the end of the connection as a sign that its port is free
 	r.s.forget()
 	r.front.node.grpc.clients.remove(r.s.id)
-	r.front.mu.Lock()
-	delete(r.front.rings, r)
-	r.front.mu.Unlock()
 	r.front.wg.Done()
 }
 

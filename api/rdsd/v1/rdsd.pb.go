@@ -4554,6 +4554,8 @@ type SocketInfo struct {
 	xxx_hidden_Received           uint64                 `protobuf:"varint,18,opt,name=received"`
 	xxx_hidden_WaitingSends       uint32                 `protobuf:"varint,19,opt,name=waiting_sends,json=waitingSends"`
 	xxx_hidden_Inode              uint64                 `protobuf:"varint,20,opt,name=inode"`
+	xxx_hidden_RingBytes          uint64                 `protobuf:"varint,21,opt,name=ring_bytes,json=ringBytes"`
+	xxx_hidden_RingMaxBytes       uint64                 `protobuf:"varint,22,opt,name=ring_max_bytes,json=ringMaxBytes"`
 	unknownFields                 protoimpl.UnknownFields
 	sizeCache                     protoimpl.SizeCache
 }
@@ -4723,6 +4725,20 @@ func (x *SocketInfo) GetInode() uint64 {
 	return 0
 }
 
+func (x *SocketInfo) GetRingBytes() uint64 {
+	if x != nil {
+		return x.xxx_hidden_RingBytes
+	}
+	return 0
+}
+
+func (x *SocketInfo) GetRingMaxBytes() uint64 {
+	if x != nil {
+		return x.xxx_hidden_RingMaxBytes
+	}
+	return 0
+}
+
 func (x *SocketInfo) SetLocal(v *Endpoint) {
 	x.xxx_hidden_Local = v
 }
@@ -4803,6 +4819,14 @@ func (x *SocketInfo) SetInode(v uint64) {
 	x.xxx_hidden_Inode = v
 }
 
+func (x *SocketInfo) SetRingBytes(v uint64) {
+	x.xxx_hidden_RingBytes = v
+}
+
+func (x *SocketInfo) SetRingMaxBytes(v uint64) {
+	x.xxx_hidden_RingMaxBytes = v
+}
+
 func (x *SocketInfo) HasLocal() bool {
 	if x == nil {
 		return false
@@ -4837,6 +4861,9 @@ type SocketInfo_builder struct {
 	Received           uint64
 	WaitingSends       uint32
 	Inode              uint64
+	// Memory shared with the client, now in use and at most; 0 for a socket without rings.
+	RingBytes    uint64
+	RingMaxBytes uint64
 }
 
 func (b0 SocketInfo_builder) Build() *SocketInfo {
@@ -4863,6 +4890,8 @@ func (b0 SocketInfo_builder) Build() *SocketInfo {
 	x.xxx_hidden_Received = b.Received
 	x.xxx_hidden_WaitingSends = b.WaitingSends
 	x.xxx_hidden_Inode = b.Inode
+	x.xxx_hidden_RingBytes = b.RingBytes
+	x.xxx_hidden_RingMaxBytes = b.RingMaxBytes
 	return m0
 }
 
@@ -6720,7 +6749,7 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"readPaused\"\x14\n" +
 	"\x12ListSocketsRequest\"B\n" +
 	"\x13ListSocketsResponse\x12+\n" +
-	"\x06socket\x18\x01 \x03(\v2\x13.rdsd.v1.SocketInfoR\x06socket\"\x8f\x05\n" +
+	"\x06socket\x18\x01 \x03(\v2\x13.rdsd.v1.SocketInfoR\x06socket\"\xd4\x05\n" +
 	"\n" +
 	"SocketInfo\x12'\n" +
 	"\x05local\x18\x01 \x01(\v2\x11.rdsd.v1.EndpointR\x05local\x12\x10\n" +
@@ -6744,7 +6773,10 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\tin_flight\x18\x11 \x01(\x04R\binFlight\x12\x1a\n" +
 	"\breceived\x18\x12 \x01(\x04R\breceived\x12#\n" +
 	"\rwaiting_sends\x18\x13 \x01(\rR\fwaitingSends\x12\x14\n" +
-	"\x05inode\x18\x14 \x01(\x04R\x05inode\"P\n" +
+	"\x05inode\x18\x14 \x01(\x04R\x05inode\x12\x1d\n" +
+	"\n" +
+	"ring_bytes\x18\x15 \x01(\x04R\tringBytes\x12$\n" +
+	"\x0ering_max_bytes\x18\x16 \x01(\x04R\fringMaxBytes\"P\n" +
 	"\x10ListQueueRequest\x12&\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x12.rdsd.v1.QueueKindR\x04kind\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\"f\n" +

@@ -153,6 +153,8 @@ type socketView struct {
 	Received  uint64         `json:"received"`
 	Waiting   uint32         `json:"waiting_sends"`
 	Inode     uint64         `json:"inode"`
+	Ring      bytesCount     `json:"ring_bytes"`
+	RingMax   bytesCount     `json:"ring_max_bytes"`
 }
 
 func viewSocket(s *rdsdv1.SocketInfo) socketView {
@@ -163,6 +165,7 @@ func viewSocket(s *rdsdv1.SocketInfo) socketView {
 		Unread: s.GetRecvQueued(), Congested: s.GetCongested(), Accepted: s.GetAccepted(), Delivered: s.GetDelivered(),
 		Cancelled: s.GetCancelled(), Failed: s.GetFailed(), Unknown: s.GetUnknown(), InFlight: s.GetInFlight(),
 		Received: s.GetReceived(), Waiting: s.GetWaitingSends(), Inode: s.GetInode(),
+		Ring: bytesCount(s.GetRingBytes()), RingMax: bytesCount(s.GetRingMaxBytes()),
 	}
 }
 

@@ -1287,6 +1287,8 @@ class SocketInfo(_message.Message):
     RECEIVED_FIELD_NUMBER: _builtins.int
     WAITING_SENDS_FIELD_NUMBER: _builtins.int
     INODE_FIELD_NUMBER: _builtins.int
+    RING_BYTES_FIELD_NUMBER: _builtins.int
+    RING_MAX_BYTES_FIELD_NUMBER: _builtins.int
     uid: _builtins.int
     pid: _builtins.int
     label: _builtins.str
@@ -1310,6 +1312,9 @@ class SocketInfo(_message.Message):
     waiting_sends: _builtins.int
     inode: _builtins.int
     """the daemon's socket number"""
+    ring_bytes: _builtins.int
+    """Memory shared with the client, now in use and at most; 0 for a socket without rings."""
+    ring_max_bytes: _builtins.int
     @_builtins.property
     def local(self) -> Global___Endpoint: ...
     def __init__(
@@ -1335,10 +1340,12 @@ class SocketInfo(_message.Message):
         received: _builtins.int = ...,
         waiting_sends: _builtins.int = ...,
         inode: _builtins.int = ...,
+        ring_bytes: _builtins.int = ...,
+        ring_max_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["local", b"local"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cancelled", b"cancelled", "congested", b"congested", "delivered", b"delivered", "failed", b"failed", "in_flight", b"in_flight", "inode", b"inode", "label", b"label", "local", b"local", "pid", b"pid", "received", b"received", "recv_buffer_bytes", b"recv_buffer_bytes", "recv_hard_limit_bytes", b"recv_hard_limit_bytes", "recv_queued", b"recv_queued", "recv_queued_bytes", b"recv_queued_bytes", "send_buffer_bytes", b"send_buffer_bytes", "send_queued_bytes", b"send_queued_bytes", "uid", b"uid", "unknown", b"unknown", "waiting_sends", b"waiting_sends"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cancelled", b"cancelled", "congested", b"congested", "delivered", b"delivered", "failed", b"failed", "in_flight", b"in_flight", "inode", b"inode", "label", b"label", "local", b"local", "pid", b"pid", "received", b"received", "recv_buffer_bytes", b"recv_buffer_bytes", "recv_hard_limit_bytes", b"recv_hard_limit_bytes", "recv_queued", b"recv_queued", "recv_queued_bytes", b"recv_queued_bytes", "ring_bytes", b"ring_bytes", "ring_max_bytes", b"ring_max_bytes", "send_buffer_bytes", b"send_buffer_bytes", "send_queued_bytes", b"send_queued_bytes", "uid", b"uid", "unknown", b"unknown", "waiting_sends", b"waiting_sends"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
