@@ -207,8 +207,7 @@ func FuzzRTRSInfo(f *testing.F) {
 func FuzzRTRSRequest(f *testing.F) {
 	for _, v := range rtrsVectors(f) {
 		if v.kind == "request" {
-			n := v.number(f, "usrlen", 16)
-			at := len(v.hex) - len(v.hex[n:])
+			at := int(v.number(f, "usrlen", 16))
 			f.Add(append([]byte{byte(at), byte(at >> 8)}, v.hex...)) // without the data
 			if at += 56; at < 400 {
 				b := append([]byte{byte(at), byte(at >> 8)}, make([]byte, 56)...)
