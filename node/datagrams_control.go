@@ -161,7 +161,10 @@ func (s *sockStream) congested(q *rdsdv1.CongestedQuery) {
 		s.eng.unlock()
 		r.SetCongested(on)
 	}
-	r.SetErrno(int32(rdserr.Errno(err)))
+	if err != nil {
+		r.SetErrno(int32(rdserr.Errno(err)))
+		r.SetMessage(err.Error())
+	}
 	m := &rdsdv1.ServerMessage{}
 	m.SetCongestedResult(r)
 	s.reply(m)

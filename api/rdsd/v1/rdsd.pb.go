@@ -3144,6 +3144,7 @@ type CongestedResult struct {
 	xxx_hidden_Id        uint64                 `protobuf:"varint,1,opt,name=id"`
 	xxx_hidden_Congested bool                   `protobuf:"varint,2,opt,name=congested"`
 	xxx_hidden_Errno     int32                  `protobuf:"varint,3,opt,name=errno"`
+	xxx_hidden_Message   string                 `protobuf:"bytes,4,opt,name=message"`
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
@@ -3194,6 +3195,13 @@ func (x *CongestedResult) GetErrno() int32 {
 	return 0
 }
 
+func (x *CongestedResult) GetMessage() string {
+	if x != nil {
+		return x.xxx_hidden_Message
+	}
+	return ""
+}
+
 func (x *CongestedResult) SetId(v uint64) {
 	x.xxx_hidden_Id = v
 }
@@ -3206,12 +3214,17 @@ func (x *CongestedResult) SetErrno(v int32) {
 	x.xxx_hidden_Errno = v
 }
 
+func (x *CongestedResult) SetMessage(v string) {
+	x.xxx_hidden_Message = v
+}
+
 type CongestedResult_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
 	Id        uint64
 	Congested bool
 	Errno     int32
+	Message   string
 }
 
 func (b0 CongestedResult_builder) Build() *CongestedResult {
@@ -3221,6 +3234,7 @@ func (b0 CongestedResult_builder) Build() *CongestedResult {
 	x.xxx_hidden_Id = b.Id
 	x.xxx_hidden_Congested = b.Congested
 	x.xxx_hidden_Errno = b.Errno
+	x.xxx_hidden_Message = b.Message
 	return m0
 }
 
@@ -6667,11 +6681,12 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\tcongested\x18\x02 \x01(\bR\tcongested\"U\n" +
 	"\x0eCongestedQuery\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x123\n" +
-	"\vdestination\x18\x02 \x01(\v2\x11.rdsd.v1.EndpointR\vdestination\"U\n" +
+	"\vdestination\x18\x02 \x01(\v2\x11.rdsd.v1.EndpointR\vdestination\"o\n" +
 	"\x0fCongestedResult\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1c\n" +
 	"\tcongested\x18\x02 \x01(\bR\tcongested\x12\x14\n" +
-	"\x05errno\x18\x03 \x01(\x05R\x05errno\"\x16\n" +
+	"\x05errno\x18\x03 \x01(\x05R\x05errno\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\"\x16\n" +
 	"\x04Peek\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\"\x84\x01\n" +
 	"\n" +

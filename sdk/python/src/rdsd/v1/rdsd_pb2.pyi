@@ -863,19 +863,23 @@ class CongestedResult(_message.Message):
     ID_FIELD_NUMBER: _builtins.int
     CONGESTED_FIELD_NUMBER: _builtins.int
     ERRNO_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     congested: _builtins.bool
     errno: _builtins.int
+    message: _builtins.str
+    """why, in words, with an errno"""
     def __init__(
         self,
         *,
         id: _builtins.int = ...,
         congested: _builtins.bool = ...,
         errno: _builtins.int = ...,
+        message: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["congested", b"congested", "errno", b"errno", "id", b"id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["congested", b"congested", "errno", b"errno", "id", b"id", "message", b"message"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
