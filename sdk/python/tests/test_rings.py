@@ -293,15 +293,15 @@ def test_unreleased_datagrams_congest_their_port(bind: Bind) -> None:
     a, b = bind(send_buffer=4 << 20), bind(recv_buffer=16384)
     held: list[rdsd.Lease] = []
     sent = 0
-    try:
-        while True:
+    while not a.congested(b.local_address, timeout=5):
+        try:
             a.try_send(b.local_address, bytes(1000))
             sent += 1
-            if (size := b.peek_size()) is not None:
-                assert size == 1000
-                held.append(b.borrow(1, timeout=5))
-    except rdsd.Congested:
-        assert a.congested(b.local_address, timeout=5)
+        except (rdsd.Congested, rdsd.WouldBlock):
+            time.sleep(0.001)
+        if (size := b.peek_size()) is not None:
+            assert size == 1000
+            held.append(b.borrow(1, timeout=5))
     for lease in held:
         lease.release()
     receive(b, sent - len(held))
@@ -426,9 +426,12 @@ def fill(sock: rdsd.Socket, dst: rdsd.Address) -> int:
         try:
             sent += len(sock.try_send_batch([(dst, bytes(1000))] * 10))
         except rdsd.BatchError as error:
-            if error.errno != 105:
+            sent += error.accepted
+            if error.errno == 105:
+                return sent
+            if error.errno != 11:  # posted faster than the daemon looks
                 raise
-            return sent + error.accepted
+            time.sleep(0.001)
 
 
 def test_watches_hear_the_same_and_end_alone(bind: Bind) -> None:
