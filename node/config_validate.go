@@ -70,6 +70,7 @@ func (v *validator) rds() {
 	v.check("rds.recv_buffer_bytes", between(r.RecvBufferBytes, minBuf, r.RecvBufferMax), "%v is out of range", r.RecvBufferBytes)
 	v.check("rds.send_buffer_max_bytes", between(r.SendBufferMax, minBuf, v.c.Limits.MemoryBytes), "%v is out of range", r.SendBufferMax)
 	v.check("rds.recv_buffer_max_bytes", between(r.RecvBufferMax, minBuf, v.c.Limits.MemoryBytes), "%v is out of range", r.RecvBufferMax)
+	v.check("rds.tcp_buffer_bytes", r.TCPBufferBytes == 0 || between(r.TCPBufferBytes, 16<<10, 64<<20), "%v is out of range", r.TCPBufferBytes)
 	v.check("rds.hard_limit_factor", between(r.HardLimitFactor, 2, 64), "%d is out of range", r.HardLimitFactor)
 	v.check("rds.reconnect_min", between(r.ReconnectMin.Duration, time.Millisecond, r.ReconnectMax.Duration), "%v is out of range", r.ReconnectMin)
 	v.check("rds.reconnect_max", between(r.ReconnectMax.Duration, time.Millisecond, 10*time.Minute), "%v is out of range", r.ReconnectMax)

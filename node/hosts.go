@@ -92,7 +92,9 @@ func (a *hosts) start() error {
 	for _, w := range a.workers {
 		loops = append(loops, w.Reactor)
 	}
-	a.provider = tcp.New(loops...)
+	links := tcp.New(loops...)
+	links.BufferBytes = int(a.node.cfg.RDS.TCPBufferBytes)
+	a.provider = links
 	for i, h := range a.list {
 		h.attach(a.workers[i%len(a.workers)])
 	}

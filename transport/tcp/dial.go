@@ -20,6 +20,11 @@ import (
 
 // Provider makes TCP links, each of which belongs to one of its reactors.
 type Provider struct {
+	// BufferBytes bounds what TCP itself holds of a link in each direction; 0:
+	// the kernel sizes its buffers, up to several MiB. What stands there cannot be
+	// overtaken by another flow of the lane. Set it before the first link.
+	BufferBytes int
+
 	loops []*loop
 	next  atomic.Uint32 // whose turn it is
 }
@@ -54,7 +59,7 @@ func (p *Provider) Dial(ctx context.Context, local, remote netip.AddrPort, lane 
 		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(local.Addr(), uint16(port))), KeepAlive: -1, Control: reuse}
 		c, err := d.DialContext(ctx, "tcp", remote.String())
 		if err == nil {
-			l, err := newLink(p.loop(), c.(*net.TCPConn))
+			l, err := newLink(p.loop(), c.(*net.TCPConn), p.BufferBytes)
 			if err != nil {
 				return nil, err // not a nil *Link in the interface
 			}
@@ -111,7 +116,7 @@ func (l *listener) serve(accept func(transport.Link)) {
 			time.Sleep(10 * time.Millisecond) // out of descriptors: others will be closed
 			continue
 		}
-		k, err := newLink(l.p.loop(), c)
+		k, err := newLink(l.p.loop(), c, l.p.BufferBytes)
 		if err != nil {
 			continue
 		}

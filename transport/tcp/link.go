@@ -42,13 +42,13 @@ type Link struct {
 }
 
 // newLink takes the connection over; nc is closed in any case.
-func newLink(lp *loop, nc *net.TCPConn) (*Link, error) {
+func newLink(lp *loop, nc *net.TCPConn, buffer int) (*Link, error) {
 	defer nc.Close()
 	fd, err := takeFD(nc)
 	if err != nil {
 		return nil, err
 	}
-	if err := setOptions(fd); err != nil {
+	if err := setOptions(fd, buffer); err != nil {
 		unix.Close(fd)
 		return nil, err
 	}

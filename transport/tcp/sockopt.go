@@ -16,7 +16,7 @@ const (
 	userTimeout = 30 * time.Second
 )
 
-func setOptions(fd int) error {
+func setOptions(fd, buffer int) error {
 	for _, o := range []struct{ level, name, value int }{
 		{unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
 		{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
@@ -26,6 +26,14 @@ func setOptions(fd int) error {
 		{unix.IPPROTO_TCP, unix.TCP_USER_TIMEOUT, int(userTimeout / time.Millisecond)},
 	} {
 		if err := unix.SetsockoptInt(fd, o.level, o.name, o.value); err != nil {
+			return os.NewSyscallError("setsockopt", err)
+		}
+	}
+	if buffer == 0 {
+		return nil
+	}
+	for _, o := range []int{unix.SO_SNDBUF, unix.SO_RCVBUF} {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, o, buffer); err != nil {
 			return os.NewSyscallError("setsockopt", err)
 		}
 	}
