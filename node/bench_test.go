@@ -149,7 +149,10 @@ func coreStream(t testing.TB, n int) float64 {
 			}
 		}
 	}()
-	time.Sleep(*benchFor / 5) // the connection is made, buffers have grown
+	for limit := time.Now().Add(10 * time.Second); got.Load() == 0 && time.Now().Before(limit); {
+		time.Sleep(time.Millisecond) // until the connection is made
+	}
+	time.Sleep(*benchFor / 5) // buffers grow
 	from, begun := got.Load(), time.Now()
 	time.Sleep(*benchFor)
 	rate := float64(got.Load()-from) / time.Since(begun).Seconds()

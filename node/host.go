@@ -235,6 +235,7 @@ func (h *host) background(f func()) {
 		defer h.links.Done()
 		f()
 	}()
+	h.all.nudge()
 }
 
 // stopPatience is how long links may take to be read to their end.
