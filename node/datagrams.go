@@ -47,7 +47,7 @@ type sockStream struct {
 	id     Identity
 	news   chan struct{} // capacity 1: wakes the pusher
 	end    chan error    // capacity 1: the daemon ends the stream
-	ended  func(error)   // not nil: called too when the daemon ends it
+	ended  func(error)   // guarded by mu; not nil: called too when the daemon ends it
 	// answerer, when not nil, has answers written; the engine's news then goes
 	// another way, through rings.
 	answerer func()
@@ -166,8 +166,23 @@ func (s *sockStream) finish(err error) {
 	case s.end <- err:
 	default: // it is ending already
 	}
-	if s.ended != nil {
-		s.ended(err)
+	s.mu.Lock()
+	ended := s.ended
+	s.mu.Unlock()
+	if ended != nil {
+		ended(err)
+	}
+}
+
+// onEnd has f called when the daemon ends the stream; at once if it has done so.
+func (s *sockStream) onEnd(f func(error)) {
+	s.mu.Lock()
+	s.ended = f
+	s.mu.Unlock()
+	select {
+	case err := <-s.end:
+		f(err)
+	default:
 	}
 }
 

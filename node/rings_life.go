@@ -231,7 +231,7 @@ func (c *ringControl) start(r *ringSock, ctl *shm.Control) {
 	c.r, c.ctl = r, ctl
 	r.s.stream = c
 	r.s.answerer = c.wake
-	r.s.ended = func(err error) { r.react.Do(func() { r.end(err) }) }
+	r.s.onEnd(func(err error) { r.react.Do(func() { r.end(err) }) })
 }
 
 func (c *ringControl) begin() error { return c.r.react.Add(c.ctl.FD, unix.EPOLLIN, c) }
