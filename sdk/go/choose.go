@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os"
-	"runtime"
 	"strings"
 	"time"
 
@@ -64,7 +63,7 @@ func (s *Socket) FrontEnd() FrontEnd { return s.fe.kind() }
 // ringsPath is where the ring control socket of a target is.
 func ringsPath(target string) (string, bool) {
 	path, ok := strings.CutPrefix(target, "unix:")
-	if !ok || runtime.GOOS != "linux" {
+	if !ok {
 		return "", false
 	}
 	path = strings.TrimPrefix(path, "//")
@@ -75,13 +74,10 @@ func ringsPath(target string) (string, bool) {
 func (s *Socket) open(ctx context.Context) (link, error) {
 	if s.client.frontEnd != GRPC {
 		if path, ok := ringsPath(s.client.target); ok && s.mayTry(path) {
-			r := newRings(s, path)
-			s.fe = r
-			l, err := r.connect(ctx)
+			l, err := s.openRings(ctx, path)
 			if err == nil || s.client.frontEnd == Rings || !withoutRings(err) {
 				return l, err
 			}
-			r.finishLocked(rdserr.ErrClosed)
 		}
 	}
 	s.fe = newStream(s)

@@ -155,7 +155,16 @@ func (s *Socket) Congested(ctx context.Context, dst netip.AddrPort) (bool, error
 	if congested, ok := s.fe.knows(dst); ok {
 		return congested, nil
 	}
-	m, err := s.askAgain(ctx, func(id uint64) *rdsdv1.ClientMessage {
+	m, err := s.askCongested(ctx, dst)
+	if err != nil {
+		return false, s.opErr("congested", dst, err)
+	}
+	r := m.GetCongestedResult()
+	return r.GetCongested(), s.opErr("congested", dst, errnoError(r.GetErrno(), r.GetMessage()))
+}
+
+func (s *Socket) askCongested(ctx context.Context, dst netip.AddrPort) (*rdsdv1.ServerMessage, error) {
+	return s.askAgain(ctx, func(id uint64) *rdsdv1.ClientMessage {
 		q := &rdsdv1.CongestedQuery{}
 		q.SetId(id)
 		q.SetDestination(endpointToProto(dst))
@@ -163,11 +172,6 @@ func (s *Socket) Congested(ctx context.Context, dst netip.AddrPort) (bool, error
 		m.SetCongested(q)
 		return m
 	})
-	if err != nil {
-		return false, s.opErr("congested", dst, err)
-	}
-	r := m.GetCongestedResult()
-	return r.GetCongested(), s.opErr("congested", dst, errnoError(r.GetErrno(), ""))
 }
 
 // PeekSize says how large the next datagram is, without taking it; ok is false

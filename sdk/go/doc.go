@@ -32,13 +32,28 @@
 // outcome Unknown, "daemon restarted"; sends without an answer return ErrShutdown,
 // Undecided. WithReconnect(false) makes the socket end instead.
 //
+// # Without copying
+//
+// Borrow hands out payloads where they are, until their Lease is released.
+// Reserve gives room to write a payload into, which Commit sends. Over rings
+// neither copies anything, and what is done for each datagram allocates nothing.
+//
 // # How it works
 //
-// A socket is one gRPC stream (api/rdsd/v1, service Datagrams) and two
-// goroutines: Socket.run reads and reconnects, Socket.writer writes what callers
-// have left (transmit.go says when a caller writes itself). Both end with Close.
-// Locks: Socket.mu before those of the receive queue, the outcomes and the
-// watchers; none is held while writing.
+// A Socket has one of two front ends (frontend.go), chosen at Bind (choose.go):
 //
-// Read first: socket.go, transmit.go, reconnect.go.
+//   - rings: memory shared with the daemon, docs/shm.md. Callers post and walk
+//     descriptors themselves (rings.go, ringsend.go, ringbatch.go, ringrecv.go);
+//     who has to wait looks for a while and parks (ringwait.go). Besides its run, a
+//     socket has a goroutine that sleeps on the doorbell, and one for a moment
+//     while control messages are written.
+//   - stream: one gRPC stream (api/rdsd/v1, service Datagrams) and a goroutine
+//     that writes what callers have left (stream.go, transmit.go).
+//
+// Socket.run reads the link to the daemon and makes a new one when it ends
+// (reconnect.go). All goroutines end with Close. Locks: Socket.mu before those of
+// the front end, then those of outcomes and watchers; none is held while writing
+// or waiting.
+//
+// Read first: socket.go, rings.go, reconnect.go.
 package rdsd

@@ -1,3 +1,5 @@
+//go:build linux && (amd64 || arm64 || loong64 || mips64le || ppc64le || riscv64)
+
 package rdsd
 
 import (
@@ -35,7 +37,20 @@ func (r *rings) sendBatch(ctx context.Context, op string, ds []Datagram, wait bo
 		b.waitLocked(left)
 	}
 	r.txMu.Unlock()
+	b.explain()
 	return b.errs.result()
+}
+
+// explain has refusals in the daemon's words, once for each destination.
+func (b *ringBatch) explain() {
+	if b.errs.err == nil {
+		return
+	}
+	for _, e := range b.errs.err.Errors {
+		if o, ok := e.Err.(*OpError); ok {
+			o.Err = b.r.explain(o.Remote, o.Err) // shared by neighbours: then it is explained already
+		}
+	}
 }
 
 // ringBatch is one SendBatch call.
@@ -196,7 +211,7 @@ func (r *rings) postRunLocked(ds []Datagram, tag uint64) (int, error) {
 			return 0, err
 		}
 		fillTrain(sl.Body, ds[:n], kind)
-		l.send.Post(&sl, kind, body, n, sum, tag, r.wantLocked(l))
+		l.send.Post(&sl, kind, body, n, sum, tag, r.cfg.outcomes)
 		if r.cfg.outcomes {
 			r.undecid.add(tag, uint64(n))
 		}

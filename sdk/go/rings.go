@@ -1,3 +1,5 @@
+//go:build linux && (amd64 || arm64 || loong64 || mips64le || ppc64le || riscv64)
+
 package rdsd
 
 import (
@@ -39,7 +41,6 @@ type rings struct {
 	txOver  error                       // guarded by txMu
 	nextTag uint64                      // guarded by txMu; the last one given away
 	undecid tagSet                      // guarded by txMu; posted and without outcome, with cfg.outcomes
-	quarter int                         // guarded by txMu; of the send buffer, as last seen
 	refused map[netip.AddrPort]struct{} // guarded by txMu; congested ones that watchers are to hear of
 	pass    uint64                      // guarded by txMu; of batches, marks flows that are held up
 	txSeq   atomic.Uint32
@@ -55,7 +56,12 @@ type rings struct {
 	rxSeq atomic.Uint32
 }
 
-func newRings(s *Socket, path string) *rings { return &rings{Socket: s, path: path} }
+// openRings makes the first link over rings.
+func (s *Socket) openRings(ctx context.Context, path string) (link, error) {
+	r := &rings{Socket: s, path: path}
+	s.fe = r
+	return r.connect(ctx)
+}
 
 func (r *rings) kind() FrontEnd { return Rings }
 

@@ -1,9 +1,12 @@
+//go:build linux && (amd64 || arm64 || loong64 || mips64le || ppc64le || riscv64)
+
 package rdsd
 
 import (
 	"context"
 	"errors"
 	"net/netip"
+	"time"
 
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
@@ -41,7 +44,7 @@ func (r *rings) sendOne(ctx context.Context, op string, dst netip.AddrPort, p []
 		r.refusedLocked(dst)
 	}
 	r.txMu.Unlock()
-	return 0, r.opErr(op, dst, h.final(err))
+	return 0, r.opErr(op, dst, h.final(dst, err))
 }
 
 // postLocked sends one datagram, or says what holds it up or why it never goes.
@@ -58,7 +61,7 @@ func (r *rings) postLocked(dst netip.AddrPort, p []byte) (tag uint64, err error)
 			return 0, err
 		}
 		copyBytes(sl.Body, p)
-		l.send.Post(&sl, shm.KindEach, len(p), 1, len(p), tag, r.wantLocked(l))
+		l.send.Post(&sl, shm.KindEach, len(p), 1, len(p), tag, r.cfg.outcomes)
 	}
 	r.nextTag = tag
 	if r.cfg.outcomes {
@@ -94,9 +97,9 @@ func (r *rings) flowLocked(l *ringLink, dst netip.AddrPort, n int) (*shm.Flow, e
 	case shm.FlowRefused:
 		l.send.Refused(f)
 		if err := errnoError(int32(st.Errno()), ""); err != nil && !heldUp(err) {
-			return nil, err
+			return nil, flowRefusal{err}
 		}
-		return nil, rdserr.ErrHostDown
+		return nil, flowRefusal{rdserr.ErrHostDown}
 	default:
 		return nil, errOpening
 	}
@@ -124,15 +127,6 @@ func (r *rings) grabLocked(l *ringLink, f *shm.Flow, n, least int) (shm.Slot, er
 		sl, err = l.send.Grab(f, n)
 	}
 	return sl, err
-}
-
-// wantLocked says whether to ask for acknowledgements soon: four times in every
-// filling of the send buffer.
-func (r *rings) wantLocked(l *ringLink) bool {
-	q := 4 * l.send.Room() / max(1, int(l.region.SndBuf))
-	was := r.quarter
-	r.quarter = q
-	return q < was
 }
 
 // copyBytes is copy in pieces that the processor's caches like.
@@ -216,11 +210,36 @@ func (h *holdup) sleep() error {
 }
 
 // final is what the caller is told.
-func (h *holdup) final(err error) error {
+func (h *holdup) final(dst netip.AddrPort, err error) error {
 	if err == errAway {
 		return h.r.away()
 	}
-	return err
+	return h.r.explain(dst, err)
+}
+
+// flowRefusal is what a flow's state says of a destination the daemon refuses: an
+// errno. The daemon has the words.
+type flowRefusal struct{ error }
+
+func (r flowRefusal) Unwrap() error { return r.error }
+
+// explainTime is how long the daemon may take for that.
+const explainTime = time.Second
+
+// explain asks the daemon why it refuses dst.
+func (r *rings) explain(dst netip.AddrPort, err error) error {
+	rf, ok := err.(flowRefusal)
+	if !ok {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), explainTime)
+	defer cancel()
+	if m, err := r.askCongested(ctx, dst); err == nil {
+		if c := m.GetCongestedResult(); c.GetErrno() != 0 {
+			return errnoError(c.GetErrno(), c.GetMessage())
+		}
+	}
+	return rf.error
 }
 
 func (h *holdup) end() {
@@ -254,7 +273,7 @@ func (r *rings) reserve(ctx context.Context, dst netip.AddrPort, n int) (*Slot, 
 		}
 		if !h.mayWaitLocked(dst, err) {
 			r.txMu.Unlock()
-			return nil, h.final(err)
+			return nil, h.final(dst, err)
 		}
 		r.txMu.Unlock()
 		if err := h.sleep(); err != nil {
@@ -275,7 +294,7 @@ func (r *rings) commit(sl *Slot, n int) (uint64, error) {
 		return 0, opError("commit", l.local, sl.dst, rdserr.With(rdserr.ErrShutdown, "the daemon went away since Reserve"))
 	}
 	r.nextTag++
-	l.send.Post(&sl.ring.slot, shm.KindEach, n, 1, n, r.nextTag, r.wantLocked(l))
+	l.send.Post(&sl.ring.slot, shm.KindEach, n, 1, n, r.nextTag, r.cfg.outcomes)
 	if r.cfg.outcomes {
 		r.undecid.add(r.nextTag, 1)
 	}

@@ -1,3 +1,5 @@
+//go:build linux && (amd64 || arm64 || loong64 || mips64le || ppc64le || riscv64)
+
 package rdsd
 
 import (

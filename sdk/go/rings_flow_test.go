@@ -1,0 +1,160 @@
+//go:build linux && (amd64 || arm64 || loong64 || mips64le || ppc64le || riscv64)
+
+package rdsd
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/shm"
+)
+
+// A destination the daemon refuses is the error of that very call, and is
+// asked about again by the next.
+func TestRingsRefused(t *testing.T) {
+	d := newRingDaemon(t)
+	asked := 0
+	d.mu.Lock()
+	d.flowOf = func(dst netip.AddrPort) flowRule {
+		if dst == otherAddr {
+			asked++
+			return flowRule{shm.FlowRefused, uint16(rdserr.ErrHostDown.Errno)}
+		}
+		return flowRule{state: shm.FlowClear}
+	}
+	d.mu.Unlock()
+	a, b := d.bindRing(localAddr), d.bindRing(peerAddr)
+	ctx := testContext(t)
+	for range 3 {
+		wantErr(t, a.Send(ctx, otherAddr, nil), rdserr.ErrHostDown)
+		wantErr(t, a.TrySend(otherAddr, nil), rdserr.ErrHostDown)
+	}
+	for _, send := range []func(context.Context, []Datagram) (int, error){a.SendBatch, a.TrySendBatch} {
+		n, err := send(ctx, []Datagram{{Addr: peerAddr}, {Addr: otherAddr}, {}, {Addr: peerAddr}, {Addr: peerAddr, Payload: make([]byte, 1<<20+1)}})
+		wantErr(t, err, rdserr.ErrHostDown, rdserr.ErrDestination, rdserr.ErrTooLarge)
+		be, _ := errors.AsType[*BatchError](err)
+		if n != 2 || len(be.Errors) != 3 || be.Errors[0].Index != 1 || be.Errors[1].Index != 2 || be.Errors[2].Index != 4 {
+			t.Errorf("%d accepted, %v", n, be.Errors)
+		}
+		for range 2 {
+			if _, err := b.Recv(ctx); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	d.mu.Lock()
+	if asked != 8 {
+		t.Errorf("asked %d times, want 8", asked)
+	}
+	d.mu.Unlock()
+	_, err := a.Reserve(ctx, otherAddr, 1)
+	wantErr(t, err, rdserr.ErrHostDown)
+	wantErr(t, a.TrySend(netip.MustParseAddrPort("0.0.0.0:7"), nil), rdserr.ErrDestination)
+}
+
+func TestRingsCongestion(t *testing.T) {
+	d := newRingDaemon(t)
+	a, b, c := d.bindRing(localAddr), d.bindRing(peerAddr), d.bindRing(otherAddr)
+	ctx := testContext(t)
+	send := func(text string) Datagram { return Datagram{Addr: peerAddr, Payload: []byte(text)} }
+	if err := a.Send(ctx, peerAddr, []byte("0")); err != nil {
+		t.Fatal(err)
+	}
+	events := a.WatchCongestion(ctx)
+	eventually(t, "Monitor", func() bool { d.mu.Lock(); defer d.mu.Unlock(); return d.socks[localAddr].watch })
+	d.setFlow(peerAddr, shm.FlowCongested)
+	wantErr(t, a.TrySend(peerAddr, nil), rdserr.ErrCongested)
+	if is, err := a.Congested(ctx, peerAddr); !is || err != nil {
+		t.Errorf("%v %v", is, err)
+	}
+	if is, err := a.Congested(ctx, stuckAddr); is || err != nil {
+		t.Errorf("%v %v", is, err)
+	}
+	for ev, err := range events {
+		if err != nil || len(ev.Changes) != 1 || ev.Changes[0] != (CongestionChange{peerAddr, true}) {
+			t.Errorf("%+v %v", ev, err)
+		}
+		break
+	}
+	// Only what goes there is held up, and stays in order.
+	n, err := a.TrySendBatch(ctx, []Datagram{send("no"), {Addr: otherAddr, Payload: []byte("yes")}, send("no")})
+	wantErr(t, err, rdserr.ErrCongested)
+	if n != 1 {
+		t.Errorf("%d accepted", n)
+	}
+	batch := goErr(func() error {
+		_, err := a.SendBatch(ctx, []Datagram{send("1"), {Addr: otherAddr, Payload: []byte("yes")}, send("2"), send("3")})
+		return err
+	})
+	single := goErr(func() error { return a.Send(ctx, peerAddr, []byte("single")) })
+	for range 2 {
+		if got, err := c.Recv(ctx); err != nil || string(got.Payload) != "yes" {
+			t.Errorf("%q %v", got.Payload, err)
+		}
+	}
+	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
+	defer cancel()
+	wantErr(t, a.Send(short, peerAddr, nil), rdserr.ErrTimeout)
+	d.setFlow(peerAddr, shm.FlowClear)
+	for _, done := range []chan error{batch, single} {
+		if err := waitErr(t, done); err != nil {
+			t.Error(err)
+		}
+	}
+	order := ""
+	for range 5 {
+		got, err := b.Recv(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if string(got.Payload) != "single" {
+			order += string(got.Payload)
+		}
+	}
+	if order != "0123" {
+		t.Errorf("order %q", order)
+	}
+	if is, err := a.Congested(ctx, peerAddr); is || err != nil {
+		t.Errorf("%v %v", is, err)
+	}
+}
+
+// More destinations than the flow table has entries, and more at once than that.
+func TestRingsManyDestinations(t *testing.T) {
+	d := newRingDaemon(t)
+	d.regions(shm.Spec{Flows: 16})
+	a := d.bindRing(localAddr, WithOutcomes())
+	ctx := testContext(t)
+	for range 3 {
+		for i := range 50 {
+			if err := a.Send(ctx, portOf(1000+i), nil); err != nil {
+				t.Fatal(err)
+			}
+			if i >= 10 {
+				if _, err := a.CancelSentTo(ctx, portOf(1000+i-10)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if _, err := a.CancelSentTo(ctx, netip.AddrPortFrom(peerAddr.Addr(), 0)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 16 {
+		if err := a.TrySend(portOf(2000+i), nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantErr(t, a.TrySend(portOf(3000), nil), rdserr.ErrWouldBlock)
+	waiting := goErr(func() error { return a.Send(ctx, portOf(3000), nil) })
+	if _, err := a.CancelSentTo(ctx, portOf(2003)); err != nil {
+		t.Fatal(err)
+	}
+	if err := waitErr(t, waiting); err != nil {
+		t.Fatal(err)
+	}
+}
