@@ -142,9 +142,7 @@ func (b *ringBatch) holdLocked(d *Datagram, err error) (all bool) {
 			b.h.prepareLocked()
 			b.prepared = true
 		}
-		if r.tx != nil {
-			b.h.onLocked(r.tx, unmap(d.Addr), err)
-		}
+		b.h.onLocked(r.tx, unmap(d.Addr), err)
 	}
 	if err != errOpening && err != rdserr.ErrCongested {
 		b.rest = err

@@ -155,25 +155,26 @@ func (h *holdup) mayWaitLocked(dst netip.AddrPort, err error) bool {
 		return false
 	}
 	h.prepareLocked()
-	if l := h.r.tx; l != nil {
-		h.onLocked(l, dst, err)
-	}
+	h.onLocked(h.r.tx, dst, err)
 	return true
 }
 
-// prepareLocked begins a wait for events, of which none are to be there already.
+// prepareLocked begins a wait.
 func (h *holdup) prepareLocked() {
 	r := h.r
-	h.w = h.w.renew(r, r.tx, shm.ClientWaitsEvent)
+	h.w = h.w.renew(r, r.tx, 0)
 	h.w.of, h.w.seq = &r.txSeq, r.txSeq.Load()
 	if r.tx != nil {
-		r.settleLocked(r.tx) // if there are some, that is news
+		r.settleLocked(r.tx) // if there are events, that is news
 	}
 }
 
-// onLocked adds what will end what err says of dst.
+// onLocked adds what will end what err says of dst. Who waits for a flow alone is
+// not woken by every event.
 func (h *holdup) onLocked(l *ringLink, dst netip.AddrPort, err error) {
 	switch err {
+	default:
+		h.w.bits |= shm.ClientWaitsEvent
 	case shm.ErrRing:
 		h.w.bits |= shm.ClientWaitsSendRoom
 		h.w.sendHead = l.send.Head()
