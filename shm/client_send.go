@@ -172,7 +172,7 @@ func (s *Sender) Post(sl *Slot, kind, bytes, count, payload int, tag uint64, wan
 	if want {
 		d.Flags = FlagWant
 	}
-	s.last.word = nil
+	s.closeLast()
 	if kind == KindEach {
 		a.each = bytes / count
 		if bytes < MaxTrainBytes {
@@ -199,7 +199,7 @@ func (s *Sender) Append(f *Flow, p []byte, tag uint64) bool {
 		if !Word(o.word.Load()).Claimed() { // there is a use for larger blocks
 			s.block = min(max(4*(o.is.Bytes()), 4*UnitBytes), MaxTrainBytes)
 		}
-		o.word = nil
+		s.closeLast()
 		return false
 	}
 	copy(o.at, p)
@@ -208,7 +208,7 @@ func (s *Sender) Append(f *Flow, p []byte, tag uint64) bool {
 		if o.is.Bytes() < s.block/4 {
 			s.block /= 2
 		}
-		o.word = nil
+		s.closeLast()
 		return false
 	}
 	o.is, o.at = w, o.at[len(p):]
@@ -219,6 +219,19 @@ func (s *Sender) Append(f *Flow, p []byte, tag uint64) bool {
 	s.spent += len(p)
 	o.tag = tag
 	return true
+}
+
+// closeLast ends appending to the descriptor posted last and gives the rest of
+// its block back.
+func (s *Sender) closeLast() {
+	o := &s.last
+	if o.word == nil {
+		return
+	}
+	o.word = nil
+	if len(o.at) >= UnitBytes {
+		s.arena.Shrink(s.slots[o.cookie].off, o.is.Bytes())
+	}
 }
 
 // Block is how large a slot to grab for a datagram of n bytes that others may be

@@ -137,16 +137,23 @@ func (b *ringBatch) spanLocked(sp span, left []span) []span {
 // and nothing may overtake. all says that nothing else can go either.
 func (b *ringBatch) holdLocked(d *Datagram, err error) (all bool) {
 	r := b.r
-	if b.rest == nil {
-		if !b.prepared {
-			b.h.prepareLocked()
-			b.prepared = true
-		}
-		b.h.onLocked(r.tx, unmap(d.Addr), err)
+	if b.rest != nil {
+		return true
+	}
+	if !b.prepared {
+		b.h.prepareLocked()
+		b.prepared = true
 	}
 	if err != errOpening && err != rdserr.ErrCongested {
 		b.rest = err
+	} else if f := r.tx.send.Known(unmap(d.Addr)); f != nil {
+		mark := heldMark(r.pass, err == errOpening)
+		if f.Held == mark { // the wait is for it already
+			return false
+		}
+		f.Held = mark
 	}
+	b.h.onLocked(r.tx, unmap(d.Addr), err)
 	return b.rest != nil
 }
 
@@ -179,9 +186,6 @@ func (r *rings) postRunLocked(ds []Datagram, tag uint64) (int, error) {
 	each := len(first.Payload)
 	dst := unmap(first.Addr)
 	f, err := r.flowLocked(l, dst, each)
-	if err == errOpening || err == rdserr.ErrCongested {
-		l.send.Known(dst).Held = heldMark(r.pass, err == errOpening)
-	}
 	switch {
 	case err != nil:
 		return 0, err

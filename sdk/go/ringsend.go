@@ -181,6 +181,10 @@ func (h *holdup) onLocked(l *ringLink, dst netip.AddrPort, err error) {
 	case errOpening, rdserr.ErrCongested:
 		h.w.bits |= shm.ClientWaitsFlow
 		f := l.send.Known(dst)
+		if f == nil {
+			h.w.seq--
+			return
+		}
 		word := l.region.FlowState(f.Index()).Load()
 		h.w.flows = append(h.w.flows, flowWatch{f.Index(), word})
 		if st := l.send.State(f).State(); st != shm.FlowUnknown && st != shm.FlowCongested {
