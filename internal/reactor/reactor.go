@@ -165,24 +165,27 @@ func (r *Reactor) loop() {
 	for !r.closing.Load() {
 		was := r.now
 		r.now = clock()
-		if !busy && r.now-was > lostTurn {
-			r.spin.lost()
-		}
 		if r.turn() {
 			if !busy {
-				r.spin.found()
+				r.spin.found(r.now - was)
 				r.rest.longs = 0
 			}
+			r.rest.release()
+			r.rest.pending, r.rest.readied = r.rest.readied, false
 			busy = true
 			continue
+		}
+		if len(r.hot.list) > 0 {
+			r.rest.giving = 0 // rings are faster than any goroutine
 		}
 		if busy {
 			busy, idleSince = false, r.now
 			if !r.rest.wanted() {
+				r.rest.release()
 				r.rest.lock()
 			}
 		}
-		if r.now-idleSince < r.spin.budget {
+		if r.rest.giving == 0 && r.now-idleSince < r.spin.budget {
 			add(&r.spins)
 			Yield()
 			continue
