@@ -234,15 +234,20 @@ static int bound(rdsd_socket *s, const struct rdsdi_server *m)
 {
 	struct rdsdi_ctl *c = &s->ctl;
 	struct rdsdi_link *l = c->link;
+	struct rdsdi_region *reg = NULL;
 	int err;
 
 	if (m->ring_version != SHM_VERSION || c->fds_n != 3)
 		return rdsdi_fail(-EPROTONOSUPPORT, "the daemon has no rings of layout %u", SHM_VERSION);
-	err = rdsdi_region_map(c->fds[0], m->region_bytes, &l->reg);
+	err = rdsdi_region_map(c->fds[0], m->region_bytes, &reg);
 	if (err)
 		return err;
+	/* A thread that waits for the connection looks at them under this lock. */
+	pthread_mutex_lock(&s->sleep.mu);
+	l->reg = reg;
 	l->bell_daemon = c->fds[1];
 	l->bell_client = c->fds[2];
+	pthread_mutex_unlock(&s->sleep.mu);
 	close(c->fds[0]);
 	c->fds_n = 0;
 	nonblocking(l->bell_daemon);

@@ -87,11 +87,22 @@ static void fire(struct rdsdi_sleep *w, int64_t when)
 }
 
 /* drain empties the client's doorbell and passes what it said on to the other sleeper. */
+/* bell_of is the client's doorbell, -1 while the connection is being made (bound in session.c). */
+static int bell_of(struct rdsdi_sleep *w, const struct rdsdi_link *l)
+{
+	int fd;
+
+	pthread_mutex_lock(&w->mu);
+	fd = l->bell_client;
+	pthread_mutex_unlock(&w->mu);
+	return fd;
+}
+
 static void drain(rdsd_socket *s, struct rdsdi_link *l, bool as_leader)
 {
 	struct rdsdi_sleep *w = &s->sleep;
 
-	if (!l || !drain_fd(l->bell_client))
+	if (!l || !drain_fd(bell_of(w, l)))
 		return;
 	pthread_mutex_lock(&w->mu);
 	if (as_leader && w->armed)
@@ -189,7 +200,7 @@ static int lead(struct rdsdi_op *op, uint32_t turn, int64_t until, int64_t *resu
 	int err = 0;
 
 	if (l) {
-		fds[1].fd = l->bell_client;
+		fds[1].fd = bell_of(w, l);
 		fds[2].fd = l->control;
 	}
 	if (due < until)
