@@ -86,7 +86,6 @@ static void fire(struct rdsdi_sleep *w, int64_t when)
 	timerfd_settime(w->timer_fd, TFD_TIMER_ABSTIME, &t, NULL);
 }
 
-/* drain empties the client's doorbell and passes what it said on to the other sleeper. */
 /* bell_of is the client's doorbell, -1 while the connection is being made (bound in session.c). */
 static int bell_of(struct rdsdi_sleep *w, const struct rdsdi_link *l)
 {
@@ -98,6 +97,7 @@ static int bell_of(struct rdsdi_sleep *w, const struct rdsdi_link *l)
 	return fd;
 }
 
+/* drain empties the client's doorbell and passes what it said on to the other sleeper. */
 static void drain(rdsd_socket *s, struct rdsdi_link *l, bool as_leader)
 {
 	struct rdsdi_sleep *w = &s->sleep;
