@@ -57,7 +57,7 @@ func (c *Config) reactorOptions() []reactor.Options {
 	}
 	l := make([]reactor.Options, n)
 	for i := range l {
-		l[i] = reactor.Options{Name: fmt.Sprintf("rdsd/%d", i), CPU: -1, SpinFor: c.Reactor.Spin.Duration}
+		l[i] = reactor.Options{Name: fmt.Sprintf("rdsd/%d", i), CPU: -1, SpinFor: c.Reactor.Spin.Duration, SpinHot: true}
 		if l[i].SpinFor == 0 {
 			l[i].SpinFor = -1
 		}

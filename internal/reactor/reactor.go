@@ -23,6 +23,9 @@ type Options struct {
 	// SpinFor is how long to look for work, yielding, before sleeping. 0 means
 	// DefaultSpin; negative: sleep at once.
 	SpinFor time.Duration
+	// SpinHot: spin only while a poller is hot. Descriptors alone, heartbeats of
+	// idle peers for example, are not worth it.
+	SpinHot bool
 	// CPU is the processor the thread is bound to; -1: none in particular.
 	CPU int
 	// Name is the thread's name, at most 15 bytes.
@@ -185,7 +188,7 @@ func (r *Reactor) loop() {
 				r.rest.lock()
 			}
 		}
-		if r.rest.giving == 0 && r.now-idleSince < r.spin.budget {
+		if r.now-idleSince < r.spin.budget && r.rest.giving == 0 && (len(r.hot.list) > 0 || !r.rest.opt.SpinHot) {
 			add(&r.spins)
 			Yield()
 			continue
