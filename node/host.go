@@ -117,7 +117,7 @@ func (h *host) unlock() {
 	if !h.e.Pending() && len(h.rings.placed)+len(h.rings.dirty) == 0 {
 		h.mu.Unlock()
 		if h.waiting.Load() > 0 {
-			h.all.readied()
+			h.all.nudge()
 		}
 		return
 	}
@@ -155,7 +155,7 @@ func (h *host) unlock() {
 		}
 	}
 	if woken {
-		h.all.readied()
+		h.all.nudge()
 	}
 	for _, a := range w.acts {
 		h.carryOut(a)
@@ -235,7 +235,7 @@ func (h *host) background(f func()) {
 		defer h.links.Done()
 		f()
 	}()
-	h.all.readied()
+	h.all.nudge()
 }
 
 // stopPatience is how long links may take to be read to their end.

@@ -57,7 +57,7 @@ func (c *Config) reactorOptions() []reactor.Options {
 	}
 	l := make([]reactor.Options, n)
 	for i := range l {
-		l[i] = reactor.Options{Name: fmt.Sprintf("rdsd/%d", i), CPU: -1, SpinFor: c.Reactor.Spin.Duration, SpinHot: true}
+		l[i] = reactor.Options{Name: fmt.Sprintf("rdsd/%d", i), CPU: -1, SpinFor: c.Reactor.Spin.Duration}
 		if l[i].SpinFor == 0 {
 			l[i].SpinFor = -1
 		}
@@ -101,10 +101,14 @@ func (a *hosts) here() *worker {
 	return nil
 }
 
-// readied is called after goroutines were readied.
-func (a *hosts) readied() {
-	if w := a.here(); w != nil {
-		w.Readied()
+// nudge, called after goroutines were readied, lets other threads take them if
+// the caller is a reactor. The scheduler keeps the goroutine readied last for
+// the thread that readied it, which in any other program is about to have time;
+// readying one more gives it up to all. (Measured: a goroutine then runs 30 µs
+// after a reactor woke it, instead of 80.)
+func (a *hosts) nudge() {
+	if a.here() != nil {
+		go func() {}() // ends at once
 	}
 }
 

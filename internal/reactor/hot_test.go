@@ -239,29 +239,3 @@ func TestIdleCostsNothing(t *testing.T) {
 		t.Errorf("idle takes %.2f %% of a processor", 100*share)
 	}
 }
-
-// TestSpinHot: without a hot poller there is no spinning, with one there is.
-func TestSpinHot(t *testing.T) {
-	r, err := New(Options{CPU: -1, SpinHot: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer r.Close()
-	for range 20 {
-		r.Sync()
-	}
-	if _, _, _, spins := r.Stats(); spins > 0 {
-		t.Errorf("%d spins without a poller", spins)
-	}
-	m := newMailbox(t, r)
-	limit := time.Now().Add(10 * time.Second)
-	for spins := uint64(0); spins == 0; _, _, _, spins = r.Stats() {
-		m.post()
-		if time.Now().After(limit) {
-			t.Fatal("no spins with a hot poller")
-		}
-		runtime.Gosched()
-	}
-	r.Remove(m.fd)
-	r.Sync()
-}

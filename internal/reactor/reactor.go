@@ -23,9 +23,6 @@ type Options struct {
 	// SpinFor is how long to look for work, yielding, before sleeping. 0 means
 	// DefaultSpin; negative: sleep at once.
 	SpinFor time.Duration
-	// SpinHot: spin only while a poller is hot. Descriptors alone, heartbeats of
-	// idle peers for example, are not worth it.
-	SpinHot bool
 	// CPU is the processor the thread is bound to; -1: none in particular.
 	CPU int
 	// Name is the thread's name, at most 15 bytes.
@@ -168,27 +165,24 @@ func (r *Reactor) loop() {
 	for !r.closing.Load() {
 		was := r.now
 		r.now = clock()
+		if !busy && r.now-was > lostTurn {
+			r.spin.lost()
+		}
 		if r.turn() {
 			if !busy {
-				r.spin.found(r.now - was)
+				r.spin.found()
 				r.rest.longs = 0
 			}
-			r.rest.release()
-			r.rest.pending, r.rest.readied = r.rest.readied, false
 			busy = true
 			continue
-		}
-		if len(r.hot.list) > 0 {
-			r.rest.giving = 0 // rings are faster than any goroutine
 		}
 		if busy {
 			busy, idleSince = false, r.now
 			if !r.rest.wanted() {
-				r.rest.release()
 				r.rest.lock()
 			}
 		}
-		if r.now-idleSince < r.spin.budget && r.rest.giving == 0 && (len(r.hot.list) > 0 || !r.rest.opt.SpinHot) {
+		if r.now-idleSince < r.spin.budget {
 			add(&r.spins)
 			Yield()
 			continue

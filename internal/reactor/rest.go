@@ -34,38 +34,12 @@ type rest struct {
 	locked bool // to the thread
 	longs  int  // gaps in a row that were long
 	always bool // for tests
-
-	readied bool // goroutines wait for a thread since this turn
-	pending bool // since an earlier one
-	giving  int  // sleeps for which the thread is given to them
 }
 
 const (
 	longGap  = 4 * time.Millisecond
-	longGaps = 2  // so many, and it rests
-	giveFor  = 16 // sleeps after goroutines were readied
+	longGaps = 2 // so many, and it rests
 )
-
-// Readied is told, on the reactor's thread, that what was just called has
-// readied goroutines: a channel was sent to, a mutex let go. The scheduler keeps
-// the one readied last for the thread that readied it, and here that is one that
-// means to go on. So if there is no more work the reactor rests at once, which
-// lets the goroutine run on the very same thread; and if it does go on, it has
-// the goroutine found by other threads. (Measured: the goroutine runs after
-// 10 µs in the first case, 30 in the second, and 80 if nothing is done.)
-func (r *Reactor) Readied() {
-	r.rest.readied = true
-	r.rest.giving = giveFor
-}
-
-// release lets other threads take what waits for this one: a goroutine that is
-// readied after it takes its place in front.
-func (s *rest) release() {
-	if s.pending {
-		s.pending = false
-		go func() {}() // ends at once
-	}
-}
 
 // open makes the descriptors. epfd is there.
 func (s *rest) open(r *Reactor) (err error) {
@@ -125,7 +99,6 @@ func (s *rest) wait(until time.Duration) {
 	if s.opt.CPU < 0 && selfIsGoroutine {
 		s.unlock()
 	}
-	s.pending = false // its turn comes now
 	if err := s.raw.Read(s.ready); err != nil {
 		panic(fmt.Sprintf("reactor: waiting: %v", err))
 	}
@@ -133,7 +106,6 @@ func (s *rest) wait(until time.Duration) {
 
 // gap notes how far apart work came.
 func (s *rest) gap(d time.Duration) {
-	s.giving = max(s.giving-1, 0)
 	if d < longGap {
 		s.longs = 0
 	} else {
@@ -141,8 +113,7 @@ func (s *rest) gap(d time.Duration) {
 	}
 }
 
-// wanted reports whether to rest rather than sleep.
-func (s *rest) wanted() bool { return s.longs >= longGaps || s.always || s.giving > 0 }
+func (s *rest) wanted() bool { return s.longs >= longGaps || s.always }
 
 // lock gives the reactor's goroutine a thread of its own. Only the first time
 // can it fail: afterwards the thread is bound to no processor.

@@ -88,37 +88,3 @@ func TestRestBound(t *testing.T) {
 		})
 	}
 }
-
-// TestReadied: a goroutine that was readied runs, whether the reactor has time
-// after that or not; and a reactor without rings gives its thread to it.
-func TestReadied(t *testing.T) {
-	for _, busy := range []bool{false, true} {
-		r := open(t, 0)
-		p := &busyPoller{}
-		if busy {
-			r.Hot(p)
-		}
-		c, back := make(chan int), make(chan int, 1)
-		go func() { // ends with c
-			for v := range c {
-				back <- v
-			}
-		}()
-		for i := range 200 {
-			r.Do(func() {
-				c <- i
-				r.Readied()
-			})
-			if v := <-back; v != i {
-				t.Fatalf("%d instead of %d", v, i)
-			}
-		}
-		close(c)
-		on(r, func() {
-			if gave := !r.rest.locked; gave == busy && selfIsGoroutine {
-				t.Errorf("with hot pollers %v the thread was given away: %v", busy, gave)
-			}
-			r.Forget(p)
-		})
-	}
-}

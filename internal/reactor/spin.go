@@ -16,17 +16,14 @@ import "time"
 // after patience failures and tried again in short runs, which two partners
 // meet in within a fraction of a second.
 //
-// A yield gives the processor to whoever wants it, and somebody who computes
-// keeps it for a slice of milliseconds, while a thread that sleeps is let in
-// front when work arrives. So an account is kept of what spinning wins, a wake-up
-// each time it finds work, and loses, when work was found only after the
-// processor came back. Who is in debt sleeps at once for a while, a longer one
-// each time.
+// A yield that does not come back soon has given the processor to somebody who
+// computes. Spinning is then the worst that can be done: who sleeps is let in
+// front when work arrives, who yields waits for the end of the other's slice. So
+// the next idle moments begin with sleep, more of them each time.
 type spin struct {
 	max, near time.Duration
 	budget    time.Duration // for the next idle moment
 	fails     int           // sleeps in a row after which work came near, in spite of spinning
-	credit    time.Duration // won, less lost
 	shun      int           // idle moments still to begin with sleep
 	penalty   int           // how many that were the last time
 }
@@ -37,12 +34,9 @@ const (
 	runEvery  = 64 // once out of patience: of so many sleeps
 	runLen    = 8  // so many begin with a spin
 
-	wakeUp     = 30 * time.Microsecond  // what finding work awake is worth
-	lostTurn   = 100 * time.Microsecond // between two turns: somebody else computed
-	mostCredit = 4 * time.Millisecond
-	newCredit  = time.Millisecond
-	minPenalty = 16
-	maxPenalty = 256
+	lostTurn   = 100 * time.Microsecond // between two yields: somebody else computed
+	minPenalty = 2
+	maxPenalty = 1024
 )
 
 func (s *spin) init(d time.Duration) {
@@ -51,30 +45,24 @@ func (s *spin) init(d time.Duration) {
 	}
 	s.max = max(d, 0)
 	s.near = 2*s.max + nearWakes
-	s.budget, s.credit = s.max, newCredit
+	s.budget = s.max
 }
 
-// found: work came while spinning, turn after the look before.
-func (s *spin) found(turn time.Duration) {
-	if turn > lostTurn {
-		s.lost(turn)
-		return
-	}
+// found: work came while spinning.
+func (s *spin) found() {
 	s.fails = 0
-	if s.shun == 0 {
-		s.budget = s.max
+	if s.penalty > 0 {
+		s.penalty--
 	}
-	if s.credit += wakeUp; s.credit >= mostCredit {
-		s.credit, s.penalty = mostCredit, 0
+	if s.budget = s.max; s.shun > 0 {
+		s.budget = 0
 	}
 }
 
-// lost: the work had been there for half of that time on average.
-func (s *spin) lost(turn time.Duration) {
-	if s.credit -= turn / 2; s.credit < 0 {
-		s.penalty = min(max(2*s.penalty, minPenalty), maxPenalty)
-		s.shun, s.budget, s.credit = s.penalty, 0, newCredit
-	}
+// lost: a yield took longer than all that spinning can win.
+func (s *spin) lost() {
+	s.penalty = min(max(2*s.penalty, minPenalty), maxPenalty)
+	s.shun, s.budget = s.penalty, 0
 }
 
 // slept: the spin was in vain, and work came gap after the last.
