@@ -1,0 +1,68 @@
+package volume
+
+import (
+	"net/netip"
+	"time"
+)
+
+// DefaultPort is the TCP port of RTRS, where peers reach the exports.
+const DefaultPort = 16386
+
+// Config is the daemon's configuration of volumes, section [volumes]. The zero
+// value of a field means its default; a negative Duration is never right. The
+// names of the keys stand behind the fields.
+type Config struct {
+	// Addresses are the node's own: exports are offered at each of them, and
+	// paths leave from them. Without one nothing listens, and the system
+	// chooses where paths leave from. (rds.addresses)
+	Addresses []netip.Addr
+	Port      uint16 // port: to listen on, and of peers that name none; DefaultPort
+
+	// Listen says when to listen: "auto" while there is an export or a root,
+	// "always", or "never". "auto". (listen)
+	Listen string
+
+	// Name is this node's part of a session's name: the session to a node is
+	// NAME-ADDRESS unless a mapping says otherwise. The host's name, with what
+	// RTRS does not allow replaced. (name)
+	Name string
+
+	StateDir  string // state_dir: of what is persistent; "": nothing can be
+	SocketDir string // socket_dir: where sockets of mappings appear that name none; StateDir
+
+	// Sessions as a server.
+	QueueDepth       int            // queue_depth: requests of a session in flight; 512
+	MaxIO            int            // max_io_bytes: the largest request; 256 KiB
+	AlwaysInvalidate *bool          // always_invalidate: a chunk's key ends with each request; true
+	Allow            []netip.Prefix // allow: who may connect at all; empty: everybody
+	MaxSessions      int            // max_sessions: at a time; 256
+
+	// Sessions as a client.
+	Connections  int           // connections: of a path, beside its first; 1
+	Heartbeat    time.Duration // heartbeat_interval; 200 ms
+	MissedLimit  int           // heartbeat_missed: so many unanswered end a path; 4
+	ReconnectMin time.Duration // reconnect_min: longest first pause, with full jitter; 100 ms
+	ReconnectMax time.Duration // reconnect_max; 5 s
+	IOTimeout    time.Duration // io_timeout: a request gives its path up then; 30 s
+	LossTimeout  time.Duration // loss_timeout: with on_loss "error", requests wait so long for a path; 30 s
+	OnLoss       string        // on_loss: "wait" for a path, or fail with "error"; "wait"
+	Policy       string        // policy: see Policies; "min-inflight"
+	MaxMappings  int           // max_mappings: at a time; 256
+
+	MaxExports int // max_exports: at a time, those found below roots included; 1024
+
+	Exports []ExportSpec // [[volumes.exports]]
+	Roots   []RootSpec   // [[volumes.roots]]
+}
+
+// RootSpec is a directory below which clients find files and block devices by
+// name.
+type RootSpec struct {
+	// Path is the directory; {session} and %SESSNAME% in it stand for the
+	// session's name.
+	Path     string
+	ReadOnly bool           // nothing below it is written
+	Shared   bool           // several writers of one volume at a time
+	Allow    []netip.Prefix // addresses that may open; empty: all that may connect
+	Sessions []string       // names of sessions that may open, with * and ?; empty: all
+}

@@ -1,0 +1,71 @@
+package volume
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Kinds of store.
+const (
+	KindFile   = "file"   // a regular file
+	KindBlock  = "block"  // a block device
+	KindMemory = "memory" // memory of the daemon, gone with it
+)
+
+// ExportSpec asks for an export.
+type ExportSpec struct {
+	Name string // what clients ask for: relative, no "." or ".." in it, at most 254 bytes
+	Kind string // KindFile, KindBlock, KindMemory; "": what Path names, memory without a Path
+	Path string // of a file or block device, absolute
+
+	// Size in bytes: of memory; of a file that Create makes.
+	Size   uint64
+	Create bool // make the file if there is none; it is not changed if there is one
+
+	ReadOnly     bool
+	Shared       bool           // several writers at a time (they must agree among themselves)
+	LogicalBlock uint32         // bytes, 512 or 4096, of a file or memory; 512
+	Allow        []netip.Prefix // addresses that may open; empty: all that may connect
+	Sessions     []string       // names of sessions that may open, with * and ?; empty: all
+	Persist      bool           // export it again when the daemon starts
+}
+
+// Where an export comes from.
+const (
+	OriginConfig = "config" // the configuration
+	OriginCall   = "call"   // Host.Export
+	OriginRoot   = "root"   // found below a root
+)
+
+// ExportInfo describes an export. Sizes are in bytes.
+type ExportInfo struct {
+	ExportSpec // Kind and Size are what is so now
+
+	Origin        string
+	State         string // "open"; "closed": the store is opened when a client comes; "failed"
+	Error         string // of State "failed": why it could not be opened
+	PhysicalBlock uint32
+	Rotational    bool
+	WriteCache    bool
+	Users         []ExportUser
+	Ops           []OpCounters // by operation, since the store was opened
+	Since         time.Time
+}
+
+// ExportUser is a session that has an export open.
+type ExportUser struct {
+	Session string // its name
+	Peer    netip.Addr
+	Access  string
+}
+
+// OpCounters are what happened to the requests of one operation.
+type OpCounters struct {
+	Op        string // "read", "write", "flush", "discard", "write zeroes"
+	Completed uint64
+	Errors    uint64 // of the completed
+	Bytes     uint64 // of those without error
+	InFlight  uint64
+	Mean      time.Duration
+	P50, P99  time.Duration // at most a quarter too high
+}
