@@ -9,24 +9,26 @@ const (
 	EventMapping  = "mapping"  // changed its state
 	EventExport   = "export"   // added, removed, opened, closed
 	EventFailover = "failover" // requests moved to another path; Count is how many
-	EventResize   = "resize"   // Count is the new size in bytes
+	EventResize   = "resize"
 	EventError    = "error"    // an I/O or the store failed
 	EventGap      = "gap"      // Count events are missing here
 )
 
 // Event is something that happened.
 type Event struct {
-	Seq     uint64 // from 1; consecutive, but for gaps
+	Seq     uint64 // from 1, consecutive; starts anew with the Host
 	Time    time.Time
 	Kind    string
-	State   string // new state, of EventSession, EventPath, EventMapping, EventExport
-	Session string // ID, "" where it does not apply; the same for the others
-	Path    string // ID
+	Role    string // of the session, "" where it does not apply; the same for the others
+	Session string // name
+	Path    PathSpec
 	Mapping string // ID
 	Export  string // name
+	State   string // afterwards
 	Count   uint64 // see Kind
+	Size    uint64 // bytes, of EventResize
 	Took    time.Duration
-	Err     string
+	Err     error
 	Text    string // the whole in words
 }
 

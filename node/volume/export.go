@@ -3,6 +3,8 @@ package volume
 import (
 	"net/netip"
 	"time"
+
+	"github.com/rdsd/rdsd/blk"
 )
 
 // Kinds of store.
@@ -37,19 +39,17 @@ const (
 	OriginRoot   = "root"   // found below a root
 )
 
-// ExportInfo describes an export. Sizes are in bytes.
+// ExportInfo describes an export.
 type ExportInfo struct {
-	ExportSpec // Kind and Size are what is so now
+	ExportSpec // Kind as it is now
 
-	Origin        string
-	State         string // "open"; "closed": the store is opened when a client comes; "failed"
-	Error         string // of State "failed": why it could not be opened
-	PhysicalBlock uint32
-	Rotational    bool
-	WriteCache    bool
-	Users         []ExportUser
-	Ops           []OpCounters // by operation, since the store was opened
-	Since         time.Time
+	Origin string
+	State  string   // "open"; "closed": the store is opened when a client comes; "failed"
+	Error  string   // of the store, the last; of "failed": why it could not be opened
+	Info   blk.Info // of the store; the zero value where it is not open
+	Users  []ExportUser
+	Ops    []OpCounters // by operation, since the store was opened
+	Since  time.Time    // it has this state
 }
 
 // ExportUser is a session that has an export open.
@@ -57,15 +57,16 @@ type ExportUser struct {
 	Session string // its name
 	Peer    netip.Addr
 	Access  string
+	Since   time.Time
 }
 
 // OpCounters are what happened to the requests of one operation.
 type OpCounters struct {
-	Op        string // "read", "write", "flush", "discard", "write zeroes"
-	Completed uint64
-	Errors    uint64 // of the completed
-	Bytes     uint64 // of those without error
-	InFlight  uint64
-	Mean      time.Duration
-	P50, P99  time.Duration // at most a quarter too high
+	Op             string // "read", "write", "flush", "discard", "write zeroes"
+	Submitted      uint64
+	Completed      uint64
+	Errors         uint64        // of the completed
+	Bytes          uint64        // of those without error
+	Time           time.Duration // sum of all
+	P50, P99, P999 time.Duration // at most a quarter too high
 }

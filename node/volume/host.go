@@ -7,12 +7,13 @@ import (
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/transport"
 )
 
 // Deps is what a Host is given.
 type Deps struct {
-	// Reactors run timers; they outlive the Host.
-	Reactors []*reactor.Reactor
+	Provider transport.OneSidedProvider
+	Reactors []*reactor.Reactor // run timers; they outlive the Host
 	Log      *slog.Logger // nil: none
 }
 
@@ -83,11 +84,16 @@ func (h *Host) Mapping(what string) (MappingInfo, error) {
 // MappingCounts are counters and latencies of a mapping; false: there is none.
 func (h *Host) MappingCounts(what string) (c [blk.NumOps]blk.OpCounts, ok bool) { return c, false }
 
-// Resize sets the size of an export's store, by the export's name, in bytes;
-// 0: looks what size it has. Of a mapping, found as by Unmap, it asks the server
-// for the present size (0), as nobody but the server can change it.
-func (h *Host) Resize(ctx context.Context, what string, size uint64) error {
-	return rdserr.ErrNotSupported
+// ResizeExport sets the size of a file or memory, in bytes, and tells who has it
+// open; 0: it looks which size the store has. It returns the size afterwards.
+func (h *Host) ResizeExport(ctx context.Context, name string, size uint64) (uint64, error) {
+	return 0, rdserr.ErrNotSupported
+}
+
+// ResizeMapping takes the size the server says a volume has now. size is what it
+// has to be, else it is left as it is (EINVAL); 0: any.
+func (h *Host) ResizeMapping(ctx context.Context, what string, size uint64) (uint64, error) {
+	return 0, rdserr.ErrNotSupported
 }
 
 // Sessions lists the sessions in both roles.
@@ -96,23 +102,26 @@ func (h *Host) Sessions() []SessionInfo { return nil }
 // Paths lists the paths of all sessions.
 func (h *Host) Paths() []PathInfo { return nil }
 
-// AddPath adds a path to a client's session, named by ID or name.
+// AddPath adds a path to a client's session, named by name or ID.
 func (h *Host) AddPath(ctx context.Context, session string, p PathSpec) (PathInfo, error) {
 	return PathInfo{}, rdserr.ErrNotSupported
 }
 
-// RemovePath takes a path, by ID, from a client's session; its requests move to
-// others.
-func (h *Host) RemovePath(ctx context.Context, path string) error { return rdserr.ErrNotSupported }
+// RemovePath takes a path from a client's session; its requests move to others.
+// A path is named by its ends; Src, ports, or both may be left out where what is
+// left fits one path only.
+func (h *Host) RemovePath(ctx context.Context, session string, p PathSpec) error {
+	return rdserr.ErrNotSupported
+}
 
 // DisconnectPath closes a path. A client's stays so until ReconnectPath; that of
 // a server comes back if the client wants it to.
-func (h *Host) DisconnectPath(ctx context.Context, path string) error {
+func (h *Host) DisconnectPath(ctx context.Context, session string, p PathSpec) error {
 	return rdserr.ErrNotSupported
 }
 
 // ReconnectPath connects a client's path anew, now.
-func (h *Host) ReconnectPath(ctx context.Context, path string) error {
+func (h *Host) ReconnectPath(ctx context.Context, session string, p PathSpec) error {
 	return rdserr.ErrNotSupported
 }
 
@@ -121,13 +130,16 @@ func (h *Host) SetPolicy(ctx context.Context, session, policy string) error {
 	return rdserr.ErrNotSupported
 }
 
-// ResetStats sets the statistics of a path to 0; of all paths of a session, if
-// that is what is named.
-func (h *Host) ResetStats(ctx context.Context, what string) error { return rdserr.ErrNotSupported }
+// ResetStats sets the statistics of a path to 0; with an empty session of all
+// sessions, with an empty path of all paths.
+func (h *Host) ResetStats(ctx context.Context, session string, p PathSpec) error {
+	return rdserr.ErrNotSupported
+}
 
 // RemoteInfo asks a node about a volume: it opens it read-only, over a session of
-// its own unless there is one, and closes it.
-func (h *Host) RemoteInfo(ctx context.Context, node, name string) (VolumeInfo, error) {
+// its own unless there is one, and closes it. Of s, Node, Name, Session and
+// Paths are used.
+func (h *Host) RemoteInfo(ctx context.Context, s MapSpec) (VolumeInfo, error) {
 	return VolumeInfo{}, rdserr.ErrNotSupported
 }
 

@@ -2,6 +2,8 @@ package volume
 
 import (
 	"time"
+
+	"github.com/rdsd/rdsd/blk"
 )
 
 // How a mapped volume appears on this node.
@@ -43,7 +45,8 @@ type MapSpec struct {
 
 	As     string // AsSocket, AsNBD; "": AsSocket
 	Socket string // path of the socket; "": in Config.SocketDir
-	Device int    // with AsNBD: number of the device, from 1 on; 0: any
+	Device string // with AsNBD: "/dev/nbd3"; "": a free one
+	ID     string // what the mapping is called; "": chosen
 
 	Session    string // name of the session; "": Config.Name and Node. Mappings of one session share its paths
 	Paths      []PathSpec
@@ -57,53 +60,35 @@ type MapSpec struct {
 	Persist     bool          // map it again when the daemon starts
 }
 
-// States of a mapping.
+// States of a mapping, those of the kernel's client.
 const (
-	MappingConnecting = "connecting" // there has been no path yet, or the volume is being opened
-	MappingOpen       = "open"
-	MappingClosed     = "closed"    // no path; opened again when one is there
-	MappingFailed     = "failed"    // the server refused to open it again; Remap tries again
-	MappingUnmapping  = "unmapping" // on its way out
+	StateInit     = "init"     // has not been open yet
+	StateOpen     = "open"     // requests are carried out
+	StateClosed   = "closed"   // no path, or the server has closed it: it is opened again by itself, or by Remap
+	StateUnmapped = "unmapped" // on its way out
 )
 
-// MappingInfo describes a mapping. Sizes are in bytes.
+// MappingInfo describes a mapping.
 type MappingInfo struct {
-	ID     string // of this daemon, "v" and a number; the same after a restart if persistent
-	Device string // what programs open: /dev/nbdN, or the path of the socket
-	URI    string // of a socket: nbd+unix:///NAME?socket=PATH
+	MapSpec // all defaults filled in; Device is what programs open: /dev/nbdN, or the path of the socket
 
-	Node       string
-	Name       string
-	As         string
-	Access     string
-	Session    string // name
-	SessionID  string
-	OnLoss     string
-	Persist    bool
-	State      string
-	Error      string // why State is not open
-	Size       uint64
-	ReadOnly   bool
-	FUA        bool
-	WriteCache bool
-
-	LogicalBlock, PhysicalBlock uint32
-	MaxIO                       uint32 // largest request that travels whole
-
-	Clients int          // NBD connections now, of AsSocket
-	Ops     []OpCounters // by operation
-	Since   time.Time
+	URI       string // of a socket: nbd+unix:///NAME?socket=PATH
+	State     string
+	Since     time.Time // it has this state
+	LastError string
+	SessionID string
+	Info      blk.Info // MaxBytes: what travels in one piece
+	Users     int      // NBD connections of a socket; 1 of an attached kernel device
+	Waiting   int      // requests of its session that wait for a path or a permit
+	PathCount int      // of its session
+	PathsUp   int
+	Address   PathSpec     // of a connected path
+	Ops       []OpCounters // by operation, since it was mapped
 }
 
-// VolumeInfo is what a node says of a volume. Sizes are in bytes.
+// VolumeInfo is what a node says of a volume.
 type VolumeInfo struct {
-	Node, Name                  string
-	Size                        uint64
-	LogicalBlock, PhysicalBlock uint32
-	MaxIO                       uint32
-	Discard                     bool
-	DiscardGranularity          uint32
-	WriteZeroes                 bool
-	WriteCache, FUA, Rotational bool
-	ReadOnly                    bool
+	Node, Name string
+	Info       blk.Info
+	QueueDepth int // of the session
 }

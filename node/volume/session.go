@@ -15,10 +15,10 @@ type SessionInfo struct {
 	UUID     string
 	Role     string
 	Peer     string // address and port of the node
-	State    string // "up", "down", "closing"
+	Up       bool   // a path is connected
 	Policy   string // of a client
 	OnLoss   string // of a client
-	Volumes  []string
+	Volumes  []string // IDs of mappings, names of exports
 	Paths    int
 	PathsUp  int
 	Depth    int    // requests in flight at most
@@ -26,18 +26,17 @@ type SessionInfo struct {
 	Waiting  int    // requests that wait for a permit or a path
 	MaxIO    uint32 // bytes
 	Memory   uint64 // bytes of chunks that are in memory, of a server
-	Since    time.Time
+	Since    time.Time // it is up, or not
 }
 
 // PathInfo describes a path of a session.
 type PathInfo struct {
-	ID        string // of this daemon: the session's ID, "/" and a number
-	Session   string // ID
-	Name      string // the session's name
+	PathSpec         // address and port of both ends, Src the client's
+	Session   string // name
+	SessionID string
 	Role      string
-	Src, Dst  string // from the client's point of view
-	State     string
-	Epoch     uint16 // connected for the how-many-th time
+	State     string // "connecting", "connected", "reconnecting", "disconnected", "closing"
+	Epoch     uint16 // how often it has been connected
 	Conns     int    // connections
 	LastError string
 	Since     time.Time // it has this state
