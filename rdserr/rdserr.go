@@ -48,6 +48,13 @@ var (
 	ErrNotFound     = &Error{syscall.ENOENT, "not-found", "no such object"}
 	ErrRateLimited  = &Error{syscall.EUSERS, "rate-limited", "too many calls from this user"}
 	ErrNotSupported = &Error{syscall.ENOSYS, "not-supported", "not supported"}
+
+	// Of volumes.
+	ErrExists   = &Error{syscall.EEXIST, "exists", "it is there already"}
+	ErrBusy     = &Error{syscall.EBUSY, "busy", "it is in use"}
+	ErrOwned    = &Error{syscall.EPERM, "owned", "another session writes this volume, or bears this name"}
+	ErrReadOnly = &Error{syscall.EROFS, "read-only", "it may only be read"}
+	ErrNoSpace  = &Error{syscall.ENOSPC, "no-space", "the store is full"}
 )
 
 // All lists every sentinel, in the order of the documentation.
@@ -55,6 +62,7 @@ var All = []*Error{
 	ErrWouldBlock, ErrCongested, ErrTooLarge, ErrTimeout, ErrCanceled, ErrIO, ErrNotBound, ErrInvalid,
 	ErrAddrInUse, ErrAddrNotAvail, ErrPerm, ErrNoMemory, ErrFamily, ErrDestination, ErrHostDown, ErrRefused,
 	ErrReset, ErrShutdown, ErrClosed, ErrProtocol, ErrTooMany, ErrNotFound, ErrRateLimited, ErrNotSupported,
+	ErrExists, ErrBusy, ErrOwned, ErrReadOnly, ErrNoSpace,
 }
 
 // With adds the particulars to a sentinel: what was wrong and what would be

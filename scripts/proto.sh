@@ -1,5 +1,5 @@
 #!/bin/sh
-# Generates api/rdsd/v1/*.pb.go and the Python stubs from rdsd.proto. buf comes
+# Generates api/rdsd/v1/*.pb.go and the Python stubs from the .proto files. buf comes
 # from npm (its package holds the program); the Go plugins from tools/go.mod.
 set -eu
 cd "$(dirname "$0")/.."

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Regenerates src/rdsd/v1 from api/rdsd/v1: the messages and stubs (grpcio-tools,
 # with .pyi from mypy-protobuf) and the copy of errno.json. Run it after a change
-# of rdsd.proto or errno.json and commit the result.
+# of a .proto file or errno.json and commit the result.
 #
 # The versions below decide the lower bounds in pyproject.toml: generated code
 # refuses to load under an older protobuf or grpcio than the one it was made for.
@@ -13,5 +13,5 @@ venv=${RDSD_GENERATE_VENV:-.venv-generate}
 PATH="$(cd "$venv/bin" && pwd):$PATH"
 python -m grpc_tools.protoc -I ../../api \
     --python_out=src --grpc_python_out=src --mypy_out=src --mypy_grpc_out=src \
-    rdsd/v1/rdsd.proto
+    rdsd/v1/rdsd.proto rdsd/v1/volume.proto
 cp ../../api/rdsd/v1/errno.json src/rdsd/v1/errno.json

@@ -124,6 +124,26 @@ class NotSupported(RdsError):
     """ENOSYS: not supported."""
 
 
+class Exists(RdsError, FileExistsError):
+    """EEXIST: a volume, mapping or path of that name is there already."""
+
+
+class Busy(RdsError):
+    """EBUSY: the volume is in use."""
+
+
+class Owned(RdsError, PermissionError):
+    """EPERM: another session writes this volume, or bears this name."""
+
+
+class ReadOnly(RdsError):
+    """EROFS: the volume may only be read."""
+
+
+class NoSpace(RdsError):
+    """ENOSPC: the store of the volume is full."""
+
+
 _CLASSES: dict[str, type[RdsError]] = {
     "EAGAIN": WouldBlock,
     "ENOBUFS": Congested,
@@ -149,6 +169,11 @@ _CLASSES: dict[str, type[RdsError]] = {
     "ENOENT": NotFound,
     "EUSERS": RateLimited,
     "ENOSYS": NotSupported,
+    "EEXIST": Exists,
+    "EBUSY": Busy,
+    "EPERM": Owned,
+    "EROFS": ReadOnly,
+    "ENOSPC": NoSpace,
 }
 
 
