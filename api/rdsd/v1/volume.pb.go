@@ -4,7 +4,7 @@
 // other nodes can map; a mapping makes a volume of another node a local block
 // device. Between two nodes they use a session (RTRS) with one or more paths.
 //
-// Text addresses are "10.0.0.7", "10.0.0.7:16386", "[fd00::7]:16386" or a host
+// Text addresses are "10.0.0.7", "10.0.0.7:16388", "[fd00::7]:16388" or a host
 // name in place of the address; without a port the daemon's configured one
 // (volumes.port). Times are nanoseconds, sizes bytes. Errors carry an errno as
 // everywhere in this API (errno.go): ENOENT no such export, mapping, session or
@@ -134,8 +134,8 @@ func (x VolumeAccess) Number() protoreflect.EnumNumber {
 type VolumeAttach int32
 
 const (
-	VolumeAttach_VOLUME_ATTACH_UNSPECIFIED VolumeAttach = 0 // an NBD export on a Unix socket
-	VolumeAttach_VOLUME_ATTACH_SOCKET      VolumeAttach = 1 // the same
+	VolumeAttach_VOLUME_ATTACH_UNSPECIFIED VolumeAttach = 0 // the daemon's default (volumes.attach)
+	VolumeAttach_VOLUME_ATTACH_SOCKET      VolumeAttach = 1 // an NBD export on a Unix socket
 	VolumeAttach_VOLUME_ATTACH_NBD         VolumeAttach = 2 // a kernel device, /dev/nbdN
 )
 
@@ -363,34 +363,32 @@ func (x VolumeOrigin) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
 }
 
+// The state of a mapping, in the words of the kernel's RNBD client.
 type VolumeMappingState int32
 
 const (
 	VolumeMappingState_VOLUME_MAPPING_STATE_UNSPECIFIED VolumeMappingState = 0
-	VolumeMappingState_VOLUME_MAPPING_STATE_CONNECTING  VolumeMappingState = 1 // there has been no path yet, or it is being opened
+	VolumeMappingState_VOLUME_MAPPING_STATE_INIT        VolumeMappingState = 1 // has not been open yet
 	VolumeMappingState_VOLUME_MAPPING_STATE_OPEN        VolumeMappingState = 2
-	VolumeMappingState_VOLUME_MAPPING_STATE_CLOSED      VolumeMappingState = 3 // no path; opened again when one is there
-	VolumeMappingState_VOLUME_MAPPING_STATE_FAILED      VolumeMappingState = 4 // the other node has refused to open it again; Remap
-	VolumeMappingState_VOLUME_MAPPING_STATE_UNMAPPING   VolumeMappingState = 5 // on its way out
+	VolumeMappingState_VOLUME_MAPPING_STATE_CLOSED      VolumeMappingState = 3 // no path, or the other node has closed it; opened again by itself, or by Remap
+	VolumeMappingState_VOLUME_MAPPING_STATE_UNMAPPED    VolumeMappingState = 4 // on its way out
 )
 
 // Enum value maps for VolumeMappingState.
 var (
 	VolumeMappingState_name = map[int32]string{
 		0: "VOLUME_MAPPING_STATE_UNSPECIFIED",
-		1: "VOLUME_MAPPING_STATE_CONNECTING",
+		1: "VOLUME_MAPPING_STATE_INIT",
 		2: "VOLUME_MAPPING_STATE_OPEN",
 		3: "VOLUME_MAPPING_STATE_CLOSED",
-		4: "VOLUME_MAPPING_STATE_FAILED",
-		5: "VOLUME_MAPPING_STATE_UNMAPPING",
+		4: "VOLUME_MAPPING_STATE_UNMAPPED",
 	}
 	VolumeMappingState_value = map[string]int32{
 		"VOLUME_MAPPING_STATE_UNSPECIFIED": 0,
-		"VOLUME_MAPPING_STATE_CONNECTING":  1,
+		"VOLUME_MAPPING_STATE_INIT":        1,
 		"VOLUME_MAPPING_STATE_OPEN":        2,
 		"VOLUME_MAPPING_STATE_CLOSED":      3,
-		"VOLUME_MAPPING_STATE_FAILED":      4,
-		"VOLUME_MAPPING_STATE_UNMAPPING":   5,
+		"VOLUME_MAPPING_STATE_UNMAPPED":    4,
 	}
 )
 
@@ -416,53 +414,6 @@ func (x VolumeMappingState) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
 }
 
-type VolumeSessionState int32
-
-const (
-	VolumeSessionState_VOLUME_SESSION_STATE_UNSPECIFIED VolumeSessionState = 0
-	VolumeSessionState_VOLUME_SESSION_STATE_UP          VolumeSessionState = 1 // at least one path is connected
-	VolumeSessionState_VOLUME_SESSION_STATE_DOWN        VolumeSessionState = 2
-	VolumeSessionState_VOLUME_SESSION_STATE_CLOSING     VolumeSessionState = 3
-)
-
-// Enum value maps for VolumeSessionState.
-var (
-	VolumeSessionState_name = map[int32]string{
-		0: "VOLUME_SESSION_STATE_UNSPECIFIED",
-		1: "VOLUME_SESSION_STATE_UP",
-		2: "VOLUME_SESSION_STATE_DOWN",
-		3: "VOLUME_SESSION_STATE_CLOSING",
-	}
-	VolumeSessionState_value = map[string]int32{
-		"VOLUME_SESSION_STATE_UNSPECIFIED": 0,
-		"VOLUME_SESSION_STATE_UP":          1,
-		"VOLUME_SESSION_STATE_DOWN":        2,
-		"VOLUME_SESSION_STATE_CLOSING":     3,
-	}
-)
-
-func (x VolumeSessionState) Enum() *VolumeSessionState {
-	p := new(VolumeSessionState)
-	*p = x
-	return p
-}
-
-func (x VolumeSessionState) String() string {
-	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
-}
-
-func (VolumeSessionState) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_volume_proto_enumTypes[8].Descriptor()
-}
-
-func (VolumeSessionState) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_volume_proto_enumTypes[8]
-}
-
-func (x VolumeSessionState) Number() protoreflect.EnumNumber {
-	return protoreflect.EnumNumber(x)
-}
-
 type VolumePathState int32
 
 const (
@@ -470,8 +421,8 @@ const (
 	VolumePathState_VOLUME_PATH_STATE_CONNECTING   VolumePathState = 1
 	VolumePathState_VOLUME_PATH_STATE_CONNECTED    VolumePathState = 2
 	VolumePathState_VOLUME_PATH_STATE_RECONNECTING VolumePathState = 3 // lost, or never there; tried again
-	VolumePathState_VOLUME_PATH_STATE_CLOSING      VolumePathState = 4
-	VolumePathState_VOLUME_PATH_STATE_CLOSED       VolumePathState = 5 // disconnected by an administrator, or given up
+	VolumePathState_VOLUME_PATH_STATE_DISCONNECTED VolumePathState = 4 // by an administrator, or given up
+	VolumePathState_VOLUME_PATH_STATE_CLOSING      VolumePathState = 5
 )
 
 // Enum value maps for VolumePathState.
@@ -481,16 +432,16 @@ var (
 		1: "VOLUME_PATH_STATE_CONNECTING",
 		2: "VOLUME_PATH_STATE_CONNECTED",
 		3: "VOLUME_PATH_STATE_RECONNECTING",
-		4: "VOLUME_PATH_STATE_CLOSING",
-		5: "VOLUME_PATH_STATE_CLOSED",
+		4: "VOLUME_PATH_STATE_DISCONNECTED",
+		5: "VOLUME_PATH_STATE_CLOSING",
 	}
 	VolumePathState_value = map[string]int32{
 		"VOLUME_PATH_STATE_UNSPECIFIED":  0,
 		"VOLUME_PATH_STATE_CONNECTING":   1,
 		"VOLUME_PATH_STATE_CONNECTED":    2,
 		"VOLUME_PATH_STATE_RECONNECTING": 3,
-		"VOLUME_PATH_STATE_CLOSING":      4,
-		"VOLUME_PATH_STATE_CLOSED":       5,
+		"VOLUME_PATH_STATE_DISCONNECTED": 4,
+		"VOLUME_PATH_STATE_CLOSING":      5,
 	}
 )
 
@@ -505,11 +456,11 @@ func (x VolumePathState) String() string {
 }
 
 func (VolumePathState) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_volume_proto_enumTypes[9].Descriptor()
+	return file_rdsd_v1_volume_proto_enumTypes[8].Descriptor()
 }
 
 func (VolumePathState) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_volume_proto_enumTypes[9]
+	return &file_rdsd_v1_volume_proto_enumTypes[8]
 }
 
 func (x VolumePathState) Number() protoreflect.EnumNumber {
@@ -549,11 +500,11 @@ func (x VolumeRole) String() string {
 }
 
 func (VolumeRole) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_volume_proto_enumTypes[10].Descriptor()
+	return file_rdsd_v1_volume_proto_enumTypes[9].Descriptor()
 }
 
 func (VolumeRole) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_volume_proto_enumTypes[10]
+	return &file_rdsd_v1_volume_proto_enumTypes[9]
 }
 
 func (x VolumeRole) Number() protoreflect.EnumNumber {
@@ -596,11 +547,11 @@ func (x VolumeSeverity) String() string {
 }
 
 func (VolumeSeverity) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_volume_proto_enumTypes[11].Descriptor()
+	return file_rdsd_v1_volume_proto_enumTypes[10].Descriptor()
 }
 
 func (VolumeSeverity) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_volume_proto_enumTypes[11]
+	return &file_rdsd_v1_volume_proto_enumTypes[10]
 }
 
 func (x VolumeSeverity) Number() protoreflect.EnumNumber {
@@ -617,7 +568,7 @@ const (
 	VolumeEventKind_VOLUME_EVENT_KIND_MAPPING     VolumeEventKind = 4 // changed its state
 	VolumeEventKind_VOLUME_EVENT_KIND_EXPORT      VolumeEventKind = 5 // added, removed, opened, closed
 	VolumeEventKind_VOLUME_EVENT_KIND_FAILOVER    VolumeEventKind = 6 // count requests moved to another path
-	VolumeEventKind_VOLUME_EVENT_KIND_RESIZE      VolumeEventKind = 7 // count is the new size in bytes
+	VolumeEventKind_VOLUME_EVENT_KIND_RESIZE      VolumeEventKind = 7
 	VolumeEventKind_VOLUME_EVENT_KIND_ERROR       VolumeEventKind = 8 // a request or the store failed
 )
 
@@ -658,11 +609,11 @@ func (x VolumeEventKind) String() string {
 }
 
 func (VolumeEventKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_volume_proto_enumTypes[12].Descriptor()
+	return file_rdsd_v1_volume_proto_enumTypes[11].Descriptor()
 }
 
 func (VolumeEventKind) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_volume_proto_enumTypes[12]
+	return &file_rdsd_v1_volume_proto_enumTypes[11]
 }
 
 func (x VolumeEventKind) Number() protoreflect.EnumNumber {
@@ -868,28 +819,24 @@ func (b0 VolumeExportRequest_builder) Build() *VolumeExportRequest {
 }
 
 type VolumeExport struct {
-	state                         protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_Name               string                 `protobuf:"bytes,1,opt,name=name"`
-	xxx_hidden_Kind               VolumeKind             `protobuf:"varint,2,opt,name=kind,enum=rdsd.v1.VolumeKind"`
-	xxx_hidden_Path               string                 `protobuf:"bytes,3,opt,name=path"`
-	xxx_hidden_SizeBytes          uint64                 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes"`
-	xxx_hidden_ReadOnly           bool                   `protobuf:"varint,5,opt,name=read_only,json=readOnly"`
-	xxx_hidden_Shared             bool                   `protobuf:"varint,6,opt,name=shared"`
-	xxx_hidden_LogicalBlockBytes  uint32                 `protobuf:"varint,7,opt,name=logical_block_bytes,json=logicalBlockBytes"`
-	xxx_hidden_PhysicalBlockBytes uint32                 `protobuf:"varint,8,opt,name=physical_block_bytes,json=physicalBlockBytes"`
-	xxx_hidden_Rotational         bool                   `protobuf:"varint,9,opt,name=rotational"`
-	xxx_hidden_WriteCache         bool                   `protobuf:"varint,10,opt,name=write_cache,json=writeCache"`
-	xxx_hidden_AllowAddress       []string               `protobuf:"bytes,11,rep,name=allow_address,json=allowAddress"`
-	xxx_hidden_AllowSession       []string               `protobuf:"bytes,12,rep,name=allow_session,json=allowSession"`
-	xxx_hidden_Persist            bool                   `protobuf:"varint,13,opt,name=persist"`
-	xxx_hidden_Origin             VolumeOrigin           `protobuf:"varint,14,opt,name=origin,enum=rdsd.v1.VolumeOrigin"`
-	xxx_hidden_State              VolumeExportState      `protobuf:"varint,15,opt,name=state,enum=rdsd.v1.VolumeExportState"`
-	xxx_hidden_Error              string                 `protobuf:"bytes,16,opt,name=error"`
-	xxx_hidden_User               *[]*VolumeUser         `protobuf:"bytes,17,rep,name=user"`
-	xxx_hidden_Operation          *[]*VolumeOpCounters   `protobuf:"bytes,18,rep,name=operation"`
-	xxx_hidden_SinceNs            uint64                 `protobuf:"varint,19,opt,name=since_ns,json=sinceNs"`
-	unknownFields                 protoimpl.UnknownFields
-	sizeCache                     protoimpl.SizeCache
+	state                   protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Name         string                 `protobuf:"bytes,1,opt,name=name"`
+	xxx_hidden_Kind         VolumeKind             `protobuf:"varint,2,opt,name=kind,enum=rdsd.v1.VolumeKind"`
+	xxx_hidden_Path         string                 `protobuf:"bytes,3,opt,name=path"`
+	xxx_hidden_ReadOnly     bool                   `protobuf:"varint,4,opt,name=read_only,json=readOnly"`
+	xxx_hidden_Shared       bool                   `protobuf:"varint,5,opt,name=shared"`
+	xxx_hidden_AllowAddress []string               `protobuf:"bytes,6,rep,name=allow_address,json=allowAddress"`
+	xxx_hidden_AllowSession []string               `protobuf:"bytes,7,rep,name=allow_session,json=allowSession"`
+	xxx_hidden_Persist      bool                   `protobuf:"varint,8,opt,name=persist"`
+	xxx_hidden_Origin       VolumeOrigin           `protobuf:"varint,9,opt,name=origin,enum=rdsd.v1.VolumeOrigin"`
+	xxx_hidden_State        VolumeExportState      `protobuf:"varint,10,opt,name=state,enum=rdsd.v1.VolumeExportState"`
+	xxx_hidden_StateNs      uint64                 `protobuf:"varint,11,opt,name=state_ns,json=stateNs"`
+	xxx_hidden_Error        string                 `protobuf:"bytes,12,opt,name=error"`
+	xxx_hidden_Info         *VolumeInfo            `protobuf:"bytes,13,opt,name=info"`
+	xxx_hidden_User         *[]*VolumeUser         `protobuf:"bytes,14,rep,name=user"`
+	xxx_hidden_Operation    *[]*VolumeOpCounters   `protobuf:"bytes,15,rep,name=operation"`
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
 }
 
 func (x *VolumeExport) Reset() {
@@ -938,13 +885,6 @@ func (x *VolumeExport) GetPath() string {
 	return ""
 }
 
-func (x *VolumeExport) GetSizeBytes() uint64 {
-	if x != nil {
-		return x.xxx_hidden_SizeBytes
-	}
-	return 0
-}
-
 func (x *VolumeExport) GetReadOnly() bool {
 	if x != nil {
 		return x.xxx_hidden_ReadOnly
@@ -955,34 +895,6 @@ func (x *VolumeExport) GetReadOnly() bool {
 func (x *VolumeExport) GetShared() bool {
 	if x != nil {
 		return x.xxx_hidden_Shared
-	}
-	return false
-}
-
-func (x *VolumeExport) GetLogicalBlockBytes() uint32 {
-	if x != nil {
-		return x.xxx_hidden_LogicalBlockBytes
-	}
-	return 0
-}
-
-func (x *VolumeExport) GetPhysicalBlockBytes() uint32 {
-	if x != nil {
-		return x.xxx_hidden_PhysicalBlockBytes
-	}
-	return 0
-}
-
-func (x *VolumeExport) GetRotational() bool {
-	if x != nil {
-		return x.xxx_hidden_Rotational
-	}
-	return false
-}
-
-func (x *VolumeExport) GetWriteCache() bool {
-	if x != nil {
-		return x.xxx_hidden_WriteCache
 	}
 	return false
 }
@@ -1022,11 +934,25 @@ func (x *VolumeExport) GetState() VolumeExportState {
 	return VolumeExportState_VOLUME_EXPORT_STATE_UNSPECIFIED
 }
 
+func (x *VolumeExport) GetStateNs() uint64 {
+	if x != nil {
+		return x.xxx_hidden_StateNs
+	}
+	return 0
+}
+
 func (x *VolumeExport) GetError() string {
 	if x != nil {
 		return x.xxx_hidden_Error
 	}
 	return ""
+}
+
+func (x *VolumeExport) GetInfo() *VolumeInfo {
+	if x != nil {
+		return x.xxx_hidden_Info
+	}
+	return nil
 }
 
 func (x *VolumeExport) GetUser() []*VolumeUser {
@@ -1047,13 +973,6 @@ func (x *VolumeExport) GetOperation() []*VolumeOpCounters {
 	return nil
 }
 
-func (x *VolumeExport) GetSinceNs() uint64 {
-	if x != nil {
-		return x.xxx_hidden_SinceNs
-	}
-	return 0
-}
-
 func (x *VolumeExport) SetName(v string) {
 	x.xxx_hidden_Name = v
 }
@@ -1066,32 +985,12 @@ func (x *VolumeExport) SetPath(v string) {
 	x.xxx_hidden_Path = v
 }
 
-func (x *VolumeExport) SetSizeBytes(v uint64) {
-	x.xxx_hidden_SizeBytes = v
-}
-
 func (x *VolumeExport) SetReadOnly(v bool) {
 	x.xxx_hidden_ReadOnly = v
 }
 
 func (x *VolumeExport) SetShared(v bool) {
 	x.xxx_hidden_Shared = v
-}
-
-func (x *VolumeExport) SetLogicalBlockBytes(v uint32) {
-	x.xxx_hidden_LogicalBlockBytes = v
-}
-
-func (x *VolumeExport) SetPhysicalBlockBytes(v uint32) {
-	x.xxx_hidden_PhysicalBlockBytes = v
-}
-
-func (x *VolumeExport) SetRotational(v bool) {
-	x.xxx_hidden_Rotational = v
-}
-
-func (x *VolumeExport) SetWriteCache(v bool) {
-	x.xxx_hidden_WriteCache = v
 }
 
 func (x *VolumeExport) SetAllowAddress(v []string) {
@@ -1114,8 +1013,16 @@ func (x *VolumeExport) SetState(v VolumeExportState) {
 	x.xxx_hidden_State = v
 }
 
+func (x *VolumeExport) SetStateNs(v uint64) {
+	x.xxx_hidden_StateNs = v
+}
+
 func (x *VolumeExport) SetError(v string) {
 	x.xxx_hidden_Error = v
+}
+
+func (x *VolumeExport) SetInfo(v *VolumeInfo) {
+	x.xxx_hidden_Info = v
 }
 
 func (x *VolumeExport) SetUser(v []*VolumeUser) {
@@ -1126,32 +1033,35 @@ func (x *VolumeExport) SetOperation(v []*VolumeOpCounters) {
 	x.xxx_hidden_Operation = &v
 }
 
-func (x *VolumeExport) SetSinceNs(v uint64) {
-	x.xxx_hidden_SinceNs = v
+func (x *VolumeExport) HasInfo() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Info != nil
+}
+
+func (x *VolumeExport) ClearInfo() {
+	x.xxx_hidden_Info = nil
 }
 
 type VolumeExport_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
-	Name               string
-	Kind               VolumeKind
-	Path               string
-	SizeBytes          uint64
-	ReadOnly           bool
-	Shared             bool
-	LogicalBlockBytes  uint32
-	PhysicalBlockBytes uint32
-	Rotational         bool
-	WriteCache         bool
-	AllowAddress       []string
-	AllowSession       []string
-	Persist            bool
-	Origin             VolumeOrigin
-	State              VolumeExportState
-	Error              string
-	User               []*VolumeUser
-	Operation          []*VolumeOpCounters
-	SinceNs            uint64
+	Name         string
+	Kind         VolumeKind
+	Path         string
+	ReadOnly     bool
+	Shared       bool
+	AllowAddress []string
+	AllowSession []string
+	Persist      bool
+	Origin       VolumeOrigin
+	State        VolumeExportState
+	StateNs      uint64
+	Error        string
+	Info         *VolumeInfo
+	User         []*VolumeUser
+	Operation    []*VolumeOpCounters
 }
 
 func (b0 VolumeExport_builder) Build() *VolumeExport {
@@ -1161,22 +1071,272 @@ func (b0 VolumeExport_builder) Build() *VolumeExport {
 	x.xxx_hidden_Name = b.Name
 	x.xxx_hidden_Kind = b.Kind
 	x.xxx_hidden_Path = b.Path
-	x.xxx_hidden_SizeBytes = b.SizeBytes
 	x.xxx_hidden_ReadOnly = b.ReadOnly
 	x.xxx_hidden_Shared = b.Shared
-	x.xxx_hidden_LogicalBlockBytes = b.LogicalBlockBytes
-	x.xxx_hidden_PhysicalBlockBytes = b.PhysicalBlockBytes
-	x.xxx_hidden_Rotational = b.Rotational
-	x.xxx_hidden_WriteCache = b.WriteCache
 	x.xxx_hidden_AllowAddress = b.AllowAddress
 	x.xxx_hidden_AllowSession = b.AllowSession
 	x.xxx_hidden_Persist = b.Persist
 	x.xxx_hidden_Origin = b.Origin
 	x.xxx_hidden_State = b.State
+	x.xxx_hidden_StateNs = b.StateNs
 	x.xxx_hidden_Error = b.Error
+	x.xxx_hidden_Info = b.Info
 	x.xxx_hidden_User = &b.User
 	x.xxx_hidden_Operation = &b.Operation
-	x.xxx_hidden_SinceNs = b.SinceNs
+	return m0
+}
+
+// VolumeInfo describes a volume, its limits and what it can do.
+type VolumeInfo struct {
+	state                              protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_SizeBytes               uint64                 `protobuf:"varint,1,opt,name=size_bytes,json=sizeBytes"`
+	xxx_hidden_LogicalBlockBytes       uint32                 `protobuf:"varint,2,opt,name=logical_block_bytes,json=logicalBlockBytes"`
+	xxx_hidden_PhysicalBlockBytes      uint32                 `protobuf:"varint,3,opt,name=physical_block_bytes,json=physicalBlockBytes"`
+	xxx_hidden_MaxIoBytes              uint32                 `protobuf:"varint,4,opt,name=max_io_bytes,json=maxIoBytes"`
+	xxx_hidden_MaxSegments             uint32                 `protobuf:"varint,5,opt,name=max_segments,json=maxSegments"`
+	xxx_hidden_MaxDiscardBytes         uint64                 `protobuf:"varint,6,opt,name=max_discard_bytes,json=maxDiscardBytes"`
+	xxx_hidden_DiscardGranularityBytes uint32                 `protobuf:"varint,7,opt,name=discard_granularity_bytes,json=discardGranularityBytes"`
+	xxx_hidden_DiscardAlignmentBytes   uint32                 `protobuf:"varint,8,opt,name=discard_alignment_bytes,json=discardAlignmentBytes"`
+	xxx_hidden_MaxWriteZeroesBytes     uint64                 `protobuf:"varint,9,opt,name=max_write_zeroes_bytes,json=maxWriteZeroesBytes"`
+	xxx_hidden_FastZero                bool                   `protobuf:"varint,10,opt,name=fast_zero,json=fastZero"`
+	xxx_hidden_Rotational              bool                   `protobuf:"varint,11,opt,name=rotational"`
+	xxx_hidden_ReadOnly                bool                   `protobuf:"varint,12,opt,name=read_only,json=readOnly"`
+	xxx_hidden_WriteCache              bool                   `protobuf:"varint,13,opt,name=write_cache,json=writeCache"`
+	xxx_hidden_Fua                     bool                   `protobuf:"varint,14,opt,name=fua"`
+	xxx_hidden_MultiConn               bool                   `protobuf:"varint,15,opt,name=multi_conn,json=multiConn"`
+	unknownFields                      protoimpl.UnknownFields
+	sizeCache                          protoimpl.SizeCache
+}
+
+func (x *VolumeInfo) Reset() {
+	*x = VolumeInfo{}
+	mi := &file_rdsd_v1_volume_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeInfo) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeInfo) ProtoMessage() {}
+
+func (x *VolumeInfo) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_volume_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *VolumeInfo) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.xxx_hidden_SizeBytes
+	}
+	return 0
+}
+
+func (x *VolumeInfo) GetLogicalBlockBytes() uint32 {
+	if x != nil {
+		return x.xxx_hidden_LogicalBlockBytes
+	}
+	return 0
+}
+
+func (x *VolumeInfo) GetPhysicalBlockBytes() uint32 {
+	if x != nil {
+		return x.xxx_hidden_PhysicalBlockBytes
+	}
+	return 0
+}
+
+func (x *VolumeInfo) GetMaxIoBytes() uint32 {
+	if x != nil {
+		return x.xxx_hidden_MaxIoBytes
+	}
+	return 0
+}
+
+func (x *VolumeInfo) GetMaxSegments() uint32 {
+	if x != nil {
+		return x.xxx_hidden_MaxSegments
+	}
+	return 0
+}
+
+func (x *VolumeInfo) GetMaxDiscardBytes() uint64 {
+	if x != nil {
+		return x.xxx_hidden_MaxDiscardBytes
+	}
+	return 0
+}
+
+func (x *VolumeInfo) GetDiscardGranularityBytes() uint32 {
+	if x != nil {
+		return x.xxx_hidden_DiscardGranularityBytes
+	}
+	return 0
+}
+
+func (x *VolumeInfo) GetDiscardAlignmentBytes() uint32 {
+	if x != nil {
+		return x.xxx_hidden_DiscardAlignmentBytes
+	}
+	return 0
+}
+
+func (x *VolumeInfo) GetMaxWriteZeroesBytes() uint64 {
+	if x != nil {
+		return x.xxx_hidden_MaxWriteZeroesBytes
+	}
+	return 0
+}
+
+func (x *VolumeInfo) GetFastZero() bool {
+	if x != nil {
+		return x.xxx_hidden_FastZero
+	}
+	return false
+}
+
+func (x *VolumeInfo) GetRotational() bool {
+	if x != nil {
+		return x.xxx_hidden_Rotational
+	}
+	return false
+}
+
+func (x *VolumeInfo) GetReadOnly() bool {
+	if x != nil {
+		return x.xxx_hidden_ReadOnly
+	}
+	return false
+}
+
+func (x *VolumeInfo) GetWriteCache() bool {
+	if x != nil {
+		return x.xxx_hidden_WriteCache
+	}
+	return false
+}
+
+func (x *VolumeInfo) GetFua() bool {
+	if x != nil {
+		return x.xxx_hidden_Fua
+	}
+	return false
+}
+
+func (x *VolumeInfo) GetMultiConn() bool {
+	if x != nil {
+		return x.xxx_hidden_MultiConn
+	}
+	return false
+}
+
+func (x *VolumeInfo) SetSizeBytes(v uint64) {
+	x.xxx_hidden_SizeBytes = v
+}
+
+func (x *VolumeInfo) SetLogicalBlockBytes(v uint32) {
+	x.xxx_hidden_LogicalBlockBytes = v
+}
+
+func (x *VolumeInfo) SetPhysicalBlockBytes(v uint32) {
+	x.xxx_hidden_PhysicalBlockBytes = v
+}
+
+func (x *VolumeInfo) SetMaxIoBytes(v uint32) {
+	x.xxx_hidden_MaxIoBytes = v
+}
+
+func (x *VolumeInfo) SetMaxSegments(v uint32) {
+	x.xxx_hidden_MaxSegments = v
+}
+
+func (x *VolumeInfo) SetMaxDiscardBytes(v uint64) {
+	x.xxx_hidden_MaxDiscardBytes = v
+}
+
+func (x *VolumeInfo) SetDiscardGranularityBytes(v uint32) {
+	x.xxx_hidden_DiscardGranularityBytes = v
+}
+
+func (x *VolumeInfo) SetDiscardAlignmentBytes(v uint32) {
+	x.xxx_hidden_DiscardAlignmentBytes = v
+}
+
+func (x *VolumeInfo) SetMaxWriteZeroesBytes(v uint64) {
+	x.xxx_hidden_MaxWriteZeroesBytes = v
+}
+
+func (x *VolumeInfo) SetFastZero(v bool) {
+	x.xxx_hidden_FastZero = v
+}
+
+func (x *VolumeInfo) SetRotational(v bool) {
+	x.xxx_hidden_Rotational = v
+}
+
+func (x *VolumeInfo) SetReadOnly(v bool) {
+	x.xxx_hidden_ReadOnly = v
+}
+
+func (x *VolumeInfo) SetWriteCache(v bool) {
+	x.xxx_hidden_WriteCache = v
+}
+
+func (x *VolumeInfo) SetFua(v bool) {
+	x.xxx_hidden_Fua = v
+}
+
+func (x *VolumeInfo) SetMultiConn(v bool) {
+	x.xxx_hidden_MultiConn = v
+}
+
+type VolumeInfo_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	SizeBytes               uint64
+	LogicalBlockBytes       uint32
+	PhysicalBlockBytes      uint32
+	MaxIoBytes              uint32
+	MaxSegments             uint32
+	MaxDiscardBytes         uint64
+	DiscardGranularityBytes uint32
+	DiscardAlignmentBytes   uint32
+	MaxWriteZeroesBytes     uint64
+	FastZero                bool
+	Rotational              bool
+	ReadOnly                bool
+	WriteCache              bool
+	Fua                     bool
+	MultiConn               bool
+}
+
+func (b0 VolumeInfo_builder) Build() *VolumeInfo {
+	m0 := &VolumeInfo{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_SizeBytes = b.SizeBytes
+	x.xxx_hidden_LogicalBlockBytes = b.LogicalBlockBytes
+	x.xxx_hidden_PhysicalBlockBytes = b.PhysicalBlockBytes
+	x.xxx_hidden_MaxIoBytes = b.MaxIoBytes
+	x.xxx_hidden_MaxSegments = b.MaxSegments
+	x.xxx_hidden_MaxDiscardBytes = b.MaxDiscardBytes
+	x.xxx_hidden_DiscardGranularityBytes = b.DiscardGranularityBytes
+	x.xxx_hidden_DiscardAlignmentBytes = b.DiscardAlignmentBytes
+	x.xxx_hidden_MaxWriteZeroesBytes = b.MaxWriteZeroesBytes
+	x.xxx_hidden_FastZero = b.FastZero
+	x.xxx_hidden_Rotational = b.Rotational
+	x.xxx_hidden_ReadOnly = b.ReadOnly
+	x.xxx_hidden_WriteCache = b.WriteCache
+	x.xxx_hidden_Fua = b.Fua
+	x.xxx_hidden_MultiConn = b.MultiConn
 	return m0
 }
 
@@ -1186,13 +1346,14 @@ type VolumeUser struct {
 	xxx_hidden_Session string                 `protobuf:"bytes,1,opt,name=session"`
 	xxx_hidden_Peer    []byte                 `protobuf:"bytes,2,opt,name=peer"`
 	xxx_hidden_Access  VolumeAccess           `protobuf:"varint,3,opt,name=access,enum=rdsd.v1.VolumeAccess"`
+	xxx_hidden_OpenNs  uint64                 `protobuf:"varint,4,opt,name=open_ns,json=openNs"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
 }
 
 func (x *VolumeUser) Reset() {
 	*x = VolumeUser{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[2]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1204,7 +1365,7 @@ func (x *VolumeUser) String() string {
 func (*VolumeUser) ProtoMessage() {}
 
 func (x *VolumeUser) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[2]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1236,6 +1397,13 @@ func (x *VolumeUser) GetAccess() VolumeAccess {
 	return VolumeAccess_VOLUME_ACCESS_UNSPECIFIED
 }
 
+func (x *VolumeUser) GetOpenNs() uint64 {
+	if x != nil {
+		return x.xxx_hidden_OpenNs
+	}
+	return 0
+}
+
 func (x *VolumeUser) SetSession(v string) {
 	x.xxx_hidden_Session = v
 }
@@ -1251,12 +1419,17 @@ func (x *VolumeUser) SetAccess(v VolumeAccess) {
 	x.xxx_hidden_Access = v
 }
 
+func (x *VolumeUser) SetOpenNs(v uint64) {
+	x.xxx_hidden_OpenNs = v
+}
+
 type VolumeUser_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
 	Session string
 	Peer    []byte
 	Access  VolumeAccess
+	OpenNs  uint64
 }
 
 func (b0 VolumeUser_builder) Build() *VolumeUser {
@@ -1266,6 +1439,7 @@ func (b0 VolumeUser_builder) Build() *VolumeUser {
 	x.xxx_hidden_Session = b.Session
 	x.xxx_hidden_Peer = b.Peer
 	x.xxx_hidden_Access = b.Access
+	x.xxx_hidden_OpenNs = b.OpenNs
 	return m0
 }
 
@@ -1279,7 +1453,7 @@ type VolumeUnexportRequest struct {
 
 func (x *VolumeUnexportRequest) Reset() {
 	*x = VolumeUnexportRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[3]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1291,7 +1465,7 @@ func (x *VolumeUnexportRequest) String() string {
 func (*VolumeUnexportRequest) ProtoMessage() {}
 
 func (x *VolumeUnexportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[3]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1348,7 +1522,7 @@ type VolumeUnexportResponse struct {
 
 func (x *VolumeUnexportResponse) Reset() {
 	*x = VolumeUnexportResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[4]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1360,7 +1534,7 @@ func (x *VolumeUnexportResponse) String() string {
 func (*VolumeUnexportResponse) ProtoMessage() {}
 
 func (x *VolumeUnexportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[4]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1394,7 +1568,7 @@ type VolumePathSpec struct {
 
 func (x *VolumePathSpec) Reset() {
 	*x = VolumePathSpec{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[5]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1406,7 +1580,7 @@ func (x *VolumePathSpec) String() string {
 func (*VolumePathSpec) ProtoMessage() {}
 
 func (x *VolumePathSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[5]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1468,16 +1642,17 @@ type VolumeMapRequest struct {
 	xxx_hidden_OnLoss        VolumeOnLoss           `protobuf:"varint,9,opt,name=on_loss,json=onLoss,enum=rdsd.v1.VolumeOnLoss"`
 	xxx_hidden_Persist       bool                   `protobuf:"varint,10,opt,name=persist"`
 	xxx_hidden_SocketPath    string                 `protobuf:"bytes,11,opt,name=socket_path,json=socketPath"`
-	xxx_hidden_NbdDevice     uint32                 `protobuf:"varint,12,opt,name=nbd_device,json=nbdDevice"`
+	xxx_hidden_Device        string                 `protobuf:"bytes,12,opt,name=device"`
 	xxx_hidden_Session       string                 `protobuf:"bytes,13,opt,name=session"`
 	xxx_hidden_QueueDepth    uint32                 `protobuf:"varint,14,opt,name=queue_depth,json=queueDepth"`
+	xxx_hidden_Id            string                 `protobuf:"bytes,15,opt,name=id"`
 	unknownFields            protoimpl.UnknownFields
 	sizeCache                protoimpl.SizeCache
 }
 
 func (x *VolumeMapRequest) Reset() {
 	*x = VolumeMapRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[6]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1489,7 +1664,7 @@ func (x *VolumeMapRequest) String() string {
 func (*VolumeMapRequest) ProtoMessage() {}
 
 func (x *VolumeMapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[6]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1579,11 +1754,11 @@ func (x *VolumeMapRequest) GetSocketPath() string {
 	return ""
 }
 
-func (x *VolumeMapRequest) GetNbdDevice() uint32 {
+func (x *VolumeMapRequest) GetDevice() string {
 	if x != nil {
-		return x.xxx_hidden_NbdDevice
+		return x.xxx_hidden_Device
 	}
-	return 0
+	return ""
 }
 
 func (x *VolumeMapRequest) GetSession() string {
@@ -1598,6 +1773,13 @@ func (x *VolumeMapRequest) GetQueueDepth() uint32 {
 		return x.xxx_hidden_QueueDepth
 	}
 	return 0
+}
+
+func (x *VolumeMapRequest) GetId() string {
+	if x != nil {
+		return x.xxx_hidden_Id
+	}
+	return ""
 }
 
 func (x *VolumeMapRequest) SetNode(v string) {
@@ -1644,8 +1826,8 @@ func (x *VolumeMapRequest) SetSocketPath(v string) {
 	x.xxx_hidden_SocketPath = v
 }
 
-func (x *VolumeMapRequest) SetNbdDevice(v uint32) {
-	x.xxx_hidden_NbdDevice = v
+func (x *VolumeMapRequest) SetDevice(v string) {
+	x.xxx_hidden_Device = v
 }
 
 func (x *VolumeMapRequest) SetSession(v string) {
@@ -1654,6 +1836,10 @@ func (x *VolumeMapRequest) SetSession(v string) {
 
 func (x *VolumeMapRequest) SetQueueDepth(v uint32) {
 	x.xxx_hidden_QueueDepth = v
+}
+
+func (x *VolumeMapRequest) SetId(v string) {
+	x.xxx_hidden_Id = v
 }
 
 type VolumeMapRequest_builder struct {
@@ -1670,9 +1856,10 @@ type VolumeMapRequest_builder struct {
 	OnLoss        VolumeOnLoss
 	Persist       bool
 	SocketPath    string
-	NbdDevice     uint32
+	Device        string
 	Session       string
 	QueueDepth    uint32
+	Id            string
 }
 
 func (b0 VolumeMapRequest_builder) Build() *VolumeMapRequest {
@@ -1690,44 +1877,48 @@ func (b0 VolumeMapRequest_builder) Build() *VolumeMapRequest {
 	x.xxx_hidden_OnLoss = b.OnLoss
 	x.xxx_hidden_Persist = b.Persist
 	x.xxx_hidden_SocketPath = b.SocketPath
-	x.xxx_hidden_NbdDevice = b.NbdDevice
+	x.xxx_hidden_Device = b.Device
 	x.xxx_hidden_Session = b.Session
 	x.xxx_hidden_QueueDepth = b.QueueDepth
+	x.xxx_hidden_Id = b.Id
 	return m0
 }
 
 type VolumeMapping struct {
-	state                         protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_Id                 string                 `protobuf:"bytes,1,opt,name=id"`
-	xxx_hidden_Device             string                 `protobuf:"bytes,2,opt,name=device"`
-	xxx_hidden_Uri                string                 `protobuf:"bytes,3,opt,name=uri"`
-	xxx_hidden_Attach             VolumeAttach           `protobuf:"varint,4,opt,name=attach,enum=rdsd.v1.VolumeAttach"`
-	xxx_hidden_Node               string                 `protobuf:"bytes,5,opt,name=node"`
-	xxx_hidden_Name               string                 `protobuf:"bytes,6,opt,name=name"`
-	xxx_hidden_State              VolumeMappingState     `protobuf:"varint,7,opt,name=state,enum=rdsd.v1.VolumeMappingState"`
-	xxx_hidden_Error              string                 `protobuf:"bytes,8,opt,name=error"`
-	xxx_hidden_SizeBytes          uint64                 `protobuf:"varint,9,opt,name=size_bytes,json=sizeBytes"`
-	xxx_hidden_LogicalBlockBytes  uint32                 `protobuf:"varint,10,opt,name=logical_block_bytes,json=logicalBlockBytes"`
-	xxx_hidden_PhysicalBlockBytes uint32                 `protobuf:"varint,11,opt,name=physical_block_bytes,json=physicalBlockBytes"`
-	xxx_hidden_MaxIoBytes         uint32                 `protobuf:"varint,12,opt,name=max_io_bytes,json=maxIoBytes"`
-	xxx_hidden_ReadOnly           bool                   `protobuf:"varint,13,opt,name=read_only,json=readOnly"`
-	xxx_hidden_WriteCache         bool                   `protobuf:"varint,14,opt,name=write_cache,json=writeCache"`
-	xxx_hidden_Fua                bool                   `protobuf:"varint,15,opt,name=fua"`
-	xxx_hidden_Access             VolumeAccess           `protobuf:"varint,16,opt,name=access,enum=rdsd.v1.VolumeAccess"`
-	xxx_hidden_Session            string                 `protobuf:"bytes,17,opt,name=session"`
-	xxx_hidden_SessionId          string                 `protobuf:"bytes,18,opt,name=session_id,json=sessionId"`
-	xxx_hidden_OnLoss             VolumeOnLoss           `protobuf:"varint,19,opt,name=on_loss,json=onLoss,enum=rdsd.v1.VolumeOnLoss"`
-	xxx_hidden_Persist            bool                   `protobuf:"varint,20,opt,name=persist"`
-	xxx_hidden_Clients            uint32                 `protobuf:"varint,21,opt,name=clients"`
-	xxx_hidden_Operation          *[]*VolumeOpCounters   `protobuf:"bytes,22,rep,name=operation"`
-	xxx_hidden_SinceNs            uint64                 `protobuf:"varint,23,opt,name=since_ns,json=sinceNs"`
-	unknownFields                 protoimpl.UnknownFields
-	sizeCache                     protoimpl.SizeCache
+	state                    protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Id            string                 `protobuf:"bytes,1,opt,name=id"`
+	xxx_hidden_Device        string                 `protobuf:"bytes,2,opt,name=device"`
+	xxx_hidden_Uri           string                 `protobuf:"bytes,3,opt,name=uri"`
+	xxx_hidden_Attach        VolumeAttach           `protobuf:"varint,4,opt,name=attach,enum=rdsd.v1.VolumeAttach"`
+	xxx_hidden_Node          string                 `protobuf:"bytes,5,opt,name=node"`
+	xxx_hidden_Name          string                 `protobuf:"bytes,6,opt,name=name"`
+	xxx_hidden_State         VolumeMappingState     `protobuf:"varint,7,opt,name=state,enum=rdsd.v1.VolumeMappingState"`
+	xxx_hidden_StateNs       uint64                 `protobuf:"varint,8,opt,name=state_ns,json=stateNs"`
+	xxx_hidden_LastError     string                 `protobuf:"bytes,9,opt,name=last_error,json=lastError"`
+	xxx_hidden_Info          *VolumeInfo            `protobuf:"bytes,10,opt,name=info"`
+	xxx_hidden_Access        VolumeAccess           `protobuf:"varint,11,opt,name=access,enum=rdsd.v1.VolumeAccess"`
+	xxx_hidden_Session       string                 `protobuf:"bytes,12,opt,name=session"`
+	xxx_hidden_SessionId     string                 `protobuf:"bytes,13,opt,name=session_id,json=sessionId"`
+	xxx_hidden_Path          *[]*VolumePathSpec     `protobuf:"bytes,14,rep,name=path"`
+	xxx_hidden_Policy        VolumePolicy           `protobuf:"varint,15,opt,name=policy,enum=rdsd.v1.VolumePolicy"`
+	xxx_hidden_IoTimeoutNs   int64                  `protobuf:"varint,16,opt,name=io_timeout_ns,json=ioTimeoutNs"`
+	xxx_hidden_LossTimeoutNs int64                  `protobuf:"varint,17,opt,name=loss_timeout_ns,json=lossTimeoutNs"`
+	xxx_hidden_OnLoss        VolumeOnLoss           `protobuf:"varint,18,opt,name=on_loss,json=onLoss,enum=rdsd.v1.VolumeOnLoss"`
+	xxx_hidden_Persist       bool                   `protobuf:"varint,19,opt,name=persist"`
+	xxx_hidden_Users         uint32                 `protobuf:"varint,20,opt,name=users"`
+	xxx_hidden_Waiting       uint32                 `protobuf:"varint,21,opt,name=waiting"`
+	xxx_hidden_Paths         uint32                 `protobuf:"varint,22,opt,name=paths"`
+	xxx_hidden_PathsUp       uint32                 `protobuf:"varint,23,opt,name=paths_up,json=pathsUp"`
+	xxx_hidden_Address       *VolumePathSpec        `protobuf:"bytes,24,opt,name=address"`
+	xxx_hidden_Operation     *[]*VolumeOpCounters   `protobuf:"bytes,25,rep,name=operation"`
+	xxx_hidden_QueueDepth    uint32                 `protobuf:"varint,26,opt,name=queue_depth,json=queueDepth"`
+	unknownFields            protoimpl.UnknownFields
+	sizeCache                protoimpl.SizeCache
 }
 
 func (x *VolumeMapping) Reset() {
 	*x = VolumeMapping{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[7]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1739,7 +1930,7 @@ func (x *VolumeMapping) String() string {
 func (*VolumeMapping) ProtoMessage() {}
 
 func (x *VolumeMapping) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[7]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1799,60 +1990,25 @@ func (x *VolumeMapping) GetState() VolumeMappingState {
 	return VolumeMappingState_VOLUME_MAPPING_STATE_UNSPECIFIED
 }
 
-func (x *VolumeMapping) GetError() string {
+func (x *VolumeMapping) GetStateNs() uint64 {
 	if x != nil {
-		return x.xxx_hidden_Error
+		return x.xxx_hidden_StateNs
+	}
+	return 0
+}
+
+func (x *VolumeMapping) GetLastError() string {
+	if x != nil {
+		return x.xxx_hidden_LastError
 	}
 	return ""
 }
 
-func (x *VolumeMapping) GetSizeBytes() uint64 {
+func (x *VolumeMapping) GetInfo() *VolumeInfo {
 	if x != nil {
-		return x.xxx_hidden_SizeBytes
+		return x.xxx_hidden_Info
 	}
-	return 0
-}
-
-func (x *VolumeMapping) GetLogicalBlockBytes() uint32 {
-	if x != nil {
-		return x.xxx_hidden_LogicalBlockBytes
-	}
-	return 0
-}
-
-func (x *VolumeMapping) GetPhysicalBlockBytes() uint32 {
-	if x != nil {
-		return x.xxx_hidden_PhysicalBlockBytes
-	}
-	return 0
-}
-
-func (x *VolumeMapping) GetMaxIoBytes() uint32 {
-	if x != nil {
-		return x.xxx_hidden_MaxIoBytes
-	}
-	return 0
-}
-
-func (x *VolumeMapping) GetReadOnly() bool {
-	if x != nil {
-		return x.xxx_hidden_ReadOnly
-	}
-	return false
-}
-
-func (x *VolumeMapping) GetWriteCache() bool {
-	if x != nil {
-		return x.xxx_hidden_WriteCache
-	}
-	return false
-}
-
-func (x *VolumeMapping) GetFua() bool {
-	if x != nil {
-		return x.xxx_hidden_Fua
-	}
-	return false
+	return nil
 }
 
 func (x *VolumeMapping) GetAccess() VolumeAccess {
@@ -1876,6 +2032,36 @@ func (x *VolumeMapping) GetSessionId() string {
 	return ""
 }
 
+func (x *VolumeMapping) GetPath() []*VolumePathSpec {
+	if x != nil {
+		if x.xxx_hidden_Path != nil {
+			return *x.xxx_hidden_Path
+		}
+	}
+	return nil
+}
+
+func (x *VolumeMapping) GetPolicy() VolumePolicy {
+	if x != nil {
+		return x.xxx_hidden_Policy
+	}
+	return VolumePolicy_VOLUME_POLICY_UNSPECIFIED
+}
+
+func (x *VolumeMapping) GetIoTimeoutNs() int64 {
+	if x != nil {
+		return x.xxx_hidden_IoTimeoutNs
+	}
+	return 0
+}
+
+func (x *VolumeMapping) GetLossTimeoutNs() int64 {
+	if x != nil {
+		return x.xxx_hidden_LossTimeoutNs
+	}
+	return 0
+}
+
 func (x *VolumeMapping) GetOnLoss() VolumeOnLoss {
 	if x != nil {
 		return x.xxx_hidden_OnLoss
@@ -1890,11 +2076,39 @@ func (x *VolumeMapping) GetPersist() bool {
 	return false
 }
 
-func (x *VolumeMapping) GetClients() uint32 {
+func (x *VolumeMapping) GetUsers() uint32 {
 	if x != nil {
-		return x.xxx_hidden_Clients
+		return x.xxx_hidden_Users
 	}
 	return 0
+}
+
+func (x *VolumeMapping) GetWaiting() uint32 {
+	if x != nil {
+		return x.xxx_hidden_Waiting
+	}
+	return 0
+}
+
+func (x *VolumeMapping) GetPaths() uint32 {
+	if x != nil {
+		return x.xxx_hidden_Paths
+	}
+	return 0
+}
+
+func (x *VolumeMapping) GetPathsUp() uint32 {
+	if x != nil {
+		return x.xxx_hidden_PathsUp
+	}
+	return 0
+}
+
+func (x *VolumeMapping) GetAddress() *VolumePathSpec {
+	if x != nil {
+		return x.xxx_hidden_Address
+	}
+	return nil
 }
 
 func (x *VolumeMapping) GetOperation() []*VolumeOpCounters {
@@ -1906,9 +2120,9 @@ func (x *VolumeMapping) GetOperation() []*VolumeOpCounters {
 	return nil
 }
 
-func (x *VolumeMapping) GetSinceNs() uint64 {
+func (x *VolumeMapping) GetQueueDepth() uint32 {
 	if x != nil {
-		return x.xxx_hidden_SinceNs
+		return x.xxx_hidden_QueueDepth
 	}
 	return 0
 }
@@ -1941,36 +2155,16 @@ func (x *VolumeMapping) SetState(v VolumeMappingState) {
 	x.xxx_hidden_State = v
 }
 
-func (x *VolumeMapping) SetError(v string) {
-	x.xxx_hidden_Error = v
+func (x *VolumeMapping) SetStateNs(v uint64) {
+	x.xxx_hidden_StateNs = v
 }
 
-func (x *VolumeMapping) SetSizeBytes(v uint64) {
-	x.xxx_hidden_SizeBytes = v
+func (x *VolumeMapping) SetLastError(v string) {
+	x.xxx_hidden_LastError = v
 }
 
-func (x *VolumeMapping) SetLogicalBlockBytes(v uint32) {
-	x.xxx_hidden_LogicalBlockBytes = v
-}
-
-func (x *VolumeMapping) SetPhysicalBlockBytes(v uint32) {
-	x.xxx_hidden_PhysicalBlockBytes = v
-}
-
-func (x *VolumeMapping) SetMaxIoBytes(v uint32) {
-	x.xxx_hidden_MaxIoBytes = v
-}
-
-func (x *VolumeMapping) SetReadOnly(v bool) {
-	x.xxx_hidden_ReadOnly = v
-}
-
-func (x *VolumeMapping) SetWriteCache(v bool) {
-	x.xxx_hidden_WriteCache = v
-}
-
-func (x *VolumeMapping) SetFua(v bool) {
-	x.xxx_hidden_Fua = v
+func (x *VolumeMapping) SetInfo(v *VolumeInfo) {
+	x.xxx_hidden_Info = v
 }
 
 func (x *VolumeMapping) SetAccess(v VolumeAccess) {
@@ -1985,6 +2179,22 @@ func (x *VolumeMapping) SetSessionId(v string) {
 	x.xxx_hidden_SessionId = v
 }
 
+func (x *VolumeMapping) SetPath(v []*VolumePathSpec) {
+	x.xxx_hidden_Path = &v
+}
+
+func (x *VolumeMapping) SetPolicy(v VolumePolicy) {
+	x.xxx_hidden_Policy = v
+}
+
+func (x *VolumeMapping) SetIoTimeoutNs(v int64) {
+	x.xxx_hidden_IoTimeoutNs = v
+}
+
+func (x *VolumeMapping) SetLossTimeoutNs(v int64) {
+	x.xxx_hidden_LossTimeoutNs = v
+}
+
 func (x *VolumeMapping) SetOnLoss(v VolumeOnLoss) {
 	x.xxx_hidden_OnLoss = v
 }
@@ -1993,44 +2203,85 @@ func (x *VolumeMapping) SetPersist(v bool) {
 	x.xxx_hidden_Persist = v
 }
 
-func (x *VolumeMapping) SetClients(v uint32) {
-	x.xxx_hidden_Clients = v
+func (x *VolumeMapping) SetUsers(v uint32) {
+	x.xxx_hidden_Users = v
+}
+
+func (x *VolumeMapping) SetWaiting(v uint32) {
+	x.xxx_hidden_Waiting = v
+}
+
+func (x *VolumeMapping) SetPaths(v uint32) {
+	x.xxx_hidden_Paths = v
+}
+
+func (x *VolumeMapping) SetPathsUp(v uint32) {
+	x.xxx_hidden_PathsUp = v
+}
+
+func (x *VolumeMapping) SetAddress(v *VolumePathSpec) {
+	x.xxx_hidden_Address = v
 }
 
 func (x *VolumeMapping) SetOperation(v []*VolumeOpCounters) {
 	x.xxx_hidden_Operation = &v
 }
 
-func (x *VolumeMapping) SetSinceNs(v uint64) {
-	x.xxx_hidden_SinceNs = v
+func (x *VolumeMapping) SetQueueDepth(v uint32) {
+	x.xxx_hidden_QueueDepth = v
+}
+
+func (x *VolumeMapping) HasInfo() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Info != nil
+}
+
+func (x *VolumeMapping) HasAddress() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Address != nil
+}
+
+func (x *VolumeMapping) ClearInfo() {
+	x.xxx_hidden_Info = nil
+}
+
+func (x *VolumeMapping) ClearAddress() {
+	x.xxx_hidden_Address = nil
 }
 
 type VolumeMapping_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
-	Id                 string
-	Device             string
-	Uri                string
-	Attach             VolumeAttach
-	Node               string
-	Name               string
-	State              VolumeMappingState
-	Error              string
-	SizeBytes          uint64
-	LogicalBlockBytes  uint32
-	PhysicalBlockBytes uint32
-	MaxIoBytes         uint32
-	ReadOnly           bool
-	WriteCache         bool
-	Fua                bool
-	Access             VolumeAccess
-	Session            string
-	SessionId          string
-	OnLoss             VolumeOnLoss
-	Persist            bool
-	Clients            uint32
-	Operation          []*VolumeOpCounters
-	SinceNs            uint64
+	Id            string
+	Device        string
+	Uri           string
+	Attach        VolumeAttach
+	Node          string
+	Name          string
+	State         VolumeMappingState
+	StateNs       uint64
+	LastError     string
+	Info          *VolumeInfo
+	Access        VolumeAccess
+	Session       string
+	SessionId     string
+	Path          []*VolumePathSpec
+	Policy        VolumePolicy
+	IoTimeoutNs   int64
+	LossTimeoutNs int64
+	OnLoss        VolumeOnLoss
+	Persist       bool
+	Users         uint32
+	Waiting       uint32
+	Paths         uint32
+	PathsUp       uint32
+	Address       *VolumePathSpec
+	Operation     []*VolumeOpCounters
+	QueueDepth    uint32
 }
 
 func (b0 VolumeMapping_builder) Build() *VolumeMapping {
@@ -2044,22 +2295,25 @@ func (b0 VolumeMapping_builder) Build() *VolumeMapping {
 	x.xxx_hidden_Node = b.Node
 	x.xxx_hidden_Name = b.Name
 	x.xxx_hidden_State = b.State
-	x.xxx_hidden_Error = b.Error
-	x.xxx_hidden_SizeBytes = b.SizeBytes
-	x.xxx_hidden_LogicalBlockBytes = b.LogicalBlockBytes
-	x.xxx_hidden_PhysicalBlockBytes = b.PhysicalBlockBytes
-	x.xxx_hidden_MaxIoBytes = b.MaxIoBytes
-	x.xxx_hidden_ReadOnly = b.ReadOnly
-	x.xxx_hidden_WriteCache = b.WriteCache
-	x.xxx_hidden_Fua = b.Fua
+	x.xxx_hidden_StateNs = b.StateNs
+	x.xxx_hidden_LastError = b.LastError
+	x.xxx_hidden_Info = b.Info
 	x.xxx_hidden_Access = b.Access
 	x.xxx_hidden_Session = b.Session
 	x.xxx_hidden_SessionId = b.SessionId
+	x.xxx_hidden_Path = &b.Path
+	x.xxx_hidden_Policy = b.Policy
+	x.xxx_hidden_IoTimeoutNs = b.IoTimeoutNs
+	x.xxx_hidden_LossTimeoutNs = b.LossTimeoutNs
 	x.xxx_hidden_OnLoss = b.OnLoss
 	x.xxx_hidden_Persist = b.Persist
-	x.xxx_hidden_Clients = b.Clients
+	x.xxx_hidden_Users = b.Users
+	x.xxx_hidden_Waiting = b.Waiting
+	x.xxx_hidden_Paths = b.Paths
+	x.xxx_hidden_PathsUp = b.PathsUp
+	x.xxx_hidden_Address = b.Address
 	x.xxx_hidden_Operation = &b.Operation
-	x.xxx_hidden_SinceNs = b.SinceNs
+	x.xxx_hidden_QueueDepth = b.QueueDepth
 	return m0
 }
 
@@ -2068,20 +2322,21 @@ func (b0 VolumeMapping_builder) Build() *VolumeMapping {
 type VolumeOpCounters struct {
 	state                protoimpl.MessageState `protogen:"opaque.v1"`
 	xxx_hidden_Operation string                 `protobuf:"bytes,1,opt,name=operation"`
-	xxx_hidden_Completed uint64                 `protobuf:"varint,2,opt,name=completed"`
-	xxx_hidden_Errors    uint64                 `protobuf:"varint,3,opt,name=errors"`
-	xxx_hidden_Bytes     uint64                 `protobuf:"varint,4,opt,name=bytes"`
-	xxx_hidden_InFlight  uint64                 `protobuf:"varint,5,opt,name=in_flight,json=inFlight"`
-	xxx_hidden_MeanNs    uint64                 `protobuf:"varint,6,opt,name=mean_ns,json=meanNs"`
+	xxx_hidden_Submitted uint64                 `protobuf:"varint,2,opt,name=submitted"`
+	xxx_hidden_Completed uint64                 `protobuf:"varint,3,opt,name=completed"`
+	xxx_hidden_Errors    uint64                 `protobuf:"varint,4,opt,name=errors"`
+	xxx_hidden_Bytes     uint64                 `protobuf:"varint,5,opt,name=bytes"`
+	xxx_hidden_TimeNs    uint64                 `protobuf:"varint,6,opt,name=time_ns,json=timeNs"`
 	xxx_hidden_P50Ns     uint64                 `protobuf:"varint,7,opt,name=p50_ns,json=p50Ns"`
 	xxx_hidden_P99Ns     uint64                 `protobuf:"varint,8,opt,name=p99_ns,json=p99Ns"`
+	xxx_hidden_P999Ns    uint64                 `protobuf:"varint,9,opt,name=p999_ns,json=p999Ns"`
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
 
 func (x *VolumeOpCounters) Reset() {
 	*x = VolumeOpCounters{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[8]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2093,7 +2348,7 @@ func (x *VolumeOpCounters) String() string {
 func (*VolumeOpCounters) ProtoMessage() {}
 
 func (x *VolumeOpCounters) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[8]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2109,6 +2364,13 @@ func (x *VolumeOpCounters) GetOperation() string {
 		return x.xxx_hidden_Operation
 	}
 	return ""
+}
+
+func (x *VolumeOpCounters) GetSubmitted() uint64 {
+	if x != nil {
+		return x.xxx_hidden_Submitted
+	}
+	return 0
 }
 
 func (x *VolumeOpCounters) GetCompleted() uint64 {
@@ -2132,16 +2394,9 @@ func (x *VolumeOpCounters) GetBytes() uint64 {
 	return 0
 }
 
-func (x *VolumeOpCounters) GetInFlight() uint64 {
+func (x *VolumeOpCounters) GetTimeNs() uint64 {
 	if x != nil {
-		return x.xxx_hidden_InFlight
-	}
-	return 0
-}
-
-func (x *VolumeOpCounters) GetMeanNs() uint64 {
-	if x != nil {
-		return x.xxx_hidden_MeanNs
+		return x.xxx_hidden_TimeNs
 	}
 	return 0
 }
@@ -2160,8 +2415,19 @@ func (x *VolumeOpCounters) GetP99Ns() uint64 {
 	return 0
 }
 
+func (x *VolumeOpCounters) GetP999Ns() uint64 {
+	if x != nil {
+		return x.xxx_hidden_P999Ns
+	}
+	return 0
+}
+
 func (x *VolumeOpCounters) SetOperation(v string) {
 	x.xxx_hidden_Operation = v
+}
+
+func (x *VolumeOpCounters) SetSubmitted(v uint64) {
+	x.xxx_hidden_Submitted = v
 }
 
 func (x *VolumeOpCounters) SetCompleted(v uint64) {
@@ -2176,12 +2442,8 @@ func (x *VolumeOpCounters) SetBytes(v uint64) {
 	x.xxx_hidden_Bytes = v
 }
 
-func (x *VolumeOpCounters) SetInFlight(v uint64) {
-	x.xxx_hidden_InFlight = v
-}
-
-func (x *VolumeOpCounters) SetMeanNs(v uint64) {
-	x.xxx_hidden_MeanNs = v
+func (x *VolumeOpCounters) SetTimeNs(v uint64) {
+	x.xxx_hidden_TimeNs = v
 }
 
 func (x *VolumeOpCounters) SetP50Ns(v uint64) {
@@ -2192,17 +2454,22 @@ func (x *VolumeOpCounters) SetP99Ns(v uint64) {
 	x.xxx_hidden_P99Ns = v
 }
 
+func (x *VolumeOpCounters) SetP999Ns(v uint64) {
+	x.xxx_hidden_P999Ns = v
+}
+
 type VolumeOpCounters_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
 	Operation string
+	Submitted uint64
 	Completed uint64
 	Errors    uint64
 	Bytes     uint64
-	InFlight  uint64
-	MeanNs    uint64
+	TimeNs    uint64
 	P50Ns     uint64
 	P99Ns     uint64
+	P999Ns    uint64
 }
 
 func (b0 VolumeOpCounters_builder) Build() *VolumeOpCounters {
@@ -2210,13 +2477,14 @@ func (b0 VolumeOpCounters_builder) Build() *VolumeOpCounters {
 	b, x := &b0, m0
 	_, _ = b, x
 	x.xxx_hidden_Operation = b.Operation
+	x.xxx_hidden_Submitted = b.Submitted
 	x.xxx_hidden_Completed = b.Completed
 	x.xxx_hidden_Errors = b.Errors
 	x.xxx_hidden_Bytes = b.Bytes
-	x.xxx_hidden_InFlight = b.InFlight
-	x.xxx_hidden_MeanNs = b.MeanNs
+	x.xxx_hidden_TimeNs = b.TimeNs
 	x.xxx_hidden_P50Ns = b.P50Ns
 	x.xxx_hidden_P99Ns = b.P99Ns
+	x.xxx_hidden_P999Ns = b.P999Ns
 	return m0
 }
 
@@ -2230,7 +2498,7 @@ type VolumeUnmapRequest struct {
 
 func (x *VolumeUnmapRequest) Reset() {
 	*x = VolumeUnmapRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[9]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2242,7 +2510,7 @@ func (x *VolumeUnmapRequest) String() string {
 func (*VolumeUnmapRequest) ProtoMessage() {}
 
 func (x *VolumeUnmapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[9]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2299,7 +2567,7 @@ type VolumeUnmapResponse struct {
 
 func (x *VolumeUnmapResponse) Reset() {
 	*x = VolumeUnmapResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[10]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2311,7 +2579,7 @@ func (x *VolumeUnmapResponse) String() string {
 func (*VolumeUnmapResponse) ProtoMessage() {}
 
 func (x *VolumeUnmapResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[10]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2343,7 +2611,7 @@ type VolumeRemapRequest struct {
 
 func (x *VolumeRemapRequest) Reset() {
 	*x = VolumeRemapRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[11]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2355,7 +2623,7 @@ func (x *VolumeRemapRequest) String() string {
 func (*VolumeRemapRequest) ProtoMessage() {}
 
 func (x *VolumeRemapRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[11]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2399,7 +2667,7 @@ type VolumeListRequest struct {
 
 func (x *VolumeListRequest) Reset() {
 	*x = VolumeListRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[12]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2411,7 +2679,7 @@ func (x *VolumeListRequest) String() string {
 func (*VolumeListRequest) ProtoMessage() {}
 
 func (x *VolumeListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[12]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2444,7 +2712,7 @@ type VolumeListResponse struct {
 
 func (x *VolumeListResponse) Reset() {
 	*x = VolumeListResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[13]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2456,7 +2724,7 @@ func (x *VolumeListResponse) String() string {
 func (*VolumeListResponse) ProtoMessage() {}
 
 func (x *VolumeListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[13]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2518,7 +2786,7 @@ type VolumeGetRequest struct {
 
 func (x *VolumeGetRequest) Reset() {
 	*x = VolumeGetRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[14]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2530,7 +2798,7 @@ func (x *VolumeGetRequest) String() string {
 func (*VolumeGetRequest) ProtoMessage() {}
 
 func (x *VolumeGetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[14]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2649,7 +2917,7 @@ func (b0 VolumeGetRequest_builder) Build() *VolumeGetRequest {
 type case_VolumeGetRequest_What protoreflect.FieldNumber
 
 func (x case_VolumeGetRequest_What) String() string {
-	md := file_rdsd_v1_volume_proto_msgTypes[14].Descriptor()
+	md := file_rdsd_v1_volume_proto_msgTypes[15].Descriptor()
 	if x == 0 {
 		return "not set"
 	}
@@ -2683,7 +2951,7 @@ type VolumeGetResponse struct {
 
 func (x *VolumeGetResponse) Reset() {
 	*x = VolumeGetResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[15]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2695,7 +2963,7 @@ func (x *VolumeGetResponse) String() string {
 func (*VolumeGetResponse) ProtoMessage() {}
 
 func (x *VolumeGetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[15]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2767,16 +3035,18 @@ func (b0 VolumeGetResponse_builder) Build() *VolumeGetResponse {
 }
 
 type VolumeInfoRequest struct {
-	state           protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_Node string                 `protobuf:"bytes,1,opt,name=node"`
-	xxx_hidden_Name string                 `protobuf:"bytes,2,opt,name=name"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	state              protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Node    string                 `protobuf:"bytes,1,opt,name=node"`
+	xxx_hidden_Name    string                 `protobuf:"bytes,2,opt,name=name"`
+	xxx_hidden_Session string                 `protobuf:"bytes,3,opt,name=session"`
+	xxx_hidden_Path    *[]*VolumePathSpec     `protobuf:"bytes,4,rep,name=path"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *VolumeInfoRequest) Reset() {
 	*x = VolumeInfoRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[16]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2788,7 +3058,7 @@ func (x *VolumeInfoRequest) String() string {
 func (*VolumeInfoRequest) ProtoMessage() {}
 
 func (x *VolumeInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[16]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2813,6 +3083,22 @@ func (x *VolumeInfoRequest) GetName() string {
 	return ""
 }
 
+func (x *VolumeInfoRequest) GetSession() string {
+	if x != nil {
+		return x.xxx_hidden_Session
+	}
+	return ""
+}
+
+func (x *VolumeInfoRequest) GetPath() []*VolumePathSpec {
+	if x != nil {
+		if x.xxx_hidden_Path != nil {
+			return *x.xxx_hidden_Path
+		}
+	}
+	return nil
+}
+
 func (x *VolumeInfoRequest) SetNode(v string) {
 	x.xxx_hidden_Node = v
 }
@@ -2821,11 +3107,21 @@ func (x *VolumeInfoRequest) SetName(v string) {
 	x.xxx_hidden_Name = v
 }
 
+func (x *VolumeInfoRequest) SetSession(v string) {
+	x.xxx_hidden_Session = v
+}
+
+func (x *VolumeInfoRequest) SetPath(v []*VolumePathSpec) {
+	x.xxx_hidden_Path = &v
+}
+
 type VolumeInfoRequest_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
-	Node string
-	Name string
+	Node    string
+	Name    string
+	Session string
+	Path    []*VolumePathSpec
 }
 
 func (b0 VolumeInfoRequest_builder) Build() *VolumeInfoRequest {
@@ -2834,44 +3130,36 @@ func (b0 VolumeInfoRequest_builder) Build() *VolumeInfoRequest {
 	_, _ = b, x
 	x.xxx_hidden_Node = b.Node
 	x.xxx_hidden_Name = b.Name
+	x.xxx_hidden_Session = b.Session
+	x.xxx_hidden_Path = &b.Path
 	return m0
 }
 
-// VolumeInfo is what another node says of a volume.
-type VolumeInfo struct {
-	state                              protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_Node                    string                 `protobuf:"bytes,1,opt,name=node"`
-	xxx_hidden_Name                    string                 `protobuf:"bytes,2,opt,name=name"`
-	xxx_hidden_SizeBytes               uint64                 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes"`
-	xxx_hidden_LogicalBlockBytes       uint32                 `protobuf:"varint,4,opt,name=logical_block_bytes,json=logicalBlockBytes"`
-	xxx_hidden_PhysicalBlockBytes      uint32                 `protobuf:"varint,5,opt,name=physical_block_bytes,json=physicalBlockBytes"`
-	xxx_hidden_MaxIoBytes              uint32                 `protobuf:"varint,6,opt,name=max_io_bytes,json=maxIoBytes"`
-	xxx_hidden_ReadOnly                bool                   `protobuf:"varint,7,opt,name=read_only,json=readOnly"`
-	xxx_hidden_Rotational              bool                   `protobuf:"varint,8,opt,name=rotational"`
-	xxx_hidden_WriteCache              bool                   `protobuf:"varint,9,opt,name=write_cache,json=writeCache"`
-	xxx_hidden_Fua                     bool                   `protobuf:"varint,10,opt,name=fua"`
-	xxx_hidden_Discard                 bool                   `protobuf:"varint,11,opt,name=discard"`
-	xxx_hidden_DiscardGranularityBytes uint32                 `protobuf:"varint,12,opt,name=discard_granularity_bytes,json=discardGranularityBytes"`
-	xxx_hidden_WriteZeroes             bool                   `protobuf:"varint,13,opt,name=write_zeroes,json=writeZeroes"`
-	unknownFields                      protoimpl.UnknownFields
-	sizeCache                          protoimpl.SizeCache
+type VolumeInfoResponse struct {
+	state                 protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Node       string                 `protobuf:"bytes,1,opt,name=node"`
+	xxx_hidden_Name       string                 `protobuf:"bytes,2,opt,name=name"`
+	xxx_hidden_Info       *VolumeInfo            `protobuf:"bytes,3,opt,name=info"`
+	xxx_hidden_QueueDepth uint32                 `protobuf:"varint,4,opt,name=queue_depth,json=queueDepth"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
-func (x *VolumeInfo) Reset() {
-	*x = VolumeInfo{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[17]
+func (x *VolumeInfoResponse) Reset() {
+	*x = VolumeInfoResponse{}
+	mi := &file_rdsd_v1_volume_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *VolumeInfo) String() string {
+func (x *VolumeInfoResponse) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*VolumeInfo) ProtoMessage() {}
+func (*VolumeInfoResponse) ProtoMessage() {}
 
-func (x *VolumeInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[17]
+func (x *VolumeInfoResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_volume_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2882,198 +3170,92 @@ func (x *VolumeInfo) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-func (x *VolumeInfo) GetNode() string {
+func (x *VolumeInfoResponse) GetNode() string {
 	if x != nil {
 		return x.xxx_hidden_Node
 	}
 	return ""
 }
 
-func (x *VolumeInfo) GetName() string {
+func (x *VolumeInfoResponse) GetName() string {
 	if x != nil {
 		return x.xxx_hidden_Name
 	}
 	return ""
 }
 
-func (x *VolumeInfo) GetSizeBytes() uint64 {
+func (x *VolumeInfoResponse) GetInfo() *VolumeInfo {
 	if x != nil {
-		return x.xxx_hidden_SizeBytes
+		return x.xxx_hidden_Info
+	}
+	return nil
+}
+
+func (x *VolumeInfoResponse) GetQueueDepth() uint32 {
+	if x != nil {
+		return x.xxx_hidden_QueueDepth
 	}
 	return 0
 }
 
-func (x *VolumeInfo) GetLogicalBlockBytes() uint32 {
-	if x != nil {
-		return x.xxx_hidden_LogicalBlockBytes
-	}
-	return 0
-}
-
-func (x *VolumeInfo) GetPhysicalBlockBytes() uint32 {
-	if x != nil {
-		return x.xxx_hidden_PhysicalBlockBytes
-	}
-	return 0
-}
-
-func (x *VolumeInfo) GetMaxIoBytes() uint32 {
-	if x != nil {
-		return x.xxx_hidden_MaxIoBytes
-	}
-	return 0
-}
-
-func (x *VolumeInfo) GetReadOnly() bool {
-	if x != nil {
-		return x.xxx_hidden_ReadOnly
-	}
-	return false
-}
-
-func (x *VolumeInfo) GetRotational() bool {
-	if x != nil {
-		return x.xxx_hidden_Rotational
-	}
-	return false
-}
-
-func (x *VolumeInfo) GetWriteCache() bool {
-	if x != nil {
-		return x.xxx_hidden_WriteCache
-	}
-	return false
-}
-
-func (x *VolumeInfo) GetFua() bool {
-	if x != nil {
-		return x.xxx_hidden_Fua
-	}
-	return false
-}
-
-func (x *VolumeInfo) GetDiscard() bool {
-	if x != nil {
-		return x.xxx_hidden_Discard
-	}
-	return false
-}
-
-func (x *VolumeInfo) GetDiscardGranularityBytes() uint32 {
-	if x != nil {
-		return x.xxx_hidden_DiscardGranularityBytes
-	}
-	return 0
-}
-
-func (x *VolumeInfo) GetWriteZeroes() bool {
-	if x != nil {
-		return x.xxx_hidden_WriteZeroes
-	}
-	return false
-}
-
-func (x *VolumeInfo) SetNode(v string) {
+func (x *VolumeInfoResponse) SetNode(v string) {
 	x.xxx_hidden_Node = v
 }
 
-func (x *VolumeInfo) SetName(v string) {
+func (x *VolumeInfoResponse) SetName(v string) {
 	x.xxx_hidden_Name = v
 }
 
-func (x *VolumeInfo) SetSizeBytes(v uint64) {
-	x.xxx_hidden_SizeBytes = v
+func (x *VolumeInfoResponse) SetInfo(v *VolumeInfo) {
+	x.xxx_hidden_Info = v
 }
 
-func (x *VolumeInfo) SetLogicalBlockBytes(v uint32) {
-	x.xxx_hidden_LogicalBlockBytes = v
+func (x *VolumeInfoResponse) SetQueueDepth(v uint32) {
+	x.xxx_hidden_QueueDepth = v
 }
 
-func (x *VolumeInfo) SetPhysicalBlockBytes(v uint32) {
-	x.xxx_hidden_PhysicalBlockBytes = v
+func (x *VolumeInfoResponse) HasInfo() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Info != nil
 }
 
-func (x *VolumeInfo) SetMaxIoBytes(v uint32) {
-	x.xxx_hidden_MaxIoBytes = v
+func (x *VolumeInfoResponse) ClearInfo() {
+	x.xxx_hidden_Info = nil
 }
 
-func (x *VolumeInfo) SetReadOnly(v bool) {
-	x.xxx_hidden_ReadOnly = v
-}
-
-func (x *VolumeInfo) SetRotational(v bool) {
-	x.xxx_hidden_Rotational = v
-}
-
-func (x *VolumeInfo) SetWriteCache(v bool) {
-	x.xxx_hidden_WriteCache = v
-}
-
-func (x *VolumeInfo) SetFua(v bool) {
-	x.xxx_hidden_Fua = v
-}
-
-func (x *VolumeInfo) SetDiscard(v bool) {
-	x.xxx_hidden_Discard = v
-}
-
-func (x *VolumeInfo) SetDiscardGranularityBytes(v uint32) {
-	x.xxx_hidden_DiscardGranularityBytes = v
-}
-
-func (x *VolumeInfo) SetWriteZeroes(v bool) {
-	x.xxx_hidden_WriteZeroes = v
-}
-
-type VolumeInfo_builder struct {
+type VolumeInfoResponse_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
-	Node                    string
-	Name                    string
-	SizeBytes               uint64
-	LogicalBlockBytes       uint32
-	PhysicalBlockBytes      uint32
-	MaxIoBytes              uint32
-	ReadOnly                bool
-	Rotational              bool
-	WriteCache              bool
-	Fua                     bool
-	Discard                 bool
-	DiscardGranularityBytes uint32
-	WriteZeroes             bool
+	Node       string
+	Name       string
+	Info       *VolumeInfo
+	QueueDepth uint32
 }
 
-func (b0 VolumeInfo_builder) Build() *VolumeInfo {
-	m0 := &VolumeInfo{}
+func (b0 VolumeInfoResponse_builder) Build() *VolumeInfoResponse {
+	m0 := &VolumeInfoResponse{}
 	b, x := &b0, m0
 	_, _ = b, x
 	x.xxx_hidden_Node = b.Node
 	x.xxx_hidden_Name = b.Name
-	x.xxx_hidden_SizeBytes = b.SizeBytes
-	x.xxx_hidden_LogicalBlockBytes = b.LogicalBlockBytes
-	x.xxx_hidden_PhysicalBlockBytes = b.PhysicalBlockBytes
-	x.xxx_hidden_MaxIoBytes = b.MaxIoBytes
-	x.xxx_hidden_ReadOnly = b.ReadOnly
-	x.xxx_hidden_Rotational = b.Rotational
-	x.xxx_hidden_WriteCache = b.WriteCache
-	x.xxx_hidden_Fua = b.Fua
-	x.xxx_hidden_Discard = b.Discard
-	x.xxx_hidden_DiscardGranularityBytes = b.DiscardGranularityBytes
-	x.xxx_hidden_WriteZeroes = b.WriteZeroes
+	x.xxx_hidden_Info = b.Info
+	x.xxx_hidden_QueueDepth = b.QueueDepth
 	return m0
 }
 
 type VolumeResizeRequest struct {
-	state                protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_What      string                 `protobuf:"bytes,1,opt,name=what"`
-	xxx_hidden_SizeBytes uint64                 `protobuf:"varint,2,opt,name=size_bytes,json=sizeBytes"`
+	state                protoimpl.MessageState     `protogen:"opaque.v1"`
+	xxx_hidden_What      isVolumeResizeRequest_What `protobuf_oneof:"what"`
+	xxx_hidden_SizeBytes uint64                     `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes"`
 	unknownFields        protoimpl.UnknownFields
 	sizeCache            protoimpl.SizeCache
 }
 
 func (x *VolumeResizeRequest) Reset() {
 	*x = VolumeResizeRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[18]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3085,7 +3267,7 @@ func (x *VolumeResizeRequest) String() string {
 func (*VolumeResizeRequest) ProtoMessage() {}
 
 func (x *VolumeResizeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[18]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3096,9 +3278,20 @@ func (x *VolumeResizeRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-func (x *VolumeResizeRequest) GetWhat() string {
+func (x *VolumeResizeRequest) GetMapping() string {
 	if x != nil {
-		return x.xxx_hidden_What
+		if x, ok := x.xxx_hidden_What.(*volumeResizeRequest_Mapping); ok {
+			return x.Mapping
+		}
+	}
+	return ""
+}
+
+func (x *VolumeResizeRequest) GetExport() string {
+	if x != nil {
+		if x, ok := x.xxx_hidden_What.(*volumeResizeRequest_Export); ok {
+			return x.Export
+		}
 	}
 	return ""
 }
@@ -3110,20 +3303,86 @@ func (x *VolumeResizeRequest) GetSizeBytes() uint64 {
 	return 0
 }
 
-func (x *VolumeResizeRequest) SetWhat(v string) {
-	x.xxx_hidden_What = v
+func (x *VolumeResizeRequest) SetMapping(v string) {
+	x.xxx_hidden_What = &volumeResizeRequest_Mapping{v}
+}
+
+func (x *VolumeResizeRequest) SetExport(v string) {
+	x.xxx_hidden_What = &volumeResizeRequest_Export{v}
 }
 
 func (x *VolumeResizeRequest) SetSizeBytes(v uint64) {
 	x.xxx_hidden_SizeBytes = v
 }
 
+func (x *VolumeResizeRequest) HasWhat() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_What != nil
+}
+
+func (x *VolumeResizeRequest) HasMapping() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.xxx_hidden_What.(*volumeResizeRequest_Mapping)
+	return ok
+}
+
+func (x *VolumeResizeRequest) HasExport() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.xxx_hidden_What.(*volumeResizeRequest_Export)
+	return ok
+}
+
+func (x *VolumeResizeRequest) ClearWhat() {
+	x.xxx_hidden_What = nil
+}
+
+func (x *VolumeResizeRequest) ClearMapping() {
+	if _, ok := x.xxx_hidden_What.(*volumeResizeRequest_Mapping); ok {
+		x.xxx_hidden_What = nil
+	}
+}
+
+func (x *VolumeResizeRequest) ClearExport() {
+	if _, ok := x.xxx_hidden_What.(*volumeResizeRequest_Export); ok {
+		x.xxx_hidden_What = nil
+	}
+}
+
+const VolumeResizeRequest_What_not_set_case case_VolumeResizeRequest_What = 0
+const VolumeResizeRequest_Mapping_case case_VolumeResizeRequest_What = 1
+const VolumeResizeRequest_Export_case case_VolumeResizeRequest_What = 2
+
+func (x *VolumeResizeRequest) WhichWhat() case_VolumeResizeRequest_What {
+	if x == nil {
+		return VolumeResizeRequest_What_not_set_case
+	}
+	switch x.xxx_hidden_What.(type) {
+	case *volumeResizeRequest_Mapping:
+		return VolumeResizeRequest_Mapping_case
+	case *volumeResizeRequest_Export:
+		return VolumeResizeRequest_Export_case
+	default:
+		return VolumeResizeRequest_What_not_set_case
+	}
+}
+
 type VolumeResizeRequest_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
-	// Name of an export: its store (a file, memory) is changed, and who has it open is told.
-	// A mapping, as in VolumeUnmapRequest: the other node is asked for the size it has now.
-	What      string
+	// Fields of oneof xxx_hidden_What:
+	// As in VolumeUnmapRequest: the size the other node says it has now is taken over.
+	Mapping *string
+	// Name: the store (a file, memory) gets this size, and who has it open is told.
+	Export *string
+	// -- end of xxx_hidden_What
+	// 0: of a mapping any, of an export what its store has (a block device that grew).
+	// A mapping is left as it is, with EINVAL, if the volume has another size.
 	SizeBytes uint64
 }
 
@@ -3131,10 +3390,43 @@ func (b0 VolumeResizeRequest_builder) Build() *VolumeResizeRequest {
 	m0 := &VolumeResizeRequest{}
 	b, x := &b0, m0
 	_, _ = b, x
-	x.xxx_hidden_What = b.What
+	if b.Mapping != nil {
+		x.xxx_hidden_What = &volumeResizeRequest_Mapping{*b.Mapping}
+	}
+	if b.Export != nil {
+		x.xxx_hidden_What = &volumeResizeRequest_Export{*b.Export}
+	}
 	x.xxx_hidden_SizeBytes = b.SizeBytes
 	return m0
 }
+
+type case_VolumeResizeRequest_What protoreflect.FieldNumber
+
+func (x case_VolumeResizeRequest_What) String() string {
+	md := file_rdsd_v1_volume_proto_msgTypes[19].Descriptor()
+	if x == 0 {
+		return "not set"
+	}
+	return protoimpl.X.MessageFieldStringOf(md, protoreflect.FieldNumber(x))
+}
+
+type isVolumeResizeRequest_What interface {
+	isVolumeResizeRequest_What()
+}
+
+type volumeResizeRequest_Mapping struct {
+	// As in VolumeUnmapRequest: the size the other node says it has now is taken over.
+	Mapping string `protobuf:"bytes,1,opt,name=mapping,oneof"`
+}
+
+type volumeResizeRequest_Export struct {
+	// Name: the store (a file, memory) gets this size, and who has it open is told.
+	Export string `protobuf:"bytes,2,opt,name=export,oneof"`
+}
+
+func (*volumeResizeRequest_Mapping) isVolumeResizeRequest_What() {}
+
+func (*volumeResizeRequest_Export) isVolumeResizeRequest_What() {}
 
 type VolumeResizeResponse struct {
 	state                protoimpl.MessageState `protogen:"opaque.v1"`
@@ -3145,7 +3437,7 @@ type VolumeResizeResponse struct {
 
 func (x *VolumeResizeResponse) Reset() {
 	*x = VolumeResizeResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[19]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3157,7 +3449,7 @@ func (x *VolumeResizeResponse) String() string {
 func (*VolumeResizeResponse) ProtoMessage() {}
 
 func (x *VolumeResizeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[19]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3201,7 +3493,7 @@ type VolumeListSessionsRequest struct {
 
 func (x *VolumeListSessionsRequest) Reset() {
 	*x = VolumeListSessionsRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[20]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3213,7 +3505,7 @@ func (x *VolumeListSessionsRequest) String() string {
 func (*VolumeListSessionsRequest) ProtoMessage() {}
 
 func (x *VolumeListSessionsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[20]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3245,7 +3537,7 @@ type VolumeListSessionsResponse struct {
 
 func (x *VolumeListSessionsResponse) Reset() {
 	*x = VolumeListSessionsResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[21]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3257,7 +3549,7 @@ func (x *VolumeListSessionsResponse) String() string {
 func (*VolumeListSessionsResponse) ProtoMessage() {}
 
 func (x *VolumeListSessionsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[21]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3302,8 +3594,8 @@ type VolumeSession struct {
 	xxx_hidden_Uuid        string                 `protobuf:"bytes,3,opt,name=uuid"`
 	xxx_hidden_Role        VolumeRole             `protobuf:"varint,4,opt,name=role,enum=rdsd.v1.VolumeRole"`
 	xxx_hidden_Peer        string                 `protobuf:"bytes,5,opt,name=peer"`
-	xxx_hidden_State       VolumeSessionState     `protobuf:"varint,6,opt,name=state,enum=rdsd.v1.VolumeSessionState"`
-	xxx_hidden_SinceNs     uint64                 `protobuf:"varint,7,opt,name=since_ns,json=sinceNs"`
+	xxx_hidden_Up          bool                   `protobuf:"varint,6,opt,name=up"`
+	xxx_hidden_StateNs     uint64                 `protobuf:"varint,7,opt,name=state_ns,json=stateNs"`
 	xxx_hidden_Policy      VolumePolicy           `protobuf:"varint,8,opt,name=policy,enum=rdsd.v1.VolumePolicy"`
 	xxx_hidden_OnLoss      VolumeOnLoss           `protobuf:"varint,9,opt,name=on_loss,json=onLoss,enum=rdsd.v1.VolumeOnLoss"`
 	xxx_hidden_Volume      []string               `protobuf:"bytes,10,rep,name=volume"`
@@ -3320,7 +3612,7 @@ type VolumeSession struct {
 
 func (x *VolumeSession) Reset() {
 	*x = VolumeSession{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[22]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3332,7 +3624,7 @@ func (x *VolumeSession) String() string {
 func (*VolumeSession) ProtoMessage() {}
 
 func (x *VolumeSession) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[22]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3378,16 +3670,16 @@ func (x *VolumeSession) GetPeer() string {
 	return ""
 }
 
-func (x *VolumeSession) GetState() VolumeSessionState {
+func (x *VolumeSession) GetUp() bool {
 	if x != nil {
-		return x.xxx_hidden_State
+		return x.xxx_hidden_Up
 	}
-	return VolumeSessionState_VOLUME_SESSION_STATE_UNSPECIFIED
+	return false
 }
 
-func (x *VolumeSession) GetSinceNs() uint64 {
+func (x *VolumeSession) GetStateNs() uint64 {
 	if x != nil {
-		return x.xxx_hidden_SinceNs
+		return x.xxx_hidden_StateNs
 	}
 	return 0
 }
@@ -3482,12 +3774,12 @@ func (x *VolumeSession) SetPeer(v string) {
 	x.xxx_hidden_Peer = v
 }
 
-func (x *VolumeSession) SetState(v VolumeSessionState) {
-	x.xxx_hidden_State = v
+func (x *VolumeSession) SetUp(v bool) {
+	x.xxx_hidden_Up = v
 }
 
-func (x *VolumeSession) SetSinceNs(v uint64) {
-	x.xxx_hidden_SinceNs = v
+func (x *VolumeSession) SetStateNs(v uint64) {
+	x.xxx_hidden_StateNs = v
 }
 
 func (x *VolumeSession) SetPolicy(v VolumePolicy) {
@@ -3538,8 +3830,8 @@ type VolumeSession_builder struct {
 	Uuid        string
 	Role        VolumeRole
 	Peer        string
-	State       VolumeSessionState
-	SinceNs     uint64
+	Up          bool
+	StateNs     uint64
 	Policy      VolumePolicy
 	OnLoss      VolumeOnLoss
 	Volume      []string
@@ -3561,8 +3853,8 @@ func (b0 VolumeSession_builder) Build() *VolumeSession {
 	x.xxx_hidden_Uuid = b.Uuid
 	x.xxx_hidden_Role = b.Role
 	x.xxx_hidden_Peer = b.Peer
-	x.xxx_hidden_State = b.State
-	x.xxx_hidden_SinceNs = b.SinceNs
+	x.xxx_hidden_Up = b.Up
+	x.xxx_hidden_StateNs = b.StateNs
 	x.xxx_hidden_Policy = b.Policy
 	x.xxx_hidden_OnLoss = b.OnLoss
 	x.xxx_hidden_Volume = b.Volume
@@ -3585,7 +3877,7 @@ type VolumeListPathsRequest struct {
 
 func (x *VolumeListPathsRequest) Reset() {
 	*x = VolumeListPathsRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[23]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3597,7 +3889,7 @@ func (x *VolumeListPathsRequest) String() string {
 func (*VolumeListPathsRequest) ProtoMessage() {}
 
 func (x *VolumeListPathsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[23]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3642,7 +3934,7 @@ type VolumeListPathsResponse struct {
 
 func (x *VolumeListPathsResponse) Reset() {
 	*x = VolumeListPathsResponse{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[24]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3654,7 +3946,7 @@ func (x *VolumeListPathsResponse) String() string {
 func (*VolumeListPathsResponse) ProtoMessage() {}
 
 func (x *VolumeListPathsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[24]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3695,33 +3987,32 @@ func (b0 VolumeListPathsResponse_builder) Build() *VolumeListPathsResponse {
 // A path with its statistics, named as in the kernel's sysfs.
 type VolumePath struct {
 	state                       protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_Id               string                 `protobuf:"bytes,1,opt,name=id"`
-	xxx_hidden_Session          string                 `protobuf:"bytes,2,opt,name=session"`
-	xxx_hidden_SessionName      string                 `protobuf:"bytes,3,opt,name=session_name,json=sessionName"`
-	xxx_hidden_Role             VolumeRole             `protobuf:"varint,4,opt,name=role,enum=rdsd.v1.VolumeRole"`
-	xxx_hidden_Source           string                 `protobuf:"bytes,5,opt,name=source"`
-	xxx_hidden_Destination      string                 `protobuf:"bytes,6,opt,name=destination"`
-	xxx_hidden_State            VolumePathState        `protobuf:"varint,7,opt,name=state,enum=rdsd.v1.VolumePathState"`
-	xxx_hidden_StateNs          uint64                 `protobuf:"varint,8,opt,name=state_ns,json=stateNs"`
-	xxx_hidden_Epoch            uint32                 `protobuf:"varint,9,opt,name=epoch"`
-	xxx_hidden_Connections      uint32                 `protobuf:"varint,10,opt,name=connections"`
-	xxx_hidden_CurLatencyNs     uint64                 `protobuf:"varint,11,opt,name=cur_latency_ns,json=curLatencyNs"`
-	xxx_hidden_Reconnects       uint64                 `protobuf:"varint,12,opt,name=reconnects"`
-	xxx_hidden_ReconnectsFailed uint64                 `protobuf:"varint,13,opt,name=reconnects_failed,json=reconnectsFailed"`
-	xxx_hidden_Reads            uint64                 `protobuf:"varint,14,opt,name=reads"`
-	xxx_hidden_ReadBytes        uint64                 `protobuf:"varint,15,opt,name=read_bytes,json=readBytes"`
-	xxx_hidden_Writes           uint64                 `protobuf:"varint,16,opt,name=writes"`
-	xxx_hidden_WriteBytes       uint64                 `protobuf:"varint,17,opt,name=write_bytes,json=writeBytes"`
-	xxx_hidden_InFlight         uint32                 `protobuf:"varint,18,opt,name=in_flight,json=inFlight"`
-	xxx_hidden_Failovers        uint64                 `protobuf:"varint,19,opt,name=failovers"`
-	xxx_hidden_LastError        string                 `protobuf:"bytes,20,opt,name=last_error,json=lastError"`
+	xxx_hidden_Session          string                 `protobuf:"bytes,1,opt,name=session"`
+	xxx_hidden_SessionId        string                 `protobuf:"bytes,2,opt,name=session_id,json=sessionId"`
+	xxx_hidden_Role             VolumeRole             `protobuf:"varint,3,opt,name=role,enum=rdsd.v1.VolumeRole"`
+	xxx_hidden_Source           string                 `protobuf:"bytes,4,opt,name=source"`
+	xxx_hidden_Destination      string                 `protobuf:"bytes,5,opt,name=destination"`
+	xxx_hidden_State            VolumePathState        `protobuf:"varint,6,opt,name=state,enum=rdsd.v1.VolumePathState"`
+	xxx_hidden_StateNs          uint64                 `protobuf:"varint,7,opt,name=state_ns,json=stateNs"`
+	xxx_hidden_Epoch            uint32                 `protobuf:"varint,8,opt,name=epoch"`
+	xxx_hidden_Connections      uint32                 `protobuf:"varint,9,opt,name=connections"`
+	xxx_hidden_CurLatencyNs     uint64                 `protobuf:"varint,10,opt,name=cur_latency_ns,json=curLatencyNs"`
+	xxx_hidden_Reconnects       uint64                 `protobuf:"varint,11,opt,name=reconnects"`
+	xxx_hidden_ReconnectsFailed uint64                 `protobuf:"varint,12,opt,name=reconnects_failed,json=reconnectsFailed"`
+	xxx_hidden_Reads            uint64                 `protobuf:"varint,13,opt,name=reads"`
+	xxx_hidden_ReadBytes        uint64                 `protobuf:"varint,14,opt,name=read_bytes,json=readBytes"`
+	xxx_hidden_Writes           uint64                 `protobuf:"varint,15,opt,name=writes"`
+	xxx_hidden_WriteBytes       uint64                 `protobuf:"varint,16,opt,name=write_bytes,json=writeBytes"`
+	xxx_hidden_InFlight         uint32                 `protobuf:"varint,17,opt,name=in_flight,json=inFlight"`
+	xxx_hidden_Failovers        uint64                 `protobuf:"varint,18,opt,name=failovers"`
+	xxx_hidden_LastError        string                 `protobuf:"bytes,19,opt,name=last_error,json=lastError"`
 	unknownFields               protoimpl.UnknownFields
 	sizeCache                   protoimpl.SizeCache
 }
 
 func (x *VolumePath) Reset() {
 	*x = VolumePath{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[25]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3733,7 +4024,7 @@ func (x *VolumePath) String() string {
 func (*VolumePath) ProtoMessage() {}
 
 func (x *VolumePath) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[25]
+	mi := &file_rdsd_v1_volume_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3744,13 +4035,6 @@ func (x *VolumePath) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-func (x *VolumePath) GetId() string {
-	if x != nil {
-		return x.xxx_hidden_Id
-	}
-	return ""
-}
-
 func (x *VolumePath) GetSession() string {
 	if x != nil {
 		return x.xxx_hidden_Session
@@ -3758,9 +4042,9 @@ func (x *VolumePath) GetSession() string {
 	return ""
 }
 
-func (x *VolumePath) GetSessionName() string {
+func (x *VolumePath) GetSessionId() string {
 	if x != nil {
-		return x.xxx_hidden_SessionName
+		return x.xxx_hidden_SessionId
 	}
 	return ""
 }
@@ -3884,16 +4168,12 @@ func (x *VolumePath) GetLastError() string {
 	return ""
 }
 
-func (x *VolumePath) SetId(v string) {
-	x.xxx_hidden_Id = v
-}
-
 func (x *VolumePath) SetSession(v string) {
 	x.xxx_hidden_Session = v
 }
 
-func (x *VolumePath) SetSessionName(v string) {
-	x.xxx_hidden_SessionName = v
+func (x *VolumePath) SetSessionId(v string) {
+	x.xxx_hidden_SessionId = v
 }
 
 func (x *VolumePath) SetRole(v VolumeRole) {
@@ -3967,9 +4247,8 @@ func (x *VolumePath) SetLastError(v string) {
 type VolumePath_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
-	Id               string
 	Session          string
-	SessionName      string
+	SessionId        string
 	Role             VolumeRole
 	Source           string
 	Destination      string
@@ -3993,9 +4272,8 @@ func (b0 VolumePath_builder) Build() *VolumePath {
 	m0 := &VolumePath{}
 	b, x := &b0, m0
 	_, _ = b, x
-	x.xxx_hidden_Id = b.Id
 	x.xxx_hidden_Session = b.Session
-	x.xxx_hidden_SessionName = b.SessionName
+	x.xxx_hidden_SessionId = b.SessionId
 	x.xxx_hidden_Role = b.Role
 	x.xxx_hidden_Source = b.Source
 	x.xxx_hidden_Destination = b.Destination
@@ -4016,93 +4294,14 @@ func (b0 VolumePath_builder) Build() *VolumePath {
 	return m0
 }
 
-type VolumeAddPathRequest struct {
+// A path that is there already is named by its ends; the source, ports, or both
+// may be left out where what is left fits one path only.
+type VolumePathRequest struct {
 	state              protoimpl.MessageState `protogen:"opaque.v1"`
 	xxx_hidden_Session string                 `protobuf:"bytes,1,opt,name=session"`
 	xxx_hidden_Path    *VolumePathSpec        `protobuf:"bytes,2,opt,name=path"`
 	unknownFields      protoimpl.UnknownFields
 	sizeCache          protoimpl.SizeCache
-}
-
-func (x *VolumeAddPathRequest) Reset() {
-	*x = VolumeAddPathRequest{}
-	mi := &file_rdsd_v1_volume_proto_msgTypes[26]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *VolumeAddPathRequest) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*VolumeAddPathRequest) ProtoMessage() {}
-
-func (x *VolumeAddPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_volume_proto_msgTypes[26]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-func (x *VolumeAddPathRequest) GetSession() string {
-	if x != nil {
-		return x.xxx_hidden_Session
-	}
-	return ""
-}
-
-func (x *VolumeAddPathRequest) GetPath() *VolumePathSpec {
-	if x != nil {
-		return x.xxx_hidden_Path
-	}
-	return nil
-}
-
-func (x *VolumeAddPathRequest) SetSession(v string) {
-	x.xxx_hidden_Session = v
-}
-
-func (x *VolumeAddPathRequest) SetPath(v *VolumePathSpec) {
-	x.xxx_hidden_Path = v
-}
-
-func (x *VolumeAddPathRequest) HasPath() bool {
-	if x == nil {
-		return false
-	}
-	return x.xxx_hidden_Path != nil
-}
-
-func (x *VolumeAddPathRequest) ClearPath() {
-	x.xxx_hidden_Path = nil
-}
-
-type VolumeAddPathRequest_builder struct {
-	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
-
-	Session string
-	Path    *VolumePathSpec
-}
-
-func (b0 VolumeAddPathRequest_builder) Build() *VolumeAddPathRequest {
-	m0 := &VolumeAddPathRequest{}
-	b, x := &b0, m0
-	_, _ = b, x
-	x.xxx_hidden_Session = b.Session
-	x.xxx_hidden_Path = b.Path
-	return m0
-}
-
-type VolumePathRequest struct {
-	state           protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_Path string                 `protobuf:"bytes,1,opt,name=path"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
 }
 
 func (x *VolumePathRequest) Reset() {
@@ -4130,27 +4329,51 @@ func (x *VolumePathRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-func (x *VolumePathRequest) GetPath() string {
+func (x *VolumePathRequest) GetSession() string {
 	if x != nil {
-		return x.xxx_hidden_Path
+		return x.xxx_hidden_Session
 	}
 	return ""
 }
 
-func (x *VolumePathRequest) SetPath(v string) {
+func (x *VolumePathRequest) GetPath() *VolumePathSpec {
+	if x != nil {
+		return x.xxx_hidden_Path
+	}
+	return nil
+}
+
+func (x *VolumePathRequest) SetSession(v string) {
+	x.xxx_hidden_Session = v
+}
+
+func (x *VolumePathRequest) SetPath(v *VolumePathSpec) {
 	x.xxx_hidden_Path = v
+}
+
+func (x *VolumePathRequest) HasPath() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Path != nil
+}
+
+func (x *VolumePathRequest) ClearPath() {
+	x.xxx_hidden_Path = nil
 }
 
 type VolumePathRequest_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
-	Path string
+	Session string
+	Path    *VolumePathSpec
 }
 
 func (b0 VolumePathRequest_builder) Build() *VolumePathRequest {
 	m0 := &VolumePathRequest{}
 	b, x := &b0, m0
 	_, _ = b, x
+	x.xxx_hidden_Session = b.Session
 	x.xxx_hidden_Path = b.Path
 	return m0
 }
@@ -4313,10 +4536,11 @@ func (b0 VolumeSetPolicyResponse_builder) Build() *VolumeSetPolicyResponse {
 }
 
 type VolumeResetStatsRequest struct {
-	state           protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_What string                 `protobuf:"bytes,1,opt,name=what"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	state              protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Session string                 `protobuf:"bytes,1,opt,name=session"`
+	xxx_hidden_Path    *VolumePathSpec        `protobuf:"bytes,2,opt,name=path"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *VolumeResetStatsRequest) Reset() {
@@ -4344,28 +4568,52 @@ func (x *VolumeResetStatsRequest) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-func (x *VolumeResetStatsRequest) GetWhat() string {
+func (x *VolumeResetStatsRequest) GetSession() string {
 	if x != nil {
-		return x.xxx_hidden_What
+		return x.xxx_hidden_Session
 	}
 	return ""
 }
 
-func (x *VolumeResetStatsRequest) SetWhat(v string) {
-	x.xxx_hidden_What = v
+func (x *VolumeResetStatsRequest) GetPath() *VolumePathSpec {
+	if x != nil {
+		return x.xxx_hidden_Path
+	}
+	return nil
+}
+
+func (x *VolumeResetStatsRequest) SetSession(v string) {
+	x.xxx_hidden_Session = v
+}
+
+func (x *VolumeResetStatsRequest) SetPath(v *VolumePathSpec) {
+	x.xxx_hidden_Path = v
+}
+
+func (x *VolumeResetStatsRequest) HasPath() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Path != nil
+}
+
+func (x *VolumeResetStatsRequest) ClearPath() {
+	x.xxx_hidden_Path = nil
 }
 
 type VolumeResetStatsRequest_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
-	What string
+	Session string
+	Path    *VolumePathSpec
 }
 
 func (b0 VolumeResetStatsRequest_builder) Build() *VolumeResetStatsRequest {
 	m0 := &VolumeResetStatsRequest{}
 	b, x := &b0, m0
 	_, _ = b, x
-	x.xxx_hidden_What = b.What
+	x.xxx_hidden_Session = b.Session
+	x.xxx_hidden_Path = b.Path
 	return m0
 }
 
@@ -4698,22 +4946,26 @@ func (b0 VolumeWatchRequest_builder) Build() *VolumeWatchRequest {
 	return m0
 }
 
+// What does not apply to a kind is empty or 0.
 type VolumeEvent struct {
-	state              protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_Number  uint64                 `protobuf:"varint,1,opt,name=number"`
-	xxx_hidden_UnixNs  int64                  `protobuf:"varint,2,opt,name=unix_ns,json=unixNs"`
-	xxx_hidden_Kind    VolumeEventKind        `protobuf:"varint,3,opt,name=kind,enum=rdsd.v1.VolumeEventKind"`
-	xxx_hidden_State   string                 `protobuf:"bytes,4,opt,name=state"`
-	xxx_hidden_Session string                 `protobuf:"bytes,5,opt,name=session"`
-	xxx_hidden_Path    string                 `protobuf:"bytes,6,opt,name=path"`
-	xxx_hidden_Mapping string                 `protobuf:"bytes,7,opt,name=mapping"`
-	xxx_hidden_Export  string                 `protobuf:"bytes,8,opt,name=export"`
-	xxx_hidden_Count   uint64                 `protobuf:"varint,9,opt,name=count"`
-	xxx_hidden_TookNs  uint64                 `protobuf:"varint,10,opt,name=took_ns,json=tookNs"`
-	xxx_hidden_Error   string                 `protobuf:"bytes,11,opt,name=error"`
-	xxx_hidden_Text    string                 `protobuf:"bytes,12,opt,name=text"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	state                protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Number    uint64                 `protobuf:"varint,1,opt,name=number"`
+	xxx_hidden_UnixNs    int64                  `protobuf:"varint,2,opt,name=unix_ns,json=unixNs"`
+	xxx_hidden_Kind      VolumeEventKind        `protobuf:"varint,3,opt,name=kind,enum=rdsd.v1.VolumeEventKind"`
+	xxx_hidden_Role      VolumeRole             `protobuf:"varint,4,opt,name=role,enum=rdsd.v1.VolumeRole"`
+	xxx_hidden_Session   string                 `protobuf:"bytes,5,opt,name=session"`
+	xxx_hidden_Path      *VolumePathSpec        `protobuf:"bytes,6,opt,name=path"`
+	xxx_hidden_Mapping   string                 `protobuf:"bytes,7,opt,name=mapping"`
+	xxx_hidden_Export    string                 `protobuf:"bytes,8,opt,name=export"`
+	xxx_hidden_State     string                 `protobuf:"bytes,9,opt,name=state"`
+	xxx_hidden_Count     uint64                 `protobuf:"varint,10,opt,name=count"`
+	xxx_hidden_SizeBytes uint64                 `protobuf:"varint,11,opt,name=size_bytes,json=sizeBytes"`
+	xxx_hidden_TookNs    uint64                 `protobuf:"varint,12,opt,name=took_ns,json=tookNs"`
+	xxx_hidden_Errno     int32                  `protobuf:"varint,13,opt,name=errno"`
+	xxx_hidden_Error     string                 `protobuf:"bytes,14,opt,name=error"`
+	xxx_hidden_Text      string                 `protobuf:"bytes,15,opt,name=text"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
 }
 
 func (x *VolumeEvent) Reset() {
@@ -4762,11 +5014,11 @@ func (x *VolumeEvent) GetKind() VolumeEventKind {
 	return VolumeEventKind_VOLUME_EVENT_KIND_UNSPECIFIED
 }
 
-func (x *VolumeEvent) GetState() string {
+func (x *VolumeEvent) GetRole() VolumeRole {
 	if x != nil {
-		return x.xxx_hidden_State
+		return x.xxx_hidden_Role
 	}
-	return ""
+	return VolumeRole_VOLUME_ROLE_UNSPECIFIED
 }
 
 func (x *VolumeEvent) GetSession() string {
@@ -4776,11 +5028,11 @@ func (x *VolumeEvent) GetSession() string {
 	return ""
 }
 
-func (x *VolumeEvent) GetPath() string {
+func (x *VolumeEvent) GetPath() *VolumePathSpec {
 	if x != nil {
 		return x.xxx_hidden_Path
 	}
-	return ""
+	return nil
 }
 
 func (x *VolumeEvent) GetMapping() string {
@@ -4797,6 +5049,13 @@ func (x *VolumeEvent) GetExport() string {
 	return ""
 }
 
+func (x *VolumeEvent) GetState() string {
+	if x != nil {
+		return x.xxx_hidden_State
+	}
+	return ""
+}
+
 func (x *VolumeEvent) GetCount() uint64 {
 	if x != nil {
 		return x.xxx_hidden_Count
@@ -4804,9 +5063,23 @@ func (x *VolumeEvent) GetCount() uint64 {
 	return 0
 }
 
+func (x *VolumeEvent) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.xxx_hidden_SizeBytes
+	}
+	return 0
+}
+
 func (x *VolumeEvent) GetTookNs() uint64 {
 	if x != nil {
 		return x.xxx_hidden_TookNs
+	}
+	return 0
+}
+
+func (x *VolumeEvent) GetErrno() int32 {
+	if x != nil {
+		return x.xxx_hidden_Errno
 	}
 	return 0
 }
@@ -4837,15 +5110,15 @@ func (x *VolumeEvent) SetKind(v VolumeEventKind) {
 	x.xxx_hidden_Kind = v
 }
 
-func (x *VolumeEvent) SetState(v string) {
-	x.xxx_hidden_State = v
+func (x *VolumeEvent) SetRole(v VolumeRole) {
+	x.xxx_hidden_Role = v
 }
 
 func (x *VolumeEvent) SetSession(v string) {
 	x.xxx_hidden_Session = v
 }
 
-func (x *VolumeEvent) SetPath(v string) {
+func (x *VolumeEvent) SetPath(v *VolumePathSpec) {
 	x.xxx_hidden_Path = v
 }
 
@@ -4857,12 +5130,24 @@ func (x *VolumeEvent) SetExport(v string) {
 	x.xxx_hidden_Export = v
 }
 
+func (x *VolumeEvent) SetState(v string) {
+	x.xxx_hidden_State = v
+}
+
 func (x *VolumeEvent) SetCount(v uint64) {
 	x.xxx_hidden_Count = v
 }
 
+func (x *VolumeEvent) SetSizeBytes(v uint64) {
+	x.xxx_hidden_SizeBytes = v
+}
+
 func (x *VolumeEvent) SetTookNs(v uint64) {
 	x.xxx_hidden_TookNs = v
+}
+
+func (x *VolumeEvent) SetErrno(v int32) {
+	x.xxx_hidden_Errno = v
 }
 
 func (x *VolumeEvent) SetError(v string) {
@@ -4873,21 +5158,35 @@ func (x *VolumeEvent) SetText(v string) {
 	x.xxx_hidden_Text = v
 }
 
+func (x *VolumeEvent) HasPath() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Path != nil
+}
+
+func (x *VolumeEvent) ClearPath() {
+	x.xxx_hidden_Path = nil
+}
+
 type VolumeEvent_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
-	Number  uint64
-	UnixNs  int64
-	Kind    VolumeEventKind
-	State   string
-	Session string
-	Path    string
-	Mapping string
-	Export  string
-	Count   uint64
-	TookNs  uint64
-	Error   string
-	Text    string
+	Number    uint64
+	UnixNs    int64
+	Kind      VolumeEventKind
+	Role      VolumeRole
+	Session   string
+	Path      *VolumePathSpec
+	Mapping   string
+	Export    string
+	State     string
+	Count     uint64
+	SizeBytes uint64
+	TookNs    uint64
+	Errno     int32
+	Error     string
+	Text      string
 }
 
 func (b0 VolumeEvent_builder) Build() *VolumeEvent {
@@ -4897,13 +5196,16 @@ func (b0 VolumeEvent_builder) Build() *VolumeEvent {
 	x.xxx_hidden_Number = b.Number
 	x.xxx_hidden_UnixNs = b.UnixNs
 	x.xxx_hidden_Kind = b.Kind
-	x.xxx_hidden_State = b.State
+	x.xxx_hidden_Role = b.Role
 	x.xxx_hidden_Session = b.Session
 	x.xxx_hidden_Path = b.Path
 	x.xxx_hidden_Mapping = b.Mapping
 	x.xxx_hidden_Export = b.Export
+	x.xxx_hidden_State = b.State
 	x.xxx_hidden_Count = b.Count
+	x.xxx_hidden_SizeBytes = b.SizeBytes
 	x.xxx_hidden_TookNs = b.TookNs
+	x.xxx_hidden_Errno = b.Errno
 	x.xxx_hidden_Error = b.Error
 	x.xxx_hidden_Text = b.Text
 	return m0
@@ -4927,44 +5229,61 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\rallow_address\x18\t \x03(\tR\fallowAddress\x12#\n" +
 	"\rallow_session\x18\n" +
 	" \x03(\tR\fallowSession\x12\x18\n" +
-	"\apersist\x18\v \x01(\bR\apersist\"\xae\x05\n" +
+	"\apersist\x18\v \x01(\bR\apersist\"\x95\x04\n" +
 	"\fVolumeExport\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12'\n" +
 	"\x04kind\x18\x02 \x01(\x0e2\x13.rdsd.v1.VolumeKindR\x04kind\x12\x12\n" +
-	"\x04path\x18\x03 \x01(\tR\x04path\x12\x1d\n" +
+	"\x04path\x18\x03 \x01(\tR\x04path\x12\x1b\n" +
+	"\tread_only\x18\x04 \x01(\bR\breadOnly\x12\x16\n" +
+	"\x06shared\x18\x05 \x01(\bR\x06shared\x12#\n" +
+	"\rallow_address\x18\x06 \x03(\tR\fallowAddress\x12#\n" +
+	"\rallow_session\x18\a \x03(\tR\fallowSession\x12\x18\n" +
+	"\apersist\x18\b \x01(\bR\apersist\x12-\n" +
+	"\x06origin\x18\t \x01(\x0e2\x15.rdsd.v1.VolumeOriginR\x06origin\x120\n" +
+	"\x05state\x18\n" +
+	" \x01(\x0e2\x1a.rdsd.v1.VolumeExportStateR\x05state\x12\x19\n" +
+	"\bstate_ns\x18\v \x01(\x04R\astateNs\x12\x14\n" +
+	"\x05error\x18\f \x01(\tR\x05error\x12'\n" +
+	"\x04info\x18\r \x01(\v2\x13.rdsd.v1.VolumeInfoR\x04info\x12'\n" +
+	"\x04user\x18\x0e \x03(\v2\x13.rdsd.v1.VolumeUserR\x04user\x127\n" +
+	"\toperation\x18\x0f \x03(\v2\x19.rdsd.v1.VolumeOpCountersR\toperation\"\xd3\x04\n" +
 	"\n" +
-	"size_bytes\x18\x04 \x01(\x04R\tsizeBytes\x12\x1b\n" +
-	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12\x16\n" +
-	"\x06shared\x18\x06 \x01(\bR\x06shared\x12.\n" +
-	"\x13logical_block_bytes\x18\a \x01(\rR\x11logicalBlockBytes\x120\n" +
-	"\x14physical_block_bytes\x18\b \x01(\rR\x12physicalBlockBytes\x12\x1e\n" +
+	"VolumeInfo\x12\x1d\n" +
 	"\n" +
-	"rotational\x18\t \x01(\bR\n" +
-	"rotational\x12\x1f\n" +
-	"\vwrite_cache\x18\n" +
-	" \x01(\bR\n" +
-	"writeCache\x12#\n" +
-	"\rallow_address\x18\v \x03(\tR\fallowAddress\x12#\n" +
-	"\rallow_session\x18\f \x03(\tR\fallowSession\x12\x18\n" +
-	"\apersist\x18\r \x01(\bR\apersist\x12-\n" +
-	"\x06origin\x18\x0e \x01(\x0e2\x15.rdsd.v1.VolumeOriginR\x06origin\x120\n" +
-	"\x05state\x18\x0f \x01(\x0e2\x1a.rdsd.v1.VolumeExportStateR\x05state\x12\x14\n" +
-	"\x05error\x18\x10 \x01(\tR\x05error\x12'\n" +
-	"\x04user\x18\x11 \x03(\v2\x13.rdsd.v1.VolumeUserR\x04user\x127\n" +
-	"\toperation\x18\x12 \x03(\v2\x19.rdsd.v1.VolumeOpCountersR\toperation\x12\x19\n" +
-	"\bsince_ns\x18\x13 \x01(\x04R\asinceNs\"i\n" +
+	"size_bytes\x18\x01 \x01(\x04R\tsizeBytes\x12.\n" +
+	"\x13logical_block_bytes\x18\x02 \x01(\rR\x11logicalBlockBytes\x120\n" +
+	"\x14physical_block_bytes\x18\x03 \x01(\rR\x12physicalBlockBytes\x12 \n" +
+	"\fmax_io_bytes\x18\x04 \x01(\rR\n" +
+	"maxIoBytes\x12!\n" +
+	"\fmax_segments\x18\x05 \x01(\rR\vmaxSegments\x12*\n" +
+	"\x11max_discard_bytes\x18\x06 \x01(\x04R\x0fmaxDiscardBytes\x12:\n" +
+	"\x19discard_granularity_bytes\x18\a \x01(\rR\x17discardGranularityBytes\x126\n" +
+	"\x17discard_alignment_bytes\x18\b \x01(\rR\x15discardAlignmentBytes\x123\n" +
+	"\x16max_write_zeroes_bytes\x18\t \x01(\x04R\x13maxWriteZeroesBytes\x12\x1b\n" +
+	"\tfast_zero\x18\n" +
+	" \x01(\bR\bfastZero\x12\x1e\n" +
+	"\n" +
+	"rotational\x18\v \x01(\bR\n" +
+	"rotational\x12\x1b\n" +
+	"\tread_only\x18\f \x01(\bR\breadOnly\x12\x1f\n" +
+	"\vwrite_cache\x18\r \x01(\bR\n" +
+	"writeCache\x12\x10\n" +
+	"\x03fua\x18\x0e \x01(\bR\x03fua\x12\x1d\n" +
+	"\n" +
+	"multi_conn\x18\x0f \x01(\bR\tmultiConn\"\x82\x01\n" +
 	"\n" +
 	"VolumeUser\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x12\n" +
 	"\x04peer\x18\x02 \x01(\fR\x04peer\x12-\n" +
-	"\x06access\x18\x03 \x01(\x0e2\x15.rdsd.v1.VolumeAccessR\x06access\"A\n" +
+	"\x06access\x18\x03 \x01(\x0e2\x15.rdsd.v1.VolumeAccessR\x06access\x12\x17\n" +
+	"\aopen_ns\x18\x04 \x01(\x04R\x06openNs\"A\n" +
 	"\x15VolumeUnexportRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"\x18\n" +
 	"\x16VolumeUnexportResponse\"J\n" +
 	"\x0eVolumePathSpec\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
-	"\vdestination\x18\x02 \x01(\tR\vdestination\"\x85\x04\n" +
+	"\vdestination\x18\x02 \x01(\tR\vdestination\"\x8e\x04\n" +
 	"\x10VolumeMapRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12-\n" +
@@ -4978,12 +5297,12 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\apersist\x18\n" +
 	" \x01(\bR\apersist\x12\x1f\n" +
 	"\vsocket_path\x18\v \x01(\tR\n" +
-	"socketPath\x12\x1d\n" +
-	"\n" +
-	"nbd_device\x18\f \x01(\rR\tnbdDevice\x12\x18\n" +
+	"socketPath\x12\x16\n" +
+	"\x06device\x18\f \x01(\tR\x06device\x12\x18\n" +
 	"\asession\x18\r \x01(\tR\asession\x12\x1f\n" +
 	"\vqueue_depth\x18\x0e \x01(\rR\n" +
-	"queueDepth\"\xfc\x05\n" +
+	"queueDepth\x12\x0e\n" +
+	"\x02id\x18\x0f \x01(\tR\x02id\"\xfe\x06\n" +
 	"\rVolumeMapping\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06device\x18\x02 \x01(\tR\x06device\x12\x10\n" +
@@ -4991,37 +5310,40 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x06attach\x18\x04 \x01(\x0e2\x15.rdsd.v1.VolumeAttachR\x06attach\x12\x12\n" +
 	"\x04node\x18\x05 \x01(\tR\x04node\x12\x12\n" +
 	"\x04name\x18\x06 \x01(\tR\x04name\x121\n" +
-	"\x05state\x18\a \x01(\x0e2\x1b.rdsd.v1.VolumeMappingStateR\x05state\x12\x14\n" +
-	"\x05error\x18\b \x01(\tR\x05error\x12\x1d\n" +
+	"\x05state\x18\a \x01(\x0e2\x1b.rdsd.v1.VolumeMappingStateR\x05state\x12\x19\n" +
+	"\bstate_ns\x18\b \x01(\x04R\astateNs\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\t \x01(\x04R\tsizeBytes\x12.\n" +
-	"\x13logical_block_bytes\x18\n" +
-	" \x01(\rR\x11logicalBlockBytes\x120\n" +
-	"\x14physical_block_bytes\x18\v \x01(\rR\x12physicalBlockBytes\x12 \n" +
-	"\fmax_io_bytes\x18\f \x01(\rR\n" +
-	"maxIoBytes\x12\x1b\n" +
-	"\tread_only\x18\r \x01(\bR\breadOnly\x12\x1f\n" +
-	"\vwrite_cache\x18\x0e \x01(\bR\n" +
-	"writeCache\x12\x10\n" +
-	"\x03fua\x18\x0f \x01(\bR\x03fua\x12-\n" +
-	"\x06access\x18\x10 \x01(\x0e2\x15.rdsd.v1.VolumeAccessR\x06access\x12\x18\n" +
-	"\asession\x18\x11 \x01(\tR\asession\x12\x1d\n" +
+	"last_error\x18\t \x01(\tR\tlastError\x12'\n" +
+	"\x04info\x18\n" +
+	" \x01(\v2\x13.rdsd.v1.VolumeInfoR\x04info\x12-\n" +
+	"\x06access\x18\v \x01(\x0e2\x15.rdsd.v1.VolumeAccessR\x06access\x12\x18\n" +
+	"\asession\x18\f \x01(\tR\asession\x12\x1d\n" +
 	"\n" +
-	"session_id\x18\x12 \x01(\tR\tsessionId\x12.\n" +
-	"\aon_loss\x18\x13 \x01(\x0e2\x15.rdsd.v1.VolumeOnLossR\x06onLoss\x12\x18\n" +
-	"\apersist\x18\x14 \x01(\bR\apersist\x12\x18\n" +
-	"\aclients\x18\x15 \x01(\rR\aclients\x127\n" +
-	"\toperation\x18\x16 \x03(\v2\x19.rdsd.v1.VolumeOpCountersR\toperation\x12\x19\n" +
-	"\bsince_ns\x18\x17 \x01(\x04R\asinceNs\"\xe0\x01\n" +
+	"session_id\x18\r \x01(\tR\tsessionId\x12+\n" +
+	"\x04path\x18\x0e \x03(\v2\x17.rdsd.v1.VolumePathSpecR\x04path\x12-\n" +
+	"\x06policy\x18\x0f \x01(\x0e2\x15.rdsd.v1.VolumePolicyR\x06policy\x12\"\n" +
+	"\rio_timeout_ns\x18\x10 \x01(\x03R\vioTimeoutNs\x12&\n" +
+	"\x0floss_timeout_ns\x18\x11 \x01(\x03R\rlossTimeoutNs\x12.\n" +
+	"\aon_loss\x18\x12 \x01(\x0e2\x15.rdsd.v1.VolumeOnLossR\x06onLoss\x12\x18\n" +
+	"\apersist\x18\x13 \x01(\bR\apersist\x12\x14\n" +
+	"\x05users\x18\x14 \x01(\rR\x05users\x12\x18\n" +
+	"\awaiting\x18\x15 \x01(\rR\awaiting\x12\x14\n" +
+	"\x05paths\x18\x16 \x01(\rR\x05paths\x12\x19\n" +
+	"\bpaths_up\x18\x17 \x01(\rR\apathsUp\x121\n" +
+	"\aaddress\x18\x18 \x01(\v2\x17.rdsd.v1.VolumePathSpecR\aaddress\x127\n" +
+	"\toperation\x18\x19 \x03(\v2\x19.rdsd.v1.VolumeOpCountersR\toperation\x12\x1f\n" +
+	"\vqueue_depth\x18\x1a \x01(\rR\n" +
+	"queueDepth\"\xfa\x01\n" +
 	"\x10VolumeOpCounters\x12\x1c\n" +
 	"\toperation\x18\x01 \x01(\tR\toperation\x12\x1c\n" +
-	"\tcompleted\x18\x02 \x01(\x04R\tcompleted\x12\x16\n" +
-	"\x06errors\x18\x03 \x01(\x04R\x06errors\x12\x14\n" +
-	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12\x1b\n" +
-	"\tin_flight\x18\x05 \x01(\x04R\binFlight\x12\x17\n" +
-	"\amean_ns\x18\x06 \x01(\x04R\x06meanNs\x12\x15\n" +
+	"\tsubmitted\x18\x02 \x01(\x04R\tsubmitted\x12\x1c\n" +
+	"\tcompleted\x18\x03 \x01(\x04R\tcompleted\x12\x16\n" +
+	"\x06errors\x18\x04 \x01(\x04R\x06errors\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x12\x17\n" +
+	"\atime_ns\x18\x06 \x01(\x04R\x06timeNs\x12\x15\n" +
 	"\x06p50_ns\x18\a \x01(\x04R\x05p50Ns\x12\x15\n" +
-	"\x06p99_ns\x18\b \x01(\x04R\x05p99Ns\"D\n" +
+	"\x06p99_ns\x18\b \x01(\x04R\x05p99Ns\x12\x17\n" +
+	"\ap999_ns\x18\t \x01(\x04R\x06p999Ns\"D\n" +
 	"\x12VolumeUnmapRequest\x12\x18\n" +
 	"\amapping\x18\x01 \x01(\tR\amapping\x12\x14\n" +
 	"\x05force\x18\x02 \x01(\bR\x05force\"\x15\n" +
@@ -5038,49 +5360,38 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x04what\"t\n" +
 	"\x11VolumeGetResponse\x12-\n" +
 	"\x06export\x18\x01 \x01(\v2\x15.rdsd.v1.VolumeExportR\x06export\x120\n" +
-	"\amapping\x18\x02 \x01(\v2\x16.rdsd.v1.VolumeMappingR\amapping\";\n" +
+	"\amapping\x18\x02 \x01(\v2\x16.rdsd.v1.VolumeMappingR\amapping\"\x82\x01\n" +
 	"\x11VolumeInfoRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\"\xc0\x03\n" +
-	"\n" +
-	"VolumeInfo\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
+	"\asession\x18\x03 \x01(\tR\asession\x12+\n" +
+	"\x04path\x18\x04 \x03(\v2\x17.rdsd.v1.VolumePathSpecR\x04path\"\x86\x01\n" +
+	"\x12VolumeInfoResponse\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12'\n" +
+	"\x04info\x18\x03 \x01(\v2\x13.rdsd.v1.VolumeInfoR\x04info\x12\x1f\n" +
+	"\vqueue_depth\x18\x04 \x01(\rR\n" +
+	"queueDepth\"r\n" +
+	"\x13VolumeResizeRequest\x12\x1a\n" +
+	"\amapping\x18\x01 \x01(\tH\x00R\amapping\x12\x18\n" +
+	"\x06export\x18\x02 \x01(\tH\x00R\x06export\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\x12.\n" +
-	"\x13logical_block_bytes\x18\x04 \x01(\rR\x11logicalBlockBytes\x120\n" +
-	"\x14physical_block_bytes\x18\x05 \x01(\rR\x12physicalBlockBytes\x12 \n" +
-	"\fmax_io_bytes\x18\x06 \x01(\rR\n" +
-	"maxIoBytes\x12\x1b\n" +
-	"\tread_only\x18\a \x01(\bR\breadOnly\x12\x1e\n" +
-	"\n" +
-	"rotational\x18\b \x01(\bR\n" +
-	"rotational\x12\x1f\n" +
-	"\vwrite_cache\x18\t \x01(\bR\n" +
-	"writeCache\x12\x10\n" +
-	"\x03fua\x18\n" +
-	" \x01(\bR\x03fua\x12\x18\n" +
-	"\adiscard\x18\v \x01(\bR\adiscard\x12:\n" +
-	"\x19discard_granularity_bytes\x18\f \x01(\rR\x17discardGranularityBytes\x12!\n" +
-	"\fwrite_zeroes\x18\r \x01(\bR\vwriteZeroes\"H\n" +
-	"\x13VolumeResizeRequest\x12\x12\n" +
-	"\x04what\x18\x01 \x01(\tR\x04what\x12\x1d\n" +
-	"\n" +
-	"size_bytes\x18\x02 \x01(\x04R\tsizeBytes\"5\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytesB\x06\n" +
+	"\x04what\"5\n" +
 	"\x14VolumeResizeResponse\x12\x1d\n" +
 	"\n" +
 	"size_bytes\x18\x01 \x01(\x04R\tsizeBytes\"\x1b\n" +
 	"\x19VolumeListSessionsRequest\"N\n" +
 	"\x1aVolumeListSessionsResponse\x120\n" +
-	"\asession\x18\x01 \x03(\v2\x16.rdsd.v1.VolumeSessionR\asession\"\x97\x04\n" +
+	"\asession\x18\x01 \x03(\v2\x16.rdsd.v1.VolumeSessionR\asession\"\xf4\x03\n" +
 	"\rVolumeSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
 	"\x04uuid\x18\x03 \x01(\tR\x04uuid\x12'\n" +
 	"\x04role\x18\x04 \x01(\x0e2\x13.rdsd.v1.VolumeRoleR\x04role\x12\x12\n" +
-	"\x04peer\x18\x05 \x01(\tR\x04peer\x121\n" +
-	"\x05state\x18\x06 \x01(\x0e2\x1b.rdsd.v1.VolumeSessionStateR\x05state\x12\x19\n" +
-	"\bsince_ns\x18\a \x01(\x04R\asinceNs\x12-\n" +
+	"\x04peer\x18\x05 \x01(\tR\x04peer\x12\x0e\n" +
+	"\x02up\x18\x06 \x01(\bR\x02up\x12\x19\n" +
+	"\bstate_ns\x18\a \x01(\x04R\astateNs\x12-\n" +
 	"\x06policy\x18\b \x01(\x0e2\x15.rdsd.v1.VolumePolicyR\x06policy\x12.\n" +
 	"\aon_loss\x18\t \x01(\x0e2\x15.rdsd.v1.VolumeOnLossR\x06onLoss\x12\x16\n" +
 	"\x06volume\x18\n" +
@@ -5097,47 +5408,46 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x16VolumeListPathsRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\"B\n" +
 	"\x17VolumeListPathsResponse\x12'\n" +
-	"\x04path\x18\x01 \x03(\v2\x13.rdsd.v1.VolumePathR\x04path\"\xfa\x04\n" +
+	"\x04path\x18\x01 \x03(\v2\x13.rdsd.v1.VolumePathR\x04path\"\xe6\x04\n" +
 	"\n" +
-	"VolumePath\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
-	"\asession\x18\x02 \x01(\tR\asession\x12!\n" +
-	"\fsession_name\x18\x03 \x01(\tR\vsessionName\x12'\n" +
-	"\x04role\x18\x04 \x01(\x0e2\x13.rdsd.v1.VolumeRoleR\x04role\x12\x16\n" +
-	"\x06source\x18\x05 \x01(\tR\x06source\x12 \n" +
-	"\vdestination\x18\x06 \x01(\tR\vdestination\x12.\n" +
-	"\x05state\x18\a \x01(\x0e2\x18.rdsd.v1.VolumePathStateR\x05state\x12\x19\n" +
-	"\bstate_ns\x18\b \x01(\x04R\astateNs\x12\x14\n" +
-	"\x05epoch\x18\t \x01(\rR\x05epoch\x12 \n" +
-	"\vconnections\x18\n" +
-	" \x01(\rR\vconnections\x12$\n" +
-	"\x0ecur_latency_ns\x18\v \x01(\x04R\fcurLatencyNs\x12\x1e\n" +
+	"VolumePath\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12\x1d\n" +
 	"\n" +
-	"reconnects\x18\f \x01(\x04R\n" +
+	"session_id\x18\x02 \x01(\tR\tsessionId\x12'\n" +
+	"\x04role\x18\x03 \x01(\x0e2\x13.rdsd.v1.VolumeRoleR\x04role\x12\x16\n" +
+	"\x06source\x18\x04 \x01(\tR\x06source\x12 \n" +
+	"\vdestination\x18\x05 \x01(\tR\vdestination\x12.\n" +
+	"\x05state\x18\x06 \x01(\x0e2\x18.rdsd.v1.VolumePathStateR\x05state\x12\x19\n" +
+	"\bstate_ns\x18\a \x01(\x04R\astateNs\x12\x14\n" +
+	"\x05epoch\x18\b \x01(\rR\x05epoch\x12 \n" +
+	"\vconnections\x18\t \x01(\rR\vconnections\x12$\n" +
+	"\x0ecur_latency_ns\x18\n" +
+	" \x01(\x04R\fcurLatencyNs\x12\x1e\n" +
+	"\n" +
+	"reconnects\x18\v \x01(\x04R\n" +
 	"reconnects\x12+\n" +
-	"\x11reconnects_failed\x18\r \x01(\x04R\x10reconnectsFailed\x12\x14\n" +
-	"\x05reads\x18\x0e \x01(\x04R\x05reads\x12\x1d\n" +
+	"\x11reconnects_failed\x18\f \x01(\x04R\x10reconnectsFailed\x12\x14\n" +
+	"\x05reads\x18\r \x01(\x04R\x05reads\x12\x1d\n" +
 	"\n" +
-	"read_bytes\x18\x0f \x01(\x04R\treadBytes\x12\x16\n" +
-	"\x06writes\x18\x10 \x01(\x04R\x06writes\x12\x1f\n" +
-	"\vwrite_bytes\x18\x11 \x01(\x04R\n" +
+	"read_bytes\x18\x0e \x01(\x04R\treadBytes\x12\x16\n" +
+	"\x06writes\x18\x0f \x01(\x04R\x06writes\x12\x1f\n" +
+	"\vwrite_bytes\x18\x10 \x01(\x04R\n" +
 	"writeBytes\x12\x1b\n" +
-	"\tin_flight\x18\x12 \x01(\rR\binFlight\x12\x1c\n" +
-	"\tfailovers\x18\x13 \x01(\x04R\tfailovers\x12\x1d\n" +
+	"\tin_flight\x18\x11 \x01(\rR\binFlight\x12\x1c\n" +
+	"\tfailovers\x18\x12 \x01(\x04R\tfailovers\x12\x1d\n" +
 	"\n" +
-	"last_error\x18\x14 \x01(\tR\tlastError\"]\n" +
-	"\x14VolumeAddPathRequest\x12\x18\n" +
+	"last_error\x18\x13 \x01(\tR\tlastError\"Z\n" +
+	"\x11VolumePathRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12+\n" +
-	"\x04path\x18\x02 \x01(\v2\x17.rdsd.v1.VolumePathSpecR\x04path\"'\n" +
-	"\x11VolumePathRequest\x12\x12\n" +
-	"\x04path\x18\x01 \x01(\tR\x04path\"\x14\n" +
+	"\x04path\x18\x02 \x01(\v2\x17.rdsd.v1.VolumePathSpecR\x04path\"\x14\n" +
 	"\x12VolumePathResponse\"a\n" +
 	"\x16VolumeSetPolicyRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12-\n" +
 	"\x06policy\x18\x02 \x01(\x0e2\x15.rdsd.v1.VolumePolicyR\x06policy\"\x19\n" +
-	"\x17VolumeSetPolicyResponse\"-\n" +
-	"\x17VolumeResetStatsRequest\x12\x12\n" +
-	"\x04what\x18\x01 \x01(\tR\x04what\"\x1a\n" +
+	"\x17VolumeSetPolicyResponse\"`\n" +
+	"\x17VolumeResetStatsRequest\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12+\n" +
+	"\x04path\x18\x02 \x01(\v2\x17.rdsd.v1.VolumePathSpecR\x04path\"\x1a\n" +
 	"\x18VolumeResetStatsResponse\"(\n" +
 	"\x12VolumeCheckRequest\x12\x12\n" +
 	"\x04what\x18\x01 \x01(\tR\x04what\"G\n" +
@@ -5150,21 +5460,25 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x06remedy\x18\x04 \x01(\tR\x06remedy\">\n" +
 	"\x12VolumeWatchRequest\x12\x14\n" +
 	"\x05after\x18\x01 \x01(\x04R\x05after\x12\x12\n" +
-	"\x04kept\x18\x02 \x01(\bR\x04kept\"\xbb\x02\n" +
+	"\x04kept\x18\x02 \x01(\bR\x04kept\"\xb2\x03\n" +
 	"\vVolumeEvent\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x17\n" +
 	"\aunix_ns\x18\x02 \x01(\x03R\x06unixNs\x12,\n" +
-	"\x04kind\x18\x03 \x01(\x0e2\x18.rdsd.v1.VolumeEventKindR\x04kind\x12\x14\n" +
-	"\x05state\x18\x04 \x01(\tR\x05state\x12\x18\n" +
-	"\asession\x18\x05 \x01(\tR\asession\x12\x12\n" +
-	"\x04path\x18\x06 \x01(\tR\x04path\x12\x18\n" +
+	"\x04kind\x18\x03 \x01(\x0e2\x18.rdsd.v1.VolumeEventKindR\x04kind\x12'\n" +
+	"\x04role\x18\x04 \x01(\x0e2\x13.rdsd.v1.VolumeRoleR\x04role\x12\x18\n" +
+	"\asession\x18\x05 \x01(\tR\asession\x12+\n" +
+	"\x04path\x18\x06 \x01(\v2\x17.rdsd.v1.VolumePathSpecR\x04path\x12\x18\n" +
 	"\amapping\x18\a \x01(\tR\amapping\x12\x16\n" +
 	"\x06export\x18\b \x01(\tR\x06export\x12\x14\n" +
-	"\x05count\x18\t \x01(\x04R\x05count\x12\x17\n" +
-	"\atook_ns\x18\n" +
-	" \x01(\x04R\x06tookNs\x12\x14\n" +
-	"\x05error\x18\v \x01(\tR\x05error\x12\x12\n" +
-	"\x04text\x18\f \x01(\tR\x04text*u\n" +
+	"\x05state\x18\t \x01(\tR\x05state\x12\x14\n" +
+	"\x05count\x18\n" +
+	" \x01(\x04R\x05count\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\v \x01(\x04R\tsizeBytes\x12\x17\n" +
+	"\atook_ns\x18\f \x01(\x04R\x06tookNs\x12\x14\n" +
+	"\x05errno\x18\r \x01(\x05R\x05errno\x12\x14\n" +
+	"\x05error\x18\x0e \x01(\tR\x05error\x12\x12\n" +
+	"\x04text\x18\x0f \x01(\tR\x04text*u\n" +
 	"\n" +
 	"VolumeKind\x12\x1b\n" +
 	"\x17VOLUME_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
@@ -5198,26 +5512,20 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x19VOLUME_ORIGIN_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14VOLUME_ORIGIN_CONFIG\x10\x01\x12\x16\n" +
 	"\x12VOLUME_ORIGIN_CALL\x10\x02\x12\x16\n" +
-	"\x12VOLUME_ORIGIN_ROOT\x10\x03*\xe4\x01\n" +
+	"\x12VOLUME_ORIGIN_ROOT\x10\x03*\xbc\x01\n" +
 	"\x12VolumeMappingState\x12$\n" +
-	" VOLUME_MAPPING_STATE_UNSPECIFIED\x10\x00\x12#\n" +
-	"\x1fVOLUME_MAPPING_STATE_CONNECTING\x10\x01\x12\x1d\n" +
+	" VOLUME_MAPPING_STATE_UNSPECIFIED\x10\x00\x12\x1d\n" +
+	"\x19VOLUME_MAPPING_STATE_INIT\x10\x01\x12\x1d\n" +
 	"\x19VOLUME_MAPPING_STATE_OPEN\x10\x02\x12\x1f\n" +
-	"\x1bVOLUME_MAPPING_STATE_CLOSED\x10\x03\x12\x1f\n" +
-	"\x1bVOLUME_MAPPING_STATE_FAILED\x10\x04\x12\"\n" +
-	"\x1eVOLUME_MAPPING_STATE_UNMAPPING\x10\x05*\x98\x01\n" +
-	"\x12VolumeSessionState\x12$\n" +
-	" VOLUME_SESSION_STATE_UNSPECIFIED\x10\x00\x12\x1b\n" +
-	"\x17VOLUME_SESSION_STATE_UP\x10\x01\x12\x1d\n" +
-	"\x19VOLUME_SESSION_STATE_DOWN\x10\x02\x12 \n" +
-	"\x1cVOLUME_SESSION_STATE_CLOSING\x10\x03*\xd8\x01\n" +
+	"\x1bVOLUME_MAPPING_STATE_CLOSED\x10\x03\x12!\n" +
+	"\x1dVOLUME_MAPPING_STATE_UNMAPPED\x10\x04*\xde\x01\n" +
 	"\x0fVolumePathState\x12!\n" +
 	"\x1dVOLUME_PATH_STATE_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cVOLUME_PATH_STATE_CONNECTING\x10\x01\x12\x1f\n" +
 	"\x1bVOLUME_PATH_STATE_CONNECTED\x10\x02\x12\"\n" +
-	"\x1eVOLUME_PATH_STATE_RECONNECTING\x10\x03\x12\x1d\n" +
-	"\x19VOLUME_PATH_STATE_CLOSING\x10\x04\x12\x1c\n" +
-	"\x18VOLUME_PATH_STATE_CLOSED\x10\x05*Y\n" +
+	"\x1eVOLUME_PATH_STATE_RECONNECTING\x10\x03\x12\"\n" +
+	"\x1eVOLUME_PATH_STATE_DISCONNECTED\x10\x04\x12\x1d\n" +
+	"\x19VOLUME_PATH_STATE_CLOSING\x10\x05*Y\n" +
 	"\n" +
 	"VolumeRole\x12\x1b\n" +
 	"\x17VOLUME_ROLE_UNSPECIFIED\x10\x00\x12\x16\n" +
@@ -5237,7 +5545,7 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x18VOLUME_EVENT_KIND_EXPORT\x10\x05\x12\x1e\n" +
 	"\x1aVOLUME_EVENT_KIND_FAILOVER\x10\x06\x12\x1c\n" +
 	"\x18VOLUME_EVENT_KIND_RESIZE\x10\a\x12\x1b\n" +
-	"\x17VOLUME_EVENT_KIND_ERROR\x10\b2\xbf\n" +
+	"\x17VOLUME_EVENT_KIND_ERROR\x10\b2\xc4\n" +
 	"\n" +
 	"\rVolumeService\x12=\n" +
 	"\x06Export\x12\x1c.rdsd.v1.VolumeExportRequest\x1a\x15.rdsd.v1.VolumeExport\x12K\n" +
@@ -5246,12 +5554,12 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x05Unmap\x12\x1b.rdsd.v1.VolumeUnmapRequest\x1a\x1c.rdsd.v1.VolumeUnmapResponse\x12<\n" +
 	"\x05Remap\x12\x1b.rdsd.v1.VolumeRemapRequest\x1a\x16.rdsd.v1.VolumeMapping\x12?\n" +
 	"\x04List\x12\x1a.rdsd.v1.VolumeListRequest\x1a\x1b.rdsd.v1.VolumeListResponse\x12<\n" +
-	"\x03Get\x12\x19.rdsd.v1.VolumeGetRequest\x1a\x1a.rdsd.v1.VolumeGetResponse\x127\n" +
-	"\x04Info\x12\x1a.rdsd.v1.VolumeInfoRequest\x1a\x13.rdsd.v1.VolumeInfo\x12E\n" +
+	"\x03Get\x12\x19.rdsd.v1.VolumeGetRequest\x1a\x1a.rdsd.v1.VolumeGetResponse\x12?\n" +
+	"\x04Info\x12\x1a.rdsd.v1.VolumeInfoRequest\x1a\x1b.rdsd.v1.VolumeInfoResponse\x12E\n" +
 	"\x06Resize\x12\x1c.rdsd.v1.VolumeResizeRequest\x1a\x1d.rdsd.v1.VolumeResizeResponse\x12W\n" +
 	"\fListSessions\x12\".rdsd.v1.VolumeListSessionsRequest\x1a#.rdsd.v1.VolumeListSessionsResponse\x12N\n" +
-	"\tListPaths\x12\x1f.rdsd.v1.VolumeListPathsRequest\x1a .rdsd.v1.VolumeListPathsResponse\x12=\n" +
-	"\aAddPath\x12\x1d.rdsd.v1.VolumeAddPathRequest\x1a\x13.rdsd.v1.VolumePath\x12E\n" +
+	"\tListPaths\x12\x1f.rdsd.v1.VolumeListPathsRequest\x1a .rdsd.v1.VolumeListPathsResponse\x12:\n" +
+	"\aAddPath\x12\x1a.rdsd.v1.VolumePathRequest\x1a\x13.rdsd.v1.VolumePath\x12E\n" +
 	"\n" +
 	"RemovePath\x12\x1a.rdsd.v1.VolumePathRequest\x1a\x1b.rdsd.v1.VolumePathResponse\x12I\n" +
 	"\x0eDisconnectPath\x12\x1a.rdsd.v1.VolumePathRequest\x1a\x1b.rdsd.v1.VolumePathResponse\x12H\n" +
@@ -5262,7 +5570,7 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x05Check\x12\x1b.rdsd.v1.VolumeCheckRequest\x1a\x1c.rdsd.v1.VolumeCheckResponse\x12<\n" +
 	"\x05Watch\x12\x1b.rdsd.v1.VolumeWatchRequest\x1a\x14.rdsd.v1.VolumeEvent0\x01B.Z'github.com/rdsd/rdsd/api/rdsd/v1;rdsdv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
 
-var file_rdsd_v1_volume_proto_enumTypes = make([]protoimpl.EnumInfo, 13)
+var file_rdsd_v1_volume_proto_enumTypes = make([]protoimpl.EnumInfo, 12)
 var file_rdsd_v1_volume_proto_msgTypes = make([]protoimpl.MessageInfo, 38)
 var file_rdsd_v1_volume_proto_goTypes = []any{
 	(VolumeKind)(0),                    // 0: rdsd.v1.VolumeKind
@@ -5273,13 +5581,13 @@ var file_rdsd_v1_volume_proto_goTypes = []any{
 	(VolumeExportState)(0),             // 5: rdsd.v1.VolumeExportState
 	(VolumeOrigin)(0),                  // 6: rdsd.v1.VolumeOrigin
 	(VolumeMappingState)(0),            // 7: rdsd.v1.VolumeMappingState
-	(VolumeSessionState)(0),            // 8: rdsd.v1.VolumeSessionState
-	(VolumePathState)(0),               // 9: rdsd.v1.VolumePathState
-	(VolumeRole)(0),                    // 10: rdsd.v1.VolumeRole
-	(VolumeSeverity)(0),                // 11: rdsd.v1.VolumeSeverity
-	(VolumeEventKind)(0),               // 12: rdsd.v1.VolumeEventKind
-	(*VolumeExportRequest)(nil),        // 13: rdsd.v1.VolumeExportRequest
-	(*VolumeExport)(nil),               // 14: rdsd.v1.VolumeExport
+	(VolumePathState)(0),               // 8: rdsd.v1.VolumePathState
+	(VolumeRole)(0),                    // 9: rdsd.v1.VolumeRole
+	(VolumeSeverity)(0),                // 10: rdsd.v1.VolumeSeverity
+	(VolumeEventKind)(0),               // 11: rdsd.v1.VolumeEventKind
+	(*VolumeExportRequest)(nil),        // 12: rdsd.v1.VolumeExportRequest
+	(*VolumeExport)(nil),               // 13: rdsd.v1.VolumeExport
+	(*VolumeInfo)(nil),                 // 14: rdsd.v1.VolumeInfo
 	(*VolumeUser)(nil),                 // 15: rdsd.v1.VolumeUser
 	(*VolumeUnexportRequest)(nil),      // 16: rdsd.v1.VolumeUnexportRequest
 	(*VolumeUnexportResponse)(nil),     // 17: rdsd.v1.VolumeUnexportResponse
@@ -5295,7 +5603,7 @@ var file_rdsd_v1_volume_proto_goTypes = []any{
 	(*VolumeGetRequest)(nil),           // 27: rdsd.v1.VolumeGetRequest
 	(*VolumeGetResponse)(nil),          // 28: rdsd.v1.VolumeGetResponse
 	(*VolumeInfoRequest)(nil),          // 29: rdsd.v1.VolumeInfoRequest
-	(*VolumeInfo)(nil),                 // 30: rdsd.v1.VolumeInfo
+	(*VolumeInfoResponse)(nil),         // 30: rdsd.v1.VolumeInfoResponse
 	(*VolumeResizeRequest)(nil),        // 31: rdsd.v1.VolumeResizeRequest
 	(*VolumeResizeResponse)(nil),       // 32: rdsd.v1.VolumeResizeResponse
 	(*VolumeListSessionsRequest)(nil),  // 33: rdsd.v1.VolumeListSessionsRequest
@@ -5304,97 +5612,105 @@ var file_rdsd_v1_volume_proto_goTypes = []any{
 	(*VolumeListPathsRequest)(nil),     // 36: rdsd.v1.VolumeListPathsRequest
 	(*VolumeListPathsResponse)(nil),    // 37: rdsd.v1.VolumeListPathsResponse
 	(*VolumePath)(nil),                 // 38: rdsd.v1.VolumePath
-	(*VolumeAddPathRequest)(nil),       // 39: rdsd.v1.VolumeAddPathRequest
-	(*VolumePathRequest)(nil),          // 40: rdsd.v1.VolumePathRequest
-	(*VolumePathResponse)(nil),         // 41: rdsd.v1.VolumePathResponse
-	(*VolumeSetPolicyRequest)(nil),     // 42: rdsd.v1.VolumeSetPolicyRequest
-	(*VolumeSetPolicyResponse)(nil),    // 43: rdsd.v1.VolumeSetPolicyResponse
-	(*VolumeResetStatsRequest)(nil),    // 44: rdsd.v1.VolumeResetStatsRequest
-	(*VolumeResetStatsResponse)(nil),   // 45: rdsd.v1.VolumeResetStatsResponse
-	(*VolumeCheckRequest)(nil),         // 46: rdsd.v1.VolumeCheckRequest
-	(*VolumeCheckResponse)(nil),        // 47: rdsd.v1.VolumeCheckResponse
-	(*VolumeFinding)(nil),              // 48: rdsd.v1.VolumeFinding
-	(*VolumeWatchRequest)(nil),         // 49: rdsd.v1.VolumeWatchRequest
-	(*VolumeEvent)(nil),                // 50: rdsd.v1.VolumeEvent
+	(*VolumePathRequest)(nil),          // 39: rdsd.v1.VolumePathRequest
+	(*VolumePathResponse)(nil),         // 40: rdsd.v1.VolumePathResponse
+	(*VolumeSetPolicyRequest)(nil),     // 41: rdsd.v1.VolumeSetPolicyRequest
+	(*VolumeSetPolicyResponse)(nil),    // 42: rdsd.v1.VolumeSetPolicyResponse
+	(*VolumeResetStatsRequest)(nil),    // 43: rdsd.v1.VolumeResetStatsRequest
+	(*VolumeResetStatsResponse)(nil),   // 44: rdsd.v1.VolumeResetStatsResponse
+	(*VolumeCheckRequest)(nil),         // 45: rdsd.v1.VolumeCheckRequest
+	(*VolumeCheckResponse)(nil),        // 46: rdsd.v1.VolumeCheckResponse
+	(*VolumeFinding)(nil),              // 47: rdsd.v1.VolumeFinding
+	(*VolumeWatchRequest)(nil),         // 48: rdsd.v1.VolumeWatchRequest
+	(*VolumeEvent)(nil),                // 49: rdsd.v1.VolumeEvent
 }
 var file_rdsd_v1_volume_proto_depIdxs = []int32{
 	0,  // 0: rdsd.v1.VolumeExportRequest.kind:type_name -> rdsd.v1.VolumeKind
 	0,  // 1: rdsd.v1.VolumeExport.kind:type_name -> rdsd.v1.VolumeKind
 	6,  // 2: rdsd.v1.VolumeExport.origin:type_name -> rdsd.v1.VolumeOrigin
 	5,  // 3: rdsd.v1.VolumeExport.state:type_name -> rdsd.v1.VolumeExportState
-	15, // 4: rdsd.v1.VolumeExport.user:type_name -> rdsd.v1.VolumeUser
-	21, // 5: rdsd.v1.VolumeExport.operation:type_name -> rdsd.v1.VolumeOpCounters
-	1,  // 6: rdsd.v1.VolumeUser.access:type_name -> rdsd.v1.VolumeAccess
-	2,  // 7: rdsd.v1.VolumeMapRequest.attach:type_name -> rdsd.v1.VolumeAttach
-	18, // 8: rdsd.v1.VolumeMapRequest.path:type_name -> rdsd.v1.VolumePathSpec
-	3,  // 9: rdsd.v1.VolumeMapRequest.policy:type_name -> rdsd.v1.VolumePolicy
-	1,  // 10: rdsd.v1.VolumeMapRequest.access:type_name -> rdsd.v1.VolumeAccess
-	4,  // 11: rdsd.v1.VolumeMapRequest.on_loss:type_name -> rdsd.v1.VolumeOnLoss
-	2,  // 12: rdsd.v1.VolumeMapping.attach:type_name -> rdsd.v1.VolumeAttach
-	7,  // 13: rdsd.v1.VolumeMapping.state:type_name -> rdsd.v1.VolumeMappingState
-	1,  // 14: rdsd.v1.VolumeMapping.access:type_name -> rdsd.v1.VolumeAccess
-	4,  // 15: rdsd.v1.VolumeMapping.on_loss:type_name -> rdsd.v1.VolumeOnLoss
-	21, // 16: rdsd.v1.VolumeMapping.operation:type_name -> rdsd.v1.VolumeOpCounters
-	14, // 17: rdsd.v1.VolumeListResponse.export:type_name -> rdsd.v1.VolumeExport
-	20, // 18: rdsd.v1.VolumeListResponse.mapping:type_name -> rdsd.v1.VolumeMapping
-	14, // 19: rdsd.v1.VolumeGetResponse.export:type_name -> rdsd.v1.VolumeExport
-	20, // 20: rdsd.v1.VolumeGetResponse.mapping:type_name -> rdsd.v1.VolumeMapping
-	35, // 21: rdsd.v1.VolumeListSessionsResponse.session:type_name -> rdsd.v1.VolumeSession
-	10, // 22: rdsd.v1.VolumeSession.role:type_name -> rdsd.v1.VolumeRole
-	8,  // 23: rdsd.v1.VolumeSession.state:type_name -> rdsd.v1.VolumeSessionState
-	3,  // 24: rdsd.v1.VolumeSession.policy:type_name -> rdsd.v1.VolumePolicy
-	4,  // 25: rdsd.v1.VolumeSession.on_loss:type_name -> rdsd.v1.VolumeOnLoss
-	38, // 26: rdsd.v1.VolumeListPathsResponse.path:type_name -> rdsd.v1.VolumePath
-	10, // 27: rdsd.v1.VolumePath.role:type_name -> rdsd.v1.VolumeRole
-	9,  // 28: rdsd.v1.VolumePath.state:type_name -> rdsd.v1.VolumePathState
-	18, // 29: rdsd.v1.VolumeAddPathRequest.path:type_name -> rdsd.v1.VolumePathSpec
-	3,  // 30: rdsd.v1.VolumeSetPolicyRequest.policy:type_name -> rdsd.v1.VolumePolicy
-	48, // 31: rdsd.v1.VolumeCheckResponse.finding:type_name -> rdsd.v1.VolumeFinding
-	11, // 32: rdsd.v1.VolumeFinding.severity:type_name -> rdsd.v1.VolumeSeverity
-	12, // 33: rdsd.v1.VolumeEvent.kind:type_name -> rdsd.v1.VolumeEventKind
-	13, // 34: rdsd.v1.VolumeService.Export:input_type -> rdsd.v1.VolumeExportRequest
-	16, // 35: rdsd.v1.VolumeService.Unexport:input_type -> rdsd.v1.VolumeUnexportRequest
-	19, // 36: rdsd.v1.VolumeService.Map:input_type -> rdsd.v1.VolumeMapRequest
-	22, // 37: rdsd.v1.VolumeService.Unmap:input_type -> rdsd.v1.VolumeUnmapRequest
-	24, // 38: rdsd.v1.VolumeService.Remap:input_type -> rdsd.v1.VolumeRemapRequest
-	25, // 39: rdsd.v1.VolumeService.List:input_type -> rdsd.v1.VolumeListRequest
-	27, // 40: rdsd.v1.VolumeService.Get:input_type -> rdsd.v1.VolumeGetRequest
-	29, // 41: rdsd.v1.VolumeService.Info:input_type -> rdsd.v1.VolumeInfoRequest
-	31, // 42: rdsd.v1.VolumeService.Resize:input_type -> rdsd.v1.VolumeResizeRequest
-	33, // 43: rdsd.v1.VolumeService.ListSessions:input_type -> rdsd.v1.VolumeListSessionsRequest
-	36, // 44: rdsd.v1.VolumeService.ListPaths:input_type -> rdsd.v1.VolumeListPathsRequest
-	39, // 45: rdsd.v1.VolumeService.AddPath:input_type -> rdsd.v1.VolumeAddPathRequest
-	40, // 46: rdsd.v1.VolumeService.RemovePath:input_type -> rdsd.v1.VolumePathRequest
-	40, // 47: rdsd.v1.VolumeService.DisconnectPath:input_type -> rdsd.v1.VolumePathRequest
-	40, // 48: rdsd.v1.VolumeService.ReconnectPath:input_type -> rdsd.v1.VolumePathRequest
-	42, // 49: rdsd.v1.VolumeService.SetPolicy:input_type -> rdsd.v1.VolumeSetPolicyRequest
-	44, // 50: rdsd.v1.VolumeService.ResetStats:input_type -> rdsd.v1.VolumeResetStatsRequest
-	46, // 51: rdsd.v1.VolumeService.Check:input_type -> rdsd.v1.VolumeCheckRequest
-	49, // 52: rdsd.v1.VolumeService.Watch:input_type -> rdsd.v1.VolumeWatchRequest
-	14, // 53: rdsd.v1.VolumeService.Export:output_type -> rdsd.v1.VolumeExport
-	17, // 54: rdsd.v1.VolumeService.Unexport:output_type -> rdsd.v1.VolumeUnexportResponse
-	20, // 55: rdsd.v1.VolumeService.Map:output_type -> rdsd.v1.VolumeMapping
-	23, // 56: rdsd.v1.VolumeService.Unmap:output_type -> rdsd.v1.VolumeUnmapResponse
-	20, // 57: rdsd.v1.VolumeService.Remap:output_type -> rdsd.v1.VolumeMapping
-	26, // 58: rdsd.v1.VolumeService.List:output_type -> rdsd.v1.VolumeListResponse
-	28, // 59: rdsd.v1.VolumeService.Get:output_type -> rdsd.v1.VolumeGetResponse
-	30, // 60: rdsd.v1.VolumeService.Info:output_type -> rdsd.v1.VolumeInfo
-	32, // 61: rdsd.v1.VolumeService.Resize:output_type -> rdsd.v1.VolumeResizeResponse
-	34, // 62: rdsd.v1.VolumeService.ListSessions:output_type -> rdsd.v1.VolumeListSessionsResponse
-	37, // 63: rdsd.v1.VolumeService.ListPaths:output_type -> rdsd.v1.VolumeListPathsResponse
-	38, // 64: rdsd.v1.VolumeService.AddPath:output_type -> rdsd.v1.VolumePath
-	41, // 65: rdsd.v1.VolumeService.RemovePath:output_type -> rdsd.v1.VolumePathResponse
-	41, // 66: rdsd.v1.VolumeService.DisconnectPath:output_type -> rdsd.v1.VolumePathResponse
-	41, // 67: rdsd.v1.VolumeService.ReconnectPath:output_type -> rdsd.v1.VolumePathResponse
-	43, // 68: rdsd.v1.VolumeService.SetPolicy:output_type -> rdsd.v1.VolumeSetPolicyResponse
-	45, // 69: rdsd.v1.VolumeService.ResetStats:output_type -> rdsd.v1.VolumeResetStatsResponse
-	47, // 70: rdsd.v1.VolumeService.Check:output_type -> rdsd.v1.VolumeCheckResponse
-	50, // 71: rdsd.v1.VolumeService.Watch:output_type -> rdsd.v1.VolumeEvent
-	53, // [53:72] is the sub-list for method output_type
-	34, // [34:53] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	14, // 4: rdsd.v1.VolumeExport.info:type_name -> rdsd.v1.VolumeInfo
+	15, // 5: rdsd.v1.VolumeExport.user:type_name -> rdsd.v1.VolumeUser
+	21, // 6: rdsd.v1.VolumeExport.operation:type_name -> rdsd.v1.VolumeOpCounters
+	1,  // 7: rdsd.v1.VolumeUser.access:type_name -> rdsd.v1.VolumeAccess
+	2,  // 8: rdsd.v1.VolumeMapRequest.attach:type_name -> rdsd.v1.VolumeAttach
+	18, // 9: rdsd.v1.VolumeMapRequest.path:type_name -> rdsd.v1.VolumePathSpec
+	3,  // 10: rdsd.v1.VolumeMapRequest.policy:type_name -> rdsd.v1.VolumePolicy
+	1,  // 11: rdsd.v1.VolumeMapRequest.access:type_name -> rdsd.v1.VolumeAccess
+	4,  // 12: rdsd.v1.VolumeMapRequest.on_loss:type_name -> rdsd.v1.VolumeOnLoss
+	2,  // 13: rdsd.v1.VolumeMapping.attach:type_name -> rdsd.v1.VolumeAttach
+	7,  // 14: rdsd.v1.VolumeMapping.state:type_name -> rdsd.v1.VolumeMappingState
+	14, // 15: rdsd.v1.VolumeMapping.info:type_name -> rdsd.v1.VolumeInfo
+	1,  // 16: rdsd.v1.VolumeMapping.access:type_name -> rdsd.v1.VolumeAccess
+	18, // 17: rdsd.v1.VolumeMapping.path:type_name -> rdsd.v1.VolumePathSpec
+	3,  // 18: rdsd.v1.VolumeMapping.policy:type_name -> rdsd.v1.VolumePolicy
+	4,  // 19: rdsd.v1.VolumeMapping.on_loss:type_name -> rdsd.v1.VolumeOnLoss
+	18, // 20: rdsd.v1.VolumeMapping.address:type_name -> rdsd.v1.VolumePathSpec
+	21, // 21: rdsd.v1.VolumeMapping.operation:type_name -> rdsd.v1.VolumeOpCounters
+	13, // 22: rdsd.v1.VolumeListResponse.export:type_name -> rdsd.v1.VolumeExport
+	20, // 23: rdsd.v1.VolumeListResponse.mapping:type_name -> rdsd.v1.VolumeMapping
+	13, // 24: rdsd.v1.VolumeGetResponse.export:type_name -> rdsd.v1.VolumeExport
+	20, // 25: rdsd.v1.VolumeGetResponse.mapping:type_name -> rdsd.v1.VolumeMapping
+	18, // 26: rdsd.v1.VolumeInfoRequest.path:type_name -> rdsd.v1.VolumePathSpec
+	14, // 27: rdsd.v1.VolumeInfoResponse.info:type_name -> rdsd.v1.VolumeInfo
+	35, // 28: rdsd.v1.VolumeListSessionsResponse.session:type_name -> rdsd.v1.VolumeSession
+	9,  // 29: rdsd.v1.VolumeSession.role:type_name -> rdsd.v1.VolumeRole
+	3,  // 30: rdsd.v1.VolumeSession.policy:type_name -> rdsd.v1.VolumePolicy
+	4,  // 31: rdsd.v1.VolumeSession.on_loss:type_name -> rdsd.v1.VolumeOnLoss
+	38, // 32: rdsd.v1.VolumeListPathsResponse.path:type_name -> rdsd.v1.VolumePath
+	9,  // 33: rdsd.v1.VolumePath.role:type_name -> rdsd.v1.VolumeRole
+	8,  // 34: rdsd.v1.VolumePath.state:type_name -> rdsd.v1.VolumePathState
+	18, // 35: rdsd.v1.VolumePathRequest.path:type_name -> rdsd.v1.VolumePathSpec
+	3,  // 36: rdsd.v1.VolumeSetPolicyRequest.policy:type_name -> rdsd.v1.VolumePolicy
+	18, // 37: rdsd.v1.VolumeResetStatsRequest.path:type_name -> rdsd.v1.VolumePathSpec
+	47, // 38: rdsd.v1.VolumeCheckResponse.finding:type_name -> rdsd.v1.VolumeFinding
+	10, // 39: rdsd.v1.VolumeFinding.severity:type_name -> rdsd.v1.VolumeSeverity
+	11, // 40: rdsd.v1.VolumeEvent.kind:type_name -> rdsd.v1.VolumeEventKind
+	9,  // 41: rdsd.v1.VolumeEvent.role:type_name -> rdsd.v1.VolumeRole
+	18, // 42: rdsd.v1.VolumeEvent.path:type_name -> rdsd.v1.VolumePathSpec
+	12, // 43: rdsd.v1.VolumeService.Export:input_type -> rdsd.v1.VolumeExportRequest
+	16, // 44: rdsd.v1.VolumeService.Unexport:input_type -> rdsd.v1.VolumeUnexportRequest
+	19, // 45: rdsd.v1.VolumeService.Map:input_type -> rdsd.v1.VolumeMapRequest
+	22, // 46: rdsd.v1.VolumeService.Unmap:input_type -> rdsd.v1.VolumeUnmapRequest
+	24, // 47: rdsd.v1.VolumeService.Remap:input_type -> rdsd.v1.VolumeRemapRequest
+	25, // 48: rdsd.v1.VolumeService.List:input_type -> rdsd.v1.VolumeListRequest
+	27, // 49: rdsd.v1.VolumeService.Get:input_type -> rdsd.v1.VolumeGetRequest
+	29, // 50: rdsd.v1.VolumeService.Info:input_type -> rdsd.v1.VolumeInfoRequest
+	31, // 51: rdsd.v1.VolumeService.Resize:input_type -> rdsd.v1.VolumeResizeRequest
+	33, // 52: rdsd.v1.VolumeService.ListSessions:input_type -> rdsd.v1.VolumeListSessionsRequest
+	36, // 53: rdsd.v1.VolumeService.ListPaths:input_type -> rdsd.v1.VolumeListPathsRequest
+	39, // 54: rdsd.v1.VolumeService.AddPath:input_type -> rdsd.v1.VolumePathRequest
+	39, // 55: rdsd.v1.VolumeService.RemovePath:input_type -> rdsd.v1.VolumePathRequest
+	39, // 56: rdsd.v1.VolumeService.DisconnectPath:input_type -> rdsd.v1.VolumePathRequest
+	39, // 57: rdsd.v1.VolumeService.ReconnectPath:input_type -> rdsd.v1.VolumePathRequest
+	41, // 58: rdsd.v1.VolumeService.SetPolicy:input_type -> rdsd.v1.VolumeSetPolicyRequest
+	43, // 59: rdsd.v1.VolumeService.ResetStats:input_type -> rdsd.v1.VolumeResetStatsRequest
+	45, // 60: rdsd.v1.VolumeService.Check:input_type -> rdsd.v1.VolumeCheckRequest
+	48, // 61: rdsd.v1.VolumeService.Watch:input_type -> rdsd.v1.VolumeWatchRequest
+	13, // 62: rdsd.v1.VolumeService.Export:output_type -> rdsd.v1.VolumeExport
+	17, // 63: rdsd.v1.VolumeService.Unexport:output_type -> rdsd.v1.VolumeUnexportResponse
+	20, // 64: rdsd.v1.VolumeService.Map:output_type -> rdsd.v1.VolumeMapping
+	23, // 65: rdsd.v1.VolumeService.Unmap:output_type -> rdsd.v1.VolumeUnmapResponse
+	20, // 66: rdsd.v1.VolumeService.Remap:output_type -> rdsd.v1.VolumeMapping
+	26, // 67: rdsd.v1.VolumeService.List:output_type -> rdsd.v1.VolumeListResponse
+	28, // 68: rdsd.v1.VolumeService.Get:output_type -> rdsd.v1.VolumeGetResponse
+	30, // 69: rdsd.v1.VolumeService.Info:output_type -> rdsd.v1.VolumeInfoResponse
+	32, // 70: rdsd.v1.VolumeService.Resize:output_type -> rdsd.v1.VolumeResizeResponse
+	34, // 71: rdsd.v1.VolumeService.ListSessions:output_type -> rdsd.v1.VolumeListSessionsResponse
+	37, // 72: rdsd.v1.VolumeService.ListPaths:output_type -> rdsd.v1.VolumeListPathsResponse
+	38, // 73: rdsd.v1.VolumeService.AddPath:output_type -> rdsd.v1.VolumePath
+	40, // 74: rdsd.v1.VolumeService.RemovePath:output_type -> rdsd.v1.VolumePathResponse
+	40, // 75: rdsd.v1.VolumeService.DisconnectPath:output_type -> rdsd.v1.VolumePathResponse
+	40, // 76: rdsd.v1.VolumeService.ReconnectPath:output_type -> rdsd.v1.VolumePathResponse
+	42, // 77: rdsd.v1.VolumeService.SetPolicy:output_type -> rdsd.v1.VolumeSetPolicyResponse
+	44, // 78: rdsd.v1.VolumeService.ResetStats:output_type -> rdsd.v1.VolumeResetStatsResponse
+	46, // 79: rdsd.v1.VolumeService.Check:output_type -> rdsd.v1.VolumeCheckResponse
+	49, // 80: rdsd.v1.VolumeService.Watch:output_type -> rdsd.v1.VolumeEvent
+	62, // [62:81] is the sub-list for method output_type
+	43, // [43:62] is the sub-list for method input_type
+	43, // [43:43] is the sub-list for extension type_name
+	43, // [43:43] is the sub-list for extension extendee
+	0,  // [0:43] is the sub-list for field type_name
 }
 
 func init() { file_rdsd_v1_volume_proto_init() }
@@ -5402,16 +5718,20 @@ func file_rdsd_v1_volume_proto_init() {
 	if File_rdsd_v1_volume_proto != nil {
 		return
 	}
-	file_rdsd_v1_volume_proto_msgTypes[14].OneofWrappers = []any{
+	file_rdsd_v1_volume_proto_msgTypes[15].OneofWrappers = []any{
 		(*volumeGetRequest_Mapping)(nil),
 		(*volumeGetRequest_Export)(nil),
+	}
+	file_rdsd_v1_volume_proto_msgTypes[19].OneofWrappers = []any{
+		(*volumeResizeRequest_Mapping)(nil),
+		(*volumeResizeRequest_Export)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rdsd_v1_volume_proto_rawDesc), len(file_rdsd_v1_volume_proto_rawDesc)),
-			NumEnums:      13,
+			NumEnums:      12,
 			NumMessages:   38,
 			NumExtensions: 0,
 			NumServices:   1,

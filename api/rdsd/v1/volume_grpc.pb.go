@@ -4,7 +4,7 @@
 // other nodes can map; a mapping makes a volume of another node a local block
 // device. Between two nodes they use a session (RTRS) with one or more paths.
 //
-// Text addresses are "10.0.0.7", "10.0.0.7:16386", "[fd00::7]:16386" or a host
+// Text addresses are "10.0.0.7", "10.0.0.7:16388", "[fd00::7]:16388" or a host
 // name in place of the address; without a port the daemon's configured one
 // (volumes.port). Times are nanoseconds, sizes bytes. Errors carry an errno as
 // everywhere in this API (errno.go): ENOENT no such export, mapping, session or
@@ -68,16 +68,16 @@ type VolumeServiceClient interface {
 	// Map returns when the device can be used.
 	Map(ctx context.Context, in *VolumeMapRequest, opts ...grpc.CallOption) (*VolumeMapping, error)
 	Unmap(ctx context.Context, in *VolumeUnmapRequest, opts ...grpc.CallOption) (*VolumeUnmapResponse, error)
-	// Remap opens a mapping again that the other node has refused to open again.
+	// Remap opens a mapping again that is closed, now.
 	Remap(ctx context.Context, in *VolumeRemapRequest, opts ...grpc.CallOption) (*VolumeMapping, error)
 	List(ctx context.Context, in *VolumeListRequest, opts ...grpc.CallOption) (*VolumeListResponse, error)
 	Get(ctx context.Context, in *VolumeGetRequest, opts ...grpc.CallOption) (*VolumeGetResponse, error)
 	// Info asks another node about a volume, without mapping it.
-	Info(ctx context.Context, in *VolumeInfoRequest, opts ...grpc.CallOption) (*VolumeInfo, error)
+	Info(ctx context.Context, in *VolumeInfoRequest, opts ...grpc.CallOption) (*VolumeInfoResponse, error)
 	Resize(ctx context.Context, in *VolumeResizeRequest, opts ...grpc.CallOption) (*VolumeResizeResponse, error)
 	ListSessions(ctx context.Context, in *VolumeListSessionsRequest, opts ...grpc.CallOption) (*VolumeListSessionsResponse, error)
 	ListPaths(ctx context.Context, in *VolumeListPathsRequest, opts ...grpc.CallOption) (*VolumeListPathsResponse, error)
-	AddPath(ctx context.Context, in *VolumeAddPathRequest, opts ...grpc.CallOption) (*VolumePath, error)
+	AddPath(ctx context.Context, in *VolumePathRequest, opts ...grpc.CallOption) (*VolumePath, error)
 	RemovePath(ctx context.Context, in *VolumePathRequest, opts ...grpc.CallOption) (*VolumePathResponse, error)
 	// DisconnectPath: a client's path stays known and is not connected until
 	// ReconnectPath; one of a server comes back if the client wants it to.
@@ -167,9 +167,9 @@ func (c *volumeServiceClient) Get(ctx context.Context, in *VolumeGetRequest, opt
 	return out, nil
 }
 
-func (c *volumeServiceClient) Info(ctx context.Context, in *VolumeInfoRequest, opts ...grpc.CallOption) (*VolumeInfo, error) {
+func (c *volumeServiceClient) Info(ctx context.Context, in *VolumeInfoRequest, opts ...grpc.CallOption) (*VolumeInfoResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
-	out := new(VolumeInfo)
+	out := new(VolumeInfoResponse)
 	err := c.cc.Invoke(ctx, VolumeService_Info_FullMethodName, in, out, cOpts...)
 	if err != nil {
 		return nil, err
@@ -207,7 +207,7 @@ func (c *volumeServiceClient) ListPaths(ctx context.Context, in *VolumeListPaths
 	return out, nil
 }
 
-func (c *volumeServiceClient) AddPath(ctx context.Context, in *VolumeAddPathRequest, opts ...grpc.CallOption) (*VolumePath, error) {
+func (c *volumeServiceClient) AddPath(ctx context.Context, in *VolumePathRequest, opts ...grpc.CallOption) (*VolumePath, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(VolumePath)
 	err := c.cc.Invoke(ctx, VolumeService_AddPath_FullMethodName, in, out, cOpts...)
@@ -309,16 +309,16 @@ type VolumeServiceServer interface {
 	// Map returns when the device can be used.
 	Map(context.Context, *VolumeMapRequest) (*VolumeMapping, error)
 	Unmap(context.Context, *VolumeUnmapRequest) (*VolumeUnmapResponse, error)
-	// Remap opens a mapping again that the other node has refused to open again.
+	// Remap opens a mapping again that is closed, now.
 	Remap(context.Context, *VolumeRemapRequest) (*VolumeMapping, error)
 	List(context.Context, *VolumeListRequest) (*VolumeListResponse, error)
 	Get(context.Context, *VolumeGetRequest) (*VolumeGetResponse, error)
 	// Info asks another node about a volume, without mapping it.
-	Info(context.Context, *VolumeInfoRequest) (*VolumeInfo, error)
+	Info(context.Context, *VolumeInfoRequest) (*VolumeInfoResponse, error)
 	Resize(context.Context, *VolumeResizeRequest) (*VolumeResizeResponse, error)
 	ListSessions(context.Context, *VolumeListSessionsRequest) (*VolumeListSessionsResponse, error)
 	ListPaths(context.Context, *VolumeListPathsRequest) (*VolumeListPathsResponse, error)
-	AddPath(context.Context, *VolumeAddPathRequest) (*VolumePath, error)
+	AddPath(context.Context, *VolumePathRequest) (*VolumePath, error)
 	RemovePath(context.Context, *VolumePathRequest) (*VolumePathResponse, error)
 	// DisconnectPath: a client's path stays known and is not connected until
 	// ReconnectPath; one of a server comes back if the client wants it to.
@@ -359,7 +359,7 @@ func (UnimplementedVolumeServiceServer) List(context.Context, *VolumeListRequest
 func (UnimplementedVolumeServiceServer) Get(context.Context, *VolumeGetRequest) (*VolumeGetResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Get not implemented")
 }
-func (UnimplementedVolumeServiceServer) Info(context.Context, *VolumeInfoRequest) (*VolumeInfo, error) {
+func (UnimplementedVolumeServiceServer) Info(context.Context, *VolumeInfoRequest) (*VolumeInfoResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Info not implemented")
 }
 func (UnimplementedVolumeServiceServer) Resize(context.Context, *VolumeResizeRequest) (*VolumeResizeResponse, error) {
@@ -371,7 +371,7 @@ func (UnimplementedVolumeServiceServer) ListSessions(context.Context, *VolumeLis
 func (UnimplementedVolumeServiceServer) ListPaths(context.Context, *VolumeListPathsRequest) (*VolumeListPathsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListPaths not implemented")
 }
-func (UnimplementedVolumeServiceServer) AddPath(context.Context, *VolumeAddPathRequest) (*VolumePath, error) {
+func (UnimplementedVolumeServiceServer) AddPath(context.Context, *VolumePathRequest) (*VolumePath, error) {
 	return nil, status.Error(codes.Unimplemented, "method AddPath not implemented")
 }
 func (UnimplementedVolumeServiceServer) RemovePath(context.Context, *VolumePathRequest) (*VolumePathResponse, error) {
@@ -615,7 +615,7 @@ func _VolumeService_ListPaths_Handler(srv interface{}, ctx context.Context, dec 
 }
 
 func _VolumeService_AddPath_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
-	in := new(VolumeAddPathRequest)
+	in := new(VolumePathRequest)
 	if err := dec(in); err != nil {
 		return nil, err
 	}
@@ -627,7 +627,7 @@ func _VolumeService_AddPath_Handler(srv interface{}, ctx context.Context, dec fu
 		FullMethod: VolumeService_AddPath_FullMethodName,
 	}
 	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
-		return srv.(VolumeServiceServer).AddPath(ctx, req.(*VolumeAddPathRequest))
+		return srv.(VolumeServiceServer).AddPath(ctx, req.(*VolumePathRequest))
 	}
 	return interceptor(ctx, in, info, handler)
 }

@@ -7,7 +7,7 @@ An export makes a file, a block device or memory of this node a volume that
 other nodes can map; a mapping makes a volume of another node a local block
 device. Between two nodes they use a session (RTRS) with one or more paths.
 
-Text addresses are "10.0.0.7", "10.0.0.7:16386", "[fd00::7]:16386" or a host
+Text addresses are "10.0.0.7", "10.0.0.7:16388", "[fd00::7]:16388" or a host
 name in place of the address; without a port the daemon's configured one
 (volumes.port). Times are nanoseconds, sizes bytes. Errors carry an errno as
 everywhere in this API (errno.go): ENOENT no such export, mapping, session or
@@ -91,9 +91,9 @@ class _VolumeAttach:
 class _VolumeAttachEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VolumeAttach.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     VOLUME_ATTACH_UNSPECIFIED: _VolumeAttach.ValueType  # 0
-    """an NBD export on a Unix socket"""
+    """the daemon's default (volumes.attach)"""
     VOLUME_ATTACH_SOCKET: _VolumeAttach.ValueType  # 1
-    """the same"""
+    """an NBD export on a Unix socket"""
     VOLUME_ATTACH_NBD: _VolumeAttach.ValueType  # 2
     """a kernel device, /dev/nbdN"""
 
@@ -101,9 +101,9 @@ class VolumeAttach(_VolumeAttach, metaclass=_VolumeAttachEnumTypeWrapper):
     """What a mapping gives to the programs of this node."""
 
 VOLUME_ATTACH_UNSPECIFIED: VolumeAttach.ValueType  # 0
-"""an NBD export on a Unix socket"""
+"""the daemon's default (volumes.attach)"""
 VOLUME_ATTACH_SOCKET: VolumeAttach.ValueType  # 1
-"""the same"""
+"""an NBD export on a Unix socket"""
 VOLUME_ATTACH_NBD: VolumeAttach.ValueType  # 2
 """a kernel device, /dev/nbdN"""
 Global___VolumeAttach: _TypeAlias = VolumeAttach  # noqa: Y015
@@ -212,50 +212,26 @@ class _VolumeMappingState:
 class _VolumeMappingStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VolumeMappingState.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     VOLUME_MAPPING_STATE_UNSPECIFIED: _VolumeMappingState.ValueType  # 0
-    VOLUME_MAPPING_STATE_CONNECTING: _VolumeMappingState.ValueType  # 1
-    """there has been no path yet, or it is being opened"""
+    VOLUME_MAPPING_STATE_INIT: _VolumeMappingState.ValueType  # 1
+    """has not been open yet"""
     VOLUME_MAPPING_STATE_OPEN: _VolumeMappingState.ValueType  # 2
     VOLUME_MAPPING_STATE_CLOSED: _VolumeMappingState.ValueType  # 3
-    """no path; opened again when one is there"""
-    VOLUME_MAPPING_STATE_FAILED: _VolumeMappingState.ValueType  # 4
-    """the other node has refused to open it again; Remap"""
-    VOLUME_MAPPING_STATE_UNMAPPING: _VolumeMappingState.ValueType  # 5
+    """no path, or the other node has closed it; opened again by itself, or by Remap"""
+    VOLUME_MAPPING_STATE_UNMAPPED: _VolumeMappingState.ValueType  # 4
     """on its way out"""
 
-class VolumeMappingState(_VolumeMappingState, metaclass=_VolumeMappingStateEnumTypeWrapper): ...
+class VolumeMappingState(_VolumeMappingState, metaclass=_VolumeMappingStateEnumTypeWrapper):
+    """The state of a mapping, in the words of the kernel's RNBD client."""
 
 VOLUME_MAPPING_STATE_UNSPECIFIED: VolumeMappingState.ValueType  # 0
-VOLUME_MAPPING_STATE_CONNECTING: VolumeMappingState.ValueType  # 1
-"""there has been no path yet, or it is being opened"""
+VOLUME_MAPPING_STATE_INIT: VolumeMappingState.ValueType  # 1
+"""has not been open yet"""
 VOLUME_MAPPING_STATE_OPEN: VolumeMappingState.ValueType  # 2
 VOLUME_MAPPING_STATE_CLOSED: VolumeMappingState.ValueType  # 3
-"""no path; opened again when one is there"""
-VOLUME_MAPPING_STATE_FAILED: VolumeMappingState.ValueType  # 4
-"""the other node has refused to open it again; Remap"""
-VOLUME_MAPPING_STATE_UNMAPPING: VolumeMappingState.ValueType  # 5
+"""no path, or the other node has closed it; opened again by itself, or by Remap"""
+VOLUME_MAPPING_STATE_UNMAPPED: VolumeMappingState.ValueType  # 4
 """on its way out"""
 Global___VolumeMappingState: _TypeAlias = VolumeMappingState  # noqa: Y015
-
-class _VolumeSessionState:
-    ValueType = _typing.NewType("ValueType", _builtins.int)
-    V: _TypeAlias = ValueType  # noqa: Y015
-
-class _VolumeSessionStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VolumeSessionState.ValueType], _builtins.type):
-    DESCRIPTOR: _descriptor.EnumDescriptor
-    VOLUME_SESSION_STATE_UNSPECIFIED: _VolumeSessionState.ValueType  # 0
-    VOLUME_SESSION_STATE_UP: _VolumeSessionState.ValueType  # 1
-    """at least one path is connected"""
-    VOLUME_SESSION_STATE_DOWN: _VolumeSessionState.ValueType  # 2
-    VOLUME_SESSION_STATE_CLOSING: _VolumeSessionState.ValueType  # 3
-
-class VolumeSessionState(_VolumeSessionState, metaclass=_VolumeSessionStateEnumTypeWrapper): ...
-
-VOLUME_SESSION_STATE_UNSPECIFIED: VolumeSessionState.ValueType  # 0
-VOLUME_SESSION_STATE_UP: VolumeSessionState.ValueType  # 1
-"""at least one path is connected"""
-VOLUME_SESSION_STATE_DOWN: VolumeSessionState.ValueType  # 2
-VOLUME_SESSION_STATE_CLOSING: VolumeSessionState.ValueType  # 3
-Global___VolumeSessionState: _TypeAlias = VolumeSessionState  # noqa: Y015
 
 class _VolumePathState:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -268,9 +244,9 @@ class _VolumePathStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Volum
     VOLUME_PATH_STATE_CONNECTED: _VolumePathState.ValueType  # 2
     VOLUME_PATH_STATE_RECONNECTING: _VolumePathState.ValueType  # 3
     """lost, or never there; tried again"""
-    VOLUME_PATH_STATE_CLOSING: _VolumePathState.ValueType  # 4
-    VOLUME_PATH_STATE_CLOSED: _VolumePathState.ValueType  # 5
-    """disconnected by an administrator, or given up"""
+    VOLUME_PATH_STATE_DISCONNECTED: _VolumePathState.ValueType  # 4
+    """by an administrator, or given up"""
+    VOLUME_PATH_STATE_CLOSING: _VolumePathState.ValueType  # 5
 
 class VolumePathState(_VolumePathState, metaclass=_VolumePathStateEnumTypeWrapper): ...
 
@@ -279,9 +255,9 @@ VOLUME_PATH_STATE_CONNECTING: VolumePathState.ValueType  # 1
 VOLUME_PATH_STATE_CONNECTED: VolumePathState.ValueType  # 2
 VOLUME_PATH_STATE_RECONNECTING: VolumePathState.ValueType  # 3
 """lost, or never there; tried again"""
-VOLUME_PATH_STATE_CLOSING: VolumePathState.ValueType  # 4
-VOLUME_PATH_STATE_CLOSED: VolumePathState.ValueType  # 5
-"""disconnected by an administrator, or given up"""
+VOLUME_PATH_STATE_DISCONNECTED: VolumePathState.ValueType  # 4
+"""by an administrator, or given up"""
+VOLUME_PATH_STATE_CLOSING: VolumePathState.ValueType  # 5
 Global___VolumePathState: _TypeAlias = VolumePathState  # noqa: Y015
 
 class _VolumeRole:
@@ -344,7 +320,6 @@ class _VolumeEventKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Volum
     VOLUME_EVENT_KIND_FAILOVER: _VolumeEventKind.ValueType  # 6
     """count requests moved to another path"""
     VOLUME_EVENT_KIND_RESIZE: _VolumeEventKind.ValueType  # 7
-    """count is the new size in bytes"""
     VOLUME_EVENT_KIND_ERROR: _VolumeEventKind.ValueType  # 8
     """a request or the store failed"""
 
@@ -364,7 +339,6 @@ VOLUME_EVENT_KIND_EXPORT: VolumeEventKind.ValueType  # 5
 VOLUME_EVENT_KIND_FAILOVER: VolumeEventKind.ValueType  # 6
 """count requests moved to another path"""
 VOLUME_EVENT_KIND_RESIZE: VolumeEventKind.ValueType  # 7
-"""count is the new size in bytes"""
 VOLUME_EVENT_KIND_ERROR: VolumeEventKind.ValueType  # 8
 """a request or the store failed"""
 Global___VolumeEventKind: _TypeAlias = VolumeEventKind  # noqa: Y015
@@ -438,44 +412,38 @@ class VolumeExport(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
-    SIZE_BYTES_FIELD_NUMBER: _builtins.int
     READ_ONLY_FIELD_NUMBER: _builtins.int
     SHARED_FIELD_NUMBER: _builtins.int
-    LOGICAL_BLOCK_BYTES_FIELD_NUMBER: _builtins.int
-    PHYSICAL_BLOCK_BYTES_FIELD_NUMBER: _builtins.int
-    ROTATIONAL_FIELD_NUMBER: _builtins.int
-    WRITE_CACHE_FIELD_NUMBER: _builtins.int
     ALLOW_ADDRESS_FIELD_NUMBER: _builtins.int
     ALLOW_SESSION_FIELD_NUMBER: _builtins.int
     PERSIST_FIELD_NUMBER: _builtins.int
     ORIGIN_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    STATE_NS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
+    INFO_FIELD_NUMBER: _builtins.int
     USER_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
-    SINCE_NS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     kind: Global___VolumeKind.ValueType
     path: _builtins.str
-    size_bytes: _builtins.int
     read_only: _builtins.bool
     shared: _builtins.bool
-    logical_block_bytes: _builtins.int
-    physical_block_bytes: _builtins.int
-    rotational: _builtins.bool
-    write_cache: _builtins.bool
-    """a completed write is durable only after a flush"""
     persist: _builtins.bool
     origin: Global___VolumeOrigin.ValueType
     state: Global___VolumeExportState.ValueType
+    state_ns: _builtins.int
+    """for so long"""
     error: _builtins.str
-    """why the state is failed"""
-    since_ns: _builtins.int
-    """exported for so long"""
+    """of the store, the last; why it could not be opened"""
     @_builtins.property
     def allow_address(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def allow_session(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def info(self) -> Global___VolumeInfo:
+        """of the store; unset while it is not open"""
+
     @_builtins.property
     def user(self) -> _containers.RepeatedCompositeFieldContainer[Global___VolumeUser]: ...
     @_builtins.property
@@ -488,30 +456,97 @@ class VolumeExport(_message.Message):
         name: _builtins.str = ...,
         kind: Global___VolumeKind.ValueType = ...,
         path: _builtins.str = ...,
-        size_bytes: _builtins.int = ...,
         read_only: _builtins.bool = ...,
         shared: _builtins.bool = ...,
-        logical_block_bytes: _builtins.int = ...,
-        physical_block_bytes: _builtins.int = ...,
-        rotational: _builtins.bool = ...,
-        write_cache: _builtins.bool = ...,
         allow_address: _abc.Iterable[_builtins.str] = ...,
         allow_session: _abc.Iterable[_builtins.str] = ...,
         persist: _builtins.bool = ...,
         origin: Global___VolumeOrigin.ValueType = ...,
         state: Global___VolumeExportState.ValueType = ...,
+        state_ns: _builtins.int = ...,
         error: _builtins.str = ...,
+        info: Global___VolumeInfo = ...,
         user: _abc.Iterable[Global___VolumeUser] = ...,
         operation: _abc.Iterable[Global___VolumeOpCounters] = ...,
-        since_ns: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_address", b"allow_address", "allow_session", b"allow_session", "error", b"error", "kind", b"kind", "logical_block_bytes", b"logical_block_bytes", "name", b"name", "operation", b"operation", "origin", b"origin", "path", b"path", "persist", b"persist", "physical_block_bytes", b"physical_block_bytes", "read_only", b"read_only", "rotational", b"rotational", "shared", b"shared", "since_ns", b"since_ns", "size_bytes", b"size_bytes", "state", b"state", "user", b"user", "write_cache", b"write_cache"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_address", b"allow_address", "allow_session", b"allow_session", "error", b"error", "info", b"info", "kind", b"kind", "name", b"name", "operation", b"operation", "origin", b"origin", "path", b"path", "persist", b"persist", "read_only", b"read_only", "shared", b"shared", "state", b"state", "state_ns", b"state_ns", "user", b"user"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VolumeExport: _TypeAlias = VolumeExport  # noqa: Y015
+
+@_typing.final
+class VolumeInfo(_message.Message):
+    """VolumeInfo describes a volume, its limits and what it can do."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    LOGICAL_BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    PHYSICAL_BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_IO_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_SEGMENTS_FIELD_NUMBER: _builtins.int
+    MAX_DISCARD_BYTES_FIELD_NUMBER: _builtins.int
+    DISCARD_GRANULARITY_BYTES_FIELD_NUMBER: _builtins.int
+    DISCARD_ALIGNMENT_BYTES_FIELD_NUMBER: _builtins.int
+    MAX_WRITE_ZEROES_BYTES_FIELD_NUMBER: _builtins.int
+    FAST_ZERO_FIELD_NUMBER: _builtins.int
+    ROTATIONAL_FIELD_NUMBER: _builtins.int
+    READ_ONLY_FIELD_NUMBER: _builtins.int
+    WRITE_CACHE_FIELD_NUMBER: _builtins.int
+    FUA_FIELD_NUMBER: _builtins.int
+    MULTI_CONN_FIELD_NUMBER: _builtins.int
+    size_bytes: _builtins.int
+    logical_block_bytes: _builtins.int
+    """every offset and length is a multiple of it"""
+    physical_block_bytes: _builtins.int
+    """what can be written without reading first"""
+    max_io_bytes: _builtins.int
+    """largest read or write that travels whole"""
+    max_segments: _builtins.int
+    """0: it does not matter"""
+    max_discard_bytes: _builtins.int
+    """0: no discard"""
+    discard_granularity_bytes: _builtins.int
+    discard_alignment_bytes: _builtins.int
+    max_write_zeroes_bytes: _builtins.int
+    """0: not supported"""
+    fast_zero: _builtins.bool
+    rotational: _builtins.bool
+    read_only: _builtins.bool
+    write_cache: _builtins.bool
+    """a completed write is durable only after a flush"""
+    fua: _builtins.bool
+    multi_conn: _builtins.bool
+    """a flush covers what completed for any of its users"""
+    def __init__(
+        self,
+        *,
+        size_bytes: _builtins.int = ...,
+        logical_block_bytes: _builtins.int = ...,
+        physical_block_bytes: _builtins.int = ...,
+        max_io_bytes: _builtins.int = ...,
+        max_segments: _builtins.int = ...,
+        max_discard_bytes: _builtins.int = ...,
+        discard_granularity_bytes: _builtins.int = ...,
+        discard_alignment_bytes: _builtins.int = ...,
+        max_write_zeroes_bytes: _builtins.int = ...,
+        fast_zero: _builtins.bool = ...,
+        rotational: _builtins.bool = ...,
+        read_only: _builtins.bool = ...,
+        write_cache: _builtins.bool = ...,
+        fua: _builtins.bool = ...,
+        multi_conn: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["discard_alignment_bytes", b"discard_alignment_bytes", "discard_granularity_bytes", b"discard_granularity_bytes", "fast_zero", b"fast_zero", "fua", b"fua", "logical_block_bytes", b"logical_block_bytes", "max_discard_bytes", b"max_discard_bytes", "max_io_bytes", b"max_io_bytes", "max_segments", b"max_segments", "max_write_zeroes_bytes", b"max_write_zeroes_bytes", "multi_conn", b"multi_conn", "physical_block_bytes", b"physical_block_bytes", "read_only", b"read_only", "rotational", b"rotational", "size_bytes", b"size_bytes", "write_cache", b"write_cache"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VolumeInfo: _TypeAlias = VolumeInfo  # noqa: Y015
 
 @_typing.final
 class VolumeUser(_message.Message):
@@ -522,21 +557,25 @@ class VolumeUser(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
     ACCESS_FIELD_NUMBER: _builtins.int
+    OPEN_NS_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """name"""
     peer: _builtins.bytes
     """address of the other node"""
     access: Global___VolumeAccess.ValueType
+    open_ns: _builtins.int
+    """for so long"""
     def __init__(
         self,
         *,
         session: _builtins.str = ...,
         peer: _builtins.bytes = ...,
         access: Global___VolumeAccess.ValueType = ...,
+        open_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "peer", b"peer", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "open_ns", b"open_ns", "peer", b"peer", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -620,9 +659,10 @@ class VolumeMapRequest(_message.Message):
     ON_LOSS_FIELD_NUMBER: _builtins.int
     PERSIST_FIELD_NUMBER: _builtins.int
     SOCKET_PATH_FIELD_NUMBER: _builtins.int
-    NBD_DEVICE_FIELD_NUMBER: _builtins.int
+    DEVICE_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     QUEUE_DEPTH_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """where the volume is"""
     name: _builtins.str
@@ -639,12 +679,14 @@ class VolumeMapRequest(_message.Message):
     """map it again when the daemon starts"""
     socket_path: _builtins.str
     """for an NBD socket; empty: in volumes.socket_dir"""
-    nbd_device: _builtins.int
-    """number of the kernel device, from 1; 0: any that is free"""
+    device: _builtins.str
+    """for a kernel device, "/dev/nbd3"; empty: a free one"""
     session: _builtins.str
-    """name; empty: chosen. Mappings of one session share its paths"""
+    """name; empty: made of those of the two nodes. Mappings of one session share its paths"""
     queue_depth: _builtins.int
     """requests of the session in flight; 0: what the other node offers"""
+    id: _builtins.str
+    """what the mapping is called; empty: chosen"""
     @_builtins.property
     def path(self) -> _containers.RepeatedCompositeFieldContainer[Global___VolumePathSpec]:
         """empty: one, to node"""
@@ -663,13 +705,14 @@ class VolumeMapRequest(_message.Message):
         on_loss: Global___VolumeOnLoss.ValueType = ...,
         persist: _builtins.bool = ...,
         socket_path: _builtins.str = ...,
-        nbd_device: _builtins.int = ...,
+        device: _builtins.str = ...,
         session: _builtins.str = ...,
         queue_depth: _builtins.int = ...,
+        id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "attach", b"attach", "io_timeout_ns", b"io_timeout_ns", "loss_timeout_ns", b"loss_timeout_ns", "name", b"name", "nbd_device", b"nbd_device", "node", b"node", "on_loss", b"on_loss", "path", b"path", "persist", b"persist", "policy", b"policy", "queue_depth", b"queue_depth", "session", b"session", "socket_path", b"socket_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "attach", b"attach", "device", b"device", "id", b"id", "io_timeout_ns", b"io_timeout_ns", "loss_timeout_ns", b"loss_timeout_ns", "name", b"name", "node", b"node", "on_loss", b"on_loss", "path", b"path", "persist", b"persist", "policy", b"policy", "queue_depth", b"queue_depth", "session", b"session", "socket_path", b"socket_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -686,24 +729,27 @@ class VolumeMapping(_message.Message):
     NODE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
-    ERROR_FIELD_NUMBER: _builtins.int
-    SIZE_BYTES_FIELD_NUMBER: _builtins.int
-    LOGICAL_BLOCK_BYTES_FIELD_NUMBER: _builtins.int
-    PHYSICAL_BLOCK_BYTES_FIELD_NUMBER: _builtins.int
-    MAX_IO_BYTES_FIELD_NUMBER: _builtins.int
-    READ_ONLY_FIELD_NUMBER: _builtins.int
-    WRITE_CACHE_FIELD_NUMBER: _builtins.int
-    FUA_FIELD_NUMBER: _builtins.int
+    STATE_NS_FIELD_NUMBER: _builtins.int
+    LAST_ERROR_FIELD_NUMBER: _builtins.int
+    INFO_FIELD_NUMBER: _builtins.int
     ACCESS_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    POLICY_FIELD_NUMBER: _builtins.int
+    IO_TIMEOUT_NS_FIELD_NUMBER: _builtins.int
+    LOSS_TIMEOUT_NS_FIELD_NUMBER: _builtins.int
     ON_LOSS_FIELD_NUMBER: _builtins.int
     PERSIST_FIELD_NUMBER: _builtins.int
-    CLIENTS_FIELD_NUMBER: _builtins.int
+    USERS_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    PATHS_FIELD_NUMBER: _builtins.int
+    PATHS_UP_FIELD_NUMBER: _builtins.int
+    ADDRESS_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
-    SINCE_NS_FIELD_NUMBER: _builtins.int
+    QUEUE_DEPTH_FIELD_NUMBER: _builtins.int
     id: _builtins.str
-    """"v1"; the same after a restart if it is persistent"""
+    """the same after a restart if it is persistent"""
     device: _builtins.str
     """what programs open: "/dev/nbd3", or the path of the Unix socket"""
     uri: _builtins.str
@@ -712,29 +758,43 @@ class VolumeMapping(_message.Message):
     node: _builtins.str
     name: _builtins.str
     state: Global___VolumeMappingState.ValueType
-    error: _builtins.str
-    """why the state is not open"""
-    size_bytes: _builtins.int
-    logical_block_bytes: _builtins.int
-    physical_block_bytes: _builtins.int
-    max_io_bytes: _builtins.int
-    """largest request that travels whole"""
-    read_only: _builtins.bool
-    write_cache: _builtins.bool
-    """a completed write is durable only after a flush"""
-    fua: _builtins.bool
+    state_ns: _builtins.int
+    """for so long"""
+    last_error: _builtins.str
     access: Global___VolumeAccess.ValueType
     session: _builtins.str
     """name"""
     session_id: _builtins.str
+    policy: Global___VolumePolicy.ValueType
+    io_timeout_ns: _builtins.int
+    loss_timeout_ns: _builtins.int
     on_loss: Global___VolumeOnLoss.ValueType
     persist: _builtins.bool
-    clients: _builtins.int
-    """connections to its socket"""
-    since_ns: _builtins.int
-    """mapped for so long"""
+    users: _builtins.int
+    """connections to its socket; 1 of an attached kernel device"""
+    waiting: _builtins.int
+    """requests of its session that wait for a path or a permit"""
+    paths: _builtins.int
+    """of its session"""
+    paths_up: _builtins.int
+    queue_depth: _builtins.int
+    """as asked for"""
     @_builtins.property
-    def operation(self) -> _containers.RepeatedCompositeFieldContainer[Global___VolumeOpCounters]: ...
+    def info(self) -> Global___VolumeInfo:
+        """unset before it has been open"""
+
+    @_builtins.property
+    def path(self) -> _containers.RepeatedCompositeFieldContainer[Global___VolumePathSpec]:
+        """as asked for"""
+
+    @_builtins.property
+    def address(self) -> Global___VolumePathSpec:
+        """of a connected path; unset without one"""
+
+    @_builtins.property
+    def operation(self) -> _containers.RepeatedCompositeFieldContainer[Global___VolumeOpCounters]:
+        """since it was mapped"""
+
     def __init__(
         self,
         *,
@@ -745,26 +805,29 @@ class VolumeMapping(_message.Message):
         node: _builtins.str = ...,
         name: _builtins.str = ...,
         state: Global___VolumeMappingState.ValueType = ...,
-        error: _builtins.str = ...,
-        size_bytes: _builtins.int = ...,
-        logical_block_bytes: _builtins.int = ...,
-        physical_block_bytes: _builtins.int = ...,
-        max_io_bytes: _builtins.int = ...,
-        read_only: _builtins.bool = ...,
-        write_cache: _builtins.bool = ...,
-        fua: _builtins.bool = ...,
+        state_ns: _builtins.int = ...,
+        last_error: _builtins.str = ...,
+        info: Global___VolumeInfo = ...,
         access: Global___VolumeAccess.ValueType = ...,
         session: _builtins.str = ...,
         session_id: _builtins.str = ...,
+        path: _abc.Iterable[Global___VolumePathSpec] = ...,
+        policy: Global___VolumePolicy.ValueType = ...,
+        io_timeout_ns: _builtins.int = ...,
+        loss_timeout_ns: _builtins.int = ...,
         on_loss: Global___VolumeOnLoss.ValueType = ...,
         persist: _builtins.bool = ...,
-        clients: _builtins.int = ...,
+        users: _builtins.int = ...,
+        waiting: _builtins.int = ...,
+        paths: _builtins.int = ...,
+        paths_up: _builtins.int = ...,
+        address: Global___VolumePathSpec = ...,
         operation: _abc.Iterable[Global___VolumeOpCounters] = ...,
-        since_ns: _builtins.int = ...,
+        queue_depth: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "attach", b"attach", "clients", b"clients", "device", b"device", "error", b"error", "fua", b"fua", "id", b"id", "logical_block_bytes", b"logical_block_bytes", "max_io_bytes", b"max_io_bytes", "name", b"name", "node", b"node", "on_loss", b"on_loss", "operation", b"operation", "persist", b"persist", "physical_block_bytes", b"physical_block_bytes", "read_only", b"read_only", "session", b"session", "session_id", b"session_id", "since_ns", b"since_ns", "size_bytes", b"size_bytes", "state", b"state", "uri", b"uri", "write_cache", b"write_cache"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "address", b"address", "attach", b"attach", "device", b"device", "id", b"id", "info", b"info", "io_timeout_ns", b"io_timeout_ns", "last_error", b"last_error", "loss_timeout_ns", b"loss_timeout_ns", "name", b"name", "node", b"node", "on_loss", b"on_loss", "operation", b"operation", "path", b"path", "paths", b"paths", "paths_up", b"paths_up", "persist", b"persist", "policy", b"policy", "queue_depth", b"queue_depth", "session", b"session", "session_id", b"session_id", "state", b"state", "state_ns", b"state_ns", "uri", b"uri", "users", b"users", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -779,39 +842,43 @@ class VolumeOpCounters(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     OPERATION_FIELD_NUMBER: _builtins.int
+    SUBMITTED_FIELD_NUMBER: _builtins.int
     COMPLETED_FIELD_NUMBER: _builtins.int
     ERRORS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
-    IN_FLIGHT_FIELD_NUMBER: _builtins.int
-    MEAN_NS_FIELD_NUMBER: _builtins.int
+    TIME_NS_FIELD_NUMBER: _builtins.int
     P50_NS_FIELD_NUMBER: _builtins.int
     P99_NS_FIELD_NUMBER: _builtins.int
+    P999_NS_FIELD_NUMBER: _builtins.int
     operation: _builtins.str
     """"read", "write", "flush", "discard", "write zeroes" """
+    submitted: _builtins.int
     completed: _builtins.int
     errors: _builtins.int
     """of the completed"""
     bytes: _builtins.int
     """of those without error"""
-    in_flight: _builtins.int
-    mean_ns: _builtins.int
+    time_ns: _builtins.int
+    """sum of all"""
     p50_ns: _builtins.int
     p99_ns: _builtins.int
+    p999_ns: _builtins.int
     def __init__(
         self,
         *,
         operation: _builtins.str = ...,
+        submitted: _builtins.int = ...,
         completed: _builtins.int = ...,
         errors: _builtins.int = ...,
         bytes: _builtins.int = ...,
-        in_flight: _builtins.int = ...,
-        mean_ns: _builtins.int = ...,
+        time_ns: _builtins.int = ...,
         p50_ns: _builtins.int = ...,
         p99_ns: _builtins.int = ...,
+        p999_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "completed", b"completed", "errors", b"errors", "in_flight", b"in_flight", "mean_ns", b"mean_ns", "operation", b"operation", "p50_ns", b"p50_ns", "p99_ns", b"p99_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "completed", b"completed", "errors", b"errors", "operation", b"operation", "p50_ns", b"p50_ns", "p999_ns", b"p999_ns", "p99_ns", b"p99_ns", "submitted", b"submitted", "time_ns", b"time_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -977,103 +1044,89 @@ class VolumeInfoRequest(_message.Message):
 
     NODE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     name: _builtins.str
+    session: _builtins.str
+    """as in VolumeMapRequest"""
+    @_builtins.property
+    def path(self) -> _containers.RepeatedCompositeFieldContainer[Global___VolumePathSpec]: ...
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
         name: _builtins.str = ...,
+        session: _builtins.str = ...,
+        path: _abc.Iterable[Global___VolumePathSpec] = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "node", b"node"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "node", b"node", "path", b"path", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VolumeInfoRequest: _TypeAlias = VolumeInfoRequest  # noqa: Y015
 
 @_typing.final
-class VolumeInfo(_message.Message):
-    """VolumeInfo is what another node says of a volume."""
-
+class VolumeInfoResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NODE_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
-    SIZE_BYTES_FIELD_NUMBER: _builtins.int
-    LOGICAL_BLOCK_BYTES_FIELD_NUMBER: _builtins.int
-    PHYSICAL_BLOCK_BYTES_FIELD_NUMBER: _builtins.int
-    MAX_IO_BYTES_FIELD_NUMBER: _builtins.int
-    READ_ONLY_FIELD_NUMBER: _builtins.int
-    ROTATIONAL_FIELD_NUMBER: _builtins.int
-    WRITE_CACHE_FIELD_NUMBER: _builtins.int
-    FUA_FIELD_NUMBER: _builtins.int
-    DISCARD_FIELD_NUMBER: _builtins.int
-    DISCARD_GRANULARITY_BYTES_FIELD_NUMBER: _builtins.int
-    WRITE_ZEROES_FIELD_NUMBER: _builtins.int
+    INFO_FIELD_NUMBER: _builtins.int
+    QUEUE_DEPTH_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     name: _builtins.str
-    size_bytes: _builtins.int
-    logical_block_bytes: _builtins.int
-    physical_block_bytes: _builtins.int
-    max_io_bytes: _builtins.int
-    read_only: _builtins.bool
-    rotational: _builtins.bool
-    write_cache: _builtins.bool
-    """a completed write is durable only after a flush"""
-    fua: _builtins.bool
-    discard: _builtins.bool
-    discard_granularity_bytes: _builtins.int
-    write_zeroes: _builtins.bool
+    queue_depth: _builtins.int
+    """of the session"""
+    @_builtins.property
+    def info(self) -> Global___VolumeInfo: ...
     def __init__(
         self,
         *,
         node: _builtins.str = ...,
         name: _builtins.str = ...,
-        size_bytes: _builtins.int = ...,
-        logical_block_bytes: _builtins.int = ...,
-        physical_block_bytes: _builtins.int = ...,
-        max_io_bytes: _builtins.int = ...,
-        read_only: _builtins.bool = ...,
-        rotational: _builtins.bool = ...,
-        write_cache: _builtins.bool = ...,
-        fua: _builtins.bool = ...,
-        discard: _builtins.bool = ...,
-        discard_granularity_bytes: _builtins.int = ...,
-        write_zeroes: _builtins.bool = ...,
+        info: Global___VolumeInfo = ...,
+        queue_depth: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["discard", b"discard", "discard_granularity_bytes", b"discard_granularity_bytes", "fua", b"fua", "logical_block_bytes", b"logical_block_bytes", "max_io_bytes", b"max_io_bytes", "name", b"name", "node", b"node", "physical_block_bytes", b"physical_block_bytes", "read_only", b"read_only", "rotational", b"rotational", "size_bytes", b"size_bytes", "write_cache", b"write_cache", "write_zeroes", b"write_zeroes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["info", b"info", "name", b"name", "node", b"node", "queue_depth", b"queue_depth"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___VolumeInfo: _TypeAlias = VolumeInfo  # noqa: Y015
+Global___VolumeInfoResponse: _TypeAlias = VolumeInfoResponse  # noqa: Y015
 
 @_typing.final
 class VolumeResizeRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    WHAT_FIELD_NUMBER: _builtins.int
+    MAPPING_FIELD_NUMBER: _builtins.int
+    EXPORT_FIELD_NUMBER: _builtins.int
     SIZE_BYTES_FIELD_NUMBER: _builtins.int
-    what: _builtins.str
-    """Name of an export: its store (a file, memory) is changed, and who has it open is told.
-    A mapping, as in VolumeUnmapRequest: the other node is asked for the size it has now.
-    """
+    mapping: _builtins.str
+    """As in VolumeUnmapRequest: the size the other node says it has now is taken over."""
+    export: _builtins.str
+    """Name: the store (a file, memory) gets this size, and who has it open is told."""
     size_bytes: _builtins.int
-    """0: look what size it has; only that for a mapping and a block device"""
+    """0: of a mapping any, of an export what its store has (a block device that grew).
+    A mapping is left as it is, with EINVAL, if the volume has another size.
+    """
     def __init__(
         self,
         *,
-        what: _builtins.str = ...,
+        mapping: _builtins.str = ...,
+        export: _builtins.str = ...,
         size_bytes: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["export", b"export", "mapping", b"mapping", "what", b"what"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["size_bytes", b"size_bytes", "what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["export", b"export", "mapping", b"mapping", "size_bytes", b"size_bytes", "what", b"what"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType_what: _TypeAlias = _typing.Literal["mapping", "export"]  # noqa: Y015
+    _WhichOneofArgType_what: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_what) -> _WhichOneofReturnType_what | None: ...
 
 Global___VolumeResizeRequest: _TypeAlias = VolumeResizeRequest  # noqa: Y015
 
@@ -1141,8 +1194,8 @@ class VolumeSession(_message.Message):
     UUID_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     PEER_FIELD_NUMBER: _builtins.int
-    STATE_FIELD_NUMBER: _builtins.int
-    SINCE_NS_FIELD_NUMBER: _builtins.int
+    UP_FIELD_NUMBER: _builtins.int
+    STATE_NS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     ON_LOSS_FIELD_NUMBER: _builtins.int
     VOLUME_FIELD_NUMBER: _builtins.int
@@ -1160,9 +1213,10 @@ class VolumeSession(_message.Message):
     role: Global___VolumeRole.ValueType
     peer: _builtins.str
     """address and port of the other node"""
-    state: Global___VolumeSessionState.ValueType
-    since_ns: _builtins.int
-    """there for so long"""
+    up: _builtins.bool
+    """a path is connected"""
+    state_ns: _builtins.int
+    """up, or not, for so long"""
     policy: Global___VolumePolicy.ValueType
     """client"""
     on_loss: Global___VolumeOnLoss.ValueType
@@ -1170,6 +1224,7 @@ class VolumeSession(_message.Message):
     paths: _builtins.int
     paths_up: _builtins.int
     queue_depth: _builtins.int
+    """requests in flight at most"""
     in_flight: _builtins.int
     waiting: _builtins.int
     """requests that wait for a permit or a path"""
@@ -1177,7 +1232,9 @@ class VolumeSession(_message.Message):
     memory_bytes: _builtins.int
     """server: chunks that are in memory"""
     @_builtins.property
-    def volume(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def volume(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ids of mappings, names of exports"""
+
     def __init__(
         self,
         *,
@@ -1186,8 +1243,8 @@ class VolumeSession(_message.Message):
         uuid: _builtins.str = ...,
         role: Global___VolumeRole.ValueType = ...,
         peer: _builtins.str = ...,
-        state: Global___VolumeSessionState.ValueType = ...,
-        since_ns: _builtins.int = ...,
+        up: _builtins.bool = ...,
+        state_ns: _builtins.int = ...,
         policy: Global___VolumePolicy.ValueType = ...,
         on_loss: Global___VolumeOnLoss.ValueType = ...,
         volume: _abc.Iterable[_builtins.str] = ...,
@@ -1201,7 +1258,7 @@ class VolumeSession(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "in_flight", b"in_flight", "max_io_bytes", b"max_io_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "on_loss", b"on_loss", "paths", b"paths", "paths_up", b"paths_up", "peer", b"peer", "policy", b"policy", "queue_depth", b"queue_depth", "role", b"role", "since_ns", b"since_ns", "state", b"state", "uuid", b"uuid", "volume", b"volume", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "in_flight", b"in_flight", "max_io_bytes", b"max_io_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "on_loss", b"on_loss", "paths", b"paths", "paths_up", b"paths_up", "peer", b"peer", "policy", b"policy", "queue_depth", b"queue_depth", "role", b"role", "state_ns", b"state_ns", "up", b"up", "uuid", b"uuid", "volume", b"volume", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1213,7 +1270,7 @@ class VolumeListPathsRequest(_message.Message):
 
     SESSION_FIELD_NUMBER: _builtins.int
     session: _builtins.str
-    """id or name; empty: of all sessions"""
+    """name or id; empty: of all sessions"""
     def __init__(
         self,
         *,
@@ -1253,9 +1310,8 @@ class VolumePath(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    ID_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
-    SESSION_NAME_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
     ROLE_FIELD_NUMBER: _builtins.int
     SOURCE_FIELD_NUMBER: _builtins.int
     DESTINATION_FIELD_NUMBER: _builtins.int
@@ -1273,21 +1329,19 @@ class VolumePath(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     FAILOVERS_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
-    id: _builtins.str
-    """the session's id, "/" and a number: "c1/0" """
     session: _builtins.str
-    """id"""
-    session_name: _builtins.str
+    """name"""
+    session_id: _builtins.str
     role: Global___VolumeRole.ValueType
     source: _builtins.str
     """of the client, "10.0.0.1:40112" """
     destination: _builtins.str
-    """of the server, "10.0.0.7:16386" """
+    """of the server, "10.0.0.7:16388" """
     state: Global___VolumePathState.ValueType
     state_ns: _builtins.int
     """for so long"""
     epoch: _builtins.int
-    """connected for the how-many-th time"""
+    """how often it has been connected"""
     connections: _builtins.int
     cur_latency_ns: _builtins.int
     """of the last heartbeat; 0: none yet"""
@@ -1305,9 +1359,8 @@ class VolumePath(_message.Message):
     def __init__(
         self,
         *,
-        id: _builtins.str = ...,
         session: _builtins.str = ...,
-        session_name: _builtins.str = ...,
+        session_id: _builtins.str = ...,
         role: Global___VolumeRole.ValueType = ...,
         source: _builtins.str = ...,
         destination: _builtins.str = ...,
@@ -1328,20 +1381,24 @@ class VolumePath(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connections", b"connections", "cur_latency_ns", b"cur_latency_ns", "destination", b"destination", "epoch", b"epoch", "failovers", b"failovers", "id", b"id", "in_flight", b"in_flight", "last_error", b"last_error", "read_bytes", b"read_bytes", "reads", b"reads", "reconnects", b"reconnects", "reconnects_failed", b"reconnects_failed", "role", b"role", "session", b"session", "session_name", b"session_name", "source", b"source", "state", b"state", "state_ns", b"state_ns", "write_bytes", b"write_bytes", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["connections", b"connections", "cur_latency_ns", b"cur_latency_ns", "destination", b"destination", "epoch", b"epoch", "failovers", b"failovers", "in_flight", b"in_flight", "last_error", b"last_error", "read_bytes", b"read_bytes", "reads", b"reads", "reconnects", b"reconnects", "reconnects_failed", b"reconnects_failed", "role", b"role", "session", b"session", "session_id", b"session_id", "source", b"source", "state", b"state", "state_ns", b"state_ns", "write_bytes", b"write_bytes", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___VolumePath: _TypeAlias = VolumePath  # noqa: Y015
 
 @_typing.final
-class VolumeAddPathRequest(_message.Message):
+class VolumePathRequest(_message.Message):
+    """A path that is there already is named by its ends; the source, ports, or both
+    may be left out where what is left fits one path only.
+    """
+
     DESCRIPTOR: _descriptor.Descriptor
 
     SESSION_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     session: _builtins.str
-    """id or name"""
+    """name or id"""
     @_builtins.property
     def path(self) -> Global___VolumePathSpec: ...
     def __init__(
@@ -1353,26 +1410,6 @@ class VolumeAddPathRequest(_message.Message):
     _HasFieldArgType: _TypeAlias = _typing.Literal["path", b"path"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
     _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "session", b"session"]  # noqa: Y015
-    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
-
-Global___VolumeAddPathRequest: _TypeAlias = VolumeAddPathRequest  # noqa: Y015
-
-@_typing.final
-class VolumePathRequest(_message.Message):
-    DESCRIPTOR: _descriptor.Descriptor
-
-    PATH_FIELD_NUMBER: _builtins.int
-    path: _builtins.str
-    """id"""
-    def __init__(
-        self,
-        *,
-        path: _builtins.str = ...,
-    ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
-    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1400,7 +1437,7 @@ class VolumeSetPolicyRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     session: _builtins.str
-    """id or name"""
+    """name or id"""
     policy: Global___VolumePolicy.ValueType
     def __init__(
         self,
@@ -1435,17 +1472,23 @@ Global___VolumeSetPolicyResponse: _TypeAlias = VolumeSetPolicyResponse  # noqa: 
 class VolumeResetStatsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    WHAT_FIELD_NUMBER: _builtins.int
-    what: _builtins.str
-    """id of a path; id or name of a session: all its paths"""
+    SESSION_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    session: _builtins.str
+    """name or id; empty: all sessions"""
+    @_builtins.property
+    def path(self) -> Global___VolumePathSpec:
+        """unset: all paths"""
+
     def __init__(
         self,
         *,
-        what: _builtins.str = ...,
+        session: _builtins.str = ...,
+        path: Global___VolumePathSpec = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["path", b"path"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["what", b"what"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["path", b"path", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1563,60 +1606,72 @@ Global___VolumeWatchRequest: _TypeAlias = VolumeWatchRequest  # noqa: Y015
 
 @_typing.final
 class VolumeEvent(_message.Message):
+    """What does not apply to a kind is empty or 0."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     NUMBER_FIELD_NUMBER: _builtins.int
     UNIX_NS_FIELD_NUMBER: _builtins.int
     KIND_FIELD_NUMBER: _builtins.int
-    STATE_FIELD_NUMBER: _builtins.int
+    ROLE_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     PATH_FIELD_NUMBER: _builtins.int
     MAPPING_FIELD_NUMBER: _builtins.int
     EXPORT_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     COUNT_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
     TOOK_NS_FIELD_NUMBER: _builtins.int
+    ERRNO_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     number: _builtins.int
-    """from 1, rising; anew with each start of the daemon"""
+    """from 1, rising by one; anew with each start of the daemon"""
     unix_ns: _builtins.int
     kind: Global___VolumeEventKind.ValueType
-    state: _builtins.str
-    """new one, of SESSION, PATH, MAPPING, EXPORT"""
+    role: Global___VolumeRole.ValueType
     session: _builtins.str
-    """id; empty where it does not apply; the same for the others"""
-    path: _builtins.str
-    """id"""
+    """name"""
     mapping: _builtins.str
     """id"""
     export: _builtins.str
     """name"""
+    state: _builtins.str
+    """afterwards"""
     count: _builtins.int
     """see kind"""
+    size_bytes: _builtins.int
     took_ns: _builtins.int
     """how long it took, or lasted"""
+    errno: _builtins.int
+    """why; 0: no error"""
     error: _builtins.str
     text: _builtins.str
     """the whole in words"""
+    @_builtins.property
+    def path(self) -> Global___VolumePathSpec: ...
     def __init__(
         self,
         *,
         number: _builtins.int = ...,
         unix_ns: _builtins.int = ...,
         kind: Global___VolumeEventKind.ValueType = ...,
-        state: _builtins.str = ...,
+        role: Global___VolumeRole.ValueType = ...,
         session: _builtins.str = ...,
-        path: _builtins.str = ...,
+        path: Global___VolumePathSpec = ...,
         mapping: _builtins.str = ...,
         export: _builtins.str = ...,
+        state: _builtins.str = ...,
         count: _builtins.int = ...,
+        size_bytes: _builtins.int = ...,
         took_ns: _builtins.int = ...,
+        errno: _builtins.int = ...,
         error: _builtins.str = ...,
         text: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["path", b"path"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "error", b"error", "export", b"export", "kind", b"kind", "mapping", b"mapping", "number", b"number", "path", b"path", "session", b"session", "state", b"state", "text", b"text", "took_ns", b"took_ns", "unix_ns", b"unix_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "errno", b"errno", "error", b"error", "export", b"export", "kind", b"kind", "mapping", b"mapping", "number", b"number", "path", b"path", "role", b"role", "session", b"session", "size_bytes", b"size_bytes", "state", b"state", "text", b"text", "took_ns", b"took_ns", "unix_ns", b"unix_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -75,7 +75,7 @@ class VolumeServiceStub(object):
         self.Info = channel.unary_unary(
                 '/rdsd.v1.VolumeService/Info',
                 request_serializer=rdsd_dot_v1_dot_volume__pb2.VolumeInfoRequest.SerializeToString,
-                response_deserializer=rdsd_dot_v1_dot_volume__pb2.VolumeInfo.FromString,
+                response_deserializer=rdsd_dot_v1_dot_volume__pb2.VolumeInfoResponse.FromString,
                 _registered_method=True)
         self.Resize = channel.unary_unary(
                 '/rdsd.v1.VolumeService/Resize',
@@ -94,7 +94,7 @@ class VolumeServiceStub(object):
                 _registered_method=True)
         self.AddPath = channel.unary_unary(
                 '/rdsd.v1.VolumeService/AddPath',
-                request_serializer=rdsd_dot_v1_dot_volume__pb2.VolumeAddPathRequest.SerializeToString,
+                request_serializer=rdsd_dot_v1_dot_volume__pb2.VolumePathRequest.SerializeToString,
                 response_deserializer=rdsd_dot_v1_dot_volume__pb2.VolumePath.FromString,
                 _registered_method=True)
         self.RemovePath = channel.unary_unary(
@@ -166,7 +166,7 @@ class VolumeServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Remap(self, request, context):
-        """Remap opens a mapping again that the other node has refused to open again.
+        """Remap opens a mapping again that is closed, now.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -300,7 +300,7 @@ def add_VolumeServiceServicer_to_server(servicer, server):
             'Info': grpc.unary_unary_rpc_method_handler(
                     servicer.Info,
                     request_deserializer=rdsd_dot_v1_dot_volume__pb2.VolumeInfoRequest.FromString,
-                    response_serializer=rdsd_dot_v1_dot_volume__pb2.VolumeInfo.SerializeToString,
+                    response_serializer=rdsd_dot_v1_dot_volume__pb2.VolumeInfoResponse.SerializeToString,
             ),
             'Resize': grpc.unary_unary_rpc_method_handler(
                     servicer.Resize,
@@ -319,7 +319,7 @@ def add_VolumeServiceServicer_to_server(servicer, server):
             ),
             'AddPath': grpc.unary_unary_rpc_method_handler(
                     servicer.AddPath,
-                    request_deserializer=rdsd_dot_v1_dot_volume__pb2.VolumeAddPathRequest.FromString,
+                    request_deserializer=rdsd_dot_v1_dot_volume__pb2.VolumePathRequest.FromString,
                     response_serializer=rdsd_dot_v1_dot_volume__pb2.VolumePath.SerializeToString,
             ),
             'RemovePath': grpc.unary_unary_rpc_method_handler(
@@ -576,7 +576,7 @@ class VolumeService(object):
             target,
             '/rdsd.v1.VolumeService/Info',
             rdsd_dot_v1_dot_volume__pb2.VolumeInfoRequest.SerializeToString,
-            rdsd_dot_v1_dot_volume__pb2.VolumeInfo.FromString,
+            rdsd_dot_v1_dot_volume__pb2.VolumeInfoResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -683,7 +683,7 @@ class VolumeService(object):
             request,
             target,
             '/rdsd.v1.VolumeService/AddPath',
-            rdsd_dot_v1_dot_volume__pb2.VolumeAddPathRequest.SerializeToString,
+            rdsd_dot_v1_dot_volume__pb2.VolumePathRequest.SerializeToString,
             rdsd_dot_v1_dot_volume__pb2.VolumePath.FromString,
             options,
             channel_credentials,

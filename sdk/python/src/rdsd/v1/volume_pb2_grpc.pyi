@@ -7,7 +7,7 @@ An export makes a file, a block device or memory of this node a volume that
 other nodes can map; a mapping makes a volume of another node a local block
 device. Between two nodes they use a session (RTRS) with one or more paths.
 
-Text addresses are "10.0.0.7", "10.0.0.7:16386", "[fd00::7]:16386" or a host
+Text addresses are "10.0.0.7", "10.0.0.7:16388", "[fd00::7]:16388" or a host
 name in place of the address; without a port the daemon's configured one
 (volumes.port). Times are nanoseconds, sizes bytes. Errors carry an errno as
 everywhere in this API (errno.go): ENOENT no such export, mapping, session or
@@ -56,15 +56,15 @@ class VolumeServiceStub:
     """Map returns when the device can be used."""
     Unmap: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeUnmapRequest, _volume_pb2.VolumeUnmapResponse]
     Remap: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeRemapRequest, _volume_pb2.VolumeMapping]
-    """Remap opens a mapping again that the other node has refused to open again."""
+    """Remap opens a mapping again that is closed, now."""
     List: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeListRequest, _volume_pb2.VolumeListResponse]
     Get: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeGetRequest, _volume_pb2.VolumeGetResponse]
-    Info: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeInfoRequest, _volume_pb2.VolumeInfo]
+    Info: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeInfoRequest, _volume_pb2.VolumeInfoResponse]
     """Info asks another node about a volume, without mapping it."""
     Resize: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeResizeRequest, _volume_pb2.VolumeResizeResponse]
     ListSessions: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeListSessionsRequest, _volume_pb2.VolumeListSessionsResponse]
     ListPaths: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeListPathsRequest, _volume_pb2.VolumeListPathsResponse]
-    AddPath: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumeAddPathRequest, _volume_pb2.VolumePath]
+    AddPath: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumePathRequest, _volume_pb2.VolumePath]
     RemovePath: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumePathRequest, _volume_pb2.VolumePathResponse]
     DisconnectPath: _grpc.UnaryUnaryMultiCallable[_volume_pb2.VolumePathRequest, _volume_pb2.VolumePathResponse]
     """DisconnectPath: a client's path stays known and is not connected until
@@ -90,15 +90,15 @@ class VolumeServiceAsyncStub(VolumeServiceStub):
     """Map returns when the device can be used."""
     Unmap: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeUnmapRequest, _volume_pb2.VolumeUnmapResponse]  # type: ignore[assignment]
     Remap: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeRemapRequest, _volume_pb2.VolumeMapping]  # type: ignore[assignment]
-    """Remap opens a mapping again that the other node has refused to open again."""
+    """Remap opens a mapping again that is closed, now."""
     List: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeListRequest, _volume_pb2.VolumeListResponse]  # type: ignore[assignment]
     Get: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeGetRequest, _volume_pb2.VolumeGetResponse]  # type: ignore[assignment]
-    Info: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeInfoRequest, _volume_pb2.VolumeInfo]  # type: ignore[assignment]
+    Info: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeInfoRequest, _volume_pb2.VolumeInfoResponse]  # type: ignore[assignment]
     """Info asks another node about a volume, without mapping it."""
     Resize: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeResizeRequest, _volume_pb2.VolumeResizeResponse]  # type: ignore[assignment]
     ListSessions: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeListSessionsRequest, _volume_pb2.VolumeListSessionsResponse]  # type: ignore[assignment]
     ListPaths: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeListPathsRequest, _volume_pb2.VolumeListPathsResponse]  # type: ignore[assignment]
-    AddPath: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumeAddPathRequest, _volume_pb2.VolumePath]  # type: ignore[assignment]
+    AddPath: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumePathRequest, _volume_pb2.VolumePath]  # type: ignore[assignment]
     RemovePath: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumePathRequest, _volume_pb2.VolumePathResponse]  # type: ignore[assignment]
     DisconnectPath: _aio.UnaryUnaryMultiCallable[_volume_pb2.VolumePathRequest, _volume_pb2.VolumePathResponse]  # type: ignore[assignment]
     """DisconnectPath: a client's path stays known and is not connected until
@@ -151,7 +151,7 @@ class VolumeServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _volume_pb2.VolumeRemapRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_volume_pb2.VolumeMapping, _abc.Awaitable[_volume_pb2.VolumeMapping]]:
-        """Remap opens a mapping again that the other node has refused to open again."""
+        """Remap opens a mapping again that is closed, now."""
 
     @_abc_1.abstractmethod
     def List(
@@ -172,7 +172,7 @@ class VolumeServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request: _volume_pb2.VolumeInfoRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_volume_pb2.VolumeInfo, _abc.Awaitable[_volume_pb2.VolumeInfo]]:
+    ) -> _typing.Union[_volume_pb2.VolumeInfoResponse, _abc.Awaitable[_volume_pb2.VolumeInfoResponse]]:
         """Info asks another node about a volume, without mapping it."""
 
     @_abc_1.abstractmethod
@@ -199,7 +199,7 @@ class VolumeServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def AddPath(
         self,
-        request: _volume_pb2.VolumeAddPathRequest,
+        request: _volume_pb2.VolumePathRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_volume_pb2.VolumePath, _abc.Awaitable[_volume_pb2.VolumePath]]: ...
 
