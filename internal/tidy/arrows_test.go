@@ -45,7 +45,7 @@ var arrows = []struct {
 	{"conn", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant"}},
 	// rds places frames, which are transport's.
 	{"rds", []string{"conn", "cong", "transport", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant"}},
-	{"rtrs", []string{"conn", "transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
+	{"rtrs", []string{"transport", "wire", "rdserr", "internal/mutant"}},
 	{"blk", []string{"rdserr"}},
 	{"blk/blktest", []string{"blk", "rdserr"}},
 	{"blk/nbd", []string{"blk", "rdserr"}},

@@ -1,0 +1,153 @@
+package rtrs
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// ClientConfig is a client's configuration; zero means the default.
+type ClientConfig struct {
+	Name       string // of the session: 1 to 254 bytes without '/', '.' and NUL
+	Conns      int    // connections of a path, the service connection included, 2 to 64; 2
+	QueueDepth int    // most requests in flight; 0: as many as the server has chunks
+
+	HeartbeatEvery time.Duration // 10 ms to 1 min; 200 ms
+	MissedLimit    int           // intervals of silence that end a path, 2 to 100; 4
+	ConnTimeout    time.Duration // silence of one connection, asked, that ends its path; 2 s, at least that of the heartbeats
+
+	ConnectTimeout time.Duration // for all of a path's connections and the first messages; 5 s
+	ReconnectMin   time.Duration // longest first pause before reconnecting; 100 ms
+	ReconnectMax   time.Duration // longest pause; 5 s. Each is chosen evenly from 0 to a bound that doubles
+	MaxReconnects  int           // failed attempts in a row after which a path is left closed; 0: without end
+
+	Policy Policy // MinInflight
+
+	IOTimeout   time.Duration // a request unanswered for so long gives its path up; 30 s
+	OnLoss      OnLoss        // Wait
+	LossTimeout time.Duration // OnLoss Error: requests wait so long for a path; 30 s
+
+	RemoteInval bool // let the server revoke the key of a read's memory, as a kernel does, instead of revoking it here
+}
+
+// OnLoss says what becomes of requests while no path is connected.
+type OnLoss uint8
+
+const (
+	// Wait: they wait without end.
+	Wait OnLoss = iota
+	// Error: they fail when there was no path for LossTimeout, and in any case
+	// IOTimeout + LossTimeout after they were submitted.
+	Error
+)
+
+func (l OnLoss) String() string {
+	if l == Error {
+		return "error"
+	}
+	return "wait"
+}
+
+// withDefaults fills in what is zero and says what is wrong.
+func (c ClientConfig) withDefaults() (ClientConfig, error) {
+	if err := wire.CheckRTRSName(c.Name); err != nil {
+		return c, err
+	}
+	def(&c.Conns, 2)
+	def(&c.HeartbeatEvery, 200*time.Millisecond)
+	def(&c.MissedLimit, 4)
+	silence := c.HeartbeatEvery * time.Duration(c.MissedLimit)
+	def(&c.ConnTimeout, max(2*time.Second, silence))
+	def(&c.ConnectTimeout, 5*time.Second)
+	def(&c.ReconnectMin, 100*time.Millisecond)
+	def(&c.ReconnectMax, max(5*time.Second, c.ReconnectMin))
+	def(&c.IOTimeout, 30*time.Second)
+	def(&c.LossTimeout, 30*time.Second)
+	switch {
+	case c.Conns < 2 || c.Conns > maxConns:
+		return c, fmt.Errorf("rtrs: %d connections a path, 2 to %d are possible", c.Conns, maxConns)
+	case c.QueueDepth < 0 || c.QueueDepth > wire.RTRSMaxDepth:
+		return c, fmt.Errorf("rtrs: queue depth %d, 0 (the server's) to %d are possible", c.QueueDepth, wire.RTRSMaxDepth)
+	case c.ConnTimeout < silence:
+		return c, fmt.Errorf("rtrs: a connection's timeout of %v is shorter than that of the heartbeats, %v", c.ConnTimeout, silence)
+	case c.ReconnectMin < 0 || c.ReconnectMax < c.ReconnectMin:
+		return c, fmt.Errorf("rtrs: pauses before reconnecting from %v to %v, the first has to be positive and the second not smaller", c.ReconnectMin, c.ReconnectMax)
+	case c.MaxReconnects < 0:
+		return c, fmt.Errorf("rtrs: %d reconnects, 0 (without end) or more are possible", c.MaxReconnects)
+	case c.Policy >= numPolicies:
+		return c, fmt.Errorf("rtrs: policy %d is none of round-robin, min-inflight and min-latency", c.Policy)
+	case c.OnLoss > Error:
+		return c, fmt.Errorf("rtrs: on loss %d is neither wait nor error", c.OnLoss)
+	case c.ConnectTimeout < 0 || c.IOTimeout < 0 || c.LossTimeout < 0:
+		return c, fmt.Errorf("rtrs: timeouts of %v, %v, %v: none can be negative", c.ConnectTimeout, c.IOTimeout, c.LossTimeout)
+	}
+	return c, checkHeartbeat(c.HeartbeatEvery, c.MissedLimit)
+}
+
+// ServerConfig is a server's configuration; zero means the default.
+type ServerConfig struct {
+	QueueDepth   int  // chunks of a session, 1 to 4095; 512
+	MaxIO        int  // bytes of data in a chunk; 256 KiB
+	MaxHdr       int  // bytes of a chunk for headers; 4096
+	NoInvalidate bool // leave the key of a chunk valid while its content is used
+
+	HeartbeatEvery time.Duration // as ClientConfig's
+	MissedLimit    int
+
+	ConnectTimeout time.Duration // for all of a path's connections and the INFO_REQ; 5 s
+	TrimAfter      time.Duration // unused so long, a chunk's pages are given back; 10 s
+	MaxSessions    int           // 256
+	MaxPaths       int           // of a session, 1 to 128; 8
+	MaxConns       int           // of a path, 1 to 4096; 64
+}
+
+func (c ServerConfig) withDefaults() (ServerConfig, wire.RTRSChunks, error) {
+	def(&c.QueueDepth, wire.RTRSDepth)
+	def(&c.MaxIO, 256<<10)
+	def(&c.MaxHdr, wire.RTRSHdrSize)
+	def(&c.HeartbeatEvery, 200*time.Millisecond)
+	def(&c.MissedLimit, 4)
+	def(&c.ConnectTimeout, 5*time.Second)
+	def(&c.TrimAfter, 10*time.Second)
+	def(&c.MaxSessions, 256)
+	def(&c.MaxPaths, 8)
+	def(&c.MaxConns, maxConns)
+	var none wire.RTRSChunks
+	switch {
+	case c.QueueDepth < 1 || c.QueueDepth > maxDepth:
+		return c, none, fmt.Errorf("rtrs: queue depth %d, 1 to %d are possible", c.QueueDepth, maxDepth)
+	case c.MaxIO < 512 || c.MaxIO > 64<<20 || c.MaxHdr < 512 || c.MaxHdr > 64<<10:
+		return c, none, fmt.Errorf("rtrs: chunks of %d bytes of data and %d of headers, 512 to 64 MiB and 512 to 64 KiB are possible", c.MaxIO, c.MaxHdr)
+	case c.ConnectTimeout < 0 || c.TrimAfter < 0:
+		return c, none, fmt.Errorf("rtrs: timeouts of %v, %v: none can be negative", c.ConnectTimeout, c.TrimAfter)
+	case c.MaxSessions < 1 || c.MaxPaths < 1 || c.MaxPaths > wire.RTRSMaxPaths || c.MaxConns < 1 || c.MaxConns > wire.RTRSMaxConns:
+		return c, none, fmt.Errorf("rtrs: at most %d sessions, %d paths, %d connections: at least 1 of each, at most %d paths and %d connections are possible",
+			c.MaxSessions, c.MaxPaths, c.MaxConns, wire.RTRSMaxPaths, wire.RTRSMaxConns)
+	}
+	chunks, err := wire.NewRTRSChunks(uint32(c.QueueDepth), uint32(c.MaxIO), uint32(c.MaxHdr))
+	if err != nil {
+		return c, none, err
+	}
+	return c, chunks, checkHeartbeat(c.HeartbeatEvery, c.MissedLimit)
+}
+
+const (
+	maxConns = 64
+	maxDepth = (transport.MaxSend - wire.RTRSInfoRspLen) / wire.RTRSDescLen // an INFO_RSP is one send
+)
+
+func checkHeartbeat(every time.Duration, missed int) error {
+	if every < 10*time.Millisecond || every > time.Minute || missed < 2 || missed > 100 {
+		return fmt.Errorf("rtrs: heartbeats every %v with a limit of %d missed, 10ms to 1m and 2 to 100 are possible", every, missed)
+	}
+	return nil
+}
+
+func def[T comparable](v *T, d T) {
+	var zero T
+	if *v == zero {
+		*v = d
+	}
+}

@@ -1,0 +1,84 @@
+package rtrs
+
+import (
+	"time"
+
+	"github.com/rdsd/rdsd/transport"
+)
+
+// Never is the time of what is not due at all.
+const Never = time.Duration(1<<63 - 1)
+
+// ClientEnv is what a Client needs done. It is called from within the Client's
+// methods, does not block and does not call back, but for the exceptions that
+// stand at the methods.
+//
+// What a link brings is told to its path: Dialed or Refused once for each Dial,
+// then what the link's handler gets (Written, Received, Invalidated), and Lost
+// when a link ended by itself. Once Hang was called none of these matters any
+// more (they are ignored if they come); Gone follows when all has ended.
+type ClientEnv interface {
+	// Dial makes connection conn of p, from p.Local to p.Remote, showing req,
+	// which is the callee's. Then p.Dialed or p.Refused. It ends no dial by
+	// itself before 5 s; the Client hangs the path up when it has waited enough.
+	Dial(p *ClientPath, conn int, req []byte)
+	// Hang closes every link of p, and ends dials of it. Then p.Gone, once no
+	// memory registered for p can be written and no data posted to p is read any
+	// more, also when there was no link. Never from within Hang.
+	Hang(p *ClientPath)
+	// Post posts to connection conn of p. The links posted to are flushed when
+	// the call into the Client, or the turn it is part of, is over.
+	Post(p *ClientPath, conn int, op *transport.Op)
+	// Register and Revoke are those of p's transport.Domain. After Gone a new
+	// life of p may have another domain.
+	Register(p *ClientPath, b []byte) (key uint32, addr uint64)
+	Revoke(p *ClientPath, key uint32) (idle bool)
+
+	// Up: the first path is connected, or all were lost and one is back. The
+	// server may have forgotten what was opened: only requests with Admin are
+	// sent until Resume is called. May call Submit, Each, Cancel and Resume.
+	Up()
+	// Down: the last path is lost. Nothing is sent until Up. May call Submit.
+	Down()
+	// Done: r has its outcome in r.Err and is the submitter's again. May call
+	// Submit, also with r.
+	Done(r *Req)
+	// Closed: after Client.Close, everything has ended. The last call.
+	Closed()
+	// Event tells what happened, for logs and watchers.
+	Event(e Event)
+}
+
+// ServerEnv is what a Server needs done; the rules are those of ClientEnv.
+type ServerEnv interface {
+	// Accept lets c's link in, in the domain of c.Path, showing rsp, which is the
+	// callee's; what it brings is told to c.Path from now on, and Lost if it
+	// could not be made. Reject refuses it, showing rsp; c has no Path then.
+	Accept(c *ServerCon, rsp []byte)
+	Reject(c *ServerCon, rsp []byte)
+	// Hang closes every link of p. Then p.Gone, as with ClientEnv.
+	Hang(p *ServerPath)
+	Post(p *ServerPath, conn int, op *transport.Op)
+	Register(p *ServerPath, b []byte) (key uint32, addr uint64)
+	Revoke(p *ServerPath, key uint32) (idle bool)
+
+	// Alloc returns n zero bytes for the chunks of a session that cost nothing
+	// until they are touched (an anonymous mapping), or nil when there is no
+	// room. Free gives them back. Trim gives the pages within b back; what is
+	// there reads as anything afterwards.
+	Alloc(n int) []byte
+	Free(b []byte)
+	Trim(b []byte)
+
+	// Up: s can make requests. Down: it cannot any more. Requests of it that
+	// Reply was not called for are still to be replied to, when the store is
+	// done with them; nothing is sent.
+	Up(s *ServerSession)
+	Down(s *ServerSession)
+	// Request: r is to be done, and Server.Reply called then, perhaps before
+	// Request returns.
+	Request(r *ServerReq)
+	// Closed: after Server.Close, everything has ended. The last call.
+	Closed()
+	Event(e Event)
+}

@@ -1,0 +1,58 @@
+package rtrs
+
+import "time"
+
+// Op is the direction of a request's data.
+type Op uint8
+
+// The two kinds of request.
+const (
+	Read  Op = iota // Data is filled by the server
+	Write           // Data goes to the server
+)
+
+// MaxUsr is the most bytes of a request's user header: with the RTRS message
+// behind it, it is the tail of one write.
+const MaxUsr = 488
+
+// Req is one request of a client. The caller owns the memory, fills the first
+// part in, and may use it again when it is done; it is not copied meanwhile.
+// The zero value of the rest is right.
+type Req struct {
+	Op    Op
+	Admin bool   // goes on connection 0, and is sent before Resume too
+	Lane  uint32 // chooses among the other connections; requests of one lane share one
+	Usr   []byte // the user header, at most MaxUsr bytes; copied each time the request is sent
+	Data  []byte // Write: what is sent. Read: where the answer goes, all of it. nil: none
+	Err   error  // the outcome: nil, a syscall.Errno that the server answered, or an error of this package
+	Ctx   any    // the caller's
+
+	client    *Client
+	submitted time.Duration
+	link      // of the list it waits in, or is in flight on
+	deadline  link
+}
+
+// link is a place in a list.
+type link struct{ next, prev *Req }
+
+// ServerReq is one request at the server, the callee's until it calls
+// Server.Reply.
+type ServerReq struct {
+	Session *ServerSession
+	Path    *ServerPath
+	Op      Op
+	Usr     []byte // the user header, a copy
+	// Data lies in the chunk. Write: what came; the peer may still be able to
+	// change it if the server was told not to invalidate. Read: room to fill;
+	// what it holds before is not defined.
+	Data []byte
+	Seq  uint64 // of the session, from 1
+	Ctx  any    // the callee's; kept when the ServerReq is used again
+
+	stale bool
+}
+
+// Stale says that no answer will be sent, because the path has gone: what has
+// not been handed to the store need not be, but Reply is still to be called.
+func (r *ServerReq) Stale() bool { return r.stale }
