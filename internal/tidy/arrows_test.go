@@ -62,7 +62,8 @@ var arrows = []struct {
 	{"sdk/go/rdsdtest", []string{"sdk/go", "api/rdsd/v1", "rdserr"}},
 	{"sdk/go/examples/...", []string{"sdk/go", "rdserr"}},
 	{"rdsd", []string{"rdsd/internal/..."}},
-	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "sdk/go", "api/rdsd/v1", "rdserr"}},
+	// A volume is copied, and shown, over its NBD export, as any program does it.
+	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "sdk/go", "api/rdsd/v1", "rdserr", "blk", "blk/nbd"}},
 
 	// Test worlds: nothing a program imports.
 	{"internal/simtest", []string{"rds", "conn", "cong", "transport", "transport/sim", "wire", "rdserr", "internal/buf", "internal/stats"}},
