@@ -1,0 +1,92 @@
+package rdsd
+
+import (
+	"context"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// Sessions returns the sessions of the daemon in both roles.
+func (v *Volumes) Sessions(ctx context.Context) ([]VolumeSession, error) {
+	m, err := v.pb.ListSessions(ctx, &rdsdv1.VolumeListSessionsRequest{})
+	if err != nil {
+		return nil, volumeError(ctx, "list sessions", err)
+	}
+	return all(m.GetSession(), sessionFromProto), nil
+}
+
+// Paths returns the paths of a session, named by name or id; with "", of all.
+func (v *Volumes) Paths(ctx context.Context, session string) ([]VolumePath, error) {
+	req := &rdsdv1.VolumeListPathsRequest{}
+	req.SetSession(session)
+	m, err := v.pb.ListPaths(ctx, req)
+	if err != nil {
+		return nil, volumeError(ctx, "list paths", err)
+	}
+	return all(m.GetPath(), pathFromProto), nil
+}
+
+// AddPath adds a path to a client's session.
+func (v *Volumes) AddPath(ctx context.Context, session string, p PathSpec) (*VolumePath, error) {
+	m, err := v.pb.AddPath(ctx, pathRequest(session, p))
+	if err != nil {
+		return nil, volumeError(ctx, "add path", err)
+	}
+	path := pathFromProto(m)
+	return &path, nil
+}
+
+// RemovePath takes a path from a client's session; requests on it move to others.
+func (v *Volumes) RemovePath(ctx context.Context, session string, p PathSpec) error {
+	_, err := v.pb.RemovePath(ctx, pathRequest(session, p))
+	return volumeError(ctx, "remove path", err)
+}
+
+// DisconnectPath closes a path. A client's stays so until ReconnectPath; one of
+// a server comes back if the client wants it to.
+func (v *Volumes) DisconnectPath(ctx context.Context, session string, p PathSpec) error {
+	_, err := v.pb.DisconnectPath(ctx, pathRequest(session, p))
+	return volumeError(ctx, "disconnect path", err)
+}
+
+// ReconnectPath connects a client's path anew, now.
+func (v *Volumes) ReconnectPath(ctx context.Context, session string, p PathSpec) error {
+	_, err := v.pb.ReconnectPath(ctx, pathRequest(session, p))
+	return volumeError(ctx, "reconnect path", err)
+}
+
+// SetPolicy changes how a client's session chooses among its paths.
+func (v *Volumes) SetPolicy(ctx context.Context, session string, policy VolumePolicy) error {
+	e, err := policyToProto(policy)
+	if err == nil && policy == "" {
+		err = rdserr.With(rdserr.ErrInvalid, "no policy; want one of %q", policyWords[1:])
+	}
+	if err != nil {
+		return &OpError{Op: "set policy", Err: err}
+	}
+	req := &rdsdv1.VolumeSetPolicyRequest{}
+	req.SetSession(session)
+	req.SetPolicy(e)
+	_, err = v.pb.SetPolicy(ctx, req)
+	return volumeError(ctx, "set policy", err)
+}
+
+// ResetStats sets the statistics of a path to 0; with the zero PathSpec of all
+// paths of the session, and with session "" of all sessions.
+func (v *Volumes) ResetStats(ctx context.Context, session string, p PathSpec) error {
+	req := &rdsdv1.VolumeResetStatsRequest{}
+	req.SetSession(session)
+	if p != (PathSpec{}) {
+		req.SetPath(pathSpecToProto(p))
+	}
+	_, err := v.pb.ResetStats(ctx, req)
+	return volumeError(ctx, "reset statistics", err)
+}
+
+func pathRequest(session string, p PathSpec) *rdsdv1.VolumePathRequest {
+	req := &rdsdv1.VolumePathRequest{}
+	req.SetSession(session)
+	req.SetPath(pathSpecToProto(p))
+	return req
+}

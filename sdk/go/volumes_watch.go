@@ -1,0 +1,59 @@
+package rdsd
+
+import (
+	"context"
+	"errors"
+	"io"
+	"iter"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// WatchOption changes what Volumes.Watch begins with.
+type WatchOption func(*rdsdv1.VolumeWatchRequest)
+
+// WatchAfter begins with the events after a number, as far as the daemon still
+// has them; what it has no more shows as an EventGap.
+func WatchAfter(number uint64) WatchOption {
+	return func(r *rdsdv1.VolumeWatchRequest) { r.SetAfter(number); r.SetKept(number == 0) }
+}
+
+// WatchKept begins with all events the daemon still has.
+func WatchKept() WatchOption { return WatchAfter(0) }
+
+// Watch reports what happens to volumes from the moment it returns (or from an
+// earlier one, see WatchOption) until ctx ends or the loop is left. A failure,
+// such as a daemon that stops, is the last element. Ranging over it works once;
+// if that never happens, the watch lasts until ctx ends.
+func (v *Volumes) Watch(ctx context.Context, opts ...WatchOption) iter.Seq2[*VolumeEvent, error] {
+	req := &rdsdv1.VolumeWatchRequest{}
+	for _, o := range opts {
+		o(req)
+	}
+	outer := ctx
+	ctx, cancel := context.WithCancel(ctx)
+	stream, err := v.pb.Watch(ctx, req)
+	if err == nil {
+		_, err = stream.Header() // it comes once the daemon watches; a refusal shows in Recv
+	}
+	return func(yield func(*VolumeEvent, error) bool) {
+		defer cancel()
+		for {
+			var m *rdsdv1.VolumeEvent
+			if err == nil {
+				m, err = stream.Recv()
+			}
+			if errors.Is(err, io.EOF) {
+				err = rdserr.With(rdserr.ErrShutdown, "the daemon ended the watch")
+			}
+			if err != nil {
+				yield(nil, volumeError(outer, "watch volumes", err))
+				return
+			}
+			if !yield(eventFromProto(m), nil) {
+				return
+			}
+		}
+	}
+}
