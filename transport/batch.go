@@ -110,14 +110,20 @@ func (b *Batch) Pieces() [][]byte { return b.pieces[b.next:] }
 
 // Wrote removes the first n bytes of Pieces and reports whether all is written.
 func (b *Batch) Wrote(n int) bool {
-	for b.next < len(b.pieces) {
-		p := b.pieces[b.next]
+	b.next = wrote(b.pieces, b.next, n)
+	return b.next == len(b.pieces)
+}
+
+// wrote removes n bytes from pieces, of which next is the first that has any
+// left, and returns the new next.
+func wrote(pieces [][]byte, next, n int) int {
+	for ; next < len(pieces); next++ {
+		p := pieces[next]
 		if n < len(p) {
-			b.pieces[b.next] = p[n:]
-			return false
+			pieces[next] = p[n:]
+			break
 		}
 		n -= len(p)
-		b.next++
 	}
-	return true
+	return next
 }

@@ -40,15 +40,6 @@ func (l *Link) Close(graceful bool) {
 	}
 }
 
-func (l *Link) closeFD() {
-	l.fdMu.Lock()
-	defer l.fdMu.Unlock()
-	if l.fd >= 0 {
-		unix.Close(l.fd)
-		l.fd = -1
-	}
-}
-
 // end closes the link and says so to the handler. On the reactor's thread.
 func (l *Link) end(err error) {
 	l.mu.Lock()
@@ -59,7 +50,7 @@ func (l *Link) end(err error) {
 	l.ended = true
 	b := l.out
 	l.out = nil
-	l.watch() // for nothing any more
+	l.wait() // for nothing any more
 	l.mu.Unlock()
 	if l.drain != nil {
 		l.drain.Stop()

@@ -2,7 +2,6 @@ package tcp
 
 import (
 	"net"
-	"net/netip"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -15,15 +14,8 @@ import (
 // Link is one TCP connection. Its reactor's thread reads it, goes on writing
 // what met a full socket buffer, and alone closes the descriptor.
 type Link struct {
-	loop    *loop
-	local   netip.AddrPort
-	remote  netip.AddrPort
+	socket
 	ackBase uint64 // bytes TCP counted as acknowledged before ours: the SYN, on the connecting side
-
-	// fdMu keeps the descriptor, whose number may be somebody else's a moment
-	// later, from being closed under a system call of another thread.
-	fdMu sync.RWMutex
-	fd   int // -1: closed; guarded by fdMu
 
 	mu      sync.Mutex        // guards what follows; only epoll_ctl is called with it held
 	h       transport.Handler // set by Start
@@ -31,7 +23,6 @@ type Link struct {
 	ended   bool              // Closed has been, or is about to be, called; set by the thread
 	paused  bool              // the receiver is full; set by the thread
 	out     *transport.Batch  // kept by Send
-	watched uint32            // events the reactor has been asked for; 0: not registered
 
 	// Owned by the reactor's thread.
 	framer  transport.Framer
@@ -43,47 +34,14 @@ type Link struct {
 
 // newLink takes the connection over; nc is closed in any case.
 func newLink(lp *loop, nc *net.TCPConn, buffer int) (*Link, error) {
-	defer nc.Close()
-	fd, err := takeFD(nc)
-	if err != nil {
+	l := &Link{}
+	if err := l.open(lp, nc, buffer); err != nil {
 		return nil, err
 	}
-	if err := setOptions(fd, buffer); err != nil {
-		unix.Close(fd)
-		return nil, err
-	}
-	l := &Link{loop: lp, fd: fd, local: unmap(nc.LocalAddr()), remote: unmap(nc.RemoteAddr())}
 	l.framer.Max = wire.MaxDatagram
-	l.ackBase = acked(fd)
+	l.ackBase = acked(l.fd)
 	return l, nil
 }
-
-// takeFD returns a descriptor of nc's connection that Go's poller knows nothing
-// of. (TCPConn.File would make it blocking.)
-func takeFD(nc *net.TCPConn) (fd int, err error) {
-	raw, err := nc.SyscallConn()
-	if err != nil {
-		return -1, err
-	}
-	if e := raw.Control(func(p uintptr) { fd, err = unix.FcntlInt(p, unix.F_DUPFD_CLOEXEC, 0) }); e != nil {
-		return -1, e
-	}
-	return fd, err
-}
-
-func unmap(a net.Addr) netip.AddrPort {
-	ap := a.(*net.TCPAddr).AddrPort()
-	return netip.AddrPortFrom(ap.Addr().Unmap(), ap.Port())
-}
-
-// LocalAddr is our end.
-func (l *Link) LocalAddr() netip.AddrPort { return l.local }
-
-// RemoteAddr is the peer's end.
-func (l *Link) RemoteAddr() netip.AddrPort { return l.remote }
-
-// Reactor is the one whose thread calls the handler.
-func (l *Link) Reactor() *reactor.Reactor { return l.loop.r }
 
 // Acked is how many of our bytes the peer's TCP acknowledged.
 func (l *Link) Acked() uint64 {
@@ -107,14 +65,13 @@ func (l *Link) Start(h transport.Handler) {
 	if p, ok := h.(transport.Placer); ok {
 		l.framer.Place = p.Buffer
 	}
-	if err := l.watch(); err != nil {
+	if err := l.wait(); err != nil {
 		l.loop.r.Do(func() { l.end(err) })
 	}
 }
 
-// watch asks the reactor for what the link waits for. mu is held. A link that
-// waits for nothing is not registered, for an error would be told in every turn.
-func (l *Link) watch() error {
+// wait asks the reactor for what the link waits for. mu is held.
+func (l *Link) wait() error {
 	var want uint32
 	if l.h != nil && !l.ended {
 		if !l.paused {
@@ -124,18 +81,7 @@ func (l *Link) watch() error {
 			want |= unix.EPOLLOUT
 		}
 	}
-	was := l.watched
-	if want == was {
-		return nil
-	}
-	l.watched = want
-	switch {
-	case was == 0:
-		return l.loop.r.Add(l.fd, want, l)
-	case want == 0:
-		return l.loop.r.Remove(l.fd)
-	}
-	return l.loop.r.Modify(l.fd, want)
+	return l.watch(want, l)
 }
 
 // Ready is called by the reactor.

@@ -33,7 +33,7 @@ func (l *Link) read() {
 		if want != nil {
 			room = len(want) + aheadBytes
 		}
-		n, err := l.loop.receive(l.fd, want)
+		n, err := l.loop.receive(l.fd, want, room-len(want))
 		switch {
 		case err == unix.EINTR:
 			continue
@@ -63,14 +63,14 @@ func (l *Link) read() {
 	}
 }
 
-// receive reads once, into want and a little beyond, or into the stage.
-func (p *loop) receive(fd int, want []byte) (int, error) {
+// receive reads once, into want and then into room bytes of the stage.
+func (p *loop) receive(fd int, want []byte, room int) (int, error) {
 	if want == nil {
-		return recv(fd, p.stage[:])
+		return recv(fd, p.stage[:room])
 	}
 	p.iov[0].Base, p.iov[1].Base = &want[0], &p.stage[0]
 	p.iov[0].SetLen(len(want))
-	p.iov[1].SetLen(aheadBytes)
+	p.iov[1].SetLen(room)
 	n, err := readv(fd, p.iov[:])
 	p.iov[0].Base = nil
 	return n, err
@@ -165,7 +165,7 @@ func (k *held) drop() {
 func (l *Link) setPaused(v bool) {
 	l.mu.Lock()
 	l.paused = v
-	err := l.watch()
+	err := l.wait()
 	l.mu.Unlock()
 	if err != nil {
 		l.end(err)

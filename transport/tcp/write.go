@@ -23,7 +23,7 @@ func (l *Link) Send(b *transport.Batch) (bool, error) {
 		return false, net.ErrClosed
 	}
 	l.out = b
-	if err := l.watch(); err != nil {
+	if err := l.wait(); err != nil {
 		l.out = nil
 		l.loop.r.Do(func() { l.end(err) })
 		return false, err
@@ -39,27 +39,29 @@ func write(fd int, b *transport.Batch) (done bool, err error) {
 	if fd < 0 {
 		return false, net.ErrClosed
 	}
+	for len(b.Pieces()) > 0 {
+		n, err := writeOnce(fd, b.Pieces())
+		if err == unix.EAGAIN {
+			return false, nil
+		}
+		if err != nil {
+			return false, err
+		}
+		b.Wrote(n)
+	}
+	return true, nil
+}
+
+// writeOnce is one system call, at most BatchPieces pieces of which count.
+func writeOnce(fd int, pieces [][]byte) (n int, err error) {
 	for {
-		var n int
-		pieces := b.Pieces()
-		switch len(pieces) {
-		case 0:
-			return true, nil
-		case 1:
+		if len(pieces) == 1 {
 			n, err = send(fd, pieces[0])
-		default:
+		} else {
 			n, err = writePieces(fd, pieces)
 		}
-		switch {
-		case err == unix.EINTR:
-		case err == unix.EAGAIN:
-			return false, nil
-		case err != nil:
-			return false, err
-		default:
-			if b.Wrote(n) {
-				return true, nil
-			}
+		if err != unix.EINTR {
+			return n, err
 		}
 	}
 }
@@ -101,7 +103,7 @@ func (l *Link) flush() {
 	l.mu.Unlock()
 	l.h.Written(b, err) // who may Send the next, and have it kept
 	l.mu.Lock()
-	err = l.watch()
+	err = l.wait()
 	l.mu.Unlock()
 	if err != nil {
 		l.end(err)

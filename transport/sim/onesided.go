@@ -1,0 +1,344 @@
+package sim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	"github.com/rdsd/rdsd/transport"
+)
+
+// OneSided makes one-sided links between hosts: tagged frames, as over TCP,
+// through connections of the simulated kind, so that cuts, resets and small
+// pieces fall inside of writes. Everything happens in calls of Clock.Step; only
+// DialOneSided steps the clock itself.
+//
+// A host has one listener. Keys are drawn from the world's randomness.
+type OneSided struct {
+	h *Host
+}
+
+var _ transport.OneSidedProvider = (*OneSided)(nil)
+
+// NewOneSided makes the links of h.
+func NewOneSided(h *Host) *OneSided { return &OneSided{h} }
+
+// NewDomain makes a protection domain.
+func (p *OneSided) NewDomain() transport.Domain {
+	var seed [32]byte
+	p.h.n.rng.Read(seed[:])
+	return transport.NewRegions(seed)
+}
+
+// Dial connects from port src and shows private to the other end. done is
+// called once, as Host.Dial does, with the link and the answer, or an error.
+func (p *OneSided) Dial(src uint16, remote netip.Addr, timeout time.Duration, d transport.Domain, private []byte, done func(l transport.OneSided, rsp []byte, err error)) {
+	dom, ok := d.(*transport.Regions)
+	hello, err := transport.AppendHandshake(nil, transport.TagConnect, private)
+	if !ok {
+		err = fmt.Errorf("sim: a domain of type %T is not this provider's", d)
+	}
+	n := p.h.n
+	if err != nil {
+		n.After(0, func() { done(nil, nil, err) })
+		return
+	}
+	deadline := n.now + timeout
+	p.h.Dial(src, remote, timeout, func(e *End, err error) {
+		if err != nil {
+			done(nil, nil, err)
+			return
+		}
+		local, there := netip.AddrPortFrom(p.h.Addr, src), netip.AddrPortFrom(remote, 0)
+		e.Write([][]byte{hello})
+		shake(e, deadline, func(t transport.Tag, rsp []byte, err error) {
+			if err == nil && t.Kind == transport.TagReject {
+				err = &transport.Refused{Remote: there, Private: rsp}
+			}
+			if err != nil {
+				e.Close()
+				done(nil, nil, err)
+				return
+			}
+			done(newLink(e, dom, local, there), rsp, nil)
+		})
+	})
+}
+
+// Listen calls accept for each request to connect.
+func (p *OneSided) Listen(accept func(transport.ConnRequest)) {
+	h := p.h
+	h.Accept = func(e *End, from netip.AddrPort) {
+		shake(e, h.n.now+5*time.Second, func(t transport.Tag, private []byte, err error) {
+			if err != nil || t.Kind != transport.TagConnect {
+				e.Close()
+				return
+			}
+			accept(&request{e: e, from: from, private: private})
+		})
+	}
+}
+
+// DialOneSided is Dial that steps the clock until it is done, for callers
+// outside of it: at most half a minute.
+func (p *OneSided) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, private []byte) (l transport.OneSided, rsp []byte, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	over, n := false, p.h.n
+	p.Dial(local.Port(), remote.Addr(), 30*time.Second, d, private, func(k transport.OneSided, r []byte, e error) {
+		l, rsp, err, over = k, r, e, true
+	})
+	for limit := n.now + time.Minute; !over; {
+		if !n.Step(limit) {
+			return nil, nil, ErrTimeout
+		}
+	}
+	return l, rsp, err
+}
+
+// ListenOneSided is Listen.
+func (p *OneSided) ListenOneSided(local netip.AddrPort, accept func(transport.ConnRequest)) (transport.Listener, error) {
+	p.Listen(accept)
+	return listener{p.h, local}, nil
+}
+
+type listener struct {
+	h    *Host
+	addr netip.AddrPort
+}
+
+func (l listener) Addr() netip.AddrPort { return l.addr }
+func (l listener) Close() error         { l.h.Accept = nil; return nil }
+
+// shake reads one frame of a handshake and calls done with it, or with what is
+// wrong. No byte behind it is read.
+func shake(e *End, deadline time.Duration, done func(transport.Tag, []byte, error)) {
+	var b []byte
+	over, epoch := false, e.h.epoch
+	end := func(t transport.Tag, private []byte, err error) {
+		if !over && e.h.epoch == epoch {
+			over, e.Readable = true, nil
+			done(t, private, err)
+		}
+	}
+	e.Readable = func() {
+		var t transport.Tag
+		b = e.Read(b, transport.TagLen-min(len(b), transport.TagLen))
+		if len(b) >= transport.TagLen {
+			if err := t.Parse(b[:transport.TagLen], 0); err != nil || t.Kind < transport.TagConnect {
+				end(t, nil, errors.Join(errors.New("sim: no handshake"), err))
+				return
+			}
+			b = e.Read(b, transport.TagLen+int(t.Len)-len(b))
+			if len(b) == transport.TagLen+int(t.Len) {
+				end(t, b[transport.TagLen:], nil)
+				return
+			}
+		}
+		if gone, err := e.Ended(); gone && e.Buffered() == 0 {
+			if err == nil {
+				err = io.EOF
+			}
+			end(t, nil, err)
+		}
+	}
+	e.n.At(deadline, func() { end(transport.Tag{}, nil, ErrTimeout) })
+	e.Readable() // what came before
+}
+
+type request struct {
+	e        *End
+	from     netip.AddrPort
+	private  []byte
+	answered bool
+}
+
+func (q *request) Private() []byte            { return q.private }
+func (q *request) LocalAddr() netip.AddrPort  { return netip.AddrPortFrom(q.e.h.Addr, 0) }
+func (q *request) RemoteAddr() netip.AddrPort { return q.from }
+
+func (q *request) Accept(d transport.Domain, private []byte) (transport.OneSided, error) {
+	dom, ok := d.(*transport.Regions)
+	if !ok {
+		return nil, fmt.Errorf("sim: a domain of type %T is not this provider's", d)
+	}
+	b, err := transport.AppendHandshake(nil, transport.TagAccept, private)
+	if err != nil {
+		return nil, err
+	}
+	if q.answered {
+		return nil, errors.New("sim: the request to connect has been answered before")
+	}
+	q.answered = true
+	if n, err := q.e.Write([][]byte{b}); err != nil || n < len(b) {
+		q.e.Close()
+		return nil, errors.Join(net.ErrClosed, err)
+	}
+	return newLink(q.e, dom, q.LocalAddr(), q.from), nil
+}
+
+func (q *request) Reject(private []byte) {
+	if q.answered {
+		return
+	}
+	q.answered = true
+	b, err := transport.AppendHandshake(nil, transport.TagReject, private[:min(len(private), transport.MaxPrivate)])
+	if err == nil {
+		q.e.Write([][]byte{b})
+	}
+	q.e.Close()
+}
+
+// link is a one-sided link over a connection.
+type link struct {
+	e             *End
+	local, remote netip.AddrPort
+	h             transport.OneSidedHandler
+	in            transport.TagReader
+	out           transport.TagQueue
+	full          bool // the connection took no more, for now
+	dead          bool // it has failed, and is about to end
+	ended         bool
+	err           error
+	buf           []byte
+}
+
+func newLink(e *End, d *transport.Regions, local, remote netip.AddrPort) *link {
+	l := &link{e: e, local: local, remote: remote, in: transport.NewTagReader(d, 1), out: transport.NewTagQueue(1)}
+	e.Writable = l.writable
+	return l
+}
+
+func (l *link) LocalAddr() netip.AddrPort  { return l.local }
+func (l *link) RemoteAddr() netip.AddrPort { return l.remote }
+
+// End is the connection below, for faults.
+func (l *link) End() *End { return l.e }
+
+func (l *link) Start(h transport.OneSidedHandler) {
+	if l.h != nil {
+		return
+	}
+	l.h = h
+	if l.ended {
+		l.later(func() { h.Closed(l.err) })
+		return
+	}
+	l.in.Start(h)
+	l.e.Readable = l.readable
+	l.later(l.readable) // what came before
+}
+
+// later runs f in an event of its own, if the program still lives by then.
+func (l *link) later(f func()) {
+	epoch := l.e.h.epoch
+	l.e.n.After(0, func() {
+		if l.e.h.epoch == epoch {
+			f()
+		}
+	})
+}
+
+func (l *link) Post(op *transport.Op) {
+	if l.dead || l.ended {
+		return
+	}
+	if err := l.out.Post(op); err != nil {
+		l.fail(err)
+	}
+}
+
+func (l *link) fail(err error) {
+	l.dead = true
+	l.later(func() { l.end(err) })
+}
+
+func (l *link) Flush() {
+	for !l.dead && !l.ended && !l.full {
+		b := l.out.Next()
+		if b == nil {
+			return
+		}
+		n, err := l.e.Write(b.Pieces())
+		switch {
+		case err != nil:
+			l.fail(err)
+		case b.Wrote(n):
+			l.out.Done()
+		default:
+			l.full = true
+		}
+	}
+}
+
+func (l *link) writable() {
+	l.full = false
+	l.Flush()
+}
+
+func (l *link) readable() {
+	if l.ended {
+		return
+	}
+	err := l.read()
+	l.in.EndTurn()
+	if err != nil {
+		l.end(err)
+	}
+}
+
+func (l *link) read() error {
+	for l.e.Buffered() > 0 {
+		want, err := l.in.Want()
+		if err != nil {
+			return err
+		}
+		if want != nil { // into its place
+			if err := l.in.Filled(len(l.e.Read(want[:0], len(want)))); err != nil {
+				return err
+			}
+			continue
+		}
+		l.buf = l.e.Read(l.buf[:0], l.in.Ahead(64<<10))
+		if err := l.in.Feed(l.buf); err != nil {
+			return err
+		}
+	}
+	gone, err := l.e.Ended()
+	switch {
+	case !gone:
+		return nil
+	case err != nil:
+		return err
+	case l.in.Partial():
+		return io.ErrUnexpectedEOF
+	}
+	return io.EOF
+}
+
+func (l *link) Close() {
+	if l.h == nil {
+		l.end(net.ErrClosed)
+	} else {
+		l.later(func() { l.end(net.ErrClosed) })
+	}
+}
+
+func (l *link) end(err error) {
+	if l.ended {
+		return
+	}
+	l.ended, l.err = true, err
+	l.e.Writable = nil
+	l.e.Close()
+	l.out.Drop()
+	if l.h != nil {
+		l.in.Close()
+		l.h.Closed(err)
+	}
+}

@@ -1,0 +1,212 @@
+package transport
+
+import "github.com/rdsd/rdsd/internal/buf"
+
+// LargeLen is the size in bytes from which a tagged frame's payload is worth a
+// system call of its own that reads it to where it belongs.
+const LargeLen = 16 << 10
+
+const (
+	aheadLen = 4 << 10
+	largeRun = 16 // small frames between two large ones: what ends a request, and other requests
+)
+
+// TagReader is the receiving half of a one-sided link over a byte stream: it
+// cuts the stream into tagged frames, has Regions check each write before a
+// byte of it is placed, places it, and calls the handler.
+//
+// The caller reads the stream into Want, or, with what is behind it, into
+// memory of its own (at most Ahead bytes of that), and says so by Filled and
+// Feed; after each turn it calls EndTurn, and Close at the end. An error of any
+// of them ends the link. Nothing is kept of memory given to Feed.
+type TagReader struct {
+	domain *Regions
+	h      OneSidedHandler
+	seq    uint32 // of the next frame
+
+	hdr    [TagLen]byte
+	nhdr   int
+	tag    Tag      // the frame that is partly there
+	dst    []byte   // where its bytes belong that have not come; nil: no frame is begun
+	region *region  // held by the write that is partly there
+	msg    *buf.Buf // the send that is partly there
+
+	begun bool // Handler.Begin was called
+	large int  // above 0: of the last largeRun frames one was large
+}
+
+// NewTagReader makes the reader of a link in domain. seq is the number of the
+// first frame.
+func NewTagReader(domain *Regions, seq uint32) TagReader { return TagReader{domain: domain, seq: seq} }
+
+// Start says who is called.
+func (r *TagReader) Start(h OneSidedHandler) { r.h = h }
+
+// Want returns where the stream's next bytes belong while a payload is partly
+// there, nil otherwise.
+func (r *TagReader) Want() ([]byte, error) {
+	if r.region != nil && r.region.dead.Load() {
+		return nil, r.revoked()
+	}
+	return r.dst, nil
+}
+
+func (r *TagReader) revoked() error { return r.tag.denied("the key was revoked while it was writing") }
+
+// Ahead is how many of room bytes to read behind Want, or without it: few where
+// a large payload follows that belongs elsewhere.
+func (r *TagReader) Ahead(room int) int {
+	if r.large > 0 {
+		return min(room, aheadLen)
+	}
+	return room
+}
+
+// Filled tells that n bytes were read into Want.
+func (r *TagReader) Filled(n int) error {
+	if n == 0 {
+		return nil
+	}
+	if r.dst = r.dst[n:]; len(r.dst) > 0 {
+		return nil
+	}
+	r.dst = nil
+	if r.region != nil {
+		dead := r.region.dead.Load()
+		r.region.end()
+		r.region = nil
+		if dead {
+			return r.revoked()
+		}
+		return r.placed()
+	}
+	m := r.msg
+	r.msg = nil
+	err := r.sent(m.B)
+	m.Release()
+	return err
+}
+
+// Feed takes stream bytes.
+func (r *TagReader) Feed(p []byte) error {
+	for len(p) > 0 {
+		if r.dst != nil {
+			if _, err := r.Want(); err != nil {
+				return err
+			}
+			n := copy(r.dst, p)
+			p = p[n:]
+			if err := r.Filled(n); err != nil {
+				return err
+			}
+			continue
+		}
+		raw := p
+		if r.nhdr > 0 || len(p) < TagLen {
+			n := copy(r.hdr[r.nhdr:], p)
+			p = p[n:]
+			if r.nhdr += n; r.nhdr < TagLen {
+				return nil
+			}
+			raw, r.nhdr = r.hdr[:], 0
+		} else {
+			p = p[TagLen:]
+		}
+		if err := r.tag.Parse(raw, r.seq); err != nil {
+			return err
+		}
+		r.seq++
+		if r.tag.Len >= LargeLen {
+			r.large = largeRun
+		} else if r.large > 0 {
+			r.large--
+		}
+		n, err := r.begin(p)
+		if err != nil {
+			return err
+		}
+		p = p[n:]
+	}
+	return nil
+}
+
+// begin begins the frame r.tag, of whose payload p is there or a part, and
+// finishes it if it can. It returns how much of p it used.
+func (r *TagReader) begin(p []byte) (n int, err error) {
+	t := &r.tag
+	switch t.Kind {
+	case OpWrite, OpWriteImm:
+		if t.Len == 0 {
+			return 0, r.placed()
+		}
+		g, dst, err := r.domain.begin(t)
+		if err != nil {
+			return 0, err
+		}
+		n = copy(dst, p)
+		r.region, r.dst = g, dst
+		return n, r.Filled(n)
+	case OpSend, OpSendImm, OpSendInval:
+		if int(t.Len) <= len(p) {
+			return int(t.Len), r.sent(p[:t.Len:t.Len])
+		}
+		r.msg = buf.Get(int(t.Len))
+		r.dst = r.msg.B
+		return 0, nil
+	}
+	return 0, &TagError{"a handshake after the handshake"}
+}
+
+// placed: all bytes of the write are in their place.
+func (r *TagReader) placed() error {
+	if r.tag.Kind == OpWrite {
+		return nil
+	}
+	r.open()
+	return r.h.Written(r.tag.Key, r.tag.Addr, int(r.tag.Len), r.tag.Imm)
+}
+
+// sent: all bytes of the send have come.
+func (r *TagReader) sent(data []byte) error {
+	t := &r.tag
+	if t.Kind == OpSendInval {
+		if err := r.domain.invalidate(t); err != nil {
+			return err
+		}
+		r.open()
+		if err := r.h.Invalidated(t.Key); err != nil || len(data) == 0 {
+			return err
+		}
+	}
+	r.open()
+	return r.h.Received(data, t.Imm, t.Kind == OpSendImm)
+}
+
+func (r *TagReader) open() {
+	if !r.begun {
+		r.begun = true
+		r.h.Begin()
+	}
+}
+
+// EndTurn lets the handler end what it began.
+func (r *TagReader) EndTurn() {
+	if r.begun {
+		r.begun = false
+		r.h.End()
+	}
+}
+
+// Partial reports whether part of a frame is held.
+func (r *TagReader) Partial() bool { return r.nhdr > 0 || r.dst != nil }
+
+// Close lets go of what is held; nothing is placed after it.
+func (r *TagReader) Close() {
+	if r.region != nil {
+		r.region.end()
+	}
+	if r.msg != nil {
+		r.msg.Release()
+	}
+	r.dst, r.region, r.msg, r.nhdr = nil, nil, nil, 0
+}

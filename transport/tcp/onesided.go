@@ -1,0 +1,272 @@
+package tcp
+
+import (
+	"io"
+	"net"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/transport"
+)
+
+// OneSided is a one-sided link over one TCP connection: tagged frames. As with
+// Link, its reactor's thread reads, goes on writing what met a full socket
+// buffer, and alone closes the descriptor.
+//
+// Whoever finds nobody writing in Flush writes all that is posted, what others
+// post meanwhile included, in its own thread. mu is not held during that.
+type OneSided struct {
+	socket
+
+	mu      sync.Mutex                // guards what follows; only epoll_ctl is called with it held
+	h       transport.OneSidedHandler // set by Start
+	ended   bool                      // Closed has been, or is about to be, called
+	out     transport.TagQueue
+	writing bool  // somebody writes the first block of out
+	full    bool  // the socket took no more: the thread goes on when it does
+	dead    bool  // the link has failed and is about to end
+	err     error // why it ended before it was started
+
+	in transport.TagReader // owned by the reactor's thread
+}
+
+var _ transport.OneSided = (*OneSided)(nil)
+
+// flushBytes is what one call of Flush writes, about: the rest is the reactor's.
+const flushBytes = 1 << 20
+
+// firstSeq is the number of a link's first frame behind the handshake's.
+const firstSeq = 1
+
+// newOneSided takes the connection over; nc is closed in any case.
+func newOneSided(d *Domain, nc *net.TCPConn) (*OneSided, error) {
+	l := &OneSided{out: transport.NewTagQueue(firstSeq), in: transport.NewTagReader(d.Regions, firstSeq)}
+	if err := l.open(d.loop, nc, 0); err != nil {
+		return nil, err
+	}
+	return l, nil
+}
+
+// Start begins to read.
+func (l *OneSided) Start(h transport.OneSidedHandler) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.h != nil {
+		return
+	}
+	l.h = h
+	if l.ended { // before it was started
+		err := l.err
+		l.loop.r.Do(func() { h.Closed(err) })
+		return
+	}
+	l.in.Start(h)
+	if err := l.wait(); err != nil {
+		l.fail(err)
+	}
+}
+
+// wait asks the reactor for what the link waits for. mu is held.
+func (l *OneSided) wait() error {
+	var want uint32
+	if l.h != nil && !l.ended {
+		want = unix.EPOLLIN
+		if l.full {
+			want |= unix.EPOLLOUT
+		}
+	}
+	return l.watch(want, l)
+}
+
+// Post queues op.
+func (l *OneSided) Post(op *transport.Op) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.dead || l.ended {
+		return
+	}
+	if err := l.out.Post(op); err != nil {
+		l.fail(err)
+	}
+}
+
+// Flush writes what is posted, unless somebody does or the socket is full.
+func (l *OneSided) Flush() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.writing || l.full {
+		return
+	}
+	l.writing = true
+	for bytes := 0; !l.dead && !l.ended && !l.full; {
+		b := l.out.Next()
+		if b == nil {
+			break
+		}
+		if bytes > flushBytes {
+			l.waitFull()
+			break
+		}
+		l.mu.Unlock()
+		n, err := l.write(b)
+		l.mu.Lock()
+		bytes += n
+		switch {
+		case err != nil && err != unix.EAGAIN:
+			l.fail(err)
+		case b.Wrote(n):
+			l.out.Done()
+		default:
+			l.waitFull()
+		}
+	}
+	l.writing = false
+	if l.ended {
+		l.out.Drop()
+	}
+}
+
+// waitFull leaves the rest to the reactor's thread. mu is held.
+func (l *OneSided) waitFull() {
+	l.full = true
+	if err := l.wait(); err != nil {
+		l.fail(err)
+	}
+}
+
+// fail ends the link on its thread. Nothing is written from now on. mu is held.
+func (l *OneSided) fail(err error) {
+	l.dead = true
+	l.loop.r.Do(func() { l.end(err) })
+}
+
+func (l *OneSided) write(b *transport.TagBlock) (n int, err error) {
+	l.fdMu.RLock()
+	defer l.fdMu.RUnlock()
+	if l.fd < 0 {
+		return 0, net.ErrClosed
+	}
+	return writeOnce(l.fd, b.Pieces())
+}
+
+// Ready is called by the reactor.
+func (l *OneSided) Ready(events uint32) {
+	const failed = unix.EPOLLERR | unix.EPOLLHUP
+	if events&(unix.EPOLLOUT|failed) != 0 {
+		l.resume()
+	}
+	if events&(unix.EPOLLIN|failed) != 0 && !l.ended {
+		l.read()
+	}
+}
+
+// resume goes on writing.
+func (l *OneSided) resume() {
+	l.mu.Lock()
+	was := l.full
+	l.full = false
+	l.mu.Unlock()
+	if !was {
+		return
+	}
+	l.Flush()
+	l.mu.Lock()
+	err := l.wait()
+	l.mu.Unlock()
+	if err != nil {
+		l.end(err)
+	}
+}
+
+// read reads what is there, within bounds: one turn.
+func (l *OneSided) read() {
+	err := l.readTurn()
+	l.in.EndTurn()
+	if err != nil {
+		l.end(err)
+	}
+}
+
+func (l *OneSided) readTurn() error {
+	for bytes := 0; bytes < turnBytes; {
+		want, err := l.in.Want()
+		if err != nil {
+			return err
+		}
+		ahead := l.in.Ahead(stageBytes)
+		n, err := l.loop.receive(l.fd, want, ahead)
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err == unix.EAGAIN:
+			return nil
+		case err != nil:
+			return err
+		case n == 0:
+			if l.in.Partial() {
+				return io.ErrUnexpectedEOF
+			}
+			return io.EOF
+		}
+		direct := min(n, len(want))
+		if err := l.in.Filled(direct); err != nil {
+			return err
+		}
+		if err := l.in.Feed(l.loop.stage[:n-direct]); err != nil {
+			return err
+		}
+		if n < len(want)+ahead {
+			return nil
+		}
+		bytes += n
+	}
+	return nil
+}
+
+// Close ends the link at once.
+func (l *OneSided) Close() {
+	l.mu.Lock()
+	if l.h != nil {
+		l.mu.Unlock()
+		l.loop.r.Do(func() { l.end(net.ErrClosed) })
+		return
+	}
+	first := !l.ended
+	if first {
+		l.ended, l.err = true, net.ErrClosed
+	}
+	l.mu.Unlock()
+	if first {
+		l.release()
+	}
+}
+
+// end closes the link and says so to the handler. On the reactor's thread.
+func (l *OneSided) end(err error) {
+	l.mu.Lock()
+	if l.ended {
+		l.mu.Unlock()
+		return
+	}
+	l.ended, l.err = true, err
+	l.wait() // for nothing any more
+	h := l.h
+	l.mu.Unlock()
+	l.release()
+	if h != nil { // else Start says so
+		l.in.Close()
+		h.Closed(err)
+	}
+}
+
+// release lets go of the descriptor and of what is posted, when no system call
+// uses them any more.
+func (l *OneSided) release() {
+	l.closeFD()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.writing { // else whoever writes drops it
+		l.out.Drop()
+	}
+}
