@@ -38,6 +38,7 @@ type File struct {
 	name    string
 	fd      int
 	block   bool // a block device
+	id      FileID
 	opts    FileOptions
 	run     func() // work, made once so that starting a worker allocates nothing
 	sync    syncGuard
@@ -101,6 +102,10 @@ func newFile(pathFd int, name string, o FileOptions) (*File, error) {
 	f := &File{name: name, fd: fd, opts: o, block: st.Mode&unix.S_IFMT == unix.S_IFBLK}
 	f.idle.L = &f.mu
 	f.run = f.work
+	f.id = FileID{Dev: st.Dev, Ino: st.Ino}
+	if f.block {
+		f.id = FileID{Dev: st.Rdev, Block: true}
+	}
 	info, err := f.describe(st)
 	if err == nil {
 		err = info.Validate()
@@ -201,6 +206,15 @@ func queueValue(dev uint64, name string) uint64 {
 
 // Name is what the file was opened by.
 func (f *File) Name() string { return f.name }
+
+// FileID tells which file or block device it is, by whatever name it was opened.
+type FileID struct {
+	Dev, Ino uint64
+	Block    bool // a block device, Dev its number
+}
+
+// ID is the same for all that opened the same file or block device.
+func (f *File) ID() FileID { return f.id }
 
 // Refresh looks whether the size of the file or block device has changed.
 func (f *File) Refresh() error {

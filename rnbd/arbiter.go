@@ -1,0 +1,217 @@
+package rnbd
+
+import (
+	"slices"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rtrs"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// volume is one file, block device or other device that is open, by whatever
+// names; what is arbitrated (B6).
+type volume struct {
+	id      any
+	writers int // handles that may write, those included whose last requests are still at the store
+	handles []*handle
+	stores  [2]*store // opened for writing, and not
+}
+
+// store is an opened device and what waits to be submitted to it.
+type store struct {
+	vol      *volume
+	dev      blk.Device
+	handles  int
+	owner    *Export // whose Device it is
+	pending  blk.List
+	queued   bool // in Server.ready
+	failing  bool // its last request failed
+	lost     bool // a sync of it failed
+	verifier uint64
+}
+
+// past is what is remembered of a volume after it was closed.
+type past struct {
+	syncs  uint32 // that failed
+	writer string // the session that opened it for writing last
+}
+
+// maxPast bounds what is remembered. Forgetting a failed sync is made up for by
+// a new value for all (Server.remember).
+const maxPast = 4096
+
+// handleState is the life of a handle.
+type handleState uint8
+
+const (
+	handleOpening handleState = iota // Opening.Do
+	handleOpen
+	handleForced  // taken from the session: its number is known and answers ErrNotOpen
+	handleClosing // what is at the store ends
+)
+
+// handle is one volume open in one session.
+type handle struct {
+	sess     *session
+	name     string // as the client named it
+	id       uint32
+	access   wire.RNBDAccess
+	state    handleState
+	exp      *Export // or
+	root     *Root
+	rules    *Rules
+	peers    [2]peerAddr // addresses that may use it
+	store    *store
+	inflight int // requests not replied to
+	since    time.Duration
+	foreign  bool              // see wire.RNBDStore
+	waiting  []*rtrs.ServerReq // of OPENs while it is opening, of CLOSEs while it is closing
+}
+
+func (h *handle) writes() bool { return h.access != wire.RNBDReadOnly }
+
+// identity is what tells volumes apart: the file or device number behind a
+// stack of layers, or the device itself.
+func identity(d blk.Device) any {
+	if f, ok := blk.As[*blk.File](d); ok {
+		return f.ID()
+	}
+	return d
+}
+
+// admit decides on B6: any number of readers, one writer, or two while one of
+// them migrates, or any number where the export is shared.
+func (v *volume) admit(h *handle) error {
+	if !h.writes() || h.rules.Shared {
+		return nil
+	}
+	most := 1
+	if h.access == wire.RNBDMigration {
+		most = 2
+	}
+	if v.writers < most {
+		return nil
+	}
+	for _, o := range v.handles {
+		if o.writes() && o.sess.rt.Name == h.sess.rt.Name && o.sess != h.sess {
+			// What the session wrote before it was lost is still at the store.
+			return rdserr.With(ErrBusy, "volume %q: requests of an earlier session %q have not ended yet", h.name, h.sess.rt.Name)
+		}
+	}
+	return rdserr.With(ErrWriter, "volume %q: %d sessions have it open for writing; access %v allows %d", h.name, v.writers, h.access, most)
+}
+
+// attach gives h the device d, or that of its volume if it is open already.
+func (s *Server) attach(now time.Duration, h *handle, d blk.Device, owner *Export) error {
+	id := identity(d)
+	v := s.volumes[id]
+	if v == nil {
+		v = &volume{id: id}
+	}
+	info := d.Info()
+	var err error
+	switch {
+	case h.writes() && info.ReadOnly:
+		err = rdserr.With(blk.ErrReadOnly, "volume %q cannot be written; open it with access ro", h.name)
+	case info.LogicalBlock > 1<<15:
+		err = rdserr.With(blk.ErrNotSupported, "volume %q has blocks of %d bytes; RNBD can tell of 32768 at most", h.name, info.LogicalBlock)
+	default:
+		err = v.admit(h)
+	}
+	which := 0
+	if info.ReadOnly {
+		which = 1
+	}
+	st := v.stores[which]
+	if owner == nil && (err != nil || st != nil && st.dev != d) {
+		s.env.Close(d)
+	}
+	if err != nil {
+		return err
+	}
+	if st == nil {
+		st = &store{vol: v, dev: d, owner: owner, verifier: s.verify(id, owner)}
+		v.stores[which] = st
+	}
+	s.volumes[id] = v
+	st.handles++
+	v.handles = append(v.handles, h)
+	h.store, h.since = st, now
+	if h.writes() {
+		v.writers++
+		s.wrote(h, id)
+	}
+	return nil
+}
+
+// wrote notes who has the volume for writing.
+func (s *Server) wrote(h *handle, id any) {
+	p := s.past[id]
+	name := h.sess.rt.Name
+	h.foreign = !h.rules.Shared && p.writer != "" && p.writer != name
+	p.writer = name
+	s.remember(id, p)
+}
+
+// syncLost notes that a sync of a store failed.
+func (s *Server) syncLost(id any) {
+	p := s.past[id]
+	p.syncs++
+	s.remember(id, p)
+}
+
+// remember keeps p. When there is too much of it everything is forgotten, and
+// what was said of any store until now counts as changed.
+func (s *Server) remember(id any, p past) {
+	if _, known := s.past[id]; !known && len(s.past) >= maxPast {
+		clear(s.past)
+		s.cfg.Boot = mix(s.cfg.Boot, 1)
+	}
+	s.past[id] = p
+}
+
+// verify makes what clients are told of a store that is being opened.
+func (s *Server) verify(id any, owner *Export) uint64 {
+	if owner != nil && owner.Volatile {
+		return owner.verifier
+	}
+	v := mix(s.cfg.Boot, uint64(s.past[id].syncs))
+	if f, ok := id.(blk.FileID); ok {
+		v = mix(v, f.Ino) // of a file: the number of its device may change when the machine starts
+	}
+	return v
+}
+
+// mix is splitmix64 of both, and never 0.
+func mix(a, b uint64) uint64 {
+	z := a + 0x9e3779b97f4a7c15*(b+1)
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return max(z^z>>31, 1)
+}
+
+// detach ends what attach began, when nothing of h is at the store any more.
+func (s *Server) detach(h *handle) {
+	st := h.store
+	v := st.vol
+	v.handles = slices.DeleteFunc(v.handles, func(o *handle) bool { return o == h })
+	if h.writes() {
+		v.writers--
+	}
+	if st.handles--; st.handles > 0 {
+		return
+	}
+	for i, o := range v.stores {
+		if o == st {
+			v.stores[i] = nil
+		}
+	}
+	if v.stores == [2]*store{} {
+		delete(s.volumes, v.id)
+	}
+	if st.owner == nil || s.exports[st.owner.Name] != st.owner {
+		s.env.Close(st.dev) // an export's Device stays with it
+	}
+}

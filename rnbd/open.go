@@ -1,0 +1,337 @@
+package rnbd
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rtrs"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// peerAddr is an address that may use a handle.
+type peerAddr = netip.Addr
+
+// sessInfo answers a SESS_INFO: the smaller version of both sides and, to an
+// rdsd, the additions.
+func (s *Server) sessInfo(now time.Duration, e *session, r *rtrs.ServerReq) {
+	ver, err := wire.ParseRNBDSessInfo(r.Usr, wire.RNBDSessInfo)
+	if err = answerable(r, err, wire.RNBDSessInfoLen); err != nil {
+		s.rt.Reply(now, r, 0, err)
+		return
+	}
+	ver = min(ver, wire.RNBDVersion)
+	if e.features = wire.ParseRNBDFeatures(r.Usr); e.features != 0 {
+		wire.AppendRNBDSessInfoExt(r.Data[:0], wire.RNBDSessInfoRsp, ver, features)
+	} else {
+		wire.AppendRNBDSessInfo(r.Data[:0], wire.RNBDSessInfoRsp, ver)
+	}
+	s.rt.Reply(now, r, wire.RNBDSessInfoLen, nil)
+}
+
+const features = wire.RNBDFeatInfo | wire.RNBDFeatFlags
+
+// answerable is err, or else what is wrong with a request for an answer of n bytes.
+func answerable(r *rtrs.ServerReq, err error, n int) error {
+	switch {
+	case err != nil:
+		return rdserr.With(rdserr.ErrInvalid, "%v", err)
+	case r.Op != rtrs.Read || len(r.Data) < n:
+		return rdserr.With(rdserr.ErrInvalid, "%v with %d bytes; want a read with room for %d", r.Op, len(r.Data), n)
+	}
+	return nil
+}
+
+// open answers an OPEN, at once if the name is open in this session already
+// (which is how a kernel client opens anew after a reconnect); its access mode
+// is then not looked at.
+func (s *Server) open(now time.Duration, e *session, r *rtrs.ServerReq) {
+	o, err := wire.ParseRNBDOpen(r.Usr)
+	if err = answerable(r, err, wire.RNBDOpenRspLen); err != nil {
+		s.rt.Reply(now, r, 0, err)
+		return
+	}
+	from := r.Path.Remote.Addr()
+	if h := e.named(o.Name); h != nil {
+		if err := h.mayUse(from); err != nil {
+			s.rt.Reply(now, r, 0, err)
+			return
+		}
+		if h.state == handleOpening {
+			h.waiting = append(h.waiting, r)
+			return
+		}
+		s.describe(now, h, r)
+		return
+	}
+	if len(e.handles) >= s.cfg.MaxOpen {
+		s.refuse(now, e, &o, r, rdserr.With(rdserr.ErrTooMany, "the session has %d volumes open; at most %d", len(e.handles), s.cfg.MaxOpen))
+		return
+	}
+	op, err := s.resolve(e, from, &o)
+	if err != nil {
+		s.refuse(now, e, &o, r, err)
+		return
+	}
+	h := &handle{sess: e, name: o.Name, access: o.Access, waiting: []*rtrs.ServerReq{r}}
+	op.h = h
+	h.peers[0] = from
+	e.handles = append(e.handles, h)
+	if exp := op.tries[0].exp; exp != nil && exp.Device != nil {
+		op.found = &op.tries[0]
+		s.opened(now, op, exp.Device, exp, nil)
+		return
+	}
+	for i := range op.tries {
+		if root := op.tries[i].root; root != nil {
+			root.used++
+		}
+	}
+	s.env.Open(op)
+}
+
+func (s *Server) refuse(now time.Duration, e *session, o *wire.RNBDOpen, r *rtrs.ServerReq, err error) {
+	s.env.Event(ServerEvent{Kind: ServerRefused, Name: o.Name, Session: e.rt.Name, Access: o.Access, Err: err})
+	s.rt.Reply(now, r, 0, err)
+}
+
+// resolve finds the places where a volume may be that this session may open.
+func (s *Server) resolve(e *session, from netip.Addr, o *wire.RNBDOpen) (*Opening, error) {
+	name := cleanName(o.Name)
+	if err := blk.CheckName(name); err != nil {
+		return nil, err
+	}
+	op := &Opening{Name: o.Name, Session: e.rt.Name}
+	if exp := s.exports[name]; exp != nil {
+		op.tries = []try{{exp: exp, rules: &exp.Rules, path: exp.Path, file: exp.File}}
+		return op, exp.check(name, e.rt.Name, from, o.Access)
+	}
+	for _, root := range s.roots {
+		err := root.check(name, e.rt.Name, from, o.Access)
+		path := ""
+		if err == nil {
+			path, err = root.below(e.rt.Name, name)
+		}
+		if err == nil {
+			op.tries = append(op.tries, try{root: root, rules: &root.Rules, path: path, file: root.File})
+		} else if op.denied == nil {
+			op.denied = err
+		}
+	}
+	switch {
+	case len(op.tries) > 0:
+		return op, nil
+	case op.denied != nil:
+		return nil, op.denied
+	}
+	return nil, rdserr.With(rdserr.ErrNotFound, "no volume %q is exported", name)
+}
+
+// Opened: o.Do returned d, or err. The device is the Server's now.
+func (s *Server) Opened(now time.Duration, o *Opening, d blk.Device, err error) {
+	for i := range o.tries {
+		if root := o.tries[i].root; root != nil {
+			if root.used--; root.used == 0 && root.gone {
+				s.env.Close(root)
+			}
+		}
+	}
+	s.opened(now, o, d, nil, err)
+}
+
+func (s *Server) opened(now time.Duration, o *Opening, d blk.Device, owner *Export, err error) {
+	h := o.h
+	if err == nil {
+		h.exp, h.root, h.rules = o.found.exp, o.found.root, o.found.rules
+		if h.state != handleOpening {
+			err = ErrNotOpen // closed meanwhile
+		} else if h.root != nil && h.root.gone || h.exp != nil && s.exports[h.exp.Name] != h.exp {
+			err = rdserr.With(rdserr.ErrNotFound, "volume %q is not exported any more", h.name)
+		}
+		if err != nil {
+			if owner == nil {
+				s.env.Close(d)
+			}
+		} else {
+			err = s.attach(now, h, d, owner)
+		}
+	}
+	waiting := h.waiting
+	h.waiting = nil
+	if err != nil {
+		if h.state == handleOpening {
+			s.env.Event(ServerEvent{Kind: ServerRefused, Name: h.name, Session: h.sess.rt.Name, Access: h.access, Err: err})
+			h.sess.forget(h)
+		}
+		for _, r := range waiting {
+			s.rt.Reply(now, r, 0, err)
+		}
+		return
+	}
+	h.state, h.id = handleOpen, s.number(h.sess)
+	h.sess.open[h.id] = h
+	s.env.Event(ServerEvent{Kind: ServerOpened, Name: h.name, Session: h.sess.rt.Name, Access: h.access})
+	for _, r := range waiting {
+		s.describe(now, h, r)
+	}
+}
+
+// number is a device number that was not used for long.
+func (s *Server) number(e *session) uint32 {
+	for e.open[s.nextID] != nil {
+		s.nextID++
+	}
+	s.nextID++
+	return s.nextID - 1
+}
+
+// info answers an INFO.
+func (s *Server) info(now time.Duration, e *session, r *rtrs.ServerReq) {
+	id, err := wire.ParseRNBDInfo(r.Usr)
+	if err = answerable(r, err, wire.RNBDOpenRspLen); err != nil {
+		s.rt.Reply(now, r, 0, err)
+		return
+	}
+	h := e.open[id]
+	if h == nil || h.state != handleOpen {
+		s.rt.Reply(now, r, 0, ErrNotOpen)
+		return
+	}
+	s.describe(now, h, r)
+}
+
+// describe answers with OPEN_RSP.
+func (s *Server) describe(now time.Duration, h *handle, r *rtrs.ServerReq) {
+	rsp := describe(h.store.dev.Info(), h.id)
+	b := rsp.Append(r.Data[:0])
+	if h.sess.features&wire.RNBDFeatInfo != 0 {
+		st := h.store
+		wire.RNBDStore{Verifier: st.verifier, Volatile: st.owner != nil && st.owner.Volatile, Foreign: h.foreign}.Put(b)
+	}
+	s.rt.Reply(now, r, wire.RNBDOpenRspLen, nil)
+}
+
+// maxSectors is the most sectors a request without data can have: its length in
+// bytes has 32 bits.
+const maxSectors = (1<<32 - 1) / wire.RNBDSectorSize
+
+// describe says in OPEN_RSP's words what a device is like.
+func describe(i *blk.Info, id uint32) wire.RNBDOpenRsp {
+	sectors := func(n uint64) uint32 {
+		return uint32(min(n/wire.RNBDSectorSize, maxSectors)) &^ (i.LogicalBlock/wire.RNBDSectorSize - 1)
+	}
+	r := wire.RNBDOpenRsp{
+		DeviceID:      id,
+		Sectors:       i.Size / wire.RNBDSectorSize,
+		MaxHWSectors:  sectors(uint64(i.MaxBytes)),
+		PhysicalBlock: uint16(min(i.PhysicalBlock, 1<<15)),
+		LogicalBlock:  uint16(i.LogicalBlock),
+		MaxSegments:   i.MaxSegments,
+	}
+	if r.MaxSegments == 0 {
+		r.MaxSegments = wire.RTRSMaxSegments
+	}
+	if !i.ReadOnly {
+		r.MaxWriteZeroes, r.MaxDiscard = sectors(i.MaxWriteZeroes), sectors(i.MaxDiscard)
+	}
+	if r.MaxDiscard > 0 {
+		r.DiscardGranularity, r.DiscardAlignment = i.DiscardGranularity, i.DiscardAlignment
+	}
+	if i.Rotational {
+		r.Rotational = 1
+	}
+	if i.FUA {
+		r.Cache |= wire.RNBDCacheFUA
+	}
+	if i.WriteCache {
+		r.Cache |= wire.RNBDCacheWriteBack
+	}
+	return r
+}
+
+// mayUse tells whether requests for h are taken from an address: each path of a
+// session is looked at, not only the one that opened.
+func (h *handle) mayUse(from netip.Addr) error {
+	if from == h.peers[0] || from == h.peers[1] {
+		return nil
+	}
+	if h.rules == nil || !h.rules.mayPeer(from) { // nil: being opened, from elsewhere
+		return rdserr.With(rdserr.ErrPerm, "volume %q: %v is not among the addresses that may use it", h.name, from)
+	}
+	h.peers[1] = from
+	return nil
+}
+
+// closeReq answers a CLOSE when nothing of the volume is at the store any more.
+// A number that is not known is no error.
+func (s *Server) closeReq(now time.Duration, e *session, r *rtrs.ServerReq) {
+	id, err := wire.ParseRNBDClose(r.Usr)
+	if err == nil && (r.Op != rtrs.Write || len(r.Data) != 0) {
+		err = wire.ErrRNBDDir
+	}
+	if err != nil {
+		s.rt.Reply(now, r, 0, rdserr.With(rdserr.ErrInvalid, "%v", err))
+		return
+	}
+	h := e.open[id]
+	switch {
+	case h == nil:
+		s.rt.Reply(now, r, 0, nil)
+	case h.state == handleForced && h.store == nil:
+		e.forget(h)
+		s.rt.Reply(now, r, 0, nil)
+	default:
+		h.waiting = append(h.waiting, r)
+		s.close(now, h, nil)
+	}
+}
+
+// take takes a volume from its session. What is being opened is forgotten.
+func (s *Server) take(now time.Duration, h *handle) {
+	if h.state == handleOpening {
+		s.close(now, h, ErrNotOpen)
+		return
+	}
+	h.state = handleForced
+	s.env.Event(ServerEvent{Kind: ServerClosed, Name: h.name, Session: h.sess.rt.Name, Access: h.access, Err: ErrNotOpen})
+	s.drained(now, h)
+}
+
+// close ends a handle; why is not nil when nobody asked for it.
+func (s *Server) close(now time.Duration, h *handle, why error) {
+	if h.state == handleOpen {
+		s.env.Event(ServerEvent{Kind: ServerClosed, Name: h.name, Session: h.sess.rt.Name, Access: h.access, Err: why})
+	}
+	opening := h.state == handleOpening
+	h.state = handleClosing
+	h.sess.forget(h)
+	if !opening { // else Opened ends it
+		s.drained(now, h)
+	}
+}
+
+// forget removes h from its session.
+func (e *session) forget(h *handle) {
+	e.handles = slices.DeleteFunc(e.handles, func(o *handle) bool { return o == h })
+	if e.open[h.id] == h {
+		delete(e.open, h.id)
+	}
+}
+
+// drained gives the device up if h is closed and its last request has ended.
+func (s *Server) drained(now time.Duration, h *handle) {
+	if h.inflight > 0 || h.state == handleOpen || h.state == handleOpening {
+		return
+	}
+	if h.store != nil {
+		s.detach(h)
+		h.store = nil
+	}
+	waiting := h.waiting
+	h.waiting = nil
+	for _, r := range waiting {
+		s.rt.Reply(now, r, 0, nil)
+	}
+}

@@ -1,0 +1,218 @@
+package rnbd
+
+import (
+	"math/rand"
+	"slices"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rtrs"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Server serves volumes to the sessions of an RTRS server.
+type Server struct {
+	cfg ServerConfig
+	env ServerEnv
+	rt  Replier
+	rnd *rand.Rand
+
+	exports  map[string]*Export
+	roots    []*Root
+	sessions []*session      // in the order they came up
+	volumes  map[any]*volume // what is open, by identity
+	past     map[any]past    // what was, by identity
+	nextID   uint32          // of a device
+	ready    []*store        // have requests for Next
+}
+
+// session is what a session of RTRS has open.
+type session struct {
+	srv      *Server
+	rt       *rtrs.ServerSession
+	features wire.RNBDFeatures
+	handles  []*handle          // in the order they were asked for, forced ones too
+	open     map[uint32]*handle // those that have a number
+	down     bool
+}
+
+// NewServer returns a server without exports.
+func NewServer(cfg ServerConfig, env ServerEnv, rt Replier, rnd *rand.Rand) *Server {
+	s := &Server{cfg: cfg, env: env, rt: rt, rnd: rnd,
+		exports: map[string]*Export{}, volumes: map[any]*volume{}, past: map[any]past{}}
+	if s.cfg.Boot == 0 {
+		s.cfg.Boot = rnd.Uint64()
+	}
+	if s.cfg.MaxOpen == 0 {
+		s.cfg.MaxOpen = 1024
+	}
+	if s.nextID = s.cfg.FirstID; s.nextID == RandomID {
+		s.nextID = rnd.Uint32()
+	}
+	return s
+}
+
+// Export offers e, which has been validated and does not change any more.
+func (s *Server) Export(e *Export) error {
+	if err := e.Validate(); err != nil {
+		return err
+	}
+	if s.exports[e.Name] != nil {
+		return rdserr.With(ErrExists, "there is an export %q already", e.Name)
+	}
+	for _, o := range s.exports {
+		if e.Device != nil && o.Device == e.Device {
+			return rdserr.With(ErrExists, "export %q has this device already", o.Name)
+		}
+	}
+	e.verifier = max(s.rnd.Uint64(), 1)
+	s.exports[e.Name] = e
+	return nil
+}
+
+// Unexport removes an export. While sessions have it open it is ErrBusy, or it
+// is taken from them with force.
+func (s *Server) Unexport(now time.Duration, name string, force bool) error {
+	e := s.exports[name]
+	if e == nil {
+		return rdserr.With(rdserr.ErrNotFound, "no export %q", name)
+	}
+	if err := s.takeAll(now, name, force, func(h *handle) bool { return h.exp == e }); err != nil {
+		return err
+	}
+	delete(s.exports, name)
+	if e.Device != nil && s.volumes[identity(e.Device)] == nil {
+		s.env.Close(e.Device) // else with the last that uses it
+	}
+	return nil
+}
+
+// AddRoot offers what is below r, which is open. Names that are exports of
+// their own come first, then roots in the order they were added.
+func (s *Server) AddRoot(r *Root) { s.roots = append(s.roots, r) }
+
+// RemoveRoot ends what AddRoot began, as Unexport does; r is closed by the
+// environment.
+func (s *Server) RemoveRoot(now time.Duration, r *Root, force bool) error {
+	i := slices.Index(s.roots, r)
+	if i < 0 {
+		return rdserr.With(rdserr.ErrNotFound, "no export root %q", r.Path)
+	}
+	if err := s.takeAll(now, r.Path, force, func(h *handle) bool { return h.root == r }); err != nil {
+		return err
+	}
+	s.roots = slices.Delete(s.roots, i, i+1)
+	r.gone = true
+	if r.used == 0 {
+		s.env.Close(r)
+	}
+	return nil
+}
+
+// takeAll closes the handles that match, or is ErrBusy if there is one and
+// force is not set.
+func (s *Server) takeAll(now time.Duration, what string, force bool, match func(*handle) bool) error {
+	var list []*handle
+	for _, e := range s.sessions {
+		for _, h := range e.handles {
+			if h.state != handleForced && match(h) {
+				list = append(list, h)
+			}
+		}
+	}
+	if len(list) > 0 && !force {
+		return rdserr.With(ErrBusy, "%q is open in %d sessions; unmap it there, or use force", what, len(list))
+	}
+	for _, h := range list {
+		s.take(now, h)
+	}
+	return nil
+}
+
+// ForceClose takes a volume from a session: requests under way are finished,
+// later ones fail with ENOTCONN, until the client opens it anew.
+func (s *Server) ForceClose(now time.Duration, e *rtrs.ServerSession, name string) error {
+	if sess, _ := e.Ctx.(*session); sess != nil {
+		if h := sess.named(name); h != nil {
+			s.take(now, h)
+			return nil
+		}
+	}
+	return rdserr.With(rdserr.ErrNotFound, "session %s has no volume %q open", e.Name, name)
+}
+
+// Up: e can make requests (rtrs.ServerEnv.Up).
+func (s *Server) Up(e *rtrs.ServerSession) {
+	sess := &session{srv: s, rt: e, open: map[uint32]*handle{}}
+	e.Ctx = sess
+	s.sessions = append(s.sessions, sess)
+}
+
+// Down: e cannot any more (rtrs.ServerEnv.Down). What it has open is closed;
+// what is at the store ends first.
+func (s *Server) Down(now time.Duration, e *rtrs.ServerSession) {
+	sess, _ := e.Ctx.(*session)
+	if sess == nil || sess.down {
+		return
+	}
+	sess.down = true
+	s.sessions = slices.DeleteFunc(s.sessions, func(o *session) bool { return o == sess })
+	for len(sess.handles) > 0 {
+		s.close(now, sess.handles[0], nil)
+	}
+}
+
+// named finds what the session has open, or is opening, under a name.
+func (e *session) named(name string) *handle {
+	for _, h := range e.handles {
+		if h.name == name && h.state != handleForced {
+			return h
+		}
+	}
+	return nil
+}
+
+// Open lists what sessions have open.
+func (s *Server) Open() []OpenInfo {
+	var list []OpenInfo
+	for _, sess := range s.sessions {
+		for _, h := range sess.handles {
+			if h.state == handleOpening {
+				continue
+			}
+			i := OpenInfo{Session: sess.rt, Name: h.name, Export: h.exp, Root: h.root, Access: h.access,
+				DeviceID: h.id, Inflight: h.inflight, Since: h.since, Forced: h.state == handleForced}
+			if h.store != nil {
+				i.Device = h.store.dev
+			}
+			list = append(list, i)
+		}
+	}
+	return list
+}
+
+// Exports lists the exports by name, in no particular order.
+func (s *Server) Exports() []*Export {
+	list := make([]*Export, 0, len(s.exports))
+	for _, e := range s.exports {
+		list = append(list, e)
+	}
+	return list
+}
+
+// Roots lists the export roots.
+func (s *Server) Roots() []*Root { return slices.Clone(s.roots) }
+
+// Devices lists the devices that are open, each once.
+func (s *Server) Devices() []blk.Device {
+	var list []blk.Device
+	for _, v := range s.volumes {
+		for _, st := range v.stores {
+			if st != nil {
+				list = append(list, st.dev)
+			}
+		}
+	}
+	return list
+}

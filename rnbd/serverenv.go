@@ -1,0 +1,94 @@
+package rnbd
+
+import (
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rtrs"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// ServerEnv is what a Server needs done. It is called from within the Server's
+// methods, with the lock held; it does not block and does not call back.
+type ServerEnv interface {
+	// Open has o.Do called, in a goroutine of its own, then Server.Opened.
+	Open(o *Opening)
+	// Close has c closed, in a goroutine of its own: a device nobody uses any
+	// more and that has nothing in flight, or a Root.
+	Close(c Closer)
+	// Event tells what happened, for logs and watchers.
+	Event(e ServerEvent)
+}
+
+// Closer is a blk.Device or a *Root.
+type Closer interface{ Close() error }
+
+// Replier answers requests: an *rtrs.Server.
+type Replier interface {
+	// Reply ends r. READ: its first n bytes of Data are filled.
+	Reply(now time.Duration, r *rtrs.ServerReq, n int, err error)
+}
+
+// ServerEventKind says what happened.
+type ServerEventKind uint8
+
+// Kinds of event.
+const (
+	ServerOpened   ServerEventKind = iota // a session opened a volume, in mode Access
+	ServerClosed                          // it closed it, or was lost, or the volume was taken from it (Err)
+	ServerRefused                         // it may not, or could not be: Err
+	ServerIOError                         // the store failed a request: Op, Err. The first of a volume, then the first after a success
+	ServerSyncLost                        // a sync failed: completed writes may be lost, Err
+	numServerEvents
+)
+
+var serverEventNames = [numServerEvents]string{"opened", "closed", "refused", "io-error", "sync-lost"}
+
+func (k ServerEventKind) String() string {
+	if k < numServerEvents {
+		return serverEventNames[k]
+	}
+	return "unknown"
+}
+
+// ServerEvent is something that happened, as far as it has a meaning for its kind.
+type ServerEvent struct {
+	Kind    ServerEventKind
+	Name    string // of the volume, as the client asked for it
+	Session string
+	Access  wire.RNBDAccess
+	Op      blk.Op
+	Err     error
+}
+
+// ServerConfig is a server's configuration; zero means the default.
+type ServerConfig struct {
+	// Boot is a number of this life of the machine, the same for every daemon
+	// until it is started again (a hash of the kernel's boot id). Clients learn by
+	// it that the page cache was lost. 0: it is not known, a random number is
+	// taken.
+	Boot uint64
+	// MaxOpen is the most volumes one session has open; 1024.
+	MaxOpen int
+	// FirstID is the number of the first device opened, RandomID a random one.
+	// Numbers are not used again soon, in any session: what was sent to a device
+	// that is closed does not reach another one. RandomID is right but for tests.
+	FirstID uint32
+}
+
+// RandomID asks for a random first device number.
+const RandomID = 0
+
+// OpenInfo describes a volume that a session has open.
+type OpenInfo struct {
+	Session  *rtrs.ServerSession
+	Name     string // as the client asked for it
+	Export   *Export
+	Root     *Root // it was found below; Export is nil
+	Access   wire.RNBDAccess
+	Device   blk.Device
+	DeviceID uint32
+	Inflight int           // requests at the store
+	Since    time.Duration // it is open
+	Forced   bool          // it was taken from the session, which has not closed it yet
+}

@@ -1,0 +1,283 @@
+package rnbd
+
+import (
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rtrs"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Design notes.
+//
+// The device decides whether a request is possible (blk.Info.Check); here is
+// decided what it belongs to, whether the message agrees with itself, and the
+// order of syncs. One RNBD request is up to three of the device's: a flush
+// before, the operation, a flush after. A kernel before protocol 2.1 sends FUA for what was
+// PREFLUSH, so a write with FUA of a client that does not say otherwise is
+// flushed before, too; where the client has flushed already, as Linux does,
+// there is nothing left to do then.
+//
+// A request that was not submitted when its path or its volume went is dropped:
+// Next looks at the last moment.
+
+// ioReq is a request on its way through a device; it stays with the ServerReq.
+type ioReq struct {
+	req   blk.Request
+	rt    *rtrs.ServerReq
+	h     *handle
+	next  []step // what remains; a slice of a table
+	op    blk.Op
+	flags blk.Flags
+	off   uint64
+	n     uint64
+}
+
+// step is one request to the device.
+type step uint8
+
+const (
+	doFlush step = iota
+	doOp
+)
+
+// plans, by flush before and flush after.
+var plans = [2][2][]step{
+	{{doOp}, {doOp, doFlush}},
+	{{doFlush, doOp}, {doFlush, doOp, doFlush}},
+}
+
+// Request carries out r (rtrs.ServerEnv.Request): it is answered at once, or
+// after the device, whose requests Next hands out.
+func (s *Server) Request(now time.Duration, r *rtrs.ServerReq) {
+	e, _ := r.Session.Ctx.(*session)
+	if e == nil || e.down {
+		s.rt.Reply(now, r, 0, ErrNotOpen)
+		return
+	}
+	kind, err := wire.RNBDKind(r.Usr)
+	switch {
+	case err != nil:
+		s.rt.Reply(now, r, 0, rdserr.With(rdserr.ErrInvalid, "%v", err))
+	case kind == wire.RNBDIOType:
+		s.io(now, e, r)
+	case kind == wire.RNBDSessInfo:
+		s.sessInfo(now, e, r)
+	case kind == wire.RNBDOpenType:
+		s.open(now, e, r)
+	case kind == wire.RNBDCloseType:
+		s.closeReq(now, e, r)
+	case kind == wire.RNBDInfoType:
+		s.info(now, e, r)
+	default:
+		s.rt.Reply(now, r, 0, rdserr.With(rdserr.ErrInvalid, "RNBD message of type %d", kind))
+	}
+}
+
+// carrier is the RTRS request of an operation.
+func carrier(o rtrs.Op) wire.RTRSType {
+	if o == rtrs.Read {
+		return wire.RTRSRead
+	}
+	return wire.RTRSWrite
+}
+
+// ops are the operations of RNBD as the device has them.
+var ops = [...]blk.Op{wire.RNBDRead: blk.OpRead, wire.RNBDWrite: blk.OpWrite, wire.RNBDFlush: blk.OpFlush,
+	wire.RNBDDiscard: blk.OpDiscard, wire.RNBDWriteZeroes: blk.OpWriteZeroes}
+
+func (s *Server) io(now time.Duration, e *session, r *rtrs.ServerReq) {
+	m, err := wire.ParseRNBDIO(r.Usr)
+	if err == nil {
+		err = m.Check(carrier(r.Op), uint32(len(r.Data)))
+	}
+	if err != nil {
+		s.rt.Reply(now, r, 0, rdserr.With(rdserr.ErrInvalid, "%v", err))
+		return
+	}
+	h := e.open[m.DeviceID]
+	switch {
+	case h == nil || h.state != handleOpen:
+		err = ErrNotOpen
+	case m.Op() == wire.RNBDSecureErase:
+		err = blk.ErrNotSupported
+	case m.Sector > blk.MaxSize/wire.RNBDSectorSize && m.Op() != wire.RNBDFlush:
+		err = blk.ErrRange
+	default:
+		err = h.mayUse(r.Path.Remote.Addr())
+	}
+	if err != nil {
+		s.rt.Reply(now, r, 0, err)
+		return
+	}
+	q, _ := r.Ctx.(*ioReq)
+	if q == nil {
+		q = &ioReq{}
+		q.req.Ctx = q
+		r.Ctx = q
+	}
+	info := h.store.dev.Info()
+	q.rt, q.h, q.op, q.flags = r, h, ops[m.Op()], 0
+	q.off, q.n = m.Sector*wire.RNBDSectorSize, uint64(m.Size)
+	if q.op == blk.OpFlush {
+		q.off, q.n = 0, 0
+	}
+	if err = q.plan(info, m.Flags(), e.features&wire.RNBDFeatFlags != 0); err != nil {
+		s.rt.Reply(now, r, 0, err)
+		return
+	}
+	h.inflight++
+	s.step(q)
+}
+
+// plan decides which requests of the device make up q. What is not possible is
+// refused before anything is flushed.
+func (q *ioReq) plan(info *blk.Info, f wire.RNBDFlags, exact bool) error {
+	var before, after int
+	if q.op.Writes() {
+		if q.h.access == wire.RNBDReadOnly {
+			return rdserr.With(blk.ErrReadOnly, "volume %q is open with access ro", q.h.name)
+		}
+		durable := f&(wire.RNBDFUA|wire.RNBDPreflush) != 0
+		switch {
+		case !info.WriteCache || !durable:
+		case info.FUA:
+			q.flags |= blk.FUA
+		default:
+			after = 1
+		}
+		if durable && info.WriteCache && (f&wire.RNBDPreflush != 0 || !exact) {
+			before = 1
+		}
+		if q.op == blk.OpWriteZeroes && f&wire.RNBDNoUnmap != 0 {
+			q.flags |= blk.NoUnmap
+		}
+		if before == 1 {
+			if err := info.CheckRange(q.op, q.flags, q.off, q.n); err != nil {
+				return err
+			}
+		}
+	}
+	q.next = plans[before][after]
+	return nil
+}
+
+// step queues the next request of q for its device.
+func (s *Server) step(q *ioReq) {
+	r := &q.req
+	r.Queue, r.Err = nil, nil
+	if q.next[0] == doFlush {
+		r.Op, r.Flags, r.Off, r.Len, r.Buf = blk.OpFlush, 0, 0, 0, nil
+	} else {
+		r.Op, r.Flags, r.Off, r.Len, r.Buf = q.op, q.flags, q.off, q.n, nil
+		if q.op == blk.OpRead || q.op == blk.OpWrite {
+			r.Buf = q.rt.Data
+		}
+	}
+	q.next = q.next[1:]
+	st := q.h.store
+	st.pending.Push(r)
+	if !st.queued {
+		st.queued = true
+		s.ready = append(s.ready, st)
+	}
+}
+
+// Next hands out requests for one device: as many as fit into buf, which is
+// empty and has capacity. The caller sets their Queue, lets the lock go,
+// submits them to d, and calls Next again, until there are none. Their
+// completions go to Complete.
+func (s *Server) Next(now time.Duration, buf []*blk.Request) (d blk.Device, batch []*blk.Request) {
+	for len(s.ready) > 0 {
+		st := s.ready[0]
+		for st.pending.Len() > 0 && len(buf) < cap(buf) {
+			r := st.pending.Pop()
+			if q := r.Ctx.(*ioReq); q.h.state != handleOpen || q.rt.Stale() {
+				s.finish(now, q, ErrNotOpen)
+				continue
+			}
+			buf = append(buf, r)
+		}
+		last := len(s.ready) - 1
+		copy(s.ready, s.ready[1:])
+		if s.ready[last] = st; st.pending.Len() == 0 { // else behind the others
+			st.queued = false
+			s.ready[last] = nil
+			s.ready = s.ready[:last]
+		}
+		if len(buf) > 0 {
+			return st.dev, buf
+		}
+	}
+	return nil, nil
+}
+
+// Complete takes back what a device has carried out, and answers.
+func (s *Server) Complete(now time.Duration, batch []*blk.Request) {
+	for _, r := range batch {
+		q := r.Ctx.(*ioReq)
+		if r.Err != nil || len(q.next) == 0 {
+			s.finish(now, q, r.Err)
+		} else {
+			s.step(q)
+		}
+	}
+}
+
+// finish answers q.
+func (s *Server) finish(now time.Duration, q *ioReq, err error) {
+	h, n := q.h, 0
+	if err != nil {
+		s.failed(h, q, err)
+	} else {
+		h.store.failing = false
+		if q.op == blk.OpRead {
+			n = len(q.rt.Data)
+		}
+	}
+	r := q.rt
+	q.rt, q.h, q.next, q.req.Buf, q.req.Queue = nil, nil, nil, nil, nil
+	s.rt.Reply(now, r, n, err)
+	h.inflight--
+	s.drained(now, h)
+}
+
+// failed takes note of an error of the store.
+func (s *Server) failed(h *handle, q *ioReq, err error) {
+	if !storeError(err) {
+		return
+	}
+	st := h.store
+	ev := ServerEvent{Name: h.name, Session: h.sess.rt.Name, Access: h.access, Op: q.req.Op, Err: err}
+	if !st.failing {
+		st.failing = true
+		ev.Kind = ServerIOError
+		s.env.Event(ev)
+	}
+	if syncs(&q.req) && !st.lost {
+		st.lost = true
+		s.syncLost(st.vol.id)
+		ev.Kind = ServerSyncLost
+		s.env.Event(ev)
+	}
+}
+
+// syncs tells whether a request completes only when something is durable.
+func syncs(r *blk.Request) bool {
+	return r.Op == blk.OpFlush || r.Flags&blk.FUA != 0 && r.Op.Writes()
+}
+
+// refusals are errors of the request, not of the store.
+var refusals = []*rdserr.Error{blk.ErrRequest, blk.ErrReadOnly, blk.ErrNotSupported, blk.ErrClosed, ErrNotOpen, ErrWriter, rdserr.ErrPerm}
+
+// storeError tells whether the store failed, as opposed to being asked wrongly.
+func storeError(err error) bool {
+	n := rdserr.Errno(err)
+	for _, e := range refusals {
+		if e.Errno == n {
+			return false
+		}
+	}
+	return true
+}
