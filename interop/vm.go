@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"syscall"
 	"time"
@@ -35,33 +34,11 @@ type VM struct {
 
 // Missing says what this machine lacks for running a kernel, nil when nothing.
 func Missing() error {
-	var lacks []string
-	if runtime.GOARCH != "amd64" {
-		lacks = append(lacks, "an amd64 machine")
-	}
-	if os.Geteuid() != 0 {
-		lacks = append(lacks, "root")
-	}
-	for path, pkg := range map[string]string{
-		umlBinary: "user-mode-linux", umlModules: "user-mode-linux's modules",
-	} {
-		if _, err := os.Stat(path); err != nil {
-			lacks = append(lacks, pkg)
-		}
-	}
-	for _, tool := range []string{"ip", "tc", "ethtool"} {
-		if _, err := exec.LookPath(tool); err != nil {
-			lacks = append(lacks, tool)
-		}
-	}
+	lacks := lacksKernel()
 	if _, err := guestPython(); err != nil {
 		lacks = append(lacks, err.Error())
 	}
-	if len(lacks) > 0 {
-		return fmt.Errorf("missing: %s (apt-get install user-mode-linux iproute2 ethtool)",
-			strings.Join(lacks, ", "))
-	}
-	return nil
+	return missing([]string{"ip", "tc", "ethtool"}, lacks)
 }
 
 // guestPython finds an interpreter that the guest can run by its path alone:
@@ -252,8 +229,11 @@ func (vm *VM) ReloadRDS(ctx context.Context) error {
 }
 
 // Console returns the end of what the kernel wrote.
-func (vm *VM) Console() string {
-	raw, _ := os.ReadFile(filepath.Join(vm.dir, "console.log"))
+func (vm *VM) Console() string { return tail(filepath.Join(vm.dir, "console.log")) }
+
+// tail is the end of a log.
+func tail(path string) string {
+	raw, _ := os.ReadFile(path)
 	lines := bytes.Split(bytes.TrimSpace(raw), []byte("\n"))
 	return string(bytes.Join(lines[max(0, len(lines)-25):], []byte("\n")))
 }

@@ -119,13 +119,14 @@ def packages(*without: str) -> list[str]:
 def main() -> int:
     OUT.mkdir(exist_ok=True)
     tally = Tally()
-    heavy = ("/interop", "/internal/simtest")
+    heavy = ("/interop", "/interop/kernelnbd", "/internal/simtest")
     phases = [
         ("format, vet, staticcheck", lambda: command(tally, "make verify", ["make", "-s", "verify"])),
         ("Go, race detector", lambda: go_phase(tally, ["-race", "-timeout", "10m", *packages(*heavy)])),
         ("simulation", lambda: go_phase(tally, ["-timeout", "15m", "./internal/simtest/..."])),
         ("mutants", lambda: command(tally, "make mutants", ["make", "-s", "mutants"])),
-        ("kernel interop", lambda: go_phase(tally, ["-count=1", "-timeout", "20m", "./interop/..."])),
+        ("kernel interop", lambda: go_phase(tally, ["-count=1", "-timeout", "20m", "./interop"])),
+        ("kernel's NBD client", lambda: go_phase(tally, ["-count=1", "-timeout", "5m", "./interop/kernelnbd"])),
         ("C library", lambda: c_phase(tally)),
         ("Python", lambda: python_phase(tally)),
     ]

@@ -1,6 +1,7 @@
 package nbd
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -56,7 +57,11 @@ type Attach struct {
 	BlockSize uint32 // bytes: the logical block; Reconfigure: 0 leaves it
 	Flags     uint64 // KernelFlags
 
-	Timeout     time.Duration // of one request; more than 0
+	// Timeout of one request; more than 0. A connection on which a request takes
+	// longer is dead to the kernel, which sends the request again on another. So
+	// is sent again, but only when its time is over, what was under way on a
+	// connection that broke: I/O stalls so long when its server dies.
+	Timeout     time.Duration
 	DeadTimeout time.Duration // how long requests wait for a new socket when all are dead; more than 0
 
 	// Sockets are ends of Unix socket pairs, whose other ends are served by
@@ -126,7 +131,8 @@ func Connect(index int, a Attach) (int, error) {
 }
 
 // Reconfigure gives a device new sockets in place of dead ones, another size, or
-// other timeouts.
+// other timeouts. Sockets for which none is dead are dropped without a word:
+// Reconnect looks whether they were taken.
 func Reconfigure(index int, a Attach) error {
 	if err := a.validate(); err != nil {
 		return err
@@ -136,6 +142,68 @@ func Reconfigure(index int, a Attach) error {
 		a.put(m)
 	})
 	return err
+}
+
+// reconnectEvery is how long to wait for the kernel to see that a socket is dead.
+const reconnectEvery = 10 * time.Millisecond
+
+// Reconnect gives a device so many new sockets in place of dead ones, and returns
+// their other ends, for ServeKernel. A socket that was closed is dead to the
+// kernel a moment later, so this tries again until ctx ends. Requests that were
+// under way on the dead one are sent again (Attach.Timeout): whoever serves the
+// device must have ended those before, or an old write may come after a new one;
+// ServeKernel has when it returns. What a.Sockets holds is ignored.
+func Reconnect(ctx context.Context, index int, a Attach, sockets int) (ours []net.Conn, err error) {
+	defer func() {
+		if err != nil {
+			for _, c := range ours {
+				c.Close()
+			}
+			ours = nil
+		}
+	}()
+	for {
+		kernel, c, err := KernelPair()
+		if err != nil {
+			return ours, err
+		}
+		a.Sockets = []int{int(kernel.Fd())}
+		err = Reconfigure(index, a)
+		kernel.Close()
+		if err == nil && taken(c) {
+			ours = append(ours, c)
+		} else {
+			c.Close()
+		}
+		switch {
+		case err != nil:
+			return ours, err
+		case len(ours) == sockets:
+			return ours, nil
+		}
+		select {
+		case <-ctx.Done():
+			return ours, fmt.Errorf("nbd: reconnect: the kernel has taken %d of %d sockets, the others are not dead to it: %w", len(ours), sockets, ctx.Err())
+		case <-time.After(reconnectEvery):
+		}
+	}
+}
+
+// taken tells whether the kernel has kept the other end of a pair, of which
+// nobody else has it any more.
+func taken(c net.Conn) bool {
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return false
+	}
+	var n int
+	var b [1]byte
+	if e := raw.Control(func(fd uintptr) {
+		n, _, err = unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+	}); e != nil {
+		return false
+	}
+	return n > 0 || err == unix.EAGAIN
 }
 
 // Disconnect ends a device. What it had not written by then fails.

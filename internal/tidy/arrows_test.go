@@ -69,6 +69,7 @@ var arrows = []struct {
 	{"internal/simtest", []string{"rds", "conn", "cong", "transport", "transport/sim", "wire", "rdserr", "internal/buf", "internal/stats"}},
 	{"internal/bench", nil},    // tests alone
 	{"internal/killtest", nil}, // tests alone
+	{"interop/kernelnbd", nil}, // tests alone
 	{"interop", []string{"sdk/go", "api/rdsd/v1", "rdserr"}},
 }
 

@@ -1,0 +1,46 @@
+package kernelnbd
+
+import (
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/blk/nbd"
+)
+
+// quick is the shortest timeout the kernel has: what was under way on a
+// connection that was cut is sent again only then.
+func quick(a *nbd.Attach) { a.Timeout = time.Second }
+
+// TestCut: connections are cut under traffic, and the kernel is given new ones.
+// The traffic sees nothing of it but time.
+func TestCut(t *testing.T) {
+	guest(t, func(t *testing.T) {
+		for name, v := range map[string]struct{ conns, cut int }{
+			"all":        {1, 1},
+			"one of two": {2, 1},
+		} {
+			t.Run(name, func(t *testing.T) {
+				d := attach(t, memory(t, blk.MemOptions{Size: 32 << 20}), v.conns, quick)
+				d.mkfs("-b", "4096")
+				dir, unmount := d.mount("discard")
+				p := startTraffic(t, dir, 3, 400)
+				cuts := 0
+				for !p.overWithin(700 * time.Millisecond) {
+					d.cut(v.cut)
+					d.reconnect(v.cut)
+					cuts++
+				}
+				r := p.wait()
+				unmount()
+				d.fsck()
+				dir, unmount = d.mount("")
+				r.verify(t, dir)
+				unmount()
+				if t.Logf("%d cuts", cuts); cuts < 2 {
+					t.Errorf("the traffic was over after %d cuts", cuts)
+				}
+			})
+		}
+	})
+}

@@ -1,0 +1,5 @@
+//go:build race
+
+package kernelnbd
+
+const raceEnabled = true

@@ -1,0 +1,141 @@
+package kernelnbd
+
+import (
+	"errors"
+	"net"
+	"os"
+	"os/exec"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/blk/nbd"
+)
+
+// hungUp tells whether the kernel has given the connection up.
+func (l *link) hungUp() bool {
+	raw, err := l.nc.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		return true
+	}
+	fds := []unix.PollFd{{Events: unix.POLLRDHUP}}
+	if raw.Control(func(fd uintptr) {
+		fds[0].Fd = int32(fd)
+		_, err = unix.Poll(fds, 0)
+	}) != nil {
+		return true
+	}
+	return err == nil && fds[0].Revents != 0
+}
+
+// TestStalled: a write stalls in the store. The kernel gives the connection up
+// when its time is over, and gets a new one when the store has let go of the
+// write; so what is written afterwards is not overwritten by it.
+func TestStalled(t *testing.T) {
+	guest(t, func(t *testing.T) {
+		f := blk.NewFault(memory(t, blk.MemOptions{Size: 8 << 20}), 1)
+		d := attach(t, f, 1, quick)
+		raw := d.raw()
+		f.Add(blk.Rule{Ops: blk.Ops(blk.OpWrite), Count: 1, Stall: true})
+
+		begun := time.Now()
+		wrote := make(chan error, 1)
+		go func() {
+			_, err := raw.WriteAt(sector('a'), 0)
+			wrote <- err
+		}()
+		until(t, "the write stalls", 5*time.Second, func() bool { return f.Held() == 1 })
+		until(t, "the kernel gives the connection up", 10*time.Second, d.links[0].hungUp)
+		if took := time.Since(begun); took < 900*time.Millisecond {
+			t.Errorf("a request had %v, want a second", took)
+		}
+		select {
+		case <-d.links[0].ended:
+			t.Error("the connection is over while a write of its is at the store")
+		case err := <-wrote:
+			t.Errorf("the write returned: %v", err)
+		case <-time.After(300 * time.Millisecond):
+		}
+		f.Release()
+		<-d.links[0].ended
+		d.links = nil
+		d.reconnect(1)
+		if err := <-wrote; err != nil {
+			t.Error("the write, after the reconnect:", err)
+		}
+		t.Logf("the write took %.1f s", time.Since(begun).Seconds())
+		if _, err := raw.WriteAt(sector('b'), 0); err != nil {
+			t.Error(err)
+		}
+		got := sector(0)
+		if _, err := raw.ReadAt(got, 0); err != nil || got[0] != 'b' || got[directUnit-1] != 'b' {
+			t.Errorf("%q, %v", got[:8], err)
+		}
+	})
+}
+
+// TestDead: nobody comes back. All I/O ends with an error in bounded time, the
+// disk can be disconnected, and connected anew.
+func TestDead(t *testing.T) {
+	guest(t, func(t *testing.T) {
+		m := memory(t, blk.MemOptions{Size: 32 << 20})
+		short := func(a *nbd.Attach) { a.Timeout, a.DeadTimeout = time.Second, time.Second }
+		d := attach(t, m, 1, short)
+		d.mkfs()
+		dir, unmount := d.mount("")
+		raw := d.raw()
+		p := startTraffic(t, dir, 2, 1e6)
+		time.Sleep(300 * time.Millisecond)
+		d.cut(1)
+		begun := time.Now()
+		const limit = 12 * time.Second
+		done := make(chan error, 1)
+		go func() {
+			_, err := raw.ReadAt(sector(0), 0)
+			done <- err
+		}()
+		select {
+		case err := <-done:
+			if !errors.Is(err, syscall.EIO) {
+				t.Errorf("read: %v, want EIO", err)
+			}
+		case <-time.After(limit):
+			t.Fatalf("a read has not ended after %v", limit)
+		}
+		if !p.overWithin(limit) {
+			t.Fatalf("the traffic has not ended after %v", limit)
+		}
+		if !strings.Contains(p.err.String(), syscall.EIO.Error()) {
+			t.Errorf("the traffic ended with %v: %s", p.status, p.err.String())
+		}
+		t.Logf("all ended after %.1f s", time.Since(begun).Seconds())
+		raw.Close()
+		unmount()
+		d.close()
+
+		d = attach(t, m, 1, short)
+		if out, err := exec.Command("e2fsck", "-f", "-p", d.path).CombinedOutput(); err != nil && err.(*exec.ExitError).ExitCode() != 1 { // 1: it replayed the journal
+			t.Errorf("e2fsck: %v\n%s", err, out)
+		}
+		d.fsck()
+	})
+}
+
+// writeFile writes a file and has it made durable.
+func writeFile(path string, b []byte) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	if _, err = f.Write(b); err == nil {
+		err = f.Sync()
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	return err
+}
