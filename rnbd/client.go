@@ -1,0 +1,348 @@
+package rnbd
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rtrs"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Never is the time of what is not due at all.
+const Never = rtrs.Never
+
+// Carrier is the session a Client works over: an *rtrs.Client.
+type Carrier interface {
+	Submit(now time.Duration, r *rtrs.Req) error
+	Resume(now time.Duration)
+	Each(f func(r *rtrs.Req))
+	Cancel(now time.Duration, r *rtrs.Req, err error) bool
+	MaxIO() int
+}
+
+// ClientEnv is what a Client tells. It is called from within the Client's
+// methods, with the lock held; it does not block and does not call back.
+type ClientEnv interface {
+	// Mapped: v is open, and Info says what it is like; or it could not be, and is
+	// not mapped.
+	Mapped(v *Volume, err error)
+	// Unmapped: nothing of v is in flight any more. The last call about v.
+	Unmapped(v *Volume)
+	// Changed: Info is another one now, because the volume was resized or is
+	// served by another server.
+	Changed(v *Volume, info *blk.Info)
+	// Event tells what happened, for logs and watchers.
+	Event(e ClientEvent)
+}
+
+// ClientEventKind says what happened.
+type ClientEventKind uint8
+
+// Kinds of event.
+const (
+	VolumeState    ClientEventKind = iota // it changed its state, From To; Err is why it is closed
+	VolumeResized                         // it has Size bytes now
+	VolumeIOError                         // a request failed: Op, Err. The first, then the first after a success
+	VolumeSyncLost                        // completed writes may be lost: no flush succeeds any more. Err
+	numClientEvents
+)
+
+var clientEventNames = [numClientEvents]string{"state", "resized", "io-error", "sync-lost"}
+
+func (k ClientEventKind) String() string {
+	if k < numClientEvents {
+		return clientEventNames[k]
+	}
+	return "unknown"
+}
+
+// ClientEvent is something that happened, as far as it has a meaning for its kind.
+type ClientEvent struct {
+	Kind     ClientEventKind
+	Volume   *Volume
+	From, To State
+	Size     uint64
+	Op       blk.Op
+	Err      error
+}
+
+// ClientConfig is a client's configuration; zero means the default.
+type ClientConfig struct {
+	// OnLoss and LossTimeout are those of the session (rtrs.ClientConfig): what
+	// becomes of requests while there is a path but the server does not have the
+	// volume yet.
+	OnLoss      rtrs.OnLoss
+	LossTimeout time.Duration // 30 s
+	// RetryEvery is the pause before a server that came back without the volume
+	// is asked again; 500 ms.
+	RetryEvery time.Duration
+	// AskEvery is how often an rdsd is asked whether the volume was resized; 5 s.
+	// Negative: never. (A kernel tells when it is opened again.)
+	AskEvery time.Duration
+}
+
+// Client maps volumes of one server over one session.
+type Client struct {
+	cfg ClientConfig
+	env ClientEnv
+	rt  Carrier
+
+	volumes  []*Volume // in the order they were mapped
+	features wire.RNBDFeatures
+	up       bool // there is a path
+	greeted  bool // SESS_INFO has been answered
+	resumed  bool // requests run
+	life     uint // of the session, counts Up
+	hello    admin
+	lane     uint32
+
+	done   blk.List // for Finished
+	again  *piece   // came back unsent, to be started anew
+	calls  *call    // unused ones
+	pieces *piece   // likewise
+}
+
+// admin is a message about a volume, or about the session; one at a time.
+type admin struct {
+	req  rtrs.Req
+	kind wire.RNBDType
+	life uint // of the session when it was submitted
+	busy bool
+	v    *Volume // nil: SESS_INFO
+	usr  [wire.RNBDOpenLen]byte
+	rsp  [wire.RNBDOpenRspLen]byte
+}
+
+// errAgain is what requests are cancelled with that are to be started anew.
+var errAgain = errors.New("rnbd: to be started anew")
+
+// NewClient returns a client without volumes.
+func NewClient(cfg ClientConfig, env ClientEnv, rt Carrier) *Client {
+	if cfg.LossTimeout == 0 {
+		cfg.LossTimeout = 30 * time.Second
+	}
+	if cfg.RetryEvery == 0 {
+		cfg.RetryEvery = 500 * time.Millisecond
+	}
+	if cfg.AskEvery == 0 {
+		cfg.AskEvery = 5 * time.Second
+	}
+	return &Client{cfg: cfg, env: env, rt: rt}
+}
+
+// Map maps a volume of the server. ClientEnv.Mapped follows, as soon as there
+// is a path and the server has answered; whoever has waited enough calls Unmap.
+func (c *Client) Map(now time.Duration, name string, access wire.RNBDAccess) (*Volume, error) {
+	o := wire.RNBDOpen{Access: access, Name: name}
+	if _, err := o.Append(nil); err != nil {
+		return nil, rdserr.With(rdserr.ErrInvalid, "volume %.40q, access %v: %v", name, access, err)
+	}
+	for _, v := range c.volumes {
+		switch {
+		case v.name != name:
+		case v.state == Unmapped:
+			return nil, rdserr.With(ErrBusy, "volume %q is still being unmapped", name)
+		default:
+			return nil, rdserr.With(ErrExists, "volume %q is mapped already over this session", name)
+		}
+	}
+	v := &Volume{c: c, name: name, access: access, since: now, askAt: Never}
+	v.admin.v = v
+	c.volumes = append(c.volumes, v)
+	v.pump(now)
+	return v, nil
+}
+
+// Volumes lists the volumes in the order they were mapped. The slice is new.
+func (c *Client) Volumes() []*Volume { return slices.Clone(c.volumes) }
+
+// Up: the session has a path (rtrs.ClientEnv.Up). The server is told who we
+// are, every volume is opened anew, and then requests run.
+func (c *Client) Up(now time.Duration) {
+	c.up, c.greeted, c.resumed, c.features = true, false, false, 0
+	c.life++
+	// What was said about volumes in the session's former life has no meaning
+	// for the server any more.
+	c.rt.Each(func(r *rtrs.Req) {
+		if a, ok := r.Ctx.(*admin); ok && a.life != c.life {
+			c.rt.Cancel(now, r, errAgain)
+		}
+	})
+	c.greet(now)
+}
+
+// Down: the session lost its last path (rtrs.ClientEnv.Down).
+func (c *Client) Down(now time.Duration) {
+	c.up, c.greeted, c.resumed = false, false, false
+	for _, v := range slices.Clone(c.volumes) {
+		v.lost(now)
+	}
+}
+
+// Done: r has its outcome (rtrs.ClientEnv.Done).
+func (c *Client) Done(now time.Duration, r *rtrs.Req) {
+	switch x := r.Ctx.(type) {
+	case *piece:
+		c.donePiece(now, x)
+	case *admin:
+		x.busy = false
+		switch {
+		case x.req.Err == errAgain: // whoever cancelled it goes on
+		case x.life != c.life: // what it says is old
+			c.stale(now, x)
+		case x.v == nil:
+			c.greetedBy(now, r.Err)
+		default:
+			x.v.answered(now, x)
+		}
+	}
+	c.restart(now)
+}
+
+// stale: a message that an earlier life of the session could not take back has
+// its outcome.
+func (c *Client) stale(now time.Duration, a *admin) {
+	if a.v == nil {
+		if c.up && !c.greeted {
+			c.greet(now)
+		}
+		return
+	}
+	if a.kind == wire.RNBDOpenType && a.req.Err == nil && a.v.state == Unmapped {
+		if rsp, err := wire.ParseRNBDOpenRsp(a.rsp[:]); err == nil {
+			a.v.id, a.v.there = rsp.DeviceID, true
+		}
+	}
+	a.v.pump(now)
+}
+
+// Finished hands out requests of volumes that are complete: as many as fit into
+// buf, which is empty and has capacity. The caller lets the lock go, calls
+// blk.Complete, and calls Finished again, until there are none.
+func (c *Client) Finished(buf []*blk.Request) []*blk.Request {
+	for c.done.Len() > 0 && len(buf) < cap(buf) {
+		buf = append(buf, c.done.Pop())
+	}
+	return buf
+}
+
+// Tick does what is due. What is returned is when to call it next, unless
+// another call makes something due earlier: Next says, at any time.
+func (c *Client) Tick(now time.Duration) (next time.Duration) {
+	for _, v := range slices.Clone(c.volumes) {
+		v.tick(now)
+	}
+	return c.Next()
+}
+
+// Next is when Tick is to be called.
+func (c *Client) Next() time.Duration {
+	next := Never
+	for _, v := range c.volumes {
+		next = min(next, v.next())
+	}
+	return next
+}
+
+// greet sends SESS_INFO.
+func (c *Client) greet(now time.Duration) {
+	a := &c.hello
+	if a.busy {
+		return // an old one, being sent; Done greets again
+	}
+	a.kind = wire.RNBDSessInfo
+	usr := wire.AppendRNBDSessInfoExt(a.usr[:0], wire.RNBDSessInfo, wire.RNBDVersion, features)
+	c.send(now, a, rtrs.Read, usr, a.rsp[:wire.RNBDSessInfoLen])
+}
+
+// send submits a message of this life of the session.
+func (c *Client) send(now time.Duration, a *admin, op rtrs.Op, usr, data []byte) {
+	a.busy, a.life = true, c.life
+	clear(data)
+	a.req.Op, a.req.Admin, a.req.Usr, a.req.Data, a.req.Err, a.req.Ctx = op, true, usr, data, nil, a
+	if err := c.rt.Submit(now, &a.req); err != nil {
+		a.req.Err = err
+		c.Done(now, &a.req)
+	}
+}
+
+// greetedBy: the server answered SESS_INFO.
+func (c *Client) greetedBy(now time.Duration, err error) {
+	if !c.up || err != nil && !answeredBy(err) {
+		return // the next Up greets again
+	}
+	rsp := c.hello.rsp[:wire.RNBDSessInfoLen]
+	if err == nil {
+		var ver uint8
+		if ver, err = wire.ParseRNBDSessInfo(rsp, wire.RNBDSessInfoRsp); err == nil && ver == 0 {
+			err = rdserr.With(rdserr.ErrProtocol, "the server speaks RNBD of version 0")
+		}
+	}
+	c.greeted = true
+	if err == nil {
+		c.features = wire.ParseRNBDFeatures(rsp)
+	}
+	for _, v := range slices.Clone(c.volumes) {
+		if err != nil {
+			v.refused(now, err)
+		} else {
+			v.pump(now)
+		}
+	}
+	c.tryResume(now)
+}
+
+// answeredBy tells whether an error was answered by the server, and is none of
+// this side.
+func answeredBy(err error) bool {
+	_, ours := errors.AsType[*rdserr.Error](err)
+	return err != nil && !ours && err != errAgain
+}
+
+// tryResume lets requests run once every volume that was open has been asked
+// for in this life of the session. The numbers of devices may have changed:
+// what waits is given the new one, or taken back where there is none.
+func (c *Client) tryResume(now time.Duration) {
+	if !c.greeted || c.resumed {
+		return
+	}
+	for _, v := range c.volumes {
+		if v.state == Closed && v.failed == nil && v.tried != c.life {
+			return
+		}
+	}
+	c.rt.Each(func(r *rtrs.Req) {
+		p, ok := r.Ctx.(*piece)
+		if !ok {
+			return
+		}
+		if v := p.call.v; v.state == Open && p.n <= v.most(p.call.r.Op) {
+			p.message(v.id)
+		} else {
+			c.rt.Cancel(now, r, errAgain)
+		}
+	})
+	c.resumed = true
+	c.rt.Resume(now)
+}
+
+// restart starts anew what came back unsent. It is called when nothing is on
+// the stack that walks a list of the session.
+func (c *Client) restart(now time.Duration) {
+	if !c.resumed && c.up {
+		return
+	}
+	for c.again != nil {
+		list := c.again
+		c.again = nil
+		for list != nil {
+			p := list
+			list = p.next
+			p.next = nil
+			p.call.v.start(now, p)
+		}
+	}
+}

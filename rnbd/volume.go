@@ -1,0 +1,462 @@
+package rnbd
+
+import (
+	"slices"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rtrs"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// State is where a mapped volume stands, in the kernel's words.
+type State uint8
+
+// States of a volume.
+const (
+	Init     State = iota // has not been open yet
+	Open                  // requests are carried out
+	Closed                // no path, or the server does not have it; opened again by itself unless Err is final
+	Unmapped              // on its way out
+	numStates
+)
+
+var stateNames = [numStates]string{"init", "open", "closed", "unmapped"}
+
+func (s State) String() string {
+	if s < numStates {
+		return stateNames[s]
+	}
+	return "unknown"
+}
+
+// Volume is a volume of the server. Its methods are called with the Client's
+// lock held. The shell makes a blk.Device of it: Submit, Info (a copy kept by
+// ClientEnv.Changed) and Close (Unmap).
+type Volume struct {
+	Ctx any // the shell's
+
+	c      *Client
+	name   string
+	access wire.RNBDAccess
+	state  State
+	since  time.Duration
+	failed error // closed for good: nothing but Remap opens it
+	err    error // the last there was
+
+	id       uint32 // at the server
+	there    bool   // the server has it open, as far as is known
+	rsp      wire.RNBDOpenRsp
+	store    wire.RNBDStore
+	info     *blk.Info
+	limits   limits
+	asked    uint // the life of the session in which it was last asked for
+	tried    uint // and in which there was an answer
+	retryAt  time.Duration
+	askAt    time.Duration
+	accept   bool // Remap: whatever the server has now is right
+	force    bool // unmap without waiting for the server
+	ending   bool // Unmap gives up what the session has
+	admin    admin
+	inflight int // pieces the session has
+
+	held     *piece // wait here: there is a path, but the server does not have the volume
+	heldLast *piece
+	failing  bool // the last request failed
+	wrote    uint64
+	synced   uint64 // of wrote, how much is durable
+	syncErr  error  // no flush succeeds any more (B7)
+}
+
+// Name is what the volume is called at the server, Access how it is opened.
+func (v *Volume) Name() string            { return v.name }
+func (v *Volume) Access() wire.RNBDAccess { return v.access }
+
+// State is where it stands, Since from when on.
+func (v *Volume) State() (s State, since time.Duration) { return v.state, v.since }
+
+// Err is why it is closed, or the last error there was; nil: none.
+func (v *Volume) Err() error {
+	if v.failed != nil {
+		return v.failed
+	}
+	return v.err
+}
+
+// Info describes the volume as a device that takes requests of blk.MaxIO, as
+// they are cut to pieces; nil before it was open. It is not changed any more.
+func (v *Volume) Info() *blk.Info { return v.info }
+
+// Piece is how many bytes travel in one message.
+func (v *Volume) Piece() uint32 { return uint32(v.most(blk.OpRead)) }
+
+// Inflight is how many messages of it the session has, and how many wait for
+// the server to have the volume.
+func (v *Volume) Inflight() (sent, held int) {
+	for p := v.held; p != nil; p = p.next {
+		held++
+	}
+	return v.inflight, held
+}
+
+// become changes the state.
+func (v *Volume) become(now time.Duration, to State, why error) {
+	from := v.state
+	if from == to {
+		return
+	}
+	v.state, v.since = to, now
+	v.c.env.Event(ClientEvent{Kind: VolumeState, Volume: v, From: from, To: to, Err: why})
+}
+
+// pump sends the message that is due, if there is one.
+func (v *Volume) pump(now time.Duration) {
+	c, a := v.c, &v.admin
+	switch {
+	case v.state == Unmapped && (v.inflight > 0 || v.ending || v.opening(now)):
+	case v.state == Unmapped && (!v.there || !c.up):
+		v.finish(now)
+	case a.busy || !c.greeted:
+	case v.state == Unmapped, v.failed != nil && v.there && v.inflight == 0:
+		v.there = false
+		a.kind = wire.RNBDCloseType
+		c.send(now, a, rtrs.Write, wire.AppendRNBDClose(a.usr[:0], v.id), nil)
+		if v.state == Unmapped && v.force {
+			v.finish(now)
+		}
+	case v.state != Open && v.failed == nil && (v.asked != c.life || now >= v.retryAt):
+		v.asked = c.life
+		a.kind = wire.RNBDOpenType
+		usr, _ := (&wire.RNBDOpen{Access: v.access, Name: v.name}).Append(a.usr[:0]) // Map has looked
+		c.send(now, a, rtrs.Read, usr, a.rsp[:])
+	case v.state == Open && now >= v.askAt && c.features&wire.RNBDFeatInfo != 0:
+		v.askAt = now + c.cfg.AskEvery
+		if c.cfg.AskEvery < 0 {
+			v.askAt = Never
+		}
+		a.kind = wire.RNBDInfoType
+		c.send(now, a, rtrs.Read, wire.AppendRNBDInfo(a.usr[:0], v.id), a.rsp[:])
+	}
+}
+
+// opening tells whether the server may be opening the volume, which is waited
+// for: else it would have it open without anybody to close it.
+func (v *Volume) opening(now time.Duration) bool {
+	a := &v.admin
+	if !a.busy || a.kind != wire.RNBDOpenType {
+		return false
+	}
+	return v.c.up || !v.c.rt.Cancel(now, &a.req, errAgain)
+}
+
+// answered: the message that was sent has its outcome.
+func (v *Volume) answered(now time.Duration, a *admin) {
+	switch err := a.req.Err; a.kind {
+	case wire.RNBDCloseType:
+		if v.state == Unmapped {
+			v.finish(now)
+			return
+		}
+	case wire.RNBDOpenType:
+		v.tried = v.c.life
+		if err == nil {
+			err = v.opened(now)
+		}
+		if err != nil {
+			v.refused(now, err)
+		}
+		v.c.tryResume(now)
+	case wire.RNBDInfoType:
+		v.told(now, err)
+	}
+	v.pump(now)
+}
+
+// opened: the server opened the volume. An error: it is not what it was.
+func (v *Volume) opened(now time.Duration) error {
+	rsp, err := wire.ParseRNBDOpenRsp(v.admin.rsp[:])
+	if err != nil {
+		return rdserr.With(rdserr.ErrProtocol, "volume %q: %v", v.name, err)
+	}
+	var store wire.RNBDStore
+	if v.c.features&wire.RNBDFeatInfo != 0 {
+		store = wire.ParseRNBDStore(v.admin.rsp[:])
+	}
+	v.id, v.there = rsp.DeviceID, true
+	if v.state == Unmapped {
+		return nil // pump closes it
+	}
+	if err := v.describe(&rsp); err != nil {
+		return err
+	}
+	if v.state == Init {
+		v.rsp, v.store = rsp, store
+		v.become(now, Open, nil)
+		v.askAt = v.askFrom(now)
+		v.c.env.Mapped(v, nil)
+		return nil
+	}
+	if err := v.sameAs(&rsp, store); err != nil {
+		return err
+	}
+	v.store, v.accept = store, false
+	v.become(now, Open, nil)
+	v.err = nil
+	v.askAt = v.askFrom(now)
+	v.update(now, rsp)
+	if v.c.resumed {
+		v.release(now)
+	}
+	return nil
+}
+
+func (v *Volume) askFrom(now time.Duration) time.Duration {
+	if v.c.cfg.AskEvery < 0 {
+		return Never
+	}
+	return now + v.c.cfg.AskEvery
+}
+
+// sameAs judges what the server has opened anew by itself, before requests that
+// waited touch it.
+func (v *Volume) sameAs(rsp *wire.RNBDOpenRsp, store wire.RNBDStore) error {
+	changed := v.store.Verifier != 0 && store.Verifier != 0 && v.store.Verifier != store.Verifier
+	switch {
+	case rsp.LogicalBlock != v.rsp.LogicalBlock:
+		return rdserr.With(ErrStale, "volume %q has come back with blocks of %d bytes, and had %d", v.name, rsp.LogicalBlock, v.rsp.LogicalBlock)
+	case changed && store.Volatile && !v.accept:
+		return rdserr.With(ErrStale, "volume %q was in memory of the server, which has lost it", v.name)
+	case store.Foreign && v.access != wire.RNBDReadOnly && !v.accept:
+		return rdserr.With(ErrStale, "volume %q has been open for writing in another session meanwhile; map it anew", v.name)
+	case changed && v.wrote > v.synced:
+		v.syncLost(rdserr.With(blk.ErrSyncFailed, "volume %q: the server was started again, or a sync failed there, before %d completed writes were flushed", v.name, v.wrote-v.synced))
+	}
+	return nil
+}
+
+// refused: the volume is not open. What is worth trying again is; anything else
+// is left to whoever maps.
+func (v *Volume) refused(now time.Duration, err error) {
+	if answeredBy(err) {
+		err = answer(err)
+	}
+	v.err = err
+	switch {
+	case v.state == Init:
+		v.c.forget(v)
+		v.state, v.since = Unmapped, now
+		v.c.env.Mapped(v, err)
+	case v.state == Unmapped:
+	case !v.c.up: // Down has been there, Up comes
+	case passing(err):
+		v.retryAt = now + v.c.cfg.RetryEvery
+	default:
+		v.fail(now, err)
+	}
+}
+
+// passingErrnos may be answered by a server that is about to have the volume:
+// EIO, ENXIO, EAGAIN; and timeouts of this side.
+var passingErrnos = []*rdserr.Error{rdserr.ErrNotFound, ErrBusy, rdserr.ErrNoMemory, rdserr.ErrTooMany, rdserr.ErrIO, rdserr.ErrWouldBlock, rtrs.ErrTimeout,
+	{Errno: 6, Name: "no-device", Text: "no such device"}}
+
+func passing(err error) bool {
+	n := rdserr.Errno(err)
+	for _, e := range passingErrnos {
+		if e.Errno == n {
+			return true
+		}
+	}
+	return false
+}
+
+// fail closes the volume for good.
+func (v *Volume) fail(now time.Duration, err error) {
+	v.failed = err
+	v.c.env.Event(ClientEvent{Kind: VolumeState, Volume: v, From: v.state, To: Closed, Err: err})
+	if v.state != Closed {
+		v.state, v.since = Closed, now
+	}
+	v.failHeld(now, err)
+}
+
+// lost: the session has no path any more.
+func (v *Volume) lost(now time.Duration) {
+	v.there = false
+	if v.state == Open {
+		v.become(now, Closed, rtrs.ErrNoPath)
+	}
+	v.pump(now) // an Unmap does not wait for the server any more
+}
+
+// told: the answer to INFO.
+func (v *Volume) told(now time.Duration, err error) {
+	switch {
+	case err == nil:
+		if rsp, err := wire.ParseRNBDOpenRsp(v.admin.rsp[:]); err == nil && rsp.DeviceID == v.id && v.state == Open && rsp != v.rsp {
+			if err := v.describe(&rsp); err == nil && rsp.LogicalBlock == v.rsp.LogicalBlock {
+				v.update(now, rsp)
+			}
+		}
+	case answeredBy(err) && rdserr.Errno(err) == ErrNotOpen.Errno && v.state == Open:
+		v.there = false
+		v.fail(now, rdserr.With(ErrNotOpen, "the server has taken volume %q from this session", v.name))
+	}
+}
+
+// update takes what the server says now. A size set by Resize stays until the
+// server's changes.
+func (v *Volume) update(now time.Duration, rsp wire.RNBDOpenRsp) {
+	old := v.info
+	info := infoOf(&rsp, v.access)
+	if rsp.Sectors == v.rsp.Sectors {
+		info.Size = old.Size
+	}
+	v.rsp = rsp
+	if *info == *old {
+		return
+	}
+	v.info = info
+	v.c.env.Changed(v, info)
+	if info.Size != old.Size {
+		v.c.env.Event(ClientEvent{Kind: VolumeResized, Volume: v, Size: info.Size})
+	}
+}
+
+// Resize changes the size on this side alone, as the kernel's attribute does:
+// after the server's device has grown, and before the server was asked.
+func (v *Volume) Resize(size uint64) error {
+	if v.state == Unmapped || v.info == nil {
+		return ErrGone
+	}
+	info := *v.info
+	info.Size = size
+	if err := info.Validate(); err != nil {
+		return err
+	}
+	if size != v.info.Size {
+		v.info = &info
+		v.c.env.Changed(v, &info)
+		v.c.env.Event(ClientEvent{Kind: VolumeResized, Volume: v, Size: size})
+	}
+	return nil
+}
+
+// Ask asks the server what the volume is like now, if it is an rdsd.
+func (v *Volume) Ask(now time.Duration) {
+	v.askAt = now
+	v.pump(now)
+}
+
+// Remap opens a closed volume anew, also one that is closed for good. How it
+// ends is told by events.
+func (v *Volume) Remap(now time.Duration) error {
+	switch {
+	case v.state == Open:
+		return ErrAlready
+	case v.state == Unmapped:
+		return ErrGone
+	case v.state == Init || v.admin.busy:
+		return rdserr.With(ErrBusy, "volume %q is being opened", v.name)
+	case !v.c.up:
+		return rdserr.With(rtrs.ErrNoPath, "there is no path to the server; volume %q is opened when there is one", v.name)
+	}
+	v.failed, v.retryAt, v.accept = nil, now, true
+	v.pump(now)
+	return nil
+}
+
+// Unmap ends the volume: ErrBusy while requests are under way, unless with
+// force, when those that wait fail, and those the session has are given up as
+// soon as it can. ClientEnv.Unmapped follows; without force after the server
+// has closed the volume.
+func (v *Volume) Unmap(now time.Duration, force bool) error {
+	switch {
+	case v.state == Unmapped && (v.force || !force):
+		return ErrGone
+	case v.state == Unmapped:
+		v.force = true
+		if v.inflight == 0 {
+			v.finish(now)
+		}
+		return nil
+	case !force && (v.inflight > 0 || v.held != nil):
+		return rdserr.With(ErrBusy, "volume %q has requests under way", v.name)
+	}
+	v.force = force
+	v.become(now, Unmapped, nil)
+	v.failHeld(now, blk.ErrClosed)
+	v.giveUp(now)
+	v.pump(now)
+	v.c.tryResume(now) // nobody waits for this one any more
+	return nil
+}
+
+// giveUpEvery is the pause between attempts to give up what a session without
+// a path keeps.
+const giveUpEvery = 100 * time.Millisecond
+
+// giveUp takes back from the session what it is not sending.
+func (v *Volume) giveUp(now time.Duration) {
+	if v.inflight == 0 {
+		return
+	}
+	v.retryAt = now + giveUpEvery
+	v.ending = true
+	v.c.rt.Each(func(r *rtrs.Req) {
+		if p, ok := r.Ctx.(*piece); ok && p.call.v == v {
+			v.c.rt.Cancel(now, r, blk.ErrClosed)
+		}
+	})
+	v.ending = false
+}
+
+// finish is the end of a volume that is unmapped.
+func (v *Volume) finish(now time.Duration) {
+	if !slices.Contains(v.c.volumes, v) {
+		return
+	}
+	v.c.forget(v)
+	v.c.env.Unmapped(v)
+}
+
+func (c *Client) forget(v *Volume) {
+	c.volumes = slices.DeleteFunc(c.volumes, func(o *Volume) bool { return o == v })
+}
+
+// tick does what is due.
+func (v *Volume) tick(now time.Duration) {
+	if v.expired(now) {
+		v.failHeld(now, rtrs.ErrNoPath)
+	}
+	if v.state == Unmapped && now >= v.retryAt {
+		v.giveUp(now)
+	}
+	v.pump(now)
+}
+
+// expired tells whether requests have waited long enough for the server to
+// have the volume.
+func (v *Volume) expired(now time.Duration) bool {
+	return v.c.cfg.OnLoss == rtrs.Error && v.state == Closed && now-v.since >= v.c.cfg.LossTimeout
+}
+
+func (v *Volume) next() time.Duration {
+	next := Never
+	if v.state == Closed && v.held != nil && v.c.cfg.OnLoss == rtrs.Error {
+		next = v.since + v.c.cfg.LossTimeout
+	}
+	if v.state == Unmapped && v.inflight > 0 {
+		next = v.retryAt
+	}
+	if v.c.greeted && !v.admin.busy {
+		switch {
+		case v.state == Closed && v.failed == nil:
+			next = min(next, v.retryAt)
+		case v.state == Open && v.c.features&wire.RNBDFeatInfo != 0:
+			next = min(next, v.askAt)
+		}
+	}
+	return next
+}

@@ -1,0 +1,285 @@
+package rnbd
+
+import (
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rtrs"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Design notes.
+//
+// A request is a call of one piece or more, each one message. A piece is with
+// the session (which keeps it while there is no path, sends it again after a
+// failover, and bounds its time), or it is held here, while there is a path but the
+// server does not have the volume; and then it is cut anew when the volume is
+// back, because the server may take less at once than it did. The number of the
+// device stands in each message, so nothing is sent in a new life of the session
+// before the volume was opened in it (Client.tryResume).
+
+// call is a request of a user of the volume.
+type call struct {
+	r     *blk.Request
+	v     *Volume
+	left  int    // pieces that are not done
+	err   error  // the first there was
+	store bool   // it came from the store behind the volume
+	wrote uint64 // of a flush: v.wrote when it came
+	first piece
+	next  *call // of the unused ones
+}
+
+// piece is one message.
+type piece struct {
+	req  rtrs.Req
+	call *call
+	off  uint64
+	n    uint64
+	next *piece // of a list it waits in, or of the unused ones
+	usr  [wire.RNBDIOLen]byte
+}
+
+// Submit starts requests. They come out of Client.Finished, perhaps at once.
+func (v *Volume) Submit(now time.Duration, batch []*blk.Request) {
+	c := v.c
+	for _, r := range batch {
+		if err := v.check(now, r); err != nil {
+			r.Err = err
+			c.done.Push(r)
+			continue
+		}
+		k := c.calls
+		if k == nil {
+			k = &call{}
+		} else {
+			c.calls, k.next = k.next, nil
+		}
+		k.r, k.v, k.left, k.err, k.store, k.wrote = r, v, 1, nil, false, v.wrote
+		k.first.call, k.first.off, k.first.n = k, r.Off, r.Len
+		c.lane++
+		v.start(now, &k.first)
+	}
+	c.restart(now)
+}
+
+// check tells why a request fails at once.
+func (v *Volume) check(now time.Duration, r *blk.Request) error {
+	switch {
+	case v.state == Unmapped:
+		return blk.ErrClosed
+	case v.failed != nil:
+		return v.failed
+	case v.state == Init:
+		return ErrNotOpen
+	case v.expired(now):
+		return rtrs.ErrNoPath
+	case v.syncErr != nil && syncs(r):
+		return v.syncErr
+	}
+	return v.info.Check(r)
+}
+
+// start gives a piece to the session, cut to what one message takes.
+func (v *Volume) start(now time.Duration, p *piece) {
+	c := v.c
+	for {
+		switch {
+		case v.state == Unmapped:
+			p.end(now, blk.ErrClosed)
+			return
+		case v.failed != nil:
+			p.end(now, v.failed)
+			return
+		case v.state != Open && c.resumed:
+			v.hold(now, p)
+			return
+		}
+		var rest *piece
+		if most := v.most(p.call.r.Op); p.n > most {
+			rest = c.newPiece(p.call)
+			rest.off, rest.n = p.off+most, p.n-most
+			p.n = most
+			p.call.left++
+		}
+		v.send(now, p)
+		if rest == nil {
+			return
+		}
+		p = rest
+	}
+}
+
+func (c *Client) newPiece(k *call) *piece {
+	p := c.pieces
+	if p == nil {
+		p = &piece{}
+	} else {
+		c.pieces, p.next = p.next, nil
+	}
+	p.call = k
+	return p
+}
+
+// rws are the operations as a kernel sends them: somebody always waits, and a
+// flush has FUA.
+var rws = [blk.NumOps]uint32{
+	blk.OpRead:        wire.RNBDRW(wire.RNBDRead, wire.RNBDSync),
+	blk.OpWrite:       wire.RNBDRW(wire.RNBDWrite, wire.RNBDSync),
+	blk.OpFlush:       wire.RNBDRW(wire.RNBDFlush, wire.RNBDSync|wire.RNBDFUA),
+	blk.OpDiscard:     wire.RNBDRW(wire.RNBDDiscard, wire.RNBDSync),
+	blk.OpWriteZeroes: wire.RNBDRW(wire.RNBDWriteZeroes, wire.RNBDSync),
+}
+
+// message writes the IO message of p for device id.
+func (p *piece) message(id uint32) {
+	r := p.call.r
+	m := wire.RNBDIO{DeviceID: id, Sector: p.off / wire.RNBDSectorSize, RW: rws[r.Op], Size: uint32(p.n)}
+	if r.Op == blk.OpFlush {
+		m.Sector = wire.RNBDNoSector
+	}
+	if r.Flags&blk.FUA != 0 && r.Op.Writes() {
+		m.RW |= uint32(wire.RNBDFUA)
+	}
+	if r.Flags&blk.NoUnmap != 0 {
+		m.RW |= uint32(wire.RNBDNoUnmap)
+	}
+	p.req.Usr = m.Append(p.usr[:0])
+}
+
+// send gives p to the session.
+func (v *Volume) send(now time.Duration, p *piece) {
+	p.message(v.id)
+	q, r := &p.req, p.call.r
+	q.Op, q.Data, q.Err, q.Ctx, q.Lane = rtrs.Write, nil, nil, p, v.c.lane
+	if r.Op == blk.OpRead || r.Op == blk.OpFlush {
+		q.Op = rtrs.Read
+	}
+	if r.Buf != nil {
+		q.Data = r.Buf[p.off-r.Off:][:p.n]
+	}
+	v.inflight++
+	if err := v.c.rt.Submit(now, q); err != nil {
+		v.inflight--
+		p.end(now, err)
+	}
+}
+
+// donePiece: the session is done with p.
+func (c *Client) donePiece(now time.Duration, p *piece) {
+	v, err := p.call.v, p.req.Err
+	v.inflight--
+	if err == errAgain {
+		p.next, c.again = c.again, p
+		return
+	}
+	if answeredBy(err) {
+		if err = answer(err); rdserr.Errno(err) == ErrNotOpen.Errno && v.state == Open {
+			v.there = false
+			v.fail(now, rdserr.With(ErrNotOpen, "the server has taken volume %q from this session", v.name))
+		} else if storeError(err) {
+			p.call.store = p.call.store || p.call.err == nil
+		}
+	}
+	p.end(now, err)
+	if v.inflight == 0 && v.state != Open {
+		v.pump(now)
+	}
+}
+
+// end: p has its outcome.
+func (p *piece) end(now time.Duration, err error) {
+	k := p.call
+	c := k.v.c
+	if k.err == nil {
+		k.err = err
+	}
+	p.req.Data = nil
+	if p != &k.first {
+		p.call = nil
+		p.next, c.pieces = c.pieces, p
+	}
+	if k.left--; k.left > 0 {
+		return
+	}
+	r, v := k.r, k.v
+	r.Err = v.settle(k)
+	k.r, k.v, k.err = nil, nil, nil
+	k.next, c.calls = c.calls, k
+	c.done.Push(r)
+}
+
+// settle takes note of how a request ended and says how it is to be told (B7).
+func (v *Volume) settle(k *call) error {
+	r, err := k.r, k.err
+	switch {
+	case err != nil && k.store:
+		if !v.failing {
+			v.failing = true
+			v.c.env.Event(ClientEvent{Kind: VolumeIOError, Volume: v, Op: r.Op, Err: err})
+		}
+		v.err = err
+		if syncs(r) {
+			v.syncLost(rdserr.With(blk.ErrSyncFailed, "volume %q: a %v failed at the server (%v): what was written before may be lost; map the volume anew", v.name, r.Op, err))
+		}
+		return err
+	case err != nil:
+		return err
+	}
+	v.failing = false
+	switch {
+	case syncs(r) && v.syncErr != nil: // of a moment ago
+		return v.syncErr
+	case r.Op == blk.OpFlush:
+		v.synced = max(v.synced, k.wrote)
+	case r.Op.Writes() && !syncs(r) && v.info.WriteCache:
+		v.wrote++
+	}
+	return nil
+}
+
+// syncLost makes every flush and every write with FUA fail from now on.
+func (v *Volume) syncLost(err error) {
+	if v.syncErr == nil {
+		v.syncErr = err
+		v.c.env.Event(ClientEvent{Kind: VolumeSyncLost, Volume: v, Err: err})
+	}
+}
+
+// hold keeps p until the server has the volume.
+func (v *Volume) hold(now time.Duration, p *piece) {
+	if v.expired(now) {
+		p.end(now, rtrs.ErrNoPath)
+		return
+	}
+	p.next = nil
+	if v.held == nil {
+		v.held = p
+	} else {
+		v.heldLast.next = p
+	}
+	v.heldLast = p
+}
+
+// release starts what is held.
+func (v *Volume) release(now time.Duration) {
+	list := v.held
+	v.held = nil
+	for list != nil {
+		p := list
+		list, p.next = p.next, nil
+		v.start(now, p)
+	}
+}
+
+// failHeld ends what is held.
+func (v *Volume) failHeld(now time.Duration, err error) {
+	list := v.held
+	v.held = nil
+	for list != nil {
+		p := list
+		list, p.next = p.next, nil
+		p.end(now, err)
+	}
+}
