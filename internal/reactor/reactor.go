@@ -247,7 +247,7 @@ func (r *Reactor) sleep() bool {
 	}
 	add(&r.sleeps)
 	if until := r.timers.sleepUntil(); r.rest.wanted() {
-		r.rest.wait(until)
+		r.rest.wait(r, until)
 	} else {
 		r.late = r.wait(until)
 	}

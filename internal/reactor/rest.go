@@ -62,10 +62,7 @@ func (s *rest) open(r *Reactor) (err error) {
 	s.file = os.NewFile(uintptr(s.set), "reactor") // non-blocking: the runtime's poller takes it
 	s.raw, err = s.file.SyscallConn()
 	s.ready = func(uintptr) bool {
-		ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT}
-		if err := unix.EpollCtl(s.set, unix.EPOLL_CTL_MOD, r.epfd, &ev); err != nil {
-			panic(fmt.Sprintf("reactor: epoll_ctl: %v", err))
-		}
+		s.watch(r, unix.EPOLLIN)
 		r.late = r.look()
 		return r.late > 0
 	}
@@ -85,7 +82,7 @@ func (s *rest) close() {
 }
 
 // wait blocks until a descriptor is ready or the time has come.
-func (s *rest) wait(until time.Duration) {
+func (s *rest) wait(r *Reactor, until time.Duration) {
 	if until != s.due {
 		s.due = until
 		var t unix.ItimerSpec // zero: off
@@ -101,6 +98,17 @@ func (s *rest) wait(until time.Duration) {
 	}
 	if err := s.raw.Read(s.ready); err != nil {
 		panic(fmt.Sprintf("reactor: waiting: %v", err))
+	}
+	s.watch(r, 0)
+}
+
+// watch says which events of the reactor's set the runtime's poller is to hear
+// of, once. Nobody takes the event from the set in between, so without 0 the
+// poller would be woken by everything that comes from then on.
+func (s *rest) watch(r *Reactor, events uint32) {
+	ev := unix.EpollEvent{Events: events | unix.EPOLLONESHOT}
+	if err := unix.EpollCtl(s.set, unix.EPOLL_CTL_MOD, r.epfd, &ev); err != nil {
+		panic(fmt.Sprintf("reactor: epoll_ctl: %v", err))
 	}
 }
 

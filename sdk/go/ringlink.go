@@ -7,7 +7,6 @@ import (
 	"errors"
 	"io/fs"
 	"net/netip"
-	"os"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -36,7 +35,7 @@ type ringLink struct {
 	max    int
 	refs   atomic.Int32
 	ring   int           // the daemon's doorbell; closed with the mapping
-	bell   *os.File      // ours
+	bell   doorbell      // ours
 	down   chan struct{} // closed when read has ended
 	stop   func() bool   // ends the watch over the socket's context
 	fault  atomic.Pointer[error]
@@ -158,20 +157,19 @@ func (r *rings) granted(conn *shm.Conn, bound *rdsdv1.Bound, fds []int) (*ringLi
 	if err != nil {
 		return nil, err
 	}
-	if err := unix.SetNonblock(fds[2], true); err != nil {
-		region.Close()
-		return nil, err
-	}
-	unix.Close(fds[0])
 	l := &ringLink{
 		r: r, conn: conn, region: region,
 		send: shm.NewSender(region, fds[1]), recv: shm.NewReceiver(region, fds[1]),
 		local: endpointFromProto(bound.GetLocal()),
 		max:   int(min(bound.GetMaxDatagramBytes(), uint64(region.MaxDatagram))),
 		ring:  fds[1],
-		bell:  os.NewFile(uintptr(fds[2]), "doorbell"),
 		down:  make(chan struct{}),
 	}
+	if err := l.bell.open(fds[2]); err != nil {
+		region.Close()
+		return nil, err
+	}
+	unix.Close(fds[0])
 	l.refs.Store(3) // the sending side, the receiving side, read
 	return l, nil
 }
@@ -203,7 +201,7 @@ func (l *ringLink) gone() <-chan struct{} { return l.down }
 // abort may be called by anybody, while others read and write.
 func (l *ringLink) abort() {
 	l.hangUp()
-	l.bell.Close()
+	l.bell.hush()
 }
 
 func (l *ringLink) endLocked() {
@@ -229,6 +227,7 @@ func (l *ringLink) unref() {
 func (l *ringLink) unmap() {
 	l.region.Close()
 	unix.Close(l.ring)
+	unix.Close(l.bell.fd)
 }
 
 // read takes messages until the connection ends and says why it did.
@@ -307,11 +306,7 @@ func (l *ringLink) write() {
 
 // keep waits for the daemon to ring, for all who are parked.
 func (l *ringLink) keep() {
-	var count [8]byte
-	for {
-		if _, err := l.bell.Read(count[:]); err != nil {
-			return
-		}
+	for l.bell.heard() {
 		l.r.lot.wake(allBits)
 	}
 }

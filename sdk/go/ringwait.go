@@ -17,9 +17,10 @@ import (
 // finds nothing first keeps looking at the words that it waits for, handing the
 // core to others between looks (sched_yield: the daemon may be what it waits
 // for). Then it parks: it says in the region what all parked calls together wait
-// for, looks once more and waits for a token. One goroutine for each link sleeps
-// on the doorbell in the runtime's poller and gives everybody a token. Who finds
-// that it was for others says anew what it waits for.
+// for, looks once more and sleeps, one call of the socket on the doorbell itself
+// for a moment (doze), all others, and that one after its moment, until they are
+// given a token. One goroutine for each link hears the doorbell for them and gives
+// everybody a token. Who finds that it was for others says anew what it waits for.
 //
 // Calls of one process are news for each other, too: one that takes in events
 // frees what another waits for. Each side has a count of such changes
@@ -42,7 +43,9 @@ type waiter struct {
 	ch   chan struct{} // capacity 1
 	at   int           // in lot.list
 	spun bool
-	poll bool // look again in a while, whatever the words say
+	// dozed: it has slept on the doorbell since it last came away with something.
+	dozed bool
+	poll  bool // look again in a while, whatever the words say
 }
 
 // flowWatch is a flow whose state is to change.
@@ -140,8 +143,14 @@ func (w *waiter) wait(ctx context.Context) error {
 	for {
 		lot.arm(w)
 		if w.ready() {
-			w.spun = false
+			w.spun, w.dozed = false, false
 			return nil
+		}
+		if w.doze(ctx) {
+			continue
+		}
+		if w.l != nil {
+			w.l.bell.listen()
 		}
 		select {
 		case <-w.ch:
@@ -205,14 +214,60 @@ func (w *waiter) spin(done <-chan struct{}) bool {
 	}
 }
 
+// dozers bounds how many threads of the process sleep on doorbells.
+var dozers atomic.Int32
+
+const (
+	dozeFor   = 2 * time.Millisecond // a cancelled context is noticed so much later at most
+	fewDozes  = 4                    // so many in vain in a row, and
+	dozeEvery = 16                   // only each such call tries it
+)
+
+// doze sleeps on the doorbell for a moment, once in each wait; false: not this
+// call, or not now.
+func (w *waiter) doze(ctx context.Context) bool {
+	lot := &w.r.lot
+	if w.l == nil || w.dozed {
+		return false
+	}
+	w.dozed = true
+	if n := lot.vain.Load(); n >= fewDozes && n%dozeEvery != 0 {
+		lot.vain.Add(1)
+		return false
+	}
+	if dozers.Add(1) > int32(runtime.GOMAXPROCS(0)) || !lot.bed(w) {
+		dozers.Add(-1)
+		return false
+	}
+	d := dozeFor
+	if t, ok := ctx.Deadline(); ok {
+		d = min(d, time.Until(t))
+	}
+	if len(w.ch) == 0 && d > 0 {
+		w.l.bell.sleep(d)
+	}
+	dozers.Add(-1)
+	if lot.rise(w) {
+		lot.wake(allBits) // the ring may have been for them
+	}
+	if w.ready() {
+		lot.vain.Store(0)
+	} else {
+		lot.vain.Add(1)
+	}
+	return true
+}
+
 // lot is where waiters park.
 type lot struct {
 	parked atomic.Int32 // length of list
 	misses atomic.Int32 // spins in a row that were for nothing
+	vain   atomic.Int32 // dozes in a row that were for nothing, and those left out since
 
-	mu    sync.Mutex
-	list  []*waiter // guarded by mu
-	count [4]int    // guarded by mu; waiters with each bit
+	bedded *waiter // guarded by mu; it sleeps on the doorbell
+	mu     sync.Mutex
+	list   []*waiter // guarded by mu
+	count  [4]int    // guarded by mu; waiters with each bit
 }
 
 // After manyMisses spins in a row for nothing, most are short: what comes
@@ -266,6 +321,25 @@ func (p *lot) tally(w *waiter, n int) {
 	}
 }
 
+// bed is called by who is to sleep on the doorbell; false: somebody does.
+func (p *lot) bed(w *waiter) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.bedded != nil {
+		return false
+	}
+	p.bedded = w
+	return true
+}
+
+// rise ends that, and tells whether others are parked.
+func (p *lot) rise(w *waiter) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bedded = nil
+	return len(p.list) > 1
+}
+
 // arm tells the daemon what everybody parked here waits for.
 func (p *lot) arm(w *waiter) {
 	if w.l == nil {
@@ -294,6 +368,9 @@ func (p *lot) wake(bits uint32) {
 			select {
 			case w.ch <- struct{}{}:
 			default:
+			}
+			if w == p.bedded {
+				w.l.bell.ring()
 			}
 		}
 	}
