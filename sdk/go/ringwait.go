@@ -181,13 +181,14 @@ var spinners atomic.Int32
 // spin looks until something is there or the socket's share of time is used up.
 func (w *waiter) spin(done <-chan struct{}) bool {
 	budget := w.r.lot.budget(w.r.cfg.spin)
-	if budget == 0 || spinners.Add(1) > int32(runtime.GOMAXPROCS(0)) {
-		if budget != 0 {
-			spinners.Add(-1)
-		}
+	if budget == 0 {
 		return false
 	}
 	defer spinners.Add(-1)
+	most := int32(runtime.GOMAXPROCS(0))
+	if spinners.Add(1) > most {
+		return false
+	}
 	start := time.Now()
 	for i := 1; ; i++ {
 		if w.ready() {
@@ -208,8 +209,8 @@ func (w *waiter) spin(done <-chan struct{}) bool {
 			return false
 		default:
 		}
-		if i%32 == 0 {
-			runtime.Gosched() // this process's other goroutines want the core as well
+		if i%32 == 0 && spinners.Load() >= most {
+			runtime.Gosched() // this process's other goroutines want a thread as well; it starts one, so not without need
 		}
 	}
 }
