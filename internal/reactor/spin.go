@@ -16,6 +16,10 @@ import "time"
 // after patience failures and tried again in short runs, which two partners
 // meet in within a fraction of a second.
 //
+// While every idle moment ends with work the spin may be longer, because one loop
+// that sleeps costs all who work with it several wake-ups: a moment that somebody
+// else takes from one of them must not put all to sleep.
+//
 // A yield that does not come back soon has given the processor to somebody who
 // computes. Spinning is then the worst that can be done: who sleeps is let in
 // front when work arrives, who yields waits for the end of the other's slice. So
@@ -23,6 +27,7 @@ import "time"
 type spin struct {
 	max, near time.Duration
 	budget    time.Duration // for the next idle moment
+	finds     int           // idle moments in a row that ended while spinning
 	fails     int           // sleeps in a row after which work came near, in spite of spinning
 	shun      int           // idle moments still to begin with sleep
 	penalty   int           // how many that were the last time
@@ -31,6 +36,8 @@ type spin struct {
 const (
 	nearWakes = 150 * time.Microsecond // above the spin: two wake-ups and the work between
 	patience  = 32
+	eager     = 8  // finds in a row, and the spin is
+	longer    = 4  // times as long
 	runEvery  = 64 // once out of patience: of so many sleeps
 	runLen    = 8  // so many begin with a spin
 
@@ -54,19 +61,29 @@ func (s *spin) found() {
 	if s.penalty > 0 {
 		s.penalty--
 	}
-	if s.budget = s.max; s.shun > 0 {
+	s.finds++
+	switch {
+	case s.shun > 0:
 		s.budget = 0
+	case s.finds >= eager:
+		s.budget = longer * s.max
+	default:
+		s.budget = s.max
 	}
 }
 
 // lost: a yield took longer than all that spinning can win.
 func (s *spin) lost() {
+	s.finds = 0
 	s.penalty = min(max(2*s.penalty, minPenalty), maxPenalty)
 	s.shun, s.budget = s.penalty, 0
 }
 
 // slept: the spin was in vain, and work came gap after the last.
 func (s *spin) slept(gap time.Duration) {
+	if s.finds = 0; s.budget > s.max {
+		s.budget = s.max
+	}
 	if s.shun > 0 {
 		if s.shun--; s.shun == 0 {
 			s.fails, s.budget = 0, s.max

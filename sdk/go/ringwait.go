@@ -262,7 +262,7 @@ func (w *waiter) doze(ctx context.Context) bool {
 // lot is where waiters park.
 type lot struct {
 	parked atomic.Int32 // length of list
-	misses atomic.Int32 // spins in a row that were for nothing
+	misses atomic.Int32 // spins in a row that were for nothing; below 0: that were not
 	vain   atomic.Int32 // dozes in a row that were for nothing, and those left out since
 
 	bedded *waiter // guarded by mu; it sleeps on the doorbell
@@ -272,21 +272,34 @@ type lot struct {
 }
 
 // After manyMisses spins in a row for nothing, most are short: what comes
-// rarely is not worth them.
-const manyMisses = 16
+// rarely is not worth them. After manyHits that were not for nothing they are
+// longer: when all who work together spin, one that sleeps costs each of them a
+// wake-up.
+const (
+	manyMisses = 16
+	manyHits   = 8
+)
 
 func (p *lot) budget(d time.Duration) time.Duration {
-	if n := p.misses.Load(); n >= manyMisses && n%manyMisses != 0 {
+	switch n := p.misses.Load(); {
+	case n <= -manyHits:
+		return 4 * d
+	case n >= manyMisses && n%manyMisses != 0:
 		return d / 8
 	}
 	return d
 }
 
 func (p *lot) spun(hit bool) {
-	if !hit {
+	switch n := p.misses.Load(); {
+	case !hit && n < 0:
+		p.misses.Store(1)
+	case !hit:
 		p.misses.Add(1)
-	} else if p.misses.Load() != 0 {
-		p.misses.Store(0)
+	case n > 0:
+		p.misses.Store(-1)
+	case n > -manyHits:
+		p.misses.Add(-1)
 	}
 }
 
