@@ -1,128 +1,410 @@
 package rtrs
 
 import (
+	"fmt"
 	"math/rand"
 	"net/netip"
 	"time"
+
+	"github.com/rdsd/rdsd/internal/mutant"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // Client is one session as a client.
+//
+// A request has a permit while the server may still be using its chunk: from
+// when it is sent until it is answered, or until the epoch it was last sent in
+// is fenced, even if it failed meanwhile.
 type Client struct {
-	cfg ClientConfig
-	env ClientEnv
-	rnd *rand.Rand
+	cfg  ClientConfig
+	env  ClientEnv
+	rnd  *rand.Rand
+	uuid [wire.RTRSUUIDLen]byte
+	now  time.Duration
+	due  time.Duration // when Tick is to be called, or earlier
+	busy int           // depth of calls; what waits is sent at the end of the outermost
+
+	paths     []*ClientPath
+	connected int         // of them
+	turn      int         // round-robin: the path after this one
+	creator   *ClientPath // before the first Up: the one path that may create the session
+	everUp    bool
+	resumed   bool          // since the last Up
+	lostAt    time.Duration // since when no path is connected
+	resting   *ClientPath   // promised there to send nothing
+
+	generation uint32          // of the session at the server, 0: unknown
+	life       uint32          // rises when the server has new chunks
+	chunks     wire.RTRSChunks // Depth 0: not known yet
+	slots      []*Req          // by permit, in flight
+	free       []uint32        // permits; the last given back is the first used, so few chunks are touched
+
+	queue  list // requests that wait, submitted first at first
+	admin  list // those with Admin
+	all    list // every request that is not done
+	epochs []*epoch
+	// ghosts are writes that failed and may still happen: nothing is sent
+	// until their epochs are fenced.
+	ghosts int
+
+	fatal  error // nothing is taken any more
+	closed bool  // Close was called
+	told   bool  // and ClientEnv.Closed too
+
+	stats ClientStats
+	op    transport.Op
+	tail  [transport.MaxTail]byte
 }
 
-// ClientPath is one path of a client. Its exported fields do not change.
-type ClientPath struct {
-	Local, Remote netip.AddrPort // Local may be without an address or port: the system chooses
-	Ctx           any            // the shell's
-}
-
-// PathInfo describes a path.
-type PathInfo struct {
-	Local, Remote netip.AddrPort
-	State         State
-	Since         time.Duration // when it came to be in that state
-	Attempts      int           // to connect, that failed in a row
-	Err           error         // why it was lost or could not be made, the last time
-	Stats         PathStats
-}
-
-// NewClient returns a session without a path.
+// NewClient returns a session without a path. Its UUID comes from rnd.
 func NewClient(cfg ClientConfig, env ClientEnv, rnd *rand.Rand, now time.Duration) (*Client, error) {
-	return nil, nil
+	cfg, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{cfg: cfg, env: env, rnd: rnd, now: now, due: Never, lostAt: now, all: list{kind: byAge}}
+	c.newUUID(&c.uuid)
+	return c, nil
 }
 
-// AddPath adds a path and begins to connect it.
-func (c *Client) AddPath(now time.Duration, local, remote netip.AddrPort) (*ClientPath, error) {
-	return nil, nil
+// newUUID fills in a random UUID (version 4, as the kernel's are).
+func (c *Client) newUUID(u *[wire.RTRSUUIDLen]byte) {
+	c.rnd.Read(u[:])
+	u[6], u[8] = u[6]&0x0f|0x40, u[8]&0x3f|0x80
 }
 
-// Remove ends p for good; its requests go on on other paths.
-func (c *Client) Remove(now time.Duration, p *ClientPath) error { return nil }
+// enter and leave are around every call from outside.
+func (c *Client) enter(now time.Duration) {
+	c.now = max(c.now, now)
+	c.busy++
+}
 
-// Disconnect ends p until Reconnect.
-func (c *Client) Disconnect(now time.Duration, p *ClientPath) error { return nil }
+func (c *Client) leave() {
+	if c.busy == 1 {
+		c.pump()
+		c.finishClose()
+	}
+	c.busy--
+}
 
-// Reconnect connects p anew: at once if it waits for its next attempt or was
-// disconnected; a connected one is given up first.
-func (c *Client) Reconnect(now time.Duration, p *ClientPath) error { return nil }
+// arm sees to it that Tick is called at t or earlier.
+func (c *Client) arm(t time.Duration) { c.due = min(c.due, t) }
 
-// SetPolicy changes how requests choose a path.
-func (c *Client) SetPolicy(p Policy) {}
-
-// Paths are the paths in the order they were added. The slice is the Client's.
-func (c *Client) Paths() []*ClientPath { return nil }
-
-// Name is the session's name; UUID the number that is shown to the server.
-func (c *Client) Name() string   { return c.cfg.Name }
-func (c *Client) UUID() [16]byte { return [16]byte{} }
-
-// MaxIO is the most bytes of data in a request, 0 before the first Up. It can
-// change when the session comes Up again.
-func (c *Client) MaxIO() int { return 0 }
-
-// Depth is how many requests are in flight at most, 0 before the first Up.
-func (c *Client) Depth() int { return 0 }
-
-// Stats are the numbers of the session.
-func (c *Client) Stats() ClientStats { return ClientStats{} }
-
-// Submit takes r; nil: Done follows, at the latest when the limits of the
-// configuration say so. What cannot be sent now, because no permit is free or
-// no path is connected, waits in order. An error, ErrClosed or ErrTooLarge:
+// Submit takes r; nil: Done follows, perhaps before Submit returns, and at the
+// latest when the limits of the configuration say so. What cannot be sent now,
+// because no permit is free or no path is connected, waits in order. An error:
 // r was not taken.
-func (c *Client) Submit(now time.Duration, r *Req) error { return nil }
+func (c *Client) Submit(now time.Duration, r *Req) error {
+	switch {
+	case c.fatal != nil:
+		return c.fatal
+	case len(r.Usr) > MaxUsr:
+		return rdserr.With(ErrTooLarge, "rtrs: a user header of %d bytes, %d are possible", len(r.Usr), MaxUsr)
+	case c.chunks.Depth != 0 && len(r.Data) > int(c.chunks.MaxIO):
+		return rdserr.With(ErrTooLarge, "rtrs: a request of %d bytes, %d are possible", len(r.Data), c.chunks.MaxIO)
+	case r.at != idle:
+		panic("rtrs: a request submitted twice")
+	}
+	c.enter(now)
+	r.Err, r.at, r.submitted, r.expired, r.again = nil, queued, c.now, false, nil
+	c.all.push(r)
+	c.waiting(r).push(r)
+	if c.cfg.OnLoss == Error {
+		c.arm(c.limit(r))
+		if c.connected == 0 {
+			c.arm(c.lostAt + c.cfg.LossTimeout)
+		}
+	}
+	c.leave()
+	return nil
+}
+
+// waiting is the list that r waits in.
+func (c *Client) waiting(r *Req) *list {
+	if r.Admin {
+		return &c.admin
+	}
+	return &c.queue
+}
+
+// finish ends r, which is in no list by state any more.
+func (c *Client) finish(r *Req, err error) {
+	c.all.remove(r)
+	r.at, r.Err, r.path, r.epoch, r.again = idle, err, nil, nil, nil
+	if err == nil {
+		c.stats.Done++
+	} else {
+		c.stats.Failed++
+	}
+	c.env.Done(r)
+}
+
+// giveUp ends r with err as soon as its memory is not used any more, which for
+// a request in flight is when its path is gone; the caller hangs that up.
+func (c *Client) giveUp(r *Req, err error) {
+	switch r.at {
+	case queued:
+		c.waiting(r).remove(r)
+		c.finish(r, err)
+	case inFlight:
+		if !r.expired {
+			r.expired, r.Err = true, err
+		}
+	case stranded:
+		r.epoch.orphan(r)
+		c.finish(r, err)
+	}
+}
 
 // Resume lets requests without Admin run, after Up.
-func (c *Client) Resume(now time.Duration) {}
+func (c *Client) Resume(now time.Duration) {
+	c.enter(now)
+	c.resumed = true
+	c.leave()
+}
 
 // Each calls f for every request that is not done, those submitted first at
 // first. Between Up and Resume none without Admin is being sent, so what they
 // have in Usr may be changed, and they may be given to Cancel from within f.
-func (c *Client) Each(f func(r *Req)) {}
+func (c *Client) Each(f func(r *Req)) { c.each(c.all.n, f) }
+
+// each does so for the first n, so that those which Done submits meanwhile are
+// not among them.
+func (c *Client) each(n int, f func(r *Req)) {
+	r := c.all.first
+	for ; n > 0; n-- {
+		next := r.next(byAge)
+		f(r)
+		r = next
+	}
+}
 
 // Cancel ends r with err; false: it is being sent, and is not cancelled.
-func (c *Client) Cancel(now time.Duration, r *Req, err error) bool { return false }
+func (c *Client) Cancel(now time.Duration, r *Req, err error) bool {
+	if r.at != queued && r.at != stranded {
+		return false
+	}
+	c.enter(now)
+	c.giveUp(r, err)
+	c.leave()
+	return true
+}
 
 // Close ends the session: every path is hung up, every request done with
 // ErrClosed as soon as its memory is not used any more, then ClientEnv.Closed.
-func (c *Client) Close(now time.Duration) {}
+func (c *Client) Close(now time.Duration) {
+	if c.closed {
+		return
+	}
+	c.enter(now)
+	c.closed = true
+	c.end(ErrClosed, Dead)
+	c.leave()
+}
+
+// end takes nothing more, gives every request up with err and brings every
+// path to state want, Closed or Dead.
+func (c *Client) end(err error, want State) {
+	if c.fatal == nil {
+		c.fatal = err
+	}
+	c.Each(func(r *Req) { c.giveUp(r, err) })
+	for i := len(c.paths) - 1; i >= 0; i-- {
+		c.paths[i].end(want)
+	}
+}
+
+func (c *Client) finishClose() {
+	if c.closed && !c.told && len(c.paths) == 0 {
+		c.told, c.due = true, Never
+		c.env.Closed()
+	}
+}
+
+// AddPath adds a path and begins to connect it.
+func (c *Client) AddPath(now time.Duration, local, remote netip.AddrPort) (*ClientPath, error) {
+	switch {
+	case c.fatal != nil:
+		return nil, c.fatal
+	case !remote.IsValid() || remote.Port() == 0:
+		return nil, rdserr.With(rdserr.ErrInvalid, "rtrs: a path to %v: the server's address and port are needed", remote)
+	case len(c.paths) >= wire.RTRSMaxPaths:
+		return nil, ErrTooMany
+	}
+	for _, p := range c.paths {
+		if p.Local == local && p.Remote == remote && p.want != Dead {
+			return nil, ErrExists
+		}
+	}
+	c.enter(now)
+	p := &ClientPath{Local: local, Remote: remote, c: c, alone: len(c.paths) == 0, since: c.now}
+	c.newUUID(&p.uuid)
+	c.paths = append(c.paths, p)
+	p.startAt(c.now)
+	p.tick(c.now)
+	c.leave()
+	return p, nil
+}
+
+// Remove ends p for good; its requests go on on other paths.
+func (c *Client) Remove(now time.Duration, p *ClientPath) error { return c.endPath(now, p, Dead) }
+
+// Disconnect ends p until Reconnect.
+func (c *Client) Disconnect(now time.Duration, p *ClientPath) error { return c.endPath(now, p, Closed) }
+
+func (c *Client) endPath(now time.Duration, p *ClientPath, want State) error {
+	if p.state == Dead || p.want == Dead || p.want == want && (p.state == Closing || p.state == Closed) {
+		return ErrState
+	}
+	c.enter(now)
+	p.end(want)
+	c.leave()
+	return nil
+}
+
+// Reconnect connects p anew: at once if it waits for its next attempt or was
+// disconnected; a connected one is given up first.
+func (c *Client) Reconnect(now time.Duration, p *ClientPath) error {
+	switch {
+	case c.fatal != nil:
+		return c.fatal
+	case p.state == Dead || p.want == Dead || p.state == Connecting:
+		return ErrState
+	}
+	c.enter(now)
+	p.want, p.attempts, p.hasty = Reconnecting, 0, true
+	switch p.state {
+	case Connected:
+		p.lose(nil)
+	case Closed:
+		p.setState(Reconnecting)
+		fallthrough
+	case Reconnecting:
+		p.startAt(c.now)
+		p.tick(c.now)
+	}
+	c.leave()
+	return nil
+}
+
+// SetPolicy changes how requests choose a path.
+func (c *Client) SetPolicy(p Policy) error {
+	if p >= numPolicies {
+		return fmt.Errorf("rtrs: policy %d is none of min-inflight, round-robin and min-latency", p)
+	}
+	c.cfg.Policy = p
+	return nil
+}
+
+// Policy is how requests choose a path.
+func (c *Client) Policy() Policy { return c.cfg.Policy }
+
+// Paths are the paths in the order they were added. The slice is the Client's.
+func (c *Client) Paths() []*ClientPath { return c.paths }
+
+// Name is the session's name; UUID the number that is shown to the server.
+func (c *Client) Name() string   { return c.cfg.Name }
+func (c *Client) UUID() [16]byte { return c.uuid }
+
+// MaxIO is the most bytes of data in a request, 0 before the first Up. It can
+// change when the session comes Up again.
+func (c *Client) MaxIO() int { return int(c.chunks.MaxIO) }
+
+// Depth is how many requests are in flight at most, 0 before the first Up.
+func (c *Client) Depth() int {
+	if d := int(c.chunks.Depth); c.cfg.QueueDepth == 0 || d < c.cfg.QueueDepth {
+		return d
+	}
+	return c.cfg.QueueDepth
+}
+
+// Err is why nothing is taken any more, nil while it is.
+func (c *Client) Err() error { return c.fatal }
+
+// Stats are the numbers of the session.
+func (c *Client) Stats() ClientStats {
+	s := c.stats
+	s.Up, s.Depth, s.MaxIO, s.Queued = c.connected > 0, c.Depth(), c.MaxIO(), c.queue.n+c.admin.n
+	for _, p := range c.paths {
+		s.Inflight += p.flight.n
+	}
+	for _, e := range c.epochs {
+		s.Stranded += e.reqs.n
+	}
+	return s
+}
+
+// Next is when Tick is to be called; it may be earlier than the last Tick said.
+func (c *Client) Next() time.Duration { return c.due }
+
+// limit is when r fails, whatever the reason.
+func (c *Client) limit(r *Req) time.Duration {
+	return r.submitted + c.cfg.IOTimeout + c.cfg.LossTimeout
+}
 
 // Tick does what is due. The returned time is when to call it next, unless
 // another call makes something due earlier: Next says, at any time.
-func (c *Client) Tick(now time.Duration) (next time.Duration) { return Never }
-
-// Next is when Tick is to be called.
-func (c *Client) Next() time.Duration { return Never }
-
-// Info describes p.
-func (p *ClientPath) Info() PathInfo { return PathInfo{} }
-
-// ResetStats sets the statistics to zero.
-func (p *ClientPath) ResetStats() {}
-
-// Dialed: connection conn is made, and the server answered with rsp.
-func (p *ClientPath) Dialed(now time.Duration, conn int, rsp []byte) {}
-
-// Refused: connection conn could not be made. rsp is what the server said, nil
-// if it did not.
-func (p *ClientPath) Refused(now time.Duration, conn int, rsp []byte, err error) {}
-
-// Lost: connection conn ended by itself.
-func (p *ClientPath) Lost(now time.Duration, conn int, err error) {}
-
-// Gone: what ClientEnv.Hang asked for has happened.
-func (p *ClientPath) Gone(now time.Duration) {}
-
-// Written, Received and Invalidated are what the handler of the link of
-// connection conn was told. An error: the peer broke the protocol, the path is
-// being hung up.
-func (p *ClientPath) Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) error {
-	return nil
+func (c *Client) Tick(now time.Duration) (next time.Duration) {
+	c.enter(now)
+	c.due = Never
+	for i := len(c.paths) - 1; i >= 0; i-- {
+		c.paths[i].tick(c.now)
+	}
+	if c.cfg.OnLoss == Error && !mutant.On(mutant.RTRSNoDeadline) {
+		c.deadlines()
+	}
+	c.leave()
+	return c.due
 }
-func (p *ClientPath) Received(now time.Duration, conn int, data []byte, imm uint32, hasImm bool) error {
-	return nil
+
+// deadlines fails what has waited too long.
+func (c *Client) deadlines() {
+	if c.connected == 0 && c.fatal == nil && c.all.n > 0 {
+		if t := c.lostAt + c.cfg.LossTimeout; t > c.now {
+			c.arm(t)
+		} else {
+			n := 0
+			c.Each(func(r *Req) {
+				if !r.expired {
+					c.giveUp(r, ErrNoPath)
+					n++
+				}
+			})
+			c.lost(n, ErrNoPath)
+		}
+	}
+	n := 0
+	c.Each(func(r *Req) {
+		t := c.limit(r)
+		switch {
+		case r.expired:
+		case t > c.now:
+			c.arm(t)
+		default:
+			if r.at == inFlight && r.path.state == Connected {
+				r.path.overdue = true
+			}
+			c.giveUp(r, ErrTimeout)
+			n++
+		}
+	})
+	c.lost(n, ErrTimeout)
+	for i := len(c.paths) - 1; i >= 0; i-- {
+		if p := c.paths[i]; p.overdue {
+			p.timeout()
+		}
+	}
 }
-func (p *ClientPath) Invalidated(now time.Duration, conn int, key uint32) error { return nil }
+
+func (c *Client) lost(n int, err error) {
+	if n > 0 {
+		c.event(Event{Kind: EventLost, N: n, Err: err})
+	}
+}
+
+func (c *Client) event(e Event) {
+	e.Name = c.cfg.Name
+	c.env.Event(e)
+}

@@ -59,7 +59,10 @@ type ServerEnv interface {
 	// Hang closes every link of p. Then p.Gone, as with ClientEnv.
 	Hang(p *ServerPath)
 	Post(p *ServerPath, conn int, op *transport.Op)
+	// Register, Renew and Revoke are Register, RegisterAt and Revoke of p's
+	// transport.Domain.
 	Register(p *ServerPath, b []byte) (key uint32, addr uint64)
+	Renew(p *ServerPath, b []byte, addr uint64) (key uint32)
 	Revoke(p *ServerPath, key uint32) (idle bool)
 
 	// Alloc returns n zero bytes for the chunks of a session that cost nothing

@@ -19,3 +19,31 @@ var (
 	ErrProtocol  = &rdserr.Error{Errno: syscall.EPROTO, Name: "protocol", Text: "rtrs: the peer broke the protocol"}
 	ErrHeartbeat = &rdserr.Error{Errno: syscall.ETIMEDOUT, Name: "heartbeat", Text: "rtrs: the peer was silent beyond the limit of missed heartbeats"}
 )
+
+// errnoReplaced tells a client that its session's name is another session's now.
+const errnoReplaced = uint16(syscall.ESTALE)
+
+// refusal is the error of a path that the server refused with errno.
+func refusal(errno uint16) error {
+	n := syscall.Errno(errno)
+	why := "the server refused the path"
+	switch n {
+	case syscall.EPERM:
+		why = "the server has a session of this name from another node"
+	case syscall.ESTALE:
+		return ErrReplaced
+	case syscall.ENXIO:
+		why = "the server does not know the session yet"
+	case syscall.EEXIST:
+		why = "the server has a path between these addresses"
+	case syscall.EMFILE:
+		why = "the server has as many sessions, paths or connections as it allows"
+	case syscall.ENOMEM:
+		why = "the server has no memory for the session"
+	case syscall.ESHUTDOWN:
+		why = "the server is shutting down"
+	case syscall.ECONNRESET:
+		why = "the server refused the path: another version, too many connections, or the path's older life has not ended there"
+	}
+	return rdserr.With(&rdserr.Error{Errno: n, Name: "refused", Text: why}, "rtrs: %s (%v)", why, n)
+}

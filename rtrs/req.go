@@ -1,6 +1,10 @@
 package rtrs
 
-import "time"
+import (
+	"time"
+
+	"github.com/rdsd/rdsd/wire"
+)
 
 // Op is the direction of a request's data.
 type Op uint8
@@ -27,14 +31,31 @@ type Req struct {
 	Err   error  // the outcome: nil, a syscall.Errno that the server answered, or an error of this package
 	Ctx   any    // the caller's
 
-	client    *Client
+	// The rest is its Client's.
+	at        reqState
+	expired   bool        // its limit passed while it was in flight
+	again     *ClientPath // sent before, last on this path
 	submitted time.Duration
-	link      // of the list it waits in, or is in flight on
-	deadline  link
+	sent      time.Duration
+	path      *ClientPath // inFlight
+	epoch     *epoch      // stranded
+	permit    uint32      // inFlight, stranded: if life is still the Client's
+	life      uint32
+	con       uint16
+	hasKey    bool
+	key       uint32 // of Data, inFlight
+	in        [numKinds]place
 }
 
-// link is a place in a list.
-type link struct{ next, prev *Req }
+// reqState is where a request stands.
+type reqState uint8
+
+const (
+	idle     reqState = iota // the caller's
+	queued                   // waits for a permit or a path
+	inFlight                 // on a path, which is connected or closing
+	stranded                 // was on a path that is gone, whose epoch is not fenced
+)
 
 // ServerReq is one request at the server, the callee's until it calls
 // Server.Reply.
@@ -51,6 +72,10 @@ type ServerReq struct {
 	Ctx  any    // the callee's; kept when the ServerReq is used again
 
 	stale bool
+	chunk uint32
+	con   uint16
+	msg   wire.RTRSReq
+	usr   [MaxUsr]byte
 }
 
 // Stale says that no answer will be sent, because the path has gone: what has

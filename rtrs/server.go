@@ -1,9 +1,14 @@
 package rtrs
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
+	"syscall"
 	"time"
 
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -12,35 +17,31 @@ type Server struct {
 	cfg    ServerConfig
 	chunks wire.RTRSChunks
 	env    ServerEnv
+	now    time.Duration
+	due    time.Duration
+	busy   int // depth of calls
+
+	paths      []*ServerPath    // in the order they came
+	sessions   []*ServerSession // those that are down and not empty yet included
+	fences     []pendingFence
+	generation uint32
+	replaced   [256]uuid // sessions that shall not come back, the oldest overwritten
+	numReplace int
+	unsettled  bool // settle may find something to do
+
+	closed, told bool
+	stats        ServerStats
+	op           transport.Op
+	tail         [64]byte
 }
 
-// ServerSession is a client with its chunks, from its first connected path to
-// the loss of the last. One that comes back afterwards is another one.
-type ServerSession struct {
-	Name string // what the client calls it
-	Ctx  any    // the user's
-}
-
-// ServerPath is one life of a path of a client.
-type ServerPath struct {
-	Local, Remote netip.AddrPort // of its first connection
-	Ctx           any            // the shell's
-}
+type uuid = [wire.RTRSUUIDLen]byte
 
 // ServerCon is one connection of a path, or a request to make one.
 type ServerCon struct {
 	Path *ServerPath // nil if it was refused
 	Num  int
 	Ctx  any // the shell's, as given to Connect
-}
-
-// ServerPathInfo describes a path.
-type ServerPathInfo struct {
-	Local, Remote netip.AddrPort
-	Session       string // name, "" until it is known
-	State         State
-	Since         time.Duration
-	Stats         ServerPathStats
 }
 
 // ServerStats are numbers of a server as a whole.
@@ -56,65 +57,194 @@ type ServerStats struct {
 
 // NewServer returns a server without a session. generation is a random number.
 func NewServer(cfg ServerConfig, env ServerEnv, generation uint32, now time.Duration) (*Server, error) {
-	return nil, nil
+	cfg, chunks, err := cfg.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	return &Server{cfg: cfg, chunks: chunks, env: env, now: now, due: Never, generation: generation}, nil
 }
+
+func (s *Server) enter(now time.Duration) {
+	s.now = max(s.now, now)
+	s.busy++
+}
+
+func (s *Server) leave() {
+	if s.busy == 1 {
+		for s.unsettled {
+			s.settle()
+		}
+		if s.closed && !s.told && len(s.paths) == 0 {
+			s.told, s.due = true, Never
+			s.env.Closed()
+		}
+	}
+	s.busy--
+}
+
+func (s *Server) arm(t time.Duration) { s.due = min(s.due, t) }
 
 // Connect is a link's request to be let in, with the private data that it
 // showed. ServerEnv.Accept or Reject is called from within, with a ServerCon
 // that has ctx; the same is returned.
 func (s *Server) Connect(now time.Duration, ctx any, req []byte, local, remote netip.AddrPort) *ServerCon {
-	return nil
+	s.enter(now)
+	defer s.leave()
+	c := &ServerCon{Ctx: ctx}
+	r, err := wire.ParseRTRSConnReq(req)
+	c.Num = int(r.Conn)
+	errno := syscall.ECONNRESET
+	if err == nil {
+		errno, err = s.admit(c, &r, local, remote)
+	}
+	if err != nil {
+		s.stats.Refused++
+		s.event(Event{Kind: EventRefused, Err: err})
+		rsp := wire.RTRSReject(uint16(errno))
+		s.env.Reject(c, rsp.Append(nil))
+		return c
+	}
+	c.Path.fences = c.Path.fences || wire.RTRSFencesSet(req)
+	rsp := wire.RTRSConnRsp{QueueDepth: uint16(s.chunks.Depth), MaxIOSize: s.chunks.MaxIO, MaxHdrSize: s.chunks.MaxHdr, Flags: wire.RTRSFences}
+	if !s.cfg.NoInvalidate {
+		rsp.Flags |= wire.RTRSNewRKey
+	}
+	s.env.Accept(c, rsp.Append(nil))
+	return c
 }
 
-// Reply ends r. Read: its first n bytes of Data are filled, what is beyond is
-// sent as zeroes. err: an error with a syscall.Errno in it, or nil. r may be
-// used by another request at once.
-func (s *Server) Reply(now time.Duration, r *ServerReq, n int, err error) {}
+// admit finds or makes the path of c. Older lives of it are given up: the
+// client would not connect it if it had not lost them.
+func (s *Server) admit(c *ServerCon, r *wire.RTRSConnReq, local, remote netip.AddrPort) (syscall.Errno, error) {
+	if s.closed {
+		return syscall.ESHUTDOWN, ErrClosed
+	}
+	if slices.Contains(s.replaced[:min(s.numReplace, len(s.replaced))], r.Session) {
+		return syscall.ESTALE, ErrReplaced
+	}
+	known, others, unnamed := false, 0, 0
+	for _, p := range s.paths {
+		switch {
+		case p.session != r.Session:
+			if p.ses == nil {
+				unnamed++
+			}
+		case p.uuid != r.Path:
+			others++
+			known = known || p.state == Connected
+		case p.attempt == r.Attempt:
+			if p.state != Connecting || int(r.Conn) >= len(p.cons) || len(p.cons) != int(r.Conns) || p.cons[r.Conn].ServerCon != nil || p.Remote.Addr() != remote.Addr() {
+				return syscall.ECONNRESET, fmt.Errorf("%w: connection %d of %d of a path that is %v and has %d", ErrProtocol, r.Conn, r.Conns, p.state, len(p.cons))
+			}
+			c.Path, p.cons[r.Conn].ServerCon = p, c
+			return 0, nil
+		case int16(r.Attempt-p.attempt) < 0:
+			return syscall.ECONNRESET, fmt.Errorf("%w: attempt %d to connect a path, which is at %d", ErrProtocol, r.Attempt, p.attempt)
+		default:
+			known = known || p.state == Connected
+		}
+	}
+	switch {
+	case int(r.Conns) > s.cfg.MaxConns || others >= s.cfg.MaxPaths || unnamed >= max(64, s.cfg.MaxSessions):
+		return syscall.EMFILE, rdserr.With(ErrTooMany, "rtrs: a path of %d connections, %d other paths, %d not of any session yet: too many", r.Conns, others, unnamed)
+	case r.Conn != 0:
+		return syscall.ECONNRESET, fmt.Errorf("%w: connection %d of a path that has no connection 0", ErrProtocol, r.Conn)
+	case !r.FirstConn && !known:
+		return syscall.ENXIO, rdserr.With(rdserr.ErrNotFound, "rtrs: another path of a session that is not here")
+	}
+	for _, p := range s.paths {
+		if p.session == r.Session && p.uuid == r.Path && p.state < Closing {
+			p.lose(nil)
+		}
+	}
+	p := &ServerPath{Local: local, Remote: remote, s: s, session: r.Session, uuid: r.Path, attempt: r.Attempt,
+		state: Connecting, since: s.now, cons: make([]serverCon, r.Conns), at: s.now + s.cfg.ConnectTimeout}
+	p.cons[0].ServerCon = c
+	c.Path = p
+	s.paths = append(s.paths, p)
+	s.arm(p.at)
+	return 0, nil
+}
 
 // Sessions and Paths are those there are. The slices are new.
-func (s *Server) Sessions() []*ServerSession { return nil }
-func (s *Server) Paths() []*ServerPath       { return nil }
+func (s *Server) Sessions() (live []*ServerSession) {
+	for _, e := range s.sessions {
+		if !e.down {
+			live = append(live, e)
+		}
+	}
+	return live
+}
+
+// Paths: see Sessions.
+func (s *Server) Paths() []*ServerPath { return slices.Clone(s.paths) }
 
 // Stats are the numbers of the server.
-func (s *Server) Stats() ServerStats { return ServerStats{} }
+func (s *Server) Stats() ServerStats {
+	t := s.stats
+	t.Sessions, t.Paths = len(s.sessions), len(s.paths)
+	for _, p := range s.paths {
+		t.Inflight += p.inflight
+	}
+	return t
+}
 
 // Disconnect gives p up; the client may connect it anew.
-func (s *Server) Disconnect(now time.Duration, p *ServerPath) {}
+func (s *Server) Disconnect(now time.Duration, p *ServerPath) {
+	s.enter(now)
+	if p.state < Closing {
+		p.lose(nil)
+	}
+	s.leave()
+}
 
 // End gives all paths of e up.
-func (s *Server) End(now time.Duration, e *ServerSession) {}
+func (s *Server) End(now time.Duration, e *ServerSession) {
+	s.enter(now)
+	for _, p := range e.paths {
+		if p.state < Closing {
+			p.lose(nil)
+		}
+	}
+	s.leave()
+}
 
 // Close gives everything up; then ServerEnv.Closed, when all links are closed
 // and every request was replied to. Connect refuses from now on.
-func (s *Server) Close(now time.Duration) {}
-
-// Tick and Next are as Client's.
-func (s *Server) Tick(now time.Duration) (next time.Duration) { return Never }
-func (s *Server) Next() time.Duration                         { return Never }
-
-// UUID is the session's number, Paths its paths in the order they came.
-func (e *ServerSession) UUID() [16]byte       { return [16]byte{} }
-func (e *ServerSession) Paths() []*ServerPath { return nil }
-
-// Session is nil while p is not connected.
-func (p *ServerPath) Session() *ServerSession { return nil }
-
-// Con is connection num of p, nil if there is none.
-func (p *ServerPath) Con(num int) *ServerCon { return nil }
-
-// Info describes p.
-func (p *ServerPath) Info() ServerPathInfo { return ServerPathInfo{} }
-
-// ResetStats sets the statistics to zero, but for Inflight.
-func (p *ServerPath) ResetStats() {}
-
-// Lost, Gone, Written, Received and Invalidated are as ClientPath's.
-func (p *ServerPath) Lost(now time.Duration, conn int, err error) {}
-func (p *ServerPath) Gone(now time.Duration)                      {}
-func (p *ServerPath) Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) error {
-	return nil
+func (s *Server) Close(now time.Duration) {
+	if s.closed {
+		return
+	}
+	s.enter(now)
+	s.closed = true
+	for _, p := range s.paths {
+		if p.state < Closing {
+			p.lose(nil)
+		}
+	}
+	s.leave()
 }
-func (p *ServerPath) Received(now time.Duration, conn int, data []byte, imm uint32, hasImm bool) error {
-	return nil
+
+// Tick does what is due; see Client.Tick.
+func (s *Server) Tick(now time.Duration) (next time.Duration) {
+	s.enter(now)
+	s.due = Never
+	for _, p := range s.paths {
+		p.tick(s.now)
+	}
+	for _, e := range s.sessions {
+		e.tick(s.now)
+	}
+	s.leave()
+	return s.due
 }
-func (p *ServerPath) Invalidated(now time.Duration, conn int, key uint32) error { return nil }
+
+// Next is when Tick is to be called; it may be earlier than the last Tick said.
+func (s *Server) Next() time.Duration { return s.due }
+
+func (s *Server) event(e Event) {
+	if e.Server != nil {
+		e.Name = e.Server.name
+	}
+	s.env.Event(e)
+}

@@ -48,6 +48,10 @@ type Domain interface {
 	// key is revoked. Keys and addresses are hard to guess; a key is not given
 	// again soon. After Close, what it returns is good for nothing.
 	Register(p []byte) (key uint32, addr uint64)
+	// RegisterAt is Register for memory whose address the peer knows from
+	// before: it needs to be told the new key alone. (A verbs device does that by
+	// itself.)
+	RegisterAt(p []byte, addr uint64) (key uint32)
 	// Revoke ends key at once: no write with it begins any more. idle false: a
 	// write with it is under way on a link (a peer that breaks the rules, or one
 	// that is late); close the links and wait for Closed before p is used or

@@ -72,6 +72,18 @@ func (d *Regions) Register(p []byte) (key uint32, addr uint64) {
 	// Page-aligned, and far from both ends of the address space, so that sums
 	// with lengths pass neither.
 	addr = d.rnd.Uint64()>>8&^0xfff | 1<<56
+	return d.register(p, addr), addr
+}
+
+// RegisterAt lets peers write p at an address that Register gave it before.
+func (d *Regions) RegisterAt(p []byte, addr uint64) (key uint32) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.register(p, addr)
+}
+
+// register finds a key. mu is held.
+func (d *Regions) register(p []byte, addr uint64) (key uint32) {
 	if 2*d.live >= len(d.table) {
 		d.grow()
 	}
@@ -85,13 +97,13 @@ func (d *Regions) Register(p []byte) (key uint32, addr uint64) {
 		}
 	}
 	if d.closed {
-		return key, addr
+		return key
 	}
 	r := d.take()
 	r.p, r.addr, r.count = p, addr, d.count
 	d.table[d.slot(r.count)] = r
 	d.live++
-	return key, addr
+	return key
 }
 
 func (d *Regions) slot(count uint32) int { return int(count) & (len(d.table) - 1) }

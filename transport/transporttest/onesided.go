@@ -44,6 +44,7 @@ func RunOneSided(t *testing.T, p OneSided) {
 		{"WrongMemoryEndsTheLink", testAccess},
 		{"RevokedByThePeer", testInvalidate},
 		{"KeysAreNotGivenAgain", testKeys},
+		{"NewKeyForTheSameAddress", testRegisterAt},
 		{"BeyondTheLimits", testLimits},
 		{"HandlerFails", testHandlerFails},
 		{"Close", testClose},
@@ -356,6 +357,7 @@ func testOneSidedDialFails(t *testing.T, p OneSided) {
 type foreign struct{}
 
 func (foreign) Register([]byte) (uint32, uint64) { return 1, 1 }
+func (foreign) RegisterAt([]byte, uint64) uint32 { return 1 }
 func (foreign) Revoke(uint32) bool               { return true }
 func (foreign) Close()                           {}
 
@@ -656,6 +658,27 @@ func testKeys(t *testing.T, p OneSided) {
 	d.Close()
 	if key, _ := d.Register(mem); !d.Revoke(key) {
 		t.Error("a key of a closed domain is busy")
+	}
+}
+
+// testRegisterAt: the peer keeps the address and is told a new key.
+func testRegisterAt(t *testing.T, p OneSided) {
+	x, y := p.started(t)
+	mem := make([]byte, 100)
+	old, addr := y.d.Register(mem)
+	y.d.Revoke(old)
+	key := y.d.RegisterAt(mem, addr)
+	if key == old {
+		t.Error("the same key again")
+	}
+	x.post(&transport.Op{Kind: transport.OpWriteImm, Key: key, Addr: addr + 10, Data: pattern(90, 1)})
+	p.until(t, "a write", func() bool { return y.count() == 1 })
+	if !bytes.Equal(mem[10:], pattern(90, 1)) {
+		t.Error("it lies elsewhere")
+	}
+	x.post(&transport.Op{Kind: transport.OpWriteImm, Key: old, Addr: addr, Data: pattern(90, 2)})
+	if err := p.wantClosed(t, y); !errors.As(err, new(*transport.AccessError)) || y.count() != 1 {
+		t.Errorf("a write with the old key: %v", err)
 	}
 }
 

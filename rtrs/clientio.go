@@ -1,0 +1,360 @@
+package rtrs
+
+import (
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/mutant"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// pump sends what waits, as far as there are permits.
+func (c *Client) pump() {
+	for c.connected > 0 && c.mayRun() {
+		l := &c.admin
+		if l.first == nil {
+			if l = &c.queue; l.first == nil || !c.resumed {
+				return
+			}
+		}
+		if len(c.free) == 0 {
+			return
+		}
+		r := l.pop()
+		if len(r.Data) > int(c.chunks.MaxIO) { // the server has smaller chunks than when it was taken
+			c.finish(r, ErrTooLarge)
+			continue
+		}
+		c.send(c.pick(), r)
+	}
+}
+
+// mayRun: no failed write may still happen, and no promise to rest was given.
+func (c *Client) mayRun() bool {
+	return (c.ghosts == 0 || mutant.On(mutant.RTRSOrphansRun)) && (c.resting == nil || mutant.On(mutant.RTRSRestSend))
+}
+
+// pick chooses a connected path; there is one.
+func (c *Client) pick() *ClientPath {
+	var best *ClientPath
+	for i := range c.paths {
+		p := c.paths[i]
+		if c.cfg.Policy == RoundRobin {
+			p = c.paths[(c.turn+i)%len(c.paths)]
+		}
+		if p.state != Connected {
+			continue
+		}
+		switch {
+		case c.cfg.Policy == RoundRobin:
+			c.turn = (c.turn + i + 1) % len(c.paths)
+			return p
+		case best == nil,
+			c.cfg.Policy == MinInflight && p.flight.n < best.flight.n,
+			c.cfg.Policy == MinLatency && p.stats.Latency < best.stats.Latency:
+			best = p
+		}
+	}
+	return best
+}
+
+// send sends r, which is in no list by state, on p.
+func (c *Client) send(p *ClientPath, r *Req) {
+	permit := c.free[len(c.free)-1]
+	c.free = c.free[:len(c.free)-1]
+	c.slots[permit] = r
+	r.at, r.path, r.permit, r.life, r.sent = inFlight, p, permit, c.life, c.now
+	r.con = 0
+	if !r.Admin {
+		r.con = uint16(1 + r.Lane%uint32(len(p.cons)-1))
+	}
+	p.flight.push(r)
+	p.cons[r.con].flight++
+	if r.again != nil {
+		c.stats.Retried++
+		if r.again != p {
+			p.stats.Failovers++
+		}
+	}
+
+	// The chunk: data, user header, message (docs/protocol.md).
+	msg := wire.RTRSReq{Type: wire.RTRSWrite, UsrLen: uint16(len(r.Usr))}
+	size := uint32(len(r.Data))
+	if r.Op == Read {
+		msg.Type = wire.RTRSRead
+		if size > 0 {
+			r.hasKey = true
+			msg.SGCnt = 1
+			msg.Desc.Len = size
+			r.key, msg.Desc.Addr = c.env.Register(p, r.Data)
+			msg.Desc.Key = r.key
+			if c.cfg.RemoteInval {
+				msg.Flags = wire.RTRSNeedInval
+			}
+		}
+		p.stats.Reads++
+		p.stats.ReadBytes += uint64(len(r.Usr)) + uint64(size)
+	} else {
+		p.stats.Writes++
+		p.stats.WriteBytes += uint64(len(r.Usr)) + uint64(size)
+	}
+	to := &p.descs[permit]
+	c.op = transport.Op{Kind: transport.OpWriteImm, Key: to.Key, Addr: to.Addr,
+		Imm: uint32(c.chunks.Req(permit, size+uint32(len(r.Usr))))}
+	if r.Op == Write {
+		c.op.Data = r.Data
+	} else {
+		c.op.Addr += uint64(size)
+	}
+	c.op.Tail = msg.Append(append(c.tail[:0], r.Usr...))
+	c.env.Post(p, int(r.con), &c.op)
+	c.op.Data = nil
+}
+
+// notice sends a message of ours, or a heartbeat's immediate.
+func (p *ClientPath) notice(m []byte) {
+	p.c.op = transport.Op{Kind: transport.OpSend, Tail: m}
+	p.c.env.Post(p, 0, &p.c.op)
+}
+
+func (p *ClientPath) immediate(conn int, i wire.RTRSImm) {
+	p.c.op = transport.Op{Kind: transport.OpWriteImm, Imm: uint32(i)}
+	p.c.env.Post(p, conn, &p.c.op)
+}
+
+// alive says that conn of p may bring something: what follows is a sign of life.
+func (p *ClientPath) alive(conn int) bool {
+	if p.state != Connected && p.state != Connecting || conn < 0 || conn >= len(p.cons) {
+		return false
+	}
+	p.beat.heard = p.c.now
+	if conn > 0 {
+		p.cons[conn].asked = 0
+	}
+	return true
+}
+
+// Written, Received and Invalidated are what the handler of the link of
+// connection conn was told. An error: the peer broke the protocol, the path is
+// being hung up.
+func (p *ClientPath) Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) (err error) {
+	p.c.enter(now)
+	if p.alive(conn) {
+		switch i := wire.RTRSImm(imm); i.Type() {
+		case wire.RTRSIORsp, wire.RTRSIORspInv:
+			err = p.answered(conn, i, nil)
+		case wire.RTRSHeartbeat:
+			p.immediate(conn, wire.RTRSImmHeartbeatAck)
+		case wire.RTRSHeartbeatAck:
+			if conn == 0 {
+				if d := p.beat.answered(p.c.now); d != 0 {
+					p.stats.Latency = d
+				}
+			}
+		}
+	}
+	p.c.leave()
+	return err
+}
+
+// Invalidated: see Written.
+func (p *ClientPath) Invalidated(now time.Duration, conn int, key uint32) error {
+	p.c.enter(now)
+	if p.alive(conn) {
+		p.cons[conn].key = key
+	}
+	p.c.leave()
+	return nil
+}
+
+// Received: see Written.
+func (p *ClientPath) Received(now time.Duration, conn int, data []byte, imm uint32, hasImm bool) (err error) {
+	p.c.enter(now)
+	if p.alive(conn) {
+		if hasImm {
+			err = p.rkey(conn, data, wire.RTRSImm(imm))
+		} else if err = p.message(conn, data); err != nil && p.state != Closing {
+			err = p.violation(err)
+		}
+	}
+	p.c.leave()
+	return err
+}
+
+// rkey: an answer that brings its chunk's new key.
+func (p *ClientPath) rkey(conn int, data []byte, i wire.RTRSImm) error {
+	k, err := wire.ParseRTRSRKeyRsp(data)
+	if err != nil {
+		return p.violation(err)
+	}
+	if t := i.Type(); t != wire.RTRSIORsp && t != wire.RTRSIORspInv {
+		return p.violation(fmt.Errorf("%w: an RKEY_RSP with an immediate of type %d", ErrProtocol, t))
+	}
+	return p.answered(conn, i, &k)
+}
+
+// answered: the request with the permit in i is done.
+func (p *ClientPath) answered(conn int, i wire.RTRSImm, k *wire.RTRSRKeyRsp) error {
+	c := p.c
+	permit, errno, _ := i.Done()
+	if p.state != Connected {
+		return p.violation(fmt.Errorf("%w: an answer before the path is connected", ErrProtocol))
+	}
+	if permit >= c.chunks.Depth || k != nil && uint32(k.BufID) != permit {
+		return p.violation(fmt.Errorf("%w: an answer to chunk %d of %d, or a new key for another", ErrProtocol, permit, c.chunks.Depth))
+	}
+	r := c.slots[permit]
+	if r == nil || r.path != p || int(r.con) != conn {
+		return p.violation(fmt.Errorf("%w: an answer to chunk %d, which has no request on connection %d", ErrProtocol, permit, conn))
+	}
+	if k != nil {
+		p.descs[permit].Key = k.Key
+	}
+	if r.hasKey && !p.revoke(r) {
+		return p.violation(fmt.Errorf("%w: memory of a request is being written after its answer", ErrProtocol))
+	}
+	p.flight.remove(r)
+	p.cons[conn].flight--
+	c.slots[permit] = nil
+	c.free = append(c.free, permit)
+	var err error
+	if errno != 0 {
+		err = syscall.Errno(errno)
+	}
+	c.finish(r, err)
+	return nil
+}
+
+// revoke ends the key of r's memory, if the server has not.
+func (p *ClientPath) revoke(r *Req) bool {
+	r.hasKey = false
+	if con := &p.cons[r.con]; con.key == r.key {
+		con.key = 0
+		return true
+	}
+	return p.c.env.Revoke(p, r.key) || mutant.On(mutant.RTRSReadKey)
+}
+
+// message: a send without an immediate.
+func (p *ClientPath) message(conn int, data []byte) error {
+	t, err := wire.RTRSMessageType(data)
+	if err != nil {
+		return err
+	}
+	switch {
+	case conn != 0 || len(p.cons) < p.c.cfg.Conns:
+		return fmt.Errorf("%w: a message of type %#x on connection %d of %d", ErrProtocol, uint16(t), conn, len(p.cons))
+	case t == wire.RTRSInfoRspType && p.state == Connecting:
+		descs, err := wire.ParseRTRSInfoRsp(data, p.chunks)
+		if err != nil {
+			return err
+		}
+		var g uint32
+		if p.fences() {
+			g = wire.RTRSGeneration(data)
+		}
+		return p.connect(g, descs)
+	case t == wire.RTRSFencedType && p.state == Connected:
+		return p.fenced(data)
+	case t == wire.RTRSRefusedType, t == wire.RTRSRestType && p.state == Connected, t == wire.RTRSWakeType && p.state == Connected:
+		n, err := wire.ParseRTRSNotice(data)
+		if err != nil {
+			return err
+		}
+		switch {
+		case t == wire.RTRSRefusedType && n.Errno == 0:
+			return fmt.Errorf("%w: a refusal without a reason", ErrProtocol)
+		case t == wire.RTRSRefusedType:
+			p.refused(n.Errno)
+		case t == wire.RTRSRestType:
+			p.rested()
+		case p.c.resting == p:
+			p.c.resting = nil
+		}
+		return nil
+	}
+	return fmt.Errorf("%w: a message of type %#x while the path is %v", ErrProtocol, uint16(t), p.state)
+}
+
+// rested answers whether the server may give the pages of its chunks back: if
+// no request may be using one. Nothing is sent until it says so.
+func (p *ClientPath) rested() {
+	c := p.c
+	n := wire.RTRSNotice{Type: wire.RTRSRestedType}
+	if len(c.free) != c.Depth() || c.all.n > 0 || len(c.epochs) > 0 || c.resting != nil {
+		n.Errno = uint16(syscall.EBUSY)
+	} else {
+		c.resting = p
+	}
+	p.notice(n.Append(c.tail[:0]))
+}
+
+// tick does what is due on p.
+func (p *ClientPath) tick(now time.Duration) {
+	switch p.state {
+	case Reconnecting:
+		if c := p.c; !c.everUp && c.creator != nil {
+			return // it waits for the path that creates the session, or fails to
+		}
+		if p.at <= now {
+			p.start()
+		}
+		p.c.arm(p.at)
+	case Connecting:
+		if p.at > now {
+			p.c.arm(p.at)
+		} else {
+			p.lose(ErrTimeout)
+		}
+	case Connected:
+		p.watch(now)
+	}
+}
+
+// watch looks for signs of life, and for requests that take too long.
+func (p *ClientPath) watch(now time.Duration) {
+	if r := p.flight.first; r != nil && !mutant.On(mutant.RTRSNoDeadline) {
+		if t := r.sent + p.c.cfg.IOTimeout; t <= now {
+			p.timeout()
+			return
+		} else {
+			p.c.arm(t)
+		}
+	}
+	if p.beat.next <= now {
+		send, dead := p.beat.tick(now, p.c.cfg.MissedLimit)
+		if dead || !p.askCons(now) {
+			p.lose(ErrHeartbeat)
+			return
+		}
+		if send {
+			p.immediate(0, wire.RTRSImmHeartbeat)
+		}
+	}
+	p.c.arm(p.beat.next)
+}
+
+// askCons watches over each connection of a server of our own kind, so that one
+// that hangs alone, with requests on it, is noticed too. (A kernel wants
+// heartbeats on connection 0 alone.)
+func (p *ClientPath) askCons(now time.Duration) (alive bool) {
+	if !p.fences() || mutant.On(mutant.RTRSNoHeartbeat) {
+		return true
+	}
+	limit := p.c.cfg.ConnTimeout
+	if p.beat.asked != 0 && now-p.beat.asked >= limit {
+		return false
+	}
+	for i := 1; i < len(p.cons); i++ {
+		switch con := &p.cons[i]; {
+		case con.asked != 0 && now-con.asked >= limit:
+			return false
+		case con.asked == 0 && con.flight > 0:
+			con.asked = max(now, 1)
+			p.immediate(i, wire.RTRSImmHeartbeat)
+		}
+	}
+	return true
+}

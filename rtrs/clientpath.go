@@ -1,0 +1,390 @@
+package rtrs
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/mutant"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// ClientPath is one path of a client. Its exported fields do not change, but
+// for Ctx.
+type ClientPath struct {
+	Local, Remote netip.AddrPort // Local may be without an address or port: the system chooses
+	Ctx           any            // the shell's
+
+	c        *Client
+	uuid     [wire.RTRSUUIDLen]byte
+	alone    bool // it was added while there was no other
+	state    State
+	want     State // Reconnecting, Closed or Dead: what follows Closing
+	since    time.Duration
+	attempts int // that failed in a row
+	hasty    bool
+	err      error
+	stats    PathStats
+
+	attempt uint16        // counts the lives of the path; each that was connected is an epoch
+	at      time.Duration // Reconnecting: when it is tried; Connecting: when that took too long
+	ever    bool          // was connected before
+	overdue bool          // a request's limit passed
+
+	// Of this life.
+	cons   []clientCon
+	chunks wire.RTRSChunks
+	flags  uint32 // of the CON_RSP
+	descs  []wire.RTRSDesc
+	flight list // requests, sent first at first
+	beat   heartbeat
+}
+
+// clientCon is one connection of a path.
+type clientCon struct {
+	flight int           // requests that are to be answered on it
+	asked  time.Duration // when a heartbeat was sent on it that is not answered, 0: none
+	key    uint32        // that the server revoked last
+}
+
+// PathInfo describes a path.
+type PathInfo struct {
+	Local, Remote netip.AddrPort
+	State         State
+	Since         time.Duration // when it came to be in that state
+	Attempts      int           // to connect, that failed in a row
+	Err           error         // why it was lost or could not be made, the last time
+	Stats         PathStats
+}
+
+// Info describes p.
+func (p *ClientPath) Info() PathInfo {
+	s := p.stats
+	s.Inflight = p.flight.n
+	return PathInfo{p.Local, p.Remote, p.state, p.since, p.attempts, p.err, s}
+}
+
+// State is where p stands.
+func (p *ClientPath) State() State { return p.state }
+
+// ResetStats sets the statistics to zero.
+func (p *ClientPath) ResetStats() { p.stats = PathStats{Latency: p.stats.Latency} }
+
+// setState is the one place where a path's state changes.
+func (p *ClientPath) setState(to State) {
+	clientMay.check(p.state, to)
+	from := p.state
+	p.state, p.since = to, p.c.now
+	p.c.event(Event{Kind: EventPath, Client: p, From: from, To: to, Err: p.err})
+}
+
+// fences: the server understands our own messages.
+func (p *ClientPath) fences() bool { return p.flags&wire.RTRSFences != 0 }
+
+// startAt has p connected at t.
+func (p *ClientPath) startAt(t time.Duration) {
+	p.at = t
+	p.c.arm(t)
+}
+
+// start begins a life.
+func (p *ClientPath) start() {
+	c := p.c
+	p.attempt++
+	p.cons = p.cons[:0]
+	p.flags, p.descs, p.hasty = 0, nil, false
+	p.setState(Connecting)
+	p.startAt(c.now + c.cfg.ConnectTimeout)
+	if !c.everUp {
+		c.creator = p
+	}
+	p.dial()
+}
+
+// first: the path may create the session, so that one that leads to another
+// server does not begin a second session there.
+func (p *ClientPath) first() bool {
+	if !p.c.everUp {
+		return p.c.creator == p
+	}
+	return p.ever || p.alone || len(p.c.paths) == 1
+}
+
+// uncreate lets another path create the session.
+func (c *Client) uncreate(p *ClientPath) {
+	if c.creator == p {
+		c.creator = nil
+		c.arm(c.now)
+	}
+}
+
+// dial makes the next connection.
+func (p *ClientPath) dial() {
+	r := wire.RTRSConnReq{Conn: uint16(len(p.cons)), Conns: uint16(p.c.cfg.Conns), Attempt: p.attempt,
+		Path: p.uuid, Session: p.c.uuid, FirstConn: p.first()}
+	b := r.Append(nil)
+	wire.SetRTRSFences(b)
+	p.c.env.Dial(p, len(p.cons), b)
+}
+
+// Dialed: connection conn is made, and the server answered with rsp.
+func (p *ClientPath) Dialed(now time.Duration, conn int, rsp []byte) {
+	if p.state != Connecting || conn != len(p.cons) || conn >= p.c.cfg.Conns {
+		return
+	}
+	p.c.enter(now)
+	defer p.c.leave()
+	r, err := wire.ParseRTRSConnRsp(rsp)
+	if err == nil && r.Status != 0 {
+		err = fmt.Errorf("%w: it let connection %d in with errno %d", ErrProtocol, conn, r.Errno())
+	}
+	if err == nil && conn == 0 {
+		p.chunks, err = r.Chunks()
+		p.flags = r.Flags
+	}
+	if err != nil {
+		p.violation(err)
+		return
+	}
+	p.cons = append(p.cons, clientCon{})
+	if len(p.cons) < p.c.cfg.Conns {
+		p.dial()
+		return
+	}
+	b, err := wire.AppendRTRSInfoReq(nil, p.c.cfg.Name)
+	if err != nil {
+		panic(err) // the configuration was checked
+	}
+	p.c.env.Post(p, 0, &transport.Op{Kind: transport.OpSend, Data: b})
+}
+
+// Refused: connection conn could not be made. rsp is what the server said, nil
+// if it did not.
+func (p *ClientPath) Refused(now time.Duration, conn int, rsp []byte, err error) {
+	if p.state != Connecting || conn != len(p.cons) {
+		return
+	}
+	p.c.enter(now)
+	defer p.c.leave()
+	if r, perr := wire.ParseRTRSConnRsp(rsp); perr == nil && r.Errno() != 0 {
+		p.refused(r.Errno())
+		return
+	}
+	if err == nil {
+		err = rdserr.ErrReset
+	}
+	p.lose(err)
+}
+
+// Lost: connection conn ended by itself.
+func (p *ClientPath) Lost(now time.Duration, conn int, err error) {
+	if p.state != Connecting && p.state != Connected {
+		return
+	}
+	p.c.enter(now)
+	p.lose(err)
+	p.c.leave()
+}
+
+// end brings p to state want, Closed or Dead.
+func (p *ClientPath) end(want State) {
+	p.want = want
+	switch p.state {
+	case Connecting, Connected:
+		p.lose(nil)
+	case Reconnecting, Closed:
+		if p.state != want {
+			p.rest(want)
+		}
+	}
+}
+
+// rest takes p, which has no link, to Closed or Dead.
+func (p *ClientPath) rest(to State) {
+	c := p.c
+	p.setState(to)
+	c.uncreate(p)
+	if to != Dead {
+		return
+	}
+	c.forsake(p)
+	for i, q := range c.paths {
+		if q == p {
+			c.paths = append(c.paths[:i:i], c.paths[i+1:]...)
+		}
+	}
+}
+
+// timeout gives p up because a request passed its limit.
+func (p *ClientPath) timeout() {
+	p.overdue = false
+	if p.state == Connected {
+		p.c.stats.Timeouts++
+		p.c.event(Event{Kind: EventTimeout, Client: p})
+		p.lose(ErrTimeout)
+	}
+}
+
+// violation gives p up because of err.
+func (p *ClientPath) violation(err error) error {
+	p.c.event(Event{Kind: EventViolation, Client: p, Err: err})
+	p.lose(err)
+	return err
+}
+
+// lose gives p up: it is Connecting or Connected. err is why, nil: the
+// administrator wants it. What is in flight stays until Gone, because its
+// memory may still be written and read.
+func (p *ClientPath) lose(err error) {
+	c := p.c
+	was := p.state
+	if err != nil || was == Connecting {
+		p.err = err
+	}
+	p.setState(Closing)
+	c.env.Hang(p)
+	if was == Connecting {
+		p.attempts++
+		p.stats.ReconnectsFailed++
+		c.uncreate(p)
+		return
+	}
+	for _, e := range c.epochs {
+		if e.via == p {
+			e.via = nil
+		}
+	}
+	if c.connected--; c.connected == 0 {
+		c.down()
+	} else {
+		c.fence()
+	}
+	if mutant.On(mutant.RTRSEarlyAway) {
+		p.strand()
+	}
+}
+
+// Gone: what ClientEnv.Hang asked for has happened.
+func (p *ClientPath) Gone(now time.Duration) {
+	if p.state != Closing {
+		return
+	}
+	c := p.c
+	c.enter(now)
+	defer c.leave()
+	p.strand()
+	switch {
+	case p.want != Reconnecting:
+		p.rest(p.want)
+	case c.cfg.MaxReconnects > 0 && p.attempts >= c.cfg.MaxReconnects:
+		p.rest(Closed)
+	default:
+		p.setState(Reconnecting)
+		bound := c.cfg.ReconnectMin << min(p.attempts, 20)
+		if bound <= 0 || bound > c.cfg.ReconnectMax {
+			bound = c.cfg.ReconnectMax
+		}
+		t := c.now
+		if !p.hasty {
+			t += time.Duration(c.rnd.Int63n(int64(bound) + 1))
+		}
+		p.startAt(t)
+	}
+	c.fence()
+}
+
+// connect: the INFO_RSP has come. The path is of the session's life g.
+func (p *ClientPath) connect(g uint32, descs []wire.RTRSDesc) error {
+	c := p.c
+	same := g == c.generation || mutant.On(mutant.RTRSKeepGeneration)
+	switch {
+	case c.chunks.Depth == 0 || !same || g == 0 && c.connected == 0 && p.chunks != c.chunks:
+		c.newLife(p, g)
+	case p.chunks != c.chunks:
+		return fmt.Errorf("%w: %d chunks of %d bytes on this path, %d of %d on others", ErrProtocol, p.chunks.Depth, p.chunks.Size(), c.chunks.Depth, c.chunks.Size())
+	}
+	p.descs = c.chunks.Spread(p.descs[:0], descs)
+	p.err, p.attempts = nil, 0
+	if p.ever {
+		p.stats.Reconnects++
+	}
+	p.ever = true
+	p.setState(Connected)
+	p.beat.start(c.now, c.cfg.HeartbeatEvery)
+	c.arm(p.beat.next)
+	for _, e := range c.epochs {
+		if e.path == p.uuid { // a server connects a path anew only when its older lives have ended
+			e.fenced = true
+		}
+	}
+	if c.connected++; c.connected == 1 {
+		c.up()
+	}
+	c.fence()
+	return nil
+}
+
+// newLife: the server has a new session g, with new chunks; what is connected
+// belongs to the old one, which has ended there.
+func (c *Client) newLife(p *ClientPath, g uint32) {
+	for i := len(c.paths) - 1; i >= 0; i-- {
+		if q := c.paths[i]; q.state == Connected {
+			q.lose(rdserr.With(rdserr.ErrReset, "rtrs: the server has a new session"))
+		}
+	}
+	c.generation, c.chunks = g, p.chunks
+	c.life++
+	c.slots = make([]*Req, c.chunks.Depth)
+	c.free = make([]uint32, 0, c.chunks.Depth)
+	for i := range c.Depth() {
+		c.free = append(c.free, uint32(c.Depth()-1-i))
+	}
+}
+
+// up: the first path is connected.
+func (c *Client) up() {
+	c.stats.Ups++
+	c.resumed = mutant.On(mutant.RTRSNoResume)
+	if !c.everUp {
+		c.everUp, c.creator = true, nil
+		for _, p := range c.paths { // they may join now
+			if p.alone = false; p.state == Reconnecting {
+				p.startAt(c.now)
+			}
+		}
+	}
+	c.event(Event{Kind: EventUp, Generation: c.generation})
+	c.env.Up()
+}
+
+// down: the last path is lost. Requests with Admin were about a session that
+// may have ended: they fail, and the user asks anew after Up.
+func (c *Client) down() {
+	c.stats.Downs++
+	c.lostAt, c.resumed = c.now, false
+	if c.cfg.OnLoss == Error {
+		c.arm(c.now + c.cfg.LossTimeout)
+	}
+	c.event(Event{Kind: EventDown})
+	before := c.all.n
+	c.env.Down()
+	c.each(before, func(r *Req) {
+		if r.Admin {
+			c.giveUp(r, ErrNoPath)
+		}
+	})
+}
+
+// refused: the server will not have this path, or not this session any more.
+func (p *ClientPath) refused(errno uint16) {
+	c := p.c
+	err := error(refusal(errno))
+	p.c.event(Event{Kind: EventRefused, Client: p, Err: err})
+	p.lose(err)
+	if errno == errnoReplaced {
+		c.event(Event{Kind: EventReplaced, Client: p, Err: ErrReplaced})
+		c.end(ErrReplaced, Closed)
+	}
+}

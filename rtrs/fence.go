@@ -1,0 +1,171 @@
+package rtrs
+
+import (
+	"fmt"
+
+	"github.com/rdsd/rdsd/internal/mutant"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Failover. When a path is lost, nobody can tell what became of the requests in
+// flight on it: they may be in a socket's buffer on the way, or at the store.
+// Were they simply sent again on another path, the first copy could be carried
+// out later, even after a newer write to the same place had been acknowledged.
+// So each life of a path that was connected is an epoch, and before anything
+// of it is sent again the server is told to end it: it closes the links, drops
+// what it did not begin, waits for what is at the store, and answers. That
+// costs a round trip on a path that lives, or nothing when the same path comes
+// back first, because the server connects it only when its older lives ended.
+//
+// A request that fails by its limit meanwhile has its outcome, but if it is a
+// write it may still happen; so nothing at all is sent until that epoch is
+// fenced. Its permit stays taken as long.
+//
+// Tried and dropped: sending only requests that do not overlap. The client of a
+// block device cannot be asked what a discard or a flush overlaps with.
+
+// epoch is what is left of a path's life that has ended.
+type epoch struct {
+	c       *Client
+	from    *ClientPath // it may be removed, or have a newer life
+	path    [wire.RTRSUUIDLen]byte
+	attempt uint16
+	able    bool        // the server could be asked, when it lived
+	reqs    list        // to be sent again
+	permits []uint32    // of requests that failed
+	life    uint32      // of the chunks
+	ghosts  int         // failed writes
+	via     *ClientPath // the fence was sent there, nil: to nobody
+	fenced  bool
+}
+
+// strand makes an epoch of what is in flight on p, whose links are closed.
+func (p *ClientPath) strand() {
+	c := p.c
+	rest := c.resting == p
+	if rest {
+		c.resting = nil
+	}
+	if p.flight.n == 0 && !rest {
+		return
+	}
+	e := &epoch{c: c, from: p, path: p.uuid, attempt: p.attempt, able: p.fences(), life: c.life}
+	if rest { // the server may take us at our word later
+		e.ghosts++
+		c.ghosts++
+	}
+	c.epochs = append(c.epochs, e)
+	for r := p.flight.pop(); r != nil; r = p.flight.pop() {
+		if r.hasKey {
+			p.revoke(r)
+		}
+		if r.life == c.life {
+			c.slots[r.permit] = nil
+		}
+		r.at, r.again, r.epoch, r.path = stranded, p, e, nil
+		e.reqs.push(r)
+	}
+	c.event(Event{Kind: EventFailover, Client: p, N: e.reqs.n})
+	for r := e.reqs.first; r != nil; {
+		next := r.next(byState)
+		if r.expired {
+			e.orphan(r)
+			c.finish(r, r.Err)
+		}
+		r = next
+	}
+	e.fenced = mutant.On(mutant.RTRSNoFence)
+}
+
+// orphan takes r, which fails, out of e.
+func (e *epoch) orphan(r *Req) {
+	e.reqs.remove(r)
+	if r.life == e.c.life {
+		if mutant.On(mutant.RTRSPermitEarly) {
+			e.c.free = append(e.c.free, r.permit)
+		} else {
+			e.permits = append(e.permits, r.permit)
+		}
+	}
+	if r.Op == Write {
+		e.ghosts++
+		e.c.ghosts++
+	}
+}
+
+// fence gets every epoch fenced, as far as there is a path to ask on.
+func (c *Client) fence() {
+	for i := 0; i < len(c.epochs); {
+		e := c.epochs[i]
+		if e.fenced {
+			c.epochs = append(c.epochs[:i], c.epochs[i+1:]...)
+			e.end()
+			continue
+		}
+		i++
+		if e.via != nil || !e.able {
+			continue
+		}
+		for _, p := range c.paths {
+			if p.state == Connected && p.fences() {
+				e.via = p
+				f := wire.RTRSFence{Type: wire.RTRSFenceType, Attempt: e.attempt, Path: e.path}
+				p.notice(f.Append(c.tail[:0]))
+				break
+			}
+		}
+	}
+}
+
+// end: e is fenced. What is left of it is sent again, before what waits.
+func (e *epoch) end() {
+	c := e.c
+	c.stats.Fences++
+	c.ghosts -= e.ghosts
+	if e.life == c.life {
+		c.free = append(c.free, e.permits...)
+	}
+	for r := e.reqs.last; r != nil; r = e.reqs.last {
+		e.reqs.remove(r)
+		if r.life == c.life {
+			c.free = append(c.free, r.permit)
+		}
+		r.at, r.epoch = queued, nil
+		if !mutant.On(mutant.RTRSForgetQueue) {
+			c.waiting(r).insert(r, nil)
+		}
+	}
+}
+
+// forsake: the server cannot be asked about p, which is removed (it is a
+// kernel's, which fences only by connecting a path anew). Its requests fail.
+func (c *Client) forsake(p *ClientPath) {
+	for _, e := range c.epochs {
+		if e.from != p || e.able {
+			continue
+		}
+		for r := e.reqs.first; r != nil; r = e.reqs.first {
+			e.orphan(r)
+			c.finish(r, ErrNoPath)
+		}
+		e.fenced = true
+	}
+}
+
+// fenced: the answer to a fence.
+func (p *ClientPath) fenced(data []byte) error {
+	f, err := wire.ParseRTRSFence(data)
+	if err != nil {
+		return err
+	}
+	if f.Errno != 0 {
+		return fmt.Errorf("%w: errno %d to a fence", ErrProtocol, f.Errno)
+	}
+	for _, e := range p.c.epochs {
+		if e.path == f.Path && e.attempt == f.Attempt && e.via == p {
+			e.fenced = true
+		}
+	}
+	p.c.fence()
+	return nil
+}

@@ -1,0 +1,48 @@
+package rtrs
+
+import (
+	"time"
+
+	"github.com/rdsd/rdsd/internal/mutant"
+)
+
+// heartbeat is the watch that one end keeps over a path. In each interval a
+// message is sent on connection 0 unless the last is unanswered; whatever is
+// received, on any connection, is a sign of life, and limit intervals without
+// one are the end.
+//
+// The kernel gives up one to two intervals later, as it counts ticks.
+type heartbeat struct {
+	every time.Duration
+	next  time.Duration // when it is looked at
+	heard time.Duration // the last sign of life
+	asked time.Duration // when the message was sent that is not answered, 0: none
+}
+
+func (h *heartbeat) start(now, every time.Duration) {
+	*h = heartbeat{every: every, next: now + every, heard: now}
+}
+
+// tick is to be called when next has come. send: a message is to be sent.
+func (h *heartbeat) tick(now time.Duration, limit int) (send, dead bool) {
+	end := h.heard + h.every*time.Duration(limit)
+	if now >= end && !mutant.On(mutant.RTRSNoHeartbeat) {
+		return false, true
+	}
+	if send = h.asked == 0; send {
+		h.asked = max(now, 1)
+	}
+	if h.next = now + h.every; end > now {
+		h.next = min(h.next, end)
+	}
+	return send, false
+}
+
+// answered returns how long the answer took, 0 when none was expected.
+func (h *heartbeat) answered(now time.Duration) (d time.Duration) {
+	if h.asked != 0 {
+		d = max(now-h.asked, 1)
+	}
+	h.asked = 0
+	return d
+}

@@ -1,0 +1,149 @@
+package rtrs
+
+import (
+	"fmt"
+	"slices"
+	"syscall"
+
+	"github.com/rdsd/rdsd/internal/mutant"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// pendingFence is a FENCE that is not answered yet.
+type pendingFence struct {
+	via  *ServerPath
+	what wire.RTRSFence
+}
+
+// maxFences is how many a path may have waiting: a client has one epoch for
+// each of its paths, and some more if those are connected anew meanwhile.
+const maxFences = 4 * wire.RTRSMaxPaths
+
+// fence: the client wants what is left of a path's older lives ended.
+func (p *ServerPath) fence(f wire.RTRSFence) error {
+	if f.Path == p.uuid && int16(f.Attempt-p.attempt) >= 0 {
+		return fmt.Errorf("%w: a fence of the path it came on", ErrProtocol)
+	}
+	n := 0
+	for _, w := range p.s.fences {
+		if w.via == p {
+			n++
+		}
+	}
+	if n >= maxFences {
+		return fmt.Errorf("%w: %d fences wait", ErrProtocol, n)
+	}
+	for _, q := range p.s.paths {
+		if covers(q, p, &f) && q.state < Closing && !mutant.On(mutant.RTRSFenceNoHang) {
+			q.lose(nil)
+		}
+	}
+	p.s.fences = append(p.s.fences, pendingFence{p, f})
+	p.s.unsettled = true
+	return nil
+}
+
+// covers: q is of what f, which came on p, is about.
+func covers(q, p *ServerPath, f *wire.RTRSFence) bool {
+	return q.session == p.session && q.uuid == f.Path && int16(f.Attempt-q.attempt) >= 0
+}
+
+// settle lets go on what waited for others to end.
+func (s *Server) settle() {
+	s.unsettled = false
+	s.fences = slices.DeleteFunc(s.fences, s.answerFence)
+	for _, p := range s.paths {
+		if p.state == Fencing {
+			s.letIn(p)
+		}
+	}
+}
+
+// answerFence answers w if what it is about has ended; true: w is done with.
+func (s *Server) answerFence(w pendingFence) bool {
+	if w.via.state != Connected {
+		return true
+	}
+	for _, q := range s.paths {
+		left := q.state != Draining || !mutant.On(mutant.RTRSFenceAtOnce)
+		if mutant.On(mutant.RTRSFenceNoHang) {
+			left = q.inflight > 0
+		}
+		if covers(q, w.via, &w.what) && left {
+			return false
+		}
+	}
+	s.stats.Fenced++
+	w.what.Type, w.what.Errno = wire.RTRSFencedType, 0
+	w.via.send(w.what.Append(s.tail[:0]))
+	return true
+}
+
+// letIn connects p, which has said its name, once nothing of its older lives
+// and of a session that it replaces can happen any more.
+func (s *Server) letIn(p *ServerPath) {
+	var ses *ServerSession
+	wait := false
+	for _, q := range s.paths {
+		if q != p && q.session == p.session && q.uuid == p.uuid && int16(p.attempt-q.attempt) > 0 &&
+			(q.state != Draining || !mutant.On(mutant.RTRSReconnectAtOnce)) {
+			wait = true
+		}
+	}
+	for _, e := range s.sessions {
+		switch {
+		case e.uuid == p.session:
+			if !e.down {
+				ses = e
+			}
+		case e.Name != p.name:
+		case e.down:
+			wait = wait || !mutant.On(mutant.RTRSReplaceAtOnce)
+		case !slices.Contains(e.addrs, p.Remote.Addr()):
+			p.refuseWith(uint16(syscall.EPERM), rdserr.With(rdserr.ErrPerm, "rtrs: session %q is another node's", p.name))
+			return
+		default:
+			s.replace(e)
+			wait = wait || !mutant.On(mutant.RTRSReplaceAtOnce)
+		}
+	}
+	switch {
+	case wait:
+	case ses == nil && s.full():
+		p.refuseWith(uint16(syscall.EMFILE), rdserr.With(ErrTooMany, "rtrs: %d sessions are allowed", s.cfg.MaxSessions))
+	case ses != nil && ses.Name != p.name:
+		p.refuseWith(uint16(syscall.EINVAL), rdserr.With(rdserr.ErrInvalid, "rtrs: a path of session %q says that it is of %q", ses.Name, p.name))
+	default:
+		if ses == nil {
+			if ses = s.newSession(p); ses == nil {
+				p.refuseWith(uint16(syscall.ENOMEM), rdserr.With(rdserr.ErrNoMemory, "rtrs: no memory for the chunks of session %q", p.name))
+				return
+			}
+		}
+		ses.join(p)
+	}
+}
+
+// full: one more session would be too many. Those that end count, as they have
+// their chunks until then.
+func (s *Server) full() bool { return len(s.sessions) >= s.cfg.MaxSessions }
+
+// replace ends e because its client, started anew, has come with another
+// number. If the old one is alive it is told, and must not come back: two of a
+// name would replace each other for ever.
+func (s *Server) replace(e *ServerSession) {
+	s.stats.Replaced++
+	s.replaced[s.numReplace%len(s.replaced)] = e.uuid
+	s.numReplace++
+	for _, p := range s.paths {
+		if p.session != e.uuid || p.state >= Closing {
+			continue
+		}
+		s.event(Event{Kind: EventReplaced, Server: p})
+		if p.fences {
+			p.notice(wire.RTRSRefusedType, errnoReplaced)
+		}
+		p.close(ErrReplaced, p.fences)
+	}
+}

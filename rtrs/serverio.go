@@ -1,0 +1,182 @@
+package rtrs
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/mutant"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Written: see Lost.
+func (p *ServerPath) Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) (err error) {
+	p.s.enter(now)
+	if p.alive(conn) {
+		switch i := wire.RTRSImm(imm); i.Type() {
+		case wire.RTRSIOReq:
+			err = p.request(conn, key, addr, n, i)
+		case wire.RTRSHeartbeat:
+			p.immediate(conn, wire.RTRSImmHeartbeatAck)
+		case wire.RTRSHeartbeatAck:
+			if conn == 0 {
+				p.beat.answered(p.s.now)
+			}
+		}
+	}
+	p.s.leave()
+	return err
+}
+
+// request: n bytes at addr hold a request.
+//
+// A client that breaks the rules of chunks and keys loses its path; one that
+// fills a chunk wrongly gets an error, so that it has its permit back. (A kernel
+// drops some of those silently.) That what was written is exactly the request
+// is checked, which no kernel does: a request that names data it did not send
+// would write what the chunk held before.
+func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i wire.RTRSImm) error {
+	s, e := p.s, p.ses
+	if p.state != Connected {
+		return p.violation(fmt.Errorf("%w: a request before the path is connected", ErrProtocol))
+	}
+	id, off, err := s.chunks.ParseReq(i)
+	if err != nil {
+		return p.violation(err)
+	}
+	c, k := &e.chunks[id], &p.keys[id]
+	if c.req != nil || p.asked && n == 0 {
+		return p.violation(fmt.Errorf("%w: a request in chunk %d, which has one", ErrProtocol, id))
+	}
+	at := addr - k.Addr
+	if key != k.Key || n <= 0 || at > uint64(s.chunks.Size()) || uint64(n) > uint64(s.chunks.Size())-at {
+		return p.violation(fmt.Errorf("%w: a request in chunk %d, written elsewhere", ErrProtocol, id))
+	}
+	if !s.cfg.NoInvalidate && !mutant.On(mutant.RTRSKeepKey) && !s.env.Revoke(p, key) {
+		return p.violation(fmt.Errorf("%w: chunk %d is being written after its request", ErrProtocol, id))
+	}
+	chunk := e.chunk(id)
+	e.touch(c, uint32(at)+uint32(n))
+	m, l, err := s.chunks.ParseRequest(chunk, off)
+	switch {
+	case err == wire.ErrRTRSType:
+		return p.violation(err)
+	case err == nil && (at != uint64(l.Start(m.Type)) || at+uint64(n) != uint64(l.End)):
+		err = ErrProtocol
+	case err == nil && int(m.UsrLen) > MaxUsr:
+		err = ErrTooLarge
+	}
+	r := e.newReq()
+	r.Session, r.Path, r.chunk, r.con, r.msg, r.stale = e, p, id, uint16(conn), m, false
+	e.seq++
+	r.Seq = e.seq
+	c.req = r
+	p.inflight++
+	e.active++
+	if err != nil {
+		r.msg = wire.RTRSReq{}
+		s.Reply(s.now, r, 0, syscall.Errno(badRequest(err)))
+		return nil
+	}
+	r.Usr = append(r.usr[:0], chunk[l.Usr:l.Msg]...)
+	if m.Type == wire.RTRSRead {
+		r.Op, r.Data = Read, chunk[:m.Desc.Len:m.Desc.Len]
+		e.touch(c, m.Desc.Len)
+		p.stats.Reads++
+		p.stats.ReadBytes += uint64(m.UsrLen) + uint64(m.Desc.Len)
+	} else {
+		r.Op, r.Data = Write, chunk[:l.Usr:l.Usr]
+		p.stats.Writes++
+		p.stats.WriteBytes += uint64(m.UsrLen) + uint64(l.Usr)
+	}
+	s.env.Request(r)
+	return nil
+}
+
+// badRequest is what a client is told about a request that is none.
+func badRequest(err error) uint16 {
+	if errors.Is(err, ErrTooLarge) {
+		return uint16(syscall.EMSGSIZE)
+	}
+	return uint16(syscall.EINVAL)
+}
+
+// newReq takes one from the spare ones.
+func (e *ServerSession) newReq() *ServerReq {
+	n := len(e.spare)
+	if n == 0 {
+		return &ServerReq{}
+	}
+	r := e.spare[n-1]
+	e.spare = e.spare[:n-1]
+	return r
+}
+
+// Reply ends r. Read: its first n bytes of Data are filled, what is beyond is
+// sent as zeroes. err: an error with a syscall.Errno in it, or nil. r may be
+// used by another request at once.
+func (s *Server) Reply(now time.Duration, r *ServerReq, n int, err error) {
+	s.enter(now)
+	e, p := r.Session, r.Path
+	c := &e.chunks[r.chunk]
+	if c.req != r {
+		panic("rtrs: a request replied to twice")
+	}
+	c.req = nil
+	p.inflight--
+	e.active--
+	e.used = s.now
+	if e.active == 0 && e.touched > keepTouched {
+		s.arm(e.used + s.cfg.TrimAfter)
+	}
+	if p.state == Connected {
+		p.answer(r, n, err)
+	}
+	r.Path, r.Data, r.Usr = nil, nil, nil
+	e.spare = append(e.spare, r)
+	if p.state == Draining && p.inflight == 0 {
+		p.gone()
+	}
+	s.leave()
+}
+
+// answer sends the outcome of r on the connection that it came on: data, the
+// end of the client's key if it asked for that, the status.
+func (p *ServerPath) answer(r *ServerReq, n int, err error) {
+	s := p.s
+	con := int(r.con)
+	if mutant.On(mutant.RTRSOtherCon) {
+		con = 0
+	}
+	var errno uint16
+	if err != nil {
+		p.stats.Errors++
+		errno = uint16(min(rdserr.Errno(err), 1<<15))
+	}
+	if r.msg.SGCnt == 1 {
+		if err == nil {
+			if n < len(r.Data) && !mutant.On(mutant.RTRSShortRead) {
+				clear(r.Data[max(n, 0):])
+			}
+			s.op = transport.Op{Kind: transport.OpWrite, Key: r.msg.Desc.Key, Addr: r.msg.Desc.Addr, Data: r.Data}
+			s.env.Post(p, con, &s.op)
+		}
+		if r.msg.NeedInval() {
+			s.op = transport.Op{Kind: transport.OpSendInval, Key: r.msg.Desc.Key}
+			s.env.Post(p, con, &s.op)
+		}
+	}
+	imm := wire.RTRSDone(r.chunk, errno, r.msg.NeedInval())
+	if s.cfg.NoInvalidate {
+		p.immediate(con, imm)
+		return
+	}
+	k := &p.keys[r.chunk]
+	k.Key = s.env.Renew(p, r.Session.chunk(r.chunk), k.Addr)
+	s.op = transport.Op{Kind: transport.OpSendImm, Imm: uint32(imm),
+		Tail: wire.RTRSRKeyRsp{BufID: uint16(r.chunk), Key: k.Key}.Append(s.tail[:0])}
+	s.env.Post(p, con, &s.op)
+}

@@ -1,0 +1,299 @@
+package rtrs
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// ServerPath is one life of a path of a client: another attempt to connect it
+// is another ServerPath. Its exported fields do not change, but for Ctx.
+type ServerPath struct {
+	Local, Remote netip.AddrPort // of its first connection
+	Ctx           any            // the shell's
+
+	s       *Server
+	session uuid
+	uuid    uuid
+	attempt uint16
+	fences  bool // the client understands our own messages
+	state   State
+	since   time.Duration
+	err     error
+
+	name   string // from the INFO_REQ
+	ses    *ServerSession
+	cons   []serverCon
+	at     time.Duration // Connecting: when that took too long; Closing and hung false: when it is hung up
+	hung   bool          // Hang was called
+	keys   []wire.RTRSDesc
+	beat   heartbeat
+	asked  bool // a REST was sent on it that is not answered
+	refuse bool // it is being told why it is refused
+
+	inflight int // requests that Reply was not called for
+	stats    ServerPathStats
+}
+
+type serverCon struct{ *ServerCon }
+
+// farewell is how long a client has to read why it is refused.
+const farewell = 50 * time.Millisecond
+
+// ServerPathInfo describes a path.
+type ServerPathInfo struct {
+	Local, Remote netip.AddrPort
+	Session       string // name, "" until it is known
+	State         State
+	Since         time.Duration
+	Err           error // why it is given up
+	Stats         ServerPathStats
+}
+
+// Info describes p.
+func (p *ServerPath) Info() ServerPathInfo {
+	st := p.stats
+	st.Inflight = p.inflight
+	return ServerPathInfo{p.Local, p.Remote, p.name, p.state, p.since, p.err, st}
+}
+
+// State is where p stands.
+func (p *ServerPath) State() State { return p.state }
+
+// Session is nil until p is connected.
+func (p *ServerPath) Session() *ServerSession { return p.ses }
+
+// Con is connection num of p, nil if there is none.
+func (p *ServerPath) Con(num int) *ServerCon {
+	if num < 0 || num >= len(p.cons) {
+		return nil
+	}
+	return p.cons[num].ServerCon
+}
+
+// ResetStats sets the statistics to zero, but for Inflight.
+func (p *ServerPath) ResetStats() { p.stats = ServerPathStats{} }
+
+func (p *ServerPath) setState(to State) {
+	serverMay.check(p.state, to)
+	from := p.state
+	p.state, p.since = to, p.s.now
+	p.s.event(Event{Kind: EventPath, Server: p, From: from, To: to, Err: p.err})
+}
+
+// lose gives p up. Its requests are stale from now on, and their chunks taken
+// until they are replied to. err is why, nil: somebody asked for it.
+func (p *ServerPath) lose(err error) { p.close(err, false) }
+
+// close is lose; with later its links are closed after a while, so that what
+// was posted is sent.
+func (p *ServerPath) close(err error, later bool) {
+	s := p.s
+	was := p.state
+	p.err = err
+	p.setState(Closing)
+	if later {
+		p.at = s.now + farewell
+		s.arm(p.at)
+	} else {
+		p.hang()
+	}
+	s.unsettled = true
+	if was == Connected {
+		p.ses.leave(p)
+	}
+}
+
+func (p *ServerPath) hang() {
+	if !p.hung {
+		p.hung = true
+		p.s.env.Hang(p)
+	}
+}
+
+// refuse tells the client why, and gives p up.
+func (p *ServerPath) refuseWith(errno uint16, err error) {
+	p.s.stats.Refused++
+	p.s.event(Event{Kind: EventRefused, Server: p, Err: err})
+	if p.fences {
+		p.notice(wire.RTRSRefusedType, errno)
+	}
+	p.close(err, p.fences)
+}
+
+func (p *ServerPath) violation(err error) error {
+	p.s.stats.Violated++
+	p.s.event(Event{Kind: EventViolation, Server: p, Err: err})
+	p.lose(err)
+	return err
+}
+
+// Lost, Gone, Written, Received and Invalidated are as ClientPath's.
+func (p *ServerPath) Lost(now time.Duration, conn int, err error) {
+	p.s.enter(now)
+	switch {
+	case p.state < Closing:
+		p.lose(err)
+	case p.state == Closing:
+		p.hang()
+	}
+	p.s.leave()
+}
+
+// Gone: what ServerEnv.Hang asked for has happened.
+func (p *ServerPath) Gone(now time.Duration) {
+	if p.state != Closing || !p.hung {
+		return
+	}
+	p.s.enter(now)
+	for i := range p.keys {
+		p.s.env.Revoke(p, p.keys[i].Key)
+		if p.s.cfg.NoInvalidate {
+			break // one key for all
+		}
+	}
+	p.keys = nil
+	if p.inflight > 0 {
+		p.setState(Draining)
+	} else {
+		p.gone()
+	}
+	p.s.leave()
+}
+
+// gone: nothing of p can happen any more.
+func (p *ServerPath) gone() {
+	s := p.s
+	p.setState(Dead)
+	s.paths = without(s.paths, p)
+	if p.ses != nil {
+		p.ses.paths = without(p.ses.paths, p)
+		p.ses.free()
+	}
+	s.unsettled = true
+}
+
+// without returns ps without p, in memory of its own: somebody may be going
+// through ps.
+func without(ps []*ServerPath, p *ServerPath) []*ServerPath {
+	for i, q := range ps {
+		if q == p {
+			return append(ps[:i:i], ps[i+1:]...)
+		}
+	}
+	return ps
+}
+
+func (p *ServerPath) notice(t wire.RTRSType, errno uint16) {
+	p.send(wire.RTRSNotice{Type: t, Errno: errno}.Append(p.s.tail[:0]))
+}
+
+// send sends a message on connection 0.
+func (p *ServerPath) send(m []byte) {
+	p.s.op = transport.Op{Kind: transport.OpSend, Tail: m}
+	p.s.env.Post(p, 0, &p.s.op)
+}
+
+func (p *ServerPath) immediate(conn int, i wire.RTRSImm) {
+	p.s.op = transport.Op{Kind: transport.OpWriteImm, Imm: uint32(i)}
+	p.s.env.Post(p, conn, &p.s.op)
+}
+
+// alive says that conn of p may bring something.
+func (p *ServerPath) alive(conn int) bool {
+	if p.state >= Closing || conn < 0 || conn >= len(p.cons) {
+		return false
+	}
+	p.beat.heard = p.s.now
+	return true
+}
+
+// Invalidated: no client of ours or a kernel's does that.
+func (p *ServerPath) Invalidated(now time.Duration, conn int, key uint32) (err error) {
+	p.s.enter(now)
+	if p.alive(conn) {
+		err = p.violation(fmt.Errorf("%w: a client revoked a key of the server", ErrProtocol))
+	}
+	p.s.leave()
+	return err
+}
+
+// Received: see Lost.
+func (p *ServerPath) Received(now time.Duration, conn int, data []byte, imm uint32, hasImm bool) (err error) {
+	p.s.enter(now)
+	if p.alive(conn) {
+		if hasImm || conn != 0 {
+			err = fmt.Errorf("%w: a send with an immediate, or on connection %d", ErrProtocol, conn)
+		} else {
+			err = p.message(data)
+		}
+		if err != nil {
+			p.violation(err)
+		}
+	}
+	p.s.leave()
+	return err
+}
+
+func (p *ServerPath) message(data []byte) error {
+	t, err := wire.RTRSMessageType(data)
+	if err != nil {
+		return err
+	}
+	switch {
+	case t == wire.RTRSInfoReqType && p.state == Connecting:
+		for i := range p.cons {
+			if p.cons[i].ServerCon == nil {
+				return fmt.Errorf("%w: an INFO_REQ before connection %d", ErrProtocol, i)
+			}
+		}
+		if p.name, err = wire.ParseRTRSInfoReq(data); err != nil {
+			return err
+		}
+		p.setState(Fencing)
+		p.s.unsettled = true
+		return nil
+	case t == wire.RTRSFenceType && p.state == Connected && p.fences:
+		f, err := wire.ParseRTRSFence(data)
+		if err != nil {
+			return err
+		}
+		return p.fence(f)
+	case t == wire.RTRSRestedType && p.state == Connected && p.asked:
+		n, err := wire.ParseRTRSNotice(data)
+		if err != nil {
+			return err
+		}
+		p.asked = false
+		p.ses.rested(p, n.Errno == 0)
+		return nil
+	}
+	return fmt.Errorf("%w: a message of type %#x while the path is %v", ErrProtocol, uint16(t), p.state)
+}
+
+// tick does what is due on p.
+func (p *ServerPath) tick(now time.Duration) {
+	switch {
+	case p.state == Connecting && p.at <= now:
+		p.lose(ErrTimeout)
+	case p.state == Closing && !p.hung && p.at <= now:
+		p.hang()
+	case p.state == Connecting, p.state == Closing && !p.hung:
+		p.s.arm(p.at)
+	case p.state == Connected:
+		if p.beat.next <= now {
+			send, dead := p.beat.tick(now, p.s.cfg.MissedLimit)
+			if dead {
+				p.lose(ErrHeartbeat)
+				return
+			}
+			if send {
+				p.immediate(0, wire.RTRSImmHeartbeat)
+			}
+		}
+		p.s.arm(p.beat.next)
+	}
+}

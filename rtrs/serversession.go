@@ -1,0 +1,208 @@
+package rtrs
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/mutant"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// ServerSession is a client with its chunks, from its first connected path to
+// the loss of the last. One that comes back afterwards is another one.
+type ServerSession struct {
+	Name string // what the client calls it
+	Ctx  any    // the user's
+
+	s          *Server
+	uuid       uuid
+	generation uint32
+	paths      []*ServerPath // that are or were connected
+	addrs      []netip.Addr  // where its paths come from, gone ones included
+	up         int           // paths connected
+	down       bool          // for good
+	mem        []byte        // the chunks
+	chunks     []chunk
+	spare      []*ServerReq
+	seq        uint64
+
+	active  int           // requests that Reply was not called for
+	used    time.Duration // when the last request ended
+	touched int           // bytes of the chunks that have pages
+}
+
+// chunk is one piece of a session's memory.
+type chunk struct {
+	req     *ServerReq // that is in it
+	touched uint32     // bytes from its beginning that were used since the last trim
+}
+
+// keepTouched is how many bytes of an idle session's chunks keep their pages.
+const keepTouched = 256 << 10
+
+// newSession makes the session of p.
+func (s *Server) newSession(p *ServerPath) *ServerSession {
+	mem := s.env.Alloc(int(s.chunks.Depth) * int(s.chunks.Size()))
+	if mem == nil {
+		return nil
+	}
+	if s.generation++; s.generation == 0 {
+		s.generation++
+	}
+	e := &ServerSession{Name: p.name, s: s, uuid: p.session, generation: s.generation, mem: mem,
+		chunks: make([]chunk, s.chunks.Depth), used: s.now}
+	s.sessions = append(s.sessions, e)
+	return e
+}
+
+// UUID is the session's number.
+func (e *ServerSession) UUID() [16]byte { return e.uuid }
+
+// Paths are those that are or were connected and have not ended. The slice is new.
+func (e *ServerSession) Paths() []*ServerPath { return slices.Clone(e.paths) }
+
+// chunk is the memory of chunk i.
+func (e *ServerSession) chunk(i uint32) []byte {
+	n := e.s.chunks.Size()
+	at := int(i) * int(n)
+	return e.mem[at : at+int(n) : at+int(n)]
+}
+
+// join connects p.
+func (e *ServerSession) join(p *ServerPath) {
+	s := e.s
+	p.ses = e
+	e.paths = append(e.paths, p)
+	if a := p.Remote.Addr(); !slices.Contains(e.addrs, a) {
+		if len(e.addrs) >= wire.RTRSMaxPaths {
+			e.addrs = slices.Delete(e.addrs, 0, 1)
+		}
+		e.addrs = append(e.addrs, a)
+	}
+	p.keys = make([]wire.RTRSDesc, s.chunks.Depth)
+	descs := p.keys
+	size := s.chunks.Size()
+	if s.cfg.NoInvalidate {
+		key, addr := s.env.Register(p, e.mem)
+		for i := range p.keys {
+			p.keys[i] = wire.RTRSDesc{Addr: addr + uint64(i)*uint64(size), Key: key, Len: size}
+		}
+		descs = []wire.RTRSDesc{{Addr: addr, Key: key, Len: uint32(len(e.mem))}}
+	} else {
+		for i := range p.keys {
+			key, addr := s.env.Register(p, e.chunk(uint32(i)))
+			p.keys[i] = wire.RTRSDesc{Addr: addr, Key: key, Len: size}
+		}
+	}
+	p.setState(Connected)
+	p.beat.start(s.now, s.cfg.HeartbeatEvery)
+	s.arm(p.beat.next)
+	if e.up++; e.up == 1 {
+		s.event(Event{Kind: EventUp, Server: p, Generation: e.generation})
+		s.env.Up(e)
+	}
+	b := wire.AppendRTRSInfoRsp(nil, descs)
+	if p.fences {
+		wire.SetRTRSGeneration(b, e.generation)
+	}
+	s.op = transport.Op{Kind: transport.OpSend, Data: b}
+	s.env.Post(p, 0, &s.op)
+	s.op.Data = nil
+}
+
+// leave: p is connected no more. The user hears that before anything is done
+// about requests of it.
+func (e *ServerSession) leave(p *ServerPath) {
+	for i := range e.chunks {
+		if r := e.chunks[i].req; r != nil && r.Path == p {
+			r.stale = true
+		}
+	}
+	if e.up--; e.up == 0 {
+		e.down = true
+		e.s.event(Event{Kind: EventDown, Server: p, Generation: e.generation})
+		e.s.env.Down(e)
+	}
+}
+
+// free ends e when nothing of it is left.
+func (e *ServerSession) free() {
+	if !e.down || len(e.paths) > 0 {
+		return
+	}
+	s := e.s
+	s.sessions = slices.DeleteFunc(slices.Clone(s.sessions), func(x *ServerSession) bool { return x == e })
+	s.env.Free(e.mem)
+	e.mem = nil
+}
+
+// tick gives the pages of an idle session back. The client is asked first,
+// because it may be writing into a chunk right now, and nobody here can tell.
+func (e *ServerSession) tick(now time.Duration) {
+	if e.down || e.active > 0 || e.touched <= keepTouched {
+		return
+	}
+	at := e.used + e.s.cfg.TrimAfter
+	for _, p := range e.paths {
+		if p.asked {
+			return
+		}
+		if p.state == Connected && p.fences && at <= now {
+			if mutant.On(mutant.RTRSTrimAwake) {
+				e.trim()
+				return
+			}
+			p.asked = true
+			p.notice(wire.RTRSRestType, 0)
+			return
+		}
+	}
+	if at > now {
+		e.s.arm(at)
+	}
+}
+
+// rested: the client sends nothing until it is woken, or (not ok) it has
+// something to send. What it sent before on a path that is closing might still
+// be on its way into a chunk.
+func (e *ServerSession) rested(p *ServerPath, ok bool) {
+	if !ok {
+		e.later()
+		return
+	}
+	for _, q := range e.paths {
+		ok = ok && q.state == Connected
+	}
+	if ok && e.active == 0 {
+		e.trim()
+	} else {
+		e.later()
+	}
+	p.notice(wire.RTRSWakeType, 0)
+}
+
+// later tries again when the time has passed once more.
+func (e *ServerSession) later() {
+	e.used = e.s.now
+	e.s.arm(e.used + e.s.cfg.TrimAfter)
+}
+
+func (e *ServerSession) trim() {
+	for i := range e.chunks {
+		if c := &e.chunks[i]; c.touched > 0 {
+			e.s.env.Trim(e.chunk(uint32(i))[:c.touched])
+			c.touched = 0
+		}
+	}
+	e.touched = 0
+}
+
+// touch notes that the first n bytes of c have pages now.
+func (e *ServerSession) touch(c *chunk, n uint32) {
+	if n > c.touched {
+		e.touched += int(n - c.touched)
+		c.touched = n
+	}
+}
