@@ -24,6 +24,7 @@ const (
 type oneSidedListener struct {
 	l      *net.TCPListener
 	accept func(transport.ConnRequest)
+	hello  time.Duration
 	slots  chan struct{} // one held by each handshake's goroutine
 	done   sync.WaitGroup
 
@@ -35,12 +36,16 @@ type oneSidedListener struct {
 // ListenOneSided accepts on local. A request that is not answered in half a
 // minute is rejected.
 func (p *Provider) ListenOneSided(local netip.AddrPort, accept func(transport.ConnRequest)) (transport.Listener, error) {
+	return listenOneSided(local, accept, helloTime)
+}
+
+func listenOneSided(local netip.AddrPort, accept func(transport.ConnRequest), hello time.Duration) (transport.Listener, error) {
 	lc := net.ListenConfig{KeepAlive: -1}
 	nl, err := lc.Listen(context.Background(), "tcp", local.String())
 	if err != nil {
 		return nil, err
 	}
-	l := &oneSidedListener{l: nl.(*net.TCPListener), accept: accept, slots: make(chan struct{}, maxHandshakes)}
+	l := &oneSidedListener{l: nl.(*net.TCPListener), accept: accept, hello: hello, slots: make(chan struct{}, maxHandshakes)}
 	l.done.Add(1)
 	go l.serve()
 	return l, nil
@@ -83,7 +88,7 @@ func (l *oneSidedListener) handshake(c *net.TCPConn) {
 		c.Close()
 		return
 	}
-	c.SetDeadline(time.Now().Add(helloTime))
+	c.SetDeadline(time.Now().Add(l.hello)) // for all of it, however it drips
 	t, private, err := readHandshake(c)
 	l.waited(c)
 	if err != nil || t.Kind != transport.TagConnect {

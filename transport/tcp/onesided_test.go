@@ -1,9 +1,13 @@
 package tcp
 
 import (
+	"context"
 	"net/netip"
+	"runtime"
+	"sync/atomic"
 	"testing"
 
+	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/transporttest"
 )
 
@@ -14,5 +18,131 @@ func TestOneSidedConformance(t *testing.T) {
 			transporttest.RunOneSided(t, transporttest.OneSided{A: p, B: p,
 				AddrA: netip.AddrPortFrom(netip.MustParseAddr(v.a), 0), AddrB: netip.AddrPortFrom(netip.MustParseAddr(v.b), 0)})
 		})
+	}
+}
+
+// one is one end of a one-sided link; it checks on which thread it is called.
+type one struct {
+	t       testing.TB
+	l       *OneSided
+	d       *Domain
+	events  atomic.Int64
+	written func(imm uint32) // nil: none
+	closed  chan struct{}
+	err     error // set before closed
+}
+
+func newOne(t testing.TB, p *Provider) *one {
+	return &one{t: t, d: p.NewDomain().(*Domain), closed: make(chan struct{})}
+}
+
+func (o *one) here() {
+	if !o.d.Reactor().OnThread() {
+		o.t.Error("a handler is called outside of its domain's reactor")
+	}
+}
+
+func (o *one) Begin() { o.here() }
+func (o *one) End()   { o.l.Flush() }
+func (o *one) Written(_ uint32, _ uint64, _ int, imm uint32) error {
+	o.events.Add(1)
+	if o.written != nil {
+		o.written(imm)
+	}
+	return nil
+}
+func (o *one) Received([]byte, uint32, bool) error { o.here(); o.events.Add(1); return nil }
+func (o *one) Invalidated(uint32) error            { o.here(); o.events.Add(1); return nil }
+func (o *one) Closed(err error)                    { o.here(); o.err = err; close(o.closed) }
+
+// onePair makes a link on a, which is not started; it ends with the test.
+func onePair(t testing.TB, p *Provider, a netip.Addr) (x, y *one) {
+	t.Helper()
+	x, y = newOne(t, p), newOne(t, p)
+	accepted := make(chan transport.OneSided, 1)
+	ln, err := p.ListenOneSided(netip.AddrPortFrom(a, 0), func(q transport.ConnRequest) {
+		l, err := q.Accept(y.d, nil)
+		if err != nil {
+			t.Error(err)
+		}
+		accepted <- l
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	l, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), x.d, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	x.l, y.l = l.(*OneSided), (<-accepted).(*OneSided)
+	t.Cleanup(func() {
+		for _, o := range []*one{x, y} {
+			o.l.Close()
+			o.l.Start(o) // if it was not
+			<-o.closed
+		}
+	})
+	return x, y
+}
+
+// TestOneSidedDoesNotAllocate in its steady state, whatever is sent.
+func TestOneSidedDoesNotAllocate(t *testing.T) {
+	x, y := onePair(t, newProvider(t), netip.MustParseAddr("127.0.0.94"))
+	x.l.Start(x)
+	y.l.Start(y)
+	mem, data, tail := make([]byte, 200<<10), make([]byte, 200<<10), make([]byte, 40)
+	var sent int64
+	round := func() {
+		for range 32 {
+			key, addr := y.d.Register(mem)
+			x.l.Post(&transport.Op{Kind: transport.OpWriteImm, Key: key, Addr: addr, Data: data[:4096], Tail: tail})
+			x.l.Post(&transport.Op{Kind: transport.OpWrite, Key: key, Addr: addr, Data: data[:100]})
+			x.l.Post(&transport.Op{Kind: transport.OpSendImm, Data: data[:8]})
+			x.l.Post(&transport.Op{Kind: transport.OpSendInval, Key: key})
+			sent += 3
+		}
+		key, addr := y.d.Register(mem)
+		x.l.Post(&transport.Op{Kind: transport.OpWriteImm, Key: key, Addr: addr, Data: data[:len(data)-40], Tail: tail})
+		x.l.Post(&transport.Op{Kind: transport.OpSend, Data: data[:60000]})
+		sent += 2
+		x.l.Flush()
+		for y.events.Load() < sent {
+			runtime.Gosched()
+		}
+		if !y.d.Revoke(key) {
+			t.Error("a key is busy when its write has come")
+		}
+	}
+	if n := testing.AllocsPerRun(200, round); n > 1 {
+		t.Errorf("%v allocations for 130 operations", n)
+	}
+}
+
+// TestOneSidedIdleIsSmall: a link at rest holds little.
+func TestOneSidedIdleIsSmall(t *testing.T) {
+	p := newProvider(t)
+	measure := func() uint64 {
+		runtime.GC()
+		runtime.GC()
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return m.HeapAlloc
+	}
+	onePair(t, p, netip.MustParseAddr("127.0.0.94"))
+	before := measure()
+	const n = 100
+	for range n {
+		x, y := onePair(t, p, netip.MustParseAddr("127.0.0.94"))
+		x.l.Start(x)
+		y.l.Start(y)
+		x.l.Post(&transport.Op{Kind: transport.OpSend, Data: large})
+		x.l.Flush()
+		eventually(t, "a send", func() bool { return y.events.Load() == 1 })
+	}
+	if per := int64(measure()-before) / (2 * n); per > 2048 {
+		t.Errorf("an idle link and its domain hold %d bytes of heap", per)
+	} else {
+		t.Logf("an idle link and its domain hold %d bytes of heap, the test's own included", per)
 	}
 }

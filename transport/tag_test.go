@@ -1,0 +1,274 @@
+package transport
+
+import (
+	"bytes"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"hash/crc32"
+	"strings"
+	"testing"
+)
+
+// TestTagLayout: the bytes of docs/protocol.md.
+func TestTagLayout(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		tag  Tag
+		hex  string
+	}{
+		{"write with immediate", Tag{Kind: OpWriteImm, Seq: 1, Len: 4096, Key: 0x11223344, Imm: 0x80000001, Addr: 0x0102030405060000},
+			"c50caa78" + "02000000" + "01000000" + "00100000" + "44332211" + "01000080" + "0000060504030201"},
+		{"accept", Tag{Kind: TagAccept, Len: 56, Key: TagVersion, Addr: tagMagic},
+			"da8d4baa" + "11000000" + "00000000" + "38000000" + "01000000" + "00000000" + hex.EncodeToString([]byte("rdsd-tag"))},
+	} {
+		want, _ := hex.DecodeString(c.hex)
+		var b [TagLen]byte
+		c.tag.Put(b[:])
+		if !bytes.Equal(b[:], want) {
+			t.Errorf("%s: %x, not %x", c.name, b, want)
+		}
+		var back Tag
+		if err := back.Parse(want, c.tag.Seq); err != nil || back != c.tag {
+			t.Errorf("%s: parsed %+v, %v", c.name, back, err)
+		}
+	}
+}
+
+func TestTagRefused(t *testing.T) {
+	good := Tag{Kind: OpSend, Seq: 7, Len: 10}
+	sum := func(b []byte) { binary.LittleEndian.PutUint32(b, crc32.Checksum(b[4:TagLen], castagnoli)) }
+	for _, c := range []struct {
+		why  string
+		tag  Tag
+		edit func(b []byte)
+	}{
+		{"checksum", good, func(b []byte) { b[30] ^= 1 }},
+		{"checksum", good, func(b []byte) { b[0] ^= 1 }},
+		{"number 6 of its link, and 7 is due", Tag{Kind: OpSend, Seq: 6}, nil},
+		{"kind 0", Tag{Seq: 7}, nil},
+		{"kind 6", Tag{Kind: OpSendInval + 1, Seq: 7}, nil},
+		{"kind 257", good, func(b []byte) { b[4], b[5] = 1, 1; sum(b) }}, // the bytes above are not ignored
+		{"at most 65536", Tag{Kind: OpSend, Seq: 7, Len: MaxSend + 1}, nil},
+		{"at most 65536", Tag{Kind: OpSendInval, Seq: 7, Len: 1 << 31}, nil},
+		{"at most 196", Tag{Kind: TagConnect, Seq: 7, Len: MaxPrivate + 1, Addr: tagMagic}, nil},
+		{"magic", Tag{Kind: TagReject, Seq: 7}, nil},
+	} {
+		var b [TagLen]byte
+		c.tag.Put(b[:])
+		if c.edit != nil {
+			c.edit(b[:])
+		}
+		var back Tag
+		err := back.Parse(b[:], 7)
+		if bad := (*TagError)(nil); !errors.As(err, &bad) || !strings.Contains(err.Error(), c.why) {
+			t.Errorf("%+v: %v; %q should be said", c.tag, err, c.why)
+		}
+	}
+	if _, err := AppendHandshake(nil, TagConnect, make([]byte, MaxPrivate+1)); err == nil {
+		t.Error("a handshake with too much private data")
+	}
+}
+
+func TestRegionsGrowAndShrink(t *testing.T) {
+	d := NewRegions([32]byte{1})
+	type held struct {
+		key  uint32
+		addr uint64
+		mem  []byte
+	}
+	var live []held
+	d.count = ^uint32(0) - 500 // the counter passes 0 with keys live
+	for round := range 3 {
+		for range 3000 {
+			mem := make([]byte, 16)
+			key, addr := d.Register(mem)
+			live = append(live, held{key, addr, mem})
+		}
+		for i, h := range live {
+			tag := Tag{Kind: OpWrite, Key: h.key, Addr: h.addr + 4, Len: 12}
+			r, dst, err := d.begin(&tag)
+			if err != nil || &dst[0] != &h.mem[4] || len(dst) != 12 {
+				t.Fatalf("round %d: key %d: %v", round, i, err)
+			}
+			r.end()
+		}
+		for _, h := range live {
+			if !d.Revoke(h.key) {
+				t.Fatal("busy")
+			}
+		}
+		live = live[:0]
+	}
+	if d.live != 0 || len(d.table) > 8192 {
+		t.Errorf("%d live, a table of %d", d.live, len(d.table))
+	}
+	for c := range uint32(1 << 16) {
+		if x := c * 0x10001; d.counted(d.key(x)) != x {
+			t.Fatalf("count %#x is not what its key says", x)
+		}
+	}
+}
+
+func TestRevokeWhileBusy(t *testing.T) {
+	d := NewRegions([32]byte{2})
+	mem := make([]byte, 100)
+	key, addr := d.Register(mem)
+	h := &tagLog{}
+	r := NewTagReader(d, 1)
+	r.Start(h)
+	feed := func(tag Tag, payload int) error {
+		b := make([]byte, TagLen+payload)
+		tag.Put(b)
+		return r.Feed(b)
+	}
+	if err := feed(Tag{Kind: OpWriteImm, Seq: 1, Key: key, Addr: addr, Len: 100}, 40); err != nil {
+		t.Fatal(err)
+	}
+	// The peer revokes over another link what it writes over this one.
+	r2 := NewTagReader(d, 1)
+	r2.Start(h)
+	b := make([]byte, TagLen)
+	(&Tag{Kind: OpSendInval, Seq: 1, Key: key}).Put(b)
+	if err := r2.Feed(b); !errors.As(err, new(*AccessError)) {
+		t.Errorf("revoked by the peer while it writes: %v", err)
+	}
+	if d.Revoke(key) {
+		t.Error("a key is idle while a write is under way")
+	}
+	other, _ := d.Register(make([]byte, 100)) // must not be what the write goes on in
+	if _, err := r.Want(); !errors.As(err, new(*AccessError)) {
+		t.Errorf("a write goes on after its key was revoked: %v", err)
+	}
+	if err := r.Feed(make([]byte, 60)); !errors.As(err, new(*AccessError)) {
+		t.Errorf("a write goes on after its key was revoked: %v", err)
+	}
+	r.Close()
+	if len(h.calls) > 0 || !d.Revoke(other) || !d.Revoke(key) {
+		t.Errorf("calls %v", h.calls)
+	}
+}
+
+// tagLog is a handler that notes its calls.
+type tagLog struct {
+	calls []string
+	data  []byte
+	err   error
+	in    bool
+}
+
+func (h *tagLog) call(s string) error {
+	if !h.in {
+		panic("outside of Begin and End")
+	}
+	h.calls = append(h.calls, s)
+	return h.err
+}
+func (h *tagLog) Begin() { h.in = true }
+func (h *tagLog) End()   { h.in = false }
+func (h *tagLog) Written(key uint32, addr uint64, n int, imm uint32) error {
+	return h.call("written")
+}
+func (h *tagLog) Received(data []byte, imm uint32, hasImm bool) error {
+	h.data = append(h.data, data...)
+	return h.call("received")
+}
+func (h *tagLog) Invalidated(key uint32) error { return h.call("invalidated") }
+func (h *tagLog) Closed(err error)             {}
+
+// TestTagQueueBlocks: what is posted while a block is being written comes
+// behind it, and everything is one stream.
+func TestTagQueueBlocks(t *testing.T) {
+	q := NewTagQueue(1)
+	var want, got []byte
+	seq := uint32(1)
+	post := func(n, tail int) {
+		op := Op{Kind: OpSendImm, Imm: seq, Data: bytes.Repeat([]byte{byte(seq)}, n), Tail: bytes.Repeat([]byte{byte(n)}, tail)}
+		if err := q.Post(&op); err != nil {
+			t.Fatal(err)
+		}
+		var h [TagLen]byte
+		(&Tag{Kind: op.Kind, Seq: seq, Len: uint32(n + tail), Imm: seq}).Put(h[:])
+		want = append(append(append(want, h[:]...), op.Data...), op.Tail...)
+		clear(op.Tail) // it was copied
+		seq++
+	}
+	write := func(most int) bool { // part of the first block
+		b := q.Next()
+		if b == nil {
+			return false
+		}
+		n := 0
+		for _, p := range b.Pieces() {
+			if len(p) == 0 {
+				t.Fatal("an empty piece")
+			}
+			k := min(most-n, len(p))
+			got = append(got, p[:k]...)
+			n += k
+		}
+		if b.Wrote(n) {
+			q.Done()
+		}
+		return true
+	}
+	for i := range 2000 {
+		post([]int{0, 1, tagInline, tagInline + 1, 4096}[i%5], []int{0, 512, 7}[i%3])
+		if i%3 == 0 {
+			write(i % 5000)
+		}
+	}
+	if q.Ops() == 0 {
+		t.Error("nothing is left to write")
+	}
+	for write(1 << 30) {
+	}
+	if q.Ops() != 0 || !bytes.Equal(got, want) {
+		t.Errorf("%d left; %d bytes written, %d posted", q.Ops(), len(got), len(want))
+	}
+	post(1, 1)
+	q.Drop()
+	if q.Ops() != 0 || q.Next() != nil {
+		t.Error("something is left after Drop")
+	}
+}
+
+// TestTagReadsWithoutCopy: a large payload is asked for in its place, whatever
+// came before it.
+func TestTagReadsWithoutCopy(t *testing.T) {
+	d := NewRegions([32]byte{3})
+	mem := make([]byte, 1<<20)
+	key, addr := d.Register(mem)
+	h := &tagLog{}
+	r := NewTagReader(d, 1)
+	r.Start(h)
+	if n := r.Ahead(64 << 10); n != 64<<10 {
+		t.Errorf("%d bytes ahead before anything has come", n)
+	}
+	b := make([]byte, TagLen+10)
+	(&Tag{Kind: OpWriteImm, Seq: 1, Key: key, Addr: addr, Len: 1 << 20}).Put(b)
+	copy(b[TagLen:], "0123456789")
+	if err := r.Feed(b); err != nil {
+		t.Fatal(err)
+	}
+	want, err := r.Want()
+	if err != nil || len(want) != 1<<20-10 || &want[0] != &mem[10] || string(mem[:10]) != "0123456789" {
+		t.Fatalf("%d bytes wanted elsewhere, %v", len(want), err)
+	}
+	if n := r.Ahead(64 << 10); n > aheadLen {
+		t.Errorf("%d bytes ahead of a large payload", n)
+	}
+	if err := r.Filled(len(want)); err != nil || len(h.calls) != 1 {
+		t.Errorf("%v, calls %v", err, h.calls)
+	}
+	r.EndTurn()
+	for i := range uint32(largeRun) { // small ones in a row: large ones are not expected any more
+		(&Tag{Kind: OpSend, Seq: 2 + i}).Put(b)
+		if err := r.Feed(b[:TagLen]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := r.Ahead(64 << 10); n != 64<<10 {
+		t.Errorf("%d bytes ahead of small ones", n)
+	}
+}
