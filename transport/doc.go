@@ -1,7 +1,13 @@
-// Package transport is the contract between the connection manager and what
-// moves bytes: frames in, batches of frames out, and the interfaces a link and
-// its provider implement. It knows no protocol rule beyond the framing.
+// Package transport is the contract between protocols and what moves bytes:
+// links of frames, for datagrams, and one-sided links, which place bytes in
+// memory of the other side, for volumes. It knows no protocol rule beyond the
+// framing.
 //
-// The conformance suite every provider passes is transport/transporttest. Read
-// batch.go (what is sent), frame.go (what is received), link.go (who calls whom).
+// It also holds what every provider over a byte stream needs: cutting a stream
+// into frames (frame.go), batches of them (batch.go); tagged frames (tag.go),
+// receiving them (tagread.go), sending them (tagqueue.go), and the keys of
+// registered memory (region.go). All of that is sans-I/O; Regions alone locks.
+//
+// The conformance suites every provider passes are in transport/transporttest.
+// Read link.go and onesided.go (who calls whom), then the others named here.
 package transport

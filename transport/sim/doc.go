@@ -16,6 +16,10 @@
 //     vanished connection; ends that learn nothing of the other's death;
 //   - connection attempts that are refused, lost, or succeed late.
 //
+// Over these connections it also makes one-sided links, as over TCP, so that a
+// cut or a reset falls inside of a write.
+//
 // No goroutine, no lock: everything happens in calls of Clock.Step. Read
-// clock.go, net.go (hosts, dialling, faults) and pipe.go (one direction).
+// clock.go, net.go (hosts, dialling, faults), pipe.go (one direction) and
+// onesided.go.
 package sim

@@ -32,8 +32,9 @@ func (d *Domain) Reactor() *reactor.Reactor { return d.loop.r }
 // NewDomain makes a domain on the reactor whose turn it is.
 func (p *Provider) NewDomain() transport.Domain { return newDomain(p.loop()) }
 
-// NewDomainOn makes a domain on r, one of the provider's reactors.
-func (p *Provider) NewDomainOn(r *reactor.Reactor) (*Domain, error) {
+// NewDomainOn makes a domain on r, one of the provider's reactors: links of
+// several domains that share a lock are best read by one thread.
+func (p *Provider) NewDomainOn(r *reactor.Reactor) (transport.Domain, error) {
 	for _, lp := range p.loops {
 		if lp.r == r {
 			return newDomain(lp), nil

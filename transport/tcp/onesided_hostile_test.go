@@ -390,7 +390,7 @@ func TestDomainOnReactor(t *testing.T) {
 	p := newProvider(t)
 	for _, lp := range p.loops {
 		d, err := p.NewDomainOn(lp.r)
-		if err != nil || d.Reactor() != lp.r {
+		if err != nil || d.(*Domain).Reactor() != lp.r {
 			t.Errorf("a domain on another reactor, or %v", err)
 		}
 	}
