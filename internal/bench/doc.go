@@ -14,6 +14,9 @@
 // report is the median of the ratios of rounds (report_test.go). Absolute
 // figures belong to the machine.
 //
+// Volumes are measured from outside, by fio, and their rows stand against the
+// best of several servers (volume_test.go, volume_rows_test.go).
+//
 // Read rows_test.go (what is compared with what, and the bars), relay_test.go
 // (the yardstick: four processes without a protocol) and rdsd_test.go (rdsd's
 // own programs).

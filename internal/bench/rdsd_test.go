@@ -32,7 +32,10 @@ type daemon struct {
 }
 
 // daemons starts one rdsd for each address; they can reach each other.
-func (w *world) daemons(addrs ...string) ([]*daemon, error) {
+func (w *world) daemons(addrs ...string) ([]*daemon, error) { return w.daemonsWith(nil, addrs...) }
+
+// daemonsWith starts them with more flags.
+func (w *world) daemonsWith(flags []string, addrs ...string) ([]*daemon, error) {
 	if rdsdBinary == "" {
 		return nil, skip("no rdsd program")
 	}
@@ -52,8 +55,8 @@ func (w *world) daemons(addrs ...string) ([]*daemon, error) {
 		}
 		d := &daemon{addr: netip.MustParseAddr(a), target: filepath.Join(dir, strconv.Itoa(i)),
 			http: net.JoinHostPort("127.0.0.1", strconv.Itoa(port)), port: rds}
-		cmd := exec.Command(rdsdBinary, "serve", "--address", a, "--port", strconv.Itoa(rds), "--socket", d.target,
-			"--http", d.http, "--log-level", "warn")
+		cmd := exec.Command(rdsdBinary, append([]string{"serve", "--address", a, "--port", strconv.Itoa(rds), "--socket", d.target,
+			"--http", d.http, "--log-level", "warn"}, flags...)...)
 		if d.proc, err = w.start("rdsd "+a, cmd, nil); err != nil {
 			return nil, err
 		}

@@ -38,10 +38,24 @@ type row struct {
 	what   string
 	ours   string // program
 	metric metric
-	base   string // program; "": the bar is absolute
+	base   string // program, or a group, of which the best one of each round counts; "": the bar is absolute
 	baseOf *metric
 	most   bool    // the bar is the largest value allowed, else the smallest
 	bar    float64 // 0: none, for orientation
+}
+
+// groups are programs of which a row takes the best.
+var groups = map[string][]string{}
+
+// programsOf are those that a row's base names.
+func programsOf(base string) []string {
+	switch {
+	case base == "":
+		return nil
+	case groups[base] != nil:
+		return groups[base]
+	}
+	return []string{base}
 }
 
 // results are the samples of the programs, round by round. A round in which a
@@ -106,8 +120,8 @@ func sortedKeys[V any](m map[string]V) []string {
 func measure(rows []row, rounds int, d time.Duration) *results {
 	var need []string
 	for _, r := range rows {
-		for _, p := range []string{r.ours, r.base} {
-			if p != "" && !slices.Contains(need, p) {
+		for _, p := range append([]string{r.ours}, programsOf(r.base)...) {
+			if !slices.Contains(need, p) {
 				need = append(need, p)
 			}
 		}
@@ -116,7 +130,7 @@ func measure(rows []row, rounds int, d time.Duration) *results {
 	for round := range rounds {
 		for _, name := range need {
 			var skipped errSkip
-			if errors.As(res.failed[name], &skipped) || once[name] && round > 0 {
+			if errors.As(res.failed[name], &skipped) || once[name] && round > 0 || few[name] && *benchOnly == "" && round >= fewRounds {
 				continue
 			}
 			s, err := programs[name](d)
@@ -135,10 +149,9 @@ func measure(rows []row, rounds int, d time.Duration) *results {
 // line is the row in Markdown.
 func (r *row) line(res *results) string {
 	head := fmt.Sprintf("| %s | %s |", r.name, r.what)
-	for _, p := range []string{r.ours, r.base} {
-		var s errSkip
-		if errors.As(res.failed[p], &s) {
-			return fmt.Sprintf("%s | | | | skipped: %s |", head, s)
+	for _, p := range [][]string{{r.ours}, programsOf(r.base)} {
+		if why := res.skipped(p); why != nil {
+			return fmt.Sprintf("%s | | | | skipped: %s |", head, why)
 		}
 	}
 	baseOf := r.metric
@@ -146,6 +159,7 @@ func (r *row) line(res *results) string {
 		baseOf = *r.baseOf
 	}
 	var ours, base, ratio []float64
+	won := map[string]int{} // rounds, by program
 	for i, s := range res.samples[r.ours] {
 		if s == nil {
 			continue
@@ -154,9 +168,10 @@ func (r *row) line(res *results) string {
 		ours = append(ours, o)
 		if r.base == "" {
 			ratio = append(ratio, o)
-		} else if b := res.samples[r.base]; i < len(b) && b[i] != nil {
-			base = append(base, baseOf.of(*b[i]))
-			ratio = append(ratio, o/baseOf.of(*b[i]))
+		} else if name, b, ok := res.best(r, baseOf, i); ok {
+			base = append(base, b)
+			ratio = append(ratio, o/b)
+			won[name]++
 		}
 	}
 	if len(ratio) == 0 {
@@ -164,7 +179,9 @@ func (r *row) line(res *results) string {
 	}
 	against := ""
 	if r.base != "" {
-		against = fmt.Sprintf("%s %s: %s", digits(median(base)), baseOf.unit, r.base)
+		names := sortedKeys(won)
+		slices.SortStableFunc(names, func(a, b string) int { return won[b] - won[a] })
+		against = fmt.Sprintf("%s %s: %s", digits(median(base)), baseOf.unit, names[0])
 	}
 	sign, verdict := "≥", "-"
 	if r.most {
@@ -183,6 +200,32 @@ func (r *row) line(res *results) string {
 	}
 	return fmt.Sprintf("%s %s %s | %s | %s (%s to %s) | %s | %s |", head, digits(median(ours)), r.metric.unit, against,
 		digits(median(ratio)), digits(slices.Min(ratio)), digits(slices.Max(ratio)), bar, verdict)
+}
+
+// skipped tells why none of the programs could be measured here, nil if one was.
+func (res *results) skipped(programs []string) (why error) {
+	for _, p := range programs {
+		var s errSkip
+		if !errors.As(res.failed[p], &s) {
+			return nil
+		}
+		why = s
+	}
+	return why
+}
+
+// best is the best figure of round i among the programs of a row's base.
+func (res *results) best(r *row, m metric, i int) (name string, v float64, ok bool) {
+	for _, p := range programsOf(r.base) {
+		s := res.samples[p]
+		if i >= len(s) || s[i] == nil {
+			continue
+		}
+		if f := m.of(*s[i]); !ok || r.most && f < v || !r.most && f > v {
+			name, v, ok = p, f, true
+		}
+	}
+	return name, v, ok
 }
 
 func median(v []float64) float64 {

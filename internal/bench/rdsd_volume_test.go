@@ -1,0 +1,229 @@
+package bench
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/rdsd/rdsd/blk/nbd"
+)
+
+// Volumes of rdsd: one daemon exports, the other one maps over TCP on loopback.
+
+// volumesBuilt tells whether the program has volumes yet.
+var volumesBuilt = sync.OnceValue(func() error {
+	out, err := exec.Command(rdsdBinary, "serve", "--help").CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--volume-port") {
+		return skip("this rdsd has no volumes")
+	}
+	return nil
+})
+
+// volumeDaemons starts two daemons, the first of which maps what the second one exports.
+func (w *world) volumeDaemons() ([]*daemon, error) {
+	if rdsdBinary == "" {
+		return nil, skip("no rdsd program")
+	}
+	if err := volumesBuilt(); err != nil {
+		return nil, err
+	}
+	port, err := freePort()
+	if err != nil {
+		return nil, err
+	}
+	return w.daemonsWith([]string{"--volume-port", strconv.Itoa(port)}, nodeA, nodeB)
+}
+
+// volume runs rdsd volume and returns what it prints.
+func (d *daemon) volume(args ...string) (string, error) {
+	cmd := exec.Command(rdsdBinary, append([]string{"volume", "--socket", d.target}, args...)...)
+	var warn strings.Builder
+	cmd.Stderr = &warn
+	out, err := cmd.Output()
+	if err != nil {
+		return "", fmt.Errorf("rdsd volume %s: %w: %s", strings.Join(args, " "), err, warn.String())
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// rdsdVolume measures a mapped volume.
+func rdsdVolume(store string, l ioLoad) func(time.Duration) (sample, error) {
+	return func(d time.Duration) (sample, error) {
+		w := newWorld(d)
+		defer w.close()
+		ds, err := w.volumeDaemons()
+		if err != nil {
+			return sample{}, err
+		}
+		what := []string{"--memory", "--size", strconv.Itoa(volumeBytes)}
+		if store == "file" {
+			path, err := w.volumeFile(store)
+			if err != nil {
+				return sample{}, err
+			}
+			what = []string{path}
+		}
+		if _, err := ds[1].volume(append([]string{"export", "v"}, what...)...); err != nil {
+			return sample{}, err
+		}
+		uri, err := ds[0].volume("map", nodeB+":v", "--as", "socket")
+		if err != nil {
+			return sample{}, err
+		}
+		if err := useVolume(uri, volumeBytes); err != nil {
+			return sample{}, err
+		}
+		return w.fioLooking(ds, uri, l, d)
+	}
+}
+
+// fioLooking runs fio and looks meanwhile at what the daemons allocate.
+func (w *world) fioLooking(ds []*daemon, uri string, l ioLoad, d time.Duration) (s sample, err error) {
+	before := ds[1].cpu()
+	f, err := w.fio(uri, l, d+d/2, false)
+	if err != nil {
+		return s, err
+	}
+	if err := w.until("fio begins", func() bool { return ds[1].cpu() > before+5*time.Millisecond }); err != nil {
+		return s, err
+	}
+	time.Sleep(d / 5)
+	// Looking allocates: how much, two looks in a row say.
+	var looks []float64
+	look := func() error {
+		n, err := mallocs(ds)
+		looks = append(looks, n)
+		return err
+	}
+	if err := errors.Join(look(), look()); err != nil {
+		return s, err
+	}
+	begun := time.Now()
+	time.Sleep(d)
+	if err := look(); err != nil {
+		return s, err
+	}
+	took := time.Since(begun)
+	if s, err = w.fioDone(f); err == nil {
+		s.allocs = max(0, looks[2]-looks[1]-(looks[1]-looks[0])) / (s.rate * took.Seconds())
+	}
+	return s, err
+}
+
+// useVolume writes the first bytes of a mapped volume, several requests at a time.
+func useVolume(uri string, bytes int) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	c, err := nbd.DialURI(ctx, uri)
+	if err != nil {
+		return fmt.Errorf("%s: %w", uri, err)
+	}
+	defer c.Close()
+	const piece = 1 << 20
+	failed := make(chan error, bytes/piece)
+	limit := make(chan struct{}, 8)
+	for off := 0; off < bytes; off += piece {
+		limit <- struct{}{}
+		go func() { // ends with the request; Close ends that
+			_, err := c.WriteAt(make([]byte, piece), int64(off))
+			failed <- err
+			<-limit
+		}()
+	}
+	for range bytes / piece {
+		err = errors.Join(err, <-failed)
+	}
+	return err
+}
+
+// rdsdIdleVolumes measures what a session takes that was used and is idle, of
+// both daemons together.
+func rdsdIdleVolumes(d time.Duration) (sample, error) {
+	const sessions = 24
+	w := newWorld(d)
+	defer w.close()
+	ds, err := w.volumeDaemons()
+	if err != nil {
+		return sample{}, err
+	}
+	dir, err := w.tempDir()
+	if err != nil {
+		return sample{}, err
+	}
+	one := func(i int) error {
+		name := "v" + strconv.Itoa(i)
+		path := filepath.Join(dir, name+".volume")
+		if err := os.WriteFile(path, make([]byte, 8<<20), 0o600); err != nil {
+			return err
+		}
+		if _, err := ds[1].volume("export", name, path); err != nil {
+			return err
+		}
+		uri, err := ds[0].volume("map", nodeB+":"+name, "--as", "socket", "--session", name)
+		if err != nil {
+			return err
+		}
+		return useVolume(uri, 8<<20)
+	}
+	if err := one(0); err != nil { // what is there once comes with the first
+		return sample{}, err
+	}
+	before, err := w.settled(ds, d)
+	if err != nil {
+		return sample{}, err
+	}
+	for i := range sessions {
+		if err := one(i + 1); err != nil {
+			return sample{}, err
+		}
+	}
+	after, err := w.settled(ds, d)
+	return sample{rate: max(0, after-before) / sessions}, err
+}
+
+// settled is the resident memory of the daemons together, MiB, when it has
+// not become less for so long.
+func (w *world) settled(ds []*daemon, d time.Duration) (least float64, err error) {
+	for since := time.Now(); time.Since(since) < 5*d; time.Sleep(d / 10) {
+		sum := 0.
+		for _, p := range ds {
+			n, err := anonymous(p.cmd.Process.Pid)
+			if err != nil {
+				return 0, err
+			}
+			sum += n
+		}
+		if least == 0 || sum < least-0.1 {
+			least, since = sum, time.Now()
+		}
+	}
+	return least, w.dead()
+}
+
+// anonymous is the memory of a process that is no file's, MiB.
+func anonymous(pid int) (float64, error) {
+	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		return 0, err
+	}
+	sum := 0.
+	for line := range strings.Lines(string(b)) {
+		name, rest, _ := strings.Cut(line, ":")
+		if name != "RssAnon" && name != "RssShmem" {
+			continue
+		}
+		kb, err := strconv.ParseFloat(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += kb / 1024
+	}
+	return sum, nil
+}

@@ -1,0 +1,75 @@
+package bench
+
+import (
+	"fmt"
+	"time"
+)
+
+// places are the stores in words.
+var places = map[string]string{"memory": "memory", "file": "a file"}
+
+const idleVolumes = "rdsd, idle sessions of volumes"
+
+// few are the programs of which there are many: the whole report has at most
+// fewRounds of each.
+var few = map[string]bool{}
+
+const fewRounds = 3
+
+var (
+	volumePrograms = map[string]bool{}
+	volumeSmoke    = map[string]bool{} // those that the tests try
+)
+
+// volumeBars are what a row of a load must reach against the best chain of two
+// servers, and against the best single server over TCP; 0: for orientation.
+var volumeBars = map[string]struct{ chain, single float64 }{
+	"4k-read": {1.8, 0.75}, "4k-write": {1.8, 0.75},
+	"4k-read-1": {1.5, 0}, "4k-write-1": {1.5, 0},
+	"128k-read": {1.2, 0.7}, "128k-write": {1.2, 0.7},
+	"1m-read": {1.2, 0.7}, "1m-write": {1.2, 0.7},
+}
+
+var (
+	kilo  = metric{"k/s", func(s sample) float64 { return s.rate / 1e3 }}
+	mib   = metric{"MiB", func(s sample) float64 { return s.rate }}
+	perIO = metric{"an I/O", func(s sample) float64 { return s.allocs }}
+)
+
+func init() {
+	for _, store := range stores {
+		for i, l := range ioLoads {
+			of := func(server string) string { return fmt.Sprintf("%s, %s, %s", server, store, l.name) }
+			add := func(server string, p func(time.Duration) (sample, error)) string {
+				name := of(server)
+				programs[name] = p
+				few[name], volumePrograms[name] = true, true
+				volumeSmoke[name] = store == "memory" && i == 0 || store == "file" && i == 1
+				return name
+			}
+			group := func(name string, servers []string) string {
+				for _, s := range servers {
+					groups[name] = append(groups[name], add(s, volume(s, store, l)))
+				}
+				return name
+			}
+			bars := volumeBars[l.row]
+			chain := row{name: "volume-" + l.row + "-" + store, what: "volume in " + places[store] + ", " + l.name + ", against the best chain of two servers",
+				ours: add("rdsd", rdsdVolume(store, l)), metric: kilo, base: group(of("chains"), chainServers), bar: bars.chain}
+			if l.bytes > 4<<10 {
+				chain.metric = gigabytes(l.bytes)
+			}
+			single := chain
+			single.name, single.what = chain.name+"-single", "the same against the best single server over TCP"
+			single.base, single.bar = group(of("single servers"), singleServers), bars.single
+			allRows = append(allRows, chain, single)
+			if l.depth > 1 && l.bytes == 4<<10 {
+				allRows = append(allRows, row{name: chain.name + "-allocs", what: "its allocations in both daemons", ours: chain.ours,
+					metric: perIO, most: true, bar: none})
+			}
+		}
+	}
+	programs[idleVolumes] = rdsdIdleVolumes
+	once[idleVolumes] = true
+	allRows = append(allRows, row{name: "volume-idle", what: "an idle session after use, both daemons: resident memory", ours: idleVolumes, metric: mib, most: true, bar: 1})
+}
