@@ -68,9 +68,9 @@ func run(ctx context.Context, stopSignals func(), args []string, in io.Reader, o
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "rdsd",
-		Short: "reliable datagrams between nodes",
-		Long: `rdsd is a per-node daemon for reliable, ordered datagrams (RDS), and the
-command line that talks to it.
+		Short: "reliable datagrams and volumes between nodes",
+		Long: `rdsd is a per-node daemon for reliable, ordered datagrams (RDS) and for block
+volumes between nodes, and the command line that talks to it.
 
 'rdsd serve' runs the daemon. 'rdsd demo' shows two of them at work on this
 machine. Every other command is a client of the daemon whose socket is given by
@@ -87,6 +87,7 @@ machine. Every other command is a client of the daemon whose socket is given by
 	root.AddGroup(
 		&cobra.Group{ID: "run", Title: "Run a daemon:"},
 		&cobra.Group{ID: "data", Title: "Move datagrams:"},
+		&cobra.Group{ID: "volume", Title: "Serve and map volumes:"},
 		&cobra.Group{ID: "look", Title: "Look at a daemon:"},
 		&cobra.Group{ID: "act", Title: "Change something:"},
 	)
@@ -102,6 +103,7 @@ machine. Every other command is a client of the daemon whose socket is given by
 		{"run", []*cobra.Command{a.serveCmd(), a.demoCmd()}},
 		{"data", []*cobra.Command{a.sendCmd(), a.recvCmd(), a.pingCmd(), a.stressCmd()}},
 		{"look", []*cobra.Command{a.statusCmd(), a.infoCmd(), a.peersCmd(), a.socketsCmd(), a.queueCmd(), a.countersCmd(), a.congestionCmd()}},
+		{"volume", []*cobra.Command{a.volumeCmd()}},
 		{"act", []*cobra.Command{a.cancelCmd()}},
 	} {
 		for _, c := range g.cmds {
@@ -140,6 +142,7 @@ func wrapArgs(c *cobra.Command) {
 				return nil
 			}
 			msg := fmt.Sprintf("unknown command %q for %q", args[0], cmd.CommandPath())
+			cmd.SuggestionsMinimumDistance = 2
 			if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 				msg += fmt.Sprintf("; did you mean %q?", near[0])
 			}

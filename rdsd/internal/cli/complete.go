@@ -3,7 +3,6 @@ package cli
 import (
 	"context"
 	"strings"
-	"time"
 
 	"github.com/spf13/cobra"
 
@@ -17,7 +16,7 @@ type lister func(context.Context, rdsdv1.AdminClient) []string
 // must not be kept waiting.
 func (a *app) complete(list lister) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), completionTime)
 		defer cancel()
 		var fit []string
 		a.adminStream(ctx, func(ctx context.Context, c rdsdv1.AdminClient) error {

@@ -31,6 +31,8 @@ const (
 	exitBusy        = 5
 	exitDenied      = 6
 	exitIncomplete  = 7
+	exitMissing     = 8
+	exitExists      = 9
 	exitInterrupted = 130
 )
 
@@ -41,9 +43,11 @@ var exitCodes = []exitCode{
 	{exitUsage, "usage", "wrong arguments or a wrong configuration; nothing was tried"},
 	{exitUnreachable, "unreachable", "the daemon could not be reached, or it went away"},
 	{exitTimeout, "timeout", "nothing, or not enough, happened in the time allowed"},
-	{exitBusy, "busy", "refused for now: destination congested, send buffer full, port in use, rate limit"},
-	{exitDenied, "denied", "this user may not do that"},
-	{exitIncomplete, "incomplete", "it ran, but not every datagram was delivered unharmed"},
+	{exitBusy, "busy", "refused for now: destination congested, send buffer full, port or volume in use, rate limit"},
+	{exitDenied, "denied", "this user, or this node, may not do that"},
+	{exitIncomplete, "incomplete", "it ran, but not every datagram was delivered unharmed, or a copy differs"},
+	{exitMissing, "missing", "there is no such peer, socket, volume, session or file"},
+	{exitExists, "exists", "it is there already"},
 	{exitInterrupted, "interrupted", "ended by SIGINT or SIGTERM before it was done"},
 }
 
@@ -88,8 +92,12 @@ var errnoExit = map[syscall.Errno]int{
 	syscall.EUSERS:        exitBusy,
 	syscall.EMFILE:        exitBusy,
 	syscall.ENOMEM:        exitBusy,
+	syscall.EBUSY:         exitBusy,
 	syscall.EACCES:        exitDenied,
 	syscall.EPERM:         exitDenied,
+	syscall.EROFS:         exitDenied,
+	syscall.ENOENT:        exitMissing,
+	syscall.EEXIST:        exitExists,
 	syscall.ESHUTDOWN:     exitUnreachable,
 	syscall.ECANCELED:     exitInterrupted,
 	syscall.EINVAL:        exitUsage,

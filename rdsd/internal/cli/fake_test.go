@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"google.golang.org/grpc"
@@ -32,8 +33,13 @@ func serveFake(path string) (func(), error) {
 	}
 	s := grpc.NewServer(grpc.UnaryInterceptor(rdsdv1.UnaryErrno), grpc.StreamInterceptor(rdsdv1.StreamErrno))
 	rdsdv1.RegisterAdminServer(s, fakeAdmin{})
+	v, err := newFakeVolumes(filepath.Dir(path))
+	if err != nil {
+		return nil, err
+	}
+	rdsdv1.RegisterVolumeServiceServer(s, v)
 	go s.Serve(l) // ended by Stop
-	return s.Stop, nil
+	return func() { s.Stop(); v.stop() }, nil
 }
 
 func (fakeAdmin) GetStatus(context.Context, *rdsdv1.GetStatusRequest) (*rdsdv1.Status, error) {

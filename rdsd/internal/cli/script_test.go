@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand"
 	"net"
 	"net/netip"
 	"os"
@@ -57,6 +58,8 @@ func TestScripts(t *testing.T) {
 			"bound":   cmdBound,
 			"sleeper": cmdSleeper,
 			"queued":  cmdQueued,
+			"image":   cmdImage,
+			"begins":  cmdBegins,
 			"port": func(ts *testscript.TestScript, _ bool, _ []string) {
 				ts.Setenv("PORT", strconv.Itoa(int(freePort(ts))))
 			},
@@ -206,4 +209,23 @@ func cmdQueued(ts *testscript.TestScript, _ bool, args []string) {
 		list, _, err := fetchQueue(ctx, c.Admin(), 0, rdsdv1.QueueKind_QUEUE_KIND_SEND)
 		return err == nil && strconv.Itoa(len(list)) == args[1]
 	})
+}
+
+// cmdImage is `image FILE BYTES`: write a file of that size with a hole in it.
+func cmdImage(ts *testscript.TestScript, _ bool, args []string) {
+	n, err := strconv.Atoi(args[1])
+	ts.Check(err)
+	b := make([]byte, n)
+	rand.New(rand.NewSource(1)).Read(b)
+	clear(b[n/3 : n/2])
+	ts.Check(os.WriteFile(ts.MkAbs(args[0]), b, 0o600))
+}
+
+// cmdBegins is `begins FILE START`: FILE begins with what is in START, and goes
+// on with zeroes.
+func cmdBegins(ts *testscript.TestScript, _ bool, args []string) {
+	file, start := ts.ReadFile(args[0]), ts.ReadFile(args[1])
+	if rest, ok := strings.CutPrefix(file, start); !ok || strings.Trim(rest, "\x00") != "" {
+		ts.Fatalf("%s (%d bytes) does not begin with %s (%d bytes)", args[0], len(file), args[1], len(start))
+	}
 }

@@ -1,0 +1,300 @@
+package cli
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
+	"github.com/rdsd/rdsd/rdsd/internal/image"
+	"github.com/rdsd/rdsd/rdserr"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+)
+
+// copyView is what --json prints at the end.
+type copyView struct {
+	From     string     `json:"from"`
+	To       string     `json:"to"`
+	Bytes    bytesCount `json:"bytes"`
+	Data     bytesCount `json:"data_bytes"`
+	Zeroes   bytesCount `json:"zero_bytes"`
+	Verified bool       `json:"verified"`
+	Elapsed  duration   `json:"elapsed_ns"`
+}
+
+type copyOptions struct {
+	verify, force bool
+	paths         []string
+}
+
+func (a *app) volumeCopyCmd() *cobra.Command {
+	var o copyOptions
+	cmd := &cobra.Command{
+		Use:   "copy SRC DST",
+		Short: "copy an image file to a volume, a volume to a file, or a volume to a volume",
+		Long: `Copy SRC to the beginning of DST and flush it. Each of them is
+
+  NODE:NAME   a volume of another node; if it is not mapped already, it is for as
+              long as the copy takes
+  a mapping   its id, the path of its socket, or an nbd+unix: URI
+  a file      or a block device; file:PATH where PATH could be mistaken
+
+At least one is a volume. Holes and zeroes of SRC become holes of DST where it can
+have them. What a DST has behind the end of SRC stays as it is; a DST that is too
+small is refused before anything is written. A file that exists is overwritten
+with --force only.
+
+On a terminal a bar shows how far it has come; with --json a line a second does.
+With --verify both are read again and compared (exit code 7 if they differ).`,
+		Example: `  rdsd volume copy debian.img store:disk --verify
+  rdsd volume copy store:disk backup.img
+  rdsd volume copy store1:disk store2:disk`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return usagef("a SRC and a DST are meant, but there are %d arguments: %q", len(args), args)
+			}
+			return nil
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.copyVolume(cmd.Context(), args[0], args[1], o)
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.verify, "verify", false, "read both again and compare")
+	f.BoolVar(&o.force, "force", false, "overwrite a file that exists")
+	f.StringArrayVar(&o.paths, "path", nil, "for a NODE:NAME that is not mapped: a path, SRC,DST or DST, instead of one to NODE")
+	return cmd
+}
+
+// operand is SRC or DST of a copy.
+type operand struct {
+	arg    string
+	file   string // path; "" if it is a volume
+	volume image.Volume
+	source *image.File
+	target *image.File
+	unmap  func()
+}
+
+func (x *operand) isVolume() bool { return x.file == "" }
+
+func (a *app) copyVolume(ctx context.Context, from, to string, o copyOptions) (err error) {
+	src, dst := &operand{arg: from}, &operand{arg: to}
+	defer src.close()
+	defer dst.close()
+	if err := a.openOperands(ctx, src, dst, o); err != nil {
+		return err
+	}
+	// What is under way ends with the command, whatever the other node does.
+	defer context.AfterFunc(ctx, func() { src.interrupt(); dst.interrupt() })()
+	meter, start := new(image.Meter), time.Now()
+	bar := a.showProgress(meter, src.from().Size())
+	err = image.Copy(ctx, dst.to(), src.from(), meter)
+	if err == nil && o.verify {
+		err = image.Compare(ctx, dst.to(), src.from(), meter)
+	}
+	bar.stop()
+	if err != nil {
+		return copyError(ctx, src, dst, err)
+	}
+	if dst.target != nil {
+		if err := dst.target.Close(); err != nil {
+			return fmt.Errorf("%s: %w", to, err)
+		}
+		dst.target = nil
+	}
+	v := copyView{from, to, bytesCount(src.from().Size()), bytesCount(meter.Data.Load()), bytesCount(meter.Zero.Load()), o.verify, duration(time.Since(start))}
+	if a.json {
+		return writeNDJSON(a.out, v)
+	}
+	verified := ""
+	if o.verify {
+		verified = ", compared"
+	}
+	fmt.Fprintf(a.out, "copied %s to %s: %s, %s of it data%s, in %s\n", from, to, sizeText(uint64(v.Bytes)), v.Data, verified, v.Elapsed)
+	return nil
+}
+
+// copyError says what a copy that failed leaves behind.
+func copyError(ctx context.Context, src, dst *operand, err error) error {
+	left := dst.arg + " has a part of it"
+	if dst.target != nil && dst.target.Discard() {
+		left = dst.arg + " was removed"
+	}
+	if ctx.Err() != nil {
+		return withCode(exitInterrupted, fmt.Errorf("the copy was interrupted; %s", left))
+	}
+	if _, ok := errors.AsType[*image.Different](err); ok {
+		return withCode(exitIncomplete, fmt.Errorf("%s was copied to %s, but %w", src.arg, dst.arg, err))
+	}
+	return fmt.Errorf("copying %s to %s: %w; %s", src.arg, dst.arg, err, left)
+}
+
+// openOperands opens both, mapping volumes that are not mapped.
+func (a *app) openOperands(ctx context.Context, src, dst *operand, o copyOptions) error {
+	var paths []rdsd.PathSpec
+	for _, p := range o.paths {
+		path, err := parsePath("--path", p)
+		if err != nil {
+			return err
+		}
+		paths = append(paths, path)
+	}
+	for _, x := range []*operand{src, dst} {
+		access := rdsd.AccessReadOnly
+		if x == dst {
+			access = rdsd.AccessReadWrite
+		}
+		if err := a.resolve(ctx, x, access, paths); err != nil {
+			return err
+		}
+	}
+	if !src.isVolume() && !dst.isVolume() {
+		return usagef("neither %s nor %s is a volume (NODE:NAME, or a mapping that rdsd volume ls shows); cp copies files", src.arg, dst.arg)
+	}
+	if !src.isVolume() {
+		f, err := image.Open(src.file)
+		if err != nil {
+			return fileError("SRC", src.file, err)
+		}
+		src.source = f
+	}
+	if !dst.isVolume() {
+		f, err := image.Create(dst.file, src.from().Size(), o.force)
+		if err != nil {
+			return fileError("DST", dst.file, err)
+		}
+		dst.target = f
+	}
+	if dst.isVolume() && dst.volume.Info().ReadOnly {
+		return withCode(exitDenied, fmt.Errorf("%s is read-only", dst.arg))
+	}
+	return nil
+}
+
+func fileError(what, path string, err error) error {
+	if _, ok := errors.AsType[*fs.PathError](err); ok && errors.Is(err, fs.ErrNotExist) && what == "SRC" && !strings.Contains(path, "/") {
+		return rdserr.With(rdserr.ErrNotFound, "SRC %s is neither a file nor a mapping that rdsd volume ls shows", path)
+	}
+	return err
+}
+
+// resolve finds out what an operand is, and connects to a volume.
+func (a *app) resolve(ctx context.Context, x *operand, access rdsd.VolumeAccess, paths []rdsd.PathSpec) error {
+	if path, ok := strings.CutPrefix(x.arg, "file:"); ok || x.arg == "" {
+		if path == "" {
+			return usagef("%q names no file", x.arg)
+		}
+		x.file = path
+		return nil
+	}
+	if strings.HasPrefix(x.arg, "nbd+unix:") {
+		if _, _, err := nbd.ParseURI(x.arg); err != nil {
+			return withCode(exitUsage, err)
+		}
+		return x.connect(ctx, x.arg)
+	}
+	head, _, _ := strings.Cut(x.arg, "/")
+	remote := strings.Contains(head, ":")
+	st, err := os.Stat(x.arg)
+	if !remote && (strings.Contains(x.arg, "/") || err == nil) && (err != nil || st.Mode().Type() != fs.ModeSocket) {
+		x.file = x.arg
+		return nil
+	}
+	if remote {
+		if _, _, err := parseVolume("volume", x.arg); err != nil {
+			return err
+		}
+	}
+	// A mapping, or NODE:NAME, mapped or not.
+	return a.volumesStream(ctx, func(ctx context.Context, v *rdsd.Volumes) error {
+		bounded, cancel := a.bounded(ctx)
+		defer cancel()
+		m, err := v.Mapping(bounded, x.arg)
+		switch {
+		case err == nil && m.Attach == rdsd.AttachNBD:
+			x.file = m.Device
+			return nil
+		case err == nil:
+			return x.connect(bounded, m.URI)
+		case !errors.Is(err, rdserr.ErrNotFound):
+			return err
+		case !remote:
+			x.file = x.arg // a file to be made
+			return nil
+		}
+		return a.mapFor(bounded, v, x, access, paths)
+	})
+}
+
+// mapFor maps a volume for as long as the command runs.
+func (a *app) mapFor(ctx context.Context, v *rdsd.Volumes, x *operand, access rdsd.VolumeAccess, paths []rdsd.PathSpec) error {
+	node, name, err := parseVolume("volume", x.arg)
+	if err != nil {
+		return err
+	}
+	m, err := v.Map(ctx, rdsd.MapSpec{Node: node, Name: name, Attach: rdsd.AttachSocket, Access: access, Paths: paths})
+	if err != nil {
+		return fmt.Errorf("mapping %s: %w", x.arg, dial.Cause(err))
+	}
+	x.unmap = func() {
+		// Also after Ctrl-C, and by a connection of its own.
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cmp.Or(a.timeout, 5*time.Second))
+		defer cancel()
+		err := a.volumesStream(ctx, func(ctx context.Context, v *rdsd.Volumes) error { return v.Unmap(ctx, m.ID, true) })
+		if err != nil {
+			fmt.Fprintf(a.err, "rdsd: %s stays mapped as %s: %v\n", x.arg, m.ID, err)
+		}
+	}
+	return x.connect(ctx, m.URI)
+}
+
+func (x *operand) connect(ctx context.Context, uri string) error {
+	c, err := nbd.DialURI(ctx, uri)
+	if err != nil {
+		return fmt.Errorf("%s: %w", x.arg, err)
+	}
+	x.volume = image.Volume{Client: c}
+	return nil
+}
+
+func (x *operand) from() image.Source {
+	if x.source != nil {
+		return x.source
+	}
+	return x.volume
+}
+
+func (x *operand) to() image.Target {
+	if x.target != nil {
+		return x.target
+	}
+	return x.volume
+}
+
+func (x *operand) interrupt() {
+	if x.volume.Client != nil {
+		x.volume.Close()
+	}
+}
+
+func (x *operand) close() {
+	x.interrupt()
+	if x.source != nil {
+		x.source.Close()
+	}
+	if x.target != nil {
+		x.target.Close()
+	}
+	if x.unmap != nil {
+		x.unmap()
+	}
+}

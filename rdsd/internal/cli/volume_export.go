@@ -1,0 +1,241 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+)
+
+type exportOptions struct {
+	size, block     string
+	memory, create  bool
+	readOnly        bool
+	shared, persist bool
+	allow, sessions []string
+}
+
+func (a *app) volumeExportCmd() *cobra.Command {
+	var o exportOptions
+	cmd := &cobra.Command{
+		Use:   "export NAME {PATH | --memory}",
+		Short: "offer a file, a block device or memory to other nodes",
+		Long: `Offer what is at PATH, or memory, to other nodes under NAME. --create makes a
+sparse file of --size where there is none, and leaves one that is there as it is.
+
+One node writes at a time unless --shared. --allow and --allow-session say who
+may open it; without them everybody may whom the daemon lets connect at all. See
+docs/security.md before a daemon listens on anything but loopback. Needs root,
+the daemon's user or a configured administrator.`,
+		Example: `  rdsd volume export disk /srv/disk.img --create --size 20G --persist
+  rdsd volume export golden /srv/golden.img --read-only --allow 10.0.0.0/24
+  rdsd volume export scratch --memory --size 1G`,
+		Args: func(_ *cobra.Command, args []string) error {
+			switch {
+			case len(args) == 0:
+				return usagef("NAME is missing: what other nodes call the volume")
+			case len(args) > 2:
+				return usagef("a NAME and a PATH are meant, but there are %d arguments: %q", len(args), args)
+			}
+			return nil
+		},
+		ValidArgsFunction: func(_ *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 1 {
+				return nil, cobra.ShellCompDirectiveDefault // the path
+			}
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			spec, err := o.spec(args)
+			if err != nil {
+				return err
+			}
+			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
+				x, err := v.Export(ctx, spec)
+				if err != nil {
+					return err
+				}
+				if a.json {
+					return writeJSON(a.out, viewExport(x))
+				}
+				size := "size unknown"
+				if x.Info != nil {
+					size = sizeText(x.Info.Size)
+				}
+				fmt.Fprintf(a.out, "exported %s: %s, %s\n", x.Name, storeText(x), size)
+				return nil
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.BoolVar(&o.memory, "memory", false, "memory of the daemon instead of a PATH; it ends with the daemon")
+	f.BoolVar(&o.create, "create", false, "make the file, sparse, if there is none")
+	f.StringVar(&o.size, "size", "", "of memory, or of the file to create: 4096, 512M, 20G")
+	f.BoolVar(&o.readOnly, "read-only", false, "nobody may write")
+	f.BoolVar(&o.shared, "shared", false, "several nodes may write at a time; they have to agree among themselves")
+	f.StringVar(&o.block, "block", "", "logical block size, 512 or 4096 (default 512, or that of the device)")
+	f.StringArrayVar(&o.allow, "allow", nil, "a subnet or address that may open it; give it again for each further one (default all)")
+	f.StringArrayVar(&o.sessions, "allow-session", nil, "a pattern of session names that may open it, with * and ? (default all)")
+	f.BoolVar(&o.persist, "persist", false, "export it again when the daemon starts")
+	flagWords(cmd, "block", []string{"512", "4096"})
+	return cmd
+}
+
+func (o *exportOptions) spec(args []string) (s rdsd.ExportSpec, err error) {
+	s = rdsd.ExportSpec{Name: args[0], Create: o.create, ReadOnly: o.readOnly, Shared: o.shared, AllowSessions: o.sessions, Persist: o.persist}
+	switch {
+	case len(args) == 1 && !o.memory:
+		return s, usagef("the PATH of a file or block device is missing; or give --memory")
+	case len(args) == 2 && o.memory:
+		return s, usagef("either a PATH or --memory: memory has no path, but %q was given", args[1])
+	case o.memory && o.create:
+		return s, usagef("--create makes a file; memory needs only --size")
+	case (o.memory || o.create) && o.size == "":
+		return s, usagef("--size is missing: how large the volume is to be, for instance 20G")
+	case !o.memory && !o.create && o.size != "":
+		return s, usagef("--size goes with --create or --memory; a file that is there has its size (rdsd volume resize changes it)")
+	case o.memory && o.persist:
+		return s, usagef("memory ends with the daemon and cannot persist; export a file instead")
+	}
+	s.Kind = rdsd.KindMemory
+	if !o.memory {
+		s.Kind = ""
+		if s.Path, err = filepath.Abs(args[1]); err != nil {
+			return s, usagef("PATH %q: %v", args[1], err)
+		}
+	}
+	if o.size != "" {
+		if s.Size, err = parseSize("--size", o.size); err != nil {
+			return s, err
+		}
+		if s.Size == 0 || s.Size%512 != 0 {
+			return s, usagef("--size %s: a volume has a multiple of 512 bytes, and not none", o.size)
+		}
+	}
+	switch o.block {
+	case "":
+	case "512":
+		s.LogicalBlock = 512
+	case "4096", "4k", "4K":
+		s.LogicalBlock = 4096
+	default:
+		return s, usagef("--block %s: want 512 or 4096", o.block)
+	}
+	s.AllowAddresses, err = parsePrefixes("--allow", o.allow)
+	return s, err
+}
+
+func (a *app) volumeUnexportCmd() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "unexport NAME",
+		Short: "offer a volume no more",
+		Long: `End an export. While other nodes have it open this is refused (exit code 5). With
+--force their requests fail from now on. The file or device stays as it is.`,
+		Args:              needArgs("NAME", "an export, as rdsd volume ls shows it"),
+		ValidArgsFunction: a.completeVolumeFirst(exportWords),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
+				if err := v.Unexport(ctx, args[0], force); err != nil {
+					return err
+				}
+				if !a.json {
+					fmt.Fprintf(a.out, "%s is exported no more\n", args[0])
+				}
+				return nil
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "even while other nodes have it open")
+	return cmd
+}
+
+func (a *app) volumeResizeCmd() *cobra.Command {
+	var shrink bool
+	cmd := &cobra.Command{
+		Use:   "resize VOLUME [SIZE]",
+		Short: "change the size of an export, or look what size it has now",
+		Long: `Give the store of an export (a file, memory) a new size, 30G or +10G, and tell the
+nodes that have it mapped. Without SIZE, or for a block device, look what size it
+has now. Making it smaller destroys what was behind; that takes --shrink.
+
+For a mapping there is no SIZE: the size is the other node's, and is taken over.
+Kernel devices change at once; NBD clients of a socket see it when they connect.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			switch {
+			case len(args) == 0:
+				return usagef("VOLUME is missing: the name of an export, or %s", mappingMeaning)
+			case len(args) > 2:
+				return usagef("a VOLUME and a SIZE are meant, but there are %d arguments: %q", len(args), args)
+			}
+			return nil
+		},
+		ValidArgsFunction: a.completeVolumeFirst(exportWords, mappingWords),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			text, size := "", uint64(0)
+			if len(args) == 2 {
+				var err error
+				text = args[1]
+				if size, err = parseSize("SIZE", strings.TrimPrefix(text, "+")); err != nil {
+					return err
+				}
+				if size == 0 {
+					return usagef("SIZE %s: a volume has to have some bytes; leave it out to look what size it has", text)
+				}
+			}
+			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
+				return a.resize(ctx, v, args[0], size, text, shrink)
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&shrink, "shrink", false, "also make it smaller, which destroys what was behind")
+	return cmd
+}
+
+// resize finds out what is meant. text is what was given as SIZE, "" for nothing.
+func (a *app) resize(ctx context.Context, v *rdsd.Volumes, what string, size uint64, text string, shrink bool) error {
+	x, m, err := find(ctx, v, what)
+	if err != nil {
+		return err
+	}
+	var before, after uint64
+	switch {
+	case x != nil:
+		if x.Info != nil {
+			before = x.Info.Size
+		}
+		if strings.HasPrefix(text, "+") {
+			if x.Info == nil {
+				return withCode(exitFailed, fmt.Errorf("the size of %s is not known, so it cannot become larger by %s: %s", what, text, x.Error))
+			}
+			size += before
+		}
+		if text != "" && size < before && !shrink {
+			return usagef("%s has %s; with %s what is behind is destroyed, which takes --shrink", what, sizeText(before), sizeText(size))
+		}
+		after, err = v.ResizeExport(ctx, what, size)
+	case text != "":
+		return usagef("%s is a mapping: its size is the other node's to change; leave out %q to take over the present one", what, text)
+	default:
+		if m.Info != nil {
+			before = m.Info.Size
+		}
+		after, err = v.ResizeMapping(ctx, m.ID, 0)
+	}
+	if err != nil {
+		return err
+	}
+	if a.json {
+		return writeJSON(a.out, map[string]uint64{"size_bytes": after, "before_bytes": before})
+	}
+	if after == before {
+		fmt.Fprintf(a.out, "%s has %s, as before\n", what, sizeText(after))
+	} else {
+		fmt.Fprintf(a.out, "%s has %s; before it had %s\n", what, sizeText(after), sizeText(before))
+	}
+	return nil
+}

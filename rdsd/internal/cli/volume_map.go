@@ -1,0 +1,218 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rdsd/rdsd/blk/nbd"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+)
+
+type mapOptions struct {
+	as, policy, access, onLoss string
+	paths                      []string
+	ioTimeout, lossTimeout     time.Duration
+	persist                    bool
+	nbdSocket, device          string
+	session, id                string
+	queueDepth                 uint32
+}
+
+func (a *app) volumeMapCmd() *cobra.Command {
+	var o mapOptions
+	cmd := &cobra.Command{
+		Use:   "map NODE:NAME",
+		Short: "make a volume of another node a block device here",
+		Long: `Map the volume NAME of NODE and print the device, alone, on standard output: with
+--as socket the URI of an NBD export on a Unix socket, with --as nbd /dev/nbdN.
+NODE is an address or host name, perhaps with a port (store:16388:disk,
+[fd00::7]:disk).
+
+Each --path is a path between an address of this node and one of the other's;
+without one there is one path, to NODE. Requests on a path that is lost go to
+another one. While there is none they wait, or, with --on-loss error, fail after
+--loss-timeout.
+
+Volumes of one node share a session, and its paths, unless --session names
+another. Needs root, the daemon's user or a configured administrator.`,
+		Example: `  rdsd volume map store:disk
+  qemu-img info "$(rdsd volume map store:disk --access ro)"
+  rdsd volume map store:disk --as nbd --path 10.0.0.1,10.0.0.7 --path 10.1.0.1,10.1.0.7 --persist`,
+		Args:              needArgs("NODE:NAME", "a node and the name of a volume it exports"),
+		ValidArgsFunction: a.completeNodes,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			spec, err := o.spec(args[0])
+			if err != nil {
+				return err
+			}
+			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
+				m, err := v.Map(ctx, spec)
+				if err != nil {
+					return err
+				}
+				return a.printMapped(m)
+			})
+		},
+	}
+	f := cmd.Flags()
+	f.StringVar(&o.as, "as", "", "what to make of it: socket (NBD on a Unix socket) or nbd (/dev/nbdN) (default as configured, else socket)")
+	f.StringArrayVar(&o.paths, "path", nil, "a path, SRC,DST or DST; give it again for each further one")
+	f.StringVar(&o.policy, "policy", "", "how requests choose among paths: round-robin, min-inflight or min-latency (default as configured, else min-inflight)")
+	f.StringVar(&o.access, "access", "rw", "ro; rw: no other writer unless the export is shared; migration: beside one other writer")
+	f.DurationVar(&o.ioTimeout, "io-timeout", 0, "a request that takes longer gives its path up (default as configured, else 30s)")
+	f.DurationVar(&o.lossTimeout, "loss-timeout", 0, "with --on-loss error: how long requests wait for a path (default as configured, else 30s)")
+	f.StringVar(&o.onLoss, "on-loss", "", "what requests do while no path is left: wait or error (default as configured, else wait)")
+	f.BoolVar(&o.persist, "persist", false, "map it again when the daemon starts")
+	f.StringVar(&o.nbdSocket, "nbd-socket", "", "with --as socket: where its socket appears (default chosen)")
+	f.StringVar(&o.device, "device", "", "with --as nbd: which device, /dev/nbdN (default a free one)")
+	f.StringVar(&o.session, "session", "", "name of the session to the node (default made of both nodes' names)")
+	f.Uint32Var(&o.queueDepth, "queue-depth", 0, "requests of the session in flight (default what the node offers)")
+	f.StringVar(&o.id, "id", "", "what the mapping is called (default chosen)")
+	flagWords(cmd, "as", attachWords)
+	flagWords(cmd, "policy", policyWords)
+	flagWords(cmd, "access", accessWords)
+	flagWords(cmd, "on-loss", onLossWords)
+	cmd.RegisterFlagCompletionFunc("session", a.completeVolume(sessionWords))
+	return cmd
+}
+
+// spec checks what can be judged here. The daemon checks the rest.
+func (o *mapOptions) spec(volume string) (s rdsd.MapSpec, err error) {
+	if s.Node, s.Name, err = parseVolume("NODE:NAME", volume); err != nil {
+		return s, err
+	}
+	if s.Attach, err = oneOf("--as", o.as, attachWords, nil); err != nil {
+		return s, err
+	}
+	if s.Policy, err = oneOf("--policy", o.policy, policyWords, policyShort); err != nil {
+		return s, err
+	}
+	if s.Access, err = oneOf("--access", o.access, accessWords, nil); err != nil {
+		return s, err
+	}
+	if s.OnLoss, err = oneOf("--on-loss", o.onLoss, onLossWords, nil); err != nil {
+		return s, err
+	}
+	for _, p := range o.paths {
+		path, err := parsePath("--path", p)
+		if err != nil {
+			return s, err
+		}
+		s.Paths = append(s.Paths, path)
+	}
+	switch {
+	case o.ioTimeout < 0:
+		return s, usagef("--io-timeout %v: it cannot be negative; leave it out for the default", o.ioTimeout)
+	case o.lossTimeout < 0:
+		return s, usagef("--loss-timeout %v: it cannot be negative; leave it out for the default", o.lossTimeout)
+	case o.lossTimeout > 0 && s.OnLoss == rdsd.OnLossWait:
+		return s, usagef("--loss-timeout goes with --on-loss error; with --on-loss wait requests wait as long as it takes")
+	case o.nbdSocket != "" && s.Attach == rdsd.AttachNBD:
+		return s, usagef("--nbd-socket goes with --as socket; a kernel device is named by --device")
+	case o.device != "" && s.Attach != rdsd.AttachNBD:
+		return s, usagef("--device goes with --as nbd")
+	case o.device != "" && !strings.HasPrefix(o.device, "/dev/nbd"):
+		return s, usagef("--device %q: want a device of the kernel's nbd, for instance /dev/nbd3", o.device)
+	case o.queueDepth > 65535:
+		return s, usagef("--queue-depth %d: at most 65535 requests can be in flight", o.queueDepth)
+	}
+	if o.nbdSocket != "" {
+		if s.SocketPath, err = filepath.Abs(o.nbdSocket); err != nil {
+			return s, usagef("--nbd-socket %q: %v", o.nbdSocket, err)
+		}
+	}
+	s.IOTimeout, s.LossTimeout, s.Persist = o.ioTimeout, o.lossTimeout, o.persist
+	s.Device, s.Session, s.ID, s.QueueDepth = o.device, o.session, o.id, o.queueDepth
+	return s, nil
+}
+
+// printMapped prints the device and, elsewhere, what is good to know of it.
+func (a *app) printMapped(m *rdsd.Mapping) error {
+	if a.json {
+		return writeJSON(a.out, viewMapping(m))
+	}
+	size, access := "size unknown", string(m.Access)
+	if m.Info != nil {
+		size = sizeText(m.Info.Size)
+		if m.Info.ReadOnly {
+			access = string(rdsd.AccessReadOnly)
+		}
+	}
+	fmt.Fprintf(a.err, "%s is mapped as %s: %s, %s, %d of %s\n", volumeText(m.Node, m.Name), m.ID, size, access, m.PathsUp, plural(uint64(m.PathCount), "path"))
+	fmt.Fprintln(a.out, openable(m))
+	return nil
+}
+
+// openable is what programs are given to open a mapping: the URI of a socket.
+func openable(m *rdsd.Mapping) string {
+	if m.URI != "" {
+		return m.URI
+	}
+	return m.Device
+}
+
+const mappingMeaning = "a mapping: its id, its device, or NODE:NAME, as rdsd volume ls shows them"
+
+func (a *app) volumeUnmapCmd() *cobra.Command {
+	var force bool
+	cmd := &cobra.Command{
+		Use:   "unmap MAPPING",
+		Short: "take a mapped volume away",
+		Long: `Unmap a volume, named by the mapping's id, its device, or NODE:NAME. While a
+program has it open this is refused (exit code 5). With --force what is under way
+fails, and the command ends within seconds, whatever the other node does.`,
+		Args:              needArgs("MAPPING", mappingMeaning),
+		ValidArgsFunction: a.completeVolumeFirst(mappingWords),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
+				if err := v.Unmap(ctx, mappingName(args[0]), force); err != nil {
+					return err
+				}
+				if !a.json {
+					fmt.Fprintf(a.out, "unmapped %s\n", args[0])
+				}
+				return nil
+			})
+		},
+	}
+	cmd.Flags().BoolVar(&force, "force", false, "even while it is in use")
+	return cmd
+}
+
+// mappingName is how the daemon is asked for a mapping: a URI becomes its socket.
+func mappingName(s string) string {
+	if socket, _, err := nbd.ParseURI(s); err == nil {
+		return socket
+	}
+	return s
+}
+
+func (a *app) volumeRemapCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "remap MAPPING",
+		Short: "open a closed mapping again, now",
+		Long: `Open a mapping again that lost its volume, without waiting for the next attempt:
+after the other node refused it, for instance, and the reason is gone. The device
+stays the same.`,
+		Args:              needArgs("MAPPING", mappingMeaning),
+		ValidArgsFunction: a.completeVolumeFirst(mappingWords),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
+				m, err := v.Remap(ctx, mappingName(args[0]))
+				if err != nil {
+					return err
+				}
+				if a.json {
+					return writeJSON(a.out, viewMapping(m))
+				}
+				fmt.Fprintf(a.out, "%s is %s\n", m.ID, m.State)
+				return nil
+			})
+		},
+	}
+}

@@ -1,0 +1,250 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rdsd/rdsd/rdserr"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+)
+
+func (a *app) volumeSessionsCmd() *cobra.Command {
+	var session string
+	var reset bool
+	cmd := &cobra.Command{
+		Use:   "sessions",
+		Short: "show the sessions with other nodes, in both roles",
+		Long: `Show the sessions volumes use: as a client (this node maps) and as a server (this
+node exports). WAITING are requests that wait for a path or for room at the
+server; DEPTH is how many can be in flight. 'sessions policy' changes how
+requests choose among paths.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
+				all, err := v.Sessions(ctx)
+				if err != nil {
+					return err
+				}
+				var views []volumeSessionView
+				for _, s := range all {
+					if session == "" || s.Name == session || s.ID == session {
+						views = append(views, viewVolumeSession(s))
+					}
+				}
+				if session != "" && len(views) == 0 {
+					return noSession(session)
+				}
+				if err := printList(a, views, sessionColumns, "no sessions: nothing is mapped, and no other node maps a volume of this one"); err != nil || !reset {
+					return err
+				}
+				return v.ResetStats(ctx, session, rdsd.PathSpec{})
+			})
+		},
+	}
+	cmd.Flags().StringVar(&session, "session", "", "only this session, by name or id")
+	cmd.Flags().BoolVar(&reset, "reset-stats", false, "then set the statistics of their paths to 0")
+	cmd.RegisterFlagCompletionFunc("session", a.completeVolume(sessionWords))
+	cmd.AddCommand(a.volumePolicyCmd())
+	return cmd
+}
+
+func noSession(name string) error {
+	return rdserr.With(rdserr.ErrNotFound, "there is no session %q; rdsd volume sessions shows those there are", name)
+}
+
+var sessionColumns = []column[volumeSessionView]{
+	{"id", func(s volumeSessionView) any { return s.ID }},
+	{"session", func(s volumeSessionView) any { return s.Name }},
+	{"role", func(s volumeSessionView) any { return s.Role }},
+	{"node", func(s volumeSessionView) any { return s.Peer }},
+	{"state", func(s volumeSessionView) any { return upDown(s.Up) }},
+	{"for", func(s volumeSessionView) any { return s.For }},
+	{"paths", func(s volumeSessionView) any { return fmt.Sprintf("%d/%d", s.PathsUp, s.Paths) }},
+	{"policy", func(s volumeSessionView) any { return orDash(s.Policy) }},
+	{"depth", func(s volumeSessionView) any { return s.QueueDepth }},
+	{"in flight", func(s volumeSessionView) any { return s.InFlight }},
+	{"waiting", func(s volumeSessionView) any { return s.Waiting }},
+	{"memory", func(s volumeSessionView) any { return s.Memory }},
+	{"volumes", func(s volumeSessionView) any { return strings.Join(s.Volumes, " ") }},
+}
+
+func upDown(up bool) string {
+	if up {
+		return "up"
+	}
+	return "down"
+}
+
+func (a *app) volumePolicyCmd() *cobra.Command {
+	return &cobra.Command{
+		Use:   "policy SESSION POLICY",
+		Short: "change how requests of a session choose among its paths",
+		Long: `Set the multipath policy of a session of this node's own: round-robin (rr),
+min-inflight (mi: the path with the fewest requests), min-latency (ml: the one
+with the shortest heartbeat). Requests under way stay where they are.`,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return usagef("a SESSION and a POLICY are meant, but there are %d arguments: %q", len(args), args)
+			}
+			return nil
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 1 {
+				var words []string
+				for _, w := range policyWords {
+					words = append(words, string(w))
+				}
+				return words, cobra.ShellCompDirectiveNoFileComp
+			}
+			return a.completeVolumeFirst(sessionWords)(cmd, args, typed)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			policy, err := oneOf("POLICY", args[1], policyWords, policyShort)
+			if err == nil && policy == "" {
+				err = usagef("POLICY is empty: want round-robin, min-inflight or min-latency")
+			}
+			if err != nil {
+				return err
+			}
+			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
+				if err := v.SetPolicy(ctx, args[0], policy); err != nil {
+					return err
+				}
+				if !a.json {
+					fmt.Fprintf(a.out, "%s uses %s\n", args[0], policy)
+				}
+				return nil
+			})
+		},
+	}
+}
+
+func (a *app) volumePathsCmd() *cobra.Command {
+	var session string
+	var reset bool
+	cmd := &cobra.Command{
+		Use:   "paths",
+		Short: "show the paths of sessions, with their statistics",
+		Long: `Show the paths: their state, the latency of the last heartbeat, and what they have
+carried since they were made or their statistics were reset. FAILOVERS are
+requests a path took over from others.
+
+'paths add', 'remove', 'disconnect' and 'reconnect' change the paths of a session
+while it is in use. A path is named SRC,DST; what is not needed to tell it from
+the others, the ports, or SRC, may be left out.`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
+				all, err := v.Paths(ctx, session)
+				if err != nil {
+					return err
+				}
+				var views []volumePathView
+				for _, p := range all {
+					views = append(views, viewVolumePath(p))
+				}
+				if err := printList(a, views, volumePathColumns, "no paths: nothing is mapped, and no other node maps a volume of this one"); err != nil || !reset {
+					return err
+				}
+				return v.ResetStats(ctx, session, rdsd.PathSpec{})
+			})
+		},
+	}
+	cmd.Flags().StringVar(&session, "session", "", "only of this session, by name or id")
+	cmd.Flags().BoolVar(&reset, "reset-stats", false, "then set their statistics to 0")
+	cmd.RegisterFlagCompletionFunc("session", a.completeVolume(sessionWords))
+	for _, c := range pathActions {
+		cmd.AddCommand(a.pathActionCmd(c))
+	}
+	return cmd
+}
+
+var volumePathColumns = []column[volumePathView]{
+	{"session", func(p volumePathView) any { return p.Session }},
+	{"role", func(p volumePathView) any { return p.Role }},
+	{"path", func(p volumePathView) any { return p.Source + " > " + p.Destination }},
+	{"state", func(p volumePathView) any { return p.State }},
+	{"for", func(p volumePathView) any { return p.For }},
+	{"latency", func(p volumePathView) any { return p.Latency }},
+	{"in flight", func(p volumePathView) any { return p.InFlight }},
+	{"reads", func(p volumePathView) any { return p.Reads }},
+	{"read", func(p volumePathView) any { return p.ReadBytes }},
+	{"writes", func(p volumePathView) any { return p.Writes }},
+	{"written", func(p volumePathView) any { return p.WriteBytes }},
+	{"failovers", func(p volumePathView) any { return p.Failovers }},
+	{"reconnects", func(p volumePathView) any { return fmt.Sprintf("%d, %d failed", p.Reconnects, p.ReconnectsFailed) }},
+	{"last error", func(p volumePathView) any { return p.LastError }},
+}
+
+// pathAction is what can be done to a path.
+type pathAction struct {
+	name, short, long, done string
+	do                      func(v *rdsd.Volumes, ctx context.Context, session string, p rdsd.PathSpec) error
+	knows                   bool // the path is there already, and can be completed
+}
+
+var pathActions = []pathAction{
+	{
+		name: "add", short: "give a session a further path", done: "added",
+		long: `Add a path to a session of this node's own. It carries requests as soon as it is
+connected.`,
+		do: func(v *rdsd.Volumes, ctx context.Context, session string, p rdsd.PathSpec) error {
+			_, err := v.AddPath(ctx, session, p)
+			return err
+		},
+	},
+	{
+		name: "remove", short: "take a path from a session", done: "removed", knows: true,
+		long: `Take a path from a session of this node's own for good. Its requests move to the
+others.`,
+		do: (*rdsd.Volumes).RemovePath,
+	},
+	{
+		name: "disconnect", short: "close a path, until it is reconnected", done: "disconnected", knows: true,
+		long: `Close a path. Its requests move to others. One of this node's own stays closed
+until 'paths reconnect'; one another node made to this one comes back if that
+node wants it to.`,
+		do: (*rdsd.Volumes).DisconnectPath,
+	},
+	{
+		name: "reconnect", short: "connect a path anew, now", done: "reconnecting", knows: true,
+		long: `Connect a path of this node's own anew, now, whatever its state is.`,
+		do:   (*rdsd.Volumes).ReconnectPath,
+	},
+}
+
+func (a *app) pathActionCmd(c pathAction) *cobra.Command {
+	return &cobra.Command{
+		Use:   c.name + " SESSION SRC,DST",
+		Short: c.short,
+		Long:  c.long,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) != 2 {
+				return usagef("a SESSION and a path SRC,DST are meant, but there are %d arguments: %q", len(args), args)
+			}
+			return nil
+		},
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, typed string) ([]string, cobra.ShellCompDirective) {
+			if len(args) == 1 && c.knows {
+				return a.completeVolume(pathWords(args[0]))(cmd, args, typed)
+			}
+			return a.completeVolumeFirst(sessionWords)(cmd, args, typed)
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			p, err := parsePath("SRC,DST", args[1])
+			if err != nil {
+				return err
+			}
+			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
+				if err := c.do(v, ctx, args[0], p); err != nil {
+					return err
+				}
+				if !a.json {
+					fmt.Fprintf(a.out, "%s: %s %s\n", args[0], pathText(p), c.done)
+				}
+				return nil
+			})
+		},
+	}
+}
