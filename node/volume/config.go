@@ -1,12 +1,21 @@
 package volume
 
 import (
+	"io/fs"
 	"net/netip"
 	"time"
 )
 
-// DefaultPort is the TCP port of RTRS, where peers reach the exports.
-const DefaultPort = 16386
+// When to listen.
+const (
+	ListenAuto   = "auto" // while there is an export or a root
+	ListenAlways = "always"
+	ListenNever  = "never"
+)
+
+// DefaultPort is the TCP port of RTRS, where peers reach the exports. 16385 is
+// that of RDS; the two behind it are the daemon's own (HTTP, remote gRPC).
+const DefaultPort = 16388
 
 // Config is the daemon's configuration of volumes, section [volumes]. The zero
 // value of a field means its default; a negative Duration is never right. The
@@ -18,17 +27,16 @@ type Config struct {
 	Addresses []netip.Addr
 	Port      uint16 // port: to listen on, and of peers that name none; DefaultPort
 
-	// Listen says when to listen: "auto" while there is an export or a root,
-	// "always", or "never". "auto". (listen)
-	Listen string
+	Listen string // listen: ListenAuto
 
 	// Name is this node's part of a session's name: the session to a node is
 	// NAME-ADDRESS unless a mapping says otherwise. The host's name, with what
 	// RTRS does not allow replaced. (name)
 	Name string
 
-	StateDir  string // state_dir: of what is persistent; "": nothing can be
-	SocketDir string // socket_dir: where sockets of mappings appear that name none; StateDir
+	StateDir   string      // state_dir: of what is persistent; "": nothing can be
+	SocketDir  string      // socket_dir: where sockets of mappings appear that name none; StateDir
+	SocketMode fs.FileMode // socket_mode: permissions of those; 0600
 
 	// Sessions as a server.
 	QueueDepth       int            // queue_depth: requests of a session in flight; 512
@@ -40,13 +48,15 @@ type Config struct {
 	// Sessions as a client.
 	Connections  int           // connections: of a path, beside its first; 1
 	Heartbeat    time.Duration // heartbeat_interval; 200 ms
-	MissedLimit  int           // heartbeat_missed: so many unanswered end a path; 4
+	MissedLimit  int           // heartbeat_missed: so many intervals of silence end a path; 4
 	ReconnectMin time.Duration // reconnect_min: longest first pause, with full jitter; 100 ms
 	ReconnectMax time.Duration // reconnect_max; 5 s
 	IOTimeout    time.Duration // io_timeout: a request gives its path up then; 30 s
 	LossTimeout  time.Duration // loss_timeout: with on_loss "error", requests wait so long for a path; 30 s
 	OnLoss       string        // on_loss: "wait" for a path, or fail with "error"; "wait"
-	Policy       string        // policy: see Policies; "min-inflight"
+	Policy       string        // policy: PolicyMinInflight
+	Attach       string        // attach: how a mapping appears that does not say; AsSocket
+	DeadTimeout  time.Duration // nbd_dead_timeout: a kernel device waits so long for a daemon that is gone; 1 min
 	MaxMappings  int           // max_mappings: at a time; 256
 
 	MaxExports int // max_exports: at a time, those found below roots included; 1024

@@ -10,8 +10,8 @@ const (
 	EventExport   = "export"   // added, removed, opened, closed
 	EventFailover = "failover" // requests moved to another path; Count is how many
 	EventResize   = "resize"
-	EventError    = "error"    // an I/O or the store failed
-	EventGap      = "gap"      // Count events are missing here
+	EventError    = "error" // an I/O or the store failed
+	EventGap      = "gap"   // Count events are missing here
 )
 
 // Event is something that happened.

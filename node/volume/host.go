@@ -2,157 +2,233 @@ package volume
 
 import (
 	"context"
+	"errors"
 	"log/slog"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/transport"
 )
 
 // Deps is what a Host is given.
 type Deps struct {
 	Provider transport.OneSidedProvider
-	Reactors []*reactor.Reactor // run timers; they outlive the Host
-	Log      *slog.Logger // nil: none
+	Reactors []*reactor.Reactor // run timers; they outlive the Host. None: the runtime's timers
+	Log      *slog.Logger       // nil: none
 }
 
 // Host is what a daemon does with volumes.
 type Host struct {
-	cfg Config
-	log *slog.Logger
+	cfg      Config // with its defaults
+	prov     transport.OneSidedProvider
+	reactors []*reactor.Reactor
+	turn     atomic.Uint32 // whose timer is next
+	log      *slog.Logger
+	base     time.Time
+	ev       *events
+	store    *store
+	srv      *server
+	drv      driver
+	wrap     func(name string, d blk.Device) blk.Device // tests put layers over stores; may be nil
+	ctx      context.Context                            // of what happens in the background
+	cancel   context.CancelFunc
+	work     sync.WaitGroup // goroutines that end by themselves after cancel and the end of the sessions
+	slots    chan struct{}  // bounds what waits for file systems on behalf of callers
+	roots    []*rnbd.Root
+
+	mu         sync.Mutex // before any shell.mu
+	closing    bool
+	clients    map[string]*client // by name of the session
+	lastClient uint64
+	mappings   []*mapping // oldest first
+	nextID     uint64
+	exports    map[string]*export
 }
+
+// maxWaits is how many calls may wait for a file system at a time.
+const maxWaits = 8
 
 // New starts a Host: it listens as the configuration says and, in the
-// background, exports and maps again what is persistent. An error is one of the
+// background, maps again what is persistent. An error is one of the
 // configuration, of the state directory, or of a port that is taken.
-func New(cfg Config, deps Deps) (*Host, error) { return &Host{cfg: cfg, log: deps.Log}, nil }
+func New(cfg Config, deps Deps) (*Host, error) { return newHost(cfg, deps, kernelDriver, nil) }
+
+func newHost(cfg Config, deps Deps, drv driver, wrap func(string, blk.Device) blk.Device) (*Host, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	if deps.Provider == nil {
+		return nil, rdserr.With(rdserr.ErrInvalid, "volumes: no provider of links")
+	}
+	cfg.defaults()
+	if deps.Log == nil {
+		deps.Log = slog.New(slog.DiscardHandler)
+	}
+	store, old, err := openStore(cfg.StateDir)
+	if err != nil {
+		return nil, err
+	}
+	h := &Host{cfg: cfg, prov: deps.Provider, reactors: deps.Reactors, log: deps.Log, base: time.Now(), ev: newEvents(deps.Log),
+		store: store, drv: drv, wrap: wrap, slots: make(chan struct{}, maxWaits),
+		clients: map[string]*client{}, nextID: old.NextID, exports: map[string]*export{}}
+	h.ctx, h.cancel = context.WithCancel(context.Background())
+	if h.srv, err = newServer(h); err == nil {
+		err = h.startExports(&old)
+	}
+	if err != nil {
+		h.Close(context.Background())
+		return nil, err
+	}
+	h.startMappings(&old)
+	if err := h.save(); err != nil {
+		h.log.Error("volume: the state cannot be kept", "err", err)
+	}
+	return h, nil
+}
+
+// startExports offers what is configured and what is persistent. A store that
+// cannot be opened now is tried when a client comes.
+func (h *Host) startExports(old *state) error {
+	ctx, cancel := context.WithTimeout(h.ctx, startWait)
+	defer cancel()
+	if h.cfg.Listen == ListenAlways || len(h.cfg.Roots) > 0 {
+		if err := h.srv.listen(); err != nil {
+			return err
+		}
+	}
+	for _, s := range h.cfg.Exports {
+		if _, err := h.addExport(ctx, s, OriginConfig, false); err != nil {
+			return err
+		}
+	}
+	for i := range old.Exports {
+		s := old.Exports[i].spec()
+		if _, err := h.addExport(ctx, s, OriginCall, false); err != nil {
+			h.ev.add(Event{Kind: EventExport, Export: s.Name, State: "failed", Err: err, Text: "volume " + s.Name + " is not exported again"})
+		}
+	}
+	for _, s := range h.cfg.Roots {
+		r := &rnbd.Root{Path: s.Path, Rules: rnbd.Rules{ReadOnly: s.ReadOnly, Shared: s.Shared, Allow: s.Allow, Sessions: s.Sessions}, File: h.fileOptions(s.ReadOnly, 0)}
+		if err := h.do(ctx, r.Open); err != nil {
+			return rdserr.With(rdserr.ErrInvalid, "volumes.roots: %v", err)
+		}
+		now := h.srv.lock(h.now())
+		h.srv.rn.AddRoot(r)
+		h.srv.finish(now)
+	}
+	return nil
+}
+
+// startWait bounds how long the start waits for file systems.
+const startWait = 10 * time.Second
 
 // Close ends everything in order: NBD clients get their answers, sessions are
-// closed, stores synchronised and closed. What is still under way when ctx ends
-// is cut. What is persistent stays so; kernel devices stay attached and wait for
-// the next Host for their dead-connection timeout.
-func (h *Host) Close(ctx context.Context) error { return nil }
+// closed, stores too. What is still under way when ctx ends is left to end by
+// itself, and ctx's error returned. What is persistent stays so; kernel devices
+// stay attached and wait for the next Host for their dead-connection timeout.
+func (h *Host) Close(ctx context.Context) error {
+	h.mu.Lock()
+	if h.closing {
+		h.mu.Unlock()
+		return rdserr.ErrShutdown
+	}
+	h.closing = true
+	mappings := slices.Clone(h.mappings)
+	h.mu.Unlock()
+	h.cancel()
+	if h.srv == nil { // New failed
+		h.store.close()
+		return nil
+	}
 
-// Export offers a volume. It returns when the store is open. EEXIST
-// (syscall): the name is taken.
-func (h *Host) Export(ctx context.Context, s ExportSpec) (ExportInfo, error) {
-	return ExportInfo{}, rdserr.ErrNotSupported
+	err := h.saveStopped()
+	var all sync.WaitGroup
+	for _, m := range mappings {
+		all.Go(func() { m.leave(ctx) })
+	}
+	all.Wait()
+	h.srv.close()
+	return errors.Join(err, h.await(ctx))
 }
 
-// Unexport ends an export. While sessions have it open this is refused with
-// EBUSY, unless force: then their requests fail.
-func (h *Host) Unexport(ctx context.Context, name string, force bool) error {
-	return rdserr.ErrNotSupported
+// await waits for everything that ends by itself.
+func (h *Host) await(ctx context.Context) error {
+	done := make(chan struct{})
+	go func() { // ends when the last session and the last store have
+		<-h.srv.done
+		h.work.Wait()
+		for _, r := range h.roots {
+			r.Close()
+		}
+		h.store.close()
+		h.ev.close()
+		close(done)
+	}()
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
-// Exports lists the exports by name, those opened below roots included.
-func (h *Host) Exports() []ExportInfo { return nil }
+// now is the time of the cores.
+func (h *Host) now() time.Duration { return time.Since(h.base) }
 
-// ExportCounts are counters and latencies of an export's store since it was
-// opened; false: there is no such export, or it is not open.
-func (h *Host) ExportCounts(name string) (c [blk.NumOps]blk.OpCounts, ok bool) { return c, false }
-
-// Map maps a volume of another node. It returns when the device is there.
-// Errors bear the errno the server answered: ENOENT, EACCES, EPERM (a writer
-// has it), EBUSY; EEXIST: it is mapped in this session already; without an
-// answer ETIMEDOUT, EHOSTUNREACH, ECONNREFUSED.
-func (h *Host) Map(ctx context.Context, s MapSpec) (MappingInfo, error) {
-	return MappingInfo{}, rdserr.ErrNotSupported
+// reactor is the one that runs the next timer; nil: there is none.
+func (h *Host) reactor() *reactor.Reactor {
+	if len(h.reactors) == 0 {
+		return nil
+	}
+	return h.reactors[int(h.turn.Add(1))%len(h.reactors)]
 }
 
-// Unmap ends a mapping, by ID, by the device's path or by NODE:NAME. While a
-// program has it open this is refused with EBUSY; with force what is in flight
-// fails, and it returns within seconds whatever the server does.
-func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
-	return rdserr.ErrNotSupported
+// layers puts counters over a store, and in tests faults.
+func (h *Host) layers(name string, d blk.Device) blk.Device {
+	if h.wrap != nil {
+		d = h.wrap(name, d)
+	}
+	return blk.NewStats(d)
 }
 
-// Remap opens a mapping again that the server has refused (MappingFailed).
-func (h *Host) Remap(ctx context.Context, what string) (MappingInfo, error) {
-	return MappingInfo{}, rdserr.ErrNotSupported
+// do runs f, which waits for a file system, in a goroutine of its own, so that
+// the caller can give up, and a bounded number at a time, so that a file system
+// that hangs costs no more.
+func (h *Host) do(ctx context.Context, f func() error) error {
+	select {
+	case h.slots <- struct{}{}:
+	case <-ctx.Done():
+		return rdserr.With(rdserr.ErrTimeout, "%d calls wait for file systems already", maxWaits)
+	}
+	done := make(chan error, 1)
+	go func() { // ends when the file system answers
+		done <- f()
+		<-h.slots
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return rdserr.With(rdserr.ErrTimeout, "the file system has not answered in time")
+	}
 }
 
-// Mappings lists the mappings, oldest first.
-func (h *Host) Mappings() []MappingInfo { return nil }
+// endpoints are the addresses of a path.
+type endpoints struct{ local, remote netip.AddrPort }
 
-// Mapping describes one, found as by Unmap.
-func (h *Host) Mapping(what string) (MappingInfo, error) {
-	return MappingInfo{}, rdserr.ErrNotFound
-}
-
-// MappingCounts are counters and latencies of a mapping; false: there is none.
-func (h *Host) MappingCounts(what string) (c [blk.NumOps]blk.OpCounts, ok bool) { return c, false }
-
-// ResizeExport sets the size of a file or memory, in bytes, and tells who has it
-// open; 0: it looks which size the store has. It returns the size afterwards.
-func (h *Host) ResizeExport(ctx context.Context, name string, size uint64) (uint64, error) {
-	return 0, rdserr.ErrNotSupported
-}
-
-// ResizeMapping takes the size the server says a volume has now. size is what it
-// has to be, else it is left as it is (EINVAL); 0: any.
-func (h *Host) ResizeMapping(ctx context.Context, what string, size uint64) (uint64, error) {
-	return 0, rdserr.ErrNotSupported
-}
-
-// Sessions lists the sessions in both roles.
-func (h *Host) Sessions() []SessionInfo { return nil }
-
-// Paths lists the paths of all sessions.
-func (h *Host) Paths() []PathInfo { return nil }
-
-// AddPath adds a path to a client's session, named by name or ID.
-func (h *Host) AddPath(ctx context.Context, session string, p PathSpec) (PathInfo, error) {
-	return PathInfo{}, rdserr.ErrNotSupported
-}
-
-// RemovePath takes a path from a client's session; its requests move to others.
-// A path is named by its ends; Src, ports, or both may be left out where what is
-// left fits one path only.
-func (h *Host) RemovePath(ctx context.Context, session string, p PathSpec) error {
-	return rdserr.ErrNotSupported
-}
-
-// DisconnectPath closes a path. A client's stays so until ReconnectPath; that of
-// a server comes back if the client wants it to.
-func (h *Host) DisconnectPath(ctx context.Context, session string, p PathSpec) error {
-	return rdserr.ErrNotSupported
-}
-
-// ReconnectPath connects a client's path anew, now.
-func (h *Host) ReconnectPath(ctx context.Context, session string, p PathSpec) error {
-	return rdserr.ErrNotSupported
-}
-
-// SetPolicy changes how a client's session chooses among its paths.
-func (h *Host) SetPolicy(ctx context.Context, session, policy string) error {
-	return rdserr.ErrNotSupported
-}
-
-// ResetStats sets the statistics of a path to 0; with an empty session of all
-// sessions, with an empty path of all paths.
-func (h *Host) ResetStats(ctx context.Context, session string, p PathSpec) error {
-	return rdserr.ErrNotSupported
-}
-
-// RemoteInfo asks a node about a volume: it opens it read-only, over a session of
-// its own unless there is one, and closes it. Of s, Node, Name, Session and
-// Paths are used.
-func (h *Host) RemoteInfo(ctx context.Context, s MapSpec) (VolumeInfo, error) {
-	return VolumeInfo{}, rdserr.ErrNotSupported
-}
-
-// Check looks for what is wrong with a mapping, found as by Unmap, an export, a
-// session, or, with "", everything.
-func (h *Host) Check(ctx context.Context, what string) ([]Finding, error) {
-	return nil, rdserr.ErrNotSupported
+func (h *Host) resolve(ctx context.Context, p PathSpec) (e endpoints, err error) {
+	e.local, e.remote, err = p.resolve(ctx, h.cfg.Port)
+	return e, err
 }
 
 // Watch brings the events after number since, as far as they are kept, and those
-// to come, until stop is called, which closes the channel. A reader that is too
-// slow finds an EventGap. ^uint64(0) as since: only what is to come.
-func (h *Host) Watch(since uint64) (events <-chan Event, stop func()) {
-	c := make(chan Event)
-	return c, func() {}
-}
+// to come, until stop is called or the Host has ended, which closes the channel.
+// A reader that is too slow finds an EventGap. FromNow: only what is to come.
+func (h *Host) Watch(since uint64) (events <-chan Event, stop func()) { return h.ev.watch(since) }

@@ -14,18 +14,18 @@ type SessionInfo struct {
 	Name     string
 	UUID     string
 	Role     string
-	Peer     string // address and port of the node
-	Up       bool   // a path is connected
-	Policy   string // of a client
-	OnLoss   string // of a client
+	Peer     string   // address and port of the node
+	Up       bool     // a path is connected
+	Policy   string   // of a client
+	OnLoss   string   // of a client
 	Volumes  []string // IDs of mappings, names of exports
 	Paths    int
 	PathsUp  int
-	Depth    int    // requests in flight at most
-	InFlight int    // now
-	Waiting  int    // requests that wait for a permit or a path
-	MaxIO    uint32 // bytes
-	Memory   uint64 // bytes of chunks that are in memory, of a server
+	Depth    int       // requests in flight at most
+	InFlight int       // now
+	Waiting  int       // requests that wait for a permit or a path
+	MaxIO    uint32    // bytes
+	Memory   uint64    // bytes of chunks that are in memory, of a server
 	Since    time.Time // it is up, or not
 }
 

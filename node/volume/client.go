@@ -1,0 +1,385 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rnbd"
+	"github.com/rdsd/rdsd/rtrs"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// client is the shell of one session as a client.
+type client struct {
+	shell
+	h    *Host
+	id   string
+	rt   *rtrs.Client
+	rn   *rnbd.Client
+	done chan struct{} // closed when rt has ended
+
+	refs int // mappings and questions that use it; guarded by Host.mu
+
+	// Guarded by mu. Of spec, what is the session's: Session, Node, Policy ...
+	spec    MapSpec
+	since   time.Time // it is up, or not
+	up      bool
+	ever    bool            // it has been up
+	pending []*volumeDevice // wait for the first path
+}
+
+// batches are rooms for requests on their way to or from a device.
+var batches = sync.Pool{New: func() any { return new([batchSize]*blk.Request) }}
+
+// newClient makes a session without a path.
+func newClient(h *Host, id string, s MapSpec) (*client, error) {
+	policy, err := rtrs.ParsePolicy(s.Policy)
+	if err != nil {
+		return nil, err
+	}
+	onLoss := rtrs.Wait
+	if s.OnLoss == OnLossError {
+		onLoss = rtrs.Error
+	}
+	c := &client{h: h, id: id, spec: s, since: time.Now(), done: make(chan struct{})}
+	cfg := &h.cfg
+	c.rt, err = rtrs.NewClient(rtrs.ClientConfig{
+		Name: s.Session, Conns: 1 + cfg.Connections, QueueDepth: s.QueueDepth,
+		HeartbeatEvery: cfg.Heartbeat, MissedLimit: cfg.MissedLimit,
+		ReconnectMin: cfg.ReconnectMin, ReconnectMax: cfg.ReconnectMax,
+		Policy: policy, IOTimeout: s.IOTimeout, OnLoss: onLoss, LossTimeout: s.LossTimeout,
+	}, (*clientEnv)(c), h.random(), h.now())
+	if err != nil {
+		return nil, rdserr.With(rdserr.ErrInvalid, "session %s: %v", s.Session, err)
+	}
+	c.rn = rnbd.NewClient(rnbd.ClientConfig{OnLoss: onLoss, LossTimeout: s.LossTimeout}, (*volumeEnv)(c), c.rt)
+	c.init(h, func(now time.Duration) {
+		c.rt.Tick(now)
+		c.rn.Tick(now)
+	}, func() time.Duration { return min(c.rt.Next(), c.rn.Next()) }, func() {
+		now := c.lock(c.clock())
+		c.due(now)
+		c.finish(now)
+	})
+	return c, nil
+}
+
+// finish ends a step, with mu held, and completes what it has brought.
+func (c *client) finish(now time.Duration) {
+	room := batches.Get().(*[batchSize]*blk.Request)
+	for {
+		done := c.rn.Finished(room[:0])
+		var f flushes
+		c.settle(now, &f)
+		c.mu.Unlock()
+		f.run()
+		more := len(done) == len(room)
+		if len(done) > 0 {
+			blk.Complete(done)
+			clear(done)
+		}
+		if !more {
+			break
+		}
+		now = c.lock(c.clock())
+	}
+	batches.Put(room)
+}
+
+// session finds the session a MapSpec names, or makes it. raw is the MapSpec as
+// it was given: what it asks for must be what an existing session has. strict:
+// every path has to have an address. It is undone by release.
+func (h *Host) session(ctx context.Context, s, raw *MapSpec, strict bool) (*client, error) {
+	for {
+		if c, err := h.join(ctx, s, raw); c != nil || err != nil {
+			return c, err
+		}
+		var paths []endpoints
+		var firstErr error
+		for _, p := range s.Paths {
+			e, err := h.resolve(ctx, p)
+			if err == nil {
+				paths = append(paths, e)
+				continue
+			}
+			if firstErr == nil {
+				firstErr = err
+			}
+			if strict || ctx.Err() != nil {
+				return nil, err
+			}
+		}
+		if len(paths) == 0 {
+			return nil, firstErr
+		}
+		c, err := h.enterSession(s)
+		if err != nil {
+			return nil, err
+		}
+		if c == nil {
+			continue // another was faster
+		}
+		now := c.lock(h.now())
+		for _, p := range paths {
+			if _, err := c.rt.AddPath(now, p.local, p.remote); err != nil && firstErr == nil {
+				firstErr = err
+			}
+		}
+		c.finish(now)
+		if firstErr != nil && strict {
+			h.release(c)
+			return nil, firstErr
+		}
+		return c, nil
+	}
+}
+
+// join takes part in an existing session; nil: there is none.
+func (h *Host) join(ctx context.Context, s, raw *MapSpec) (*client, error) {
+	h.mu.Lock()
+	c := h.clients[s.Session]
+	if c != nil {
+		c.refs++
+	}
+	h.mu.Unlock()
+	if c == nil {
+		return nil, nil
+	}
+	err := c.fits(raw)
+	for _, p := range raw.Paths {
+		if err != nil {
+			break
+		}
+		if _, e := c.addPath(ctx, p); e != nil && rdserr.Errno(e) != rtrs.ErrExists.Errno {
+			err = e
+		}
+	}
+	if err != nil {
+		h.release(c)
+		return nil, err
+	}
+	return c, nil
+}
+
+// fits tells whether the session is what a MapSpec asks for.
+func (c *client) fits(raw *MapSpec) error {
+	c.mu.Lock()
+	s := c.spec
+	c.mu.Unlock()
+	policy := raw.Policy
+	if policy != "" {
+		policy, _ = parsePolicy(policy)
+	}
+	for _, w := range []struct {
+		what      string
+		asked, is string
+	}{
+		{"policy", policy, s.Policy},
+		{"on-loss", raw.OnLoss, s.OnLoss},
+		{"I/O timeout", text(raw.IOTimeout), text(s.IOTimeout)},
+		{"loss timeout", text(raw.LossTimeout), text(s.LossTimeout)},
+		{"queue depth", number(raw.QueueDepth), number(s.QueueDepth)},
+	} {
+		if w.asked != "" && w.asked != w.is {
+			return rdserr.With(rdserr.ErrInvalid, "session %s is there already, with %s %q and not %q; leave that out, or name another session", s.Session, w.what, w.is, w.asked)
+		}
+	}
+	return nil
+}
+
+func text(d time.Duration) string {
+	if d == 0 {
+		return ""
+	}
+	return d.String()
+}
+
+func number(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprint(n)
+}
+
+// enterSession makes the session and adds it to the table; nil: there is one.
+func (h *Host) enterSession(s *MapSpec) (*client, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closing {
+		return nil, rdserr.ErrShutdown
+	}
+	if h.clients[s.Session] != nil {
+		return nil, nil
+	}
+	h.lastClient++
+	c, err := newClient(h, fmt.Sprintf("c%d", h.lastClient), *s)
+	if err != nil {
+		return nil, err
+	}
+	c.refs = 1
+	h.clients[s.Session] = c
+	return c, nil
+}
+
+// release ends the use of a session; the last one ends the session, and waits a
+// moment for that.
+func (h *Host) release(c *client) {
+	h.mu.Lock()
+	c.refs--
+	last := c.refs == 0
+	if last {
+		delete(h.clients, c.spec.Session)
+	}
+	h.mu.Unlock()
+	if !last {
+		return
+	}
+	c.close()
+	select {
+	case <-c.done:
+	case <-time.After(sessionEnd):
+	}
+}
+
+// sessionEnd is how long to wait for the links of a session to close.
+const sessionEnd = time.Second
+
+func (c *client) close() {
+	now := c.lock(c.clock())
+	c.rt.Close(now)
+	c.finish(now)
+}
+
+// addPath resolves and adds a path.
+func (c *client) addPath(ctx context.Context, p PathSpec) (*rtrs.ClientPath, error) {
+	if err := p.check(c.h.cfg.Port); err != nil {
+		return nil, err
+	}
+	e, err := c.h.resolve(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	now := c.lock(c.clock())
+	if len(c.rt.Paths()) >= maxPaths {
+		c.finish(now)
+		return nil, rdserr.With(rdserr.ErrTooMany, "session %s has %d paths already", c.spec.Session, maxPaths)
+	}
+	cp, err := c.rt.AddPath(now, e.local, e.remote)
+	if err == nil && !slices.Contains(c.spec.Paths, p) {
+		c.spec.Paths = append(slices.Clone(c.spec.Paths), p)
+	}
+	c.finish(now)
+	return cp, err
+}
+
+// volumeDevice is a volume mapped over a session as a blk.Device.
+type volumeDevice struct {
+	blk.State
+	c        *client
+	v        *rnbd.Volume  // its methods: with c.mu held
+	m        *mapping      // nil: RemoteInfo asks
+	outcome  chan error    // of opening it; room for one
+	unmapped chan struct{} // closed when nothing of v is in flight any more
+}
+
+// openVolume begins to open a volume; the outcome follows. mu is held.
+func (c *client) openVolume(now time.Duration, name, access string, m *mapping) (*volumeDevice, error) {
+	v, err := c.rn.Map(now, name, wireAccess(access))
+	if err != nil {
+		return nil, err
+	}
+	if state, _ := v.State(); state == rnbd.Unmapped { // refused within the call
+		return nil, v.Err()
+	}
+	d := &volumeDevice{c: c, v: v, m: m, outcome: make(chan error, 1), unmapped: make(chan struct{})}
+	v.Ctx = d
+	return d, nil
+}
+
+// answer tells whoever waits for the outcome.
+func (d *volumeDevice) answer(err error) {
+	select {
+	case d.outcome <- err:
+	default:
+	}
+}
+
+// forgetOutcome makes room for the next one.
+func (d *volumeDevice) forgetOutcome() {
+	select {
+	case <-d.outcome:
+	default:
+	}
+}
+
+// wait waits for the outcome. strict: it is an error if no path can be connected
+// of a session that never had one.
+func (d *volumeDevice) wait(ctx context.Context, strict bool) error {
+	c := d.c
+	c.lock(c.clock())
+	if strict && !c.ever {
+		c.pending = append(c.pending, d)
+		c.tell = append(c.tell, c.hopeless)
+	}
+	c.finish(c.last)
+	var err error
+	select {
+	case err = <-d.outcome:
+	case <-ctx.Done():
+		err = rdserr.With(rdserr.ErrTimeout, "the server has not answered in time")
+		if ctx.Err() == context.Canceled {
+			err = rdserr.With(rdserr.ErrCanceled, "it was given up meanwhile")
+		}
+	}
+	now := c.lock(c.clock())
+	c.pending = slices.DeleteFunc(c.pending, func(o *volumeDevice) bool { return o == d })
+	if err != nil {
+		d.v.Unmap(now, true)
+	}
+	c.finish(now)
+	return err
+}
+
+// unmap closes the volume and waits a moment for the server. With force it does
+// not wait for it, but for what is in flight to come back. False: that has not.
+func (d *volumeDevice) unmap(force bool) bool {
+	c := d.c
+	now := c.lock(c.clock())
+	d.v.Unmap(now, force)
+	c.finish(now)
+	select {
+	case <-d.unmapped:
+		return true
+	case <-time.After(unmapWait):
+		return false
+	}
+}
+
+// unmapWait is how long to wait for the server when a volume is closed.
+const unmapWait = time.Second
+
+// Submit hands requests to the session, in the caller's thread as far as its
+// links take them.
+func (d *volumeDevice) Submit(batch []*blk.Request) {
+	now := d.c.lock(d.c.clock())
+	d.v.Submit(now, batch)
+	d.c.finish(now)
+}
+
+// Close does nothing: a mapping is ended by Host.Unmap.
+func (d *volumeDevice) Close() error { return nil }
+
+func wireAccess(s string) wire.RNBDAccess {
+	switch s {
+	case AccessRO:
+		return wire.RNBDReadOnly
+	case AccessMigration:
+		return wire.RNBDMigration
+	}
+	return wire.RNBDReadWrite
+}

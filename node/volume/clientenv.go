@@ -1,0 +1,181 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rnbd"
+	"github.com/rdsd/rdsd/rtrs"
+	"github.com/rdsd/rdsd/transport"
+)
+
+// clientEnv is what the RTRS client needs done, with mu held.
+type clientEnv client
+
+var _ rtrs.ClientEnv = (*clientEnv)(nil)
+
+// life is the present one of a path; after Gone the next is another one.
+func (e *clientEnv) life(p *rtrs.ClientPath) *life {
+	f, _ := p.Ctx.(*life)
+	if f == nil || f.told {
+		c := (*client)(e)
+		f = newLife(&c.shell, c, p, c.h.prov.NewDomain())
+		p.Ctx = f
+	}
+	return f
+}
+
+func (e *clientEnv) Dial(p *rtrs.ClientPath, conn int, req []byte) {
+	f := e.life(p)
+	f.dialing++
+	e.work.Add(1)
+	go (*client)(e).dial(f, p, conn, req) // ends when it is connected, refused, or hung up
+}
+
+func (c *client) dial(f *life, p *rtrs.ClientPath, conn int, req []byte) {
+	defer c.work.Done()
+	l, rsp, err := c.h.prov.DialOneSided(f.ctx, p.Local, p.Remote, f.domain, req)
+	now := c.lock(c.clock())
+	f.dialing--
+	switch {
+	case f.hung:
+		if err == nil {
+			l.Close()
+		}
+		f.check()
+	case err != nil:
+		if r, ok := errors.AsType[*transport.Refused](err); ok {
+			rsp = r.Private
+		}
+		p.Refused(now, conn, rsp, err)
+	default:
+		f.start(conn, l)
+		p.Dialed(now, conn, rsp)
+	}
+	c.finish(now)
+}
+
+func (e *clientEnv) Hang(p *rtrs.ClientPath) { e.life(p).hang() }
+
+func (e *clientEnv) Post(p *rtrs.ClientPath, conn int, op *transport.Op) { e.life(p).post(conn, op) }
+
+func (e *clientEnv) Register(p *rtrs.ClientPath, b []byte) (uint32, uint64) {
+	return e.life(p).domain.Register(b)
+}
+
+func (e *clientEnv) Revoke(p *rtrs.ClientPath, key uint32) bool { return e.life(p).domain.Revoke(key) }
+
+func (e *clientEnv) Up() {
+	e.up, e.ever, e.since = true, true, time.Now()
+	e.rn.Up(e.last)
+}
+
+func (e *clientEnv) Down() {
+	e.up, e.since = false, time.Now()
+	e.rn.Down(e.last)
+}
+
+func (e *clientEnv) Done(r *rtrs.Req) { e.rn.Done(e.last, r) }
+
+func (e *clientEnv) Closed() {
+	e.end()
+	close(e.done)
+}
+
+func (e *clientEnv) Event(x rtrs.Event) {
+	e.event(sessionEvent(&x, RoleClient))
+	if x.Kind == rtrs.EventPath && x.Err != nil && !e.ever && len(e.pending) > 0 {
+		e.tell = append(e.tell, (*client)(e).hopeless)
+	}
+}
+
+// hopeless tells those who wait for the first path of the session when every
+// path has failed.
+func (c *client) hopeless() {
+	var err error
+	for _, p := range c.rt.Paths() {
+		i := p.Info()
+		if i.Attempts == 0 {
+			return
+		}
+		err = fmt.Errorf("%v: %w", p.Remote, i.Err)
+	}
+	if err == nil || c.ever {
+		return
+	}
+	for _, d := range c.pending {
+		d.answer(err)
+	}
+}
+
+// volumeEnv is what the RNBD client tells, with mu held.
+type volumeEnv client
+
+var _ rnbd.ClientEnv = (*volumeEnv)(nil)
+
+func (e *volumeEnv) Mapped(v *rnbd.Volume, err error) {
+	d, _ := v.Ctx.(*volumeDevice)
+	if d == nil {
+		return // openVolume looks by itself
+	}
+	if err == nil {
+		d.SetInfo(v.Info())
+	}
+	d.answer(err)
+}
+
+func (e *volumeEnv) Unmapped(v *rnbd.Volume) {
+	if d, _ := v.Ctx.(*volumeDevice); d != nil {
+		close(d.unmapped)
+	}
+}
+
+func (e *volumeEnv) Changed(v *rnbd.Volume, info *blk.Info) {
+	d, _ := v.Ctx.(*volumeDevice)
+	if d == nil {
+		return
+	}
+	d.SetInfo(info)
+	if d.m != nil {
+		e.posts = append(e.posts, d.m.resized)
+	}
+}
+
+func (e *volumeEnv) Event(x rnbd.ClientEvent) {
+	ev := Event{Kind: EventMapping, Role: RoleClient, Session: e.spec.Session, Err: x.Err}
+	d, _ := x.Volume.Ctx.(*volumeDevice)
+	if d == nil || d.m == nil {
+		return
+	}
+	m := d.m
+	ev.Mapping = m.id
+	name := fmt.Sprintf("%s (%s of %s)", m.id, x.Volume.Name(), m.spec.Node)
+	switch x.Kind {
+	case rnbd.VolumeState:
+		ev.State = x.To.String()
+		switch {
+		case x.To == rnbd.Open: // Remap waits for it
+			d.forgetOutcome()
+			d.answer(nil)
+		case x.From == rnbd.Closed && x.To == rnbd.Closed:
+			d.forgetOutcome()
+			d.answer(x.Err)
+		}
+		ev.Text = fmt.Sprintf("mapping %s is %v", name, x.To)
+	case rnbd.VolumeResized:
+		ev.Kind, ev.Size = EventResize, x.Size
+		ev.Text = fmt.Sprintf("mapping %s has %d bytes", name, x.Size)
+	default:
+		ev.Kind, ev.State = EventError, x.Kind.String()
+		ev.Text = fmt.Sprintf("mapping %s: a %v failed", name, x.Op)
+		if x.Kind == rnbd.VolumeSyncLost {
+			ev.Text = fmt.Sprintf("mapping %s: completed writes may be lost", name)
+		}
+	}
+	if x.Err != nil {
+		m.lastErr = x.Err
+	}
+	e.event(ev)
+}

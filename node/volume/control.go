@@ -1,0 +1,362 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rnbd"
+	"github.com/rdsd/rdsd/rtrs"
+)
+
+// Unmap ends a mapping, by ID, by the device's path or by NODE:NAME. While a
+// program has it open this is refused with EBUSY; with force what is in flight
+// fails, and it returns within seconds whatever the server does.
+func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
+	h.mu.Lock()
+	m, err := h.find(what)
+	if err == nil {
+		switch {
+		case m.ending:
+			err = rdserr.With(rdserr.ErrBusy, "mapping %s is being unmapped", m.id)
+		case !force && m.front != nil && m.front.users() > 0:
+			err = rdserr.With(rdserr.ErrBusy, "mapping %s is in use; close what uses it, or use force", m.id)
+		default:
+			m.ending = true
+		}
+	}
+	h.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	h.work.Go(func() { m.end(force) }) // ends within seconds
+	select {
+	case <-m.gone:
+	case <-ctx.Done():
+		return rdserr.With(rdserr.ErrTimeout, "mapping %s is on its way out", m.id)
+	}
+	h.ev.add(Event{Kind: EventMapping, Role: RoleClient, Session: m.spec.Session, Mapping: m.id, State: StateUnmapped, Text: "mapping " + m.id + " has ended"})
+	return h.save()
+}
+
+// volume finds the volume of a mapping.
+func (h *Host) volume(what string) (*mapping, *volumeDevice, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m, err := h.find(what)
+	if err != nil {
+		return nil, nil, err
+	}
+	if m.dev == nil || m.ending {
+		return nil, nil, rdserr.With(rdserr.ErrBusy, "mapping %s is not open yet, or not any more", m.id)
+	}
+	return m, m.dev, nil
+}
+
+// Remap opens a mapping again that is closed, also one the server has refused or
+// lost. It returns when that is done.
+func (h *Host) Remap(ctx context.Context, what string) (MappingInfo, error) {
+	m, d, err := h.volume(what)
+	if err != nil {
+		return MappingInfo{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, mapTimeout)
+	defer cancel()
+	c := d.c
+	now := c.lock(h.now())
+	d.forgetOutcome()
+	err = d.v.Remap(now)
+	c.finish(now)
+	if err == nil {
+		select {
+		case err = <-d.outcome: // of the event
+		case <-d.unmapped:
+			err = rdserr.With(rdserr.ErrNotFound, "it was unmapped meanwhile")
+		case <-ctx.Done():
+			now := c.lock(h.now())
+			err = rdserr.With(rdserr.ErrTimeout, "the server has not opened it in time")
+			if why := d.v.Err(); why != nil {
+				err = why
+			}
+			c.finish(now)
+		}
+	}
+	if err != nil {
+		return MappingInfo{}, fmt.Errorf("remap %s: %w", m.id, err)
+	}
+	return h.Mapping(m.id)
+}
+
+// askAgain is how often a call looks whether the answer it waits for is there,
+// askWait how long.
+const (
+	askAgain = 2 * time.Millisecond
+	askWait  = 5 * time.Second
+)
+
+// ask asks the server for the present size and waits for the answer.
+func (d *volumeDevice) ask(ctx context.Context) (uint64, error) {
+	ctx, cancel := context.WithTimeout(ctx, askWait)
+	defer cancel()
+	c := d.c
+	for asked := false; ; {
+		now := c.lock(c.clock())
+		state, _ := d.v.State()
+		busy, info := d.v.Asking(), d.v.Info()
+		if state == rnbd.Open && !busy && !asked {
+			d.v.Ask(now)
+			asked, busy = true, d.v.Asking()
+		}
+		c.finish(now)
+		switch {
+		case state == rnbd.Unmapped:
+			return 0, rdserr.With(rdserr.ErrNotFound, "it was unmapped meanwhile")
+		case asked && !busy && info != nil:
+			return d.Info().Size, nil
+		}
+		select {
+		case <-time.After(askAgain):
+		case <-ctx.Done():
+			return 0, rdserr.With(rdserr.ErrTimeout, "the server has not answered in time; the volume is %v", state)
+		}
+	}
+}
+
+// ResizeMapping takes the size the server says a volume has now. size is what it
+// has to be, else it is left as it is (EINVAL); 0: any.
+func (h *Host) ResizeMapping(ctx context.Context, what string, size uint64) (uint64, error) {
+	m, d, err := h.volume(what)
+	if err != nil {
+		return 0, err
+	}
+	is, err := d.ask(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("mapping %s: %w", m.id, err)
+	}
+	if size != 0 && is != size {
+		return is, rdserr.With(rdserr.ErrInvalid, "mapping %s: the server says %d bytes, not %d; change the export there", m.id, is, size)
+	}
+	return is, nil
+}
+
+// pathOf finds a path of a client's session by its ends. mu is held.
+func pathOf[P any](list []P, session string, p PathSpec, ends func(P) (src, dst netip.AddrPort)) (found P, err error) {
+	n := 0
+	for _, x := range list {
+		src, dst := ends(x)
+		if matches(p.Src, src) && matches(p.Dst, dst) {
+			found = x
+			n++
+		}
+	}
+	switch {
+	case n == 1:
+		return found, nil
+	case n == 0:
+		return found, rdserr.With(rdserr.ErrNotFound, "session %s has no path from %q to %q", session, p.Src, p.Dst)
+	}
+	return found, rdserr.With(rdserr.ErrInvalid, "session %s has %d paths from %q to %q; name both ends", session, n, p.Src, p.Dst)
+}
+
+// matches tells whether s, an address with or without a port, or nothing, names a.
+func matches(s string, a netip.AddrPort) bool {
+	if s == "" {
+		return true
+	}
+	if ap, err := netip.ParseAddrPort(s); err == nil {
+		return ap.Addr().Unmap() == a.Addr().Unmap() && (ap.Port() == a.Port() || a.Port() == 0)
+	}
+	ip, err := netip.ParseAddr(s)
+	return err == nil && ip.Unmap() == a.Addr().Unmap()
+}
+
+func (c *client) ends(p *rtrs.ClientPath) (src, dst netip.AddrPort) {
+	src = p.Local
+	if f, _ := p.Ctx.(*life); f != nil && len(f.links) > 0 && f.links[0] != nil {
+		src = f.links[0].l.LocalAddr()
+	}
+	return src, p.Remote
+}
+
+func (s *server) ends(p *rtrs.ServerPath) (src, dst netip.AddrPort) {
+	x := p.Info()
+	return x.Remote, x.Local
+}
+
+// clientSession finds a client's session by name or ID.
+func (h *Host) clientSession(name string) (*client, error) {
+	for _, c := range h.allClients() {
+		if c.id == name || c.rt.Name() == name {
+			return c, nil
+		}
+	}
+	return nil, rdserr.With(rdserr.ErrNotFound, "there is no session %q as a client", name)
+}
+
+// withPath does something to a path of a client's session.
+func (h *Host) withPath(session string, p PathSpec, do func(c *client, now time.Duration, cp *rtrs.ClientPath) error) error {
+	c, err := h.clientSession(session)
+	if err != nil {
+		return err
+	}
+	now := c.lock(h.now())
+	defer func() { c.finish(now) }()
+	cp, err := pathOf(c.rt.Paths(), session, p, c.ends)
+	if err != nil {
+		return err
+	}
+	return do(c, now, cp)
+}
+
+// AddPath adds a path to a client's session, named by name or ID.
+func (h *Host) AddPath(ctx context.Context, session string, p PathSpec) (PathInfo, error) {
+	c, err := h.clientSession(session)
+	if err != nil {
+		return PathInfo{}, err
+	}
+	cp, err := c.addPath(ctx, p)
+	if err != nil {
+		return PathInfo{}, err
+	}
+	h.keepPaths(c)
+	now := c.lock(h.now())
+	defer c.finish(now)
+	return c.pathInfo(cp), nil
+}
+
+// keepPaths writes down which paths a session has now.
+func (h *Host) keepPaths(c *client) {
+	h.mu.Lock()
+	c.lock(h.now())
+	paths := slices.Clone(c.spec.Paths)
+	c.finish(c.last)
+	for _, m := range h.mappings {
+		if m.c == c {
+			m.spec.Paths = paths
+		}
+	}
+	h.mu.Unlock()
+	if err := h.save(); err != nil {
+		h.log.Error("volume: the state cannot be kept", "err", err)
+	}
+}
+
+// RemovePath takes a path from a client's session; its requests move to others.
+// A path is named by its ends; Src, ports, or both may be left out where what is
+// left fits one path only. The last path stays (EBUSY): unmap instead.
+func (h *Host) RemovePath(ctx context.Context, session string, p PathSpec) error {
+	var of *client
+	err := h.withPath(session, p, func(c *client, now time.Duration, cp *rtrs.ClientPath) error {
+		if len(c.rt.Paths()) == 1 {
+			return rdserr.With(rdserr.ErrBusy, "it is the last path of session %s; unmap what uses it instead, or disconnect it", session)
+		}
+		of = c
+		c.spec.Paths = slices.DeleteFunc(slices.Clone(c.spec.Paths), func(s PathSpec) bool {
+			_, dst := c.ends(cp)
+			return matches(s.Dst, dst) && (s.Src == "" || matches(s.Src, cp.Local))
+		})
+		return c.rt.Remove(now, cp)
+	})
+	if of != nil && err == nil {
+		h.keepPaths(of)
+	}
+	return err
+}
+
+// DisconnectPath closes a path. A client's stays so until ReconnectPath; that of
+// a server comes back if the client wants it to.
+func (h *Host) DisconnectPath(ctx context.Context, session string, p PathSpec) error {
+	if _, err := h.clientSession(session); err != nil {
+		return h.srv.disconnect(session, p)
+	}
+	return h.withPath(session, p, func(c *client, now time.Duration, cp *rtrs.ClientPath) error { return c.rt.Disconnect(now, cp) })
+}
+
+// disconnect closes a path of a session of the server.
+func (s *server) disconnect(session string, p PathSpec) error {
+	now := s.lock(s.clock())
+	defer func() { s.finish(now) }()
+	for _, e := range s.rt.Sessions() {
+		if x := s.sessions[e]; e.Name != session && (x == nil || x.id != session) {
+			continue
+		}
+		sp, err := pathOf(e.Paths(), session, p, s.ends)
+		if err == nil {
+			s.rt.Disconnect(now, sp)
+		}
+		return err
+	}
+	return rdserr.With(rdserr.ErrNotFound, "there is no session %q", session)
+}
+
+// ReconnectPath connects a client's path anew, now.
+func (h *Host) ReconnectPath(ctx context.Context, session string, p PathSpec) error {
+	return h.withPath(session, p, func(c *client, now time.Duration, cp *rtrs.ClientPath) error { return c.rt.Reconnect(now, cp) })
+}
+
+// SetPolicy changes how a client's session chooses among its paths.
+func (h *Host) SetPolicy(ctx context.Context, session, policy string) error {
+	name, err := parsePolicy(policy)
+	if err != nil {
+		return err
+	}
+	p, err := rtrs.ParsePolicy(name)
+	if err != nil {
+		return err
+	}
+	c, err := h.clientSession(session)
+	if err != nil {
+		return err
+	}
+	now := c.lock(h.now())
+	c.rt.SetPolicy(p)
+	c.spec.Policy = name
+	c.finish(now)
+	h.mu.Lock()
+	for _, m := range h.mappings {
+		if m.c == c {
+			m.spec.Policy = name
+		}
+	}
+	h.mu.Unlock()
+	return h.save()
+}
+
+// ResetStats sets the statistics of a path to 0; with an empty session of all
+// sessions, with an empty path of all paths.
+func (h *Host) ResetStats(ctx context.Context, session string, p PathSpec) error {
+	n := 0
+	for _, c := range h.allClients() {
+		if session != "" && c.id != session && c.rt.Name() != session {
+			continue
+		}
+		now := c.lock(h.now())
+		for _, cp := range c.rt.Paths() {
+			if src, dst := c.ends(cp); matches(p.Src, src) && matches(p.Dst, dst) {
+				cp.ResetStats()
+				n++
+			}
+		}
+		c.finish(now)
+	}
+	s := h.srv
+	now := s.lock(h.now())
+	for _, sp := range s.rt.Paths() {
+		i := s.pathInfo(sp)
+		if session != "" && i.Session != session && i.SessionID != session {
+			continue
+		}
+		if src, dst := s.ends(sp); matches(p.Src, src) && matches(p.Dst, dst) {
+			sp.ResetStats()
+			n++
+		}
+	}
+	s.finish(now)
+	if n == 0 && (session != "" || p != PathSpec{}) {
+		return rdserr.With(rdserr.ErrNotFound, "there is no path from %q to %q of session %q", p.Src, p.Dst, session)
+	}
+	return nil
+}

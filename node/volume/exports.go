@@ -1,0 +1,425 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rnbd"
+)
+
+// export is an export of the configuration or of a call.
+type export struct {
+	spec   ExportSpec // Kind is what it is
+	origin string
+	exp    *rnbd.Export
+	since  time.Time
+
+	// Guarded by Host.mu.
+	info blk.Info // when it was looked at last
+	err  error    // it could not be opened then
+}
+
+// Export offers a volume. It returns when the store could be opened; a file is
+// opened again when a client comes. EEXIST: the name is taken.
+func (h *Host) Export(ctx context.Context, s ExportSpec) (ExportInfo, error) {
+	if s.Persist && h.cfg.StateDir == "" {
+		return ExportInfo{}, rdserr.With(rdserr.ErrInvalid, "export %.40q: nothing can persist: there is no volumes.state_dir", s.Name)
+	}
+	x, err := h.addExport(ctx, s, OriginCall, true)
+	if err != nil {
+		return ExportInfo{}, err
+	}
+	if err := h.save(); s.Persist && err != nil {
+		h.removeExport(x, true)
+		return ExportInfo{}, err
+	}
+	return h.exportInfo(s.Name)
+}
+
+// addExport does so. must: it has to be possible to open it now.
+func (h *Host) addExport(ctx context.Context, s ExportSpec, origin string, must bool) (*export, error) {
+	if err := s.check(); err != nil {
+		return nil, err
+	}
+	x := &export{origin: origin, since: time.Now()}
+	var dev blk.Device
+	err := h.do(ctx, func() (err error) {
+		dev, x.info, err = openExport(&s)
+		return err
+	})
+	if err != nil {
+		if must || s.Kind == KindMemory {
+			return nil, err
+		}
+		x.err = err
+	}
+	x.spec = s
+	x.exp = &rnbd.Export{Name: s.Name, Path: s.Path, Volatile: s.Kind == KindMemory,
+		Rules: rnbd.Rules{ReadOnly: s.ReadOnly, Shared: s.Shared, Allow: s.Allow, Sessions: s.Sessions},
+		File:  h.fileOptions(s.ReadOnly, s.LogicalBlock)}
+	if dev != nil {
+		x.exp.Device = h.layers(s.Name, dev)
+	}
+	if err := h.enterExport(x); err != nil {
+		if dev != nil {
+			dev.Close()
+		}
+		return nil, err
+	}
+	if err := h.srv.listen(); err != nil {
+		h.removeExport(x, true)
+		return nil, err
+	}
+	h.ev.add(Event{Kind: EventExport, Export: s.Name, State: "exported", Size: x.info.Size, Err: x.err, Text: "volume " + s.Name + " is exported"})
+	return x, nil
+}
+
+// enterExport adds it to the tables.
+func (h *Host) enterExport(x *export) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.closing:
+		return rdserr.ErrShutdown
+	case h.exports[x.spec.Name] != nil:
+		return rdserr.With(rdserr.ErrExists, "there is an export %q already", x.spec.Name)
+	case len(h.exports) >= h.cfg.MaxExports:
+		return rdserr.With(rdserr.ErrTooMany, "there are %d exports already (volumes.max_exports)", len(h.exports))
+	}
+	now := h.srv.lock(h.now())
+	err := h.srv.rn.Export(x.exp)
+	h.srv.finish(now)
+	if err == nil {
+		h.exports[x.spec.Name] = x
+	}
+	return err
+}
+
+func (h *Host) removeExport(x *export, force bool) error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.exports[x.spec.Name] != x {
+		return rdserr.With(rdserr.ErrNotFound, "there is no export %q", x.spec.Name)
+	}
+	now := h.srv.lock(h.now())
+	err := h.srv.rn.Unexport(now, x.spec.Name, force)
+	h.srv.finish(now)
+	if err == nil {
+		delete(h.exports, x.spec.Name)
+	}
+	return err
+}
+
+func (h *Host) fileOptions(readOnly bool, block uint32) blk.FileOptions {
+	return blk.FileOptions{ReadOnly: readOnly, LogicalBlock: block, InlineWrite: inlineWrite}
+}
+
+// inlineWrite is how many bytes of writes of one batch go into the page cache
+// on the thread that brought them.
+const inlineWrite = 256 << 10
+
+// openExport makes what s asks for and looks at it. Memory is returned, a file
+// is closed again. It sets s.Kind.
+func openExport(s *ExportSpec) (blk.Device, blk.Info, error) {
+	if s.Kind == KindMemory || s.Path == "" {
+		s.Kind = KindMemory
+		m, err := blk.NewMem(blk.MemOptions{Size: s.Size, LogicalBlock: s.LogicalBlock, ReadOnly: s.ReadOnly})
+		if err != nil {
+			return nil, blk.Info{}, err
+		}
+		return m, *m.Info(), nil
+	}
+	if s.Create {
+		if err := createFile(s.Path, s.Size); err != nil {
+			return nil, blk.Info{}, err
+		}
+		s.Create, s.Size = false, 0
+	}
+	st, err := os.Stat(s.Path)
+	if err != nil {
+		return nil, blk.Info{}, notFound(err)
+	}
+	kind := KindFile
+	if st.Mode().Type()&fs.ModeDevice != 0 {
+		kind = KindBlock
+	}
+	if s.Kind != "" && s.Kind != kind {
+		return nil, blk.Info{}, rdserr.With(rdserr.ErrInvalid, "%s is a %s, not a %s", s.Path, kind, s.Kind)
+	}
+	f, err := blk.OpenFile(s.Path, blk.FileOptions{ReadOnly: s.ReadOnly, LogicalBlock: s.LogicalBlock})
+	if err != nil {
+		return nil, blk.Info{}, notFound(err)
+	}
+	s.Kind = kind
+	info := *f.Info()
+	if err := f.Close(); err != nil {
+		return nil, blk.Info{}, err
+	}
+	if info.Size == 0 {
+		return nil, info, rdserr.With(rdserr.ErrInvalid, "%s is empty; want at least one block of %d bytes (create makes a file of a size)", s.Path, info.LogicalBlock)
+	}
+	return nil, info, nil
+}
+
+// notFound adds what would be right to the error of a file that is not there.
+func notFound(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return rdserr.With(rdserr.ErrNotFound, "%v (create makes a file)", err)
+	}
+	return err
+}
+
+// createFile makes a sparse file unless there is something at path.
+func createFile(path string, size uint64) error {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, fs.ErrExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = f.Truncate(int64(size))
+	if err == nil {
+		err = f.Sync()
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err != nil {
+		os.Remove(path)
+	}
+	return err
+}
+
+// Unexport ends an export. While sessions have it open this is refused with
+// EBUSY, unless force: then their requests fail. One of the configuration is
+// back after a restart.
+func (h *Host) Unexport(ctx context.Context, name string, force bool) error {
+	h.mu.Lock()
+	x := h.exports[name]
+	h.mu.Unlock()
+	if x == nil {
+		return rdserr.With(rdserr.ErrNotFound, "there is no export %q", name)
+	}
+	if err := h.removeExport(x, force); err != nil {
+		return err
+	}
+	h.ev.add(Event{Kind: EventExport, Export: name, State: "removed", Text: "volume " + name + " is not exported any more"})
+	if x.spec.Persist {
+		return h.save()
+	}
+	return nil
+}
+
+// Exports lists the exports by name, those open below roots included.
+func (h *Host) Exports() []ExportInfo {
+	open := h.srv.openVolumes()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	list := make([]ExportInfo, 0, len(h.exports))
+	for _, x := range h.exports {
+		list = append(list, x.describe(open))
+	}
+	byName := map[string]int{}
+	for _, o := range open {
+		if o.Export != nil {
+			continue
+		}
+		key := o.Root.Path + "\x00" + o.Name
+		at, there := byName[key]
+		if !there {
+			at = len(list)
+			byName[key] = at
+			i := ExportInfo{Origin: OriginRoot, State: "open", Since: o.began}
+			i.ExportSpec = ExportSpec{Name: o.Name, Kind: KindFile, Path: o.Root.Path, ReadOnly: o.Root.ReadOnly, Shared: o.Root.Shared, Allow: o.Root.Allow, Sessions: o.Root.Sessions}
+			list = append(list, i)
+		}
+		list[at].use(o)
+	}
+	slices.SortFunc(list, func(a, b ExportInfo) int { return strings.Compare(a.Name, b.Name) })
+	for i := range list {
+		list[i].Ops = opCounters(counts(open, &list[i]))
+	}
+	return list
+}
+
+func (h *Host) exportInfo(name string) (ExportInfo, error) {
+	for _, i := range h.Exports() {
+		if i.Name == name && i.Origin != OriginRoot {
+			return i, nil
+		}
+	}
+	return ExportInfo{}, rdserr.With(rdserr.ErrNotFound, "there is no export %q", name)
+}
+
+// describe is called with Host.mu held.
+func (x *export) describe(open []openVolume) ExportInfo {
+	i := ExportInfo{ExportSpec: x.spec, Origin: x.origin, State: "closed", Info: x.info, Since: x.since}
+	if x.err != nil {
+		i.State, i.Error = "failed", x.err.Error()
+	}
+	if d := x.exp.Device; d != nil {
+		i.State, i.Info = "open", *d.Info()
+	}
+	for _, o := range open {
+		if o.Export == x.exp {
+			i.use(o)
+			x.err = nil
+			x.info = i.Info
+		}
+	}
+	i.Size = i.Info.Size
+	return i
+}
+
+// use adds a session that has it open.
+func (i *ExportInfo) use(o openVolume) {
+	if o.Device != nil {
+		i.State, i.Error, i.Info = "open", "", *o.Device.Info()
+		i.Size = i.Info.Size
+	}
+	i.Users = append(i.Users, ExportUser{Session: o.Session.Name, Peer: o.peer, Access: o.Access.String(), Since: o.began})
+}
+
+// ExportCounts are counters and latencies of an export's store since it was
+// opened; false: there is no such export, or it is not open.
+func (h *Host) ExportCounts(name string) (c [blk.NumOps]blk.OpCounts, ok bool) {
+	open := h.srv.openVolumes()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	x := h.exports[name]
+	if x == nil {
+		return c, false
+	}
+	i := x.describe(open)
+	return counts(open, &i), i.State == "open"
+}
+
+// counts adds up what the devices of an export counted.
+func counts(open []openVolume, i *ExportInfo) (c [blk.NumOps]blk.OpCounts) {
+	var seen []blk.Device
+	for _, o := range open {
+		if o.Name != i.Name || (o.Root != nil) != (i.Origin == OriginRoot) || o.Device == nil || slices.Contains(seen, o.Device) {
+			continue
+		}
+		seen = append(seen, o.Device)
+		if s, ok := blk.As[*blk.Stats](o.Device); ok {
+			for op, n := range s.Counts() {
+				add(&c[op], &n)
+			}
+		}
+	}
+	return c
+}
+
+func add(c, n *blk.OpCounts) {
+	c.Submitted += n.Submitted
+	c.Completed += n.Completed
+	c.Errors += n.Errors
+	c.Bytes += n.Bytes
+	c.Time += n.Time
+	for i := range n.Latency {
+		c.Latency[i] += n.Latency[i]
+	}
+}
+
+func opCounters(c [blk.NumOps]blk.OpCounts) []OpCounters {
+	list := make([]OpCounters, blk.NumOps)
+	for i := range c {
+		n := &c[i]
+		list[i] = OpCounters{Op: blk.Op(i).String(), Submitted: n.Submitted, Completed: n.Completed, Errors: n.Errors, Bytes: n.Bytes, Time: n.Time,
+			P50: n.Quantile(0.5), P99: n.Quantile(0.99), P999: n.Quantile(0.999)}
+	}
+	return list
+}
+
+// ResizeExport sets the size of a file or memory, in bytes, and tells who has it
+// open; 0: it looks which size the store has. It returns the size afterwards.
+func (h *Host) ResizeExport(ctx context.Context, name string, size uint64) (uint64, error) {
+	h.mu.Lock()
+	x := h.exports[name]
+	h.mu.Unlock()
+	if x == nil {
+		return 0, rdserr.With(rdserr.ErrNotFound, "there is no export %q", name)
+	}
+	if size != 0 && x.spec.ReadOnly {
+		return 0, rdserr.With(rdserr.ErrReadOnly, "export %q is read-only", name)
+	}
+	var devices []blk.Device
+	for _, o := range h.srv.openVolumes() {
+		if o.Export == x.exp && o.Device != nil && !slices.Contains(devices, o.Device) {
+			devices = append(devices, o.Device)
+		}
+	}
+	if d := x.exp.Device; d != nil && len(devices) == 0 {
+		devices = append(devices, d)
+	}
+	var was, is blk.Info
+	err := h.do(ctx, func() (err error) {
+		was, is, err = resize(x, devices, size)
+		return err
+	})
+	if err != nil {
+		return 0, fmt.Errorf("export %q: %w", name, err)
+	}
+	h.mu.Lock()
+	x.info = is
+	h.mu.Unlock()
+	if was.Size != is.Size {
+		h.ev.add(Event{Kind: EventResize, Export: name, Size: is.Size, Text: fmt.Sprintf("volume %s has %d bytes, it had %d", name, is.Size, was.Size)})
+	}
+	return is.Size, nil
+}
+
+// resize sets the size of a store through one of the devices that have it open,
+// or through one of its own, and has the others look.
+func resize(x *export, devices []blk.Device, size uint64) (was, is blk.Info, err error) {
+	was = x.info
+	if len(devices) == 0 {
+		f, err := blk.OpenFile(x.spec.Path, x.exp.File)
+		if err != nil {
+			return was, is, err
+		}
+		defer f.Close()
+		devices = append(devices, f)
+	}
+	was = *devices[0].Info()
+	for _, d := range devices {
+		if size == 0 || d.Info().ReadOnly {
+			continue
+		}
+		r, ok := blk.As[blk.Resizer](d)
+		if !ok {
+			return was, is, blk.ErrNotSupported
+		}
+		if err := r.Resize(size); err != nil {
+			return was, is, err
+		}
+		break
+	}
+	for _, d := range devices {
+		if f, ok := blk.As[*blk.File](d); ok {
+			if err := f.Refresh(); err != nil {
+				return was, is, err
+			}
+		}
+	}
+	is = *devices[0].Info()
+	if size != 0 && is.Size != size { // they are all open for reading only
+		f, err := blk.OpenFile(x.spec.Path, x.exp.File)
+		if err != nil {
+			return was, is, err
+		}
+		defer f.Close()
+		return resize(x, append(devices, f), size)
+	}
+	return was, is, nil
+}

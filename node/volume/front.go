@@ -1,0 +1,112 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// front is how a mapped volume appears on this node.
+type front interface {
+	// users is how many programs have it open.
+	users() int
+	// resized is called when the volume has another size.
+	resized(*blk.Info)
+	// close ends it. leave: what a later Host can take up stays. It returns when
+	// no request is with the device any more, or soon after ctx ends.
+	close(ctx context.Context, leave bool) error
+}
+
+// socketFront is an NBD server on a Unix socket of its own.
+type socketFront struct {
+	srv  *nbd.Server
+	path string
+	done sync.WaitGroup
+}
+
+// openSocket offers a device at path, under name and as the default export.
+func openSocket(path, name string, mode fs.FileMode, d blk.Device, log *slog.Logger) (*socketFront, error) {
+	srv, err := nbd.NewServer(nbd.Options{Log: log})
+	if err != nil {
+		return nil, err
+	}
+	if err := srv.Add(nbd.Export{Name: "", Device: d}); err != nil {
+		return nil, err
+	}
+	if err := srv.Add(nbd.Export{Name: name, Device: d}); err != nil {
+		return nil, err
+	}
+	l, err := listenUnix(path, mode)
+	if err != nil {
+		return nil, err
+	}
+	f := &socketFront{srv: srv, path: path}
+	f.done.Add(1)
+	go func() { // ends with close
+		defer f.done.Done()
+		srv.Serve(l)
+	}()
+	return f, nil
+}
+
+// listenUnix listens at path. What a Host that was killed has left there is
+// replaced; a socket somebody listens on, and anything else, is not.
+func listenUnix(path string, mode fs.FileMode) (*net.UnixListener, error) {
+	switch st, err := os.Lstat(path); {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return nil, fmt.Errorf("socket: %w", err)
+	case st.Mode().Type() != fs.ModeSocket:
+		return nil, rdserr.With(rdserr.ErrExists, "socket: %s is there already and is no socket", path)
+	default:
+		c, err := net.DialTimeout("unix", path, time.Second)
+		if err == nil {
+			c.Close()
+		}
+		if err == nil || !errors.Is(err, syscall.ECONNREFUSED) {
+			return nil, rdserr.With(rdserr.ErrAddrInUse, "socket: somebody listens at %s already", path)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, fmt.Errorf("socket: %w", err)
+		}
+	}
+	// It appears under its name when its mode is right.
+	hidden := path + "~"
+	os.Remove(hidden)
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
+	if err != nil {
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	l.SetUnlinkOnClose(false)
+	if err = os.Chmod(hidden, mode); err == nil {
+		err = os.Rename(hidden, path)
+	}
+	if err != nil {
+		os.Remove(hidden)
+		l.Close()
+		return nil, fmt.Errorf("socket: %w", err)
+	}
+	return l, nil
+}
+
+func (f *socketFront) users() int { return f.srv.Stats().Open }
+
+func (f *socketFront) resized(*blk.Info) {} // NBD tells the size once; new clients see the new one
+
+func (f *socketFront) close(ctx context.Context, _ bool) error {
+	os.Remove(f.path)
+	err := f.srv.Shutdown(ctx)
+	f.done.Wait()
+	return err
+}

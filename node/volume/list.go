@@ -1,0 +1,303 @@
+package volume
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rnbd"
+	"github.com/rdsd/rdsd/rtrs"
+)
+
+// wall is the time of day of a moment of the cores' clock.
+func (h *Host) wall(at time.Duration) time.Time { return h.base.Add(at) }
+
+// openVolume is a volume that a session of the server has open.
+type openVolume struct {
+	rnbd.OpenInfo
+	peer  netip.Addr
+	began time.Time
+}
+
+func (s *server) openVolumes() []openVolume {
+	now := s.lock(s.clock())
+	defer s.finish(now)
+	var list []openVolume
+	for _, o := range s.rn.Open() {
+		v := openVolume{OpenInfo: o, began: s.h.wall(o.Since)}
+		if x := s.sessions[o.Session]; x != nil {
+			v.peer = x.peer.Addr()
+		}
+		list = append(list, v)
+	}
+	return list
+}
+
+// Mappings lists the mappings, oldest first.
+func (h *Host) Mappings() []MappingInfo {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	list := make([]MappingInfo, 0, len(h.mappings))
+	for _, m := range h.mappings {
+		list = append(list, m.describe())
+	}
+	return list
+}
+
+// find finds a mapping by ID, by the path of its device, or by NODE:NAME. mu is held.
+func (h *Host) find(what string) (*mapping, error) {
+	var found *mapping
+	for _, m := range h.mappings {
+		s := &m.spec
+		switch what {
+		case m.id:
+			return m, nil
+		case s.Socket, s.Device, s.Node + ":" + s.Name:
+			if what == "" {
+				continue
+			}
+			if found != nil {
+				return nil, rdserr.With(rdserr.ErrInvalid, "%q names more than one mapping (%s, %s); use the ID", what, found.id, m.id)
+			}
+			found = m
+		}
+	}
+	if found == nil {
+		return nil, rdserr.With(rdserr.ErrNotFound, "there is no mapping %q; want an ID, a device, or NODE:NAME", what)
+	}
+	return found, nil
+}
+
+// Mapping describes one, found as by Unmap.
+func (h *Host) Mapping(what string) (MappingInfo, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m, err := h.find(what)
+	if err != nil {
+		return MappingInfo{}, err
+	}
+	return m.describe(), nil
+}
+
+// MappingCounts are counters and latencies of a mapping; false: there is none,
+// or it has not been open yet.
+func (h *Host) MappingCounts(what string) (c [blk.NumOps]blk.OpCounts, ok bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m, err := h.find(what)
+	if err != nil || m.stats == nil {
+		return c, false
+	}
+	return m.stats.Counts(), true
+}
+
+// describe is called with Host.mu held.
+func (m *mapping) describe() MappingInfo {
+	i := MappingInfo{MapSpec: m.spec, State: StateInit, Since: m.since}
+	i.Paths = slices.Clone(m.spec.Paths)
+	if i.As == AsSocket {
+		i.Device = i.Socket
+		i.URI = nbd.URI(i.Socket, i.Name)
+	}
+	if m.startErr != nil {
+		i.LastError = m.startErr.Error()
+	}
+	if m.front != nil {
+		i.Users = m.front.users()
+	}
+	if m.c != nil {
+		m.c.describe(m, &i)
+	}
+	if m.ending {
+		i.State = StateUnmapped
+	}
+	if m.stats != nil {
+		i.Ops = opCounters(m.stats.Counts())
+	}
+	return i
+}
+
+// describe adds what the session knows of a mapping.
+func (c *client) describe(m *mapping, i *MappingInfo) {
+	now := c.lock(c.clock())
+	defer c.finish(now)
+	i.SessionID, i.Paths, i.Policy = c.id, slices.Clone(c.spec.Paths), c.spec.Policy
+	i.IOTimeout, i.LossTimeout, i.OnLoss, i.QueueDepth = c.spec.IOTimeout, c.spec.LossTimeout, c.spec.OnLoss, c.spec.QueueDepth
+	st := c.rt.Stats()
+	i.Waiting = st.Queued + st.Stranded
+	for _, p := range c.rt.Paths() {
+		i.PathCount++
+		if x := p.Info(); x.State == rtrs.Connected {
+			i.PathsUp++
+			i.Address = PathSpec{Src: addrText(p.Local), Dst: p.Remote.String()}
+		}
+	}
+	if m.lastErr != nil {
+		i.LastError = m.lastErr.Error()
+	}
+	d := m.dev
+	if d == nil {
+		return
+	}
+	state, since := d.v.State()
+	i.State, i.Since = state.String(), c.h.wall(since)
+	_, held := d.v.Inflight()
+	i.Waiting += held
+	if info := d.v.Info(); info != nil {
+		i.Info = *info
+		i.Info.MaxBytes = d.v.Piece()
+	}
+	if err := d.v.Err(); err != nil && state != rnbd.Open {
+		i.LastError = err.Error()
+	}
+}
+
+// addrText is an address, with its port unless that is any.
+func addrText(a netip.AddrPort) string {
+	switch {
+	case !a.Addr().IsValid():
+		return ""
+	case a.Port() == 0:
+		return a.Addr().String()
+	}
+	return a.String()
+}
+
+// allClients are the sessions as a client by ID.
+func (h *Host) allClients() []*client {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	list := make([]*client, 0, len(h.clients))
+	for _, c := range h.clients {
+		list = append(list, c)
+	}
+	slices.SortFunc(list, func(a, b *client) int {
+		if len(a.id) != len(b.id) {
+			return len(a.id) - len(b.id)
+		}
+		return strings.Compare(a.id, b.id)
+	})
+	return list
+}
+
+// Sessions lists the sessions in both roles.
+func (h *Host) Sessions() []SessionInfo {
+	var list []SessionInfo
+	for _, c := range h.allClients() {
+		list = append(list, c.info())
+	}
+	return append(list, h.srv.sessionInfos()...)
+}
+
+func (c *client) info() SessionInfo {
+	var volumes []string
+	c.h.mu.Lock()
+	for _, m := range c.h.mappings {
+		if m.c == c {
+			volumes = append(volumes, m.id)
+		}
+	}
+	c.h.mu.Unlock()
+	now := c.lock(c.clock())
+	defer c.finish(now)
+	st := c.rt.Stats()
+	i := SessionInfo{ID: c.id, Name: c.rt.Name(), UUID: fmt.Sprintf("%x", c.rt.UUID()), Role: RoleClient, Peer: c.spec.Node, Up: c.up,
+		Policy: c.spec.Policy, OnLoss: c.spec.OnLoss, Volumes: volumes, Depth: st.Depth, InFlight: st.Inflight, Waiting: st.Queued + st.Stranded,
+		MaxIO: uint32(st.MaxIO), Since: c.since}
+	for _, p := range c.rt.Paths() {
+		i.Paths++
+		if p.Info().State == rtrs.Connected {
+			i.PathsUp++
+		}
+	}
+	return i
+}
+
+func (s *server) sessionInfos() []SessionInfo {
+	now := s.lock(s.clock())
+	defer s.finish(now)
+	open := map[*rtrs.ServerSession][]string{}
+	for _, o := range s.rn.Open() {
+		open[o.Session] = append(open[o.Session], o.Name)
+	}
+	var list []SessionInfo
+	for _, e := range s.rt.Sessions() {
+		x := s.sessions[e]
+		if x == nil {
+			continue
+		}
+		i := SessionInfo{ID: x.id, Name: e.Name, UUID: fmt.Sprintf("%x", e.UUID()), Role: RoleServer, Peer: x.peer.String(), Up: true,
+			Volumes: open[e], Depth: s.h.cfg.QueueDepth, MaxIO: uint32(s.h.cfg.MaxIO), Memory: residentBytes(x.chunks), Since: x.since}
+		for _, p := range e.Paths() {
+			i.Paths++
+			i.PathsUp++
+			i.InFlight += p.Info().Stats.Inflight
+		}
+		list = append(list, i)
+	}
+	return list
+}
+
+// Paths lists the paths of all sessions.
+func (h *Host) Paths() []PathInfo {
+	var list []PathInfo
+	for _, c := range h.allClients() {
+		now := c.lock(h.now())
+		for _, p := range c.rt.Paths() {
+			list = append(list, c.pathInfo(p))
+		}
+		c.finish(now)
+	}
+	return append(list, h.srv.pathInfos()...)
+}
+
+// pathInfo is called with mu held.
+func (c *client) pathInfo(p *rtrs.ClientPath) PathInfo {
+	x := p.Info()
+	i := PathInfo{PathSpec: PathSpec{Src: addrText(p.Local), Dst: p.Remote.String()}, Session: c.rt.Name(), SessionID: c.id, Role: RoleClient,
+		State: stateText(x.State), Since: c.h.wall(x.Since), Epoch: uint16(x.Stats.Reconnects + 1)}
+	if f, _ := p.Ctx.(*life); f != nil && !f.told {
+		i.Conns = f.open
+		if len(f.links) > 0 && f.links[0] != nil {
+			i.Src = f.links[0].l.LocalAddr().String()
+		}
+	}
+	if x.Err != nil {
+		i.LastError = x.Err.Error()
+	}
+	s := &x.Stats
+	i.PathStats = PathStats{ReconnectsOK: s.Reconnects, ReconnectsFailed: s.ReconnectsFailed, Reads: s.Reads, ReadBytes: s.ReadBytes,
+		Writes: s.Writes, WriteBytes: s.WriteBytes, InFlight: s.Inflight, Failovers: s.Failovers, Latency: s.Latency}
+	return i
+}
+
+func (s *server) pathInfos() []PathInfo {
+	now := s.lock(s.clock())
+	defer s.finish(now)
+	var list []PathInfo
+	for _, p := range s.rt.Paths() {
+		list = append(list, s.pathInfo(p))
+	}
+	return list
+}
+
+// pathInfo is called with mu held.
+func (s *server) pathInfo(p *rtrs.ServerPath) PathInfo {
+	x := p.Info()
+	i := PathInfo{PathSpec: PathSpec{Src: x.Remote.String(), Dst: x.Local.String()}, Session: x.Session, Role: RoleServer,
+		State: stateText(x.State), Since: s.h.wall(x.Since)}
+	if e := p.Session(); e != nil && s.sessions[e] != nil {
+		i.SessionID = s.sessions[e].id
+	}
+	if f, _ := p.Ctx.(*life); f != nil {
+		i.Conns = f.open
+	}
+	st := &x.Stats
+	i.PathStats = PathStats{Reads: st.Reads, ReadBytes: st.ReadBytes, Writes: st.Writes, WriteBytes: st.WriteBytes, InFlight: st.Inflight}
+	return i
+}

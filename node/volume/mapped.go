@@ -1,0 +1,274 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// mapping is a volume of another node with its place on this one.
+//
+// It is entered in Host.mappings first, so that ID, socket and volume are taken;
+// then bringUp connects, opens and shows it, for Map at once, for what was
+// persistent again and again until it is there.
+type mapping struct {
+	h      *Host
+	id     string
+	spec   MapSpec // complete; guarded by Host.mu as far as bringUp changes it: Device, Paths
+	ctx    context.Context
+	cancel context.CancelFunc // of bringUp
+	gone   chan struct{}      // closed when nothing of it is left
+
+	turn sync.Mutex // one of bringUp, unmap, close at a time; before any other lock
+
+	// Set by bringUp, with Host.mu held; nil before.
+	c     *client
+	dev   *volumeDevice
+	stats *blk.Stats
+	front front
+
+	restored bool  // an earlier Host had it
+	resume   bool  // the kernel has the device already
+	ending   bool  // guarded by Host.mu; Unmap
+	lastErr  error // guarded by c.mu
+	startErr error // guarded by Host.mu; why it could not be restored yet
+	since    time.Time
+	backend  string // what the kernel knows it by
+}
+
+// mapTimeout bounds Map where the caller does not.
+const mapTimeout = time.Minute
+
+// Map maps a volume of another node. It returns when the device is there.
+// Errors bear the errno the server answered: ENOENT, EACCES, EPERM (a writer
+// has it), EBUSY; EEXIST: it is mapped in this session already, or the ID or
+// the socket is taken; without an answer ETIMEDOUT, EHOSTUNREACH, ECONNREFUSED.
+func (h *Host) Map(ctx context.Context, raw MapSpec) (MappingInfo, error) {
+	s := raw
+	if err := h.cfg.complete(&s); err != nil {
+		return MappingInfo{}, err
+	}
+	if s.As == AsNBD {
+		if err := h.drv.present(); err != nil {
+			return MappingInfo{}, err
+		}
+	}
+	m, err := h.enterMapping(s)
+	if err != nil {
+		return MappingInfo{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, mapTimeout)
+	defer cancel()
+	stop := context.AfterFunc(m.ctx, cancel)
+	defer stop()
+	m.turn.Lock()
+	err = m.bringUp(ctx, &raw, true)
+	m.turn.Unlock()
+	if err == nil {
+		if err = h.save(); err != nil && !s.Persist && s.As != AsNBD {
+			err = nil // the data path goes on; Check tells
+		}
+	}
+	if err != nil {
+		m.end(true)
+		return MappingInfo{}, fmt.Errorf("map %s of %s: %w", s.Name, s.Node, err)
+	}
+	return h.Mapping(m.id)
+}
+
+// enterMapping takes the ID, the socket and the volume.
+func (h *Host) enterMapping(s MapSpec) (*mapping, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closing {
+		return nil, rdserr.ErrShutdown
+	}
+	if len(h.mappings) >= h.cfg.MaxMappings {
+		return nil, rdserr.With(rdserr.ErrTooMany, "there are %d mappings already (volumes.max_mappings)", len(h.mappings))
+	}
+	taken := map[string]bool{}
+	for _, m := range h.mappings {
+		taken[m.id] = true
+	}
+	for s.ID == "" {
+		if id := fmt.Sprintf("v%d", h.nextID); !taken[id] {
+			s.ID = id
+		}
+		h.nextID++
+	}
+	if s.As == AsSocket && s.Socket == "" {
+		if h.cfg.SocketDir == "" {
+			return nil, rdserr.With(rdserr.ErrInvalid, "there is no volumes.socket_dir; name the socket")
+		}
+		s.Socket = filepath.Join(h.cfg.SocketDir, s.ID+".sock")
+		if len(s.Socket) > maxSocketPath {
+			return nil, rdserr.With(rdserr.ErrInvalid, "socket %q: want at most %d bytes; name the socket, or choose another volumes.socket_dir", s.Socket, maxSocketPath)
+		}
+	}
+	for _, m := range h.mappings {
+		switch o := &m.spec; {
+		case m.id == s.ID:
+			return nil, rdserr.With(rdserr.ErrExists, "there is a mapping %s already", s.ID)
+		case o.Session == s.Session && o.Name == s.Name:
+			return nil, rdserr.With(rdserr.ErrExists, "%s of %s is mapped already, as %s", s.Name, s.Node, m.id)
+		case s.Socket != "" && o.Socket == s.Socket:
+			return nil, rdserr.With(rdserr.ErrExists, "mapping %s has the socket %s already", m.id, s.Socket)
+		case s.Device != "" && o.Device == s.Device:
+			return nil, rdserr.With(rdserr.ErrExists, "mapping %s has the device %s already", m.id, s.Device)
+		}
+	}
+	m := &mapping{h: h, id: s.ID, spec: s, since: time.Now(), gone: make(chan struct{})}
+	m.ctx, m.cancel = context.WithCancel(h.ctx)
+	if s.As == AsNBD {
+		m.backend = fmt.Sprintf("rdsd:%s:%016x", s.ID, h.seed())
+	}
+	h.mappings = append(h.mappings, m)
+	return m, nil
+}
+
+// bringUp makes the mapping. What it has done when it fails, end undoes. turn is
+// held.
+func (m *mapping) bringUp(ctx context.Context, raw *MapSpec, strict bool) error {
+	h := m.h
+	if m.c == nil {
+		c, err := h.session(ctx, &m.spec, raw, strict)
+		if err != nil {
+			return err
+		}
+		h.mu.Lock()
+		m.c = c
+		h.mu.Unlock()
+	}
+	if m.stats == nil {
+		if err := m.open(ctx, strict); err != nil {
+			return err
+		}
+	}
+	return m.show()
+}
+
+// open opens the volume and waits for the answer.
+func (m *mapping) open(ctx context.Context, strict bool) error {
+	h, c := m.h, m.c
+	now := c.lock(h.now())
+	d, err := c.openVolume(now, m.spec.Name, m.spec.Access, m)
+	c.finish(now)
+	if err != nil {
+		return err
+	}
+	if err := d.wait(ctx, strict); err != nil {
+		return err
+	}
+	h.mu.Lock()
+	m.dev, m.stats = d, blk.NewStats(d)
+	h.mu.Unlock()
+	return nil
+}
+
+// show makes the device.
+func (m *mapping) show() error {
+	h := m.h
+	log := h.log.With("mapping", m.id)
+	var f front
+	var err error
+	if m.spec.As == AsSocket {
+		f, err = openSocket(m.spec.Socket, m.spec.Name, h.cfg.SocketMode, m.stats, log)
+	} else {
+		f, err = m.attach()
+	}
+	if err != nil {
+		return err
+	}
+	h.mu.Lock()
+	m.front = f
+	if k, ok := f.(*kernelFront); ok {
+		m.spec.Device = nbdPath(k.index)
+	}
+	h.mu.Unlock()
+	return nil
+}
+
+// attach makes a kernel device: the one asked for, the one the kernel still
+// has, or any.
+func (m *mapping) attach() (front, error) {
+	h, s := m.h, &m.spec
+	o := kernelOptions{index: nbd.AnyDevice, backend: m.backend, dead: h.cfg.DeadTimeout, timeout: maxTimeout, resume: m.resume}
+	if s.OnLoss == OnLossError {
+		o.timeout = s.IOTimeout + s.LossTimeout + 10*time.Second
+	}
+	if s.Device != "" {
+		var err error
+		if o.index, err = parseNBD(s.Device); err != nil {
+			return nil, err
+		}
+	}
+	log := h.log.With("mapping", m.id)
+	f, err := openKernel(h.drv, o, m.stats, log)
+	if err != nil && o.resume {
+		log.Warn("volume: the kernel does not take its device up again; it is attached anew", "device", s.Device, "err", err)
+		o.resume = false
+		f, err = openKernel(h.drv, o, m.stats, log)
+	}
+	if err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// resized tells the device of another size.
+func (m *mapping) resized() {
+	m.h.mu.Lock()
+	f, dev := m.front, m.dev
+	m.h.mu.Unlock()
+	if f == nil {
+		return
+	}
+	m.h.work.Add(1)
+	go func() { // ends when the kernel was told
+		defer m.h.work.Done()
+		f.resized(dev.Info())
+	}()
+}
+
+// end undoes what bringUp has done, as far as it came, and forgets the mapping.
+// Without force nobody uses it any more. It takes a few seconds at most.
+func (m *mapping) end(force bool) {
+	m.cancel()
+	m.turn.Lock()
+	defer m.turn.Unlock()
+	h := m.h
+	if m.dev != nil && force { // first, so that nobody waits for a request
+		now := m.c.lock(h.now())
+		m.dev.v.Unmap(now, true)
+		m.c.finish(now)
+	}
+	if m.front != nil {
+		ctx, cancel := context.WithTimeout(context.Background(), frontEnd)
+		if err := m.front.close(ctx, false); err != nil {
+			h.log.Warn("volume: a device was not ended in order", "mapping", m.id, "err", err)
+		}
+		cancel()
+	}
+	if m.dev != nil && !m.dev.unmap(force) && !force {
+		m.dev.unmap(true)
+	}
+	if m.c != nil {
+		h.release(m.c)
+	}
+	h.mu.Lock()
+	if i := slices.Index(h.mappings, m); i >= 0 {
+		h.mappings = slices.Delete(h.mappings, i, i+1)
+		close(m.gone)
+	}
+	h.mu.Unlock()
+}
+
+// frontEnd is how long clients of the device have to read their last answers.
+const frontEnd = 2 * time.Second

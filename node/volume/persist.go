@@ -1,0 +1,147 @@
+package volume
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// save writes down what is there now.
+func (h *Host) save() error { return h.store.write(func() state { return h.snapshot(true) }) }
+
+// saveStopped writes down what the next Host takes up after a stop in order.
+func (h *Host) saveStopped() error { return h.store.write(func() state { return h.snapshot(false) }) }
+
+func (h *Host) snapshot(running bool) state {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	st := state{Running: running, NextID: h.nextID}
+	for _, x := range h.exports {
+		if x.spec.Persist {
+			st.Exports = append(st.Exports, x.spec.state())
+		}
+	}
+	for _, m := range h.mappings {
+		if !m.ending && (running && (m.front != nil || m.restored) || m.spec.Persist || m.spec.As == AsNBD) {
+			st.Mappings = append(st.Mappings, m.spec.state(m.backend))
+		}
+	}
+	return st
+}
+
+// startMappings takes up what an earlier Host has left, in the background.
+func (h *Host) startMappings(old *state) {
+	crashed := h.store.crashed(old)
+	var attached map[int]bool // devices the kernel has
+	for i := range old.Mappings {
+		o := &old.Mappings[i]
+		s, err := o.spec()
+		resume := false
+		if err == nil && s.As == AsNBD && old.Boot == h.store.boot {
+			if attached == nil {
+				if attached, err = h.drv.status(-1); err != nil {
+					h.log.Warn("volume: the kernel does not tell which devices it has", "err", err)
+					attached, err = map[int]bool{}, nil
+				}
+			}
+			if n, e := parseNBD(s.Device); e == nil {
+				resume = attached[n]
+			}
+		}
+		if err == nil && !s.Persist && !resume && !(crashed && s.As == AsSocket) {
+			continue // it ended with the earlier Host
+		}
+		if err == nil {
+			id := s.ID
+			if err = h.cfg.complete(&s); err == nil && id == "" {
+				err = rdserr.With(rdserr.ErrInvalid, "a mapping without an ID")
+			}
+		}
+		var m *mapping
+		if err == nil {
+			m, err = h.enterMapping(s)
+		}
+		if err != nil {
+			h.ev.add(Event{Kind: EventMapping, Mapping: o.ID, State: "failed", Err: err, Text: "mapping " + o.ID + " is not mapped again"})
+			continue
+		}
+		if o.Backend != "" {
+			m.backend = o.Backend
+		}
+		m.resume, m.restored = resume, true
+		h.work.Add(1)
+		go m.restore() // ends when it is there, unmapped, or the Host ends
+	}
+}
+
+// Pauses between attempts to restore a mapping, with full jitter.
+const (
+	restoreMin = 50 * time.Millisecond
+	restoreMax = 5 * time.Second
+)
+
+// restore brings a mapping up, however long that takes.
+func (m *mapping) restore() {
+	h := m.h
+	defer h.work.Done()
+	said := ""
+	for pause := restoreMin; ; pause = min(2*pause, restoreMax) {
+		m.turn.Lock()
+		if m.ctx.Err() != nil {
+			m.turn.Unlock()
+			return
+		}
+		ctx, cancel := context.WithTimeout(m.ctx, mapTimeout)
+		err := m.bringUp(ctx, &MapSpec{Paths: m.spec.Paths}, false)
+		cancel()
+		m.turn.Unlock()
+		if m.ctx.Err() != nil {
+			return
+		}
+		h.mu.Lock()
+		m.startErr = err
+		h.mu.Unlock()
+		if err == nil {
+			h.ev.add(Event{Kind: EventMapping, Role: RoleClient, Session: m.spec.Session, Mapping: m.id, State: StateOpen, Text: "mapping " + m.id + " is mapped again"})
+			if err := h.save(); err != nil {
+				h.log.Error("volume: the state cannot be kept", "err", err)
+			}
+			return
+		}
+		if text := err.Error(); text != said {
+			said = text
+			h.ev.add(Event{Kind: EventMapping, Role: RoleClient, Session: m.spec.Session, Mapping: m.id, State: StateInit, Err: err, Text: "mapping " + m.id + " cannot be mapped again yet"})
+		}
+		select {
+		case <-time.After(rand.N(pause) + time.Millisecond):
+		case <-m.ctx.Done():
+			return
+		}
+	}
+}
+
+// leave ends a mapping with its Host: what the next one can take up stays.
+func (m *mapping) leave(ctx context.Context) {
+	m.cancel()
+	m.turn.Lock()
+	defer m.turn.Unlock()
+	h := m.h
+	if m.front != nil {
+		ctx, cancel := context.WithTimeout(ctx, frontEnd)
+		if err := m.front.close(ctx, true); err != nil {
+			h.log.Warn("volume: a device was not ended in order", "mapping", m.id, "err", err)
+		}
+		cancel()
+	}
+	if m.dev != nil {
+		m.dev.unmap(true)
+	}
+	if m.c != nil {
+		h.release(m.c)
+	}
+	h.mu.Lock()
+	m.c, m.front = nil, nil
+	h.mu.Unlock()
+}

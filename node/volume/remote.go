@@ -1,0 +1,80 @@
+package volume
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// RemoteInfo asks a node about a volume: it opens it read-only, over the session
+// there is or one of its own, and closes it. Of raw, Node, Name, Session and
+// Paths are used.
+func (h *Host) RemoteInfo(ctx context.Context, raw MapSpec) (VolumeInfo, error) {
+	raw = MapSpec{Node: raw.Node, Name: raw.Name, Session: raw.Session, Paths: raw.Paths}
+	s := raw
+	s.Access = AccessRO
+	if err := h.cfg.complete(&s); err != nil {
+		return VolumeInfo{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, mapTimeout)
+	defer cancel()
+	info, err := h.remoteInfo(ctx, &s, &raw)
+	if err != nil {
+		return info, fmt.Errorf("volume %s of %s: %w", s.Name, s.Node, err)
+	}
+	return info, nil
+}
+
+func (h *Host) remoteInfo(ctx context.Context, s, raw *MapSpec) (VolumeInfo, error) {
+	c, err := h.session(ctx, s, raw, true)
+	if err != nil {
+		return VolumeInfo{}, err
+	}
+	defer h.release(c)
+	now := c.lock(h.now())
+	d, err := c.openVolume(now, s.Name, AccessRO, nil)
+	c.finish(now)
+	if rdserr.Errno(err) == rdserr.ErrExists.Errno { // it is mapped here
+		if d = h.mappedOver(c, s.Name); d == nil {
+			return VolumeInfo{}, rdserr.With(rdserr.ErrBusy, "it is being mapped or unmapped")
+		}
+		return d.describe(s)
+	}
+	if err != nil {
+		return VolumeInfo{}, err
+	}
+	if err := d.wait(ctx, true); err != nil {
+		return VolumeInfo{}, err
+	}
+	info, err := d.describe(s)
+	if !d.unmap(false) {
+		d.unmap(true)
+	}
+	return info, err
+}
+
+// mappedOver finds a volume of a session that is mapped.
+func (h *Host) mappedOver(c *client, name string) *volumeDevice {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, m := range h.mappings {
+		if m.c == c && m.spec.Name == name {
+			return m.dev
+		}
+	}
+	return nil
+}
+
+func (d *volumeDevice) describe(s *MapSpec) (VolumeInfo, error) {
+	now := d.c.lock(d.c.clock())
+	defer d.c.finish(now)
+	i := VolumeInfo{Node: s.Node, Name: s.Name, QueueDepth: d.c.rt.Depth()}
+	info := d.v.Info()
+	if info == nil {
+		return i, rdserr.With(rdserr.ErrBusy, "it is being opened")
+	}
+	i.Info = *info
+	i.Info.MaxBytes = d.v.Piece()
+	return i, nil
+}

@@ -1,0 +1,201 @@
+package volume
+
+import (
+	"fmt"
+	"hash/fnv"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rnbd"
+	"github.com/rdsd/rdsd/rtrs"
+	"github.com/rdsd/rdsd/transport"
+)
+
+// server is the shell of all sessions that come from other nodes: one lock for
+// them, because what is exported is theirs in common.
+type server struct {
+	shell
+	h    *Host
+	rt   *rtrs.Server
+	rn   *rnbd.Server
+	done chan struct{} // closed when rt has ended
+
+	// Guarded by mu.
+	opens    []*rnbd.Opening // wait for an opener
+	openers  int
+	free     [][]*blk.Request // room for batches
+	sessions map[*rtrs.ServerSession]*serverSession
+	lastID   uint64
+	chunks   []byte // made by the last Alloc, until a session is Up
+
+	lmu       sync.Mutex
+	listeners []transport.Listener // guarded by lmu
+	listening bool                 // guarded by lmu
+}
+
+// serverSession is what is kept of a session beside the cores.
+type serverSession struct {
+	id     string
+	peer   netip.AddrPort
+	since  time.Time
+	chunks []byte
+}
+
+const (
+	maxOpeners = 8  // volumes being opened at a time
+	batchSize  = 64 // requests submitted to a device at once
+)
+
+func newServer(h *Host) (*server, error) {
+	s := &server{h: h, done: make(chan struct{}), sessions: map[*rtrs.ServerSession]*serverSession{}}
+	c := &h.cfg
+	rnd := h.random()
+	var err error
+	s.rt, err = rtrs.NewServer(rtrs.ServerConfig{
+		QueueDepth: c.QueueDepth, MaxIO: c.MaxIO, MaxHdr: headerRoom, NoInvalidate: !*c.AlwaysInvalidate,
+		HeartbeatEvery: c.Heartbeat, MissedLimit: c.MissedLimit, MaxSessions: c.MaxSessions, MaxPaths: maxPaths,
+	}, (*serverEnv)(s), rnd.Uint32(), h.now())
+	if err != nil {
+		return nil, err
+	}
+	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: bootNumber(h.store.boot)}, (*exportEnv)(s), s.rt, rnd)
+	s.init(h, func(now time.Duration) { s.rt.Tick(now) }, s.rt.Next, func() {
+		now := s.lock(s.clock())
+		s.due(now)
+		s.finish(now)
+	})
+	return s, nil
+}
+
+// bootNumber is a number for this start of the machine.
+func bootNumber(id string) uint64 {
+	if id == "" {
+		return 0
+	}
+	f := fnv.New64a()
+	f.Write([]byte(id))
+	return f.Sum64()
+}
+
+// finish ends a step, with mu held, and hands what the step brought to the
+// devices. What they complete at once is a step of its own, in Complete.
+func (s *server) finish(now time.Duration) {
+	for {
+		var buf []*blk.Request
+		if n := len(s.free); n > 0 {
+			buf, s.free = s.free[n-1], s.free[:n-1]
+		} else {
+			buf = make([]*blk.Request, 0, batchSize)
+		}
+		d, batch := s.rn.Next(now, buf) // first: it answers what it drops
+		if d == nil {
+			s.free = append(s.free, buf)
+		}
+		var f flushes
+		s.settle(now, &f)
+		s.mu.Unlock()
+		f.run()
+		if d == nil {
+			return
+		}
+		for _, r := range batch {
+			r.Queue = s
+		}
+		d.Submit(batch)
+		now = s.lock(s.clock())
+		clear(batch)
+		s.free = append(s.free, batch[:0])
+	}
+}
+
+// Complete is called by devices.
+func (s *server) Complete(batch []*blk.Request) {
+	now := s.lock(s.clock())
+	s.rn.Complete(now, batch)
+	s.finish(now)
+}
+
+// listen offers the exports at the addresses of the configuration, once.
+func (s *server) listen() error {
+	s.lmu.Lock()
+	defer s.lmu.Unlock()
+	if s.listening || s.h.cfg.Listen == ListenNever {
+		return nil
+	}
+	for _, a := range s.h.cfg.Addresses {
+		l, err := s.h.prov.ListenOneSided(netip.AddrPortFrom(a, s.h.cfg.Port), s.accept)
+		if err != nil {
+			for _, l := range s.listeners {
+				l.Close()
+			}
+			s.listeners = nil
+			return fmt.Errorf("volumes.port: %w", err)
+		}
+		s.listeners = append(s.listeners, l)
+	}
+	s.listening = true
+	return nil
+}
+
+// accept is called by the listener's goroutines.
+func (s *server) accept(r transport.ConnRequest) {
+	from := r.RemoteAddr().Addr().Unmap()
+	if allow := s.h.cfg.Allow; len(allow) > 0 {
+		ok := false
+		for _, p := range allow {
+			ok = ok || p.Contains(from)
+		}
+		if !ok {
+			r.Reject(nil)
+			s.h.ev.add(Event{Kind: EventSession, Role: RoleServer, State: "refused", Text: fmt.Sprintf("%v is not among the addresses of volumes.allow", from)})
+			return
+		}
+	}
+	now := s.lock(s.clock())
+	s.rt.Connect(now, r, r.Private(), r.LocalAddr(), r.RemoteAddr())
+	s.finish(now)
+}
+
+// closeListeners ends them and what they have accepted but not handed on.
+func (s *server) closeListeners() {
+	s.lmu.Lock()
+	list := s.listeners
+	s.listeners, s.listening = nil, true
+	s.lmu.Unlock()
+	for _, l := range list {
+		l.Close()
+	}
+}
+
+// close begins the end of all sessions; done is closed at the end.
+func (s *server) close() {
+	s.closeListeners()
+	now := s.lock(s.clock())
+	s.rt.Close(now)
+	s.finish(now)
+}
+
+// opener opens volumes until none waits.
+func (s *server) opener() {
+	defer s.h.work.Done()
+	for {
+		s.mu.Lock()
+		if len(s.opens) == 0 {
+			s.openers--
+			s.mu.Unlock()
+			return
+		}
+		o := s.opens[0]
+		s.opens = s.opens[1:]
+		s.mu.Unlock()
+		d, err := o.Do()
+		if err == nil {
+			d = s.h.layers(o.Name, d)
+		}
+		now := s.lock(s.clock())
+		s.rn.Opened(now, o, d, err)
+		s.finish(now)
+	}
+}

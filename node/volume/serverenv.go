@@ -1,0 +1,133 @@
+package volume
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/rdsd/rdsd/rnbd"
+	"github.com/rdsd/rdsd/rtrs"
+	"github.com/rdsd/rdsd/transport"
+)
+
+// serverEnv is what the RTRS server needs done, with mu held.
+type serverEnv server
+
+var _ rtrs.ServerEnv = (*serverEnv)(nil)
+
+func (e *serverEnv) life(p *rtrs.ServerPath) *life {
+	f, _ := p.Ctx.(*life)
+	if f == nil {
+		s := (*server)(e)
+		f = newLife(&s.shell, s, p, s.h.prov.NewDomain())
+		p.Ctx = f
+	}
+	return f
+}
+
+func (e *serverEnv) Accept(c *rtrs.ServerCon, rsp []byte) {
+	f, num := e.life(c.Path), c.Num
+	l, err := c.Ctx.(transport.ConnRequest).Accept(f.domain, rsp)
+	if err != nil {
+		e.tell = append(e.tell, func() {
+			if !f.hung {
+				f.path.Lost(e.last, num, err)
+			}
+		})
+		return
+	}
+	f.start(num, l)
+}
+
+func (e *serverEnv) Reject(c *rtrs.ServerCon, rsp []byte) { c.Ctx.(transport.ConnRequest).Reject(rsp) }
+func (e *serverEnv) Hang(p *rtrs.ServerPath)              { e.life(p).hang() }
+
+func (e *serverEnv) Post(p *rtrs.ServerPath, conn int, op *transport.Op) { e.life(p).post(conn, op) }
+
+func (e *serverEnv) Register(p *rtrs.ServerPath, b []byte) (uint32, uint64) {
+	return e.life(p).domain.Register(b)
+}
+
+func (e *serverEnv) Renew(p *rtrs.ServerPath, b []byte, addr uint64) uint32 {
+	return e.life(p).domain.RegisterAt(b, addr)
+}
+
+func (e *serverEnv) Revoke(p *rtrs.ServerPath, key uint32) bool { return e.life(p).domain.Revoke(key) }
+
+func (e *serverEnv) Alloc(n int) []byte {
+	e.chunks = allocChunks(n)
+	return e.chunks
+}
+
+func (e *serverEnv) Free(b []byte) {
+	for _, x := range e.sessions {
+		if len(x.chunks) > 0 && len(b) > 0 && &x.chunks[0] == &b[0] {
+			x.chunks = nil
+		}
+	}
+	freeChunks(b)
+}
+
+func (e *serverEnv) Trim(b []byte) { trimChunks(b) }
+
+func (e *serverEnv) Up(s *rtrs.ServerSession) {
+	e.lastID++
+	x := &serverSession{id: fmt.Sprintf("s%d", e.lastID), since: time.Now(), chunks: e.chunks}
+	if l := s.Paths(); len(l) > 0 {
+		x.peer = l[0].Remote
+	}
+	e.chunks = nil
+	e.sessions[s] = x
+	e.rn.Up(s)
+}
+
+func (e *serverEnv) Down(s *rtrs.ServerSession) {
+	e.rn.Down(e.last, s)
+	delete(e.sessions, s)
+}
+
+func (e *serverEnv) Request(r *rtrs.ServerReq) { e.rn.Request(e.last, r) }
+
+func (e *serverEnv) Closed() {
+	e.end()
+	close(e.done)
+}
+
+func (e *serverEnv) Event(x rtrs.Event) { e.event(sessionEvent(&x, RoleServer)) }
+
+// exportEnv is what the RNBD server needs done, with mu held.
+type exportEnv server
+
+var _ rnbd.ServerEnv = (*exportEnv)(nil)
+
+func (e *exportEnv) Open(o *rnbd.Opening) {
+	e.opens = append(e.opens, o)
+	if e.openers < maxOpeners {
+		e.openers++
+		e.h.work.Add(1)
+		go (*server)(e).opener() // ends when nothing waits
+	}
+}
+
+func (e *exportEnv) Close(c rnbd.Closer) {
+	e.h.work.Add(1)
+	go func() { // ends when the store has let go
+		defer e.h.work.Done()
+		if err := c.Close(); err != nil {
+			e.h.log.Warn("volume: a store was not closed in order", "err", err)
+		}
+	}()
+}
+
+func (e *exportEnv) Event(x rnbd.ServerEvent) {
+	ev := Event{Kind: EventExport, Role: RoleServer, Session: x.Session, Export: x.Name, State: x.Kind.String(), Err: x.Err}
+	switch x.Kind {
+	case rnbd.ServerOpened, rnbd.ServerClosed:
+		ev.Text = fmt.Sprintf("session %s has %v volume %s (%v)", x.Session, x.Kind, x.Name, x.Access)
+	case rnbd.ServerRefused:
+		ev.Text = fmt.Sprintf("session %s may not open volume %s (%v)", x.Session, x.Name, x.Access)
+	default:
+		ev.Kind = EventError
+		ev.Text = fmt.Sprintf("the store of volume %s failed a %v", x.Name, x.Op)
+	}
+	e.event(ev)
+}

@@ -1,0 +1,142 @@
+package volume
+
+import (
+	"sync"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/rtrs"
+)
+
+// shell is what a session as a client and the server have in common: one lock
+// over the cores, the links to flush, one timer.
+//
+// Every call into a core is a step: lock, the call, settle, unlock, and then
+// what settle handed out. A link's turn is several steps (link.go) of which only
+// the last settles, so that what a turn brings leaves and completes together.
+type shell struct {
+	mu    sync.Mutex
+	clock func() time.Duration
+	last  time.Duration           // guarded by mu; the latest time a core was told
+	tick  func(now time.Duration) // of the core
+	next  func() time.Duration
+	step  func() // a whole step in which only tick is called; what the timer runs
+
+	dirty  []*link        // guarded by mu; posted to and not flushed
+	tell   []func()       // guarded by mu; what the core is to be told at the end of the step
+	timer  *reactor.Timer // nil: there is no reactor, time.AfterFunc is used
+	after  *time.Timer    // guarded by mu
+	armed  time.Duration  // guarded by mu; when the timer fires; rtrs.Never: it does not
+	closed bool           // guarded by mu; no timer any more
+	posts  []func()       // guarded by mu; run when the lock is let go
+	events *events
+	lives  map[*life]bool  // guarded by mu; those not gone
+	work   *sync.WaitGroup // goroutines of the Host
+}
+
+func (s *shell) init(h *Host, tick func(time.Duration), next func() time.Duration, step func()) {
+	s.clock, s.tick, s.next, s.step = h.now, tick, next, step
+	s.armed, s.lives, s.work, s.events = rtrs.Never, map[*life]bool{}, &h.work, h.ev
+	if r := h.reactor(); r != nil {
+		s.timer = r.NewTimer(step)
+	}
+}
+
+// lock begins a step at now, and returns the time to tell the core: no earlier
+// than the last one, which another thread may have taken later and told sooner.
+func (s *shell) lock(now time.Duration) time.Duration {
+	s.mu.Lock()
+	s.last = max(s.last, now)
+	return s.last
+}
+
+// maxFlush is how many links a step flushes without an allocation.
+const maxFlush = 32
+
+// flushes are the links to flush after a step.
+type flushes struct {
+	few  [maxFlush]*link
+	n    int
+	many []*link
+	do   []func()
+}
+
+// settle ends a step, with mu held: it tells the core what has ended, sets the
+// timer, and takes what is to be done when the lock is let go.
+func (s *shell) settle(now time.Duration, f *flushes) {
+	for len(s.tell) > 0 {
+		tell := s.tell
+		s.tell = nil
+		for _, f := range tell {
+			f()
+		}
+	}
+	if at := s.next(); at < s.armed && !s.closed {
+		s.arm(now, at)
+	}
+	if n := len(s.dirty); n > 0 {
+		if n <= maxFlush {
+			f.n = copy(f.few[:], s.dirty)
+		} else {
+			f.many = append(f.many, s.dirty...)
+		}
+		for i, k := range s.dirty {
+			k.dirty = false
+			s.dirty[i] = nil
+		}
+		s.dirty = s.dirty[:0]
+	}
+	f.do, s.posts = s.posts, nil
+}
+
+// run does what settle handed out, without the lock.
+func (f *flushes) run() {
+	for _, k := range f.few[:f.n] {
+		k.l.Flush()
+	}
+	for _, k := range f.many {
+		k.l.Flush()
+	}
+	for _, do := range f.do {
+		do()
+	}
+}
+
+// arm is called with mu held.
+func (s *shell) arm(now, at time.Duration) {
+	s.armed = at
+	d := max(at-now, 0)
+	switch {
+	case s.timer != nil:
+		s.timer.Reset(d)
+	case s.after != nil:
+		s.after.Reset(d)
+	default:
+		s.after = time.AfterFunc(d, s.step)
+	}
+}
+
+// due begins the timer's step, with mu held.
+func (s *shell) due(now time.Duration) {
+	s.armed = rtrs.Never
+	if !s.closed {
+		s.tick(now)
+	}
+}
+
+// event notes an event now, and logs it when the lock, which is held, is let go.
+func (s *shell) event(ev Event) {
+	ev = s.events.record(ev)
+	s.posts = append(s.posts, func() { s.events.write(&ev) })
+}
+
+// end stops the timer; mu is held.
+func (s *shell) end() {
+	s.closed = true
+	if s.timer != nil {
+		s.timer.Stop()
+	}
+	if s.after != nil {
+		s.after.Stop()
+	}
+}

@@ -1,0 +1,233 @@
+package volume
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// Design notes.
+//
+// Every mapping and every persistent export stands in one file of the state
+// directory, written anew at each change: to a file beside it, synchronised,
+// then renamed over it. A start after a clean stop takes up what is persistent
+// and what the kernel still holds (/dev/nbdN); a start after a crash, of the
+// daemon and not of the machine, takes up the sockets of all mappings as well,
+// so that who uses them finds them again.
+//
+// The directory belongs to one Host at a time, which holds a lock on it.
+
+const (
+	stateFile    = "volumes.json"
+	stateVersion = 1
+)
+
+// state is the content of the file.
+type state struct {
+	Version  int            `json:"version"`
+	Boot     string         `json:"boot"`    // of the machine, when it was written
+	Running  bool           `json:"running"` // it has not been stopped in order since
+	NextID   uint64         `json:"next_id"`
+	Exports  []exportState  `json:"exports,omitempty"`
+	Mappings []mappingState `json:"mappings,omitempty"`
+}
+
+type exportState struct {
+	Name         string         `json:"name"`
+	Kind         string         `json:"kind,omitempty"`
+	Path         string         `json:"path"`
+	ReadOnly     bool           `json:"read_only,omitempty"`
+	Shared       bool           `json:"shared,omitempty"`
+	LogicalBlock uint32         `json:"logical_block,omitempty"`
+	Allow        []netip.Prefix `json:"allow,omitempty"`
+	Sessions     []string       `json:"sessions,omitempty"`
+}
+
+type mappingState struct {
+	ID          string     `json:"id"`
+	Node        string     `json:"node"`
+	Name        string     `json:"name"`
+	As          string     `json:"as"`
+	Socket      string     `json:"socket,omitempty"`
+	Device      string     `json:"device,omitempty"`  // /dev/nbdN
+	Backend     string     `json:"backend,omitempty"` // what the kernel knows it by
+	Session     string     `json:"session"`
+	Paths       []PathSpec `json:"paths"`
+	Policy      string     `json:"policy"`
+	QueueDepth  int        `json:"queue_depth,omitempty"`
+	Access      string     `json:"access"`
+	IOTimeout   string     `json:"io_timeout"`
+	LossTimeout string     `json:"loss_timeout"`
+	OnLoss      string     `json:"on_loss"`
+	Persist     bool       `json:"persist"`
+}
+
+func (s *ExportSpec) state() exportState {
+	return exportState{s.Name, s.Kind, s.Path, s.ReadOnly, s.Shared, s.LogicalBlock, s.Allow, s.Sessions}
+}
+
+func (s *exportState) spec() ExportSpec {
+	return ExportSpec{Name: s.Name, Kind: s.Kind, Path: s.Path, ReadOnly: s.ReadOnly, Shared: s.Shared,
+		LogicalBlock: s.LogicalBlock, Allow: s.Allow, Sessions: s.Sessions, Persist: true}
+}
+
+func (s *MapSpec) state(backend string) mappingState {
+	m := mappingState{ID: s.ID, Node: s.Node, Name: s.Name, As: s.As, Backend: backend, Session: s.Session,
+		Paths: s.Paths, Policy: s.Policy, QueueDepth: s.QueueDepth, Access: s.Access, IOTimeout: s.IOTimeout.String(),
+		LossTimeout: s.LossTimeout.String(), OnLoss: s.OnLoss, Persist: s.Persist}
+	if s.As == AsNBD {
+		m.Device = s.Device
+	} else {
+		m.Socket = s.Socket
+	}
+	return m
+}
+
+func (s *mappingState) spec() (MapSpec, error) {
+	io, err1 := time.ParseDuration(s.IOTimeout)
+	loss, err2 := time.ParseDuration(s.LossTimeout)
+	return MapSpec{ID: s.ID, Node: s.Node, Name: s.Name, As: s.As, Socket: s.Socket, Device: s.Device, Session: s.Session,
+		Paths: s.Paths, Policy: s.Policy, QueueDepth: s.QueueDepth, Access: s.Access, IOTimeout: io, LossTimeout: loss,
+		OnLoss: s.OnLoss, Persist: s.Persist}, errors.Join(err1, err2)
+}
+
+// store keeps the state on disk. Without a directory it keeps nothing.
+type store struct {
+	dir  string
+	lock *os.File // held as long as the Host lives
+	boot string
+
+	mu  sync.Mutex // one writes at a time
+	err error      // guarded by mu; of the last write
+}
+
+// openStore takes the directory, which is made if it is not there, and reads
+// what an earlier Host has left.
+func openStore(dir string) (*store, state, error) {
+	s := &store{dir: dir, boot: bootID()}
+	fresh := state{Version: stateVersion, Boot: s.boot, NextID: 1}
+	if dir == "" {
+		return s, fresh, nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fresh, fmt.Errorf("volumes.state_dir: %w", err)
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "volumes.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, fresh, fmt.Errorf("volumes.state_dir: %w", err)
+	}
+	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		f.Close()
+		return nil, fresh, rdserr.With(rdserr.ErrBusy, "volumes.state_dir: another daemon uses %s", dir)
+	}
+	s.lock = f
+	old, err := s.read()
+	if errors.Is(err, fs.ErrNotExist) {
+		return s, fresh, nil
+	}
+	if err != nil {
+		f.Close()
+		return nil, fresh, err
+	}
+	return s, old, nil
+}
+
+func (s *store) read() (state, error) {
+	var st state
+	name := filepath.Join(s.dir, stateFile)
+	b, err := os.ReadFile(name)
+	if err != nil {
+		return st, fmt.Errorf("volumes.state_dir: %w", err)
+	}
+	if err := json.Unmarshal(b, &st); err != nil {
+		return st, rdserr.With(rdserr.ErrInvalid, "%s cannot be read (%v); mend it, or move it away to begin without mappings", name, err)
+	}
+	if st.Version != stateVersion {
+		return st, rdserr.With(rdserr.ErrInvalid, "%s has version %d; this daemon knows %d", name, st.Version, stateVersion)
+	}
+	st.NextID = max(st.NextID, 1)
+	return st, nil
+}
+
+// crashed tells whether the Host that left st ended without a stop, on a machine
+// that has not started anew since.
+func (s *store) crashed(st *state) bool { return st.Running && st.Boot == s.boot }
+
+// write replaces the file by what now is.
+func (s *store) write(now func() state) error {
+	if s.dir == "" {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	st := now() // here, so that the last to look is the last to write
+	st.Version, st.Boot = stateVersion, s.boot
+	b, err := json.MarshalIndent(st, "", "\t")
+	if err != nil {
+		return err
+	}
+	s.err = replaceFile(filepath.Join(s.dir, stateFile), append(b, '\n'))
+	if s.err != nil {
+		s.err = fmt.Errorf("volumes.state_dir: %w", s.err)
+	}
+	return s.err
+}
+
+// lastError is how the last write ended.
+func (s *store) lastError() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+func (s *store) close() {
+	if s.lock != nil {
+		s.lock.Close()
+	}
+}
+
+// replaceFile writes a file so that a reader, at whatever moment the machine
+// dies, finds the old content or the new one.
+func replaceFile(name string, b []byte) error {
+	f, err := os.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Sync()
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = os.Rename(name+".new", name)
+	}
+	if err != nil {
+		os.Remove(name + ".new")
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(name))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Sync()
+}
+
+// bootID is other after each start of the machine; "" where the kernel does not say.
+func bootID() string {
+	b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(b))
+}

@@ -1,0 +1,96 @@
+package volume
+
+import (
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+func TestStateSurvives(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	s, st, err := openStore(dir)
+	if err != nil || st.NextID != 1 || s.crashed(&st) {
+		t.Fatalf("a fresh directory: %+v, %v", st, err)
+	}
+	export := ExportSpec{Name: "a/b", Kind: KindFile, Path: "/x", Shared: true, LogicalBlock: 4096,
+		Allow: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Sessions: []string{"web-*"}, Persist: true}
+	mapping := MapSpec{ID: "v7", Node: "n", Name: "d", As: AsSocket, Socket: "/s", Session: "a-b", Paths: []PathSpec{{"", "n:1"}},
+		Policy: PolicyMinLatency, QueueDepth: 8, Access: AccessRW, IOTimeout: 3 * time.Second, LossTimeout: time.Minute, OnLoss: OnLossError, Persist: true}
+	want := state{Running: true, NextID: 8, Exports: []exportState{export.state()}, Mappings: []mappingState{mapping.state("")}}
+	if err := s.write(func() state { return want }); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := openStore(dir); !errors.Is(err, syscall.EBUSY) {
+		t.Fatalf("the directory was opened twice: %v", err)
+	}
+	s.close()
+
+	s, st, err = openStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	want.Version, want.Boot = stateVersion, bootID()
+	if !reflect.DeepEqual(st, want) {
+		t.Fatalf("read %+v, wrote %+v", st, want)
+	}
+	if got := st.Exports[0].spec(); !reflect.DeepEqual(got, export) {
+		t.Fatalf("export %+v, was %+v", got, export)
+	}
+	if got, err := st.Mappings[0].spec(); err != nil || !reflect.DeepEqual(got, mapping) {
+		t.Fatalf("mapping %+v, was %+v; %v", got, mapping, err)
+	}
+	if !s.crashed(&st) {
+		t.Fatal("no crash was seen where there was no stop")
+	}
+	if st.Boot = "another"; s.crashed(&st) {
+		t.Fatal("a start of the machine was taken for a crash of the daemon")
+	}
+	left, _ := filepath.Glob(filepath.Join(dir, "*.new"))
+	if len(left) != 0 {
+		t.Fatalf("left behind: %v", left)
+	}
+}
+
+func TestStateThatCannotBeUsed(t *testing.T) {
+	for name, c := range map[string]struct {
+		content string
+		says    string
+	}{
+		"half a file":     {`{"version": 1, "mapp`, "cannot be read"},
+		"another version": {`{"version": 9}`, "version 9"},
+	} {
+		dir := t.TempDir()
+		os.WriteFile(filepath.Join(dir, stateFile), []byte(c.content), 0o600)
+		if _, _, err := openStore(dir); !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), c.says) {
+			t.Errorf("%s: %v; want %q", name, err, c.says)
+		}
+	}
+	file := filepath.Join(t.TempDir(), "f")
+	os.WriteFile(file, nil, 0o600)
+	if _, _, err := openStore(file); !errors.Is(err, syscall.ENOTDIR) {
+		t.Errorf("a file as directory: %v", err)
+	}
+}
+
+func TestStateThatCannotBeWritten(t *testing.T) {
+	dir := t.TempDir()
+	s, _, err := openStore(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	os.Mkdir(filepath.Join(dir, stateFile), 0o700) // a rename over it fails
+	if err := s.write(func() state { return state{} }); err == nil || s.lastError() == nil {
+		t.Fatal("a write that failed was not told")
+	}
+	if left, _ := filepath.Glob(filepath.Join(dir, "*.new")); len(left) != 0 {
+		t.Fatalf("left behind: %v", left)
+	}
+}
