@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 import weakref
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -22,6 +23,9 @@ from ._sync_stream import StreamSocket
 from ._target import Timeout, resolve_target, seconds
 from ._types import AddressLike
 from .v1 import rdsd_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from ._sync_volumes import Volumes
 
 __all__ = ["Client", "CongestionWatch", "Socket"]
 
@@ -50,6 +54,14 @@ class Client:
         """The raw administration service; from_grpc makes its errors typed."""
         self._check()
         return rpc.AdminStub(self._channel)
+
+    @property
+    def volumes(self) -> Volumes:
+        """The volumes of the daemon: exports, mappings, sessions."""
+        from ._sync_volumes import Volumes
+
+        self._check()
+        return Volumes(self._channel, self._target, self._guard)
 
     def bind(
         self,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 import weakref
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -25,6 +26,9 @@ from ._surface import BIND_TIMEOUT, DEFAULT_WINDOW, ForkGuard, Window, bind_opti
 from ._target import Timeout, resolve_target, seconds
 from ._types import AddressLike
 from .v1 import rdsd_pb2_grpc as rpc
+
+if TYPE_CHECKING:
+    from ._aio_volumes import Volumes
 
 __all__ = ["Client", "CongestionWatch", "Socket"]
 
@@ -52,6 +56,13 @@ class Client:
     def admin(self) -> rpc.AdminAsyncStub:
         """The raw administration service; from_grpc makes its errors typed."""
         return rpc.AdminStub(self._open_channel())
+
+    @property
+    def volumes(self) -> Volumes:
+        """The volumes of the daemon: exports, mappings, sessions."""
+        from ._aio_volumes import Volumes
+
+        return Volumes(self._open_channel(), self._target, self._guard)
 
     async def bind(
         self,

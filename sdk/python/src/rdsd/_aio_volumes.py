@@ -1,0 +1,380 @@
+"""The volumes of a daemon, for asyncio: the surface of _sync_volumes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+import grpc.aio
+
+from . import _volumes_calls as calls
+from . import _volumes_codec as codec
+from ._errors import Closed, DaemonUnavailable, TimedOut, make
+from ._grpc import from_grpc
+from ._surface import ForkGuard
+from ._target import Timeout, seconds
+from ._volumes_types import (
+    Export,
+    Mapping,
+    PathLike,
+    RemoteVolume,
+    VolumeEvent,
+    VolumeFinding,
+    VolumeList,
+    VolumePath,
+    VolumeSession,
+)
+from .v1 import volume_pb2_grpc as rpc
+
+T = TypeVar("T")
+
+
+class Volumes:
+    """As rdsd.Volumes, inside one event loop. A cancelled ``await`` leaves open whether what
+    was begun is done."""
+
+    def __init__(self, channel: grpc.aio.Channel, target: str, guard: ForkGuard) -> None:
+        self._stub: rpc.VolumeServiceAsyncStub = rpc.VolumeServiceStub(channel)
+        self._target = target
+        self._guard = guard
+
+    async def export(
+        self,
+        name: str,
+        *,
+        path: str = "",
+        kind: str = "",
+        size: int = 0,
+        create: bool = False,
+        read_only: bool = False,
+        shared: bool = False,
+        logical_block: int = 0,
+        allow_addresses: Iterable[str] = (),
+        allow_sessions: Iterable[str] = (),
+        persist: bool = False,
+        timeout: Timeout = None,
+    ) -> Export:
+        """As rdsd.Volumes.export."""
+        return await self._do(
+            calls.export(
+                name,
+                path=path,
+                kind=kind,
+                size=size,
+                create=create,
+                read_only=read_only,
+                shared=shared,
+                logical_block=logical_block,
+                allow_addresses=allow_addresses,
+                allow_sessions=allow_sessions,
+                persist=persist,
+            ),
+            timeout,
+        )
+
+    async def unexport(
+        self,
+        name: str,
+        *,
+        force: bool = False,
+        timeout: Timeout = None,
+    ) -> None:
+        """Ends an export: Busy while sessions have it open, unless force; then their requests
+        fail."""
+        await self._do(calls.unexport(name, force=force), timeout)
+
+    async def map(
+        self,
+        node: str,
+        name: str,
+        *,
+        attach: str = "",
+        access: str = "",
+        paths: Iterable[PathLike] = (),
+        policy: str = "",
+        session: str = "",
+        queue_depth: int = 0,
+        io_timeout: Timeout = None,
+        loss_timeout: Timeout = None,
+        on_loss: str = "",
+        persist: bool = False,
+        socket_path: str = "",
+        device: str = "",
+        id: str = "",
+        timeout: Timeout = None,
+    ) -> Mapping:
+        """As rdsd.Volumes.map."""
+        return await self._do(
+            calls.map_volume(
+                node,
+                name,
+                attach=attach,
+                access=access,
+                paths=paths,
+                policy=policy,
+                session=session,
+                queue_depth=queue_depth,
+                io_timeout=io_timeout,
+                loss_timeout=loss_timeout,
+                on_loss=on_loss,
+                persist=persist,
+                socket_path=socket_path,
+                device=device,
+                id=id,
+            ),
+            timeout,
+        )
+
+    async def unmap(
+        self,
+        mapping: str,
+        *,
+        force: bool = False,
+        timeout: Timeout = None,
+    ) -> None:
+        """Ends a mapping, named by its id, its device or "NODE:NAME": Busy while a program has
+        it open, unless force; then what is under way fails, and it takes seconds at most."""
+        await self._do(calls.unmap(mapping, force=force), timeout)
+
+    async def remap(
+        self,
+        mapping: str,
+        *,
+        timeout: Timeout = None,
+    ) -> Mapping:
+        """Opens a closed mapping again, now."""
+        return await self._do(calls.remap(mapping), timeout)
+
+    async def list(
+        self,
+        *,
+        timeout: Timeout = None,
+    ) -> VolumeList:
+        """All exports and mappings."""
+        return await self._do(calls.volume_list(), timeout)
+
+    async def get_mapping(
+        self,
+        mapping: str,
+        *,
+        timeout: Timeout = None,
+    ) -> Mapping:
+        """One mapping, named as for unmap."""
+        return await self._do(calls.get_mapping(mapping), timeout)
+
+    async def get_export(
+        self,
+        name: str,
+        *,
+        timeout: Timeout = None,
+    ) -> Export:
+        """One export."""
+        return await self._do(calls.get_export(name), timeout)
+
+    async def info(
+        self,
+        node: str,
+        name: str,
+        *,
+        session: str = "",
+        paths: Iterable[PathLike] = (),
+        timeout: Timeout = None,
+    ) -> RemoteVolume:
+        """Asks another node about a volume, without mapping it."""
+        return await self._do(calls.info(node, name, session=session, paths=paths), timeout)
+
+    async def resize_export(
+        self,
+        name: str,
+        size: int = 0,
+        *,
+        timeout: Timeout = None,
+    ) -> int:
+        """Gives the store of an export (a file, memory) a new size in bytes and tells who has
+        it open; 0 looks which size the store has. Returns the size afterwards."""
+        return await self._do(calls.resize_export(name, size), timeout)
+
+    async def resize_mapping(
+        self,
+        mapping: str,
+        size: int = 0,
+        *,
+        timeout: Timeout = None,
+    ) -> int:
+        """Takes over the size the other node says the volume has now, which has to be size
+        unless that is 0. Returns the size afterwards."""
+        return await self._do(calls.resize_mapping(mapping, size), timeout)
+
+    async def sessions(
+        self,
+        *,
+        timeout: Timeout = None,
+    ) -> tuple[VolumeSession, ...]:
+        """The sessions of the daemon in both roles."""
+        return await self._do(calls.sessions(), timeout)
+
+    async def paths(
+        self,
+        session: str = "",
+        *,
+        timeout: Timeout = None,
+    ) -> tuple[VolumePath, ...]:
+        """The paths of a session, named by name or id; by default of all."""
+        return await self._do(calls.paths(session), timeout)
+
+    async def add_path(
+        self,
+        session: str,
+        path: PathLike,
+        *,
+        timeout: Timeout = None,
+    ) -> VolumePath:
+        """Adds a path to a client's session."""
+        return await self._do(calls.add_path(session, path), timeout)
+
+    async def remove_path(
+        self,
+        session: str,
+        path: PathLike,
+        *,
+        timeout: Timeout = None,
+    ) -> None:
+        """Takes a path from a client's session; requests on it move to others."""
+        await self._do(calls.on_path("RemovePath", session, path), timeout)
+
+    async def disconnect_path(
+        self,
+        session: str,
+        path: PathLike,
+        *,
+        timeout: Timeout = None,
+    ) -> None:
+        """Closes a path. A client's stays so until reconnect_path; one of a server comes back
+        if the client wants it to."""
+        await self._do(calls.on_path("DisconnectPath", session, path), timeout)
+
+    async def reconnect_path(
+        self,
+        session: str,
+        path: PathLike,
+        *,
+        timeout: Timeout = None,
+    ) -> None:
+        """Connects a client's path anew, now."""
+        await self._do(calls.on_path("ReconnectPath", session, path), timeout)
+
+    async def set_policy(
+        self,
+        session: str,
+        policy: str,
+        *,
+        timeout: Timeout = None,
+    ) -> None:
+        """Changes how a client's session chooses among its paths."""
+        await self._do(calls.set_policy(session, policy), timeout)
+
+    async def reset_stats(
+        self,
+        session: str = "",
+        path: PathLike | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> None:
+        """Sets the statistics of a path to 0; without path of all paths of the session, and
+        without session of all sessions."""
+        await self._do(calls.reset_stats(session, path), timeout)
+
+    async def check(
+        self,
+        what: str = "",
+        *,
+        timeout: Timeout = None,
+    ) -> tuple[VolumeFinding, ...]:
+        """Looks for what is wrong with a mapping (named as for unmap), an export or a session;
+        by default with everything."""
+        return await self._do(calls.check(what), timeout)
+
+    async def watch(self, after: int | None = None, *, timeout: Timeout = None) -> VolumeWatch:
+        """Events from now on; with after, those behind that number that the daemon still
+        has (0: all of them). timeout is for the daemon to begin."""
+        self._guard.check()
+        watch = VolumeWatch(self._stub, self._target, after)
+        await watch._begin(seconds(timeout))
+        return watch
+
+    async def _do(self, call: calls.VolumeCall[T], timeout: Timeout) -> T:
+        self._guard.check()
+        method = getattr(self._stub, call.method)
+        try:
+            answer = await method(call.request, timeout=seconds(timeout))
+        except grpc.aio.AioRpcError as error:
+            raise from_grpc(error, self._target) from None
+        except grpc.aio.UsageError as error:  # the channel is closed
+            raise make(Closed, str(error)) from None
+        return call.decode(answer)
+
+
+class VolumeWatch:
+    """An async iterator of VolumeEvent, from Volumes.watch; close it when done.
+
+    It ends with DaemonUnavailable when the daemon does, and stops when closed.
+    """
+
+    def __init__(self, stub: rpc.VolumeServiceAsyncStub, target: str, after: int | None) -> None:
+        self._target = target
+        self._closed = False
+        try:
+            self._call: Any = stub.Watch(calls.watch(after))
+        except grpc.aio.UsageError as error:  # the channel is closed
+            raise make(Closed, str(error)) from None
+
+    async def _begin(self, limit: float | None) -> None:
+        """Until the daemon watches, which it says by its header; why not, the first anext says."""
+        try:
+            async with asyncio.timeout(limit):
+                await self._call.initial_metadata()
+        except TimeoutError:
+            self.close()
+            raise make(TimedOut, f"the daemon at {self._target} did not answer") from None
+        except BaseException:
+            self.close()
+            raise
+
+    def __aiter__(self) -> VolumeWatch:
+        return self
+
+    async def __anext__(self) -> VolumeEvent:
+        """Waits for the next event. Cancelling it ends the watch."""
+        if self._closed:
+            raise StopAsyncIteration
+        try:
+            message = await self._call.read()
+        except asyncio.CancelledError:
+            if self._closed:  # by close(), not by whoever awaits
+                raise StopAsyncIteration from None
+            self.close()
+            raise
+        except grpc.aio.AioRpcError as error:
+            raise from_grpc(error, self._target) from None
+        if message is grpc.aio.EOF:
+            raise make(DaemonUnavailable, "the daemon ended the watch")
+        return codec.event(message)
+
+    def close(self) -> None:
+        """Ends the watch; whoever waits in it is told. Again: nothing."""
+        self._closed = True
+        self._call.cancel()
+
+    def __enter__(self) -> VolumeWatch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,401 @@
+"""The volumes of a daemon, for threads."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, TypeVar
+
+import grpc
+
+from . import _volumes_calls as calls
+from . import _volumes_codec as codec
+from ._errors import Closed, DaemonUnavailable, TimedOut, make
+from ._grpc import from_grpc
+from ._surface import ForkGuard
+from ._target import Timeout, seconds
+from ._volumes_types import (
+    Export,
+    Mapping,
+    PathLike,
+    RemoteVolume,
+    VolumeEvent,
+    VolumeFinding,
+    VolumeList,
+    VolumePath,
+    VolumeSession,
+)
+from .v1 import volume_pb2_grpc as rpc
+
+T = TypeVar("T")
+
+
+class Volumes:
+    """What a daemon exports, what it maps from other nodes, and the sessions between them.
+
+    From ``Client.volumes``. Changing something needs an administrator: root, the daemon's
+    own user or one of api.admin_uids. Every timeout is in seconds, a timedelta, or None to
+    wait for the daemon, which has limits of its own; past it TimedOut is raised, and what was
+    begun may still be done.
+    """
+
+    def __init__(self, channel: grpc.Channel, target: str, guard: ForkGuard) -> None:
+        self._stub = rpc.VolumeServiceStub(channel)
+        self._target = target
+        self._guard = guard
+
+    def export(
+        self,
+        name: str,
+        *,
+        path: str = "",
+        kind: str = "",
+        size: int = 0,
+        create: bool = False,
+        read_only: bool = False,
+        shared: bool = False,
+        logical_block: int = 0,
+        allow_addresses: Iterable[str] = (),
+        allow_sessions: Iterable[str] = (),
+        persist: bool = False,
+        timeout: Timeout = None,
+    ) -> Export:
+        """Offers a file, a block device or memory of the daemon's node to other nodes.
+
+        name: what they call it. path: of the file or block device, absolute; none for
+        memory. size: bytes, of memory or of a file that create makes. shared: several
+        sessions may write at a time. logical_block: 512 or 4096. allow_addresses,
+        allow_sessions: who may open it ("10.0.0.0/24"; "web-*"), by default all that may
+        connect. persist: again when the daemon starts. Raises Exists if the name is taken.
+        """
+        return self._do(
+            calls.export(
+                name,
+                path=path,
+                kind=kind,
+                size=size,
+                create=create,
+                read_only=read_only,
+                shared=shared,
+                logical_block=logical_block,
+                allow_addresses=allow_addresses,
+                allow_sessions=allow_sessions,
+                persist=persist,
+            ),
+            timeout,
+        )
+
+    def unexport(
+        self,
+        name: str,
+        *,
+        force: bool = False,
+        timeout: Timeout = None,
+    ) -> None:
+        """Ends an export: Busy while sessions have it open, unless force; then their requests
+        fail."""
+        self._do(calls.unexport(name, force=force), timeout)
+
+    def map(
+        self,
+        node: str,
+        name: str,
+        *,
+        attach: str = "",
+        access: str = "",
+        paths: Iterable[PathLike] = (),
+        policy: str = "",
+        session: str = "",
+        queue_depth: int = 0,
+        io_timeout: Timeout = None,
+        loss_timeout: Timeout = None,
+        on_loss: str = "",
+        persist: bool = False,
+        socket_path: str = "",
+        device: str = "",
+        id: str = "",
+        timeout: Timeout = None,
+    ) -> Mapping:
+        """Makes a volume of another node a block device of the daemon's; ``device`` of what it
+        returns is what programs open.
+
+        node: address or host name, perhaps with a port. attach: "socket" (an NBD export on
+        a Unix socket, at socket_path) or "nbd" (a kernel device). access: "rw" by default,
+        "ro", "migration". paths: ("SRC", "DST") or "SRC,DST" or "DST" each; one, to node,
+        by default. session: mappings of one session share its paths. io_timeout: a request
+        gives its path up after this. on_loss: without a path requests "wait", or end in
+        "error" after loss_timeout. persist: again when the daemon starts. Raises NotFound,
+        Exists, Busy, Owned, PermissionDenied, Unreachable and others.
+        """
+        return self._do(
+            calls.map_volume(
+                node,
+                name,
+                attach=attach,
+                access=access,
+                paths=paths,
+                policy=policy,
+                session=session,
+                queue_depth=queue_depth,
+                io_timeout=io_timeout,
+                loss_timeout=loss_timeout,
+                on_loss=on_loss,
+                persist=persist,
+                socket_path=socket_path,
+                device=device,
+                id=id,
+            ),
+            timeout,
+        )
+
+    def unmap(
+        self,
+        mapping: str,
+        *,
+        force: bool = False,
+        timeout: Timeout = None,
+    ) -> None:
+        """Ends a mapping, named by its id, its device or "NODE:NAME": Busy while a program has
+        it open, unless force; then what is under way fails, and it takes seconds at most."""
+        self._do(calls.unmap(mapping, force=force), timeout)
+
+    def remap(
+        self,
+        mapping: str,
+        *,
+        timeout: Timeout = None,
+    ) -> Mapping:
+        """Opens a closed mapping again, now."""
+        return self._do(calls.remap(mapping), timeout)
+
+    def list(
+        self,
+        *,
+        timeout: Timeout = None,
+    ) -> VolumeList:
+        """All exports and mappings."""
+        return self._do(calls.volume_list(), timeout)
+
+    def get_mapping(
+        self,
+        mapping: str,
+        *,
+        timeout: Timeout = None,
+    ) -> Mapping:
+        """One mapping, named as for unmap."""
+        return self._do(calls.get_mapping(mapping), timeout)
+
+    def get_export(
+        self,
+        name: str,
+        *,
+        timeout: Timeout = None,
+    ) -> Export:
+        """One export."""
+        return self._do(calls.get_export(name), timeout)
+
+    def info(
+        self,
+        node: str,
+        name: str,
+        *,
+        session: str = "",
+        paths: Iterable[PathLike] = (),
+        timeout: Timeout = None,
+    ) -> RemoteVolume:
+        """Asks another node about a volume, without mapping it."""
+        return self._do(calls.info(node, name, session=session, paths=paths), timeout)
+
+    def resize_export(
+        self,
+        name: str,
+        size: int = 0,
+        *,
+        timeout: Timeout = None,
+    ) -> int:
+        """Gives the store of an export (a file, memory) a new size in bytes and tells who has
+        it open; 0 looks which size the store has. Returns the size afterwards."""
+        return self._do(calls.resize_export(name, size), timeout)
+
+    def resize_mapping(
+        self,
+        mapping: str,
+        size: int = 0,
+        *,
+        timeout: Timeout = None,
+    ) -> int:
+        """Takes over the size the other node says the volume has now, which has to be size
+        unless that is 0. Returns the size afterwards."""
+        return self._do(calls.resize_mapping(mapping, size), timeout)
+
+    def sessions(
+        self,
+        *,
+        timeout: Timeout = None,
+    ) -> tuple[VolumeSession, ...]:
+        """The sessions of the daemon in both roles."""
+        return self._do(calls.sessions(), timeout)
+
+    def paths(
+        self,
+        session: str = "",
+        *,
+        timeout: Timeout = None,
+    ) -> tuple[VolumePath, ...]:
+        """The paths of a session, named by name or id; by default of all."""
+        return self._do(calls.paths(session), timeout)
+
+    def add_path(
+        self,
+        session: str,
+        path: PathLike,
+        *,
+        timeout: Timeout = None,
+    ) -> VolumePath:
+        """Adds a path to a client's session."""
+        return self._do(calls.add_path(session, path), timeout)
+
+    def remove_path(
+        self,
+        session: str,
+        path: PathLike,
+        *,
+        timeout: Timeout = None,
+    ) -> None:
+        """Takes a path from a client's session; requests on it move to others."""
+        self._do(calls.on_path("RemovePath", session, path), timeout)
+
+    def disconnect_path(
+        self,
+        session: str,
+        path: PathLike,
+        *,
+        timeout: Timeout = None,
+    ) -> None:
+        """Closes a path. A client's stays so until reconnect_path; one of a server comes back
+        if the client wants it to."""
+        self._do(calls.on_path("DisconnectPath", session, path), timeout)
+
+    def reconnect_path(
+        self,
+        session: str,
+        path: PathLike,
+        *,
+        timeout: Timeout = None,
+    ) -> None:
+        """Connects a client's path anew, now."""
+        self._do(calls.on_path("ReconnectPath", session, path), timeout)
+
+    def set_policy(
+        self,
+        session: str,
+        policy: str,
+        *,
+        timeout: Timeout = None,
+    ) -> None:
+        """Changes how a client's session chooses among its paths."""
+        self._do(calls.set_policy(session, policy), timeout)
+
+    def reset_stats(
+        self,
+        session: str = "",
+        path: PathLike | None = None,
+        *,
+        timeout: Timeout = None,
+    ) -> None:
+        """Sets the statistics of a path to 0; without path of all paths of the session, and
+        without session of all sessions."""
+        self._do(calls.reset_stats(session, path), timeout)
+
+    def check(
+        self,
+        what: str = "",
+        *,
+        timeout: Timeout = None,
+    ) -> tuple[VolumeFinding, ...]:
+        """Looks for what is wrong with a mapping (named as for unmap), an export or a session;
+        by default with everything."""
+        return self._do(calls.check(what), timeout)
+
+    def watch(self, after: int | None = None, *, timeout: Timeout = None) -> VolumeWatch:
+        """Events from now on; with after, those behind that number that the daemon still
+        has (0: all of them). timeout is for the daemon to begin."""
+        self._guard.check()
+        return VolumeWatch(self._stub, self._target, after, timeout)
+
+    def _do(self, call: calls.VolumeCall[T], timeout: Timeout) -> T:
+        self._guard.check()
+        method = getattr(self._stub, call.method)
+        try:
+            answer = method(call.request, timeout=seconds(timeout))
+        except grpc.RpcError as error:
+            raise from_grpc(error, self._target) from None
+        except ValueError as error:  # the channel is closed
+            raise make(Closed, str(error)) from None
+        return call.decode(answer)
+
+
+class VolumeWatch:
+    """An iterator of VolumeEvent, from Volumes.watch; close it when done.
+
+    It ends with DaemonUnavailable when the daemon does, and stops when closed.
+    """
+
+    def __init__(
+        self, stub: rpc.VolumeServiceStub, target: str, after: int | None, timeout: Timeout
+    ) -> None:
+        self._target = target
+        self._closed = False
+        try:
+            self._call: Any = stub.Watch(calls.watch(after))
+        except ValueError as error:  # the channel is closed
+            raise make(Closed, str(error)) from None
+        self._begin(seconds(timeout))
+
+    def _begin(self, limit: float | None) -> None:
+        """Until the daemon watches, which it says by its header; why not, the first next says."""
+        if limit is None:
+            self._call.initial_metadata()
+            return
+        timer = threading.Timer(limit, self._call.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            self._call.initial_metadata()
+        finally:
+            timer.cancel()
+        if not self._call.is_active() and self._call.code() is grpc.StatusCode.CANCELLED:
+            raise make(TimedOut, f"the daemon at {self._target} did not answer")
+
+    def __iter__(self) -> Iterator[VolumeEvent]:
+        return self
+
+    def __next__(self) -> VolumeEvent:
+        """Waits for the next event."""
+        try:
+            return codec.event(next(self._call))
+        except grpc.RpcError as error:
+            if self._closed:
+                raise StopIteration from None
+            raise from_grpc(error, self._target) from None
+        except StopIteration:
+            if self._closed:
+                raise
+            raise make(DaemonUnavailable, "the daemon ended the watch") from None
+
+    def close(self) -> None:
+        """Ends the watch; whoever waits in it is told. Again: nothing."""
+        self._closed = True
+        self._call.cancel()
+
+    def __enter__(self) -> VolumeWatch:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

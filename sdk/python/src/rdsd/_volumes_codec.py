@@ -1,0 +1,227 @@
+"""Messages of the volume service as the values of _volumes_types, and back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from . import _volumes_types as t
+from ._errors import InvalidArgument, RdsError, TransportFailed, error_from_errno, make
+from ._types import unpack_host
+from .v1 import volume_pb2 as pb
+
+W = TypeVar("W", bound=StrEnum)
+
+
+def number(what: str, words: type[W], value: str) -> Any:
+    """The API's number of a word: for the stubs, of the type of its enum."""
+    names = [word.value for word in words]
+    if value not in names:
+        raise make(InvalidArgument, f"{what} {value!r}: want one of {', '.join(names[1:])}")
+    return names.index(value)
+
+
+def word(words: type[W], value: int) -> W:
+    """The word of a number, the empty one when a newer daemon knows more than we do."""
+    members = list(words)
+    return members[value] if 0 <= value < len(members) else members[0]
+
+
+def policy(value: str) -> Any:
+    """The number of a policy; the kernel's short forms are understood."""
+    short = {"rr": "round-robin", "mi": "min-inflight", "ml": "min-latency"}
+    return number("policy", t.VolumePolicy, short.get(value, value))
+
+
+def to_path(path: t.PathLike) -> pb.VolumePathSpec:
+    if isinstance(path, str):
+        src, _, dst = path.rpartition(",")
+    else:
+        src, dst = path
+    return pb.VolumePathSpec(source=src.strip(), destination=dst.strip())
+
+
+def path_spec(m: pb.VolumePathSpec) -> t.PathSpec:
+    return t.PathSpec(m.source, m.destination)
+
+
+def seconds(ns: int) -> float:
+    return ns / 1e9
+
+
+def info(m: pb.VolumeInfo) -> t.VolumeInfo:
+    return t.VolumeInfo(
+        size=m.size_bytes,
+        logical_block=m.logical_block_bytes,
+        physical_block=m.physical_block_bytes,
+        max_io=m.max_io_bytes,
+        max_segments=m.max_segments,
+        max_discard=m.max_discard_bytes,
+        discard_granularity=m.discard_granularity_bytes,
+        discard_alignment=m.discard_alignment_bytes,
+        max_write_zeroes=m.max_write_zeroes_bytes,
+        fast_zero=m.fast_zero,
+        rotational=m.rotational,
+        read_only=m.read_only,
+        write_cache=m.write_cache,
+        fua=m.fua,
+        multi_conn=m.multi_conn,
+    )
+
+
+def op(m: pb.VolumeOpCounters) -> t.VolumeOp:
+    return t.VolumeOp(
+        op=m.operation,
+        submitted=m.submitted,
+        completed=m.completed,
+        errors=m.errors,
+        bytes=m.bytes,
+        time=seconds(m.time_ns),
+        p50=seconds(m.p50_ns),
+        p99=seconds(m.p99_ns),
+        p999=seconds(m.p999_ns),
+    )
+
+
+def user(m: pb.VolumeUser) -> t.VolumeUser:
+    return t.VolumeUser(
+        session=m.session,
+        peer=unpack_host(m.peer) if m.peer else "",
+        access=word(t.VolumeAccess, m.access),
+        open_for=seconds(m.open_ns),
+    )
+
+
+def export(m: pb.VolumeExport) -> t.Export:
+    return t.Export(
+        name=m.name,
+        kind=word(t.VolumeKind, m.kind),
+        path=m.path,
+        read_only=m.read_only,
+        shared=m.shared,
+        allow_addresses=tuple(m.allow_address),
+        allow_sessions=tuple(m.allow_session),
+        persist=m.persist,
+        origin=word(t.VolumeOrigin, m.origin),
+        state=word(t.ExportState, m.state),
+        state_for=seconds(m.state_ns),
+        error=m.error,
+        info=info(m.info) if m.HasField("info") else None,
+        users=tuple(map(user, m.user)),
+        ops=tuple(map(op, m.operation)),
+    )
+
+
+def mapping(m: pb.VolumeMapping) -> t.Mapping:
+    return t.Mapping(
+        id=m.id,
+        device=m.device,
+        uri=m.uri,
+        attach=word(t.VolumeAttach, m.attach),
+        node=m.node,
+        name=m.name,
+        state=word(t.MappingState, m.state),
+        state_for=seconds(m.state_ns),
+        last_error=m.last_error,
+        info=info(m.info) if m.HasField("info") else None,
+        access=word(t.VolumeAccess, m.access),
+        session=m.session,
+        session_id=m.session_id,
+        paths=tuple(map(path_spec, m.path)),
+        policy=word(t.VolumePolicy, m.policy),
+        queue_depth=m.queue_depth,
+        io_timeout=seconds(m.io_timeout_ns),
+        loss_timeout=seconds(m.loss_timeout_ns),
+        on_loss=word(t.VolumeOnLoss, m.on_loss),
+        persist=m.persist,
+        users=m.users,
+        waiting=m.waiting,
+        path_count=m.paths,
+        paths_up=m.paths_up,
+        address=path_spec(m.address) if m.HasField("address") else None,
+        ops=tuple(map(op, m.operation)),
+    )
+
+
+def volume_list(m: pb.VolumeListResponse) -> t.VolumeList:
+    return t.VolumeList(tuple(map(export, m.export)), tuple(map(mapping, m.mapping)))
+
+
+def remote(m: pb.VolumeInfoResponse) -> t.RemoteVolume:
+    return t.RemoteVolume(m.node, m.name, info(m.info), m.queue_depth)
+
+
+def session(m: pb.VolumeSession) -> t.VolumeSession:
+    return t.VolumeSession(
+        id=m.id,
+        name=m.name,
+        uuid=m.uuid,
+        role=word(t.VolumeRole, m.role),
+        peer=m.peer,
+        up=m.up,
+        state_for=seconds(m.state_ns),
+        policy=word(t.VolumePolicy, m.policy),
+        on_loss=word(t.VolumeOnLoss, m.on_loss),
+        volumes=tuple(m.volume),
+        paths=m.paths,
+        paths_up=m.paths_up,
+        queue_depth=m.queue_depth,
+        in_flight=m.in_flight,
+        waiting=m.waiting,
+        max_io=m.max_io_bytes,
+        memory=m.memory_bytes,
+    )
+
+
+def path(m: pb.VolumePath) -> t.VolumePath:
+    return t.VolumePath(
+        session=m.session,
+        session_id=m.session_id,
+        role=word(t.VolumeRole, m.role),
+        src=m.source,
+        dst=m.destination,
+        state=word(t.PathState, m.state),
+        state_for=seconds(m.state_ns),
+        epoch=m.epoch,
+        connections=m.connections,
+        cur_latency=seconds(m.cur_latency_ns),
+        reconnects=m.reconnects,
+        reconnects_failed=m.reconnects_failed,
+        reads=m.reads,
+        read_bytes=m.read_bytes,
+        writes=m.writes,
+        write_bytes=m.write_bytes,
+        in_flight=m.in_flight,
+        failovers=m.failovers,
+        last_error=m.last_error,
+    )
+
+
+def finding(m: pb.VolumeFinding) -> t.VolumeFinding:
+    return t.VolumeFinding(word(t.Severity, m.severity), m.what, m.text, m.remedy)
+
+
+def event(m: pb.VolumeEvent) -> t.VolumeEvent:
+    return t.VolumeEvent(
+        number=m.number,
+        time=datetime.fromtimestamp(m.unix_ns / 1e9, UTC),
+        kind=word(t.VolumeEventKind, m.kind),
+        role=word(t.VolumeRole, m.role),
+        session=m.session,
+        path=path_spec(m.path) if m.HasField("path") else None,
+        mapping=m.mapping,
+        export=m.export,
+        state=m.state,
+        count=m.count,
+        size=m.size_bytes,
+        took=seconds(m.took_ns),
+        error=_error(m.errno, m.error),
+        text=m.text,
+    )
+
+
+def _error(errno: int, text: str) -> RdsError | None:
+    if errno:
+        return error_from_errno(errno, text)
+    return make(TransportFailed, text) if text else None

@@ -1,0 +1,465 @@
+"""Volumes against a scripted service, over both fronts: what is sent, what comes back, how it
+fails. With real daemons: test_volumes_daemon.py."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import errno
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent import futures
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import Message
+
+import rdsd
+import rdsd.aio
+from rdsd import _volumes_codec as codec
+from rdsd import _volumes_types as types
+from rdsd._grpc import _detail_messages
+from rdsd.v1 import volume_pb2 as pb
+from rdsd.v1 import volume_pb2_grpc as rpc
+
+
+class FakeVolumes(rpc.VolumeServiceServicer):
+    """Answers each call with what the test put there and keeps the request."""
+
+    def __init__(self) -> None:
+        self.request: Any = None
+        self.answer: Any = None
+        self.error: tuple[int, str] | None = None
+        self.events: list[pb.VolumeEvent] = []
+        self.hold = threading.Event()  # set: a watch ends after the events
+        self.silent = threading.Event()  # set: a watch does not begin
+
+    def take(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.request = request
+        if self.error is not None:
+            abort(context, *self.error)
+        return self.answer
+
+    Export = Unexport = Map = Unmap = Remap = List = Get = Info = Resize = take
+    ListSessions = ListPaths = AddPath = RemovePath = DisconnectPath = take
+    ReconnectPath = SetPolicy = ResetStats = Check = take
+
+    def Watch(self, request: Any, context: grpc.ServicerContext) -> Iterator[pb.VolumeEvent]:
+        self.request = request
+        if self.error is not None:
+            abort(context, *self.error)
+        ended = threading.Event()
+        context.add_callback(ended.set)
+        while self.silent.is_set() and not ended.wait(0.01):
+            pass
+        context.send_initial_metadata(())
+        yield from self.events
+        while not self.hold.is_set() and not ended.wait(0.01):
+            pass
+
+
+def abort(context: grpc.ServicerContext, number: int, text: str) -> None:
+    """As the daemon does: the errno is in the details of the status."""
+    status_class, info_class = _detail_messages()
+    status = status_class(code=grpc.StatusCode.UNKNOWN.value[0], message=text)
+    info = info_class(domain="rdsd")
+    info.metadata.add(key="errno", value=str(number))
+    status.details.add(
+        type_url="type.googleapis.com/google.rpc.ErrorInfo", value=info.SerializeToString()
+    )
+    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
+    context.abort(grpc.StatusCode.UNKNOWN, text)
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Iterator[FakeVolumes]:
+    service = FakeVolumes()
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
+    rpc.add_VolumeServiceServicer_to_server(service, server)
+    server.add_insecure_port(f"unix://{tmp_path}/s")
+    server.start()
+    yield service
+    service.hold.set()
+    service.silent.clear()
+    server.stop(0).wait(5)
+
+
+class Calls:
+    """Lets one async test drive either front: synchronous calls run in a thread."""
+
+    def __init__(self, name: str, target: str) -> None:
+        self.name = name
+        kind: Any = rdsd.Client if name == "sync" else rdsd.aio.Client
+        self.client: Any = kind(target)
+
+    async def do(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self.name == "sync":
+            return await asyncio.to_thread(call, *args, **kwargs)
+        return await call(*args, **kwargs)
+
+    async def __call__(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return await self.do(getattr(self.client.volumes, method), *args, timeout=10, **kwargs)
+
+    async def next(self, watch: Any) -> Any:
+        if self.name == "aio":
+            return await anext(watch)
+        end = object()
+        item = await asyncio.to_thread(next, watch, end)
+        if item is end:
+            raise StopAsyncIteration
+        return item
+
+
+@pytest_asyncio.fixture(params=["sync", "aio"])
+async def volumes(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Calls]:
+    calls = Calls(request.param, f"unix://{tmp_path}/s")
+    yield calls
+    await calls.do(calls.client.close)
+
+
+async def test_a_mapping_is_asked_for_whole(volumes: Calls, fake: FakeVolumes) -> None:
+    fake.answer = pb.VolumeMapping(id="v1", device="/s", state=pb.VOLUME_MAPPING_STATE_OPEN)
+    m = await volumes(
+        "map",
+        "10.0.0.7:9",
+        "disk",
+        attach=rdsd.VolumeAttach.NBD,
+        access="migration",
+        paths=[("10.0.0.1", "10.0.0.7"), "10.1.0.1, 10.1.0.7:9", "10.2.0.7"],
+        policy="ml",
+        session="a-b",
+        queue_depth=64,
+        io_timeout=1,
+        loss_timeout=0.5,
+        on_loss="error",
+        persist=True,
+        socket_path="/s",
+        device="/dev/nbd3",
+        id="m",
+    )
+    assert (m.id, m.device, m.state) == ("v1", "/s", "open")
+    assert m.info is None
+    assert m.address is None
+    assert fake.request == pb.VolumeMapRequest(
+        node="10.0.0.7:9",
+        name="disk",
+        attach=pb.VOLUME_ATTACH_NBD,
+        access=pb.VOLUME_ACCESS_MIGRATION,
+        path=[
+            pb.VolumePathSpec(source="10.0.0.1", destination="10.0.0.7"),
+            pb.VolumePathSpec(source="10.1.0.1", destination="10.1.0.7:9"),
+            pb.VolumePathSpec(destination="10.2.0.7"),
+        ],
+        policy=pb.VOLUME_POLICY_MIN_LATENCY,
+        session="a-b",
+        queue_depth=64,
+        io_timeout_ns=1_000_000_000,
+        loss_timeout_ns=500_000_000,
+        on_loss=pb.VOLUME_ON_LOSS_ERROR,
+        persist=True,
+        socket_path="/s",
+        device="/dev/nbd3",
+        id="m",
+    )
+
+
+async def test_an_export_is_asked_for_whole(volumes: Calls, fake: FakeVolumes) -> None:
+    fake.answer = pb.VolumeExport(name="disk", info=pb.VolumeInfo(size_bytes=7))
+    e = await volumes(
+        "export",
+        "disk",
+        path="/d",
+        kind="file",
+        size=1 << 20,
+        create=True,
+        read_only=True,
+        shared=True,
+        logical_block=4096,
+        allow_addresses=["10.0.0.0/8"],
+        allow_sessions=["a*"],
+        persist=True,
+    )
+    assert e.info.size == 7
+    assert fake.request == pb.VolumeExportRequest(
+        name="disk",
+        path="/d",
+        kind=pb.VOLUME_KIND_FILE,
+        size_bytes=1 << 20,
+        create=True,
+        read_only=True,
+        shared=True,
+        logical_block_bytes=4096,
+        allow_address=["10.0.0.0/8"],
+        allow_session=["a*"],
+        persist=True,
+    )
+
+
+PATH = pb.VolumePathSpec(source="a", destination="b")
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "request_", "answer", "value"),
+    [
+        ("unexport", ("d", True), pb.VolumeUnexportRequest(name="d", force=True), None, None),
+        ("unmap", ("v1", True), pb.VolumeUnmapRequest(mapping="v1", force=True), None, None),
+        (
+            "resize_export",
+            ("d", 9),
+            pb.VolumeResizeRequest(export="d", size_bytes=9),
+            pb.VolumeResizeResponse(size_bytes=9),
+            9,
+        ),
+        (
+            "resize_mapping",
+            ("v1",),
+            pb.VolumeResizeRequest(mapping="v1"),
+            pb.VolumeResizeResponse(size_bytes=9),
+            9,
+        ),
+        (
+            "remove_path",
+            ("s", "a,b"),
+            pb.VolumePathRequest(session="s", path=PATH),
+            pb.VolumePathResponse(),
+            None,
+        ),
+        (
+            "disconnect_path",
+            ("s", ("a", "b")),
+            pb.VolumePathRequest(session="s", path=PATH),
+            pb.VolumePathResponse(),
+            None,
+        ),
+        (
+            "reconnect_path",
+            ("s", rdsd.PathSpec("a", "b")),
+            pb.VolumePathRequest(session="s", path=PATH),
+            pb.VolumePathResponse(),
+            None,
+        ),
+        (
+            "set_policy",
+            ("s", "rr"),
+            pb.VolumeSetPolicyRequest(session="s", policy=pb.VOLUME_POLICY_ROUND_ROBIN),
+            pb.VolumeSetPolicyResponse(),
+            None,
+        ),
+        ("reset_stats", (), pb.VolumeResetStatsRequest(), pb.VolumeResetStatsResponse(), None),
+        (
+            "reset_stats",
+            ("s", "a,b"),
+            pb.VolumeResetStatsRequest(session="s", path=PATH),
+            pb.VolumeResetStatsResponse(),
+            None,
+        ),
+        ("sessions", (), pb.VolumeListSessionsRequest(), pb.VolumeListSessionsResponse(), ()),
+        ("paths", ("s",), pb.VolumeListPathsRequest(session="s"), pb.VolumeListPathsResponse(), ()),
+        ("check", ("v1",), pb.VolumeCheckRequest(what="v1"), pb.VolumeCheckResponse(), ()),
+        ("list", (), pb.VolumeListRequest(), pb.VolumeListResponse(), ((), ())),
+    ],
+)
+async def test_the_other_calls(
+    volumes: Calls,
+    fake: FakeVolumes,
+    method: str,
+    args: tuple[Any, ...],
+    request_: Message,
+    answer: Message | None,
+    value: object,
+) -> None:
+    options = {}
+    if method in ("unexport", "unmap"):
+        args, options = args[:1], {"force": args[1]}
+        answer = pb.VolumeUnmapResponse() if method == "unmap" else pb.VolumeUnexportResponse()
+    fake.answer = answer
+    assert await volumes(method, *args, **options) == value
+    assert fake.request == request_
+
+
+def fill(message: Message) -> None:
+    """Sets every field, those of messages inside too, to something."""
+    for field in message.DESCRIPTOR.fields:
+        value: Any = {
+            FieldDescriptor.TYPE_STRING: "text",
+            FieldDescriptor.TYPE_BYTES: b"\x0a\0\0\1",
+            FieldDescriptor.TYPE_BOOL: True,
+            FieldDescriptor.TYPE_ENUM: 1,
+        }.get(field.type, 5)
+        inner: Any = getattr(message, field.name)
+        repeated = hasattr(inner, "append") or hasattr(inner, "add")
+        if field.message_type is not None:
+            inner = inner.add() if repeated else inner
+            inner.SetInParent()
+            fill(inner)
+        elif repeated:
+            inner.append(value)
+        else:
+            setattr(message, field.name, value)
+
+
+def empty(value: Any, name: str) -> Iterator[str]:
+    """The parts of a value that are zero, false or empty."""
+    if dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from empty(getattr(value, field.name), f"{name}.{field.name}")
+    elif not value:
+        yield name
+    elif isinstance(value, tuple):
+        for i, item in enumerate(value):
+            yield from empty(item, f"{name}[{i}]")
+
+
+@pytest.mark.parametrize(
+    ("kind", "decode"),
+    [
+        (pb.VolumeExport, codec.export),
+        (pb.VolumeMapping, codec.mapping),
+        (pb.VolumeListResponse, codec.volume_list),
+        (pb.VolumeInfoResponse, codec.remote),
+        (pb.VolumeSession, codec.session),
+        (pb.VolumePath, codec.path),
+        (pb.VolumeFinding, codec.finding),
+        (pb.VolumeEvent, codec.event),
+    ],
+)
+def test_every_field_of_an_answer_arrives(kind: type[Message], decode: Callable[..., Any]) -> None:
+    message = kind()
+    fill(message)
+    assert list(empty(decode(message), kind.__name__)) == []
+
+
+def test_the_words_are_those_of_the_api() -> None:
+    for words, enum in (
+        (types.VolumeKind, pb.VolumeKind),
+        (types.VolumeAccess, pb.VolumeAccess),
+        (types.VolumeAttach, pb.VolumeAttach),
+        (types.VolumePolicy, pb.VolumePolicy),
+        (types.VolumeOnLoss, pb.VolumeOnLoss),
+        (types.VolumeRole, pb.VolumeRole),
+        (types.VolumeOrigin, pb.VolumeOrigin),
+        (types.ExportState, pb.VolumeExportState),
+        (types.MappingState, pb.VolumeMappingState),
+        (types.PathState, pb.VolumePathState),
+        (types.Severity, pb.VolumeSeverity),
+        (types.VolumeEventKind, pb.VolumeEventKind),
+    ):
+        names = [name for name, _ in sorted(enum.items(), key=lambda item: item[1])]
+        assert all(n.endswith("_" + w.name) for n, w in zip(names, words, strict=True)), words
+        assert codec.word(words, 99) == ""
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [
+        (errno.ENOENT, rdsd.NotFound),
+        (errno.EEXIST, rdsd.Exists),
+        (errno.EBUSY, rdsd.Busy),
+        (errno.EACCES, rdsd.PermissionDenied),
+        (errno.EPERM, rdsd.Owned),
+        (errno.EROFS, rdsd.ReadOnly),
+        (errno.ENOSPC, rdsd.NoSpace),
+        (errno.ETIMEDOUT, rdsd.TimedOut),
+    ],
+)
+async def test_the_daemons_errors(
+    volumes: Calls, fake: FakeVolumes, number: int, kind: type[rdsd.RdsError]
+) -> None:
+    fake.error = (number, "the reason")
+    with pytest.raises(kind, match="the reason") as caught:
+        await volumes("unmap", "v1")
+    assert caught.value.errno == number
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "options", "text"),
+    [
+        ("map", ("n", "d"), {"policy": "best"}, "policy 'best'"),
+        ("map", ("n", "d"), {"access": "w"}, "access 'w'"),
+        ("map", ("n", "d"), {"attach": "iscsi"}, "attach 'iscsi'"),
+        ("map", ("n", "d"), {"on_loss": "cry"}, "on_loss 'cry'"),
+        ("map", ("n", "d"), {"paths": "10.0.0.7"}, "a list of paths"),
+        ("map", ("n", "d"), {"io_timeout": 0}, "io_timeout 0"),
+        ("map", ("n", "d"), {"queue_depth": -1}, "queue_depth -1"),
+        ("export", ("d",), {"kind": "tape"}, "kind 'tape'"),
+        ("export", ("d",), {"size": -1}, "size -1"),
+        ("export", ("d",), {"allow_addresses": "10.0.0.0/8"}, "a list of strings"),
+        ("set_policy", ("s", ""), {}, "policy"),
+    ],
+)
+async def test_wrong_arguments_are_not_sent(
+    volumes: Calls,
+    fake: FakeVolumes,
+    method: str,
+    args: tuple[Any, ...],
+    options: dict[str, Any],
+    text: str,
+) -> None:
+    with pytest.raises(rdsd.InvalidArgument, match=text):
+        await volumes(method, *args, **options)
+    assert fake.request is None
+
+
+async def test_a_deadline_and_a_closed_client(volumes: Calls, fake: FakeVolumes) -> None:
+    fake.silent.set()
+    with pytest.raises(rdsd.TimedOut):
+        await volumes.do(volumes.client.volumes.watch, timeout=0.1)
+    again = volumes.client.volumes
+    await volumes.do(volumes.client.close)
+    with pytest.raises(rdsd.Closed):
+        await volumes.do(again.list)
+    with pytest.raises(rdsd.Closed):
+        await volumes("list")
+
+
+async def test_no_daemon(volumes: Calls) -> None:
+    with pytest.raises(rdsd.DaemonUnavailable, match="no daemon answers"):
+        await volumes("list")
+    watch = await volumes("watch")
+    with pytest.raises(rdsd.DaemonUnavailable, match="no daemon answers"):
+        await volumes.next(watch)
+
+
+async def test_a_watch(volumes: Calls, fake: FakeVolumes) -> None:
+    fake.events = [
+        pb.VolumeEvent(number=4, kind=pb.VOLUME_EVENT_KIND_GAP, count=3),
+        pb.VolumeEvent(
+            number=5, unix_ns=10**9, kind=pb.VOLUME_EVENT_KIND_ERROR, errno=5, error="m"
+        ),
+        pb.VolumeEvent(number=6, kind=99, error="odd"),  # type: ignore[arg-type]
+    ]
+    fake.hold.set()
+    watch = await volumes("watch", 1)
+    gap, failed, odd = [await volumes.next(watch) for _ in range(3)]
+    assert (gap.kind, gap.count, gap.error, gap.path) == ("gap", 3, None, None)
+    assert isinstance(failed.time, datetime)
+    assert failed.time.timestamp() == 1
+    assert (type(failed.error), str(failed.error)) == (rdsd.TransportFailed, "m")
+    assert (odd.kind, str(odd.error)) == ("", "odd")
+    with pytest.raises(rdsd.DaemonUnavailable):
+        await volumes.next(watch)
+    assert fake.request == pb.VolumeWatchRequest(after=1)
+    fake.hold.clear()
+
+    with await volumes("watch", 0) as watch:
+        assert fake.request == pb.VolumeWatchRequest(kept=True)
+        for _ in range(3):
+            await volumes.next(watch)
+        waiting = asyncio.create_task(volumes.next(watch))
+        await asyncio.sleep(0.05)
+    with pytest.raises(StopAsyncIteration):
+        await asyncio.wait_for(waiting, 5)
+    with pytest.raises(StopAsyncIteration):
+        await volumes.next(watch)
+
+
+async def test_a_refused_watch(volumes: Calls, fake: FakeVolumes) -> None:
+    fake.error = (errno.ENOSYS, "no volumes here")
+    watch = await volumes("watch")
+    with pytest.raises(rdsd.NotSupported, match="no volumes here"):
+        await volumes.next(watch)
