@@ -67,8 +67,10 @@ type Domain interface {
 type OneSided interface {
 	// Start begins to read and to call h, which is not called before.
 	Start(h OneSidedHandler)
-	// Post queues op, in order; op itself is copied. After the end of the link
-	// it has no effect. An operation beyond the limits ends the link.
+	// Post queues op, in order; op itself is copied, and may be used again at
+	// once (which whoever posts often does: a new one would be allocated). After
+	// the end of the link it has no effect. An operation beyond the limits ends
+	// the link.
 	Post(op *Op)
 	// Flush writes what is posted, as far as the transport takes it; the rest
 	// goes on by itself.

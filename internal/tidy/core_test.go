@@ -22,6 +22,7 @@ var notInCore = []string{
 
 // coreExceptions: file by file, with the reason.
 var coreExceptions = map[string]string{
+	"transport/sim/onesided.go io": "io.EOF only, with which a link ends that its peer has closed",
 	"transport/sim/net.go syscall": "error numbers only, so that a simulated link fails as a real one does",
 }
 

@@ -1,11 +1,9 @@
 package sim
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/netip"
 	"time"
 
@@ -14,15 +12,14 @@ import (
 
 // OneSided makes one-sided links between hosts: tagged frames, as over TCP,
 // through connections of the simulated kind, so that cuts, resets and small
-// pieces fall inside of writes. Everything happens in calls of Clock.Step; only
-// DialOneSided steps the clock itself.
+// pieces fall inside of writes. Everything happens in calls of Clock.Step, so
+// that connecting is asynchronous: otherwise this is a
+// transport.OneSidedProvider (a few lines of the package's tests make it one).
 //
 // A host has one listener. Keys are drawn from the world's randomness.
 type OneSided struct {
 	h *Host
 }
-
-var _ transport.OneSidedProvider = (*OneSided)(nil)
 
 // NewOneSided makes the links of h.
 func NewOneSided(h *Host) *OneSided { return &OneSided{h} }
@@ -82,38 +79,6 @@ func (p *OneSided) Listen(accept func(transport.ConnRequest)) {
 		})
 	}
 }
-
-// DialOneSided is Dial that steps the clock until it is done, for callers
-// outside of it: at most half a minute.
-func (p *OneSided) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, private []byte) (l transport.OneSided, rsp []byte, err error) {
-	if err := ctx.Err(); err != nil {
-		return nil, nil, err
-	}
-	over, n := false, p.h.n
-	p.Dial(local.Port(), remote.Addr(), 30*time.Second, d, private, func(k transport.OneSided, r []byte, e error) {
-		l, rsp, err, over = k, r, e, true
-	})
-	for limit := n.now + time.Minute; !over; {
-		if !n.Step(limit) {
-			return nil, nil, ErrTimeout
-		}
-	}
-	return l, rsp, err
-}
-
-// ListenOneSided is Listen.
-func (p *OneSided) ListenOneSided(local netip.AddrPort, accept func(transport.ConnRequest)) (transport.Listener, error) {
-	p.Listen(accept)
-	return listener{p.h, local}, nil
-}
-
-type listener struct {
-	h    *Host
-	addr netip.AddrPort
-}
-
-func (l listener) Addr() netip.AddrPort { return l.addr }
-func (l listener) Close() error         { l.h.Accept = nil; return nil }
 
 // shake reads one frame of a handshake and calls done with it, or with what is
 // wrong. No byte behind it is read.
@@ -177,7 +142,7 @@ func (q *request) Accept(d transport.Domain, private []byte) (transport.OneSided
 	q.answered = true
 	if n, err := q.e.Write([][]byte{b}); err != nil || n < len(b) {
 		q.e.Close()
-		return nil, errors.Join(net.ErrClosed, err)
+		return nil, errors.Join(ErrClosed, err)
 	}
 	return newLink(q.e, dom, q.LocalAddr(), q.from), nil
 }
@@ -323,9 +288,9 @@ func (l *link) read() error {
 
 func (l *link) Close() {
 	if l.h == nil {
-		l.end(net.ErrClosed)
+		l.end(ErrClosed)
 	} else {
-		l.later(func() { l.end(net.ErrClosed) })
+		l.later(func() { l.end(ErrClosed) })
 	}
 }
 

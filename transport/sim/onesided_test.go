@@ -2,6 +2,7 @@ package sim
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"math/rand"
 	"net/netip"
@@ -11,6 +12,38 @@ import (
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/transporttest"
 )
+
+// provider steps the clock while it dials.
+type provider struct{ *OneSided }
+
+func (p provider) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, private []byte) (l transport.OneSided, rsp []byte, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, err
+	}
+	over, n := false, p.h.n
+	p.Dial(local.Port(), remote.Addr(), 30*time.Second, d, private, func(k transport.OneSided, r []byte, e error) {
+		l, rsp, err, over = k, r, e, true
+	})
+	for limit := n.now + time.Minute; !over; {
+		if !n.Step(limit) {
+			return nil, nil, ErrTimeout
+		}
+	}
+	return l, rsp, err
+}
+
+func (p provider) ListenOneSided(local netip.AddrPort, accept func(transport.ConnRequest)) (transport.Listener, error) {
+	p.Listen(accept)
+	return listener{p.h, local}, nil
+}
+
+type listener struct {
+	h    *Host
+	addr netip.AddrPort
+}
+
+func (l listener) Addr() netip.AddrPort { return l.addr }
+func (l listener) Close() error         { l.h.Accept = nil; return nil }
 
 func TestOneSidedConformance(t *testing.T) {
 	for _, v := range []struct {
@@ -23,7 +56,7 @@ func TestOneSidedConformance(t *testing.T) {
 		t.Run(v.name, func(t *testing.T) {
 			n := NewNet(&Clock{}, rand.New(rand.NewSource(1)), v.p)
 			a, b := n.AddHost(addrA), n.AddHost(addrB)
-			transporttest.RunOneSided(t, transporttest.OneSided{A: NewOneSided(a), B: NewOneSided(b),
+			transporttest.RunOneSided(t, transporttest.OneSided{A: provider{NewOneSided(a)}, B: provider{NewOneSided(b)},
 				AddrA: netip.AddrPortFrom(addrA, 0), AddrB: netip.AddrPortFrom(addrB, 0),
 				Step: func() {
 					for range 10 {
