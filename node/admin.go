@@ -19,14 +19,14 @@ type adminServer struct {
 }
 
 // mayChange refuses a caller who is no administrator.
-func (a *adminServer) mayChange(ctx context.Context, what string) error {
+func (n *Node) mayChange(ctx context.Context, what string) error {
 	id := identityFrom(ctx)
-	if a.node.cfg.IsAdmin(id, uint32(os.Getuid())) {
-		a.node.log.Info("administration", "call", what, "uid", id.UID, "pid", id.PID)
+	if n.cfg.IsAdmin(id, uint32(os.Getuid())) {
+		n.log.Info("administration", "call", what, "uid", id.UID, "pid", id.PID)
 		return nil
 	}
-	a.node.count.AdminDenied.Add(1)
-	a.node.log.Warn("administration refused", "call", what, "uid", id.UID, "pid", id.PID)
+	n.count.AdminDenied.Add(1)
+	n.log.Warn("administration refused", "call", what, "uid", id.UID, "pid", id.PID)
 	if id.Remote {
 		return rdserr.With(rdserr.ErrPerm, "%s is for administrators; remote clients have no identity, use the Unix socket", what)
 	}
@@ -107,7 +107,7 @@ func (a *adminServer) Ping(ctx context.Context, r *rdsdv1.PingRequest) (*rdsdv1.
 
 // DropPath gives up links, which then reconnect.
 func (a *adminServer) DropPath(ctx context.Context, r *rdsdv1.DropPathRequest) (*rdsdv1.DropPathResponse, error) {
-	if err := a.mayChange(ctx, "DropPath"); err != nil {
+	if err := a.node.mayChange(ctx, "DropPath"); err != nil {
 		return nil, err
 	}
 	local, err := optionalAddr("local", r.GetLocal())
@@ -145,7 +145,7 @@ func (a *adminServer) DropPath(ctx context.Context, r *rdsdv1.DropPathRequest) (
 
 // CancelSent is cancel_sent_to on somebody's socket.
 func (a *adminServer) CancelSent(ctx context.Context, r *rdsdv1.CancelSentRequest) (*rdsdv1.CancelSentResponse, error) {
-	if err := a.mayChange(ctx, "CancelSent"); err != nil {
+	if err := a.node.mayChange(ctx, "CancelSent"); err != nil {
 		return nil, err
 	}
 	local, err := endpoint("local", r.GetLocal())
@@ -180,7 +180,7 @@ func (a *adminServer) CancelSent(ctx context.Context, r *rdsdv1.CancelSentReques
 
 // CloseSocket takes a socket away from its owner.
 func (a *adminServer) CloseSocket(ctx context.Context, r *rdsdv1.CloseSocketRequest) (*rdsdv1.CloseSocketResponse, error) {
-	if err := a.mayChange(ctx, "CloseSocket"); err != nil {
+	if err := a.node.mayChange(ctx, "CloseSocket"); err != nil {
 		return nil, err
 	}
 	local, err := endpoint("local", r.GetLocal())

@@ -303,7 +303,7 @@ func TestAdminRights(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		err = a.mayChange(ctx, "DropPath")
+		err = a.node.mayChange(ctx, "DropPath")
 		if (err == nil) != tc.ok || err != nil && !errors.Is(err, rdserr.ErrPerm) {
 			t.Errorf("%+v: %v", tc.id, err)
 		}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/node/volume"
 )
 
 // ConfigVersion is the only value `version` may have in a configuration file.
@@ -32,6 +33,7 @@ type Config struct {
 	Reactor ReactorConfig `toml:"reactor"`
 	API     APIConfig     `toml:"api"`
 	HTTP    HTTPConfig    `toml:"http"`
+	Volumes VolumesConfig `toml:"volumes"`
 	Limits  LimitsConfig  `toml:"limits"`
 	Log     LogConfig     `toml:"log"`
 	Ports   []PortGrant   `toml:"ports"`
@@ -156,6 +158,28 @@ func DefaultConfig() *Config {
 			DrainTimeout:  Duration{10 * time.Second},
 		},
 		HTTP: HTTPConfig{Listen: DefaultHTTP},
+		Volumes: VolumesConfig{
+			Listen:           volume.ListenAuto,
+			Port:             volume.DefaultPort,
+			SocketMode:       FileMode{0o600},
+			Attach:           volume.AsSocket,
+			QueueDepth:       512,
+			MaxIO:            256 << 10,
+			AlwaysInvalidate: true,
+			Connections:      1,
+			Heartbeat:        Duration{200 * time.Millisecond},
+			HeartbeatMissed:  4,
+			ReconnectMin:     Duration{100 * time.Millisecond},
+			ReconnectMax:     Duration{5 * time.Second},
+			Policy:           volume.PolicyMinInflight,
+			IOTimeout:        Duration{30 * time.Second},
+			OnLoss:           volume.OnLossWait,
+			LossTimeout:      Duration{30 * time.Second},
+			DeadTimeout:      Duration{time.Minute},
+			MaxExports:       1024,
+			MaxMappings:      256,
+			MaxSessions:      256,
+		},
 		Limits: LimitsConfig{
 			MemoryBytes:      1 << 30,
 			MaxPeers:         4096,

@@ -4,6 +4,7 @@ import (
 	"encoding"
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -30,7 +31,7 @@ var keyByName = func() map[string]*Key {
 }()
 
 // Keys lists every scalar or list setting in the order of the documentation.
-// [[ports]] and [[peers]] exist in the file only.
+// Lists of tables, such as [[ports]], exist in the file only.
 func Keys() []Key { return append([]Key(nil), keys...) }
 
 func buildKeys() []Key {
@@ -66,23 +67,43 @@ func buildKeys() []Key {
 	return out
 }
 
-// tableWant finds what a field of [[ports]] or [[peers]] wants.
+// tables are the lists of tables of a file.
+var tables = map[string]reflect.Type{
+	"ports":           reflect.TypeFor[PortGrant](),
+	"peers":           reflect.TypeFor[PeerRule](),
+	"volumes.exports": reflect.TypeFor[VolumeExportConfig](),
+	"volumes.roots":   reflect.TypeFor[VolumeRootConfig](),
+}
+
+// tableWant finds what a field of a list of tables wants.
 func tableWant(table, field string) string {
-	var t reflect.Type
-	switch table {
-	case "ports":
-		t = reflect.TypeFor[PortGrant]()
-	case "peers":
-		t = reflect.TypeFor[PeerRule]()
-	default:
+	t := tables[table]
+	if t == nil {
 		return ""
 	}
 	for i := range t.NumField() {
-		if t.Field(i).Tag.Get("toml") == field {
+		if tomlName(t.Field(i)) == field {
 			return t.Field(i).Tag.Get("want")
 		}
 	}
 	return ""
+}
+
+// tableKeys lists the keys of all tables.
+func tableKeys() []string {
+	var out []string
+	for name, t := range tables {
+		for i := range t.NumField() {
+			out = append(out, name+"."+tomlName(t.Field(i)))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+func tomlName(f reflect.StructField) string {
+	name, _, _ := strings.Cut(f.Tag.Get("toml"), ",")
+	return name
 }
 
 // value returns the text of a key in c, as Set would read it.

@@ -155,14 +155,14 @@ func (c *Config) at(e *toml.DecodeError) string {
 	return fmt.Sprintf("%s:%d", c.file, line)
 }
 
-// wantOf returns the help for a key, also for one of [[ports]] or [[peers]].
+// wantOf returns the help for a key, also for one of a list of tables.
 func wantOf(key string) string {
 	if k := keyByName[key]; k != nil {
 		return k.Want
 	}
-	table, _, _ := strings.Cut(key, ".")
-	table, _, _ = strings.Cut(table, "[")
-	return tableWant(table, key[strings.LastIndexByte(key, '.')+1:])
+	at := strings.LastIndexByte(key, '.')
+	table, _, _ := strings.Cut(key[:max(at, 0)], "[")
+	return tableWant(table, key[at+1:])
 }
 
 // suggest names the known key that looks most like an unknown one.
@@ -177,6 +177,7 @@ func suggest(key string) string {
 	for _, name := range keyNames() { // right name, wrong section
 		if strings.HasSuffix(name, "."+last) {
 			best = name
+			break
 		}
 	}
 	if best == "" {
@@ -191,10 +192,6 @@ func keyNames() []string {
 		out[i] = keys[i].Name
 	}
 	return out
-}
-
-func tableKeys() []string {
-	return []string{"ports.uid", "ports.gid", "ports.range", "ports.exclusive", "peers.address", "peers.kernel", "peers.deny"}
 }
 
 // distance is Levenshtein's, over bytes.

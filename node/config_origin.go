@@ -147,6 +147,23 @@ func (c *Config) Dump(w io.Writer, origins bool) error {
 	if len(text) > 0 {
 		b.WriteString("\n" + string(text))
 	}
+	for i := range c.Volumes.Exports {
+		if err := dumpTable(&b, "volumes.exports", &c.Volumes.Exports[i]); err != nil {
+			return err
+		}
+	}
+	for i := range c.Volumes.Roots {
+		if err := dumpTable(&b, "volumes.roots", &c.Volumes.Roots[i]); err != nil {
+			return err
+		}
+	}
 	_, err = io.WriteString(w, b.String())
+	return err
+}
+
+// dumpTable writes one table of a list; the section has been opened before.
+func dumpTable(b *strings.Builder, name string, table any) error {
+	text, err := toml.Marshal(table)
+	fmt.Fprintf(b, "\n[[%s]]\n%s", name, text)
 	return err
 }

@@ -3,6 +3,7 @@ package node
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -101,6 +102,19 @@ func TestWrongFiles(t *testing.T) {
 		{"subnet", "version = 1\n[[peers]]\naddress = \"10.0.0.1/24\"\n", ":3", "peers.address", "10.0.0.0/24"},
 		{"subnet missing", "version = 1\n[[peers]]\naddress = \"10.0.0.1\"\n[[peers]]\nkernel = true\n", "", "peers[1].address", "subnet"},
 		{"subnet twice", "version = 1\n[[peers]]\naddress = \"10.0.0.1\"\n[[peers]]\naddress = \"10.0.0.1/32\"\n", ":5", "peers[1].address", "peers[0]"},
+		{"volume port", "version = 1\n[volumes]\nport = 0\n", ":3", "volumes.port", "1 to 65535"},
+		{"volume listen", "version = 1\n[volumes]\nlisten = \"yes\"\n", ":3", "volumes.listen", "always"},
+		{"volume depth", "version = 1\n[volumes]\nqueue_depth = 4000\nmax_io_bytes = \"1MiB\"\n", ":3", "volumes.queue_depth", "less of one of them"},
+		{"volume state", "version = 1\n[volumes]\nstate_dir = \"x\"\n", ":3", "volumes.state_dir", "absolute"},
+		{"volume name", "version = 1\n[volumes]\nname = \"a.b\"\n", ":3", "volumes.name", "without"},
+		{"volume loss", "version = 1\n[volumes]\non_loss = \"cry\"\n", ":3", "volumes.on_loss", "wait"},
+		{"volume timeout", "version = 1\n[volumes]\nio_timeout = \"1ms\"\n", ":3", "volumes.io_timeout", "100ms"},
+		{"export unknown key", "version = 1\n[[volumes.exports]]\nnmae = \"x\"\n", ":3", "volumes.exports.nmae", "volumes.exports.name"},
+		{"export size", "version = 1\n[[volumes.exports]]\nname = \"x\"\nsize = \"1G\"\n", ":4", "volumes.exports.size", "10GiB"},
+		{"export relative", "version = 1\n[[volumes.exports]]\nname = \"x\"\npath = \"d\"\n", ":2", "volumes.exports[0]", "absolute"},
+		{"export climbs", "version = 1\n[[volumes.exports]]\nname = \"../x\"\npath = \"/d\"\n", ":2", "volumes.exports[0]", ".."},
+		{"export twice", "version = 1\n[[volumes.exports]]\nname = \"x\"\npath = \"/d\"\n[[volumes.exports]]\nname = \"x\"\npath = \"/e\"\n", ":6", "volumes.exports[1].name", "exports[0]"},
+		{"root relative", "version = 1\n[[volumes.roots]]\npath = \"d\"\n", ":2", "volumes.roots[0]", "absolute"},
 		{"inline", "version = 1\npeers = [{address=\"10.0.0.1\"},{address=\"10.0.0.1\"}]\n", ":2", "peers[1].address", "peers[0]"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -158,6 +172,16 @@ exclusive = true
 [[peers]]
 address = "10.1.0.0/16"
 kernel = true
+[[volumes.exports]]
+name = "disk"
+path = "/srv/disk"
+allow = ["10.1.0.0/16"]
+[[volumes.exports]]
+name = "mem"
+size = "1MiB"
+[[volumes.roots]]
+path = "/srv/{session}"
+sessions = ["a*"]
 `)
 	c, err := LoadConfig(LoadOptions{File: path})
 	if err != nil {
@@ -177,6 +201,7 @@ kernel = true
 	c.file, c.origins, c.numbers, c2.file, c2.origins, c2.numbers = "", nil, nil, "", nil, nil
 	c.API.AdminUIDs, c2.API.AdminUIDs = nil, nil // nil and empty are one
 	c.Reactor.CPUs, c2.Reactor.CPUs = nil, nil
+	c.Volumes.Allow, c2.Volumes.Allow = nil, nil
 	if !reflect.DeepEqual(c, c2) {
 		t.Errorf("dumped\n%+v\nloaded\n%+v", c, c2)
 	}
@@ -195,6 +220,16 @@ func TestExampleFileLoads(t *testing.T) {
 	}
 	if len(c.Ports) == 0 || len(c.Peers) == 0 {
 		t.Error("the example shows no [[ports]] or no [[peers]]")
+	}
+	for _, key := range tableKeys() {
+		table, field := key[:strings.LastIndexByte(key, '.')], key[strings.LastIndexByte(key, '.')+1:]
+		shown := false
+		for i := range 4 {
+			shown = shown || c.Origin(fmt.Sprintf("%s[%d].%s", table, i, field)).Kind == "file"
+		}
+		if !shown {
+			t.Errorf("%s does not show %s", path, key)
+		}
 	}
 }
 

@@ -22,6 +22,7 @@ func (c *Config) Validate() error {
 	v.reactor()
 	v.api()
 	v.limits()
+	v.volumes()
 	v.check("version", c.Version == ConfigVersion, "%d is not known to this rdsd", c.Version)
 	v.check("http.listen", c.HTTP.Listen == "" || isHostPort(c.HTTP.Listen), "%q is not an address and port", c.HTTP.Listen)
 	v.check("log.format", c.Log.Format == "text" || c.Log.Format == "json", "%q is neither", c.Log.Format)

@@ -171,7 +171,8 @@ func callLevel(c codes.Code) logging.Level {
 }
 
 // healthServices are the names a health check may ask for.
-var healthServices = []string{"", rdsdv1.Datagrams_ServiceDesc.ServiceName, rdsdv1.Admin_ServiceDesc.ServiceName}
+var healthServices = []string{"", rdsdv1.Datagrams_ServiceDesc.ServiceName, rdsdv1.Admin_ServiceDesc.ServiceName,
+	rdsdv1.VolumeService_ServiceDesc.ServiceName}
 
 func (f *grpcFront) setServing(on bool) {
 	st := healthpb.HealthCheckResponse_NOT_SERVING

@@ -122,8 +122,8 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	for i, v := range nodeCounterTable.Read(nil, c.front) {
 		count(c.own[i], v)
 	}
-	ch <- &histMetric{c.queueing, &s.queueing}
-	ch <- &histMetric{c.rtt, &s.rtt}
+	ch <- &histMetric{c.queueing, &s.queueing, nil}
+	ch <- &histMetric{c.rtt, &s.rtt, nil}
 	peersUp := 0
 	for i := range s.peers {
 		if s.peers[i].up {

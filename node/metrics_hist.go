@@ -15,8 +15,9 @@ import (
 // second, which is little against buckets that double, so bucket i (up to 2^i
 // ns) becomes native bucket i-30 (up to 2^(i-30) s).
 type histMetric struct {
-	desc *prometheus.Desc
-	h    *rds.Hist
+	desc   *prometheus.Desc
+	h      *rds.Hist
+	labels []string // values, in the order of desc
 }
 
 const (
@@ -45,6 +46,7 @@ func (m *histMetric) Write(out *dto.Metric) error {
 	}
 	m.native(h)
 	out.Histogram = h
+	out.Label = prometheus.MakeLabelPairs(m.desc, m.labels)
 	return nil
 }
 

@@ -105,7 +105,7 @@ func TestHistogramForms(t *testing.T) {
 	snap := busySnapshot()
 	var out dto.Metric
 	c := newCollector(nil, nil)
-	if err := (&histMetric{c.queueing, &snap.queueing}).Write(&out); err != nil {
+	if err := (&histMetric{c.queueing, &snap.queueing, nil}).Write(&out); err != nil {
 		t.Fatal(err)
 	}
 	h := out.GetHistogram()

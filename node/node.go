@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/shm"
 )
 
@@ -62,7 +63,8 @@ type Node struct {
 
 	count    *nodeCounters
 	core     core
-	hosts    *hosts // core, for administration
+	hosts    *hosts                      // core, for administration
+	volumes  atomic.Pointer[volume.Host] // set by run
 	sockets  *socketTable
 	waiting  share // payload of sends that wait to be accepted
 	grpc     *grpcFront
@@ -112,7 +114,7 @@ func newNode(cfg *Config, logger *slog.Logger) (*Node, error) {
 // assemble makes the front ends around a core.
 func (n *Node) assemble() {
 	n.grpc = newGRPCFront(n.cfg, n.log, n.count)
-	n.registry = newRegistry(newCollector(n.snapshot, n.count), n.grpc.metrics)
+	n.registry = newRegistry(newCollector(n.snapshot, n.count), newVolumeCollector(n.readVolumes), n.grpc.metrics)
 }
 
 // snapshot looks at the whole node: the core and the front ends' own limits.
@@ -164,6 +166,13 @@ func (n *Node) run(ctx context.Context) error {
 		return err
 	}
 	if err := n.core.start(); err != nil {
+		if page != nil {
+			page.listener.Close()
+		}
+		return err
+	}
+	if err := n.startVolumes(); err != nil {
+		n.core.close()
 		if page != nil {
 			page.listener.Close()
 		}
@@ -228,6 +237,7 @@ func (n *Node) drain(page *httpFront) {
 	defer cancelEnd()
 	close(n.stopping)
 	n.sockets.finishAll(errDraining)
+	n.stopVolumes(ctx)
 	n.local.stop()
 	n.grpc.stop(end)
 	n.core.close()
@@ -241,6 +251,7 @@ func (n *Node) drain(page *httpFront) {
 func (n *Node) register(s grpc.ServiceRegistrar) {
 	rdsdv1.RegisterDatagramsServer(s, &datagramsServer{node: n})
 	rdsdv1.RegisterAdminServer(s, &adminServer{node: n})
+	rdsdv1.RegisterVolumeServiceServer(s, &volumeServer{node: n})
 }
 
 func (n *Node) listenClients() (local, rings, remote net.Listener, err error) {

@@ -1,0 +1,87 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/node/volume"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/transport/tcp"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// volumesCloseTime is what volumes have to close in order beyond what is left of
+// api.drain_timeout.
+const volumesCloseTime = 2 * time.Second
+
+// startVolumes makes the host of volumes on the core's reactors.
+func (n *Node) startVolumes() error {
+	if n.hosts == nil {
+		return nil // a core without links, in tests
+	}
+	var loops []*reactor.Reactor
+	for _, w := range n.hosts.workers {
+		loops = append(loops, w.Reactor)
+	}
+	links := &volumeLinks{Provider: n.hosts.provider.(*tcp.Provider), allowed: func(a netip.Addr) bool {
+		ok, _ := n.cfg.PeerPolicy(a)
+		return ok || n.hosts.byAddr[a] != nil
+	}, refused: &n.hosts.refused}
+	h, err := volume.New(n.cfg.volumeConfig(), volume.Deps{Provider: links, Reactors: loops, Log: n.log})
+	if err != nil {
+		return fmt.Errorf("volumes: %w", err)
+	}
+	n.volumes.Store(h)
+	return nil
+}
+
+// stopVolumes closes them in order; until ctx ends, or a little longer.
+func (n *Node) stopVolumes(ctx context.Context) {
+	h := n.volumes.Load()
+	if h == nil {
+		return
+	}
+	end, cancel := context.WithTimeout(context.Background(), volumesCloseTime)
+	defer cancel()
+	if d, ok := ctx.Deadline(); ok && time.Until(d) > volumesCloseTime {
+		end = ctx
+	}
+	if err := h.Close(end); err != nil {
+		n.log.Warn("volumes were not closed in order", "error", err)
+	}
+}
+
+// volumeHost is the host of volumes, or why there is none.
+func (n *Node) volumeHost() (*volume.Host, error) {
+	if h := n.volumes.Load(); h != nil {
+		return h, nil
+	}
+	return nil, rdserr.With(rdserr.ErrNotSupported, "this daemon has no volumes")
+}
+
+// volumeLinks lets only allowed peers connect: the [[peers]] rules hold for
+// volumes as for datagrams.
+type volumeLinks struct {
+	*tcp.Provider
+	allowed func(netip.Addr) bool
+	refused *atomic.Uint64
+}
+
+// ListenOneSided implements transport.OneSidedProvider.
+func (l *volumeLinks) ListenOneSided(local netip.AddrPort, accept func(transport.ConnRequest)) (transport.Listener, error) {
+	return l.Provider.ListenOneSided(local, func(r transport.ConnRequest) {
+		if !l.allowed(r.RemoteAddr().Addr()) {
+			l.refused.Add(1)
+			no := wire.RTRSReject(uint16(syscall.EACCES))
+			r.Reject(no.Append(nil))
+			return
+		}
+		accept(r)
+	})
+}
