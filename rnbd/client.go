@@ -101,6 +101,7 @@ type Client struct {
 
 	done   blk.List // for Finished
 	again  *piece   // came back unsent, to be started anew
+	last   *piece   // of again
 	calls  *call    // unused ones
 	pieces *piece   // likewise
 }

@@ -141,10 +141,10 @@ func (q *ioReq) plan(info *blk.Info, f wire.RNBDFlags, exact bool) error {
 		}
 		durable := f&(wire.RNBDFUA|wire.RNBDPreflush) != 0
 		switch {
-		case !info.WriteCache || !durable:
+		case !durable:
 		case info.FUA:
 			q.flags |= blk.FUA
-		default:
+		case info.WriteCache:
 			after = 1
 		}
 		if durable && info.WriteCache && (f&wire.RNBDPreflush != 0 || !exact) {

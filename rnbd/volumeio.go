@@ -171,7 +171,13 @@ func (c *Client) donePiece(now time.Duration, p *piece) {
 	v, err := p.call.v, p.req.Err
 	v.inflight--
 	if err == errAgain {
-		p.next, c.again = c.again, p
+		p.next = nil
+		if c.again == nil {
+			c.again = p
+		} else {
+			c.last.next = p
+		}
+		c.last = p
 		return
 	}
 	if answeredBy(err) {

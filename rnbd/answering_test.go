@@ -1,0 +1,62 @@
+package rnbd
+
+import (
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rtrs"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// answering is a session with a server that answers what it is told to.
+type answering struct {
+	c     *Client
+	queue []*rtrs.Req
+	ver   uint8
+	rsp   []byte
+	errno uint16 // of every third answer
+	n     int
+}
+
+func (a *answering) Submit(now time.Duration, r *rtrs.Req) error {
+	a.queue = append(a.queue, r)
+	return nil
+}
+func (a *answering) Resume(now time.Duration)                              {}
+func (a *answering) Cancel(now time.Duration, r *rtrs.Req, err error) bool { return false }
+func (a *answering) MaxIO() int                                            { return 64 << 10 }
+func (a *answering) Each(f func(r *rtrs.Req)) {
+	for _, r := range a.queue {
+		f(r)
+	}
+}
+
+func (a *answering) run(t testing.TB) {
+	buf := make([]*blk.Request, 0, 8)
+	for steps := 0; ; steps++ {
+		if steps > 10000 {
+			t.Fatal("it does not come to rest")
+		}
+		batch := a.c.Finished(buf)
+		blk.Complete(batch)
+		if len(a.queue) == 0 {
+			if len(batch) == 0 {
+				return
+			}
+			continue
+		}
+		r := a.queue[0]
+		a.queue = a.queue[1:]
+		r.Err = nil
+		if a.n++; a.errno != 0 && a.n%3 == 0 {
+			r.Err = syscall.Errno(a.errno & wire.RTRSMaxErrno)
+		} else if k, _ := wire.RNBDKind(r.Usr); k == wire.RNBDSessInfo {
+			copy(r.Data, wire.AppendRNBDSessInfoExt(nil, wire.RNBDSessInfoRsp, a.ver, 255))
+		} else if k != wire.RNBDIOType {
+			clear(r.Data[copy(r.Data, a.rsp):])
+		}
+		a.c.Done(0, r)
+	}
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package rnbd
+
+const raceEnabled = false
