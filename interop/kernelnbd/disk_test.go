@@ -143,6 +143,34 @@ func (d *disk) queue(name string) string {
 	return strings.TrimSpace(string(b))
 }
 
+// interrupt has the disk's connections broken and renewed again and again while
+// there is traffic, each time when much was read and written since the last one.
+func (d *disk) interrupt(p *trafficProc, breakAndRenew func()) {
+	d.t.Helper()
+	for range max(1, int(6**traffic)) {
+		from := d.done()
+		until(d.t, "the traffic goes on", 15*time.Second, func() bool { return d.done() > from+150 || p.overWithin(0) })
+		breakAndRenew()
+	}
+	from := d.done()
+	until(d.t, "the traffic goes on", 15*time.Second, func() bool { return d.done() > from+150 || p.overWithin(0) })
+	p.stop()
+}
+
+// done is how many requests the disk has completed.
+func (d *disk) done() (n int) {
+	d.t.Helper()
+	f := strings.Fields(d.queue("stat"))
+	for _, i := range []int{0, 4} { // reads, writes
+		v, err := strconv.Atoi(f[i])
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		n += v
+	}
+	return n
+}
+
 // mkfs makes an ext4, at once and whole.
 func (d *disk) mkfs(options ...string) {
 	d.t.Helper()

@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand"
 	"os"
 	"os/exec"
@@ -15,6 +16,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 	"unsafe"
@@ -40,7 +42,7 @@ type trafficJob struct {
 	Dir   string
 	Seed  int64
 	Files int
-	Ops   int // on each file
+	Ops   int // on each file; 0: until its standard input ends
 	Max   int // bytes of a file
 }
 
@@ -56,6 +58,7 @@ type trafficReport struct {
 type trafficProc struct {
 	t      *testing.T
 	cmd    *exec.Cmd
+	stdin  io.Closer
 	out    bytes.Buffer
 	err    bytes.Buffer
 	job    trafficJob
@@ -63,6 +66,7 @@ type trafficProc struct {
 	status error // after exited
 }
 
+// startTraffic starts so many operations on each file; 0: until stop.
 func startTraffic(t *testing.T, dir string, files, ops int) *trafficProc {
 	t.Helper()
 	p := &trafficProc{t: t, exited: make(chan struct{}), job: trafficJob{Dir: dir, Files: files, Max: 1 << 20,
@@ -77,6 +81,9 @@ func startTraffic(t *testing.T, dir string, files, ops int) *trafficProc {
 	p.cmd = exec.Command("/proc/self/exe")
 	p.cmd.Env = append(os.Environ(), trafficEnv+"="+string(j))
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.err
+	if p.stdin, err = p.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -90,6 +97,9 @@ func startTraffic(t *testing.T, dir string, files, ops int) *trafficProc {
 	})
 	return p
 }
+
+// stop lets it come to its end.
+func (p *trafficProc) stop() { p.stdin.Close() }
 
 // overWithin tells whether it ends within d.
 func (p *trafficProc) overWithin(d time.Duration) bool {
@@ -141,10 +151,15 @@ func runTraffic(j trafficJob) (trafficReport, error) {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var failed error
+	var stop atomic.Bool
+	go func() { // ends with the input, or the process
+		_, _ = io.Copy(io.Discard, os.Stdin)
+		stop.Store(j.Ops == 0)
+	}()
 	begun := time.Now()
 	for i := range j.Files {
 		wg.Go(func() {
-			c := &churn{rand: rand.New(rand.NewSource(j.Seed + int64(i))), max: j.Max, name: fmt.Sprintf("file%d", i), counts: map[string]int{}}
+			c := &churn{rand: rand.New(rand.NewSource(j.Seed + int64(i))), max: j.Max, name: fmt.Sprintf("file%d", i), counts: map[string]int{}, stop: &stop}
 			err := c.run(j.Dir, j.Ops)
 			mu.Lock()
 			defer mu.Unlock()
@@ -174,6 +189,7 @@ type churn struct {
 	direct  *os.File // the same file, O_DIRECT
 	model   []byte
 	n       int
+	stop    *atomic.Bool
 	counts  map[string]int
 	story   []string // the last operations
 	longest time.Duration
@@ -212,7 +228,7 @@ func (c *churn) run(dir string, ops int) error {
 	for _, o := range churnOps {
 		sum += o.weight
 	}
-	for c.n = range ops {
+	for c.n = 0; (ops == 0 || c.n < ops) && !c.stop.Load(); c.n++ {
 		at := c.rand.Intn(sum)
 		for _, o := range churnOps {
 			if at -= o.weight; at >= 0 {
