@@ -1,0 +1,162 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// faulty is a server and a client with two paths that go through proxies.
+type faulty struct {
+	server, client *testNode
+	a, b           *proxy
+	m              MappingInfo
+}
+
+func newFaulty(t *testing.T, x ExportSpec, s MapSpec) *faulty {
+	port := freePort(t)
+	f := &faulty{server: newServerNode(t, port), client: newClientNode(t, port)}
+	f.server.start()
+	f.a = newProxy(t, "127.0.0.4:0", fmt.Sprintf("127.0.0.2:%d", port))
+	f.b = newProxy(t, "127.0.0.5:0", fmt.Sprintf("127.0.0.3:%d", port))
+	f.client.start()
+	mustExport(t, f.server.h, x)
+	s.Node, s.Name = "127.0.0.4", x.Name
+	s.Paths = []PathSpec{{Dst: f.a.addr()}, {Dst: f.b.addr()}}
+	f.m = mustMap(t, f.client.h, s)
+	eventually(t, "two paths", func() bool { return f.up() == 2 })
+	return f
+}
+
+func (f *faulty) up() int {
+	i, _ := f.client.h.Mapping(f.m.ID)
+	return i.PathsUp
+}
+
+func TestPathsAreCutUnderTraffic(t *testing.T) {
+	f := newFaulty(t, file(t, "disk", 8<<20), MapSpec{Policy: PolicyRoundRobin})
+	x := startTraffic(t, open(t, f.m))
+	x.progress(t, 50)
+	for i := range 12 {
+		p := []*proxy{f.a, f.b}[i%2]
+		switch i % 3 {
+		case 0: // reset, back at once
+			p.cut()
+		case 1: // away for a while
+			p.set(true, false)
+			x.progress(t, 20)
+			p.set(false, false)
+		case 2: // silent
+			p.set(false, true)
+			eventually(t, "the silence noticed", func() bool { return f.up() < 2 })
+			x.progress(t, 20)
+			p.set(false, false)
+		}
+		eventually(t, "two paths", func() bool { return f.up() == 2 })
+		x.progress(t, 20)
+	}
+	x.end(t)
+	if longest := time.Duration(x.longest.Load()); longest > 2*time.Second {
+		t.Errorf("an operation took %v", longest)
+	}
+	var failovers, reconnects uint64
+	for _, p := range f.client.h.Paths() {
+		failovers += p.Failovers
+		reconnects += p.ReconnectsOK
+	}
+	if failovers == 0 || reconnects < 8 {
+		t.Errorf("%d failovers, %d reconnects after 12 cuts", failovers, reconnects)
+	}
+}
+
+func TestBothPathsAreLostAndBack(t *testing.T) {
+	f := newFaulty(t, file(t, "disk", 8<<20), MapSpec{})
+	x := startTraffic(t, open(t, f.m))
+	x.progress(t, 50)
+	f.a.set(true, false)
+	f.b.set(true, false)
+	eventually(t, "no path", func() bool { i, _ := f.client.h.Mapping(f.m.ID); return i.State == StateClosed && i.PathsUp == 0 })
+	time.Sleep(2 * time.Second) // the loss is the test
+	if i, _ := f.client.h.Mapping(f.m.ID); i.Waiting == 0 {
+		t.Errorf("nothing waits for a path: %+v", i)
+	}
+	f.a.set(false, false)
+	f.b.set(false, false)
+	x.progress(t, 100)
+	x.end(t)
+}
+
+func TestOnLossErrorFailsInTime(t *testing.T) {
+	f := newFaulty(t, file(t, "disk", 8<<20), MapSpec{OnLoss: OnLossError, LossTimeout: 300 * time.Millisecond, IOTimeout: time.Second})
+	c := open(t, f.m)
+	if err := writePattern(c, 0, 64<<10, 1, 4096); err != nil {
+		t.Fatal(err)
+	}
+	f.a.set(true, false)
+	f.b.set(true, false)
+	began := time.Now()
+	err := writePattern(c, 0, 4096, 2, 4096)
+	if took := time.Since(began); !errors.Is(err, syscall.EIO) || took > 1500*time.Millisecond {
+		t.Fatalf("a write without a path: %v after %v", err, took)
+	}
+	f.a.set(false, false)
+	eventually(t, "open again", func() bool { i, _ := f.client.h.Mapping(f.m.ID); return i.State == StateOpen })
+	if err := writePattern(c, 0, 64<<10, 3, 4096); err != nil {
+		t.Fatal(err)
+	}
+	if err := checkPattern(c, 0, 64<<10, 3, 4096); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestServerStopsAndIsBack(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	s := file(t, "disk", 8<<20)
+	server.cfg.Exports = []ExportSpec{s}
+	server.start()
+	client.start()
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", Paths: server.twoPaths()})
+	x := startTraffic(t, open(t, m))
+	for range 3 {
+		x.progress(t, 50)
+		server.stop()
+		server.start()
+	}
+	x.progress(t, 50)
+	x.end(t)
+}
+
+func TestMemoryThatIsGoneIsNotTakenForTheSame(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.cfg.Exports = []ExportSpec{memory("mem", 8<<20)}
+	server.start()
+	client.start()
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "mem"})
+	c := open(t, m)
+	if err := writePattern(c, 0, 4096, 1, 4096); err != nil {
+		t.Fatal(err)
+	}
+	server.stop()
+	server.start()
+	if err := checkPattern(c, 0, 4096, 1, 4096); !errors.Is(err, syscall.EIO) && !errors.Is(err, syscall.ESTALE) {
+		t.Fatalf("a read of memory that is gone: %v", err)
+	}
+	i, _ := client.h.Mapping(m.ID)
+	if i.State != StateClosed || i.LastError == "" {
+		t.Fatalf("mapping %+v", i)
+	}
+	if i, err := client.h.Remap(testCtx(t), m.ID); err != nil || i.State != StateOpen {
+		t.Fatalf("remap: %+v, %v", i, err)
+	}
+	p := make([]byte, 512)
+	if _, err := c.ReadAt(p, 0); err != nil || p[1] != 0 {
+		t.Fatalf("after remap: %v, %x", err, p[:4])
+	}
+	if _, err := client.h.Remap(testCtx(t), m.ID); !errors.Is(err, syscall.EALREADY) {
+		t.Fatalf("remap of an open mapping: %v", err)
+	}
+}
