@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -29,16 +30,23 @@ func (n *Node) startVolumes() error {
 	for _, w := range n.hosts.workers {
 		loops = append(loops, w.Reactor)
 	}
-	links := &volumeLinks{Provider: n.hosts.provider.(*tcp.Provider), allowed: func(a netip.Addr) bool {
-		ok, _ := n.cfg.PeerPolicy(a)
-		return ok || n.hosts.byAddr[a] != nil
-	}, refused: &n.hosts.refused}
+	links := &volumeLinks{Provider: n.hosts.provider.(*tcp.Provider), allowed: n.volumePeer, refused: &n.hosts.refused}
 	h, err := volume.New(n.cfg.volumeConfig(), volume.Deps{Provider: links, Reactors: loops, Log: n.log})
 	if err != nil {
 		return fmt.Errorf("volumes: %w", err)
 	}
 	n.volumes.Store(h)
 	return nil
+}
+
+// volumePeer tells whether a peer may connect for volumes.
+func (n *Node) volumePeer(a netip.Addr) bool {
+	ok, _ := n.cfg.PeerPolicy(a)
+	if !ok && n.hosts.byAddr[a] == nil {
+		return false
+	}
+	allow := n.cfg.Volumes.Allow
+	return len(allow) == 0 || slices.ContainsFunc(allow, func(p Prefix) bool { return p.Contains(a) })
 }
 
 // stopVolumes closes them in order; until ctx ends, or a little longer.
@@ -65,8 +73,8 @@ func (n *Node) volumeHost() (*volume.Host, error) {
 	return nil, rdserr.With(rdserr.ErrNotSupported, "this daemon has no volumes")
 }
 
-// volumeLinks lets only allowed peers connect: the [[peers]] rules hold for
-// volumes as for datagrams.
+// volumeLinks lets only allowed peers connect, and tells others why not: the
+// [[peers]] rules hold for volumes as for datagrams.
 type volumeLinks struct {
 	*tcp.Provider
 	allowed func(netip.Addr) bool

@@ -21,7 +21,7 @@ var (
 	volumeOrigins    = []string{"", volume.OriginConfig, volume.OriginCall, volume.OriginRoot}
 	exportStates     = []string{"", "open", "closed", "failed"}
 	mappingStates    = []string{"", volume.StateInit, volume.StateOpen, volume.StateClosed, volume.StateUnmapped}
-	volumePathStates = []string{"", "connecting", "connected", "reconnecting", "disconnected", "closing"}
+	volumePathStates = []string{"", "connecting", "connected", "reconnecting", "disconnected", "closing", "fencing", "removed"}
 	volumeSeverities = []string{"", volume.SeverityOK, volume.SeverityWarning, volume.SeverityError}
 	volumeEvents     = []string{"", volume.EventGap, volume.EventSession, volume.EventPath, volume.EventMapping,
 		volume.EventExport, volume.EventFailover, volume.EventResize, volume.EventError}
@@ -79,7 +79,7 @@ func pathSpecPB(p volume.PathSpec) *rdsdv1.VolumePathSpec {
 	return m
 }
 
-// volumeInfoPB is nil for a volume that is not open.
+// volumeInfoPB is nil for a volume that has not been open.
 func volumeInfoPB(i *blk.Info) *rdsdv1.VolumeInfo {
 	if i.LogicalBlock == 0 {
 		return nil

@@ -21,7 +21,7 @@ var (
 	originWords       = []VolumeOrigin{"", OriginConfig, OriginCall, OriginRoot}
 	exportStateWords  = []ExportState{"", ExportOpen, ExportClosed, ExportFailed}
 	mappingStateWords = []MappingState{"", MappingInit, MappingOpen, MappingClosed, MappingUnmapped}
-	pathStateWords    = []PathState{"", PathConnecting, PathConnected, PathReconnecting, PathDisconnected, PathClosing}
+	pathStateWords    = []PathState{"", PathConnecting, PathConnected, PathReconnecting, PathDisconnected, PathClosing, PathFencing, PathRemoved}
 	severityWords     = []Severity{"", SeverityOK, SeverityWarning, SeverityError}
 	eventWords        = []EventKind{"", EventGap, EventSession, EventPath, EventMapping, EventExport, EventFailover, EventResize, EventError}
 )

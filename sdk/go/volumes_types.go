@@ -63,6 +63,8 @@ const (
 	PathReconnecting PathState = "reconnecting" // lost, or never there; tried again
 	PathDisconnected PathState = "disconnected" // by an administrator, or given up
 	PathClosing      PathState = "closing"
+	PathFencing      PathState = "fencing" // what was under way before is being ended; connected next
+	PathRemoved      PathState = "removed"
 
 	SeverityOK      Severity = "ok"
 	SeverityWarning Severity = "warning"
@@ -154,7 +156,7 @@ type Export struct {
 	State          ExportState
 	StateFor       time.Duration
 	Error          string      // of the store, the last; why it could not be opened
-	Info           *VolumeInfo // nil while the store is not open
+	Info           *VolumeInfo // of the store when it was last open; nil before
 	Users          []VolumeUser
 	Ops            []VolumeOp // since the store was opened
 }

@@ -423,6 +423,8 @@ const (
 	VolumePathState_VOLUME_PATH_STATE_RECONNECTING VolumePathState = 3 // lost, or never there; tried again
 	VolumePathState_VOLUME_PATH_STATE_DISCONNECTED VolumePathState = 4 // by an administrator, or given up
 	VolumePathState_VOLUME_PATH_STATE_CLOSING      VolumePathState = 5
+	VolumePathState_VOLUME_PATH_STATE_FENCING      VolumePathState = 6 // what was under way before is being ended; connected next
+	VolumePathState_VOLUME_PATH_STATE_REMOVED      VolumePathState = 7
 )
 
 // Enum value maps for VolumePathState.
@@ -434,6 +436,8 @@ var (
 		3: "VOLUME_PATH_STATE_RECONNECTING",
 		4: "VOLUME_PATH_STATE_DISCONNECTED",
 		5: "VOLUME_PATH_STATE_CLOSING",
+		6: "VOLUME_PATH_STATE_FENCING",
+		7: "VOLUME_PATH_STATE_REMOVED",
 	}
 	VolumePathState_value = map[string]int32{
 		"VOLUME_PATH_STATE_UNSPECIFIED":  0,
@@ -442,6 +446,8 @@ var (
 		"VOLUME_PATH_STATE_RECONNECTING": 3,
 		"VOLUME_PATH_STATE_DISCONNECTED": 4,
 		"VOLUME_PATH_STATE_CLOSING":      5,
+		"VOLUME_PATH_STATE_FENCING":      6,
+		"VOLUME_PATH_STATE_REMOVED":      7,
 	}
 )
 
@@ -5518,14 +5524,16 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x19VOLUME_MAPPING_STATE_INIT\x10\x01\x12\x1d\n" +
 	"\x19VOLUME_MAPPING_STATE_OPEN\x10\x02\x12\x1f\n" +
 	"\x1bVOLUME_MAPPING_STATE_CLOSED\x10\x03\x12!\n" +
-	"\x1dVOLUME_MAPPING_STATE_UNMAPPED\x10\x04*\xde\x01\n" +
+	"\x1dVOLUME_MAPPING_STATE_UNMAPPED\x10\x04*\x9c\x02\n" +
 	"\x0fVolumePathState\x12!\n" +
 	"\x1dVOLUME_PATH_STATE_UNSPECIFIED\x10\x00\x12 \n" +
 	"\x1cVOLUME_PATH_STATE_CONNECTING\x10\x01\x12\x1f\n" +
 	"\x1bVOLUME_PATH_STATE_CONNECTED\x10\x02\x12\"\n" +
 	"\x1eVOLUME_PATH_STATE_RECONNECTING\x10\x03\x12\"\n" +
 	"\x1eVOLUME_PATH_STATE_DISCONNECTED\x10\x04\x12\x1d\n" +
-	"\x19VOLUME_PATH_STATE_CLOSING\x10\x05*Y\n" +
+	"\x19VOLUME_PATH_STATE_CLOSING\x10\x05\x12\x1d\n" +
+	"\x19VOLUME_PATH_STATE_FENCING\x10\x06\x12\x1d\n" +
+	"\x19VOLUME_PATH_STATE_REMOVED\x10\a*Y\n" +
 	"\n" +
 	"VolumeRole\x12\x1b\n" +
 	"\x17VOLUME_ROLE_UNSPECIFIED\x10\x00\x12\x16\n" +

@@ -119,6 +119,9 @@ class PathState(_Word):
     DISCONNECTED = "disconnected"
     """By an administrator, or given up."""
     CLOSING = "closing"
+    FENCING = "fencing"
+    """What was under way before is being ended; connected next."""
+    REMOVED = "removed"
 
 
 class Severity(_Word):
@@ -240,7 +243,7 @@ class Export:
     error: str
     """Of the store, the last; why it could not be opened."""
     info: VolumeInfo | None
-    """None while the store is not open."""
+    """Of the store when it was last open; None before."""
     users: tuple[VolumeUser, ...]
     ops: tuple[VolumeOp, ...]
     """Since the store was opened."""

@@ -247,6 +247,9 @@ class _VolumePathStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Volum
     VOLUME_PATH_STATE_DISCONNECTED: _VolumePathState.ValueType  # 4
     """by an administrator, or given up"""
     VOLUME_PATH_STATE_CLOSING: _VolumePathState.ValueType  # 5
+    VOLUME_PATH_STATE_FENCING: _VolumePathState.ValueType  # 6
+    """what was under way before is being ended; connected next"""
+    VOLUME_PATH_STATE_REMOVED: _VolumePathState.ValueType  # 7
 
 class VolumePathState(_VolumePathState, metaclass=_VolumePathStateEnumTypeWrapper): ...
 
@@ -258,6 +261,9 @@ VOLUME_PATH_STATE_RECONNECTING: VolumePathState.ValueType  # 3
 VOLUME_PATH_STATE_DISCONNECTED: VolumePathState.ValueType  # 4
 """by an administrator, or given up"""
 VOLUME_PATH_STATE_CLOSING: VolumePathState.ValueType  # 5
+VOLUME_PATH_STATE_FENCING: VolumePathState.ValueType  # 6
+"""what was under way before is being ended; connected next"""
+VOLUME_PATH_STATE_REMOVED: VolumePathState.ValueType  # 7
 Global___VolumePathState: _TypeAlias = VolumePathState  # noqa: Y015
 
 class _VolumeRole:
@@ -442,7 +448,7 @@ class VolumeExport(_message.Message):
     def allow_session(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
     def info(self) -> Global___VolumeInfo:
-        """of the store; unset while it is not open"""
+        """of the store when it was last open; unset before"""
 
     @_builtins.property
     def user(self) -> _containers.RepeatedCompositeFieldContainer[Global___VolumeUser]: ...
