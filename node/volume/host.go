@@ -41,7 +41,7 @@ type Host struct {
 	cancel   context.CancelFunc
 	work     sync.WaitGroup // goroutines that end by themselves after cancel and the end of the sessions
 	slots    chan struct{}  // bounds what waits for file systems on behalf of callers
-	roots    []*rnbd.Root
+	started  bool           // New has taken up what an earlier Host has left
 
 	mu         sync.Mutex // before any shell.mu
 	closing    bool
@@ -87,6 +87,7 @@ func newHost(cfg Config, deps Deps, drv driver, wrap func(string, blk.Device) bl
 		return nil, err
 	}
 	h.startMappings(&old)
+	h.started = true
 	if err := h.save(); err != nil {
 		h.log.Error("volume: the state cannot be kept", "err", err)
 	}
@@ -148,7 +149,10 @@ func (h *Host) Close(ctx context.Context) error {
 		return nil
 	}
 
-	err := h.saveStopped()
+	var err error
+	if h.started { // else what an earlier Host has left stays as it is
+		err = h.saveStopped()
+	}
 	var all sync.WaitGroup
 	for _, m := range mappings {
 		all.Go(func() { m.leave(ctx) })
@@ -164,9 +168,6 @@ func (h *Host) await(ctx context.Context) error {
 	go func() { // ends when the last session and the last store have
 		<-h.srv.done
 		h.work.Wait()
-		for _, r := range h.roots {
-			r.Close()
-		}
 		h.store.close()
 		h.ev.close()
 		close(done)

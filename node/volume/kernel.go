@@ -11,7 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -73,7 +72,8 @@ type kernelFront struct {
 	log     *slog.Logger
 	done    sync.WaitGroup
 
-	stopping atomic.Bool
+	once  sync.Once
+	ended chan struct{} // closed by stop and close
 }
 
 type kernelOptions struct {
@@ -93,7 +93,7 @@ func openKernel(drv driver, o kernelOptions, d blk.Device, log *slog.Logger) (*k
 	if err != nil {
 		return nil, err
 	}
-	f := &kernelFront{drv: drv, index: o.index, backend: o.backend, timeout: o.timeout, dead: o.dead, srv: srv, log: log}
+	f := &kernelFront{drv: drv, index: o.index, backend: o.backend, timeout: o.timeout, dead: o.dead, srv: srv, log: log, ended: make(chan struct{})}
 	info := d.Info()
 	conns := 1
 	if info.MultiConn {
@@ -134,10 +134,16 @@ func (f *kernelFront) serve(nc net.Conn) {
 	f.done.Add(1)
 	go func() { // ends with stop, or when the kernel has given the device up
 		defer f.done.Done()
-		for {
+		for pause := time.Millisecond; ; pause = min(2*pause, time.Second) {
+			began := time.Now()
 			err := f.srv.ServeKernel(nc, "")
-			if f.stopping.Load() {
+			if time.Since(began) > time.Minute {
+				pause = time.Millisecond
+			}
+			select {
+			case <-f.ended:
 				return
+			case <-time.After(pause):
 			}
 			f.log.Warn("volume: the kernel has given a connection up", "device", nbdPath(f.index), "err", err)
 			kernel, ours, err := nbd.KernelPair()
@@ -146,7 +152,7 @@ func (f *kernelFront) serve(nc net.Conn) {
 				kernel.Close()
 			}
 			if err != nil {
-				if !f.stopping.Load() {
+				if !f.stopped() {
 					f.log.Error("volume: the kernel takes no new connection; the device was detached by somebody else", "device", nbdPath(f.index), "err", err)
 				}
 				return
@@ -158,9 +164,18 @@ func (f *kernelFront) serve(nc net.Conn) {
 
 // stop ends our side of the connections.
 func (f *kernelFront) stop() {
-	f.stopping.Store(true)
+	f.once.Do(func() { close(f.ended) })
 	f.srv.Close()
 	f.done.Wait()
+}
+
+func (f *kernelFront) stopped() bool {
+	select {
+	case <-f.ended:
+		return true
+	default:
+		return false
+	}
 }
 
 func (f *kernelFront) users() int {
@@ -180,7 +195,7 @@ func (f *kernelFront) resized(i *blk.Info) {
 // close detaches the device, or leaves it without a connection for its
 // dead-connection timeout, in which requests wait for the next Host.
 func (f *kernelFront) close(ctx context.Context, leave bool) error {
-	f.stopping.Store(true)
+	f.once.Do(func() { close(f.ended) })
 	if leave {
 		// At once: what has no answer is the next Host's, and a refusal in the
 		// meantime would be an error of the disk.

@@ -244,10 +244,15 @@ func (m *mapping) end(force bool) {
 	m.turn.Lock()
 	defer m.turn.Unlock()
 	h := m.h
+	released := false
 	if m.dev != nil && force { // first, so that nobody waits for a request
 		now := m.c.lock(h.now())
 		m.dev.v.Unmap(now, true)
 		m.c.finish(now)
+		// What the server has comes back with the end of the links. Others of
+		// the session go on, and then it comes back in the server's time.
+		h.release(m.c)
+		released = true
 	}
 	if m.front != nil {
 		ctx, cancel := context.WithTimeout(context.Background(), frontEnd)
@@ -259,7 +264,7 @@ func (m *mapping) end(force bool) {
 	if m.dev != nil && !m.dev.unmap(force) && !force {
 		m.dev.unmap(true)
 	}
-	if m.c != nil {
+	if m.c != nil && !released {
 		h.release(m.c)
 	}
 	h.mu.Lock()

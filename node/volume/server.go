@@ -174,6 +174,14 @@ func (s *server) close() {
 	s.closeListeners()
 	now := s.lock(s.clock())
 	s.rt.Close(now)
+	// From here on no client hears anything, so none takes what follows for the
+	// end of a volume.
+	for _, x := range s.rn.Exports() {
+		s.rn.Unexport(now, x.Name, true)
+	}
+	for _, r := range s.rn.Roots() {
+		s.rn.RemoveRoot(now, r, true)
+	}
 	s.finish(now)
 }
 

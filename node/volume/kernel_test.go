@@ -1,0 +1,354 @@
+package volume
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/blk/nbd"
+)
+
+// fakeKernel is what the tests know of the kernel's driver: devices that keep
+// their state while there is no connection, and send again what has no answer.
+type fakeKernel struct {
+	mu      sync.Mutex
+	changed sync.Cond
+	devices map[int]*fakeDevice
+	busy    bool // every device is mounted
+	missing bool // there is no driver
+}
+
+type fakeDevice struct {
+	attach nbd.Attach
+	conn   net.Conn // nil: it is dead
+	others []net.Conn
+	size   uint64
+}
+
+func newFakeKernel() *fakeKernel {
+	k := &fakeKernel{devices: map[int]*fakeDevice{}}
+	k.changed.L = &k.mu
+	return k
+}
+
+func (k *fakeKernel) driver() driver {
+	return driver{connect: k.connect, reconfigure: k.reconfigure, disconnect: k.disconnect, status: k.status,
+		maxRequest: func(int, int) error { return nil },
+		held:       func(int) bool { k.mu.Lock(); defer k.mu.Unlock(); return k.busy },
+		present: func() error {
+			if k.missing {
+				return haveKernel()
+			}
+			return nil
+		}}
+}
+
+// take makes connections of sockets the way the kernel does: references of its
+// own. The first is used, the others are only kept.
+func (d *fakeDevice) take(fds []int) error {
+	for _, fd := range fds {
+		fd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		f := os.NewFile(uintptr(fd), "kernel")
+		c, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			return err
+		}
+		if d.conn == nil {
+			d.conn = c
+		} else {
+			d.others = append(d.others, c)
+		}
+	}
+	return nil
+}
+
+func (d *fakeDevice) close() {
+	if d.conn != nil {
+		d.conn.Close()
+	}
+	for _, c := range d.others {
+		c.Close()
+	}
+}
+
+func (k *fakeKernel) connect(index int, a nbd.Attach) (int, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if a.Timeout <= 0 || a.DeadTimeout <= 0 || a.Size == 0 || a.BlockSize == 0 {
+		return 0, syscall.EINVAL
+	}
+	if index == nbd.AnyDevice {
+		for index = 0; k.devices[index] != nil; index++ {
+		}
+	} else if k.devices[index] != nil {
+		return 0, syscall.EBUSY
+	}
+	d := &fakeDevice{attach: a, size: a.Size}
+	k.devices[index] = d
+	return index, d.take(a.Sockets)
+}
+
+func (k *fakeKernel) reconfigure(index int, a nbd.Attach) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	d := k.devices[index]
+	if d == nil || d.attach.Backend != a.Backend {
+		return syscall.EINVAL
+	}
+	if a.Size != 0 {
+		d.size = a.Size
+	}
+	k.changed.Broadcast()
+	return d.take(a.Sockets)
+}
+
+func (k *fakeKernel) disconnect(index int) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if d := k.devices[index]; d != nil {
+		d.close()
+	}
+	delete(k.devices, index)
+	k.changed.Broadcast()
+	return nil
+}
+
+func (k *fakeKernel) status(int) (map[int]bool, error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	m := map[int]bool{}
+	for i := range k.devices {
+		m[i] = true
+	}
+	return m, nil
+}
+
+func (k *fakeKernel) device(index int) fakeDevice {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if d := k.devices[index]; d != nil {
+		return *d
+	}
+	return fakeDevice{}
+}
+
+// dead: the connection has ended; a new one is waited for.
+func (k *fakeKernel) dead(index int, c net.Conn) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	d := k.devices[index]
+	if d != nil && d.conn == c {
+		c.Close()
+		d.conn = nil
+	}
+	for d != nil && d.conn == nil {
+		k.changed.Wait()
+		d = k.devices[index]
+	}
+	if d == nil {
+		return syscall.ENODEV
+	}
+	return nil
+}
+
+// io does one request, again on a new connection if there was no answer.
+func (k *fakeKernel) io(index int, cmd uint16, off uint64, p []byte) error {
+	for {
+		c := k.device(index).conn
+		if c == nil {
+			if err := k.dead(index, nil); err != nil {
+				return err
+			}
+			continue
+		}
+		b := binary.BigEndian.AppendUint32(nil, 0x25609513)
+		b = binary.BigEndian.AppendUint16(b, 0)
+		b = binary.BigEndian.AppendUint16(b, cmd)
+		b = binary.BigEndian.AppendUint64(b, 77)
+		b = binary.BigEndian.AppendUint64(b, off)
+		b = binary.BigEndian.AppendUint32(b, uint32(len(p)))
+		if cmd == 1 {
+			b = append(b, p...)
+		}
+		_, err := c.Write(b)
+		reply := make([]byte, 16)
+		if err == nil {
+			_, err = io.ReadFull(c, reply)
+		}
+		errno := syscall.Errno(binary.BigEndian.Uint32(reply[4:]))
+		if err == nil && errno == 0 && cmd == 0 {
+			_, err = io.ReadFull(c, p)
+		}
+		if err == nil {
+			if errno != 0 {
+				return errno
+			}
+			return nil
+		}
+		if err := k.dead(index, c); err != nil {
+			return err
+		}
+	}
+}
+
+// disk is a device of the kernel as traffic wants it.
+type disk struct {
+	k     *fakeKernel
+	index int
+	mu    sync.Mutex
+}
+
+func (d *disk) ReadAt(p []byte, off int64) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(p), d.k.io(d.index, 0, uint64(off), p)
+}
+
+func (d *disk) WriteAt(p []byte, off int64) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(p), d.k.io(d.index, 1, uint64(off), p)
+}
+
+func (d *disk) Flush() error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.k.io(d.index, 3, 0, nil)
+}
+
+func withKernel(t *testing.T) (server, client *testNode, k *fakeKernel) {
+	port := freePort(t)
+	server, client = newServerNode(t, port), newClientNode(t, port)
+	k = newFakeKernel()
+	client.drv = k.driver()
+	server.start()
+	client.start()
+	return server, client, k
+}
+
+func TestKernelDevice(t *testing.T) {
+	server, client, k := withKernel(t)
+	s := file(t, "disk", 8<<20)
+	mustExport(t, server.h, s)
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", As: AsNBD})
+	if m.Device != "/dev/nbd0" || m.URI != "" {
+		t.Fatalf("mapped as %+v", m)
+	}
+	if a := k.device(0).attach; a.Size != 8<<20 || a.Timeout <= 0 || a.DeadTimeout != time.Minute || a.Backend == "" {
+		t.Fatalf("attached with %+v", a)
+	}
+	if _, err := client.h.Map(testCtx(t), MapSpec{Node: server.node(), Name: "other", As: AsNBD, Device: "/dev/nbd0"}); !errors.Is(err, syscall.EEXIST) {
+		t.Fatalf("a device that is taken: %v", err)
+	}
+	d := &disk{k: k}
+	if err := writePattern(d, 0, 1<<20, 1, 64<<10); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := server.h.ResizeExport(testCtx(t), "disk", 16<<20); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := client.h.ResizeMapping(testCtx(t), "/dev/nbd0", 0); err != nil || n != 16<<20 {
+		t.Fatalf("the mapping has %d bytes, %v", n, err)
+	}
+	eventually(t, "the kernel knows the new size", func() bool { return k.device(0).size == 16<<20 })
+	if err := writePattern(d, 12<<20, 4096, 1, 4096); err != nil {
+		t.Fatal(err)
+	}
+	k.mu.Lock()
+	k.busy = true
+	k.mu.Unlock()
+	if err := client.h.Unmap(testCtx(t), "/dev/nbd0", false); !errors.Is(err, syscall.EBUSY) {
+		t.Fatalf("unmap while mounted: %v", err)
+	}
+	if err := client.h.Unmap(testCtx(t), "/dev/nbd0", true); err != nil || k.device(0).conn != nil {
+		t.Fatalf("unmap by force: %v, %+v", err, k.device(0))
+	}
+}
+
+// A kernel device outlives its daemon: requests wait, and go on with the next
+// one, which gives it a new socket.
+func TestKernelDeviceOutlivesTheDaemon(t *testing.T) {
+	server, client, k := withKernel(t)
+	mustExport(t, server.h, file(t, "disk", 8<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", As: AsNBD})
+	x := startTraffic(t, &disk{k: k})
+	for i := range 4 {
+		x.progress(t, 30)
+		if i%2 == 0 {
+			client.stop()
+		} else {
+			client.crash()
+		}
+		time.Sleep(20 * time.Millisecond) // requests meet no connection
+		client.start()
+	}
+	x.progress(t, 30)
+	x.end(t)
+	i, err := client.h.Mapping(m.ID)
+	if err != nil || i.Device != m.Device {
+		t.Fatalf("back as %+v, %v", i, err)
+	}
+	if len(k.devices) != 1 {
+		t.Fatalf("%d devices", len(k.devices))
+	}
+	if err := client.h.Unmap(testCtx(t), m.ID, true); err != nil {
+		t.Fatal(err)
+	}
+	client.stop()
+	client.start()
+	if l := client.h.Mappings(); len(l) != 0 || len(k.devices) != 0 {
+		t.Fatalf("left: %+v, %d devices", l, len(k.devices))
+	}
+}
+
+// The kernel gives a connection up when a request has passed its timeout.
+func TestKernelGetsANewConnection(t *testing.T) {
+	server, client, k := withKernel(t)
+	mustExport(t, server.h, memory("mem", 8<<20))
+	mustMap(t, client.h, MapSpec{Node: server.node(), Name: "mem", As: AsNBD, OnLoss: OnLossError, IOTimeout: time.Second, LossTimeout: time.Second})
+	if a := k.device(0).attach; a.Timeout != 12*time.Second {
+		t.Fatalf("timeout %v", a.Timeout)
+	}
+	d := &disk{k: k}
+	x := startTraffic(t, d)
+	for range 3 {
+		x.progress(t, 30)
+		k.device(0).conn.Close()
+	}
+	x.progress(t, 30)
+	x.end(t)
+}
+
+// A device that was detached in the meantime is attached anew.
+func TestKernelDeviceThatIsGoneIsAttachedAnew(t *testing.T) {
+	server, client, k := withKernel(t)
+	mustExport(t, server.h, memory("mem", 8<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "mem", As: AsNBD, Persist: true})
+	client.stop()
+	k.disconnect(0)
+	client.start()
+	eventually(t, "attached", func() bool { return k.device(0).conn != nil })
+	eventually(t, "open", func() bool {
+		i, err := client.h.Mapping(m.ID)
+		return err == nil && i.State == StateOpen && i.Device == "/dev/nbd0"
+	})
+	if err := writePattern(&disk{k: k}, 0, 4096, 1, 4096); err != nil {
+		t.Fatal(err)
+	}
+	k.missing = true
+	if _, err := client.h.Map(testCtx(t), MapSpec{Node: server.node(), Name: "mem", As: AsNBD, Session: "x"}); !errors.Is(err, syscall.ENOSYS) {
+		t.Logf("here the driver is loaded: %v", err)
+	}
+}

@@ -1,0 +1,184 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/blk/nbd"
+)
+
+// crash ends a node as a kill would leave it on disk: the state file says that
+// it runs.
+func (n *testNode) crash() {
+	n.t.Helper()
+	name := filepath.Join(n.cfg.StateDir, stateFile)
+	b, err := os.ReadFile(name)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	n.stop()
+	if err := os.WriteFile(name, b, 0o600); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+// opensAgain waits for a mapping's socket and returns how long that took.
+func opensAgain(t *testing.T, m MappingInfo) (*nbd.Client, time.Duration) {
+	t.Helper()
+	began := time.Now()
+	var c *nbd.Client
+	eventually(t, m.Device+" is back", func() bool {
+		var err error
+		c, err = nbd.DialURI(context.Background(), m.URI)
+		return err == nil
+	})
+	t.Cleanup(func() { c.Close() })
+	return c, time.Since(began)
+}
+
+func TestPersistentMappingIsBack(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	mustExport(t, server.h, file(t, "kept", 8<<20))
+	mustExport(t, server.h, file(t, "other", 8<<20))
+	kept := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "kept", Persist: true, Paths: server.twoPaths(), Policy: "rr", IOTimeout: 7 * time.Second})
+	other := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "other"})
+	if err := writePattern(open(t, kept), 0, 64<<10, 1, 4096); err != nil {
+		t.Fatal(err)
+	}
+	client.stop()
+	if _, err := os.Stat(kept.Socket); !os.IsNotExist(err) {
+		t.Fatalf("the socket of a stopped daemon is there: %v", err)
+	}
+
+	client.start()
+	c, took := opensAgain(t, kept)
+	if took > time.Second {
+		t.Errorf("back after %v", took)
+	}
+	if err := checkPattern(c, 0, 64<<10, 1, 4096); err != nil {
+		t.Fatal(err)
+	}
+	i, err := client.h.Mapping(kept.ID)
+	if err != nil || i.Policy != PolicyRoundRobin || i.IOTimeout != 7*time.Second || !i.Persist || len(i.Paths) != 2 {
+		t.Fatalf("back as %+v, %v", i, err)
+	}
+	if _, err := client.h.Mapping(other.ID); !errors.Is(err, syscall.ENOENT) {
+		t.Fatalf("a mapping that was not to persist: %v", err)
+	}
+	if m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "other"}); m.ID == kept.ID || m.ID == other.ID {
+		t.Errorf("ID %s was used again", m.ID)
+	}
+	c.Close()
+	if err := client.h.Unmap(testCtx(t), kept.ID, true); err != nil {
+		t.Fatal(err)
+	}
+	client.stop()
+	client.start()
+	if l := client.h.Mappings(); len(l) != 0 {
+		t.Fatalf("unmapped, and back after a restart: %+v", l)
+	}
+}
+
+func TestSocketsAreBackAfterACrash(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	mustExport(t, server.h, file(t, "disk", 8<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk"})
+	for i := range 3 {
+		if err := writePattern(open(t, m), 0, 64<<10, byte(i+1), 4096); err != nil {
+			t.Fatal(err)
+		}
+		client.crash()
+		client.start()
+		c, took := opensAgain(t, m)
+		if took > time.Second {
+			t.Errorf("back after %v", took)
+		}
+		if err := checkPattern(c, 0, 64<<10, byte(i+1), 4096); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if i, err := client.h.Mapping(m.ID); err != nil || i.Persist {
+		t.Fatalf("%+v, %v", i, err)
+	}
+}
+
+func TestMappingWaitsForItsServerAtTheStart(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.cfg.Exports = []ExportSpec{file(t, "disk", 8<<20)}
+	server.start()
+	client.start()
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", Persist: true})
+	client.stop()
+	server.stop()
+	client.start()
+	eventually(t, "an attempt", func() bool {
+		i, err := client.h.Mapping(m.ID)
+		return err == nil && i.State == StateInit
+	})
+	server.start()
+	c, _ := opensAgain(t, m)
+	if err := writePattern(c, 0, 4096, 1, 4096); err != nil {
+		t.Fatal(err)
+	}
+	// And one that never comes can be unmapped.
+	client.stop()
+	server.stop()
+	client.start()
+	if err := client.h.Unmap(testCtx(t), m.ID, false); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestExportsArePersistent(t *testing.T) {
+	server := newServerNode(t, freePort(t))
+	server.start()
+	s := file(t, "disk", 8<<20)
+	s.Persist, s.Shared = true, true
+	mustExport(t, server.h, s)
+	mustExport(t, server.h, file(t, "other", 8<<20))
+	server.stop()
+	server.start()
+	if l := server.h.Exports(); len(l) != 1 || l[0].Name != "disk" || !l[0].Shared || l[0].Info.Size != 8<<20 {
+		t.Fatalf("after a restart: %+v", l)
+	}
+	os.Remove(s.Path)
+	server.stop()
+	server.start()
+	if l := server.h.Exports(); len(l) != 1 || l[0].State != "failed" || l[0].Error == "" {
+		t.Fatalf("without its file: %+v", l)
+	}
+	if err := server.h.Unexport(testCtx(t), "disk", false); err != nil {
+		t.Fatal(err)
+	}
+	server.stop()
+	server.start()
+	if l := server.h.Exports(); len(l) != 0 {
+		t.Fatalf("removed, and back after a restart: %+v", l)
+	}
+}
+
+func TestTwoHostsDoNotShareAStateDirectory(t *testing.T) {
+	a := newServerNode(t, freePort(t))
+	a.start()
+	if _, err := newHost(a.cfg, Deps{Provider: a.h.prov}, kernelDriver, nil); !errors.Is(err, syscall.EBUSY) {
+		t.Fatalf("a second Host in %s: %v", a.cfg.StateDir, err)
+	}
+	b := a.cfg
+	b.StateDir, b.Listen = stateDir(t), ListenAlways
+	mustExport(t, a.h, memory("mem", 1<<20))
+	if _, err := newHost(b, Deps{Provider: a.h.prov}, kernelDriver, nil); !errors.Is(err, syscall.EADDRINUSE) {
+		t.Fatalf("a second Host on the port: %v", err)
+	}
+}
