@@ -27,13 +27,13 @@ type Client struct {
 	busy int           // depth of calls; what waits is sent at the end of the outermost
 
 	paths     []*ClientPath
-	connected int         // of them
-	turn      int         // round-robin: the path after this one
-	creator   *ClientPath // before the first Up: the one path that may create the session
-	everUp    bool
+	connected int           // of them
+	turn      int           // round-robin: the path after this one
+	creator   *ClientPath   // while no path was ever connected: the one that may create the session
 	resumed   bool          // since the last Up
 	lostAt    time.Duration // since when no path is connected
 	resting   *ClientPath   // promised there to send nothing
+	restedAt  time.Duration // when
 
 	generation uint32          // of the session at the server, 0: unknown
 	life       uint32          // rises when the server has new chunks
@@ -239,7 +239,7 @@ func (c *Client) AddPath(now time.Duration, local, remote netip.AddrPort) (*Clie
 		}
 	}
 	c.enter(now)
-	p := &ClientPath{Local: local, Remote: remote, c: c, alone: len(c.paths) == 0, since: c.now}
+	p := &ClientPath{Local: local, Remote: remote, c: c, since: c.now}
 	c.newUUID(&p.uuid)
 	c.paths = append(c.paths, p)
 	p.startAt(c.now)

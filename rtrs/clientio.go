@@ -234,7 +234,7 @@ func (p *ClientPath) revoke(r *Req) bool {
 		con.key = 0
 		return true
 	}
-	return p.c.env.Revoke(p, r.key) || mutant.On(mutant.RTRSReadKey)
+	return mutant.On(mutant.RTRSReadKey) || p.c.env.Revoke(p, r.key)
 }
 
 // message: a send without an immediate.
@@ -286,7 +286,7 @@ func (p *ClientPath) rested() {
 	if len(c.free) != c.Depth() || c.all.n > 0 || len(c.epochs) > 0 || c.resting != nil {
 		n.Errno = uint16(syscall.EBUSY)
 	} else {
-		c.resting = p
+		c.resting, c.restedAt = p, c.now
 	}
 	p.notice(n.Append(c.tail[:0]))
 }
@@ -295,7 +295,7 @@ func (p *ClientPath) rested() {
 func (p *ClientPath) tick(now time.Duration) {
 	switch p.state {
 	case Reconnecting:
-		if c := p.c; !c.everUp && c.creator != nil {
+		if c := p.c; c.creator != nil && c.fresh() {
 			return // it waits for the path that creates the session, or fails to
 		}
 		if p.at <= now {
@@ -322,6 +322,10 @@ func (p *ClientPath) watch(now time.Duration) {
 		} else {
 			p.c.arm(t)
 		}
+	}
+	if p.c.resting == p && now-p.c.restedAt >= p.c.cfg.ConnTimeout { // nobody wakes us
+		p.lose(ErrTimeout)
+		return
 	}
 	if p.beat.next <= now {
 		send, dead := p.beat.tick(now, p.c.cfg.MissedLimit)

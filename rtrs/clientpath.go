@@ -19,7 +19,6 @@ type ClientPath struct {
 
 	c        *Client
 	uuid     [wire.RTRSUUIDLen]byte
-	alone    bool // it was added while there was no other
 	state    State
 	want     State // Reconnecting, Closed or Dead: what follows Closing
 	since    time.Duration
@@ -31,6 +30,7 @@ type ClientPath struct {
 	attempt uint16        // counts the lives of the path; each that was connected is an epoch
 	at      time.Duration // Reconnecting: when it is tried; Connecting: when that took too long
 	ever    bool          // was connected before
+	creates bool          // this attempt may create the session
 	overdue bool          // a request's limit passed
 
 	// Of this life.
@@ -97,19 +97,23 @@ func (p *ClientPath) start() {
 	p.flags, p.descs, p.hasty = 0, nil, false
 	p.setState(Connecting)
 	p.startAt(c.now + c.cfg.ConnectTimeout)
-	if !c.everUp {
-		c.creator = p
+	p.creates = p.ever
+	if c.fresh() {
+		p.creates, c.creator = true, p
 	}
 	p.dial()
 }
 
-// first: the path may create the session, so that one that leads to another
-// server does not begin a second session there.
-func (p *ClientPath) first() bool {
-	if !p.c.everUp {
-		return p.c.creator == p
+// fresh: no path has been connected before. Then one at a time may create the
+// session, otherwise those that were; a path that leads to another server by
+// mistake does not begin a second session there.
+func (c *Client) fresh() bool {
+	for _, p := range c.paths {
+		if p.ever {
+			return false
+		}
 	}
-	return p.ever || p.alone || len(p.c.paths) == 1
+	return true
 }
 
 // uncreate lets another path create the session.
@@ -123,7 +127,7 @@ func (c *Client) uncreate(p *ClientPath) {
 // dial makes the next connection.
 func (p *ClientPath) dial() {
 	r := wire.RTRSConnReq{Conn: uint16(len(p.cons)), Conns: uint16(p.c.cfg.Conns), Attempt: p.attempt,
-		Path: p.uuid, Session: p.c.uuid, FirstConn: p.first()}
+		Path: p.uuid, Session: p.c.uuid, FirstConn: p.creates}
 	b := r.Append(nil)
 	wire.SetRTRSFences(b)
 	p.c.env.Dial(p, len(p.cons), b)
@@ -347,12 +351,10 @@ func (c *Client) newLife(p *ClientPath, g uint32) {
 func (c *Client) up() {
 	c.stats.Ups++
 	c.resumed = mutant.On(mutant.RTRSNoResume)
-	if !c.everUp {
-		c.everUp, c.creator = true, nil
-		for _, p := range c.paths { // they may join now
-			if p.alone = false; p.state == Reconnecting {
-				p.startAt(c.now)
-			}
+	c.creator = nil
+	for _, p := range c.paths { // they may join now
+		if p.state == Reconnecting && !p.ever {
+			p.startAt(c.now)
 		}
 	}
 	c.event(Event{Kind: EventUp, Generation: c.generation})

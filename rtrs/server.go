@@ -25,6 +25,7 @@ type Server struct {
 	sessions   []*ServerSession // those that are down and not empty yet included
 	fences     []pendingFence
 	generation uint32
+	keep       int       // keepTouched, but for tests
 	replaced   [256]uuid // sessions that shall not come back, the oldest overwritten
 	numReplace int
 	unsettled  bool // settle may find something to do
@@ -61,7 +62,7 @@ func NewServer(cfg ServerConfig, env ServerEnv, generation uint32, now time.Dura
 	if err != nil {
 		return nil, err
 	}
-	return &Server{cfg: cfg, chunks: chunks, env: env, now: now, due: Never, generation: generation}, nil
+	return &Server{cfg: cfg, chunks: chunks, env: env, now: now, due: Never, generation: generation, keep: keepTouched}, nil
 }
 
 func (s *Server) enter(now time.Duration) {
@@ -122,12 +123,15 @@ func (s *Server) admit(c *ServerCon, r *wire.RTRSConnReq, local, remote netip.Ad
 	if slices.Contains(s.replaced[:min(s.numReplace, len(s.replaced))], r.Session) {
 		return syscall.ESTALE, ErrReplaced
 	}
-	known, others, unnamed := false, 0, 0
+	known, others, unnamed, from := false, 0, 0, 0
 	for _, p := range s.paths {
 		switch {
 		case p.session != r.Session:
 			if p.ses == nil {
 				unnamed++
+				if p.Remote.Addr() == remote.Addr() {
+					from++
+				}
 			}
 		case p.uuid != r.Path:
 			others++
@@ -144,8 +148,9 @@ func (s *Server) admit(c *ServerCon, r *wire.RTRSConnReq, local, remote netip.Ad
 			known = known || p.state == Connected
 		}
 	}
+	most := max(64, s.cfg.MaxSessions)
 	switch {
-	case int(r.Conns) > s.cfg.MaxConns || others >= s.cfg.MaxPaths || unnamed >= max(64, s.cfg.MaxSessions):
+	case int(r.Conns) > s.cfg.MaxConns || others >= s.cfg.MaxPaths || unnamed >= most || from >= most/2:
 		return syscall.EMFILE, rdserr.With(ErrTooMany, "rtrs: a path of %d connections, %d other paths, %d not of any session yet: too many", r.Conns, others, unnamed)
 	case r.Conn != 0:
 		return syscall.ECONNRESET, fmt.Errorf("%w: connection %d of a path that has no connection 0", ErrProtocol, r.Conn)

@@ -108,10 +108,17 @@ func (s *Server) letIn(p *ServerPath) {
 			wait = wait || !mutant.On(mutant.RTRSReplaceAtOnce)
 		}
 	}
+	live := 0
+	for _, e := range s.sessions {
+		if !e.down {
+			live++
+		}
+	}
 	switch {
 	case wait:
-	case ses == nil && s.full():
+	case ses == nil && live >= s.cfg.MaxSessions:
 		p.refuseWith(uint16(syscall.EMFILE), rdserr.With(ErrTooMany, "rtrs: %d sessions are allowed", s.cfg.MaxSessions))
+	case ses == nil && len(s.sessions) >= s.cfg.MaxSessions: // until one that has ended has let its chunks go
 	case ses != nil && ses.Name != p.name:
 		p.refuseWith(uint16(syscall.EINVAL), rdserr.With(rdserr.ErrInvalid, "rtrs: a path of session %q says that it is of %q", ses.Name, p.name))
 	default:
@@ -124,10 +131,6 @@ func (s *Server) letIn(p *ServerPath) {
 		ses.join(p)
 	}
 }
-
-// full: one more session would be too many. Those that end count, as they have
-// their chunks until then.
-func (s *Server) full() bool { return len(s.sessions) >= s.cfg.MaxSessions }
 
 // replace ends e because its client, started anew, has come with another
 // number. If the old one is alive it is told, and must not come back: two of a

@@ -48,7 +48,7 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i wire.RT
 		return p.violation(err)
 	}
 	c, k := &e.chunks[id], &p.keys[id]
-	if c.req != nil || p.asked && n == 0 {
+	if c.req != nil {
 		return p.violation(fmt.Errorf("%w: a request in chunk %d, which has one", ErrProtocol, id))
 	}
 	at := addr - k.Addr
@@ -129,7 +129,7 @@ func (s *Server) Reply(now time.Duration, r *ServerReq, n int, err error) {
 	p.inflight--
 	e.active--
 	e.used = s.now
-	if e.active == 0 && e.touched > keepTouched {
+	if e.active == 0 && e.touched > s.keep {
 		s.arm(e.used + s.cfg.TrimAfter)
 	}
 	if p.state == Connected {

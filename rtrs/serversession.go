@@ -141,7 +141,7 @@ func (e *ServerSession) free() {
 // tick gives the pages of an idle session back. The client is asked first,
 // because it may be writing into a chunk right now, and nobody here can tell.
 func (e *ServerSession) tick(now time.Duration) {
-	if e.down || e.active > 0 || e.touched <= keepTouched {
+	if e.down || e.active > 0 || e.touched <= e.s.keep {
 		return
 	}
 	at := e.used + e.s.cfg.TrimAfter
