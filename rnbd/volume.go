@@ -63,8 +63,9 @@ type Volume struct {
 
 	held     *piece // wait here: there is a path, but the server does not have the volume
 	heldLast *piece
-	failing  bool // the last request failed
-	wrote    uint64
+	failing  bool   // the last request failed
+	life     uint   // of the store: counts the times when what was not flushed may have been lost
+	wrote    uint64 // completed writes that the next flush makes durable
 	synced   uint64 // of wrote, how much is durable
 	syncErr  error  // no flush succeeds any more (B7)
 }
@@ -230,7 +231,10 @@ func (v *Volume) sameAs(rsp *wire.RNBDOpenRsp, store wire.RNBDStore) error {
 	case store.Foreign && v.access != wire.RNBDReadOnly && !v.accept:
 		return rdserr.With(ErrStale, "volume %q has been open for writing in another session meanwhile; map it anew", v.name)
 	case changed && v.wrote > v.synced:
+		v.life++
 		v.syncLost(rdserr.With(blk.ErrSyncFailed, "volume %q: the server was started again, or a sync failed there, before %d completed writes were flushed", v.name, v.wrote-v.synced))
+	case changed:
+		v.life++
 	}
 	return nil
 }

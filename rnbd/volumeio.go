@@ -27,6 +27,7 @@ type call struct {
 	err   error  // the first there was
 	store bool   // it came from the store behind the volume
 	wrote uint64 // of a flush: v.wrote when it came
+	life  uint   // v.life when it was started
 	first piece
 	next  *call // of the unused ones
 }
@@ -56,12 +57,18 @@ func (v *Volume) Submit(now time.Duration, batch []*blk.Request) {
 		} else {
 			c.calls, k.next = k.next, nil
 		}
-		k.r, k.v, k.left, k.err, k.store, k.wrote = r, v, 1, nil, false, v.wrote
-		k.first.call, k.first.off, k.first.n = k, r.Off, r.Len
+		k.r, k.v, k.err, k.store, k.wrote = r, v, nil, false, v.wrote
 		c.lane++
-		v.start(now, &k.first)
+		k.start(now)
 	}
 	c.restart(now)
+}
+
+// start carries the call out from its beginning.
+func (k *call) start(now time.Duration) {
+	k.left, k.life = 1, k.v.life
+	k.first.call, k.first.off, k.first.n = k, k.r.Off, k.r.Len
+	k.v.start(now, &k.first)
 }
 
 // check tells why a request fails at once.
@@ -210,6 +217,10 @@ func (p *piece) end(now time.Duration, err error) {
 		return
 	}
 	r, v := k.r, k.v
+	if k.err == nil && k.life != v.life && r.Op.Writes() && r.Len > p.n && v.info.WriteCache && !syncs(r) {
+		k.start(now) // its first pieces were done in a life of the store that has lost what was not flushed
+		return
+	}
 	r.Err = v.settle(k)
 	k.r, k.v, k.err = nil, nil, nil
 	k.next, c.calls = c.calls, k
