@@ -18,7 +18,7 @@ import (
 	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
 )
 
-var exampleNames = []string{"echo", "request", "spool", "manytoone"}
+var exampleNames = []string{"echo", "request", "spool", "manytoone", "mapvolume"}
 
 // The programs in README.md are the files under examples.
 func TestReadmePrograms(t *testing.T) {

@@ -49,10 +49,12 @@ type Daemon struct {
 	log  *logBuffer
 }
 
-// Pair starts two daemons that reach each other, at AddrA and AddrB.
+// Pair starts two daemons that reach each other, for volumes too, at AddrA and
+// AddrB.
 func Pair(tb testing.TB, args ...string) (a, b *Daemon) {
 	tb.Helper()
 	port := FreePort(tb, AddrA, AddrB)
+	args = append([]string{"--volume-port", strconv.Itoa(FreePort(tb, AddrA, AddrB))}, args...)
 	return Start(tb, AddrA, port, args...), Start(tb, AddrB, port, args...)
 }
 
