@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -55,11 +54,15 @@ func parseNBD(s string) (int, error) {
 	return 0, rdserr.With(rdserr.ErrInvalid, "device %q; want /dev/nbdN", s)
 }
 
-// maxKernelConns bounds the connections of one kernel device, which are its queues.
-const maxKernelConns = 4
-
 // requestSize is the largest request a kernel device is to make, bytes.
 const requestSize = 1 << 20
+
+// kernelTimeout is how long a request of a kernel device may take before the
+// kernel gives its connection up and sends it again, where nothing asks for
+// longer. That costs little (nbd.Server.ServeDevice), but what was under way when
+// a daemon died is sent to the next one only then. It is long enough for as
+// many requests as the kernel has under way over a slow network.
+const kernelTimeout = 30 * time.Second
 
 // kernelFront is a device of the kernel's driver.
 type kernelFront struct {
@@ -86,35 +89,15 @@ type kernelOptions struct {
 
 // openKernel attaches a device.
 func openKernel(drv driver, o kernelOptions, d blk.Device, log *slog.Logger) (*kernelFront, error) {
-	srv, err := nbd.NewServer(nbd.Options{Log: log})
+	srv, err := nbd.NewServer(nbd.Options{Log: log, MaxBytes: nbd.KernelInFlight * requestSize})
 	if err == nil {
 		err = srv.Add(nbd.Export{Device: d})
 	}
 	if err != nil {
 		return nil, err
 	}
-	f := &kernelFront{drv: drv, index: o.index, backend: o.backend, timeout: o.timeout, dead: o.dead, srv: srv, log: log, ended: make(chan struct{})}
-	info := d.Info()
-	conns := 1
-	if info.MultiConn {
-		conns = min(maxKernelConns, runtime.NumCPU())
-	}
-	a := nbd.Attach{Size: info.Size, BlockSize: info.LogicalBlock, Flags: nbd.KernelFlags(info), Timeout: o.timeout, DeadTimeout: o.dead, Backend: o.backend}
-	for range conns {
-		kernel, ours, err := nbd.KernelPair()
-		if err != nil {
-			f.stop()
-			return nil, err
-		}
-		defer kernel.Close()
-		a.Sockets = append(a.Sockets, int(kernel.Fd()))
-		f.serve(ours)
-	}
-	if o.resume {
-		err = drv.reconfigure(o.index, a)
-	} else {
-		f.index, err = drv.connect(o.index, a)
-	}
+	f := &kernelFront{drv: drv, index: o.index, backend: o.backend, timeout: o.timeout, dead: o.dead, srv: srv, log: log}
+	ours, err := f.connect(d.Info(), o.resume)
 	if err != nil {
 		f.stop()
 		if errors.Is(err, unix.EBUSY) {
@@ -122,42 +105,54 @@ func openKernel(drv driver, o kernelOptions, d blk.Device, log *slog.Logger) (*k
 		}
 		return nil, fmt.Errorf("attach: %w", err)
 	}
+	f.serve(ours)
 	if err := drv.maxRequest(f.index, requestSize); err != nil {
 		log.Warn("volume: the size of requests of a kernel device stays small, which costs throughput", "device", nbdPath(f.index), "err", err)
 	}
 	return f, nil
 }
 
-// serve serves one connection. When the kernel lets its end go, which it does
-// when a request has passed its timeout, the device gets another one.
+// connect gives the device its connection; there is one at a time, for the sake
+// of the order of writes.
+func (f *kernelFront) connect(i *blk.Info, resume bool) (ours net.Conn, err error) {
+	if resume {
+		return f.renew(context.Background())
+	}
+	kernel, ours, err := nbd.KernelPair()
+	if err != nil {
+		return nil, err
+	}
+	defer kernel.Close()
+	a := f.attach()
+	a.Size, a.BlockSize, a.Flags = i.Size, i.LogicalBlock, nbd.KernelFlags(i)
+	a.Sockets = []int{int(kernel.Fd())}
+	if f.index, err = f.drv.connect(f.index, a); err != nil {
+		ours.Close()
+		return nil, err
+	}
+	return ours, nil
+}
+
+// attach is what connecting and reconfiguring have in common.
+func (f *kernelFront) attach() nbd.Attach {
+	return nbd.Attach{Timeout: f.timeout, DeadTimeout: f.dead, Backend: f.backend}
+}
+
+// renew gives the device a connection in place of one that has ended.
+func (f *kernelFront) renew(ctx context.Context) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, f.dead) // then the kernel gives the device up
+	defer cancel()
+	return nbd.Reconnect(ctx, f.attach(), func(a nbd.Attach) error { return f.drv.reconfigure(f.index, a) })
+}
+
+// serve serves the device. When the kernel lets a connection go, which it does
+// when a request has passed its timeout, it gets another one.
 func (f *kernelFront) serve(nc net.Conn) {
 	f.done.Add(1)
 	go func() { // ends with stop, or when the kernel has given the device up
 		defer f.done.Done()
-		for pause := time.Millisecond; ; pause = min(2*pause, time.Second) {
-			began := time.Now()
-			err := f.srv.ServeKernel(nc, "")
-			if time.Since(began) > time.Minute {
-				pause = time.Millisecond
-			}
-			select {
-			case <-f.ended:
-				return
-			case <-time.After(pause):
-			}
-			f.log.Warn("volume: the kernel has given a connection up", "device", nbdPath(f.index), "err", err)
-			kernel, ours, err := nbd.KernelPair()
-			if err == nil {
-				err = f.drv.reconfigure(f.index, nbd.Attach{Timeout: f.timeout, DeadTimeout: f.dead, Backend: f.backend, Sockets: []int{int(kernel.Fd())}})
-				kernel.Close()
-			}
-			if err != nil {
-				if !f.stopped() {
-					f.log.Error("volume: the kernel takes no new connection; the device was detached by somebody else", "device", nbdPath(f.index), "err", err)
-				}
-				return
-			}
-			nc = ours
+		if err := f.srv.ServeDevice(nc, "", f.renew); err != nil && !f.stopping.Load() {
+			f.log.Error("volume: the kernel takes no new connection; the device was detached by somebody else", "device", nbdPath(f.index), "err", err)
 		}
 	}()
 }
@@ -186,8 +181,9 @@ func (f *kernelFront) users() int {
 }
 
 func (f *kernelFront) resized(i *blk.Info) {
-	err := f.drv.reconfigure(f.index, nbd.Attach{Size: i.Size, BlockSize: i.LogicalBlock, Timeout: f.timeout, DeadTimeout: f.dead, Backend: f.backend})
-	if err != nil {
+	a := f.attach()
+	a.Size, a.BlockSize = i.Size, i.LogicalBlock
+	if err := f.drv.reconfigure(f.index, a); err != nil {
 		f.log.Warn("volume: a kernel device was not told its new size", "device", nbdPath(f.index), "size", i.Size, "err", err)
 	}
 }
