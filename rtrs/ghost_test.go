@@ -50,11 +50,6 @@ func TestGhost(t *testing.T) {
 	}
 }
 
-func ghostSeed(seed int64, trace bool) string {
-	g := newGhost(seed, trace)
-	return g.try(g.run)
-}
-
 // ghost is a world of one client, two paths and one sector.
 type ghost struct {
 	*world

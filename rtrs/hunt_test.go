@@ -41,3 +41,8 @@ func TestHunt(t *testing.T) {
 		t.Fatalf("rule %d was broken and %d seeds did not notice", rule, n)
 	}
 }
+
+func ghostSeed(seed int64, trace bool) string {
+	g := newGhost(seed, trace)
+	return g.try(g.run)
+}

@@ -24,15 +24,14 @@ type ServerPath struct {
 	since   time.Duration
 	err     error
 
-	name   string // from the INFO_REQ
-	ses    *ServerSession
-	cons   []serverCon
-	at     time.Duration // Connecting: when that took too long; Closing and hung false: when it is hung up
-	hung   bool          // Hang was called
-	keys   []wire.RTRSDesc
-	beat   heartbeat
-	asked  bool // a REST was sent on it that is not answered
-	refuse bool // it is being told why it is refused
+	name  string // from the INFO_REQ
+	ses   *ServerSession
+	cons  []serverCon
+	at    time.Duration // Connecting: when that took too long; Closing and hung false: when it is hung up
+	hung  bool          // Hang was called
+	keys  []wire.RTRSDesc
+	beat  heartbeat
+	asked bool // a REST was sent on it that is not answered
 
 	inflight int // requests that Reply was not called for
 	stats    ServerPathStats
@@ -114,7 +113,7 @@ func (p *ServerPath) hang() {
 	}
 }
 
-// refuse tells the client why, and gives p up.
+// refuseWith tells the client why, and gives p up.
 func (p *ServerPath) refuseWith(errno uint16, err error) {
 	p.s.stats.Refused++
 	p.s.event(Event{Kind: EventRefused, Server: p, Err: err})

@@ -20,7 +20,6 @@ type simServer struct {
 	closed  bool
 	armed   time.Duration
 	seed    uint32
-	maxBusy int
 	mem     map[*byte]bool
 	ends    []*end // of this life
 	running map[*ServerReq]bool
@@ -30,7 +29,6 @@ type simServer struct {
 type userSession struct {
 	device uint32
 	down   bool
-	open   int
 }
 
 func newSimServer(w *world, cfg ServerConfig, st *store) *simServer {
@@ -209,8 +207,7 @@ func (n *simServer) Request(r *ServerReq) {
 			w.fail("B3: two copies of write %d are at the store", u.id)
 		}
 	}
-	life, name, device := n.inc, r.Session.Name, u.device
-	_ = device
+	life, name := n.inc, r.Session.Name
 	i := uint32(0)
 	var next func()
 	next = func() {

@@ -1,0 +1,436 @@
+package rtrs
+
+import (
+	"bytes"
+	"errors"
+	"math/rand"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// posted is what a core posted, with its bytes.
+type posted struct {
+	path  any
+	conn  int
+	op    transport.Op
+	bytes []byte
+}
+
+func note(p any, conn int, op *transport.Op) posted {
+	return posted{p, conn, *op, append(append([]byte(nil), op.Data...), op.Tail...)}
+}
+
+// fakeClient is a Client whose surroundings write down what it wants.
+type fakeClient struct {
+	t      testing.TB
+	c      *Client
+	now    time.Duration
+	dials  []dialled
+	posts  []posted
+	hung   []*ClientPath
+	done   []*Req
+	ups    int
+	downs  int
+	closed int
+	events []Event
+	keys   map[uint32][]byte
+	next   uint32
+	busy   bool // Revoke finds a write under way
+	onUp   func()
+	onDone func(r *Req)
+}
+
+type dialled struct {
+	p    *ClientPath
+	conn int
+	req  []byte
+}
+
+func (f *fakeClient) Dial(p *ClientPath, conn int, req []byte) {
+	f.dials = append(f.dials, dialled{p, conn, req})
+}
+func (f *fakeClient) Hang(p *ClientPath) { f.hung = append(f.hung, p) }
+func (f *fakeClient) Post(p *ClientPath, conn int, op *transport.Op) {
+	f.posts = append(f.posts, note(p, conn, op))
+}
+func (f *fakeClient) Register(p *ClientPath, b []byte) (uint32, uint64) {
+	f.next++
+	f.keys[f.next] = b
+	return f.next, 0x1000 * uint64(f.next)
+}
+func (f *fakeClient) Revoke(p *ClientPath, key uint32) bool {
+	delete(f.keys, key)
+	return !f.busy
+}
+func (f *fakeClient) Up() {
+	f.ups++
+	if f.onUp != nil {
+		f.onUp()
+	} else {
+		f.c.Resume(f.now)
+	}
+}
+func (f *fakeClient) Down() { f.downs++ }
+func (f *fakeClient) Done(r *Req) {
+	f.done = append(f.done, r)
+	if f.onDone != nil {
+		f.onDone(r)
+	}
+}
+func (f *fakeClient) Closed()       { f.closed++ }
+func (f *fakeClient) Event(e Event) { f.events = append(f.events, e) }
+
+func newFakeClient(t testing.TB, cfg ClientConfig) *fakeClient {
+	t.Helper()
+	f := &fakeClient{t: t, keys: map[uint32][]byte{}}
+	if cfg.Name == "" {
+		cfg.Name = "s1"
+	}
+	c, err := NewClient(cfg, f, rand.New(rand.NewSource(1)), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.c = c
+	return f
+}
+
+// add adds a path to address 10.0.0.n.
+func (f *fakeClient) add(n byte) *ClientPath {
+	f.t.Helper()
+	p, err := f.c.AddPath(f.now, netip.AddrPort{}, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, n}), 16386))
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return p
+}
+
+// tick lets d pass.
+func (f *fakeClient) tick(d time.Duration) {
+	for end := f.now + d; ; {
+		t := f.c.Next()
+		if t > end {
+			f.now = end
+			return
+		}
+		f.now = max(f.now, t)
+		f.c.Tick(f.now)
+		if f.c.Next() <= f.now {
+			f.t.Fatalf("at %v something is due at %v, and Tick was called", f.now, f.c.Next())
+		}
+	}
+}
+
+// take returns what was posted since, without heartbeats.
+func (f *fakeClient) take() (ps []posted) {
+	for _, p := range f.posts {
+		if i := wire.RTRSImm(p.op.Imm); p.op.Kind != transport.OpWriteImm || i != wire.RTRSImmHeartbeat && i != wire.RTRSImmHeartbeatAck {
+			ps = append(ps, p)
+		}
+	}
+	f.posts = nil
+	return ps
+}
+
+// rsp is what a server of ours answers to a connection.
+func rsp(chunks wire.RTRSChunks, flags uint32) []byte {
+	r := wire.RTRSConnRsp{QueueDepth: uint16(chunks.Depth), MaxIOSize: chunks.MaxIO, MaxHdrSize: chunks.MaxHdr, Flags: flags}
+	return r.Append(nil)
+}
+
+func chunksOf(depth, maxIO, maxHdr uint32) wire.RTRSChunks {
+	c, err := wire.NewRTRSChunks(depth, maxIO, maxHdr)
+	if err != nil {
+		panic(err)
+	}
+	return c
+}
+
+// info is an INFO_RSP of generation g: chunk i lies at (i+1)<<20 with key 100+i.
+func info(chunks wire.RTRSChunks, g uint32) []byte {
+	var ds []wire.RTRSDesc
+	for i := range chunks.Depth {
+		ds = append(ds, wire.RTRSDesc{Addr: uint64(i+1) << 20, Key: 100 + i, Len: chunks.Size()})
+	}
+	b := wire.AppendRTRSInfoRsp(nil, ds)
+	wire.SetRTRSGeneration(b, g)
+	return b
+}
+
+var fourChunks = chunksOf(4, 8192, 512)
+
+const ours = wire.RTRSFences | wire.RTRSNewRKey
+
+// connect brings p, which is dialling, up; in session g.
+func (f *fakeClient) connect(p *ClientPath, chunks wire.RTRSChunks, flags, g uint32) {
+	f.t.Helper()
+	for i := range f.c.cfg.Conns {
+		d := f.dials[len(f.dials)-1]
+		if d.p != p || d.conn != i {
+			f.t.Fatalf("dials connection %d of %v, want %d", d.conn, d.p.Remote, i)
+		}
+		p.Dialed(f.now, i, rsp(chunks, flags))
+	}
+	if err := p.Received(f.now, 0, info(chunks, g), 0, false); err != nil {
+		f.t.Fatal(err)
+	}
+	if p.State() != Connected {
+		f.t.Fatalf("the path is %v", p.State())
+	}
+}
+
+// up makes a client with one path connected, in session 7.
+func upClient(t testing.TB, cfg ClientConfig) (*fakeClient, *ClientPath) {
+	f := newFakeClient(t, cfg)
+	p := f.add(1)
+	f.connect(p, fourChunks, ours, 7)
+	f.take()
+	return f, p
+}
+
+// submit submits a request with an 8-byte user header.
+func (f *fakeClient) submit(op Op, data []byte) *Req {
+	f.t.Helper()
+	r := &Req{Op: op, Usr: []byte("user-hdr"), Data: data}
+	if err := f.c.Submit(f.now, r); err != nil {
+		f.t.Fatal(err)
+	}
+	return r
+}
+
+// answer answers a request that was posted, with key k for its chunk.
+func (f *fakeClient) answer(p posted, errno uint16, k uint32) error {
+	f.t.Helper()
+	id := p.op.Imm >> f.c.chunks.MemBits()
+	return p.path.(*ClientPath).Received(f.now, p.conn, wire.RTRSRKeyRsp{BufID: uint16(id), Key: k}.Append(nil), uint32(wire.RTRSDone(id, errno, false)), true)
+}
+
+// one is the one element of s.
+func one[T any](t testing.TB, s []T) T {
+	t.Helper()
+	if len(s) != 1 {
+		t.Fatalf("%d, want one: %+v", len(s), s)
+	}
+	return s[0]
+}
+
+// last of an event kind, and whether there was one.
+func lastEvent(es []Event, k EventKind) (Event, bool) {
+	for i := len(es) - 1; i >= 0; i-- {
+		if es[i].Kind == k {
+			return es[i], true
+		}
+	}
+	return Event{}, false
+}
+
+// fakeServer is a Server whose surroundings write down what it wants.
+type fakeServer struct {
+	t        testing.TB
+	s        *Server
+	now      time.Duration
+	accepted []*ServerCon
+	rsps     [][]byte
+	rejected []uint16
+	posts    []posted
+	hung     []*ServerPath
+	reqs     []*ServerReq
+	ups      []*ServerSession
+	downs    []*ServerSession
+	closed   int
+	events   []Event
+	regions  map[uint32]fakeRegion
+	next     uint32
+	busy     bool
+	noMem    bool
+	live     int // bytes allocated
+	trimmed  int
+	request  func(r *ServerReq)
+}
+
+type fakeRegion struct {
+	b    []byte
+	addr uint64
+}
+
+func newFakeServer(t testing.TB, cfg ServerConfig) *fakeServer {
+	t.Helper()
+	f := &fakeServer{t: t, regions: map[uint32]fakeRegion{}}
+	s, err := NewServer(cfg, f, 41, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f.s = s
+	return f
+}
+
+func (f *fakeServer) Accept(c *ServerCon, rsp []byte) {
+	f.accepted, f.rsps = append(f.accepted, c), append(f.rsps, rsp)
+}
+func (f *fakeServer) Reject(c *ServerCon, rsp []byte) {
+	r, err := wire.ParseRTRSConnRsp(rsp)
+	if err != nil || c.Path != nil {
+		f.t.Errorf("rejected with %x: %v", rsp, err)
+	}
+	f.rejected = append(f.rejected, r.Errno())
+}
+func (f *fakeServer) Hang(p *ServerPath) { f.hung = append(f.hung, p) }
+func (f *fakeServer) Post(p *ServerPath, conn int, op *transport.Op) {
+	f.posts = append(f.posts, note(p, conn, op))
+}
+func (f *fakeServer) Register(p *ServerPath, b []byte) (uint32, uint64) {
+	f.next++
+	f.regions[f.next] = fakeRegion{b, uint64(f.next) << 24}
+	return f.next, uint64(f.next) << 24
+}
+func (f *fakeServer) Renew(p *ServerPath, b []byte, addr uint64) uint32 {
+	f.next++
+	f.regions[f.next] = fakeRegion{b, addr}
+	return f.next
+}
+func (f *fakeServer) Revoke(p *ServerPath, key uint32) bool {
+	delete(f.regions, key)
+	return !f.busy
+}
+func (f *fakeServer) Alloc(n int) []byte {
+	if f.noMem {
+		return nil
+	}
+	f.live += n
+	return make([]byte, n)
+}
+func (f *fakeServer) Free(b []byte)         { f.live -= len(b) }
+func (f *fakeServer) Trim(b []byte)         { f.trimmed += len(b) }
+func (f *fakeServer) Up(s *ServerSession)   { f.ups = append(f.ups, s) }
+func (f *fakeServer) Down(s *ServerSession) { f.downs = append(f.downs, s) }
+func (f *fakeServer) Closed()               { f.closed++ }
+func (f *fakeServer) Event(e Event)         { f.events = append(f.events, e) }
+func (f *fakeServer) Request(r *ServerReq) {
+	f.reqs = append(f.reqs, r)
+	if f.request != nil {
+		f.request(r)
+	}
+}
+
+func (f *fakeServer) tick(d time.Duration) {
+	for end := f.now + d; ; {
+		t := f.s.Next()
+		if t > end {
+			f.now = end
+			return
+		}
+		f.now = max(f.now, t)
+		f.s.Tick(f.now)
+		if f.s.Next() <= f.now {
+			f.t.Fatalf("at %v something is due at %v, and Tick was called", f.now, f.s.Next())
+		}
+	}
+}
+
+func (f *fakeServer) take() (ps []posted) {
+	for _, p := range f.posts {
+		if i := wire.RTRSImm(p.op.Imm); p.op.Kind != transport.OpWriteImm || i != wire.RTRSImmHeartbeat && i != wire.RTRSImmHeartbeatAck {
+			ps = append(ps, p)
+		}
+	}
+	f.posts = nil
+	return ps
+}
+
+// someone is who connects: session, path, attempt, from address 10.0.1.n.
+type someone struct {
+	session, path byte
+	attempt       uint16
+	addr          byte
+	name          string
+	late          bool // not the first connection of the session
+	kernel        bool
+}
+
+func (w someone) req(conn, conns uint16) []byte {
+	r := wire.RTRSConnReq{Conn: conn, Conns: conns, Attempt: w.attempt, FirstConn: !w.late}
+	r.Session[0], r.Path[0] = w.session, w.path
+	b := r.Append(nil)
+	if !w.kernel {
+		wire.SetRTRSFences(b)
+	}
+	return b
+}
+
+func (f *fakeServer) dial(w someone, conn, conns uint16) *ServerCon {
+	return f.s.Connect(f.now, nil, w.req(conn, conns), netip.MustParseAddrPort("10.0.0.1:16386"),
+		netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 1, w.addr}), 999))
+}
+
+// join makes both connections of a path and says the session's name.
+func (f *fakeServer) join(w someone) *ServerPath {
+	f.t.Helper()
+	c := f.dial(w, 0, 2)
+	if c.Path == nil {
+		f.t.Fatalf("refused with %v", f.rejected)
+	}
+	f.dial(w, 1, 2)
+	b, _ := wire.AppendRTRSInfoReq(nil, w.name)
+	if err := c.Path.Received(f.now, 0, b, 0, false); err != nil {
+		f.t.Fatal(err)
+	}
+	return c.Path
+}
+
+// up makes a path that is connected, and returns its chunks.
+func (f *fakeServer) up(w someone) (*ServerPath, []wire.RTRSDesc) {
+	f.t.Helper()
+	p := f.join(w)
+	if p.State() != Connected {
+		f.t.Fatalf("the path is %v", p.State())
+	}
+	for _, o := range f.take() {
+		if o.path == p && o.op.Kind == transport.OpSend {
+			ds, err := wire.ParseRTRSInfoRsp(o.bytes, f.s.chunks)
+			if err != nil {
+				f.t.Fatal(err)
+			}
+			return p, f.s.chunks.Spread(nil, ds)
+		}
+	}
+	f.t.Fatal("no INFO_RSP")
+	return nil, nil
+}
+
+// write does what the link does with a request: b into chunk id from byte at
+// on, the message at byte off.
+func (f *fakeServer) write(p *ServerPath, conn int, ds []wire.RTRSDesc, id, at, off uint32, b []byte) error {
+	f.t.Helper()
+	r, ok := f.regions[ds[id].Key]
+	if !ok {
+		f.t.Fatalf("chunk %d has no key %d", id, ds[id].Key)
+	}
+	addr := ds[id].Addr + uint64(at)
+	copy(r.b[addr-r.addr:], b)
+	return p.Written(f.now, conn, ds[id].Key, addr, len(b), uint32(f.s.chunks.Req(id, off)))
+}
+
+// put writes a whole request: user header "user-hdr".
+func (f *fakeServer) put(p *ServerPath, conn int, ds []wire.RTRSDesc, id uint32, op Op, data []byte) error {
+	f.t.Helper()
+	m := wire.RTRSReq{Type: wire.RTRSWrite, UsrLen: 8}
+	n := uint32(len(data))
+	if op == Read {
+		m.Type = wire.RTRSRead
+		if n > 0 {
+			m.SGCnt, m.Desc = 1, wire.RTRSDesc{Addr: 0xabc000, Key: 0x77, Len: n}
+		}
+		return f.write(p, conn, ds, id, n, n+8, m.Append([]byte("user-hdr")))
+	}
+	return f.write(p, conn, ds, id, 0, n+8, m.Append(append(bytes.Clone(data), "user-hdr"...)))
+}
+
+func wantErr(t testing.TB, err, want error) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Fatalf("got %v, want %v", err, want)
+	}
+}

@@ -1,0 +1,325 @@
+package rtrs
+
+import (
+	"bytes"
+	"encoding/hex"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// The kernel's own messages, captured (wire/testdata/rtrs.txt), played to either
+// end.
+
+// captured is a message of the file: its bytes, and fields by name.
+type captured struct {
+	bytes  []byte
+	fields map[string]string
+}
+
+func (c captured) num(t *testing.T, name string) uint32 {
+	t.Helper()
+	n, err := strconv.ParseUint(c.fields[name], 0, 32)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return uint32(n)
+}
+
+// kernelMessages reads those with a capture, by kind and name.
+func kernelMessages(t *testing.T) map[string]captured {
+	b, err := os.ReadFile("../wire/testdata/rtrs.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]captured{}
+	for _, block := range strings.Split(string(b), "\n\n") {
+		c, key := captured{fields: map[string]string{}}, ""
+		for _, line := range strings.Split(block, "\n") {
+			name, value, _ := strings.Cut(line, " ")
+			switch name {
+			case "vector":
+				key = value
+			case "hex":
+				if c.bytes, err = hex.DecodeString(value); err != nil {
+					t.Fatal(err)
+				}
+			default:
+				c.fields[name] = value
+			}
+		}
+		if c.fields["capture"] != "" {
+			all[key] = c
+		}
+	}
+	if len(all) < 60 {
+		t.Fatalf("%d captured messages", len(all))
+	}
+	return all
+}
+
+// TestKernelServer: a client of ours and what a kernel's server said, with
+// always_invalidate.
+func TestKernelServer(t *testing.T) {
+	k := kernelMessages(t)
+	f := newFakeClient(t, ClientConfig{Name: "s1", RemoteInval: true})
+	f.onUp = func() {}
+	p := f.add(2)
+	for i, name := range []string{"connreq first", "connreq second"} {
+		want := bytes.Clone(k[name].bytes)
+		got := f.dials[i].req
+		copy(want[12:44], got[12:44]) // the numbers of path and session
+		want[44] |= 2                 // our mark, which a kernel ignores
+		if !bytes.Equal(got, want) {
+			t.Errorf("CON_REQ %d\n%x\nwant %x", i, got, want)
+		}
+		p.Dialed(0, i, append(bytes.Clone(k["connrsp invalidate-on"].bytes), make([]byte, 140)...))
+	}
+	if o := one(t, f.take()); o.op.Kind != transport.OpSend || o.conn != 0 || !bytes.Equal(o.bytes, k["inforeq s1"].bytes) {
+		t.Errorf("INFO_REQ %+v", o)
+	}
+	// Its heartbeat may come first.
+	if err := p.Written(0, 0, 0, 0, 0, uint32(wire.RTRSImmHeartbeat)); err != nil || f.posts[0].op.Imm != uint32(wire.RTRSImmHeartbeatAck) {
+		t.Fatalf("%v, %+v", err, f.posts)
+	}
+	f.posts = nil
+	if err := p.Received(0, 0, k["inforsp 32-descriptors"].bytes, 0, false); err != nil {
+		t.Fatal(err)
+	}
+	if f.ups != 1 || f.c.MaxIO() != 126976 || f.c.Depth() != 32 || p.fences() || f.c.generation != 0 {
+		t.Fatalf("%d ups, %d bytes, depth %d", f.ups, f.c.MaxIO(), f.c.Depth())
+	}
+
+	// The requests that a kernel's client sent, sent by ours.
+	play := func(name string, conn int, admin bool, key uint32, addr uint64, errno syscall.Errno, rkey string) {
+		t.Helper()
+		m := k["request "+name]
+		data := m.num(t, "datalen")
+		usr := m.bytes[:m.num(t, "usrlen")]
+		r := &Req{Admin: admin, Usr: usr, Data: make([]byte, data)}
+		if m.fields["type"] == "write" {
+			r.Op = Write
+		}
+		if err := f.c.Submit(0, r); err != nil {
+			t.Fatal(err)
+		}
+		o := one(t, f.take())
+		got, want := o.bytes, bytes.Clone(m.bytes)
+		if r.Op == Write {
+			got = got[data:]
+		} else if data > 0 {
+			at := len(want) - 16
+			copy(want[at:at+12], got[at:at+12]) // where our memory is
+			addr += uint64(data)
+		}
+		if !bytes.Equal(got, want) || o.conn != conn || o.op.Kind != transport.OpWriteImm || o.op.Key != key || o.op.Addr != addr || o.op.Imm != m.num(t, "off") {
+			t.Fatalf("%s: %+v\n%x\nwant %x", name, o, got, want)
+		}
+		imm := wire.RTRSDone(0, uint16(errno), r.Op == Read && data > 0)
+		if r.Op == Read && data > 0 {
+			if f.keys[r.key] == nil {
+				t.Fatal("the memory has no key")
+			}
+			delete(f.keys, r.key)
+			if err := p.Invalidated(0, conn, r.key); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(f.done) != 0 {
+			t.Fatal("done before the answer")
+		}
+		if err := p.Received(0, conn, k["rkeyrsp "+rkey].bytes, uint32(imm), true); err != nil {
+			t.Fatal(err)
+		}
+		if d := one(t, f.done); d != r || errno == 0 && d.Err != nil || errno != 0 && d.Err != errno {
+			t.Fatalf("%s: %v", name, d.Err)
+		}
+		f.done = nil
+	}
+	play("sess-info", 0, true, 0x3b4, 0xffff888006f00000, 0, "chunk-0")
+	play("open", 0, true, 0x3b5, 0xffff888006f00000, syscall.ENOENT, "chunk-0-2")
+	f.c.Resume(0)
+	play("read-4096", 1, false, 0x3b6, 0xffff888006f00000, 0, "chunk-0")
+	play("write-65536", 1, false, 0x3b5, 0xffff888006f00000, 0, "chunk-0-2")
+	play("flush", 1, false, 0x3b6, 0xffff888006f00000, 0, "chunk-0")
+	play("close", 0, true, 0x3b5, 0xffff888006f00000, 0, "chunk-0")
+	if s := p.Info().Stats; s.Reads != 4 || s.ReadBytes != 36+36+264+56+32+4096+32 || s.Writes != 2 || s.WriteBytes != 32+65536+8 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestKernelServerWithoutFences: the only fence a kernel has is to connect the
+// same path anew.
+func TestKernelServerWithoutFences(t *testing.T) {
+	f := newFakeClient(t, ClientConfig{})
+	p := f.add(1)
+	f.connect(p, fourChunks, wire.RTRSNewRKey, 0)
+	q := f.add(2)
+	f.connect(q, fourChunks, wire.RTRSNewRKey, 0)
+	f.take()
+	r := f.submit(Write, make([]byte, 512))
+	lost := one(t, f.take()).path.(*ClientPath)
+	lost.Lost(f.now, 0, syscall.ECONNRESET)
+	lost.Gone(f.now)
+	if ps := f.take(); len(ps) != 0 || f.c.Stats().Stranded != 1 {
+		t.Fatalf("a kernel was told %+v", ps)
+	}
+	r2 := f.submit(Write, nil) // others go on
+	if o := one(t, f.take()); o.path == lost {
+		t.Fatal("on a dead path")
+	} else if err := f.answer(o, 0, 1); err != nil || r2.Err != nil || len(f.done) != 1 {
+		t.Fatal(err, r2.Err)
+	}
+	for f.dials[len(f.dials)-1].p != lost || lost.State() != Connecting {
+		f.tick(10 * 1e6)
+		if f.now > 1e9 {
+			t.Fatal("not connected anew")
+		}
+	}
+	f.connect(lost, fourChunks, wire.RTRSNewRKey, 0)
+	for _, o := range f.take() {
+		if o.op.Kind == transport.OpWriteImm {
+			if err := f.answer(o, 0, 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if len(f.done) != 2 || r.Err != nil {
+		t.Fatalf("%d done, %v", len(f.done), r.Err)
+	}
+	// Removed, it can never be fenced: its requests fail.
+	f.submit(Write, nil)
+	lost = one(t, f.take()).path.(*ClientPath)
+	if err := f.c.Remove(f.now, lost); err != nil {
+		t.Fatal(err)
+	}
+	lost.Gone(f.now)
+	if len(f.done) != 3 || f.done[2].Err != ErrNoPath || f.c.ghosts != 0 || len(f.c.epochs) != 0 || lost.State() != Dead {
+		t.Fatalf("%d done, %d ghosts", len(f.done), f.c.ghosts)
+	}
+}
+
+// TestKernelClient: a server of ours and what a kernel's client said.
+func TestKernelClient(t *testing.T) {
+	k := kernelMessages(t)
+	f := newFakeServer(t, ServerConfig{QueueDepth: 32, MaxIO: 126976, MaxHdr: 4096})
+	local, remote := netip.MustParseAddrPort("10.9.0.2:1234"), netip.MustParseAddrPort("10.9.0.1:55410")
+	for i, name := range []string{"connreq first", "connreq second"} {
+		if c := f.s.Connect(0, nil, k[name].bytes, local, remote); c.Path == nil || c.Num != i {
+			t.Fatalf("refused: %+v, %v", c, f.rejected)
+		}
+		want := bytes.Clone(k["connrsp invalidate-on"].bytes)
+		want[16] |= wire.RTRSFences
+		if !bytes.Equal(f.rsps[i], want) {
+			t.Errorf("CON_RSP\n%x\nwant %x", f.rsps[i], want)
+		}
+	}
+	p := f.accepted[0].Path
+	if err := p.Received(0, 0, k["inforeq s1"].bytes, 0, false); err != nil {
+		t.Fatal(err)
+	}
+	ses := one(t, f.ups)
+	o := one(t, f.take())
+	ds, err := wire.ParseRTRSInfoRsp(o.bytes, f.s.chunks)
+	if err != nil || len(ds) != 32 || ses.Name != "s1" || wire.RTRSGeneration(o.bytes) != 0 || len(o.bytes) != len(k["inforsp 32-descriptors"].bytes) {
+		t.Fatalf("%v, %d descriptors", err, len(ds))
+	}
+	play := func(name string, conn int, err error, wantInv bool) {
+		t.Helper()
+		m := k["request "+name]
+		data, usrLen := m.num(t, "datalen"), m.num(t, "usrlen")
+		b, at := m.bytes, data
+		if m.fields["type"] == "write" {
+			b, at = append(bytes.Repeat([]byte{7}, int(data)), b...), 0
+		}
+		old := ds[3].Key
+		if err := f.write(p, conn, ds, 3, at, m.num(t, "off"), b); err != nil {
+			t.Fatal(err)
+		}
+		if _, still := f.regions[old]; still {
+			t.Fatal("the key is valid while the chunk is used")
+		}
+		r := one(t, f.reqs)
+		f.reqs = nil
+		if !bytes.Equal(r.Usr, m.bytes[:usrLen]) || r.Session != ses || (r.Op == Read) != (m.fields["type"] == "read") || uint32(len(r.Data)) != data {
+			t.Fatalf("%s: %+v", name, r)
+		}
+		if r.Op == Write && !bytes.Equal(r.Data, b[:data]) {
+			t.Fatal("not what was written")
+		}
+		f.s.Reply(0, r, len(r.Data), err)
+		ps := f.take()
+		if data > 0 && r.Op != Write && err == nil {
+			w := ps[0]
+			addr, key, n := descOf(t, m)
+			if w.op.Kind != transport.OpWrite || w.op.Addr != addr || w.op.Key != key || uint32(len(w.bytes)) != n || w.conn != conn {
+				t.Fatalf("%s: data %+v", name, w)
+			}
+			ps = ps[1:]
+		}
+		if wantInv {
+			_, key, _ := descOf(t, m)
+			if ps[0].op.Kind != transport.OpSendInval || ps[0].op.Key != key || len(ps[0].bytes) != 0 || ps[0].conn != conn {
+				t.Fatalf("%s: %+v", name, ps[0])
+			}
+			ps = ps[1:]
+		}
+		d := one(t, ps)
+		rk, perr := wire.ParseRTRSRKeyRsp(d.bytes)
+		var errno syscall.Errno
+		if err != nil {
+			errno = err.(syscall.Errno)
+		}
+		if perr != nil || d.op.Kind != transport.OpSendImm || rk.BufID != 3 || d.conn != conn || wire.RTRSImm(d.op.Imm) != wire.RTRSDone(3, uint16(errno), wantInv) {
+			t.Fatalf("%s: answer %+v, %+v", name, d, rk)
+		}
+		if r, ok := f.regions[rk.Key]; !ok || r.addr != ds[3].Addr || rk.Key == old {
+			t.Fatal("the new key is not for the chunk, where it was")
+		}
+		ds[3].Key = rk.Key
+	}
+	play("sess-info", 0, nil, true)
+	play("open", 0, syscall.ENOENT, true)
+	play("open-2", 0, nil, true)
+	play("read-4096", 1, nil, true)
+	play("write-4096", 1, nil, false)
+	play("write-65536", 1, syscall.EIO, false)
+	play("flush", 1, nil, false)
+	play("read-126976", 1, syscall.EIO, true)
+	play("close", 0, nil, false)
+	if err := p.Written(0, 0, 0, 0, 0, uint32(wire.RTRSImmHeartbeat)); err != nil {
+		t.Fatal(err)
+	}
+	if i := wire.RTRSImm(f.posts[0].op.Imm); i != wire.RTRSImmHeartbeatAck {
+		t.Errorf("to a heartbeat: %v", i)
+	}
+	// A kernel does not know our messages and gets none.
+	f.posts = nil
+	f.tick(4e9)
+	if ps := f.take(); len(ps) != 0 {
+		t.Errorf("a kernel's client got %+v", ps)
+	}
+}
+
+// descOf reads "ADDR KEY LEN".
+func descOf(t *testing.T, m captured) (addr uint64, key, n uint32) {
+	t.Helper()
+	fs := strings.Fields(m.fields["desc"])
+	if len(fs) != 3 {
+		t.Fatalf("no descriptor: %v", m.fields)
+	}
+	var v [3]uint64
+	for i := range v {
+		var err error
+		if v[i], err = strconv.ParseUint(fs[i], 0, 64); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return v[0], uint32(v[1]), uint32(v[2])
+}
