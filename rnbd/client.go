@@ -165,17 +165,11 @@ func (c *Client) Volumes() []*Volume { return slices.Clone(c.volumes) }
 func (c *Client) Up(now time.Duration) {
 	c.up, c.greeted, c.resumed, c.features = true, false, false, 0
 	c.life++
-	// What was said about volumes in the session's former life has no meaning
-	// for the server any more.
-	c.rt.Each(func(r *rtrs.Req) {
-		if a, ok := r.Ctx.(*admin); ok && a.life != c.life {
-			c.rt.Cancel(now, r, errAgain)
-		}
-	})
 	c.greet(now)
 }
 
-// Down: the session lost its last path (rtrs.ClientEnv.Down).
+// Down: the session lost its last path (rtrs.ClientEnv.Down). Messages about
+// volumes that are under way fail, now or when their path is gone.
 func (c *Client) Down(now time.Duration) {
 	c.up, c.greeted, c.resumed = false, false, false
 	for _, v := range slices.Clone(c.volumes) {
@@ -191,7 +185,6 @@ func (c *Client) Done(now time.Duration, r *rtrs.Req) {
 	case *admin:
 		x.busy = false
 		switch {
-		case x.req.Err == errAgain: // whoever cancelled it goes on
 		case x.life != c.life: // what it says is old
 			c.stale(now, x)
 		case x.v == nil:
@@ -203,8 +196,7 @@ func (c *Client) Done(now time.Duration, r *rtrs.Req) {
 	c.restart(now)
 }
 
-// stale: a message that an earlier life of the session could not take back has
-// its outcome.
+// stale: a message of an earlier life of the session has its outcome.
 func (c *Client) stale(now time.Duration, a *admin) {
 	if a.v == nil {
 		if c.up && !c.greeted {
@@ -252,7 +244,7 @@ func (c *Client) Next() time.Duration {
 func (c *Client) greet(now time.Duration) {
 	a := &c.hello
 	if a.busy {
-		return // an old one, being sent; Done greets again
+		return // one of an earlier life, whose path is not gone yet; Done greets again
 	}
 	a.kind = wire.RNBDSessInfo
 	usr := wire.AppendRNBDSessInfoExt(a.usr[:0], wire.RNBDSessInfo, wire.RNBDVersion, features)

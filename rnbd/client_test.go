@@ -124,6 +124,33 @@ func TestUnmapWhileOpening(t *testing.T) {
 	}
 }
 
+// TestPathLostWhileMapping: it goes on when there is a path again.
+func TestPathLostWhileMapping(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		dir := t.TempDir()
+		writeFile(t, dir+"/d", 1<<20)
+		w := newWorld(t, ServerConfig{})
+		w.root(&Root{Path: dir})
+		e := w.client("c")
+		e.lateGone = late
+		w.holdOpen = true
+		v, err := e.c.Map(w.now, "d", rw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+		e.cut()
+		wantState(t, "without a path", v, Init)
+		w.holdOpen = false
+		w.run()
+		e.connect()
+		wantState(t, "with one again", v, Open)
+		if n := len(w.srv.Open()); n != 1 {
+			t.Errorf("%d are open at the server", n)
+		}
+	}
+}
+
 // TestReopened: after the server returns every volume is opened by itself, what
 // waited runs, and the numbers may be others.
 func TestReopened(t *testing.T) {
@@ -672,12 +699,14 @@ func TestOtherBlocks(t *testing.T) {
 
 // TestCutWhileOpening: sessions come and go at any moment of the opening.
 func TestCutWhileOpening(t *testing.T) {
-	for steps := range 12 {
+	for i := range 24 {
+		steps := i / 2
 		w := newWorld(t, ServerConfig{})
 		f, _ := w.fault("d", 1<<20)
 		f.Clear()
 		w.mem("e", 1<<20)
 		e := w.client("c")
+		e.lateGone = i%2 == 1
 		v, v2 := e.mustMap("d", rw), e.mustMap("e", rw)
 		e.cut()
 		done := e.submit(v, &blk.Request{Op: blk.OpWrite, Len: 4096, Buf: bytes.Repeat([]byte{9}, 4096)})

@@ -13,7 +13,7 @@ import (
 
 var (
 	simSeed  = flag.Int64("rnbd.seed", 0, "run this world alone")
-	simSeeds = flag.Int("rnbd.seeds", 150, "number of worlds")
+	simSeeds = flag.Int("rnbd.seeds", 0, "number of worlds; 0: as many as take about a second")
 )
 
 const (
@@ -54,7 +54,14 @@ func TestWorlds(t *testing.T) {
 		runSim(t, *simSeed)
 		return
 	}
-	for seed := range int64(*simSeeds) {
+	n := int64(*simSeeds)
+	if n == 0 {
+		n = 100
+		if raceEnabled {
+			n = 15
+		}
+	}
+	for seed := range n {
 		if runSim(t, seed+1); t.Failed() {
 			t.Fatalf("seed %d; go test ./rnbd -run TestWorlds -rnbd.seed=%d", seed+1, seed+1)
 		}
@@ -73,7 +80,7 @@ func runSim(t *testing.T, seed int64) {
 	s.serve()
 	for _, name := range []string{"a", "b"} {
 		e := s.newEnd(name, "10.0.0.1", ClientConfig{AskEvery: time.Second})
-		e.maxIO = simBlock * (1 + s.rnd.Intn(4))
+		e.maxIO, e.lateGone = simBlock*(1+s.rnd.Intn(4)), s.rnd.Intn(2) == 0
 		e.connect()
 		s.vols[e] = e.mustMap("d", rw)
 	}

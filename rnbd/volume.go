@@ -115,7 +115,7 @@ func (v *Volume) become(now time.Duration, to State, why error) {
 func (v *Volume) pump(now time.Duration) {
 	c, a := v.c, &v.admin
 	switch {
-	case v.state == Unmapped && (v.inflight > 0 || v.ending || v.opening(now)):
+	case v.state == Unmapped && (v.inflight > 0 || v.ending || v.opening()):
 	case v.state == Unmapped && (!v.there || !c.up):
 		v.finish(now)
 	case a.busy || !c.greeted:
@@ -143,13 +143,7 @@ func (v *Volume) pump(now time.Duration) {
 
 // opening tells whether the server may be opening the volume, which is waited
 // for: else it would have it open without anybody to close it.
-func (v *Volume) opening(now time.Duration) bool {
-	a := &v.admin
-	if !a.busy || a.kind != wire.RNBDOpenType {
-		return false
-	}
-	return v.c.up || !v.c.rt.Cancel(now, &a.req, errAgain)
-}
+func (v *Volume) opening() bool { return v.admin.busy && v.admin.kind == wire.RNBDOpenType }
 
 // answered: the message that was sent has its outcome.
 func (v *Volume) answered(now time.Duration, a *admin) {
@@ -247,6 +241,7 @@ func (v *Volume) refused(now time.Duration, err error) {
 	}
 	v.err = err
 	switch {
+	case v.state == Init && !v.c.up && rdserr.Errno(err) == rtrs.ErrNoPath.Errno: // it waits for Up, as before
 	case v.state == Init:
 		v.c.forget(v)
 		v.state, v.since = Unmapped, now

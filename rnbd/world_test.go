@@ -73,6 +73,8 @@ type end struct {
 	life     int
 	maxIO    int
 	steps    int
+	lateGone bool // links close only after the session is up again
+	late     []*rtrs.Req
 	asKernel bool // what an rdsd adds is taken out, both ways
 	queue    []*rtrs.Req
 	sending  []*rtrs.Req // scratch
@@ -284,6 +286,7 @@ func (e *end) connectNow() {
 	e.w.srv.Up(e.sess)
 	e.up, e.resumed = true, false
 	e.c.Up(e.w.now)
+	e.gone()
 	if e.steps == 0 {
 		e.w.run()
 	}
@@ -327,6 +330,21 @@ func (e *end) cut() {
 	e.queue = append(again, e.queue...)
 	e.c.Down(e.w.now)
 	e.w.srv.Down(e.w.now, e.sess)
+	e.late = slices.DeleteFunc(slices.Clone(e.queue), func(r *rtrs.Req) bool { return !r.Admin })
+	e.queue = slices.DeleteFunc(e.queue, func(r *rtrs.Req) bool { return r.Admin })
+	if !e.lateGone {
+		e.gone()
+	}
+}
+
+// gone: the links are closed, and what was about volumes has failed.
+func (e *end) gone() {
+	late := e.late
+	e.late = nil
+	for _, r := range late {
+		r.Err = rtrs.ErrNoPath
+		e.done(e.w.now, r)
+	}
 }
 
 // The carrier.
@@ -337,7 +355,7 @@ func (e *end) Submit(now time.Duration, r *rtrs.Req) error {
 	if len(r.Data) > e.maxIO {
 		return rtrs.ErrTooLarge
 	}
-	if slices.Contains(e.queue, r) {
+	if slices.Contains(e.queue, r) || slices.Contains(e.late, r) {
 		e.w.t.Fatal("a request submitted twice")
 	}
 	e.queue = append(e.queue, r)
