@@ -1,7 +1,6 @@
 package nbd
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -142,68 +141,6 @@ func Reconfigure(index int, a Attach) error {
 		a.put(m)
 	})
 	return err
-}
-
-// reconnectEvery is how long to wait for the kernel to see that a socket is dead.
-const reconnectEvery = 10 * time.Millisecond
-
-// Reconnect gives a device so many new sockets in place of dead ones, and returns
-// their other ends, for ServeKernel. A socket that was closed is dead to the
-// kernel a moment later, so this tries again until ctx ends. Requests that were
-// under way on the dead one are sent again (Attach.Timeout): whoever serves the
-// device must have ended those before, or an old write may come after a new one;
-// ServeKernel has when it returns. What a.Sockets holds is ignored.
-func Reconnect(ctx context.Context, index int, a Attach, sockets int) (ours []net.Conn, err error) {
-	defer func() {
-		if err != nil {
-			for _, c := range ours {
-				c.Close()
-			}
-			ours = nil
-		}
-	}()
-	for {
-		kernel, c, err := KernelPair()
-		if err != nil {
-			return ours, err
-		}
-		a.Sockets = []int{int(kernel.Fd())}
-		err = Reconfigure(index, a)
-		kernel.Close()
-		if err == nil && taken(c) {
-			ours = append(ours, c)
-		} else {
-			c.Close()
-		}
-		switch {
-		case err != nil:
-			return ours, err
-		case len(ours) == sockets:
-			return ours, nil
-		}
-		select {
-		case <-ctx.Done():
-			return ours, fmt.Errorf("nbd: reconnect: the kernel has taken %d of %d sockets, the others are not dead to it: %w", len(ours), sockets, ctx.Err())
-		case <-time.After(reconnectEvery):
-		}
-	}
-}
-
-// taken tells whether the kernel has kept the other end of a pair, of which
-// nobody else has it any more.
-func taken(c net.Conn) bool {
-	raw, err := c.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return false
-	}
-	var n int
-	var b [1]byte
-	if e := raw.Control(func(fd uintptr) {
-		n, _, err = unix.Recvfrom(int(fd), b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
-	}); e != nil {
-		return false
-	}
-	return n > 0 || err == unix.EAGAIN
 }
 
 // Disconnect ends a device. What it had not written by then fails.

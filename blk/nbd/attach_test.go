@@ -1,7 +1,6 @@
 package nbd
 
 import (
-	"context"
 	"encoding/hex"
 	"errors"
 	"os"
@@ -150,82 +149,6 @@ func TestReconfigure(t *testing.T) {
 				t.Error(err)
 			}
 		})
-}
-
-// TestReconnect: the kernel takes sockets only for dead ones and says nothing
-// when it takes none.
-func TestReconnect(t *testing.T) {
-	var kept []int // the kernel's references
-	k := &reconnecting{take: func(fd int) {
-		n, err := unix.Dup(fd)
-		if err != nil {
-			t.Fatal(err)
-		}
-		kept = append(kept, n)
-	}, alive: 3}
-	old := dialGenl
-	dialGenl = func() (netlink, error) { return k, nil }
-	defer func() { dialGenl = old }()
-
-	a := Attach{Timeout: time.Second, DeadTimeout: time.Second}
-	conns, err := Reconnect(t.Context(), 5, a, 2)
-	if err != nil || len(conns) != 2 || len(kept) != 2 || k.calls != 5 {
-		t.Fatalf("%d connections of which the kernel has %d, after %d calls; %v", len(conns), len(kept), k.calls, err)
-	}
-	for i, c := range conns {
-		if _, err := unix.Write(kept[i], []byte{byte(i)}); err != nil {
-			t.Error(err)
-		}
-		if b := []byte{9}; must(c.Read(b)) != 1 || b[0] != byte(i) {
-			t.Errorf("connection %d: %d", i, b[0])
-		}
-		if !taken(c) {
-			t.Errorf("connection %d is not the kernel's", i)
-		}
-		unix.Close(kept[i])
-		if taken(c) {
-			t.Errorf("connection %d is the kernel's still", i)
-		}
-		c.Close()
-	}
-
-	k.alive, kept = 1<<30, nil
-	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-	defer cancel()
-	if conns, err := Reconnect(ctx, 5, a, 1); !errors.Is(err, context.DeadlineExceeded) || len(conns) != 0 {
-		t.Errorf("nothing is dead: %d, %v", len(conns), err)
-	}
-	k.err = unix.EINVAL
-	if conns, err := Reconnect(t.Context(), 5, a, 1); !errors.Is(err, unix.EINVAL) || len(conns) != 0 {
-		t.Errorf("refused: %d, %v", len(conns), err)
-	}
-}
-
-func must(n int, err error) int {
-	if err != nil {
-		panic(err)
-	}
-	return n
-}
-
-// reconnecting is a kernel that takes sockets when it has been asked often enough.
-type reconnecting struct {
-	take  func(fd int)
-	alive int // calls before the sockets there are, are dead
-	calls int
-	err   error
-}
-
-func (k *reconnecting) close() {}
-
-func (k *reconnecting) call(request []byte) ([][]byte, error) {
-	if native.Uint16(request[4:]) == unix.GENL_ID_CTRL {
-		return [][]byte{native.AppendUint16(native.AppendUint16(native.AppendUint16(nil, 6), unix.CTRL_ATTR_FAMILY_ID), 42)}, nil
-	}
-	if k.calls++; k.err == nil && k.calls > k.alive {
-		k.take(int(native.Uint32(request[len(request)-4:]))) // the descriptor comes last
-	}
-	return nil, k.err
 }
 
 func TestDisconnectDevice(t *testing.T) {

@@ -20,16 +20,18 @@ type conn struct {
 	x          *export
 	structured bool // structured replies were agreed on
 	allocation bool // base:allocation was agreed on
+	atEnd      func(*conn)
 
 	// Owned by the reader.
-	rb      *recvBuf
-	r, w    int    // rb.b[r:w] is read and not parsed
-	big     *op    // its payload is being read into op.buf
-	bigAt   int    // bytes of that payload which are there
-	large   bool   // the last write had a buffer of its own: the next one is read without being copied
-	skip    uint64 // bytes of payload to throw away
-	skipped *op    // what is answered then
-	batch   []*blk.Request
+	disconnected bool // in order, by a command
+	rb           *recvBuf
+	r, w         int    // rb.b[r:w] is read and not parsed
+	big          *op    // its payload is being read into op.buf
+	bigAt        int    // bytes of that payload which are there
+	large        bool   // the last write had a buffer of its own: the next one is read without being copied
+	skip         uint64 // bytes of payload to throw away
+	skipped      *op    // what is answered then
+	batch        []*blk.Request
 
 	mu       sync.Mutex
 	room     sync.Cond // something was given back, or inFlight became 0
@@ -65,6 +67,9 @@ func newConn(srv *Server, nc net.Conn, x *export) *conn {
 // given everything back and the connection is closed.
 func (c *conn) serve() error {
 	err := c.receive()
+	if c.atEnd != nil {
+		c.atEnd(c)
+	}
 	if err == nil { // an orderly end: what was asked for is still answered
 		c.last.Store(true)
 		c.linger()

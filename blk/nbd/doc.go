@@ -12,11 +12,13 @@
 // Goroutines of the server: one for each connection, which reads
 // (Server.ServeConn; ends with the connection); one more while its socket is
 // full (conn.drain), one more while it looks up block status (conn.lookUp); one
-// for each listener. A Client has one, which reads replies (Client.read; ends
+// for each listener; one while a device of the kernel's has lost its connection
+// (keeper.run). A Client has one, which reads replies (Client.read; ends
 // with the connection). Locks: Server.mu guards exports and connections, conn.mu
 // the queue of replies, Client.mu the calls under way; none is held while a
 // device or a socket is called. Client.send is held while a request is written.
 //
 // Read server.go, recv.go (requests in), send.go (replies out), haggle.go
-// (negotiation); attach.go for the kernel's driver; client.go.
+// (negotiation); attach.go and device.go for the kernel's driver;
+// client.go.
 package nbd

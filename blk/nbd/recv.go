@@ -90,6 +90,7 @@ func (c *conn) parse() error {
 		}
 		if q.cmd == cmdDisc {
 			c.r += requestSize
+			c.disconnected = true
 			return errDisconnect
 		}
 		op, flags, err := c.check(&q)

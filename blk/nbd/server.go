@@ -75,6 +75,8 @@ func (o *Options) setDefaults() error {
 type Server struct {
 	opts  Options
 	count counters
+	quit  context.Context // ends when stopping is set
+	stop  context.CancelFunc
 
 	mu        sync.Mutex
 	exports   map[string]*export        // guarded by mu
@@ -101,12 +103,14 @@ func NewServer(o Options) (*Server, error) {
 	if err := o.setDefaults(); err != nil {
 		return nil, err
 	}
-	return &Server{
+	s := &Server{
 		opts:      o,
 		exports:   map[string]*export{},
 		listeners: map[net.Listener]struct{}{},
 		sessions:  map[*session]struct{}{},
-	}, nil
+	}
+	s.quit, s.stop = context.WithCancel(context.Background())
+	return s, nil
 }
 
 // Add exports a device. A name can be given once.
@@ -144,6 +148,7 @@ func (s *Server) Remove(ctx context.Context, name string) error {
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.mu.Lock()
 	s.stopping = true
+	s.stop()
 	for l := range s.listeners {
 		l.Close()
 	}
@@ -254,12 +259,17 @@ func (s *Server) ServeConn(nc net.Conn) error {
 		return err
 	}
 	nc.SetDeadline(time.Time{})
-	return s.transmission(h, g)
+	return s.transmission(h, g, nil)
 }
 
 // ServeKernel serves a connection in the transmission phase from its first byte
 // on, with simple replies: one whose other end was given to the kernel's driver.
-func (s *Server) ServeKernel(nc net.Conn, name string) error {
+// When it returns, the device has given back what came over it. ServeDevice does
+// what is to be done then.
+func (s *Server) ServeKernel(nc net.Conn, name string) error { return s.serveKernel(nc, name, nil) }
+
+// serveKernel calls atEnd, unless nil, when nothing is read any more.
+func (s *Server) serveKernel(nc net.Conn, name string, atEnd func(*conn)) error {
 	h, err := s.open(nc)
 	if err != nil {
 		return err
@@ -270,12 +280,12 @@ func (s *Server) ServeKernel(nc net.Conn, name string) error {
 		nc.Close()
 		return err
 	}
-	return s.transmission(h, &agreed{x: x})
+	return s.transmission(h, &agreed{x: x}, atEnd)
 }
 
-func (s *Server) transmission(h *session, g *agreed) error {
+func (s *Server) transmission(h *session, g *agreed, atEnd func(*conn)) error {
 	c := newConn(s, h.nc, g.x)
-	c.structured, c.allocation = g.structured, g.allocation
+	c.structured, c.allocation, c.atEnd = g.structured, g.allocation, atEnd
 	s.mu.Lock()
 	h.x, h.c = g.x, c
 	gone := s.stopping || s.exports[g.x.Name] != g.x

@@ -35,8 +35,9 @@ type link struct {
 	err   error // after ended
 }
 
-// attach makes a volume a disk of the kernel with so many connections. change
-// may set what Attach has besides. At the test's end it is disconnected.
+// attach makes a volume a disk of the kernel with so many connections; 0: with
+// one that is renewed by itself (ServeDevice). change may set what Attach has
+// besides. At the test's end it is disconnected.
 func attach(t *testing.T, dev blk.Device, conns int, change func(*nbd.Attach)) *disk {
 	t.Helper()
 	srv, err := nbd.NewServer(nbd.Options{})
@@ -55,14 +56,18 @@ func attach(t *testing.T, dev blk.Device, conns int, change func(*nbd.Attach)) *
 		change(&d.attach)
 	}
 	t.Cleanup(d.close)
-	for range conns {
+	for range max(conns, 1) {
 		k, ours, err := nbd.KernelPair()
 		if err != nil {
 			t.Fatal(err)
 		}
 		defer k.Close()
 		d.attach.Sockets = append(d.attach.Sockets, int(k.Fd()))
-		d.serve(ours)
+		if conns == 0 {
+			d.serveDevice(ours)
+		} else {
+			d.serve(ours)
+		}
 	}
 	if d.index, err = nbd.Connect(nbd.AnyDevice, d.attach); err != nil {
 		t.Fatal(err)
@@ -84,39 +89,43 @@ func (d *disk) serve(ours net.Conn) {
 	}()
 }
 
-// cut breaks the first connections, so many, and waits until nothing of theirs
-// is with the device any more.
-func (d *disk) cut(n int) {
-	for _, l := range d.links[:n] {
-		l.nc.Close()
-	}
-	for _, l := range d.links[:n] {
-		<-l.ended
-	}
-	d.links = d.links[n:]
+func (d *disk) serveDevice(ours net.Conn) {
+	l := &link{nc: ours, ended: make(chan struct{})}
+	d.links = append(d.links, l)
+	go func() { // ends with the device
+		l.err = d.srv.ServeDevice(l.nc, "", d.renew)
+		close(l.ended)
+	}()
 }
 
-// reconnect gives the kernel so many new connections in place of those that
-// were cut.
-func (d *disk) reconnect(n int) {
-	d.t.Helper()
-	for _, c := range d.renew(n) {
-		d.serve(c)
-	}
+// cut breaks a connection and waits until nothing of its requests is with the
+// device any more.
+func (d *disk) cut() {
+	l := d.links[0]
+	d.links = d.links[1:]
+	l.nc.Close()
+	<-l.ended
 }
 
-// renew is reconnect whose caller serves.
-func (d *disk) renew(n int) []net.Conn {
+// reconnect gives the kernel a new connection in place of one that was cut.
+func (d *disk) reconnect() { d.serve(d.renewed()) }
+
+// renewed is reconnect whose caller serves.
+func (d *disk) renewed() net.Conn {
 	d.t.Helper()
-	ctx, cancel := context.WithTimeout(d.t.Context(), 5*time.Second)
-	defer cancel()
-	a := d.attach
-	a.Size, a.BlockSize = 0, 0
-	conns, err := nbd.Reconnect(ctx, d.index, a, n)
+	nc, err := d.renew(d.t.Context())
 	if err != nil {
 		d.t.Fatal(err)
 	}
-	return conns
+	return nc
+}
+
+func (d *disk) renew(ctx context.Context) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	a := d.attach
+	a.Size, a.BlockSize = 0, 0
+	return nbd.Reconnect(ctx, a, func(a nbd.Attach) error { return nbd.Reconfigure(d.index, a) })
 }
 
 func (d *disk) close() {

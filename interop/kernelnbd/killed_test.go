@@ -78,8 +78,8 @@ func TestKilled(t *testing.T) {
 		}
 		defer dev.Close()
 		d := attach(t, dev, 1, quick)
-		d.cut(1)
-		server := startServer(t, path, d.renew(1)[0])
+		d.cut()
+		server := startServer(t, path, d.renewed())
 		defer func() {
 			server.Process.Kill()
 			server.Wait()
@@ -90,7 +90,7 @@ func TestKilled(t *testing.T) {
 		d.interrupt(p, func() {
 			server.Process.Kill()
 			server.Wait() // nothing of its can reach the file any more
-			server = startServer(t, path, d.renew(1)[0])
+			server = startServer(t, path, d.renewed())
 		})
 		r := p.wait()
 		unmount()

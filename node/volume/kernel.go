@@ -96,7 +96,7 @@ func openKernel(drv driver, o kernelOptions, d blk.Device, log *slog.Logger) (*k
 	if err != nil {
 		return nil, err
 	}
-	f := &kernelFront{drv: drv, index: o.index, backend: o.backend, timeout: o.timeout, dead: o.dead, srv: srv, log: log}
+	f := &kernelFront{drv: drv, index: o.index, backend: o.backend, timeout: o.timeout, dead: o.dead, srv: srv, log: log, ended: make(chan struct{})}
 	ours, err := f.connect(d.Info(), o.resume)
 	if err != nil {
 		f.stop()
@@ -151,7 +151,7 @@ func (f *kernelFront) serve(nc net.Conn) {
 	f.done.Add(1)
 	go func() { // ends with stop, or when the kernel has given the device up
 		defer f.done.Done()
-		if err := f.srv.ServeDevice(nc, "", f.renew); err != nil && !f.stopping.Load() {
+		if err := f.srv.ServeDevice(nc, "", f.renew); err != nil && !f.stopped() {
 			f.log.Error("volume: the kernel takes no new connection; the device was detached by somebody else", "device", nbdPath(f.index), "err", err)
 		}
 	}()

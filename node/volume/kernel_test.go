@@ -29,7 +29,6 @@ type fakeKernel struct {
 type fakeDevice struct {
 	attach nbd.Attach
 	conn   net.Conn // nil: it is dead
-	others []net.Conn
 	size   uint64
 }
 
@@ -52,7 +51,7 @@ func (k *fakeKernel) driver() driver {
 }
 
 // take makes connections of sockets the way the kernel does: references of its
-// own. The first is used, the others are only kept.
+// own, but only in place of a dead one; what else there is it drops.
 func (d *fakeDevice) take(fds []int) error {
 	for _, fd := range fds {
 		fd, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 0)
@@ -68,7 +67,7 @@ func (d *fakeDevice) take(fds []int) error {
 		if d.conn == nil {
 			d.conn = c
 		} else {
-			d.others = append(d.others, c)
+			c.Close()
 		}
 	}
 	return nil
@@ -77,9 +76,6 @@ func (d *fakeDevice) take(fds []int) error {
 func (d *fakeDevice) close() {
 	if d.conn != nil {
 		d.conn.Close()
-	}
-	for _, c := range d.others {
-		c.Close()
 	}
 }
 

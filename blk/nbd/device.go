@@ -1,0 +1,177 @@
+package nbd
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Design notes.
+//
+// The kernel sends a request again when its time is over, on another connection,
+// while the first one may be at the store still. Were both carried out as they
+// come, the first could be so after a later write to the same place, which has
+// been answered: an old block over a new one. So a device has one connection at
+// a time, and the next one is not read before everything of the last one has
+// ended. It is handed in at once all the same: a device without a connection is
+// given up by the kernel after its dead-connection timeout.
+
+const (
+	// reconnectEvery is how long to wait for the kernel to see that a socket is dead.
+	reconnectEvery = 10 * time.Millisecond
+	// hangUpEvery is how often to look whether the kernel has given up a
+	// connection that is not read yet. The shortest timeout it knows is a second.
+	hangUpEvery = 100 * time.Millisecond
+)
+
+// KernelInFlight is the most requests the driver has in flight on a connection.
+// Options of a server for devices must allow for them at their largest, or it
+// stops reading and does not see that the kernel has given the connection up.
+const KernelInFlight = 128
+
+// Reconnect gives a device a new socket in place of a dead one and returns its
+// other end, for ServeKernel. reconfigure is Reconfigure of the device; a.Sockets
+// is ignored. A socket that was closed is dead to the kernel a moment later, so
+// this tries again until ctx ends.
+func Reconnect(ctx context.Context, a Attach, reconfigure func(Attach) error) (ours net.Conn, err error) {
+	for {
+		kernel, ours, err := KernelPair()
+		if err != nil {
+			return nil, err
+		}
+		a.Sockets = []int{int(kernel.Fd())}
+		err = reconfigure(a)
+		kernel.Close()
+		if err == nil && taken(ours) {
+			return ours, nil
+		}
+		ours.Close()
+		if err != nil {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("nbd: reconnect: the kernel takes no socket, those it has are not dead to it: %w", ctx.Err())
+		case <-time.After(reconnectEvery):
+		}
+	}
+}
+
+// taken tells whether the kernel has kept the other end of a pair, of which
+// nobody else has it any more.
+func taken(c net.Conn) bool {
+	var n int
+	var b [1]byte
+	err := control(c, func(fd int) (err error) {
+		n, _, err = unix.Recvfrom(fd, b[:], unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		return err
+	})
+	return n > 0 || err == unix.EAGAIN
+}
+
+// hungUp tells whether the kernel has let its end go, whatever is to be read still.
+func hungUp(c net.Conn) bool {
+	fds := []unix.PollFd{{Events: unix.POLLRDHUP}}
+	err := control(c, func(fd int) error {
+		fds[0].Fd = int32(fd)
+		_, err := unix.Poll(fds, 0)
+		return err
+	})
+	return err != nil && err != unix.EINTR || fds[0].Revents != 0
+}
+
+// control runs f on the descriptor of a connection.
+func control(c net.Conn, f func(fd int) error) error {
+	s, ok := c.(*net.UnixConn)
+	if !ok {
+		return os.ErrInvalid
+	}
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return err
+	}
+	if e := raw.Control(func(fd uintptr) { err = f(int(fd)) }); e != nil {
+		return e
+	}
+	return err
+}
+
+// ServeDevice serves a device of the kernel's over one connection after another,
+// to its end: nil when it is disconnected or the server stops. When the kernel
+// gives a connection up, because a request passed its timeout, or it breaks,
+// renew is called for the next one (Reconnect); its context ends with the server.
+// The next connection is not read before the device has given back all requests
+// of the last one.
+func (s *Server) ServeDevice(nc net.Conn, name string, renew func(context.Context) (net.Conn, error)) error {
+	for {
+		k := keeper{s: s, renew: renew, drained: make(chan struct{}), done: make(chan struct{})}
+		err := s.serveKernel(nc, name, k.begin)
+		switch {
+		case s.quit.Err() != nil && !k.begun:
+			return nil
+		case !k.begun:
+			return err
+		}
+		s.opts.Log.Warn("nbd: a connection of the kernel has ended", "export", name, "err", err)
+		close(k.drained)
+		<-k.done
+		if k.err != nil || k.next == nil {
+			return k.err
+		}
+		nc = k.next
+	}
+}
+
+// keeper gets the next connection and keeps it until the last one's requests
+// have ended.
+type keeper struct {
+	s       *Server
+	renew   func(context.Context) (net.Conn, error)
+	begun   bool
+	drained chan struct{} // closed when the next one can be served
+	done    chan struct{} // closed by run
+
+	next net.Conn // after done; nil: none is wanted
+	err  error    // after done
+}
+
+// begin is called when nothing is read any more from the present connection.
+func (k *keeper) begin(c *conn) {
+	if c.disconnected || c.stopping.Load() || k.s.quit.Err() != nil {
+		return
+	}
+	k.begun = true
+	go k.run(c) // ends when the device has given back c's requests
+}
+
+func (k *keeper) run(c *conn) {
+	defer close(k.done)
+	tick := time.NewTicker(hangUpEvery)
+	defer tick.Stop()
+	for {
+		nc, err := k.renew(k.s.quit)
+		if err != nil {
+			if k.s.quit.Err() == nil {
+				k.err = err
+			}
+			return
+		}
+		for !hungUp(nc) {
+			select {
+			case <-k.drained:
+				k.next = nc
+				return
+			case <-tick.C:
+			}
+			if c.stopping.Load() || k.s.quit.Err() != nil {
+				nc.Close()
+				return
+			}
+		}
+		nc.Close()
+	}
+}
