@@ -1,0 +1,117 @@
+package rnbd
+
+import (
+	"testing"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// TestPieces: a large request is cut to what the session carries, and cut anew
+// when it carries less after a reconnect.
+func TestPieces(t *testing.T) {
+	w := newWorld(t, ServerConfig{})
+	d := newRecorder(cached)
+	w.export(&Export{Name: "d", Device: d})
+	e := w.client("c")
+	v := e.mustMap("d", rw)
+	if v.Piece() != 64<<10 {
+		t.Errorf("pieces of %d bytes", v.Piece())
+	}
+	if err := e.write(v, 512, 1, 130<<10, blk.FUA); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := d.asked(), "write 512+65536 fua, write 66048+65536 fua, write 131584+2048 fua"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+	e.cut()
+	done := e.submit(v, &blk.Request{Op: blk.OpWrite, Len: 100 << 10, Buf: make([]byte, 100<<10)})
+	e.maxIO = 33<<10 + 100
+	e.connect()
+	if got, want := d.asked(), "write 0+33792, write 33792+31744, write 65536+33792, write 99328+3072"; got != want || !*done {
+		t.Errorf("%q, done %v; want %q", got, *done, want)
+	}
+	// The first error is the outcome, and only when all pieces are back.
+	if err := d.shrink(64 << 10); err != nil {
+		t.Fatal(err)
+	}
+	bad := &blk.Request{Op: blk.OpWrite, Len: 128 << 10, Buf: make([]byte, 128<<10)}
+	wantErr(t, "over the end of a volume that has shrunk", e.do(v, bad), blk.ErrRange)
+	if sent, held := v.Inflight(); sent+held != 0 {
+		t.Errorf("%d sent, %d held", sent, held)
+	}
+}
+
+func (d *recorder) shrink(size uint64) error {
+	i := *d.Info()
+	i.Size = size
+	d.SetInfo(&i)
+	return nil
+}
+
+// TestLargeDiscard: lengths beyond 32 bits go in pieces too.
+func TestLargeDiscard(t *testing.T) {
+	info := cached
+	info.Size = 9 << 30
+	d := newRecorder(info)
+	w := newWorld(t, ServerConfig{})
+	w.export(&Export{Name: "d", Device: d})
+	e := w.client("c")
+	v := e.mustMap("d", rw)
+	if err := e.do(v, &blk.Request{Op: blk.OpDiscard, Len: 9 << 30}); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := d.asked(), "discard 0+4294966784, discard 4294966784+4294966784, discard 8589933568+1073742848"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestInfo: what the client makes of what a server says.
+func TestInfo(t *testing.T) {
+	good := describe(&cached, 7)
+	same := cached
+	same.MaxSegments, same.MultiConn = 128, true
+	for _, c := range []struct {
+		what   string
+		change func(r *wire.RNBDOpenRsp)
+		want   func(i *blk.Info) // nil: refused
+	}{
+		{"as it is", func(r *wire.RNBDOpenRsp) {}, func(i *blk.Info) {}},
+		{"no cache", func(r *wire.RNBDOpenRsp) { r.Cache = 0 }, func(i *blk.Info) { i.WriteCache = false }},
+		{"cache without FUA", func(r *wire.RNBDOpenRsp) { r.Cache = wire.RNBDCacheWriteBack }, func(i *blk.Info) { i.FUA = false }},
+		{"no discard", func(r *wire.RNBDOpenRsp) { r.MaxDiscard, r.DiscardGranularity = 0, 4096 }, func(i *blk.Info) { i.MaxDiscard = 0 }},
+		{"small discard", func(r *wire.RNBDOpenRsp) { r.MaxDiscard, r.DiscardGranularity = 1, 4096 }, func(i *blk.Info) { i.DiscardGranularity = 4096 }},
+		{"no zeroes", func(r *wire.RNBDOpenRsp) { r.MaxWriteZeroes = 0 }, func(i *blk.Info) { i.MaxWriteZeroes = 0 }},
+		{"discards of less than a block", func(r *wire.RNBDOpenRsp) { r.LogicalBlock, r.MaxDiscard = 4096, 7 }, func(i *blk.Info) { i.LogicalBlock, i.MaxDiscard = 4096, 0 }},
+		{"rotational", func(r *wire.RNBDOpenRsp) { r.Rotational = 1 }, func(i *blk.Info) { i.Rotational = true }},
+		{"physical below logical", func(r *wire.RNBDOpenRsp) { r.LogicalBlock, r.PhysicalBlock = 4096, 512 }, func(i *blk.Info) { i.LogicalBlock = 4096 }},
+		{"size in half a block", func(r *wire.RNBDOpenRsp) { r.LogicalBlock, r.Sectors = 4096, 2047 }, func(i *blk.Info) { i.LogicalBlock, i.Size = 4096, 1<<20-4096 }},
+		{"most sectors not told", func(r *wire.RNBDOpenRsp) { r.MaxHWSectors = 0 }, func(i *blk.Info) {}},
+		{"block of 0", func(r *wire.RNBDOpenRsp) { r.LogicalBlock = 0 }, nil},
+		{"block of 513", func(r *wire.RNBDOpenRsp) { r.LogicalBlock = 513 }, nil},
+		{"block of 256", func(r *wire.RNBDOpenRsp) { r.LogicalBlock = 256 }, nil},
+		{"physical block of 3000", func(r *wire.RNBDOpenRsp) { r.PhysicalBlock = 3000 }, nil},
+		{"size that wraps", func(r *wire.RNBDOpenRsp) { r.Sectors = 1 << 55 }, nil},
+		{"size beyond an int64", func(r *wire.RNBDOpenRsp) { r.Sectors = 1<<64 - 1 }, nil},
+		{"requests of less than a block", func(r *wire.RNBDOpenRsp) { r.LogicalBlock, r.MaxHWSectors = 4096, 7 }, nil},
+	} {
+		r := good
+		c.change(&r)
+		v := &Volume{c: &Client{rt: &end{maxIO: 64 << 10}}, name: "d", access: rw}
+		err := v.describe(&r)
+		if (err == nil) != (c.want != nil) {
+			t.Errorf("%s: %v", c.what, err)
+			continue
+		}
+		if err != nil {
+			wantErr(t, c.what, err, rdserr.ErrProtocol)
+			continue
+		}
+		want := same
+		c.want(&want)
+		if *v.Info() != want {
+			t.Errorf("%s: %+v\nwant %+v", c.what, *v.Info(), want)
+		}
+	}
+}
