@@ -137,6 +137,15 @@ func NewClient(cfg ClientConfig, env ClientEnv, rt Carrier) *Client {
 // Map maps a volume of the server. ClientEnv.Mapped follows, as soon as there
 // is a path and the server has answered; whoever has waited enough calls Unmap.
 func (c *Client) Map(now time.Duration, name string, access wire.RNBDAccess) (*Volume, error) {
+	return c.MapAgain(now, name, access, 0)
+}
+
+// MapAgain is Map for somebody who goes on using the volume as if it had been
+// mapped all the time: a device of the kernel that outlived the daemon. verifier
+// is what Volume.Verifier was. If completed writes may have been lost since,
+// no flush succeeds; if all was lost, or another session had it for writing,
+// Mapped says ErrStale.
+func (c *Client) MapAgain(now time.Duration, name string, access wire.RNBDAccess, verifier uint64) (*Volume, error) {
 	o := wire.RNBDOpen{Access: access, Name: name}
 	if _, err := o.Append(nil); err != nil {
 		return nil, rdserr.With(rdserr.ErrInvalid, "volume %.40q, access %v: %v", name, access, err)
@@ -150,7 +159,7 @@ func (c *Client) Map(now time.Duration, name string, access wire.RNBDAccess) (*V
 			return nil, rdserr.With(ErrExists, "volume %q is mapped already over this session", name)
 		}
 	}
-	v := &Volume{c: c, name: name, access: access, since: now, askAt: Never}
+	v := &Volume{c: c, name: name, access: access, expect: verifier, since: now, askAt: Never}
 	v.admin.v = v
 	c.volumes = append(c.volumes, v)
 	v.pump(now)

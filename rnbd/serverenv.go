@@ -65,7 +65,9 @@ type ServerEvent struct {
 type ServerConfig struct {
 	// Boot is a number of this life of the machine, the same for every daemon
 	// until it is started again (a hash of the kernel's boot id). Clients learn by
-	// it that the page cache was lost. 0: it is not known, a random number is
+	// it that the page cache was lost. After ServerSyncLost the Server tells
+	// clients by itself; a shell that wants them to learn of it over a restart of
+	// the daemon too keeps that, and gives another Boot then. 0: it is not known, a random number is
 	// taken.
 	Boot uint64
 	// MaxOpen is the most volumes one session has open; 1024.

@@ -55,9 +55,10 @@ type Volume struct {
 	tried    uint // and in which there was an answer
 	retryAt  time.Duration
 	askAt    time.Duration
-	accept   bool // Remap: whatever the server has now is right
-	force    bool // unmap without waiting for the server
-	ending   bool // Unmap gives up what the session has
+	expect   uint64 // MapAgain: the verifier of before
+	accept   bool   // Remap: whatever the server has now is right
+	force    bool   // unmap without waiting for the server
+	ending   bool   // Unmap gives up what the session has
 	admin    admin
 	inflight int // pieces the session has
 
@@ -100,6 +101,14 @@ func (v *Volume) Inflight() (sent, held int) {
 	}
 	return v.inflight, held
 }
+
+// Asking tells whether a message about the volume itself (to open or close it,
+// or to ask what it is like) has no answer yet.
+func (v *Volume) Asking() bool { return v.admin.busy }
+
+// Verifier is the server's number for what the store holds, to be kept for
+// MapAgain; 0: the server has none, or the volume was not open yet.
+func (v *Volume) Verifier() uint64 { return v.store.Verifier }
 
 // become changes the state.
 func (v *Volume) become(now time.Duration, to State, why error) {
@@ -186,6 +195,13 @@ func (v *Volume) opened(now time.Duration) error {
 		return err
 	}
 	if v.state == Init {
+		if v.expect != 0 {
+			v.rsp, v.store.Verifier = rsp, v.expect
+			v.wrote = 1 // nobody knows; taken for yes
+			if err := v.sameAs(&rsp, store); err != nil {
+				return err
+			}
+		}
 		v.rsp, v.store = rsp, store
 		v.become(now, Open, nil)
 		v.askAt = v.askFrom(now)
@@ -226,7 +242,7 @@ func (v *Volume) sameAs(rsp *wire.RNBDOpenRsp, store wire.RNBDStore) error {
 		return rdserr.With(ErrStale, "volume %q has been open for writing in another session meanwhile; map it anew", v.name)
 	case changed && v.wrote > v.synced:
 		v.life++
-		v.syncLost(rdserr.With(blk.ErrSyncFailed, "volume %q: the server was started again, or a sync failed there, before %d completed writes were flushed", v.name, v.wrote-v.synced))
+		v.syncLost(rdserr.With(blk.ErrSyncFailed, "volume %q: the server was started again, or a sync failed there, before all completed writes were flushed", v.name))
 	case changed:
 		v.life++
 	}
