@@ -110,17 +110,20 @@ func (f *fakeClient) add(n byte) *ClientPath {
 
 // tick lets d pass.
 func (f *fakeClient) tick(d time.Duration) {
+	spins := 0
 	for end := f.now + d; ; {
 		t := f.c.Next()
 		if t > end {
 			f.now = end
 			return
 		}
-		f.now = max(f.now, t)
-		f.c.Tick(f.now)
-		if f.c.Next() <= f.now {
-			f.t.Fatalf("at %v something is due at %v, and Tick was called", f.now, f.c.Next())
+		if spins++; t > f.now {
+			f.now, spins = t, 0
 		}
+		if spins > 5 {
+			f.t.Fatalf("at %v something is due at %v, however often Tick is called", f.now, t)
+		}
+		f.c.Tick(f.now)
 	}
 }
 
@@ -316,17 +319,20 @@ func (f *fakeServer) Request(r *ServerReq) {
 }
 
 func (f *fakeServer) tick(d time.Duration) {
+	spins := 0
 	for end := f.now + d; ; {
 		t := f.s.Next()
 		if t > end {
 			f.now = end
 			return
 		}
-		f.now = max(f.now, t)
-		f.s.Tick(f.now)
-		if f.s.Next() <= f.now {
-			f.t.Fatalf("at %v something is due at %v, and Tick was called", f.now, f.s.Next())
+		if spins++; t > f.now {
+			f.now, spins = t, 0
 		}
+		if spins > 5 {
+			f.t.Fatalf("at %v something is due at %v, however often Tick is called", f.now, t)
+		}
+		f.s.Tick(f.now)
 	}
 }
 
