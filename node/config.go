@@ -43,6 +43,8 @@ type Config struct {
 	origins map[string]Origin
 	notes   []string
 	numbers map[string]string // numbers and booleans of the file, for error messages
+
+	stateDirectory string // what systemd has made for us, "" without it
 }
 
 // RDSConfig is the wire side: who we are and how we talk to peers.

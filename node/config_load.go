@@ -54,8 +54,12 @@ func LoadConfig(o LoadOptions) (*Config, error) {
 	c.origins = map[string]Origin{}
 	env := map[string]string{}
 	for _, e := range o.Env {
-		if k, v, ok := strings.Cut(e, "="); ok && strings.HasPrefix(k, "RDSD_") {
+		k, v, ok := strings.Cut(e, "=")
+		switch {
+		case ok && strings.HasPrefix(k, "RDSD_"):
 			env[k] = v
+		case k == "STATE_DIRECTORY": // of a systemd unit
+			c.stateDirectory, _, _ = strings.Cut(v, ":")
 		}
 	}
 	file := o.File

@@ -3,6 +3,7 @@ package node
 import (
 	"fmt"
 	"net/netip"
+	"path/filepath"
 	"strings"
 
 	"github.com/rdsd/rdsd/node/volume"
@@ -14,7 +15,7 @@ type VolumesConfig struct {
 	Listen           string               `toml:"listen" usage:"when peers can reach the exports: auto (while there is an export or a root), always, never" want:"\"auto\", \"always\" or \"never\""`
 	Port             uint16               `toml:"port" flag:"volume-port" usage:"TCP port of volumes, the same on all nodes" want:"a TCP port, 1 to 65535"`
 	Name             string               `toml:"name" usage:"this node's part of the names of its sessions; empty: the host's name" want:"a name without \"/\" and \".\", or \"\""`
-	StateDir         string               `toml:"state_dir" flag:"volume-state-dir" usage:"directory of what is persistent; empty: the socket's path with .volumes added; none: nothing is" want:"an absolute path such as \"/var/lib/rdsd/volumes\", \"none\" or \"\""`
+	StateDir         string               `toml:"state_dir" flag:"volume-state-dir" usage:"directory of what is persistent; empty: systemd's StateDirectory, else the socket's path with .volumes added; none: nothing is" want:"an absolute path such as \"/var/lib/rdsd/volumes\", \"none\" or \"\""`
 	SocketDir        string               `toml:"socket_dir" usage:"directory for the sockets of mappings that name none; empty: the socket's path with .volumes added" want:"an absolute path, or \"\""`
 	SocketMode       FileMode             `toml:"socket_mode" usage:"mode of those sockets" want:"octal permissions such as \"0600\""`
 	Attach           string               `toml:"attach" usage:"what a mapping that does not say is: socket (an NBD export on a Unix socket) or nbd (a kernel device)" want:"\"socket\" or \"nbd\""`
@@ -88,7 +89,9 @@ func (c *Config) volumeConfig() volume.Config {
 	}
 	switch out.StateDir {
 	case "":
-		out.StateDir = c.volumeDir()
+		if out.StateDir = c.volumeDir(); c.stateDirectory != "" {
+			out.StateDir = filepath.Join(c.stateDirectory, "volumes")
+		}
 	case noDir:
 		out.StateDir = ""
 	}

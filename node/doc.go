@@ -15,6 +15,9 @@
 // dials under way; and for each client stream its handler, its reader and its
 // pusher. Each says at its go statement how it ends.
 //
+// Volumes are package node/volume; here are its configuration (config_volumes.go),
+// its service (volumes_api.go) and its metrics (metrics_volumes.go).
+//
 // Read config.go, node.go and grpc.go first; for the data path host.go,
 // transmit.go, reactors.go and datagrams.go.
 package node

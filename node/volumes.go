@@ -3,7 +3,9 @@ package node
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"net/netip"
+	"os"
 	"slices"
 	"sync/atomic"
 	"syscall"
@@ -31,12 +33,32 @@ func (n *Node) startVolumes() error {
 		loops = append(loops, w.Reactor)
 	}
 	links := &volumeLinks{Provider: n.hosts.provider.(*tcp.Provider), allowed: n.volumePeer, refused: &n.hosts.refused}
-	h, err := volume.New(n.cfg.volumeConfig(), volume.Deps{Provider: links, Reactors: loops, Log: n.log})
+	cfg := n.cfg.volumeConfig()
+	if err := makeSocketDir(cfg.SocketDir, cfg.SocketMode); err != nil {
+		return fmt.Errorf("volumes.socket_dir: %w", err)
+	}
+	h, err := volume.New(cfg, volume.Deps{Provider: links, Reactors: loops, Log: n.log})
 	if err != nil {
 		return fmt.Errorf("volumes: %w", err)
 	}
 	n.volumes.Store(h)
 	return nil
+}
+
+// makeSocketDir makes the directory of mappings' sockets, if it is not there.
+// Who may use a socket of mode must be able to reach it; what else is in the
+// directory is for the daemon alone, by its own modes.
+func makeSocketDir(dir string, mode fs.FileMode) error {
+	if dir == "" {
+		return nil
+	}
+	if _, err := os.Stat(dir); err == nil {
+		return nil
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil || mode&0o077 == 0 {
+		return err
+	}
+	return os.Chmod(dir, 0o711)
 }
 
 // volumePeer tells whether a peer may connect for volumes.

@@ -300,6 +300,39 @@ func prefixOf(s string) (p Prefix) {
 	return p
 }
 
+// Where things are kept: beside the socket, or where systemd says; the directory
+// of sockets can be entered by whom the sockets are for.
+func TestVolumeDirectories(t *testing.T) {
+	c := testConfig(t)
+	beside := c.API.Socket + ".volumes"
+	if v := c.volumeConfig(); v.StateDir != beside || v.SocketDir != beside {
+		t.Errorf("state in %s, sockets in %s", v.StateDir, v.SocketDir)
+	}
+	l, err := LoadConfig(LoadOptions{Env: []string{"STATE_DIRECTORY=/var/lib/rdsd:/elsewhere", "RDSD_SOCKET=@rdsd"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if v := l.volumeConfig(); v.StateDir != "/var/lib/rdsd/volumes" || v.SocketDir != "" {
+		t.Errorf("state in %q, sockets in %q", v.StateDir, v.SocketDir)
+	}
+	c.Volumes.StateDir = "none"
+	if v := c.volumeConfig(); v.StateDir != "" || v.SocketDir != beside {
+		t.Errorf("state in %q, sockets in %q", v.StateDir, v.SocketDir)
+	}
+	for _, tc := range []struct{ socket, dir os.FileMode }{{0o600, 0o700}, {0o660, 0o711}} {
+		dir := filepath.Join(t.TempDir(), "a", "b")
+		for range 2 { // the second time it is there
+			if err := makeSocketDir(dir, tc.socket); err != nil {
+				t.Fatal(err)
+			}
+		}
+		st, err := os.Stat(dir)
+		if err != nil || st.Mode().Perm() != tc.dir {
+			t.Errorf("sockets of mode %v in a directory of mode %v, %v", tc.socket, st.Mode(), err)
+		}
+	}
+}
+
 // Wrong requests are answered with what would be right.
 func TestVolumeRequestsAreChecked(t *testing.T) {
 	cfgs := startNodes(t, 1, nil)

@@ -35,6 +35,7 @@ PRINTED = {
     "runs": "10000 datagrams of 8 samples, 80000 in all\n",
     "inplace": "100 records, none of them copied by this program\n",
     "outcomes": "{'cancelled': 1, 'delivered': 1, 'failed': 1}\n",
+    "volume": "scratch is open\n64 MiB, by socket\nerrno 2\n",
     "server": "MANY REQUESTS AT ONCE\n",
 }
 

@@ -44,7 +44,7 @@ from ._errors import (
 from ._front_end import FrontEnd
 from ._grpc import from_grpc
 from ._slots import AsyncSlot, Borrowed, Lease, Slot
-from ._sync import Client, CongestionWatch, Socket
+from ._sync import Client, CongestionWatch, Socket, Volumes, VolumeWatch
 from ._target import Timeout
 from ._types import (
     Address,
@@ -163,6 +163,8 @@ __all__ = [
     "VolumeRole",
     "VolumeSession",
     "VolumeUser",
+    "VolumeWatch",
+    "Volumes",
     "WouldBlock",
     "error_from_errno",
     "from_grpc",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import grpc
 
@@ -20,14 +19,12 @@ from ._grpc import CHANNEL_OPTIONS
 from ._surface import BIND_TIMEOUT, DEFAULT_WINDOW, ForkGuard, Window, bind_options
 from ._sync_socket import CongestionWatch, Socket
 from ._sync_stream import StreamSocket
+from ._sync_volumes import Volumes, VolumeWatch
 from ._target import Timeout, resolve_target, seconds
 from ._types import AddressLike
 from .v1 import rdsd_pb2_grpc as rpc
 
-if TYPE_CHECKING:
-    from ._sync_volumes import Volumes
-
-__all__ = ["Client", "CongestionWatch", "Socket"]
+__all__ = ["Client", "CongestionWatch", "Socket", "VolumeWatch", "Volumes"]
 
 
 class Client:
@@ -58,8 +55,6 @@ class Client:
     @property
     def volumes(self) -> Volumes:
         """The volumes of the daemon: exports, mappings, sessions."""
-        from ._sync_volumes import Volumes
-
         self._check()
         return Volumes(self._channel, self._target, self._guard)
 

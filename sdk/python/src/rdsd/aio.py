@@ -11,13 +11,13 @@ from __future__ import annotations
 import time
 import weakref
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
 
 from ._aio_socket import CongestionWatch, Socket
 from ._aio_stream import StreamSocket
+from ._aio_volumes import Volumes, VolumeWatch
 from ._core import BindOptions
 from ._errors import Closed, RdsError, make
 from ._front_end import FrontEnd, choose
@@ -27,10 +27,7 @@ from ._target import Timeout, resolve_target, seconds
 from ._types import AddressLike
 from .v1 import rdsd_pb2_grpc as rpc
 
-if TYPE_CHECKING:
-    from ._aio_volumes import Volumes
-
-__all__ = ["Client", "CongestionWatch", "Socket"]
+__all__ = ["Client", "CongestionWatch", "Socket", "VolumeWatch", "Volumes"]
 
 
 class Client:
@@ -60,8 +57,6 @@ class Client:
     @property
     def volumes(self) -> Volumes:
         """The volumes of the daemon: exports, mappings, sessions."""
-        from ._aio_volumes import Volumes
-
         return Volumes(self._open_channel(), self._target, self._guard)
 
     async def bind(
