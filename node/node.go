@@ -196,9 +196,10 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 			return nil
 		})
 	}
+	// Before the first call is served: calls look at it.
+	n.local = &localFront{node: n, listener: rings, conns: map[*shm.Conn]struct{}{}, rings: map[*ringSock]struct{}{}}
 	localServer := n.grpc.newServer(n.register, true)
 	run("client socket", func() error { return localServer.Serve(local) })
-	n.local = &localFront{node: n, listener: rings, conns: map[*shm.Conn]struct{}{}, rings: map[*ringSock]struct{}{}}
 	run("ring socket", n.local.serve)
 	if remote != nil {
 		remoteServer := n.grpc.newServer(n.register, false)
