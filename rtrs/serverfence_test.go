@@ -1,0 +1,271 @@
+package rtrs
+
+import (
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// atStore is a server with a path whose request is at the store.
+func atStore(t *testing.T, cfg ServerConfig) (*fakeServer, *ServerPath, *ServerReq) {
+	t.Helper()
+	f := newFakeServer(t, cfg)
+	p, ds := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"})
+	if err := f.put(p, 1, ds, 0, Write, []byte("held")); err != nil {
+		t.Fatal(err)
+	}
+	return f, p, f.reqs[0]
+}
+
+func (f *fakeServer) fence(via *ServerPath, path byte, attempt uint16) {
+	f.t.Helper()
+	m := wire.RTRSFence{Type: wire.RTRSFenceType, Attempt: attempt}
+	m.Path[0] = path
+	if err := via.Received(f.now, 0, m.Append(nil), 0, false); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// TestServerFence: the path's links are closed, the store ends what it has of
+// it, and then the fence is answered.
+func TestServerFence(t *testing.T) {
+	f, p, r := atStore(t, smallServer)
+	q, ds := f.up(someone{session: 1, path: 2, attempt: 1, addr: 2, name: "a", late: true})
+	f.fence(q, 1, 1)
+	if one(t, f.hung) != p || !r.Stale() || len(f.take()) != 0 {
+		t.Fatal("the path is not ended, or the answer came before that")
+	}
+	if err := f.put(q, 1, ds, 1, Write, nil); err != nil { // others go on
+		t.Fatal(err)
+	}
+	f.s.Reply(0, f.reqs[1], 0, nil)
+	if len(f.take()) != 1 {
+		t.Fatal("no answer to another request")
+	}
+	p.Gone(0)
+	if p.State() != Draining || len(f.take()) != 0 {
+		t.Fatal("the answer came while the store was at it")
+	}
+	f.s.Reply(0, r, 0, nil)
+	o := one(t, f.take())
+	m, err := wire.ParseRTRSFence(o.bytes)
+	if err != nil || m.Type != wire.RTRSFencedType || m.Path[0] != 1 || m.Attempt != 1 || m.Errno != 0 || o.path != q || o.conn != 0 || f.s.Stats().Fenced != 1 {
+		t.Fatalf("%+v, %v", m, err)
+	}
+	// What is not there has ended; what is newer is not meant.
+	f.up(someone{session: 1, path: 1, attempt: 5, addr: 1, name: "a"})
+	f.fence(q, 1, 4)
+	f.fence(q, 9, 1)
+	if len(f.take()) != 2 || len(f.s.Paths()) != 2 {
+		t.Fatal("no answer at once")
+	}
+	// Another session's path is not reached.
+	x, _ := f.up(someone{session: 2, path: 1, attempt: 1, addr: 3, name: "b"})
+	f.fence(x, 2, 1)
+	if q.State() != Connected || len(f.take()) != 1 {
+		t.Fatal("a fence reached into another session")
+	}
+	// The order is the same before or after the store ends, and the asker may go.
+	f, p, r = atStore(t, smallServer)
+	q, _ = f.up(someone{session: 1, path: 2, attempt: 1, addr: 2, name: "a", late: true})
+	f.fence(q, 1, 1)
+	f.s.Reply(0, r, 0, nil)
+	if len(f.take()) != 0 {
+		t.Fatal("answered while the links are open")
+	}
+	q.Lost(0, 0, rdserr.ErrReset)
+	p.Gone(0)
+	if len(f.take()) != 0 || len(f.s.fences) != 0 {
+		t.Fatal("answered on a path that is lost")
+	}
+}
+
+// TestServerReconnect: a newer life of a path is connected when the older one
+// has ended.
+func TestServerReconnect(t *testing.T) {
+	f, p, r := atStore(t, smallServer)
+	n := f.join(someone{session: 1, path: 1, attempt: 2, addr: 1, name: "a"})
+	if one(t, f.hung) != p || n.State() != Fencing || one(t, f.downs) != r.Session {
+		t.Fatalf("the newer is %v", n.State())
+	}
+	p.Gone(0)
+	f.tick(time.Minute)
+	if n.State() != Fencing || len(f.take()) != 0 {
+		t.Fatalf("the newer is %v while the store is at it", n.State())
+	}
+	f.s.Reply(0, r, 0, nil)
+	if n.State() != Connected || len(f.ups) != 2 || n.Session() == r.Session {
+		t.Fatalf("the newer is %v", n.State())
+	}
+	if o := one(t, f.take()); wire.RTRSGeneration(o.bytes) != 43 {
+		t.Fatalf("generation %d", wire.RTRSGeneration(o.bytes))
+	}
+	// The attempts' counter wraps.
+	f = newFakeServer(t, smallServer)
+	p, _ = f.up(someone{session: 1, path: 1, attempt: 0xffff, addr: 1, name: "a"})
+	f.dial(someone{session: 1, path: 1, attempt: 0, addr: 1, name: "a"}, 0, 2)
+	if p.State() != Closing {
+		t.Error("attempt 0 after 65535 is not newer")
+	}
+}
+
+// TestReplace: a client of the same node that begins anew takes the place of
+// its former session, once that has ended; the former may not come back.
+func TestReplace(t *testing.T) {
+	f, p, r := atStore(t, smallServer)
+	n := f.join(someone{session: 2, path: 7, attempt: 1, addr: 1, name: "a"})
+	o := one(t, f.take())
+	m, err := wire.ParseRTRSNotice(o.bytes)
+	if err != nil || m.Type != wire.RTRSRefusedType || syscall.Errno(m.Errno) != syscall.ESTALE || o.path != p || len(f.hung) != 0 {
+		t.Fatalf("the former was told %+v, %v", m, err)
+	}
+	if n.State() != Fencing || p.State() != Closing || f.s.Stats().Replaced != 1 {
+		t.Fatal(n.State(), p.State())
+	}
+	f.tick(farewell)
+	if one(t, f.hung) != p {
+		t.Fatal("not hung up")
+	}
+	p.Gone(f.now)
+	f.s.Reply(f.now, r, 0, nil)
+	if n.State() != Connected || len(f.s.Sessions()) != 1 || f.live != len(n.Session().mem) {
+		t.Fatalf("the new one is %v, %d bytes", n.State(), f.live)
+	}
+	f.dial(someone{session: 1, path: 1, attempt: 2, addr: 1, name: "a"}, 0, 2)
+	if len(f.rejected) != 1 || syscall.Errno(f.rejected[0]) != syscall.ESTALE {
+		t.Fatalf("%v", f.rejected)
+	}
+}
+
+// TestFull: a place that is taken by a session that ends is waited for.
+func TestFull(t *testing.T) {
+	cfg := smallServer
+	cfg.MaxSessions = 1
+	f, p, r := atStore(t, cfg)
+	p.Lost(0, 0, rdserr.ErrReset)
+	p.Gone(0)
+	n := f.join(someone{session: 2, path: 2, attempt: 1, addr: 2, name: "b"})
+	if n.State() != Fencing {
+		t.Fatal(n.State())
+	}
+	f.s.Reply(0, r, 0, nil)
+	if n.State() != Connected {
+		t.Fatal(n.State())
+	}
+}
+
+// TestServerHeartbeat: asked in each interval, dead after four.
+func TestServerHeartbeat(t *testing.T) {
+	f := newFakeServer(t, smallServer)
+	p, _ := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"})
+	f.tick(200 * ms)
+	if o := one(t, f.posts); o.conn != 0 || o.op.Imm != uint32(wire.RTRSImmHeartbeat) {
+		t.Fatalf("%+v", o)
+	}
+	p.Written(f.now, 0, 0, 0, 0, uint32(wire.RTRSImmHeartbeatAck))
+	f.tick(799 * ms)
+	if p.State() != Connected {
+		t.Fatal(p.State())
+	}
+	f.tick(ms)
+	if p.State() != Closing || p.Info().Err != error(ErrHeartbeat) || len(f.downs) != 1 {
+		t.Fatal(p.State(), p.Info().Err)
+	}
+}
+
+// TestTrim: an idle session gives its pages back, after its client has promised
+// to leave the chunks alone.
+func TestTrim(t *testing.T) {
+	f := newFakeServer(t, ServerConfig{QueueDepth: 4, MaxIO: 128 << 10})
+	p, ds := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"})
+	alive := func(d time.Duration) {
+		for end := f.now + d; f.now < end; f.tick(100 * ms) {
+			p.Written(f.now, 0, 0, 0, 0, uint32(wire.RTRSImmHeartbeatAck))
+		}
+	}
+	use := func(n uint32, size int) {
+		for id := range n {
+			f.put(p, 1, ds, id, Write, make([]byte, size))
+			f.s.Reply(f.now, f.reqs[len(f.reqs)-1], 0, nil)
+		}
+		for _, o := range f.take() {
+			if k, err := wire.ParseRTRSRKeyRsp(o.bytes); err == nil {
+				ds[k.BufID].Key = k.Key
+			}
+		}
+	}
+	use(2, 128<<10) // 256 KiB and some
+	alive(9900 * ms)
+	if len(f.take()) != 0 {
+		t.Fatal("too early")
+	}
+	alive(500 * ms)
+	o := one(t, f.take())
+	if m, err := wire.ParseRTRSNotice(o.bytes); err != nil || m.Type != wire.RTRSRestType || f.trimmed != 0 {
+		t.Fatalf("%+v, %v, %d bytes trimmed", m, err, f.trimmed)
+	}
+	rested := func(errno syscall.Errno) {
+		t.Helper()
+		if err := p.Received(f.now, 0, wire.RTRSNotice{Type: wire.RTRSRestedType, Errno: uint16(errno)}.Append(nil), 0, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rested(syscall.EBUSY)
+	if len(f.take()) != 0 || f.trimmed != 0 {
+		t.Fatal("trimmed against its word")
+	}
+	alive(10100 * ms)
+	one(t, f.take())
+	rested(0)
+	o = one(t, f.take())
+	if m, err := wire.ParseRTRSNotice(o.bytes); err != nil || m.Type != wire.RTRSWakeType || f.trimmed != 2*(128<<10+8+4) || f.ups[0].touched != 0 {
+		t.Fatalf("%+v, %v, %d bytes trimmed", m, err, f.trimmed)
+	}
+	use(4, 4096) // little enough to be kept
+	alive(time.Minute)
+	if len(f.take()) != 0 {
+		t.Fatal("asked for nothing")
+	}
+	use(4, 128<<10)
+	alive(10100 * ms)
+	f.take()
+	f.put(p, 1, ds, 0, Write, nil) // the promise was broken, or is a lie
+	rested(0)
+	if f.trimmed != 2*(128<<10+8+4) {
+		t.Fatal("trimmed with a request at the store")
+	}
+}
+
+// TestNoInvalidate: one key for all chunks, which stays.
+func TestNoInvalidate(t *testing.T) {
+	cfg := smallServer
+	cfg.NoInvalidate = true
+	f := newFakeServer(t, cfg)
+	p, ds := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"})
+	if len(ds) != 4 || ds[0].Key != ds[3].Key || len(f.regions) != 1 {
+		t.Fatalf("%+v", ds)
+	}
+	for id := range uint32(4) {
+		if err := f.put(p, 1, ds, id, Write, []byte{byte(id)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for id := range uint32(4) {
+		if f.reqs[id].Data[0] != byte(id) {
+			t.Fatal("another chunk's data")
+		}
+		f.s.Reply(0, f.reqs[id], 0, nil)
+		if o := one(t, f.take()); o.op.Kind != transport.OpWriteImm || len(o.bytes) != 0 || o.op.Key != 0 || wire.RTRSImm(o.op.Imm) != wire.RTRSDone(id, 0, false) {
+			t.Fatalf("%+v", o)
+		}
+	}
+	p.Lost(0, 0, rdserr.ErrReset)
+	p.Gone(0)
+	if len(f.regions) != 0 {
+		t.Error("the key is left")
+	}
+}
