@@ -73,7 +73,8 @@ type end struct {
 	life     int
 	maxIO    int
 	steps    int
-	lateGone bool // links close only after the session is up again
+	refuse   error // of Submit
+	lateGone bool  // links close only after the session is up again
 	late     []*rtrs.Req
 	asKernel bool // what an rdsd adds is taken out, both ways
 	queue    []*rtrs.Req
@@ -352,6 +353,9 @@ func (e *end) gone() {
 func (e *end) MaxIO() int { return e.maxIO }
 
 func (e *end) Submit(now time.Duration, r *rtrs.Req) error {
+	if e.refuse != nil {
+		return e.refuse
+	}
 	if len(r.Data) > e.maxIO {
 		return rtrs.ErrTooLarge
 	}
