@@ -65,6 +65,7 @@ type Node struct {
 	core     core
 	hosts    *hosts                      // core, for administration
 	volumes  atomic.Pointer[volume.Host] // set by run
+	full     volumesFull
 	sockets  *socketTable
 	waiting  share // payload of sends that wait to be accepted
 	grpc     *grpcFront
@@ -122,6 +123,7 @@ func (n *Node) snapshot(s *snapshot) {
 	n.core.read(s)
 	s.budgets = append(s.budgets, n.sockets.budget(), n.grpc.clients.budget(),
 		budget{"waiting_sends_bytes", uint64(n.waiting.used.Load()), uint64(n.waiting.limit), n.waiting.refused.Load()})
+	s.budgets = append(s.budgets, n.volumeBudgets()...)
 	if n.local != nil {
 		s.rings, s.ringB = n.local.memory()
 	}

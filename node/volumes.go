@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io/fs"
 	"net/netip"
@@ -84,6 +85,31 @@ func (n *Node) stopVolumes(ctx context.Context) {
 	}
 	if err := h.Close(end); err != nil {
 		n.log.Warn("volumes were not closed in order", "error", err)
+	}
+}
+
+// fullCount counts how often a limit said no.
+type fullCount struct{ n atomic.Uint64 }
+
+// volumesFull is how often the limits of volumes said no.
+type volumesFull struct{ exports, mappings fullCount }
+
+func (f *fullCount) note(err error) {
+	if errors.Is(err, rdserr.ErrTooMany) {
+		f.n.Add(1)
+	}
+}
+
+// volumeBudgets are the limits of what an administrator adds.
+func (n *Node) volumeBudgets() []budget {
+	h := n.volumes.Load()
+	if h == nil {
+		return nil
+	}
+	v := &n.cfg.Volumes
+	return []budget{
+		{"exports", uint64(len(h.Exports())), uint64(v.MaxExports), n.full.exports.n.Load()},
+		{"mappings", uint64(len(h.Mappings())), uint64(v.MaxMappings), n.full.mappings.n.Load()},
 	}
 }
 

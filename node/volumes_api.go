@@ -51,6 +51,7 @@ func (s *volumeServer) Export(ctx context.Context, r *rdsdv1.VolumeExportRequest
 	}
 	e, err := h.Export(ctx, spec)
 	if err != nil {
+		s.node.full.exports.note(err)
 		return nil, err
 	}
 	return exportPB(&e, time.Now()), nil
@@ -77,6 +78,7 @@ func (s *volumeServer) Map(ctx context.Context, r *rdsdv1.VolumeMapRequest) (*rd
 	}
 	m, err := h.Map(ctx, spec)
 	if err != nil {
+		s.node.full.mappings.note(err)
 		return nil, err
 	}
 	return mappingPB(&m, time.Now()), nil

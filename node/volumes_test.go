@@ -300,6 +300,32 @@ func prefixOf(s string) (p Prefix) {
 	return p
 }
 
+// A limit that is reached says so, and is shown with what is used of it.
+func TestVolumeLimits(t *testing.T) {
+	cfgs := startNodes(t, 1, func(c *Config) { c.Volumes.MaxExports = 1; c.Volumes.Port = freePort(t) })
+	cc := dial(t, cfgs[0])
+	v, ctx := rdsdv1.NewVolumeServiceClient(cc), testContext(t)
+	for i, want := range []syscall.Errno{0, syscall.EMFILE} {
+		_, err := v.Export(ctx, rdsdv1.VolumeExportRequest_builder{Name: fmt.Sprint(i), SizeBytes: 4096}.Build())
+		if rdserr.Errno(rdsdv1.ErrorFromStatus(err)) != want {
+			t.Errorf("export %d: %v, want %v", i, err, want)
+		}
+	}
+	st, err := rdsdv1.NewAdminClient(cc).GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	shown := false
+	for _, b := range st.GetBudget() {
+		if b.GetName() == "exports" {
+			shown = b.GetUsed() == 1 && b.GetLimit() == 1 && b.GetRefused() == 1
+		}
+	}
+	if !shown {
+		t.Errorf("budgets %v", st.GetBudget())
+	}
+}
+
 // Where things are kept: beside the socket, or where systemd says; the directory
 // of sockets can be entered by whom the sockets are for.
 func TestVolumeDirectories(t *testing.T) {
