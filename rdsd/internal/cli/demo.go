@@ -18,11 +18,13 @@ func (a *app) demoCmd() *cobra.Command {
 		Use:   "demo",
 		Short: "show two nodes at work on this machine",
 		Long: `Start two nodes on loopback addresses in this process, and applications on both
-that exchange datagrams through the SDK and the real wire. A port is made to
-congest and to clear, a link is cut and comes back, and all of it is told as it
-happens. It goes on until Ctrl-C or for --for, and ends with a summary in which
-every datagram has its outcome. It needs no configuration and leaves nothing
-behind.`,
+that exchange datagrams through the SDK and the real wire. A volume of one is
+mapped on the other over two paths, and written and verified all the time. A port
+is made to congest and to clear, a link is cut and comes back, and with it one of
+the volume's paths; all of it is told as it happens. It goes on until Ctrl-C or
+for --for, and ends with a summary in which every datagram has its outcome and
+every block is what was written last. It needs no configuration and leaves
+nothing behind.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if length < 0 {
 				return usagef("--for %v: it cannot be negative", length)
@@ -37,7 +39,7 @@ behind.`,
 				return err
 			}
 			if !sum.AddsUp() {
-				return withCode(exitIncomplete, fmt.Errorf("the datagrams do not add up: %+v", sum))
+				return withCode(exitIncomplete, fmt.Errorf("the account does not add up: %+v", sum))
 			}
 			return nil
 		},

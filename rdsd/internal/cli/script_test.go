@@ -87,6 +87,8 @@ func TestScripts(t *testing.T) {
 		},
 		Setup: func(env *testscript.Env) error {
 			env.Setenv("RDSD_SOCKET", filepath.Join(env.WorkDir, "rdsd.sock"))
+			// The race detector lets a process sleep for a second before it ends.
+			env.Setenv("GORACE", "atexit_sleep_ms=0 halt_on_error=1")
 			return nil
 		},
 	})
@@ -122,7 +124,7 @@ var nextAddr atomic.Uint32
 // them peers, and set NAME to its address and NAME_SOCKET to its socket. RDSD_SOCKET
 // becomes the first one's.
 func cmdDaemon(ts *testscript.TestScript, _ bool, names []string) {
-	port := freePort(ts)
+	port, volumes := freePort(ts), freePort(ts)
 	for i, name := range names {
 		addr := netip.AddrFrom4([4]byte{127, 0, 21, byte(nextAddr.Add(1))})
 		if before, after, ok := strings.Cut(name, "="); ok {
@@ -134,6 +136,7 @@ func cmdDaemon(ts *testscript.TestScript, _ bool, names []string) {
 		cfg.RDS.Port = port
 		cfg.API.Socket = socket
 		cfg.HTTP.Listen = ""
+		cfg.Volumes.Port, cfg.Volumes.Name = volumes, name
 		cfg.API.DrainTimeout.Duration = 0
 		d, err := node.New(cfg, slog.New(slog.DiscardHandler))
 		ts.Check(err)

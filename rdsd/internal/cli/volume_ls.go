@@ -297,6 +297,7 @@ is mapped; a writer elsewhere is not disturbed.`,
 					return writeJSON(a.out, view)
 				}
 				a.facts([][2]string{{"volume", volumeText(r.Node, r.Name)}})
+				view.Info.ReadOnly = false // it was opened so, which says nothing of the volume
 				a.infoFacts(view.Info)
 				a.facts([][2]string{{"queue depth", fmt.Sprint(r.QueueDepth)}})
 				return nil

@@ -34,10 +34,11 @@ var (
 
 // site is one node with the client its applications use.
 type site struct {
-	name   string
-	addr   netip.Addr
-	client *rdsd.Client
-	stop   func() error
+	name    string
+	addr    netip.Addr
+	volumes uint16 // port its volumes are reached at
+	client  *rdsd.Client
+	stop    func() error
 }
 
 // Run shows the demonstration and returns the account of every datagram. The
@@ -59,6 +60,10 @@ func Run(ctx context.Context, c Config) (Summary, error) {
 	defer b.close()
 	s, err := newShow(ctx, t, a, b, l)
 	if err != nil {
+		return Summary{}, err
+	}
+	if s.disk, err = startDisk(context.WithoutCancel(ctx), dir, t, a, b, l); err != nil {
+		s.end()
 		return Summary{}, err
 	}
 	t.table(s)
@@ -97,6 +102,19 @@ func startBoth(ctx context.Context, dir string, t *teller) (a, b *site, l *link,
 	return a, b, l, nil
 }
 
+// startDisk maps a volume of b on a, over the link and around it.
+func startDisk(ctx context.Context, dir string, t *teller, a, b *site, l *link) (*disk, error) {
+	port, err := freePort(b.addr)
+	if err != nil {
+		return nil, err
+	}
+	relay, direct := netip.AddrPortFrom(b.addr, port), netip.AddrPortFrom(b.addr, b.volumes)
+	if err := l.carry(ctx, relay, a.addr, direct); err != nil {
+		return nil, err
+	}
+	return newDisk(ctx, dir, t, a, b, relay, direct)
+}
+
 // start runs one node and waits until it serves.
 func start(ctx context.Context, name string, at end, dir string) (*site, error) {
 	cfg := node.DefaultConfig()
@@ -105,6 +123,11 @@ func start(ctx context.Context, name string, at end, dir string) (*site, error) 
 	cfg.API.Socket = filepath.Join(dir, name+".sock")
 	cfg.API.DrainTimeout.Duration = time.Second
 	cfg.HTTP.Listen = ""
+	volumes, err := freePort(at.addr)
+	if err != nil {
+		return nil, err
+	}
+	cfg.Volumes.Port = volumes
 	n, err := node.New(cfg, slog.New(slog.DiscardHandler))
 	if err != nil {
 		return nil, fmt.Errorf("node %s: %w", name, err)
@@ -112,7 +135,7 @@ func start(ctx context.Context, name string, at end, dir string) (*site, error) 
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan error, 1)
 	go func() { done <- n.Run(run) }() // ended by stop
-	s := &site{name: name, addr: at.addr}
+	s := &site{name: name, addr: at.addr, volumes: volumes}
 	s.stop = sync.OnceValue(func() error { cancel(); return <-done })
 	if s.client, err = rdsd.Dial(cfg.API.Socket); err != nil {
 		s.stop()

@@ -26,12 +26,16 @@ func TestDemo(t *testing.T) {
 	if sum.Congested == 0 || sum.Cleared < sum.Congested || sum.Cuts == 0 {
 		t.Errorf("congested %d times, cleared %d, cut %d", sum.Congested, sum.Cleared, sum.Cuts)
 	}
+	if v := sum.Volume; v.Writes == 0 || v.Reads < diskBlocks || v.Verified != diskBlocks {
+		t.Errorf("volume %+v: want it written, and every block read", v)
+	}
 	for _, f := range sum.Flows {
 		if f.Delivered == 0 || f.Delivered != f.Sent || f.Read != f.Sent {
 			t.Errorf("flow %+v: want every datagram delivered and read", f)
 		}
 	}
-	for _, line := range []string{"stops reading", "is congested", "ENOBUFS", "reads on", "is clear again", "is cut", "connection is down", "connection is up", "Summary"} {
+	for _, line := range []string{"stops reading", "is congested", "ENOBUFS", "reads on", "is clear again", "is cut", "connection is down", "connection is up",
+		"mapped on A over two paths", "is lost; the other one carries on", "is back", "Summary", "every block holds what was written last"} {
 		if !strings.Contains(out.String(), line) {
 			t.Errorf("nothing was told of %q", line)
 		}
@@ -78,6 +82,7 @@ func TestJSON(t *testing.T) {
 }
 
 func TestAddsUp(t *testing.T) {
+	disk := DiskAccount{Writes: 5, Reads: 9, Verified: 4, Blocks: 4}
 	good := Account{Sent: 10, Delivered: 7, Cancelled: 1, Failed: 1, Unknown: 1, Read: 7}
 	for name, change := range map[string]func(*Account){
 		"one without outcome":   func(a *Account) { a.Sent++ },
@@ -87,11 +92,23 @@ func TestAddsUp(t *testing.T) {
 	} {
 		bad := good
 		change(&bad)
-		if (Summary{Flows: []Account{bad}}).AddsUp() {
+		if (Summary{Flows: []Account{bad}, Volume: disk}).AddsUp() {
 			t.Errorf("%s was not seen", name)
 		}
 	}
-	if !(Summary{Flows: []Account{good}}).AddsUp() {
+	for name, change := range map[string]func(*DiskAccount){
+		"a wrong block":    func(v *DiskAccount) { v.Wrong++ },
+		"a failed request": func(v *DiskAccount) { v.Failed++ },
+		"a block not read": func(v *DiskAccount) { v.Verified-- },
+		"no volume at all": func(v *DiskAccount) { *v = DiskAccount{} },
+	} {
+		bad := disk
+		change(&bad)
+		if (Summary{Flows: []Account{good}, Volume: bad}).AddsUp() {
+			t.Errorf("%s was not seen", name)
+		}
+	}
+	if !(Summary{Flows: []Account{good}, Volume: disk}).AddsUp() {
 		t.Error("a good account was refused")
 	}
 }

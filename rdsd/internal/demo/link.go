@@ -40,9 +40,27 @@ func newLink(ctx context.Context, a, b end) (*link, error) {
 			return nil, fmt.Errorf("the link cannot listen on %s: %w", at, err)
 		}
 		l.listeners = append(l.listeners, ln)
-		l.wg.Go(func() { l.accept(ln, dir.from.addr, netip.AddrPortFrom(dir.to.addr, dir.to.port)) })
+		l.wg.Go(func() {
+			l.accept(ln, func(in *net.TCPConn) (*net.TCPConn, error) {
+				return dialLike(dir.from.addr, uint16(in.RemoteAddr().(*net.TCPAddr).Port), netip.AddrPortFrom(dir.to.addr, dir.to.port))
+			})
+		})
 	}
 	return l, nil
+}
+
+// carry relays connections to at as well, from the address from to to; those
+// of the volume.
+func (l *link) carry(ctx context.Context, at netip.AddrPort, from netip.Addr, to netip.AddrPort) error {
+	ln, err := new(net.ListenConfig).Listen(ctx, "tcp", at.String())
+	if err != nil {
+		return fmt.Errorf("the link cannot listen on %s: %w", at, err)
+	}
+	l.listeners = append(l.listeners, ln)
+	l.wg.Go(func() {
+		l.accept(ln, func(*net.TCPConn) (*net.TCPConn, error) { return dialFrom(netip.AddrPortFrom(from, 0), to) })
+	})
+	return nil
 }
 
 func (l *link) close() {
@@ -94,21 +112,21 @@ func (l *link) drop(pair ...*net.TCPConn) {
 }
 
 // accept relays until its listener is closed.
-func (l *link) accept(ln net.Listener, from netip.Addr, to netip.AddrPort) {
+func (l *link) accept(ln net.Listener, dial func(in *net.TCPConn) (*net.TCPConn, error)) {
 	for {
 		c, err := ln.Accept()
 		if err != nil {
 			return
 		}
-		l.wg.Go(func() { l.relay(c.(*net.TCPConn), from, to) })
+		l.wg.Go(func() { l.relay(c.(*net.TCPConn), dial) })
 	}
 }
 
-func (l *link) relay(in *net.TCPConn, from netip.Addr, to netip.AddrPort) {
+func (l *link) relay(in *net.TCPConn, dial func(in *net.TCPConn) (*net.TCPConn, error)) {
 	if !l.add(in) {
 		return
 	}
-	out, err := dialLike(from, uint16(in.RemoteAddr().(*net.TCPAddr).Port), to)
+	out, err := dial(in)
 	if err != nil || !l.add(out) {
 		l.drop(in)
 		return
@@ -131,12 +149,20 @@ func dialLike(addr netip.Addr, port uint16, to netip.AddrPort) (*net.TCPConn, er
 	last := errors.New("no port tried")
 	for range 50 {
 		p := 20000 + rand.N(uint16(1000))*8 + port%8
-		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(addr, p))}
-		c, err := d.Dial("tcp", to.String())
+		c, err := dialFrom(netip.AddrPortFrom(addr, p), to)
 		if err == nil {
-			return c.(*net.TCPConn), nil
+			return c, nil
 		}
 		last = err
 	}
 	return nil, last
+}
+
+func dialFrom(from, to netip.AddrPort) (*net.TCPConn, error) {
+	d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(from)}
+	c, err := d.Dial("tcp", to.String())
+	if err != nil {
+		return nil, err
+	}
+	return c.(*net.TCPConn), nil
 }

@@ -22,6 +22,7 @@ type show struct {
 	t    *teller
 	a, b *site
 	link *link
+	disk *disk // nil until it is mapped; set before the table shows it
 
 	questions, answers, stream, reports *flow
 
@@ -178,6 +179,10 @@ func (s *show) end() Summary {
 	s.link.set(true)
 	s.reader.set(true)
 	close(s.stop)
+	var volume DiskAccount
+	if s.disk != nil {
+		volume = s.disk.end()
+	}
 	limit := time.NewTimer(10 * time.Second)
 	defer limit.Stop()
 	poll := time.NewTicker(10 * time.Millisecond)
@@ -197,7 +202,9 @@ func (s *show) end() Summary {
 		sock.Close()
 	}
 	s.others.Wait()
-	return s.summary()
+	sum := s.summary()
+	sum.Volume = volume
+	return sum
 }
 
 func (s *show) settled(stopped <-chan struct{}) bool {

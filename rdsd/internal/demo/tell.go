@@ -59,8 +59,9 @@ type event struct {
 }
 
 type progress struct {
-	T     float64   `json:"t"`
-	Flows []Account `json:"flows"`
+	T      float64     `json:"t"`
+	Flows  []Account   `json:"flows"`
+	Volume DiskAccount `json:"volume"`
 }
 
 func (t *teller) line(b *bytes.Buffer, v any) {
@@ -111,7 +112,7 @@ func (t *teller) paint(b *bytes.Buffer) {
 	case t.show == nil:
 		return
 	case t.json:
-		t.line(b, progress{time.Since(t.start).Seconds(), t.show.summary().Flows})
+		t.line(b, progress{time.Since(t.start).Seconds(), t.show.summary().Flows, t.show.disk.account()})
 		return
 	}
 	for line := range strings.Lines(t.show.table()) {
@@ -158,9 +159,10 @@ func (s *show) table() string {
 		sent, decided := f.accepted.Load(), f.decided()
 		tw.AppendRow(table.Row{f.what, s.nameOf(f.from) + " > " + s.nameOf(f.to), f.to.Port(), sent, f.delivered.Load(), sent - min(decided, sent), f.received.Load(), f.refused.Load()})
 	}
+	v := s.disk.account()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return fmt.Sprintf("\n%s\nlink: A says %s, B says %s, round trip %v\n\n", tw.Render(), known(s.states["A"]), known(s.states["B"]), s.rtt["A"].Round(time.Microsecond))
+	return fmt.Sprintf("\n%s\nvolume: %d writes, %d reads, %d wrong, %d failed\nlink: A says %s, B says %s, round trip %v\n\n", tw.Render(), v.Writes, v.Reads, v.Wrong, v.Failed, known(s.states["A"]), known(s.states["B"]), s.rtt["A"].Round(time.Microsecond))
 }
 
 func (s *show) nameOf(a netip.AddrPort) string {
