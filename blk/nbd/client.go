@@ -225,13 +225,27 @@ func (c *Client) inside(what string, off, n int64) error {
 	return nil
 }
 
-// Close disconnects in order and ends what is under way with an error.
+// Close disconnects in order and ends what is under way with an error. If there
+// is nothing, it waits for the server to have ended the connection too, for at
+// most a second: then the export has one user less.
 func (c *Client) Close() error {
-	c.fail(rdserr.With(rdserr.ErrClosed, "the NBD client was closed"))
+	c.mu.Lock()
+	idle := len(c.calls) == 0 && c.err == nil
+	if idle {
+		c.err = errClientClosed
+	}
+	c.mu.Unlock()
+	if !idle {
+		c.fail(errClientClosed)
+	}
 	c.nc.SetWriteDeadline(time.Now().Add(time.Second)) // also for a call that writes now
 	c.send.Lock()
 	c.nc.Write(appendRequest(nil, cmdDisc, 0, 0, 0, 0)) // the server need not get it
 	c.send.Unlock()
+	if idle {
+		c.nc.SetReadDeadline(time.Now().Add(time.Second))
+		<-c.gone
+	}
 	err := c.nc.Close()
 	<-c.gone
 	if errors.Is(err, net.ErrClosed) {
@@ -239,6 +253,8 @@ func (c *Client) Close() error {
 	}
 	return err
 }
+
+var errClientClosed = rdserr.With(rdserr.ErrClosed, "the NBD client was closed")
 
 func appendRequest(b []byte, cmd, flags uint16, cookie, off uint64, n uint32) []byte {
 	be := binary.BigEndian

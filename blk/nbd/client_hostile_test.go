@@ -121,7 +121,7 @@ func TestClientReplies(t *testing.T) {
 				if c.want == rdserr.ErrReset {
 					return
 				}
-				io.Copy(io.Discard, nc) // until the client is through
+				io.ReadFull(nc, make([]byte, requestSize)) // until the client is through
 			})
 			k := dial(t, socket, "")
 			buf := make([]byte, 16)
@@ -172,7 +172,12 @@ func TestClientGreetings(t *testing.T) {
 			socket := scripted(t, func(nc net.Conn) {
 				nc.Write(bytes.Join(c.says, nil))
 				if c.want != rdserr.ErrReset {
-					io.Copy(io.Discard, nc)
+					// The end, or a request: NBD_CMD_DISC.
+					for b := make([]byte, 4); ; {
+						if _, err := io.ReadFull(nc, b); err != nil || binary.BigEndian.Uint32(b) == magicRequest {
+							return
+						}
+					}
 				}
 			})
 			k, err := Dial(t.Context(), socket, "")
