@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -66,6 +67,7 @@ type Node struct {
 	hosts    *hosts                      // core, for administration
 	volumes  atomic.Pointer[volume.Host] // set by run
 	full     volumesFull
+	layer    func(name string, d blk.Device) blk.Device // LayerStores; may be nil
 	sockets  *socketTable
 	waiting  share // payload of sends that wait to be accepted
 	grpc     *grpcFront
@@ -90,6 +92,11 @@ func New(cfg *Config, logger *slog.Logger) (*Node, error) {
 	n.assemble()
 	return n, nil
 }
+
+// LayerStores puts layer between the store of each export and what serves it.
+// It is for programs that test what becomes of volumes whose stores fail or
+// stall, and is called before Run.
+func (n *Node) LayerStores(layer func(export string, store blk.Device) blk.Device) { n.layer = layer }
 
 func newNode(cfg *Config, logger *slog.Logger) (*Node, error) {
 	if err := cfg.Validate(); err != nil {

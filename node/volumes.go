@@ -38,7 +38,7 @@ func (n *Node) startVolumes() error {
 	if err := makeSocketDir(cfg.SocketDir, cfg.SocketMode); err != nil {
 		return fmt.Errorf("volumes.socket_dir: %w", err)
 	}
-	h, err := volume.New(cfg, volume.Deps{Provider: links, Reactors: loops, Log: n.log})
+	h, err := volume.New(cfg, volume.Deps{Provider: links, Reactors: loops, Log: n.log, Layer: n.layer})
 	if err != nil {
 		return fmt.Errorf("volumes: %w", err)
 	}

@@ -22,6 +22,10 @@ type Deps struct {
 	Provider transport.OneSidedProvider
 	Reactors []*reactor.Reactor // run timers; they outlive the Host. None: the runtime's timers
 	Log      *slog.Logger       // nil: none
+
+	// Layer is put between a store and what serves it, with the name of the
+	// export: for tests, that let stores fail and stall. nil: nothing is.
+	Layer func(name string, d blk.Device) blk.Device
 }
 
 // Host is what a daemon does with volumes.
@@ -36,7 +40,7 @@ type Host struct {
 	store    *store
 	srv      *server
 	drv      driver
-	wrap     func(name string, d blk.Device) blk.Device // tests put layers over stores; may be nil
+	layer    func(name string, d blk.Device) blk.Device // Deps.Layer
 	ctx      context.Context                            // of what happens in the background
 	cancel   context.CancelFunc
 	work     sync.WaitGroup // goroutines that end by themselves after cancel and the end of the sessions
@@ -58,9 +62,9 @@ const maxWaits = 8
 // New starts a Host: it listens as the configuration says and, in the
 // background, maps again what is persistent. An error is one of the
 // configuration, of the state directory, or of a port that is taken.
-func New(cfg Config, deps Deps) (*Host, error) { return newHost(cfg, deps, kernelDriver, nil) }
+func New(cfg Config, deps Deps) (*Host, error) { return newHost(cfg, deps, kernelDriver) }
 
-func newHost(cfg Config, deps Deps, drv driver, wrap func(string, blk.Device) blk.Device) (*Host, error) {
+func newHost(cfg Config, deps Deps, drv driver) (*Host, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -76,7 +80,7 @@ func newHost(cfg Config, deps Deps, drv driver, wrap func(string, blk.Device) bl
 		return nil, err
 	}
 	h := &Host{cfg: cfg, prov: deps.Provider, reactors: deps.Reactors, log: deps.Log, base: time.Now(), ev: newEvents(deps.Log),
-		store: store, drv: drv, wrap: wrap, slots: make(chan struct{}, maxWaits),
+		store: store, drv: drv, layer: deps.Layer, slots: make(chan struct{}, maxWaits),
 		clients: map[string]*client{}, nextID: old.NextID, exports: map[string]*export{}}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	if h.srv, err = newServer(h); err == nil {
@@ -191,10 +195,10 @@ func (h *Host) reactor() *reactor.Reactor {
 	return h.reactors[int(h.turn.Add(1))%len(h.reactors)]
 }
 
-// layers puts counters over a store, and in tests faults.
+// layers puts counters over a store, and the layer of tests.
 func (h *Host) layers(name string, d blk.Device) blk.Device {
-	if h.wrap != nil {
-		d = h.wrap(name, d)
+	if h.layer != nil {
+		d = h.layer(name, d)
 	}
 	return blk.NewStats(d)
 }

@@ -90,7 +90,7 @@ func (n *testNode) start() *Host {
 	if n.quiet {
 		log = nil
 	}
-	n.h, err = newHost(n.cfg, Deps{Provider: tcp.New(n.r), Reactors: []*reactor.Reactor{n.r}, Log: log}, n.drv, n.wrap)
+	n.h, err = newHost(n.cfg, Deps{Provider: tcp.New(n.r), Reactors: []*reactor.Reactor{n.r}, Log: log, Layer: n.wrap}, n.drv)
 	if err != nil {
 		n.r.Close()
 		n.t.Fatalf("%s: %v", n.cfg.Name, err)
