@@ -243,7 +243,7 @@ func (a *app) mapFor(ctx context.Context, v *rdsd.Volumes, x *operand, access rd
 	}
 	m, err := v.Map(ctx, rdsd.MapSpec{Node: node, Name: name, Attach: rdsd.AttachSocket, Access: access, Paths: paths})
 	if err != nil {
-		return fmt.Errorf("mapping %s: %w", x.arg, dial.Cause(err))
+		return fmt.Errorf("mapping %s: %w", x.arg, dial.Cause(withHint(err, node, name)))
 	}
 	x.unmap = func() {
 		// Also after Ctrl-C, and by a connection of its own.

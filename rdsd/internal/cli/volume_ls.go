@@ -290,7 +290,7 @@ is mapped; a writer elsewhere is not disturbed.`,
 			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
 				r, err := v.Info(ctx, spec)
 				if err != nil {
-					return err
+					return withHint(err, spec.Node, spec.Name)
 				}
 				view := remoteView{r.Node, r.Name, r.QueueDepth, viewVolumeInfo(&r.Info)}
 				if a.json {

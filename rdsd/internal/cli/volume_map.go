@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"strings"
@@ -10,6 +11,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
+	"github.com/rdsd/rdsd/rdserr"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -53,7 +56,7 @@ another. Needs root, the daemon's user or a configured administrator.`,
 			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
 				m, err := v.Map(ctx, spec)
 				if err != nil {
-					return err
+					return withHint(err, spec.Node, spec.Name)
 				}
 				return a.printMapped(m)
 			})
@@ -129,6 +132,24 @@ func (o *mapOptions) spec(volume string) (s rdsd.MapSpec, err error) {
 	s.IOTimeout, s.LossTimeout, s.Persist = o.ioTimeout, o.lossTimeout, o.persist
 	s.Device, s.Session, s.ID, s.QueueDepth = o.device, o.session, o.id, o.queueDepth
 	return s, nil
+}
+
+// withHint adds to why a volume could not be opened what would be right.
+func withHint(err error, node, name string) error {
+	hint := ""
+	switch {
+	case errors.Is(err, rdserr.ErrNotFound):
+		hint = fmt.Sprintf("rdsd volume ls on %s shows what it exports", node)
+	case errors.Is(err, rdserr.ErrOwned):
+		hint = fmt.Sprintf("rdsd volume show %s on %s says who; --access ro reads beside it", name, node)
+	case errors.Is(err, rdserr.ErrExists):
+		hint = "rdsd volume ls shows it; --session maps it once more"
+	case errors.Is(err, rdserr.ErrRefused), errors.Is(err, rdserr.ErrHostDown):
+		hint = fmt.Sprintf("is a daemon running on %s, and does it export a volume?", node)
+	default:
+		return err
+	}
+	return fmt.Errorf("%w; %s", dial.Cause(err), hint)
 }
 
 // printMapped prints the device and, elsewhere, what is good to know of it.
