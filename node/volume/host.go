@@ -230,7 +230,25 @@ type endpoints struct{ local, remote netip.AddrPort }
 
 func (h *Host) resolve(ctx context.Context, p PathSpec) (e endpoints, err error) {
 	e.local, e.remote, err = p.resolve(ctx, h.cfg.Port)
+	if err == nil && p.Src == "" {
+		e.local = netip.AddrPortFrom(ownSource(h.cfg.Addresses, e.local.Addr(), e.remote.Addr()), 0)
+	}
 	return e, err
+}
+
+// ownSource is where a path to remote leaves from if nobody said: who the other
+// node takes us for decides what we may map there. The system's choice is right
+// if it is one of ours, else the first of ours that can be, if there is one.
+func ownSource(own []netip.Addr, system, remote netip.Addr) netip.Addr {
+	if slices.Contains(own, system) {
+		return system
+	}
+	for _, a := range own {
+		if a.Is4() == remote.Is4() && a.IsLoopback() == remote.IsLoopback() {
+			return a
+		}
+	}
+	return system
 }
 
 // Watch brings the events after number since, as far as they are kept, and those
