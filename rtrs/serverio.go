@@ -128,7 +128,9 @@ func (s *Server) Reply(now time.Duration, r *ServerReq, n int, err error) {
 	c.req = nil
 	p.inflight--
 	e.active--
-	e.used = s.now
+	if len(r.Data) >= smallUse {
+		e.used = s.now
+	}
 	if e.active == 0 && e.touched > s.keep {
 		s.arm(e.used + s.cfg.TrimAfter)
 	}

@@ -42,6 +42,10 @@ type chunk struct {
 // keepTouched is how many bytes of an idle session's chunks keep their pages.
 const keepTouched = 256 << 10
 
+// smallUse is the least data of a request that counts as use of the chunks: less
+// have the questions that clients ask every few seconds, idle or not.
+const smallUse = 4 << 10
+
 // newSession makes the session of p.
 func (s *Server) newSession(p *ServerPath) *ServerSession {
 	mem := s.env.Alloc(int(s.chunks.Depth) * int(s.chunks.Size()))
