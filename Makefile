@@ -53,6 +53,7 @@ sim: ## replay one simulated world with a readable trace: make sim SEED=n
 .PHONY: mutants
 mutants: ## break rules by hand, one at a time; the simulator must find each
 	internal/simtest/mutants.sh
+	rtrs/mutants.sh
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for T each: make fuzz T=1m

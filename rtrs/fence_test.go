@@ -274,12 +274,12 @@ func TestRest(t *testing.T) {
 		}
 		return syscall.Errno(n.Errno)
 	}
-	f, p, q, _ := twoPaths(t, ClientConfig{}, 1)
+	f, p, _, _ := twoPaths(t, ClientConfig{}, 1)
 	p.Received(0, 0, rest, 0, false)
 	if e := answer(one(t, f.take())); e != syscall.EBUSY {
 		t.Fatal(e)
 	}
-	f, p, q, _ = twoPaths(t, ClientConfig{}, 0)
+	f, p, _, _ = twoPaths(t, ClientConfig{}, 0)
 	p.Received(0, 0, rest, 0, false)
 	if e := answer(one(t, f.take())); e != 0 {
 		t.Fatal(e)
@@ -292,7 +292,7 @@ func TestRest(t *testing.T) {
 	one(t, f.take())
 
 	// The promise binds until the epoch is fenced if the path is lost.
-	f, p, q, _ = twoPaths(t, ClientConfig{}, 0)
+	f, p, q, _ := twoPaths(t, ClientConfig{}, 0)
 	p.Received(0, 0, rest, 0, false)
 	f.submit(Write, nil)
 	f.take()

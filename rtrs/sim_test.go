@@ -26,7 +26,7 @@ type sim struct {
 }
 
 func newWorld(seed int64, trace bool) *world {
-	w := &world{rnd: rand.New(rand.NewSource(seed))}
+	w := &world{rnd: rand.New(rand.NewSource(seed)), moves: map[move]bool{}}
 	if trace {
 		w.trace = &strings.Builder{}
 	}
@@ -233,7 +233,6 @@ func (s *sim) run() {
 	for s.now < 30*time.Second { // what heals by itself
 		s.runUntil(s.now + time.Second)
 	}
-	s.quiet = true
 	for _, x := range s.wires {
 		x.set(0, false)
 		x.set(1, false)
@@ -364,6 +363,7 @@ func TestSeeds(t *testing.T) {
 			n = 60
 		}
 	}
+	moves := map[move]bool{}
 	var total struct{ done, failed, cuts, crashes, admin, stalls, fences, retried uint64 }
 	for seed := *simFrom; seed < *simFrom+int64(n); seed++ {
 		s, bad := runSeed(seed, false)
@@ -377,6 +377,9 @@ func TestSeeds(t *testing.T) {
 			total.fences += st.Fences
 			total.retried += st.Retried
 		}
+		for m := range s.moves {
+			moves[m] = true
+		}
 		total.cuts += uint64(s.counts.cuts)
 		total.crashes += uint64(s.counts.crashes)
 		total.admin += uint64(s.counts.admin)
@@ -385,6 +388,13 @@ func TestSeeds(t *testing.T) {
 	t.Logf("%d worlds: %+v", n, total)
 	if total.fences == 0 || total.retried == 0 || total.crashes == 0 || total.failed == 0 {
 		t.Errorf("the worlds do not cover what they should: %+v", total)
+	}
+	for i, ts := range [][]transition{clientTable, serverTable} {
+		for _, x := range ts {
+			if !moves[move{i == 0, x.from, x.to}] && n >= 300 {
+				t.Errorf("no path went from %v to %v", x.from, x.to)
+			}
+		}
 	}
 }
 

@@ -274,6 +274,9 @@ func (n *simClient) Closed() { n.closed = true }
 
 func (n *simClient) Event(e Event) {
 	n.w.note("client %s: %v %v->%v n=%d %v", n.name, e.Kind, e.From, e.To, e.N, e.Err)
+	if e.Kind == EventPath {
+		n.w.moves[move{true, e.From, e.To}] = true
+	}
 	if e.Kind == EventViolation {
 		n.w.fail("client %s finds that the server broke the protocol: %v", n.name, e.Err)
 	}

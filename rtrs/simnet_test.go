@@ -24,7 +24,13 @@ type world struct {
 	wires []*cable
 	trace *strings.Builder // nil: not kept
 	keys  uint32
-	quiet bool // faults are over
+	moves map[move]bool
+}
+
+// move is a change of a path's state at one end.
+type move struct {
+	client   bool
+	from, to State
 }
 
 type violation string

@@ -152,6 +152,9 @@ func (n *simServer) Closed() { n.closed = true }
 
 func (n *simServer) Event(e Event) {
 	n.w.note("server: %v %s %v->%v n=%d %v", e.Kind, e.Name, e.From, e.To, e.N, e.Err)
+	if e.Kind == EventPath {
+		n.w.moves[move{false, e.From, e.To}] = true
+	}
 	if e.Kind == EventViolation {
 		n.w.fail("the server finds that a client broke the protocol: %v", e.Err)
 	}
