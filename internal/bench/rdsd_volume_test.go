@@ -143,8 +143,8 @@ func useVolume(uri string, bytes int) error {
 	return err
 }
 
-// rdsdIdleVolumes measures what a session takes that was used and is idle, of
-// both daemons together.
+// rdsdIdleVolumes measures what a session takes that was used and is idle, in
+// the one of the two daemons in which it takes more.
 func rdsdIdleVolumes(d time.Duration) (sample, error) {
 	const sessions = 24
 	w := newWorld(d)
@@ -185,26 +185,24 @@ func rdsdIdleVolumes(d time.Duration) (sample, error) {
 		}
 	}
 	after, err := w.settled(ds, d)
-	return sample{rate: max(0, after-before) / sessions}, err
+	if err != nil {
+		return sample{}, err
+	}
+	return sample{rate: max(after[0]-before[0], after[1]-before[1], 0.001) / sessions}, err
 }
 
-// settled is the resident memory of the daemons together, MiB, when it has
-// not become less for so long.
-func (w *world) settled(ds []*daemon, d time.Duration) (least float64, err error) {
-	for since := time.Now(); time.Since(since) < 5*d; time.Sleep(d / 10) {
-		sum := 0.
-		for _, p := range ds {
-			n, err := anonymous(p.cmd.Process.Pid)
-			if err != nil {
-				return 0, err
-			}
-			sum += n
+// settled is the resident memory of each daemon, MiB, when nothing was asked of
+// it for a while: after 10 s the pages of a session's chunks are given back.
+func (w *world) settled(ds []*daemon, d time.Duration) (list []float64, err error) {
+	time.Sleep(13 * d)
+	for _, p := range ds {
+		n, err := anonymous(p.cmd.Process.Pid)
+		if err != nil {
+			return nil, err
 		}
-		if least == 0 || sum < least-0.1 {
-			least, since = sum, time.Now()
-		}
+		list = append(list, n)
 	}
-	return least, w.dead()
+	return list, w.dead()
 }
 
 // anonymous is the memory of a process that is no file's, MiB.

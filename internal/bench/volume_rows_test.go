@@ -71,5 +71,5 @@ func init() {
 	}
 	programs[idleVolumes] = rdsdIdleVolumes
 	once[idleVolumes] = true
-	allRows = append(allRows, row{name: "volume-idle", what: "an idle session after use, both daemons: resident memory", ours: idleVolumes, metric: mib, most: true, bar: 1})
+	allRows = append(allRows, row{name: "volume-idle", what: "an idle session after use, in the daemon where it takes more: resident memory", ours: idleVolumes, metric: mib, most: true, bar: 1})
 }
