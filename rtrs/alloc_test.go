@@ -254,6 +254,7 @@ func TestIdleSession(t *testing.T) {
 		l.io(big)
 	}
 	l.sp.beat.heard = 15 * time.Second
+	l.s.Tick(15 * time.Second) // late
 	l.s.Tick(15 * time.Second)
 	l.move()
 	if l.trimmed < 1<<20 || l.c.resting != nil || l.s.sessions[0].touched != 0 {

@@ -24,7 +24,8 @@ type Client struct {
 	uuid [wire.RTRSUUIDLen]byte
 	now  time.Duration
 	due  time.Duration // when Tick is to be called, or earlier
-	busy int           // depth of calls; what waits is sent at the end of the outermost
+	late lateness
+	busy int // depth of calls; what waits is sent at the end of the outermost
 
 	paths     []*ClientPath
 	connected int           // of them
@@ -90,7 +91,7 @@ func (c *Client) leave() {
 }
 
 // arm sees to it that Tick is called at t or earlier.
-func (c *Client) arm(t time.Duration) { c.due = min(c.due, t) }
+func (c *Client) arm(t time.Duration) { c.due = min(c.due, max(t, c.now)) }
 
 // Submit takes r; nil: Done follows, perhaps before Submit returns, and at the
 // latest when the limits of the configuration say so. What cannot be sent now,
@@ -348,6 +349,10 @@ func (c *Client) limit(r *Req) time.Duration {
 // another call makes something due earlier: Next says, at any time.
 func (c *Client) Tick(now time.Duration) (next time.Duration) {
 	c.enter(now)
+	if c.late.tick(&c.due, c.now, c.cfg.HeartbeatEvery) {
+		c.leave()
+		return c.due
+	}
 	c.due = Never
 	for i := len(c.paths) - 1; i >= 0; i-- {
 		c.paths[i].tick(c.now)

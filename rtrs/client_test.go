@@ -238,6 +238,32 @@ func TestHeartbeat(t *testing.T) {
 	}
 }
 
+// TestFrozen: a process that was stopped for a minute reads what came meanwhile
+// before it takes anybody for silent, or a request for too old.
+func TestFrozen(t *testing.T) {
+	f, p := upClient(t, ClientConfig{OnLoss: Error})
+	r := f.submit(Write, nil)
+	o := one(t, f.take())
+	f.now += time.Minute
+	f.c.Tick(f.now)
+	if p.State() != Connected || len(f.done) != 0 {
+		t.Fatalf("%v, %d done", p.State(), len(f.done))
+	}
+	if err := f.answer(o, 0, 1); err != nil || r.Err != nil || len(f.done) != 1 {
+		t.Fatal(err, r.Err)
+	}
+	f.tick(700 * ms)
+	if p.State() != Connected {
+		t.Fatal(p.State())
+	}
+	f.now += time.Minute
+	f.c.Tick(f.now)
+	f.tick(200 * ms)
+	if p.State() != Closing {
+		t.Fatalf("%v: nothing came, for longer than the freeze", p.State())
+	}
+}
+
 // TestOneConnHangs: con 0 is alive, another with requests on it is not.
 func TestOneConnHangs(t *testing.T) {
 	f, p := upClient(t, ClientConfig{Conns: 3})

@@ -352,9 +352,13 @@ func (c *Client) up() {
 	c.stats.Ups++
 	c.resumed = mutant.On(mutant.RTRSNoResume)
 	c.creator = nil
-	for _, p := range c.paths { // they may join now
-		if p.state == Reconnecting && !p.ever {
-			p.startAt(c.now)
+	for _, p := range c.paths { // they may join now, or will find the server back too
+		if p.state == Reconnecting {
+			t := c.now
+			if p.ever {
+				t += time.Duration(c.rnd.Int63n(int64(c.cfg.ReconnectMin) + 1))
+			}
+			p.startAt(min(p.at, t))
 		}
 	}
 	c.event(Event{Kind: EventUp, Generation: c.generation})

@@ -46,3 +46,17 @@ func (h *heartbeat) answered(now time.Duration) (d time.Duration) {
 	h.asked = 0
 	return d
 }
+
+// lateness keeps a process that did not run for a while, stopped or starved,
+// from taking that for the silence of others: what came meanwhile is read first.
+type lateness bool
+
+// tick is called first in Tick. True: it came an interval or more too late, and
+// everything due waits for one more, but not twice in a row.
+func (l *lateness) tick(due *time.Duration, now, every time.Duration) bool {
+	*l = !*l && *due != Never && now-*due >= every
+	if *l {
+		*due = now + every
+	}
+	return bool(*l)
+}

@@ -19,6 +19,7 @@ type Server struct {
 	env    ServerEnv
 	now    time.Duration
 	due    time.Duration
+	late   lateness
 	busy   int // depth of calls
 
 	paths      []*ServerPath    // in the order they came
@@ -83,7 +84,7 @@ func (s *Server) leave() {
 	s.busy--
 }
 
-func (s *Server) arm(t time.Duration) { s.due = min(s.due, t) }
+func (s *Server) arm(t time.Duration) { s.due = min(s.due, max(t, s.now)) }
 
 // Connect is a link's request to be let in, with the private data that it
 // showed. ServerEnv.Accept or Reject is called from within, with a ServerCon
@@ -233,6 +234,10 @@ func (s *Server) Close(now time.Duration) {
 // Tick does what is due; see Client.Tick.
 func (s *Server) Tick(now time.Duration) (next time.Duration) {
 	s.enter(now)
+	if s.late.tick(&s.due, s.now, s.cfg.HeartbeatEvery) {
+		s.leave()
+		return s.due
+	}
 	s.due = Never
 	for _, p := range s.paths {
 		p.tick(s.now)
