@@ -2,7 +2,6 @@ package rtrs
 
 import (
 	"fmt"
-	"syscall"
 	"time"
 
 	"github.com/rdsd/rdsd/internal/mutant"
@@ -221,7 +220,7 @@ func (p *ClientPath) answered(conn int, i wire.RTRSImm, k *wire.RTRSRKeyRsp) err
 	c.free = append(c.free, permit)
 	var err error
 	if errno != 0 {
-		err = syscall.Errno(errno)
+		err = answered(errno)
 	}
 	c.finish(r, err)
 	return nil
@@ -284,7 +283,7 @@ func (p *ClientPath) rested() {
 	c := p.c
 	n := wire.RTRSNotice{Type: wire.RTRSRestedType}
 	if len(c.free) != c.Depth() || c.all.n > 0 || len(c.epochs) > 0 || c.resting != nil {
-		n.Errno = uint16(syscall.EBUSY)
+		n.Errno = errnoBusy
 	} else {
 		c.resting, c.restedAt = p, c.now
 	}

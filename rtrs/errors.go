@@ -20,8 +20,22 @@ var (
 	ErrHeartbeat = &rdserr.Error{Errno: syscall.ETIMEDOUT, Name: "heartbeat", Text: "rtrs: the peer was silent beyond the limit of missed heartbeats"}
 )
 
-// errnoReplaced tells a client that its session's name is another session's now.
-const errnoReplaced = uint16(syscall.ESTALE)
+// What is told to the peer, as a positive errno.
+const (
+	errnoReset    = uint16(syscall.ECONNRESET) // another version, or a connection that fits nothing there is
+	errnoShutdown = uint16(syscall.ESHUTDOWN)
+	errnoReplaced = uint16(syscall.ESTALE) // the session's name is another session's now
+	errnoTooMany  = uint16(syscall.EMFILE)
+	errnoUnknown  = uint16(syscall.ENXIO) // no such session
+	errnoOther    = uint16(syscall.EPERM) // the name is another node's
+	errnoInvalid  = uint16(syscall.EINVAL)
+	errnoNoMemory = uint16(syscall.ENOMEM)
+	errnoTooLarge = uint16(syscall.EMSGSIZE)
+	errnoBusy     = uint16(syscall.EBUSY)
+)
+
+// answered is the outcome of a request that the server answered with errno.
+func answered(errno uint16) error { return syscall.Errno(errno) }
 
 // refusal is the error of a path that the server refused with errno.
 func refusal(errno uint16) error {

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"syscall"
 	"time"
 
 	"github.com/rdsd/rdsd/rdserr"
@@ -95,14 +94,14 @@ func (s *Server) Connect(now time.Duration, ctx any, req []byte, local, remote n
 	c := &ServerCon{Ctx: ctx}
 	r, err := wire.ParseRTRSConnReq(req)
 	c.Num = int(r.Conn)
-	errno := syscall.ECONNRESET
+	errno := errnoReset
 	if err == nil {
 		errno, err = s.admit(c, &r, local, remote)
 	}
 	if err != nil {
 		s.stats.Refused++
 		s.event(Event{Kind: EventRefused, Err: err})
-		rsp := wire.RTRSReject(uint16(errno))
+		rsp := wire.RTRSReject(errno)
 		s.env.Reject(c, rsp.Append(nil))
 		return c
 	}
@@ -117,12 +116,12 @@ func (s *Server) Connect(now time.Duration, ctx any, req []byte, local, remote n
 
 // admit finds or makes the path of c. Older lives of it are given up: the
 // client would not connect it if it had not lost them.
-func (s *Server) admit(c *ServerCon, r *wire.RTRSConnReq, local, remote netip.AddrPort) (syscall.Errno, error) {
+func (s *Server) admit(c *ServerCon, r *wire.RTRSConnReq, local, remote netip.AddrPort) (errno uint16, err error) {
 	if s.closed {
-		return syscall.ESHUTDOWN, ErrClosed
+		return errnoShutdown, ErrClosed
 	}
 	if slices.Contains(s.replaced[:min(s.numReplace, len(s.replaced))], r.Session) {
-		return syscall.ESTALE, ErrReplaced
+		return errnoReplaced, ErrReplaced
 	}
 	known, others, unnamed, from := false, 0, 0, 0
 	for _, p := range s.paths {
@@ -139,12 +138,12 @@ func (s *Server) admit(c *ServerCon, r *wire.RTRSConnReq, local, remote netip.Ad
 			known = known || p.state == Connected
 		case p.attempt == r.Attempt:
 			if p.state != Connecting || int(r.Conn) >= len(p.cons) || len(p.cons) != int(r.Conns) || p.cons[r.Conn].ServerCon != nil || p.Remote.Addr() != remote.Addr() {
-				return syscall.ECONNRESET, fmt.Errorf("%w: connection %d of %d of a path that is %v and has %d", ErrProtocol, r.Conn, r.Conns, p.state, len(p.cons))
+				return errnoReset, fmt.Errorf("%w: connection %d of %d of a path that is %v and has %d", ErrProtocol, r.Conn, r.Conns, p.state, len(p.cons))
 			}
 			c.Path, p.cons[r.Conn].ServerCon = p, c
 			return 0, nil
 		case int16(r.Attempt-p.attempt) < 0:
-			return syscall.ECONNRESET, fmt.Errorf("%w: attempt %d to connect a path, which is at %d", ErrProtocol, r.Attempt, p.attempt)
+			return errnoReset, fmt.Errorf("%w: attempt %d to connect a path, which is at %d", ErrProtocol, r.Attempt, p.attempt)
 		default:
 			known = known || p.state == Connected
 		}
@@ -152,11 +151,11 @@ func (s *Server) admit(c *ServerCon, r *wire.RTRSConnReq, local, remote netip.Ad
 	most := max(64, s.cfg.MaxSessions)
 	switch {
 	case int(r.Conns) > s.cfg.MaxConns || others >= s.cfg.MaxPaths || unnamed >= most || from >= most/2:
-		return syscall.EMFILE, rdserr.With(ErrTooMany, "rtrs: a path of %d connections, %d other paths, %d not of any session yet: too many", r.Conns, others, unnamed)
+		return errnoTooMany, rdserr.With(ErrTooMany, "rtrs: a path of %d connections, %d other paths, %d not of any session yet: too many", r.Conns, others, unnamed)
 	case r.Conn != 0:
-		return syscall.ECONNRESET, fmt.Errorf("%w: connection %d of a path that has no connection 0", ErrProtocol, r.Conn)
+		return errnoReset, fmt.Errorf("%w: connection %d of a path that has no connection 0", ErrProtocol, r.Conn)
 	case !r.FirstConn && !known:
-		return syscall.ENXIO, rdserr.With(rdserr.ErrNotFound, "rtrs: another path of a session that is not here")
+		return errnoUnknown, rdserr.With(rdserr.ErrNotFound, "rtrs: another path of a session that is not here")
 	}
 	for _, p := range s.paths {
 		if p.session == r.Session && p.uuid == r.Path && p.state < Closing {

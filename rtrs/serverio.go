@@ -3,7 +3,6 @@ package rtrs
 import (
 	"errors"
 	"fmt"
-	"syscall"
 	"time"
 
 	"github.com/rdsd/rdsd/internal/mutant"
@@ -78,7 +77,7 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i wire.RT
 	e.active++
 	if err != nil {
 		r.msg = wire.RTRSReq{}
-		s.Reply(s.now, r, 0, syscall.Errno(badRequest(err)))
+		s.Reply(s.now, r, 0, answered(badRequest(err)))
 		return nil
 	}
 	r.Usr = append(r.usr[:0], chunk[l.Usr:l.Msg]...)
@@ -99,9 +98,9 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i wire.RT
 // badRequest is what a client is told about a request that is none.
 func badRequest(err error) uint16 {
 	if errors.Is(err, ErrTooLarge) {
-		return uint16(syscall.EMSGSIZE)
+		return errnoTooLarge
 	}
-	return uint16(syscall.EINVAL)
+	return errnoInvalid
 }
 
 // newReq takes one from the spare ones.

@@ -23,6 +23,7 @@ var notInCore = []string{
 // coreExceptions: file by file, with the reason.
 var coreExceptions = map[string]string{
 	"transport/sim/onesided.go io": "io.EOF only, with which a link ends that its peer has closed",
+	"rtrs/errors.go syscall":       "error numbers only, which are what the peers tell each other",
 	"transport/sim/net.go syscall": "error numbers only, so that a simulated link fails as a real one does",
 }
 
