@@ -6,4 +6,29 @@
 //
 // Host is the entry. Its methods may be called from any goroutine and check all
 // they are given; what they return are copies.
+//
+// The path of a request runs to completion. Where it is mapped, the goroutine
+// of an NBD connection takes what it has read through rnbd and rtrs and writes
+// it to the link; the reactor that reads the answer writes the NBD reply. Where
+// it is exported, the reactor that reads a request hands it to the device, in
+// the same turn, and whoever completes it, the same thread or a worker of the
+// file, writes the answer. Nothing is handed to another goroutine on the way,
+// and nothing is allocated.
+//
+// Locks: a session as a client has one over its two cores, and all sessions of
+// the server have one together, because what is exported is theirs in common
+// (shell.mu). It is held for one step of a core; writing to links, submitting to
+// devices and completing requests happen after it. Order: mapping.turn,
+// store.mu, Host.mu, shell.mu, events.mu. Callbacks of the cores (the types *Env) run with
+// shell.mu held and neither block nor lock anything but events.mu; what they
+// cannot do they leave to the end of the step (shell.tell, shell.posts).
+//
+// Goroutines: one for each dial, each volume being opened (at most 8), each
+// device being closed, each mapping being restored, each listener of a socket,
+// each watcher; all of them end with the Host, but for those that wait for a
+// file system that hangs. Timers run on the reactors, one for each client's
+// session and one for the server.
+//
+// Read host.go (New, Close), shell.go and link.go (what a step is), mapped.go
+// (the life of a mapping), exports.go, persist.go.
 package volume
