@@ -53,68 +53,87 @@ func (d *daemon) volume(args ...string) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
+// mappedVolume exports a volume at one daemon, maps it at another, and writes it.
+func (w *world) mappedVolume(store string) (ds []*daemon, uri string, err error) {
+	if ds, err = w.volumeDaemons(); err != nil {
+		return nil, "", err
+	}
+	what := []string{"--memory", "--size", strconv.Itoa(volumeBytes)}
+	if store == "file" {
+		path, err := w.volumeFile(store)
+		if err != nil {
+			return nil, "", err
+		}
+		what = []string{path}
+	}
+	if _, err := ds[1].volume(append([]string{"export", "v"}, what...)...); err != nil {
+		return nil, "", err
+	}
+	if uri, err = ds[0].volume("map", nodeB+":v", "--as", "socket"); err != nil {
+		return nil, "", err
+	}
+	return ds, uri, useVolume(uri, volumeBytes)
+}
+
 // rdsdVolume measures a mapped volume.
 func rdsdVolume(store string, l ioLoad) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		w := newWorld(d)
 		defer w.close()
-		ds, err := w.volumeDaemons()
+		_, uri, err := w.mappedVolume(store)
 		if err != nil {
 			return sample{}, err
 		}
-		what := []string{"--memory", "--size", strconv.Itoa(volumeBytes)}
-		if store == "file" {
-			path, err := w.volumeFile(store)
-			if err != nil {
-				return sample{}, err
-			}
-			what = []string{path}
-		}
-		if _, err := ds[1].volume(append([]string{"export", "v"}, what...)...); err != nil {
-			return sample{}, err
-		}
-		uri, err := ds[0].volume("map", nodeB+":v", "--as", "socket")
+		f, err := w.fio(uri, l, d, false)
 		if err != nil {
 			return sample{}, err
 		}
-		if err := useVolume(uri, volumeBytes); err != nil {
-			return sample{}, err
-		}
-		return w.fioLooking(ds, uri, l, d)
+		return w.fioDone(f)
 	}
 }
 
-// fioLooking runs fio and looks meanwhile at what the daemons allocate.
-func (w *world) fioLooking(ds []*daemon, uri string, l ioLoad, d time.Duration) (s sample, err error) {
-	before := ds[1].cpu()
-	f, err := w.fio(uri, l, d+d/2, false)
-	if err != nil {
+// rdsdVolumeAllocs measures what the daemons allocate meanwhile. A look at their
+// metrics allocates thousands of objects, now more, now fewer: the window is
+// long, and what a look costs is the median of several.
+func rdsdVolumeAllocs(store string, l ioLoad) func(time.Duration) (sample, error) {
+	return func(d time.Duration) (sample, error) {
+		window := 8 * d
+		w := newWorld(window)
+		defer w.close()
+		ds, uri, err := w.mappedVolume(store)
+		if err != nil {
+			return sample{}, err
+		}
+		before := ds[1].cpu()
+		f, err := w.fio(uri, l, window+2*d+time.Second, false)
+		if err != nil {
+			return sample{}, err
+		}
+		if err := w.until("fio begins", func() bool { return ds[1].cpu() > before+10*time.Millisecond }); err != nil {
+			return sample{}, err
+		}
+		time.Sleep(d)
+		var looks, costs []float64
+		for i := range 12 {
+			n, err := mallocs(ds)
+			if err != nil {
+				return sample{}, err
+			}
+			if looks = append(looks, n); i > 2 { // the first ones fill pools
+				costs = append(costs, n-looks[i-1])
+			}
+		}
+		begun := time.Now()
+		time.Sleep(window)
+		last, err := mallocs(ds)
+		if err != nil {
+			return sample{}, err
+		}
+		took := time.Since(begun)
+		s, err := w.fioDone(f)
+		s.allocs = max(0, last-looks[len(looks)-1]-median(costs)) / (s.rate * took.Seconds())
 		return s, err
 	}
-	if err := w.until("fio begins", func() bool { return ds[1].cpu() > before+5*time.Millisecond }); err != nil {
-		return s, err
-	}
-	time.Sleep(d / 5)
-	// Looking allocates: how much, two looks in a row say.
-	var looks []float64
-	look := func() error {
-		n, err := mallocs(ds)
-		looks = append(looks, n)
-		return err
-	}
-	if err := errors.Join(look(), look()); err != nil {
-		return s, err
-	}
-	begun := time.Now()
-	time.Sleep(d)
-	if err := look(); err != nil {
-		return s, err
-	}
-	took := time.Since(begun)
-	if s, err = w.fioDone(f); err == nil {
-		s.allocs = max(0, looks[2]-looks[1]-(looks[1]-looks[0])) / (s.rate * took.Seconds())
-	}
-	return s, err
 }
 
 // useVolume writes the first bytes of a mapped volume, several requests at a time.

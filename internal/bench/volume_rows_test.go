@@ -63,8 +63,10 @@ func init() {
 			single.name, single.what = chain.name+"-single", "the same against the best single server over TCP"
 			single.base, single.bar = group(of("single servers"), singleServers), bars.single
 			allRows = append(allRows, chain, single)
-			if l.depth > 1 && l.bytes == 4<<10 {
-				allRows = append(allRows, row{name: chain.name + "-allocs", what: "its allocations in both daemons", ours: chain.ours,
+			if allocs := of("rdsd, allocations"); store == "memory" && i == 0 || store == "file" && i == 1 {
+				programs[allocs] = rdsdVolumeAllocs(store, l)
+				once[allocs] = true
+				allRows = append(allRows, row{name: chain.name + "-allocs", what: "its allocations in both daemons", ours: allocs,
 					metric: perIO, most: true, bar: none})
 			}
 		}
