@@ -57,7 +57,7 @@ func newClient(h *Host, id string, s MapSpec) (*client, error) {
 	if err != nil {
 		return nil, rdserr.With(rdserr.ErrInvalid, "session %s: %v", s.Session, err)
 	}
-	c.rn = rnbd.NewClient(rnbd.ClientConfig{OnLoss: onLoss, LossTimeout: s.LossTimeout}, (*volumeEnv)(c), c.rt)
+	c.rn = rnbd.NewClient(rnbd.ClientConfig{OnLoss: onLoss, LossTimeout: s.LossTimeout, IOTimeout: s.IOTimeout}, (*volumeEnv)(c), c.rt)
 	c.init(h, func(now time.Duration) {
 		c.rt.Tick(now)
 		c.rn.Tick(now)
@@ -223,6 +223,7 @@ func (h *Host) enterSession(s *MapSpec) (*client, error) {
 	}
 	c.refs = 1
 	h.clients[s.Session] = c
+	h.work.Add(1) // until it has ended
 	return c, nil
 }
 

@@ -82,6 +82,7 @@ func (e *clientEnv) Done(r *rtrs.Req) { e.rn.Done(e.last, r) }
 func (e *clientEnv) Closed() {
 	e.end()
 	close(e.done)
+	e.posts = append(e.posts, e.work.Done) // when this step has begun all that it begins
 }
 
 func (e *clientEnv) Event(x rtrs.Event) {

@@ -18,21 +18,41 @@ import (
 func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 	h.mu.Lock()
 	m, err := h.find(what)
+	var f front
 	if err == nil {
-		switch {
-		case m.ending:
-			err = rdserr.With(rdserr.ErrBusy, "mapping %s is being unmapped", m.id)
-		case !force && m.front != nil && m.front.users() > 0:
-			err = rdserr.With(rdserr.ErrBusy, "mapping %s is in use; close what uses it, or use force", m.id)
-		default:
-			m.ending = true
-		}
+		f = m.front
 	}
 	h.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	h.work.Go(func() { m.end(force) }) // ends within seconds
+	if !force && f != nil {
+		busy := false
+		if err := h.do(ctx, func() error { busy = f.busy(); return nil }); err != nil {
+			return fmt.Errorf("is mapping %s in use? %w", m.id, err)
+		}
+		if busy {
+			return rdserr.With(rdserr.ErrBusy, "mapping %s is in use; close what uses it, or use force", m.id)
+		}
+	}
+	h.mu.Lock()
+	switch {
+	case m.ending:
+		err = rdserr.With(rdserr.ErrBusy, "mapping %s is being unmapped", m.id)
+	case h.closing:
+		err = rdserr.ErrShutdown
+	default:
+		m.ending = true
+		h.work.Add(1)
+	}
+	h.mu.Unlock()
+	if err != nil {
+		return err
+	}
+	go func() { // ends within seconds
+		defer h.work.Done()
+		m.end(force)
+	}()
 	select {
 	case <-m.gone:
 	case <-ctx.Done():
@@ -63,8 +83,11 @@ func (h *Host) Remap(ctx context.Context, what string) (MappingInfo, error) {
 	if err != nil {
 		return MappingInfo{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, mapTimeout)
-	defer cancel()
+	ctx, end, err := h.call(ctx)
+	if err != nil {
+		return MappingInfo{}, err
+	}
+	defer end()
 	c := d.c
 	now := c.lock(h.now())
 	d.forgetOutcome()
@@ -222,17 +245,16 @@ func (h *Host) AddPath(ctx context.Context, session string, p PathSpec) (PathInf
 		return PathInfo{}, err
 	}
 	h.keepPaths(c)
-	now := c.lock(h.now())
-	defer c.finish(now)
+	defer c.look()()
 	return c.pathInfo(cp), nil
 }
 
 // keepPaths writes down which paths a session has now.
 func (h *Host) keepPaths(c *client) {
 	h.mu.Lock()
-	c.lock(h.now())
+	done := c.look()
 	paths := slices.Clone(c.spec.Paths)
-	c.finish(c.last)
+	done()
 	for _, m := range h.mappings {
 		if m.c == c {
 			m.spec.Paths = paths

@@ -2,13 +2,19 @@ package volume
 
 import (
 	"context"
+	"errors"
+	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 )
 
 // eventsKept is how many events can still be asked for.
 const eventsKept = 1024
+
+// watchEnd is how long a watcher has to take the next of the last events.
+const watchEnd = 100 * time.Millisecond
 
 // FromNow, given to Watch, asks for no event of the past.
 const FromNow = ^uint64(0)
@@ -55,7 +61,10 @@ func (e *events) record(ev Event) Event {
 // write logs an event.
 func (e *events) write(ev *Event) {
 	level := slog.LevelInfo
-	if ev.Err != nil {
+	switch {
+	case ev.Kind == EventPath && slices.Contains(passing, ev.State):
+		level = slog.LevelDebug
+	case ev.Kind == EventError || ev.Err != nil && !errors.Is(ev.Err, io.EOF): // EOF: the other end closed
 		level = slog.LevelWarn
 	}
 	if !e.log.Enabled(context.Background(), level) {
@@ -82,6 +91,9 @@ func (e *events) write(ev *Event) {
 	}
 	e.log.LogAttrs(context.Background(), level, "volume: "+ev.Text, attrs...)
 }
+
+// passing are states of a path that another follows soon.
+var passing = []string{"connecting", "fencing", "closing"}
 
 // watch is Host.Watch.
 func (e *events) watch(since uint64) (<-chan Event, func()) {
@@ -138,7 +150,7 @@ func (e *events) watch(since uint64) (<-chan Event, func()) {
 				case out <- ev:
 				case <-done:
 					return
-				case <-time.After(time.Second):
+				case <-time.After(watchEnd):
 					return
 				}
 				continue

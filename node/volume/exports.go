@@ -68,7 +68,16 @@ func (h *Host) addExport(ctx context.Context, s ExportSpec, origin string, must 
 	if dev != nil {
 		x.exp.Device = h.layers(s.Name, dev)
 	}
-	if err := h.enterExport(x); err != nil {
+	err = h.enterExport(x)
+	if err == nil {
+		now := h.srv.lock(h.now())
+		err = h.srv.rn.Export(x.exp)
+		h.srv.finish(now)
+		if err != nil {
+			h.leaveExports(x)
+		}
+	}
+	if err != nil {
 		if dev != nil {
 			dev.Close()
 		}
@@ -94,26 +103,25 @@ func (h *Host) enterExport(x *export) error {
 	case len(h.exports) >= h.cfg.MaxExports:
 		return rdserr.With(rdserr.ErrTooMany, "there are %d exports already (volumes.max_exports)", len(h.exports))
 	}
-	now := h.srv.lock(h.now())
-	err := h.srv.rn.Export(x.exp)
-	h.srv.finish(now)
-	if err == nil {
-		h.exports[x.spec.Name] = x
+	h.exports[x.spec.Name] = x
+	return nil
+}
+
+// leaveExports takes it out of the tables.
+func (h *Host) leaveExports(x *export) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.exports[x.spec.Name] == x {
+		delete(h.exports, x.spec.Name)
 	}
-	return err
 }
 
 func (h *Host) removeExport(x *export, force bool) error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.exports[x.spec.Name] != x {
-		return rdserr.With(rdserr.ErrNotFound, "there is no export %q", x.spec.Name)
-	}
 	now := h.srv.lock(h.now())
 	err := h.srv.rn.Unexport(now, x.spec.Name, force)
 	h.srv.finish(now)
 	if err == nil {
-		delete(h.exports, x.spec.Name)
+		h.leaveExports(x)
 	}
 	return err
 }
@@ -239,7 +247,11 @@ func (h *Host) Exports() []ExportInfo {
 			at = len(list)
 			byName[key] = at
 			i := ExportInfo{Origin: OriginRoot, State: "open", Since: o.began}
-			i.ExportSpec = ExportSpec{Name: o.Name, Kind: KindFile, Path: o.Root.Path, ReadOnly: o.Root.ReadOnly, Shared: o.Root.Shared, Allow: o.Root.Allow, Sessions: o.Root.Sessions}
+			kind := KindFile
+			if f, ok := blk.As[*blk.File](o.Device); ok && f.ID().Block {
+				kind = KindBlock
+			}
+			i.ExportSpec = ExportSpec{Name: o.Name, Kind: kind, Path: o.Root.Path, ReadOnly: o.Root.ReadOnly, Shared: o.Root.Shared, Allow: o.Root.Allow, Sessions: o.Root.Sessions}
 			list = append(list, i)
 		}
 		list[at].use(o)

@@ -19,8 +19,11 @@ import (
 
 // front is how a mapped volume appears on this node.
 type front interface {
-	// users is how many programs have it open.
+	// users is how many programs have it open, as far as that can be told
+	// without waiting.
 	users() int
+	// busy is whether somebody has it open. It may wait.
+	busy() bool
 	// resized is called when the volume has another size.
 	resized(*blk.Info)
 	// close ends it. leave: what a later Host can take up stays. It returns when
@@ -101,6 +104,8 @@ func listenUnix(path string, mode fs.FileMode) (*net.UnixListener, error) {
 }
 
 func (f *socketFront) users() int { return f.srv.Stats().Open }
+
+func (f *socketFront) busy() bool { return f.users() > 0 }
 
 func (f *socketFront) resized(*blk.Info) {} // NBD tells the size once; new clients see the new one
 

@@ -170,7 +170,6 @@ func (h *Host) Close(ctx context.Context) error {
 func (h *Host) await(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() { // ends when the last session and the last store have
-		<-h.srv.done
 		h.work.Wait()
 		h.store.close()
 		h.ev.close()
@@ -182,6 +181,24 @@ func (h *Host) await(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+}
+
+// call begins a call that may wait for another node: it ends with the Host, and
+// after mapTimeout. The Host waits for its end.
+func (h *Host) call(ctx context.Context) (_ context.Context, end func(), err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closing {
+		return nil, nil, rdserr.ErrShutdown
+	}
+	h.work.Add(1)
+	ctx, cancel := context.WithTimeout(ctx, mapTimeout)
+	stop := context.AfterFunc(h.ctx, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+		h.work.Done()
+	}, nil
 }
 
 // now is the time of the cores.

@@ -173,12 +173,11 @@ func (f *kernelFront) stopped() bool {
 	}
 }
 
-func (f *kernelFront) users() int {
-	if f.drv.held(f.index) {
-		return 1
-	}
-	return 0
-}
+// users: the kernel does not tell.
+func (f *kernelFront) users() int { return 1 }
+
+// busy opens the device, which may make the kernel read from it.
+func (f *kernelFront) busy() bool { return f.drv.held(f.index) }
 
 func (f *kernelFront) resized(i *blk.Info) {
 	a := f.attach()

@@ -25,8 +25,7 @@ type openVolume struct {
 }
 
 func (s *server) openVolumes() []openVolume {
-	now := s.lock(s.clock())
-	defer s.finish(now)
+	defer s.look()()
 	var list []openVolume
 	for _, o := range s.rn.Open() {
 		v := openVolume{OpenInfo: o, began: s.h.wall(o.Since)}
@@ -124,8 +123,7 @@ func (m *mapping) describe() MappingInfo {
 
 // describe adds what the session knows of a mapping.
 func (c *client) describe(m *mapping, i *MappingInfo) {
-	now := c.lock(c.clock())
-	defer c.finish(now)
+	defer c.look()()
 	i.SessionID, i.Paths, i.Policy = c.id, slices.Clone(c.spec.Paths), c.spec.Policy
 	i.IOTimeout, i.LossTimeout, i.OnLoss, i.QueueDepth = c.spec.IOTimeout, c.spec.LossTimeout, c.spec.OnLoss, c.spec.QueueDepth
 	st := c.rt.Stats()
@@ -203,8 +201,7 @@ func (c *client) info() SessionInfo {
 		}
 	}
 	c.h.mu.Unlock()
-	now := c.lock(c.clock())
-	defer c.finish(now)
+	defer c.look()()
 	st := c.rt.Stats()
 	i := SessionInfo{ID: c.id, Name: c.rt.Name(), UUID: fmt.Sprintf("%x", c.rt.UUID()), Role: RoleClient, Peer: c.spec.Node, Up: c.up,
 		Policy: c.spec.Policy, OnLoss: c.spec.OnLoss, Volumes: volumes, Depth: st.Depth, InFlight: st.Inflight, Waiting: st.Queued + st.Stranded,
@@ -219,8 +216,7 @@ func (c *client) info() SessionInfo {
 }
 
 func (s *server) sessionInfos() []SessionInfo {
-	now := s.lock(s.clock())
-	defer s.finish(now)
+	defer s.look()()
 	open := map[*rtrs.ServerSession][]string{}
 	for _, o := range s.rn.Open() {
 		open[o.Session] = append(open[o.Session], o.Name)
@@ -247,11 +243,11 @@ func (s *server) sessionInfos() []SessionInfo {
 func (h *Host) Paths() []PathInfo {
 	var list []PathInfo
 	for _, c := range h.allClients() {
-		now := c.lock(h.now())
+		done := c.look()
 		for _, p := range c.rt.Paths() {
 			list = append(list, c.pathInfo(p))
 		}
-		c.finish(now)
+		done()
 	}
 	return append(list, h.srv.pathInfos()...)
 }
@@ -277,8 +273,7 @@ func (c *client) pathInfo(p *rtrs.ClientPath) PathInfo {
 }
 
 func (s *server) pathInfos() []PathInfo {
-	now := s.lock(s.clock())
-	defer s.finish(now)
+	defer s.look()()
 	var list []PathInfo
 	for _, p := range s.rt.Paths() {
 		list = append(list, s.pathInfo(p))

@@ -60,13 +60,18 @@ func (h *Host) Map(ctx context.Context, raw MapSpec) (MappingInfo, error) {
 			return MappingInfo{}, err
 		}
 	}
+	ctx, end, err := h.call(ctx)
+	if err != nil {
+		return MappingInfo{}, err
+	}
+	defer end()
 	m, err := h.enterMapping(s)
 	if err != nil {
 		return MappingInfo{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, mapTimeout)
+	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stop := context.AfterFunc(m.ctx, cancel)
+	stop := context.AfterFunc(m.ctx, cancel) // by Unmap
 	defer stop()
 	m.turn.Lock()
 	err = m.bringUp(ctx, &raw, true)
@@ -224,17 +229,14 @@ func (m *mapping) attach() (front, error) {
 
 // resized tells the device of another size.
 func (m *mapping) resized() {
-	m.h.mu.Lock()
-	f, dev := m.front, m.dev
-	m.h.mu.Unlock()
-	if f == nil {
-		return
-	}
-	m.h.work.Add(1)
-	go func() { // ends when the kernel was told
-		defer m.h.work.Done()
-		f.resized(dev.Info())
-	}()
+	m.h.work.Go(func() { // ends when the kernel was told
+		m.h.mu.Lock()
+		f, dev := m.front, m.dev
+		m.h.mu.Unlock()
+		if f != nil {
+			f.resized(dev.Info())
+		}
+	})
 }
 
 // end undoes what bringUp has done, as far as it came, and forgets the mapping.

@@ -78,7 +78,7 @@ type MappingInfo struct {
 	LastError string
 	SessionID string
 	Info      blk.Info // MaxBytes: what travels in one piece
-	Users     int      // NBD connections of a socket; 1 of an attached kernel device
+	Users     int      // NBD connections of a socket; 1 of a kernel device
 	Waiting   int      // requests of its session that wait for a path or a permit
 	PathCount int      // of its session
 	PathsUp   int

@@ -94,7 +94,10 @@ func (m *mapping) restore() {
 			return
 		}
 		ctx, cancel := context.WithTimeout(m.ctx, mapTimeout)
-		err := m.bringUp(ctx, &MapSpec{Paths: m.spec.Paths}, false)
+		h.mu.Lock()
+		raw := MapSpec{Paths: m.spec.Paths}
+		h.mu.Unlock()
+		err := m.bringUp(ctx, &raw, false)
 		cancel()
 		m.turn.Unlock()
 		if m.ctx.Err() != nil {

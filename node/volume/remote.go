@@ -17,8 +17,11 @@ func (h *Host) RemoteInfo(ctx context.Context, raw MapSpec) (VolumeInfo, error) 
 	if err := h.cfg.complete(&s); err != nil {
 		return VolumeInfo{}, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, mapTimeout)
-	defer cancel()
+	ctx, end, err := h.call(ctx)
+	if err != nil {
+		return VolumeInfo{}, err
+	}
+	defer end()
 	info, err := h.remoteInfo(ctx, &s, &raw)
 	if err != nil {
 		return info, fmt.Errorf("volume %s of %s: %w", s.Name, s.Node, err)
@@ -67,8 +70,7 @@ func (h *Host) mappedOver(c *client, name string) *volumeDevice {
 }
 
 func (d *volumeDevice) describe(s *MapSpec) (VolumeInfo, error) {
-	now := d.c.lock(d.c.clock())
-	defer d.c.finish(now)
+	defer d.c.look()()
 	i := VolumeInfo{Node: s.Node, Name: s.Name, QueueDepth: d.c.rt.Depth()}
 	info := d.v.Info()
 	if info == nil {

@@ -17,10 +17,9 @@ import (
 // them, because what is exported is theirs in common.
 type server struct {
 	shell
-	h    *Host
-	rt   *rtrs.Server
-	rn   *rnbd.Server
-	done chan struct{} // closed when rt has ended
+	h  *Host
+	rt *rtrs.Server
+	rn *rnbd.Server
 
 	// Guarded by mu.
 	opens    []*rnbd.Opening // wait for an opener
@@ -49,7 +48,7 @@ const (
 )
 
 func newServer(h *Host) (*server, error) {
-	s := &server{h: h, done: make(chan struct{}), sessions: map[*rtrs.ServerSession]*serverSession{}}
+	s := &server{h: h, sessions: map[*rtrs.ServerSession]*serverSession{}}
 	c := &h.cfg
 	rnd := h.random()
 	var err error
@@ -66,6 +65,7 @@ func newServer(h *Host) (*server, error) {
 		s.due(now)
 		s.finish(now)
 	})
+	h.work.Add(1) // until rt has ended
 	return s, nil
 }
 
@@ -169,7 +169,7 @@ func (s *server) closeListeners() {
 	}
 }
 
-// close begins the end of all sessions; done is closed at the end.
+// close begins the end of all sessions.
 func (s *server) close() {
 	s.closeListeners()
 	now := s.lock(s.clock())

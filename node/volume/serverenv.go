@@ -59,6 +59,9 @@ func (e *serverEnv) Alloc(n int) []byte {
 }
 
 func (e *serverEnv) Free(b []byte) {
+	if len(e.chunks) > 0 && len(b) > 0 && &e.chunks[0] == &b[0] {
+		e.chunks = nil
+	}
 	for _, x := range e.sessions {
 		if len(x.chunks) > 0 && len(b) > 0 && &x.chunks[0] == &b[0] {
 			x.chunks = nil
@@ -89,7 +92,7 @@ func (e *serverEnv) Request(r *rtrs.ServerReq) { e.rn.Request(e.last, r) }
 
 func (e *serverEnv) Closed() {
 	e.end()
-	close(e.done)
+	e.posts = append(e.posts, e.work.Done) // when this step has begun all that it begins
 }
 
 func (e *serverEnv) Event(x rtrs.Event) { e.event(sessionEvent(&x, RoleServer)) }

@@ -50,6 +50,13 @@ func (s *shell) lock(now time.Duration) time.Duration {
 	return s.last
 }
 
+// look begins a look at the core in which nothing is changed, so that there is
+// nothing to settle. Unlike a step it may be taken with Host.mu held.
+func (s *shell) look() (done func()) {
+	s.mu.Lock()
+	return s.mu.Unlock
+}
+
 // maxFlush is how many links a step flushes without an allocation.
 const maxFlush = 32
 
