@@ -76,6 +76,9 @@ type ClientConfig struct {
 	// volume yet.
 	OnLoss      rtrs.OnLoss
 	LossTimeout time.Duration // 30 s
+	// IOTimeout is the session's, too: with OnLoss Error no request takes longer
+	// than both, however often it is held and sent again.
+	IOTimeout time.Duration // 30 s
 	// RetryEvery is the pause before a server that came back without the volume
 	// is asked again; 500 ms.
 	RetryEvery time.Duration
@@ -97,6 +100,7 @@ type Client struct {
 	resumed  bool // requests run
 	life     uint // of the session, counts Up
 	hello    admin
+	greetAt  time.Duration // SESS_INFO is to be sent again; 0: not
 	lane     uint32
 
 	done   blk.List // for Finished
@@ -124,6 +128,9 @@ var errAgain = errors.New("rnbd: to be started anew")
 func NewClient(cfg ClientConfig, env ClientEnv, rt Carrier) *Client {
 	if cfg.LossTimeout == 0 {
 		cfg.LossTimeout = 30 * time.Second
+	}
+	if cfg.IOTimeout == 0 {
+		cfg.IOTimeout = 30 * time.Second
 	}
 	if cfg.RetryEvery == 0 {
 		cfg.RetryEvery = 500 * time.Millisecond
@@ -172,7 +179,7 @@ func (c *Client) Volumes() []*Volume { return slices.Clone(c.volumes) }
 // Up: the session has a path (rtrs.ClientEnv.Up). The server is told who we
 // are, every volume is opened anew, and then requests run.
 func (c *Client) Up(now time.Duration) {
-	c.up, c.greeted, c.resumed, c.features = true, false, false, 0
+	c.up, c.greeted, c.resumed, c.features, c.greetAt = true, false, false, 0, 0
 	c.life++
 	c.greet(now)
 }
@@ -180,7 +187,7 @@ func (c *Client) Up(now time.Duration) {
 // Down: the session lost its last path (rtrs.ClientEnv.Down). Messages about
 // volumes that are under way fail, now or when their path is gone.
 func (c *Client) Down(now time.Duration) {
-	c.up, c.greeted, c.resumed = false, false, false
+	c.up, c.greeted, c.resumed, c.greetAt = false, false, false, 0
 	for _, v := range slices.Clone(c.volumes) {
 		v.lost(now)
 	}
@@ -234,6 +241,10 @@ func (c *Client) Finished(buf []*blk.Request) []*blk.Request {
 // Tick does what is due. What is returned is when to call it next, unless
 // another call makes something due earlier: Next says, at any time.
 func (c *Client) Tick(now time.Duration) (next time.Duration) {
+	if c.greetAt != 0 && now >= c.greetAt {
+		c.greetAt = 0
+		c.greet(now)
+	}
 	for _, v := range slices.Clone(c.volumes) {
 		v.tick(now)
 	}
@@ -243,6 +254,9 @@ func (c *Client) Tick(now time.Duration) (next time.Duration) {
 // Next is when Tick is to be called.
 func (c *Client) Next() time.Duration {
 	next := Never
+	if c.greetAt != 0 {
+		next = c.greetAt
+	}
 	for _, v := range c.volumes {
 		next = min(next, v.next())
 	}
@@ -273,8 +287,12 @@ func (c *Client) send(now time.Duration, a *admin, op rtrs.Op, usr, data []byte)
 
 // greetedBy: the server answered SESS_INFO.
 func (c *Client) greetedBy(now time.Duration, err error) {
-	if !c.up || err != nil && !answeredBy(err) {
+	switch {
+	case !c.up:
 		return // the next Up greets again
+	case err != nil && !answeredBy(err): // its limit passed, perhaps while a fence was waited for
+		c.greetAt = now + c.cfg.RetryEvery
+		return
 	}
 	rsp := c.hello.rsp[:wire.RNBDSessInfoLen]
 	if err == nil {
@@ -329,6 +347,11 @@ func (c *Client) tryResume(now time.Duration) {
 	})
 	c.resumed = true
 	c.rt.Resume(now)
+	for _, v := range slices.Clone(c.volumes) { // held in an earlier life of the session, and open before this one resumed
+		if v.state == Open {
+			v.release(now)
+		}
+	}
 }
 
 // restart starts anew what came back unsent. It is called when nothing is on

@@ -62,13 +62,14 @@ type Volume struct {
 	admin    admin
 	inflight int // pieces the session has
 
-	held     *piece // wait here: there is a path, but the server does not have the volume
-	heldLast *piece
-	failing  bool   // the last request failed
-	life     uint   // of the store: counts the times when what was not flushed may have been lost
-	wrote    uint64 // completed writes that the next flush makes durable
-	synced   uint64 // of wrote, how much is durable
-	syncErr  error  // no flush succeeds any more (B7)
+	held      *piece // wait here: there is a path, but the server does not have the volume
+	heldLast  *piece
+	heldUntil time.Duration // the first of their limits; Never: none has one
+	failing   bool          // the last request failed
+	life      uint          // of the store: counts the times when what was not flushed may have been lost
+	wrote     uint64        // completed writes that the next flush makes durable
+	synced    uint64        // of wrote, how much is durable
+	syncErr   error         // no flush succeeds any more (B7)
 }
 
 // Name is what the volume is called at the server, Access how it is opened.
@@ -445,6 +446,9 @@ func (v *Volume) tick(now time.Duration) {
 	if v.expired(now) {
 		v.failHeld(now, rtrs.ErrNoPath)
 	}
+	if v.held != nil && now >= v.heldUntil {
+		v.sift(now)
+	}
 	if v.state == Unmapped && now >= v.retryAt {
 		v.giveUp(now)
 	}
@@ -460,7 +464,7 @@ func (v *Volume) expired(now time.Duration) bool {
 func (v *Volume) next() time.Duration {
 	next := Never
 	if v.state == Closed && v.held != nil && v.c.cfg.OnLoss == rtrs.Error {
-		next = v.since + v.c.cfg.LossTimeout
+		next = min(v.since+v.c.cfg.LossTimeout, v.heldUntil)
 	}
 	if v.state == Unmapped && v.inflight > 0 {
 		next = v.retryAt

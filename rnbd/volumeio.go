@@ -23,11 +23,12 @@ import (
 type call struct {
 	r     *blk.Request
 	v     *Volume
-	left  int    // pieces that are not done
-	err   error  // the first there was
-	store bool   // it came from the store behind the volume
-	wrote uint64 // of a flush: v.wrote when it came
-	life  uint   // v.life when it was started
+	left  int           // pieces that are not done
+	err   error         // the first there was
+	store bool          // it came from the store behind the volume
+	wrote uint64        // of a flush: v.wrote when it came
+	life  uint          // v.life when it was started
+	since time.Duration // it was submitted
 	first piece
 	next  *call // of the unused ones
 }
@@ -57,7 +58,7 @@ func (v *Volume) Submit(now time.Duration, batch []*blk.Request) {
 		} else {
 			c.calls, k.next = k.next, nil
 		}
-		k.r, k.v, k.err, k.store, k.wrote = r, v, nil, false, v.wrote
+		k.r, k.v, k.err, k.store, k.wrote, k.since = r, v, nil, false, v.wrote, now
 		c.lane++
 		k.start(now)
 	}
@@ -159,7 +160,7 @@ func (p *piece) message(id uint32) {
 func (v *Volume) send(now time.Duration, p *piece) {
 	p.message(v.id)
 	q, r := &p.req, p.call.r
-	q.Op, q.Data, q.Err, q.Ctx, q.Lane = rtrs.Write, nil, nil, p, v.c.lane
+	q.Op, q.Data, q.Err, q.Ctx, q.Lane, q.Since = rtrs.Write, nil, nil, p, v.c.lane, p.call.since
 	if r.Op == blk.OpRead || r.Op == blk.OpFlush {
 		q.Op = rtrs.Read
 	}
@@ -266,17 +267,41 @@ func (v *Volume) syncLost(err error) {
 
 // hold keeps p until the server has the volume.
 func (v *Volume) hold(now time.Duration, p *piece) {
-	if v.expired(now) {
+	limit := v.c.limit(p)
+	switch {
+	case v.expired(now):
 		p.end(now, rtrs.ErrNoPath)
 		return
+	case now >= limit:
+		p.end(now, rtrs.ErrTimeout)
+		return
 	}
-	p.next = nil
+	v.heldUntil, p.next = min(v.heldUntil, limit), nil
 	if v.held == nil {
-		v.held = p
+		v.held, v.heldUntil = p, limit
 	} else {
 		v.heldLast.next = p
 	}
 	v.heldLast = p
+}
+
+// limit is when a request fails, whatever the reason.
+func (c *Client) limit(p *piece) time.Duration {
+	if c.cfg.OnLoss != rtrs.Error {
+		return Never
+	}
+	return p.call.since + c.cfg.IOTimeout + c.cfg.LossTimeout
+}
+
+// sift fails what has been held beyond its limit.
+func (v *Volume) sift(now time.Duration) {
+	list := v.held
+	v.held = nil
+	for list != nil {
+		p := list
+		list, p.next = p.next, nil
+		v.hold(now, p)
+	}
 }
 
 // release starts what is held.

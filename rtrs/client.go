@@ -110,6 +110,9 @@ func (c *Client) Submit(now time.Duration, r *Req) error {
 	}
 	c.enter(now)
 	r.Err, r.at, r.submitted, r.expired, r.again = nil, queued, c.now, false, nil
+	if r.Since != 0 {
+		r.submitted = min(r.Since, c.now)
+	}
 	c.all.push(r)
 	c.waiting(r).push(r)
 	if c.cfg.OnLoss == Error {

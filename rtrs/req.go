@@ -28,8 +28,11 @@ type Req struct {
 	Lane  uint32 // chooses among the other connections; requests of one lane share one
 	Usr   []byte // the user header, at most MaxUsr bytes; copied each time the request is sent
 	Data  []byte // Write: what is sent. Read: where the answer goes, all of it. nil: none
-	Err   error  // the outcome: nil, a syscall.Errno that the server answered, or an error of this package
-	Ctx   any    // the caller's
+	// Since is when the limits of a request began that comes again after it was
+	// cancelled; 0: they begin when it is submitted.
+	Since time.Duration
+	Err   error // the outcome: nil, a syscall.Errno that the server answered, or an error of this package
+	Ctx   any   // the caller's
 
 	// The rest is its Client's.
 	at        reqState
