@@ -119,11 +119,12 @@ def packages(*without: str) -> list[str]:
 def main() -> int:
     OUT.mkdir(exist_ok=True)
     tally = Tally()
-    heavy = ("/interop", "/interop/kernelnbd", "/internal/simtest")
+    heavy = ("/interop", "/interop/kernelnbd", "/internal/simtest", "/internal/volumetest")
     phases = [
         ("format, vet, staticcheck", lambda: command(tally, "make verify", ["make", "-s", "verify"])),
         ("Go, race detector", lambda: go_phase(tally, ["-race", "-timeout", "10m", *packages(*heavy)])),
         ("simulation", lambda: go_phase(tally, ["-timeout", "15m", "./internal/simtest/..."])),
+        ("volumes of real processes", lambda: go_phase(tally, ["-count=1", "-timeout", "10m", "./internal/volumetest"])),
         ("mutants", lambda: command(tally, "make mutants", ["make", "-s", "mutants"])),
         ("kernel interop", lambda: go_phase(tally, ["-count=1", "-timeout", "20m", "./interop"])),
         ("kernel's NBD client", lambda: go_phase(tally, ["-count=1", "-timeout", "5m", "./interop/kernelnbd"])),

@@ -49,7 +49,7 @@ var arrows = []struct {
 	{"blk", []string{"rdserr"}},
 	{"blk/blktest", []string{"blk", "rdserr"}},
 	{"blk/nbd", []string{"blk", "rdserr"}},
-	{"rnbd", []string{"rtrs", "blk", "wire", "rdserr"}},
+	{"rnbd", []string{"rtrs", "blk", "wire", "rdserr", "internal/mutant"}},
 
 	// The shell.
 	{"shm", []string{"rdserr", "internal/crash"}},
@@ -66,10 +66,11 @@ var arrows = []struct {
 	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "sdk/go", "api/rdsd/v1", "rdserr", "blk", "blk/nbd"}},
 
 	// Test worlds: nothing a program imports.
-	{"internal/simtest", []string{"rds", "conn", "cong", "transport", "transport/sim", "wire", "rdserr", "internal/buf", "internal/stats"}},
-	{"internal/bench", nil},    // tests alone
-	{"internal/killtest", nil}, // tests alone
-	{"interop/kernelnbd", nil}, // tests alone
+	{"internal/simtest", []string{"rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant"}},
+	{"internal/bench", nil},      // tests alone
+	{"internal/killtest", nil},   // tests alone
+	{"internal/volumetest", nil}, // tests alone
+	{"interop/kernelnbd", nil},   // tests alone
 	{"interop", []string{"sdk/go", "api/rdsd/v1", "rdserr"}},
 }
 

@@ -1,0 +1,221 @@
+package volumetest
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+)
+
+// What is promised while a path is left.
+const (
+	worstStall     = 2 * time.Second
+	worstDetection = time.Second
+)
+
+// TestFailovers: paths are cut, silent, flapping, slow and lossy, and in the end
+// all lost for five seconds, under fio with checksums and an app that knows every
+// block. Every byte is right, no operation waits longer than promised, and every
+// silence is noticed in time (B2 to B4).
+func TestFailovers(t *testing.T) {
+	w := newWorld(t)
+	w.serve(false, "")
+	w.map_("")
+	w.addPaths(3)
+	w.export("fio", 32<<20)
+	w.export("app", appBytes)
+	events := w.client.watch(t)
+	mf := w.mount(rdsd.MapSpec{Name: "fio", Session: "s", Policy: rdsd.PolicyRoundRobin})
+	ma := w.mount(rdsd.MapSpec{Name: "app", Session: "s"})
+	defer func() {
+		if t.Failed() {
+			t.Logf("the last events:\n%s", events)
+		}
+	}()
+
+	cutting := *traffic
+	if testing.Short() {
+		cutting = time.Second
+	}
+	const others = 22 * time.Second // what the other parts take at least
+	fio := startFio(t, mf.URI, cutting+others)
+	a := newApp(t, ma.URI)
+	a.rate = time.Millisecond
+	a.start()
+	a.progress(100, 5*time.Second)
+	a.stall()
+
+	f := &failovers{t: t, w: w, m: ma, a: a, events: events}
+	f.cuts(cutting)
+	t.Logf("after the cuts: %d failovers, the longest operation took %v", events.count(isFailover), ms(f.worst))
+	f.silences(6)
+	f.flaps(3)
+	f.slow(2 * time.Second)
+	stall := f.worst
+	r := fio.wait()
+	if n := events.count(isFailover); n < 200 && !testing.Short() {
+		t.Errorf("%d failovers, want 200", n)
+	}
+	if stall > worstStall || r.longest > worstStall {
+		t.Errorf("an operation took %v, one of fio's %v; %v are allowed", stall, r.longest, worstStall)
+	}
+	for _, d := range f.noticed {
+		if d > worstDetection {
+			t.Errorf("a silent path was noticed after %v; %v are allowed", d, worstDetection)
+		}
+	}
+	n := events.count(isFailover)
+
+	again := f.allLost(mf.URI)
+	a.stop()
+	a.verify()
+	if t.Failed() {
+		return
+	}
+	a.d.inFile(t, w.file("app"))
+	if events.gaps > 0 {
+		t.Errorf("the watch has missed events")
+	}
+	first, last := spread(f.noticed)
+	t.Logf("REPORT %d failovers with %d requests; worst stall %v (fio's %v); silence noticed after %v to %v (%d times); %d operations and %d of fio's, all bytes right; without any path for 5 s, then on after %v",
+		n, events.requests(), ms(stall), ms(r.longest), ms(first), ms(last), len(f.noticed), a.ops.Load(), r.reads+r.writes, ms(again))
+}
+
+func ms(d time.Duration) time.Duration { return d.Round(time.Millisecond) }
+
+func spread(l []time.Duration) (least, most time.Duration) {
+	for i, d := range l {
+		if i == 0 || d < least {
+			least = d
+		}
+		most = max(most, d)
+	}
+	return least, most
+}
+
+// failovers does harm to the paths of a world.
+type failovers struct {
+	t       *testing.T
+	w       *world
+	m       *rdsd.Mapping
+	a       *app
+	events  *watch
+	worst   time.Duration
+	noticed []time.Duration
+}
+
+// note takes the longest operation of a part.
+func (f *failovers) note(what string) {
+	f.t.Helper()
+	d := f.a.stall()
+	f.worst = max(f.worst, d)
+	if d > worstStall {
+		f.t.Errorf("%s: an operation took %v", what, ms(d))
+	}
+	if f.a.bad() {
+		f.a.stop()
+		f.t.FailNow()
+	}
+}
+
+// cuts resets one path after another, while another is connected.
+func (f *failovers) cuts(total time.Duration) {
+	rng := rand.New(rand.NewPCG(1, uint64(time.Now().UnixNano())))
+	for end := time.Now().Add(total); time.Now().Before(end); {
+		p := f.w.paths[rng.IntN(len(f.w.paths))]
+		m, err := f.w.client.vols().Mapping(f.w.ctx(), f.m.ID)
+		if err != nil {
+			f.t.Fatal(err)
+		}
+		if m.PathsUp >= 2 {
+			p.cut()
+		}
+		time.Sleep(time.Duration(20+rng.IntN(50)) * time.Millisecond)
+	}
+	f.note("cuts")
+}
+
+// silences: a path does not say anything any more, in one direction or in both.
+func (f *failovers) silences(n int) {
+	f.w.pathsUp(f.m, len(f.w.paths))
+	for i := range n {
+		p := f.w.paths[i%len(f.w.paths)]
+		since := time.Now()
+		held, open := way{hold: true}, way{}
+		switch i % 3 {
+		case 0:
+			p.set(held)
+		case 1:
+			p.setEach(held, open)
+		case 2:
+			p.setEach(open, held)
+		}
+		var at time.Time
+		eventually(f.t, "the silence is noticed", func() (ok bool) {
+			at, ok = f.events.state(p, false, since)
+			return ok
+		})
+		f.noticed = append(f.noticed, at.Sub(since))
+		f.a.progress(50, worstStall)
+		p.set(open)
+		f.w.pathsUp(f.m, len(f.w.paths))
+		f.note("silence")
+	}
+}
+
+// flaps: two paths come and go every second, in turn.
+func (f *failovers) flaps(n int) {
+	for range n {
+		for _, p := range f.w.paths[:2] {
+			p.close()
+			time.Sleep(time.Second) // the fault
+			p.open()
+			f.note("flaps")
+		}
+	}
+}
+
+// slow: one path takes long, half of the others lose.
+func (f *failovers) slow(total time.Duration) {
+	f.w.pathsUp(f.m, len(f.w.paths))
+	f.w.paths[0].set(way{delay: 20 * time.Millisecond})
+	f.w.paths[1].set(way{loss: 0.02})
+	for end := time.Now().Add(total); time.Now().Before(end); time.Sleep(200 * time.Millisecond) {
+		f.w.paths[2].cut()
+	}
+	f.a.progress(100, 2*worstStall)
+	for _, p := range f.w.paths {
+		p.set(way{})
+	}
+	f.w.pathsUp(f.m, len(f.w.paths))
+	f.note("slow")
+}
+
+// allLost: no path for five seconds; everything waits, and goes on.
+func (f *failovers) allLost(uri string) time.Duration {
+	fio := startFio(f.t, uri, 7*time.Second)
+	f.a.progress(100, 5*time.Second)
+	for _, p := range f.w.paths {
+		p.close()
+	}
+	time.Sleep(5 * time.Second) // the fault
+	if m, err := f.w.client.vols().Mapping(f.w.ctx(), f.m.ID); err != nil || m.PathsUp != 0 || m.Waiting == 0 {
+		f.t.Errorf("without a path: %+v, %v", m, err)
+	}
+	began := f.a.ops.Load()
+	for _, p := range f.w.paths {
+		p.open()
+	}
+	back := time.Now()
+	for f.a.ops.Load() == began && time.Since(back) < 10*time.Second {
+		time.Sleep(time.Millisecond)
+	}
+	again := time.Since(back)
+	if again > 6*time.Second { // volumes.reconnect_max is 5 s
+		f.t.Errorf("the paths are back, and nothing goes on for %v", again)
+	}
+	f.a.progress(100, 5*time.Second)
+	fio.wait()
+	return again
+}

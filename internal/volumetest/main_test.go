@@ -1,0 +1,41 @@
+package volumetest
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
+)
+
+// What make soak sets higher.
+var (
+	traffic = flag.Duration("volumetest.traffic", 20*time.Second, "how long paths are cut again and again")
+	kills   = flag.Int("volumetest.kills", 100, "how often a daemon of each sort is killed")
+	ghosts  = flag.Int("volumetest.ghosts", 50, "how many writes are held on dying paths")
+	stall   = flag.Duration("volumetest.stall", 3*time.Second, "how long a store stalls")
+)
+
+// some is n, or a few for go test -short.
+func some(n int) int {
+	if testing.Short() {
+		return max(n/20, 1)
+	}
+	return n
+}
+
+func TestMain(m *testing.M) {
+	if os.Getenv(roleEnv) == "store" {
+		if err := storeMain(); err != nil {
+			fmt.Fprintln(os.Stderr, "store:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
+	flag.Parse()
+	code := m.Run()
+	rdsdtest.Remove()
+	os.Exit(code)
+}
