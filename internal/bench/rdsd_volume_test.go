@@ -93,8 +93,8 @@ func rdsdVolume(store string, l ioLoad) func(time.Duration) (sample, error) {
 }
 
 // rdsdVolumeAllocs measures what the daemons allocate meanwhile. A look at their
-// metrics allocates thousands of objects, now more, now fewer: the window is
-// long, and what a look costs is the median of several.
+// metrics allocates thousands of objects itself, more after a pause: the window
+// is long, and what the same looks cost without load is taken off.
 func rdsdVolumeAllocs(store string, l ioLoad) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		window := 8 * d
@@ -103,6 +103,20 @@ func rdsdVolumeAllocs(store string, l ioLoad) func(time.Duration) (sample, error
 		ds, uri, err := w.mappedVolume(store)
 		if err != nil {
 			return sample{}, err
+		}
+		during := func(d time.Duration) (objects float64, err error) {
+			before, err1 := mallocs(ds)
+			time.Sleep(d)
+			after, err2 := mallocs(ds)
+			return after - before, errors.Join(err1, err2)
+		}
+		var idle []float64
+		for range 5 {
+			n, err := during(d)
+			if err != nil {
+				return sample{}, err
+			}
+			idle = append(idle, n)
 		}
 		before := ds[1].cpu()
 		f, err := w.fio(uri, l, window+2*d+time.Second, false)
@@ -113,25 +127,12 @@ func rdsdVolumeAllocs(store string, l ioLoad) func(time.Duration) (sample, error
 			return sample{}, err
 		}
 		time.Sleep(d)
-		var looks, costs []float64
-		for i := range 12 {
-			n, err := mallocs(ds)
-			if err != nil {
-				return sample{}, err
-			}
-			if looks = append(looks, n); i > 2 { // the first ones fill pools
-				costs = append(costs, n-looks[i-1])
-			}
-		}
-		begun := time.Now()
-		time.Sleep(window)
-		last, err := mallocs(ds)
+		n, err := during(window)
 		if err != nil {
 			return sample{}, err
 		}
-		took := time.Since(begun)
 		s, err := w.fioDone(f)
-		s.allocs = max(0, last-looks[len(looks)-1]-median(costs)) / (s.rate * took.Seconds())
+		s.allocs = max(0, n-median(idle)) / (s.rate * window.Seconds())
 		return s, err
 	}
 }
