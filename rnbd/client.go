@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/wire"
@@ -291,7 +292,9 @@ func (c *Client) greetedBy(now time.Duration, err error) {
 	case !c.up:
 		return // the next Up greets again
 	case err != nil && !answeredBy(err): // its limit passed, perhaps while a fence was waited for
-		c.greetAt = now + c.cfg.RetryEvery
+		if !mutant.On(mutant.RNBDGreetOnce) {
+			c.greetAt = now + c.cfg.RetryEvery
+		}
 		return
 	}
 	rsp := c.hello.rsp[:wire.RNBDSessInfoLen]
@@ -348,7 +351,7 @@ func (c *Client) tryResume(now time.Duration) {
 	c.resumed = true
 	c.rt.Resume(now)
 	for _, v := range slices.Clone(c.volumes) { // held in an earlier life of the session, and open before this one resumed
-		if v.state == Open {
+		if v.state == Open && !mutant.On(mutant.RNBDKeepHeld) {
 			v.release(now)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/wire"
@@ -122,6 +123,10 @@ func (s *Server) io(now time.Duration, e *session, r *rtrs.ServerReq) {
 	q.off, q.n = m.Sector*wire.RNBDSectorSize, uint64(m.Size)
 	if q.op == blk.OpFlush {
 		q.off, q.n = 0, 0
+		if mutant.On(mutant.RNBDFlushAtOnce) {
+			s.rt.Reply(now, r, 0, nil)
+			return
+		}
 	}
 	if err = q.plan(info, m.Flags(), e.features&wire.RNBDFeatFlags != 0); err != nil {
 		s.rt.Reply(now, r, 0, err)
@@ -139,7 +144,7 @@ func (q *ioReq) plan(info *blk.Info, f wire.RNBDFlags, exact bool) error {
 		if q.h.access == wire.RNBDReadOnly {
 			return rdserr.With(blk.ErrReadOnly, "volume %q is open with access ro", q.h.name)
 		}
-		durable := f&(wire.RNBDFUA|wire.RNBDPreflush) != 0
+		durable := f&(wire.RNBDFUA|wire.RNBDPreflush) != 0 && !mutant.On(mutant.RNBDDropFUA)
 		switch {
 		case !durable:
 		case info.FUA:

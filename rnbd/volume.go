@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/wire"
@@ -233,13 +234,13 @@ func (v *Volume) askFrom(now time.Duration) time.Duration {
 // sameAs judges what the server has opened anew by itself, before requests that
 // waited touch it.
 func (v *Volume) sameAs(rsp *wire.RNBDOpenRsp, store wire.RNBDStore) error {
-	changed := v.store.Verifier != 0 && store.Verifier != 0 && v.store.Verifier != store.Verifier
+	changed := v.store.Verifier != 0 && store.Verifier != 0 && v.store.Verifier != store.Verifier && !mutant.On(mutant.RNBDNoVerifier)
 	switch {
 	case rsp.LogicalBlock != v.rsp.LogicalBlock:
 		return rdserr.With(ErrStale, "volume %q has come back with blocks of %d bytes, and had %d", v.name, rsp.LogicalBlock, v.rsp.LogicalBlock)
 	case changed && store.Volatile && !v.accept:
 		return rdserr.With(ErrStale, "volume %q was in memory of the server, which has lost it", v.name)
-	case store.Foreign && v.access != wire.RNBDReadOnly && !v.accept:
+	case store.Foreign && !mutant.On(mutant.RNBDNoForeign) && v.access != wire.RNBDReadOnly && !v.accept:
 		return rdserr.With(ErrStale, "volume %q has been open for writing in another session meanwhile; map it anew", v.name)
 	case changed && v.wrote > v.synced:
 		v.life++

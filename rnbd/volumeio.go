@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/wire"
@@ -161,6 +162,9 @@ func (v *Volume) send(now time.Duration, p *piece) {
 	p.message(v.id)
 	q, r := &p.req, p.call.r
 	q.Op, q.Data, q.Err, q.Ctx, q.Lane, q.Since = rtrs.Write, nil, nil, p, v.c.lane, p.call.since
+	if mutant.On(mutant.RNBDLimitAnew) {
+		q.Since = 0
+	}
 	if r.Op == blk.OpRead || r.Op == blk.OpFlush {
 		q.Op = rtrs.Read
 	}
@@ -259,7 +263,7 @@ func (v *Volume) settle(k *call) error {
 
 // syncLost makes every flush and every write with FUA fail from now on.
 func (v *Volume) syncLost(err error) {
-	if v.syncErr == nil {
+	if v.syncErr == nil && !mutant.On(mutant.RNBDForgiveSync) {
 		v.syncErr = err
 		v.c.env.Event(ClientEvent{Kind: VolumeSyncLost, Volume: v, Err: err})
 	}

@@ -75,6 +75,9 @@ func (w *World) settled() (ok bool, why string) {
 			return false, why
 		}
 	}
+	if w.vol != nil {
+		return w.vol.settled()
+	}
 	return true, ""
 }
 

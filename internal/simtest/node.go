@@ -73,6 +73,9 @@ func (n *node) start() {
 	n.w.trace("%v starts, incarnation %d, lanes %d, budget %d", n.addr, n.epoch, n.cfg.Conn.Lanes, n.cfg.Budget.Limit)
 	n.bindAll()
 	n.after()
+	if n.w.vol != nil {
+		n.w.vol.started(n)
+	}
 }
 
 // crash ends the incarnation; nobody in it learns of it.
@@ -87,6 +90,9 @@ func (n *node) crash(power bool) {
 		n.host.PowerOff()
 	} else {
 		n.host.Kill()
+	}
+	if n.w.vol != nil {
+		n.w.vol.crashed(n, power)
 	}
 	for _, a := range apps {
 		a.died()
@@ -137,6 +143,9 @@ func (n *node) freeze(d time.Duration) {
 	}
 	n.w.trace("%v freezes for %v", n.addr, d)
 	n.frozen = true
+	if n.w.vol != nil {
+		n.w.vol.frozen[n] += d + 210*time.Millisecond // and then others are given a heartbeat's time
+	}
 	ep := n.epoch
 	n.w.After(d, func() {
 		if n.epoch != ep || n.eng == nil {

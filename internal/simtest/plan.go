@@ -111,6 +111,10 @@ func (w *World) op(a *app) {
 // fault draws one fault and makes it happen.
 func (w *World) fault() {
 	w.faults++
+	if w.vol != nil && w.chance(2) {
+		w.vol.fault()
+		return
+	}
 	x := w.addrs[w.rng.Intn(len(w.addrs))]
 	y := w.addrs[w.rng.Intn(len(w.addrs))]
 	w.mix(9)
@@ -133,12 +137,24 @@ func (w *World) fault() {
 		}
 		w.trace("FAULT %v>%v stalls for %v", x, y, d)
 		w.net.Cut(x, y, max(d, 1))
+		if w.vol != nil {
+			w.vol.cut(x, y, max(d, 1))
+		}
 	case k < 15:
 		d := w.upTo(4 * time.Second)
 		w.trace("FAULT %v and %v are parted for %v", x, y, d)
 		w.net.Cut(x, y, 0)
 		w.net.Cut(y, x, 0)
-		w.After(d, func() { w.net.HealPair(x, y) })
+		if w.vol != nil {
+			w.vol.cut(x, y, 0)
+			w.vol.cut(y, x, 0)
+		}
+		w.After(d, func() {
+			w.net.HealPair(x, y)
+			if w.vol != nil {
+				w.vol.heal(x, y)
+			}
+		})
 	case k < 18:
 		if w.crashes {
 			w.crash(x)
@@ -208,6 +224,9 @@ func (w *World) endFaults() {
 	w.net.Profile.Bandwidth = max(w.net.Profile.Bandwidth, 1<<24)
 	for _, n := range w.nodes {
 		w.restart(n)
+	}
+	if w.vol != nil {
+		w.vol.calmDown()
 	}
 	for _, k := range w.kernels {
 		if !k.running {

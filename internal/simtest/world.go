@@ -62,8 +62,9 @@ type World struct {
 	faults                 int
 	sleeper                bool // one reader sleeps through the end
 	asleep                 *app
-	sinks                  int // one socket in so many lies in its client's memory; 0: none
-	undrained              int // of those, not drained yet
+	sinks                  int      // one socket in so many lies in its client's memory; 0: none
+	undrained              int      // of those, not drained yet
+	vol                    *volumes // nil: none
 }
 
 func newWorld(seed int64, o Options) *World {
@@ -129,6 +130,9 @@ func (w *World) populate() {
 			w.addKernel(a, true)
 		}
 	}
+	if w.seed >= volumeSeeds {
+		newVolumes(w)
+	}
 	for _, k := range w.kernels {
 		k.start()
 	}
@@ -175,6 +179,9 @@ func (w *World) awaken() {
 
 // teardown closes everything and counts what is left.
 func (w *World) teardown() {
+	if w.vol != nil {
+		w.vol.close()
+	}
 	for _, n := range w.nodes {
 		for len(n.apps) > 0 {
 			n.apps[0].close()
@@ -216,6 +223,10 @@ func (w *World) draw() {
 		w.faultEvery = time.Hour // fair weather
 	}
 	w.opEvery = 2*time.Millisecond + w.upTo(30*time.Millisecond)
+	if w.seed >= volumeSeeds { // some room for them
+		w.rdsdN = max(w.rdsdN, 2)
+		w.opEvery += 10 * time.Millisecond
+	}
 	w.socketsPer = 1 + w.rng.Intn(3)
 	w.writeDelay = time.Microsecond + w.upTo(5*time.Millisecond)
 	if w.chance(5) {

@@ -48,7 +48,7 @@ var arrows = []struct {
 	{"rtrs", []string{"transport", "wire", "rdserr", "internal/mutant"}},
 	{"blk", []string{"rdserr"}},
 	{"blk/blktest", []string{"blk", "rdserr"}},
-	{"blk/nbd", []string{"blk", "rdserr"}},
+	{"blk/nbd", []string{"blk", "rdserr", "internal/reactor"}},
 	{"rnbd", []string{"rtrs", "blk", "wire", "rdserr", "internal/mutant"}},
 
 	// The shell.
