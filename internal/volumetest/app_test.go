@@ -23,17 +23,19 @@ type app struct {
 	t       testing.TB
 	uri     string
 	d       *disk
-	workers int
-	failing atomic.Bool // errors of the volume are what is expected
+	failing atomic.Bool   // errors of the volume are what is expected
+	noFlush atomic.Bool   // nobody flushes
+	cuts    atomic.Uint32 // power cuts so far
 	rate    time.Duration
 
 	stopped atomic.Bool
 	wg      sync.WaitGroup
-	ops     atomic.Int64 // that completed
-	failed  atomic.Int64 // with an error
-	flushes atomic.Int64 // that completed
-	longest atomic.Int64 // ns that one took, since the last stall
-	last    atomic.Uint64
+	ops     atomic.Int64       // that completed
+	failed  atomic.Int64       // with an error
+	flushes atomic.Int64       // that completed, begun since the last power cut
+	longest atomic.Int64       // ns that one took, since the last stall
+	last    atomic.Uint64      // generation
+	seen    [appWorkers]uint32 // power cuts that the model of a worker's blocks knows of; the worker's
 
 	mu    sync.Mutex
 	conns [2]*nbd.Client // guarded by mu; nil: to be made
@@ -50,7 +52,7 @@ const (
 
 // newApp is an app of the default size on a volume of zeroes.
 func newApp(t testing.TB, uri string) *app {
-	a := &app{t: t, uri: uri, d: newDisk(appWorkers * workerBlocks), workers: appWorkers}
+	a := &app{t: t, uri: uri, d: newDisk(appWorkers * workerBlocks)}
 	t.Cleanup(func() {
 		a.stopped.Store(true)
 		a.drop(nil)
@@ -63,7 +65,7 @@ const appBytes = appWorkers * workerBlocks * blockSize
 
 func (a *app) start() {
 	a.stopped.Store(false)
-	for i := range a.workers {
+	for i := range appWorkers {
 		a.wg.Go(func() { a.work(i) })
 	}
 }
@@ -83,6 +85,9 @@ func (a *app) stop() {
 		a.t.Error("an operation has not ended after 30 s")
 		a.drop(nil)
 		<-ended
+	}
+	for i := range appWorkers {
+		a.cut(i)
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -109,13 +114,12 @@ func (a *app) bad() bool {
 
 func (a *app) work(i int) {
 	rng := rand.New(rand.NewPCG(uint64(i), uint64(time.Now().UnixNano())))
-	base := i * workerBlocks
 	p := make([]byte, 16*blockSize)
 	for !a.stopped.Load() {
 		n := 1 << rng.IntN(5)
-		at := base + rng.IntN(workerBlocks-n+1)
+		at := i*workerBlocks + rng.IntN(workerBlocks-n+1)
 		began := time.Now()
-		err := a.one(rng, p[:n*blockSize], at, base)
+		err := a.one(rng, p[:n*blockSize], at, i)
 		took := int64(time.Since(began))
 		for was := a.longest.Load(); took > was && !a.longest.CompareAndSwap(was, took); was = a.longest.Load() {
 		}
@@ -136,50 +140,70 @@ func (a *app) work(i int) {
 	}
 }
 
-// one does one operation on the blocks of p from at on.
-func (a *app) one(rng *rand.Rand, p []byte, at, base int) error {
+// one does one operation of a worker on its blocks of p from at on.
+func (a *app) one(rng *rand.Rand, p []byte, at, worker int) error {
 	c, err := a.conn(rng.IntN(len(a.conns)))
 	if err != nil {
 		return err
 	}
 	mine := a.d.blocks[at:][:len(p)/blockSize]
-	switch k := rng.IntN(40); {
+	k := rng.IntN(40)
+	var g uint64
+	switch {
 	case k < 18: // write
-		g := a.last.Add(1)
+		g = a.last.Add(1)
 		for i := range mine {
 			fill(p[i*blockSize:][:blockSize], at+i, g)
 			mine[i].begin(g)
 		}
-		if _, err = c.WriteAt(p, int64(at)*blockSize); err == nil {
-			for i := range mine {
-				mine[i].wrote(g)
-			}
-		}
+		_, err = c.WriteAt(p, int64(at)*blockSize)
 	case k == 18: // zero
 		for i := range mine {
 			mine[i].begin(0)
 		}
-		if err = c.WriteZeroes(int64(at)*blockSize, int64(len(p))); err == nil {
-			for i := range mine {
-				mine[i].wrote(0)
-			}
-		}
+		err = c.WriteZeroes(int64(at)*blockSize, int64(len(p)))
+	case k == 19 && a.noFlush.Load():
+		return nil
 	case k == 19: // flush: what completed for this worker
-		if err = c.Flush(); err == nil {
-			a.flushes.Add(1)
-			for i := range a.d.blocks[base:][:workerBlocks] {
-				a.d.blocks[base+i].flushed()
-			}
-		}
+		err = c.Flush()
 	default:
-		if _, err = c.ReadAt(p, int64(at)*blockSize); err == nil {
-			err = a.d.take(p, at)
-		}
+		_, err = c.ReadAt(p, int64(at)*blockSize)
 	}
 	if connectionLost(err) {
 		a.drop(c)
 	}
+	if a.cut(worker) && k <= 19 { // nobody knows whether it was carried out before or after
+		return err
+	}
+	switch {
+	case err != nil:
+	case k < 19:
+		for i := range mine {
+			mine[i].wrote(g)
+		}
+	case k == 19:
+		a.flushes.Add(1)
+		for i := range workerBlocks {
+			a.d.blocks[worker*workerBlocks+i].flushed()
+		}
+	default:
+		err = a.d.take(p, at)
+	}
 	return err
+}
+
+// cut takes a power cut into the model of a worker's blocks; true: there was one
+// since the last call.
+func (a *app) cut(worker int) bool {
+	now := a.cuts.Load()
+	if now == a.seen[worker] {
+		return false
+	}
+	a.seen[worker] = now
+	for i := range workerBlocks {
+		a.d.blocks[worker*workerBlocks+i].powerCut()
+	}
+	return true
 }
 
 // conn is connection i; it is made if it is not there.

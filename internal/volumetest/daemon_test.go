@@ -23,8 +23,9 @@ type daemon struct {
 	name    string
 	socket  string
 	config  string
-	obeying bool   // the test binary
-	boot    string // obeying: what it is to take for the machine's boot id
+	obeying bool     // the test binary
+	env     []string // of an obeying one
+	unshare uintptr  // namespaces of its own
 
 	cmd   *exec.Cmd // nil while it does not run
 	ended chan struct{}
@@ -34,6 +35,15 @@ type daemon struct {
 
 // daemon writes a configuration and starts the process.
 func (w *world) daemon(name string, host int, obeying bool, settings string) *daemon {
+	w.t.Helper()
+	d := w.newDaemon(name, host, obeying, settings)
+	d.start()
+	d.ready()
+	return d
+}
+
+// newDaemon does not start it yet.
+func (w *world) newDaemon(name string, host int, obeying bool, settings string) *daemon {
 	w.t.Helper()
 	d := &daemon{t: w.t, name: name, obeying: obeying, socket: filepath.Join(w.dir, name[:1]), config: filepath.Join(w.dir, name+".toml")}
 	text := fmt.Sprintf("version = 1\n[rds]\naddresses = [%q]\nport = %d\n[api]\nsocket = %q\n[http]\nlisten = \"\"\n[volumes]\nport = %d\nname = %q\n%s\n",
@@ -52,8 +62,6 @@ func (w *world) daemon(name string, host int, obeying bool, settings string) *da
 		}
 		d.log.Close()
 	})
-	d.start()
-	d.ready()
 	return d
 }
 
@@ -63,17 +71,12 @@ func (d *daemon) start() {
 	if d.obeying {
 		d.cmd = exec.Command(os.Args[0])
 		d.cmd.Env = append(os.Environ(), roleEnv+"=store", configEnv+"="+d.config, orderEnv+"="+d.orders())
-		if d.boot != "" {
-			d.cmd.Env = append(d.cmd.Env, bootEnv+"="+d.boot)
-		}
+		d.cmd.Env = append(d.cmd.Env, d.env...)
 	} else {
 		d.cmd = exec.Command(rdsdtest.Binary(d.t), "serve", "--config", d.config)
 	}
 	d.cmd.Stdout, d.cmd.Stderr = d.log, d.log
-	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if d.boot != "" {
-		d.cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
-	}
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Unshareflags: d.unshare}
 	if err := d.cmd.Start(); err != nil {
 		d.t.Fatal(err)
 	}

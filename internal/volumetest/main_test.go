@@ -35,6 +35,7 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	}
 	flag.Parse()
+	flag.Set("test.parallel", "8") // most of what runs waits
 	code := m.Run()
 	rdsdtest.Remove()
 	os.Exit(code)

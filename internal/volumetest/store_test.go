@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"os/signal"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -25,12 +26,13 @@ const (
 	roleEnv   = "VOLUMETEST_ROLE"
 	configEnv = "VOLUMETEST_CONFIG"
 	orderEnv  = "VOLUMETEST_ORDERS"
-	bootEnv   = "VOLUMETEST_BOOT"
+	bootEnv   = "VOLUMETEST_BOOT"  // a file in place of the machine's boot id
+	cacheEnv  = "VOLUMETEST_CACHE" // not empty: a volatile cache in front of every store
 )
 
 // order is what the stores of an obeying daemon are told, a line of JSON.
 type order struct {
-	Do   string // "rule", "clear", "release", "look", "volatile", "power cut"
+	Do   string // "rule", "clear", "release", "look", "power cut"
 	Rule blk.Rule
 	Err  string // Rule's
 }
@@ -43,6 +45,7 @@ type report struct {
 	Err      string // the order could not be carried out
 }
 
+// storeErrors are the errors of rules, which travel by name.
 var storeErrors = map[string]error{"": nil, "EIO": blk.ErrMedium, "ENOSPC": blk.ErrNoSpace}
 
 // stores are the layers of an obeying daemon.
@@ -50,7 +53,6 @@ type stores struct {
 	mu       sync.Mutex
 	faults   []*blk.Fault
 	volatile []*blk.Volatile
-	cached   bool // put a volatile cache over what is opened from now on
 	rules    []blk.Rule
 	hits     []func() int
 }
@@ -87,10 +89,10 @@ func storeMain() error {
 func (s *stores) layer(_ string, d blk.Device) blk.Device {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.cached {
+	if os.Getenv(cacheEnv) != "" {
 		v := blk.NewVolatile(d, time.Now().UnixNano())
 		s.volatile = append(s.volatile, v)
-		d = v
+		d = &cache{v, s}
 	}
 	f := blk.NewFault(d, 1)
 	for _, r := range s.rules {
@@ -98,6 +100,20 @@ func (s *stores) layer(_ string, d blk.Device) blk.Device {
 	}
 	s.faults = append(s.faults, f)
 	return f
+}
+
+// cache is a volatile cache that is written out when the store is closed.
+type cache struct {
+	*blk.Volatile
+	s *stores
+}
+
+func (c *cache) Close() error {
+	err := blk.Flush(c.Volatile)
+	c.s.mu.Lock()
+	c.s.volatile = slices.DeleteFunc(c.s.volatile, func(v *blk.Volatile) bool { return v == c.Volatile })
+	c.s.mu.Unlock()
+	return errors.Join(err, c.Volatile.Close())
 }
 
 func (s *stores) obey(l net.Listener) {
@@ -145,10 +161,9 @@ func (s *stores) do(o *order) (r report) {
 		for _, f := range s.faults {
 			f.Release()
 		}
-	case "volatile":
-		s.cached = true
 	case "power cut":
 		for _, v := range s.volatile {
+			r.Unsynced += v.Unsynced()
 			if err := v.PowerCut(); err != nil {
 				r.Err = err.Error()
 			}
