@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/interop"
+	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
 )
 
 const (
@@ -40,6 +41,7 @@ func TestMain(m *testing.M) {
 			code = max(code, 1)
 		}
 	}
+	rdsdtest.Remove()
 	os.Exit(code)
 }
 
@@ -62,7 +64,7 @@ func guest(t *testing.T, f func(t *testing.T)) {
 		t.Skip("a kernel takes a minute; not with -short")
 	}
 	if theRun == nil {
-		if theRun, err = boot(); err != nil {
+		if theRun, err = boot(t); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -92,7 +94,7 @@ type result struct {
 	lines   []string
 }
 
-func boot() (*guestRun, error) {
+func boot(t *testing.T) (*guestRun, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -110,7 +112,8 @@ func boot() (*guestRun, error) {
 	if g.vm, err = interop.BootInit(interop.InitOptions{
 		Dir: dir, Memory: guestMemory,
 		Argv: []string{self, "-test.v", "-test.run=" + run, "-test.timeout=" + allLimit.String(),
-			"-seed=" + fmt.Sprint(*seed), "-traffic=" + fmt.Sprint(*traffic)},
+			"-seed=" + fmt.Sprint(*seed), "-traffic=" + fmt.Sprint(*traffic),
+			"-rdsd=" + rdsdtest.Binary(t)},
 		Env: []string{guestEnv + "=1"},
 	}); err != nil {
 		return nil, fmt.Errorf("boot: %w", err)
