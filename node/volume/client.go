@@ -29,8 +29,9 @@ type client struct {
 	spec    MapSpec
 	since   time.Time // it is up, or not
 	up      bool
-	ever    bool            // it has been up
-	pending []*volumeDevice // wait for the first path
+	ever    bool                        // it has been up
+	pending []*volumeDevice             // wait for the first path
+	whys    map[*rtrs.ClientPath]string // why a path could not be connected, as it was told
 }
 
 // batches are rooms for requests on their way to or from a device.
@@ -46,7 +47,7 @@ func newClient(h *Host, id string, s MapSpec) (*client, error) {
 	if s.OnLoss == OnLossError {
 		onLoss = rtrs.Error
 	}
-	c := &client{h: h, id: id, spec: s, since: time.Now(), done: make(chan struct{})}
+	c := &client{h: h, id: id, spec: s, since: time.Now(), done: make(chan struct{}), whys: map[*rtrs.ClientPath]string{}}
 	cfg := &h.cfg
 	c.rt, err = rtrs.NewClient(rtrs.ClientConfig{
 		Name: s.Session, Conns: 1 + cfg.Connections, QueueDepth: s.QueueDepth,
@@ -73,6 +74,7 @@ func newClient(h *Host, id string, s MapSpec) (*client, error) {
 func (c *client) finish(now time.Duration) {
 	room := batches.Get().(*[batchSize]*blk.Request)
 	for {
+		c.tellCore()
 		done := c.rn.Finished(room[:0])
 		var f flushes
 		c.settle(now, &f)

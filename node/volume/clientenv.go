@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
@@ -21,10 +22,30 @@ func (e *clientEnv) life(p *rtrs.ClientPath) *life {
 	f, _ := p.Ctx.(*life)
 	if f == nil || f.told {
 		c := (*client)(e)
-		f = newLife(&c.shell, c, p, c.h.prov.NewDomain())
+		d, home := c.newDomain()
+		f = newLife(&c.shell, c, p, d)
+		f.home = home
 		p.Ctx = f
 	}
 	return f
+}
+
+// newDomain makes the domain of a path: of the first at home, where the devices
+// are served as well, so that one thread does all of a request; of others where
+// the provider likes. mu is held.
+func (c *client) newDomain() (d transport.Domain, home bool) {
+	for f := range c.lives {
+		home = home || f.home
+	}
+	p, ok := c.h.prov.(interface {
+		NewDomainOn(*reactor.Reactor) (transport.Domain, error)
+	})
+	if !home && ok && c.home != nil {
+		if d, err := p.NewDomainOn(c.home); err == nil {
+			return d, true
+		}
+	}
+	return c.h.prov.NewDomain(), false
 }
 
 func (e *clientEnv) Dial(p *rtrs.ClientPath, conn int, req []byte) {
@@ -86,10 +107,31 @@ func (e *clientEnv) Closed() {
 }
 
 func (e *clientEnv) Event(x rtrs.Event) {
-	e.event(sessionEvent(&x, RoleClient))
+	if !passing(&x) && !e.said(&x) {
+		e.event(sessionEvent(&x, RoleClient))
+	}
 	if x.Kind == rtrs.EventPath && x.Err != nil && !e.ever && len(e.pending) > 0 {
 		e.tell = append(e.tell, (*client)(e).hopeless)
 	}
+}
+
+// said tells whether an event is the failure of an attempt to connect like the
+// one before, which need not be told.
+func (e *clientEnv) said(x *rtrs.Event) bool {
+	if x.Kind != rtrs.EventPath || x.Client == nil {
+		return false
+	}
+	why := ""
+	if x.To == rtrs.Reconnecting && x.Err != nil {
+		why = x.Err.Error()
+	}
+	was := e.whys[x.Client]
+	if why == "" {
+		delete(e.whys, x.Client)
+	} else {
+		e.whys[x.Client] = why
+	}
+	return why != "" && why == was
 }
 
 // hopeless tells those who wait for the first path of the session when every
@@ -175,7 +217,10 @@ func (e *volumeEnv) Event(x rnbd.ClientEvent) {
 			ev.Text = fmt.Sprintf("mapping %s: completed writes may be lost", name)
 		}
 	}
-	if x.Err != nil {
+	if errors.Is(x.Err, rtrs.ErrNoPath) && x.Kind == rnbd.VolumeState { // which the session's events tell
+		ev.Err = nil
+		ev.Text += ": there is no path"
+	} else if x.Err != nil {
 		m.lastErr = x.Err
 	}
 	e.event(ev)

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 )
@@ -61,10 +60,7 @@ func (e *events) record(ev Event) Event {
 // write logs an event.
 func (e *events) write(ev *Event) {
 	level := slog.LevelInfo
-	switch {
-	case ev.Kind == EventPath && slices.Contains(passing, ev.State):
-		level = slog.LevelDebug
-	case ev.Kind == EventError || ev.Err != nil && !errors.Is(ev.Err, io.EOF): // EOF: the other end closed
+	if ev.Kind == EventError || ev.Err != nil && !errors.Is(ev.Err, io.EOF) { // EOF: the other end closed
 		level = slog.LevelWarn
 	}
 	if !e.log.Enabled(context.Background(), level) {
@@ -91,9 +87,6 @@ func (e *events) write(ev *Event) {
 	}
 	e.log.LogAttrs(context.Background(), level, "volume: "+ev.Text, attrs...)
 }
-
-// passing are states of a path that another follows soon.
-var passing = []string{"connecting", "fencing", "closing"}
 
 // watch is Host.Watch.
 func (e *events) watch(since uint64) (<-chan Event, func()) {

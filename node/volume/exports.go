@@ -374,9 +374,15 @@ func (h *Host) ResizeExport(ctx context.Context, name string, size uint64) (uint
 	if d := x.exp.Device; d != nil && len(devices) == 0 {
 		devices = append(devices, d)
 	}
-	var was, is blk.Info
+	h.mu.Lock()
+	was := x.info
+	h.mu.Unlock()
+	var is blk.Info
 	err := h.do(ctx, func() (err error) {
-		was, is, err = resize(x, devices, size)
+		if len(devices) > 0 {
+			was = *devices[0].Info()
+		}
+		is, err = x.resize(devices, size)
 		return err
 	})
 	if err != nil {
@@ -391,47 +397,34 @@ func (h *Host) ResizeExport(ctx context.Context, name string, size uint64) (uint
 	return is.Size, nil
 }
 
-// resize sets the size of a store through one of the devices that have it open,
-// or through one of its own, and has the others look.
-func resize(x *export, devices []blk.Device, size uint64) (was, is blk.Info, err error) {
-	was = x.info
-	if len(devices) == 0 {
+// resize sets the size of a store, 0: leaves it, through one of the devices that
+// have it open, or through one of its own where none of them may write, and has
+// all of them look.
+func (x *export) resize(devices []blk.Device, size uint64) (blk.Info, error) {
+	writable := slices.IndexFunc(devices, func(d blk.Device) bool { return !d.Info().ReadOnly })
+	if len(devices) == 0 || size != 0 && writable < 0 {
 		f, err := blk.OpenFile(x.spec.Path, x.exp.File)
 		if err != nil {
-			return was, is, err
+			return blk.Info{}, err
 		}
 		defer f.Close()
-		devices = append(devices, f)
+		writable, devices = len(devices), append(devices, f)
 	}
-	was = *devices[0].Info()
-	for _, d := range devices {
-		if size == 0 || d.Info().ReadOnly {
-			continue
-		}
-		r, ok := blk.As[blk.Resizer](d)
+	if size != 0 {
+		r, ok := blk.As[blk.Resizer](devices[writable])
 		if !ok {
-			return was, is, blk.ErrNotSupported
+			return blk.Info{}, blk.ErrNotSupported
 		}
 		if err := r.Resize(size); err != nil {
-			return was, is, err
+			return blk.Info{}, err
 		}
-		break
 	}
 	for _, d := range devices {
 		if f, ok := blk.As[*blk.File](d); ok {
 			if err := f.Refresh(); err != nil {
-				return was, is, err
+				return blk.Info{}, err
 			}
 		}
 	}
-	is = *devices[0].Info()
-	if size != 0 && is.Size != size { // they are all open for reading only
-		f, err := blk.OpenFile(x.spec.Path, x.exp.File)
-		if err != nil {
-			return was, is, err
-		}
-		defer f.Close()
-		return resize(x, append(devices, f), size)
-	}
-	return was, is, nil
+	return *devices[0].Info(), nil
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -88,8 +89,8 @@ type kernelOptions struct {
 }
 
 // openKernel attaches a device.
-func openKernel(drv driver, o kernelOptions, d blk.Device, log *slog.Logger) (*kernelFront, error) {
-	srv, err := nbd.NewServer(nbd.Options{Log: log, MaxBytes: nbd.KernelInFlight * requestSize})
+func openKernel(drv driver, o kernelOptions, d blk.Device, home *reactor.Reactor, log *slog.Logger) (*kernelFront, error) {
+	srv, err := nbd.NewServer(nbd.Options{Reactor: home, Log: log, MaxBytes: nbd.KernelInFlight * requestSize})
 	if err == nil {
 		err = srv.Add(nbd.Export{Device: d})
 	}

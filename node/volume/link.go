@@ -29,6 +29,7 @@ type life struct {
 	of     stepper
 	path   corePath
 	domain transport.Domain
+	home   bool            // its links are read by the session's reactor
 	ctx    context.Context // of its dials
 	cancel context.CancelFunc
 

@@ -162,11 +162,23 @@ func (m *mapping) bringUp(ctx context.Context, raw *MapSpec, strict bool) error 
 // open opens the volume and waits for the answer.
 func (m *mapping) open(ctx context.Context, strict bool) error {
 	h, c := m.h, m.c
-	now := c.lock(h.now())
-	d, err := c.openVolume(now, m.spec.Name, m.spec.Access, m)
-	c.finish(now)
-	if err != nil {
-		return err
+	var d *volumeDevice
+	for {
+		now := c.lock(h.now())
+		var err error
+		d, err = c.openVolume(now, m.spec.Name, m.spec.Access, m)
+		c.finish(now)
+		if err == nil {
+			break
+		}
+		if rdserr.Errno(err) != rdserr.ErrExists.Errno {
+			return err
+		}
+		select { // no other mapping has it, so RemoteInfo asks for it just now
+		case <-time.After(askAgain):
+		case <-ctx.Done():
+			return rdserr.With(rdserr.ErrTimeout, "the server has not answered in time")
+		}
 	}
 	if err := d.wait(ctx, strict); err != nil {
 		return err
@@ -184,7 +196,7 @@ func (m *mapping) show() error {
 	var f front
 	var err error
 	if m.spec.As == AsSocket {
-		f, err = openSocket(m.spec.Socket, m.spec.Name, h.cfg.SocketMode, m.stats, log)
+		f, err = openSocket(m.spec.Socket, m.spec.Name, h.cfg.SocketMode, m.stats, m.c.home, log)
 	} else {
 		f, err = m.attach()
 	}
@@ -215,11 +227,11 @@ func (m *mapping) attach() (front, error) {
 		}
 	}
 	log := h.log.With("mapping", m.id)
-	f, err := openKernel(h.drv, o, m.stats, log)
+	f, err := openKernel(h.drv, o, m.stats, m.c.home, log)
 	if err != nil && o.resume {
 		log.Warn("volume: the kernel does not take its device up again; it is attached anew", "device", s.Device, "err", err)
 		o.resume = false
-		f, err = openKernel(h.drv, o, m.stats, log)
+		f, err = openKernel(h.drv, o, m.stats, m.c.home, log)
 	}
 	if err != nil {
 		return nil, err

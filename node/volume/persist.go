@@ -139,7 +139,9 @@ func (m *mapping) leave(ctx context.Context) {
 		cancel()
 	}
 	if m.dev != nil {
-		m.dev.unmap(true)
+		now := m.c.lock(h.now())
+		m.dev.v.Unmap(now, true) // what is still in flight comes back with the end of the session
+		m.c.finish(now)
 	}
 	if m.c != nil {
 		h.release(m.c)

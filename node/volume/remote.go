@@ -11,9 +11,7 @@ import (
 // there is or one of its own, and closes it. Of raw, Node, Name, Session and
 // Paths are used.
 func (h *Host) RemoteInfo(ctx context.Context, raw MapSpec) (VolumeInfo, error) {
-	raw = MapSpec{Node: raw.Node, Name: raw.Name, Session: raw.Session, Paths: raw.Paths}
-	s := raw
-	s.Access = AccessRO
+	s := MapSpec{Node: raw.Node, Name: raw.Name, Session: raw.Session, Paths: raw.Paths, Access: AccessRO}
 	if err := h.cfg.complete(&s); err != nil {
 		return VolumeInfo{}, err
 	}
@@ -22,15 +20,15 @@ func (h *Host) RemoteInfo(ctx context.Context, raw MapSpec) (VolumeInfo, error) 
 		return VolumeInfo{}, err
 	}
 	defer end()
-	info, err := h.remoteInfo(ctx, &s, &raw)
+	info, err := h.remoteInfo(ctx, &s)
 	if err != nil {
 		return info, fmt.Errorf("volume %s of %s: %w", s.Name, s.Node, err)
 	}
 	return info, nil
 }
 
-func (h *Host) remoteInfo(ctx context.Context, s, raw *MapSpec) (VolumeInfo, error) {
-	c, err := h.session(ctx, s, raw, true)
+func (h *Host) remoteInfo(ctx context.Context, s *MapSpec) (VolumeInfo, error) {
+	c, err := h.session(ctx, s, &MapSpec{}, true) // one that is there stays as it is
 	if err != nil {
 		return VolumeInfo{}, err
 	}

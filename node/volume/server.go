@@ -89,7 +89,9 @@ func (s *server) finish(now time.Duration) {
 		} else {
 			buf = make([]*blk.Request, 0, batchSize)
 		}
-		d, batch := s.rn.Next(now, buf) // first: it answers what it drops
+		s.tellCore()
+		d, batch := s.rn.Next(now, buf) // it answers what it drops
+		s.tellCore()
 		if d == nil {
 			s.free = append(s.free, buf)
 		}

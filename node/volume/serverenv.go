@@ -95,7 +95,11 @@ func (e *serverEnv) Closed() {
 	e.posts = append(e.posts, e.work.Done) // when this step has begun all that it begins
 }
 
-func (e *serverEnv) Event(x rtrs.Event) { e.event(sessionEvent(&x, RoleServer)) }
+func (e *serverEnv) Event(x rtrs.Event) {
+	if !passing(&x) {
+		e.event(sessionEvent(&x, RoleServer))
+	}
+}
 
 // exportEnv is what the RNBD server needs done, with mu held.
 type exportEnv server

@@ -6,6 +6,12 @@ import (
 	"github.com/rdsd/rdsd/rtrs"
 )
 
+// passing tells whether an event is of a path that is on its way to a state
+// which is told soon.
+func passing(x *rtrs.Event) bool {
+	return x.Kind == rtrs.EventPath && (x.To == rtrs.Connecting || x.To == rtrs.Fencing || x.To == rtrs.Closing || x.To == rtrs.Draining)
+}
+
 // sessionEvent puts an event of RTRS into words.
 func sessionEvent(x *rtrs.Event, role string) Event {
 	ev := Event{Role: role, Session: x.Name, Count: uint64(x.N), Err: x.Err}

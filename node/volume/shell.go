@@ -22,13 +22,14 @@ type shell struct {
 	next  func() time.Duration
 	step  func() // a whole step in which only tick is called; what the timer runs
 
-	dirty  []*link        // guarded by mu; posted to and not flushed
-	tell   []func()       // guarded by mu; what the core is to be told at the end of the step
-	timer  *reactor.Timer // nil: there is no reactor, time.AfterFunc is used
-	after  *time.Timer    // guarded by mu
-	armed  time.Duration  // guarded by mu; when the timer fires; rtrs.Never: it does not
-	closed bool           // guarded by mu; no timer any more
-	posts  []func()       // guarded by mu; run when the lock is let go
+	dirty  []*link          // guarded by mu; posted to and not flushed
+	tell   []func()         // guarded by mu; what the core is to be told at the end of the step
+	home   *reactor.Reactor // runs the timer, and reads a client's first links; may be nil
+	timer  *reactor.Timer   // nil: there is no reactor, time.AfterFunc is used
+	after  *time.Timer      // guarded by mu
+	armed  time.Duration    // guarded by mu; when the timer fires; rtrs.Never: it does not
+	closed bool             // guarded by mu; no timer any more
+	posts  []func()         // guarded by mu; run when the lock is let go
 	events *events
 	lives  map[*life]bool  // guarded by mu; those not gone
 	work   *sync.WaitGroup // goroutines of the Host
@@ -37,8 +38,8 @@ type shell struct {
 func (s *shell) init(h *Host, tick func(time.Duration), next func() time.Duration, step func()) {
 	s.clock, s.tick, s.next, s.step = h.now, tick, next, step
 	s.armed, s.lives, s.work, s.events = rtrs.Never, map[*life]bool{}, &h.work, h.ev
-	if r := h.reactor(); r != nil {
-		s.timer = r.NewTimer(step)
+	if s.home = h.reactor(); s.home != nil {
+		s.timer = s.home.NewTimer(step)
 	}
 }
 
@@ -68,9 +69,9 @@ type flushes struct {
 	do   []func()
 }
 
-// settle ends a step, with mu held: it tells the core what has ended, sets the
-// timer, and takes what is to be done when the lock is let go.
-func (s *shell) settle(now time.Duration, f *flushes) {
+// tellCore tells the core what could not be told within its call: it is the
+// first thing at the end of a step, because requests may complete by it. mu is held.
+func (s *shell) tellCore() {
 	for len(s.tell) > 0 {
 		tell := s.tell
 		s.tell = nil
@@ -78,6 +79,11 @@ func (s *shell) settle(now time.Duration, f *flushes) {
 			f()
 		}
 	}
+}
+
+// settle ends a step, with mu held and after tellCore: it sets the timer, and
+// takes what is to be done when the lock is let go.
+func (s *shell) settle(now time.Duration, f *flushes) {
 	if at := s.next(); at < s.armed && !s.closed {
 		s.arm(now, at)
 	}
