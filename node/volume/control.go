@@ -89,10 +89,23 @@ func (h *Host) Remap(ctx context.Context, what string) (MappingInfo, error) {
 	}
 	defer end()
 	c := d.c
-	now := c.lock(h.now())
-	d.forgetOutcome()
-	err = d.v.Remap(now)
-	c.finish(now)
+	for {
+		now := c.lock(h.now())
+		d.forgetOutcome()
+		asking := d.v.Asking() // it is being closed, or opened by itself
+		if !asking {
+			err = d.v.Remap(now)
+		}
+		c.finish(now)
+		if !asking {
+			break
+		}
+		select {
+		case <-time.After(askAgain):
+		case <-ctx.Done():
+			return MappingInfo{}, rdserr.With(rdserr.ErrTimeout, "remap %s: the server has not answered in time", m.id)
+		}
+	}
 	if err == nil {
 		select {
 		case err = <-d.outcome: // of the event
