@@ -25,6 +25,7 @@ type daemon struct {
 	config  string
 	obeying bool     // the test binary
 	env     []string // of an obeying one
+	hostile bool     // its peers may break the protocol
 	unshare uintptr  // namespaces of its own
 
 	cmd   *exec.Cmd // nil while it does not run
@@ -57,6 +58,7 @@ func (w *world) newDaemon(name string, host int, obeying bool, settings string) 
 	}
 	w.t.Cleanup(func() {
 		d.kill()
+		d.readLog()
 		if w.t.Failed() {
 			d.showLog()
 		}
@@ -142,6 +144,19 @@ func (d *daemon) vols() *rdsd.Volumes { return d.client().Volumes() }
 
 // orders is the socket at which an obeying daemon takes orders.
 func (d *daemon) orders() string { return d.socket + "o" }
+
+// readLog fails the test for what no daemon should ever say.
+func (d *daemon) readLog() {
+	b, err := os.ReadFile(d.log.Name())
+	if err != nil {
+		d.t.Error(err)
+	}
+	for _, text := range []string{"panic:", "fatal error:", "broke the protocol"} {
+		if at := bytes.Index(b, []byte(text)); at >= 0 && !(d.hostile && text == "broke the protocol") {
+			d.t.Errorf("the %s says: %s", d.name, b[at:min(at+1000, len(b))])
+		}
+	}
+}
 
 func (d *daemon) showLog() {
 	b, err := os.ReadFile(d.log.Name())

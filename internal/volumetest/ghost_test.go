@@ -161,11 +161,13 @@ func (g *ghost) holdsB(i int) {
 	}
 }
 
-// pathsCut: both paths are reset, and back at once.
+// pathsCut: both paths are reset, or the one that A went over, and back at once.
 func (g *ghost) pathsCut(i int) {
 	a := g.atStore(i)
-	for _, p := range g.w.paths {
-		p.cut()
+	p, other := g.busy()
+	p.cut()
+	if i%2 == 0 {
+		other.cut()
 	}
 	g.open("A", i, a)
 	g.w.server.heal()
