@@ -12,7 +12,7 @@ import (
 	"github.com/rdsd/rdsd/rtrs"
 )
 
-// Unmap ends a mapping, by ID, by the device's path or by NODE:NAME. While a
+// Unmap ends a mapping, by ID, by the device's path, its URI, or by NODE:NAME. While a
 // program has it open this is refused with EBUSY; with force what is in flight
 // fails, and it returns within seconds whatever the server does.
 func (h *Host) Unmap(ctx context.Context, what string, force bool) error {

@@ -48,7 +48,8 @@ func (h *Host) Mappings() []MappingInfo {
 	return list
 }
 
-// find finds a mapping by ID, by the path of its device, or by NODE:NAME. mu is held.
+// find finds a mapping by ID, by the path of its device, its URI, or by
+// NODE:NAME. mu is held.
 func (h *Host) find(what string) (*mapping, error) {
 	var found *mapping
 	for _, m := range h.mappings {
@@ -56,7 +57,7 @@ func (h *Host) find(what string) (*mapping, error) {
 		switch what {
 		case m.id:
 			return m, nil
-		case s.Socket, s.Device, s.Node + ":" + s.Name:
+		case s.Socket, s.Device, s.Node + ":" + s.Name, nbd.URI(s.Socket, s.Name):
 			if what == "" {
 				continue
 			}
@@ -67,7 +68,7 @@ func (h *Host) find(what string) (*mapping, error) {
 		}
 	}
 	if found == nil {
-		return nil, rdserr.With(rdserr.ErrNotFound, "there is no mapping %q; want an ID, a device, or NODE:NAME", what)
+		return nil, rdserr.With(rdserr.ErrNotFound, "there is no mapping %q; want an ID, a device, a URI, or NODE:NAME", what)
 	}
 	return found, nil
 }

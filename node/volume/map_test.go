@@ -33,7 +33,7 @@ func TestMapWriteReadBack(t *testing.T) {
 		}
 		c.Close()
 		eventually(t, "client gone", func() bool { i, _ := client.h.Mapping(m.ID); return i.Users == 0 })
-		if err := client.h.Unmap(testCtx(t), m.ID, false); err != nil {
+		if err := client.h.Unmap(testCtx(t), m.URI, false); err != nil {
 			t.Fatal(err)
 		}
 		eventually(t, "closed at the server", func() bool { i, _ := server.h.exportInfo(s.Name); return len(i.Users) == 0 })
