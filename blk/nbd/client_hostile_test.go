@@ -107,7 +107,7 @@ func TestClientReplies(t *testing.T) {
 		{"half an answer", simpleReply(0, 1, data[:9]...), rdserr.ErrReset, nil},
 	} {
 		t.Run(c.what, func(t *testing.T) {
-			s, err := NewServer(Options{})
+			s, err := NewServer(Options{Reactor: testReactor})
 			if err != nil {
 				t.Fatal(err)
 			}

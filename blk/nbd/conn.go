@@ -17,6 +17,7 @@ type conn struct {
 	srv        *Server
 	nc         net.Conn
 	s          stream
+	loop       *loop // nil: a goroutine reads
 	x          *export
 	structured bool // structured replies were agreed on
 	allocation bool // base:allocation was agreed on
@@ -32,6 +33,8 @@ type conn struct {
 	skip         uint64 // bytes of payload to throw away
 	skipped      *op    // what is answered then
 	batch        []*blk.Request
+	short        bool // the last read brought less than there was room for
+	need         int  // what starving asks for: memory for an op; -1: for a receive buffer
 
 	mu       sync.Mutex
 	room     sync.Cond // something was given back, or inFlight became 0
@@ -57,8 +60,16 @@ type conn struct {
 }
 
 func newConn(srv *Server, nc net.Conn, x *export) *conn {
-	c := &conn{srv: srv, nc: nc, x: x, s: newStream(nc, srv.opts.Spin)}
+	c := &conn{srv: srv, nc: nc, x: x}
 	c.room.L = &c.mu
+	if r := srv.opts.Reactor; r != nil {
+		c.loop = newLoop(c, nc, r)
+	}
+	if c.loop != nil {
+		c.s = c.loop.s
+	} else {
+		c.s = newStream(nc, srv.opts.Spin)
+	}
 	c.drainFn, c.lookFn = c.drain, c.lookUp
 	return c
 }
@@ -66,7 +77,12 @@ func newConn(srv *Server, nc net.Conn, x *export) *conn {
 // serve runs the transmission phase to its end. When it returns, the device has
 // given everything back and the connection is closed.
 func (c *conn) serve() error {
-	err := c.receive()
+	var err error
+	if c.loop != nil {
+		err = c.loop.receive()
+	} else {
+		err = c.receive()
+	}
 	if c.atEnd != nil {
 		c.atEnd(c)
 	}
@@ -91,12 +107,22 @@ func (c *conn) serve() error {
 		c.dropBuf(c.rb)
 		c.rb = nil
 	}
-	c.nc.Close()
+	if c.loop != nil {
+		c.loop.close()
+	} else {
+		c.nc.Close()
+	}
 	return err
 }
 
 // linger bounds how long the client may take to read the replies there are.
-func (c *conn) linger() { c.nc.SetWriteDeadline(time.Now().Add(c.srv.opts.Linger)) }
+func (c *conn) linger() {
+	if c.loop != nil {
+		c.loop.linger()
+	} else {
+		c.nc.SetWriteDeadline(time.Now().Add(c.srv.opts.Linger))
+	}
+}
 
 // fail gives the connection up. Requests the device has complete unanswered.
 func (c *conn) fail() {
@@ -108,7 +134,11 @@ func (c *conn) fail() {
 // within the grace is refused with ESHUTDOWN.
 func (c *conn) stop() {
 	c.stopping.Store(true)
-	c.nc.SetReadDeadline(time.Now().Add(shutdownGrace))
+	if c.loop != nil {
+		c.loop.stop()
+	} else {
+		c.nc.SetReadDeadline(time.Now().Add(shutdownGrace))
+	}
 }
 
 // shutdownGrace is how long a client may go on sending requests, which are
@@ -126,10 +156,9 @@ func (c *conn) ended(err error) bool {
 // takeOp returns an op that may use n bytes, or nil when the connection's share
 // of requests or memory is spent.
 func (c *conn) takeOp(n int) *op {
-	limits := &c.srv.opts
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.fits(n) || c.free.head == nil && c.made >= limits.MaxRequests {
+	if c.lacks(n) {
 		return nil
 	}
 	o := c.free.pop()
@@ -150,6 +179,23 @@ func (c *conn) fits(n int) bool {
 	return c.inFlight == 0 || c.bytes+n <= c.srv.opts.MaxBytes
 }
 
+// lacks tells whether there is no op that may use n bytes. Called with mu held.
+func (c *conn) lacks(n int) bool {
+	return !c.fits(n) || c.free.head == nil && c.made >= c.srv.opts.MaxRequests
+}
+
+// starving tells whether there is still no room for what the reader needs.
+// Called with mu held.
+func (c *conn) starving() bool {
+	if c.need < 0 {
+		return c.rb.refs.Load() > 1 && !c.fits(recvSize)
+	}
+	return c.lacks(c.need)
+}
+
+// errStarved: the reader has to wait for room, and is on a thread that must not.
+var errStarved = errors.New("no room for a request")
+
 // mustTakeOp is takeOp that waits. Before it does, it hands on what was parsed:
 // the room it waits for is given back by those.
 func (c *conn) mustTakeOp(n int) *op {
@@ -159,7 +205,7 @@ func (c *conn) mustTakeOp(n int) *op {
 		}
 		c.submit()
 		c.mu.Lock()
-		if !c.fits(n) || c.free.head == nil && c.made >= c.srv.opts.MaxRequests {
+		if c.lacks(n) {
 			c.room.Wait()
 		}
 		c.mu.Unlock()
@@ -199,6 +245,7 @@ func (c *conn) recycle(l *opList) {
 	c.inFlight -= n
 	c.bytes -= bytes
 	c.room.Signal()
+	c.loop.fed()
 	c.mu.Unlock()
 }
 
@@ -232,5 +279,6 @@ func (rb *recvBuf) release() {
 	c.inFlight--
 	c.bytes -= recvSize
 	c.room.Signal()
+	c.loop.fed()
 	c.mu.Unlock()
 }

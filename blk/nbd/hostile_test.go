@@ -324,7 +324,7 @@ func FuzzHaggle(f *testing.F) {
 		f.Add(append(bytes.Clone(hello), seed...))
 	}
 	m := memory(f, 1<<20)
-	s, err := NewServer(Options{})
+	s, err := NewServer(Options{Reactor: testReactor})
 	if err != nil {
 		f.Fatal(err)
 	}
@@ -363,7 +363,7 @@ func FuzzRequests(f *testing.F) {
 		f.Add(seed, true)
 		f.Add(seed, false)
 	}
-	s, err := NewServer(Options{MaxRequests: 8, MaxBytes: 2 * recvSize, Linger: time.Second})
+	s, err := NewServer(Options{Reactor: testReactor, MaxRequests: 8, MaxBytes: 2 * recvSize, Linger: time.Second})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -35,13 +35,18 @@ func (c *conn) receive() error {
 		if err == nil {
 			err = c.fill()
 		}
-		if err == errDisconnect || err != nil && c.ended(err) {
-			return nil
-		}
 		if err != nil {
-			return err
+			return c.outcome(err)
 		}
 	}
+}
+
+// outcome is what receive returns for an error.
+func (c *conn) outcome(err error) error {
+	if err == errDisconnect || c.ended(err) {
+		return nil
+	}
+	return err
 }
 
 // request is the header of a command.
@@ -94,6 +99,9 @@ func (c *conn) parse() error {
 			return errDisconnect
 		}
 		op, flags, err := c.check(&q)
+		if c.loop != nil && c.starved(&q, len(b)-requestSize, err) {
+			return errStarved
+		}
 		if q.cmd == cmdWrite && err == nil {
 			if !c.write(&q, flags, b[requestSize:]) {
 				return nil
@@ -109,6 +117,22 @@ func (c *conn) parse() error {
 		c.other(&q, op, flags)
 	}
 	return nil
+}
+
+// starved tells whether a command, of whose payload so much is there, has to
+// wait for room. The reader alone takes room: what there is stays.
+func (c *conn) starved(q *request, there int, bad error) bool {
+	c.need = 0
+	switch n := int(q.n); {
+	case bad != nil:
+	case q.cmd == cmdRead, q.cmd == cmdWrite && there < n && n >= bigWrite:
+		c.need = bufSize(n)
+	case q.cmd == cmdBlockStatus, q.cmd == cmdCache:
+		c.need = bufSize(statusSize)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.starving()
 }
 
 // check decides whether a command may be carried out: everything but its
@@ -250,42 +274,55 @@ func (c *conn) fill() error {
 			c.srv.count.bytesIn.Add(uint64(n))
 			return err
 		}
-		if c.big == nil && c.r == c.w && c.rb.refs.Load() == 1 {
-			recvPool.Put(c.rb) // an idle connection holds no buffer
-			c.rb = nil
-		}
+		c.idle()
 		if err := c.s.wait(); err != nil {
 			return err
 		}
 	}
 }
 
+// idle gives the receive buffer back: an idle connection holds none.
+func (c *conn) idle() {
+	if c.big == nil && c.r == c.w && c.rb != nil && c.rb.refs.Load() == 1 {
+		recvPool.Put(c.rb)
+		c.rb = nil
+	}
+}
+
 func (c *conn) fillNow() (n int, err error) {
 	if o := c.big; o != nil {
-		c.makeRoom(requestSize)
+		if !c.makeRoom(requestSize) {
+			return 0, errStarved
+		}
+		room := len(o.buf) - c.bigAt + requestSize
 		n, err = c.s.read(o.buf[c.bigAt:], c.rb.b[c.w:c.w+requestSize])
 		k := min(n, len(o.buf)-c.bigAt)
 		c.bigAt += k
 		c.w += n - k
+		c.short = n < room
 		if c.bigAt == len(o.buf) {
 			c.batch = append(c.batch, &o.req)
 			c.big = nil
 		}
 		return n, err
 	}
-	c.makeRoom(requestSize + bigWrite)
+	if !c.makeRoom(requestSize + bigWrite) {
+		return 0, errStarved
+	}
 	end := len(c.rb.b)
 	if c.large && c.r == c.w {
 		end = c.w + requestSize
 	}
 	n, err = c.s.read(c.rb.b[c.w:end], nil)
 	c.w += n
+	c.short = c.w < end
 	return n, err
 }
 
 // makeRoom sees to it that at least need bytes from c.r on fit into the receive
-// buffer, and that what is free of it is worth a read.
-func (c *conn) makeRoom(need int) {
+// buffer, and that what is free of it is worth a read. False: on a reactor it
+// would have to wait for that.
+func (c *conn) makeRoom(need int) bool {
 	const worth = 8 << 10
 	switch {
 	case c.rb == nil:
@@ -297,14 +334,23 @@ func (c *conn) makeRoom(need int) {
 		c.w = copy(c.rb.b, c.rb.b[c.r:c.w])
 		c.r = 0
 	default: // payload the device still reads: another buffer
+		c.need = -1
 		c.mu.Lock()
-		for !c.fits(recvSize) {
+		for c.starving() {
+			if c.loop != nil {
+				c.mu.Unlock()
+				return false
+			}
 			c.room.Wait()
 		}
 		c.mu.Unlock()
+		if c.rb.refs.Load() == 1 { // the device has them
+			return c.makeRoom(need)
+		}
 		old, tail := c.rb, c.rb.b[c.r:c.w]
 		c.newBuf()
 		c.w = copy(c.rb.b, tail)
 		c.dropBuf(old)
 	}
+	return true
 }

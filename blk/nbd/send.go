@@ -55,7 +55,12 @@ func (c *conn) queue(done *opList) {
 	}
 	c.sending = true
 	c.mu.Unlock()
-	if !c.s.inline() || !c.transmit(sendRounds, false) {
+	switch l := c.loop; {
+	case l != nil && l.r.OnThread():
+		l.r.Defer(l.sendFn)
+	case l != nil:
+		l.send()
+	case !c.s.inline() || !c.transmit(sendRounds, false):
 		go c.drainFn() // ends when nothing is to be sent, or the connection is closed
 	}
 }

@@ -2,6 +2,8 @@ package nbd
 
 import (
 	"context"
+	"flag"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -11,13 +13,40 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/reactor"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { goleak.VerifyTestMain(bothWays{m}) }
+
+// testReactor serves the connections of the tests; nil: goroutines do.
+var testReactor *reactor.Reactor
+
+// bothWays runs the tests with goroutines and then on a reactor.
+type bothWays struct{ m *testing.M }
+
+func (b bothWays) Run() int {
+	flag.Parse()
+	once := flag.Lookup("test.fuzz").Value.String() != "" || flag.Lookup("test.bench").Value.String() != "" || flag.Lookup("test.list").Value.String() != ""
+	if code := b.m.Run(); code != 0 || once {
+		return code
+	}
+	var err error
+	if testReactor, err = reactor.New(reactor.Options{CPU: -1, Name: "test"}); err != nil {
+		panic(err)
+	}
+	defer testReactor.Close()
+	if testing.Verbose() {
+		fmt.Println("on a reactor:")
+	}
+	return b.m.Run()
+}
 
 // serve runs a server with the given exports on a Unix socket until the test ends.
 func serve(t testing.TB, o Options, exports ...Export) (s *Server, socket string) {
 	t.Helper()
+	if o.Reactor == nil {
+		o.Reactor = testReactor
+	}
 	s, err := NewServer(o)
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -28,7 +29,12 @@ type Options struct {
 	// time: 20 to 50 µs gained at depth 1 where nobody else wanted the
 	// processor, and cost throughput at depth 32. 0: not at all.
 	Spin time.Duration
-	Log  *slog.Logger // nil: none
+	// Reactor serves the connections, which then have no goroutine at work: it
+	// is one whose thread completes what the devices are given, best of all.
+	// Submit of the devices must not wait. It outlives the server's connections.
+	// nil, or connections that are no sockets: a goroutine reads each.
+	Reactor *reactor.Reactor
+	Log     *slog.Logger // nil: none
 }
 
 func (o *Options) setDefaults() error {

@@ -77,13 +77,16 @@ type rawStream struct {
 // in bytes: some large ones, so that the client and we need not take turns.
 const sendBuffer = 512 << 10
 
+// setSendBuffer does so. Only root gets more than net.core.wmem_max; less is no harm.
+func setSendBuffer(fd int) {
+	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer) != nil {
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, sendBuffer)
+	}
+}
+
 func newRawStream(raw syscall.RawConn, spin time.Duration) *rawStream {
 	s := &rawStream{raw: raw, spin: spin, quick: true}
-	raw.Control(func(fd uintptr) { // only root gets more than net.core.wmem_max; less is no harm
-		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer) != nil {
-			unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_SNDBUF, sendBuffer)
-		}
-	})
+	raw.Control(func(fd uintptr) { setSendBuffer(int(fd)) })
 	// Made once, so that a call allocates nothing.
 	s.readFn, s.waitFn, s.writeFn = s.tryRead, s.tryWait, s.tryWrite
 	return s
@@ -181,12 +184,7 @@ func (s *rawStream) tryWait(fd uintptr) bool {
 }
 
 func (s *rawStream) write(v [][]byte, mayWait bool) (int, error) {
-	s.wiov = s.wiov[:0]
-	for _, p := range v[:min(len(v), maxVec)] {
-		i := unix.Iovec{Base: &p[0]}
-		i.SetLen(len(p))
-		s.wiov = append(s.wiov, i)
-	}
+	s.wiov = appendIovecs(s.wiov[:0], v)
 	s.mayWait = mayWait
 	err := s.raw.Write(s.writeFn)
 	clear(s.wiov)

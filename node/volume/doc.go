@@ -7,9 +7,10 @@
 // Host is the entry. Its methods may be called from any goroutine and check all
 // they are given; what they return are copies.
 //
-// The path of a request runs to completion. Where it is mapped, the goroutine
-// of an NBD connection takes what it has read through rnbd and rtrs and writes
-// it to the link; the reactor that reads the answer writes the NBD reply. Where
+// The path of a request runs to completion. Where it is mapped, the session's
+// reactor (shell.home) takes what it reads from an NBD connection through rnbd and
+// rtrs and writes it to the link; the reactor that reads the answer, the same for
+// the first path, writes the NBD reply. Where
 // it is exported, the reactor that reads a request hands it to the device, in
 // the same turn, and whoever completes it, the same thread or a worker of the
 // file, writes the answer. Nothing is handed to another goroutine on the way,
@@ -26,7 +27,8 @@
 // Goroutines: one for each dial, each volume being opened (at most 8), each
 // device being closed, each mapping being restored, each listener of a socket,
 // each watcher; all of them end with the Host, but for those that wait for a
-// file system that hangs. Timers run on the reactors, one for each client's
+// file system that hangs; each NBD connection, which sleeps while a reactor serves
+// it. Timers run on the reactors, one for each client's
 // session and one for the server.
 //
 // Read host.go (New, Close), shell.go and link.go (what a step is), mapped.go

@@ -41,7 +41,7 @@ type socketFront struct {
 
 // openSocket offers a device at path, under name and as the default export.
 func openSocket(path, name string, mode fs.FileMode, d blk.Device, home *reactor.Reactor, log *slog.Logger) (*socketFront, error) {
-	srv, err := nbd.NewServer(nbd.Options{Log: log})
+	srv, err := nbd.NewServer(nbd.Options{Reactor: home, Log: log})
 	if err != nil {
 		return nil, err
 	}

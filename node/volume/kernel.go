@@ -90,7 +90,7 @@ type kernelOptions struct {
 
 // openKernel attaches a device.
 func openKernel(drv driver, o kernelOptions, d blk.Device, home *reactor.Reactor, log *slog.Logger) (*kernelFront, error) {
-	srv, err := nbd.NewServer(nbd.Options{Log: log, MaxBytes: nbd.KernelInFlight * requestSize})
+	srv, err := nbd.NewServer(nbd.Options{Reactor: home, Log: log, MaxBytes: nbd.KernelInFlight * requestSize})
 	if err == nil {
 		err = srv.Add(nbd.Export{Device: d})
 	}
