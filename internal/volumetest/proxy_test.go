@@ -16,6 +16,7 @@ type proxy struct {
 	from net.IP // it connects from there
 	to   string
 	wg   sync.WaitGroup
+	tap  func(c net.Conn, b []byte) // sees what servers send; c is other for each connection
 
 	mu    sync.Mutex
 	cond  sync.Cond             // ways or shut have changed
@@ -144,6 +145,9 @@ func (p *proxy) pipe(from, to net.Conn, direction int) {
 			b = make([]byte, 64<<10)
 		}
 		n, err := from.Read(b)
+		if n > 0 && direction == down && p.tap != nil {
+			p.tap(from, b[:n])
+		}
 		if n > 0 {
 			p.mu.Lock()
 			w := p.ways[direction]
