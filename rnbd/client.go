@@ -351,7 +351,7 @@ func (c *Client) tryResume(now time.Duration) {
 	c.resumed = true
 	c.rt.Resume(now)
 	for _, v := range slices.Clone(c.volumes) { // held in an earlier life of the session, and open before this one resumed
-		if v.state == Open && !mutant.On(mutant.RNBDKeepHeld) {
+		if v.state == Open {
 			v.release(now)
 		}
 	}

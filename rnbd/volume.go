@@ -240,7 +240,7 @@ func (v *Volume) sameAs(rsp *wire.RNBDOpenRsp, store wire.RNBDStore) error {
 		return rdserr.With(ErrStale, "volume %q has come back with blocks of %d bytes, and had %d", v.name, rsp.LogicalBlock, v.rsp.LogicalBlock)
 	case changed && store.Volatile && !v.accept:
 		return rdserr.With(ErrStale, "volume %q was in memory of the server, which has lost it", v.name)
-	case store.Foreign && !mutant.On(mutant.RNBDNoForeign) && v.access != wire.RNBDReadOnly && !v.accept:
+	case store.Foreign && v.access != wire.RNBDReadOnly && !v.accept:
 		return rdserr.With(ErrStale, "volume %q has been open for writing in another session meanwhile; map it anew", v.name)
 	case changed && v.wrote > v.synced:
 		v.life++

@@ -162,9 +162,6 @@ func (v *Volume) send(now time.Duration, p *piece) {
 	p.message(v.id)
 	q, r := &p.req, p.call.r
 	q.Op, q.Data, q.Err, q.Ctx, q.Lane, q.Since = rtrs.Write, nil, nil, p, v.c.lane, p.call.since
-	if mutant.On(mutant.RNBDLimitAnew) {
-		q.Since = 0
-	}
 	if r.Op == blk.OpRead || r.Op == blk.OpFlush {
 		q.Op = rtrs.Read
 	}

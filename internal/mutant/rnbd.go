@@ -7,20 +7,17 @@ const (
 	VolumeAckEarly                // a write is acknowledged before the store is done
 	RNBDSecondWriter              // a second session may write
 	RNBDWriterEarly               // another may write while the last requests of a writer are at the store
-	RNBDNoForeign                 // whoever had lost a volume to another writer goes on as if nothing had been
 	RNBDDropFUA                   // FUA does not reach the store
 	RNBDFlushAtOnce               // a flush is answered before the store is done
 	RNBDForgiveSync               // a flush succeeds after a sync had failed
 	RNBDNoVerifier                // nobody notices that a server has lost what was not flushed
 	RNBDGreetOnce                 // a session that could not be greeted in time never is
-	RNBDKeepHeld                  // what was held in an earlier life of the session stays held
-	RNBDLimitAnew                 // a request that is sent again has its whole limit before it
 	rnbdEnd
 )
 
 // RNBDNames are the names of the rules, from VolumeGoneEarly on.
-var RNBDNames = [...]string{"VolumeGoneEarly", "VolumeAckEarly", "SecondWriter", "WriterEarly", "NoForeign", "DropFUA", "FlushAtOnce",
-	"ForgiveSync", "NoVerifier", "GreetOnce", "KeepHeld", "LimitAnew"}
+var RNBDNames = [...]string{"VolumeGoneEarly", "VolumeAckEarly", "SecondWriter", "WriterEarly", "DropFUA", "FlushAtOnce",
+	"ForgiveSync", "NoVerifier", "GreetOnce"}
 
 // One name for each rule, or this does not compile.
 var _ = [1]struct{}{}[len(RNBDNames)-(rnbdEnd-VolumeGoneEarly)]

@@ -8,6 +8,10 @@
 // knows what was accepted, what was seen on the wire, what was placed, and
 // what the sender was told.
 //
+// Worlds of high seeds have volumes too (volumes.go): sessions of RTRS and RNBD
+// over one-sided links in the same network, stores that fail, and a model of
+// every sector (volmodel.go), for B1 to B7.
+//
 // The shell in node.go and link.go is the contract the real one follows.
 // Read world.go (one run), model.go (what is checked), node.go (the shell);
 // kernel.go is a peer written from the facts about Linux, not from conn.

@@ -14,6 +14,8 @@ var (
 	seedFlag  = flag.Int64("sim.seed", 0, "replay this seed (TestSeed)")
 	seedsFlag = flag.Int("sim.seeds", 2000, "how many seeds TestSeeds runs")
 	fromFlag  = flag.Int64("sim.from", 1, "the first of them")
+
+	volumesFlag = flag.Int("sim.volumes", 400, "how many seeds TestVolumes runs")
 )
 
 // regressions are seeds beyond the 2,000 of the normal run that once showed a
@@ -41,11 +43,23 @@ func TestSeed(t *testing.T) {
 }
 
 // TestSeeds runs many worlds, each drawn from its seed.
-func TestSeeds(t *testing.T) {
+func TestSeeds(t *testing.T) { runSeeds(t, *fromFlag, *seedsFlag, regressions) }
+
+// TestVolumes runs worlds that have volumes beside their datagrams.
+func TestVolumes(t *testing.T) {
+	sum := runSeeds(t, volumeSeeds+1, *volumesFlag, nil)
+	v := &sum.Volumes
+	t.Logf("%d requests to volumes, %d of them failed, %d sent again after a path was lost; %d paths cut, %d stalls, %d losses of power, %d failed syncs",
+		v.Done, v.Failed, v.Failovers, v.Cuts, v.Stalls, v.PowerCuts, v.Syncs)
+	if v.Done == 0 || v.Failed == 0 || v.Failovers == 0 || v.PowerCuts == 0 || v.Syncs == 0 || v.Owners == 0 {
+		t.Errorf("the worlds do not show what they should: %+v", *v)
+	}
+}
+
+func runSeeds(t *testing.T, from int64, seeds int, more []int64) (sum Result) {
 	const chunks = 8
 	start, before := time.Now(), buf.InUse()
 	var mu sync.Mutex
-	var sum Result
 	n := 0
 	t.Run("run", func(t *testing.T) {
 		for c := range int64(chunks) {
@@ -63,11 +77,11 @@ func TestSeeds(t *testing.T) {
 						bad++
 					}
 				}
-				for s := *fromFlag + c; s < *fromFlag+int64(*seedsFlag) && bad < 10; s += chunks {
+				for s := from + c; s < from+int64(seeds) && bad < 10; s += chunks {
 					try(s)
 				}
-				for i := int(c); i < len(regressions); i += chunks {
-					try(regressions[i])
+				for i := int(c); i < len(more); i += chunks {
+					try(more[i])
 				}
 			})
 		}
@@ -82,6 +96,7 @@ func TestSeeds(t *testing.T) {
 	if sum.Accepted == 0 || sum.Cancelled == 0 || sum.Failed == 0 || sum.Lost == 0 || sum.Faults == 0 {
 		t.Error("the worlds do not show every outcome any more")
 	}
+	return sum
 }
 
 func (r *Result) add(o *Result) {
@@ -94,11 +109,16 @@ func (r *Result) add(o *Result) {
 	r.Cancelled += o.Cancelled
 	r.Failed += o.Failed
 	r.Lost += o.Lost
+	r.Volumes.add(&o.Volumes)
 }
 
 // TestDeterminism: the same seed is the same run, also when somebody reads along.
 func TestDeterminism(t *testing.T) {
-	for s := int64(1); s <= 60; s++ {
+	for i := int64(1); i <= 80; i++ {
+		s := i
+		if i > 60 {
+			s += volumeSeeds
+		}
 		a, b := Run(s, Options{}), Run(s, Options{Verbose: func(string) {}})
 		if a.Hash != b.Hash || a.Events != b.Events || a.Virtual != b.Virtual {
 			t.Fatalf("seed %d: %016x after %d events, then %016x after %d", s, a.Hash, a.Events, b.Hash, b.Events)

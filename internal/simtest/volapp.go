@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"errors"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
@@ -189,7 +190,6 @@ func (m *mapping) submit(op blk.Op, at, n int, flags blk.Flags) {
 	}
 	o.from = v.tick()
 	m.running++
-	v.total.submitted++
 	w.mix(28, uint64(op), uint64(at), uint64(n))
 	if w.verbose != nil {
 		w.trace("%s submits %v of %s at %d+%d, flags %d, at %d %v", c.name, op, m.d.name, at, n, flags, o.from, o.x != nil)
@@ -214,10 +214,19 @@ func (v *volumes) complete(o *volOp) {
 		w.fail("B4: a %v of %s, of %d, is completed twice", r.Op, m.c.name, o.from)
 	}
 	o.live = false
+	for _, f := range m.c.lives {
+		_, ours := errors.AsType[*rdserr.Error](r.Err)
+		switch {
+		case r.Op == blk.OpRead && f.writable(r.Buf):
+			w.fail("B4: the server may write to the memory of a read of %s, of %d, that is done", m.c.name, o.from)
+		case r.Op == blk.OpWrite && ours && f.reads(r.Buf):
+			w.fail("B4: a link may read the memory of a write of %s, of %d, that is done", m.c.name, o.from)
+		}
+	}
 	m.running--
-	v.total.done++
+	v.total.Done++
 	if r.Err != nil {
-		v.total.failed++
+		v.total.Failed++
 		m.errors++
 	} else {
 		m.errors = 0

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"math/rand"
 	"net/netip"
+	"slices"
 	"syscall"
 	"time"
 
@@ -124,6 +125,7 @@ func (e *volClientEnv) life(p *rtrs.ClientPath) *volLife {
 	f, _ := p.Ctx.(*volLife)
 	if f == nil || f.told {
 		f = newVolLife(&e.volShell, p, e.nic(p))
+		e.lives = append(slices.DeleteFunc(e.lives, func(f *volLife) bool { return f.told && f.open == 0 }), f)
 		p.Ctx = f
 	}
 	return f
@@ -159,9 +161,9 @@ func (e *volClientEnv) Post(p *rtrs.ClientPath, conn int, op *transport.Op) {
 	e.life(p).post(conn, op)
 }
 func (e *volClientEnv) Register(p *rtrs.ClientPath, b []byte) (uint32, uint64) {
-	return e.life(p).dom.Register(b)
+	return e.life(p).register(b)
 }
-func (e *volClientEnv) Revoke(p *rtrs.ClientPath, key uint32) bool { return e.life(p).dom.Revoke(key) }
+func (e *volClientEnv) Revoke(p *rtrs.ClientPath, key uint32) bool { return e.life(p).revoke(key) }
 
 func (e *volClientEnv) Up() {
 	c := (*volClient)(e)
@@ -185,7 +187,7 @@ func (e *volClientEnv) Event(x rtrs.Event) {
 	case rtrs.EventViolation:
 		w.fail("B5: %s finds that the server broke the protocol: %v", e.name, x.Err)
 	case rtrs.EventFailover:
-		e.v.total.failovers++
+		e.v.total.Failovers += x.N
 	}
 }
 

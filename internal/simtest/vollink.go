@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"time"
+	"unsafe"
 
 	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rtrs"
@@ -98,10 +99,48 @@ type volLife struct {
 	open  int
 	hung  bool
 	told  bool
+	keys  map[uint32]*byte // what peers may write: where it begins, by key
 }
 
 func newVolLife(s *volShell, p corePath, host *sim.Host) *volLife {
-	return &volLife{s: s, path: p, dom: sim.NewOneSided(host).NewDomain()}
+	return &volLife{s: s, path: p, dom: sim.NewOneSided(host).NewDomain(), keys: map[uint32]*byte{}}
+}
+
+func (f *volLife) register(b []byte) (key uint32, addr uint64) {
+	key, addr = f.dom.Register(b)
+	f.keys[key] = unsafe.SliceData(b)
+	return key, addr
+}
+
+func (f *volLife) renew(b []byte, addr uint64) (key uint32) {
+	key = f.dom.RegisterAt(b, addr)
+	f.keys[key] = unsafe.SliceData(b)
+	return key
+}
+
+func (f *volLife) revoke(key uint32) bool {
+	delete(f.keys, key)
+	return f.dom.Revoke(key)
+}
+
+// writable tells whether a peer may write to where b begins.
+func (f *volLife) writable(b []byte) bool {
+	for _, p := range f.keys {
+		if p == unsafe.SliceData(b) && !f.told {
+			return true
+		}
+	}
+	return false
+}
+
+// reads tells whether a link that is being closed may still read b.
+func (f *volLife) reads(b []byte) bool {
+	for _, k := range f.links {
+		if k != nil && f.hung && !k.closed && k.posted[unsafe.SliceData(b)] {
+			return true
+		}
+	}
+	return false
 }
 
 // take starts l as connection conn.
@@ -109,7 +148,7 @@ func (f *volLife) take(conn int, l transport.OneSided) {
 	for conn >= len(f.links) {
 		f.links = append(f.links, nil)
 	}
-	k := &volLink{f: f, conn: conn, l: l}
+	k := &volLink{f: f, conn: conn, l: l, posted: map[*byte]bool{}}
 	f.links[conn] = k
 	f.open++
 	l.Start(k)
@@ -126,6 +165,9 @@ func (f *volLife) post(conn int, op *transport.Op) {
 	}
 	k := f.links[conn]
 	k.l.Post(op)
+	if op.Data != nil {
+		k.posted[unsafe.SliceData(op.Data)] = true
+	}
 	if !k.dirty {
 		k.dirty = true
 		f.s.dirty = append(f.s.dirty, k)
@@ -138,8 +180,8 @@ func (f *volLife) hang() {
 	}
 	f.hung = true
 	for _, k := range f.links {
-		if k != nil {
-			k.l.Close()
+		if k != nil { // the transport is told by another thread
+			f.s.v.w.After(f.s.v.w.upTo(5*time.Millisecond), f.s.guard(k.l.Close))
 		}
 	}
 	f.check()
@@ -163,6 +205,9 @@ type volLink struct {
 	conn  int
 	l     transport.OneSided
 	dirty bool
+
+	posted map[*byte]bool // where the data begins of what was posted
+	closed bool
 }
 
 func (k *volLink) Begin() {}
@@ -180,6 +225,7 @@ func (k *volLink) Received(data []byte, imm uint32, hasImm bool) error {
 }
 
 func (k *volLink) Invalidated(key uint32) error {
+	delete(k.f.keys, key)
 	return k.f.path.Invalidated(k.f.s.v.w.Now(), k.conn, key)
 }
 
@@ -189,6 +235,7 @@ func (k *volLink) Closed(err error) {
 	k.f.s.guard(func() {
 		f := k.f
 		f.open--
+		k.closed, k.posted = true, nil
 		if !f.hung {
 			f.path.Lost(f.s.v.w.Now(), k.conn, err)
 		}

@@ -292,6 +292,9 @@ func (v *volumes) owned(d *disk, c *volClient) {
 	if d.shared {
 		return
 	}
+	if d.owner != c {
+		v.total.Owners++
+	}
 	d.owner = c
 	now := v.tick()
 	for _, x := range v.writes {

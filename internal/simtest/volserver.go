@@ -110,12 +110,12 @@ func (e *volServerEnv) Post(p *rtrs.ServerPath, conn int, op *transport.Op) {
 	e.life(p).post(conn, op)
 }
 func (e *volServerEnv) Register(p *rtrs.ServerPath, b []byte) (uint32, uint64) {
-	return e.life(p).dom.Register(b)
+	return e.life(p).register(b)
 }
 func (e *volServerEnv) Renew(p *rtrs.ServerPath, b []byte, addr uint64) uint32 {
-	return e.life(p).dom.RegisterAt(b, addr)
+	return e.life(p).renew(b, addr)
 }
-func (e *volServerEnv) Revoke(p *rtrs.ServerPath, key uint32) bool { return e.life(p).dom.Revoke(key) }
+func (e *volServerEnv) Revoke(p *rtrs.ServerPath, key uint32) bool { return e.life(p).revoke(key) }
 
 func (e *volServerEnv) Alloc(n int) []byte {
 	e.mem++
@@ -131,8 +131,13 @@ func (e *volServerEnv) Trim(b []byte) { scramble(b) }
 
 func (e *volServerEnv) Up(s *rtrs.ServerSession)   { e.rn.Up(s) }
 func (e *volServerEnv) Down(s *rtrs.ServerSession) { e.rn.Down(e.v.w.Now(), s) }
-func (e *volServerEnv) Request(r *rtrs.ServerReq)  { e.rn.Request(e.v.w.Now(), r) }
-func (e *volServerEnv) Closed()                    { e.closed = true }
+func (e *volServerEnv) Request(r *rtrs.ServerReq) {
+	if !e.v.serverConfig.NoInvalidate && r.Data != nil && e.life(r.Path).writable(r.Data) {
+		e.v.w.fail("B3: the client may write to a chunk of %s while it is used", r.Session.Name)
+	}
+	e.rn.Request(e.v.w.Now(), r)
+}
+func (e *volServerEnv) Closed() { e.closed = true }
 func (e *volServerEnv) Event(x rtrs.Event) {
 	w := e.v.w
 	w.mix(23, uint64(x.Kind), uint64(x.From), uint64(x.To), uint64(x.N))

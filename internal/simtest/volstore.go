@@ -110,6 +110,7 @@ func (j *job) step() {
 		return
 	case sync && d.syncErr:
 		d.syncErr, s.lost = false, true
+		d.v.total.Syncs++
 		w.trace("%s: a sync fails", d.name)
 		d.powerCut()
 		j.end(blk.ErrMedium)

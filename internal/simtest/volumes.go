@@ -32,7 +32,27 @@ type volumes struct {
 	latency      time.Duration // of a store
 	opEvery      time.Duration
 
-	total struct{ submitted, done, failed, failovers, stalls, cuts int }
+	total VolumeCounts
+}
+
+// VolumeCounts is what happened to volumes.
+type VolumeCounts struct {
+	Done, Failed            int // requests
+	Failovers               int // requests that went on elsewhere, or later, because their path was lost
+	Owners                  int // times a volume got another writer
+	Cuts, Stalls, PowerCuts int
+	Syncs                   int // that failed
+}
+
+func (c *VolumeCounts) add(o *VolumeCounts) {
+	c.Done += o.Done
+	c.Failed += o.Failed
+	c.Failovers += o.Failovers
+	c.Owners += o.Owners
+	c.Cuts += o.Cuts
+	c.Stalls += o.Stalls
+	c.PowerCuts += o.PowerCuts
+	c.Syncs += o.Syncs
 }
 
 // newVolumes draws the volumes of a world that has its nodes.
@@ -130,6 +150,7 @@ func (v *volumes) crashed(n *node, power bool) {
 			s.crash()
 			for _, d := range s.disks {
 				if power {
+					v.total.PowerCuts++
 					d.powerCut()
 				}
 			}
@@ -184,7 +205,7 @@ func (v *volumes) fault() {
 	case k < 5:
 		long := w.upTo(4 * time.Second)
 		w.trace("FAULT path %d from %v to %v stalls for %v", i, x.addr, y.addr, long)
-		v.total.cuts++
+		v.total.Cuts++
 		w.net.Cut(v.nics[x][i].Addr, v.nics[y][i].Addr, max(long, 1))
 		if w.chance(2) {
 			w.net.Cut(v.nics[y][i].Addr, v.nics[x][i].Addr, max(long, 1))
@@ -196,7 +217,7 @@ func (v *volumes) fault() {
 			e.Break(half)
 		}
 	case k < 11:
-		v.total.stalls++
+		v.total.Stalls++
 		d.stalled = w.Now() + w.upTo(5*time.Second)
 		w.trace("FAULT the store of %s stalls until %v", d.name, d.stalled)
 	case k < 13:

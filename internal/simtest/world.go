@@ -25,6 +25,7 @@ type Result struct {
 	Accepted, Placed                   int
 	Delivered, Cancelled, Failed, Lost int
 	Faults                             int
+	Volumes                            VolumeCounts
 	Err                                error // the first broken invariant
 }
 
@@ -107,6 +108,9 @@ func Run(seed int64, o Options) Result {
 	t := &w.m.total
 	r := Result{Seed: seed, Hash: w.hash, Virtual: w.Now(), Events: w.Ran(), Accepted: t.accepted, Placed: t.placed,
 		Delivered: t.delivered, Cancelled: t.cancelled, Failed: t.failed, Lost: t.unknown, Faults: w.faults}
+	if w.vol != nil {
+		r.Volumes = w.vol.total
+	}
 	if w.bad != nil {
 		r.Err = w.bad
 	}
@@ -223,7 +227,7 @@ func (w *World) draw() {
 		w.faultEvery = time.Hour // fair weather
 	}
 	w.opEvery = 2*time.Millisecond + w.upTo(30*time.Millisecond)
-	if w.seed >= volumeSeeds { // some room for them
+	if w.seed >= volumeSeeds { // room for them
 		w.rdsdN = max(w.rdsdN, 2)
 		w.opEvery += 10 * time.Millisecond
 	}
@@ -235,7 +239,7 @@ func (w *World) draw() {
 	w.tight = w.chance(3)
 	w.sinks = []int{0, 1, 2, 4}[w.rng.Intn(4)]
 	w.crashes = w.chance(2)
-	if w.chance(8) {
+	if w.chance(8) && w.seed < volumeSeeds {
 		w.flood = true
 		w.opEvery = max(w.opEvery, 10*time.Millisecond)
 		w.faulty = min(w.faulty, 3*time.Second)
