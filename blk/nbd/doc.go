@@ -22,7 +22,8 @@
 // Locks: Server.mu guards exports and connections, conn.mu the queue of replies,
 // what a reader waits for and the reactor is asked for, fdStream.mu the end of a
 // descriptor, Client.mu the calls under way; none is held while a device or a
-// socket is called. Client.send is held while a request is written.
+// socket is called, but for epoll_ctl and shutdown. Client.send is held while a
+// request is written.
 //
 // Read server.go, recv.go (requests in), send.go (replies out), loop.go (on a
 // reactor), haggle.go (negotiation); attach.go and device.go for the kernel's driver;
