@@ -26,6 +26,7 @@ type volShell struct {
 	drain func() bool // does what the cores hand out; false: there was nothing
 	dirty []*volLink
 	tell  []func()
+	links []*volLink // of all paths, those that are gone too
 	armed time.Duration
 	timer int
 }
@@ -150,6 +151,7 @@ func (f *volLife) take(conn int, l transport.OneSided) {
 	}
 	k := &volLink{f: f, conn: conn, l: l, posted: map[*byte]bool{}}
 	f.links[conn] = k
+	f.s.links = append(f.s.links, k)
 	f.open++
 	l.Start(k)
 	// A frozen process reads nothing.

@@ -177,7 +177,12 @@ func scramble(b []byte) {
 }
 
 // crash ends the process.
-func (s *volShell) crash() { s.dead = true }
+func (s *volShell) crash() {
+	s.dead = true
+	for _, k := range s.links {
+		k.l.(interface{ Die() }).Die()
+	}
+}
 
 var _ rtrs.ServerEnv = (*volServerEnv)(nil)
 var _ rtrs.ClientEnv = (*volClientEnv)(nil)

@@ -182,6 +182,19 @@ func newLink(e *End, d *transport.Regions, local, remote netip.AddrPort) *link {
 func (l *link) LocalAddr() netip.AddrPort  { return l.local }
 func (l *link) RemoteAddr() netip.AddrPort { return l.remote }
 
+// Die is what the end of the process is to the link: its memory is gone, and
+// nobody is told.
+func (l *link) Die() {
+	if l.ended {
+		return
+	}
+	l.ended = true
+	l.out.Drop()
+	if l.h != nil {
+		l.in.Close()
+	}
+}
+
 // End is the connection below, for faults.
 func (l *link) End() *End { return l.e }
 
