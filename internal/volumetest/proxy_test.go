@@ -22,6 +22,8 @@ type proxy struct {
 	cond  sync.Cond             // ways or shut have changed
 	ways  [2]way                // guarded by mu; up: to the server, down: to the client
 	shut  bool                  // guarded by mu; refuses
+	last  [2]net.Conn           // guarded by mu; both ends of the connection made last
+	still [2]net.Conn           // guarded by mu; of one that is held
 	live  map[net.Conn]struct{} // guarded by mu
 	ended bool                  // guarded by mu
 }
@@ -99,6 +101,7 @@ func (p *proxy) connect(a *net.TCPConn) {
 		return
 	}
 	p.live[a], p.live[b] = struct{}{}, struct{}{}
+	p.last = [2]net.Conn{a, b}
 	p.wg.Add(2)
 	p.mu.Unlock()
 	go p.pipe(a, b, up) // they end with the connections
@@ -122,7 +125,7 @@ func (p *proxy) pipe(from, to net.Conn, direction int) {
 		for x := range pieces {
 			time.Sleep(time.Until(x.due))
 			p.mu.Lock()
-			for p.ways[direction].hold && !p.ended && p.alive(to) {
+			for (p.ways[direction].hold || p.still[0] == to || p.still[1] == to) && !p.ended && p.alive(to) {
 				p.cond.Wait()
 			}
 			p.mu.Unlock()
@@ -193,6 +196,21 @@ func (p *proxy) setEach(u, d way) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ways = [2]way{u, d}
+	p.cond.Broadcast()
+}
+
+// holdLast holds the connection made last, one of several of a path, until
+// release.
+func (p *proxy) holdLast() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.still = p.last
+}
+
+func (p *proxy) release() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.still = [2]net.Conn{}
 	p.cond.Broadcast()
 }
 
