@@ -17,7 +17,7 @@ build: $(BIN)
 
 .PHONY: $(BIN)
 $(BIN):
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(LDFLAGS)' -o $(BIN) ./rdsd
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags '$(GO_LDFLAGS)' -o $(BIN) ./rdsd
 	@for n in rds-ping rds-info rds-stress; do ln -sf rdsd bin/$$n; done
 
 .PHONY: run
