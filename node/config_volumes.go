@@ -32,6 +32,7 @@ type VolumesConfig struct {
 	IOTimeout        Duration             `toml:"io_timeout" usage:"a request gives its path up after this" want:"a duration such as \"30s\", 100ms to 24h"`
 	OnLoss           string               `toml:"on_loss" usage:"what requests do without a path: wait (until there is one) or error (after loss_timeout)" want:"\"wait\" or \"error\""`
 	LossTimeout      Duration             `toml:"loss_timeout" usage:"with on_loss error, how long requests wait for a path" want:"a duration such as \"30s\", 1ms to 24h"`
+	NBDTimeout       Duration             `toml:"nbd_timeout" usage:"after this the kernel sends a request of its device again, also one that a daemon had when it died" want:"a duration such as \"30s\", 1s to 24h"`
 	DeadTimeout      Duration             `toml:"nbd_dead_timeout" usage:"how long a kernel device waits for a daemon that is gone" want:"a duration such as \"1m\", 1s to 24h"`
 	MaxExports       int                  `toml:"max_exports" usage:"exports at once, those found below roots included" want:"1 to 1048576"`
 	MaxMappings      int                  `toml:"max_mappings" usage:"mappings at once" want:"1 to 65536"`
@@ -84,7 +85,7 @@ func (c *Config) volumeConfig() volume.Config {
 		QueueDepth: v.QueueDepth, MaxIO: int(v.MaxIO), AlwaysInvalidate: &v.AlwaysInvalidate, Allow: prefixes(v.Allow),
 		Connections: v.Connections, Heartbeat: v.Heartbeat.Duration, MissedLimit: v.HeartbeatMissed,
 		ReconnectMin: v.ReconnectMin.Duration, ReconnectMax: v.ReconnectMax.Duration, Policy: v.Policy,
-		IOTimeout: v.IOTimeout.Duration, OnLoss: v.OnLoss, LossTimeout: v.LossTimeout.Duration, DeadTimeout: v.DeadTimeout.Duration,
+		IOTimeout: v.IOTimeout.Duration, OnLoss: v.OnLoss, LossTimeout: v.LossTimeout.Duration, NBDTimeout: v.NBDTimeout.Duration, DeadTimeout: v.DeadTimeout.Duration,
 		MaxExports: v.MaxExports, MaxMappings: v.MaxMappings, MaxSessions: v.MaxSessions,
 	}
 	switch out.StateDir {
@@ -132,7 +133,7 @@ func (v *validator) volumes() {
 	for key, zero := range map[string]bool{"port": c.Port == 0, "queue_depth": c.QueueDepth == 0, "max_io_bytes": c.MaxIO == 0,
 		"connections": c.Connections == 0, "heartbeat_interval": c.Heartbeat == 0, "heartbeat_missed": c.MissedLimit == 0,
 		"reconnect_min": c.ReconnectMin == 0, "reconnect_max": c.ReconnectMax == 0, "io_timeout": c.IOTimeout == 0,
-		"loss_timeout": c.LossTimeout == 0, "nbd_dead_timeout": c.DeadTimeout == 0, "socket_mode": c.SocketMode == 0,
+		"loss_timeout": c.LossTimeout == 0, "nbd_timeout": c.NBDTimeout == 0, "nbd_dead_timeout": c.DeadTimeout == 0, "socket_mode": c.SocketMode == 0,
 		"max_exports": c.MaxExports == 0, "max_mappings": c.MaxMappings == 0, "max_sessions": c.MaxSessions == 0} {
 		v.check("volumes."+key, !zero, "0 is out of range")
 	}

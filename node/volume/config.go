@@ -56,8 +56,14 @@ type Config struct {
 	OnLoss       string        // on_loss: "wait" for a path, or fail with "error"; "wait"
 	Policy       string        // policy: PolicyMinInflight
 	Attach       string        // attach: how a mapping appears that does not say; AsSocket
-	DeadTimeout  time.Duration // nbd_dead_timeout: a kernel device waits so long for a daemon that is gone; 1 min
-	MaxMappings  int           // max_mappings: at a time; 256
+	// NBDTimeout is how long a request of a kernel device may take before the
+	// kernel gives its connection up and sends it again, where nothing asks for
+	// longer. That costs little (nbd.Server.ServeDevice), but what was under way when
+	// a daemon died is sent to the next one only then. The default is long enough
+	// for as many requests as the kernel has under way over a slow network.
+	NBDTimeout  time.Duration // nbd_timeout; 30 s
+	DeadTimeout time.Duration // nbd_dead_timeout: a kernel device waits so long for a daemon that is gone; 1 min
+	MaxMappings int           // max_mappings: at a time; 256
 
 	MaxExports int // max_exports: at a time, those found below roots included; 1024
 

@@ -58,13 +58,6 @@ func parseNBD(s string) (int, error) {
 // requestSize is the largest request a kernel device is to make, bytes.
 const requestSize = 1 << 20
 
-// kernelTimeout is how long a request of a kernel device may take before the
-// kernel gives its connection up and sends it again, where nothing asks for
-// longer. That costs little (nbd.Server.ServeDevice), but what was under way when
-// a daemon died is sent to the next one only then. It is long enough for as
-// many requests as the kernel has under way over a slow network.
-const kernelTimeout = 30 * time.Second
-
 // kernelFront is a device of the kernel's driver.
 type kernelFront struct {
 	drv     driver

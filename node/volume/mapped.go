@@ -216,7 +216,7 @@ func (m *mapping) show() error {
 // has, or any.
 func (m *mapping) attach() (front, error) {
 	h, s := m.h, &m.spec
-	o := kernelOptions{index: nbd.AnyDevice, backend: m.backend, dead: h.cfg.DeadTimeout, timeout: kernelTimeout, resume: m.resume}
+	o := kernelOptions{index: nbd.AnyDevice, backend: m.backend, dead: h.cfg.DeadTimeout, timeout: h.cfg.NBDTimeout, resume: m.resume}
 	if s.OnLoss == OnLossError {
 		o.timeout = s.IOTimeout + s.LossTimeout + 10*time.Second
 	}

@@ -61,6 +61,7 @@ func (c *Config) defaults() {
 	dur(&c.ReconnectMax, 5*time.Second)
 	dur(&c.IOTimeout, 30*time.Second)
 	dur(&c.LossTimeout, 30*time.Second)
+	dur(&c.NBDTimeout, 30*time.Second)
 	dur(&c.DeadTimeout, time.Minute)
 	if c.SocketMode == 0 {
 		c.SocketMode = 0o600
@@ -119,6 +120,7 @@ func (c Config) Validate() error {
 	v.duration("reconnect_max", c.ReconnectMax, time.Millisecond, 10*time.Minute)
 	v.duration("io_timeout", c.IOTimeout, minIOTimeout, maxTimeout)
 	v.duration("loss_timeout", c.LossTimeout, time.Millisecond, maxTimeout)
+	v.duration("nbd_timeout", c.NBDTimeout, time.Second, maxTimeout)
 	v.duration("nbd_dead_timeout", c.DeadTimeout, time.Second, maxTimeout)
 	v.check("socket_mode", c.SocketMode&^fs.ModePerm == 0, "%v; want permissions, 0000 to 0777", c.SocketMode)
 	v.check("on_loss", c.OnLoss == OnLossWait || c.OnLoss == OnLossError, `%q; want "wait" or "error"`, c.OnLoss)

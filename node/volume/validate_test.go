@@ -28,6 +28,7 @@ func TestWrongConfigIsToldByKey(t *testing.T) {
 		"state_dir":          func(c *Config) { c.StateDir, c.SocketDir = "here", "/here" },
 		"socket_dir":         func(c *Config) { c.SocketDir = "here" },
 		"socket_mode":        func(c *Config) { c.SocketMode = 0o1777 },
+		"nbd_timeout":        func(c *Config) { c.NBDTimeout = time.Millisecond },
 		"nbd_dead_timeout":   func(c *Config) { c.DeadTimeout = time.Millisecond },
 		"queue_depth":        func(c *Config) { c.QueueDepth = 2048 },
 		"max_io_bytes":       func(c *Config) { c.MaxIO = 5000 },
