@@ -17,16 +17,28 @@ import (
 
 // Budget is the memory that received and accepted payloads may take, shared by
 // the engines of a node (M1).
+//
+// What is accepted for sending may take three quarters of it. Who receives
+// nothing acknowledges nothing: two nodes that spent all of their budgets on what
+// they send each other would wait for each other for ever.
 type Budget struct {
-	Limit   int64 // bytes
-	used    atomic.Int64
+	Limit   int64        // bytes
+	sending atomic.Int64 // accepted and undecided
+	held    atomic.Int64 // received and unread
 	Refused atomic.Uint64
 }
 
 // Used is what is taken, in bytes.
-func (b *Budget) Used() int64 { return b.used.Load() }
+func (b *Budget) Used() int64 { return b.sending.Load() + b.held.Load() }
 
-func (b *Budget) fits(n int) bool { return b.used.Load()+int64(n) <= b.Limit }
+// fits: n bytes more may be received.
+func (b *Budget) fits(n int) bool { return b.Used()+int64(n) <= b.Limit }
+
+// sendRoom is how many bytes more may be accepted.
+func (b *Budget) sendRoom() int {
+	sending := b.sending.Load()
+	return int(min(b.Limit-b.Limit/4, b.Limit-b.held.Load()) - sending)
+}
 
 // Config of an engine. Zero values are not defaults; see DefaultConfig.
 type Config struct {

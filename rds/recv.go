@@ -126,7 +126,7 @@ func (s *Socket) placed(pe *Peer, bytes, cost, count int) {
 	s.unread += count
 	s.queued += bytes
 	s.mem += cost
-	s.e.cfg.Budget.used.Add(int64(cost))
+	s.e.cfg.Budget.held.Add(int64(cost))
 	pe.ctr.RecvQueued += uint64(count)
 	pe.ctr.RecvBytesAdded += uint64(bytes)
 	if s.queued > s.opt.RcvBufBytes {
@@ -140,7 +140,7 @@ func (s *Socket) taken(count, bytes, cost int) {
 	s.unread -= count
 	s.queued -= bytes
 	s.mem -= cost
-	e.cfg.Budget.used.Add(-int64(cost))
+	e.cfg.Budget.held.Add(-int64(cost))
 	s.Stats.Received += uint64(count)
 	s.Stats.ReceivedBytes += uint64(bytes)
 	e.ctr.RecvDelivered += uint64(count)

@@ -28,7 +28,7 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 		return 0
 	}
 	limit := min(s.opt.SndBufBytes, wire.MaxDatagram)
-	room := int(e.cfg.Budget.Limit - e.cfg.Budget.Used())
+	room := e.cfg.Budget.sendRoom()
 	bytes := 0
 	for ; n < len(lengths); n++ {
 		l := int(lengths[n])
@@ -53,7 +53,7 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 	s.undecided += n
 	s.epochs[len(s.epochs)-1].n += n
 	s.Stats.Accepted += uint64(n)
-	e.cfg.Budget.used.Add(int64(bytes))
+	e.cfg.Budget.sending.Add(int64(bytes))
 	e.ctr.SendQueued += uint64(n)
 	e.ctr.CopyFromUser += uint64(bytes)
 	pe.c.EnqueueChain(now, run.head)

@@ -88,9 +88,9 @@ func (s *Socket) room() error {
 
 // afford tests the memory budget.
 func (e *Engine) afford(n int) error {
-	if !e.cfg.Budget.fits(n) {
+	if n > e.cfg.Budget.sendRoom() {
 		e.cfg.Budget.Refused.Add(1)
-		return rdserr.With(rdserr.ErrNoMemory, "the daemon's memory budget of %d bytes is spent", e.cfg.Budget.Limit)
+		return rdserr.With(rdserr.ErrNoMemory, "the daemon's memory budget of %d bytes is spent, or what of it may be accepted at once, three quarters", e.cfg.Budget.Limit)
 	}
 	return nil
 }
@@ -112,7 +112,7 @@ func (s *Socket) charge(pe *Peer, m *conn.Msg) {
 	s.used += n
 	s.undecided += k
 	s.Stats.Accepted += uint64(k)
-	e.cfg.Budget.used.Add(int64(n))
+	e.cfg.Budget.sending.Add(int64(n))
 	e.ctr.SendQueued += uint64(k)
 	e.ctr.CopyFromUser += uint64(n)
 	m.Kind = conn.MsgData
@@ -185,7 +185,7 @@ func (s *Socket) Completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 	}
 	s.used -= n
 	s.undecided -= k
-	e.cfg.Budget.used.Add(-int64(n))
+	e.cfg.Budget.sending.Add(-int64(n))
 	switch o {
 	case conn.Delivered:
 		s.Stats.Delivered += uint64(k)

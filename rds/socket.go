@@ -251,7 +251,7 @@ func (s *Socket) Close(now time.Duration) {
 	}
 	s.endSlab()
 	if !mutant.On(mutant.LeakBudget) {
-		e.cfg.Budget.used.Add(-int64(s.mem))
+		e.cfg.Budget.held.Add(-int64(s.mem))
 	}
 	s.mem, s.queued = 0, 0
 	if s.congested {

@@ -239,7 +239,7 @@ func (w *World) draw() {
 	w.tight = w.chance(3)
 	w.sinks = []int{0, 1, 2, 4}[w.rng.Intn(4)]
 	w.crashes = w.chance(2)
-	if w.chance(8) && w.seed < volumeSeeds {
+	if w.chance(8) {
 		w.flood = true
 		w.opEvery = max(w.opEvery, 10*time.Millisecond)
 		w.faulty = min(w.faulty, 3*time.Second)
