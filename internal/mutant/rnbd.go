@@ -25,7 +25,7 @@ var _ = [1]struct{}{}[len(RNBDNames)-(rnbdEnd-VolumeGoneEarly)]
 // Name is the name of a rule by its number, "" if there is none.
 func Name(n int) string {
 	switch {
-	case n > 0 && n < Count:
+	case n > 0 && n <= Count:
 		return Names[n]
 	case n >= RTRSNoFence && n < rtrsEnd:
 		return RTRSNames[n-RTRSNoFence]

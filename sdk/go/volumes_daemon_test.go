@@ -49,7 +49,7 @@ func TestVolumesOfRealDaemons(t *testing.T) {
 	want := bytes.Repeat([]byte("rdsd"), 1024)
 	write(t, m, 0, want)
 
-	added, err := nearVol.AddPath(ctx, "s", rdsd.PathSpec{Dst: far.Addr.String()})
+	added, err := nearVol.AddPath(ctx, "s", rdsd.PathSpec{Src: "127.0.0.1", Dst: far.Addr.String()})
 	if err != nil || added.Session != "s" {
 		t.Fatalf("added %+v, %v", added, err)
 	}
