@@ -104,7 +104,12 @@ func (d *daemon) ready() error {
 	for {
 		s, err := d.Bind(ctx, netip.AddrPortFrom(ourPrefixes[0].Addr(), 0))
 		if err == nil {
-			return s.Close()
+			s.Close()
+			// It may have come over rings while gRPC still waits to dial again.
+			_, err = d.Admin().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+		}
+		if err == nil {
+			return nil
 		}
 		select {
 		case <-d.exited:
