@@ -64,6 +64,7 @@ soak: build ## long runs: an hour of seeds, of kernel interop and of volumes who
 	$(GO) test ./internal/simtest -run TestSeeds -v -timeout 3h -sim.seeds=200000
 	$(GO) test ./interop -v -timeout 3h -interop.rounds=20
 	RDSD_BIN=$(CURDIR)/$(BIN) $(GO) test ./internal/volumetest -v -timeout 3h -volumetest.traffic=1h -volumetest.kills=2000 -volumetest.ghosts=1000 -volumetest.stall=60s
+	$(GO) test ./interop/kernelnbd -v -timeout 1h -run TestDaemons -traffic 17
 
 .PHONY: bench
 bench: build ## the report of ratios, each against a baseline in the same run
