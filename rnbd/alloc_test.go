@@ -15,7 +15,7 @@ func (c *counter) Complete(batch []*blk.Request) { c.n += len(batch) }
 // is cut to pieces included.
 func TestNoAllocation(t *testing.T) {
 	if raceEnabled {
-		t.Skip("the race detector allocates")
+		t.Skip("elsewhere: under the race detector; the phase without it runs this")
 	}
 	w := newWorld(t, ServerConfig{})
 	w.noLog = true

@@ -228,7 +228,7 @@ func TestNoAllocations(t *testing.T) {
 // and it has rested: below a MiB, but for pages of the chunks.
 func TestIdleSession(t *testing.T) {
 	if raceDetector {
-		t.Skip("the race detector's own memory counts")
+		t.Skip("elsewhere: under the race detector; the phase without it runs this")
 	}
 	l := newLoop(t, ClientConfig{}, ServerConfig{})
 	before := heapBytes()

@@ -120,9 +120,11 @@ def main() -> int:
     OUT.mkdir(exist_ok=True)
     tally = Tally()
     heavy = ("/interop", "/interop/kernelnbd", "/internal/simtest", "/internal/volumetest")
+    lean = ("blk", "blk/nbd", "node/volume", "rnbd", "rtrs", "transport", "transport/tcp", "shm", "rds", "conn", "wire", "internal/reactor")
     phases = [
         ("format, vet, staticcheck", lambda: command(tally, "make verify", ["make", "-s", "verify"])),
         ("Go, race detector", lambda: go_phase(tally, ["-race", "-timeout", "10m", *packages(*heavy)])),
+        ("memory and allocations", lambda: go_phase(tally, ["-run", "Alloc|Idle|Memory", *[f"./{p}" for p in lean]])),
         ("simulation", lambda: go_phase(tally, ["-timeout", "15m", "./internal/simtest/..."])),
         ("volumes of real processes", lambda: go_phase(tally, ["-count=1", "-timeout", "10m", "./internal/volumetest"])),
         ("mutants", lambda: command(tally, "make mutants", ["make", "-s", "mutants"])),
