@@ -143,7 +143,7 @@ func (s *Server) admit(c *ServerCon, r *wire.RTRSConnReq, local, remote netip.Ad
 			c.Path, p.cons[r.Conn].ServerCon = p, c
 			return 0, nil
 		case int16(r.Attempt-p.attempt) < 0:
-			return errnoReset, fmt.Errorf("%w: attempt %d to connect a path, which is at %d", ErrProtocol, r.Attempt, p.attempt)
+			return errnoReset, rdserr.With(rdserr.ErrReset, "rtrs: attempt %d to connect a path came late, it is at %d", r.Attempt, p.attempt)
 		default:
 			known = known || p.state == Connected
 		}
@@ -153,7 +153,7 @@ func (s *Server) admit(c *ServerCon, r *wire.RTRSConnReq, local, remote netip.Ad
 	case int(r.Conns) > s.cfg.MaxConns || others >= s.cfg.MaxPaths || unnamed >= most || from >= most/2:
 		return errnoTooMany, rdserr.With(ErrTooMany, "rtrs: a path of %d connections, %d other paths, %d not of any session yet: too many", r.Conns, others, unnamed)
 	case r.Conn != 0:
-		return errnoReset, fmt.Errorf("%w: connection %d of a path that has no connection 0", ErrProtocol, r.Conn)
+		return errnoReset, rdserr.With(rdserr.ErrReset, "rtrs: connection %d of a path whose connection 0 was lost, or never made", r.Conn)
 	case !r.FirstConn && !known:
 		return errnoUnknown, rdserr.With(rdserr.ErrNotFound, "rtrs: another path of a session that is not here")
 	}
