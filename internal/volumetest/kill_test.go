@@ -50,8 +50,17 @@ func parallel(t *testing.T, n int, run func(t *testing.T, world, n int)) {
 	})
 }
 
-// pause is a random time of at most 100 ms.
+// pause is a random time, 100 ms at most.
 func pause() { time.Sleep(rand.N(100 * time.Millisecond)) }
+
+// again kills a daemon that has just been started, one time in four.
+func (d *daemon) again() {
+	if rand.IntN(4) == 0 {
+		time.Sleep(rand.N(30 * time.Millisecond))
+		d.kill()
+		d.start()
+	}
+}
 
 // TestServerKilled kills the daemon that exports, under I/O. What was under way
 // waits and goes on when it is back; there is no error, and no write that had
@@ -75,6 +84,7 @@ func TestServerKilled(t *testing.T) {
 				pause()
 			}
 			w.server.start()
+			w.server.again()
 			began := time.Now()
 			a.progress(50, 10*time.Second)
 			back.add(time.Since(began))
@@ -150,8 +160,9 @@ func TestClientKilled(t *testing.T) {
 		for range n {
 			pause()
 			w.client.kill()
-			began := time.Now()
 			w.client.start()
+			w.client.again()
+			began := time.Now()
 			var c *nbd.Client
 			eventually(t, "the socket is back", func() bool {
 				var err error
