@@ -153,10 +153,13 @@ func (s *stores) do(o *order) (r report) {
 			s.hits = append(s.hits, f.Add(o.Rule))
 		}
 	case "clear":
-		s.rules, s.hits = nil, nil
 		for _, f := range s.faults {
 			f.Clear()
 		}
+		for _, h := range s.hits { // no more come
+			r.Hits += h()
+		}
+		s.rules, s.hits = nil, nil
 	case "release":
 		for _, f := range s.faults {
 			f.Release()
@@ -209,8 +212,10 @@ func (d *daemon) rule(r blk.Rule, err string) { d.order(order{Do: "rule", Rule: 
 
 func (d *daemon) held() int { return d.order(order{Do: "look"}).Held }
 
-// heal ends all that rules do, and lets go what they hold.
-func (d *daemon) heal() {
-	d.order(order{Do: "clear"})
+// heal ends all that rules do, lets go what they hold, and says how many requests
+// they have harmed.
+func (d *daemon) heal() (hits int) {
+	hits = d.order(order{Do: "clear"}).Hits
 	d.order(order{Do: "release"})
+	return hits
 }

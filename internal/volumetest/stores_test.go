@@ -52,8 +52,7 @@ func TestStoreErrors(t *testing.T) {
 		w.server.rule(blk.Rule{Ops: blk.Ops(blk.OpRead, blk.OpWriteZeroes), Chance: 0.02}, err)
 	}
 	a.progress(5000, 20*time.Second)
-	hits := w.server.order(order{Do: "look"}).Hits
-	w.server.heal()
+	hits := w.server.heal()
 	a.progress(200, 5*time.Second)
 	a.stop()
 	failed := a.failed.Load()
