@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -222,7 +221,7 @@ func TestDaemonStopped(t *testing.T) { overBoth(t, daemonStopped) }
 func daemonStopped(t *testing.T, bind binder) {
 	a, b := rdsdtest.Pair(t)
 	from, to := bind(a, 0), bind(b, 0)
-	a.Signal(syscall.SIGSTOP)
+	a.Freeze()
 	ctx, cancel := context.WithTimeout(context.Background(), 100*time.Millisecond)
 	defer cancel()
 	var wg sync.WaitGroup
@@ -248,7 +247,7 @@ func daemonStopped(t *testing.T, bind binder) {
 		})
 	}
 	wg.Wait()
-	a.Signal(syscall.SIGCONT)
+	a.Thaw()
 	if err := from.Send(within(t, 20*time.Second), to.LocalAddr(), []byte("go on")); err != nil {
 		t.Error(err)
 	}

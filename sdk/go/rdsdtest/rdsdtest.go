@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -150,8 +151,41 @@ func (d *Daemon) Kill() { d.end(syscall.SIGKILL) }
 // Stop asks the process to end (SIGTERM) and returns its exit status.
 func (d *Daemon) Stop() int { return d.end(syscall.SIGTERM) }
 
-// Signal sends any signal: SIGSTOP makes a daemon that is there and says nothing.
-func (d *Daemon) Signal(sig syscall.Signal) {
+// Freeze makes a daemon that is there and says nothing, until Thaw. It returns
+// when no thread of the process runs any more: kill(2) does not wait for that,
+// and a thread on another processor goes on until it is interrupted.
+func (d *Daemon) Freeze() {
+	d.tb.Helper()
+	pid := d.Pid()
+	if pid == 0 {
+		d.tb.Fatal("no daemon to freeze")
+	}
+	d.signal(syscall.SIGSTOP)
+	for until := time.Now().Add(stopTimeout); !allStopped(pid); time.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			d.tb.Fatalf("the daemon at %s still runs %v after SIGSTOP", d.Addr, stopTimeout)
+		}
+	}
+}
+
+// Thaw lets a frozen daemon go on.
+func (d *Daemon) Thaw() { d.signal(syscall.SIGCONT) }
+
+// allStopped says whether every thread of a process is stopped by a signal
+// (proc_pid_stat(5): the state is the field after the name in brackets).
+func allStopped(pid int) bool {
+	stats, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, name := range stats {
+		stat, err := os.ReadFile(name)
+		_, fields, ok := strings.Cut(string(stat), ") ")
+		if err == nil && ok && fields[0] != 'T' {
+			return false
+		}
+	}
+	return len(stats) > 0
+}
+
+func (d *Daemon) signal(sig syscall.Signal) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.cmd != nil {

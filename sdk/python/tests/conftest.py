@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -150,6 +152,22 @@ class Daemon:
             self.process.wait(10)
             self.process = None
 
+    def freeze(self) -> None:
+        """SIGSTOP: a daemon that is there and says nothing, until thaw().
+
+        kill(2) returns while threads on other processors still run; this waits for them.
+        """
+        assert self.process is not None
+        self.process.send_signal(signal.SIGSTOP)
+        until = time.monotonic() + 10
+        while not all_stopped(self.process.pid):
+            assert time.monotonic() < until, "the daemon still runs after SIGSTOP"
+            time.sleep(0.001)
+
+    def thaw(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGCONT)
+
     def terminate(self) -> None:
         if self.process is not None:
             self.process.terminate()
@@ -158,6 +176,15 @@ class Daemon:
             except subprocess.TimeoutExpired:
                 self.kill()
             self.process = None
+
+
+def all_stopped(pid: int) -> bool:
+    """Whether a signal has stopped every thread of a process (proc_pid_stat(5))."""
+    states = []
+    for stat in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            states.append(stat.read_text().rpartition(") ")[2][0])
+    return bool(states) and set(states) == {"T"}
 
 
 def find_binary() -> Path | None:

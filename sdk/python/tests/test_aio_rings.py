@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
@@ -223,9 +222,8 @@ async def test_memory_in_place(bind: Bind) -> None:
 
 async def test_a_frozen_daemon_stops_no_loop(bind: Bind, daemons: Pair) -> None:
     a, b = await bind(), await bind()
-    process = daemons[0].process
-    assert process is not None
-    process.send_signal(signal.SIGSTOP)
+    near = daemons[0]
+    near.freeze()
     try:
         ticks = 0
         calls = [
@@ -247,7 +245,7 @@ async def test_a_frozen_daemon_stops_no_loop(bind: Bind, daemons: Pair) -> None:
         assert ticks > 10
         assert not patient.done()
     finally:
-        process.send_signal(signal.SIGCONT)
+        near.thaw()
     results = await asyncio.gather(*waiting, return_exceptions=True)
     assert [type(r) for r in results] == [rdsd.TimedOut] * len(calls[1:]), results
     await asyncio.wait_for(patient, 10)
@@ -283,17 +281,16 @@ async def test_a_socket_nobody_awaits_binds_again(bind: Bind, daemons: Pair) -> 
 
 async def test_a_cancelled_bind_leaves_nothing(daemons: Pair) -> None:
     require("rings", daemons[0])
-    process = daemons[0].process
-    assert process is not None
+    near = daemons[0]
     before = len(os.listdir("/proc/self/fd"))
     async with rdsd.aio.Client(daemons[0].target, front_end="rings") as client:
-        process.send_signal(signal.SIGSTOP)
+        near.freeze()
         try:
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(0.1):
                     await client.bind((daemons[0].address, 0), timeout=0.5)
         finally:
-            process.send_signal(signal.SIGCONT)
+            near.thaw()
     async with asyncio.timeout(5):
         while len(os.listdir("/proc/self/fd")) > before:  # noqa: ASYNC110
             await asyncio.sleep(0.02)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-import signal
 import time
 from typing import Any
 
@@ -89,8 +88,7 @@ async def test_a_dead_daemon_hangs_nobody(front: Front, restarted: Pair) -> None
 async def test_a_frozen_daemon_hangs_nobody(front: Front, daemons: Pair) -> None:
     near, far = daemons
     a, b = await bind(front, near), await bind(front, far)
-    assert near.process is not None
-    near.process.send_signal(signal.SIGSTOP)
+    near.freeze()
     try:
         start = time.monotonic()
         for call in asking(front, a):
@@ -105,16 +103,16 @@ async def test_a_frozen_daemon_hangs_nobody(front: Front, daemons: Pair) -> None
         with pytest.raises(rdsd.TimedOut):
             await front.do(front.client(near.target).bind, (near.address, 0), timeout=0.1)
         assert time.monotonic() - start < 5
-        near.process.send_signal(signal.SIGCONT)
+        near.thaw()
         if rings:
             await front.do(a.send, b.local_address, b"x", timeout=20)
         assert (await front.do(b.recv, timeout=20)).payload == b"x", "it was accepted after all"
-        near.process.send_signal(signal.SIGSTOP)
+        near.freeze()
         start = time.monotonic()
         await front.do(a.close)
         assert time.monotonic() - start < 5
     finally:
-        near.process.send_signal(signal.SIGCONT)
+        near.thaw()
 
 
 async def test_a_stream_of_batches_arrives_whole(front: Front, daemons: Pair) -> None:
