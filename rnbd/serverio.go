@@ -1,6 +1,7 @@
 package rnbd
 
 import (
+	"slices"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
@@ -278,11 +279,12 @@ var refusals = []*rdserr.Error{blk.ErrRequest, blk.ErrReadOnly, blk.ErrNotSuppor
 
 // storeError tells whether the store failed, as opposed to being asked wrongly.
 func storeError(err error) bool {
+	return !hasErrno(err, refusals)
+}
+
+// hasErrno tells whether an error has the number of one of these: what came
+// over the wire is no more than that number.
+func hasErrno(err error, list []*rdserr.Error) bool {
 	n := rdserr.Errno(err)
-	for _, e := range refusals {
-		if e.Errno == n {
-			return false
-		}
-	}
-	return true
+	return slices.ContainsFunc(list, func(e *rdserr.Error) bool { return e.Errno == n })
 }

@@ -279,13 +279,7 @@ var passingErrnos = []*rdserr.Error{rdserr.ErrNotFound, ErrBusy, rdserr.ErrNoMem
 	{Errno: 6, Name: "no-device", Text: "no such device"}}
 
 func passing(err error) bool {
-	n := rdserr.Errno(err)
-	for _, e := range passingErrnos {
-		if e.Errno == n {
-			return true
-		}
-	}
-	return false
+	return hasErrno(err, passingErrnos)
 }
 
 // fail closes the volume for good.

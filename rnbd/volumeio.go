@@ -296,33 +296,26 @@ func (c *Client) limit(p *piece) time.Duration {
 
 // sift fails what has been held beyond its limit.
 func (v *Volume) sift(now time.Duration) {
-	list := v.held
-	v.held = nil
-	for list != nil {
-		p := list
-		list, p.next = p.next, nil
-		v.hold(now, p)
-	}
+	v.takeHeld(func(p *piece) { v.hold(now, p) })
 }
 
 // release starts what is held.
 func (v *Volume) release(now time.Duration) {
-	list := v.held
-	v.held = nil
-	for list != nil {
-		p := list
-		list, p.next = p.next, nil
-		v.start(now, p)
-	}
+	v.takeHeld(func(p *piece) { v.start(now, p) })
 }
 
 // failHeld ends what is held.
 func (v *Volume) failHeld(now time.Duration, err error) {
+	v.takeHeld(func(p *piece) { p.end(now, err) })
+}
+
+// takeHeld empties the list of what is held, in order; do may hold it again.
+func (v *Volume) takeHeld(do func(*piece)) {
 	list := v.held
 	v.held = nil
 	for list != nil {
 		p := list
 		list, p.next = p.next, nil
-		p.end(now, err)
+		do(p)
 	}
 }

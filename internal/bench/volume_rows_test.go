@@ -30,10 +30,6 @@ var volumeBars = map[string]struct{ chain, single float64 }{
 	"1m-read": {1.2, 0.7}, "1m-write": {1.2, 0.7},
 }
 
-// noneIO is as good as no allocation an I/O: a look costs thousands of objects,
-// a few thousand more or fewer, and a window has some hundred thousand I/Os.
-const noneIO = 0.01
-
 var (
 	kilo  = metric{"k/s", func(s sample) float64 { return s.rate / 1e3 }}
 	mib   = metric{"MiB", func(s sample) float64 { return s.rate }}
@@ -71,7 +67,7 @@ func init() {
 				programs[allocs] = rdsdVolumeAllocs(store, l)
 				once[allocs] = true
 				allRows = append(allRows, row{name: chain.name + "-allocs", what: "its allocations in both daemons", ours: allocs,
-					metric: perIO, most: true, bar: noneIO})
+					metric: perIO, most: true, bar: none})
 			}
 		}
 	}
