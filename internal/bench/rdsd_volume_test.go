@@ -195,7 +195,7 @@ func rdsdIdleVolumes(d time.Duration) (sample, error) {
 	if err := one(0); err != nil { // what is there once comes with the first
 		return sample{}, err
 	}
-	before, err := w.settled(ds, d)
+	before, err := w.settled(ds)
 	if err != nil {
 		return sample{}, err
 	}
@@ -204,7 +204,7 @@ func rdsdIdleVolumes(d time.Duration) (sample, error) {
 			return sample{}, err
 		}
 	}
-	after, err := w.settled(ds, d)
+	after, err := w.settled(ds)
 	if err != nil {
 		return sample{}, err
 	}
@@ -213,8 +213,8 @@ func rdsdIdleVolumes(d time.Duration) (sample, error) {
 
 // settled is the resident memory of each daemon, MiB, when nothing was asked of
 // it for a while: after 10 s the pages of a session's chunks are given back.
-func (w *world) settled(ds []*daemon, d time.Duration) (list []float64, err error) {
-	time.Sleep(13 * d)
+func (w *world) settled(ds []*daemon) (list []float64, err error) {
+	time.Sleep(13 * time.Second)
 	for _, p := range ds {
 		n, err := anonymous(p.cmd.Process.Pid)
 		if err != nil {
