@@ -123,13 +123,23 @@ func (p *Path) tickRdsd(now time.Duration) time.Duration {
 		p.Drop(now, errSilent)
 		return next
 	}
-	if quiet >= cfg.Heartbeat && p.asked == 0 {
+	if p.asked == 0 {
+		at := p.heartbeatAt()
+		if now < at {
+			return min(next, at)
+		}
 		p.ask(now)
 	}
-	if p.asked == 0 {
-		return min(next, p.lastRx+cfg.Heartbeat)
-	}
 	return min(next, p.lastRx+cfg.DeadAfter)
+}
+
+// heartbeatAt is when a silent peer is asked for a sign: on a grid that all
+// share, so that a thousand idle peers wake the shell some ten times a second
+// and not for each.
+func (p *Path) heartbeatAt() time.Duration {
+	grid := max(p.c.cfg.Heartbeat/64, 1)
+	at := p.lastRx + p.c.cfg.Heartbeat + grid - 1
+	return at - at%grid
 }
 
 func (p *Path) tickKernel(now time.Duration) time.Duration {
