@@ -57,6 +57,7 @@ type RDSConfig struct {
 	SendBufferMax     Bytes        `toml:"send_buffer_max_bytes" usage:"largest send buffer a socket may ask for" want:"a size such as \"64MiB\", at most limits.memory_bytes"`
 	RecvBufferMax     Bytes        `toml:"recv_buffer_max_bytes" usage:"largest receive buffer a socket may ask for" want:"a size such as \"64MiB\", at most limits.memory_bytes"`
 	TCPBufferBytes    Bytes        `toml:"tcp_buffer_bytes" usage:"what TCP may hold of one lane in each direction (of lanes there are up to 8 a peer); 0: as the kernel sees fit" want:"0, or a size such as \"256KiB\", 16KiB to 64MiB"`
+	TCPCongestion     string       `toml:"tcp_congestion" usage:"TCP congestion control of links and volume connections; empty: the kernel's default. One that paces (bbr) costs up to half the throughput within a rack" want:"a name such as \"cubic\" or \"dctcp\", or \"\""`
 	HardLimitFactor   int          `toml:"hard_limit_factor" usage:"hard receive limit as a multiple of the soft one" want:"2 to 64"`
 	ReconnectMin      Duration     `toml:"reconnect_min" usage:"first reconnect delay (full jitter)" want:"a duration such as \"100ms\", at least 1ms and at most rds.reconnect_max"`
 	ReconnectMax      Duration     `toml:"reconnect_max" usage:"largest reconnect delay (full jitter)" want:"a duration such as \"5s\", at most 10m"`
@@ -142,6 +143,7 @@ func DefaultConfig() *Config {
 			SendBufferMax:     64 << 20,
 			RecvBufferMax:     64 << 20,
 			TCPBufferBytes:    256 << 10,
+			TCPCongestion:     "cubic",
 			HardLimitFactor:   4,
 			ReconnectMin:      Duration{100 * time.Millisecond},
 			ReconnectMax:      Duration{5 * time.Second},

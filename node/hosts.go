@@ -94,6 +94,13 @@ func (a *hosts) start() error {
 	}
 	links := tcp.New(loops...)
 	links.BufferBytes = int(a.node.cfg.RDS.TCPBufferBytes)
+	if name := a.node.cfg.RDS.TCPCongestion; name != "" {
+		if err := tcp.CheckCongestion(name); err != nil {
+			a.node.log.Warn("rds.tcp_congestion cannot be had, TCP keeps the kernel's default", "name", name, "err", err)
+		} else {
+			links.Congestion = name
+		}
+	}
 	a.provider = links
 	for i, h := range a.list {
 		h.attach(a.workers[i%len(a.workers)])

@@ -173,6 +173,7 @@ func (s *ends) add(cfg *rds.Config, i int) error {
 	if n.listen, err = unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0); err != nil {
 		return os.NewSyscallError("socket", err)
 	}
+	congestion(n.listen)
 	if err := unix.Bind(n.listen, &unix.SockaddrInet4{Addr: endAddr(i).As4(), Port: s.role.Port}); err != nil {
 		return os.NewSyscallError("bind", err)
 	}

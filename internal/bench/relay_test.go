@@ -1,6 +1,7 @@
 package bench
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -8,9 +9,12 @@ import (
 	"net"
 	"os"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/node"
 )
 
 // The yardstick: what four processes can do that do nothing but relay. An
@@ -436,12 +440,15 @@ func pairTrip(bytes int) func(time.Duration) (sample, error) {
 // so many bytes; 0 leaves them to the kernel. Neither is known to
 // this process's net poller, which would be woken by every segment.
 func tcpPair(buf int) (a, b *os.File, err error) {
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	as := func(_, _ string, raw syscall.RawConn) error {
+		return raw.Control(func(fd uintptr) { congestion(int(fd)) })
+	}
+	l, err := (&net.ListenConfig{Control: as}).Listen(context.Background(), "tcp4", "127.0.0.1:0")
 	if err != nil {
 		return nil, nil, err
 	}
 	defer l.Close()
-	c, err := net.Dial("tcp4", l.Addr().String())
+	c, err := (&net.Dialer{Control: as}).Dial("tcp4", l.Addr().String())
 	if err != nil {
 		return nil, nil, err
 	}
@@ -459,6 +466,12 @@ func tcpPair(buf int) (a, b *os.File, err error) {
 		return nil, nil, err
 	}
 	return a, b, nil
+}
+
+// congestion gives a baseline's socket the congestion control that rdsd's have
+// (rds.tcp_congestion), or leaves it alone where rdsd would.
+func congestion(fd int) {
+	_ = unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, node.DefaultConfig().RDS.TCPCongestion)
 }
 
 func blockingFile(c net.Conn, buf int) (*os.File, error) {

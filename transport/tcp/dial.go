@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -24,6 +25,11 @@ type Provider struct {
 	// the kernel sizes its buffers, up to several MiB. What stands there cannot be
 	// overtaken by another flow of the lane. Set it before the first link.
 	BufferBytes int
+
+	// Congestion is the congestion control of the connections, such as "cubic";
+	// "": the kernel's default. One that cannot be had is left out without a word:
+	// see CheckCongestion. Set it before the first link.
+	Congestion string
 
 	loops []*loop
 	next  atomic.Uint32 // whose turn it is
@@ -56,7 +62,7 @@ func (p *Provider) Dial(ctx context.Context, local, remote netip.AddrPort, lane 
 	var lastErr error
 	for range tries {
 		port := portFrom + rand.IntN((portTo-portFrom)/wire.MaxLanes)*wire.MaxLanes + lane
-		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(local.Addr(), uint16(port))), KeepAlive: -1, Control: reuse}
+		d := net.Dialer{LocalAddr: net.TCPAddrFromAddrPort(netip.AddrPortFrom(local.Addr(), uint16(port))), KeepAlive: -1, Control: p.control(true)}
 		c, err := d.DialContext(ctx, "tcp", remote.String())
 		if err == nil {
 			l, err := newLink(p.loop(), c.(*net.TCPConn), p.BufferBytes)
@@ -73,16 +79,37 @@ func (p *Provider) Dial(ctx context.Context, local, remote netip.AddrPort, lane 
 	return nil, lastErr
 }
 
-// reuse lets connections to different peers share a source port: a lane has
-// only an eighth of the range, and a node may have more peers than that.
-func reuse(_, _ string, raw syscall.RawConn) error {
-	var err error
-	if e := raw.Control(func(fd uintptr) {
-		err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
-	}); e != nil {
-		return e
+// control prepares a socket that will connect or listen; accepted ones inherit
+// the congestion control. Reuse lets connections to different peers share a
+// source port: a lane has only an eighth of the range, and a node may have more
+// peers than that.
+func (p *Provider) control(reuse bool) func(_, _ string, raw syscall.RawConn) error {
+	return func(_, _ string, raw syscall.RawConn) error {
+		var err error
+		if e := raw.Control(func(fd uintptr) {
+			if p.Congestion != "" {
+				_ = unix.SetsockoptString(int(fd), unix.IPPROTO_TCP, unix.TCP_CONGESTION, p.Congestion)
+			}
+			if reuse {
+				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+			}
+		}); e != nil {
+			return e
+		}
+		return err
 	}
-	return err
+}
+
+// CheckCongestion tells whether this process may use a congestion control:
+// ENOENT, the kernel does not have it; EPERM, it is not among
+// net.ipv4.tcp_allowed_congestion_control.
+func CheckCongestion(name string) error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("socket", err)
+	}
+	defer unix.Close(fd)
+	return os.NewSyscallError("setsockopt TCP_CONGESTION", unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, name))
 }
 
 type listener struct {
@@ -93,7 +120,8 @@ type listener struct {
 
 // Listen accepts on local.
 func (p *Provider) Listen(local netip.AddrPort, accept func(transport.Link)) (transport.Listener, error) {
-	lc := net.ListenConfig{KeepAlive: -1}
+	lc := net.ListenConfig{KeepAlive: -1, Control: p.control(false)}
+	lc.SetMultipathTCP(false) // Go asks for it; what TCP_INFO counts would be a subflow's
 	nl, err := lc.Listen(context.Background(), "tcp", local.String())
 	if err != nil {
 		return nil, err

@@ -69,12 +69,9 @@ func (p *Provider) DialOneSided(ctx context.Context, local, remote netip.AddrPor
 	}
 	ctx, cancel := context.WithTimeout(ctx, dialTime)
 	defer cancel()
-	dialer := net.Dialer{KeepAlive: -1}
+	dialer := net.Dialer{KeepAlive: -1, Control: p.control(local.Port() != 0)}
 	if local.Addr().IsValid() {
 		dialer.LocalAddr = net.TCPAddrFromAddrPort(local)
-		if local.Port() != 0 {
-			dialer.Control = reuse
-		}
 	}
 	c, err := dialer.DialContext(ctx, "tcp", remote.String())
 	if err != nil {

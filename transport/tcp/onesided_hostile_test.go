@@ -240,7 +240,7 @@ func TestNeverReads(t *testing.T) {
 
 func TestHostileHello(t *testing.T) {
 	var asked atomic.Int64
-	ln, err := listenOneSided(loop95, func(q transport.ConnRequest) { asked.Add(1); q.Reject(nil) }, 200*time.Millisecond)
+	ln, err := newProvider(t).listenOneSided(loop95, func(q transport.ConnRequest) { asked.Add(1); q.Reject(nil) }, 200*time.Millisecond)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,11 +36,12 @@ type oneSidedListener struct {
 // ListenOneSided accepts on local. A request that is not answered in half a
 // minute is rejected.
 func (p *Provider) ListenOneSided(local netip.AddrPort, accept func(transport.ConnRequest)) (transport.Listener, error) {
-	return listenOneSided(local, accept, helloTime)
+	return p.listenOneSided(local, accept, helloTime)
 }
 
-func listenOneSided(local netip.AddrPort, accept func(transport.ConnRequest), hello time.Duration) (transport.Listener, error) {
-	lc := net.ListenConfig{KeepAlive: -1}
+func (p *Provider) listenOneSided(local netip.AddrPort, accept func(transport.ConnRequest), hello time.Duration) (transport.Listener, error) {
+	lc := net.ListenConfig{KeepAlive: -1, Control: p.control(false)}
+	lc.SetMultipathTCP(false)
 	nl, err := lc.Listen(context.Background(), "tcp", local.String())
 	if err != nil {
 		return nil, err
