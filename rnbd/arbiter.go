@@ -178,6 +178,25 @@ func (s *Server) remember(id any, p past) {
 	s.past[id] = p
 }
 
+// Past is what a Server remembers of a file or block device after it was closed,
+// for the next Server on the same start of the machine.
+type Past struct {
+	ID     blk.FileID
+	Syncs  uint32 // that failed
+	Writer string // the session that opened it for writing last
+}
+
+// Past lists it, in no order. After ServerSyncLost, and after a session has
+// opened a volume for writing, there is something new.
+func (s *Server) Past() (list []Past) {
+	for id, p := range s.past {
+		if f, ok := id.(blk.FileID); ok {
+			list = append(list, Past{f, p.syncs, p.writer})
+		}
+	}
+	return list
+}
+
 // verify makes what clients are told of a store that is being opened.
 func (s *Server) verify(id any, owner *Export) uint64 {
 	if owner != nil && owner.Volatile {

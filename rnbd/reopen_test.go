@@ -2,6 +2,7 @@ package rnbd
 
 import (
 	"bytes"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -295,6 +296,43 @@ func TestCutWhileOpening(t *testing.T) {
 		wantState(t, "the other", v2, Open)
 		if n := len(w.srv.Open()); n != 2 {
 			t.Errorf("after %d steps: %d are open at the server", steps, n)
+		}
+	}
+}
+
+// TestAnotherWriterTookOverBeforeARestart: B6 holds although the server that let
+// the other one write is not the one the first finds when it is back.
+func TestAnotherWriterTookOverBeforeARestart(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	writeFile(t, path, 1<<20)
+	exp := &Export{Name: "d", Path: path}
+	for _, other := range []bool{false, true} {
+		w := newWorld(t, ServerConfig{Boot: 7})
+		w.export(exp)
+		a, b := w.client("a"), w.client("b")
+		va := a.mustMap("d", rw)
+		a.cut()
+		late := &blk.Request{Op: blk.OpWrite, Len: 512, Buf: bytes.Repeat([]byte{1}, 512)}
+		done := a.submit(va, late)
+		if other {
+			vb := b.mustMap("d", rw)
+			if err := b.write(vb, 0, 2, 512, 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		b.cut()
+		w.run()
+		w.restart(ServerConfig{Boot: 7, Past: w.srv.Past()}, exp)
+		a.connect()
+		if !other {
+			if !*done || late.Err != nil {
+				t.Errorf("nobody else wrote: %v, %v", *done, late.Err)
+			}
+			continue
+		}
+		wantState(t, "the writer that was away", va, Closed)
+		if !*done || rdserr.Errno(late.Err) != rdserr.Errno(ErrStale) {
+			t.Errorf("its write: %v, %v; want %v", *done, late.Err, ErrStale)
 		}
 	}
 }

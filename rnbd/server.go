@@ -41,6 +41,10 @@ type session struct {
 func NewServer(cfg ServerConfig, env ServerEnv, rt Replier, rnd *rand.Rand) *Server {
 	s := &Server{cfg: cfg, env: env, rt: rt, rnd: rnd,
 		exports: map[string]*Export{}, volumes: map[any]*volume{}, past: map[any]past{}}
+	for _, p := range cfg.Past[:min(len(cfg.Past), maxPast)] {
+		s.past[p.ID] = past{p.Syncs, p.Writer}
+	}
+	s.cfg.Past = nil
 	if s.cfg.Boot == 0 {
 		s.cfg.Boot = rnd.Uint64()
 	}

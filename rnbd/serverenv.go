@@ -65,11 +65,12 @@ type ServerEvent struct {
 type ServerConfig struct {
 	// Boot is a number of this life of the machine, the same for every daemon
 	// until it is started again (a hash of the kernel's boot id). Clients learn by
-	// it that the page cache was lost. After ServerSyncLost the Server tells
-	// clients by itself; a shell that wants them to learn of it over a restart of
-	// the daemon too keeps that, and gives another Boot then. 0: it is not known, a random number is
-	// taken.
+	// it that the page cache was lost. 0: it is not known, a random number is taken.
 	Boot uint64
+	// Past is what Server.Past told before the daemon was started again, with the
+	// same Boot: a failed sync is told to clients that were away, and who was away
+	// while another wrote does not go on writing.
+	Past []Past
 	// MaxOpen is the most volumes one session has open; 1024.
 	MaxOpen int
 	// FirstID is the number of the first device opened, RandomID a random one.

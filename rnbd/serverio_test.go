@@ -3,6 +3,7 @@ package rnbd
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"testing"
 
@@ -276,13 +277,21 @@ func TestFailedSyncStays(t *testing.T) {
 
 // TestFailedSyncIsSeenAfterReopening: the store that was opened anew knows
 // nothing of a failed sync; who has unflushed writes is told by the verifier.
+// The serving daemon may be started again meanwhile.
 func TestFailedSyncIsSeenAfterReopening(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		t.Run(fmt.Sprintf("restart=%v", restart), func(t *testing.T) { failedSyncIsSeen(t, restart) })
+	}
+}
+
+func failedSyncIsSeen(t *testing.T, restart bool) {
 	path := filepath.Join(t.TempDir(), "f")
 	writeFile(t, path, 1<<20)
-	w := newWorld(t, ServerConfig{})
+	w := newWorld(t, ServerConfig{Boot: 7})
 	var f *blk.Fault
 	w.layers = func(d blk.Device) blk.Device { f = blk.NewFault(d, 1); return f }
-	w.export(&Export{Name: "d", Path: path, Rules: Rules{Shared: true}})
+	exp := &Export{Name: "d", Path: path, Rules: Rules{Shared: true}}
+	w.export(exp)
 	a, b := w.client("a"), w.client("b")
 	va, vb := a.mustMap("d", rw), b.mustMap("d", rw)
 	first := w.srv.Devices()[0].(*blk.Fault)
@@ -296,6 +305,9 @@ func TestFailedSyncIsSeenAfterReopening(t *testing.T) {
 	w.run()
 	if len(w.srv.Devices()) != 0 {
 		t.Fatal("still open")
+	}
+	if restart {
+		w.restart(ServerConfig{Boot: 7, Past: w.srv.Past()}, exp)
 	}
 	b.connect()
 	a.connect()

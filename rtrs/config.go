@@ -16,7 +16,7 @@ type ClientConfig struct {
 
 	HeartbeatEvery time.Duration // 10 ms to 1 min; 200 ms
 	MissedLimit    int           // intervals of silence that end a path, 2 to 100; 4
-	ConnTimeout    time.Duration // silence of one connection, asked, that ends its path; 2 s, at least that of the heartbeats
+	ConnTimeout    time.Duration // silence of one connection, asked, that ends its path; that of the heartbeats, and no shorter
 
 	ConnectTimeout time.Duration // for all of a path's connections and the first messages; 5 s
 	ReconnectMin   time.Duration // longest first pause before reconnecting; 100 ms
@@ -59,7 +59,7 @@ func (c ClientConfig) withDefaults() (ClientConfig, error) {
 	def(&c.HeartbeatEvery, 200*time.Millisecond)
 	def(&c.MissedLimit, 4)
 	silence := c.HeartbeatEvery * time.Duration(c.MissedLimit)
-	def(&c.ConnTimeout, max(2*time.Second, silence))
+	def(&c.ConnTimeout, silence)
 	def(&c.ConnectTimeout, 5*time.Second)
 	def(&c.ReconnectMin, 100*time.Millisecond)
 	def(&c.ReconnectMax, max(5*time.Second, c.ReconnectMin))

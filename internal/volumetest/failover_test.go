@@ -12,9 +12,9 @@ import (
 const (
 	worstStall     = 2 * time.Second
 	worstDetection = time.Second
-	// One connection of a path may be silent for longer, because what is sent on
-	// it can take long: rtrs.ClientConfig.ConnTimeout, and a heartbeat's interval.
-	worstHalf = 2*time.Second + 400*time.Millisecond
+	// One connection of a path is asked at the next heartbeat, and judged at one:
+	// rtrs.ClientConfig.ConnTimeout, and two intervals.
+	worstHalf = 800*time.Millisecond + 400*time.Millisecond
 )
 
 // TestFailovers: paths are cut, silent, flapping, slow and lossy, and in the end

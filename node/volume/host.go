@@ -83,7 +83,7 @@ func newHost(cfg Config, deps Deps, drv driver) (*Host, error) {
 		store: store, drv: drv, layer: deps.Layer, slots: make(chan struct{}, maxWaits),
 		clients: map[string]*client{}, nextID: old.NextID, exports: map[string]*export{}}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
-	if h.srv, err = newServer(h); err == nil {
+	if h.srv, err = newServer(h, &old); err == nil {
 		err = h.startExports(&old)
 	}
 	if err != nil {

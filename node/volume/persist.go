@@ -15,9 +15,13 @@ func (h *Host) save() error { return h.store.write(func() state { return h.snaps
 func (h *Host) saveStopped() error { return h.store.write(func() state { return h.snapshot(false) }) }
 
 func (h *Host) snapshot(running bool) state {
+	st := state{Running: running}
+	if h.srv != nil {
+		st.Past = h.srv.past()
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	st := state{Running: running, NextID: h.nextID}
+	st.NextID = h.nextID
 	for _, x := range h.exports {
 		if x.spec.Persist {
 			st.Exports = append(st.Exports, x.spec.state())

@@ -5,10 +5,12 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/blk/nbd"
 )
 
@@ -110,6 +112,34 @@ func TestSocketsAreBackAfterACrash(t *testing.T) {
 	}
 	if i, err := client.h.Mapping(m.ID); err != nil || i.Persist {
 		t.Fatalf("%+v, %v", i, err)
+	}
+}
+
+// TestPastSurvivesACrash: that a sync failed, and who wrote last, is known to the
+// daemon that is started after a crash of the serving one.
+func TestPastSurvivesACrash(t *testing.T) {
+	server, client, stores, m := withFaults(t, file(t, "disk", 8<<20), MapSpec{})
+	c := open(t, m)
+	if err := writePattern(c, 0, 4096, 1, 4096); err != nil {
+		t.Fatal(err)
+	}
+	known := func(failed uint32) func() bool {
+		return func() bool {
+			st, err := server.h.store.read()
+			return err == nil && len(st.Past) == 1 && st.Past[0].Syncs == failed && st.Past[0].Writer == client.h.Mappings()[0].Session
+		}
+	}
+	eventually(t, "the writer is written down", known(0))
+	stores.add(blk.Rule{Ops: blk.Ops(blk.OpFlush), Err: blk.ErrMedium, Count: 1})
+	if err := c.Flush(); err == nil {
+		t.Fatal("the flush did not fail")
+	}
+	eventually(t, "the failed sync is written down", known(1))
+	before := server.h.srv.past()
+	server.crash()
+	server.start()
+	if got := server.h.srv.past(); !slices.Equal(got, before) {
+		t.Errorf("after a crash %+v is known, before %+v", got, before)
 	}
 }
 

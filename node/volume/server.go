@@ -1,9 +1,11 @@
 package volume
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -47,7 +49,7 @@ const (
 	batchSize  = 64 // requests submitted to a device at once
 )
 
-func newServer(h *Host) (*server, error) {
+func newServer(h *Host, old *state) (*server, error) {
 	s := &server{h: h, sessions: map[*rtrs.ServerSession]*serverSession{}}
 	c := &h.cfg
 	rnd := h.random()
@@ -59,7 +61,7 @@ func newServer(h *Host) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: bootNumber(h.store.boot)}, (*exportEnv)(s), s.rt, rnd)
+	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: bootNumber(h.store.boot), Past: h.store.past(old)}, (*exportEnv)(s), s.rt, rnd)
 	s.init(h, func(now time.Duration) { s.rt.Tick(now) }, s.rt.Next, func() {
 		now := s.lock(s.clock())
 		s.due(now)
@@ -67,6 +69,17 @@ func newServer(h *Host) (*server, error) {
 	})
 	h.work.Add(1) // until rt has ended
 	return s, nil
+}
+
+// past is what a next Host must know of what this one serves.
+func (s *server) past() (list []pastState) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.rn.Past() {
+		list = append(list, pastState{p.ID.Dev, p.ID.Ino, p.ID.Block, p.Syncs, p.Writer})
+	}
+	slices.SortFunc(list, func(a, b pastState) int { return cmp.Or(cmp.Compare(a.Dev, b.Dev), cmp.Compare(a.Ino, b.Ino)) })
+	return list
 }
 
 // bootNumber is a number for this start of the machine.

@@ -7,6 +7,7 @@ import (
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // serverEnv is what the RTRS server needs done, with mu held.
@@ -137,4 +138,11 @@ func (e *exportEnv) Event(x rnbd.ServerEvent) {
 		ev.Text = fmt.Sprintf("the store of volume %s failed a %v", x.Name, x.Op)
 	}
 	e.event(ev)
+	if x.Kind == rnbd.ServerSyncLost || x.Kind == rnbd.ServerOpened && x.Access != wire.RNBDReadOnly {
+		e.h.work.Go(func() { // ends when Server.Past is written down
+			if err := e.h.save(); err != nil {
+				e.h.log.Error("volume: the state cannot be kept", "err", err)
+			}
+		})
+	}
 }

@@ -14,7 +14,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rnbd"
 )
 
 // Design notes.
@@ -41,6 +43,16 @@ type state struct {
 	NextID   uint64         `json:"next_id"`
 	Exports  []exportState  `json:"exports,omitempty"`
 	Mappings []mappingState `json:"mappings,omitempty"`
+	Past     []pastState    `json:"past,omitempty"` // of this start of the machine
+}
+
+// pastState is what the server knows of a file or block device (rnbd.Past).
+type pastState struct {
+	Dev    uint64 `json:"dev"`
+	Ino    uint64 `json:"ino,omitempty"`
+	Block  bool   `json:"block,omitempty"`
+	Syncs  uint32 `json:"failed_syncs,omitempty"`
+	Writer string `json:"writer,omitempty"`
 }
 
 type exportState struct {
@@ -163,6 +175,18 @@ func (s *store) read() (state, error) {
 // crashed tells whether the Host that left st ended without a stop, on a machine
 // that has not started anew since.
 func (s *store) crashed(st *state) bool { return st.Running && st.Boot == s.boot }
+
+// past is what the Host that left st knew of files that the machine has not
+// forgotten since.
+func (s *store) past(st *state) (list []rnbd.Past) {
+	if st.Boot != s.boot {
+		return nil
+	}
+	for _, p := range st.Past {
+		list = append(list, rnbd.Past{ID: blk.FileID{Dev: p.Dev, Ino: p.Ino, Block: p.Block}, Syncs: p.Syncs, Writer: p.Writer})
+	}
+	return list
+}
 
 // write replaces the file by what now is.
 func (s *store) write(now func() state) error {

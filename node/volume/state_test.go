@@ -10,6 +10,9 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rnbd"
 )
 
 func TestStateSurvives(t *testing.T) {
@@ -22,7 +25,8 @@ func TestStateSurvives(t *testing.T) {
 		Allow: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Sessions: []string{"web-*"}, Persist: true}
 	mapping := MapSpec{ID: "v7", Node: "n", Name: "d", As: AsSocket, Socket: "/s", Session: "a-b", Paths: []PathSpec{{"", "n:1"}},
 		Policy: PolicyMinLatency, QueueDepth: 8, Access: AccessRW, IOTimeout: 3 * time.Second, LossTimeout: time.Minute, OnLoss: OnLossError, Persist: true}
-	want := state{Running: true, NextID: 8, Exports: []exportState{export.state()}, Mappings: []mappingState{mapping.state("")}}
+	want := state{Running: true, NextID: 8, Exports: []exportState{export.state()}, Mappings: []mappingState{mapping.state("")},
+		Past: []pastState{{Dev: 3, Ino: 4, Syncs: 1, Writer: "a-b"}, {Dev: 5, Block: true, Writer: "c"}}}
 	if err := s.write(func() state { return want }); err != nil {
 		t.Fatal(err)
 	}
@@ -49,7 +53,11 @@ func TestStateSurvives(t *testing.T) {
 	if !s.crashed(&st) {
 		t.Fatal("no crash was seen where there was no stop")
 	}
-	if st.Boot = "another"; s.crashed(&st) {
+	if got := s.past(&st); len(got) != 2 || got[0] != (rnbd.Past{ID: blk.FileID{Dev: 3, Ino: 4}, Syncs: 1, Writer: "a-b"}) ||
+		got[1] != (rnbd.Past{ID: blk.FileID{Dev: 5, Block: true}, Writer: "c"}) {
+		t.Fatalf("of the past: %+v", got)
+	}
+	if st.Boot = "another"; s.crashed(&st) || s.past(&st) != nil {
 		t.Fatal("a start of the machine was taken for a crash of the daemon")
 	}
 	left, _ := filepath.Glob(filepath.Join(dir, "*.new"))
