@@ -142,7 +142,7 @@ func DefaultConfig() *Config {
 			RecvBufferBytes:   1 << 20,
 			SendBufferMax:     64 << 20,
 			RecvBufferMax:     64 << 20,
-			TCPBufferBytes:    128 << 10,
+			TCPBufferBytes:    96 << 10,
 			TCPCongestion:     "cubic",
 			HardLimitFactor:   4,
 			ReconnectMin:      Duration{100 * time.Millisecond},
