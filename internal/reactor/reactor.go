@@ -56,7 +56,9 @@ type Reactor struct {
 	spin   spin
 	rest   rest
 	events [maxEvents]unix.EpollEvent
-	late   int // events a blocking wait has brought, not handled yet
+	late   int     // events a blocking wait has brought, not handled yet
+	eager  *source // was ready last, of those that are Eager
+	tries  int     // how often it was asked since epoll was
 
 	turns, sleeps, wakes, spins atomic.Uint64
 }
@@ -168,7 +170,7 @@ func (r *Reactor) loop() {
 		if !busy && r.now-was > lostTurn {
 			r.spin.lost()
 		}
-		if r.turn() {
+		if r.turn(!busy) {
 			if !busy {
 				r.spin.found()
 				r.rest.longs = 0
@@ -198,8 +200,10 @@ func (r *Reactor) loop() {
 }
 
 // turn does a bounded piece of whatever there is and reports whether there was
-// anything.
-func (r *Reactor) turn() (worked bool) {
+// anything. When the one before found nothing, what a poller brings is ended
+// before epoll is asked: somebody waits for it, and nothing else that could go
+// with it is there.
+func (r *Reactor) turn(spinning bool) (worked bool) {
 	add(&r.turns)
 	if r.queue.posted.Load() {
 		worked = r.queue.run()
@@ -210,10 +214,23 @@ func (r *Reactor) turn() (worked bool) {
 	if len(r.hot.list) > 0 {
 		worked = r.hot.poll(r.now) || worked
 	}
+	if spinning && len(r.ends) > 0 {
+		r.runEnds()
+		worked = true
+	}
 	n := r.late
 	r.late = 0
 	if n == 0 {
-		n = r.look()
+		asked := false
+		if spinning {
+			var got bool
+			asked, got = r.try()
+			worked = worked || got
+		}
+		if !asked {
+			r.tries = 0
+			n = r.look()
+		}
 	}
 	if n > 0 {
 		worked = true

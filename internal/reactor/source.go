@@ -15,10 +15,26 @@ type Handler interface {
 	Ready(events uint32)
 }
 
+// Eager is a Handler whose descriptor can be looked at by itself. The one of them
+// that was ready last is asked in place of epoll most times while the reactor
+// spins: that saves a system call where an answer is waited for.
+type Eager interface {
+	Handler
+	// Try does what Ready does when there is something to be read, and reports
+	// whether there was. It is not called after Remove, but whatever events are
+	// asked for.
+	Try() (worked bool)
+}
+
+// eagerTries is how often in a row an Eager is asked before epoll is.
+const eagerTries = 3
+
 // source is a registered descriptor. It is not changed after it is published.
 type source struct {
-	h   Handler
-	gen uint32
+	h     Handler
+	eager Eager // h, if it is one
+	fd    int
+	gen   uint32
 }
 
 // Add watches fd for events (unix.EPOLLIN, ...; EPOLLERR and EPOLLHUP always
@@ -37,7 +53,8 @@ func (r *Reactor) Add(fd int, events uint32, h Handler) error {
 		return fmt.Errorf("reactor: Add: descriptor %d is there already", fd)
 	}
 	r.gen++
-	table[fd].Store(&source{h, r.gen})
+	eager, _ := h.(Eager)
+	table[fd].Store(&source{h, eager, fd, r.gen})
 	ev := unix.EpollEvent{Events: events, Fd: int32(fd), Pad: int32(r.gen)}
 	if err := unix.EpollCtl(r.epfd, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
 		table[fd].Store(nil)
@@ -109,7 +126,25 @@ func (r *Reactor) dispatch(n int) {
 			continue // a ring: its purpose was to end the sleep
 		}
 		if s := r.source(int(ev.Fd)); s != nil && s.gen == uint32(ev.Pad) {
+			if s.eager != nil && ev.Events&unix.EPOLLIN != 0 {
+				r.eager = s
+			}
 			s.h.Ready(ev.Events)
 		}
 	}
+}
+
+// try asks the Eager that was ready last, if it is still there and epoll need not
+// be asked; asked says so.
+func (r *Reactor) try() (asked, worked bool) {
+	s := r.eager
+	if s == nil || r.tries >= eagerTries {
+		return false, false
+	}
+	if r.source(s.fd) != s {
+		r.eager = nil
+		return false, false
+	}
+	r.tries++
+	return true, s.eager.Try()
 }

@@ -48,6 +48,68 @@ func testReady(t *testing.T, r *Reactor) {
 	within(t, "the event that waited", got)
 }
 
+// eagerFD counts what its two ways of reading an eventfd found.
+type eagerFD struct {
+	fd           int
+	ready, tried atomic.Int32 // that found something
+	tries        atomic.Int32
+}
+
+func (e *eagerFD) Ready(uint32) { e.ready.Add(e.take()) }
+
+func (e *eagerFD) Try() bool {
+	e.tries.Add(1)
+	n := e.take()
+	e.tried.Add(n)
+	return n > 0
+}
+
+func (e *eagerFD) take() int32 {
+	var b [8]byte
+	if n, _ := unix.Read(e.fd, b[:]); n == 8 {
+		return 1
+	}
+	return 0
+}
+
+// TestEager: the one that was ready last is asked between looks at epoll, nothing
+// of it or of others is missed, and it is left alone once it was removed.
+func TestEager(t *testing.T) {
+	r := open(t, 10*time.Second)
+	e, other := &eagerFD{fd: eventfd(t)}, eventfd(t)
+	var others atomic.Int32
+	if err := r.Add(e.fd, unix.EPOLLIN, e); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Add(other, unix.EPOLLIN, readyFunc(func(uint32) { drainFD(other); others.Add(1) })); err != nil {
+		t.Fatal(err)
+	}
+	for i := range int32(1000) {
+		ringFD(e.fd)
+		ringFD(other)
+		for limit := time.Now().Add(10 * time.Second); e.ready.Load()+e.tried.Load() != i+1 || others.Load() != i+1; {
+			if time.Now().After(limit) {
+				t.Fatalf("%d rings, %d seen by Ready, %d by Try, %d of the other's", i+1, e.ready.Load(), e.tried.Load(), others.Load())
+			}
+			time.Sleep(10 * time.Microsecond)
+		}
+	}
+	if e.ready.Load() == 0 || e.tried.Load() == 0 {
+		t.Errorf("%d seen by Ready, %d by Try", e.ready.Load(), e.tried.Load())
+	}
+	if err := r.Remove(e.fd); err != nil {
+		t.Fatal(err)
+	}
+	r.Sync()
+	n := e.tries.Load()
+	ringFD(e.fd)
+	time.Sleep(time.Millisecond)
+	r.Sync()
+	if e.tries.Load() != n {
+		t.Error("asked after Remove")
+	}
+}
+
 func TestAddMistakes(t *testing.T) {
 	r := open(t, 0)
 	fd := eventfd(t)

@@ -94,3 +94,13 @@ func (l *Link) Ready(events uint32) {
 		l.read()
 	}
 }
+
+// Try is called by the reactor while it spins; see reactor.Eager.
+func (l *Link) Try() bool {
+	if l.paused || l.ended {
+		return false
+	}
+	before := l.loop.reads
+	l.read()
+	return l.loop.reads != before
+}

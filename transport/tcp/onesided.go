@@ -184,6 +184,16 @@ func (l *OneSided) resume() {
 	}
 }
 
+// Try is called by the reactor while it spins; see reactor.Eager.
+func (l *OneSided) Try() bool {
+	if l.ended {
+		return false
+	}
+	before := l.loop.reads
+	l.read()
+	return l.loop.reads != before
+}
+
 // read reads what is there, within bounds: one turn.
 func (l *OneSided) read() {
 	err := l.readTurn()

@@ -23,6 +23,7 @@ type loop struct {
 	r     *reactor.Reactor
 	stage [stageBytes]byte // what one read brought; used up before the next
 	iov   [2]unix.Iovec
+	reads uint64 // that brought something, an end too
 }
 
 // read reads what is there, within bounds.
@@ -65,6 +66,14 @@ func (l *Link) read() {
 
 // receive reads once, into want and then into room bytes of the stage.
 func (p *loop) receive(fd int, want []byte, room int) (int, error) {
+	n, err := p.receiveOnce(fd, want, room)
+	if err != unix.EAGAIN && err != unix.EINTR {
+		p.reads++
+	}
+	return n, err
+}
+
+func (p *loop) receiveOnce(fd int, want []byte, room int) (int, error) {
 	if want == nil {
 		return recv(fd, p.stage[:room])
 	}
