@@ -91,7 +91,9 @@ func newHost(cfg Config, deps Deps, drv driver) (*Host, error) {
 		return nil, err
 	}
 	h.startMappings(&old)
+	h.mu.Lock()
 	h.started = true
+	h.mu.Unlock()
 	if err := h.save(); err != nil {
 		h.log.Error("volume: the state cannot be kept", "err", err)
 	}

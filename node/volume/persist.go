@@ -14,14 +14,31 @@ func (h *Host) save() error { return h.store.write(func() state { return h.snaps
 // saveStopped writes down what the next Host takes up after a stop in order.
 func (h *Host) saveStopped() error { return h.store.write(func() state { return h.snapshot(false) }) }
 
+// keepPast writes down what Server.Past tells anew, in the background. Until the
+// Host has taken up what an earlier one left nothing may be written; it is then.
+func (h *Host) keepPast() {
+	h.work.Go(func() { // ends when it is written
+		h.mu.Lock()
+		started := h.started
+		h.mu.Unlock()
+		if !started {
+			return
+		}
+		if err := h.save(); err != nil {
+			h.log.Error("volume: the state cannot be kept", "err", err)
+		}
+	})
+}
+
 func (h *Host) snapshot(running bool) state {
-	st := state{Running: running}
+	var st state
 	if h.srv != nil {
 		st.Past = h.srv.past()
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	st.NextID = h.nextID
+	running = running && !h.closing // who saves late does not take the stop back
+	st.Running, st.NextID = running, h.nextID
 	for _, x := range h.exports {
 		if x.spec.Persist {
 			st.Exports = append(st.Exports, x.spec.state())

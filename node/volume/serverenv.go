@@ -139,10 +139,6 @@ func (e *exportEnv) Event(x rnbd.ServerEvent) {
 	}
 	e.event(ev)
 	if x.Kind == rnbd.ServerSyncLost || x.Kind == rnbd.ServerOpened && x.Access != wire.RNBDReadOnly {
-		e.h.work.Go(func() { // ends when Server.Past is written down
-			if err := e.h.save(); err != nil {
-				e.h.log.Error("volume: the state cannot be kept", "err", err)
-			}
-		})
+		e.h.keepPast()
 	}
 }
