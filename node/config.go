@@ -56,7 +56,7 @@ type RDSConfig struct {
 	RecvBufferBytes   Bytes        `toml:"recv_buffer_bytes" usage:"receive buffer (soft limit) of a socket that does not ask" want:"a size such as \"1MiB\", at least 4KiB and at most rds.recv_buffer_max_bytes"`
 	SendBufferMax     Bytes        `toml:"send_buffer_max_bytes" usage:"largest send buffer a socket may ask for" want:"a size such as \"64MiB\", at most limits.memory_bytes"`
 	RecvBufferMax     Bytes        `toml:"recv_buffer_max_bytes" usage:"largest receive buffer a socket may ask for" want:"a size such as \"64MiB\", at most limits.memory_bytes"`
-	TCPBufferBytes    Bytes        `toml:"tcp_buffer_bytes" usage:"what TCP may hold of one lane in each direction (of lanes there are up to 8 a peer); 0: as the kernel sees fit" want:"0, or a size such as \"256KiB\", 16KiB to 64MiB"`
+	TCPBufferBytes    Bytes        `toml:"tcp_buffer_bytes" usage:"what TCP may hold of one lane at the sender, and a third more at the receiver (of lanes there are up to 8 a peer); 0: as the kernel sees fit" want:"0, or a size such as \"256KiB\", 16KiB to 64MiB"`
 	TCPCongestion     string       `toml:"tcp_congestion" usage:"TCP congestion control of links and volume connections; empty: the kernel's default. One that paces (bbr) costs up to half the throughput within a rack" want:"a name such as \"cubic\" or \"dctcp\", or \"\""`
 	HardLimitFactor   int          `toml:"hard_limit_factor" usage:"hard receive limit as a multiple of the soft one" want:"2 to 64"`
 	ReconnectMin      Duration     `toml:"reconnect_min" usage:"first reconnect delay (full jitter)" want:"a duration such as \"100ms\", at least 1ms and at most rds.reconnect_max"`

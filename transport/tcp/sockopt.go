@@ -32,8 +32,10 @@ func setOptions(fd, buffer int) error {
 	if buffer == 0 {
 		return nil
 	}
-	for _, o := range []int{unix.SO_SNDBUF, unix.SO_RCVBUF} {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, o, buffer); err != nil {
+	// What is on its way to a reader who has no turn yet shall not stop the sender.
+	// With equal buffers of 96 KiB 1 MiB datagrams were a fifth slower.
+	for _, o := range []struct{ name, value int }{{unix.SO_SNDBUF, buffer}, {unix.SO_RCVBUF, buffer + buffer/3}} {
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, o.name, o.value); err != nil {
 			return os.NewSyscallError("setsockopt", err)
 		}
 	}
