@@ -21,10 +21,10 @@ import (
 
 // Provider makes TCP links, each of which belongs to one of its reactors.
 type Provider struct {
-	// BufferBytes bounds what TCP itself holds of a link in each direction, a third
-	// more where it is received; 0:
-	// the kernel sizes its buffers, up to several MiB. What stands there cannot be
-	// overtaken by another flow of the lane. Set it before the first link.
+	// BufferBytes bounds what TCP itself holds of a link at the sender, and a third
+	// more at the receiver; 0: the kernel sizes its buffers, up to several MiB. What
+	// stands there cannot be overtaken by another flow of the lane. Set it before
+	// the first link.
 	BufferBytes int
 
 	// Congestion is the congestion control of the connections, such as "cubic";
