@@ -311,7 +311,12 @@ func (f *fakeServer) Up(s *ServerSession)   { f.ups = append(f.ups, s) }
 func (f *fakeServer) Down(s *ServerSession) { f.downs = append(f.downs, s) }
 func (f *fakeServer) Closed()               { f.closed++ }
 func (f *fakeServer) Event(e Event)         { f.events = append(f.events, e) }
+
+// Request: data is given where it lies, in the chunk: nothing is copied.
 func (f *fakeServer) Request(r *ServerReq) {
+	if chunk := r.Session.chunk(uint32(r.chunk)); len(r.Data) > 0 && &r.Data[0] != &chunk[0] {
+		f.t.Errorf("the data of request %d is not in its chunk", r.Seq)
+	}
 	f.reqs = append(f.reqs, r)
 	if f.request != nil {
 		f.request(r)
