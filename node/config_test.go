@@ -91,6 +91,7 @@ func TestWrongFiles(t *testing.T) {
 		{"address twice", "version = 1\n[rds]\naddresses = [\"10.0.0.1\",\"10.0.0.1\"]\n", ":3", "rds.addresses", "twice"},
 		{"lanes", "version = 1\nrds.lanes = 9\n", ":2", "rds.lanes", "1 to 8"},
 		{"heartbeat", "version = 1\n[rds]\nheartbeat_timeout = \"1s\"\n", ":3", "rds.heartbeat_timeout", "longer than"},
+		{"congestion", "version = 1\n[rds]\ntcp_congestion = \"no such\"\n", ":3", "rds.tcp_congestion", "is no name of a congestion control"},
 		{"remote without insecure", "version = 1\n[api]\nremote_listen = \"10.0.0.1:1\"\n", ":3", "api.remote_listen", "insecure = true"},
 		{"relative socket", "version = 1\n[api]\nsocket = \"x.sock\"\n", ":3", "api.socket", "absolute"},
 		{"mode", "version = 1\n[api]\nsocket_mode = \"rw\"\n", ":3", "api.socket_mode", "0660"},
