@@ -81,8 +81,9 @@ func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
 // waiting is a link accepted while an older one of its lane still closes.
 type waiting struct{ gen, born uint64 }
 
-// maxWaiting bounds the links that wait for their predecessors' end.
-const maxWaiting = 8
+// maxWaiting bounds the links that wait for their predecessors' end. A daemon that
+// was stopped for seconds finds every connection a kernel has made since.
+const maxWaiting = 64
 
 // next begins the life of the oldest link that waits. When others wait behind
 // it, it is stale already, and is only read to its end.
@@ -112,7 +113,7 @@ func (p *Path) legacy(now time.Duration) bool {
 		c.kind = KindKernelLegacy
 		last := p
 		c.Paths(func(x *Path) {
-			if x.expected > 0 && x.born > last.born {
+			if x.expected > 0 && x.read > last.read {
 				last = x
 			}
 		})
@@ -155,7 +156,7 @@ func (p *Path) mustWait() (yes bool) {
 func (p *Path) inherit() {
 	var last *Path
 	p.c.Paths(func(x *Path) {
-		if x != p && x.expected > 0 && x.state != Up && (last == nil || x.born > last.born) {
+		if x != p && x.expected > 0 && x.state != Up && (last == nil || x.read > last.read) {
 			last = x
 		}
 	})

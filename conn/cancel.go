@@ -72,7 +72,7 @@ func (c *Conn) Cancel(now time.Duration, owner Completer, port uint16, why Why) 
 		n := m.Datagrams()
 		c.ctr.SendCancelled += uint64(n)
 		cancelled += n
-		m.Owner.Completed(m, Cancelled, why)
+		c.completed(m, Cancelled, why)
 	}
 	return cancelled, begun
 }
@@ -85,7 +85,7 @@ func (c *Conn) Abandon(why Why) {
 			if m.Owner == nil {
 				c.owner.FreeMsg(m)
 			} else {
-				m.Owner.Completed(m, o, why)
+				c.completed(m, o, why)
 			}
 			return true
 		}

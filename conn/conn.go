@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -28,7 +27,9 @@ type Config struct {
 	Ping         bool          // answer pings
 	AckFrames    int           // ask for an acknowledgement after so many frames
 	AckBytes     int           // and after so many bytes
+	AckStep      int           // after so many bytes if their sender waits
 	Trains       bool          // send and take trains (wire.Train)
+	LaneLoad     int           // bytes on a lane from which on a flow at rest leaves it for another
 }
 
 // DefaultConfig is the configuration of a daemon nobody configured.
@@ -39,7 +40,7 @@ func DefaultConfig() Config {
 		DialTimeout: 5 * time.Second, ProbeTimeout: 3 * time.Second,
 		Heartbeat: 10 * time.Second, DeadAfter: 30 * time.Second,
 		AckDelay: 20 * time.Millisecond, AckPoll: 2 * time.Millisecond, MapInterval: 2 * time.Millisecond,
-		Ping: true, AckFrames: 256, AckBytes: 1 << 20, Trains: true,
+		Ping: true, AckFrames: 256, AckBytes: 1 << 20, AckStep: 128 << 10, Trains: true, LaneLoad: 64 << 10,
 	}
 }
 
@@ -82,6 +83,7 @@ type Conn struct {
 	known   int    // NPATHS a kernel has answered to: it maps source ports by it
 	asked   uint8  // lanes a larger peer asked to be connected on, a bit each
 	paths   [wire.MaxLanes]*Path
+	flows   *[flowLanes]flowLane
 	pending list // accepted before the lanes were known
 	armed   time.Duration
 	links   uint64 // begun so far
@@ -153,26 +155,19 @@ func (c *Conn) path(i int) *Path {
 	return c.paths[i]
 }
 
-// lane keeps all messages of one source port on one lane, as the kernel does
-// (RDS_MPATH_HASH); which one is nobody else's business.
-func (c *Conn) lane(sport uint16) int {
-	if mutant.On(mutant.SprayLanes) {
-		return c.rng.Intn(c.lanes)
-	}
-	return int(uint32(sport) * 0x9e3779b1 >> 16 % uint32(c.lanes))
-}
-
 // Enqueue takes a message over. It will be Completed exactly once.
 func (c *Conn) Enqueue(now time.Duration, m *Msg) {
 	m.At = now
 	// The lanes are known from the peer's probe on, the first of them is usable
 	// from its answer to ours: until then all wait in one line (D2).
 	if c.lanes == 0 || c.grow != 0 || c.pending.head != nil {
+		c.accepted(m)
 		c.pending.push(m)
 		c.path(0).want(now)
 		return
 	}
-	p := c.path(c.lane(m.SPort))
+	p := c.lane(now, m.SPort)
+	c.accepted(m)
 	p.enqueue(m)
 	p.want(now)
 }
@@ -187,10 +182,11 @@ func (c *Conn) EnqueueChain(now time.Duration, head *Msg) {
 		}
 		return
 	}
-	p := c.path(c.lane(head.SPort))
+	p := c.lane(now, head.SPort)
 	for m := head; m != nil; {
 		next := m.next
 		m.At = now
+		c.accepted(m)
 		p.enqueue(m)
 		m = next
 	}
@@ -204,7 +200,7 @@ func (c *Conn) spread(now time.Duration) {
 	}
 	for c.pending.head != nil {
 		m := c.pending.pop()
-		p := c.path(c.lane(m.SPort))
+		p := c.lane(now, m.SPort)
 		p.enqueue(m)
 		p.want(now)
 	}

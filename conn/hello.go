@@ -250,6 +250,7 @@ func (c *Conn) tryGrow(now time.Duration) {
 		return
 	}
 	c.lanes, c.grow = c.grow, 0
+	c.forgetLanes()
 	c.openLanes(now)
 	c.spread(now)
 }
@@ -393,6 +394,7 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 	}
 	c.gather()
 	c.lanes, c.trains, c.grow, c.known = 0, false, 0, 0
+	c.forgetLanes()
 	if c.pending.head != nil {
 		c.path(0).want(now)
 	}

@@ -78,7 +78,8 @@ type Path struct {
 
 	// Receive side.
 	expected   uint64
-	ackPending bool // an acknowledgement is asked for: send it with the next batch
+	read       uint64 // of all links of the connection, which one moved expected last
+	ackPending bool   // an acknowledgement is asked for: send it with the next batch
 	ackDue     time.Duration
 	ackedRx    uint64              // last acknowledgement sent
 	refusing   map[uint16]struct{} // ports whose flow waits for FlagResume
@@ -368,7 +369,7 @@ func (p *Path) anyCancelled() bool {
 
 func (p *Path) done(m *Msg, o Outcome, why Why) {
 	if m.Owner != nil {
-		m.Owner.Completed(m, o, why)
+		p.c.completed(m, o, why)
 		return
 	}
 	if m.Kind == MsgRefuse {

@@ -138,7 +138,7 @@ func (p *Path) receiveHandshake(now time.Duration, h *wire.Header, f *transport.
 	if err == nil && seq != 0 && p.c.kind != KindRdsd {
 		// An rdsd that did not know us yet: its ping's sequence counts for the
 		// path it thought of, which may not be this one.
-		p.rx().expected = seq + 1
+		p.moveOn(seq)
 	}
 	return err
 }
@@ -217,7 +217,7 @@ func (p *Path) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kin
 				return err
 			}
 		}
-		p.rx().expected = h.Seq + 1
+		p.moveOn(h.Seq)
 	} else if rdsd && kind == wire.KindControl {
 		if err := p.ack(now, h.Ack); err != nil {
 			return err
@@ -225,6 +225,12 @@ func (p *Path) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kin
 	}
 	p.count(f)
 	return nil
+}
+
+// moveOn: seq has been dealt with.
+func (p *Path) moveOn(seq uint64) {
+	r := p.rx()
+	r.expected, r.read = seq+1, p.born
 }
 
 // place delivers a datagram, or refuses it to an rdsd, or pauses a kernel.

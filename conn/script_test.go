@@ -19,7 +19,7 @@ var update = flag.Bool("update", false, "write the expected lines of testdata/*.
 // with ">" are what happens to the Conn under test, the lines below what it
 // does. Others begin with "#". text_test.go has the notation of frames.
 //
-//	conn LOCAL REMOTE [lanes=N credit=LOG2 ping=off ackframes=N ackbytes=N trains=on]
+//	conn LOCAL REMOTE [lanes=N credit=LOG2 ping=off ackframes=N ackbytes=N ackstep=N laneload=N trains=on]
 //	send SPORT>DPORT LEN [want]        a socket sends
 //	train SPORT>DPORT LEN N|L,L,... [want]  LEN bytes as N datagrams, or with a table of lengths
 //	cell TAG                           what stands in the cell of the message with this first tag
@@ -129,6 +129,10 @@ func tune(t testing.TB, c *Config, words []string) {
 			c.AckFrames = n
 		case "ackbytes":
 			c.AckBytes = n
+		case "ackstep":
+			c.AckStep = n
+		case "laneload":
+			c.LaneLoad = n
 		default:
 			t.Fatalf("no such setting: %s", word)
 		}

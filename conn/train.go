@@ -42,6 +42,7 @@ func (p *Path) split(m *Msg) {
 	for cut.Left() > 1 {
 		n := p.c.owner.NewMsg()
 		*n = *m
+		p.c.accepted(n)
 		n.Payload, _ = cut.Next()
 		n.Bytes = uint32(len(n.Payload))
 		m.Bytes -= n.Bytes

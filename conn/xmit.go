@@ -237,7 +237,7 @@ func (p *Path) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
 			flags = m.flags
 			p.sinceAck.frames++
 			p.sinceAck.bytes += len(m.Payload)
-			if p.sinceAck.frames >= p.c.cfg.AckFrames || p.sinceAck.bytes >= p.c.cfg.AckBytes || m.Want && p.lastOfRun(m) {
+			if p.sinceAck.frames >= p.c.cfg.AckFrames || p.sinceAck.bytes >= p.c.cfg.AckBytes || m.Want && (p.sinceAck.bytes >= p.c.cfg.AckStep || p.lastOfRun(m)) {
 				flags |= wire.FlagAckRequired
 				p.sinceAck.frames, p.sinceAck.bytes = 0, 0
 			}
@@ -248,7 +248,8 @@ func (p *Path) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
 }
 
 // lastOfRun: asking once, at the end of a run of datagrams whose sender waits
-// for their outcome, is enough.
+// for their outcome, is enough; in a long run now and then, for a sender that waits
+// for room goes on with the first of it while the rest is under way.
 func (p *Path) lastOfRun(m *Msg) bool {
 	n := p.queue.head()
 	return n == nil || n.Owner != m.Owner || !n.Want

@@ -26,6 +26,7 @@ const (
 	LoseRest                  // what is left of a train that was read in part is lost
 	FreedQuiet                // memory a client gives back does not clear its port
 	CellStale                 // a refused message keeps its sequence in its cell
+	MoveEarly                 // a flow leaves its lane while something of it is under way
 	NoDrained                 // a closed socket's last outcome is not told
 	Count          = iota     // number of rules
 )
@@ -35,4 +36,4 @@ var Names = [...]string{SkipFlagTest: "SkipFlagTest", AckEarly: "AckEarly", Retr
 	ForgetRefusal: "ForgetRefusal", SkipHold: "SkipHold", CancelQueued: "CancelQueued", LoseWake: "LoseWake", NoMapOnConnect: "NoMapOnConnect",
 	OldLink: "OldLink", DoubleOutcome: "DoubleOutcome", IgnoreHard: "IgnoreHard", NoResume: "NoResume", LeakBudget: "LeakBudget",
 	KernelEarly: "KernelEarly", SprayLanes: "SprayLanes", PauseRdsd: "PauseRdsd", NoSpace: "NoSpace",
-	TrainOnce: "TrainOnce", SplitRest: "SplitRest", SendTrains: "SendTrains", LoseRest: "LoseRest", FreedQuiet: "FreedQuiet", CellStale: "CellStale", NoDrained: "NoDrained"}
+	TrainOnce: "TrainOnce", SplitRest: "SplitRest", SendTrains: "SendTrains", LoseRest: "LoseRest", FreedQuiet: "FreedQuiet", CellStale: "CellStale", NoDrained: "NoDrained", MoveEarly: "MoveEarly"}

@@ -274,6 +274,9 @@ func (w *World) drawConfig() rds.Config {
 		c.Conn.DeadAfter = 3 * c.Conn.Heartbeat
 	}
 	c.Conn.Trains = !w.chance(4)
+	// Not drawn: that would make other worlds of all seeds.
+	c.Conn.LaneLoad = 1 << (w.seed * 7 % 17)
+	c.Conn.AckStep = 1 << (w.seed * 11 % 18)
 	if w.tight {
 		c.MaxUndecided = 8 << w.rng.Intn(8)
 		c.MaxOutcomes = 8 << w.rng.Intn(8)

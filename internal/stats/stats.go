@@ -63,6 +63,7 @@ type Counters struct {
 	CreditWithheld   uint64 `name:"credit_withheld" own:"1" help:"times credits were kept back because the memory budget was spent"`
 	HoldEnter        uint64 `name:"hold_enter" own:"1" help:"datagrams kept back because their destination is full"`
 	HoldResume       uint64 `name:"hold_resume" own:"1" help:"flows resumed after being kept back"`
+	LaneMoved        uint64 `name:"lane_moved" own:"1" help:"flows that left a loaded lane for another"`
 	RefuseNoPort     uint64 `name:"refuse_no_port" own:"1" help:"datagrams refused to the sender: no such port"`
 	RefuseNoRoom     uint64 `name:"refuse_no_room" own:"1" help:"datagrams refused to the sender: receiver at its hard limit"`
 	ReadPaused       uint64 `name:"read_paused" own:"1" help:"times a kernel link was paused because a receiver is full"`
