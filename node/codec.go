@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/msgpool"
 )
 
 // The server's codec. The bytes are those of rdsd.proto and the other side
@@ -56,7 +57,7 @@ type inMsg struct {
 
 func (in *inMsg) unmarshal(data mem.BufferSlice) error {
 	in.isBatch, in.msg = false, nil
-	buf := data.MaterializeToBuffer(codecPool)
+	buf := data.MaterializeToBuffer(msgpool.Pool)
 	p := buf.ReadOnlyData()
 	if len(p) > 0 && p[0] == tagClientSend {
 		if body, rest, ok := cutBytes(p[1:]); ok && len(rest) == 0 && in.batch.parse(body) {

@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/grpc/mem"
 
+	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/rds"
 )
 
@@ -16,7 +17,7 @@ type outResult struct {
 }
 
 func (r *outResult) marshal() mem.BufferSlice {
-	buf := codecPool.Get(64)
+	buf := msgpool.Pool.Get(64)
 	h := (*buf)[:2] // ServerMessage tag and length, below 128
 	if r.id != 0 {
 		h = append(h, tagResultID)
@@ -28,7 +29,7 @@ func (r *outResult) marshal() mem.BufferSlice {
 	}
 	h[0], h[1] = tagServerSendResult, byte(len(h)-2)
 	*buf = h
-	return mem.BufferSlice{mem.NewBuffer(buf, codecPool)}
+	return mem.BufferSlice{mem.NewBuffer(buf, msgpool.Pool)}
 }
 
 // outBatch is a RecvBatch under construction. It is reused.
@@ -36,14 +37,14 @@ type outBatch struct {
 	lengths []uint32
 	sources []netip.AddrPort
 	index   []uint32
-	blob    *[]byte // payload, of codecPool; nil while empty
+	blob    *[]byte // payload, of msgpool.Pool; nil while empty
 	size    int
 }
 
 func (b *outBatch) reset() {
 	b.lengths, b.sources, b.index, b.size = b.lengths[:0], b.sources[:0], b.index[:0], 0
 	if b.blob != nil { // not sent
-		codecPool.Put(b.blob)
+		msgpool.Pool.Put(b.blob)
 		b.blob = nil
 	}
 }
@@ -57,7 +58,7 @@ func (b *outBatch) take(r *rds.Run) {
 	if b.size = r.Bytes; b.size == 0 {
 		return
 	}
-	b.blob = codecPool.Get(b.size)
+	b.blob = msgpool.Pool.Get(b.size)
 	out := (*b.blob)[:0]
 	for _, s := range r.Spans {
 		out = append(out, s.Payload...)
@@ -82,7 +83,7 @@ func (b *outBatch) marshal() mem.BufferSlice {
 	}
 	// The outer length is known only at the end: leave room before it.
 	const room = 1 + binary.MaxVarintLen64
-	buf := codecPool.Get(room + lengthBytes + indexBytes + sourceBytes + 48)
+	buf := msgpool.Pool.Get(room + lengthBytes + indexBytes + sourceBytes + 48)
 	h := (*buf)[:room]
 	h = append(h, tagRecvLength)
 	h = binary.AppendUvarint(h, uint64(lengthBytes))
@@ -116,7 +117,7 @@ func (b *outBatch) marshal() mem.BufferSlice {
 		*buf = h[:copy(h, h[start:])]
 		start = 0
 	}
-	head := mem.NewBuffer(buf, codecPool)
+	head := mem.NewBuffer(buf, msgpool.Pool)
 	if start > 0 {
 		whole := head
 		head = whole.Slice(start, len(h))
@@ -125,5 +126,5 @@ func (b *outBatch) marshal() mem.BufferSlice {
 	if blob == nil {
 		return mem.BufferSlice{head}
 	}
-	return mem.BufferSlice{head, mem.NewBuffer(blob, codecPool)}
+	return mem.BufferSlice{head, mem.NewBuffer(blob, msgpool.Pool)}
 }

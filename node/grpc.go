@@ -18,23 +18,16 @@ import (
 	"google.golang.org/grpc/health"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
-	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/reflection"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// The default pool of grpc-go has a gap between 32 KiB and 1 MiB: a message of
-// 33 KiB would take, and clear, 1 MiB. Setting it is possible in an init
-// function only; it is the one thing nodes of a process share.
-func init() {
-	pool, err := mem.NewBinaryTieredBufferPool(7, 8, 10, 12, 14, 15, 16, 17, 18, 19, 20, 21)
-	if err != nil {
-		panic(err) // the exponents above are constants
-	}
-	experimental.SetDefaultBufferPool(pool)
-}
+// Setting grpc's default pool is possible in an init function only; it is the one
+// thing nodes of a process share.
+func init() { experimental.SetDefaultBufferPool(msgpool.Pool) }
 
 const (
 	// maxMessageBytes holds the largest batch a client may send (its window)

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -150,7 +151,7 @@ func (p *packetStream) send(m any, fds ...int) error {
 	}
 	defer data.Free()
 	p.said = p.said || isClosing(m)
-	b := data.MaterializeToBuffer(codecPool)
+	b := data.MaterializeToBuffer(msgpool.Pool)
 	defer b.Free()
 	if err := p.conn.WriteMessage(b.ReadOnlyData(), fds...); err != nil {
 		return errGone
@@ -179,9 +180,9 @@ func isTimeout(err error) bool {
 
 // unmarshalCopy decodes a message out of memory that is used again.
 func unmarshalCopy(b []byte, m any) error {
-	data := codecPool.Get(len(b))
+	data := msgpool.Pool.Get(len(b))
 	copy(*data, b)
-	if err := (datagramCodec{}).Unmarshal(mem.BufferSlice{mem.NewBuffer(data, codecPool)}, m); err != nil {
+	if err := (datagramCodec{}).Unmarshal(mem.BufferSlice{mem.NewBuffer(data, msgpool.Pool)}, m); err != nil {
 		return rdserr.With(rdserr.ErrInvalid, "a message that is no ClientMessage of rdsd.v1: %v", err)
 	}
 	return nil

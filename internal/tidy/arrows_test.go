@@ -27,6 +27,7 @@ var arrows = []struct {
 	{"cong", nil},
 	{"rdserr", nil},
 	{"internal/buf", nil},
+	{"internal/msgpool", nil},
 	{"internal/stats", nil},
 	{"internal/counters", nil},
 	{"internal/tidy", nil},
@@ -55,10 +56,10 @@ var arrows = []struct {
 	{"shm", []string{"rdserr", "internal/crash"}},
 	{"api/rdsd/v1", []string{"rdserr"}},
 	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire", "rdserr", "internal/reactor", "internal/stats"}},
-	{"node", []string{"node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/buf", "internal/reactor", "internal/stats", "internal/counters"}},
+	{"node", []string{"node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/buf", "internal/msgpool", "internal/reactor", "internal/stats", "internal/counters"}},
 
 	// What talks to a daemon from outside.
-	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr"}},
+	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr", "internal/msgpool"}},
 	{"sdk/go/rdsdtest", []string{"sdk/go", "api/rdsd/v1", "rdserr"}},
 	{"sdk/go/examples/...", []string{"sdk/go", "rdserr"}},
 	{"rdsd", []string{"rdsd/internal/..."}},

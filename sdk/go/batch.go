@@ -5,6 +5,8 @@ import (
 	"slices"
 	"sync"
 	"time"
+
+	"github.com/rdsd/rdsd/internal/msgpool"
 )
 
 // Limits of one SendBatch message of ours. The daemon's window may lower them.
@@ -51,7 +53,7 @@ func newBatch() *batch { return batchPool.Get().(*batch) }
 // recycle gives a batch back once nothing points to it.
 func (b *batch) recycle() {
 	if b.blob != nil {
-		bufferPool.Put(b.blob)
+		msgpool.Pool.Put(b.blob)
 	}
 	clear(b.parts)
 	*b = batch{
@@ -81,12 +83,12 @@ func (b *batch) append(p []byte, reserve int) {
 	}
 	switch {
 	case b.blob == nil:
-		b.blob = bufferPool.Get(max(reserve, len(p)))
+		b.blob = msgpool.Pool.Get(max(reserve, len(p)))
 		*b.blob = (*b.blob)[:0]
 	case cap(*b.blob)-len(*b.blob) < len(p):
-		larger := bufferPool.Get(max(2*cap(*b.blob), len(*b.blob)+len(p)))
+		larger := msgpool.Pool.Get(max(2*cap(*b.blob), len(*b.blob)+len(p)))
 		*larger = append((*larger)[:0], *b.blob...)
-		bufferPool.Put(b.blob)
+		msgpool.Pool.Put(b.blob)
 		b.blob = larger
 	}
 	*b.blob = append(*b.blob, p...)

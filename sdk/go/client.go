@@ -11,9 +11,11 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/keepalive"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -62,6 +64,7 @@ func Dial(target string, opts ...Option) (*Client, error) {
 	cfg := clientConfig{dial: []grpc.DialOption{
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDisableRetry(),
+		experimental.WithBufferPool(msgpool.Pool),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxRecvMsgBytes)),
 		// The sockets' own backoff decides when to try again (reconnect.go); this
 		// one keeps the channel's from being slower than theirs.

@@ -8,9 +8,10 @@ import (
 	"google.golang.org/grpc/encoding"
 	_ "google.golang.org/grpc/encoding/proto" // registers the codec named "proto"
 	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
-	"google.golang.org/protobuf/proto"
+	"github.com/rdsd/rdsd/internal/msgpool"
 )
 
 // The stream's codec. The bytes are those of rdsd.proto and the other side
@@ -30,16 +31,6 @@ type streamCodec struct{}
 
 var protoCodec = encoding.GetCodecV2("proto")
 
-// bufferPool has a size for each power of two: the default pool of grpc would
-// take (and clear) 1 MiB for 33 KiB.
-var bufferPool = func() mem.BufferPool {
-	p, err := mem.NewBinaryTieredBufferPool(7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21)
-	if err != nil {
-		panic(err) // the exponents above are constants
-	}
-	return p
-}()
-
 func (streamCodec) Name() string { return "proto" }
 
 func (streamCodec) Marshal(v any) (mem.BufferSlice, error) {
@@ -55,7 +46,17 @@ func (streamCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	if !ok {
 		return protoCodec.Unmarshal(data, v)
 	}
-	return in.unmarshal(data.Materialize())
+	if !in.lend {
+		return in.unmarshal(data.Materialize())
+	}
+	b := data.MaterializeToBuffer(msgpool.Pool)
+	err := in.unmarshal(b.ReadOnlyData())
+	if in.recv != nil {
+		in.recv.mem = b
+	} else {
+		b.Free()
+	}
+	return err
 }
 
 // Field numbers and wire types of rdsd.proto.
@@ -110,7 +111,7 @@ func (b *batch) marshal() mem.BufferSlice {
 	}
 	// Every fixed field and length prefix at its largest.
 	need := lengthBytes + indexBytes + destBytes + 96
-	buf := bufferPool.Get(need)
+	buf := msgpool.Pool.Get(need)
 	// The outer length is known only at the end: it is a varint of fixed width,
 	// padded with continuation bits, which every decoder accepts.
 	const room = 1 + 5
@@ -163,14 +164,14 @@ func (b *batch) marshal() mem.BufferSlice {
 	}
 	h[room-1] = byte(outer)
 	*buf = h
-	head := mem.NewBuffer(buf, bufferPool)
+	head := mem.NewBuffer(buf, msgpool.Pool)
 	if payloadBytes == 0 {
 		if blob != nil {
-			bufferPool.Put(blob)
+			msgpool.Pool.Put(blob)
 		}
 		return mem.BufferSlice{head}
 	}
-	return mem.BufferSlice{head, mem.NewBuffer(blob, bufferPool)}
+	return mem.BufferSlice{head, mem.NewBuffer(blob, msgpool.Pool)}
 }
 
 func sizeVarint(v uint64) int {
@@ -209,8 +210,9 @@ func appendEndpoint(h []byte, a netip.AddrPort) []byte {
 	return h
 }
 
-// inbound is one message of the daemon. Exactly one of the three is set.
+// inbound is one message of the daemon: recv, isResult or msg is set.
 type inbound struct {
+	lend     bool // set by who receives: payloads are lent, in memory of the pool
 	recv     *inBatch
 	isResult bool // result without errors
 	resultID uint64
@@ -218,7 +220,7 @@ type inbound struct {
 }
 
 func (in *inbound) unmarshal(data []byte) error {
-	*in = inbound{}
+	*in = inbound{lend: in.lend}
 	if len(data) > 0 {
 		body, rest, ok := cutBytes(data[1:])
 		if ok && len(rest) == 0 {

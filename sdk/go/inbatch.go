@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 	"net/netip"
 
+	"google.golang.org/grpc/mem"
+
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -16,6 +18,9 @@ type inBatch struct {
 	sources []netip.AddrPort // at least 1
 	index   []byte           // packed varints; empty: all from sources[0]
 	left    int              // datagrams
+
+	mem  mem.Buffer // the message, when it is lent; nil: the collector's
+	refs int        // leases on it; guarded by recvQueue.mu
 
 	one [1]netip.AddrPort // backs sources in the common case
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"math"
 	"sync"
+	"sync/atomic"
 )
 
 // recvQueue is what the daemon has pushed and nobody has taken yet. Its size is
@@ -19,7 +20,21 @@ type recvQueue struct {
 	owedB    int            // guarded by mu
 	over     error          // guarded by mu
 	waiters  requestList    // guarded by mu; Request calls, before everybody else
+	loans    []*loan        // guarded by mu; to be used again
+
+	// lend: the last call was Borrow. Then messages stay in memory of the pool,
+	// else each gets memory of its own, for who receives may keep it.
+	lend atomic.Bool
 }
+
+// loan is what one Borrow has.
+type loan struct {
+	q       *recvQueue
+	turn    uint64     // guarded by q.mu; leases of earlier turns are void
+	batches []*inBatch // guarded by q.mu
+}
+
+const maxLoans = 64 // kept for use again
 
 func (q *recvQueue) init(cfg bindConfig) {
 	q.windowN, q.windowB = cfg.windowDatagrams, cfg.windowBytes
@@ -112,11 +127,26 @@ func (s *stream) grant(n, bytes int) {
 }
 
 // take moves what is there into into, at most what fits.
-func (q *recvQueue) take(into []Datagram) (got, grantN, grantB int, err error) {
+func (q *recvQueue) take(into []Datagram, lend bool) (got int, l Lease, grantN, grantB int, err error) {
+	if q.lend.Load() != lend {
+		q.lend.Store(lend)
+	}
 	q.mu.Lock()
 	bytes := 0
+	var h *loan
 	for got < len(into) && q.batches.len() > 0 {
 		b := *q.batches.front()
+		switch {
+		case b.mem == nil:
+		case !lend:
+			b.mem = nil // who gets a part of it may keep it
+		case h == nil:
+			h = q.newLoan()
+			fallthrough
+		default:
+			h.batches = append(h.batches, b)
+			b.refs++
+		}
 		for got < len(into) && b.left > 0 {
 			into[got] = b.next()
 			bytes += len(into[got].Payload)
@@ -134,20 +164,55 @@ func (q *recvQueue) take(into []Datagram) (got, grantN, grantB int, err error) {
 		err = q.over
 	}
 	more := q.n > 0 || q.over != nil
+	if h != nil {
+		l = Lease{h, h.turn}
+	}
 	q.mu.Unlock()
 	if more {
 		q.signal()
 	}
-	return got, grantN, grantB, err
+	return got, l, grantN, grantB, err
 }
 
-// receive ignores lend: the payloads are in memory of their own already.
-func (s *stream) receive(ctx context.Context, into []Datagram, _ bool) (int, Lease, error) {
+// newLoan is called with the lock held.
+func (q *recvQueue) newLoan() *loan {
+	if n := len(q.loans); n > 0 {
+		h := q.loans[n-1]
+		q.loans = q.loans[:n-1]
+		return h
+	}
+	return &loan{q: q}
+}
+
+// release gives messages back to the pool that were read to their end and are
+// lent to nobody else.
+func (h *loan) release(turn uint64) {
+	q := h.q
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if h.turn != turn {
+		return
+	}
+	h.turn++
+	for i, b := range h.batches {
+		if b.refs--; b.refs == 0 && b.left == 0 && b.mem != nil {
+			b.mem.Free()
+			b.mem = nil
+		}
+		h.batches[i] = nil
+	}
+	h.batches = h.batches[:0]
+	if len(q.loans) < maxLoans {
+		q.loans = append(q.loans, h)
+	}
+}
+
+func (s *stream) receive(ctx context.Context, into []Datagram, lend bool) (int, Lease, error) {
 	for {
-		got, n, bytes, err := s.recv.take(into)
+		got, l, n, bytes, err := s.recv.take(into, lend)
 		if got > 0 {
 			s.grant(n, bytes)
-			return got, Lease{}, nil
+			return got, l, nil
 		}
 		if err != nil {
 			return 0, Lease{}, err

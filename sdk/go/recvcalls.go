@@ -36,10 +36,10 @@ func (s *Socket) RecvBatch(ctx context.Context, into []Datagram) (int, error) {
 }
 
 // Borrow is RecvBatch without a copy. Over rings the payloads stay where the
-// daemon has placed them, in memory shared with it: they may be read and changed
-// until l.Release, and not after it. What is borrowed counts as unread, against
-// the receive buffer: release it soon, in any order, from any goroutine. Over a
-// stream the lease is empty and the payloads are as RecvBatch's.
+// daemon has placed them, in memory shared with it, over a stream in the message
+// that brought them: they may be read and changed until l.Release, and not after
+// it. Over rings what is borrowed counts as unread, against the receive buffer:
+// release it soon, in any order, from any goroutine.
 func (s *Socket) Borrow(ctx context.Context, into []Datagram) (n int, l Lease, err error) {
 	if len(into) == 0 {
 		return 0, Lease{}, nil
@@ -63,14 +63,20 @@ func (s *Socket) All(ctx context.Context) iter.Seq2[Datagram, error] {
 
 // Lease is the right to what one Borrow returned. The zero Lease holds nothing.
 type Lease struct {
-	held *held
-	turn uint64 // of held, which is used again
+	of   lender
+	turn uint64 // of it, which is used again
+}
+
+// lender keeps what one Borrow returned.
+type lender interface {
+	// release gives it back, once in each turn.
+	release(turn uint64)
 }
 
 // Release gives the memory of the borrowed payloads back. Releasing twice is no
 // error.
 func (l Lease) Release() {
-	if l.held != nil {
-		l.held.release(l.turn)
+	if l.of != nil {
+		l.of.release(l.turn)
 	}
 }

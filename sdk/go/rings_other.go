@@ -16,7 +16,3 @@ func (s *Socket) openRings(context.Context, string) (link, error) {
 }
 
 type ringSlot struct{}
-
-type held struct{}
-
-func (*held) release(uint64) {}

@@ -162,6 +162,7 @@ func (sess *session) read() error {
 	var in inbound
 	var closing error
 	for {
+		in.lend = s.recv.lend.Load()
 		if err := sess.stream.RecvMsg(&in); err != nil {
 			switch {
 			case closing != nil:

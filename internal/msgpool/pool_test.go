@@ -1,9 +1,9 @@
-package node
+package msgpool
 
 import "testing"
 
-func TestBufPool(t *testing.T) {
-	p := &bufPool{}
+func TestPool(t *testing.T) {
+	p := &pool{}
 	for _, n := range []int{0, 1, 127, 128, 129, 4096, 4097, 1 << 20, 1<<22 - 1, 1 << 22, 1<<22 + 1} {
 		b := p.Get(n)
 		if len(*b) != n {

@@ -1,4 +1,4 @@
-package node
+package msgpool
 
 import (
 	"math/bits"
@@ -7,10 +7,8 @@ import (
 	"google.golang.org/grpc/mem"
 )
 
-// bufPool is a mem.BufferPool with a size for each power of two that does not
-// clear what it hands out: grpc's own do, which costs as much as the copy that
-// follows. Everybody here writes a buffer before reading it, up to its length.
-type bufPool struct {
+// pool has a size for each power of two.
+type pool struct {
 	tiers [maxTier - minTier + 1]sync.Pool
 }
 
@@ -19,10 +17,11 @@ const (
 	maxTier = 22 // 4 MiB: the largest message
 )
 
-var codecPool mem.BufferPool = &bufPool{}
+// Pool is the one pool of the process.
+var Pool mem.BufferPool = &pool{}
 
 // Get returns a buffer of n bytes with unspecified content.
-func (p *bufPool) Get(n int) *[]byte {
+func (p *pool) Get(n int) *[]byte {
 	tier := max(bits.Len(uint(max(n, 1)-1)), minTier)
 	if tier > maxTier {
 		b := make([]byte, n)
@@ -37,7 +36,7 @@ func (p *bufPool) Get(n int) *[]byte {
 }
 
 // Put takes a buffer back. One whose capacity is none of ours is left to the collector.
-func (p *bufPool) Put(b *[]byte) {
+func (p *pool) Put(b *[]byte) {
 	c := cap(*b)
 	tier := bits.Len(uint(c)) - 1
 	if c == 0 || c != 1<<tier || tier < minTier || tier > maxTier {
