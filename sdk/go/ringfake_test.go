@@ -351,14 +351,10 @@ func (s *ringSock) stepLocked() (worked bool) {
 	if _, _, _, err := s.h.Releases(); err != nil {
 		s.hostileLocked(err)
 		return true
-	} else if room {
-		worked = true
-		for _, o := range s.d.socks { // somebody may wait for the room
-			if o.pulled != nil {
-				o.pokeLocked()
-			}
-		}
 	}
+	// Whatever HasRoom said: the client may have made room since, which Releases
+	// and the others' attempts to place something take note of without a word.
+	worked = s.serveWaitingLocked() || room
 	for range 16 {
 		if s.flood.Count == 0 {
 			break
@@ -382,6 +378,11 @@ func (s *ringSock) stepLocked() (worked bool) {
 		if !s.takeLocked(&p) {
 			q := p
 			s.pulled = &q
+			// What was released before it was known that somebody waits for it was no
+			// reason to wake up.
+			if to := s.d.socks[s.flows[p.Flow].dst]; to != s {
+				to.pokeLocked()
+			}
 			break
 		}
 		s.pulled = nil
@@ -394,6 +395,20 @@ func (s *ringSock) stepLocked() (worked bool) {
 		s.flush = nil
 	}
 	s.publishLocked()
+	return worked
+}
+
+// serveWaitingLocked places what other sockets found no room for here.
+func (s *ringSock) serveWaitingLocked() (worked bool) {
+	for _, o := range s.d.socks {
+		if o.pulled == nil || o.flowLocked(o.pulled.Flow, o.pulled.Gen).dst != s.local || !o.takeLocked(o.pulled) {
+			continue
+		}
+		o.pulled = nil
+		o.publishLocked()
+		o.pokeLocked() // it goes on with what it has behind it
+		worked = true
+	}
 	return worked
 }
 
@@ -479,7 +494,6 @@ func (s *ringSock) takeLocked(p *shm.Post) bool {
 	}
 	if _, ok := to.h.PlaceCopy(s.local, p.Body, p.Count, p.Table, shm.NoLane, 0); !ok {
 		to.publishLocked()
-		to.pokeLocked() // something may have been released meanwhile
 		return false
 	}
 	to.publishLocked()

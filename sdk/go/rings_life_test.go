@@ -143,6 +143,8 @@ func TestRingsTimeoutsWithoutDaemon(t *testing.T) {
 	d := newRingDaemon(t)
 	a := d.bindRing(localAddr, WithOutcomes())
 	d.stop()
+	// Until the socket knows, an empty ring is an answer to a peek.
+	eventually(t, "the end of the link", func() bool { return errors.Is(a.TrySend(peerAddr, nil), rdserr.ErrShutdown) })
 	for name, call := range map[string]func(context.Context) error{
 		"send":    func(ctx context.Context) error { return a.Send(ctx, peerAddr, nil) },
 		"batch":   func(ctx context.Context) error { _, err := a.SendBatch(ctx, []Datagram{{Addr: peerAddr}}); return err },

@@ -259,7 +259,7 @@ func ringsRefs(s *Socket, l Lease) int32 {
 	r := ringsOf(s)
 	r.rxMu.Lock()
 	defer r.rxMu.Unlock()
-	return l.held.trains[0].l.refs.Load()
+	return l.of.(*held).trains[0].l.refs.Load()
 }
 
 // A context that has ended does not keep from taking what is there.

@@ -520,6 +520,7 @@ PROGRAM = """
 import signal, sys, threading, time
 import rdsd
 target, host, front_end, what = sys.argv[1:]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored behind a shell's "&"
 client = rdsd.Client(target, front_end=front_end)
 a, b = client.bind((host, 0), outcomes=True), client.bind((host, 0))
 a.send(b.local_address, b"first", timeout=5)
