@@ -22,10 +22,12 @@ var (
 	roleRDSDEcho = register("application that answers", runRDSDEcho)
 )
 
-// buffer is the send and receive buffer of a socket. Over rings it is what the
-// relay's rings are, room for four datagrams, which stays in the cache: with
-// 4 MiB, 1 KiB and 64 KiB datagrams lose more than half of their rate. Over gRPC
-// it is the other way round: every turn there is long.
+// buffer is the send and receive buffer of a socket. Over rings it is about what
+// the relay has between its source and the far daemon, its ring and TCP's buffers:
+// a datagram's room is free again when it is acknowledged, not when TCP has it. More
+// does not stay in the cache: with 4 MiB, 1 KiB and 64 KiB datagrams lose more
+// than half of their rate. Over gRPC it is the other way round: every turn there
+// is long.
 func (r *role) buffer() int {
 	switch {
 	case r.Buffer > 0:
@@ -33,7 +35,7 @@ func (r *role) buffer() int {
 	case r.FrontEnd == "grpc":
 		return max(4<<20, 8*r.Bytes)
 	}
-	return ringSize(r.Bytes)
+	return max(512<<10, ringSize(r.Bytes))
 }
 
 // bind opens a socket at local, over the front end the harness asked for.
