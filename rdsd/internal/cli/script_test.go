@@ -60,6 +60,7 @@ func TestScripts(t *testing.T) {
 			"queued":  cmdQueued,
 			"image":   cmdImage,
 			"begins":  cmdBegins,
+			"written": cmdWritten,
 			"port": func(ts *testscript.TestScript, _ bool, _ []string) {
 				ts.Setenv("PORT", strconv.Itoa(int(freePort(ts))))
 			},
@@ -222,6 +223,17 @@ func cmdImage(ts *testscript.TestScript, _ bool, args []string) {
 	rand.New(rand.NewSource(1)).Read(b)
 	clear(b[n/3 : n/2])
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), b, 0o600))
+}
+
+// cmdWritten is `written FILE`: wait until there is something in it. What a command
+// in the background says is readable nowhere else before it ends, and that a
+// daemon knows its socket does not mean that the command does.
+func cmdWritten(ts *testscript.TestScript, _ bool, args []string) {
+	file := ts.MkAbs(args[0])
+	poll(ts, "something in "+args[0], func(context.Context) bool {
+		i, err := os.Stat(file)
+		return err == nil && i.Size() > 0
+	})
 }
 
 // cmdBegins is `begins FILE START`: FILE begins with what is in START, and goes
