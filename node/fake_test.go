@@ -5,12 +5,12 @@ import (
 	"context"
 	"log/slog"
 	"math/rand"
-	"net"
 	"net/netip"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/freeport"
 	"github.com/rdsd/rdsd/rds"
 )
 
@@ -116,10 +116,9 @@ func (s *syncBuffer) String() string {
 
 func freePort(t *testing.T) uint16 {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.On()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
-	return uint16(l.Addr().(*net.TCPAddr).Port)
+	return port
 }

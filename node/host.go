@@ -29,12 +29,14 @@ type host struct {
 	worker  *worker // its timer runs there, and what others hand over; set by start
 	timer   *reactor.Timer
 	timerAt time.Duration // what timer is set for; never when it is not
+	latest  time.Duration // the time of the last step
 	closed  bool
 	kicked  []*conn.Path // handed over to worker
 	watch   []*congestionWatch
 	rings   hostRings
 
-	waiting atomic.Int32 // goroutines asleep on mu
+	waiting atomic.Int32         // goroutines asleep on mu
+	spare   atomic.Pointer[work] // of unlock
 
 	listener transport.Listener // set by start
 	links    sync.WaitGroup     // links and dials under way
@@ -60,14 +62,42 @@ func (h *host) attach(w *worker) {
 }
 
 // now is the engine's time: monotonic, from the node's start.
-func (h *host) now() time.Duration { return time.Since(h.all.epoch) }
+func (h *host) now() time.Duration { return reactor.Clock() - h.all.epoch }
 
 // lock takes the lock; unlock must follow.
 func (h *host) lock() (*rds.Engine, time.Duration) {
+	h.acquire()
+	return h.step(h.now())
+}
+
+// lockTurn is lock on the thread of w, if that is not nil, with the time at which
+// its turn began: to read the clock takes longer than to take the lock, and a
+// small datagram comes by here six times on its way. Timers and what is measured
+// may be off by a turn.
+func (h *host) lockTurn(w *worker) (*rds.Engine, time.Duration) {
+	if w == nil {
+		return h.lock()
+	}
+	return h.lockAt(w.Now() - h.all.epoch)
+}
+
+// lockAt is lock for a caller who knows the time.
+func (h *host) lockAt(now time.Duration) (*rds.Engine, time.Duration) {
+	h.acquire()
+	return h.step(now)
+}
+
+func (h *host) acquire() {
 	if !h.mu.TryLock() {
 		h.lockSlowly()
 	}
-	return h.e, h.now()
+}
+
+// step begins a step of the engine, whose time never goes back, whoever has
+// looked at which clock.
+func (h *host) step(now time.Duration) (*rds.Engine, time.Duration) {
+	h.latest = max(h.latest, now)
+	return h.e, h.latest
 }
 
 // lockSlowly waits for the lock. A reactor does so awake: to park a thread that
@@ -90,7 +120,8 @@ func (h *host) lockSlowly() {
 // takes longer, the holder needs the one we are on.
 const lockAwake = 50 * time.Microsecond
 
-// work is what one step left to do. The pool keeps its slices.
+// work is what one step left to do. Its slices are used again: mostly by the next
+// step of the same host.
 type work struct {
 	acts    []conn.Action
 	socks   []*rds.Socket
@@ -121,7 +152,10 @@ func (h *host) unlock() {
 		}
 		return
 	}
-	w := works.Get().(*work)
+	w := h.spare.Swap(nil)
+	if w == nil { // another thread has it, or the step around this one
+		w = works.Get().(*work)
+	}
 	w.acts = h.e.Take(w.acts[:0])
 	w.socks = h.e.Ready(w.socks[:0])
 	w.states = h.e.States()
@@ -171,7 +205,9 @@ func (h *host) unlock() {
 	clear(w.acts)
 	clear(w.socks)
 	w.states, w.notices, w.watch = nil, nil, nil
-	works.Put(w)
+	if !h.spare.CompareAndSwap(nil, w) {
+		works.Put(w)
+	}
 }
 
 // What is due later than tickNear is done on a grid of tickGrid: heartbeats of a

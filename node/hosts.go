@@ -25,7 +25,7 @@ import (
 // hosts is the core of a node: one host for each local address.
 type hosts struct {
 	node         *Node
-	epoch        time.Time // the engines' time zero
+	epoch        time.Duration // the engines' time zero, by reactor.Clock
 	engineConfig rds.Config
 	workers      []*worker          // set by start
 	provider     transport.Provider // set by start
@@ -46,7 +46,7 @@ type hosts struct {
 
 func newCore(n *Node) (core, error) {
 	c := n.cfg
-	a := &hosts{node: n, epoch: time.Now().Add(-time.Hour), byAddr: map[netip.Addr]*host{}}
+	a := &hosts{node: n, epoch: reactor.Clock() - time.Hour, byAddr: map[netip.Addr]*host{}}
 	a.ctx, a.cancel = context.WithCancel(context.Background())
 	e := rds.DefaultConfig()
 	e.Conn.Lanes = c.RDS.Lanes

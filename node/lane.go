@@ -66,7 +66,7 @@ func (l *lane) remove(k *laneLink) {
 }
 
 // Begin takes the lock for all frames of one read.
-func (l *laneLink) Begin() { _, l.now = l.h.lock() }
+func (l *laneLink) Begin() { _, l.now = l.h.lockTurn(l.h.all.here()) }
 
 // Frame gives one frame to the engine.
 func (l *laneLink) Frame(f *transport.Frame) error {
@@ -106,7 +106,7 @@ func (l *laneLink) Written(b *transport.Batch, err error) {
 	}
 	more := h.e.Wrote(now, l.p)
 	h.unlock()
-	if more && h.transmit(l.p, bytesATurn) {
+	if more && h.transmit(h.all.here(), l.p, bytesATurn) {
 		h.kick(l.p)
 	}
 }

@@ -81,7 +81,7 @@ func (r *ringSock) Poll() bool {
 	if !posts && !room {
 		return false
 	}
-	_, now := r.host.lock()
+	_, now := r.host.lockTurn(r.react)
 	err := r.hostile
 	if err == nil && !r.closed {
 		if room {
@@ -199,9 +199,7 @@ func (r *ringSock) take(now time.Duration, draining error) bool {
 		r.posts = append(r.posts, ringPost{})
 	}
 	r.posts[id] = ringPost{slot: p.Slot, bytes: uint32(len(p.Body)), left: uint32(p.Count)}
-	if err := r.sock.Post(now, f.dest, t, id, p.Tag, p.Want, cell); err != nil {
-		r.h.Outcome(id, p.Tag, p.Count, uint8(conn.Failed), uint8(conn.WhyNoMemory), true) // cannot be: Admit has said yes
-	}
+	r.sock.PostAdmitted(now, f.dest, t, id, p.Tag, p.Want, cell)
 	r.s.node.count.RingPosts.Add(1)
 	r.s.node.count.RingDatagrams.Add(uint64(p.Count))
 	return true

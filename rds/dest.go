@@ -149,6 +149,12 @@ func (s *Socket) Post(now time.Duration, d *Dest, t Train, cookie uint32, tag ui
 	if err := s.Admit(d, t); err != nil {
 		return err
 	}
+	s.PostAdmitted(now, d, t, cookie, tag, want, cell)
+	return nil
+}
+
+// PostAdmitted is Post of what Admit has said yes to since the last step.
+func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t Train, cookie uint32, tag uint64, want bool, cell *uint64) {
 	e, f := s.e, d.f
 	port := f.dst.Port()
 	m := e.newMsg()
@@ -169,7 +175,6 @@ func (s *Socket) Post(now time.Duration, d *Dest, t Train, cookie uint32, tag ui
 	default:
 		s.dispatch(now, f.pe, m)
 	}
-	return nil
 }
 
 func (t Train) oneDatagram() ([]byte, bool) {

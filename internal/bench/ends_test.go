@@ -31,7 +31,7 @@ func endAddr(i int) netip.Addr {
 const endPort = 4000
 
 // rdsdPeers measures one sender to port 4000 of so many peers.
-func rdsdPeers(peers int, front string) func(time.Duration) (sample, error) {
+func rdsdPeers(peers, batch int, front string) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		w := newWorld(d)
 		defer w.close()
@@ -39,6 +39,7 @@ func rdsdPeers(peers int, front string) func(time.Duration) (sample, error) {
 		if err != nil {
 			return sample{}, err
 		}
+		a.Batch = batch
 		if _, err := w.role(roleSpread, a); err != nil {
 			return sample{}, err
 		}
@@ -140,12 +141,7 @@ func runEnds(r *role) error {
 	if err := r.lockThread(); err != nil {
 		return err
 	}
-	lim := unix.Rlimit{Cur: 1 << 16, Max: 1 << 16}
-	if unix.Setrlimit(unix.RLIMIT_NOFILE, &lim) != nil {
-		unix.Getrlimit(unix.RLIMIT_NOFILE, &lim)
-		lim.Cur = lim.Max
-		unix.Setrlimit(unix.RLIMIT_NOFILE, &lim)
-	}
+	moreFiles()
 	s := &ends{role: r, begun: time.Now().Add(-time.Hour), byFD: map[int32]any{}, buf: make([]byte, 256<<10)}
 	var err error
 	if s.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net"
 	"net/http"
 	"net/netip"
@@ -17,6 +16,7 @@ import (
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/freeport"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -86,16 +86,9 @@ func (w *world) serving(d *daemon) error {
 	})
 }
 
-// freePort finds a TCP port that is free on every address and is nobody's
-// source port: those are taken from 32768 up.
 func freePort() (int, error) {
-	for range 100 {
-		port := 10000 + rand.IntN(22000)
-		if l, err := net.Listen("tcp4", fmt.Sprint("0.0.0.0:", port)); err == nil {
-			return port, l.Close()
-		}
-	}
-	return 0, errors.New("no free TCP port")
+	port, err := freeport.On()
+	return int(port), err
 }
 
 // mallocs is how many objects the daemons have allocated.

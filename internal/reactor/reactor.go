@@ -73,6 +73,14 @@ var base = time.Now()
 // clock is the reactors' time: monotonic, from the start of the process.
 func clock() time.Duration { return time.Since(base) }
 
+// Clock is the reactors' time: monotonic, from the start of the process. It costs
+// 45 ns.
+func Clock() time.Duration { return clock() }
+
+// Now is when the turn under way began, by Clock, and costs nothing. It may be
+// called on the reactor's thread only.
+func (r *Reactor) Now() time.Duration { return r.now }
+
 // New starts a reactor.
 func New(o Options) (*Reactor, error) {
 	if len(o.Name) > 15 {
@@ -174,6 +182,9 @@ func (r *Reactor) loop() {
 			if !busy {
 				r.spin.found()
 				r.rest.longs = 0
+				// Somebody waits for what was just done, and may need this processor.
+				add(&r.spins)
+				Yield()
 			}
 			busy = true
 			continue

@@ -28,6 +28,7 @@ var arrows = []struct {
 	{"rdserr", nil},
 	{"internal/buf", nil},
 	{"internal/msgpool", nil},
+	{"internal/freeport", nil},
 	{"internal/stats", nil},
 	{"internal/counters", nil},
 	{"internal/tidy", nil},
@@ -60,11 +61,11 @@ var arrows = []struct {
 
 	// What talks to a daemon from outside.
 	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr", "internal/msgpool"}},
-	{"sdk/go/rdsdtest", []string{"sdk/go", "api/rdsd/v1", "rdserr"}},
+	{"sdk/go/rdsdtest", []string{"sdk/go", "api/rdsd/v1", "rdserr", "internal/freeport"}},
 	{"sdk/go/examples/...", []string{"sdk/go", "rdserr"}},
 	{"rdsd", []string{"rdsd/internal/..."}},
 	// A volume is copied, and shown, over its NBD export, as any program does it.
-	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "sdk/go", "api/rdsd/v1", "rdserr", "blk", "blk/nbd"}},
+	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "sdk/go", "api/rdsd/v1", "rdserr", "blk", "blk/nbd", "internal/freeport"}},
 
 	// Test worlds: nothing a program imports.
 	{"internal/simtest", []string{"rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant"}},

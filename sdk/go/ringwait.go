@@ -189,7 +189,7 @@ func (w *waiter) spin(done <-chan struct{}) bool {
 	if spinners.Add(1) > most {
 		return false
 	}
-	start := time.Now()
+	var start time.Time // of the first look at the clock
 	for i := 1; ; i++ {
 		if w.ready() {
 			w.r.lot.spun(true)
@@ -200,7 +200,9 @@ func (w *waiter) spin(done <-chan struct{}) bool {
 		if i%8 != 0 {
 			continue
 		}
-		if time.Since(start) >= budget {
+		if start.IsZero() {
+			start = time.Now()
+		} else if time.Since(start) >= budget {
 			w.r.lot.spun(false)
 			return false
 		}

@@ -22,6 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/freeport"
 	"github.com/rdsd/rdsd/node"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
@@ -160,10 +161,9 @@ func cmdDaemon(ts *testscript.TestScript, _ bool, names []string) {
 }
 
 func freePort(ts *testscript.TestScript) uint16 {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	port, err := freeport.On()
 	ts.Check(err)
-	defer l.Close()
-	return uint16(l.Addr().(*net.TCPAddr).Port)
+	return port
 }
 
 // poll waits until ok, for at most 20 seconds.

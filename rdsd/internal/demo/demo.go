@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/freeport"
 	"github.com/rdsd/rdsd/node"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
@@ -82,7 +82,7 @@ func Run(ctx context.Context, c Config) (Summary, error) {
 func startBoth(ctx context.Context, dir string, t *teller) (a, b *site, l *link, err error) {
 	ends := [2]end{{addr: addrA}, {addr: addrB}}
 	for i := range ends {
-		if ends[i].port, err = freePort(addrA, addrB); err != nil {
+		if ends[i].port, err = freeport.On(addrA, addrB); err != nil {
 			return nil, nil, nil, err
 		}
 	}
@@ -104,7 +104,7 @@ func startBoth(ctx context.Context, dir string, t *teller) (a, b *site, l *link,
 
 // startDisk maps a volume of b on a, over the link and around it.
 func startDisk(ctx context.Context, dir string, t *teller, a, b *site, l *link) (*disk, error) {
-	port, err := freePort(b.addr)
+	port, err := freeport.On(b.addr)
 	if err != nil {
 		return nil, err
 	}
@@ -123,7 +123,7 @@ func start(ctx context.Context, name string, at end, dir string) (*site, error) 
 	cfg.API.Socket = filepath.Join(dir, name+".sock")
 	cfg.API.DrainTimeout.Duration = time.Second
 	cfg.HTTP.Listen = ""
-	volumes, err := freePort(at.addr)
+	volumes, err := freeport.On(at.addr)
 	if err != nil {
 		return nil, err
 	}
@@ -159,30 +159,4 @@ func (s *site) close() {
 		s.client.Close()
 	}
 	s.stop()
-}
-
-// freePort finds a TCP port nobody uses on any of the addresses.
-func freePort(addrs ...netip.Addr) (uint16, error) {
-	var last error
-	for range 20 {
-		l, err := net.Listen("tcp", netip.AddrPortFrom(addrs[0], 0).String())
-		if err != nil {
-			return 0, fmt.Errorf("cannot listen on %s: %w", addrs[0], err)
-		}
-		port := uint16(l.Addr().(*net.TCPAddr).Port)
-		last = nil
-		for _, a := range addrs[1:] {
-			m, err := net.Listen("tcp", netip.AddrPortFrom(a, port).String())
-			if err != nil {
-				last = err
-				continue
-			}
-			m.Close()
-		}
-		l.Close()
-		if last == nil {
-			return port, nil
-		}
-	}
-	return 0, fmt.Errorf("no free TCP port on %v: %w", addrs, last)
 }

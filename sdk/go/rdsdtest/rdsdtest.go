@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -17,6 +16,7 @@ import (
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/freeport"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -235,26 +235,11 @@ func (d *Daemon) Log() string { return d.log.String() }
 // FreePort finds a TCP port that is free at all of the addresses.
 func FreePort(tb testing.TB, addrs ...netip.Addr) int {
 	tb.Helper()
-	for range 100 {
-		if port, ok := tryPort(addrs); ok {
-			return port
-		}
+	port, err := freeport.On(addrs...)
+	if err != nil {
+		tb.Fatal(err)
 	}
-	tb.Fatalf("no TCP port is free at all of %v", addrs)
-	return 0
-}
-
-func tryPort(addrs []netip.Addr) (int, bool) {
-	port := uint16(0)
-	for _, a := range addrs {
-		l, err := net.Listen("tcp", netip.AddrPortFrom(a, port).String())
-		if err != nil {
-			return 0, false
-		}
-		defer l.Close()
-		port = l.Addr().(*net.TCPAddr).AddrPort().Port()
-	}
-	return int(port), true
+	return int(port)
 }
 
 // logBuffer keeps the last part of a process's output.
