@@ -37,6 +37,7 @@ type disk struct {
 	writes, reads, wrong, failed atomic.Uint64
 	failovers                    atomic.Uint64
 	longest                      atomic.Int64 // a request, ns
+	lost                         atomic.Int32 // paths
 
 	stop    chan struct{} // closed: no more rounds
 	writers sync.WaitGroup
@@ -162,20 +163,29 @@ func (d *disk) watch(ctx context.Context) {
 		case e.Kind != rdsd.EventPath || e.Path == nil:
 		case e.State == string(rdsd.PathReconnecting) && !lost[e.Path.Dst]:
 			lost[e.Path.Dst] = true
+			d.lost.Add(1)
 			d.t.say("A: the volume's path to %s is lost; the other one carries on", e.Path.Dst)
 		case e.State == string(rdsd.PathConnected) && lost[e.Path.Dst]:
 			lost[e.Path.Dst] = false
+			d.lost.Add(-1)
 			d.t.say("A: the volume's path to %s is back", e.Path.Dst)
 		}
 	}
 }
 
-// end stops the application, reads every block once more, and takes the volume
-// away. It has 10 seconds.
+// pathBack is how long the end waits for a path that was lost: the daemon tries to
+// connect it seldom by the end of a long cut.
+const pathBack = 5 * time.Second
+
+// end stops the application, waits until the paths are back, reads every block once
+// more, and takes the volume away. It has 10 seconds.
 func (d *disk) end() DiskAccount {
 	close(d.stop)
 	defer time.AfterFunc(10*time.Second, func() { d.nbd.Close() }).Stop()
 	d.writers.Wait()
+	for begun := time.Now(); d.lost.Load() > 0 && time.Since(begun) < pathBack; {
+		time.Sleep(10 * time.Millisecond)
+	}
 	p, want := make([]byte, diskBlock), make([]byte, diskBlock)
 	whole := d.timed(d.nbd.Flush)
 	verified := 0
