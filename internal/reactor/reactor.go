@@ -182,9 +182,6 @@ func (r *Reactor) loop() {
 			if !busy {
 				r.spin.found()
 				r.rest.longs = 0
-				// Somebody waits for what was just done, and may need this processor.
-				add(&r.spins)
-				Yield()
 			}
 			busy = true
 			continue

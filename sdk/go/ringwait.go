@@ -189,7 +189,7 @@ func (w *waiter) spin(done <-chan struct{}) bool {
 	if spinners.Add(1) > most {
 		return false
 	}
-	var start time.Time // of the first look at the clock
+	start := time.Now()
 	for i := 1; ; i++ {
 		if w.ready() {
 			w.r.lot.spun(true)
@@ -197,14 +197,12 @@ func (w *waiter) spin(done <-chan struct{}) bool {
 			return true
 		}
 		syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)
-		if i%8 != 0 {
-			continue
-		}
-		if start.IsZero() {
-			start = time.Now()
-		} else if time.Since(start) >= budget {
+		if time.Since(start) >= budget { // after one yield, where somebody else computes
 			w.r.lot.spun(false)
 			return false
+		}
+		if i%8 != 0 {
+			continue
 		}
 		select {
 		case <-done:
