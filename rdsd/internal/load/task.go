@@ -26,6 +26,7 @@ type task struct {
 	start time.Time
 	meter *meter
 	slots chan struct{} // one for each undecided datagram
+	ended chan struct{} // closed when send has returned
 
 	// Latency of one-way datagrams: a tag is known to send and to take, in
 	// either order.
@@ -45,7 +46,7 @@ func newTask(ctx context.Context, client *rdsd.Client, c *Config, nr int, start 
 		return nil, fmt.Errorf("cannot bind %s: %w", local, dial.Cause(err))
 	}
 	return &task{
-		c: c, sock: sock, start: start, meter: m, slots: make(chan struct{}, c.Depth),
+		c: c, sock: sock, start: start, meter: m, slots: make(chan struct{}, c.Depth), ended: make(chan struct{}),
 		sentAt: map[uint64]time.Time{}, decided: map[uint64]time.Time{},
 	}, nil
 }
@@ -53,6 +54,7 @@ func newTask(ctx context.Context, client *rdsd.Client, c *Config, nr int, start 
 // send keeps Depth datagrams under way until ctx ends. A batch begun then is
 // still handed over, so that every datagram's fate is known; hard ends that too.
 func (t *task) send(ctx, hard context.Context) error {
+	defer close(t.ended)
 	limit := rate.NewLimiter(rate.Inf, 1)
 	if t.c.Rate > 0 {
 		limit = rate.NewLimiter(rate.Limit(t.c.Rate/float64(t.c.Tasks)), 1)
@@ -80,6 +82,7 @@ func (t *task) send(ctx, hard context.Context) error {
 			wait := r.Delay()
 			intended = intended.Add(wait)
 			if !sleep(ctx, wait) {
+				t.free() // n is 1: nothing is sent for it
 				return nil
 			}
 		}
@@ -205,8 +208,13 @@ func (t *task) takeOutcomes(ctx context.Context) error {
 	return nil
 }
 
-// settle waits until nothing is under way.
+// settle waits until nothing is under way and nothing more will be.
 func (t *task) settle(ctx context.Context) {
+	select {
+	case <-t.ended:
+	case <-ctx.Done():
+		return
+	}
 	t.sock.Flush(ctx)
 	tick := time.NewTicker(time.Millisecond)
 	defer tick.Stop()
