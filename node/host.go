@@ -211,10 +211,10 @@ func (h *host) unlock() {
 }
 
 // What is due later than tickNear is done on a grid of tickGrid: heartbeats of a
-// thousand idle peers wake the reactor 50 times a second, not a thousand times.
+// thousand idle peers wake the reactor a few times a second, not a thousand times.
 const (
 	tickNear = 200 * time.Millisecond
-	tickGrid = 20 * time.Millisecond
+	tickGrid = 50 * time.Millisecond
 )
 
 // untilTick is how long to wait for what is due at at.
