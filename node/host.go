@@ -35,8 +35,7 @@ type host struct {
 	watch   []*congestionWatch
 	rings   hostRings
 
-	waiting atomic.Int32         // goroutines asleep on mu
-	spare   atomic.Pointer[work] // of unlock
+	waiting atomic.Int32 // goroutines asleep on mu
 
 	listener transport.Listener // set by start
 	links    sync.WaitGroup     // links and dials under way
@@ -71,9 +70,8 @@ func (h *host) lock() (*rds.Engine, time.Duration) {
 }
 
 // lockTurn is lock on the thread of w, if that is not nil, with the time at which
-// its turn began: to read the clock takes longer than to take the lock, and a
-// small datagram comes by here six times on its way. Timers and what is measured
-// may be off by a turn.
+// its turn began: to read the clock takes longer than to take the lock. Timers and
+// what is measured may be off by a turn.
 func (h *host) lockTurn(w *worker) (*rds.Engine, time.Duration) {
 	if w == nil {
 		return h.lock()
@@ -120,8 +118,7 @@ func (h *host) lockSlowly() {
 // takes longer, the holder needs the one we are on.
 const lockAwake = 50 * time.Microsecond
 
-// work is what one step left to do. Its slices are used again: mostly by the next
-// step of the same host.
+// work is what one step left to do. The pool keeps its slices.
 type work struct {
 	acts    []conn.Action
 	socks   []*rds.Socket
@@ -152,10 +149,7 @@ func (h *host) unlock() {
 		}
 		return
 	}
-	w := h.spare.Swap(nil)
-	if w == nil { // another thread has it, or the step around this one
-		w = works.Get().(*work)
-	}
+	w := works.Get().(*work)
 	w.acts = h.e.Take(w.acts[:0])
 	w.socks = h.e.Ready(w.socks[:0])
 	w.states = h.e.States()
@@ -205,9 +199,7 @@ func (h *host) unlock() {
 	clear(w.acts)
 	clear(w.socks)
 	w.states, w.notices, w.watch = nil, nil, nil
-	if !h.spare.CompareAndSwap(nil, w) {
-		works.Put(w)
-	}
+	works.Put(w)
 }
 
 // What is due later than tickNear is done on a grid of tickGrid: heartbeats of a

@@ -106,7 +106,7 @@ func (l *laneLink) Written(b *transport.Batch, err error) {
 	}
 	more := h.e.Wrote(now, l.p)
 	h.unlock()
-	if more && h.transmit(h.all.here(), l.p, bytesATurn) {
+	if more && h.transmit(l.p, bytesATurn) {
 		h.kick(l.p)
 	}
 }

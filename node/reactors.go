@@ -8,7 +8,6 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/reactor"
-	"github.com/rdsd/rdsd/transport"
 )
 
 // worker is one reactor of the node, with what its turn has collected.
@@ -16,7 +15,6 @@ type worker struct {
 	*reactor.Reactor
 	kicked, flushing []kickedPath // owned by the thread
 	flushFn          func()
-	batch            *transport.Batch // of transmit, while it does not need it
 }
 
 type kickedPath struct {
@@ -39,7 +37,7 @@ func (w *worker) flush() {
 	w.kicked, w.flushing = w.flushing[:0], w.kicked
 	for i, k := range w.flushing {
 		w.flushing[i] = kickedPath{}
-		if k.h.transmit(w, k.p, bytesATurn) {
+		if k.h.transmit(k.p, bytesATurn) {
 			w.kick(k.h, k.p)
 		}
 	}

@@ -21,7 +21,7 @@ func (h *host) kick(p *conn.Path) {
 	h.mu.Lock()
 	busy := h.now()-h.laneOf(p).lastTurn < busyGap
 	h.mu.Unlock()
-	if busy || h.transmit(nil, p, bytesAtOnce) {
+	if busy || h.transmit(p, bytesAtOnce) {
 		h.handOver(p)
 	}
 }
@@ -56,15 +56,15 @@ const (
 
 // transmit writes what p has to send, in the caller's thread, until there is
 // no more, or the link is full, or most bytes are written; it reports whether
-// that is why it ended. w is the worker whose thread it is, or nil. The engine
-// gives the turn to one caller at a time (Fill after Fill, with Wrote between).
-func (h *host) transmit(w *worker, p *conn.Path, most int) (more bool) {
-	b := w.takeBatch()
+// that is why it ended. The engine gives the turn to one caller at a time (Fill
+// after Fill, with Wrote between).
+func (h *host) transmit(p *conn.Path, most int) (more bool) {
+	b := transport.GetBatch()
 	_, now := h.lock()
 	for {
 		l := h.laneOf(p).current(p)
 		if l == nil || !h.e.Fill(now, p, b) {
-			w.putBatch(b)
+			b.Put()
 			h.unlock()
 			return false
 		}
@@ -76,7 +76,7 @@ func (h *host) transmit(w *worker, p *conn.Path, most int) (more bool) {
 			return false // the link goes on, and calls Written
 		}
 		most -= b.Bytes()
-		if b.Bytes() > soonWritten || w == nil {
+		if b.Bytes() > soonWritten {
 			now = h.now()
 		}
 		b.Reset()
@@ -87,7 +87,7 @@ func (h *host) transmit(w *worker, p *conn.Path, most int) (more bool) {
 		h.laneOf(p).lastTurn = now
 		more := h.e.Wrote(now, p)
 		if !more || err != nil || most <= 0 {
-			w.putBatch(b)
+			b.Put()
 			h.unlock()
 			return more && err == nil
 		}
@@ -97,22 +97,3 @@ func (h *host) transmit(w *worker, p *conn.Path, most int) (more bool) {
 // soonWritten: to write so few bytes takes so little time that the clock need
 // not be looked at again.
 const soonWritten = 4 << 10
-
-// takeBatch and putBatch spare a worker the pool. w may be nil.
-func (w *worker) takeBatch() *transport.Batch {
-	if w == nil || w.batch == nil {
-		return transport.GetBatch()
-	}
-	b := w.batch
-	w.batch = nil
-	return b
-}
-
-func (w *worker) putBatch(b *transport.Batch) {
-	if w == nil || w.batch != nil {
-		b.Put()
-		return
-	}
-	b.Reset()
-	w.batch = b
-}

@@ -70,12 +70,8 @@ var ErrClosed = errors.New("reactor: closed")
 
 var base = time.Now()
 
-// clock is the reactors' time: monotonic, from the start of the process.
-func clock() time.Duration { return time.Since(base) }
-
-// Clock is the reactors' time: monotonic, from the start of the process. It costs
-// 45 ns.
-func Clock() time.Duration { return clock() }
+// Clock is the reactors' time: monotonic, from the start of the process.
+func Clock() time.Duration { return time.Since(base) }
 
 // Now is when the turn under way began, by Clock, and costs nothing. It may be
 // called on the reactor's thread only.
@@ -174,7 +170,7 @@ func (r *Reactor) loop() {
 	var idleSince time.Duration
 	for !r.closing.Load() {
 		was := r.now
-		r.now = clock()
+		r.now = Clock()
 		if !busy && r.now-was > lostTurn {
 			r.spin.lost()
 		}
@@ -198,7 +194,7 @@ func (r *Reactor) loop() {
 			continue
 		}
 		if r.sleep() {
-			r.now = clock()
+			r.now = Clock()
 			r.spin.slept(r.now - idleSince)
 			r.rest.gap(r.now - idleSince)
 			r.hot.woken(r.now)

@@ -87,7 +87,7 @@ func (s *rest) wait(r *Reactor, until time.Duration) {
 		s.due = until
 		var t unix.ItimerSpec // zero: off
 		if until != never {
-			t.Value = unix.NsecToTimespec(int64(max(until-clock(), 1)))
+			t.Value = unix.NsecToTimespec(int64(max(until-Clock(), 1)))
 		}
 		if err := unix.TimerfdSettime(s.alarm, 0, &t, nil); err != nil {
 			panic(fmt.Sprintf("reactor: timerfd_settime: %v", err))

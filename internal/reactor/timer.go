@@ -37,7 +37,7 @@ func (r *Reactor) NewTimer(f func()) *Timer { return &Timer{r: r, f: f, i: -1} }
 // Reset lets the timer fire when d has passed from now, and only then.
 func (t *Timer) Reset(d time.Duration) {
 	ts := &t.r.timers
-	at := clock()
+	at := Clock()
 	if d = max(d, 0); d < never-at {
 		at += d
 	} else {

@@ -33,7 +33,7 @@ func (r *Reactor) wait(until time.Duration) int {
 func (r *Reactor) waitOnce(until time.Duration) (int, error) {
 	left := never
 	if until != never {
-		left = max(until-clock(), 0)
+		left = max(until-Clock(), 0)
 	}
 	if noPwait2.Load() {
 		ms := -1
