@@ -111,6 +111,7 @@ func runGatherTCP(r *role) error {
 			return err
 		}
 		f, err := blockingFile(c, 0)
+		c.Close() // or the net poller would be woken by every segment
 		if err != nil {
 			return err
 		}
