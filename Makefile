@@ -55,6 +55,10 @@ mutants: ## break rules by hand, one at a time; the simulator must find each
 	internal/simtest/mutants.sh
 	rtrs/mutants.sh
 
+.PHONY: mutate
+mutate: ## break the product one line at a time and count what the tests notice: make mutate N=100 SEED=1
+	$(GO) run ./internal/mutate -n $(or $(N),100) -seed $(SEED) -least 95
+
 .PHONY: fuzz
 fuzz: ## every fuzz target for T each: make fuzz T=1m
 	scripts/fuzz.sh $(T)

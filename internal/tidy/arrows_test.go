@@ -33,6 +33,7 @@ var arrows = []struct {
 	{"internal/counters", nil},
 	{"internal/tidy", nil},
 	{"internal/mutant", nil},
+	{"internal/mutate", nil}, // a program for developers
 	{"internal/crash", nil},
 	{"internal/reactor", nil},
 

@@ -1,0 +1,20 @@
+// Command mutate breaks the product one line at a time and asks the tests whether
+// they notice.
+//
+//	go run ./internal/mutate                  # 100 mutations drawn over all rooms
+//	go run ./internal/mutate -n 30 -room conn # of one room
+//	go run ./internal/mutate -only ID         # one again, with what the tests said
+//	go run ./internal/mutate -list -room conn # every mutation there could be
+//
+// A mutation is one small edit of the kind a tired engineer makes: an edge moved, a
+// call or an assignment left out, an error swallowed, a check skipped (operators.go).
+// It is never written into the tree: the edited file is given to the Go tool with
+// -overlay. Each room has a list of test commands, the nearest first (rooms.go); the
+// first that fails has noticed, and one that hangs until its time limit has too.
+//
+// A mutation that nothing noticed is a survivor. Some change nothing that anybody
+// could see; those stand in equivalent.txt, each with its reason, and do not count.
+// The score is noticed / (drawn - equivalent); docs/testing.md holds the last one.
+//
+// Read first: operators.go, rooms.go, run.go.
+package main

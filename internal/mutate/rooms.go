@@ -1,0 +1,40 @@
+package main
+
+// room is a directory of the product and the tests that ought to notice what is
+// broken there.
+type room struct {
+	dir    string
+	weight int // how often it is drawn, in proportion
+	tests  [][]string
+}
+
+// Worlds in which datagrams and volumes are simulated. They are many and cheap, so
+// they come before anything that starts daemons.
+var (
+	datagramWorlds = []string{"./internal/simtest", "-run", "TestSeeds|TestStoppedReader|TestDeterminism", "-sim.seeds=2000"}
+	volumeWorlds   = []string{"./internal/simtest", "-run", "TestVolumes", "-sim.volumes=400"}
+	daemons        = []string{"./node"}
+	goClients      = []string{"./sdk/go"}
+	kills          = []string{"./internal/killtest"}
+	volumeDaemons  = []string{"./internal/volumetest"}
+)
+
+// rooms are where mutations are drawn. Everything a room's tests list is part of
+// "make test".
+var rooms = []room{
+	{"wire", 4, [][]string{{"./wire"}, {"./conn"}, {"./rtrs"}, {"./rnbd"}, datagramWorlds, volumeWorlds}},
+	{"cong", 2, [][]string{{"./cong"}, {"./rds"}, datagramWorlds}},
+	{"conn", 14, [][]string{{"./conn"}, {"./rds"}, datagramWorlds, daemons, goClients, kills}},
+	{"rds", 12, [][]string{{"./rds"}, datagramWorlds, daemons, goClients, kills}},
+	{"shm", 12, [][]string{{"./shm"}, daemons, goClients, kills}},
+	{"rtrs", 9, [][]string{{"./rtrs"}, {"./rnbd"}, volumeWorlds, {"./node/volume"}, volumeDaemons}},
+	{"rnbd", 9, [][]string{{"./rnbd"}, volumeWorlds, {"./node/volume"}, volumeDaemons}},
+	{"blk", 4, [][]string{{"./blk"}, {"./rnbd"}, {"./blk/nbd"}, {"./node/volume"}, volumeDaemons}},
+	{"blk/nbd", 8, [][]string{{"./blk/nbd"}, {"./node/volume"}, volumeDaemons}},
+	{"transport", 3, [][]string{{"./transport"}, {"./transport/tcp"}, {"./conn"}, datagramWorlds, daemons}},
+	{"transport/tcp", 6, [][]string{{"./transport/tcp"}, daemons, {"./node/volume"}, goClients}},
+	{"internal/reactor", 3, [][]string{{"./internal/reactor"}, {"./transport/tcp"}, daemons, goClients}},
+	{"node", 10, [][]string{daemons, goClients, kills, {"./rdsd/..."}}},
+	{"node/volume", 6, [][]string{{"./node/volume"}, volumeDaemons, {"./rdsd/..."}}},
+	{"sdk/go", 9, [][]string{goClients, kills, {"./rdsd/..."}}},
+}

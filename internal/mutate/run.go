@@ -1,0 +1,144 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// verdict is what became of one mutation.
+type verdict int
+
+const (
+	noticed verdict = iota
+	hung            // noticed by a time limit
+	survived
+	noCompile
+	equivalent
+)
+
+var verdictNames = [...]string{"noticed", "hung", "SURVIVED", "does not compile", "equivalent"}
+
+// result is a mutation with its verdict.
+type result struct {
+	site
+	room    string
+	verdict verdict
+	by      string // the command that noticed
+	said    string // what it printed last
+	took    time.Duration
+}
+
+// commandLimit ends one test command; testLimit, which comes first, makes a hanging
+// test say where it hangs.
+const (
+	testLimit    = 240 * time.Second
+	commandLimit = testLimit + 30*time.Second
+)
+
+// try makes the edit visible to the Go tool alone and runs the room's tests until
+// one notices.
+func try(root string, r room, s site) (result, error) {
+	res := result{site: s, room: r.dir, verdict: survived}
+	begun := time.Now()
+	defer func() { res.took = time.Since(begun) }()
+	tmp, err := os.MkdirTemp("", "mutate")
+	if err != nil {
+		return res, err
+	}
+	defer os.RemoveAll(tmp)
+	overlay, err := overlay(root, tmp, s)
+	if err != nil {
+		return res, err
+	}
+	if out, err := goTool(root, tmp, "build", "-overlay", overlay, "./"+r.dir); err != nil {
+		res.verdict, res.said = noCompile, out
+		return res, nil
+	}
+	for _, t := range r.tests {
+		args := append([]string{"test", "-overlay", overlay, "-count=1", "-failfast", "-timeout", testLimit.String()}, t...)
+		out, err := goTool(root, tmp, args...)
+		if err == nil {
+			continue
+		}
+		res.verdict, res.by, res.said = noticed, strings.Join(t, " "), tail(out, 12)
+		if strings.Contains(out, "panic: test timed out") || err == context.DeadlineExceeded {
+			res.verdict = hung
+		}
+		break
+	}
+	res.took = time.Since(begun)
+	return res, nil
+}
+
+// overlay writes the edited file and the Go tool's description of it.
+func overlay(root, tmp string, s site) (string, error) {
+	src, err := os.ReadFile(filepath.Join(root, s.file))
+	if err != nil {
+		return "", err
+	}
+	edited := filepath.Join(tmp, filepath.Base(s.file))
+	b := append(append(append([]byte(nil), src[:s.from]...), s.text...), src[s.to:]...)
+	if err := os.WriteFile(edited, b, 0o600); err != nil {
+		return "", err
+	}
+	o, err := json.Marshal(map[string]map[string]string{"Replace": {filepath.Join(root, s.file): edited}})
+	if err != nil {
+		return "", err
+	}
+	name := filepath.Join(tmp, "overlay.json")
+	return name, os.WriteFile(name, o, 0o600)
+}
+
+// goTool runs one command of the Go tool in the module's root. The daemons that
+// tests start are built by the tests themselves or are the test binary, so they
+// have the edit too.
+func goTool(root, tmp string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), commandLimit)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Dir = root
+	// A daemon that a test builds is built by another go command, which must see the edit.
+	if args[0] == "test" {
+		cmd.Env = append(os.Environ(), "GOFLAGS=-overlay="+filepath.Join(tmp, "overlay.json"))
+		cmd.Env = append(cmd.Env, "RDSD_BIN=")
+	}
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	cmd.WaitDelay = 5 * time.Second
+	err := cmd.Run()
+	if ctx.Err() != nil {
+		err = ctx.Err()
+	}
+	return out.String(), err
+}
+
+func tail(s string, n int) string {
+	l := strings.Split(strings.TrimSpace(s), "\n")
+	return strings.Join(l[max(0, len(l)-n):], "\n")
+}
+
+func (r result) String() string {
+	return fmt.Sprintf("%-16s %s  line %d: %s -> %s  (%.0f s%s)", verdictNames[r.verdict], r.id, r.line, oneLine(r.was), oneLine(r.text), r.took.Seconds(), by(r.by))
+}
+
+func by(s string) string {
+	if s == "" {
+		return ""
+	}
+	return ", " + s
+}
+
+func oneLine(s string) string {
+	s = strings.Join(strings.Fields(s), " ")
+	if len(s) > 70 {
+		s = s[:67] + "..."
+	}
+	return s
+}
