@@ -70,6 +70,30 @@ func parseDestination(what, s string) (netip.AddrPort, error) {
 	return ap, nil
 }
 
+// parseDestinations is parseDestination that takes a host name too, with all its
+// addresses.
+func parseDestinations(ctx context.Context, what, s string) ([]netip.AddrPort, error) {
+	host, port, err := net.SplitHostPort(s)
+	n, perr := strconv.ParseUint(port, 10, 16)
+	if _, notAddr := netip.ParseAddr(host); err != nil || perr != nil || host == "" || notAddr == nil {
+		ap, err := parseDestination(what, s)
+		return []netip.AddrPort{ap}, err
+	}
+	addrs, err := net.DefaultResolver.LookupNetIP(ctx, "ip", host)
+	if err != nil || len(addrs) == 0 {
+		return nil, usagef("%s %q: %q is neither an IPv4 nor an IPv6 address, nor a host name that resolves: %v", what, s, host, err)
+	}
+	var l []netip.AddrPort
+	for _, a := range addrs {
+		ap, err := parseDestination(what, netip.AddrPortFrom(a.Unmap(), uint16(n)).String())
+		if err != nil {
+			return nil, err
+		}
+		l = append(l, ap)
+	}
+	return l, nil
+}
+
 // parseLocal reads the address of a socket of ours: "10.0.0.1:4000",
 // "10.0.0.1" (port 0: any), ":4000" or "4000" (address: the daemon's).
 func parseLocal(what, s string) (netip.AddrPort, error) {

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 
+	"github.com/spf13/cobra"
 	"google.golang.org/grpc/status"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
@@ -40,6 +41,15 @@ func (a *app) bounded(ctx context.Context) (context.Context, context.CancelFunc)
 		return context.WithCancel(ctx)
 	}
 	return context.WithTimeout(ctx, a.timeout)
+}
+
+// whole gives the command of cmd the time of --timeout, if that was given: then
+// it bounds everything. Its default bounds single waits (bounded).
+func (a *app) whole(cmd *cobra.Command) (context.Context, context.CancelFunc) {
+	if !cmd.Flags().Changed("timeout") {
+		return context.WithCancel(cmd.Context())
+	}
+	return a.bounded(cmd.Context())
 }
 
 // admin runs fn with the admin service of the daemon, within --timeout.
@@ -101,6 +111,28 @@ func chooseLocal(ctx context.Context, c *rdsd.Client, local netip.AddrPort, dst 
 		return local, usagef("this daemon has no %s address to speak from (it has %s); start it with --address", family, strings.Trim(fmt.Sprint(all), "[]"))
 	}
 	return netip.AddrPortFrom(best, local.Port()), nil
+}
+
+// chooseDestination picks, of the addresses a name has, the first whose family
+// the daemon has an address of.
+func (a *app) chooseDestination(ctx context.Context, c *rdsd.Client, dsts []netip.AddrPort) (netip.AddrPort, error) {
+	if len(dsts) == 1 {
+		return dsts[0], nil
+	}
+	ctx, cancel := a.bounded(ctx)
+	defer cancel()
+	all, err := localAddrs(ctx, c)
+	if err != nil {
+		return netip.AddrPort{}, err
+	}
+	for _, d := range dsts {
+		for _, l := range all {
+			if l.Is4() == d.Addr().Is4() {
+				return d, nil
+			}
+		}
+	}
+	return dsts[0], nil // the refusal of the bind says what is missing
 }
 
 // explain is the line a person sees for err.

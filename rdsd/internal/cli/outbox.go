@@ -71,7 +71,7 @@ func (o *outbox) flush(ctx context.Context) error {
 		}
 	}
 	o.count(in)
-	if ctx.Err() != nil {
+	if errors.Is(ctx.Err(), context.Canceled) {
 		return ctx.Err()
 	}
 	return fmt.Errorf("%s to %s not accepted: %w", plural(uint64(len(batch)-accepted), "datagram"), o.dst, dial.Cause(err))

@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -62,6 +63,8 @@ func TestScripts(t *testing.T) {
 			"image":   cmdImage,
 			"begins":  cmdBegins,
 			"written": cmdWritten,
+			"addsup":  cmdAddsUp,
+			"sent":    cmdSent,
 			"port": func(ts *testscript.TestScript, _ bool, _ []string) {
 				ts.Setenv("PORT", strconv.Itoa(int(freePort(ts))))
 			},
@@ -234,6 +237,31 @@ func cmdWritten(ts *testscript.TestScript, _ bool, args []string) {
 		i, err := os.Stat(file)
 		return err == nil && i.Size() > 0
 	})
+}
+
+// cmdSent is `sent SOCKET N`: wait until a socket there has had so many delivered.
+func cmdSent(ts *testscript.TestScript, _ bool, args []string) {
+	c, err := dialTarget(context.Background(), args[0])
+	ts.Check(err)
+	defer c.Close()
+	least, err := strconv.ParseUint(args[1], 10, 64)
+	ts.Check(err)
+	poll(ts, args[1]+" datagrams to be delivered", func(ctx context.Context) bool {
+		list, err := fetchSockets(ctx, c.Admin())
+		return err == nil && slices.ContainsFunc(list, func(s socketView) bool { return s.Delivered >= least })
+	})
+}
+
+// cmdAddsUp is `addsup FILE LEAST`: the JSON report of a send in FILE (or stdout)
+// accepted at least so many datagrams, and its four outcomes add up to them.
+func cmdAddsUp(ts *testscript.TestScript, _ bool, args []string) {
+	var r sendReport
+	ts.Check(json.Unmarshal([]byte(ts.ReadFile(args[0])), &r))
+	least, err := strconv.ParseUint(args[1], 10, 64)
+	ts.Check(err)
+	if sum := r.Delivered + r.Cancelled + r.Failed + r.Unknown; sum != r.Datagrams || sum < least {
+		ts.Fatalf("%+v: %d outcomes, and at least %d datagrams ought to have been accepted", r, sum, least)
+	}
 }
 
 // cmdBegins is `begins FILE START`: FILE begins with what is in START, and goes

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -42,13 +41,17 @@ func (a *app) sendCmd() *cobra.Command {
 of standard input is one (--lines: each line is). --file and --size give the
 payload instead. --count repeats it all.
 
-The command ends when every datagram is acknowledged by the peer, within
---timeout. By default it waits for room while the destination is congested or
-the send buffer is full (--wait); with --try it fails at once (exit code 5).
---outcomes shows what became of each datagram, and exits with 7 unless all were
-delivered.`,
+The command ends when every datagram has its outcome: delivered, cancelled, failed
+or unknown. It prints how many of each there were, and exits with 7 unless all were
+delivered; --outcomes also shows each one that was not. However the command ends,
+the four numbers add up to what was accepted.
+
+--timeout bounds the whole command: what is undecided then is cancelled. Left at its
+default it bounds each wait: for room, and for the next outcome. By default
+the command waits for room while the destination is congested or the send
+buffer is full (--wait); with --try it fails at once (exit code 5).`,
 		Example: `  rdsd send 10.0.0.2:4000 hello
-  rdsd send 10.0.0.2:4000 --file image.bin
+  rdsd send node7:4000 --file image.bin
   rdsd send '[fd00::2]:4000' --size 1024 --count 1000 --rate 100 --outcomes`,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -57,14 +60,16 @@ delivered.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			dst, err := parseDestination("destination", args[0])
-			if err != nil {
-				return err
-			}
 			if err := o.check(args[1:], cmd.Flags().Changed("size")); err != nil {
 				return err
 			}
-			return a.send(cmd.Context(), dst, args[1:], o, cmd.Flags().Changed("size"))
+			ctx, cancel := a.whole(cmd)
+			defer cancel()
+			dsts, err := parseDestinations(ctx, "destination", args[0])
+			if err != nil {
+				return err
+			}
+			return a.send(ctx, dsts, args[1:], o, cmd.Flags().Changed("size"))
 		},
 	}
 	f := cmd.Flags()
@@ -76,7 +81,7 @@ delivered.`,
 	f.Float64Var(&o.rate, "rate", 0, "datagrams a second at most; 0 is as fast as possible")
 	f.BoolVar(&o.wait, "wait", false, "wait for room (default)")
 	f.BoolVar(&o.try, "try", false, "do not wait for room: fail at once")
-	f.BoolVar(&o.outcomes, "outcomes", false, "report what became of each datagram")
+	f.BoolVar(&o.outcomes, "outcomes", false, "show each datagram that was not delivered, with the reason")
 	return cmd
 }
 
@@ -145,50 +150,74 @@ func (a *app) payloads(args []string, o sendOptions, sized bool, yield func([]by
 	return yield(b)
 }
 
-// sendReport is what --json prints at the end.
+// sendReport is what --json prints at the end. The last four add up to Datagrams.
 type sendReport struct {
 	From      netip.AddrPort `json:"from"`
 	To        netip.AddrPort `json:"to"`
-	Datagrams uint64         `json:"datagrams"`
+	Datagrams uint64         `json:"datagrams"` // accepted
 	Bytes     bytesCount     `json:"bytes"`
 	Elapsed   duration       `json:"elapsed_ns"`
-	Delivered uint64         `json:"delivered,omitempty"`
-	Cancelled uint64         `json:"cancelled,omitempty"`
-	Failed    uint64         `json:"failed,omitempty"`
-	Unknown   uint64         `json:"unknown,omitempty"`
+	Delivered uint64         `json:"delivered"`
+	Cancelled uint64         `json:"cancelled"`
+	Failed    uint64         `json:"failed"`
+	Unknown   uint64         `json:"unknown"`
 }
 
-func (a *app) send(ctx context.Context, dst netip.AddrPort, args []string, o sendOptions, sized bool) error {
+func (a *app) send(ctx context.Context, dsts []netip.AddrPort, args []string, o sendOptions, sized bool) error {
 	c, err := a.dial(ctx)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	sock, err := a.bindFrom(ctx, c, "--from", o.from, dst.Addr(), o.outcomes)
+	dst, err := a.chooseDestination(ctx, c, dsts)
+	if err != nil {
+		return err
+	}
+	sock, err := a.bindFrom(ctx, c, "--from", o.from, dst.Addr())
 	if err != nil {
 		return err
 	}
 	defer sock.Close()
 	rep := sendReport{From: sock.LocalAddr(), To: dst}
-	var collect *outcomes
-	if o.outcomes {
-		collect = a.collectOutcomes(ctx, sock)
-		defer collect.stop()
+	collect := a.collectOutcomes(ctx, sock, o.outcomes)
+	defer collect.stop()
+	start := time.Now()
+	err = a.sendAll(ctx, &outbox{a: a, sock: sock, dst: dst, try: o.try, alone: o.try || o.rate > 0, rep: &rep}, args, o, sized)
+	// What was accepted is seen through even when a later one was refused:
+	// closing the socket would cancel it.
+	late := a.seeThrough(ctx, sock, collect, &rep)
+	rep.Elapsed = duration(time.Since(start))
+	if rep.Datagrams > 0 || err == nil || a.json {
+		a.printSent(rep)
 	}
+	switch {
+	case err != nil:
+		return err
+	case late != nil:
+		return late
+	case rep.Delivered != rep.Datagrams:
+		return withCode(exitIncomplete, fmt.Errorf("%d of %s were delivered: %s", rep.Delivered, plural(rep.Datagrams, "datagram"), collect.why(dst)))
+	}
+	return nil
+}
+
+// sendAll hands every datagram to the outbox, as often and as fast as asked for.
+func (a *app) sendAll(ctx context.Context, out *outbox, args []string, o sendOptions, sized bool) error {
 	limit := rate.NewLimiter(rate.Inf, 1)
 	if o.rate > 0 {
 		limit = rate.NewLimiter(rate.Limit(o.rate), 1)
 	}
-	start := time.Now()
-	out := outbox{a: a, sock: sock, dst: dst, try: o.try, alone: o.try || o.rate > 0, rep: &rep}
 	one := func(p []byte) error {
 		if err := limit.Wait(ctx); err != nil {
+			if ctx.Err() == nil { // the next one would be due after the deadline
+				err = context.DeadlineExceeded
+			}
 			return err
 		}
 		return out.add(ctx, p)
 	}
 	var kept [][]byte // what --count repeats: input can be read only once
-	err = a.payloads(args, o, sized, func(p []byte) error {
+	err := a.payloads(args, o, sized, func(p []byte) error {
 		if o.count > 1 {
 			kept = append(kept, p)
 		}
@@ -204,30 +233,45 @@ func (a *app) send(ctx context.Context, dst netip.AddrPort, args []string, o sen
 	if err == nil {
 		err = out.flush(ctx)
 	}
-	// What was accepted is seen through even when a later one was refused:
-	// closing the socket would cancel it.
-	ferr := a.settle(ctx, sock, rep.Datagrams)
-	rep.Elapsed = duration(time.Since(start))
-	if collect != nil && ferr == nil {
-		collect.wait(rep.Datagrams, a.timeout)
-		rep.Delivered, rep.Cancelled, rep.Failed, rep.Unknown = collect.counts()
-	}
-	if rep.Datagrams > 0 || err == nil || a.json {
-		a.printSent(rep, o.outcomes)
-	}
-	switch {
-	case err != nil:
-		return err
-	case ferr != nil:
-		return ferr
-	case o.outcomes && rep.Delivered != rep.Datagrams:
-		return withCode(exitIncomplete, fmt.Errorf("%d of %d datagrams were delivered", rep.Delivered, rep.Datagrams))
-	}
-	return nil
+	return err
 }
 
-// bindFrom binds the socket of a command that sends.
-func (a *app) bindFrom(ctx context.Context, c *rdsd.Client, flag, from string, dst netip.Addr, wantOutcomes bool) (*rdsd.Socket, error) {
+// goodbye is how long the end of a command waits for the daemon's last words.
+const goodbye = 300 * time.Millisecond
+
+// seeThrough waits until everything accepted has its outcome. When ctx ends first,
+// or nothing is decided for --timeout, what has not left is cancelled, and what is
+// not decided even then is unknown to us. It fills in the counts of rep.
+func (a *app) seeThrough(ctx context.Context, sock *rdsd.Socket, collect *outcomes, rep *sendReport) error {
+	idle := a.timeout
+	if _, bounded := ctx.Deadline(); bounded {
+		idle = 0 // the deadline is the bound
+	}
+	decided := collect.wait(ctx, rep.Datagrams, idle)
+	if !decided {
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
+		defer cancel()
+		if _, err := sock.CancelSentTo(end, rep.To); err == nil {
+			collect.wait(end, rep.Datagrams, 0)
+		}
+	}
+	// An accepted batch whose answer we did not wait for may have had outcomes.
+	rep.Datagrams = max(rep.Datagrams, collect.total())
+	collect.rest(rep.Datagrams)
+	rep.Delivered, rep.Cancelled, rep.Failed, rep.Unknown = collect.counts()
+	switch {
+	case decided:
+		return nil
+	case errors.Is(ctx.Err(), context.Canceled):
+		return ctx.Err()
+	case collect.over() != nil:
+		return fmt.Errorf("the daemon went away before every datagram was decided: %w", dial.Cause(collect.over()))
+	}
+	return withCode(exitTimeout, fmt.Errorf("not every datagram was acknowledged within %v, and what had not left is cancelled (%s); rdsd peers shows the state of the connection, --timeout waits longer", a.timeout, collect.why(rep.To)))
+}
+
+// bindFrom binds the socket of a command that sends and wants the outcomes.
+func (a *app) bindFrom(ctx context.Context, c *rdsd.Client, flag, from string, dst netip.Addr) (*rdsd.Socket, error) {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
 	var local netip.AddrPort
@@ -244,40 +288,18 @@ func (a *app) bindFrom(ctx context.Context, c *rdsd.Client, flag, from string, d
 	if err != nil {
 		return nil, err
 	}
-	opts := []rdsd.BindOption{rdsd.WithLabel("rdsd"), rdsd.WithReconnect(false)}
-	if wantOutcomes {
-		opts = append(opts, rdsd.WithOutcomes())
-	}
-	s, err := c.Bind(ctx, local, opts...)
+	s, err := c.Bind(ctx, local, rdsd.WithLabel("rdsd"), rdsd.WithReconnect(false), rdsd.WithOutcomes())
 	if err != nil {
 		return nil, fmt.Errorf("cannot bind %s: %w", local, dial.Cause(err))
 	}
 	return s, nil
 }
 
-// settle waits until everything accepted has its outcome.
-func (a *app) settle(ctx context.Context, sock *rdsd.Socket, sent uint64) error {
-	if sent == 0 || ctx.Err() != nil {
-		return ctx.Err()
-	}
-	bctx, cancel := a.bounded(ctx)
-	defer cancel()
-	err := sock.Flush(bctx)
-	if errors.Is(err, context.DeadlineExceeded) {
-		return withCode(exitTimeout, fmt.Errorf("not every datagram was acknowledged within %v, and what was not is cancelled now; rdsd peers shows the state of the connection, --timeout waits longer", a.timeout))
-	}
-	return err
-}
-
-func (a *app) printSent(r sendReport, withOutcomes bool) {
+func (a *app) printSent(r sendReport) {
 	if a.json {
 		writeJSON(a.out, r)
 		return
 	}
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s, %s, from %s to %s in %s", plural(r.Datagrams, "datagram"), r.Bytes, r.From, r.To, r.Elapsed)
-	if withOutcomes {
-		fmt.Fprintf(&b, ": %d delivered, %d cancelled, %d failed, %d unknown", r.Delivered, r.Cancelled, r.Failed, r.Unknown)
-	}
-	fmt.Fprintln(a.out, b.String())
+	fmt.Fprintf(a.out, "%s, %s, from %s to %s in %s: %d delivered, %d cancelled, %d failed, %d unknown\n", plural(r.Datagrams, "datagram"), r.Bytes,
+		r.From, r.To, r.Elapsed, r.Delivered, r.Cancelled, r.Failed, r.Unknown)
 }
