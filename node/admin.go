@@ -21,7 +21,7 @@ type adminServer struct {
 // mayChange refuses a caller who is no administrator.
 func (n *Node) mayChange(ctx context.Context, what string) error {
 	id := identityFrom(ctx)
-	if n.cfg.IsAdmin(id, uint32(os.Getuid())) {
+	if n.conf().IsAdmin(id, uint32(os.Getuid())) {
 		n.log.Info("administration", "call", what, "uid", id.UID, "pid", id.PID)
 		return nil
 	}

@@ -26,7 +26,8 @@ const DefaultHTTP = "127.0.0.1:16386"
 //
 // The tags are the one list of keys: toml names the key, flag and env name the
 // overrides (a key without env tag is RDSD_<SECTION>_<KEY>), usage is the help
-// text and want says what would be right.
+// text and want says what would be right. Where there is a reload tag, a change of the
+// key takes effect while the node runs (Node.Reload).
 type Config struct {
 	Version int           `toml:"version" env:"-" usage:"format of this file" want:"1"`
 	RDS     RDSConfig     `toml:"rds"`
@@ -36,8 +37,8 @@ type Config struct {
 	Volumes VolumesConfig `toml:"volumes"`
 	Limits  LimitsConfig  `toml:"limits"`
 	Log     LogConfig     `toml:"log"`
-	Ports   []PortGrant   `toml:"ports"`
-	Peers   []PeerRule    `toml:"peers"`
+	Ports   []PortGrant   `toml:"ports" reload:"yes"`
+	Peers   []PeerRule    `toml:"peers" reload:"yes"`
 
 	file    string
 	origins map[string]Origin
@@ -64,7 +65,7 @@ type RDSConfig struct {
 	HeartbeatInterval Duration     `toml:"heartbeat_interval" usage:"silence after which another rdsd is sent a heartbeat" want:"a duration such as \"5s\", 100ms to 10m, shorter than rds.heartbeat_timeout"`
 	HeartbeatTimeout  Duration     `toml:"heartbeat_timeout" usage:"silence after which a link to another rdsd is given up" want:"a duration such as \"20s\", longer than rds.heartbeat_interval"`
 	PingEnable        bool         `toml:"ping_enable" usage:"answer pings (off also ends the handshake with kernels)" want:"true or false"`
-	LowPortsBelow     uint16       `toml:"low_ports_below" usage:"RDS ports below this one need a [[ports]] grant or root; 0: none do" want:"a port, 0 to 65535"`
+	LowPortsBelow     uint16       `toml:"low_ports_below" reload:"yes" usage:"RDS ports below this one need a [[ports]] grant or root; 0: none do" want:"a port, 0 to 65535"`
 }
 
 // ReactorConfig is the threads that move datagrams between rings, sockets and peers.
@@ -82,11 +83,11 @@ type APIConfig struct {
 	RemoteListen  string   `toml:"remote_listen" flag:"remote" usage:"TCP address for remote gRPC clients; empty: none" want:"\"address:port\" such as \"10.0.0.1:16387\", or \"\" for none"`
 	Insecure      bool     `toml:"insecure" flag:"insecure" usage:"allow the remote listener although it has neither encryption nor identity" want:"true or false"`
 	Ledger        string   `toml:"ledger" usage:"file, best on a tmpfs, for what must outlive the daemon; empty: the socket's path with .ledger added; none: no such file" want:"an absolute path such as \"/run/rdsd/rdsd.sock.ledger\", \"none\" or \"\""`
-	AdminUIDs     []uint32 `toml:"admin_uids" usage:"users, beside root and the daemon's own, who may change things through the Admin service" want:"a list of user numbers such as [1000, 1001]"`
-	CallsPerSec   float64  `toml:"calls_per_second" usage:"calls (streams opened count as one) a user may make per second" want:"a number above 0, at most 1000000"`
-	CallsBurst    int      `toml:"calls_burst" usage:"calls a user may make at once" want:"1 to 1000000"`
-	PushBatchSize Bytes    `toml:"push_batch_bytes" usage:"most payload put into one message to a client (a larger datagram goes alone)" want:"a size, 4KiB to 1MiB"`
-	DrainTimeout  Duration `toml:"drain_timeout" env:"RDSD_DRAIN_TIMEOUT" flag:"drain-timeout" usage:"how long to wait for datagrams in flight when stopping" want:"a duration such as \"10s\", 0s to 10m"`
+	AdminUIDs     []uint32 `toml:"admin_uids" reload:"yes" usage:"users, beside root and the daemon's own, who may change things through the Admin service" want:"a list of user numbers such as [1000, 1001]"`
+	CallsPerSec   float64  `toml:"calls_per_second" reload:"yes" usage:"calls (streams opened count as one) a user may make per second" want:"a number above 0, at most 1000000"`
+	CallsBurst    int      `toml:"calls_burst" reload:"yes" usage:"calls a user may make at once" want:"1 to 1000000"`
+	PushBatchSize Bytes    `toml:"push_batch_bytes" reload:"yes" usage:"most payload put into one message to a client (a larger datagram goes alone)" want:"a size, 4KiB to 1MiB"`
+	DrainTimeout  Duration `toml:"drain_timeout" reload:"yes" env:"RDSD_DRAIN_TIMEOUT" flag:"drain-timeout" usage:"how long to wait for datagrams in flight when stopping" want:"a duration such as \"10s\", 0s to 10m"`
 }
 
 // HTTPConfig is the page for monitoring.
@@ -101,18 +102,18 @@ type LimitsConfig struct {
 	MemoryBytes      Bytes `toml:"memory_bytes" usage:"payload and queues of all sockets and peers" want:"a size such as \"1GiB\", at least 16MiB"`
 	MaxPeers         int   `toml:"max_peers" usage:"peers kept at once" want:"1 to 65536"`
 	MaxSockets       int   `toml:"max_sockets" usage:"sockets of all users" want:"1 to 65534 for each local address"`
-	MaxSocketsPerUID int   `toml:"max_sockets_per_uid" usage:"sockets of one user" want:"1 to limits.max_sockets"`
-	MaxClients       int   `toml:"max_clients" usage:"client connections of all users" want:"1 to 65536"`
-	MaxClientsPerUID int   `toml:"max_clients_per_uid" usage:"client connections of one user" want:"1 to limits.max_clients"`
+	MaxSocketsPerUID int   `toml:"max_sockets_per_uid" reload:"yes" usage:"sockets of one user" want:"1 to limits.max_sockets"`
+	MaxClients       int   `toml:"max_clients" reload:"yes" usage:"client connections of all users" want:"1 to 65536"`
+	MaxClientsPerUID int   `toml:"max_clients_per_uid" reload:"yes" usage:"client connections of one user" want:"1 to limits.max_clients"`
 	MaxDescriptors   int   `toml:"max_descriptors" usage:"file descriptors; 0: what the system allows" want:"0, or at least 64"`
-	MaxHandshakes    int   `toml:"max_handshakes" usage:"accepted connections whose peer has not identified itself yet" want:"1 to 65536"`
+	MaxHandshakes    int   `toml:"max_handshakes" reload:"yes" usage:"accepted connections whose peer has not identified itself yet" want:"1 to 65536"`
 }
 
 // LogConfig is where lines go and how many.
 type LogConfig struct {
-	Level     LogLevel `toml:"level" env:"RDSD_LOG_LEVEL" flag:"log-level" usage:"least important level logged" want:"debug, info, warn or error"`
+	Level     LogLevel `toml:"level" reload:"yes" env:"RDSD_LOG_LEVEL" flag:"log-level" usage:"least important level logged" want:"debug, info, warn or error"`
 	Format    string   `toml:"format" env:"RDSD_LOG_FORMAT" flag:"log-format" usage:"form of a log line" want:"text or json"`
-	LinesPerS float64  `toml:"lines_per_second" usage:"lines of one message allowed per second; the rest are counted" want:"a number above 0, at most 100000"`
+	LinesPerS float64  `toml:"lines_per_second" reload:"yes" usage:"lines of one message allowed per second; the rest are counted" want:"a number above 0, at most 100000"`
 }
 
 // PortGrant says who may bind the RDS ports of a range.

@@ -17,6 +17,7 @@ type Key struct {
 	Usage  string
 	Want   string // what a right value looks like
 	List   bool   // several values: a list in the file, commas in the environment, a repeated flag
+	Reload bool   // a change takes effect while the node runs
 	isBool bool
 	index  []int
 }
@@ -53,7 +54,7 @@ func buildKeys() []Key {
 				continue
 			}
 			k := Key{Name: prefix + name, Env: f.Tag.Get("env"), Flag: f.Tag.Get("flag"), Usage: usage,
-				Want: f.Tag.Get("want"), List: f.Type.Kind() == reflect.Slice, isBool: f.Type.Kind() == reflect.Bool, index: at}
+				Want: f.Tag.Get("want"), List: f.Type.Kind() == reflect.Slice, Reload: f.Tag.Get("reload") != "", isBool: f.Type.Kind() == reflect.Bool, index: at}
 			switch k.Env {
 			case "":
 				k.Env = "RDSD_" + strings.ToUpper(strings.ReplaceAll(k.Name, ".", "_"))

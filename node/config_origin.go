@@ -28,6 +28,28 @@ func (o Origin) String() string {
 	return "default"
 }
 
+// words is what an error says of the origin when the start failed because of a value.
+func (o Origin) words() string {
+	switch o.Kind {
+	case "file":
+		return fmt.Sprintf("is set in %s:%d", o.Name, o.Line)
+	case "environment":
+		return "is set by the environment variable " + o.Name
+	case "flag":
+		return "is set by the flag " + o.Name
+	}
+	return "is the default"
+}
+
+// failed is an error in what the value of a key had the node do: it tells where the
+// value came from, which need not be where its reader looks.
+func (c *Config) failed(key string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%w (%s %s)", err, key, c.Origin(key).words())
+}
+
 // Origin returns where a key's value comes from. Keys are "rds.port",
 // "ports[0].range" and so on.
 func (c *Config) Origin(key string) Origin {

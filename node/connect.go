@@ -34,6 +34,9 @@ func (h *host) poke(p *conn.Path) {
 }
 
 func (h *host) connect(p *conn.Path) (transport.Link, error) {
+	if !h.all.engineConfig.AllowPeer(p.Conn().Remote()) { // not any more
+		return nil, errNotAllowed
+	}
 	ctx, cancel := h.all.withTimeout(h.all.engineConfig.Conn.DialTimeout)
 	defer cancel()
 	return h.all.provider.Dial(ctx, netip.AddrPortFrom(h.addr, 0), netip.AddrPortFrom(p.Conn().Remote(), h.port), p.Index())
@@ -48,9 +51,13 @@ func (h *host) accept(link transport.Link) {
 		h.all.refused.Add(1)
 		h.log.Warn("connection refused", append([]any{"peer", remote.Addr(), "why", why}, args...)...)
 	}
-	if n, most := h.all.handshakes.Load(), int64(h.all.node.cfg.Limits.MaxHandshakes); n >= most {
+	if n, most := h.all.handshakes.Load(), int64(h.all.node.conf().Limits.MaxHandshakes); n >= most {
 		h.all.handshakesRefused.Add(1)
 		refuse("too many connections that have not identified themselves", "limit", most)
+		return
+	}
+	if !h.all.engineConfig.AllowPeer(remote.Addr()) {
+		refuse("it is not an allowed peer; allow it with a [[peers]] entry of the configuration")
 		return
 	}
 	_, now := h.lock()

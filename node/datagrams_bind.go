@@ -67,7 +67,7 @@ func (s *sockStream) prepare(m *rdsdv1.Bind) (opt rds.SocketOptions, port uint16
 	case !utf8.ValidString(m.GetLabel()):
 		err = rdserr.With(rdserr.ErrInvalid, "bind.label is not UTF-8")
 	default:
-		err = s.node.cfg.MayBind(s.id, local.Port())
+		err = s.node.conf().MayBind(s.id, local.Port())
 	}
 	if err == nil {
 		err = s.node.sockets.reserve(s)
@@ -128,13 +128,13 @@ func (s *sockStream) bindPort(e *rds.Engine, now time.Duration, port uint16, o r
 		if err != nil {
 			return nil, o, err
 		}
-		if s.node.cfg.MayBind(s.id, sock.Addr().Port()) == nil {
+		if s.node.conf().MayBind(s.id, sock.Addr().Port()) == nil {
 			return sock, *sock.Options(), nil
 		}
 		sock.Close(now)
 	}
 	for p := wire.PortFirst; p <= 65535; p++ {
-		if e.Socket(uint16(p)) == nil && s.node.cfg.MayBind(s.id, uint16(p)) == nil {
+		if e.Socket(uint16(p)) == nil && s.node.conf().MayBind(s.id, uint16(p)) == nil {
 			sock, err := e.Bind(uint16(p), o)
 			if err != nil {
 				return nil, o, err

@@ -172,7 +172,7 @@ func (s *sockStream) takeDatagrams(got *rds.Run) {
 		}
 		return
 	}
-	limit := int(min(int64(s.node.cfg.API.PushBatchSize), s.creditB))
+	limit := int(min(int64(s.node.conf().API.PushBatchSize), s.creditB))
 	s.sock.RecvRun(got, int(min(s.creditN, maxPushDatagrams)), max(limit, next)) // the last one may pass the credit
 	s.creditN -= int64(got.Len())
 	s.creditB -= int64(got.Bytes)

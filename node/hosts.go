@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	crand "crypto/rand"
 	"encoding/binary"
@@ -58,8 +59,8 @@ func newCore(n *Node) (core, error) {
 	e.HardFactor = c.RDS.HardLimitFactor
 	e.MaxPeers, e.MaxSockets = c.Limits.MaxPeers, c.Limits.MaxSockets
 	e.Budget = &rds.Budget{Limit: int64(c.Limits.MemoryBytes)}
-	e.AllowPeer = func(addr netip.Addr) bool { ok, _ := c.PeerPolicy(addr); return ok || a.byAddr[addr] != nil }
-	e.AllowKernel = func(addr netip.Addr) bool { _, ok := c.PeerPolicy(addr); return ok }
+	e.AllowPeer = func(addr netip.Addr) bool { ok, _ := n.conf().PeerPolicy(addr); return ok || a.byAddr[addr] != nil }
+	e.AllowKernel = func(addr netip.Addr) bool { _, ok := n.conf().PeerPolicy(addr); return ok }
 	a.engineConfig = e
 	for _, addr := range c.RDS.Addresses {
 		var seed [8]byte
@@ -114,13 +115,26 @@ func (a *hosts) start() error {
 		l, err := a.provider.Listen(netip.AddrPortFrom(h.addr, h.port), h.accept)
 		if err != nil {
 			a.close()
-			return fmt.Errorf("cannot listen for RDS peers on %v port %d: %w (is the kernel's rds_tcp loaded, or another rdsd running?)", h.addr, h.port, err)
+			return a.cannotListen(h, err)
 		}
 		h.mu.Lock()
 		h.listener = l
 		h.mu.Unlock()
 	}
 	return nil
+}
+
+// cannotListen says why there is no listener for peers, and which key is to blame.
+func (a *hosts) cannotListen(h *host, err error) error {
+	c := a.node.cfg
+	key, hint := "rds.port", ""
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		hint = ": is the kernel's rds_tcp loaded, or another rdsd running?"
+	case errors.Is(err, unix.EADDRNOTAVAIL):
+		key, hint = "rds.addresses", ": this machine has no such address"
+	}
+	return c.failed(key, fmt.Errorf("cannot listen for RDS peers on %v port %d: %w%s", h.addr, h.port, err, hint))
 }
 
 // drain waits until nothing accepted is undecided. It looks; at the end of a
@@ -190,7 +204,7 @@ func (a *hosts) read(s *snapshot) {
 	s.counters.TCPSndbufFull += a.full.Load()
 	s.refusedLinks = a.refused.Load()
 	b := a.engineConfig.Budget
-	l := a.node.cfg.Limits
+	l := a.node.conf().Limits
 	s.budgets = append(s.budgets,
 		budget{"memory", uint64(max(b.Used(), 0)), uint64(b.Limit), b.Refused.Load()},
 		budget{"peers", uint64(len(s.peers)), uint64(l.MaxPeers), 0},

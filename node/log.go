@@ -14,11 +14,19 @@ import (
 // NewLogger makes the daemon's logger. Keys are fixed: peer, path, state,
 // local, uid, pid, port, error. Nothing is logged per datagram.
 func NewLogger(w io.Writer, c *LogConfig) *slog.Logger {
-	opts := &slog.HandlerOptions{Level: c.Level.Level}
+	level := new(slog.LevelVar)
+	level.Set(c.Level.Level)
+	opts := &slog.HandlerOptions{Level: level}
 	if c.Format == "json" {
-		return slog.New(slog.NewJSONHandler(w, opts))
+		return slog.New(&levelHandler{slog.NewJSONHandler(w, opts), level})
 	}
-	return slog.New(slog.NewTextHandler(w, opts))
+	return slog.New(&levelHandler{slog.NewTextHandler(w, opts), level})
+}
+
+// levelHandler is the handler of a logger of NewLogger, whose level a node can change.
+type levelHandler struct {
+	slog.Handler
+	level *slog.LevelVar
 }
 
 // maxLogMessages bounds the table of a limitHandler. Messages are constants of
@@ -34,12 +42,12 @@ type limitHandler struct {
 }
 
 type logLimits struct {
-	perSecond  rate.Limit
 	suppressed *atomic.Uint64 // all there ever were; a counter of the node
 	now        func() time.Time
 
-	mu       sync.Mutex
-	messages map[string]*logBucket // guarded by mu
+	mu        sync.Mutex
+	perSecond rate.Limit            // guarded by mu
+	messages  map[string]*logBucket // guarded by mu
 }
 
 type logBucket struct {
@@ -51,6 +59,17 @@ type logBucket struct {
 func limitLog(l *slog.Logger, perSecond float64, suppressed *atomic.Uint64) *slog.Logger {
 	return slog.New(&limitHandler{l.Handler(), &logLimits{perSecond: rate.Limit(perSecond), suppressed: suppressed,
 		now: time.Now, messages: map[string]*logBucket{}}})
+}
+
+// setPerSecond changes how many lines of one message there may be.
+func (s *logLimits) setPerSecond(perSecond float64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.perSecond = rate.Limit(perSecond)
+	for _, b := range s.messages {
+		b.limit.SetLimit(s.perSecond)
+		b.limit.SetBurst(max(1, int(perSecond)))
+	}
 }
 
 func (h *limitHandler) Handle(ctx context.Context, r slog.Record) error {

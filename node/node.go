@@ -53,9 +53,11 @@ var stateNames = [...]string{"new", "starting", "serving", "draining", "stopped"
 
 // Node is one daemon. Make it with New and run it once.
 type Node struct {
-	cfg      *Config
+	cfg      *Config                // as it was at the start
+	live     atomic.Pointer[Config] // as it is now: see conf
 	log      *slog.Logger
-	instance uint64 // random; changes with every start
+	level    *slog.LevelVar // of log; nil: it cannot be changed
+	instance uint64         // random; changes with every start
 	started  time.Time
 
 	state    atomic.Int32
@@ -73,6 +75,8 @@ type Node struct {
 	grpc     *grpcFront
 	local    *localFront // set by serve
 	registry *prometheus.Registry
+
+	reloading sync.Mutex // held by Reload
 
 	mu       sync.Mutex
 	httpAddr net.Addr // guarded by mu
@@ -114,6 +118,10 @@ func newNode(cfg *Config, logger *slog.Logger) (*Node, error) {
 		count:    &nodeCounters{},
 		sockets:  newSocketTable(cfg.Limits.MaxSockets, cfg.Limits.MaxSocketsPerUID),
 	}
+	n.live.Store(cfg)
+	if h, ok := logger.Handler().(*levelHandler); ok {
+		n.level = h.level
+	}
 	n.waiting.limit = int64(cfg.Limits.MemoryBytes) / 4
 	n.log = limitLog(logger, cfg.Log.LinesPerS, &n.count.LogSuppressed)
 	return n, nil
@@ -145,11 +153,7 @@ func (n *Node) Run(ctx context.Context) error {
 		return errors.New("node: Run was called before")
 	}
 	defer n.state.Store(stateStopped)
-	err := n.run(ctx)
-	if err != nil {
-		n.log.Error("node stopped", "error", err)
-	}
-	return err
+	return n.run(ctx)
 }
 
 func (n *Node) run(ctx context.Context) error {
@@ -234,9 +238,10 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 func (n *Node) drain(page *httpFront) {
 	n.state.Store(stateDraining)
 	notify(n.log, daemon.SdNotifyStopping)
-	n.log.Info("draining", "state", "draining", "timeout", n.cfg.API.DrainTimeout.Duration)
+	patience := n.conf().API.DrainTimeout.Duration
+	n.log.Info("draining", "state", "draining", "timeout", patience)
 	begun := time.Now()
-	ctx, cancel := context.WithTimeout(context.Background(), n.cfg.API.DrainTimeout.Duration)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	n.grpc.setServing(false)
 	n.sockets.refuse(errDraining)
@@ -272,16 +277,16 @@ func (n *Node) listenClients() (local, rings, remote net.Listener, err error) {
 		}
 	}()
 	if local, err = listenUnix("unix", a.Socket, a.SocketMode.Perm, a.SocketGroup); err != nil {
-		return nil, nil, nil, err
+		return nil, nil, nil, n.cfg.failed("api.socket", err)
 	}
 	if rings, err = listenUnix("unixpacket", a.Socket+shm.SocketSuffix, a.SocketMode.Perm, a.SocketGroup); err != nil {
-		return local, nil, nil, err
+		return local, nil, nil, n.cfg.failed("api.socket", err)
 	}
 	if a.RemoteListen == "" {
 		return local, rings, nil, nil
 	}
 	if remote, err = net.Listen("tcp", a.RemoteListen); err != nil {
-		return local, rings, nil, fmt.Errorf("api.remote_listen %s: %w", a.RemoteListen, err)
+		return local, rings, nil, n.cfg.failed("api.remote_listen", fmt.Errorf("api.remote_listen %s: %w", a.RemoteListen, err))
 	}
 	n.log.Warn("remote clients are neither encrypted nor identified (api.insecure)", "listen", remote.Addr().String())
 	return local, rings, remote, nil
@@ -296,7 +301,7 @@ func (n *Node) listenPage() (*httpFront, error) {
 		return nodeStatus{Version: Version(), State: stateNames[s], Ready: s == stateServing}
 	})
 	if err != nil {
-		return nil, err
+		return nil, n.cfg.failed("http.listen", err)
 	}
 	n.mu.Lock()
 	n.httpAddr = page.listener.Addr()

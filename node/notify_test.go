@@ -9,16 +9,22 @@ import (
 	"time"
 )
 
-func TestSystemdNotification(t *testing.T) {
-	cfg := testConfig(t)
-	path := filepath.Join(filepath.Dir(cfg.API.Socket), "notify")
+// listenNotify stands in for systemd.
+func listenNotify(t *testing.T, path string) *net.UnixConn {
+	t.Helper()
 	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	t.Cleanup(func() { c.Close() })
 	c.SetReadDeadline(time.Now().Add(10 * time.Second))
 	t.Setenv("NOTIFY_SOCKET", path)
+	return c
+}
+
+func TestSystemdNotification(t *testing.T) {
+	cfg := testConfig(t)
+	c := listenNotify(t, filepath.Join(filepath.Dir(cfg.API.Socket), "notify"))
 	t.Setenv("WATCHDOG_USEC", "60000000")
 	t.Setenv("WATCHDOG_PID", strconv.Itoa(os.Getpid()))
 	n, _ := newFakeNode(t, cfg, &fakeCore{})

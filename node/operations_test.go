@@ -21,7 +21,7 @@ func TestOperationsTables(t *testing.T) {
 		t.Fatal(err)
 	}
 	page := string(raw)
-	for name, table := range map[string]string{"keys": keyTable(), "kernel counters": coreTable(false), "own counters": coreTable(true)} {
+	for name, table := range map[string]string{"keys": keyTable(), "kernel counters": coreTable(false), "own counters": coreTable(true), "reloadable keys": reloadList()} {
 		begin, end := "<!-- begin "+name+" -->\n", "<!-- end "+name+" -->"
 		before, rest, ok1 := strings.Cut(page, begin)
 		old, after, ok2 := strings.Cut(rest, end)
@@ -58,6 +58,37 @@ func keyTable() string {
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", k.Name, quote(k.value(def)), quote(k.Env), quote(flag), k.Usage)
 	}
 	return b.String()
+}
+
+// reloadList names the keys that Node.Reload takes over, in lines of the page's width.
+func reloadList() string {
+	b, width := strings.Builder{}, 0
+	b.WriteString("Reloaded are")
+	width = b.Len()
+	var names []string
+	for _, k := range Keys() {
+		if k.Reload {
+			names = append(names, "`"+k.Name+"`")
+		}
+	}
+	names = append(names, "`[[ports]]`", "`[[peers]]`")
+	for i, n := range names {
+		end := ","
+		switch i {
+		case len(names) - 1:
+			n, end = "and "+n, "."
+		case len(names) - 2:
+			end = ""
+		}
+		if width+1+len(n+end) > 98 {
+			b.WriteString("\n" + n + end)
+			width = len(n + end)
+			continue
+		}
+		b.WriteString(" " + n + end)
+		width += 1 + len(n+end)
+	}
+	return b.String() + "\n"
 }
 
 func coreTable(own bool) string {

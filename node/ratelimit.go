@@ -20,10 +20,9 @@ const maxLimitedUIDs = 1024
 
 // uidLimiter bounds the calls each user makes per second.
 type uidLimiter struct {
-	rate  rate.Limit
-	burst int
-
 	mu     sync.Mutex
+	rate   rate.Limit               // guarded by mu
+	burst  int                      // guarded by mu
 	users  map[uint32]*rate.Limiter // guarded by mu
 	shared *rate.Limiter            // of users that found the table full
 }
@@ -104,5 +103,6 @@ func (l *uidLimiter) stream(count *nodeCounters) grpc.StreamServerInterceptor {
 
 func (l *uidLimiter) refusal(ctx context.Context, count *nodeCounters) error {
 	count.CallsRateLimited.Add(1)
-	return rdserr.With(rdserr.ErrRateLimited, "uid %d makes more than %v calls per second (api.calls_per_second); wait and try again", identityFrom(ctx).UID, float64(l.rate))
+	perSecond, _ := l.limits()
+	return rdserr.With(rdserr.ErrRateLimited, "uid %d makes more than %v calls per second (api.calls_per_second); wait and try again", identityFrom(ctx).UID, float64(perSecond))
 }

@@ -157,12 +157,12 @@ func (a *hosts) openLedger() error {
 		Commits:  len(a.list),
 	})
 	if err != nil {
-		return fmt.Errorf("api.ledger: %w", err)
+		return a.node.cfg.failed("api.ledger", fmt.Errorf("api.ledger %s: %w", path, err))
 	}
 	for i, h := range a.list {
 		if err := l.Commit(i); err != nil {
 			l.Close()
-			return fmt.Errorf("api.ledger: %w", err)
+			return a.node.cfg.failed("api.ledger", fmt.Errorf("api.ledger %s: %w", path, err))
 		}
 		h.rings.number = i
 	}

@@ -14,6 +14,10 @@ func descriptorsNeeded(c *Config) uint64 {
 	return uint64(c.Limits.MaxPeers) + uint64(c.Limits.MaxClients) + uint64(c.Limits.MaxHandshakes) + maxHTTPConns + 64
 }
 
+// CheckSystem tells whether this system can give what a configuration asks of it, as
+// far as that can be told without doing it.
+func CheckSystem(c *Config) error { return checkDescriptors(c, slog.New(slog.DiscardHandler)) }
+
 // checkDescriptors compares limits.max_descriptors with what the system
 // allows. A number the system does not allow is an error; limits that could
 // use more than there is are a warning, for they may never be reached.

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -36,10 +37,15 @@ func (n *Node) startVolumes() error {
 	links := &volumeLinks{Provider: n.hosts.provider.(*tcp.Provider), allowed: n.volumePeer, refused: &n.hosts.refused}
 	cfg := n.cfg.volumeConfig()
 	if err := makeSocketDir(cfg.SocketDir, cfg.SocketMode); err != nil {
-		return fmt.Errorf("volumes.socket_dir: %w", err)
+		return n.cfg.failed("volumes.socket_dir", fmt.Errorf("volumes.socket_dir: %w", err))
 	}
 	h, err := volume.New(cfg, volume.Deps{Provider: links, Reactors: loops, Log: n.log, Layer: n.layer})
 	if err != nil {
+		for _, key := range []string{"volumes.state_dir", "volumes.port"} {
+			if strings.HasPrefix(err.Error(), key) {
+				return n.cfg.failed(key, err)
+			}
+		}
 		return fmt.Errorf("volumes: %w", err)
 	}
 	n.volumes.Store(h)
@@ -64,7 +70,7 @@ func makeSocketDir(dir string, mode fs.FileMode) error {
 
 // volumePeer tells whether a peer may connect for volumes.
 func (n *Node) volumePeer(a netip.Addr) bool {
-	ok, _ := n.cfg.PeerPolicy(a)
+	ok, _ := n.conf().PeerPolicy(a)
 	if !ok && n.hosts.byAddr[a] == nil {
 		return false
 	}

@@ -35,12 +35,14 @@ var arrows = []struct {
 	{"internal/mutant", nil},
 	{"internal/mutate", nil}, // a program for developers
 	{"internal/crash", nil},
-	{"internal/reactor", nil},
+	{"internal/guard", nil},
+	{"internal/accept", nil},
+	{"internal/reactor", []string{"internal/guard"}},
 
 	// The contract of a link. Its frames lie in pooled buffers.
 	{"transport", []string{"wire", "internal/buf"}},
 	{"transport/transporttest", []string{"transport", "wire", "internal/buf"}},
-	{"transport/tcp", []string{"transport", "wire", "rdserr", "internal/buf", "internal/reactor", "internal/stats"}},
+	{"transport/tcp", []string{"transport", "wire", "rdserr", "internal/accept", "internal/buf", "internal/guard", "internal/reactor", "internal/stats"}},
 	{"transport/ib", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
 	{"transport/sim", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
 
@@ -51,14 +53,14 @@ var arrows = []struct {
 	{"rtrs", []string{"transport", "wire", "rdserr", "internal/mutant"}},
 	{"blk", []string{"rdserr"}},
 	{"blk/blktest", []string{"blk", "rdserr"}},
-	{"blk/nbd", []string{"blk", "rdserr", "internal/reactor"}},
+	{"blk/nbd", []string{"blk", "rdserr", "internal/accept", "internal/guard", "internal/reactor"}},
 	{"rnbd", []string{"rtrs", "blk", "wire", "rdserr", "internal/mutant"}},
 
 	// The shell.
 	{"shm", []string{"rdserr", "internal/crash"}},
 	{"api/rdsd/v1", []string{"rdserr"}},
-	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire", "rdserr", "internal/reactor", "internal/stats"}},
-	{"node", []string{"node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/buf", "internal/msgpool", "internal/reactor", "internal/stats", "internal/counters"}},
+	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire", "rdserr", "internal/guard", "internal/reactor", "internal/stats"}},
+	{"node", []string{"node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/guard", "internal/msgpool", "internal/reactor", "internal/stats", "internal/counters"}},
 
 	// What talks to a daemon from outside.
 	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr", "internal/msgpool"}},
@@ -66,14 +68,15 @@ var arrows = []struct {
 	{"sdk/go/examples/...", []string{"sdk/go", "rdserr"}},
 	{"rdsd", []string{"rdsd/internal/..."}},
 	// A volume is copied, and shown, over its NBD export, as any program does it.
-	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "sdk/go", "api/rdsd/v1", "rdserr", "blk", "blk/nbd", "internal/freeport"}},
+	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "sdk/go", "api/rdsd/v1", "rdserr", "blk", "blk/nbd", "internal/freeport", "internal/guard"}},
 
 	// Test worlds: nothing a program imports.
 	{"internal/simtest", []string{"rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant"}},
-	{"internal/bench", nil},      // tests alone
-	{"internal/killtest", nil},   // tests alone
-	{"internal/volumetest", nil}, // tests alone
-	{"interop/kernelnbd", nil},   // tests alone
+	{"internal/bench", nil},       // tests alone
+	{"internal/killtest", nil},    // tests alone
+	{"internal/processtest", nil}, // tests alone
+	{"internal/volumetest", nil},  // tests alone
+	{"interop/kernelnbd", nil},    // tests alone
 	{"interop", []string{"sdk/go", "api/rdsd/v1", "rdserr"}},
 }
 

@@ -57,6 +57,9 @@ func run(ctx context.Context, stopSignals func(), args []string, in io.Reader, o
 	if code == exitInterrupted && ctx.Err() != nil {
 		return code
 	}
+	if _, ok := errors.AsType[errLogged](err); ok {
+		return code
+	}
 	fmt.Fprintf(errw, "rdsd: %s\n", explain(err))
 	if code == exitUsage && cmd != nil {
 		fmt.Fprintf(errw, "See '%s --help'.\n", cmd.CommandPath())

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -33,6 +34,8 @@ const (
 	exitIncomplete  = 7
 	exitMissing     = 8
 	exitExists      = 9
+	exitInternal    = guard.ExitCode
+	exitConfig      = 78 // EX_CONFIG of sysexits.h
 	exitInterrupted = 130
 )
 
@@ -40,7 +43,7 @@ const (
 var exitCodes = []exitCode{
 	{exitOK, "ok", "done"},
 	{exitFailed, "failed", "the operation was tried and failed; the message says why"},
-	{exitUsage, "usage", "wrong arguments or a wrong configuration; nothing was tried"},
+	{exitUsage, "usage", "wrong arguments; nothing was tried (a Go program that dies of a panic ends with the same number)"},
 	{exitUnreachable, "unreachable", "the daemon could not be reached, or it went away"},
 	{exitTimeout, "timeout", "nothing, or not enough, happened in the time allowed"},
 	{exitBusy, "busy", "refused for now: destination congested, send buffer full, port or volume in use, rate limit"},
@@ -48,6 +51,8 @@ var exitCodes = []exitCode{
 	{exitIncomplete, "incomplete", "it ran, but not every datagram was delivered unharmed, or a copy differs"},
 	{exitMissing, "missing", "there is no such peer, socket, volume, session or file"},
 	{exitExists, "exists", "it is there already"},
+	{exitInternal, "internal", "the daemon ended itself because of a bug that may have spoilt what it knows; its log has the stack"},
+	{exitConfig, "config", "the daemon's configuration is wrong: to start it again would not help"},
 	{exitInterrupted, "interrupted", "ended by SIGINT or SIGTERM before it was done"},
 }
 

@@ -5,7 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"strings"
+	"sync"
+	"syscall"
 
 	"github.com/spf13/cobra"
 
@@ -25,20 +28,29 @@ delivered, within --drain-timeout. A second signal ends it at once.
 Without any configuration it serves 127.0.0.1 only. Settings come from the
 defaults, then the file, then RDSD_* variables, then flags; a later one wins. A
 wrong setting is named with its line, its key and what would be right, and the
-exit code is 2.`,
+exit code is 78. SIGHUP has the file read again: what can change while the daemon
+runs does, the rest is named in the log; a wrong file changes nothing.`,
 		Example: `  rdsd serve
   rdsd serve --address 10.0.0.1 --address fd00::1
   rdsd serve --config /etc/rdsd/rdsd.toml --check`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			cfg, err := node.LoadConfig(node.LoadOptions{File: file, Env: os.Environ(), Flags: flags})
+			hangups := make(chan os.Signal, 1)
+			if !check { // from the first moment: by itself the signal ends a process
+				signal.Notify(hangups, syscall.SIGHUP)
+			}
+			load := node.LoadOptions{File: file, Env: os.Environ(), Flags: flags}
+			cfg, err := node.LoadConfig(load)
+			if err == nil {
+				err = node.CheckSystem(cfg)
+			}
 			if err != nil {
-				return withCode(exitUsage, configErrors(err))
+				return withCode(exitConfig, configErrors(err))
 			}
 			if check {
 				fmt.Fprintln(a.out, "the configuration is good")
 				return nil
 			}
-			return a.serve(cmd.Context(), cfg)
+			return a.serve(cmd.Context(), cfg, load, hangups)
 		},
 	}
 	f := cmd.Flags()
@@ -68,13 +80,42 @@ func configErrors(err error) error {
 
 // serve runs a node until ctx ends. The first signal has ended ctx; from then
 // on signals have their default effect, so a second one ends the process.
-func (a *app) serve(ctx context.Context, cfg *node.Config) error {
+//
+// What ends it is a line of its log, for that is what a daemon's standard error is;
+// the exit code is 78 for the configuration and 1 for the rest.
+func (a *app) serve(ctx context.Context, cfg *node.Config, load node.LoadOptions, hangups <-chan os.Signal) error {
 	log := node.NewLogger(a.err, &cfg.Log)
 	n, err := node.New(cfg, log)
 	if err != nil {
-		return withCode(exitUsage, err)
+		return withCode(exitConfig, err)
 	}
 	node.TuneMemory(cfg)
 	defer context.AfterFunc(ctx, a.stopSignals)()
-	return n.Run(ctx)
+	over := make(chan struct{})
+	var reloads sync.WaitGroup
+	reloads.Go(func() { // ends with the node
+		for {
+			select {
+			case <-hangups:
+				n.ReloadFrom(load)
+			case <-over:
+				return
+			}
+		}
+	})
+	err = n.Run(ctx)
+	close(over)
+	reloads.Wait()
+	if err == nil {
+		return nil
+	}
+	code := exitFailed
+	if _, ok := errors.AsType[*node.ConfigError](err); ok {
+		code = exitConfig
+	}
+	log.Error("the daemon ends", "error", err, "exit_code", code)
+	return &codeError{code, errLogged{err}}
 }
+
+// errLogged is an error whose text the log has.
+type errLogged struct{ error }

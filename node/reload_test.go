@@ -1,0 +1,147 @@
+package node
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// copyOf is a configuration of its own with the same values.
+func copyOf(c *Config) *Config {
+	out := *c
+	return &out
+}
+
+// TestReload: what can be reloaded takes effect, what cannot is named and stays.
+func TestReload(t *testing.T) {
+	cfg := testConfig(t)
+	n, logs := newFakeNode(t, cfg, &fakeCore{})
+	next := copyOf(cfg)
+	if err := n.Reload(next); err == nil {
+		t.Error("a node that does not run was reloaded")
+	}
+	startNode(t, n)
+	uid := uint32(12345)
+	user := Identity{UID: uid}
+	rule := PeerRule{}
+	if err := rule.Address.UnmarshalText([]byte("10.1.0.0/16")); err != nil {
+		t.Fatal(err)
+	}
+	next.Ports = []PortGrant{{UID: &uid, Range: PortRange{500, 600}}}
+	next.Peers = []PeerRule{rule}
+	next.API.AdminUIDs = []uint32{uid}
+	next.API.CallsPerSec, next.API.CallsBurst = 1, 2
+	next.Limits.MaxClients, next.Limits.MaxClientsPerUID = 7, 1
+	next.Limits.MaxSocketsPerUID = 1
+	next.Log.LinesPerS = 3
+	next.RDS.Lanes = 2
+	next.Limits.MaxPeers = 99
+	if err := n.Reload(next); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.conf().MayBind(user, 550); err != nil {
+		t.Errorf("a new grant: %v", err)
+	}
+	if ok, _ := n.conf().PeerPolicy(netip.MustParseAddr("10.1.2.3")); !ok {
+		t.Error("a new rule has no effect")
+	}
+	if !n.conf().IsAdmin(user, 0) {
+		t.Error("a new administrator is none")
+	}
+	if err := n.grpc.clients.add(user); err != nil {
+		t.Error(err)
+	}
+	if err := n.grpc.clients.add(user); err == nil {
+		t.Error("the new limit of clients has no effect")
+	}
+	n.grpc.clients.remove(user)
+	if n.conf().RDS.Lanes != cfg.RDS.Lanes || n.conf().Limits.MaxPeers != cfg.Limits.MaxPeers {
+		t.Error("what needs a restart has changed")
+	}
+	if want := `restart_needed="[rds.lanes limits.max_peers]"`; !strings.Contains(logs.String(), want) {
+		t.Errorf("no %s in the log:\n%s", want, logs.String())
+	}
+	before := n.conf()
+	bad := copyOf(next)
+	bad.RDS.Lanes = 77
+	if err := n.Reload(bad); err == nil || n.conf() != before {
+		t.Errorf("a wrong configuration was taken: %v", err)
+	}
+}
+
+// TestReloadTakesEveryMarkedKey: with copies each key that is marked, and no other.
+func TestReloadTakesEveryMarkedKey(t *testing.T) {
+	old, next := DefaultConfig(), DefaultConfig()
+	for i := range keys {
+		f := reflect.ValueOf(next).Elem().FieldByIndex(keys[i].index)
+		switch v := f.Addr().Interface().(type) {
+		case *LogLevel:
+			v.Level = 8
+		case *[]uint32:
+			*v = []uint32{5}
+		default:
+			switch f.Kind() {
+			case reflect.Int:
+				f.SetInt(f.Int() + 1)
+			case reflect.Uint16, reflect.Uint64:
+				f.SetUint(f.Uint() + 1)
+			case reflect.Float64:
+				f.SetFloat(f.Float() + 1)
+			case reflect.Bool:
+				f.SetBool(!f.Bool())
+			case reflect.String:
+				f.SetString(f.String() + "x")
+			case reflect.Struct:
+				if d, ok := f.Addr().Interface().(*Duration); ok {
+					d.Duration++
+				}
+			}
+		}
+	}
+	got := old.with(next)
+	for i := range keys {
+		k := &keys[i]
+		if differs := k.value(next) != k.value(old); !differs {
+			continue
+		}
+		if took := k.value(got) == k.value(next); took != k.Reload {
+			t.Errorf("%s: reloaded is %v, want %v", k.Name, took, k.Reload)
+		}
+	}
+}
+
+// TestReloadNotifiesSystemd: RELOADING with the time it began, then READY.
+func TestReloadNotifiesSystemd(t *testing.T) {
+	cfg := testConfig(t)
+	c := listenNotify(t, filepath.Join(filepath.Dir(cfg.API.Socket), "notify"))
+	n, logs := newFakeNode(t, cfg, &fakeCore{})
+	startNode(t, n)
+	buf := make([]byte, 256)
+	read := func() string {
+		k, err := c.Read(buf)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(buf[:k])
+	}
+	if s := read(); s != "READY=1" {
+		t.Fatal(s)
+	}
+	file := filepath.Join(filepath.Dir(cfg.API.Socket), "c.toml")
+	if err := os.WriteFile(file, []byte("version = 1\n[rds]\nlanes = 99\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.ReloadFrom(LoadOptions{File: file})
+	if s := read(); !strings.HasPrefix(s, "RELOADING=1\nMONOTONIC_USEC=") {
+		t.Errorf("%q", s)
+	}
+	if s := read(); s != "READY=1" {
+		t.Errorf("%q", s)
+	}
+	if !strings.Contains(logs.String(), "c.toml:3: rds.lanes") {
+		t.Errorf("the log does not say what is wrong:\n%s", logs.String())
+	}
+}
