@@ -1,6 +1,7 @@
 package rds
 
 import (
+	"math"
 	"net/netip"
 	"time"
 
@@ -79,9 +80,13 @@ func (e *Engine) localCongestion(since uint64, wholeOnly bool) (uint64, []wire.P
 func (e *Engine) tellMonitors(pe *Peer, port uint16, on bool) {
 	dst := netip.AddrPortFrom(pe.addr, port)
 	for _, s := range e.monitors {
-		_, concerned := s.refused[dst]
+		concerned := s.concerned(dst)
 		if !on {
 			s.freed |= s.mon.Mask & (1 << (port % 64))
+			if !concerned && s.crowded {
+				// It may be one of the destinations that found no place any more.
+				s.freed = math.MaxUint64
+			}
 			if s.freed != 0 {
 				s.news(EvCongestion)
 			}
@@ -92,6 +97,8 @@ func (e *Engine) tellMonitors(pe *Peer, port uint16, on bool) {
 		if concerned && (on && s.mon.Set || !on && s.mon.Clear) {
 			if len(s.changes) < maxRefused {
 				s.changes = append(s.changes, Change{dst, on})
+			} else {
+				s.freed = math.MaxUint64 // look at every destination again
 			}
 			s.news(EvCongestion)
 		}

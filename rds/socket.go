@@ -103,6 +103,7 @@ type Socket struct {
 	freed   uint64
 	changes []Change
 	refused map[netip.AddrPort]struct{} // destinations that were congested when we sent
+	crowded bool                        // refused was full when one more was to be remembered
 
 	events int
 	listed bool
@@ -311,11 +312,8 @@ func (s *Socket) catchUp() {
 	}
 	first := len(s.changes)
 	for dst, f := range s.flows {
-		if len(f.dests) > 0 {
-			s.concern(dst)
-			if f.pe.Congested(dst.Port()) {
-				s.changes = append(s.changes, Change{dst, true})
-			}
+		if len(f.dests) > 0 && f.pe.Congested(dst.Port()) {
+			s.changes = append(s.changes, Change{dst, true})
 		}
 	}
 	if len(s.changes) > first {
@@ -351,5 +349,19 @@ func (s *Socket) concern(dst netip.AddrPort) {
 	}
 	if len(s.refused) < maxRefused {
 		s.refused[dst] = struct{}{}
+	} else if _, ok := s.refused[dst]; !ok {
+		s.crowded = true
 	}
+}
+
+// concerned reports whether s is to hear of changes of dst. A client with a Sink
+// looks at the state of an open destination itself and refuses its own sends by
+// it, of which the engine never learns: so every open destination concerns it,
+// also one that nothing was posted to yet.
+func (s *Socket) concerned(dst netip.AddrPort) bool {
+	if _, ok := s.refused[dst]; ok {
+		return true
+	}
+	f := s.flows[dst]
+	return f != nil && len(f.dests) > 0
 }

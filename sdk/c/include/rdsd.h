@@ -358,8 +358,10 @@ typedef struct rdsd_congestion {
 
 /*
  * on 1: congestion events from now on, of the destinations this socket has
- * sent to, and of every update that frees a port p with bit (p mod 64) of mask
- * set. on 0: none any more.
+ * sent to or was refused by, and of every update that frees a port p with bit
+ * (p mod 64) of mask set. A destination that refused a call (-ENOBUFS), also the
+ * first one and also before the watch, has an event when it is clear. on 0: none
+ * any more.
  */
 RDSD_API int rdsd_watch(rdsd_socket *sock, int on, uint64_t mask);
 

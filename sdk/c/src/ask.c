@@ -222,6 +222,8 @@ static int64_t next_step(struct rdsdi_op *op)
 	op->bits = WAITS_EVENT;
 	pthread_mutex_lock(&tx->mu);
 	rdsdi_events(s);
+	if (tx->changes && rdsdi_flow_cleared(tx))
+		op->bits |= WAITS_FLOW;
 	if (!tx->changes) {
 		result = rdsdi_over(s) ? rdsdi_over(s) : rdsdi_fail(-EINVAL, "nobody watches: rdsd_watch first");
 	} else if (tx->any_change) {

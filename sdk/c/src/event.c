@@ -164,7 +164,8 @@ static bool congestion(struct rdsdi_tx *tx, const uint8_t *e)
 		return false;
 	memcpy(a.ip, e + EVENT_IP, a.family == 4 ? 4 : 16);
 	memcpy(&a.port, e + EVENT_PORT, 2);
-	rdsdi_change_note(tx, &a, e[EVENT_FLAGS] & EV_CONGESTED);
+	if (rdsdi_flow_changed(tx, &a, e[EVENT_FLAGS] & EV_CONGESTED))
+		rdsdi_change_note(tx, &a, e[EVENT_FLAGS] & EV_CONGESTED);
 	return true;
 }
 
@@ -260,6 +261,7 @@ static void free_tables(struct rdsdi_tx *tx)
 	tx->descs_n = tx->descs_cap = tx->desc_free = 0;
 	tx->last = NULL;
 	tx->opens = 0;
+	tx->refused = 0;
 }
 
 int rdsdi_tx_start(rdsd_socket *s, struct rdsdi_link *l)

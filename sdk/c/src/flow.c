@@ -54,11 +54,81 @@ struct rdsdi_flow *rdsdi_flow_find(struct rdsdi_tx *tx, const rdsd_addr *to)
 	return f || rdsdi_addr_plain(to, &form) ? f : find(tx, &form);
 }
 
+/*
+ * Refusals. A flow that is congested refuses sends by the word that the daemon
+ * keeps up to date, without asking the daemon. The daemon reports congestion from
+ * the moment it has heard of the watch, which may be after the flow has become
+ * clear again. So a refusal is remembered here, and its end is found in the same
+ * word: whoever was refused and watches hears of it, whatever came first.
+ */
+
+void rdsdi_flow_refused(struct rdsdi_tx *tx, struct rdsdi_flow *f)
+{
+	f->told = false;
+	if (f->refused)
+		return;
+	f->refused = true;
+	f->refused_next = tx->refused;
+	tx->refused = (uint32_t)(f - tx->flows) + 1;
+}
+
+/* accepted takes a flow off the list of refused ones. */
+static void accepted(struct rdsdi_tx *tx, struct rdsdi_flow *f)
+{
+	uint32_t *p = &tx->refused, index = (uint32_t)(f - tx->flows) + 1;
+
+	if (!f->refused)
+		return;
+	while (*p != index)
+		p = &tx->flows[*p - 1].refused_next;
+	*p = f->refused_next;
+	f->refused = false;
+}
+
+bool rdsdi_flow_cleared(struct rdsdi_tx *tx)
+{
+	uint32_t *p = &tx->refused;
+	int error;
+
+	if (!tx->reg)
+		return false;
+	while (*p) {
+		struct rdsdi_flow *f = &tx->flows[*p - 1];
+
+		if (rdsdi_flow_state(tx, f, &error) == STATE_CONGESTED) {
+			p = &f->refused_next;
+			continue;
+		}
+		*p = f->refused_next;
+		f->refused = false;
+		f->told = true;
+		rdsdi_change_note(tx, &f->to, false);
+	}
+	return tx->refused;
+}
+
+bool rdsdi_flow_changed(struct rdsdi_tx *tx, const rdsd_addr *to, bool congested)
+{
+	struct rdsdi_flow *f = find(tx, to);
+	bool known = f && f->told && !congested;
+
+	if (!f)
+		return true;
+	f->told = false;
+	if (!congested)
+		accepted(tx, f);
+	return !known;
+}
+
 static void forget(struct rdsdi_tx *tx, struct rdsdi_flow *f)
 {
 	uint32_t index = (uint32_t)(f - tx->flows) + 1;
 	uint32_t *p = &tx->buckets[hash(&f->to) & tx->bucket_mask];
 
+	if (f->refused) { /* nobody looks at its state any more: whoever was refused is to try again */
+		accepted(tx, f);
+		rdsdi_change_note(tx, &f->to, false);
+	}
 	while (*p != index)
 		p = &tx->flows[*p - 1].next;
 	*p = f->next;

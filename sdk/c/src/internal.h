@@ -170,6 +170,10 @@ struct rdsdi_flow {
 	uint32_t next;       /* in its hash bucket, index+1 */
 	uint64_t skip;       /* the pass of a batch in which it had no room */
 
+	bool refused;        /* in the list of rdsdi_tx: a call met the congestion and no watcher has heard of its end */
+	bool told;           /* the watchers have heard of it from the state; the daemon's event is still to come */
+	uint32_t refused_next; /* index+1 */
+
 	/* The descriptor that may still grow, the flow's last. */
 	uint32_t open;       /* cookie, 0: none */
 	uint32_t open_len;   /* bytes of each datagram */
@@ -223,6 +227,7 @@ struct rdsdi_tx {
 	uint32_t *buckets;  /* index+1 */
 	uint32_t bucket_mask;
 	uint32_t flow_hand; /* where the search for an unused one goes on */
+	uint32_t refused;   /* the first flow that refused a call, index+1 */
 	struct rdsdi_flow *last;
 
 	struct rdsdi_desc *descs;
@@ -405,6 +410,13 @@ uint32_t rdsdi_flow_state(const struct rdsdi_tx *tx, const struct rdsdi_flow *f,
 /* Nothing is added to the flow's last descriptor any more; what it does not fill of its slot is free. */
 void rdsdi_flow_close(struct rdsdi_tx *tx, struct rdsdi_flow *f);
 void rdsdi_flow_close_all(struct rdsdi_tx *tx);
+
+/* A call was refused because the flow is congested: watchers are to hear when it is clear. */
+void rdsdi_flow_refused(struct rdsdi_tx *tx, struct rdsdi_flow *f);
+/* Tells the watchers of the refused flows that are clear by now; true when others are left. */
+bool rdsdi_flow_cleared(struct rdsdi_tx *tx);
+/* The daemon has told of a change; false when the watchers know of it already. */
+bool rdsdi_flow_changed(struct rdsdi_tx *tx, const rdsd_addr *to, bool congested);
 
 /* desc.c, all with tx.mu held. */
 

@@ -84,8 +84,10 @@ int64_t rdsdi_destination(struct rdsdi_op *op, const rdsd_addr *to, struct rdsdi
 	default:
 		return rdsdi_errno(err);
 	}
-	if (rdsdi_flow_state(tx, *flow, &ignored) == STATE_CONGESTED)
+	if (rdsdi_flow_state(tx, *flow, &ignored) == STATE_CONGESTED) {
+		rdsdi_flow_refused(tx, *flow);
 		return rdsdi_send_blocked(op, -ENOBUFS, WAITS_FLOW);
+	}
 	return 0;
 }
 

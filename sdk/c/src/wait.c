@@ -393,6 +393,8 @@ static int ready(rdsd_socket *s, unsigned what)
 			got |= RDSD_WRITABLE;
 		if (what & RDSD_OUTCOME && tx->outcome_n)
 			got |= RDSD_OUTCOME;
+		if (what & RDSD_CONGESTION && tx->changes)
+			rdsdi_flow_cleared(tx);
 		if (what & RDSD_CONGESTION && tx->any_change)
 			got |= RDSD_CONGESTION;
 		pthread_mutex_unlock(&tx->mu);
@@ -409,7 +411,8 @@ static int ready(rdsd_socket *s, unsigned what)
 static uint32_t bits_of(unsigned what)
 {
 	return (what & RDSD_READABLE ? WAITS_RECV : 0) |
-	       (what & (RDSD_WRITABLE | RDSD_OUTCOME | RDSD_CONGESTION) ? WAITS_EVENT : 0);
+	       (what & (RDSD_WRITABLE | RDSD_OUTCOME | RDSD_CONGESTION) ? WAITS_EVENT : 0) |
+	       (what & RDSD_CONGESTION ? WAITS_FLOW : 0); /* of the refused ones */
 }
 
 int rdsd_arm(rdsd_socket *s, unsigned what)

@@ -465,7 +465,7 @@ static void congestion(struct fake *f, struct fake_socket *s)
 			memcpy(e + EVENT_IP, a.ip, 16);
 			memcpy(e + EVENT_PORT, &a.port, 2);
 			e[EVENT_FAMILY] = a.family;
-			if (o->watch && event_room(o))
+			if (o->watch && !f->unwatched && event_room(o))
 				fake_event(o, e);
 		}
 	}

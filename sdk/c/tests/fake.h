@@ -65,6 +65,7 @@ struct fake {
 	_Atomic bool hold_sends;    /* takes no descriptors (flows are looked at only by them) */
 	_Atomic bool hold_outcomes; /* takes them, and nothing more happens */
 	_Atomic bool split;         /* outcomes one by one, the last datagram first */
+	_Atomic bool unwatched;     /* tells of no congestion: the Monitor is still on its way */
 	_Atomic bool mute;          /* accepts connections and says nothing */
 	_Atomic int refuse;         /* errno that Bind is answered with */
 	_Atomic bool no_rings;      /* Bound without rings */

@@ -708,6 +708,86 @@ static void watching(void)
 	end();
 }
 
+/*
+ * The first datagram to a port is refused: the watcher hears when the port is
+ * clear, also when the daemon did not know of the watch in time and tells of
+ * nothing. Three ways to wait, and the watch may come after the refusal.
+ */
+static void refused_at_once(void)
+{
+	static uint8_t kb[1000];
+	rdsd_congestion ev;
+	rdsd_addr to = at(2);
+	rdsd_socket *a[4], *b, *filler;
+	struct pollfd p;
+	int n = 0;
+
+	begin();
+	b = bound_with(2, (rdsd_bind_options){.recv_buffer = 16384});
+	filler = bound(1);
+	for (int i = 0; i < 4; i++) {
+		a[i] = bound((uint16_t)(10 + i));
+		if (i < 3)
+			CHECK_IS(rdsd_watch(a[i], 1, 0), 0);
+	}
+	while (!rdsd_send(filler, &to, kb, sizeof kb, NULL, RDSD_MS(50)))
+		n++;
+	f->unwatched = true;
+	for (int i = 0; i < 4; i++)
+		CHECK_IS(rdsd_try_send(a[i], &to, "first", 5, NULL), -ENOBUFS);
+	for (int i = 0; i < 3; i++)
+		CHECK_IS(rdsd_next_congestion(a[i], &ev, RDSD_NOWAIT), -EAGAIN);
+	CHECK_IS(rdsd_arm(a[1], RDSD_CONGESTION), 0);
+	while (n--)
+		CHECK_IS(rdsd_recv(b, NULL, 0, NULL, RDSD_SEC(5)), 1000);
+	CHECK_IS(rdsd_next_congestion(a[0], &ev, RDSD_SEC(5)), 0);
+	CHECK(!ev.congested && ev.addr.port == 2);
+	p = (struct pollfd){.fd = rdsd_fd(a[1]), .events = POLLIN};
+	CHECK_IS(poll(&p, 1, 5000), 1);
+	rdsd_disarm(a[1]);
+	CHECK_IS(rdsd_next_congestion(a[1], &ev, RDSD_NOWAIT), 0);
+	CHECK(!ev.congested && ev.addr.port == 2);
+	CHECK_IS(rdsd_arm(a[2], RDSD_CONGESTION), RDSD_CONGESTION); /* it is there already */
+	CHECK_IS(rdsd_watch(a[3], 1, 0), 0);
+	CHECK_IS(rdsd_next_congestion(a[3], &ev, RDSD_NOWAIT), 0); /* was refused before it watched */
+	CHECK(!ev.congested && ev.addr.port == 2);
+	for (int i = 0; i < 4; i++) {
+		if (i != 2)
+			CHECK_IS(rdsd_next_congestion(a[i], &ev, RDSD_NOWAIT), -EAGAIN); /* told once */
+		CHECK_IS(rdsd_try_send(a[i], &to, "first", 5, NULL), 0);
+	}
+	end();
+}
+
+/* Told by the state and by the event, a change is one change. */
+static void told_once(void)
+{
+	static uint8_t kb[1000];
+	rdsd_congestion ev;
+	rdsd_addr to = at(2);
+	rdsd_socket *a, *b;
+	int n, clear;
+
+	begin();
+	a = bound(1);
+	b = bound_with(2, (rdsd_bind_options){.recv_buffer = 16384});
+	CHECK_IS(rdsd_watch(a, 1, 0), 0);
+	for (int round = 0; round < 20; round++) {
+		for (n = 0; !rdsd_send(a, &to, kb, sizeof kb, NULL, RDSD_MS(20));)
+			n++;
+		CHECK_IS(rdsd_try_send(a, &to, kb, sizeof kb, NULL), -ENOBUFS);
+		while (n--)
+			CHECK_IS(rdsd_recv(b, NULL, 0, NULL, RDSD_SEC(5)), 1000);
+		for (clear = 0; !clear;) {
+			CHECK_IS(rdsd_next_congestion(a, &ev, RDSD_SEC(5)), 0);
+			CHECK(ev.addr.port == 2 && !ev.freed);
+			clear = !ev.congested;
+		}
+		CHECK_IS(rdsd_next_congestion(a, &ev, RDSD_MS(5)), -ETIMEDOUT);
+	}
+	end();
+}
+
 /* Requests */
 
 static void *answer(void *arg)
@@ -1425,6 +1505,8 @@ int main(int argc, char **argv)
 		{"outcomes", outcomes},
 		{"unread outcomes", unread_outcomes},
 		{"watching", watching},
+		{"refused at once", refused_at_once},
+		{"told once", told_once},
 		{"requests", requests},
 		{"event loop", event_loop},
 		{"loop and threads", loop_and_threads},

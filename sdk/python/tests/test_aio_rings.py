@@ -154,6 +154,37 @@ async def test_a_congested_port_is_waited_for(bind: Bind) -> None:
         await anext(watch)
 
 
+async def test_a_fan_in_of_watchers_ends(bind: Bind) -> None:
+    """The spool pattern: for most senders the first datagram of all is refused."""
+    senders, each = 10, 40
+    sink = await bind(recv_buffer=16384)
+    crowd = await bind(send_buffer=4 << 20)
+    sent = await fill(crowd, sink.local_address, rdsd.Congested)
+    refused = 0
+
+    async def spool(a: rdsd.aio.Socket) -> None:
+        nonlocal refused
+        left = [b"%d" % i + bytes(1000) for i in range(each)]
+        async with a.watch_congestion(timeout=10) as watch:
+            while left:
+                try:
+                    await a.try_send(sink.local_address, left[0])
+                    left.pop(0)
+                except rdsd.WouldBlock:
+                    await asyncio.sleep(0.001)
+                except rdsd.Congested:
+                    refused += 1
+                    async for event in watch:
+                        if (sink.local_address, False) in event.changes:
+                            break
+
+    tasks = [asyncio.create_task(spool(await bind())) for _ in range(senders)]
+    while refused < senders:
+        await asyncio.sleep(0.001)
+    await receive(sink, sent + senders * each)
+    await asyncio.gather(*tasks)
+
+
 async def test_a_cancelled_await_sends_nothing_later(bind: Bind) -> None:
     a, b = await bind(send_buffer=4 << 20), await bind(recv_buffer=16384)
     sent = await fill(a, b.local_address, rdsd.Congested)

@@ -456,6 +456,40 @@ def test_watches_hear_the_same_and_end_alone(bind: Bind) -> None:
         next(late)
 
 
+def test_a_fan_in_of_watchers_ends(bind: Bind) -> None:
+    """The spool pattern: for most senders the first datagram of all is refused."""
+    senders, each = 6, 40
+    sink, crowd = bind(recv_buffer=16384), bind(send_buffer=4 << 20)
+    sent = fill(crowd, sink.local_address)
+    refused = threading.Semaphore(0)
+
+    def spool() -> None:
+        with bind() as a, a.watch_congestion(timeout=10) as watch:
+            for i in range(each):
+                while True:
+                    try:
+                        a.try_send(sink.local_address, b"%d" % i + bytes(1000))
+                        break
+                    except rdsd.WouldBlock:
+                        time.sleep(0.001)
+                    except rdsd.Congested:
+                        refused.release()
+                        for event in watch:
+                            if (sink.local_address, False) in event.changes:
+                                break
+            a.flush(timeout=10)
+
+    threads = [threading.Thread(target=spool) for _ in range(senders)]
+    for thread in threads:
+        thread.start()
+    for _ in threads:
+        assert refused.acquire(timeout=10)
+    receive(sink, sent + senders * each)
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
 def test_what_cleared_unwatched_is_told_to_the_next_watcher(bind: Bind) -> None:
     a, b = bind(send_buffer=4 << 20), bind(recv_buffer=16384)
     receive(b, fill(a, b.local_address))

@@ -194,7 +194,11 @@ class Socket(ABC):
 
 
 class CongestionWatch(ABC):
-    """An async iterator of CongestionEvent, from Socket.watch_congestion; close it when done."""
+    """An async iterator of CongestionEvent, from Socket.watch_congestion; close it when done.
+
+    ``async with`` closes it. It may be left and iterated again: the events of
+    meanwhile are kept for it.
+    """
 
     def __aiter__(self) -> CongestionWatch:
         return self
@@ -206,6 +210,19 @@ class CongestionWatch(ABC):
     @abstractmethod
     def close(self) -> None:
         """Ends the watch; whoever waits in it is told. Again: nothing."""
+
+    async def __aenter__(self) -> CongestionWatch:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Closing awaits nothing, so a plain with does as well.
 
     def __enter__(self) -> CongestionWatch:
         return self

@@ -368,6 +368,19 @@ class VolumeWatch:
         self._closed = True
         self._call.cancel()
 
+    async def __aenter__(self) -> VolumeWatch:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # Closing awaits nothing, so a plain with does as well.
+
     def __enter__(self) -> VolumeWatch:
         return self
 

@@ -191,7 +191,11 @@ class Socket(ABC):
 
 
 class CongestionWatch(ABC):
-    """An iterator of CongestionEvent, from Socket.watch_congestion; close it when done."""
+    """An iterator of CongestionEvent, from Socket.watch_congestion; close it when done.
+
+    ``with`` closes it. It may be left and iterated again: the events of
+    meanwhile are kept for it.
+    """
 
     def __iter__(self) -> CongestionWatch:
         return self
