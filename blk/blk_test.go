@@ -75,7 +75,6 @@ func TestDevices(t *testing.T) {
 		"Mem4K":    func(t *testing.T) blk.Device { return newMem(t, blk.MemOptions{LogicalBlock: 4096}) },
 		"File":     func(t *testing.T) blk.Device { return openFile(t, blk.FileOptions{}) },
 		"File4K":   func(t *testing.T) blk.Device { return openFile(t, blk.FileOptions{LogicalBlock: 4096, Workers: 1}) },
-		"Inline":   func(t *testing.T) blk.Device { return openFile(t, blk.FileOptions{InlineWrite: 1 << 20}) },
 		"Tmpfs":    openTmpfs,
 		"Stats":    func(t *testing.T) blk.Device { return blk.NewStats(openFile(t, blk.FileOptions{})) },
 		"Split":    func(t *testing.T) blk.Device { return blk.Split(newMem(t, blk.MemOptions{})) },

@@ -19,12 +19,6 @@ type FileOptions struct {
 	ReadOnly     bool
 	LogicalBlock uint32 // of a regular file: 512 or 4096, 0: 512; a block device has its own
 	Workers      int    // most requests that wait for the medium at a time; 0: 32
-
-	// InlineWrite is how many bytes of writes one Submit may hand to the page
-	// cache itself instead of leaving them to a worker. It saves a hand-over
-	// to another thread, and lets Submit wait when the kernel throttles
-	// writers. 0: none.
-	InlineWrite int
 }
 
 // inlineRead is how many bytes of reads one Submit takes from the page cache
@@ -43,20 +37,27 @@ type File struct {
 	run     func() // work, made once so that starting a worker allocates nothing
 	sync    syncGuard
 	refused struct {
-		nowaitRead, nowaitWrite, punch, zeroRange atomic.Bool // the file system said it cannot
+		nowaitRead, punch, zeroRange atomic.Bool // the file system said it cannot
 	}
 
-	mu       sync.Mutex
-	idle     sync.Cond // inFlight became 0
-	queue    List      // guarded by mu; waits for a worker
-	waiting  int       // guarded by mu; those of queue that are certain to wait for the medium
-	syncWait List      // guarded by mu; carried out, waits for a sync
-	syncing  bool      // guarded by mu; a worker is calling fdatasync
-	workers  int       // guarded by mu
-	slow     int       // guarded by mu; workers at a request of that kind
-	inFlight int       // guarded by mu
-	closed   bool      // guarded by mu
+	// sizing is taken before mu and held while the file system is asked for the
+	// size or told another one. That may take as long as the file system likes,
+	// and mu is taken by Submit, which waits for nobody.
+	sizing sync.Mutex
+
+	mu       sync.Mutex // held for a few instructions, never over a system call
+	idle     sync.Cond  // inFlight became 0
+	queue    List       // guarded by mu; waits for a worker, and is certain to wait for the medium then
+	writes   List       // guarded by mu; buffered writes that wait for a worker
+	syncWait List       // guarded by mu; carried out, waits for a sync
+	syncing  bool       // guarded by mu; a worker is calling fdatasync
+	workers  int        // guarded by mu
+	slow     int        // guarded by mu; workers at a request of queue
+	writing  int        // guarded by mu; workers at a request of writes
+	inFlight int        // guarded by mu
+	closed   bool       // guarded by mu
 	scratch  []*[workerBatch]*Request
+	linger   linger
 }
 
 // OpenFile opens the file or block device at path, which is the
@@ -87,21 +88,23 @@ func newFile(pathFd int, name string, o FileOptions) (*File, error) {
 	if o.LogicalBlock == 0 {
 		o.LogicalBlock = 512
 	}
-	if o.LogicalBlock != 512 && o.LogicalBlock != 4096 || o.Workers < 0 || o.InlineWrite < 0 {
+	if o.LogicalBlock != 512 && o.LogicalBlock != 4096 || o.Workers < 0 {
 		unix.Close(pathFd)
-		return nil, rdserr.With(rdserr.ErrInvalid, "%s: logical block size %d, %d workers, %d bytes inline; want 512 or 4096, 1 or more, 0 or more", name, o.LogicalBlock, o.Workers, o.InlineWrite)
+		return nil, rdserr.With(rdserr.ErrInvalid, "%s: logical block size %d, %d workers; want 512 or 4096, 1 or more", name, o.LogicalBlock, o.Workers)
 	}
 	flags := unix.O_RDWR
 	if o.ReadOnly {
 		flags = unix.O_RDONLY
 	}
-	fd, st, err := reopen(pathFd, name, flags)
+	fd, st, quiet, err := reopen(pathFd, name, flags)
 	if err != nil {
 		return nil, err
 	}
 	f := &File{name: name, fd: fd, opts: o, block: st.Mode&unix.S_IFMT == unix.S_IFBLK}
 	f.idle.L = &f.mu
 	f.run = f.work
+	f.refused.nowaitRead.Store(!quiet)
+	f.linger.init()
 	f.id = FileID{Dev: st.Dev, Ino: st.Ino}
 	if f.block {
 		f.id = FileID{Dev: st.Rdev, Block: true}
@@ -187,7 +190,7 @@ func (f *File) size() (uint64, error) {
 		return uint64(n), err
 	}
 	var st unix.Stat_t
-	err := unix.Fstat(f.fd, &st)
+	err := fstat(f.fd, &st)
 	return uint64(st.Size), err
 }
 
@@ -218,20 +221,22 @@ func (f *File) ID() FileID { return f.id }
 
 // Refresh looks whether the size of the file or block device has changed.
 func (f *File) Refresh() error {
-	f.mu.Lock()
+	done, err := f.hold()
+	if err != nil {
+		return err
+	}
+	defer done()
+	f.sizing.Lock()
 	changed, err := f.refresh()
-	f.mu.Unlock()
+	f.sizing.Unlock()
 	if changed {
 		f.notify()
 	}
 	return err
 }
 
-// refresh is called with mu held.
+// refresh is called with sizing held.
 func (f *File) refresh() (changed bool, err error) {
-	if f.closed {
-		return false, ErrClosed
-	}
 	size, err := f.size()
 	if err != nil {
 		return false, fmt.Errorf("%s: %w", f.name, err)
@@ -248,21 +253,24 @@ func (f *File) refresh() (changed bool, err error) {
 
 // Resize sets the size of a regular file.
 func (f *File) Resize(size uint64) error {
-	f.mu.Lock()
+	done, err := f.hold()
+	if err != nil {
+		return err
+	}
+	defer done()
+	f.sizing.Lock()
 	changed, err := f.resize(size)
-	f.mu.Unlock()
+	f.sizing.Unlock()
 	if changed {
 		f.notify()
 	}
 	return err
 }
 
-// resize is called with mu held.
+// resize is called with sizing held.
 func (f *File) resize(size uint64) (bool, error) {
 	info := f.Info()
 	switch {
-	case f.closed:
-		return false, ErrClosed
 	case f.block:
 		return false, rdserr.With(ErrNotSupported, "%s is a block device, whose size is its own", f.name)
 	case info.ReadOnly:
@@ -270,7 +278,7 @@ func (f *File) resize(size uint64) (bool, error) {
 	case size > MaxSize || size%uint64(info.LogicalBlock) != 0:
 		return false, rdserr.With(rdserr.ErrInvalid, "size %d; want a multiple of %d, at most %d", size, info.LogicalBlock, uint64(MaxSize))
 	}
-	if err := unix.Ftruncate(f.fd, int64(size)); err != nil {
+	if err := ftruncate(f.fd, int64(size)); err != nil {
 		return false, fmt.Errorf("%s: %w", f.name, err)
 	}
 	return f.refresh()
@@ -279,13 +287,15 @@ func (f *File) resize(size uint64) (bool, error) {
 // Close waits for what is in flight and closes the descriptor.
 func (f *File) Close() error {
 	f.mu.Lock()
-	defer f.mu.Unlock()
 	if f.closed {
+		f.mu.Unlock()
 		return nil
 	}
 	f.closed = true
 	for f.inFlight > 0 {
 		f.idle.Wait()
 	}
-	return unix.Close(f.fd)
+	f.linger.posted.Store(true) // a worker that lingers finds the queue empty and ends
+	f.mu.Unlock()
+	return unix.Close(f.fd) // without mu, for a file system may write back what it has first
 }

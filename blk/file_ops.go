@@ -47,7 +47,7 @@ func (f *File) read(b []byte, off uint64) error {
 // brings the reason to light.
 func (f *File) write(b []byte, off uint64) error {
 	for len(b) > 0 {
-		n, err := unix.Pwrite(f.fd, b, int64(off))
+		n, err := pwrite(f.fd, b, int64(off))
 		switch {
 		case err == unix.EINTR:
 		case err != nil:
@@ -77,8 +77,15 @@ func (f *File) datasync() error {
 	}
 }
 
-// fdatasync stands for unix.Fdatasync in tests of stores that fail.
-var fdatasync = unix.Fdatasync
+// The system calls that wait for a store as long as it likes; tests put others in
+// their place, which fail or stand still.
+var (
+	pwrite    = unix.Pwrite
+	fallocate = unix.Fallocate
+	fdatasync = unix.Fdatasync
+	ftruncate = unix.Ftruncate
+	fstat     = unix.Fstat
+)
 
 // failed says which volume it was; the errno is the store's, EIO if it has none.
 func (f *File) failed(what string, off uint64, err error) error {
@@ -94,7 +101,7 @@ func (f *File) failed(what string, off uint64, err error) error {
 // fallocate keeps the size and tries again when it is interrupted.
 func (f *File) fallocate(mode uint32, off, n uint64) error {
 	for {
-		err := unix.Fallocate(f.fd, mode|unix.FALLOC_FL_KEEP_SIZE, int64(off), int64(n))
+		err := fallocate(f.fd, mode|unix.FALLOC_FL_KEEP_SIZE, int64(off), int64(n))
 		if err != unix.EINTR {
 			return err
 		}

@@ -11,10 +11,13 @@ import (
 //
 // A read that the page cache can answer costs less than telling another thread
 // about it, so Submit tries it in place with RWF_NOWAIT, which never waits for
-// the medium. What would have to wait goes to a worker.
+// the medium. What would have to wait goes to a worker, and so does every write
+// (linger.go says why): Submit is called on threads that serve others too, and a
+// store that stands still, frozen, full of dirty pages or gone, is to cost only
+// those who use it. The requests of one Submit are handed over together.
 //
-// Workers are goroutines that start when requests wait and end when none do; a
-// parked pool was no faster and has to be sized for the worst case. Requests
+// Workers are the file's own, goroutines that start when requests wait and end when
+// none do; a parked pool was no faster and has to be sized for the worst case. Requests
 // that certainly wait for the medium (missed reads, syncs, holes) get a worker
 // each, up to the limit. Buffered writes normally do not wait and contend for
 // the inode's lock, so one worker takes many of them.
@@ -48,27 +51,27 @@ func (f *File) Submit(batch []*Request) {
 	f.mu.Unlock()
 
 	info := f.Info()
-	var rest List
-	var slow, done int
-	reads, writes := inlineRead, f.opts.InlineWrite
+	var slow, writes List
+	var done int
+	reads := inlineRead
 	for _, r := range batch {
 		if r.Err = info.Check(r); r.Err == nil {
 			switch {
 			case r.Op == OpRead && f.readNow(r, &reads):
-			case r.Op == OpWrite && r.Flags&FUA == 0 && f.writeNow(r, &writes):
 			default:
 				if waits(r) {
-					slow++
+					slow.Push(r)
+				} else {
+					writes.Push(r)
 				}
-				rest.Push(r)
 				continue
 			}
 		}
 		batch[done] = r
 		done++
 	}
-	if rest.Len() > 0 {
-		f.enqueue(&rest, slow)
+	if slow.Len()+writes.Len() > 0 {
+		f.enqueue(&slow, &writes)
 	}
 	if done > 0 {
 		Complete(batch[:done])
@@ -103,50 +106,60 @@ func (f *File) readNow(r *Request, budget *int) bool {
 	return err == nil && n == len(r.Buf)
 }
 
-// writeNow puts a write into the page cache, if the options allow that.
-func (f *File) writeNow(r *Request, budget *int) bool {
-	if len(r.Buf) > *budget {
-		return false
-	}
-	*budget -= len(r.Buf)
-	r.Err = f.write(r.Buf, r.Off)
-	return true
-}
-
-// enqueue hands requests to workers, slow of which are certain to wait.
-func (f *File) enqueue(l *List, slow int) {
+// enqueue hands requests to workers.
+func (f *File) enqueue(slow, writes *List) {
 	f.mu.Lock()
-	f.queue.Append(l)
-	f.waiting += slow
-	free := f.workers - f.slow // will look at the queue soon
-	need := f.waiting + (f.queue.Len()-f.waiting+writesPerWorker-1)/writesPerWorker
-	start := min(need-free, f.opts.Workers-f.workers)
-	f.workers += max(start, 0)
+	f.queue.Append(slow)
+	f.writes.Append(writes)
+	f.linger.posted.Store(true)
+	free := f.workers - f.slow - f.writing // will look at the queues at once
+	start := max(f.queue.Len()-free, 0)
+	free = max(free-f.queue.Len(), 0)
+	// Nobody waits for a worker at a write but other writes, which contend for the
+	// same lock.
+	start += max((f.writes.Len()+writesPerWorker-1)/writesPerWorker-f.writing-free, 0)
+	if start = min(start, f.opts.Workers-f.workers); start > 0 {
+		start = moreWorkers(f.workers, start)
+		f.workers += start
+		f.linger.started()
+	}
 	f.mu.Unlock()
 	for range start {
-		go f.run() // ends when the queue is empty; Close waits for the requests it holds
+		go f.run() // ends when the queues are empty; Close waits for the requests it holds
 	}
 }
 
-// work carries out what is in the queue and ends when that is empty.
+// take is the next request for a worker, which is counted as being at it; at says
+// where. Writes go on while others wait, one at least at a time. mu is held.
+func (f *File) take() (r *Request, at *int) {
+	l, at := &f.queue, &f.slow
+	if f.queue.Len() == 0 || f.writing == 0 && f.writes.Len() > 0 {
+		l, at = &f.writes, &f.writing
+	}
+	if r = l.Pop(); r != nil {
+		*at++
+	}
+	f.linger.posted.Store(f.queue.Len()+f.writes.Len() > 0)
+	return r, at
+}
+
+// work carries out what is in the queues and ends when they are empty.
 func (f *File) work() {
 	f.mu.Lock()
 	done := f.takeScratch()
 	n := 0
 	var last time.Time // when done[0] was put there
 	for {
-		r := f.queue.Pop()
+		r, at := f.take()
 		if r == nil && n == 0 {
-			break
-		}
-		slow := r != nil && waits(r)
-		if slow {
-			f.waiting--
-			f.slow++
+			if f.closed || !f.look() {
+				break
+			}
+			continue
 		}
 		f.mu.Unlock()
 
-		if r == nil || n == len(done) || n > 0 && (slow || time.Since(last) > lingerBatch) {
+		if r == nil || n == len(done) || n > 0 && (waits(r) || time.Since(last) > lingerBatch) {
 			f.complete(done[:n])
 			n = 0
 		}
@@ -162,13 +175,28 @@ func (f *File) work() {
 			f.syncAll(done)
 		}
 		f.mu.Lock()
-		if slow {
-			f.slow--
+		if r != nil {
+			*at--
 		}
 	}
+	fewerWorkers(f.workers)
 	f.workers--
 	f.scratch = append(f.scratch, done)
 	f.mu.Unlock()
+}
+
+// look waits a moment for something to do; false: there is nothing. mu is held,
+// but for that moment.
+func (f *File) look() bool {
+	d := f.linger.begin()
+	if d == 0 {
+		return false
+	}
+	f.mu.Unlock()
+	found, lost := f.linger.wait(d)
+	f.mu.Lock()
+	f.linger.end(found, lost)
+	return found || f.queue.Len()+f.writes.Len() > 0
 }
 
 // takeScratch gives a worker room for a batch. Called with mu held.

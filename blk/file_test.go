@@ -353,7 +353,7 @@ func TestWorkersBounded(t *testing.T) {
 	}
 	for {
 		f.mu.Lock()
-		n, slow, waiting := f.workers, f.slow, f.waiting
+		n, slow, waiting := f.workers, f.slow, f.queue.Len()+f.writes.Len()+f.writing
 		f.mu.Unlock()
 		if n == 0 {
 			if slow != 0 || waiting != 0 {
@@ -367,7 +367,7 @@ func TestWorkersBounded(t *testing.T) {
 
 func TestFileOptions(t *testing.T) {
 	_, path := testFile(t, 1<<20, FileOptions{})
-	for _, o := range []FileOptions{{LogicalBlock: 1024}, {Workers: -1}, {InlineWrite: -1}} {
+	for _, o := range []FileOptions{{LogicalBlock: 1024}, {Workers: -1}} {
 		if _, err := OpenFile(path, o); !errors.Is(err, rdserr.ErrInvalid) {
 			t.Errorf("%+v: %v", o, err)
 		}

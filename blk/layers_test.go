@@ -395,7 +395,6 @@ func TestNoAllocations(t *testing.T) {
 		"readonly": blk.ReadOnly(newMem(t, blk.MemOptions{})),
 		"split":    blk.Split(n),
 		"file":     openFile(t, blk.FileOptions{}),
-		"inline":   openFile(t, blk.FileOptions{InlineWrite: 1 << 20}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			defer d.Close()

@@ -23,7 +23,8 @@ type MemOptions struct {
 	ReadOnly     bool
 }
 
-// Mem is a sparse volume in memory. It carries every request out in Submit.
+// Mem is a sparse volume in memory. It carries requests out in Submit, but for
+// those that give up or zero much of it.
 type Mem struct {
 	State
 	limit int64        // in pages
@@ -34,6 +35,14 @@ type Mem struct {
 	resize sync.RWMutex
 	closed bool // guarded by resize
 	shards [memShards]memShard
+
+	// sizing is taken before resize, and held as long as pages beyond a new end are
+	// given up, or a long request is carried out: the size stays the same meanwhile.
+	sizing  sync.Mutex
+	longMu  sync.Mutex
+	long    List           // guarded by longMu; waits for zeroLong
+	zeroing bool           // guarded by longMu; zeroLong runs
+	working sync.WaitGroup // requests left to zeroLong
 }
 
 type memShard struct {
@@ -76,19 +85,73 @@ func NewMem(o MemOptions) (*Mem, error) {
 // Allocated is how many bytes of memory hold data.
 func (m *Mem) Allocated() uint64 { return uint64(m.used.Load()) * memPage }
 
-// Submit carries the batch out and completes it as one.
+// memInPlace is how much of a volume one request makes anew, zeroed, in the
+// caller's thread. A request without data may cover gigabytes, which takes seconds;
+// the rest of those is left to a goroutine.
+const memInPlace = 1 << 20
+
+// Submit carries the batch out and completes it as one, but for what takes long.
 func (m *Mem) Submit(batch []*Request) {
+	var long List
+	done := 0
 	m.resize.RLock()
 	info := m.Info()
 	for _, r := range batch {
 		if m.closed {
 			r.Err = ErrClosed
 		} else if r.Err = info.Check(r); r.Err == nil {
+			if r.Len > memInPlace && (r.Op == OpDiscard || r.Op == OpWriteZeroes) {
+				long.Push(r)
+				continue
+			}
 			r.Err = m.do(r)
 		}
+		batch[done] = r
+		done++
 	}
+	m.leave(&long)
 	m.resize.RUnlock()
-	Complete(batch)
+	if done > 0 {
+		Complete(batch[:done])
+	}
+}
+
+// leave hands requests to the goroutine. It is called with resize held for
+// reading, so that Close sees them.
+func (m *Mem) leave(l *List) {
+	if l.Len() == 0 {
+		return
+	}
+	m.longMu.Lock()
+	defer m.longMu.Unlock()
+	m.working.Add(l.Len())
+	m.long.Append(l)
+	if !m.zeroing {
+		m.zeroing = true
+		go m.zeroLong() // ends when no such request is left
+	}
+}
+
+// zeroLong carries out what takes long, without resize, which Submit takes.
+func (m *Mem) zeroLong() {
+	for {
+		m.longMu.Lock()
+		r := m.long.Pop()
+		if r == nil {
+			m.zeroing = false
+			m.longMu.Unlock()
+			return
+		}
+		m.longMu.Unlock()
+		m.sizing.Lock()
+		if r.Err = m.Info().Bounds(r.Off, r.Len); r.Err == nil {
+			r.Err = m.do(r)
+		}
+		m.sizing.Unlock()
+		one := [1]*Request{r}
+		Complete(one[:])
+		m.working.Done()
+	}
 }
 
 func (m *Mem) do(r *Request) error {
@@ -266,23 +329,27 @@ func (m *Mem) Map(off, n uint64, out []Extent) ([]Extent, error) {
 
 // Resize sets the size; what lies beyond a smaller one is gone for good.
 func (m *Mem) Resize(size uint64) error {
+	m.sizing.Lock()
+	defer m.sizing.Unlock()
 	m.resize.Lock()
 	info := *m.Info()
 	old := info.Size
 	info.Size = size
-	if err := info.Validate(); err != nil {
+	err := info.Validate()
+	if err == nil && m.closed {
+		err = ErrClosed
+	}
+	if err != nil {
 		m.resize.Unlock()
 		return err
 	}
-	if m.closed {
-		m.resize.Unlock()
-		return ErrClosed
-	}
-	if size < old {
-		m.zero(size, old-size)
-	}
 	m.info.Store(&info)
 	m.resize.Unlock()
+	// Nobody reaches what is beyond the end now, until another call makes it part of
+	// the volume again, which waits for this one. So requests need not wait for it.
+	if end := (old + memPage - 1) / memPage * memPage; size < old {
+		m.zero(size, end-size)
+	}
 	m.notify()
 	return nil
 }
@@ -290,8 +357,9 @@ func (m *Mem) Resize(size uint64) error {
 // Close gives the memory up.
 func (m *Mem) Close() error {
 	m.resize.Lock()
-	defer m.resize.Unlock()
 	m.closed = true
+	m.resize.Unlock()
+	m.working.Wait()
 	m.drop(0, MaxSize/memPage+1)
 	return nil
 }

@@ -98,25 +98,40 @@ func (r *Root) walk(name string) (int, error) {
 var openat2 = unix.Openat2
 
 // reopen opens what an O_PATH descriptor names, if it is a regular file or a
-// block device, and closes the descriptor.
-func reopen(pathFd int, name string, flags int) (int, *unix.Stat_t, error) {
+// block device, and closes the descriptor. quiet: a read through it does not set
+// the time of the last access. Where it does, a read that the page cache can answer
+// waits for the journal all the same, RWF_NOWAIT or not (file_accessed in
+// mm/filemap.c of Linux).
+func reopen(pathFd int, name string, flags int) (fd int, st *unix.Stat_t, quiet bool, err error) {
 	defer unix.Close(pathFd)
-	var st unix.Stat_t
-	if err := unix.Fstat(pathFd, &st); err != nil {
-		return -1, nil, &os.PathError{Op: "stat volume", Path: name, Err: err}
+	st = new(unix.Stat_t)
+	if err := unix.Fstat(pathFd, st); err != nil {
+		return -1, nil, false, &os.PathError{Op: "stat volume", Path: name, Err: err}
 	}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFREG, unix.S_IFBLK:
 	case unix.S_IFLNK:
-		return -1, nil, rdserr.With(rdserr.ErrInvalid, "%s is a symbolic link; want a regular file or a block device", name)
+		return -1, nil, false, rdserr.With(rdserr.ErrInvalid, "%s is a symbolic link; want a regular file or a block device", name)
 	case unix.S_IFDIR:
-		return -1, nil, rdserr.With(rdserr.ErrInvalid, "%s is a directory; want a regular file or a block device", name)
+		return -1, nil, false, rdserr.With(rdserr.ErrInvalid, "%s is a directory; want a regular file or a block device", name)
 	default:
-		return -1, nil, rdserr.With(rdserr.ErrInvalid, "%s is neither a regular file nor a block device", name)
+		return -1, nil, false, rdserr.With(rdserr.ErrInvalid, "%s is neither a regular file nor a block device", name)
 	}
-	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", pathFd), flags|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	path := fmt.Sprintf("/proc/self/fd/%d", pathFd)
+	flags |= unix.O_NONBLOCK | unix.O_CLOEXEC
+	fd, err = unix.Open(path, flags|unix.O_NOATIME, 0)
+	if quiet = err == nil; errors.Is(err, unix.EPERM) { // only the owner may ask for that
+		fd, err = unix.Open(path, flags, 0)
+	}
 	if err != nil {
-		return -1, nil, &os.PathError{Op: "open volume", Path: name, Err: err}
+		return -1, nil, false, &os.PathError{Op: "open volume", Path: name, Err: err}
 	}
-	return fd, &st, nil
+	return fd, st, quiet || neverStamps(fd), nil
+}
+
+// neverStamps tells whether the file system of a descriptor keeps no times of
+// access at all.
+func neverStamps(fd int) bool {
+	var fs unix.Statfs_t
+	return unix.Fstatfs(fd, &fs) == nil && fs.Flags&(unix.ST_NOATIME|unix.ST_RDONLY) != 0
 }

@@ -58,7 +58,7 @@ func TestNoAllocations(t *testing.T) {
 	for name, dev := range map[string]blk.Device{
 		"memory": memory(t, 1<<20),
 		"stats":  blk.NewStats(memory(t, 1<<20)),
-		"file":   fileVolume(t, 1<<20, blk.FileOptions{InlineWrite: 1 << 20}),
+		"file":   fileVolume(t, 1<<20, blk.FileOptions{}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := &counting{Device: dev}

@@ -233,7 +233,6 @@ func TestFio(t *testing.T) {
 	for name, d := range map[string]blk.Device{
 		"memory": memory(t, size),
 		"file":   fileVolume(t, size, blk.FileOptions{}),
-		"inline": fileVolume(t, size, blk.FileOptions{InlineWrite: 256 << 10}),
 		"slow":   jittery(memory(t, size)),
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -127,12 +127,8 @@ func (h *Host) removeExport(x *export, force bool) error {
 }
 
 func (h *Host) fileOptions(readOnly bool, block uint32) blk.FileOptions {
-	return blk.FileOptions{ReadOnly: readOnly, LogicalBlock: block, InlineWrite: inlineWrite}
+	return blk.FileOptions{ReadOnly: readOnly, LogicalBlock: block}
 }
-
-// inlineWrite is how many bytes of writes of one batch go into the page cache
-// on the thread that brought them.
-const inlineWrite = 256 << 10
 
 // openExport makes what s asks for and looks at it. Memory is returned, a file
 // is closed again. It sets s.Kind.
