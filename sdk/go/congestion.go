@@ -13,10 +13,15 @@ import (
 // maxChanges bounds the changes one watcher holds unread.
 const maxChanges = 1024
 
+// maxIdleWatches bounds the watches of a socket that no loop ranges over: those
+// whose loop was left, and those that had none yet.
+const maxIdleWatches = 64
+
 // watchers are the running WatchCongestion calls.
 type watchers struct {
 	mu   sync.Mutex
 	list []*watcher // guarded by mu
+	idle []*watcher // guarded by mu; of these, the ones without a loop, oldest first
 }
 
 // watcher gathers what its application has not read yet. Later news of a
@@ -26,42 +31,40 @@ type watcher struct {
 	event CongestionEvent // guarded by watchers.mu
 	any   bool            // guarded by watchers.mu; event says something
 	over  error           // guarded by watchers.mu
+	loops int             // guarded by watchers.mu; that range over it now
 }
 
 // WatchCongestion tells which destinations become congested and clear: those
 // this socket has sent to, was refused by or waits for, and with
 // WithCongestionMask also groups of ports. It watches from the call on, not
-// only from the first round of the loop, until ctx ends, the loop is left or
-// the socket is closed.
+// only from the first round of the loop, until ctx ends or the socket is closed.
+// A loop that is left may be followed by another one, which goes on with what
+// has happened since.
 //
 //	events := s.WatchCongestion(ctx)
-//	if errors.Is(s.TrySend(dst, p), rdserr.ErrCongested) {
-//		for ev, err := range events { ... } // dst clear: send again
+//	for errors.Is(s.TrySend(dst, p), rdserr.ErrCongested) {
+//		for ev, err := range events { ... break } // dst clear: send again
 //	}
 //
 // After a reconnection there is one event with all bits of Freed set: what
-// cleared meanwhile nobody noted, so try again.
+// cleared meanwhile nobody noted, so try again. The same comes first in a loop
+// over one of very many watches that had no loop for long (64 on a socket go on
+// meanwhile).
 func (s *Socket) WatchCongestion(ctx context.Context) iter.Seq2[CongestionEvent, error] {
 	w := &watcher{wake: make(chan struct{}, 1)}
-	s.mu.Lock()
-	over := s.over
-	if over == nil && s.watch.add(w) {
-		s.monitorLocked()
-	}
-	s.mu.Unlock()
-	s.fe.push()
-	stop := context.AfterFunc(ctx, func() { s.unwatch(w) })
+	s.changeWatches(func() {
+		s.watch.add(w, s.over)
+		s.watch.rest(w)
+	})
+	stop := context.AfterFunc(ctx, func() { s.changeWatches(func() { s.watch.remove(w) }) })
 	return func(yield func(CongestionEvent, error) bool) {
-		defer stop()
-		defer s.unwatch(w)
-		if over != nil {
-			yield(CongestionEvent{}, s.opErr("watch", netip.AddrPort{}, over))
-			return
-		}
+		s.changeWatches(func() { s.watch.enter(w, s.over) })
+		defer s.changeWatches(func() { s.watch.leave(w) })
 		for {
 			ev, ok, err := s.watch.take(w)
 			switch {
 			case ctx.Err() != nil:
+				s.changeWatches(func() { s.watch.remove(w) }) // enter may have put it back
 				yield(CongestionEvent{}, s.opErr("watch", netip.AddrPort{}, ctxError(ctx, nil)))
 				return
 			case ok:
@@ -70,6 +73,7 @@ func (s *Socket) WatchCongestion(ctx context.Context) iter.Seq2[CongestionEvent,
 				}
 				continue
 			case err != nil:
+				stop() // the socket is over: nothing is left to be ended
 				yield(CongestionEvent{}, s.opErr("watch", netip.AddrPort{}, err))
 				return
 			}
@@ -78,20 +82,17 @@ func (s *Socket) WatchCongestion(ctx context.Context) iter.Seq2[CongestionEvent,
 	}
 }
 
-func (s *Socket) unwatch(w *watcher) {
+// changeWatches lets change add or remove watchers, and has the daemon told when
+// the first came or the last went.
+func (s *Socket) changeWatches(change func()) {
 	s.mu.Lock()
-	if s.watch.remove(w) {
-		s.monitorLocked()
+	before := s.watch.active()
+	change()
+	if s.watch.active() != before && s.link != nil {
+		s.fe.tellLocked(s.monitorMessage())
 	}
 	s.mu.Unlock()
 	s.fe.push()
-}
-
-// monitorLocked has the daemon told whether anybody watches.
-func (s *Socket) monitorLocked() {
-	if s.link != nil {
-		s.fe.tellLocked(s.monitorMessage())
-	}
 }
 
 func (s *Socket) monitorMessage() *rdsdv1.ClientMessage {
@@ -106,24 +107,63 @@ func (s *Socket) monitorMessage() *rdsdv1.ClientMessage {
 	return m
 }
 
-// add returns true for the first watcher.
-func (ws *watchers) add(w *watcher) bool {
+// add begins with w. over is why there will be no event any more.
+func (ws *watchers) add(w *watcher, over error) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
+	w.over = over
 	ws.list = append(ws.list, w)
-	return len(ws.list) == 1
 }
 
-// remove returns true for the last watcher.
-func (ws *watchers) remove(w *watcher) bool {
+func (ws *watchers) remove(w *watcher) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
-	i := slices.Index(ws.list, w)
-	if i < 0 {
-		return false
+	ws.removeLocked(w)
+}
+
+func (ws *watchers) removeLocked(w *watcher) {
+	same := func(o *watcher) bool { return o == w }
+	ws.list = slices.DeleteFunc(ws.list, same)
+	ws.idle = slices.DeleteFunc(ws.idle, same)
+}
+
+// rest is for a watcher without a loop. The oldest of too many is given up.
+func (ws *watchers) rest(w *watcher) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	ws.restLocked(w)
+}
+
+func (ws *watchers) restLocked(w *watcher) {
+	if !slices.Contains(ws.list, w) { // its context has ended
+		return
 	}
-	ws.list = slices.Delete(ws.list, i, i+1)
-	return len(ws.list) == 0
+	if len(ws.idle) >= maxIdleWatches {
+		ws.removeLocked(ws.idle[0])
+	}
+	ws.idle = append(ws.idle, w)
+}
+
+// enter begins a loop over w. One that was given up meanwhile watches again, and
+// is told that it may have missed anything.
+func (ws *watchers) enter(w *watcher, over error) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	w.loops++
+	ws.idle = slices.DeleteFunc(ws.idle, func(o *watcher) bool { return o == w })
+	if !slices.Contains(ws.list, w) {
+		w.any, w.event, w.over = true, CongestionEvent{Freed: ^uint64(0)}, over
+		ws.list = append(ws.list, w)
+	}
+}
+
+// leave ends a loop over w.
+func (ws *watchers) leave(w *watcher) {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	if w.loops--; w.loops == 0 {
+		ws.restLocked(w)
+	}
 }
 
 func (ws *watchers) active() bool {

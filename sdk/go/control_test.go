@@ -3,6 +3,7 @@ package rdsd
 import (
 	"context"
 	"testing"
+	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rdserr"
@@ -75,10 +76,11 @@ func sendCongestion(st *fakeStream, freed uint64, changes ...CongestionChange) {
 }
 
 // Watching starts with the call, is asked of the daemon once for all watchers,
-// and ends with the last of them.
+// and ends with the context of the last of them.
 func TestWatchCongestion(t *testing.T) {
 	d, _, s, st := bindFake(t, WithCongestionMask(0xff))
-	ctx := testContext(t)
+	ctx, cancel := context.WithCancel(testContext(t))
+	defer cancel()
 	first := s.WatchCongestion(ctx)
 	mon := st.next().GetMonitor()
 	if mon.GetMask() != 0xff || !mon.GetClearEvents() || !mon.GetSetEvents() {
@@ -97,7 +99,7 @@ func TestWatchCongestion(t *testing.T) {
 		}
 		break
 	}
-	st.wantIdle(s, "one watcher is left")
+	st.wantIdle(s, "the loop may be entered again")
 
 	// Over a reconnection the watch is asked for again, and the watcher told to
 	// look at everything.
@@ -112,6 +114,8 @@ func TestWatchCongestion(t *testing.T) {
 		}
 		break
 	}
+	st2.wantIdle(s, "loops that were left watch on")
+	cancel()
 	if mon := st2.next().GetMonitor(); mon.GetMask() != 0 || mon.GetClearEvents() || mon.GetSetEvents() {
 		t.Errorf("not switched off: %v", mon)
 	}
@@ -132,10 +136,95 @@ func TestWatchEndsWithContext(t *testing.T) {
 	}
 }
 
+// A loop that was left and entered again goes on: nothing in between is lost, and
+// nothing is told twice.
+func TestWatchIsRangedAgain(t *testing.T) {
+	_, _, s, st := bindFake(t)
+	ctx := testContext(t)
+	events := s.WatchCongestion(ctx)
+	st.next()
+	next := func() (ev CongestionEvent, err error) {
+		for ev, err = range events {
+			break
+		}
+		return ev, err
+	}
+	for i := range uint64(3) {
+		sendCongestion(st, 1<<i, CongestionChange{peerAddr, i%2 == 0})
+		if ev, err := next(); err != nil || ev.Freed != 1<<i || len(ev.Changes) != 1 || ev.Changes[0].Congested != (i%2 == 0) {
+			t.Errorf("loop %d: %+v %v", i, ev, err)
+		}
+	}
+	waited := make(chan CongestionEvent)
+	go func() {
+		ev, _ := next()
+		waited <- ev
+	}()
+	select {
+	case ev := <-waited:
+		t.Errorf("%+v, and nothing has happened", ev)
+	case <-time.After(10 * time.Millisecond):
+	}
+	sendCongestion(st, 64)
+	if ev := <-waited; ev.Freed != 64 || len(ev.Changes) != 0 {
+		t.Errorf("%+v", ev)
+	}
+	s.Close()
+	_, err := next()
+	wantErr(t, err, rdserr.ErrClosed)
+	_, err = next()
+	wantErr(t, err, rdserr.ErrClosed)
+}
+
+// Of very many watches without a loop the oldest is given up; the loop that comes
+// after all is told to look at everything, and watches again.
+func TestWatchThatWasGivenUp(t *testing.T) {
+	_, _, s, st := bindFake(t)
+	ctx, cancel := context.WithCancel(testContext(t))
+	defer cancel()
+	first := s.WatchCongestion(ctx)
+	st.next()
+	inLoop, release := make(chan struct{}), make(chan struct{})
+	held := s.WatchCongestion(ctx)
+	go func() {
+		for range held {
+			close(inLoop)
+			<-release
+			break
+		}
+	}()
+	sendCongestion(st, 2)
+	<-inLoop
+	for range maxIdleWatches {
+		s.WatchCongestion(ctx)
+	}
+	if n := len(s.watch.list); n != maxIdleWatches+1 {
+		t.Errorf("%d watches, want %d and the one with a loop", n, maxIdleWatches)
+	}
+	for ev, err := range first {
+		if err != nil || ev.Freed != ^uint64(0) {
+			t.Errorf("%+v %v", ev, err)
+		}
+		break
+	}
+	close(release)
+	sendCongestion(st, 4)
+	for ev, err := range first {
+		if err != nil || ev.Freed != 4 {
+			t.Errorf("%+v %v", ev, err)
+		}
+		break
+	}
+	cancel()
+	if mon := st.next().GetMonitor(); mon.GetSetEvents() {
+		t.Errorf("not switched off: %v", mon)
+	}
+}
+
 func TestChangesAreBounded(t *testing.T) {
 	ws := &watchers{}
 	w := &watcher{wake: make(chan struct{}, 1)}
-	ws.add(w)
+	ws.add(w, nil)
 	for i := range maxChanges + 10 {
 		w.note(CongestionChange{Addr: portOf(i), Congested: true})
 	}
