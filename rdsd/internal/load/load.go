@@ -94,6 +94,10 @@ func Run(ctx context.Context, client *rdsd.Client, c Config, report func(Report)
 	sending, stopSending := context.WithCancel(sending)
 	defer stopSending()
 	for _, t := range tasks {
+		if t.alternates() {
+			wg.Go(func() { failed <- t.alternate(sending, taking) })
+			continue
+		}
 		wg.Go(func() { failed <- t.take(taking) })
 		wg.Go(func() { failed <- t.send(sending, taking) })
 	}

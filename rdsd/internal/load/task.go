@@ -111,6 +111,44 @@ func (t *task) send(ctx, hard context.Context) error {
 	}
 }
 
+// alternates reports whether one goroutine sends and receives: with one request
+// under way each would only hand over to the other, and what is measured would be
+// how fast Go wakes goroutines.
+func (t *task) alternates() bool {
+	return t.c.Mode == RequestAck && t.c.Depth == 1 && t.c.Rate == 0
+}
+
+// alternate sends a request and awaits its answer, until ctx ends. hard ends the
+// wait for the last answer.
+func (t *task) alternate(ctx, hard context.Context) error {
+	defer close(t.ended)
+	p := make([]byte, t.c.Size)
+	batch := []rdsd.Datagram{{Addr: t.c.To, Payload: p}}
+	var in answers
+	for seq := uint64(0); ctx.Err() == nil; seq++ {
+		if t.c.Verify {
+			fill(p, seq)
+		}
+		header{kind: kindRequest, seq: seq, sentNs: int64(time.Since(t.start))}.put(p, t.c.Verify)
+		t.slots <- struct{}{} // under way: settle waits for it
+		accepted, err := t.sock.SendBatch(hard, batch)
+		if err != nil && ended(hard, err) {
+			t.meter.sent(1) // it may have been accepted
+			return nil
+		}
+		t.meter.sent(accepted)
+		if err != nil {
+			return fmt.Errorf("sending to %s: %w", t.c.To, dial.Cause(err))
+		}
+		for len(t.slots) > 0 {
+			if more, err := t.takeAnswers(hard, &in); err != nil || !more {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
 // grab takes up to n slots, waiting for the first; 0 when ctx ended.
 func (t *task) grab(ctx context.Context, n int) int {
 	select {
@@ -155,29 +193,42 @@ func (t *task) take(ctx context.Context) error {
 	if t.c.Mode == OneWay {
 		return t.takeOutcomes(ctx)
 	}
-	var next uint64
-	into := make([]rdsd.Datagram, batchDatagrams)
+	var in answers
 	for {
-		n, err := t.sock.RecvBatch(ctx, into)
-		if err != nil {
-			if ended(ctx, err) {
-				return nil
-			}
-			return fmt.Errorf("receiving from %s: %w", t.c.To, dial.Cause(err))
-		}
-		for _, d := range into[:n] {
-			h, intact, ok := parse(d.Payload)
-			if !ok || h.kind != kindAck {
-				continue // somebody else's
-			}
-			if !intact || h.flags&flagDamaged != 0 || h.seq != next {
-				t.meter.damaged()
-			}
-			next = h.seq + 1
-			t.meter.done(t.c.Size, time.Since(t.start)-time.Duration(h.sentNs))
-			t.free()
+		if more, err := t.takeAnswers(ctx, &in); err != nil || !more {
+			return err
 		}
 	}
+}
+
+// answers is where a task stands with what it receives.
+type answers struct {
+	next uint64 // sequence expected
+	into [batchDatagrams]rdsd.Datagram
+}
+
+// takeAnswers waits for answers and takes them. It reports false after the end of ctx.
+func (t *task) takeAnswers(ctx context.Context, in *answers) (bool, error) {
+	n, err := t.sock.RecvBatch(ctx, in.into[:])
+	if err != nil {
+		if ended(ctx, err) {
+			return false, nil
+		}
+		return false, fmt.Errorf("receiving from %s: %w", t.c.To, dial.Cause(err))
+	}
+	for _, d := range in.into[:n] {
+		h, intact, ok := parse(d.Payload)
+		if !ok || h.kind != kindAck {
+			continue // somebody else's
+		}
+		if !intact || h.flags&flagDamaged != 0 || h.seq != in.next {
+			t.meter.damaged()
+		}
+		in.next = h.seq + 1
+		t.meter.done(t.c.Size, time.Since(t.start)-time.Duration(h.sentNs))
+		t.free()
+	}
+	return true, nil
 }
 
 func (t *task) takeOutcomes(ctx context.Context) error {

@@ -13,8 +13,10 @@ import (
 )
 
 // task is one RDS socket that sends to every task of the other side. One
-// goroutine sends, one receives; receiving never waits for sending, so two
-// tasks cannot block each other.
+// goroutine receives and answers at once where that takes no waiting: at depth 1
+// a hand-over to another goroutine would be a third of the round trip. What
+// has to wait, and batches, are the other goroutine's. Receiving never waits for
+// sending, so two tasks cannot block each other.
 type task struct {
 	o       *options
 	sock    *rdsd.Socket
@@ -23,6 +25,10 @@ type task struct {
 	pattern []byte // what follows a header, with --verify
 
 	wake chan struct{} // there may be something to send
+
+	sending sync.Mutex      // held from collecting a batch until it is handed over: order
+	begun   bool            // guarded by sending; while send runs: both sides may send
+	left    []rdsd.Datagram // guarded by sending; collected, and there was no room
 
 	mu    sync.Mutex
 	pairs []pair // guarded by mu; one for each task of the other side
@@ -72,41 +78,116 @@ func (t *task) send(ctx context.Context) error {
 	var batch []rdsd.Datagram
 	var arena []byte
 	for {
-		batch, arena = t.collect(batch[:0], arena[:0])
-		if len(batch) == 0 {
-			select {
-			case <-ctx.Done():
-				return nil
-			case <-t.wake:
-			}
+		t.sending.Lock()
+		t.begun = true
+		if batch = append(batch[:0], t.left...); len(batch) > 0 {
+			t.left = nil
+		} else {
+			batch, arena = t.collect(batch, arena[:0], batchDatagrams)
+		}
+		err := t.hand(ctx, batch)
+		if ctx.Err() != nil || err != nil {
+			t.begun = false // what hand could not send would be missing before the next
+		}
+		t.sending.Unlock()
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			return err
+		case len(batch) > 0:
 			continue
 		}
-		start := time.Now()
-		n, err := t.sock.SendBatch(ctx, batch)
-		if ctx.Err() != nil {
-			return nil
+		select {
+		case <-ctx.Done(): // once more, to end it
+		case <-t.wake:
 		}
-		if err != nil {
-			return fmt.Errorf("task %s: sending failed after %d of %d datagrams: %w", t.local, n, len(batch), dial.Cause(err))
-		}
-		us := uint64(time.Since(start).Microseconds()) / uint64(len(batch))
-		t.mu.Lock()
-		for range batch {
-			t.stats.sendUsecs.add(us)
-		}
-		t.mu.Unlock()
 	}
 }
 
-// collect takes what is to be sent now: acks first, then requests.
-func (t *task) collect(batch []rdsd.Datagram, arena []byte) ([]rdsd.Datagram, []byte) {
+// hand gives a batch to the socket, waiting for room.
+func (t *task) hand(ctx context.Context, batch []rdsd.Datagram) error {
+	if len(batch) == 0 {
+		return nil
+	}
+	start := time.Now()
+	n, err := t.sock.SendBatch(ctx, batch)
+	if err != nil {
+		return fmt.Errorf("task %s: sending failed after %d of %d datagrams: %w", t.local, n, len(batch), dial.Cause(err))
+	}
+	t.sentIn(time.Since(start), len(batch))
+	return nil
+}
+
+func (t *task) sentIn(d time.Duration, datagrams int) {
+	us := uint64(d.Microseconds()) / uint64(datagrams)
+	t.mu.Lock()
+	for range datagrams {
+		t.stats.sendUsecs.add(us)
+	}
+	t.mu.Unlock()
+}
+
+// answer sends the one datagram that is due, from the goroutine that received, if
+// nobody else is sending and there is room; everything else it leaves to send.
+func (t *task) answer(arena []byte) []byte {
+	if t.sending.TryLock() {
+		var done bool
+		arena, done = t.answerLocked(arena)
+		t.sending.Unlock()
+		if done {
+			return arena
+		}
+	}
+	select {
+	case t.wake <- struct{}{}:
+	default:
+	}
+	return arena
+}
+
+// answerLocked reports whether nothing is left to send. t.sending is held.
+func (t *task) answerLocked(arena []byte) ([]byte, bool) {
+	if !t.begun || len(t.left) > 0 {
+		return arena, false
+	}
+	var one [1]rdsd.Datagram
+	batch, arena := t.collect(one[:0], arena[:0], 1)
+	if len(batch) == 0 {
+		return arena, true
+	}
+	start := time.Now()
+	if t.sock.TrySend(batch[0].Addr, batch[0].Payload) != nil {
+		// send offers it again, and reports the error if it is not one of room.
+		t.left = []rdsd.Datagram{{Addr: batch[0].Addr, Payload: bytes.Clone(batch[0].Payload)}}
+		return arena, false
+	}
+	t.sentIn(time.Since(start), 1)
+	return arena, !t.due()
+}
+
+// due reports whether collect would find something.
+func (t *task) due() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for i := range t.pairs {
+		if p := &t.pairs[i]; p.unacked > 0 || t.work && p.pending < t.o.depth {
+			return true
+		}
+	}
+	return false
+}
+
+// collect takes what is to be sent now, at most so many datagrams: acks first,
+// then requests.
+func (t *task) collect(batch []rdsd.Datagram, arena []byte, most int) ([]rdsd.Datagram, []byte) {
 	if cap(arena) == 0 {
 		arena = make([]byte, 0, batchBytes+int(max(t.o.reqSize, t.o.ackSize)))
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	now := time.Now()
-	full := func() bool { return len(batch) >= batchDatagrams || len(arena) >= batchBytes }
+	full := func() bool { return len(batch) >= most || len(arena) >= batchBytes }
 	put := func(p *pair, op uint8, index uint32, size uint32) {
 		from := len(arena)
 		arena = arena[:from+int(size)]
@@ -139,6 +220,7 @@ func (t *task) collect(batch []rdsd.Datagram, arena []byte) ([]rdsd.Datagram, []
 // receive checks and answers what arrives until ctx ends.
 func (t *task) receive(ctx context.Context, outlier func(time.Duration)) error {
 	into := make([]rdsd.Datagram, batchDatagrams)
+	var arena []byte
 	for {
 		n, err := t.sock.RecvBatch(ctx, into)
 		if ctx.Err() != nil {
@@ -154,10 +236,7 @@ func (t *task) receive(ctx context.Context, outlier func(time.Duration)) error {
 			}
 			outlier(rtt)
 		}
-		select {
-		case t.wake <- struct{}{}:
-		default:
-		}
+		arena = t.answer(arena)
 	}
 }
 

@@ -27,7 +27,7 @@ func sampleSide(own, other string, nr, verify uint8) *task {
 // carry hands what from would send to the tasks of the other side.
 func carry(t *testing.T, from *task, to ...*task) int {
 	t.Helper()
-	batch, _ := from.collect(nil, nil)
+	batch, _ := from.collect(nil, nil, batchDatagrams)
 	for _, d := range batch {
 		dst := to[d.Addr.Port()-4001]
 		if _, err := dst.take(rdsd.Datagram{Addr: from.local, Payload: bytes.Clone(d.Payload)}, time.Now()); err != nil {
@@ -73,7 +73,7 @@ func TestBothWays(t *testing.T) {
 	other := sampleSide("10.0.0.2", "10.0.0.1", 1, 0) // never answers
 	for range 20 {
 		carry(t, a, b, other)
-		batch, _ := b.collect(nil, nil)
+		batch, _ := b.collect(nil, nil, batchDatagrams)
 		for _, d := range batch {
 			if d.Addr != a.local {
 				continue // b's requests to the task that is not there
