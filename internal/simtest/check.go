@@ -136,7 +136,9 @@ func (a *app) onlyTo(dst netip.AddrPort) bool {
 		return true // nobody was told, so nobody knows
 	}
 	for _, r := range a.open {
-		if r.outcome == 0 && !r.refused && r.flow.dst != dst {
+		// What is not accepted waits for the room in the send buffer that those
+		// to the sleeping reader take.
+		if r.accepted && r.outcome == 0 && r.flow.dst != dst {
 			return false
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport/sim"
 )
 
@@ -258,7 +259,7 @@ func (w *World) endFaults() {
 		}
 		for _, a := range n.apps {
 			for _, to := range w.addrs {
-				a.send(netip.AddrPortFrom(to, uint16(4000+w.rng.Intn(w.socketsPer))), 100, 30*time.Second)
+				a.lastRound(netip.AddrPortFrom(to, uint16(4000+w.rng.Intn(w.socketsPer))))
 			}
 		}
 		if !n.frozen {
@@ -266,5 +267,21 @@ func (w *World) endFaults() {
 		} else {
 			n.w.After(0, n.guard(n.after))
 		}
+	}
+}
+
+// lastRound sends one datagram to dst. A client that posts has no send that
+// waits: it posts again until there is room. Without that a node would have
+// nothing to say to a kernel that lost its link and waits to be connected to,
+// as the larger of two addresses does.
+func (a *app) lastRound(dst netip.AddrPort) {
+	if a.send(dst, 100, 30*time.Second) == rdserr.ErrWouldBlock && a.m != nil {
+		n := a.n
+		n.w.After(100*time.Millisecond, n.guard(func() {
+			if !a.dead {
+				a.lastRound(dst)
+				n.after()
+			}
+		}))
 	}
 }
