@@ -32,7 +32,9 @@ type Owner interface {
 	CongestionDelta(now time.Duration, s wire.PortState)
 	// LocalCongestion asks what to tell the peer about our ports: from
 	// version since on, at most wire.MaxPortStates changes (delta), or the whole
-	// map when there are more or since is 0. Neither: nothing to tell.
+	// map when there are more, when wholeOnly is set, or when since is 0. Neither:
+	// nothing to tell. With since 0 and wholeOnly there is always something to
+	// tell: that no port is congested, too.
 	LocalCongestion(since uint64, wholeOnly bool) (version uint64, delta []wire.PortState, whole []byte)
 	// Blocked reports whether anybody was refused or waits because a port of the
 	// peer is congested, as far as its map says: a link is wanted then, for the map
@@ -81,5 +83,6 @@ type Action struct {
 	Kind ActionKind
 	Path *Path
 	Gen  uint64
+	Lane int   // ActDial, ActPoke: Path's number, which may have changed when the shell comes to it
 	Why  error // ActClose
 }

@@ -27,6 +27,7 @@ type Path struct {
 	// Links. gen counts attempts and accepted connections; an event that
 	// names another gen is late and ignored.
 	gen        uint64
+	dialled    int       // the lane the attempt gen was begun for
 	waiting    []waiting // oldest first
 	attempts   int       // in a row that brought no usable link
 	reconnects uint64
@@ -144,7 +145,9 @@ func (p *Path) String() string {
 	return fmt.Sprintf("%v>%v/%d", p.c.local, p.c.remote, p.idx)
 }
 
-func (p *Path) emit(k ActionKind) { p.c.owner.Emit(Action{Kind: k, Path: p, Gen: p.gen}) }
+func (p *Path) emit(k ActionKind) {
+	p.c.owner.Emit(Action{Kind: k, Path: p, Gen: p.gen, Lane: p.idx})
+}
 
 // kick asks the shell for a transmit turn, once.
 func (p *Path) kick() {
@@ -198,6 +201,7 @@ func (p *Path) start(now time.Duration) {
 		p.retryAt = now + p.c.cfg.ReconnectMin
 	} else if p.c.active {
 		p.retryAt = now + p.c.cfg.DialTimeout + time.Second // the shell reports earlier; this is the last resort
+		p.dialled = p.idx
 		p.emit(ActDial)
 	} else {
 		p.retryAt = now + pokePatience
@@ -229,6 +233,14 @@ func (p *Path) backOff(now time.Duration) {
 // Connected tells that attempt gen has its link. False: it is late, close it.
 func (p *Path) Connected(now time.Duration, gen uint64) bool {
 	if gen != p.gen || p.state != Connecting {
+		return false
+	}
+	if p.dialled != p.idx {
+		// The lanes were exchanged meanwhile (becomeLane0). Its source port names
+		// the former lane, whose place at the kernel is taken: the kernel would
+		// keep this one waiting for that place for ever.
+		p.lastErr = errWrongLane
+		p.event(now, EvFail)
 		return false
 	}
 	return p.event(now, EvLink)

@@ -7,8 +7,9 @@ import (
 	"github.com/rdsd/rdsd/transport"
 )
 
-func (h *host) dial(p *conn.Path, gen uint64) {
-	link, err := h.connect(p)
+func (h *host) dial(a conn.Action) {
+	p, gen := a.Path, a.Gen
+	link, err := h.connect(a)
 	_, now := h.lock()
 	defer h.unlock()
 	if err != nil {
@@ -27,19 +28,19 @@ func (h *host) dial(p *conn.Path, gen uint64) {
 }
 
 // poke connects and closes: a request to the smaller address to connect here.
-func (h *host) poke(p *conn.Path) {
-	if link, err := h.connect(p); err == nil {
+func (h *host) poke(a conn.Action) {
+	if link, err := h.connect(a); err == nil {
 		link.Close(false)
 	}
 }
 
-func (h *host) connect(p *conn.Path) (transport.Link, error) {
-	if !h.all.engineConfig.AllowPeer(p.Conn().Remote()) { // not any more
+func (h *host) connect(a conn.Action) (transport.Link, error) {
+	if !h.all.engineConfig.AllowPeer(a.Path.Conn().Remote()) { // not any more
 		return nil, errNotAllowed
 	}
 	ctx, cancel := h.all.withTimeout(h.all.engineConfig.Conn.DialTimeout)
 	defer cancel()
-	return h.all.provider.Dial(ctx, netip.AddrPortFrom(h.addr, 0), netip.AddrPortFrom(p.Conn().Remote(), h.port), p.Index())
+	return h.all.provider.Dial(ctx, netip.AddrPortFrom(h.addr, 0), netip.AddrPortFrom(a.Path.Conn().Remote(), h.port), a.Lane)
 }
 
 // accept judges an incoming connection. What is refused is closed before

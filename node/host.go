@@ -233,9 +233,9 @@ func (h *host) carryOut(a conn.Action) {
 	case conn.ActKick:
 		h.kick(a.Path)
 	case conn.ActDial:
-		h.background(func() { h.dial(a.Path, a.Gen) })
+		h.background(func() { h.dial(a) })
 	case conn.ActPoke:
-		h.background(func() { h.poke(a.Path) })
+		h.background(func() { h.poke(a) })
 	case conn.ActClose, conn.ActAbort:
 		h.closeLink(a)
 	case conn.ActPoll:
