@@ -96,7 +96,7 @@ func (w *world) peerPort(p uint16, on bool) {
 
 func (w *world) LocalCongestion(since uint64, wholeOnly bool) (uint64, []wire.PortState, []byte) {
 	switch {
-	case since == w.ourVer || since == 0 && w.ourVer == 1:
+	case since == w.ourVer || since == 0 && w.ourVer == 1 && !wholeOnly:
 		return w.ourVer, nil, nil
 	case since == 0 || wholeOnly:
 		return w.ourVer, nil, w.ourMap.AppendTo(nil)

@@ -152,11 +152,21 @@ func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut)
 // fillCongestion tells the peer which of our ports are congested. Whole maps
 // go to kernels and to peers too far behind, not more often than MapInterval;
 // an rdsd gets changes.
+//
+// The first map of a link goes to a kernel, and to a peer that may be one, even
+// when it is empty. A kernel keeps our map while there is no link
+// (net/rds/cong.c), and this daemon cannot know what a former life of it, or
+// whoever had its address before, has told: a port that was congested then
+// would be refused for ever. Another rdsd forgets the map with the incarnation
+// (see restart), so that an empty one says nothing to it.
 func (p *Path) fillCongestion(now time.Duration, b *transport.Batch, o *frameOut) {
 	if !p.congDirty || p.idx != 0 {
 		return
 	}
-	whole := !o.rdsd
+	whole := p.c.kind != KindRdsd
+	if !whole && !o.rdsd && p.congVer != 0 {
+		return // the first map of this link has left; changes wait for the answer to our handshake
+	}
 	if whole && now-p.congAt < p.c.cfg.MapInterval {
 		p.c.rearm(p.congAt + p.c.cfg.MapInterval)
 		return

@@ -52,9 +52,10 @@ func (e *Engine) setCongested(now time.Duration, port uint16, on bool) {
 	}
 }
 
-// localCongestion: what a peer that knows version since is to be told.
+// localCongestion: what a peer that knows version since is to be told, see
+// conn.Owner.LocalCongestion.
 func (e *Engine) localCongestion(since uint64, wholeOnly bool) (uint64, []wire.PortState, []byte) {
-	if since == e.cver || since == 0 && e.cver == 1 {
+	if since == e.cver || since == 0 && e.cver == 1 && !wholeOnly {
 		return e.cver, nil, nil
 	}
 	if since == 0 || wholeOnly || e.cver-since > congLog {
