@@ -142,7 +142,7 @@ func socketPB(s *rds.Socket) *rdsdv1.SocketInfo {
 	p.SetReceived(i.Stats.Received)
 	p.SetWaitingSends(uint32(i.Waiting))
 	p.SetInode(i.ID)
-	if r, ok := o.Data.(*ringSock); ok && r.reg != nil {
+	if r, ok := o.Data.(*ringSock); ok && r.h != nil && !r.closed {
 		p.SetRingBytes(r.reg.Allocated())
 		p.SetRingMaxBytes(r.reg.RegionBytes)
 	}

@@ -10,6 +10,7 @@ import (
 func (h *host) dial(a conn.Action) {
 	p, gen := a.Path, a.Gen
 	link, err := h.connect(a)
+	h.prepareLanes(p.Conn().Remote())
 	_, now := h.lock()
 	defer h.unlock()
 	if err != nil {
@@ -61,6 +62,7 @@ func (h *host) accept(link transport.Link) {
 		refuse("it is not an allowed peer; allow it with a [[peers]] entry of the configuration")
 		return
 	}
+	h.prepareLanes(remote.Addr())
 	_, now := h.lock()
 	if h.closed {
 		h.mu.Unlock()

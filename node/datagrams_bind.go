@@ -101,15 +101,12 @@ func (s *sockStream) bound(sock *rds.Socket, opt rds.SocketOptions) *rdsdv1.Boun
 }
 
 // bindEngine binds a port; 0 is a free one that this client may have. ready, when
-// not nil, is called with the lock still held, before anything can arrive; its
-// error undoes the bind.
-func (s *sockStream) bindEngine(port uint16, o rds.SocketOptions, ready func(*rds.Socket) error) (sock *rds.Socket, got rds.SocketOptions, err error) {
+// not nil, is called with the lock still held, before anything can arrive.
+func (s *sockStream) bindEngine(port uint16, o rds.SocketOptions, ready func(*rds.Socket)) (sock *rds.Socket, got rds.SocketOptions, err error) {
 	e, now := s.eng.lock()
 	defer s.eng.unlock()
 	if sock, got, err = s.bindPort(e, now, port, o); err == nil && ready != nil {
-		if err = ready(sock); err != nil {
-			sock.Close(now)
-		}
+		ready(sock)
 	}
 	return sock, got, err
 }

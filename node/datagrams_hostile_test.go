@@ -27,7 +27,14 @@ func within(t *testing.T, limit time.Duration, what string, f func() bool) {
 // startOne runs one real node and keeps hold of it.
 func startOne(t *testing.T) (*Node, *Config) {
 	t.Helper()
+	return startWith(t, func(*Config) {})
+}
+
+// startWith starts a node with a changed configuration.
+func startWith(t *testing.T, change func(*Config)) (*Node, *Config) {
+	t.Helper()
 	cfg := testConfig(t)
+	change(cfg)
 	n, err := New(cfg, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -125,7 +125,7 @@ type work struct {
 	states  []rds.StateChange
 	notices []rds.Notice
 	watch   []*congestionWatch
-	bells   []int
+	bells   []*shm.Alarm
 }
 
 var works = sync.Pool{New: func() any { return new(work) }}
@@ -166,8 +166,8 @@ func (h *host) unlock() {
 	}
 	h.mu.Unlock()
 
-	for _, fd := range w.bells {
-		shm.Ring(fd)
+	for _, a := range w.bells {
+		a.Ring() // nothing, when its socket has been closed meanwhile
 	}
 	if n := len(w.bells); n > 0 {
 		h.all.node.count.RingWakes.Add(uint64(n))
@@ -198,6 +198,7 @@ func (h *host) unlock() {
 	}
 	clear(w.acts)
 	clear(w.socks)
+	clear(w.bells)
 	w.states, w.notices, w.watch = nil, nil, nil
 	works.Put(w)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -43,6 +44,9 @@ type hosts struct {
 	states stateLog
 	ledger *shm.Ledger // nil: none
 	dealt  atomic.Uint32
+	// graves counts goroutines that let go of the memory of closed sockets with
+	// rings, or allocate in the ledger for open ones.
+	graves sync.WaitGroup
 }
 
 func newCore(n *Node) (core, error) {
@@ -170,6 +174,7 @@ func (a *hosts) close() {
 	g.Wait()
 	a.stopReactors()
 	a.states.stop()
+	a.graves.Wait() // they write to the ledger
 	a.closeLedger()
 }
 

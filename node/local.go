@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
@@ -29,6 +30,16 @@ type localFront struct {
 	conns map[*shm.Conn]struct{} // guarded by mu; nil when the front is stopped
 	rings map[*ringSock]struct{} // guarded by mu
 	wg    sync.WaitGroup         // goroutines, and sockets with rings
+
+	fails atomic.Pointer[func(step string) error] // tests have steps of a bind with rings fail
+}
+
+// step is asked before each step of a bind with rings.
+func (f *localFront) step(what string) error {
+	if fails := f.fails.Load(); fails != nil {
+		return (*fails)(what)
+	}
+	return nil
 }
 
 // firstMessage is how long a client may take to say what it wants.

@@ -35,8 +35,8 @@ type ringSock struct {
 	led   *shm.LedgerRegion
 	h     *shm.Host // guarded by host.mu, see above
 	sock  *rds.Socket
-	bell  int // the client writes it
-	alarm int // the client reads it
+	bell  int        // the client writes it; -1: none
+	alarm *shm.Alarm // the client hears it
 
 	blocked atomic.Bool // the engine takes nothing more; EvWritable follows
 	left    bool        // post was shown and not taken; the reactor's thread alone
@@ -51,7 +51,8 @@ type ringSock struct {
 	pressed  bool // releases are waited for
 	reserved int  // slots being read into
 	closed   bool // the engine's socket is
-	released bool // the region is gone
+	moved    bool // the region is not the client's any more
+	freed    bool // the region is gone, or about to be
 	hostile  error
 }
 
@@ -120,10 +121,7 @@ func (r *ringSock) hasPosts() bool {
 func (r *ringSock) Wake() { r.h.Wake() }
 
 // Ready: the doorbell rang.
-func (r *ringSock) Ready(uint32) {
-	shm.Clear(r.bell)
-	r.react.Hot(r)
-}
+func (r *ringSock) Ready(uint32) { r.react.Hot(r) }
 
 // turn serves the send and the release ring. The lock is held.
 func (r *ringSock) turn(now time.Duration, posts bool) error {
@@ -152,8 +150,25 @@ func (r *ringSock) turn(now time.Duration, posts bool) error {
 			r.blocked.Store(true)
 			return nil
 		}
+		if from, pages, wanted := r.h.Growth(); wanted {
+			r.host.all.graves.Go(func() { r.growLedger(from, pages) })
+		}
 	}
 	return nil
+}
+
+// growLedger allocates entries of the ledger for more descriptors under way: in a
+// goroutine, for the file system may take its time.
+func (r *ringSock) growLedger(from uint32, pages int) {
+	if err := r.led.Grow(from, pages); err != nil {
+		r.s.node.log.Error("no more descriptors of a socket can be taken", "local", r.reg.Local, "error", err)
+		pages = 0
+	}
+	r.host.lock()
+	r.h.Grown(pages)
+	r.touch()
+	r.freeIfIdle()
+	r.host.unlock()
 }
 
 // take posts one descriptor to the engine. False: not now, the same again
@@ -327,15 +342,12 @@ func (r *ringSock) Free(b *buf.Buf) {
 		_, now := r.host.lock()
 		r.h.Unreserve(uint64(id) * shm.UnitBytes)
 		r.reserved--
-		gone := r.closed && r.idle()
 		if !r.closed {
 			r.sock.ReadAll(now) // who found no room may find some now
 			r.press()
 		}
+		r.freeIfIdle()
 		r.host.unlock()
-		if gone {
-			r.release()
-		}
 	})
 }
 
@@ -386,15 +398,20 @@ func (r *ringSock) Changed(d *rds.Dest, congested bool) {
 // Each implements rds.Sink.
 func (r *ringSock) Each(f func(src netip.AddrPort, bytes int) bool) { r.h.EachUnread(f) }
 
-// Drained implements rds.Sink: the closed socket's last datagram is decided.
+// Drained implements rds.Sink: the closed socket's last datagram is decided. It
+// comes also for a socket that was bound on the way to another port, and never
+// had rings.
 func (r *ringSock) Drained() {
-	if r.idle() {
-		r.react.Do(r.release)
+	if r.h != nil {
+		r.freeIfIdle()
 	}
 }
 
-// idle reports whether nothing reads or writes the region any more.
-func (r *ringSock) idle() bool { return r.reserved == 0 && r.sock.InFlight() == 0 }
+// idle reports whether nothing reads or writes the region any more, nor the
+// ledger's part for it.
+func (r *ringSock) idle() bool {
+	return r.reserved == 0 && r.sock.InFlight() == 0 && !r.h.Growing()
+}
 
 // publish takes what the engine has for the client besides datagrams and
 // outcomes. The lock is held.
@@ -417,21 +434,6 @@ func (r *ringSock) publish() {
 			}
 			r.ctl.wake()
 		}
-	}
-}
-
-// release lets the memory of a closed socket go. On the reactor's thread.
-func (r *ringSock) release() {
-	r.host.lock()
-	var err error
-	if !r.released {
-		r.released = true
-		r.h.Discard()
-		err = r.h.Close()
-	}
-	r.host.unlock()
-	if err != nil {
-		r.s.node.log.Error("a socket's memory is lost", "error", err)
 	}
 }
 

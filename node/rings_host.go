@@ -2,6 +2,7 @@ package node
 
 import (
 	"fmt"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -41,6 +42,14 @@ func (h *host) ledgerLane(p *conn.Path) *shm.LedgerLane {
 		h.recordLane(p)
 	}
 	return l.ledger
+}
+
+// prepareLanes allocates what the ledger will need for a new peer, where that
+// may block: in the goroutine that dials or accepts.
+func (h *host) prepareLanes(remote netip.Addr) {
+	if err := h.all.ledger.PrepareLanes(h.addr, remote, wire.MaxLanes); err != nil {
+		h.log.Error("lanes will not be in the ledger", "peer", remote, "error", err)
+	}
 }
 
 // ledgerHere is the entry of the lane of datagrams that stay at this address.
@@ -106,7 +115,7 @@ func (h *host) commitPlaced(lane *shm.LedgerLane, received uint64, refusals []ui
 
 // publishRings makes the news of a step visible and adds the doorbells to ring
 // once the lock is let go.
-func (h *host) publishRings(bells []int) []int {
+func (h *host) publishRings(bells []*shm.Alarm) []*shm.Alarm {
 	r := &h.rings
 	if len(r.placed) > 0 && h.all.ledger != nil && (!r.committed || r.hereAt != h.e.Here()) {
 		h.commitPlaced(nil, 0, nil) // they came by no link
@@ -122,7 +131,7 @@ func (h *host) publishRings(bells []int) []int {
 		if s.h.Publish() {
 			bells = append(bells, s.alarm)
 		}
-		if s.h.Due() {
+		if s.h.Due() && !s.closed {
 			s.react.Hot(s)
 		}
 	}
@@ -167,6 +176,9 @@ func (a *hosts) openLedger() error {
 		h.rings.number = i
 	}
 	a.ledger = l
+	for _, h := range a.list {
+		h.ledgerHere() // now, while nobody waits
+	}
 	return nil
 }
 

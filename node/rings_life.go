@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"io"
+	"net/netip"
 
 	"golang.org/x/sys/unix"
 
@@ -20,36 +21,41 @@ func openRing(f *localFront, p *packetStream, m *rdsdv1.Bind) (taken bool, err e
 	if v := m.GetRing().GetVersion(); v != shm.Version {
 		return false, rdserr.With(rdserr.ErrNotSupported, "rings of layout version %d; this daemon has version %d, or bind without", v, shm.Version)
 	}
-	r := &ringSock{front: f, s: newSockStream(n, p), bell: -1, alarm: -1}
-	if err := r.open(m, p); err != nil {
+	r := &ringSock{front: f, s: newSockStream(n, p), bell: -1}
+	if err := r.open(f, m, p); err != nil {
 		n.count.BindsRefused.Add(1)
 		n.log.Log(p.ctx, refusalLevel(err), "bind refused", "uid", r.s.id.UID, "pid", r.s.id.PID, "error", err)
 		return false, err
 	}
 	n.log.Debug("socket bound", "local", r.sock.Addr(), "uid", r.s.id.UID, "pid", r.s.id.PID, "rings", true)
-	f.mu.Lock()
-	ended := f.conns == nil
-	if !ended {
-		f.rings[r] = struct{}{}
-		f.wg.Add(1) // until close
-	}
-	f.mu.Unlock()
-	if ended {
-		r.dispose()
-		return false, errDraining
-	}
 	ctl, err := p.conn.Detach()
+	if err == nil && !f.take(r) {
+		ctl.Close()
+		err = errDraining
+	}
 	if err != nil {
-		r.react.Do(func() { r.close() })
-		return true, nil
+		r.dispose()
+		return false, err
 	}
 	r.ctl.start(r, ctl)
 	r.react.Do(r.begin)
 	return true, nil
 }
 
+// take counts a socket with rings; false: the front has been stopped.
+func (f *localFront) take(r *ringSock) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.conns == nil {
+		return false
+	}
+	f.rings[r] = struct{}{}
+	f.wg.Add(1) // until close
+	return true
+}
+
 // open binds the socket, makes its region and hands it to the client.
-func (r *ringSock) open(m *rdsdv1.Bind, p *packetStream) (err error) {
+func (r *ringSock) open(f *localFront, m *rdsdv1.Bind, p *packetStream) (err error) {
 	s := r.s
 	opt, port, err := s.prepare(m)
 	if err != nil {
@@ -66,7 +72,7 @@ func (r *ringSock) open(m *rdsdv1.Bind, p *packetStream) (err error) {
 	}
 	r.host, r.react = h, h.all.nextWorker()
 	cfg := &s.node.cfg.RDS
-	spec := shm.Spec{UID: opt.UID, PID: opt.PID, SndBuf: opt.SndBufBytes, RcvBuf: opt.RcvBufBytes, Instance: s.node.instance}
+	spec := shm.Spec{Local: netip.AddrPortFrom(h.addr, port), UID: opt.UID, PID: opt.PID, SndBuf: opt.SndBufBytes, RcvBuf: opt.RcvBufBytes, Instance: s.node.instance}
 	if spec.SndBuf == 0 {
 		spec.SndBuf = int(cfg.SendBufferBytes)
 	}
@@ -74,14 +80,19 @@ func (r *ringSock) open(m *rdsdv1.Bind, p *packetStream) (err error) {
 		spec.RcvBuf = int(cfg.RecvBufferBytes)
 	}
 	spec.MaxDatagram = min(spec.SndBuf, wire.MaxDatagram)
-	opt.Data, opt.Sink = r, r
-	_, opt, err = s.bindEngine(port, opt, func(sock *rds.Socket) error {
-		r.sock, s.sock = sock, sock
-		spec.Local = sock.Addr()
-		return r.lay(spec)
-	})
+	theirs, err := r.lay(spec)
+	if theirs >= 0 {
+		defer unix.Close(theirs)
+	}
 	if err != nil {
-		r.sock = nil
+		return err
+	}
+	opt.Data, opt.Sink = r, r
+	_, opt, err = s.bindEngine(port, opt, r.attach)
+	if err != nil {
+		return err
+	}
+	if err = f.step("hand over"); err != nil {
 		return err
 	}
 	b := s.bound(r.sock, opt)
@@ -91,25 +102,42 @@ func (r *ringSock) open(m *rdsdv1.Bind, p *packetStream) (err error) {
 	b.SetRing(g)
 	out := &rdsdv1.ServerMessage{}
 	out.SetBound(b)
-	return p.send(out, r.reg.FD, r.bell, r.alarm)
+	return p.send(out, r.reg.FD, r.bell, theirs)
 }
 
-// lay makes the region and the doorbells. The lock is held.
-func (r *ringSock) lay(spec shm.Spec) (err error) {
-	if r.bell, err = shm.NewDoorbell(); err != nil {
-		return err
+// lay makes what rings need besides a socket: doorbells, the region and its
+// place in the ledger. These are system calls, which may fail for want of
+// anything and which a file system may hold up: so the socket does not exist
+// yet and no lock is held. theirs, unless it is -1, is the client's end of its doorbell.
+// What was made before an error is for dispose.
+func (r *ringSock) lay(spec shm.Spec) (theirs int, err error) {
+	theirs = -1
+	for _, s := range []struct {
+		what string
+		make func() error
+	}{
+		{"bell", func() (err error) { r.bell, err = shm.NewBell(); return err }},
+		{"alarm", func() (err error) { r.alarm, theirs, err = shm.NewAlarm(); return err }},
+		{"region", func() (err error) { r.reg, err = shm.Create(spec); return err }},
+		{"ledger", func() (err error) { r.led, err = r.host.all.ledger.PrepareRegion(); return err }},
+	} {
+		if err = r.front.step(s.what); err == nil {
+			err = s.make()
+		}
+		if err != nil {
+			return theirs, rdserr.With(rdserr.ErrNoMemory, "%v", err)
+		}
 	}
-	if r.alarm, err = shm.NewDoorbell(); err != nil {
-		return err
-	}
-	if r.reg, err = shm.Create(spec); err != nil {
-		return rdserr.With(rdserr.ErrNoMemory, "%v", err)
-	}
-	if r.led, err = r.host.all.ledger.Region(r.reg); err != nil {
-		return rdserr.With(rdserr.ErrNoMemory, "%v", err)
-	}
+	return theirs, nil
+}
+
+// attach joins what was laid with the socket, before anything can arrive. The
+// lock is held; nothing here can fail or block.
+func (r *ringSock) attach(sock *rds.Socket) {
+	r.sock, r.s.sock = sock, sock
+	r.reg.SetLocal(sock.Addr())
+	r.led.Begin(r.reg)
 	r.h = shm.NewHost(r.reg, r.led)
-	return nil
 }
 
 // begin runs on the reactor's thread: from here on the rings are served.
@@ -117,7 +145,7 @@ func (r *ringSock) begin() {
 	if r.closed {
 		return
 	}
-	err := r.react.Add(r.bell, unix.EPOLLIN, r)
+	err := r.react.Add(r.bell, unix.EPOLLIN|unix.EPOLLET, r) // nobody reads it: see shm/doorbell.go
 	if err == nil {
 		err = r.ctl.begin()
 	}
@@ -136,14 +164,15 @@ func (r *ringSock) end(err error) {
 	r.host.lock()
 	r.h.CloseWord(errnoOf(err))
 	r.host.unlock()
-	shm.Ring(r.alarm)
+	r.alarm.Ring()
 	r.ctl.say(closingPB(err))
 	r.close()
 }
 
 // close ends the socket. What has begun to leave keeps its memory until it is
 // decided, as a copy, so that the region goes at once (R4). On the reactor's
-// thread.
+// thread, which is not to be held up by what a client leaves behind: what is
+// unmapped and closed is buried elsewhere.
 func (r *ringSock) close() {
 	if r.closed {
 		return
@@ -153,20 +182,24 @@ func (r *ringSock) close() {
 	r.front.mu.Lock()
 	delete(r.front.rings, r)
 	r.front.mu.Unlock()
-	r.leave()
-	r.ctl.close() // the client takes the end of the connection as a sign that its port is free
+	bury := r.leave()
+	r.ctl.end() // the client takes the end of the connection as a sign that its port is free
 	r.s.forget()
-	r.front.node.grpc.clients.remove(r.s.id)
+	graves := &r.host.all.graves
+	graves.Go(bury)
+	go func() { // ends with the last close, which may take as long as whoever passed us a descriptor likes
+		r.ctl.close()
+		r.front.node.grpc.clients.remove(r.s.id)
+	}()
 	r.front.wg.Done()
 }
 
-// leave closes the engine's socket and lets the region go.
-func (r *ringSock) leave() {
+// leave closes the engine's socket. bury lets go of the rest; it makes
+// system calls that take their time.
+func (r *ringSock) leave() (bury func()) {
 	_, now := r.host.lock()
 	r.closed = true
-	if r.h != nil {
-		r.h.CloseWord(unix.ESHUTDOWN)
-	}
+	r.h.CloseWord(unix.ESHUTDOWN)
 	for i := range r.flows {
 		if d := r.flows[i].dest; d != nil {
 			d.Close()
@@ -174,38 +207,79 @@ func (r *ringSock) leave() {
 	}
 	r.flows = nil
 	r.sock.Close(now)
-	idle := r.idle()
-	var err error
-	if !idle {
-		err = r.h.Evacuate(r.inFlight)
-	}
+	r.h.Leave()
+	r.freed = r.idle()
+	freed, needed := r.freed, r.inFlight()
 	r.host.unlock()
-	switch {
-	case err != nil:
-		r.s.node.log.Error("a dead client's memory stays until its datagrams are decided", "error", err)
-	case idle && r.h != nil:
-		r.release()
-	}
-	for _, fd := range []int{r.bell, r.alarm} {
-		if fd >= 0 {
-			unix.Close(fd)
+	return func() {
+		if freed {
+			r.free()
+		} else {
+			r.move(needed)
 		}
+		r.alarm.Close()
+		unix.Close(r.bell)
 	}
 }
 
-// inFlight is what Evacuate has to keep.
-func (r *ringSock) inFlight(yield func(slot uint64, n int) bool) {
+// inFlight lists what is still needed of the send arena.
+func (r *ringSock) inFlight() (l []shm.Body) {
 	for _, p := range r.posts {
-		if p.left > 0 && !yield(p.slot, int(p.bytes)) {
-			return
+		if p.left > 0 {
+			l = append(l, shm.Body{Slot: p.slot, Bytes: int(p.bytes)})
 		}
+	}
+	return l
+}
+
+// move takes the region away from its client while others still read parts of it.
+func (r *ringSock) move(needed []shm.Body) {
+	if err := r.reg.Evacuate(needed); err != nil {
+		r.s.node.log.Error("a dead client's memory stays until its datagrams are decided", "error", err)
+	}
+	r.host.lock()
+	r.moved = true
+	r.freeIfIdle()
+	r.host.unlock()
+}
+
+// freeIfIdle has the memory of a closed socket freed when nothing needs it any
+// more. The lock is held.
+func (r *ringSock) freeIfIdle() {
+	if r.moved && !r.freed && r.idle() {
+		r.freed = true
+		r.host.all.graves.Go(r.free)
+	}
+}
+
+// free unmaps the region and gives its place in the ledger back. Nothing needs
+// them, and no lock is held.
+func (r *ringSock) free() {
+	r.h.Discard()
+	if err := r.h.Close(); err != nil {
+		r.s.node.log.Error("a socket's memory is lost", "error", err)
 	}
 }
 
 // dispose gives up what open had made, before a reactor knows of it.
 func (r *ringSock) dispose() {
-	if r.sock != nil {
-		r.leave()
+	if r.h != nil {
+		var bury func()
+		r.react.Do(func() { // where it may be polled already: something came for it
+			bury = r.leave()
+			r.react.Forget(r)
+		})
+		r.react.Sync()
+		bury()
+	} else {
+		r.alarm.Close()
+		if r.bell >= 0 {
+			unix.Close(r.bell)
+		}
+		r.led.Free()
+		if r.reg != nil {
+			r.reg.Close()
+		}
 	}
 	r.s.forget()
 }
@@ -347,9 +421,18 @@ func (c *ringControl) say(m any) {
 	_ = c.SendMsg(m) // it is the last word either way
 }
 
-func (c *ringControl) close() {
+// end ends the connection: the client sees that at once. Nothing is received,
+// sent or closed any more on the reactor.
+func (c *ringControl) end() {
 	if c.ctl != nil {
 		c.r.react.Remove(c.ctl.FD)
+		c.ctl.Shutdown()
+	}
+}
+
+// close closes the connection, with whatever stands in it.
+func (c *ringControl) close() {
+	if c.ctl != nil {
 		c.ctl.Close()
 	}
 }

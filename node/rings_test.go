@@ -28,6 +28,7 @@ type ringClient struct {
 	c     *shm.Conn
 	mem   []byte
 	bell  int // the daemon's
+	ear   int // ours
 	bound *rdsdv1.Bound
 }
 
@@ -65,13 +66,13 @@ func attachRing(t testing.TB, cfg *Config, b *rdsdv1.Bind) *ringClient {
 		t.Fatal(err)
 	}
 	unix.Close(fds[0])
-	unix.Close(fds[2])
-	return &ringClient{c, mem, fds[1], s.GetBound()}
+	return &ringClient{c, mem, fds[1], fds[2], s.GetBound()}
 }
 
 func (r *ringClient) close() {
 	r.c.Close()
 	unix.Close(r.bell)
+	unix.Close(r.ear)
 	unix.Munmap(r.mem)
 }
 

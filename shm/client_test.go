@@ -23,7 +23,7 @@ func clientPair(t testing.TB, spec Spec) (*Sender, *Receiver, *Host) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bell, err := NewDoorbell()
+	bell, err := NewBell()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -131,10 +131,20 @@ func (c *Control) write(msg []byte, fds []int) (rest []byte, err error) {
 	return nil, nil
 }
 
+// Shutdown ends the connection in both directions: the other end sees that at
+// once, with what was written for it before. It does not block, as Close may.
+func (c *Control) Shutdown() {
+	if c.FD >= 0 {
+		_ = unix.Shutdown(c.FD, unix.SHUT_RDWR) // fails when the other end has gone before
+	}
+}
+
 // Cred tells who is at the other end.
 func (c *Control) Cred() (Cred, error) { return credOf(c.FD) }
 
-// Close closes the descriptor and what was received in pieces.
+// Close closes the descriptor and what was received in pieces. Descriptors that
+// the other end has passed and nobody received are closed with it, and that may take as long as
+// their last owner likes (SO_LINGER): it is nothing for a reactor.
 func (c *Control) Close() error {
 	c.in.drop()
 	fd := c.FD

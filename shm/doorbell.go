@@ -2,13 +2,31 @@ package shm
 
 import (
 	"fmt"
+	"runtime"
+	"sync/atomic"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// NewDoorbell makes an eventfd: non-blocking, close on exec.
-func NewDoorbell() (int, error) {
+// Doorbells wake a side that sleeps (docs/shm.md, "Waiting"). The two directions
+// differ, because the daemon must never wait for a client.
+//
+// Bell, client to daemon, is an eventfd. Both hold the same open file, so
+// a client can clear its O_NONBLOCK and fill its counter; whoever writes or
+// reads it then blocks. The daemon does neither: it watches the eventfd edge-triggered,
+// where every write is an event, and nothing has to be cleared.
+//
+// Alarm, daemon to client, is a pair of connected sockets. The daemon's end is an
+// open file of its own, each send says itself that it must not block, and the
+// kernel holds no lock meanwhile that the other end's owner could hold for longer than a moment.
+// (A pipe has such a lock: its reader may sleep with it, in a page fault.)
+
+var one = [8]byte{1}
+
+// NewBell makes a client's way to wake the daemon. The daemon watches it with
+// EPOLLET and makes no other system call on it.
+func NewBell() (int, error) {
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		return -1, fmt.Errorf("shm: eventfd: %w", err)
@@ -16,17 +34,82 @@ func NewDoorbell() (int, error) {
 	return fd, nil
 }
 
-var one = [8]byte{1}
-
-// Ring wakes whoever polls fd. It never blocks: a doorbell that cannot count
-// further rings already. Raw system call: 140 ns, and no work for the scheduler.
-func Ring(fd int) {
-	unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&one)), 8)
+// Ring wakes the daemon. It is for clients; a bell that cannot count further
+// has rung already.
+func Ring(bell int) {
+	unix.RawSyscall(unix.SYS_WRITE, uintptr(bell), uintptr(unsafe.Pointer(&one)), 8)
 }
 
-// Clear takes what rang, and reports whether anything did. It never blocks.
-func Clear(fd int) bool {
-	var b [8]byte
-	n, _, _ := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&b)), 8)
-	return n == 8
+// Alarm is the daemon's end of a client's doorbell. Ring and Close may be called
+// at the same time: what is rung is this client's doorbell, or nothing.
+type Alarm struct {
+	fd      int
+	closed  atomic.Bool
+	ringers atomic.Int32 // calls of Ring under way; below 0: closed
+}
+
+// alarmClosed is added to ringers when the alarm is closed.
+const alarmClosed = -1 << 30
+
+// NewAlarm makes a client's doorbell. client is the end for the client, which
+// the caller closes when the client has it.
+func NewAlarm() (a *Alarm, client int, err error) {
+	p, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return nil, -1, fmt.Errorf("shm: socketpair: %w", err)
+	}
+	// Nothing can come in at the daemon's end, descriptors above all; and of
+	// what the client does not take a handful is kept.
+	err = unix.Shutdown(p[0], unix.SHUT_RD)
+	if err == nil {
+		err = unix.SetsockoptInt(p[0], unix.SOL_SOCKET, unix.SO_SNDBUF, 1) // becomes the least there is
+	}
+	if err != nil {
+		unix.Close(p[0])
+		unix.Close(p[1])
+		return nil, -1, fmt.Errorf("shm: a doorbell: %w", err)
+	}
+	return &Alarm{fd: p[0]}, p[1], nil
+}
+
+// Ring wakes the client. It never blocks, whatever the client does: when the
+// socket is full the client has rings to read. A raw system call, of less than
+// a microsecond and the wake-up: no work for the scheduler.
+func (a *Alarm) Ring() {
+	if a.ringers.Add(1) > 0 {
+		unix.RawSyscall6(unix.SYS_SENDTO, uintptr(a.fd), uintptr(unsafe.Pointer(&one)), 1, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+	}
+	a.ringers.Add(-1)
+}
+
+// Close closes the alarm once no Ring is under way any more; later ones do
+// nothing. Nor does a second Close, or that of a nil alarm.
+func (a *Alarm) Close() {
+	if a == nil || a.closed.Swap(true) {
+		return
+	}
+	a.ringers.Add(alarmClosed)
+	for a.ringers.Load() != alarmClosed {
+		runtime.Gosched()
+	}
+	unix.Close(a.fd)
+}
+
+// Drain takes what rang the client's doorbell, and reports whether anything
+// did. It does not block. At the end of the daemon's life the doorbell is readable for
+// ever and Drain says no.
+func Drain(client int) (rang bool) {
+	var b [64]byte
+	for {
+		n, _, e := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(client), uintptr(unsafe.Pointer(&b)), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
+		switch {
+		case e == unix.EINTR:
+		case e != 0 || n == 0:
+			return rang
+		case n < uintptr(len(b)):
+			return true
+		default:
+			rang = true
+		}
+	}
 }

@@ -3,7 +3,6 @@ package shm
 import (
 	"fmt"
 	"net/netip"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -11,7 +10,7 @@ import (
 // Host is the daemon's end of a region. It has no lock and no goroutine: the
 // owner's lock is held by the caller of every method, except those that say
 // that one thread, the reactor's, may call them without (host_view.go). Next, Taken,
-// Releases, Evacuate and Close are that thread's too, with the lock.
+// Releases and Leave are that thread's too, with the lock.
 //
 // It keeps its own heads, tails, slots and descriptors in private memory, writes
 // them out and never reads them back. What the client writes is read once,
@@ -25,7 +24,7 @@ type Host struct {
 	r    *Region
 	led  *LedgerRegion // nil: none
 	err  error         // why this end is finished
-	dead bool          // evacuated: the region is private memory now
+	dead bool          // Leave was called: the region is not touched any more
 
 	news uint32 // bits of ClientWaits*, stored since Publish looked
 
@@ -116,44 +115,16 @@ func (h *Host) CloseWord(errno unix.Errno) {
 	}
 }
 
-// Evacuate is for a client that is dead: what is still to be sent is copied out
-// of the region, which then is private memory at the same addresses, so that
-// pointers into it stay good. Nothing is shared any more and the memfd is
-// closed; a thread that is reading or writing there goes on undisturbed.
-// inFlight yields the bodies in the send arena that are still needed.
-func (h *Host) Evacuate(inFlight func(yield func(slot uint64, n int) bool)) error {
-	if h.dead {
-		return nil
+// Leave is for a client that is gone: nothing in the region is read or written
+// by this end any more. The bodies of descriptors under way still are, by
+// others, and so are their cells in the ledger. It makes no system call; Region.Evacuate
+// then may take the memory away from the client, and Close comes when
+// nothing is under way any more.
+func (h *Host) Leave() {
+	if !h.dead {
+		h.dead = true
+		h.led.gone()
 	}
-	r := h.r
-	size := uintptr(len(r.mem))
-	p, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
-	if err != nil {
-		return fmt.Errorf("shm: memory for a dead client: %w", err)
-	}
-	to := unsafe.Slice((*byte)(p), size)
-	if inFlight != nil {
-		inFlight(func(slot uint64, n int) bool {
-			if n > 0 && slot <= r.SendArenaBytes && uint64(n) <= r.SendArenaBytes-slot {
-				copy(to[r.SendArenaOff+slot:][:n], r.sendArena[slot:])
-			}
-			return true
-		})
-	}
-	// One call: other threads see the old pages or the new ones, never none.
-	_, _, e := unix.Syscall6(unix.SYS_MREMAP, uintptr(p), size, size, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, uintptr(r.base), 0)
-	if e != 0 {
-		unix.MunmapPtr(p, size)
-		return fmt.Errorf("shm: moving a dead client's memory: %w", e)
-	}
-	h.dead = true
-	if r.FD >= 0 {
-		unix.Close(r.FD)
-		r.FD = -1
-	}
-	h.led.gone()
-	h.endIfDrained()
-	return nil
 }
 
 // Discard forgets the descriptors without a last outcome, for a socket that is
@@ -163,13 +134,14 @@ func (h *Host) Discard() { h.sends.n = 0 }
 
 // Close unmaps the region and gives its place in the ledger free. Every
 // descriptor must have its last outcome, every reserved slot be placed or
-// given back.
+// given back. It takes system calls that may last, so it is for a goroutine
+// that nobody waits for, without the owner's lock: no other method may be called any more.
 func (h *Host) Close() error {
 	if n := h.Outstanding(); n > 0 {
 		return &Error{unix.EBUSY, fmt.Sprintf("the region of %v still has %d descriptors on their way", h.r.Local, n)}
 	}
 	h.dead = true
-	h.led.free()
+	h.led.Free()
 	h.led = nil
 	return h.r.Close()
 }

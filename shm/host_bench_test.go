@@ -36,6 +36,7 @@ func (w *work) take() {
 	w.ids = w.ids[:0]
 	var p Post
 	for {
+		grow(w.h)
 		ok, err := w.h.Next(&p)
 		if err != nil {
 			panic(err)

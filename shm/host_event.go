@@ -68,7 +68,6 @@ func (h *Host) finish(id uint32, count int, last bool, v *Event) {
 	if h.dead {
 		if last {
 			t.free(id)
-			h.endIfDrained()
 		}
 		return
 	}
@@ -78,14 +77,6 @@ func (h *Host) finish(id uint32, count int, last bool, v *Event) {
 	}
 	h.push(v, id)
 	h.refresh()
-}
-
-// endIfDrained gives the ledger's entry free when no cell in it is used any more.
-func (h *Host) endIfDrained() {
-	if h.dead && h.sends.n == 0 && h.led != nil {
-		h.led.free()
-		h.led = nil
-	}
 }
 
 // Changed reports that a destination became congested or clear.
@@ -245,7 +236,9 @@ func (h *Host) publishEvents() {
 		}
 		if last {
 			h.sends.free(id)
-			h.retry = h.led != nil
+			if h.growth == growthFailed {
+				h.growth = growthNone
+			}
 		}
 	}
 	h.touched = h.touched[:0]

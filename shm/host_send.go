@@ -36,8 +36,16 @@ type sendSide struct {
 	sends    sendTable
 	taken    uint64 // datagrams of all descriptors taken
 	entries  uint32 // of the send table that can be used
-	retry    bool   // there may be more
+	growth   uint8  // what becomes of more of them
 }
+
+// Values of growth.
+const (
+	growthNone   = iota
+	growthWanted // Growth tells the owner
+	growthBegun  // the owner is to call Grown
+	growthFailed // until an id is free again
+)
 
 // sendTable holds the descriptors taken whose last event is not published, by id.
 type sendTable struct {
@@ -65,7 +73,6 @@ func (h *Host) initSend() {
 	h.entries = MaxOutstanding
 	if h.led != nil {
 		h.entries = sendsPerPage
-		h.retry = true
 	}
 }
 
@@ -77,21 +84,43 @@ func (h *Host) mayTake() bool {
 	if h.overflow.n() >= MaxOutstanding || t.datagrams >= MaxOutstandingDatagrams {
 		return false
 	}
-	return t.freed != none || len(t.info) < int(h.entries) || h.retry
+	return t.freed != none || len(t.info) < int(h.entries)
 }
 
-// grow makes another page of the ledger's send table usable, for the next id.
-// When that fails it is tried again once an id was freed.
-func (h *Host) grow() bool {
+// low notes that the usable part of the ledger's send table is nearly spent: the
+// rest must be allocated, which is a system call and so not the reactor's.
+func (h *Host) low() {
 	t := &h.sends
-	if t.freed != none || len(t.info) < int(h.entries) {
-		return true
+	if h.growth == growthNone && h.entries < MaxOutstanding && t.n+int(h.entries/4) >= int(h.entries) {
+		h.growth = growthWanted
 	}
-	h.retry = h.led.grow(h.entries) && h.entries+sendsPerPage <= MaxOutstanding
-	if h.retry {
-		h.entries += sendsPerPage
+}
+
+// Growth tells the owner, once, that entries of the ledger's send table run out:
+// it is to call LedgerRegion.Grow(from, pages) where that may block, and then
+// Grown. Until then posts may have to wait.
+func (h *Host) Growth() (from uint32, pages int, wanted bool) {
+	if h.growth != growthWanted {
+		return 0, 0, false
 	}
-	return h.retry
+	h.growth = growthBegun
+	pages = min(int(h.entries), MaxOutstanding-int(h.entries)) / sendsPerPage
+	return h.entries, pages, true
+}
+
+// Growing reports whether Growth has been told and Grown not called yet.
+func (h *Host) Growing() bool { return h.growth == growthBegun }
+
+// Grown ends a Growth: so many pages are usable, 0 when there was no room. It
+// is tried again once a descriptor has ended. Ask Due afterwards.
+func (h *Host) Grown(pages int) {
+	h.growth = growthNone
+	if pages == 0 {
+		h.growth = growthFailed
+	}
+	h.entries += uint32(pages) * sendsPerPage
+	h.led.pages += uint32(pages)
+	h.refresh()
 }
 
 // Next claims and checks the next descriptor; the same one again until Taken. ok
@@ -128,7 +157,7 @@ func (h *Host) claim() (bool, error) {
 			return false, nil
 		}
 	}
-	if !h.mayTake() || !h.grow() {
+	if !h.mayTake() {
 		h.refresh()
 		return false, nil
 	}
@@ -233,6 +262,7 @@ func (h *Host) Taken(p *Post, dst netip.AddrPort, accepted bool) (id uint32, cel
 		cell = &h.led.entry(id)[0]
 	}
 	h.moveHead()
+	h.low()
 	h.refresh()
 	return id, cell
 }

@@ -71,17 +71,20 @@ func (h *Host) Due() bool {
 		return false
 	}
 	h.due = false
-	return h.err != nil || h.HasPosts() || h.HasRoom()
+	return h.HasPosts() || h.HasRoom()
 }
 
 // HasPosts reports whether Next would bring a descriptor that it has not
 // shown before, or an error. On the reactor's thread or with the lock.
 func (h *Host) HasPosts() bool {
 	v := h.view.Load()
+	if h.dead {
+		return false
+	}
 	if v&viewErr != 0 {
 		return true
 	}
-	return v&viewTake != 0 && !h.dead && !h.claimed && h.r.SendTail().Load() != h.sendHead
+	return v&viewTake != 0 && !h.claimed && h.r.SendTail().Load() != h.sendHead
 }
 
 // HasReleases reports whether Releases would bring something. On the reactor's

@@ -151,6 +151,7 @@ func (w *hostileWorld) step() {
 	case 10, 11, 12:
 		var p Post
 		var ok bool
+		grow(h)
 		if ok, err = h.Next(&p); ok {
 			w.take(&p)
 		}

@@ -44,6 +44,7 @@ type Ledger struct {
 	lanes       map[laneKey]*LedgerLane
 	freeLanes   []uint32
 	nLanes      uint32
+	promised    int // of lanes to come, those prepared for
 	freeRegions []uint32
 	nRegions    uint32
 }
@@ -118,32 +119,47 @@ func (l *Ledger) Close() error {
 	return err
 }
 
-// ensure allocates the pages of a part of the file. Under mu, or before l is shared.
+// ensure allocates the pages of a part of the file. A file system may take its
+// time for that, so mu is not held: reactors take mu. Two callers may allocate
+// the same page, which does no harm.
 func (l *Ledger) ensure(off, n uint64) error {
 	from, to := off>>12, (off+n+4095)>>12
-	missing := false
-	for p := from; p < to; p++ {
-		missing = missing || l.have[p/64]&(1<<(p%64)) == 0
-	}
-	if !missing {
+	if l.allocated(from, to) {
 		return nil
 	}
 	err := unix.Fallocate(l.fd, unix.FALLOC_FL_KEEP_SIZE, int64(from<<12), int64((to-from)<<12))
 	if err != nil {
 		return &Error{unix.ENOMEM, fmt.Sprintf("no room for another %d bytes of the ledger: %v", (to-from)<<12, err)}
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for p := from; p < to; p++ {
 		l.have[p/64] |= 1 << (p % 64)
 	}
 	return nil
 }
 
-// punch gives whole pages back; they read as 0 afterwards.
+// allocated reports whether the pages from up to to, without that, are there.
+func (l *Ledger) allocated(from, to uint64) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for p := from; p < to; p++ {
+		if l.have[p/64]&(1<<(p%64)) == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// punch gives whole pages back; they read as 0 afterwards. They are the caller's
+// alone, and mu is not held.
 func (l *Ledger) punch(off, n uint64) {
 	if unix.Fallocate(l.fd, unix.FALLOC_FL_KEEP_SIZE|unix.FALLOC_FL_PUNCH_HOLE, int64(off), int64(n)) != nil {
 		clear(l.mem[off : off+n])
 		return
 	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for p := off >> 12; p < (off+n)>>12; p++ {
 		l.have[p/64] &^= 1 << (p % 64)
 	}
@@ -158,8 +174,6 @@ func (l *Ledger) Commit(i int) error {
 	if i < 0 || i >= int(l.h.Commits) {
 		return &Error{unix.ENOMEM, fmt.Sprintf("local address number %d; the ledger has room for %d", i, l.h.Commits)}
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	n := commitBytes(l.h.Regions)
 	return l.ensure(l.h.CommitOff+uint64(i)*n, n)
 }
@@ -173,7 +187,33 @@ type LedgerLane struct {
 	mem   []byte
 }
 
-// Lane returns the entry of a lane and makes it when there is none.
+// PrepareLanes allocates what n lanes of a peer will need that has none yet, so
+// that Lane, which reactors call, finds it there. It may block on the file system.
+func (l *Ledger) PrepareLanes(local, remote netip.Addr, n int) error {
+	if l == nil {
+		return nil
+	}
+	l.mu.Lock()
+	if l.lanes[laneKey{local, remote, 0}] != nil {
+		l.mu.Unlock()
+		return nil
+	}
+	// Some who were prepared for never come; they must not take more and more.
+	l.promised = min(l.promised+n, maxPromised)
+	first := l.nLanes
+	n = min(l.promised, int(l.h.Lanes-first))
+	l.mu.Unlock()
+	if n == 0 {
+		return nil
+	}
+	return l.ensure(l.h.LaneOff+uint64(first)*laneBytes, uint64(n)*laneBytes)
+}
+
+// maxPromised bounds the lanes that are allocated in advance: half a megabyte.
+const maxPromised = 1024
+
+// Lane returns the entry of a lane and makes it when there is none. It blocks
+// only when PrepareLanes was not called for it.
 func (l *Ledger) Lane(local, remote netip.Addr, lane uint32) (*LedgerLane, error) {
 	if l == nil {
 		return nil, nil
@@ -181,36 +221,50 @@ func (l *Ledger) Lane(local, remote netip.Addr, lane uint32) (*LedgerLane, error
 	if !local.IsValid() || !remote.IsValid() || local.Is4() != remote.Is4() {
 		return nil, &Error{unix.EINVAL, fmt.Sprintf("a lane from %v to %v", local, remote)}
 	}
+	key := laneKey{local, remote, lane}
+	for {
+		p, off, err := l.lane(key)
+		if p != nil || err != nil {
+			return p, err
+		}
+		if err := l.ensure(off, laneBytes); err != nil {
+			return nil, err
+		}
+	}
+}
+
+// lane is Lane. Neither an entry nor an error: the page at off is to be allocated first.
+func (l *Ledger) lane(key laneKey) (p *LedgerLane, off uint64, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	key := laneKey{local, remote, lane}
 	if p := l.lanes[key]; p != nil {
-		return p, nil
+		return p, 0, nil
 	}
-	p := &LedgerLane{l: l, key: key, index: l.nLanes}
+	p = &LedgerLane{l: l, key: key, index: l.nLanes}
 	reuse := len(l.freeLanes) > 0
 	if reuse {
 		p.index = l.freeLanes[len(l.freeLanes)-1]
 	} else if l.nLanes >= l.h.Lanes {
-		return nil, &Error{unix.ENOMEM, fmt.Sprintf("the ledger has room for %d lanes", l.h.Lanes)}
+		return nil, 0, &Error{unix.ENOMEM, fmt.Sprintf("the ledger has room for %d lanes", l.h.Lanes)}
 	}
-	off := l.h.LaneOff + uint64(p.index)*laneBytes
-	if err := l.ensure(off, laneBytes); err != nil {
-		return nil, err
+	off = l.h.LaneOff + uint64(p.index)*laneBytes
+	if page := off >> 12; l.have[page/64]&(1<<(page%64)) == 0 { // an entry lies in one page
+		return nil, off, nil
 	}
 	if reuse {
 		l.freeLanes = l.freeLanes[:len(l.freeLanes)-1]
 	} else {
 		l.nLanes++
 	}
+	l.promised = max(l.promised-1, 0)
 	p.mem = l.mem[off:][:laneBytes:laneBytes]
 	clear(p.mem)
-	le.PutUint32(p.mem[4:], lane)
-	putAddr(p.mem[8:24], local)
-	p.mem[40] = putAddr(p.mem[24:40], remote)
+	le.PutUint32(p.mem[4:], key.lane)
+	putAddr(p.mem[8:24], key.local)
+	p.mem[40] = putAddr(p.mem[24:40], key.remote)
 	word32(p.mem).Store(1)
 	l.lanes[key] = p
-	return p, nil
+	return p, off, nil
 }
 
 // Index is the entry's number, for Host.Place; NoLane for a nil lane.
@@ -292,79 +346,112 @@ type LedgerRegion struct {
 	mem   []byte
 	sends unsafe.Pointer
 	acct  uint8  // the current account
-	most  uint32 // entries of the send table that were used
+	pages uint32 // of the send table that are usable; Host.Grown counts
 }
 
 const sendsPerPage = 4096 / entryBytes
 
 // Region makes the entry of a region.
 func (l *Ledger) Region(r *Region) (*LedgerRegion, error) {
+	g, err := l.PrepareRegion()
+	if err == nil {
+		g.Begin(r)
+	}
+	return g, err
+}
+
+// PrepareRegion takes an entry of the region table with a page of its send
+// table, for Begin, or Free when it comes to nothing. It may block on the file system.
+func (l *Ledger) PrepareRegion() (*LedgerRegion, error) {
 	if l == nil {
 		return nil, nil
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	g := &LedgerRegion{l: l, index: l.nRegions}
-	reuse := len(l.freeRegions) > 0
-	if reuse {
-		g.index = l.freeRegions[len(l.freeRegions)-1]
-	} else if l.nRegions >= l.h.Regions {
-		return nil, &Error{unix.ENOMEM, fmt.Sprintf("the ledger has room for %d regions", l.h.Regions)}
+	g, err := l.regionEntry()
+	if err != nil {
+		return nil, err
 	}
 	off := l.h.RegionOff + uint64(g.index)*recordBytes
-	if err := l.ensure(off, recordBytes); err != nil {
-		return nil, err
+	if err = l.ensure(off, recordBytes); err == nil {
+		err = l.ensure(g.sendOff(), 4096)
 	}
-	if err := l.ensure(g.sendOff(), 4096); err != nil {
+	if err != nil {
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.freeRegions = append(l.freeRegions, g.index)
 		return nil, err
-	}
-	if reuse {
-		l.freeRegions = l.freeRegions[:len(l.freeRegions)-1]
-	} else {
-		l.nRegions++
 	}
 	g.mem = l.mem[off:][:recordBytes:recordBytes]
 	g.sends = unsafe.Add(l.base, g.sendOff())
+	g.pages = 1
+	return g, nil
+}
+
+func (l *Ledger) regionEntry() (*LedgerRegion, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	g := &LedgerRegion{l: l, index: l.nRegions}
+	if n := len(l.freeRegions); n > 0 {
+		g.index = l.freeRegions[n-1]
+		l.freeRegions = l.freeRegions[:n-1]
+	} else if l.nRegions >= l.h.Regions {
+		return nil, &Error{unix.ENOMEM, fmt.Sprintf("the ledger has room for %d regions", l.h.Regions)}
+	} else {
+		l.nRegions++
+	}
+	return g, nil
+}
+
+// Regions is how many entries of the region table are taken.
+func (l *Ledger) Regions() int {
+	if l == nil {
+		return 0
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return int(l.nRegions) - len(l.freeRegions)
+}
+
+// Begin writes the entry's record: the region is in the ledger from here on.
+func (g *LedgerRegion) Begin(r *Region) {
+	if g == nil {
+		return
+	}
 	rec := RegionRecord{ID: r.ID, Inode: r.Inode, Bytes: r.RegionBytes, Local: r.Local, UID: r.UID, PID: r.PID}
 	rec.put(g.mem)
-	return g, nil
 }
 
 func (g *LedgerRegion) sendOff() uint64 {
 	return g.l.h.SendOff + uint64(g.index)*uint64(g.l.h.Sends)*entryBytes
 }
 
-// grow makes a page of the send table usable, from entry n on.
-func (g *LedgerRegion) grow(n uint32) bool {
-	if n+sendsPerPage > g.l.h.Sends {
-		return false
-	}
-	g.l.mu.Lock()
-	defer g.l.mu.Unlock()
-	return g.l.ensure(g.sendOff()+uint64(n)*entryBytes, 4096) == nil
+// Grow allocates pages of the send table from entry n on, so that pages more are
+// usable. It may block on the file system; Host.Grown tells the Host.
+func (g *LedgerRegion) Grow(n uint32, pages int) error {
+	return g.l.ensure(g.sendOff()+uint64(n)*entryBytes, uint64(pages)*4096)
 }
 
 // gone says that the region is not there any more. Its number and cells stay
-// until free.
+// until Free.
 func (g *LedgerRegion) gone() {
 	if g != nil {
 		word32(g.mem).Store(0)
 	}
 }
 
-// free gives the entry to other regions: no cell of it may be written any more.
-func (g *LedgerRegion) free() {
+// Free gives the entry to other regions: no cell of it may be written any more.
+// It may block on the file system.
+func (g *LedgerRegion) Free() {
 	if g == nil {
 		return
 	}
 	g.gone()
-	g.l.mu.Lock()
-	defer g.l.mu.Unlock()
-	if g.most > sendsPerPage {
-		g.l.punch(g.sendOff(), (uint64(g.most)*entryBytes+4095)&^4095)
+	if g.pages > 1 {
+		g.l.punch(g.sendOff(), uint64(g.pages)*4096)
 	} else {
 		clear(g.l.mem[g.sendOff():][:4096])
 	}
+	g.l.mu.Lock()
+	defer g.l.mu.Unlock()
 	g.l.freeRegions = append(g.l.freeRegions, g.index)
 }
 
@@ -373,9 +460,6 @@ func (g *LedgerRegion) entry(id uint32) *entry { return entryAt(g.sends, uint64(
 // accept records that descriptor number n was taken with entry id; taken counts
 // the datagrams of all taken ones.
 func (g *LedgerRegion) accept(id uint32, s *SendRecord, n, taken uint64) {
-	if id >= g.most {
-		g.most = id + 1
-	}
 	s.put(g.entry(id))
 	crash.Point("ring.accept.entry")
 	g.took(n, taken)

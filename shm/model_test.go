@@ -16,6 +16,11 @@ import (
 // they are of the second kind.) A step makes one access to memory. Steps bear
 // the names of what they stand for in host_send.go, host.go and client_send.go.
 //
+// The daemon's doorbell is watched edge-triggered and never read: a ring is an
+// event that waits until epoll is asked, once. Epoll is asked not only by a daemon
+// that sleeps but by one that is awake, too, at any moment (fetch); it then looks
+// at the ring again before it sleeps.
+//
 // Checked in every state: each datagram arrives once, in order, unmixed; and
 // the end can still be reached (no wake-up is lost).
 // Then rules are broken one by one, and the model must find each.
@@ -67,6 +72,7 @@ type mRules struct {
 	appendStore     bool  // appending is a store, not a compare-and-exchange
 	headFirst       bool  // the head moves before the body is read
 	bellLate        bool  // the doorbell is cleared after the second look
+	edgeLost        bool  // the event of a ring is fetched for a ring that sleeps, and nobody looks there
 	ringWithoutSwap bool  // the client rings and leaves "sleeps" as it is (correct, only rings more)
 	roomNoRecheck   bool  // the client waits for room without a second look
 	roomNoBarrier   bool  // the daemon looks at the client's "sleeps" without a barrier after the head
@@ -373,6 +379,19 @@ func (c *mRules) daemon(s *mState) (ok bool, bad string) {
 	return true, ""
 }
 
+// fetch is a daemon that is awake and gets the event of a ring; false: there is none.
+func (c *mRules) fetch(s *mState) bool {
+	t := &s.t[1]
+	if s.mem[mDaemonBell] == 0 || t.pc > 7 && !(c.edgeLost && t.pc == 9) {
+		return false
+	}
+	s.mem[mDaemonBell] = 0
+	if t.pc == 7 {
+		t.pc = 0 // Hot: it is looked at again
+	}
+	return true
+}
+
 // explore visits every state that can be reached and returns what goes wrong
 // first, with the way there: a bad step, or a state from which done cannot be
 // reached any more, be it stuck or going round for ever. next calls visit with
@@ -444,6 +463,9 @@ func (c *mRules) explore() (states int, wrong string) {
 		if ok {
 			visit(n, fmt.Sprint("d", s.t[1].pc))
 		}
+		if n := s; c.fetch(&n) {
+			visit(n, "edge")
+		}
 		for i := range s.t {
 			if s.t[i].n > 0 {
 				n := s
@@ -483,6 +505,7 @@ func TestModelBroken(t *testing.T) {
 		"appending by a store":               {appendStore: true},
 		"the head before the body was read":  {headFirst: true},
 		"the doorbell cleared too late":      {bellLate: true},
+		"an edge taken and not acted upon":   {edgeLost: true},
 		"no second look before waiting":      {roomNoRecheck: true},
 		"taking without a barrier":           {roomNoBarrier: true},
 		"taking without telling of the room": {roomNoWake: true},

@@ -20,30 +20,62 @@ func TestRace(t *testing.T) {
 	s.Sends, s.Events, s.Receives, s.Releases = 8, 8, 8, 16
 	s.SendArena, s.RecvArena = 1<<16, 1<<16
 	r := heapRegion(t, s)
-	bells := [2]int{}
-	for i := range bells {
-		var err error
-		if bells[i], err = NewDoorbell(); err != nil {
-			t.Fatal(err)
-		}
-		defer unix.Close(bells[i])
+	bell, err := NewBell()
+	if err != nil {
+		t.Fatal(err)
 	}
+	defer unix.Close(bell)
+	alarm, ear, err := NewAlarm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ear)
+	defer alarm.Close()
 	quit := make(chan struct{})
 	done := make(chan uint64)
-	go func() { done <- echo(t, r, bells, quit) }()
-	c := raceClient{t: t, m: &mate{t: t, r: r}, bells: bells, rnd: rand.New(rand.NewSource(1)), total: total}
+	go func() { done <- echo(t, r, watchEdges(t, bell), alarm, quit) }()
+	c := raceClient{t: t, m: &mate{t: t, r: r}, bell: bell, ear: ear, rnd: rand.New(rand.NewSource(1)), total: total}
 	for i := range 32 {
 		c.slots = append(c.slots, uint64(i)*1024)
 	}
 	c.run()
 	close(quit)
-	Ring(bells[0])
+	Ring(bell)
 	if slept := <-done; slept == 0 || c.slept == 0 {
 		t.Errorf("the daemon slept %d times, the client %d: nothing was tested", slept, c.slept)
 	}
 }
 
-// pollBell waits for a doorbell; when it does not ring for long, a wake-up is lost.
+// watchEdges makes an epoll set that tells each ring of a bell once, as the daemon's does.
+func watchEdges(t testing.TB, bell int) int {
+	t.Helper()
+	set, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err == nil {
+		t.Cleanup(func() { unix.Close(set) })
+		err = unix.EpollCtl(set, unix.EPOLL_CTL_ADD, bell, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return set
+}
+
+// awaitEdge waits for a ring of the bell in set.
+func awaitEdge(t testing.TB, set int) bool {
+	for {
+		var ev [1]unix.EpollEvent
+		n, err := unix.EpollWait(set, ev[:], 5000)
+		if err == unix.EINTR {
+			continue
+		}
+		if n == 0 {
+			t.Error("the daemon was never woken")
+		}
+		return n > 0
+	}
+}
+
+// pollBell waits for a client's doorbell; when it does not ring for long, a wake-up is lost.
 func pollBell(t *testing.T, fd int, who string) bool {
 	for {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 5000)
@@ -54,13 +86,13 @@ func pollBell(t *testing.T, fd int, who string) bool {
 			t.Errorf("the %s was never woken", who)
 			return false
 		}
-		Clear(fd)
+		Drain(fd)
 		return true
 	}
 }
 
 // echo is the daemon. It returns how often it slept.
-func echo(t *testing.T, r *Region, bells [2]int, quit chan struct{}) (slept uint64) {
+func echo(t *testing.T, r *Region, set int, alarm *Alarm, quit chan struct{}) (slept uint64) {
 	h := NewHost(r, nil)
 	for idle := 0; ; {
 		select {
@@ -96,7 +128,7 @@ func echo(t *testing.T, r *Region, bells [2]int, quit chan struct{}) (slept uint
 			worked = true
 		}
 		if h.Publish() {
-			Ring(bells[1])
+			alarm.Ring()
 		}
 		if worked {
 			idle = 0
@@ -108,7 +140,7 @@ func echo(t *testing.T, r *Region, bells [2]int, quit chan struct{}) (slept uint
 		idle = 0
 		if h.Sleep() {
 			slept++
-			if !pollBell(t, bells[0], "daemon") {
+			if !awaitEdge(t, set) {
 				return slept
 			}
 			h.Wake()
@@ -119,7 +151,8 @@ func echo(t *testing.T, r *Region, bells [2]int, quit chan struct{}) (slept uint
 type raceClient struct {
 	t      *testing.T
 	m      *mate
-	bells  [2]int
+	bell   int // the daemon's
+	ear    int // ours
 	rnd    *rand.Rand
 	total  uint64
 	posted uint64
@@ -151,7 +184,7 @@ func (c *raceClient) run() {
 func (c *raceClient) wake(bit uint32) {
 	w := c.m.r.DaemonSleeps()
 	if w.Load()&bit != 0 && w.Swap(0) != 0 {
-		Ring(c.bells[0])
+		Ring(c.bell)
 	}
 }
 
@@ -247,7 +280,7 @@ func (c *raceClient) sleep() {
 		(bits&ClientWaitsSendRoom == 0 || m.sendTail-m.r.SendHead().Load() == uint64(m.r.Sends)) &&
 		(full || len(c.slots) == 0 || c.posted == c.total) {
 		c.slept++
-		pollBell(c.t, c.bells[1], "client")
+		pollBell(c.t, c.ear, "client")
 	}
 	w.Store(0)
 }

@@ -110,6 +110,7 @@ func (d *crashDaemon) step() error {
 	a := d.hosts[0]
 	for range d.rnd.Intn(20) {
 		var p Post
+		grow(a)
 		ok, err := a.Next(&p)
 		if err != nil {
 			return err

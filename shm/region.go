@@ -186,20 +186,79 @@ func (r *Region) lay() error {
 	return nil
 }
 
+// SetLocal says what the region's socket is bound to, before the region is
+// handed out.
+func (r *Region) SetLocal(local netip.AddrPort) {
+	r.Local = local
+	r.Header.Put(r.mem[:HeaderBytes])
+}
+
+// Body is a body in the send arena.
+type Body struct {
+	Slot  uint64
+	Bytes int
+}
+
+// Evacuate takes the region away from its client, who is dead: what is still
+// needed of the send arena is copied, and then is private memory at the same
+// addresses, so that pointers into it stay good. Nothing is shared any more and
+// the memfd is closed; a thread that is reading or writing there goes on
+// undisturbed. Like Close it is nothing for a reactor, nor for the holder of a lock.
+func (r *Region) Evacuate(needed []Body) error {
+	size := uintptr(len(r.mem))
+	p, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
+	if err != nil {
+		return fmt.Errorf("shm: memory for a dead client: %w", err)
+	}
+	to := unsafe.Slice((*byte)(p), size)
+	for _, b := range needed {
+		if b.Bytes > 0 && b.Slot <= r.SendArenaBytes && uint64(b.Bytes) <= r.SendArenaBytes-b.Slot {
+			copy(to[r.SendArenaOff+b.Slot:][:b.Bytes], r.sendArena[b.Slot:])
+		}
+	}
+	r.thin()
+	// One call: other threads see the old pages or the new ones, never none.
+	_, _, e := unix.Syscall6(unix.SYS_MREMAP, uintptr(p), size, size, unix.MREMAP_MAYMOVE|unix.MREMAP_FIXED, uintptr(r.base), 0)
+	if e != 0 {
+		unix.MunmapPtr(p, size)
+		return fmt.Errorf("shm: moving a dead client's memory: %w", e)
+	}
+	r.closeFD()
+	return nil
+}
+
+// thinStep bounds what one system call takes out of the page tables, and so how
+// long it holds the process's lock on its memory, for which page faults and the
+// Go runtime wait: some hundred microseconds.
+const thinStep = 2 << 20
+
+// thin empties the page tables of the mapping step by step. What the pages hold
+// stays, for they are the memfd's.
+func (r *Region) thin() {
+	for off := 0; off < len(r.mem); off += thinStep {
+		_ = unix.Madvise(r.mem[off:min(off+thinStep, len(r.mem))], unix.MADV_DONTNEED) // munmap does the rest
+	}
+}
+
 // Close unmaps the region and closes its memfd. Nothing in it may be used any
 // more. Calling it again does nothing.
 func (r *Region) Close() error {
 	var err error
 	if r.mem != nil {
+		r.thin()
 		err = unix.Munmap(r.mem)
 		r.mem, r.base = nil, nil
 		r.sendArena, r.recvArena = nil, nil
 	}
+	r.closeFD()
+	return err
+}
+
+func (r *Region) closeFD() {
 	if r.FD >= 0 {
 		unix.Close(r.FD)
 		r.FD = -1
 	}
-	return err
 }
 
 // Allocated is the memory the region takes now, in bytes; 0 when the memfd is

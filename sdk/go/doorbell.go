@@ -6,34 +6,41 @@ import (
 	"os"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/shm"
 )
 
-// doorbell is an eventfd that the daemon rings. One call may sleep on it in the
+// doorbell is a socket into which the daemon rings. One call may sleep on it in the
 // kernel (sleep): woken up so, it goes on 5 µs after the ring where both share a
 // core. By the runtime's poller and another goroutine (listen, heard) that
 // takes 50 to 150 µs, but any number of calls can wait and none holds a thread.
 //
 // The poller must not hear of rings that are for a sleeping call: each would
-// start a thread to look for work. So it watches an epoll set with the eventfd
+// start a thread to look for work. So it watches an epoll set with the doorbell
 // in it, armed for one event each time somebody parks.
+//
+// When the daemon is gone the doorbell is readable for ever; the end of the
+// control connection says so too, and ends what waits here.
 type doorbell struct {
-	fd  int      // closed with the mapping
-	set *os.File // the epoll set; closed when the link ends
-	raw syscall.RawConn
-	arm func(uintptr)
-	has func(uintptr) bool
+	fd   int      // closed with the mapping
+	kick int      // an eventfd: another call of this process wakes the one that sleeps; closed with the mapping
+	set  *os.File // the epoll set; closed when the link ends
+	raw  syscall.RawConn
+	arm  func(uintptr)
+	has  func(uintptr) bool
 }
 
 // open takes fd over if it succeeds.
 func (b *doorbell) open(fd int) error {
-	if err := unix.SetNonblock(fd, true); err != nil {
-		return os.NewSyscallError("fcntl", err)
+	kick, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	if err != nil {
+		return os.NewSyscallError("eventfd", err)
 	}
 	set, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
 	if err != nil {
+		unix.Close(kick)
 		return os.NewSyscallError("epoll_create1", err)
 	}
 	err = unix.EpollCtl(set, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLONESHOT})
@@ -41,11 +48,13 @@ func (b *doorbell) open(fd int) error {
 		err = unix.SetNonblock(set, true) // or the runtime's poller would not take it
 	}
 	if err != nil {
+		unix.Close(kick)
 		unix.Close(set)
 		return os.NewSyscallError("epoll_ctl", err)
 	}
-	b.fd, b.set = fd, os.NewFile(uintptr(set), "doorbell")
+	b.fd, b.kick, b.set = fd, kick, os.NewFile(uintptr(set), "doorbell")
 	if b.raw, err = b.set.SyscallConn(); err != nil {
+		unix.Close(kick)
 		b.set.Close()
 		return err
 	}
@@ -64,34 +73,31 @@ func (b *doorbell) open(fd int) error {
 // listen has heard return at the next ring, or at once if it has rung.
 func (b *doorbell) listen() { _ = b.raw.Control(b.arm) }
 
-// heard waits for a ring after listen; false: hush was called.
-func (b *doorbell) heard() bool {
-	if b.raw.Read(b.has) != nil {
-		return false
-	}
-	b.drain()
-	return true
-}
+// heard waits for a ring after listen; false: hush was called, or the daemon is gone.
+func (b *doorbell) heard() bool { return b.raw.Read(b.has) == nil && shm.Drain(b.fd) }
 
 // hush ends heard, now and for ever.
 func (b *doorbell) hush() { b.set.Close() }
 
-// sleep waits for a ring, in the kernel, at most for d.
+// close closes what sleep uses. Nobody sleeps any more.
+func (b *doorbell) close() {
+	unix.Close(b.fd)
+	unix.Close(b.kick)
+}
+
+// sleep waits for a ring of the daemon's or of another call, in the kernel, at most for d.
 func (b *doorbell) sleep(d time.Duration) {
-	fds := [1]unix.PollFd{{Fd: int32(b.fd), Events: unix.POLLIN}}
+	fds := [2]unix.PollFd{{Fd: int32(b.fd), Events: unix.POLLIN}, {Fd: int32(b.kick), Events: unix.POLLIN}}
 	ts := unix.NsecToTimespec(int64(d))
-	if n, _ := unix.Ppoll(fds[:], &ts, nil); n > 0 {
-		b.drain()
+	if n, _ := unix.Ppoll(fds[:], &ts, nil); n <= 0 {
+		return
+	}
+	shm.Drain(b.fd)
+	if fds[1].Revents != 0 {
+		var count [8]byte
+		_, _ = unix.Read(b.kick, count[:])
 	}
 }
 
-func (b *doorbell) drain() {
-	var count [8]byte
-	_, _ = unix.Read(b.fd, count[:])
-}
-
 // ring is for another call of this process that sleeps.
-func (b *doorbell) ring() {
-	one := uint64(1)
-	_, _ = unix.Write(b.fd, (*[8]byte)(unsafe.Pointer(&one))[:]) // in the byte order of the machine
-}
+func (b *doorbell) ring() { shm.Ring(b.kick) }

@@ -54,7 +54,7 @@ type ringSock struct {
 	region *shm.Region
 	h      *shm.Host
 	ours   *os.File // doorbell
-	theirs int      // doorbell
+	theirs *shm.Alarm
 	flows  map[uint32]fakeFlow
 	stuck  []stuckPost
 	pulled *shm.Post // has found no room at its destination
@@ -230,8 +230,8 @@ func (d *ringDaemon) bind(c *shm.Conn, b *rdsdv1.Bind) (*ringSock, *rdsdv1.Closi
 	if err != nil {
 		return nil, closing(syscall.ENOMEM, err.Error())
 	}
-	ours, err1 := shm.NewDoorbell()
-	theirs, err2 := shm.NewDoorbell()
+	ours, err1 := shm.NewBell()
+	theirs, client, err2 := shm.NewAlarm()
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, closing(syscall.EMFILE, err.Error())
 	}
@@ -248,10 +248,12 @@ func (d *ringDaemon) bind(c *shm.Conn, b *rdsdv1.Bind) (*ringSock, *rdsdv1.Closi
 	bd.SetRing(grant)
 	m := &rdsdv1.ServerMessage{}
 	m.SetBound(bd)
-	if err := say(c, m, region.FD, ours, theirs); err != nil {
+	if err := say(c, m, region.FD, ours, client); err != nil {
+		unix.Close(client)
 		s.endLocked()
 		return nil, closing(syscall.EIO, err.Error())
 	}
+	unix.Close(client)
 	for _, o := range d.socks {
 		o.unstickLocked(local)
 	}
@@ -275,7 +277,7 @@ func (s *ringSock) run() {
 	defer func() {
 		d.mu.Lock()
 		s.region.Close()
-		unix.Close(s.theirs)
+		s.theirs.Close()
 		d.mu.Unlock()
 	}()
 	var count [8]byte
@@ -414,14 +416,14 @@ func (s *ringSock) serveWaitingLocked() (worked bool) {
 
 func (s *ringSock) publishLocked() {
 	if !s.over && s.h.Publish() {
-		shm.Ring(s.theirs)
+		s.theirs.Ring()
 	}
 }
 
 func (s *ringSock) hostileLocked(err error) {
 	s.d.t.Errorf("the client of %v broke the protocol: %v", s.local, err)
 	s.h.CloseWord(unix.EBADMSG)
-	shm.Ring(s.theirs)
+	s.theirs.Ring()
 	s.endLocked()
 }
 

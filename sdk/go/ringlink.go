@@ -227,7 +227,7 @@ func (l *ringLink) unref() {
 func (l *ringLink) unmap() {
 	l.region.Close()
 	unix.Close(l.ring)
-	unix.Close(l.bell.fd)
+	l.bell.close()
 }
 
 // read takes messages until the connection ends and says why it did.

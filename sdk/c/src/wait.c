@@ -25,6 +25,7 @@
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/timerfd.h>
 #include <time.h>
@@ -78,6 +79,26 @@ static bool drain_fd(int fd)
 	return fd >= 0 && read(fd, &n, sizeof n) == sizeof n;
 }
 
+/*
+ * drain_bell takes what the daemon has rung, and says whether it did. The doorbell
+ * is a socket; when the daemon is gone it is readable for ever, which the end of
+ * the control connection explains.
+ */
+static bool drain_bell(int fd)
+{
+	char rings[64];
+	bool any = false;
+	ssize_t n;
+
+	if (fd < 0)
+		return false;
+	do {
+		n = recv(fd, rings, sizeof rings, MSG_DONTWAIT);
+		any = any || n > 0;
+	} while (n == sizeof rings || (n < 0 && errno == EINTR));
+	return any;
+}
+
 /* fire makes the event loop's descriptor readable at a time (ns, monotonic). */
 static void fire(struct rdsdi_sleep *w, int64_t when)
 {
@@ -102,7 +123,7 @@ static void drain(rdsd_socket *s, struct rdsdi_link *l, bool as_leader)
 {
 	struct rdsdi_sleep *w = &s->sleep;
 
-	if (!l || !drain_fd(bell_of(w, l)))
+	if (!l || !drain_bell(bell_of(w, l)))
 		return;
 	pthread_mutex_lock(&w->mu);
 	if (as_leader && w->armed)

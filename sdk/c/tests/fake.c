@@ -138,6 +138,7 @@ static void make_region(struct fake *f, struct fake_socket *s, uint64_t sndbuf, 
 	struct rdsdi_region *r = &s->r;
 	uint64_t at = SHM_FIXED;
 	uint8_t *h;
+	int alarm[2];
 
 	memset(r, 0, sizeof *r);
 	r->sndbuf = or_default(sndbuf, 1 << 20);
@@ -197,7 +198,9 @@ static void make_region(struct fake *f, struct fake_socket *s, uint64_t sndbuf, 
 	CHECK(!rdsdi_arena_init(&s->arena, r->recv_arena_bytes));
 	s->sizes = calloc(r->recv_arena_bytes / 64, sizeof *s->sizes);
 	s->bell_daemon = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-	s->bell_client = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, alarm));
+	s->alarm = alarm[0];
+	s->bell_client = alarm[1];
 }
 
 static void drop_posts(struct fake_socket *s)
@@ -219,6 +222,7 @@ static void end_socket(struct fake_socket *s)
 	if (s->r.base) {
 		close(s->bell_daemon);
 		close(s->bell_client);
+		close(s->alarm);
 		close(s->memfd);
 		munmap(s->r.base, s->r.bytes);
 		rdsdi_arena_destroy(&s->arena);
@@ -241,7 +245,7 @@ static void ring(struct fake_socket *s, uint32_t news)
 	_Atomic uint32_t *w = at32(&s->r, W_CLIENT_SLEEPS);
 
 	if (atomic_load(w) & news && atomic_exchange(w, 0))
-		CHECK(write(s->bell_client, &one, 8) == 8);
+		CHECK(send(s->alarm, &one, 1, MSG_DONTWAIT | MSG_NOSIGNAL) == 1 || errno == EAGAIN);
 }
 
 void fake_event(struct fake_socket *s, const uint8_t *event)

@@ -39,6 +39,7 @@ struct fake_post {
 struct fake_socket {
 	bool used;
 	int control, bell_daemon, bell_client, memfd;
+	int alarm; /* the other end of bell_client */
 	struct rdsdi_region r; /* the daemon's own mapping and offsets; no leases */
 	rdsd_addr local;
 	uint64_t send_head, event_tail, recv_tail, release_head;

@@ -1,0 +1,213 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"os"
+	"runtime"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+	"github.com/rdsd/rdsd/shm"
+)
+
+// ringBind makes a Bind with rings.
+func ringBind(addr netip.Addr, port uint16) *rdsdv1.Bind {
+	b := bindTo(addr, port)
+	w := &rdsdv1.RingWish{}
+	w.SetVersion(shm.Version)
+	b.SetRing(w)
+	return b
+}
+
+// exchange has one datagram go from a new socket to itself.
+func exchange(t *testing.T, client *rdsd.Client, local netip.AddrPort) error {
+	t.Helper()
+	s, err := client.Bind(testContext(t), local)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	if err := s.Send(testContext(t), s.LocalAddr(), []byte("to myself")); err != nil {
+		return err
+	}
+	_, err = s.Recv(testContext(t))
+	return err
+}
+
+// held is what sockets take of a node; all of it comes back.
+type held struct{ fds, maps, goroutines, sockets, clients, ledger int }
+
+func holding(t *testing.T, n *Node) held {
+	t.Helper()
+	n.grpc.clients.mu.Lock()
+	defer n.grpc.clients.mu.Unlock()
+	a := n.core.(*hosts)
+	return held{descriptors(t), regionsMapped(t), runtime.NumGoroutine(), int(n.sockets.budget().used), n.grpc.clients.total, a.ledger.Regions()}
+}
+
+// TestLayFails: each step of a bind with rings fails in turn, and once more, with a
+// chosen port and with any. The client is told, nothing is left behind, and the
+// next one gets the port.
+func TestLayFails(t *testing.T) {
+	n, cfg := startOne(t)
+	addr := cfg.RDS.Addresses[0]
+	client, err := rdsd.Dial(cfg.API.Socket, rdsd.WithFrontEnd(rdsd.Rings))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	fixed := netip.AddrPortFrom(addr, 4711)
+	if err := exchange(t, client, fixed); err != nil {
+		t.Fatal(err)
+	}
+	within(t, 5*time.Second, "the first one is gone", func() bool { return n.sockets.budget().used == 0 && regionsMapped(t) == 0 })
+	before := holding(t, n)
+	steps := map[string]int{}
+	fail := func(f func(step string) error) { n.local.fails.Store(&f) }
+	fail(func(step string) error { steps[step]++; return nil })
+	if err := exchange(t, client, fixed); err != nil {
+		t.Fatal(err)
+	}
+	if len(steps) < 5 {
+		t.Fatalf("only the steps %v are there to fail", steps)
+	}
+	for step := range steps {
+		fail(func(s string) error {
+			if s == step {
+				return syscall.EMFILE
+			}
+			return nil
+		})
+		for _, port := range []uint16{fixed.Port(), 0, fixed.Port()} {
+			p := dialPackets(t, cfg)
+			if m := p.bind(ringBind(addr, port)); !m.HasClosing() || m.GetClosing().GetErrno() == 0 || m.GetClosing().GetMessage() == "" {
+				t.Errorf("%s failed, and the client was told %v", step, m)
+			}
+			p.c.Close()
+		}
+		n.local.fails.Store(nil)
+		if err := exchange(t, client, fixed); err != nil {
+			t.Errorf("after %s failed: %v", step, err)
+		}
+		within(t, 5*time.Second, "everything is as before", func() bool {
+			now := holding(t, n)
+			now.goroutines = min(now.goroutines, before.goroutines)
+			now.fds = min(now.fds, before.fds)
+			if now != before {
+				t.Logf("%s: %+v, before %+v", step, now, before)
+			}
+			return now == before
+		})
+	}
+}
+
+// TestLayOnTheWay: a client that may not have most ports, and asks for any, is
+// given one; those tried on the way never had rings.
+func TestLayOnTheWay(t *testing.T) {
+	n, cfg := startWith(t, func(c *Config) {
+		root := uint32(0)
+		c.Ports = []PortGrant{{Range: PortRange{1024, 65000}, UID: &root, Exclusive: true}}
+	})
+	for range 5 {
+		s, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns := [2]*net.UnixConn{}
+		for i, fd := range s {
+			f := os.NewFile(uintptr(fd), "pair")
+			c, err := net.FileConn(f)
+			f.Close()
+			if err != nil {
+				t.Fatal(err)
+			}
+			conns[i] = c.(*net.UnixConn)
+		}
+		id := Identity{UID: 12345}
+		if err := n.grpc.clients.add(id); err != nil {
+			t.Fatal(err)
+		}
+		go n.local.handle(shm.NewConn(conns[0], 0), id) // ends with the bind
+		c := shm.NewConn(conns[1], 3)
+		m := &rdsdv1.ClientMessage{}
+		m.SetBind(ringBind(cfg.RDS.Addresses[0], 0))
+		raw, err := proto.Marshal(m)
+		if err == nil {
+			err = c.WriteMessage(raw)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.SetDeadline(time.Now().Add(10 * time.Second))
+		raw, fds, err := c.ReadMessage()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range fds {
+			unix.Close(fd)
+		}
+		answer := &rdsdv1.ServerMessage{}
+		if err := proto.Unmarshal(raw, answer); err != nil || !answer.HasBound() || answer.GetBound().GetLocal().GetPort() <= 65000 {
+			t.Errorf("%v, %v", answer, err)
+		}
+		c.Close()
+	}
+	within(t, 5*time.Second, "all sockets are gone", func() bool { return n.sockets.budget().used == 0 && regionsMapped(t) == 0 })
+}
+
+// TestDeafAndLoud: a client that spoils its doorbells in every way it can and
+// then has the daemon ring does not hold the daemon up: it is served on, and so
+// are others.
+func TestDeafAndLoud(t *testing.T) {
+	_, cfg := startOne(t)
+	addr := cfg.RDS.Addresses[0]
+	client, err := rdsd.Dial(cfg.API.Socket, rdsd.WithFrontEnd(rdsd.Rings))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	good, err := client.Bind(testContext(t), netip.AddrPortFrom(addr, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	evil := attachRing(t, cfg, bindTo(addr, 0))
+	defer evil.close()
+	for _, fd := range []int{evil.bell, evil.ear} {
+		if err := unix.SetNonblock(fd, false); err != nil {
+			t.Fatal(err)
+		}
+		full := []byte{0xfe, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff} // a bell counts no further; the ear cannot be written to
+		_, _ = unix.Write(fd, full)
+	}
+	to := netip.AddrPortFrom(addr, uint16(evil.bound.GetLocal().GetPort()))
+	for i := range 2000 {
+		*evil.word(5248) = uint64(shm.ClientWaitsRecv | shm.ClientWaitsEvent)
+		if err := good.Send(testContext(t), to, signed("ring", uint64(i))); err != nil {
+			t.Fatal(i, err)
+		}
+		if err := good.Send(testContext(t), good.LocalAddr(), signed("good", uint64(i))); err != nil {
+			t.Fatal(i, err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		d, err := good.Recv(ctx)
+		cancel()
+		if err != nil || string(d.Payload) != string(signed("good", uint64(i))) {
+			t.Fatalf("datagram %d: %x, %v", i, d.Payload, err)
+		}
+	}
+	if !shm.Drain(evil.ear) {
+		t.Error("the daemon never rang: nothing was tested")
+	}
+	if !errors.Is(unix.Sendmsg(evil.ear, []byte{1}, nil, nil, unix.MSG_NOSIGNAL), unix.EPIPE) {
+		t.Error("a client can write to the daemon's end of its doorbell")
+	}
+}
