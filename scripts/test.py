@@ -119,7 +119,7 @@ def packages(*without: str) -> list[str]:
 def main() -> int:
     OUT.mkdir(exist_ok=True)
     tally = Tally()
-    heavy = ("/interop", "/interop/kernelnbd", "/internal/simtest", "/internal/volumetest")
+    heavy = ("/interop", "/interop/kernelnbd", "/internal/simtest", "/internal/volumetest", "/internal/adversary")
     lean = ("blk", "blk/nbd", "node/volume", "rnbd", "rtrs", "transport", "transport/tcp", "shm", "rds", "conn", "wire", "internal/reactor")
     phases = [
         ("format, vet, staticcheck", lambda: command(tally, "make verify", ["make", "-s", "verify"])),
@@ -127,6 +127,7 @@ def main() -> int:
         ("memory and allocations", lambda: go_phase(tally, ["-run", "Alloc|Idle|Memory", *[f"./{p}" for p in lean]])),
         ("simulation", lambda: go_phase(tally, ["-timeout", "15m", "./internal/simtest/..."])),
         ("volumes of real processes", lambda: go_phase(tally, ["-count=1", "-timeout", "10m", "./internal/volumetest"])),
+        ("adversary", lambda: go_phase(tally, ["-count=1", "-timeout", "10m", "./internal/adversary"])),
         ("mutants", lambda: command(tally, "make mutants", ["make", "-s", "mutants"])),
         ("kernel interop", lambda: go_phase(tally, ["-count=1", "-timeout", "20m", "./interop"])),
         ("kernel's NBD client", lambda: go_phase(tally, ["-count=1", "-timeout", "5m", "./interop/kernelnbd"])),

@@ -1,0 +1,325 @@
+package adversary
+
+import (
+	"math"
+	"net/netip"
+	"time"
+
+	"github.com/rdsd/rdsd/shm"
+)
+
+// ringActs post what no client posts.
+var ringActs = []Act{
+	{"ring/words", 3, ringWords},
+	{"ring/scribble", 3, ringScribble},
+	{"ring/bad-descriptors", 3, ringBadDescriptors},
+	{"ring/unread-events", 2, ringUnreadEvents},
+	{"ring/beyond", 2, ringBeyond},
+	{"ring/empty-datagrams", 3, ringEmpties},
+	{"ring/far-flows", 2, ringFarFlows},
+	{"ring/append-race", 2, ringAppendRace},
+	{"ring/big-to-nobody", 2, ringBigToNobody},
+	{"ring/unread-peer", 2, ringUnreadPeer},
+}
+
+// somewhere is a destination: of the adversary's own, without a reader, without
+// a node, or without a sense. No victim's port: what anybody may send there is
+// the application's to bear.
+func (s *Stage) somewhere(own ...netip.AddrPort) netip.AddrPort {
+	switch n := s.IntN(10); {
+	case n < 4 && len(own) > 0:
+		return oneOf(s, own...)
+	case n < 6:
+		return netip.AddrPortFrom(oneOf(s, s.Daemon, s.Other), uint16(60000+s.IntN(5000)))
+	case n < 7:
+		return netip.AddrPortFrom(s.from(s.Allowed), uint16(s.Uint32()))
+	case n < 8:
+		return netip.AddrPortFrom(s.from(s.Stranger), uint16(s.Uint32()))
+	case n < 9:
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{192, 0, 2, byte(s.Uint32())}), uint16(s.Uint32()))
+	}
+	return netip.AddrPortFrom(oneOf(s, s.Daemon, s.Other, netip.IPv6LinkLocalAllNodes(), netip.AddrFrom4([4]byte{255, 255, 255, 255})), uint16(s.IntN(3)))
+}
+
+// lie is a number near v, near the size of a ring, or any.
+func (s *Stage) lie(v uint64) uint64 {
+	switch s.IntN(6) {
+	case 0:
+		return s.Uint64()
+	case 1:
+		return v + uint64(s.IntN(8)) - 4
+	case 2:
+		return v + 1<<s.IntN(20)
+	case 3:
+		return v - 1<<s.IntN(20)
+	case 4:
+		return math.MaxUint64 - uint64(s.IntN(2))
+	}
+	return 0
+}
+
+// ringWords stores lies in every shared word. Most end the socket, so it binds
+// again and again.
+func ringWords(s *Stage) error {
+	for !s.Over() {
+		r, err := s.BindRing(0, 0)
+		if err != nil {
+			s.Pause(20 * time.Millisecond)
+			continue
+		}
+		for range 1 + s.IntN(30) {
+			w := r.Word(s.IntN(Words))
+			w.Store(s.lie(w.Load()))
+			if s.IntN(3) == 0 {
+				r.Ring()
+			}
+			if s.IntN(4) == 0 {
+				s.Hold(time.Millisecond)
+			}
+		}
+		r.Ring()
+		s.Hold(5 * time.Millisecond)
+		r.Close()
+	}
+	return nil
+}
+
+// ringScribble writes random bytes over tables, rings and arenas while honest
+// descriptors are posted.
+func ringScribble(s *Stage) error {
+	r, err := s.BindRing(0, 64<<10)
+	if err != nil {
+		return nil
+	}
+	r.Flow(0, 1, netip.AddrPortFrom(s.Other, 65000))
+	r.Flow(1, 1, r.Local)
+	for n := uint64(0); !s.Over() && r.Reg.Closed().Load() == 0; n++ {
+		r.PostIf(shm.MakeWord(shm.KindEach, 64, 1), shm.SendDesc{Tag: n, Flow: uint32(n & 1), Gen: 1, Cookie: uint32(n)})
+		r.Ring()
+		// Behind the words: with them the socket would be closed at once.
+		at := 2*shm.HeaderBytes + s.IntN(len(r.Mem)-2*shm.HeaderBytes-256)
+		if s.IntN(2) == 0 {
+			at = 2*shm.HeaderBytes + s.IntN(int(r.Reg.SendArenaOff)-2*shm.HeaderBytes)
+		}
+		s.noise(r.Mem[at : at+8<<s.IntN(6)])
+		if s.IntN(64) == 0 {
+			s.Hold(time.Millisecond)
+		}
+		r.Events()
+		r.Receives()
+	}
+	return nil
+}
+
+// ringBadDescriptors posts descriptors that are wrong in one thing each.
+func ringBadDescriptors(s *Stage) error {
+	for !s.Over() {
+		r, err := s.BindRing(0, 0)
+		if err != nil {
+			s.Pause(20 * time.Millisecond)
+			continue
+		}
+		for i := range uint32(8) {
+			r.Flow(i, 1, s.somewhere(r.Local))
+		}
+		for n := range uint64(1 + s.IntN(200)) {
+			w := shm.MakeWord(shm.KindEach, 64, 1)
+			d := shm.SendDesc{Tag: n, Flow: uint32(s.IntN(8)), Gen: 1, Cookie: uint32(n)}
+			switch s.IntN(12) {
+			case 0:
+				w = shm.Word(s.Uint64())
+			case 1:
+				w = shm.MakeWord(s.IntN(16), s.IntN(1<<21), s.IntN(5000))
+			case 2:
+				d.Slot = s.lie(r.Reg.SendArenaBytes)
+			case 3:
+				d.Flow = s.Uint32()
+			case 4:
+				d.Gen = s.Uint32()
+			case 5:
+				d.Flags = s.Uint32()
+			case 6: // a table with lengths that do not add up
+				w = shm.MakeWord(shm.KindTable, 4*100+s.IntN(1000), 100)
+				s.noise(r.Reg.SendArena()[:400])
+			case 7:
+				d.Cookie, d.Tag = 7, math.MaxUint64
+			case 8:
+				w |= shm.WordClaimed
+			case 9:
+				r.Flow(uint32(s.IntN(8)), 2*s.Uint32()+1, s.somewhere(r.Local))
+			}
+			if !r.PostIf(w, d) || r.Reg.Closed().Load() != 0 {
+				break
+			}
+			r.Ring()
+		}
+		s.Hold(3 * time.Millisecond)
+		r.Close()
+	}
+	return nil
+}
+
+// ringUnreadEvents sends as fast as it can and reads no event.
+func ringUnreadEvents(s *Stage) error {
+	r, err := s.BindRing(0, 0)
+	if err != nil {
+		return nil
+	}
+	for i := range uint32(16) {
+		r.Flow(i, 1, s.somewhere(r.Local))
+	}
+	for n := uint64(0); !s.Over() && r.Reg.Closed().Load() == 0; n++ {
+		if !r.PostIf(shm.MakeWord(shm.KindEach, s.IntN(4)*64, 1), shm.SendDesc{Tag: n, Flow: uint32(s.IntN(16)), Gen: 1, Cookie: uint32(n)}) {
+			r.Ring()
+			s.Hold(2 * time.Millisecond)
+		}
+	}
+	return nil
+}
+
+// ringBeyond moves the tail past what the ring holds, and claims what it posts.
+func ringBeyond(s *Stage) error {
+	for !s.Over() {
+		r, err := s.BindRing(0, 0)
+		if err != nil {
+			s.Pause(20 * time.Millisecond)
+			continue
+		}
+		r.Flow(0, 1, s.somewhere(r.Local))
+		// 4,096 empty datagrams in each descriptor: 4 million are announced.
+		for n := range uint64(r.Reg.Sends) {
+			r.Post(shm.MakeWord(shm.KindEach, 0, shm.MaxTrain), shm.SendDesc{Tag: n * shm.MaxTrain, Gen: 1, Cookie: uint32(n)})
+		}
+		r.Ring()
+		s.Hold(20 * time.Millisecond)
+		if s.IntN(2) == 0 {
+			r.Reg.SendTail().Add(1 + s.Uint64N(1<<s.IntN(40)))
+			r.Ring()
+			s.Hold(5 * time.Millisecond)
+		}
+		r.Close()
+	}
+	return nil
+}
+
+// ringEmpties sends millions of datagrams without a byte.
+func ringEmpties(s *Stage) error {
+	r, err := s.BindRing(0, 0)
+	if err != nil {
+		return nil
+	}
+	other, err := s.BindRing(0, 4<<10) // who does not read
+	if err != nil {
+		return nil
+	}
+	r.Flow(0, 1, netip.AddrPortFrom(s.Other, 65001))
+	r.Flow(1, 1, other.Local)
+	r.Flow(2, 1, netip.AddrPortFrom(s.from(s.Allowed), 5))
+	for n := uint64(0); !s.Over() && r.Reg.Closed().Load() == 0; n++ {
+		if !r.PostIf(shm.MakeWord(shm.KindEach, 0, shm.MaxTrain), shm.SendDesc{Tag: n << 12, Flow: uint32(s.IntN(3)), Gen: 1, Cookie: uint32(n)}) {
+			r.Ring()
+			r.Events()
+			s.Pause(time.Millisecond)
+		}
+	}
+	return nil
+}
+
+// ringFarFlows names as many peers as it can.
+func ringFarFlows(s *Stage) error {
+	r, err := s.BindRing(0, 0)
+	if err != nil {
+		return nil
+	}
+	for n := uint64(0); !s.Over() && r.Reg.Closed().Load() == 0; n++ {
+		i := uint32(n) % r.Reg.Flows
+		gen := uint32(2*(n/uint64(r.Reg.Flows)) + 1)
+		b := s.Uint32()
+		dst := netip.AddrFrom4([4]byte{127, byte(100 + b%100), byte(b >> 8), byte(b >> 16)})
+		r.Flow(i, gen, netip.AddrPortFrom(dst, uint16(1+s.IntN(60000))))
+		w := shm.MakeWord(shm.KindOpen, 0, 1)
+		if s.IntN(3) == 0 {
+			w = shm.MakeWord(shm.KindEach, 64, 1)
+		}
+		if !r.PostIf(w, shm.SendDesc{Tag: n, Flow: i, Gen: gen, Cookie: uint32(n)}) || n%256 == 0 {
+			r.Ring()
+			r.Events()
+			s.Pause(time.Millisecond)
+		}
+	}
+	return nil
+}
+
+// ringAppendRace makes descriptors longer while the daemon claims them, and
+// shorter, and changes what they point to.
+func ringAppendRace(s *Stage) error {
+	r, err := s.BindRing(0, 0)
+	if err != nil {
+		return nil
+	}
+	r.Flow(0, 1, r.Local)
+	r.Flow(1, 1, netip.AddrPortFrom(s.Other, 65002))
+	for n := uint64(0); !s.Over() && r.Reg.Closed().Load() == 0; n++ {
+		at := r.sent
+		if !r.PostIf(shm.MakeWord(shm.KindEach, 64, 1), shm.SendDesc{Tag: n, Flow: uint32(n & 1), Gen: 1, Cookie: uint32(n)}) {
+			r.Events()
+			for _, d := range r.Receives() {
+				r.Release(d.Slot)
+			}
+			r.Ring()
+			s.Pause(200 * time.Microsecond)
+			continue
+		}
+		r.Ring()
+		for i := range 1 + s.IntN(20) {
+			r.Reg.SendWord(at).Store(uint64(shm.MakeWord(shm.KindEach, 64*(1+i), 1+i)) | s.Uint64()&uint64(shm.WordNoAppend))
+		}
+	}
+	return nil
+}
+
+// ringBigToNobody keeps the send buffer full of datagrams that cannot leave.
+func ringBigToNobody(s *Stage) error {
+	var list []*Ring
+	for range 4 {
+		if r, err := s.BindRing(0, 8<<20); err == nil {
+			r.Flow(0, 1, netip.AddrPortFrom(s.from(s.Allowed), 9))
+			r.Flow(1, 1, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 99, 0, 1}), 9))
+			list = append(list, r)
+		}
+	}
+	for n := uint64(0); !s.Over() && len(list) > 0; n++ {
+		r := list[n%uint64(len(list))]
+		if !r.PostIf(shm.MakeWord(shm.KindEach, 1<<20, 1), shm.SendDesc{Tag: n, Flow: uint32(s.IntN(2)), Gen: 1, Cookie: uint32(n)}) || r.Reg.Closed().Load() != 0 {
+			r.Ring()
+			s.Pause(2 * time.Millisecond)
+		}
+		r.Ring()
+	}
+	return nil
+}
+
+// ringUnreadPeer sends to sockets of its own that never read.
+func ringUnreadPeer(s *Stage) error {
+	var to []netip.AddrPort
+	for range 8 {
+		if r, err := s.BindRing(0, 256<<10); err == nil {
+			to = append(to, r.Local)
+		}
+	}
+	r, err := s.BindRing(0, 1<<20)
+	if err != nil || len(to) == 0 {
+		return nil
+	}
+	for i, a := range to {
+		r.Flow(uint32(i), 1, a)
+	}
+	for n := uint64(0); !s.Over() && r.Reg.Closed().Load() == 0; n++ {
+		if !r.PostIf(shm.MakeWord(shm.KindEach, 1<<s.IntN(16), 1), shm.SendDesc{Tag: n, Flow: uint32(s.IntN(len(to))), Gen: 1, Cookie: uint32(n)}) {
+			r.Ring()
+			r.Events()
+			s.Pause(time.Millisecond)
+		}
+	}
+	return nil
+}

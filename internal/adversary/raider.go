@@ -1,0 +1,215 @@
+package adversary
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Raider is a path of a session of volumes, connection by connection and frame
+// by frame. It can keep to the protocol, and does not have to.
+type Raider struct {
+	Cons  []*RaiderCon
+	C     wire.RTRSChunks
+	Descs []wire.RTRSDesc // one for each chunk
+}
+
+// RaiderCon is one of its connections.
+type RaiderCon struct {
+	net.Conn
+	seq uint32 // of the last frame sent
+	in  uint32 // of the last frame read
+
+	// For heartbeats, which a reader answers beside the act.
+	mu sync.Mutex // guards seq and what is written
+}
+
+// Link opens a link and does its handshake with private data.
+func (s *Stage) Link(from netip.Addr, private []byte) (net.Conn, []byte, error) {
+	c, err := s.Dial(from, 0, s.Volumes)
+	if err != nil {
+		return nil, nil, err
+	}
+	b, err := transport.AppendHandshake(nil, transport.TagConnect, private)
+	if err != nil {
+		return nil, nil, err
+	}
+	if _, err := c.Write(b); err != nil {
+		return nil, nil, err
+	}
+	var t transport.Tag
+	head := make([]byte, transport.TagLen)
+	if _, err = io.ReadFull(c, head); err != nil {
+		return nil, nil, err
+	}
+	if err = t.Parse(head, 0); err != nil {
+		return nil, nil, err
+	}
+	answer := make([]byte, t.Len)
+	_, err = io.ReadFull(c, answer)
+	return c, answer, err
+}
+
+// errEnded: no answer came.
+var errEnded = errors.New("adversary: not let in")
+
+// Raid connects a path of a session of its own, of n connections, from an
+// address; name is the session's.
+func (s *Stage) Raid(from netip.Addr, name string, n int) (*Raider, error) {
+	r := &Raider{}
+	var session, path [wire.RTRSUUIDLen]byte
+	s.noise(session[:])
+	s.noise(path[:])
+	for i := range n {
+		req := wire.RTRSConnReq{Conn: uint16(i), Conns: uint16(n), Attempt: 1, Path: path, Session: session, FirstConn: true}
+		c, private, err := s.Link(from, req.Append(nil))
+		if err != nil {
+			return nil, err
+		}
+		rsp, err := wire.ParseRTRSConnRsp(private)
+		if err != nil || rsp.Errno() != 0 {
+			c.Close()
+			return nil, errors.Join(errEnded, err)
+		}
+		r.Cons = append(r.Cons, &RaiderCon{Conn: c})
+		if i == 0 {
+			if r.C, err = rsp.Chunks(); err != nil {
+				return nil, err
+			}
+		}
+	}
+	info, err := wire.AppendRTRSInfoReq(nil, name)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.Cons[0].Send(transport.Tag{Kind: transport.OpSend}, info); err != nil {
+		return nil, err
+	}
+	for {
+		t, data, err := r.Cons[0].Next()
+		if err != nil {
+			return nil, err
+		}
+		if k, err := wire.RTRSMessageType(data); t.Kind != transport.OpSend || err != nil || k != wire.RTRSInfoRspType {
+			continue
+		}
+		descs, err := wire.ParseRTRSInfoRsp(data, r.C)
+		if err != nil {
+			return nil, err
+		}
+		r.Descs = r.C.Spread(nil, descs)
+		return r, nil
+	}
+}
+
+// Send sends a frame whose number and length are right.
+func (c *RaiderCon) Send(t transport.Tag, data []byte) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.seq++
+	t.Seq, t.Len = c.seq, uint32(len(data))
+	b := make([]byte, transport.TagLen, transport.TagLen+len(data))
+	t.Put(b)
+	_, err := c.Write(append(b, data...))
+	return err
+}
+
+// Next reads a frame and answers heartbeats.
+func (c *RaiderCon) Next() (t transport.Tag, data []byte, err error) {
+	head := make([]byte, transport.TagLen)
+	for {
+		if _, err = io.ReadFull(c, head); err != nil {
+			return t, nil, err
+		}
+		c.in++
+		if err = t.Parse(head, c.in); err != nil {
+			return t, nil, err
+		}
+		data = make([]byte, t.Len)
+		if _, err = io.ReadFull(c, data); err != nil {
+			return t, nil, err
+		}
+		if t.Kind == transport.OpWriteImm && wire.RTRSImm(t.Imm).Type() == wire.RTRSHeartbeat {
+			if err = c.Send(transport.Tag{Kind: transport.OpWriteImm, Imm: uint32(wire.RTRSImmHeartbeatAck)}, nil); err != nil {
+				return t, nil, err
+			}
+			continue
+		}
+		return t, data, nil
+	}
+}
+
+// Alive reads and forgets what comes on all connections, heartbeats answered.
+func (r *Raider) Alive(s *Stage) {
+	for _, c := range r.Cons {
+		s.Go(func() {
+			for {
+				if _, _, err := c.Next(); err != nil {
+					return
+				}
+			}
+		})
+	}
+}
+
+// Request sends a request in a chunk: usr, and data to write or readLen bytes to read.
+func (r *Raider) Request(con int, chunk uint32, op wire.RTRSType, usr, data []byte, readLen int) error {
+	at := r.Descs[chunk]
+	msg := wire.RTRSReq{Type: op, UsrLen: uint16(len(usr))}
+	frame := transport.Tag{Kind: transport.OpWriteImm, Key: at.Key, Addr: at.Addr}
+	n := len(data)
+	if op == wire.RTRSRead {
+		n = readLen
+		frame.Addr += uint64(readLen)
+		if readLen > 0 {
+			msg.SGCnt = 1
+			msg.Desc = wire.RTRSDesc{Addr: 0x10000, Key: 0xabcd, Len: uint32(readLen)}
+		}
+	}
+	frame.Imm = uint32(r.C.Req(chunk, uint32(n+len(usr))))
+	return r.Cons[con].Send(frame, msg.Append(append(append([]byte(nil), data...), usr...)))
+}
+
+// Open opens a volume and returns the device's number; every frame until the
+// answer is read, so Alive must not run.
+func (r *Raider) Open(name string, access wire.RNBDAccess) (id uint32, err error) {
+	usr := make([]byte, 6, wire.RNBDOpenLen)
+	usr[0], usr[4] = byte(wire.RNBDOpenType), byte(access)
+	usr = append(usr, name[:min(len(name), wire.RNBDNameLen)]...)
+	usr = append(usr, make([]byte, wire.RNBDOpenLen-len(usr))...)
+	if err := r.Request(0, 0, wire.RTRSRead, usr, nil, wire.RNBDOpenRspLen); err != nil {
+		return 0, err
+	}
+	var answer []byte
+	for {
+		t, data, err := r.Cons[0].Next()
+		if err != nil {
+			return 0, err
+		}
+		answer = append(answer, data...)
+		switch t.Kind {
+		case transport.OpWrite:
+			continue
+		case transport.OpSendImm:
+			if k, err := wire.ParseRTRSRKeyRsp(data); err == nil && int(k.BufID) < len(r.Descs) {
+				r.Descs[k.BufID].Key = k.Key
+			}
+			answer = answer[:len(answer)-len(data)]
+		case transport.OpWriteImm:
+		default:
+			answer = answer[:len(answer)-len(data)]
+			continue
+		}
+		if _, errno, _ := wire.RTRSImm(t.Imm).Done(); errno != 0 {
+			return 0, fmt.Errorf("adversary: refused with errno %d", errno)
+		}
+		rsp, err := wire.ParseRNBDOpenRsp(answer)
+		return rsp.DeviceID, err
+	}
+}

@@ -1,0 +1,235 @@
+package adversary
+
+import (
+	"fmt"
+	"net/netip"
+	"sync/atomic"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/shm"
+)
+
+// Ring is a socket with rings, without any of the care a client takes. Mem is
+// the whole region, to be written anywhere; its fields follow docs/shm.md.
+type Ring struct {
+	*Packets
+	Reg   *shm.Region
+	Mem   []byte
+	Bells []int // the daemon's, then the client's, and what else came
+	Local netip.AddrPort
+
+	s     *Stage
+	sent  uint64 // send tail as published
+	freed uint64 // release tail as published
+	taken uint64 // receive head
+}
+
+// Packets is a connection to the control socket.
+type Packets struct {
+	*shm.Conn
+}
+
+// DialPackets connects to the control socket.
+func (s *Stage) DialPackets() (*Packets, error) {
+	c, err := shm.Dial(s.Ctx, s.Socket+shm.SocketSuffix)
+	if err != nil {
+		return nil, err
+	}
+	if end, ok := s.Ctx.Deadline(); ok {
+		c.SetDeadline(end.Add(50 * time.Millisecond))
+	}
+	return &Packets{keep(s, c)}, nil
+}
+
+// Say sends a message of the protocol.
+func (p *Packets) Say(m *rdsdv1.ClientMessage) error {
+	b, err := proto.Marshal(m)
+	if err != nil {
+		return err
+	}
+	return p.WriteMessage(b)
+}
+
+// Hear reads the next message and the descriptors that came with it.
+func (p *Packets) Hear() (*rdsdv1.ServerMessage, []int, error) {
+	b, fds, err := p.ReadMessage()
+	if err != nil {
+		return nil, nil, err
+	}
+	m := &rdsdv1.ServerMessage{}
+	return m, fds, proto.Unmarshal(b, m)
+}
+
+// raw runs f with the connection's descriptor.
+func (p *Packets) raw(f func(fd int)) {
+	if rc, err := p.SyscallConn(); err == nil {
+		rc.Control(func(fd uintptr) { f(int(fd)) })
+	}
+}
+
+// endpoint is an address as the protocol has it.
+func endpoint(a netip.AddrPort) *rdsdv1.Endpoint {
+	e := &rdsdv1.Endpoint{}
+	e.SetAddress(a.Addr().AsSlice())
+	e.SetPort(uint32(a.Port()))
+	return e
+}
+
+// bind is the message that asks for any port of the daemon, with buffers of
+// size bytes (0: the daemon's default).
+func (s *Stage) bind(port uint16, size int) *rdsdv1.Bind {
+	b := &rdsdv1.Bind{}
+	b.SetLocal(endpoint(netip.AddrPortFrom(s.Daemon, port)))
+	b.SetSendBufferBytes(uint64(size))
+	b.SetRecvBufferBytes(uint64(size))
+	b.SetLabel("adversary")
+	b.SetInitialCreditDatagrams(1 << 20)
+	b.SetInitialCreditBytes(1 << 30)
+	return b
+}
+
+func bindMessage(b *rdsdv1.Bind) *rdsdv1.ClientMessage {
+	m := &rdsdv1.ClientMessage{}
+	m.SetBind(b)
+	return m
+}
+
+// errRefused: the daemon refused a bind, as it may.
+type errRefused struct{ errno int32 }
+
+func (e errRefused) Error() string { return fmt.Sprintf("refused with errno %d", e.errno) }
+
+// BindPackets makes a plain socket over the control socket.
+func (s *Stage) BindPackets(port uint16, size int) (*Packets, netip.AddrPort, error) {
+	p, err := s.DialPackets()
+	if err != nil {
+		return nil, netip.AddrPort{}, err
+	}
+	bound, _, err := s.bound(p, s.bind(port, size))
+	if err != nil {
+		return nil, netip.AddrPort{}, err
+	}
+	return p, local(bound), nil
+}
+
+// bound binds and returns the answer.
+func (s *Stage) bound(p *Packets, b *rdsdv1.Bind) (*rdsdv1.Bound, []int, error) {
+	if err := p.Say(bindMessage(b)); err != nil {
+		return nil, nil, err
+	}
+	m, fds, err := p.Hear()
+	if err != nil {
+		return nil, nil, err
+	}
+	if !m.HasBound() {
+		closeAll(fds)
+		p.Close()
+		return nil, nil, errRefused{m.GetClosing().GetErrno()}
+	}
+	return m.GetBound(), fds, nil
+}
+
+func local(b *rdsdv1.Bound) netip.AddrPort {
+	a, _ := netip.AddrFromSlice(b.GetLocal().GetAddress())
+	return netip.AddrPortFrom(a, uint16(b.GetLocal().GetPort()))
+}
+
+// BindRing makes a socket with rings; port 0 is any.
+func (s *Stage) BindRing(port uint16, size int) (*Ring, error) {
+	p, err := s.DialPackets()
+	if err != nil {
+		return nil, err
+	}
+	b := s.bind(port, size)
+	w := &rdsdv1.RingWish{}
+	w.SetVersion(shm.Version)
+	b.SetRing(w)
+	bound, fds, err := s.bound(p, b)
+	if err != nil {
+		return nil, err
+	}
+	if len(fds) < 2 {
+		closeAll(fds)
+		return nil, fmt.Errorf("%d descriptors came with a region", len(fds))
+	}
+	s.After(func() { closeAll(fds) })
+	r := &Ring{Packets: p, Bells: fds[1:], Local: local(bound), s: s}
+	if r.Reg, err = shm.Open(fds[0], bound.GetRing().GetRegionBytes()); err != nil {
+		return nil, err
+	}
+	keep(s, r.Reg)
+	if r.Mem, err = unix.Mmap(fds[0], 0, int(r.Reg.RegionBytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE); err != nil {
+		return nil, err
+	}
+	s.After(func() { unix.Munmap(r.Mem) })
+	return r, nil
+}
+
+func closeAll(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}
+
+// Ring rings the daemon, whether it sleeps or not.
+func (r *Ring) Ring() { shm.Ring(r.Bells[0]) }
+
+// Flow writes an entry of the flow table.
+func (r *Ring) Flow(i, gen uint32, dst netip.AddrPort) {
+	r.Reg.PutFlow(i, &shm.FlowEntry{Dst: dst, Gen: gen})
+}
+
+// Post posts a descriptor, whatever stands in it and whether there is room or not.
+func (r *Ring) Post(w shm.Word, d shm.SendDesc) {
+	r.Reg.PutSend(r.sent, w, &d)
+	r.sent++
+	r.Reg.SendTail().Store(r.sent)
+}
+
+// PostIf posts if the send ring has room.
+func (r *Ring) PostIf(w shm.Word, d shm.SendDesc) bool {
+	if r.sent-r.Reg.SendHead().Load() >= uint64(r.Reg.Sends) {
+		return false
+	}
+	r.Post(w, d)
+	return true
+}
+
+// Events reads all events there are and returns how many there were.
+func (r *Ring) Events() int {
+	head, tail := r.Reg.EventHead().Load(), r.Reg.EventTail().Load()
+	r.Reg.EventHead().Store(tail)
+	return int(tail - head)
+}
+
+// Receives takes all descriptors there are.
+func (r *Ring) Receives() (list []shm.RecvDesc) {
+	tail := r.Reg.RecvTail().Load()
+	for ; r.taken != tail && len(list) < int(r.Reg.Receives); r.taken++ {
+		var d shm.RecvDesc
+		r.Reg.GetRecv(r.taken, &d)
+		list = append(list, d)
+	}
+	r.Reg.RecvHead().Store(r.taken)
+	return list
+}
+
+// Release gives a slot back, whether it was taken or not, and rings nobody.
+func (r *Ring) Release(slot uint64) {
+	r.Reg.PutRelease(r.freed, slot)
+	r.freed++
+	r.Reg.ReleaseTail().Store(r.freed)
+}
+
+// Words is how many shared words the page behind the header has.
+const Words = 12
+
+// Word is a shared word, as 64 bits also where it has 32.
+func (r *Ring) Word(i int) *atomic.Uint64 {
+	return (*atomic.Uint64)(unsafe.Pointer(&r.Mem[shm.HeaderBytes+128*i]))
+}

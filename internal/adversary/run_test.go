@@ -1,0 +1,392 @@
+package adversary
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// What the adversary may do to others, as docs/testing.md says.
+const (
+	p50Factor  = 2
+	p99Factor  = 5
+	stallLimit = 100 * time.Millisecond
+	restored   = 10 * time.Second // what the adversary held is given back within this
+	calm       = 1000             // microseconds: p99 of a bare relay on a machine where latencies can be judged
+)
+
+// TestAdversary runs hostile clients and peers of another user beside victims,
+// in phases with and without.
+func TestAdversary(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("elsewhere: the adversary and the victims need users of their own, which takes root")
+	}
+	total := *runTime
+	if testing.Short() {
+		total = min(total, 15*time.Second)
+	}
+	seed := *runSeed
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano())
+	}
+	acts, err := Choose(list(*runActs), list(*runWithout))
+	must(t, err)
+	t.Logf("seed %d; again with -adversary.seed=%d, fewer acts with -adversary.acts or -adversary.without", seed, seed)
+	r := &run{world: newWorld(t), t: t, rng: rand.New(rand.NewPCG(seed, 0)), acts: acts}
+	r.all(total)
+}
+
+// run is one run.
+type run struct {
+	*world
+	t       *testing.T
+	rng     *rand.Rand
+	acts    []Act
+	victims *role
+	canary  *role
+	empty   [2]residue // before anybody came
+	quiet   []phase
+	hostile []phase
+
+	mu     sync.Mutex
+	story  []string       // guarded by mu; what was played since the last quiet phase
+	counts map[string]int // guarded by mu; acts by name
+}
+
+// phase is what was measured in one.
+type phase struct {
+	victimsReport
+	canaryReport
+}
+
+func (r *run) all(total time.Duration) {
+	t := r.t
+	r.counts = map[string]int{}
+	a, b := r.daemons[0], r.daemons[1]
+	victims := victimsOrder{SocketA: a.socket, SocketB: b.socket, A: a.addr, B: b.addr, URI: r.uri}
+	r.rehearse(victims)
+	var err error
+	r.victims, err = r.role("victims", victimUID, victims)
+	must(t, err)
+	defer r.victims.end()
+	r.canary, err = r.role("canary", 0, canaryOrder{Daemons: []int{a.pid(), b.pid()}, Victims: []int{r.victims.cmd.Process.Pid}})
+	must(t, err)
+	defer r.canary.end()
+	stop := make(chan struct{})
+	var watch sync.WaitGroup
+	watch.Go(func() { r.watchMemory(stop) })
+	defer watch.Wait()
+	defer close(stop)
+
+	time.Sleep(time.Second)
+	var warm phase
+	must(t, r.victims.ask("phase", &warm.victimsReport))
+	must(t, r.canary.ask("phase", &warm.canaryReport))
+	warm.Stalls = nil // sockets were bound and a volume opened
+	r.judge("warm-up", warm)
+	for i := range r.targets {
+		for _, p := range warm.Ports {
+			if p.Addr() == r.targets[i].Daemon {
+				r.targets[i].Victims = append(r.targets[i].Victims, p)
+			}
+		}
+	}
+	// A third of the time is quiet, in 2 to 6 turns.
+	turns := min(max(int(total/(20*time.Second)), 2), 6)
+	turn := total / time.Duration(turns)
+	for n := 0; n < turns && !t.Failed(); n++ {
+		time.Sleep(turn / 3)
+		r.quiet = append(r.quiet, r.measured("quiet"))
+		r.attack(turn * 2 / 3)
+		r.hostile = append(r.hostile, r.measured("hostile"))
+		r.settled(n)
+	}
+	if !t.Failed() {
+		r.compare()
+	}
+	var last victimsReport
+	if err := r.victims.ask("end", &last); err != nil {
+		t.Errorf("the victims: %v", err)
+	}
+	r.judge("the end", phase{victimsReport: last})
+	r.victims.end()
+	if !r.dead() {
+		r.leftNothing()
+	}
+	r.report(last)
+	if t.Failed() {
+		t.Logf("acts since the last quiet phase:\n%s", strings.Join(r.story[max(0, len(r.story)-200):], "\n"))
+	}
+}
+
+// rehearse lets victims come and go, so that the links that their traffic
+// opens between the daemons are there, and takes down what the daemons then keep.
+func (r *run) rehearse(o victimsOrder) {
+	v, err := r.role("victims", victimUID, o)
+	must(r.t, err)
+	time.Sleep(2 * time.Second)
+	var p victimsReport
+	must(r.t, v.ask("end", &p))
+	r.judge("rehearsal", phase{victimsReport: p})
+	v.end()
+	for i, d := range r.daemons {
+		for end := time.Now().Add(restored); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+			if r.empty[i], err = d.residue(); err == nil && r.empty[i].Sockets == 0 && r.empty[i].Regions == 0 {
+				break
+			}
+		}
+		must(r.t, err)
+	}
+}
+
+// measured takes what the victims and the canary have measured since the last time.
+func (r *run) measured(what string) (p phase) {
+	r.t.Helper()
+	if err := r.victims.ask("phase", &p.victimsReport); err != nil {
+		r.t.Fatalf("%s: %v", what, err)
+	}
+	if err := r.canary.ask("phase", &p.canaryReport); err != nil {
+		r.t.Fatalf("%s: %v", what, err)
+	}
+	r.judge(what, p)
+	return p
+}
+
+// judge holds a phase against what must be in all of them.
+func (r *run) judge(what string, p phase) {
+	r.t.Helper()
+	for _, e := range p.Errors {
+		r.t.Errorf("%s: %s", what, e)
+	}
+	for _, s := range p.Stalls {
+		if p.Relay.N == 0 { // nobody knows what the machine was at
+			break
+		}
+		machine := max(overlap(p.Late, s.From, s.To), overlap(p.Waits, s.From, s.To))
+		if net := time.Duration(s.Late - machine); net > stallLimit {
+			at := map[string]int{}
+			for _, l := range p.At {
+				if l.When >= s.From && l.When <= s.To {
+					at[l.What]++
+				}
+			}
+			r.t.Errorf("%s: the probe's round trip took %v, of which the machine itself may have taken %v; the reactors were at %v", what, time.Duration(s.Late), time.Duration(machine), at)
+		}
+	}
+	r.dead()
+}
+
+// dead reports, and fails the test, when a daemon has ended.
+func (r *run) dead() bool {
+	r.t.Helper()
+	for _, d := range r.daemons {
+		if d.gone() {
+			r.t.Errorf("daemon %s has ended: %v", d.name, d.cmd.ProcessState)
+			return true
+		}
+	}
+	return false
+}
+
+// attack plays against both daemons until the time is over. Workers live for a
+// moment; half of them are killed in whatever they are at.
+func (r *run) attack(length time.Duration) {
+	end := time.Now().Add(length)
+	r.mu.Lock()
+	r.story = nil
+	r.mu.Unlock()
+	var wg sync.WaitGroup
+	for i := range r.targets {
+		rng := rand.New(rand.NewPCG(r.rng.Uint64(), uint64(i)))
+		wg.Go(func() {
+			for life := 0; time.Now().Before(end) && !r.daemons[i].gone(); life++ {
+				r.worker(i, rng, min(time.Until(end), 300*time.Millisecond+time.Duration(rng.Int64N(int64(6*time.Second)))))
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func (r *run) worker(i int, rng *rand.Rand, life time.Duration) {
+	o := workerOrder{Target: r.targets[i], Seed: rng.Uint64(), Lanes: 1 + rng.IntN(3)}
+	for _, a := range r.acts {
+		o.Acts = append(o.Acts, a.Name)
+	}
+	w, err := r.role("worker", adversaryUID, o)
+	if err != nil {
+		r.t.Errorf("a worker: %v", err)
+		time.Sleep(life)
+		return
+	}
+	begun := time.Now()
+	read := make(chan struct{})
+	go func() { // ends with the process
+		defer close(read)
+		for w.out.Scan() {
+			r.mu.Lock()
+			r.counts[w.out.Text()]++
+			r.story = append(r.story, fmt.Sprintf("%9.3f s daemon %s seed %d: %s", time.Since(begun).Seconds(), r.daemons[i].name, o.Seed, w.out.Text()))
+			r.mu.Unlock()
+		}
+	}()
+	ended := false
+	if rng.IntN(3) == 0 { // stopped for a while
+		ended = sleepUnless(read, life/3)
+		w.cmd.Process.Signal(syscall.SIGSTOP)
+		time.Sleep(min(life/3, 700*time.Millisecond))
+		w.cmd.Process.Signal(syscall.SIGCONT)
+	}
+	if !ended {
+		sleepUnless(read, life-time.Since(begun))
+	}
+	if rng.IntN(2) == 0 {
+		w.cmd.Process.Kill()
+	}
+	w.in.Close()
+	kill := time.AfterFunc(5*time.Second, func() { w.cmd.Process.Kill() })
+	<-read
+	w.cmd.Wait()
+	kill.Stop()
+	if code := w.cmd.ProcessState.ExitCode(); code == 1 {
+		r.t.Errorf("against daemon %s: %s", r.daemons[i].name, w.errs.String())
+	} else if code > 1 {
+		r.t.Errorf("a worker against daemon %s, seed %d: %v\n%s", r.daemons[i].name, o.Seed, w.cmd.ProcessState, tail(w.errs.Bytes(), 4096))
+	}
+}
+
+func sleepUnless(done chan struct{}, d time.Duration) bool {
+	select {
+	case <-done:
+		return true
+	case <-time.After(d):
+		return false
+	}
+}
+
+// settled waits until the sockets and regions of an adversary are gone, while
+// the victims go on.
+func (r *run) settled(n int) {
+	r.t.Helper()
+	var left string
+	for end := time.Now().Add(restored); time.Now().Before(end); time.Sleep(50 * time.Millisecond) {
+		left = ""
+		for _, d := range r.daemons {
+			now, err := d.residue()
+			if err != nil {
+				left = err.Error()
+			} else if now.Budgets["clients"] > 24 { // the victims and who asks
+				left += fmt.Sprintf("daemon %s: %d clients, %d sockets; ", d.name, now.Budgets["clients"], now.Sockets)
+			}
+		}
+		if left == "" {
+			return
+		}
+	}
+	r.t.Errorf("turn %d: %v after the adversary has gone: %s", n, restored, left)
+}
+
+// leftNothing holds what the daemons keep, when all have gone, against what
+// they kept before anybody came.
+func (r *run) leftNothing() {
+	r.t.Helper()
+	for i, d := range r.daemons {
+		var list []string
+		var now residue
+		for end := time.Now().Add(restored); time.Now().Before(end); time.Sleep(100 * time.Millisecond) {
+			var err error
+			if now, err = d.residue(); err != nil {
+				list = []string{err.Error()}
+				continue
+			}
+			if list = now.over(r.empty[i]); len(list) == 0 {
+				break
+			}
+		}
+		if len(list) > 0 {
+			stacks, _ := d.goroutines()
+			r.t.Errorf("daemon %s, %v after all have gone, still has %s\ndescriptors %v, before %v\n%s", d.name, restored, strings.Join(list, "; "), now.files, r.empty[i].files, stacks[:min(len(stacks), 6000)])
+		}
+	}
+}
+
+// watchMemory looks at what the daemons take of memory.
+func (r *run) watchMemory(stop chan struct{}) {
+	said := false
+	for {
+		for _, d := range r.daemons {
+			if n := d.resident(); n > memoryBytes+memorySlack && !said {
+				said = true
+				r.t.Errorf("daemon %s takes %d MiB of memory; limits.memory_bytes is %d MiB (file-backed and shared: %d MiB)", d.name, n>>20, memoryBytes>>20, (d.proc("RssShmem:")+d.proc("RssFile:"))>>10)
+			}
+		}
+		select {
+		case <-stop:
+			return
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// compare holds the victims' round trips with and without the adversary against
+// each other: medians over the phases, and what a bare relay of the same phases
+// has lost, which is the machine's.
+func (r *run) compare() {
+	busy := ""
+	if p99 := medianOf(r.quiet, relay99); p99 > calm {
+		busy = fmt.Sprintf("; not judged, as the machine is busy with something else: the p99 of a bare relay is %.0f us without the adversary", p99)
+	}
+	machine50 := max(1, medianOf(r.hostile, relay50)/medianOf(r.quiet, relay50))
+	machine99 := max(1, medianOf(r.hostile, relay99)/medianOf(r.quiet, relay99))
+	for name := range r.quiet[0].Rows {
+		p50 := func(p phase) float64 { return p.Rows[name].P50 }
+		p99 := func(p phase) float64 { return p.Rows[name].P99 }
+		q50, h50 := medianOf(r.quiet, p50), medianOf(r.hostile, p50)
+		q99, h99 := medianOf(r.quiet, p99), medianOf(r.hostile, p99)
+		r.t.Logf("REPORT %-9s p50 %7.0f us -> %7.0f us (%.1f x), p99 %7.0f us -> %7.0f us (%.1f x)", name, q50, h50, h50/q50, q99, h99, h99/q99)
+		if busy != "" {
+			continue
+		}
+		if h50 > p50Factor*machine50*q50 {
+			r.t.Errorf("%s: p50 %.0f us with the adversary, %.0f us without: %.1f x, at most %d x of the machine's own %.1f", name, h50, q50, h50/q50, p50Factor, machine50)
+		}
+		if h99 > p99Factor*machine99*q99 {
+			r.t.Errorf("%s: p99 %.0f us with the adversary, %.0f us without: %.1f x, at most %d x of the machine's own %.1f", name, h99, q99, h99/q99, p99Factor, machine99)
+		}
+	}
+	r.t.Logf("REPORT a bare relay: p50 %.1f x, p99 %.1f x%s", machine50, machine99, busy)
+}
+
+func relay50(p phase) float64 { return p.Relay.P50 }
+func relay99(p phase) float64 { return p.Relay.P99 }
+
+func medianOf(list []phase, f func(phase) float64) float64 {
+	var v []float64
+	for _, p := range list {
+		v = append(v, f(p))
+	}
+	slices.Sort(v)
+	return v[len(v)/2]
+}
+
+func (r *run) report(last victimsReport) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := 0
+	var never []string
+	for _, a := range r.acts {
+		n += r.counts[a.Name]
+		if r.counts[a.Name] == 0 {
+			never = append(never, a.Name)
+		}
+	}
+	r.t.Logf("REPORT %d acts of %d kinds; the victims' %v; largest resident memory %d and %d MiB", n, len(r.acts)-len(never), last.Done, r.daemons[0].peak.Load()>>20, r.daemons[1].peak.Load()>>20)
+	if len(never) > 0 {
+		r.t.Logf("not drawn: %v", never)
+	}
+}

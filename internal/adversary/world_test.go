@@ -1,0 +1,402 @@
+package adversary
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
+)
+
+// Users of the parties. Root keeps the daemons and the canary.
+const (
+	victimUID    = 64001
+	adversaryUID = 65534
+)
+
+// memoryBytes is limits.memory_bytes of the daemons, and memorySlack what the
+// process may take beside it.
+const (
+	memoryBytes = 256 << 20
+	memorySlack = 64 << 20
+)
+
+// world is two daemons, each with a volume for the victims or the adversary
+// mapped from the other.
+type world struct {
+	t       testing.TB
+	dir     string
+	exe     string // the test binary, where every user may run it
+	daemons [2]*daemon
+	uri     string // of the victims' mapping
+	targets [2]Target
+}
+
+// daemon is a process of rdsd.
+type daemon struct {
+	name, socket, http, log string
+	addr                    netip.Addr
+	cmd                     *exec.Cmd
+	ended                   chan struct{}
+	peak                    atomic.Int64 // VmRSS, bytes, the largest seen
+}
+
+var (
+	addresses = [2]netip.Addr{netip.MustParseAddr("127.81.0.2"), netip.MustParseAddr("127.81.0.3")}
+	allowed   = netip.MustParsePrefix("127.82.0.0/24")
+	strangers = netip.MustParsePrefix("127.83.0.0/20")
+)
+
+func newWorld(t testing.TB) *world {
+	dir, err := os.MkdirTemp("", "adv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	w := &world{t: t, dir: dir, exe: filepath.Join(dir, "adversary.test")}
+	must(t, os.Chmod(dir, 0o755))
+	must(t, copyFile(w.exe, os.Args[0]))
+	port, volumes := rdsdtest.FreePort(t, addresses[:]...), rdsdtest.FreePort(t, addresses[:]...)
+	for i, name := range []string{"a", "b"} {
+		w.daemons[i] = w.start(name, addresses[i], port, volumes)
+	}
+	for i, d := range w.daemons {
+		w.targets[i] = Target{Socket: d.socket, Daemon: d.addr, Other: w.daemons[1-i].addr, Port: uint16(port), Volumes: uint16(volumes),
+			Export: "theirs", Allowed: allowed, Stranger: strangers}
+	}
+	w.volumes()
+	return w
+}
+
+func (w *world) start(name string, addr netip.Addr, port, volumes int) *daemon {
+	sub := filepath.Join(w.dir, name)
+	must(w.t, os.Mkdir(sub, 0o755))
+	d := &daemon{name: name, addr: addr, socket: filepath.Join(sub, "s"), log: filepath.Join(w.dir, name+".log"),
+		http: fmt.Sprintf("%v:%d", addr, rdsdtest.FreePort(w.t, addr)), ended: make(chan struct{})}
+	config := fmt.Sprintf(`version = 1
+[rds]
+addresses = [%q]
+port = %d
+[api]
+socket = %q
+socket_mode = "0666"
+[http]
+listen = %q
+pprof = true
+[limits]
+memory_bytes = %d
+[volumes]
+port = %d
+name = %q
+socket_mode = "0666"
+[[peers]]
+address = %q
+kernel = true
+`, addr, port, d.socket, d.http, memoryBytes, volumes, name, allowed)
+	path := filepath.Join(w.dir, name+".toml")
+	must(w.t, os.WriteFile(path, []byte(config), 0o600))
+	out, err := os.Create(d.log)
+	must(w.t, err)
+	d.cmd = exec.Command(rdsdtest.Binary(w.t), "serve", "--config", path)
+	d.cmd.Stdout, d.cmd.Stderr = out, out
+	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	must(w.t, d.cmd.Start())
+	out.Close()
+	go func() { // ends with the process
+		defer close(d.ended)
+		d.cmd.Wait()
+	}()
+	w.t.Cleanup(func() {
+		d.cmd.Process.Kill()
+		<-d.ended
+		if b, err := os.ReadFile(d.log); err == nil && w.t.Failed() {
+			w.t.Logf("end of the log of daemon %s:\n%s", name, tail(b, 3<<10))
+		}
+	})
+	for until := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if st, err := d.status(); err == nil && st.GetState() == "serving" {
+			return d
+		}
+		if time.Now().After(until) || d.gone() {
+			b, _ := os.ReadFile(d.log)
+			w.t.Fatalf("daemon %s does not serve:\n%s", name, b)
+		}
+	}
+}
+
+// volumes has each daemon export a volume that the adversary may write and map
+// the other's, and the victims one of b that a maps.
+func (w *world) volumes() {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	export := func(d *daemon, name string, size uint64, allow netip.Prefix) {
+		must(w.t, d.with(func(c *rdsd.Client) error {
+			_, err := c.Volumes().Export(ctx, rdsd.ExportSpec{Name: name, Path: filepath.Join(w.dir, d.name+name), Create: true, Size: size, Shared: true,
+				AllowAddresses: []netip.Prefix{allow, netip.PrefixFrom(addresses[0], 31)}})
+			return err
+		}))
+	}
+	for _, d := range w.daemons {
+		export(d, "theirs", 16<<20, allowed)
+	}
+	export(w.daemons[1], "disk", victimBlock*victimBlocks, netip.PrefixFrom(addresses[0], 32))
+	for i, d := range w.daemons {
+		must(w.t, d.with(func(c *rdsd.Client) error {
+			m, err := c.Volumes().Map(ctx, rdsd.MapSpec{Node: w.daemons[1-i].addr.String(), Name: "theirs", Attach: rdsd.AttachSocket, SocketPath: filepath.Join(w.dir, d.name, "nbd")})
+			if err != nil {
+				return err
+			}
+			w.targets[i].NBD = m.Device
+			if i == 0 {
+				if m, err = c.Volumes().Map(ctx, rdsd.MapSpec{Node: w.daemons[1].addr.String(), Name: "disk", Attach: rdsd.AttachSocket, SocketPath: filepath.Join(w.dir, d.name, "disk")}); err != nil {
+					return err
+				}
+				w.uri = m.URI
+			}
+			return nil
+		}))
+	}
+}
+
+func (d *daemon) with(f func(*rdsd.Client) error) error {
+	c, err := rdsd.Dial(d.socket)
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	return f(c)
+}
+
+func (d *daemon) status() (st *rdsdv1.Status, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	err = d.with(func(c *rdsd.Client) error {
+		st, err = c.Admin().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+		return err
+	})
+	return st, err
+}
+
+func (d *daemon) pid() int { return d.cmd.Process.Pid }
+
+// gone reports whether the daemon has ended.
+func (d *daemon) gone() bool {
+	select {
+	case <-d.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// resident is VmRSS in bytes, and keeps the largest.
+func (d *daemon) resident() int64 {
+	n := int64(d.proc("VmRSS:")) << 10
+	for {
+		old := d.peak.Load()
+		if n <= old || d.peak.CompareAndSwap(old, n) {
+			return n
+		}
+	}
+}
+
+// proc is a number of /proc/PID/status.
+func (d *daemon) proc(key string) int {
+	b, _ := os.ReadFile(fmt.Sprintf("/proc/%d/status", d.pid()))
+	for line := range strings.Lines(string(b)) {
+		if rest, ok := strings.CutPrefix(line, key); ok {
+			n, _ := strconv.Atoi(strings.Fields(rest)[0])
+			return n
+		}
+	}
+	return 0
+}
+
+// residue is what a daemon keeps for those who talk to it.
+type residue struct {
+	Descriptors                  int // without the links between the daemons
+	Goroutines, Regions, Sockets int
+	Budgets                      map[string]uint64
+	files                        map[string]int
+}
+
+func (d *daemon) residue() (r residue, err error) {
+	r.files = map[string]int{}
+	dir := fmt.Sprintf("/proc/%d/fd/", d.pid())
+	fds, err := os.ReadDir(dir)
+	if err != nil {
+		return r, err
+	}
+	for _, fd := range fds {
+		name, _ := os.Readlink(dir + fd.Name())
+		kind, _, _ := strings.Cut(name, ":[")
+		r.files[kind]++
+	}
+	maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", d.pid()))
+	if err != nil {
+		return r, err
+	}
+	r.Regions = bytes.Count(maps, []byte("rdsd-ring"))
+	st, err := d.status()
+	if err != nil {
+		return r, err
+	}
+	r.Sockets, r.Budgets = int(st.GetSockets()), map[string]uint64{}
+	for _, b := range st.GetBudget() {
+		r.Budgets[b.GetName()] = b.GetUsed()
+	}
+	stacks, err := d.goroutines()
+	if err != nil {
+		return r, err
+	}
+	n, _, _ := strings.Cut(strings.TrimPrefix(stacks, "goroutine profile: total "), "\n")
+	r.Goroutines, _ = strconv.Atoi(n)
+	links, err := d.links()
+	r.Descriptors = len(fds) - links
+	return r, err
+}
+
+// links is how many lanes to the other daemon are up: they stay, and come with
+// traffic.
+func (d *daemon) links() (n int, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	err = d.with(func(c *rdsd.Client) error {
+		l, err := c.Admin().ListPeers(ctx, &rdsdv1.ListPeersRequest{})
+		for _, p := range l.GetPeer() {
+			if a, _ := netip.AddrFromSlice(p.GetRemote()); a == addresses[0] || a == addresses[1] {
+				for _, path := range p.GetPath() {
+					if path.GetState() == rdsdv1.PathState_PATH_STATE_UP {
+						n++
+					}
+				}
+			}
+		}
+		return err
+	})
+	return n, err
+}
+
+// goroutines is the profile of what the daemon's goroutines are at.
+func (d *daemon) goroutines() (string, error) {
+	c := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := c.Get("http://" + d.http + "/debug/pprof/goroutine?debug=1")
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	return string(b), err
+}
+
+// over lists what is more in r than in base.
+func (r residue) over(base residue) (list []string) {
+	more := func(what string, now, then, slack uint64) {
+		if now > then+slack {
+			list = append(list, fmt.Sprintf("%s: %d, before %d", what, now, then))
+		}
+	}
+	more("descriptors", uint64(r.Descriptors), uint64(base.Descriptors), 0)
+	more("goroutines", uint64(r.Goroutines), uint64(base.Goroutines), 4) // those of gRPC and HTTP that ask
+	more("regions", uint64(r.Regions), uint64(base.Regions), 0)
+	more("sockets", uint64(r.Sockets), uint64(base.Sockets), 0)
+	for name, used := range r.Budgets {
+		if keptBudgets[name] {
+			continue
+		}
+		more("budget "+name, used, base.Budgets[name], 0)
+	}
+	return list
+}
+
+// keptBudgets are not given back at once, by design: peers stay known until
+// their place is wanted.
+var keptBudgets = map[string]bool{"peers": true}
+
+// role is a process of the test binary.
+type role struct {
+	name string
+	cmd  *exec.Cmd
+	in   io.WriteCloser
+	out  *bufio.Scanner
+	errs bytes.Buffer
+}
+
+// role starts one as a user of its own.
+func (w *world) role(name string, uid uint32, order any) (*role, error) {
+	b, err := json.Marshal(order)
+	if err != nil {
+		return nil, err
+	}
+	r := &role{name: name, cmd: exec.Command(w.exe)}
+	r.cmd.Dir = "/"
+	r.cmd.Env = append(os.Environ(), roleEnv+"="+name, orderEnv+"="+string(b), "GOMAXPROCS=2")
+	r.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if uid != 0 {
+		r.cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid, NoSetGroups: false}
+	}
+	r.cmd.Stderr = &r.errs
+	if r.in, err = r.cmd.StdinPipe(); err != nil {
+		return nil, err
+	}
+	out, err := r.cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	r.out = bufio.NewScanner(out)
+	r.out.Buffer(nil, 64<<20)
+	return r, r.cmd.Start()
+}
+
+// ask says a word and reads the answer.
+func (r *role) ask(word string, into any) error {
+	if _, err := io.WriteString(r.in, word+"\n"); err != nil {
+		return fmt.Errorf("%s: %w\n%s", r.name, err, r.errs.String())
+	}
+	if !r.out.Scan() {
+		r.cmd.Wait()
+		return fmt.Errorf("%s has ended\n%s", r.name, r.errs.String())
+	}
+	return json.Unmarshal(r.out.Bytes(), into)
+}
+
+// end ends it and waits.
+func (r *role) end() {
+	r.in.Close()
+	done := time.AfterFunc(10*time.Second, func() { r.cmd.Process.Kill() })
+	defer done.Stop()
+	r.cmd.Wait()
+}
+
+func must(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func copyFile(to, from string) error {
+	b, err := os.ReadFile(from)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(to, b, 0o755)
+}
+
+func tail(b []byte, n int) []byte { return b[max(0, len(b)-n):] }
