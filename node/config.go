@@ -92,7 +92,7 @@ type APIConfig struct {
 
 // HTTPConfig is the page for monitoring.
 type HTTPConfig struct {
-	Listen string `toml:"listen" env:"RDSD_HTTP" flag:"http" usage:"address of /metrics, /healthz and /readyz; empty: off" want:"\"address:port\" such as \"127.0.0.1:16386\", or \"\" for off"`
+	Listen string `toml:"listen" env:"RDSD_HTTP" flag:"http" usage:"address of /metrics, /healthz and /readyz; unix:PATH: a socket with the mode and group of the clients'; empty: off" want:"\"address:port\" such as \"127.0.0.1:16386\", \"unix:/run/rdsd/http.sock\", or \"\" for off"`
 	Pprof  bool   `toml:"pprof" usage:"serve /debug/pprof as well" want:"true or false"`
 }
 

@@ -24,7 +24,7 @@ func (c *Config) Validate() error {
 	v.limits()
 	v.volumes()
 	v.check("version", c.Version == ConfigVersion, "%d is not known to this rdsd", c.Version)
-	v.check("http.listen", c.HTTP.Listen == "" || isHostPort(c.HTTP.Listen), "%q is not an address and port", c.HTTP.Listen)
+	v.check("http.listen", c.HTTP.Listen == "" || isHostPort(c.HTTP.Listen) || isUnixPath(c.HTTP.Listen), "%q is neither an address and port nor unix: and an absolute path", c.HTTP.Listen)
 	v.check("log.format", c.Log.Format == "text" || c.Log.Format == "json", "%q is neither", c.Log.Format)
 	v.check("log.lines_per_second", c.Log.LinesPerS > 0 && c.Log.LinesPerS <= 100000, "%v is out of range", c.Log.LinesPerS)
 	v.tables()
@@ -136,6 +136,12 @@ func (v *validator) tables() {
 		v.check(key, !twice, "%v has a rule already, peers[%d]", p.Address, j)
 		seen[p.Address.Prefix] = i
 	}
+}
+
+// isUnixPath accepts "unix:/run/rdsd/http.sock".
+func isUnixPath(s string) bool {
+	path, ok := strings.CutPrefix(s, "unix:")
+	return ok && filepath.IsAbs(path) && len(path) <= 107 && !strings.ContainsRune(path, 0)
 }
 
 // isHostPort accepts "10.0.0.1:80", "[::1]:80", "localhost:80" and ":80".

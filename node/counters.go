@@ -9,7 +9,9 @@ import (
 // nodeCounters are the counters of the front ends; those of the wire and of
 // the sockets belong to the core. Names become rdsd_<name>_total.
 type nodeCounters struct {
-	ClientsRefused     atomic.Uint64 `counter:"clients_refused" help:"client connections refused because of limits.max_clients or limits.max_clients_per_uid."`
+	ClientsRefused     atomic.Uint64 `counter:"clients_refused" help:"client connections refused because of limits.max_clients or limits.max_clients_per_uid, or for want of file descriptors"`
+	DescriptorsRefused atomic.Uint64 `counter:"descriptors_refused" help:"connections and sockets refused because the process is near its limit of file descriptors"`
+	AcceptErrors       atomic.Uint64 `counter:"accept_errors" help:"connections that could not be accepted for a while: no descriptor, no memory; the log names the listener"`
 	CallsRateLimited   atomic.Uint64 `counter:"calls_rate_limited" help:"calls refused because their user made more than api.calls_per_second"`
 	Panics             atomic.Uint64 `counter:"panics" help:"calls that ended in a panic. Any is a bug; the log has the stack"`
 	LogSuppressed      atomic.Uint64 `counter:"log_suppressed" help:"log lines left out because of log.lines_per_second"`

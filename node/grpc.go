@@ -90,7 +90,7 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 	}
 	s := grpc.NewServer(
 		grpc.KeepaliveParams(keep),
-		grpc.Creds(&peerCreds{f.clients}),
+		grpc.Creds(&peerCreds{clients: f.clients}),
 		grpc.ForceServerCodecV2(datagramCodec{}),
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.MaxSendMsgSize(maxMessageBytes),

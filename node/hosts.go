@@ -99,6 +99,8 @@ func (a *hosts) start() error {
 	}
 	links := tcp.New(loops...)
 	links.BufferBytes = int(a.node.cfg.RDS.TCPBufferBytes)
+	links.Log, links.AcceptFailed, links.Reserve = a.node.log, &a.node.count.AcceptErrors, a.node.fds.reserve
+	links.Room = func() error { return a.node.fds.room(linkFDs, keepOfLinks) }
 	if name := a.node.cfg.RDS.TCPCongestion; name != "" {
 		if err := tcp.CheckCongestion(name); err != nil {
 			a.node.log.Warn("rds.tcp_congestion cannot be had, TCP keeps the kernel's default", "name", name, "err", err)

@@ -1,6 +1,7 @@
 package node
 
 import (
+	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -8,14 +9,23 @@ import (
 	"net"
 	"net/http"
 	"net/http/pprof"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// maxHTTPConns bounds the monitoring page's connections (M2).
-const maxHTTPConns = 64
+// Bounds of the page for monitoring (M2). Silent connections cost a descriptor and
+// nothing else: a request takes its slot when its header is there, and where there are
+// too many connections the oldest one that has said nothing makes room.
+const (
+	maxHTTPConns    = 256
+	maxHTTPRequests = 16
+	httpWrite       = 20 * time.Second // for a client to read its answer
+	httpProfile     = 5 * time.Minute  // and a profile, which takes as long as it was asked for
+)
 
 // httpFront serves /metrics, /healthz, /readyz and a page that lists them.
 type httpFront struct {
@@ -31,11 +41,7 @@ type nodeStatus struct {
 	Pprof   bool
 }
 
-func listenHTTP(c *HTTPConfig, reg *prometheus.Registry, state func() nodeStatus) (*httpFront, error) {
-	l, err := net.Listen("tcp", c.Listen)
-	if err != nil {
-		return nil, fmt.Errorf("http.listen %s: %w", c.Listen, err)
-	}
+func listenHTTP(c *HTTPConfig, l net.Listener, reg *prometheus.Registry, state func() nodeStatus) *httpFront {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(reg, promhttp.HandlerOpts{EnableOpenMetrics: true, MaxRequestsInFlight: 4, Timeout: 10 * time.Second}))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -60,16 +66,88 @@ func listenHTTP(c *HTTPConfig, reg *prometheus.Registry, state func() nodeStatus
 		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
 		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
 	}
+	conns := &connTable{most: maxHTTPConns, silent: map[net.Conn]*list.Element{}, busy: map[net.Conn]*list.Element{}}
 	return &httpFront{
-		listener: newLimitListener(l, maxHTTPConns),
+		listener: l,
 		srv: &http.Server{
-			Handler:           mux,
+			Handler:           limitRequests(mux, maxHTTPRequests),
+			ConnState:         conns.changed,
 			ReadHeaderTimeout: 5 * time.Second,
 			ReadTimeout:       10 * time.Second,
 			IdleTimeout:       time.Minute,
 			MaxHeaderBytes:    16 << 10,
 		},
-	}, nil
+	}
+}
+
+// limitRequests bounds the requests at work, but for those of probes, which must be
+// answered as long as the process lives and cost nothing.
+func limitRequests(h http.Handler, most int) http.Handler {
+	slots := make(chan struct{}, most)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		patience := httpWrite
+		if strings.HasPrefix(r.URL.Path, "/debug/pprof/") {
+			patience = httpProfile
+		}
+		http.NewResponseController(w).SetWriteDeadline(time.Now().Add(patience))
+		if r.ContentLength != 0 { // nothing here reads a body, and nobody waits for one
+			w.Header().Set("Connection", "close")
+			http.Error(w, "a request here has no body", http.StatusBadRequest)
+			return
+		}
+		if r.URL.Path != "/healthz" && r.URL.Path != "/readyz" {
+			select {
+			case slots <- struct{}{}:
+				defer func() { <-slots }()
+			default:
+				http.Error(w, "too many requests at once", http.StatusServiceUnavailable)
+				return
+			}
+		}
+		h.ServeHTTP(w, r)
+	})
+}
+
+// connTable bounds the connections of the page.
+type connTable struct {
+	most int
+
+	mu           sync.Mutex
+	silent, busy map[net.Conn]*list.Element // guarded by mu; places in the lists
+	quiet, loud  list.List                  // guarded by mu; of net.Conn, oldest first; quiet ones have asked for nothing
+}
+
+// changed is http.Server.ConnState.
+func (t *connTable) changed(c net.Conn, s http.ConnState) {
+	t.mu.Lock()
+	if e := t.silent[c]; e != nil {
+		t.quiet.Remove(e)
+		delete(t.silent, c)
+	}
+	if e := t.busy[c]; e != nil {
+		t.loud.Remove(e)
+		delete(t.busy, c)
+	}
+	switch s {
+	case http.StateNew, http.StateIdle:
+		t.silent[c] = t.quiet.PushBack(c)
+	case http.StateActive:
+		t.busy[c] = t.loud.PushBack(c)
+	}
+	var out net.Conn
+	if t.quiet.Len()+t.loud.Len() > t.most {
+		e := t.quiet.Front()
+		if e == nil || e.Value == c {
+			e = t.loud.Front()
+		}
+		if e != nil {
+			out = e.Value.(net.Conn)
+		}
+	}
+	t.mu.Unlock()
+	if out != nil {
+		out.Close() // its own goroutine reports that, and takes it off the list
+	}
 }
 
 func (h *httpFront) serve() error {

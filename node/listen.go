@@ -29,28 +29,28 @@ func listenUnix(network, path string, mode fs.FileMode, group string) (net.Liste
 	}
 	dir := filepath.Dir(path)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("api.socket %s: its directory cannot be made: %w", path, err)
+		return nil, fmt.Errorf("socket %s: its directory cannot be made: %w", path, err)
 	}
-	unlock, err := lockDir(dir)
+	unlock, err := lockSocket(path)
 	if err != nil {
-		return nil, fmt.Errorf("api.socket %s: %w", path, err)
+		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	defer unlock()
 	if err := removeStale(network, path); err != nil {
-		return nil, fmt.Errorf("api.socket %s: %w", path, err)
+		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	fd, err := unix.Socket(unix.AF_UNIX, kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {
-		return nil, fmt.Errorf("api.socket %s: %w", path, err)
+		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	f := os.NewFile(uintptr(fd), path)
 	defer f.Close() // FileListener below has its own descriptor
 	if err := unix.Bind(fd, &unix.SockaddrUnix{Name: path}); err != nil {
-		return nil, fmt.Errorf("api.socket %s: bind: %w", path, err)
+		return nil, fmt.Errorf("socket %s: bind: %w", path, err)
 	}
 	fail := func(what string, err error) (net.Listener, error) {
 		os.Remove(path)
-		return nil, fmt.Errorf("api.socket %s: %s: %w", path, what, err)
+		return nil, fmt.Errorf("socket %s: %s: %w", path, what, err)
 	}
 	if group != "" {
 		gid, err := lookupGroup(group)
@@ -74,7 +74,7 @@ func listenUnix(network, path string, mode fs.FileMode, group string) (net.Liste
 	st, err := os.Lstat(path)
 	if err != nil {
 		l.Close()
-		return nil, fmt.Errorf("api.socket %s: %w", path, err)
+		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	ul := &unixListener{UnixListener: l.(*net.UnixListener), path: path}
 	ul.close = closeOnce(func() error {
@@ -126,56 +126,58 @@ func removeStale(network, path string) error {
 	return os.Remove(path)
 }
 
-// lockDir keeps two daemons that start at once from removing each other's
-// socket. The lock is on the directory itself: no file is left behind.
-func lockDir(dir string) (unlock func(), err error) {
-	d, err := os.Open(dir)
-	if err != nil {
-		return nil, err
+// lockPatience is how long another daemon may take to make its socket.
+var lockPatience = 5 * time.Second
+
+// lockSocket keeps two daemons that start at once from removing each other's
+// socket. The lock is on a file of the daemon's own user, which nobody else can
+// open, so that nobody else can hold it; it is there for a moment only.
+func lockSocket(path string) (unlock func(), err error) {
+	name := path + ".lock"
+	for until := time.Now().Add(lockPatience); ; time.Sleep(10 * time.Millisecond) {
+		f, err := tryLock(name)
+		if err == nil {
+			return func() {
+				os.Remove(name) // before the lock is let go: who opens it now finds another file
+				f.Close()
+			}, nil
+		}
+		if !errors.Is(err, unix.EAGAIN) {
+			return nil, err
+		}
+		if time.Now().After(until) {
+			return nil, fmt.Errorf("another process has held the lock %s for %v; is a daemon stopped in the middle of its start?", name, lockPatience)
+		}
 	}
-	for {
-		err = unix.Flock(int(d.Fd()), unix.LOCK_EX)
-		if !errors.Is(err, unix.EINTR) {
-			break
+}
+
+// tryLock takes the lock; EAGAIN: somebody has it, or the file has gone meanwhile.
+func tryLock(name string) (*os.File, error) {
+	f, err := os.OpenFile(name, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("the lock beside it: %w", err)
+	}
+	var st, now unix.Stat_t
+	if err = unix.Fstat(int(f.Fd()), &st); err == nil {
+		switch {
+		case st.Mode&unix.S_IFMT != unix.S_IFREG || st.Uid != uint32(os.Geteuid()) || st.Mode&0o077 != 0:
+			err = fmt.Errorf("%s is no lock of this user's: uid %d made it, with mode %#o; remove it, or use a directory of your own", name, st.Uid, st.Mode)
+		default:
+			err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		}
+	}
+	if errors.Is(err, unix.EINTR) {
+		err = unix.EAGAIN
+	}
+	if err == nil {
+		// Who had it before has removed the file: a lock on that is worth nothing.
+		if e := unix.Lstat(name, &now); e != nil || now.Ino != st.Ino || now.Dev != st.Dev {
+			err = unix.EAGAIN
 		}
 	}
 	if err != nil {
-		d.Close()
-		return nil, fmt.Errorf("lock %s: %w", dir, err)
-	}
-	return func() { d.Close() }, nil
-}
-
-// limitListener accepts at most n connections at a time; the next ones wait
-// in the kernel's queue.
-type limitListener struct {
-	net.Listener
-	slots chan struct{}
-	done  chan struct{}
-	close func() error
-}
-
-func newLimitListener(l net.Listener, n int) *limitListener {
-	ll := &limitListener{Listener: l, slots: make(chan struct{}, n), done: make(chan struct{})}
-	ll.close = closeOnce(func() error {
-		close(ll.done)
-		return l.Close()
-	})
-	return ll
-}
-
-func (l *limitListener) Close() error { return l.close() }
-
-func (l *limitListener) Accept() (net.Conn, error) {
-	select {
-	case l.slots <- struct{}{}:
-	case <-l.done:
-		return nil, net.ErrClosed
-	}
-	c, err := l.Listener.Accept()
-	if err != nil {
-		<-l.slots
+		f.Close()
 		return nil, err
 	}
-	return &countedConn{Conn: c, release: closeOnce(func() error { <-l.slots; return nil })}, nil
+	return f, nil
 }

@@ -111,42 +111,62 @@ func TestAbstractSocket(t *testing.T) {
 	l.Close()
 }
 
-func TestLimitListener(t *testing.T) {
-	inner, err := net.Listen("tcp", "127.0.0.1:0")
+// Whoever holds a lock on the socket's directory, or has put a file in the way, keeps no
+// daemon waiting.
+func TestLockIsNobodyElses(t *testing.T) {
+	path := socketPath(t)
+	d, err := os.Open(filepath.Dir(path))
 	if err != nil {
 		t.Fatal(err)
 	}
-	l := newLimitListener(inner, 1)
-	defer l.Close()
-	accepted := make(chan net.Conn, 2)
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			accepted <- c
-		}
-	}()
-	for range 2 {
-		c, err := net.Dial("tcp", inner.Addr().String())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
+	defer d.Close()
+	if err := syscall.Flock(int(d.Fd()), syscall.LOCK_EX); err != nil {
+		t.Fatal(err)
 	}
-	first := <-accepted
-	select {
-	case <-accepted:
-		t.Fatal("two connections at once with a limit of 1")
-	case <-time.After(20 * time.Millisecond):
+	l, err := listenUnix("unix", path, 0o600, "")
+	if err != nil {
+		t.Fatal(err)
 	}
-	first.Close()
-	first.Close() // gives its place back once only
-	second := <-accepted
-	second.Close()
 	l.Close()
-	<-ended
+	if left, _ := filepath.Glob(path + "*"); len(left) > 0 {
+		t.Errorf("%v are left", left)
+	}
+	if err := os.WriteFile(path+".lock", nil, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(path+".lock", 0o666); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listenUnix("unix", path, 0o600, ""); err == nil || !strings.Contains(err.Error(), "no lock of this user's") {
+		t.Errorf("a lock everybody can open: %v", err)
+	}
+	os.Remove(path + ".lock")
+	if err := os.Symlink("/dev/null", path+".lock"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := listenUnix("unix", path, 0o600, ""); err == nil {
+		t.Error("a link in the place of the lock was followed")
+	}
+}
+
+// A lock that is held is waited for, and not for ever.
+func TestLockIsWaitedFor(t *testing.T) {
+	was := lockPatience
+	defer func() { lockPatience = was }()
+	path := socketPath(t)
+	unlock, err := lockSocket(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lockPatience = 50 * time.Millisecond
+	if _, err := listenUnix("unix", path, 0o600, ""); err == nil || !strings.Contains(err.Error(), "has held the lock") {
+		t.Errorf("a held lock: %v", err)
+	}
+	lockPatience = was
+	time.AfterFunc(50*time.Millisecond, unlock)
+	l, err := listenUnix("unix", path, 0o600, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
 }

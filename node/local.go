@@ -26,6 +26,8 @@ type localFront struct {
 	node     *Node
 	listener net.Listener
 
+	refusals atomic.Int32 // under way
+
 	mu    sync.Mutex
 	conns map[*shm.Conn]struct{} // guarded by mu; nil when the front is stopped
 	rings map[*ringSock]struct{} // guarded by mu
@@ -50,21 +52,36 @@ func (f *localFront) serve() error {
 	for {
 		c, err := f.listener.Accept()
 		if err != nil {
-			if errors.Is(err, net.ErrClosed) {
-				return nil
-			}
-			return err
+			return nil // it is closed: nothing else ends an accept.Listener
 		}
 		id, _, err := identify(c)
 		if err == nil {
 			err = f.node.grpc.clients.add(id)
 		}
 		if err != nil {
-			c.Close()
+			f.refuse(c, err)
 			continue
 		}
 		f.wg.Go(func() { f.handle(shm.NewConn(c.(*net.UnixConn), 0), id) }) // ends with the connection, which stop closes
 	}
+}
+
+// maxRefusals bounds the connections that are being told why they are not served.
+const maxRefusals = 4
+
+// refuse ends a connection that may not be. A client that is slow to listen holds up
+// nobody: with too many of those the next are closed without a word.
+func (f *localFront) refuse(c net.Conn, err error) {
+	if f.refusals.Add(1) > maxRefusals {
+		f.refusals.Add(-1)
+		c.Close()
+		return
+	}
+	f.wg.Go(func() { // ends after refusePatience and goodbye at the latest
+		defer f.refusals.Add(-1)
+		refusePacket(c, err)
+		c.Close()
+	})
 }
 
 // handle serves one connection to its end, or until a reactor has taken it over.

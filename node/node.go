@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -72,6 +73,7 @@ type Node struct {
 	layer    func(name string, d blk.Device) blk.Device // LayerStores; may be nil
 	sockets  *socketTable
 	waiting  share // payload of sends that wait to be accepted
+	fds      fdLimit
 	grpc     *grpcFront
 	local    *localFront // set by serve
 	registry *prometheus.Registry
@@ -130,6 +132,7 @@ func newNode(cfg *Config, logger *slog.Logger) (*Node, error) {
 // assemble makes the front ends around a core.
 func (n *Node) assemble() {
 	n.grpc = newGRPCFront(n.cfg, n.log, n.count)
+	n.grpc.clients.room = n.clientRoom
 	n.registry = newRegistry(newCollector(n.snapshot, n.count), newVolumeCollector(n.readVolumes), n.grpc.metrics)
 }
 
@@ -166,9 +169,10 @@ func (n *Node) run(ctx context.Context) error {
 	if n.cfg.Lonely() {
 		n.log.Warn("no peer beyond loopback is allowed: add [[peers]] rules to the configuration")
 	}
-	if err := checkDescriptors(n.cfg, n.log); err != nil {
+	if err := n.openDescriptors(); err != nil {
 		return err
 	}
+	defer n.fds.close()
 	local, rings, remote, err := n.listenClients()
 	if err != nil {
 		return err
@@ -210,13 +214,13 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 		})
 	}
 	// Before the first call is served: calls look at it.
-	n.local = &localFront{node: n, listener: rings, conns: map[*shm.Conn]struct{}{}, rings: map[*ringSock]struct{}{}}
+	n.local = &localFront{node: n, listener: n.acceptor(rings, "ring socket", refusePacket), conns: map[*shm.Conn]struct{}{}, rings: map[*ringSock]struct{}{}}
 	localServer := n.grpc.newServer(n.register, true)
-	run("client socket", func() error { return localServer.Serve(local) })
+	run("client socket", func() error { return localServer.Serve(n.acceptor(local, "client socket", refuseHTTP2)) })
 	run("ring socket", n.local.serve)
 	if remote != nil {
 		remoteServer := n.grpc.newServer(n.register, false)
-		run("remote clients", func() error { return remoteServer.Serve(remote) })
+		run("remote clients", func() error { return remoteServer.Serve(n.acceptor(remote, "remote clients", refuseHTTP2)) })
 	}
 	if page != nil {
 		run("http", page.serve)
@@ -296,17 +300,23 @@ func (n *Node) listenPage() (*httpFront, error) {
 	if n.cfg.HTTP.Listen == "" {
 		return nil, nil
 	}
-	page, err := listenHTTP(&n.cfg.HTTP, n.registry, func() nodeStatus {
-		s := n.state.Load()
-		return nodeStatus{Version: Version(), State: stateNames[s], Ready: s == stateServing}
-	})
+	var l net.Listener
+	var err error
+	if path, ok := strings.CutPrefix(n.cfg.HTTP.Listen, "unix:"); ok {
+		l, err = listenUnix("unix", path, n.cfg.API.SocketMode.Perm, n.cfg.API.SocketGroup)
+	} else {
+		l, err = net.Listen("tcp", n.cfg.HTTP.Listen)
+	}
 	if err != nil {
-		return nil, n.cfg.failed("http.listen", err)
+		return nil, n.cfg.failed("http.listen", fmt.Errorf("http.listen %s: %w", n.cfg.HTTP.Listen, err))
 	}
 	n.mu.Lock()
-	n.httpAddr = page.listener.Addr()
+	n.httpAddr = l.Addr()
 	n.mu.Unlock()
-	return page, nil
+	return listenHTTP(&n.cfg.HTTP, n.acceptor(l, "http", refusePage), n.registry, func() nodeStatus {
+		s := n.state.Load()
+		return nodeStatus{Version: Version(), State: stateNames[s], Ready: s == stateServing}
+	}), nil
 }
 
 // Ready is closed when the node serves, or when Run returned without.

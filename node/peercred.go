@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/credentials"
@@ -21,7 +23,8 @@ import (
 // They also bound the connections, of all users and of each one: a connection
 // over a limit is closed before it costs a goroutine or a buffer of HTTP/2.
 type peerCreds struct {
-	clients *clientTable
+	clients  *clientTable
+	refusals atomic.Int32 // connections that live to be told why they may not
 }
 
 // clientTable counts connections by user. Entries exist only for users with
@@ -29,6 +32,7 @@ type peerCreds struct {
 type clientTable struct {
 	max, maxPerUID int
 	refused        func(Identity, error) // called without the lock
+	room           func(Identity) error  // whether the process has descriptors for one more; may be nil
 
 	mu     sync.Mutex
 	total  int            // guarded by mu
@@ -53,9 +57,15 @@ func (t *clientTable) budget() budget {
 }
 
 func (t *clientTable) add(id Identity) error {
+	var full error
+	if t.room != nil {
+		full = t.room(id)
+	}
 	t.mu.Lock()
 	var err error
 	switch {
+	case full != nil:
+		err = full
 	case t.total >= t.max:
 		err = rdserr.With(rdserr.ErrTooMany, "limits.max_clients (%d) connections are open", t.max)
 	case t.byUser[id.UID] >= t.maxPerUID:
@@ -87,6 +97,7 @@ func (t *clientTable) remove(id Identity) {
 type authInfo struct {
 	credentials.CommonAuthInfo
 	Identity
+	refused error // why nothing is done for this connection; nil: it is served
 }
 
 func (authInfo) AuthType() string { return "rdsd-peercred" }
@@ -97,11 +108,27 @@ func (c *peerCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthIn
 		err = c.clients.add(id)
 	}
 	if err != nil {
-		return nil, nil, err // grpc closes conn
+		return c.refuse(conn, id, level, err)
 	}
 	release := closeOnce(func() error { c.clients.remove(id); return nil })
-	return &countedConn{conn, release}, authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id}, nil
+	return &countedConn{conn, release}, authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, nil}, nil
 }
+
+// refuse lets a connection live for a moment in which every call is told why there
+// is no more for it: an error here would be a connection that breaks. With several of
+// those under way it is one; grpc closes conn then.
+func (c *peerCreds) refuse(conn net.Conn, id Identity, level credentials.SecurityLevel, err error) (net.Conn, credentials.AuthInfo, error) {
+	if c.refusals.Add(1) > maxRefusals {
+		c.refusals.Add(-1)
+		return nil, nil, err
+	}
+	end := time.AfterFunc(refusedLife, func() { conn.Close() })
+	release := closeOnce(func() error { end.Stop(); c.refusals.Add(-1); return nil })
+	return &countedConn{conn, release}, authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, noDescriptors(err)}, nil
+}
+
+// refusedLife is how long a refused connection lives.
+const refusedLife = 500 * time.Millisecond
 
 // identify asks the kernel who is at the other end.
 func identify(conn net.Conn) (Identity, credentials.SecurityLevel, error) {
@@ -168,6 +195,11 @@ type identityKey struct{}
 // withIdentity is the auth function: it takes the identity from the
 // connection. A call without one did not come through our listeners.
 func withIdentity(ctx context.Context) (context.Context, error) {
+	if p, ok := peer.FromContext(ctx); ok {
+		if a, ok := p.AuthInfo.(authInfo); ok && a.refused != nil {
+			return nil, a.refused
+		}
+	}
 	id, ok := transportIdentity(ctx)
 	if !ok {
 		return nil, rdserr.With(rdserr.ErrPerm, "the caller has no identity")

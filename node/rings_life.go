@@ -21,6 +21,10 @@ func openRing(f *localFront, p *packetStream, m *rdsdv1.Bind) (taken bool, err e
 	if v := m.GetRing().GetVersion(); v != shm.Version {
 		return false, rdserr.With(rdserr.ErrNotSupported, "rings of layout version %d; this daemon has version %d, or bind without", v, shm.Version)
 	}
+	if err := n.fds.room(ringFDs, keepOfClients); err != nil {
+		n.count.BindsRefused.Add(1)
+		return false, err
+	}
 	r := &ringSock{front: f, s: newSockStream(n, p), bell: -1}
 	if err := r.open(f, m, p); err != nil {
 		n.count.BindsRefused.Add(1)

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/accept"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -221,6 +222,7 @@ func (s *Server) Serve(l net.Listener) error {
 		s.mu.Unlock()
 		return l.Close()
 	}
+	l = accept.New(l, "nbd", s.opts.Log)
 	s.listeners[l] = struct{}{}
 	s.mu.Unlock()
 	defer func() {
@@ -228,25 +230,16 @@ func (s *Server) Serve(l net.Listener) error {
 		delete(s.listeners, l)
 		s.mu.Unlock()
 	}()
-	wait := time.Duration(0)
 	for {
 		nc, err := l.Accept()
-		if err != nil {
+		if err != nil { // nothing but its end
 			s.mu.Lock()
-			stopping := s.stopping
-			s.mu.Unlock()
-			if stopping {
+			defer s.mu.Unlock()
+			if s.stopping {
 				return nil
-			}
-			if !errors.Is(err, net.ErrClosed) && wait < time.Second {
-				wait = max(2*wait, 5*time.Millisecond) // out of descriptors, most likely
-				s.opts.Log.Warn("nbd: accept failed", "err", err, "again", wait)
-				time.Sleep(wait)
-				continue
 			}
 			return err
 		}
-		wait = 0
 		go s.ServeConn(nc) // ends with the connection
 	}
 }

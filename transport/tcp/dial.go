@@ -3,6 +3,7 @@ package tcp
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"math/rand/v2"
 	"net"
 	"net/netip"
@@ -10,10 +11,10 @@ import (
 	"sync"
 	"sync/atomic"
 	"syscall"
-	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/accept"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
@@ -31,6 +32,16 @@ type Provider struct {
 	// "": the kernel's default. One that cannot be had is left out without a word:
 	// see CheckCongestion. Set it before the first link.
 	Congestion string
+
+	// Log, AcceptFailed and Reserve are those of the listeners' loops; see
+	// accept.Listener. Each may be nil. Set them before the first listener.
+	Log          *slog.Logger
+	AcceptFailed *atomic.Uint64
+	Reserve      *accept.Reserve
+
+	// Room tells why there may be no further connection; nil: there always may. One
+	// that was accepted is closed then. Set it before the first link.
+	Room func() error
 
 	loops []*loop
 	next  atomic.Uint32 // whose turn it is
@@ -60,6 +71,9 @@ const (
 
 // Dial connects; the source port's remainder by 8 is the lane.
 func (p *Provider) Dial(ctx context.Context, local, remote netip.AddrPort, lane int) (transport.Link, error) {
+	if err := p.room(); err != nil {
+		return nil, err
+	}
 	var lastErr error
 	for range tries {
 		port := portFrom + rand.IntN((portTo-portFrom)/wire.MaxLanes)*wire.MaxLanes + lane
@@ -113,43 +127,67 @@ func CheckCongestion(name string) error {
 	return os.NewSyscallError("setsockopt TCP_CONGESTION", unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, name))
 }
 
+func (p *Provider) room() error {
+	if p.Room == nil {
+		return nil
+	}
+	return p.Room()
+}
+
+// acceptor is a listener whose loop no error ends.
+func (p *Provider) acceptor(l net.Listener, what string) *accept.Listener {
+	a := accept.New(l, what, p.Log)
+	a.Failed, a.Reserve = p.AcceptFailed, p.Reserve
+	return a
+}
+
+// take accepts a connection that there is room for; nil: the listener is closed.
+func (p *Provider) take(l *accept.Listener) *net.TCPConn {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return nil
+		}
+		if p.room() == nil {
+			return c.(*net.TCPConn)
+		}
+		c.Close()
+	}
+}
+
 type listener struct {
 	p    *Provider
-	l    *net.TCPListener
+	l    *accept.Listener
 	done sync.WaitGroup
 }
 
 // Listen accepts on local.
-func (p *Provider) Listen(local netip.AddrPort, accept func(transport.Link)) (transport.Listener, error) {
+func (p *Provider) Listen(local netip.AddrPort, taken func(transport.Link)) (transport.Listener, error) {
 	lc := net.ListenConfig{KeepAlive: -1, Control: p.control(false)}
 	lc.SetMultipathTCP(false) // Go asks for it; what TCP_INFO counts would be a subflow's
 	nl, err := lc.Listen(context.Background(), "tcp", local.String())
 	if err != nil {
 		return nil, err
 	}
-	l := &listener{p: p, l: nl.(*net.TCPListener)}
+	l := &listener{p: p, l: p.acceptor(nl, "peers")}
 	l.done.Add(1)
-	go l.serve(accept)
+	go l.serve(taken)
 	return l, nil
 }
 
 // serve ends when the listener is closed.
-func (l *listener) serve(accept func(transport.Link)) {
+func (l *listener) serve(taken func(transport.Link)) {
 	defer l.done.Done()
 	for {
-		c, err := l.l.AcceptTCP()
-		if errors.Is(err, net.ErrClosed) {
+		c := l.p.take(l.l)
+		if c == nil {
 			return
-		}
-		if err != nil {
-			time.Sleep(10 * time.Millisecond) // out of descriptors: others will be closed
-			continue
 		}
 		k, err := newLink(l.p.loop(), c, l.p.BufferBytes)
 		if err != nil {
 			continue
 		}
-		accept(k)
+		taken(k)
 	}
 }
 

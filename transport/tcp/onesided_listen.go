@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/accept"
 	"github.com/rdsd/rdsd/transport"
 )
 
@@ -22,11 +23,12 @@ const (
 //
 // Goroutines: one that accepts, one for each handshake, all ended by Close.
 type oneSidedListener struct {
-	l      *net.TCPListener
-	accept func(transport.ConnRequest)
-	hello  time.Duration
-	slots  chan struct{} // one held by each handshake's goroutine
-	done   sync.WaitGroup
+	p     *Provider
+	l     *accept.Listener
+	taken func(transport.ConnRequest)
+	hello time.Duration
+	slots chan struct{} // one held by each handshake's goroutine
+	done  sync.WaitGroup
 
 	mu      sync.Mutex
 	waiting []net.Conn // for their hello, oldest first
@@ -35,18 +37,18 @@ type oneSidedListener struct {
 
 // ListenOneSided accepts on local. A request that is not answered in half a
 // minute is rejected.
-func (p *Provider) ListenOneSided(local netip.AddrPort, accept func(transport.ConnRequest)) (transport.Listener, error) {
-	return p.listenOneSided(local, accept, helloTime)
+func (p *Provider) ListenOneSided(local netip.AddrPort, taken func(transport.ConnRequest)) (transport.Listener, error) {
+	return p.listenOneSided(local, taken, helloTime)
 }
 
-func (p *Provider) listenOneSided(local netip.AddrPort, accept func(transport.ConnRequest), hello time.Duration) (transport.Listener, error) {
+func (p *Provider) listenOneSided(local netip.AddrPort, taken func(transport.ConnRequest), hello time.Duration) (transport.Listener, error) {
 	lc := net.ListenConfig{KeepAlive: -1, Control: p.control(false)}
 	lc.SetMultipathTCP(false)
 	nl, err := lc.Listen(context.Background(), "tcp", local.String())
 	if err != nil {
 		return nil, err
 	}
-	l := &oneSidedListener{l: nl.(*net.TCPListener), accept: accept, hello: hello, slots: make(chan struct{}, maxHandshakes)}
+	l := &oneSidedListener{p: p, l: p.acceptor(nl, "volumes"), taken: taken, hello: hello, slots: make(chan struct{}, maxHandshakes)}
 	l.done.Add(1)
 	go l.serve()
 	return l, nil
@@ -55,13 +57,9 @@ func (p *Provider) listenOneSided(local netip.AddrPort, accept func(transport.Co
 func (l *oneSidedListener) serve() {
 	defer l.done.Done()
 	for {
-		c, err := l.l.AcceptTCP()
-		if errors.Is(err, net.ErrClosed) {
+		c := l.p.take(l.l)
+		if c == nil {
 			return
-		}
-		if err != nil {
-			time.Sleep(10 * time.Millisecond) // out of descriptors: others will be closed
-			continue
 		}
 		select {
 		case l.slots <- struct{}{}:
@@ -104,7 +102,7 @@ func (l *oneSidedListener) handshake(c *net.TCPConn) {
 	q.mu.Lock()
 	q.timer = time.AfterFunc(answerTime, func() { q.Reject(nil) })
 	q.mu.Unlock()
-	l.accept(q)
+	l.taken(q)
 }
 
 // wait notes that c is waited for; false: the listener is closed.

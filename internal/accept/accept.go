@@ -1,0 +1,142 @@
+package accept
+
+import (
+	"errors"
+	"log/slog"
+	"net"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+)
+
+// Pauses after an error: the first, and the longest.
+const (
+	pauseMin = time.Millisecond
+	pauseMax = time.Second
+)
+
+// sayEvery is how often a loop that goes on failing says so.
+const sayEvery = 10 * time.Second
+
+// Listener accepts on another one and keeps at it: Accept returns an error only when
+// the listener is closed. It may be given to servers with a loop of their own.
+type Listener struct {
+	net.Listener
+	What    string         // it is, in the log
+	Log     *slog.Logger   // nil: none
+	Failed  *atomic.Uint64 // counts errors; may be nil
+	Reserve *Reserve       // may be nil
+	// Refuse tells a connection that was accepted with the reserve why it ends. It
+	// does not wait, and need not close it. nil: it is closed without a word.
+	Refuse func(c net.Conn, err error)
+
+	pause time.Duration // owned by whoever accepts
+	said  time.Time
+	done  chan struct{}
+	once  sync.Once
+}
+
+// New is a Listener over l; fields may be set before the first Accept.
+func New(l net.Listener, what string, log *slog.Logger) *Listener {
+	return &Listener{Listener: l, What: what, Log: log, done: make(chan struct{})}
+}
+
+// Accept waits for a connection. One goroutine at a time calls it.
+func (l *Listener) Accept() (net.Conn, error) {
+	for {
+		c, err := l.Listener.Accept()
+		if err == nil {
+			l.pause = 0
+			return c, nil
+		}
+		if errors.Is(err, net.ErrClosed) {
+			return nil, err
+		}
+		if l.Failed != nil {
+			l.Failed.Add(1)
+		}
+		l.say(err)
+		if noDescriptor(err) && l.Reserve != nil {
+			took := false
+			l.Reserve.use(func() { took = l.refuseOne(err) })
+			if took {
+				continue // the next may wait as this one did
+			}
+		}
+		if !l.wait(err) {
+			return nil, net.ErrClosed
+		}
+	}
+}
+
+// noDescriptor: the process, or the system, has no descriptor left.
+func noDescriptor(err error) bool {
+	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
+}
+
+// ofOne: the error is of one connection that is gone, and the next may be fine.
+func ofOne(err error) bool {
+	for _, e := range []error{syscall.ECONNABORTED, syscall.ECONNRESET, syscall.EINTR, syscall.EPROTO, syscall.EPERM} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// refuseOne takes one connection with the descriptor that was kept for that. If
+// somebody else was faster to take the descriptor, nothing happens: the connection
+// goes on waiting.
+func (l *Listener) refuseOne(why error) (took bool) {
+	if d, ok := l.Listener.(interface{ SetDeadline(time.Time) error }); ok {
+		d.SetDeadline(time.Now().Add(10 * time.Millisecond)) // it may have gone by itself
+		defer d.SetDeadline(time.Time{})
+	} else {
+		return false // it could wait for ever with the reserve in its hands
+	}
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return false
+	}
+	if l.Refuse != nil {
+		l.Refuse(c, why)
+	}
+	c.Close()
+	return true
+}
+
+func (l *Listener) say(err error) {
+	now := time.Now()
+	if l.Log == nil || ofOne(err) || now.Sub(l.said) < sayEvery {
+		return
+	}
+	l.said = now
+	l.Log.Error("connections cannot be accepted for now", "listener", l.What, "error", err)
+}
+
+// wait lets some time pass, longer each time; false: the listener is closed.
+func (l *Listener) wait(err error) bool {
+	if ofOne(err) && l.pause == 0 {
+		l.pause = -1 // the next of them waits
+		return true
+	}
+	l.pause = min(max(2*l.pause, pauseMin), pauseMax)
+	t := time.NewTimer(l.pause)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-l.done:
+		return false
+	}
+}
+
+// Close closes the listener and ends a pause.
+func (l *Listener) Close() error {
+	l.once.Do(func() { close(l.done) })
+	return l.Listener.Close()
+}
+
+// Inner is the listener below.
+func (l *Listener) Inner() net.Listener { return l.Listener }

@@ -1,0 +1,183 @@
+package accept
+
+import (
+	"bytes"
+	"errors"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// failing is a listener whose Accept fails as it is told.
+type failing struct {
+	errs  []error
+	calls int
+}
+
+func (f *failing) Accept() (net.Conn, error) {
+	f.calls++
+	if len(f.errs) == 0 {
+		return nil, net.ErrClosed
+	}
+	err := f.errs[0]
+	f.errs = f.errs[1:]
+	if err == nil {
+		a, b := net.Pipe()
+		b.Close()
+		return a, nil
+	}
+	return nil, &net.OpError{Op: "accept", Err: os.NewSyscallError("accept4", err)}
+}
+
+func (f *failing) Close() error   { return nil }
+func (f *failing) Addr() net.Addr { return nil }
+
+// TestNoErrorEndsIt: whatever accept4 may say, the next connection is taken.
+func TestNoErrorEndsIt(t *testing.T) {
+	var log bytes.Buffer
+	var failed atomic.Uint64
+	f := &failing{errs: []error{syscall.EMFILE, syscall.ENFILE, syscall.ENOMEM, syscall.ENOBUFS, syscall.ECONNABORTED, syscall.EINTR,
+		syscall.EPERM, syscall.EPROTO, syscall.EIO, syscall.EINVAL, nil}}
+	l := New(f, "test", slog.New(slog.NewTextHandler(&log, nil)))
+	l.Failed = &failed
+	if _, err := l.Accept(); err != nil {
+		t.Fatal(err)
+	}
+	if n := failed.Load(); n != 10 || f.calls != 11 {
+		t.Errorf("%d errors counted in %d calls", n, f.calls)
+	}
+	if n := strings.Count(log.String(), "\n"); n != 1 || !strings.Contains(log.String(), "EMFILE") && !strings.Contains(log.String(), "too many open files") {
+		t.Errorf("the log has %d lines: %s", n, log.String())
+	}
+	if _, err := l.Accept(); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("closed: %v", err)
+	}
+}
+
+// TestPausesGrow: a loop that goes on failing does not spin.
+func TestPausesGrow(t *testing.T) {
+	f := &failing{}
+	for range 9 {
+		f.errs = append(f.errs, syscall.EMFILE)
+	}
+	begun := time.Now()
+	New(f, "test", nil).Accept()
+	if d := time.Since(begun); d < 400*time.Millisecond {
+		t.Errorf("nine errors took %v", d)
+	}
+	f = &failing{errs: []error{syscall.ECONNABORTED, nil}}
+	l := New(f, "test", nil)
+	begun = time.Now()
+	if _, err := l.Accept(); err != nil || time.Since(begun) > 200*time.Millisecond {
+		t.Errorf("one connection that was gone: %v after %v", err, time.Since(begun))
+	}
+}
+
+// TestCloseEndsAPause: nobody waits for the end of one.
+func TestCloseEndsAPause(t *testing.T) {
+	f := &failing{}
+	for range 1000 {
+		f.errs = append(f.errs, syscall.EMFILE)
+	}
+	l := New(f, "test", nil)
+	done := make(chan error, 1)
+	go func() { _, err := l.Accept(); done <- err }()
+	time.Sleep(20 * time.Millisecond)
+	l.Close()
+	select {
+	case err := <-done:
+		if !errors.Is(err, net.ErrClosed) {
+			t.Error(err)
+		}
+	case <-time.After(pauseMax / 2):
+		t.Error("Accept goes on after Close")
+	}
+}
+
+// TestReserve: without a free descriptor a connection is taken and told why it ends.
+func TestReserve(t *testing.T) {
+	inner, err := net.Listen("unix", t.TempDir()+"/s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reserve, err := NewReserve()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reserve.Close()
+	l := New(inner, "test", nil)
+	l.Reserve = reserve
+	l.Refuse = func(c net.Conn, err error) { c.Write([]byte("no: " + err.Error())) }
+	client, err := net.Dial("unix", inner.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	var fds []int
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	used, _ := Room(was.Cur, 1, 0)
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(used + 8), Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Setrlimit(unix.RLIMIT_NOFILE, &was)
+	for {
+		fd, err := unix.Eventfd(0, 0)
+		if err != nil {
+			break
+		}
+		fds = append(fds, fd)
+	}
+	if _, ok := Room(uint64(used+8), 1, 0); ok {
+		t.Error("there is room although nothing can be opened")
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		l.Accept()
+	}()
+	buf := make([]byte, 100)
+	client.SetReadDeadline(time.Now().Add(5 * time.Second))
+	n, err := client.Read(buf)
+	if err != nil || !strings.Contains(string(buf[:n]), "too many open files") {
+		t.Errorf("the client was told %q, %v", buf[:n], err)
+	}
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+	l.Close()
+	<-ended
+}
+
+// TestRoom: the edge is exact.
+func TestRoom(t *testing.T) {
+	used, _ := Room(1<<20, 0, 0)
+	for _, c := range []struct {
+		limit      uint64
+		need, keep int
+		ok         bool
+	}{{uint64(used + 9), 5, 4, true}, {uint64(used + 8), 5, 4, false}, {uint64(used), 0, 0, true}, {uint64(used), 1, 0, false}} {
+		if _, ok := Room(c.limit, c.need, c.keep); ok != c.ok {
+			t.Errorf("%d of %d in use, %d wanted, %d kept: %v", used, c.limit, c.need, c.keep, ok)
+		}
+	}
+	var l unix.Rlimit
+	unix.Getrlimit(unix.RLIMIT_NOFILE, &l)
+	fd, err := unix.Eventfd(0, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	if more, _ := Room(1<<20, 0, 0); more != used+1 {
+		t.Errorf("%d in use, then one more is %d", used, more)
+	}
+}

@@ -1,0 +1,81 @@
+package accept
+
+import (
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// Reserve is a descriptor that is kept so that there is one when there is none.
+type Reserve struct {
+	mu sync.Mutex
+	fd int // guarded by mu; -1: it could not be had again yet, or the Reserve is closed
+	// closed: it is not to be had again.
+	closed bool // guarded by mu
+}
+
+// NewReserve takes one.
+func NewReserve() (*Reserve, error) {
+	r := &Reserve{fd: -1}
+	return r, r.take()
+}
+
+func (r *Reserve) take() (err error) {
+	if r.fd >= 0 || r.closed {
+		return nil
+	}
+	// An event counter: opening a file could fail for reasons of its own.
+	if r.fd, err = unix.Eventfd(0, unix.EFD_CLOEXEC); err != nil {
+		r.fd = -1
+		return fmt.Errorf("a descriptor in reserve: %w", err)
+	}
+	return nil
+}
+
+// use runs f while the descriptor is free, and takes it again. f may find that
+// another thread took it first.
+func (r *Reserve) use(f func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.fd < 0 && r.take() != nil || r.closed {
+		return
+	}
+	unix.Close(r.fd)
+	r.fd = -1
+	f()
+	r.take() // else the next use tries
+}
+
+// Close gives it up.
+func (r *Reserve) Close() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.closed = true
+	if r.fd >= 0 {
+		unix.Close(r.fd)
+		r.fd = -1
+	}
+}
+
+// lowestFree is the number of the lowest descriptor that is free. All below it are in
+// use: the kernel gives the lowest there is, so that the number says how many there
+// are without a list of them.
+func lowestFree() (int, error) {
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		return -1, err
+	}
+	unix.Close(fd)
+	return fd, nil
+}
+
+// Room tells whether so many descriptors can be opened with keep of limit left for
+// others, and how many are in use. An error of the kernel counts as no room.
+func Room(limit uint64, need, keep int) (used int, ok bool) {
+	fd, err := lowestFree()
+	if err != nil {
+		return int(limit), false
+	}
+	return fd, uint64(fd+need+keep) <= limit
+}

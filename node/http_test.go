@@ -1,0 +1,148 @@
+package node
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// startPage starts a node with a page, and tells where it is.
+func startPage(t *testing.T, listen string) (*Node, string) {
+	t.Helper()
+	cfg := testConfig(t)
+	cfg.HTTP.Listen = listen
+	n, _ := newFakeNode(t, cfg, &fakeCore{snap: busySnapshot()})
+	startNode(t, n)
+	return n, n.HTTPAddr().String()
+}
+
+func probeAt(t *testing.T, at string) (int, error) {
+	t.Helper()
+	c := http.Client{Timeout: 3 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	r, err := c.Get("http://" + at + "/healthz")
+	if err != nil {
+		return 0, err
+	}
+	r.Body.Close()
+	return r.StatusCode, nil
+}
+
+// TestSilentConnectionsBlockNobody: with more of them than there may be, a probe is
+// answered at once, and so with requests that never send what they announce.
+func TestSilentConnectionsBlockNobody(t *testing.T) {
+	for name, says := range map[string]string{"nothing": "", "half a header": "GET / HTTP/1.1\r\nHost:",
+		"a body that does not come": "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"} {
+		t.Run(name, func(t *testing.T) {
+			_, at := startPage(t, "127.0.0.1:0")
+			for range maxHTTPConns + 50 {
+				c, err := net.Dial("tcp", at)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				io.WriteString(c, says)
+			}
+			for range 3 {
+				if code, err := probeAt(t, at); err != nil || code != http.StatusOK {
+					t.Fatalf("/healthz: %d %v", code, err)
+				}
+			}
+		})
+	}
+}
+
+// TestSlotsAreForRequests: no more than so many at work, and the probes beside them.
+func TestSlotsAreForRequests(t *testing.T) {
+	wait := make(chan struct{})
+	busy := make(chan struct{}, 2)
+	h := limitRequests(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/slow" {
+			busy <- struct{}{}
+			<-wait
+		}
+	}), 2)
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := &http.Server{Handler: h}
+	served := make(chan struct{})
+	go func() { defer close(served); srv.Serve(l) }()
+	defer func() { srv.Close(); <-served }()
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	get := func(path string) int {
+		r, err := client.Get("http://" + l.Addr().String() + path)
+		if err != nil {
+			t.Error(err)
+			return 0
+		}
+		r.Body.Close()
+		return r.StatusCode
+	}
+	done := make(chan int, 2)
+	for range 2 {
+		go func() { done <- get("/slow") }()
+		<-busy
+	}
+	for path, want := range map[string]int{"/other": 503, "/healthz": 200, "/readyz": 200} {
+		if got := get(path); got != want {
+			t.Errorf("%s beside two requests of two: %d, want %d", path, got, want)
+		}
+	}
+	close(wait)
+	for range 2 {
+		if got := <-done; got != 200 {
+			t.Errorf("a slow request: %d", got)
+		}
+	}
+	if got := get("/other"); got != 200 {
+		t.Errorf("afterwards: %d", got)
+	}
+}
+
+// TestPageOnUnixSocket: with the mode of the clients' socket.
+func TestPageOnUnixSocket(t *testing.T) {
+	path := filepath.Join(filepath.Dir(testConfig(t).API.Socket), "http")
+	n, _ := startPage(t, "unix:"+path)
+	st, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if st.Mode().Perm() != n.cfg.API.SocketMode.Perm {
+		t.Errorf("mode %v", st.Mode())
+	}
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "unix", path)
+	}}}
+	r, err := c.Get("http://rdsd/metrics")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, _ := io.ReadAll(r.Body)
+	r.Body.Close()
+	if !strings.Contains(string(b), "rdsd_build_info") {
+		t.Errorf("%.200s", b)
+	}
+}
+
+// TestRefusedPageSaysWhy: a connection that is taken with the last descriptor.
+func TestRefusedPageSaysWhy(t *testing.T) {
+	a, b := net.Pipe()
+	go func() { refusePage(a, syscall.EMFILE); a.Close() }()
+	r, err := http.ReadResponse(bufio.NewReader(b), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	body, _ := io.ReadAll(r.Body)
+	if r.StatusCode != 503 || !strings.Contains(string(body), "limits.max_descriptors") {
+		t.Errorf("%d %s", r.StatusCode, body)
+	}
+}
