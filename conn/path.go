@@ -32,7 +32,7 @@ type Path struct {
 	attempts   int       // in a row that brought no usable link
 	reconnects uint64
 	lastErr    error
-	wasUp      bool // a link was usable once: keep reconnecting
+	wasUp      bool // the peer has used a link: keep reconnecting
 
 	// Handshake of the current link.
 	upAt     time.Duration
@@ -327,6 +327,9 @@ func (p *Path) lost(now time.Duration) {
 	p.c.ctr.ConnReset++
 	up := p.ready
 	p.ready, p.kicked = false, false
+	// A larger kernel that has something for us waits to be connected to, and says
+	// so only when somebody sends (net/rds/connection.c, rds_conn_shutdown).
+	p.wasUp = p.wasUp || p.heard
 	p.pollAt, p.ackDue = never, never
 	// A link that went at once is no success: without this a peer that accepts
 	// and closes would be dialled in a tight loop.

@@ -126,6 +126,7 @@ type work struct {
 	notices []rds.Notice
 	watch   []*congestionWatch
 	bells   []*shm.Alarm
+	collect bool
 }
 
 var works = sync.Pool{New: func() any { return new(work) }}
@@ -155,6 +156,7 @@ func (h *host) unlock() {
 	w.states = h.e.States()
 	w.notices = h.e.Notices()
 	w.watch = h.watch
+	w.collect = h.e.Collect()
 	for _, s := range w.socks {
 		if o, ok := s.Options().Data.(publisher); ok {
 			o.publish()
@@ -187,6 +189,9 @@ func (h *host) unlock() {
 	}
 	for _, a := range w.acts {
 		h.carryOut(a)
+	}
+	if w.collect {
+		h.all.collect()
 	}
 	for _, s := range w.states {
 		h.all.states.put(h, s)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"runtime"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
@@ -15,6 +16,10 @@ type worker struct {
 	*reactor.Reactor
 	kicked, flushing []kickedPath // owned by the thread
 	flushFn          func()
+
+	rings      []*ringSock // served here; owned by the thread
+	collectAt  int         // where in rings collect goes on; owned by the thread
+	collecting atomic.Bool // collect runs, or is about to
 }
 
 type kickedPath struct {

@@ -40,6 +40,7 @@ type ringSock struct {
 
 	blocked atomic.Bool // the engine takes nothing more; EvWritable follows
 	left    bool        // post was shown and not taken; the reactor's thread alone
+	at      int         // position in worker.rings; the reactor's thread alone
 
 	// Guarded by host.mu.
 	flows    []ringFlow
@@ -48,7 +49,6 @@ type ringSock struct {
 	post     shm.Post
 	placed   bool // in host.rings.placed
 	dirty    bool // in host.rings.dirty
-	pressed  bool // releases are waited for
 	reserved int  // slots being read into
 	closed   bool // the engine's socket is
 	moved    bool // the region is not the client's any more
@@ -125,17 +125,8 @@ func (r *ringSock) Ready(uint32) { r.react.Hot(r) }
 
 // turn serves the send and the release ring. The lock is held.
 func (r *ringSock) turn(now time.Duration, posts bool) error {
-	bytes, cost, n, err := r.h.Releases()
-	if err != nil {
+	if err := r.takeReleases(now); err != nil || !posts {
 		return err
-	}
-	if n > 0 {
-		r.sock.Freed(bytes, cost, n)
-	}
-	r.sock.ReadAll(now)
-	r.press()
-	if !posts {
-		return nil
 	}
 	draining := r.s.node.sockets.draining()
 	for range ringTurn {
@@ -169,6 +160,19 @@ func (r *ringSock) growLedger(from uint32, pages int) {
 	r.touch()
 	r.freeIfIdle()
 	r.host.unlock()
+}
+
+// takeReleases counts what the client has given back. The lock is held.
+func (r *ringSock) takeReleases(now time.Duration) error {
+	bytes, cost, n, err := r.h.Releases()
+	if err != nil {
+		return err
+	}
+	if n > 0 {
+		r.sock.Freed(bytes, cost, n)
+	}
+	r.sock.ReadAll(now)
+	return nil
 }
 
 // take posts one descriptor to the engine. False: not now, the same again
@@ -257,14 +261,11 @@ func (r *ringSock) resolve(i, gen uint32) {
 	r.touch()
 }
 
-// press tells the client whether what it releases is waited for, so that it
-// rings then. The lock is held.
-func (r *ringSock) press() {
-	if on := r.sock.Pressed(); on != r.pressed {
-		r.pressed = on
-		r.h.WantRoom(on)
-		r.touch() // publishRings asks whether there is some already
-	}
+// WantRoom implements rds.Sink: the client is told whether what it releases is
+// waited for, so that it rings then.
+func (r *ringSock) WantRoom(on bool) {
+	r.h.WantRoom(on)
+	r.touch() // publishRings asks whether there is some already
 }
 
 // touch puts the socket on the list of those with news for their clients,
@@ -344,7 +345,6 @@ func (r *ringSock) Free(b *buf.Buf) {
 		r.reserved--
 		if !r.closed {
 			r.sock.ReadAll(now) // who found no room may find some now
-			r.press()
 		}
 		r.freeIfIdle()
 		r.host.unlock()

@@ -123,7 +123,6 @@ func (h *host) publishRings(bells []*shm.Alarm) []*shm.Alarm {
 	r.committed = false
 	for _, s := range r.placed {
 		s.placed = false
-		s.press()
 		s.touch()
 	}
 	for _, s := range r.dirty {

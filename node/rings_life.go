@@ -157,6 +157,7 @@ func (r *ringSock) begin() {
 		r.end(rdserr.With(rdserr.ErrIO, "%v", err))
 		return
 	}
+	r.react.enter(r)
 	r.react.Hot(r)
 }
 
@@ -182,6 +183,7 @@ func (r *ringSock) close() {
 		return
 	}
 	r.react.Forget(r)
+	r.react.exit(r)
 	r.react.Remove(r.bell)
 	r.front.mu.Lock()
 	delete(r.front.rings, r)

@@ -25,6 +25,7 @@ type box struct {
 	done    []string
 	changes []string
 	drained int
+	wanted  []bool
 	reserve *buf.Buf
 	asked   int // Reserve
 }
@@ -56,6 +57,8 @@ func (b *box) Done(cookie uint32, tag uint64, count int, o conn.Outcome, why con
 }
 
 func (b *box) Drained() { b.drained++ }
+
+func (b *box) WantRoom(on bool) { b.wanted = append(b.wanted, on) }
 
 func (b *box) Changed(d *Dest, on bool) {
 	b.changes = append(b.changes, fmt.Sprintf("%v %v %v", d.Data, on, d.Congested()))

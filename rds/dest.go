@@ -37,6 +37,11 @@ type Sink interface {
 	// Drained tells, once, that the socket is closed and the engine reads none
 	// of its payload any more. It may come before Close returns.
 	Drained()
+	// WantRoom tells whether anybody waits for the client to give back what it
+	// has read, from the moment this socket refused something, for whatever want,
+	// until it takes datagrams again: a client that gives memory back meanwhile
+	// has to say so at once.
+	WantRoom(on bool)
 	// Changed tells that the port of d became congested or clear.
 	Changed(d *Dest, congested bool)
 	// Each calls f for every datagram that is placed and not read, in order,
@@ -113,9 +118,9 @@ func (d *Dest) Addr() netip.AddrPort {
 func (d *Dest) Congested() bool { return d.f != nil && d.f.pe.Congested(d.f.dst.Port()) }
 
 // Admit says whether Post would accept the train: nil, or the error Post would
-// return. After rdserr.ErrWouldBlock, the send buffer is full or too many
-// datagrams are undecided, EvWritable follows; after any other error trying
-// again is of no use.
+// return. After rdserr.ErrWouldBlock, the send buffer is full, too many datagrams
+// are undecided or the node's memory is spent, EvWritable follows; after any
+// other error trying again is of no use.
 func (s *Socket) Admit(d *Dest, t Train) error {
 	f := d.f
 	switch {
@@ -134,7 +139,12 @@ func (s *Socket) Admit(d *Dest, t Train) error {
 		s.wantSpace = true
 		return err
 	}
-	return s.e.afford(t.PayloadBytes())
+	n := t.PayloadBytes()
+	err := s.afford(n)
+	if err != nil && s.e.cfg.Budget.everSends(n) {
+		return rdserr.ErrWouldBlock
+	}
+	return err
 }
 
 // Post offers a train to a destination the socket opened. A nil error: it is
@@ -199,8 +209,7 @@ func (s *Socket) placeInSink(pe *Peer, p *conn.Path, seq uint64, sport uint16, t
 	cost, ok := s.opt.Sink.Place(netip.AddrPortFrom(pe.addr, sport), f, t, p, seq)
 	if !ok {
 		s.roof = s.mem
-		s.wasFull = true
-		s.mark(e.now)
+		s.full(e.now)
 		return conn.NoRoom
 	}
 	s.placed(pe, n, cost, t.Count)

@@ -34,6 +34,9 @@ func (b *Budget) Used() int64 { return b.sending.Load() + b.held.Load() }
 // fits: n bytes more may be received.
 func (b *Budget) fits(n int) bool { return b.Used()+int64(n) <= b.Limit }
 
+// everSends reports whether n bytes could be accepted if nothing else were held.
+func (b *Budget) everSends(n int) bool { return int64(n) <= b.Limit-b.Limit/4 }
+
 // sendRoom is how many bytes more may be accepted.
 func (b *Budget) sendRoom() int {
 	sending := b.sending.Load()
@@ -101,8 +104,11 @@ type Engine struct {
 	ready    []*Socket // sockets with news
 	space    []*Socket // sockets whose send buffer has room again
 	cleared  []clearedPort
-	full     []*Peer // kernel peers that wait for a receiver to have room
-	starved  []*Socket
+	full     []*Peer   // kernel peers that wait for a receiver to have room
+	starved  []*Socket // that refused something for want of the node's memory
+	thirsty  []*Socket // whose sends were refused for want of it
+	quenchAt int       // where in thirsty to look next
+	collect  bool      // clients are to be asked for memory, see Collect
 	starveTm timer
 	soonTm   timer
 	monitors []*Socket
@@ -170,7 +176,9 @@ func (e *Engine) States() []StateChange {
 }
 
 // Pending reports whether Take, Ready or States would return anything.
-func (e *Engine) Pending() bool { return len(e.actions)+len(e.ready)+len(e.states)+len(e.cnotes) > 0 }
+func (e *Engine) Pending() bool {
+	return len(e.actions)+len(e.ready)+len(e.states)+len(e.cnotes) > 0 || e.collect
+}
 
 // Here numbers the messages that stayed at this address: the last one placed.
 // To a Sink it is the sequence of those without a lane.

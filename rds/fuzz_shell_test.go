@@ -222,6 +222,7 @@ type fuzzSink struct {
 	used, n int
 	left    int // datagrams without an outcome
 	drained int
+	wanted  bool
 }
 
 func (b *fuzzSink) Place(src netip.AddrPort, f *transport.Frame, t Train, p *conn.Path, seq uint64) (int, bool) {
@@ -242,6 +243,7 @@ func (b *fuzzSink) Done(_ uint32, _ uint64, count int, _ conn.Outcome, _ conn.Wh
 }
 
 func (b *fuzzSink) Drained()                                               { b.drained++ }
+func (b *fuzzSink) WantRoom(on bool)                                       { b.wanted = on }
 func (b *fuzzSink) Changed(*Dest, bool)                                    {}
 func (b *fuzzSink) Each(f func(src netip.AddrPort, bytes int) (more bool)) {}
 

@@ -74,8 +74,7 @@ func (s *Socket) place(pe *Peer, p *conn.Path, seq uint64, sport uint16, t wire.
 	n := len(f.Payload)
 	cost := n + itemOverhead + int(t.Count)*partOverhead
 	if s.mem+cost > s.hard() && !mutant.On(mutant.IgnoreHard) {
-		s.wasFull = true
-		s.mark(e.now)
+		s.full(e.now)
 		return conn.NoRoom
 	}
 	count, bytes := 1, n
@@ -117,7 +116,7 @@ func (s *Socket) affordable(cost, count int) bool {
 	}
 	e.ctr.MemoryRefused += uint64(count)
 	e.cfg.Budget.Refused.Add(1)
-	s.starve(e.now)
+	s.starve(e.now, cost)
 	return false
 }
 
@@ -177,50 +176,43 @@ func (s *Socket) endSlab() {
 func (s *Socket) mark(now time.Duration) {
 	if !s.congested {
 		s.congested = true
+		s.press()
 		s.e.setCongested(now, s.port, true)
 	}
 }
 
-// starve marks the port because the node's memory is spent; it may have to be
-// cleared although nobody reads from this socket.
-func (s *Socket) starve(now time.Duration) {
+// full marks the port because something found no room in the socket's own memory.
+func (s *Socket) full(now time.Duration) {
 	s.wasFull = true
 	s.mark(now)
-	if !s.starved {
-		s.starved = true
-		s.e.starved = append(s.e.starved, s)
-		s.e.arm(&s.e.starveTm, (*starveTicker)(s.e), now+starveEvery)
-	}
+	s.press()
 }
 
-// starveEvery is how often sockets that met a spent budget are looked at.
-const starveEvery = 20 * time.Millisecond
-
-type starveTicker Engine
-
-func (t *starveTicker) tick(now time.Duration) {
-	e := (*Engine)(t)
-	e.starveTm.t = nil
-	if e.loop.MayGrant() {
-		l := e.starved
-		e.starved = nil
-		for _, s := range l {
-			s.starved = false
-			s.unmark(now)
-		}
-		e.roomAgain()
-	}
-	if len(e.starved) > 0 {
-		e.arm(&e.starveTm, t, now+starveEvery)
+// press tells the sink when Pressed has changed.
+func (s *Socket) press() {
+	if on := s.Pressed(); on != s.toldPress && s.opt.Sink != nil && !s.closed {
+		s.toldPress = on
+		s.opt.Sink.WantRoom(on)
 	}
 }
 
 // unmark clears the port when less than half of its limits is used.
 func (s *Socket) unmark(now time.Duration) {
-	if s.congested && !s.starved && (s.queued < s.opt.RcvBufBytes/2 || s.unread == 0) && s.roomy() {
+	if s.congested && s.starved == 0 && (s.queued < s.opt.RcvBufBytes/2 || s.unread == 0) && s.roomy() {
 		s.congested = false
+		s.press()
 		s.e.setCongested(now, s.port, false)
 	}
+}
+
+// relax forgets that something found no room, once there is some.
+func (s *Socket) relax() bool {
+	if !s.wasFull || s.starved > 0 || !s.roomy() {
+		return false
+	}
+	s.wasFull, s.roof = false, math.MaxInt
+	s.press()
+	return true
 }
 
 // roomy reports whether half of the hard limit is free; a sink's limit is
@@ -295,8 +287,7 @@ func (s *Socket) ReadAll(now time.Duration) {
 	if s.congested && !(s.opt.Sink != nil && mutant.On(mutant.FreedQuiet)) {
 		s.unmark(now)
 	}
-	if s.wasFull && s.roomy() {
-		s.wasFull, s.roof = false, math.MaxInt
+	if s.relax() {
 		e.roomAgain()
 	}
 	if s.qn == 0 {

@@ -32,7 +32,7 @@ func (s *Socket) Send(now time.Duration, dst netip.AddrPort, payload []byte, tag
 	}
 	if err := s.admit(pe, dst, len(payload)); err != nil {
 		if err == rdserr.ErrWouldBlock {
-			s.wantSpace = true
+			s.wantSpace = true // afford has its own
 		}
 		if err == rdserr.ErrCongested {
 			s.e.ctr.CongSendError++
@@ -69,7 +69,7 @@ func (s *Socket) admit(pe *Peer, dst netip.AddrPort, n int) error {
 	if pe.Congested(dst.Port()) {
 		return rdserr.ErrCongested
 	}
-	return s.e.afford(n)
+	return s.afford(n)
 }
 
 // room tests the send buffer.
@@ -86,10 +86,14 @@ func (s *Socket) room() error {
 	return nil
 }
 
-// afford tests the memory budget.
-func (e *Engine) afford(n int) error {
-	if n > e.cfg.Budget.sendRoom() {
-		e.cfg.Budget.Refused.Add(1)
+// afford tests the memory budget. What is refused now and may fit later is waited for.
+func (s *Socket) afford(n int) error {
+	e := s.e
+	if b := e.cfg.Budget; n > b.sendRoom() {
+		b.Refused.Add(1)
+		if b.everSends(n) {
+			s.parch(n)
+		}
 		return rdserr.With(rdserr.ErrNoMemory, "the daemon's memory budget of %d bytes is spent, or what of it may be accepted at once, three quarters", e.cfg.Budget.Limit)
 	}
 	return nil
@@ -166,7 +170,7 @@ func (s *Socket) deliverHere(m *conn.Msg) {
 			atomic.StoreUint64(m.Cell, conn.CellHere<<conn.CellLane|e.here)
 		}
 		s.Completed(m, conn.Delivered, conn.WhyNone)
-	case to.starved:
+	case to.starved > 0:
 		// What is accepted counts against the budget too: it could wait for ever.
 		s.Completed(m, conn.Failed, conn.WhyNoMemory)
 	default: // the port has become congested by it
@@ -213,15 +217,20 @@ func (s *Socket) Completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 	if len(s.lined) > 0 && !mutant.On(mutant.NoSpace) {
 		s.hasSpace()
 	}
-	if s.wantSpace && s.used <= s.opt.SndBufBytes/2 && s.undecided <= e.cfg.MaxUndecided/2 {
-		s.wantSpace = false
-		s.news(EvWritable)
-	}
+	s.writable()
 	if s.lingers && s.undecided == 0 && !mutant.On(mutant.NoDrained) {
 		s.lingers = false
 		s.opt.Sink.Drained()
 	}
 	e.freeMsg(m)
+}
+
+// writable tells who met no room for another datagram that there is some.
+func (s *Socket) writable() {
+	if s.wantSpace && s.used <= s.opt.SndBufBytes/2 && s.undecided <= s.e.cfg.MaxUndecided/2 && s.outcomesN <= s.e.cfg.MaxOutcomes/2 {
+		s.wantSpace = false
+		s.news(EvWritable)
+	}
 }
 
 func (s *Socket) outcome(tag uint64, count int, o conn.Outcome, why conn.Why) {
@@ -243,6 +252,7 @@ func (s *Socket) Outcomes(l []OutcomeRun) []OutcomeRun {
 	s.outcomes = s.outcomes[:0]
 	if s.outcomesN > 0 {
 		s.outcomesN = 0
+		s.writable()
 		if s.waiting > 0 {
 			s.hasSpace()
 			s.e.arm(&s.e.soonTm, (*soonTicker)(s.e), 0) // no step is being ended here

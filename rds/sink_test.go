@@ -465,5 +465,6 @@ func (q *quiet) Place(_ netip.AddrPort, _ *transport.Frame, t Train, _ *conn.Pat
 }
 func (q *quiet) Done(_ uint32, _ uint64, count int, _ conn.Outcome, _ conn.Why) { q.done += count }
 func (q *quiet) Drained()                                                       {}
+func (*quiet) WantRoom(bool)                                                    {}
 func (q *quiet) Changed(*Dest, bool)                                            {}
 func (q *quiet) Each(func(netip.AddrPort, int) bool)                            {}

@@ -32,7 +32,7 @@ const (
 	EvSends                  // waiting sends were decided
 	EvCongestion             // congestion news can be fetched
 	EvFlushed                // flushes were answered
-	EvWritable               // half of the send buffer is free again, after a Send that met it full
+	EvWritable               // there is room again, after a Send or Admit that found none: half of the send buffer, or memory of the node
 )
 
 // OutcomeRun is the outcome of datagrams with tags First..First+Count-1.
@@ -75,6 +75,8 @@ type Socket struct {
 	deadline    time.Duration
 	spaceListed bool
 	wantSpace   bool
+	thirst      int // bytes that were refused because the node's memory was spent
+	thirsty     int // position in Engine.thirsty, from 1
 	sends       []SendDone
 	outcomes    []OutcomeRun
 	outcomesN   int // datagrams in outcomes
@@ -96,7 +98,9 @@ type Socket struct {
 	slabOff   int
 	slabRefs  int // of slab, not given to a datagram yet
 	congested bool
-	starved   bool // marked congested because the node's memory was spent
+	starved   int  // position in Engine.starved, from 1: something was refused because the node's memory was spent
+	hunger    int  // bytes it refused then
+	toldPress bool // what Sink.WantRoom was told last
 	wasFull   bool
 
 	mon     Monitor
@@ -260,7 +264,8 @@ func (s *Socket) Close(now time.Duration) {
 		e.setCongested(now, s.port, false)
 	}
 	s.SetMonitor(Monitor{})
-	e.starved = slices.DeleteFunc(e.starved, func(k *Socket) bool { return k == s })
+	s.fed()
+	s.quench()
 	e.roomAgain()
 	s.outcomes, s.sends, s.changes = nil, nil, nil
 	e.settle(now)

@@ -1,6 +1,7 @@
 package rds
 
 import (
+	"errors"
 	"net/netip"
 	"slices"
 	"time"
@@ -12,8 +13,9 @@ import (
 // Waiting sends. Datagrams that cannot be accepted yet wait in one queue for
 // each destination of a socket, so that a congested port holds up only what
 // goes to it. A flow is either lined up for the send buffer or awaits its
-// port, never both, and is moved by the event it waits for:
-// Completed frees buffer, a congestion update frees a port. Nothing polls.
+// port, never both, and is moved by the event it waits for: Completed frees
+// buffer, a congestion update frees a port, memory of the node that somebody
+// else has given back is seen by starveTicker.
 //
 // Messages that are accepted may wait here too, those with an Owner: Posts,
 // and what found no room at this very address.
@@ -119,13 +121,13 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 			s.accept(now, pe, m)
 			return false, nil
 		}
-		if err != rdserr.ErrWouldBlock && err != rdserr.ErrCongested {
+		switch {
+		case err == rdserr.ErrCongested:
+			s.block(now, s.flow(pe, dst))
+		case s.passes(err, len(payload)):
+			s.lineUp(s.flow(pe, dst))
+		default:
 			return false, err
-		}
-		if f := s.flow(pe, dst); err == rdserr.ErrCongested {
-			s.block(now, f)
-		} else {
-			s.lineUp(f)
 		}
 	}
 	m := s.e.newMsg()
@@ -136,6 +138,12 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 		s.e.arm(&s.tm, s, deadline)
 	}
 	return true, nil
+}
+
+// passes reports whether a send of n bytes that was refused with err, for want
+// of buffer or memory, is lined up: what frees either runs those that are.
+func (s *Socket) passes(err error, n int) bool {
+	return err == rdserr.ErrWouldBlock || errors.Is(err, rdserr.ErrNoMemory) && s.e.cfg.Budget.everSends(n)
 }
 
 // block lets f await its port.
@@ -180,7 +188,7 @@ func (s *Socket) runWaiting(now time.Duration) {
 		if m != nil {
 			err = s.mayGo(f, m)
 		}
-		if err == rdserr.ErrWouldBlock {
+		if err != nil && s.passes(err, len(m.Payload)) {
 			return
 		}
 		s.lined = s.lined[1:]

@@ -352,6 +352,9 @@ func (n *end) Done(uint32, uint64, int, conn.Outcome, conn.Why) {}
 // Drained has nothing to do.
 func (n *end) Drained() {}
 
+// WantRoom has nobody to tell.
+func (n *end) WantRoom(bool) {}
+
 // Changed is not called: an end has no destination.
 func (n *end) Changed(*rds.Dest, bool) {}
 

@@ -28,6 +28,7 @@ const (
 	CellStale                 // a refused message keeps its sequence in its cell
 	MoveEarly                 // a flow leaves its lane while something of it is under way
 	NoDrained                 // a closed socket's last outcome is not told
+	CollectNone               // nobody asks clients for what they gave back when the node's memory is spent
 	Count          = iota     // number of rules
 )
 
@@ -36,4 +37,5 @@ var Names = [...]string{SkipFlagTest: "SkipFlagTest", AckEarly: "AckEarly", Retr
 	ForgetRefusal: "ForgetRefusal", SkipHold: "SkipHold", CancelQueued: "CancelQueued", LoseWake: "LoseWake", NoMapOnConnect: "NoMapOnConnect",
 	OldLink: "OldLink", DoubleOutcome: "DoubleOutcome", IgnoreHard: "IgnoreHard", NoResume: "NoResume", LeakBudget: "LeakBudget",
 	KernelEarly: "KernelEarly", SprayLanes: "SprayLanes", PauseRdsd: "PauseRdsd", NoSpace: "NoSpace",
-	TrainOnce: "TrainOnce", SplitRest: "SplitRest", SendTrains: "SendTrains", LoseRest: "LoseRest", FreedQuiet: "FreedQuiet", CellStale: "CellStale", NoDrained: "NoDrained", MoveEarly: "MoveEarly"}
+	TrainOnce: "TrainOnce", SplitRest: "SplitRest", SendTrains: "SendTrains", LoseRest: "LoseRest", FreedQuiet: "FreedQuiet", CellStale: "CellStale", NoDrained: "NoDrained", MoveEarly: "MoveEarly",
+	CollectNone: "CollectNone"}

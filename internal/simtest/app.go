@@ -31,6 +31,7 @@ type app struct {
 	readMax   int
 	stopped   time.Duration // reads nothing before
 	armed     bool
+	quit      bool // sends nothing any more
 	dead      bool
 }
 
@@ -51,7 +52,10 @@ func (n *node) bind(port uint16) *app {
 	a := &app{n: n, addr: netip.AddrPortFrom(n.addr, port), want: w.rng.Intn(8) != 0}
 	o.Data = a
 	if w.sinks > 0 && w.chance(w.sinks) {
-		a.m = &memory{a: a, room: 1 << (8 + w.rng.Intn(14)), dests: map[netip.AddrPort]*dest{}}
+		a.m = &memory{a: a, room: 1 << (8 + w.rng.Intn(14)), dests: map[netip.AddrPort]*dest{}, ring: w.hungry}
+		if w.hungry && w.chance(2) { // none has too much alone
+			a.m.room, o.RcvBufBytes = 64<<10, 24<<10
+		}
 		a.want, o.Sink = true, a.m // it is told every outcome
 		w.undrained++
 	}

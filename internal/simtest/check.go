@@ -99,10 +99,10 @@ func (n *node) settled() (bool, string) {
 			return false, w.text("%v has %d sends waiting", a.addr, i.Waiting)
 		case a.flushes > 0:
 			return false, w.text("%v has %d flushes unanswered", a.addr, a.flushes)
-		case i.RecvN > 0 && a.stopped < w.Now():
+		case a.unread() > 0 && a.stopped < w.Now():
 			return false, w.text("%v has %d datagrams unread", a.addr, i.RecvN)
 		case a == w.asleep:
-		case i.Congested && i.RecvN == 0:
+		case i.Congested && a.unread() == 0:
 			return false, w.text("%v is congested and empty", a.addr)
 		}
 	}
@@ -123,11 +123,22 @@ func (n *node) settled() (bool, string) {
 		if why != "" {
 			return false, why
 		}
-		if pe.CongestedPorts() > 0 {
+		if pe.CongestedPorts() > 0 && pe.Conn().Up() { // else nobody wants anything of it
 			return false, w.text("%v believes %d ports of %v congested", n.addr, pe.CongestedPorts(), pe.Addr())
 		}
 	}
 	return true, ""
+}
+
+// unread is how many datagrams the application has to read, or to give back.
+func (a *app) unread() int {
+	n := a.s.Info().RecvN
+	if a.m != nil {
+		for _, l := range a.m.released {
+			n -= l.train.Count
+		}
+	}
+	return n
 }
 
 // onlyTo reports whether everything undecided of a goes to one destination.

@@ -3,6 +3,7 @@ package simtest
 import (
 	"math/rand"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
@@ -176,6 +177,9 @@ func (n *node) after() {
 			}
 		}
 		n.eng.Notices()
+		if n.eng.Collect() {
+			n.w.After(0, n.guard(n.collect))
+		}
 		n.ready = n.eng.Ready(n.ready[:0])
 		for _, s := range n.ready {
 			if a, _ := s.Options().Data.(*app); a != nil {
@@ -193,6 +197,15 @@ func (n *node) after() {
 	n.inAfter = false
 	n.rearm()
 	n.check()
+}
+
+// collect looks at what all clients of the node gave back.
+func (n *node) collect() {
+	for _, a := range slices.Clone(n.apps) {
+		if a.m != nil && len(a.m.released) > 0 {
+			a.m.collect()
+		}
+	}
 }
 
 func (n *node) rearm() {

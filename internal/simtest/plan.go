@@ -59,6 +59,14 @@ func (w *World) target(self netip.Addr) netip.AddrPort {
 }
 
 func (w *World) op(a *app) {
+	if a.quit {
+		return
+	}
+	if w.hungry && w.chance(40) {
+		a.quit, a.stopped = true, w.Now()+time.Hour
+		w.trace("%v does nothing any more", a.addr)
+		return
+	}
 	dst := w.target(a.addr.Addr())
 	switch k := w.rng.Intn(40); {
 	case k < 24: // a burst to one destination
@@ -259,6 +267,9 @@ func (w *World) endFaults() {
 		}
 		for _, a := range n.apps {
 			for _, to := range w.addrs {
+				if a.quit && !w.isKernel(to) {
+					continue // it reads, and says nothing; a kernel without a link may need somebody to begin
+				}
 				a.lastRound(netip.AddrPortFrom(to, uint16(4000+w.rng.Intn(w.socketsPer))))
 			}
 		}

@@ -32,6 +32,11 @@ type memory struct {
 	dests   map[netip.AddrPort]*dest
 	blocked bool // met ErrWouldBlock and waits for EvWritable
 	drained bool
+
+	// A ring tells nobody of what was given back unless the daemon asked for that.
+	ring     bool
+	wanted   bool     // WantRoom
+	released []*lease // given back, and not seen by the daemon
 }
 
 // lease is one message in the memory.
@@ -165,6 +170,31 @@ func (m *memory) Drained() {
 	w.undrained--
 }
 
+// WantRoom: what the client gives back from now on it tells; what it gave back
+// before the daemon has to look for.
+func (m *memory) WantRoom(on bool) {
+	if m.a.dead || m.wanted == on {
+		m.a.n.w.fail("D7: %v is told that room is wanted %v, before that %v", m.a.addr, on, m.wanted)
+	}
+	if m.wanted = on; on && len(m.released) > 0 {
+		m.a.n.w.After(0, m.a.n.guard(m.collect))
+	}
+}
+
+// collect is the daemon's look at what was given back.
+func (m *memory) collect() {
+	a := m.a
+	if a.dead {
+		return
+	}
+	for _, l := range m.released {
+		m.counted(l)
+	}
+	m.released = nil
+	a.s.ReadAll(a.n.w.Now())
+	a.n.after()
+}
+
 func (m *memory) Changed(d *rds.Dest, on bool) {
 	k := d.Data.(*dest)
 	if m.a.n.eng == nil {
@@ -217,6 +247,9 @@ func (m *memory) post(dst netip.AddrPort, sizes []int) bool {
 	k := m.open(dst)
 	if k == nil {
 		return false
+	}
+	if len(m.released) > 0 {
+		m.collect() // whoever takes a post looks at everything of that client
 	}
 	p := &post{a: a, first: uint64(len(a.tags))}
 	uniform := true
@@ -286,8 +319,12 @@ func (w *World) drawPost() (sizes []int) {
 		n = 2 + w.rng.Intn(20)
 	}
 	size, same, bytes := w.drawSize(), w.chance(2), 0
+	most := rds.MaxTrainBytes - 16
+	if w.hungry {
+		most = 9 << 10
+	}
 	for len(sizes) < n {
-		if bytes += max(size, signLen) + wire.TableEntry; bytes > rds.MaxTrainBytes-16 && len(sizes) > 0 {
+		if bytes += max(size, signLen) + wire.TableEntry; bytes > most && len(sizes) > 0 {
 			break
 		}
 		sizes = append(sizes, size)
@@ -337,14 +374,24 @@ func (m *memory) read(most int) {
 					return
 				}
 				m.free(l)
-				a.s.ReadAll(w.Now())
+				m.freed()
 				a.n.after()
 			}))
 		} else {
 			m.free(l)
 		}
 	}
-	a.s.ReadAll(w.Now())
+	m.freed()
+}
+
+// freed ends a run of free.
+func (m *memory) freed() {
+	switch {
+	case !m.ring:
+		m.a.s.ReadAll(m.a.n.w.Now())
+	case m.wanted:
+		m.collect()
+	}
 }
 
 // free gives a message back, its datagrams one by one or together.
@@ -352,9 +399,18 @@ func (m *memory) free(l *lease) {
 	if !bytes.Equal(l.train.Body, l.copy) {
 		m.a.n.w.fail("D7: a message of %v changed while %v held it", l.src, m.a.addr)
 	}
+	m.held = slices.DeleteFunc(m.held, func(x *lease) bool { return x == l })
+	if l.freed = true; m.ring {
+		m.released = append(m.released, l)
+	} else {
+		m.counted(l)
+	}
+}
+
+// counted: the daemon takes a message that was given back out of its account.
+func (m *memory) counted(l *lease) {
 	m.used -= l.cost
 	m.out -= l.train.Count
-	m.held = slices.DeleteFunc(m.held, func(x *lease) bool { return x == l })
 	bytes, n := l.train.PayloadBytes(), l.train.Count
 	if m.a.n.w.chance(2) {
 		for c := l.train.Cut(); c.Left() > 1; {
@@ -376,10 +432,10 @@ func (l *lease) release() {
 
 // gone gives back what the client holds of the daemon's when it ends.
 func (m *memory) gone() {
-	for _, l := range append(m.queue, m.held...) {
+	for _, l := range slices.Concat(m.queue, m.held, m.released) {
 		l.release()
 	}
-	m.queue, m.held = nil, nil
+	m.queue, m.held, m.released = nil, nil, nil
 }
 
 // datagrams calls f for every datagram in a data frame.

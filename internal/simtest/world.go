@@ -59,6 +59,7 @@ type World struct {
 	big                    int // one datagram in so many is large; 0: none
 	tight                  bool
 	crashes                bool
+	hungry                 bool // little memory for all sockets of a node, clients that stop in the middle
 	flood                  bool // bursts that pass the hard limits before the sender knows
 	faults                 int
 	sleeper                bool // one reader sleeps through the end
@@ -75,6 +76,9 @@ func newWorld(seed int64, o Options) *World {
 		incs: map[uint64]int{}, scratch: make([]byte, 0, 64<<10)}
 	w.m = newModel(w)
 	w.draw()
+	if seed*0x9e3779b1>>8&1 == 0 { // not drawn: that would make other worlds of all seeds
+		w.hunger()
+	}
 	w.net = sim.NewNet(c, rng, w.drawProfile())
 	if o.Shape != nil {
 		o.Shape(w)
@@ -246,6 +250,14 @@ func (w *World) draw() {
 	}
 }
 
+// hunger makes a world in which what the sockets of a node share is soon spent,
+// and whose clients say nothing that they are not asked for.
+func (w *World) hunger() {
+	w.hungry, w.big, w.flood = true, 0, false
+	w.sinks = 1 + int(w.seed>>1&1)
+	w.socketsPer += 3
+}
+
 func (w *World) drawProfile() sim.Profile {
 	p := sim.Profile{Latency: 20*time.Microsecond + w.upTo(2*time.Millisecond), Jitter: w.upTo(time.Millisecond), Bandwidth: 1 << (20 + w.rng.Intn(10)),
 		SndBuf: 1 << (12 + w.rng.Intn(9)), RcvBuf: 1 << (12 + w.rng.Intn(9)), AckDelay: w.upTo(5 * time.Millisecond)}
@@ -285,6 +297,9 @@ func (w *World) drawConfig() rds.Config {
 }
 
 func (w *World) drawBudget() int64 {
+	if w.hungry {
+		return 64<<10 + int64(w.rng.Intn(64<<10)) // the largest datagram takes a quarter
+	}
 	if (w.tight || w.flood) && w.chance(2) {
 		return 3<<20 + int64(w.rng.Intn(4<<20))
 	}

@@ -1,0 +1,259 @@
+package rds
+
+import (
+	"errors"
+	"fmt"
+	"math/rand"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// until lets timers run in steps of a millisecond, at most limit, until ok. In
+// these tests nothing else is due: whoever waits for something else waits too long.
+func (w *pair) until(limit time.Duration, ok func() bool) bool {
+	for end := w.now + limit; w.now < end; w.advance(time.Millisecond) {
+		if ok() {
+			return true
+		}
+	}
+	return ok()
+}
+
+// soon is enough for one look at the budget, and what follows from it.
+const soon = starveEvery + 10*time.Millisecond
+
+// Memory that one client has released and told nobody of lets another socket
+// receive: the shell is asked to collect it, and the port is clear afterwards.
+func TestStarvedSocketAsksForOthersReleases(t *testing.T) {
+	w := newPair(t)
+	w.b.cfg.Budget = &Budget{Limit: 4000}
+	idle, hungry := bindBox(t, w.b, 4000, 1<<20, SocketOptions{}), bindBox(t, w.b, 4001, 1<<20, SocketOptions{})
+	a := bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
+	toIdle, toHungry := mustOpen(t, a.s, idle.s.Addr(), nil), mustOpen(t, a.s, hungry.s.Addr(), nil)
+	post := func(d *Dest, n int) {
+		if err := a.s.Post(w.now, d, Train{make([]byte, n), 1, false}, 0, 0, true, nil); err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+	}
+	post(toIdle, 3700)
+	if w.b.Collect() || len(idle.wanted) > 0 {
+		t.Fatal("room is wanted while there is some")
+	}
+	post(toHungry, 1000)
+	if len(hungry.got) != 0 || !hungry.s.Info().Congested {
+		t.Fatalf("1,000 bytes were placed beside 3,700 of 4,000: %+v", hungry.s.Info())
+	}
+	if !w.b.Pending() || !w.b.Collect() || w.b.Collect() {
+		t.Error("the shell was not asked, once, for what clients released")
+	}
+	if !slices.Equal(hungry.wanted, []bool{true}) || len(idle.wanted) > 0 {
+		t.Errorf("wanted room: the hungry one was told %v, the other %v; want true once, and nothing", hungry.wanted, idle.wanted)
+	}
+	w.advance(soon)
+	if !w.b.Collect() {
+		t.Error("nobody asks again while there is no memory")
+	}
+	idle.read(w.now, 1) // collected: it was released long ago
+	if !w.until(soon, func() bool { return len(hungry.got) == 1 }) {
+		t.Fatalf("what was refused has not come, although there is memory: %+v", hungry.s.Info())
+	}
+	w.advance(soon)
+	if hungry.s.Info().Congested || !slices.Equal(hungry.wanted, []bool{true, false}) || w.b.Collect() {
+		t.Errorf("it goes on wanting room: %+v, %v", hungry.s.Info(), hungry.wanted)
+	}
+	hungry.read(w.now, 1)
+	w.advance(50 * time.Millisecond)
+	if w.b.cfg.Budget.Used()+w.a.cfg.Budget.Used() != 0 || w.a.starved != nil && len(w.a.starved)+len(w.b.starved) > 0 {
+		t.Error("accounts are not empty")
+	}
+}
+
+// What a reader that stopped holds for ever does not stop those whose datagrams
+// fit beside it, even if that is nine tenths of all.
+func TestStarvedSocketsGoOnBesideAStoppedReader(t *testing.T) {
+	w := newPair(t)
+	w.b.cfg.Budget = &Budget{Limit: 4000}
+	stopped, other := bindBox(t, w.b, 4000, 1<<20, SocketOptions{}), bindBox(t, w.b, 4001, 1<<20, SocketOptions{})
+	a := bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
+	toStopped, toOther := mustOpen(t, a.s, stopped.s.Addr(), nil), mustOpen(t, a.s, other.s.Addr(), nil)
+	for range 2 {
+		if err := a.s.Post(w.now, toStopped, Train{make([]byte, 1800), 1, false}, 0, 0, true, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for range 4 {
+		if err := a.s.Post(w.now, toOther, Train{make([]byte, 100), 1, false}, 0, 0, true, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.run()
+	n := 0
+	if !w.until(10*soon, func() bool {
+		if len(other.got) > 0 {
+			n += len(other.read(w.now, 1))
+		}
+		return n == 4
+	}) {
+		t.Fatalf("%d of 4 datagrams came beside a reader that holds %d of 4000 bytes", n, stopped.s.Info().RecvMem)
+	}
+}
+
+// A send that the node's memory has no room for waits, whether it is posted,
+// offered or waits to be accepted, and goes on when another engine of the node
+// gives memory back.
+func TestSendsWaitForMemory(t *testing.T) {
+	for _, how := range []string{"post", "send", "wait"} {
+		t.Run(how, func(t *testing.T) {
+			w := newPair(t)
+			cfg := DefaultConfig()
+			cfg.Budget = &Budget{Limit: 8000}
+			w.a.cfg.Budget = cfg.Budget // another address of the same node
+			e := NewEngine(&cfg, netip.MustParseAddr("10.0.0.3"), rand.New(rand.NewSource(3)))
+			holder, _ := e.Bind(4000, SocketOptions{})
+			if err := holder.Send(w.now, holder.Addr(), make([]byte, 2900), 0, false); err != nil {
+				t.Fatal(err)
+			}
+			r, _ := w.b.Bind(4000, SocketOptions{})
+			var a *box
+			var s *Socket
+			var d *Dest
+			if how == "post" {
+				a = bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
+				s, d = a.s, mustOpen(t, a.s, r.Addr(), nil)
+			} else {
+				s, _ = w.a.Bind(5000, SocketOptions{})
+			}
+			try := func() error {
+				switch how {
+				case "post":
+					return s.Post(w.now, d, Train{make([]byte, 5500), 1, false}, 0, 0, true, nil)
+				case "send":
+					return s.Send(w.now, r.Addr(), make([]byte, 5500), 0, true)
+				}
+				queued, err := s.SendWait(w.now, r.Addr(), make([]byte, 5500), 0, true, 0, nil)
+				if err != nil || !queued {
+					t.Fatalf("queued %v, %v", queued, err)
+				}
+				return rdserr.ErrWouldBlock
+			}
+			refusal := map[string]error{"post": rdserr.ErrWouldBlock, "send": rdserr.ErrNoMemory, "wait": rdserr.ErrWouldBlock}[how]
+			if err := try(); !errors.Is(err, refusal) {
+				t.Fatalf("5,500 bytes beside 2,900 of 8,000: %v, want %v", err, refusal)
+			}
+			s.Events()
+			w.advance(3 * soon)
+			if ev := s.Events(); ev != 0 {
+				t.Fatalf("events %d although there is no memory", ev)
+			}
+			dg, _ := holder.Recv()
+			dg.Release()
+			holder.ReadAll(w.now)
+			var ev int
+			if !w.until(soon, func() bool { ev |= s.Events(); return ev&EvWritable != 0 }) {
+				t.Fatalf("nobody was told that there is memory: events %d", ev)
+			}
+			if how != "wait" {
+				if err := try(); err != nil {
+					t.Fatal(err)
+				}
+			} else if done := s.SendsDone(nil); len(done) != 1 || done[0].Err != nil {
+				t.Fatalf("the waiting send ended as %v", done)
+			}
+			w.advance(soon)
+			if r.Info().RecvN != 1 || len(w.a.thirsty) != 0 {
+				t.Errorf("%d datagrams arrived", r.Info().RecvN)
+			}
+		})
+	}
+}
+
+// What could never fit is refused, and waits for nothing.
+func TestSendThatNeverFits(t *testing.T) {
+	w := newPair(t)
+	w.a.cfg.Budget = &Budget{Limit: 4000}
+	a := bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
+	d := mustOpen(t, a.s, netip.AddrPortFrom(w.b.Local(), 4000), nil)
+	if err := a.s.Admit(d, Train{make([]byte, 3001), 1, false}); !errors.Is(err, rdserr.ErrNoMemory) {
+		t.Errorf("3,001 bytes of 4,000: %v", err)
+	}
+	if err := a.s.Admit(d, Train{make([]byte, 3000), 1, false}); err != nil {
+		t.Errorf("3,000 bytes of 4,000: %v", err)
+	}
+	s, _ := w.a.Bind(5001, SocketOptions{})
+	if queued, err := s.SendWait(w.now, netip.AddrPortFrom(w.b.Local(), 4000), make([]byte, 3001), 0, false, 0, nil); queued || !errors.Is(err, rdserr.ErrNoMemory) {
+		t.Errorf("queued %v, %v", queued, err)
+	}
+	if len(w.a.thirsty) != 0 || w.a.Collect() {
+		t.Error("somebody waits for what never comes")
+	}
+}
+
+// Fetching outcomes is what a sender waits for whose outcomes pile up.
+func TestFetchedOutcomesMakeWritable(t *testing.T) {
+	w := newPair(t)
+	w.a.cfg.MaxOutcomes = 4
+	s, _ := w.a.Bind(5000, SocketOptions{})
+	r, _ := w.b.Bind(4000, SocketOptions{})
+	for i := range 4 {
+		if err := s.Send(w.now, r.Addr(), nil, uint64(i), true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.advance(50 * time.Millisecond)
+	if err := s.Send(w.now, r.Addr(), nil, 4, true); err != rdserr.ErrWouldBlock {
+		t.Fatalf("with 4 outcomes not fetched of at most 4: %v", err)
+	}
+	if s.Events()&EvWritable != 0 {
+		t.Fatal("writable, and it is not")
+	}
+	if o := s.Outcomes(nil); len(o) != 1 || o[0].Count != 4 {
+		t.Fatal(o)
+	}
+	if s.Events()&EvWritable == 0 {
+		t.Error("nobody was told that there is room for outcomes")
+	}
+}
+
+// A socket that closes while it waits for memory leaves no trace, whichever of
+// them it is.
+func TestStarvedSocketsClose(t *testing.T) {
+	for closes := range 3 {
+		w := newPair(t)
+		w.b.cfg.Budget = &Budget{Limit: 1000}
+		var boxes []*box
+		a := bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
+		for i := range 3 {
+			b := bindBox(t, w.b, uint16(4000+i), 1<<20, SocketOptions{})
+			boxes = append(boxes, b)
+			d := mustOpen(t, a.s, b.s.Addr(), nil)
+			if err := a.s.Post(w.now, d, Train{make([]byte, 2000), 1, false}, uint32(i), 0, true, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.run()
+		if len(w.b.starved) != 3 {
+			t.Fatalf("%d sockets starve, want 3", len(w.b.starved))
+		}
+		boxes[closes].s.Close(w.now)
+		if len(w.b.starved) != 2 {
+			t.Errorf("%d sockets starve after one of three closed", len(w.b.starved))
+		}
+		w.b.cfg.Budget.Limit = 1 << 20
+		w.advance(2 * soon)
+		w.advance(50 * time.Millisecond)
+		got := ""
+		for i, b := range boxes {
+			if i != closes {
+				got += fmt.Sprint(len(b.got), b.s.Info().Congested, " ")
+			}
+		}
+		if got != "1 false 1 false " || len(w.b.starved) != 0 {
+			t.Errorf("%d closed: placed and congested %s, %d starve", closes, got, len(w.b.starved))
+		}
+	}
+}
