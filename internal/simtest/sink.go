@@ -75,6 +75,9 @@ const leaseCost = 16
 func (m *memory) Place(src netip.AddrPort, f *transport.Frame, t rds.Train, p *conn.Path, seq uint64) (int, bool) {
 	a, w := m.a, m.a.n.w
 	m.tried = true
+	if a.n.eng == nil {
+		return 0, false // the process crashed
+	}
 	if a.dead {
 		w.fail("D3: %v is closed and something is placed", a.addr)
 	}
@@ -173,6 +176,9 @@ func (m *memory) Drained() {
 // WantRoom: what the client gives back from now on it tells; what it gave back
 // before the daemon has to look for.
 func (m *memory) WantRoom(on bool) {
+	if m.a.n.eng == nil {
+		return // the process crashed
+	}
 	if m.a.dead || m.wanted == on {
 		m.a.n.w.fail("D7: %v is told that room is wanted %v, before that %v", m.a.addr, on, m.wanted)
 	}
