@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/rdsd/rdsd/shm"
 )
 
@@ -20,6 +22,8 @@ var ringActs = []Act{
 	{"ring/append-race", 2, ringAppendRace},
 	{"ring/big-to-nobody", 2, ringBigToNobody},
 	{"ring/unread-peer", 2, ringUnreadPeer},
+	{"ring/touch-everything", 1, ringTouch},
+	{"ring/punch-holes", 2, ringHoles},
 }
 
 // somewhere is a destination: of the adversary's own, without a reader, without
@@ -319,6 +323,53 @@ func ringUnreadPeer(s *Stage) error {
 			r.Ring()
 			r.Events()
 			s.Pause(time.Millisecond)
+		}
+	}
+	return nil
+}
+
+// ringTouch writes every byte of its regions, and has the daemon read as much.
+func ringTouch(s *Stage) error {
+	for range 4 {
+		r, err := s.BindRing(0, 4<<20)
+		if err != nil || s.Over() {
+			return nil
+		}
+		for at := 2 * shm.HeaderBytes; at < len(r.Mem) && !s.Over(); at += 4096 {
+			if arena := int(r.Reg.SendArenaOff); at >= arena {
+				r.Mem[at] = 1
+			}
+		}
+		r.Flow(0, 1, netip.AddrPortFrom(s.Other, 65003))
+		for n := range uint64(64) {
+			r.PostIf(shm.MakeWord(shm.KindEach, 64<<10, 1), shm.SendDesc{Tag: n, Slot: n << 16 % r.Reg.SendArenaBytes, Gen: 1, Cookie: uint32(n)})
+		}
+		r.Ring()
+	}
+	s.Hold(200 * time.Millisecond)
+	return nil
+}
+
+// ringHoles takes the pages out of its region again and again, so that every
+// access of the daemon is a fault.
+func ringHoles(s *Stage) error {
+	r, err := s.BindRing(0, 1<<20)
+	if err != nil {
+		return nil
+	}
+	for n := uint64(0); !s.Over() && r.Reg.Closed().Load() == 0; n++ {
+		r.Flow(0, 1, r.Local)
+		r.PostIf(shm.MakeWord(shm.KindEach, 16<<10, 1), shm.SendDesc{Tag: n, Gen: 1, Cookie: uint32(n)})
+		r.Ring()
+		// With the words the socket would be closed at once.
+		at := 2 * shm.HeaderBytes
+		if s.IntN(50) == 0 {
+			at = shm.HeaderBytes
+		}
+		unix.Madvise(r.Mem[at:], unix.MADV_REMOVE)
+		r.Events()
+		for _, d := range r.Receives() {
+			r.Release(d.Slot)
 		}
 	}
 	return nil

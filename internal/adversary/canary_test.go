@@ -2,7 +2,9 @@ package adversary
 
 import (
 	"bufio"
+	"context"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -23,6 +25,7 @@ import (
 type canaryOrder struct {
 	Daemons []int // processes; their reactors' threads
 	Victims []int // processes; all threads
+	Greet   Target
 }
 
 // canaryReport is what happened in a phase.
@@ -31,6 +34,8 @@ type canaryReport struct {
 	Late  []span // the canary itself was late
 	Waits []span // threads of the watched waited for a processor, the sum of the processes
 	At    []look // at the daemons' reactors
+	Greet row    // a peer that nobody knew is greeted
+	Wrong []string
 }
 
 // look is what a reactor's thread was at: its state and where in the kernel it
@@ -58,6 +63,7 @@ func canaryMain(in *bufio.Scanner) error {
 	go relayBack(pair[1])
 	go c.relay(pair[0])
 	go c.watch(o)
+	go c.greet(o.Greet)
 	for in.Scan() {
 		if err := answerJSON(c.take()); err != nil {
 			return err
@@ -69,6 +75,7 @@ func canaryMain(in *bufio.Scanner) error {
 type canary struct {
 	mu  sync.Mutex
 	rtt []float64    // guarded by mu
+	met []float64    // guarded by mu
 	now canaryReport // guarded by mu
 }
 
@@ -103,6 +110,30 @@ func (c *canary) relay(fd int) {
 	}
 }
 
+// greet is a peer that the daemon has not seen, again and again: root's, which
+// may come from any address of this machine. It is to be answered whoever else
+// holds connections.
+func (c *canary) greet(t Target) {
+	for n := 0; ; n++ {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		s := NewStage(ctx, t, uint64(n))
+		begun := monotonic()
+		p, err := s.DialPeer(netip.AddrFrom4([4]byte{127, 84, byte(n >> 8), byte(n)}), 0)
+		if err == nil {
+			err = p.Greet(s.hello())
+		}
+		took := float64(monotonic()-begun) / 1e3
+		cancel()
+		s.Clear()
+		c.mu.Lock()
+		if c.met = append(c.met, took); err != nil {
+			c.now.Wrong = append(c.now.Wrong, fmt.Sprintf("peer %d is not greeted: %v", n, err))
+		}
+		c.mu.Unlock()
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
 // watch reads how long threads waited for a processor (proc(5), schedstat: the
 // second number).
 func (c *canary) watch(o canaryOrder) {
@@ -110,7 +141,7 @@ func (c *canary) watch(o canaryOrder) {
 	last := monotonic()
 	for {
 		time.Sleep(waitsEvery)
-		now, sum := monotonic(), int64(0)
+		now, sum := monotonic(), int64(0) // of the last look until this one
 		var at []look
 		for _, pid := range o.Daemons {
 			sum += worst(pid, "rdsd/", waits)
@@ -121,6 +152,10 @@ func (c *canary) watch(o canaryOrder) {
 		}
 		c.mu.Lock()
 		c.now.At = append(c.now.At, at...)
+		// Who uses more of a processor than the relay waits longer for it.
+		if late := now - last - int64(waitsEvery); late > int64(lateFrom) {
+			c.now.Late = append(c.now.Late, span{last, now, late})
+		}
 		if sum > int64(lateFrom) {
 			c.now.Waits = append(c.now.Waits, span{last, now, sum})
 		}
@@ -172,7 +207,8 @@ func (c *canary) take() canaryReport {
 	defer c.mu.Unlock()
 	r := c.now
 	r.Relay = distribution(c.rtt)
-	c.rtt, c.now = nil, canaryReport{}
+	r.Greet = distribution(c.met)
+	c.rtt, c.met, c.now = nil, nil, canaryReport{}
 	return r
 }
 

@@ -2,12 +2,14 @@ package adversary
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -111,6 +113,21 @@ func overlap(spans []span, from, to int64) (sum int64) {
 		}
 	}
 	return sum
+}
+
+// merged are spans of several observers, of which only the longest counts where
+// they overlap.
+func merged(spans []span) (out []span) {
+	spans = slices.Clone(spans)
+	slices.SortFunc(spans, func(a, b span) int { return cmp.Compare(a.From, b.From) })
+	for _, s := range spans {
+		if n := len(out) - 1; n >= 0 && s.From < out[n].To {
+			out[n].To, out[n].Late = max(out[n].To, s.To), max(out[n].Late, s.Late)
+			continue
+		}
+		out = append(out, s)
+	}
+	return out
 }
 
 // row is a distribution of round trips in microseconds.

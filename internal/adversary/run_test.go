@@ -75,7 +75,7 @@ func (r *run) all(total time.Duration) {
 	r.victims, err = r.role("victims", victimUID, victims)
 	must(t, err)
 	defer r.victims.end()
-	r.canary, err = r.role("canary", 0, canaryOrder{Daemons: []int{a.pid(), b.pid()}, Victims: []int{r.victims.cmd.Process.Pid}})
+	r.canary, err = r.role("canary", 0, canaryOrder{Daemons: []int{a.pid(), b.pid()}, Victims: []int{r.victims.cmd.Process.Pid}, Greet: r.targets[0]})
 	must(t, err)
 	defer r.canary.end()
 	stop := make(chan struct{})
@@ -154,6 +154,7 @@ func (r *run) measured(what string) (p phase) {
 	if err := r.canary.ask("phase", &p.canaryReport); err != nil {
 		r.t.Fatalf("%s: %v", what, err)
 	}
+	p.Rows["greeting"] = p.Greet
 	r.judge(what, p)
 	return p
 }
@@ -164,11 +165,14 @@ func (r *run) judge(what string, p phase) {
 	for _, e := range p.Errors {
 		r.t.Errorf("%s: %s", what, e)
 	}
+	for _, e := range p.Wrong {
+		r.t.Errorf("%s: %s", what, e)
+	}
 	for _, s := range p.Stalls {
 		if p.Relay.N == 0 { // nobody knows what the machine was at
 			break
 		}
-		machine := max(overlap(p.Late, s.From, s.To), overlap(p.Waits, s.From, s.To))
+		machine := max(overlap(merged(p.Late), s.From, s.To), overlap(p.Waits, s.From, s.To))
 		if net := time.Duration(s.Late - machine); net > stallLimit {
 			at := map[string]int{}
 			for _, l := range p.At {
