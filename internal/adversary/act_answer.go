@@ -48,7 +48,7 @@ func (s *Stage) helloNow(credit uint8) wire.Hello {
 // answer listens as a node does, has the daemon connect, and gives each link to
 // serve, in a goroutine that the end of the stage ends.
 func answer(s *Stage, serve func(*Peer)) error {
-	at := netip.AddrPortFrom(s.from(s.Allowed), s.Port)
+	at := netip.AddrPortFrom(s.from(s.Larger), s.Port)
 	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(at))
 	if err != nil {
 		return nil
@@ -130,7 +130,7 @@ func answerCredit(s *Stage) error {
 
 // answerDuels connects to the daemon while that connects to it, on all lanes.
 func answerDuels(s *Stage) error {
-	from := s.from(s.Allowed)
+	from := s.from(s.Larger)
 	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, s.Port)))
 	if err != nil {
 		return nil

@@ -28,6 +28,7 @@ var peerActs = []Act{
 	{"peer/to-no-port", 3, peerToNoPort},
 	{"peer/gaps-and-repeats", 2, peerGaps},
 	{"peer/noise", 2, peerNoise},
+	{"peer/pokes", 2, peerPokes},
 	{"peer/impersonation", 2, peerImpersonation},
 }
 
@@ -388,6 +389,22 @@ func peerNoise(s *Stage) error {
 			if _, err := p.Write(append(b, make([]byte, binary.BigEndian.Uint32(b[16:]))...)); err != nil {
 				break
 			}
+		}
+		p.Close()
+	}
+	return nil
+}
+
+// peerPokes asks to be connected to, from many addresses where nobody listens.
+func peerPokes(s *Stage) error {
+	for !s.Over() {
+		p, err := s.DialPeer(s.from(s.Larger), s.IntN(8))
+		if err != nil {
+			s.Pause(5 * time.Millisecond)
+			continue
+		}
+		if s.IntN(2) == 0 {
+			p.Greet(s.hello())
 		}
 		p.Close()
 	}

@@ -36,7 +36,7 @@ func (s *Stage) somewhere(own ...netip.AddrPort) netip.AddrPort {
 	case n < 6:
 		return netip.AddrPortFrom(oneOf(s, s.Daemon, s.Other), uint16(60000+s.IntN(5000)))
 	case n < 7:
-		return netip.AddrPortFrom(s.from(s.Allowed), uint16(s.Uint32()))
+		return netip.AddrPortFrom(s.from(oneOf(s, s.Allowed, s.Larger)), uint16(s.Uint32()))
 	case n < 8:
 		return netip.AddrPortFrom(s.from(s.Stranger), uint16(s.Uint32()))
 	case n < 9:

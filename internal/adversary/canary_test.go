@@ -118,7 +118,7 @@ func (c *canary) greet(t Target) {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		s := NewStage(ctx, t, uint64(n))
 		begun := monotonic()
-		p, err := s.DialPeer(netip.AddrFrom4([4]byte{127, 84, byte(n >> 8), byte(n)}), 0)
+		p, err := s.DialPeer(netip.AddrFrom4([4]byte{127, 70, byte(n >> 8), byte(n)}), 0)
 		if err == nil {
 			err = p.Greet(s.hello())
 		}

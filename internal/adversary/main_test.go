@@ -105,29 +105,19 @@ func list(text string) []string {
 // span is a time on the shared clock in which something took Late.
 type span struct{ From, To, Late int64 }
 
-// overlap is how much of the lateness in spans may have been in [from, to].
+// overlap is how much of [from, to] somebody was late in: the union, for several
+// were late at once.
 func overlap(spans []span, from, to int64) (sum int64) {
+	spans = slices.Clone(spans)
+	slices.SortFunc(spans, func(a, b span) int { return cmp.Compare(a.To-a.Late, b.To-b.Late) })
 	for _, s := range spans {
-		if both := min(s.To, to) - max(s.From, from); both > 0 {
-			sum += min(s.Late, both)
+		begun, end := max(s.To-s.Late, from), min(s.To, to)
+		if end > begun {
+			sum += end - begun
+			from = end
 		}
 	}
 	return sum
-}
-
-// merged are spans of several observers, of which only the longest counts where
-// they overlap.
-func merged(spans []span) (out []span) {
-	spans = slices.Clone(spans)
-	slices.SortFunc(spans, func(a, b span) int { return cmp.Compare(a.From, b.From) })
-	for _, s := range spans {
-		if n := len(out) - 1; n >= 0 && s.From < out[n].To {
-			out[n].To, out[n].Late = max(out[n].To, s.To), max(out[n].Late, s.Late)
-			continue
-		}
-		out = append(out, s)
-	}
-	return out
 }
 
 // row is a distribution of round trips in microseconds.

@@ -21,8 +21,11 @@ type Target struct {
 	NBD     string     // socket of a mapping that the adversary may use
 	Victims []netip.AddrPort
 
-	Allowed  netip.Prefix // loopback addresses that are allowed as peers
-	Stranger netip.Prefix // loopback addresses that are not
+	// Loopback addresses. Of two nodes the one with the smaller address connects;
+	// the larger one only pokes, and is answered by a connection.
+	Allowed  netip.Prefix // smaller than the daemon's and allowed as peers
+	Larger   netip.Prefix // larger, and allowed
+	Stranger netip.Prefix // smaller, and not allowed
 }
 
 // Stage is where an act is played. What the act opens over it is closed when

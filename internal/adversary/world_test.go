@@ -59,8 +59,9 @@ type daemon struct {
 
 var (
 	addresses = [2]netip.Addr{netip.MustParseAddr("127.81.0.2"), netip.MustParseAddr("127.81.0.3")}
-	allowed   = netip.MustParsePrefix("127.82.0.0/24")
-	strangers = netip.MustParsePrefix("127.83.0.0/20")
+	allowed   = netip.MustParsePrefix("127.80.7.0/24")
+	larger    = netip.MustParsePrefix("127.82.0.0/24")
+	strangers = netip.MustParsePrefix("127.79.0.0/20")
 )
 
 func newWorld(t testing.TB) *world {
@@ -78,7 +79,7 @@ func newWorld(t testing.TB) *world {
 	}
 	for i, d := range w.daemons {
 		w.targets[i] = Target{Socket: d.socket, Daemon: d.addr, Other: w.daemons[1-i].addr, Port: uint16(port), Volumes: uint16(volumes),
-			Export: "theirs", Allowed: allowed, Stranger: strangers}
+			Export: "theirs", Allowed: allowed, Larger: larger, Stranger: strangers}
 	}
 	w.volumes()
 	return w
@@ -108,7 +109,10 @@ socket_mode = "0666"
 [[peers]]
 address = %q
 kernel = true
-`, addr, port, d.socket, d.http, memoryBytes, volumes, name, allowed)
+[[peers]]
+address = %q
+kernel = true
+`, addr, port, d.socket, d.http, memoryBytes, volumes, name, allowed, larger)
 	path := filepath.Join(w.dir, name+".toml")
 	must(w.t, os.WriteFile(path, []byte(config), 0o600))
 	out, err := os.Create(d.log)
