@@ -23,14 +23,22 @@ var Acts = slices.Concat(ringActs, releaseActs, bellActs, controlActs, packetAct
 // pending are acts that are drawn only when they are named, each with what the
 // daemon does not withstand yet.
 var pending = map[string]string{
-	"bell/blocking":      "a doorbell shares its file description with the client",
-	"rights/lingering":   "a reactor closes what clients pass",
-	"peer/strangers":     "loopback needs no rule",
-	"peer/impersonation": "loopback needs no rule",
-	"volume/strangers":   "loopback needs no rule",
-	"answer/unread":      "what a closed socket has sent is kept for a peer that never comes back",
-	"nbd/unread":         "buffers of NBD requests are charged to nobody",
-	"nbd/half-requests":  "buffers of NBD requests are charged to nobody",
+	"peer/strangers":            "loopback needs no rule",
+	"peer/impersonation":        "loopback needs no rule",
+	"volume/strangers":          "loopback needs no rule",
+	"answer/unread":             "what a closed socket has sent is kept for a peer that never comes back",
+	"answer/never-acknowledged": "what a closed socket has sent is kept for a peer that never comes back",
+	"answer/refused-again":      "what a closed socket has sent is kept for a peer that never comes back",
+	"answer/credit-lies":        "what a closed socket has sent is kept for a peer that never comes back",
+	"answer/duels":              "what a closed socket has sent is kept for a peer that never comes back",
+	"peer/flipping-maps":        "work under the lock is not bounded",
+	"peer/flipping-ports":       "work under the lock is not bounded",
+	"kernel/flipping-maps":      "work under the lock is not bounded",
+	"answer/kernel":             "work under the lock is not bounded",
+	"peer/silent":               "handshakes have no share by source",
+	"peer/half-headers":         "handshakes have no share by source",
+	"nbd/unread":                "buffers of NBD requests are charged to nobody",
+	"nbd/half-requests":         "buffers of NBD requests are charged to nobody",
 }
 
 // Choose returns the acts of the given names; a name that ends in "/" stands

@@ -33,7 +33,7 @@ func TestLibraries(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-			s := NewStage(ctx, w.targets[0], 1)
+			s := NewStage(ctx, w.targets[0], uint64(len(name))) // an address of its own
 			defer s.Clear()
 			defer cancel()
 			f(t, s)
