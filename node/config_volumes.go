@@ -29,7 +29,7 @@ type VolumesConfig struct {
 	ReconnectMin     Duration             `toml:"reconnect_min" usage:"first reconnect delay of a path (full jitter)" want:"a duration such as \"100ms\", at least 1ms and at most volumes.reconnect_max"`
 	ReconnectMax     Duration             `toml:"reconnect_max" usage:"largest reconnect delay of a path (full jitter)" want:"a duration such as \"5s\", at most 10m"`
 	Policy           string               `toml:"policy" usage:"how requests are spread over paths: round-robin, min-inflight, min-latency" want:"\"round-robin\", \"min-inflight\" or \"min-latency\""`
-	IOTimeout        Duration             `toml:"io_timeout" usage:"a request gives its path up after this" want:"a duration such as \"30s\", 100ms to 24h"`
+	IOTimeout        Duration             `toml:"io_timeout" usage:"a request that takes longer is told of, and gives a path up that may not live" want:"a duration such as \"30s\", 100ms to 24h"`
 	OnLoss           string               `toml:"on_loss" usage:"what requests do without a path: wait (until there is one) or error (after loss_timeout)" want:"\"wait\" or \"error\""`
 	LossTimeout      Duration             `toml:"loss_timeout" usage:"with on_loss error, how long requests wait for a path" want:"a duration such as \"30s\", 1ms to 24h"`
 	NBDTimeout       Duration             `toml:"nbd_timeout" usage:"after this the kernel sends a request of its device again, also one that a daemon had when it died" want:"a duration such as \"30s\", 1s to 24h"`

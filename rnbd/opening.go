@@ -6,13 +6,14 @@ import (
 )
 
 // Opening is a file or block device that a client has asked for. The shell
-// calls Do without the Server's lock, and hands what it returns to
-// Server.Opened.
+// calls Do without the Server's lock, until there is no more to look at, and hands
+// what it returned then to Server.Opened.
 type Opening struct {
 	// Name is what the client asked for, Session the name of its session.
 	Name, Session string
 
 	tries  []try
+	at     int   // of tries, where Do looks next
 	denied error // what was wrong with other places
 	found  *try  // where Do found it
 	h      *handle
@@ -27,24 +28,34 @@ type try struct {
 	file  blk.FileOptions
 }
 
-// Do opens the volume: the first of the places where there is one. It may wait
-// for the file system. The shell may put layers over the device.
-func (o *Opening) Do() (blk.Device, error) {
-	for i := range o.tries {
-		t := &o.tries[i]
-		d, err := t.open()
-		switch {
-		case err == nil:
-			o.found = t
-			return d, nil
-		case rdserr.Errno(err) != rdserr.ErrNotFound.Errno || t.exp != nil:
-			return nil, err
-		}
+// Place is where Do looks next, an *Export or a *Root: what waits for one place
+// should not be behind what waits for another, whose file system may stand still.
+func (o *Opening) Place() any {
+	if t := &o.tries[o.at]; t.exp != nil {
+		return t.exp
 	}
-	if o.denied != nil {
-		return nil, o.denied
+	return o.tries[o.at].root
+}
+
+// Do looks for the volume at Place and opens it if it is there. It may wait for
+// the file system. The shell may put layers over the device. More: it is not there,
+// neither d nor err is set, and Do is to be called again for the next place.
+func (o *Opening) Do() (d blk.Device, more bool, err error) {
+	t := &o.tries[o.at]
+	if d, err = t.open(); err == nil {
+		o.found = t
+		return d, false, nil
 	}
-	return nil, rdserr.With(rdserr.ErrNotFound, "no volume %q is exported", o.Name)
+	switch missing := rdserr.Errno(err) == rdserr.ErrNotFound.Errno && t.exp == nil; {
+	case missing && o.at+1 < len(o.tries):
+		o.at++
+		return nil, true, nil
+	case missing && o.denied != nil:
+		err = o.denied
+	case missing:
+		err = rdserr.With(rdserr.ErrNotFound, "no volume %q is exported", o.Name)
+	}
+	return nil, false, err
 }
 
 func (t *try) open() (blk.Device, error) {

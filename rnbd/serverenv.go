@@ -11,7 +11,7 @@ import (
 // ServerEnv is what a Server needs done. It is called from within the Server's
 // methods, with the lock held; it does not block and does not call back.
 type ServerEnv interface {
-	// Open has o.Do called, in a goroutine of its own, then Server.Opened.
+	// Open has o.Do called, in goroutines of their own, then Server.Opened.
 	Open(o *Opening)
 	// Close has c closed, in a goroutine of its own: a device nobody uses any
 	// more and that has nothing in flight, or a Root.

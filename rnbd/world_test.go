@@ -170,7 +170,10 @@ func (w *world) step() (more bool) {
 	for !w.holdOpen && len(w.openings) > 0 {
 		o := w.openings[0]
 		w.openings = slices.Delete(w.openings, 0, 1)
-		d, err := o.Do()
+		d, again, err := o.Do()
+		for again {
+			d, again, err = o.Do()
+		}
 		if err == nil && w.layers != nil {
 			d = w.layers(d)
 		}

@@ -214,6 +214,7 @@ func (p *ClientPath) answered(conn int, i wire.RTRSImm, k *wire.RTRSRKeyRsp) err
 	if r.hasKey && !p.revoke(r) {
 		return p.violation(fmt.Errorf("%w: memory of a request is being written after its answer", ErrProtocol))
 	}
+	p.told = p.told && p.flight.first != r // the next one is told of anew
 	p.flight.remove(r)
 	p.cons[conn].flight--
 	c.slots[permit] = nil
@@ -315,11 +316,14 @@ func (p *ClientPath) tick(now time.Duration) {
 // watch looks for signs of life, and for requests that take too long.
 func (p *ClientPath) watch(now time.Duration) {
 	if r := p.flight.first; r != nil && !mutant.On(mutant.RTRSNoDeadline) {
-		if t := r.sent + p.c.cfg.IOTimeout; t <= now {
+		switch t := r.sent + p.c.cfg.IOTimeout; {
+		case t > now:
+			p.c.arm(t)
+		case p.fences():
+			p.slow()
+		default:
 			p.timeout()
 			return
-		} else {
-			p.c.arm(t)
 		}
 	}
 	if p.c.resting == p && now-p.c.restedAt >= p.c.cfg.ConnTimeout { // nobody wakes us
@@ -337,6 +341,21 @@ func (p *ClientPath) watch(now time.Duration) {
 		}
 	}
 	p.c.arm(p.beat.next)
+}
+
+// slow says that a request takes longer than its limit on a path that lives, as
+// heartbeats on each connection show: the store has it. To give the path up would
+// not help, because nothing of its life is sent again before the store is done with
+// all of it; what others have under way here, for stores that are well, would wait
+// as long. (A kernel answers heartbeats on connection 0 alone, so that its other
+// connections may be dead, and are given up.)
+func (p *ClientPath) slow() {
+	if p.told {
+		return
+	}
+	p.told = true
+	p.c.stats.Timeouts++
+	p.c.event(Event{Kind: EventTimeout, Client: p})
 }
 
 // askCons watches over each connection of a server of our own kind, so that one

@@ -31,7 +31,7 @@ type ClientPath struct {
 	at      time.Duration // Reconnecting: when it is tried; Connecting: when that took too long
 	ever    bool          // was connected before
 	creates bool          // this attempt may create the session
-	overdue bool          // a request's limit passed
+	overdue bool          // a request failed by its limit, and p is given up
 
 	// Of this life.
 	cons   []clientCon
@@ -39,6 +39,7 @@ type ClientPath struct {
 	flags  uint32 // of the CON_RSP
 	descs  []wire.RTRSDesc
 	flight list // requests, sent first at first
+	told   bool // that the first of flight takes longer than its limit
 	beat   heartbeat
 }
 
@@ -94,7 +95,7 @@ func (p *ClientPath) start() {
 	c := p.c
 	p.attempt++
 	p.cons = p.cons[:0]
-	p.flags, p.descs, p.hasty = 0, nil, false
+	p.flags, p.descs, p.hasty, p.told = 0, nil, false, false
 	p.setState(Connecting)
 	p.startAt(c.now + c.cfg.ConnectTimeout)
 	p.creates = p.ever

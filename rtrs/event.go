@@ -11,7 +11,7 @@ const (
 	EventUp                         // the session has a path
 	EventDown                       // the session has no path any more
 	EventFailover                   // N requests of Path, which was lost, go on elsewhere
-	EventTimeout                    // a request on Path passed its limit
+	EventTimeout                    // a request on Path passed its limit; the path is given up, or lives and waits for the store
 	EventLost                       // N requests were given up with Err
 	EventRefused                    // a connection or a session was refused with Err
 	EventReplaced                   // the session was ended by a new one of the same name

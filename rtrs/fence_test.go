@@ -134,13 +134,19 @@ func TestGhostHoldsEverything(t *testing.T) {
 			}
 		}
 		alive(1100 * ms)
-		if p.State() != Closing || f.c.Stats().Timeouts != 1 {
-			t.Fatalf("%v after the I/O timeout", p.State())
+		if p.State() != Connected || f.c.Stats().Timeouts != 1 {
+			t.Fatalf("%v after the I/O timeout, %d passed", p.State(), f.c.Stats().Timeouts)
+		}
+		alive(1000 * ms)
+		if p.State() != Closing || f.c.Stats().Timeouts != 2 || len(f.done) != 0 {
+			t.Fatalf("%v after both limits, %d passed", p.State(), f.c.Stats().Timeouts)
 		}
 		p.Gone(f.now)
+		if one(t, f.done) != a || a.Err != ErrTimeout {
+			t.Fatalf("%d done: %v", len(f.done), a.Err)
+		}
 		q := f.add(2)
 		f.connect(q, fourChunks, ours, 7)
-		f.tick(500 * ms)
 		for _, o := range f.take() {
 			if o.op.Kind == transport.OpSend && o.bytes[0] == 1 && o.bytes[1] == 0x80 {
 				if fenceOf(t, o).Path != p.uuid {
@@ -149,10 +155,6 @@ func TestGhostHoldsEverything(t *testing.T) {
 			}
 		}
 		p, q = q, p
-		alive(500 * ms)
-		if one(t, f.done) != a || a.Err != ErrTimeout {
-			t.Fatalf("%d done: %v", len(f.done), a.Err)
-		}
 		b := f.submit(Write, nil)
 		sent := f.take()
 		if op == Write && (len(sent) != 0 || f.c.ghosts != 1) || op == Read && len(sent) != 1 {
@@ -169,6 +171,64 @@ func TestGhostHoldsEverything(t *testing.T) {
 		}
 		if err := f.answer(sent[0], 0, 1); err != nil || b.Err != nil {
 			t.Fatal(err, b.Err)
+		}
+	}
+}
+
+// TestSlowStore: a request that passes its limit on a path that lives is at the
+// store, and the path is kept for what is at others: of a server of our own kind,
+// whose every connection answers. A kernel's may have stopped without a word.
+func TestSlowStore(t *testing.T) {
+	for _, flags := range []uint32{ours, 0} {
+		f := newFakeClient(t, ClientConfig{IOTimeout: time.Second, ConnTimeout: time.Minute})
+		p := f.add(1)
+		f.connect(p, fourChunks, flags, 7)
+		f.take()
+		first, second := f.submit(Write, nil), f.submit(Write, nil)
+		sent := f.take()
+		alive := func(d time.Duration) {
+			for end := f.now + d; f.now < end; f.tick(100 * ms) {
+				p.Written(f.now, 0, 0, 0, 0, uint32(wire.RTRSImmHeartbeatAck))
+				asked := f.posts
+				f.posts = nil
+				for _, o := range asked {
+					if o.conn > 0 && o.op.Imm == uint32(wire.RTRSImmHeartbeat) {
+						p.Written(f.now, o.conn, 0, 0, 0, uint32(wire.RTRSImmHeartbeatAck))
+					}
+				}
+			}
+		}
+		alive(1100 * ms)
+		if flags == 0 {
+			if p.State() != Closing || f.c.Stats().Timeouts != 1 {
+				t.Errorf("a kernel's path is %v after the limit", p.State())
+			}
+			continue
+		}
+		alive(time.Minute)
+		if p.State() != Connected || f.c.Stats().Timeouts != 1 || len(f.done) != 0 {
+			t.Fatalf("%v (%v), %d limits passed, %d done", p.State(), p.err, f.c.Stats().Timeouts, len(f.done))
+		}
+		// It is told of once, and of the next one too.
+		if err := f.answer(sent[0], 0, 1); err != nil || one(t, f.done) != first || first.Err != nil {
+			t.Fatal(err, first.Err)
+		}
+		alive(200 * ms)
+		if n := f.c.Stats().Timeouts; n != 2 {
+			t.Errorf("%d limits passed", n)
+		}
+		if err := f.answer(sent[1], 0, 2); err != nil || second.Err != nil {
+			t.Fatal(err, second.Err)
+		}
+		// One that comes after those has its own time, to the tick.
+		f.submit(Write, nil)
+		alive(900 * ms)
+		if n := f.c.Stats().Timeouts; n != 2 {
+			t.Errorf("%d limits passed before that of the third", n)
+		}
+		alive(200 * ms)
+		if n := f.c.Stats().Timeouts; n != 3 {
+			t.Errorf("%d limits passed", n)
 		}
 	}
 }

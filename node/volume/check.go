@@ -89,7 +89,7 @@ func (k *checks) export(ctx context.Context, h *Host, x *ExportInfo) {
 	n, what := len(k.list), "export "+x.Name
 	if x.Origin != OriginRoot && x.Kind != KindMemory {
 		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-		err := h.do(ctx, func() error {
+		err := h.do(ctx, x.Path, func() error {
 			f, err := blk.OpenFile(x.Path, blk.FileOptions{ReadOnly: x.ReadOnly, LogicalBlock: x.LogicalBlock})
 			if err == nil {
 				err = f.Close()

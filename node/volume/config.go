@@ -51,7 +51,7 @@ type Config struct {
 	MissedLimit  int           // heartbeat_missed: so many intervals of silence end a path; 4
 	ReconnectMin time.Duration // reconnect_min: longest first pause, with full jitter; 100 ms
 	ReconnectMax time.Duration // reconnect_max; 5 s
-	IOTimeout    time.Duration // io_timeout: a request gives its path up then; 30 s
+	IOTimeout    time.Duration // io_timeout: a request that takes longer is told of, and gives a path up that may not live; 30 s
 	LossTimeout  time.Duration // loss_timeout: with on_loss "error", requests wait so long for a path; 30 s
 	OnLoss       string        // on_loss: "wait" for a path, or fail with "error"; "wait"
 	Policy       string        // policy: PolicyMinInflight

@@ -28,7 +28,7 @@ func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 	}
 	if !force && f != nil {
 		busy := false
-		if err := h.do(ctx, func() error { busy = f.busy(); return nil }); err != nil {
+		if err := h.do(ctx, "mapping "+m.id, func() error { busy = f.busy(); return nil }); err != nil {
 			return fmt.Errorf("is mapping %s in use? %w", m.id, err)
 		}
 		if busy {

@@ -24,8 +24,8 @@
 // shell.mu held and neither block nor lock anything but events.mu; what they
 // cannot do they leave to the end of the step (shell.tell, shell.posts).
 //
-// Goroutines: one for each dial, each volume being opened (at most 8), each
-// device being closed, each mapping being restored, each listener of a socket,
+// Goroutines: one for each dial, each volume being opened (at most 2
+// for an export or root), each device being closed, each mapping being restored, each listener of a socket,
 // each watcher; all of them end with the Host, but for those that wait for a
 // file system that hangs; each NBD connection, which sleeps while a reactor serves
 // it. Timers run on the reactors, one for each client's

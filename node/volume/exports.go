@@ -51,7 +51,7 @@ func (h *Host) addExport(ctx context.Context, s ExportSpec, origin string, must 
 	}
 	x := &export{origin: origin, since: time.Now()}
 	var dev blk.Device
-	err := h.do(ctx, func() (err error) {
+	err := h.do(ctx, s.Path, func() (err error) {
 		dev, x.info, err = openExport(&s)
 		return err
 	})
@@ -374,7 +374,7 @@ func (h *Host) ResizeExport(ctx context.Context, name string, size uint64) (uint
 	was := x.info
 	h.mu.Unlock()
 	var is blk.Info
-	err := h.do(ctx, func() (err error) {
+	err := h.do(ctx, x.spec.Path, func() (err error) {
 		if len(devices) > 0 {
 			was = *devices[0].Info()
 		}

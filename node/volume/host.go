@@ -44,7 +44,7 @@ type Host struct {
 	ctx      context.Context                            // of what happens in the background
 	cancel   context.CancelFunc
 	work     sync.WaitGroup // goroutines that end by themselves after cancel and the end of the sessions
-	slots    chan struct{}  // bounds what waits for file systems on behalf of callers
+	waits    *waits         // what waits for file systems on behalf of callers
 	started  bool           // New has taken up what an earlier Host has left
 
 	mu         sync.Mutex // before any shell.mu
@@ -55,9 +55,6 @@ type Host struct {
 	nextID     uint64
 	exports    map[string]*export
 }
-
-// maxWaits is how many calls may wait for a file system at a time.
-const maxWaits = 8
 
 // New starts a Host: it listens as the configuration says and, in the
 // background, maps again what is persistent. An error is one of the
@@ -80,7 +77,7 @@ func newHost(cfg Config, deps Deps, drv driver) (*Host, error) {
 		return nil, err
 	}
 	h := &Host{cfg: cfg, prov: deps.Provider, reactors: deps.Reactors, log: deps.Log, base: time.Now(), ev: newEvents(deps.Log),
-		store: store, drv: drv, layer: deps.Layer, slots: make(chan struct{}, maxWaits),
+		store: store, drv: drv, layer: deps.Layer, waits: newWaits(),
 		clients: map[string]*client{}, nextID: old.NextID, exports: map[string]*export{}}
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	if h.srv, err = newServer(h, &old); err == nil {
@@ -123,7 +120,7 @@ func (h *Host) startExports(old *state) error {
 	}
 	for _, s := range h.cfg.Roots {
 		r := &rnbd.Root{Path: s.Path, Rules: rnbd.Rules{ReadOnly: s.ReadOnly, Shared: s.Shared, Allow: s.Allow, Sessions: s.Sessions}, File: h.fileOptions(s.ReadOnly, 0)}
-		if err := h.do(ctx, r.Open); err != nil {
+		if err := h.do(ctx, r.Path, r.Open); err != nil {
 			return rdserr.With(rdserr.ErrInvalid, "volumes.roots: %v", err)
 		}
 		now := h.srv.lock(h.now())
@@ -220,28 +217,6 @@ func (h *Host) layers(name string, d blk.Device) blk.Device {
 		d = h.layer(name, d)
 	}
 	return blk.NewStats(d)
-}
-
-// do runs f, which waits for a file system, in a goroutine of its own, so that
-// the caller can give up, and a bounded number at a time, so that a file system
-// that hangs costs no more.
-func (h *Host) do(ctx context.Context, f func() error) error {
-	select {
-	case h.slots <- struct{}{}:
-	case <-ctx.Done():
-		return rdserr.With(rdserr.ErrTimeout, "%d calls wait for file systems already", maxWaits)
-	}
-	done := make(chan error, 1)
-	go func() { // ends when the file system answers
-		done <- f()
-		<-h.slots
-	}()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return rdserr.With(rdserr.ErrTimeout, "the file system has not answered in time")
-	}
 }
 
 // endpoints are the addresses of a path.

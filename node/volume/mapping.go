@@ -54,7 +54,7 @@ type MapSpec struct {
 	QueueDepth int // requests of the session in flight at most; 0: what the server offers
 
 	Access      string        // AccessRW
-	IOTimeout   time.Duration // a request gives its path up after this
+	IOTimeout   time.Duration // a request that takes longer is told of, and gives a path up that may not live
 	LossTimeout time.Duration // with OnLossError
 	OnLoss      string        // OnLossWait, OnLossError
 	Persist     bool          // map it again when the daemon starts

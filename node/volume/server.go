@@ -24,8 +24,7 @@ type server struct {
 	rn *rnbd.Server
 
 	// Guarded by mu.
-	opens    []*rnbd.Opening // wait for an opener
-	openers  int
+	places   map[any]*place   // where volumes are being opened, by Opening.Place
 	free     [][]*blk.Request // room for batches
 	sessions map[*rtrs.ServerSession]*serverSession
 	lastID   uint64
@@ -44,13 +43,22 @@ type serverSession struct {
 	chunks []byte
 }
 
+// place is an export or a root at which volumes are being opened.
+type place struct {
+	opens   []*rnbd.Opening // wait for an opener
+	openers int             // that are at it
+}
+
 const (
-	maxOpeners = 8  // volumes being opened at a time
+	// maxOpeners is how many volumes are opened at a time at one export or root. Each
+	// has its own, so that a file system that stands still keeps nobody from
+	// opening what lies on others.
+	maxOpeners = 2
 	batchSize  = 64 // requests submitted to a device at once
 )
 
 func newServer(h *Host, old *state) (*server, error) {
-	s := &server{h: h, sessions: map[*rtrs.ServerSession]*serverSession{}}
+	s := &server{h: h, sessions: map[*rtrs.ServerSession]*serverSession{}, places: map[any]*place{}}
 	c := &h.cfg
 	rnd := h.random()
 	var err error
@@ -200,25 +208,47 @@ func (s *server) close() {
 	s.finish(now)
 }
 
-// opener opens volumes until none waits.
-func (s *server) opener() {
+// open has a volume opened at the place where it is to be looked for next. mu is held.
+func (s *server) open(o *rnbd.Opening) {
+	key := o.Place()
+	p := s.places[key]
+	if p == nil {
+		p = &place{}
+		s.places[key] = p
+	}
+	p.opens = append(p.opens, o)
+	if p.openers < maxOpeners {
+		p.openers++
+		s.h.work.Add(1)
+		go s.opener(key, p) // ends when nothing waits there
+	}
+}
+
+// opener opens volumes at one place until none waits.
+func (s *server) opener(key any, p *place) {
 	defer s.h.work.Done()
 	for {
 		s.mu.Lock()
-		if len(s.opens) == 0 {
-			s.openers--
+		if len(p.opens) == 0 {
+			if p.openers--; p.openers == 0 {
+				delete(s.places, key)
+			}
 			s.mu.Unlock()
 			return
 		}
-		o := s.opens[0]
-		s.opens = s.opens[1:]
+		o := p.opens[0]
+		p.opens = p.opens[1:]
 		s.mu.Unlock()
-		d, err := o.Do()
-		if err == nil {
+		d, more, err := o.Do()
+		if err == nil && !more {
 			d = s.h.layers(o.Name, d)
 		}
 		now := s.lock(s.clock())
-		s.rn.Opened(now, o, d, err)
+		if more {
+			s.open(o)
+		} else {
+			s.rn.Opened(now, o, d, err)
+		}
 		s.finish(now)
 	}
 }

@@ -107,14 +107,7 @@ type exportEnv server
 
 var _ rnbd.ServerEnv = (*exportEnv)(nil)
 
-func (e *exportEnv) Open(o *rnbd.Opening) {
-	e.opens = append(e.opens, o)
-	if e.openers < maxOpeners {
-		e.openers++
-		e.h.work.Add(1)
-		go (*server)(e).opener() // ends when nothing waits
-	}
-}
+func (e *exportEnv) Open(o *rnbd.Opening) { (*server)(e).open(o) }
 
 func (e *exportEnv) Close(c rnbd.Closer) {
 	e.h.work.Add(1)

@@ -40,7 +40,7 @@ func sessionEvent(x *rtrs.Event, role string) Event {
 	case rtrs.EventReplaced:
 		ev.Kind, ev.State, ev.Text = EventSession, "replaced", "another session of this name took its place"
 	case rtrs.EventTimeout:
-		ev.Kind, ev.Text = EventError, "a request on the path"+where+" passed its limit"
+		ev.Kind, ev.Text = EventError, "a request on the path"+where+" takes longer than its limit"
 	case rtrs.EventLost:
 		ev.Kind, ev.Text = EventError, fmt.Sprintf("%d requests were given up", x.N)
 	default:

@@ -67,7 +67,7 @@ another. Needs root, the daemon's user or a configured administrator.`,
 	f.StringArrayVar(&o.paths, "path", nil, "a path, SRC,DST or DST; give it again for each further one")
 	f.StringVar(&o.policy, "policy", "", "how requests choose among paths: round-robin, min-inflight or min-latency (default as configured, else min-inflight)")
 	f.StringVar(&o.access, "access", "rw", "ro; rw: no other writer unless the export is shared; migration: beside one other writer")
-	f.DurationVar(&o.ioTimeout, "io-timeout", 0, "a request that takes longer gives its path up (default as configured, else 30s)")
+	f.DurationVar(&o.ioTimeout, "io-timeout", 0, "a request that takes longer is told of, and gives a path up that may not live (default as configured, else 30s)")
 	f.DurationVar(&o.lossTimeout, "loss-timeout", 0, "with --on-loss error: how long requests wait for a path (default as configured, else 30s)")
 	f.StringVar(&o.onLoss, "on-loss", "", "what requests do while no path is left: wait or error (default as configured, else wait)")
 	f.BoolVar(&o.persist, "persist", false, "map it again when the daemon starts")

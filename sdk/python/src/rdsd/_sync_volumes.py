@@ -124,7 +124,7 @@ class Volumes:
         a Unix socket, at socket_path) or "nbd" (a kernel device). access: "rw" by default,
         "ro", "migration". paths: ("SRC", "DST") or "SRC,DST" or "DST" each; one, to node,
         by default. session: mappings of one session share its paths. io_timeout: a request
-        gives its path up after this. on_loss: without a path requests "wait", or end in
+        that takes longer is told of, and gives a path up that may not live. on_loss: without a path requests "wait", or end in
         "error" after loss_timeout. persist: again when the daemon starts. Raises NotFound,
         Exists, Busy, Owned, PermissionDenied, Unreachable and others.
         """

@@ -677,7 +677,7 @@ class VolumeMapRequest(_message.Message):
     policy: Global___VolumePolicy.ValueType
     access: Global___VolumeAccess.ValueType
     io_timeout_ns: _builtins.int
-    """a request gives its path up after this; 0: the daemon's default"""
+    """a request that takes longer is told of, and gives a path up that may not live; 0: the daemon's default"""
     loss_timeout_ns: _builtins.int
     """with VOLUME_ON_LOSS_ERROR; 0: the daemon's default"""
     on_loss: Global___VolumeOnLoss.ValueType

@@ -1,0 +1,108 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+)
+
+// TestStuckOpens: as many volumes as there are on a file system that stands still
+// are asked for, and one on another one is opened, listed and exported meanwhile.
+func TestStuckOpens(t *testing.T) {
+	const stuck = 12
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	release := make(chan struct{})
+	var at atomic.Int32
+	server.wrap = func(name string, d blk.Device) blk.Device {
+		if strings.HasPrefix(name, "stuck") {
+			at.Add(1)
+			<-release
+		}
+		return d
+	}
+	server.start()
+	client.start()
+	ctx := testCtx(t)
+	dir := t.TempDir()
+	onDisk := func(name string) ExportSpec {
+		return ExportSpec{Name: name, Path: filepath.Join(dir, name), Create: true, Size: 1 << 20, Shared: true}
+	}
+	mustExport(t, server.h, onDisk("well"))
+	done := make(chan error, stuck)
+	for i := range stuck {
+		name := fmt.Sprint("stuck", i)
+		mustExport(t, server.h, onDisk(name))
+		go func() { // ends when the file system goes on
+			_, err := client.h.Map(ctx, MapSpec{Node: server.node(), Name: name, Session: name})
+			done <- err
+		}()
+	}
+	eventually(t, "all of them are being opened", func() bool { return at.Load() == stuck })
+	soon, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	if _, err := client.h.Map(soon, MapSpec{Node: server.node(), Name: "well"}); err != nil {
+		t.Errorf("a volume that is well: %v", err)
+	}
+	if _, err := server.h.Export(soon, onDisk("another")); err != nil {
+		t.Errorf("another export: %v", err)
+	}
+	if n := len(server.h.Exports()); n != stuck+2 {
+		t.Errorf("%d exports", n)
+	}
+	close(release)
+	for range stuck {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	eventually(t, "no place is left", func() bool {
+		defer server.h.srv.look()()
+		return len(server.h.srv.places) == 0
+	})
+}
+
+// TestWaits: calls wait for the file system of their own path, and for room.
+func TestWaits(t *testing.T) {
+	w := newWaits()
+	ctx, cancel := context.WithCancel(context.Background())
+	var leave []func()
+	enter := func(ctx context.Context, path string) error {
+		f, err := w.enter(ctx, path)
+		if err == nil {
+			leave = append(leave, f)
+		}
+		return err
+	}
+	for i := range maxWaits {
+		if err := enter(ctx, fmt.Sprint(i/maxPathWaits)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cancel()
+	if err := enter(ctx, "0"); !errors.Is(err, syscall.ETIMEDOUT) || !strings.Contains(err.Error(), "of 0 already") {
+		t.Errorf("one more for a path that has its share: %v", err)
+	}
+	if err := enter(ctx, "new"); !errors.Is(err, syscall.ETIMEDOUT) || !strings.Contains(err.Error(), "file systems already") {
+		t.Errorf("one more than there may be: %v", err)
+	}
+	leave[0]()
+	leave = leave[1:]
+	if err := enter(context.Background(), "new"); err != nil {
+		t.Errorf("after another has left: %v", err)
+	}
+	for _, f := range leave {
+		f()
+	}
+	if len(w.paths) != 0 || len(w.all) != 0 {
+		t.Errorf("%d paths and %d calls are left", len(w.paths), len(w.all))
+	}
+}

@@ -1,0 +1,100 @@
+package volume
+
+import (
+	"context"
+	"sync"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// waits bounds how many calls wait for a file system at a time: so many for one
+// path, so that a file system that stands still keeps nobody from what lies on
+// others, and so many in all, because each takes a thread.
+type waits struct {
+	all chan struct{}
+
+	mu    sync.Mutex
+	paths map[string]*pathWaits // guarded by mu
+}
+
+type pathWaits struct {
+	slots chan struct{}
+	refs  int // callers that have, or wait for, a slot; guarded by waits.mu
+}
+
+const (
+	maxWaits     = 256
+	maxPathWaits = 2
+)
+
+func newWaits() *waits {
+	return &waits{all: make(chan struct{}, maxWaits), paths: map[string]*pathWaits{}}
+}
+
+// enter waits for a turn to ask about path; leave ends it.
+func (w *waits) enter(ctx context.Context, path string) (leave func(), err error) {
+	w.mu.Lock()
+	p := w.paths[path]
+	if p == nil {
+		p = &pathWaits{slots: make(chan struct{}, maxPathWaits)}
+		w.paths[path] = p
+	}
+	p.refs++
+	w.mu.Unlock()
+	forget := func() {
+		w.mu.Lock()
+		if p.refs--; p.refs == 0 {
+			delete(w.paths, path)
+		}
+		w.mu.Unlock()
+	}
+	if !take(ctx, p.slots) {
+		forget()
+		return nil, rdserr.With(rdserr.ErrTimeout, "%d calls wait for the file system of %s already", maxPathWaits, path)
+	}
+	if !take(ctx, w.all) {
+		<-p.slots
+		forget()
+		return nil, rdserr.With(rdserr.ErrTimeout, "%d calls wait for file systems already", maxWaits)
+	}
+	return func() {
+		<-w.all
+		<-p.slots
+		forget()
+	}, nil
+}
+
+// take waits for a slot until ctx ends, and takes one that is free in any case.
+func take(ctx context.Context, slots chan struct{}) bool {
+	select {
+	case slots <- struct{}{}:
+		return true
+	default:
+	}
+	select {
+	case slots <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// do runs f, which waits for the file system of path, in a goroutine of its own, so
+// that the caller can give up.
+func (h *Host) do(ctx context.Context, path string, f func() error) error {
+	leave, err := h.waits.enter(ctx, path)
+	if err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { // ends when the file system answers
+		defer leave()
+		done <- f()
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return rdserr.With(rdserr.ErrTimeout, "the file system has not answered in time")
+	}
+}
