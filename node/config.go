@@ -126,9 +126,10 @@ type PortGrant struct {
 
 // PeerRule allows peers. The longest prefix that contains an address decides.
 type PeerRule struct {
-	Address Prefix `toml:"address" usage:"address or subnet allowed as peer" want:"an address or subnet such as \"10.0.0.7\" or \"10.0.0.0/24\""`
-	Kernel  bool   `toml:"kernel" usage:"allow kernel peers, which cannot prove who they are" want:"true or false"`
-	Deny    bool   `toml:"deny" usage:"refuse instead of allow" want:"true or false"`
+	Address Prefix   `toml:"address" usage:"address or subnet allowed as peer" want:"an address or subnet such as \"10.0.0.7\" or \"10.0.0.0/24\""`
+	Kernel  bool     `toml:"kernel" usage:"allow kernel peers, which cannot prove who they are" want:"true or false"`
+	Deny    bool     `toml:"deny" usage:"refuse instead of allow" want:"true or false"`
+	UIDs    []uint32 `toml:"uids,omitempty" usage:"users of this machine, beside root and the daemon's own, who may be such a peer" want:"a list of user numbers such as [1000, 1001]"`
 }
 
 // DefaultConfig is the node without any configuration: loopback only.

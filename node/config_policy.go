@@ -2,6 +2,7 @@ package node
 
 import (
 	"net/netip"
+	"slices"
 
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -68,20 +69,38 @@ func (c *Config) IsAdmin(id Identity, self uint32) bool {
 // PeerPolicy tells whether an address may be a peer, and whether it may be a
 // kernel, which cannot prove who it is. Loopback may be both unless a rule
 // says otherwise; every other address needs a rule. The longest prefix decides.
+// Of an address of this machine MayBePeer has the last word.
 func (c *Config) PeerPolicy(addr netip.Addr) (allowed, kernel bool) {
 	addr = addr.Unmap().WithZone("")
-	if addr.IsLoopback() {
-		allowed, kernel = true, true
+	if r := c.peerRule(addr); r != nil {
+		return !r.Deny, r.Kernel && !r.Deny
 	}
-	best := -1
+	return addr.IsLoopback(), addr.IsLoopback()
+}
+
+// MayBePeer tells whether user uid of this machine may be the peer at addr, an
+// address of this machine; nil is yes. Root and the daemon's own user, self, may;
+// others need the rule that decides over addr to name them: a rule that allows a
+// network lets nobody in who happens to be here.
+func (c *Config) MayBePeer(addr netip.Addr, uid, self uint32) error {
+	if uid == 0 || uid == self {
+		return nil
+	}
+	if r := c.peerRule(addr.Unmap().WithZone("")); r != nil && !r.Deny && slices.Contains(r.UIDs, uid) {
+		return nil
+	}
+	return rdserr.With(rdserr.ErrPerm, "it is on this machine and user %d's, who is no peer; name the user in uids of a [[peers]] rule for %v", uid, addr)
+}
+
+// peerRule is the rule that decides over addr, nil when there is none.
+func (c *Config) peerRule(addr netip.Addr) (rule *PeerRule) {
 	for i := range c.Peers {
 		r := &c.Peers[i]
-		if r.Address.Bits() > best && r.Address.Contains(addr) {
-			best = r.Address.Bits()
-			allowed, kernel = !r.Deny, r.Kernel && !r.Deny
+		if (rule == nil || r.Address.Bits() > rule.Address.Bits()) && r.Address.Contains(addr) {
+			rule = r
 		}
 	}
-	return allowed, kernel
+	return rule
 }
 
 // Lonely tells whether a node with addresses beyond loopback allows no peer

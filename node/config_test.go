@@ -292,6 +292,22 @@ func TestPeerPolicy(t *testing.T) {
 			t.Errorf("%s: allowed %v kernel %v, want %v", addr, allowed, kernel, want)
 		}
 	}
+	c.Peers = append(c.Peers, PeerRule{Address: pfx("127.0.0.0/8"), UIDs: []uint32{1000}},
+		PeerRule{Address: pfx("127.0.0.9"), Deny: true, UIDs: []uint32{1000}}, PeerRule{Address: pfx("127.0.0.10")})
+	for _, tc := range []struct {
+		addr string
+		uid  uint32
+		ok   bool
+	}{
+		{"127.0.0.5", 0, true}, {"127.0.0.5", 990, true}, {"127.0.0.5", 1000, true}, {"127.0.0.5", 1001, false},
+		{"::ffff:127.0.0.5", 1000, true}, {"::1", 1000, false}, {"::1", 990, true},
+		{"127.0.0.9", 1000, false}, {"127.0.0.10", 1000, false}, // the longest prefix decides
+		{"10.0.0.5", 1000, false}, {"10.0.0.5", 0, true}, // an allowed network, from here
+	} {
+		if err := c.MayBePeer(netip.MustParseAddr(tc.addr), tc.uid, 990); (err == nil) != tc.ok {
+			t.Errorf("user %d at %s: %v", tc.uid, tc.addr, err)
+		}
+	}
 	if c.Lonely() {
 		t.Error("loopback only is not lonely")
 	}

@@ -1,15 +1,25 @@
 package node
 
 import (
+	"context"
+	"errors"
 	"net/netip"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/netlocal"
 	"github.com/rdsd/rdsd/transport"
 )
 
 func (h *host) dial(a conn.Action) {
 	p, gen := a.Path, a.Gen
-	link, err := h.connect(a)
+	ctx, cancel := h.all.withTimeout(h.all.engineConfig.Conn.DialTimeout)
+	defer cancel()
+	link, err := h.connect(ctx, a)
+	if err == nil {
+		if err = h.all.node.checkDialled(ctx, link.LocalAddr(), link.RemoteAddr()); err != nil {
+			link.Close(false)
+		}
+	}
 	h.prepareLanes(p.Conn().Remote())
 	_, now := h.lock()
 	defer h.unlock()
@@ -30,17 +40,17 @@ func (h *host) dial(a conn.Action) {
 
 // poke connects and closes: a request to the smaller address to connect here.
 func (h *host) poke(a conn.Action) {
-	if link, err := h.connect(a); err == nil {
+	ctx, cancel := h.all.withTimeout(h.all.engineConfig.Conn.DialTimeout)
+	defer cancel()
+	if link, err := h.connect(ctx, a); err == nil {
 		link.Close(false)
 	}
 }
 
-func (h *host) connect(a conn.Action) (transport.Link, error) {
+func (h *host) connect(ctx context.Context, a conn.Action) (transport.Link, error) {
 	if !h.all.engineConfig.AllowPeer(a.Path.Conn().Remote()) { // not any more
 		return nil, errNotAllowed
 	}
-	ctx, cancel := h.all.withTimeout(h.all.engineConfig.Conn.DialTimeout)
-	defer cancel()
 	return h.all.provider.Dial(ctx, netip.AddrPortFrom(h.addr, 0), netip.AddrPortFrom(a.Path.Conn().Remote(), h.port), a.Lane)
 }
 
@@ -61,6 +71,14 @@ func (h *host) accept(link transport.Link) {
 	if !h.all.engineConfig.AllowPeer(remote.Addr()) {
 		refuse("it is not an allowed peer; allow it with a [[peers]] entry of the configuration")
 		return
+	}
+	if err := h.all.node.checkAccepted(link.LocalAddr(), remote); err != nil {
+		// A poke may be closed by now. Nothing is taken from it but the wish to be
+		// connected to, and who is there then is judged when it has accepted.
+		if poke := h.addr.Less(remote.Addr()); !poke || !errors.Is(err, netlocal.ErrGone) {
+			refuse(err.Error())
+			return
+		}
 	}
 	h.prepareLanes(remote.Addr())
 	_, now := h.lock()

@@ -108,6 +108,7 @@ func (a *hosts) start() error {
 			links.Congestion = name
 		}
 	}
+	links.Check = a.node.checkDialled
 	a.provider = links
 	for i, h := range a.list {
 		h.attach(a.workers[i%len(a.workers)])

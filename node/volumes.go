@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net/netip"
 	"os"
 	"slices"
@@ -34,7 +35,7 @@ func (n *Node) startVolumes() error {
 	for _, w := range n.hosts.workers {
 		loops = append(loops, w.Reactor)
 	}
-	links := &volumeLinks{Provider: n.hosts.provider.(*tcp.Provider), allowed: n.volumePeer, refused: &n.hosts.refused}
+	links := &volumeLinks{Provider: n.hosts.provider.(*tcp.Provider), allowed: n.volumePeer, whose: n.checkAccepted, log: n.log, refused: &n.hosts.refused}
 	cfg := n.cfg.volumeConfig()
 	if err := makeSocketDir(cfg.SocketDir, cfg.SocketMode); err != nil {
 		return n.cfg.failed("volumes.socket_dir", fmt.Errorf("volumes.socket_dir: %w", err))
@@ -127,19 +128,28 @@ func (n *Node) volumeHost() (*volume.Host, error) {
 	return nil, rdserr.With(rdserr.ErrNotSupported, "this daemon has no volumes")
 }
 
+var errNoVolumePeer = errors.New("it is not an allowed peer; allow it with a [[peers]] entry of the configuration, and in volumes.allow if there is a list")
+
 // volumeLinks lets only allowed peers connect, and tells others why not: the
 // [[peers]] rules hold for volumes as for datagrams.
 type volumeLinks struct {
 	*tcp.Provider
 	allowed func(netip.Addr) bool
+	whose   func(local, remote netip.AddrPort) error
+	log     *slog.Logger
 	refused *atomic.Uint64
 }
 
 // ListenOneSided implements transport.OneSidedProvider.
 func (l *volumeLinks) ListenOneSided(local netip.AddrPort, accept func(transport.ConnRequest)) (transport.Listener, error) {
 	return l.Provider.ListenOneSided(local, func(r transport.ConnRequest) {
-		if !l.allowed(r.RemoteAddr().Addr()) {
+		why := errNoVolumePeer
+		if l.allowed(r.RemoteAddr().Addr()) {
+			why = l.whose(r.LocalAddr(), r.RemoteAddr())
+		}
+		if why != nil {
 			l.refused.Add(1)
+			l.log.Warn("connection for volumes refused", "peer", r.RemoteAddr().Addr(), "why", why)
 			no := wire.RTRSReject(uint16(syscall.EACCES))
 			r.Reject(no.Append(nil))
 			return

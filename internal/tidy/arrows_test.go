@@ -29,6 +29,7 @@ var arrows = []struct {
 	{"internal/buf", nil},
 	{"internal/msgpool", nil},
 	{"internal/freeport", nil},
+	{"internal/netlocal", nil},
 	{"internal/stats", nil},
 	{"internal/counters", nil},
 	{"internal/tidy", nil},
@@ -60,7 +61,7 @@ var arrows = []struct {
 	{"shm", []string{"rdserr", "internal/crash"}},
 	{"api/rdsd/v1", []string{"rdserr"}},
 	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire", "rdserr", "internal/guard", "internal/reactor", "internal/stats"}},
-	{"node", []string{"node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/guard", "internal/msgpool", "internal/reactor", "internal/stats", "internal/counters"}},
+	{"node", []string{"node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/guard", "internal/msgpool", "internal/netlocal", "internal/reactor", "internal/stats", "internal/counters"}},
 
 	// What talks to a daemon from outside.
 	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr", "internal/msgpool"}},

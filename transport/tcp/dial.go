@@ -43,6 +43,10 @@ type Provider struct {
 	// that was accepted is closed then. Set it before the first link.
 	Room func() error
 
+	// Check, when not nil, judges each connection that DialOneSided has made,
+	// before anything is sent; its error ends it. Set it before the first link.
+	Check func(ctx context.Context, local, remote netip.AddrPort) error
+
 	loops []*loop
 	next  atomic.Uint32 // whose turn it is
 }

@@ -77,7 +77,13 @@ func (p *Provider) DialOneSided(ctx context.Context, local, remote netip.AddrPor
 	if err != nil {
 		return nil, nil, err
 	}
-	rsp, err := exchange(ctx, c, hello)
+	var rsp []byte
+	if p.Check != nil {
+		err = p.Check(ctx, unmap(c.LocalAddr()), unmap(c.RemoteAddr()))
+	}
+	if err == nil {
+		rsp, err = exchange(ctx, c, hello)
+	}
 	if err != nil {
 		c.Close()
 		return nil, nil, fmt.Errorf("connecting to %v: %w", remote, err)

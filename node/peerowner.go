@@ -1,0 +1,41 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/rdsd/rdsd/internal/netlocal"
+)
+
+// An address says which machine a peer is. When that is this machine it says
+// nothing: every user may connect from any address of 127.0.0.0/8, to any
+// address that is served here, and listen there. Then the peer is the user whose
+// socket the other end is, which the kernel tells (Config.MayBePeer). If it does
+// not, the answer is no.
+//
+// The kernel is asked once for each connection, on the goroutine that accepts or
+// dials and never on a reactor's thread.
+
+// checkAccepted judges who connected from remote to local; nil: it may be a peer.
+func (n *Node) checkAccepted(local, remote netip.AddrPort) error {
+	return n.checkOwner(remote, func() (uint32, error) { return netlocal.Owner(local, remote) })
+}
+
+// checkDialled judges who accepted our connection from local to remote. It waits
+// for that, until ctx ends.
+func (n *Node) checkDialled(ctx context.Context, local, remote netip.AddrPort) error {
+	return n.checkOwner(remote, func() (uint32, error) { return netlocal.AcceptedBy(ctx, local, remote) })
+}
+
+func (n *Node) checkOwner(remote netip.AddrPort, owner func() (uint32, error)) error {
+	if !netlocal.IsLocal(remote.Addr()) {
+		return nil // the rules for addresses have judged it
+	}
+	uid, err := owner()
+	if err != nil {
+		return fmt.Errorf("it is on this machine, and the kernel does not tell whose it is: %w", err)
+	}
+	return n.conf().MayBePeer(remote.Addr(), uid, uint32(os.Geteuid()))
+}
