@@ -31,6 +31,7 @@ type localFront struct {
 	mu    sync.Mutex
 	conns map[*shm.Conn]struct{} // guarded by mu; nil when the front is stopped
 	rings map[*ringSock]struct{} // guarded by mu
+	heard feltTotals             // guarded by mu
 	wg    sync.WaitGroup         // goroutines, and sockets with rings
 
 	fails atomic.Pointer[func(step string) error] // tests have steps of a bind with rings fail

@@ -144,6 +144,10 @@ func (n *Node) snapshot(s *snapshot) {
 	s.budgets = append(s.budgets, n.volumeBudgets()...)
 	if n.local != nil {
 		s.rings, s.ringB = n.local.memory()
+		t := n.local.felt()
+		s.counters.CongSendError += t.refused
+		s.counters.CongSendBlocked += t.waited
+		s.counters.SendQueueFull += t.full
 	}
 	s.sockets, s.clients = int(n.sockets.budget().used), n.grpc.clients.len()
 }

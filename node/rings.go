@@ -39,6 +39,7 @@ type ringSock struct {
 	alarm *shm.Alarm // the client hears it
 
 	blocked atomic.Bool // the engine takes nothing more; EvWritable follows
+	felt    felt        // guarded by front.mu
 	left    bool        // post was shown and not taken; the reactor's thread alone
 	at      int         // position in worker.rings; the reactor's thread alone
 
@@ -59,7 +60,8 @@ type ringSock struct {
 // ringFlow is an entry of the client's flow table as it was read.
 type ringFlow struct {
 	gen  uint32
-	bad  error // why nothing can be sent there
+	felt uint64 // what the client had said of it when it became congested (Felt)
+	bad  error  // why nothing can be sent there
 	dest *rds.Dest
 }
 
@@ -389,10 +391,28 @@ func (r *ringSock) Changed(d *rds.Dest, congested bool) {
 		state := uint16(shm.FlowClear)
 		if congested {
 			state = shm.FlowCongested
+			f.felt = r.jams(i, f.gen)
 		}
 		r.h.SetFlow(i, f.gen, state, 0)
 		r.touch()
 	}
+}
+
+// Felt implements rds.Witness.
+func (r *ringSock) Felt(d *rds.Dest) (held uint64, waiting int) {
+	i := d.Data.(uint32)
+	f := &r.flows[i]
+	if j, ok := r.h.Jam(i, f.gen); ok && f.dest == d {
+		held, waiting = max(j.Refused+j.Waited, f.felt)-f.felt, int(j.Waiting)
+	}
+	return held, waiting
+}
+
+// jams is what the client has said of a flow so far: how many sends were refused or
+// had to wait.
+func (r *ringSock) jams(i, gen uint32) uint64 {
+	j, _ := r.h.Jam(i, gen)
+	return j.Refused + j.Waited
 }
 
 // Each implements rds.Sink.

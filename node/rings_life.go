@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
@@ -54,6 +55,7 @@ func (f *localFront) take(r *ringSock) bool {
 		return false
 	}
 	f.rings[r] = struct{}{}
+	r.felt.at = reactor.Clock()
 	f.wg.Add(1) // until close
 	return true
 }
@@ -186,6 +188,9 @@ func (r *ringSock) close() {
 	r.react.exit(r)
 	r.react.Remove(r.bell)
 	r.front.mu.Lock()
+	if _, ok := r.front.rings[r]; ok {
+		r.front.heard.add(r.felt.hear(r.reg))
+	}
 	delete(r.front.rings, r)
 	r.front.mu.Unlock()
 	bury := r.leave()

@@ -116,6 +116,21 @@ type CongestedPort struct {
 	Socket   *Socket       // local: whose it is
 }
 
+// felt adds what clients say of sends that never reached the engine.
+func (pe *Peer) felt(port uint16, c *CongestedPort) {
+	for _, f := range pe.opened[port] {
+		for _, d := range f.dests {
+			if w, ok := f.s.opt.Sink.(Witness); ok {
+				held, waiting := w.Felt(d)
+				c.Blocked += held
+				if waiting > 0 {
+					c.Waiting++
+				}
+			}
+		}
+	}
+}
+
 // CongestedPorts lists what is congested now: ours first.
 func (e *Engine) CongestedPorts() (l []CongestedPort) {
 	add := func(pe *Peer, port uint16, local bool) {
@@ -123,6 +138,7 @@ func (e *Engine) CongestedPorts() (l []CongestedPort) {
 		if local {
 			c.Socket = e.socks[port]
 		}
+		pe.felt(port, &c)
 		l = append(l, c)
 	}
 	e.cmap.Each(func(p uint16) { add(e.loop, p, true) })

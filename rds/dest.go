@@ -55,6 +55,14 @@ type Reserver interface {
 	Reserve(n int) *buf.Buf
 }
 
+// Witness is a Sink whose client refuses its own sends, and lets them wait, without
+// asking the engine.
+type Witness interface {
+	// Felt tells how many of the client's sends to d were refused or had to wait
+	// since the port became congested, and how many wait now.
+	Felt(d *Dest) (held uint64, waiting int)
+}
+
 // Dest is a destination of one socket, resolved once: sends through it look
 // nothing up.
 type Dest struct {

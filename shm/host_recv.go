@@ -344,7 +344,9 @@ func (h *Host) Releases() (bytes, cost, datagrams int, err error) {
 }
 
 // EachUnread tells what the client has not taken from the receive ring, oldest
-// first, until f says no: the source and the payload bytes of each descriptor.
+// first, until f says no: the source and the payload bytes of each datagram. Of a
+// train with a table, whose lengths lie where the client can write, each is shown
+// with an equal share.
 func (h *Host) EachUnread(f func(src netip.AddrPort, bytes int) bool) {
 	if h.dead {
 		return
@@ -359,8 +361,15 @@ func (h *Host) EachUnread(f func(src netip.AddrPort, bytes int) bool) {
 			continue
 		}
 		s := &h.slots[i]
-		if s.state >= slotPlaced && s.n == n && !f(s.src, int(s.bytes)) {
-			return
+		if s.state < slotPlaced || s.n != n {
+			continue
+		}
+		rest := s.bytes
+		for left := s.count; left > 0; left-- {
+			share := rest / left
+			if rest -= share; !f(s.src, int(share)) {
+				return
+			}
 		}
 	}
 }

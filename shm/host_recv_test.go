@@ -39,10 +39,10 @@ func TestHostReceives(t *testing.T) {
 	if got := m.received(false); len(got) != 0 {
 		t.Errorf("visible before it was published: %v", got)
 	}
-	unread := 0
-	h.EachUnread(func(src netip.AddrPort, n int) bool { unread += n; return true })
-	if unread != 8+3+3+len(big)-1 {
-		t.Errorf("%d bytes unread", unread)
+	unread, each := 0, 0
+	h.EachUnread(func(src netip.AddrPort, n int) bool { unread += n; each++; return true })
+	if unread != 8+3+3+len(big)-1 || each != 4+1+1+4+1 {
+		t.Errorf("%d bytes unread of %d datagrams", unread, each)
 	}
 	h.Publish()
 	got := m.received(true)

@@ -52,6 +52,9 @@ const (
 	offClientSleeps
 	offClosed
 	offClientSingle
+	offSendsRefused
+	offSendsWaited
+	offSendsFull
 )
 
 // Bits of the sleep words: what the sleeper waits for.

@@ -329,7 +329,9 @@ func (r *Region) GetRecv(n uint64, d *RecvDesc) { d.get(r.recvEntry(n)) }
 func (r *Region) PutRelease(n, slot uint64) { r.releaseEntry(n).Store(slot) }
 
 // PutFlow fills entry i of the flow table, the generation last.
-func (r *Region) PutFlow(i uint32, f *FlowEntry) { f.put(entryAt(r.flows, uint64(i)*entryBytes)) }
+func (r *Region) PutFlow(i uint32, f *FlowEntry) { f.put(r.flow(i)) }
+
+func (r *Region) flow(i uint32) *entry { return entryAt(r.flows, uint64(i)*entryBytes) }
 
 // FlowState is the daemon's word for flow i.
 func (r *Region) FlowState(i uint32) *atomic.Uint64 {

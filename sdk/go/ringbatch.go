@@ -122,9 +122,7 @@ func (b *ringBatch) spanLocked(sp span, left []span) []span {
 			if b.h.wait || err == errOpening {
 				left = extend(left, i, to)
 			} else {
-				if err == rdserr.ErrCongested {
-					r.refusedLocked(unmap(b.ds[i].Addr))
-				}
+				r.triedLocked(unmap(b.ds[i].Addr), err)
 				b.refuse(i, to, err)
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/rdsd/rdsd/rdserr"
@@ -40,11 +41,24 @@ func (r *rings) sendOne(ctx context.Context, op string, dst netip.AddrPort, p []
 			return tag, nil
 		}
 	}
-	if err == rdserr.ErrCongested {
-		r.refusedLocked(dst)
-	}
+	r.triedLocked(dst, err)
 	r.txMu.Unlock()
 	return 0, r.opErr(op, dst, h.final(dst, err))
+}
+
+// triedLocked counts a call that failed for want of room.
+func (r *rings) triedLocked(dst netip.AddrPort, err error) {
+	switch {
+	case err == rdserr.ErrCongested:
+		if r.tx != nil {
+			if f := r.tx.send.Known(dst); f != nil {
+				r.tx.send.CountRefused(f)
+			}
+		}
+		r.refusedLocked(dst)
+	case r.tx != nil && noRoom(err):
+		r.tx.send.CountFull()
+	}
 }
 
 // postLocked sends one datagram, or says what holds it up or why it never goes.
@@ -145,6 +159,8 @@ type holdup struct {
 	ctx  context.Context
 	wait bool // for room; else only for what a try must know
 	w    *waiter
+	jams []*shm.Flow     // of the link of w: congested, and waited for
+	full bool            // no room was counted
 	try  context.Context // while a try waits for the daemon to look at its destination
 	stop context.CancelFunc
 }
@@ -162,6 +178,9 @@ func (h *holdup) mayWaitLocked(dst netip.AddrPort, err error) bool {
 // prepareLocked begins a wait.
 func (h *holdup) prepareLocked() {
 	r := h.r
+	if h.w != nil && h.w.l != r.tx {
+		h.jams = nil // the region that says so is gone
+	}
 	h.w = h.w.renew(r, r.tx, 0)
 	h.w.of, h.w.seq = &r.txSeq, r.txSeq.Load()
 	if r.tx != nil {
@@ -175,8 +194,10 @@ func (h *holdup) onLocked(l *ringLink, dst netip.AddrPort, err error) {
 	switch err {
 	default:
 		h.w.bits |= shm.ClientWaitsEvent
+		h.countFull(l, err)
 	case shm.ErrRing:
 		h.w.bits |= shm.ClientWaitsSendRoom
+		h.countFull(l, err)
 		h.w.sendHead = l.send.Head()
 	case errOpening, rdserr.ErrCongested:
 		h.w.bits |= shm.ClientWaitsFlow
@@ -185,11 +206,23 @@ func (h *holdup) onLocked(l *ringLink, dst netip.AddrPort, err error) {
 			h.w.seq--
 			return
 		}
+		if err == rdserr.ErrCongested && h.wait && !slices.Contains(h.jams, f) {
+			h.jams = append(h.jams, f)
+			l.send.BeginWait(f)
+		}
 		word := l.region.FlowState(f.Index()).Load()
 		h.w.flows = append(h.w.flows, flowWatch{f.Index(), word})
 		if st := l.send.State(f).State(); st != shm.FlowUnknown && st != shm.FlowCongested {
 			h.w.seq-- // it has changed since: look again at once
 		}
+	}
+}
+
+// countFull tells the daemon, once for a call that waits, that there was no room.
+func (h *holdup) countFull(l *ringLink, err error) {
+	if l != nil && h.wait && !h.full && noRoom(err) {
+		h.full = true
+		l.send.CountFull()
 	}
 }
 
@@ -248,6 +281,9 @@ func (r *rings) explain(dst netip.AddrPort, err error) error {
 }
 
 func (h *holdup) end() {
+	for _, f := range h.jams {
+		h.w.l.send.EndWait(f)
+	}
 	h.w.done()
 	if h.stop != nil {
 		h.stop()

@@ -65,6 +65,7 @@ func TestScripts(t *testing.T) {
 			"written": cmdWritten,
 			"addsup":  cmdAddsUp,
 			"sent":    cmdSent,
+			"waits":   cmdWaits,
 			"port": func(ts *testscript.TestScript, _ bool, _ []string) {
 				ts.Setenv("PORT", strconv.Itoa(int(freePort(ts))))
 			},
@@ -249,6 +250,19 @@ func cmdSent(ts *testscript.TestScript, _ bool, args []string) {
 	poll(ts, args[1]+" datagrams to be delivered", func(ctx context.Context) bool {
 		list, err := fetchSockets(ctx, c.Admin())
 		return err == nil && slices.ContainsFunc(list, func(s socketView) bool { return s.Delivered >= least })
+	})
+}
+
+// cmdWaits is `waits SOCKET ADDR:PORT N`: wait until N sockets there wait for the port.
+func cmdWaits(ts *testscript.TestScript, _ bool, args []string) {
+	c, err := dialTarget(context.Background(), args[0])
+	ts.Check(err)
+	defer c.Close()
+	poll(ts, args[2]+" sockets to wait for "+args[1], func(ctx context.Context) bool {
+		list, err := fetchCongestion(ctx, c.Admin())
+		return err == nil && slices.ContainsFunc(list, func(p congestedView) bool {
+			return p.Endpoint.String() == args[1] && fmt.Sprint(p.Waiting) == args[2]
+		})
 	})
 }
 

@@ -158,8 +158,10 @@ static void pass(struct batch *b)
 		if (f && f->skip == (b->pass | OPENING))
 			continue;
 		if (full || (f && f->skip == b->pass)) {
-			if (b->nowait)
+			if (b->nowait) {
 				d->error = full ? -EAGAIN : -ENOBUFS;
+				rdsdi_jam_tried(&s->tx, f, d->error);
+			}
 			continue;
 		}
 		op->patient = false;
@@ -186,8 +188,10 @@ static void pass(struct batch *b)
 		if (op->patient)
 			continue;
 		full = !f || why == -EAGAIN;
-		if (b->nowait)
+		if (b->nowait) {
 			d->error = why;
+			rdsdi_jam_tried(&s->tx, f, why);
+		}
 	}
 	op->why = why;
 	op->bits = bits;

@@ -175,6 +175,7 @@ static int open_flow(rdsd_socket *s, const rdsd_addr *to)
 	*bucket = (uint32_t)(f - tx->flows) + 1;
 	entry = tx->reg->base + tx->reg->flow_table + (uint64_t)(f - tx->flows) * FLOW_SIZE;
 	memset(entry, 0, FLOW_GENERATION);
+	memset(entry + FLOW_REFUSED, 0, FLOW_SIZE - FLOW_REFUSED);
 	memcpy(entry + FLOW_IP, to->ip, sizeof to->ip);
 	memcpy(entry + FLOW_PORT, &to->port, sizeof to->port);
 	entry[FLOW_FAMILY] = to->family;

@@ -338,7 +338,25 @@ struct rdsdi_op {
 	uint32_t bits; /* WAITS_...: what step found missing */
 	bool patient; /* waits for an answer of the daemon that is due soon, even with RDSD_NOWAIT */
 	bool asks;    /* the answer comes by the control socket: looping is of no use */
+	bool sends;   /* it is a send */
+	struct rdsdi_flow *jam;       /* the congested flow that step found last */
+	struct rdsdi_region *jam_reg; /* whose flow that is */
 };
+
+/* What a send says of itself to the daemon (jam.c). */
+struct rdsdi_jam {
+	struct rdsdi_flow *flow; /* waited for; NULL: none */
+	uint32_t generation;
+	struct rdsdi_region *reg;
+	bool full; /* no room was counted */
+};
+/* A datagram was refused at once, with tx.mu held: -ENOBUFS, f is congested; -EAGAIN, there is no room. */
+void rdsdi_jam_tried(struct rdsdi_tx *tx, const struct rdsdi_flow *f, int why);
+/* A call that does not wait failed for op->why. */
+void rdsdi_jam_failed(struct rdsdi_op *op);
+/* A call begins, or goes on, to wait for what its last step found. rdsdi_jam_end must follow. */
+void rdsdi_jam_begin(struct rdsdi_jam *j, struct rdsdi_op *op);
+void rdsdi_jam_end(struct rdsdi_jam *j, struct rdsdi_tx *tx);
 
 /* Runs op until it is done or the time is over. */
 int64_t rdsdi_run(struct rdsdi_op *op, int64_t timeout);

@@ -58,7 +58,10 @@ enum {
 	W_DAEMON_SLEEPS = 5120,
 	W_CLIENT_SLEEPS = 5248,
 	W_CLOSED = 5376,
-	W_ONE_BY_ONE = 5504
+	W_ONE_BY_ONE = 5504,
+	W_SENDS_REFUSED = 5632,
+	W_SENDS_WAITED = 5760,
+	W_SENDS_FULL = 5888
 };
 
 /* Bits of the sleep words: what the sleeper waits for. */
@@ -82,7 +85,16 @@ enum { KIND_SAME = 1, KIND_TABLE = 2, KIND_OPEN = 3 };
 #define TRAIN_BYTES 65536u
 
 /* Flow table entry. */
-enum { FLOW_SIZE = 64, FLOW_IP = 0, FLOW_PORT = 16, FLOW_FAMILY = 18, FLOW_GENERATION = 20 };
+enum {
+	FLOW_SIZE = 64,
+	FLOW_IP = 0,
+	FLOW_PORT = 16,
+	FLOW_FAMILY = 18,
+	FLOW_GENERATION = 20,
+	FLOW_REFUSED = 24,
+	FLOW_WAITED = 32,
+	FLOW_WAITING = 40
+};
 
 /* Flow state word. */
 #define STATE_ERRNO(w) ((uint32_t)((w) & 0xffff))

@@ -49,6 +49,7 @@ int64_t rdsdi_sendable(struct rdsdi_op *op)
 	int over = rdsdi_over(s);
 
 	op->patient = false;
+	op->sends = true;
 	if (over)
 		return over;
 	if (!s->tx.reg || atomic_load_explicit(&s->fault, memory_order_relaxed) ||
@@ -86,6 +87,8 @@ int64_t rdsdi_destination(struct rdsdi_op *op, const rdsd_addr *to, struct rdsdi
 	}
 	if (rdsdi_flow_state(tx, *flow, &ignored) == STATE_CONGESTED) {
 		rdsdi_flow_refused(tx, *flow);
+		op->jam = *flow;
+		op->jam_reg = tx->reg;
 		return rdsdi_send_blocked(op, -ENOBUFS, WAITS_FLOW);
 	}
 	return 0;

@@ -277,21 +277,22 @@ static int timed_out(struct rdsdi_op *op, int64_t timeout)
 	return rdsdi_fail(-ETIMEDOUT, "the daemon does not answer");
 }
 
-int64_t rdsdi_run(struct rdsdi_op *op, int64_t timeout)
+/* blocked goes on with an op whose first step has found something missing. */
+static int64_t blocked(struct rdsdi_op *op, int64_t timeout, struct rdsdi_jam *jam)
 {
 	rdsd_socket *s = op->s;
-	int64_t result = op->step(op), deadline, now;
+	int64_t result, deadline, now;
 	uint32_t turn;
 
-	if (result != BLOCKED)
-		return result;
 	rdsdi_check(s);
 	if (timeout == RDSD_NOWAIT) {
 		result = op->step(op); /* what the check has brought */
 		if (result != BLOCKED)
 			return result;
-		if (!op->patient)
+		if (!op->patient) {
+			rdsdi_jam_failed(op);
 			return op->why == -ESHUTDOWN ? rdsdi_away(s) : rdsdi_errno(op->why);
+		}
 	}
 	now = rdsdi_now();
 	deadline = timeout == RDSD_NOWAIT ? now + PATIENCE : rdsdi_deadline(timeout);
@@ -313,8 +314,11 @@ int64_t rdsdi_run(struct rdsdi_op *op, int64_t timeout)
 		result = op->step(op);
 		if (result != BLOCKED)
 			return result;
-		if (timeout == RDSD_NOWAIT && !op->patient)
+		if (timeout == RDSD_NOWAIT && !op->patient) {
+			rdsdi_jam_failed(op);
 			return op->why == -ESHUTDOWN ? rdsdi_away(s) : rdsdi_errno(op->why);
+		}
+		rdsdi_jam_begin(jam, op);
 		if (rdsdi_pump(s))
 			continue;
 		if (rdsdi_now() >= deadline)
@@ -327,6 +331,18 @@ int64_t rdsdi_run(struct rdsdi_op *op, int64_t timeout)
 			return result != BLOCKED ? result : rdsdi_errno(-EINTR);
 		}
 	}
+}
+
+int64_t rdsdi_run(struct rdsdi_op *op, int64_t timeout)
+{
+	struct rdsdi_jam jam = {0};
+	int64_t result = op->step(op);
+
+	if (result != BLOCKED)
+		return result;
+	result = blocked(op, timeout, &jam);
+	rdsdi_jam_end(&jam, &op->s->tx);
+	return result;
 }
 
 int rdsdi_sleep_init(struct rdsdi_sleep *w)

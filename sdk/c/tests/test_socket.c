@@ -394,7 +394,23 @@ static void batches(void)
 	end();
 }
 
-/* A congested destination holds up its own datagrams alone. */
+/* What a says of itself to the daemon: sends refused, sends that waited, callers that wait for port 2 now. */
+static void says(rdsd_socket *a, uint64_t refused, uint64_t waited)
+{
+	rdsd_addr to = at(2);
+	struct rdsdi_flow *f = rdsdi_flow_find(&a->tx, &to);
+	uint64_t entry;
+
+	CHECK(f);
+	entry = a->tx.reg->flow_table + (uint64_t)(f - a->tx.flows) * FLOW_SIZE;
+	CHECK_IS(load_relaxed(at64(a->tx.reg, W_SENDS_REFUSED)), refused);
+	CHECK_IS(load_relaxed(at64(a->tx.reg, W_SENDS_WAITED)), waited);
+	CHECK_IS(load_relaxed(at64(a->tx.reg, entry + FLOW_REFUSED)), refused);
+	CHECK_IS(load_relaxed(at64(a->tx.reg, entry + FLOW_WAITED)), waited);
+	CHECK_IS(load_relaxed(at64(a->tx.reg, entry + FLOW_WAITING)), 0);
+}
+
+/* A congested destination holds up its own datagrams alone, and the daemon can see that it does. */
 static void batch_and_congestion(void)
 {
 	static uint8_t kb[1000];
@@ -415,8 +431,10 @@ static void batch_and_congestion(void)
 	}
 	CHECK_IS(err, -ENOBUFS);
 	CHECK_IS(rdsd_congested(a, &to, RDSD_NOWAIT), 1);
+	says(a, 1, 0);
 	CHECK_IS(rdsd_send(a, &to, kb, sizeof kb, NULL, RDSD_MS(20)), -ETIMEDOUT);
 	CHECK(strstr(rdsd_errmsg(), "congested"));
+	says(a, 1, 1);
 	for (int i = 0; i < 4; i++)
 		d[i] = (rdsd_dgram){.data = "abcd", .len = (size_t)i + 1, .to = at(i & 1 ? 3 : 2)};
 	d[2].to = mapped(2); /* the same destination */
@@ -424,8 +442,10 @@ static void batch_and_congestion(void)
 	CHECK_IS(rdsd_send_batch(a, d, 4, &err, RDSD_NOWAIT), 2);
 	CHECK_IS(err, -ENOBUFS);
 	CHECK(d[0].error == -ENOBUFS && !d[1].error && d[2].error == -ENOBUFS && !d[3].error);
+	says(a, 3, 1);
 	CHECK_IS(rdsd_send_batch(a, d, 4, &err, RDSD_MS(20)), 2);
 	CHECK(d[0].error == -ETIMEDOUT && !d[1].error && d[2].error == -ETIMEDOUT && !d[3].error);
+	says(a, 3, 2);
 	for (int i = 0; i < 2; i++) {
 		expect_text(c, 1, "ab");
 		expect_text(c, 1, "abcd");
