@@ -37,6 +37,8 @@ var arrows = []struct {
 	{"internal/mutate", nil}, // a program for developers
 	{"internal/crash", nil},
 	{"internal/guard", nil},
+	// The account of the node's memory refuses with an errno.
+	{"internal/quota", []string{"rdserr"}},
 	{"internal/accept", nil},
 	{"internal/reactor", []string{"internal/guard"}},
 
@@ -60,8 +62,8 @@ var arrows = []struct {
 	// The shell.
 	{"shm", []string{"rdserr", "internal/crash"}},
 	{"api/rdsd/v1", []string{"rdserr"}},
-	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire", "rdserr", "internal/guard", "internal/reactor", "internal/stats"}},
-	{"node", []string{"node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/guard", "internal/msgpool", "internal/netlocal", "internal/reactor", "internal/stats", "internal/counters"}},
+	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire", "rdserr", "internal/guard", "internal/reactor", "internal/stats", "internal/quota"}},
+	{"node", []string{"node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/guard", "internal/msgpool", "internal/netlocal", "internal/reactor", "internal/stats", "internal/counters", "internal/quota"}},
 
 	// What talks to a daemon from outside.
 	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr", "internal/msgpool"}},
@@ -75,6 +77,7 @@ var arrows = []struct {
 	{"internal/simtest", []string{"rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant"}},
 	{"internal/bench", nil},       // tests alone
 	{"internal/killtest", nil},    // tests alone
+	{"internal/memtest", nil},     // tests alone
 	{"internal/processtest", nil}, // tests alone
 	// A hostile client and a hostile peer know the layouts and the frames, as
 	// whoever reads the documents does, and nothing of a daemon's inside.

@@ -1,0 +1,261 @@
+package quota
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// Kind is what memory is held for.
+type Kind uint8
+
+// Kinds. docs/operations.md has the same table for whoever runs a node.
+const (
+	Control    Kind = iota // messages of control connections, while they come in pieces
+	Calls                  // gRPC messages that are not whole, or not read
+	Waiting                // sends that wait to be accepted
+	Clients                // connections and streams of clients
+	Sockets                // sockets, with what lies ready for their rings
+	Regions                // pages of memory shared with clients that the daemon has used
+	Partial                // payloads of peers that are not whole
+	Handshakes             // connections that have not said who they are
+	Peers                  // peers and their links
+	Chunks                 // memory that sessions of volumes write into
+	NumKinds
+)
+
+// kinds is the table: what a kind is called, and the part of the limit that it
+// may take, in 64ths. A kind that strangers can fill leaves room for the others.
+var kinds = [NumKinds]struct {
+	name string
+	part int64
+}{
+	Control:    {"control", 16},
+	Calls:      {"calls", 24},
+	Waiting:    {"waiting", 16},
+	Clients:    {"clients", 32},
+	Sockets:    {"sockets", 48},
+	Regions:    {"regions", 64},
+	Partial:    {"partial", 16},
+	Handshakes: {"handshakes", 4},
+	Peers:      {"peers", 32},
+	Chunks:     {"chunks", 32},
+}
+
+func (k Kind) String() string { return kinds[k].name }
+
+// Holder is who memory is held for: a user with clients here, or a peer. The
+// zero Holder is the node itself.
+type Holder struct {
+	Peer netip.Addr
+	UID  uint32
+	User bool // UID means something
+}
+
+// User and Peer name holders.
+func User(uid uint32) Holder      { return Holder{UID: uid, User: true} }
+func Peer(addr netip.Addr) Holder { return Holder{Peer: addr} }
+
+func (h Holder) String() string {
+	switch {
+	case h.User:
+		return fmt.Sprintf("uid %d", h.UID)
+	case h.Peer.IsValid():
+		return "peer " + h.Peer.String()
+	}
+	return "node"
+}
+
+// Node is the account of a whole node. Make it with New.
+type Node struct {
+	limit     int64
+	elsewhere func() int64
+	used      atomic.Int64 // of all kinds
+	kinds     [NumKinds]gauge
+
+	mu       sync.Mutex
+	accounts map[Holder]*Account // guarded by mu
+}
+
+type gauge struct {
+	used    atomic.Int64
+	refused atomic.Uint64
+}
+
+// Account is one holder's part of a node's account.
+type Account struct {
+	node   *Node
+	holder Holder
+	refs   int // guarded by node.mu
+	used   atomic.Int64
+	kinds  [NumKinds]atomic.Int64
+}
+
+// New makes the account of a node that may hold limit bytes. elsewhere, which
+// may be nil, tells what is held within the same limit and counted by others.
+func New(limit int64, elsewhere func() int64) *Node {
+	return &Node{limit: limit, elsewhere: elsewhere, accounts: map[Holder]*Account{}}
+}
+
+// Limit is how many bytes the node may hold.
+func (n *Node) Limit() int64 { return n.limit }
+
+// Rest is what is held of all kinds, for whoever counts within the same limit.
+func (n *Node) Rest() *atomic.Int64 { return &n.used }
+
+// Used is what is held, that counted elsewhere included.
+func (n *Node) Used() int64 {
+	u := n.used.Load()
+	if n.elsewhere != nil {
+		u += n.elsewhere()
+	}
+	return u
+}
+
+// Account finds or makes the account of a holder. Close must follow.
+func (n *Node) Account(h Holder) *Account {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	a := n.accounts[h]
+	if a == nil {
+		a = &Account{node: n, holder: h}
+		n.accounts[h] = a
+	}
+	a.refs++
+	return a
+}
+
+// Close gives the account up. What is still taken in its name stays so until it
+// is given back; a closed account may be used for that.
+func (a *Account) Close() {
+	n := a.node
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if a.refs--; a.refs == 0 && n.accounts[a.holder] == a {
+		delete(n.accounts, a.holder)
+	}
+}
+
+// Holder is who the account belongs to.
+func (a *Account) Holder() Holder { return a.holder }
+
+// Used is what the account holds.
+func (a *Account) Used() int64 { return a.used.Load() }
+
+// alpha is how many times what is still free one holder may hold: each that
+// takes all it can leaves a quarter of what there was to those that follow.
+const alpha = 3
+
+// Take takes size bytes of kind k, or says why they cannot be had. A nil account
+// has no limits.
+func (a *Account) Take(k Kind, size int64) error {
+	if a == nil || size == 0 {
+		return nil
+	}
+	n := a.node
+	total := n.used.Add(size)
+	if n.elsewhere != nil {
+		total += n.elsewhere()
+	}
+	kind := n.kinds[k].used.Add(size)
+	mine := a.used.Add(size)
+	free := n.limit - total
+	switch {
+	case free < 0, kind > n.limit/64*kinds[k].part:
+	case mine > alpha*free:
+	default:
+		a.kinds[k].Add(size)
+		return nil
+	}
+	n.used.Add(-size)
+	n.kinds[k].used.Add(-size)
+	a.used.Add(-size)
+	n.kinds[k].refused.Add(1)
+	return a.refusal(k, size, total-size, kind-size, mine-size)
+}
+
+// refusal says which of the limits it was.
+func (a *Account) refusal(k Kind, size, total, kind, mine int64) error {
+	n := a.node
+	switch {
+	case total+size > n.limit:
+		return rdserr.With(rdserr.ErrNoMemory, "limits.memory_bytes (%d) is spent: %d bytes are held, %d more were wanted for %v of %v", n.limit, total, size, k, a.holder)
+	case kind+size > n.limit/64*kinds[k].part:
+		return rdserr.With(rdserr.ErrNoMemory, "%v hold %d bytes of the %d that limits.memory_bytes (%d) has for them; %d more were wanted for %v", k, kind, n.limit/64*kinds[k].part, n.limit, size, a.holder)
+	}
+	return rdserr.With(rdserr.ErrNoMemory, "%v holds its share of limits.memory_bytes (%d): %d bytes, with %d free for all; %d more were wanted for %v", a.holder, n.limit, mine, n.limit-total, size, k)
+}
+
+// Grow takes what is there already and cannot be refused.
+func (a *Account) Grow(k Kind, size int64) {
+	if a == nil {
+		return
+	}
+	a.node.used.Add(size)
+	a.node.kinds[k].used.Add(size)
+	a.used.Add(size)
+	a.kinds[k].Add(size)
+}
+
+// Give gives back what Take or Grow took.
+func (a *Account) Give(k Kind, size int64) { a.Grow(k, -size) }
+
+// Tight reports whether the account would be refused size bytes of kind k. It
+// takes nothing and counts nothing.
+func (a *Account) Tight(k Kind, size int64) bool {
+	if a == nil {
+		return false
+	}
+	n := a.node
+	free := n.limit - n.Used() - size
+	mine := a.used.Load() + size
+	return free < 0 || n.kinds[k].used.Load()+size > n.limit/64*kinds[k].part || mine > alpha*free
+}
+
+// Usage is what is held of one kind.
+type Usage struct {
+	Kind    Kind
+	Used    int64
+	Limit   int64
+	Refused uint64
+}
+
+// Kinds tells what is held of each kind.
+func (n *Node) Kinds() []Usage {
+	l := make([]Usage, NumKinds)
+	for k := range l {
+		g := &n.kinds[k]
+		l[k] = Usage{Kind(k), g.used.Load(), n.limit / 64 * kinds[k].part, g.refused.Load()}
+	}
+	return l
+}
+
+// Holding is what one holder has.
+type Holding struct {
+	Holder Holder
+	Used   int64
+	Kinds  [NumKinds]int64
+}
+
+// Holders lists the holders, those with the most first.
+func (n *Node) Holders() []Holding {
+	n.mu.Lock()
+	l := make([]Holding, 0, len(n.accounts))
+	for h, a := range n.accounts {
+		x := Holding{Holder: h, Used: a.used.Load()}
+		for k := range x.Kinds {
+			x.Kinds[k] = a.kinds[k].Load()
+		}
+		l = append(l, x)
+	}
+	n.mu.Unlock()
+	slices.SortFunc(l, func(a, b Holding) int {
+		return cmp.Or(cmp.Compare(b.Used, a.Used), cmp.Compare(a.Holder.String(), b.Holder.String()))
+	})
+	return l
+}

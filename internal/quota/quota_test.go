@@ -1,0 +1,147 @@
+package quota
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+const mib = 1 << 20
+
+func TestOneAloneHasThreeQuarters(t *testing.T) {
+	n := New(64*mib, nil)
+	a := n.Account(User(7))
+	got := int64(0)
+	for a.Take(Regions, mib) == nil {
+		got += mib
+	}
+	if got != 48*mib || n.Used() != got || a.Used() != got {
+		t.Fatalf("one user alone got %d MiB of 64, the account says %d and the node %d; want three quarters", got/mib, a.Used(), n.Used())
+	}
+	if err := a.Take(Regions, mib); !errors.Is(err, rdserr.ErrNoMemory) || !strings.Contains(err.Error(), "uid 7 holds its share") {
+		t.Errorf("refused with %v", err)
+	}
+	a.Give(Regions, got)
+	if n.Used() != 0 || a.Used() != 0 || n.Kinds()[Regions].Used != 0 {
+		t.Errorf("%d bytes are left on the node and %d with the user", n.Used(), a.Used())
+	}
+}
+
+// TestOneMoreFindsRoom: each of some greedy holders leaves a quarter of what it
+// found to the next.
+func TestOneMoreFindsRoom(t *testing.T) {
+	n := New(256*mib, nil)
+	for i, want := range []int64{192 * mib, 48 * mib, 12 * mib, 3 * mib} {
+		a := n.Account(User(uint32(i)))
+		got := int64(0)
+		for a.Take(Regions, 64<<10) == nil {
+			got += 64 << 10
+		}
+		if got != want {
+			t.Fatalf("greedy user %d got %d KiB, want %d", i, got>>10, want>>10)
+		}
+	}
+	if l := n.Holders(); len(l) != 4 || l[0].Used < l[3].Used || l[0].Holder != User(0) || l[3].Kinds[Regions] != 3*mib {
+		t.Errorf("the holders are %v", l)
+	}
+}
+
+func TestKindHasItsPart(t *testing.T) {
+	n := New(64*mib, nil)
+	a, b := n.Account(User(1)), n.Account(Peer(netip.MustParseAddr("10.0.0.1")))
+	for a.Take(Handshakes, 64<<10) == nil {
+	}
+	if u := n.Kinds()[Handshakes]; u.Used != 4*mib || u.Limit != 4*mib || u.Refused != 1 {
+		t.Errorf("handshakes took %+v", u)
+	}
+	if err := b.Take(Handshakes, 1); err == nil || !strings.Contains(err.Error(), "handshakes hold") {
+		t.Errorf("another holder got what the kind has not: %v", err)
+	}
+	if !b.Tight(Handshakes, 1) || b.Tight(Partial, mib) {
+		t.Error("Tight says something else than Take")
+	}
+	if err := b.Take(Partial, mib); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestCountedElsewhere(t *testing.T) {
+	other := int64(60 * mib)
+	n := New(64*mib, func() int64 { return other })
+	a := n.Account(User(1))
+	if err := a.Take(Regions, 5*mib); err == nil || !strings.Contains(err.Error(), "is spent") {
+		t.Errorf("what others count was not seen: %v", err)
+	}
+	if err := a.Take(Regions, 3*mib); err != nil {
+		t.Error(err)
+	}
+	if got := n.Rest().Load(); got != 3*mib || n.Used() != 63*mib {
+		t.Errorf("rest %d, used %d", got, n.Used())
+	}
+}
+
+func TestClosedAccount(t *testing.T) {
+	n := New(64*mib, nil)
+	a, same := n.Account(User(1)), n.Account(User(1))
+	if a != same {
+		t.Fatal("two accounts of one user")
+	}
+	if err := a.Take(Calls, mib); err != nil {
+		t.Fatal(err)
+	}
+	a.Close()
+	if len(n.Holders()) != 1 {
+		t.Error("the account went with its first user")
+	}
+	same.Close()
+	if len(n.Holders()) != 0 || n.Used() != mib {
+		t.Error("the account stayed, or its memory went")
+	}
+	a.Give(Calls, mib)
+	if n.Used() != 0 {
+		t.Error("a closed account cannot give back")
+	}
+}
+
+func TestManyAtOnce(t *testing.T) {
+	n := New(64*mib, nil)
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			a := n.Account(User(uint32(i % 3)))
+			defer a.Close()
+			for range 2000 {
+				if a.Take(Kind(i)%NumKinds, mib) == nil {
+					a.Give(Kind(i)%NumKinds, mib)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if n.Used() != 0 || len(n.Holders()) != 0 {
+		t.Errorf("%d bytes and %d holders are left", n.Used(), len(n.Holders()))
+	}
+}
+
+func TestNobodysAccount(t *testing.T) {
+	var a *Account
+	if a.Take(Calls, mib) != nil || a.Tight(Calls, mib) {
+		t.Error("a nil account has limits")
+	}
+	a.Give(Calls, mib)
+}
+
+func TestTakesNothing(t *testing.T) {
+	a := New(64*mib, nil).Account(User(1))
+	if got := testing.AllocsPerRun(100, func() {
+		if a.Take(Calls, 100) == nil {
+			a.Give(Calls, 100)
+		}
+	}); got != 0 {
+		t.Errorf("%v allocations for a Take and a Give", got)
+	}
+}
