@@ -3,6 +3,7 @@ package shm
 import (
 	"fmt"
 	"io"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -10,8 +11,9 @@ import (
 // Packets of the control socket (docs/shm.md, "Control socket").
 const (
 	packetHead    = 4
-	MaxPiece      = 65536    // bytes of a message in one packet
-	MaxMessage    = 16 << 20 // bytes
+	MaxPiece      = 65536   // bytes of a message in one packet
+	MaxMessage    = 4 << 20 // bytes: what either end takes
+	MaxRequest    = 1 << 20 // bytes of a client's message once its socket has rings
 	packetKind    = 1
 	packetGoesOn  = 1
 	maxMessageFDs = 3
@@ -33,28 +35,57 @@ type Control struct {
 	in      assembler
 	out     []byte // what Send could not write yet
 	outFDs  []int
-	started bool // the first packet of out has left
-	packet  []byte
-	oob     []byte
+	started bool       // the first packet of out has left
+	held    *packetBuf // that the message last returned may lie in
+}
+
+// release gives up the packet of the message last returned.
+func (c *Control) release() {
+	if c.held != nil {
+		packets.Put(c.held)
+		c.held = nil
+	}
+}
+
+// packets are where packets are received. One is out only while its connection
+// is being read: of thousands of sockets few are at a time.
+var packets = sync.Pool{New: func() any { return new(packetBuf) }}
+
+type packetBuf struct {
+	data [packetHead + MaxPiece]byte
+	oob  [256]byte
 }
 
 // NewControl takes fd, a connected non-blocking SEQPACKET socket. Descriptors
 // that come with messages are handed out up to maxFDs a message, others closed.
 func NewControl(fd, maxFDs int) *Control {
-	return &Control{FD: fd, in: assembler{maxFDs: maxFDs}}
+	return &Control{FD: fd, in: assembler{maxFDs: maxFDs, max: MaxMessage}}
 }
+
+// Charge has charge asked before memory for a message in pieces is taken, with a
+// number of bytes, and told with a negative one when it is free again. Its error
+// ends the connection. A message may have max bytes at most.
+func (c *Control) Charge(max int, charge func(bytes int) error) { c.in.max, c.in.charge = max, charge }
+
+// Half reports whether a message has come in part.
+func (c *Control) Half() bool { return c.in.half() }
 
 // Recv returns the next whole message and the descriptors that came with it,
 // which are the caller's then. The message is valid until the next call.
 // ErrAgain: none is complete yet. io.EOF: the other end is gone. Anything else
 // is an error of the connection; close it.
 func (c *Control) Recv() (msg []byte, fds []int, err error) {
-	if c.packet == nil {
-		c.packet = make([]byte, packetHead+MaxPiece)
-		c.oob = make([]byte, unix.CmsgSpace(4*(maxMessageFDs+1)))
-	}
+	c.in.done()
+	c.release()
+	p := packets.Get().(*packetBuf)
+	c.held = p // of the message returned, if one is
+	defer func() {
+		if msg == nil {
+			c.release()
+		}
+	}()
 	for {
-		n, oobn, flags, _, err := unix.Recvmsg(c.FD, c.packet, c.oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+		n, oobn, flags, _, err := unix.Recvmsg(c.FD, p.data[:], p.oob[:oobBytes], unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
 		if err == unix.EINTR {
 			continue
 		}
@@ -67,7 +98,7 @@ func (c *Control) Recv() (msg []byte, fds []int, err error) {
 		if err != nil {
 			return nil, nil, fmt.Errorf("shm: control socket: %w", err)
 		}
-		msg, fds, whole, err := c.in.take(c.packet[:n], c.oob[:oobn], flags)
+		msg, fds, whole, err := c.in.take(p.data[:n], p.oob[:oobn], flags)
 		if whole || err != nil {
 			return msg, fds, err
 		}
@@ -147,6 +178,7 @@ func (c *Control) Cred() (Cred, error) { return credOf(c.FD) }
 // their last owner likes (SO_LINGER): it is nothing for a reactor.
 func (c *Control) Close() error {
 	c.in.drop()
+	c.release()
 	fd := c.FD
 	c.FD = -1
 	if fd < 0 {
@@ -180,15 +212,57 @@ func packetOf(msg []byte) (head [packetHead]byte, piece []byte) {
 	return head, msg
 }
 
+// oobBytes is room for one descriptor more than a message has.
+var oobBytes = unix.CmsgSpace(4 * (maxMessageFDs + 1))
+
 // assembler puts messages together from packets.
 type assembler struct {
 	maxFDs int
-	buf    []byte // pieces so far
+	max    int                   // bytes of a message
+	charge func(bytes int) error // nil: nobody counts
+	buf    []byte                // pieces so far, or the message last returned
+	whole  bool                  // buf is that
 	fds    []int
 }
 
-// take adds a packet. whole: msg is complete; it lies in packet or in the
-// assembler's own memory.
+// half reports whether there are pieces of a message that is not complete.
+func (a *assembler) half() bool { return len(a.buf) > 0 && !a.whole }
+
+// done forgets the message last returned.
+func (a *assembler) done() {
+	if a.whole {
+		a.shrink()
+	}
+}
+
+func (a *assembler) shrink() {
+	if a.charge != nil && cap(a.buf) > 0 {
+		_ = a.charge(-cap(a.buf)) // less is not refused
+	}
+	a.buf, a.whole = nil, false
+}
+
+// add appends a piece, in memory that was charged before.
+func (a *assembler) add(piece []byte) error {
+	if need := len(a.buf) + len(piece); need > cap(a.buf) {
+		// At first what most messages need, then by doubling, so that little is
+		// copied twice and a length nobody has sent costs nothing.
+		size := min(max(2*cap(a.buf), 2*MaxPiece, need), max(a.max, need))
+		if a.charge != nil {
+			if err := a.charge(size); err != nil {
+				return err
+			}
+		}
+		buf := append(make([]byte, 0, size), a.buf...)
+		a.shrink()
+		a.buf = buf
+	}
+	a.buf = append(a.buf, piece...)
+	return nil
+}
+
+// take adds a packet. whole: msg is complete; it lies in packet, or until done
+// in the assembler's own memory.
 func (a *assembler) take(packet, oob []byte, flags int) (msg []byte, fds []int, whole bool, err error) {
 	got := rightsOf(oob)
 	if len(packet) == 0 && len(got) == 0 {
@@ -215,29 +289,29 @@ func (a *assembler) take(packet, oob []byte, flags int) (msg []byte, fds []int, 
 	if goesOn && len(piece) != MaxPiece {
 		return fail("a piece of %d bytes that goes on", len(piece))
 	}
-	if len(a.buf)+len(piece) > MaxMessage {
-		return fail("a message of more than %d bytes", MaxMessage)
+	if len(a.buf)+len(piece) > a.max {
+		return fail("a message of more than %d bytes", a.max)
+	}
+	if first && !goesOn {
+		fds, a.fds = a.fds, nil
+		return piece, fds, true, nil
+	}
+	if err := a.add(piece); err != nil {
+		a.drop()
+		return nil, nil, false, err
 	}
 	if goesOn {
-		a.buf = append(a.buf, piece...)
 		return nil, nil, false, nil
 	}
-	msg, fds = piece, a.fds
-	a.fds = nil
-	if !first {
-		msg = append(a.buf, piece...)
-		a.buf = a.buf[:0]
-		if cap(msg) > 1<<20 {
-			a.buf = nil // not to be kept for ever
-		}
-	}
-	return msg, fds, true, nil
+	fds, a.fds, a.whole = a.fds, nil, true
+	return a.buf, fds, true, nil
 }
 
 // drop forgets what was received of an incomplete message.
 func (a *assembler) drop() {
 	closeAll(a.fds)
-	a.fds, a.buf = nil, nil
+	a.fds = nil
+	a.shrink()
 }
 
 // rightsOf returns the descriptors in control data. What the kernel cut off

@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"os"
+	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -18,15 +20,27 @@ const SocketSuffix = ".rings"
 // are those of net.UnixConn.
 type Conn struct {
 	*net.UnixConn
-	in     assembler
-	packet []byte
-	oob    []byte
+	in       assembler
+	held     *packetBuf // that the message last returned may lie in
+	raw      syscall.RawConn
+	patience time.Duration // for the rest of a message
+	read     func(fd uintptr) bool
+	got      struct {
+		n, oobn, flags int
+		err            error
+	}
 }
 
 // NewConn wraps an accepted or dialled connection. Descriptors that come with
 // messages are handed out up to maxFDs a message, others closed.
 func NewConn(c *net.UnixConn, maxFDs int) *Conn {
-	return &Conn{UnixConn: c, in: assembler{maxFDs: maxFDs}}
+	return &Conn{UnixConn: c, in: assembler{maxFDs: maxFDs, max: MaxMessage}}
+}
+
+// Charge is Control.Charge, and patience how long the rest of a message may take
+// once a part has come, 0 for ever; a read deadline of the caller's goes then.
+func (c *Conn) Charge(max int, patience time.Duration, charge func(bytes int) error) {
+	c.in.max, c.in.charge, c.patience = max, charge, patience
 }
 
 // Dial connects to a daemon's control socket. The caller gets up to three
@@ -44,22 +58,68 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 // descriptors are the caller's. io.EOF: the other end is gone. (A net.Error
 // with Timeout when a read deadline passes; the connection is still good then.)
 func (c *Conn) ReadMessage() (msg []byte, fds []int, err error) {
-	if c.packet == nil {
-		c.packet = make([]byte, packetHead+MaxPiece)
-		c.oob = make([]byte, unix.CmsgSpace(4*(maxMessageFDs+1)))
-	}
+	c.in.done()
+	half := false
 	for {
-		n, oobn, flags, _, err := c.ReadMsgUnix(c.packet, c.oob) // sets MSG_CMSG_CLOEXEC
+		c.release()
+		err := c.receive()
 		if err != nil {
+			c.in.drop()
 			if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) {
 				return nil, nil, io.EOF
 			}
 			return nil, nil, fmt.Errorf("shm: control socket: %w", err)
 		}
-		msg, fds, whole, err := c.in.take(c.packet[:n], c.oob[:oobn], flags)
+		g := &c.got
+		msg, fds, whole, err := c.in.take(c.held.data[:g.n], c.held.oob[:g.oobn], g.flags)
 		if whole || err != nil {
+			if half {
+				c.SetReadDeadline(time.Time{})
+			}
 			return msg, fds, err
 		}
+		if !half && c.patience > 0 {
+			half = true
+			c.SetReadDeadline(time.Now().Add(c.patience))
+		}
+	}
+}
+
+// receive waits for one packet. Memory to receive it in is taken when there is
+// one: a connection on which nothing happens has none.
+func (c *Conn) receive() (err error) {
+	if c.raw == nil {
+		if c.raw, err = c.SyscallConn(); err != nil {
+			return err
+		}
+		c.read = c.tryReceive
+	}
+	if err := c.raw.Read(c.read); err != nil {
+		return err
+	}
+	return c.got.err
+}
+
+func (c *Conn) tryReceive(fd uintptr) bool {
+	c.held = packets.Get().(*packetBuf)
+	g := &c.got
+	for {
+		g.n, g.oobn, g.flags, _, g.err = unix.Recvmsg(int(fd), c.held.data[:], c.held.oob[:oobBytes], unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+		if g.err == unix.EINTR {
+			continue
+		}
+		if g.err == unix.EAGAIN {
+			c.release()
+			return false
+		}
+		return true
+	}
+}
+
+func (c *Conn) release() {
+	if c.held != nil {
+		packets.Put(c.held)
+		c.held = nil
 	}
 }
 
@@ -113,14 +173,12 @@ func (c *Conn) Detach() (*Control, error) {
 	k := NewControl(fd, c.in.maxFDs)
 	k.in = c.in
 	c.in = assembler{}
+	c.release()
 	return k, nil
 }
 
-// Close closes the connection and what was received in pieces.
-func (c *Conn) Close() error {
-	c.in.drop()
-	return c.UnixConn.Close()
-}
+// Close closes the connection. Who reads it gives back what came in pieces.
+func (c *Conn) Close() error { return c.UnixConn.Close() }
 
 // Listener accepts control connections in a goroutine.
 type Listener struct{ *net.UnixListener }
