@@ -60,7 +60,7 @@ func (a *adminServer) GetStatus(context.Context, *rdsdv1.GetStatusRequest) (*rds
 	st.SetSockets(uint32(s.sockets))
 	st.SetConfigFile(n.cfg.File())
 	var list []*rdsdv1.Budget
-	for _, b := range s.budgets {
+	for _, b := range append(s.budgets, s.holders...) {
 		if b.name == "memory" {
 			st.SetMemoryUsedBytes(b.used)
 			st.SetMemoryBudgetBytes(b.limit)

@@ -37,16 +37,24 @@ type outBatch struct {
 	lengths []uint32
 	sources []netip.AddrPort
 	index   []uint32
-	blob    *[]byte // payload, of msgpool.Pool; nil while empty
+	pool    mem.BufferPool // of blob; nil: msgpool.Pool
+	blob    *[]byte        // payload; nil while empty
 	size    int
 }
 
 func (b *outBatch) reset() {
 	b.lengths, b.sources, b.index, b.size = b.lengths[:0], b.sources[:0], b.index[:0], 0
 	if b.blob != nil { // not sent
-		msgpool.Pool.Put(b.blob)
+		b.from().Put(b.blob)
 		b.blob = nil
 	}
+}
+
+func (b *outBatch) from() mem.BufferPool {
+	if b.pool == nil {
+		return msgpool.Pool
+	}
+	return b.pool
 }
 
 // take makes the batch of a run of received datagrams; the payloads are copied.
@@ -58,7 +66,7 @@ func (b *outBatch) take(r *rds.Run) {
 	if b.size = r.Bytes; b.size == 0 {
 		return
 	}
-	b.blob = msgpool.Pool.Get(b.size)
+	b.blob = b.from().Get(b.size)
 	out := (*b.blob)[:0]
 	for _, s := range r.Spans {
 		out = append(out, s.Payload...)
@@ -126,5 +134,5 @@ func (b *outBatch) marshal() mem.BufferSlice {
 	if blob == nil {
 		return mem.BufferSlice{head}
 	}
-	return mem.BufferSlice{head, mem.NewBuffer(blob, msgpool.Pool)}
+	return mem.BufferSlice{head, mem.NewBuffer(blob, b.from())}
 }

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -45,9 +46,11 @@ type sockStream struct {
 	eng    engineLock
 	sock   *rds.Socket // guarded by the engine's lock
 	id     Identity
-	news   chan struct{} // capacity 1: wakes the pusher
-	end    chan error    // capacity 1: the daemon ends the stream
-	ended  func(error)   // guarded by mu; not nil: called too when the daemon ends it
+	memory *quota.Account // of id's user; from sockets.reserve to sockets.remove
+	size   int64          // what the socket itself takes of it
+	news   chan struct{}  // capacity 1: wakes the pusher
+	end    chan error     // capacity 1: the daemon ends the stream
+	ended  func(error)    // guarded by mu; not nil: called too when the daemon ends it
 	// answerer, when not nil, has answers written; the engine's news then goes
 	// another way, through rings.
 	answerer func()
@@ -102,6 +105,7 @@ func (d *datagramsServer) serve(stream grpc.ServerStream, in *inMsg) error {
 	defer s.close()
 	d.node.log.Debug("socket bound", "local", s.sock.Addr(), "uid", s.id.UID, "pid", s.id.PID)
 	s.stream = bareStream(stream)
+	s.push.batch.pool = outPool{s.memory}
 	read, pushed := make(chan error, 1), make(chan error, 1)
 	stop := make(chan struct{})
 	defer close(stop)
@@ -232,7 +236,7 @@ func (s *sockStream) forget() {
 	s.mu.Lock()
 	flushes := s.flushes
 	s.flushes = nil
-	s.node.waiting.give(s.windowB)
+	s.memory.Give(quota.Waiting, int64(s.windowB))
 	s.windowN, s.windowB = 0, 0
 	s.mu.Unlock()
 	for _, f := range flushes {

@@ -8,6 +8,7 @@ import (
 	"unicode/utf8"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/wire"
@@ -20,13 +21,19 @@ const (
 	sendWindowBytes   = 2 << 20
 	sendWindowBatches = 64
 
+	// plainSocketBytes and ringSocketBytes are what a socket costs the daemon that
+	// has nothing under way (measured by internal/memtest): its part of the engine,
+	// goroutines or the ends of its rings, and pages of its region and the ledger.
+	plainSocketBytes = 32 << 10
+	ringSocketBytes  = 56 << 10
+
 	maxLabelBytes = 64
 	maxCredit     = 1 << 40
 )
 
 // bind answers the first message of a stream.
 func (s *sockStream) bind(m *rdsdv1.Bind) error {
-	opt, port, err := s.prepare(m)
+	opt, port, err := s.prepare(m, plainSocketBytes)
 	if err != nil {
 		return err
 	}
@@ -48,7 +55,7 @@ func (s *sockStream) bind(m *rdsdv1.Bind) error {
 
 // prepare checks what a Bind asks for and counts the socket. An error leaves
 // nothing behind; otherwise sockets.remove must follow some time.
-func (s *sockStream) prepare(m *rdsdv1.Bind) (opt rds.SocketOptions, port uint16, err error) {
+func (s *sockStream) prepare(m *rdsdv1.Bind, size int64) (opt rds.SocketOptions, port uint16, err error) {
 	local, err := endpoint("bind.local", m.GetLocal())
 	if err != nil {
 		return opt, 0, err
@@ -70,7 +77,7 @@ func (s *sockStream) prepare(m *rdsdv1.Bind) (opt rds.SocketOptions, port uint16
 		err = s.node.conf().MayBind(s.id, local.Port())
 	}
 	if err == nil {
-		err = s.node.sockets.reserve(s)
+		err = s.node.sockets.reserve(s, size)
 	}
 	if err != nil {
 		return opt, 0, err
@@ -178,6 +185,7 @@ func endpointPB(a netip.AddrPort) *rdsdv1.Endpoint {
 // that the daemon can end them.
 type socketTable struct {
 	max, maxPerUID int
+	memory         *quota.Node
 
 	mu      sync.Mutex
 	closed  error // guarded by mu; why no socket is opened any more
@@ -186,11 +194,29 @@ type socketTable struct {
 	refused uint64         // guarded by mu
 }
 
-func newSocketTable(max, maxPerUID int) *socketTable {
-	return &socketTable{max: max, maxPerUID: maxPerUID, streams: map[*sockStream]struct{}{}, byUser: map[uint32]int{}}
+func newSocketTable(max, maxPerUID int, memory *quota.Node) *socketTable {
+	return &socketTable{max: max, maxPerUID: maxPerUID, memory: memory, streams: map[*sockStream]struct{}{}, byUser: map[uint32]int{}}
 }
 
-func (t *socketTable) reserve(s *sockStream) error {
+// reserve counts a socket that takes size bytes, datagrams apart, of its user's
+// memory.
+func (t *socketTable) reserve(s *sockStream, size int64) error {
+	account := t.memory.Account(quota.User(s.id.UID))
+	err := account.Take(quota.Sockets, size)
+	if err == nil {
+		if err = t.enter(s); err != nil {
+			account.Give(quota.Sockets, size)
+		}
+	}
+	if err != nil {
+		account.Close()
+		return err
+	}
+	s.memory, s.size = account, size
+	return nil
+}
+
+func (t *socketTable) enter(s *sockStream) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	var err error
@@ -217,6 +243,8 @@ func (t *socketTable) remove(s *sockStream) {
 		return
 	}
 	delete(t.streams, s)
+	s.memory.Give(quota.Sockets, s.size)
+	s.memory.Close()
 	if t.byUser[s.id.UID]--; t.byUser[s.id.UID] == 0 {
 		delete(t.byUser, s.id.UID)
 	}

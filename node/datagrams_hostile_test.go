@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/quota"
 )
 
 // within fails the test when f does not become true in time.
@@ -219,7 +220,7 @@ func TestWaitingSendsAreBounded(t *testing.T) {
 	if r.GetId() != 4 || len(r.GetErrors()) != 1 || errno(r.GetErrors()[0].GetErrno()) != syscall.EMFILE || !strings.Contains(r.GetErrors()[0].GetMessage(), "send_window_bytes") {
 		t.Errorf("beyond the window: %s", resultString(r))
 	}
-	if used := n.waiting.used.Load(); used != 2<<20 {
+	if used := waitingBytes(n); used != 2<<20 {
 		t.Errorf("%d bytes wait, want 2 MiB", used)
 	}
 	c := &rdsdv1.Cancel{}
@@ -229,7 +230,7 @@ func TestWaitingSendsAreBounded(t *testing.T) {
 	s.write(m)
 	want(s, asResult)
 	want(s, asResult)
-	if used := n.waiting.used.Load(); used != 0 {
+	if used := waitingBytes(n); used != 0 {
 		t.Errorf("%d bytes wait after cancel", used)
 	}
 	s.send(batchOf(5, nobody, half, half))
@@ -242,11 +243,14 @@ func TestWaitingSendsAreBounded(t *testing.T) {
 		t.Errorf("beyond the window of batches: %s", resultString(r))
 	}
 	s.stream.CloseSend()
-	within(t, time.Second, "everything is given back", func() bool { return n.waiting.used.Load() == 0 && n.sockets.budget().used == 0 })
-	n.waiting.limit = 10 // all sockets together
+	within(t, time.Second, "everything is given back", func() bool { return waitingBytes(n) == 0 && n.sockets.budget().used == 0 })
+	hog := n.memory.Account(quota.User(4711)) // all sockets together
+	hog.Grow(quota.Waiting, n.memory.Kinds()[quota.Waiting].Limit-10)
 	s = mustBind(t, cfg, b)
 	wait(1, "more than ten bytes")
 	if r := want(s, asResult); errno(r.GetErrors()[0].GetErrno()) != syscall.ENOMEM {
 		t.Errorf("beyond the share: %s", resultString(r))
 	}
 }
+
+func waitingBytes(n *Node) int64 { return n.memory.Kinds()[quota.Waiting].Used }

@@ -3,10 +3,10 @@ package node
 import (
 	"fmt"
 	"net/netip"
-	"sync/atomic"
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/wire"
@@ -26,9 +26,8 @@ type sendCall struct {
 	errs     []*rdsdv1.SendError
 }
 
-// reserveWindow holds a client to the window that Bound gave it, and all
-// clients together to a share of the memory budget: what waits to be accepted
-// is in nobody's send buffer yet.
+// reserveWindow holds a client to the window that Bound gave it, and charges
+// its user: what waits to be accepted is in nobody's send buffer yet.
 func (s *sockStream) reserveWindow(n int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -39,8 +38,9 @@ func (s *sockStream) reserveWindow(n int) error {
 		return rdserr.With(rdserr.ErrTooMany, "%d batches of this socket have no result yet (bound.send_window_batches); wait for one", s.windowN)
 	case s.windowB > 0 && s.windowB+n > sendWindowBytes:
 		return rdserr.With(rdserr.ErrTooMany, "%d bytes of this socket have no result yet, with this batch they would be more than %d (bound.send_window_bytes); wait for one", s.windowB, sendWindowBytes)
-	case !s.node.waiting.take(n):
-		return rdserr.With(rdserr.ErrNoMemory, "sends that wait hold their share of limits.memory_bytes (%d bytes)", s.node.waiting.limit)
+	}
+	if err := s.memory.Take(quota.Waiting, int64(n)); err != nil {
+		return err
 	}
 	s.windowN++
 	s.windowB += n
@@ -56,26 +56,8 @@ func (s *sockStream) releaseWindow(n int) {
 	}
 	s.windowN--
 	s.windowB -= n
-	s.node.waiting.give(n)
+	s.memory.Give(quota.Waiting, int64(n))
 }
-
-// share is a part of the memory budget.
-type share struct {
-	limit   int64
-	used    atomic.Int64
-	refused atomic.Uint64
-}
-
-func (m *share) take(n int) bool {
-	if m.used.Add(int64(n)) > m.limit {
-		m.used.Add(-int64(n))
-		m.refused.Add(1)
-		return false
-	}
-	return true
-}
-
-func (m *share) give(n int) { m.used.Add(-int64(n)) }
 
 // sendSlab is where the payloads of accepted datagrams live: the core keeps
 // them until their outcome and does not copy. One allocation serves a run of

@@ -22,6 +22,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/msgpool"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -36,6 +37,9 @@ const (
 	// maxStreamsPerClient bounds sockets and calls on one connection.
 	maxStreamsPerClient = 4096
 	maxHeaderBytes      = 16 << 10
+	// streamWindow and connWindow are what a client may send ahead of who reads it.
+	streamWindow = 256 << 10
+	connWindow   = 4 << 20
 )
 
 // grpcFront is the gRPC side of a node: a server for the Unix socket and, when
@@ -45,12 +49,13 @@ type grpcFront struct {
 	count   *nodeCounters
 	limiter *uidLimiter
 	clients *clientTable
+	calls   *callTable
 	metrics *grpcprom.ServerMetrics
 	health  *health.Server
 	servers []*grpc.Server
 }
 
-func newGRPCFront(cfg *Config, log *slog.Logger, count *nodeCounters) *grpcFront {
+func newGRPCFront(cfg *Config, log *slog.Logger, count *nodeCounters, memory *quota.Node) *grpcFront {
 	f := &grpcFront{
 		log:     log,
 		count:   count,
@@ -58,7 +63,8 @@ func newGRPCFront(cfg *Config, log *slog.Logger, count *nodeCounters) *grpcFront
 		metrics: grpcprom.NewServerMetrics(),
 		health:  health.NewServer(),
 	}
-	f.clients = newClientTable(cfg.Limits.MaxClients, cfg.Limits.MaxClientsPerUID, func(id Identity, err error) {
+	f.calls = &callTable{log: log, count: count, conns: map[*callConn]struct{}{}}
+	f.clients = newClientTable(cfg.Limits.MaxClients, cfg.Limits.MaxClientsPerUID, memory, func(id Identity, err error) {
 		count.ClientsRefused.Add(1)
 		log.Warn("client refused", "uid", id.UID, "pid", id.PID, "error", err)
 	})
@@ -90,7 +96,12 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 	}
 	s := grpc.NewServer(
 		grpc.KeepaliveParams(keep),
-		grpc.Creds(&peerCreds{clients: f.clients}),
+		grpc.Creds(&peerCreds{clients: f.clients, calls: f.calls}),
+		// What stands unread on a stream is bounded by its window, which does not
+		// grow by itself. For a message larger than that gRPC gives more when it
+		// begins to read it, so that it costs no large message a round trip.
+		grpc.StaticStreamWindowSize(streamWindow),
+		grpc.StaticConnWindowSize(connWindow),
 		grpc.ForceServerCodecV2(datagramCodec{}),
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.MaxSendMsgSize(maxMessageBytes),

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -187,21 +188,36 @@ func TestClientLimits(t *testing.T) {
 }
 
 func TestClientTable(t *testing.T) {
-	tab := newClientTable(3, 2, nil)
+	memory := quota.New(16<<20, nil)
+	tab := newClientTable(3, 2, memory, nil)
+	accounts := map[uint32]*quota.Account{}
 	a, b := Identity{UID: 1}, Identity{UID: 2}
 	for _, step := range []struct {
 		id Identity
 		ok bool
 	}{{a, true}, {a, true}, {a, false}, {b, true}, {b, false}} {
-		if err := tab.add(step.id); (err == nil) != step.ok {
+		account, err := tab.add(step.id, 1000)
+		if account != nil {
+			accounts[step.id.UID] = account
+		}
+		if (err == nil) != step.ok {
 			t.Errorf("add %d: %v", step.id.UID, err)
 		} else if err != nil && !errors.Is(err, rdserr.ErrTooMany) {
 			t.Errorf("%v is not EMFILE", err)
 		}
 	}
-	tab.remove(a)
-	tab.remove(a)
-	tab.remove(b)
+	if u := memory.Used(); u != 3000 {
+		t.Errorf("three connections of 1,000 bytes are charged with %d", u)
+	}
+	tab.remove(a, accounts[1], 1000)
+	tab.remove(a, accounts[1], 1000)
+	tab.remove(b, accounts[2], 1000)
+	if u := memory.Used(); u != 0 || len(memory.Holders()) != 0 {
+		t.Errorf("%d bytes are charged to nobody's connections, holders %v", u, memory.Holders())
+	}
+	if _, err := tab.add(a, 15<<20); !errors.Is(err, rdserr.ErrNoMemory) || len(memory.Holders()) != 0 {
+		t.Errorf("a connection that memory has no room for: %v", err)
+	}
 	if tab.len() != 0 || len(tab.byUser) != 0 {
 		t.Errorf("%d left, table %v", tab.len(), tab.byUser)
 	}

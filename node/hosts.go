@@ -62,7 +62,7 @@ func newCore(n *Node) (core, error) {
 	e.MaxBufBytes = int(max(c.RDS.SendBufferMax, c.RDS.RecvBufferMax))
 	e.HardFactor = c.RDS.HardLimitFactor
 	e.MaxPeers, e.MaxSockets = c.Limits.MaxPeers, c.Limits.MaxSockets
-	e.Budget = &rds.Budget{Limit: int64(c.Limits.MemoryBytes)}
+	e.Budget = n.budget
 	e.AllowPeer = func(addr netip.Addr) bool { ok, _ := n.conf().PeerPolicy(addr); return ok || a.byAddr[addr] != nil }
 	e.AllowKernel = func(addr netip.Addr) bool { _, ok := n.conf().PeerPolicy(addr); return ok }
 	a.engineConfig = e

@@ -15,6 +15,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/msgpool"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -45,8 +46,15 @@ func (f *localFront) step(what string) error {
 	return nil
 }
 
-// firstMessage is how long a client may take to say what it wants.
-const firstMessage = 10 * time.Second
+const (
+	// firstMessage is how long a client may take to say what it wants.
+	firstMessage = 10 * time.Second
+	// piecesTime is how long it may take to send the rest of a message.
+	piecesTime = 10 * time.Second
+	// localConnBytes is what such a connection costs before it has a socket, or
+	// beside one with rings.
+	localConnBytes = 16 << 10
+)
 
 // serve takes connections until the listener is closed.
 func (f *localFront) serve() error {
@@ -56,14 +64,15 @@ func (f *localFront) serve() error {
 			return nil // it is closed: nothing else ends an accept.Listener
 		}
 		id, _, err := identify(c)
+		var account *quota.Account
 		if err == nil {
-			err = f.node.grpc.clients.add(id)
+			account, err = f.node.grpc.clients.add(id, localConnBytes)
 		}
 		if err != nil {
 			f.refuse(c, err)
 			continue
 		}
-		f.wg.Go(func() { f.handle(shm.NewConn(c.(*net.UnixConn), 0), id) }) // ends with the connection, which stop closes
+		f.wg.Go(func() { f.handle(shm.NewConn(c.(*net.UnixConn), 0), id, account) }) // ends with the connection, which stop closes
 	}
 }
 
@@ -86,19 +95,20 @@ func (f *localFront) refuse(c net.Conn, err error) {
 }
 
 // handle serves one connection to its end, or until a reactor has taken it over.
-func (f *localFront) handle(c *shm.Conn, id Identity) {
+func (f *localFront) handle(c *shm.Conn, id Identity, account *quota.Account) {
 	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), identityKey{}, id))
 	defer cancel()
 	f.mu.Lock()
 	if f.conns == nil {
 		f.mu.Unlock()
 		c.Close()
-		f.node.grpc.clients.remove(id)
+		f.node.grpc.clients.remove(id, account, localConnBytes)
 		return
 	}
 	f.conns[c] = struct{}{}
 	f.mu.Unlock()
-	p := &packetStream{ctx: ctx, conn: c}
+	p := &packetStream{ctx: ctx, conn: c, account: account}
+	c.Charge(shm.MaxRequest, piecesTime, p.charge)
 	taken, err := f.open(p, id)
 	if err != nil && !errors.Is(err, errGone) {
 		p.sayClosing(err)
@@ -108,7 +118,7 @@ func (f *localFront) handle(c *shm.Conn, id Identity) {
 	f.mu.Unlock()
 	if !taken {
 		c.Close()
-		f.node.grpc.clients.remove(id)
+		f.node.grpc.clients.remove(id, account, localConnBytes)
 	}
 }
 
@@ -124,9 +134,11 @@ func (f *localFront) open(p *packetStream, id Identity) (taken bool, err error) 
 		return false, streamEnd(err)
 	}
 	p.conn.SetReadDeadline(time.Time{})
+	p.bound = true
 	if !in.isBatch && in.msg.WhichBody() == rdsdv1.ClientMessage_Bind_case && in.msg.GetBind().HasRing() {
 		return openRing(f, p, in.msg.GetBind())
 	}
+	p.conn.Charge(shm.MaxMessage, piecesTime, p.charge) // it holds batches of datagrams
 	return false, (&datagramsServer{node: f.node}).serve(p, in)
 }
 
@@ -162,12 +174,23 @@ var errGone = errors.New("the client is gone")
 // connection. It is what sockStream needs of a grpc.ServerStream.
 type packetStream struct {
 	noHeaders
-	ctx  context.Context
-	conn *shm.Conn
-	said bool // Closing has been sent; guarded by the socket's wmu
+	ctx     context.Context
+	conn    *shm.Conn
+	account *quota.Account // of the client's user
+	bound   bool           // something was received
+	said    bool           // Closing has been sent; guarded by the socket's wmu
 }
 
 var _ grpc.ServerStream = (*packetStream)(nil)
+
+// charge is asked by the connection before it takes memory for a message in pieces.
+func (p *packetStream) charge(bytes int) error {
+	if bytes < 0 {
+		p.account.Give(quota.Control, int64(-bytes))
+		return nil
+	}
+	return p.account.Take(quota.Control, int64(bytes))
+}
 
 // SendMsg writes one ServerMessage.
 func (p *packetStream) SendMsg(m any) error { return p.send(m) }
@@ -194,6 +217,8 @@ func (p *packetStream) RecvMsg(m any) error {
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
 		return io.EOF
+	case p.bound && isTimeout(err):
+		return rdserr.With(rdserr.ErrTimeout, "the rest of a message did not come in %v", piecesTime)
 	case errors.Is(err, context.DeadlineExceeded), isTimeout(err):
 		return rdserr.With(rdserr.ErrTimeout, "no bind within %v of the connection", firstMessage)
 	case err != nil:

@@ -23,6 +23,7 @@ type snapshot struct {
 	queueing rds.Hist
 	rtt      rds.Hist
 	budgets  []budget
+	holders  []budget // who holds most memory
 	peers    []peerSnapshot
 	sockets  int
 	clients  int

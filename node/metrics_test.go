@@ -57,8 +57,19 @@ rds_peer_send_queued_total{local="10.0.0.1",peer="10.0.0.4"} 2
 # TYPE rdsd_budget_used gauge
 rdsd_budget_used{budget="clients"} 0
 rdsd_budget_used{budget="memory"} 10
+rdsd_budget_used{budget="memory_calls"} 0
+rdsd_budget_used{budget="memory_chunks"} 0
+rdsd_budget_used{budget="memory_clients"} 0
+rdsd_budget_used{budget="memory_control"} 0
+rdsd_budget_used{budget="memory_handshakes"} 0
+rdsd_budget_used{budget="memory_partial"} 0
+rdsd_budget_used{budget="memory_peers"} 0
+rdsd_budget_used{budget="memory_received"} 0
+rdsd_budget_used{budget="memory_regions"} 0
+rdsd_budget_used{budget="memory_sending"} 0
+rdsd_budget_used{budget="memory_sockets"} 0
+rdsd_budget_used{budget="memory_waiting"} 0
 rdsd_budget_used{budget="sockets"} 0
-rdsd_budget_used{budget="waiting_sends_bytes"} 0
 # HELP rdsd_panics_total calls that ended in a panic. Any is a bug; the log has the stack
 # TYPE rdsd_panics_total counter
 rdsd_panics_total 5

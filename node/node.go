@@ -21,7 +21,9 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/volume"
+	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/shm"
 )
 
@@ -72,7 +74,8 @@ type Node struct {
 	full     volumesFull
 	layer    func(name string, d blk.Device) blk.Device // LayerStores; may be nil
 	sockets  *socketTable
-	waiting  share // payload of sends that wait to be accepted
+	budget   *rds.Budget // datagrams' part of memory
+	memory   *quota.Node // the one account of all that is held for somebody
 	fds      fdLimit
 	grpc     *grpcFront
 	local    *localFront // set by serve
@@ -118,20 +121,22 @@ func newNode(cfg *Config, logger *slog.Logger) (*Node, error) {
 		ready:    make(chan struct{}),
 		stopping: make(chan struct{}),
 		count:    &nodeCounters{},
-		sockets:  newSocketTable(cfg.Limits.MaxSockets, cfg.Limits.MaxSocketsPerUID),
+		budget:   &rds.Budget{Limit: int64(cfg.Limits.MemoryBytes)},
 	}
 	n.live.Store(cfg)
 	if h, ok := logger.Handler().(*levelHandler); ok {
 		n.level = h.level
 	}
-	n.waiting.limit = int64(cfg.Limits.MemoryBytes) / 4
+	n.memory = quota.New(n.budget.Limit, n.budget.Datagrams)
+	n.budget.Rest = n.memory.Rest()
+	n.sockets = newSocketTable(cfg.Limits.MaxSockets, cfg.Limits.MaxSocketsPerUID, n.memory)
 	n.log = limitLog(logger, cfg.Log.LinesPerS, &n.count.LogSuppressed)
 	return n, nil
 }
 
 // assemble makes the front ends around a core.
 func (n *Node) assemble() {
-	n.grpc = newGRPCFront(n.cfg, n.log, n.count)
+	n.grpc = newGRPCFront(n.cfg, n.log, n.count, n.memory)
 	n.grpc.clients.room = n.clientRoom
 	n.registry = newRegistry(newCollector(n.snapshot, n.count), newVolumeCollector(n.readVolumes), n.grpc.metrics)
 }
@@ -139,8 +144,9 @@ func (n *Node) assemble() {
 // snapshot looks at the whole node: the core and the front ends' own limits.
 func (n *Node) snapshot(s *snapshot) {
 	n.core.read(s)
-	s.budgets = append(s.budgets, n.sockets.budget(), n.grpc.clients.budget(),
-		budget{"waiting_sends_bytes", uint64(n.waiting.used.Load()), uint64(n.waiting.limit), n.waiting.refused.Load()})
+	s.budgets = append(s.budgets, n.sockets.budget(), n.grpc.clients.budget())
+	s.budgets = append(s.budgets, n.memoryBudgets()...)
+	s.holders = n.memoryHolders()
 	s.budgets = append(s.budgets, n.volumeBudgets()...)
 	if n.local != nil {
 		s.rings, s.ringB = n.local.memory()

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -24,6 +25,7 @@ import (
 // over a limit is closed before it costs a goroutine or a buffer of HTTP/2.
 type peerCreds struct {
 	clients  *clientTable
+	calls    *callTable
 	refusals atomic.Int32 // connections that live to be told why they may not
 }
 
@@ -31,6 +33,7 @@ type peerCreds struct {
 // connections, so it is as large as limits.max_clients at most.
 type clientTable struct {
 	max, maxPerUID int
+	memory         *quota.Node
 	refused        func(Identity, error) // called without the lock
 	room           func(Identity) error  // whether the process has descriptors for one more; may be nil
 
@@ -40,8 +43,8 @@ type clientTable struct {
 	denied uint64         // guarded by mu
 }
 
-func newClientTable(max, maxPerUID int, refused func(Identity, error)) *clientTable {
-	return &clientTable{max: max, maxPerUID: maxPerUID, refused: refused, byUser: map[uint32]int{}}
+func newClientTable(max, maxPerUID int, memory *quota.Node, refused func(Identity, error)) *clientTable {
+	return &clientTable{max: max, maxPerUID: maxPerUID, memory: memory, refused: refused, byUser: map[uint32]int{}}
 }
 
 func (t *clientTable) len() int {
@@ -56,14 +59,19 @@ func (t *clientTable) budget() budget {
 	return budget{"clients", uint64(t.total), uint64(t.max), t.denied}
 }
 
-func (t *clientTable) add(id Identity) error {
+// add counts a connection that takes size bytes of its user's account, which
+// remove closes.
+func (t *clientTable) add(id Identity, size int64) (*quota.Account, error) {
+	account := t.memory.Account(quota.User(id.UID))
 	var full error
 	if t.room != nil {
 		full = t.room(id)
 	}
 	t.mu.Lock()
-	var err error
+	err := account.Take(quota.Clients, size)
+	took := err == nil
 	switch {
+	case !took:
 	case full != nil:
 		err = full
 	case t.total >= t.max:
@@ -78,13 +86,22 @@ func (t *clientTable) add(id Identity) error {
 		t.denied++
 	}
 	t.mu.Unlock()
-	if err != nil && t.refused != nil {
+	if err == nil {
+		return account, nil
+	}
+	if took {
+		account.Give(quota.Clients, size)
+	}
+	account.Close()
+	if t.refused != nil {
 		t.refused(id, err)
 	}
-	return err
+	return nil, err
 }
 
-func (t *clientTable) remove(id Identity) {
+func (t *clientTable) remove(id Identity, account *quota.Account, size int64) {
+	account.Give(quota.Clients, size)
+	account.Close()
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.total--
@@ -104,14 +121,15 @@ func (authInfo) AuthType() string { return "rdsd-peercred" }
 
 func (c *peerCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
 	id, level, err := identify(conn)
-	if err == nil {
-		err = c.clients.add(id)
-	}
 	if err != nil {
 		return c.refuse(conn, id, level, err)
 	}
-	release := closeOnce(func() error { c.clients.remove(id); return nil })
-	return &countedConn{conn, release}, authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, nil}, nil
+	account, err := c.clients.add(id, connBytes)
+	if err != nil {
+		return c.refuse(conn, id, level, err)
+	}
+	release := func() { c.clients.remove(id, account, connBytes) }
+	return c.calls.wrap(conn, id, account, release), authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, nil}, nil
 }
 
 // refuse lets a connection live for a moment in which every call is told why there
@@ -123,8 +141,9 @@ func (c *peerCreds) refuse(conn net.Conn, id Identity, level credentials.Securit
 		return nil, nil, err
 	}
 	end := time.AfterFunc(refusedLife, func() { conn.Close() })
-	release := closeOnce(func() error { end.Stop(); c.refusals.Add(-1); return nil })
-	return &countedConn{conn, release}, authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, noDescriptors(err)}, nil
+	account := c.clients.memory.Account(quota.User(id.UID)) // for what it sends meanwhile
+	release := func() { end.Stop(); c.refusals.Add(-1); account.Close() }
+	return c.calls.wrap(conn, id, account, release), authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, noDescriptors(err)}, nil
 }
 
 // refusedLife is how long a refused connection lives.

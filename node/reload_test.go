@@ -51,13 +51,14 @@ func TestReload(t *testing.T) {
 	if !n.conf().IsAdmin(user, 0) {
 		t.Error("a new administrator is none")
 	}
-	if err := n.grpc.clients.add(user); err != nil {
-		t.Error(err)
+	account, err := n.grpc.clients.add(user, 1)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if err := n.grpc.clients.add(user); err == nil {
+	if _, err := n.grpc.clients.add(user, 1); err == nil {
 		t.Error("the new limit of clients has no effect")
 	}
-	n.grpc.clients.remove(user)
+	n.grpc.clients.remove(user, account, 1)
 	if n.conf().RDS.Lanes != cfg.RDS.Lanes || n.conf().Limits.MaxPeers != cfg.Limits.MaxPeers {
 		t.Error("what needs a restart has changed")
 	}

@@ -133,10 +133,11 @@ func TestLayOnTheWay(t *testing.T) {
 			conns[i] = c.(*net.UnixConn)
 		}
 		id := Identity{UID: 12345}
-		if err := n.grpc.clients.add(id); err != nil {
+		account, err := n.grpc.clients.add(id, localConnBytes)
+		if err != nil {
 			t.Fatal(err)
 		}
-		go n.local.handle(shm.NewConn(conns[0], 0), id) // ends with the bind
+		go n.local.handle(shm.NewConn(conns[0], 0), id, account) // ends with the bind
 		c := shm.NewConn(conns[1], 3)
 		m := &rdsdv1.ClientMessage{}
 		m.SetBind(ringBind(cfg.RDS.Addresses[0], 0))

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -33,6 +34,7 @@ func openRing(f *localFront, p *packetStream, m *rdsdv1.Bind) (taken bool, err e
 		return false, err
 	}
 	n.log.Debug("socket bound", "local", r.sock.Addr(), "uid", r.s.id.UID, "pid", r.s.id.PID, "rings", true)
+	r.ctl.account = p.account
 	ctl, err := p.conn.Detach()
 	if err == nil && !f.take(r) {
 		ctl.Close()
@@ -42,6 +44,7 @@ func openRing(f *localFront, p *packetStream, m *rdsdv1.Bind) (taken bool, err e
 		r.dispose()
 		return false, err
 	}
+	ctl.Charge(shm.MaxRequest, r.ctl.charge)
 	r.ctl.start(r, ctl)
 	r.react.Do(r.begin)
 	return true, nil
@@ -63,7 +66,7 @@ func (f *localFront) take(r *ringSock) bool {
 // open binds the socket, makes its region and hands it to the client.
 func (r *ringSock) open(f *localFront, m *rdsdv1.Bind, p *packetStream) (err error) {
 	s := r.s
-	opt, port, err := s.prepare(m)
+	opt, port, err := s.prepare(m, ringSocketBytes)
 	if err != nil {
 		return err
 	}
@@ -200,7 +203,7 @@ func (r *ringSock) close() {
 	graves.Go(bury)
 	go func() { // ends with the last close, which may take as long as whoever passed us a descriptor likes
 		r.ctl.close()
-		r.front.node.grpc.clients.remove(r.s.id)
+		r.front.node.grpc.clients.remove(r.s.id, r.ctl.account, localConnBytes)
 	}()
 	r.front.wg.Done()
 }
@@ -307,6 +310,7 @@ type ringControl struct {
 	ctl          *shm.Control
 	out          [][]byte // messages behind the one that ctl is writing; guarded by sockStream.wmu
 	in           inMsg
+	half         *time.Timer // runs while a message has come in part
 }
 
 // maxControlOut bounds the answers that wait for a client that does not read.
@@ -330,6 +334,7 @@ func (c *ringControl) Ready(events uint32) {
 	for range 16 {
 		b, _, err := c.ctl.Recv()
 		if errors.Is(err, shm.ErrAgain) {
+			c.expectRest()
 			return
 		}
 		if errors.Is(err, io.EOF) {
@@ -343,11 +348,31 @@ func (c *ringControl) Ready(events uint32) {
 			err = c.r.control(&c.in)
 			c.in.release()
 		}
+		if c.r.closed { // by what the message did; the connection is another's to close
+			return
+		}
 		if err != nil {
 			c.r.s.node.count.StreamErrors.Add(1)
 			c.r.end(err)
 			return
 		}
+	}
+}
+
+// expectRest gives a message that has come in part a time to be complete.
+func (c *ringControl) expectRest() {
+	switch half := c.ctl.Half(); {
+	case half && c.half == nil:
+		c.half = time.AfterFunc(piecesTime, func() { c.r.react.Do(c.restMissing) })
+	case !half && c.half != nil:
+		c.half.Stop()
+		c.half = nil
+	}
+}
+
+func (c *ringControl) restMissing() {
+	if c.half != nil && !c.r.closed {
+		c.r.end(rdserr.With(rdserr.ErrTimeout, "the rest of a message did not come in %v", piecesTime))
 	}
 }
 
@@ -435,6 +460,10 @@ func (c *ringControl) say(m any) {
 // end ends the connection: the client sees that at once. Nothing is received,
 // sent or closed any more on the reactor.
 func (c *ringControl) end() {
+	if c.half != nil {
+		c.half.Stop()
+		c.half = nil
+	}
 	if c.ctl != nil {
 		c.r.react.Remove(c.ctl.FD)
 		c.ctl.Shutdown()

@@ -22,14 +22,30 @@ import (
 // nothing acknowledges nothing: two nodes that spent all of their budgets on what
 // they send each other would wait for each other for ever.
 type Budget struct {
-	Limit   int64        // bytes
-	sending atomic.Int64 // accepted and undecided
-	held    atomic.Int64 // received and unread
+	Limit   int64         // bytes
+	Rest    *atomic.Int64 // what others hold of the same memory; nil: nothing
+	sending atomic.Int64  // accepted and undecided
+	held    atomic.Int64  // received and unread
 	Refused atomic.Uint64
 }
 
 // Used is what is taken, in bytes.
-func (b *Budget) Used() int64 { return b.sending.Load() + b.held.Load() }
+func (b *Budget) Used() int64 { return b.Datagrams() + b.rest() }
+
+// Datagrams is what engines have taken of it.
+func (b *Budget) Datagrams() int64 { return b.sending.Load() + b.held.Load() }
+
+// Sending and Held are the two parts of Datagrams: accepted and undecided, and
+// received and unread.
+func (b *Budget) Sending() int64 { return b.sending.Load() }
+func (b *Budget) Held() int64    { return b.held.Load() }
+
+func (b *Budget) rest() int64 {
+	if b.Rest == nil {
+		return 0
+	}
+	return b.Rest.Load()
+}
 
 // fits: n bytes more may be received.
 func (b *Budget) fits(n int) bool { return b.Used()+int64(n) <= b.Limit }
@@ -40,7 +56,7 @@ func (b *Budget) everSends(n int) bool { return int64(n) <= b.Limit-b.Limit/4 }
 // sendRoom is how many bytes more may be accepted.
 func (b *Budget) sendRoom() int {
 	sending := b.sending.Load()
-	return int(min(b.Limit-b.Limit/4, b.Limit-b.held.Load()) - sending)
+	return int(min(b.Limit-b.Limit/4, b.Limit-b.held.Load()-b.rest()) - sending)
 }
 
 // Config of an engine. Zero values are not defaults; see DefaultConfig.
