@@ -18,7 +18,7 @@ type Act struct {
 
 // Acts are all acts there are.
 var Acts = slices.Concat(ringActs, releaseActs, bellActs, controlActs, packetActs, streamActs, adminActs,
-	peerActs, kernelActs, answerActs, volumeActs, nbdActs)
+	peerActs, kernelActs, answerActs, volumeActs, nbdActs, httpActs)
 
 // pending are acts that are drawn only when they are named, each with what the
 // daemon does not withstand yet.

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"fmt"
+	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -30,12 +31,14 @@ type canaryOrder struct {
 
 // canaryReport is what happened in a phase.
 type canaryReport struct {
-	Relay row
-	Late  []span // the canary itself was late
-	Waits []span // threads of the watched waited for a processor, the sum of the processes
-	At    []look // at the daemons' reactors
-	Greet row    // a peer that nobody knew is greeted
-	Wrong []string
+	Relay   row
+	Late    []span // the canary itself was late
+	Waits   []span // threads of the watched waited for a processor, the sum of the processes
+	At      []look // at the daemons' reactors
+	Greet   row    // a peer that nobody knew is greeted
+	Session row    // a session of volumes is let in
+	Health  row    // /healthz answers
+	Wrong   []string
 }
 
 // look is what a reactor's thread was at: its state and where in the kernel it
@@ -63,7 +66,9 @@ func canaryMain(in *bufio.Scanner) error {
 	go relayBack(pair[1])
 	go c.relay(pair[0])
 	go c.watch(o)
-	go c.greet(o.Greet)
+	go c.again(o.Greet, &c.met[0], 100*time.Millisecond, "a peer is not greeted", greeted)
+	go c.again(o.Greet, &c.met[1], 200*time.Millisecond, "a session is not let in", letIn)
+	go c.again(o.Greet, &c.met[2], 300*time.Millisecond, "/healthz", healthy)
 	for in.Scan() {
 		if err := answerJSON(c.take()); err != nil {
 			return err
@@ -75,7 +80,7 @@ func canaryMain(in *bufio.Scanner) error {
 type canary struct {
 	mu  sync.Mutex
 	rtt []float64    // guarded by mu
-	met []float64    // guarded by mu
+	met [3][]float64 // guarded by mu
 	now canaryReport // guarded by mu
 }
 
@@ -110,28 +115,58 @@ func (c *canary) relay(fd int) {
 	}
 }
 
-// greet is a peer that the daemon has not seen, again and again: root's, which
-// may come from any address of this machine. It is to be answered whoever else
-// holds connections.
-func (c *canary) greet(t Target) {
+// again does something each pace, of which each time is another, and keeps how
+// long it took.
+func (c *canary) again(t Target, into *[]float64, pace time.Duration, what string, f func(*Stage, netip.Addr) error) {
 	for n := 0; ; n++ {
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		s := NewStage(ctx, t, uint64(n))
+		b := good.Addr().As4()
+		b[2], b[3] = byte(n>>8), byte(n)|1
 		begun := monotonic()
-		p, err := s.DialPeer(netip.AddrFrom4([4]byte{127, 70, byte(n >> 8), byte(n)}), 0)
-		if err == nil {
-			err = p.Greet(s.hello())
-		}
+		err := f(s, netip.AddrFrom4(b))
 		took := float64(monotonic()-begun) / 1e3
 		cancel()
 		s.Clear()
 		c.mu.Lock()
-		if c.met = append(c.met, took); err != nil {
-			c.now.Wrong = append(c.now.Wrong, fmt.Sprintf("peer %d is not greeted: %v", n, err))
+		if *into = append(*into, took); err != nil && len(c.now.Wrong) < 10 {
+			c.now.Wrong = append(c.now.Wrong, fmt.Sprintf("%s, number %d, after %.0f us: %v", what, n, took, err))
 		}
 		c.mu.Unlock()
-		time.Sleep(100 * time.Millisecond)
+		time.Sleep(pace)
 	}
+}
+
+// greeted is a peer that the daemon has not seen: root's, of a network that is
+// allowed. It is to be answered whoever else holds connections.
+func greeted(s *Stage, from netip.Addr) error {
+	p, err := s.DialPeer(from, 0)
+	if err != nil {
+		return err
+	}
+	return p.Greet(s.hello())
+}
+
+func letIn(s *Stage, from netip.Addr) error {
+	_, err := s.Raid(from, "good", 2)
+	return err
+}
+
+func healthy(s *Stage, _ netip.Addr) error {
+	r, err := http.NewRequestWithContext(s.Ctx, "GET", "http://"+s.HTTP+"/healthz", nil)
+	if err != nil {
+		return err
+	}
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := c.Do(r)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("status %s", resp.Status)
+	}
+	return nil
 }
 
 // watch reads how long threads waited for a processor (proc(5), schedstat: the
@@ -207,8 +242,8 @@ func (c *canary) take() canaryReport {
 	defer c.mu.Unlock()
 	r := c.now
 	r.Relay = distribution(c.rtt)
-	r.Greet = distribution(c.met)
-	c.rtt, c.met, c.now = nil, nil, canaryReport{}
+	r.Greet, r.Session, r.Health = distribution(c.met[0]), distribution(c.met[1]), distribution(c.met[2])
+	c.rtt, c.met, c.now = nil, [3][]float64{}, canaryReport{}
 	return r
 }
 

@@ -24,6 +24,7 @@ var (
 	runTime    = flag.Duration("adversary.time", 2*time.Minute, "how long the adversary is beside the victims, quiet phases included")
 	runSeed    = flag.Uint64("adversary.seed", 0, "what acts are drawn from; 0: another one each time")
 	runActs    = flag.String("adversary.acts", "", "names of the acts to draw from, with commas; \"ring/\" is all of that kind; empty: all")
+	runProfile = flag.String("adversary.profile", "", "directory for processor profiles of the daemons in the first hostile phase")
 	runWithout = flag.String("adversary.without", "", "names of acts to leave out")
 )
 
@@ -66,8 +67,6 @@ func workerMain(in *bufio.Scanner) error {
 	if err := order(&o); err != nil {
 		return err
 	}
-	// It shares two processors with what is measured.
-	unix.Setpriority(unix.PRIO_PROCESS, 0, 19)
 	unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 8192, Max: 8192})
 	acts, err := Choose(o.Acts, nil)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -18,7 +19,7 @@ const (
 	p99Factor  = 5
 	stallLimit = 100 * time.Millisecond
 	restored   = 10 * time.Second // what the adversary held is given back within this
-	calm       = 1000             // microseconds: p99 of a bare relay on a machine where latencies can be judged
+	calm       = 0.3              // processors that others may use where latencies can be judged
 )
 
 // TestAdversary runs hostile clients and peers of another user beside victims,
@@ -53,6 +54,7 @@ type run struct {
 	empty   [2]residue // before anybody came
 	quiet   []phase
 	hostile []phase
+	others  float64 // processors that others used in a quiet phase, at most
 
 	mu     sync.Mutex
 	story  []string       // guarded by mu; what was played since the last quiet phase
@@ -101,8 +103,13 @@ func (r *run) all(total time.Duration) {
 	turns := min(max(int(total/(20*time.Second)), 2), 6)
 	turn := total / time.Duration(turns)
 	for n := 0; n < turns && !t.Failed(); n++ {
+		before := r.usage()
 		time.Sleep(turn / 3)
+		r.others = max(r.others, r.usage().others(before))
 		r.quiet = append(r.quiet, r.measured("quiet"))
+		if n == 0 {
+			r.profile(turn / 3)
+		}
 		r.attack(turn * 2 / 3)
 		r.hostile = append(r.hostile, r.measured("hostile"))
 		r.settled(n)
@@ -154,7 +161,7 @@ func (r *run) measured(what string) (p phase) {
 	if err := r.canary.ask("phase", &p.canaryReport); err != nil {
 		r.t.Fatalf("%s: %v", what, err)
 	}
-	p.Rows["greeting"] = p.Greet
+	p.Rows["greeting"], p.Rows["session"], p.Rows["health"] = p.Greet, p.Session, p.Health
 	r.judge(what, p)
 	return p
 }
@@ -195,6 +202,29 @@ func waited(spans []span, from, to int64) (sum int64) {
 		}
 	}
 	return sum
+}
+
+// profile has what the daemons are at written to files, if a place is given.
+func (r *run) profile(length time.Duration) {
+	for _, d := range r.daemons {
+		if *runProfile == "" {
+			return
+		}
+		go func() { // ends with the profile
+			b, err := d.page(fmt.Sprintf("/debug/pprof/profile?seconds=%d", max(1, int(length.Seconds()))), time.Minute)
+			if err == nil {
+				err = os.WriteFile(filepath.Join(*runProfile, "cpu-"+d.name), b, 0o644)
+			}
+			if err != nil {
+				r.t.Logf("no profile of daemon %s: %v", d.name, err)
+			}
+		}()
+	}
+}
+
+// usage is what was used of the processors, by all and by this run.
+func (r *run) usage() usage {
+	return usageOf(os.Getpid(), r.victims.cmd.Process.Pid, r.canary.cmd.Process.Pid, r.daemons[0].pid(), r.daemons[1].pid())
 }
 
 // dead reports, and fails the test, when a daemon has ended.
@@ -353,8 +383,8 @@ func (r *run) watchMemory(stop chan struct{}) {
 // has lost, which is the machine's.
 func (r *run) compare() {
 	busy := ""
-	if p99 := medianOf(r.quiet, relay99); p99 > calm {
-		busy = fmt.Sprintf("; not judged, as the machine is busy with something else: the p99 of a bare relay is %.0f us without the adversary", p99)
+	if r.others > calm {
+		busy = fmt.Sprintf("; not judged, as others use %.1f processors of this machine", r.others)
 	}
 	machine50 := max(1, medianOf(r.hostile, relay50)/medianOf(r.quiet, relay50))
 	machine99 := max(1, medianOf(r.hostile, relay99)/medianOf(r.quiet, relay99))

@@ -19,6 +19,7 @@ type Target struct {
 	Volumes uint16     // TCP port of volumes of both
 	Export  string     // a volume of Daemon that the adversary may write
 	NBD     string     // socket of a mapping that the adversary may use
+	HTTP    string     // the daemon's page of metrics and health
 	Victims []netip.AddrPort
 
 	// Loopback addresses. Of two nodes the one with the smaller address connects;

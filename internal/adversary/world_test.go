@@ -62,6 +62,7 @@ var (
 	allowed   = netip.MustParsePrefix("127.80.7.0/24")
 	larger    = netip.MustParsePrefix("127.82.0.0/24")
 	strangers = netip.MustParsePrefix("127.79.0.0/20")
+	good      = netip.MustParsePrefix("127.70.0.0/16") // of the canary, allowed
 )
 
 func newWorld(t testing.TB) *world {
@@ -79,7 +80,7 @@ func newWorld(t testing.TB) *world {
 	}
 	for i, d := range w.daemons {
 		w.targets[i] = Target{Socket: d.socket, Daemon: d.addr, Other: w.daemons[1-i].addr, Port: uint16(port), Volumes: uint16(volumes),
-			Export: "theirs", Allowed: allowed, Larger: larger, Stranger: strangers}
+			Export: "theirs", HTTP: d.http, Allowed: allowed, Larger: larger, Stranger: strangers}
 	}
 	w.volumes()
 	return w
@@ -112,7 +113,9 @@ kernel = true
 [[peers]]
 address = %q
 kernel = true
-`, addr, port, d.socket, d.http, memoryBytes, volumes, name, allowed, larger)
+[[peers]]
+address = %q
+`, addr, port, d.socket, d.http, memoryBytes, volumes, name, allowed, larger, good)
 	path := filepath.Join(w.dir, name+".toml")
 	must(w.t, os.WriteFile(path, []byte(config), 0o600))
 	out, err := os.Create(d.log)
@@ -120,7 +123,7 @@ kernel = true
 	d.cmd = exec.Command(rdsdtest.Binary(w.t), "serve", "--config", path)
 	d.cmd.Stdout, d.cmd.Stderr = out, out
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	must(w.t, d.cmd.Start())
+	must(w.t, startNice(d.cmd))
 	out.Close()
 	go func() { // ends with the process
 		defer close(d.ended)
@@ -299,14 +302,18 @@ func (d *daemon) links() (n int, err error) {
 
 // goroutines is the profile of what the daemon's goroutines are at.
 func (d *daemon) goroutines() (string, error) {
-	c := http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
-	resp, err := c.Get("http://" + d.http + "/debug/pprof/goroutine?debug=1")
+	b, err := d.page("/debug/pprof/goroutine?debug=1", 5*time.Second)
+	return string(b), err
+}
+
+func (d *daemon) page(path string, limit time.Duration) ([]byte, error) {
+	c := http.Client{Timeout: limit, Transport: &http.Transport{DisableKeepAlives: true}}
+	resp, err := c.Get("http://" + d.http + path)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	defer resp.Body.Close()
-	b, err := io.ReadAll(resp.Body)
-	return string(b), err
+	return io.ReadAll(resp.Body)
 }
 
 // over lists what is more in r than in base.
@@ -365,7 +372,10 @@ func (w *world) role(name string, uid uint32, order any) (*role, error) {
 	}
 	r.out = bufio.NewScanner(out)
 	r.out.Buffer(nil, 64<<20)
-	return r, r.cmd.Start()
+	if name == "worker" {
+		return r, r.cmd.Start()
+	}
+	return r, startNice(r.cmd)
 }
 
 // ask says a word and reads the answer.
