@@ -19,7 +19,7 @@ const (
 	p99Factor  = 5
 	stallLimit = 100 * time.Millisecond
 	restored   = 10 * time.Second // what the adversary held is given back within this
-	calm       = 0.3              // processors that others may use where latencies can be judged
+	calm       = 0.5              // processors that others may use where latencies can be judged
 )
 
 // TestAdversary runs hostile clients and peers of another user beside victims,
