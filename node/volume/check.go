@@ -123,6 +123,9 @@ func (k *checks) session(s *SessionInfo, paths []PathInfo) {
 }
 
 func (k *checks) host(h *Host) {
+	if err := h.store.aside; err != nil {
+		k.add(SeverityError, "state", "stop the daemon, mend the file, and give it its name back; or map and export anew", "what was persistent is not there: %v", err)
+	}
 	switch err := h.store.lastError(); {
 	case err != nil:
 		k.add(SeverityError, "state", "see to the directory", "what is persistent cannot be written down: %v", err)

@@ -274,9 +274,7 @@ func (h *Host) keepPaths(c *client) {
 		}
 	}
 	h.mu.Unlock()
-	if err := h.save(); err != nil {
-		h.log.Error("volume: the state cannot be kept", "err", err)
-	}
+	h.save() // an error is told by the saver, which tries again
 }
 
 // RemovePath takes a path from a client's session; its requests move to others.

@@ -45,7 +45,8 @@ type Host struct {
 	cancel   context.CancelFunc
 	work     sync.WaitGroup // goroutines that end by themselves after cancel and the end of the sessions
 	waits    *waits         // what waits for file systems on behalf of callers
-	started  bool           // New has taken up what an earlier Host has left
+	started  bool           // New has taken up what an earlier Host has left, and saver runs; set by New
+	saver    *saver
 
 	mu         sync.Mutex // before any shell.mu
 	closing    bool
@@ -79,6 +80,10 @@ func newHost(cfg Config, deps Deps, drv driver) (*Host, error) {
 	h := &Host{cfg: cfg, prov: deps.Provider, reactors: deps.Reactors, log: deps.Log, base: time.Now(), ev: newEvents(deps.Log),
 		store: store, drv: drv, layer: deps.Layer, waits: newWaits(),
 		clients: map[string]*client{}, nextID: old.NextID, exports: map[string]*export{}}
+	if store.aside != nil {
+		h.log.Error("volume: what was persistent is not there", "err", store.aside)
+	}
+	h.saver = newSaver(h.write, h.wrote)
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	if h.srv, err = newServer(h, &old); err == nil {
 		err = h.startExports(&old)
@@ -88,12 +93,9 @@ func newHost(cfg Config, deps Deps, drv driver) (*Host, error) {
 		return nil, err
 	}
 	h.startMappings(&old)
-	h.mu.Lock()
 	h.started = true
-	h.mu.Unlock()
-	if err := h.save(); err != nil {
-		h.log.Error("volume: the state cannot be kept", "err", err)
-	}
+	go h.saver.run() // ends with Host.await
+	h.save()         // an error is told by the saver, which tries again
 	return h, nil
 }
 
@@ -154,7 +156,7 @@ func (h *Host) Close(ctx context.Context) error {
 
 	var err error
 	if h.started { // else what an earlier Host has left stays as it is
-		err = h.saveStopped()
+		err = h.save()
 	}
 	var all sync.WaitGroup
 	for _, m := range mappings {
@@ -170,6 +172,9 @@ func (h *Host) await(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() { // ends when the last session and the last store have
 		h.work.Wait()
+		if h.started {
+			h.saver.end()
+		}
 		h.store.close()
 		h.ev.close()
 		close(done)

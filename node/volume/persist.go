@@ -9,25 +9,22 @@ import (
 )
 
 // save writes down what is there now.
-func (h *Host) save() error { return h.store.write(func() state { return h.snapshot(true) }) }
-
-// saveStopped writes down what the next Host takes up after a stop in order.
-func (h *Host) saveStopped() error { return h.store.write(func() state { return h.snapshot(false) }) }
+func (h *Host) save() error { return h.saver.save() }
 
 // keepPast writes down what Server.Past tells anew, in the background. Until the
-// Host has taken up what an earlier one left nothing may be written; it is then.
-func (h *Host) keepPast() {
-	h.work.Go(func() { // ends when it is written
-		h.mu.Lock()
-		started := h.started
-		h.mu.Unlock()
-		if !started {
-			return
-		}
-		if err := h.save(); err != nil {
-			h.log.Error("volume: the state cannot be kept", "err", err)
-		}
-	})
+// Host has taken up what an earlier one left nothing is written; it is then.
+func (h *Host) keepPast() { h.saver.mark() }
+
+// write is the saver's.
+func (h *Host) write() error { return h.store.write(func() state { return h.snapshot(true) }) }
+
+// wrote is told by the saver when writes begin to fail, and when they succeed again.
+func (h *Host) wrote(err error) {
+	if err != nil {
+		h.log.Error("volume: the state cannot be kept; it is tried again", "err", err)
+	} else {
+		h.log.Info("volume: the state is kept again")
+	}
 }
 
 func (h *Host) snapshot(running bool) state {
@@ -129,9 +126,7 @@ func (m *mapping) restore() {
 		h.mu.Unlock()
 		if err == nil {
 			h.ev.add(Event{Kind: EventMapping, Role: RoleClient, Session: m.spec.Session, Mapping: m.id, State: StateOpen, Text: "mapping " + m.id + " is mapped again"})
-			if err := h.save(); err != nil {
-				h.log.Error("volume: the state cannot be kept", "err", err)
-			}
+			h.saver.mark()
 			return
 		}
 		if text := err.Error(); text != said {

@@ -69,7 +69,7 @@ func newServer(h *Host, old *state) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: bootNumber(h.store.boot), Past: h.store.past(old)}, (*exportEnv)(s), s.rt, rnd)
+	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: h.store.bootNumber(), Past: h.store.past(old)}, (*exportEnv)(s), s.rt, rnd)
 	s.init(h, func(now time.Duration) { s.rt.Tick(now) }, s.rt.Next, func() {
 		now := s.lock(s.clock())
 		s.due(now)
@@ -81,22 +81,24 @@ func newServer(h *Host, old *state) (*server, error) {
 
 // past is what a next Host must know of what this one serves.
 func (s *server) past() (list []pastState) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, p := range s.rn.Past() {
+	done := s.look()
+	past := s.rn.Past()
+	done()
+	for _, p := range past {
 		list = append(list, pastState{p.ID.Dev, p.ID.Ino, p.ID.Block, p.Syncs, p.Writer})
 	}
 	slices.SortFunc(list, func(a, b pastState) int { return cmp.Or(cmp.Compare(a.Dev, b.Dev), cmp.Compare(a.Ino, b.Ino)) })
 	return list
 }
 
-// bootNumber is a number for this start of the machine.
-func bootNumber(id string) uint64 {
-	if id == "" {
+// bootNumber is a number for this start of the machine; 0: for this start of the
+// daemon, because nobody knows what it did before.
+func (s *store) bootNumber() uint64 {
+	if s.boot == "" || s.aside != nil {
 		return 0
 	}
 	f := fnv.New64a()
-	f.Write([]byte(id))
+	f.Write([]byte(s.boot))
 	return f.Sum64()
 }
 

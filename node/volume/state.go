@@ -120,6 +120,8 @@ type store struct {
 	lock *os.File // held as long as the Host lives
 	boot string
 
+	aside error // what an earlier Host has left could not be used
+
 	mu  sync.Mutex // one writes at a time
 	err error      // guarded by mu; of the last write
 }
@@ -145,14 +147,40 @@ func openStore(dir string) (*store, state, error) {
 	}
 	s.lock = f
 	old, err := s.read()
-	if errors.Is(err, fs.ErrNotExist) {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
 		return s, fresh, nil
+	case rdserr.Errno(err) == rdserr.ErrInvalid.Errno:
+		if err = s.setAside(err); err == nil {
+			return s, fresh, nil
+		}
 	}
 	if err != nil {
 		f.Close()
 		return nil, fresh, err
 	}
 	return s, old, nil
+}
+
+// setAside begins without the file, which cannot be used: one file of volumes is no
+// reason for a node to be without its datagrams. It is kept for whoever can mend
+// it, under a name that is not taken. What it said of failed syncs and of writers is
+// not known now, so clients are told that the machine was started anew, which makes
+// them let no flush succeed before they map again.
+func (s *store) setAside(why error) error {
+	name := filepath.Join(s.dir, stateFile)
+	aside := name + ".unusable"
+	for i := 2; ; i++ {
+		if _, err := os.Lstat(aside); errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		aside = fmt.Sprintf("%s.unusable.%d", name, i)
+	}
+	if err := os.Rename(name, aside); err != nil {
+		return fmt.Errorf("volumes.state_dir: %w (%w)", why, err)
+	}
+	s.aside = rdserr.With(rdserr.ErrInvalid, "%v; it is kept as %s", why, aside)
+	return nil
 }
 
 func (s *store) read() (state, error) {
@@ -163,7 +191,7 @@ func (s *store) read() (state, error) {
 		return st, fmt.Errorf("volumes.state_dir: %w", err)
 	}
 	if err := json.Unmarshal(b, &st); err != nil {
-		return st, rdserr.With(rdserr.ErrInvalid, "%s cannot be read (%v); mend it, or move it away to begin without mappings", name, err)
+		return st, rdserr.With(rdserr.ErrInvalid, "%s cannot be read (%v)", name, err)
 	}
 	if st.Version != stateVersion {
 		return st, rdserr.With(rdserr.ErrInvalid, "%s has version %d; this daemon knows %d", name, st.Version, stateVersion)
@@ -201,7 +229,7 @@ func (s *store) write(now func() state) error {
 	if err != nil {
 		return err
 	}
-	s.err = replaceFile(filepath.Join(s.dir, stateFile), append(b, '\n'))
+	s.err = replaceState(filepath.Join(s.dir, stateFile), append(b, '\n'))
 	if s.err != nil {
 		s.err = fmt.Errorf("volumes.state_dir: %w", s.err)
 	}
@@ -249,6 +277,9 @@ func replaceFile(name string, b []byte) error {
 	defer dir.Close()
 	return dir.Sync()
 }
+
+// replaceState stands for replaceFile in tests of the state.
+var replaceState = replaceFile
 
 // bootID is other after each start of the machine; "" where the kernel does not say.
 func bootID() string {

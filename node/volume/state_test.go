@@ -76,8 +76,25 @@ func TestStateThatCannotBeUsed(t *testing.T) {
 	} {
 		dir := t.TempDir()
 		os.WriteFile(filepath.Join(dir, stateFile), []byte(c.content), 0o600)
-		if _, _, err := openStore(dir); !errors.Is(err, syscall.EINVAL) || !strings.Contains(err.Error(), c.says) {
-			t.Errorf("%s: %v; want %q", name, err, c.says)
+		for i := range 3 { // what was set aside before stays
+			if i > 0 {
+				os.WriteFile(filepath.Join(dir, stateFile), []byte(c.content), 0o600)
+			}
+			s, st, err := openStore(dir)
+			if err != nil || st.NextID != 1 || len(st.Mappings) != 0 {
+				t.Fatalf("%s: %+v, %v; want a fresh one", name, st, err)
+			}
+			if !errors.Is(s.aside, syscall.EINVAL) || !strings.Contains(s.aside.Error(), c.says) {
+				t.Errorf("%s: %v; want %q", name, s.aside, c.says)
+			}
+			if s.bootNumber() != 0 {
+				t.Errorf("%s: clients are not told that nobody knows what was lost", name)
+			}
+			s.close()
+			kept, _ := filepath.Glob(filepath.Join(dir, stateFile+".unusable*"))
+			if len(kept) != i+1 {
+				t.Errorf("%s: kept %v", name, kept)
+			}
 		}
 	}
 	file := filepath.Join(t.TempDir(), "f")

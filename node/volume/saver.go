@@ -1,0 +1,159 @@
+package volume
+
+import (
+	"sync"
+	"time"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// saver is the one that writes the state down, in a goroutine of its own. Who
+// changed something marks it, and perhaps waits; what was marked while a write was
+// under way is in the next one, all of it together. So however often things change,
+// and other nodes can make them change by opening and closing volumes, it costs a
+// flag here, and a bounded number of writes there.
+type saver struct {
+	write func() error
+	told  func(error) // how a write ended, when that is something new
+
+	kick chan struct{} // something was marked; has room for one
+	stop chan struct{} // closed by end
+	done chan struct{} // closed when the goroutine has ended
+
+	mu      sync.Mutex
+	dirty   bool         // guarded by mu; marked and not written
+	waiting []chan error // guarded by mu; callers of save, told how the next write ends
+	ended   bool         // guarded by mu
+}
+
+const (
+	// saveEvery is the least time between two writes that nobody waits for.
+	saveEvery = 50 * time.Millisecond
+	// A write that failed is tried again, after retryMin at first and then twice as
+	// long each time.
+	retryMin = time.Second
+	retryMax = 30 * time.Second
+)
+
+func newSaver(write func() error, told func(error)) *saver {
+	return &saver{write: write, told: told, kick: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
+}
+
+// mark has the state written down soon. It neither waits nor allocates, and may be
+// called with any lock held.
+func (s *saver) mark() {
+	s.mu.Lock()
+	s.dirty = true
+	s.mu.Unlock()
+	s.nudge()
+}
+
+func (s *saver) nudge() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// save has the state written down and waits for that.
+func (s *saver) save() error {
+	told := make(chan error, 1)
+	s.mu.Lock()
+	if s.ended {
+		s.mu.Unlock()
+		return rdserr.ErrShutdown
+	}
+	s.dirty = true
+	s.waiting = append(s.waiting, told)
+	s.mu.Unlock()
+	s.nudge()
+	return <-told
+}
+
+// run is the goroutine; it ends with end.
+func (s *saver) run() {
+	defer close(s.done)
+	var last time.Time // when the state was written
+	var retry time.Duration
+	for {
+		s.mu.Lock()
+		dirty, asked := s.dirty, len(s.waiting) > 0
+		s.mu.Unlock()
+		pause := max(saveEvery, retry) - time.Since(last)
+		switch {
+		case !dirty:
+			pause = forever
+		case asked: // somebody wants to know now whether it can be written
+			pause = 0
+		}
+		if pause > 0 {
+			if s.wait(pause) {
+				continue
+			}
+			break
+		}
+		err := s.once()
+		last = time.Now()
+		if (err == nil) != (retry == 0) {
+			s.told(err)
+		}
+		if retry = min(2*retry, retryMax); err == nil {
+			retry = 0
+		} else if retry == 0 {
+			retry = retryMin
+		}
+	}
+	s.mu.Lock()
+	s.ended = true
+	dirty := s.dirty
+	s.mu.Unlock()
+	if dirty { // nothing is lost at the end
+		if err := s.once(); err != nil && retry == 0 {
+			s.told(err)
+		}
+	}
+}
+
+const forever = time.Duration(1<<63 - 1)
+
+// wait lets d pass, or less if something is marked. False: this is the end.
+func (s *saver) wait(d time.Duration) bool {
+	var after <-chan time.Time
+	if d != forever {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		after = t.C
+	}
+	select {
+	case <-s.kick:
+	case <-after:
+	case <-s.stop:
+		return false
+	}
+	return true
+}
+
+// once writes what is marked, and tells who waits. What could not be written stays
+// marked.
+func (s *saver) once() error {
+	s.mu.Lock()
+	waiting := s.waiting
+	s.dirty, s.waiting = false, nil
+	s.mu.Unlock()
+	err := s.write()
+	if err != nil {
+		s.mu.Lock()
+		s.dirty = true
+		s.mu.Unlock()
+	}
+	for _, w := range waiting {
+		w <- err
+	}
+	return err
+}
+
+// end waits until what is marked is written, and the goroutine has ended.
+func (s *saver) end() {
+	close(s.stop)
+	<-s.done
+}

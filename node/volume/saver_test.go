@@ -1,0 +1,198 @@
+package volume
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+// TestSaverCoalesces: however often something is marked, there is one writer, a
+// bounded number of writes, and the last of them sees the last change.
+func TestSaverCoalesces(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var value, written atomic.Int64
+		writes := 0
+		s := newSaver(func() error {
+			now := value.Load()
+			time.Sleep(3 * time.Millisecond) // what a disk takes
+			written.Store(now)
+			writes++
+			return nil
+		}, func(err error) { t.Errorf("told %v", err) })
+		go s.run()
+		for range 2000 {
+			value.Add(1)
+			s.mark()
+			time.Sleep(500 * time.Microsecond)
+		}
+		synctest.Wait()
+		if most := int(time.Second/saveEvery) + 2; writes < 5 || writes > most {
+			t.Errorf("%d writes for 2,000 marks in a second; at most %d are wanted", writes, most)
+		}
+		time.Sleep(saveEvery + 10*time.Millisecond)
+		synctest.Wait()
+		if written.Load() != value.Load() {
+			t.Errorf("%d was written, %d is there", written.Load(), value.Load())
+		}
+		// Those that wait are told at once, together.
+		before, began := writes, time.Now()
+		var all sync.WaitGroup
+		for range 100 {
+			all.Go(func() {
+				if err := s.save(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
+		synctest.Wait()
+		if writes-before > 2 || time.Since(began) > 2*3*time.Millisecond {
+			t.Errorf("100 that waited took %d writes and %v", writes-before, time.Since(began))
+		}
+		// What is marked at the end is written.
+		value.Add(1)
+		s.mark()
+		s.end()
+		if written.Load() != value.Load() {
+			t.Error("the last change is lost at the end")
+		}
+		if err := s.save(); !errors.Is(err, syscall.ESHUTDOWN) {
+			t.Errorf("after the end: %v", err)
+		}
+	})
+}
+
+// TestSaverTriesAgain: an error is told once, to those who wait each time, and what
+// could not be written is tried again, at growing pauses, until it is.
+func TestSaverTriesAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var full atomic.Bool
+		full.Store(true)
+		var at []time.Duration
+		var told []error
+		began := time.Now()
+		s := newSaver(func() error {
+			at = append(at, time.Since(began))
+			if full.Load() {
+				return syscall.ENOSPC
+			}
+			return nil
+		}, func(err error) { told = append(told, err) })
+		go s.run()
+		s.mark()
+		time.Sleep(40 * time.Second)
+		synctest.Wait()
+		want := []time.Duration{0, 1, 3, 7, 15, 31}
+		if len(at) != len(want) {
+			t.Fatalf("tried at %v", at)
+		}
+		for i := range at {
+			if d := at[i] - want[i]*time.Second; d < 0 || d > 100*time.Millisecond {
+				t.Errorf("try %d at %v, want %v s", i, at[i], int(want[i]))
+			}
+		}
+		if err := s.save(); !errors.Is(err, syscall.ENOSPC) {
+			t.Errorf("who waits is told %v", err)
+		}
+		synctest.Wait()
+		if len(told) != 1 || !errors.Is(told[0], syscall.ENOSPC) {
+			t.Errorf("told %v", told)
+		}
+		full.Store(false)
+		time.Sleep(retryMax + time.Second)
+		synctest.Wait()
+		if n := len(at); len(told) != 2 || told[1] != nil || n != len(want)+2 {
+			t.Errorf("told %v after %d tries", told, n)
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if len(at) != len(want)+2 {
+			t.Error("written again though nothing changed")
+		}
+		full.Store(true)
+		s.mark()
+		s.end()
+		if len(told) != 3 {
+			t.Errorf("told %v; the last write failed", told)
+		}
+	})
+}
+
+// TestManyOpens: a node that opens and closes a volume for writing as fast as it can
+// makes the other one neither start goroutines nor sync its state each time.
+func TestManyOpens(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.quiet, client.quiet = true, true
+	client.cfg.StateDir = "" // all writes are the server's
+	var writes atomic.Int32
+	replaceState = func(name string, b []byte) error {
+		writes.Add(1)
+		return replaceFile(name, b)
+	}
+	t.Cleanup(func() { replaceState = replaceFile })
+	server.start()
+	client.start()
+	mustExport(t, server.h, file(t, "mem", 1<<20))
+	ctx := testCtx(t)
+	spec := MapSpec{Node: server.node(), Name: "mem", Access: AccessRW}
+	if err := client.h.cfg.complete(&spec); err != nil {
+		t.Fatal(err)
+	}
+	c, err := client.h.session(ctx, &spec, &MapSpec{}, true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.h.release(c)
+	cycle := func() {
+		now := c.lock(client.h.now())
+		d, err := c.openVolume(now, "mem", AccessRW, nil)
+		c.finish(now)
+		if err == nil {
+			err = d.wait(ctx, true)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !d.unmap(false) {
+			t.Fatal("the volume is not closed")
+		}
+	}
+	cycle()
+	before, began, was := runtime.NumGoroutine(), time.Now(), writes.Load()
+	const opens = 2000
+	most := 0
+	for range opens {
+		cycle()
+		most = max(most, runtime.NumGoroutine())
+	}
+	took := time.Since(began)
+	if most > before+20 {
+		t.Errorf("%d goroutines, there were %d", most, before)
+	}
+	if n, limit := int(writes.Load()-was), int(took/saveEvery)+2; n > limit {
+		t.Errorf("%d writes of the state for %d opens in %v; at most %d are wanted", n, opens, took, limit)
+	}
+	// And what it knows is written.
+	eventually(t, "all is written down", func() bool { return !server.h.saver.pending() })
+	b, err := os.ReadFile(filepath.Join(server.cfg.StateDir, stateFile))
+	if err != nil || !strings.Contains(string(b), `"writer"`) {
+		t.Errorf("nobody has written, says the state (%v): %s", err, b)
+	}
+	t.Logf("%d opens in %v, %d writes", opens, took, writes.Load()-was)
+}
+
+// pending tells whether something is marked and not written.
+func (s *saver) pending() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.dirty
+}
