@@ -99,6 +99,7 @@ type Engine struct {
 	rng   *rand.Rand
 
 	socks    map[uint16]*Socket
+	rest     restingPorts // closed lately
 	lastSock *Socket // of the last lookup
 	nextID   uint64
 	peers    map[netip.Addr]*Peer

@@ -149,19 +149,24 @@ func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
 }
 
 // freePort picks a random free port, from 1024 up so that the low ones stay
-// for those who name them.
+// for those who name them. Ports that rest are for when there is no other.
 func (e *Engine) freePort() uint16 {
 	start := 1024 + e.rng.Intn(65536-1024)
+	resting := uint16(0)
 	for i := range 65536 - 2 {
 		p := start + i
 		if p > 65535 {
 			p = p - 65536 + wire.PortFirst
 		}
-		if e.socks[uint16(p)] == nil {
-			return uint16(p)
+		switch port := uint16(p); {
+		case e.socks[port] != nil:
+		case !e.rest.has(port):
+			return port
+		case resting == 0:
+			resting = port
 		}
 	}
-	return 0
+	return resting
 }
 
 func (e *Engine) sock(port uint16) *Socket {
@@ -239,6 +244,7 @@ func (s *Socket) Close(now time.Duration) {
 	e := s.e
 	s.closed = true
 	delete(e.socks, s.port)
+	e.rest.add(s.port)
 	if e.lastSock == s {
 		e.lastSock = nil
 	}
