@@ -100,7 +100,7 @@ type Engine struct {
 
 	socks    map[uint16]*Socket
 	rest     restingPorts // closed lately
-	lastSock *Socket // of the last lookup
+	lastSock *Socket      // of the last lookup
 	nextID   uint64
 	peers    map[netip.Addr]*Peer
 	order    []*Peer // in order of creation, so that walks repeat

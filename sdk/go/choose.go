@@ -72,10 +72,10 @@ func ringsPath(target string) (string, bool) {
 
 // open chooses the front end and makes the first link.
 func (s *Socket) open(ctx context.Context) (link, error) {
-	if s.client.frontEnd != GRPC {
+	if s.cfg.frontEnd != GRPC {
 		if path, ok := ringsPath(s.client.target); ok && s.mayTry(path) {
 			l, err := s.openRings(ctx, path)
-			if err == nil || s.client.frontEnd == Rings || !withoutRings(err) {
+			if err == nil || s.cfg.frontEnd == Rings || !withoutRings(err) {
 				return l, err
 			}
 		}
@@ -86,7 +86,7 @@ func (s *Socket) open(ctx context.Context) (link, error) {
 
 // mayTry says whether there is something to try at path.
 func (s *Socket) mayTry(path string) bool {
-	if s.client.frontEnd == Rings {
+	if s.cfg.frontEnd == Rings {
 		return true // and an error that says what is missing
 	}
 	_, err := os.Stat(path)

@@ -218,6 +218,17 @@ func sendError(index, count uint32, e *rdserr.Error) *rdsdv1.SendError {
 	return se
 }
 
+// sendCancelled answers a Cancel.
+func (st *fakeStream) sendCancelled(m *rdsdv1.ClientMessage, cancelled, inFlight uint64) {
+	r := &rdsdv1.CancelResult{}
+	r.SetId(m.GetCancel().GetId())
+	r.SetCancelled(cancelled)
+	r.SetInFlight(inFlight)
+	sm := &rdsdv1.ServerMessage{}
+	sm.SetCancelResult(r)
+	st.send(sm)
+}
+
 func (st *fakeStream) sendOutcome(first uint64, count uint32, kind rdsdv1.OutcomeKind, reason string) {
 	st.t.Helper()
 	o := &rdsdv1.Outcome{}

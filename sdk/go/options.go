@@ -21,6 +21,8 @@ type bindConfig struct {
 	reconnect       bool
 	mask            uint64
 	spin            time.Duration
+	frontEnd        FrontEnd
+	replies         bool // a reply port: what no request waits for is dropped
 }
 
 // WithSendBuffer sets SndBuf: how many bytes may be accepted and not yet

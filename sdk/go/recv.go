@@ -11,6 +11,7 @@ import (
 // bounded by the credit: the receive window.
 type recvQueue struct {
 	windowN, windowB int
+	replies          bool          // a reply port: what no request waits for is dropped
 	wake             chan struct{} // capacity 1; passed on from reader to reader
 
 	mu       sync.Mutex
@@ -37,7 +38,7 @@ type loan struct {
 const maxLoans = 64 // kept for use again
 
 func (q *recvQueue) init(cfg bindConfig) {
-	q.windowN, q.windowB = cfg.windowDatagrams, cfg.windowBytes
+	q.windowN, q.windowB, q.replies = cfg.windowDatagrams, cfg.windowBytes, cfg.replies
 	q.wake = make(chan struct{}, 1)
 }
 
@@ -58,16 +59,18 @@ func (q *recvQueue) deliver(b *inBatch, s *stream) {
 		return
 	}
 	takenN, takenB := 0, 0
-	if q.waiters.empty() {
-		q.n += b.left
-		q.bytes += len(b.payload)
-		q.batches.push(b)
-	} else {
-		for _, part := range q.waiters.take(b, &takenN, &takenB) {
-			q.n += part.left
-			q.bytes += len(part.payload)
-			q.batches.push(part)
+	rest := []*inBatch{b}
+	if !q.waiters.empty() {
+		rest = q.waiters.take(b, &takenN, &takenB)
+	}
+	for _, part := range rest {
+		if q.replies {
+			takenN, takenB = takenN+part.left, takenB+len(part.payload)
+			continue
 		}
+		q.n += part.left
+		q.bytes += len(part.payload)
+		q.batches.push(part)
 	}
 	unread := q.n > 0
 	n, bytes := q.owe(takenN, takenB)

@@ -1,7 +1,6 @@
 package rdsd
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"testing"
@@ -149,54 +148,6 @@ func TestAll(t *testing.T) {
 	wantErr(t, last, context.Canceled)
 	if fmt.Sprint(got) != "[a b]" {
 		t.Error(got)
-	}
-}
-
-func TestRequest(t *testing.T) {
-	_, _, s, st := bindFake(t)
-	ctx := testContext(t)
-	type answer struct {
-		d   Datagram
-		err error
-	}
-	ask := func(text string) chan answer {
-		c := make(chan answer, 1)
-		go func() {
-			d, err := s.Request(ctx, peerAddr, []byte(text))
-			c <- answer{d, err}
-		}()
-		st.sendResult(st.nextSend())
-		return c
-	}
-	first := ask("1")
-	second := ask("2")
-	st.push(Datagram{Addr: otherAddr, Payload: []byte("not it")}, dgram("re: 1"), dgram("re: 2"), dgram("more"))
-	for i, c := range []chan answer{first, second} {
-		if a := <-c; a.err != nil || string(a.d.Payload) != fmt.Sprintf("re: %d", i+1) {
-			t.Errorf("%v", a)
-		}
-	}
-	for _, want := range []string{"not it", "more"} {
-		if d, err := s.Recv(ctx); err != nil || string(d.Payload) != want {
-			t.Errorf("%v %v", d, err)
-		}
-	}
-}
-
-func TestRequestTimesOutAndTakesBack(t *testing.T) {
-	_, _, s, st := bindFake(t)
-	ctx, cancel := context.WithCancel(context.Background())
-	done := goErr(func() error { _, err := s.Request(ctx, peerAddr, []byte("?")); return err })
-	st.sendResult(st.nextSend())
-	cancel()
-	m := st.next()
-	if m.WhichBody() != rdsdv1.ClientMessage_Cancel_case || endpointFromProto(m.GetCancel().GetDestination()) != peerAddr {
-		t.Fatalf("%v, want a Cancel", m)
-	}
-	wantErr(t, waitErr(t, done), rdserr.ErrCanceled)
-	st.push(dgram("late"))
-	if d, err := s.Recv(testContext(t)); err != nil || !bytes.Equal(d.Payload, []byte("late")) {
-		t.Fatalf("%v %v", d, err)
 	}
 }
 

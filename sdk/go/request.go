@@ -12,43 +12,83 @@ import (
 // to confirm that the request will not leave any more.
 const cancelGrace = 100 * time.Millisecond
 
-// Request sends one datagram and waits for the next one that comes from dst.
+// Request sends one datagram and waits for the answer of dst to it.
 //
-// It does not look into payloads: correlation is left to the application.
-// Several requests to one destination may be outstanding; replies are given to
-// them in the order in which they were made, which is right for a peer that
-// answers in order. A datagram that dst sends for another reason meanwhile is
-// taken for the reply; a reply that comes after its Request gave up is received
-// by the next Request to dst, or by Recv.
+// A request leaves from a reply port, a port of its own beside the socket's (see
+// replyports.go), and its answer is what dst sends to that port: so no Request is
+// ever given the answer to another one, whether that has given up or is still
+// waiting, and no Recv sees it. The responder needs to know nothing of this and
+// answers to where the datagram came from, as with Reply. Whatever else is sent
+// to a reply port is dropped.
 //
-// The reply needs receive window: where others send to this socket too,
-// somebody must Recv.
+// What follows from it: the responder sees the socket's address with a port that
+// is not the socket's; a Request is not ordered with what Send has sent before
+// (Flush first where it must come after it); Outcomes, Flush and CancelSentTo of
+// the socket do not concern it. Any number of goroutines may make requests; to one
+// destination 32 at a time are under way, others wait for their turn within ctx.
+// Reply ports count against the user's limit of sockets.
 //
-// When ctx ends, what is still queued to dst (of all senders of this socket) is
-// cancelled as with CancelSentTo and the error is rdserr.ErrTimeout or
-// ErrCanceled.
+// When ctx ends, what is still queued of the request is cancelled as with
+// CancelSentTo and the error is rdserr.ErrTimeout or ErrCanceled. Other errors are
+// those of Send, and of Bind when there is no reply port to be had.
 func (s *Socket) Request(ctx context.Context, dst netip.AddrPort, p []byte) (Datagram, error) {
 	dst = unmap(dst)
+	if ctx.Err() != nil {
+		return Datagram{}, s.opErr("request", dst, ctxError(ctx, nil))
+	}
+	port, err := s.requests.acquire(ctx, s, dst)
+	if err != nil {
+		return Datagram{}, s.opErr("request", dst, bareError(err))
+	}
+	d, late, err := port.sock.exchange(ctx, dst, p)
+	s.requests.release(port, dst, late)
+	if err == nil {
+		return d, nil
+	}
+	s.mu.Lock()
+	over := s.over
+	s.mu.Unlock()
+	if over != nil { // its ports were closed because of that
+		err = over
+	}
+	return Datagram{}, s.opErr("request", dst, bareError(err))
+}
+
+// Reply sends p to where d came from, from this socket's own port: with it a
+// responder answers a Request. Errors are those of Send.
+func (s *Socket) Reply(ctx context.Context, d Datagram, p []byte) error {
+	return s.Send(ctx, d.Addr, p)
+}
+
+// bareError takes the addresses of a reply port off an error: they would be
+// another socket's than the caller's.
+func bareError(err error) error {
+	if op, ok := err.(*OpError); ok {
+		return op.Err
+	}
+	return err
+}
+
+// exchange sends p and waits for the answer. late: it has not come and may still.
+// It is for reply ports, where only the answer to this request can come from dst.
+func (s *Socket) exchange(ctx context.Context, dst netip.AddrPort, p []byte) (d Datagram, late bool, err error) {
 	w := &requestWaiter{from: dst, reply: make(chan Datagram, 1), failed: make(chan struct{})}
 	s.fe.addRequest(w)
 	defer s.fe.removeRequest(w)
 	if err := s.Send(ctx, dst, p); err != nil {
-		if op, ok := errors.AsType[*OpError](err); ok && op.Undecided {
-			s.takeBack(ctx, dst) // the daemon may have it
-		}
-		return Datagram{}, err
+		op, ok := errors.AsType[*OpError](err)
+		return Datagram{}, ok && op.Undecided && !s.takeBack(ctx, dst), err // undecided: the daemon may have it
 	}
-	err := s.fe.awaitReply(ctx, w)
+	err = s.fe.awaitReply(ctx, w)
 	s.fe.removeRequest(w)
 	select {
 	case d := <-w.reply: // perhaps at the last moment
-		return d, nil
+		return d, false, nil
 	case <-w.failed:
-		return Datagram{}, s.opErr("request", dst, w.err)
+		return Datagram{}, true, w.err
 	default:
 	}
-	s.takeBack(ctx, dst)
-	return Datagram{}, s.opErr("request", dst, err)
+	return Datagram{}, !s.takeBack(ctx, dst), err
 }
 
 func (s *stream) addRequest(w *requestWaiter) { s.recv.addWaiter(w) }
@@ -66,11 +106,13 @@ func (s *stream) awaitReply(ctx context.Context, w *requestWaiter) error {
 	return nil
 }
 
-func (s *Socket) takeBack(ctx context.Context, dst netip.AddrPort) {
+// takeBack cancels a request and reports whether it has provably not left. The
+// caller learns of the timeout, whatever this says.
+func (s *Socket) takeBack(ctx context.Context, dst netip.AddrPort) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelGrace)
 	defer cancel()
-	// Best effort: the caller learns of the timeout, whatever this says.
-	_, _ = s.CancelSentTo(ctx, dst)
+	r, err := s.CancelSentTo(ctx, dst)
+	return err == nil && r.Cancelled > 0 && r.InFlight == 0
 }
 
 // requestWaiter is one Request that waits for its reply.

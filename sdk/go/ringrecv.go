@@ -261,7 +261,7 @@ func (h *held) release(turn uint64) {
 }
 
 // pumpLocked empties the ring into the stash. Requests that wait for a datagram
-// of that source come first.
+// of that source come first. On a reply port what they do not want is dropped.
 func (r *rings) pumpLocked(l *ringLink) error {
 	stashed := false
 	for {
@@ -275,7 +275,7 @@ func (r *rings) pumpLocked(l *ringLink) error {
 			return err
 		}
 		r.answerRequests(t)
-		if t.lens.Left() > 0 {
+		if t.lens.Left() > 0 && !r.cfg.replies {
 			r.stash.push(t)
 			stashed = true
 			continue

@@ -195,7 +195,7 @@ func TestRingsClose(t *testing.T) {
 			return nil
 		}),
 	}
-	eventually(t, "all calls are parked", func() bool { return ringsOf(a).lot.parked.Load() == 7 })
+	eventually(t, "all calls are parked", func() bool { return ringsOf(a).lot.parked.Load() == 6 })
 	l := linkOf(a)
 	start := time.Now()
 	if err := a.Close(); err != nil {

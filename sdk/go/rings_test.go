@@ -431,63 +431,6 @@ func TestRingsSendBufferFull(t *testing.T) {
 	}
 }
 
-func TestRingsRequest(t *testing.T) {
-	d := newRingDaemon(t)
-	a, b := d.bindRing(localAddr), d.bindRing(peerAddr)
-	c := d.bindRing(otherAddr)
-	ctx := testContext(t)
-	if err := b.Send(ctx, localAddr, []byte("earlier")); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "the datagram", func() bool { _, ok, _ := a.PeekSize(ctx); return ok })
-	type answer struct {
-		d   Datagram
-		err error
-	}
-	ask := func(text string) chan answer {
-		got := make(chan answer, 1)
-		go func() {
-			d, err := a.Request(ctx, peerAddr, []byte(text))
-			got <- answer{d, err}
-		}()
-		if q, err := b.Recv(ctx); err != nil || string(q.Payload) != text {
-			t.Fatalf("%q %v", q.Payload, err)
-		}
-		return got
-	}
-	first, second := ask("1"), ask("2")
-	if err := c.Send(ctx, localAddr, []byte("not it")); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := b.SendBatch(ctx, []Datagram{{Addr: localAddr, Payload: []byte("re: 1")},
-		{Addr: localAddr, Payload: []byte("re: 2")}, {Addr: localAddr, Payload: []byte("more!")}}); err != nil {
-		t.Fatal(err)
-	}
-	for i, c := range []chan answer{first, second} {
-		if got := <-c; got.err != nil || string(got.d.Payload) != fmt.Sprintf("re: %d", i+1) {
-			t.Errorf("%q %v", got.d.Payload, got.err)
-		}
-	}
-	var rest []string
-	for range 3 {
-		got, err := a.Recv(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		rest = append(rest, string(got.Payload))
-	}
-	if fmt.Sprint(rest) != "[earlier not it more!]" && fmt.Sprint(rest) != "[earlier more! not it]" {
-		t.Error(rest)
-	}
-	short, cancel := context.WithTimeout(ctx, 20*time.Millisecond)
-	defer cancel()
-	_, err := a.Request(short, stuckAddr, nil)
-	wantErr(t, err, rdserr.ErrTimeout)
-	if res, err := a.CancelSentTo(ctx, stuckAddr); err != nil || res.Cancelled != 0 {
-		t.Errorf("%+v %v: not taken back", res, err)
-	}
-}
-
 func TestRingsPeekSize(t *testing.T) {
 	d := newRingDaemon(t)
 	a, b := d.bindRing(localAddr), d.bindRing(peerAddr)

@@ -355,6 +355,9 @@ func (r *run) step(st *step) error {
 			}
 			return r.compare(d, st.To, st.Reply, 0)
 		})
+	case "reply":
+		asked := rdsd.Datagram{Addr: r.addr(st.To)}
+		return call(func(ctx context.Context) error { return s.Reply(ctx, asked, r.payload(st.Payload, 0)) })
 	case "echo":
 		r.echo(s, st.Count)
 	case "cancel":
@@ -473,6 +476,10 @@ func (r *run) recv(ctx context.Context, s *rdsd.Socket, st *step, i int) error {
 	if err != nil {
 		return err
 	}
+	if st.As != "" {
+		r.addrs[st.As] = d.Addr
+		return r.comparePayload(d, st.Payload, i)
+	}
 	return r.compare(d, st.From, st.Payload, i)
 }
 
@@ -480,6 +487,10 @@ func (r *run) compare(d rdsd.Datagram, from, payload json.RawMessage, i int) err
 	if want := r.addr(from); d.Addr != want {
 		return fmt.Errorf("from %v, want %v", d.Addr, want)
 	}
+	return r.comparePayload(d, payload, i)
+}
+
+func (r *run) comparePayload(d rdsd.Datagram, payload json.RawMessage, i int) error {
 	if payload == nil {
 		return nil
 	}

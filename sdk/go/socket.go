@@ -14,7 +14,7 @@ import (
 // one owner. All methods may be called from many goroutines.
 //
 // Lock order: mu, then those of the front end (see there), then outcomes.mu or
-// watch.mu; none is held while a message is written to the daemon.
+// watch.mu; requests.mu after mu and before that of a reply port; none is held while a message is written to the daemon.
 type Socket struct {
 	client *Client
 	cfg    bindConfig
@@ -23,6 +23,7 @@ type Socket struct {
 	ended  chan struct{} // closed when the reading goroutine is gone
 	fe     frontEnd      // set by Bind
 
+	requests replyPorts
 	outcomes outcomeQueue
 	watch    watchers
 
@@ -44,10 +45,15 @@ type Socket struct {
 // Whether the socket uses rings or a gRPC stream is decided here, see
 // WithFrontEnd, and stays so when the daemon restarts.
 func (c *Client) Bind(ctx context.Context, local netip.AddrPort, opts ...BindOption) (*Socket, error) {
-	local = unmap(local)
+	cfg := newBindConfig(opts)
+	cfg.frontEnd = c.frontEnd
+	return c.bind(ctx, unmap(local), cfg)
+}
+
+func (c *Client) bind(ctx context.Context, local netip.AddrPort, cfg bindConfig) (*Socket, error) {
 	s := &Socket{
 		client:  c,
-		cfg:     newBindConfig(opts),
+		cfg:     cfg,
 		ended:   make(chan struct{}),
 		up:      make(chan struct{}),
 		replies: make(map[uint64]chan *rdsdv1.ServerMessage),
@@ -114,6 +120,7 @@ func (s *Socket) Close() error {
 		s.cancel()
 	}
 	<-s.ended
+	s.requests.closing.Wait()
 	s.client.remove(s)
 	return nil
 }
@@ -149,6 +156,7 @@ func (s *Socket) finishLocked(err error) bool {
 		delete(s.replies, id)
 		close(answer)
 	}
+	s.requests.finish(err)
 	s.outcomes.finish(err)
 	s.watch.finish(err)
 	s.fe.finishLocked(err) // wakes who waits for the two

@@ -254,14 +254,30 @@ RDSD_API int rdsd_commit(rdsd_socket *sock, rdsd_slot *slot, size_t len, uint64_
 RDSD_API void rdsd_abort(rdsd_socket *sock, rdsd_slot *slot);
 
 /*
- * Sends one datagram and copies the next one that comes from there to buf, as
- * rdsd_recv does. It does not look into payloads. Several requests to one
- * destination get their replies in the order they were made. When the time is
- * over, what is still queued to the destination (by all senders of this socket)
- * is cancelled. Returns the size of the reply.
+ * Sends one datagram and copies the answer of its destination to buf, as
+ * rdsd_recv does. Returns the size of the answer.
+ *
+ * A request leaves from a reply port, a port of its own beside the socket's, and
+ * its answer is what the destination sends to that port: no request is ever given
+ * the answer to another one, whether that has given up or is still waiting, and
+ * rdsd_recv sees none of them. A responder answers to where the datagram came
+ * from. It sees the socket's address with a port that is not the socket's. A
+ * request is not ordered with what the socket has sent before (rdsd_flush first
+ * where it must come after it), and rdsd_outcomes, rdsd_flush and
+ * rdsd_cancel_sent_to of the socket do not concern it. To one destination 32 are
+ * under way at a time, others wait for their turn. Reply ports have the socket's
+ * options, count against the user's limit of sockets and are closed with it.
+ *
+ * When the time is over, what is still queued of the request is cancelled.
  */
 RDSD_API ssize_t rdsd_request(rdsd_socket *sock, const rdsd_addr *to, const void *data, size_t len, void *buf,
 			      size_t size, int64_t timeout);
+
+/*
+ * Answers a datagram that came from there, from this socket's own port: what a
+ * responder does for rdsd_request. It is rdsd_send.
+ */
+RDSD_API int rdsd_reply(rdsd_socket *sock, const rdsd_addr *from, const void *data, size_t len, int64_t timeout);
 
 /* Receiving */
 

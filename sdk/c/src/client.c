@@ -134,7 +134,8 @@ void rdsd_client_close(rdsd_client *c)
 		rdsd_socket *s;
 
 		pthread_mutex_lock(&list_mu);
-		s = c->sockets;
+		for (s = c->sockets; s && s->replies; s = s->next)
+			; /* reply ports are closed by the socket that has them */
 		pthread_mutex_unlock(&list_mu);
 		if (!s)
 			break;
@@ -183,6 +184,7 @@ static void destroy(rdsd_socket *s)
 
 	if (s->process != rdsdi_process && c->link)
 		rdsdi_link_put(c->link);
+	rdsdi_requests_destroy(&s->requests, s->process != rdsdi_process);
 	rdsdi_control_reset(c);
 	rdsdi_tx_destroy(&s->tx);
 	rdsdi_rx_destroy(s);
@@ -222,11 +224,16 @@ static int options(const rdsd_bind_options *opt, rdsd_bind_options *o)
 int rdsd_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_options *opt, rdsd_socket **sock)
 {
 	rdsd_bind_options o;
-	rdsd_socket *s;
 	int err = options(opt, &o);
 
-	if (err)
-		return err;
+	return err ? err : rdsdi_bind(client, local, &o, false, sock);
+}
+
+int rdsdi_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_options *o, bool replies, rdsd_socket **sock)
+{
+	rdsd_socket *s;
+	int err;
+
 	if (local->family != 4 && local->family != 6)
 		return rdsdi_fail(-EINVAL, "a local address is needed, one of the daemon's");
 	s = calloc(1, sizeof *s);
@@ -234,13 +241,15 @@ int rdsd_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_optio
 		return rdsdi_errno(-ENOMEM);
 	s->client = client;
 	s->process = rdsdi_process;
-	s->flags = o.flags;
-	s->spin = o.spin;
+	s->flags = o->flags;
+	s->replies = replies;
+	s->spin = o->spin;
 	s->local = *local;
-	s->want_send = o.send_buffer;
-	s->want_recv = o.recv_buffer;
-	if (o.label)
-		memcpy(s->label, o.label, strnlen(o.label, RDSD_MAX_LABEL));
+	s->want_send = o->send_buffer;
+	s->want_recv = o->recv_buffer;
+	if (o->label)
+		memcpy(s->label, o->label, strnlen(o->label, RDSD_MAX_LABEL));
+	rdsdi_requests_init(&s->requests);
 	pthread_mutex_init(&s->ctl.mu, NULL);
 	pthread_mutex_init(&s->tx.mu, NULL);
 	pthread_mutex_init(&s->rx.mu, NULL);
@@ -255,7 +264,7 @@ int rdsd_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_optio
 		return err ? rdsdi_fail(err, "an eventfd: %s", strerror(-err)) : rdsdi_errno(-ENOMEM);
 	}
 	enlist(client, s);
-	err = rdsdi_session_first(s, o.timeout);
+	err = rdsdi_session_first(s, o->timeout);
 	if (err) {
 		pthread_mutex_lock(&s->ctl.mu);
 		if (s->ctl.link) {
@@ -280,6 +289,7 @@ int rdsd_shutdown(rdsd_socket *s)
 	if (err)
 		return err;
 	rdsdi_session_close(s);
+	rdsdi_requests_shutdown(&s->requests);
 	return 0;
 }
 
@@ -287,8 +297,10 @@ void rdsd_close(rdsd_socket *s)
 {
 	if (!s)
 		return;
-	if (s->process == rdsdi_process)
+	if (s->process == rdsdi_process) {
 		rdsdi_session_close(s);
+		rdsdi_requests_shutdown(&s->requests);
+	}
 	delist(s->client, s);
 	destroy(s);
 }

@@ -6,7 +6,8 @@
  * (ctl). Each has a lock; the release ring has its own in the region, because
  * messages outlive sockets.
  *
- * Lock order: list (client.c), ctl, tx, rx, region.mu. sleep.mu is taken alone.
+ * Lock order: list (client.c), ctl, tx, rx, region.mu. sleep.mu and requests.mu
+ * are taken alone.
  * None is held while a thread sleeps.
  *
  * Read first: wait.c (how every call waits), session.c (bind, loss, binding
@@ -44,6 +45,9 @@
 #define MAX_DESCS 16384u              /* send descriptors without their last event: the layout's limit */
 #define MAX_UNDECIDED 262144u         /* datagrams in them, likewise */
 #define MAX_STASH 4096u               /* datagrams that waiting requests have put aside */
+#define MAX_PORTS 32u                 /* reply ports of a socket */
+#define MAX_ASKED 32u                 /* requests on one of them, each to another destination */
+#define KEEP_PORTS 4u                 /* of them kept without a request */
 #define MAX_REGIONS 8u                /* regions of dead daemons with something unread */
 
 /* Of conn.Why: reasons the library itself gives. */
@@ -283,6 +287,17 @@ struct rdsdi_sleep {
 	int poll_fd, timer_fd;    /* for rdsd_fd; -1 until asked for */
 };
 
+/* Requests (request.c) */
+
+struct rdsdi_requests {
+	pthread_mutex_t mu; /* guards all of this */
+	pthread_cond_t changed; /* a request may find a port now */
+	struct rdsdi_port *ports;
+	unsigned n;
+	bool binding;       /* a thread has the turn to bind one more */
+	bool over;
+};
+
 struct rdsd_client {
 	char path[108];  /* as in sun_path */
 	size_t path_len; /* abstract ones begin with a 0 byte */
@@ -295,6 +310,7 @@ struct rdsd_socket {
 	rdsd_socket *all_next, *all_prev;
 	unsigned process;
 	uint32_t flags;
+	bool replies;             /* a reply port: receives answers to requests and nothing else */
 	int64_t spin;
 	rdsd_addr local;          /* fixed after rdsd_bind */
 	uint64_t want_send, want_recv;
@@ -311,6 +327,7 @@ struct rdsd_socket {
 	struct rdsdi_tx tx;
 	struct rdsdi_rx rx;
 	struct rdsdi_sleep sleep;
+	struct rdsdi_requests requests;
 };
 
 /* Texts (text.c) */
@@ -472,10 +489,24 @@ struct rdsdi_request {
 	struct rdsdi_op op;
 	struct rdsdi_waiter w;
 	bool sent;
+	bool late; /* set by end: the reply has not come and may still come */
 };
 void rdsdi_request_begin(struct rdsdi_request *q, rdsd_socket *s, const rdsd_addr *to);
 int64_t rdsdi_request_wait(struct rdsdi_request *q, int64_t timeout);
 int64_t rdsdi_request_end(struct rdsdi_request *q, int64_t result, rdsd_msg *reply);
+
+size_t rdsdi_copy_out(const rdsd_msg *m, void *buf, size_t size, rdsd_addr *from);
+
+/* Reply ports (request.c) */
+
+void rdsdi_requests_init(struct rdsdi_requests *r);
+/* Wakes and ends the requests of a socket that was shut down. */
+void rdsdi_requests_shutdown(struct rdsdi_requests *r);
+/* Closes the ports; no request is under way. forked: in a child, where locks may be held for ever. */
+void rdsdi_requests_destroy(struct rdsdi_requests *r, bool forked);
+
+/* client.c: rdsd_bind with options that were checked. */
+int rdsdi_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_options *o, bool replies, rdsd_socket **sock);
 
 /* Something can be received, with rx.mu held. */
 bool rdsdi_rx_ready(rdsd_socket *s);

@@ -266,7 +266,7 @@ ssize_t rdsd_recv_batch(rdsd_socket *s, rdsd_msg *msgs, size_t n, int64_t timeou
 	return n ? rdsdi_run(&r.op, timeout) : 0;
 }
 
-static size_t copy_out(const rdsd_msg *m, void *buf, size_t size, rdsd_addr *from)
+size_t rdsdi_copy_out(const rdsd_msg *m, void *buf, size_t size, rdsd_addr *from)
 {
 	if (from)
 		*from = m->from;
@@ -288,7 +288,7 @@ ssize_t rdsd_recv(rdsd_socket *s, void *buf, size_t size, rdsd_addr *from, int64
 	got = rdsdi_run(&r.op, timeout);
 	if (got < 0)
 		return got;
-	got = (int64_t)copy_out(&m, buf, size, from);
+	got = (int64_t)rdsdi_copy_out(&m, buf, size, from);
 	rdsdi_lease_drop(m.lease, 1);
 	return got;
 }
@@ -343,11 +343,29 @@ int rdsd_peek(rdsd_socket *s, size_t *size)
 
 /* Requests */
 
-/* set_aside makes room for what a request meets and does not want. */
-static bool set_aside(struct rdsdi_rx *rx, const rdsd_msg *m)
+/* set_aside keeps what a request meets and does not want; on a reply port nobody does. */
+static void set_aside(rdsd_socket *s, const rdsd_msg *m)
 {
-	rx->stash[(rx->stash_head + rx->stash_n++) % MAX_STASH] = *m;
-	return true;
+	struct rdsdi_rx *rx = &s->rx;
+
+	if (s->replies)
+		rdsdi_lease_drop(m->lease, 1);
+	else
+		rx->stash[(rx->stash_head + rx->stash_n++) % MAX_STASH] = *m;
+}
+
+/* drop_strays empties a reply port: nothing that came before a request is its answer. */
+static void drop_strays(rdsd_socket *s)
+{
+	struct rdsdi_rx *rx = &s->rx;
+	rdsd_msg m;
+
+	while (rx->left || next_desc(s) > 0) {
+		hand(rx, &m);
+		if (!for_waiter(s, &m))
+			rdsdi_lease_drop(m.lease, 1);
+	}
+	show(rx);
 }
 
 static int64_t request_step(struct rdsdi_op *op)
@@ -377,7 +395,7 @@ static int64_t request_step(struct rdsdi_op *op)
 		hand(rx, &m);
 		others = true;
 		if (!for_waiter(s, &m))
-			set_aside(rx, &m);
+			set_aside(s, &m);
 	}
 	show(rx);
 	if (!atomic_load(&q->w.done))
@@ -395,6 +413,8 @@ void rdsdi_request_begin(struct rdsdi_request *q, rdsd_socket *s, const rdsd_add
 	*q = (struct rdsdi_request){.op = {.step = request_step, .s = s, .bits = WAITS_RECV}};
 	rdsdi_addr_plain(to, &q->w.from); /* as the source of the reply will be written */
 	pthread_mutex_lock(&s->rx.mu);
+	if (s->replies)
+		drop_strays(s);
 	for (w = &s->rx.waiters; *w; w = &(*w)->next)
 		;
 	*w = &q->w;
@@ -411,6 +431,7 @@ int64_t rdsdi_request_end(struct rdsdi_request *q, int64_t result, rdsd_msg *rep
 {
 	rdsd_socket *s = q->op.s;
 	struct rdsdi_waiter **w;
+	rdsd_cancelled c = {0};
 	char text[256];
 
 	pthread_mutex_lock(&s->rx.mu);
@@ -426,33 +447,10 @@ int64_t rdsdi_request_end(struct rdsdi_request *q, int64_t result, rdsd_msg *rep
 	}
 	memcpy(text, "", 1);
 	strncat(text, rdsd_errmsg(), sizeof text - 1);
-	if (q->sent && result != -EBADF)
-		rdsd_cancel_sent_to(s, &q->w.from, NULL, CANCEL_GRACE);
+	q->late = q->sent;
+	if (q->sent && result != -EBADF && !rdsd_cancel_sent_to(s, &q->w.from, &c, CANCEL_GRACE))
+		q->late = !c.cancelled || c.in_flight;
 	return rdsdi_fail((int)result, "%s", text);
-}
-
-ssize_t rdsd_request(rdsd_socket *s, const rdsd_addr *to, const void *data, size_t len, void *buf, size_t size,
-		     int64_t timeout)
-{
-	struct rdsdi_request q;
-	int64_t deadline, result = rdsdi_usable(s);
-	rdsd_msg reply;
-
-	if (result)
-		return result;
-	deadline = rdsdi_deadline(timeout);
-	rdsdi_request_begin(&q, s, to);
-	result = rdsd_send(s, to, data, len, NULL, timeout);
-	if (!result && timeout > 0)
-		timeout = deadline - rdsdi_now() > 0 ? deadline - rdsdi_now() : 1;
-	if (!result)
-		result = rdsdi_request_wait(&q, timeout);
-	result = rdsdi_request_end(&q, result, &reply);
-	if (!result) {
-		result = (int64_t)copy_out(&reply, buf, size, NULL);
-		rdsdi_lease_drop(reply.lease, 1);
-	}
-	return result;
 }
 
 /* Sessions */

@@ -16,7 +16,7 @@
 #include "internal.h"
 #include "rdsd.h"
 
-#define FAKE_SOCKETS 32
+#define FAKE_SOCKETS 48
 #define FAKE_POSTS 32768
 
 struct fake_sizes { /* 0: defaults */

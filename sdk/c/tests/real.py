@@ -190,7 +190,10 @@ class Scenario:
     def do_recv(self, step: Step) -> None:
         for i in range(self.times(step)):
             source, data = self.call("recv", step["on"], self.timeout(step)).split()
-            assert source == self.to(step, "from"), source
+            if "as" in step:
+                self.addresses[step["as"]] = source
+            else:
+                assert source == self.to(step, "from"), source
             if "payload" in step:
                 assert data == payload(step["payload"], i), f"datagram {i}: {data[:60]}"
 
@@ -217,6 +220,9 @@ class Scenario:
     def do_request(self, step: Step) -> None:
         got = self.call("request", step["on"], self.to(step), payload(step["payload"], 0), self.timeout(step))
         assert got == payload(step["reply"], 0), got
+
+    def do_reply(self, step: Step) -> None:
+        self.call("reply", step["on"], self.to(step), payload(step["payload"], 0), self.timeout(step))
 
     def do_echo(self, step: Step) -> None:
         self.call("echo", step["on"], step["count"])

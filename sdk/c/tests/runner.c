@@ -335,6 +335,10 @@ static void on_socket(const char *op)
 		data = hex(&len);
 		if (answered(rdsd_send(s, &a, data, len, &tag, timeout())))
 			printf(" %llu", (unsigned long long)tag);
+	} else if (!strcmp(op, "reply")) {
+		a = address();
+		data = hex(&len);
+		answered(rdsd_reply(s, &a, data, len, timeout()));
 	} else if (!strcmp(op, "try")) {
 		a = address();
 		data = hex(&len);

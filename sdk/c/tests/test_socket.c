@@ -871,6 +871,129 @@ static void requests(void)
 	end();
 }
 
+struct question {
+	rdsd_socket *s;
+	char ask, got;
+	ssize_t result;
+};
+
+static void *put_question(void *arg)
+{
+	struct question *q = arg;
+	rdsd_addr to = at(2);
+
+	q->result = rdsd_request(q->s, &to, &q->ask, 1, &q->got, 1, RDSD_SEC(20));
+	return NULL;
+}
+
+static void reply(rdsd_socket *b, const rdsd_addr *from, char c)
+{
+	CHECK_IS(rdsd_reply(b, from, &c, 1, RDSD_SEC(5)), 0);
+}
+
+/*
+ * The answer to a request that timed out comes late, while others are under way:
+ * they get their own. Nobody else gets it, and a port that may be sent it is let
+ * go of.
+ */
+static void late_replies(void)
+{
+	rdsd_addr to = at(2), late[4], from;
+	struct question q[4];
+	rdsd_socket *a, *b;
+	pthread_t t;
+	char c;
+
+	begin();
+	a = bound(1);
+	b = bound(2);
+	for (int i = 0; i < 4; i++) {
+		/* On a busy machine the time may be over before it has left: then it was taken back. */
+		for (int64_t time = RDSD_MS(30);; time *= 2) {
+			c = (char)('0' + i);
+			CHECK_IS(rdsd_request(a, &to, &c, 1, &c, 1, time), -ETIMEDOUT);
+			if (rdsd_recv(b, &c, 1, &late[i], RDSD_MS(100)) == 1)
+				break;
+		}
+		CHECK(c == '0' + i && late[i].port != 1 && late[i].port > 2);
+		CHECK(a->requests.n <= 1); /* one that it was taken back from stays */
+		q[i] = (struct question){.s = a, .ask = (char)('a' + i)};
+		CHECK(!pthread_create(&t, NULL, put_question, &q[i]));
+		CHECK_IS(rdsd_recv(b, &c, 1, &from, RDSD_SEC(5)), 1);
+		CHECK(c == 'a' + i);
+		for (int k = 0; k <= i; k++) {
+			CHECK(!rdsd_addr_equal(&from, &late[k]));
+			reply(b, &late[k], '!');
+		}
+		reply(b, &from, (char)('A' + i));
+		pthread_join(t, NULL);
+		CHECK_IS(q[i].result, 1);
+		CHECK(q[i].got == 'A' + i);
+		CHECK(a->requests.n == 1);
+	}
+	/* Twice answered: the second one waits at the port, and is not the answer to the next request. */
+	q[0] = (struct question){.s = a, .ask = 'x'};
+	CHECK(!pthread_create(&t, NULL, put_question, &q[0]));
+	CHECK_IS(rdsd_recv(b, &c, 1, &from, RDSD_SEC(5)), 1);
+	reply(b, &from, 'X');
+	pthread_join(t, NULL);
+	reply(b, &from, 'Z');
+	CHECK_IS(rdsd_flush(b, RDSD_SEC(5)), 0);
+	q[1] = (struct question){.s = a, .ask = 'y'};
+	CHECK(!pthread_create(&t, NULL, put_question, &q[1]));
+	CHECK_IS(rdsd_recv(b, &c, 1, &from, RDSD_SEC(5)), 1);
+	reply(b, &from, 'Y');
+	pthread_join(t, NULL);
+	CHECK(q[0].got == 'X' && q[1].got == 'Y');
+	CHECK_IS(rdsd_recv(a, &c, 1, NULL, RDSD_NOWAIT), -EAGAIN);
+	end();
+}
+
+/* Many requests to one destination: each has a port, the last ones wait for theirs, and few are kept. */
+static void many_requests(void)
+{
+	enum { MANY = MAX_PORTS + 4 };
+	static struct question q[MANY];
+	static pthread_t t[MANY];
+	static rdsd_addr from[MANY];
+	static char asked[MANY];
+	rdsd_socket *a, *b;
+	int first = 0, n = 0;
+
+	begin();
+	a = bound(1);
+	b = bound(2);
+	for (int i = 0; i < MANY; i++) {
+		q[i] = (struct question){.s = a, .ask = (char)i};
+		CHECK(!pthread_create(&t[i], NULL, put_question, &q[i]));
+	}
+	for (; n < (int)MAX_PORTS; n++)
+		CHECK_IS(rdsd_recv(b, &asked[n], 1, &from[n], RDSD_SEC(20)), 1);
+	CHECK_IS(rdsd_recv(b, &asked[n], 1, &from[n], RDSD_MS(20)), -ETIMEDOUT);
+	CHECK_IS(a->requests.n, MAX_PORTS);
+	for (; first < MANY; first++) {
+		reply(b, &from[first], (char)(asked[first] + 100));
+		if (n < MANY) {
+			CHECK_IS(rdsd_recv(b, &asked[n], 1, &from[n], RDSD_SEC(20)), 1);
+			n++;
+		}
+	}
+	for (int i = 0; i < MANY; i++) {
+		pthread_join(t[i], NULL);
+		CHECK_IS(q[i].result, 1);
+		CHECK(q[i].got == (char)(i + 100));
+	}
+	CHECK(a->requests.n <= KEEP_PORTS);
+	/* One that waits for its answer and is ended by the socket's end. */
+	CHECK(!pthread_create(&t[0], NULL, put_question, &q[0]));
+	CHECK_IS(rdsd_recv(b, &asked[0], 1, &from[0], RDSD_SEC(20)), 1);
+	rdsd_shutdown(a);
+	pthread_join(t[0], NULL);
+	CHECK_IS(q[0].result, -EBADF);
+	CHECK_IS(rdsd_request(a, &from[0], "x", 1, NULL, 0, RDSD_SEC(1)), -EBADF);
+	end();
+}
+
 /* Event loops */
 
 static void event_loop(void)
@@ -1528,6 +1651,8 @@ int main(int argc, char **argv)
 		{"refused at once", refused_at_once},
 		{"told once", told_once},
 		{"requests", requests},
+		{"late replies", late_replies},
+		{"many requests", many_requests},
 		{"event loop", event_loop},
 		{"loop and threads", loop_and_threads},
 		{"restart", restart},

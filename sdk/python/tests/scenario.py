@@ -128,6 +128,8 @@ class Runner:
     async def recv(self, step: Step) -> None:
         for i in range(self.repeat(step)):
             got = await self.do(self.on(step).recv, timeout=seconds(step))
+            if "as" in step:
+                self.addresses[step["as"]] = got.addr
             if "from" in step:
                 assert got.addr == self.endpoint(step["from"])
             if "payload" in step:
@@ -166,6 +168,11 @@ class Runner:
         got = await self.do(self.on(step).request, self.to(step), payload, seconds(step))
         assert got.payload == make_payload(step["reply"], 0)
         assert got.addr == self.to(step)
+
+    async def reply(self, step: Step) -> None:
+        asked = rdsd.Datagram(self.to(step), b"")
+        payload = make_payload(step["payload"], 0)
+        await self.do(self.on(step).reply, asked, payload, timeout=seconds(step))
 
     async def echo(self, step: Step) -> None:
         sock = self.on(step)

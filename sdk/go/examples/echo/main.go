@@ -32,7 +32,7 @@ func main() {
 			if err != nil {
 				log.Fatal(err)
 			}
-			if err := s.Send(ctx, d.Addr, d.Payload); err != nil {
+			if err := s.Reply(ctx, d, d.Payload); err != nil {
 				log.Print(err)
 			}
 		}
