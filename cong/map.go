@@ -1,6 +1,7 @@
 package cong
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"math/bits"
@@ -73,25 +74,38 @@ func (m *Map) AppendTo(b []byte) []byte {
 
 var zeros [Bytes]byte
 
-// Replace takes over a whole map from its wire form and calls changed for each
-// port whose bit differs from before, in order.
-func (m *Map) Replace(b []byte, changed func(p uint16, congested bool)) error {
+// Replace takes over a whole map from its wire form, a word at a time: it costs the
+// same however many ports differ from before. freed has bit g set if a port p with p
+// mod 64 = g became clear; differs is false if nothing changed. changed, when not nil,
+// is called for the first ports that differ, most of them, in order.
+func (m *Map) Replace(b []byte, most int, changed func(p uint16, congested bool)) (freed uint64, differs bool, err error) {
 	if len(b) != Bytes {
-		return ErrSize
+		return 0, false, ErrSize
 	}
-	for i := range Ports / 64 {
-		now := binary.LittleEndian.Uint64(b[i*8:])
-		var was uint64
-		if m.w != nil {
-			was = m.w[i]
+	if m.w == nil {
+		if bytes.Equal(b, zeros[:]) {
+			return 0, false, nil
 		}
-		for d := now ^ was; d != 0; d &= d - 1 {
+		m.w = new([Ports / 64]uint64)
+	}
+	m.n = 0
+	for i := range m.w {
+		was, now := m.w[i], binary.LittleEndian.Uint64(b[i*8:])
+		m.n += bits.OnesCount64(now)
+		if was == now {
+			continue
+		}
+		m.w[i] = now
+		freed |= was &^ now
+		differs = true
+		for d := now ^ was; d != 0 && changed != nil && most > 0; d &= d - 1 {
 			bit := bits.TrailingZeros64(d)
-			p := uint16(i*64 + bit)
-			on := now&(1<<bit) != 0
-			m.Set(p, on)
-			changed(p, on)
+			changed(uint16(i*64+bit), now&(1<<bit) != 0)
+			most--
 		}
 	}
-	return nil
+	if m.n == 0 {
+		m.w = nil
+	}
+	return freed, differs, nil
 }

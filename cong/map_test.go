@@ -45,7 +45,7 @@ func TestWireForm(t *testing.T) {
 			copy(payload[z.Offset:], p)
 		}
 		var m Map
-		if err := m.Replace(payload, func(uint16, bool) {}); err != nil {
+		if _, _, err := m.Replace(payload, Ports, func(uint16, bool) {}); err != nil {
 			t.Fatalf("%s: %v", f.Name, err)
 		}
 		if got := ports(&m); !slices.Equal(got, f.Payload.Bits) {
@@ -85,7 +85,7 @@ func TestReplaceSize(t *testing.T) {
 	var m Map
 	m.Set(9, true)
 	for _, n := range []int{0, 100, Bytes - 1, Bytes + 1} {
-		if err := m.Replace(make([]byte, n), func(uint16, bool) { t.Error("called") }); !errors.Is(err, ErrSize) {
+		if _, _, err := m.Replace(make([]byte, n), Ports, func(uint16, bool) { t.Error("called") }); !errors.Is(err, ErrSize) {
 			t.Errorf("%d bytes: %v", n, err)
 		}
 	}
@@ -100,7 +100,7 @@ func TestIdleMapIsSmall(t *testing.T) {
 	if n := testing.AllocsPerRun(10, func() {
 		m.Set(5, false)
 		m.Congested(5)
-		m.Replace(zeros[:], func(uint16, bool) {})
+		m.Replace(zeros[:], Ports, func(uint16, bool) {})
 	}); n != 0 || m.w != nil {
 		t.Errorf("%v allocations", n)
 	}
@@ -156,7 +156,7 @@ func TestAgainstModel(t *testing.T) {
 			}
 			last := -1
 			changes := 0
-			m.Replace(n.AppendTo(nil), func(p uint16, on bool) {
+			m.Replace(n.AppendTo(nil), Ports, func(p uint16, on bool) {
 				if int(p) <= last || o[p] == on || next[p] != on {
 					t.Fatalf("step %d: told that %d is %v", step, p, on)
 				}
@@ -200,7 +200,7 @@ func FuzzMap(f *testing.F) {
 			payload[(int(b[0])<<8|int(b[1]))%Bytes] = b[2]
 		}
 		var m Map
-		if err := m.Replace(payload, func(uint16, bool) {}); err != nil {
+		if _, _, err := m.Replace(payload, Ports, func(uint16, bool) {}); err != nil {
 			t.Fatal(err)
 		}
 		if !bytes.Equal(m.AppendTo(nil), payload) {
@@ -211,11 +211,11 @@ func FuzzMap(f *testing.F) {
 		if n != m.Len() {
 			t.Fatalf("%d ports, Len %d", n, m.Len())
 		}
-		m.Replace(zeros[:], func(uint16, bool) { n-- })
+		m.Replace(zeros[:], Ports, func(uint16, bool) { n-- })
 		if n != 0 || m.Len() != 0 || m.w != nil {
 			t.Fatal("clearing tells of another number of ports")
 		}
-		if err := m.Replace(b, func(uint16, bool) {}); err == nil {
+		if _, _, err := m.Replace(b, Ports, func(uint16, bool) {}); err == nil {
 			t.Fatal("a short map was taken")
 		}
 	})

@@ -6,67 +6,27 @@ import (
 	"github.com/rdsd/rdsd/internal/mutant"
 )
 
-// Cancel drops the owner's messages to port (0: every port): those that had
-// not begun to leave are completed as Cancelled at once; of the others (begun)
-// the true outcome follows, but they will not be sent again (D6).
-func (c *Conn) Cancel(now time.Duration, owner Completer, port uint16, why Why) (cancelled, begun int) {
-	match := func(m *Msg) bool { return m.Owner == owner && (port == 0 || m.DPort == port) }
+// Cancel drops the messages of one sender: those that had not begun to leave are
+// completed as Cancelled at once; of the others (begun) the true outcome follows,
+// but they will not be sent again (D6). It looks at no other sender's.
+func (c *Conn) Cancel(now time.Duration, s *Sender, why Why) (cancelled, begun int) {
 	var drop list
-	take := func(m *Msg) bool {
-		if match(m) {
-			drop.push(m)
-			return true
+	most := s.messages // what is accepted while outcomes are told is not meant
+	for m := s.head; m != nil && most > 0; most-- {
+		next := m.aft
+		switch m.where {
+		case inSent:
+			begun += m.cancel()
+		case inRetrans:
+			begun += c.cancelSent(now, m, &drop)
+		default:
+			if m.where != inQueue || !mutant.On(mutant.CancelQueued) {
+				c.unqueue(m)
+				drop.push(m)
+			}
 		}
-		return false
+		m = next
 	}
-	c.pending.each(take)
-	c.Paths(func(p *Path) {
-		if !mutant.On(mutant.CancelQueued) {
-			p.queue.each(take)
-		}
-		for _, q := range p.heldPorts() {
-			h := p.holds[q]
-			h.back.each(take)
-			h.kept.each(take)
-		}
-		mark := func(m *Msg) bool {
-			if match(m) && m.Kind == MsgData {
-				m.cancelled = true
-				begun += m.Datagrams()
-			}
-			return false
-		}
-		p.inwrite.each(mark)
-		p.unacked.each(mark)
-		if c.kind.kernel() {
-			p.retrans.each(func(m *Msg) bool {
-				if match(m) {
-					begun += m.Datagrams()
-					p.done(m, Unknown, WhyCancelledSent)
-					return true
-				}
-				return false
-			})
-		} else {
-			n := begun
-			p.retrans.each(func(m *Msg) bool {
-				if p.ready && m.seq > p.through && match(m) {
-					p.settled(m) // the peer has said that it never arrived
-					return take(m)
-				}
-				return mark(m)
-			})
-			if begun > n && p.sweepAt == never {
-				p.sweepAt = now + c.cfg.DeadAfter
-				c.rearm(p.sweepAt)
-			}
-		}
-		for _, q := range p.heldPorts() {
-			if h := p.holds[q]; h.n() == 0 {
-				p.tryResume(q, h)
-			}
-		}
-	})
 	for drop.head != nil {
 		m := drop.pop()
 		n := m.Datagrams()
@@ -75,6 +35,59 @@ func (c *Conn) Cancel(now time.Duration, owner Completer, port uint16, why Why) 
 		c.completed(m, Cancelled, why)
 	}
 	return cancelled, begun
+}
+
+// cancel marks m as not to be sent again and says of how many datagrams.
+func (m *Msg) cancel() int {
+	if m.Kind != MsgData {
+		return 0
+	}
+	m.cancelled = true
+	return m.Datagrams()
+}
+
+// cancelSent is for what was sent on a link that is lost, and not acknowledged.
+func (c *Conn) cancelSent(now time.Duration, m *Msg, drop *list) (begun int) {
+	p := c.slots[m.slot]
+	switch {
+	case c.kind.kernel():
+		begun = m.Datagrams()
+		p.retrans.remove(m)
+		p.done(m, Unknown, WhyCancelledSent)
+		return begun
+	case p.ready && m.seq > p.through:
+		p.retrans.remove(m)
+		p.settled(m) // the peer has said that it never arrived
+		drop.push(m)
+		return 0
+	}
+	if begun = m.cancel(); begun > 0 && p.sweepAt == never {
+		p.sweepAt = now + c.cfg.DeadAfter
+		c.rearm(p.sweepAt)
+	}
+	return begun
+}
+
+// unqueue takes a message that has not begun to leave out of its list.
+func (c *Conn) unqueue(m *Msg) {
+	if m.where == inPending {
+		c.pending.remove(m)
+		return
+	}
+	p := c.slots[m.slot]
+	if m.where == inQueue {
+		p.queue.remove(m)
+		return
+	}
+	h := p.holds[m.DPort]
+	if m.where == inBack {
+		h.back.remove(m)
+	} else {
+		h.kept.remove(m)
+	}
+	if h.n() == 0 {
+		p.tryResume(m.DPort, h)
+	}
 }
 
 // Abandon completes everything of the connection as the node ends: Cancelled

@@ -83,6 +83,8 @@ type Conn struct {
 	known   int    // NPATHS a kernel has answered to: it maps source ports by it
 	asked   uint8  // lanes a larger peer asked to be connected on, a bit each
 	paths   [wire.MaxLanes]*Path
+	slots   [wire.MaxLanes]*Path // the same in the order they were made: a path may change its lane
+	made    uint8                // of slots
 	flows   *[flowLanes]flowLane
 	pending list // accepted before the lanes were known
 	armed   time.Duration
@@ -151,6 +153,9 @@ func (c *Conn) Up() (up bool) {
 func (c *Conn) path(i int) *Path {
 	if c.paths[i] == nil {
 		c.paths[i] = newPath(c, i)
+		c.paths[i].slot = c.made
+		c.slots[c.made] = c.paths[i]
+		c.made++
 	}
 	return c.paths[i]
 }
@@ -163,6 +168,7 @@ func (c *Conn) Enqueue(now time.Duration, m *Msg) {
 	if c.lanes == 0 || c.grow != 0 || c.pending.head != nil {
 		c.accepted(m)
 		c.pending.push(m)
+		m.where = inPending
 		c.path(0).want(now)
 		return
 	}
@@ -220,6 +226,9 @@ func (c *Conn) gather() {
 		p.queue.each(func(m *Msg) bool { m.flags &^= wire.FlagResume; return false })
 		p.queue.moveTo(&all)
 	})
+	for m := all.head; m != nil; m = m.next {
+		m.where = inPending
+	}
 	c.pending.front(&all)
 }
 

@@ -49,6 +49,7 @@ func (p *Path) keepBack(m *Msg) bool {
 	}
 	p.c.ctr.HoldEnter += uint64(m.Datagrams())
 	h.kept.push(m)
+	m.where = inKept
 	return true
 }
 
@@ -77,6 +78,21 @@ func (p *Path) settled(m *Msg) {
 		h.out--
 		p.tryResume(m.DPort, h)
 	}
+}
+
+// Held is how many ports of the peer messages are held for.
+func (c *Conn) Held() (n int) {
+	c.Paths(func(p *Path) { n += len(p.holds) })
+	return n
+}
+
+// PortsClear tells that any port of the peer may be clear.
+func (c *Conn) PortsClear() {
+	c.Paths(func(p *Path) {
+		for _, port := range p.heldPorts() {
+			p.tryResume(port, p.holds[port])
+		}
+	})
 }
 
 // PortClear tells that a port of the peer is no longer congested.
@@ -170,6 +186,7 @@ func (p *Path) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 		m.flags = 0
 		p.setSeq(m, 0)
 		h.back.push(m)
+		m.where = inBack
 		p.c.ctr.HoldEnter += uint64(m.Datagrams())
 	}
 	p.tryResume(port, h)

@@ -85,14 +85,23 @@ func (c *Conn) accepted(m *Msg) {
 	if m.Owner != nil {
 		f, _ := c.flow(m.SPort)
 		f.out++
+		m.Owner.add(m, nil)
 	}
+}
+
+// part counts n, which is split off m.
+func (c *Conn) part(n, m *Msg) {
+	f, _ := c.flow(n.SPort)
+	f.out++
+	n.Owner.add(n, m)
 }
 
 func (c *Conn) completed(m *Msg, o Outcome, why Why) {
 	f, _ := c.flow(m.SPort)
 	f.out--
 	f.unknown = f.unknown || o == Unknown
-	m.Owner.Completed(m, o, why)
+	m.Owner.remove(m)
+	m.Owner.owner.Completed(m, o, why)
 }
 
 // forgetLanes: the lanes are about to be agreed on anew, nothing is under way on

@@ -25,11 +25,10 @@ type Completer interface {
 // protocol's own. It stands in exactly one list at a time. Payload is not
 // copied and must not change until Completed.
 type Msg struct {
-	next *Msg
+	next, prev *Msg // in the list it stands in
 
-	// 128 bytes, two cache lines: thousands are in flight, and the cache is what
-	// limits the rate.
-	Owner   Completer // nil: nobody asks (protocol's own messages)
+	// 152 bytes: thousands are in flight, and the cache is what limits the rate.
+	Owner   *Sender // nil: nobody asks (protocol's own messages)
 	Payload []byte
 	Tag     uint64        // the owner's; the parts of a train that is split count on
 	At      time.Duration // when it was accepted; before that the owner's
@@ -51,7 +50,24 @@ type Msg struct {
 	Report       bool // the owner's: the sender asked for the outcome
 	cancelled    bool // had begun to leave when it was cancelled: not to be sent again
 	flags        uint8
+	where        where
+	slot         uint8 // of the path it is on, see Conn.slots
+
+	fore, aft *Msg // of its sender, accepted before and after it
 }
+
+// where is the list a message of a sender stands in.
+type where uint8
+
+const (
+	nowhere   where = iota
+	inPending       // of the connection
+	inQueue         // these and the following of the path
+	inBack          // of the hold of its port
+	inKept          // likewise
+	inSent          // inwrite or unacked
+	inRetrans
+)
 
 // What a Cell holds: 0 while the message has no sequence, which it also loses
 // again when it is refused; lane<<CellLane | sequence when it was sent;
@@ -122,7 +138,7 @@ type list struct {
 }
 
 func (l *list) push(m *Msg) {
-	m.next = nil
+	m.next, m.prev = nil, l.tail
 	if l.tail == nil {
 		l.head = m
 	} else {
@@ -135,13 +151,25 @@ func (l *list) push(m *Msg) {
 
 func (l *list) pop() *Msg {
 	m := l.head
-	if l.head = m.next; l.head == nil {
-		l.tail = nil
+	l.remove(m)
+	return m
+}
+
+// remove takes m, which stands in l, out of it.
+func (l *list) remove(m *Msg) {
+	if m.prev == nil {
+		l.head = m.next
+	} else {
+		m.prev.next = m.next
 	}
-	m.next = nil
+	if m.next == nil {
+		l.tail = m.prev
+	} else {
+		m.next.prev = m.prev
+	}
+	m.next, m.prev = nil, nil
 	l.n -= m.Datagrams()
 	l.bytes -= len(m.Payload)
-	return m
 }
 
 // splice moves all of o behind l.
@@ -152,7 +180,7 @@ func (l *list) splice(o *list) {
 	if l.tail == nil {
 		*l = *o
 	} else {
-		l.tail.next = o.head
+		l.tail.next, o.head.prev = o.head, l.tail
 		l.tail = o.tail
 		l.n += o.n
 		l.bytes += o.bytes
@@ -182,6 +210,8 @@ func (l *list) each(f func(m *Msg) (take bool)) {
 			}
 			if next == nil {
 				l.tail = prev
+			} else {
+				next.prev = prev
 			}
 			l.n -= n
 			l.bytes -= bytes

@@ -21,6 +21,7 @@ type Path struct {
 
 	c     *Conn
 	idx   int
+	slot  uint8 // in Conn.slots, for life
 	state State
 	since time.Duration // when the state began
 
@@ -350,6 +351,7 @@ func (p *Path) takeBack(now time.Duration) {
 	p.requeue = false
 	p.unacked.splice(&p.inwrite)
 	p.unacked.each(func(m *Msg) bool {
+		m.where = inRetrans
 		if m.Kind == MsgProbe || m.Kind == MsgAnswer || m.Kind == MsgNull {
 			p.c.owner.FreeMsg(m)
 			return true

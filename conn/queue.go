@@ -31,6 +31,7 @@ func (q *queue) push(m *Msg) {
 		q.add(i)
 	}
 	l.push(m)
+	m.where = inQueue
 	q.n += m.Datagrams()
 	q.bytes += len(m.Payload)
 }
@@ -70,6 +71,29 @@ func (q *queue) pop() *Msg {
 		q.left = quantum
 	}
 	return m
+}
+
+// remove takes m out of the middle of its flow.
+func (q *queue) remove(m *Msg) {
+	l, i := q.list(m)
+	l.remove(m)
+	q.n -= m.Datagrams()
+	q.bytes -= len(m.Payload)
+	if l.head != nil {
+		return
+	}
+	for k := range q.some {
+		if uint8(q.order>>(4*k)&15) != i {
+			continue
+		}
+		low := uint32(1)<<(4*k) - 1
+		q.order = q.order&low | q.order>>4&^low
+		q.some--
+		if k == 0 {
+			q.left = quantum
+		}
+		return
+	}
 }
 
 // front puts all of o before what waits, each before its own flow.

@@ -107,6 +107,11 @@ func runScript(t *testing.T, file string) {
 			w.wrote(p)
 		}
 	}
+	for port, s := range w.senders {
+		if s.Messages() != 0 || s.head != nil || s.tail != nil {
+			t.Errorf("the flow to port %d has %d messages left", port, s.Messages())
+		}
+	}
 	for tag := range w.undone {
 		t.Errorf("datagram %d has no outcome", tag)
 	}
@@ -258,7 +263,13 @@ func (w *world) step(words []string) {
 	case "kernels":
 		w.noKernel = arg(1) == "no"
 	case "cancel":
-		n, begun := w.c.Cancel(w.now, w, uint16(num(1)), WhyApp)
+		n, begun := 0, 0
+		for _, port := range w.ports {
+			if p := uint16(num(1)); p == 0 || p == port {
+				k, b := w.c.Cancel(w.now, w.senders[port], WhyApp)
+				n, begun = n+k, begun+b
+			}
+		}
 		w.note("%d cancelled, %d had begun", n, begun)
 	case "queued":
 		w.c.EachQueued(func(m *Msg, bytes, lane int, sent bool) bool {

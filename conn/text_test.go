@@ -88,7 +88,7 @@ func (w *world) text(f transport.Frame) string {
 		flags &^= wire.FlagCongBitmap
 		var m cong.Map
 		var l []string
-		if err := m.Replace(f.Payload, func(p uint16, _ bool) { l = append(l, fmt.Sprint(p)) }); err != nil {
+		if _, _, err := m.Replace(f.Payload, cong.Ports, func(p uint16, _ bool) { l = append(l, fmt.Sprint(p)) }); err != nil {
 			w.t.Fatal(err)
 		}
 		s = "map " + strings.Join(l, ",")

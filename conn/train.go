@@ -21,7 +21,7 @@ func (c *Conn) Trains() bool { return c.lanes == 0 || c.trains }
 
 // enqueue puts m into the queue of its lane.
 func (p *Path) enqueue(m *Msg) {
-	if m.Count > 1 && !p.c.trains && !mutant.On(mutant.SendTrains) {
+	if m.slot = p.slot; m.Count > 1 && !p.c.trains && !mutant.On(mutant.SendTrains) {
 		p.split(m)
 		return
 	}
@@ -42,7 +42,7 @@ func (p *Path) split(m *Msg) {
 	for cut.Left() > 1 {
 		n := p.c.owner.NewMsg()
 		*n = *m
-		p.c.accepted(n)
+		p.c.part(n, m)
 		n.Payload, _ = cut.Next()
 		n.Bytes = uint32(len(n.Payload))
 		m.Bytes -= n.Bytes

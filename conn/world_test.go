@@ -39,17 +39,19 @@ type world struct {
 	armed    time.Duration
 	cleared  []uint16
 
-	hold   bool // batches stay unwritten until the test says so
-	batch  map[int]*transport.Batch
-	txB    map[int]uint64 // bytes given to each lane's link
-	tag    uint64
-	undone map[uint64]bool    // tags without an outcome
-	cells  map[uint64]*uint64 // by the first tag of each message
+	hold    bool // batches stay unwritten until the test says so
+	batch   map[int]*transport.Batch
+	txB     map[int]uint64 // bytes given to each lane's link
+	tag     uint64
+	ports   []uint16 // that something was sent to, in this order
+	senders map[uint16]*Sender
+	undone  map[uint64]bool    // tags without an outcome
+	cells   map[uint64]*uint64 // by the first tag of each message
 }
 
 func newWorld(t testing.TB, local, remote string, tune func(*Config)) *world {
 	w := &world{t: t, cfg: DefaultConfig(), now: time.Second, verdict: map[uint16]Verdict{}, ourVer: 1, grant: true, armed: never,
-		batch: map[int]*transport.Batch{}, txB: map[int]uint64{}, undone: map[uint64]bool{}, cells: map[uint64]*uint64{}}
+		batch: map[int]*transport.Batch{}, txB: map[int]uint64{}, undone: map[uint64]bool{}, cells: map[uint64]*uint64{}, senders: map[uint16]*Sender{}}
 	w.cfg.Trains = false // scripts ask for them
 	if tune != nil {
 		tune(&w.cfg)
@@ -74,7 +76,7 @@ func (w *world) Deliver(p *Path, seq uint64, sport, dport uint16, t wire.Train, 
 func (w *world) Congested(port uint16) bool { return w.peerMap.Congested(port) }
 
 func (w *world) CongestionMap(now time.Duration, m []byte) {
-	if err := w.peerMap.Replace(m, w.peerPort); err != nil {
+	if _, _, err := w.peerMap.Replace(m, cong.Ports, w.peerPort); err != nil {
 		w.t.Fatal(err)
 	}
 }
@@ -199,11 +201,21 @@ func framesOf(t testing.TB, b *transport.Batch) (list []transport.Frame) {
 func (w *world) send(sport, dport uint16, n int, want bool) {
 	w.tag++
 	w.undone[w.tag] = true
-	m := &Msg{Owner: w, Payload: make([]byte, n), Tag: w.tag, SPort: sport, DPort: dport, Want: want}
+	m := &Msg{Owner: w.sender(dport), Payload: make([]byte, n), Tag: w.tag, SPort: sport, DPort: dport, Want: want}
 	if dport == wire.PortPing {
 		m.Kind = MsgPing
 	}
 	w.enqueue(m)
+}
+
+// sender is the one flow the sockets have to a port of the peer.
+func (w *world) sender(port uint16) *Sender {
+	if w.senders[port] == nil {
+		s := NewSender(w)
+		w.senders[port] = &s
+		w.ports = append(w.ports, port)
+	}
+	return w.senders[port]
 }
 
 func (w *world) enqueue(m *Msg) {
@@ -215,7 +227,7 @@ func (w *world) enqueue(m *Msg) {
 
 // sendTrain sends n bytes as count datagrams of one length, or with a table of lengths.
 func (w *world) sendTrain(sport, dport uint16, n, count int, table []uint32, want bool) {
-	m := &Msg{Owner: w, Tag: w.tag + 1, SPort: sport, DPort: dport, Want: want, Count: uint16(count)}
+	m := &Msg{Owner: w.sender(dport), Tag: w.tag + 1, SPort: sport, DPort: dport, Want: want, Count: uint16(count)}
 	if table != nil {
 		m.Count, m.Table = uint16(len(table)), true
 		for _, l := range table {

@@ -297,6 +297,7 @@ func (p *Path) send(now time.Duration, b *transport.Batch, o *frameOut, m *Msg, 
 	p.put(b, o, &h, m.Payload)
 	m.end = p.txOff + uint64(b.Bytes())
 	p.inwrite.push(m)
+	m.where = inSent
 }
 
 // fillAck sends an acknowledgement alone (sport 0, dport 0, sequence 0). One

@@ -329,6 +329,7 @@ func (a *hosts) watchCongestion() (w *congestionWatch, stop func()) {
 	for _, h := range a.list {
 		h.lock()
 		h.watch = append(append([]*congestionWatch(nil), h.watch...), w)
+		h.e.Watch(true)
 		h.unlock()
 	}
 	return w, func() {
@@ -341,6 +342,7 @@ func (a *hosts) watchCongestion() (w *congestionWatch, stop func()) {
 				}
 			}
 			h.watch = l
+			h.e.Watch(len(l) > 0)
 			h.unlock()
 		}
 	}

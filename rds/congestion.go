@@ -32,6 +32,13 @@ func (e *Engine) Notices() []Notice {
 	return n
 }
 
+// Watch says whether anybody wants Notices.
+func (e *Engine) Watch(on bool) {
+	if e.watched = on; !on {
+		e.cnotes = nil
+	}
+}
+
 func (e *Engine) note(ep netip.AddrPort, local, on bool) {
 	if len(e.cnotes) >= 4096 {
 		e.cnotes = append(e.cnotes[:0], e.cnotes[2048:]...)
@@ -47,9 +54,69 @@ func (e *Engine) setCongested(now time.Duration, port uint16, on bool) {
 	e.clog[e.cver%congLog] = congChange{port, on}
 	e.cver++
 	e.loop.changed(now, port, on)
-	for _, pe := range e.order {
+	e.tellPeers(now)
+}
+
+// Telling all peers of a change costs as much as there are, and a port may change as
+// often as somebody likes. With many peers changes are collected for peerTime for
+// each, and told by pages with the lock let go in between; what is told is how the
+// ports stand then.
+const (
+	peersAtOnce = 256
+	peerTime    = 5 * time.Microsecond
+)
+
+// peerWalk is where telling the peers stands.
+type peerWalk struct {
+	tm    timer
+	next  int           // index in Engine.order
+	again bool          // something changed since the walk began
+	ended time.Duration // when the last one did
+}
+
+func (e *Engine) tellPeers(now time.Duration) {
+	w := &e.walk
+	n := len(e.order)
+	at := w.ended + time.Duration(n)*peerTime
+	switch {
+	case w.tm.t != nil:
+		w.again = true
+	case n <= peersAtOnce/4 || now >= at:
+		e.walkPeers(now)
+	default:
+		w.next = 0
+		e.arm(&w.tm, (*walkTicker)(e), at)
+	}
+}
+
+// walkPeers tells one page of the peers, and has a timer tell the others.
+func (e *Engine) walkPeers(now time.Duration) {
+	w := &e.walk
+	end := min(w.next+peersAtOnce, len(e.order))
+	for _, pe := range e.order[w.next:end] {
 		pe.c.CongestionChanged(now)
 	}
+	e.walked += end - w.next
+	if w.next = end; end < len(e.order) {
+		e.arm(&w.tm, (*walkTicker)(e), now+1)
+		return
+	}
+	w.next, w.ended = 0, now
+	if w.again {
+		w.again = false
+		e.tellPeers(now)
+	}
+}
+
+type walkTicker Engine
+
+func (t *walkTicker) tick(now time.Duration) {
+	e := (*Engine)(t)
+	e.walk.tm.t = nil
+	if e.walk.next == 0 {
+		e.walk.again = false
+	}
+	e.walkPeers(now)
 }
 
 // localCongestion: what a peer that knows version since is to be told, see
@@ -77,30 +144,45 @@ func (e *Engine) localCongestion(since uint64, wholeOnly bool) (uint64, []wire.P
 	return e.cver, delta, nil
 }
 
-// tellMonitors informs sockets that watch congestion.
-func (e *Engine) tellMonitors(pe *Peer, port uint16, on bool) {
-	dst := netip.AddrPortFrom(pe.addr, port)
+// allGroups tells a socket to look at every destination again.
+const allGroups = math.MaxUint64
+
+// groupsEvery is the least time between two looks at all sockets that watch
+// groups of ports: who makes ports clear does not say how many they are.
+const groupsEvery = 20 * time.Millisecond
+
+// freeGroups notes that ports became clear, bit g of freed being those with port mod
+// 64 = g, for sockets that watch groups.
+func (e *Engine) freeGroups(now time.Duration, freed uint64) {
+	if freed == 0 || len(e.monitors) == 0 {
+		return
+	}
+	e.groups |= freed
+	if now-e.groupsAt >= groupsEvery {
+		e.tellGroups(now)
+	} else {
+		e.arm(&e.groupsTm, (*groupsTicker)(e), e.groupsAt+groupsEvery)
+	}
+}
+
+type groupsTicker Engine
+
+func (t *groupsTicker) tick(now time.Duration) {
+	e := (*Engine)(t)
+	e.groupsTm.t = nil
+	e.tellGroups(now)
+}
+
+func (e *Engine) tellGroups(now time.Duration) {
+	freed := e.groups
+	e.groups, e.groupsAt = 0, now
+	e.told += len(e.monitors)
 	for _, s := range e.monitors {
-		concerned := s.concerned(dst)
-		if !on {
-			s.freed |= s.mon.Mask & (1 << (port % 64))
-			if !concerned && s.crowded {
-				// It may be one of the destinations that found no place any more.
-				s.freed = math.MaxUint64
-			}
-			if s.freed != 0 {
-				s.news(EvCongestion)
-			}
-			if !s.mon.Set {
-				delete(s.refused, dst)
-			}
+		if s.freed |= s.mon.Mask & freed; s.crowded {
+			// It may be one of the destinations that found no place any more.
+			s.freed = allGroups
 		}
-		if concerned && (on && s.mon.Set || !on && s.mon.Clear) {
-			if len(s.changes) < maxRefused {
-				s.changes = append(s.changes, Change{dst, on})
-			} else {
-				s.freed = math.MaxUint64 // look at every destination again
-			}
+		if s.freed != 0 {
 			s.news(EvCongestion)
 		}
 	}
@@ -118,7 +200,11 @@ type CongestedPort struct {
 
 // felt adds what clients say of sends that never reached the engine.
 func (pe *Peer) felt(port uint16, c *CongestedPort) {
-	for _, f := range pe.opened[port] {
+	pp := pe.ports[port]
+	if pp == nil {
+		return
+	}
+	pp.opened.each(byOpened, func(f *flow) {
 		for _, d := range f.dests {
 			if w, ok := f.s.opt.Sink.(Witness); ok {
 				held, waiting := w.Felt(d)
@@ -128,15 +214,20 @@ func (pe *Peer) felt(port uint16, c *CongestedPort) {
 				}
 			}
 		}
-	}
+	})
 }
 
 // CongestedPorts lists what is congested now: ours first.
 func (e *Engine) CongestedPorts() (l []CongestedPort) {
 	add := func(pe *Peer, port uint16, local bool) {
-		c := CongestedPort{Endpoint: netip.AddrPortFrom(pe.addr, port), Local: local, Since: pe.since[port], Blocked: pe.blocked[port], Waiting: len(pe.waiters[port])}
+		c := CongestedPort{Endpoint: netip.AddrPortFrom(pe.addr, port), Local: local, Since: pe.mapAt}
+		if pp := pe.ports[port]; pp != nil {
+			c.Since, c.Blocked, c.Waiting = pp.since, pp.blocked, pp.waiters.n
+		}
 		if local {
-			c.Socket = e.socks[port]
+			if c.Socket = e.socks[port]; c.Socket != nil {
+				c.Since = c.Socket.congestedAt
+			}
 		}
 		pe.felt(port, &c)
 		l = append(l, c)

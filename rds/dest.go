@@ -75,17 +75,13 @@ func (s *Socket) Open(dst netip.AddrPort, data any) (*Dest, error) {
 	if s.opt.Sink == nil {
 		return nil, rdserr.With(rdserr.ErrInvalid, "destinations are opened by sockets with a sink; use Send")
 	}
-	pe, err := s.check(dst, 0)
+	f, err := s.reach(dst, 0)
 	if err != nil {
 		return nil, err
 	}
-	d := &Dest{data, s.flow(pe, dst)}
-	if len(d.f.dests) == 0 {
-		if pe.opened == nil {
-			pe.opened = make(map[uint16][]*flow)
-		}
-		pe.opened[dst.Port()] = append(pe.opened[dst.Port()], d.f)
-	}
+	d := &Dest{data, f}
+	s.e.stir(f)
+	f.pe.portOf(s.e.now, dst.Port()).opened.push(byOpened, d.f)
 	d.f.dests = append(d.f.dests, d)
 	return d, nil
 }
@@ -99,18 +95,17 @@ func (d *Dest) Close() {
 	d.f = nil
 	f.dests = slices.DeleteFunc(f.dests, func(x *Dest) bool { return x == d })
 	if len(f.dests) == 0 {
-		f.pe.unopen(f)
+		f.unopen()
 		f.s.endFlow(f)
 	}
 }
 
-func (pe *Peer) unopen(f *flow) {
+// unopen takes f out of those told of its port.
+func (f *flow) unopen() {
 	port := f.dst.Port()
-	l := slices.DeleteFunc(pe.opened[port], func(x *flow) bool { return x == f })
-	if len(l) == 0 {
-		delete(pe.opened, port)
-	} else {
-		pe.opened[port] = l
+	if pp := f.pe.ports[port]; pp != nil {
+		pp.opened.remove(byOpened, f)
+		f.pe.tidy(port)
 	}
 }
 
@@ -183,7 +178,7 @@ func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t Train, cookie uint32
 	}
 	m.Bytes = uint32(t.PayloadBytes())
 	m.Cookie, m.Tag, m.Report, m.DPort, m.Cell = cookie, tag, want, port, cell
-	s.charge(f.pe, m)
+	s.charge(f, m)
 	switch {
 	case f.q.head != nil:
 		s.wait(f, m)
@@ -191,7 +186,7 @@ func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t Train, cookie uint32
 		s.wait(f, m)
 		s.block(now, f)
 	default:
-		s.dispatch(now, f.pe, m)
+		s.dispatch(now, f, m)
 	}
 }
 

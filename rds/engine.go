@@ -115,21 +115,30 @@ type Engine struct {
 	cwholeV uint64
 	cnotes  []Notice
 
-	timers   *btree.BTreeG[timer]
-	timerID  uint64
-	actions  []conn.Action
-	ready    []*Socket // sockets with news
-	space    []*Socket // sockets whose send buffer has room again
-	cleared  []clearedPort
-	full     []*Peer   // kernel peers that wait for a receiver to have room
-	starved  []*Socket // that refused something for want of the node's memory
-	thirsty  []*Socket // whose sends were refused for want of it
-	quenchAt int       // where in thirsty to look next
-	collect  bool      // clients are to be asked for memory, see Collect
-	starveTm timer
-	soonTm   timer
-	monitors []*Socket
-	now      time.Duration // of the current step
+	timers      *btree.BTreeG[timer]
+	timerID     uint64
+	actions     []conn.Action
+	ready       []*Socket // sockets with news
+	space       []*Socket // sockets whose send buffer has room again
+	cleared     []clearedPort
+	full        []*Peer  // kernel peers that wait for a receiver to have room
+	clearedMaps []*Peer  // whose whole map may have cleared ports
+	idle        flowList // flows at rest, see maxIdleFlows
+	watched     bool     // somebody wants Notices
+	walk        peerWalk
+	walked      int           // peers told of a change of ours so far, likewise
+	told        int           // who was told of congestion so far, for tests that count work
+	groups      uint64        // of ports that became clear, not told to monitors yet
+	groupsAt    time.Duration // when they were told last
+	groupsTm    timer
+	starved     []*Socket // that refused something for want of the node's memory
+	thirsty     []*Socket // whose sends were refused for want of it
+	quenchAt    int       // where in thirsty to look next
+	collect     bool      // clients are to be asked for memory, see Collect
+	starveTm    timer
+	soonTm      timer
+	monitors    []*Socket
+	now         time.Duration // of the current step
 
 	free    *conn.Msg
 	freeN   int
@@ -157,7 +166,8 @@ type clearedPort struct {
 func NewEngine(cfg *Config, local netip.Addr, rng *rand.Rand) *Engine {
 	e := &Engine{cfg: cfg, local: local, rng: rng, socks: map[uint16]*Socket{}, peers: map[netip.Addr]*Peer{}, cver: 1,
 		timers: btree.NewG(16, timer.less)}
-	e.loop = &Peer{e: e, addr: local}
+	e.loop = &Peer{e: e, addr: local, mapTold: -tellEvery}
+	e.groupsAt = -groupsEvery
 	return e
 }
 
@@ -280,13 +290,17 @@ func (e *Engine) Drop(now time.Duration, p *conn.Path, why error) bool {
 // settle ends every step: what the step made possible is done now, when no
 // list of a connection is being walked.
 func (e *Engine) settle(now time.Duration) {
-	for len(e.cleared) > 0 || len(e.space) > 0 {
+	for len(e.cleared)+len(e.clearedMaps)+len(e.space) > 0 {
+		for _, pe := range e.clearedMaps {
+			pe.c.PortsClear()
+		}
+		e.clearedMaps = e.clearedMaps[:0]
 		for i := 0; i < len(e.cleared); i++ {
 			c := e.cleared[i]
 			if c.pe.c != nil {
 				c.pe.c.PortClear(c.port)
 			}
-			c.pe.wake(now, c.port)
+			c.pe.wake(c.port)
 		}
 		e.cleared = e.cleared[:0]
 		space := e.space
@@ -301,7 +315,9 @@ func (e *Engine) settle(now time.Duration) {
 // Shutdown completes everything undecided, as the node ends.
 func (e *Engine) Shutdown(now time.Duration) {
 	for _, s := range e.Sockets() {
-		s.failWaiting(now, netip.AddrPort{}, rdserr.ErrShutdown, conn.WhyShutdown)
+		for _, f := range s.sortedFlows() {
+			s.failWaiting(f, rdserr.ErrShutdown, conn.WhyShutdown)
+		}
 	}
 	for _, pe := range e.order {
 		pe.c.Abandon(conn.WhyShutdown)

@@ -175,7 +175,7 @@ func (s *Socket) endSlab() {
 
 func (s *Socket) mark(now time.Duration) {
 	if !s.congested {
-		s.congested = true
+		s.congested, s.congestedAt = true, now
 		s.press()
 		s.e.setCongested(now, s.port, true)
 	}

@@ -20,13 +20,14 @@ import (
 // in trains, where the peer takes them.
 func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, lengths []uint32, tag uint64, want bool) (n int) {
 	e := s.e
-	if s.closed || dst.Port() < wire.PortFirst || s.queues(dst) {
+	if s.closed || dst.Port() < wire.PortFirst {
 		return 0
 	}
-	pe, err := e.Peer(dst.Addr())
-	if err != nil || pe.c == nil || pe.cmap.Congested(dst.Port()) {
+	f, err := s.reach(dst, 0)
+	if err != nil || f.q.head != nil || f.pe.c == nil || f.pe.Congested(dst.Port()) {
 		return 0
 	}
+	pe := f.pe
 	limit := min(s.opt.SndBufBytes, wire.MaxDatagram)
 	room := e.cfg.Budget.sendRoom()
 	bytes := 0
@@ -41,9 +42,9 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 		return 0
 	}
 	if s.mon.Set {
-		s.concern(dst)
+		s.concern(now, f)
 	}
-	run := sendRun{s: s, port: dst.Port(), tag: tag, want: want}
+	run := sendRun{s: s, f: f, port: dst.Port(), tag: tag, want: want}
 	if pe.c.Trains() {
 		run.trains(payload, lengths[:n])
 	} else {
@@ -63,6 +64,7 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 // sendRun is the messages of a SendRun.
 type sendRun struct {
 	s          *Socket
+	f          *flow
 	head, tail *conn.Msg
 	tag        uint64
 	port       uint16
@@ -116,7 +118,7 @@ func (r *sendRun) singles(payload []byte, lengths []uint32) {
 func (r *sendRun) add(body []byte, count int, table bool, bytes int) {
 	s := r.s
 	m := s.e.newMsg()
-	m.Owner, m.SPort, m.DPort = s, s.port, r.port
+	m.Owner, m.SPort, m.DPort = &r.f.out, s.port, r.port
 	m.Payload, m.Count, m.Table, m.Bytes = body, uint16(count), table, uint32(bytes)
 	m.Tag, m.Epoch = r.tag, s.epoch0+uint32(len(s.epochs))-1
 	s.used += bytes

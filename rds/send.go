@@ -23,50 +23,65 @@ const never = time.Duration(math.MaxInt64)
 //
 // Port 0 pings the node: the answer is an empty datagram from its port 0.
 func (s *Socket) Send(now time.Duration, dst netip.AddrPort, payload []byte, tag uint64, want bool) error {
-	pe, err := s.check(dst, len(payload))
+	f, err := s.reach(dst, len(payload))
 	if err != nil {
 		return err
 	}
-	if s.queues(dst) {
+	if f.q.head != nil {
 		return rdserr.ErrWouldBlock // those that wait for the same destination go first
 	}
-	if err := s.admit(pe, dst, len(payload)); err != nil {
+	if err := s.admit(f, len(payload)); err != nil {
 		if err == rdserr.ErrWouldBlock {
 			s.wantSpace = true // afford has its own
 		}
 		if err == rdserr.ErrCongested {
 			s.e.ctr.CongSendError++
-			pe.block(now, dst.Port())
-			s.concern(dst)
+			f.pe.block(now, dst.Port())
+			s.concern(now, f)
 		}
 		return err
 	}
 	m := s.e.newMsg()
 	m.Payload, m.Tag, m.Report, m.DPort = payload, tag, want, dst.Port()
-	s.accept(now, pe, m)
+	s.accept(now, f, m)
 	return nil
 }
 
 // check is what no waiting mends.
-func (s *Socket) check(dst netip.AddrPort, n int) (*Peer, error) {
+func (s *Socket) check(dst netip.AddrPort, n int) error {
 	if s.closed {
-		return nil, rdserr.ErrClosed
+		return rdserr.ErrClosed
 	}
 	if n > s.opt.SndBufBytes || n > wire.MaxDatagram {
-		return nil, rdserr.With(rdserr.ErrTooLarge, "a datagram of %d bytes; the largest for this socket is %d", n, min(s.opt.SndBufBytes, wire.MaxDatagram))
+		return rdserr.With(rdserr.ErrTooLarge, "a datagram of %d bytes; the largest for this socket is %d", n, min(s.opt.SndBufBytes, wire.MaxDatagram))
 	}
 	if dst.Port() == wire.PortProbe {
-		return nil, rdserr.With(rdserr.ErrInvalid, "destination port 1 is reserved for the RDS handshake")
+		return rdserr.With(rdserr.ErrInvalid, "destination port 1 is reserved for the RDS handshake")
 	}
-	return s.e.Peer(dst.Addr())
+	return nil
+}
+
+// reach is check, and the flow to dst.
+func (s *Socket) reach(dst netip.AddrPort, n int) (*flow, error) {
+	if err := s.check(dst, n); err != nil {
+		return nil, err
+	}
+	if f := s.find(dst); f != nil {
+		return f, nil
+	}
+	pe, err := s.e.Peer(dst.Addr())
+	if err != nil {
+		return nil, err
+	}
+	return s.flow(pe, dst), nil
 }
 
 // admit tests the send buffer, then the destination: each for its own reason.
-func (s *Socket) admit(pe *Peer, dst netip.AddrPort, n int) error {
+func (s *Socket) admit(f *flow, n int) error {
 	if err := s.room(); err != nil {
 		return err
 	}
-	if pe.Congested(dst.Port()) {
+	if f.pe.Congested(f.dst.Port()) {
 		return rdserr.ErrCongested
 	}
 	return s.afford(n)
@@ -100,17 +115,17 @@ func (s *Socket) afford(n int) error {
 }
 
 // accept takes one datagram over. From here it has exactly one outcome.
-func (s *Socket) accept(now time.Duration, pe *Peer, m *conn.Msg) {
+func (s *Socket) accept(now time.Duration, f *flow, m *conn.Msg) {
 	m.Bytes = uint32(len(m.Payload))
-	s.charge(pe, m)
-	s.dispatch(now, pe, m)
+	s.charge(f, m)
+	s.dispatch(now, f, m)
 }
 
 // charge takes a message into the accounts.
-func (s *Socket) charge(pe *Peer, m *conn.Msg) {
+func (s *Socket) charge(f *flow, m *conn.Msg) {
 	e := s.e
 	n, k := int(m.Bytes), m.Datagrams()
-	m.Owner, m.SPort = s, s.port
+	m.Owner, m.SPort = &f.out, s.port
 	m.Epoch = s.epoch0 + uint32(len(s.epochs)) - 1
 	s.epochs[len(s.epochs)-1].n += k
 	s.used += n
@@ -125,63 +140,61 @@ func (s *Socket) charge(pe *Peer, m *conn.Msg) {
 		e.ctr.SendPong++
 	}
 	if s.mon.Set {
-		s.concern(netip.AddrPortFrom(pe.addr, m.DPort))
+		s.concern(e.now, f)
 	}
 	// At half a buffer the sender wants it back: ask for the acknowledgement.
 	m.Want = m.Report || s.used >= s.opt.SndBufBytes/2
 }
 
 // dispatch lets an accepted message go.
-func (s *Socket) dispatch(now time.Duration, pe *Peer, m *conn.Msg) {
+func (s *Socket) dispatch(now time.Duration, f *flow, m *conn.Msg) {
 	s.e.now = now
-	if pe.c != nil {
-		pe.c.Enqueue(now, m)
+	if f.pe.c != nil {
+		f.pe.c.Enqueue(now, m)
 	} else {
-		s.deliverHere(m)
+		s.deliverHere(f, m)
 	}
 }
 
 // deliverHere is the loop transport: this very address is the destination.
-func (s *Socket) deliverHere(m *conn.Msg) {
+func (s *Socket) deliverHere(f *flow, m *conn.Msg) {
 	e := s.e
 	if m.Kind == conn.MsgPing {
-		f := transport.Frame{}
-		s.place(e.loop, nil, 0, wire.PortPing, wire.Train{}, &f)
-		s.Completed(m, conn.Delivered, conn.WhyNone)
+		s.place(e.loop, nil, 0, wire.PortPing, wire.Train{}, &transport.Frame{})
+		s.completed(m, conn.Delivered, conn.WhyNone)
 		return
 	}
 	to := e.sock(m.DPort)
 	if to == nil {
 		e.ctr.RecvDropNoSock += uint64(m.Datagrams())
-		s.Completed(m, conn.Failed, conn.WhyNoPort)
+		s.completed(m, conn.Failed, conn.WhyNoPort)
 		return
 	}
-	f := transport.Frame{Payload: m.Payload}
+	fr := transport.Frame{Payload: m.Payload}
 	if len(m.Payload) >= buf.SlabSize/4 && to.opt.Sink == nil {
 		b := buf.Get(len(m.Payload))
 		copy(b.B, m.Payload)
-		f.Payload, f.Buf = b.B, b
+		fr.Payload, fr.Buf = b.B, b
 		defer b.Release()
 	}
 	switch {
-	case to.place(e.loop, nil, e.here+1, s.port, wire.Train{Count: m.Count, Table: m.Table}, &f) == conn.Placed:
+	case to.place(e.loop, nil, e.here+1, s.port, wire.Train{Count: m.Count, Table: m.Table}, &fr) == conn.Placed:
 		e.here++
 		if m.Cell != nil {
 			atomic.StoreUint64(m.Cell, conn.CellHere<<conn.CellLane|e.here)
 		}
-		s.Completed(m, conn.Delivered, conn.WhyNone)
+		s.completed(m, conn.Delivered, conn.WhyNone)
 	case to.starved > 0:
 		// What is accepted counts against the budget too: it could wait for ever.
-		s.Completed(m, conn.Failed, conn.WhyNoMemory)
+		s.completed(m, conn.Failed, conn.WhyNoMemory)
 	default: // the port has become congested by it
-		f := s.flow(e.loop, netip.AddrPortFrom(e.local, m.DPort))
 		s.waitFirst(f, m)
 		s.block(e.now, f)
 	}
 }
 
-// Completed is conn.Completer: the one end of an accepted datagram.
-func (s *Socket) Completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
+// completed is the one end of an accepted message.
+func (s *Socket) completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 	e := s.e
 	n, k := int(m.Bytes), m.Datagrams()
 	if mutant.On(mutant.TrainOnce) {
@@ -214,7 +227,7 @@ func (s *Socket) Completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 		}
 	}
 	s.leave(m.Epoch, k)
-	if len(s.lined) > 0 && !mutant.On(mutant.NoSpace) {
+	if s.lined.n > 0 && !mutant.On(mutant.NoSpace) {
 		s.hasSpace()
 	}
 	s.writable()
@@ -268,14 +281,23 @@ func (s *Socket) Cancel(now time.Duration, dst netip.AddrPort) (cancelled, begun
 	if s.closed {
 		return 0, 0, rdserr.ErrClosed
 	}
-	pe, err := s.e.Peer(dst.Addr())
-	if err != nil {
-		return 0, 0, err
+	end := func(f *flow) {
+		cancelled += s.failWaiting(f, rdserr.ErrCanceled, conn.WhyApp)
+		if f.pe.c != nil {
+			k, b := f.pe.c.Cancel(now, &f.out, conn.WhyApp)
+			cancelled, begun = cancelled+k, begun+b
+		}
 	}
-	cancelled = s.failWaiting(now, dst, rdserr.ErrCanceled, conn.WhyApp)
-	if pe.c != nil {
-		k, b := pe.c.Cancel(now, s, dst.Port(), conn.WhyApp)
-		cancelled, begun = cancelled+k, b
+	if dst.Port() != 0 {
+		if f := s.find(dst); f != nil {
+			end(f)
+		}
+	} else {
+		for _, f := range s.sortedFlows() {
+			if f.dst.Addr() == dst.Addr() {
+				end(f)
+			}
+		}
 	}
 	s.e.settle(now)
 	return cancelled, begun, nil

@@ -68,7 +68,8 @@ type Socket struct {
 	used        int
 	undecided   int
 	flows       map[netip.AddrPort]*flow // that hold something or are opened
-	lined       []*flow                  // that wait for the send buffer, first come first served
+	lastFlow    *flow                    // of the last lookup
+	lined       flowList                 // that wait for the send buffer, first come first served
 	waiting     int                      // datagrams in flows
 	held        int                      // accepted datagrams in flows
 	lingers     bool                     // closed, with datagrams undecided
@@ -86,28 +87,30 @@ type Socket struct {
 
 	// Receiving. queued counts payload bytes (the soft account, as in the
 	// kernel), mem what they really take (the hard one).
-	q         []item // ring
-	qhead, qn int
-	head      wire.Cutter // what is left of the train at the head, once something of it was read
-	unread    int         // datagrams in q, or in the sink's memory
-	queued    int
-	mem       int
-	roof      int // mem when the sink had no room
-	reserver  Reserver
-	slab      *buf.Buf
-	slabOff   int
-	slabRefs  int // of slab, not given to a datagram yet
-	congested bool
-	starved   int  // position in Engine.starved, from 1: something was refused because the node's memory was spent
-	hunger    int  // bytes it refused then
-	toldPress bool // what Sink.WantRoom was told last
-	wasFull   bool
+	q           []item // ring
+	qhead, qn   int
+	head        wire.Cutter // what is left of the train at the head, once something of it was read
+	unread      int         // datagrams in q, or in the sink's memory
+	queued      int
+	mem         int
+	roof        int // mem when the sink had no room
+	reserver    Reserver
+	slab        *buf.Buf
+	slabOff     int
+	slabRefs    int // of slab, not given to a datagram yet
+	congested   bool
+	congestedAt time.Duration
+	starved     int  // position in Engine.starved, from 1: something was refused because the node's memory was spent
+	hunger      int  // bytes it refused then
+	toldPress   bool // what Sink.WantRoom was told last
+	wasFull     bool
 
 	mon     Monitor
 	freed   uint64
 	changes []Change
-	refused map[netip.AddrPort]struct{} // destinations that were congested when we sent
-	crowded bool                        // refused was full when one more was to be remembered
+	refused int  // flows that were congested when we sent
+	crowded bool // there were too many when one more was to be remembered
+	monAt   int  // position in Engine.monitors, from 1
 
 	events int
 	listed bool
@@ -248,12 +251,18 @@ func (s *Socket) Close(now time.Duration) {
 	if e.lastSock == s {
 		e.lastSock = nil
 	}
-	s.failWaiting(now, netip.AddrPort{}, rdserr.ErrClosed, conn.WhyClosed)
-	for _, pe := range e.order {
-		pe.c.Cancel(now, s, 0, conn.WhyClosed)
+	flows := s.sortedFlows()
+	for _, f := range flows {
+		s.failWaiting(f, rdserr.ErrClosed, conn.WhyClosed)
 	}
-	for _, f := range s.sortedFlows() { // destinations still open
-		f.pe.unopen(f)
+	for _, f := range flows {
+		if f.pe.c != nil {
+			f.pe.c.Cancel(now, &f.out, conn.WhyClosed)
+		}
+		f.dests = nil // those still open
+		f.unopen()
+		f.calm()
+		s.endFlow(f)
 	}
 	e.ctr.RecvDropDeadSock += uint64(s.unread)
 	s.unread = 0
@@ -307,10 +316,11 @@ func (s *Socket) SetMonitor(m Monitor) {
 	switch {
 	case has && !had:
 		s.e.monitors = append(s.e.monitors, s)
+		s.monAt = len(s.e.monitors)
 		s.catchUp()
 	case had && !has:
-		s.e.monitors = slices.DeleteFunc(s.e.monitors, func(k *Socket) bool { return k == s })
-		s.freed, s.changes = 0, nil
+		s.e.monitors = leave(s.e.monitors, s.monAt, func(o *Socket, at int) { o.monAt = at })
+		s.freed, s.changes, s.monAt = 0, nil, 0
 	}
 }
 
@@ -342,37 +352,43 @@ func (s *Socket) CongestionNews() (freed uint64, changes []Change) {
 
 // Congested asks whether a destination is congested as far as this node knows.
 func (s *Socket) Congested(dst netip.AddrPort) (bool, error) {
-	pe, err := s.e.Peer(dst.Addr())
-	if err != nil {
-		return false, err
+	pe := s.e.known(dst.Addr())
+	if pe == nil {
+		return false, s.e.mayPeer(dst.Addr())
 	}
 	on := pe.Congested(dst.Port())
-	if on {
-		s.concern(dst)
+	if on && !s.closed {
+		s.concern(s.e.now, s.flow(pe, dst))
 	}
 	return on, nil
 }
 
 // concern remembers a destination whose changes the socket will hear of.
-func (s *Socket) concern(dst netip.AddrPort) {
-	if s.refused == nil {
-		s.refused = make(map[netip.AddrPort]struct{})
-	}
-	if len(s.refused) < maxRefused {
-		s.refused[dst] = struct{}{}
-	} else if _, ok := s.refused[dst]; !ok {
+func (s *Socket) concern(now time.Duration, f *flow) {
+	switch {
+	case f.refused:
+	case s.refused >= maxRefused:
 		s.crowded = true
+	default:
+		s.e.stir(f)
+		f.refused = true
+		s.refused++
+		f.pe.portOf(now, f.dst.Port()).refused.push(byRefused, f)
 	}
 }
 
-// concerned reports whether s is to hear of changes of dst. A client with a Sink
-// looks at the state of an open destination itself and refuses its own sends by
-// it, of which the engine never learns: so every open destination concerns it,
-// also one that nothing was posted to yet.
-func (s *Socket) concerned(dst netip.AddrPort) bool {
-	if _, ok := s.refused[dst]; ok {
-		return true
+// calm ends concern.
+func (f *flow) calm() {
+	if f.refused {
+		pp := f.pe.ports[f.dst.Port()]
+		f.unconcern(pp)
+		f.pe.tidy(f.dst.Port())
 	}
-	f := s.flows[dst]
-	return f != nil && len(f.dests) > 0
+}
+
+func (f *flow) unconcern(pp *peerPort) {
+	pp.refused.remove(byRefused, f)
+	f.refused = false
+	f.s.refused--
+	f.s.endFlow(f)
 }

@@ -19,15 +19,6 @@ import (
 //
 // Messages that are accepted may wait here too, those with an Owner: Posts,
 // and what found no room at this very address.
-type flow struct {
-	s      *Socket
-	pe     *Peer
-	dst    netip.AddrPort
-	q      msgs
-	dests  []*Dest // open to it
-	awaits bool    // the port is congested
-	lined  bool    // the send buffer is full
-}
 
 // msgs is a queue of messages that are in no list of a connection.
 type msgs struct{ head, tail *conn.Msg }
@@ -58,25 +49,12 @@ func (q *msgs) pop() *conn.Msg {
 	return m
 }
 
-// flow finds or makes the flow to dst.
-func (s *Socket) flow(pe *Peer, dst netip.AddrPort) *flow {
-	f := s.flows[dst]
-	if f == nil {
-		f = &flow{s: s, pe: pe, dst: dst}
-		if s.flows == nil {
-			s.flows = make(map[netip.AddrPort]*flow)
-		}
-		s.flows[dst] = f
-	}
-	return f
-}
-
 // queues reports whether anything waits for dst: it goes first.
 func (s *Socket) queues(dst netip.AddrPort) bool {
 	if s.waiting+s.held == 0 {
 		return false
 	}
-	f := s.flows[dst]
+	f := s.find(dst)
 	return f != nil && f.q.head != nil
 }
 
@@ -90,11 +68,13 @@ func (s *Socket) countWaiting(m *conn.Msg, sign int) {
 }
 
 func (s *Socket) wait(f *flow, m *conn.Msg) {
+	s.e.stir(f)
 	s.countWaiting(m, 1)
 	f.q.push(m)
 }
 
 func (s *Socket) waitFirst(f *flow, m *conn.Msg) {
+	s.e.stir(f)
 	s.countWaiting(m, 1)
 	f.q.unshift(m)
 }
@@ -103,7 +83,7 @@ func (s *Socket) waitFirst(f *flow, m *conn.Msg) {
 // must: queued true says that it waits, and a SendDone with batch and tag
 // follows; otherwise it was accepted (nil error) or refused at once.
 func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte, tag uint64, want bool, deadline time.Duration, batch any) (queued bool, err error) {
-	pe, err := s.check(dst, len(payload))
+	f, err := s.reach(dst, len(payload))
 	if err != nil {
 		return false, err
 	}
@@ -114,25 +94,25 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 		deadline = never
 	}
 	if !s.queues(dst) {
-		err = s.admit(pe, dst, len(payload))
+		err = s.admit(f, len(payload))
 		if err == nil {
 			m := s.e.newMsg()
 			m.Payload, m.Tag, m.Report, m.DPort = payload, tag, want, dst.Port()
-			s.accept(now, pe, m)
+			s.accept(now, f, m)
 			return false, nil
 		}
 		switch {
 		case err == rdserr.ErrCongested:
-			s.block(now, s.flow(pe, dst))
+			s.block(now, f)
 		case s.passes(err, len(payload)):
-			s.lineUp(s.flow(pe, dst))
+			s.lineUp(f)
 		default:
 			return false, err
 		}
 	}
 	m := s.e.newMsg()
 	m.Payload, m.Tag, m.Report, m.DPort, m.At, m.Batch = payload, tag, want, dst.Port(), deadline, batch
-	s.wait(s.flows[dst], m)
+	s.wait(f, m)
 	if deadline < s.deadline {
 		s.deadline = deadline
 		s.e.arm(&s.tm, s, deadline)
@@ -151,24 +131,20 @@ func (s *Socket) block(now time.Duration, f *flow) {
 	s.e.ctr.CongSendBlocked++
 	f.pe.block(now, f.dst.Port())
 	if s.opt.Sink == nil {
-		s.concern(f.dst)
+		s.concern(now, f)
 	}
 	f.awaits = true
-	f.pe.await(f.dst.Port(), f)
+	f.pe.await(now, f)
 }
 
 func (s *Socket) lineUp(f *flow) {
-	switch {
-	case f.lined:
-		return
-	case s.waiting > 0 && f.q.head != nil && f.q.head.Owner != nil:
+	if s.waiting > 0 && f.q.head != nil && f.q.head.Owner != nil {
 		// What is accepted needs no room in the send buffer: it may be what the
 		// others wait for.
-		s.lined = slices.Insert(s.lined, 0, f)
-	default:
-		s.lined = append(s.lined, f)
+		s.lined.unshift(byLined, f)
+		return
 	}
-	f.lined = true
+	s.lined.push(byLined, f)
 }
 
 // hasSpace notes that waiting sends may go on; they do at the end of the step.
@@ -181,8 +157,8 @@ func (s *Socket) hasSpace() {
 
 // runWaiting lets go what it can, flow by flow in turn.
 func (s *Socket) runWaiting(now time.Duration) {
-	for len(s.lined) > 0 {
-		f := s.lined[0]
+	for s.lined.n > 0 {
+		f := s.lined.head
 		m := f.q.head
 		var err error
 		if m != nil {
@@ -191,8 +167,7 @@ func (s *Socket) runWaiting(now time.Duration) {
 		if err != nil && s.passes(err, len(m.Payload)) {
 			return
 		}
-		s.lined = s.lined[1:]
-		f.lined = false
+		s.lined.remove(byLined, f)
 		if err == rdserr.ErrCongested {
 			s.block(now, f)
 			continue
@@ -201,14 +176,14 @@ func (s *Socket) runWaiting(now time.Duration) {
 			s.countWaiting(f.q.pop(), -1)
 			switch {
 			case m.Owner != nil:
-				s.dispatch(now, f.pe, m)
+				s.dispatch(now, f, m)
 			case err != nil:
 				s.sendDone(m, err)
 				s.e.freeMsg(m)
 			default:
 				s.sendDone(m, nil)
 				m.Batch = nil
-				s.accept(now, f.pe, m)
+				s.accept(now, f, m)
 			}
 		}
 		if f.q.head == nil {
@@ -217,25 +192,17 @@ func (s *Socket) runWaiting(now time.Duration) {
 			s.lineUp(f)
 		}
 	}
-	s.lined = nil
 }
 
 // mayGo: what is accepted waits for its port alone.
 func (s *Socket) mayGo(f *flow, m *conn.Msg) error {
 	if m.Owner == nil {
-		return s.admit(f.pe, f.dst, len(m.Payload))
+		return s.admit(f, len(m.Payload))
 	}
 	if f.pe.Congested(f.dst.Port()) {
 		return rdserr.ErrCongested
 	}
 	return nil
-}
-
-// endFlow forgets f when nothing needs it.
-func (s *Socket) endFlow(f *flow) {
-	if f.q.head == nil && len(f.dests) == 0 && s.flows[f.dst] == f {
-		delete(s.flows, f.dst)
-	}
 }
 
 func (s *Socket) sendDone(m *conn.Msg, err error) {
@@ -251,20 +218,21 @@ func (s *Socket) SendsDone(l []SendDone) []SendDone {
 	return l
 }
 
-// failWaiting ends what waits for dst (the zero value: all; port 0: all of the
-// address): sends not accepted fail with err, accepted ones are cancelled for
-// the reason why and counted.
-func (s *Socket) failWaiting(now time.Duration, dst netip.AddrPort, err error, why conn.Why) (cancelled int) {
-	return s.expire(now, err, why, func(f *flow, m *conn.Msg) bool {
-		return !dst.Addr().IsValid() || dst.Addr() == f.dst.Addr() && (dst.Port() == 0 || dst.Port() == f.dst.Port())
-	})
+// failWaiting ends what waits in f: sends not accepted fail with err, accepted ones
+// are cancelled for the reason why and counted.
+func (s *Socket) failWaiting(f *flow, err error, why conn.Why) (cancelled int) {
+	return s.expire(f, err, why, nil)
 }
 
 // tick ends waiting sends whose deadline passed.
 func (s *Socket) tick(now time.Duration) {
 	s.tm.t = nil
 	n := len(s.sends)
-	s.expire(now, rdserr.ErrTimeout, conn.WhyNone, func(_ *flow, m *conn.Msg) bool { return m.Owner == nil && m.At <= now })
+	for _, f := range s.sortedFlows() {
+		if f.q.head != nil {
+			s.expire(f, rdserr.ErrTimeout, conn.WhyNone, func(m *conn.Msg) bool { return m.Owner == nil && m.At <= now })
+		}
+	}
 	s.e.ctr.SendTimeout += uint64(len(s.sends) - n)
 	s.deadline = never
 	for _, f := range s.flows {
@@ -279,43 +247,39 @@ func (s *Socket) tick(now time.Duration) {
 	}
 }
 
-func (s *Socket) expire(now time.Duration, err error, why conn.Why, which func(*flow, *conn.Msg) bool) (cancelled int) {
-	if s.waiting+s.held == 0 {
+// expire ends what waits in f and which says, nil being all.
+func (s *Socket) expire(f *flow, err error, why conn.Why, which func(*conn.Msg) bool) (cancelled int) {
+	if f.q.head == nil {
 		return 0
 	}
-	for _, f := range s.sortedFlows() {
-		var keep msgs
-		for f.q.head != nil {
-			m := f.q.pop()
-			switch {
-			case !which(f, m):
-				keep.push(m)
-				continue
-			case m.Owner != nil:
-				s.countWaiting(m, -1)
-				cancelled += m.Datagrams()
-				s.e.ctr.SendCancelled += uint64(m.Datagrams())
-				s.Completed(m, conn.Cancelled, why)
-			default:
-				s.countWaiting(m, -1)
-				s.sendDone(m, err)
-				s.e.freeMsg(m)
-			}
-		}
-		f.q = keep
-		if f.q.head != nil {
+	var keep msgs
+	for f.q.head != nil {
+		m := f.q.pop()
+		switch {
+		case which != nil && !which(m):
+			keep.push(m)
 			continue
+		case m.Owner != nil:
+			s.countWaiting(m, -1)
+			cancelled += m.Datagrams()
+			s.e.ctr.SendCancelled += uint64(m.Datagrams())
+			s.completed(m, conn.Cancelled, why)
+		default:
+			s.countWaiting(m, -1)
+			s.sendDone(m, err)
+			s.e.freeMsg(m)
 		}
-		if f.awaits {
-			f.awaits = false
-			f.pe.unawait(f.dst.Port(), f)
-		}
-		if f.lined {
-			f.lined = false
-			s.lined = slices.DeleteFunc(s.lined, func(k *flow) bool { return k == f })
-		}
-		s.endFlow(f)
 	}
+	f.q = keep
+	if f.q.head != nil {
+		return cancelled
+	}
+	if f.awaits {
+		f.awaits = false
+		f.pe.unawait(f)
+	}
+	s.lined.remove(byLined, f)
+	s.endFlow(f)
 	return cancelled
 }
 

@@ -145,7 +145,7 @@ func (s *tcpStream) describe() string {
 		if h.Kind(false) == wire.KindCongMap {
 			var m cong.Map
 			fmt.Fprint(&w, " ports")
-			m.Replace(s.payloads[i], func(p uint16, _ bool) { fmt.Fprintf(&w, " %d", p) })
+			m.Replace(s.payloads[i], cong.Ports, func(p uint16, _ bool) { fmt.Fprintf(&w, " %d", p) })
 		}
 		w.WriteByte('\n')
 	}
@@ -260,7 +260,7 @@ var captureFacts = map[string]func(t *testing.T, streams []*tcpStream){
 			case wire.KindCongMap:
 				n := -1
 				var m cong.Map
-				m.Replace(p, func(p uint16, _ bool) { n = int(p) })
+				m.Replace(p, cong.Ports, func(p uint16, _ bool) { n = int(p) })
 				on = append(on, n)
 			case wire.KindData:
 				if h.Len == 1000 {

@@ -1,0 +1,50 @@
+package conn
+
+// Sender is one flow of a socket: it knows the messages it has on a connection
+// that have no outcome yet, in the order in which they were accepted. What one
+// socket cancels or closes therefore costs what that socket has sent, however
+// much others have queued to the same peer.
+//
+// A Sender must not move while it has messages.
+type Sender struct {
+	owner      Completer
+	head, tail *Msg
+	messages   int
+}
+
+// NewSender makes the Sender whose outcomes owner is told.
+func NewSender(owner Completer) Sender { return Sender{owner: owner} }
+
+// Messages is how many have no outcome yet.
+func (s *Sender) Messages() int { return s.messages }
+
+// add puts m behind the others; split puts it before another message, of which
+// it is a part.
+func (s *Sender) add(m, before *Msg) {
+	if m.aft = before; before == nil {
+		m.fore, s.tail = s.tail, m
+	} else {
+		m.fore, before.fore = before.fore, m
+	}
+	if m.fore == nil {
+		s.head = m
+	} else {
+		m.fore.aft = m
+	}
+	s.messages++
+}
+
+func (s *Sender) remove(m *Msg) {
+	if m.fore == nil {
+		s.head = m.aft
+	} else {
+		m.fore.aft = m.aft
+	}
+	if m.aft == nil {
+		s.tail = m.fore
+	} else {
+		m.aft.fore = m.fore
+	}
+	m.fore, m.aft = nil, nil
+	s.messages--
+}

@@ -1,0 +1,199 @@
+package rds
+
+import (
+	"net/netip"
+
+	"github.com/rdsd/rdsd/conn"
+)
+
+// flow is what one socket has to do with one destination: the messages it has
+// under way to it, sends that wait, destinations it opened, and whether it wants
+// to hear of the port's congestion. Everything about a destination hangs on its
+// flow and everything about a port of a peer on the flows to it, so that closing,
+// cancelling and being told of a change cost what is concerned and nothing else.
+//
+// A flow that has none of this is idle. The idle ones of an engine are kept in the
+// order in which they became so, up to maxIdleFlows: somebody who sends one
+// datagram after the other always finds his.
+type flow struct {
+	s   *Socket
+	pe  *Peer
+	dst netip.AddrPort
+
+	out     conn.Sender // accepted, with the connection
+	q       msgs        // waits here
+	dests   []*Dest     // open to it
+	awaits  bool        // q: the port is congested
+	refused bool        // the socket hears of changes of the port
+
+	links [numFlowLists]flowLink
+}
+
+// maxIdleFlows bounds what flows at rest take: about 300 bytes each.
+const maxIdleFlows = 4096
+
+// The lists a flow may be in.
+const (
+	byIdle    = iota // Engine.idle
+	byPeer           // Peer.flows
+	byOpened         // peerPort.opened: it has dests
+	byWaiting        // peerPort.waiters: it awaits the port
+	byRefused        // peerPort.refused
+	byLined          // Socket.lined: the send buffer, or the node's memory, is full
+	numFlowLists
+)
+
+type flowLink struct {
+	next, prev *flow
+	on         bool
+}
+
+// flowList is a list of flows, linked by the field of links it is made for.
+type flowList struct {
+	head, tail *flow
+	n          int
+}
+
+func (l *flowList) push(by int, f *flow) {
+	k := &f.links[by]
+	if k.on {
+		return
+	}
+	*k = flowLink{prev: l.tail, on: true}
+	if l.tail == nil {
+		l.head = f
+	} else {
+		l.tail.links[by].next = f
+	}
+	l.tail = f
+	l.n++
+}
+
+// unshift puts f before the others.
+func (l *flowList) unshift(by int, f *flow) {
+	k := &f.links[by]
+	if k.on {
+		return
+	}
+	*k = flowLink{next: l.head, on: true}
+	if l.head == nil {
+		l.tail = f
+	} else {
+		l.head.links[by].prev = f
+	}
+	l.head = f
+	l.n++
+}
+
+func (l *flowList) remove(by int, f *flow) {
+	k := &f.links[by]
+	if !k.on {
+		return
+	}
+	if k.prev == nil {
+		l.head = k.next
+	} else {
+		k.prev.links[by].next = k.next
+	}
+	if k.next == nil {
+		l.tail = k.prev
+	} else {
+		k.next.links[by].prev = k.prev
+	}
+	*k = flowLink{}
+	l.n--
+}
+
+// each calls f for every flow of the list; it may take the one it is called for out.
+func (l *flowList) each(by int, do func(f *flow)) {
+	for f := l.head; f != nil; {
+		next := f.links[by].next
+		do(f)
+		f = next
+	}
+}
+
+// flow finds or makes the flow to dst.
+func (s *Socket) flow(pe *Peer, dst netip.AddrPort) *flow {
+	f := s.flows[dst]
+	if f == nil {
+		f = &flow{s: s, pe: pe, dst: dst}
+		f.out = conn.NewSender(f)
+		if s.flows == nil {
+			s.flows = make(map[netip.AddrPort]*flow)
+		}
+		s.flows[dst] = f
+		pe.flows.push(byPeer, f)
+		pe.busy++
+		s.endFlow(f) // until it has something to do
+	}
+	s.lastFlow = f
+	return f
+}
+
+// find is the flow to dst if there is one.
+func (s *Socket) find(dst netip.AddrPort) *flow {
+	if f := s.lastFlow; f != nil && f.dst == dst {
+		return f
+	}
+	f := s.flows[dst]
+	if f != nil {
+		s.lastFlow = f
+	}
+	return f
+}
+
+func (f *flow) rests() bool {
+	return f.out.Messages() == 0 && f.q.head == nil && len(f.dests) == 0 && !f.refused
+}
+
+// endFlow notes that f may have become idle. One that is not idle any more stays
+// in the list until its turn comes, so that going back and forth costs nothing.
+func (s *Socket) endFlow(f *flow) {
+	if f.links[byIdle].on && !s.closed || !f.rests() {
+		return
+	}
+	if s.closed {
+		f.forget()
+		return
+	}
+	e := s.e
+	e.idle.push(byIdle, f)
+	f.pe.busy--
+	for e.idle.n > maxIdleFlows {
+		old := e.idle.head
+		e.stir(old)
+		if old.rests() {
+			old.forget()
+		}
+	}
+}
+
+// stir takes f out of the idle ones.
+func (e *Engine) stir(f *flow) {
+	if f.links[byIdle].on {
+		e.idle.remove(byIdle, f)
+		f.pe.busy++
+	}
+}
+
+// forget ends f.
+func (f *flow) forget() {
+	s, pe := f.s, f.pe
+	if f.links[byIdle].on {
+		s.e.idle.remove(byIdle, f)
+	} else {
+		pe.busy--
+	}
+	pe.flows.remove(byPeer, f)
+	delete(s.flows, f.dst)
+	if s.lastFlow == f {
+		s.lastFlow = nil
+	}
+}
+
+// Completed is conn.Completer: the one end of an accepted message.
+func (f *flow) Completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
+	f.s.completed(m, o, why)
+	f.s.endFlow(f)
+}

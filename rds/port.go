@@ -1,0 +1,270 @@
+package rds
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/mutant"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Congestion of a peer's ports, and who is concerned.
+//
+// What a peer says of its ports is taken over at once, whole maps word by word:
+// from then on sends meet it. To tell those concerned costs as much as there are
+// of them, and a peer says when. Therefore a change of a port that many are
+// concerned by is told at most every tellEvery, as it stands then, and so are whole
+// maps of a peer with many such ports; a timer tells what is late. A port that
+// changed twice meanwhile is as those concerned were told it is, and nothing has to
+// be told; whoever waits for a port is woken whenever it is found clear.
+
+// peerPort is a port of a peer that somebody here is concerned by.
+type peerPort struct {
+	port    uint16
+	told    bool // congested, as those concerned were told
+	late    bool // in Peer.late
+	toldAt  time.Duration
+	since   time.Duration
+	blocked uint64   // sends refused or made to wait, while it is congested
+	opened  flowList // destinations sockets have open
+	waiters flowList // flows with something that waits for it
+	refused flowList // flows whose socket hears of its changes
+}
+
+const (
+	tellEvery = 50 * time.Millisecond // least time between two tellings that cost much
+	tellFew   = 64                    // so many concerned cost little
+)
+
+func (pp *peerPort) concerned() int { return 1 + pp.opened.n + pp.waiters.n + pp.refused.n }
+
+// portOf finds or makes the entry of a port. Who asks acts upon the port's state:
+// those concerned are told it first, however late it is.
+func (pe *Peer) portOf(now time.Duration, port uint16) *peerPort {
+	pp := pe.ports[port]
+	if pp == nil {
+		if pe.ports == nil {
+			pe.ports = make(map[uint16]*peerPort)
+		}
+		pp = &peerPort{port: port, told: pe.Congested(port), toldAt: now - tellEvery, since: pe.mapAt}
+		pe.ports[port] = pp
+	} else if pp.told != pe.Congested(port) {
+		pe.tell(now, pp)
+		pe.e.arm(&pe.e.soonTm, (*soonTicker)(pe.e), 0) // no step is being ended here
+	}
+	return pp
+}
+
+// tidy forgets the entry of a port that nobody is concerned by any more.
+func (pe *Peer) tidy(port uint16) {
+	if pp := pe.ports[port]; pp != nil && pp.concerned() == 1 && pp.blocked == 0 && !pp.late {
+		delete(pe.ports, port)
+	}
+}
+
+// Congested asks the peer's map.
+func (pe *Peer) Congested(port uint16) bool {
+	if pe.c == nil {
+		return pe.e.cmap.Congested(port)
+	}
+	return pe.cmap.Congested(port)
+}
+
+// CongestionMap takes over the peer's whole map.
+func (pe *Peer) CongestionMap(now time.Duration, m []byte) {
+	var note func(port uint16, on bool)
+	if pe.e.watched {
+		note = func(port uint16, on bool) { pe.e.note(netip.AddrPortFrom(pe.addr, port), false, on) }
+	}
+	freed, changed, err := pe.cmap.Replace(m, noteMost, note)
+	if err != nil || !changed {
+		return
+	}
+	pe.mapAt = now
+	pe.e.freeGroups(now, freed)
+	if len(pe.ports)+pe.c.Held() <= tellFew || now-pe.mapTold >= tellEvery {
+		pe.tellAll(now)
+	} else {
+		pe.allLate = true
+		pe.lateAt(pe.mapTold + tellEvery)
+	}
+}
+
+// noteMost bounds the notices of one map.
+const noteMost = 256
+
+// CongestionDelta takes over one change.
+func (pe *Peer) CongestionDelta(now time.Duration, s wire.PortState) {
+	if pe.cmap.Set(s.Port, s.Congested) {
+		pe.changed(now, s.Port, s.Congested)
+	}
+}
+
+// changed is for one port whose bit has changed.
+func (pe *Peer) changed(now time.Duration, port uint16, on bool) {
+	e := pe.e
+	if e.watched {
+		e.note(netip.AddrPortFrom(pe.addr, port), pe.c == nil, on)
+	}
+	if !on {
+		e.freeGroups(now, 1<<(port%64))
+	}
+	pe.mapAt = now
+	switch pp := pe.ports[port]; {
+	case pp == nil:
+		if !on && pe.c != nil {
+			e.cleared = append(e.cleared, clearedPort{pe, port}) // datagrams may be held for it
+		}
+	case pp.concerned() <= tellFew || now-pp.toldAt >= tellEvery:
+		pe.tell(now, pp)
+	case !pp.late:
+		pp.late = true
+		pe.late = append(pe.late, pp)
+		pe.lateAt(pp.toldAt + tellEvery)
+	}
+}
+
+// lateAt arms the timer that tells what is late.
+func (pe *Peer) lateAt(at time.Duration) { pe.e.arm(&pe.lateTm, (*lateTicker)(pe), at) }
+
+type lateTicker Peer
+
+func (t *lateTicker) tick(now time.Duration) {
+	pe := (*Peer)(t)
+	pe.lateTm.t = nil
+	if pe.allLate && now-pe.mapTold >= tellEvery {
+		pe.tellAll(now)
+	}
+	next := never
+	late := pe.late
+	pe.late = nil
+	for _, pp := range late {
+		if at := pp.toldAt + tellEvery; at > now {
+			pe.late = append(pe.late, pp)
+			next = min(next, at)
+			continue
+		}
+		pp.late = false
+		pe.tell(now, pp)
+		pe.tidy(pp.port)
+	}
+	if pe.allLate {
+		next = min(next, pe.mapTold+tellEvery)
+	}
+	if next != never {
+		pe.lateAt(next)
+	}
+}
+
+// tellAll tells everybody concerned by any port of the peer, in the ports' order.
+func (pe *Peer) tellAll(now time.Duration) {
+	pe.allLate, pe.mapTold = false, now
+	var ports []uint16
+	for port, pp := range pe.ports {
+		if on := pe.Congested(port); on != pp.told || !on && pp.waiters.n > 0 {
+			ports = append(ports, port)
+		}
+	}
+	slices.Sort(ports)
+	for _, port := range ports {
+		pe.tell(now, pe.ports[port])
+	}
+	pe.e.clearedMaps = append(pe.e.clearedMaps, pe)
+}
+
+// tell tells everybody concerned by a port how it stands.
+func (pe *Peer) tell(now time.Duration, pp *peerPort) {
+	e := pe.e
+	on := pe.Congested(pp.port)
+	if !on {
+		e.cleared = append(e.cleared, clearedPort{pe, pp.port})
+		if pp.blocked > 0 {
+			pp.blocked = 0
+			pe.blockedPorts--
+		}
+	}
+	if on == pp.told {
+		return
+	}
+	pp.told, pp.toldAt = on, now
+	if on {
+		pp.since = now
+	}
+	e.told += pp.opened.n + pp.refused.n
+	pp.opened.each(byOpened, func(f *flow) {
+		if !f.refused {
+			f.s.portNews(f, on)
+		}
+		for _, d := range f.dests {
+			f.s.opt.Sink.Changed(d, on)
+		}
+	})
+	pp.refused.each(byRefused, func(f *flow) {
+		f.s.portNews(f, on)
+		if !on && !f.s.mon.Set {
+			f.unconcern(pp)
+		}
+	})
+}
+
+// portNews tells a socket that watches congestion of a destination it is concerned by.
+func (s *Socket) portNews(f *flow, on bool) {
+	if on && !s.mon.Set || !on && !s.mon.Clear {
+		return
+	}
+	if len(s.changes) < maxRefused {
+		s.changes = append(s.changes, Change{f.dst, on})
+	} else {
+		s.freed = allGroups // look at every destination again
+	}
+	s.news(EvCongestion)
+}
+
+// Blocked: see conn.Owner.
+func (pe *Peer) Blocked() bool { return pe.blockedPorts > 0 }
+
+// --- who waits for a port ---------------------------------------------------------
+
+func (pe *Peer) await(now time.Duration, f *flow) {
+	pe.portOf(now, f.dst.Port()).waiters.push(byWaiting, f)
+}
+
+func (pe *Peer) unawait(f *flow) {
+	port := f.dst.Port()
+	if pp := pe.ports[port]; pp != nil {
+		pp.waiters.remove(byWaiting, f)
+		pe.tidy(port)
+	}
+}
+
+// wake lets every flow that waits for port try again.
+func (pe *Peer) wake(port uint16) {
+	pp := pe.ports[port]
+	if pp == nil || pe.Congested(port) {
+		return
+	}
+	if !mutant.On(mutant.LoseWake) {
+		pp.waiters.each(byWaiting, func(f *flow) {
+			pp.waiters.remove(byWaiting, f)
+			f.awaits = false
+			f.s.lineUp(f)
+			f.s.hasSpace()
+		})
+	}
+	pe.tidy(port)
+}
+
+// block notes a send that is refused or has to wait because port is congested.
+func (pe *Peer) block(now time.Duration, port uint16) {
+	if pe.ports[port] != nil || len(pe.ports) < 4096 {
+		pp := pe.portOf(now, port)
+		if pp.blocked == 0 {
+			pe.blockedPorts++
+		}
+		pp.blocked++
+	}
+	if pe.c != nil {
+		pe.c.Blocked(now)
+	}
+}
