@@ -93,7 +93,7 @@ func (h *host) pathPB(now time.Duration, cp *conn.Path) *rdsdv1.Path {
 	if i.State == conn.Up {
 		p.SetUpSinceNs(uint64(max(now-i.Since, 1)))
 	}
-	if i.LastErr != nil {
+	if i.LastErr != nil && i.State != conn.Up { // what is over is in the log
 		p.SetLastError(i.LastErr.Error())
 	}
 	if k := h.laneOf(cp).current(cp); k != nil {

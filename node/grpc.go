@@ -168,8 +168,11 @@ func callLevel(c codes.Code) logging.Level {
 	switch c {
 	case codes.Internal, codes.Unknown, codes.DataLoss:
 		return logging.LevelError
-	case codes.PermissionDenied, codes.Unauthenticated, codes.ResourceExhausted:
+	case codes.Unauthenticated, codes.ResourceExhausted:
 		return logging.LevelWarn
+	case codes.PermissionDenied:
+		// Who refuses logs it, with what was asked for: once is enough.
+		return logging.LevelDebug
 	}
 	return logging.LevelDebug
 }

@@ -250,7 +250,7 @@ func (a *hosts) ping(ctx context.Context, local, remote netip.Addr) (netip.Addr,
 		select {
 		case <-woken:
 		case <-ctx.Done():
-			return h.addr, 0, rdserr.With(rdserr.ErrTimeout, "no answer from %v", remote)
+			return h.addr, 0, rdserr.With(rdserr.ErrTimeout, "no answer from %v%s", remote, h.whyDown(remote))
 		}
 		_, now := h.lock()
 		s.Events()
@@ -262,6 +262,26 @@ func (a *hosts) ping(ctx context.Context, local, remote netip.Addr) (netip.Addr,
 			return h.addr, time.Since(begun), nil
 		}
 	}
+}
+
+// whyDown says why there is no link to remote, if that is known.
+func (h *host) whyDown(remote netip.Addr) string {
+	e, _ := h.lock()
+	defer h.unlock()
+	pe, err := e.Peer(remote)
+	if err != nil || pe.Conn() == nil || pe.Conn().Up() {
+		return ""
+	}
+	var last error
+	pe.Conn().Paths(func(p *conn.Path) {
+		if err := p.Info().LastErr; err != nil {
+			last = err
+		}
+	})
+	if last == nil {
+		return ""
+	}
+	return ": " + last.Error()
 }
 
 // wakeup is a socket's Data that wakes one goroutine.

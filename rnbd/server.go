@@ -126,7 +126,7 @@ func (s *Server) takeAll(now time.Duration, what string, force bool, match func(
 		}
 	}
 	if len(list) > 0 && !force {
-		return rdserr.With(ErrBusy, "%q is open in %d sessions; unmap it there, or use force", what, len(list))
+		return rdserr.With(ErrBusy, "%q is open in %d sessions; unmap it there, or force it (--force)", what, len(list))
 	}
 	for _, h := range list {
 		s.take(now, h)

@@ -102,9 +102,9 @@ func (c *Client) Submit(now time.Duration, r *Req) error {
 	case c.fatal != nil:
 		return c.fatal
 	case len(r.Usr) > MaxUsr:
-		return rdserr.With(ErrTooLarge, "rtrs: a user header of %d bytes, %d are possible", len(r.Usr), MaxUsr)
+		return rdserr.With(ErrTooLarge, "a user header of %d bytes, %d are possible", len(r.Usr), MaxUsr)
 	case c.chunks.Depth != 0 && len(r.Data) > int(c.chunks.MaxIO):
-		return rdserr.With(ErrTooLarge, "rtrs: a request of %d bytes, %d are possible", len(r.Data), c.chunks.MaxIO)
+		return rdserr.With(ErrTooLarge, "a request of %d bytes, %d are possible", len(r.Data), c.chunks.MaxIO)
 	case r.at != idle:
 		panic("rtrs: a request submitted twice")
 	}
@@ -233,7 +233,7 @@ func (c *Client) AddPath(now time.Duration, local, remote netip.AddrPort) (*Clie
 	case c.fatal != nil:
 		return nil, c.fatal
 	case !remote.IsValid() || remote.Port() == 0:
-		return nil, rdserr.With(rdserr.ErrInvalid, "rtrs: a path to %v: the server's address and port are needed", remote)
+		return nil, rdserr.With(rdserr.ErrInvalid, "a path to %v: the server's address and port are needed", remote)
 	case len(c.paths) >= wire.RTRSMaxPaths:
 		return nil, ErrTooMany
 	}
@@ -296,7 +296,7 @@ func (c *Client) Reconnect(now time.Duration, p *ClientPath) error {
 // SetPolicy changes how requests choose a path.
 func (c *Client) SetPolicy(p Policy) error {
 	if p >= numPolicies {
-		return fmt.Errorf("rtrs: policy %d is none of min-inflight, round-robin and min-latency", p)
+		return fmt.Errorf("policy %d is none of min-inflight, round-robin and min-latency", p)
 	}
 	c.cfg.Policy = p
 	return nil

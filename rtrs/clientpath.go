@@ -336,7 +336,7 @@ func (p *ClientPath) connect(g uint32, descs []wire.RTRSDesc) error {
 func (c *Client) newLife(p *ClientPath, g uint32) {
 	for i := len(c.paths) - 1; i >= 0; i-- {
 		if q := c.paths[i]; q.state == Connected {
-			q.lose(rdserr.With(rdserr.ErrReset, "rtrs: the server has a new session"))
+			q.lose(rdserr.With(rdserr.ErrReset, "the server has a new session"))
 		}
 	}
 	c.generation, c.chunks = g, p.chunks

@@ -67,21 +67,21 @@ func (c ClientConfig) withDefaults() (ClientConfig, error) {
 	def(&c.LossTimeout, 30*time.Second)
 	switch {
 	case c.Conns < 2 || c.Conns > maxConns:
-		return c, fmt.Errorf("rtrs: %d connections a path, 2 to %d are possible", c.Conns, maxConns)
+		return c, fmt.Errorf("%d connections a path, 2 to %d are possible", c.Conns, maxConns)
 	case c.QueueDepth < 0 || c.QueueDepth > wire.RTRSMaxDepth:
-		return c, fmt.Errorf("rtrs: queue depth %d, 0 (the server's) to %d are possible", c.QueueDepth, wire.RTRSMaxDepth)
+		return c, fmt.Errorf("queue depth %d, 0 (the server's) to %d are possible", c.QueueDepth, wire.RTRSMaxDepth)
 	case c.ConnTimeout < silence:
-		return c, fmt.Errorf("rtrs: a connection's timeout of %v is shorter than that of the heartbeats, %v", c.ConnTimeout, silence)
+		return c, fmt.Errorf("a connection's timeout of %v is shorter than that of the heartbeats, %v", c.ConnTimeout, silence)
 	case c.ReconnectMin < 0 || c.ReconnectMax < c.ReconnectMin:
-		return c, fmt.Errorf("rtrs: pauses before reconnecting from %v to %v, the first has to be positive and the second not smaller", c.ReconnectMin, c.ReconnectMax)
+		return c, fmt.Errorf("pauses before reconnecting from %v to %v, the first has to be positive and the second not smaller", c.ReconnectMin, c.ReconnectMax)
 	case c.MaxReconnects < 0:
-		return c, fmt.Errorf("rtrs: %d reconnects, 0 (without end) or more are possible", c.MaxReconnects)
+		return c, fmt.Errorf("%d reconnects, 0 (without end) or more are possible", c.MaxReconnects)
 	case c.Policy >= numPolicies:
-		return c, fmt.Errorf("rtrs: policy %d is none of round-robin, min-inflight and min-latency", c.Policy)
+		return c, fmt.Errorf("policy %d is none of round-robin, min-inflight and min-latency", c.Policy)
 	case c.OnLoss > Error:
-		return c, fmt.Errorf("rtrs: on loss %d is neither wait nor error", c.OnLoss)
+		return c, fmt.Errorf("on loss %d is neither wait nor error", c.OnLoss)
 	case c.ConnectTimeout < 0 || c.IOTimeout < 0 || c.LossTimeout < 0:
-		return c, fmt.Errorf("rtrs: timeouts of %v, %v, %v: none can be negative", c.ConnectTimeout, c.IOTimeout, c.LossTimeout)
+		return c, fmt.Errorf("timeouts of %v, %v, %v: none can be negative", c.ConnectTimeout, c.IOTimeout, c.LossTimeout)
 	}
 	return c, checkHeartbeat(c.HeartbeatEvery, c.MissedLimit)
 }
@@ -117,13 +117,13 @@ func (c ServerConfig) withDefaults() (ServerConfig, wire.RTRSChunks, error) {
 	var none wire.RTRSChunks
 	switch {
 	case c.QueueDepth < 1 || c.QueueDepth > maxDepth:
-		return c, none, fmt.Errorf("rtrs: queue depth %d, 1 to %d are possible", c.QueueDepth, maxDepth)
+		return c, none, fmt.Errorf("queue depth %d, 1 to %d are possible", c.QueueDepth, maxDepth)
 	case c.MaxIO < 512 || c.MaxIO > 64<<20 || c.MaxHdr < 512 || c.MaxHdr > 64<<10:
-		return c, none, fmt.Errorf("rtrs: chunks of %d bytes of data and %d of headers, 512 to 64 MiB and 512 to 64 KiB are possible", c.MaxIO, c.MaxHdr)
+		return c, none, fmt.Errorf("chunks of %d bytes of data and %d of headers, 512 to 64 MiB and 512 to 64 KiB are possible", c.MaxIO, c.MaxHdr)
 	case c.ConnectTimeout < 0 || c.TrimAfter < 0:
-		return c, none, fmt.Errorf("rtrs: timeouts of %v, %v: none can be negative", c.ConnectTimeout, c.TrimAfter)
+		return c, none, fmt.Errorf("timeouts of %v, %v: none can be negative", c.ConnectTimeout, c.TrimAfter)
 	case c.MaxSessions < 1 || c.MaxPaths < 1 || c.MaxPaths > wire.RTRSMaxPaths || c.MaxConns < 1 || c.MaxConns > wire.RTRSMaxConns:
-		return c, none, fmt.Errorf("rtrs: at most %d sessions, %d paths, %d connections: at least 1 of each, at most %d paths and %d connections are possible",
+		return c, none, fmt.Errorf("at most %d sessions, %d paths, %d connections: at least 1 of each, at most %d paths and %d connections are possible",
 			c.MaxSessions, c.MaxPaths, c.MaxConns, wire.RTRSMaxPaths, wire.RTRSMaxConns)
 	}
 	chunks, err := wire.NewRTRSChunks(uint32(c.QueueDepth), uint32(c.MaxIO), uint32(c.MaxHdr))
@@ -140,7 +140,7 @@ const (
 
 func checkHeartbeat(every time.Duration, missed int) error {
 	if every < 10*time.Millisecond || every > time.Minute || missed < 2 || missed > 100 {
-		return fmt.Errorf("rtrs: heartbeats every %v with a limit of %d missed, 10ms to 1m and 2 to 100 are possible", every, missed)
+		return fmt.Errorf("heartbeats every %v with a limit of %d missed, 10ms to 1m and 2 to 100 are possible", every, missed)
 	}
 	return nil
 }

@@ -8,16 +8,16 @@ import (
 
 // Errors of this side. What the server answered is a bare syscall.Errno.
 var (
-	ErrTimeout   = &rdserr.Error{Errno: syscall.ETIMEDOUT, Name: "timeout", Text: "rtrs: the request had no answer within its limit"}
-	ErrNoPath    = &rdserr.Error{Errno: syscall.ECONNABORTED, Name: "no-path", Text: "rtrs: no path to the server for longer than the loss timeout"}
-	ErrClosed    = &rdserr.Error{Errno: syscall.ESHUTDOWN, Name: "closed", Text: "rtrs: the session is closed"}
-	ErrReplaced  = &rdserr.Error{Errno: syscall.ESTALE, Name: "replaced", Text: "rtrs: another session of this name from this node took its place"}
-	ErrTooLarge  = &rdserr.Error{Errno: syscall.EMSGSIZE, Name: "too-large", Text: "rtrs: the request is larger than the session's largest I/O"}
-	ErrTooMany   = &rdserr.Error{Errno: syscall.EMFILE, Name: "too-many", Text: "rtrs: a session has at most 128 paths"}
-	ErrExists    = &rdserr.Error{Errno: syscall.EEXIST, Name: "exists", Text: "rtrs: the session has a path between these addresses"}
-	ErrState     = &rdserr.Error{Errno: syscall.EALREADY, Name: "state", Text: "rtrs: the path is in that state already, or removed"}
-	ErrProtocol  = &rdserr.Error{Errno: syscall.EPROTO, Name: "protocol", Text: "rtrs: the peer broke the protocol"}
-	ErrHeartbeat = &rdserr.Error{Errno: syscall.ETIMEDOUT, Name: "heartbeat", Text: "rtrs: the peer was silent beyond the limit of missed heartbeats"}
+	ErrTimeout   = &rdserr.Error{Errno: syscall.ETIMEDOUT, Name: "timeout", Text: "the request had no answer within its limit"}
+	ErrNoPath    = &rdserr.Error{Errno: syscall.ECONNABORTED, Name: "no-path", Text: "no path to the server for longer than the loss timeout"}
+	ErrClosed    = &rdserr.Error{Errno: syscall.ESHUTDOWN, Name: "closed", Text: "the session is closed"}
+	ErrReplaced  = &rdserr.Error{Errno: syscall.ESTALE, Name: "replaced", Text: "another session of this name from this node took its place"}
+	ErrTooLarge  = &rdserr.Error{Errno: syscall.EMSGSIZE, Name: "too-large", Text: "the request is larger than the session's largest I/O"}
+	ErrTooMany   = &rdserr.Error{Errno: syscall.EMFILE, Name: "too-many", Text: "a session has at most 128 paths"}
+	ErrExists    = &rdserr.Error{Errno: syscall.EEXIST, Name: "exists", Text: "the session has a path between these addresses"}
+	ErrState     = &rdserr.Error{Errno: syscall.EALREADY, Name: "state", Text: "the path is in that state already, or removed"}
+	ErrProtocol  = &rdserr.Error{Errno: syscall.EPROTO, Name: "protocol", Text: "the peer broke the protocol"}
+	ErrHeartbeat = &rdserr.Error{Errno: syscall.ETIMEDOUT, Name: "heartbeat", Text: "the peer was silent beyond the limit of missed heartbeats"}
 )
 
 // What is told to the peer, as a positive errno.
@@ -59,5 +59,5 @@ func refusal(errno uint16) error {
 	case syscall.ECONNRESET:
 		why = "the server refused the path: another version, too many connections, or the path's older life has not ended there"
 	}
-	return rdserr.With(&rdserr.Error{Errno: n, Name: "refused", Text: why}, "rtrs: %s (%v)", why, n)
+	return rdserr.With(&rdserr.Error{Errno: n, Name: "refused", Text: why}, "%s (%v)", why, n)
 }

@@ -33,5 +33,5 @@ func ParsePolicy(s string) (Policy, error) {
 	case "min-latency", "ml":
 		return MinLatency, nil
 	}
-	return 0, fmt.Errorf("rtrs: policy %q is none of round-robin (rr), min-inflight (mi) and min-latency (ml)", s)
+	return 0, fmt.Errorf("policy %q is none of round-robin (rr), min-inflight (mi) and min-latency (ml)", s)
 }

@@ -143,7 +143,7 @@ func (s *Server) admit(c *ServerCon, r *wire.RTRSConnReq, local, remote netip.Ad
 			c.Path, p.cons[r.Conn].ServerCon = p, c
 			return 0, nil
 		case int16(r.Attempt-p.attempt) < 0:
-			return errnoReset, rdserr.With(rdserr.ErrReset, "rtrs: attempt %d to connect a path came late, it is at %d", r.Attempt, p.attempt)
+			return errnoReset, rdserr.With(rdserr.ErrReset, "attempt %d to connect a path came late, it is at %d", r.Attempt, p.attempt)
 		default:
 			known = known || p.state == Connected
 		}
@@ -151,11 +151,11 @@ func (s *Server) admit(c *ServerCon, r *wire.RTRSConnReq, local, remote netip.Ad
 	most := max(64, s.cfg.MaxSessions)
 	switch {
 	case int(r.Conns) > s.cfg.MaxConns || others >= s.cfg.MaxPaths || unnamed >= most || from >= most/2:
-		return errnoTooMany, rdserr.With(ErrTooMany, "rtrs: a path of %d connections, %d other paths, %d not of any session yet: too many", r.Conns, others, unnamed)
+		return errnoTooMany, rdserr.With(ErrTooMany, "a path of %d connections, %d other paths, %d not of any session yet: too many", r.Conns, others, unnamed)
 	case r.Conn != 0:
-		return errnoReset, rdserr.With(rdserr.ErrReset, "rtrs: connection %d of a path whose connection 0 was lost, or never made", r.Conn)
+		return errnoReset, rdserr.With(rdserr.ErrReset, "connection %d of a path whose connection 0 was lost, or never made", r.Conn)
 	case !r.FirstConn && !known:
-		return errnoUnknown, rdserr.With(rdserr.ErrNotFound, "rtrs: another path of a session that is not here")
+		return errnoUnknown, rdserr.With(rdserr.ErrNotFound, "another path of a session that is not here")
 	}
 	for _, p := range s.paths {
 		if p.session == r.Session && p.uuid == r.Path && p.state < Closing {

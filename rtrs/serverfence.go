@@ -100,7 +100,7 @@ func (s *Server) letIn(p *ServerPath) {
 		case e.down:
 			wait = wait || !mutant.On(mutant.RTRSReplaceAtOnce)
 		case !slices.Contains(e.addrs, p.Remote.Addr()):
-			p.refuseWith(errnoOther, rdserr.With(rdserr.ErrPerm, "rtrs: session %q is another node's", p.name))
+			p.refuseWith(errnoOther, rdserr.With(rdserr.ErrPerm, "session %q is another node's", p.name))
 			return
 		default:
 			s.replace(e)
@@ -116,14 +116,14 @@ func (s *Server) letIn(p *ServerPath) {
 	switch {
 	case wait:
 	case ses == nil && live >= s.cfg.MaxSessions:
-		p.refuseWith(errnoTooMany, rdserr.With(ErrTooMany, "rtrs: %d sessions are allowed", s.cfg.MaxSessions))
+		p.refuseWith(errnoTooMany, rdserr.With(ErrTooMany, "%d sessions are allowed", s.cfg.MaxSessions))
 	case ses == nil && len(s.sessions) >= s.cfg.MaxSessions: // until one that has ended has let its chunks go
 	case ses != nil && ses.Name != p.name:
-		p.refuseWith(errnoInvalid, rdserr.With(rdserr.ErrInvalid, "rtrs: a path of session %q says that it is of %q", ses.Name, p.name))
+		p.refuseWith(errnoInvalid, rdserr.With(rdserr.ErrInvalid, "a path of session %q says that it is of %q", ses.Name, p.name))
 	default:
 		if ses == nil {
 			if ses = s.newSession(p); ses == nil {
-				p.refuseWith(errnoNoMemory, rdserr.With(rdserr.ErrNoMemory, "rtrs: no memory for the chunks of session %q", p.name))
+				p.refuseWith(errnoNoMemory, rdserr.With(rdserr.ErrNoMemory, "no memory for the chunks of session %q", p.name))
 				return
 			}
 		}

@@ -74,6 +74,6 @@ var clientMay, serverMay = newTable(clientTable), newTable(serverTable)
 
 func (t *table) check(from, to State) {
 	if !t[from][to] {
-		panic(fmt.Sprintf("rtrs: a path that is %v becomes %v", from, to))
+		panic(fmt.Sprintf("a path that is %v becomes %v", from, to))
 	}
 }

@@ -32,7 +32,7 @@ func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 			return fmt.Errorf("is mapping %s in use? %w", m.id, err)
 		}
 		if busy {
-			return rdserr.With(rdserr.ErrBusy, "mapping %s is in use; close what uses it, or use force", m.id)
+			return rdserr.With(rdserr.ErrBusy, "mapping %s is in use; close what uses it, or force it (--force)", m.id)
 		}
 	}
 	h.mu.Lock()
@@ -192,9 +192,9 @@ func pathOf[P any](list []P, session string, p PathSpec, ends func(P) (src, dst 
 	case n == 1:
 		return found, nil
 	case n == 0:
-		return found, rdserr.With(rdserr.ErrNotFound, "session %s has no path from %q to %q", session, p.Src, p.Dst)
+		return found, rdserr.With(rdserr.ErrNotFound, "session %s has no path %v", session, p)
 	}
-	return found, rdserr.With(rdserr.ErrInvalid, "session %s has %d paths from %q to %q; name both ends", session, n, p.Src, p.Dst)
+	return found, rdserr.With(rdserr.ErrInvalid, "session %s has %d paths %v; name both ends", session, n, p)
 }
 
 // matches tells whether s, an address with or without a port, or nothing, names a.

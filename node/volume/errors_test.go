@@ -50,7 +50,7 @@ func TestWrongInputIsRefused(t *testing.T) {
 	export := func(x ExportSpec) error { _, err := s.Export(ctx, x); return err }
 	is(t, "export", export(ExportSpec{Name: "../x", Size: 512}), syscall.EINVAL, "..")
 	is(t, "export twice", export(memory("mem", 512)), syscall.EEXIST, "already")
-	is(t, "export what is not there", export(ExportSpec{Name: "a", Path: dir + "/none"}), syscall.ENOENT, "create makes")
+	is(t, "export what is not there", export(ExportSpec{Name: "a", Path: dir + "/none"}), syscall.ENOENT, "--create with --size")
 	is(t, "export a directory", export(ExportSpec{Name: "a", Path: dir}), syscall.EINVAL, "directory")
 	is(t, "export a pipe", export(ExportSpec{Name: "a", Path: link}), syscall.EINVAL, "regular file")
 	is(t, "export an empty file", export(ExportSpec{Name: "a", Path: empty}), syscall.EINVAL, "empty")

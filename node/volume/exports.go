@@ -168,7 +168,7 @@ func openExport(s *ExportSpec) (blk.Device, blk.Info, error) {
 		return nil, blk.Info{}, err
 	}
 	if info.Size == 0 {
-		return nil, info, rdserr.With(rdserr.ErrInvalid, "%s is empty; want at least one block of %d bytes (create makes a file of a size)", s.Path, info.LogicalBlock)
+		return nil, info, rdserr.With(rdserr.ErrInvalid, "%s is empty; want at least one block of %d bytes (--create with --size makes a file)", s.Path, info.LogicalBlock)
 	}
 	return nil, info, nil
 }
@@ -176,7 +176,7 @@ func openExport(s *ExportSpec) (blk.Device, blk.Info, error) {
 // notFound adds what would be right to the error of a file that is not there.
 func notFound(err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
-		return rdserr.With(rdserr.ErrNotFound, "%v (create makes a file)", err)
+		return rdserr.With(rdserr.ErrNotFound, "%v (--create with --size makes a file)", err)
 	}
 	return err
 }

@@ -38,6 +38,14 @@ type PathSpec struct {
 	Dst string `json:"dst"`
 }
 
+// String names the path as the command line does.
+func (p PathSpec) String() string {
+	if p.Src == "" {
+		return "to " + p.Dst
+	}
+	return "from " + p.Src + " to " + p.Dst
+}
+
 // MapSpec asks for a mapping. Zero values mean the configuration's default.
 type MapSpec struct {
 	Node string // host name or address, perhaps with a port; where Paths is empty it is the path's destination

@@ -26,14 +26,19 @@ func (a *app) versionCmd() *cobra.Command {
 			if a.json {
 				return writeJSON(a.out, v)
 			}
-			rev := ""
-			if v.Revision != "" {
-				rev = " (" + v.Revision + ")"
-			}
-			_, err := fmt.Fprintf(a.out, "rdsd %s%s %s %s\n", v.Version, rev, v.Go, v.Platform)
+			_, err := fmt.Fprintln(a.out, versionLine(v))
 			return err
 		},
 	}
+}
+
+// versionLine is what version and --version print.
+func versionLine(v versionView) string {
+	rev := ""
+	if v.Revision != "" {
+		rev = " (" + v.Revision + ")"
+	}
+	return fmt.Sprintf("rdsd %s%s %s %s", v.Version, rev, v.Go, v.Platform)
 }
 
 func buildVersion() versionView {

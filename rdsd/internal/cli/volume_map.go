@@ -20,7 +20,7 @@ type mapOptions struct {
 	as, policy, access, onLoss string
 	paths                      []string
 	ioTimeout, lossTimeout     time.Duration
-	persist                    bool
+	persist, orExisting        bool
 	nbdSocket, device          string
 	session, id                string
 	queueDepth                 uint32
@@ -55,6 +55,9 @@ another. Needs root, the daemon's user or a configured administrator.`,
 			}
 			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
 				m, err := v.Map(ctx, spec)
+				if o.orExisting && errors.Is(err, rdserr.ErrExists) {
+					m, err = existing(ctx, v, spec)
+				}
 				if err != nil {
 					return withHint(err, spec.Node, spec.Name)
 				}
@@ -71,6 +74,7 @@ another. Needs root, the daemon's user or a configured administrator.`,
 	f.DurationVar(&o.lossTimeout, "loss-timeout", 0, "with --on-loss error: how long requests wait for a path (default as configured, else 30s)")
 	f.StringVar(&o.onLoss, "on-loss", "", "what requests do while no path is left: wait or error (default as configured, else wait)")
 	f.BoolVar(&o.persist, "persist", false, "map it again when the daemon starts")
+	f.BoolVar(&o.orExisting, "or-existing", false, "if the volume is mapped already, print that mapping and change nothing")
 	f.StringVar(&o.nbdSocket, "nbd-socket", "", "with --as socket: where its socket appears (default chosen)")
 	f.StringVar(&o.device, "device", "", "with --as nbd: which device, /dev/nbdN (default a free one)")
 	f.StringVar(&o.session, "session", "", "name of the session to the node (default made of both nodes' names)")
@@ -134,6 +138,15 @@ func (o *mapOptions) spec(volume string) (s rdsd.MapSpec, err error) {
 	return s, nil
 }
 
+// existing is the mapping that spec asks for once more.
+func existing(ctx context.Context, v *rdsd.Volumes, spec rdsd.MapSpec) (*rdsd.Mapping, error) {
+	name := spec.ID
+	if name == "" {
+		name = volumeText(spec.Node, spec.Name)
+	}
+	return v.Mapping(ctx, name)
+}
+
 // withHint adds to why a volume could not be opened what would be right.
 func withHint(err error, node, name string) error {
 	hint := ""
@@ -143,7 +156,7 @@ func withHint(err error, node, name string) error {
 	case errors.Is(err, rdserr.ErrOwned):
 		hint = fmt.Sprintf("rdsd volume show %s on %s says who; --access ro reads beside it", name, node)
 	case errors.Is(err, rdserr.ErrExists):
-		hint = "rdsd volume ls shows it; --session maps it once more"
+		hint = "rdsd volume ls shows it; --or-existing takes it as it is, --session maps it once more"
 	case errors.Is(err, rdserr.ErrRefused), errors.Is(err, rdserr.ErrHostDown):
 		hint = fmt.Sprintf("is a daemon running on %s, and does it export a volume?", node)
 	default:

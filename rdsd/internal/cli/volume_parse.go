@@ -35,6 +35,9 @@ func parseVolume(what, s string) (node, name string, err error) {
 		host, rest, named = strings.Cut(s, ":")
 		switch {
 		case !named:
+			if s == "disk" { // more likely a name than a node
+				return "", "", usagef("%s %q: the node is missing; %s", what, s, right)
+			}
 			return "", "", usagef("%s %q: the name of the volume is missing; did you mean %s:disk?", what, s, s)
 		case host == "":
 			return "", "", usagef("%s %q: the node is missing; %s", what, s, right)

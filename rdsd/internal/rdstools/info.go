@@ -2,10 +2,13 @@ package rdstools
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/netip"
 	"time"
+
+	"github.com/spf13/pflag"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rdsd/internal/dial"
@@ -39,6 +42,10 @@ func runInfo(ctx context.Context, args []string, out, errw io.Writer) int {
 		given[i] = f.BoolP(s.long, s.letter, false, s.what)
 	}
 	if err := f.Parse(args); err != nil {
+		if errors.Is(err, pflag.ErrHelp) {
+			infoUsage(out, out)
+			return 0
+		}
 		fmt.Fprintf(errw, "rds-info: %v\n", err)
 		infoUsage(out, errw)
 		return 1

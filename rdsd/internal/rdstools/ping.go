@@ -9,6 +9,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/pflag"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -33,10 +34,13 @@ type reply struct {
 
 func runPing(ctx context.Context, args []string, out, errw io.Writer) int {
 	o, err := parsePing(ctx, args)
+	if errors.Is(err, pflag.ErrHelp) {
+		pingUsage(out)
+		return 0
+	}
 	if err != nil {
-		fmt.Fprintf(errw, "%s\nrds-ping of rdsd, like version %s\nUsage: rds-ping [options] dst_addr\nOptions:\n"+
-			" -c count      stop after so many packets\n -i interval   time between packets: seconds, 10ms, 50us (default 1)\n"+
-			" -I address    source IP address\n -Q tos        type of service; RDS over TCP has one only, so it changes nothing\n", capital(err.Error()), Version)
+		fmt.Fprintln(errw, capital(err.Error()))
+		pingUsage(errw)
 		return 1
 	}
 	c, err := dial.Dial(ctx, dial.Target(o.socket))
@@ -46,6 +50,12 @@ func runPing(ctx context.Context, args []string, out, errw io.Writer) int {
 	}
 	defer c.Close()
 	return o.ping(ctx, c.Admin(), out)
+}
+
+func pingUsage(w io.Writer) {
+	fmt.Fprintf(w, "rds-ping of rdsd, like version %s\nUsage: rds-ping [options] dst_addr\nOptions:\n"+
+		" -c count      stop after so many packets\n -i interval   time between packets: seconds, 10ms, 50us (default 1)\n"+
+		" -I address    source IP address\n -Q tos        type of service; RDS over TCP has one only, so it changes nothing\n", Version)
 }
 
 func parsePing(ctx context.Context, args []string) (pingOptions, error) {
