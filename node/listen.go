@@ -9,9 +9,12 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/shm"
 )
 
 // listenUnix makes the clients' socket. The file gets its mode and group
@@ -21,7 +24,10 @@ import (
 // network is "unix" or "unixpacket".
 func listenUnix(network, path string, mode fs.FileMode, group string) (net.Listener, error) {
 	if strings.HasPrefix(path, "@") {
-		return net.Listen(network, path)
+		c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
+			return raw.Control(func(fd uintptr) { shm.RefuseRights(int(fd)) })
+		}}
+		return c.Listen(context.Background(), network, path)
 	}
 	kind := unix.SOCK_STREAM
 	if network == "unixpacket" {
@@ -64,6 +70,7 @@ func listenUnix(network, path string, mode fs.FileMode, group string) (net.Liste
 	if err := os.Chmod(path, mode); err != nil {
 		return fail("mode", err)
 	}
+	shm.RefuseRights(fd)
 	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
 		return fail("listen", err)
 	}

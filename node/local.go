@@ -35,6 +35,8 @@ type localFront struct {
 	heard feltTotals             // guarded by mu
 	wg    sync.WaitGroup         // goroutines, and sockets with rings
 
+	closing atomic.Int32 // goroutines of closeAside
+
 	fails atomic.Pointer[func(step string) error] // tests have steps of a bind with rings fail
 }
 
@@ -84,7 +86,7 @@ const maxRefusals = 4
 func (f *localFront) refuse(c net.Conn, err error) {
 	if f.refusals.Add(1) > maxRefusals {
 		f.refusals.Add(-1)
-		c.Close()
+		f.closeAside(c)
 		return
 	}
 	f.wg.Go(func() { // ends after refusePatience and goodbye at the latest
@@ -94,6 +96,24 @@ func (f *localFront) refuse(c net.Conn, err error) {
 	})
 }
 
+// closeAside closes a connection in a goroutine, which ends with the close: that may
+// take as long as whoever passed us a descriptor likes.
+func (f *localFront) closeAside(c net.Conn) {
+	if f.closing.Add(1) > maxClosing {
+		f.closing.Add(-1)
+		c.Close()
+		return
+	}
+	go func() {
+		defer f.closing.Add(-1)
+		c.Close()
+	}()
+}
+
+// maxClosing bounds the threads that refused connections can hold; they count
+// for nobody. Linux refuses the descriptors that it takes for that (6.16).
+const maxClosing = 256
+
 // handle serves one connection to its end, or until a reactor has taken it over.
 func (f *localFront) handle(c *shm.Conn, id Identity, account *quota.Account) {
 	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), identityKey{}, id))
@@ -101,8 +121,7 @@ func (f *localFront) handle(c *shm.Conn, id Identity, account *quota.Account) {
 	f.mu.Lock()
 	if f.conns == nil {
 		f.mu.Unlock()
-		c.Close()
-		f.node.grpc.clients.remove(id, account, localConnBytes)
+		f.drop(c, id, account)
 		return
 	}
 	f.conns[c] = struct{}{}
@@ -117,9 +136,16 @@ func (f *localFront) handle(c *shm.Conn, id Identity, account *quota.Account) {
 	delete(f.conns, c)
 	f.mu.Unlock()
 	if !taken {
+		f.drop(c, id, account)
+	}
+}
+
+// drop closes a connection that nobody serves.
+func (f *localFront) drop(c *shm.Conn, id Identity, account *quota.Account) {
+	go func() { // ends with the close, which may take as long as whoever passed us a descriptor likes
 		c.Close()
 		f.node.grpc.clients.remove(id, account, localConnBytes)
-	}
+	}()
 }
 
 // open reads the first message and serves the socket it asks for. taken: a
@@ -156,8 +182,9 @@ func (f *localFront) memory() (n int, bytes uint64) {
 func (f *localFront) stop() {
 	f.listener.Close()
 	f.mu.Lock()
-	for c := range f.conns {
-		c.Close()
+	for c := range f.conns { // whoever reads there closes it
+		_ = c.CloseRead()
+		_ = c.CloseWrite()
 	}
 	f.conns = nil
 	for r := range f.rings {

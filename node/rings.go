@@ -38,10 +38,12 @@ type ringSock struct {
 	bell  int        // the client writes it; -1: none
 	alarm *shm.Alarm // the client hears it
 
-	blocked atomic.Bool // the engine takes nothing more; EvWritable follows
-	felt    felt        // guarded by front.mu
-	left    bool        // post was shown and not taken; the reactor's thread alone
-	at      int         // position in worker.rings; the reactor's thread alone
+	blocked atomic.Bool  // the engine takes nothing more; EvWritable follows
+	felt    felt         // guarded by front.mu
+	left    bool         // post was shown and not taken; the reactor's thread alone
+	at      int          // position in worker.rings; the reactor's thread alone
+	point   uint64       // descriptors posted before the Cancel or Flush under way; the reactor's thread alone
+	marks   []cancelMark // the reactor's thread alone
 
 	// Guarded by host.mu.
 	flows    []ringFlow
@@ -90,18 +92,27 @@ func (r *ringSock) Poll() bool {
 		if room {
 			r.touch() // events may have waited for it
 		}
-		if err = r.turn(now, posts); err != nil {
-			r.hostile = err
-			r.h.CloseWord(errnoOf(err))
-			r.s.node.count.RingsHostile.Add(1)
-		}
+		err = r.turn(now, posts)
+		r.judge(err)
 	}
 	r.host.unlock()
 	if err != nil {
 		r.s.finish(err)
 		return false
 	}
+	if r.ctl.held {
+		r.ctl.resume()
+	}
 	return true
+}
+
+// judge notes why the client is not served any more; nil: it is. The lock is held.
+func (r *ringSock) judge(err error) {
+	if err != nil && r.hostile == nil {
+		r.hostile = err
+		r.h.CloseWord(errnoOf(err))
+		r.s.node.count.RingsHostile.Add(1)
+	}
 }
 
 // Sleep declares that the daemon will not look any more until the doorbell
@@ -130,24 +141,39 @@ func (r *ringSock) turn(now time.Duration, posts bool) error {
 	if err := r.takeReleases(now); err != nil || !posts {
 		return err
 	}
+	_, err := r.takePosts(now, withRoom)
+	return err
+}
+
+// admission says what may keep a descriptor from being taken.
+type admission uint8
+
+const (
+	withRoom   admission = iota // it waits while the socket has no room
+	regardless                  // nothing: its turn has come, with an outcome or without room
+)
+
+// takePosts takes descriptors, at most a turn's. The lock is held.
+func (r *ringSock) takePosts(now time.Duration, a admission) (n int, err error) {
 	draining := r.s.node.sockets.draining()
 	for range ringTurn {
+		if a == regardless && int64(r.point-r.h.Taking()) <= 0 {
+			return n, nil
+		}
 		ok, err := r.h.Next(&r.post)
-		if err != nil {
-			return err
+		if err != nil || !ok {
+			return n, err
 		}
-		if !ok {
-			return nil
-		}
-		if r.left = !r.take(now, draining); r.left {
+		if r.left = !r.take(now, draining, a); r.left {
 			r.blocked.Store(true)
-			return nil
+			return n, nil
 		}
+		n++
 		if from, pages, wanted := r.h.Growth(); wanted {
 			r.host.all.graves.Go(func() { r.growLedger(from, pages) })
 		}
 	}
-	return nil
+	return n, nil
 }
 
 // growLedger allocates entries of the ledger for more descriptors under way: in a
@@ -179,7 +205,7 @@ func (r *ringSock) takeReleases(now time.Duration) error {
 
 // take posts one descriptor to the engine. False: not now, the same again
 // when the engine has room.
-func (r *ringSock) take(now time.Duration, draining error) bool {
+func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 	p := &r.post
 	if p.Bad != nil {
 		r.refuse(p, p.Bad)
@@ -205,9 +231,17 @@ func (r *ringSock) take(now time.Duration, draining error) bool {
 	case draining != nil:
 		r.refuse(p, draining)
 		return true
+	case r.marks != nil && r.cancelled(p, f.dest.Addr()):
+		return true
 	}
 	t := rds.Train{Body: p.Body, Count: p.Count, Table: p.Table}
-	switch err := r.sock.Admit(f.dest, t); err {
+	var err error
+	if a == regardless {
+		err = r.sock.AdmitAll(f.dest, t)
+	} else {
+		err = r.sock.Admit(f.dest, t)
+	}
+	switch err {
 	case nil:
 	case rdserr.ErrWouldBlock:
 		return false

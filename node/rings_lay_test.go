@@ -3,16 +3,18 @@ package node
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
@@ -71,16 +73,25 @@ func TestLayFails(t *testing.T) {
 	}
 	within(t, 5*time.Second, "the first one is gone", func() bool { return n.sockets.budget().used == 0 && regionsMapped(t) == 0 })
 	before := holding(t, n)
-	steps := map[string]int{}
+	var mu sync.Mutex
+	seen := map[string]bool{}
 	fail := func(f func(step string) error) { n.local.fails.Store(&f) }
-	fail(func(step string) error { steps[step]++; return nil })
+	fail(func(step string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		seen[step] = true
+		return nil
+	})
 	if err := exchange(t, client, fixed); err != nil {
 		t.Fatal(err)
 	}
+	mu.Lock()
+	steps := slices.Collect(maps.Keys(seen))
+	mu.Unlock()
 	if len(steps) < 5 {
 		t.Fatalf("only the steps %v are there to fail", steps)
 	}
-	for step := range steps {
+	for _, step := range steps {
 		fail(func(s string) error {
 			if s == step {
 				return syscall.EMFILE
@@ -100,14 +111,40 @@ func TestLayFails(t *testing.T) {
 		}
 		within(t, 5*time.Second, "everything is as before", func() bool {
 			now := holding(t, n)
-			now.goroutines = min(now.goroutines, before.goroutines)
-			now.fds = min(now.fds, before.fds)
+			now.goroutines = max(now.goroutines, before.goroutines)
+			now.fds = max(now.fds, before.fds)
 			if now != before {
 				t.Logf("%s: %+v, before %+v", step, now, before)
 			}
 			return now == before
 		})
 	}
+}
+
+// connectAs is a connection to the control socket by anybody, and past the kernel's
+// refusal of descriptors.
+func connectAs(t *testing.T, n *Node, id Identity) *shm.Conn {
+	t.Helper()
+	s, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conns := [2]*net.UnixConn{}
+	for i, fd := range s {
+		f := os.NewFile(uintptr(fd), "pair")
+		c, err := net.FileConn(f)
+		f.Close()
+		if err != nil {
+			t.Fatal(err)
+		}
+		conns[i] = c.(*net.UnixConn)
+	}
+	account, err := n.grpc.clients.add(id, localConnBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	go n.local.handle(shm.NewConn(conns[0], 0), id, account) // ends with the connection
+	return shm.NewConn(conns[1], 3)
 }
 
 // TestLayOnTheWay: a client that may not have most ports, and asks for any, is
@@ -118,49 +155,11 @@ func TestLayOnTheWay(t *testing.T) {
 		c.Ports = []PortGrant{{Range: PortRange{1024, 65000}, UID: &root, Exclusive: true}}
 	})
 	for range 5 {
-		s, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
-		if err != nil {
-			t.Fatal(err)
+		r := attachOver(t, connectAs(t, n, Identity{UID: 12345}), bindTo(cfg.RDS.Addresses[0], 0))
+		if port := r.bound.GetLocal().GetPort(); port <= 65000 {
+			t.Errorf("port %d, which is somebody else's", port)
 		}
-		conns := [2]*net.UnixConn{}
-		for i, fd := range s {
-			f := os.NewFile(uintptr(fd), "pair")
-			c, err := net.FileConn(f)
-			f.Close()
-			if err != nil {
-				t.Fatal(err)
-			}
-			conns[i] = c.(*net.UnixConn)
-		}
-		id := Identity{UID: 12345}
-		account, err := n.grpc.clients.add(id, localConnBytes)
-		if err != nil {
-			t.Fatal(err)
-		}
-		go n.local.handle(shm.NewConn(conns[0], 0), id, account) // ends with the bind
-		c := shm.NewConn(conns[1], 3)
-		m := &rdsdv1.ClientMessage{}
-		m.SetBind(ringBind(cfg.RDS.Addresses[0], 0))
-		raw, err := proto.Marshal(m)
-		if err == nil {
-			err = c.WriteMessage(raw)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.SetDeadline(time.Now().Add(10 * time.Second))
-		raw, fds, err := c.ReadMessage()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, fd := range fds {
-			unix.Close(fd)
-		}
-		answer := &rdsdv1.ServerMessage{}
-		if err := proto.Unmarshal(raw, answer); err != nil || !answer.HasBound() || answer.GetBound().GetLocal().GetPort() <= 65000 {
-			t.Errorf("%v, %v", answer, err)
-		}
-		c.Close()
+		r.close()
 	}
 	within(t, 5*time.Second, "all sockets are gone", func() bool { return n.sockets.budget().used == 0 && regionsMapped(t) == 0 })
 }

@@ -25,11 +25,13 @@ import (
 
 // ringClient is a client that does with its region what it likes.
 type ringClient struct {
-	c     *shm.Conn
-	mem   []byte
-	bell  int // the daemon's
-	ear   int // ours
-	bound *rdsdv1.Bound
+	c      *shm.Conn
+	mem    []byte
+	bell   int // the daemon's
+	ear    int // ours
+	region *shm.Region
+	send   *shm.Sender
+	bound  *rdsdv1.Bound
 }
 
 func attachRing(t testing.TB, cfg *Config, b *rdsdv1.Bind) *ringClient {
@@ -40,6 +42,12 @@ func attachRing(t testing.TB, cfg *Config, b *rdsdv1.Bind) *ringClient {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return attachOver(t, c, b)
+}
+
+// attachOver binds with rings over a connection.
+func attachOver(t testing.TB, c *shm.Conn, b *rdsdv1.Bind) *ringClient {
+	t.Helper()
 	c.SetDeadline(time.Now().Add(20 * time.Second))
 	w := &rdsdv1.RingWish{}
 	w.SetVersion(shm.Version)
@@ -65,8 +73,12 @@ func attachRing(t testing.TB, cfg *Config, b *rdsdv1.Bind) *ringClient {
 	if err != nil {
 		t.Fatal(err)
 	}
+	region, err := shm.Open(fds[0], 0)
+	if err != nil {
+		t.Fatal(err)
+	}
 	unix.Close(fds[0])
-	return &ringClient{c, mem, fds[1], fds[2], s.GetBound()}
+	return &ringClient{c, mem, fds[1], fds[2], region, shm.NewSender(region, fds[1]), s.GetBound()}
 }
 
 func (r *ringClient) close() {
@@ -74,6 +86,7 @@ func (r *ringClient) close() {
 	unix.Close(r.bell)
 	unix.Close(r.ear)
 	unix.Munmap(r.mem)
+	r.region.Close()
 }
 
 func (r *ringClient) word(off int) *uint64 { return (*uint64)(unsafe.Pointer(&r.mem[off])) }

@@ -125,6 +125,33 @@ func (d *Dest) Congested() bool { return d.f != nil && d.f.pe.Congested(d.f.dst.
 // are undecided or the node's memory is spent, EvWritable follows; after any
 // other error trying again is of no use.
 func (s *Socket) Admit(d *Dest, t Train) error {
+	if err := s.sendable(d, t); err != nil {
+		return err
+	}
+	if err := s.room(); err != nil {
+		s.wantSpace = true
+		return err
+	}
+	n := t.PayloadBytes()
+	err := s.afford(n)
+	if err != nil && s.e.cfg.Budget.everSends(n) {
+		return rdserr.ErrWouldBlock
+	}
+	return err
+}
+
+// AdmitAll is Admit of what may pass the socket's own limits, because the client
+// asks about all that it has posted so far and whoever calls bounds how much
+// that can be. It never returns rdserr.ErrWouldBlock.
+func (s *Socket) AdmitAll(d *Dest, t Train) error {
+	if err := s.sendable(d, t); err != nil {
+		return err
+	}
+	return s.afford(t.PayloadBytes())
+}
+
+// sendable is what Admit asks of the train itself.
+func (s *Socket) sendable(d *Dest, t Train) error {
 	f := d.f
 	switch {
 	case s.closed:
@@ -138,16 +165,7 @@ func (s *Socket) Admit(d *Dest, t Train) error {
 	if f.dst.Port() < wire.PortFirst && t.Count > 1 {
 		return rdserr.With(rdserr.ErrInvalid, "a train of %d datagrams to port 0, which takes pings one by one", t.Count)
 	}
-	if err := s.room(); err != nil {
-		s.wantSpace = true
-		return err
-	}
-	n := t.PayloadBytes()
-	err := s.afford(n)
-	if err != nil && s.e.cfg.Budget.everSends(n) {
-		return rdserr.ErrWouldBlock
-	}
-	return err
+	return nil
 }
 
 // Post offers a train to a destination the socket opened. A nil error: it is

@@ -57,7 +57,8 @@ type packetBuf struct {
 }
 
 // NewControl takes fd, a connected non-blocking SEQPACKET socket. Descriptors
-// that come with messages are handed out up to maxFDs a message, others closed.
+// that come with messages are handed out up to maxFDs a message, others closed;
+// when maxFDs is 0 they are an error (EBADMSG), and are not received.
 func NewControl(fd, maxFDs int) *Control {
 	return &Control{FD: fd, in: assembler{maxFDs: maxFDs, max: MaxMessage}}
 }
@@ -85,24 +86,64 @@ func (c *Control) Recv() (msg []byte, fds []int, err error) {
 		}
 	}()
 	for {
-		n, oobn, flags, _, err := unix.Recvmsg(c.FD, p.data[:], p.oob[:oobBytes], unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+		oob := p.oob[:oobBytes]
+		if c.in.maxFDs == 0 {
+			oob = nil
+			if err := checkRights(c.FD); err != nil {
+				return nil, nil, recvError(err)
+			}
+		}
+		n, oobn, flags, _, err := unix.Recvmsg(c.FD, p.data[:], oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
 		if err == unix.EINTR {
 			continue
 		}
-		if err == unix.EAGAIN {
-			return nil, nil, ErrAgain
-		}
-		if err == unix.ECONNRESET {
-			return nil, nil, io.EOF // it went with something of ours unread
-		}
 		if err != nil {
-			return nil, nil, fmt.Errorf("shm: control socket: %w", err)
+			return nil, nil, recvError(err)
 		}
 		msg, fds, whole, err := c.in.take(p.data[:n], p.oob[:oobn], flags)
 		if whole || err != nil {
 			return msg, fds, err
 		}
 	}
+}
+
+// recvError is what Recv says of an error of the system's.
+func recvError(err error) error {
+	switch err {
+	case unix.EAGAIN:
+		return ErrAgain
+	case unix.ECONNRESET:
+		return io.EOF // it went with something of ours unread
+	}
+	if Bad(err) {
+		return err
+	}
+	return fmt.Errorf("shm: control socket: %w", err)
+}
+
+// checkRights looks whether the next packet on fd brings descriptors, and leaves
+// the packet there. Nobody asked for them, so that is EBADMSG; and they are not received on
+// any account, be it to be closed: the last close of a socket, for example, may
+// take as long as its owner likes, and without room for them the kernel closes
+// them in the same thread. While the packet stands in the queue it holds them.
+func checkRights(fd int) error {
+	for {
+		_, _, flags, _, err := unix.Recvmsg(fd, nil, nil, unix.MSG_PEEK|unix.MSG_DONTWAIT)
+		if err == unix.EINTR {
+			continue
+		}
+		if err == nil && flags&unix.MSG_CTRUNC != 0 {
+			return badMsg("the control socket brought descriptors, which nobody asked for")
+		}
+		return err
+	}
+}
+
+// RefuseRights has the kernel refuse descriptors that are sent to a listening
+// socket's connections, where it knows how to (Linux 6.16).
+func RefuseRights(fd int) {
+	const soPassRights = 83
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, soPassRights, 0)
 }
 
 // Send writes a message with descriptors, which stay the caller's and must stay

@@ -32,7 +32,8 @@ type Conn struct {
 }
 
 // NewConn wraps an accepted or dialled connection. Descriptors that come with
-// messages are handed out up to maxFDs a message, others closed.
+// messages are handed out up to maxFDs a message, others closed; when maxFDs is
+// 0 they are an error (EBADMSG), and are not received.
 func NewConn(c *net.UnixConn, maxFDs int) *Conn {
 	return &Conn{UnixConn: c, in: assembler{maxFDs: maxFDs, max: MaxMessage}}
 }
@@ -67,6 +68,9 @@ func (c *Conn) ReadMessage() (msg []byte, fds []int, err error) {
 			c.in.drop()
 			if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) {
 				return nil, nil, io.EOF
+			}
+			if Bad(err) {
+				return nil, nil, err
 			}
 			return nil, nil, fmt.Errorf("shm: control socket: %w", err)
 		}
@@ -103,8 +107,16 @@ func (c *Conn) receive() (err error) {
 func (c *Conn) tryReceive(fd uintptr) bool {
 	c.held = packets.Get().(*packetBuf)
 	g := &c.got
+	oob := c.held.oob[:oobBytes]
+	if c.in.maxFDs == 0 {
+		oob = nil
+		if g.err = checkRights(int(fd)); g.err != nil {
+			c.release()
+			return g.err != unix.EAGAIN
+		}
+	}
 	for {
-		g.n, g.oobn, g.flags, _, g.err = unix.Recvmsg(int(fd), c.held.data[:], c.held.oob[:oobBytes], unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+		g.n, g.oobn, g.flags, _, g.err = unix.Recvmsg(int(fd), c.held.data[:], oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
 		if g.err == unix.EINTR {
 			continue
 		}
@@ -197,6 +209,9 @@ func Listen(path string, perm os.FileMode) (*Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("shm: %w", err)
 	}
+	if raw, err := l.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { RefuseRights(int(fd)) })
+	}
 	if perm != 0 && path[0] != '@' {
 		if err := os.Chmod(path, perm); err != nil {
 			l.Close()
@@ -219,7 +234,7 @@ func stale(addr *net.UnixAddr) bool {
 	return errors.Is(err, unix.ECONNREFUSED)
 }
 
-// AcceptConn waits for the next connection. Descriptors that clients send are closed.
+// AcceptConn waits for the next connection. Descriptors that clients send are an error.
 func (l *Listener) AcceptConn() (*Conn, error) {
 	c, err := l.AcceptUnix()
 	if err != nil {

@@ -134,13 +134,7 @@ func TestControlDescriptors(t *testing.T) {
 		}
 		unix.Close(fd)
 	}
-	// What a client sends is closed, and so is what is too much.
-	if err := c.WriteMessage([]byte{1}, bell, bell); err != nil {
-		t.Fatal(err)
-	}
-	if _, fds, err := k.Recv(); err != nil || len(fds) != 0 {
-		t.Error(fds, err)
-	}
+	// What is too much is closed.
 	five := unix.UnixRights(bell, bell, bell, bell, bell)
 	if err := unix.Sendmsg(k.FD, []byte{1, 0, 0, 0, 9}, five, nil, 0); err != nil {
 		t.Fatal(err)

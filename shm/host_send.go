@@ -273,6 +273,23 @@ func (h *Host) moveHead() {
 	crash.Point("ring.accept.head")
 }
 
+// Taking is the number of the descriptor that is taken next: so many were taken.
+// On the reactor's thread.
+func (h *Host) Taking() uint64 { return h.sendHead }
+
+// Posted reads the send tail, once: how many descriptors the client has posted by
+// now. On the reactor's thread. (A tail that cannot be is for Next to complain of.)
+func (h *Host) Posted() uint64 {
+	if h.dead {
+		return h.sendHead
+	}
+	t := h.r.SendTail().Load()
+	if t-h.sendHead > uint64(h.r.Sends) {
+		return h.sendHead
+	}
+	return t
+}
+
 // Outstanding is the number of descriptors taken whose last event is not
 // published yet.
 func (h *Host) Outstanding() int { return h.sends.n }
