@@ -104,12 +104,15 @@ func (p *Path) ackTCP(now time.Duration, bytes uint64) {
 	p.c.tryGrow(now)
 }
 
+// mayGrant reports whether what the peer sends more can be held.
+func (p *Path) mayGrant() bool { return p.c.owner.MayGrant() && !p.refusalsWait() }
+
 // creditsToGrant is how many credits to put into the next frame.
 func (p *Path) creditsToGrant() uint8 {
 	if p.owed <= 0 {
 		return 0
 	}
-	if !p.c.owner.MayGrant() {
+	if !p.mayGrant() {
 		p.c.ctr.CreditWithheld++
 		p.c.rearm(p.lastRx + p.c.cfg.AckDelay*4)
 		return 0

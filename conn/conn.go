@@ -232,6 +232,32 @@ func (c *Conn) gather() {
 	c.pending.front(&all)
 }
 
+// Rests reports whether the connection has no link and nothing to do: nothing
+// queued, sent, held or refused. since is when the last link or attempt ended.
+func (c *Conn) Rests() (since time.Duration, ok bool) {
+	ok = c.pending.head == nil
+	c.Paths(func(p *Path) {
+		ok = ok && p.state != Up && p.state != Disconnecting && len(p.waiting) == 0 && !p.writing &&
+			p.queue.n == 0 && p.retrans.head == nil && p.unacked.head == nil && p.inwrite.head == nil && p.control.head == nil &&
+			len(p.holds) == 0 && len(p.refused) == 0
+		since = max(since, p.since)
+	})
+	return since, ok
+}
+
+// Known reports whether there is a history with the peer: it has said who it is, or
+// sent something.
+func (c *Conn) Known() (yes bool) {
+	yes = c.kind != KindUnknown
+	c.Paths(func(p *Path) { yes = yes || p.expected > 0 })
+	return yes
+}
+
+// End ends a connection that rests: what the shell still reports of it is late.
+func (c *Conn) End() {
+	c.Paths(func(p *Path) { p.gen = p.nextGen() })
+}
+
 // Queue sizes, for the administrator and for budgets.
 type Queued struct {
 	Queued, QueuedBytes   int

@@ -203,6 +203,14 @@ func (p *Path) countOut(port uint16, but *Msg) (n int) {
 	return n
 }
 
+// Refusals wait here until the peer acknowledges them. One that does not, and sends
+// on, would fill this node's memory with them: while more than refusalsWait wait the
+// credits of what it sends are not renewed, which leaves it what it has, and one that
+// comes again with new links is given up at refusalsMost.
+func (p *Path) refusalsWait() bool { return p.refusals > p.window0()/4 }
+
+func (p *Path) refusalsMost() int { return 4 * p.window0() }
+
 // refuse notes that the n datagrams with sequence seq were received and not placed.
 func (p *Path) refuse(seq uint64, n int, why wire.Reason) {
 	if why == wire.ReasonNoPort {

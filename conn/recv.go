@@ -22,6 +22,7 @@ var (
 	errTooLong   = errors.New("a datagram of more than 1 MiB")
 	errMapLength = errors.New("a congestion map that is not 8192 bytes long")
 	errTrain     = errors.New("a train, which it was not told we take")
+	errRefusals  = errors.New("it does not acknowledge what was refused, and sends on")
 	errGone      = errors.New("the link is being dropped")
 )
 
@@ -248,6 +249,9 @@ func (p *Path) place(h *wire.Header, f *transport.Frame) error {
 		}
 	}
 	n := max(1, int(t.Count))
+	if p.refusals >= p.refusalsMost() {
+		return errRefusals
+	}
 	if rdsd && len(p.refusing) > 0 {
 		if _, ok := p.refusing[h.DPort]; ok {
 			if h.Flags&wire.FlagResume == 0 {

@@ -110,7 +110,7 @@ func (p *Path) tickRdsd(now time.Duration) time.Duration {
 	}
 	next = min(next, p.ackDue)
 	if p.owed > 0 && p.granted < max(p.window0()/4, creditCost(wire.MaxDatagram)) {
-		if p.c.owner.MayGrant() {
+		if p.mayGrant() {
 			p.ackPending = true
 			p.kick()
 		} else {

@@ -162,6 +162,9 @@ func (h *host) unlock() {
 			o.publish()
 		}
 	}
+	for _, c := range h.e.Evicted() {
+		c.Paths(h.freeLane)
+	}
 	w.bells = h.publishRings(w.bells[:0])
 	for i := range w.states {
 		h.recordLane(w.states[i].Path)

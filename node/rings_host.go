@@ -44,6 +44,13 @@ func (h *host) ledgerLane(p *conn.Path) *shm.LedgerLane {
 	return l.ledger
 }
 
+// freeLane gives back the ledger's entry of a lane whose peer was forgotten.
+func (h *host) freeLane(p *conn.Path) {
+	l := h.laneOf(p)
+	l.ledger.Free()
+	l.ledger, l.unledgered = nil, true
+}
+
 // prepareLanes allocates what the ledger will need for a new peer, where that
 // may block: in the goroutine that dials or accepts.
 func (h *host) prepareLanes(remote netip.Addr) {

@@ -103,6 +103,9 @@ type Engine struct {
 	lastSock *Socket      // of the last lookup
 	nextID   uint64
 	peers    map[netip.Addr]*Peer
+	named    map[uint32]int // peers by the user that named them, of those nobody answered for
+	evictAt  int            // where in order to look for a place
+	evicted  []*conn.Conn
 	order    []*Peer // in order of creation, so that walks repeat
 	loop     *Peer   // this address itself
 	here     uint64  // messages placed that stayed at this address
@@ -166,6 +169,7 @@ type clearedPort struct {
 func NewEngine(cfg *Config, local netip.Addr, rng *rand.Rand) *Engine {
 	e := &Engine{cfg: cfg, local: local, rng: rng, socks: map[uint16]*Socket{}, peers: map[netip.Addr]*Peer{}, cver: 1,
 		timers: btree.NewG(16, timer.less)}
+	e.named = map[uint32]int{}
 	e.loop = &Peer{e: e, addr: local, mapTold: -tellEvery}
 	e.groupsAt = -groupsEvery
 	return e
@@ -204,7 +208,7 @@ func (e *Engine) States() []StateChange {
 
 // Pending reports whether Take, Ready or States would return anything.
 func (e *Engine) Pending() bool {
-	return len(e.actions)+len(e.ready)+len(e.states)+len(e.cnotes) > 0 || e.collect
+	return len(e.actions)+len(e.ready)+len(e.states)+len(e.cnotes)+len(e.evicted) > 0 || e.collect
 }
 
 // Here numbers the messages that stayed at this address: the last one placed.
@@ -218,7 +222,7 @@ func (e *Engine) Accept(now time.Duration, remote netip.AddrPort) (conn.Accepted
 	if remote.Addr() == e.local {
 		return conn.Accepted{}, rdserr.With(rdserr.ErrInvalid, "connection from our own address %v", e.local)
 	}
-	pe, err := e.Peer(remote.Addr())
+	pe, err := e.peer(now, remote.Addr(), origin{})
 	if err != nil {
 		return conn.Accepted{}, err
 	}

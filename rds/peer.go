@@ -32,10 +32,16 @@ type Peer struct {
 	ctr          stats.Counters
 	tm           timer
 	isFull       bool
+
+	at       int // in Engine.order
+	origin   origin
+	answered bool // something is there
 }
 
 // Peer finds or makes the peer of an address.
-func (e *Engine) Peer(addr netip.Addr) (*Peer, error) {
+func (e *Engine) Peer(addr netip.Addr) (*Peer, error) { return e.peer(e.now, addr, origin{}) }
+
+func (e *Engine) peer(now time.Duration, addr netip.Addr, o origin) (*Peer, error) {
 	if e.lastPeer != nil && e.lastPeer.addr == addr {
 		return e.lastPeer, nil
 	}
@@ -47,10 +53,13 @@ func (e *Engine) Peer(addr netip.Addr) (*Peer, error) {
 		if err := e.mayPeer(addr); err != nil {
 			return nil, err
 		}
-		if len(e.peers) >= e.cfg.MaxPeers {
-			return nil, rdserr.With(rdserr.ErrNoMemory, "the limit of %d peers is reached", e.cfg.MaxPeers)
+		if err := e.makeRoom(now, o); err != nil {
+			return nil, err
 		}
-		pe = &Peer{e: e, addr: addr, mapTold: -tellEvery}
+		pe = &Peer{e: e, addr: addr, mapTold: -tellEvery, at: len(e.order), origin: o}
+		if o.named {
+			e.named[o.uid]++
+		}
 		pe.c = conn.New(&e.cfg.Conn, pe, e.rng, &pe.ctr, e.local, addr)
 		e.peers[addr] = pe
 		e.order = append(e.order, pe)
@@ -142,6 +151,9 @@ func (pe *Peer) Arm(at time.Duration) { pe.e.arm(&pe.tm, pe, at) }
 
 // StateChanged: see conn.Owner.
 func (pe *Peer) StateChanged(p *conn.Path, was conn.State) {
+	if p.State() == conn.Up {
+		pe.answer()
+	}
 	if len(pe.e.states) < 1024 {
 		pe.e.states = append(pe.e.states, StateChange{p, was, p.State(), p.Info().LastErr})
 	}

@@ -69,7 +69,7 @@ func (s *Socket) reach(dst netip.AddrPort, n int) (*flow, error) {
 	if f := s.find(dst); f != nil {
 		return f, nil
 	}
-	pe, err := s.e.Peer(dst.Addr())
+	pe, err := s.e.peer(s.e.now, dst.Addr(), origin{s.opt.UID, true})
 	if err != nil {
 		return nil, err
 	}

@@ -177,6 +177,7 @@ func (n *node) after() {
 			}
 		}
 		n.eng.Notices()
+		n.eng.Evicted()
 		if n.eng.Collect() {
 			n.w.After(0, n.guard(n.collect))
 		}

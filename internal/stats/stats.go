@@ -84,6 +84,7 @@ type Counters struct {
 	OutcomeDelivered uint64 `name:"outcome_delivered" own:"1" help:"datagrams whose outcome is delivered"`
 	OutcomeFailed    uint64 `name:"outcome_failed" own:"1" help:"datagrams whose outcome is failed"`
 	OutcomeUnknown   uint64 `name:"outcome_unknown" own:"1" help:"datagrams whose outcome is unknown"`
+	PeersEvicted     uint64 `name:"peers_evicted" own:"1" help:"peers that rested and made room for others"`
 	MemoryRefused    uint64 `name:"memory_refused" own:"1" help:"datagrams not placed because the memory budget was spent"`
 }
 

@@ -1,0 +1,94 @@
+package conn
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+)
+
+// refusing is the larger side of a link whose port 4000 has no room, with a peer of
+// 128 credits that has sent up to sequence 1.
+func refusing(t *testing.T) *world {
+	w := newWorld(t, "10.0.0.2", "10.0.0.1", func(c *Config) { c.CreditLog2, c.Lanes = 7, 1 })
+	for _, s := range []string{"accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/1/7", "recv 0 answer received=0 npaths=1 hello=77/1/7", "port 4000 no-room"} {
+		w.step(strings.Fields(s))
+		w.settle()
+	}
+	w.take()
+	return w
+}
+
+// A peer that does not acknowledge refusals has no credits left after its window and
+// the refusals that may wait; what it sends beyond them ends the link.
+func TestRefusalsNobodyAcknowledges(t *testing.T) {
+	w := refusing(t)
+	p := w.c.paths[0]
+	var err error
+	n := 0
+	for ; err == nil && n < 10000; n++ {
+		err = w.recvOne(p, fmt.Sprintf("data 5000>4000 seq=%d len=10 csum ack=1", n+2))
+		p.ReceivedAll(w.now, p.gen)
+		w.settle()
+	}
+	if !errors.Is(err, errCredits) || n > 128+128/4+2 {
+		t.Errorf("%d frames refused, then %v; want the credits spent after %d", n, err, 128+128/4+1)
+	}
+	if p.state == Up {
+		t.Error("the link is still there")
+	}
+}
+
+// Nor does it gain by new links: at refusalsMost each of them is given up, and the
+// refusals that wait are no more.
+func TestRefusalsOverManyLinks(t *testing.T) {
+	w := refusing(t)
+	p := w.c.paths[0]
+	seq := uint64(2)
+	capped := false
+	for link := 0; link < 40; link++ {
+		for {
+			err := w.recvOne(p, fmt.Sprintf("data 5000>4000 seq=%d len=10 csum ack=1", seq))
+			if err == nil {
+				seq++
+				p.ReceivedAll(w.now, p.gen)
+				w.settle()
+				continue
+			}
+			capped = capped || errors.Is(err, errRefusals)
+			break
+		}
+		w.settle()
+		for _, s := range []string{"lost 0", "accept 40000", "recv 0 probe npaths=1 hello=77/1/7", "recv 0 answer received=0 npaths=1 hello=77/1/7"} {
+			w.step(strings.Fields(s))
+			w.settle()
+		}
+	}
+	if most := p.refusalsMost(); !capped || p.refusals > most {
+		t.Errorf("%d refusals wait after 40 links, at most %d; given up for it: %v", p.refusals, most, capped)
+	}
+}
+
+// A peer that acknowledges gets its credits back with the acknowledgement, also when
+// nothing else is due: it is never left without.
+func TestRefusalsAcknowledged(t *testing.T) {
+	w := refusing(t)
+	p := w.c.paths[0]
+	for n := range 2000 {
+		ack := uint64(1)
+		if n%100 == 99 {
+			ack = p.NextTx() - 1
+		}
+		if err := w.recvOne(p, fmt.Sprintf("data 5000>4000 seq=%d len=10 csum ack=%d", n+2, ack)); err != nil {
+			t.Fatalf("frame %d: %v", n, err)
+		}
+		p.ReceivedAll(w.now, p.gen)
+		w.settle()
+		if n%100 == 99 && p.granted < 128-1 {
+			t.Fatalf("frame %d: everything is acknowledged, and the peer has %d credits of 128", n, p.granted)
+		}
+	}
+	if p.refusals > 100 {
+		t.Errorf("%d refusals wait", p.refusals)
+	}
+}

@@ -1,0 +1,134 @@
+package rds
+
+import (
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// The table of peers has MaxPeers places, and whoever comes makes a peer: a client by
+// naming a destination, a stranger by connecting. Nobody may keep others out of it.
+// When it is full, the peer that has rested longest, of some that are looked at,
+// makes room: one without a link, without anything queued, sent and undecided or
+// refused, and without a socket that waits for it or has a destination there open.
+// One that never said who it is goes before all others.
+//
+// What is forgotten with it is the incarnation and the sequences of both directions.
+// Towards an rdsd that is a new incarnation of ours: nothing of ours is undecided, and
+// what it has not heard of becomes unknown to it, so nothing is delivered twice (D1,
+// D11). A kernel may send again what it has no TCP acknowledgement for, as after a
+// restart of this daemon; therefore peers that have sent something rest for a while
+// before they go.
+//
+// Peers that clients named and nobody ever answered for are counted by user, who may
+// have three quarters of the places.
+
+const (
+	evictLook  = 128              // peers looked at for one place
+	evictAfter = 10 * time.Second // that a peer whose sequences are forgotten has rested
+)
+
+// rests reports whether pe may be forgotten, and for how long nothing has happened.
+func (pe *Peer) rests(now time.Duration) (since time.Duration, ok bool) {
+	if pe.busy > 0 || pe.blockedPorts > 0 || pe.isFull {
+		return 0, false
+	}
+	since, ok = pe.c.Rests()
+	if ok && pe.c.Known() && now-since < evictAfter {
+		return 0, false
+	}
+	return since, ok
+}
+
+// makeRoom finds a place for one more peer, which uid names if named is true.
+func (e *Engine) makeRoom(now time.Duration, o origin) error {
+	most := e.cfg.MaxPeers
+	if share := max(1, most-most/4); o.named && e.named[o.uid] >= share {
+		if !e.evict(now, func(pe *Peer) bool { return pe.origin == o && !pe.answered }) {
+			return rdserr.With(rdserr.ErrNoMemory, "user %d has named %d destinations that never answered, its share of limits.max_peers (%d)", o.uid, share, most)
+		}
+	}
+	if len(e.order) >= most && !e.evict(now, func(*Peer) bool { return true }) {
+		return rdserr.With(rdserr.ErrNoMemory, "the limit of %d peers (limits.max_peers) is reached, and none of those looked at rests", most)
+	}
+	return nil
+}
+
+// evict forgets the peer that has rested longest of the next ones that fit.
+func (e *Engine) evict(now time.Duration, fits func(*Peer) bool) bool {
+	var best *Peer
+	var rested time.Duration
+	for range min(evictLook, len(e.order)) {
+		if e.evictAt >= len(e.order) {
+			e.evictAt = 0
+		}
+		pe := e.order[e.evictAt]
+		e.evictAt++
+		since, ok := pe.rests(now)
+		if !ok || !fits(pe) {
+			continue
+		}
+		if known, was := pe.c.Known(), best != nil && best.c.Known(); best == nil || was && !known || was == known && since < rested {
+			best, rested = pe, since
+		}
+	}
+	if best != nil {
+		e.forgetPeer(best)
+	}
+	return best != nil
+}
+
+// forgetPeer ends a peer that rests.
+func (e *Engine) forgetPeer(pe *Peer) {
+	for pe.flows.n > 0 {
+		pe.flows.head.forget()
+	}
+	pe.c.End()
+	for _, tm := range []*timer{&pe.tm, &pe.lateTm} {
+		if tm.t != nil {
+			e.timers.Delete(*tm)
+			tm.t = nil
+		}
+	}
+	pe.answer()
+	last := e.order[len(e.order)-1]
+	e.order[pe.at], last.at = last, pe.at
+	e.order[len(e.order)-1] = nil
+	e.order = e.order[:len(e.order)-1]
+	e.walk.next = 0 // who was moved must not be missed
+	delete(e.peers, pe.addr)
+	if e.lastPeer == pe {
+		e.lastPeer = nil
+	}
+	e.ctr.Add(&pe.ctr)
+	e.ctr.PeersEvicted++
+	e.evicted = append(e.evicted, pe.c)
+}
+
+// Evicted returns the connections that were forgotten since the last call.
+func (e *Engine) Evicted() []*conn.Conn {
+	c := e.evicted
+	e.evicted = nil
+	return c
+}
+
+// origin is who made a peer known: the user of a client, or nobody here.
+type origin struct {
+	uid   uint32
+	named bool
+}
+
+// answer notes that something is there at the peer's address: it is not on the
+// account of who named it any more.
+func (pe *Peer) answer() {
+	if pe.answered {
+		return
+	}
+	pe.answered = true
+	if o := pe.origin; o.named {
+		if pe.e.named[o.uid]--; pe.e.named[o.uid] == 0 {
+			delete(pe.e.named, o.uid)
+		}
+	}
+}

@@ -1,0 +1,180 @@
+package rds
+
+import (
+	"errors"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+func peerAddr(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 9, byte(i >> 8), byte(i)}) }
+
+// One user who names destinations without end gets three quarters of the table, is
+// told so, and keeps nobody else out.
+func TestPeersOfOneUser(t *testing.T) {
+	e, now := lone(t, func(c *Config) { c.MaxPeers = 100 })
+	a, _ := e.Bind(0, SocketOptions{UID: 7})
+	b, _ := e.Bind(0, SocketOptions{UID: 8})
+	named := 0
+	var err error
+	for i := range 200 {
+		if err = a.Send(now, netip.AddrPortFrom(peerAddr(i), 4000), nil, 0, false); err == nil {
+			named++
+		}
+	}
+	if named != 75 || !errors.Is(err, rdserr.ErrNoMemory) || !strings.Contains(err.Error(), "limits.max_peers (100)") || !strings.Contains(err.Error(), "user 7") {
+		t.Errorf("%d destinations of 100 places, then %v", named, err)
+	}
+	if err := b.Send(now, netip.AddrPortFrom(peerAddr(1000), 4000), nil, 0, false); err != nil {
+		t.Errorf("another user: %v", err)
+	}
+	if _, err := e.Accept(now, netip.AddrPortFrom(peerAddr(1001), 1024)); err != nil {
+		t.Errorf("a peer that connects: %v", err)
+	}
+	a.Close(now)
+	if err := b.Send(now, netip.AddrPortFrom(peerAddr(1002), 4000), nil, 0, false); err != nil {
+		t.Error(err)
+	}
+	for i := range 200 { // what a closed socket named makes room
+		c, _ := e.Bind(6000, SocketOptions{UID: 9})
+		if err := c.Send(now, netip.AddrPortFrom(peerAddr(2000+i), 4000), nil, 0, false); err != nil {
+			t.Fatalf("destination %d: %v", i, err)
+		}
+		c.Close(now)
+	}
+	if len(e.order) > 100 || len(e.order) != len(e.peers) {
+		t.Errorf("%d peers in order, %d by address, at most 100", len(e.order), len(e.peers))
+	}
+	for i, pe := range e.order {
+		if pe.at != i {
+			t.Fatalf("peer %d believes to be at %d", i, pe.at)
+		}
+	}
+	if pe := e.known(peerAddr(1000)); pe == nil || pe.c.Queued().Queued != 1 {
+		t.Error("a peer with something queued was forgotten")
+	}
+	b.Close(now)
+	n := 0
+	for _, k := range e.named {
+		n += k
+	}
+	for _, pe := range e.order {
+		if pe.origin.named && !pe.answered {
+			n--
+		}
+	}
+	if n != 0 {
+		t.Errorf("the account of named peers is wrong by %d", n)
+	}
+}
+
+// Strangers that connect from many addresses, whether or not they say anything or
+// hang up, do not fill the table.
+func TestPeersOfStrangers(t *testing.T) {
+	for _, local := range []string{"10.0.0.1", "10.200.0.1"} { // smaller, larger than theirs
+		cfg := DefaultConfig()
+		cfg.MaxPeers = 64
+		e, now := lone(t, nil)
+		e.cfg, e.local = &cfg, netip.MustParseAddr(local)
+		s, _ := e.Bind(5000, SocketOptions{})
+		open := netip.AddrPortFrom(peerAddr(5000), 4000)
+		sink := bindBox(t, e, 5001, 1<<20, SocketOptions{})
+		mustOpen(t, sink.s, open, nil)
+		for i := range 1000 {
+			now += time.Millisecond
+			a, err := e.Accept(now, netip.AddrPortFrom(peerAddr(i), 1024))
+			if err != nil {
+				t.Fatalf("%s: stranger %d: %v", local, i, err)
+			}
+			if a.Link {
+				e.Lost(now, a.Path, a.Gen, 0, nil)
+			}
+			e.Take(nil)
+			e.Tick(now)
+		}
+		if len(e.order) > 64 {
+			t.Errorf("%d peers, at most 64", len(e.order))
+		}
+		if e.known(open.Addr()) == nil {
+			t.Error("a peer with a destination open was forgotten")
+		}
+		if err := s.Send(now, netip.AddrPortFrom(peerAddr(3000), 4000), nil, 0, false); err != nil {
+			t.Errorf("%s: a destination after 1,000 strangers: %v", local, err)
+		}
+		if n := len(e.Evicted()); n < 900 || e.Counters().PeersEvicted != uint64(n) {
+			t.Errorf("%d forgotten, %d counted", n, e.Counters().PeersEvicted)
+		}
+		if e.timers.Len() > 2*64+10 {
+			t.Errorf("%d timers for %d peers", e.timers.Len(), len(e.order))
+		}
+	}
+}
+
+// A peer that was forgotten and comes again is served like one that comes after a
+// restart of ours: what it sends arrives once, in order, and so does what is sent to it.
+func TestForgottenPeerComesAgain(t *testing.T) {
+	w := newPair(t)
+	s, _ := w.a.Bind(5000, SocketOptions{})
+	r, _ := w.b.Bind(4000, SocketOptions{})
+	exchange := func(n byte) {
+		t.Helper()
+		for _, x := range [][2]*Socket{{s, r}, {r, s}} {
+			if err := x[0].Send(w.now, x[1].Addr(), []byte{n}, uint64(n), true); err != nil {
+				t.Fatal(err)
+			}
+			w.advance(50 * time.Millisecond)
+			d, ok := x[1].Recv()
+			if !ok || len(d.Payload) != 1 || d.Payload[0] != n {
+				t.Fatalf("%d: received %v %v", n, ok, d.Payload)
+			}
+			d.Release()
+			if _, more := x[1].Recv(); more {
+				t.Fatalf("%d: received twice", n)
+			}
+			x[1].ReadAll(w.now)
+			if o := x[0].Outcomes(nil); len(o) != 1 || o[0].Kind != conn.Delivered {
+				t.Fatalf("%d: outcomes %v", n, o)
+			}
+		}
+	}
+	exchange(1)
+	pe := w.a.order[0]
+	sent := w.a.Counters().SendQueued
+	if w.a.evict(w.now+time.Hour, func(*Peer) bool { return true }) {
+		t.Fatal("a peer with a link was forgotten")
+	}
+	for _, e := range []*Engine{w.b, w.a} {
+		for _, x := range e.order {
+			x.c.Paths(func(p *conn.Path) {
+				if p.State() == conn.Up {
+					e.Lost(w.now, p, p.Gen(), 0, errors.New("cut"))
+				}
+			})
+		}
+		e.Take(nil) // nobody dials
+	}
+	if w.a.evict(w.now+evictAfter-time.Millisecond, func(*Peer) bool { return true }) {
+		t.Error("a peer with a history was forgotten at once")
+	}
+	if !w.a.evict(w.now+evictAfter+time.Second, func(*Peer) bool { return true }) {
+		t.Fatal("a peer that rests was not forgotten")
+	}
+	if w.a.known(w.b.Local()) != nil || w.a.Counters().SendQueued != sent {
+		t.Errorf("it is known still, or its counters are lost")
+	}
+	pe.c.Paths(func(p *conn.Path) {
+		if w.a.Connected(w.now, p, p.Gen()-1) {
+			t.Error("a connection of the forgotten peer is taken")
+		}
+	})
+	w.now += time.Minute
+	exchange(2)
+	exchange(3)
+	if w.a.order[0] == pe || w.a.order[0].c.Incarnation() == pe.c.Incarnation() {
+		t.Error("it has the incarnation of its former life")
+	}
+}
