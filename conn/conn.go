@@ -74,6 +74,7 @@ type Conn struct {
 	active  bool   // the smaller address: this side connects
 	inc     uint64 // our incarnation towards this peer
 	kind    Kind
+	kernels bool   // the peer may be a kernel, as of the last link's beginning
 	peerInc uint64 // rdsd: the peer's incarnation; 0 unknown
 	peerGen uint32 // kernel: its generation number; 0 unknown
 	lanes   int    // agreed; 0 while unknown

@@ -21,7 +21,7 @@ import (
 //     appears on a connection before that.
 //   - Without: it is a kernel; with SPORT_IDX one that keeps lanes apart.
 //   - No answer in ProbeTimeout although something else came: a kernel with its
-//     pings switched off. When nothing came at all the peer may be an rdsd that
+//     pings switched off, where kernels are allowed (mayTable). When nothing came at all the peer may be an rdsd that
 //     is stopped: taking it for a kernel would report as delivered what TCP
 //     acknowledged for it. The link is given up and another tried.
 //
@@ -188,7 +188,7 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 		c.changed(now)
 		return errPeerChanged
 	}
-	if !c.owner.AllowKernel() {
+	if !c.may().place {
 		return errNoKernel
 	}
 	if x.GenNum != 0 {
@@ -324,7 +324,7 @@ func (p *Path) noAnswer(now time.Duration) {
 	c := p.c
 	c.ctr.HandshakeTimeout++
 	switch {
-	case c.kind == KindRdsd || c.kind == KindUnknown && !p.heard:
+	case !c.may().mute || c.kind == KindUnknown && !p.heard:
 		p.Drop(now, errNoAnswer)
 	default:
 		if c.kind != KindKernel && !p.legacy(now) {

@@ -313,6 +313,13 @@ func (p *Path) established(now time.Duration) {
 	p.paused = false
 	p.sinceAck.frames, p.sinceAck.bytes = 0, 0
 	p.probed, p.answer, p.heard, p.of, p.tolds = false, false, false, nil, nil
+	p.c.allow()
+	if p.c.kind.kernel() && !p.c.may().get {
+		// A rule has changed. Whoever connects next shows anew what it is.
+		p.c.changed(now)
+		p.lastErr = errNoKernel
+		return
+	}
 	if p.c.kind.kernel() && p.synced {
 		p.become(now)
 		p.tellLanes()

@@ -75,6 +75,9 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 		c.owner.MeasuredRTT(c.rtt)
 		p.asked = 0
 	}
+	if !c.may().takes(kind) {
+		return errUnidentified
+	}
 	if !rdsd && kind != KindCongMapFrame && p.mustWait() && !hello(&h, kind) {
 		p.paused = true
 		return ErrPause

@@ -210,7 +210,23 @@ func TestTableInDocs(t *testing.T) {
 	for _, r := range Table() {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r[0], r[1], r[2], r[3])
 	}
-	const file, begin, end = "../docs/protocol.md", "<!-- path table: begin; written by go test ./conn -update -->\n", "<!-- path table: end -->"
+	inDocs(t, "path table", b.String())
+}
+
+// TestMayTableInDocs does the same for what a peer may do.
+func TestMayTableInDocs(t *testing.T) {
+	var b strings.Builder
+	b.WriteString("| peer | its datagrams and pongs are placed | its pings are answered | its map is believed | our map is told | datagrams are sent | also without an answer to our handshake | speaks as rdsd do |\n|---|---|---|---|---|---|---|---|\n")
+	for _, r := range MayTable() {
+		fmt.Fprintf(&b, "| %s |\n", strings.Join(r, " | "))
+	}
+	inDocs(t, "kinds table", b.String())
+}
+
+func inDocs(t *testing.T, what, table string) {
+	t.Helper()
+	const file = "../docs/protocol.md"
+	begin, end := "<!-- "+what+": begin; written by go test ./conn -update -->\n", "<!-- "+what+": end -->"
 	text, err := os.ReadFile(file)
 	if err != nil {
 		t.Fatal(err)
@@ -218,15 +234,15 @@ func TestTableInDocs(t *testing.T) {
 	head, rest, ok := strings.Cut(string(text), begin)
 	body, tail, ok2 := strings.Cut(rest, end)
 	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the path table", file)
+		t.Fatalf("%s has no place for the %s", file, what)
 	}
-	if body == b.String() {
+	if body == table {
 		return
 	}
 	if !*update {
-		t.Fatalf("the path table of %s differs from conn/state.go; go test ./conn -update writes it anew", file)
+		t.Fatalf("the %s of %s differs from the code; go test ./conn -update writes it anew", what, file)
 	}
-	if err := os.WriteFile(file, []byte(head+begin+b.String()+end+tail), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(head+begin+table+end+tail), 0o644); err != nil {
 		t.Fatal(err)
 	}
 }

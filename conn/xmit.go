@@ -160,7 +160,7 @@ func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut)
 // would be refused for ever. Another rdsd forgets the map with the incarnation
 // (see restart), so that an empty one says nothing to it.
 func (p *Path) fillCongestion(now time.Duration, b *transport.Batch, o *frameOut) {
-	if !p.congDirty || p.idx != 0 {
+	if !p.congDirty || p.idx != 0 || !p.c.may().hear {
 		return
 	}
 	whole := p.c.kind != KindRdsd

@@ -148,7 +148,8 @@ func (a *hosts) dropRefused() (dropped int) {
 		e, now := h.lock()
 		var gone []*conn.Path
 		for _, pe := range e.Peers() {
-			if !a.engineConfig.AllowPeer(pe.Addr()) {
+			kernel := pe.Conn().Kind() == conn.KindKernel || pe.Conn().Kind() == conn.KindKernelLegacy
+			if !a.engineConfig.AllowPeer(pe.Addr()) || kernel && !a.engineConfig.AllowKernel(pe.Addr()) {
 				pe.Conn().Paths(func(p *conn.Path) { gone = append(gone, p) })
 			}
 		}
