@@ -231,6 +231,15 @@ func (p *Path) backOff(now time.Duration) {
 	p.c.rearm(p.retryAt)
 }
 
+// Connect connects to a peer although nothing waits for it, if it is for this side
+// to connect: the peer may wait for that.
+func (c *Conn) Connect(now time.Duration) {
+	if p := c.path(0); c.active && p.state == Down {
+		p.wasUp = true
+		p.event(now, EvWant)
+	}
+}
+
 // Connected tells that attempt gen has its link. False: it is late, close it.
 func (p *Path) Connected(now time.Duration, gen uint64) bool {
 	if gen != p.gen || p.state != Connecting {

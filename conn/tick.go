@@ -64,6 +64,9 @@ func (p *Path) tick(now time.Duration) time.Duration {
 		return next
 	}
 	if p.probed && !p.ready {
+		if p.paused {
+			p.probedAt = now // the answer may stand behind what is not read
+		}
 		if now-p.probedAt >= cfg.ProbeTimeout {
 			p.noAnswer(now)
 		}

@@ -98,6 +98,29 @@ func startDaemon(t *testing.T, l *lab) *daemon {
 	return d
 }
 
+// again ends the daemon and starts it anew, at the same place.
+func (d *daemon) again(t *testing.T, sig syscall.Signal) {
+	t.Helper()
+	d.stop(t, sig)
+	log, err := os.OpenFile(d.log, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer log.Close()
+	cmd := exec.Command(d.cmd.Args[0], d.cmd.Args[1:]...)
+	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	exited := make(chan struct{})
+	d.cmd, d.exited = cmd, exited
+	go func() {
+		_ = cmd.Wait()
+		close(exited)
+	}()
+}
+
 func (d *daemon) ready() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 	defer cancel()

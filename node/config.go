@@ -64,6 +64,7 @@ type RDSConfig struct {
 	ReconnectMax      Duration     `toml:"reconnect_max" usage:"largest reconnect delay (full jitter)" want:"a duration such as \"5s\", at most 10m"`
 	HeartbeatInterval Duration     `toml:"heartbeat_interval" usage:"silence after which another rdsd is sent a heartbeat" want:"a duration such as \"5s\", 100ms to 10m, shorter than rds.heartbeat_timeout"`
 	HeartbeatTimeout  Duration     `toml:"heartbeat_timeout" usage:"silence after which a link to another rdsd is given up" want:"a duration such as \"20s\", longer than rds.heartbeat_interval"`
+	RestartHold       Duration     `toml:"restart_hold" usage:"how long, after a start, ports that were bound before are held for the users who had them; 0s: not at all" want:"a duration such as \"3s\", 0s to 1m"`
 	PingEnable        bool         `toml:"ping_enable" usage:"answer pings (off also ends the handshake with kernels)" want:"true or false"`
 	LowPortsBelow     uint16       `toml:"low_ports_below" reload:"yes" usage:"RDS ports below this one need a [[ports]] grant or root; 0: none do" want:"a port, 0 to 65535"`
 }
@@ -151,6 +152,7 @@ func DefaultConfig() *Config {
 			ReconnectMax:      Duration{5 * time.Second},
 			HeartbeatInterval: Duration{5 * time.Second},
 			HeartbeatTimeout:  Duration{20 * time.Second},
+			RestartHold:       Duration{3 * time.Second},
 			PingEnable:        true,
 			LowPortsBelow:     1024,
 		},

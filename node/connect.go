@@ -51,6 +51,12 @@ func (h *host) connect(ctx context.Context, a conn.Action) (transport.Link, erro
 	if !h.all.engineConfig.AllowPeer(a.Path.Conn().Remote()) { // not any more
 		return nil, errNotAllowed
 	}
+	h.mu.Lock()
+	leaving := h.leaving
+	h.mu.Unlock()
+	if leaving {
+		return nil, errLeaving
+	}
 	return h.all.provider.Dial(ctx, netip.AddrPortFrom(h.addr, 0), netip.AddrPortFrom(a.Path.Conn().Remote(), h.port), a.Lane)
 }
 

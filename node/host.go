@@ -31,6 +31,7 @@ type host struct {
 	timerAt time.Duration // what timer is set for; never when it is not
 	latest  time.Duration // the time of the last step
 	closed  bool
+	leaving bool         // nothing is dialled any more
 	kicked  []*conn.Path // handed over to worker
 	watch   []*congestionWatch
 	rings   hostRings

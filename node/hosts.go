@@ -43,6 +43,7 @@ type hosts struct {
 
 	states stateLog
 	ledger *shm.Ledger // nil: none
+	ports  *portBook   // nil: none; set by start
 	dealt  atomic.Uint32
 	// graves counts goroutines that let go of the memory of closed sockets with
 	// rings, or allocate in the ledger for open ones.
@@ -118,6 +119,7 @@ func (a *hosts) start() error {
 		a.close()
 		return err
 	}
+	was := a.openPorts()
 	for _, h := range a.list {
 		l, err := a.provider.Listen(netip.AddrPortFrom(h.addr, h.port), h.accept)
 		if err != nil {
@@ -128,6 +130,7 @@ func (a *hosts) start() error {
 		h.listener = l
 		h.mu.Unlock()
 	}
+	a.reconnect(was)
 	return nil
 }
 
@@ -179,6 +182,7 @@ func (a *hosts) close() {
 	a.states.stop()
 	a.graves.Wait() // they write to the ledger
 	a.closeLedger()
+	a.ports.close()
 }
 
 func (a *hosts) alive() {

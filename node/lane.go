@@ -27,6 +27,7 @@ type laneLink struct {
 	link  transport.Link
 	dead  bool // guarded by host.mu
 	fresh bool // accepted and not identified yet: counts as a handshake; guarded by host.mu
+	noted bool // its peer is in the book of kernels, or need not be
 	now   time.Duration
 }
 
@@ -82,11 +83,27 @@ func (l *laneLink) Buffer(raw []byte, n int) *buf.Buf {
 func (l *laneLink) End() {
 	l.h.e.ReceivedAll(l.now, l.p, l.gen)
 	l.h.commit(l.p)
+	if !l.noted {
+		l.note()
+	}
 	if l.fresh && l.p.Ready() {
 		l.fresh = false
 		l.h.all.handshakes.Add(-1)
 	}
 	l.h.unlock()
+}
+
+// note writes down, once it is known, that the peer is a kernel to which we are
+// the one to connect.
+func (l *laneLink) note() {
+	c := l.p.Conn()
+	if c.Kind() == conn.KindUnknown {
+		return
+	}
+	l.noted = true
+	if b := l.h.all.ports; b != nil && c.Active() && c.Kind() != conn.KindRdsd {
+		b.noteKernel(l.h.addr, c.Remote())
+	}
 }
 
 // Progress: a peer that takes a large batch slowly is alive.

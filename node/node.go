@@ -264,6 +264,10 @@ func (n *Node) drain(page *httpFront) {
 	// scrape of the last counters.
 	end, cancelEnd := context.WithTimeout(context.Background(), time.Second)
 	defer cancelEnd()
+	if n.hosts != nil {
+		n.hosts.quiesce(ctx)
+		n.hosts.ports.freeze() // what is closed from here on is bound again in the next life
+	}
 	close(n.stopping)
 	n.sockets.finishAll(errDraining)
 	n.stopVolumes(ctx)

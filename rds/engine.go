@@ -118,6 +118,8 @@ type Engine struct {
 	cwholeV uint64
 	cnotes  []Notice
 
+	held heldPorts
+
 	timers      *btree.BTreeG[timer]
 	timerID     uint64
 	actions     []conn.Action

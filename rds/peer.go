@@ -115,11 +115,12 @@ func (pe *Peer) tick(now time.Duration) {
 
 // Deliver places a datagram for one of our ports.
 func (pe *Peer) Deliver(p *conn.Path, seq uint64, sport, dport uint16, t wire.Train, f *transport.Frame) conn.Verdict {
-	s := pe.e.sock(dport)
-	if s == nil {
-		return conn.NoPort
+	v := conn.NoPort
+	if s := pe.e.sock(dport); s != nil {
+		v = s.place(pe, p, seq, sport, t, f)
+	} else if pe.e.held.has(dport) {
+		v = conn.NoRoom // until its owner is back
 	}
-	v := s.place(pe, p, seq, sport, t, f)
 	if v == conn.NoRoom && !pe.isFull {
 		pe.isFull = true
 		pe.e.full = append(pe.e.full, pe)

@@ -132,6 +132,9 @@ func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
 	case port != 0 && e.socks[port] != nil:
 		return nil, rdserr.With(rdserr.ErrAddrInUse, "%v is bound by another socket (uid %d, pid %d)", netip.AddrPortFrom(e.local, port), e.socks[port].opt.UID, e.socks[port].opt.PID)
 	}
+	if err := e.mayTake(port, o.UID); err != nil {
+		return nil, err
+	}
 	if port == 0 {
 		if port = e.freePort(); port == 0 {
 			return nil, rdserr.With(rdserr.ErrAddrInUse, "all ports of %v are bound", e.local)
@@ -148,6 +151,8 @@ func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
 	s.reserver, _ = o.Sink.(Reserver)
 	s.roof = math.MaxInt
 	e.socks[port] = s
+	e.take(port)
+	e.held.tell(port, o.UID, true)
 	return s, nil
 }
 
@@ -162,7 +167,7 @@ func (e *Engine) freePort() uint16 {
 			p = p - 65536 + wire.PortFirst
 		}
 		switch port := uint16(p); {
-		case e.socks[port] != nil:
+		case e.socks[port] != nil || e.held.has(port):
 		case !e.rest.has(port):
 			return port
 		case resting == 0:
@@ -248,6 +253,7 @@ func (s *Socket) Close(now time.Duration) {
 	s.closed = true
 	delete(e.socks, s.port)
 	e.rest.add(s.port)
+	e.held.tell(s.port, s.opt.UID, false)
 	if e.lastSock == s {
 		e.lastSock = nil
 	}

@@ -43,6 +43,26 @@ func (n *node) bindAll() {
 	}
 }
 
+// bindLate holds the ports of the former life for its applications, which come
+// back one by one, most of them in time.
+func (n *node) bindLate() {
+	w := n.w
+	ports := map[uint16]uint32{}
+	for i := range w.socketsPer {
+		ports[uint16(4000+i)] = 0
+	}
+	n.eng.Hold(w.Now(), ports, w.Now()+time.Second)
+	for i := range w.socketsPer {
+		port := uint16(4000 + i)
+		w.After(w.upTo(1200*time.Millisecond), n.guard(func() {
+			if n.eng.Socket(port) == nil {
+				n.bind(port)
+				n.after()
+			}
+		}))
+	}
+}
+
 func (n *node) bind(port uint16) *app {
 	w := n.w
 	o := rds.SocketOptions{SndBufBytes: w.drawBuf(), RcvBufBytes: w.drawBuf()}
@@ -57,6 +77,9 @@ func (n *node) bind(port uint16) *app {
 			a.m.room, o.RcvBufBytes = 64<<10, 24<<10
 		}
 		a.want, o.Sink = true, a.m // it is told every outcome
+		if w.calm {
+			a.m.room = max(a.m.room, 64<<10) // see endFaults
+		}
 		w.undrained++
 	}
 	s, err := n.eng.Bind(port, o)

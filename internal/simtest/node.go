@@ -72,7 +72,11 @@ func (n *node) start() {
 		}
 	}
 	n.w.trace("%v starts, incarnation %d, lanes %d, budget %d", n.addr, n.epoch, n.cfg.Conn.Lanes, n.cfg.Budget.Limit)
-	n.bindAll()
+	if n.epoch%2 == 0 {
+		n.bindLate()
+	} else {
+		n.bindAll()
+	}
 	n.after()
 	if n.w.vol != nil {
 		n.w.vol.started(n)

@@ -41,10 +41,11 @@ WAKE_LIMIT = 20
 
 
 def send(link, local, dst, flow, count, size, sndbuf=0, nonblock=False, tick=0,
-         empties=False):
+         empties=False, pause_every=0, pause_ms=0):
     """Send `count` signed datagrams, then hold the socket until told.
 
-    With empties an empty one goes before each.
+    With empties an empty one goes before each; pause_every and pause_ms make a
+    steady sender.
 
     Holding matters: closing an RDS socket cancels what is unacknowledged.
     With nonblock, EAGAIN and ENOBUFS are waited out by poll, the latter with
@@ -93,6 +94,8 @@ def send(link, local, dst, flow, count, size, sndbuf=0, nonblock=False, tick=0,
         stats["sent"] += 1
         if tick and stats["sent"] % tick == 0:
             link.say(event="progress", sent=stats["sent"])
+        if pause_every and stats["sent"] % pause_every == 0:
+            time.sleep(pause_ms / 1000)
     stats["seconds"] = time.monotonic() - began
     stats["longest_wait"] = longest
     link.say(event="sent", **stats)

@@ -1,0 +1,160 @@
+package interop
+
+import (
+	"context"
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+)
+
+// rdsd is killed, again and again, while a port of ours is congested as the kernel
+// knows. The kernel keeps that map: its sender goes on only when the next life
+// tells another one.
+func TestKilledWhileCongested(t *testing.T) {
+	const (
+		kills = 5 // for each pair
+		count = 300
+	)
+	eachPair(t, 2*time.Minute, true, func(ctx context.Context, t *testing.T, l *lab, d *daemon, pr pair) {
+		longest := time.Duration(0)
+		for range kills {
+			small := []rdsd.BindOption{rdsd.WithRecvBuffer(8192), rdsd.WithRecvWindow(1, 1000), rdsd.WithReconnect(false)}
+			s := d.bind(ctx, t, pr.ours, newPort(), small...)
+			port := s.LocalAddr().Port()
+			job := kernelSend(ctx, t, l, map[string]any{
+				"local": at(pr.kernel, newPort()), "dst": at(pr.ours, port), "flow": 1, "count": count,
+				"size": Size{Min: 500, Max: 1000}, "nonblock": true,
+			})
+			if _, err := job.Event(ctx, "congested"); err != nil {
+				t.Fatal("a reader that does not read never became congested:", err)
+			}
+			d.again(t, syscall.SIGKILL)
+			_ = s.Close()
+			if err := d.ready(); err != nil {
+				t.Fatal(err)
+			}
+			s = d.bind(ctx, t, pr.ours, port, rdsd.WithRecvBuffer(4<<20))
+			began := time.Now()
+			soon, cancel := context.WithTimeout(ctx, 10*time.Second)
+			_, err := s.Recv(soon)
+			cancel()
+			took := time.Since(began)
+			if longest = max(longest, took); err != nil || took > time.Second {
+				t.Fatalf("the first datagram after %v: %v", took, err)
+			}
+			gone := make(chan struct{})
+			go func() {
+				defer close(gone)
+				for {
+					if _, err := s.Recv(ctx); err != nil {
+						return
+					}
+				}
+			}()
+			release(ctx, t, job)
+			_ = s.Close()
+			<-gone
+		}
+		t.Logf("the longest wait for the first datagram: %v", longest)
+	})
+}
+
+// rdsd is restarted, killed and in order, under the kernel's traffic. Its clients
+// come back a moment later than its links; nothing is dropped meanwhile because
+// nobody has bound the port yet.
+func TestRestartsUnderTraffic(t *testing.T) {
+	const count = 10_000
+	l := needLab(t)
+	for _, pr := range pairs[:2] {
+		t.Run(pr.name, func(t *testing.T) {
+			ctx := limited(t, 2*time.Minute)
+			d := startDaemon(t, l)
+			watch(t, l, d)
+			s := d.bind(ctx, t, pr.ours, newPort(), rdsd.WithRecvBuffer(4<<20))
+			c := NewChecker(map[uint32]int{1: count})
+			received, ended := make(chan struct{}, 1), make(chan struct{})
+			halt, stop := context.WithCancel(ctx)
+			go func() {
+				defer close(ended)
+				for {
+					m, err := s.Recv(halt)
+					switch {
+					case halt.Err() != nil:
+						return
+					case err != nil: // the daemon is away
+						time.Sleep(time.Millisecond)
+						continue
+					}
+					c.Add(m.Payload)
+					select {
+					case received <- struct{}{}:
+					default:
+					}
+				}
+			}()
+			job := kernelSend(ctx, t, l, map[string]any{
+				"local": at(pr.kernel, newPort()), "dst": at(pr.ours, s.LocalAddr().Port()), "flow": 1, "count": count,
+				"size": Size{Min: SignedMin, Max: 300}, "pause_every": 10, "pause_ms": 4, "tick": count / 8,
+			})
+			dropped := uint64(0)
+			for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL, syscall.SIGTERM, syscall.SIGKILL, syscall.SIGTERM, syscall.SIGKILL} {
+				if _, err := job.Event(ctx, "progress"); err != nil {
+					t.Fatal(err)
+				}
+				dropped += noSock(ctx, t, d)
+				d.again(t, sig)
+				if err := d.ready(); err != nil {
+					t.Fatal(err)
+				}
+				select { // what came before does not count
+				case <-received:
+				default:
+				}
+				select {
+				case <-received:
+				case <-time.After(10 * time.Second):
+					t.Fatalf("nothing comes for 10 s after %v", sig)
+				}
+			}
+			release(ctx, t, job)
+			time.Sleep(200 * time.Millisecond) // what is under way
+			stop()
+			<-ended
+			dropped += noSock(ctx, t, d)
+			r := c.Report()
+			t.Logf("%d of %d lost in 6 restarts, %d for want of a socket", r.Missing, count, dropped)
+			if dropped != 0 {
+				t.Errorf("%d datagrams were dropped because nobody had bound the port", dropped)
+			}
+			// What was placed, and not acknowledged by our TCP when the daemon was
+			// killed, comes again to its next life.
+			if r.Bad+r.Strange != 0 || r.Back > 3 {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+}
+
+// noSock is rdsd's count of datagrams that it dropped for want of a socket.
+func noSock(ctx context.Context, t *testing.T, d *daemon) uint64 {
+	t.Helper()
+	var err error
+	for range 100 { // gRPC dials again at its own pace
+		var r *rdsdv1.GetCountersResponse
+		if r, err = d.Admin().GetCounters(ctx, &rdsdv1.GetCountersRequest{}); err == nil {
+			for _, c := range r.GetCounter() {
+				if c.GetName() == "recv_drop_no_sock" {
+					return c.GetValue()
+				}
+			}
+			err = errors.New("no such counter")
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+	t.Fatal(err)
+	return 0
+}

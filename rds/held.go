@@ -1,0 +1,107 @@
+package rds
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// heldPorts are ports that were bound when a former life of the daemon ended, kept
+// for their owners for a moment: applications come back within milliseconds or
+// seconds, while links are there at once. Until a port is bound again, or the time
+// is over, it counts as congested and nothing finds room there: senders wait, an
+// rdsd is refused and sends again, the link of a kernel, which can be refused
+// nothing, is not read on. Without that, what was under way would be dropped as
+// for a port that nobody has.
+type heldPorts struct {
+	owner map[uint16]uint32 // uid by port
+	until time.Duration
+	bound []uint16 // by their owners since the last tick
+	tm    timer
+	told  func(port uint16, uid uint32, bound bool)
+}
+
+// OnPorts has f told of each port that is bound and closed, and of held ports that
+// are given up, in the middle of a step: f must not block or call back.
+func (e *Engine) OnPorts(f func(port uint16, uid uint32, bound bool)) { e.held.told = f }
+
+// Hold keeps ports for the users that owned them until somebody of theirs binds
+// them, or the time until. It is called once, before the first link.
+func (e *Engine) Hold(now time.Duration, ports map[uint16]uint32, until time.Duration) {
+	if len(ports) == 0 {
+		return
+	}
+	e.held.owner, e.held.until = ports, until
+	for _, port := range e.held.ports() {
+		e.setCongested(now, port, true)
+	}
+	e.arm(&e.held.tm, (*heldTicker)(e), until)
+}
+
+// Held is how many ports wait for their owners.
+func (e *Engine) Held() int { return len(e.held.owner) }
+
+func (h *heldPorts) ports() []uint16 {
+	l := make([]uint16, 0, len(h.owner))
+	for port := range h.owner {
+		l = append(l, port)
+	}
+	slices.Sort(l) // the simulator wants the same order each time
+	return l
+}
+
+func (h *heldPorts) has(port uint16) bool {
+	_, ok := h.owner[port]
+	return ok
+}
+
+// mayTake tells whether user uid may bind port now.
+func (e *Engine) mayTake(port uint16, uid uint32) error {
+	if owner, ok := e.held.owner[port]; ok && owner != uid {
+		return rdserr.With(rdserr.ErrAddrInUse, "%v is held for user %d, whose socket it was before the daemon started", netip.AddrPortFrom(e.local, port), owner)
+	}
+	return nil
+}
+
+// take ends the holding of port, which its owner has bound. What waits for that
+// goes on in the next tick, at once: Bind does not know the time.
+func (e *Engine) take(port uint16) {
+	if e.held.has(port) {
+		delete(e.held.owner, port)
+		e.held.bound = append(e.held.bound, port)
+		e.arm(&e.held.tm, (*heldTicker)(e), e.now)
+	}
+}
+
+func (h *heldPorts) tell(port uint16, uid uint32, bound bool) {
+	if h.told != nil {
+		h.told(port, uid, bound)
+	}
+}
+
+type heldTicker Engine
+
+func (t *heldTicker) tick(now time.Duration) {
+	e := (*Engine)(t)
+	h := &e.held
+	h.tm.t = nil
+	done := h.bound
+	h.bound = nil
+	if now >= h.until {
+		for _, port := range h.ports() {
+			h.tell(port, h.owner[port], false)
+			done = append(done, port)
+		}
+		h.owner = nil
+	} else if len(h.owner) > 0 {
+		e.arm(&h.tm, t, h.until)
+	}
+	for _, port := range done {
+		if s := e.socks[port]; s == nil || !s.congested {
+			e.setCongested(now, port, false)
+		}
+	}
+	e.roomAgain()
+}
