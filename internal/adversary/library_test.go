@@ -3,11 +3,14 @@ package adversary
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"io"
 	"math"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
+	"syscall"
 	"testing"
 	"time"
 
@@ -23,21 +26,47 @@ import (
 // TestLibraries: what acts are made of gets where it is to get. An adversary
 // that is turned away at the door shows nothing.
 func TestLibraries(t *testing.T) {
+	if os.Getenv(orderEnv) != "" { // the adversary's user
+		var at Target
+		must(t, order(&at))
+		for name, f := range map[string]func(*testing.T, *Stage){
+			"rings": ringsGetThere, "packets": packetsGetThere, "streams": streamsGetThere, "an rdsd that connects": peersGetThere,
+			"a kernel that connects": kernelsGetThere, "a node that is connected to": answersGetThere, "volumes": raidersGetThere, "nbd": nbdGetsThere,
+			"http": httpGetsThere,
+		} {
+			t.Run(name, func(t *testing.T) {
+				ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+				s := NewStage(ctx, at, uint64(len(name))) // an address of its own
+				defer s.Clear()
+				defer cancel()
+				f(t, s)
+			})
+		}
+		return
+	}
 	if os.Getuid() != 0 {
-		t.Skip("elsewhere: peers on loopback are root's")
+		t.Skip("elsewhere: the adversary needs a user of its own, which takes root")
 	}
 	w := newWorld(t)
-	for name, f := range map[string]func(*testing.T, *Stage){
-		"rings": ringsGetThere, "packets": packetsGetThere, "streams": streamsGetThere, "an rdsd that connects": peersGetThere,
-		"a kernel that connects": kernelsGetThere, "a node that is connected to": answersGetThere, "volumes": raidersGetThere, "nbd": nbdGetsThere,
-	} {
-		t.Run(name, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-			s := NewStage(ctx, w.targets[0], uint64(len(name))) // an address of its own
-			defer s.Clear()
-			defer cancel()
-			f(t, s)
-		})
+	at, err := json.Marshal(w.targets[0])
+	must(t, err)
+	cmd := exec.Command(w.exe, "-test.run=^TestLibraries$", "-test.v")
+	cmd.Dir = "/"
+	cmd.Env = append(os.Environ(), orderEnv+"="+string(at))
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: adversaryUID, Gid: adversaryUID}, Pdeathsig: syscall.SIGKILL}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
+
+func httpGetsThere(t *testing.T, s *Stage) {
+	c, err := s.http()
+	must(t, err)
+	io.WriteString(c, "GET /metrics HTTP/1.0\r\n\r\n")
+	b, err := io.ReadAll(c)
+	must(t, err)
+	if !bytes.Contains(b, []byte("\nrdsd_")) {
+		t.Fatalf("answered %q", b)
 	}
 }
 

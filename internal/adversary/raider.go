@@ -75,7 +75,7 @@ func (s *Stage) Raid(from netip.Addr, name string, n int) (*Raider, error) {
 		rsp, err := wire.ParseRTRSConnRsp(private)
 		if err != nil || rsp.Errno() != 0 {
 			c.Close()
-			return nil, errors.Join(errEnded, err)
+			return nil, errors.Join(errEnded, err, fmt.Errorf("errno %d", rsp.Errno()))
 		}
 		r.Cons = append(r.Cons, &RaiderCon{Conn: c})
 		if i == 0 {

@@ -110,12 +110,14 @@ socket_mode = "0666"
 [[peers]]
 address = %q
 kernel = true
+uids = [%d]
 [[peers]]
 address = %q
 kernel = true
+uids = [%d]
 [[peers]]
 address = %q
-`, addr, port, d.socket, d.http, memoryBytes, volumes, name, allowed, larger, good)
+`, addr, port, d.socket, d.http, memoryBytes, volumes, name, allowed, adversaryUID, larger, adversaryUID, good)
 	path := filepath.Join(w.dir, name+".toml")
 	must(w.t, os.WriteFile(path, []byte(config), 0o600))
 	out, err := os.Create(d.log)
