@@ -87,8 +87,12 @@ func newWorld(t testing.TB) *world {
 }
 
 func (w *world) start(name string, addr netip.Addr, port, volumes int) *daemon {
-	sub := filepath.Join(w.dir, name)
-	must(w.t, os.Mkdir(sub, 0o755))
+	// The ledger lies beside the socket, on a tmpfs as /run is: the kernel makes
+	// whoever writes to a page of a disk's file wait while that is written back.
+	sub, err := os.MkdirTemp("/dev/shm", "adv")
+	must(w.t, err)
+	w.t.Cleanup(func() { os.RemoveAll(sub) })
+	must(w.t, os.Chmod(sub, 0o755))
 	d := &daemon{name: name, addr: addr, socket: filepath.Join(sub, "s"), log: filepath.Join(w.dir, name+".log"),
 		http: fmt.Sprintf("%v:%d", addr, rdsdtest.FreePort(w.t, addr)), ended: make(chan struct{})}
 	config := fmt.Sprintf(`version = 1
@@ -167,13 +171,13 @@ func (w *world) volumes() {
 	export(w.daemons[1], "disk", victimBlock*victimBlocks, netip.PrefixFrom(addresses[0], 32))
 	for i, d := range w.daemons {
 		must(w.t, d.with(func(c *rdsd.Client) error {
-			m, err := c.Volumes().Map(ctx, rdsd.MapSpec{Node: w.daemons[1-i].addr.String(), Name: "theirs", Attach: rdsd.AttachSocket, SocketPath: filepath.Join(w.dir, d.name, "nbd")})
+			m, err := c.Volumes().Map(ctx, rdsd.MapSpec{Node: w.daemons[1-i].addr.String(), Name: "theirs", Attach: rdsd.AttachSocket, SocketPath: d.socket + ".nbd"})
 			if err != nil {
 				return err
 			}
 			w.targets[i].NBD = m.Device
 			if i == 0 {
-				if m, err = c.Volumes().Map(ctx, rdsd.MapSpec{Node: w.daemons[1].addr.String(), Name: "disk", Attach: rdsd.AttachSocket, SocketPath: filepath.Join(w.dir, d.name, "disk")}); err != nil {
+				if m, err = c.Volumes().Map(ctx, rdsd.MapSpec{Node: w.daemons[1].addr.String(), Name: "disk", Attach: rdsd.AttachSocket, SocketPath: d.socket + ".disk"}); err != nil {
 					return err
 				}
 				w.uri = m.URI
