@@ -367,7 +367,8 @@ func (r *run) watchMemory(stop chan struct{}) {
 		for _, d := range r.daemons {
 			if n := d.resident(); n > memoryBytes+memorySlack && !said {
 				said = true
-				r.t.Errorf("daemon %s takes %d MiB of memory; limits.memory_bytes is %d MiB (file-backed and shared: %d MiB)", d.name, n>>20, memoryBytes>>20, (d.proc("RssShmem:")+d.proc("RssFile:"))>>10)
+				r.t.Errorf("daemon %s takes %d MiB of memory; limits.memory_bytes is %d MiB (file-backed and shared: %d MiB); last begun:\n%s", d.name, n>>20, memoryBytes>>20, (d.proc("RssShmem:")+d.proc("RssFile:"))>>10, r.last(d))
+				r.heap(d)
 			}
 		}
 		select {
@@ -375,6 +376,29 @@ func (r *run) watchMemory(stop chan struct{}) {
 			return
 		case <-time.After(20 * time.Millisecond):
 		}
+	}
+}
+
+// last is what was played against a daemon last.
+func (r *run) last(d *daemon) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	var list []string
+	for i := len(r.story) - 1; i >= 0 && len(list) < 8; i-- {
+		if strings.Contains(r.story[i], "daemon "+d.name) {
+			list = append(list, r.story[i])
+		}
+	}
+	return strings.Join(list, "\n")
+}
+
+// heap has what a daemon's memory is held by written to a file, if a place is given.
+func (r *run) heap(d *daemon) {
+	if *runProfile == "" {
+		return
+	}
+	if b, err := d.page("/debug/pprof/heap", 10*time.Second); err == nil {
+		_ = os.WriteFile(filepath.Join(*runProfile, "heap-"+d.name), b, 0o644)
 	}
 }
 
