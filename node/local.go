@@ -241,6 +241,7 @@ func (p *packetStream) send(m any, fds ...int) error {
 // RecvMsg reads one ClientMessage.
 func (p *packetStream) RecvMsg(m any) error {
 	b, _, err := p.conn.ReadMessage()
+	defer p.conn.Done() // it is copied, and this may be the last one that is read
 	switch {
 	case errors.Is(err, io.EOF), errors.Is(err, net.ErrClosed):
 		return io.EOF

@@ -89,6 +89,11 @@ func (c *Conn) ReadMessage() (msg []byte, fds []int, err error) {
 	}
 }
 
+// Done gives back the memory of the message last returned, which is not valid
+// any more then. The next call of ReadMessage does it too; whoever may not call
+// again calls Done.
+func (c *Conn) Done() { c.in.done() }
+
 // receive waits for one packet. Memory to receive it in is taken when there is
 // one: a connection on which nothing happens has none.
 func (c *Conn) receive() (err error) {
