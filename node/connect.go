@@ -6,6 +6,7 @@ import (
 	"net/netip"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/netlocal"
 	"github.com/rdsd/rdsd/transport"
 )
@@ -22,20 +23,19 @@ func (h *host) dial(a conn.Action) {
 	}
 	h.prepareLanes(p.Conn().Remote())
 	_, now := h.lock()
-	defer h.unlock()
-	if err != nil {
+	switch {
+	case err != nil:
 		h.e.DialFailed(now, p, gen, err)
-		return
-	}
-	k := &laneLink{h: h, p: p, gen: gen, link: link}
-	if h.closed || !h.e.Connected(now, p, gen) {
+	case h.closed || !h.e.Connected(now, p, gen):
 		link.Close(false)
-		return
+	default:
+		k := &laneLink{h: h, p: p, gen: gen, link: link}
+		l := h.laneOf(p)
+		l.links = append(l.links, k)
+		h.links.Add(1)
+		link.Start(k)
 	}
-	l := h.laneOf(p)
-	l.links = append(l.links, k)
-	h.links.Add(1)
-	link.Start(k)
+	h.unlock()
 }
 
 // poke connects and closes: a request to the smaller address to connect here.
@@ -47,7 +47,18 @@ func (h *host) poke(a conn.Action) {
 	}
 }
 
-func (h *host) connect(ctx context.Context, a conn.Action) (transport.Link, error) {
+// connect makes a link, or says why not: a panic on the way is a reason like others.
+func (h *host) connect(ctx context.Context, a conn.Action) (link transport.Link, err error) {
+	if e := h.all.node.guard.Do(guard.Dial, func() {
+		guard.Point("dial")
+		link, err = h.connectNow(ctx, a)
+	}); e != nil {
+		return nil, e
+	}
+	return link, err
+}
+
+func (h *host) connectNow(ctx context.Context, a conn.Action) (transport.Link, error) {
 	if !h.all.engineConfig.AllowPeer(a.Path.Conn().Remote()) { // not any more
 		return nil, errNotAllowed
 	}

@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
@@ -109,8 +110,15 @@ func (d *datagramsServer) serve(stream grpc.ServerStream, in *inMsg) error {
 	read, pushed := make(chan error, 1), make(chan error, 1)
 	stop := make(chan struct{})
 	defer close(stop)
-	go func() { read <- s.read(in) }()       // ends when the stream does, after this handler has returned
-	go func() { pushed <- s.pusher(stop) }() // ends with stop, or when the stream does
+	go func() { // ends when the stream does, after this handler has returned
+		defer s.node.guard.Recover(guard.Socket, func(err error) { read <- err })
+		guard.Point("stream")
+		read <- s.read(in)
+	}()
+	go func() { // ends with stop, or when the stream does
+		defer s.node.guard.Recover(guard.Socket, func(err error) { pushed <- err })
+		pushed <- s.pusher(stop)
+	}()
 	select {
 	case err := <-read:
 		if err != nil && stream.Context().Err() == nil {
@@ -200,6 +208,7 @@ func (s *sockStream) sayClosing(err error) {
 	said := make(chan struct{})
 	go func() { // ends when the stream does, at the latest
 		defer close(said)
+		defer s.node.guard.Recover(guard.Socket, nil)
 		s.wmu.Lock()
 		defer s.wmu.Unlock()
 		if s.write(true) != nil {

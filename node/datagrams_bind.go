@@ -111,10 +111,10 @@ func (s *sockStream) bound(sock *rds.Socket, opt rds.SocketOptions) *rdsdv1.Boun
 // not nil, is called with the lock still held, before anything can arrive.
 func (s *sockStream) bindEngine(port uint16, o rds.SocketOptions, ready func(*rds.Socket)) (sock *rds.Socket, got rds.SocketOptions, err error) {
 	e, now := s.eng.lock()
-	defer s.eng.unlock()
 	if sock, got, err = s.bindPort(e, now, port, o); err == nil && ready != nil {
 		ready(sock)
 	}
+	s.eng.unlock() // never deferred: what a panic leaves is nothing to carry out
 	return sock, got, err
 }
 

@@ -127,7 +127,6 @@ func (s *sockStream) writeNews() (more bool, err error) {
 func (s *sockStream) takeNews() (replies []any) {
 	p := &s.push
 	_, now := s.eng.lock()
-	defer s.eng.unlock()
 	ev := s.sock.Events()
 	s.takeDatagrams(&p.got)
 	if p.got.Len() > 0 {
@@ -153,6 +152,7 @@ func (s *sockStream) takeNews() (replies []any) {
 	if ev&rds.EvCongestion != 0 {
 		replies = append(replies, congestionEvent(s.sock.CongestionNews())...)
 	}
+	s.eng.unlock()
 	return replies
 }
 

@@ -2,9 +2,7 @@ package node
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
-	"runtime/debug"
 	"time"
 
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
@@ -21,6 +19,7 @@ import (
 	"google.golang.org/grpc/reflection"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
@@ -47,6 +46,7 @@ const (
 type grpcFront struct {
 	log     *slog.Logger
 	count   *nodeCounters
+	guard   *guard.Guard
 	limiter *uidLimiter
 	clients *clientTable
 	calls   *callTable
@@ -55,10 +55,11 @@ type grpcFront struct {
 	servers []*grpc.Server
 }
 
-func newGRPCFront(cfg *Config, log *slog.Logger, count *nodeCounters, memory *quota.Node) *grpcFront {
+func newGRPCFront(cfg *Config, log *slog.Logger, count *nodeCounters, memory *quota.Node, g *guard.Guard) *grpcFront {
 	f := &grpcFront{
 		log:     log,
 		count:   count,
+		guard:   g,
 		limiter: newUIDLimiter(cfg.API.CallsPerSec, cfg.API.CallsBurst),
 		metrics: grpcprom.NewServerMetrics(),
 		health:  health.NewServer(),
@@ -86,9 +87,7 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 		f.log.Log(ctx, slog.Level(level), msg, fields...)
 	})
 	onPanic := recovery.WithRecoveryHandlerContext(func(_ context.Context, p any) error {
-		f.count.Panics.Add(1)
-		f.log.Error("panic in a call", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
-		return rdserr.With(rdserr.ErrIO, "internal error; the daemon's log has the details")
+		return rdserr.With(rdserr.ErrIO, "%v", f.guard.Caught(guard.Call, p))
 	})
 	keep := keepalive.ServerParameters{}
 	if !local { // a Unix socket tells by itself; a stopped local reader keeps its socket
@@ -102,7 +101,7 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 		// begins to read it, so that it costs no large message a round trip.
 		grpc.StaticStreamWindowSize(streamWindow),
 		grpc.StaticConnWindowSize(connWindow),
-		grpc.ForceServerCodecV2(datagramCodec{}),
+		grpc.ForceServerCodecV2(guardedCodec{guard: f.guard}),
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.MaxSendMsgSize(maxMessageBytes),
 		grpc.MaxConcurrentStreams(maxStreamsPerClient),
@@ -117,6 +116,7 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 			auth.UnaryServerInterceptor(withIdentity),
 			f.limiter.unary(f.count),
 			recovery.UnaryServerInterceptor(onPanic),
+			pointUnary,
 		),
 		grpc.ChainStreamInterceptor(
 			keepStream,
@@ -136,6 +136,12 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 	f.metrics.InitializeMetrics(s)
 	f.servers = append(f.servers, s)
 	return s
+}
+
+// pointUnary is where a test lets a call panic.
+func pointUnary(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	guard.Point("call")
+	return handler(ctx, req)
 }
 
 // The interceptors wrap a stream and look at the clock and at counters for each

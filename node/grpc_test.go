@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -105,8 +106,8 @@ func TestPanicIsContained(t *testing.T) {
 			t.Errorf("got %v, want Internal without the panic's text", err)
 		}
 	}
-	if f.count.Panics.Load() != 2 {
-		t.Errorf("%d panics counted, want 2", f.count.Panics.Load())
+	if f.guard.Count(guard.Call) != 2 {
+		t.Errorf("%d panics counted, want 2", f.guard.Count(guard.Call))
 	}
 	if !strings.Contains(logs.String(), "secret detail") || !strings.Contains(logs.String(), "grpc_test.go") {
 		t.Error("the log lacks the panic or its stack")

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/shm"
@@ -231,6 +232,7 @@ func untilTick(now, at time.Duration) time.Duration {
 // tick runs on the worker's thread.
 func (h *host) tick() {
 	_, now := h.lock()
+	guard.Point("step")
 	h.timerAt = never
 	if !h.closed {
 		h.e.Tick(now)
@@ -243,6 +245,7 @@ func (h *host) carryOut(a conn.Action) {
 	case conn.ActKick:
 		h.kick(a.Path)
 	case conn.ActDial:
+		guard.Point("step.late")
 		h.background(func() { h.dial(a) })
 	case conn.ActPoke:
 		h.background(func() { h.poke(a) })
@@ -271,6 +274,8 @@ func (h *host) background(f func()) {
 	h.links.Add(1)
 	go func() {
 		defer h.links.Done()
+		// A path waits for what f has to tell: without it, it would wait for ever.
+		defer h.all.node.guard.Recover(guard.Step, nil)
 		f()
 	}()
 	h.all.nudge()

@@ -101,6 +101,7 @@ func (a *hosts) start() error {
 	links := tcp.New(loops...)
 	links.BufferBytes = int(a.node.cfg.RDS.TCPBufferBytes)
 	links.Log, links.AcceptFailed, links.Reserve = a.node.log, &a.node.count.AcceptErrors, a.node.fds.reserve
+	links.Guard = a.node.guard
 	links.Room = func() error { return a.node.fds.room(linkFDs, keepOfLinks) }
 	if name := a.node.cfg.RDS.TCPCongestion; name != "" {
 		if err := tcp.CheckCongestion(name); err != nil {
@@ -270,18 +271,16 @@ func (a *hosts) ping(ctx context.Context, local, remote netip.Addr) (netip.Addr,
 
 // whyDown says why there is no link to remote, if that is known.
 func (h *host) whyDown(remote netip.Addr) string {
-	e, _ := h.lock()
-	defer h.unlock()
-	pe, err := e.Peer(remote)
-	if err != nil || pe.Conn() == nil || pe.Conn().Up() {
-		return ""
-	}
 	var last error
-	pe.Conn().Paths(func(p *conn.Path) {
-		if err := p.Info().LastErr; err != nil {
-			last = err
-		}
-	})
+	e, _ := h.lock()
+	if pe, err := e.Peer(remote); err == nil && pe.Conn() != nil && !pe.Conn().Up() {
+		pe.Conn().Paths(func(p *conn.Path) {
+			if err := p.Info().LastErr; err != nil {
+				last = err
+			}
+		})
+	}
+	h.unlock()
 	if last == nil {
 		return ""
 	}

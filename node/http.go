@@ -15,6 +15,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/rdsd/rdsd/internal/guard"
 )
 
 // Bounds of the page for monitoring (M2). Silent connections cost a descriptor and
@@ -41,7 +43,7 @@ type nodeStatus struct {
 	Pprof   bool
 }
 
-func listenHTTP(c *HTTPConfig, l net.Listener, reg *prometheus.Registry, state func() nodeStatus) *httpFront {
+func listenHTTP(c *HTTPConfig, l net.Listener, reg *prometheus.Registry, g *guard.Guard, state func() nodeStatus) *httpFront {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", newKeptPage(promhttp.HandlerFor(reg, promhttp.HandlerOpts{EnableOpenMetrics: true, DisableCompression: true})))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -70,7 +72,7 @@ func listenHTTP(c *HTTPConfig, l net.Listener, reg *prometheus.Registry, state f
 	return &httpFront{
 		listener: l,
 		srv: &http.Server{
-			Handler:           limitRequests(mux, maxHTTPRequests),
+			Handler:           guardPage(g, limitRequests(mux, maxHTTPRequests)),
 			ConnState:         conns.changed,
 			ReadHeaderTimeout: 5 * time.Second,
 			ReadTimeout:       10 * time.Second,

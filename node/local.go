@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc/metadata"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
@@ -128,7 +129,14 @@ func (f *localFront) handle(c *shm.Conn, id Identity, account *quota.Account) {
 	f.mu.Unlock()
 	p := &packetStream{ctx: ctx, conn: c, account: account}
 	c.Charge(shm.MaxRequest, piecesTime, p.charge)
-	taken, err := f.open(p, id)
+	var taken bool
+	var err error
+	if e := f.node.guard.Do(guard.Socket, func() {
+		guard.Point("client")
+		taken, err = f.open(p, id)
+	}); e != nil {
+		taken, err = false, e
+	}
 	if err != nil && !errors.Is(err, errGone) {
 		p.sayClosing(err)
 	}
@@ -188,7 +196,7 @@ func (f *localFront) stop() {
 	}
 	f.conns = nil
 	for r := range f.rings {
-		r.react.Do(func() { r.end(errDraining) })
+		r.react.DoFor(r, func() { r.end(errDraining) })
 	}
 	f.mu.Unlock()
 	f.wg.Wait()

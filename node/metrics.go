@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/rds"
 )
@@ -51,6 +52,7 @@ type peerSnapshot struct {
 type collector struct {
 	read  func(*snapshot)
 	front *nodeCounters
+	guard *guard.Guard
 
 	core, perPeer, own          []*prometheus.Desc // core and perPeer in the order of stats.Fields
 	queueing, rtt               *prometheus.Desc
@@ -60,13 +62,14 @@ type collector struct {
 	rings, ringB                *prometheus.Desc
 	refusedLinks                *prometheus.Desc
 	used, limit, refused        *prometheus.Desc
+	panics                      *prometheus.Desc
 }
 
-func newCollector(read func(*snapshot), front *nodeCounters) *collector {
+func newCollector(read func(*snapshot), front *nodeCounters, g *guard.Guard) *collector {
 	d := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, labels, nil)
 	}
-	c := &collector{read: read, front: front,
+	c := &collector{read: read, front: front, guard: g,
 		queueing:     d("rdsd_queueing_seconds", "Time datagrams waited in the daemon before their first byte left."),
 		rtt:          d("rdsd_round_trip_seconds", "Time from a handshake or heartbeat to its answer."),
 		peerUp:       d("rdsd_peer_up", "1 while a path to the peer is up.", "local", "peer"),
@@ -81,6 +84,7 @@ func newCollector(read func(*snapshot), front *nodeCounters) *collector {
 		refusedLinks: d("rdsd_connections_refused_total", "Connections of peers refused, for any reason."),
 		used:         d("rdsd_budget_used", "How much of a configured limit is used.", "budget"),
 		limit:        d("rdsd_budget_limit", "The configured limit.", "budget"),
+		panics:       d("rdsd_panics_total", "Panics that ended one call, socket, link, ... alone. Any is a bug; the log has the stack.", "what"),
 		refused:      d("rdsd_budget_refused_total", "How often a limit refused something.", "budget"),
 	}
 	for _, f := range stats.Fields {
@@ -100,7 +104,7 @@ func newCollector(read func(*snapshot), front *nodeCounters) *collector {
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, list := range [][]*prometheus.Desc{c.core, c.perPeer, c.own,
-		{c.queueing, c.rtt, c.peerUp, c.peerQueued, c.omitted, c.peers, c.peersUp, c.sockets, c.clients, c.rings, c.ringB, c.refusedLinks, c.used, c.limit, c.refused}} {
+		{c.queueing, c.rtt, c.peerUp, c.peerQueued, c.omitted, c.peers, c.peersUp, c.sockets, c.clients, c.rings, c.ringB, c.refusedLinks, c.used, c.limit, c.refused, c.panics}} {
 		for _, d := range list {
 			ch <- d
 		}
@@ -109,6 +113,8 @@ func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 
 // Collect implements prometheus.Collector.
 func (c *collector) Collect(ch chan<- prometheus.Metric) {
+	defer c.guard.Recover(guard.Page, nil) // the library collects in goroutines of its own
+	guard.Point("collect")
 	var s snapshot
 	c.read(&s)
 	count := func(d *prometheus.Desc, v uint64, labels ...string) {
@@ -156,6 +162,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge(c.rings, float64(s.rings))
 	gauge(c.ringB, float64(s.ringB))
 	count(c.refusedLinks, s.refusedLinks)
+	for w := range guard.Step { // that of a step ends the process, and its counters
+		count(c.panics, c.guard.Count(w), w.String())
+	}
 	for _, b := range s.budgets {
 		gauge(c.used, float64(b.used), b.name)
 		gauge(c.limit, float64(b.limit), b.name)

@@ -9,6 +9,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 	dto "github.com/prometheus/client_model/go"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/stats"
 )
 
@@ -44,7 +45,9 @@ func TestMetricsLint(t *testing.T) {
 
 func TestMetricsValues(t *testing.T) {
 	n, _ := newFakeNode(t, testConfig(t), &fakeCore{snap: busySnapshot()})
-	n.count.Panics.Add(5)
+	for range 5 {
+		n.guard.Do(guard.Call, func() { panic("a test") })
+	}
 	want := `
 # HELP rds_conn_reset_total links lost or dropped
 # TYPE rds_conn_reset_total counter
@@ -70,9 +73,16 @@ rdsd_budget_used{budget="memory_sending"} 0
 rdsd_budget_used{budget="memory_sockets"} 0
 rdsd_budget_used{budget="memory_waiting"} 0
 rdsd_budget_used{budget="sockets"} 0
-# HELP rdsd_panics_total calls that ended in a panic. Any is a bug; the log has the stack
+# HELP rdsd_panics_total Panics that ended one call, socket, link, ... alone. Any is a bug; the log has the stack.
 # TYPE rdsd_panics_total counter
-rdsd_panics_total 5
+rdsd_panics_total{what="accept"} 0
+rdsd_panics_total{what="call"} 5
+rdsd_panics_total{what="dial"} 0
+rdsd_panics_total{what="link"} 0
+rdsd_panics_total{what="page"} 0
+rdsd_panics_total{what="socket"} 0
+rdsd_panics_total{what="task"} 0
+rdsd_panics_total{what="volume"} 0
 # HELP rdsd_peer_up 1 while a path to the peer is up.
 # TYPE rdsd_peer_up gauge
 rdsd_peer_up{local="10.0.0.1",peer="10.0.0.2"} 1
@@ -115,7 +125,7 @@ rdsd_metrics_peers_omitted 100
 func TestHistogramForms(t *testing.T) {
 	snap := busySnapshot()
 	var out dto.Metric
-	c := newCollector(nil, nil)
+	c := newCollector(nil, nil, nil)
 	if err := (&histMetric{c.queueing, &snap.queueing, nil}).Write(&out); err != nil {
 		t.Fatal(err)
 	}

@@ -21,6 +21,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/rds"
@@ -68,6 +69,7 @@ type Node struct {
 	ready    chan struct{} // closed when serving, or when Run has failed
 
 	count    *nodeCounters
+	guard    *guard.Guard
 	core     core
 	hosts    *hosts                      // core, for administration
 	volumes  atomic.Pointer[volume.Host] // set by run
@@ -131,14 +133,15 @@ func newNode(cfg *Config, logger *slog.Logger) (*Node, error) {
 	n.budget.Rest = n.memory.Rest()
 	n.sockets = newSocketTable(cfg.Limits.MaxSockets, cfg.Limits.MaxSocketsPerUID, n.memory)
 	n.log = limitLog(logger, cfg.Log.LinesPerS, &n.count.LogSuppressed)
+	n.guard = &guard.Guard{Log: n.log, Steps: steps, Locks: n.takeLocks}
 	return n, nil
 }
 
 // assemble makes the front ends around a core.
 func (n *Node) assemble() {
-	n.grpc = newGRPCFront(n.cfg, n.log, n.count, n.memory)
+	n.grpc = newGRPCFront(n.cfg, n.log, n.count, n.memory, n.guard)
 	n.grpc.clients.room = n.clientRoom
-	n.registry = newRegistry(newCollector(n.snapshot, n.count), newVolumeCollector(n.readVolumes), n.grpc.metrics)
+	n.registry = newRegistry(newCollector(n.snapshot, n.count, n.guard), newVolumeCollector(n.readVolumes), n.grpc.metrics)
 }
 
 // snapshot looks at the whole node: the core and the front ends' own limits.
@@ -327,7 +330,7 @@ func (n *Node) listenPage() (*httpFront, error) {
 	n.mu.Lock()
 	n.httpAddr = l.Addr()
 	n.mu.Unlock()
-	return listenHTTP(&n.cfg.HTTP, n.acceptor(l, "http", refusePage), n.registry, func() nodeStatus {
+	return listenHTTP(&n.cfg.HTTP, n.acceptor(l, "http", refusePage), n.registry, n.guard, func() nodeStatus {
 		s := n.state.Load()
 		return nodeStatus{Version: Version(), State: stateNames[s], Ready: s == stateServing}
 	}), nil

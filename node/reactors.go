@@ -78,6 +78,7 @@ func (a *hosts) startReactors() error {
 	o := a.node.cfg.reactorOptions()
 	makeRoom(len(o))
 	for _, o := range o {
+		o.Guard = a.node.guard
 		r, err := reactor.New(o)
 		if err != nil {
 			return err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
@@ -134,7 +135,10 @@ func (r *ringSock) hasPosts() bool {
 func (r *ringSock) Wake() { r.h.Wake() }
 
 // Ready: the doorbell rang.
-func (r *ringSock) Ready(uint32) { r.react.Hot(r) }
+func (r *ringSock) Ready(uint32) {
+	guard.Point("ring.bell")
+	r.react.Hot(r)
+}
 
 // turn serves the send and the release ring. The lock is held.
 func (r *ringSock) turn(now time.Duration, posts bool) error {
@@ -375,7 +379,7 @@ func (r *ringSock) Free(b *buf.Buf) {
 	if id == slotTaken {
 		return
 	}
-	r.react.Do(func() { // rare: a link broke inside a payload, or it was refused
+	r.react.DoFor(r, func() { // rare: a link broke inside a payload, or it was refused
 		_, now := r.host.lock()
 		r.h.Unreserve(uint64(id) * shm.UnitBytes)
 		r.reserved--

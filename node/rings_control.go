@@ -10,6 +10,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -44,7 +45,7 @@ func (c *ringControl) start(r *ringSock, ctl *shm.Control) {
 	c.r, c.ctl = r, ctl
 	r.s.stream = c
 	r.s.answerer = c.wake
-	r.s.onEnd(func(err error) { r.react.Do(func() { r.end(err) }) })
+	r.s.onEnd(func(err error) { r.react.DoFor(r, func() { r.end(err) }) })
 }
 
 func (c *ringControl) begin() error {
@@ -73,6 +74,7 @@ func (c *ringControl) watch() error {
 
 // Ready: messages of the client, or its end, or room for ours.
 func (c *ringControl) Ready(events uint32) {
+	guard.Point("ring.control")
 	if events&unix.EPOLLOUT != 0 && !c.flush() {
 		c.r.close()
 		return
@@ -120,7 +122,7 @@ func (c *ringControl) Ready(events uint32) {
 func (c *ringControl) expectRest() {
 	switch half := c.ctl.Half() && !c.stopped(); {
 	case half && c.half == nil:
-		c.half = time.AfterFunc(piecesTime, func() { c.r.react.Do(c.restMissing) })
+		c.half = time.AfterFunc(piecesTime, func() { c.r.react.DoFor(c.r, c.restMissing) })
 	case !half && c.half != nil:
 		c.half.Stop()
 		c.half = nil
@@ -258,7 +260,7 @@ func (r *ringSock) cancelled(p *shm.Post, dst netip.AddrPort) bool {
 
 // wake writes the answers that others left.
 func (c *ringControl) wake() {
-	c.r.react.Do(func() {
+	c.r.react.DoFor(c.r, func() {
 		if c.r.closed {
 			return
 		}

@@ -43,7 +43,7 @@ func openRing(f *localFront, p *packetStream, m *rdsdv1.Bind) (taken bool, err e
 	}
 	ctl.Charge(shm.MaxRequest, r.ctl.charge)
 	r.ctl.start(r, ctl)
-	r.react.Do(r.begin)
+	r.react.DoFor(r, r.begin)
 	return true, nil
 }
 
@@ -276,7 +276,7 @@ func (r *ringSock) free() {
 func (r *ringSock) dispose() {
 	if r.h != nil {
 		var bury func()
-		r.react.Do(func() { // where it may be polled already: something came for it
+		r.react.DoFor(nil, func() { // where it may be polled already: something came for it
 			bury = r.leave()
 			r.react.Forget(r)
 		})

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
 )
 
@@ -59,7 +60,7 @@ func newLoop(c *conn, nc net.Conn, r *reactor.Reactor) *loop {
 	nc.Close()
 	setSendBuffer(fd)
 	l := &loop{c: c, r: r, s: &fdStream{fd: fd}, ended: make(chan error, 1)}
-	l.timer = r.NewTimer(l.late)
+	l.timer = r.NewTimer(l.late).For(l)
 	l.turnFn, l.resumeFn, l.sendFn = l.turn, l.resume, l.send
 	return l
 }
@@ -76,7 +77,7 @@ func (l *loop) receive() error {
 	if err != nil {
 		return err
 	}
-	l.r.Do(l.turnFn) // it may have been stopped already
+	l.r.DoFor(l, l.turnFn) // it may have been stopped already
 	return <-l.ended
 }
 
@@ -107,12 +108,24 @@ func (l *loop) watch() error {
 
 // Ready is called by the reactor.
 func (l *loop) Ready(events uint32) {
+	guard.Point("nbd.ready")
 	const failed = unix.EPOLLERR | unix.EPOLLHUP
 	if events&(unix.EPOLLOUT|failed) != 0 {
 		l.writable()
 	}
 	if events&(unix.EPOLLIN|failed) != 0 {
 		l.turn()
+	}
+}
+
+// Work implements reactor.Owner.
+func (l *loop) Work() guard.What { return guard.Volume }
+
+// Fault implements reactor.Owner: the connection breaks, what is in flight comes back.
+func (l *loop) Fault(err error) {
+	l.c.fail()
+	if l.reading {
+		l.end(err)
 	}
 }
 
@@ -182,7 +195,7 @@ func (l *loop) starve() bool {
 func (l *loop) fed() {
 	if l != nil && l.starved {
 		l.starved = false
-		l.r.Do(l.resumeFn)
+		l.r.DoFor(l, l.resumeFn)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/accept"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -36,6 +37,7 @@ type Options struct {
 	// nil, or connections that are no sockets: a goroutine reads each.
 	Reactor *reactor.Reactor
 	Log     *slog.Logger // nil: none
+	Guard   *guard.Guard // contains panics of what is done for one connection; nil: none is
 }
 
 func (o *Options) setDefaults() error {
@@ -252,7 +254,13 @@ func (s *Server) ServeConn(nc net.Conn) error {
 	}
 	defer s.drop(h)
 	nc.SetDeadline(time.Now().Add(s.opts.Handshake))
-	g, err := haggle(nc, s)
+	var g *agreed
+	if e := s.opts.Guard.Do(guard.Volume, func() {
+		guard.Point("nbd.haggle")
+		g, err = haggle(nc, s)
+	}); e != nil {
+		g, err = nil, e
+	}
 	if err != nil || g.x == nil { // nil: the client has seen enough
 		s.ended(nc, "negotiation", err)
 		return err

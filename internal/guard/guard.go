@@ -41,8 +41,8 @@ func (w What) String() string { return names[w] }
 type Guard struct {
 	// Log has the stacks.
 	Log *slog.Logger
-	// Steps are the beginnings of names of functions that are, or are called, within
-	// a step: "example.com/module/package." stands for all of a package.
+	// Steps are the names of functions that are steps, or are called within one alone:
+	// "example.com/module/package." stands for all of a package.
 	Steps []string
 	// Locks take and give back every lock a step is made under, one after the other.
 	Locks func()
@@ -139,7 +139,7 @@ func (g *Guard) within() string {
 	for frames := runtime.CallersFrames(pcs[:n]); ; {
 		f, more := frames.Next()
 		for _, s := range g.Steps {
-			if strings.HasPrefix(f.Function, s) {
+			if f.Function == s || strings.HasSuffix(s, ".") && strings.HasPrefix(f.Function, s) {
 				return f.Function
 			}
 		}

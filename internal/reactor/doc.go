@@ -15,7 +15,8 @@
 //
 // Goroutines: one for each Reactor, ended by Close. Locks: Reactor.regMu (the
 // table of descriptors), queue.mu (functions), timers.mu; none is held while
-// somebody else's code runs. A panic in that code ends the process.
+// somebody else's code runs. A panic in that code ends the one it works for, if it is
+// known, and otherwise the process (contain.go).
 //
 // Read reactor.go (the loop), hot.go (pollers, going to sleep), spin.go.
 package reactor

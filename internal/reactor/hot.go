@@ -32,6 +32,7 @@ type hotList struct {
 	list  []hotPoller
 	place map[Poller]int
 	holes bool
+	at    Poller // what is called; see Reactor.doing
 	// dozed went to sleep together with the reactor. If that was short they go
 	// on where they were, and the other side need not ring.
 	dozed []hotPoller
@@ -105,6 +106,7 @@ func (l *hotList) compact() {
 func (l *hotList) poll(now time.Duration) (worked bool) {
 	for i := range len(l.list) {
 		p := l.list[i].p
+		l.at = p
 		switch {
 		case p == nil:
 		case p.Poll():
@@ -132,6 +134,7 @@ func (l *hotList) sleep(now time.Duration) bool {
 		if h.p == nil {
 			continue
 		}
+		l.at = h.p
 		if !h.p.Sleep() {
 			h.last = now
 			for j := range i {
@@ -155,6 +158,7 @@ func (l *hotList) woken(now time.Duration) {
 		if h.p == nil || now-h.last > stayHot {
 			continue
 		}
+		l.at = h.p
 		h.p.Wake()
 		l.add(h)
 	}

@@ -9,13 +9,20 @@ import (
 type queue struct {
 	posted  atomic.Bool // there may be some
 	mu      sync.Mutex
-	funcs   []func() // guarded by mu
-	closed  bool     // guarded by mu
-	running []func() // owned by the thread
+	funcs   []task // guarded by mu
+	closed  bool   // guarded by mu
+	running []task // owned by the thread
+	at      int    // of running, what is run; owned by the thread
+}
+
+// task is a function with whom it is run for.
+type task struct {
+	f     func()
+	owner Owner // nil: nobody
 }
 
 // put reports whether the functions of the reactor will still be run.
-func (q *queue) put(f func()) bool {
+func (q *queue) put(f task) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
@@ -32,9 +39,10 @@ func (q *queue) run() bool {
 	q.funcs, q.running = q.running[:0], q.funcs
 	q.posted.Store(false)
 	q.mu.Unlock()
-	for i, f := range q.running {
-		q.running[i] = nil
+	for q.at = 0; q.at < len(q.running); q.at++ {
+		f := q.running[q.at].f
 		f()
+		q.running[q.at] = task{}
 	}
 	return len(q.running) > 0
 }
@@ -56,10 +64,26 @@ func (q *queue) close() {
 // Do runs f on the reactor's thread soon, in the order of the calls; called on
 // that thread, in the next turn. It costs a system call only if the reactor
 // sleeps. A reactor that has been closed runs nothing any more.
-func (r *Reactor) Do(f func()) {
-	if r.queue.put(f) {
+func (r *Reactor) Do(f func()) { r.DoFor(nil, f) }
+
+// DoFor is Do for work that is one's: a panic in it ends that one.
+func (r *Reactor) DoFor(o Owner, f func()) {
+	if r.queue.put(task{f, o}) {
 		r.ring()
 	}
+}
+
+// again puts back what a panic kept from being run. On the thread.
+func (q *queue) again() {
+	if q.at >= len(q.running) {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.funcs = append(append([]task(nil), q.running[q.at+1:]...), q.funcs...)
+	clear(q.running)
+	q.running = q.running[:0]
+	q.posted.Store(true)
 }
 
 // Sync waits until the reactor's thread is between two pieces of work: what was
@@ -70,7 +94,7 @@ func (r *Reactor) Sync() {
 		return
 	}
 	passed := make(chan struct{})
-	if !r.queue.put(func() { close(passed) }) {
+	if !r.queue.put(task{f: func() { close(passed) }}) {
 		<-r.done
 		return
 	}

@@ -11,6 +11,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/guard"
 )
 
 // DefaultSpin is how long a reactor yields before it sleeps, unless told
@@ -27,6 +29,9 @@ type Options struct {
 	CPU int
 	// Name is the thread's name, at most 15 bytes.
 	Name string
+	// Guard contains panics of the work the reactor does for its owners; nil: they
+	// end the process.
+	Guard *guard.Guard
 }
 
 // Reactor is one event loop on one thread. Its methods may be called from any
@@ -49,6 +54,7 @@ type Reactor struct {
 	sources atomic.Pointer[[]atomic.Pointer[source]] // by descriptor
 
 	// Owned by the thread.
+	doing  doing         // what it calls just now
 	now    time.Duration // start of this turn, since base
 	hot    hotList
 	ends   []func() // run at the end of this turn
@@ -159,13 +165,30 @@ func (r *Reactor) run(begun chan<- error) {
 	if err != nil {
 		return
 	}
-	r.loop()
-	r.queue.close()
+	for !r.closing.Load() {
+		r.loop() // again after a panic that was contained
+	}
+	r.closeQueue()
 	r.thread.Store(0)
 	close(r.done)
 }
 
+// closeQueue runs what is left, past what panics.
+func (r *Reactor) closeQueue() {
+	for closed := false; !closed; {
+		func() {
+			defer r.contain()
+			r.doing.what = inQueue
+			r.queue.close()
+			closed = true
+		}()
+	}
+}
+
+// loop ends when the reactor is closed, or with a panic that was contained. Its
+// deferred function is all that this costs: one for a life, not for a turn.
 func (r *Reactor) loop() {
+	defer r.contain()
 	busy := true
 	var idleSince time.Duration
 	for !r.closing.Load() {
@@ -197,6 +220,7 @@ func (r *Reactor) loop() {
 			r.now = Clock()
 			r.spin.slept(r.now - idleSince)
 			r.rest.gap(r.now - idleSince)
+			r.doing.what = inPoller
 			r.hot.woken(r.now)
 		}
 		busy = true // whatever ended it; at worst the spin begins anew
@@ -210,12 +234,15 @@ func (r *Reactor) loop() {
 func (r *Reactor) turn(spinning bool) (worked bool) {
 	add(&r.turns)
 	if r.queue.posted.Load() {
+		r.doing.what = inQueue
 		worked = r.queue.run()
 	}
 	if time.Duration(r.timers.next.Load()) <= r.now {
+		r.doing.what = inTimer
 		worked = r.timers.run(r.now) || worked
 	}
 	if len(r.hot.list) > 0 {
+		r.doing.what = inPoller
 		worked = r.hot.poll(r.now) || worked
 	}
 	if spinning && len(r.ends) > 0 {
@@ -262,6 +289,7 @@ func (r *Reactor) look() int {
 // sleep blocks until something happens; false: something had happened already.
 func (r *Reactor) sleep() bool {
 	r.asleep.Store(true)
+	r.doing.what = inPoller
 	if r.queue.posted.Load() || r.closing.Load() || !r.hot.sleep(r.now) {
 		r.asleep.Store(false)
 		return false
@@ -302,6 +330,7 @@ func (r *Reactor) Defer(f func()) {
 
 // runEnds runs what this turn deferred; what that defers in turn belongs to the next.
 func (r *Reactor) runEnds() {
+	r.doing.what = inEnd
 	r.ends, r.ending = r.ending[:0], r.ends
 	for i, f := range r.ending {
 		r.ending[i] = nil

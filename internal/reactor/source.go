@@ -120,8 +120,10 @@ func (r *Reactor) source(fd int) *source {
 // before its descriptor was removed, and perhaps given to somebody else, has
 // another generation and is dropped.
 func (r *Reactor) dispatch(n int) {
+	r.doing.what = inSource
 	for i := range n {
 		ev := &r.events[i]
+		r.doing.at = i
 		if ev.Fd < 0 {
 			continue // a ring: its purpose was to end the sleep
 		}
@@ -146,5 +148,6 @@ func (r *Reactor) try() (asked, worked bool) {
 		return false, false
 	}
 	r.tries++
+	r.doing.what = inEager
 	return true, s.eager.Try()
 }

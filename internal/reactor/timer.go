@@ -13,6 +13,7 @@ const never = time.Duration(1<<63 - 1)
 type Timer struct {
 	r  *Reactor
 	f  func()
+	o  Owner         // nil: nobody; set before it runs
 	at time.Duration // guarded by timers.mu
 	i  int           // place in the heap, -1: not in it; guarded by timers.mu
 }
@@ -22,6 +23,7 @@ type timers struct {
 	mu   sync.Mutex
 	heap []*Timer     // guarded by mu
 	next atomic.Int64 // when the first is due; never when there is none
+	at   *Timer       // what is run; owned by the thread
 }
 
 // After runs f on the reactor's thread when d has passed.
@@ -33,6 +35,13 @@ func (r *Reactor) After(d time.Duration, f func()) *Timer {
 
 // NewTimer makes a timer that is not running; Reset starts it.
 func (r *Reactor) NewTimer(f func()) *Timer { return &Timer{r: r, f: f, i: -1} }
+
+// For says whose timer it is, before it is started: a panic of its function ends that
+// one.
+func (t *Timer) For(o Owner) *Timer {
+	t.o = o
+	return t
+}
 
 // Reset lets the timer fire when d has passed from now, and only then.
 func (t *Timer) Reset(d time.Duration) {
@@ -79,6 +88,7 @@ func (ts *timers) run(now time.Duration) (worked bool) {
 		ts.remove(t)
 		ts.note()
 		ts.mu.Unlock()
+		ts.at = t
 		t.f()
 		worked = true
 	}

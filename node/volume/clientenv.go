@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
@@ -57,7 +58,14 @@ func (e *clientEnv) Dial(p *rtrs.ClientPath, conn int, req []byte) {
 
 func (c *client) dial(f *life, p *rtrs.ClientPath, conn int, req []byte) {
 	defer c.work.Done()
-	l, rsp, err := c.h.prov.DialOneSided(f.ctx, p.Local, p.Remote, f.domain, req)
+	var l transport.OneSided
+	var rsp []byte
+	var err error
+	if e := c.h.guard.Do(guard.Dial, func() {
+		l, rsp, err = c.h.prov.DialOneSided(f.ctx, p.Local, p.Remote, f.domain, req)
+	}); e != nil {
+		l, err = nil, e
+	}
 	now := c.lock(c.clock())
 	f.dialing--
 	switch {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -40,8 +41,8 @@ type socketFront struct {
 }
 
 // openSocket offers a device at path, under name and as the default export.
-func openSocket(path, name string, mode fs.FileMode, d blk.Device, home *reactor.Reactor, log *slog.Logger) (*socketFront, error) {
-	srv, err := nbd.NewServer(nbd.Options{Reactor: home, Log: log})
+func openSocket(path, name string, mode fs.FileMode, d blk.Device, home *reactor.Reactor, log *slog.Logger, g *guard.Guard) (*socketFront, error) {
+	srv, err := nbd.NewServer(nbd.Options{Reactor: home, Log: log, Guard: g})
 	if err != nil {
 		return nil, err
 	}

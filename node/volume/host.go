@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
@@ -22,6 +23,7 @@ type Deps struct {
 	Provider transport.OneSidedProvider
 	Reactors []*reactor.Reactor // run timers; they outlive the Host. None: the runtime's timers
 	Log      *slog.Logger       // nil: none
+	Guard    *guard.Guard       // contains panics of what goroutines do for one; nil: none is
 
 	// Layer is put between a store and what serves it, with the name of the
 	// export: for tests, that let stores fail and stall. nil: nothing is.
@@ -35,6 +37,7 @@ type Host struct {
 	reactors []*reactor.Reactor
 	turn     atomic.Uint32 // whose timer is next
 	log      *slog.Logger
+	guard    *guard.Guard
 	base     time.Time
 	ev       *events
 	store    *store
@@ -77,7 +80,7 @@ func newHost(cfg Config, deps Deps, drv driver) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Host{cfg: cfg, prov: deps.Provider, reactors: deps.Reactors, log: deps.Log, base: time.Now(), ev: newEvents(deps.Log),
+	h := &Host{cfg: cfg, prov: deps.Provider, reactors: deps.Reactors, log: deps.Log, guard: deps.Guard, base: time.Now(), ev: newEvents(deps.Log),
 		store: store, drv: drv, layer: deps.Layer, waits: newWaits(),
 		clients: map[string]*client{}, nextID: old.NextID, exports: map[string]*export{}}
 	if store.aside != nil {
@@ -203,6 +206,19 @@ func (h *Host) call(ctx context.Context) (_ context.Context, end func(), err err
 		cancel()
 		h.work.Done()
 	}, nil
+}
+
+// TakeLocks takes each lock that a step of a core is made under and gives it back.
+func (h *Host) TakeLocks() {
+	h.mu.Lock()
+	shells := []*shell{&h.srv.shell}
+	for _, c := range h.clients {
+		shells = append(shells, &c.shell)
+	}
+	h.mu.Unlock()
+	for _, s := range shells {
+		s.look()()
+	}
 }
 
 // now is the time of the cores.

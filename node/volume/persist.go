@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -16,7 +17,15 @@ func (h *Host) save() error { return h.saver.save() }
 func (h *Host) keepPast() { h.saver.mark() }
 
 // write is the saver's.
-func (h *Host) write() error { return h.store.write(func() state { return h.snapshot(true) }) }
+func (h *Host) write() (err error) {
+	if e := h.guard.Do(guard.Task, func() {
+		guard.Point("save")
+		err = h.store.write(func() state { return h.snapshot(true) })
+	}); e != nil {
+		return e
+	}
+	return err
+}
 
 // wrote is told by the saver when writes begin to fail, and when they succeed again.
 func (h *Host) wrote(err error) {
@@ -115,7 +124,13 @@ func (m *mapping) restore() {
 		h.mu.Lock()
 		raw := MapSpec{Paths: m.spec.Paths}
 		h.mu.Unlock()
-		err := m.bringUp(ctx, &raw, false)
+		var err error
+		if e := h.guard.Do(guard.Volume, func() {
+			guard.Point("restore")
+			err = m.bringUp(ctx, &raw, false)
+		}); e != nil {
+			err = e // it is tried again
+		}
 		cancel()
 		m.turn.Unlock()
 		if m.ctx.Err() != nil {

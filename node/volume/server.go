@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
@@ -241,7 +242,12 @@ func (s *server) opener(key any, p *place) {
 		o := p.opens[0]
 		p.opens = p.opens[1:]
 		s.mu.Unlock()
-		d, more, err := o.Do()
+		var d blk.Device
+		var more bool
+		var err error
+		if e := s.h.guard.Do(guard.Volume, func() { d, more, err = o.Do() }); e != nil {
+			d, more, err = nil, false, e
+		}
 		if err == nil && !more {
 			d = s.h.layers(o.Name, d)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"sync"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -89,6 +90,7 @@ func (h *Host) do(ctx context.Context, path string, f func() error) error {
 	done := make(chan error, 1)
 	go func() { // ends when the file system answers
 		defer leave()
+		defer h.guard.Recover(guard.Volume, func(err error) { done <- err })
 		done <- f()
 	}()
 	select {

@@ -29,14 +29,14 @@ func (l *Link) Close(graceful bool) {
 	case !started:
 		l.closeFD()
 	case !graceful:
-		l.loop.r.Do(func() { l.end(net.ErrClosed) })
+		l.loop.r.DoFor(l, func() { l.end(net.ErrClosed) })
 	case !again:
 		l.fdMu.RLock()
 		if l.fd >= 0 {
 			unix.Shutdown(l.fd, unix.SHUT_WR)
 		}
 		l.fdMu.RUnlock()
-		l.loop.r.Do(l.startDrain)
+		l.loop.r.DoFor(l, l.startDrain)
 	}
 }
 
@@ -70,7 +70,8 @@ func (l *Link) end(err error) {
 
 func (l *Link) startDrain() {
 	if !l.ended {
-		l.drain = l.loop.r.After(drainTime, l.drainDue)
+		l.drain = l.loop.r.NewTimer(l.drainDue).For(l)
+		l.drain.Reset(drainTime)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/accept"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
@@ -38,6 +39,10 @@ type Provider struct {
 	Log          *slog.Logger
 	AcceptFailed *atomic.Uint64
 	Reserve      *accept.Reserve
+
+	// Guard contains panics of what this package's goroutines do for one connection.
+	// What reactors do for one is contained by theirs. nil: none is.
+	Guard *guard.Guard
 
 	// Room tells why there may be no further connection; nil: there always may. One
 	// that was accepted is closed then. Set it before the first link.
@@ -191,7 +196,12 @@ func (l *listener) serve(taken func(transport.Link)) {
 		if err != nil {
 			continue
 		}
-		taken(k)
+		if err := l.p.Guard.Do(guard.Accept, func() {
+			guard.Point("accept")
+			taken(k)
+		}); err != nil {
+			k.Close(false)
+		}
 	}
 }
 

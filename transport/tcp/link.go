@@ -6,6 +6,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
@@ -59,14 +60,14 @@ func (l *Link) Start(h transport.Handler) {
 	}
 	l.h = h
 	if l.ended { // closed before it was started
-		l.loop.r.Do(func() { h.Closed(net.ErrClosed, 0) })
+		l.loop.r.DoFor(l, func() { h.Closed(net.ErrClosed, 0) })
 		return
 	}
 	if p, ok := h.(transport.Placer); ok {
 		l.framer.Place = p.Buffer
 	}
 	if err := l.wait(); err != nil {
-		l.loop.r.Do(func() { l.end(err) })
+		l.loop.r.DoFor(l, func() { l.end(err) })
 	}
 }
 
@@ -86,6 +87,7 @@ func (l *Link) wait() error {
 
 // Ready is called by the reactor.
 func (l *Link) Ready(events uint32) {
+	guard.Point("link.ready")
 	const failed = unix.EPOLLERR | unix.EPOLLHUP
 	if events&(unix.EPOLLOUT|failed) != 0 {
 		l.flush()
@@ -94,6 +96,12 @@ func (l *Link) Ready(events uint32) {
 		l.read()
 	}
 }
+
+// Work implements reactor.Owner.
+func (l *Link) Work() guard.What { return guard.Link }
+
+// Fault implements reactor.Owner.
+func (l *Link) Fault(err error) { l.end(err) }
 
 // Try is called by the reactor while it spins; see reactor.Eager.
 func (l *Link) Try() bool {

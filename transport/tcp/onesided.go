@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/transport"
 )
 
@@ -63,7 +64,7 @@ func (l *OneSided) Start(h transport.OneSidedHandler) {
 	l.h = h
 	if l.ended { // before it was started
 		err := l.err
-		l.loop.r.Do(func() { h.Closed(err) })
+		l.loop.r.DoFor(l, func() { h.Closed(err) })
 		return
 	}
 	l.in.Start(h)
@@ -143,7 +144,7 @@ func (l *OneSided) waitFull() {
 // fail ends the link on its thread. Nothing is written from now on. mu is held.
 func (l *OneSided) fail(err error) {
 	l.dead = true
-	l.loop.r.Do(func() { l.end(err) })
+	l.loop.r.DoFor(l, func() { l.end(err) })
 }
 
 func (l *OneSided) write(b *transport.TagBlock) (n int, err error) {
@@ -155,8 +156,15 @@ func (l *OneSided) write(b *transport.TagBlock) (n int, err error) {
 	return writeOnce(l.fd, b.Pieces())
 }
 
+// Work implements reactor.Owner.
+func (l *OneSided) Work() guard.What { return guard.Link }
+
+// Fault implements reactor.Owner.
+func (l *OneSided) Fault(err error) { l.end(err) }
+
 // Ready is called by the reactor.
 func (l *OneSided) Ready(events uint32) {
+	guard.Point("volume.link")
 	const failed = unix.EPOLLERR | unix.EPOLLHUP
 	if events&(unix.EPOLLOUT|failed) != 0 {
 		l.resume()
@@ -249,7 +257,7 @@ func (l *OneSided) Close() {
 	l.mu.Lock()
 	if l.h != nil {
 		l.mu.Unlock()
-		l.loop.r.Do(func() { l.end(net.ErrClosed) })
+		l.loop.r.DoFor(l, func() { l.end(net.ErrClosed) })
 		return
 	}
 	first := !l.ended

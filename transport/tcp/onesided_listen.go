@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/accept"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/transport"
 )
 
@@ -83,6 +84,8 @@ func (l *oneSidedListener) closeOldest() {
 func (l *oneSidedListener) handshake(c *net.TCPConn) {
 	defer l.done.Done()
 	defer func() { <-l.slots }()
+	defer l.p.Guard.Recover(guard.Accept, func(error) { l.waited(c); c.Close() })
+	guard.Point("handshake")
 	if !l.wait(c) {
 		c.Close()
 		return

@@ -183,7 +183,7 @@ func (l *Link) setPaused(v bool) {
 
 // Resume goes on reading. What it answers to has been noted before it is run:
 // a pause begins and ends on the thread.
-func (l *Link) Resume() { l.loop.r.Do(l.resume) }
+func (l *Link) Resume() { l.loop.r.DoFor(l, l.resume) }
 
 func (l *Link) resume() {
 	if !l.paused || l.ended {

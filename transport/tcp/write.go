@@ -25,7 +25,7 @@ func (l *Link) Send(b *transport.Batch) (bool, error) {
 	l.out = b
 	if err := l.wait(); err != nil {
 		l.out = nil
-		l.loop.r.Do(func() { l.end(err) })
+		l.loop.r.DoFor(l, func() { l.end(err) })
 		return false, err
 	}
 	return false, nil

@@ -1,0 +1,83 @@
+package node
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/rdsd/rdsd/internal/guard"
+)
+
+// TestNoDeferredUnlock: to let an engine's lock go is to carry out what the step has
+// ordered. Deferred, that would be done with what a panic left half changed.
+func TestNoDeferredUnlock(t *testing.T) {
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	bad := regexp.MustCompile(`defer [a-zA-Z.]+\.(unlock|finish)\(`)
+	more, _ := filepath.Glob("volume/*.go")
+	for _, f := range append(files, more...) {
+		if strings.HasSuffix(f, "_test.go") {
+			continue
+		}
+		b, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range bad.FindAll(b, -1) {
+			t.Errorf("%s: %s", f, m)
+		}
+	}
+}
+
+// TestStepsAreFunctions: each function that is named as a step is there; a name that was
+// changed would let a panic in it pass for harmless.
+func TestStepsAreFunctions(t *testing.T) {
+	for _, s := range steps {
+		if strings.HasSuffix(s, ".") {
+			if _, err := os.Stat(filepath.Join("..", filepath.Base(strings.TrimSuffix(s, ".")))); err != nil {
+				t.Errorf("%s: %v", s, err)
+			}
+			continue
+		}
+		pkg, name, _ := strings.Cut(strings.TrimPrefix(s, "github.com/rdsd/rdsd/node"), ".")
+		recv, method, _ := strings.Cut(strings.TrimPrefix(name, "(*"), ").")
+		found := false
+		files, _ := filepath.Glob(filepath.Join(".", pkg, "*.go"))
+		decl := regexp.MustCompile(`(?m)^func \([a-z]+ \*` + recv + `\) ` + method + `\(`)
+		for _, f := range files {
+			b, _ := os.ReadFile(f)
+			found = found || decl.Match(b)
+		}
+		if !found {
+			t.Errorf("there is no function %s", s)
+		}
+	}
+}
+
+// TestPanicWithTheLock: whoever panics between lock and unlock ends the process.
+func TestPanicWithTheLock(t *testing.T) {
+	n, err := New(testConfig(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var codes []int
+	n.guard.Exit = func(code int) { codes = append(codes, code) }
+	h := n.hosts.list[0]
+	if err := n.guard.Do(guard.Link, func() { panic("without the lock") }); err == nil || len(codes) != 0 {
+		t.Errorf("%v, exits %v", err, codes)
+	}
+	n.guard.Do(guard.Link, func() {
+		h.lock()
+		var m map[int]int
+		m[runtime.NumCPU()] = 1 // in the shell's own code, of which the stack says nothing
+	})
+	if len(codes) != 1 || codes[0] != guard.ExitCode {
+		t.Errorf("exits %v", codes)
+	}
+	h.mu.Unlock()
+}
