@@ -3,9 +3,11 @@ package node
 import (
 	"errors"
 	"log/slog"
+	"math"
 	"math/bits"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/mem"
@@ -354,18 +356,36 @@ func (t *callTable) sweep(now time.Time) {
 }
 
 // outPool lends buffers for what a socket is sent, in the name of its user: what
-// a client does not read stands there.
-type outPool struct{ account *quota.Account }
+// a client does not read stands there. gRPC drops what is still queued when a
+// stream ends without giving it back, so what is out then is settled by close.
+type outPool struct {
+	account *quota.Account
+	out     atomic.Int64 // bytes; far below 0 once the pool is closed
+}
 
-var _ mem.BufferPool = outPool{}
+var _ mem.BufferPool = (*outPool)(nil)
 
-func (p outPool) Get(n int) *[]byte {
+func (p *outPool) Get(n int) *[]byte {
 	b := msgpool.Pool.Get(n)
-	p.account.Grow(quota.Calls, int64(cap(*b)))
+	size := int64(cap(*b))
+	p.account.Grow(quota.Calls, size)
+	if p.out.Add(size) < 0 { // it is closed: nobody would give it back
+		p.account.Give(quota.Calls, size)
+	}
 	return b
 }
 
-func (p outPool) Put(b *[]byte) {
-	p.account.Give(quota.Calls, int64(cap(*b)))
+func (p *outPool) Put(b *[]byte) {
+	size := int64(cap(*b))
+	if p.out.Add(-size) >= 0 {
+		p.account.Give(quota.Calls, size)
+	}
 	msgpool.Pool.Put(b)
 }
+
+// outClosed is further below 0 than buffers can bring a pool up again.
+const outClosed = math.MinInt64 / 2
+
+// close gives back what is out. Buffers may come later; they are no matter of
+// the account any more.
+func (p *outPool) close() { p.account.Give(quota.Calls, p.out.Swap(outClosed)) }

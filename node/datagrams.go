@@ -106,7 +106,9 @@ func (d *datagramsServer) serve(stream grpc.ServerStream, in *inMsg) error {
 	defer s.close()
 	d.node.log.Debug("socket bound", "local", s.sock.Addr(), "uid", s.id.UID, "pid", s.id.PID)
 	s.stream = bareStream(stream)
-	s.push.batch.pool = outPool{s.memory}
+	pool := &outPool{account: s.memory}
+	defer pool.close()
+	s.push.batch.pool = pool
 	read, pushed := make(chan error, 1), make(chan error, 1)
 	stop := make(chan struct{})
 	defer close(stop)

@@ -1,0 +1,33 @@
+package node
+
+import (
+	"testing"
+
+	"github.com/rdsd/rdsd/internal/quota"
+)
+
+// TestOutPoolSettled: what gRPC does not give back is settled when the stream
+// is over, once, and what comes later changes nothing.
+func TestOutPoolSettled(t *testing.T) {
+	n := quota.New(1<<30, nil)
+	a := n.Account(quota.User(1))
+	defer a.Close()
+	p := &outPool{account: a}
+	back, late, lost := p.Get(1000), p.Get(5000), p.Get(9000)
+	if want := int64(cap(*back) + cap(*late) + cap(*lost)); a.Used() != want {
+		t.Errorf("%d bytes are charged, %d are out", a.Used(), want)
+	}
+	p.Put(back)
+	if want := int64(cap(*late) + cap(*lost)); a.Used() != want {
+		t.Errorf("%d bytes are charged, %d are out", a.Used(), want)
+	}
+	p.close()
+	if a.Used() != 0 {
+		t.Errorf("%d bytes are charged when the stream is over", a.Used())
+	}
+	p.Put(late)
+	p.Put(p.Get(100))
+	if a.Used() != 0 || n.Used() != 0 {
+		t.Errorf("%d bytes are charged after it", a.Used())
+	}
+}
