@@ -134,7 +134,7 @@ void rdsd_client_close(rdsd_client *c)
 		rdsd_socket *s;
 
 		pthread_mutex_lock(&list_mu);
-		for (s = c->sockets; s && s->replies; s = s->next)
+		for (s = c->sockets; s && s->owned; s = s->next)
 			; /* reply ports are closed by the socket that has them */
 		pthread_mutex_unlock(&list_mu);
 		if (!s)
@@ -242,7 +242,7 @@ int rdsdi_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_opti
 	s->client = client;
 	s->process = rdsdi_process;
 	s->flags = o->flags;
-	s->replies = replies;
+	s->replies = s->owned = replies;
 	s->spin = o->spin;
 	s->local = *local;
 	s->want_send = o->send_buffer;

@@ -311,6 +311,7 @@ struct rdsd_socket {
 	unsigned process;
 	uint32_t flags;
 	bool replies;             /* a reply port: receives answers to requests and nothing else */
+	bool owned;               /* closed by the socket whose reply port it is */
 	int64_t spin;
 	rdsd_addr local;          /* fixed after rdsd_bind */
 	uint64_t want_send, want_recv;

@@ -398,11 +398,11 @@ static void batches(void)
 static void says(rdsd_socket *a, uint64_t refused, uint64_t waited)
 {
 	rdsd_addr to = at(2);
-	struct rdsdi_flow *f = rdsdi_flow_find(&a->tx, &to);
+	struct rdsdi_flow *flow = rdsdi_flow_find(&a->tx, &to);
 	uint64_t entry;
 
-	CHECK(f);
-	entry = a->tx.reg->flow_table + (uint64_t)(f - a->tx.flows) * FLOW_SIZE;
+	CHECK(flow);
+	entry = a->tx.reg->flow_table + (uint64_t)(flow - a->tx.flows) * FLOW_SIZE;
 	CHECK_IS(load_relaxed(at64(a->tx.reg, W_SENDS_REFUSED)), refused);
 	CHECK_IS(load_relaxed(at64(a->tx.reg, W_SENDS_WAITED)), waited);
 	CHECK_IS(load_relaxed(at64(a->tx.reg, entry + FLOW_REFUSED)), refused);

@@ -7,6 +7,8 @@ static unsigned long main_thread;
 
 /* Waiting */
 
+#define REPLIES 0x80000000u /* not of the library: the socket is a reply port (_requests.py) */
+
 enum { SLICE = 200000000 }; /* ns; see rings.h, Signals */
 
 void wait_begin(struct wait *w, int64_t timeout)
@@ -97,7 +99,7 @@ static PyObject *bind_socket(PyObject *self, PyObject *args, PyObject *kwargs)
 		return NULL;
 	o.send_buffer = send_buffer;
 	o.recv_buffer = recv_buffer;
-	o.flags = flags | RDSD_INTERRUPTIBLE;
+	o.flags = (flags & ~REPLIES) | RDSD_INTERRUPTIBLE;
 	o.spin = spin;
 	err = rdsd_client_open(path, &client);
 	if (err)
@@ -118,6 +120,7 @@ static PyObject *bind_socket(PyObject *self, PyObject *args, PyObject *kwargs)
 		rdsd_client_close(client);
 		return none;
 	}
+	sock->replies = flags & REPLIES;
 	h->client = client;
 	h->sock = sock;
 	h->process = rdsdi_process;
@@ -232,6 +235,7 @@ PyMODINIT_FUNC PyInit__rings(void)
 	if (!type || PyModule_AddObjectRef(module, "Handle", type) < 0 || memory_setup(module) < 0 ||
 	    PyModule_AddIntConstant(module, "OUTCOMES", RDSD_OUTCOMES) < 0 ||
 	    PyModule_AddIntConstant(module, "NO_RECONNECT", RDSD_NO_RECONNECT) < 0 ||
+	    PyModule_AddIntConstant(module, "REPLIES", REPLIES) < 0 ||
 	    PyModule_AddIntConstant(module, "READABLE", RDSD_READABLE) < 0 ||
 	    PyModule_AddIntConstant(module, "WRITABLE", RDSD_WRITABLE) < 0 ||
 	    PyModule_AddIntConstant(module, "OUTCOME", RDSD_OUTCOME) < 0 ||

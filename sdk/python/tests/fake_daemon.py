@@ -60,6 +60,7 @@ class FakeDaemon(rpc.DatagramsServicer):
         self.instance = 0
         self.sockets: dict[Key, FakeSocket] = {}
         self.congested: set[int] = set()  # ports that refuse
+        self.last_port = 3999
         self.silent: set[str] = set()  # kinds of client messages that are never answered
         self.no_outcome = False
         self.bind_errno = 0
@@ -110,6 +111,16 @@ class FakeDaemon(rpc.DatagramsServicer):
             if not self.changed.wait_for(lambda: len(self.received[kind]) >= count, timeout):
                 raise AssertionError(f"{len(self.received[kind])} of {count} {kind} came")
 
+    def wait_taken_back(self, left: int, timeout: float = 5.0) -> None:
+        """Until a request was cancelled, or its port closed: so many sockets are left."""
+
+        def done() -> bool:
+            return bool(self.received["cancel"]) or len(self.sockets) == left
+
+        with self.changed:
+            if not self.changed.wait_for(done, timeout):
+                raise AssertionError(f"no cancel came, and there are {len(self.sockets)} sockets")
+
     # -- the service ----------------------------------------------------------
 
     def Open(
@@ -133,6 +144,8 @@ class FakeDaemon(rpc.DatagramsServicer):
             with self.lock:
                 if self.sockets.get(key(sock.local)) is sock:
                     del self.sockets[key(sock.local)]
+            with self.changed:
+                self.changed.notify_all()
 
     def _read(self, sock: FakeSocket, messages: Iterator[pb.ClientMessage]) -> None:
         try:
@@ -154,7 +167,8 @@ class FakeDaemon(rpc.DatagramsServicer):
             if bind.local.port:
                 self._end(sock, 98, "another socket owns this address and port")
                 return
-            port = 4000 + len(self.sockets)
+            self.last_port += 1  # as the daemon, which lets a port rest once it was closed
+            port = self.last_port
             while (bind.local.address, port) in self.sockets:
                 port += 1
         if self.bind_errno:

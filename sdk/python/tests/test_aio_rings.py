@@ -160,10 +160,9 @@ async def test_a_fan_in_of_watchers_ends(bind: Bind) -> None:
     sink = await bind(recv_buffer=16384)
     crowd = await bind(send_buffer=4 << 20)
     sent = await fill(crowd, sink.local_address, rdsd.Congested)
-    refused = 0
+    refused = asyncio.Semaphore(0)
 
     async def spool(a: rdsd.aio.Socket) -> None:
-        nonlocal refused
         left = [b"%d" % i + bytes(1000) for i in range(each)]
         async with a.watch_congestion(timeout=10) as watch:
             while left:
@@ -173,14 +172,14 @@ async def test_a_fan_in_of_watchers_ends(bind: Bind) -> None:
                 except rdsd.WouldBlock:
                     await asyncio.sleep(0.001)
                 except rdsd.Congested:
-                    refused += 1
+                    refused.release()
                     async for event in watch:
                         if (sink.local_address, False) in event.changes:
                             break
 
     tasks = [asyncio.create_task(spool(await bind())) for _ in range(senders)]
-    while refused < senders:
-        await asyncio.sleep(0.001)
+    for _ in tasks:
+        await refused.acquire()
     await receive(sink, sent + senders * each)
     await asyncio.gather(*tasks)
 
@@ -204,8 +203,9 @@ async def test_requests_beside_each_other_and_a_reader(bind: Bind) -> None:
 
     async def serve() -> None:
         async for datagram in b:
-            await c.send(datagram.addr, b"noise", timeout=5)
-            await b.send(datagram.addr, b"re: " + datagram.payload, timeout=5)
+            await c.send(a.local_address, b"noise", timeout=5)
+            await c.send(datagram.addr, b"dropped", timeout=5)
+            await b.reply(datagram, b"re: " + datagram.payload, timeout=5)
 
     serving = asyncio.create_task(serve())
     reading = asyncio.create_task(receive(a, 20))
@@ -223,16 +223,16 @@ async def test_requests_beside_each_other_and_a_reader(bind: Bind) -> None:
     await serving
 
 
-async def test_noise_put_aside_by_a_request_is_read_in_order(bind: Bind) -> None:
+async def test_noise_beside_a_request_is_read_in_order(bind: Bind) -> None:
     a, b, c = await bind(), await bind(), await bind()
     for i in range(10):
         await c.send(a.local_address, b"%d" % i, timeout=5)
     request = asyncio.create_task(a.request(b.local_address, b"?", 10))
-    await b.recv(timeout=5)
-    await asyncio.sleep(0.01)
+    asked = await b.recv(timeout=5)
+    await c.flush(timeout=5)
     assert await a.peek_size() == 1
     await c.send(a.local_address, b"10", timeout=5)
-    await b.send(a.local_address, b"!", timeout=5)
+    await b.reply(asked, b"!", timeout=5)
     assert (await request).payload == b"!"
     with await a.borrow(4, timeout=5) as datagrams:
         assert [bytes(view) for _, view in datagrams] == [b"0", b"1", b"2", b"3"]

@@ -15,6 +15,7 @@ from fake_daemon import FakeDaemon
 
 import rdsd
 import rdsd.aio
+from rdsd import _requests
 from rdsd._aio_stream import StreamSocket
 from rdsd.v1 import rdsd_pb2 as pb
 
@@ -95,9 +96,12 @@ async def test_request_gets_the_reply_of_its_peer(front: Front, fake: FakeDaemon
     a, b = await pair(front, fake)
     other = await front.do(front.client(fake.target).bind, (HOST, 0))
     request = asyncio.create_task(front.do(a.request, b.local_address, b"ping", 5))
-    await front.do(b.recv, timeout=5)
+    asked = await front.do(b.recv, timeout=5)
+    assert asked.addr.host == HOST
+    assert asked.addr != a.local_address
     await front.do(other.send, a.local_address, b"not for the request")
-    await front.do(b.send, a.local_address, b"pong")
+    await front.do(other.send, asked.addr, b"dropped")
+    await front.do(b.reply, asked, b"pong", timeout=5)
     assert (await request).payload == b"pong"
     assert (await front.do(a.recv, timeout=5)).payload == b"not for the request"
 
@@ -107,9 +111,53 @@ async def test_request_times_out_and_cancels(front: Front, fake: FakeDaemon) -> 
     with pytest.raises(rdsd.TimedOut) as caught:
         await front.do(a.request, b.local_address, b"ping", 0.1)
     assert isinstance(caught.value, TimeoutError)
-    await asyncio.to_thread(fake.wait_received, "cancel")
-    await front.do(b.send, a.local_address, b"late")
-    assert (await front.do(a.recv, timeout=5)).payload == b"late"
+    await asyncio.to_thread(fake.wait_taken_back, left=2)
+
+
+async def test_a_late_reply_is_nobodys(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    late = []
+    for number in range(5):
+        if number in (1, 3):
+            with pytest.raises(rdsd.TimedOut):
+                await front.do(a.request, b.local_address, b"%d" % number, 0.2)
+            late.append(await front.do(b.recv, timeout=5))
+            continue
+        request = asyncio.create_task(front.do(a.request, b.local_address, b"%d" % number, 10))
+        asked = await front.do(b.recv, timeout=5)
+        assert asked.payload == b"%d" % number
+        assert asked.addr not in [gone.addr for gone in late]
+        for gone in late:
+            await front.do(b.reply, gone, b"re: " + gone.payload)
+        await front.do(b.reply, asked, b"re: " + asked.payload)
+        assert (await request).payload == b"re: %d" % number
+    assert await front.do(a.peek_size) is None
+
+
+async def test_requests_have_a_limit_and_wait(
+    front: Front, fake: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = await pair(front, fake)
+    most, kept, many = 3, 2, 5
+    monkeypatch.setattr(_requests, "MAX_PORTS", most)
+    monkeypatch.setattr(_requests, "KEEP_PORTS", kept)
+    asked = [
+        asyncio.create_task(front.do(a.request, b.local_address, b"%d" % i, 20))
+        for i in range(many)
+    ]
+    got = [await front.do(b.recv, timeout=20) for _ in range(most)]
+    assert len({d.addr for d in got}) == most
+    with pytest.raises(rdsd.TimedOut):
+        await front.do(b.recv, timeout=0.05)
+    with pytest.raises(rdsd.TimedOut, match="in use"):
+        await front.do(a.request, b.local_address, b"no port", 0.05)
+    for number in range(many):
+        await front.do(b.reply, got[number], b"re: " + got[number].payload)
+        if len(got) < many:
+            got.append(await front.do(b.recv, timeout=20))
+    answers = [await one for one in asked]
+    assert [d.payload for d in answers] == [b"re: %d" % i for i in range(many)]
+    assert len(a._requests._ports.ports) <= kept
 
 
 async def test_a_refused_request_cancels_nothing(front: Front, fake: FakeDaemon) -> None:
@@ -125,7 +173,7 @@ async def test_a_cancelled_await_takes_the_request_back(fake: FakeDaemon) -> Non
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.05):
                 await a.request((HOST, 9), b"ping", None)
-        await asyncio.to_thread(fake.wait_received, "cancel")
+        await asyncio.to_thread(fake.wait_taken_back, left=1)
 
 
 async def test_a_cancelled_await_takes_back_what_has_not_left(fake: FakeDaemon) -> None:

@@ -582,10 +582,10 @@ except rdsd.RdsError as error:
 assert time.monotonic() - begun >= 0.25 and len(ticks) > 5, (time.monotonic() - begun, len(ticks))
 if what == "request":  # and the one request is answered by the one reply
     def answer():
-        while b.recv(timeout=5).payload != b"!":
+        while (asked := b.recv(timeout=5)).payload != b"!":
             pass
         time.sleep(0.2)
-        b.send(a.local_address, b"reply", timeout=5)
+        b.reply(asked, b"reply", timeout=5)
     threading.Thread(target=answer).start()
     assert a.request(b.local_address, b"!", 5).payload == b"reply"
 signal.setitimer(signal.ITIMER_REAL, 0)

@@ -73,7 +73,7 @@ class RingSocket(Socket):
         self._loop = asyncio.get_running_loop()
         self._fd = -1
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
-        self._inbox = Inbox(*_ASIDE)
+        self._inbox = Inbox(*_ASIDE, replies=options.replies)
         self._introducing: dict[Address, asyncio.Future[None]] = {}
 
     async def open(self, timeout: float | None) -> None:
@@ -189,10 +189,16 @@ class RingSocket(Socket):
 
         return lease(await self._received(take, _deadline(seconds(timeout))))
 
-    async def request(self, dst: AddressLike, payload: Payload, timeout: Timeout) -> Datagram:
-        where = to_address(dst)
-        deadline = _deadline(seconds(timeout))
+    def _check_usable(self) -> None:
+        if self._closed and not self._ring.forked:
+            raise make(Closed)
+        self._ring._peek()  # raises why it is over
+
+    async def _exchange(self, dst: Address, payload: Payload, timeout: float | None) -> Datagram:
+        where = dst
+        deadline = _deadline(timeout)
         inbox = self._inbox
+        self._pull()  # what has come before is no answer to this
         reply = inbox.await_reply(where)
         sent = False
         try:
@@ -238,6 +244,7 @@ class RingSocket(Socket):
         if self._fd >= 0:
             self._loop.remove_reader(self._fd)
         self._inbox.clear()
+        await self._end_requests()
         try:
             await self._ask(self._ring.end)
         finally:
@@ -504,6 +511,7 @@ class RingWatch(CongestionWatch):
 
     def close(self) -> None:
         self._sock._ring.watchers.remove(self._queue)
+        self._queue.items.clear()  # nobody reads them any more
         self._queue.ready.close(make(Closed, "the watch is closed"))
         self._sock._wake(_rings.CONGESTION)
 

@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ._errors import Closed
-from ._target import Timeout
+from ._target import Timeout, seconds
 from ._types import (
     Address,
     AddressLike,
@@ -17,9 +17,11 @@ from ._types import (
     Datagram,
     Outcome,
     Payload,
+    to_address,
 )
 
 if TYPE_CHECKING:
+    from ._requests import AioRequests
     from ._slots import AsyncSlot, Lease
 
 
@@ -30,6 +32,8 @@ class Socket(ABC):
     timedelta, or None to wait for ever; past it TimedOut is raised. A payload is
     anything with a buffer: bytes, bytearray, memoryview, array, ...
     """
+
+    _requests: AioRequests  # set by Client.bind
 
     # -- what it is ----------------------------------------------------------
 
@@ -153,17 +157,31 @@ class Socket(ABC):
             for datagram in batch:
                 yield datagram
 
-    @abstractmethod
     async def request(self, dst: AddressLike, payload: Payload, timeout: Timeout) -> Datagram:
-        """Sends, then waits for the next datagram from dst; others stay for recv.
+        """Sends, then waits for the answer of dst to it; see rdsd.Socket.request."""
+        where = to_address(dst)
+        self._check_usable()
+        return await self._requests.request(where, payload, seconds(timeout))
 
-        Past the timeout everything this socket has queued to dst is cancelled
-        and TimedOut raised. A reply that comes later is received as any datagram.
-        """
+    async def reply(self, to: Datagram, payload: Payload, timeout: Timeout = None) -> int:
+        """Answers a received datagram: send to where it came from."""
+        return await self.send(to.addr, payload, timeout)
+
+    @abstractmethod
+    async def _exchange(self, dst: Address, payload: Payload, timeout: float | None) -> Datagram:
+        """Of a reply port: sends, and waits for the answer; at its end takes back what it can."""
+
+    @abstractmethod
+    def _check_usable(self) -> None:
+        """Raises why no call can be made any more."""
 
     @abstractmethod
     async def peek_size(self, timeout: Timeout = None) -> int | None:
         """Bytes of the next datagram, None when none is there."""
+
+    async def _end_requests(self) -> None:
+        if hasattr(self, "_requests"):  # a reply port has none
+            await self._requests.close()
 
     # -- congestion ---------------------------------------------------------------
 

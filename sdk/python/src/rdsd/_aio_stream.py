@@ -22,6 +22,7 @@ from ._errors import (
     RdsError,
     TimedOut,
     TransportFailed,
+    fresh,
     make,
 )
 from ._front_end import control_path
@@ -165,9 +166,9 @@ class StreamSocket(Socket):
         batch = await self.recv_batch(limit, timeout)
         return Lease([Borrowed(addr, memoryview(payload)) for addr, payload in batch])
 
-    async def request(self, dst: AddressLike, payload: Payload, timeout: Timeout) -> Datagram:
-        where = to_address(dst)
-        deadline = _deadline(seconds(timeout))
+    async def _exchange(self, dst: Address, payload: Payload, timeout: float | None) -> Datagram:
+        where = dst
+        deadline = _deadline(timeout)
         core = self._open()
         reply = core.inbox.await_reply(where)
         sent = False
@@ -205,6 +206,11 @@ class StreamSocket(Socket):
         self._kick()
         return StreamWatch(self, queue, seconds(timeout))
 
+    def _check_usable(self) -> None:
+        self._guard.check()
+        if self._core.error is not None:
+            raise fresh(self._core.error)
+
     # -- the end ---------------------------------------------------------------
 
     async def close(self) -> None:
@@ -213,6 +219,7 @@ class StreamSocket(Socket):
         self._core.close()
         self._closing.set()
         self._kick()
+        await self._end_requests()
         if asyncio.current_task() is self._task:
             return
         done, _ = await asyncio.wait([self._task], timeout=_CLOSE_WAIT)
@@ -400,6 +407,7 @@ class StreamWatch(CongestionWatch):
 
     def close(self) -> None:
         self._sock._core.watchers.remove(self._queue)
+        self._queue.items.clear()  # nobody reads them any more
         self._queue.ready.close(make(Closed, "the watch is closed"))
         self._sock._kick()
 

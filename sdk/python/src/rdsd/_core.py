@@ -97,6 +97,7 @@ class BindOptions:
     reconnect: bool = True
     congestion_mask: int = 0
     spin: float | None = None  # seconds; rings only
+    replies: bool = False  # a reply port: what no request waits for is dropped
 
 
 class State(enum.Enum):
@@ -124,7 +125,9 @@ class SocketCore:
         self.local = options.local  # with its real port once bound
         self.bound = Call[Address]()
         self.instance = 0  # of the daemon last bound to
-        self.inbox = Inbox(options.recv_window_datagrams, options.recv_window_bytes)
+        self.inbox = Inbox(
+            options.recv_window_datagrams, options.recv_window_bytes, replies=options.replies
+        )
         self.sender = Sender(want_outcomes=options.outcomes)
         self.watchers = Watchers(options.congestion_mask)
         self.error: RdsError | None = None  # why it is closed

@@ -19,7 +19,8 @@ from ._types import Address, Datagram
 class Inbox:
     """Unread datagrams in order of arrival."""
 
-    def __init__(self, window_datagrams: int, window_bytes: int) -> None:
+    def __init__(self, window_datagrams: int, window_bytes: int, *, replies: bool = False) -> None:
+        self._replies_only = replies  # what nobody waits for is dropped
         self._window_datagrams = window_datagrams
         self._window_bytes = window_bytes
         self._unread: deque[Datagram] = deque()
@@ -47,7 +48,7 @@ class Inbox:
 
     def arrived(self, datagrams: Sequence[Datagram]) -> None:
         """New datagrams: the first caller waiting for a reply from their source, else the queue."""
-        if not self._replies:
+        if not self._replies and not self._replies_only:
             self._unread.extend(datagrams)
             self._unread_bytes += sum([len(payload) for _, payload in datagrams])
             if datagrams:
@@ -61,6 +62,8 @@ class Inbox:
                     del self._replies[d.addr]
                 self._free(d)
                 call.finish(d)
+            elif self._replies_only:
+                self._free(d)
             else:
                 self._unread.append(d)
                 self._unread_bytes += len(d.payload)

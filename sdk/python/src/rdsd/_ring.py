@@ -71,6 +71,8 @@ class Ring(_rings.Handle):
         flags = _rings.OUTCOMES if options.outcomes else 0
         if not options.reconnect:
             flags |= _rings.NO_RECONNECT
+        if options.replies:
+            flags |= _rings.REPLIES
         self._bind(
             unix_path(target) or "",
             options.local,

@@ -13,6 +13,7 @@ LIBRARY_VERSION: str
 # Bits of a bind, and of what an event loop waits for.
 OUTCOMES: int
 NO_RECONNECT: int
+REPLIES: int
 READABLE: int
 WRITABLE: int
 OUTCOME: int

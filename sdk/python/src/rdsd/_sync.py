@@ -16,6 +16,7 @@ from ._core import BindOptions
 from ._errors import Closed, RdsError, make
 from ._front_end import FrontEnd, choose
 from ._grpc import CHANNEL_OPTIONS
+from ._requests import Requests, port_options
 from ._surface import BIND_TIMEOUT, DEFAULT_WINDOW, ForkGuard, Window, bind_options
 from ._sync_socket import CongestionWatch, Socket
 from ._sync_stream import StreamSocket
@@ -96,6 +97,7 @@ class Client:
             spin=spin,
         )
         sock = self._bind(options, seconds(timeout))
+        sock._requests = Requests(self._bind, port_options(options, sock.local_address))
         self._sockets.add(sock)
         return sock
 

@@ -20,7 +20,6 @@ from ._types import (
     Datagram,
     Outcome,
     Payload,
-    to_address,
 )
 
 #: A watch is closed by another thread at latest after so long, seconds.
@@ -88,8 +87,13 @@ class RingSocket(Ring, Socket):
     def borrow(self, limit: int = 256, timeout: Timeout = None) -> Lease:
         return lease(self._borrow(limit, timeout))
 
-    def request(self, dst: AddressLike, payload: Payload, timeout: Timeout) -> Datagram:
-        return Datagram(to_address(dst), self._request(dst, payload, timeout))
+    def _exchange(self, dst: Address, payload: Payload, timeout: float | None) -> Datagram:
+        return Datagram(dst, self._request(dst, payload, timeout))
+
+    def _check_usable(self) -> None:
+        if self._closed and not self.forked:
+            raise make(Closed)
+        self._peek()  # raises why it is over
 
     def peek_size(self, timeout: Timeout = None) -> int | None:
         return self._peek()
@@ -109,6 +113,8 @@ class RingSocket(Ring, Socket):
 
     def close(self) -> None:
         self._closed = True
+        if not self.forked:
+            self._end_requests()
         self.end()
 
 
@@ -163,6 +169,7 @@ class RingWatch(CongestionWatch):
         sock = self._sock
         with sock.watching:
             sock.watchers.remove(self._queue)
+            self._queue.items.clear()  # nobody reads them any more
             self._queue.ready.close(make(Closed, "the watch is closed"))
             sock.watching.notify_all()
 

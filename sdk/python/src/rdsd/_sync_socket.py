@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ._errors import Closed
-from ._target import Timeout
+from ._target import Timeout, seconds
 from ._types import (
     Address,
     AddressLike,
@@ -17,9 +17,11 @@ from ._types import (
     Datagram,
     Outcome,
     Payload,
+    to_address,
 )
 
 if TYPE_CHECKING:
+    from ._requests import Requests
     from ._slots import Lease, Slot
 
 
@@ -30,6 +32,8 @@ class Socket(ABC):
     timedelta, or None to wait for ever; past it TimedOut is raised. A payload is
     anything with a buffer: bytes, bytearray, memoryview, array, ...
     """
+
+    _requests: Requests  # set by Client.bind
 
     # -- what it is ----------------------------------------------------------
 
@@ -150,17 +154,42 @@ class Socket(ABC):
                 return
             yield from batch
 
-    @abstractmethod
     def request(self, dst: AddressLike, payload: Payload, timeout: Timeout) -> Datagram:
-        """Sends, then waits for the next datagram from dst; others stay for recv.
+        """Sends, then waits for the answer of dst to it.
 
-        Past the timeout everything this socket has queued to dst is cancelled
-        and TimedOut raised. A reply that comes later is received as any datagram.
+        A request leaves from a reply port, a port of its own beside the socket's,
+        and its answer is what dst sends to that port: none is ever given the answer
+        to another one, whether that has given up or is still waiting, and recv sees
+        none of them. The responder sees the socket's address with another port and
+        answers to where the datagram came from, as reply does. Requests are not
+        ordered with what send has sent, and flush, outcomes and cancel_sent_to do
+        not concern them. To one destination 32 at a time are under way; others wait.
+
+        Past the timeout what is queued of it is cancelled and TimedOut raised.
         """
+        where = to_address(dst)
+        self._check_usable()
+        return self._requests.request(where, payload, seconds(timeout))
+
+    def reply(self, to: Datagram, payload: Payload, timeout: Timeout = None) -> int:
+        """Answers a received datagram: send to where it came from."""
+        return self.send(to.addr, payload, timeout)
+
+    @abstractmethod
+    def _exchange(self, dst: Address, payload: Payload, timeout: float | None) -> Datagram:
+        """Of a reply port: sends, and waits for the answer; at its end takes back what it can."""
+
+    @abstractmethod
+    def _check_usable(self) -> None:
+        """Raises why no call can be made any more."""
 
     @abstractmethod
     def peek_size(self, timeout: Timeout = None) -> int | None:
         """Bytes of the next datagram, None when none is there."""
+
+    def _end_requests(self) -> None:
+        if hasattr(self, "_requests"):  # a reply port has none
+            self._requests.close()
 
     # -- congestion ---------------------------------------------------------------
 

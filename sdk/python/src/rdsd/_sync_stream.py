@@ -24,6 +24,7 @@ from ._errors import (
     RdsError,
     TimedOut,
     TransportFailed,
+    fresh,
     make,
 )
 from ._front_end import control_path
@@ -187,9 +188,9 @@ class StreamSocket(Socket):
         batch = self.recv_batch(limit, timeout)
         return Lease([Borrowed(addr, memoryview(payload)) for addr, payload in batch])
 
-    def request(self, dst: AddressLike, payload: Payload, timeout: Timeout) -> Datagram:
-        where = to_address(dst)
-        deadline = _deadline(seconds(timeout))
+    def _exchange(self, dst: Address, payload: Payload, timeout: float | None) -> Datagram:
+        where = dst
+        deadline = _deadline(timeout)
         with self._locked() as core:
             reply = core.inbox.await_reply(where)
         sent = False
@@ -231,11 +232,17 @@ class StreamSocket(Socket):
             queue = core.watch()
         return StreamWatch(self, queue, seconds(timeout))
 
+    def _check_usable(self) -> None:
+        self._guard.check()
+        if self._core.error is not None:
+            raise fresh(self._core.error)
+
     # -- the end ---------------------------------------------------------------
 
     def close(self) -> None:
         if self._guard.forked:
             return
+        self._end_requests()
         with self._lock:
             self._core.close()
             stream = self._stream
@@ -457,6 +464,7 @@ class StreamWatch(CongestionWatch):
     def close(self) -> None:
         with self._sock._locked() as core:
             core.watchers.remove(self._queue)
+            self._queue.items.clear()  # nobody reads them any more
             self._queue.ready.close(make(Closed, "the watch is closed"))
 
 

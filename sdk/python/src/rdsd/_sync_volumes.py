@@ -124,9 +124,10 @@ class Volumes:
         a Unix socket, at socket_path) or "nbd" (a kernel device). access: "rw" by default,
         "ro", "migration". paths: ("SRC", "DST") or "SRC,DST" or "DST" each; one, to node,
         by default. session: mappings of one session share its paths. io_timeout: a request
-        that takes longer is told of, and gives a path up that may not live. on_loss: without a path requests "wait", or end in
-        "error" after loss_timeout. persist: again when the daemon starts. Raises NotFound,
-        Exists, Busy, Owned, PermissionDenied, Unreachable and others.
+        that takes longer is told of, and gives a path up that may not live. on_loss:
+        without a path requests "wait", or end in "error" after loss_timeout. persist: again
+        when the daemon starts. Raises NotFound, Exists, Busy, Owned, PermissionDenied,
+        Unreachable and others.
         """
         return self._do(
             calls.map_volume(

@@ -22,6 +22,7 @@ from ._core import BindOptions
 from ._errors import Closed, RdsError, make
 from ._front_end import FrontEnd, choose
 from ._grpc import CHANNEL_OPTIONS
+from ._requests import AioRequests, port_options
 from ._surface import BIND_TIMEOUT, DEFAULT_WINDOW, ForkGuard, Window, bind_options
 from ._target import Timeout, resolve_target, seconds
 from ._types import AddressLike
@@ -87,6 +88,7 @@ class Client:
             spin=spin,
         )
         sock = await self._bind(options, seconds(timeout))
+        sock._requests = AioRequests(self._bind, port_options(options, sock.local_address))
         self._sockets.add(sock)
         return sock
 

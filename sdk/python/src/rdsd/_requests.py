@@ -1,0 +1,280 @@
+"""Requests, and the ports that they leave from.
+
+A request must not be given the answer to another one, above all not the late
+answer to one that gave up. Payloads are the application's and a responder may be
+anybody, so only the port that a request leaves from, with the source of the
+answer, tells whose an answer is. A socket has a few reply ports beside its own:
+sockets with the same options that receive answers and drop everything else. One
+serves requests to many destinations, one at a time to each. It is used again for
+a destination only when the answer has come. A port whose request ended otherwise
+is spoiled: it takes no request any more and is closed with its last one, so that
+a late answer ends as "no such port" at the responder and fills no buffer that
+nobody reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from ._core import BindOptions
+from ._errors import Closed, DaemonUnavailable, OutOfBudget, RdsError, TimedOut, TooMany, make
+from ._surface import BIND_TIMEOUT
+from ._types import Address, Datagram, Payload
+
+if TYPE_CHECKING:
+    from . import _aio_socket, _sync_socket
+
+S = TypeVar("S")
+
+MAX_PORTS = 32  # of one socket
+KEEP_PORTS = 4  # of these, without a request
+
+BACKOFF_FIRST, BACKOFF_LIMIT = 0.02, 2.0  # seconds
+
+
+@dataclass(eq=False, slots=True)
+class Port(Generic[S]):
+    """A socket that requests leave from."""
+
+    sock: S
+    asked: set[Address] = field(default_factory=set)
+    spoiled: bool = False
+
+
+class ReplyPorts(Generic[S]):
+    """Which port a request takes; whoever owns it guards it and does the waiting."""
+
+    def __init__(self) -> None:
+        self.ports: list[Port[S]] = []
+        self.binding = False  # somebody has the turn to add a port
+        self.closed = False
+
+    def pick(self, dst: Address, over: Callable[[S], bool]) -> Port[S] | None:
+        """Puts a request on a port that has none to dst."""
+        if self.closed:
+            raise make(Closed)
+        for port in self.ports:
+            if not port.spoiled and dst not in port.asked and not over(port.sock):
+                port.asked.add(dst)
+                return port
+        return None
+
+    def take_turn(self) -> bool:
+        """Whether the caller is to bind a port: one at a time, as it may do for all who wait."""
+        if self.binding or len(self.ports) >= MAX_PORTS:
+            return False
+        self.binding = True
+        return True
+
+    def release(self, port: Port[S], dst: Address, *, late: bool, over: bool) -> list[S]:
+        """Ends a request; late: its answer may still come. What is to be closed."""
+        port.asked.discard(dst)
+        port.spoiled |= late or over
+        idle = [p for p in self.ports if not p.asked]
+        kept = [p for p in idle if not p.spoiled][:KEEP_PORTS]
+        out = [p for p in idle if p not in kept]
+        self.ports = [p for p in self.ports if p not in out]
+        return [p.sock for p in out]
+
+    def close(self) -> list[S]:
+        self.closed = True
+        out, self.ports = [p.sock for p in self.ports], []
+        return out
+
+    def may_wait(self, error: RdsError, options: BindOptions) -> bool:
+        """Whether a port that could not be bound may be had later."""
+        if isinstance(error, DaemonUnavailable):
+            return options.reconnect
+        return isinstance(error, TooMany | OutOfBudget) and bool(self.ports)
+
+
+def port_options(options: BindOptions, local: Address) -> BindOptions:
+    return replace(
+        options, local=Address(local.host, 0), outcomes=False, congestion_mask=0, replies=True
+    )
+
+
+class Requests:
+    """The requests of a socket of the front for threads."""
+
+    def __init__(
+        self,
+        bind: Callable[[BindOptions, float | None], _sync_socket.Socket],
+        options: BindOptions,
+    ) -> None:
+        self._bind = bind
+        self._options = options
+        self._changed = threading.Condition()
+        self._ports: ReplyPorts[_sync_socket.Socket] = ReplyPorts()  # guarded by _changed
+
+    def request(self, dst: Address, payload: Payload, limit: float | None) -> Datagram:
+        deadline = None if limit is None else time.monotonic() + limit
+        port = self._acquire(dst, deadline)
+        late = True
+        try:
+            answer = port.sock._exchange(dst, payload, _left(deadline))
+            late = False
+            return answer
+        except Closed:
+            raise make(Closed) from None
+        finally:
+            with self._changed:
+                out = self._ports.release(port, dst, late=late, over=port.sock.closed)
+                self._changed.notify_all()
+            _close_aside(out)
+
+    def close(self) -> None:
+        """Ends all requests."""
+        with self._changed:
+            out = self._ports.close()
+            self._changed.notify_all()
+        for sock in out:
+            sock.close()
+
+    def _acquire(self, dst: Address, deadline: float | None) -> Port[_sync_socket.Socket]:
+        pause = BACKOFF_FIRST
+        with self._changed:
+            while True:
+                if (port := self._ports.pick(dst, lambda sock: sock.closed)) is not None:
+                    return port
+                left, error = _left(deadline), None
+                if self._ports.take_turn():
+                    error = self._add(left)
+                    if error is None:
+                        continue
+                    if not self._ports.may_wait(error, self._options):
+                        raise error
+                if left == 0.0:
+                    raise make(TimedOut, _why(error))
+                if error is not None:  # the others wait for this one
+                    left = pause * random.uniform(0.5, 1) if left is None else min(left, pause)
+                    pause = min(2 * pause, BACKOFF_LIMIT)
+                self._changed.wait(left)
+
+    def _add(self, left: float | None) -> RdsError | None:
+        """Binds a port, without the lock; why there is none."""
+        sock = error = None
+        self._changed.release()
+        try:
+            sock = self._bind(self._options, BIND_TIMEOUT if left is None else left)
+        except RdsError as caught:
+            error = caught
+        finally:
+            self._changed.acquire()
+            self._ports.binding = False
+            if sock is not None and not self._ports.closed:
+                self._ports.ports.append(Port(sock))
+                sock = None
+            self._changed.notify_all() if error is None else self._changed.notify()
+        if sock is not None:
+            _close_aside([sock])
+        return error
+
+
+class AioRequests:
+    """The requests of a socket of the front for asyncio; one loop uses it."""
+
+    def __init__(
+        self,
+        bind: Callable[[BindOptions, float | None], Awaitable[_aio_socket.Socket]],
+        options: BindOptions,
+    ) -> None:
+        self._bind = bind
+        self._options = options
+        self._changed = asyncio.Event()
+        self._ports: ReplyPorts[_aio_socket.Socket] = ReplyPorts()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    async def request(self, dst: Address, payload: Payload, limit: float | None) -> Datagram:
+        deadline = None if limit is None else time.monotonic() + limit
+        port = await self._acquire(dst, deadline)
+        late = True
+        try:
+            answer = await port.sock._exchange(dst, payload, _left(deadline))
+            late = False
+            return answer
+        except Closed:
+            raise make(Closed) from None
+        finally:
+            self._close(self._ports.release(port, dst, late=late, over=port.sock.closed))
+            self._tell()
+
+    async def close(self) -> None:
+        """Ends all requests."""
+        self._close(self._ports.close())
+        self._tell()
+        if self._closing:
+            await asyncio.wait(self._closing)
+
+    async def _acquire(self, dst: Address, deadline: float | None) -> Port[_aio_socket.Socket]:
+        pause = BACKOFF_FIRST
+        while True:
+            if (port := self._ports.pick(dst, lambda sock: sock.closed)) is not None:
+                return port
+            left, error, changed = _left(deadline), None, self._changed
+            if self._ports.take_turn():
+                error = await self._add(left)
+                if error is None:
+                    continue
+                if not self._ports.may_wait(error, self._options):
+                    raise error
+            if left == 0.0:
+                raise make(TimedOut, _why(error))
+            if error is not None:
+                changed = self._changed
+                left = pause * random.uniform(0.5, 1) if left is None else min(left, pause)
+                pause = min(2 * pause, BACKOFF_LIMIT)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(changed.wait(), left)
+
+    async def _add(self, left: float | None) -> RdsError | None:
+        """Binds a port; why there is none."""
+        try:
+            sock = await self._bind(self._options, BIND_TIMEOUT if left is None else left)
+        except RdsError as error:
+            return error
+        finally:
+            self._ports.binding = False
+            self._tell()
+        if self._ports.closed:
+            self._close([sock])
+        else:
+            self._ports.ports.append(Port(sock))
+        return None
+
+    def _tell(self) -> None:
+        """Whoever waits for a port looks again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def _close(self, socks: list[_aio_socket.Socket]) -> None:
+        """Lets go of ports; nobody but close waits for it."""
+        for sock in socks:
+            task = asyncio.ensure_future(sock.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+
+
+def _why(error: RdsError | None) -> str:
+    if error is not None:
+        return f"the deadline passed: no port for the reply: {error}"
+    return "the deadline passed: all ports for replies are in use"
+
+
+def _close_aside(socks: list[_sync_socket.Socket]) -> None:
+    """Closes ports in a thread: a daemon that hangs must not hold up the caller."""
+    if socks:
+        threading.Thread(
+            target=lambda: [sock.close() for sock in socks], name="rdsd-close", daemon=True
+        ).start()
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
