@@ -202,6 +202,7 @@ func (r *ringSock) takeReleases(now time.Duration) error {
 	}
 	if n > 0 {
 		r.sock.Freed(bytes, cost, n)
+		r.touch() // the client may wait to hear whether that was enough
 	}
 	r.sock.ReadAll(now)
 	return nil

@@ -31,9 +31,9 @@ func (b *bell) wake(what uint32) {
 }
 
 // The release ring needs an entry for every slot that is out. ErrBorrowed: all of
-// them are needed. ErrReleases: the daemon, which was woken, has to read some first.
+// them are needed, or what is out takes the room for what is to come (Starved). ErrReleases: the daemon, which was woken, has to read some first.
 var (
-	ErrBorrowed = rdserr.With(rdserr.ErrWouldBlock, "too much is borrowed to be given back: release some")
+	ErrBorrowed = rdserr.With(rdserr.ErrWouldBlock, "too much is borrowed for more to come: release some")
 	ErrReleases = rdserr.With(rdserr.ErrWouldBlock, "the release ring is full")
 )
 
@@ -94,6 +94,19 @@ func (x *Receiver) Peek(d *RecvDesc) (ok bool, err error) {
 	}
 	return false, badMsg("receive descriptor %d: %d datagrams of kind %d in %d bytes at %d of %d, from %v",
 		x.head, n, d.Word.Kind(), bytes, d.Slot, x.r.RecvArenaBytes, d.Src)
+}
+
+// Starved reports whether nothing can come until something that is out is
+// released: the receive ring is empty, and the daemon, which has taken all that was
+// released, lacks room.
+func (x *Receiver) Starved() bool {
+	return x.out > 0 && !x.dead && RoomWanted(x.r) && x.r.RecvTail().Load() == x.head
+}
+
+// RoomWanted is the part of Starved that stands in the region; any goroutine may ask.
+func RoomWanted(r *Region) bool {
+	v := r.RoomWanted().Load()
+	return v != 0 && v == 1+r.ReleaseTail().Load()
 }
 
 // Take ends a Peek: the slot is the caller's until Release.

@@ -362,3 +362,98 @@ func TestWalk(t *testing.T) {
 		}
 	})
 }
+
+// TestStarved: what is held is scattered over the arena, so that no block is left
+// for a larger datagram. The client is told, and woken for it, when nothing but a
+// release can help: not while something is to be read, nor before the daemon
+// has counted what was released.
+func TestStarved(t *testing.T) {
+	_, x, h := clientPair(t, Spec{RecvArena: 1 << 18, RcvBuf: 1 << 18})
+	src := netip.MustParseAddrPort("10.0.0.2:1")
+	place := func(n int) bool { _, ok := h.PlaceCopy(src, make([]byte, n), 1, false, NoLane, 0); return ok }
+	var held []uint64
+	for n := 0; place(4096); n++ {
+		h.closeTrain()
+		h.Publish()
+		var d RecvDesc
+		if ok, err := x.Peek(&d); !ok || err != nil {
+			t.Fatal(ok, err)
+		}
+		x.Take()
+		x.Taken()
+		held = append(held, d.Slot)
+	}
+	if len(held) != 64 {
+		t.Fatalf("%d slots of 64", len(held))
+	}
+	// collect is what the daemon does with releases; it tells the client at the end.
+	collect := func() (ring bool) {
+		if _, _, _, err := h.Releases(); err != nil {
+			t.Fatal(err)
+		}
+		return h.Publish()
+	}
+	h.Publish()
+	if !x.Starved() {
+		t.Error("a full arena, all of it held")
+	}
+	kept := held[:0]
+	for i, slot := range held {
+		if i%8 == 3 { // one in each block of 32 KiB
+			kept = append(kept, slot)
+			continue
+		}
+		x.Release(slot)
+	}
+	x.Released()
+	if x.Starved() {
+		t.Error("the daemon does not know of the releases yet")
+	}
+	collect()
+	if x.Starved() {
+		t.Error("nothing has been refused since")
+	}
+	x.r.ClientSleeps().Store(ClientWaitsRecv)
+	if place(32 << 10) {
+		t.Fatal("a block of 32 KiB is left: nothing is tested")
+	}
+	if !h.Publish() {
+		t.Error("a client that waits for datagrams is not told that it holds them up")
+	}
+	if !x.Starved() || x.r.RoomWanted().Load() != 1+56 {
+		t.Errorf("starved %v, the word is %d", x.Starved(), x.r.RoomWanted().Load())
+	}
+	if !place(4096) {
+		t.Fatal("no room for a small one")
+	}
+	h.Publish()
+	if x.Starved() {
+		t.Error("starved with a datagram to read")
+	}
+	var d RecvDesc
+	if ok, err := x.Peek(&d); !ok || err != nil {
+		t.Fatal(ok, err)
+	}
+	x.Take()
+	x.Taken()
+	if !x.Starved() {
+		t.Error("the small one is read, and the large one still has no room")
+	}
+	for _, slot := range append(kept, d.Slot) {
+		x.Release(slot)
+	}
+	x.Released()
+	collect()
+	if !place(32<<10) || x.Starved() {
+		t.Error("all is released, and there is no room")
+	}
+	h.Publish()
+	if x.r.RoomWanted().Load() != 0 {
+		t.Error("room is wanted although there is some")
+	}
+	h.WantRoom(true) // the owner's wish counts as well
+	h.Publish()
+	if x.Starved() { // a datagram is there
+		t.Error("starved with a datagram to read")
+	}
+}

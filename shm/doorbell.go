@@ -95,19 +95,18 @@ func (a *Alarm) Close() {
 	unix.Close(a.fd)
 }
 
-// Drain takes what rang the client's doorbell, and reports whether anything
-// did. It does not block. At the end of the daemon's life the doorbell is readable for
-// ever and Drain says no.
-func Drain(client int) (rang bool) {
+// Drain takes what rang the client's doorbell, and reports whether anything did.
+// It does not block. When the daemon is gone the doorbell is readable for ever, and over.
+func Drain(client int) (rang, over bool) {
 	var b [64]byte
 	for {
 		n, _, e := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(client), uintptr(unsafe.Pointer(&b)), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
 		switch {
 		case e == unix.EINTR:
 		case e != 0 || n == 0:
-			return rang
+			return rang, e == 0
 		case n < uintptr(len(b)):
-			return true
+			return true, false
 		default:
 			rang = true
 		}

@@ -76,6 +76,7 @@ func (h *Host) Publish() (ring bool) {
 	}
 	h.publishEvents()
 	h.publishRecv()
+	h.tellWant() // behind what was placed: a client that sees it sees that, too
 	if h.news == 0 {
 		return false
 	}

@@ -25,6 +25,7 @@ type viewSide struct {
 	was    uint32 // view as it was stored; with the lock
 	due    bool   // something turned on since Due was asked; with the lock
 	want   bool   // WantRoom; with the lock
+	wanted uint64 // what the client was told, as RoomWanted; with the lock
 	hungry uint8  // viewRing, viewArena; with the lock
 	asleep bool   // the last word was Sleep; the reactor's
 }
@@ -153,6 +154,24 @@ func (h *Host) Asleep() bool { return h.asleep }
 func (h *Host) WantRoom(on bool) {
 	h.want = on
 	h.refresh()
+}
+
+// tellWant tells the client whether the daemon lacks room although it has taken
+// all releases so far. With a receive ring that is empty, whoever has borrowed
+// something then is the only one who can help.
+func (h *Host) tellWant() {
+	v := uint64(0)
+	if h.want || h.hungry&viewArena != 0 {
+		v = 1 + h.relHead
+	}
+	if v == h.wanted {
+		return
+	}
+	h.wanted = v
+	h.r.RoomWanted().Store(v)
+	if v != 0 {
+		h.news |= ClientWaitsRecv
+	}
 }
 
 // starve notes that something found no room. Take Releases then, or ask Due.

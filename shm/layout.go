@@ -55,6 +55,7 @@ const (
 	offSendsRefused
 	offSendsWaited
 	offSendsFull
+	offRoomWanted
 )
 
 // Bits of the sleep words: what the sleeper waits for.

@@ -73,8 +73,15 @@ func (b *doorbell) open(fd int) error {
 // listen has heard return at the next ring, or at once if it has rung.
 func (b *doorbell) listen() { _ = b.raw.Control(b.arm) }
 
-// heard waits for a ring after listen; false: hush was called, or the daemon is gone.
-func (b *doorbell) heard() bool { return b.raw.Read(b.has) == nil && shm.Drain(b.fd) }
+// heard waits for a ring after listen; false: hush was called, or the daemon is
+// gone. That another call has taken the ring meanwhile changes nothing.
+func (b *doorbell) heard() bool {
+	if b.raw.Read(b.has) != nil {
+		return false
+	}
+	_, over := shm.Drain(b.fd)
+	return !over
+}
 
 // hush ends heard, now and for ever.
 func (b *doorbell) hush() { b.set.Close() }

@@ -306,7 +306,8 @@ func (l *ringLink) write() {
 
 // keep waits for the daemon to ring, for all who are parked.
 func (l *ringLink) keep() {
-	for l.bell.heard() {
+	for rings := true; rings; {
+		rings = l.bell.heard()
 		l.r.lot.wake(allBits)
 	}
 }

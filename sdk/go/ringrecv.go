@@ -84,10 +84,14 @@ func (r *rings) awaitTrainsLocked(ctx context.Context, into []Datagram, lend boo
 	var w *waiter
 	for {
 		w = r.rxWaiterLocked(w)
+		w.lends = lend && r.rx != nil && r.rx.recv.Out() > 0
 		r.rxMu.Unlock()
 		werr := w.wait(ctx)
 		r.rxMu.Lock()
 		n, h, err = r.takeLocked(into)
+		if n == 0 && err == nil && lend && r.rx != nil && r.rx.recv.Starved() {
+			err = shm.ErrBorrowed
+		}
 		if n > 0 || err != nil && (lend || err != shm.ErrBorrowed) {
 			break
 		}

@@ -46,6 +46,7 @@ type waiter struct {
 	// dozed: it has slept on the doorbell since it last came away with something.
 	dozed bool
 	poll  bool // look again in a while, whatever the words say
+	lends bool // it is news that the daemon lacks the room that is lent
 }
 
 // flowWatch is a flow whose state is to change.
@@ -73,6 +74,7 @@ func (w *waiter) renew(r *rings, l *ringLink, bits uint32) *waiter {
 		w.l = l
 	}
 	w.bits = bits
+	w.lends = false
 	w.flows = w.flows[:0]
 	return w
 }
@@ -103,6 +105,9 @@ func (w *waiter) ready() bool {
 	}
 	reg := w.l.region
 	if w.bits&shm.ClientWaitsRecv != 0 && reg.RecvTail().Load() != w.recvHead {
+		return true
+	}
+	if w.lends && shm.RoomWanted(reg) {
 		return true
 	}
 	if w.bits&shm.ClientWaitsEvent != 0 && w.l.send.EventsWait() {
