@@ -411,5 +411,8 @@ func (p *Path) onControl(now time.Duration, h *wire.Header, f *transport.Frame) 
 	case wire.CtlRefuse:
 		return wire.ParseRefusals(f.Payload, func(r wire.Refusal) error { return p.onRefusal(now, r) })
 	}
+	if h.Ext[0] == wire.CtlAskPorts || h.Ext[0] == wire.CtlTellPort {
+		return p.c.owner.Told(now, h.Ext[0], f.Payload)
+	}
 	return nil // a control message of a later version: skip it
 }

@@ -14,6 +14,7 @@ const (
 	MsgAnswer         // handshake pong; likewise
 	MsgNull           // ignored by every receiver, moves its expected sequence
 	MsgRefuse         // list of refused sequences, to an rdsd
+	MsgTell           // a control message without a sequence, to an rdsd; Tag says which
 )
 
 // Completer is told what became of a message it owns.

@@ -19,7 +19,8 @@ const (
 
 // Owner is what a Conn needs of the one above it. Its methods are called in
 // the middle of a step, under the owner's own lock; they do not block and do
-// not call back into the Conn, except Completed, which may Enqueue.
+// not call back into the Conn, except Completed, which may Enqueue, and Told, which
+// may Tell.
 type Owner interface {
 	// Deliver places a datagram, or a train of them, for a local port: the
 	// message with sequence seq of p. The frame is valid during the call.
@@ -42,6 +43,10 @@ type Owner interface {
 	Blocked() bool
 	// MayGrant reports whether the node's memory allows more to be received.
 	MayGrant() bool
+	// Told brings a control message that is the owner's alone (Conn.Tell of the
+	// other side): ctl is wire.CtlAskPorts or wire.CtlTellPort. An error resets the
+	// link.
+	Told(now time.Duration, ctl uint8, payload []byte) error
 	// AllowKernel reports whether the peer may be a kernel, which cannot prove
 	// who it is.
 	AllowKernel() bool

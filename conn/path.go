@@ -67,6 +67,7 @@ type Path struct {
 	lastTx   time.Duration
 	sinceAck struct{ frames, bytes int } // sent since an acknowledgement was last asked for
 	pongs    int                         // answers in control
+	tells    int                         // messages of Tell in control
 
 	// Credits (rdsd).
 	credits int // frames we may send

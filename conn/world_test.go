@@ -106,6 +106,11 @@ func (w *world) LocalCongestion(since uint64, wholeOnly bool) (uint64, []wire.Po
 	return w.ourVer, slices.Clone(w.ourLog[since-1:]), nil
 }
 
+func (w *world) Told(_ time.Duration, ctl uint8, payload []byte) error {
+	w.note("told %#x, %d bytes", ctl, len(payload))
+	return nil
+}
+
 func (w *world) Blocked() bool                   { return w.blocked }
 func (w *world) MayGrant() bool                  { return w.grant }
 func (w *world) AllowKernel() bool               { return !w.noKernel }

@@ -219,12 +219,47 @@ func (p *Path) sentRefusal(o *frameOut, m *Msg) {
 func (p *Path) fillControl(now time.Duration, b *transport.Batch, o *frameOut) {
 	for p.control.head != nil && p.affords(b, o, p.control.head) {
 		m := p.control.pop()
+		if m.Kind == MsgTell {
+			p.fillTell(b, o, m)
+			continue
+		}
 		if m.Kind == MsgPong {
 			p.pongs--
 		}
 		p.send(now, b, o, m, m.flags)
 		p.sentRefusal(o, m)
 	}
+}
+
+// fillTell sends a message that has no sequence: nobody misses it when the link is
+// lost, and a peer that has become a kernel meanwhile gets none.
+func (p *Path) fillTell(b *transport.Batch, o *frameOut, m *Msg) {
+	p.tells--
+	if o.rdsd {
+		h := wire.Header{Flags: wire.FlagControl, Len: uint32(len(m.Payload))}
+		h.Ext[0] = uint8(m.Tag)
+		p.put(b, o, &h, m.Payload)
+	}
+	p.c.owner.FreeMsg(m)
+}
+
+// maxTells bounds the messages of Tell that wait.
+const maxTells = 32
+
+// Tell sends the other rdsd a control message that is the owner's business, once and
+// without a promise. It reports whether it is on its way: the peer is an rdsd with a
+// link that is in use, and few others wait.
+func (c *Conn) Tell(ctl uint8, payload []byte) bool {
+	p := c.path(0)
+	if c.kind != KindRdsd || p.state != Up || !p.ready || p.tells >= maxTells {
+		return false
+	}
+	m := c.owner.NewMsg()
+	m.Kind, m.Tag, m.Payload = MsgTell, uint64(ctl), payload
+	p.tells++
+	p.control.push(m)
+	p.kick()
+	return true
 }
 
 func (p *Path) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
@@ -270,7 +305,7 @@ func (p *Path) affords(b *transport.Batch, o *frameOut, m *Msg) bool {
 	if !b.Room(len(m.Payload)) {
 		return false
 	}
-	if o.rdsd && m.Kind != MsgRefuse {
+	if o.rdsd && m.Kind != MsgRefuse && m.Kind != MsgTell {
 		if min(creditCost(len(m.Payload)), p.window) > p.credits {
 			p.c.ctr.CreditStall++
 			return false

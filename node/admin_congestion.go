@@ -8,14 +8,48 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // maxCulprits bounds how many senders are shown for a congested port.
 const maxCulprits = 16
 
+// readersTime is how long other daemons may take to say who reads their congested
+// ports. Those of a version that does not know the question never answer.
+const readersTime = 150 * time.Millisecond
+
+// askReaders has the peers asked about their congested ports, and waits for what
+// they say, but not for long.
+func (a *hosts) askReaders(ctx context.Context) {
+	due := 0
+	for _, h := range a.list {
+		h.lock()
+		due += h.e.AskReaders()
+		h.unlock()
+	}
+	ctx, cancel := context.WithTimeout(ctx, readersTime)
+	defer cancel()
+	tick := time.NewTicker(2 * time.Millisecond)
+	defer tick.Stop()
+	for due > 0 {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		due = 0
+		for _, h := range a.list {
+			h.lock()
+			due += h.e.ReadersDue()
+			h.unlock()
+		}
+	}
+}
+
 // ListCongestion shows what is congested now, who should read it, who fills it
 // and who waits.
-func (a *adminServer) ListCongestion(context.Context, *rdsdv1.ListCongestionRequest) (*rdsdv1.ListCongestionResponse, error) {
+func (a *adminServer) ListCongestion(ctx context.Context, _ *rdsdv1.ListCongestionRequest) (*rdsdv1.ListCongestionResponse, error) {
+	a.node.hosts.askReaders(ctx)
 	var list []*rdsdv1.CongestedPort
 	for _, h := range a.node.hosts.list {
 		_, now := h.lock()
@@ -37,6 +71,9 @@ func congestedPB(now time.Duration, c *rds.CongestedPort) *rdsdv1.CongestedPort 
 	p.SetWaitingSenders(uint32(c.Waiting))
 	p.SetBlocked(c.Blocked)
 	if c.Socket == nil {
+		if c.Reader != nil {
+			readerPB(p, c.Reader)
+		}
 		return p
 	}
 	p.SetQueuedBytes(uint64(c.Socket.Info().RecvQueued))
@@ -52,6 +89,22 @@ func congestedPB(now time.Duration, c *rds.CongestedPort) *rdsdv1.CongestedPort 
 	}
 	p.SetCulprit(list)
 	return p
+}
+
+// readerPB fills in what the daemon of another node said of a port there.
+func readerPB(p *rdsdv1.CongestedPort, r *wire.Reader) {
+	p.SetQueuedBytes(r.Queued)
+	p.SetReaderUid(r.UID)
+	p.SetReaderPid(r.PID)
+	var list []*rdsdv1.Culprit
+	for _, f := range r.Fillers {
+		x := &rdsdv1.Culprit{}
+		x.SetSource(endpointPB(f.Source))
+		x.SetQueuedDatagrams(uint64(f.Datagrams))
+		x.SetQueuedBytes(f.Bytes)
+		list = append(list, x)
+	}
+	p.SetCulprit(list)
 }
 
 // WatchCongestion reports ports as they become congested and clear. The time

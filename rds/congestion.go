@@ -196,6 +196,7 @@ type CongestedPort struct {
 	Blocked  uint64        // sends refused or made to wait since
 	Waiting  int           // sockets of this node that wait for it
 	Socket   *Socket       // local: whose it is
+	Reader   *wire.Reader  // another node's: what its daemon said of it (AskReaders); nil: nothing
 }
 
 // felt adds what clients say of sends that never reached the engine.
@@ -223,6 +224,9 @@ func (e *Engine) CongestedPorts() (l []CongestedPort) {
 		c := CongestedPort{Endpoint: netip.AddrPortFrom(pe.addr, port), Local: local, Since: pe.mapAt}
 		if pp := pe.ports[port]; pp != nil {
 			c.Since, c.Blocked, c.Waiting = pp.since, pp.blocked, pp.waiters.n
+			if pp.readerAt >= pp.since { // not of an earlier congestion
+				c.Reader = pp.reader
+			}
 		}
 		if local {
 			if c.Socket = e.socks[port]; c.Socket != nil {

@@ -33,6 +33,9 @@ type Peer struct {
 	tm           timer
 	isFull       bool
 
+	asked  int           // answers due to AskReaders
+	asking time.Duration // when the peer's last question was
+
 	at       int // in Engine.order
 	origin   origin
 	answered bool // something is there
@@ -56,7 +59,7 @@ func (e *Engine) peer(now time.Duration, addr netip.Addr, o origin) (*Peer, erro
 		if err := e.makeRoom(now, o); err != nil {
 			return nil, err
 		}
-		pe = &Peer{e: e, addr: addr, mapTold: -tellEvery, at: len(e.order), origin: o}
+		pe = &Peer{e: e, addr: addr, mapTold: -tellEvery, at: len(e.order), origin: o, asking: -answerEvery}
 		if o.named {
 			e.named[o.uid]++
 		}

@@ -30,6 +30,9 @@ type peerPort struct {
 	opened  flowList // destinations sockets have open
 	waiters flowList // flows with something that waits for it
 	refused flowList // flows whose socket hears of its changes
+
+	reader   *wire.Reader // what the other daemon said last of who reads it
+	readerAt time.Duration
 }
 
 const (

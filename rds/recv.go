@@ -336,7 +336,10 @@ type Culprit struct {
 }
 
 // Culprits tells who fills the receive queue, largest first, at most max.
-func (s *Socket) Culprits(max int) []Culprit {
+func (s *Socket) Culprits(max int) []Culprit { return s.culprits(max, math.MaxInt) }
+
+// culprits looks at so many datagrams, the oldest.
+func (s *Socket) culprits(max, look int) []Culprit {
 	by := map[netip.AddrPort]*Culprit{}
 	s.EachQueued(func(src netip.AddrPort, bytes int) bool {
 		c := by[src]
@@ -346,7 +349,8 @@ func (s *Socket) Culprits(max int) []Culprit {
 		}
 		c.N++
 		c.Bytes += bytes
-		return true
+		look--
+		return look > 0
 	})
 	l := make([]Culprit, 0, len(by))
 	for _, c := range by {

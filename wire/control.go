@@ -3,6 +3,7 @@ package wire
 import (
 	"encoding/binary"
 	"errors"
+	"net/netip"
 )
 
 // Control messages between two rdsd: FlagControl is set, the ports are 0, and
@@ -14,6 +15,11 @@ const (
 	// refused. Sequenced and retransmitted like data, so that a refusal
 	// always precedes the acknowledgement that covers it.
 	CtlRefuse = 0xd6
+	// CtlAskPorts: which congested ports of the receiver the sender wants to hear
+	// about. Sequence 0; may be lost, and is answered when the receiver likes.
+	CtlAskPorts = 0xd5
+	// CtlTellPort: the answer, one message for each port. Sequence 0.
+	CtlTellPort = 0xd4
 )
 
 // PortState is one entry of a CtlCongDelta: 4 bytes, port and state.
@@ -105,4 +111,98 @@ func ParseRefusals(b []byte, f func(Refusal) error) error {
 		}
 	}
 	return nil
+}
+
+// MaxAskedPorts is how many ports one CtlAskPorts may name.
+const MaxAskedPorts = 16
+
+// AppendPorts appends the payload of a CtlAskPorts: 2 bytes for each port.
+func AppendPorts(b []byte, ports []uint16) []byte {
+	for _, p := range ports {
+		b = binary.BigEndian.AppendUint16(b, p)
+	}
+	return b
+}
+
+// ParsePorts calls f for each port asked about, in order. Nothing is called when the
+// payload is malformed.
+func ParsePorts(b []byte, f func(port uint16)) error {
+	if len(b)%2 != 0 || len(b) > 2*MaxAskedPorts {
+		return ErrControl
+	}
+	for ; len(b) > 0; b = b[2:] {
+		f(binary.BigEndian.Uint16(b))
+	}
+	return nil
+}
+
+// Reader is the payload of a CtlTellPort: who reads a congested port, how much is
+// queued there, and who fills it, the largest first.
+type Reader struct {
+	Port     uint16
+	UID, PID uint32
+	Queued   uint64 // bytes
+	Label    string // the reader's own name for its socket, at most MaxReaderLabel bytes are sent
+	Fillers  []Filler
+}
+
+// Filler is a sender with datagrams in a receive queue.
+type Filler struct {
+	Source    netip.AddrPort
+	Datagrams uint32
+	Bytes     uint64
+}
+
+// Sizes and limits of a CtlTellPort.
+const (
+	readerLen      = 20 // before the label
+	fillerLen      = 32
+	MaxReaderLabel = 64
+	MaxFillers     = 8
+)
+
+// AppendReader appends the payload of a CtlTellPort: port 2, fillers 1, bytes of the
+// label 1, uid 4, pid 4, queued 8, the label, then for each filler address 16 (IPv4
+// mapped), port 2, zero 2, datagrams 4, bytes 8.
+func AppendReader(b []byte, r *Reader) []byte {
+	label := r.Label[:min(len(r.Label), MaxReaderLabel)]
+	fillers := r.Fillers[:min(len(r.Fillers), MaxFillers)]
+	b = binary.BigEndian.AppendUint16(b, r.Port)
+	b = append(b, byte(len(fillers)), byte(len(label)))
+	b = binary.BigEndian.AppendUint32(b, r.UID)
+	b = binary.BigEndian.AppendUint32(b, r.PID)
+	b = binary.BigEndian.AppendUint64(b, r.Queued)
+	b = append(b, label...)
+	for _, f := range fillers {
+		a := f.Source.Addr().As16()
+		b = append(b, a[:]...)
+		b = binary.BigEndian.AppendUint16(b, f.Source.Port())
+		b = append(b, 0, 0)
+		b = binary.BigEndian.AppendUint32(b, f.Datagrams)
+		b = binary.BigEndian.AppendUint64(b, f.Bytes)
+	}
+	return b
+}
+
+// ParseReader reads the payload of a CtlTellPort.
+func ParseReader(b []byte) (r Reader, err error) {
+	if len(b) < readerLen {
+		return r, ErrControl
+	}
+	fillers, label := int(b[2]), int(b[3])
+	if fillers > MaxFillers || label > MaxReaderLabel || len(b) != readerLen+label+fillers*fillerLen {
+		return r, ErrControl
+	}
+	r = Reader{Port: binary.BigEndian.Uint16(b), UID: binary.BigEndian.Uint32(b[4:]), PID: binary.BigEndian.Uint32(b[8:]),
+		Queued: binary.BigEndian.Uint64(b[12:]), Label: string(b[readerLen : readerLen+label])}
+	for b = b[readerLen+label:]; len(b) > 0; b = b[fillerLen:] {
+		if b[18]|b[19] != 0 {
+			return Reader{}, ErrControl
+		}
+		r.Fillers = append(r.Fillers, Filler{
+			Source:    netip.AddrPortFrom(netip.AddrFrom16([16]byte(b)).Unmap(), binary.BigEndian.Uint16(b[16:])),
+			Datagrams: binary.BigEndian.Uint32(b[20:]), Bytes: binary.BigEndian.Uint64(b[24:]),
+		})
+	}
+	return r, nil
 }

@@ -3,6 +3,7 @@ package wire_test
 import (
 	"bytes"
 	"math/rand"
+	"net/netip"
 	"testing"
 
 	"github.com/rdsd/rdsd/wire"
@@ -143,6 +144,34 @@ func FuzzRefusals(f *testing.F) {
 func FuzzPortStates(f *testing.F) {
 	addVectors(f, "portstates")
 	f.Fuzz(func(t *testing.T, b []byte) { portStatesProperty(t, b) })
+}
+
+func FuzzReader(f *testing.F) {
+	f.Add(wire.AppendReader(nil, &wire.Reader{Port: 4000, UID: 1, PID: 2, Queued: 3, Label: "db",
+		Fillers: []wire.Filler{{Source: netip.MustParseAddrPort("10.0.0.1:9"), Datagrams: 4, Bytes: 5}, {Source: netip.MustParseAddrPort("[fd00::1]:9")}}}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		r, err := wire.ParseReader(b)
+		if err != nil {
+			if r.Port != 0 || r.Fillers != nil {
+				t.Fatalf("%x: %v, but %+v", b, err, r)
+			}
+			return
+		}
+		if out := wire.AppendReader(nil, &r); !bytes.Equal(out, b) {
+			t.Fatalf("%x encoded again %x", b, out)
+		}
+	})
+}
+
+func FuzzPorts(f *testing.F) {
+	f.Add(wire.AppendPorts(nil, []uint16{1, 4000}))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		var l []uint16
+		err := wire.ParsePorts(b, func(p uint16) { l = append(l, p) })
+		if out := wire.AppendPorts(nil, l); err != nil && l != nil || err == nil && !bytes.Equal(out, b) || len(l) > wire.MaxAskedPorts {
+			t.Fatalf("%x: %v, encoded again %x", b, err, out)
+		}
+	})
 }
 
 func addVectors(f *testing.F, kind string) {

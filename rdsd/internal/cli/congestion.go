@@ -20,8 +20,9 @@ func (a *app) congestionCmd() *cobra.Command {
 		Short: "show congested ports, who fills them and who waits",
 		Long: `Show the ports that are congested, as seen from this node. For a port of this
 node: the process that reads too slowly, how much it has queued, and the senders
-that fill it, largest first. For a port of another node: how many sockets here
-wait for it. --watch reports every change as it happens.`,
+that fill it, largest first. For a port of another node that runs rdsd the same, as
+its daemon says, for ports that sockets here send to; and how many sockets here
+wait for it, and how many of their sends were refused or had to wait. --watch reports every change as it happens.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if watch {
 				return a.adminStream(cmd.Context(), a.watchCongestion)
@@ -60,9 +61,9 @@ var congestedColumns = []column[congestedView]{
 	{"port", func(p congestedView) any { return endpointText(p.Endpoint) }},
 	{"where", func(p congestedView) any { return where(p.Local) }},
 	{"since", func(p congestedView) any { return p.Since }},
-	{"queued", func(p congestedView) any { return localOnly(p, p.Queued.String()) }},
+	{"queued", func(p congestedView) any { return ifKnown(p, p.Queued.String()) }},
 	{"reader", func(p congestedView) any {
-		return localOnly(p, fmt.Sprintf("pid %d (uid %d)", p.ReaderPID, p.ReaderUID))
+		return ifKnown(p, fmt.Sprintf("pid %d (uid %d)", p.ReaderPID, p.ReaderUID))
 	}},
 	{"waiting", func(p congestedView) any { return p.Waiting }},
 	{"blocked", func(p congestedView) any { return p.Blocked }},
@@ -76,8 +77,9 @@ func where(local bool) string {
 	return "remote"
 }
 
-func localOnly(p congestedView, s string) string {
-	if !p.Local {
+// ifKnown is s, unless the port is of a node that does not say who reads it.
+func ifKnown(p congestedView, s string) string {
+	if !p.Local && p.ReaderPID == 0 {
 		return "-"
 	}
 	return s
@@ -90,7 +92,7 @@ func firstCulprit(p congestedView) string {
 	return endpointText(p.Culprits[0].Source)
 }
 
-// printCulprits lists who fills the ports of this node.
+// printCulprits lists who fills the ports.
 func (a *app) printCulprits(list []congestedView) {
 	type line struct {
 		port netip.AddrPort

@@ -1559,9 +1559,9 @@ class CongestedPort(_message.Message):
     since_ns: _builtins.int
     """how long it has been congested"""
     queued_bytes: _builtins.int
-    """local: in the receive queue"""
+    """in the receive queue; of another node, as its daemon says, if it is an rdsd"""
     reader_uid: _builtins.int
-    """local: whose socket it is"""
+    """whose socket it is; likewise"""
     reader_pid: _builtins.int
     waiting_senders: _builtins.int
     """sockets of this node that wait for it"""
@@ -1571,7 +1571,7 @@ class CongestedPort(_message.Message):
     def endpoint(self) -> Global___Endpoint: ...
     @_builtins.property
     def culprit(self) -> _containers.RepeatedCompositeFieldContainer[Global___Culprit]:
-        """local: who fills it, largest first"""
+        """who fills it, largest first; likewise"""
 
     def __init__(
         self,

@@ -1,0 +1,94 @@
+package rds
+
+import (
+	"math"
+	"slices"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// Who reads a congested port of another node, and who fills it, only that node
+// knows. When somebody here wants to see it (AskReaders) the other daemon is asked, for
+// the ports that sockets of this node are held up by, and answers as it likes
+// (docs/protocol.md, "CtlAskPorts"). A kernel is not asked, and an rdsd that does
+// not know the question leaves it unanswered.
+
+const (
+	// answerEvery is the least time between two answers to one peer: looking at a
+	// queue costs more than asking for it.
+	answerEvery = 20 * time.Millisecond
+	// answerLook bounds the datagrams of one queue that an answer looks at. In a long
+	// queue these show who fills it as well as all of them.
+	answerLook = 4096
+)
+
+// AskReaders asks the peers that are another rdsd about their congested ports which
+// concern sockets of this node. It returns how many answers may come (ReadersDue).
+func (e *Engine) AskReaders() (due int) {
+	for _, pe := range e.order {
+		pe.asked = 0
+		if pe.cmap.Len() == 0 || pe.c.Kind() != conn.KindRdsd {
+			continue
+		}
+		var ports []uint16
+		for port, pp := range pe.ports {
+			if pe.cmap.Congested(port) && (pp.opened.n > 0 || pp.waiters.n > 0 || pp.blocked > 0) {
+				ports = append(ports, port)
+			}
+		}
+		slices.Sort(ports)
+		ports = ports[:min(len(ports), wire.MaxAskedPorts)]
+		if len(ports) > 0 && pe.c.Tell(wire.CtlAskPorts, wire.AppendPorts(nil, ports)) {
+			pe.asked = len(ports)
+			due += pe.asked
+		}
+	}
+	return due
+}
+
+// ReadersDue is how many answers to the last AskReaders have not come.
+func (e *Engine) ReadersDue() (n int) {
+	for _, pe := range e.order {
+		n += pe.asked
+	}
+	return n
+}
+
+// Told: see conn.Owner.
+func (pe *Peer) Told(now time.Duration, ctl uint8, payload []byte) error {
+	if ctl == wire.CtlAskPorts {
+		return pe.tellReaders(now, payload)
+	}
+	r, err := wire.ParseReader(payload)
+	if err != nil {
+		return err
+	}
+	pe.asked = max(0, pe.asked-1)
+	// A peer may tell of ports that nobody asked about. Only those that concern a
+	// socket here have a place to keep it.
+	if pp := pe.ports[r.Port]; pp != nil {
+		pp.reader, pp.readerAt = &r, now
+	}
+	return nil
+}
+
+// tellReaders tells the peer who reads our congested ports and who fills them.
+func (pe *Peer) tellReaders(now time.Duration, payload []byte) error {
+	soon := now-pe.asking < answerEvery
+	if !soon {
+		pe.asking = now
+	}
+	return wire.ParsePorts(payload, func(port uint16) {
+		s := pe.e.socks[port]
+		if soon || s == nil || !s.congested {
+			return
+		}
+		r := wire.Reader{Port: port, UID: s.opt.UID, PID: s.opt.PID, Queued: uint64(s.queued), Label: s.opt.Label}
+		for _, c := range s.culprits(wire.MaxFillers, answerLook) {
+			r.Fillers = append(r.Fillers, wire.Filler{Source: c.Source, Datagrams: uint32(min(c.N, math.MaxUint32)), Bytes: uint64(c.Bytes)})
+		}
+		pe.c.Tell(wire.CtlTellPort, wire.AppendReader(nil, &r))
+	})
+}

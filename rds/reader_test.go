@@ -1,0 +1,135 @@
+package rds
+
+import (
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// congest sends from s until the port of r is congested, as far as the sender's node
+// knows.
+func congest(t *testing.T, w *pair, s *Socket, r netip.AddrPort) {
+	t.Helper()
+	for range 100 {
+		if on, err := s.Congested(r); err != nil {
+			t.Fatal(err)
+		} else if on {
+			return
+		}
+		if err := s.Send(w.now, r, make([]byte, 1000), 0, false); err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+	}
+	t.Fatal("the port did not become congested")
+}
+
+func portOf(t *testing.T, e *Engine, ep netip.AddrPort) CongestedPort {
+	t.Helper()
+	for _, c := range e.CongestedPorts() {
+		if c.Endpoint == ep {
+			return c
+		}
+	}
+	t.Fatalf("%v is not congested", ep)
+	return CongestedPort{}
+}
+
+// The sender's node learns from the reader's who does not read and who fills the
+// port, when it asks.
+func TestReaderIsTold(t *testing.T) {
+	w := newPair(t)
+	s, _ := w.a.Bind(5000, SocketOptions{})
+	other, _ := w.b.Bind(6000, SocketOptions{})
+	r, _ := w.b.Bind(4000, SocketOptions{RcvBufBytes: 4096, UID: 7, PID: 8, Label: "slow"})
+	if err := other.Send(w.now, r.Addr(), make([]byte, 10), 0, false); err != nil {
+		t.Fatal(err)
+	}
+	congest(t, w, s, r.Addr())
+	if c := portOf(t, w.a, r.Addr()); c.Reader != nil {
+		t.Errorf("%+v though nobody asked", c.Reader)
+	}
+	if err := s.Send(w.now, r.Addr(), nil, 0, false); err == nil { // now it concerns somebody
+		t.Fatal("a congested port took a datagram")
+	}
+	if due := w.a.AskReaders(); due != 1 {
+		t.Fatalf("%d answers due, want 1", due)
+	}
+	w.run()
+	if due := w.a.ReadersDue(); due != 0 {
+		t.Errorf("%d answers still due", due)
+	}
+	c := portOf(t, w.a, r.Addr())
+	if c.Reader == nil || c.Reader.UID != 7 || c.Reader.PID != 8 || c.Reader.Label != "slow" || c.Reader.Queued != uint64(r.Info().RecvQueued) {
+		t.Fatalf("%+v", c.Reader)
+	}
+	var fillers []netip.AddrPort
+	for _, f := range c.Reader.Fillers {
+		fillers = append(fillers, f.Source)
+	}
+	if want := []netip.AddrPort{s.Addr(), other.Addr()}; !slices.Equal(fillers, want) || c.Reader.Fillers[1].Datagrams != 1 || c.Reader.Fillers[1].Bytes != 10 {
+		t.Errorf("filled by %+v, want %v", c.Reader.Fillers, want)
+	}
+
+	// Questions in a hurry have no answer; later ones do.
+	w.a.AskReaders()
+	w.run()
+	if due := w.a.ReadersDue(); due != 1 {
+		t.Errorf("%d answers due after a question in a hurry, want 1", due)
+	}
+	w.advance(answerEvery)
+	w.a.AskReaders()
+	w.run()
+	if due := w.a.ReadersDue(); due != 0 {
+		t.Errorf("%d answers due, want 0", due)
+	}
+
+	// What is said of one congestion is not shown of the next.
+	for {
+		d, ok := r.Recv()
+		if !ok {
+			break
+		}
+		d.Release()
+	}
+	r.ReadAll(w.now)
+	w.run()
+	w.advance(time.Second)
+	congest(t, w, s, r.Addr())
+	if c := portOf(t, w.a, r.Addr()); c.Reader != nil {
+		t.Errorf("%+v is of the congestion before", c.Reader)
+	}
+}
+
+// A peer that tells of ports nobody asked about has no place for it here.
+func TestReaderOfNoConcern(t *testing.T) {
+	w := newPair(t)
+	s, _ := w.a.Bind(5000, SocketOptions{})
+	r, _ := w.b.Bind(4000, SocketOptions{})
+	if err := s.Send(w.now, r.Addr(), []byte("x"), 0, false); err != nil {
+		t.Fatal(err)
+	}
+	w.run()
+	pe, _ := w.b.Peer(w.a.local)
+	if pe.c.Kind() != conn.KindRdsd {
+		t.Fatal("no link")
+	}
+	for port := range uint16(20) {
+		if !pe.c.Tell(wire.CtlTellPort, wire.AppendReader(nil, &wire.Reader{Port: port})) {
+			t.Fatal("not sent")
+		}
+	}
+	w.run()
+	if to, _ := w.a.Peer(w.b.local); len(to.ports) != 0 {
+		t.Errorf("%d ports are kept", len(to.ports))
+	}
+	for _, ctl := range []uint8{wire.CtlAskPorts, wire.CtlTellPort} {
+		if err := pe.Told(w.now, ctl, []byte{1}); err == nil {
+			t.Errorf("one byte was taken as %#x", ctl)
+		}
+	}
+}
