@@ -37,6 +37,8 @@ var pending = map[string]string{
 	"ring/far-flows":            "the table of peers is full for ever",
 	"nbd/unread":                "buffers of NBD requests are charged to nobody",
 	"nbd/half-requests":         "buffers of NBD requests are charged to nobody",
+	"volume/unasked-writes":     "chunks that are written without a request are charged to nobody",
+	"control/half-messages":     "the collector does not know limits.memory_bytes",
 }
 
 // Choose returns the acts of the given names; a name that ends in "/" stands
