@@ -41,6 +41,7 @@ var (
 	errPeerRestarted = errors.New("the peer restarted")
 	errNoKernel      = errors.New("the peer is a kernel, and kernel peers are not allowed at this address")
 	errWrongLane     = errors.New("a link of another lane")
+	errAddressLost   = errors.New("our address was taken from this node")
 	errNoAnswer      = errors.New("the peer did not answer the handshake")
 )
 
@@ -347,6 +348,33 @@ func (c *Conn) changed(now time.Duration) {
 		c.inc = c.rng.Uint64()
 	}
 	c.Paths(func(p *Path) { p.synced = false; p.Drop(now, errPeerChanged) })
+}
+
+// AddressLost ends this life towards the peer because our address has left this
+// machine: whoever has it meanwhile numbers anew, and when it comes back our old
+// numbers mean something else to the peer. What was sent and not acknowledged is
+// unknown; the rest waits for the address, and goes with new numbers, which a
+// kernel learns from an unflagged handshake and an rdsd from a new incarnation.
+//
+// What a kernel sent is another matter: it goes on with its numbers, and what it
+// sends again flagged and we had is a duplicate still.
+func (c *Conn) AddressLost(now time.Duration) {
+	var expected [wire.MaxLanes]uint64
+	c.Paths(func(p *Path) {
+		expected[p.idx] = p.expected
+		p.Drop(now, errAddressLost)
+	})
+	c.restart(now, nil, WhyAddressLost)
+	c.inc = 0
+	for c.inc == 0 {
+		c.inc = c.rng.Uint64()
+	}
+	c.Paths(func(p *Path) {
+		p.synced = false
+		if c.kind != KindRdsd {
+			p.expected = expected[p.idx]
+		}
+	})
 }
 
 // restart forgets the peer's protocol state (D11): what was sent and not

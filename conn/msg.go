@@ -123,11 +123,12 @@ const (
 	WhyShutdown
 	WhyDaemonRestarted
 	WhyNoMemory
+	WhyAddressLost
 )
 
 var whyText = [...]string{"", "no such port", "cancelled by the application", "the socket was closed",
 	"peer restarted", "peer changed between kernel and rdsd", "cancelled after it had begun to leave, then the link was lost",
-	"the daemon is shutting down", "daemon restarted", "the memory budget is spent"}
+	"the daemon is shutting down", "daemon restarted", "the memory budget is spent", "the address was taken from this node"}
 
 func (w Why) String() string { return whyText[w] }
 

@@ -37,6 +37,8 @@ var update = flag.Bool("update", false, "write the expected lines of testdata/*.
 //	blocked on|off                     somebody waits for a congested port of the peer
 //	kernels yes|no                     whether the peer may be a kernel
 //	cancel PORT                        cancel what our sockets sent to PORT
+//	connect                            to a peer that may wait for it
+//	address                            ours has left the machine
 //	queued                             datagrams on their way, up to one of 7 bytes
 //	show                               counts, kind, lanes
 func TestScripts(t *testing.T) {
@@ -271,6 +273,10 @@ func (w *world) step(words []string) {
 			}
 		}
 		w.note("%d cancelled, %d had begun", n, begun)
+	case "connect":
+		w.c.Connect(w.now)
+	case "address":
+		w.c.AddressLost(w.now)
 	case "queued":
 		w.c.EachQueued(func(m *Msg, bytes, lane int, sent bool) bool {
 			w.note("lane %d sent %v: %d>%d of %d, %d bytes", lane, sent, m.SPort, m.DPort, m.Datagrams(), bytes)

@@ -3,6 +3,7 @@ package interop
 import (
 	"context"
 	"errors"
+	"net/netip"
 	"syscall"
 	"testing"
 	"time"
@@ -157,4 +158,72 @@ func noSock(ctx context.Context, t *testing.T, d *daemon) uint64 {
 	}
 	t.Fatal(err)
 	return 0
+}
+
+// Our address is taken from the machine while datagrams to the kernel are
+// unacknowledged, and comes back to the same daemon. Somebody else may have used it
+// in between: what was under way is unknown, and not sent again with old numbers.
+func TestAddressLost(t *testing.T) {
+	const count = 50
+	l := needLab(t)
+	d := startDaemon(t, l)
+	// With the first address of a subnet the others would go, too.
+	if _, err := l.ns.Run("sh", "-c", "for i in all "+l.ns.Host+"; do echo 1 > /proc/sys/net/ipv4/conf/$i/promote_secondaries; done"); err != nil {
+		t.Fatal(err)
+	}
+	for i, pr := range pairs[:2] {
+		t.Run(pr.name, func(t *testing.T) {
+			ctx := limited(t, time.Minute)
+			t.Cleanup(func() { // for the tests that follow; usually it is there
+				_, _ = l.ns.Run("ip", "addr", "add", ourPrefixes[i].String(), "dev", l.ns.Host)
+				_ = l.vm.Netem(context.Background())
+			})
+			watch(t, l, d)
+			startStreams(ctx, t, l, d, pr, 300, mixed).finish(ctx, t)
+			port := newPort()
+			down := kernelRecv(ctx, t, l, map[string]any{
+				"local": at(pr.kernel, port), "want": map[int]int{1: count}, "rcvbuf": 4 << 20, "timeout": 20, "linger": 3,
+			})
+			// The kernel hears us; what it answers is lost.
+			if err := l.vm.Netem(ctx, "loss", "100%"); err != nil {
+				t.Fatal(err)
+			}
+			s := d.bind(ctx, t, pr.ours, 0, rdsd.WithOutcomes())
+			if err := sendSigned(ctx, s, netip.AddrPortFrom(pr.kernel, port), 1, count, mixed, nil); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(100 * time.Millisecond) // for them to leave; nothing depends on it
+			if _, err := l.ns.Run("ip", "addr", "del", ourPrefixes[i].String(), "dev", l.ns.Host); err != nil {
+				t.Fatal(err)
+			}
+			begun := time.Now()
+			unknown := 0
+			for o, err := range s.Outcomes(ctx) {
+				if err != nil {
+					t.Fatal(err)
+				}
+				if o.Kind != rdsd.Unknown || o.Reason != "the address was taken from this node" {
+					t.Fatalf("%+v", o)
+				}
+				if unknown++; unknown == count {
+					break
+				}
+			}
+			t.Logf("%d unknown after %v", unknown, time.Since(begun))
+			if err := l.vm.Netem(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := l.ns.Run("ip", "addr", "add", ourPrefixes[i].String(), "dev", l.ns.Host); err != nil {
+				t.Fatal(err)
+			}
+			startStreams(ctx, t, l, d, pr, 300, mixed).finish(ctx, t)
+			var r Report
+			if err := down.Wait(ctx, &r); err != nil {
+				t.Fatal(err)
+			}
+			if r.Back+r.Bad+r.Strange != 0 {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
 }

@@ -16,6 +16,7 @@ import (
 	"encoding/binary"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/netlocal"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
@@ -41,10 +42,13 @@ type hosts struct {
 	refused           atomic.Uint64 // connections refused, for any reason
 	full              atomic.Uint64 // writes that met a full socket buffer
 
-	states stateLog
-	ledger *shm.Ledger // nil: none
-	ports  *portBook   // nil: none; set by start
-	dealt  atomic.Uint32
+	states   stateLog
+	ledger   *shm.Ledger         // nil: none
+	addrs    *netlocal.AddrWatch // nil: nobody watches; set by start
+	watching sync.WaitGroup      // of addrs
+
+	ports *portBook // nil: none; set by start
+	dealt atomic.Uint32
 	// graves counts goroutines that let go of the memory of closed sockets with
 	// rings, or allocate in the ledger for open ones.
 	graves sync.WaitGroup
@@ -120,6 +124,7 @@ func (a *hosts) start() error {
 		a.close()
 		return err
 	}
+	a.watchAddrs()
 	was := a.openPorts()
 	for _, h := range a.list {
 		l, err := a.provider.Listen(netip.AddrPortFrom(h.addr, h.port), h.accept)
@@ -174,6 +179,7 @@ func (a *hosts) drain(ctx context.Context) {
 
 func (a *hosts) close() {
 	a.cancel()
+	a.unwatch()
 	var g errgroup.Group
 	for _, h := range a.list {
 		g.Go(func() error { h.stop(); return nil })

@@ -293,6 +293,14 @@ func (e *Engine) Drop(now time.Duration, p *conn.Path, why error) bool {
 	return ok
 }
 
+// AddressLost ends this life towards all peers: see conn.Conn.AddressLost.
+func (e *Engine) AddressLost(now time.Duration) {
+	for _, pe := range e.order {
+		pe.c.AddressLost(now)
+	}
+	e.settle(now)
+}
+
 // settle ends every step: what the step made possible is done now, when no
 // list of a connection is being walked.
 func (e *Engine) settle(now time.Duration) {

@@ -8,7 +8,7 @@ import (
 )
 
 func TestReasons(t *testing.T) {
-	for why := conn.WhyNone; why <= conn.WhyNoMemory; why++ {
+	for why := conn.WhyNone; why <= conn.WhyAddressLost; why++ {
 		if got := shm.Reason(uint8(why)); got != why.String() {
 			t.Errorf("reason %d: %q, conn calls it %q", why, got, why)
 		}

@@ -100,6 +100,7 @@ const char *rdsd_reason_text(int reason)
 		"the daemon is shutting down",
 		"daemon restarted",
 		"the memory budget is spent",
+		"the address was taken from this node",
 	};
 
 	if (reason >= 0 && reason < (int)(sizeof texts / sizeof *texts))
