@@ -244,7 +244,7 @@ static int64_t next_step(struct rdsdi_op *op)
 
 int rdsd_next_congestion(rdsd_socket *s, rdsd_congestion *event, int64_t timeout)
 {
-	struct next n = {.op = {.step = next_step, .s = s}, .event = event};
+	struct next n = {.op = {.step = next_step, .s = s, .reads = true}, .event = event};
 	int err = rdsdi_usable(s);
 
 	return err ? err : (int)rdsdi_run(&n.op, timeout);
@@ -289,7 +289,7 @@ static int64_t outcomes_step(struct rdsdi_op *op)
 
 ssize_t rdsd_outcomes(rdsd_socket *s, rdsd_outcome *out, size_t n, int64_t timeout)
 {
-	struct outcomes o = {.op = {.step = outcomes_step, .s = s}, .out = out, .n = n};
+	struct outcomes o = {.op = {.step = outcomes_step, .s = s, .reads = true}, .out = out, .n = n};
 	int err = rdsdi_usable(s);
 
 	if (err)

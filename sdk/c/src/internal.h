@@ -335,6 +335,8 @@ struct rdsd_socket {
 
 /* Sets the text of this thread and returns err. */
 int rdsdi_fail(int err, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* The same with a text that stays; does not format. */
+int rdsdi_because(int err, const char *text);
 /* The same with the words of the errno alone; does not format. */
 int rdsdi_errno(int err);
 
@@ -355,6 +357,7 @@ struct rdsdi_op {
 	int why;
 	uint32_t bits; /* WAITS_...: what step found missing */
 	bool patient; /* waits for an answer of the daemon that is due soon, even with RDSD_NOWAIT */
+	bool reads;   /* events or outcomes: WAITS_EVENT is not for room */
 	bool asks;    /* the answer comes by the control socket: looping is of no use */
 	bool sends;   /* it is a send */
 	struct rdsdi_flow *jam;       /* the congested flow that step found last */

@@ -19,6 +19,12 @@ int rdsdi_fail(int err, const char *format, ...)
 	return err;
 }
 
+int rdsdi_because(int err, const char *text)
+{
+	last = text;
+	return err;
+}
+
 int rdsdi_errno(int err)
 {
 	last = rdsd_strerror(err);

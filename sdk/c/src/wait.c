@@ -270,10 +270,24 @@ static int sleep_once(struct rdsdi_op *op, uint32_t turn, int64_t until, int64_t
 	return follow(op, turn, until, result);
 }
 
+/* cause is what a call waits for, in words: -EAGAIN has several. */
+static const char *cause(const struct rdsdi_op *op)
+{
+	if (op->why != -EAGAIN)
+		return op->why ? rdsd_strerror(op->why) : "no answer yet";
+	if (op->bits & WAITS_RECV)
+		return "nothing has come";
+	if (op->patient)
+		return "the daemon has not looked at the destination yet";
+	if (op->bits & WAITS_SEND_ROOM)
+		return "the send ring is full";
+	return op->reads ? "nothing has happened" : "the send buffer is full";
+}
+
 static int timed_out(struct rdsdi_op *op, int64_t timeout)
 {
 	if (timeout)
-		return rdsdi_fail(-ETIMEDOUT, "the deadline passed: %s", op->why ? rdsd_strerror(op->why) : "no answer yet");
+		return rdsdi_fail(-ETIMEDOUT, "the deadline passed: %s", cause(op));
 	return rdsdi_fail(-ETIMEDOUT, "the daemon does not answer");
 }
 
@@ -291,7 +305,7 @@ static int64_t blocked(struct rdsdi_op *op, int64_t timeout, struct rdsdi_jam *j
 			return result;
 		if (!op->patient) {
 			rdsdi_jam_failed(op);
-			return op->why == -ESHUTDOWN ? rdsdi_away(s) : rdsdi_errno(op->why);
+			return op->why == -ESHUTDOWN ? rdsdi_away(s) : rdsdi_because(op->why, cause(op));
 		}
 	}
 	now = rdsdi_now();
@@ -316,7 +330,7 @@ static int64_t blocked(struct rdsdi_op *op, int64_t timeout, struct rdsdi_jam *j
 			return result;
 		if (timeout == RDSD_NOWAIT && !op->patient) {
 			rdsdi_jam_failed(op);
-			return op->why == -ESHUTDOWN ? rdsdi_away(s) : rdsdi_errno(op->why);
+			return op->why == -ESHUTDOWN ? rdsdi_away(s) : rdsdi_because(op->why, cause(op));
 		}
 		rdsdi_jam_begin(jam, op);
 		if (rdsdi_pump(s))

@@ -709,6 +709,11 @@ static void watching(void)
 	CHECK_IS(rdsd_watch(a, 1, 0), 0);
 	CHECK_IS(rdsd_next_congestion(a, &ev, RDSD_NOWAIT), -EAGAIN);
 	CHECK_IS(rdsd_next_congestion(a, &ev, RDSD_MS(10)), -ETIMEDOUT);
+	CHECK(!strcmp(rdsd_errmsg(), "the deadline passed: nothing has happened"));
+	CHECK_IS(rdsd_recv(a, kb, 1, NULL, RDSD_MS(1)), -ETIMEDOUT);
+	CHECK(!strcmp(rdsd_errmsg(), "the deadline passed: nothing has come"));
+	CHECK_IS(rdsd_recv(a, kb, 1, NULL, RDSD_NOWAIT), -EAGAIN);
+	CHECK(!strcmp(rdsd_errmsg(), "nothing has come"));
 	while (!rdsd_send(a, &to, kb, sizeof kb, NULL, RDSD_MS(50)))
 		n++;
 	CHECK_IS(rdsd_next_congestion(a, &ev, RDSD_SEC(5)), 0);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import errno
 import pickle
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -124,3 +125,16 @@ def test_no_daemon_names_the_target() -> None:
 def test_a_malformed_detail_hides_nothing() -> None:
     error = from_grpc(StatusError(grpc.StatusCode.NOT_FOUND, "no peer", b"\xff\xff\xff"))
     assert isinstance(error, rdsd.NotFound)
+
+
+def test_where_no_daemon_is_the_text_says_what_would_be_right(tmp_path: Path) -> None:
+    missing = tmp_path / "missing.sock"
+    left = tmp_path / "left.sock"
+    with socket.socket(socket.AF_UNIX) as ended:
+        ended.bind(str(left))
+    for path, right in ((missing, r"no such socket; start the daemon"), (left, "has ended")):
+        with (
+            rdsd.Client(str(path), front_end="grpc") as client,
+            pytest.raises(rdsd.DaemonUnavailable, match=f"{path.name}: .*{right}"),
+        ):
+            client.bind(("127.0.0.1", 0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cache
 from typing import Any
 
@@ -9,6 +10,7 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from ._errors import RdsError, errno_from_code, error_from_errno
+from ._target import unix_path
 
 #: A received message may hold a full window. The channel's own reconnection
 #: must not be slower than the core's backoff, and channels share nothing, so
@@ -38,8 +40,25 @@ def from_grpc(error: grpc.RpcError, target: str = "") -> RdsError:
     if exact:
         return error_from_errno(exact, text)
     if name == "UNAVAILABLE" and target:
-        text = f"no daemon answers at {target}: {text}"
+        text = f"no daemon answers at {target}: {_why_nobody(target, text)}"
     return error_from_errno(errno_from_code(name), text)
+
+
+def _why_nobody(target: str, text: str) -> str:
+    """What is wrong with a Unix socket and what would be right; gRPC's words for other targets."""
+    path = unix_path(target)
+    if not path or path.startswith("@"):
+        return text
+    if "Permission denied" in text:
+        return "this user may not connect to it; the daemon's api.socket_mode and api.socket_group say who may"
+    if not os.path.exists(path):
+        return (
+            "there is no such socket; start the daemon (rdsd serve), or name its socket "
+            "by the client's target or $RDSD_SOCKET"
+        )
+    if "refused" in text:
+        return "its daemon has ended; start it again (rdsd serve)"
+    return text
 
 
 def _exact_errno(error: grpc.RpcError) -> int:
