@@ -21,7 +21,13 @@ type Regions struct {
 	live   int
 	spare  []*region
 	closed bool
+	guard  func(p []byte) error // set before the first link; called without mu
 }
+
+// Guard has f asked before a peer writes p, which is memory of this domain. Its
+// error ends the link. It is called on the thread that reads the link, for each
+// write, and does not block. Set it before the first link.
+func (d *Regions) Guard(f func(p []byte) error) { d.guard = f }
 
 type region struct {
 	p     []byte

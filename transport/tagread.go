@@ -143,6 +143,12 @@ func (r *TagReader) begin(p []byte) (n int, err error) {
 		if err != nil {
 			return 0, err
 		}
+		if f := r.domain.guard; f != nil {
+			if err := f(dst); err != nil {
+				g.end()
+				return 0, err
+			}
+		}
 		n = copy(dst, p)
 		r.region, r.dst = g, dst
 		return n, r.Filled(n)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
@@ -28,6 +29,9 @@ type Deps struct {
 	// Layer is put between a store and what serves it, with the name of the
 	// export: for tests, that let stores fail and stall. nil: nothing is.
 	Layer func(name string, d blk.Device) blk.Device
+
+	// Memory is the account that peers' chunks are charged to. nil: nobody counts.
+	Memory *quota.Node
 }
 
 // Host is what a daemon does with volumes.
@@ -44,6 +48,7 @@ type Host struct {
 	srv      *server
 	drv      driver
 	layer    func(name string, d blk.Device) blk.Device // Deps.Layer
+	memory   *quota.Node                                // Deps.Memory
 	ctx      context.Context                            // of what happens in the background
 	cancel   context.CancelFunc
 	work     sync.WaitGroup // goroutines that end by themselves after cancel and the end of the sessions
@@ -81,7 +86,7 @@ func newHost(cfg Config, deps Deps, drv driver) (*Host, error) {
 		return nil, err
 	}
 	h := &Host{cfg: cfg, prov: deps.Provider, reactors: deps.Reactors, log: deps.Log, guard: deps.Guard, base: time.Now(), ev: newEvents(deps.Log),
-		store: store, drv: drv, layer: deps.Layer, waits: newWaits(),
+		store: store, drv: drv, layer: deps.Layer, memory: deps.Memory, waits: newWaits(),
 		clients: map[string]*client{}, nextID: old.NextID, exports: map[string]*export{}}
 	if store.aside != nil {
 		h.log.Error("volume: what was persistent is not there", "err", store.aside)

@@ -7,10 +7,12 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
@@ -29,7 +31,8 @@ type server struct {
 	free     [][]*blk.Request // room for batches
 	sessions map[*rtrs.ServerSession]*serverSession
 	lastID   uint64
-	chunks   []byte // made by the last Alloc, until a session is Up
+	chunks   []byte                        // made by the last Alloc, until a session is Up
+	pages    atomic.Pointer[[]*chunkPages] // of all sessions; replaced with mu held
 
 	lmu       sync.Mutex
 	listeners []transport.Listener // guarded by lmu
@@ -259,4 +262,49 @@ func (s *server) opener(key any, p *place) {
 		}
 		s.finish(now)
 	}
+}
+
+// touch charges for memory of chunks that is about to be written. Any thread may
+// call it.
+func (s *server) touch(p []byte) error {
+	l := s.pages.Load()
+	if l == nil {
+		return nil
+	}
+	for _, c := range *l {
+		if off, ok := c.at(p); ok {
+			return c.touch(off, len(p))
+		}
+	}
+	return nil
+}
+
+// count begins to charge peer for the chunks of a session. mu is held.
+func (s *server) count(mem []byte, peer netip.Addr) {
+	if s.h.memory == nil || len(mem) == 0 {
+		return
+	}
+	c := newChunkPages(mem, s.h.memory.Account(quota.Peer(peer)))
+	l := []*chunkPages{c}
+	if old := s.pages.Load(); old != nil {
+		l = append(l, *old...)
+	}
+	s.pages.Store(&l)
+}
+
+// uncount ends it.
+func (s *server) uncount(mem []byte) {
+	old := s.pages.Load()
+	if old == nil {
+		return
+	}
+	var l []*chunkPages
+	for _, c := range *old {
+		if _, ok := c.at(mem); ok {
+			c.free()
+		} else {
+			l = append(l, c)
+		}
+	}
+	s.pages.Store(&l)
 }

@@ -20,6 +20,9 @@ func (e *serverEnv) life(p *rtrs.ServerPath) *life {
 	if f == nil {
 		s := (*server)(e)
 		f = newLife(&s.shell, s, p, s.h.prov.NewDomain())
+		if d, ok := f.domain.(interface{ Guard(func([]byte) error) }); ok {
+			d.Guard(s.touch)
+		}
 		p.Ctx = f
 	}
 	return f
@@ -68,10 +71,20 @@ func (e *serverEnv) Free(b []byte) {
 			x.chunks = nil
 		}
 	}
+	(*server)(e).uncount(b)
 	freeChunks(b)
 }
 
-func (e *serverEnv) Trim(b []byte) { trimChunks(b) }
+func (e *serverEnv) Trim(b []byte) {
+	trimChunks(b)
+	if l := e.pages.Load(); l != nil {
+		for _, c := range *l {
+			if off, ok := c.at(b); ok {
+				c.trimmed(off, len(b))
+			}
+		}
+	}
+}
 
 func (e *serverEnv) Up(s *rtrs.ServerSession) {
 	e.lastID++
@@ -79,6 +92,7 @@ func (e *serverEnv) Up(s *rtrs.ServerSession) {
 	if l := s.Paths(); len(l) > 0 {
 		x.peer = l[0].Remote
 	}
+	(*server)(e).count(e.chunks, x.peer.Addr().Unmap())
 	e.chunks = nil
 	e.sessions[s] = x
 	e.rn.Up(s)
@@ -89,7 +103,13 @@ func (e *serverEnv) Down(s *rtrs.ServerSession) {
 	delete(e.sessions, s)
 }
 
-func (e *serverEnv) Request(r *rtrs.ServerReq) { e.rn.Request(e.last, r) }
+func (e *serverEnv) Request(r *rtrs.ServerReq) {
+	if err := (*server)(e).touch(r.Data); err != nil { // what a read fills
+		e.rt.Reply(e.last, r, 0, err)
+		return
+	}
+	e.rn.Request(e.last, r)
+}
 
 func (e *serverEnv) Closed() {
 	e.end()

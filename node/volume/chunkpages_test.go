@@ -1,0 +1,65 @@
+package volume
+
+import (
+	"math/rand/v2"
+	"testing"
+
+	"github.com/rdsd/rdsd/internal/quota"
+)
+
+func TestChunkPages(t *testing.T) {
+	const pages = 300
+	node := quota.New(64<<20, nil)
+	c := newChunkPages(make([]byte, pages*chunkPage), node.Account(quota.Holder{}))
+	in := map[int]bool{}
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 20_000 {
+		off := rng.IntN(len(c.mem))
+		n := 1 + rng.IntN(min(len(c.mem)-off, 70*chunkPage))
+		if rng.IntN(3) > 0 {
+			if err := c.touch(off, n); err != nil {
+				t.Fatal(err)
+			}
+			for p := off / chunkPage; p <= (off+n-1)/chunkPage; p++ {
+				in[p] = true
+			}
+		} else {
+			c.trimmed(off, n)
+			for p := (off + chunkPage - 1) / chunkPage; (p+1)*chunkPage <= off+n; p++ {
+				delete(in, p)
+			}
+		}
+		if got := node.Kinds()[quota.Chunks].Used; got != int64(len(in)*chunkPage) {
+			t.Fatalf("%d bytes are charged for %d pages", got, len(in))
+		}
+	}
+	if off, ok := c.at(c.mem[5000:6000]); !ok || off != 5000 {
+		t.Errorf("found at %d, %v", off, ok)
+	}
+	if _, ok := c.at(make([]byte, 10)); ok {
+		t.Error("memory of others was found")
+	}
+	c.free()
+	if node.Used() != 0 || len(node.Holders()) != 0 {
+		t.Errorf("%d bytes and %v are left", node.Used(), node.Holders())
+	}
+}
+
+func TestChunkPagesRefused(t *testing.T) {
+	node := quota.New(64<<20, nil)
+	c := newChunkPages(make([]byte, 64<<20), node.Account(quota.Holder{}))
+	got := 0
+	for c.touch(got, 1<<20) == nil {
+		got += 1 << 20
+	}
+	if got != 32<<20 {
+		t.Errorf("%d MiB of chunks fit into an account of 64", got>>20)
+	}
+	if c.touch(got, 1<<20) == nil {
+		t.Error("what was refused is taken for charged")
+	}
+	c.free()
+	if node.Used() != 0 {
+		t.Errorf("%d bytes are left", node.Used())
+	}
+}
