@@ -44,7 +44,7 @@ type Msg struct {
 	Bytes  uint32 // the owner's: what the payload counts; splitting divides it
 
 	SPort, DPort uint16
-	Count        uint16 // datagrams it carries; 0 and 1: one
+	Count        uint16 // datagrams it carries; 0: one; 1: one that was split off a train
 	Kind         MsgKind
 	Table        bool // of a train: Payload begins with a table of lengths
 	Want         bool // ask for an acknowledgement soon

@@ -100,7 +100,7 @@ type HTTPConfig struct {
 // LimitsConfig is the budget (M1, M2, M3). When a share is spent, new work is
 // refused with a reason and old work goes on.
 type LimitsConfig struct {
-	MemoryBytes      Bytes `toml:"memory_bytes" usage:"payload and queues of all sockets and peers" want:"a size such as \"1GiB\", at least 16MiB"`
+	MemoryBytes      Bytes `toml:"memory_bytes" usage:"all that is held for clients and peers; the resident memory of the process stays below it and 64 MiB" want:"a size such as \"1GiB\", at least 16MiB"`
 	MaxPeers         int   `toml:"max_peers" usage:"peers kept at once" want:"1 to 65536"`
 	MaxSockets       int   `toml:"max_sockets" usage:"sockets of all users" want:"1 to 65534 for each local address"`
 	MaxSocketsPerUID int   `toml:"max_sockets_per_uid" reload:"yes" usage:"sockets of one user" want:"1 to limits.max_sockets"`

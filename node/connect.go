@@ -80,11 +80,6 @@ func (h *host) accept(link transport.Link) {
 		h.all.refused.Add(1)
 		h.log.Warn("connection refused", append([]any{"peer", remote.Addr(), "why", why}, args...)...)
 	}
-	if n, most := h.all.handshakes.Load(), int64(h.all.node.conf().Limits.MaxHandshakes); n >= most {
-		h.all.handshakesRefused.Add(1)
-		refuse("too many connections that have not identified themselves", "limit", most)
-		return
-	}
 	if !h.all.engineConfig.AllowPeer(remote.Addr()) {
 		refuse("it is not an allowed peer; allow it with a [[peers]] entry of the configuration")
 		return
@@ -98,15 +93,22 @@ func (h *host) accept(link transport.Link) {
 		}
 	}
 	h.prepareLanes(remote.Addr())
+	shake, err := h.all.handshakes.begin(link, h.all.node.conf().Limits.MaxHandshakes, h.all.node.memory)
+	if err != nil {
+		refuse(err.Error())
+		return
+	}
 	_, now := h.lock()
 	if h.closed {
 		h.mu.Unlock()
 		link.Close(false)
+		h.all.handshakes.end(shake)
 		return
 	}
 	a, err := h.e.Accept(now, remote)
 	if err != nil || !a.Link {
 		h.unlock()
+		h.all.handshakes.end(shake)
 		if err != nil {
 			refuse(err.Error())
 		} else {
@@ -114,8 +116,7 @@ func (h *host) accept(link transport.Link) {
 		}
 		return
 	}
-	k := &laneLink{h: h, p: a.Path, gen: a.Gen, link: link, fresh: true}
-	h.all.handshakes.Add(1)
+	k := &laneLink{h: h, p: a.Path, gen: a.Gen, link: link, shake: shake}
 	l := h.laneOf(a.Path)
 	l.links = append(l.links, k)
 	h.links.Add(1)
@@ -133,10 +134,7 @@ func (h *host) closeLink(a conn.Action) {
 	if parked {
 		// Never started: nobody else will report its end.
 		l.remove(k)
-		if k.fresh {
-			k.fresh = false
-			h.all.handshakes.Add(-1)
-		}
+		k.identified()
 	}
 	h.mu.Unlock()
 	if k == nil {

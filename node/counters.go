@@ -26,6 +26,7 @@ type nodeCounters struct {
 	RingDatagrams      atomic.Uint64 `counter:"ring_datagrams" help:"datagrams in descriptors taken from clients' send rings"`
 	RingRefused        atomic.Uint64 `counter:"ring_refused" help:"descriptors of clients that could not be sent at all"`
 	RingWakes          atomic.Uint64 `counter:"ring_wakes" help:"times a sleeping client had to be woken by its doorbell"`
+	RegionsForgotten   atomic.Uint64 `counter:"regions_forgotten" help:"times the daemon let go of the pages of its clients' memory that it had touched, because memory was short"`
 	RingsHostile       atomic.Uint64 `counter:"rings_hostile" help:"sockets closed because of what stood in their rings"`
 }
 

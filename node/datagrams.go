@@ -61,15 +61,16 @@ type sockStream struct {
 	wmu  sync.Mutex // held by whoever writes to the stream
 	push pushState  // guarded by wmu
 
-	mu      sync.Mutex
-	out     []any                 // guarded by mu; replies to be written, in order
-	creditN int64                 // guarded by mu; datagrams that may be pushed
-	creditB int64                 // guarded by mu; bytes that may be pushed
-	stalled bool                  // guarded by mu; a datagram waits for credit
-	windowN int                   // guarded by mu; waiting batches without a result
-	windowB int                   // guarded by mu; their payload bytes
-	flushes map[uint64]*flushCall // guarded by mu; nil when the stream is over
-	flushN  uint64                // guarded by mu
+	mu         sync.Mutex
+	out        []any                 // guarded by mu; replies to be written, in order
+	creditN    int64                 // guarded by mu; datagrams that may be pushed
+	creditB    int64                 // guarded by mu; bytes that may be pushed
+	stalled    bool                  // guarded by mu; a datagram waits for credit
+	windowN    int                   // guarded by mu; waiting batches without a result
+	windowSize int64                 // guarded by mu; what they take
+	windowB    int                   // guarded by mu; their payload bytes
+	flushes    map[uint64]*flushCall // guarded by mu; nil when the stream is over
+	flushN     uint64                // guarded by mu
 }
 
 // maxReplies bounds the replies that wait for a client that does not read; the
@@ -247,8 +248,8 @@ func (s *sockStream) forget() {
 	s.mu.Lock()
 	flushes := s.flushes
 	s.flushes = nil
-	s.memory.Give(quota.Waiting, int64(s.windowB))
-	s.windowN, s.windowB = 0, 0
+	s.memory.Give(quota.Waiting, s.windowSize)
+	s.windowN, s.windowB, s.windowSize = 0, 0, 0
 	s.mu.Unlock()
 	for _, f := range flushes {
 		f.stop()

@@ -85,6 +85,7 @@ func (s *sockStream) prepare(m *rdsdv1.Bind, size int64) (opt rds.SocketOptions,
 	s.creditN = int64(m.GetInitialCreditDatagrams())
 	s.creditB = int64(min(m.GetInitialCreditBytes(), maxCredit))
 	return rds.SocketOptions{
+		Account:     s.memory,
 		SndBufBytes: int(m.GetSendBufferBytes()),
 		RcvBufBytes: int(m.GetRecvBufferBytes()),
 		UID:         s.id.UID,

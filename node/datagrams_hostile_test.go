@@ -220,8 +220,8 @@ func TestWaitingSendsAreBounded(t *testing.T) {
 	if r.GetId() != 4 || len(r.GetErrors()) != 1 || errno(r.GetErrors()[0].GetErrno()) != syscall.EMFILE || !strings.Contains(r.GetErrors()[0].GetMessage(), "send_window_bytes") {
 		t.Errorf("beyond the window: %s", resultString(r))
 	}
-	if used := waitingBytes(n); used != 2<<20 {
-		t.Errorf("%d bytes wait, want 2 MiB", used)
+	if used := waitingBytes(n); used != 2<<20+4*192 {
+		t.Errorf("%d bytes wait, want 2 MiB and 4 headers", used)
 	}
 	c := &rdsdv1.Cancel{}
 	c.SetDestination(endpointPB(nobody))

@@ -136,7 +136,7 @@ func (s *sockStream) takeNews() (replies []any) {
 		p.sends = s.sock.SendsDone(p.sends[:0])
 		for i := range p.sends {
 			if c := p.sends[i].Batch.(*sendCall); c.decided(&p.sends[i]) {
-				s.releaseWindow(c.bytes)
+				s.releaseWindow(c.bytes, c.datagrams)
 				replies = append(replies, c.result())
 			}
 			p.sends[i] = rds.SendDone{}

@@ -18,17 +18,18 @@ const maxBatchErrors = 256
 // sendCall is a SendBatch whose datagrams are being decided. Its reader fills
 // it in; once some of its datagrams wait, the engine's lock guards it.
 type sendCall struct {
-	id       uint64
-	firstTag uint64
-	left     int // datagrams not decided
-	bytes    int // payload of the batch, while it is undecided
-	accepted uint32
-	errs     []*rdsdv1.SendError
+	id        uint64
+	firstTag  uint64
+	left      int // datagrams not decided
+	bytes     int // payload of the batch, while it is undecided
+	datagrams int // in it
+	accepted  uint32
+	errs      []*rdsdv1.SendError
 }
 
 // reserveWindow holds a client to the window that Bound gave it, and charges
 // its user: what waits to be accepted is in nobody's send buffer yet.
-func (s *sockStream) reserveWindow(n int) error {
+func (s *sockStream) reserveWindow(n, datagrams int) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	switch {
@@ -39,16 +40,20 @@ func (s *sockStream) reserveWindow(n int) error {
 	case s.windowB > 0 && s.windowB+n > sendWindowBytes:
 		return rdserr.With(rdserr.ErrTooMany, "%d bytes of this socket have no result yet, with this batch they would be more than %d (bound.send_window_bytes); wait for one", s.windowB, sendWindowBytes)
 	}
-	if err := s.memory.Take(quota.Waiting, int64(n)); err != nil {
+	if err := s.memory.Take(quota.Waiting, waitingSize(n, datagrams)); err != nil {
 		return err
 	}
+	s.windowSize += waitingSize(n, datagrams)
 	s.windowN++
 	s.windowB += n
 	return nil
 }
 
+// waitingSize is what a batch takes while datagrams of it wait.
+func waitingSize(bytes, datagrams int) int64 { return int64(bytes) + 192*int64(datagrams) }
+
 // releaseWindow ends what reserveWindow began.
-func (s *sockStream) releaseWindow(n int) {
+func (s *sockStream) releaseWindow(n, datagrams int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.flushes == nil { // over: close has given it all back
@@ -56,7 +61,8 @@ func (s *sockStream) releaseWindow(n int) {
 	}
 	s.windowN--
 	s.windowB -= n
-	s.memory.Give(quota.Waiting, int64(n))
+	s.windowSize -= waitingSize(n, datagrams)
+	s.memory.Give(quota.Waiting, waitingSize(n, datagrams))
 }
 
 // sendSlab is where the payloads of accepted datagrams live: the core keeps
@@ -100,12 +106,12 @@ func (s *sockStream) send(b *inBatch) {
 		return
 	}
 	if b.wait {
-		if err := s.reserveWindow(len(b.payload)); err != nil {
+		if err := s.reserveWindow(len(b.payload), len(b.lengths)); err != nil {
 			s.refuseBatch(b, err)
 			return
 		}
 	}
-	call := sendCall{id: b.id, firstTag: b.firstTag, left: len(b.lengths), bytes: len(b.payload)}
+	call := sendCall{id: b.id, firstTag: b.firstTag, left: len(b.lengths), bytes: len(b.payload), datagrams: len(b.lengths)}
 	var waiting *sendCall // call, on the heap, once something of it waits
 	_, now := s.eng.lock()
 	var deadline time.Duration
@@ -180,7 +186,7 @@ func (s *sockStream) send(b *inBatch) {
 	}
 	if done {
 		if b.wait {
-			s.releaseWindow(call.bytes)
+			s.releaseWindow(call.bytes, call.datagrams)
 		}
 		s.reply(call.result())
 	}

@@ -37,10 +37,9 @@ type hosts struct {
 	ctx          context.Context // ends with the node: dials give up
 	cancel       context.CancelFunc
 
-	handshakes        atomic.Int64 // accepted links that have not identified themselves
-	handshakesRefused atomic.Uint64
-	refused           atomic.Uint64 // connections refused, for any reason
-	full              atomic.Uint64 // writes that met a full socket buffer
+	handshakes handshakes
+	refused    atomic.Uint64 // connections refused, for any reason
+	full       atomic.Uint64 // writes that met a full socket buffer
 
 	states   stateLog
 	ledger   *shm.Ledger         // nil: none
@@ -227,7 +226,7 @@ func (a *hosts) read(s *snapshot) {
 	s.budgets = append(s.budgets,
 		budget{"memory", uint64(max(b.Used(), 0)), uint64(b.Limit), b.Refused.Load()},
 		budget{"peers", uint64(len(s.peers)), uint64(l.MaxPeers), 0},
-		budget{"handshakes", uint64(max(a.handshakes.Load(), 0)), uint64(l.MaxHandshakes), a.handshakesRefused.Load()})
+		a.handshakes.budget(l.MaxHandshakes))
 }
 
 // --- administration -------------------------------------------------------------------

@@ -25,9 +25,9 @@ type laneLink struct {
 	p     *conn.Path
 	gen   uint64
 	link  transport.Link
-	dead  bool // guarded by host.mu
-	fresh bool // accepted and not identified yet: counts as a handshake; guarded by host.mu
-	noted bool // its peer is in the book of kernels, or need not be
+	dead  bool       // guarded by host.mu
+	shake *handshake // of an accepted link that has not identified itself; guarded by host.mu
+	noted bool       // its peer is in the book of kernels, or need not be
 	now   time.Duration
 }
 
@@ -86,9 +86,8 @@ func (l *laneLink) End() {
 	if !l.noted {
 		l.note()
 	}
-	if l.fresh && l.p.Ready() {
-		l.fresh = false
-		l.h.all.handshakes.Add(-1)
+	if l.shake != nil && l.p.Ready() {
+		l.identified()
 	}
 	l.h.unlock()
 }
@@ -104,6 +103,12 @@ func (l *laneLink) note() {
 	if b := l.h.all.ports; b != nil && c.Active() && c.Kind() != conn.KindRdsd {
 		b.noteKernel(l.h.addr, c.Remote())
 	}
+}
+
+// identified ends the handshake of an accepted link. host.mu is held.
+func (l *laneLink) identified() {
+	l.h.all.handshakes.end(l.shake)
+	l.shake = nil
 }
 
 // Progress: a peer that takes a large batch slowly is alive.
@@ -133,10 +138,7 @@ func (l *laneLink) Closed(err error, acked uint64) {
 	h := l.h
 	_, now := h.lock()
 	h.laneOf(l.p).remove(l)
-	if l.fresh {
-		l.fresh = false
-		h.all.handshakes.Add(-1)
-	}
+	l.identified()
 	h.e.Lost(now, l.p, l.gen, acked, err)
 	h.startParked(l.p)
 	h.unlock()

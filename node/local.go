@@ -186,6 +186,19 @@ func (f *localFront) memory() (n int, bytes uint64) {
 	return len(f.rings), bytes
 }
 
+// forgetPages lets go of all pages of regions that the daemon has touched.
+func (f *localFront) forgetPages() {
+	f.mu.Lock()
+	l := make([]*shm.Region, 0, len(f.rings))
+	for r := range f.rings {
+		l = append(l, r.reg)
+	}
+	f.mu.Unlock()
+	for _, r := range l {
+		r.Forget()
+	}
+}
+
 // stop closes what is still open and waits for its end.
 func (f *localFront) stop() {
 	f.listener.Close()

@@ -17,8 +17,9 @@ func TestTuneMemory(t *testing.T) {
 	}
 	t.Setenv("GOGC", "")
 	t.Setenv("GOMEMLIMIT", "")
+	defer tuned.Store(0)
 	TuneMemory(cfg)
-	if got, want := debug.SetMemoryLimit(-1), int64(cfg.Limits.MemoryBytes)+memoryOverhead; got != want {
+	if got, want := debug.SetMemoryLimit(-1), goLimit(int64(cfg.Limits.MemoryBytes), 0); got != want {
 		t.Errorf("limit %d, want %d", got, want)
 	}
 	if p := debug.SetGCPercent(100); p != gcPercent {

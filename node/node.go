@@ -238,6 +238,11 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 	if page != nil {
 		run("http", page.serve)
 	}
+	kept := make(chan struct{})
+	var keeping sync.WaitGroup
+	keeping.Go(func() { n.keep(kept) }) // ends when this returns
+	defer keeping.Wait()
+	defer close(kept)
 	g.Go(func() error { watchdog(ctx, n.log, n.core.alive); return nil })
 
 	n.state.Store(stateServing)

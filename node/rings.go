@@ -47,17 +47,18 @@ type ringSock struct {
 	marks   []cancelMark // the reactor's thread alone
 
 	// Guarded by host.mu.
-	flows    []ringFlow
-	posts    []ringPost // by the id of shm.Host
-	bufs     bufList
-	post     shm.Post
-	placed   bool // in host.rings.placed
-	dirty    bool // in host.rings.dirty
-	reserved int  // slots being read into
-	closed   bool // the engine's socket is
-	moved    bool // the region is not the client's any more
-	freed    bool // the region is gone, or about to be
-	hostile  error
+	flows     []ringFlow
+	posts     []ringPost // by the id of shm.Host
+	bufs      bufList
+	post      shm.Post
+	placed    bool // in host.rings.placed
+	dirty     bool // in host.rings.dirty
+	reserved  int  // slots being read into
+	closed    bool // the engine's socket is
+	moved     bool // the region is not the client's any more
+	freed     bool // the region is gone, or about to be
+	hostile   error
+	evacuated int64 // bytes of private memory that a dead client's datagrams take; the burier's
 }
 
 // ringFlow is an entry of the client's flow table as it was read.

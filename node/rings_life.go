@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
@@ -245,6 +246,12 @@ func (r *ringSock) inFlight() (l []shm.Body) {
 
 // move takes the region away from its client while others still read parts of it.
 func (r *ringSock) move(needed []shm.Body) {
+	for _, b := range needed { // whole pages, however little of each is needed
+		r.evacuated += int64(b.Bytes+2*4096-1) &^ 4095
+	}
+	account := r.host.all.node.user(r.s.id)
+	account.Grow(quota.Regions, r.evacuated)
+	account.Close()
 	if err := r.reg.Evacuate(needed); err != nil {
 		r.s.node.log.Error("a dead client's memory stays until its datagrams are decided", "error", err)
 	}
@@ -266,6 +273,9 @@ func (r *ringSock) freeIfIdle() {
 // free unmaps the region and gives its place in the ledger back. Nothing needs
 // them, and no lock is held.
 func (r *ringSock) free() {
+	account := r.host.all.node.user(r.s.id)
+	account.Give(quota.Regions, r.evacuated)
+	account.Close()
 	r.h.Discard()
 	if err := r.h.Close(); err != nil {
 		r.s.node.log.Error("a socket's memory is lost", "error", err)

@@ -40,7 +40,7 @@ func (n *Node) startVolumes() error {
 	if err := makeSocketDir(cfg.SocketDir, cfg.SocketMode); err != nil {
 		return n.cfg.failed("volumes.socket_dir", fmt.Errorf("volumes.socket_dir: %w", err))
 	}
-	h, err := volume.New(cfg, volume.Deps{Provider: links, Reactors: loops, Log: n.log, Guard: n.guard, Layer: n.layer})
+	h, err := volume.New(cfg, volume.Deps{Provider: links, Reactors: loops, Log: n.log, Guard: n.guard, Layer: n.layer, Memory: n.memory})
 	if err != nil {
 		for _, key := range []string{"volumes.state_dir", "volumes.port"} {
 			if strings.HasPrefix(err.Error(), key) {

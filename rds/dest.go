@@ -132,7 +132,7 @@ func (s *Socket) Admit(d *Dest, t Train) error {
 		s.wantSpace = true
 		return err
 	}
-	n := t.PayloadBytes()
+	n := size(t.PayloadBytes(), t.msgCount())
 	err := s.afford(n)
 	if err != nil && s.e.cfg.Budget.everSends(n) {
 		return rdserr.ErrWouldBlock
@@ -147,7 +147,7 @@ func (s *Socket) AdmitAll(d *Dest, t Train) error {
 	if err := s.sendable(d, t); err != nil {
 		return err
 	}
-	return s.afford(t.PayloadBytes())
+	return s.afford(size(t.PayloadBytes(), t.msgCount()))
 }
 
 // sendable is what Admit asks of the train itself.
@@ -189,12 +189,12 @@ func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t Train, cookie uint32
 	e, f := s.e, d.f
 	port := f.dst.Port()
 	m := e.newMsg()
+	m.Bytes = uint32(t.PayloadBytes())
 	if t.Count == 1 {
 		m.Payload, _ = t.oneDatagram()
 	} else {
 		m.Payload, m.Count, m.Table = t.Body, uint16(t.Count), t.Table
 	}
-	m.Bytes = uint32(t.PayloadBytes())
 	m.Cookie, m.Tag, m.Report, m.DPort, m.Cell = cookie, tag, want, port, cell
 	s.charge(f, m)
 	switch {
@@ -206,6 +206,14 @@ func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t Train, cookie uint32
 	default:
 		s.dispatch(now, f, m)
 	}
+}
+
+// msgCount is conn.Msg.Count of the message that carries it.
+func (t Train) msgCount() int {
+	if t.Count == 1 {
+		return 0
+	}
+	return t.Count
 }
 
 func (t Train) oneDatagram() ([]byte, bool) {

@@ -111,7 +111,7 @@ func (s *Socket) place(pe *Peer, p *conn.Path, seq uint64, sport uint16, t wire.
 // affordable tests the memory budget for a message of count datagrams.
 func (s *Socket) affordable(cost, count int) bool {
 	e := s.e
-	if e.cfg.Budget.fits(cost) {
+	if e.cfg.Budget.fits(cost) && s.opt.Account.Fits(int64(cost)) {
 		return true
 	}
 	e.ctr.MemoryRefused += uint64(count)
@@ -120,12 +120,18 @@ func (s *Socket) affordable(cost, count int) bool {
 	return false
 }
 
+// hold takes n bytes of memory for what was received; with a negative n it gives back.
+func (s *Socket) hold(n int) {
+	s.e.cfg.Budget.held.Add(int64(n))
+	s.opt.Account.Hold(int64(n))
+}
+
 // placed takes into the accounts what was placed.
 func (s *Socket) placed(pe *Peer, bytes, cost, count int) {
 	s.unread += count
 	s.queued += bytes
 	s.mem += cost
-	s.e.cfg.Budget.held.Add(int64(cost))
+	s.hold(cost)
 	pe.ctr.RecvQueued += uint64(count)
 	pe.ctr.RecvBytesAdded += uint64(bytes)
 	if s.queued > s.opt.RcvBufBytes {
@@ -139,7 +145,7 @@ func (s *Socket) taken(count, bytes, cost int) {
 	s.unread -= count
 	s.queued -= bytes
 	s.mem -= cost
-	e.cfg.Budget.held.Add(-int64(cost))
+	s.hold(-cost)
 	s.Stats.Received += uint64(count)
 	s.Stats.ReceivedBytes += uint64(bytes)
 	e.ctr.RecvDelivered += uint64(count)

@@ -29,11 +29,14 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 	}
 	pe := f.pe
 	limit := min(s.opt.SndBufBytes, wire.MaxDatagram)
-	room := e.cfg.Budget.sendRoom()
+	room := e.cfg.Budget.sendRoom() // for each of them in a message of its own
+	if !s.opt.Account.Fits(int64(len(payload) + len(lengths)*msgBytes)) {
+		return 0
+	}
 	bytes := 0
 	for ; n < len(lengths); n++ {
 		l := int(lengths[n])
-		if l > limit || s.used+bytes >= s.opt.SndBufBytes || s.undecided+n >= e.cfg.MaxUndecided || s.outcomesN >= e.cfg.MaxOutcomes || bytes+l > room {
+		if l > limit || s.used+bytes >= s.opt.SndBufBytes || s.undecided+n >= e.cfg.MaxUndecided || s.outcomesN >= e.cfg.MaxOutcomes || bytes+l+(n+1)*msgBytes > room {
 			break
 		}
 		bytes += l
@@ -54,7 +57,7 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 	s.undecided += n
 	s.epochs[len(s.epochs)-1].n += n
 	s.Stats.Accepted += uint64(n)
-	e.cfg.Budget.sending.Add(int64(bytes))
+	s.spend(run.size)
 	e.ctr.SendQueued += uint64(n)
 	e.ctr.CopyFromUser += uint64(bytes)
 	pe.c.EnqueueChain(now, run.head)
@@ -66,6 +69,7 @@ type sendRun struct {
 	s          *Socket
 	f          *flow
 	head, tail *conn.Msg
+	size       int // of the messages
 	tag        uint64
 	port       uint16
 	want       bool
@@ -119,7 +123,10 @@ func (r *sendRun) add(body []byte, count int, table bool, bytes int) {
 	s := r.s
 	m := s.e.newMsg()
 	m.Owner, m.SPort, m.DPort = &r.f.out, s.port, r.port
-	m.Payload, m.Count, m.Table, m.Bytes = body, uint16(count), table, uint32(bytes)
+	if m.Payload, m.Table, m.Bytes = body, table, uint32(bytes); count > 1 {
+		m.Count = uint16(count)
+	}
+	r.size += size(bytes, int(m.Count))
 	m.Tag, m.Epoch = r.tag, s.epoch0+uint32(len(s.epochs))-1
 	s.used += bytes
 	m.Report = r.want

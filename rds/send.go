@@ -84,7 +84,7 @@ func (s *Socket) admit(f *flow, n int) error {
 	if f.pe.Congested(f.dst.Port()) {
 		return rdserr.ErrCongested
 	}
-	return s.afford(n)
+	return s.afford(size(n, 0))
 }
 
 // room tests the send buffer.
@@ -101,10 +101,35 @@ func (s *Socket) room() error {
 	return nil
 }
 
-// afford tests the memory budget. What is refused now and may fit later is waited for.
+// msgBytes is what an accepted datagram takes beside its payload, in bytes: what
+// carries it here and at its client's end. partBytes is that of one in a train,
+// which may have to be split, so that it is the same whether it was.
+const (
+	msgBytes  = 192
+	partBytes = 128
+)
+
+// outcomeBytes is what a run of outcomes takes until it is fetched.
+const outcomeBytes = 48
+
+// spend takes n bytes of memory for sending; with a negative n it gives back.
+func (s *Socket) spend(n int) {
+	s.e.cfg.Budget.sending.Add(int64(n))
+	s.opt.Account.Hold(int64(n))
+}
+
+// size is what a message of so many bytes takes. count is that of conn.Msg.
+func size(bytes, count int) int {
+	if count == 0 {
+		return bytes + msgBytes
+	}
+	return bytes + count*partBytes
+}
+
+// afford tests the memory budget for a message that takes n bytes. What is refused now and may fit later is waited for.
 func (s *Socket) afford(n int) error {
 	e := s.e
-	if b := e.cfg.Budget; n > b.sendRoom() {
+	if b := e.cfg.Budget; n > b.sendRoom() || !s.opt.Account.Fits(int64(n)) {
 		b.Refused.Add(1)
 		if b.everSends(n) {
 			s.parch(n)
@@ -131,7 +156,7 @@ func (s *Socket) charge(f *flow, m *conn.Msg) {
 	s.used += n
 	s.undecided += k
 	s.Stats.Accepted += uint64(k)
-	e.cfg.Budget.sending.Add(int64(n))
+	s.spend(size(n, int(m.Count)))
 	e.ctr.SendQueued += uint64(k)
 	e.ctr.CopyFromUser += uint64(n)
 	m.Kind = conn.MsgData
@@ -202,7 +227,7 @@ func (s *Socket) completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 	}
 	s.used -= n
 	s.undecided -= k
-	e.cfg.Budget.sending.Add(-int64(n))
+	s.spend(-size(n, int(m.Count)))
 	switch o {
 	case conn.Delivered:
 		s.Stats.Delivered += uint64(k)
@@ -255,6 +280,7 @@ func (s *Socket) outcome(tag uint64, count int, o conn.Outcome, why conn.Why) {
 			return
 		}
 	}
+	s.spend(outcomeBytes)
 	s.outcomes = append(s.outcomes, OutcomeRun{tag, uint32(count), o, why})
 	s.news(EvOutcomes)
 }
@@ -262,6 +288,7 @@ func (s *Socket) outcome(tag uint64, count int, o conn.Outcome, why conn.Why) {
 // Outcomes appends the outcomes reported since the last call to l.
 func (s *Socket) Outcomes(l []OutcomeRun) []OutcomeRun {
 	l = append(l, s.outcomes...)
+	s.spend(-outcomeBytes * len(s.outcomes))
 	s.outcomes = s.outcomes[:0]
 	if s.outcomesN > 0 {
 		s.outcomesN = 0

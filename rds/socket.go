@@ -9,6 +9,7 @@ import (
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/internal/mutant"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -20,6 +21,9 @@ type SocketOptions struct {
 	UID, PID    uint32
 	Label       string
 	Data        any // the shell's
+	// Account is what the socket's datagrams are held in the name of, beside the
+	// Budget; nil: nobody's.
+	Account *quota.Account
 	// Sink, when not nil, takes what is received and the outcomes; Recv, RecvRun,
 	// Peek and Outcomes then have nothing. Sends go through Post.
 	Sink Sink
@@ -277,7 +281,7 @@ func (s *Socket) Close(now time.Duration) {
 	}
 	s.endSlab()
 	if !mutant.On(mutant.LeakBudget) {
-		e.cfg.Budget.held.Add(-int64(s.mem))
+		s.hold(-s.mem)
 	}
 	s.mem, s.queued = 0, 0
 	if s.congested {
@@ -288,6 +292,7 @@ func (s *Socket) Close(now time.Duration) {
 	s.fed()
 	s.quench()
 	e.roomAgain()
+	s.spend(-outcomeBytes * len(s.outcomes))
 	s.outcomes, s.sends, s.changes = nil, nil, nil
 	e.settle(now)
 	if s.opt.Sink != nil {

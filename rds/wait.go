@@ -123,7 +123,7 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 // passes reports whether a send of n bytes that was refused with err, for want
 // of buffer or memory, is lined up: what frees either runs those that are.
 func (s *Socket) passes(err error, n int) bool {
-	return err == rdserr.ErrWouldBlock || errors.Is(err, rdserr.ErrNoMemory) && s.e.cfg.Budget.everSends(n)
+	return err == rdserr.ErrWouldBlock || errors.Is(err, rdserr.ErrNoMemory) && s.e.cfg.Budget.everSends(n+msgBytes)
 }
 
 // block lets f await its port.

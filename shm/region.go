@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/bits"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"unsafe"
 
@@ -78,8 +79,10 @@ type Region struct {
 	FD    int    // of the memfd; -1 when it was closed or belongs to the caller
 	Inode uint64 // of the memfd
 
-	mem  []byte // the mapping
-	base unsafe.Pointer
+	mapping sync.Mutex // held by who changes the mapping, or lets pages of it go
+	private bool       // guarded by mapping; evacuated
+	mem     []byte     // the mapping
+	base    unsafe.Pointer
 
 	flows, flowStates, sends, events, recvs, releases unsafe.Pointer
 	sendArena, recvArena                              []byte
@@ -205,6 +208,8 @@ type Body struct {
 // the memfd is closed; a thread that is reading or writing there goes on
 // undisturbed. Like Close it is nothing for a reactor, nor for the holder of a lock.
 func (r *Region) Evacuate(needed []Body) error {
+	r.mapping.Lock()
+	defer r.mapping.Unlock()
 	size := uintptr(len(r.mem))
 	p, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
@@ -223,8 +228,20 @@ func (r *Region) Evacuate(needed []Body) error {
 		unix.MunmapPtr(p, size)
 		return fmt.Errorf("shm: moving a dead client's memory: %w", e)
 	}
+	r.private = true
 	r.closeFD()
 	return nil
+}
+
+// Forget lets go of the pages that this process has touched: what they hold
+// stays in the memfd, and to touch one again costs a fault. It is nothing for a
+// reactor, nor for the holder of a lock.
+func (r *Region) Forget() {
+	r.mapping.Lock()
+	defer r.mapping.Unlock()
+	if r.mem != nil && !r.private {
+		r.thin()
+	}
 }
 
 // thinStep bounds what one system call takes out of the page tables, and so how
@@ -243,6 +260,8 @@ func (r *Region) thin() {
 // Close unmaps the region and closes its memfd. Nothing in it may be used any
 // more. Calling it again does nothing.
 func (r *Region) Close() error {
+	r.mapping.Lock()
+	defer r.mapping.Unlock()
 	var err error
 	if r.mem != nil {
 		r.thin()

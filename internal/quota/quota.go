@@ -205,6 +205,20 @@ func (a *Account) Grow(k Kind, size int64) {
 // Give gives back what Take or Grow took.
 func (a *Account) Give(k Kind, size int64) { a.Grow(k, -size) }
 
+// Hold notes n bytes more, or with a negative n less, that are counted elsewhere
+// and held for the account's holder.
+func (a *Account) Hold(n int64) {
+	if a != nil {
+		a.used.Add(n)
+	}
+}
+
+// Fits reports whether n bytes more, to be counted elsewhere, are within the
+// holder's share of what is free.
+func (a *Account) Fits(n int64) bool {
+	return a == nil || a.used.Load()+n <= alpha*(a.node.limit-a.node.Used()-n)
+}
+
 // Tight reports whether the account would be refused size bytes of kind k. It
 // takes nothing and counts nothing.
 func (a *Account) Tight(k Kind, size int64) bool {

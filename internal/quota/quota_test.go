@@ -84,6 +84,29 @@ func TestCountedElsewhere(t *testing.T) {
 	}
 }
 
+func TestHeldElsewhere(t *testing.T) {
+	other := int64(0)
+	n := New(64*mib, func() int64 { return other })
+	a, b := n.Account(User(1)), n.Account(User(2))
+	for a.Fits(mib) {
+		a.Hold(mib)
+		other += mib
+	}
+	if other != 48*mib || a.Used() != other || n.Used() != other {
+		t.Errorf("one alone holds %d MiB of 64 elsewhere, its account says %d", other/mib, a.Used()/mib)
+	}
+	if !b.Fits(mib) || b.Fits(16*mib) {
+		t.Error("another one has not its share of the rest")
+	}
+	a.Hold(-other)
+	if other = 0; a.Used() != 0 || !a.Fits(mib) {
+		t.Error("what was given back is still held")
+	}
+	if (*Account)(nil).Hold(mib); !(*Account)(nil).Fits(1 << 60) {
+		t.Error("a nil account has a share")
+	}
+}
+
 func TestClosedAccount(t *testing.T) {
 	n := New(64*mib, nil)
 	a, same := n.Account(User(1)), n.Account(User(1))

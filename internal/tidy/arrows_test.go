@@ -51,8 +51,8 @@ var arrows = []struct {
 
 	// The protocol core. It names no concrete transport, and conn nothing of RDS.
 	{"conn", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant"}},
-	// rds places frames, which are transport's.
-	{"rds", []string{"conn", "cong", "transport", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant"}},
+	// rds places frames, which are transport's, and charges who its sockets belong to.
+	{"rds", []string{"conn", "cong", "transport", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant", "internal/quota"}},
 	{"rtrs", []string{"transport", "wire", "rdserr", "internal/mutant"}},
 	{"blk", []string{"rdserr"}},
 	{"blk/blktest", []string{"blk", "rdserr"}},

@@ -1,0 +1,53 @@
+package memtest
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+)
+
+// TestEmptyDatagrams: sockets that send datagrams without payload to a peer that
+// is not there. Their headers are memory too.
+func TestEmptyDatagrams(t *testing.T) {
+	for _, fe := range []rdsd.FrontEnd{rdsd.Rings, rdsd.GRPC} {
+		t.Run(fe.String(), func(t *testing.T) {
+			d := start(t)
+			watchMemory(t, d, limit)
+			c := d.Dial(rdsd.WithFrontEnd(fe))
+			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+			defer cancel()
+			var wg sync.WaitGroup
+			for i := range 20 {
+				s, err := c.Bind(ctx, d.AddrPort(0))
+				if err != nil {
+					t.Logf("socket %d: %v", i, err)
+					break
+				}
+				wg.Go(func() {
+					for k := range 60_000 {
+						to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 9, byte(i)}), 4000+uint16(k%7))
+						if err := s.TrySend(to, nil); err != nil {
+							if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.ENOMEM) || errors.Is(err, unix.ENOBUFS) {
+								return
+							}
+							if !strings.Contains(err.Error(), "closed") {
+								t.Errorf("socket %d, datagram %d: %v", i, k, err)
+							}
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			works(t, d, rdsd.Rings)
+		})
+	}
+}

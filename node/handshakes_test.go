@@ -1,0 +1,93 @@
+package node
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/transport"
+)
+
+// silentLink is a link of somebody who says nothing.
+type silentLink struct {
+	transport.Link
+	remote netip.AddrPort
+	closed bool
+}
+
+func (l *silentLink) RemoteAddr() netip.AddrPort { return l.remote }
+func (l *silentLink) Close(bool)                 { l.closed = true }
+
+func TestHandshakeSlots(t *testing.T) {
+	memory := quota.New(64<<20, nil)
+	var h handshakes
+	links := map[string]*silentLink{}
+	begin := func(name, addr string) *handshake {
+		t.Helper()
+		l := &silentLink{remote: netip.MustParseAddrPort(addr)}
+		links[name] = l
+		x, err := h.begin(l, 16, memory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	closed := func(want bool, names ...string) {
+		t.Helper()
+		for _, n := range names {
+			if links[n].closed != want {
+				t.Errorf("%s closed: %v", n, links[n].closed)
+			}
+		}
+	}
+	first := begin("first", "10.0.0.1:1000")
+	// A stranger on this machine, from as many addresses as it likes, holds a
+	// quarter of the slots; its oldest make room for its newest.
+	for i := range 40 {
+		begin(fmt.Sprint("local", i), fmt.Sprintf("127.0.%d.1:%d", i, 2000+i))
+	}
+	closed(true, "local0", "local35")
+	closed(false, "first", "local36", "local39")
+	if b := h.budget(16); b.used != 5 || b.refused != 36 || b.limit != 16 {
+		t.Errorf("the slots are %+v", b)
+	}
+	// The same from a network of IPv6, and a machine of IPv4.
+	for i := range 10 {
+		begin(fmt.Sprint("six", i), fmt.Sprintf("[2001:db8::%d]:1", i+1))
+		begin(fmt.Sprint("four", i), fmt.Sprintf("10.0.0.9:%d", i+1))
+	}
+	closed(true, "six0", "six5", "four5")
+	closed(false, "six6", "four6", "first", "local36")
+	// Who comes when all are taken takes the place of the oldest of all.
+	for i := range 3 {
+		begin(fmt.Sprint("other", i), fmt.Sprintf("10.1.0.%d:1", i))
+	}
+	closed(false, "first")
+	begin("last", "10.2.0.1:1")
+	closed(true, "first")
+	closed(false, "local36", "last")
+	h.end(first) // again
+	if b := h.budget(16); b.used != 16 {
+		t.Errorf("the slots are %+v", b)
+	}
+	for x := h.order.Front(); x != nil; x = h.order.Front() {
+		h.end(x.Value.(*handshake))
+	}
+	h.end(nil)
+	if len(h.bySource) != 0 || memory.Used() != 0 || len(memory.Holders()) != 0 {
+		t.Errorf("%v, %d bytes and %v are left", h.bySource, memory.Used(), memory.Holders())
+	}
+}
+
+func TestHandshakeWithoutMemory(t *testing.T) {
+	memory := quota.New(64<<20, nil)
+	memory.Account(quota.Holder{}).Grow(quota.Peers, 64<<20)
+	var h handshakes
+	if _, err := h.begin(&silentLink{remote: netip.MustParseAddrPort("10.0.0.1:1")}, 16, memory); err == nil {
+		t.Error("a slot that memory has no room for was given")
+	}
+	if b := h.budget(16); b.used != 0 || b.refused != 1 {
+		t.Errorf("the slots are %+v", b)
+	}
+}

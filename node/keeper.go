@@ -1,0 +1,153 @@
+package node
+
+import (
+	"bytes"
+	"math"
+	"os"
+	"runtime/debug"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/quota"
+)
+
+// limits.memory_bytes is about the process: its resident memory stays below it
+// and memorySlack. What is charged stays below the limit by itself; two things
+// are not that, and the keeper looks after them a few times a second:
+//
+//   - Garbage. The collector may leave as much as the slack has room for, beside
+//     the program's own pages and the memory that is not Go's.
+//   - Pages of regions that the daemon has touched. They are its clients'; to
+//     touch one again costs a fault and no more. When memory is short they are let
+//     go, of all regions.
+
+const (
+	memorySlack = 64 << 20
+	// memoryReserve is what of the slack is kept for what happens between two looks.
+	memoryReserve = 16 << 20
+	// gcPercent: the daemon's live heap is small (queues are mostly empty), so
+	// that the collector's default of 100 makes it run for every few megabytes.
+	// At 400 it takes a tenth of the time it took.
+	gcPercent = 400
+
+	keepEvery = 100 * time.Millisecond
+	keepIdle  = time.Second // when nothing changes
+	// limitStep is by how much the collector's limit has to be off before it is
+	// set: setting it stops the world for a moment.
+	limitStep = 2 << 20
+)
+
+// tuned is the limits.memory_bytes for which TuneMemory set the collector's
+// limit; 0: it did not. whole says that the process is a daemon and nothing else.
+var (
+	tuned atomic.Int64
+	whole atomic.Bool
+)
+
+// TuneMemory sets the collector of this process for a daemon with this
+// configuration. It is for programs that are a daemon and nothing else: it
+// changes the whole process. GOGC and GOMEMLIMIT of the environment win.
+func TuneMemory(c *Config) {
+	whole.Store(true)
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(gcPercent)
+	}
+	if os.Getenv("GOMEMLIMIT") == "" {
+		tuned.Store(int64(c.Limits.MemoryBytes))
+		debug.SetMemoryLimit(goLimit(int64(c.Limits.MemoryBytes), 0))
+	}
+}
+
+// goLimit is what Go may take of the process when foreign bytes of it are not Go's.
+func goLimit(limit, foreign int64) int64 {
+	return max(limit+memorySlack-memoryReserve-foreign, 16<<20)
+}
+
+// keeper looks after the memory of the process.
+type keeper struct {
+	node    *Node
+	page    int64
+	own     *quota.Account // the node's
+	regions int64          // charged to own for pages of regions
+	goLimit int64          // as last set
+	file    *os.File
+	buf     [128]byte
+}
+
+// keep runs until stop is closed.
+func (n *Node) keep(stop <-chan struct{}) {
+	f, err := os.Open("/proc/self/statm")
+	if err != nil {
+		n.log.Error("the process's memory cannot be read", "error", err)
+		return
+	}
+	defer f.Close()
+	k := &keeper{node: n, page: int64(os.Getpagesize()), own: n.memory.Account(quota.Holder{}), file: f}
+	defer k.own.Close()
+	t := time.NewTimer(keepEvery)
+	defer t.Stop()
+	last := int64(math.MaxInt64)
+	for {
+		select {
+		case <-stop:
+			k.own.Give(quota.Regions, k.regions)
+			return
+		case <-t.C:
+		}
+		resident := k.look()
+		wait := keepIdle
+		if d := resident - last; d > limitStep || d < -limitStep || resident > n.memory.Limit()/2 {
+			wait = keepEvery
+		}
+		last = resident
+		n.grpc.calls.sweep(time.Now())
+		t.Reset(wait)
+	}
+}
+
+// look reads how much is resident, and does what that asks for.
+func (k *keeper) look() (resident int64) {
+	resident, shared, ok := k.read()
+	if !ok || !whole.Load() {
+		return 0 // of several nodes in one process none can tell what is its own
+	}
+	n := k.node
+	regions := max(shared-programPages, 0)
+	k.own.Grow(quota.Regions, regions-k.regions)
+	k.regions = regions
+	chunks := n.memory.Kinds()[quota.Chunks].Used
+	if tuned.Load() > 0 {
+		if l := goLimit(tuned.Load(), shared+chunks); l-k.goLimit > limitStep || k.goLimit-l > limitStep {
+			k.goLimit = l
+			debug.SetMemoryLimit(l)
+		}
+	}
+	// Pages of regions are let go before anybody is refused for want of them.
+	if regions > limitStep && (n.memory.Used() > n.memory.Limit()/8*7 || resident > n.memory.Limit()+memorySlack-memoryReserve) {
+		n.local.forgetPages()
+		if _, shared, ok := k.read(); ok {
+			regions = max(shared-programPages, 0)
+			k.own.Grow(quota.Regions, regions-k.regions)
+			k.regions = regions
+			n.count.RegionsForgotten.Add(1)
+		}
+	}
+	return resident
+}
+
+// programPages is about what the program's own file takes.
+const programPages = 24 << 20
+
+// read tells what of the process is resident, and what of that is shared with
+// files or other processes.
+func (k *keeper) read() (resident, shared int64, ok bool) {
+	n, _ := k.file.ReadAt(k.buf[:], 0)
+	f := bytes.Fields(k.buf[:n])
+	if len(f) < 3 {
+		return 0, 0, false
+	}
+	r, err := strconv.ParseInt(string(f[1]), 10, 64)
+	s, err2 := strconv.ParseInt(string(f[2]), 10, 64)
+	return r * k.page, s * k.page, err == nil && err2 == nil
+}
