@@ -64,7 +64,7 @@ func (l loopClient) Dial(p *ClientPath, conn int, req []byte)          {}
 func (l loopClient) Hang(p *ClientPath)                                {}
 func (l loopClient) Post(p *ClientPath, conn int, op *transport.Op)    { l.toServer.put(conn, op) }
 func (l loopClient) Register(p *ClientPath, b []byte) (uint32, uint64) { return l.register(0, b, 0) }
-func (l loopClient) Revoke(p *ClientPath, key uint32) bool             { return true }
+func (l loopClient) Take(p *ClientPath, key uint32) (int, bool)        { return 1 << 30, true }
 func (l loopClient) Up()                                               { l.c.Resume(0) }
 func (l loopClient) Down()                                             {}
 func (l loopClient) Done(r *Req)                                       { l.loop.done++; l.loop.bad += btoi(r.Err != nil) }
@@ -136,7 +136,7 @@ func (l *loop) hop(h *hop, side int) {
 	case h.op.Kind == transport.OpSend || h.op.Kind == transport.OpSendImm:
 		err = l.cp.Received(0, h.conn, b, h.op.Imm, h.op.Kind == transport.OpSendImm)
 	case h.op.Kind == transport.OpSendInval:
-		err = l.cp.Invalidated(0, h.conn, h.op.Key)
+		err = l.cp.Invalidated(0, h.conn, h.op.Key, 1<<30)
 	}
 	if err != nil {
 		panic(err)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/mutant"
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -159,10 +160,10 @@ func (p *ClientPath) Written(now time.Duration, conn int, key uint32, addr uint6
 }
 
 // Invalidated: see Written.
-func (p *ClientPath) Invalidated(now time.Duration, conn int, key uint32) error {
+func (p *ClientPath) Invalidated(now time.Duration, conn int, key uint32, filled int) error {
 	p.c.enter(now)
 	if p.alive(conn) {
-		p.cons[conn].key = key
+		p.cons[conn].key, p.cons[conn].filled = key, filled
 	}
 	p.c.leave()
 	return nil
@@ -211,30 +212,43 @@ func (p *ClientPath) answered(conn int, i wire.RTRSImm, k *wire.RTRSRKeyRsp) err
 	if k != nil {
 		p.descs[permit].Key = k.Key
 	}
-	if r.hasKey && !p.revoke(r) {
-		return p.violation(fmt.Errorf("%w: memory of a request is being written after its answer", ErrProtocol))
+	var err error
+	if errno != 0 {
+		err = answered(errno)
+	}
+	if r.hasKey {
+		filled, idle := p.revoke(r)
+		switch {
+		case !idle:
+			return p.violation(fmt.Errorf("%w: memory of a request is being written after its answer", ErrProtocol))
+		case err == nil && filled < len(r.Data):
+			// What is there besides is of another request, perhaps of another volume
+			// and another user of it.
+			err = rdserr.With(ErrShortRead, "a read of %d bytes was answered with %d", len(r.Data), filled)
+			c.event(Event{Kind: EventViolation, Client: p, Err: err})
+		}
 	}
 	p.told = p.told && p.flight.first != r // the next one is told of anew
 	p.flight.remove(r)
 	p.cons[conn].flight--
 	c.slots[permit] = nil
 	c.free = append(c.free, permit)
-	var err error
-	if errno != 0 {
-		err = answered(errno)
-	}
 	c.finish(r, err)
 	return nil
 }
 
-// revoke ends the key of r's memory, if the server has not.
-func (p *ClientPath) revoke(r *Req) bool {
+// revoke ends the key of r's memory, if the server has not, and tells how much the
+// server has written there.
+func (p *ClientPath) revoke(r *Req) (filled int, idle bool) {
 	r.hasKey = false
 	if con := &p.cons[r.con]; con.key == r.key {
 		con.key = 0
-		return true
+		return con.filled, true
 	}
-	return mutant.On(mutant.RTRSReadKey) || p.c.env.Revoke(p, r.key)
+	if mutant.On(mutant.RTRSReadKey) {
+		return len(r.Data), true
+	}
+	return p.c.env.Take(p, r.key)
 }
 
 // message: a send without an immediate.

@@ -48,6 +48,7 @@ type clientCon struct {
 	flight int           // requests that are to be answered on it
 	asked  time.Duration // when a heartbeat was sent on it that is not answered, 0: none
 	key    uint32        // that the server revoked last
+	filled int           // so much of its memory was written
 }
 
 // PathInfo describes a path.

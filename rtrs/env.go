@@ -29,10 +29,10 @@ type ClientEnv interface {
 	// Post posts to connection conn of p. The links posted to are flushed when
 	// the call into the Client, or the turn it is part of, is over.
 	Post(p *ClientPath, conn int, op *transport.Op)
-	// Register and Revoke are those of p's transport.Domain. After Gone a new
+	// Register and Take are those of p's transport.Domain. After Gone a new
 	// life of p may have another domain.
 	Register(p *ClientPath, b []byte) (key uint32, addr uint64)
-	Revoke(p *ClientPath, key uint32) (idle bool)
+	Take(p *ClientPath, key uint32) (filled int, idle bool)
 
 	// Up: the first path is connected, or all were lost and one is back. The
 	// server may have forgotten what was opened: only requests with Admin are

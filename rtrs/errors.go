@@ -13,6 +13,7 @@ var (
 	ErrClosed    = &rdserr.Error{Errno: syscall.ESHUTDOWN, Name: "closed", Text: "the session is closed"}
 	ErrReplaced  = &rdserr.Error{Errno: syscall.ESTALE, Name: "replaced", Text: "another session of this name from this node took its place"}
 	ErrTooLarge  = &rdserr.Error{Errno: syscall.EMSGSIZE, Name: "too-large", Text: "the request is larger than the session's largest I/O"}
+	ErrShortRead = &rdserr.Error{Errno: syscall.EIO, Name: "short-read", Text: "the server answered a read without having written all of it"}
 	ErrTooMany   = &rdserr.Error{Errno: syscall.EMFILE, Name: "too-many", Text: "a session has at most 128 paths"}
 	ErrExists    = &rdserr.Error{Errno: syscall.EEXIST, Name: "exists", Text: "the session has a path between these addresses"}
 	ErrState     = &rdserr.Error{Errno: syscall.EALREADY, Name: "state", Text: "the path is in that state already, or removed"}

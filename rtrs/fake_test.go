@@ -39,7 +39,8 @@ type fakeClient struct {
 	events []Event
 	keys   map[uint32][]byte
 	next   uint32
-	busy   bool // Revoke finds a write under way
+	busy   bool // Take finds a write under way
+	short  int  // so many bytes of each read have not been written
 	onUp   func()
 	onDone func(r *Req)
 }
@@ -62,9 +63,10 @@ func (f *fakeClient) Register(p *ClientPath, b []byte) (uint32, uint64) {
 	f.keys[f.next] = b
 	return f.next, 0x1000 * uint64(f.next)
 }
-func (f *fakeClient) Revoke(p *ClientPath, key uint32) bool {
+func (f *fakeClient) Take(p *ClientPath, key uint32) (int, bool) {
+	n := len(f.keys[key]) - f.short
 	delete(f.keys, key)
-	return !f.busy
+	return n, !f.busy
 }
 func (f *fakeClient) Up() {
 	f.ups++

@@ -141,7 +141,7 @@ func serverWorld(t testing.TB, b []byte) {
 			q.Written(f.now, int(op>>4)%3, key, addr, n, id<<26|off|uint32(p.byte()%10)<<28)
 		case 8:
 			if q != nil {
-				q.Invalidated(f.now, 0, p.u32())
+				q.Invalidated(f.now, 0, p.u32(), int(p.u32()))
 			}
 		case 9:
 			if q != nil && op&64 != 0 {
@@ -256,7 +256,7 @@ func clientWorld(t testing.TB, b []byte) {
 			q.Received(f.now, int(op>>4)%2, p.bytes(wire.RTRSRKeyRsp{BufID: uint16(id), Key: 5}.Append(nil)), uint32(i), true)
 		case 9:
 			q.Written(f.now, int(op>>4)%3, 0, 0, 0, p.u32())
-			q.Invalidated(f.now, int(op>>4)%3, p.u32()%20)
+			q.Invalidated(f.now, int(op>>4)%3, p.u32()%20, int(p.u32()%8192))
 		case 10:
 			r := &Req{Op: Op(op >> 7), Admin: op&64 != 0, Data: make([]byte, int(p.u16())%513), Usr: make([]byte, p.byte())}
 			if f.c.Submit(f.now, r) == nil {

@@ -127,7 +127,7 @@ func TestKernelServer(t *testing.T) {
 				t.Fatal("the memory has no key")
 			}
 			delete(f.keys, r.key)
-			if err := p.Invalidated(0, conn, r.key); err != nil {
+			if err := p.Invalidated(0, conn, r.key, int(data)); err != nil {
 				t.Fatal(err)
 			}
 		}

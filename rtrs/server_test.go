@@ -308,7 +308,7 @@ func TestServerViolations(t *testing.T) {
 			return put(w, 1, w.ds[1].Key, w.ds[1].Addr, 12)
 		},
 		"still writing": func(w world) error { w.f.busy = true; return w.f.put(w.p, 1, w.ds, 1, Write, nil) },
-		"revokes":       func(w world) error { return w.p.Invalidated(0, 1, 5) },
+		"revokes":       func(w world) error { return w.p.Invalidated(0, 1, 5, 0) },
 		"send with an immediate": func(w world) error {
 			return w.p.Received(0, 0, make([]byte, 8), 1, true)
 		},

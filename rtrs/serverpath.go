@@ -211,7 +211,7 @@ func (p *ServerPath) alive(conn int) bool {
 }
 
 // Invalidated: no client of ours or a kernel's does that.
-func (p *ServerPath) Invalidated(now time.Duration, conn int, key uint32) (err error) {
+func (p *ServerPath) Invalidated(now time.Duration, conn int, key uint32, _ int) (err error) {
 	p.s.enter(now)
 	if p.alive(conn) {
 		err = p.violation(fmt.Errorf("%w: a client revoked a key of the server", ErrProtocol))

@@ -232,7 +232,7 @@ func (n *simClient) Post(p *ClientPath, conn int, op *transport.Op) {
 func (n *simClient) Register(p *ClientPath, b []byte) (uint32, uint64) {
 	return p.Ctx.(*life).dom.register(b, 0)
 }
-func (n *simClient) Revoke(p *ClientPath, key uint32) bool { return p.Ctx.(*life).dom.revoke(key) }
+func (n *simClient) Take(p *ClientPath, key uint32) (int, bool) { return p.Ctx.(*life).dom.take(key) }
 
 func (n *simClient) Up() {
 	if n.up {

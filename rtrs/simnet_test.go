@@ -153,7 +153,7 @@ type end struct {
 type endHandler interface {
 	written(key uint32, addr uint64, n int, imm uint32) error
 	received(data []byte, imm uint32, hasImm bool) error
-	invalidated(key uint32) error
+	invalidated(key uint32, filled int) error
 	ended(err error)
 }
 
@@ -254,6 +254,7 @@ func (e *end) deliver() {
 			}
 		}
 		copy(dst, m.bytes)
+		p.dom.wrote(m)
 		p.arrived(m)
 		done()
 	default:
@@ -276,6 +277,7 @@ func (e *end) rest(dst []byte, half int, done func()) {
 	}
 	m := &e.pipe[0]
 	copy(dst[half:], m.bytes[half:])
+	e.peer.dom.wrote(m)
 	e.peer.release()
 	e.peer.arrived(m)
 	done()
@@ -296,10 +298,11 @@ func (e *end) arrived(m *message) {
 	case transport.OpSend, transport.OpSendImm:
 		err = e.h.received(m.bytes, m.op.Imm, m.op.Kind == transport.OpSendImm)
 	case transport.OpSendInval:
-		if !e.dom.revoke(m.op.Key) {
+		filled, idle := e.dom.take(m.op.Key)
+		if !idle {
 			e.w.fail("the peer revokes a key while it writes with it")
 		}
-		err = e.h.invalidated(m.op.Key)
+		err = e.h.invalidated(m.op.Key, filled)
 	}
 	if err != nil {
 		e.end(err)
@@ -350,6 +353,7 @@ type region struct {
 	b    []byte
 	addr uint64
 	busy int
+	full int // bytes from the first one on that were written
 }
 
 func newDomain(w *world) *domain { return &domain{w, map[uint32]*region{}} }
@@ -370,6 +374,22 @@ func (d *domain) revoke(key uint32) (idle bool) {
 	r := d.regions[key]
 	delete(d.regions, key)
 	return r == nil || r.busy == 0
+}
+
+// wrote counts what a write has placed, if its key is still good.
+func (d *domain) wrote(m *message) {
+	if r := d.regions[m.op.Key]; r != nil && len(m.bytes) > 0 {
+		if off := int(m.op.Addr - r.addr); off <= r.full {
+			r.full = max(r.full, off+len(m.bytes))
+		}
+	}
+}
+
+func (d *domain) take(key uint32) (filled int, idle bool) {
+	if r := d.regions[key]; r != nil {
+		filled = r.full
+	}
+	return filled, d.revoke(key)
 }
 
 // covered: a peer can write the first byte of b. Only for the end of a request.
@@ -401,7 +421,7 @@ type corePath interface {
 	Gone(now time.Duration)
 	Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) error
 	Received(now time.Duration, conn int, data []byte, imm uint32, hasImm bool) error
-	Invalidated(now time.Duration, conn int, key uint32) error
+	Invalidated(now time.Duration, conn int, key uint32, filled int) error
 }
 
 func (l *life) post(conn int, op *transport.Op) {
@@ -466,8 +486,8 @@ func (h *conHandler) received(data []byte, imm uint32, hasImm bool) error {
 	return err
 }
 
-func (h *conHandler) invalidated(key uint32) error {
-	err := h.l.path.Invalidated(h.l.w.now, h.conn, key)
+func (h *conHandler) invalidated(key uint32, filled int) error {
+	err := h.l.path.Invalidated(h.l.w.now, h.conn, key, filled)
 	h.l.after()
 	return err
 }

@@ -57,6 +57,11 @@ type Domain interface {
 	// that is late); close the links and wait for Closed before p is used or
 	// trusted. A key that is unknown, or was revoked already, is idle.
 	Revoke(key uint32) (idle bool)
+	// Take is Revoke of memory that a peer was asked to fill. filled: so many of its
+	// bytes, from the first one on, have been written since it was registered; what
+	// is behind them holds what it held before. Writes count in the order in which
+	// they leave no gap.
+	Take(key uint32) (filled int, idle bool)
 	// Close revokes all keys. The links are to be closed before, by themselves.
 	Close()
 }
@@ -98,9 +103,10 @@ type OneSidedHandler interface {
 	Written(key uint32, addr uint64, n int, imm uint32) error
 	// Received: a send. data is the call's alone, and at most MaxSend bytes.
 	Received(data []byte, imm uint32, hasImm bool) error
-	// Invalidated: the peer has revoked key, which is done before the call.
-	// (A key that is unknown, or in use by a write, ends the link instead.)
-	Invalidated(key uint32) error
+	// Invalidated: the peer has revoked key, which is done before the call; filled
+	// is that of Domain.Take. (A key that is unknown, or in use by a write, ends the
+	// link instead.)
+	Invalidated(key uint32, filled int) error
 	// Closed is called last, once. err is never nil; io.EOF: the peer closed.
 	Closed(err error)
 }

@@ -34,6 +34,7 @@ type region struct {
 	addr  uint64
 	count uint32
 	busy  atomic.Int32 // writes under way
+	full  atomic.Int64 // bytes from the first one on that were written, without a gap
 	dead  atomic.Bool  // revoked while busy: never used again
 }
 
@@ -107,6 +108,7 @@ func (d *Regions) register(p []byte, addr uint64) (key uint32) {
 	}
 	r := d.take()
 	r.p, r.addr, r.count = p, addr, d.count
+	r.full.Store(0)
 	d.table[d.slot(r.count)] = r
 	d.live++
 	return key
@@ -154,6 +156,18 @@ func (d *Regions) Revoke(key uint32) (idle bool) {
 	return d.remove(r)
 }
 
+// Take is Revoke, and tells how much was written.
+func (d *Regions) Take(key uint32) (filled int, idle bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	r := d.find(key)
+	if r == nil {
+		return 0, true
+	}
+	filled = int(r.full.Load())
+	return filled, d.remove(r)
+}
+
 func (d *Regions) remove(r *region) (idle bool) {
 	d.table[d.slot(r.count)] = nil
 	d.live--
@@ -197,19 +211,32 @@ func (d *Regions) begin(t *Tag) (r *region, dst []byte, err error) {
 
 func (r *region) end() { r.busy.Add(-1) }
 
-// invalidate is Revoke as a peer may ask for it.
-func (d *Regions) invalidate(t *Tag) error {
+// wrote counts the write t, all of whose bytes are in their place. A peer that
+// writes one part twice and leaves another out is not credited with both.
+func (r *region) wrote(t *Tag) {
+	off := int64(t.Addr - r.addr)
+	for end := off + int64(t.Len); ; {
+		was := r.full.Load()
+		if off > was || end <= was || r.full.CompareAndSwap(was, end) {
+			return
+		}
+	}
+}
+
+// invalidate is Take as a peer may ask for it.
+func (d *Regions) invalidate(t *Tag) (filled int, err error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := d.find(t.Key)
 	switch {
 	case r == nil:
-		return t.denied("there is no such key (any more)")
+		return 0, t.denied("there is no such key (any more)")
 	case r.busy.Load() > 0: // it stays, so that its owner learns of the write
-		return t.denied("it is writing with that key")
+		return 0, t.denied("it is writing with that key")
 	}
+	filled = int(r.full.Load())
 	d.remove(r)
-	return nil
+	return filled, nil
 }
 
 func (t *Tag) denied(why string) error {

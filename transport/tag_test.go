@@ -173,8 +173,8 @@ func (h *tagLog) Received(data []byte, imm uint32, hasImm bool) error {
 	h.data = append(h.data, data...)
 	return h.call("received")
 }
-func (h *tagLog) Invalidated(key uint32) error { return h.call("invalidated") }
-func (h *tagLog) Closed(err error)             {}
+func (h *tagLog) Invalidated(key uint32, _ int) error { return h.call("invalidated") }
+func (h *tagLog) Closed(err error)                    {}
 
 // TestTagQueueBlocks: what is posted while a block is being written comes
 // behind it, and everything is one stream.

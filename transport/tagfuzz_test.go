@@ -82,7 +82,7 @@ func (w *fuzzWorld) Received(data []byte, imm uint32, has bool) error {
 	}
 	return w.note("received %x %x %v", data, imm, has)
 }
-func (w *fuzzWorld) Invalidated(key uint32) error {
+func (w *fuzzWorld) Invalidated(key uint32, _ int) error {
 	if w.d.find(key) != nil {
 		panic("called before the key was revoked")
 	}

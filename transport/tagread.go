@@ -73,6 +73,7 @@ func (r *TagReader) Filled(n int) error {
 	r.dst = nil
 	if r.region != nil {
 		dead := r.region.dead.Load()
+		r.region.wrote(&r.tag)
 		r.region.end()
 		r.region = nil
 		if dead {
@@ -176,11 +177,12 @@ func (r *TagReader) placed() error {
 func (r *TagReader) sent(data []byte) error {
 	t := &r.tag
 	if t.Kind == OpSendInval {
-		if err := r.domain.invalidate(t); err != nil {
+		filled, err := r.domain.invalidate(t)
+		if err != nil {
 			return err
 		}
 		r.open()
-		if err := r.h.Invalidated(t.Key); err != nil || len(data) == 0 {
+		if err := r.h.Invalidated(t.Key, filled); err != nil || len(data) == 0 {
 			return err
 		}
 	}

@@ -45,6 +45,7 @@ type call struct {
 	n       uint32
 	buf     []byte // cmdRead: where the data goes
 	placed  uint64 // bytes of it that arrived
+	parts   []span // where they lie, in order, without neighbours
 	context uint32 // cmdBlockStatus: the only one to be told of
 	extents []blk.Extent
 	err     error

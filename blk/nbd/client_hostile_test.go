@@ -7,9 +7,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"math/rand/v2"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -235,4 +237,44 @@ func FuzzReplies(f *testing.F) {
 			t.Errorf("extents of %d bytes", sum)
 		}
 	})
+}
+
+// TestClientCover: whatever order the parts of a read come in, each byte comes once.
+func TestClientCover(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		const n = 24
+		k := &call{cmd: cmdRead, off: 512, n: n, buf: make([]byte, n)}
+		var have [n]bool
+		left := n
+		for left > 0 {
+			from := rng.IntN(n)
+			to := from + rng.IntN(min(6, n-from)+1)
+			overlaps := slices.Contains(have[from:to], true)
+			_, err := k.part(uint64(512+from), uint64(to-from))
+			if (err != nil) != overlaps {
+				t.Fatalf("%v, part [%d,%d) of %v: %v", have, from, to, k.parts, err)
+			}
+			if overlaps {
+				continue
+			}
+			for i := from; i < to; i++ {
+				have[i] = true
+				left--
+			}
+			if k.placed != uint64(n-left) {
+				t.Fatalf("%d bytes are placed; want %d", k.placed, n-left)
+			}
+		}
+		if len(k.parts) != 1 || k.parts[0] != (span{0, n}) {
+			t.Fatalf("in the end %v", k.parts)
+		}
+	}
+	k := &call{cmd: cmdRead, n: 4 * maxParts, buf: make([]byte, 4*maxParts)}
+	for i := range maxParts + 1 {
+		_, err := k.part(uint64(2*i), 1)
+		if (err != nil) != (i == maxParts) {
+			t.Fatalf("part %d: %v", i, err)
+		}
+	}
 }

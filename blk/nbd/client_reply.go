@@ -2,9 +2,11 @@ package nbd
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"fmt"
 	"io"
+	"slices"
 	"syscall"
 
 	"github.com/rdsd/rdsd/blk"
@@ -172,8 +174,53 @@ func (k *call) part(off, n uint64) ([]byte, error) {
 	if k.cmd != cmdRead || off < k.off || off-k.off > uint64(k.n) || n > uint64(k.n)-(off-k.off) || n > uint64(k.n)-k.placed {
 		return nil, rdserr.With(rdserr.ErrProtocol, "data at %d, %d bytes, in reply to a request at %d, %d bytes", off, n, k.off, k.n)
 	}
+	if err := k.cover(span{off - k.off, off - k.off + n}); err != nil {
+		return nil, err
+	}
 	k.placed += n
 	return k.buf[off-k.off:][:n], nil
+}
+
+// span is a part of a read, from one byte to before another.
+type span struct{ from, to uint64 }
+
+// maxParts is how many parts of a read may be there before those between them are.
+const maxParts = 1024
+
+// cover notes that s has come. A server that sent a part twice might leave another
+// one out, where the caller's memory holds what it held before.
+func (k *call) cover(s span) error {
+	if s.from == s.to {
+		return nil
+	}
+	i, _ := slices.BinarySearchFunc(k.parts, s.from, func(p span, at uint64) int { return cmp.Compare(p.to, at) })
+	// All before i end before s.from.
+	if i < len(k.parts) && k.parts[i].to == s.from { // right behind that one
+		if i+1 < len(k.parts) && k.parts[i+1].from < s.to {
+			return twice(k, s)
+		}
+		k.parts[i].to = s.to
+		if i+1 < len(k.parts) && k.parts[i+1].from == s.to { // and the gap is closed
+			k.parts[i].to = k.parts[i+1].to
+			k.parts = slices.Delete(k.parts, i+1, i+2)
+		}
+		return nil
+	}
+	switch {
+	case i < len(k.parts) && k.parts[i].from < s.to:
+		return twice(k, s)
+	case i < len(k.parts) && k.parts[i].from == s.to:
+		k.parts[i].from = s.from
+	case len(k.parts) >= maxParts:
+		return rdserr.With(rdserr.ErrProtocol, "a read is answered in more than %d parts with gaps between them", maxParts)
+	default:
+		k.parts = slices.Insert(k.parts, i, s)
+	}
+	return nil
+}
+
+func twice(k *call, s span) error {
+	return rdserr.With(rdserr.ErrProtocol, "data at %d, %d bytes, has come already in part", k.off+s.from, s.to-s.from)
 }
 
 // status takes the extents of a block status; the last one may reach beyond

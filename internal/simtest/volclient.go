@@ -163,7 +163,9 @@ func (e *volClientEnv) Post(p *rtrs.ClientPath, conn int, op *transport.Op) {
 func (e *volClientEnv) Register(p *rtrs.ClientPath, b []byte) (uint32, uint64) {
 	return e.life(p).register(b)
 }
-func (e *volClientEnv) Revoke(p *rtrs.ClientPath, key uint32) bool { return e.life(p).revoke(key) }
+func (e *volClientEnv) Take(p *rtrs.ClientPath, key uint32) (int, bool) {
+	return e.life(p).takeKey(key)
+}
 
 func (e *volClientEnv) Up() {
 	c := (*volClient)(e)

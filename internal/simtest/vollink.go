@@ -88,7 +88,7 @@ type corePath interface {
 	Gone(now time.Duration)
 	Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) error
 	Received(now time.Duration, conn int, data []byte, imm uint32, hasImm bool) error
-	Invalidated(now time.Duration, conn int, key uint32) error
+	Invalidated(now time.Duration, conn int, key uint32, filled int) error
 }
 
 // volLife is one life of a path: its domain and links.
@@ -122,6 +122,11 @@ func (f *volLife) renew(b []byte, addr uint64) (key uint32) {
 func (f *volLife) revoke(key uint32) bool {
 	delete(f.keys, key)
 	return f.dom.Revoke(key)
+}
+
+func (f *volLife) takeKey(key uint32) (filled int, idle bool) {
+	delete(f.keys, key)
+	return f.dom.Take(key)
 }
 
 // writable tells whether a peer may write to where b begins.
@@ -226,9 +231,9 @@ func (k *volLink) Received(data []byte, imm uint32, hasImm bool) error {
 	return k.f.path.Received(w.Now(), k.conn, data, imm, hasImm)
 }
 
-func (k *volLink) Invalidated(key uint32) error {
+func (k *volLink) Invalidated(key uint32, filled int) error {
 	delete(k.f.keys, key)
-	return k.f.path.Invalidated(k.f.s.v.w.Now(), k.conn, key)
+	return k.f.path.Invalidated(k.f.s.v.w.Now(), k.conn, key, filled)
 }
 
 func (k *volLink) End() { k.f.s.settle() }

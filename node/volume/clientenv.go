@@ -94,7 +94,9 @@ func (e *clientEnv) Register(p *rtrs.ClientPath, b []byte) (uint32, uint64) {
 	return e.life(p).domain.Register(b)
 }
 
-func (e *clientEnv) Revoke(p *rtrs.ClientPath, key uint32) bool { return e.life(p).domain.Revoke(key) }
+func (e *clientEnv) Take(p *rtrs.ClientPath, key uint32) (int, bool) {
+	return e.life(p).domain.Take(key)
+}
 
 func (e *clientEnv) Up() {
 	e.up, e.ever, e.since = true, true, time.Now()

@@ -13,7 +13,7 @@ type corePath interface {
 	Gone(now time.Duration)
 	Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) error
 	Received(now time.Duration, conn int, data []byte, imm uint32, hasImm bool) error
-	Invalidated(now time.Duration, conn int, key uint32) error
+	Invalidated(now time.Duration, conn int, key uint32, filled int) error
 }
 
 // stepper is a shell with what it does beyond settling.
@@ -128,10 +128,10 @@ func (k *link) Received(data []byte, imm uint32, hasImm bool) error {
 	return err
 }
 
-func (k *link) Invalidated(key uint32) error {
+func (k *link) Invalidated(key uint32, filled int) error {
 	f := k.life
 	now := f.sh.lock(k.now)
-	err := f.path.Invalidated(now, k.conn, key)
+	err := f.path.Invalidated(now, k.conn, key, filled)
 	f.sh.mu.Unlock()
 	return err
 }

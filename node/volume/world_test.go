@@ -18,6 +18,7 @@ import (
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/blk/nbd"
 	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/tcp"
 )
 
@@ -30,6 +31,7 @@ type testNode struct {
 	h     *Host
 	r     *reactor.Reactor
 	quiet bool // no log
+	links func(transport.OneSidedProvider) transport.OneSidedProvider
 }
 
 // The server is 127.0.0.2, and 127.0.0.3 for second paths; the client 127.0.0.1.
@@ -90,7 +92,11 @@ func (n *testNode) start() *Host {
 	if n.quiet {
 		log = nil
 	}
-	n.h, err = newHost(n.cfg, Deps{Provider: tcp.New(n.r), Reactors: []*reactor.Reactor{n.r}, Log: log, Layer: n.wrap}, n.drv)
+	var links transport.OneSidedProvider = tcp.New(n.r)
+	if n.links != nil {
+		links = n.links(links)
+	}
+	n.h, err = newHost(n.cfg, Deps{Provider: links, Reactors: []*reactor.Reactor{n.r}, Log: log, Layer: n.wrap}, n.drv)
 	if err != nil {
 		n.r.Close()
 		n.t.Fatalf("%s: %v", n.cfg.Name, err)

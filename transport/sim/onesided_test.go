@@ -83,7 +83,7 @@ func (r *recorder) Received(data []byte, imm uint32, _ bool) error {
 	r.log = append(r.log, fmt.Sprint("received ", len(data), imm))
 	return nil
 }
-func (r *recorder) Invalidated(key uint32) error {
+func (r *recorder) Invalidated(key uint32, _ int) error {
 	r.log = append(r.log, fmt.Sprint("invalidated ", key))
 	return nil
 }

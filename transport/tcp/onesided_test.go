@@ -52,7 +52,7 @@ func (o *one) Written(_ uint32, _ uint64, _ int, imm uint32) error {
 	return nil
 }
 func (o *one) Received([]byte, uint32, bool) error { o.here(); o.events.Add(1); return nil }
-func (o *one) Invalidated(uint32) error            { o.here(); o.events.Add(1); return nil }
+func (o *one) Invalidated(uint32, int) error       { o.here(); o.events.Add(1); return nil }
 func (o *one) Closed(err error)                    { o.here(); o.err = err; close(o.closed) }
 
 // onePair makes a link on a, which is not started; it ends with the test.

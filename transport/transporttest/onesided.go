@@ -39,6 +39,7 @@ func RunOneSided(t *testing.T, p OneSided) {
 		{"NobodyReads", testNobodyReads},
 		{"WrongMemoryEndsTheLink", testAccess},
 		{"RevokedByThePeer", testInvalidate},
+		{"Filled", testFilled},
 		{"KeysAreNotGivenAgain", testKeys},
 		{"NewKeyForTheSameAddress", testRegisterAt},
 		{"BeyondTheLimits", testLimits},
@@ -73,13 +74,14 @@ func (p *OneSided) step() {
 
 // event is one call of a handler.
 type event struct {
-	what string // Written, Received, Invalidated
-	key  uint32
-	addr uint64
-	n    int
-	imm  uint32
-	has  bool
-	data []byte
+	what   string // Written, Received, Invalidated
+	key    uint32
+	addr   uint64
+	n      int
+	imm    uint32
+	has    bool
+	data   []byte
+	filled int
 }
 
 // side is one end of a link, and a handler that records.
@@ -139,7 +141,9 @@ func (s *side) Received(data []byte, imm uint32, hasImm bool) error {
 	return s.event(event{what: "Received", n: len(data), imm: imm, has: hasImm, data: bytes.Clone(data)})
 }
 
-func (s *side) Invalidated(key uint32) error { return s.event(event{what: "Invalidated", key: key}) }
+func (s *side) Invalidated(key uint32, filled int) error {
+	return s.event(event{what: "Invalidated", key: key, filled: filled})
+}
 
 func (s *side) Closed(err error) {
 	s.mu.Lock()
@@ -355,4 +359,5 @@ type foreign struct{}
 func (foreign) Register([]byte) (uint32, uint64) { return 1, 1 }
 func (foreign) RegisterAt([]byte, uint64) uint32 { return 1 }
 func (foreign) Revoke(uint32) bool               { return true }
+func (foreign) Take(uint32) (int, bool)          { return 0, true }
 func (foreign) Close()                           {}

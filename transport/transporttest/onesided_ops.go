@@ -275,6 +275,67 @@ func testInvalidate(t *testing.T, p OneSided) {
 	}
 }
 
+// testFilled: the owner of memory that a peer was asked to fill learns how much of it
+// was, whoever ends its key.
+func testFilled(t *testing.T, p OneSided) {
+	type part struct{ off, n int }
+	for _, c := range []struct {
+		name   string
+		parts  []part
+		filled int
+	}{
+		{"nothing", nil, 0},
+		{"all at once", []part{{0, 100}}, 100},
+		{"all but a byte", []part{{0, 99}}, 99},
+		{"all but the first byte", []part{{1, 99}}, 0},
+		{"in pieces", []part{{0, 40}, {40, 1}, {41, 59}}, 100},
+		{"the first half twice", []part{{0, 50}, {0, 50}}, 50},
+		{"with a gap", []part{{0, 50}, {51, 49}}, 50},
+		{"overlapping", []part{{0, 60}, {50, 30}}, 80},
+		{"a part of what is there", []part{{0, 60}, {10, 20}}, 60},
+		{"no bytes at the end", []part{{0, 60}, {100, 0}}, 60},
+	} {
+		for _, who := range []string{"owner", "peer"} {
+			x, y := p.started(t)
+			key, addr := y.d.Register(make([]byte, 100))
+			var ops []*transport.Op
+			for _, w := range c.parts {
+				ops = append(ops, &transport.Op{Kind: transport.OpWrite, Key: key, Addr: addr + uint64(w.off), Data: pattern(w.n, 1)})
+			}
+			last := &transport.Op{Kind: transport.OpSend}
+			if who == "peer" {
+				last = &transport.Op{Kind: transport.OpSendInval, Key: key}
+			}
+			x.post(append(ops, last)...)
+			p.until(t, c.name, func() bool { return y.count() == 1 })
+			got := y.events[0].filled
+			if who == "owner" {
+				var idle bool
+				if got, idle = y.d.Take(key); !idle {
+					t.Errorf("%s: the key is busy", c.name)
+				}
+			}
+			if got != c.filled {
+				t.Errorf("%s, ended by the %s: %d bytes are filled; want %d", c.name, who, got, c.filled)
+			}
+			if n, idle := y.d.Take(key); n != 0 || !idle {
+				t.Errorf("%s: %d bytes and %v of a key that is not there", c.name, n, idle)
+			}
+			// Who has the key's place next begins at nothing.
+			for range 100 {
+				k, _ := y.d.Register(make([]byte, 100))
+				if n, _ := y.d.Take(k); n != 0 {
+					t.Fatalf("%s: %d bytes of new memory are filled", c.name, n)
+				}
+			}
+			x.l.Close()
+			y.l.Close()
+			p.wantClosed(t, x)
+			p.wantClosed(t, y)
+		}
+	}
+}
+
 func testKeys(t *testing.T, p OneSided) {
 	d := p.B.NewDomain()
 	mem := make([]byte, 64)
