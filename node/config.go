@@ -183,7 +183,7 @@ func DefaultConfig() *Config {
 			IOTimeout:        Duration{30 * time.Second},
 			OnLoss:           volume.OnLossWait,
 			LossTimeout:      Duration{30 * time.Second},
-			NBDTimeout:       Duration{30 * time.Second},
+			NBDTimeout:       Duration{10 * time.Second},
 			DeadTimeout:      Duration{time.Minute},
 			MaxExports:       1024,
 			MaxMappings:      256,

@@ -49,6 +49,7 @@ type conn struct {
 
 	broken   atomic.Bool // nothing can be sent any more
 	stopping atomic.Bool // everything is answered with ESHUTDOWN
+	leaving  atomic.Bool // nothing more is read
 	last     atomic.Bool // nothing is received any more
 
 	// Owned by the holder of the transmit token.
@@ -141,6 +142,19 @@ func (c *conn) stop() {
 	}
 }
 
+// leave ends the connection for a client that finds the volume again: what has been
+// read is carried out and answered, and nothing more is read. What the client has
+// sent besides has no answer, which it takes for a lost connection and sends again; a
+// refusal would be an error of its disk.
+func (c *conn) leave() {
+	c.leaving.Store(true)
+	if c.loop != nil {
+		c.loop.leave()
+	} else {
+		c.nc.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
 // shutdownGrace is how long a client may go on sending requests, which are
 // refused, when the server or the export stops.
 const shutdownGrace = 200 * time.Millisecond
@@ -150,7 +164,7 @@ func (c *conn) ended(err error) bool {
 	if errors.Is(err, io.EOF) {
 		return c.r == c.w && c.big == nil && c.skip == 0
 	}
-	return c.stopping.Load() && errors.Is(err, os.ErrDeadlineExceeded)
+	return (c.stopping.Load() || c.leaving.Load()) && errors.Is(err, os.ErrDeadlineExceeded)
 }
 
 // takeOp returns an op that may use n bytes, or nil when the connection's share

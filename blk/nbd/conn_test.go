@@ -430,6 +430,50 @@ func TestShutdown(t *testing.T) {
 	}
 }
 
+// TestLeave: where another server follows, what was read is carried out and answered,
+// nothing is refused, and what was not read has no answer and has not been done.
+func TestLeave(t *testing.T) {
+	m := memory(t, 1<<20)
+	f := blk.NewFault(m, 1)
+	s, socket := serve(t, Options{MaxRequests: 1}, Export{Device: f})
+	f.Add(blk.Rule{Ops: blk.Ops(blk.OpRead), Stall: true})
+	c := enter(t, socket, "", true)
+	c.send(command(cmdRead, 0, 1, 0, 512, nil))
+	waitFor(t, "the read to be held", func() bool { return f.Held() == 1 })
+	// It waits for the read, so nobody has looked at it.
+	c.send(command(cmdWrite, 0, 2, 0, 512, bytes.Repeat([]byte{1}, 512)))
+	done := make(chan error, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		done <- s.Leave(ctx)
+	}()
+	waitFor(t, "the end to begin", func() bool { _, err := s.lookup(""); return err != nil })
+	f.Release()
+	if r := c.reply(512); r.cookie != 1 || r.value != 0 {
+		t.Errorf("the read in flight: %v", r)
+	}
+	// The write was in the server's memory or not; if it was it is answered well.
+	c.nc.SetReadDeadline(time.Now().Add(10 * time.Second))
+	b, err := io.ReadAll(c.nc)
+	if err != nil && !errors.Is(err, syscall.ECONNRESET) {
+		t.Error(err)
+	}
+	got := make([]byte, 512)
+	if err := blk.ReadAt(m, got, 0); err != nil {
+		t.Fatal(err)
+	}
+	if answered, written := len(b) > 0, got[0] == 1; answered != written {
+		t.Errorf("the write behind it was answered (%x): %v; carried out: %v", b, answered, written)
+	}
+	if len(b) > 0 && (len(b) != simpleSize || binary.BigEndian.Uint32(b[4:]) != 0) {
+		t.Errorf("it was answered with %x", b)
+	}
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
 func TestRemove(t *testing.T) {
 	m := memory(t, 1<<20)
 	s, socket := serve(t, Options{}, Export{Name: "a", Device: m}, Export{Name: "b", Device: m})

@@ -286,6 +286,14 @@ func (l *loop) stop() {
 	})
 }
 
+// leave ends the reading as soon as the thread comes to it.
+func (l *loop) leave() {
+	l.r.Do(func() {
+		l.over = true
+		l.turn()
+	})
+}
+
 // close lets go of the descriptor. Nothing is read any more, and nobody has the
 // token.
 func (l *loop) close() {

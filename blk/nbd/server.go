@@ -92,6 +92,7 @@ type Server struct {
 	listeners map[net.Listener]struct{} // guarded by mu
 	sessions  map[*session]struct{}     // guarded by mu
 	stopping  bool                      // guarded by mu
+	leaving   bool                      // guarded by mu; stopping, and another server follows
 }
 
 // counters are a server's, all atomic.
@@ -148,7 +149,7 @@ func (s *Server) Remove(ctx context.Context, name string) error {
 	}
 	delete(s.exports, name)
 	s.mu.Unlock()
-	return s.end(ctx, func(h *session) bool { return h.x == x })
+	return s.end(ctx, (*conn).stop, func(h *session) bool { return h.x == x })
 }
 
 // Shutdown closes the listeners and ends all connections in order: what is in
@@ -162,7 +163,21 @@ func (s *Server) Shutdown(ctx context.Context) error {
 		l.Close()
 	}
 	s.mu.Unlock()
-	return s.end(ctx, func(*session) bool { return true })
+	return s.end(ctx, (*conn).stop, func(*session) bool { return true })
+}
+
+// Leave is Shutdown of a server that another one follows at the same socket: clients
+// that connect again then send again what they have no answer to, and nothing is
+// refused.
+func (s *Server) Leave(ctx context.Context) error {
+	s.mu.Lock()
+	s.stopping, s.leaving = true, true
+	s.stop()
+	for l := range s.listeners {
+		l.Close()
+	}
+	s.mu.Unlock()
+	return s.end(ctx, (*conn).leave, func(*session) bool { return true })
 }
 
 // Close closes the listeners and all connections at once. Requests the device
@@ -178,7 +193,7 @@ func (s *Server) Close() error {
 
 // end stops the sessions that match and waits for them. When ctx ends first
 // they are cut.
-func (s *Server) end(ctx context.Context, match func(*session) bool) error {
+func (s *Server) end(ctx context.Context, stop func(*conn), match func(*session) bool) error {
 	s.mu.Lock()
 	var list []*session
 	for h := range s.sessions {
@@ -188,7 +203,7 @@ func (s *Server) end(ctx context.Context, match func(*session) bool) error {
 	}
 	s.mu.Unlock()
 	for _, h := range list {
-		s.with(h, (*conn).stop)
+		s.with(h, stop)
 	}
 	for _, h := range list {
 		select {
@@ -295,9 +310,12 @@ func (s *Server) transmission(h *session, g *agreed, atEnd func(*conn)) error {
 	c.structured, c.allocation, c.atEnd = g.structured, g.allocation, atEnd
 	s.mu.Lock()
 	h.x, h.c = g.x, c
-	gone := s.stopping || s.exports[g.x.Name] != g.x
+	gone, left := s.stopping || s.exports[g.x.Name] != g.x, s.leaving
 	s.mu.Unlock()
-	if gone { // while it negotiated
+	switch { // while it negotiated
+	case left:
+		c.leave()
+	case gone:
 		c.stop()
 	}
 	err := c.serve()

@@ -61,7 +61,7 @@ type Config struct {
 	// longer. That costs little (nbd.Server.ServeDevice), but what was under way when
 	// a daemon died is sent to the next one only then. The default is long enough
 	// for as many requests as the kernel has under way over a slow network.
-	NBDTimeout  time.Duration // nbd_timeout; 30 s
+	NBDTimeout  time.Duration // nbd_timeout; 10 s
 	DeadTimeout time.Duration // nbd_dead_timeout: a kernel device waits so long for a daemon that is gone; 1 min
 	MaxMappings int           // max_mappings: at a time; 256
 

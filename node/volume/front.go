@@ -37,11 +37,13 @@ type front interface {
 type socketFront struct {
 	srv  *nbd.Server
 	path string
+	kept bool // the next Host shows it again at path, after an end in order too
 	done sync.WaitGroup
 }
 
-// openSocket offers a device at path, under name and as the default export.
-func openSocket(path, name string, mode fs.FileMode, d blk.Device, home *reactor.Reactor, log *slog.Logger, g *guard.Guard) (*socketFront, error) {
+// openSocket offers a device at path, under name and as the default export. kept:
+// the next Host does so too.
+func openSocket(path, name string, kept bool, mode fs.FileMode, d blk.Device, home *reactor.Reactor, log *slog.Logger, g *guard.Guard) (*socketFront, error) {
 	srv, err := nbd.NewServer(nbd.Options{Reactor: home, Log: log, Guard: g})
 	if err != nil {
 		return nil, err
@@ -56,7 +58,7 @@ func openSocket(path, name string, mode fs.FileMode, d blk.Device, home *reactor
 	if err != nil {
 		return nil, err
 	}
-	f := &socketFront{srv: srv, path: path}
+	f := &socketFront{srv: srv, path: path, kept: kept}
 	f.done.Add(1)
 	go func() { // ends with close
 		defer f.done.Done()
@@ -111,9 +113,13 @@ func (f *socketFront) busy() bool { return f.users() > 0 }
 
 func (f *socketFront) resized(*blk.Info) {} // NBD tells the size once; new clients see the new one
 
-func (f *socketFront) close(ctx context.Context, _ bool) error {
+func (f *socketFront) close(ctx context.Context, leave bool) error {
 	os.Remove(f.path)
-	err := f.srv.Shutdown(ctx)
+	end := f.srv.Shutdown
+	if leave && f.kept {
+		end = f.srv.Leave
+	}
+	err := end(ctx)
 	f.done.Wait()
 	return err
 }

@@ -196,7 +196,7 @@ func (m *mapping) show() error {
 	var f front
 	var err error
 	if m.spec.As == AsSocket {
-		f, err = openSocket(m.spec.Socket, m.spec.Name, h.cfg.SocketMode, m.stats, m.c.home, log, h.guard)
+		f, err = openSocket(m.spec.Socket, m.spec.Name, m.spec.Persist, h.cfg.SocketMode, m.stats, m.c.home, log, h.guard)
 	} else {
 		f, err = m.attach()
 	}

@@ -61,7 +61,7 @@ func (c *Config) defaults() {
 	dur(&c.ReconnectMax, 5*time.Second)
 	dur(&c.IOTimeout, 30*time.Second)
 	dur(&c.LossTimeout, 30*time.Second)
-	dur(&c.NBDTimeout, 30*time.Second)
+	dur(&c.NBDTimeout, 10*time.Second)
 	dur(&c.DeadTimeout, time.Minute)
 	if c.SocketMode == 0 {
 		c.SocketMode = 0o600
