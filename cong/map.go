@@ -48,6 +48,19 @@ func (m *Map) Set(p uint16, congested bool) bool {
 	return true
 }
 
+// Next is the first congested port from p on, if there is one.
+func (m *Map) Next(p int) (port uint16, ok bool) {
+	if m.w == nil || p >= Ports {
+		return 0, false
+	}
+	for i, mask := p/64, ^uint64(0)<<(p%64); i < len(m.w); i, mask = i+1, ^uint64(0) {
+		if w := m.w[i] & mask; w != 0 {
+			return uint16(i*64 + bits.TrailingZeros64(w)), true
+		}
+	}
+	return 0, false
+}
+
 // Each calls f for every congested port, in order.
 func (m *Map) Each(f func(p uint16)) {
 	if m.w == nil {

@@ -283,31 +283,3 @@ func (c *Conn) Queued() (q Queued) {
 	})
 	return q
 }
-
-// EachQueued calls f for every datagram that waits (sent false) or is
-// unacknowledged (sent true), with the message it travels in, its size and its
-// lane, until f returns false.
-func (c *Conn) EachQueued(f func(m *Msg, bytes, lane int, sent bool) bool) {
-	more := true
-	walk := func(l *list, lane int, sent bool) {
-		for m := l.head; m != nil && more; m = m.next {
-			for cut := wire.Cut(m.Payload, m.Datagrams(), m.Table); more && cut.Left() > 0; {
-				p, _ := cut.Next()
-				more = f(m, len(p), lane, sent)
-			}
-		}
-	}
-	walk(&c.pending, 0, false)
-	c.Paths(func(p *Path) {
-		for i := range p.queue.lists {
-			walk(&p.queue.lists[i], p.idx, false)
-		}
-		for _, h := range p.holds {
-			walk(&h.back, p.idx, false)
-			walk(&h.kept, p.idx, false)
-		}
-		walk(&p.retrans, p.idx, true)
-		walk(&p.unacked, p.idx, true)
-		walk(&p.inwrite, p.idx, true)
-	})
-}

@@ -278,10 +278,13 @@ func (w *world) step(words []string) {
 	case "address":
 		w.c.AddressLost(w.now)
 	case "queued":
-		w.c.EachQueued(func(m *Msg, bytes, lane int, sent bool) bool {
+		show := func(m *Msg, bytes, lane int, sent bool) bool {
 			w.note("lane %d sent %v: %d>%d of %d, %d bytes", lane, sent, m.SPort, m.DPort, m.Datagrams(), bytes)
 			return bytes != 7
-		})
+		}
+		var at Cursor
+		for w.c.PageQueued(&at, NotSent|Sent, 1, show) && !strings.HasSuffix(w.out[len(w.out)-1], " 7 bytes") {
+		}
 	case "show":
 		w.show()
 	default:

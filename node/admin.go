@@ -130,9 +130,7 @@ func (a *adminServer) DropPath(ctx context.Context, r *rdsdv1.DropPathRequest) (
 			continue
 		}
 		h.lock()
-		for _, pe := range h.e.Peers() {
-			known = known || pe.Addr() == remote
-		}
+		known = known || h.e.Known(remote) != nil
 		h.unlock()
 	}
 	if !known {

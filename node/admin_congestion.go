@@ -52,11 +52,7 @@ func (a *adminServer) ListCongestion(ctx context.Context, _ *rdsdv1.ListCongesti
 	a.node.hosts.askReaders(ctx)
 	var list []*rdsdv1.CongestedPort
 	for _, h := range a.node.hosts.list {
-		_, now := h.lock()
-		for _, c := range h.e.CongestedPorts() {
-			list = append(list, congestedPB(now, &c))
-		}
-		h.unlock()
+		h.eachCongested(func(_ *rds.Engine, c *rds.CongestedPort) { list = append(list, congestedPB(h.latest, c)) })
 	}
 	resp := &rdsdv1.ListCongestionResponse{}
 	resp.SetPort(list)
@@ -115,11 +111,12 @@ func (a *adminServer) WatchCongestion(r *rdsdv1.WatchCongestionRequest, stream g
 	defer stop()
 	if r.GetIncludeCurrent() {
 		for _, h := range a.node.hosts.list {
-			h.lock()
-			ports := h.e.CongestedPorts()
-			h.unlock()
-			for _, c := range ports {
-				if err := stream.Send(notice(rds.Notice{Endpoint: c.Endpoint, Local: c.Local, Congested: true})); err != nil {
+			var ports []rds.Notice
+			h.eachCongested(func(_ *rds.Engine, c *rds.CongestedPort) {
+				ports = append(ports, rds.Notice{Endpoint: c.Endpoint, Local: c.Local, Congested: true})
+			})
+			for _, n := range ports {
+				if err := stream.Send(notice(n)); err != nil {
 					return err
 				}
 			}

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"net/netip"
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
@@ -42,13 +41,11 @@ func (a *adminServer) ListPeers(_ context.Context, r *rdsdv1.ListPeersRequest) (
 		if local.IsValid() && h.addr != local {
 			continue
 		}
-		_, now := h.lock()
-		for _, pe := range h.e.Peers() {
+		h.eachPeer(func(_ *rds.Engine, pe *rds.Peer) {
 			if !remote.IsValid() || pe.Addr() == remote {
-				list = append(list, h.peerPB(now, pe))
+				list = append(list, h.peerPB(h.latest, pe))
 			}
-		}
-		h.unlock()
+		})
 	}
 	resp := &rdsdv1.ListPeersResponse{}
 	resp.SetPeer(list)
@@ -107,11 +104,7 @@ func (h *host) pathPB(now time.Duration, cp *conn.Path) *rdsdv1.Path {
 func (a *adminServer) ListSockets(context.Context, *rdsdv1.ListSocketsRequest) (*rdsdv1.ListSocketsResponse, error) {
 	var list []*rdsdv1.SocketInfo
 	for _, h := range a.node.hosts.list {
-		h.lock()
-		for _, s := range h.e.Sockets() {
-			list = append(list, socketPB(s))
-		}
-		h.unlock()
+		h.eachSocket(func(_ *rds.Engine, s *rds.Socket) { list = append(list, socketPB(s)) })
 	}
 	resp := &rdsdv1.ListSocketsResponse{}
 	resp.SetSocket(list)
@@ -170,53 +163,13 @@ func (a *adminServer) ListQueue(_ context.Context, r *rdsdv1.ListQueueRequest) (
 	}
 	q := &queueLister{want: kind, limit: limit}
 	for _, h := range a.node.hosts.list {
-		h.lock()
-		for _, pe := range h.e.Peers() {
-			pe.Conn().EachQueued(func(m *conn.Msg, bytes, lane int, sent bool) bool {
-				k := rdsdv1.QueueKind_QUEUE_KIND_SEND
-				if sent {
-					k = rdsdv1.QueueKind_QUEUE_KIND_RETRANS
-				}
-				return q.add(k, netip.AddrPortFrom(h.addr, m.SPort), netip.AddrPortFrom(pe.Addr(), m.DPort), m.Seq(), bytes, lane)
-			})
-		}
-		for _, s := range h.e.Sockets() {
-			s.EachQueued(func(src netip.AddrPort, bytes int) bool {
-				return q.add(rdsdv1.QueueKind_QUEUE_KIND_RECV, s.Addr(), src, 0, bytes, 0)
-			})
-		}
-		h.unlock()
+		q.sends(h)
+		q.receives(h)
 	}
 	resp := &rdsdv1.ListQueueResponse{}
 	resp.SetDatagram(q.list)
 	resp.SetTruncated(q.truncated)
 	return resp, nil
-}
-
-type queueLister struct {
-	want      rdsdv1.QueueKind
-	limit     int
-	list      []*rdsdv1.QueuedDatagram
-	truncated bool
-}
-
-func (q *queueLister) add(kind rdsdv1.QueueKind, local, remote netip.AddrPort, seq uint64, bytes, lane int) (more bool) {
-	if q.want != rdsdv1.QueueKind_QUEUE_KIND_UNSPECIFIED && q.want != kind {
-		return true
-	}
-	if len(q.list) >= q.limit {
-		q.truncated = true
-		return false
-	}
-	d := &rdsdv1.QueuedDatagram{}
-	d.SetKind(kind)
-	d.SetLocal(endpointPB(local))
-	d.SetRemote(endpointPB(remote))
-	d.SetSeq(seq)
-	d.SetBytes(uint64(bytes))
-	d.SetLane(uint32(lane))
-	q.list = append(q.list, d)
-	return true
 }
 
 // GetCounters returns the node's counters, or one peer's.

@@ -158,11 +158,7 @@ func (a *hosts) drain(ctx context.Context) {
 	for {
 		busy := 0
 		for _, h := range a.list {
-			h.lock()
-			for _, s := range h.e.Sockets() {
-				busy += s.Info().Undecided
-			}
-			h.unlock()
+			h.eachSocket(func(_ *rds.Engine, s *rds.Socket) { busy += s.Info().Undecided })
 		}
 		if busy == 0 {
 			return
@@ -208,16 +204,17 @@ func (a *hosts) engine(addr netip.Addr) engineLock {
 func (a *hosts) read(s *snapshot) {
 	for _, h := range a.list {
 		h.lock()
-		c := h.e.Counters()
-		s.counters.Add(&c)
+		c := h.e.OwnCounters()
 		s.queueing.Merge(&h.e.QueueNs)
 		s.rtt.Merge(&h.e.RTTNs)
-		for _, pe := range h.e.Peers() {
-			q := pe.Conn().Queued()
-			s.peers = append(s.peers, peerSnapshot{local: h.addr, remote: pe.Addr(), up: pe.Conn().Up(),
-				counters: pe.Counters(), queuedBytes: uint64(q.QueuedBytes + q.UnackedBytes)})
-		}
 		h.unlock()
+		h.eachPeer(func(_ *rds.Engine, pe *rds.Peer) {
+			q, k := pe.Conn().Queued(), pe.Counters()
+			c.Add(&k)
+			s.peers = append(s.peers, peerSnapshot{local: h.addr, remote: pe.Addr(), up: pe.Conn().Up(),
+				counters: k, queuedBytes: uint64(q.QueuedBytes + q.UnackedBytes)})
+		})
+		s.counters.Add(&c)
 	}
 	s.counters.TCPSndbufFull += a.full.Load()
 	s.refusedLinks = a.refused.Load()
@@ -324,10 +321,7 @@ func (a *hosts) dropPath(local, remote netip.Addr, lane int) (dropped int) {
 			continue
 		}
 		_, now := h.lock()
-		for _, pe := range h.e.Peers() {
-			if pe.Addr() != remote {
-				continue
-			}
+		if pe := h.e.Known(remote); pe != nil {
 			pe.Conn().Paths(func(p *conn.Path) {
 				if (lane < 0 || p.Index() == lane) && h.e.Drop(now, p, errDropped) {
 					dropped++

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/rdsd/rdsd/cong"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -218,27 +219,44 @@ func (pe *Peer) felt(port uint16, c *CongestedPort) {
 	})
 }
 
-// CongestedPorts lists what is congested now: ours first.
-func (e *Engine) CongestedPorts() (l []CongestedPort) {
-	add := func(pe *Peer, port uint16, local bool) {
-		c := CongestedPort{Endpoint: netip.AddrPortFrom(pe.addr, port), Local: local, Since: pe.mapAt}
+// Self is this address as a peer of itself.
+func (e *Engine) Self() *Peer { return e.loop }
+
+// CongestedOf calls f for the congested ports of pe (Self: ours) from port from on, most
+// of them, and says how many they were and where to go on: -1 at the end.
+func (e *Engine) CongestedOf(pe *Peer, from, most int, f func(*CongestedPort)) (n, next int) {
+	m := &pe.cmap
+	if pe == e.loop {
+		m = &e.cmap
+	}
+	for ; n < most; n++ {
+		port, ok := m.Next(from)
+		if !ok {
+			return n, -1
+		}
+		from = int(port) + 1
+		c := CongestedPort{Endpoint: netip.AddrPortFrom(pe.addr, port), Local: pe == e.loop, Since: pe.mapAt}
 		if pp := pe.ports[port]; pp != nil {
 			c.Since, c.Blocked, c.Waiting = pp.since, pp.blocked, pp.waiters.n
 			if pp.readerAt >= pp.since { // not of an earlier congestion
 				c.Reader = pp.reader
 			}
 		}
-		if local {
+		if c.Local {
 			if c.Socket = e.socks[port]; c.Socket != nil {
 				c.Since = c.Socket.congestedAt
 			}
 		}
 		pe.felt(port, &c)
-		l = append(l, c)
+		f(&c)
 	}
-	e.cmap.Each(func(p uint16) { add(e.loop, p, true) })
-	for _, pe := range e.order {
-		pe.cmap.Each(func(p uint16) { add(pe, p, false) })
+	return n, from
+}
+
+// CongestedPorts lists what is congested now: ours first.
+func (e *Engine) CongestedPorts() (l []CongestedPort) {
+	for _, pe := range append([]*Peer{e.loop}, e.order...) {
+		e.CongestedOf(pe, 0, cong.Ports, func(c *CongestedPort) { l = append(l, *c) })
 	}
 	return l
 }

@@ -100,7 +100,8 @@ type Engine struct {
 
 	socks    map[uint16]*Socket
 	rest     restingPorts // closed lately
-	lastSock *Socket      // of the last lookup
+	bound    []*Socket
+	lastSock *Socket // of the last lookup
 	nextID   uint64
 	peers    map[netip.Addr]*Peer
 	named    map[uint32]int // peers by the user that named them, of those nobody answered for
@@ -419,10 +420,16 @@ func (e *Engine) Tick(now time.Duration) {
 	e.settle(now)
 }
 
-// Counters adds up the engine's and all its peers'.
-func (e *Engine) Counters() (c stats.Counters) {
+// OwnCounters are the engine's, without those of its peers.
+func (e *Engine) OwnCounters() (c stats.Counters) {
 	c = e.ctr
 	c.Add(&e.loop.ctr)
+	return c
+}
+
+// Counters adds up the engine's and all its peers'.
+func (e *Engine) Counters() (c stats.Counters) {
+	c = e.OwnCounters()
 	for _, pe := range e.order {
 		c.Add(&pe.ctr)
 	}

@@ -94,8 +94,11 @@ func (e *Engine) mayPeer(addr netip.Addr) error {
 	return nil
 }
 
-// Peers lists the peers in the order they became known.
+// Peers lists the peers, about in the order they became known.
 func (e *Engine) Peers() []*Peer { return e.order }
+
+// Known finds the peer of an address, nil when there is none.
+func (e *Engine) Known(addr netip.Addr) *Peer { return e.peers[addr] }
 
 // Addr is the peer's address.
 func (pe *Peer) Addr() netip.Addr { return pe.addr }

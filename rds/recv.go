@@ -341,8 +341,12 @@ type Culprit struct {
 	Bytes  int
 }
 
-// Culprits tells who fills the receive queue, largest first, at most max.
-func (s *Socket) Culprits(max int) []Culprit { return s.culprits(max, math.MaxInt) }
+// culpritsLook is how many datagrams Culprits looks at.
+const culpritsLook = 4096
+
+// Culprits tells who fills the receive queue, largest first, at most max. Of a long
+// queue the oldest datagrams speak for the others.
+func (s *Socket) Culprits(max int) []Culprit { return s.culprits(max, culpritsLook) }
 
 // culprits looks at so many datagrams, the oldest.
 func (s *Socket) culprits(max, look int) []Culprit {

@@ -116,11 +116,12 @@ type Socket struct {
 	crowded bool // there were too many when one more was to be remembered
 	monAt   int  // position in Engine.monitors, from 1
 
-	events int
-	listed bool
-	closed bool
-	Stats  Stats
-	tm     timer
+	boundAt int // position in Engine.bound, from 1
+	events  int
+	listed  bool
+	closed  bool
+	Stats   Stats
+	tm      timer
 }
 
 // Bind makes a socket on port, or on a random free port when that is 0
@@ -157,6 +158,8 @@ func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
 	e.socks[port] = s
 	e.take(port)
 	e.held.tell(port, o.UID, true)
+	e.bound = append(e.bound, s)
+	s.boundAt = len(e.bound)
 	return s, nil
 }
 
@@ -204,6 +207,12 @@ func (e *Engine) Sockets() []*Socket {
 	slices.SortFunc(l, func(a, b *Socket) int { return int(a.port) - int(b.port) })
 	return l
 }
+
+// Bound lists the sockets in no order, which takes much less time.
+func (e *Engine) Bound() []*Socket { return slices.Clone(e.bound) }
+
+// Closed reports whether Close was called.
+func (s *Socket) Closed() bool { return s.closed }
 
 // Addr is what the socket is bound to.
 func (s *Socket) Addr() netip.AddrPort { return netip.AddrPortFrom(s.e.local, s.port) }
@@ -256,6 +265,7 @@ func (s *Socket) Close(now time.Duration) {
 	e := s.e
 	s.closed = true
 	delete(e.socks, s.port)
+	e.bound = leave(e.bound, s.boundAt, func(o *Socket, at int) { o.boundAt = at })
 	e.rest.add(s.port)
 	e.held.tell(s.port, s.opt.UID, false)
 	if e.lastSock == s {

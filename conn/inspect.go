@@ -1,0 +1,78 @@
+package conn
+
+import "github.com/rdsd/rdsd/wire"
+
+// Cursor is a place in the queues of a connection, for who looks at them by pages
+// with the owner's lock let go in between. The zero Cursor is before the first.
+type Cursor struct {
+	list  int  // which, in the order of lists
+	last  *Msg // shown last of it; nil: none
+	owner *Sender
+	tag   uint64
+	where where
+}
+
+// Which of the queues to look at.
+const (
+	NotSent = 1 << iota // what waits
+	Sent                // and is not acknowledged
+)
+
+// PageQueued calls f for datagrams that wait (sent false) or are unacknowledged (sent
+// true), with the message they travel in, their size and their lane, until f returns
+// false or about most of them were shown. more is true if there may be others: the
+// next call goes on behind them. What moved meanwhile may be shown twice or missed; a
+// message that left took everything before it along, so that the list begins anew.
+func (c *Conn) PageQueued(at *Cursor, which, most int, f func(m *Msg, bytes, lane int, sent bool) bool) (more bool) {
+	lists := c.lists(which)
+	for ; at.list < len(lists); at.list, at.last = at.list+1, nil {
+		l := &lists[at.list]
+		m := l.head
+		if k := at.last; k != nil && k.Owner == at.owner && k.Tag == at.tag && k.where == at.where {
+			m = k.next
+		}
+		for ; m != nil; m = m.next {
+			if most <= 0 {
+				return true
+			}
+			at.last, at.owner, at.tag, at.where = m, m.Owner, m.Tag, m.where
+			most--
+			for cut := wire.Cut(m.Payload, m.Datagrams(), m.Table); cut.Left() > 0; most-- {
+				p, _ := cut.Next()
+				if !f(m, len(p), l.lane, l.sent) {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+type queueView struct {
+	head *Msg
+	lane int
+	sent bool
+}
+
+func (c *Conn) lists(which int) (l []queueView) {
+	if which&NotSent != 0 {
+		l = append(l, queueView{c.pending.head, 0, false})
+	}
+	c.Paths(func(p *Path) {
+		if which&NotSent != 0 {
+			for i := range p.queue.lists {
+				l = append(l, queueView{p.queue.lists[i].head, p.idx, false})
+			}
+			for _, port := range p.heldPorts() {
+				h := p.holds[port]
+				l = append(l, queueView{h.back.head, p.idx, false}, queueView{h.kept.head, p.idx, false})
+			}
+		}
+		if which&Sent != 0 {
+			for _, k := range []*list{&p.retrans, &p.unacked, &p.inwrite} {
+				l = append(l, queueView{k.head, p.idx, true})
+			}
+		}
+	})
+	return l
+}
