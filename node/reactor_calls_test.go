@@ -1,0 +1,288 @@
+package node
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+	"github.com/rdsd/rdsd/shm"
+)
+
+// reactorCalls are the system calls that a reactor's thread may make
+// (docs/architecture.md, "What a reactor may ask of the kernel"), each with
+// what its arguments must have where the name alone does not say that it returns
+// at once. The arguments are as strace -yy writes them, with what a descriptor is.
+var reactorCalls = map[string]*regexp.Regexp{
+	// The loop itself. epoll_pwait2 is where a reactor sleeps.
+	"epoll_pwait":     regexp.MustCompile(`, 0, NULL, \d+$`),
+	"epoll_pwait2":    nil,
+	"epoll_ctl":       nil,
+	"sched_yield":     nil,
+	"timerfd_settime": nil,
+
+	// Links: each call is told not to block, or its socket is ours alone and
+	// non-blocking from its first moment.
+	"sendto":     regexp.MustCompile(`^\d+<(TCP|TCPv6|UNIX|UNIX-STREAM):.*MSG_DONTWAIT`),
+	"recvfrom":   regexp.MustCompile(`^\d+<(TCP|TCPv6):.*MSG_DONTWAIT`),
+	"writev":     regexp.MustCompile(`^\d+<(TCP|TCPv6):`),
+	"readv":      regexp.MustCompile(`^\d+<(TCP|TCPv6):`),
+	"shutdown":   regexp.MustCompile(`^\d+<(TCP|TCPv6|UNIX|UNIX-SEQPACKET):`),
+	"getsockopt": regexp.MustCompile(`^\d+<(TCP|TCPv6):`),
+	"setsockopt": regexp.MustCompile(`^\d+<(TCP|TCPv6):`),
+	"ioctl":      regexp.MustCompile(`^\d+<(TCP|TCPv6):.*(FIONREAD|SIOCINQ|SIOCOUTQ)`),
+	// A link's socket has no SO_LINGER but the one of 0 seconds, which resets, and
+	// its description is nobody else's.
+	"close": regexp.MustCompile(`^\d+<(TCP|TCPv6):`),
+
+	// Control connections. Descriptors are never received: no control buffer, and
+	// a packet that brings some is only looked at.
+	"recvmsg": regexp.MustCompile(`^\d+<UNIX(-SEQPACKET)?:.*msg_controllen=0.*MSG_DONTWAIT`),
+	"sendmsg": regexp.MustCompile(`^\d+<UNIX(-SEQPACKET)?:.*MSG_DONTWAIT`),
+
+	// Wake-ups of other threads of ours: eventfds that no client has.
+	"write": regexp.MustCompile(`^\d+<anon_inode:\[eventfd(:\d+)?\]>, .*, 8$`),
+
+	// Stores of volumes: only what answers EAGAIN instead of waiting.
+	"preadv2":  regexp.MustCompile(`RWF_NOWAIT`),
+	"pwritev2": regexp.MustCompile(`RWF_NOWAIT`),
+
+	// The Go runtime: locks, other threads, memory without a file behind it.
+	"futex":           nil,
+	"nanosleep":       nil,
+	"tgkill":          nil,
+	"getpid":          nil,
+	"gettid":          nil,
+	"clone":           nil,
+	"clone3":          nil,
+	"rt_sigprocmask":  nil,
+	"rt_sigreturn":    nil,
+	"sigaltstack":     nil,
+	"restart_syscall": nil,
+	"madvise":         nil,
+	"mmap":            regexp.MustCompile(`MAP_ANONYMOUS`),
+	"prctl":           regexp.MustCompile(`PR_SET_(NAME|VMA)`),
+}
+
+// TestReactorCalls: while hostile clients and strangers come and go, a reactor's thread
+// makes no system call that is not on the list.
+func TestReactorCalls(t *testing.T) {
+	strace, err := exec.LookPath("strace")
+	if err != nil || os.Geteuid() != 0 {
+		t.Skip("strace and root are needed")
+	}
+	n, cfg := startWith(t, func(c *Config) { c.Reactor.CPUs = []int{0} }) // so that it keeps its thread
+	tid := threadNamed(t, "rdsd/0")
+	other := testConfig(t)
+	other.RDS.Addresses, other.RDS.Port = []netip.Addr{netip.MustParseAddr("127.0.0.2")}, cfg.RDS.Port
+	second, err := New(other, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stopSecond := startNode(t, second)
+
+	out := filepath.Join(t.TempDir(), "trace")
+	cmd := exec.Command(strace, "-yy", "-s", "0", "-o", out, "-p", tid)
+	errs, err := cmd.StderrPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	line, err := bufio.NewReader(errs).ReadString('\n')
+	if err != nil || !strings.Contains(line, "attached") {
+		cmd.Process.Kill()
+		cmd.Wait()
+		t.Skipf("strace cannot attach: %s %v", line, err)
+	}
+	hostileThings(t, n, cfg, other)
+	stopSecond()
+	time.Sleep(100 * time.Millisecond) // its links are closed
+	cmd.Process.Signal(unix.SIGINT)
+	cmd.Wait()
+
+	trace, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]int{}
+	for l := range strings.Lines(string(trace)) {
+		name, ok := judge(l)
+		seen[name]++
+		if !ok && seen[name] < 5 {
+			t.Errorf("not on the list: %s", strings.TrimSpace(l))
+		}
+	}
+	for _, name := range []string{"epoll_ctl", "recvmsg", "sendmsg", "sendto", "shutdown"} {
+		if seen[name] == 0 {
+			t.Errorf("no %s was seen: the trace shows too little (%v)", name, seen)
+		}
+	}
+	t.Log(seen)
+}
+
+var tracedCall = regexp.MustCompile(`^([a-z0-9_]+)\((.*)\)\s+= `)
+
+// judge tells which call a line of a trace is about, and whether it is on the list. It
+// may be about none: a signal, the end, a call that the end has cut.
+func judge(line string) (name string, ok bool) {
+	m := tracedCall.FindStringSubmatch(line)
+	if m == nil {
+		return "", true
+	}
+	rule, ok := reactorCalls[m[1]]
+	return m[1], ok && (rule == nil || rule.MatchString(m[2]))
+}
+
+// TestReactorCallsJudged: the list tells what may block from what may not.
+func TestReactorCallsJudged(t *testing.T) {
+	for line, want := range map[string]bool{
+		`sched_yield() = 0`: true,
+		`epoll_pwait(5<anon_inode:[eventpoll]>, [], 64, 0, NULL, 0) = 0`:                                                                                             true,
+		`epoll_pwait(5<anon_inode:[eventpoll]>, [], 64, -1, NULL, 0) = 0`:                                                                                            false,
+		`sendto(9<TCP:[127.0.0.1:7->127.0.0.1:8]>, ""..., 10, MSG_DONTWAIT|MSG_NOSIGNAL, NULL, 0) = 10`:                                                              true,
+		`sendto(9<UNIX-STREAM:[1->2]>, ""..., 1, MSG_NOSIGNAL, NULL, 0) = 1`:                                                                                         false,
+		`recvmsg(9<UNIX:[1->2]>, {msg_name=NULL, msg_namelen=0, msg_iov=[...], msg_iovlen=1, msg_controllen=0, msg_flags=0}, MSG_PEEK|MSG_DONTWAIT) = 0`:             true,
+		`recvmsg(9<UNIX:[1->2]>, {msg_name=NULL, msg_namelen=0, msg_iov=[...], msg_iovlen=1, msg_control=[...], msg_controllen=24, msg_flags=0}, MSG_DONTWAIT) = 10`: false,
+		`recvmsg(9<UNIX:[1->2]>, {msg_name=NULL, msg_namelen=0, msg_iov=[...], msg_iovlen=1, msg_controllen=0, msg_flags=0}, 0) = 0`:                                 false,
+		`munmap(0x7f0000000000, 16777216) = 0`:                                                        false,
+		`close(9</memfd:rdsd-ring (deleted)>) = 0`:                                                    false,
+		`close(9<UNIX:[1->2]>) = 0`:                                                                   false,
+		`close(9<TCP:[127.0.0.1:7->127.0.0.1:8]>) = 0`:                                                true,
+		`read(9<anon_inode:[eventfd]>, "", 8) = 8`:                                                    false,
+		`write(2</var/log/rdsd>, "", 80) = 80`:                                                        false,
+		`write(9<anon_inode:[eventfd]>, "", 8) = 8`:                                                   true,
+		`fallocate(9</run/rdsd/rdsd.sock.ledger>, FALLOC_FL_KEEP_SIZE, 4096, 4096) = 0`:               false,
+		`pwritev2(9</disk>, [], 1, 0, RWF_NOWAIT) = 512`:                                              true,
+		`pwritev2(9</disk>, [], 1, 0, 0) = 512`:                                                       false,
+		`pwrite64(9</disk>, "", 512, 0) = 512`:                                                        false,
+		`mmap(NULL, 4096, PROT_READ, MAP_SHARED, 9</memfd:rdsd-ring (deleted)>, 0) = 0x7f0000000000`:  false,
+		`mmap(NULL, 262144, PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_ANONYMOUS, -1, 0) = 0x7f0000000000`: true,
+		`--- SIGURG {si_signo=SIGURG, si_code=SI_TKILL, si_pid=1, si_uid=0} ---`:                      true,
+	} {
+		if _, ok := judge(line); ok != want {
+			t.Errorf("%s: on the list: %v", line, ok)
+		}
+	}
+}
+
+// threadNamed finds a thread of this process.
+func threadNamed(t *testing.T, name string) string {
+	t.Helper()
+	var tid string
+	within(t, 5*time.Second, "the reactor has its thread", func() bool {
+		l, _ := filepath.Glob("/proc/self/task/*/comm")
+		for _, p := range l {
+			if b, _ := os.ReadFile(p); strings.TrimSpace(string(b)) == name {
+				tid = filepath.Base(filepath.Dir(p))
+			}
+		}
+		return tid != ""
+	})
+	return tid
+}
+
+// hostileThings is what should hold up nobody.
+func hostileThings(t *testing.T, n *Node, cfg, other *Config) {
+	addr := cfg.RDS.Addresses[0]
+	client, err := rdsd.Dial(cfg.API.Socket, rdsd.WithFrontEnd(rdsd.Rings))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	far, err := rdsd.Dial(other.API.Socket, rdsd.WithFrontEnd(rdsd.Rings))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer far.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	a, err := client.Bind(ctx, netip.AddrPortFrom(addr, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	b, err := far.Bind(ctx, netip.AddrPortFrom(other.RDS.Addresses[0], 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 50 { // to a peer and back, small and large
+		p := make([]byte, (i%5)*50_000+10)
+		if err := a.Send(ctx, b.LocalAddr(), p); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.Recv(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.Send(ctx, a.LocalAddr(), p); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.Recv(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 10 {
+		r := attachRing(t, cfg, bindTo(addr, 0))
+		var tag uint64
+		r.post(t, nobody, 900, 1, &tag) // the ledger grows for these
+		r.post(t, b.LocalAddr(), 20, 1000, &tag)
+		r.ask(t, cancelOf(1, nobody))
+		r.ask(t, flushOf(2, time.Millisecond))
+		_ = unix.SetNonblock(r.bell, false)
+		_ = unix.SetNonblock(r.ear, false)
+		*r.word(5248) = uint64(shm.ClientWaitsRecv | shm.ClientWaitsEvent)
+		if i%2 == 0 {
+			*r.word(4096) = 1 << 40 // hostile
+			shm.Ring(r.bell)
+		} else {
+			r.answer(t)
+		}
+		r.close()
+	}
+	c := connectAs(t, n, Identity{UID: 777})
+	c.SetDeadline(time.Now().Add(10 * time.Second))
+	r := attachOver(t, c, bindTo(addr, 0))
+	fd, gate := lingering(t)
+	raw, err := c.SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	raw.Control(func(sock uintptr) {
+		err = unix.Sendmsg(int(sock), []byte{1, 0, 0, 0, 0x1a, 0}, unix.UnixRights(fd), nil, 0)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	go unix.Close(fd)
+	within(t, 5*time.Second, "the client is thrown out", func() bool { return n.sockets.budget().used <= 1 })
+	gate.Close()
+	r.close()
+	for i := range 10 { // strangers
+		s, err := net.Dial("tcp", fmt.Sprintf("%v:%d", addr, cfg.RDS.Port))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i%2 == 0 {
+			s.Write(bytes.Repeat([]byte{0x55}, 5000))
+		}
+		s.Close()
+	}
+	if err := a.Send(ctx, b.LocalAddr(), []byte("still there")); err != nil {
+		t.Error(err)
+	}
+	if _, err := b.Recv(ctx); err != nil {
+		t.Error(err)
+	}
+}
