@@ -50,7 +50,7 @@ def _why_nobody(target: str, text: str) -> str:
     if not path or path.startswith("@"):
         return text
     if "Permission denied" in text:
-        return "this user may not connect to it; the daemon's api.socket_mode and api.socket_group say who may"
+        return "this user may not connect to it; the daemon's api.socket_group says who may"
     if not os.path.exists(path):
         return (
             "there is no such socket; start the daemon (rdsd serve), or name its socket "
