@@ -89,7 +89,8 @@ type Conn struct {
 	flows   *[flowLanes]flowLane
 	pending list // accepted before the lanes were known
 	armed   time.Duration
-	links   uint64 // begun so far
+	late    time.Duration // how much later than it was due the last tick came
+	links   uint64        // begun so far
 	rtt     time.Duration
 }
 

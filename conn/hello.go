@@ -275,6 +275,9 @@ func (c *Conn) openLanes(now time.Duration) {
 func (p *Path) become(now time.Duration) {
 	c := p.c
 	p.ready, p.synced, p.wasUp = true, true, true
+	if p.tryErr { // a reader of the list of peers would take it for the link's
+		p.lastErr, p.tryErr = nil, false
+	}
 	c.spread(now)
 	if p.idx == 0 {
 		c.openLanes(now)

@@ -33,6 +33,7 @@ type Path struct {
 	attempts   int       // in a row that brought no usable link
 	reconnects uint64
 	lastErr    error
+	tryErr     bool // lastErr is of an attempt to connect, and gone with the first that succeeds
 	wasUp      bool // the peer has used a link: keep reconnecting
 
 	// Handshake of the current link.
@@ -261,7 +262,7 @@ func (p *Path) Connected(now time.Duration, gen uint64) bool {
 func (p *Path) DialFailed(now time.Duration, gen uint64, err error) {
 	if gen == p.gen && p.state == Connecting {
 		p.c.ctr.DialFailed++
-		p.lastErr = err
+		p.lastErr, p.tryErr = err, true
 		p.event(now, EvFail)
 	}
 }
@@ -277,7 +278,7 @@ func (p *Path) Lost(now time.Duration, gen uint64, acked uint64, err error) {
 		return
 	}
 	if p.state == Up {
-		p.lastErr = err
+		p.lastErr, p.tryErr = err, false
 	}
 	p.ackTCP(now, acked)
 	p.event(now, EvLost)
@@ -294,7 +295,7 @@ func (p *Path) Drop(now time.Duration, why error) bool {
 		// and what it has sent on it is lost when nobody reads it.
 		return false
 	}
-	p.lastErr = why
+	p.lastErr, p.tryErr = why, false
 	return p.event(now, EvDrop)
 }
 

@@ -29,6 +29,8 @@ var update = flag.Bool("update", false, "write the expected lines of testdata/*.
 //	recv PATH FRAME [; FRAME]...       one read of the link
 //	acked PATH BYTES|all               TCP acknowledged
 //	wait DURATION                      timers run
+//	asleep DURATION                    the process stands still: timers are late
+//	lasterr PATH                       what the administrator sees
 //	hold on|off                        written batches stay in the shell's hands until "wrote"
 //	port PORT placed|no-port|no-room   what becomes of datagrams to our port
 //	local PORT on|off                  our port becomes congested or clear
@@ -243,6 +245,14 @@ func (w *world) step(words []string) {
 			w.t.Fatal(err)
 		}
 		w.advance(d)
+	case "asleep":
+		d, err := time.ParseDuration(arg(1))
+		if err != nil {
+			w.t.Fatal(err)
+		}
+		w.now += d
+	case "lasterr":
+		w.note("%v", path().Info().LastErr)
 	case "hold":
 		w.hold = arg(1) == "on"
 	case "port":

@@ -18,6 +18,10 @@ func (c *Conn) rearm(at time.Duration) {
 
 // Tick does what is due. It arms the next call itself.
 func (c *Conn) Tick(now time.Duration) {
+	c.late = 0
+	if c.armed != never {
+		c.late = now - c.armed
+	}
 	c.armed = never
 	next := never
 	c.Paths(func(p *Path) { next = min(next, p.tick(now)) })
@@ -45,7 +49,7 @@ func (p *Path) tick(now time.Duration) time.Duration {
 		switch p.state {
 		case Connecting:
 			if !p.c.active {
-				p.lastErr = errPoke
+				p.lastErr, p.tryErr = errPoke, true
 			}
 			p.event(now, EvFail)
 		case Error:
@@ -102,6 +106,10 @@ func (p *Path) tick(now time.Duration) time.Duration {
 	return next
 }
 
+// lateGrace: when a tick comes so much later than it was due, silence says nothing
+// about the peer. It is also how long to wait for what was not read.
+const lateGrace = time.Second
+
 // tickRdsd: delayed acknowledgements, withheld credits, heartbeats.
 func (p *Path) tickRdsd(now time.Duration) time.Duration {
 	cfg := p.c.cfg
@@ -121,6 +129,11 @@ func (p *Path) tickRdsd(now time.Duration) time.Duration {
 		}
 	}
 	quiet := now - p.lastRx
+	if quiet >= cfg.DeadAfter && p.c.late >= lateGrace {
+		// This process stood still. What has come meanwhile stands in the socket's
+		// buffer: it is read before the next look.
+		return min(next, now+lateGrace)
+	}
 	if quiet >= cfg.DeadAfter {
 		p.c.ctr.HeartbeatLost++
 		p.Drop(now, errSilent)

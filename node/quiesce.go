@@ -60,7 +60,6 @@ func (h *host) leave() (any bool) {
 		l.Close()
 	}
 	e, now := h.lock()
-	defer h.unlock()
 	h.leaving = true
 	for _, pe := range e.Peers() {
 		if pe.Conn().Kind() == conn.KindRdsd {
@@ -72,27 +71,28 @@ func (h *host) leave() (any bool) {
 			any = e.Drop(now, p, errLeaving) || any
 		}
 	}
+	h.unlock()
 	return any
 }
 
 // foreign counts links to peers that are no rdsd.
 func (h *host) foreign() (n int) {
 	e, _ := h.lock()
-	defer h.unlock()
 	for _, pe := range e.Peers() {
 		if pe.Conn().Kind() != conn.KindRdsd {
 			pe.Conn().Paths(func(p *conn.Path) { n += len(h.laneOf(p).links) })
 		}
 	}
+	h.unlock()
 	return n
 }
 
 // unread counts datagrams that their applications have not read.
 func (h *host) unread() (n int) {
 	e, _ := h.lock()
-	defer h.unlock()
 	for _, s := range e.Sockets() {
 		n += s.Info().RecvN
 	}
+	h.unlock()
 	return n
 }
