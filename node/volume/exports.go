@@ -226,12 +226,23 @@ func (h *Host) Unexport(ctx context.Context, name string, force bool) error {
 // Exports lists the exports by name, those open below roots included.
 func (h *Host) Exports() []ExportInfo {
 	open := h.srv.openVolumes()
+	// Sorted by what they belong to, so that the whole is looked at once and not once
+	// for each export: other nodes decide how long it is.
+	of := map[*rnbd.Export][]openVolume{}
+	for _, o := range open {
+		if o.Export != nil {
+			of[o.Export] = append(of[o.Export], o)
+		}
+	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	list := make([]ExportInfo, 0, len(h.exports))
 	for _, x := range h.exports {
-		list = append(list, x.describe(open))
+		i := x.describe(of[x.exp])
+		i.Ops = opCounters(counts(of[x.exp]))
+		list = append(list, i)
 	}
+	below := map[int][]openVolume{} // by place in list
 	byName := map[string]int{}
 	for _, o := range open {
 		if o.Export != nil {
@@ -251,11 +262,12 @@ func (h *Host) Exports() []ExportInfo {
 			list = append(list, i)
 		}
 		list[at].use(o)
+		below[at] = append(below[at], o)
+	}
+	for at, open := range below {
+		list[at].Ops = opCounters(counts(open))
 	}
 	slices.SortFunc(list, func(a, b ExportInfo) int { return strings.Compare(a.Name, b.Name) })
-	for i := range list {
-		list[i].Ops = opCounters(counts(open, &list[i]))
-	}
 	return list
 }
 
@@ -307,18 +319,20 @@ func (h *Host) ExportCounts(name string) (c [blk.NumOps]blk.OpCounts, ok bool) {
 	if x == nil {
 		return c, false
 	}
+	open = slices.DeleteFunc(open, func(o openVolume) bool { return o.Export != x.exp })
 	i := x.describe(open)
-	return counts(open, &i), i.State == "open"
+	return counts(open), i.State == "open"
 }
 
-// counts adds up what the devices of an export counted.
-func counts(open []openVolume, i *ExportInfo) (c [blk.NumOps]blk.OpCounts) {
-	var seen []blk.Device
+// counts adds up what the devices of an export counted, each once however many
+// sessions have it open.
+func counts(open []openVolume) (c [blk.NumOps]blk.OpCounts) {
+	seen := map[blk.Device]bool{}
 	for _, o := range open {
-		if o.Name != i.Name || (o.Root != nil) != (i.Origin == OriginRoot) || o.Device == nil || slices.Contains(seen, o.Device) {
+		if o.Device == nil || seen[o.Device] {
 			continue
 		}
-		seen = append(seen, o.Device)
+		seen[o.Device] = true
 		if s, ok := blk.As[*blk.Stats](o.Device); ok {
 			for op, n := range s.Counts() {
 				add(&c[op], &n)

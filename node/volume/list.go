@@ -217,27 +217,38 @@ func (c *client) info() SessionInfo {
 }
 
 func (s *server) sessionInfos() []SessionInfo {
+	list, chunks := s.sessionList()
+	// The kernel looks at each page of a session's chunks, of which there are tens of
+	// thousands, so nothing waits for that. Chunks that are given back meanwhile count
+	// as nothing.
+	for i := range list {
+		list[i].Memory = residentBytes(chunks[i])
+	}
+	return list
+}
+
+// sessionList is that but for the memory, whose places it tells.
+func (s *server) sessionList() (list []SessionInfo, chunks [][]byte) {
 	defer s.look()()
 	open := map[*rtrs.ServerSession][]string{}
 	for _, o := range s.rn.Open() {
 		open[o.Session] = append(open[o.Session], o.Name)
 	}
-	var list []SessionInfo
 	for _, e := range s.rt.Sessions() {
 		x := s.sessions[e]
 		if x == nil {
 			continue
 		}
 		i := SessionInfo{ID: x.id, Name: e.Name, UUID: fmt.Sprintf("%x", e.UUID()), Role: RoleServer, Peer: x.peer.String(), Up: true,
-			Volumes: open[e], Depth: s.h.cfg.QueueDepth, MaxIO: uint32(s.h.cfg.MaxIO), Memory: residentBytes(x.chunks), Since: x.since}
+			Volumes: open[e], Depth: s.h.cfg.QueueDepth, MaxIO: uint32(s.h.cfg.MaxIO), Since: x.since}
 		for _, p := range e.Paths() {
 			i.Paths++
 			i.PathsUp++
 			i.InFlight += p.Info().Stats.Inflight
 		}
-		list = append(list, i)
+		list, chunks = append(list, i), append(chunks, x.chunks)
 	}
-	return list
+	return list, chunks
 }
 
 // Paths lists the paths of all sessions.

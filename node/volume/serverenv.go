@@ -72,7 +72,9 @@ func (e *serverEnv) Free(b []byte) {
 		}
 	}
 	(*server)(e).uncount(b)
-	freeChunks(b)
+	// To give up 100 MiB that were in use takes the kernel milliseconds, in which
+	// neither this thread nor the lock is to be held. No link is left that writes there.
+	e.work.Go(func() { freeChunks(b) }) // ends when the kernel is done
 }
 
 func (e *serverEnv) Trim(b []byte) {
