@@ -141,23 +141,35 @@ func status(d string) error {
 // warm has a daemon do once what opens descriptors for good.
 func warm(t *testing.T, socket string) {
 	t.Helper()
-	for _, f := range []rdsd.FrontEnd{rdsd.Rings, rdsd.GRPC} {
-		c, err := rdsd.Dial(socket, rdsd.WithFrontEnd(f))
-		if err != nil {
-			t.Fatal(err)
-		}
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		s, err := c.Bind(ctx, netip.MustParseAddrPort("127.0.0.1:0"))
-		cancel()
-		if err != nil {
-			t.Fatalf("%v: %v", f, err)
-		}
-		if err := roundTrip(s); err != nil {
-			t.Errorf("%v: %v", f, err)
-		}
-		s.Close()
-		c.Close()
+	for _, err := range useOnce(socket) {
+		t.Error(err)
 	}
+}
+
+// useOnce opens a socket in each way there is and sends a datagram through it.
+func useOnce(socket string) (errs []error) {
+	for _, f := range []rdsd.FrontEnd{rdsd.Rings, rdsd.GRPC} {
+		if err := useFront(socket, f); err != nil {
+			errs = append(errs, fmt.Errorf("%v: %w", f, err))
+		}
+	}
+	return errs
+}
+
+func useFront(socket string, f rdsd.FrontEnd) error {
+	c, err := rdsd.Dial(socket, rdsd.WithFrontEnd(f))
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	s, err := c.Bind(ctx, netip.MustParseAddrPort("127.0.0.1:0"))
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return roundTrip(s)
 }
 
 // TestExhaustedDescriptors: connections that say nothing take every descriptor there is

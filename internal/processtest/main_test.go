@@ -56,6 +56,7 @@ func run(t *testing.T, under []string, args ...string) *process {
 	line := append(append([]string(nil), under...), rdsdtest.Binary(t))
 	line = append(line, args...)
 	p := &process{t: t, cmd: exec.Command(line[0], line[1:]...), done: make(chan struct{})}
+	p.cmd.WaitDelay = 5 * time.Second // for whatever it has started and left
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.out
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {

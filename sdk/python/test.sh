@@ -15,7 +15,10 @@ if [ ! -x "$venv/bin/python" ]; then
     }
 fi
 rm -rf build # setuptools would install what is left of files that are gone
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check '.[test]'
+pip="$venv/bin/python -m pip install --quiet --disable-pip-version-check"
+$pip -r requirements-test.txt
+# Built with the setuptools above and with nothing that is not there.
+$pip --no-deps --no-build-isolation .
 "$venv/bin/ruff" check .
 "$venv/bin/ruff" format --check .
 "$venv/bin/mypy"
