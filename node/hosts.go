@@ -38,6 +38,7 @@ type hosts struct {
 	cancel       context.CancelFunc
 
 	handshakes handshakes
+	partials   partials
 	refused    atomic.Uint64 // connections refused, for any reason
 	full       atomic.Uint64 // writes that met a full socket buffer
 

@@ -102,6 +102,9 @@ func (n *Node) keep(stop <-chan struct{}) {
 		}
 		last = resident
 		n.grpc.calls.sweep(time.Now())
+		if n.hosts != nil {
+			n.hosts.partials.sweep(time.Now(), n.cfg.RDS.HeartbeatTimeout.Duration)
+		}
 		t.Reset(wait)
 	}
 }

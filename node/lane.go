@@ -29,6 +29,10 @@ type laneLink struct {
 	shake *handshake // of an accepted link that has not identified itself; guarded by host.mu
 	noted bool       // its peer is in the book of kernels, or need not be
 	now   time.Duration
+
+	// Guarded by host.mu, see partial.go.
+	partial int64 // bytes of the large payload that is being read; 0: none
+	charged int64 // of them
 }
 
 func (h *host) laneOf(p *conn.Path) *lane {
@@ -71,16 +75,19 @@ func (l *laneLink) Begin() { _, l.now = l.h.lockTurn(l.h.all.here()) }
 
 // Frame gives one frame to the engine.
 func (l *laneLink) Frame(f *transport.Frame) error {
+	l.partial = 0
 	return l.h.e.Receive(l.now, l.p, l.gen, f)
 }
 
 // Buffer finds a place for a large payload, in the ring it is for.
 func (l *laneLink) Buffer(raw []byte, n int) *buf.Buf {
+	l.partial = int64(n)
 	return l.h.e.Buffer(l.p, l.gen, raw, n)
 }
 
 // End lets the lock go; acknowledgements and wake-ups follow in this thread.
 func (l *laneLink) End() {
+	l.settlePartial()
 	l.h.e.ReceivedAll(l.now, l.p, l.gen)
 	l.h.commit(l.p)
 	if !l.noted {
@@ -139,6 +146,8 @@ func (l *laneLink) Closed(err error, acked uint64) {
 	_, now := h.lock()
 	h.laneOf(l.p).remove(l)
 	l.identified()
+	l.partial = 0
+	l.settlePartial()
 	h.e.Lost(now, l.p, l.gen, acked, err)
 	h.startParked(l.p)
 	h.unlock()

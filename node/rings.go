@@ -47,18 +47,19 @@ type ringSock struct {
 	marks   []cancelMark // the reactor's thread alone
 
 	// Guarded by host.mu.
-	flows     []ringFlow
-	posts     []ringPost // by the id of shm.Host
-	bufs      bufList
-	post      shm.Post
-	placed    bool // in host.rings.placed
-	dirty     bool // in host.rings.dirty
-	reserved  int  // slots being read into
-	closed    bool // the engine's socket is
-	moved     bool // the region is not the client's any more
-	freed     bool // the region is gone, or about to be
-	hostile   error
-	evacuated int64 // bytes of private memory that a dead client's datagrams take; the burier's
+	flows         []ringFlow
+	posts         []ringPost // by the id of shm.Host
+	bufs          bufList
+	post          shm.Post
+	placed        bool   // in host.rings.placed
+	dirty         bool   // in host.rings.dirty
+	reserved      int    // slots being read into
+	reservedBytes uint64 // that they are for
+	closed        bool   // the engine's socket is
+	moved         bool   // the region is not the client's any more
+	freed         bool   // the region is gone, or about to be
+	hostile       error
+	evacuated     int64 // bytes of private memory that a dead client's datagrams take; the burier's
 }
 
 // ringFlow is an entry of the client's flow table as it was read.
@@ -339,6 +340,7 @@ func (r *ringSock) Place(src netip.AddrPort, f *transport.Frame, t rds.Train, p 
 		if cost, ok = r.h.Place(src, uint64(b.ID)*shm.UnitBytes, len(t.Body), t.Count, t.Table, lane.Index(), seq); ok {
 			b.ID = slotTaken
 			r.reserved--
+			r.reservedBytes -= uint64(len(b.B))
 		}
 	} else {
 		cost, ok = r.h.PlaceCopy(src, t.Body, t.Count, t.Table, lane.Index(), seq)
@@ -362,12 +364,18 @@ func (r *ringSock) Reserve(n int) *buf.Buf {
 	if r.closed {
 		return nil
 	}
+	// Lengths that were announced take half of the arena at most: the rest is for
+	// what has come, which is then copied out of memory of the daemon's own.
+	if r.reservedBytes+uint64(n) > r.reg.RecvArenaBytes/2 {
+		return nil
+	}
 	off, mem, ok := r.h.Reserve(n)
 	if !ok {
 		r.touch()
 		return nil
 	}
 	r.reserved++
+	r.reservedBytes += uint64(n)
 	b := r.bufs.get()
 	b.Lend(mem, r, uint32(off/shm.UnitBytes))
 	return b
@@ -376,7 +384,7 @@ func (r *ringSock) Reserve(n int) *buf.Buf {
 // Free implements buf.Owner: nobody refers to b any more. It may come from any
 // thread, with or without the lock.
 func (r *ringSock) Free(b *buf.Buf) {
-	id := b.ID
+	id, n := b.ID, uint64(len(b.B))
 	r.bufs.put(b)
 	if id == slotTaken {
 		return
@@ -385,6 +393,7 @@ func (r *ringSock) Free(b *buf.Buf) {
 		_, now := r.host.lock()
 		r.h.Unreserve(uint64(id) * shm.UnitBytes)
 		r.reserved--
+		r.reservedBytes -= n
 		if !r.closed {
 			r.sock.ReadAll(now) // who found no room may find some now
 		}

@@ -47,6 +47,8 @@ func TestEmptyDatagrams(t *testing.T) {
 				})
 			}
 			wg.Wait()
+			c.Close() // they are all of one user, whose share this was
+			settled(t, d, "memory_sending", 0)
 			works(t, d, rdsd.Rings)
 		})
 	}

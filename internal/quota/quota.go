@@ -151,6 +151,10 @@ func (a *Account) Used() int64 { return a.used.Load() }
 // takes all it can leaves a quarter of what there was to those that follow.
 const alpha = 3
 
+// alphaElsewhere is the same for what is counted elsewhere, datagrams: who has
+// filled its share with them can still connect, look and cancel.
+const alphaElsewhere = 2
+
 // Take takes size bytes of kind k, or says why they cannot be had. A nil account
 // has no limits.
 func (a *Account) Take(k Kind, size int64) error {
@@ -216,7 +220,7 @@ func (a *Account) Hold(n int64) {
 // Fits reports whether n bytes more, to be counted elsewhere, are within the
 // holder's share of what is free.
 func (a *Account) Fits(n int64) bool {
-	return a == nil || a.used.Load()+n <= alpha*(a.node.limit-a.node.Used()-n)
+	return a == nil || a.used.Load()+n <= alphaElsewhere*(a.node.limit-a.node.Used()-n)
 }
 
 // Tight reports whether the account would be refused size bytes of kind k. It
