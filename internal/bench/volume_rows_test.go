@@ -71,6 +71,14 @@ func init() {
 			}
 		}
 	}
+	// A write to a file is handed to a worker, one to memory is done where it comes in:
+	// what stands between them is the hand-over and the page cache.
+	for _, l := range ioLoads {
+		if l.row == "4k-write" || l.row == "4k-write-1" {
+			allRows = append(allRows, row{name: "volume-" + l.row + "-handover", what: "volume, " + l.name + ", a file against memory: the hand-over to a worker",
+				ours: "rdsd, file, " + l.name, metric: kilo, base: "rdsd, memory, " + l.name, bar: none})
+		}
+	}
 	programs[idleVolumes] = rdsdIdleVolumes
 	once[idleVolumes] = true
 	allRows = append(allRows, row{name: "volume-idle", what: "an idle session after use, in the daemon where it takes more: resident memory", ours: idleVolumes, metric: mib, most: true, bar: 1})
