@@ -70,7 +70,8 @@ func TestKilledWhileCongested(t *testing.T) {
 func TestRestartsUnderTraffic(t *testing.T) {
 	const count = 10_000
 	l := needLab(t)
-	for _, pr := range pairs[:2] {
+	for i := range *rounds * 2 {
+		pr := pairs[i%2]
 		t.Run(pr.name, func(t *testing.T) {
 			ctx := limited(t, 2*time.Minute)
 			d := startDaemon(t, l)
