@@ -18,8 +18,9 @@ func creditCost(n int) int { return max(1, (n+creditUnit-1)/creditUnit) }
 type frameOut struct {
 	rdsd   bool
 	ack    uint64
-	credit uint8 // still to be put into a frame
-	put    bool  // a frame has carried the acknowledgement
+	credit uint8  // still to be put into a frame
+	put    bool   // a frame has carried an acknowledgement
+	told   uint64 // the last one carried: a refusal that leaves raises ack for what follows it
 }
 
 // Fill puts what may be sent now into b, in this order: the handshake, our
@@ -56,7 +57,7 @@ func (p *Path) Fill(now time.Duration, b *transport.Batch) bool {
 			p.fillControl(now, b, &o)
 			p.fillData(now, b, &o)
 		}
-		if o.rdsd && (p.askNow || !o.put && (p.ackPending || p.ackDue <= now)) {
+		if o.rdsd && (p.askNow || (!o.put || o.told != o.ack) && (p.ackPending || p.ackDue <= now)) {
 			p.fillAck(now, b, &o)
 		}
 	}
@@ -68,7 +69,7 @@ func (p *Path) Fill(now time.Duration, b *transport.Batch) bool {
 		return false
 	}
 	if o.put {
-		p.ackPending, p.ackDue, p.ackedRx = false, never, o.ack
+		p.ackPending, p.ackDue, p.ackedRx = false, never, o.told
 	}
 	b.Seal()
 	p.writing = true
@@ -91,7 +92,7 @@ func (p *Path) put(b *transport.Batch, o *frameOut, h *wire.Header, payload []by
 		if p.owed > 0 {
 			o.credit = p.creditsToGrant()
 		}
-		o.put = true
+		o.put, o.told = true, o.ack
 		if h.Flags&wire.FlagAckRequired != 0 {
 			p.c.ctr.SendAckRequired++
 		}

@@ -195,4 +195,10 @@ func (w *World) judge() {
 	for _, k := range w.kernels {
 		k.judge()
 	}
+	for _, n := range w.nodes {
+		if c := n.eng.Counters(); w.fair && c.ConnReset+c.HeartbeatLost+c.ProtocolError+c.HandshakeTimeout+c.IllegalEvent+c.PeerRestarted != 0 {
+			w.fail("D12: no fault, and %v has %d links lost, %d of them silent, %d protocol errors, %d handshakes without an answer, %d illegal events, %d restarts",
+				n.addr, c.ConnReset, c.HeartbeatLost, c.ProtocolError, c.HandshakeTimeout, c.IllegalEvent, c.PeerRestarted)
+		}
+	}
 }

@@ -144,6 +144,22 @@ func TestStoppedReader(t *testing.T) {
 	}
 }
 
+// TestFairWeather: where nothing fails no path is ever lost, and everything is decided
+// within seconds of the last send, with little memory too: whoever is not woken has
+// nothing else to wait for.
+func TestFairWeather(t *testing.T) {
+	for s := int64(1); s <= 150; s++ {
+		r := Run(s, Options{Shape: func(w *World) {
+			w.fair, w.crashes, w.faultEvery = true, false, 10*time.Hour
+			w.rdsdN, w.legacyN, w.newerN = max(w.rdsdN, 2), 0, 0
+			w.net.Profile.Loss, w.net.Profile.Latency = 0, min(w.net.Profile.Latency, 2*time.Millisecond)
+		}})
+		if r.Err != nil {
+			t.Errorf("%v", r.Err)
+		}
+	}
+}
+
 // eight is eight nodes with moderate traffic and a fault twice a second.
 func eight(w *World) {
 	w.rdsdN, w.legacyN, w.newerN = 8, 0, 0
