@@ -202,13 +202,14 @@ func (r *ringSock) reach() bool {
 			n, err = r.takePosts(now, regardless)
 		}
 		r.judge(err)
+		later := !r.closed && (r.h.Growing() || r.h.HasPosts()) // with the lock: another thread ends the growing
 		r.host.unlock()
 		if err != nil {
 			r.s.finish(err)
 			return true
 		}
 		if n == 0 {
-			return r.closed || !r.h.Growing() && !r.h.HasPosts()
+			return !later
 		}
 	}
 	return true
