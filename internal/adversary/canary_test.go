@@ -78,7 +78,11 @@ func canaryMain(in *bufio.Scanner) error {
 }
 
 type canary struct {
-	mu  sync.Mutex
+	mu sync.Mutex
+	// When relay and watch last told something: who is asked while they are
+	// late says that they are.
+	relayed, watched int64 // guarded by mu
+
 	rtt []float64    // guarded by mu
 	met [3][]float64 // guarded by mu
 	now canaryReport // guarded by mu
@@ -107,6 +111,7 @@ func (c *canary) relay(fd int) {
 		time.Sleep(time.Millisecond)
 		slept := monotonic()
 		c.mu.Lock()
+		c.relayed = slept
 		c.rtt = append(c.rtt, float64(end-begun)/1e3)
 		if late := slept - begun - int64(time.Millisecond); late > int64(lateFrom) {
 			c.now.Late = append(c.now.Late, span{begun, slept, late})
@@ -187,6 +192,7 @@ func (c *canary) watch(o canaryOrder) {
 		}
 		c.mu.Lock()
 		c.now.At = append(c.now.At, at...)
+		c.watched = now
 		// Who uses more of a processor than the relay waits longer for it.
 		if late := now - last - int64(waitsEvery); late > int64(lateFrom) {
 			c.now.Late = append(c.now.Late, span{last, now, late})
@@ -240,7 +246,12 @@ func worst(pid int, prefix string, before map[string]int64) (most int64) {
 func (c *canary) take() canaryReport {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	r := c.now
+	r, now := c.now, monotonic()
+	for _, last := range []int64{c.relayed, c.watched} {
+		if late := now - last - int64(waitsEvery); last > 0 && late > int64(lateFrom) {
+			r.Late = append(r.Late, span{last, now, late})
+		}
+	}
 	r.Relay = distribution(c.rtt)
 	r.Greet, r.Session, r.Health = distribution(c.met[0]), distribution(c.met[1]), distribution(c.met[2])
 	c.rtt, c.met, c.now = nil, [3][]float64{}, canaryReport{}
