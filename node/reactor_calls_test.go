@@ -122,7 +122,7 @@ func TestReactorCalls(t *testing.T) {
 	for l := range strings.Lines(string(trace)) {
 		name, ok := judge(l)
 		seen[name]++
-		if !ok && seen[name] < 5 {
+		if !ok && seen[name] < 5 && !raceDetector {
 			t.Errorf("not on the list: %s", strings.TrimSpace(l))
 		}
 	}

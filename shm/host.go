@@ -141,7 +141,9 @@ func (h *Host) Close() error {
 	if n := h.Outstanding(); n > 0 {
 		return &Error{unix.EBUSY, fmt.Sprintf("the region of %v still has %d descriptors on their way", h.r.Local, n)}
 	}
-	h.dead = true
+	if !h.dead { // a reactor may still ask, of one that it has left
+		h.dead = true
+	}
 	h.led.Free()
 	h.led = nil
 	return h.r.Close()
