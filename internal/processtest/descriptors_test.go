@@ -156,7 +156,9 @@ func useOnce(socket string) (errs []error) {
 	return errs
 }
 
-func useFront(socket string, f rdsd.FrontEnd) error {
+func useFront(socket string, f rdsd.FrontEnd) error { return useFrontAt(socket, "127.0.0.1", f) }
+
+func useFrontAt(socket, at string, f rdsd.FrontEnd) error {
 	c, err := rdsd.Dial(socket, rdsd.WithFrontEnd(f))
 	if err != nil {
 		return err
@@ -164,7 +166,7 @@ func useFront(socket string, f rdsd.FrontEnd) error {
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	s, err := c.Bind(ctx, netip.MustParseAddrPort("127.0.0.1:0"))
+	s, err := c.Bind(ctx, netip.AddrPortFrom(netip.MustParseAddr(at), 0))
 	if err != nil {
 		return err
 	}
