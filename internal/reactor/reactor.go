@@ -279,7 +279,7 @@ func (r *Reactor) look() int {
 	n, _, e := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(r.epfd), uintptr(unsafe.Pointer(&r.events[0])), maxEvents, 0, 0, 0)
 	if e != 0 {
 		if e != unix.EINTR {
-			panic(fmt.Sprintf("reactor: epoll_pwait: %v", e))
+			cannotWait("epoll_pwait", e)
 		}
 		return 0
 	}

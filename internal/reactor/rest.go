@@ -1,7 +1,6 @@
 package reactor
 
 import (
-	"fmt"
 	"os"
 	"runtime"
 	"syscall"
@@ -32,6 +31,7 @@ type rest struct {
 
 	opt    Options
 	locked bool // to the thread
+	failed bool // the last wait could not be made in the poller
 	longs  int  // gaps in a row that were long
 	always bool // for tests
 }
@@ -62,9 +62,9 @@ func (s *rest) open(r *Reactor) (err error) {
 	s.file = os.NewFile(uintptr(s.set), "reactor") // non-blocking: the runtime's poller takes it
 	s.raw, err = s.file.SyscallConn()
 	s.ready = func(uintptr) bool {
-		s.watch(r, unix.EPOLLIN)
+		s.failed = !s.watch(r, unix.EPOLLIN)
 		r.late = r.look()
-		return r.late > 0
+		return s.failed || r.late > 0
 	}
 	return err
 }
@@ -81,35 +81,47 @@ func (s *rest) close() {
 	}
 }
 
-// wait blocks until a descriptor is ready or the time has come.
+// wait blocks until a descriptor is ready or the time has come. Where the kernel
+// refuses the alarm or the watch, the thread itself waits, as without resting.
 func (s *rest) wait(r *Reactor, until time.Duration) {
-	if until != s.due {
-		s.due = until
-		var t unix.ItimerSpec // zero: off
-		if until != never {
-			t.Value = unix.NsecToTimespec(int64(max(until-Clock(), 1)))
+	s.failed = !s.arm(until)
+	if !s.failed {
+		if s.opt.CPU < 0 && selfIsGoroutine {
+			s.unlock()
 		}
-		if err := unix.TimerfdSettime(s.alarm, 0, &t, nil); err != nil {
-			panic(fmt.Sprintf("reactor: timerfd_settime: %v", err))
-		}
+		// ready says whether it failed; an error of Read is one more way to.
+		s.failed = s.raw.Read(s.ready) != nil || s.failed
 	}
-	if s.opt.CPU < 0 && selfIsGoroutine {
-		s.unlock()
+	if s.failed {
+		r.late = r.wait(until)
+		return
 	}
-	if err := s.raw.Read(s.ready); err != nil {
-		panic(fmt.Sprintf("reactor: waiting: %v", err))
+	s.watch(r, 0) // at worst the poller is woken once for nothing
+}
+
+// arm sets the alarm.
+func (s *rest) arm(until time.Duration) bool {
+	if until == s.due {
+		return true
 	}
-	s.watch(r, 0)
+	var t unix.ItimerSpec // zero: off
+	if until != never {
+		t.Value = unix.NsecToTimespec(int64(max(until-Clock(), 1)))
+	}
+	if unix.TimerfdSettime(s.alarm, 0, &t, nil) != nil {
+		s.due = -1 // whatever it is set to now
+		return false
+	}
+	s.due = until
+	return true
 }
 
 // watch says which events of the reactor's set the runtime's poller is to hear
 // of, once. Nobody takes the event from the set in between, so without 0 the
 // poller would be woken by everything that comes from then on.
-func (s *rest) watch(r *Reactor, events uint32) {
+func (s *rest) watch(r *Reactor, events uint32) bool {
 	ev := unix.EpollEvent{Events: events | unix.EPOLLONESHOT}
-	if err := unix.EpollCtl(s.set, unix.EPOLL_CTL_MOD, r.epfd, &ev); err != nil {
-		panic(fmt.Sprintf("reactor: epoll_ctl: %v", err))
-	}
+	return unix.EpollCtl(s.set, unix.EPOLL_CTL_MOD, r.epfd, &ev) == nil
 }
 
 // gap notes how far apart work came.

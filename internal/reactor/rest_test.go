@@ -88,3 +88,54 @@ func TestRestBound(t *testing.T) {
 		})
 	}
 }
+
+// TestRestRefused: where the kernel does not set the alarm, or does not watch, the
+// thread itself waits: timers are in time, and who has something wakes it.
+func TestRestRefused(t *testing.T) {
+	for what, of := range map[string]func(*rest) *int{
+		"timerfd_settime": func(s *rest) *int { return &s.alarm },
+		"epoll_ctl":       func(s *rest) *int { return &s.set },
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := open(t, -1)
+			var whole int
+			on(r, func() {
+				r.rest.always = true
+				whole, *of(&r.rest) = *of(&r.rest), -1
+			})
+			_, before, _, _ := r.Stats()
+			for range 20 {
+				fired := make(chan time.Duration, 1)
+				began := Clock()
+				r.After(5*time.Millisecond, func() { fired <- Clock() - began })
+				select {
+				case d := <-fired:
+					if d < 5*time.Millisecond {
+						t.Errorf("a timer after %v", d)
+					}
+				case <-time.After(10 * time.Second):
+					t.Fatal("a timer does not fire")
+				}
+				on(r, func() {})
+			}
+			if turns, sleeps, _, _ := r.Stats(); sleeps == before || turns > 100*sleeps {
+				t.Errorf("%d turns, %d sleeps: it does not sleep", turns, sleeps-before)
+			}
+			on(r, func() {
+				if !r.rest.failed && what == "timerfd_settime" {
+					t.Error("nothing was refused")
+				}
+				*of(&r.rest) = whole
+			})
+			for range 5 {
+				time.Sleep(2 * longGap)
+				on(r, func() {})
+			}
+			on(r, func() {
+				if r.rest.failed {
+					t.Error("it does not rest again")
+				}
+			})
+		})
+	}
+}

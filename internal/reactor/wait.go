@@ -21,13 +21,27 @@ func (r *Reactor) wait(until time.Duration) int {
 			return n
 		case unix.EINTR:
 			return 0
-		case unix.ENOSYS:
+		case unix.ENOSYS, unix.EPERM: // EPERM is what old filters of system calls say of new ones
 			if !noPwait2.Swap(true) {
 				continue
 			}
 		}
-		panic("reactor: epoll_pwait: " + err.Error())
+		cannotWait("epoll_pwait2", err)
+		return 0
 	}
+}
+
+// refused is how long a reactor pauses when the kernel does not let it wait.
+const refused = time.Millisecond
+
+// cannotWait returns when the kernel may let us wait again, and panics where it never
+// will because what it was asked is wrong.
+func cannotWait(what string, err error) {
+	switch err {
+	case unix.EBADF, unix.EFAULT, unix.EINVAL:
+		panic("reactor: " + what + ": " + err.Error())
+	}
+	time.Sleep(refused)
 }
 
 func (r *Reactor) waitOnce(until time.Duration) (int, error) {
