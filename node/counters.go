@@ -13,6 +13,7 @@ type nodeCounters struct {
 	DescriptorsRefused atomic.Uint64 `counter:"descriptors_refused" help:"connections and sockets refused because the process is near its limit of file descriptors"`
 	AcceptErrors       atomic.Uint64 `counter:"accept_errors" help:"connections that could not be accepted for a while: no descriptor, no memory; the log names the listener"`
 	CallsRateLimited   atomic.Uint64 `counter:"calls_rate_limited" help:"calls refused because their user made more than api.calls_per_second"`
+	LogLost            atomic.Uint64 `counter:"log_lost" help:"log lines left out because nobody read the log, or its disk stood still"`
 	LogSuppressed      atomic.Uint64 `counter:"log_suppressed" help:"log lines left out because of log.lines_per_second"`
 	AdminDenied        atomic.Uint64 `counter:"admin_denied" help:"calls refused because the caller is no administrator"`
 	BindsRefused       atomic.Uint64 `counter:"binds_refused" help:"binds refused, for any reason"`

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -84,11 +85,14 @@ func configErrors(err error) error {
 // What ends it is a line of its log, for that is what a daemon's standard error is;
 // the exit code is 78 for the configuration and 1 for the rest.
 func (a *app) serve(ctx context.Context, cfg *node.Config, load node.LoadOptions, hangups <-chan os.Signal) error {
-	log := node.NewLogger(a.err, &cfg.Log)
+	out := node.NewLogWriter(a.err)
+	defer out.Flush(time.Second)
+	log := node.NewLogger(out, &cfg.Log)
 	n, err := node.New(cfg, log)
 	if err != nil {
 		return withCode(exitConfig, err)
 	}
+	n.LogsTo(out)
 	node.TuneMemory(cfg)
 	defer context.AfterFunc(ctx, a.stopSignals)()
 	over := make(chan struct{})

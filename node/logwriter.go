@@ -1,0 +1,112 @@
+package node
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// logQueueBytes bounds the lines that wait for whoever reads the log.
+const logQueueBytes = 256 << 10
+
+// LogWriter takes log lines and never blocks: reactors log, and standard error may
+// be a pipe that nobody empties, or a file on a disk that stands still. Lines are
+// written by a goroutine that lives while there are any. What finds the queue full is
+// lost and counted, and the log says so when it goes on.
+type LogWriter struct {
+	w    io.Writer
+	lost *atomic.Uint64 // all there ever were; a counter of the node
+
+	mu      sync.Mutex
+	lines   [][]byte // guarded by mu
+	bytes   int      // guarded by mu; of lines and of what is being written
+	missing uint64   // guarded by mu; lost since the log said so
+	writing bool     // guarded by mu; the goroutine lives
+	idle    chan struct{}
+}
+
+// NewLogWriter makes a writer in front of w.
+func NewLogWriter(w io.Writer) *LogWriter {
+	return &LogWriter{w: w, lost: new(atomic.Uint64)}
+}
+
+// Write queues one line. It reports success always: a logger could do nothing about
+// a failure.
+func (l *LogWriter) Write(line []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.bytes+len(line) > logQueueBytes {
+		l.missing++
+		l.lost.Add(1)
+		return len(line), nil
+	}
+	l.bytes += len(line)
+	l.lines = append(l.lines, append([]byte(nil), line...))
+	if !l.writing {
+		l.writing, l.idle = true, make(chan struct{})
+		go l.drain(l.idle) // ends when no line is left
+	}
+	return len(line), nil
+}
+
+// drain writes what is queued.
+func (l *LogWriter) drain(idle chan struct{}) {
+	defer close(idle)
+	for {
+		l.mu.Lock()
+		lines, missing := l.lines, l.missing
+		l.lines, l.missing = nil, 0
+		if len(lines) == 0 && missing == 0 {
+			l.writing = false
+			l.mu.Unlock()
+			return
+		}
+		l.mu.Unlock()
+		n := 0
+		for _, line := range lines {
+			_, _ = l.w.Write(line) // there is nowhere to say that it failed
+			n += len(line)
+		}
+		if missing > 0 {
+			// Behind the lines that had a place: the others came after these.
+			fmt.Fprintf(l.w, "time=%s level=WARN msg=\"log lines were lost: nobody read the log\" lines=%d\n", time.Now().Format(time.RFC3339Nano), missing)
+		}
+		l.mu.Lock()
+		l.bytes -= n
+		l.mu.Unlock()
+	}
+}
+
+// Flush waits until everything is written, or for limit.
+func (l *LogWriter) Flush(limit time.Duration) {
+	l.mu.Lock()
+	writing, idle := l.writing, l.idle
+	l.mu.Unlock()
+	if !writing {
+		return
+	}
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case <-idle:
+	case <-t.C:
+	}
+}
+
+// lastWords is how long the end of a process waits for its log to be taken.
+const lastWords = time.Second
+
+// LogsTo says that the node's logger writes through l, so that lost lines are counted
+// and a process that ends itself has its last words written. Call it before Run.
+func (n *Node) LogsTo(l *LogWriter) {
+	l.mu.Lock()
+	l.lost = &n.count.LogLost
+	l.mu.Unlock()
+	n.guard.Exit = func(code int) {
+		l.Flush(lastWords)
+		os.Exit(code)
+	}
+}

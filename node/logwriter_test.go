@@ -1,0 +1,69 @@
+package node
+
+import (
+	"bytes"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// stuck is a writer that takes nothing until it is let go.
+type stuck struct {
+	free chan struct{}
+	mu   sync.Mutex
+	b    bytes.Buffer
+}
+
+func (s *stuck) Write(p []byte) (int, error) {
+	<-s.free
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+// A log that nobody reads holds up nobody who logs: lines are lost, counted, and
+// named when the log goes on.
+func TestLogWriterNeverBlocks(t *testing.T) {
+	s := &stuck{free: make(chan struct{})}
+	w := NewLogWriter(s)
+	log := slog.New(slog.NewTextHandler(w, nil))
+	const n = 20000
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range n {
+			log.Info("a line like any other", "nr", i)
+		}
+	}()
+	select {
+	case <-done:
+	case <-time.After(20 * time.Second):
+		t.Fatal("logging waits for whoever reads the log")
+	}
+	lost := w.lost.Load()
+	if lost == 0 || lost >= n {
+		t.Fatalf("%d of %d lines were lost", lost, n)
+	}
+	if begun := time.Now(); true {
+		w.Flush(20 * time.Millisecond)
+		if took := time.Since(begun); took > 10*time.Second {
+			t.Errorf("the end of a process would wait %v for its log", took)
+		}
+	}
+	close(s.free)
+	w.Flush(20 * time.Second)
+	out := s.b.String()
+	if kept := strings.Count(out, "a line like any other"); kept != n-int(lost) {
+		t.Errorf("%d lines are there, want %d", kept, n-int(lost))
+	}
+	if !strings.Contains(out, "log lines were lost") || !strings.Contains(out, "lines=") {
+		t.Error("nothing says that lines were lost")
+	}
+	log.Info("and on")
+	w.Flush(20 * time.Second)
+	if !strings.Contains(s.b.String(), "and on") || w.bytes != 0 {
+		t.Errorf("the log does not go on; %d bytes are left in the account", w.bytes)
+	}
+}
