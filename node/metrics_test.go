@@ -69,6 +69,7 @@ rdsd_budget_used{budget="memory_partial"} 0
 rdsd_budget_used{budget="memory_peers"} 0
 rdsd_budget_used{budget="memory_received"} 0
 rdsd_budget_used{budget="memory_regions"} 0
+rdsd_budget_used{budget="memory_requests"} 0
 rdsd_budget_used{budget="memory_sending"} 0
 rdsd_budget_used{budget="memory_sockets"} 0
 rdsd_budget_used{budget="memory_waiting"} 0

@@ -42,10 +42,17 @@ type conn struct {
 	made     int       // guarded by mu; ops there are
 	inFlight int       // guarded by mu; ops in use, and receive buffers beside the reader's
 	bytes    int       // guarded by mu; memory of those
-	out      opList    // guarded by mu; finished, to be replied to
-	sending  bool      // guarded by mu; somebody holds the transmit token
-	looking  bool      // guarded by mu; lookUp runs
-	lookups  opList    // guarded by mu; wait for lookUp
+	charge   Charge    // nil: nobody counts
+	charged  int       // guarded by mu; taken of charge beside connMemory
+	asking   bool      // guarded by mu; askAgain is under way
+
+	reserved atomic.Int64 // when the server's reserve was taken
+	half     atomic.Bool  // the client has sent half a request, and may have no more
+	stuck    atomic.Bool  // the client's socket is full
+	out      opList       // guarded by mu; finished, to be replied to
+	sending  bool         // guarded by mu; somebody holds the transmit token
+	looking  bool         // guarded by mu; lookUp runs
+	lookups  opList       // guarded by mu; wait for lookUp
 
 	broken   atomic.Bool // nothing can be sent any more
 	stopping atomic.Bool // everything is answered with ESHUTDOWN
@@ -103,6 +110,7 @@ func (c *conn) serve() error {
 	for c.inFlight > 0 || c.sending {
 		c.room.Wait()
 	}
+	c.settle() // what was taken for a request that was not read any more
 	c.mu.Unlock()
 	if c.rb != nil {
 		c.dropBuf(c.rb)
@@ -187,15 +195,15 @@ func (c *conn) takeOp(n int) *op {
 	return o
 }
 
-// fits tells whether n bytes more are within the limit. One request always
-// fits, or it would wait for ever. Called with mu held.
+// fits tells whether n bytes more are within the limit, and charged for. One
+// request always fits, or it would wait for ever. Called with mu held.
 func (c *conn) fits(n int) bool {
-	return c.inFlight == 0 || c.bytes+n <= c.srv.opts.MaxBytes
+	return (c.inFlight == 0 || c.bytes+n <= c.srv.opts.MaxBytes) && c.afford(n)
 }
 
 // lacks tells whether there is no op that may use n bytes. Called with mu held.
 func (c *conn) lacks(n int) bool {
-	return !c.fits(n) || c.free.head == nil && c.made >= c.srv.opts.MaxRequests
+	return c.free.head == nil && c.made >= c.srv.opts.MaxRequests || !c.fits(n)
 }
 
 // starving tells whether there is still no room for what the reader needs.
@@ -258,6 +266,7 @@ func (c *conn) recycle(l *opList) {
 	c.free = done
 	c.inFlight -= n
 	c.bytes -= bytes
+	c.settle()
 	c.room.Signal()
 	c.loop.fed()
 	c.mu.Unlock()
@@ -292,6 +301,7 @@ func (rb *recvBuf) release() {
 	c.mu.Lock()
 	c.inFlight--
 	c.bytes -= recvSize
+	c.settle()
 	c.room.Signal()
 	c.loop.fed()
 	c.mu.Unlock()

@@ -221,6 +221,7 @@ func (l *loop) waitFull() {
 	c := l.c
 	c.mu.Lock()
 	l.full = true
+	c.stuck.Store(true)
 	if c.last.Load() && l.due.IsZero() {
 		l.startLinger()
 	}
@@ -240,6 +241,7 @@ func (l *loop) writable() {
 	c.mu.Lock()
 	was := l.full
 	l.full = false
+	c.stuck.Store(false)
 	c.mu.Unlock()
 	if !was {
 		return

@@ -83,7 +83,13 @@ func (c *conn) transmit(rounds int, mayWait bool) bool {
 			c.clearVec()
 			continue
 		}
+		if mayWait {
+			c.stuck.Store(true)
+		}
 		sent, err := c.s.write(c.vec, mayWait)
+		if mayWait {
+			c.stuck.Store(false)
+		}
 		c.srv.count.bytesOut.Add(uint64(sent))
 		switch {
 		case err == errAgain:

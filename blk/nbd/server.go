@@ -36,8 +36,11 @@ type Options struct {
 	// Submit of the devices must not wait. It outlives the server's connections.
 	// nil, or connections that are no sockets: a goroutine reads each.
 	Reactor *reactor.Reactor
-	Log     *slog.Logger // nil: none
-	Guard   *guard.Guard // contains panics of what is done for one connection; nil: none is
+	// Charge opens the account that a connection's memory is charged to. nil: nobody
+	// counts it.
+	Charge func(net.Conn) Charge
+	Log    *slog.Logger // nil: none
+	Guard  *guard.Guard // contains panics of what is done for one connection; nil: none is
 }
 
 func (o *Options) setDefaults() error {
@@ -86,6 +89,8 @@ type Server struct {
 	count counters
 	quit  context.Context // ends when stopping is set
 	stop  context.CancelFunc
+	// reserve is the connection whose request was taken without memory for it.
+	reserve atomic.Pointer[conn]
 
 	mu        sync.Mutex
 	exports   map[string]*export        // guarded by mu
@@ -102,10 +107,11 @@ type counters struct {
 
 // session is one connection, from before its negotiation to its end.
 type session struct {
-	nc   net.Conn
-	x    *export       // guarded by Server.mu; nil while negotiating
-	c    *conn         // guarded by Server.mu; nil while negotiating
-	done chan struct{} // closed at its end
+	nc     net.Conn
+	charge Charge
+	x      *export       // guarded by Server.mu; nil while negotiating
+	c      *conn         // guarded by Server.mu; nil while negotiating
+	done   chan struct{} // closed at its end
 }
 
 // NewServer makes a server without exports.
@@ -307,7 +313,7 @@ func (s *Server) serveKernel(nc net.Conn, name string, atEnd func(*conn)) error 
 
 func (s *Server) transmission(h *session, g *agreed, atEnd func(*conn)) error {
 	c := newConn(s, h.nc, g.x)
-	c.structured, c.allocation, c.atEnd = g.structured, g.allocation, atEnd
+	c.structured, c.allocation, c.atEnd, c.charge = g.structured, g.allocation, atEnd, h.charge
 	s.mu.Lock()
 	h.x, h.c = g.x, c
 	gone, left := s.stopping || s.exports[g.x.Name] != g.x, s.leaving
@@ -336,7 +342,14 @@ func (s *Server) open(nc net.Conn) (*session, error) {
 		s.opts.Log.Warn("nbd: connection refused", "reason", "too many connections", "limit", s.opts.MaxConns)
 		return nil, rdserr.With(rdserr.ErrTooMany, "there are %d connections already", s.opts.MaxConns)
 	}
-	h := &session{nc: nc, done: make(chan struct{})}
+	charge, err := s.account(nc, len(s.sessions)+1)
+	if err != nil {
+		s.count.refused.Add(1)
+		nc.Close()
+		s.opts.Log.Warn("nbd: connection refused", "reason", err)
+		return nil, err
+	}
+	h := &session{nc: nc, charge: charge, done: make(chan struct{})}
 	s.sessions[h] = struct{}{}
 	s.count.connections.Add(1)
 	return h, nil
@@ -344,6 +357,10 @@ func (s *Server) open(nc net.Conn) (*session, error) {
 
 func (s *Server) drop(h *session) {
 	h.nc.Close()
+	if h.charge != nil {
+		h.charge.Give(connMemory)
+		h.charge.Close()
+	}
 	s.mu.Lock()
 	delete(s.sessions, h)
 	s.mu.Unlock()

@@ -26,6 +26,7 @@ const (
 	Handshakes             // connections that have not said who they are
 	Peers                  // peers and their links
 	Chunks                 // memory that sessions of volumes write into
+	Requests               // requests of programs that use mapped volumes
 	NumKinds
 )
 
@@ -45,6 +46,7 @@ var kinds = [NumKinds]struct {
 	Handshakes: {"handshakes", 4},
 	Peers:      {"peers", 32},
 	Chunks:     {"chunks", 32},
+	Requests:   {"requests", 24},
 }
 
 func (k Kind) String() string { return kinds[k].name }

@@ -14,7 +14,6 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/blk/nbd"
-	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -43,8 +42,8 @@ type socketFront struct {
 
 // openSocket offers a device at path, under name and as the default export. kept:
 // the next Host does so too.
-func openSocket(path, name string, kept bool, mode fs.FileMode, d blk.Device, home *reactor.Reactor, log *slog.Logger, g *guard.Guard) (*socketFront, error) {
-	srv, err := nbd.NewServer(nbd.Options{Reactor: home, Log: log, Guard: g})
+func openSocket(path, name string, kept bool, mode fs.FileMode, d blk.Device, home *reactor.Reactor, log *slog.Logger, h *Host) (*socketFront, error) {
+	srv, err := nbd.NewServer(nbd.Options{Reactor: home, Log: log, Guard: h.guard, Charge: h.chargeUser()})
 	if err != nil {
 		return nil, err
 	}

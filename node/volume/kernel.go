@@ -82,8 +82,8 @@ type kernelOptions struct {
 }
 
 // openKernel attaches a device.
-func openKernel(drv driver, o kernelOptions, d blk.Device, home *reactor.Reactor, log *slog.Logger) (*kernelFront, error) {
-	srv, err := nbd.NewServer(nbd.Options{Reactor: home, Log: log, MaxBytes: nbd.KernelInFlight * requestSize})
+func openKernel(drv driver, o kernelOptions, d blk.Device, home *reactor.Reactor, log *slog.Logger, h *Host) (*kernelFront, error) {
+	srv, err := nbd.NewServer(nbd.Options{Reactor: home, Log: log, Charge: h.chargeNode(), MaxBytes: nbd.KernelInFlight * requestSize})
 	if err == nil {
 		err = srv.Add(nbd.Export{Device: d})
 	}

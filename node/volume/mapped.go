@@ -196,7 +196,7 @@ func (m *mapping) show() error {
 	var f front
 	var err error
 	if m.spec.As == AsSocket {
-		f, err = openSocket(m.spec.Socket, m.spec.Name, m.spec.Persist, h.cfg.SocketMode, m.stats, m.c.home, log, h.guard)
+		f, err = openSocket(m.spec.Socket, m.spec.Name, m.spec.Persist, h.cfg.SocketMode, m.stats, m.c.home, log, h)
 	} else {
 		f, err = m.attach()
 	}
@@ -227,11 +227,11 @@ func (m *mapping) attach() (front, error) {
 		}
 	}
 	log := h.log.With("mapping", m.id)
-	f, err := openKernel(h.drv, o, m.stats, m.c.home, log)
+	f, err := openKernel(h.drv, o, m.stats, m.c.home, log, h)
 	if err != nil && o.resume {
 		log.Warn("volume: the kernel does not take its device up again; it is attached anew", "device", s.Device, "err", err)
 		o.resume = false
-		f, err = openKernel(h.drv, o, m.stats, m.c.home, log)
+		f, err = openKernel(h.drv, o, m.stats, m.c.home, log, h)
 	}
 	if err != nil {
 		return nil, err
