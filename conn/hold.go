@@ -207,7 +207,10 @@ func (p *Path) countOut(port uint16, but *Msg) (n int) {
 // on, would fill this node's memory with them: while more than refusalsWait wait the
 // credits of what it sends are not renewed, which leaves it what it has, and one that
 // comes again with new links is given up at refusalsMost.
-func (p *Path) refusalsWait() bool { return p.refusals > p.window0()/4 }
+//
+// One that sends again what it had sent is another matter: what it refuses itself
+// stands behind that, and until it has left, our refusals are not acknowledged either.
+func (p *Path) refusalsWait() bool { return !p.again && p.refusals > p.window0()/4 }
 
 func (p *Path) refusalsMost() int { return 4 * p.window0() }
 

@@ -89,6 +89,7 @@ type Path struct {
 	refusing   map[uint16]struct{} // ports whose flow waits for FlagResume
 	refused    []wire.Refusal      // not yet put into a message
 	refusals   int                 // refused or in a message, and not acknowledged
+	again      bool                // the last of the peer's sequenced frames was a retransmission
 	unsentRef  uint64              // lowest refused sequence whose refusal has not left on this link; 0 none
 	lastRx     time.Duration
 	paused     bool
@@ -321,7 +322,7 @@ func (p *Path) established(now time.Duration) {
 	if mutant.On(mutant.NoMapOnConnect) && p.wasUp {
 		p.congDirty = false
 	}
-	p.paused = false
+	p.paused, p.again = false, false
 	p.sinceAck.frames, p.sinceAck.bytes = 0, 0
 	p.probed, p.answer, p.heard, p.of, p.tolds = false, false, false, nil, nil
 	p.c.allow()

@@ -194,6 +194,7 @@ func (p *Path) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kin
 		return errOldSeq // its restart would have brought a new incarnation
 	}
 	fresh := p.inSequence(h)
+	p.again = h.Flags&wire.FlagRetransmitted != 0
 	if rdsd && !(kind == wire.KindControl && h.Ext[0] == wire.CtlRefuse) {
 		cost := min(creditCost(len(f.Payload)), 1<<c.cfg.CreditLog2)
 		if p.granted -= cost; p.granted < 0 {
@@ -319,7 +320,11 @@ func (p *Path) ReceivedAll(now time.Duration, gen uint64) {
 	p.lastRx = now // part of a large frame is a sign of life too
 	if p.c.kind == KindRdsd && p.ready {
 		if p.owed >= p.window0()/4 {
-			p.ackPending = true
+			if p.ackable() != p.ackedRx || p.mayGrant() {
+				p.ackPending = true
+			} else { // a frame that says nothing new would be answered by one like it, without end
+				p.c.rearm(now + p.c.cfg.AckDelay*4)
+			}
 		}
 		if !p.ackPending && p.ackDue == never && p.ackable() != p.ackedRx {
 			p.ackDue = now + p.c.cfg.AckDelay

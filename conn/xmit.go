@@ -217,7 +217,22 @@ func (p *Path) sentRefusal(o *frameOut, m *Msg) {
 	}
 }
 
+// fillControl puts refusals first: they cost no credit, and must not stand behind an
+// answer that waits for one. Until they leave nothing behind what they refuse is
+// acknowledged, not even the peer's refusals, for which it withholds our credits.
 func (p *Path) fillControl(now time.Duration, b *transport.Batch, o *frameOut) {
+	for m := p.control.head; m != nil; {
+		next := m.next
+		if m.Kind == MsgRefuse {
+			if !p.affords(b, o, m) {
+				return
+			}
+			p.control.remove(m)
+			p.send(now, b, o, m, m.flags)
+			p.sentRefusal(o, m)
+		}
+		m = next
+	}
 	for p.control.head != nil && p.affords(b, o, p.control.head) {
 		m := p.control.pop()
 		if m.Kind == MsgTell {
@@ -228,7 +243,6 @@ func (p *Path) fillControl(now time.Duration, b *transport.Batch, o *frameOut) {
 			p.pongs--
 		}
 		p.send(now, b, o, m, m.flags)
-		p.sentRefusal(o, m)
 	}
 }
 

@@ -26,8 +26,8 @@ func TestHeadersAreMemory(t *testing.T) {
 			break
 		}
 	}
-	if want := (1<<20 - 1<<18) / msgBytes; n > want || n < want-1 {
-		t.Errorf("%d empty datagrams were accepted; three quarters of 1 MiB have room for %d", n, want)
+	if want := (1 << 20) * 2 / 3 / msgBytes; n > want || n < want-1 {
+		t.Errorf("%d empty datagrams were accepted; one user's share, two thirds of 1 MiB, has room for %d", n, want)
 	}
 	if b.Used() != int64(n*msgBytes) || account.Used() != b.Used() {
 		t.Errorf("%d bytes are charged to the node and %d to the user for %d empty datagrams", b.Used(), account.Used(), n)
