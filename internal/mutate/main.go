@@ -19,6 +19,7 @@ var (
 	only   = flag.String("only", "", "try this mutation again, by its id, and show what the tests said")
 	list   = flag.Bool("list", false, "list the mutations there could be")
 	atOnce = flag.Int("j", 2, "how many at once")
+	stages = flag.Int("stages", 0, "run at most so many of a room's test commands, the nearest first; 0 runs all")
 	least  = flag.Int("least", 0, "fail below this many percent noticed")
 )
 
