@@ -88,6 +88,7 @@ func runScript(t *testing.T, file string) {
 			w.step(words)
 		}
 		w.settle()
+		w.check()
 		got := w.take()
 		if got != "" {
 			anew.WriteString(got + "\n")
@@ -111,6 +112,7 @@ func runScript(t *testing.T, file string) {
 			w.wrote(p)
 		}
 	}
+	w.checkEnd()
 	for port, s := range w.senders {
 		if s.Messages() != 0 || s.head != nil || s.tail != nil {
 			t.Errorf("the flow to port %d has %d messages left", port, s.Messages())

@@ -263,7 +263,10 @@ func (w *world) wrote(p *Path) {
 // advance moves the clock, calling Tick whenever the Conn asked for it.
 func (w *world) advance(d time.Duration) {
 	until := w.now + d
-	for w.armed <= until {
+	for ticks := 0; w.armed <= until; ticks++ {
+		if ticks > int(d/time.Millisecond)+20 {
+			w.t.Fatalf("%d calls in %v", ticks, d)
+		}
 		w.now = max(w.now, w.armed)
 		w.armed = never
 		before := len(w.out)

@@ -1,0 +1,215 @@
+package conn
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/wire"
+)
+
+// steps does what lines of a script say, and looks at nothing they note.
+func (w *world) steps(lines ...string) {
+	for _, s := range lines {
+		w.step(strings.Fields(s))
+		w.settle()
+		w.check()
+	}
+	w.take()
+}
+
+// rdsdPair is a world whose peer is an rdsd with one lane, a link and 128 credits.
+func rdsdPair(t *testing.T) (*world, *Path) {
+	w := newWorld(t, "10.0.0.2", "10.0.0.1", func(c *Config) { c.CreditLog2, c.Lanes = 7, 1 })
+	w.steps("accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/1/7", "recv 0 answer received=0 npaths=1 hello=77/1/7")
+	return w, w.c.paths[0]
+}
+
+// A shell that offers frames before it reads them is told what would be placed.
+func TestAwaits(t *testing.T) {
+	w, p := rdsdPair(t)
+	w.steps("recv 0 data 4000>5000 seq=2 len=1 csum", "port 5001 no-room", "recv 0 data 4000>5001 seq=3 len=1 csum")
+	is := func(frame string, want bool) {
+		t.Helper()
+		f := w.frame(strings.Fields(frame))
+		port, ok := p.Awaits(p.gen, f.Raw)
+		if ok != want || ok && port != 5000 && port != 5001 {
+			t.Errorf("%s, %v: port %d, %v", frame, p.state, port, ok)
+		}
+		if _, ok := p.Awaits(p.gen+1, f.Raw); ok {
+			t.Errorf("%s of another link is awaited", frame)
+		}
+	}
+	is("data 4000>5000 seq=4 len=1 csum", true)
+	is("data 4000>5000 seq=4 len=1 csum=bad", false)
+	is("data 4000>5000 seq=3 len=1 csum", false)
+	is("data 4000>5001 seq=4 len=1 csum", false)
+	is("data 4000>5001 seq=4 len=1 flags=resume csum", true)
+	is("ping 5000 seq=4 csum", false)
+	is("ack csum", false)
+	if _, ok := p.Awaits(p.gen, make([]byte, 3)); ok {
+		t.Error("a part of a header is awaited")
+	}
+	w.steps("drop 0")
+	is("data 4000>5000 seq=4 len=1 csum", false)
+
+	w = newWorld(t, "10.0.0.2", "10.0.0.1", nil)
+	w.steps("accept 40000", "recv 0 answer seq=1 npaths=1", "recv 0 data 4000>5000 seq=2 len=1")
+	p = w.c.paths[0]
+	for _, frame := range []string{"data 4000>5000 seq=3 len=1", "data 4000>5000 seq=2 len=1", "data 4000>5000 seq=3 len=1 flags=retrans"} {
+		is(frame, true)
+	}
+	is("data 4000>5000 seq=2 len=1 flags=retrans", false)
+	w.steps("drop 0")
+	is("data 4000>5000 seq=3 len=1", true)
+	w.steps("lost 0")
+	is("data 4000>5000 seq=3 len=1", false)
+}
+
+// Refusals says no more than fits, of those not yet put into a message and of
+// those that were.
+func TestRefusalsListed(t *testing.T) {
+	w, p := rdsdPair(t)
+	w.steps("port 5001 no-room", "recv 0 data 4000>5001 seq=2 len=1 csum", "recv 0 data 4000>5001 seq=3 len=1 csum", "hold on",
+		"recv 0 data 4000>5001 seq=4 len=1 csum", "recv 0 data 4000>5001 seq=5 len=1 csum")
+	for room := range 6 {
+		l := make([]wire.Refusal, room)
+		n := p.Refusals(l)
+		if n != min(room, 4) {
+			t.Errorf("%d refusals of 4 for %d places", n, room)
+		}
+		seen := map[uint64]bool{}
+		for _, r := range l[:n] {
+			if seen[r.Seq] || r.Seq < 2 || r.Seq > 5 || r.Reason != wire.ReasonNoRoom {
+				t.Errorf("refusal %+v for %d places", r, room)
+			}
+			seen[r.Seq] = true
+		}
+	}
+}
+
+// Tell takes 32 messages that wait, and as many again when they have left.
+func TestTellIsBounded(t *testing.T) {
+	w, _ := rdsdPair(t)
+	w.steps("hold on")
+	for round := range 3 {
+		n := 0
+		for w.c.Tell(wire.CtlAskPorts, nil) {
+			n++
+			w.settle()
+		}
+		// In the first round one leaves at once, and is being written.
+		if want := maxTells + 1; n != want {
+			t.Errorf("round %d: %d messages were taken, want %d", round, n, want)
+		}
+		for w.batch[0] != nil {
+			w.wrote(w.c.paths[0])
+			w.settle()
+		}
+		w.check()
+		w.take()
+	}
+	w.steps("drop 0")
+	if w.c.Tell(wire.CtlAskPorts, nil) {
+		t.Error("a message was taken for a link that is being closed")
+	}
+}
+
+// A connection rests when it has no link, and nothing of any sort is under way.
+func TestRests(t *testing.T) {
+	w := newWorld(t, "10.0.0.1", "10.0.0.2", func(c *Config) { c.CreditLog2, c.Lanes = 7, 1 })
+	rests := func(want bool, what string) {
+		t.Helper()
+		if _, ok := w.c.Rests(); ok != want {
+			t.Errorf("%s: rests %v", what, ok)
+		}
+	}
+	known := func(want bool, what string) {
+		t.Helper()
+		if w.c.Known() != want {
+			t.Errorf("%s: known %v", what, !want)
+		}
+	}
+	rests(true, "at first")
+	w.steps("send 5000>4000 1")
+	rests(false, "something waits for the lanes")
+	w.steps("cancel 4000", "dialfail 0")
+	rests(true, "nothing waits any more")
+	known(false, "nothing came")
+	w.steps("wait 10s", "send 5000>4000 1", "connected 0")
+	known(false, "nothing came yet")
+	w.steps("recv 0 probe seq=1 npaths=1 hello=77/1/7", "recv 0 answer received=0 npaths=1 hello=77/1/7")
+	known(true, "it said who it is")
+	rests(false, "sent and not acknowledged")
+	w.steps("lost 0")
+	rests(false, "to be sent again")
+	w.steps("wait 1s", "connected 0", "recv 0 probe npaths=1 hello=77/1/7", "recv 0 answer received=0 npaths=1 hello=77/1/7", "recv 0 ack ack=2 csum")
+	rests(false, "a link")
+	w.steps("drop 0")
+	rests(false, "a link that closes")
+	at := w.now
+	w.steps("lost 0")
+	if since, ok := w.c.Rests(); !ok || since != at {
+		t.Errorf("rests %v since %v, the link went at %v", ok, since, at)
+	}
+}
+
+// Of a kernel's links that wait for their predecessors' end 64 are kept; one more,
+// and only the newest counts.
+func TestWaitingLinks(t *testing.T) {
+	w := newWorld(t, "10.0.0.2", "10.0.0.1", nil)
+	w.steps("accept 40000", "recv 0 answer seq=1 npaths=1")
+	p := w.c.paths[0]
+	for i := range 2*maxWaiting + 1 {
+		aborts := 0
+		if a := w.c.Accept(w.now, 40000); !a.Parked || a.Gen != p.gen+uint64(i)+1 {
+			t.Fatalf("link %d: %+v", i, a)
+		}
+		for _, a := range w.acts {
+			if a.Kind == ActAbort {
+				aborts++
+			}
+		}
+		w.settle()
+		want, abort := i%maxWaiting+1, 0
+		if i > 0 && i%maxWaiting == 0 {
+			abort = maxWaiting
+		}
+		if len(p.waiting) != want || aborts != abort {
+			t.Errorf("link %d: %d wait, %d were given up; want %d and %d", i, len(p.waiting), aborts, want, abort)
+		}
+	}
+}
+
+// Attempts after the first are counted as such, and the first is not.
+func TestReconnectsCounted(t *testing.T) {
+	w := newWorld(t, "10.0.0.1", "10.0.0.2", func(c *Config) { c.Lanes = 1 })
+	for i, s := range []string{"send 5000>4000 1", "dialfail 0", "wait 10ms", "dialfail 0", "wait 1s", "connected 0", "lost 0", "wait 1s"} {
+		w.steps(s)
+		if n, want := w.c.paths[0].Info().Reconnects, []uint64{0, 0, 1, 1, 2, 2, 2, 3}[i]; n != want || w.ctr.Reconnects != want {
+			t.Errorf("after %q: %d reconnects and %d counted, want %d", s, n, w.ctr.Reconnects, want)
+		}
+	}
+}
+
+// The wait for the next attempt is nothing at first, then random below bounds that
+// double from ReconnectMin to ReconnectMax, and no less.
+func TestBackoffBounds(t *testing.T) {
+	w := newWorld(t, "10.0.0.1", "10.0.0.2", nil)
+	p := w.c.path(0)
+	for n := range 40 {
+		bound := time.Duration(0)
+		if n > 0 {
+			bound = min(w.cfg.ReconnectMin<<min(n-1, 20), w.cfg.ReconnectMax)
+		}
+		low, high := time.Hour, time.Duration(0)
+		for range 300 {
+			p.attempts = n
+			p.backOff(w.now)
+			low, high = min(low, p.retryAt-w.now), max(high, p.retryAt-w.now)
+		}
+		if low < 0 || low > bound/10 || high > bound || high < bound*9/10 || p.attempts != n+1 {
+			t.Errorf("after %d attempts: waits of %v to %v, the bound is %v", n, low, high, bound)
+		}
+	}
+}

@@ -1,0 +1,219 @@
+package conn
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// check looks after every step of a script at what must hold whatever happened:
+// nothing can be sent that nobody was woken for, no time passes that nobody is
+// called at, and whatever is counted is there.
+func (w *world) check() {
+	w.c.Paths(func(p *Path) {
+		w.checkWake(p)
+		w.checkTimers(p)
+		w.checkLists(p)
+		w.checkRefusals(p)
+		w.checkCredits(p)
+	})
+	w.checkPending()
+}
+
+// checkWake: the shell was asked for a turn if a turn finds something.
+func (w *world) checkWake(p *Path) {
+	if p.kicked && p.state == Up && !p.writing {
+		w.t.Errorf("%v: a turn was asked for and not given", p)
+	}
+	if p.state != Up || p.writing {
+		return
+	}
+	stalls := w.ctr.CreditStall
+	b := transport.GetBatch()
+	defer b.Put()
+	if p.Fill(w.now, b) {
+		for _, f := range framesOf(w.t, b) {
+			w.t.Errorf("%v: nobody asked for a turn to send %s", p, w.text(f))
+		}
+		p.Wrote(w.now)
+	}
+	w.ctr.CreditStall = stalls
+}
+
+// checkTimers: the next call comes before the first thing that is due.
+func (w *world) checkTimers(p *Path) {
+	due, what := never, ""
+	first := func(at time.Duration, name string) {
+		if at < due {
+			due, what = at, name
+		}
+	}
+	first(p.retryAt, "another attempt")
+	first(p.sweepAt, "the end of what was cancelled")
+	if p.state == Up {
+		first(p.askAt, "to ask who poked")
+		if p.probed && !p.ready {
+			first(p.probedAt+w.cfg.ProbeTimeout, "no answer to the handshake")
+		}
+		if p.congDirty && p.idx == 0 && !p.writing && w.c.may().hear && w.c.kind.kernel() {
+			first(p.congAt+w.cfg.MapInterval, "the next map")
+		}
+		switch {
+		case w.c.kind.kernel():
+			first(p.pollAt, "what TCP acknowledged")
+			if p.pollAt == never && p.unacked.head != nil && !p.writing {
+				w.t.Errorf("%v: TCP is not asked about what is not acknowledged", p)
+			}
+		case w.c.kind == KindRdsd && p.ready:
+			first(p.ackDue, "an acknowledgement")
+			first(p.lastRx+w.cfg.DeadAfter, "the end of a silent link")
+		}
+	}
+	least := w.now + time.Microsecond
+	if w.c.late >= lateGrace {
+		least = w.now + lateGrace // this process stood still: what came is read first
+	}
+	if w.c.armed > max(due, least) {
+		w.t.Errorf("%v: %s is due at %v, the next call comes at %v", p, what, due, w.c.armed)
+	}
+	if w.armed > w.c.armed {
+		w.t.Errorf("%v: the owner calls at %v, asked for was %v", p, w.armed, w.c.armed)
+	}
+}
+
+// checkLists: what the lists count is in them, and the messages know where they are.
+func (w *world) checkLists(p *Path) {
+	is := func(name string, l *list, in where) {
+		n, bytes := 0, 0
+		var prev *Msg
+		for m := l.head; m != nil; prev, m = m, m.next {
+			n += m.Datagrams()
+			bytes += len(m.Payload)
+			if m.prev != prev || m.Owner != nil && (m.where != in || w.c.slots[m.slot] != p) {
+				w.t.Errorf("%v: datagram %d stands wrongly in %s", p, m.Tag, name)
+			}
+		}
+		if l.tail != prev || l.n != n || l.bytes != bytes {
+			w.t.Errorf("%v: %s counts %d datagrams of %d bytes, and has %d of %d", p, name, l.n, l.bytes, n, bytes)
+		}
+	}
+	n, bytes := 0, 0
+	for i := range p.queue.lists {
+		l := &p.queue.lists[i]
+		is("queue", l, inQueue)
+		n, bytes = n+l.n, bytes+l.bytes
+	}
+	if p.queue.n != n || p.queue.bytes != bytes {
+		w.t.Errorf("%v: the queue counts %d datagrams of %d bytes, and has %d of %d", p, p.queue.n, p.queue.bytes, n, bytes)
+	}
+	is("retrans", &p.retrans, inRetrans)
+	is("unacked", &p.unacked, inSent)
+	is("inwrite", &p.inwrite, inSent)
+	for port, h := range p.holds {
+		is("back", &h.back, inBack)
+		is("kept", &h.kept, inKept)
+		if out := p.countOut(port, nil); out != h.out {
+			w.t.Errorf("%v: %d messages to port %d are out, and it counts %d", p, out, port, h.out)
+		}
+		if h.out == 0 && !w.peerMap.Congested(port) {
+			w.t.Errorf("%v: messages to port %d are held back for nothing", p, port)
+		}
+	}
+	if p.forget != WhyNone {
+		return // what is being written has the numbers of a former life
+	}
+	last := uint64(0)
+	for _, l := range []*list{&p.retrans, &p.unacked, &p.inwrite} {
+		for m := l.head; m != nil; m = m.next {
+			if m.seq <= last || m.seq >= p.nextSeq {
+				w.t.Errorf("%v: sequence %d stands behind %d, the next is %d", p, m.seq, last, p.nextSeq)
+			}
+			last = m.seq
+			if m.Cell != nil && atomic.LoadUint64(m.Cell) != uint64(p.idx)<<CellLane|m.seq && w.c.kind == KindRdsd {
+				w.t.Errorf("%v: the cell of sequence %d says %#x", p, m.seq, *m.Cell)
+			}
+		}
+	}
+}
+
+// checkRefusals: each is counted until the peer acknowledges it, and nothing from
+// the first that has not left on is acknowledged.
+func (w *world) checkRefusals(p *Path) {
+	n, pongs, tells, unsent := len(p.refused), 0, 0, uint64(0)
+	for _, l := range []*list{&p.retrans, &p.control, &p.unacked, &p.inwrite} {
+		for m := l.head; m != nil; m = m.next {
+			switch m.Kind {
+			case MsgRefuse:
+				n += wire.Refusals(m.Payload)
+				if (l == &p.retrans || l == &p.control) && (unsent == 0 || m.Tag < unsent) {
+					unsent = m.Tag
+				}
+			case MsgPong:
+				if l == &p.control {
+					pongs++
+				}
+			case MsgTell:
+				tells++
+			}
+		}
+	}
+	if len(p.refused) > 0 && (unsent == 0 || p.refused[0].Seq < unsent) {
+		unsent = p.refused[0].Seq
+	}
+	if n != p.refusals || pongs != p.pongs || tells != p.tells {
+		w.t.Errorf("%v: %d refusals, %d pongs and %d messages of Tell are counted, and %d, %d and %d are there", p, p.refusals, p.pongs, p.tells, n, pongs, tells)
+	}
+	if (p.state == Up || p.state == Disconnecting) && !p.requeue && unsent != p.unsentRef {
+		w.t.Errorf("%v: sequence %d is the first whose refusal has not left, and it says %d", p, unsent, p.unsentRef)
+	}
+}
+
+// checkCredits: a credit is the peer's or owed to it, and never another's.
+func (w *world) checkCredits(p *Path) {
+	if p.state != Up || w.c.kind != KindRdsd {
+		return
+	}
+	if p.granted+p.owed != p.window0() || p.granted < 0 || p.owed < 0 {
+		w.t.Errorf("%v: the peer has %d credits and is owed %d of %d", p, p.granted, p.owed, p.window0())
+	}
+	if p.credits < 0 || p.credits > p.window {
+		w.t.Errorf("%v: we have %d credits of %d", p, p.credits, p.window)
+	}
+}
+
+func (w *world) checkPending() {
+	n, bytes := 0, 0
+	for m := w.c.pending.head; m != nil; m = m.next {
+		n += m.Datagrams()
+		bytes += len(m.Payload)
+		if m.where != inPending {
+			w.t.Errorf("datagram %d waits for the lanes, and thinks itself elsewhere", m.Tag)
+		}
+	}
+	if n != w.c.pending.n || bytes != w.c.pending.bytes {
+		w.t.Errorf("%d datagrams of %d bytes wait for the lanes, counted are %d of %d", n, bytes, w.c.pending.n, w.c.pending.bytes)
+	}
+	if n > 0 && w.c.lanes != 0 && w.c.grow == 0 && w.c.paths[0].ready {
+		w.t.Errorf("%d datagrams wait for lanes that are known", n)
+	}
+}
+
+// checkEnd: when everything has its outcome, nothing is counted any more.
+func (w *world) checkEnd() {
+	if q := w.c.Queued(); q != (Queued{}) {
+		w.t.Errorf("%+v is left", q)
+	}
+	if n := w.c.Held(); n != 0 {
+		w.t.Errorf("%d ports are held", n)
+	}
+	if w.c.flows == nil {
+		return
+	}
+	for i := range w.c.flows {
+		if out := w.c.flows[i].out; out != 0 {
+			w.t.Errorf("flow %d counts %d messages", i, out)
+		}
+	}
+}
