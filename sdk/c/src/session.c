@@ -70,6 +70,21 @@ static void set_why(rdsd_socket *s, const char *format, const char *a, const cha
 	pthread_mutex_unlock(&s->why_mu);
 }
 
+/* why_nobody is what is wrong with a path where no daemon answers, and what would be right. */
+static const char *why_nobody(int err)
+{
+	switch (err) {
+	case ENOENT:
+		return "there is no such socket; start the daemon (rdsd serve), or name its socket by the client's target or $RDSD_SOCKET";
+	case ECONNREFUSED:
+		return "its daemon has ended; start it again (rdsd serve)";
+	case EACCES:
+	case EPERM:
+		return "this user may not connect to it; the daemon's api.socket_group says who may";
+	}
+	return strerror(err);
+}
+
 static int say_why(rdsd_socket *s, int err, const char *prefix)
 {
 	pthread_mutex_lock(&s->why_mu);
@@ -205,7 +220,7 @@ static void attempt(rdsd_socket *s)
 	if (connect(l->control, (struct sockaddr *)&un,
 		    (socklen_t)(offsetof(struct sockaddr_un, sun_path) + s->client->path_len))) {
 		err = errno;
-		set_why(s, "no daemon at %s: %s", path_text(s->client, path, sizeof path), strerror(err));
+		set_why(s, "no daemon answers at %s: %s", path_text(s->client, path, sizeof path), why_nobody(err));
 		/* EAGAIN: its queue of connections is full. */
 		failed(s, err == EACCES || err == EPERM ? -EACCES : -ESHUTDOWN, err == EAGAIN);
 		return;

@@ -36,12 +36,12 @@ const char *rdsd_errmsg(void)
 	return last;
 }
 
-/* The words of package rdserr. */
+/* The words of package rdserr, where one errno has one cause. */
 static const struct {
 	int error;
 	const char *text;
 } errors[] = {
-	{EAGAIN, "the send buffer is full, or nothing is there to receive"},
+	{EAGAIN, "the call would have to wait"},
 	{ENOBUFS, "the destination port is congested"},
 	{EMSGSIZE, "the datagram is larger than the send buffer or 1 MiB"},
 	{ETIMEDOUT, "the deadline passed"},

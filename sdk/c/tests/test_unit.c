@@ -73,6 +73,7 @@ static void texts(void)
 {
 	CHECK(!strcmp(rdsd_strerror(-ENOBUFS), "the destination port is congested"));
 	CHECK(!strcmp(rdsd_strerror(ENOBUFS), rdsd_strerror(-ENOBUFS)));
+	CHECK(!strcmp(rdsd_strerror(-EAGAIN), "the call would have to wait"));
 	CHECK(strlen(rdsd_strerror(99999)));
 	CHECK(!strcmp(rdsd_outcome_name(RDSD_FAILED), "failed"));
 	CHECK(!strcmp(rdsd_outcome_name(99), "unspecified"));
