@@ -24,7 +24,7 @@ func (e *Error) Is(target error) bool {
 // The errors a socket call can meet. The errno is the one net/rds returns for
 // the same cause (net/rds/send.c, recv.c, bind.c), except where a comment says so.
 var (
-	ErrWouldBlock   = &Error{syscall.EAGAIN, "would-block", "the send buffer is full, or nothing is there to receive"}
+	ErrWouldBlock   = &Error{syscall.EAGAIN, "would-block", "the send buffer is full"}
 	ErrCongested    = &Error{syscall.ENOBUFS, "congested", "the destination port is congested"}
 	ErrTooLarge     = &Error{syscall.EMSGSIZE, "too-large", "the datagram is larger than the send buffer or 1 MiB"}
 	ErrTimeout      = &Error{syscall.ETIMEDOUT, "timeout", "the deadline passed"}

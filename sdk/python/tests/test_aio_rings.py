@@ -257,14 +257,15 @@ async def test_a_frozen_daemon_stops_no_loop(bind: Bind, daemons: Pair) -> None:
     near.freeze()
     try:
         ticks = 0
+        limit = 1.0  # a busy machine turns the loop every 30 ms, a stopped one not at all
         calls = [
-            a.send(b.local_address, b"x", timeout=0.2),
+            a.send(b.local_address, b"x", timeout=limit),
             a.try_send(("127.0.0.249", 7), b"x"),
-            a.flush(timeout=0.2),
-            a.cancel_sent_to(NOBODY, timeout=0.2),
-            a.congested(NOBODY, timeout=0.2),
-            a.recv(timeout=0.2),
-            a.request(b.local_address, b"x", 0.2),
+            a.flush(timeout=limit),
+            a.cancel_sent_to(NOBODY, timeout=limit),
+            a.congested(NOBODY, timeout=limit),
+            a.recv(timeout=limit),
+            a.request(b.local_address, b"x", limit),
         ]
         waiting = [asyncio.ensure_future(call) for call in calls]
         patient = waiting.pop(1)  # try_send waits for the daemon's verdict on its destination

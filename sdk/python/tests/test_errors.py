@@ -15,6 +15,7 @@ import pytest
 import rdsd
 from rdsd import ERRNO_TABLE, RdsError, error_from_errno, from_grpc
 from rdsd._errors import ErrnoRow
+from rdsd._front_end import control_path, why_no_rings
 
 REPO = Path(__file__).resolve().parents[3]
 
@@ -127,14 +128,24 @@ def test_a_malformed_detail_hides_nothing() -> None:
     assert isinstance(error, rdsd.NotFound)
 
 
-def test_where_no_daemon_is_the_text_says_what_would_be_right(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", ["auto", "rings", "seqpacket", "grpc"])
+def test_where_no_daemon_is_the_text_says_what_would_be_right(tmp_path: Path, way: Any) -> None:
+    if way == "rings" and why_no_rings():
+        pytest.skip(why_no_rings())
     missing = tmp_path / "missing.sock"
     left = tmp_path / "left.sock"
-    with socket.socket(socket.AF_UNIX) as ended:
-        ended.bind(str(left))
+    for name, kind in (
+        (left, socket.SOCK_STREAM),
+        (control_path(f"unix:{left}"), socket.SOCK_SEQPACKET),
+    ):
+        with socket.socket(socket.AF_UNIX, kind) as ended:
+            ended.bind(str(name))
     for path, right in ((missing, r"no such socket; start the daemon"), (left, "has ended")):
         with (
-            rdsd.Client(str(path), front_end="grpc") as client,
-            pytest.raises(rdsd.DaemonUnavailable, match=f"{path.name}: .*{right}"),
+            rdsd.Client(str(path), front_end=way) as client,
+            pytest.raises(
+                rdsd.DaemonUnavailable, match=rf"{path.name}(\.rings)?: .*{right}"
+            ) as met,
         ):
             client.bind(("127.0.0.1", 0))
+        assert type(met.value) is rdsd.DaemonUnavailable

@@ -18,6 +18,7 @@ from ._core import ANSWER_GRACE, BindOptions, Query, SocketCore, State
 from ._errors import (
     BatchError,
     Closed,
+    DaemonUnavailable,
     InvalidArgument,
     RdsError,
     TimedOut,
@@ -374,9 +375,9 @@ class StreamSocket(Socket):
             try:
                 await packets.connect()
                 return packets
-            except Absent:
+            except Absent as absent:
                 if "grpc" not in self._ways:
-                    raise
+                    raise make(DaemonUnavailable, absent.strerror) from None
         return GrpcStream(self._channel, self._target, self._core)
 
     def _kick(self) -> None:

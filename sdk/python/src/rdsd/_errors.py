@@ -29,7 +29,7 @@ class RdsError(OSError):
 
 
 class WouldBlock(RdsError, BlockingIOError):
-    """EAGAIN: the send buffer is full, or nothing is there to receive."""
+    """EAGAIN: the send buffer is full."""
 
 
 class Congested(RdsError):

@@ -10,7 +10,7 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from ._errors import RdsError, errno_from_code, error_from_errno
-from ._target import unix_path
+from ._target import ENDED, NO_SOCKET, NOT_ALLOWED, unix_path
 
 #: A received message may hold a full window. The channel's own reconnection
 #: must not be slower than the core's backoff, and channels share nothing, so
@@ -50,14 +50,11 @@ def _why_nobody(target: str, text: str) -> str:
     if not path or path.startswith("@"):
         return text
     if "Permission denied" in text:
-        return "this user may not connect to it; the daemon's api.socket_group says who may"
+        return NOT_ALLOWED
     if not os.path.exists(path):
-        return (
-            "there is no such socket; start the daemon (rdsd serve), or name its socket "
-            "by the client's target or $RDSD_SOCKET"
-        )
+        return NO_SOCKET
     if "refused" in text:
-        return "its daemon has ended; start it again (rdsd serve)"
+        return ENDED
     return text
 
 

@@ -15,11 +15,13 @@ from collections import deque
 from ._errors import (
     DaemonUnavailable,
     InvalidArgument,
+    PermissionDenied,
     ProtocolError,
     RdsError,
     error_from_errno,
     make,
 )
+from ._target import ENDED, NO_SOCKET, NOT_ALLOWED
 from .v1 import rdsd_pb2 as pb
 
 HEADER = 4
@@ -54,9 +56,12 @@ def try_connect(sock: socket.socket, path: str) -> bool:
         sock.connect(path)
     except BlockingIOError:
         return False
-    except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
-        text = f"no daemon answers at {path}: {error.strerror}"
-        raise Absent(errno.ESHUTDOWN, text) from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise Absent(errno.ESHUTDOWN, f"no daemon answers at {path}: {NO_SOCKET}") from None
+    except ConnectionRefusedError:
+        raise Absent(errno.ESHUTDOWN, f"no daemon answers at {path}: {ENDED}") from None
+    except PermissionError:
+        raise make(PermissionDenied, f"control socket {path}: {NOT_ALLOWED}") from None
     except OSError as error:
         if error.errno is None:  # longer than a socket address holds
             raise make(InvalidArgument, f"control socket {path}: {error}") from None

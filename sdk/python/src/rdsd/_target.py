@@ -38,6 +38,15 @@ def unix_path(target: str) -> str | None:
     return target.removeprefix("unix:") if target.startswith("unix:") else None
 
 
+#: What is wrong with a Unix socket where no daemon answers, and what would be right.
+NO_SOCKET = (
+    "there is no such socket; start the daemon (rdsd serve), or name its socket "
+    "by the client's target or $RDSD_SOCKET"
+)
+ENDED = "its daemon has ended; start it again (rdsd serve)"
+NOT_ALLOWED = "this user may not connect to it; the daemon's api.socket_group says who may"
+
+
 def seconds(timeout: Timeout) -> float | None:
     """Seconds to wait, never negative; None is for ever."""
     if timeout is None:
