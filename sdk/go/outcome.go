@@ -159,8 +159,8 @@ func (q *outcomeQueue) take() (o Outcome, ok, freed bool, over error) {
 		q.len.Store(int64(q.runs.len()))
 		freed = q.runs.len() == maxOutcomeRuns-1
 	}
-	if q.runs.len() > 0 {
-		q.signal()
+	if q.runs.len() > 0 || q.over != nil {
+		q.signal() // for the other readers: this one may stop here
 	}
 	return o, true, freed, nil
 }

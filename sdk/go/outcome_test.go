@@ -90,6 +90,50 @@ func TestUnreadOutcomesStopSends(t *testing.T) {
 	}
 }
 
+// Whoever reads of several readers, and however little: what is left, and the end,
+// wake the next one. A wake-up is one token for all, so each reader passes it on.
+func TestOutcomesWakeTheNextReader(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var q outcomeQueue
+		q.init()
+		var unread, told []Outcome
+		over := false
+		t.Repeat(map[string]func(*rapid.T){
+			"add": func(t *rapid.T) {
+				first, kind := uint64(len(told)+1), rapid.SampledFrom([]OutcomeKind{Delivered, Failed}).Draw(t, "kind")
+				count := rapid.Uint64Range(1, 3).Draw(t, "count")
+				q.add(first, count, kind, "")
+				for k := range count {
+					told = append(told, Outcome{Tag: first + k, Kind: kind})
+					unread = append(unread, told[len(told)-1])
+				}
+			},
+			"wake and read one": func(t *rapid.T) {
+				select {
+				case <-q.wake:
+				default:
+				}
+				o, ok, _, err := q.take()
+				if ok != (len(unread) > 0) || ok && o != unread[0] || !ok && (err != nil) != over {
+					t.Fatalf("%+v, %v, %v, want the first of %v", o, ok, err, unread)
+				}
+				if ok {
+					unread = unread[1:]
+				}
+			},
+			"finish": func(*rapid.T) {
+				q.finish(rdserr.ErrClosed)
+				over = true
+			},
+			"": func(t *rapid.T) {
+				if ready := len(unread) > 0 || over; q.ready() != ready || ready && len(q.wake) == 0 {
+					t.Fatalf("%d unread, over %v: ready %v, %d wake-ups", len(unread), over, q.ready(), len(q.wake))
+				}
+			},
+		})
+	})
+}
+
 func TestOutcomeKindString(t *testing.T) {
 	if fmt.Sprint(Delivered, Cancelled, Failed, Unknown, OutcomeKind(0)) != "delivered cancelled failed unknown unspecified" {
 		t.Error(Delivered, Cancelled, Failed, Unknown, OutcomeKind(0))
@@ -116,6 +160,9 @@ func TestTagSet(t *testing.T) {
 				first, count := rapid.Uint64Range(1, 60).Draw(t, "first"), rapid.Uint64Range(1, 20).Draw(t, "count")
 				got := map[uint64]bool{}
 				for _, r := range set.remove(first, count) {
+					if r.count == 0 {
+						t.Fatalf("remove(%d, %d) has taken out a run of nothing at %d", first, count, r.first)
+					}
 					for k := r.first; k < r.end(); k++ {
 						got[k] = true
 					}
@@ -124,6 +171,23 @@ func TestTagSet(t *testing.T) {
 					if got[k] != model[k] {
 						t.Fatalf("remove(%d, %d): tag %d was there: %v, returned: %v", first, count, k, model[k], got[k])
 					}
+					delete(model, k)
+				}
+			},
+			"remove whole": func(t *rapid.T) {
+				first, count := rapid.Uint64Range(1, 60).Draw(t, "first"), rapid.Uint64Range(1, 20).Draw(t, "count")
+				if len(set.runs) > 0 && rapid.Bool().Draw(t, "front") {
+					r := rapid.SampledFrom(set.runs).Draw(t, "run")
+					first, count = r.first, r.count+1-rapid.Uint64Range(0, r.count).Draw(t, "less")
+				}
+				front := false
+				for _, r := range set.runs {
+					front = front || r.first == first && count <= r.count
+				}
+				if got := set.removeWhole(first, count); got != front {
+					t.Fatalf("removeWhole(%d, %d) = %v of %v", first, count, got, set.runs)
+				}
+				for k := first; front && k < first+count; k++ {
 					delete(model, k)
 				}
 			},
