@@ -52,13 +52,7 @@ var injections = []struct {
 // TestEverySystemCallFailsOnce: with the error told to whoever asked, or the start given
 // up with a documented code. What comes afterwards finds a daemon as it should be.
 func TestEverySystemCallFailsOnce(t *testing.T) {
-	strace, err := exec.LookPath("strace")
-	if err != nil {
-		t.Skip("no strace: make setup installs it")
-	}
-	if out, err := exec.Command(strace, "-f", "-o", "/dev/null", "-e", "inject=socket:error=EMFILE:when=1000", "true").CombinedOutput(); err != nil {
-		t.Skipf("elsewhere: strace may not trace here: %v %s", err, out)
-	}
+	strace := mayTrace(t)
 	for _, x := range injections {
 		passes := x.passes
 		if *everyCall {
@@ -73,6 +67,19 @@ func TestEverySystemCallFailsOnce(t *testing.T) {
 			}
 		}
 	}
+}
+
+// mayTrace finds strace.
+func mayTrace(t *testing.T) string {
+	t.Helper()
+	strace, err := exec.LookPath("strace")
+	if err != nil {
+		t.Skip("no strace: make setup installs it")
+	}
+	if out, err := exec.Command(strace, "-f", "-o", "/dev/null", "-e", "inject=socket:error=EMFILE:when=1000", "true").CombinedOutput(); err != nil {
+		t.Skipf("elsewhere: strace may not trace here: %v %s", err, out)
+	}
+	return strace
 }
 
 func injectOnce(t *testing.T, strace, call, errno string, pass int) {
