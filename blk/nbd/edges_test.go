@@ -248,3 +248,20 @@ func TestAllIsGivenBack(t *testing.T) {
 		t.Errorf("%d requests and %d bytes are left of a connection that has ended", k.inFlight, k.bytes)
 	}
 }
+
+// TestOffsetsAndOddLengths: a reply says where its data belongs, and a refused write
+// of a single byte has its payload skipped like any other.
+func TestOffsetsAndOddLengths(t *testing.T) {
+	_, socket := serve(t, Options{}, Export{Device: memory(t, 1<<20)})
+	c := enter(t, socket, "", true)
+	for _, n := range []uint32{1, 2, 511} {
+		if r := c.do(cmdWrite, 0, 0, n, make([]byte, n)); r.value != errInval {
+			t.Errorf("a write of %d bytes: %v", n, r)
+		}
+	}
+	c.send(command(cmdRead, 0, 7, 4096, 512, nil))
+	b := c.recv(20 + 8 + 512)
+	if be := binary.BigEndian; be.Uint64(b[8:]) != 7 || be.Uint32(b[16:]) != 8+512 || be.Uint64(b[20:]) != 4096 {
+		t.Errorf("a reply begins % x", b[:28])
+	}
+}
