@@ -302,7 +302,8 @@ typedef struct rdsd_msg {
  * in place. They stay valid until they are given to rdsd_release, also after
  * rdsd_close; until then they count against the receive buffer, and neighbours
  * may be held with them: copy what is to be kept for long. -ENOBUFS: so many are
- * unreleased that nothing can be received before some are.
+ * unreleased, or they lie in the arena in such a way, that nothing can be received
+ * before some are; rdsd_recv, which keeps nothing, waits then for whoever has them.
  */
 RDSD_API ssize_t rdsd_recv_batch(rdsd_socket *sock, rdsd_msg *msgs, size_t n, int64_t timeout);
 
@@ -390,6 +391,7 @@ RDSD_API int rdsd_next_congestion(rdsd_socket *sock, rdsd_congestion *event, int
 #define RDSD_WRITABLE 2u   /* the send buffer is at most half full */
 #define RDSD_OUTCOME 4u    /* rdsd_outcomes has something */
 #define RDSD_CONGESTION 8u /* rdsd_next_congestion has something */
+#define RDSD_BORROWED 16u  /* rdsd_recv_batch answers -ENOBUFS: for a loop that keeps what it gave */
 
 /*
  * A descriptor for poll(2), select(2) and epoll(7): readable when something may

@@ -514,6 +514,9 @@ int rdsdi_bind(rdsd_client *client, const rdsd_addr *local, const rdsd_bind_opti
 
 /* Something can be received, with rx.mu held. */
 bool rdsdi_rx_ready(rdsd_socket *s);
+bool rdsdi_rx_starved(struct rdsdi_rx *rx);
+/* rdsd_recv_batch for who copies and releases at once: it waits where the other answers that what was lent is in the way. */
+ssize_t rdsdi_recv_copied(rdsd_socket *s, rdsd_msg *msgs, size_t n, int64_t timeout);
 
 static inline bool addr_equal(const rdsd_addr *a, const rdsd_addr *b)
 {

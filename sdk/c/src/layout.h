@@ -61,7 +61,8 @@ enum {
 	W_ONE_BY_ONE = 5504,
 	W_SENDS_REFUSED = 5632,
 	W_SENDS_WAITED = 5760,
-	W_SENDS_FULL = 5888
+	W_SENDS_FULL = 5888,
+	W_ROOM_WANTED = 6016
 };
 
 /* Bits of the sleep words: what the sleeper waits for. */

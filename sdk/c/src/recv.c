@@ -228,11 +228,31 @@ static void one_by_one(struct rdsdi_rx *rx, bool on)
 	store_relaxed(at32(rx->reg, W_ONE_BY_ONE), on);
 }
 
+/*
+ * rdsdi_rx_starved: nothing can come until something that was lent is released. The
+ * ring is empty, and the daemon, which has taken all releases, lacks room.
+ * rx.mu is held.
+ */
+bool rdsdi_rx_starved(struct rdsdi_rx *rx)
+{
+	struct rdsdi_region *r = rx->reg;
+	bool starved;
+
+	if (!r || !alive(rx) || rx->left || rx->stash_n)
+		return false;
+	pthread_mutex_lock(&r->mu);
+	starved = r->live && atomic_load(at64(r, W_ROOM_WANTED)) == 1 + r->release_tail;
+	pthread_mutex_unlock(&r->mu);
+	/* After the word: it changes behind what was placed before. */
+	return starved && atomic_load(at64(r, W_RECV_TAIL)) == rx->head;
+}
+
 struct receive {
 	struct rdsdi_op op;
 	rdsd_msg *msgs;
 	size_t n;
 	bool single;
+	bool copies; /* the caller keeps nothing: somebody else has to release */
 };
 
 static int64_t receive_step(struct rdsdi_op *op)
@@ -241,11 +261,13 @@ static int64_t receive_step(struct rdsdi_op *op)
 	rdsd_socket *s = op->s;
 	bool given = false;
 	int64_t got;
+	bool starved;
 
 	if (atomic_load(&s->over) == -EBADF)
 		return rdsdi_errno(-EBADF);
 	pthread_mutex_lock(&s->rx.mu);
 	got = take(s, r->msgs, r->n, &given);
+	starved = !got && !r->copies && rdsdi_rx_starved(&s->rx);
 	one_by_one(&s->rx, r->single);
 	pthread_mutex_unlock(&s->rx.mu);
 	if (given)
@@ -253,17 +275,31 @@ static int64_t receive_step(struct rdsdi_op *op)
 	if (got)
 		return got;
 	got = rdsdi_over(s);
-	return got ? got : blocked(op);
+	if (got)
+		return got;
+	if (starved)
+		return rdsdi_because(-ENOBUFS, "what is unreleased takes the room for what is to come: release some");
+	return blocked(op);
 }
 
-ssize_t rdsd_recv_batch(rdsd_socket *s, rdsd_msg *msgs, size_t n, int64_t timeout)
+static ssize_t batch(rdsd_socket *s, rdsd_msg *msgs, size_t n, bool copies, int64_t timeout)
 {
-	struct receive r = {.op = {.step = receive_step, .s = s}, .msgs = msgs, .n = n};
+	struct receive r = {.op = {.step = receive_step, .s = s}, .msgs = msgs, .n = n, .copies = copies};
 	int err = rdsdi_usable(s);
 
 	if (err)
 		return err;
 	return n ? rdsdi_run(&r.op, timeout) : 0;
+}
+
+ssize_t rdsd_recv_batch(rdsd_socket *s, rdsd_msg *msgs, size_t n, int64_t timeout)
+{
+	return batch(s, msgs, n, false, timeout);
+}
+
+ssize_t rdsdi_recv_copied(rdsd_socket *s, rdsd_msg *msgs, size_t n, int64_t timeout)
+{
+	return batch(s, msgs, n, true, timeout);
 }
 
 size_t rdsdi_copy_out(const rdsd_msg *m, void *buf, size_t size, rdsd_addr *from)
@@ -280,7 +316,7 @@ size_t rdsdi_copy_out(const rdsd_msg *m, void *buf, size_t size, rdsd_addr *from
 ssize_t rdsd_recv(rdsd_socket *s, void *buf, size_t size, rdsd_addr *from, int64_t timeout)
 {
 	rdsd_msg m;
-	struct receive r = {.op = {.step = receive_step, .s = s}, .msgs = &m, .n = 1, .single = true};
+	struct receive r = {.op = {.step = receive_step, .s = s}, .msgs = &m, .n = 1, .single = true, .copies = true};
 	int64_t got = rdsdi_usable(s);
 
 	if (got)

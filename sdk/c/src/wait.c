@@ -450,10 +450,12 @@ static int ready(rdsd_socket *s, unsigned what)
 			got |= RDSD_CONGESTION;
 		pthread_mutex_unlock(&tx->mu);
 	}
-	if (what & RDSD_READABLE) {
+	if (what & (RDSD_READABLE | RDSD_BORROWED)) {
 		pthread_mutex_lock(&s->rx.mu);
-		if (rdsdi_rx_ready(s))
+		if (what & RDSD_READABLE && rdsdi_rx_ready(s))
 			got |= RDSD_READABLE;
+		if (what & RDSD_BORROWED && rdsdi_rx_starved(&s->rx))
+			got |= RDSD_BORROWED;
 		pthread_mutex_unlock(&s->rx.mu);
 	}
 	return got ? got : rdsdi_over(s);
@@ -461,7 +463,7 @@ static int ready(rdsd_socket *s, unsigned what)
 
 static uint32_t bits_of(unsigned what)
 {
-	return (what & RDSD_READABLE ? WAITS_RECV : 0) |
+	return (what & (RDSD_READABLE | RDSD_BORROWED) ? WAITS_RECV : 0) |
 	       (what & (RDSD_WRITABLE | RDSD_OUTCOME | RDSD_CONGESTION) ? WAITS_EVENT : 0) |
 	       (what & RDSD_CONGESTION ? WAITS_FLOW : 0); /* of the refused ones */
 }

@@ -370,8 +370,10 @@ static bool place(struct fake_socket *to, const struct fake_post *p, const rdsd_
 	if (to->recv_tail - atomic_load(at64(r, W_RECV_HEAD)) >= r->recv_n)
 		return false;
 	slot = rdsdi_arena_alloc(&to->arena, p->bytes ? p->bytes : 1);
-	if (slot == ARENA_NONE)
+	if (slot == ARENA_NONE) {
+		to->starved = true;
 		return false;
+	}
 	size = rdsdi_arena_size(p->bytes ? p->bytes : 1);
 	to->sizes[slot / 64] = (uint32_t)size;
 	to->held += size;
@@ -442,7 +444,22 @@ static bool take_releases(struct fake_socket *s)
 		s->sizes[slot / 64] = 0;
 	}
 	atomic_store(at64(r, W_RELEASE_HEAD), s->release_head);
+	if (any)
+		s->starved = false;
 	return any;
+}
+
+/* tell_want says that something found no room although all releases were taken. */
+static void tell_want(struct fake_socket *s)
+{
+	uint64_t want = s->starved ? 1 + s->release_head : 0;
+
+	if (want == s->wanted)
+		return;
+	s->wanted = want;
+	atomic_store(at64(&s->r, W_ROOM_WANTED), want);
+	if (want)
+		ring(s, WAITS_RECV);
 }
 
 static void congestion(struct fake *f, struct fake_socket *s)
@@ -492,6 +509,7 @@ static bool work(struct fake *f)
 		if (!f->hold_outcomes)
 			any |= finish(f, s);
 		congestion(f, s);
+		tell_want(s);
 		if (s->flushing && !s->posts && atomic_load(at64(&s->r, W_SEND_TAIL)) == s->send_head) {
 			uint8_t body[32];
 

@@ -46,6 +46,8 @@ struct fake_socket {
 	struct rdsdi_arena arena;
 	uint32_t *sizes; /* of each unit of the receive arena: bytes of the slot that begins there */
 	uint64_t held;   /* bytes unreleased */
+	uint64_t wanted; /* the word that says so */
+	bool starved;    /* something found no room since the last release */
 	bool congested, watch;
 	uint64_t flush_id;
 	bool flushing;

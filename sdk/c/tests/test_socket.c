@@ -583,6 +583,47 @@ static void in_place(void)
 	end();
 }
 
+static void *release_soon(void *arg)
+{
+	nap(50);
+	rdsd_release(arg, 1);
+	return NULL;
+}
+
+/* What is lent takes the room for what is to come: who lends is told, who copies waits. */
+static void borrowed(void)
+{
+	static const struct fake_sizes sizes = {.recv_arena = 65536};
+	static char body[20000], got[20000];
+	rdsd_socket *a, *b;
+	rdsd_msg m[2], more;
+	rdsd_addr to = at(2);
+	pthread_t releaser;
+
+	begin_with(&sizes);
+	a = bound(1);
+	b = bound(2);
+	for (int i = 0; i < 2; i++) {
+		CHECK_IS(rdsd_send(a, &to, body, sizeof body, NULL, RDSD_SEC(5)), 0);
+		CHECK_IS(rdsd_recv_batch(b, &m[i], 1, RDSD_SEC(5)), 1);
+	}
+	CHECK_IS(rdsd_recv_batch(b, &more, 1, RDSD_MS(20)), -ETIMEDOUT); /* the daemon lacks nothing yet */
+	CHECK_IS(rdsd_send(a, &to, body, sizeof body, NULL, RDSD_SEC(5)), 0);
+	CHECK_IS(rdsd_recv_batch(b, &more, 1, RDSD_SEC(5)), -ENOBUFS); /* it woke this call */
+	CHECK(strstr(rdsd_errmsg(), "release"));
+	CHECK_IS(rdsd_arm(b, RDSD_READABLE), 0);
+	rdsd_disarm(b);
+	CHECK_IS(rdsd_arm(b, RDSD_READABLE | RDSD_BORROWED), RDSD_BORROWED);
+	CHECK_IS(rdsd_recv(b, got, sizeof got, NULL, RDSD_MS(20)), -ETIMEDOUT);
+	CHECK(!pthread_create(&releaser, NULL, release_soon, &m[0]));
+	CHECK_IS(rdsd_recv(b, got, sizeof got, NULL, RDSD_SEC(5)), sizeof got);
+	pthread_join(releaser, NULL);
+	CHECK_IS(rdsd_arm(b, RDSD_READABLE | RDSD_BORROWED), 0);
+	rdsd_disarm(b);
+	rdsd_release(&m[1], 1);
+	end();
+}
+
 /* Outcomes */
 
 static void outcomes(void)
@@ -1661,6 +1702,7 @@ int main(int argc, char **argv)
 		{"runs", runs},
 		{"reservations", reservations},
 		{"in place", in_place},
+		{"borrowed", borrowed},
 		{"outcomes", outcomes},
 		{"unread outcomes", unread_outcomes},
 		{"watching", watching},

@@ -237,6 +237,7 @@ PyMODINIT_FUNC PyInit__rings(void)
 	    PyModule_AddIntConstant(module, "NO_RECONNECT", RDSD_NO_RECONNECT) < 0 ||
 	    PyModule_AddIntConstant(module, "REPLIES", REPLIES) < 0 ||
 	    PyModule_AddIntConstant(module, "READABLE", RDSD_READABLE) < 0 ||
+	    PyModule_AddIntConstant(module, "BORROWED", RDSD_BORROWED) < 0 ||
 	    PyModule_AddIntConstant(module, "WRITABLE", RDSD_WRITABLE) < 0 ||
 	    PyModule_AddIntConstant(module, "OUTCOME", RDSD_OUTCOME) < 0 ||
 	    PyModule_AddIntConstant(module, "CONGESTION", RDSD_CONGESTION) < 0 ||

@@ -31,10 +31,13 @@ static PyObject *new_datagram(const rdsd_msg *m)
 	return datagram;
 }
 
+/* What is lent may be in the way of what is to come: the copying calls wait, the lending ones say so. */
+typedef ssize_t (*receive_fn)(rdsd_socket *, rdsd_msg *, size_t, int64_t);
+
 /* take waits for at least one datagram. Its number, or -1 with an exception set. */
-static Py_ssize_t take(Handle *h, rdsd_msg *msgs, size_t n, int64_t timeout)
+static Py_ssize_t take(Handle *h, receive_fn receive, rdsd_msg *msgs, size_t n, int64_t timeout)
 {
-	ssize_t got = rdsd_recv_batch(h->sock, msgs, n, RDSD_NOWAIT);
+	ssize_t got = receive(h->sock, msgs, n, RDSD_NOWAIT);
 
 	if (got == -EAGAIN || got == -ESHUTDOWN || got == -EINTR) {
 		struct wait w;
@@ -43,7 +46,7 @@ static Py_ssize_t take(Handle *h, rdsd_msg *msgs, size_t n, int64_t timeout)
 		wait_begin(&w, timeout);
 		do {
 			Py_BEGIN_ALLOW_THREADS
-			got = rdsd_recv_batch(h->sock, msgs, n, w.slice);
+			got = receive(h->sock, msgs, n, w.slice);
 			Py_END_ALLOW_THREADS
 			again = wait_again(&w, got);
 		} while (again > 0);
@@ -68,7 +71,7 @@ static PyObject *recv_one(PyObject *self, FAST)
 	if (arguments("recv", args, nargs, kwnames, names, 0, 1, &timeout) < 0 || get_timeout(timeout, &ns) < 0)
 		return NULL;
 	CHECK_OPEN(h);
-	if (take(h, &msg, 1, ns) < 0)
+	if (take(h, rdsdi_recv_copied, &msg, 1, ns) < 0)
 		return NULL;
 	datagram = new_datagram(&msg);
 	rdsd_release(&msg, 1);
@@ -93,6 +96,7 @@ static int get_limit(PyObject *value, Py_ssize_t *limit)
 static int fill(Handle *h, PyObject *list, Py_ssize_t limit, int64_t timeout, PyObject *(*make)(Handle *, rdsd_msg *),
 		bool release)
 {
+	receive_fn receive = release ? rdsdi_recv_copied : rdsd_recv_batch;
 	rdsd_msg msgs[CHUNK];
 	Py_ssize_t got, i;
 
@@ -101,13 +105,13 @@ static int fill(Handle *h, PyObject *list, Py_ssize_t limit, int64_t timeout, Py
 		int err = 0;
 
 		if (timeout == NOW) {
-			got = rdsd_recv_batch(h->sock, msgs, (size_t)n, RDSD_NOWAIT);
+			got = receive(h->sock, msgs, (size_t)n, RDSD_NOWAIT);
 			if (got == -EAGAIN || got == -ESHUTDOWN || (got < 0 && PyList_Size(list)))
 				return 0;
 			if (got < 0)
 				fail(h, got);
 		} else {
-			got = take(h, msgs, (size_t)n, timeout);
+			got = take(h, receive, msgs, (size_t)n, timeout);
 		}
 		if (got < 0)
 			return -1;

@@ -251,6 +251,23 @@ async def test_memory_in_place(bind: Bind) -> None:
     assert await b.peek_size() is None
 
 
+async def test_what_is_borrowed_is_in_the_way(bind: Bind) -> None:
+    a, b = await bind(), await bind(recv_buffer=64 << 10)
+    held = []
+    for _ in range(3):
+        await a.send(b.local_address, bytes(30 << 10), timeout=5)
+        held.append(await b.borrow(1, timeout=5))
+    copied = asyncio.ensure_future(b.recv(timeout=10))  # waits, whatever the others hear
+    sent = asyncio.ensure_future(a.send(b.local_address, bytes(1 << 20), timeout=10))
+    with pytest.raises(rdsd.Congested, match="release"):
+        await b.borrow(1, timeout=5)
+    assert not copied.done()
+    for lease in held:
+        lease.release()
+    assert len((await copied).payload) == 1 << 20
+    await sent
+
+
 async def test_a_frozen_daemon_stops_no_loop(bind: Bind, daemons: Pair) -> None:
     a, b = await bind(), await bind()
     near = daemons[0]

@@ -309,6 +309,26 @@ def test_unreleased_datagrams_congest_their_port(bind: Bind) -> None:
     assert receive(b, 1) == [b"room again"]
 
 
+def test_what_is_borrowed_is_in_the_way(bind: Bind) -> None:
+    a, b = bind(), bind(recv_buffer=64 << 10)
+    held: list[rdsd.Lease] = []
+    for _ in range(3):  # the third passes the limit
+        a.send(b.local_address, bytes(30 << 10), timeout=5)
+        held.append(b.borrow(1, timeout=5))
+    sender = threading.Thread(target=a.send, args=(b.local_address, bytes(1 << 20), 10))
+    sender.start()
+    try:
+        with pytest.raises(rdsd.Congested, match="release"):
+            b.borrow(1, timeout=5)
+        with pytest.raises(rdsd.TimedOut):
+            b.recv(timeout=0.05)  # it keeps nothing: it waits for who does
+    finally:
+        for lease in held:
+            lease.release()
+    assert len(b.recv(timeout=10).payload) == 1 << 20
+    sender.join()
+
+
 def test_a_slot_is_filled_in_place(bind: Bind) -> None:
     a, b = bind(outcomes=True), bind()
     with a.reserve(b.local_address, 100, timeout=5) as slot:

@@ -187,7 +187,8 @@ class RingSocket(Socket):
                 return [(d.addr, memoryview(d.payload)) for d in self._take(limit)]
             return self._ring._borrow_now(limit)
 
-        return lease(await self._received(take, _deadline(seconds(timeout))))
+        what = _rings.READABLE | _rings.BORROWED
+        return lease(await self._received(take, _deadline(seconds(timeout)), what))
 
     def _check_usable(self) -> None:
         if self._closed and not self._ring.forked:
@@ -388,9 +389,11 @@ class RingSocket(Socket):
         if len(inbox):
             self._wake(_rings.READABLE)
 
-    async def _received(self, take: Callable[[], list[T]], deadline: float | None) -> list[T]:
+    async def _received(
+        self, take: Callable[[], list[T]], deadline: float | None, what: int = _rings.READABLE
+    ) -> list[T]:
         while not (taken := take()):
-            await self._wait(_rings.READABLE, deadline)
+            await self._wait(what, deadline)
         return taken
 
     # -- waiting ---------------------------------------------------------------
