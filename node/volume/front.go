@@ -95,6 +95,7 @@ func listenUnix(path string, mode fs.FileMode) (*net.UnixListener, error) {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
 	l.SetUnlinkOnClose(false)
+	refuseRights(l)
 	if err = os.Chmod(hidden, mode); err == nil {
 		err = os.Rename(hidden, path)
 	}
@@ -104,6 +105,16 @@ func listenUnix(path string, mode fs.FileMode) (*net.UnixListener, error) {
 		return nil, fmt.Errorf("socket: %w", err)
 	}
 	return l, nil
+}
+
+// refuseRights has the kernel refuse descriptors that a client sends, where it knows
+// how to (Linux 6.16): whoever passed one decides how long its last close takes,
+// and reading a request would close it.
+func refuseRights(l *net.UnixListener) {
+	const soPassRights = 83
+	if raw, err := l.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, soPassRights, 0) })
+	}
 }
 
 func (f *socketFront) users() int { return f.srv.Stats().Open }

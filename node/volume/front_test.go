@@ -1,0 +1,50 @@
+package volume
+
+import (
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// TestSocketTakesNoDescriptors: the kernel refuses those that a client of a volume's
+// socket sends, where it can.
+func TestSocketTakesNoDescriptors(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "sock")
+	l, err := listenUnix(path, 0o600)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	c, err := net.Dial("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	if err != nil {
+		t.Fatal(err)
+	}
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	var known, sent error
+	err = raw.Control(func(fd uintptr) {
+		const soPassRights = 83
+		known = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, soPassRights, 1)
+		sent = unix.Sendmsg(int(fd), []byte{0}, unix.UnixRights(int(null.Fd())), nil, 0)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if known == unix.ENOPROTOOPT {
+		t.Skip("this kernel takes any descriptor")
+	}
+	if sent != unix.EPERM {
+		t.Errorf("a descriptor was sent: %v", sent)
+	}
+}
