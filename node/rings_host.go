@@ -174,6 +174,9 @@ func (a *hosts) openLedger() error {
 	if err != nil {
 		return a.node.cfg.failed("api.ledger", fmt.Errorf("api.ledger %s: %w", path, err))
 	}
+	if !l.InMemory() {
+		a.node.log.Warn("api.ledger is on a disk: while a page of it is written there, datagrams of all clients wait; it belongs on a tmpfs such as /run", "file", path)
+	}
 	for i, h := range a.list {
 		if err := l.Commit(i); err != nil {
 			l.Close()

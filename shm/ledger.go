@@ -102,6 +102,17 @@ func (l *Ledger) create(path string) error {
 	return os.Rename(fresh, path)
 }
 
+// InMemory reports whether the ledger's file system keeps it in memory alone. One
+// that writes to a disk holds up who stores into a page that is being written.
+func (l *Ledger) InMemory() bool {
+	var st unix.Statfs_t
+	return unix.Fstatfs(l.fd, &st) == nil && inMemory(uint32(st.Type))
+}
+
+func inMemory(magic uint32) bool {
+	return magic == unix.TMPFS_MAGIC || magic == unix.RAMFS_MAGIC || magic == unix.HUGETLBFS_MAGIC
+}
+
 // Close unmaps the ledger; the file stays.
 func (l *Ledger) Close() error {
 	if l == nil {
