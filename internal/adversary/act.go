@@ -31,7 +31,7 @@ var pending = map[string]string{
 	"peer/flipping-maps":        "work under the lock is not bounded",
 	"peer/flipping-ports":       "work under the lock is not bounded",
 	"kernel/flipping-maps":      "work under the lock is not bounded",
-	"ring/punch-holes":          "a hole that a client punches into its region makes a reactor wait for its end",
+	"ring/punch-holes":          "no seal that leaves the client its mapping forbids holes; a reactor waits for the end of each (docs/security.md)",
 	"nbd/unread":                "buffers of NBD requests are charged to nobody",
 }
 
