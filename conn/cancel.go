@@ -1,10 +1,13 @@
 package conn
 
 import (
+	"errors"
 	"time"
 
 	"github.com/rdsd/rdsd/internal/mutant"
 )
+
+var errUntaken = errors.New("the peer takes nothing")
 
 // Cancel drops the messages of one sender: those that had not begun to leave are
 // completed as Cancelled at once; of the others (begun) the true outcome follows,
@@ -17,7 +20,9 @@ func (c *Conn) Cancel(now time.Duration, s *Sender, why Why) (cancelled, begun i
 		switch m.where {
 		case inSent:
 			begun += m.cancel()
+			c.orphan(now, m, why)
 		case inRetrans:
+			c.orphan(now, m, why)
 			begun += c.cancelSent(now, m, &drop)
 		default:
 			if m.where != inQueue || !mutant.On(mutant.CancelQueued) {
@@ -66,6 +71,56 @@ func (c *Conn) cancelSent(now time.Duration, m *Msg, drop *list) (begun int) {
 		c.rearm(p.sweepAt)
 	}
 	return begun
+}
+
+// orphan notes that nobody waits for the outcome of m, which was sent, any more: its
+// socket is closed. Nobody may keep memory by sending, closing and not being answered,
+// so it is given up some time later, whether the link is there or not.
+func (c *Conn) orphan(now time.Duration, m *Msg, why Why) {
+	if why != WhyClosed || m.orphan {
+		return
+	}
+	m.orphan, m.At = true, now
+	if p := c.slots[m.slot]; p.orphanAt == never {
+		p.orphanAt = now + c.cfg.DeadAfter
+		c.rearm(p.orphanAt)
+	}
+}
+
+// giveUp completes as Unknown what closed sockets had sent and the peer has not
+// acknowledged for DeadAfter. It leaves a gap in the sequence, which receivers allow,
+// and is not sent again: it is placed once or never (D1), and what follows on the same
+// lane stays behind it (D2). What is being written is the shell's: a link that takes
+// nothing of it for as long is given up. It returns when to look again; not for each
+// message on its own, for the lists are long.
+func (p *Path) giveUp(now time.Duration) (next time.Duration) {
+	after := p.c.cfg.DeadAfter
+	next = never
+	for _, l := range []*list{&p.retrans, &p.unacked} {
+		l.each(func(m *Msg) bool {
+			if !m.orphan || now-m.At < after {
+				if m.orphan {
+					next = min(next, m.At+after)
+				}
+				return false
+			}
+			p.settled(m)
+			p.done(m, Unknown, WhyCancelledSent)
+			return true
+		})
+	}
+	for m := p.inwrite.head; m != nil; m = m.next {
+		if m.orphan {
+			next = min(next, m.At+after)
+		}
+	}
+	if m := p.inwrite.head; m != nil && next <= now && now-max(p.lastTx, p.tookAt) >= after {
+		p.Drop(now, errUntaken)
+	}
+	if next != never {
+		next = max(next, now+after/8)
+	}
+	return next
 }
 
 // unqueue takes a message that has not begun to leave out of its list.

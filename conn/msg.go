@@ -50,6 +50,7 @@ type Msg struct {
 	Want         bool // ask for an acknowledgement soon
 	Report       bool // the owner's: the sender asked for the outcome
 	cancelled    bool // had begun to leave when it was cancelled: not to be sent again
+	orphan       bool // its socket was closed at At
 	flags        uint8
 	where        where
 	slot         uint8 // of the path it is on, see Conn.slots

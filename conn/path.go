@@ -104,13 +104,17 @@ type Path struct {
 	asked   time.Duration // a sign of life is awaited since; 0 not
 	retryAt time.Duration // state Error: when to try again; Connecting: when the attempt has failed
 	pollAt  time.Duration
+	tookAt  time.Duration // when the peer's TCP last took a part of a batch
+
+	orphanAt time.Duration // what closed sockets have sent is given up by then
+
 	sweepAt time.Duration // cancelled messages on a lost link are settled by then
 	sentB   uint64
 	recvB   uint64
 }
 
 func newPath(c *Conn, i int) *Path {
-	return &Path{c: c, idx: i, nextSeq: 1, retryAt: never, pollAt: never, ackDue: never, sweepAt: never, askAt: never}
+	return &Path{c: c, idx: i, nextSeq: 1, retryAt: never, pollAt: never, ackDue: never, sweepAt: never, orphanAt: never, askAt: never}
 }
 
 // Conn is the connection the path belongs to.

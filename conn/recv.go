@@ -341,7 +341,7 @@ func (p *Path) ReceivedAll(now time.Duration, gen uint64) {
 // can ask for a sign of life.
 func (p *Path) Alive(now time.Duration, gen uint64) {
 	if gen == p.gen && p.state == Up {
-		p.lastRx = now
+		p.lastRx, p.tookAt = now, now
 	}
 }
 

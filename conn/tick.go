@@ -45,6 +45,9 @@ func (p *Path) tick(now time.Duration) time.Duration {
 			})
 		}
 	}
+	if p.orphanAt <= now {
+		p.orphanAt = p.giveUp(now)
+	}
 	if p.retryAt <= now {
 		switch p.state {
 		case Connecting:
@@ -63,7 +66,7 @@ func (p *Path) tick(now time.Duration) time.Duration {
 			p.retryAt = never
 		}
 	}
-	next := min(p.retryAt, p.sweepAt)
+	next := min(p.retryAt, p.sweepAt, p.orphanAt)
 	if p.state != Up {
 		return next
 	}
