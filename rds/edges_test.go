@@ -1,0 +1,194 @@
+package rds
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// A peer that is not further behind than the log is long gets changes, each port
+// once and as it stands; one more, and it gets the map. Who knows all gets nothing.
+func TestCongestionLogEdges(t *testing.T) {
+	e, now := lone(t, nil)
+	if _, delta, whole := e.localCongestion(0, false); delta != nil || whole != nil {
+		t.Error("there is something to tell of ports that never were congested")
+	}
+	if _, _, whole := e.localCongestion(0, true); len(whole) != 8192 {
+		t.Errorf("who wants the whole map gets %d bytes", len(whole))
+	}
+	for i := range 3 * congLog {
+		e.setCongested(now, uint16(100+i), true)
+	}
+	for _, behind := range []uint64{0, 1, 2, congLog - 1, congLog, congLog + 1, 2 * congLog} {
+		ver, delta, whole := e.localCongestion(e.cver-behind, false)
+		want, map8k := int(behind), 0
+		if behind > congLog {
+			want, map8k = 0, 8192
+		}
+		if ver != e.cver || len(delta) != want || len(whole) != map8k {
+			t.Errorf("%d behind: %d changes, %d bytes of map", behind, len(delta), len(whole))
+		}
+		for i, d := range delta {
+			if int(d.Port) != 100+3*congLog-1-i || !d.Congested {
+				t.Errorf("%d behind: change %d is %+v", behind, i, d)
+			}
+		}
+	}
+	since := e.cver
+	for i := range 10 {
+		e.setCongested(now, 7, i%2 == 0)
+	}
+	if _, delta, _ := e.localCongestion(since, false); len(delta) != 1 || delta[0].Port != 7 || delta[0].Congested {
+		t.Errorf("a port that changed ten times is told as %+v", delta)
+	}
+}
+
+// Notices are bounded: at 4096 the older half is lost, and nothing else.
+func TestNoticesAreBounded(t *testing.T) {
+	e, _ := lone(t, nil)
+	e.Watch(true)
+	for i := range 4097 {
+		e.note(netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(i)), true, true)
+		if want := i%4096 + 1 + i/4096*2048; len(e.cnotes) != want {
+			t.Fatalf("%d notices after %d", len(e.cnotes), i+1)
+		}
+	}
+	l := e.Notices()
+	for i, n := range l {
+		if int(n.Endpoint.Port()) != 2048+i {
+			t.Fatalf("notice %d is of port %d", i, n.Endpoint.Port())
+		}
+	}
+	if len(l) != 2049 || len(e.Notices()) != 0 {
+		t.Errorf("%d notices, and %d again", len(l), len(e.Notices()))
+	}
+}
+
+// CongestedOf gives pages of no more than was asked for, which together are all.
+func TestCongestedPages(t *testing.T) {
+	e, now := lone(t, nil)
+	for i := range 10 {
+		e.setCongested(now, uint16(1000+i*i), true)
+	}
+	for page := 1; page <= 11; page++ {
+		var all []uint16
+		for from := 0; from >= 0; {
+			k := 0
+			n, next := e.CongestedOf(e.Self(), from, page, func(c *CongestedPort) {
+				k++
+				all = append(all, c.Endpoint.Port())
+			})
+			if n != k || n > page {
+				t.Fatalf("a page of %d is said to have %d, and has %d", page, n, k)
+			}
+			from = next
+		}
+		if len(all) != 10 {
+			t.Errorf("pages of %d: %d ports", page, len(all))
+		}
+		for i, p := range all {
+			if int(p) != 1000+i*i {
+				t.Errorf("pages of %d: port %d is %d", page, i, p)
+			}
+		}
+	}
+}
+
+// What makes a train unfit, at the last fit and the first unfit value.
+func TestTrainEdges(t *testing.T) {
+	const largest = 1000
+	for _, c := range []struct {
+		count, bytes int
+		table        bool
+		want         error
+	}{
+		{0, 0, false, rdserr.ErrInvalid}, {1, 0, false, nil}, {MaxTrain, MaxTrain, false, nil}, {MaxTrain + 1, MaxTrain + 1, false, rdserr.ErrInvalid},
+		{2, 7, true, rdserr.ErrInvalid}, {2, 8, true, nil},
+		{1, largest, false, nil}, {1, largest + 1, false, rdserr.ErrTooLarge},
+		{2, 2 * largest, false, nil}, {2, 2*largest + 2, false, rdserr.ErrTooLarge}, {2, 3, false, rdserr.ErrInvalid},
+		{MaxTrainBytes / 512, MaxTrainBytes, false, nil}, {MaxTrainBytes/512 + 1, MaxTrainBytes + 512, false, rdserr.ErrTooLarge},
+	} {
+		if c.count > MaxTrain && c.want == nil {
+			continue
+		}
+		err := Train{Count: c.count, Table: c.table, Body: make([]byte, c.bytes)}.check(largest)
+		if c.want == nil && err != nil || c.want != nil && !errors.Is(err, c.want) {
+			t.Errorf("%d datagrams, %d bytes, table %v: %v, want %v", c.count, c.bytes, c.table, err, c.want)
+		}
+	}
+}
+
+// A send buffer of n bytes takes datagrams until n bytes are used, and the sender is
+// woken when no more than half of it is.
+func TestSendBufferEdges(t *testing.T) {
+	for _, c := range []struct {
+		name       string
+		most, fits int
+		tune       func(*Config)
+		n          int
+	}{
+		{"bytes", 1000, 10, func(*Config) {}, 100},
+		{"datagrams", 1 << 20, 8, func(c *Config) { c.MaxUndecided = 8 }, 1},
+	} {
+		e, now := lone(t, c.tune)
+		s, err := e.Bind(5000, SocketOptions{SndBufBytes: c.most})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dst := func(i int) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr("10.0.0.9"), uint16(4000+i)) }
+		for i := range c.fits {
+			if err := s.Send(now, dst(i), make([]byte, c.n), uint64(i), true); err != nil {
+				t.Fatalf("%s: send %d: %v", c.name, i, err)
+			}
+		}
+		if err := s.Send(now, dst(0), make([]byte, c.n), 99, true); err != rdserr.ErrWouldBlock {
+			t.Errorf("%s: one too many: %v", c.name, err)
+		}
+		if err := s.Send(now, dst(0), make([]byte, min(c.most, 1<<20)+1), 99, true); !errors.Is(err, rdserr.ErrTooLarge) {
+			t.Errorf("%s: larger than the buffer: %v", c.name, err)
+		}
+		s.events = 0
+		for i := range c.fits {
+			if n, _, err := s.Cancel(now, dst(i)); n != 1 || err != nil {
+				t.Fatalf("%s: %d cancelled, %v", c.name, n, err)
+			}
+			s.Outcomes(nil)
+			if got, want := s.events&EvWritable != 0, i+1 >= c.fits/2; got != want {
+				t.Errorf("%s: writable %v when %d of %d are left", c.name, got, c.fits-i-1, c.fits)
+			}
+		}
+		if i := s.Info(); i.SendQueued != 0 || i.Undecided != 0 || s.Stats.Cancelled != uint64(c.fits) {
+			t.Errorf("%s: %+v is left, %d were cancelled", c.name, i, s.Stats.Cancelled)
+		}
+	}
+}
+
+// A closed socket says so to everybody.
+func TestClosedSocket(t *testing.T) {
+	e, now := lone(t, nil)
+	s, _ := e.Bind(5000, SocketOptions{})
+	to := netip.MustParseAddrPort("10.0.0.9:4000")
+	if err := s.Send(now, to, []byte("x"), 1, true); err != nil {
+		t.Fatal(err)
+	}
+	s.Close(now)
+	if err := s.Send(now, to, []byte("x"), 2, true); !errors.Is(err, rdserr.ErrClosed) {
+		t.Errorf("Send: %v", err)
+	}
+	if queued, err := s.SendWait(now, to, []byte("x"), 3, true, 0, nil); queued || !errors.Is(err, rdserr.ErrClosed) {
+		t.Errorf("SendWait: %v, %v", queued, err)
+	}
+	pe, err := e.Peer(to.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if q := pe.c.Queued(); q != (conn.Queued{}) {
+		t.Errorf("%+v is left of a closed socket", q)
+	}
+	if len(e.socks) != 0 || s.undecided != 0 || s.used != 0 {
+		t.Errorf("%d sockets, %d datagrams and %d bytes are left", len(e.socks), s.undecided, s.used)
+	}
+}
