@@ -176,3 +176,44 @@ func TestReleaseRingFull(t *testing.T) {
 		t.Error("it stays so", ok, err)
 	}
 }
+
+// TestBlockFilledExactly: a train moves to a larger block when the one it has is too small, not before.
+func TestBlockFilledExactly(t *testing.T) {
+	h, _ := newPair(t, smallSpec(), nil)
+	for i, want := range []int{64, 64, 256} {
+		if _, ok := h.PlaceCopy(testDst, make([]byte, 32), 1, false, NoLane, 0); !ok || h.train.cap != want {
+			t.Errorf("%d of 32 bytes lie in a block of %d", i+1, h.train.cap)
+		}
+	}
+}
+
+// TestOutstandingExactly: 262,144 datagrams are under way, and not one more, at either end.
+func TestOutstandingExactly(t *testing.T) {
+	s, _, h := clientPair(t, Spec{})
+	f := openFlow(t, s, h, clientDst)
+	var ids []uint32
+	for n := 0; n < MaxOutstandingDatagrams; n += MaxTrain {
+		sl, err := s.Grab(f, 0)
+		if err != nil {
+			t.Fatal(n, err)
+		}
+		s.Post(&sl, KindEach, 0, MaxTrain, 0, uint64(n), false)
+		got, _ := takeAll(t, h)
+		ids = append(ids, got...)
+	}
+	if _, err := s.Grab(f, 0); err != ErrMany || s.Most() != 0 || h.OutstandingDatagrams() != MaxOutstandingDatagrams {
+		t.Errorf("%v, %d more, %d under way", err, s.Most(), h.OutstandingDatagrams())
+	}
+	// A client that does not count posts one more: it stays in the ring.
+	n := h.Taking()
+	h.r.PutSend(n, MakeWord(KindEach, 0, 1), &SendDesc{Flow: f.Index(), Gen: f.Gen()})
+	h.r.SendTail().Store(n + 1)
+	if got, _ := takeAll(t, h); len(got) != 0 || h.HasPosts() {
+		t.Errorf("%d more were taken", len(got))
+	}
+	h.Outcome(ids[0], 0, 1, Delivered, 0, false)
+	h.Publish()
+	if got, _ := takeAll(t, h); len(got) != 1 {
+		t.Errorf("%d taken when there was room for one", len(got))
+	}
+}
