@@ -73,8 +73,8 @@ func TestPanicWithTheLock(t *testing.T) {
 	}
 	n.guard.Do(guard.Link, func() {
 		h.lock()
-		var m map[int]int
-		m[runtime.NumCPU()] = 1 // in the shell's own code, of which the stack says nothing
+		var l []int
+		l[runtime.NumCPU()] = 1 // in the shell's own code, of which the stack says nothing
 	})
 	if len(codes) != 1 || codes[0] != guard.ExitCode {
 		t.Errorf("exits %v", codes)

@@ -203,7 +203,7 @@ func TestFlippingPort(t *testing.T) {
 		now += 100 * time.Microsecond
 		pe.CongestionDelta(now, wire.PortState{Port: 4000, Congested: false})
 		e.settle(now)
-		now = ticks(e, now, tellEvery)
+		ticks(e, now, tellEvery)
 		for i, b := range boxes {
 			if c := b.changes; len(c) == 0 || c[len(c)-1] != fmt.Sprint(i, " false false") {
 				t.Fatalf("%d concerned: the last change told was %q", concerned, c)

@@ -73,7 +73,7 @@ func TestWithinAStep(t *testing.T) {
 func TestLockStillHeld(t *testing.T) {
 	var mu sync.Mutex
 	g, log, codes := newGuard()
-	g.Locks = func() { mu.Lock(); mu.Unlock() }
+	g.Locks = func() { mu.Lock(); defer mu.Unlock() }
 	mu.Lock()
 	time.AfterFunc(20*time.Millisecond, mu.Unlock)
 	g.Do(Link, func() { panic("with a lock of somebody else's") })

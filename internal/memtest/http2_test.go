@@ -92,13 +92,3 @@ func (h *h2) data(stream uint32, n, size int) bool {
 	}
 	return true
 }
-
-// ended reports whether the daemon has closed the connection.
-func (h *h2) ended() bool {
-	select {
-	case <-h.gone:
-		return true
-	default:
-		return false
-	}
-}

@@ -18,26 +18,6 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// status reads a line of /proc/pid/status, in bytes.
-func status(t testing.TB, pid int, key string) int64 {
-	t.Helper()
-	b, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.SplitSeq(string(b), "\n") {
-		if rest, ok := strings.CutPrefix(line, key+":"); ok {
-			kb, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return kb << 10
-		}
-	}
-	t.Fatalf("/proc/%d/status has no %s", pid, key)
-	return 0
-}
-
 // slack is what the resident memory may have beyond limits.memory_bytes.
 const slack = 64 << 20
 
