@@ -18,13 +18,12 @@ import (
 // bounded number of writes, and the last of them sees the last change.
 func TestSaverCoalesces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var value, written atomic.Int64
-		writes := 0
+		var value, written, writes atomic.Int64
 		s := newSaver(func() error {
 			now := value.Load()
 			time.Sleep(3 * time.Millisecond) // what a disk takes
 			written.Store(now)
-			writes++
+			writes.Add(1)
 			return nil
 		}, func(err error) { t.Errorf("told %v", err) })
 		go s.run()
@@ -34,8 +33,8 @@ func TestSaverCoalesces(t *testing.T) {
 			time.Sleep(500 * time.Microsecond)
 		}
 		synctest.Wait()
-		if most := int(time.Second/saveEvery) + 2; writes < 5 || writes > most {
-			t.Errorf("%d writes for 2,000 marks in a second; at most %d are wanted", writes, most)
+		if n, most := writes.Load(), int64(time.Second/saveEvery)+2; n < 5 || n > most {
+			t.Errorf("%d writes for 2,000 marks in a second; at most %d are wanted", n, most)
 		}
 		time.Sleep(saveEvery + 10*time.Millisecond)
 		synctest.Wait()
@@ -43,7 +42,7 @@ func TestSaverCoalesces(t *testing.T) {
 			t.Errorf("%d was written, %d is there", written.Load(), value.Load())
 		}
 		// Those that wait are told at once, together.
-		before, began := writes, time.Now()
+		before, began := writes.Load(), time.Now()
 		var all sync.WaitGroup
 		for range 100 {
 			all.Go(func() {
@@ -54,8 +53,8 @@ func TestSaverCoalesces(t *testing.T) {
 		}
 		all.Wait()
 		synctest.Wait()
-		if writes-before > 2 || time.Since(began) > 2*3*time.Millisecond {
-			t.Errorf("100 that waited took %d writes and %v", writes-before, time.Since(began))
+		if writes.Load()-before > 2 || time.Since(began) > 2*3*time.Millisecond {
+			t.Errorf("100 that waited took %d writes and %v", writes.Load()-before, time.Since(began))
 		}
 		// What is marked at the end is written.
 		value.Add(1)
