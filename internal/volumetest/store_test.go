@@ -53,6 +53,7 @@ type stores struct {
 	mu       sync.Mutex
 	faults   []*blk.Fault
 	volatile []*blk.Volatile
+	open     map[string]chan struct{} // by export: closed when its last cache is
 	rules    []blk.Rule
 	hits     []func() int
 }
@@ -72,7 +73,7 @@ func storeMain() error {
 	if err != nil {
 		return err
 	}
-	s := &stores{}
+	s := &stores{open: map[string]chan struct{}{}}
 	n.LayerStores(s.layer)
 	os.Remove(os.Getenv(orderEnv))
 	l, err := net.Listen("unix", os.Getenv(orderEnv))
@@ -86,13 +87,22 @@ func storeMain() error {
 	return n.Run(ctx)
 }
 
-func (s *stores) layer(_ string, d blk.Device) blk.Device {
+func (s *stores) layer(name string, d blk.Device) blk.Device {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if os.Getenv(cacheEnv) != "" {
+		// A store is closed in the background, and opened again meanwhile. The page
+		// cache of a file is one for both; this cache is not.
+		if before := s.open[name]; before != nil {
+			s.mu.Unlock()
+			<-before
+			s.mu.Lock()
+		}
 		v := blk.NewVolatile(d, time.Now().UnixNano())
 		s.volatile = append(s.volatile, v)
-		d = &cache{v, s}
+		gone := make(chan struct{})
+		s.open[name] = gone
+		d = &cache{v, s, gone}
 	}
 	f := blk.NewFault(d, 1)
 	for _, r := range s.rules {
@@ -105,10 +115,12 @@ func (s *stores) layer(_ string, d blk.Device) blk.Device {
 // cache is a volatile cache that is written out when the store is closed.
 type cache struct {
 	*blk.Volatile
-	s *stores
+	s    *stores
+	gone chan struct{}
 }
 
 func (c *cache) Close() error {
+	defer close(c.gone)
 	err := blk.Flush(c.Volatile)
 	c.s.mu.Lock()
 	c.s.volatile = slices.DeleteFunc(c.s.volatile, func(v *blk.Volatile) bool { return v == c.Volatile })
