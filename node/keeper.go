@@ -24,8 +24,10 @@ import (
 
 const (
 	memorySlack = 64 << 20
-	// memoryReserve is what of the slack is kept for what happens between two looks.
-	memoryReserve = 16 << 20
+	// memoryReserve is what of the slack is kept for what happens between two looks,
+	// and for a collector that is short of processors: Go's limit is a soft one, and
+	// with 16 MiB an adversary brought the process 32 MiB above its bound.
+	memoryReserve = 48 << 20
 	// gcPercent: the daemon's live heap is small (queues are mostly empty), so
 	// that the collector's default of 100 makes it run for every few megabytes.
 	// At 400 it takes a tenth of the time it took.
@@ -97,7 +99,7 @@ func (n *Node) keep(stop <-chan struct{}) {
 		}
 		resident := k.look()
 		wait := keepIdle
-		if d := resident - last; d > limitStep || d < -limitStep || resident > n.memory.Limit()/2 {
+		if d := resident - last; d > limitStep || d < -limitStep || resident > n.memory.Limit()/4 {
 			wait = keepEvery
 		}
 		last = resident
