@@ -84,7 +84,8 @@ func (h *host) accept(link transport.Link) {
 		refuse("it is not an allowed peer; allow it with a [[peers]] entry of the configuration")
 		return
 	}
-	if err := h.all.node.checkAccepted(link.LocalAddr(), remote); err != nil {
+	user, err := h.all.node.acceptedFrom(link.LocalAddr(), remote)
+	if err != nil {
 		// A poke may be closed by now. Nothing is taken from it but the wish to be
 		// connected to, and who is there then is judged when it has accepted.
 		if poke := h.addr.Less(remote.Addr()); !poke || !errors.Is(err, netlocal.ErrGone) {
@@ -93,7 +94,7 @@ func (h *host) accept(link transport.Link) {
 		}
 	}
 	h.prepareLanes(remote.Addr())
-	shake, err := h.all.handshakes.begin(link, h.all.node.conf().Limits.MaxHandshakes, h.all.node.memory)
+	shake, err := h.all.handshakes.begin(link, user, h.all.node.conf().Limits.MaxHandshakes, h.all.node.memory)
 	if err != nil {
 		refuse(err.Error())
 		return

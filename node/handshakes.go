@@ -11,7 +11,8 @@ import (
 
 // Accepted links whose peer has not said who it is. Whoever may connect at all
 // can make any number of them and say nothing, so no source may have more than a
-// part of the slots, all of loopback together counts as one source, and who comes
+// part of the slots. A source is an address, a /64 of IPv6, or a user of this machine,
+// who has as many loopback addresses as he likes. Who comes
 // when its source has no slot left, or nobody has, takes that of the one that
 // has been silent for longest.
 
@@ -26,20 +27,28 @@ const (
 type handshakes struct {
 	mu       sync.Mutex // nothing is called with it held
 	order    list.List  // of *handshake, oldest first; guarded by mu
-	bySource map[netip.Prefix]int
+	bySource map[source]int
 	refused  uint64 // guarded by mu
 }
 
 // handshake is one link on its way.
 type handshake struct {
 	link    transport.Link
-	source  netip.Prefix
+	source  source
 	account *quota.Account
 	at      *list.Element // nil when it is over; guarded by handshakes.mu
 }
 
-// sourceOf is the network a link counts for.
-func sourceOf(a netip.Addr) netip.Prefix {
+// source is what a link counts for: a user of this machine, or else a network.
+type source struct {
+	user    int64 // noUser: network says it
+	network netip.Prefix
+}
+
+func sourceOf(a netip.Addr, user int64) source {
+	if user != noUser {
+		return source{user: user}
+	}
 	a = a.Unmap()
 	bits := 32
 	switch {
@@ -49,12 +58,13 @@ func sourceOf(a netip.Addr) netip.Prefix {
 		bits = 64
 	}
 	p, _ := a.Prefix(bits)
-	return p
+	return source{noUser, p}
 }
 
-// begin enters a link; end must follow. most is limits.max_handshakes.
-func (t *handshakes) begin(link transport.Link, most int, memory *quota.Node) (*handshake, error) {
-	x := &handshake{link: link, source: sourceOf(link.RemoteAddr().Addr()), account: memory.Account(quota.Peer(link.RemoteAddr().Addr().Unmap()))}
+// begin enters a link of a user of this machine, or noUser; end must follow. most is
+// limits.max_handshakes.
+func (t *handshakes) begin(link transport.Link, user int64, most int, memory *quota.Node) (*handshake, error) {
+	x := &handshake{link: link, source: sourceOf(link.RemoteAddr().Addr(), user), account: memory.Account(quota.Peer(link.RemoteAddr().Addr().Unmap()))}
 	if err := x.account.Take(quota.Handshakes, handshakeBytes); err != nil {
 		x.account.Close()
 		t.mu.Lock()
@@ -64,7 +74,7 @@ func (t *handshakes) begin(link transport.Link, most int, memory *quota.Node) (*
 	}
 	t.mu.Lock()
 	if t.bySource == nil {
-		t.bySource = map[netip.Prefix]int{}
+		t.bySource = map[source]int{}
 	}
 	var silent *handshake
 	switch {

@@ -23,11 +23,12 @@ func TestHandshakeSlots(t *testing.T) {
 	memory := quota.New(64<<20, nil)
 	var h handshakes
 	links := map[string]*silentLink{}
+	user := noUser
 	begin := func(name, addr string) *handshake {
 		t.Helper()
 		l := &silentLink{remote: netip.MustParseAddrPort(addr)}
 		links[name] = l
-		x, err := h.begin(l, 16, memory)
+		x, err := h.begin(l, user, 16, memory)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -42,11 +43,17 @@ func TestHandshakeSlots(t *testing.T) {
 		}
 	}
 	first := begin("first", "10.0.0.1:1000")
-	// A stranger on this machine, from as many addresses as it likes, holds a
-	// quarter of the slots; its oldest make room for its newest.
+	// A user of this machine, from as many addresses as he likes, holds a quarter of
+	// the slots; his oldest make room for his newest, and nobody else's do.
+	user = 0
+	roots := begin("root's", "127.0.0.1:1999")
+	user = 1000
 	for i := range 40 {
 		begin(fmt.Sprint("local", i), fmt.Sprintf("127.0.%d.1:%d", i, 2000+i))
 	}
+	closed(false, "root's")
+	h.end(roots)
+	user = noUser
 	closed(true, "local0", "local35")
 	closed(false, "first", "local36", "local39")
 	if b := h.budget(16); b.used != 5 || b.refused != 36 || b.limit != 16 {
@@ -84,7 +91,7 @@ func TestHandshakeWithoutMemory(t *testing.T) {
 	memory := quota.New(64<<20, nil)
 	memory.Account(quota.Holder{}).Grow(quota.Peers, 64<<20)
 	var h handshakes
-	if _, err := h.begin(&silentLink{remote: netip.MustParseAddrPort("10.0.0.1:1")}, 16, memory); err == nil {
+	if _, err := h.begin(&silentLink{remote: netip.MustParseAddrPort("10.0.0.1:1")}, noUser, 16, memory); err == nil {
 		t.Error("a slot that memory has no room for was given")
 	}
 	if b := h.budget(16); b.used != 0 || b.refused != 1 {

@@ -62,8 +62,10 @@ func TuneMemory(c *Config) {
 }
 
 // goLimit is what Go may take of the process when foreign bytes of it are not Go's.
+// An eighth of the limit is left to chunks of volumes, which peers may fill faster
+// than the collector gives memory back.
 func goLimit(limit, foreign int64) int64 {
-	return max(limit+memorySlack-memoryReserve-foreign, 16<<20)
+	return max(limit-limit/8+memorySlack-memoryReserve-foreign, 16<<20)
 }
 
 // keeper looks after the memory of the process.

@@ -20,8 +20,26 @@ import (
 
 // checkAccepted judges who connected from remote to local; nil: it may be a peer.
 func (n *Node) checkAccepted(local, remote netip.AddrPort) error {
-	return n.checkOwner(remote, func() (uint32, error) { return netlocal.Owner(local, remote) })
+	_, err := n.acceptedFrom(local, remote)
+	return err
 }
+
+// acceptedFrom is checkAccepted that also tells whose connection it is: a user of
+// this machine, or noUser where the other end is not here or the kernel does not tell.
+func (n *Node) acceptedFrom(local, remote netip.AddrPort) (user int64, err error) {
+	user = noUser
+	err = n.checkOwner(remote, func() (uint32, error) {
+		uid, err := netlocal.Owner(local, remote)
+		if err == nil {
+			user = int64(uid)
+		}
+		return uid, err
+	})
+	return user, err
+}
+
+// noUser is no uid.
+const noUser int64 = -1
 
 // checkDialled judges who accepted our connection from local to remote. It waits
 // for that, until ctx ends.
