@@ -23,6 +23,7 @@ var Acts = slices.Concat(ringActs, releaseActs, bellActs, controlActs, packetAct
 // pending are acts that are drawn only when they are named, each with what the
 // daemon does not withstand yet.
 var pending = map[string]string{
+	"volume/unread-answers":     "the pages of a session's chunks are filled within a moment, faster than the collector gives memory back: up to 32 MiB above the bound at a limit of 256 MiB",
 	"answer/unread":             "what a closed socket has sent is kept for a peer that never comes back",
 	"answer/never-acknowledged": "what a closed socket has sent is kept for a peer that never comes back",
 	"answer/refused-again":      "what a closed socket has sent is kept for a peer that never comes back",
