@@ -93,7 +93,10 @@ func (s *rest) wait(r *Reactor, until time.Duration) {
 		s.failed = s.raw.Read(s.ready) != nil || s.failed
 	}
 	if s.failed {
-		r.late = r.wait(until)
+		// What ready found is not told again: descriptors report edges.
+		if r.late == 0 {
+			r.late = r.wait(until)
+		}
 		return
 	}
 	s.watch(r, 0) // at worst the poller is woken once for nothing

@@ -139,3 +139,22 @@ func TestRestRefused(t *testing.T) {
 		})
 	}
 }
+
+// TestRestRefusedKeeps: what a look found when the kernel refused to watch is not
+// forgotten over the wait that follows; an edge is reported once.
+func TestRestRefusedKeeps(t *testing.T) {
+	r := open(t, -1)
+	on(r, func() {
+		r.asleep.Store(true)
+		r.ring()
+		r.asleep.Store(false)
+		whole := r.rest.set
+		r.rest.set = -1
+		defer func() { r.rest.set = whole }()
+		began := Clock()
+		r.rest.wait(r, began+10*time.Second)
+		if took := Clock() - began; r.late == 0 || took > 5*time.Second {
+			t.Errorf("%d events after %v", r.late, took)
+		}
+	})
+}
