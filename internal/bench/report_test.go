@@ -4,6 +4,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"math"
 	"os"
 	"os/exec"
@@ -23,6 +24,7 @@ var (
 	benchFor    = flag.Duration("bench.for", time.Second, "length of one measurement")
 	benchIdle   = flag.Int("bench.idle", 5000, "idle peers to measure")
 	benchOnly   = flag.String("bench.only", "", "only the rows whose name contains this")
+	benchOurs   = flag.Bool("bench.ours", false, "only rdsd's own figures, for a comparison of two builds (scripts/bench_pair.py)")
 )
 
 // metric takes one figure out of a sample, in the unit the report shows.
@@ -77,11 +79,18 @@ func TestBenchReport(t *testing.T) {
 	if len(rows) == 0 {
 		t.Fatalf("no row's name contains %q; there are: %s", *benchOnly, names(allRows))
 	}
+	if *benchOurs {
+		rows = onlyOurs(rows)
+	}
 	if slices.ContainsFunc(rows, func(r row) bool { return nodePrograms[r.ours] }) {
 		var err error
 		if nodeBinary, err = buildNode(t.Context(), t.TempDir()); err != nil {
 			t.Fatal(err)
 		}
+	}
+	if *benchOurs {
+		figures(os.Stdout, rows, measure(rows, *benchRounds, *benchFor))
+		return
 	}
 	fmt.Printf("%s\nCommand: make bench%s\n\n", machine(), command())
 	res := measure(rows, *benchRounds, *benchFor)
@@ -95,6 +104,38 @@ func TestBenchReport(t *testing.T) {
 		var s errSkip
 		if !errors.As(res.failed[name], &s) {
 			fmt.Printf("%s failed: %v\n", name, res.failed[name])
+		}
+	}
+}
+
+// onlyOurs are the rows without what they are held against; one of each figure.
+func onlyOurs(rows []row) (ours []row) {
+	for _, r := range rows {
+		again := slices.ContainsFunc(ours, func(o row) bool { return o.ours == r.ours && o.metric.unit == r.metric.unit })
+		if !strings.HasPrefix(r.ours, "rdsd") && !strings.HasPrefix(r.name, "volume-") || again && !strings.Contains(r.name, "p99") {
+			continue
+		}
+		r.base = ""
+		ours = append(ours, r)
+	}
+	return ours
+}
+
+// figures writes a line for each round of a row, parts between tabs: "figure", the
+// row, the unit, "less" or "more" for what is better, the value.
+func figures(w io.Writer, rows []row, res *results) {
+	for _, r := range rows {
+		better := "more"
+		if r.most {
+			better = "less"
+		}
+		for _, s := range res.samples[r.ours] {
+			if s != nil {
+				fmt.Fprintf(w, "figure\t%s\t%s\t%s\t%g\n", r.name, r.metric.unit, better, r.metric.of(*s))
+			}
+		}
+		if err := res.failed[r.ours]; err != nil {
+			fmt.Fprintf(os.Stderr, "%s failed: %v\n", r.ours, err)
 		}
 	}
 }
