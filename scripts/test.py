@@ -24,6 +24,7 @@ class Tally:
         self.passed = 0
         self.failed: list[str] = []
         self.skipped: list[tuple[str, str]] = []
+        self.ends: dict[str, list[str]] = {}  # of the logs of Go tests that failed
 
 
 def go_phase(tally: Tally, args: list[str]) -> bool:
@@ -48,6 +49,8 @@ def go_phase(tally: Tally, args: list[str]) -> bool:
             print(text, end="")
             print(f"FAIL  {short} {test}", flush=True)
             tally.failed.append(f"{short} {test}".strip())
+            if test:
+                tally.ends[f"{short} {test}"] = text.splitlines()
         elif action == "build-fail":
             print(text, end="", flush=True)
         elif action == "pass" and test:
@@ -152,6 +155,11 @@ def main() -> int:
     if bad_skips:
         print("With CI set nothing that this kind of machine can do may be skipped.")
         tally.failed += [f"skipped in CI: {name}" for name, _ in bad_skips]
+    # Of a long log somebody may see the end alone.
+    for name, lines in tally.ends.items():
+        print(f"\nEND OF {name}:")
+        for shown in lines[-max(24 // len(tally.ends), 3):]:
+            print("  " + shown.strip()[:400])
     for name in tally.failed:
         print(f"FAILED {name}")
     print(f"\n{tally.passed} passed, {len(tally.failed)} failed, {len(tally.skipped)} skipped")

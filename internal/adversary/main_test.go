@@ -2,14 +2,12 @@ package adversary
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -99,24 +97,6 @@ func monotonic() int64 {
 
 func list(text string) []string {
 	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
-}
-
-// span is a time on the shared clock in which something took Late.
-type span struct{ From, To, Late int64 }
-
-// overlap is how much of [from, to] somebody was late in: the union, for several
-// were late at once.
-func overlap(spans []span, from, to int64) (sum int64) {
-	spans = slices.Clone(spans)
-	slices.SortFunc(spans, func(a, b span) int { return cmp.Compare(a.To-a.Late, b.To-b.Late) })
-	for _, s := range spans {
-		begun, end := max(s.To-s.Late, from), min(s.To, to)
-		if end > begun {
-			sum += end - begun
-			from = end
-		}
-	}
-	return sum
 }
 
 // row is a distribution of round trips in microseconds.

@@ -40,7 +40,9 @@ func TestAdversary(t *testing.T) {
 	acts, err := Choose(list(*runActs), list(*runWithout))
 	must(t, err)
 	t.Logf("seed %d; again with -adversary.seed=%d, fewer acts with -adversary.acts or -adversary.without", seed, seed)
-	r := &run{world: newWorld(t), t: t, rng: rand.New(rand.NewPCG(seed, 0)), acts: acts}
+	r := &run{t: t, rng: rand.New(rand.NewPCG(seed, 0)), acts: acts}
+	t.Cleanup(r.lastWords)
+	r.world = newWorld(t)
 	r.all(total)
 }
 
@@ -55,40 +57,47 @@ type run struct {
 	empty   [2]residue // before anybody came
 	quiet   []phase
 	hostile []phase
-	late    []span // of the phase before
-	waits   []span
-	others  float64 // processors that others used in a quiet phase, at most
+	before  phase // the controls of the phase before
+
+	unjudged int   // stalls while the machine stood too
+	begun    int64 // on the shared clock
 
 	mu     sync.Mutex
-	story  []string       // guarded by mu; what was played since the last quiet phase
+	story  []played       // guarded by mu; since the last quiet phase
 	counts map[string]int // guarded by mu; acts by name
+	failed []string       // guarded by mu; what failed, and what was under way
+}
+
+// played is an act that a worker has begun.
+type played struct {
+	at     int64 // on the shared clock
+	daemon string
+	act    string
+	seed   uint64        // of its worker
+	life   time.Duration // of its worker until then
 }
 
 // phase is what was measured in one.
 type phase struct {
 	victimsReport
 	canaryReport
+	others float64 // processors that others used
 }
 
-func (r *run) all(total time.Duration) {
+// begin starts those who measure, and returns when they have begun.
+func (r *run) begin() {
 	t := r.t
-	r.counts = map[string]int{}
+	r.counts, r.begun = map[string]int{}, monotonic()
 	a, b := r.daemons[0], r.daemons[1]
 	victims := victimsOrder{SocketA: a.socket, SocketB: b.socket, A: a.addr, B: b.addr, URI: r.uri}
 	r.rehearse(victims)
 	var err error
 	r.victims, err = r.role("victims", victimUID, victims)
 	must(t, err)
-	defer r.victims.end()
+	t.Cleanup(r.victims.end)
 	r.canary, err = r.role("canary", 0, canaryOrder{Daemons: []int{a.pid(), b.pid()}, Victims: []int{r.victims.cmd.Process.Pid}, Greet: r.targets[0]})
 	must(t, err)
-	defer r.canary.end()
-	stop := make(chan struct{})
-	var watch sync.WaitGroup
-	watch.Go(func() { r.watchMemory(stop) })
-	defer watch.Wait()
-	defer close(stop)
-
+	t.Cleanup(r.canary.end)
 	time.Sleep(time.Second)
 	var warm phase
 	must(t, r.victims.ask("phase", &warm.victimsReport))
@@ -102,19 +111,29 @@ func (r *run) all(total time.Duration) {
 			}
 		}
 	}
+}
+
+func (r *run) all(total time.Duration) {
+	t := r.t
+	r.begin()
+	stop := make(chan struct{})
+	var watch sync.WaitGroup
+	watch.Go(func() { r.watchMemory(stop) })
+	defer watch.Wait()
+	defer close(stop)
 	// A third of the time is quiet, in 2 to 6 turns.
 	turns := min(max(int(total/(20*time.Second)), 2), 6)
 	turn := total / time.Duration(turns)
 	for n := 0; n < turns && !t.Failed(); n++ {
 		before := r.usage()
 		time.Sleep(turn / 3)
-		r.others = max(r.others, r.usage().others(before))
-		r.quiet = append(r.quiet, r.measured("quiet"))
+		r.quiet = append(r.quiet, r.measured("quiet", before))
 		if n == 0 {
 			r.profile(turn / 3)
 		}
+		before = r.usage()
 		r.attack(turn * 2 / 3)
-		r.hostile = append(r.hostile, r.measured("hostile"))
+		r.hostile = append(r.hostile, r.measured("hostile", before))
 		r.settled(n)
 	}
 	if !t.Failed() {
@@ -122,7 +141,7 @@ func (r *run) all(total time.Duration) {
 	}
 	var last victimsReport
 	if err := r.victims.ask("end", &last); err != nil {
-		t.Errorf("the victims: %v", err)
+		r.failf(nil, "the victims: %v", err)
 	}
 	r.judge("the end", phase{victimsReport: last})
 	r.victims.end()
@@ -131,8 +150,63 @@ func (r *run) all(total time.Duration) {
 	}
 	r.report(last)
 	if t.Failed() {
-		t.Logf("acts since the last quiet phase:\n%s", strings.Join(r.story[max(0, len(r.story)-200):], "\n"))
+		t.Logf("acts since the last quiet phase:\n%s", text(r.story[max(0, len(r.story)-200):], r.begun))
 	}
+}
+
+// failf fails the test, which goes on. What failed is said again at the end of the
+// log, with the acts that were under way; nil: those that were begun last.
+func (r *run) failf(acts []played, format string, args ...any) {
+	r.t.Helper()
+	said := fmt.Sprintf(format, args...)
+	r.t.Error(said)
+	if acts == nil {
+		acts = r.during(monotonic(), monotonic())
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	first, _, _ := strings.Cut(said, "\n")
+	r.failed = append(r.failed, first[:min(len(first), 700)])
+	if len(r.failed) == 1 {
+		r.failed = append(r.failed, "under way:\n"+text(acts[max(0, len(acts)-12):], r.begun))
+	}
+}
+
+// lastWords ends the log of a run that failed with what is needed to judge it: of a
+// long log not more than the end may be shown.
+func (r *run) lastWords() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.failed) > 0 {
+		r.t.Logf("IN SHORT %s", strings.Join(r.failed[:min(len(r.failed), 8)], "\n"))
+	}
+}
+
+// actTime is how long an act and what it leaves behind may take.
+const actTime = 2 * time.Second
+
+// during is what may have been under way in [from, to].
+func (r *run) during(from, to int64) (list []played) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, p := range r.story {
+		if p.at >= from-int64(actTime) && p.at <= to {
+			list = append(list, p)
+		}
+	}
+	return list
+}
+
+func (r *run) since(at int64) string {
+	return fmt.Sprintf("%.3f s", time.Duration(at-r.begun).Seconds())
+}
+
+func text(list []played, begun int64) string {
+	var b strings.Builder
+	for _, p := range list {
+		fmt.Fprintf(&b, "%9.3f s daemon %s seed %d after %.3f s: %s\n", time.Duration(p.at-begun).Seconds(), p.daemon, p.seed, p.life.Seconds(), p.act)
+	}
+	return strings.TrimSuffix(b.String(), "\n")
 }
 
 // rehearse lets victims come and go, so that the links that their traffic
@@ -155,19 +229,22 @@ func (r *run) rehearse(o victimsOrder) {
 	}
 }
 
-// measured takes what the victims and the canary have measured since the last time.
-func (r *run) measured(what string) (p phase) {
+// measured takes what the victims and the canary have measured since before.
+func (r *run) measured(what string, before usage) (p phase) {
 	r.t.Helper()
+	p.others = r.usage().others(before)
 	if err := r.victims.ask("phase", &p.victimsReport); err != nil {
-		r.t.Fatalf("%s: %v", what, err)
+		r.failf(nil, "%s: %v", what, err)
+		r.t.FailNow()
 	}
 	if err := r.canary.ask("phase", &p.canaryReport); err != nil {
-		r.t.Fatalf("%s: %v", what, err)
+		r.failf(nil, "%s: %v", what, err)
+		r.t.FailNow()
 	}
 	// A stall at the border of two phases: what was late before counts too.
-	late, waits := p.Late, p.Waits
-	p.Late, p.Waits = append(slices.Clone(r.late), late...), append(slices.Clone(r.waits), waits...)
-	r.late, r.waits = late, waits
+	was := p
+	p.Late, p.Waits, p.Own = slices.Concat(r.before.Late, p.Late), slices.Concat(r.before.Waits, p.Waits), slices.Concat(r.before.Own, p.Own)
+	r.before = was
 	p.Rows["greeting"], p.Rows["session"], p.Rows["health"] = p.Greet, p.Session, p.Health
 	r.judge(what, p)
 	return p
@@ -177,38 +254,13 @@ func (r *run) measured(what string) (p phase) {
 func (r *run) judge(what string, p phase) {
 	r.t.Helper()
 	for _, e := range p.Errors {
-		r.t.Errorf("%s: %s", what, e)
+		r.failf(nil, "%s: %s", what, e)
 	}
 	for _, e := range p.Wrong {
-		r.t.Errorf("%s: %s", what, e)
+		r.failf(nil, "%s: %s", what, e)
 	}
-	for _, s := range p.Stalls {
-		if p.Relay.N == 0 { // nobody knows what the machine was at
-			break
-		}
-		machine := max(overlap(p.Late, s.From, s.To), waited(p.Waits, s.From, s.To))
-		if net := time.Duration(s.Late - machine); net > stallLimit {
-			at := map[string]int{}
-			for _, l := range p.At {
-				if l.When >= s.From && l.When <= s.To {
-					at[l.What]++
-				}
-			}
-			r.t.Errorf("%s: the probe's round trip took %v, of which the machine itself may have taken %v; the reactors were at %v", what, time.Duration(s.Late), time.Duration(machine), at)
-		}
-	}
+	r.stalls(what, &p)
 	r.dead()
-}
-
-// waited is how long threads waited for a processor in [from, to]; a round trip
-// passes them one after the other, so what they waited adds up.
-func waited(spans []span, from, to int64) (sum int64) {
-	for _, s := range spans {
-		if s.To > from && s.From < to {
-			sum += s.Late
-		}
-	}
-	return sum
 }
 
 // profile has what the daemons are at written to files, if a place is given.
@@ -239,7 +291,7 @@ func (r *run) dead() bool {
 	r.t.Helper()
 	for _, d := range r.daemons {
 		if d.gone() {
-			r.t.Errorf("daemon %s has ended: %v", d.name, d.cmd.ProcessState)
+			r.failf(nil, "daemon %s has ended: %v", d.name, d.cmd.ProcessState)
 			return true
 		}
 	}
@@ -272,7 +324,7 @@ func (r *run) worker(i int, rng *rand.Rand, life time.Duration) {
 	}
 	w, err := r.role("worker", adversaryUID, o)
 	if err != nil {
-		r.t.Errorf("a worker: %v", err)
+		r.failf(nil, "a worker: %v", err)
 		time.Sleep(life)
 		return
 	}
@@ -283,7 +335,7 @@ func (r *run) worker(i int, rng *rand.Rand, life time.Duration) {
 		for w.out.Scan() {
 			r.mu.Lock()
 			r.counts[w.out.Text()]++
-			r.story = append(r.story, fmt.Sprintf("%9.3f s daemon %s seed %d: %s", time.Since(begun).Seconds(), r.daemons[i].name, o.Seed, w.out.Text()))
+			r.story = append(r.story, played{monotonic(), r.daemons[i].name, w.out.Text(), o.Seed, time.Since(begun)})
 			r.mu.Unlock()
 		}
 	}()
@@ -306,9 +358,9 @@ func (r *run) worker(i int, rng *rand.Rand, life time.Duration) {
 	w.cmd.Wait()
 	kill.Stop()
 	if code := w.cmd.ProcessState.ExitCode(); code == 1 {
-		r.t.Errorf("against daemon %s: %s", r.daemons[i].name, w.errs.String())
+		r.failf(nil, "against daemon %s: %s", r.daemons[i].name, w.errs.String())
 	} else if code > 1 {
-		r.t.Errorf("a worker against daemon %s, seed %d: %v\n%s", r.daemons[i].name, o.Seed, w.cmd.ProcessState, tail(w.errs.Bytes(), 4096))
+		r.failf(nil, "a worker against daemon %s, seed %d: %v\n%s", r.daemons[i].name, o.Seed, w.cmd.ProcessState, tail(w.errs.Bytes(), 4096))
 	}
 }
 
@@ -340,7 +392,7 @@ func (r *run) settled(n int) {
 			return
 		}
 	}
-	r.t.Errorf("turn %d: %v after the adversary has gone: %s", n, restored, left)
+	r.failf(nil, "turn %d: %v after the adversary has gone: %s", n, restored, left)
 }
 
 // leftNothing holds what the daemons keep, when all have gone, against what
@@ -362,7 +414,7 @@ func (r *run) leftNothing() {
 		}
 		if len(list) > 0 {
 			stacks, _ := d.goroutines()
-			r.t.Errorf("daemon %s, %v after all have gone, still has %s\ndescriptors %v, before %v\n%s", d.name, restored, strings.Join(list, "; "), now.files, r.empty[i].files, stacks[:min(len(stacks), 6000)])
+			r.failf(nil, "daemon %s, %v after all have gone, still has %s\ndescriptors %v, before %v\n%s", d.name, restored, strings.Join(list, "; "), now.files, r.empty[i].files, stacks[:min(len(stacks), 6000)])
 		}
 	}
 }
@@ -374,7 +426,7 @@ func (r *run) watchMemory(stop chan struct{}) {
 		for _, d := range r.daemons {
 			if n := d.resident(); n > memoryBytes+memorySlack && !said {
 				said = true
-				r.t.Errorf("daemon %s takes %d MiB of memory; limits.memory_bytes is %d MiB (file-backed and shared: %d MiB); last begun:\n%s", d.name, n>>20, memoryBytes>>20, (d.proc("RssShmem:")+d.proc("RssFile:"))>>10, r.last(d))
+				r.failf(nil, "daemon %s takes %d MiB of memory; limits.memory_bytes is %d MiB (file-backed and shared: %d MiB)", d.name, n>>20, memoryBytes>>20, (d.proc("RssShmem:")+d.proc("RssFile:"))>>10)
 				r.heap(d)
 			}
 		}
@@ -386,19 +438,6 @@ func (r *run) watchMemory(stop chan struct{}) {
 	}
 }
 
-// last is what was played against a daemon last.
-func (r *run) last(d *daemon) string {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	var list []string
-	for i := len(r.story) - 1; i >= 0 && len(list) < 8; i-- {
-		if strings.Contains(r.story[i], "daemon "+d.name) {
-			list = append(list, r.story[i])
-		}
-	}
-	return strings.Join(list, "\n")
-}
-
 // heap has what a daemon's memory is held by written to a file, if a place is given.
 func (r *run) heap(d *daemon) {
 	if *runProfile == "" {
@@ -407,50 +446,6 @@ func (r *run) heap(d *daemon) {
 	if b, err := d.page("/debug/pprof/heap", 10*time.Second); err == nil {
 		_ = os.WriteFile(filepath.Join(*runProfile, "heap-"+d.name), b, 0o644)
 	}
-}
-
-// compare holds the victims' round trips with and without the adversary against
-// each other: medians over the phases, and what a bare relay of the same phases
-// has lost, which is the machine's.
-func (r *run) compare() {
-	busy := ""
-	if r.others > calm {
-		busy = fmt.Sprintf("; not judged, as others use %.1f processors of this machine", r.others)
-	}
-	machine50 := max(1, medianOf(r.hostile, relay50)/medianOf(r.quiet, relay50))
-	machine99 := max(1, medianOf(r.hostile, relay99)/medianOf(r.quiet, relay99))
-	for name := range r.quiet[0].Rows {
-		p50 := func(p phase) float64 { return p.Rows[name].P50 }
-		p99 := func(p phase) float64 { return p.Rows[name].P99 }
-		q50, h50 := medianOf(r.quiet, p50), medianOf(r.hostile, p50)
-		q99, h99 := medianOf(r.quiet, p99), medianOf(r.hostile, p99)
-		r.t.Logf("REPORT %-9s p50 %7.0f us -> %7.0f us (%.1f x), p99 %7.0f us -> %7.0f us (%.1f x)", name, q50, h50, h50/q50, q99, h99, h99/q99)
-		if busy != "" {
-			continue
-		}
-		if h50 > p50Factor*machine50*q50 {
-			r.t.Errorf("%s: p50 %.0f us with the adversary, %.0f us without: %.1f x, at most %d x of the machine's own %.1f", name, h50, q50, h50/q50, p50Factor, machine50)
-		}
-		if r.hostile[0].Rows[name].N < enough {
-			continue // its p99 is the worst of a few
-		}
-		if h99 > p99Factor*machine99*q99 {
-			r.t.Errorf("%s: p99 %.0f us with the adversary, %.0f us without: %.1f x, at most %d x of the machine's own %.1f", name, h99, q99, h99/q99, p99Factor, machine99)
-		}
-	}
-	r.t.Logf("REPORT a bare relay: p50 %.1f x, p99 %.1f x%s", machine50, machine99, busy)
-}
-
-func relay50(p phase) float64 { return p.Relay.P50 }
-func relay99(p phase) float64 { return p.Relay.P99 }
-
-func medianOf(list []phase, f func(phase) float64) float64 {
-	var v []float64
-	for _, p := range list {
-		v = append(v, f(p))
-	}
-	slices.Sort(v)
-	return v[len(v)/2]
 }
 
 func (r *run) report(last victimsReport) {
@@ -464,7 +459,7 @@ func (r *run) report(last victimsReport) {
 			never = append(never, a.Name)
 		}
 	}
-	r.t.Logf("REPORT %d acts of %d kinds; the victims' %v; largest resident memory %d and %d MiB", n, len(r.acts)-len(never), last.Done, r.daemons[0].peak.Load()>>20, r.daemons[1].peak.Load()>>20)
+	r.t.Logf("REPORT %d acts of %d kinds; the victims' %v; largest resident memory %d and %d MiB; %d stalls not judged", n, len(r.acts)-len(never), last.Done, r.daemons[0].peak.Load()>>20, r.daemons[1].peak.Load()>>20, r.unjudged)
 	if len(never) > 0 {
 		r.t.Logf("not drawn: %v", never)
 	}

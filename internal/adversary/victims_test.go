@@ -8,8 +8,11 @@ import (
 	"hash/crc32"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/blk/nbd"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
@@ -30,6 +33,7 @@ type victimsOrder struct {
 type victimsReport struct {
 	Rows   map[string]row
 	Stalls []span // round trips of the probe that took longer than stallFrom
+	Own    []span // the victims' process itself was late, see control
 	Errors []string
 	Ports  []netip.AddrPort // sockets that anybody may send to
 	Done   map[string]int   // what was done since the beginning
@@ -53,6 +57,8 @@ type victims struct {
 	now   victimsReport        // guarded by mu
 	done  map[string]int       // guarded by mu
 	flows []*flow
+
+	looked int64 // guarded by mu; when control last told something
 }
 
 func victimsMain(in *bufio.Scanner) error {
@@ -104,6 +110,9 @@ func (v *victims) take() victimsReport {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	r := v.now
+	if now := monotonic(); v.looked > 0 && now-v.looked > int64(lateFrom) {
+		r.Own = append(r.Own, span{v.looked, now, now - v.looked})
+	}
 	r.Rows, r.Done = map[string]row{}, map[string]int{}
 	for name, list := range v.rtt {
 		r.Rows[name] = distribution(list)
@@ -126,6 +135,9 @@ func (v *victims) begin() error {
 	streamA, _ := dial(v.SocketA, rdsd.GRPC)
 	streamB, _ := dial(v.SocketB, rdsd.GRPC)
 
+	if err := v.control(); err != nil {
+		return err
+	}
 	if err := v.pingPong("probe", time.Millisecond, ringsA, ringsB); err != nil {
 		return err
 	}
@@ -146,6 +158,44 @@ func (v *victims) begin() error {
 	}
 	v.wg.Go(func() { v.newcomers(ringsA, streamB) })
 	return v.volume()
+}
+
+// control makes a round trip each millisecond as the probe does, goroutines, sleep
+// and waiting for a descriptor included, but between two of this process and past all
+// daemons: what the probe's client itself takes, and the machine of it.
+func (v *victims) control() error {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		return err
+	}
+	here, there := os.NewFile(uintptr(pair[0]), "here"), os.NewFile(uintptr(pair[1]), "there")
+	echo := func(f *os.File) error {
+		var b [8]byte
+		if _, err := f.Read(b[:]); err != nil {
+			return err
+		}
+		_, err := f.Write(b[:])
+		return err
+	}
+	go func() { // ends with the process
+		for echo(there) == nil {
+		}
+	}()
+	go func() { // ends with the process
+		here.Write(make([]byte, 8))
+		for begun := monotonic(); echo(here) == nil; {
+			time.Sleep(time.Millisecond)
+			now := monotonic()
+			v.mu.Lock()
+			v.looked = now
+			if late := now - begun - int64(time.Millisecond); late > int64(lateFrom) {
+				v.now.Own = append(v.now.Own, span{begun, now, late})
+			}
+			v.mu.Unlock()
+			begun = now
+		}
+	}()
+	return nil
 }
 
 // pingPong keeps one datagram going to and fro.

@@ -99,6 +99,8 @@ func (w *world) start(name string, addr netip.Addr, port, volumes int) *daemon {
 [rds]
 addresses = [%q]
 port = %d
+heartbeat_interval = "1s"
+heartbeat_timeout = "5s"
 [api]
 socket = %q
 socket_mode = "0666"
