@@ -94,7 +94,8 @@ func (p *Path) ackTCP(now time.Duration, bytes uint64) {
 		bytes = p.txOff
 	}
 	p.txAcked = max(p.txAcked, bytes)
-	for p.unacked.head != nil && p.unacked.head.end <= bytes {
+	// What is unacknowledged is far below 2^31 bytes.
+	for p.unacked.head != nil && int32(p.unacked.head.end-uint32(bytes)) <= 0 {
 		m := p.unacked.pop()
 		if m.Kind == MsgNull && p.state == Up && p.probed && !p.ready {
 			p.become(now)

@@ -213,3 +213,32 @@ func TestBackoffBounds(t *testing.T) {
 		}
 	}
 }
+
+// A kernel peer's stream passes 4 GiB: what its TCP acknowledges is told from what
+// it does not at the wrap as anywhere else.
+func TestStreamWraps(t *testing.T) {
+	w := newWorld(t, "10.0.0.2", "10.0.0.1", nil)
+	w.steps("accept 40000", "recv 0 answer seq=1 npaths=1")
+	p := w.c.paths[0]
+	p.Acked(w.now, p.gen, p.txOff)
+	p.txOff, p.txAcked = 1<<32-200, 1<<32-200
+	const frame = wire.HeaderLen + 16
+	for i := range 10 {
+		w.send(5000, 4000, 16, true)
+		w.settle()
+		if p.unacked.n != i+1 {
+			t.Fatalf("%d unacknowledged after %d frames", p.unacked.n, i+1)
+		}
+	}
+	for i := range 10 {
+		end := 1<<32 - 200 + uint64(i+1)*frame
+		p.Acked(w.now, p.gen, end-1)
+		if p.unacked.n != 10-i {
+			t.Errorf("acknowledged to a byte before the end of frame %d: %d left", i, p.unacked.n)
+		}
+		p.Acked(w.now, p.gen, end)
+		if p.unacked.n != 9-i {
+			t.Errorf("acknowledged to the end of frame %d: %d left", i, p.unacked.n)
+		}
+	}
+}

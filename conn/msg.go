@@ -28,17 +28,19 @@ type Completer interface {
 type Msg struct {
 	next, prev *Msg // in the list it stands in
 
-	// 152 bytes: thousands are in flight, and the cache is what limits the rate.
+	// 128 bytes, two cache lines (TestMsgSize): thousands are in flight, and the
+	// cache is what limits the rate.
 	Owner   *Sender // nil: nobody asks (protocol's own messages)
 	Payload []byte
 	Tag     uint64        // the owner's; the parts of a train that is split count on
 	At      time.Duration // when it was accepted; before that the owner's
-	Batch   any           // the owner's
-	seq     uint64
-	end     uint64 // kernel peers: offset in the link's stream behind its last byte
+
+	seq       uint64
+	fore, aft *Msg // of its sender, accepted before and after it
 	// Cell, when not nil, is where the lane and the sequence of the message are
 	// kept for others to see, see CellSplit.
 	Cell   *uint64
+	end    uint32 // kernel peers: offset in the link's stream behind its last byte, modulo 2^32
 	Epoch  uint32 // the owner's
 	Cookie uint32 // the owner's
 	Bytes  uint32 // the owner's: what the payload counts; splitting divides it
@@ -54,8 +56,6 @@ type Msg struct {
 	flags        uint8
 	where        where
 	slot         uint8 // of the path it is on, see Conn.slots
-
-	fore, aft *Msg // of its sender, accepted before and after it
 }
 
 // where is the list a message of a sender stands in.

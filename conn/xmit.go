@@ -139,7 +139,7 @@ func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut)
 		o.rdsd = false // no checksum, no credits before the link is ready
 		p.put(b, o, &h, m.Payload)
 		o.rdsd = was
-		m.end = p.txOff + uint64(b.Bytes())
+		m.end = uint32(p.txOff + uint64(b.Bytes()))
 		if outside {
 			p.c.owner.FreeMsg(m)
 		} else {
@@ -345,7 +345,7 @@ func (p *Path) send(now time.Duration, b *transport.Batch, o *frameOut, m *Msg, 
 		h.Ext = wire.Train{Count: m.Count, Table: m.Table}.Ext()
 	}
 	p.put(b, o, &h, m.Payload)
-	m.end = p.txOff + uint64(b.Bytes())
+	m.end = uint32(p.txOff + uint64(b.Bytes()))
 	p.inwrite.push(m)
 	m.where = inSent
 }

@@ -83,6 +83,8 @@ type Socket struct {
 	thirst      int // bytes that were refused because the node's memory was spent
 	thirsty     int // position in Engine.thirsty, from 1
 	sends       []SendDone
+	batches     []any    // of waiting sends, see keepBatch
+	batchFree   []uint32 // places in it
 	outcomes    []OutcomeRun
 	outcomesN   int // datagrams in outcomes
 	epochs      []epoch

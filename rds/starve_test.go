@@ -257,3 +257,60 @@ func TestStarvedSocketsClose(t *testing.T) {
 		}
 	}
 }
+
+// Each waiting send comes back with what it was given, whatever ends it; once
+// nothing waits, what waited takes no memory.
+func TestWaitingBatches(t *testing.T) {
+	w := newPair(t)
+	s, err := w.a.Bind(0, SocketOptions{SndBufBytes: 1000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := w.b.Bind(4000, SocketOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const n = 3 * idleBatches
+	waited := map[int]bool{}
+	for i := range n {
+		deadline := time.Duration(0)
+		if i%3 == 0 {
+			deadline = w.now + time.Millisecond
+		}
+		queued, err := s.SendWait(w.now, r.Addr(), make([]byte, 900), uint64(i), false, deadline, i)
+		if err != nil {
+			t.Fatal(err)
+		}
+		waited[i] = queued
+	}
+	w.now += 2 * time.Millisecond
+	w.a.Tick(w.now) // a third of them have waited too long
+	for {
+		w.run()
+		for d, ok := r.Recv(); ok; d, ok = r.Recv() {
+			d.Release()
+		}
+		r.ReadAll(w.now)
+		for _, d := range s.SendsDone(nil) {
+			i := d.Batch.(int)
+			if uint64(i) != d.Tag || !waited[i] || (d.Err != nil) != (i%3 == 0) {
+				t.Fatalf("send %d (waited: %v) came back as %d: %v", d.Tag, waited[i], i, d.Err)
+			}
+			delete(waited, i)
+		}
+		if s.waiting == 0 {
+			break
+		}
+		w.now += time.Second
+		w.a.Tick(w.now)
+		w.b.Tick(w.now)
+	}
+	for i, queued := range waited {
+		if queued {
+			t.Errorf("send %d never came back", i)
+		}
+	}
+	if len(s.batches) > idleBatches {
+		t.Errorf("%d places are kept", len(s.batches))
+	}
+}

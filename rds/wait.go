@@ -111,7 +111,7 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 		}
 	}
 	m := s.e.newMsg()
-	m.Payload, m.Tag, m.Report, m.DPort, m.At, m.Batch = payload, tag, want, dst.Port(), deadline, batch
+	m.Payload, m.Tag, m.Report, m.DPort, m.At, m.Cookie = payload, tag, want, dst.Port(), deadline, s.keepBatch(batch)
 	s.wait(f, m)
 	if deadline < s.deadline {
 		s.deadline = deadline
@@ -182,7 +182,6 @@ func (s *Socket) runWaiting(now time.Duration) {
 				s.e.freeMsg(m)
 			default:
 				s.sendDone(m, nil)
-				m.Batch = nil
 				s.accept(now, f, m)
 			}
 		}
@@ -206,9 +205,36 @@ func (s *Socket) mayGo(f *flow, m *conn.Msg) error {
 }
 
 func (s *Socket) sendDone(m *conn.Msg, err error) {
-	s.sends = append(s.sends, SendDone{m.Batch, m.Tag, err})
+	s.sends = append(s.sends, SendDone{s.dropBatch(m), m.Tag, err})
 	s.news(EvSends)
 }
+
+// keepBatch keeps what SendWait was given beside a datagram while that waits. Its
+// message has the place as its Cookie, so that it is no larger for those that never wait.
+func (s *Socket) keepBatch(batch any) (place uint32) {
+	if n := len(s.batchFree); n > 0 {
+		place = s.batchFree[n-1]
+		s.batchFree = s.batchFree[:n-1]
+		s.batches[place] = batch
+		return place
+	}
+	s.batches = append(s.batches, batch)
+	return uint32(len(s.batches) - 1)
+}
+
+// dropBatch takes it back; the message's Cookie means nothing from then on.
+func (s *Socket) dropBatch(m *conn.Msg) (batch any) {
+	batch, s.batches[m.Cookie] = s.batches[m.Cookie], nil
+	s.batchFree = append(s.batchFree, m.Cookie)
+	m.Cookie = 0
+	if len(s.batchFree) == len(s.batches) && len(s.batches) > idleBatches {
+		s.batches, s.batchFree = nil, nil
+	}
+	return batch
+}
+
+// idleBatches is how many places a socket of which nothing waits keeps.
+const idleBatches = 256
 
 // SendsDone appends the waiting sends decided since the last call to l.
 func (s *Socket) SendsDone(l []SendDone) []SendDone {
