@@ -96,13 +96,19 @@ type Completer interface {
 // the same queue together.
 func Complete(batch []*Request) {
 	for len(batch) > 0 {
-		n := 1
-		for n < len(batch) && batch[n].Queue == batch[0].Queue {
-			n++
-		}
+		n := neighbours(batch)
 		batch[0].Queue.Complete(batch[:n])
 		batch = batch[n:]
 	}
+}
+
+// neighbours is how many requests at the head of a batch have the same queue.
+func neighbours(batch []*Request) int {
+	n := 1
+	for n < len(batch) && batch[n].Queue == batch[0].Queue {
+		n++
+	}
+	return n
 }
 
 // CompleteFunc is a Completer that calls f for each request.

@@ -11,14 +11,16 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
 // FileOptions says how a file or block device is served.
 type FileOptions struct {
 	ReadOnly     bool
-	LogicalBlock uint32 // of a regular file: 512 or 4096, 0: 512; a block device has its own
-	Workers      int    // most requests that wait for the medium at a time; 0: 32
+	LogicalBlock uint32       // of a regular file: 512 or 4096, 0: 512; a block device has its own
+	Workers      int          // most requests that wait for the medium at a time; 0: 32
+	Guard        *guard.Guard // makes a panic in the work of the store the end of the store alone; nil: none is
 }
 
 // inlineRead is how many bytes of reads one Submit takes from the page cache
@@ -36,6 +38,7 @@ type File struct {
 	opts    FileOptions
 	run     func() // work, made once so that starting a worker allocates nothing
 	sync    syncGuard
+	broken  broken
 	refused struct {
 		nowaitRead, punch, zeroRange atomic.Bool // the file system said it cannot
 	}
@@ -103,6 +106,7 @@ func newFile(pathFd int, name string, o FileOptions) (*File, error) {
 	f := &File{name: name, fd: fd, opts: o, block: st.Mode&unix.S_IFMT == unix.S_IFBLK}
 	f.idle.L = &f.mu
 	f.run = f.work
+	f.broken.guard = o.Guard
 	f.refused.nowaitRead.Store(!quiet)
 	f.linger.init()
 	f.id = FileID{Dev: st.Dev, Ino: st.Ino}

@@ -172,12 +172,13 @@ func (f *File) writeZeroes(off, n uint64, flags Flags) error {
 }
 
 // Map asks the file system which ranges hold data. A block device does not say.
-func (f *File) Map(off, n uint64, out []Extent) ([]Extent, error) {
+func (f *File) Map(off, n uint64, out []Extent) (_ []Extent, err error) {
 	done, err := f.hold()
 	if err != nil {
 		return out, err
 	}
 	defer done()
+	defer f.broken.catch(&err)
 	if err := f.Info().Bounds(off, n); err != nil {
 		return out, err
 	}
@@ -222,12 +223,13 @@ func (f *File) extent(off uint64) (n uint64, hole bool, err error) {
 }
 
 // Prefetch asks the kernel to read ahead.
-func (f *File) Prefetch(off, n uint64) error {
+func (f *File) Prefetch(off, n uint64) (err error) {
 	done, err := f.hold()
 	if err != nil {
 		return err
 	}
 	defer done()
+	defer f.broken.catch(&err)
 	if err := unix.Fadvise(f.fd, int64(off), int64(n), unix.FADV_WILLNEED); err != nil && !unsupported(err) {
 		return f.failed("prefetch", off, err)
 	}

@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/guard"
 )
 
 // Design notes.
@@ -93,7 +95,9 @@ func (f *File) finished(n int) {
 }
 
 // readNow reads from the page cache if all of it is there.
-func (f *File) readNow(r *Request, budget *int) bool {
+func (f *File) readNow(r *Request, budget *int) (done bool) {
+	var fault error // then a worker says so
+	defer f.broken.catch(&fault)
 	if len(r.Buf) > *budget || f.refused.nowaitRead.Load() {
 		return false
 	}
@@ -103,7 +107,8 @@ func (f *File) readNow(r *Request, budget *int) bool {
 		// EOPNOTSUPP, ENOSYS: not here, not later. A true error shows again in the worker.
 		f.refused.nowaitRead.Store(errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS))
 	}
-	return err == nil && n == len(r.Buf)
+	guard.Point("store.read")
+	return err == nil && n == len(r.Buf) && f.broken.err() == nil
 }
 
 // enqueue hands requests to workers.
@@ -145,6 +150,9 @@ func (f *File) take() (r *Request, at *int) {
 
 // work carries out what is in the queues and ends when they are empty.
 func (f *File) work() {
+	// What a request does is contained where it is done. What is left may have the
+	// queues half changed.
+	defer f.broken.guard.Recover(guard.Step, nil)
 	f.mu.Lock()
 	done := f.takeScratch()
 	n := 0
@@ -210,8 +218,8 @@ func (f *File) takeScratch() *[workerBatch]*Request {
 }
 
 func (f *File) complete(batch []*Request) {
-	Complete(batch)
 	n := len(batch)
+	f.broken.complete(batch)
 	clear(batch)
 	f.finished(n)
 }
@@ -222,13 +230,33 @@ func (f *File) carryOut(r *Request) bool {
 	if r.Err = f.sync.before(r); r.Err != nil {
 		return true
 	}
-	if r.Err = f.do(r); r.Err != nil || !r.syncs() {
+	if r.Err = f.attempt(r); r.Err != nil || !r.syncs() {
 		return true
 	}
 	f.mu.Lock()
 	f.syncWait.Push(r)
 	f.mu.Unlock()
 	return false
+}
+
+// attempt is do in a store that is not broken, which a panic in it makes it.
+func (f *File) attempt(r *Request) (err error) {
+	if err := f.broken.err(); err != nil {
+		return err
+	}
+	defer f.broken.catch(&err)
+	guard.Point("store.work")
+	return f.do(r)
+}
+
+// attemptSync is datasync in the same way.
+func (f *File) attemptSync() (err error) {
+	if err := f.broken.err(); err != nil {
+		return err
+	}
+	defer f.broken.catch(&err)
+	guard.Point("store.sync")
+	return f.datasync()
 }
 
 // syncAll calls fdatasync for all that wait, again and again until none do,
@@ -244,7 +272,7 @@ func (f *File) syncAll(done *[workerBatch]*Request) {
 		var wait List
 		wait.Append(&f.syncWait)
 		f.mu.Unlock()
-		err := f.datasync()
+		err := f.attemptSync()
 		for wait.Len() > 0 {
 			n := 0
 			for n < len(done) && wait.Len() > 0 {

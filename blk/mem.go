@@ -4,6 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -21,14 +22,16 @@ type MemOptions struct {
 	Limit        uint64 // most bytes that may be allocated, ErrNoSpace beyond; 0: Size
 	LogicalBlock uint32 // 0: 512
 	ReadOnly     bool
+	Guard        *guard.Guard // makes a panic in the work of the volume the end of the volume alone; nil: none is
 }
 
 // Mem is a sparse volume in memory. It carries requests out in Submit, but for
 // those that give up or zero much of it.
 type Mem struct {
 	State
-	limit int64        // in pages
-	used  atomic.Int64 // pages
+	broken broken
+	limit  int64        // in pages
+	used   atomic.Int64 // pages
 
 	// resize is held for writing while the size changes and for reading by
 	// every request, so that nothing is written beyond an end that has moved.
@@ -75,6 +78,7 @@ func NewMem(o MemOptions) (*Mem, error) {
 		return nil, err
 	}
 	m := &Mem{limit: int64((min(o.Limit, MaxSize) + memPage - 1) / memPage)}
+	m.broken.guard = o.Guard
 	for i := range m.shards {
 		m.shards[i].pages = map[uint64]*[memPage]byte{}
 	}
@@ -104,7 +108,7 @@ func (m *Mem) Submit(batch []*Request) {
 				long.Push(r)
 				continue
 			}
-			r.Err = m.do(r)
+			r.Err = m.attempt(r)
 		}
 		batch[done] = r
 		done++
@@ -134,6 +138,9 @@ func (m *Mem) leave(l *List) {
 
 // zeroLong carries out what takes long, without resize, which Submit takes.
 func (m *Mem) zeroLong() {
+	// What a request does is contained where it is done. What is left may have the
+	// queue half changed.
+	defer m.broken.guard.Recover(guard.Step, nil)
 	for {
 		m.longMu.Lock()
 		r := m.long.Pop()
@@ -145,13 +152,23 @@ func (m *Mem) zeroLong() {
 		m.longMu.Unlock()
 		m.sizing.Lock()
 		if r.Err = m.Info().Bounds(r.Off, r.Len); r.Err == nil {
-			r.Err = m.do(r)
+			r.Err = m.attempt(r)
 		}
 		m.sizing.Unlock()
 		one := [1]*Request{r}
-		Complete(one[:])
+		m.broken.complete(one[:])
 		m.working.Done()
 	}
+}
+
+// attempt is do in a volume that is not broken, which a panic in it makes it.
+func (m *Mem) attempt(r *Request) (err error) {
+	if err := m.broken.err(); err != nil {
+		return err
+	}
+	defer m.broken.catch(&err)
+	guard.Point("store.memory")
+	return m.do(r)
 }
 
 func (m *Mem) do(r *Request) error {
@@ -192,28 +209,27 @@ func (m *Mem) shard(off uint64) (*memShard, uint64) {
 func (m *Mem) read(off uint64, b []byte) {
 	s, page := m.shard(off)
 	s.mu.RLock()
+	defer s.mu.RUnlock()
 	if p := s.pages[page]; p != nil {
 		copy(b, p[off%memPage:])
 	} else {
 		clear(b)
 	}
-	s.mu.RUnlock()
 }
 
 func (m *Mem) write(off uint64, b []byte) error {
 	s, page := m.shard(off)
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	p := s.pages[page]
 	if p == nil {
 		if !m.take() {
-			s.mu.Unlock()
 			return rdserr.With(ErrNoSpace, "the volume may allocate %d bytes of memory and has done so", m.Allocated())
 		}
 		p = new([memPage]byte)
 		s.pages[page] = p
 	}
 	copy(p[off%memPage:], b)
-	s.mu.Unlock()
 	return nil
 }
 
@@ -261,10 +277,10 @@ func (m *Mem) zero(off, n uint64) {
 func (m *Mem) clear(off, n uint64) {
 	s, page := m.shard(off)
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	if p := s.pages[page]; p != nil {
 		clear(p[off%memPage : off%memPage+n])
 	}
-	s.mu.Unlock()
 }
 
 // drop gives up the pages from first to before end. It takes as long as there
@@ -274,21 +290,26 @@ func (m *Mem) drop(first, end uint64) {
 		return
 	}
 	for i := range m.shards {
-		s := &m.shards[i]
-		s.mu.Lock()
-		if (end-first)/memShards <= uint64(len(s.pages)) {
-			step := (uint64(i) + memShards - first%memShards) % memShards
-			for page := first + step; page < end; page += memShards {
-				m.forget(s, page)
-			}
-		} else {
-			for page := range s.pages {
-				if page >= first && page < end {
-					m.forget(s, page)
-				}
-			}
+		m.dropOf(uint64(i), first, end)
+	}
+}
+
+// dropOf is drop for the pages of one shard.
+func (m *Mem) dropOf(i, first, end uint64) {
+	s := &m.shards[i]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if (end-first)/memShards <= uint64(len(s.pages)) {
+		step := (i + memShards - first%memShards) % memShards
+		for page := first + step; page < end; page += memShards {
+			m.forget(s, page)
 		}
-		s.mu.Unlock()
+		return
+	}
+	for page := range s.pages {
+		if page >= first && page < end {
+			m.forget(s, page)
+		}
 	}
 }
 
@@ -303,9 +324,10 @@ func (m *Mem) forget(s *memShard, page uint64) {
 const mapPages = 1 << 16
 
 // Map tells which pages are allocated.
-func (m *Mem) Map(off, n uint64, out []Extent) ([]Extent, error) {
+func (m *Mem) Map(off, n uint64, out []Extent) (_ []Extent, err error) {
 	m.resize.RLock()
 	defer m.resize.RUnlock()
+	defer m.broken.catch(&err)
 	if err := m.Info().Bounds(off, n); err != nil {
 		return out, err
 	}

@@ -3,6 +3,7 @@ package node
 import (
 	"slices"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/netlocal"
 )
 
@@ -20,6 +21,7 @@ func (a *hosts) watchAddrs() {
 	a.watching.Add(1)
 	go func() { // ends when close closes w
 		defer a.watching.Done()
+		defer a.node.guard.Recover(guard.Step, nil) // nothing would be noticed any more
 		for {
 			gone, all, err := w.Next()
 			if err != nil {

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -94,7 +95,10 @@ func (s *sockStream) flush(f *rdsdv1.Flush) {
 	call := &flushCall{id: f.GetId()}
 	s.flushes[n] = call
 	if f.GetTimeoutNs() > 0 {
-		call.timer = time.AfterFunc(time.Duration(f.GetTimeoutNs()), func() { s.flushTimeout(n) })
+		call.timer = time.AfterFunc(time.Duration(f.GetTimeoutNs()), func() {
+			defer s.node.guard.Recover(guard.Socket, s.finish)
+			s.flushTimeout(n)
+		})
 	}
 	s.mu.Unlock()
 	s.eng.lock()

@@ -95,7 +95,7 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 	}
 	s := grpc.NewServer(
 		grpc.KeepaliveParams(keep),
-		grpc.Creds(&peerCreds{clients: f.clients, calls: f.calls}),
+		grpc.Creds(&peerCreds{clients: f.clients, calls: f.calls, guard: f.guard}),
 		// What stands unread on a stream is bounded by its window, which does not
 		// grow by itself. For a message larger than that gRPC gives more when it
 		// begins to read it, so that it costs no large message a round trip.
@@ -203,6 +203,7 @@ func (f *grpcFront) stop(ctx context.Context) {
 	done := make(chan struct{})
 	go func() { // ends when every server has stopped, which Stop below forces
 		defer close(done)
+		defer f.guard.Recover(guard.Task, nil)
 		for _, s := range f.servers {
 			s.GracefulStop()
 		}

@@ -317,6 +317,7 @@ func (h *host) stop() {
 	h.links.Add(-unstarted)
 	// A link whose receiver stays full would never be read to its end.
 	abort := time.AfterFunc(stopPatience, func() {
+		defer h.all.node.guard.Recover(guard.Link, nil)
 		for _, k := range links {
 			k.link.Close(false)
 		}

@@ -16,6 +16,7 @@ import (
 	"encoding/binary"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/netlocal"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rds"
@@ -178,7 +179,11 @@ func (a *hosts) close() {
 	a.unwatch()
 	var g errgroup.Group
 	for _, h := range a.list {
-		g.Go(func() error { h.stop(); return nil })
+		g.Go(func() error {
+			defer a.node.guard.Recover(guard.Step, nil) // its links would never be over
+			h.stop()
+			return nil
+		})
 	}
 	g.Wait()
 	a.stopReactors()

@@ -75,7 +75,10 @@ func (f *localFront) serve() error {
 			f.refuse(c, err)
 			continue
 		}
-		f.wg.Go(func() { f.handle(shm.NewConn(c.(*net.UnixConn), 0), id, account) }) // ends with the connection, which stop closes
+		f.wg.Go(func() { // ends with the connection, which stop closes
+			defer f.node.guard.Recover(guard.Socket, func(error) { c.Close() })
+			f.handle(shm.NewConn(c.(*net.UnixConn), 0), id, account)
+		})
 	}
 }
 
@@ -92,6 +95,7 @@ func (f *localFront) refuse(c net.Conn, err error) {
 	}
 	f.wg.Go(func() { // ends after refusePatience and goodbye at the latest
 		defer f.refusals.Add(-1)
+		defer f.node.guard.Recover(guard.Socket, nil)
 		refusePacket(c, err)
 		c.Close()
 	})
@@ -107,6 +111,7 @@ func (f *localFront) closeAside(c net.Conn) {
 	}
 	go func() {
 		defer f.closing.Add(-1)
+		defer f.node.guard.Recover(guard.Socket, nil)
 		c.Close()
 	}()
 }
@@ -151,6 +156,7 @@ func (f *localFront) handle(c *shm.Conn, id Identity, account *quota.Account) {
 // drop closes a connection that nobody serves.
 func (f *localFront) drop(c *shm.Conn, id Identity, account *quota.Account) {
 	go func() { // ends with the close, which may take as long as whoever passed us a descriptor likes
+		defer f.node.guard.Recover(guard.Socket, nil)
 		c.Close()
 		f.node.grpc.clients.remove(id, account, localConnBytes)
 	}()

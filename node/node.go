@@ -220,6 +220,7 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 	run := func(what string, f func() error) {
 		g.Go(func() error {
 			defer cancel() // one that fails stops the node
+			defer n.guard.Recover(guard.Step, nil)
 			if err := f(); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 				return fmt.Errorf("%s: %w", what, err)
 			}
@@ -240,10 +241,17 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 	}
 	kept := make(chan struct{})
 	var keeping sync.WaitGroup
-	keeping.Go(func() { n.keep(kept) }) // ends when this returns
+	keeping.Go(func() { // ends when this returns
+		defer n.guard.Recover(guard.Step, nil)
+		n.keep(kept)
+	})
 	defer keeping.Wait()
 	defer close(kept)
-	g.Go(func() error { watchdog(ctx, n.log, n.core.alive); return nil })
+	g.Go(func() error {
+		defer n.guard.Recover(guard.Step, nil)
+		watchdog(ctx, n.log, n.core.alive)
+		return nil
+	})
 
 	n.state.Store(stateServing)
 	n.grpc.setServing(true)

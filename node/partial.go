@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
 )
 
@@ -40,7 +41,10 @@ func (l *laneLink) settlePartial() {
 		if err != nil {
 			l.h.log.Warn("link closed in the middle of a payload", "peer", l.p.Conn().Remote(), "why", err)
 			link := l.link
-			go link.Close(false) // not from within its own read
+			go func() { // not from within its own read
+				defer l.h.all.node.guard.Recover(guard.Link, nil)
+				link.Close(false)
+			}()
 			l.partial = l.charged
 			return
 		}

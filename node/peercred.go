@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -26,6 +27,7 @@ import (
 type peerCreds struct {
 	clients  *clientTable
 	calls    *callTable
+	guard    *guard.Guard
 	refusals atomic.Int32 // connections that live to be told why they may not
 }
 
@@ -140,7 +142,10 @@ func (c *peerCreds) refuse(conn net.Conn, id Identity, level credentials.Securit
 		c.refusals.Add(-1)
 		return nil, nil, err
 	}
-	end := time.AfterFunc(refusedLife, func() { conn.Close() })
+	end := time.AfterFunc(refusedLife, func() {
+		defer c.guard.Recover(guard.Call, nil)
+		conn.Close()
+	})
 	account := c.clients.memory.Account(quota.User(id.UID)) // for what it sends meanwhile
 	release := func() { end.Stop(); c.refusals.Add(-1); account.Close() }
 	return c.calls.wrap(conn, id, account, release), authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, noDescriptors(err)}, nil

@@ -176,7 +176,7 @@ func (r *ringSock) takePosts(now time.Duration, a admission) (n int, err error) 
 		}
 		n++
 		if from, pages, wanted := r.h.Growth(); wanted {
-			r.host.all.graves.Go(func() { r.growLedger(from, pages) })
+			r.aside(func() { r.growLedger(from, pages) }, func(err error) { r.react.Do(func() { r.Fault(err) }) })
 		}
 	}
 	return n, nil

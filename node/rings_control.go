@@ -122,7 +122,10 @@ func (c *ringControl) Ready(events uint32) {
 func (c *ringControl) expectRest() {
 	switch half := c.ctl.Half() && !c.stopped(); {
 	case half && c.half == nil:
-		c.half = time.AfterFunc(piecesTime, func() { c.r.react.DoFor(c.r, c.restMissing) })
+		c.half = time.AfterFunc(piecesTime, func() {
+			defer c.r.host.all.node.guard.Recover(guard.Socket, nil)
+			c.r.react.DoFor(c.r, c.restMissing)
+		})
 	case !half && c.half != nil:
 		c.half.Stop()
 		c.half = nil

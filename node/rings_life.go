@@ -6,6 +6,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rds"
@@ -197,9 +198,9 @@ func (r *ringSock) close() {
 	bury := r.leave()
 	r.ctl.end() // the client takes the end of the connection as a sign that its port is free
 	r.s.forget()
-	graves := &r.host.all.graves
-	graves.Go(bury)
+	r.aside(bury, nil)
 	go func() { // ends with the last close, which may take as long as whoever passed us a descriptor likes
+		defer r.front.node.guard.Recover(guard.Socket, nil)
 		r.ctl.close()
 		r.front.node.grpc.clients.remove(r.s.id, r.ctl.account, localConnBytes)
 	}()
@@ -266,8 +267,17 @@ func (r *ringSock) move(needed []shm.Body) {
 func (r *ringSock) freeIfIdle() {
 	if r.moved && !r.freed && r.idle() {
 		r.freed = true
-		r.host.all.graves.Go(r.free)
+		r.aside(r.free, nil)
 	}
+}
+
+// aside runs f, which makes system calls that take their time, in a goroutine that the
+// daemon's stop waits for. end, unless nil, is told of a panic in it.
+func (r *ringSock) aside(f func(), end func(error)) {
+	r.host.all.graves.Go(func() {
+		defer r.host.all.node.guard.Recover(guard.Socket, end)
+		f()
+	})
 }
 
 // free unmaps the region and gives its place in the ledger back. Nothing needs

@@ -5,6 +5,7 @@ import (
 	"sync"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rds"
 )
 
@@ -31,8 +32,9 @@ func (l *stateLog) start(a *hosts) {
 	c := make(chan stateLine, stateLines)
 	l.c = c
 	l.done.Go(func() { // ends with stop
+		defer a.node.guard.Recover(guard.Step, nil)
 		for k := range c {
-			k.h.logState(&k.s)
+			_ = a.node.guard.Do(guard.Task, func() { k.h.logState(&k.s) }) // it has told of a panic
 		}
 	})
 }

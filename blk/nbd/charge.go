@@ -4,6 +4,7 @@ import (
 	"net"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -100,6 +101,7 @@ func (c *conn) askAgain() {
 	}
 	c.asking = true
 	time.AfterFunc(chargeAgain, func() { // touches nothing but c, which may have ended
+		defer c.srv.opts.Guard.Recover(guard.Volume, c.faultFn)
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.asking = false

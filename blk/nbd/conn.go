@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/guard"
 )
 
 // conn is one connection in the transmission phase.
@@ -45,6 +46,7 @@ type conn struct {
 	charge   Charge    // nil: nobody counts
 	charged  int       // guarded by mu; taken of charge beside connMemory
 	asking   bool      // guarded by mu; askAgain is under way
+	faulted  bool      // guarded by mu; its work has panicked, and ops may have been lost
 
 	reserved atomic.Int64 // when the server's reserve was taken
 	half     atomic.Bool  // the client has sent half a request, and may have no more
@@ -54,10 +56,11 @@ type conn struct {
 	looking  bool         // guarded by mu; lookUp runs
 	lookups  opList       // guarded by mu; wait for lookUp
 
-	broken   atomic.Bool // nothing can be sent any more
-	stopping atomic.Bool // everything is answered with ESHUTDOWN
-	leaving  atomic.Bool // nothing more is read
-	last     atomic.Bool // nothing is received any more
+	pending  atomic.Int64 // requests that the device has
+	broken   atomic.Bool  // nothing can be sent any more
+	stopping atomic.Bool  // everything is answered with ESHUTDOWN
+	leaving  atomic.Bool  // nothing more is read
+	last     atomic.Bool  // nothing is received any more
 
 	// Owned by the holder of the transmit token.
 	vec     [][]byte // what is being written
@@ -65,6 +68,7 @@ type conn struct {
 	sent    opList   // whose replies are in vec
 	drainFn func()
 	lookFn  func()
+	faultFn func(error)
 }
 
 func newConn(srv *Server, nc net.Conn, x *export) *conn {
@@ -78,7 +82,7 @@ func newConn(srv *Server, nc net.Conn, x *export) *conn {
 	} else {
 		c.s = newStream(nc, srv.opts.Spin)
 	}
-	c.drainFn, c.lookFn = c.drain, c.lookUp
+	c.drainFn, c.lookFn, c.faultFn = c.drain, c.lookUp, c.fault
 	return c
 }
 
@@ -89,7 +93,10 @@ func (c *conn) serve() error {
 	if c.loop != nil {
 		err = c.loop.receive()
 	} else {
-		err = c.receive()
+		if e := c.srv.opts.Guard.Do(guard.Volume, func() { err = c.receive() }); e != nil {
+			c.fault(e)
+			err = e
+		}
 	}
 	if c.atEnd != nil {
 		c.atEnd(c)
@@ -107,10 +114,16 @@ func (c *conn) serve() error {
 		c.release(o)
 	}
 	c.mu.Lock()
-	for c.inFlight > 0 || c.sending {
+	// After a fault too everything is waited for that the device has: an old write must
+	// not come after what the next connection does.
+	for c.inFlight > 0 && !c.faulted || c.sending || c.pending.Load() > 0 {
 		c.room.Wait()
 	}
-	c.settle() // what was taken for a request that was not read any more
+	if c.settle(); c.charged > 0 { // it has faulted: nothing is settled later
+		c.charge.Give(c.charged)
+		c.charged = 0
+		c.srv.reserve.CompareAndSwap(c, nil)
+	}
 	c.mu.Unlock()
 	if c.rb != nil {
 		c.dropBuf(c.rb)
@@ -198,12 +211,12 @@ func (c *conn) takeOp(n int) *op {
 // fits tells whether n bytes more are within the limit, and charged for. One
 // request always fits, or it would wait for ever. Called with mu held.
 func (c *conn) fits(n int) bool {
-	return (c.inFlight == 0 || c.bytes+n <= c.srv.opts.MaxBytes) && c.afford(n)
+	return c.faulted || (c.inFlight == 0 || c.bytes+n <= c.srv.opts.MaxBytes) && c.afford(n)
 }
 
 // lacks tells whether there is no op that may use n bytes. Called with mu held.
 func (c *conn) lacks(n int) bool {
-	return c.free.head == nil && c.made >= c.srv.opts.MaxRequests || !c.fits(n)
+	return !c.faulted && (c.free.head == nil && c.made >= c.srv.opts.MaxRequests || !c.fits(n))
 }
 
 // starving tells whether there is still no room for what the reader needs.

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/guard"
 )
 
 // Design notes.
@@ -150,6 +152,7 @@ func (k *keeper) begin(c *conn) {
 
 func (k *keeper) run(c *conn) {
 	defer close(k.done)
+	defer k.s.opts.Guard.Recover(guard.Volume, func(err error) { k.err = err })
 	tick := time.NewTicker(hangUpEvery)
 	defer tick.Stop()
 	for {

@@ -123,7 +123,7 @@ func (l *loop) Work() guard.What { return guard.Volume }
 
 // Fault implements reactor.Owner: the connection breaks, what is in flight comes back.
 func (l *loop) Fault(err error) {
-	l.c.fail()
+	l.c.fault(err)
 	if l.reading {
 		l.end(err)
 	}

@@ -262,6 +262,7 @@ func (c *conn) submit() {
 		return
 	}
 	c.srv.count.requests.Add(uint64(len(c.batch)))
+	c.pending.Add(int64(len(c.batch)))
 	c.x.dev.Submit(c.batch)
 	clear(c.batch)
 	c.batch = c.batch[:0]

@@ -1,6 +1,9 @@
 package nbd
 
-import "github.com/rdsd/rdsd/blk"
+import (
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/guard"
+)
 
 // Design notes.
 //
@@ -22,6 +25,12 @@ const (
 
 // Complete is called by the device.
 func (c *conn) Complete(batch []*blk.Request) {
+	defer c.srv.opts.Guard.Recover(guard.Volume, c.faultFn)
+	if c.pending.Add(-int64(len(batch))); c.broken.Load() { // it may be waited for
+		c.mu.Lock()
+		c.room.Broadcast()
+		c.mu.Unlock()
+	}
 	var done opList
 	for _, r := range batch {
 		o := r.Ctx.(*op)
@@ -66,12 +75,17 @@ func (c *conn) queue(done *opList) {
 }
 
 // drain sends with leave to wait.
-func (c *conn) drain() { c.transmit(0, true) }
+func (c *conn) drain() {
+	defer c.srv.opts.Guard.Recover(guard.Volume, c.faultFn) // transmit has its own
+	c.transmit(0, true)
+}
 
 // transmit is called with the transmit token. It sends until nothing is left,
 // gives the token up and returns true; or it returns false after so many
 // rounds (0: no bound) or when it would have to wait, and keeps it.
-func (c *conn) transmit(rounds int, mayWait bool) bool {
+func (c *conn) transmit(rounds int, mayWait bool) (done bool) {
+	defer c.forgive(&done)
+	guard.Point("nbd.send")
 	for n := 0; ; n++ {
 		if len(c.vec) == 0 && !c.gather() {
 			return true

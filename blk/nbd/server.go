@@ -263,8 +263,14 @@ func (s *Server) Serve(l net.Listener) error {
 			}
 			return err
 		}
-		go s.ServeConn(nc) // ends with the connection
+		go s.serveOne(nc) // ends with the connection
 	}
+}
+
+// serveOne is ServeConn for Serve.
+func (s *Server) serveOne(nc net.Conn) {
+	defer s.opts.Guard.Recover(guard.Volume, func(error) { nc.Close() })
+	s.ServeConn(nc)
 }
 
 // ServeConn negotiates with a client and serves it to the end of the connection.

@@ -5,6 +5,8 @@ import (
 	"math"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/rdserr"
 )
 
 // maxExtents is how many extents one reply tells of: as many as fit into the
@@ -28,6 +30,7 @@ func (c *conn) later(o *op) {
 
 // lookUp carries out block status and cache commands, one after the other.
 func (c *conn) lookUp() {
+	defer c.srv.opts.Guard.Recover(guard.Volume, c.faultFn) // beside the commands themselves
 	var scratch [maxExtents]blk.Extent
 	for {
 		c.mu.Lock()
@@ -38,15 +41,24 @@ func (c *conn) lookUp() {
 			return
 		}
 		c.mu.Unlock()
-		switch {
-		case c.broken.Load():
-		case o.cmd == cmdBlockStatus:
-			o.err = c.blockStatus(o, scratch[:0])
-		case c.x.prefetch != nil:
-			o.err = c.x.prefetch.Prefetch(o.req.Off, o.req.Len)
+		if err := c.srv.opts.Guard.Do(guard.Volume, func() { o.err = c.lookAt(o, scratch[:0]) }); err != nil {
+			o.err = rdserr.With(blk.ErrMedium, "%v", err)
 		}
 		c.finish(o)
 	}
+}
+
+// lookAt carries one of them out.
+func (c *conn) lookAt(o *op, out []blk.Extent) error {
+	guard.Point("nbd.look")
+	switch {
+	case c.broken.Load():
+	case o.cmd == cmdBlockStatus:
+		return c.blockStatus(o, out)
+	case c.x.prefetch != nil:
+		return c.x.prefetch.Prefetch(o.req.Off, o.req.Len)
+	}
+	return nil
 }
 
 // blockStatus makes the payload of the reply. A device that does not know what

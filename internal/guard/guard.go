@@ -109,6 +109,13 @@ func (g *Guard) Caught(w What, v any) error {
 	if within != "" || w == Step {
 		g.die(w, v, within)
 	}
+	return g.Below(w, v)
+}
+
+// Below is Caught for work that no step is a part of, whoever called it: between the
+// deferred function and the panic there is neither a function of a core nor a lock of an
+// engine. The caller, a step perhaps, goes on as if the work had returned an error.
+func (g *Guard) Below(w What, v any) error {
 	g.counts[w].Add(1)
 	g.Log.Error("a panic was contained", "what", w.String(), "panic", fmt.Sprint(v), "stack", string(debug.Stack()))
 	return &Error{w, v}

@@ -51,16 +51,31 @@ func TestNilGuard(t *testing.T) {
 	g.Do(Dial, func() { panic("boom") })
 }
 
+// below is a step that calls work which contains its own panics.
+//
+//go:noinline
+func below(g *Guard) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = g.Below(Volume, v)
+		}
+	}()
+	panic("below a step")
+}
+
 //go:noinline
 func step() { panic("in a step") }
 
 // TestWithinAStep: the stack tells, and the process ends whatever the work was for.
 func TestWithinAStep(t *testing.T) {
 	g, log, codes := newGuard()
-	g.Steps = []string{"github.com/rdsd/rdsd/internal/guard.step"}
+	g.Steps = []string{"github.com/rdsd/rdsd/internal/guard.step", "github.com/rdsd/rdsd/internal/guard.below"}
 	g.Do(Link, step)
 	if !slices.Equal(*codes, []int{ExitCode}) || !strings.Contains(log.String(), "guard.step") {
 		t.Errorf("exits %v, log %s", *codes, log)
+	}
+	if err := below(g); err == nil || len(*codes) != 1 {
+		t.Errorf("work below a step: %v, exits %v", err, *codes)
 	}
 	g.Do(Link, func() { panic("beside it") })
 	if len(*codes) != 1 {

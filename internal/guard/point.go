@@ -24,6 +24,12 @@ var Points = []string{
 	"volume.link",  // a reactor: a link of volumes is ready
 	"nbd.ready",    // a reactor: a connection to a volume's socket is ready
 	"nbd.haggle",   // the negotiation before it
+	"nbd.send",     // a reply to a client of a volume's socket
+	"nbd.look",     // a command of it that waits for the medium in a call
+	"store.read",   // a read that a store answers at once
+	"store.work",   // a request to a file or block device, in a worker
+	"store.sync",   // a sync of one
+	"store.memory", // a request to a volume in memory
 	"dial",         // an attempt to connect
 	"accept",       // a connection that was accepted
 	"handshake",    // and one for volumes

@@ -106,19 +106,28 @@ func (p *pair) use() []error {
 	return append(errs, err)
 }
 
-// useVolumes copies a volume of each from the other.
+// useVolumes copies images to a volume in memory and to one in a file of each from the
+// other, and back. An export whose copy fails is made anew.
 func (p *pair) useVolumes() (errs []error) {
 	for _, w := range []struct{ from, to, addr string }{{p.dirA, p.dirB, addrA}, {p.dirB, p.dirA, addrB}} {
-		if out, err := p.cli(w.from, "volume", "export", "disk", "--memory", "--size", "1M", "--allow", "127.0.0.0/8"); err != nil && !strings.Contains(out, "already") {
-			errs = append(errs, fmt.Errorf("export: %w %s", err, out))
-		}
 		name := filepath.Join(w.to, "image")
 		if err := os.WriteFile(name, make([]byte, 1<<20), 0o600); err != nil {
 			errs = append(errs, err)
 		}
-		for _, args := range [][]string{{"volume", "copy", name, w.addr + ":disk"}} {
-			if out, err := p.cli(w.to, args...); err != nil {
-				errs = append(errs, fmt.Errorf("%v: %w %s", args, err, out))
+		for volume, store := range map[string]string{"disk": "--memory", "file": filepath.Join(w.from, "store")} {
+			args := []string{"volume", "export", volume, store, "--size", "1M", "--allow", "127.0.0.0/8"}
+			if volume == "file" {
+				args = append(args, "--create")
+			}
+			if out, err := p.cli(w.from, args...); err != nil && !strings.Contains(out, "already") {
+				errs = append(errs, fmt.Errorf("export: %w %s", err, out))
+			}
+			os.Remove(name + ".back")
+			for _, args := range [][]string{{"volume", "copy", name, w.addr + ":" + volume}, {"volume", "copy", w.addr + ":" + volume, name + ".back"}} {
+				if out, err := p.cli(w.to, args...); err != nil {
+					errs = append(errs, fmt.Errorf("%v: %w %s", args, err, out))
+					_, _ = p.cli(w.from, "volume", "unexport", volume, "--force")
+				}
 			}
 		}
 	}
@@ -132,6 +141,7 @@ func TestPanicsAreContained(t *testing.T) {
 		"call": "call", "decode": "call", "stream": "socket", "client": "socket", "ring.bell": "socket", "ring.control": "socket",
 		"link.ready": "link", "dial": "dial", "accept": "accept", "page": "page", "collect": "page",
 		"volume.link": "link", "handshake": "accept", "nbd.haggle": "volume", "nbd.ready": "volume", "save": "task",
+		"nbd.send": "volume", "nbd.look": "volume", "store.read": "volume", "store.work": "volume", "store.sync": "volume", "store.memory": "volume",
 	} {
 		t.Run(point, func(t *testing.T) {
 			t.Parallel()

@@ -54,7 +54,7 @@ var arrows = []struct {
 	// rds places frames, which are transport's, and charges who its sockets belong to.
 	{"rds", []string{"conn", "cong", "transport", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant", "internal/quota"}},
 	{"rtrs", []string{"transport", "wire", "rdserr", "internal/mutant"}},
-	{"blk", []string{"rdserr"}},
+	{"blk", []string{"rdserr", "internal/guard"}},
 	{"blk/blktest", []string{"blk", "rdserr"}},
 	{"blk/nbd", []string{"blk", "rdserr", "internal/accept", "internal/guard", "internal/reactor"}},
 	{"rnbd", []string{"rtrs", "blk", "wire", "rdserr", "internal/mutant"}},

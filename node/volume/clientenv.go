@@ -58,6 +58,7 @@ func (e *clientEnv) Dial(p *rtrs.ClientPath, conn int, req []byte) {
 
 func (c *client) dial(f *life, p *rtrs.ClientPath, conn int, req []byte) {
 	defer c.work.Done()
+	defer c.h.guard.Recover(guard.Step, nil) // beside the attempt this is a step
 	var l transport.OneSided
 	var rsp []byte
 	var err error

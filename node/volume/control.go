@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
@@ -51,6 +52,7 @@ func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 	}
 	go func() { // ends within seconds
 		defer h.work.Done()
+		defer h.guard.Recover(guard.Volume, nil)
 		m.end(force)
 	}()
 	select {

@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"sync"
 	"time"
+
+	"github.com/rdsd/rdsd/internal/guard"
 )
 
 // eventsKept is how many events can still be asked for.
@@ -20,7 +22,8 @@ const FromNow = ^uint64(0)
 
 // events is the log of what happened, and who watches it.
 type events struct {
-	log *slog.Logger
+	log   *slog.Logger
+	guard *guard.Guard
 
 	mu     sync.Mutex
 	more   sync.Cond
@@ -117,6 +120,7 @@ func (e *events) watch(since uint64) (<-chan Event, func()) {
 	go func() { // ends with stop, or when the Host is closed and all was read
 		defer e.pumps.Done()
 		defer close(out)
+		defer e.guard.Recover(guard.Call, nil)
 		for {
 			var ev Event
 			e.mu.Lock()

@@ -52,7 +52,7 @@ func (h *Host) addExport(ctx context.Context, s ExportSpec, origin string, must 
 	x := &export{origin: origin, since: time.Now()}
 	var dev blk.Device
 	err := h.do(ctx, s.Path, func() (err error) {
-		dev, x.info, err = openExport(&s)
+		dev, x.info, err = h.openExport(&s)
 		return err
 	})
 	if err != nil {
@@ -127,15 +127,15 @@ func (h *Host) removeExport(x *export, force bool) error {
 }
 
 func (h *Host) fileOptions(readOnly bool, block uint32) blk.FileOptions {
-	return blk.FileOptions{ReadOnly: readOnly, LogicalBlock: block}
+	return blk.FileOptions{ReadOnly: readOnly, LogicalBlock: block, Guard: h.guard}
 }
 
 // openExport makes what s asks for and looks at it. Memory is returned, a file
 // is closed again. It sets s.Kind.
-func openExport(s *ExportSpec) (blk.Device, blk.Info, error) {
+func (h *Host) openExport(s *ExportSpec) (blk.Device, blk.Info, error) {
 	if s.Kind == KindMemory || s.Path == "" {
 		s.Kind = KindMemory
-		m, err := blk.NewMem(blk.MemOptions{Size: s.Size, LogicalBlock: s.LogicalBlock, ReadOnly: s.ReadOnly})
+		m, err := blk.NewMem(blk.MemOptions{Size: s.Size, LogicalBlock: s.LogicalBlock, ReadOnly: s.ReadOnly, Guard: h.guard})
 		if err != nil {
 			return nil, blk.Info{}, err
 		}
@@ -158,7 +158,7 @@ func openExport(s *ExportSpec) (blk.Device, blk.Info, error) {
 	if s.Kind != "" && s.Kind != kind {
 		return nil, blk.Info{}, rdserr.With(rdserr.ErrInvalid, "%s is a %s, not a %s", s.Path, kind, s.Kind)
 	}
-	f, err := blk.OpenFile(s.Path, blk.FileOptions{ReadOnly: s.ReadOnly, LogicalBlock: s.LogicalBlock})
+	f, err := blk.OpenFile(s.Path, h.fileOptions(s.ReadOnly, s.LogicalBlock))
 	if err != nil {
 		return nil, blk.Info{}, notFound(err)
 	}

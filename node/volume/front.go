@@ -14,6 +14,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -61,6 +62,7 @@ func openSocket(path, name string, kept bool, mode fs.FileMode, d blk.Device, ho
 	f.done.Add(1)
 	go func() { // ends with close
 		defer f.done.Done()
+		defer h.guard.Recover(guard.Volume, func(error) { l.Close() })
 		srv.Serve(l)
 	}()
 	return f, nil

@@ -92,6 +92,7 @@ func newHost(cfg Config, deps Deps, drv driver) (*Host, error) {
 		h.log.Error("volume: what was persistent is not there", "err", store.aside)
 	}
 	h.saver = newSaver(h.write, h.wrote)
+	h.saver.guard, h.ev.guard = h.guard, h.guard
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	if h.srv, err = newServer(h, &old); err == nil {
 		err = h.startExports(&old)
@@ -168,7 +169,10 @@ func (h *Host) Close(ctx context.Context) error {
 	}
 	var all sync.WaitGroup
 	for _, m := range mappings {
-		all.Go(func() { m.leave(ctx) })
+		all.Go(func() {
+			defer h.guard.Recover(guard.Volume, nil)
+			m.leave(ctx)
+		})
 	}
 	all.Wait()
 	h.srv.close()
@@ -179,6 +183,7 @@ func (h *Host) Close(ctx context.Context) error {
 func (h *Host) await(ctx context.Context) error {
 	done := make(chan struct{})
 	go func() { // ends when the last session and the last store have
+		defer h.guard.Recover(guard.Step, nil)
 		h.work.Wait()
 		if h.started {
 			h.saver.end()

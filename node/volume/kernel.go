@@ -16,6 +16,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -67,6 +68,7 @@ type kernelFront struct {
 	dead    time.Duration
 	srv     *nbd.Server
 	log     *slog.Logger
+	guard   *guard.Guard
 	done    sync.WaitGroup
 
 	once  sync.Once
@@ -83,14 +85,14 @@ type kernelOptions struct {
 
 // openKernel attaches a device.
 func openKernel(drv driver, o kernelOptions, d blk.Device, home *reactor.Reactor, log *slog.Logger, h *Host) (*kernelFront, error) {
-	srv, err := nbd.NewServer(nbd.Options{Reactor: home, Log: log, Charge: h.chargeNode(), MaxBytes: nbd.KernelInFlight * requestSize})
+	srv, err := nbd.NewServer(nbd.Options{Reactor: home, Log: log, Guard: h.guard, Charge: h.chargeNode(), MaxBytes: nbd.KernelInFlight * requestSize})
 	if err == nil {
 		err = srv.Add(nbd.Export{Device: d})
 	}
 	if err != nil {
 		return nil, err
 	}
-	f := &kernelFront{drv: drv, index: o.index, backend: o.backend, timeout: o.timeout, dead: o.dead, srv: srv, log: log, ended: make(chan struct{})}
+	f := &kernelFront{drv: drv, index: o.index, backend: o.backend, timeout: o.timeout, dead: o.dead, srv: srv, log: log, guard: h.guard, ended: make(chan struct{})}
 	ours, err := f.connect(d.Info(), o.resume)
 	if err != nil {
 		f.stop()
@@ -145,6 +147,7 @@ func (f *kernelFront) serve(nc net.Conn) {
 	f.done.Add(1)
 	go func() { // ends with stop, or when the kernel has given the device up
 		defer f.done.Done()
+		defer f.guard.Recover(guard.Volume, nil)
 		if err := f.srv.ServeDevice(nc, "", f.renew); err != nil && !f.stopped() {
 			f.log.Error("volume: the kernel takes no new connection; the device was detached by somebody else", "device", nbdPath(f.index), "err", err)
 		}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -242,6 +243,7 @@ func (m *mapping) attach() (front, error) {
 // resized tells the device of another size.
 func (m *mapping) resized() {
 	m.h.work.Go(func() { // ends when the kernel was told
+		defer m.h.guard.Recover(guard.Volume, nil)
 		m.h.mu.Lock()
 		f, dev := m.front, m.dev
 		m.h.mu.Unlock()

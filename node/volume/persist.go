@@ -113,6 +113,7 @@ const (
 func (m *mapping) restore() {
 	h := m.h
 	defer h.work.Done()
+	defer h.guard.Recover(guard.Step, nil) // beside the attempts; nothing would make another
 	said := ""
 	for pause := restoreMin; ; pause = min(2*pause, restoreMax) {
 		m.turn.Lock()

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -15,6 +16,7 @@ import (
 type saver struct {
 	write func() error
 	told  func(error) // how a write ended, when that is something new
+	guard *guard.Guard
 
 	kick chan struct{} // something was marked; has room for one
 	stop chan struct{} // closed by end
@@ -73,7 +75,8 @@ func (s *saver) save() error {
 // run is the goroutine; it ends with end.
 func (s *saver) run() {
 	defer close(s.done)
-	var last time.Time // when the state was written
+	defer s.guard.Recover(guard.Step, nil) // nothing would be kept any more
+	var last time.Time                     // when the state was written
 	var retry time.Duration
 	for {
 		s.mu.Lock()

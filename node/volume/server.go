@@ -233,6 +233,7 @@ func (s *server) open(o *rnbd.Opening) {
 // opener opens volumes at one place until none waits.
 func (s *server) opener(key any, p *place) {
 	defer s.h.work.Done()
+	defer s.h.guard.Recover(guard.Step, nil) // beside the work at the store these are steps
 	for {
 		s.mu.Lock()
 		if len(p.opens) == 0 {

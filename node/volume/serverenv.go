@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
@@ -74,7 +75,10 @@ func (e *serverEnv) Free(b []byte) {
 	(*server)(e).uncount(b)
 	// To give up 100 MiB that were in use takes the kernel milliseconds, in which
 	// neither this thread nor the lock is to be held. No link is left that writes there.
-	e.work.Go(func() { freeChunks(b) }) // ends when the kernel is done
+	e.work.Go(func() { // ends when the kernel is done
+		defer e.h.guard.Recover(guard.Volume, nil)
+		freeChunks(b)
+	})
 }
 
 func (e *serverEnv) Trim(b []byte) {
@@ -135,6 +139,7 @@ func (e *exportEnv) Close(c rnbd.Closer) {
 	e.h.work.Add(1)
 	go func() { // ends when the store has let go
 		defer e.h.work.Done()
+		defer e.h.guard.Recover(guard.Volume, nil)
 		if err := c.Close(); err != nil {
 			e.h.log.Warn("volume: a store was not closed in order", "err", err)
 		}

@@ -4,6 +4,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rtrs"
 )
@@ -33,11 +34,12 @@ type shell struct {
 	events *events
 	lives  map[*life]bool  // guarded by mu; those not gone
 	work   *sync.WaitGroup // goroutines of the Host
+	guard  *guard.Guard
 }
 
 func (s *shell) init(h *Host, tick func(time.Duration), next func() time.Duration, step func()) {
 	s.clock, s.tick, s.next, s.step = h.now, tick, next, step
-	s.armed, s.lives, s.work, s.events = rtrs.Never, map[*life]bool{}, &h.work, h.ev
+	s.armed, s.lives, s.work, s.events, s.guard = rtrs.Never, map[*life]bool{}, &h.work, h.ev, h.guard
 	if s.home = h.reactor(); s.home != nil {
 		s.timer = s.home.NewTimer(step)
 	}
@@ -125,7 +127,10 @@ func (s *shell) arm(now, at time.Duration) {
 	case s.after != nil:
 		s.after.Reset(d)
 	default:
-		s.after = time.AfterFunc(d, s.step)
+		s.after = time.AfterFunc(d, func() {
+			defer s.guard.Recover(guard.Step, nil)
+			s.step()
+		})
 	}
 }
 

@@ -187,6 +187,7 @@ func (p *Provider) Listen(local netip.AddrPort, taken func(transport.Link)) (tra
 // serve ends when the listener is closed.
 func (l *listener) serve(taken func(transport.Link)) {
 	defer l.done.Done()
+	defer l.p.Guard.Recover(guard.Step, nil) // no peer would be heard any more
 	for {
 		c := l.p.take(l.l)
 		if c == nil {

@@ -57,6 +57,7 @@ func (p *Provider) listenOneSided(local netip.AddrPort, taken func(transport.Con
 
 func (l *oneSidedListener) serve() {
 	defer l.done.Done()
+	defer l.p.Guard.Recover(guard.Step, nil) // no peer would be heard any more
 	for {
 		c := l.p.take(l.l)
 		if c == nil {
@@ -103,7 +104,10 @@ func (l *oneSidedListener) handshake(c *net.TCPConn) {
 		return
 	}
 	q.mu.Lock()
-	q.timer = time.AfterFunc(answerTime, func() { q.Reject(nil) })
+	q.timer = time.AfterFunc(answerTime, func() {
+		defer l.p.Guard.Recover(guard.Accept, nil)
+		q.Reject(nil)
+	})
 	q.mu.Unlock()
 	l.taken(q)
 }
