@@ -189,3 +189,50 @@ func congest(t *testing.T, c *rdsd.Client, local string, to netip.AddrPort) (acc
 	t.Fatalf("not congested after %d datagrams", accepted)
 	return 0
 }
+
+// The lines of the front page send a datagram that arrives, again and again, though
+// the program ends right after them.
+func TestFrontPage(t *testing.T) {
+	readme, err := os.ReadFile("../../README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := regexp.MustCompile("(?s)```go\n(client, .*?)```").FindSubmatch(readme)
+	if block == nil {
+		t.Fatal("no program of Go on the front page")
+	}
+	a, b := rdsdtest.Pair(t)
+	r, err := b.Dial().Bind(t.Context(), b.AddrPort(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := strings.NewReplacer("127.0.0.2:0", a.AddrPort(0).String(), "127.0.0.3:4000", r.LocalAddr().String(),
+		`os.Getenv("D") + "/a.sock"`, fmt.Sprintf("%q", a.Socket), "\n", "\nif err != nil { log.Fatal(err) }\n").Replace(string(block[1]))
+	dir, err := os.MkdirTemp(".", "testdata-frontpage-") // within the module
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	program := `package main
+import ("context"; "log"; "net/netip"; "github.com/rdsd/rdsd/sdk/go")
+func main() { ctx := context.Background()
+` + lines + "}\n"
+	if err := os.WriteFile(dir+"/main.go", []byte(program), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	exe := dir + "/hello"
+	if out, err := exec.CommandContext(t.Context(), "go", "build", "-o", exe, "./"+dir).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s\n%s", err, out, program)
+	}
+	for i := range 8 {
+		if out, err := exec.CommandContext(t.Context(), exe).CombinedOutput(); err != nil {
+			t.Fatalf("run %d: %v: %s", i, err, out)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+		d, err := r.Recv(ctx)
+		cancel()
+		if err != nil || string(d.Payload) != "hello" {
+			t.Fatalf("run %d: %q, %v", i, d.Payload, err)
+		}
+	}
+}

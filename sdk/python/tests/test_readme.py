@@ -70,3 +70,20 @@ def test_program(
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout == PRINTED[name]
+
+
+def test_front_page(daemons: tuple[Daemon, Daemon], tmp_path: Path) -> None:
+    """The lines of the repository's README send a datagram that arrives, each time."""
+    block = re.search(r"```python\n(with .*?)```", (REPO / "README.md").read_text(), re.DOTALL)
+    assert block is not None
+    here, there = daemons
+    with rdsd.Client(there.target) as client, client.bind((there.address, 0)) as sink:
+        host, port = sink.local_address
+        lines = block[1].replace('os.environ["D"] + "/a.sock"', repr(here.target))
+        lines = lines.replace("127.0.0.2:0", f"{here.address}:0")
+        lines = lines.replace("127.0.0.3:4000", f"{host}:{port}")
+        program = tmp_path / "hello.py"
+        program.write_text("import rdsd\n" + lines)
+        for _ in range(5):
+            subprocess.run([sys.executable, program], check=True, timeout=30)
+            assert sink.recv(timeout=10).payload == b"hello"
