@@ -10,16 +10,18 @@ import (
 	"sort"
 	"strings"
 	"sync"
+	"time"
 )
 
 var (
 	count  = flag.Int("n", 100, "how many mutations to try")
 	seed   = flag.Int64("seed", 1, "what is drawn")
 	inRoom = flag.String("room", "", "of this room alone, or of these, separated by commas")
-	only   = flag.String("only", "", "try this mutation again, by its id, and show what the tests said")
+	only   = flag.String("only", "", "try this mutation again, by its id, and show what the tests said; or these, separated by commas")
 	list   = flag.Bool("list", false, "list the mutations there could be")
 	atOnce = flag.Int("j", 2, "how many at once")
 	stages = flag.Int("stages", 0, "run at most so many of a room's test commands, the nearest first; 0 runs all")
+	limit  = flag.Duration("limit", 240*time.Second, "a test command that takes longer hangs")
 	least  = flag.Int("least", 0, "fail below this many percent noticed")
 )
 
@@ -196,21 +198,31 @@ func tryAll(root string, d *draw, known map[string]string) ([]result, error) {
 	return results, failed
 }
 
+// again tries the mutations that -only names.
 func again(root string, d *draw) error {
+	by := map[string]room{}
+	named := map[string]site{}
 	for _, r := range d.rooms {
 		for _, s := range d.sites[r.dir] {
-			if s.id == *only {
-				res, err := try(root, r, s)
-				if err != nil {
-					return err
-				}
-				fmt.Println(res)
-				fmt.Println(res.said)
-				return nil
-			}
+			by[s.id], named[s.id] = r, s
 		}
 	}
-	return fmt.Errorf("no mutation has the id %q; -list shows them", *only)
+	ids := strings.Split(*only, ",")
+	for _, id := range ids {
+		s, ok := named[id]
+		if !ok {
+			return fmt.Errorf("no mutation has the id %q; -list shows them", id)
+		}
+		res, err := try(root, by[id], s)
+		if err != nil {
+			return err
+		}
+		fmt.Println(res)
+		if len(ids) == 1 {
+			fmt.Println(res.said)
+		}
+	}
+	return nil
 }
 
 // report prints a table by room and fails when too few were noticed.
