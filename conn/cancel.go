@@ -131,7 +131,11 @@ func (c *Conn) unqueue(m *Msg) {
 	}
 	p := c.slots[m.slot]
 	if m.where == inQueue {
+		first := p.queue.head() == m
 		p.queue.remove(m)
+		if first && p.ready && p.queue.n > 0 {
+			p.kick() // it may have waited for more credits than what stands behind it needs
+		}
 		return
 	}
 	h := p.holds[m.DPort]

@@ -201,9 +201,10 @@ func (c *Conn) EnqueueChain(now time.Duration, head *Msg) {
 	p.want(now)
 }
 
-// spread hands what waited for the lanes to be known to the lanes.
+// spread hands what waited for the lanes to be known to the lanes. They are not yet
+// when a kernel's further lane comes back first after our address was lost.
 func (c *Conn) spread(now time.Duration) {
-	if c.grow != 0 {
+	if c.grow != 0 || c.lanes == 0 {
 		return
 	}
 	for c.pending.head != nil {

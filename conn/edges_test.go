@@ -102,7 +102,7 @@ func TestTellIsBounded(t *testing.T) {
 		if want := maxTells + 1; n != want {
 			t.Errorf("round %d: %d messages were taken, want %d", round, n, want)
 		}
-		for w.batch[0] != nil {
+		for w.batch[w.c.paths[0]] != nil {
 			w.wrote(w.c.paths[0])
 			w.settle()
 		}
@@ -240,5 +240,53 @@ func TestStreamWraps(t *testing.T) {
 		if p.unacked.n != 9-i {
 			t.Errorf("acknowledged to the end of frame %d: %d left", i, p.unacked.n)
 		}
+	}
+}
+
+// A message that waits for more credits than there are is cancelled: what stands behind
+// it has enough, and leaves although nothing else happens.
+func TestCancelOfWhatWaitsForCredits(t *testing.T) {
+	w, p := rdsdPair(t)
+	w.steps("send 5000>4000 1048576", "send 5000>4000 1048576", "recv 0 ack ack=1 credit=3 csum", "send 5000>4000 1048576", "send 5001>4001 1")
+	if p.queue.n != 2 || p.credits != 3 {
+		t.Fatalf("%d wait, with %d credits; want 2 and 3", p.queue.n, p.credits)
+	}
+	w.steps("cancel 4000")
+	if p.queue.n != 0 || p.credits != 2 {
+		t.Errorf("%d wait, with %d credits", p.queue.n, p.credits)
+	}
+}
+
+// A silent peer is asked again Heartbeat after the sign that it gave, though the call
+// for the end of the silence before that was set later.
+func TestAskedAfterEachSilence(t *testing.T) {
+	w, p := rdsdPair(t)
+	for round := range 5 {
+		due := p.heartbeatAt()
+		w.advance(due - w.now - 1)
+		if out := w.take(); strings.Contains(out, "ackreq") {
+			t.Errorf("round %d: asked before %v: %s", round, due, out)
+		}
+		w.advance(1)
+		if out := w.take(); strings.Count(out, "0 tx ack flags=ackreq") != 1 {
+			t.Errorf("round %d: not asked at %v: %s", round, due, out)
+		}
+		w.advance(time.Millisecond)
+		w.steps("recv 0 ack ack=1 csum")
+	}
+}
+
+// After the loss of our address a kernel's further lane may be there before its first,
+// which alone says how many there are: what waits for that goes on waiting.
+func TestFurtherLaneFirstAfterAddressLost(t *testing.T) {
+	w := newWorld(t, "10.0.0.2", "10.0.0.1", nil)
+	w.steps("accept 40000", "recv 0 map ; probe seq=1 npaths=8 gen=7 sportidx", "recv 0 answer seq=2 npaths=8 gen=7 sportidx", "acked 0 all",
+		"address", "lost 0 acked=all", "send 5000>4000 10", "accept 40003", "acked 3 all")
+	if q := w.c.Queued(); q.Queued != 1 || w.c.Lanes() != 0 {
+		t.Fatalf("%d lanes, %d waiting; want 1 that waits for the lanes", w.c.Lanes(), q.Queued)
+	}
+	w.steps("accept 40008", "recv 0 answer seq=3 npaths=8 gen=7 sportidx", "acked 0 all")
+	if q := w.c.Queued(); w.c.Lanes() != 8 || w.c.pending.n != 0 {
+		t.Errorf("%d lanes, %+v", w.c.Lanes(), q)
 	}
 }

@@ -114,7 +114,7 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 		p.kick()
 		return nil
 	}
-	if p.probed && !p.ready {
+	if p.probed && !p.ready && p.state == Up { // a kernel's link is read on while it closes
 		c.rtt = now - p.probedAt
 		c.owner.MeasuredRTT(c.rtt)
 		if c.kind == KindRdsd {
@@ -137,6 +137,12 @@ func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
 	if c.peerInc != 0 && c.peerInc != x.Hello.Incarnation {
 		c.ctr.PeerRestarted++
 		c.restart(now, p, WhyPeerRestarted)
+		if p.ready {
+			// A new life begins with new links. What waits for the lanes would wait
+			// for ever on this one, whose handshake is over.
+			c.peerInc = x.Hello.Incarnation
+			return errPeerRestarted
+		}
 	}
 	c.kind, c.peerInc = KindRdsd, x.Hello.Incarnation
 	lanes, trains := min(c.cfg.Lanes, int(x.Hello.Lanes)), c.cfg.Trains && x.Hello.Caps&wire.CapTrains != 0

@@ -74,6 +74,8 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 		c.rtt = now - p.asked
 		c.owner.MeasuredRTT(c.rtt)
 		p.asked = 0
+		// The next call is for the end of the silence that this frame has ended.
+		c.rearm(p.heartbeatAt())
 	}
 	if !c.may().takes(kind) {
 		return errUnidentified

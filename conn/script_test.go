@@ -22,6 +22,7 @@ var update = flag.Bool("update", false, "write the expected lines of testdata/*.
 //	conn LOCAL REMOTE [lanes=N credit=LOG2 ping=off ackframes=N ackbytes=N ackstep=N laneload=N trains=on]
 //	send SPORT>DPORT LEN [want]        a socket sends
 //	train SPORT>DPORT LEN N|L,L,... [want]  LEN bytes as N datagrams, or with a table of lengths
+//	chain SPORT>DPORT LEN N            N datagrams given to the lane at once
 //	cell TAG                           what stands in the cell of the message with this first tag
 //	refusals PATH                      those the peer has not acknowledged
 //	accept SPORT                       a connection comes in
@@ -39,6 +40,9 @@ var update = flag.Bool("update", false, "write the expected lines of testdata/*.
 //	blocked on|off                     somebody waits for a congested port of the peer
 //	kernels yes|no                     whether the peer may be a kernel
 //	cancel PORT                        cancel what our sockets sent to PORT
+//	close PORT                         the socket that sent to PORT is closed
+//	tell                               a control message of the owner's
+//	alive PATH                         the peer's TCP took a part of a batch
 //	connect                            to a peer that may wait for it
 //	address                            ours has left the machine
 //	queued                             datagrams on their way, up to one of 7 bytes
@@ -108,7 +112,7 @@ func runScript(t *testing.T, file string) {
 	// Every datagram is decided in the end, exactly once (D3).
 	w.c.Abandon(WhyShutdown)
 	for _, p := range w.c.paths {
-		if p != nil && w.batch[p.idx] != nil {
+		if p != nil && w.batch[p] != nil {
 			w.wrote(p)
 		}
 	}
@@ -202,7 +206,7 @@ func (w *world) step(words []string) {
 		w.accepted(w.c.Accept(w.now, uint16(num(1))))
 	case "connected":
 		p := path()
-		w.txB[p.idx] = 0
+		w.txB[p] = 0
 		if !p.Connected(w.now, p.gen) {
 			w.note("too late")
 		}
@@ -214,12 +218,12 @@ func (w *world) step(words []string) {
 		if len(words) > 2 {
 			v, _ := strings.CutPrefix(arg(2), "acked=")
 			if acked, _ = strconv.ParseUint(v, 10, 64); v == "all" {
-				acked = w.txB[path().idx]
+				acked = w.txB[path()]
 			}
 		}
 		p := path()
 		p.Lost(w.now, p.gen, acked, errors.New("reset by peer"))
-		w.txB[p.idx] = 0
+		w.txB[p] = 0
 	case "drop":
 		if !path().Drop(w.now, errors.New("asked to")) {
 			w.note("nothing to drop")
@@ -236,7 +240,7 @@ func (w *world) step(words []string) {
 		p.ReceivedAll(w.now, p.gen)
 	case "acked":
 		p := path()
-		n := w.txB[p.idx]
+		n := w.txB[p]
 		if arg(2) != "all" {
 			n = num(2)
 		}
@@ -285,6 +289,19 @@ func (w *world) step(words []string) {
 			}
 		}
 		w.note("%d cancelled, %d had begun", n, begun)
+	case "chain":
+		a, b, _ := strings.Cut(arg(1), ">")
+		s, _ := strconv.Atoi(a)
+		d, _ := strconv.Atoi(b)
+		w.sendChain(uint16(s), uint16(d), int(num(2)), int(num(3)))
+	case "close":
+		n, begun := w.c.Cancel(w.now, w.senders[uint16(num(1))], WhyClosed)
+		w.note("%d cancelled, %d had begun", n, begun)
+	case "tell":
+		w.note("taken: %v", w.c.Tell(wire.CtlAskPorts, nil))
+	case "alive":
+		p := path()
+		p.Alive(w.now, p.gen)
 	case "connect":
 		w.c.Connect(w.now)
 	case "address":
@@ -322,7 +339,7 @@ func (w *world) accepted(a Accepted) {
 	case a.Parked:
 		w.note("parked for path %d as link %d", a.Path.idx, a.Gen)
 	default:
-		w.txB[a.Path.idx] = 0
+		w.txB[a.Path] = 0
 		w.note("link %d of path %d", a.Gen, a.Path.idx)
 	}
 }

@@ -39,9 +39,11 @@ type world struct {
 	armed    time.Duration
 	cleared  []uint16
 
+	clearedMap bool // a whole map came: any port may be clear
+
 	hold    bool // batches stay unwritten until the test says so
-	batch   map[int]*transport.Batch
-	txB     map[int]uint64 // bytes given to each lane's link
+	batch   map[*Path]*transport.Batch
+	txB     map[*Path]uint64 // bytes given to its link
 	tag     uint64
 	ports   []uint16 // that something was sent to, in this order
 	senders map[uint16]*Sender
@@ -51,7 +53,7 @@ type world struct {
 
 func newWorld(t testing.TB, local, remote string, tune func(*Config)) *world {
 	w := &world{t: t, cfg: DefaultConfig(), now: time.Second, verdict: map[uint16]Verdict{}, ourVer: 1, grant: true, armed: never,
-		batch: map[int]*transport.Batch{}, txB: map[int]uint64{}, undone: map[uint64]bool{}, cells: map[uint64]*uint64{}, senders: map[uint16]*Sender{}}
+		batch: map[*Path]*transport.Batch{}, txB: map[*Path]uint64{}, undone: map[uint64]bool{}, cells: map[uint64]*uint64{}, senders: map[uint16]*Sender{}}
 	w.cfg.Trains = false // scripts ask for them
 	if tune != nil {
 		tune(&w.cfg)
@@ -66,7 +68,7 @@ func (w *world) note(format string, a ...any) { w.out = append(w.out, fmt.Sprint
 
 func (w *world) Deliver(p *Path, seq uint64, sport, dport uint16, t wire.Train, f *transport.Frame) Verdict {
 	v := w.verdict[dport]
-	if seq == 0 || p != p.rx() {
+	if seq == 0 || w.c.kind == KindKernelLegacy && p != w.c.paths[0] {
 		w.t.Errorf("delivered as number %d of %v", seq, p)
 	}
 	w.note("deliver %d>%d%s len=%d%s", sport, dport, trainText(t), len(f.Payload), [...]string{"", ": no such port", ": no room"}[v])
@@ -76,9 +78,11 @@ func (w *world) Deliver(p *Path, seq uint64, sport, dport uint16, t wire.Train, 
 func (w *world) Congested(port uint16) bool { return w.peerMap.Congested(port) }
 
 func (w *world) CongestionMap(now time.Duration, m []byte) {
+	told := len(w.cleared)
 	if _, _, err := w.peerMap.Replace(m, cong.Ports, w.peerPort); err != nil {
 		w.t.Fatal(err)
 	}
+	w.cleared, w.clearedMap = w.cleared[:told], true // a whole map's are not told one by one
 }
 
 func (w *world) CongestionDelta(now time.Duration, s wire.PortState) {
@@ -147,7 +151,11 @@ func (w *world) Completed(m *Msg, o Outcome, why Why) {
 // settle does what rds.Engine and a shell do after every step: cleared ports
 // are told, orders carried out. Kicks are answered with a Fill at once.
 func (w *world) settle() {
-	for len(w.cleared) > 0 || len(w.acts) > 0 {
+	for len(w.cleared) > 0 || w.clearedMap || len(w.acts) > 0 {
+		if w.clearedMap {
+			w.clearedMap = false
+			w.c.PortsClear()
+		}
 		for _, p := range w.cleared {
 			w.c.PortClear(p)
 		}
@@ -174,12 +182,12 @@ func (w *world) fill(p *Path) {
 			b.Put()
 			return
 		}
-		w.txB[p.idx] += uint64(b.Bytes())
+		w.txB[p] += uint64(b.Bytes())
 		for _, f := range framesOf(w.t, b) {
 			w.note("%d tx %s", p.idx, w.text(f))
 		}
 		if w.hold {
-			w.batch[p.idx] = b
+			w.batch[p] = b
 			return
 		}
 		b.Put()
@@ -230,6 +238,24 @@ func (w *world) enqueue(m *Msg) {
 	w.c.Enqueue(w.now, m)
 }
 
+// sendChain sends count datagrams of n bytes that a sender has collected.
+func (w *world) sendChain(sport, dport uint16, n, count int) {
+	var head, last *Msg
+	for range count {
+		w.tag++
+		w.undone[w.tag] = true
+		m := &Msg{Owner: w.sender(dport), Payload: make([]byte, n), Tag: w.tag, SPort: sport, DPort: dport, Bytes: uint32(n), Cell: new(uint64)}
+		w.cells[w.tag] = m.Cell
+		if last == nil {
+			head = m
+		} else {
+			last.SetLink(m)
+		}
+		last = m
+	}
+	w.c.EnqueueChain(w.now, head)
+}
+
 // sendTrain sends n bytes as count datagrams of one length, or with a table of lengths.
 func (w *world) sendTrain(sport, dport uint16, n, count int, table []uint32, want bool) {
 	m := &Msg{Owner: w.sender(dport), Tag: w.tag + 1, SPort: sport, DPort: dport, Want: want, Count: uint16(count)}
@@ -248,11 +274,11 @@ func (w *world) sendTrain(sport, dport uint16, n, count int, table []uint32, wan
 }
 
 func (w *world) wrote(p *Path) {
-	b := w.batch[p.idx]
+	b := w.batch[p]
 	if b == nil {
 		w.t.Fatal("nothing is being written")
 	}
-	delete(w.batch, p.idx)
+	delete(w.batch, p)
 	b.Put()
 	p.Wrote(w.now)
 	if p.kicked {

@@ -32,6 +32,7 @@ var arrows = []struct {
 	{"internal/netlocal", nil},
 	{"internal/stats", nil},
 	{"internal/counters", nil},
+	{"internal/transcript", nil}, // for tests
 	{"internal/tidy", nil},
 	{"internal/mutant", nil},
 	{"internal/mutate", nil}, // a program for developers
