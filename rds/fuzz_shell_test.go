@@ -94,6 +94,7 @@ func (m *machine) actions() {
 			m.t.Fatal("the engine gives orders for ever")
 		}
 		for _, a := range acts {
+			m.note("%v link %d: %v %v", a.Path, a.Gen, a.Kind, a.Why)
 			l := m.find(a.Path, a.Gen)
 			switch a.Kind {
 			case conn.ActDial:
@@ -133,10 +134,17 @@ func (m *machine) actions() {
 		}
 	}
 	for _, s := range m.e.Ready(nil) {
-		s.Events()
+		m.note("%v has news: %x", s.Addr(), s.Events())
 	}
-	m.e.States()
-	m.e.Notices()
+	for _, c := range m.e.States() {
+		m.note("%v: %v > %v", c.Path, c.Was, c.Now)
+	}
+	for _, n := range m.e.Notices() {
+		m.note("%+v", n)
+	}
+	if m.e.Collect() {
+		m.note("collect")
+	}
 }
 
 func (m *machine) find(p *conn.Path, gen uint64) *fuzzLink {
@@ -180,6 +188,7 @@ func (m *machine) fill(p *conn.Path) {
 		return
 	}
 	m.fills[p] = b
+	m.notePieces(p, b)
 	if l := m.find(p, p.Gen()); l != nil {
 		l.sent += uint64(b.Bytes())
 	} else {
@@ -209,6 +218,7 @@ func (m *machine) read(s *Socket, n int) {
 		if !ok {
 			break
 		}
+		m.note("%v reads %d bytes of %v", s.Addr(), len(d.Payload), d.Source)
 		d.Release()
 	}
 	s.ReadAll(m.now)
@@ -230,21 +240,25 @@ func (b *fuzzSink) Place(src netip.AddrPort, f *transport.Frame, t Train, p *con
 	if b.used > 0 && b.used+cost > 40000 {
 		return 0, false
 	}
+	b.m.note("%v takes %d of %v, number %d", b.s.Addr(), t.Count, src, seq)
 	b.got = append(b.got, boxed{train: t, cost: cost})
 	b.used += cost
 	b.n += t.Count
 	return cost, true
 }
 
-func (b *fuzzSink) Done(_ uint32, _ uint64, count int, _ conn.Outcome, _ conn.Why) {
+func (b *fuzzSink) Done(_ uint32, tag uint64, count int, o conn.Outcome, why conn.Why) {
+	b.m.note("%v: %d from %d on: %v %v", b.s.Addr(), count, tag, o, why)
 	if b.left -= count; b.left < 0 || b.drained > 0 {
 		b.m.t.Errorf("%v: an outcome too many", b.s.Addr())
 	}
 }
 
-func (b *fuzzSink) Drained()                                               { b.drained++ }
-func (b *fuzzSink) WantRoom(on bool)                                       { b.wanted = on }
-func (b *fuzzSink) Changed(*Dest, bool)                                    {}
+func (b *fuzzSink) Drained()         { b.drained++ }
+func (b *fuzzSink) WantRoom(on bool) { b.wanted = on; b.m.note("%v wants room: %v", b.s.Addr(), on) }
+func (b *fuzzSink) Changed(d *Dest, on bool) {
+	b.m.note("%v: %v congested %v", b.s.Addr(), d.Addr(), on)
+}
 func (b *fuzzSink) Each(f func(src netip.AddrPort, bytes int) (more bool)) {}
 
 // read gives back the first n messages, as much of it as the socket counts.

@@ -79,6 +79,9 @@ type machine struct {
 	tag   uint64
 	held  int64
 	trace []string
+	pins  *pins // of a transcript; nil: none is written
+
+	opened []*Dest // by act
 }
 
 type dial struct {
@@ -111,7 +114,9 @@ var fuzzPayload = func() []byte {
 	return p
 }()
 
-func runProgram(t *testing.T, in []byte) {
+func runProgram(t *testing.T, in []byte) { newMachine(t, in).run() }
+
+func newMachine(t *testing.T, in []byte) *machine {
 	m := &machine{t: t, in: in, now: time.Second, fills: map[*conn.Path]*transport.Batch{}, seqs: map[*conn.Path]uint64{}, held: buf.InUse()}
 	m.cfg = DefaultConfig()
 	m.cfg.SndBufBytes, m.cfg.RcvBufBytes, m.cfg.HardFactor = 64<<10, 32<<10, 1
@@ -120,22 +125,31 @@ func runProgram(t *testing.T, in []byte) {
 	m.cfg.Conn.CreditLog2 = 7 + uint8(m.u8())%6
 	m.cfg.Conn.Lanes = 1 + int(m.u8())%8
 	m.e = NewEngine(&m.cfg, fuzzPeers[2], rand.New(rand.NewSource(int64(m.u8()))))
+	return m
+}
+
+func (m *machine) run() {
 	defer func() {
-		if r := recover(); r != nil || t.Failed() {
+		if r := recover(); r != nil || m.t.Failed() {
 			for _, s := range m.trace[max(0, len(m.trace)-40):] {
-				t.Log(s)
+				m.t.Log(s)
 			}
 			if r != nil {
 				panic(r)
 			}
 		}
 	}()
-	for len(m.in) > 0 && !t.Failed() {
+	for len(m.in) > 0 && !m.t.Failed() {
 		m.instruction()
+		if m.pins != nil && m.pins.rng.Intn(3) == 0 {
+			m.act(m.pins.rng)
+		}
 		m.actions()
 		m.check()
+		m.pin()
 	}
 	m.end()
+	m.pin()
 }
 
 func (m *machine) u8() byte {
@@ -205,7 +219,7 @@ func (m *machine) instruction() {
 				m.note("%v sends %d datagrams of %d bytes to %v: %d accepted", s.Addr(), count, n/count, dst, k)
 				m.tag += uint64(count)
 			case op == 3:
-				queued, err := s.SendWait(m.now, dst, fuzzPayload[:n], m.tag, want, m.now+time.Duration(m.u8())*time.Millisecond, m)
+				queued, err := s.SendWait(m.now, dst, fuzzPayload[:n], m.tag, want, m.now+time.Duration(m.u8())*time.Millisecond, "batch")
 				m.note("%v waits to send %d to %v: %v %v", s.Addr(), n, dst, queued, err)
 			default:
 				m.note("%v sends %d to %v: %v", s.Addr(), n, dst, s.Send(m.now, dst, fuzzPayload[:n], m.tag, want))
@@ -274,19 +288,16 @@ func (m *machine) instruction() {
 	case 14:
 		m.late = !m.late
 	case 15:
-		for p := range m.fills {
+		if p := m.firstFill(); p != nil {
 			m.wrote(p)
-			break
 		}
 	case 16:
 		if s, ok := pick(m, m.socks); ok {
 			s.Flush(uint64(m.u8()))
 			s.Unflush(uint64(m.u8()))
-			s.Outcomes(nil)
-			s.SendsDone(nil)
-			s.CongestionNews()
-			s.Flushed()
-			s.Events()
+			outcomes, sends := s.Outcomes(nil), s.SendsDone(nil)
+			freed, changes := s.CongestionNews()
+			m.note("%v: outcomes %v, sends %v, freed %x, changes %v, flushed %v, events %x", s.Addr(), outcomes, sends, freed, changes, s.Flushed(), s.Events())
 		}
 	case 17: // a rdsd shakes hands, both ways
 		if l, ok := pick(m, m.links); ok {
@@ -455,10 +466,8 @@ func (m *machine) end() {
 	}
 	m.e.Shutdown(m.now)
 	m.late = true
-	for len(m.fills) > 0 {
-		for p := range m.fills {
-			m.wrote(p)
-		}
+	for p := m.firstFill(); p != nil; p = m.firstFill() {
+		m.wrote(p)
 	}
 	m.check()
 	for _, s := range socks {
