@@ -71,6 +71,7 @@ type callConn struct {
 type callStream struct {
 	msg      messages
 	received int64 // bytes of DATA, less what window was given for again
+	spare    int64 // what the buffers of those are larger than they
 	frames   int64 // that brought them
 	owed     int64 // as settle last found it
 }
@@ -80,7 +81,7 @@ type callStream struct {
 // way; what has come of that is the least there is. It is copied into one piece
 // at its end.
 func (s *callStream) owes() int64 {
-	return max(s.received, 2*s.msg.size, 0) + s.frames*frameBytes
+	return max(s.received+s.spare, 2*s.msg.size, 0) + s.frames*frameBytes
 }
 
 // callTable is the connections of a node's gRPC clients.
@@ -204,7 +205,7 @@ func (c *callConn) begin(size int) {
 			s.frames++
 			s.received += int64(size)
 			if size > 1<<10 { // of the pool, in powers of two
-				s.received += 1<<bits.Len(uint(size-1)) - int64(size)
+				s.spare += 1<<bits.Len(uint(size-1)) - int64(size)
 			}
 		}
 	}
@@ -267,16 +268,22 @@ func (c *callConn) told() {
 		c.forget(c.out.stream)
 	case c.out.kind == frameWindowUpdate && c.out.stream != 0:
 		if s := c.streams[c.out.stream]; s != nil {
-			if n := c.out.number(); s.received > 0 {
-				s.frames = s.frames * max(s.received-n, 0) / s.received
-				s.received -= n
-			} else {
-				s.frames = 0
-				s.received -= n
-			}
+			s.taken(c.out.number())
 			c.settle(s)
 		}
 	}
+}
+
+// taken counts n bytes that window was given for again. Of the frames and of what their
+// buffers are larger than they, as large a part is taken.
+func (s *callStream) taken(n int64) {
+	if left := max(s.received-n, 0); left > 0 {
+		s.frames = s.frames * left / s.received
+		s.spare = s.spare * left / s.received
+	} else {
+		s.frames, s.spare = 0, 0
+	}
+	s.received -= n
 }
 
 // Close gives everything back.
