@@ -388,3 +388,39 @@ func TestMapAgain(t *testing.T) {
 		}
 	}
 }
+
+// TestStartedAgainTwice: what the server was when the volume was opened last is what
+// counts, not what it was when it was mapped: a second cut without a restart loses
+// nothing, and a second restart is noticed.
+func TestStartedAgainTwice(t *testing.T) {
+	w := newWorld(t, ServerConfig{Boot: 1})
+	dev := newRecorder(cached)
+	w.export(&Export{Name: "d", Device: dev})
+	e := w.client("c")
+	v := e.mustMap("d", rw)
+	again := func(boot uint64) {
+		e.cut()
+		if boot != 0 {
+			w.restart(ServerConfig{Boot: boot}, &Export{Name: "d", Device: dev})
+		}
+		e.connect()
+		wantState(t, "afterwards", v, Open)
+	}
+	again(2) // with nothing to lose
+	if err := e.write(v, 0, 1, 512, 0); err != nil {
+		t.Fatal(err)
+	}
+	verifier, life := v.store.Verifier, v.life
+	again(0)
+	if v.store.Verifier != verifier || v.life != life {
+		t.Errorf("verifier %#x, life %d; they were %#x and %d", v.store.Verifier, v.life, verifier, life)
+	}
+	if err := e.flush(v); err != nil {
+		t.Errorf("the server is the same, and the flush fails: %v", err)
+	}
+	if err := e.write(v, 0, 1, 512, 0); err != nil {
+		t.Fatal(err)
+	}
+	again(1) // the boot it was mapped under
+	wantErr(t, "a flush of what a restart may have lost", e.flush(v), blk.ErrSyncFailed)
+}

@@ -1,0 +1,348 @@
+//go:build linux && (amd64 || arm64 || loong64 || mips64le || ppc64le || riscv64)
+
+package rdsd
+
+import (
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/shm"
+)
+
+// Who has to be told what, where nothing else comes that would tell it.
+
+// TestOutcomesWithoutDaemon: a daemon that dies and does not come back decides
+// everything: who waits for an outcome is told so, not when another daemon is there.
+func TestOutcomesWithoutDaemon(t *testing.T) {
+	d := newRingDaemon(t)
+	a := d.bindRing(localAddr, WithOutcomes())
+	ctx := testContext(t)
+	tag, err := a.SendTag(ctx, stuckAddr, []byte("stuck"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := goErr(func() error {
+		for o, err := range a.Outcomes(ctx) {
+			if err == nil && (o.Tag != tag || o.Kind != Unknown || o.Reason != reasonRestarted) {
+				err = fmt.Errorf("%+v", o)
+			}
+			return err
+		}
+		return errors.New("no outcome")
+	})
+	r := a.fe.(*rings)
+	eventually(t, "the waiter sleeps", func() bool {
+		r.lot.mu.Lock()
+		defer r.lot.mu.Unlock()
+		return len(r.lot.list) == 1 && r.lot.list[0].dozed && r.lot.bedded == nil
+	})
+	d.stop()
+	if err := waitErr(t, got); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestPumpTellsReaders: what a Request takes from the ring and has no use for is news
+// for those who wait to receive, also where the doorbell told nobody but the Request.
+func TestPumpTellsReaders(t *testing.T) {
+	d := newRingDaemon(t)
+	a, b := d.bindRing(localAddr), d.bindRing(peerAddr)
+	ctx := testContext(t)
+	r := b.fe.(*rings)
+	r.rxMu.Lock()
+	w := r.rxWaiterLocked(nil)
+	r.rxMu.Unlock()
+	r.lot.add(w) // parked; nobody hears the doorbell for it
+	if err := a.Send(ctx, peerAddr, []byte("news")); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the datagram", func() bool { return linkOf(b).region.RecvTail().Load() != w.recvHead })
+	seq := r.rxSeq.Load()
+	req := &requestWaiter{from: stuckAddr, reply: make(chan Datagram, 1), failed: make(chan struct{})}
+	r.addRequest(req)
+	select {
+	case <-w.ch:
+	default:
+		t.Error("a parked reader was told nothing")
+	}
+	if r.rxSeq.Load() == seq || !w.ready() {
+		t.Error("a reader that is about to park is told nothing")
+	}
+	r.removeRequest(req)
+	r.lot.remove(w)
+	w.done()
+	if got, err := b.Recv(ctx); err != nil || string(got.Payload) != "news" {
+		t.Errorf("%q, %v", got.Payload, err)
+	}
+}
+
+// TestRepliesGiveRoomBack: what Requests take over rings that hold little is given
+// back as they go: the daemon always finds room for the next reply.
+func TestRepliesGiveRoomBack(t *testing.T) {
+	d := newRingDaemon(t)
+	d.regions(shm.Spec{Flows: 8, Sends: 4, Events: 8, Receives: 4, Releases: 8, SendArena: 64 << 10, RecvArena: 256 << 10})
+	a, b := d.bindRing(localAddr), d.bindRing(peerAddr)
+	ctx := testContext(t)
+	answered := goErr(func() error { // ends with the context, or the last one
+		for range 60 {
+			q, err := b.Recv(ctx)
+			if err != nil {
+				return err
+			}
+			if err := b.Reply(ctx, q, make([]byte, 20000)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	for i := range 60 { // far more than the arena holds
+		got, err := a.Request(ctx, peerAddr, []byte{byte(i)})
+		if err != nil || len(got.Payload) != 20000 {
+			t.Fatalf("reply %d: %d bytes, %v", i, len(got.Payload), err)
+		}
+	}
+	if err := waitErr(t, answered); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestLot: what all who are parked wait for together is what the daemon is told;
+// each is woken for what it waits for alone, once however often.
+func TestLot(t *testing.T) {
+	d := newRingDaemon(t)
+	a := d.bindRing(localAddr)
+	d.pause(true)
+	l := linkOf(a)
+	r := a.fe.(*rings)
+	var seq atomic.Uint32
+	park := func(bits uint32) *waiter {
+		w := (*waiter)(nil).renew(r, l, bits)
+		w.of = &seq
+		r.lot.add(w)
+		r.lot.arm(w)
+		return w
+	}
+	sleeps := func(want uint32) {
+		t.Helper()
+		if got := l.region.ClientSleeps().Load(); got != want {
+			t.Errorf("the daemon is told %#x, want %#x", got, want)
+		}
+	}
+	woken := func(bits uint32, want ...*waiter) {
+		t.Helper()
+		r.lot.wake(bits)
+		r.lot.wake(bits)
+		n := 0
+		for _, w := range r.lot.list {
+			for len(w.ch) > 0 {
+				<-w.ch
+				n++
+			}
+		}
+		if n != len(want) {
+			t.Errorf("%#x woke %d, want %d", bits, n, len(want))
+		}
+	}
+	recv := park(shm.ClientWaitsRecv)
+	sleeps(shm.ClientWaitsRecv)
+	both := park(shm.ClientWaitsEvent | shm.ClientWaitsSendRoom)
+	sleeps(shm.ClientWaitsRecv | shm.ClientWaitsEvent | shm.ClientWaitsSendRoom)
+	flow := park(shm.ClientWaitsFlow)
+	again := park(shm.ClientWaitsRecv)
+	sleeps(allBits)
+	woken(shm.ClientWaitsRecv, recv, again)
+	woken(shm.ClientWaitsEvent, both)
+	woken(shm.ClientWaitsEvent|shm.ClientWaitsSendRoom, both)
+	woken(shm.ClientWaitsFlow, flow)
+	woken(allBits, recv, both, flow, again)
+	woken(0)
+	r.lot.remove(recv)
+	r.lot.arm(again)
+	sleeps(allBits) // the other one waits for it still
+	r.lot.remove(again)
+	r.lot.arm(flow)
+	sleeps(allBits &^ shm.ClientWaitsRecv)
+	r.lot.remove(both)
+	r.lot.arm(flow)
+	sleeps(shm.ClientWaitsFlow)
+	if r.lot.parked.Load() != 1 || flow.at != 0 || r.lot.list[0] != flow {
+		t.Errorf("%d are parked", r.lot.parked.Load())
+	}
+	r.lot.remove(flow)
+	sleeps(0) // nobody is to be rung for
+	if r.lot.parked.Load() != 0 || r.lot.count != [4]int{} {
+		t.Errorf("%d are parked, %v", r.lot.parked.Load(), r.lot.count)
+	}
+	before := l.refs.Load()
+	for _, w := range []*waiter{recv, both, flow, again} {
+		w.done()
+	}
+	if n := before - l.refs.Load(); n != 4 {
+		t.Errorf("%d references were given back of 4", n)
+	}
+	d.pause(false)
+}
+
+// TestSpinBudget: spins for nothing become short, but for one in sixteen; spins that
+// pay become long.
+func TestSpinBudget(t *testing.T) {
+	var p lot
+	const d = 80 * time.Microsecond
+	want := func(what string, n time.Duration) {
+		t.Helper()
+		if got := p.budget(d); got != n {
+			t.Errorf("%s: %v, want %v", what, got, n)
+		}
+	}
+	want("at first", d)
+	for range manyMisses - 1 {
+		p.spun(false)
+	}
+	want("after fifteen for nothing", d)
+	p.spun(false)
+	want("the sixteenth tries again", d)
+	p.spun(false)
+	want("afterwards", d/8)
+	for range manyMisses - 2 {
+		p.spun(false)
+	}
+	want("until", d/8)
+	p.spun(false)
+	want("the thirty-second", d)
+	p.spun(true)
+	want("one that paid", d)
+	for range manyHits - 2 {
+		p.spun(true)
+	}
+	want("seven that paid", d)
+	p.spun(true)
+	want("eight", 4*d)
+	for range 3 * manyHits {
+		p.spun(true)
+	}
+	p.spun(false)
+	want("one for nothing after many that paid", d)
+	if n := p.misses.Load(); n != 1 {
+		t.Errorf("%d misses", n)
+	}
+}
+
+// TestOutcomesUnread: outcomes that nobody reads stop sends, and reading lets them go
+// on; batches too.
+func TestOutcomesUnread(t *testing.T) {
+	d := newRingDaemon(t)
+	a, b := d.bindRing(localAddr, WithOutcomes()), d.bindRing(peerAddr)
+	ctx := testContext(t)
+	if err := a.Send(ctx, peerAddr, nil); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := b.Recv(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, err := range a.Outcomes(ctx) { // nothing is to come any more
+		if err != nil {
+			t.Fatal(err)
+		}
+		break
+	}
+	r := a.fe.(*rings)
+	r.outcomes.len.Store(maxOutcomeRuns) // as if there were so many
+	wantErr(t, a.TrySend(peerAddr, nil), rdserr.ErrWouldBlock)
+	n, err := a.TrySendBatch(ctx, []Datagram{{Addr: peerAddr}})
+	if wantErr(t, err, rdserr.ErrWouldBlock); n != 0 {
+		t.Errorf("%d were accepted", n)
+	}
+	wantErr(t, a.Send(short(t, 10*time.Millisecond), peerAddr, nil), rdserr.ErrTimeout)
+	r.outcomes.len.Store(maxOutcomeRuns - 1)
+	if err := a.TrySend(peerAddr, nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestNothingOvertakes: in one batch, what follows a datagram that is held up to the
+// same destination is held up too, though that is clear by then.
+func TestNothingOvertakes(t *testing.T) {
+	d := newRingDaemon(t)
+	a, _ := d.bindRing(localAddr), d.bindRing(peerAddr)
+	ctx := testContext(t)
+	if err := a.Send(ctx, peerAddr, []byte("first")); err != nil {
+		t.Fatal(err)
+	}
+	r := a.fe.(*rings)
+	r.txMu.Lock()
+	defer r.txMu.Unlock()
+	f, err := r.tx.send.Flow(peerAddr)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.pass++
+	for _, x := range []struct {
+		held uint64
+		want error
+	}{{heldMark(r.pass, true), errOpening}, {heldMark(r.pass, false), rdserr.ErrCongested}} {
+		f.Held = x.held
+		if n, err := r.postRunLocked([]Datagram{{Addr: peerAddr}}, 100); n != 0 || !errors.Is(err, x.want) {
+			t.Errorf("a flow held up as %d: %d posted, %v; want %v", x.held, n, err, x.want)
+		}
+	}
+	f.Held = heldMark(r.pass-1, false) // of an earlier pass
+	if n, err := r.postRunLocked([]Datagram{{Addr: peerAddr}}, r.nextTag+1); n != 1 || err != nil {
+		t.Errorf("a flow that was held up before: %d posted, %v", n, err)
+	} else {
+		r.nextTag++
+	}
+}
+
+// TestBadMessages: a message of the daemon that makes no sense is an error, not an
+// empty message.
+func TestBadMessages(t *testing.T) {
+	field := func(n protowire.Number, b []byte) []byte {
+		return protowire.AppendBytes(protowire.AppendTag(nil, n, protowire.BytesType), b)
+	}
+	lengths := protowire.AppendVarint(protowire.AppendTag(nil, 2, protowire.VarintType), 77)
+	for what, b := range map[string][]byte{
+		"cut":                   {tagServerRecv, 9, 1},
+		"no protobuf":           {0xff, 0xff, 0xff},
+		"lengths without bytes": field(protowire.Number(tagServerRecv>>3), lengths),
+	} {
+		in := &inbound{}
+		if err := in.unmarshal(b); err == nil {
+			t.Errorf("%s: %+v", what, in)
+		}
+	}
+}
+
+// TestMeasureExactly: one message takes up to its limit of datagrams and of bytes, and
+// one datagram however long.
+func TestMeasureExactly(t *testing.T) {
+	many := make([]Datagram, maxBatchDatagrams+1)
+	for i := range many {
+		many[i].Addr = peerAddr
+	}
+	half := Datagram{Addr: peerAddr, Payload: make([]byte, maxBatchBytes/2)}
+	one := Datagram{Addr: peerAddr, Payload: make([]byte, 1)}
+	for what, x := range map[string]struct {
+		ds       []Datagram
+		n, bytes int
+	}{
+		"as many as go": {many[:maxBatchDatagrams], maxBatchDatagrams, 0}, "one more": {many, maxBatchDatagrams, 0},
+		"as much as goes": {[]Datagram{half, half}, 2, maxBatchBytes}, "a byte more": {[]Datagram{half, half, one}, 2, maxBatchBytes},
+		"a byte less first": {[]Datagram{one, half, half}, 2, maxBatchBytes/2 + 1},
+		"nowhere":           {[]Datagram{{}, one}, 0, 0}, "nowhere then": {[]Datagram{one, {}}, 1, 1}, "the last one": {[]Datagram{one}, 1, 1},
+	} {
+		r := &batchRun{s: &stream{Socket: &Socket{}}, batchErrors: batchErrors{ds: x.ds}}
+		if n, bytes := r.measure(0); n != x.n || bytes != x.bytes {
+			t.Errorf("%s: %d datagrams of %d bytes, want %d of %d", what, n, bytes, x.n, x.bytes)
+		}
+	}
+	r := &batchRun{s: &stream{Socket: &Socket{maxBytes: 10}}, batchErrors: batchErrors{ds: []Datagram{{Addr: peerAddr, Payload: make([]byte, 10)}, {Addr: peerAddr, Payload: make([]byte, 11)}}}}
+	if n, bytes := r.measure(0); n != 1 || bytes != 10 {
+		t.Errorf("with a limit of 10: %d datagrams of %d bytes", n, bytes)
+	}
+}
