@@ -1,0 +1,231 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// closedConn notes that it was closed.
+type closedConn struct {
+	net.Conn
+	closed int
+}
+
+func (c *closedConn) Close() error { c.closed++; return nil }
+
+// TestEvict: who makes room for those that wait: the connection that has been silent
+// for longest in the middle of a message; when there is none, the one that holds most
+// among those in the middle of one or waiting themselves. Nobody soon after another.
+func TestEvict(t *testing.T) {
+	now := time.Now()
+	type who struct {
+		silent time.Duration
+		half   int
+		waits  bool
+		taken  int64
+	}
+	why := errors.New("full")
+	for _, x := range []struct {
+		what  string
+		conns map[string]who
+		since time.Duration // of the last one
+		want  string
+	}{
+		{"nobody", nil, time.Hour, ""},
+		{"only between messages", map[string]who{"a": {silent: time.Hour, taken: 1 << 20}}, time.Hour, ""},
+		{"the most silent", map[string]who{"a": {silent: callIdle, half: 1}, "b": {silent: 2 * callIdle, half: 1}, "c": {silent: 3 * callIdle}, "d": {half: 1, taken: 1 << 20}}, time.Hour, "b"},
+		{"silent for just long enough", map[string]who{"a": {silent: callIdle, half: 1}, "b": {half: 1, taken: 1 << 20}}, time.Hour, "a"},
+		{"not silent for long enough", map[string]who{"a": {silent: callIdle - 1, half: 1, taken: 1}, "b": {half: 1, taken: 2}}, time.Hour, "b"},
+		{"who waits is not silent", map[string]who{"a": {silent: time.Hour, half: 1, waits: true, taken: 1}, "b": {waits: true, taken: 3}, "c": {half: 1, taken: 2}}, time.Hour, "b"},
+		{"who holds nothing", map[string]who{"a": {half: 1}}, time.Hour, ""},
+		{"too soon", map[string]who{"a": {silent: time.Hour, half: 1}}, callIdle/10 - 1, ""},
+		{"late enough", map[string]who{"a": {silent: time.Hour, half: 1}}, callIdle / 10, "a"},
+	} {
+		table := &callTable{log: slog.New(slog.DiscardHandler), count: &nodeCounters{}, conns: map[*callConn]struct{}{}, evicted: now.Add(-x.since)}
+		conns := map[string]*closedConn{}
+		for name, w := range x.conns {
+			conns[name] = &closedConn{}
+			table.conns[&callConn{Conn: conns[name], table: table, last: now.Add(-w.silent), half: w.half, waits: w.waits, taken: w.taken}] = struct{}{}
+		}
+		table.evict(now, why)
+		for name, c := range conns {
+			if (c.closed == 1) != (name == x.want) || c.closed > 1 {
+				t.Errorf("%s: %s was closed %d times", x.what, name, c.closed)
+			}
+		}
+		if n := table.count.ClientsRefused.Load(); (n == 1) != (x.want != "") || (table.evicted == now) != (x.want != "") {
+			t.Errorf("%s: %d counted, the last one at %v", x.what, n, table.evicted)
+		}
+	}
+}
+
+// TestSweepOfCalls: who is silent in the middle of a message for too long is ended;
+// who waits for us, is between messages or goes on is not.
+func TestSweepOfCalls(t *testing.T) {
+	now := time.Now()
+	table := &callTable{log: slog.New(slog.DiscardHandler), count: &nodeCounters{}, conns: map[*callConn]struct{}{}}
+	conns := map[string]*closedConn{}
+	add := func(name string, silent time.Duration, half int, waits bool) {
+		conns[name] = &closedConn{}
+		table.conns[&callConn{Conn: conns[name], table: table, last: now.Add(-silent), half: half, waits: waits}] = struct{}{}
+	}
+	add("silent", callStale+1, 1, false)
+	add("just not", callStale, 1, false)
+	add("waits", time.Hour, 1, true)
+	add("between", time.Hour, 0, false)
+	table.sweep(now)
+	for name, c := range conns {
+		if (c.closed == 1) != (name == "silent") {
+			t.Errorf("%s: closed %d times", name, c.closed)
+		}
+	}
+	if n := table.count.ClientsRefused.Load(); n != 1 {
+		t.Errorf("%d counted", n)
+	}
+}
+
+// TestCallAwaitsRoom: a connection that there is no memory for waits until there is
+// some; one that is closed meanwhile ends.
+func TestCallAwaitsRoom(t *testing.T) {
+	memory := quota.New(64<<20, nil)
+	table := &callTable{log: slog.New(slog.DiscardHandler), count: &nodeCounters{}, conns: map[*callConn]struct{}{}}
+	account := memory.Account(quota.User(1))
+	c := table.wrap(&closedConn{}, Identity{UID: 1}, account, func() { account.Close() })
+	other := memory.Account(quota.Holder{})
+	fill := memory.Limit() - memory.Used()
+	other.Grow(quota.Peers, fill)
+	c.mu.Lock()
+	c.owed = callGrain
+	no := c.take()
+	c.mu.Unlock()
+	if no == nil {
+		t.Fatal("there is room")
+	}
+	awaited := make(chan error, 1)
+	wait := func() {
+		c.mu.Lock()
+		err := c.await(no)
+		waits := c.waits
+		c.mu.Unlock()
+		if waits {
+			err = fmt.Errorf("it still waits: %w", err)
+		}
+		awaited <- err
+	}
+	waiting := func() bool { c.mu.Lock(); defer c.mu.Unlock(); return c.waits }
+	go wait() // ends with the room
+	within(t, 5*time.Second, "it waits", waiting)
+	other.Give(quota.Peers, fill)
+	if err := <-awaited; err != nil || c.taken != callGrain {
+		t.Errorf("%d are taken, %v", c.taken, err)
+	}
+	other.Grow(quota.Peers, fill)
+	c.mu.Lock()
+	c.owed = 1 << 30
+	c.mu.Unlock()
+	go wait() // ends with the connection
+	within(t, 5*time.Second, "it waits", waiting)
+	c.Close()
+	if err := <-awaited; !errors.Is(err, net.ErrClosed) {
+		t.Errorf("closed meanwhile: %v", err)
+	}
+	other.Give(quota.Peers, fill)
+	other.Close()
+	if len(table.conns) != 0 || memory.Used() != 0 || len(memory.Holders()) != 0 {
+		t.Errorf("%d connections, %d bytes and %v are left", len(table.conns), memory.Used(), memory.Holders())
+	}
+}
+
+// TestHoldersAreFew: who holds most is named, however little that is, and not more
+// than a few.
+func TestHoldersAreFew(t *testing.T) {
+	n, err := New(testConfig(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := len(n.memoryHolders())
+	var l []*quota.Account
+	for i := range maxHolders + 3 {
+		a := n.memory.Account(quota.User(uint32(i)))
+		a.Grow(quota.Sockets, int64(i+1))
+		l = append(l, a)
+		if got, want := len(n.memoryHolders()), min(before+i+1, maxHolders); got != want {
+			t.Errorf("%d are named of %d", got, want)
+		}
+	}
+	named := n.memoryHolders()
+	for i := 1; i < len(named); i++ {
+		if named[i].used > named[i-1].used {
+			t.Errorf("%+v comes behind %+v", named[i], named[i-1])
+		}
+	}
+	for i, a := range l {
+		a.Give(quota.Sockets, int64(i+1))
+		a.Close()
+	}
+}
+
+// TestOnEnd: whoever asks to be told of the end of a stream is, also when the end was
+// first, and once.
+func TestOnEnd(t *testing.T) {
+	for _, first := range []bool{false, true} {
+		s := &sockStream{end: make(chan error, 1)}
+		var told []error
+		if first {
+			s.finish(rdserr.ErrClosed)
+		}
+		s.onEnd(func(err error) { told = append(told, err) })
+		if !first {
+			s.finish(rdserr.ErrClosed)
+		}
+		if len(told) != 1 || !errors.Is(told[0], rdserr.ErrClosed) {
+			t.Errorf("the end was first: %v; told %v", first, told)
+		}
+	}
+}
+
+// TestSnapshotOfHosts: what the daemon shows of its hosts is what they have.
+func TestSnapshotOfHosts(t *testing.T) {
+	s := newSeam(t, nil)
+	k := s.bind(rds.SocketOptions{})
+	s.kernel(k)
+	s.accepted(netip.MustParseAddr("198.51.100.1")) // a stranger
+	var snap snapshot
+	s.a.read(&snap)
+	b := s.a.engineConfig.Budget
+	want := []budget{{"memory", uint64(b.Used()), uint64(b.Limit), 0}, {"peers", 1, uint64(s.a.node.conf().Limits.MaxPeers), 0},
+		{"handshakes", 0, uint64(s.a.node.conf().Limits.MaxHandshakes), 0}}
+	if b.Used() == 0 || !slices.Equal(snap.budgets, want) {
+		t.Errorf("budgets %+v, want %+v", snap.budgets, want)
+	}
+	if len(snap.peers) != 1 || !snap.peers[0].up || snap.peers[0].remote != seamHigher || snap.peers[0].local != seamLocal || snap.peers[0].queuedBytes == 0 {
+		t.Errorf("peers %+v", snap.peers)
+	}
+	if snap.refusedLinks != 1 {
+		t.Errorf("%d links refused, want 1", snap.refusedLinks)
+	}
+	// A ping that cannot be made says why, and leaves no socket behind.
+	if _, _, err := s.a.ping(context.Background(), netip.Addr{}, netip.MustParseAddr("2001:db8::1")); !errors.Is(err, rdserr.ErrAddrNotAvail) {
+		t.Errorf("a ping of another family: %v", err)
+	}
+	if _, _, err := s.a.ping(context.Background(), seamHigher, seamLower); !errors.Is(err, rdserr.ErrAddrNotAvail) {
+		t.Errorf("a ping from an address of somebody else: %v", err)
+	}
+	e, _ := s.h.lock()
+	n := len(e.Bound())
+	s.h.unlock()
+	if n != 1 {
+		t.Errorf("%d sockets are bound, want 1", n)
+	}
+}
