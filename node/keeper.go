@@ -5,6 +5,7 @@ import (
 	"math"
 	"os"
 	"runtime/debug"
+	"runtime/metrics"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -24,9 +25,8 @@ import (
 
 const (
 	memorySlack = 64 << 20
-	// memoryReserve is what of the slack is kept for what happens between two looks,
-	// and for a collector that is short of processors: Go's limit is a soft one, and
-	// with 16 MiB an adversary brought the process 32 MiB above its bound.
+	// memoryReserve is what of the slack is kept for a collector that is short of
+	// processors: Go's limit is a soft one.
 	memoryReserve = 48 << 20
 	// gcPercent: the daemon's live heap is small (queues are mostly empty), so
 	// that the collector's default of 100 makes it run for every few megabytes.
@@ -57,15 +57,41 @@ func TuneMemory(c *Config) {
 	}
 	if os.Getenv("GOMEMLIMIT") == "" {
 		tuned.Store(int64(c.Limits.MemoryBytes))
-		debug.SetMemoryLimit(goLimit(int64(c.Limits.MemoryBytes), 0))
+		debug.SetMemoryLimit(goLimit(int64(c.Limits.MemoryBytes), 0, 0))
 	}
 }
 
-// goLimit is what Go may take of the process when foreign bytes of it are not Go's.
-// An eighth of the limit is left to chunks of volumes, which peers may fill faster
-// than the collector gives memory back.
-func goLimit(limit, foreign int64) int64 {
-	return max(limit-limit/8+memorySlack-memoryReserve-foreign, 16<<20)
+// Chunks of volumes are pages that peers write and Go knows nothing of: they are there
+// at once, and what Go has of the process it gives back some time later. So they are
+// rationed. An eighth of the limit is what they may take between two looks; Go's limit
+// leaves it to them, and a look grants it anew as far as the process has room for it by
+// what is resident then. Who wants more has a look taken at once, and waits for it.
+func ration(limit int64) int64 { return limit / 8 }
+
+// goLimit is what Go may take of the process when foreign bytes of it are not Go's and
+// held bytes are charged to somebody and Go's. The rest is garbage, of which a collector
+// that is short of processors leaves more than it may, the more it may leave: so that is
+// bounded too, to three eighths of the limit.
+func goLimit(limit, foreign, held int64) int64 {
+	room := limit - ration(limit) + memorySlack - memoryReserve - foreign
+	return max(min(room, held+programHeap+limit/8*3), 16<<20)
+}
+
+// programHeap is about what Go has in a daemon that nobody uses.
+const programHeap = 24 << 20
+
+const (
+	// grantEvery and freeEvery are the least times between two looks that were asked
+	// for, and between two collections for their sake.
+	grantEvery = 5 * time.Millisecond
+	freeEvery  = 200 * time.Millisecond
+)
+
+// granted is how far chunks that take chunks bytes may grow when so much is resident:
+// a ration, or what is left until Go is as large as its limit would be afterwards.
+func granted(limit, resident, chunks int64) (low, upTo int64) {
+	step := min(ration(limit), max(limit+memorySlack-memoryReserve-resident, 0))
+	return chunks + step/2, chunks + step
 }
 
 // keeper looks after the memory of the process.
@@ -75,6 +101,7 @@ type keeper struct {
 	own     *quota.Account // the node's
 	regions int64          // charged to own for pages of regions
 	goLimit int64          // as last set
+	freed   time.Time      // the last collection for the sake of chunks
 	file    *os.File
 	buf     [128]byte
 }
@@ -97,6 +124,10 @@ func (n *Node) keep(stop <-chan struct{}) {
 		case <-stop:
 			k.own.Give(quota.Regions, k.regions)
 			return
+		case <-n.memory.Wanted():
+			time.Sleep(grantEvery)
+			k.look()
+			continue
 		case <-t.C:
 		}
 		resident := k.look()
@@ -125,7 +156,7 @@ func (k *keeper) look() (resident int64) {
 	k.regions = regions
 	chunks := n.memory.Kinds()[quota.Chunks].Used
 	if tuned.Load() > 0 {
-		if l := goLimit(tuned.Load(), shared+chunks); l-k.goLimit > limitStep || k.goLimit-l > limitStep {
+		if l := goLimit(tuned.Load(), shared+chunks, max(n.memory.Used()-k.regions-chunks, 0)); l-k.goLimit > limitStep || k.goLimit-l > limitStep {
 			k.goLimit = l
 			debug.SetMemoryLimit(l)
 		}
@@ -140,7 +171,36 @@ func (k *keeper) look() (resident int64) {
 			n.count.RegionsForgotten.Add(1)
 		}
 	}
+	k.grant(resident, shared)
 	return resident
+}
+
+// grant says how far chunks may grow until the next look. Where Go has what they want it
+// is made to give it back first.
+func (k *keeper) grant(resident, shared int64) {
+	m := k.node.memory
+	if tuned.Load() == 0 {
+		return
+	}
+	for {
+		chunks := m.Kinds()[quota.Chunks].Used
+		// What is charged may be written any moment, whether it is resident or not.
+		low, upTo := granted(m.Limit(), max(resident, goBytes()+shared+chunks), chunks)
+		if upTo-chunks == ration(m.Limit()) || !m.Asked(quota.Chunks) || time.Since(k.freed) < freeEvery {
+			m.Ration(quota.Chunks, low, upTo)
+			return
+		}
+		debug.FreeOSMemory()
+		k.freed = time.Now()
+		resident, shared, _ = k.read()
+	}
+}
+
+// goBytes is what Go has of the process and has not given back.
+func goBytes() int64 {
+	s := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
+	metrics.Read(s)
+	return int64(s[0].Value.Uint64() - s[1].Value.Uint64())
 }
 
 // programPages is about what the program's own file takes.

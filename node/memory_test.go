@@ -19,10 +19,50 @@ func TestTuneMemory(t *testing.T) {
 	t.Setenv("GOMEMLIMIT", "")
 	defer tuned.Store(0)
 	TuneMemory(cfg)
-	if got, want := debug.SetMemoryLimit(-1), goLimit(int64(cfg.Limits.MemoryBytes), 0); got != want {
+	if got, want := debug.SetMemoryLimit(-1), goLimit(int64(cfg.Limits.MemoryBytes), 0, 0); got != want {
 		t.Errorf("limit %d, want %d", got, want)
 	}
 	if p := debug.SetGCPercent(100); p != gcPercent {
 		t.Errorf("GC percent %d, want %d", p, gcPercent)
+	}
+}
+
+// TestGarbageIsBounded: what Go may have beside what is charged does not grow with the
+// room there is, and its limit is never above the room.
+func TestGarbageIsBounded(t *testing.T) {
+	const limit = 256 << 20
+	for held := int64(0); held <= limit; held += 8 << 20 {
+		for foreign := int64(0); foreign <= limit/2; foreign += 8 << 20 {
+			l := goLimit(limit, foreign, held)
+			if room := int64(limit - limit/8 + memorySlack - memoryReserve - foreign); l > max(room, 16<<20) {
+				t.Fatalf("%d MiB held, %d MiB not Go's: limit %d MiB, room for %d", held>>20, foreign>>20, l>>20, room>>20)
+			}
+			if garbage := l - held - programHeap; garbage > limit/2 {
+				t.Fatalf("%d MiB held, %d MiB not Go's: %d MiB of garbage", held>>20, foreign>>20, garbage>>20)
+			}
+		}
+	}
+}
+
+// TestChunksAreRationed: with what Go may take, all other memory, and what is granted to
+// chunks, the process stays below its bound at every state of all three; and where there
+// is room a whole ration is granted.
+func TestChunksAreRationed(t *testing.T) {
+	const limit = 256 << 20
+	const bound = limit + memorySlack - memoryReserve
+	for own := int64(0); own <= bound+32<<20; own += 8 << 20 {
+		for chunks := int64(0); chunks <= limit/2; chunks += 8 << 20 {
+			resident := own + chunks
+			low, upTo := granted(limit, resident, chunks)
+			if low < chunks || upTo < low || upTo-chunks > ration(limit) {
+				t.Fatalf("Go %d MiB, chunks %d MiB: they may grow to %d, and ask from %d on", own>>20, chunks>>20, upTo, low)
+			}
+			if grown := own + upTo; grown > bound && upTo > chunks {
+				t.Fatalf("Go %d MiB, chunks %d MiB: %d MiB more bring the process to %d MiB of %d", own>>20, chunks>>20, (upTo-chunks)>>20, grown>>20, int64(bound)>>20)
+			}
+			if l := goLimit(limit, chunks, limit); own <= l && l > 16<<20 && upTo-chunks != ration(limit) {
+				t.Fatalf("Go holds %d MiB of %d, chunks %d MiB, and %d MiB more are granted", own>>20, l>>20, chunks>>20, (upTo-chunks)>>20)
+			}
+		}
 	}
 }

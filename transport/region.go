@@ -22,12 +22,17 @@ type Regions struct {
 	spare  []*region
 	closed bool
 	guard  func(p []byte) error // set before the first link; called without mu
+	rest   func() bool          // likewise
 }
 
 // Guard has f asked before a peer writes p, which is memory of this domain. Its
 // error ends the link. It is called on the thread that reads the link, for each
 // write, and does not block. Set it before the first link.
 func (d *Regions) Guard(f func(p []byte) error) { d.guard = f }
+
+// Rest has f asked before a link is read: true lets what the peer sends wait for a
+// moment in the socket, for there is no memory yet that it may write. As with Guard.
+func (d *Regions) Rest(f func() bool) { d.rest = f }
 
 type region struct {
 	p     []byte

@@ -53,6 +53,9 @@ func (r *TagReader) Want() ([]byte, error) {
 
 func (r *TagReader) revoked() error { return r.tag.denied("the key was revoked while it was writing") }
 
+// Rests reports whether nothing is to be read for a moment; see Regions.Rest.
+func (r *TagReader) Rests() bool { return r.domain.rest != nil && r.domain.rest() }
+
 // Ahead is how many of room bytes to read behind Want, or without it: few where
 // a large payload follows that belongs elsewhere.
 func (r *TagReader) Ahead(room int) int {

@@ -80,6 +80,8 @@ type Node struct {
 	used      atomic.Int64 // of all kinds
 	kinds     [NumKinds]gauge
 
+	wanted chan struct{} // see Wanted
+
 	mu       sync.Mutex
 	accounts map[Holder]*Account // guarded by mu
 }
@@ -87,6 +89,10 @@ type Node struct {
 type gauge struct {
 	used    atomic.Int64
 	refused atomic.Uint64
+
+	// The ration: see Node.Ration. 0: there is none.
+	low, upTo atomic.Int64
+	asked     atomic.Bool
 }
 
 // Account is one holder's part of a node's account.
@@ -101,7 +107,7 @@ type Account struct {
 // New makes the account of a node that may hold limit bytes. elsewhere, which
 // may be nil, tells what is held within the same limit and counted by others.
 func New(limit int64, elsewhere func() int64) *Node {
-	return &Node{limit: limit, elsewhere: elsewhere, accounts: map[Holder]*Account{}}
+	return &Node{limit: limit, elsewhere: elsewhere, accounts: map[Holder]*Account{}, wanted: make(chan struct{}, 1)}
 }
 
 // Limit is how many bytes the node may hold.
@@ -171,9 +177,15 @@ func (a *Account) Take(k Kind, size int64) error {
 	kind := n.kinds[k].used.Add(size)
 	mine := a.used.Add(size)
 	free := n.limit - total
-	switch {
+	if low := n.kinds[k].low.Load(); low > 0 && kind > low {
+		n.ask(k)
+	}
+	rationed := false
+	switch upTo := n.kinds[k].upTo.Load(); {
 	case free < 0, kind > n.limit/64*kinds[k].part:
 	case mine > alpha*free:
+	case upTo > 0 && kind > upTo:
+		rationed = true
 	default:
 		a.kinds[k].Add(size)
 		return nil
@@ -181,9 +193,43 @@ func (a *Account) Take(k Kind, size int64) error {
 	n.used.Add(-size)
 	n.kinds[k].used.Add(-size)
 	a.used.Add(-size)
+	if rationed {
+		return ErrRationed
+	}
 	n.kinds[k].refused.Add(1)
 	return a.refusal(k, size, total-size, kind-size, mine-size)
 }
+
+// ErrRationed: the limits have room, but the process has to give other memory back
+// first. Whoever can wait tries again in a moment.
+var ErrRationed = rdserr.With(rdserr.ErrNoMemory, "memory of this kind grows faster than other memory is given back")
+
+// Ration bounds how far a kind grows until Ration is called again: up to upTo bytes.
+// Beyond low it is said (Asked, Wanted) that more is wanted. Memory that is not Go's
+// has to be rationed: it is there at once, and the collector gives back what it takes
+// the place of some time later.
+func (n *Node) Ration(k Kind, low, upTo int64) {
+	g := &n.kinds[k]
+	g.low.Store(max(low, 1))
+	g.upTo.Store(max(upTo, 1))
+	g.asked.Store(false)
+}
+
+func (n *Node) ask(k Kind) {
+	if g := &n.kinds[k]; g.asked.Load() || g.asked.Swap(true) {
+		return
+	}
+	select {
+	case n.wanted <- struct{}{}:
+	default:
+	}
+}
+
+// Asked reports whether more of a rationed kind is wanted and Ration has not answered yet.
+func (n *Node) Asked(k Kind) bool { return n.kinds[k].asked.Load() }
+
+// Wanted brings something when more of a rationed kind is wanted.
+func (n *Node) Wanted() <-chan struct{} { return n.wanted }
 
 // refusal says which of the limits it was.
 func (a *Account) refusal(k Kind, size, total, kind, mine int64) error {

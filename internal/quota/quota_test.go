@@ -172,3 +172,45 @@ func TestTakesNothing(t *testing.T) {
 		t.Errorf("%v allocations for a Take and a Give", got)
 	}
 }
+
+func TestRation(t *testing.T) {
+	n := New(256*mib, nil)
+	a := n.Account(Peer(netip.MustParseAddr("10.0.0.1")))
+	n.Ration(Chunks, 8*mib, 16*mib)
+	for range 8 {
+		if err := a.Take(Chunks, mib); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n.Asked(Chunks) {
+		t.Error("more is asked for below half of the ration")
+	}
+	if err := a.Take(Chunks, 8*mib); err != nil || !n.Asked(Chunks) {
+		t.Errorf("the rest of the ration: %v, asked for more %v", err, n.Asked(Chunks))
+	}
+	select {
+	case <-n.Wanted():
+	default:
+		t.Error("nobody is told that more is wanted")
+	}
+	if err := a.Take(Chunks, 1); !errors.Is(err, ErrRationed) || !errors.Is(err, rdserr.ErrNoMemory) {
+		t.Errorf("beyond the ration: %v", err)
+	}
+	if n.Used() != 16*mib || a.Used() != 16*mib {
+		t.Errorf("%d bytes are taken, %d by the peer", n.Used(), a.Used())
+	}
+	if err := a.Take(Regions, 1); err != nil {
+		t.Errorf("another kind: %v", err)
+	}
+	n.Ration(Chunks, 24*mib, 32*mib)
+	if n.Asked(Chunks) {
+		t.Error("asked for more after the answer")
+	}
+	if err := a.Take(Chunks, 16*mib); err != nil {
+		t.Errorf("the next ration: %v", err)
+	}
+	n.Ration(Chunks, 200*mib, 256*mib)
+	if err := a.Take(Chunks, 120*mib); err == nil || errors.Is(err, ErrRationed) {
+		t.Errorf("beyond the kind's part: %v", err)
+	}
+}

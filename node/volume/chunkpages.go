@@ -37,22 +37,21 @@ func (c *chunkPages) at(p []byte) (off int, ok bool) {
 }
 
 // touch charges for the pages of p, at off, that are not in memory yet. Any
-// thread may call it.
+// thread may call it. What is refused is charged for and noted in no part.
 func (c *chunkPages) touch(off, n int) error {
 	first, last := off/chunkPage, (off+n-1)/chunkPage
-	var fresh int64
-	each(first, last, func(i int, mask uint64) {
-		fresh += int64(bits.OnesCount64(mask &^ c.bits[i].Or(mask)))
-	})
-	if fresh == 0 {
+	var want int64
+	each(first, last, func(i int, mask uint64) { want += int64(bits.OnesCount64(mask &^ c.bits[i].Load())) })
+	if want == 0 {
 		return nil
 	}
-	if err := c.account.Take(quota.Chunks, fresh*chunkPage); err != nil {
-		// Which of the bits were set before is forgotten; the next one there asks again
-		// for all of them, and what was charged for is given back at the session's end.
-		each(first, last, func(i int, mask uint64) { c.bits[i].And(^mask) })
+	if err := c.account.Take(quota.Chunks, want*chunkPage); err != nil {
 		return err
 	}
+	var fresh int64
+	each(first, last, func(i int, mask uint64) { fresh += int64(bits.OnesCount64(mask &^ c.bits[i].Or(mask))) })
+	// Another thread may have come between, with pages of the same or a trim.
+	c.account.Give(quota.Chunks, (want-fresh)*chunkPage)
 	c.taken.Add(fresh)
 	return nil
 }

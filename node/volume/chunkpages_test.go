@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"errors"
 	"math/rand/v2"
 	"testing"
 
@@ -57,6 +58,32 @@ func TestChunkPagesRefused(t *testing.T) {
 	}
 	if c.touch(got, 1<<20) == nil {
 		t.Error("what was refused is taken for charged")
+	}
+	c.free()
+	if node.Used() != 0 {
+		t.Errorf("%d bytes are left", node.Used())
+	}
+}
+
+// TestChunkPagesRationed: who is refused and tries again pays once.
+func TestChunkPagesRationed(t *testing.T) {
+	node := quota.New(64<<20, nil)
+	node.Ration(quota.Chunks, 4*chunkPage, 8*chunkPage)
+	c := newChunkPages(make([]byte, 64*chunkPage), node.Account(quota.Holder{}))
+	if err := c.touch(0, 6*chunkPage); err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		if err := c.touch(3*chunkPage, 20*chunkPage); !errors.Is(err, quota.ErrRationed) {
+			t.Fatalf("20 pages, of which 3 are there, with 2 left: %v", err)
+		}
+	}
+	if err := c.touch(0, 6*chunkPage); err != nil || node.Used() != 6*chunkPage {
+		t.Errorf("what is there: %v, %d pages charged", err, node.Used()/chunkPage)
+	}
+	node.Ration(quota.Chunks, 40*chunkPage, 40*chunkPage)
+	if err := c.touch(3*chunkPage, 20*chunkPage); err != nil || node.Used() != 23*chunkPage {
+		t.Errorf("with a new ration: %v, %d pages charged", err, node.Used()/chunkPage)
 	}
 	c.free()
 	if node.Used() != 0 {

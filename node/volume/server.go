@@ -2,6 +2,7 @@ package volume
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"hash/fnv"
 	"net/netip"
@@ -33,6 +34,7 @@ type server struct {
 	lastID   uint64
 	chunks   []byte                        // made by the last Alloc, until a session is Up
 	pages    atomic.Pointer[[]*chunkPages] // of all sessions; replaced with mu held
+	rationed []rationedReq                 // read requests that wait for memory
 
 	lmu       sync.Mutex
 	listeners []transport.Listener // guarded by lmu
@@ -279,6 +281,54 @@ func (s *server) touch(p []byte) error {
 	}
 	return nil
 }
+
+// rationedReq is a request that waits for pages to fill.
+type rationedReq struct {
+	r     *rtrs.ServerReq
+	until time.Duration
+}
+
+const (
+	rationEvery = 5 * time.Millisecond
+	// rationWait is how long memory that is to be given back is waited for.
+	rationWait = time.Second
+)
+
+// ration has a request wait for memory. mu is held.
+func (s *server) ration(r *rtrs.ServerReq) {
+	if s.rationed = append(s.rationed, rationedReq{r, s.last + rationWait}); len(s.rationed) > 1 {
+		return
+	}
+	s.work.Go(func() { // ends when none waits
+		defer s.h.guard.Recover(guard.Step, nil)
+		for more := true; more; {
+			time.Sleep(rationEvery)
+			now := s.lock(s.clock())
+			list := s.rationed
+			s.rationed = nil
+			for i, w := range list {
+				err := s.touch(w.r.Data)
+				switch {
+				case err == nil:
+					s.rn.Request(now, w.r)
+					continue
+				case errors.Is(err, quota.ErrRationed) && now < w.until:
+					s.rationed = append(s.rationed, list[i:]...)
+				default:
+					s.rt.Reply(now, w.r, 0, err)
+					continue
+				}
+				break
+			}
+			more = len(s.rationed) > 0
+			s.finish(now)
+		}
+	})
+}
+
+// rest reports whether links are not to be read for a moment: memory of chunks is
+// wanted that is not free yet.
+func (s *server) rest() bool { return s.h.memory != nil && s.h.memory.Asked(quota.Chunks) }
 
 // count begins to charge peer for the chunks of a session. mu is held.
 func (s *server) count(mem []byte, peer netip.Addr) {

@@ -1,10 +1,12 @@
 package volume
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
 	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
@@ -21,8 +23,12 @@ func (e *serverEnv) life(p *rtrs.ServerPath) *life {
 	if f == nil {
 		s := (*server)(e)
 		f = newLife(&s.shell, s, p, s.h.prov.NewDomain())
-		if d, ok := f.domain.(interface{ Guard(func([]byte) error) }); ok {
+		if d, ok := f.domain.(interface {
+			Guard(func([]byte) error)
+			Rest(func() bool)
+		}); ok {
 			d.Guard(s.touch)
+			d.Rest(s.rest)
 		}
 		p.Ctx = f
 	}
@@ -110,7 +116,11 @@ func (e *serverEnv) Down(s *rtrs.ServerSession) {
 }
 
 func (e *serverEnv) Request(r *rtrs.ServerReq) {
-	if err := (*server)(e).touch(r.Data); err != nil { // what a read fills
+	switch err := (*server)(e).touch(r.Data); { // what a read fills
+	case errors.Is(err, quota.ErrRationed):
+		(*server)(e).ration(r)
+		return
+	case err != nil:
 		e.rt.Reply(e.last, r, 0, err)
 		return
 	}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/tcp"
@@ -24,14 +25,15 @@ import (
 
 // testNode is a Host with its reactor, which can be stopped and started again.
 type testNode struct {
-	t     testing.TB
-	cfg   Config
-	drv   driver
-	wrap  func(string, blk.Device) blk.Device
-	h     *Host
-	r     *reactor.Reactor
-	quiet bool // no log
-	links func(transport.OneSidedProvider) transport.OneSidedProvider
+	t      testing.TB
+	cfg    Config
+	drv    driver
+	wrap   func(string, blk.Device) blk.Device
+	h      *Host
+	r      *reactor.Reactor
+	quiet  bool        // no log
+	memory *quota.Node // nil: none is counted
+	links  func(transport.OneSidedProvider) transport.OneSidedProvider
 }
 
 // The server is 127.0.0.2, and 127.0.0.3 for second paths; the client 127.0.0.1.
@@ -96,7 +98,7 @@ func (n *testNode) start() *Host {
 	if n.links != nil {
 		links = n.links(links)
 	}
-	n.h, err = newHost(n.cfg, Deps{Provider: links, Reactors: []*reactor.Reactor{n.r}, Log: log, Layer: n.wrap}, n.drv)
+	n.h, err = newHost(n.cfg, Deps{Provider: links, Reactors: []*reactor.Reactor{n.r}, Log: log, Layer: n.wrap, Memory: n.memory}, n.drv)
 	if err != nil {
 		n.r.Close()
 		n.t.Fatalf("%s: %v", n.cfg.Name, err)

@@ -4,10 +4,12 @@ import (
 	"io"
 	"net"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/transport"
 )
 
@@ -29,7 +31,12 @@ type OneSided struct {
 	dead    bool  // the link has failed and is about to end
 	err     error // why it ended before it was started
 
-	in transport.TagReader // owned by the reactor's thread
+	resting bool // nothing is read until nap ends; set by the thread
+
+	// Owned by the reactor's thread.
+	in   transport.TagReader
+	nap  *reactor.Timer // nil before the first rest
+	naps int            // one after the other
 }
 
 var _ transport.OneSided = (*OneSided)(nil)
@@ -40,6 +47,10 @@ const (
 	// answers: with a turn's 256 KiB the peer of large writes waits half the time,
 	// with less than a read of small ones they are answered in more calls.
 	handBytes = 64 << 10
+	// restTime is how long a link is not read when its domain wants a rest, mostRests
+	// how many times in succession: a peer that is not heard for long is given up.
+	restTime  = 5 * time.Millisecond
+	mostRests = 60
 )
 
 // firstSeq is the number of a link's first frame behind the handshake's.
@@ -77,7 +88,9 @@ func (l *OneSided) Start(h transport.OneSidedHandler) {
 func (l *OneSided) wait() error {
 	var want uint32
 	if l.h != nil && !l.ended {
-		want = unix.EPOLLIN
+		if !l.resting {
+			want = unix.EPOLLIN
+		}
 		if l.full {
 			want |= unix.EPOLLOUT
 		}
@@ -174,6 +187,36 @@ func (l *OneSided) Ready(events uint32) {
 	}
 }
 
+// rest stops reading for restTime.
+func (l *OneSided) rest() {
+	if l.nap == nil {
+		l.nap = l.loop.r.NewTimer(l.wake).For(l)
+	}
+	l.nap.Reset(restTime)
+	l.setResting(true)
+}
+
+func (l *OneSided) wake() {
+	if l.ended {
+		return
+	}
+	l.naps++
+	l.setResting(false)
+	if !l.ended {
+		l.read()
+	}
+}
+
+func (l *OneSided) setResting(v bool) {
+	l.mu.Lock()
+	l.resting = v
+	err := l.wait()
+	l.mu.Unlock()
+	if err != nil {
+		l.end(err)
+	}
+}
+
 // resume goes on writing.
 func (l *OneSided) resume() {
 	l.mu.Lock()
@@ -194,7 +237,7 @@ func (l *OneSided) resume() {
 
 // Try is called by the reactor while it spins; see reactor.Eager.
 func (l *OneSided) Try() bool {
-	if l.ended {
+	if l.ended || l.resting {
 		return false
 	}
 	before := l.loop.reads
@@ -214,6 +257,10 @@ func (l *OneSided) read() {
 func (l *OneSided) readTurn() error {
 	unended := 0
 	for bytes := 0; bytes < turnBytes; {
+		if l.naps < mostRests && l.in.Rests() {
+			l.rest()
+			return nil
+		}
 		want, err := l.in.Want()
 		if err != nil {
 			return err
@@ -233,6 +280,7 @@ func (l *OneSided) readTurn() error {
 			}
 			return io.EOF
 		}
+		l.naps = 0
 		direct := min(n, len(want))
 		if err := l.in.Filled(direct); err != nil {
 			return err
@@ -281,6 +329,9 @@ func (l *OneSided) end(err error) {
 	l.wait() // for nothing any more
 	h := l.h
 	l.mu.Unlock()
+	if l.nap != nil {
+		l.nap.Stop()
+	}
 	l.release()
 	if h != nil { // else Start says so
 		l.in.Close()

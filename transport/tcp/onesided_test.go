@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/transporttest"
@@ -144,5 +145,48 @@ func TestOneSidedIdleIsSmall(t *testing.T) {
 		t.Errorf("an idle link and its domain hold %d bytes of heap", per)
 	} else {
 		t.Logf("an idle link and its domain hold %d bytes of heap, the test's own included", per)
+	}
+}
+
+// TestOneSidedRests: while its domain wants a rest nothing of a link is read, and a link
+// that has rested mostRests times in succession is read all the same.
+func TestOneSidedRests(t *testing.T) {
+	x, y := onePair(t, newProvider(t), netip.MustParseAddr("127.0.0.95"))
+	var rest atomic.Bool
+	y.d.Rest(rest.Load)
+	x.l.Start(x)
+	y.l.Start(y)
+	mem := make([]byte, 64<<10)
+	key, addr := y.d.Register(mem)
+	write := func() {
+		x.l.Post(&transport.Op{Kind: transport.OpWriteImm, Key: key, Addr: addr, Data: mem[:100]})
+		x.l.Flush()
+	}
+	arrived := func(n int64, within time.Duration) bool {
+		for end := time.Now().Add(within); y.events.Load() < n; time.Sleep(time.Millisecond) {
+			if time.Now().After(end) {
+				return false
+			}
+		}
+		return true
+	}
+	if write(); !arrived(1, 5*time.Second) {
+		t.Fatal("nothing comes")
+	}
+	rest.Store(true)
+	begun := time.Now()
+	if write(); arrived(2, 10*restTime) {
+		t.Errorf("read after %v, while the domain rests", time.Since(begun))
+	}
+	rest.Store(false)
+	if !arrived(2, 5*time.Second) {
+		t.Fatal("not read after the rest")
+	}
+	rest.Store(true)
+	begun = time.Now()
+	if write(); !arrived(3, 5*time.Second) {
+		t.Error("a link that rests for ever is never read")
+	} else if d := time.Since(begun); d < mostRests*restTime*9/10 {
+		t.Errorf("read after %v of a rest that lasts", d)
 	}
 }

@@ -1,0 +1,81 @@
+package volume
+
+import (
+	"bytes"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/quota"
+)
+
+// TestRationedReads: reads for which no memory is granted yet wait for it, and are
+// answered with the right bytes once it is; without a grant they fail in time.
+func TestRationedReads(t *testing.T) {
+	port := freePort(t)
+	n := newServerNode(t, port)
+	n.memory = quota.New(256<<20, nil)
+	srv, cli := n.start(), newClientNode(t, port).start()
+	const size = 4 << 20
+	mustExport(t, srv, memory("disk", size))
+	m := mustMap(t, cli, MapSpec{Node: n.node(), Name: "disk"})
+	c := open(t, m)
+	if err := writePattern(c, 0, size, 1, 64<<10); err != nil {
+		t.Fatal(err)
+	}
+	used := func() int64 { return n.memory.Kinds()[quota.Chunks].Used }
+	forget := func() { // as if nothing had been used yet
+		srv.srv.mu.Lock()
+		defer srv.srv.mu.Unlock()
+		for _, p := range *srv.srv.pages.Load() {
+			p.trimmed(0, len(p.mem))
+		}
+	}
+	forget()
+	n.memory.Ration(quota.Chunks, used()+4096, used()+4096)
+
+	got := make([]byte, 128<<10)
+	done := make(chan error, 1)
+	go func() {
+		_, err := c.ReadAt(got, 0)
+		done <- err
+	}()
+	eventually(t, "more is asked for", func() bool { return n.memory.Asked(quota.Chunks) })
+	select {
+	case err := <-done:
+		t.Fatalf("read without memory: %v", err)
+	case <-time.After(4 * rationEvery):
+	}
+	n.memory.Ration(quota.Chunks, 128<<20, 128<<20)
+	if err := <-done; err != nil {
+		t.Fatalf("after the grant: %v", err)
+	}
+	want := make([]byte, len(got))
+	for at := 0; at < len(want); at += 64 << 10 {
+		pattern(want[at:at+64<<10], int64(at), 1)
+	}
+	if !bytes.Equal(got, want) {
+		t.Error("other bytes than were written")
+	}
+
+	forget()
+	begun := time.Now()
+	go func() {
+		_, err := c.ReadAt(got, 0)
+		done <- err
+	}()
+	for waits := true; waits; { // answered each time, never with enough
+		n.memory.Ration(quota.Chunks, used()+8*4096, used()+8*4096)
+		select {
+		case err := <-done:
+			waits = false
+			if err == nil || time.Since(begun) < rationWait {
+				t.Errorf("without a grant: %v after %v", err, time.Since(begun))
+			}
+		case <-time.After(rationEvery):
+		}
+	}
+	n.memory.Ration(quota.Chunks, 128<<20, 128<<20)
+	if err := checkPattern(c, 0, size, 1, 64<<10); err != nil {
+		t.Errorf("afterwards: %v", err)
+	}
+}
