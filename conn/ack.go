@@ -47,7 +47,7 @@ func (p *Path) ack(now time.Duration, a uint64) error {
 				p.c.ctr.SendDropAcked += uint64(m.Datagrams())
 				refusal = refusal || m.Kind == MsgRefuse
 			}
-			p.delivered(m)
+			p.delivered(now, m)
 		}
 		if refusal {
 			p.nextRefusal() // the peer has it already: it holds no acknowledgement up
@@ -59,8 +59,8 @@ func (p *Path) ack(now time.Duration, a uint64) error {
 	return nil
 }
 
-func (p *Path) delivered(m *Msg) {
-	p.settled(m)
+func (p *Path) delivered(now time.Duration, m *Msg) {
+	p.settled(now, m)
 	p.done(m, Delivered, WhyNone)
 }
 

@@ -26,7 +26,7 @@ func (c *Conn) Cancel(now time.Duration, s *Sender, why Why) (cancelled, begun i
 			begun += c.cancelSent(now, m, &drop)
 		default:
 			if m.where != inQueue || !mutant.On(mutant.CancelQueued) {
-				c.unqueue(m)
+				c.unqueue(now, m)
 				drop.push(m)
 			}
 		}
@@ -62,7 +62,7 @@ func (c *Conn) cancelSent(now time.Duration, m *Msg, drop *list) (begun int) {
 		return begun
 	case p.ready && m.seq > p.through:
 		p.retrans.remove(m)
-		p.settled(m) // the peer has said that it never arrived
+		p.settled(now, m) // the peer has said that it never arrived
 		drop.push(m)
 		return 0
 	}
@@ -104,7 +104,7 @@ func (p *Path) giveUp(now time.Duration) (next time.Duration) {
 				}
 				return false
 			}
-			p.settled(m)
+			p.settled(now, m)
 			p.done(m, Unknown, WhyCancelledSent)
 			return true
 		})
@@ -124,7 +124,7 @@ func (p *Path) giveUp(now time.Duration) (next time.Duration) {
 }
 
 // unqueue takes a message that has not begun to leave out of its list.
-func (c *Conn) unqueue(m *Msg) {
+func (c *Conn) unqueue(now time.Duration, m *Msg) {
 	if m.where == inPending {
 		c.pending.remove(m)
 		return
@@ -145,7 +145,7 @@ func (c *Conn) unqueue(m *Msg) {
 		h.kept.remove(m)
 	}
 	if h.n() == 0 {
-		p.tryResume(m.DPort, h)
+		p.tryResume(now, m.DPort, h)
 	}
 }
 

@@ -91,7 +91,9 @@ type Conn struct {
 	armed   time.Duration
 	late    time.Duration // how much later than it was due the last tick came
 	links   uint64        // begun so far
-	rtt     time.Duration
+
+	restartAt time.Duration // not before is the peer another incarnation again: see moveTime
+	rtt       time.Duration
 }
 
 // New makes the connection of a pair of addresses, which must differ and be of
@@ -216,23 +218,24 @@ func (c *Conn) spread(now time.Duration) {
 }
 
 // gather takes back everything that was certainly not delivered, in the order
-// of each flow, because the lanes will be agreed on anew.
-func (c *Conn) gather() {
+// of each flow, because the lanes will be agreed on anew. It returns of how many messages.
+func (c *Conn) gather() int {
 	var all list
 	c.Paths(func(p *Path) {
 		for _, port := range p.heldPorts() {
 			all.splice(&p.holds[port].back)
 			all.splice(&p.holds[port].kept)
 		}
-		p.holds = nil
-		p.resume = nil
+		p.holds, p.resume, p.late = nil, nil, false
 		p.queue.each(func(m *Msg) bool { m.flags &^= wire.FlagResume; return false })
 		p.queue.moveTo(&all)
 	})
 	for m := all.head; m != nil; m = m.next {
 		m.where = inPending
 	}
+	n := all.n
 	c.pending.front(&all)
+	return n
 }
 
 // Rests reports whether the connection has no link and nothing to do: nothing

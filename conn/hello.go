@@ -121,7 +121,7 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 			if err := p.ack(now, h.Ack); err != nil {
 				return err
 			}
-			p.settleCancelled(f.Payload)
+			p.settleCancelled(now, f.Payload)
 		}
 		p.become(now)
 	}
@@ -135,6 +135,9 @@ func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
 		return errPeerChanged
 	}
 	if c.peerInc != 0 && c.peerInc != x.Hello.Incarnation {
+		if now < c.restartAt {
+			return errRestarts
+		}
 		c.ctr.PeerRestarted++
 		c.restart(now, p, WhyPeerRestarted)
 		if p.ready {
@@ -200,6 +203,9 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 	}
 	if x.GenNum != 0 {
 		if c.peerGen != 0 && c.peerGen != x.GenNum {
+			if now < c.restartAt {
+				return errRestarts
+			}
 			c.ctr.PeerRestarted++
 			c.restart(now, p, WhyPeerRestarted)
 		}
@@ -303,7 +309,7 @@ func (p *Path) become(now time.Duration) {
 // is not above is placed or refused, and the acknowledgement or the refusal is
 // still to come: it stays, and is sent again like the rest, as the duplicate
 // that it is.
-func (p *Path) settleCancelled(payload []byte) {
+func (p *Path) settleCancelled(now time.Duration, payload []byte) {
 	p.sweepAt = never
 	p.through = math.MaxUint64
 	if len(payload) == receivedLen {
@@ -311,7 +317,7 @@ func (p *Path) settleCancelled(payload []byte) {
 	}
 	p.retrans.each(func(m *Msg) bool {
 		if m.cancelled && (m.seq > p.through || len(payload) != receivedLen) {
-			p.settled(m)
+			p.settled(now, m)
 			if len(payload) == receivedLen {
 				p.c.ctr.SendCancelled += uint64(m.Datagrams())
 				p.done(m, Cancelled, WhyApp)
@@ -429,7 +435,9 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 	if c.kind == KindRdsd {
 		c.owner.CongestionMap(now, noCongestion[:]) // it sends its map unless that is empty
 	}
-	c.gather()
+	if n := c.gather(); n > heldFew {
+		c.restartAt = now + time.Duration(n)*moveTime
+	}
 	c.lanes, c.trains, c.grow, c.known = 0, false, 0, 0
 	c.forgetLanes()
 	if c.pending.head != nil {

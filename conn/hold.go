@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"errors"
 	"slices"
 	"time"
 
@@ -70,13 +71,13 @@ func (p *Path) newHold(port uint16) *hold {
 }
 
 // settled tells the hold of m's port that m is decided.
-func (p *Path) settled(m *Msg) {
+func (p *Path) settled(now time.Duration, m *Msg) {
 	if len(p.holds) == 0 || m.Kind != MsgData {
 		return
 	}
 	if h := p.holds[m.DPort]; h != nil {
 		h.out--
-		p.tryResume(m.DPort, h)
+		p.tryResume(now, m.DPort, h)
 	}
 }
 
@@ -87,26 +88,48 @@ func (c *Conn) Held() (n int) {
 }
 
 // PortsClear tells that any port of the peer may be clear.
-func (c *Conn) PortsClear() {
+func (c *Conn) PortsClear(now time.Duration) {
 	c.Paths(func(p *Path) {
 		for _, port := range p.heldPorts() {
-			p.tryResume(port, p.holds[port])
+			p.tryResume(now, port, p.holds[port])
 		}
 	})
 }
 
 // PortClear tells that a port of the peer is no longer congested.
-func (c *Conn) PortClear(port uint16) {
+func (c *Conn) PortClear(now time.Duration, port uint16) {
 	c.Paths(func(p *Path) {
 		if h := p.holds[port]; h != nil {
-			p.tryResume(port, h)
+			p.tryResume(now, port, h)
 		}
 	})
 }
 
-func (p *Path) tryResume(port uint16, h *hold) {
+// To end a hold costs as much as is held, and so does to begin it again: a peer whose
+// port is congested, then clear, then congested would have us do nothing else. So a hold
+// of more than heldFew is not moved before moveTime has passed for each message of the
+// last such move of the path, which leaves most of the time to others, and ends as soon
+// as it may then. Likewise what waits for a peer is spread over the lanes and taken back
+// again with each incarnation of the peer.
+const (
+	heldFew  = 256
+	moveTime = time.Microsecond
+)
+
+// errRestarts: too much waits for the peer to be moved again so soon.
+var errRestarts = errors.New("the peer restarts more often than what waits for it can be sorted")
+
+func (p *Path) tryResume(now time.Duration, port uint16, h *hold) {
 	if h.out > 0 || p.c.owner.Congested(port) {
 		return
+	}
+	if n := h.n(); n > heldFew {
+		if now < p.moveAt || p.late { // whoever was late before has its turn first
+			p.late = true
+			p.c.rearm(p.moveAt)
+			return
+		}
+		p.moveAt = now + time.Duration(n)*moveTime
 	}
 	delete(p.holds, port)
 	if p.resume == nil {
@@ -121,6 +144,34 @@ func (p *Path) tryResume(port uint16, h *hold) {
 	if p.ready {
 		p.kick()
 	}
+}
+
+// resumeLate ends holds that were not moved when they might have been, and returns when
+// to come again. Ports take turns: one that is always held again leaves the next to others.
+func (p *Path) resumeLate(now time.Duration) time.Duration {
+	if !p.late {
+		return never
+	}
+	if now < p.moveAt {
+		return p.moveAt
+	}
+	p.late = false
+	ports := p.heldPorts()
+	first, _ := slices.BinarySearch(ports, p.moved)
+	if first < len(ports) && ports[first] == p.moved {
+		first++
+	}
+	for i := range ports {
+		port := ports[(first+i)%len(ports)]
+		h := p.holds[port]
+		if p.tryResume(now, port, h); p.holds[port] == nil {
+			p.moved = port
+		}
+	}
+	if p.late {
+		return p.moveAt
+	}
+	return never
 }
 
 func (p *Path) heldPorts() []uint16 {
@@ -166,7 +217,7 @@ func (p *Path) onRefusal(now time.Duration, r wire.Refusal) error {
 func (p *Path) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 	port := m.DPort
 	if why == wire.ReasonNoPort {
-		p.settled(m)
+		p.settled(now, m)
 		p.done(m, Failed, WhyNoPort)
 		return
 	}
@@ -189,7 +240,7 @@ func (p *Path) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 		m.where = inBack
 		p.c.ctr.HoldEnter += uint64(m.Datagrams())
 	}
-	p.tryResume(port, h)
+	p.tryResume(now, port, h)
 }
 
 func (p *Path) countOut(port uint16, but *Msg) (n int) {

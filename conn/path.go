@@ -79,6 +79,9 @@ type Path struct {
 	// Flow holds (rdsd), see hold.go.
 	holds  map[uint16]*hold
 	resume map[uint16]struct{}
+	moveAt time.Duration // not before is a long hold moved again
+	late   bool          // a hold waits for that
+	moved  uint16        // the last port that was late and had its turn
 
 	// Receive side.
 	expected   uint64

@@ -37,7 +37,7 @@ func (p *Path) tick(now time.Duration) time.Duration {
 		if p.state != Up || !p.ready {
 			p.retrans.each(func(m *Msg) bool {
 				if m.cancelled {
-					p.settled(m)
+					p.settled(now, m)
 					p.done(m, Unknown, WhyCancelledSent)
 					return true
 				}
@@ -66,7 +66,7 @@ func (p *Path) tick(now time.Duration) time.Duration {
 			p.retryAt = never
 		}
 	}
-	next := min(p.retryAt, p.sweepAt, p.orphanAt)
+	next := min(p.retryAt, p.sweepAt, p.orphanAt, p.resumeLate(now))
 	if p.state != Up {
 		return next
 	}

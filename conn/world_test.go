@@ -154,10 +154,10 @@ func (w *world) settle() {
 	for len(w.cleared) > 0 || w.clearedMap || len(w.acts) > 0 {
 		if w.clearedMap {
 			w.clearedMap = false
-			w.c.PortsClear()
+			w.c.PortsClear(w.now)
 		}
 		for _, p := range w.cleared {
-			w.c.PortClear(p)
+			w.c.PortClear(w.now, p)
 		}
 		w.cleared = nil
 		acts := w.acts

@@ -307,13 +307,13 @@ func (e *Engine) AddressLost(now time.Duration) {
 func (e *Engine) settle(now time.Duration) {
 	for len(e.cleared)+len(e.clearedMaps)+len(e.space) > 0 {
 		for _, pe := range e.clearedMaps {
-			pe.c.PortsClear()
+			pe.c.PortsClear(now)
 		}
 		e.clearedMaps = e.clearedMaps[:0]
 		for i := 0; i < len(e.cleared); i++ {
 			c := e.cleared[i]
 			if c.pe.c != nil {
-				c.pe.c.PortClear(c.port)
+				c.pe.c.PortClear(now, c.port)
 			}
 			c.pe.wake(c.port)
 		}

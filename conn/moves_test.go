@@ -1,0 +1,144 @@
+package conn
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+)
+
+// flipped is a world with n datagrams held for a port of the peer that is congested.
+func flipped(t *testing.T, n int) (*world, *Path) {
+	w := newWorld(t, "10.0.0.2", "10.0.0.1", func(c *Config) { c.CreditLog2, c.Lanes = 7, 1 })
+	for _, s := range []string{"accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/1/12", "recv 0 answer received=0 npaths=1 hello=77/1/12"} {
+		w.step(strings.Fields(s))
+		w.settle()
+	}
+	w.flip(true)
+	for range n {
+		w.send(4000, 5000, 16<<10, false)
+	}
+	w.settle()
+	p := w.c.paths[0]
+	if h := p.holds[5000]; h == nil || h.n() != n {
+		t.Fatalf("%d datagrams are held for %d", n, p.queue.n)
+	}
+	return w, p
+}
+
+func (w *world) flip(on bool) {
+	if w.peerMap.Set(5000, on) {
+		w.peerPort(5000, on)
+	}
+}
+
+// flips has the port become clear and congested again many times, the peer taking and
+// acknowledging one batch each time. It returns how often the hold was moved, and in
+// how much time.
+func (w *world) flips(p *Path, n int) (moves uint64, took time.Duration) {
+	before, begun := w.ctr.HoldResume, w.now
+	w.hold = true
+	for range n {
+		w.now += 10 * time.Microsecond
+		w.flip(false)
+		w.settle()
+		if w.armed <= w.now {
+			w.armed = never
+			w.c.Tick(w.now)
+			w.settle()
+		}
+		w.flip(true)
+		if w.batch[p] == nil {
+			continue
+		}
+		w.wrote(p)
+		if err := w.recvOne(p, fmt.Sprintf("ack ack=%d csum", p.nextSeq-1)); err != nil {
+			w.t.Fatal(err)
+		}
+		p.ReceivedAll(w.now, p.gen)
+		w.settle()
+	}
+	w.hold = false
+	return w.ctr.HoldResume - before, w.now - begun
+}
+
+// TestLongHoldIsMovedRarely: a peer whose port flips has a long hold moved no more often
+// than one message in moveTime, and once the port stays clear all goes soon.
+func TestLongHoldIsMovedRarely(t *testing.T) {
+	const held = 3000
+	w, p := flipped(t, held)
+	moves, took := w.flips(p, 300)
+	if most := uint64(took/(held/2*moveTime)) + 2; moves > most {
+		t.Errorf("a hold of %d was moved %d times in %v, at most %d wanted", held, moves, took, most)
+	}
+	if moves == 0 {
+		t.Error("the hold is never moved")
+	}
+	w.flip(false)
+	w.settle()
+	w.advance(held * moveTime)
+	if len(p.holds) > 0 || p.queue.n > 0 {
+		t.Errorf("the port is clear, and %d are held, %d queued", p.c.Held(), p.queue.n)
+	}
+}
+
+// TestShortHoldGoesAtOnce, however often it does.
+func TestShortHoldGoesAtOnce(t *testing.T) {
+	w, p := flipped(t, heldFew)
+	w.flip(false)
+	w.settle()
+	if len(p.holds) > 0 || p.queue.n > 0 {
+		t.Errorf("%d are queued", p.queue.n)
+	}
+	if p.moveAt != 0 {
+		t.Errorf("others wait until %v for it", p.moveAt)
+	}
+}
+
+// TestLateHoldsTakeTurns: of two ports whose long holds wait, the one that is always
+// held again does not keep the other from its turn.
+func TestLateHoldsTakeTurns(t *testing.T) {
+	w, p := flipped(t, 1000)
+	w.peerMap.Set(6000, true)
+	for range 1000 {
+		w.send(4000, 6000, 16, false)
+	}
+	w.settle()
+	w.flips(p, 2) // the first move; from now on both are late
+	w.peerMap.Set(6000, false)
+	w.c.PortClear(w.now, 6000)
+	for n := 0; p.holds[6000] != nil; n++ {
+		if n == 400 {
+			t.Fatal("the hold of port 6000 is never moved")
+		}
+		w.flips(p, 1)
+	}
+}
+
+// TestRestartsAreSpaced: with many messages waiting a peer is not another incarnation
+// as often as it likes; a link that says so too soon is given up, the next one is taken.
+func TestRestartsAreSpaced(t *testing.T) {
+	w, p := flipped(t, 2000)
+	again := func(inc int) error { // a new link
+		p.Drop(w.now, errors.New("asked to"))
+		w.settle()
+		w.step(strings.Fields("lost 0"))
+		w.settle()
+		w.step(strings.Fields("accept 40000"))
+		w.settle()
+		err := w.recvOne(w.c.paths[0], fmt.Sprintf("probe seq=1 npaths=1 hello=%d/1/12", inc))
+		w.settle()
+		return err
+	}
+	if err := again(78); err != nil {
+		t.Fatal(err)
+	}
+	if err := again(79); !errors.Is(err, errRestarts) || w.ctr.PeerRestarted != 1 {
+		t.Fatalf("another incarnation at once: %v, %d restarts", err, w.ctr.PeerRestarted)
+	}
+	w.advance(2000*moveTime + time.Millisecond)
+	if err := again(79); err != nil || w.ctr.PeerRestarted != 2 {
+		t.Errorf("later: %v, %d restarts", err, w.ctr.PeerRestarted)
+	}
+}
