@@ -23,12 +23,7 @@ var Acts = slices.Concat(ringActs, releaseActs, bellActs, controlActs, packetAct
 // pending are acts that are drawn only when they are named, each with what the
 // daemon does not withstand yet.
 var pending = map[string]string{
-	"volume/unread-answers": "the pages of a session's chunks are filled within a moment, faster than the collector gives memory back: up to 32 MiB above the bound at a limit of 256 MiB",
-	"peer/flipping-maps":    "work under the lock is not bounded",
-	"peer/flipping-ports":   "work under the lock is not bounded",
-	"kernel/flipping-maps":  "work under the lock is not bounded",
-	"ring/punch-holes":      "no seal that leaves the client its mapping forbids holes; a reactor waits for the end of each (docs/security.md)",
-	"nbd/unread":            "charged by now (279 MiB at a limit of 256 MiB, alone); not drawn beside the others yet",
+	"ring/punch-holes": "no seal that leaves the client its mapping forbids holes; a reactor waits for the end of each (docs/security.md)",
 }
 
 // Choose returns the acts of the given names; a name that ends in "/" stands

@@ -31,6 +31,8 @@ var answerActs = []Act{
 		})
 	}},
 	{"answer/kernel", 2, answerKernel},
+	{"answer/flipping-ports", 2, answerPorts},
+	{"answer/incarnations", 2, answerIncarnations},
 	{"answer/garbage", 2, func(s *Stage) error {
 		junk := s.noise(make([]byte, 4096))
 		return answer(s, func(p *Peer) {
@@ -192,5 +194,42 @@ func answerKernel(s *Stage) error {
 			}
 			time.Sleep(time.Millisecond)
 		}
+	})
+}
+
+// answerPorts says of the ports that are sent to that they are congested, then that
+// they are not, and takes nothing: what waits is held and let go each time.
+func answerPorts(s *Stage) error {
+	return answer(s, func(p *Peer) {
+		if p.Greet(s.helloNow(8)) != nil {
+			return
+		}
+		go p.Drain() // ends with the link
+		var b []byte
+		for i := range 64 {
+			var list []wire.PortState
+			for port := range uint16(8) {
+				list = append(list, wire.PortState{Port: 5000 + port, Congested: i&1 == 0})
+			}
+			b = append(b, control(wire.CtlCongDelta, wire.AppendPortStates(nil, list))...)
+		}
+		for {
+			if _, err := p.Write(b); err != nil {
+				return
+			}
+		}
+	})
+}
+
+// answerIncarnations is another life of the node in each link, and says so again and
+// again in one: what waits for it is sorted anew each time.
+func answerIncarnations(s *Stage) error {
+	return answer(s, func(p *Peer) {
+		for range 100 {
+			if p.Greet(s.helloNow(8)) != nil {
+				return
+			}
+		}
+		p.Reset()
 	})
 }

@@ -59,7 +59,7 @@ func median(list []turn, f func(turn) float64) float64 {
 		v = append(v, f(t))
 	}
 	slices.Sort(v)
-	return v[len(v)/2]
+	return (v[len(v)/2] + v[(len(v)-1)/2]) / 2
 }
 
 func relay50(p *phase) float64 { return p.Relay.P50 }

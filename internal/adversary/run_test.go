@@ -426,7 +426,7 @@ func (r *run) watchMemory(stop chan struct{}) {
 		for _, d := range r.daemons {
 			if n := d.resident(); n > memoryBytes+memorySlack && !said {
 				said = true
-				r.failf(nil, "daemon %s takes %d MiB of memory; limits.memory_bytes is %d MiB (file-backed and shared: %d MiB)", d.name, n>>20, memoryBytes>>20, (d.proc("RssShmem:")+d.proc("RssFile:"))>>10)
+				r.failf(nil, "daemon %s takes %d MiB of memory; limits.memory_bytes is %d MiB (file-backed and shared: %d MiB); a moment later: %s", d.name, n>>20, memoryBytes>>20, (d.proc("RssShmem:")+d.proc("RssFile:"))>>10, d.holds())
 				r.heap(d)
 			}
 		}

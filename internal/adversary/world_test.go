@@ -308,6 +308,30 @@ func (d *daemon) links() (n int, err error) {
 	return n, err
 }
 
+// holds says in one line what the daemon's memory is held for, and by what of Go.
+func (d *daemon) holds() string {
+	var b strings.Builder
+	asked := time.Now()
+	st, err := d.status()
+	if err != nil {
+		return err.Error()
+	}
+	for _, k := range st.GetBudget() {
+		if k.GetUsed() >= 1<<20 && strings.HasPrefix(k.GetName(), "memory") {
+			fmt.Fprintf(&b, "%s %d MiB, ", k.GetName(), k.GetUsed()>>20)
+		}
+	}
+	page, _ := d.page("/debug/pprof/heap?debug=1", 5*time.Second)
+	for line := range strings.Lines(string(page)) {
+		rest, ok := strings.CutPrefix(line, "# Heap")
+		if name, value, _ := strings.Cut(strings.TrimSpace(rest), " = "); ok && name != "Objects" {
+			n, _ := strconv.ParseInt(value, 10, 64)
+			fmt.Fprintf(&b, "Go's Heap%s %d MiB, ", name, n>>20)
+		}
+	}
+	return fmt.Sprintf("%stold in %v", b.String(), time.Since(asked).Round(time.Millisecond))
+}
+
 // goroutines is the profile of what the daemon's goroutines are at.
 func (d *daemon) goroutines() (string, error) {
 	b, err := d.page("/debug/pprof/goroutine?debug=1", 5*time.Second)
