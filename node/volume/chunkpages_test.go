@@ -3,6 +3,7 @@ package volume
 import (
 	"errors"
 	"math/rand/v2"
+	"sync"
 	"testing"
 
 	"github.com/rdsd/rdsd/internal/quota"
@@ -88,5 +89,33 @@ func TestChunkPagesRationed(t *testing.T) {
 	c.free()
 	if node.Used() != 0 {
 		t.Errorf("%d bytes are left", node.Used())
+	}
+}
+
+// TestTouchFromManyThreads: threads that touch the same pages are charged for each once.
+func TestTouchFromManyThreads(t *testing.T) {
+	n := quota.New(1<<30, nil)
+	c := newChunkPages(make([]byte, 256*chunkPage), n.Account(quota.Holder{}))
+	var wg sync.WaitGroup
+	for k := range 8 {
+		wg.Go(func() {
+			for i := range 2000 {
+				off := (i*7 + k) % 200
+				if err := c.touch(off*chunkPage, 50*chunkPage); err != nil {
+					t.Error(err)
+				}
+				if i%5 == k%5 {
+					c.trimmed(off*chunkPage, 30*chunkPage)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := c.touch(0, 256*chunkPage); err != nil || n.Used() != 256*chunkPage {
+		t.Errorf("%v, %d bytes are charged for %d", err, n.Used(), 256*chunkPage)
+	}
+	c.free()
+	if got := n.Used(); got != 0 {
+		t.Errorf("%d bytes are charged at the end", got)
 	}
 }
