@@ -233,6 +233,7 @@ type packetStream struct {
 	account *quota.Account // of the client's user
 	bound   bool           // something was received
 	said    bool           // Closing has been sent; guarded by the socket's wmu
+	greeted bool           // so is the first message
 }
 
 var _ grpc.ServerStream = (*packetStream)(nil)
@@ -259,11 +260,23 @@ func (p *packetStream) send(m any, fds ...int) error {
 	p.said = p.said || isClosing(m)
 	b := data.MaterializeToBuffer(msgpool.Pool)
 	defer b.Free()
+	// Until the client has shown that it reads, nobody but this goroutine would end a
+	// write that waits for it.
+	if !p.greeted {
+		p.conn.SetWriteDeadline(time.Now().Add(greetPatience))
+	}
 	if err := p.conn.WriteMessage(b.ReadOnlyData(), fds...); err != nil {
 		return errGone
 	}
+	if !p.greeted {
+		p.greeted = true
+		p.conn.SetWriteDeadline(time.Time{})
+	}
 	return nil
 }
+
+// greetPatience is how long the first message may wait for the client to read.
+const greetPatience = 2 * time.Second
 
 // RecvMsg reads one ClientMessage.
 func (p *packetStream) RecvMsg(m any) error {
@@ -303,6 +316,7 @@ func (p *packetStream) sayClosing(err error) {
 		return
 	}
 	p.conn.SetWriteDeadline(time.Now().Add(goodbye))
+	p.greeted = true
 	_ = p.SendMsg(closingPB(err)) // it is the last word either way
 }
 
