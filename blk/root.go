@@ -22,7 +22,7 @@ type Root struct {
 // OpenRoot holds the directory at path, which is the administrator's word:
 // symbolic links on the way to it are followed.
 func OpenRoot(path string) (*Root, error) {
-	fd, err := unix.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	fd, err := open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open export root", Path: path, Err: err}
 	}
@@ -57,9 +57,13 @@ func (r *Root) lookup(name string) (int, error) {
 	if err := CheckName(name); err != nil {
 		return -1, err
 	}
-	fd, err := openat2(r.fd, name, &unix.OpenHow{
-		Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+	var fd int
+	err := again(func() (err error) {
+		fd, err = openat2(r.fd, name, &unix.OpenHow{
+			Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
+			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
+		})
+		return err
 	})
 	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // Linux before 5.6, or a filter that does not know it
 		fd, err = r.walk(name)
@@ -82,7 +86,11 @@ func (r *Root) walk(name string) (int, error) {
 		if i < len(parts)-1 {
 			flags |= unix.O_DIRECTORY
 		}
-		fd, err := unix.Openat(at, part, flags, 0)
+		var fd int
+		err := again(func() (err error) {
+			fd, err = unix.Openat(at, part, flags, 0)
+			return err
+		})
 		if at != r.fd {
 			unix.Close(at)
 		}
@@ -119,9 +127,9 @@ func reopen(pathFd int, name string, flags int) (fd int, st *unix.Stat_t, quiet 
 	}
 	path := fmt.Sprintf("/proc/self/fd/%d", pathFd)
 	flags |= unix.O_NONBLOCK | unix.O_CLOEXEC
-	fd, err = unix.Open(path, flags|unix.O_NOATIME, 0)
+	fd, err = open(path, flags|unix.O_NOATIME, 0)
 	if quiet = err == nil; errors.Is(err, unix.EPERM) { // only the owner may ask for that
-		fd, err = unix.Open(path, flags, 0)
+		fd, err = open(path, flags, 0)
 	}
 	if err != nil {
 		return -1, nil, false, &os.PathError{Op: "open volume", Path: name, Err: err}

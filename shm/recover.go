@@ -61,7 +61,7 @@ func RecoverFile(path string, find func(*RegionRecord) *Region) (*Report, error)
 // readSparse reads a file into private memory, its holes into none: looking at
 // the holes of a mapped tmpfs file would fill them.
 func readSparse(path string) ([]byte, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	fd, err := open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
