@@ -73,13 +73,14 @@ type finder struct {
 	file string
 	src  []byte
 	set  *token.FileSet
-	fn   string         // function being walked
-	nth  map[string]int // by function and class
+	fn   string            // function being walked
+	nth  map[string]int    // by function and class
+	head map[ast.Node]bool // statements in front of a condition, where no block may stand
 	out  []site
 }
 
 func fileSites(name string, src []byte) ([]site, error) {
-	f := &finder{file: name, src: src, set: token.NewFileSet(), nth: map[string]int{}}
+	f := &finder{file: name, src: src, set: token.NewFileSet(), nth: map[string]int{}, head: map[ast.Node]bool{}}
 	tree, err := parser.ParseFile(f.set, name, src, 0)
 	if err != nil {
 		return nil, err
@@ -137,7 +138,12 @@ func (f *finder) block(n ast.Node) {
 		case *ast.IncDecStmt:
 			f.incDec(n)
 		case *ast.IfStmt:
+			f.header(n.Init)
 			f.skip(n)
+		case *ast.ForStmt:
+			f.header(n.Init) // a loop that does not go on would only hang: its edit does not compile
+		case *ast.SwitchStmt:
+			f.header(n.Init)
 		case *ast.ReturnStmt:
 			f.swallow(n)
 		case *ast.BinaryExpr:
@@ -170,10 +176,21 @@ func (f *finder) statement(n *ast.ExprStmt) bool {
 	return true
 }
 
+// header notes a statement in front of a condition.
+func (f *finder) header(s ast.Stmt) {
+	if s != nil {
+		f.head[s] = true
+	}
+}
+
 // wrap keeps a statement in the text, so that its imports and variables stay used,
 // but never runs it.
 func (f *finder) wrap(class string, n ast.Node) {
-	f.add(class, n.Pos(), n.End(), "if false { "+string(f.src[f.offset(n.Pos()):f.offset(n.End())])+" }")
+	text := "if false { " + string(f.src[f.offset(n.Pos()):f.offset(n.End())]) + " }"
+	if f.head[n] {
+		text = "func() { " + text + " }()"
+	}
+	f.add(class, n.Pos(), n.End(), text)
 }
 
 func (f *finder) assignment(n *ast.AssignStmt) {

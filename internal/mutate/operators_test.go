@@ -23,7 +23,7 @@ func (s *T) F(n int) error {
 	x := min(n, 5)
 	for i := 0; i <= x; i++ {
 	}
-	if x == n {
+	if s.look(); x == n {
 		s.a()
 	} else {
 		s.b()
@@ -56,6 +56,7 @@ func TestSites(t *testing.T) {
 		"edge: <= -> <",
 		"assign: i++ -> if false { i++ }",
 		"skip: x == n -> !(x == n)",
+		"call: s.look() -> func() { if false { s.look() } }()",
 		"equal: == -> !=",
 		"call: s.a() -> if false { s.a() }",
 		"call: s.b() -> if false { s.b() }",
