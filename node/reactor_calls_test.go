@@ -12,11 +12,13 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/blk/nbd"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -83,10 +85,15 @@ func TestReactorCalls(t *testing.T) {
 	if err != nil || os.Geteuid() != 0 {
 		t.Skip("strace and root are needed")
 	}
-	n, cfg := startWith(t, func(c *Config) { c.Reactor.CPUs = []int{0} }) // so that it keeps its thread
+	volumes := freePort(t)
+	n, cfg := startWith(t, func(c *Config) {
+		c.Reactor.CPUs = []int{0} // so that it keeps its thread
+		c.Volumes.Port, c.Volumes.Name = volumes, "traced"
+	})
 	tid := threadNamed(t, "rdsd/0")
 	other := testConfig(t)
 	other.RDS.Addresses, other.RDS.Port = []netip.Addr{netip.MustParseAddr("127.0.0.2")}, cfg.RDS.Port
+	other.Volumes.Port, other.Volumes.Name = volumes, "other"
 	second, err := New(other, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -109,6 +116,8 @@ func TestReactorCalls(t *testing.T) {
 		t.Skipf("strace cannot attach: %s %v", line, err)
 	}
 	hostileThings(t, n, cfg, other)
+	volumeThings(t, cfg, other)
+	volumeThings(t, other, cfg)
 	stopSecond()
 	time.Sleep(100 * time.Millisecond) // its links are closed
 	cmd.Process.Signal(unix.SIGINT)
@@ -126,7 +135,7 @@ func TestReactorCalls(t *testing.T) {
 			t.Errorf("not on the list: %s", strings.TrimSpace(l))
 		}
 	}
-	for _, name := range []string{"epoll_ctl", "recvmsg", "sendmsg", "sendto", "shutdown"} {
+	for _, name := range []string{"epoll_ctl", "recvmsg", "sendmsg", "sendto", "shutdown", "preadv2"} {
 		if seen[name] == 0 {
 			t.Errorf("no %s was seen: the trace shows too little (%v)", name, seen)
 		}
@@ -285,4 +294,62 @@ func hostileThings(t *testing.T, n *Node, cfg, other *Config) {
 	if _, err := b.Recv(ctx); err != nil {
 		t.Error(err)
 	}
+}
+
+// volumeThings has one node use a volume of the other, which lies in a file: reads and
+// writes of all sizes side by side, flushes, trims, a reader that leaves in the middle,
+// another size, and the mapping's end under way.
+func volumeThings(t *testing.T, at, from *Config) {
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	must := func(what string, err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatalf("%s: %v", what, err)
+		}
+	}
+	client, err := rdsd.Dial(at.API.Socket)
+	must("dial", err)
+	defer client.Close()
+	server, err := rdsd.Dial(from.API.Socket)
+	must("dial", err)
+	defer server.Close()
+	const size = 4 << 20
+	_, err = server.Volumes().Export(ctx, rdsd.ExportSpec{Name: "disk", Path: filepath.Join(t.TempDir(), "disk"), Create: true, Size: size})
+	must("export", err)
+	m, err := client.Volumes().Map(ctx, rdsd.MapSpec{Node: from.RDS.Addresses[0].String(), Name: "disk", Attach: rdsd.AttachSocket})
+	must("map", err)
+	dev, err := nbd.DialURI(ctx, m.URI)
+	must("attach", err)
+	var work sync.WaitGroup
+	for w := range 4 {
+		work.Go(func() {
+			p := make([]byte, 256<<10)
+			for i := range 50 {
+				b := p[:[]int{512, 4096, 100 << 10, 256 << 10}[(i+w)%4]]
+				off := int64(w) << 20
+				if _, err := dev.WriteAt(b, off); err != nil {
+					t.Errorf("write: %v", err)
+				}
+				if _, err := dev.ReadAt(b, off); err != nil {
+					t.Errorf("read: %v", err)
+				}
+				if i%10 == 0 {
+					if err := dev.Flush(); err != nil {
+						t.Errorf("flush: %v", err)
+					}
+				}
+			}
+		})
+	}
+	work.Wait()
+	leaver, err := nbd.DialURI(ctx, m.URI)
+	must("attach again", err)
+	go leaver.ReadAt(make([]byte, 1<<20), 0)
+	leaver.Close()
+	_, err = server.Volumes().ResizeExport(ctx, "disk", 2*size)
+	must("resize", err)
+	dev.Close()
+	must("unmap", client.Volumes().Unmap(ctx, m.ID, true))
+	must("unexport", server.Volumes().Unexport(ctx, "disk", true))
 }
