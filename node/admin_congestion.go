@@ -23,9 +23,9 @@ const readersTime = 150 * time.Millisecond
 func (a *hosts) askReaders(ctx context.Context) {
 	due := 0
 	for _, h := range a.list {
-		h.lock()
+		h.look()
 		due += h.e.AskReaders()
-		h.unlock()
+		h.unlook()
 	}
 	ctx, cancel := context.WithTimeout(ctx, readersTime)
 	defer cancel()
@@ -39,9 +39,9 @@ func (a *hosts) askReaders(ctx context.Context) {
 		}
 		due = 0
 		for _, h := range a.list {
-			h.lock()
+			h.look()
 			due += h.e.ReadersDue()
-			h.unlock()
+			h.unlook()
 		}
 	}
 }
@@ -52,7 +52,7 @@ func (a *adminServer) ListCongestion(ctx context.Context, _ *rdsdv1.ListCongesti
 	a.node.hosts.askReaders(ctx)
 	var list []*rdsdv1.CongestedPort
 	for _, h := range a.node.hosts.list {
-		h.eachCongested(func(_ *rds.Engine, c *rds.CongestedPort) { list = append(list, congestedPB(h.latest, c)) })
+		h.eachCongested(func(_ *rds.Engine, c *rds.CongestedPort) { list = append(list, congestedPB(h.latest, c)) }, nil)
 	}
 	resp := &rdsdv1.ListCongestionResponse{}
 	resp.SetPort(list)
@@ -111,14 +111,19 @@ func (a *adminServer) WatchCongestion(r *rdsdv1.WatchCongestionRequest, stream g
 	defer stop()
 	if r.GetIncludeCurrent() {
 		for _, h := range a.node.hosts.list {
-			var ports []rds.Notice
+			var ports []rds.Notice // a page: who does not read holds no more
+			var err error
 			h.eachCongested(func(_ *rds.Engine, c *rds.CongestedPort) {
 				ports = append(ports, rds.Notice{Endpoint: c.Endpoint, Local: c.Local, Congested: true})
-			})
-			for _, n := range ports {
-				if err := stream.Send(notice(n)); err != nil {
-					return err
+			}, func() bool {
+				for i := 0; i < len(ports) && err == nil; i++ {
+					err = stream.Send(notice(ports[i]))
 				}
+				ports = ports[:0]
+				return err == nil
+			})
+			if err != nil {
+				return err
 			}
 		}
 	}

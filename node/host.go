@@ -25,6 +25,8 @@ type host struct {
 	addr netip.Addr
 	port uint16 // TCP port of RDS, here and at every peer
 
+	looking sync.Mutex // taken before mu by whoever lists; see pages.go
+
 	mu      sync.Mutex // guards e with everything in it, and the fields below
 	e       *rds.Engine
 	worker  *worker // its timer runs there, and what others hand over; set by start

@@ -3,6 +3,7 @@ package node
 import (
 	"net/netip"
 	"testing"
+	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rds"
@@ -73,4 +74,49 @@ func TestListsByPages(t *testing.T) {
 	out.Close(now)
 	in.Close(now)
 	h.unlock()
+}
+
+// TestListersTakeTurns: who lists waits for others that list, and while they do so the
+// lock of the address is free; what a watcher is told comes in pages, without the lock.
+func TestListersTakeTurns(t *testing.T) {
+	n, _ := startOne(t)
+	h := n.hosts.list[0]
+	e, now := h.lock()
+	pe, err := e.Peer(netip.MustParseAddr("127.77.1.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := make([]byte, 8192)
+	for i := range full {
+		full[i] = 0xff
+	}
+	pe.CongestionMap(now, full)
+	h.unlock()
+
+	h.looking.Lock()
+	done := make(chan struct{})
+	var got, most, inPage int
+	go func() {
+		defer close(done)
+		h.eachCongested(func(*rds.Engine, *rds.CongestedPort) { got++; inPage++ }, func() bool {
+			h.lock() // it is free
+			h.unlock()
+			most, inPage = max(most, inPage), 0
+			return got < 10*pageSize
+		})
+	}()
+	for range 100 {
+		h.lock()
+		h.unlock()
+	}
+	select {
+	case <-done:
+		t.Error("two list at once")
+	case <-time.After(20 * time.Millisecond):
+	}
+	h.looking.Unlock()
+	<-done
+	if most == 0 || most > pageSize || got < 10*pageSize || got > 11*pageSize {
+		t.Errorf("%d ports in pages of %d at most", got, most)
+	}
 }
