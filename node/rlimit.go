@@ -108,9 +108,12 @@ func (d *fdLimit) room(need, keep int) error {
 	if d.most == 0 {
 		return nil
 	}
-	used, ok := accept.Room(d.most, need, keep)
+	used, ok, err := accept.Room(d.most, need, keep)
 	if ok {
 		return nil
+	}
+	if err != nil { // it would mislead to speak of descriptors
+		return rdserr.With(rdserr.ErrNoMemory, "the kernel gives the daemon nothing for another connection: %v", err)
 	}
 	d.refused.DescriptorsRefused.Add(1)
 	return rdserr.With(rdserr.ErrTooMany, "the daemon has %d file descriptors open, which is too near to %s for %d more", used, d.named, need)

@@ -125,7 +125,7 @@ func TestReserve(t *testing.T) {
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
 		t.Fatal(err)
 	}
-	used, _ := Room(was.Cur, 1, 0)
+	used, _, _ := Room(was.Cur, 1, 0)
 	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(used + 8), Max: was.Max}); err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +137,7 @@ func TestReserve(t *testing.T) {
 		}
 		fds = append(fds, fd)
 	}
-	if _, ok := Room(uint64(used+8), 1, 0); ok {
+	if _, ok, _ := Room(uint64(used+8), 1, 0); ok {
 		t.Error("there is room although nothing can be opened")
 	}
 	ended := make(chan struct{})
@@ -160,13 +160,13 @@ func TestReserve(t *testing.T) {
 
 // TestRoom: the edge is exact.
 func TestRoom(t *testing.T) {
-	used, _ := Room(1<<20, 0, 0)
+	used, _, _ := Room(1<<20, 0, 0)
 	for _, c := range []struct {
 		limit      uint64
 		need, keep int
 		ok         bool
 	}{{uint64(used + 9), 5, 4, true}, {uint64(used + 8), 5, 4, false}, {uint64(used), 0, 0, true}, {uint64(used), 1, 0, false}} {
-		if _, ok := Room(c.limit, c.need, c.keep); ok != c.ok {
+		if _, ok, _ := Room(c.limit, c.need, c.keep); ok != c.ok {
 			t.Errorf("%d of %d in use, %d wanted, %d kept: %v", used, c.limit, c.need, c.keep, ok)
 		}
 	}
@@ -177,7 +177,7 @@ func TestRoom(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	if more, _ := Room(1<<20, 0, 0); more != used+1 {
+	if more, _, _ := Room(1<<20, 0, 0); more != used+1 {
 		t.Errorf("%d in use, then one more is %d", used, more)
 	}
 }

@@ -1,6 +1,7 @@
 package accept
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 
@@ -62,7 +63,7 @@ func (r *Reserve) Close() {
 // use: the kernel gives the lowest there is, so that the number says how many there
 // are without a list of them.
 func lowestFree() (int, error) {
-	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	fd, err := eventfd(0, unix.EFD_CLOEXEC)
 	if err != nil {
 		return -1, err
 	}
@@ -70,12 +71,19 @@ func lowestFree() (int, error) {
 	return fd, nil
 }
 
+// eventfd stands for unix.Eventfd, which fails in tests.
+var eventfd = unix.Eventfd
+
 // Room tells whether so many descriptors can be opened with keep of limit left for
-// others, and how many are in use. An error of the kernel counts as no room.
-func Room(limit uint64, need, keep int) (used int, ok bool) {
+// others, and how many are in use. An error is one of the kernel that is not about
+// descriptors, such as ENOMEM: there is no room then either.
+func Room(limit uint64, need, keep int) (used int, ok bool, err error) {
 	fd, err := lowestFree()
-	if err != nil {
-		return int(limit), false
+	switch {
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE):
+		return int(limit), false, nil
+	case err != nil:
+		return 0, false, fmt.Errorf("eventfd: %w", err)
 	}
-	return fd, uint64(fd+need+keep) <= limit
+	return fd, uint64(fd+need+keep) <= limit, nil
 }
