@@ -50,7 +50,7 @@ func (m *Map) Set(p uint16, congested bool) bool {
 
 // Next is the first congested port from p on, if there is one.
 func (m *Map) Next(p int) (port uint16, ok bool) {
-	if m.w == nil || p >= Ports {
+	if m.w == nil {
 		return 0, false
 	}
 	for i, mask := p/64, ^uint64(0)<<(p%64); i < len(m.w); i, mask = i+1, ^uint64(0) {

@@ -220,3 +220,91 @@ func FuzzMap(f *testing.F) {
 		}
 	})
 }
+
+// Next finds the first of any set of ports from any port on, up to behind the last.
+func TestNext(t *testing.T) {
+	if p, ok := new(Map).Next(0); ok || p != 0 {
+		t.Errorf("port %d of no ports", p)
+	}
+	sets := [][]int{{0}, {63}, {64}, {65535}, {0, 65535}, {1, 62, 63, 64, 65, 127, 128, 191, 192, 4000, 65471, 65472}}
+	for _, set := range sets {
+		var m Map
+		from := []int{0, 1, Ports - 1, Ports, Ports + 1, Ports + 64}
+		for _, p := range set {
+			m.Set(uint16(p), true)
+			from = append(from, max(p-64, 0), max(p-63, 0), max(p-1, 0), p, p+1, p+63, p+64, p+65)
+		}
+		for _, f := range from {
+			want, found := 0, false
+			for _, p := range set {
+				if p >= f {
+					want, found = p, true
+					break
+				}
+			}
+			if p, ok := m.Next(f); int(p) != want || ok != found {
+				t.Errorf("of %v from %d on: %d, %v; want %d, %v", set, f, p, ok, want, found)
+			}
+		}
+	}
+}
+
+// Replace says what differs, what became clear, and of each change no more than asked for.
+func TestReplaceSays(t *testing.T) {
+	bits := func(ports ...uint16) []byte {
+		var m Map
+		for _, p := range ports {
+			m.Set(p, true)
+		}
+		return m.AppendTo(nil)
+	}
+	for _, c := range []struct {
+		was, now []byte
+		most     int
+		freed    uint64
+		differs  bool
+		changed  []int // negative: clear
+	}{
+		{bits(), bits(), 9, 0, false, nil},
+		{bits(), bits(7, 70), 9, 0, true, []int{7, 70}},
+		{bits(7, 70), bits(7, 70), 9, 0, false, nil},
+		{bits(7, 70), bits(70), 9, 1 << 7, true, []int{-7}},
+		{bits(7, 70), bits(), 9, 1<<7 | 1<<6, true, []int{-7, -70}},
+		{bits(7, 8, 70, 640), bits(8, 9, 70, 71), 9, 1<<7 | 1<<0, true, []int{-7, 9, 71, -640}},
+		{bits(7, 8, 70, 640), bits(8, 9, 70, 71), 0, 1<<7 | 1<<0, true, nil},
+		{bits(7, 8, 70, 640), bits(8, 9, 70, 71), 1, 1<<7 | 1<<0, true, []int{-7}},
+		{bits(7, 8, 70, 640), bits(8, 9, 70, 71), 3, 1<<7 | 1<<0, true, []int{-7, 9, 71}},
+	} {
+		for _, asked := range []bool{true, false} {
+			var m Map
+			if _, _, err := m.Replace(c.was, 0, nil); err != nil {
+				t.Fatal(err)
+			}
+			var got []int
+			changed := func(p uint16, on bool) {
+				if got = append(got, int(p)); !on {
+					got[len(got)-1] = -int(p)
+				}
+			}
+			if !asked {
+				changed = nil
+			}
+			freed, differs, err := m.Replace(c.now, c.most, changed)
+			if freed != c.freed || differs != c.differs || err != nil || asked && !slices.Equal(got, c.changed) {
+				t.Errorf("most %d: freed %x, differs %v, %v, changes %v; want %+v", c.most, freed, differs, err, got, c)
+			}
+			if n := 0; !bytes.Equal(m.AppendTo(nil), c.now) {
+				t.Error("it is not what it was replaced with")
+			} else if m.Each(func(uint16) { n++ }); n != m.Len() {
+				t.Errorf("%d ports, counted %d", n, m.Len())
+			}
+		}
+	}
+	var m Map
+	m.Set(5, true)
+	for _, n := range []int{0, Bytes - 1, Bytes + 1} {
+		if _, differs, err := m.Replace(make([]byte, n), 0, nil); err == nil || differs || m.Len() != 1 {
+			t.Errorf("a map of %d bytes: differs %v, %v", n, differs, err)
+		}
+	}
+}

@@ -1,6 +1,7 @@
 package conn
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -288,5 +289,24 @@ func TestFurtherLaneFirstAfterAddressLost(t *testing.T) {
 	w.steps("accept 40008", "recv 0 answer seq=3 npaths=8 gen=7 sportidx", "acked 0 all")
 	if q := w.c.Queued(); w.c.Lanes() != 8 || w.c.pending.n != 0 {
 		t.Errorf("%d lanes, %+v", w.c.Lanes(), q)
+	}
+}
+
+// On the next link the peer says what it has received. What was cancelled and stands
+// up to there was delivered, and its acknowledgement still comes; the next one never was.
+func TestCancelledAtTheEdgeOfReceived(t *testing.T) {
+	for received, want := range map[int]string{1: "cancelled cancelled", 2: "open cancelled", 3: "open open"} {
+		w, _ := rdsdPair(t)
+		w.steps("send 5000>4000 1", "send 5000>4001 1", "lost 0", "cancel 0", "wait 1s", "accept 40000", "recv 0 probe npaths=1 hello=77/1/7")
+		w.step(strings.Fields(fmt.Sprintf("recv 0 answer received=%d ack=1 npaths=1 hello=77/1/7", received)))
+		w.settle()
+		out := w.take()
+		var got []string
+		for tag := 1; tag <= 2; tag++ {
+			got = append(got, map[bool]string{true: "cancelled", false: "open"}[strings.Contains(out, fmt.Sprintf("datagram %d cancelled", tag))])
+		}
+		if s := strings.Join(got, " "); s != want {
+			t.Errorf("received up to %d: %s, want %s:\n%s", received, s, want, out)
+		}
 	}
 }

@@ -102,3 +102,12 @@ func FuzzRTRSFence(f *testing.F) {
 		wire.RTRSFencesSet(b)
 	})
 }
+
+// TestRTRSMessageTypeNeedsTwoBytes, and no more.
+func TestRTRSMessageTypeNeedsTwoBytes(t *testing.T) {
+	for n, want := range []error{wire.ErrRTRSShort, wire.ErrRTRSShort, nil, nil} {
+		if k, err := wire.RTRSMessageType([]byte{7, 1, 9}[:n]); err != want || err == nil && k != 0x107 {
+			t.Errorf("%d bytes: %v, %v", n, k, err)
+		}
+	}
+}

@@ -148,3 +148,16 @@ func TestRTRSBrokenInvariants(t *testing.T) {
 		}()
 	}
 }
+
+// TestRTRSChunksLeast: a chunk holds a byte of data and one descriptor's headers at least.
+func TestRTRSChunksLeast(t *testing.T) {
+	const hdr = wire.RTRSReadLen + wire.RTRSDescLen
+	for _, c := range []struct {
+		io, hdr uint32
+		ok      bool
+	}{{1, hdr, true}, {0, hdr, false}, {1, hdr - 1, false}, {1, hdr + 1, true}} {
+		if _, err := wire.NewRTRSChunks(8, c.io, c.hdr); (err == nil) != c.ok {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}

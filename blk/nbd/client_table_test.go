@@ -337,28 +337,3 @@ func connOf(t *testing.T, fd int) net.Conn {
 	nc.SetDeadline(time.Now().Add(20 * time.Second))
 	return nc
 }
-
-// TestStuckForAWhile: a client that takes its replies late is stuck until it has taken
-// them, and no longer: who presses for the reserve ends those who are.
-func TestStuckForAWhile(t *testing.T) {
-	s, socket := serve(t, Options{}, Export{Device: memory(t, 32<<20)})
-	c := enter(t, socket, "", false)
-	stuck := func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		for h := range s.sessions {
-			if h.c != nil {
-				return h.c.stuck.Load()
-			}
-		}
-		return false
-	}
-	for i := range 2 {
-		c.send(command(cmdRead, 0, uint64(i), 0, 16<<20, nil))
-		waitFor(t, "the socket to be full", stuck)
-		if r := c.reply(16 << 20); r.value != 0 || r.cookie != uint64(i) {
-			t.Fatal(r)
-		}
-		waitFor(t, "the client to be free again", func() bool { return !stuck() })
-	}
-}

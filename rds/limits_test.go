@@ -1,0 +1,81 @@
+package rds
+
+import (
+	"errors"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// A node that nobody configured: these figures are in docs/operations.md and in what
+// peers count on.
+func TestDefaults(t *testing.T) {
+	c := DefaultConfig()
+	if c.Budget.Limit != 1<<30 {
+		t.Errorf("a budget of %d bytes", c.Budget.Limit)
+	}
+	got := [...]int{c.SndBufBytes, c.RcvBufBytes, c.MaxBufBytes, c.HardFactor, c.MaxPeers, c.MaxSockets, c.MaxUndecided, c.MaxOutcomes}
+	if want := [...]int{1 << 20, 1 << 20, 64 << 20, 2, 10000, 10000, 1 << 16, 1 << 16}; got != want {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if want := (conn.Config{
+		Lanes: 8, CreditLog2: 12, ReconnectMin: 100 * time.Millisecond, ReconnectMax: 5 * time.Second,
+		DialTimeout: 5 * time.Second, ProbeTimeout: 3 * time.Second, Heartbeat: 10 * time.Second, DeadAfter: 30 * time.Second,
+		AckDelay: 20 * time.Millisecond, AckPoll: 2 * time.Millisecond, MapInterval: 2 * time.Millisecond, Ping: true,
+		AckFrames: 256, AckBytes: 1 << 20, AckStep: 128 << 10, Trains: true, LaneLoad: 64 << 10,
+	}); c.Conn != want {
+		t.Errorf("%+v, want %+v", c.Conn, want)
+	}
+}
+
+// Culprits looks at so many datagrams and not at one more.
+func TestCulpritsLook(t *testing.T) {
+	e, now := lone(t, nil)
+	s, err := e.Bind(5000, SocketOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 6 {
+		from, err := e.Bind(uint16(6000+i%2), SocketOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := from.Send(now, s.Addr(), make([]byte, 10+i), uint64(i), false); err != nil {
+			t.Fatal(err)
+		}
+		from.Close(now)
+	}
+	for look := 1; look < 8; look++ {
+		n := 0
+		for _, c := range s.culprits(9, look) {
+			n += c.N
+		}
+		if n != min(look, 6) {
+			t.Errorf("%d looked at of %d", n, look)
+		}
+	}
+	if l := s.Culprits(9); len(l) != 2 || l[0].Bytes != 39 || l[1].Bytes != 36 || l[0].Source.Port() != 6001 {
+		t.Errorf("%+v", l)
+	}
+	if l := s.Culprits(1); len(l) != 1 {
+		t.Errorf("%d of at most 1", len(l))
+	}
+}
+
+// Whoever may be no peer is refused at the door, and makes no peer.
+func TestAcceptRefuses(t *testing.T) {
+	e, now := lone(t, nil)
+	e.cfg.AllowPeer = func(a netip.Addr) bool { return a.As4()[3] != 66 }
+	for addr, want := range map[string]error{"10.0.0.66": rdserr.ErrHostDown, "0.0.0.0": rdserr.ErrDestination, "224.0.0.1": rdserr.ErrInvalid,
+		"255.255.255.255": rdserr.ErrInvalid, "fd00::1": rdserr.ErrFamily, e.Local().String(): rdserr.ErrInvalid} {
+		if a, err := e.Accept(now, netip.AddrPortFrom(netip.MustParseAddr(addr), 40000)); !errors.Is(err, want) || a.Link || a.Path != nil {
+			t.Errorf("%s: %+v, %v; want %v", addr, a, err, want)
+		}
+	}
+	if len(e.Peers()) != 0 {
+		t.Errorf("%d peers", len(e.Peers()))
+	}
+}
