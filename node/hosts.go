@@ -18,6 +18,7 @@ import (
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/netlocal"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
@@ -69,6 +70,7 @@ func newCore(n *Node) (core, error) {
 	e.HardFactor = c.RDS.HardLimitFactor
 	e.MaxPeers, e.MaxSockets = c.Limits.MaxPeers, c.Limits.MaxSockets
 	e.Budget = n.budget
+	e.PeerAccount = func(addr netip.Addr) *quota.Account { return n.memory.Account(quota.Peer(addr)) }
 	e.AllowPeer = func(addr netip.Addr) bool { ok, _ := n.conf().PeerPolicy(addr); return ok || a.byAddr[addr] != nil }
 	e.AllowKernel = func(addr netip.Addr) bool { _, ok := n.conf().PeerPolicy(addr); return ok }
 	a.engineConfig = e

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rdsd/rdsd/cong"
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
@@ -71,6 +72,9 @@ type Config struct {
 	MaxUndecided int // accepted datagrams of one socket without an outcome
 	MaxOutcomes  int // outcomes not fetched yet: beyond it nothing more is accepted
 	Budget       *Budget
+	// PeerAccount finds or makes the account that a peer and its links are charged
+	// to; the engine closes it with the peer. nil: nobody is.
+	PeerAccount func(netip.Addr) *quota.Account
 	// AllowPeer and AllowKernel say which addresses may be peers, and which of
 	// them kernels. They are pure functions; nil allows all.
 	AllowPeer   func(netip.Addr) bool

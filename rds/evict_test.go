@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -176,5 +177,47 @@ func TestForgottenPeerComesAgain(t *testing.T) {
 	exchange(3)
 	if w.a.order[0] == pe || w.a.order[0].c.Incarnation() == pe.c.Incarnation() {
 		t.Error("it has the incarnation of its former life")
+	}
+}
+
+// Peers are charged before they are there: when memory is spent one that rests makes
+// room, and where none does whoever comes is told. Everything comes back.
+func TestPeersAreCharged(t *testing.T) {
+	const fit = 10
+	memory := quota.New(64*fit*peerCost/32, nil) // of which peers have a half
+	e, now := lone(t, func(c *Config) {
+		c.PeerAccount = func(addr netip.Addr) *quota.Account { return memory.Account(quota.Peer(addr)) }
+	})
+	used := func() int64 { return memory.Kinds()[quota.Peers].Used }
+	s, _ := e.Bind(0, SocketOptions{UID: 7})
+	var err error
+	n := 0
+	for ; n < 2*fit; n++ {
+		if err = s.Send(now, netip.AddrPortFrom(peerAddr(n), 4000), nil, 0, false); err != nil {
+			break
+		}
+		if want := int64(n+1) * peerCost; used() != want {
+			t.Fatalf("%d peers: %d bytes are charged, want %d", n+1, used(), want)
+		}
+	}
+	if n != fit || !errors.Is(err, rdserr.ErrNoMemory) || !strings.Contains(err.Error(), "peers hold") {
+		t.Errorf("%d peers, then %v", n, err)
+	}
+	if len(memory.Holders()) != fit {
+		t.Errorf("%d holders: who was refused has an account", len(memory.Holders()))
+	}
+	s.Close(now)
+	b, _ := e.Bind(0, SocketOptions{UID: 8})
+	if err := b.Send(now, netip.AddrPortFrom(peerAddr(100), 4000), nil, 0, false); err != nil {
+		t.Errorf("none made room: %v", err)
+	}
+	if used() != fit*peerCost {
+		t.Errorf("%d bytes are charged, want %d", used(), fit*peerCost)
+	}
+	b.Close(now)
+	for e.evict(now, func(*Peer) bool { return true }) {
+	}
+	if used() != 0 || len(memory.Holders()) != 0 || memory.Used() != 0 {
+		t.Errorf("%d bytes and %d holders are left of peers that were forgotten", used(), len(memory.Holders()))
 	}
 }

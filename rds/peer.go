@@ -6,6 +6,7 @@ import (
 
 	"github.com/rdsd/rdsd/cong"
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
@@ -38,7 +39,8 @@ type Peer struct {
 
 	at       int // in Engine.order
 	origin   origin
-	answered bool // something is there
+	answered bool           // something is there
+	account  *quota.Account // it is charged to; nil: none
 }
 
 // Peer finds or makes the peer of an address.
@@ -59,7 +61,11 @@ func (e *Engine) peer(now time.Duration, addr netip.Addr, o origin) (*Peer, erro
 		if err := e.makeRoom(now, o); err != nil {
 			return nil, err
 		}
-		pe = &Peer{e: e, addr: addr, mapTold: -tellEvery, at: len(e.order), origin: o, asking: -answerEvery}
+		account, err := e.chargePeer(now, addr)
+		if err != nil {
+			return nil, err
+		}
+		pe = &Peer{e: e, account: account, addr: addr, mapTold: -tellEvery, at: len(e.order), origin: o, asking: -answerEvery}
 		if o.named {
 			e.named[o.uid]++
 		}
