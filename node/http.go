@@ -119,9 +119,42 @@ type connTable struct {
 	quiet, loud  list.List                  // guarded by mu; of net.Conn, oldest first; quiet ones have asked for nothing
 }
 
-// changed is http.Server.ConnState.
+// changed is http.Server.ConnState. Only who comes costs another its place: a state
+// that changes adds nobody.
 func (t *connTable) changed(c net.Conn, s http.ConnState) {
 	t.mu.Lock()
+	t.remove(c)
+	var out net.Conn
+	switch s {
+	case http.StateNew:
+		out = t.makeRoom()
+		t.silent[c] = t.quiet.PushBack(c)
+	case http.StateIdle:
+		t.silent[c] = t.quiet.PushBack(c)
+	case http.StateActive:
+		t.busy[c] = t.loud.PushBack(c)
+	}
+	t.mu.Unlock()
+	if out != nil {
+		out.Close() // its own goroutine reports that
+	}
+}
+
+// makeRoom takes the connection off the lists that goes for one more; nil: there is room.
+func (t *connTable) makeRoom() (out net.Conn) {
+	if t.quiet.Len()+t.loud.Len() < t.most {
+		return nil
+	}
+	e := t.quiet.Front()
+	if e == nil {
+		e = t.loud.Front()
+	}
+	out = e.Value.(net.Conn)
+	t.remove(out)
+	return out
+}
+
+func (t *connTable) remove(c net.Conn) {
 	if e := t.silent[c]; e != nil {
 		t.quiet.Remove(e)
 		delete(t.silent, c)
@@ -129,26 +162,6 @@ func (t *connTable) changed(c net.Conn, s http.ConnState) {
 	if e := t.busy[c]; e != nil {
 		t.loud.Remove(e)
 		delete(t.busy, c)
-	}
-	switch s {
-	case http.StateNew, http.StateIdle:
-		t.silent[c] = t.quiet.PushBack(c)
-	case http.StateActive:
-		t.busy[c] = t.loud.PushBack(c)
-	}
-	var out net.Conn
-	if t.quiet.Len()+t.loud.Len() > t.most {
-		e := t.quiet.Front()
-		if e == nil || e.Value == c {
-			e = t.loud.Front()
-		}
-		if e != nil {
-			out = e.Value.(net.Conn)
-		}
-	}
-	t.mu.Unlock()
-	if out != nil {
-		out.Close() // its own goroutine reports that, and takes it off the list
 	}
 }
 
