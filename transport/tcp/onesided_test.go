@@ -156,10 +156,10 @@ func TestOneSidedRests(t *testing.T) {
 	y.d.Rest(rest.Load)
 	x.l.Start(x)
 	y.l.Start(y)
-	mem := make([]byte, 64<<10)
+	mem, data := make([]byte, 64<<10), make([]byte, 100)
 	key, addr := y.d.Register(mem)
 	write := func() {
-		x.l.Post(&transport.Op{Kind: transport.OpWriteImm, Key: key, Addr: addr, Data: mem[:100]})
+		x.l.Post(&transport.Op{Kind: transport.OpWriteImm, Key: key, Addr: addr, Data: data})
 		x.l.Flush()
 	}
 	arrived := func(n int64, within time.Duration) bool {
