@@ -163,7 +163,6 @@ func hello(incarnation uint64) (l []*transport.Frame) {
 // fakeProvider gives out links, or errors.
 type fakeProvider struct {
 	transport.Provider
-	remote string
 
 	mu    sync.Mutex
 	dials int

@@ -73,7 +73,7 @@ func compare(quiet, hostile []phase) (report, wrong []string) {
 	judged := slices.DeleteFunc(slices.Clone(all), turn.busy)
 	note := ""
 	if len(judged) < (len(all)+1)/2 {
-		note = fmt.Sprintf("; not judged, as others used more than %.1f processors in %d of %d turns", calm, len(all)-len(judged), len(all))
+		note = fmt.Sprintf("; not judged, as others used more than %.2f processors in %d of %d turns", calm, len(all)-len(judged), len(all))
 		judged = all
 	}
 	for name := range quiet[0].Rows {
@@ -92,8 +92,14 @@ func compare(quiet, hostile []phase) (report, wrong []string) {
 			factor := func(t turn) float64 { return t.factor(q.figure, q.relay) }
 			said := fmt.Sprintf("%-9s %s %7.0f us -> %7.0f us (%.1f x, the machine's part taken off)", name, q.name, median(judged, without), median(judged, with), median(judged, factor))
 			report = append(report, said)
-			if note != "" || hostile[0].Rows[name].N < q.few || median(judged, factor) <= q.most {
-				continue // not known, the worst of a few, or well
+			beyond := 0
+			for _, t := range judged {
+				if factor(t) > q.most {
+					beyond++
+				}
+			}
+			if note != "" || hostile[0].Rows[name].N < q.few || beyond*6 < len(judged)*5 {
+				continue // not known, the worst of a few, or not shown: turns differ threefold
 			}
 			var each []string
 			for _, t := range all {

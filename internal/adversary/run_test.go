@@ -20,7 +20,7 @@ const (
 	stallLimit = 100 * time.Millisecond
 	restored   = 10 * time.Second // what the adversary held is given back within this
 	enough     = 500              // round trips of a phase that have a p99
-	calm       = 0.5              // processors that others may use where latencies can be judged
+	calm       = 0.25             // processors that others may use where latencies can be judged; with half of one p50 of all victims doubled
 )
 
 // TestAdversary runs hostile clients and peers of another user beside victims,
