@@ -94,7 +94,7 @@ func compare(quiet, hostile []phase) (report, wrong []string) {
 			report = append(report, said)
 			beyond := 0
 			for _, t := range judged {
-				if factor(t) > q.most {
+				if factor(t) > q.most**runSlack {
 					beyond++
 				}
 			}
