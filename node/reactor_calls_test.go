@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -188,15 +189,18 @@ func TestReactorCallsJudged(t *testing.T) {
 	}
 }
 
-// threadNamed finds a thread of this process.
+// threadNamed finds the youngest thread of this process with a name: those of nodes
+// before may still have theirs.
 func threadNamed(t *testing.T, name string) string {
 	t.Helper()
 	var tid string
 	within(t, 5*time.Second, "the reactor has its thread", func() bool {
 		l, _ := filepath.Glob("/proc/self/task/*/comm")
+		youngest := 0
 		for _, p := range l {
-			if b, _ := os.ReadFile(p); strings.TrimSpace(string(b)) == name {
-				tid = filepath.Base(filepath.Dir(p))
+			id, _ := strconv.Atoi(filepath.Base(filepath.Dir(p)))
+			if b, _ := os.ReadFile(p); id > youngest && strings.TrimSpace(string(b)) == name {
+				youngest, tid = id, strconv.Itoa(id)
 			}
 		}
 		return tid != ""

@@ -83,7 +83,8 @@ const (
 	reasonClosed    = "the socket was closed"
 )
 
-// failLocked tells everybody who waits for b and gives it back.
+// failLocked tells everybody who waits for b. It is left to the collector: somebody
+// may be writing it to the stream that has just broken.
 func (s *stream) failLocked(b *batch, err error, undecided bool) {
 	for _, p := range b.parts {
 		if !p.c.abandoned {
@@ -91,7 +92,7 @@ func (s *stream) failLocked(b *batch, err error, undecided bool) {
 		}
 		p.c.finish()
 	}
-	s.doneLocked(b)
+	s.unwaitLocked(b)
 }
 
 // reconnect returns the next link, or nil when there will be none.

@@ -214,6 +214,12 @@ func (s *stream) queueLocked(b *batch, c *call) {
 
 // doneLocked is the end of a batch that was queued.
 func (s *stream) doneLocked(b *batch) {
+	s.unwaitLocked(b)
+	b.recycle()
+}
+
+// unwaitLocked takes b off the destinations that something waits for.
+func (s *stream) unwaitLocked(b *batch) {
 	if b.wait {
 		for _, d := range b.dests {
 			if s.waiters[d]--; s.waiters[d] == 0 {
@@ -221,7 +227,6 @@ func (s *stream) doneLocked(b *batch) {
 			}
 		}
 	}
-	b.recycle()
 }
 
 // mustWaitLocked says whether something waits for a destination of b.
