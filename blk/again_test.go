@@ -6,22 +6,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestInterruptedCalls: a signal is no error of whoever asked, and every other error is.
-func TestInterruptedCalls(t *testing.T) {
-	for _, want := range []error{nil, unix.EIO} {
-		n := 0
-		err := again(func() error {
-			if n++; n < 4 {
-				return unix.EINTR
-			}
-			return want
-		})
-		if err != want || n != 4 {
-			t.Errorf("%v after %d calls, want %v after 4", err, n, want)
-		}
-	}
-}
-
 // TestInterruptedResize: an export gets its new size although signals interrupt the
 // calls that open it and change it.
 func TestInterruptedResize(t *testing.T) {

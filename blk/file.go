@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/eintr"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -66,7 +67,7 @@ type File struct {
 // OpenFile opens the file or block device at path, which is the
 // administrator's word: symbolic links are followed.
 func OpenFile(path string, o FileOptions) (*File, error) {
-	fd, err := open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	fd, err := eintr.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open volume", Path: path, Err: err}
 	}
@@ -282,7 +283,7 @@ func (f *File) resize(size uint64) (bool, error) {
 	case size > MaxSize || size%uint64(info.LogicalBlock) != 0:
 		return false, rdserr.With(rdserr.ErrInvalid, "size %d; want a multiple of %d, at most %d", size, info.LogicalBlock, uint64(MaxSize))
 	}
-	if err := again(func() error { return ftruncate(f.fd, int64(size)) }); err != nil {
+	if err := eintr.Again(func() error { return ftruncate(f.fd, int64(size)) }); err != nil {
 		return false, fmt.Errorf("%s: %w", f.name, err)
 	}
 	return f.refresh()

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/eintr"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -22,7 +23,7 @@ type Root struct {
 // OpenRoot holds the directory at path, which is the administrator's word:
 // symbolic links on the way to it are followed.
 func OpenRoot(path string) (*Root, error) {
-	fd, err := open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	fd, err := eintr.Open(path, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open export root", Path: path, Err: err}
 	}
@@ -58,7 +59,7 @@ func (r *Root) lookup(name string) (int, error) {
 		return -1, err
 	}
 	var fd int
-	err := again(func() (err error) {
+	err := eintr.Again(func() (err error) {
 		fd, err = openat2(r.fd, name, &unix.OpenHow{
 			Flags:   unix.O_PATH | unix.O_NOFOLLOW | unix.O_CLOEXEC,
 			Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
@@ -87,7 +88,7 @@ func (r *Root) walk(name string) (int, error) {
 			flags |= unix.O_DIRECTORY
 		}
 		var fd int
-		err := again(func() (err error) {
+		err := eintr.Again(func() (err error) {
 			fd, err = unix.Openat(at, part, flags, 0)
 			return err
 		})
@@ -127,9 +128,9 @@ func reopen(pathFd int, name string, flags int) (fd int, st *unix.Stat_t, quiet 
 	}
 	path := fmt.Sprintf("/proc/self/fd/%d", pathFd)
 	flags |= unix.O_NONBLOCK | unix.O_CLOEXEC
-	fd, err = open(path, flags|unix.O_NOATIME, 0)
+	fd, err = eintr.Open(path, flags|unix.O_NOATIME, 0)
 	if quiet = err == nil; errors.Is(err, unix.EPERM) { // only the owner may ask for that
-		fd, err = open(path, flags, 0)
+		fd, err = eintr.Open(path, flags, 0)
 	}
 	if err != nil {
 		return -1, nil, false, &os.PathError{Op: "open volume", Path: name, Err: err}

@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/crash"
+	"github.com/rdsd/rdsd/internal/eintr"
 )
 
 // The ledger is what a restart of the daemon needs besides the regions
@@ -80,13 +81,13 @@ func OpenLedger(path string, s LedgerSpec) (*Ledger, error) {
 func (l *Ledger) create(path string) error {
 	fresh := path + ".new"
 	os.Remove(fresh)
-	fd, err := open(fresh, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	fd, err := eintr.Open(fresh, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return err
 	}
 	l.fd = fd
 	defer os.Remove(fresh) // when it was not renamed
-	if err := again(func() error { return unix.Ftruncate(fd, int64(l.h.FileBytes)) }); err != nil {
+	if err := eintr.Again(func() error { return unix.Ftruncate(fd, int64(l.h.FileBytes)) }); err != nil {
 		return err
 	}
 	l.mem, err = unix.Mmap(fd, 0, int(l.h.FileBytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
@@ -138,7 +139,7 @@ func (l *Ledger) ensure(off, n uint64) error {
 	if l.allocated(from, to) {
 		return nil
 	}
-	err := again(func() error {
+	err := eintr.Again(func() error {
 		return unix.Fallocate(l.fd, unix.FALLOC_FL_KEEP_SIZE, int64(from<<12), int64((to-from)<<12))
 	})
 	if err != nil {

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/eintr"
 )
 
 // Report accounts for every datagram that a dead daemon had in its hands.
@@ -61,7 +63,7 @@ func RecoverFile(path string, find func(*RegionRecord) *Region) (*Report, error)
 // readSparse reads a file into private memory, its holes into none: looking at
 // the holes of a mapped tmpfs file would fill them.
 func readSparse(path string) ([]byte, error) {
-	fd, err := open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	fd, err := eintr.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/eintr"
 )
 
 // Spec is what a region is made from. Zero entries mean the defaults.
@@ -114,7 +116,7 @@ func Create(s Spec) (*Region, error) {
 }
 
 func (r *Region) make() error {
-	if err := again(func() error { return unix.Ftruncate(r.FD, int64(r.RegionBytes)) }); err != nil {
+	if err := eintr.Again(func() error { return unix.Ftruncate(r.FD, int64(r.RegionBytes)) }); err != nil {
 		return fmt.Errorf("shm: a region of %d bytes: %w", r.RegionBytes, err)
 	}
 	if _, err := unix.FcntlInt(uintptr(r.FD), unix.F_ADD_SEALS, seals); err != nil {

@@ -38,6 +38,7 @@ var arrows = []struct {
 	{"internal/mutate", nil}, // a program for developers
 	{"internal/crash", nil},
 	{"internal/guard", nil},
+	{"internal/eintr", nil},
 	// The account of the node's memory refuses with an errno.
 	{"internal/quota", []string{"rdserr"}},
 	{"internal/accept", nil},
@@ -55,13 +56,13 @@ var arrows = []struct {
 	// rds places frames, which are transport's, and charges who its sockets belong to.
 	{"rds", []string{"conn", "cong", "transport", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant", "internal/quota"}},
 	{"rtrs", []string{"transport", "wire", "rdserr", "internal/mutant"}},
-	{"blk", []string{"rdserr", "internal/guard"}},
+	{"blk", []string{"rdserr", "internal/eintr", "internal/guard"}},
 	{"blk/blktest", []string{"blk", "rdserr"}},
 	{"blk/nbd", []string{"blk", "rdserr", "internal/accept", "internal/guard", "internal/reactor"}},
 	{"rnbd", []string{"rtrs", "blk", "wire", "rdserr", "internal/mutant"}},
 
 	// The shell.
-	{"shm", []string{"rdserr", "internal/crash"}},
+	{"shm", []string{"rdserr", "internal/crash", "internal/eintr"}},
 	{"api/rdsd/v1", []string{"rdserr"}},
 	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire", "rdserr", "internal/guard", "internal/reactor", "internal/stats", "internal/quota"}},
 	{"node", []string{"node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/guard", "internal/msgpool", "internal/netlocal", "internal/reactor", "internal/stats", "internal/counters", "internal/quota"}},

@@ -1,11 +1,11 @@
-package shm
+package eintr
 
 import "golang.org/x/sys/unix"
 
-// again makes a system call until no signal interrupts it: the runtime sends signals to
+// Again makes a system call until no signal interrupts it: the runtime sends signals to
 // its own threads, and some file systems (FUSE, network ones) let those end an open or a
 // change of size, which nobody who asked for that has anything to do with.
-func again(call func() error) error {
+func Again(call func() error) error {
 	for {
 		if err := call(); err != unix.EINTR {
 			return err
@@ -13,9 +13,9 @@ func again(call func() error) error {
 	}
 }
 
-// open is unix.Open in that way.
-func open(path string, flags int, mode uint32) (fd int, err error) {
-	err = again(func() error {
+// Open is unix.Open in that way.
+func Open(path string, flags int, mode uint32) (fd int, err error) {
+	err = Again(func() error {
 		fd, err = unix.Open(path, flags, mode)
 		return err
 	})

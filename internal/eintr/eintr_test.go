@@ -1,4 +1,4 @@
-package shm
+package eintr
 
 import (
 	"testing"
@@ -10,7 +10,7 @@ import (
 func TestInterruptedCalls(t *testing.T) {
 	for _, want := range []error{nil, unix.EIO} {
 		n := 0
-		err := again(func() error {
+		err := Again(func() error {
 			if n++; n < 4 {
 				return unix.EINTR
 			}

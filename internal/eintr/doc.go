@@ -1,0 +1,2 @@
+// Package eintr repeats system calls that a signal has interrupted.
+package eintr
