@@ -92,14 +92,8 @@ func compare(quiet, hostile []phase) (report, wrong []string) {
 			factor := func(t turn) float64 { return t.factor(q.figure, q.relay) }
 			said := fmt.Sprintf("%-9s %s %7.0f us -> %7.0f us (%.1f x, the machine's part taken off)", name, q.name, median(judged, without), median(judged, with), median(judged, factor))
 			report = append(report, said)
-			beyond := 0
-			for _, t := range judged {
-				if factor(t) > q.most**runSlack {
-					beyond++
-				}
-			}
-			if note != "" || hostile[0].Rows[name].N < q.few || beyond*6 < len(judged)*5 {
-				continue // not known, the worst of a few, or not shown: turns differ threefold
+			if note != "" || hostile[0].Rows[name].N < q.few || median(judged, factor) <= q.most**runSlack {
+				continue // not known, the worst of a few, or well
 			}
 			var each []string
 			for _, t := range all {
