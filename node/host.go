@@ -147,7 +147,7 @@ func (h *host) unlock() {
 		h.timerAt = at
 		h.timer.Reset(untilTick(h.now(), at))
 	}
-	if !h.e.Pending() && len(h.rings.placed)+len(h.rings.dirty) == 0 {
+	if !h.e.EndStep() && len(h.rings.placed)+len(h.rings.dirty) == 0 {
 		h.mu.Unlock()
 		if h.waiting.Load() > 0 {
 			h.all.nudge()

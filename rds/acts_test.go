@@ -39,7 +39,7 @@ func (m *machine) act(rng *rand.Rand) {
 		}
 		m.e.Hold(m.now, ports, m.now+time.Duration(rng.Intn(300))*time.Millisecond)
 	case n == 6:
-		m.note("pending %v, %d evicted, self %v", m.e.Pending(), len(m.e.Evicted()), m.e.Self().Addr())
+		m.note("pending %v, %d evicted, self %v", m.e.EndStep(), len(m.e.Evicted()), m.e.Self().Addr())
 	case n < 9:
 		m.stranger(rng)
 	case s == nil:

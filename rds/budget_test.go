@@ -1,20 +1,84 @@
 package rds
 
-import "testing"
+import (
+	"math/rand"
+	"net/netip"
+	"testing"
+
+	"github.com/rdsd/rdsd/internal/quota"
+)
 
 // Sends never take what a node needs to receive with.
 func TestBudgetLeavesRoomToReceive(t *testing.T) {
-	b := &Budget{Limit: 1000}
+	cfg := DefaultConfig()
+	cfg.Budget = &Budget{Limit: 1000}
+	e, b := NewEngine(&cfg, netip.MustParseAddr("10.0.0.1"), rand.New(rand.NewSource(1))), cfg.Budget
 	for _, c := range []struct{ sending, held, room int64 }{
 		{0, 0, 750}, {700, 0, 50}, {750, 0, 0}, {750, 250, 0}, {0, 250, 750}, {0, 600, 400}, {300, 600, 100}, {0, 1000, 0},
 	} {
-		b.sending.Store(c.sending)
-		b.held.Store(c.held)
-		if got := b.sendRoom(); got != int(c.room) {
-			t.Errorf("%d sending, %d held: room to send %d, want %d", c.sending, c.held, got, c.room)
-		}
-		if free := int(1000 - c.sending - c.held); !b.fits(free) || b.fits(free+1) {
-			t.Errorf("%d sending, %d held: %d may be received, and no more", c.sending, c.held, free)
+		for _, told := range []int64{0, 1, 2} { // none, half and all of it is told already
+			b.sending.Store(c.sending * told / 2)
+			b.held.Store(c.held * told / 2)
+			e.tally.sending, e.tally.held = c.sending-b.Sending(), c.held-b.Held()
+			if got := e.sendRoom(); got != int(c.room) {
+				t.Errorf("%d sending, %d held: room to send %d, want %d", c.sending, c.held, got, c.room)
+			}
+			if free, got := 1000-c.sending-c.held, e.room(); got != free {
+				t.Errorf("%d sending, %d held: room to receive %d, want %d", c.sending, c.held, got, free)
+			}
+			if e.EndStep(); b.Sending() != c.sending || b.Held() != c.held {
+				t.Errorf("%d sending, %d held: others are told %d and %d", c.sending, c.held, b.Sending(), b.Held())
+			}
 		}
 	}
+}
+
+// TestTally: a step's own engine counts in what it has taken, of every user, before
+// others are told; the end of the step tells them.
+func TestTally(t *testing.T) {
+	cfg := DefaultConfig()
+	b := &Budget{Limit: 1 << 20}
+	cfg.Budget = b
+	node := quota.New(b.Limit, b.Datagrams)
+	x, y := node.Account(quota.User(1)), node.Account(quota.User(2))
+	e := NewEngine(&cfg, netip.MustParseAddr("10.0.0.1"), rand.New(rand.NewSource(1)))
+	sx, _ := e.Bind(4000, SocketOptions{Account: x})
+	sy, _ := e.Bind(4001, SocketOptions{Account: y})
+	share := int(b.Limit) * 2 / 3 // of one user alone: twice what is free
+	if e.EndStep(); !e.tally.fits(x, share) || e.tally.fits(x, share+2) {
+		t.Fatalf("one user's share is not %d", share)
+	}
+	sx.spend(share / 2)
+	sx.hold(share / 2)
+	if e.tally.fits(x, 2) {
+		t.Error("what a step takes is not counted in it")
+	}
+	if rest := (int(b.Limit) - share) * 2 / 3; !e.tally.fits(y, rest) || e.tally.fits(y, rest+2) {
+		t.Error("what a step took for one user is not missing to another")
+	}
+	if b.Used() != 0 || x.Used() != 0 {
+		t.Errorf("others were told of %d bytes, %d of the user, before the step has ended", b.Used(), x.Used())
+	}
+	sy.hold(100) // another user's: the first one's account is told
+	if x.Used() != int64(share/2*2) {
+		t.Errorf("%d bytes in the first user's account, want %d", x.Used(), share/2*2)
+	}
+	if e.tally.fits(x, 2) {
+		t.Error("the first user has room again because another took some")
+	}
+	if e.EndStep(); y.Used() != 100 || b.Sending() != int64(share/2) || b.Held() != int64(share/2+100) {
+		t.Errorf("at the end %d bytes in the second account, %d sending, %d held", y.Used(), b.Sending(), b.Held())
+	}
+	sx.spend(-share / 2)
+	sx.hold(-share / 2)
+	sy.hold(-100)
+	if e.EndStep(); x.Used() != 0 || y.Used() != 0 || b.Used() != 0 {
+		t.Errorf("%d, %d and %d bytes stay", x.Used(), y.Used(), b.Used())
+	}
+}
+
+// memory is what the engine's node has taken, the step under way included.
+func (e *Engine) memory() int64 {
+	e.EndStep()
+	return e.cfg.Budget.Used()
 }

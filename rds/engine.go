@@ -48,16 +48,14 @@ func (b *Budget) rest() int64 {
 	return b.Rest.Load()
 }
 
-// fits: n bytes more may be received.
-func (b *Budget) fits(n int) bool { return b.Used()+int64(n) <= b.Limit }
-
 // everSends reports whether n bytes could be accepted if nothing else were held.
 func (b *Budget) everSends(n int) bool { return int64(n) <= b.Limit-b.Limit/4 }
 
-// sendRoom is how many bytes more may be accepted.
-func (b *Budget) sendRoom() int {
-	sending := b.sending.Load()
-	return int(min(b.Limit-b.Limit/4, b.Limit-b.held.Load()-b.rest()) - sending)
+// sendRoom is how many bytes more may be accepted by who has taken some that the
+// budget does not know of yet.
+func (b *Budget) sendRoom(sending, held int64) int {
+	sending += b.sending.Load()
+	return int(min(b.Limit-b.Limit/4, b.Limit-held-b.held.Load()-b.rest()) - sending)
 }
 
 // Config of an engine. Zero values are not defaults; see DefaultConfig.
@@ -93,7 +91,7 @@ func DefaultConfig() Config {
 // Engine is RDS for one local address: its sockets, its peers, its congestion
 // map. It starts no goroutine, reads no clock and does no I/O. The caller owns
 // the one lock that guards it with everything in it, calls it with the time,
-// and afterwards carries out what Take and Ready hand out.
+// and afterwards, when EndStep says so, carries out what Take and Ready hand out.
 //
 // A socket of one address never meets a connection of another, so engines of
 // the same node share nothing but the Budget.
@@ -149,6 +147,7 @@ type Engine struct {
 	soonTm      timer
 	monitors    []*Socket
 	now         time.Duration // of the current step
+	tally       tally         // of the current step
 
 	free    *conn.Msg
 	freeN   int
@@ -211,11 +210,6 @@ func (e *Engine) States() []StateChange {
 	s := e.states
 	e.states = nil
 	return s
-}
-
-// Pending reports whether Take, Ready or States would return anything.
-func (e *Engine) Pending() bool {
-	return len(e.actions)+len(e.ready)+len(e.states)+len(e.cnotes)+len(e.evicted) > 0 || e.collect
 }
 
 // Here numbers the messages that stayed at this address: the last one placed.

@@ -419,6 +419,7 @@ func (m *machine) frame(l *fuzzLink, h wire.Header, p []byte) {
 
 // check: what is true at every instant.
 func (m *machine) check() {
+	m.e.EndStep()
 	b := m.cfg.Budget
 	if u := b.Used(); u < 0 || u > b.Limit {
 		m.t.Errorf("%d bytes used of a budget of %d", u, b.Limit)
@@ -483,7 +484,7 @@ func (m *machine) end() {
 	for len(m.links) > 0 {
 		m.unlink(m.links[0])
 	}
-	if u := m.cfg.Budget.Used(); u != 0 {
+	if u := m.e.memory(); u != 0 {
 		m.t.Errorf("%d bytes of the budget are used in the end", u)
 	}
 	if n := buf.InUse() - m.held; n != 0 {

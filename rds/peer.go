@@ -147,8 +147,7 @@ func (pe *Peer) LocalCongestion(since uint64, wholeOnly bool) (uint64, []wire.Po
 
 // MayGrant: credits are given while a tenth of the memory budget is left.
 func (pe *Peer) MayGrant() bool {
-	b := pe.e.cfg.Budget
-	return b.Used() < b.Limit-b.Limit/10
+	return pe.e.room() > pe.e.cfg.Budget.Limit/10
 }
 
 // AllowKernel: see conn.Owner.

@@ -111,7 +111,7 @@ func (s *Socket) place(pe *Peer, p *conn.Path, seq uint64, sport uint16, t wire.
 // affordable tests the memory budget for a message of count datagrams.
 func (s *Socket) affordable(cost, count int) bool {
 	e := s.e
-	if e.cfg.Budget.fits(cost) && s.opt.Account.Fits(int64(cost)) {
+	if int64(cost) <= e.room() && e.tally.fits(s.opt.Account, cost) {
 		return true
 	}
 	e.ctr.MemoryRefused += uint64(count)
@@ -122,8 +122,8 @@ func (s *Socket) affordable(cost, count int) bool {
 
 // hold takes n bytes of memory for what was received; with a negative n it gives back.
 func (s *Socket) hold(n int) {
-	s.e.cfg.Budget.held.Add(int64(n))
-	s.opt.Account.Hold(int64(n))
+	s.e.tally.held += int64(n)
+	s.e.tally.note(s.opt.Account, n)
 }
 
 // placed takes into the accounts what was placed.

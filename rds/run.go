@@ -29,8 +29,8 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 	}
 	pe := f.pe
 	limit := min(s.opt.SndBufBytes, wire.MaxDatagram)
-	room := e.cfg.Budget.sendRoom() // for each of them in a message of its own
-	if !s.opt.Account.Fits(int64(len(payload) + len(lengths)*msgBytes)) {
+	room := e.sendRoom() // for each of them in a message of its own
+	if !e.tally.fits(s.opt.Account, len(payload)+len(lengths)*msgBytes) {
 		return 0
 	}
 	bytes := 0

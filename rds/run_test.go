@@ -76,8 +76,8 @@ func TestRunsAreWhatSingleCallsAre(t *testing.T) {
 			t.Errorf("%d outcomes for %d accepted, %d bytes and %d datagrams undecided", next, s.Stats.Accepted, s.used, s.undecided)
 		}
 	}
-	if len(want) != 0 || r.mem != 0 || w.a.cfg.Budget.Used()+w.b.cfg.Budget.Used() != 0 {
-		t.Errorf("%d datagrams missing, %d bytes queued, budgets %d and %d", len(want), r.mem, w.a.cfg.Budget.Used(), w.b.cfg.Budget.Used())
+	if len(want) != 0 || r.mem != 0 || w.a.memory()+w.b.memory() != 0 {
+		t.Errorf("%d datagrams missing, %d bytes queued, budgets %d and %d", len(want), r.mem, w.a.memory(), w.b.memory())
 	}
 }
 

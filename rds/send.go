@@ -114,8 +114,8 @@ const outcomeBytes = 48
 
 // spend takes n bytes of memory for sending; with a negative n it gives back.
 func (s *Socket) spend(n int) {
-	s.e.cfg.Budget.sending.Add(int64(n))
-	s.opt.Account.Hold(int64(n))
+	s.e.tally.sending += int64(n)
+	s.e.tally.note(s.opt.Account, n)
 }
 
 // size is what a message of so many bytes takes. count is that of conn.Msg.
@@ -129,7 +129,7 @@ func size(bytes, count int) int {
 // afford tests the memory budget for a message that takes n bytes. What is refused now and may fit later is waited for.
 func (s *Socket) afford(n int) error {
 	e := s.e
-	if b := e.cfg.Budget; n > b.sendRoom() || !s.opt.Account.Fits(int64(n)) {
+	if b := e.cfg.Budget; n > e.sendRoom() || !e.tally.fits(s.opt.Account, n) {
 		b.Refused.Add(1)
 		if b.everSends(n) {
 			s.parch(n)

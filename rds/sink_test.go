@@ -80,7 +80,7 @@ func TestPostToSink(t *testing.T) {
 		if i := b.s.Info(); i.RecvN+i.RecvQueued+i.RecvMem != 0 || i.Stats.Received != 8 || i.Stats.ReceivedBytes != 18 {
 			t.Errorf("%+v", i)
 		}
-		if u := w.a.cfg.Budget.Used() + w.b.cfg.Budget.Used(); u != 0 || a.s.InFlight() != 0 || a.s.Info().SendQueued != 0 || a.s.Info().Stats.Delivered != 8 {
+		if u := w.a.memory() + w.b.memory(); u != 0 || a.s.InFlight() != 0 || a.s.Info().SendQueued != 0 || a.s.Info().Stats.Delivered != 8 {
 			t.Errorf("%d bytes of the budget left, %+v", u, a.s.Info())
 		}
 		if c := w.a.Counters(); c.SendQueued != 8 || c.OutcomeDelivered != 8 {
@@ -116,7 +116,7 @@ func TestLyingTable(t *testing.T) {
 		r.ReadAll(w.now)
 		want(t, "payloads", got, []string{"ab", "cd", "", "p", "q", "end"})
 		w.advance(50 * time.Millisecond)
-		if i, k := a.s.Info(), r.Info(); i.SendQueued+i.Undecided+k.RecvQueued+k.RecvMem+k.RecvN != 0 || w.a.cfg.Budget.Used()+w.b.cfg.Budget.Used() != 0 {
+		if i, k := a.s.Info(), r.Info(); i.SendQueued+i.Undecided+k.RecvQueued+k.RecvMem+k.RecvN != 0 || w.a.memory()+w.b.memory() != 0 {
 			t.Errorf("mixed %v: accounts are not empty: %+v, %+v", mixed, i, k)
 		}
 	}
@@ -288,8 +288,8 @@ func TestDrained(t *testing.T) {
 	}
 	b.s.Close(w.now)
 	b.s.Freed(1, 1, 1) // late: nothing
-	if b.drained != 1 || w.b.cfg.Budget.Used() != 0 {
-		t.Errorf("drained %d times, %d bytes of the budget left", b.drained, w.b.cfg.Budget.Used())
+	if b.drained != 1 || w.b.memory() != 0 {
+		t.Errorf("drained %d times, %d bytes of the budget left", b.drained, w.b.memory())
 	}
 }
 

@@ -41,6 +41,7 @@ func (w *pair) runReusing(acts []conn.Action) []conn.Action {
 	for busy := true; busy; {
 		busy = false
 		for _, e := range [...]*Engine{w.a, w.b} {
+			e.EndStep()
 			acts = e.Take(acts[:0])
 			for _, a := range acts {
 				busy = true

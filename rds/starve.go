@@ -109,8 +109,7 @@ func (t *starveTicker) tick(now time.Duration) {
 // reports how many. While little memory is free it is those whose refused datagram
 // fits: what a reader that stopped holds may never be given back.
 func (e *Engine) feed(now time.Duration, most int) (n int) {
-	b := e.cfg.Budget
-	plenty, room := e.loop.MayGrant(), b.Limit-b.Used()
+	plenty, room := e.loop.MayGrant(), e.room()
 	for ; n < most && len(e.starved) > 0; n++ {
 		s := e.starved[0]
 		if room -= int64(s.hunger); room < 0 && !plenty {
@@ -130,7 +129,7 @@ func (e *Engine) feed(now time.Duration, most int) (n int) {
 // at most of them, beginning where it ended the last time: those that ask for
 // much do not stand before the others.
 func (e *Engine) quenchAll(most int) {
-	room := e.cfg.Budget.sendRoom()
+	room := e.sendRoom()
 	for most = min(most, len(e.thirsty)); most > 0; most-- {
 		if e.quenchAt >= len(e.thirsty) {
 			e.quenchAt = 0

@@ -48,7 +48,7 @@ func TestStarvedSocketAsksForOthersReleases(t *testing.T) {
 	if len(hungry.got) != 0 || !hungry.s.Info().Congested {
 		t.Fatalf("1,000 bytes were placed beside 3,700 of 4,000: %+v", hungry.s.Info())
 	}
-	if !w.b.Pending() || !w.b.Collect() || w.b.Collect() {
+	if !w.b.EndStep() || !w.b.Collect() || w.b.Collect() {
 		t.Error("the shell was not asked, once, for what clients released")
 	}
 	if !slices.Equal(hungry.wanted, []bool{true}) || len(idle.wanted) > 0 {
@@ -68,7 +68,7 @@ func TestStarvedSocketAsksForOthersReleases(t *testing.T) {
 	}
 	hungry.read(w.now, 1)
 	w.advance(50 * time.Millisecond)
-	if w.b.cfg.Budget.Used()+w.a.cfg.Budget.Used() != 0 || w.a.starved != nil && len(w.a.starved)+len(w.b.starved) > 0 {
+	if w.b.memory()+w.a.memory() != 0 || w.a.starved != nil && len(w.a.starved)+len(w.b.starved) > 0 {
 		t.Error("accounts are not empty")
 	}
 }
@@ -118,6 +118,7 @@ func TestSendsWaitForMemory(t *testing.T) {
 			if err := holder.Send(w.now, holder.Addr(), make([]byte, 2900), 0, false); err != nil {
 				t.Fatal(err)
 			}
+			e.EndStep()
 			r, _ := w.b.Bind(4000, SocketOptions{})
 			var a *box
 			var s *Socket
@@ -153,6 +154,7 @@ func TestSendsWaitForMemory(t *testing.T) {
 			dg, _ := holder.Recv()
 			dg.Release()
 			holder.ReadAll(w.now)
+			e.EndStep()
 			var ev int
 			if !w.until(soon, func() bool { ev |= s.Events(); return ev&EvWritable != 0 }) {
 				t.Fatalf("nobody was told that there is memory: events %d", ev)

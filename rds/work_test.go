@@ -74,7 +74,7 @@ func TestCancelAndCloseCostTheirOwn(t *testing.T) {
 			t.Fatalf("%d and %d queued, want %d", u, pe.c.Queued().Queued, queued)
 		}
 		other.Close(now)
-		if u := e.cfg.Budget.Used(); u != 0 || pe.c.Queued().Queued != 0 {
+		if u := e.memory(); u != 0 || pe.c.Queued().Queued != 0 {
 			t.Fatalf("%d bytes and %d datagrams are left", u, pe.c.Queued().Queued)
 		}
 		return d

@@ -296,7 +296,7 @@ func (s *ends) lose(l *endLink, now time.Duration, err error) {
 
 // carryOut does what the engine ordered. It never connects: the daemon does.
 func (s *ends) carryOut(n *end) {
-	for n.e.Pending() {
+	for n.e.EndStep() {
 		s.acts = n.e.Take(s.acts[:0])
 		n.e.Ready(nil)
 		n.e.States()

@@ -24,7 +24,7 @@ func init() {
 			metric: nanos, base: "an eventfd written and read", most: true},
 		row{name: "part-account", what: "memory of one kind taken from the accountant and given back, against one atomic counter",
 			ours: "rdsd, memory taken and given back", metric: nanos, base: "an atomic counter, up and down", most: true},
-		row{name: "part-account-datagram", what: "the same for a datagram, which only notes", ours: "rdsd, a datagram's memory noted and forgotten",
+		row{name: "part-account-datagram", what: "the same for what the datagrams of a step took, which is only noted as it ends", ours: "rdsd, a datagram's memory noted and forgotten",
 			metric: nanos, base: "an atomic counter, up and down", most: true},
 	)
 }

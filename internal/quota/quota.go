@@ -266,9 +266,10 @@ func (a *Account) Hold(n int64) {
 }
 
 // Fits reports whether n bytes more, to be counted elsewhere, are within the
-// holder's share of what is free.
-func (a *Account) Fits(n int64) bool {
-	return a == nil || a.used.Load()+n <= alphaElsewhere*(a.node.limit-a.node.Used()-n)
+// holder's share of what is free. mine and all are what the caller has taken in the
+// holder's name and of the node, and has not told yet.
+func (a *Account) Fits(n, mine, all int64) bool {
+	return a == nil || a.used.Load()+mine+n <= alphaElsewhere*(a.node.limit-a.node.Used()-all-n)
 }
 
 // Tight reports whether the account would be refused size bytes of kind k. It

@@ -88,14 +88,14 @@ func TestHeldElsewhere(t *testing.T) {
 	other := int64(0)
 	n := New(64*mib, func() int64 { return other })
 	a, b := n.Account(User(1)), n.Account(User(2))
-	for a.Fits(mib) {
+	for a.Fits(mib, 0, 0) {
 		a.Hold(mib)
 		other += mib
 	}
 	if other != 42*mib || a.Used() != other || n.Used() != other {
 		t.Errorf("one alone holds %d MiB of 64 elsewhere, its account says %d", other/mib, a.Used()/mib)
 	}
-	if !b.Fits(mib) || b.Fits(16*mib) {
+	if !b.Fits(mib, 0, 0) || b.Fits(16*mib, 0, 0) {
 		t.Error("another one has not its share of the rest")
 	}
 	if err := a.Take(Clients, 4*mib); err != nil {
@@ -103,10 +103,10 @@ func TestHeldElsewhere(t *testing.T) {
 	}
 	a.Give(Clients, 4*mib)
 	a.Hold(-other)
-	if other = 0; a.Used() != 0 || !a.Fits(mib) {
+	if other = 0; a.Used() != 0 || !a.Fits(mib, 0, 0) {
 		t.Error("what was given back is still held")
 	}
-	if (*Account)(nil).Hold(mib); !(*Account)(nil).Fits(1 << 60) {
+	if (*Account)(nil).Hold(mib); !(*Account)(nil).Fits(1<<60, 0, 0) {
 		t.Error("a nil account has a share")
 	}
 }

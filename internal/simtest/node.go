@@ -173,7 +173,7 @@ func (n *node) after() {
 		return
 	}
 	n.inAfter = true
-	for n.unpark(); n.eng.Pending(); n.unpark() {
+	for n.unpark(); n.eng.EndStep(); n.unpark() {
 		for _, s := range n.eng.States() {
 			n.w.mix(1, uint64(s.Path.Index()), uint64(s.Was), uint64(s.Now))
 			if n.w.verbose != nil {

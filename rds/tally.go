@@ -1,0 +1,56 @@
+package rds
+
+import "github.com/rdsd/rdsd/internal/quota"
+
+// tally is what an engine's step has taken of the node's Budget, and of one account,
+// beyond what others have been told. Most steps move many datagrams of one user: to
+// tell each by itself cost eight atomic operations a datagram, a seventh of its way
+// through the core. Who asks within the step counts it in; other engines of the node
+// learn of it when the step ends, and could ask between our question and our taking
+// before, too.
+type tally struct {
+	sending, held int64
+	account       *quota.Account
+	noted         int64 // of account
+}
+
+// note takes n bytes in the name of a; with a negative n it gives back.
+func (t *tally) note(a *quota.Account, n int) {
+	if t.account != a {
+		t.account.Hold(t.noted)
+		t.account, t.noted = a, 0
+	}
+	t.noted += int64(n)
+}
+
+// fits reports whether n bytes more are within a's share of what is free.
+func (t *tally) fits(a *quota.Account, n int) bool {
+	mine := t.noted
+	if t.account != a {
+		mine = 0
+	}
+	return a.Fits(int64(n), mine, t.sending+t.held)
+}
+
+// room is how many bytes the budget has for what is received.
+func (e *Engine) room() int64 {
+	return e.cfg.Budget.Limit - e.cfg.Budget.Used() - e.tally.sending - e.tally.held
+}
+
+// sendRoom is how many bytes more may be accepted.
+func (e *Engine) sendRoom() int {
+	return e.cfg.Budget.sendRoom(e.tally.sending, e.tally.held)
+}
+
+// EndStep ends a step: others are told what memory it took and gave back. It reports
+// whether Take, Ready or States would return anything.
+func (e *Engine) EndStep() bool {
+	if t := &e.tally; t.sending|t.held|t.noted != 0 {
+		b := e.cfg.Budget
+		b.sending.Add(t.sending)
+		b.held.Add(t.held)
+		t.account.Hold(t.noted)
+		t.sending, t.held, t.noted = 0, 0, 0
+	}
+	return len(e.actions)+len(e.ready)+len(e.states)+len(e.cnotes)+len(e.evicted) > 0 || e.collect
+}
