@@ -10,6 +10,7 @@ import (
 // the sockets belong to the core. Names become rdsd_<name>_total.
 type nodeCounters struct {
 	ClientsRefused     atomic.Uint64 `counter:"clients_refused" help:"client connections refused because of limits.max_clients or limits.max_clients_per_uid, or for want of file descriptors"`
+	ClientsCostly      atomic.Uint64 `counter:"clients_costly" help:"clients with rings that were ended because to wake all who watched their descriptors took too long"`
 	DescriptorsRefused atomic.Uint64 `counter:"descriptors_refused" help:"connections and sockets refused because the process is near its limit of file descriptors"`
 	AcceptErrors       atomic.Uint64 `counter:"accept_errors" help:"connections that could not be accepted for a while: no descriptor, no memory; the log names the listener"`
 	CallsRateLimited   atomic.Uint64 `counter:"calls_rate_limited" help:"calls refused because their user made more than api.calls_per_second"`

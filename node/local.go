@@ -34,6 +34,7 @@ type localFront struct {
 	conns map[*shm.Conn]struct{} // guarded by mu; nil when the front is stopped
 	rings map[*ringSock]struct{} // guarded by mu
 	heard feltTotals             // guarded by mu
+	bans  map[uint32]time.Time   // guarded by mu; users that get no rings until then
 	wg    sync.WaitGroup         // goroutines, and sockets with rings
 
 	closing atomic.Int32 // goroutines of closeAside
@@ -176,10 +177,51 @@ func (f *localFront) open(p *packetStream, id Identity) (taken bool, err error) 
 	p.conn.SetReadDeadline(time.Time{})
 	p.bound = true
 	if !in.isBatch && in.msg.WhichBody() == rdsdv1.ClientMessage_Bind_case && in.msg.GetBind().HasRing() {
+		if err := f.banned(id.UID, time.Now()); err != nil {
+			return false, err
+		}
 		return openRing(f, p, in.msg.GetBind())
 	}
 	p.conn.Charge(shm.MaxMessage, piecesTime, p.charge) // it holds batches of datagrams
 	return false, (&datagramsServer{node: f.node}).serve(p, in)
+}
+
+// A client that was expensive to wake is ended when that has been measured, on a
+// reactor that others need. So that it is not at once the next one, its user gets no
+// rings for banTime.
+const (
+	banTime = 10 * time.Second
+	maxBans = 1024 // users; beyond them nobody is banned
+)
+
+// ban ends the rings of a user for a while, for what one of them was found to cost.
+func (f *localFront) ban(id Identity, why error) {
+	now := time.Now()
+	f.mu.Lock()
+	for uid, until := range f.bans {
+		if now.After(until) {
+			delete(f.bans, uid)
+		}
+	}
+	if f.bans == nil {
+		f.bans = map[uint32]time.Time{}
+	}
+	if len(f.bans) < maxBans {
+		f.bans[id.UID] = now.Add(banTime)
+	}
+	f.mu.Unlock()
+	f.node.count.ClientsCostly.Add(1)
+	f.node.log.Warn("a client with rings is ended", "uid", id.UID, "pid", id.PID, "why", why)
+}
+
+func (f *localFront) banned(uid uint32, now time.Time) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	left := f.bans[uid].Sub(now)
+	if left <= 0 {
+		return nil
+	}
+	return rdserr.With(rdserr.ErrRateLimited, "uid %d gets no rings for %v: it took the daemon too long to wake a client of its; bind without rings, or later", uid, left.Round(time.Second))
 }
 
 // memory tells how many sockets have rings, and what their regions take.

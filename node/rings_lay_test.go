@@ -71,7 +71,10 @@ func TestLayFails(t *testing.T) {
 	if err := exchange(t, client, fixed); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 5*time.Second, "the first one is gone", func() bool { return n.sockets.budget().used == 0 && regionsMapped(t) == 0 })
+	within(t, 5*time.Second, "the first one is gone", func() bool {
+		h := holding(t, n)
+		return h.sockets+h.clients+h.maps == 0
+	})
 	before := holding(t, n)
 	var mu sync.Mutex
 	seen := map[string]bool{}

@@ -95,6 +95,7 @@ func (r *ringSock) open(f *localFront, m *rdsdv1.Bind, p *packetStream) (err err
 	if err != nil {
 		return err
 	}
+	r.alarm.Costly = func(err error) { r.react.DoFor(r, func() { r.end(err) }) }
 	opt.Data, opt.Sink = r, r
 	_, opt, err = s.bindEngine(port, opt, r.attach)
 	if err != nil {
@@ -169,6 +170,9 @@ func (r *ringSock) begin() {
 func (r *ringSock) end(err error) {
 	if r.closed {
 		return
+	}
+	if shm.Costly(err) {
+		r.front.ban(r.s.id, err)
 	}
 	r.host.lock()
 	r.h.CloseWord(errnoOf(err))

@@ -37,6 +37,7 @@ type Control struct {
 	outFDs  []int
 	started bool       // the first packet of out has left
 	held    *packetBuf // that the message last returned may lie in
+	toll    toll
 }
 
 // release gives up the packet of the message last returned.
@@ -76,6 +77,16 @@ func (c *Control) Half() bool { return c.in.half() }
 // ErrAgain: none is complete yet. io.EOF: the other end is gone. Anything else
 // is an error of the connection; close it.
 func (c *Control) Recv() (msg []byte, fds []int, err error) {
+	m := c.toll.begin()
+	msg, fds, err = c.recv()
+	if costly := c.toll.end(m); costly != nil {
+		closeAll(fds)
+		return nil, nil, costly
+	}
+	return msg, fds, err
+}
+
+func (c *Control) recv() (msg []byte, fds []int, err error) {
 	c.in.done()
 	c.release()
 	p := packets.Get().(*packetBuf)
@@ -183,6 +194,12 @@ func (c *Control) Flush() (done bool, err error) {
 func (c *Control) Pending() bool { return len(c.out) > 0 }
 
 func (c *Control) write(msg []byte, fds []int) (rest []byte, err error) {
+	m := c.toll.begin()
+	defer func() {
+		if costly := c.toll.end(m); costly != nil && err == nil {
+			rest, err = nil, costly
+		}
+	}()
 	for len(msg) > 0 {
 		head, piece := packetOf(msg)
 		var rights []byte

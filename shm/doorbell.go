@@ -20,7 +20,11 @@ import (
 // Alarm, daemon to client, is a pair of connected sockets. The daemon's end is an
 // open file of its own, each send says itself that it must not block, and the
 // kernel holds no lock meanwhile that the other end's owner could hold for longer than a moment.
-// (A pipe has such a lock: its reader may sleep with it, in a page fault.)
+// A pipe has such a lock: its reader may sleep with it, in a page fault. So has an epoll set with
+// an eventfd of the daemon's in it, which would cost half as much: to close the
+// eventfd takes the lock of the set, and whoever has the set may sleep with that
+// likewise, for as long as he likes. What a client can do is to have very many watchers,
+// all of which the kernel wakes: see toll.
 
 var one = [8]byte{1}
 
@@ -43,7 +47,12 @@ func Ring(bell int) {
 // Alarm is the daemon's end of a client's doorbell. Ring and Close may be called
 // at the same time: what is rung is this client's doorbell, or nothing.
 type Alarm struct {
+	// Costly, unless it is nil, is told by Ring when to wake this client takes too
+	// long; it must not block. To be set before the first Ring.
+	Costly func(error)
+
 	fd      int
+	toll    toll
 	closed  atomic.Bool
 	ringers atomic.Int32 // calls of Ring under way; below 0: closed
 }
@@ -76,10 +85,16 @@ func NewAlarm() (a *Alarm, client int, err error) {
 // socket is full the client has rings to read. A raw system call, of less than
 // a microsecond and the wake-up: no work for the scheduler.
 func (a *Alarm) Ring() {
+	var costly error
 	if a.ringers.Add(1) > 0 {
+		m := a.toll.begin()
 		unix.RawSyscall6(unix.SYS_SENDTO, uintptr(a.fd), uintptr(unsafe.Pointer(&one)), 1, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
+		costly = a.toll.end(m)
 	}
 	a.ringers.Add(-1)
+	if costly != nil && a.Costly != nil {
+		a.Costly(costly)
+	}
 }
 
 // Close closes the alarm once no Ring is under way any more; later ones do

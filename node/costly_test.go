@@ -1,0 +1,113 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rdserr"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+	"github.com/rdsd/rdsd/shm"
+)
+
+// crowd watches fd two hundred thousand times, until the test ends.
+func crowd(t *testing.T, fd int) {
+	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var wg sync.WaitGroup
+	t.Cleanup(func() {
+		shm.Ring(stop)
+		wg.Wait()
+		unix.Close(stop)
+	})
+	const calls, each = 20, 10_000
+	for range calls {
+		wg.Go(func() {
+			l := make([]unix.PollFd, each)
+			for i := range l {
+				l[i] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
+			}
+			for l[0] = (unix.PollFd{Fd: int32(stop), Events: unix.POLLIN}); l[0].Revents == 0; {
+				if _, err := unix.Poll(l, -1); err != nil && err != unix.EINTR {
+					return // the descriptor limit of this process; the test says what is missing
+				}
+				if shm.Drain(fd); l[1].Revents&^unix.POLLIN != 0 {
+					return
+				}
+			}
+		})
+	}
+	time.Sleep(100 * time.Millisecond)
+}
+
+// TestCostlyClient: a client whose doorbell is watched two hundred thousand times, so
+// that each ring takes milliseconds of a thread that serves others, loses its socket and
+// is told why; its user gets no rings for a moment, others do, and a socket without
+// rings is to be had at once.
+func TestCostlyClient(t *testing.T) {
+	n, cfg := startOne(t)
+	addr := cfg.RDS.Addresses[0]
+	client, err := rdsd.Dial(cfg.API.Socket, rdsd.WithFrontEnd(rdsd.Rings))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	good, err := client.Bind(testContext(t), netip.AddrPortFrom(addr, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const uid = 12345
+	evil := attachOver(t, connectAs(t, n, Identity{UID: uid}), bindTo(addr, 0))
+	defer evil.close()
+	crowd(t, evil.ear)
+	to := netip.AddrPortFrom(addr, uint16(evil.bound.GetLocal().GetPort()))
+	within(t, 60*time.Second, "the client is found out", func() bool {
+		*evil.word(5248) = uint64(shm.ClientWaitsRecv)
+		_ = good.Send(testContext(t), to, []byte("wake")) // until there is no such port
+		time.Sleep(50 * time.Millisecond)
+		return n.count.ClientsCostly.Load() > 0
+	})
+	for {
+		msg, _, err := evil.c.ReadMessage()
+		if err != nil {
+			t.Fatal("it was not told why: ", err)
+		}
+		m := &rdsdv1.ServerMessage{}
+		if err := proto.Unmarshal(msg, m); err != nil {
+			t.Fatal(err)
+		}
+		if m.HasClosing() {
+			if e := m.GetClosing(); e.GetErrno() != int32(unix.EUSERS) {
+				t.Errorf("told %d, %s", e.GetErrno(), e.GetMessage())
+			}
+			break
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+	defer cancel()
+	if err := good.Send(ctx, good.LocalAddr(), []byte("on")); err != nil {
+		t.Errorf("another client cannot send: %v", err)
+	}
+	if _, err := client.Bind(testContext(t), netip.AddrPortFrom(addr, 0)); err != nil {
+		t.Errorf("another user gets no rings: %v", err)
+	}
+	now := time.Now()
+	for _, c := range []struct {
+		uid  uint32
+		at   time.Duration
+		want error
+	}{{uid, 0, rdserr.ErrRateLimited}, {uid, banTime / 2, rdserr.ErrRateLimited}, {uid, banTime + time.Second, nil}, {uid + 1, 0, nil}} {
+		if err := n.local.banned(c.uid, now.Add(c.at)); !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
+			t.Errorf("rings of user %d after %v: %v, want %v", c.uid, c.at, err, c.want)
+		}
+	}
+}
