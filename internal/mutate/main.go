@@ -21,12 +21,18 @@ var (
 	list   = flag.Bool("list", false, "list the mutations there could be")
 	atOnce = flag.Int("j", 2, "how many at once")
 	stages = flag.Int("stages", 0, "run at most so many of a room's test commands, the nearest first; 0 runs all")
+	with   = flag.String("with", "", "ask this test command alone, as \"./conn -run TestCancel\"")
 	limit  = flag.Duration("limit", 240*time.Second, "a test command that takes longer hangs")
 	least  = flag.Int("least", 0, "fail below this many percent noticed")
 )
 
 func main() {
 	flag.Parse()
+	if *with != "" {
+		for i := range rooms {
+			rooms[i].tests = [][]string{strings.Fields(*with)}
+		}
+	}
 	if err := run(); err != nil {
 		fmt.Fprintln(os.Stderr, "mutate:", err)
 		os.Exit(1)
