@@ -90,6 +90,43 @@ func TestArenaFreeChecks(t *testing.T) {
 	}
 }
 
+// TestArenaPartInUse: no offset is out at the edges of the part in use, however often
+// that doubles, and what is asked about one behind it is answered, not looked up.
+func TestArenaPartInUse(t *testing.T) {
+	const whole = 1 << 20
+	a := NewArena(whole)
+	var out []uint64
+	for part := uint64(1 << firstOrder * UnitBytes); part <= whole; part *= 2 {
+		for a.Used() < part {
+			off, ok := a.Alloc(UnitBytes)
+			if !ok || off >= part {
+				t.Fatalf("unit %d: %d, %v; want one below %d", len(out), off, ok, part)
+			}
+			out = append(out, off)
+		}
+		for _, off := range []uint64{part, part + UnitBytes, 2 * part, whole, whole + UnitBytes} {
+			_, freed := a.Free(off)
+			_, sized := a.Size(off)
+			_, marked := a.Mark(off)
+			if freed || sized || marked || a.Shrink(off, 1) != 0 {
+				t.Errorf("%d of %d in use: the unit at %d is out", part, whole, off)
+			}
+		}
+		if size, ok := a.Size(part - UnitBytes); !ok || size != UnitBytes {
+			t.Errorf("%d of %d in use: the last unit is not out", part, whole)
+		}
+	}
+	if _, ok := a.Alloc(0); ok {
+		t.Error("there was one unit more than there are")
+	}
+	for _, off := range out {
+		a.Free(off)
+	}
+	if a.Used() != 0 {
+		t.Errorf("%d bytes are in use", a.Used())
+	}
+}
+
 // TestArenaWarm: the block freed last is the one taken next.
 func TestArenaWarm(t *testing.T) {
 	a := NewArena(1 << 20)

@@ -67,7 +67,7 @@ func try(root string, r room, s site) (result, error) {
 		if err == nil {
 			continue
 		}
-		res.verdict, res.by, res.said = noticed, strings.Join(t, " "), tail(out, 12)
+		res.verdict, res.by, res.said = noticed, strings.Join(t, " ")+firstFailed(out), tail(out, 12)
 		if strings.Contains(out, "panic: test timed out") || err == context.DeadlineExceeded {
 			res.verdict = hung
 		}
@@ -117,6 +117,18 @@ func goTool(root, tmp string, args ...string) (string, error) {
 		err = ctx.Err()
 	}
 	return out.String(), err
+}
+
+// firstFailed names the test that noticed: one that has nothing to do with the edit,
+// and only disliked a busy machine, has noticed nothing.
+func firstFailed(out string) string {
+	for _, mark := range []string{"--- FAIL: ", "panic: "} {
+		if _, rest, ok := strings.Cut(out, mark); ok {
+			name, _, _ := strings.Cut(rest, "\n")
+			return ": " + oneLine(name)
+		}
+	}
+	return ""
 }
 
 func tail(s string, n int) string {
