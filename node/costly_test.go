@@ -100,14 +100,36 @@ func TestCostlyClient(t *testing.T) {
 	if _, err := client.Bind(testContext(t), netip.AddrPortFrom(addr, 0)); err != nil {
 		t.Errorf("another user gets no rings: %v", err)
 	}
-	now := time.Now()
-	for _, c := range []struct {
-		uid  uint32
-		at   time.Duration
-		want error
-	}{{uid, 0, rdserr.ErrRateLimited}, {uid, banTime / 2, rdserr.ErrRateLimited}, {uid, banTime + time.Second, nil}, {uid + 1, 0, nil}} {
-		if err := n.local.banned(c.uid, now.Add(c.at)); !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
-			t.Errorf("rings of user %d after %v: %v, want %v", c.uid, c.at, err, c.want)
+}
+
+// TestBans: a user gets no rings for a second, for twice as long each time after, up to
+// a minute, and is forgotten a minute later. Others are not concerned.
+func TestBans(t *testing.T) {
+	n, _ := startOne(t)
+	f, now := n.local, time.Now()
+	why := errors.New("too many watchers")
+	for _, want := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
+		f.ban(Identity{UID: 7}, now, why)
+		for _, c := range []struct {
+			uid  uint32
+			at   time.Duration
+			want error
+		}{{7, 0, rdserr.ErrRateLimited}, {7, want*time.Second - 1, rdserr.ErrRateLimited}, {7, want * time.Second, nil}, {8, 0, nil}} {
+			if err := f.banned(c.uid, now.Add(c.at)); !errors.Is(err, c.want) || (err == nil) != (c.want == nil) {
+				t.Errorf("banned for %d s: rings of user %d after %v: %v, want %v", want, c.uid, c.at, err, c.want)
+			}
 		}
+		now = now.Add(want*time.Second + banKnown)
+	}
+	now = now.Add(1)
+	f.ban(Identity{UID: 7}, now, why)
+	if err := f.banned(7, now.Add(banMin)); err != nil {
+		t.Errorf("what was long ago is not forgotten: %v", err)
+	}
+	for uid := range uint32(2 * maxBans) {
+		f.ban(Identity{UID: 100 + uid}, now, why)
+	}
+	if len(f.bans) > maxBans {
+		t.Errorf("%d users are banned", len(f.bans))
 	}
 }

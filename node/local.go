@@ -34,7 +34,7 @@ type localFront struct {
 	conns map[*shm.Conn]struct{} // guarded by mu; nil when the front is stopped
 	rings map[*ringSock]struct{} // guarded by mu
 	heard feltTotals             // guarded by mu
-	bans  map[uint32]time.Time   // guarded by mu; users that get no rings until then
+	bans  map[uint32]ringBan     // guarded by mu; by user
 	wg    sync.WaitGroup         // goroutines, and sockets with rings
 
 	closing atomic.Int32 // goroutines of closeAside
@@ -188,26 +188,35 @@ func (f *localFront) open(p *packetStream, id Identity) (taken bool, err error) 
 
 // A client that was expensive to wake is ended when that has been measured, on a
 // reactor that others need. So that it is not at once the next one, its user gets no
-// rings for banTime.
+// rings for banMin, and for twice as long each time it happens again within banKnown
+// of the end of that.
+type ringBan struct {
+	until time.Time
+	time  time.Duration
+}
+
 const (
-	banTime = 10 * time.Second
-	maxBans = 1024 // users; beyond them nobody is banned
+	banMin   = time.Second
+	banMax   = time.Minute
+	banKnown = time.Minute
+	maxBans  = 1024 // users; beyond them nobody is banned
 )
 
-// ban ends the rings of a user for a while, for what one of them was found to cost.
-func (f *localFront) ban(id Identity, why error) {
-	now := time.Now()
+// ban refuses rings to a user for a while, for what one of them was found to cost.
+func (f *localFront) ban(id Identity, now time.Time, why error) {
 	f.mu.Lock()
-	for uid, until := range f.bans {
-		if now.After(until) {
+	for uid, b := range f.bans {
+		if now.After(b.until.Add(banKnown)) {
 			delete(f.bans, uid)
 		}
 	}
 	if f.bans == nil {
-		f.bans = map[uint32]time.Time{}
+		f.bans = map[uint32]ringBan{}
 	}
-	if len(f.bans) < maxBans {
-		f.bans[id.UID] = now.Add(banTime)
+	b := f.bans[id.UID]
+	if b.time = min(max(2*b.time, banMin), banMax); len(f.bans) < maxBans {
+		b.until = now.Add(b.time)
+		f.bans[id.UID] = b
 	}
 	f.mu.Unlock()
 	f.node.count.ClientsCostly.Add(1)
@@ -217,11 +226,11 @@ func (f *localFront) ban(id Identity, why error) {
 func (f *localFront) banned(uid uint32, now time.Time) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	left := f.bans[uid].Sub(now)
+	left := f.bans[uid].until.Sub(now)
 	if left <= 0 {
 		return nil
 	}
-	return rdserr.With(rdserr.ErrRateLimited, "uid %d gets no rings for %v: it took the daemon too long to wake a client of its; bind without rings, or later", uid, left.Round(time.Second))
+	return rdserr.With(rdserr.ErrRateLimited, "uid %d gets no rings for %v: it took the daemon too long to wake a client of its; bind without rings, or later", uid, left.Round(time.Millisecond))
 }
 
 // memory tells how many sockets have rings, and what their regions take.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -172,7 +173,7 @@ func (r *ringSock) end(err error) {
 		return
 	}
 	if shm.Costly(err) {
-		r.front.ban(r.s.id, err)
+		r.front.ban(r.s.id, time.Now(), err)
 	}
 	r.host.lock()
 	r.h.CloseWord(errnoOf(err))
