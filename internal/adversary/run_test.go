@@ -322,6 +322,11 @@ func (r *run) worker(i int, rng *rand.Rand, life time.Duration) {
 	for _, a := range r.acts {
 		o.Acts = append(o.Acts, a.Name)
 	}
+	r.play(i, rng, life, o)
+}
+
+// play lets a worker live for a while against daemon i.
+func (r *run) play(i int, rng *rand.Rand, life time.Duration, o workerOrder) {
 	w, err := r.role("worker", adversaryUID, o)
 	if err != nil {
 		r.failf(nil, "a worker: %v", err)
