@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/eintr"
 	"github.com/rdsd/rdsd/shm"
 )
 
@@ -170,11 +171,8 @@ func tryLock(name string) (*os.File, error) {
 		case st.Mode&unix.S_IFMT != unix.S_IFREG || st.Uid != uint32(os.Geteuid()) || st.Mode&0o077 != 0:
 			err = fmt.Errorf("%s is no lock of this user's: uid %d made it, with mode %#o; remove it, or use a directory of your own", name, st.Uid, st.Mode)
 		default:
-			err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+			err = eintr.Again(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) })
 		}
-	}
-	if errors.Is(err, unix.EINTR) {
-		err = unix.EAGAIN
 	}
 	if err == nil {
 		// Who had it before has removed the file: a lock on that is worth nothing.

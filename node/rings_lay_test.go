@@ -103,7 +103,7 @@ func TestLayFails(t *testing.T) {
 		})
 		for _, port := range []uint16{fixed.Port(), 0, fixed.Port()} {
 			p := dialPackets(t, cfg)
-			if m := p.bind(ringBind(addr, port)); !m.HasClosing() || m.GetClosing().GetErrno() == 0 || m.GetClosing().GetMessage() == "" {
+			if m := p.bind(ringBind(addr, port)); !m.HasClosing() || m.GetClosing().GetErrno() != int32(syscall.EMFILE) || m.GetClosing().GetMessage() == "" {
 				t.Errorf("%s failed, and the client was told %v", step, m)
 			}
 			p.c.Close()

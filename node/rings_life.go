@@ -1,6 +1,7 @@
 package node
 
 import (
+	"errors"
 	"net/netip"
 	"time"
 
@@ -135,6 +136,9 @@ func (r *ringSock) lay(spec shm.Spec) (theirs int, err error) {
 			err = s.make()
 		}
 		if err != nil {
+			if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+				return theirs, noDescriptors(err)
+			}
 			return theirs, rdserr.With(rdserr.ErrNoMemory, "%v", err)
 		}
 	}

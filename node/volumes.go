@@ -140,6 +140,18 @@ type volumeLinks struct {
 	refused *atomic.Uint64
 }
 
+// refusalErrno is what a peer is told that may not connect: EACCES, unless it was not
+// judged, because the kernel had not the means to tell whose the connection is. Then
+// it is told what was missing, and comes again.
+func refusalErrno(why error) syscall.Errno {
+	for _, want := range []syscall.Errno{syscall.ENOMEM, syscall.ENOBUFS, syscall.EMFILE, syscall.ENFILE} {
+		if errors.Is(why, want) {
+			return want
+		}
+	}
+	return syscall.EACCES
+}
+
 // ListenOneSided implements transport.OneSidedProvider.
 func (l *volumeLinks) ListenOneSided(local netip.AddrPort, accept func(transport.ConnRequest)) (transport.Listener, error) {
 	return l.Provider.ListenOneSided(local, func(r transport.ConnRequest) {
@@ -150,7 +162,7 @@ func (l *volumeLinks) ListenOneSided(local netip.AddrPort, accept func(transport
 		if why != nil {
 			l.refused.Add(1)
 			l.log.Warn("connection for volumes refused", "peer", r.RemoteAddr().Addr(), "why", why)
-			no := wire.RTRSReject(uint16(syscall.EACCES))
+			no := wire.RTRSReject(uint16(refusalErrno(why)))
 			r.Reject(no.Append(nil))
 			return
 		}

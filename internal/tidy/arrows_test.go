@@ -64,8 +64,8 @@ var arrows = []struct {
 	// The shell.
 	{"shm", []string{"rdserr", "internal/crash", "internal/eintr"}},
 	{"api/rdsd/v1", []string{"rdserr"}},
-	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire", "rdserr", "internal/guard", "internal/reactor", "internal/stats", "internal/quota"}},
-	{"node", []string{"node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/guard", "internal/msgpool", "internal/netlocal", "internal/reactor", "internal/stats", "internal/counters", "internal/quota"}},
+	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire", "rdserr", "internal/eintr", "internal/guard", "internal/reactor", "internal/stats", "internal/quota"}},
+	{"node", []string{"node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/eintr", "internal/guard", "internal/msgpool", "internal/netlocal", "internal/reactor", "internal/stats", "internal/counters", "internal/quota"}},
 
 	// What talks to a daemon from outside.
 	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr", "internal/msgpool"}},

@@ -16,6 +16,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/internal/eintr"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rdserr"
@@ -36,7 +37,7 @@ var kernelDriver = driver{nbd.Connect, nbd.Reconfigure, nbd.Disconnect, nbd.Stat
 
 // heldDevice tells whether a device is mounted or in use by another device.
 func heldDevice(index int) bool {
-	fd, err := unix.Open(nbdPath(index), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	fd, err := eintr.Open(nbdPath(index), unix.O_RDONLY|unix.O_EXCL|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return errors.Is(err, unix.EBUSY)
 	}

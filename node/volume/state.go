@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/eintr"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
 )
@@ -141,9 +142,12 @@ func openStore(dir string) (*store, state, error) {
 	if err != nil {
 		return nil, fresh, fmt.Errorf("volumes.state_dir: %w", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := eintr.Again(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }); err != nil {
 		f.Close()
-		return nil, fresh, rdserr.With(rdserr.ErrBusy, "volumes.state_dir: another daemon uses %s", dir)
+		if err == unix.EWOULDBLOCK {
+			return nil, fresh, rdserr.With(rdserr.ErrBusy, "volumes.state_dir: another daemon uses %s", dir)
+		}
+		return nil, fresh, fmt.Errorf("volumes.state_dir: locking %s: %w", f.Name(), err)
 	}
 	s.lock = f
 	old, err := s.read()
