@@ -53,11 +53,14 @@ type callConn struct {
 	id      Identity
 	once    sync.Once
 	release func()
+	pace    *pace // of its user
+	called  bool  // the last read had calls in it; the reader's
 
 	mu      sync.Mutex // guards what follows
 	in, out frames
 	streams map[uint32]*callStream // nil when the connection is closed
 	cur     *callStream            // of the frame that in is in
+	cost    int                    // of what the read under way brought, see pace
 	owed    int64                  // by the streams
 	taken   int64                  // of the account for them, at least owed when nothing waits
 	opened  int64                  // taken for streams as such
@@ -86,8 +89,10 @@ func (s *callStream) owes() int64 {
 
 // callTable is the connections of a node's gRPC clients.
 type callTable struct {
-	log   *slog.Logger
-	count *nodeCounters
+	log       *slog.Logger
+	count     *nodeCounters
+	paces     paces
+	perSecond func() float64 // calls a user may make; nil: they are read as they come
 
 	mu      sync.Mutex
 	conns   map[*callConn]struct{} // guarded by mu
@@ -96,7 +101,7 @@ type callTable struct {
 
 func (t *callTable) wrap(c net.Conn, id Identity, account *quota.Account, release func()) *callConn {
 	k := &callConn{Conn: c, table: t, account: account, id: id, release: release, streams: map[uint32]*callStream{},
-		in: frames{skip: prefaceSize}, last: time.Now()}
+		in: frames{skip: prefaceSize}, last: time.Now(), pace: t.paces.join(id.UID)}
 	t.mu.Lock()
 	t.conns[k] = struct{}{}
 	t.mu.Unlock()
@@ -105,13 +110,17 @@ func (t *callTable) wrap(c net.Conn, id Identity, account *quota.Account, releas
 
 // Read charges what it brings before the server has it.
 func (c *callConn) Read(p []byte) (int, error) {
-	n, err := c.Conn.Read(p)
+	n, err := c.Conn.Read(p[:c.keepPace(len(p))])
 	if n == 0 {
 		return n, err
 	}
 	c.mu.Lock()
 	c.last = time.Now()
+	c.cost = 0
 	c.in.feed(p[:n], c.begin, c.body, c.end)
+	if c.called = c.cost > 0; c.called && c.table.perSecond != nil {
+		c.pace.pay(c.cost, c.table.perSecond(), c.last)
+	}
 	no := c.bad
 	if no == nil {
 		if no = c.take(); no != nil {
@@ -188,6 +197,7 @@ func (c *callConn) await(err error) error {
 // begin looks at the header of a frame of the client. mu is held, as in all
 // that follows.
 func (c *callConn) begin(size int) {
+	c.cost += costOf(&c.in, size)
 	s := c.streams[c.in.stream]
 	c.cur = nil
 	switch c.in.kind {
@@ -293,6 +303,7 @@ func (c *callConn) Close() error {
 		t.mu.Lock()
 		delete(t.conns, c)
 		t.mu.Unlock()
+		t.paces.leave(c.pace)
 		c.mu.Lock()
 		c.streams, c.cur = nil, nil
 		c.account.Give(quota.Calls, c.taken)
@@ -349,6 +360,7 @@ func (t *callTable) evict(now time.Time, why error) {
 
 // sweep ends connections that are silent in the middle of a message.
 func (t *callTable) sweep(now time.Time) {
+	t.paces.sweep(now)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for c := range t.conns {

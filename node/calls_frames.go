@@ -24,7 +24,9 @@ const (
 	frameData         = 0
 	frameHeaders      = 1
 	frameReset        = 3
+	frameSettings     = 4
 	frameWindowUpdate = 8
+	frameContinuation = 9
 
 	flagEndStream = 0x1
 	flagPadded    = 0x8

@@ -64,7 +64,10 @@ func newGRPCFront(cfg *Config, log *slog.Logger, count *nodeCounters, memory *qu
 		metrics: grpcprom.NewServerMetrics(),
 		health:  health.NewServer(),
 	}
-	f.calls = &callTable{log: log, count: count, conns: map[*callConn]struct{}{}}
+	f.calls = &callTable{log: log, count: count, conns: map[*callConn]struct{}{}, perSecond: func() float64 {
+		perSecond, _ := f.limiter.limits()
+		return float64(perSecond)
+	}}
 	f.clients = newClientTable(cfg.Limits.MaxClients, cfg.Limits.MaxClientsPerUID, memory, func(id Identity, err error) {
 		count.ClientsRefused.Add(1)
 		log.Warn("client refused", "uid", id.UID, "pid", id.PID, "error", err)
