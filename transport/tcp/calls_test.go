@@ -44,7 +44,7 @@ func TestSocketOptions(t *testing.T) {
 	bounded.BufferBytes = 96 << 10
 	x, y := pair(t, bounded, 1)
 	a, b := onePair(t, newProvider(t), netip.MustParseAddr("127.0.0.95"))
-	for what, fd := range map[string]int{"dialled": x[0].l.fd, "accepted": y[0].l.fd, "one-sided, dialled": a.l.fd, "one-sided, accepted": b.l.fd} {
+	for what, fd := range map[string]int{"dialled": descriptor(&x[0].l.socket), "accepted": descriptor(&y[0].l.socket), "one-sided, dialled": descriptor(&a.l.socket), "one-sided, accepted": descriptor(&b.l.socket)} {
 		got := optionsOf(t, fd)
 		for name, want := range map[string]int{"TCP_NODELAY": 1, "SO_KEEPALIVE": 1, "TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 5, "TCP_USER_TIMEOUT": 30000} {
 			if got[name] != want {
@@ -53,7 +53,7 @@ func TestSocketOptions(t *testing.T) {
 		}
 		// The kernel doubles what it is asked for.
 		isBounded := got["SO_SNDBUF"] == 2*96<<10 && got["SO_RCVBUF"] == 2*128<<10
-		if want := fd == x[0].l.fd || fd == y[0].l.fd; isBounded != want {
+		if want := fd == descriptor(&x[0].l.socket) || fd == descriptor(&y[0].l.socket); isBounded != want {
 			t.Errorf("%s: buffers of %d and %d bytes", what, got["SO_SNDBUF"], got["SO_RCVBUF"])
 		}
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_GETFD, 0); err != nil {
@@ -152,15 +152,15 @@ func TestOneTurn(t *testing.T) {
 	p := newProvider(t)
 	x, y := pairOf(t, p)
 	for _, s := range []*sink{x, y} {
-		unix.SetsockoptInt(s.l.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20)
-		unix.SetsockoptInt(s.l.fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 8<<20)
+		unix.SetsockoptInt(descriptor(&s.l.socket), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 8<<20)
+		unix.SetsockoptInt(descriptor(&s.l.socket), unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 8<<20)
 	}
 	x.l.Start(x)
 	const size = 1000
 	for range 20 {
 		x.send(60, size)
 	}
-	there := func() int { n, _ := unix.IoctlGetInt(y.l.fd, unix.SIOCINQ); return n }
+	there := func() int { n, _ := unix.IoctlGetInt(descriptor(&y.l.socket), unix.SIOCINQ); return n }
 	limit := time.Now().Add(5 * time.Second)
 	for there() < 2*turnBytes && time.Now().Before(limit) {
 		time.Sleep(time.Millisecond)

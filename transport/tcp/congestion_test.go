@@ -24,8 +24,8 @@ func TestCongestion(t *testing.T) {
 		p.Congestion = c.set
 		x, y := pair(t, p, 1)
 		a, b := onePair(t, p, netip.MustParseAddr("127.0.0.95"))
-		for what, fd := range map[string]int{"dialled": x[0].l.fd, "accepted": y[0].l.fd,
-			"one-sided, dialled": a.l.fd, "one-sided, accepted": b.l.fd} {
+		for what, fd := range map[string]int{"dialled": descriptor(&x[0].l.socket), "accepted": descriptor(&y[0].l.socket),
+			"one-sided, dialled": descriptor(&a.l.socket), "one-sided, accepted": descriptor(&b.l.socket)} {
 			if got := congestionOf(t, fd); got != c.want {
 				t.Errorf("%q was asked for, the link that was %s has %q, want %q", c.set, what, got, c.want)
 			}

@@ -91,6 +91,14 @@ func (s *sink) send(n, size int) (done bool, err error) {
 	return done, err
 }
 
+// descriptor is s's, which the reactor's thread may close at any time, as
+// it does when the peer's end is closed.
+func descriptor(s *socket) int {
+	s.fdMu.RLock()
+	defer s.fdMu.RUnlock()
+	return s.fd
+}
+
 func eventually(t testing.TB, what string, f func() bool) {
 	t.Helper()
 	limit := time.Now().Add(10 * time.Second)
@@ -141,7 +149,7 @@ func TestPausedLinkSleeps(t *testing.T) {
 		<-done
 		return v
 	})
-	unix.SetsockoptLinger(x[0].l.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
+	unix.SetsockoptLinger(descriptor(&x[0].l.socket), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	x[0].l.Close(false) // a reset
 	<-x[0].closed
 	from, _, _, _ := r.Stats()
