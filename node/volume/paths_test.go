@@ -15,9 +15,13 @@ type faulty struct {
 	m              MappingInfo
 }
 
-func newFaulty(t *testing.T, x ExportSpec, s MapSpec) *faulty {
+func newFaulty(t *testing.T, x ExportSpec, s MapSpec, settings ...func(*Config)) *faulty {
 	port := freePort(t)
 	f := &faulty{server: newServerNode(t, port), client: newClientNode(t, port)}
+	for _, set := range settings {
+		set(&f.server.cfg)
+		set(&f.client.cfg)
+	}
 	f.server.start()
 	f.a = newProxy(t, "127.0.0.4:0", fmt.Sprintf("127.0.0.2:%d", port))
 	f.b = newProxy(t, "127.0.0.5:0", fmt.Sprintf("127.0.0.3:%d", port))
@@ -36,7 +40,7 @@ func (f *faulty) up() int {
 }
 
 func TestPathsAreCutUnderTraffic(t *testing.T) {
-	f := newFaulty(t, file(t, "disk", 8<<20), MapSpec{Policy: PolicyRoundRobin})
+	f := newFaulty(t, file(t, "disk", 8<<20), MapSpec{Policy: PolicyRoundRobin}, func(c *Config) { c.MissedLimit = soon })
 	x := startTraffic(t, open(t, f.m))
 	x.progress(t, 50)
 	for i := range 12 {

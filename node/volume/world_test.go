@@ -42,12 +42,18 @@ var (
 	clientAddrs = []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 )
 
-// fast are settings that let tests see what takes seconds by default.
+// fast are settings that let tests see what takes seconds by default. Silence ends
+// a path after 5 s only: a busy machine may give a node no turn for a few hundred
+// milliseconds, and a path lost for that is noise in a test about something else.
+// A test about silence sets MissedLimit to soon.
 func fast(c Config) Config {
-	c.Heartbeat, c.MissedLimit = 50*time.Millisecond, 4
+	c.Heartbeat, c.MissedLimit = 50*time.Millisecond, 100
 	c.ReconnectMin, c.ReconnectMax = 20*time.Millisecond, 200*time.Millisecond
 	return c
 }
+
+// soon is a limit of missed heartbeats for tests about silent paths: 200 ms.
+const soon = 4
 
 // freePort is a port nobody listens on at the test's addresses.
 func freePort(t testing.TB) uint16 {
