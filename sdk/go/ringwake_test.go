@@ -5,6 +5,7 @@ package rdsd
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -345,4 +346,49 @@ func TestMeasureExactly(t *testing.T) {
 	if n, bytes := r.measure(0); n != 1 || bytes != 10 {
 		t.Errorf("with a limit of 10: %d datagrams of %d bytes", n, bytes)
 	}
+}
+
+// TestWatchersLookAtFlows: who watches for congestion, and of whose destinations one has
+// refused a call, looks at the state of its flow: the daemon may have told of the change
+// before it heard of the watch, and tells nothing again.
+func TestWatchersLookAtFlows(t *testing.T) {
+	d := newRingDaemon(t)
+	a, _, _ := d.bindRing(localAddr), d.bindRing(peerAddr), d.bindRing(otherAddr)
+	ctx := testContext(t)
+	for _, to := range []netip.AddrPort{peerAddr, otherAddr} {
+		if err := a.Send(ctx, to, []byte("known")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	d.setFlow(peerAddr, shm.FlowCongested)
+	r := a.fe.(*rings)
+	r.txMu.Lock()
+	r.settleLocked(r.tx)
+	w := (*waiter)(nil).renew(r, r.tx, shm.ClientWaitsEvent)
+	w.of, w.seq = &r.txSeq, r.txSeq.Load()
+	r.watchRefusedLocked(w)
+	if len(w.flows) != 0 || w.bits != shm.ClientWaitsEvent {
+		t.Errorf("nobody was refused, and %d flows are looked at for %#x", len(w.flows), w.bits)
+	}
+	r.refused = map[netip.AddrPort]struct{}{peerAddr: {}, stuckAddr: {}} // of one nothing is known
+	r.watchRefusedLocked(w)
+	f := r.tx.send.Known(peerAddr)
+	if len(w.flows) != 1 || w.flows[0].index != f.Index() || w.bits != shm.ClientWaitsEvent|shm.ClientWaitsFlow {
+		t.Errorf("%v are looked at for %#x", w.flows, w.bits)
+	}
+	r.txMu.Unlock()
+	eventually(t, "there is nothing to look at", func() bool {
+		r.txMu.Lock()
+		defer r.txMu.Unlock()
+		r.settleLocked(r.tx)
+		w.seq = r.txSeq.Load()
+		return !w.ready()
+	})
+	w.bits &^= shm.ClientWaitsEvent // the event may have come before
+	d.setFlow(peerAddr, shm.FlowClear)
+	eventually(t, "the flow's state is news", w.ready)
+	r.txMu.Lock()
+	r.refused = nil
+	r.txMu.Unlock()
+	w.done()
 }
