@@ -198,3 +198,67 @@ func TestRunsAreJoined(t *testing.T) {
 		t.Errorf("took %v, and %v is left", got, s.runs)
 	}
 }
+
+// TestEndOfALink: whoever waits for a batch is told why and that nobody knows what became
+// of it; what was accepted and has no outcome gets one, once; nothing waits any more.
+func TestEndOfALink(t *testing.T) {
+	cause := errors.New("closed")
+	dst := netip.MustParseAddrPort("10.0.0.9:7")
+	for _, c := range []struct {
+		cause    error
+		outcomes bool
+		err      error
+		reason   string
+	}{{nil, true, errLost, reasonRestarted}, {cause, true, cause, reasonClosed}, {nil, false, errLost, ""}} {
+		s, sess := bareStream()
+		s.cfg.outcomes = c.outcomes
+		s.outcomes.init()
+		var calls []*call
+		for i := range 4 {
+			b := &batch{bytes: 1, lengths: make([]uint32, 3), wantOutcomes: c.outcomes, wait: i%2 == 1}
+			k := newCall()
+			calls = append(calls, k)
+			b.parts = append(b.parts, part{k, 3})
+			if b.wait {
+				b.dests = []netip.AddrPort{dst}
+				s.waiters[dst]++
+			}
+			s.sentLocked(sess, b)
+		}
+		s.result(sess, 1, nil) // tags 1 to 3 were accepted; 10 to 12 are abandoned by their caller
+		<-calls[0].done
+		calls[3].abandoned = true
+		s.dropLocked(sess, c.cause)
+		for i, k := range calls[1:3] {
+			select {
+			case <-k.done:
+			default:
+				t.Fatalf("call %d is told nothing", i+1)
+			}
+			if k.err != c.err || !k.undecided {
+				t.Errorf("call %d: %v, undecided %v; want %v", i+1, k.err, k.undecided, c.err)
+			}
+		}
+		if k := calls[3]; k.err != nil || len(k.done) > 0 || !k.finished {
+			t.Errorf("a caller that left is told %v", k.err)
+		}
+		if s.sess != nil || len(sess.pending) != 0 || len(s.waiters) != 0 || len(s.undecid.runs) != 0 && c.outcomes {
+			t.Errorf("left: %v, %d pending, waiting for %v, %v undecided", s.sess, len(sess.pending), s.waiters, s.undecid.runs)
+		}
+		var got []Outcome
+		for {
+			o, ok, _, _ := s.outcomes.take()
+			if !ok {
+				break
+			}
+			got = append(got, o)
+		}
+		want := "[]"
+		if c.outcomes {
+			want = fmt.Sprint([]Outcome{{1, Unknown, c.reason}, {2, Unknown, c.reason}, {3, Unknown, c.reason}})
+		}
+		if fmt.Sprint(got) != want {
+			t.Errorf("outcomes %v, want %s", got, want)
+		}
+	}
+}
