@@ -3,8 +3,10 @@ package node
 import (
 	"context"
 	"errors"
+	"io"
+	"net"
 	"net/netip"
-	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -12,42 +14,11 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/toll/tolltest"
 	"github.com/rdsd/rdsd/rdserr"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/shm"
 )
-
-// crowd watches fd two hundred thousand times, until the test ends.
-func crowd(t *testing.T, fd int) {
-	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var wg sync.WaitGroup
-	t.Cleanup(func() {
-		shm.Ring(stop)
-		wg.Wait()
-		unix.Close(stop)
-	})
-	const calls, each = 20, 10_000
-	for range calls {
-		wg.Go(func() {
-			l := make([]unix.PollFd, each)
-			for i := range l {
-				l[i] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
-			}
-			for l[0] = (unix.PollFd{Fd: int32(stop), Events: unix.POLLIN}); l[0].Revents == 0; {
-				if _, err := unix.Poll(l, -1); err != nil && err != unix.EINTR {
-					return // the descriptor limit of this process; the test says what is missing
-				}
-				if shm.Drain(fd); l[1].Revents&^unix.POLLIN != 0 {
-					return
-				}
-			}
-		})
-	}
-	time.Sleep(100 * time.Millisecond)
-}
 
 // TestCostlyClient: a client whose doorbell is watched two hundred thousand times, so
 // that each ring takes milliseconds of a thread that serves others, loses its socket and
@@ -68,7 +39,7 @@ func TestCostlyClient(t *testing.T) {
 	const uid = 12345
 	evil := attachOver(t, connectAs(t, n, Identity{UID: uid}), bindTo(addr, 0))
 	defer evil.close()
-	crowd(t, evil.ear)
+	tolltest.Watch(t, evil.ear)
 	to := netip.AddrPortFrom(addr, uint16(evil.bound.GetLocal().GetPort()))
 	within(t, 60*time.Second, "the client is found out", func() bool {
 		*evil.word(5248) = uint64(shm.ClientWaitsRecv)
@@ -132,4 +103,60 @@ func TestBans(t *testing.T) {
 	if len(f.bans) > maxBans {
 		t.Errorf("%d users are banned", len(f.bans))
 	}
+}
+
+// TestCostlyConnections: the same for a connection of gRPC and a socket without rings:
+// what is watched too often is ended, and noted.
+func TestCostlyConnections(t *testing.T) {
+	n, cfg := startOne(t)
+	const settings = "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
+	// until has say called until n says that a client was ended, with the descriptor watched.
+	until := func(t *testing.T, c syscall.Conn, say func() error) {
+		before := n.count.ClientsCostly.Load()
+		raw, err := c.SyscallConn()
+		if err != nil {
+			t.Fatal(err)
+		}
+		raw.Control(func(fd uintptr) { tolltest.Watch(t, int(fd)) })
+		for err == nil && n.count.ClientsCostly.Load() == before {
+			err = say()
+			time.Sleep(5 * time.Millisecond)
+		}
+		within(t, 5*time.Second, "it is noted", func() bool { return n.count.ClientsCostly.Load() == before+1 })
+	}
+	t.Run("gRPC", func(t *testing.T) {
+		conn, err := net.Dial("unix", cfg.API.Socket)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		conn.SetDeadline(time.Now().Add(30 * time.Second))
+		if _, err := io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+settings); err != nil {
+			t.Fatal(err)
+		}
+		go io.Copy(io.Discard, conn) // ends with the connection
+		until(t, conn.(syscall.Conn), func() error {
+			_, err := io.WriteString(conn, settings)
+			return err
+		})
+	})
+	t.Run("packets", func(t *testing.T) {
+		p := dialPackets(t, cfg)
+		if m := p.bind(bindTo(cfg.RDS.Addresses[0], 0)); !m.HasBound() {
+			t.Fatal(m)
+		}
+		m := &rdsdv1.ClientMessage{}
+		m.SetPeek(&rdsdv1.Peek{})
+		b, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		until(t, p.c, func() error {
+			if err := p.c.WriteMessage(b); err != nil {
+				return err
+			}
+			_, _, err := p.c.ReadMessage()
+			return err
+		})
+	})
 }

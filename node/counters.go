@@ -1,6 +1,7 @@
 package node
 
 import (
+	"log/slog"
 	"sync/atomic"
 
 	"github.com/rdsd/rdsd/internal/counters"
@@ -10,7 +11,7 @@ import (
 // the sockets belong to the core. Names become rdsd_<name>_total.
 type nodeCounters struct {
 	ClientsRefused     atomic.Uint64 `counter:"clients_refused" help:"client connections refused because of limits.max_clients or limits.max_clients_per_uid, or for want of file descriptors"`
-	ClientsCostly      atomic.Uint64 `counter:"clients_costly" help:"clients with rings that were ended because to wake all who watched their descriptors took too long"`
+	ClientsCostly      atomic.Uint64 `counter:"clients_costly" help:"clients that were ended because to wake all who watched their descriptors took too long"`
 	DescriptorsRefused atomic.Uint64 `counter:"descriptors_refused" help:"connections and sockets refused because the process is near its limit of file descriptors"`
 	AcceptErrors       atomic.Uint64 `counter:"accept_errors" help:"connections that could not be accepted for a while: no descriptor, no memory; the log names the listener"`
 	CallsRateLimited   atomic.Uint64 `counter:"calls_rate_limited" help:"calls refused because their user made more than api.calls_per_second"`
@@ -33,3 +34,9 @@ type nodeCounters struct {
 }
 
 var nodeCounterTable = counters.NewTable[nodeCounters]()
+
+// costlyClient notes that a client is ended for what it costs to wake it.
+func (c *nodeCounters) costlyClient(log *slog.Logger, id Identity, why error) {
+	c.ClientsCostly.Add(1)
+	log.Warn("a client is ended", "uid", id.UID, "pid", id.PID, "why", why)
+}

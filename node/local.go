@@ -135,6 +135,7 @@ func (f *localFront) handle(c *shm.Conn, id Identity, account *quota.Account) {
 	f.mu.Unlock()
 	p := &packetStream{ctx: ctx, conn: c, account: account}
 	c.Charge(shm.MaxRequest, piecesTime, p.charge)
+	c.Costly = func(why error) { f.node.count.costlyClient(f.node.log, id, why) }
 	var taken bool
 	var err error
 	if e := f.node.guard.Do(guard.Socket, func() {
@@ -219,8 +220,7 @@ func (f *localFront) ban(id Identity, now time.Time, why error) {
 		f.bans[id.UID] = b
 	}
 	f.mu.Unlock()
-	f.node.count.ClientsCostly.Add(1)
-	f.node.log.Warn("a client with rings is ended", "uid", id.UID, "pid", id.PID, "why", why)
+	f.node.count.costlyClient(f.node.log, id, why)
 }
 
 func (f *localFront) banned(uid uint32, now time.Time) error {

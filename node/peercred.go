@@ -15,6 +15,7 @@ import (
 
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/internal/toll"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -131,7 +132,7 @@ func (c *peerCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthIn
 		return c.refuse(conn, id, level, err)
 	}
 	release := func() { c.clients.remove(id, account, connBytes) }
-	return c.calls.wrap(conn, id, account, release), authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, nil}, nil
+	return c.calls.wrap(c.measured(conn, id), id, account, release), authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, nil}, nil
 }
 
 // refuse lets a connection live for a moment in which every call is told why there
@@ -148,7 +149,12 @@ func (c *peerCreds) refuse(conn net.Conn, id Identity, level credentials.Securit
 	})
 	account := c.clients.memory.Account(quota.User(id.UID)) // for what it sends meanwhile
 	release := func() { end.Stop(); c.refusals.Add(-1); account.Close() }
-	return c.calls.wrap(conn, id, account, release), authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, noDescriptors(err)}, nil
+	return c.calls.wrap(c.measured(conn, id), id, account, release), authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, noDescriptors(err)}, nil
+}
+
+// measured ends a client's connection when it is too costly to be woken.
+func (c *peerCreds) measured(conn net.Conn, id Identity) net.Conn {
+	return toll.Wrap(conn, func(why error) { c.calls.count.costlyClient(c.calls.log, id, why) })
 }
 
 // refusedLife is how long a refused connection lives.
@@ -199,6 +205,9 @@ type countedConn struct {
 	net.Conn
 	release func() error
 }
+
+// NetConn is the connection that is counted.
+func (c *countedConn) NetConn() net.Conn { return c.Conn }
 
 func (c *countedConn) Close() error {
 	c.release()

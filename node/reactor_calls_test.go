@@ -46,6 +46,8 @@ var reactorCalls = map[string]*regexp.Regexp{
 	"getsockopt": regexp.MustCompile(`^\d+<(TCP|TCPv6):`),
 	"setsockopt": regexp.MustCompile(`^\d+<(TCP|TCPv6):`),
 	"ioctl":      regexp.MustCompile(`^\d+<(TCP|TCPv6):.*(FIONREAD|SIOCINQ|SIOCOUTQ)`),
+	// How long the thread itself worked for a call that took long by the clock: internal/toll.
+	"clock_gettime": regexp.MustCompile(`^CLOCK_THREAD_CPUTIME_ID`),
 	// A link's socket has no SO_LINGER but the one of 0 seconds, which resets, and
 	// its description is nobody else's.
 	"close": regexp.MustCompile(`^\d+<(TCP|TCPv6):`),

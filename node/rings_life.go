@@ -11,6 +11,7 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/internal/toll"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
@@ -176,7 +177,7 @@ func (r *ringSock) end(err error) {
 	if r.closed {
 		return
 	}
-	if shm.Costly(err) {
+	if toll.Costly(err) {
 		r.front.ban(r.s.id, time.Now(), err)
 	}
 	r.host.lock()

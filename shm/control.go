@@ -6,6 +6,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/toll"
 )
 
 // Packets of the control socket (docs/shm.md, "Control socket").
@@ -37,7 +39,7 @@ type Control struct {
 	outFDs  []int
 	started bool       // the first packet of out has left
 	held    *packetBuf // that the message last returned may lie in
-	toll    toll
+	toll    toll.Toll
 }
 
 // release gives up the packet of the message last returned.
@@ -77,16 +79,6 @@ func (c *Control) Half() bool { return c.in.half() }
 // ErrAgain: none is complete yet. io.EOF: the other end is gone. Anything else
 // is an error of the connection; close it.
 func (c *Control) Recv() (msg []byte, fds []int, err error) {
-	m := c.toll.begin()
-	msg, fds, err = c.recv()
-	if costly := c.toll.end(m); costly != nil {
-		closeAll(fds)
-		return nil, nil, costly
-	}
-	return msg, fds, err
-}
-
-func (c *Control) recv() (msg []byte, fds []int, err error) {
 	c.in.done()
 	c.release()
 	p := packets.Get().(*packetBuf)
@@ -104,7 +96,12 @@ func (c *Control) recv() (msg []byte, fds []int, err error) {
 				return nil, nil, recvError(err)
 			}
 		}
+		m := c.toll.Begin()
 		n, oobn, flags, _, err := unix.Recvmsg(c.FD, p.data[:], oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+		if costly := c.toll.End(m, n); costly != nil {
+			closeAll(rightsOf(p.oob[:oobn]))
+			return nil, nil, costly
+		}
 		if err == unix.EINTR {
 			continue
 		}
@@ -194,9 +191,9 @@ func (c *Control) Flush() (done bool, err error) {
 func (c *Control) Pending() bool { return len(c.out) > 0 }
 
 func (c *Control) write(msg []byte, fds []int) (rest []byte, err error) {
-	m := c.toll.begin()
+	m, size := c.toll.Begin(), len(msg)
 	defer func() {
-		if costly := c.toll.end(m); costly != nil && err == nil {
+		if costly := c.toll.End(m, size); costly != nil && err == nil {
 			rest, err = nil, costly
 		}
 	}()

@@ -1,6 +1,7 @@
 package shm
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/toll"
 )
 
 // SocketSuffix is appended to the path of the daemon's gRPC socket.
@@ -20,8 +23,14 @@ const SocketSuffix = ".rings"
 // are those of net.UnixConn.
 type Conn struct {
 	*net.UnixConn
+
+	// Costly, unless it is nil, is told when to wake this client takes too long; the
+	// call under way fails. To be set before the first.
+	Costly func(error)
+
 	in       assembler
 	held     *packetBuf // that the message last returned may lie in
+	toll     toll.Toll
 	raw      syscall.RawConn
 	patience time.Duration // for the rest of a message
 	read     func(fd uintptr) bool
@@ -97,7 +106,7 @@ func (c *Conn) Done() { c.in.done() }
 // receive waits for one packet. Memory to receive it in is taken when there is
 // one: a connection on which nothing happens has none.
 func (c *Conn) receive() (err error) {
-	if c.raw == nil {
+	if c.read == nil {
 		if c.raw, err = c.SyscallConn(); err != nil {
 			return err
 		}
@@ -107,6 +116,35 @@ func (c *Conn) receive() (err error) {
 		return err
 	}
 	return c.got.err
+}
+
+func (c *Conn) costly(err error) error {
+	if c.Costly != nil {
+		c.Costly(err)
+	}
+	return err
+}
+
+// send writes one packet.
+func (c *Conn) send(packet, rights []byte) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var werr error
+	err = raw.Write(func(fd uintptr) bool {
+		for {
+			m := c.toll.Begin()
+			werr = unix.Sendmsg(int(fd), packet, rights, nil, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL)
+			if costly := c.toll.End(m, len(packet)); costly != nil {
+				werr = c.costly(costly)
+			}
+			if werr != unix.EINTR {
+				return werr != unix.EAGAIN
+			}
+		}
+	})
+	return cmp.Or(err, werr)
 }
 
 func (c *Conn) tryReceive(fd uintptr) bool {
@@ -121,7 +159,14 @@ func (c *Conn) tryReceive(fd uintptr) bool {
 		}
 	}
 	for {
+		m := c.toll.Begin()
 		g.n, g.oobn, g.flags, _, g.err = unix.Recvmsg(int(fd), c.held.data[:], oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+		if costly := c.toll.End(m, g.n); costly != nil {
+			closeAll(rightsOf(c.held.oob[:g.oobn]))
+			c.release()
+			g.err = c.costly(costly)
+			return true
+		}
 		if g.err == unix.EINTR {
 			continue
 		}
@@ -154,7 +199,7 @@ func (c *Conn) WriteMessage(msg []byte, fds ...int) error {
 	for len(msg) > 0 {
 		head, piece := packetOf(msg)
 		packet = append(append(packet[:0], head[:]...), piece...)
-		if _, _, err := c.WriteMsgUnix(packet, rights, nil); err != nil {
+		if err := c.send(packet, rights); err != nil {
 			return fmt.Errorf("shm: control socket: %w", err)
 		}
 		msg, rights = msg[len(piece):], nil

@@ -7,6 +7,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/toll"
 )
 
 // Doorbells wake a side that sleeps (docs/shm.md, "Waiting"). The two directions
@@ -24,7 +26,7 @@ import (
 // an eventfd of the daemon's in it, which would cost half as much: to close the
 // eventfd takes the lock of the set, and whoever has the set may sleep with that
 // likewise, for as long as he likes. What a client can do is to have very many watchers,
-// all of which the kernel wakes: see toll.
+// all of which the kernel wakes: see internal/toll.
 
 var one = [8]byte{1}
 
@@ -52,7 +54,7 @@ type Alarm struct {
 	Costly func(error)
 
 	fd      int
-	toll    toll
+	toll    toll.Toll
 	closed  atomic.Bool
 	ringers atomic.Int32 // calls of Ring under way; below 0: closed
 }
@@ -87,9 +89,9 @@ func NewAlarm() (a *Alarm, client int, err error) {
 func (a *Alarm) Ring() {
 	var costly error
 	if a.ringers.Add(1) > 0 {
-		m := a.toll.begin()
+		m := a.toll.Begin()
 		unix.RawSyscall6(unix.SYS_SENDTO, uintptr(a.fd), uintptr(unsafe.Pointer(&one)), 1, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL, 0, 0)
-		costly = a.toll.end(m)
+		costly = a.toll.End(m, 1)
 	}
 	a.ringers.Add(-1)
 	if costly != nil && a.Costly != nil {

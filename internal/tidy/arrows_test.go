@@ -39,6 +39,8 @@ var arrows = []struct {
 	{"internal/crash", nil},
 	{"internal/guard", nil},
 	{"internal/eintr", nil},
+	{"internal/toll", nil},
+	{"internal/toll/tolltest", nil},
 	// The account of the node's memory refuses with an errno.
 	{"internal/quota", []string{"rdserr"}},
 	{"internal/accept", nil},
@@ -58,14 +60,14 @@ var arrows = []struct {
 	{"rtrs", []string{"transport", "wire", "rdserr", "internal/mutant"}},
 	{"blk", []string{"rdserr", "internal/eintr", "internal/guard"}},
 	{"blk/blktest", []string{"blk", "rdserr"}},
-	{"blk/nbd", []string{"blk", "rdserr", "internal/accept", "internal/guard", "internal/reactor"}},
+	{"blk/nbd", []string{"blk", "rdserr", "internal/accept", "internal/guard", "internal/reactor", "internal/toll"}},
 	{"rnbd", []string{"rtrs", "blk", "wire", "rdserr", "internal/mutant"}},
 
 	// The shell.
-	{"shm", []string{"rdserr", "internal/crash", "internal/eintr"}},
+	{"shm", []string{"rdserr", "internal/crash", "internal/eintr", "internal/toll"}},
 	{"api/rdsd/v1", []string{"rdserr"}},
 	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire", "rdserr", "internal/eintr", "internal/guard", "internal/reactor", "internal/stats", "internal/quota"}},
-	{"node", []string{"node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/eintr", "internal/guard", "internal/msgpool", "internal/netlocal", "internal/reactor", "internal/stats", "internal/counters", "internal/quota"}},
+	{"node", []string{"node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/eintr", "internal/guard", "internal/msgpool", "internal/netlocal", "internal/reactor", "internal/stats", "internal/counters", "internal/quota", "internal/toll"}},
 
 	// What talks to a daemon from outside.
 	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr", "internal/msgpool"}},

@@ -1,0 +1,109 @@
+package toll
+
+import (
+	"io"
+	"net"
+	"os"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Conn is a connection whose reads and writes are measured. When its client is found
+// to be costly Told is called, and the call under way and all later ones fail. One
+// goroutine at a time reads and one writes.
+type Conn struct {
+	net.Conn
+	told    func(error)
+	toll    Toll
+	raw     syscall.RawConn
+	in, out half
+}
+
+// half is one direction of a Conn: what the call under way is about.
+type half struct {
+	try  func(fd uintptr) bool
+	p    []byte
+	n    int
+	err  error
+	over error // why the client is not served any more
+}
+
+// Wrap has the calls on c measured, if it, or what its method NetConn leads to, has a
+// descriptor: sockets have. told, which must not block, hears why a client is ended.
+func Wrap(c net.Conn, told func(error)) net.Conn {
+	inner := c
+	for {
+		u, ok := inner.(interface{ NetConn() net.Conn })
+		if !ok {
+			break
+		}
+		inner = u.NetConn()
+	}
+	s, ok := inner.(syscall.Conn)
+	if !ok {
+		return c
+	}
+	raw, err := s.SyscallConn()
+	if err != nil {
+		return c
+	}
+	w := &Conn{Conn: c, told: told, raw: raw}
+	w.in.try = func(fd uintptr) bool { return w.call(&w.in, fd, unix.Read) }
+	w.out.try = func(fd uintptr) bool { return w.call(&w.out, fd, unix.Write) }
+	return w
+}
+
+// call makes the system call of a half; false: the descriptor is not ready.
+func (c *Conn) call(h *half, fd uintptr, f func(fd int, p []byte) (int, error)) bool {
+	for {
+		m := c.toll.Begin()
+		h.n, h.err = f(int(fd), h.p)
+		h.over = c.toll.End(m, h.n)
+		if h.err != unix.EINTR || h.over != nil {
+			return h.err != unix.EAGAIN || h.over != nil
+		}
+	}
+}
+
+// do has a call made when the descriptor is ready.
+func (c *Conn) do(h *half, name string, wait func(func(uintptr) bool) error, p []byte) (int, error) {
+	if h.over != nil {
+		return 0, h.over
+	}
+	h.p = p
+	err := wait(h.try)
+	h.p = nil
+	switch {
+	case err != nil: // closed, or too late
+		return 0, err
+	case h.over != nil:
+		c.told(h.over)
+		return max(h.n, 0), h.over
+	case h.err != nil:
+		return 0, &net.OpError{Op: name, Net: c.RemoteAddr().Network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: os.NewSyscallError(name, h.err)}
+	}
+	return h.n, nil
+}
+
+// Read implements net.Conn.
+func (c *Conn) Read(p []byte) (int, error) {
+	if len(p) == 0 {
+		return 0, nil
+	}
+	n, err := c.do(&c.in, "read", c.raw.Read, p)
+	if n == 0 && err == nil {
+		err = io.EOF
+	}
+	return n, err
+}
+
+// Write implements net.Conn.
+func (c *Conn) Write(p []byte) (n int, err error) {
+	for n < len(p) && err == nil {
+		var k int
+		k, err = c.do(&c.out, "write", c.raw.Write, p[n:])
+		n += k
+	}
+	return n, err
+}

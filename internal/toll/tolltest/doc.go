@@ -1,0 +1,2 @@
+// Package tolltest is a client's descriptor with very many watchers, for tests.
+package tolltest
