@@ -142,3 +142,29 @@ func TestRestartsAreSpaced(t *testing.T) {
 		t.Errorf("later: %v, %d restarts", err, w.ctr.PeerRestarted)
 	}
 }
+
+// TestNothingIsHeldAfterCancel: a long hold that waits for its turn to be moved ends with
+// its last message, at once, so that what is sent next does not wait behind nothing.
+func TestNothingIsHeldAfterCancel(t *testing.T) {
+	w, p := flipped(t, 3000)
+	w.flips(p, 2)
+	w.flip(false)
+	w.settle()
+	h := p.holds[5000]
+	if h == nil || h.out > 0 || h.n() <= heldFew || !p.late {
+		t.Fatalf("the hold does not wait for its turn: %+v, late %v", h, p.late)
+	}
+	resumed := w.ctr.HoldResume
+	if n, begun := w.c.Cancel(w.now, w.sender(5000), WhyApp); n == 0 || begun != 0 {
+		t.Fatalf("%d cancelled, %d begun", n, begun)
+	}
+	if w.c.Held() != 0 || w.ctr.HoldResume != resumed+1 {
+		t.Errorf("%d ports are held, %d resumed", w.c.Held(), w.ctr.HoldResume-resumed)
+	}
+	left := p.unacked.n + p.inwrite.n
+	w.send(4000, 5000, 16, false)
+	w.settle()
+	if p.unacked.n+p.inwrite.n != left+1 {
+		t.Errorf("what is sent next does not leave: %d queued, %d held", p.queue.n, w.c.Held())
+	}
+}
