@@ -1,0 +1,192 @@
+package rnbd
+
+import (
+	"math/rand"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rtrs"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// overRTRS is a server with the rtrs.Server below it, and a client that writes bytes
+// into its chunks. What is not here is not called.
+type overRTRS struct {
+	rtrs.ServerEnv
+	t       *testing.T
+	rt      *rtrs.Server
+	srv     *Server
+	chunks  wire.RTRSChunks
+	regions map[uint32][]byte
+	rsps    []byte // the last CON_RSP or INFO_RSP
+	sent    int    // answers to requests
+	data    []byte // of the last answer to a READ
+}
+
+func (o *overRTRS) Accept(c *rtrs.ServerCon, rsp []byte) { o.rsps = append([]byte(nil), rsp...) }
+func (o *overRTRS) Reject(c *rtrs.ServerCon, rsp []byte) { o.t.Fatalf("rejected: %x", rsp) }
+func (o *overRTRS) Hang(p *rtrs.ServerPath)              {}
+func (o *overRTRS) Post(p *rtrs.ServerPath, conn int, op *transport.Op) {
+	if op.Kind == transport.OpSend {
+		o.rsps = append([]byte(nil), op.Data...)
+		return
+	}
+	if len(op.Data) > 0 {
+		o.data = append([]byte(nil), op.Data...)
+	}
+	if i := wire.RTRSImm(op.Imm); i != wire.RTRSImmHeartbeat && i != wire.RTRSImmHeartbeatAck {
+		o.sent++
+	}
+}
+
+func (o *overRTRS) Register(p *rtrs.ServerPath, b []byte) (uint32, uint64) {
+	key := uint32(len(o.regions) + 1)
+	o.regions[key] = b
+	return key, 0
+}
+
+func (o *overRTRS) Renew(p *rtrs.ServerPath, b []byte, addr uint64) uint32 {
+	key, _ := o.Register(p, b)
+	return key
+}
+
+func (o *overRTRS) Revoke(p *rtrs.ServerPath, key uint32) bool { return true }
+func (o *overRTRS) Alloc(n int) []byte                         { return make([]byte, n) }
+func (o *overRTRS) Free(b []byte)                              {}
+func (o *overRTRS) Trim(b []byte)                              {}
+func (o *overRTRS) Up(s *rtrs.ServerSession)                   { o.srv.Up(s) }
+func (o *overRTRS) Down(s *rtrs.ServerSession)                 { o.srv.Down(0, s) }
+func (o *overRTRS) Request(r *rtrs.ServerReq)                  { o.srv.Request(0, r) }
+func (o *overRTRS) Event(e rtrs.Event)                         {}
+
+// path connects a path of the one session and returns its chunks.
+func (o *overRTRS) path(id byte) (*rtrs.ServerPath, []wire.RTRSDesc) {
+	o.t.Helper()
+	var p *rtrs.ServerPath
+	for conn := range uint16(2) {
+		r := wire.RTRSConnReq{Conn: conn, Conns: 2, Attempt: 1, FirstConn: id == 1}
+		r.Session[0], r.Path[0] = 1, id
+		c := o.rt.Connect(0, nil, r.Append(nil), netip.MustParseAddrPort("10.0.0.1:1"), netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 1, id}), 9))
+		p = c.Path
+	}
+	rsp, err := wire.ParseRTRSConnRsp(o.rsps)
+	if err == nil {
+		o.chunks, err = wire.NewRTRSChunks(uint32(rsp.QueueDepth), rsp.MaxIOSize, rsp.MaxHdrSize)
+	}
+	var b []byte
+	if err == nil {
+		if b, err = wire.AppendRTRSInfoReq(nil, "client"); err == nil {
+			err = p.Received(0, 0, b, 0, false)
+		}
+	}
+	var ds []wire.RTRSDesc
+	if err == nil {
+		ds, err = wire.ParseRTRSInfoRsp(o.rsps, o.chunks)
+	}
+	if err != nil {
+		o.t.Fatal(err)
+	}
+	return p, o.chunks.Spread(nil, ds)
+}
+
+// put writes a request with n bytes of data into chunk id, as a link does.
+func (o *overRTRS) put(p *rtrs.ServerPath, ds []wire.RTRSDesc, id uint32, kind wire.RTRSType, n int, usr []byte) {
+	o.t.Helper()
+	m := wire.RTRSReq{Type: kind, UsrLen: uint16(len(usr))}
+	at := 0
+	b := m.Append(append(make([]byte, n), usr...))
+	if kind == wire.RTRSRead {
+		m.SGCnt, m.Desc = 1, wire.RTRSDesc{Addr: 1, Key: 1, Len: uint32(n)}
+		b, at = m.Append(append([]byte(nil), usr...)), n
+	}
+	addr := ds[id].Addr + uint64(at)
+	copy(o.regions[ds[id].Key][addr:], b)
+	if err := p.Written(0, 1, ds[id].Key, addr, len(b), uint32(o.chunks.Req(id, uint32(n+len(usr))))); err != nil {
+		o.t.Fatal(err)
+	}
+}
+
+// TestNothingForAPathThatIsGone: what a request still needs of its store when its path
+// goes is left out, for nobody hears of it, and the request ends all the same; those of
+// the session's other path go on.
+func TestNothingForAPathThatIsGone(t *testing.T) {
+	o := &overRTRS{t: t, regions: map[uint32][]byte{}}
+	rt, err := rtrs.NewServer(rtrs.ServerConfig{QueueDepth: 4, MaxIO: 64 << 10}, o, 7, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := newWorld(t, ServerConfig{})
+	o.rt, o.srv = rt, NewServer(ServerConfig{}, w, rt, rand.New(rand.NewSource(1)))
+	info := cached
+	info.FUA = false // so that a durable write is two requests
+	d := newRecorder(info)
+	if err := o.srv.Export(&Export{Name: "d", Device: d}); err != nil {
+		t.Fatal(err)
+	}
+	queue := nowhere{}
+	// next takes what there is to be done to the store.
+	next := func(want string) (batch []*blk.Request) {
+		t.Helper()
+		d.log = nil
+		if _, batch = o.srv.Next(time.Second, make([]*blk.Request, 0, 4)); batch != nil {
+			for _, r := range batch {
+				r.Queue = queue
+			}
+			d.Submit(batch)
+		}
+		if got := strings.Join(d.log, ", "); got != want {
+			t.Fatalf("the store is asked %q, want %q", got, want)
+		}
+		return batch
+	}
+	one, chunks := o.path(1)
+	other, others := o.path(2)
+	hello := wire.AppendRNBDSessInfo(nil, wire.RNBDSessInfo, 2)
+	o.put(one, chunks, 0, wire.RTRSRead, wire.RNBDSessInfoLen, hello)
+	o.put(one, chunks, 1, wire.RTRSRead, wire.RNBDOpenRspLen, must(open1("d", rw)))
+	for _, x := range w.openings {
+		dev, _, err := x.Do()
+		o.srv.Opened(0, x, dev, err)
+	}
+	if open := o.srv.Open(); len(open) != 1 {
+		t.Fatalf("%d are open", len(open))
+	}
+	rsp, err := wire.ParseRNBDOpenRsp(o.data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	id := rsp.DeviceID
+	write := rawIO(id, wire.RNBDWrite, wire.RNBDFUA|wire.RNBDPreflush, 0, 512)
+
+	// Both paths write; the first goes while its store is being flushed.
+	o.put(one, chunks, 2, wire.RTRSWrite, 512, write)
+	first := next("flush")
+	o.put(other, others, 3, wire.RTRSWrite, 512, write)
+	second := next("flush")
+	rt.Disconnect(0, one)
+	one.Gone(0)
+	sent := o.sent
+	o.srv.Complete(0, first)
+	next("")
+	o.srv.Complete(0, second)
+	o.srv.Complete(0, next("write 0+512"))
+	o.srv.Complete(0, next("flush"))
+	next("")
+	if o.sent != sent+1 {
+		t.Errorf("%d answers, want one: the other path's", o.sent-sent)
+	}
+	// Nothing is in flight any more: the volume closes.
+	o.put(other, others, 0, wire.RTRSWrite, 0, wire.AppendRNBDClose(nil, id))
+	if n := len(o.srv.Open()); n != 0 || o.sent != sent+2 {
+		t.Errorf("%d are open after they were closed, %d answers", n, o.sent-sent)
+	}
+}
+
+// nowhere is where a store's completions go that the test hands on itself.
+type nowhere struct{}
+
+func (nowhere) Complete([]*blk.Request) {}
