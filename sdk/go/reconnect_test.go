@@ -41,6 +41,36 @@ func reaccept(d *fakeDaemon) *fakeStream {
 	return st
 }
 
+// Who sends between the end of the stream and the moment when the socket lets go of
+// it, as a try may that was just told of the end, is served by the next stream.
+func TestSendBehindTheEnd(t *testing.T) {
+	d, _, s, _ := bindFake(t)
+	ctx := testContext(t)
+	st := s.fe.(*stream)
+	st.mu.Lock()
+	sess := st.sess
+	st.mu.Unlock()
+	sess.over() // as its reader does first
+	late := goErr(func() error { return s.Send(ctx, peerAddr, []byte("late")) })
+	for queuedBatches(s) != 1 {
+		if ctx.Err() != nil {
+			t.Fatal("the send was not kept for the next stream")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	d.stop()
+	d.start()
+	st2 := reaccept(d)
+	b := st2.nextSend()
+	if string(b.GetPayload()) != "late" {
+		t.Errorf("sent %q", b.GetPayload())
+	}
+	st2.sendResult(b)
+	if err := waitErr(t, late); err != nil {
+		t.Error(err)
+	}
+}
+
 // After a restart: what had no answer fails undecided and is not sent again,
 // what was accepted is unknown, what waited in the SDK goes on, Recv goes on.
 func TestReconnect(t *testing.T) {

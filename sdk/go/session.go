@@ -28,7 +28,7 @@ type session struct {
 	// Guarded by Socket.mu:
 	writing   bool // somebody is in stream.SendMsg, or the writer is about to be
 	closing   bool // half-close when the writer is free
-	closed    bool // done so
+	closed    bool // done so, or the stream is over: nothing more is written
 	pending   map[uint64]*batch
 	bytes     int // payload bytes in pending
 	waitBytes int // of these, in waiting batches
@@ -154,9 +154,19 @@ func (sess *session) endLocked() {
 	sess.kickWriterLocked()
 }
 
+// over lets nothing more be written. It comes before down is closed: whoever is told
+// that the connection is lost, and sends again, must not have that sent on the lost
+// one, where nobody would know what became of it. It waits for the next one instead.
+func (sess *session) over() {
+	sess.st.mu.Lock()
+	defer sess.st.mu.Unlock()
+	sess.closed = true
+}
+
 // read takes messages until the stream ends and says why it did.
 func (sess *session) read() error {
 	defer close(sess.down)
+	defer sess.over()
 	defer sess.cancel()
 	s := sess.st
 	var in inbound
