@@ -93,7 +93,7 @@ func TestReactorCalls(t *testing.T) {
 		c.Reactor.CPUs = []int{0} // so that it keeps its thread
 		c.Volumes.Port, c.Volumes.Name = volumes, "traced"
 	})
-	tid := threadNamed(t, "rdsd/0")
+	tid := threadOf(n.core.(*hosts).workers[0])
 	other := testConfig(t)
 	other.RDS.Addresses, other.RDS.Port = []netip.Addr{netip.MustParseAddr("127.0.0.2")}, cfg.RDS.Port
 	other.Volumes.Port, other.Volumes.Name = volumes, "other"
@@ -191,23 +191,12 @@ func TestReactorCallsJudged(t *testing.T) {
 	}
 }
 
-// threadNamed finds the youngest thread of this process with a name: those of nodes
-// before may still have theirs.
-func threadNamed(t *testing.T, name string) string {
-	t.Helper()
-	var tid string
-	within(t, 5*time.Second, "the reactor has its thread", func() bool {
-		l, _ := filepath.Glob("/proc/self/task/*/comm")
-		youngest := 0
-		for _, p := range l {
-			id, _ := strconv.Atoi(filepath.Base(filepath.Dir(p)))
-			if b, _ := os.ReadFile(p); id > youngest && strings.TrimSpace(string(b)) == name {
-				youngest, tid = id, strconv.Itoa(id)
-			}
-		}
-		return tid != ""
-	})
-	return tid
+// threadOf is the thread of a reactor, asked on it: those of nodes before may still
+// be there under the same name, and numbers of threads begin anew after pid_max.
+func threadOf(w *worker) string {
+	tid := make(chan int, 1)
+	w.Do(func() { tid <- unix.Gettid() })
+	return strconv.Itoa(<-tid)
 }
 
 // hostileThings is what should hold up nobody.
