@@ -21,10 +21,10 @@ const (
 	long = time.Millisecond
 	// perByte is what may be added for what it moves, several times what that takes.
 	perByte = 4 * time.Nanosecond
-	// veryLong is one that is enough by itself.
+	// veryLong is one that counts for two.
 	veryLong = 20 * time.Millisecond
 	// mostStrikes is how many long ones in a row are enough: one may have been
-	// interrupted in the middle for the work of others.
+	// interrupted in the middle for the work of others, or by a hypervisor.
 	mostStrikes = 3
 	// look is how many calls of a suspect are measured.
 	look = 8
@@ -72,11 +72,16 @@ func (t *Toll) judge(took time.Duration, measured bool) error {
 	case !measured:
 		t.suspect.Store(look)
 		return nil
-	case took < veryLong && t.strikes.Add(1) < mostStrikes:
-		t.suspect.Store(look)
-		return nil
 	}
-	return &costly{took}
+	strikes := int32(1)
+	if took >= veryLong {
+		strikes = 2
+	}
+	if t.strikes.Add(strikes) >= mostStrikes {
+		return &costly{took}
+	}
+	t.suspect.Store(look)
+	return nil
 }
 
 // costly is the error of a client that is ended for what its watchers cost.

@@ -19,11 +19,12 @@ func TestTollJudges(t *testing.T) {
 		ended bool // by the last of them
 	}{
 		{"short ones", []call{{short, false}, {long - 1, false}}, false},
-		{"long by the clock alone", []call{{very, false}, {short, true}, {very, true}}, true},
+		{"long by the clock alone", []call{{very, false}, {short, true}, {very, true}}, false},
 		{"interrupted now and then", []call{{long, false}, {long, true}, {long, true}, {short, true}, {long, true}, {long, true}, {short, true}}, false},
 		{"three long ones", []call{{long, false}, {long, true}, {long, true}, {long, true}}, true},
-		{"a very long one", []call{{long, false}, {very, true}}, true},
-		{"just not very long", []call{{long, false}, {very - 1, true}}, false},
+		{"two very long ones", []call{{long, false}, {very, true}, {very, true}}, true},
+		{"a long one and a very long one", []call{{long, false}, {long, true}, {very, true}}, true},
+		{"just not very long", []call{{long, false}, {very - 1, true}, {very - 1, true}}, false},
 	} {
 		var u Toll
 		for i, k := range c.calls {
