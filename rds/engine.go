@@ -106,8 +106,8 @@ type Engine struct {
 	lastSock *Socket // of the last lookup
 	nextID   uint64
 	peers    map[netip.Addr]*Peer
-	named    map[uint32]int // peers by the user that named them, of those nobody answered for
-	evictAt  int            // where in order to look for a place
+	named    map[uint32]share // peers by the user that named them, of those nobody answered for
+	evictAt  int              // where in order to look for a place
 	evicted  []*conn.Conn
 	order    []*Peer // in order of creation, so that walks repeat
 	loop     *Peer   // this address itself
@@ -175,7 +175,7 @@ type clearedPort struct {
 func NewEngine(cfg *Config, local netip.Addr, rng *rand.Rand) *Engine {
 	e := &Engine{cfg: cfg, local: local, rng: rng, socks: map[uint16]*Socket{}, peers: map[netip.Addr]*Peer{}, cver: 1,
 		timers: btree.NewG(16, timer.less)}
-	e.named = map[uint32]int{}
+	e.named = map[uint32]share{}
 	e.loop = &Peer{e: e, addr: local, mapTold: -tellEvery}
 	e.groupsAt = -groupsEvery
 	return e

@@ -25,12 +25,21 @@ import (
 // before they go.
 //
 // Peers that clients named and nobody ever answered for are counted by user, who may
-// have three quarters of the places.
+// have three quarters of the places. Each is connected to, so whoever has its share and
+// goes on naming others may have so many a second in their places: the machine's network
+// is everybody's, and thousands of attempts a second take it.
 
 const (
-	evictLook  = 128              // peers looked at for one place
-	evictAfter = 10 * time.Second // that a peer whose sequences are forgotten has rested
+	evictLook  = 128                  // peers looked at for one place
+	evictAfter = 10 * time.Second     // that a peer whose sequences are forgotten has rested
+	evictEvery = 5 * time.Millisecond // one of a user's share makes room for another of the same user
 )
+
+// share is what a user has of the table.
+type share struct {
+	peers int           // named, and without an answer
+	next  time.Duration // when one of them may make room for another
+}
 
 // rests reports whether pe may be forgotten, and for how long nothing has happened.
 func (pe *Peer) rests(now time.Duration) (since time.Duration, ok bool) {
@@ -47,10 +56,13 @@ func (pe *Peer) rests(now time.Duration) (since time.Duration, ok bool) {
 // makeRoom finds a place for one more peer, which uid names if named is true.
 func (e *Engine) makeRoom(now time.Duration, o origin) error {
 	most := e.cfg.MaxPeers
-	if share := max(1, most-most/4); o.named && e.named[o.uid] >= share {
-		if !e.evict(now, func(pe *Peer) bool { return pe.origin == o && !pe.answered }) {
-			return rdserr.With(rdserr.ErrNoMemory, "user %d has named %d destinations that never answered, its share of limits.max_peers (%d)", o.uid, share, most)
+	if of, part := e.named[o.uid], max(1, most-most/4); o.named && of.peers >= part {
+		if now < of.next || !e.evict(now, func(pe *Peer) bool { return pe.origin == o && !pe.answered }) {
+			return rdserr.With(rdserr.ErrNoMemory, "user %d has named %d destinations that never answered, its share of limits.max_peers (%d), of which one in %v makes room", o.uid, part, most, evictEvery)
 		}
+		of = e.named[o.uid] // without the one that went
+		of.next = now + evictEvery
+		e.named[o.uid] = of
 	}
 	if len(e.order) >= most && !e.evict(now, func(*Peer) bool { return true }) {
 		return rdserr.With(rdserr.ErrNoMemory, "the limit of %d peers (limits.max_peers) is reached, and none of those looked at rests", most)
@@ -162,8 +174,16 @@ func (pe *Peer) answer() {
 	}
 	pe.answered = true
 	if o := pe.origin; o.named {
-		if pe.e.named[o.uid]--; pe.e.named[o.uid] == 0 {
-			delete(pe.e.named, o.uid)
-		}
+		pe.e.count(o.uid, -1)
+	}
+}
+
+// count changes how many peers a user has named that never answered.
+func (e *Engine) count(uid uint32, by int) {
+	of := e.named[uid]
+	if of.peers += by; of.peers == 0 {
+		delete(e.named, uid)
+	} else {
+		e.named[uid] = of
 	}
 }

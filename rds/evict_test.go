@@ -61,7 +61,7 @@ func TestPeersOfOneUser(t *testing.T) {
 	b.Close(now)
 	n := 0
 	for _, k := range e.named {
-		n += k
+		n += k.peers
 	}
 	for _, pe := range e.order {
 		if pe.origin.named && !pe.answered {
@@ -70,6 +70,39 @@ func TestPeersOfOneUser(t *testing.T) {
 	}
 	if n != 0 {
 		t.Errorf("the account of named peers is wrong by %d", n)
+	}
+}
+
+// TestPeersAreNamedAtAPace: each destination costs an attempt to connect, so who has its
+// share goes on one in 5 ms, whatever rests.
+func TestPeersAreNamedAtAPace(t *testing.T) {
+	e, now := lone(t, func(c *Config) { c.MaxPeers = 100 })
+	named, last := 0, now
+	for i := range 2000 {
+		e.Tick(now)
+		s, _ := e.Bind(6000, SocketOptions{UID: 9})
+		err := s.Send(now, netip.AddrPortFrom(peerAddr(i), 4000), nil, 0, false)
+		if err == nil {
+			named++
+			if at := now - last; named > 76 && at < evictEvery {
+				t.Fatalf("destination %d came %v after the one before", named, at)
+			}
+			last = now
+		} else if !errors.Is(err, rdserr.ErrNoMemory) {
+			t.Fatal(err)
+		}
+		s.Close(now)
+		now += time.Millisecond
+	}
+	if want := 75 + (2000-75)/5; named != want {
+		t.Errorf("%d destinations in 2 s, not %d", named, want)
+	}
+	// Others are not concerned.
+	s, _ := e.Bind(6000, SocketOptions{UID: 10})
+	for i := range 30 {
+		if err := s.Send(now, netip.AddrPortFrom(peerAddr(5000+i), 4000), nil, 0, false); err != nil {
+			t.Fatalf("another user's destination %d: %v", i, err)
+		}
 	}
 }
 

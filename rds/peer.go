@@ -67,7 +67,7 @@ func (e *Engine) peer(now time.Duration, addr netip.Addr, o origin) (*Peer, erro
 		}
 		pe = &Peer{e: e, account: account, addr: addr, mapTold: -tellEvery, at: len(e.order), origin: o, asking: -answerEvery}
 		if o.named {
-			e.named[o.uid]++
+			e.count(o.uid, 1)
 		}
 		pe.c = conn.New(&e.cfg.Conn, pe, e.rng, &pe.ctr, e.local, addr)
 		e.peers[addr] = pe

@@ -23,6 +23,7 @@ const never = time.Duration(math.MaxInt64)
 //
 // Port 0 pings the node: the answer is an empty datagram from its port 0.
 func (s *Socket) Send(now time.Duration, dst netip.AddrPort, payload []byte, tag uint64, want bool) error {
+	s.e.now = now // refused or not: reach asks for the time
 	f, err := s.reach(dst, len(payload))
 	if err != nil {
 		return err
