@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"time"
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/guard"
@@ -94,7 +95,7 @@ func (h *host) accept(link transport.Link) {
 		}
 	}
 	h.prepareLanes(remote.Addr())
-	shake, err := h.all.handshakes.begin(link, user, h.all.node.conf().Limits.MaxHandshakes, h.all.node.memory)
+	shake, err := h.all.handshakes.begin(time.Now(), link, user, h.all.node.conf().Limits.MaxHandshakes, h.all.node.memory)
 	if err != nil {
 		refuse(err.Error())
 		return

@@ -4,8 +4,10 @@ import (
 	"container/list"
 	"net/netip"
 	"sync"
+	"time"
 
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
 )
 
@@ -14,21 +16,30 @@ import (
 // part of the slots. A source is an address, a /64 of IPv6, or a user of this machine,
 // who has as many loopback addresses as he likes. Who comes
 // when its source has no slot left, or nobody has, takes that of the one that
-// has been silent for longest.
+// has been silent for longest. A source that connects without an end does that at a
+// pace: to greet is dear, to close what has just been accepted is not.
 
 const (
 	// handshakeShare is the part of limits.max_handshakes that one source may have.
 	handshakeShare = 4
 	// handshakeBytes is what such a link takes.
 	handshakeBytes = 4 << 10
+	// handshakeEvery is how often one of a source's slots is given to another of it.
+	handshakeEvery = 5 * time.Millisecond
 )
 
 // handshakes is those of a node. The zero value is ready.
 type handshakes struct {
 	mu       sync.Mutex // nothing is called with it held
 	order    list.List  // of *handshake, oldest first; guarded by mu
-	bySource map[source]int
+	bySource map[source]slots
 	refused  uint64 // guarded by mu
+}
+
+// slots are those of a source.
+type slots struct {
+	n    int
+	next time.Time // when one of them may be given to another
 }
 
 // handshake is one link on its way.
@@ -63,7 +74,7 @@ func sourceOf(a netip.Addr, user int64) source {
 
 // begin enters a link of a user of this machine, or noUser; end must follow. most is
 // limits.max_handshakes.
-func (t *handshakes) begin(link transport.Link, user int64, most int, memory *quota.Node) (*handshake, error) {
+func (t *handshakes) begin(now time.Time, link transport.Link, user int64, most int, memory *quota.Node) (*handshake, error) {
 	x := &handshake{link: link, source: sourceOf(link.RemoteAddr().Addr(), user), account: memory.Account(quota.Peer(link.RemoteAddr().Addr().Unmap()))}
 	if err := x.account.Take(quota.Handshakes, handshakeBytes); err != nil {
 		x.account.Close()
@@ -74,11 +85,19 @@ func (t *handshakes) begin(link transport.Link, user int64, most int, memory *qu
 	}
 	t.mu.Lock()
 	if t.bySource == nil {
-		t.bySource = map[source]int{}
+		t.bySource = map[source]slots{}
 	}
 	var silent *handshake
-	switch {
-	case t.bySource[x.source] >= max(1, most/handshakeShare):
+	switch of, share := t.bySource[x.source], max(1, most/handshakeShare); {
+	case of.n >= share && now.Before(of.next):
+		t.refused++
+		t.mu.Unlock()
+		x.account.Give(quota.Handshakes, handshakeBytes)
+		x.account.Close()
+		return nil, rdserr.With(rdserr.ErrTooMany, "%d connections of its source have not said who they are, a part of limits.max_handshakes; one in %v makes room", of.n, handshakeEvery)
+	case of.n >= share:
+		of.next = now.Add(handshakeEvery)
+		t.bySource[x.source] = of
 		silent = t.oldest(func(o *handshake) bool { return o.source == x.source })
 	case t.order.Len() >= most:
 		silent = t.oldest(func(*handshake) bool { return true })
@@ -88,7 +107,7 @@ func (t *handshakes) begin(link transport.Link, user int64, most int, memory *qu
 		t.refused++
 	}
 	x.at = t.order.PushBack(x)
-	t.bySource[x.source]++
+	t.count(x.source, 1)
 	t.mu.Unlock()
 	if silent != nil {
 		silent.link.Close(false)
@@ -106,13 +125,21 @@ func (t *handshakes) oldest(fit func(*handshake) bool) *handshake {
 	return nil
 }
 
+// count changes how many slots a source has. mu is held.
+func (t *handshakes) count(s source, by int) {
+	of := t.bySource[s]
+	if of.n += by; of.n == 0 {
+		delete(t.bySource, s)
+	} else {
+		t.bySource[s] = of
+	}
+}
+
 // remove takes x out. mu is held.
 func (t *handshakes) remove(x *handshake) {
 	t.order.Remove(x.at)
 	x.at = nil
-	if t.bySource[x.source]--; t.bySource[x.source] == 0 {
-		delete(t.bySource, x.source)
-	}
+	t.count(x.source, -1)
 	x.account.Give(quota.Handshakes, handshakeBytes)
 	x.account.Close()
 }

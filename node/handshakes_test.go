@@ -1,11 +1,14 @@
 package node
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
 )
 
@@ -23,12 +26,13 @@ func TestHandshakeSlots(t *testing.T) {
 	memory := quota.New(64<<20, nil)
 	var h handshakes
 	links := map[string]*silentLink{}
-	user := noUser
+	user, now := noUser, time.Unix(1000, 0)
 	begin := func(name, addr string) *handshake {
 		t.Helper()
 		l := &silentLink{remote: netip.MustParseAddrPort(addr)}
 		links[name] = l
-		x, err := h.begin(l, user, 16, memory)
+		now = now.Add(handshakeEvery)
+		x, err := h.begin(now, l, user, 16, memory)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -91,10 +95,42 @@ func TestHandshakeWithoutMemory(t *testing.T) {
 	memory := quota.New(64<<20, nil)
 	memory.Account(quota.Holder{}).Grow(quota.Peers, 64<<20)
 	var h handshakes
-	if _, err := h.begin(&silentLink{remote: netip.MustParseAddrPort("10.0.0.1:1")}, noUser, 16, memory); err == nil {
+	if _, err := h.begin(time.Now(), &silentLink{remote: netip.MustParseAddrPort("10.0.0.1:1")}, noUser, 16, memory); err == nil {
 		t.Error("a slot that memory has no room for was given")
 	}
 	if b := h.budget(16); b.used != 0 || b.refused != 1 {
 		t.Errorf("the slots are %+v", b)
+	}
+}
+
+// TestHandshakesAtAPace: a source that has its slots gives them to others of its own one
+// in 5 ms, whoever is faster is closed; other sources are not concerned.
+func TestHandshakesAtAPace(t *testing.T) {
+	memory := quota.New(64<<20, nil)
+	var h handshakes
+	now, in := time.Unix(1000, 0), 0
+	for i := range 1000 {
+		at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, byte(i >> 8), byte(i)}), 1000)
+		if _, err := h.begin(now, &silentLink{remote: at}, 1000, 64, memory); err == nil {
+			in++
+		} else if !errors.Is(err, rdserr.ErrTooMany) {
+			t.Fatal(err)
+		}
+		if i%100 == 0 {
+			at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i / 100)}), 1000)
+			if _, err := h.begin(now, &silentLink{remote: at}, noUser, 64, memory); err != nil {
+				t.Errorf("another source: %v", err)
+			}
+		}
+		now = now.Add(time.Millisecond)
+	}
+	if want := 16 + (1000-16+4)/5; in != want {
+		t.Errorf("%d of 1,000 connections in a second, not %d", in, want)
+	}
+	if b := h.budget(64); b.used != 26 || b.refused != uint64(1000-16) {
+		t.Errorf("the slots are %+v", b)
+	}
+	if n := memory.Used(); n != 26*handshakeBytes {
+		t.Errorf("%d bytes are charged", n)
 	}
 }
