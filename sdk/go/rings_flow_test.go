@@ -158,3 +158,46 @@ func TestRingsManyDestinations(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A try that asks what a new flow is, and is told that it is congested before it has
+// begun to wait, looks again at once: nothing else would come.
+func TestRingsOpenedCongested(t *testing.T) {
+	d := newRingDaemon(t)
+	d.mu.Lock()
+	d.flowOf = func(netip.AddrPort) flowRule { return flowRule{state: shm.FlowCongested} }
+	d.mu.Unlock()
+	a := d.bindRing(localAddr)
+	r := a.fe.(*rings)
+	d.pause(true)
+	r.txMu.Lock()
+	f, err := r.tx.send.Flow(peerAddr)
+	r.txMu.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.pause(false)
+	ctx := testContext(t)
+	for told := false; !told; time.Sleep(time.Millisecond) {
+		if ctx.Err() != nil {
+			t.Fatal("the daemon says nothing of the flow")
+		}
+		r.txMu.Lock()
+		told = r.tx.send.State(f).State() == shm.FlowCongested
+		r.txMu.Unlock()
+	}
+	for _, c := range []struct {
+		saw   error
+		again bool
+	}{{errOpening, true}, {rdserr.ErrCongested, false}} {
+		h := holdup{r: r, ctx: ctx, wait: true}
+		r.txMu.Lock()
+		h.mayWaitLocked(peerAddr, c.saw)
+		again := h.w.ready()
+		h.end()
+		r.txMu.Unlock()
+		if again != c.again {
+			t.Errorf("%v was seen and the flow is congested: looks again: %v", c.saw, again)
+		}
+	}
+	wantErr(t, a.TrySend(peerAddr, nil), rdserr.ErrCongested)
+}

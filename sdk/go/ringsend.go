@@ -212,8 +212,14 @@ func (h *holdup) onLocked(l *ringLink, dst netip.AddrPort, err error) {
 		}
 		word := l.region.FlowState(f.Index()).Load()
 		h.w.flows = append(h.w.flows, flowWatch{f.Index(), word})
-		if st := l.send.State(f).State(); st != shm.FlowUnknown && st != shm.FlowCongested {
-			h.w.seq-- // it has changed since: look again at once
+		was := uint16(shm.FlowUnknown)
+		if err == rdserr.ErrCongested {
+			was = shm.FlowCongested
+		}
+		// Changed since err was found: look again at once. Congested is news as
+		// well, to a try that asked what the flow is.
+		if l.send.State(f).State() != was {
+			h.w.seq--
 		}
 	}
 }
