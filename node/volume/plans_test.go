@@ -264,3 +264,78 @@ func TestResizeIsToldOnce(t *testing.T) {
 		t.Errorf("told are %v", sizes)
 	}
 }
+
+// TestResizeOfWhatWasNotThere: an export whose file was not there at the start has no size
+// of its own; what it had before a resize is what the one who has it open knows.
+func TestResizeOfWhatWasNotThere(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	s := file(t, "disk", 8<<20)
+	s.Persist = true
+	mustExport(t, server.h, s)
+	server.stop()
+	away := s.Path + ".away"
+	if err := os.Rename(s.Path, away); err != nil {
+		t.Fatal(err)
+	}
+	server.start()
+	if err := os.Rename(away, s.Path); err != nil {
+		t.Fatal(err)
+	}
+	mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk"})
+	c, stop := server.h.Watch(FromNow)
+	defer stop()
+	if n, err := server.h.ResizeExport(testCtx(t), "disk", 0); err != nil || n != 8<<20 {
+		t.Fatal(n, err)
+	}
+	server.h.ev.add(Event{Kind: "end"})
+	for ev := range c {
+		if ev.Kind == EventResize {
+			t.Errorf("nothing has changed, and told is %+v", ev)
+		}
+		if ev.Kind == "end" {
+			break
+		}
+	}
+}
+
+// TestUnmapOnItsWay: a mapping that is being unmapped is not unmapped again, nor used; a
+// caller that does not wait is told so, and it ends all the same.
+func TestUnmapOnItsWay(t *testing.T) {
+	server, client, k := withKernel(t)
+	mustExport(t, server.h, memory("mem", 8<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "mem", As: AsNBD})
+	entered, release := make(chan struct{}), make(chan struct{})
+	good := k.disconnect
+	client.h.mu.Lock()
+	client.h.mappings[0].front.(*kernelFront).drv.disconnect = func(i int) error {
+		close(entered)
+		<-release
+		return good(i)
+	}
+	client.h.mu.Unlock()
+	ctx, cancel := context.WithCancel(t.Context())
+	first := make(chan error, 1)
+	go func() { first <- client.h.Unmap(ctx, m.ID, false) }()
+	<-entered
+	is(t, "a second unmap", client.h.Unmap(testCtx(t), m.ID, false), syscall.EBUSY, "being unmapped")
+	is(t, "a second unmap by force", client.h.Unmap(testCtx(t), m.ID, true), syscall.EBUSY, "being unmapped")
+	_, err := client.h.ResizeMapping(testCtx(t), m.ID, 0)
+	is(t, "resize", err, syscall.EBUSY, "not any more")
+	_, err = client.h.Remap(testCtx(t), m.ID)
+	is(t, "remap", err, syscall.EBUSY, "not any more")
+	cancel()
+	is(t, "a caller that does not wait", <-first, syscall.ETIMEDOUT, "on its way out")
+	close(release)
+	eventually(t, "it has ended", func() bool { return len(client.h.Mappings()) == 0 })
+	nothingLeft(t, "unmapped", server, client, k)
+
+	mustMap(t, client.h, MapSpec{Node: server.node(), Name: "mem", ID: "late"})
+	h := client.h
+	client.stop()
+	if err := h.Unmap(testCtx(t), "late", true); err == nil {
+		t.Error("unmapped after the end")
+	}
+}
