@@ -79,3 +79,53 @@ func TestDrainOfAPeerThatGoesOn(t *testing.T) {
 		t.Errorf("%d bytes were acknowledged, %d of them read", acked, h.bytes)
 	}
 }
+
+// givingUp refuses what comes, as after a peer broke the protocol, and closes.
+type givingUp struct {
+	counting
+	l transport.Link
+}
+
+func (*givingUp) Begin() {}
+
+func (g *givingUp) Frame(f *transport.Frame) error {
+	g.l.Close(true)
+	return syscall.EBADMSG
+}
+
+// TestGivenUpLinkIsNotReadOn: of a peer that broke the protocol and goes on sending little
+// is read and thrown away, not all that it sends in the second that a close may take.
+func TestGivenUpLinkIsNotReadOn(t *testing.T) {
+	peer, err := net.Listen("tcp", "127.0.0.83:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer peer.Close()
+	l, err := newProvider(t).Dial(context.Background(), netip.MustParseAddrPort("127.0.0.84:0"),
+		peer.Addr().(*net.TCPAddr).AddrPort(), 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := peer.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	h := &givingUp{counting{closed: make(chan struct{})}, l}
+	l.Start(h)
+	frame := make([]byte, wire.HeaderLen+60_000)
+	(&wire.Header{Seq: 1, Len: 60_000, SPort: 5, DPort: 6}).Put(frame)
+	c.SetWriteDeadline(time.Now().Add(20 * time.Second))
+	sent := 0
+	for n := 0; err == nil; sent += n {
+		n, err = c.Write(frame)
+	}
+	if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
+		t.Fatalf("the peer's write: %v", err)
+	}
+	<-h.closed
+	// What sockets hold of their own accord is a few MiB.
+	if most := mostWaste + 16<<20; sent > most {
+		t.Errorf("the peer got rid of %d MiB before it was reset, at most %d", sent>>20, most>>20)
+	}
+}

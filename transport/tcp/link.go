@@ -28,6 +28,7 @@ type Link struct {
 	// Owned by the reactor's thread.
 	framer  transport.Framer
 	discard bool // the handler gave the link up: what comes is thrown away
+	waste   int  // bytes of that
 	deaf    bool // TCP takes nothing any more: this ends
 	held    *held
 	drain   *reactor.Timer

@@ -3,6 +3,7 @@ package tcp
 import (
 	"errors"
 	"io"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -16,6 +17,10 @@ const (
 	stageBytes = 64 << 10  // one read of small messages
 	aheadBytes = 4 << 10   // read behind the rest of a large payload: the next header, little that must be copied
 	turnBytes  = 256 << 10 // from one link, before others have their turn
+
+	// mostWaste is how much is read and thrown away of a link that was given up: who goes
+	// on sending is not read for the whole second that a close may take.
+	mostWaste = 1 << 20
 )
 
 // loop is what the links of one reactor share. Its thread owns it.
@@ -49,6 +54,12 @@ func (l *Link) read() {
 		}
 		if l.deaf {
 			l.drain.Reset(deafTime)
+		}
+		if l.discard {
+			if l.waste += n; l.waste > mostWaste {
+				l.end(os.ErrDeadlineExceeded)
+				return
+			}
 		}
 		direct := min(n, len(want))
 		l.h.Begin()
