@@ -1,6 +1,7 @@
 package nbd
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
@@ -8,6 +9,8 @@ import (
 	"io"
 	"net"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -526,5 +529,46 @@ func waitFor(t testing.TB, what string, ok func() bool) {
 		if time.Now().After(end) {
 			t.Fatalf("waited in vain for %s", what)
 		}
+	}
+}
+
+// TestCloseRefusesNothing: what comes in the moment of a Close has no answer, or that of
+// the device, and never a refusal: the kernel, whose device gets its next connection
+// from the next daemon, would take that for an error of the disk.
+func TestCloseRefusesNothing(t *testing.T) {
+	for range 5 {
+		s, socket := serve(t, Options{}, Export{Device: memory(t, 1<<20)})
+		var all sync.WaitGroup
+		var answers atomic.Int64
+		for range 8 {
+			c := enter(t, socket, "", false)
+			go func() { // ends with the connection
+				b := bytes.Repeat(command(cmdFlush, 0, 7, 0, 0, nil), 8)
+				for {
+					if _, err := c.nc.Write(b); err != nil {
+						return
+					}
+				}
+			}()
+			all.Go(func() {
+				r := bufio.NewReader(c.nc)
+				var b [16]byte
+				for {
+					if _, err := io.ReadFull(r, b[:]); err != nil {
+						return
+					}
+					if e := binary.BigEndian.Uint32(b[4:]); e != 0 {
+						t.Errorf("a flush was answered with %d", e)
+						return
+					}
+					answers.Add(1)
+				}
+			})
+		}
+		for answers.Load() < 200 {
+			time.Sleep(100 * time.Microsecond)
+		}
+		s.Close()
+		all.Wait()
 	}
 }

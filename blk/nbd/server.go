@@ -187,11 +187,19 @@ func (s *Server) Leave(ctx context.Context) error {
 }
 
 // Close closes the listeners and all connections at once. Requests the device
-// has complete unanswered.
+// has complete unanswered, and none is refused before: to a client that another
+// server follows for, a refusal would be an error of its disk.
 func (s *Server) Close() error {
+	s.mu.Lock()
+	s.stopping = true
+	s.stop()
+	for l := range s.listeners {
+		l.Close()
+	}
+	s.mu.Unlock()
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if err := s.Shutdown(ctx); !errors.Is(err, context.Canceled) {
+	if err := s.end(ctx, (*conn).fail, func(*session) bool { return true }); !errors.Is(err, context.Canceled) {
 		return err
 	}
 	return nil
