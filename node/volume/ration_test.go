@@ -81,3 +81,36 @@ func TestRationedReads(t *testing.T) {
 		t.Errorf("afterwards: %v", err)
 	}
 }
+
+// TestChunksAreGivenBack: what a session was charged for its chunks comes back with its
+// end, and only that: another session's stays.
+func TestChunksAreGivenBack(t *testing.T) {
+	port := freePort(t)
+	n := newServerNode(t, port)
+	n.memory = quota.New(256<<20, nil)
+	srv, cli := n.start(), newClientNode(t, port).start()
+	const size = 1 << 20
+	used := func() int64 { return n.memory.Kinds()[quota.Chunks].Used }
+	var ids []string
+	var after []int64
+	for _, name := range []string{"one", "two", "three"} {
+		mustExport(t, srv, memory(name, size))
+		m := mustMap(t, cli, MapSpec{Node: n.node(), Name: name, Session: name})
+		if err := writePattern(open(t, m), 0, size, 1, 64<<10); err != nil {
+			t.Fatal(err)
+		}
+		ids, after = append(ids, m.ID), append(after, used())
+	}
+	if after[0] <= 0 || after[1] <= after[0] || after[2] <= after[1] {
+		t.Fatalf("sessions are charged %v in all", after)
+	}
+	for i, left := range []int64{after[2] - after[0], after[2] - after[1], 0} {
+		if err := cli.Unmap(testCtx(t), ids[i], true); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "it is given back", func() bool { return used() <= left })
+		if got := used(); got != left {
+			t.Errorf("session %d ended: %d bytes are charged, want %d", i+1, got, left)
+		}
+	}
+}
