@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -131,4 +132,26 @@ func TestWholePagesAreTrimmed(t *testing.T) {
 		}
 		freeChunks(b)
 	}
+}
+
+// TestNobodyReadsAtTheEnd: the end of a Host waits for a watcher that does not read its
+// last events for a moment, and no longer.
+func TestNobodyReadsAtTheEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := newTestEvents()
+		e.add(Event{Kind: EventPath})
+		_, stop := e.watch(1) // has read what there was
+		defer stop()
+		synctest.Wait()
+		e.mu.Lock() // before the watcher has seen it, the end is there
+		e.last++
+		e.closed = true
+		e.more.Broadcast()
+		e.mu.Unlock()
+		begun := time.Now()
+		e.close()
+		if d := time.Since(begun); d != watchEnd {
+			t.Errorf("the end took %v, want %v", d, watchEnd)
+		}
+	})
 }
