@@ -191,3 +191,23 @@ func TestRangesOfExports(t *testing.T) {
 		}
 	}
 }
+
+// TestNodesTakenApart: names and addresses of nodes, with a port and without.
+func TestNodesTakenApart(t *testing.T) {
+	long := strings.Repeat("n", 253)
+	for in, want := range map[string]string{
+		"host": "host 5", "host:7": "host 7", "10.0.0.1": "10.0.0.1 5", "10.0.0.1:65535": "10.0.0.1 65535", "::1": "::1 5", "[::1]": "::1 5",
+		"[::1]:7": "::1 7", "::ffff:10.0.0.1": "10.0.0.1 5", "[::ffff:10.0.0.1]:7": "10.0.0.1 7", long: long + " 5", long + ":1": long + " 1",
+		long + "n": "", long + "n:1": "", "": "", ":7": "", "host:": "", "host:0": "", "host:65536": "", "host:x": "", "a b": "", "a/b": "", "[host]": "",
+		"0.0.0.0": "", "0.0.0.0:7": "", "::": "", "[::]:7": "", "224.0.0.1": "", "224.0.0.1:7": "", "[ff02::1]:7": "", "a\x00": "", "\xff": "",
+	} {
+		host, port, err := splitNode(in, 5)
+		got := fmt.Sprint(host, " ", port)
+		if err != nil {
+			got = ""
+		}
+		if got != want {
+			t.Errorf("%.40q: %q, %v; want %q", in, got, err, want)
+		}
+	}
+}
