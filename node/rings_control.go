@@ -38,8 +38,9 @@ type ringControl struct {
 // answered, and those to the message that was read last.
 const maxControlOut = maxFlushes + 16
 
-// controlTurn bounds the messages that are read in a turn (R3).
-const controlTurn = 16
+// controlTurn bounds the messages of a client that are read in a turn (R3): each is some
+// ten microseconds, and as long as there are more the next turn goes on.
+const controlTurn = 4
 
 func (c *ringControl) start(r *ringSock, ctl *shm.Control) {
 	c.r, c.ctl = r, ctl
