@@ -13,17 +13,22 @@ import (
 	"github.com/rdsd/rdsd/blk/nbd"
 )
 
+// count is how many devices there are.
+func (k *fakeKernel) count() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.devices)
+}
+
 // nothingLeft: a mapping that failed has left nothing, here or at the server.
 func nothingLeft(t *testing.T, what string, server, client *testNode, k *fakeKernel) {
 	t.Helper()
 	if l := client.h.Mappings(); len(l) != 0 {
 		t.Errorf("%s: mappings %+v", what, l)
 	}
-	k.mu.Lock()
-	if len(k.devices) != 0 {
-		t.Errorf("%s: %d kernel devices", what, len(k.devices))
+	if n := k.count(); n != 0 {
+		t.Errorf("%s: %d kernel devices", what, n)
 	}
-	k.mu.Unlock()
 	if l := client.h.Sessions(); len(l) != 0 {
 		t.Errorf("%s: sessions %+v", what, l)
 	}
@@ -193,8 +198,8 @@ func TestWhatIsTakenUp(t *testing.T) {
 		t.Errorf("told are %v, want the export and five mappings", failed)
 	}
 	l := client.h.Mappings()
-	if len(l) != 1 || l[0].ID != "good" || len(k.devices) != 0 {
-		t.Errorf("there are %+v and %d devices", l, len(k.devices))
+	if len(l) != 1 || l[0].ID != "good" || k.count() != 0 {
+		t.Errorf("there are %+v and %d devices", l, k.count())
 	}
 	if l := client.h.Exports(); len(l) != 1 || l[0].Name != "there" {
 		t.Errorf("there are the exports %+v", l)
@@ -218,8 +223,8 @@ func TestKernelThatDoesNotTell(t *testing.T) {
 		i, err := client.h.Mapping("kept")
 		return err == nil && i.State == StateOpen && i.Device == "/dev/nbd0"
 	})
-	if l := client.h.Mappings(); len(l) != 1 || len(k.devices) != 1 {
-		t.Errorf("there are %+v and %d devices", l, len(k.devices))
+	if l := client.h.Mappings(); len(l) != 1 || k.count() != 1 {
+		t.Errorf("there are %+v and %d devices", l, k.count())
 	}
 }
 
