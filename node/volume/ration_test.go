@@ -60,6 +60,7 @@ func TestRationedReads(t *testing.T) {
 	forget()
 	// Looked at once: a request that is refused counts for a moment.
 	little := used() + 8*4096
+	n.memory.Ration(quota.Chunks, little, little) // before anything is read
 	begun := time.Now()
 	go func() {
 		_, err := c.ReadAt(got, 0)
