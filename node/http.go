@@ -11,10 +11,12 @@ import (
 	"net/http/pprof"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/guard"
 )
@@ -141,17 +143,41 @@ func (t *connTable) changed(c net.Conn, s http.ConnState) {
 }
 
 // makeRoom takes the connection off the lists that goes for one more; nil: there is room.
+// Whoever has asked for something and was not read yet is not silent: it is new, and in
+// a flood of others its goroutine has had no turn.
 func (t *connTable) makeRoom() (out net.Conn) {
 	if t.quiet.Len()+t.loud.Len() < t.most {
 		return nil
 	}
 	e := t.quiet.Front()
+	for n := 0; e != nil && n < unreadLook && hasUnread(e.Value.(net.Conn)); n++ {
+		e = e.Next()
+	}
+	if e == nil {
+		e = t.quiet.Front()
+	}
 	if e == nil {
 		e = t.loud.Front()
 	}
 	out = e.Value.(net.Conn)
 	t.remove(out)
 	return out
+}
+
+// unreadLook bounds the connections that are looked at for one that is silent.
+const unreadLook = 32
+
+// hasUnread reports whether something has come on a connection and was not read.
+func hasUnread(c net.Conn) bool {
+	s, ok := c.(syscall.Conn)
+	if !ok {
+		return false
+	}
+	n := 0
+	if raw, err := s.SyscallConn(); err == nil {
+		_ = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCINQ) }) // closed: nothing
+	}
+	return n > 0
 }
 
 func (t *connTable) remove(c net.Conn) {

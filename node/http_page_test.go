@@ -1,9 +1,13 @@
 package node
 
 import (
+	"container/list"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -64,5 +68,64 @@ func TestKeptPageFailed(t *testing.T) {
 			t.Errorf("status %d, want %d", w.Code, want)
 		}
 		fail = false
+	}
+}
+
+// TestNewcomersAreRead: where there are too many connections to the page, the oldest that
+// is silent makes room. One that has asked and was not read yet is not silent, unless all
+// that are looked at have asked.
+func TestNewcomersAreRead(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	const most = 3
+	table := &connTable{most: most, silent: map[net.Conn]*list.Element{}, busy: map[net.Conn]*list.Element{}}
+	var ours []net.Conn
+	come := func(asks bool) {
+		t.Helper()
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		s, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		if ours = append(ours, s); asks {
+			io.WriteString(c, "GET /healthz HTTP/1.1\r\n")
+			within(t, 5*time.Second, "its request is there", func() bool { return hasUnread(s) })
+		}
+		table.changed(s, http.StateNew)
+	}
+	gone := func() (l []int) {
+		for i, c := range ours {
+			if table.silent[c] == nil && table.busy[c] == nil {
+				l = append(l, i)
+			}
+		}
+		return l
+	}
+	come(true)
+	come(false)
+	come(true)
+	if l := gone(); l != nil {
+		t.Fatalf("%v made room for nobody", l)
+	}
+	for i, want := range [][]int{{1}, {0, 1}, {0, 1, 2}} {
+		come(true) // number 3 and on: all have asked when 1 is gone
+		if l := gone(); !slices.Equal(l, want) {
+			t.Fatalf("newcomer %d: %v are gone, want %v", i, l, want)
+		}
+	}
+	// 3, 4 and 5 are left. One at work is no candidate while others are there.
+	table.changed(ours[3], http.StateActive)
+	come(false) // for 4, the oldest that has asked
+	come(true)  // for 6, which is silent
+	if l := gone(); !slices.Equal(l, []int{0, 1, 2, 4, 6}) {
+		t.Errorf("%v are gone", l)
 	}
 }
