@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 	"time"
 
@@ -24,13 +25,14 @@ const SocketSuffix = ".rings"
 type Conn struct {
 	*net.UnixConn
 
-	// Costly, unless it is nil, is told when to wake this client takes too long; the
-	// call under way fails. To be set before the first.
+	// Costly, unless it is nil, is told, once, when to wake this client takes too long;
+	// the call under way fails. To be set before the first.
 	Costly func(error)
 
 	in       assembler
 	held     *packetBuf // that the message last returned may lie in
 	toll     toll.Toll
+	told     sync.Once // of Costly
 	raw      syscall.RawConn
 	patience time.Duration // for the rest of a message
 	read     func(fd uintptr) bool
@@ -119,9 +121,11 @@ func (c *Conn) receive() (err error) {
 }
 
 func (c *Conn) costly(err error) error {
-	if c.Costly != nil {
-		c.Costly(err)
-	}
+	c.told.Do(func() {
+		if c.Costly != nil {
+			c.Costly(err)
+		}
+	})
 	return err
 }
 

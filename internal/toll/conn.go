@@ -4,17 +4,19 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
 // Conn is a connection whose reads and writes are measured. When its client is found
-// to be costly Told is called, and the call under way and all later ones fail. One
+// to be costly that is told, once, and the call under way and all later ones fail. One
 // goroutine at a time reads and one writes.
 type Conn struct {
 	net.Conn
 	told    func(error)
+	once    sync.Once // of told
 	toll    Toll
 	raw     syscall.RawConn
 	in, out half
@@ -78,7 +80,7 @@ func (c *Conn) do(h *half, name string, wait func(func(uintptr) bool) error, p [
 	case err != nil: // closed, or too late
 		return 0, err
 	case h.over != nil:
-		c.told(h.over)
+		c.once.Do(func() { c.told(h.over) })
 		return max(h.n, 0), h.over
 	case h.err != nil:
 		return 0, &net.OpError{Op: name, Net: c.RemoteAddr().Network(), Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: os.NewSyscallError(name, h.err)}

@@ -114,7 +114,12 @@ func TestConnCostly(t *testing.T) {
 	for _, way := range []string{"read", "write"} {
 		t.Run(way, func(t *testing.T) {
 			var told error
-			ours, client := pair(t, func(err error) { told = err })
+			ours, client := pair(t, func(err error) {
+				if told != nil {
+					t.Error("told again:", err)
+				}
+				told = err
+			})
 			raw, err := client.SyscallConn()
 			if err != nil {
 				t.Fatal(err)
