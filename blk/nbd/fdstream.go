@@ -6,8 +6,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/rdsd/rdsd/internal/toll"
 )
 
 // fdStream is a non-blocking socket that a reactor watches. Its calls cannot
@@ -15,7 +13,6 @@ import (
 type fdStream struct {
 	riov [2]unix.Iovec // of the reader
 	wiov []unix.Iovec  // of the writer
-	toll toll.Toll
 
 	// fd is used by reader and writer, who are gone when it is closed, without mu.
 	mu sync.Mutex
@@ -50,7 +47,7 @@ func (s *fdStream) read(a, b []byte) (int, error) {
 			k++
 		}
 	}
-	n, err := rawVectored(&s.toll, unix.SYS_READV, s.fd, s.riov[:k])
+	n, err := rawVectored(unix.SYS_READV, s.fd, s.riov[:k])
 	s.riov = [2]unix.Iovec{}
 	if n == 0 && err == nil {
 		err = io.EOF
@@ -60,7 +57,7 @@ func (s *fdStream) read(a, b []byte) (int, error) {
 
 func (s *fdStream) write(v [][]byte, _ bool) (int, error) {
 	s.wiov = appendIovecs(s.wiov[:0], v)
-	n, err := rawVectored(&s.toll, unix.SYS_WRITEV, s.fd, s.wiov)
+	n, err := rawVectored(unix.SYS_WRITEV, s.fd, s.wiov)
 	clear(s.wiov)
 	return n, err
 }
@@ -75,14 +72,10 @@ func appendIovecs(iov []unix.Iovec, v [][]byte) []unix.Iovec {
 	return iov
 }
 
-// rawVectored is readv or writev that does not block, of a client that t watches.
-func rawVectored(t *toll.Toll, trap uintptr, fd int, iov []unix.Iovec) (int, error) {
+// rawVectored is readv or writev that does not block.
+func rawVectored(trap uintptr, fd int, iov []unix.Iovec) (int, error) {
 	for {
-		m := t.Begin()
 		n, _, e := unix.RawSyscall(trap, uintptr(fd), uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
-		if costly := t.End(m, int(n)); costly != nil {
-			return 0, costly
-		}
 		switch e {
 		case 0:
 			return int(n), nil

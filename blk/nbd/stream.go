@@ -9,8 +9,6 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/rdsd/rdsd/internal/toll"
 )
 
 // stream is a connection as the hot path wants it: several buffers in one
@@ -55,7 +53,6 @@ func newStream(nc net.Conn, spin time.Duration) stream {
 type rawStream struct {
 	raw  syscall.RawConn
 	spin time.Duration
-	toll toll.Toll
 
 	// Of the reader.
 	readFn, waitFn func(fd uintptr) bool
@@ -131,7 +128,7 @@ const crowded = 50 * time.Millisecond
 func (s *rawStream) tryRead(fd uintptr) bool {
 	var began, last time.Time
 	for {
-		s.got, s.rerr = vectored(&s.toll, unix.SYS_READV, fd, s.riov[:s.rn])
+		s.got, s.rerr = vectored(unix.SYS_READV, fd, s.riov[:s.rn])
 		if s.rerr != errAgain {
 			return true
 		}
@@ -198,18 +195,14 @@ func (s *rawStream) write(v [][]byte, mayWait bool) (int, error) {
 }
 
 func (s *rawStream) tryWrite(fd uintptr) bool {
-	s.put, s.werr = vectored(&s.toll, unix.SYS_WRITEV, fd, s.wiov)
+	s.put, s.werr = vectored(unix.SYS_WRITEV, fd, s.wiov)
 	return s.werr != errAgain || !s.mayWait
 }
 
-// vectored is readv or writev, of a client that t watches.
-func vectored(t *toll.Toll, trap, fd uintptr, iov []unix.Iovec) (int, error) {
+// vectored is readv or writev.
+func vectored(trap, fd uintptr, iov []unix.Iovec) (int, error) {
 	for {
-		m := t.Begin()
 		n, _, e := unix.Syscall(trap, fd, uintptr(unsafe.Pointer(&iov[0])), uintptr(len(iov)))
-		if costly := t.End(m, int(n)); costly != nil {
-			return 0, costly
-		}
 		switch e {
 		case 0:
 			return int(n), nil

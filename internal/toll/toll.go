@@ -19,8 +19,9 @@ type Toll struct {
 const (
 	// long is a long call, a thousand times what one takes: some 16,000 watchers.
 	long = time.Millisecond
-	// perByte is what may be added for what it moves, several times what that takes.
-	perByte = 4 * time.Nanosecond
+	// perByte is what may be added for what it moves, a hundred times what that takes: on
+	// an emulated processor, or where memory has to be found first, it takes so long.
+	perByte = 100 * time.Nanosecond
 	// veryLong is one that counts for two.
 	veryLong = 20 * time.Millisecond
 	// mostStrikes is how many long ones in a row are enough: one may have been
