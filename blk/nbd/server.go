@@ -162,14 +162,19 @@ func (s *Server) Remove(ctx context.Context, name string) error {
 // flight is answered, what comes later is refused. It returns when the last
 // connection is closed, or with ctx.
 func (s *Server) Shutdown(ctx context.Context) error {
+	s.admitNobody()
+	return s.end(ctx, (*conn).stop, func(*session) bool { return true })
+}
+
+// admitNobody closes the listeners: no connection is taken from now on.
+func (s *Server) admitNobody() {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.stopping = true
 	s.stop()
 	for l := range s.listeners {
 		l.Close()
 	}
-	s.mu.Unlock()
-	return s.end(ctx, (*conn).stop, func(*session) bool { return true })
 }
 
 // Leave is Shutdown of a server that another one follows at the same socket: clients
@@ -177,12 +182,9 @@ func (s *Server) Shutdown(ctx context.Context) error {
 // refused.
 func (s *Server) Leave(ctx context.Context) error {
 	s.mu.Lock()
-	s.stopping, s.leaving = true, true
-	s.stop()
-	for l := range s.listeners {
-		l.Close()
-	}
+	s.leaving = true
 	s.mu.Unlock()
+	s.admitNobody()
 	return s.end(ctx, (*conn).leave, func(*session) bool { return true })
 }
 
@@ -190,13 +192,7 @@ func (s *Server) Leave(ctx context.Context) error {
 // has complete unanswered, and none is refused before: to a client that another
 // server follows for, a refusal would be an error of its disk.
 func (s *Server) Close() error {
-	s.mu.Lock()
-	s.stopping = true
-	s.stop()
-	for l := range s.listeners {
-		l.Close()
-	}
-	s.mu.Unlock()
+	s.admitNobody()
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if err := s.end(ctx, (*conn).fail, func(*session) bool { return true }); !errors.Is(err, context.Canceled) {
