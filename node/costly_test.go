@@ -22,8 +22,7 @@ import (
 
 // TestCostlyClient: a client whose doorbell is watched two hundred thousand times, so
 // that each ring takes milliseconds of a thread that serves others, loses its socket and
-// is told why; its user gets no rings for a moment, others do, and a socket without
-// rings is to be had at once.
+// is told why; others are served on and get rings.
 func TestCostlyClient(t *testing.T) {
 	n, cfg := startOne(t)
 	addr := cfg.RDS.Addresses[0]
@@ -74,11 +73,21 @@ func TestCostlyClient(t *testing.T) {
 }
 
 // TestBans: a user gets no rings for a second, for twice as long each time after, up to
-// a minute, and is forgotten a minute later. Others are not concerned.
+// a minute, and is forgotten a minute later. Others are not concerned, nor are sockets
+// without rings.
 func TestBans(t *testing.T) {
 	n, _ := startOne(t)
 	f, now := n.local, time.Now()
 	why := errors.New("too many watchers")
+	addr := n.cfg.RDS.Addresses[0]
+	const banned = 12345
+	f.ban(Identity{UID: banned}, now.Add(time.Hour), why)
+	for rings, b := range map[bool]*rdsdv1.Bind{true: ringBind(addr, 0), false: bindTo(addr, 0)} {
+		p := &packetClient{t, connectAs(t, n, Identity{UID: banned})}
+		if m := p.bind(b); m.HasBound() == rings || rings && m.GetClosing().GetErrno() != int32(unix.EUSERS) {
+			t.Errorf("rings %v: a user that may have none is told %v", rings, m)
+		}
+	}
 	for _, want := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
 		f.ban(Identity{UID: 7}, now, why)
 		for _, c := range []struct {

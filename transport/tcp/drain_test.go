@@ -33,9 +33,9 @@ func (c *counting) Frame(f *transport.Frame) error {
 	return nil
 }
 
-// A peer that goes on sending after our graceful close, and never closes: it
-// is reset in the end, and of what TCP acknowledged to it nothing is unread.
-func TestDrainOfAPeerThatGoesOn(t *testing.T) {
+// toBarePeer is a link that was dialled, and its peer's bare connection.
+func toBarePeer(t *testing.T) (transport.Link, net.Conn) {
+	t.Helper()
 	peer, err := net.Listen("tcp", "127.0.0.83:0")
 	if err != nil {
 		t.Fatal(err)
@@ -50,7 +50,14 @@ func TestDrainOfAPeerThatGoesOn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Close()
+	t.Cleanup(func() { c.Close() })
+	return l, c
+}
+
+// A peer that goes on sending after our graceful close, and never closes: it
+// is reset in the end, and of what TCP acknowledged to it nothing is unread.
+func TestDrainOfAPeerThatGoesOn(t *testing.T) {
+	l, c := toBarePeer(t)
 	h := &counting{closed: make(chan struct{})}
 	l.Start(h)
 	l.Close(true)
@@ -58,7 +65,8 @@ func TestDrainOfAPeerThatGoesOn(t *testing.T) {
 	frame := make([]byte, wire.HeaderLen+100)
 	(&wire.Header{Seq: 1, Len: 100, SPort: 5, DPort: 6}).Put(frame)
 	c.SetWriteDeadline(time.Now().Add(20 * time.Second))
-	for err = nil; err == nil; {
+	var err error
+	for err == nil {
 		_, err = c.Write(frame)
 	}
 	if !errors.Is(err, syscall.ECONNRESET) && !errors.Is(err, syscall.EPIPE) {
@@ -96,26 +104,13 @@ func (g *givingUp) Frame(f *transport.Frame) error {
 // TestGivenUpLinkIsNotReadOn: of a peer that broke the protocol and goes on sending little
 // is read and thrown away, not all that it sends in the second that a close may take.
 func TestGivenUpLinkIsNotReadOn(t *testing.T) {
-	peer, err := net.Listen("tcp", "127.0.0.83:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer peer.Close()
-	l, err := newProvider(t).Dial(context.Background(), netip.MustParseAddrPort("127.0.0.84:0"),
-		peer.Addr().(*net.TCPAddr).AddrPort(), 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c, err := peer.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
+	l, c := toBarePeer(t)
 	h := &givingUp{counting{closed: make(chan struct{})}, l}
 	l.Start(h)
 	frame := make([]byte, wire.HeaderLen+60_000)
 	(&wire.Header{Seq: 1, Len: 60_000, SPort: 5, DPort: 6}).Put(frame)
 	c.SetWriteDeadline(time.Now().Add(20 * time.Second))
+	var err error
 	sent := 0
 	for n := 0; err == nil; sent += n {
 		n, err = c.Write(frame)
