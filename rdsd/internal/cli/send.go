@@ -47,9 +47,10 @@ delivered; --outcomes also shows each one that was not. However the command ends
 the four numbers add up to what was accepted.
 
 --timeout bounds the whole command: what is undecided then is cancelled. Left at its
-default it bounds each wait: for room, and for the next outcome. By default
-the command waits for room while the destination is congested or the send
-buffer is full (--wait); with --try it fails at once (exit code 5).`,
+default it bounds each wait: for room, and for the next outcome. After Ctrl-C what
+is under way has 0.3 s. By default the command waits for room while the destination
+is congested or the send buffer is full (--wait); with --try it fails at once (exit
+code 5).`,
 		Example: `  rdsd send 10.0.0.2:4000 hello
   rdsd send node7:4000 --file image.bin
   rdsd send '[fd00::2]:4000' --size 1024 --count 1000 --rate 100 --outcomes`,
@@ -248,6 +249,13 @@ func (a *app) seeThrough(ctx context.Context, sock *rdsd.Socket, collect *outcom
 		idle = 0 // the deadline is the bound
 	}
 	decided := collect.wait(ctx, rep.Datagrams, idle)
+	if !decided && errors.Is(ctx.Err(), context.Canceled) {
+		// Ctrl-C says that no more is to be sent. What is on its way to a peer that
+		// answers is decided in a moment, and nobody gains when it is cancelled.
+		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
+		decided = collect.wait(end, rep.Datagrams, 0)
+		cancel()
+	}
 	if !decided {
 		end, cancel := context.WithTimeout(context.WithoutCancel(ctx), goodbye)
 		defer cancel()
