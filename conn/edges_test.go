@@ -2,6 +2,7 @@ package conn
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -309,4 +310,56 @@ func TestCancelledAtTheEdgeOfReceived(t *testing.T) {
 			t.Errorf("received up to %d: %s, want %s:\n%s", received, s, want, out)
 		}
 	}
+}
+
+// What was sent on a former link, and has not had its turn to be sent again, has certainly
+// not arrived if the peer has said so: it is cancelled at once, and a hold that waited for
+// it counts it no more.
+func TestCancelOfWhatWaitsToBeSentAgain(t *testing.T) {
+	w, p := rdsdPair(t)
+	w.steps("send 5000>4000 1048576", "send 5000>4000 1048576", "recv 0 ack ack=1 credit=64 csum", "send 5001>4001 900000")
+	w.peerMap.Set(4001, true)
+	w.steps("send 5001>4001 1", "lost 0", "wait 1s", "accept 40000",
+		"recv 0 probe npaths=1 hello=77/1/7", "recv 0 answer received=0 ack=1 npaths=1 hello=77/1/7")
+	if h := p.holds[4001]; p.retrans.n != 1 || h == nil || h.out != 1 || h.n() != 1 {
+		t.Fatalf("%d wait to be sent again, the hold is %+v; want one for which there are no credits", p.retrans.n, h)
+	}
+	if n, begun := w.c.Cancel(w.now, w.sender(4001), WhyApp); n != 2 || begun != 0 {
+		t.Errorf("%d cancelled, %d had begun; want both, for neither has arrived", n, begun)
+	}
+	w.settle()
+	w.check()
+	if out := w.take(); strings.Count(out, "cancelled by the application") != 2 {
+		t.Errorf("told was %q", out)
+	}
+	if n, begun := w.c.Cancel(w.now, w.sender(4000), WhyApp); n != 0 || begun != 2 {
+		t.Errorf("%d cancelled, %d had begun; want two that were sent again", n, begun)
+	}
+}
+
+// When no lane that is up will do, the first that is not is connected, and one at a time.
+func TestLaneConnectedForAFlowAtRest(t *testing.T) {
+	w := newWorld(t, "10.0.0.2", "10.0.0.1", func(c *Config) { c.CreditLog2, c.Lanes = 7, 4 })
+	w.steps("accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/4/7", "recv 0 answer received=0 npaths=1 hello=77/4/7",
+		"accept 40001", "recv 1 probe npaths=1 hello=77/4/7", "recv 1 answer received=0 npaths=1 hello=77/4/7", "lost 0", "wait 9s")
+	var ports []uint16 // of lane 1, each another flow
+	seen := map[uint32]bool{}
+	for s := uint16(5000); len(ports) < 3; s++ {
+		if _, i := w.c.flow(s); i%4 == 1 && !seen[i] {
+			seen[i] = true
+			ports = append(ports, s)
+		}
+	}
+	w.send(ports[0], 4000, w.cfg.LaneLoad, false)
+	w.settle()
+	for i, s := range ports[1:] {
+		w.send(s, 4000, 1, false)
+		w.settle()
+		var states []State
+		w.c.Paths(func(p *Path) { states = append(states, p.state) })
+		if want := [][]State{{Connecting, Up}, {Connecting, Up, Connecting}}[i]; !slices.Equal(states, want) {
+			t.Errorf("the lanes are %v, want %v", states, want)
+		}
+	}
+	w.check()
 }

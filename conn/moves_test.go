@@ -137,7 +137,14 @@ func TestRestartsAreSpaced(t *testing.T) {
 	if err := again(79); !errors.Is(err, errRestarts) || w.ctr.PeerRestarted != 1 {
 		t.Fatalf("another incarnation at once: %v, %d restarts", err, w.ctr.PeerRestarted)
 	}
-	w.advance(2000*moveTime + time.Millisecond)
+	w.advance(w.c.restartAt - 1 - w.now)
+	if err := again(79); !errors.Is(err, errRestarts) {
+		t.Errorf("a moment too early: %v", err)
+	}
+	if w.c.restartAt > w.now+2000*moveTime {
+		t.Errorf("the next incarnation is taken at %v, it is %v", w.c.restartAt, w.now)
+	}
+	w.advance(w.c.restartAt - w.now)
 	if err := again(79); err != nil || w.ctr.PeerRestarted != 2 {
 		t.Errorf("later: %v, %d restarts", err, w.ctr.PeerRestarted)
 	}

@@ -372,10 +372,10 @@ func (p *Path) lost(now time.Duration) {
 	p.backOff(now)
 }
 
-// takeBack moves what was sent to the retransmit list, in sequence.
+// takeBack moves what was sent to the retransmit list, in sequence. Nothing is being
+// written then: Wrote has put that behind what is unacknowledged.
 func (p *Path) takeBack(now time.Duration) {
 	p.requeue = false
-	p.unacked.splice(&p.inwrite)
 	p.unacked.each(func(m *Msg) bool {
 		m.where = inRetrans
 		if m.Kind == MsgProbe || m.Kind == MsgAnswer || m.Kind == MsgNull {

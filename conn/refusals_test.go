@@ -39,8 +39,8 @@ func TestRefusalsNobodyAcknowledges(t *testing.T) {
 	}
 }
 
-// Nor does it gain by new links: at refusalsMost each of them is given up, and the
-// refusals that wait are no more.
+// Nor does it gain by new links: at four windows of refusals each of them is given up,
+// and no more wait.
 func TestRefusalsOverManyLinks(t *testing.T) {
 	w := refusing(t)
 	p := w.c.paths[0]
@@ -64,8 +64,8 @@ func TestRefusalsOverManyLinks(t *testing.T) {
 			w.settle()
 		}
 	}
-	if most := p.refusalsMost(); !capped || p.refusals > most {
-		t.Errorf("%d refusals wait after 40 links, at most %d; given up for it: %v", p.refusals, most, capped)
+	if most := 4 * 128; !capped || p.refusals != most {
+		t.Errorf("%d refusals wait after 40 links, four windows are %d; given up for it: %v", p.refusals, most, capped)
 	}
 }
 

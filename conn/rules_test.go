@@ -20,6 +20,7 @@ func (w *world) check() {
 		w.checkCredits(p)
 	})
 	w.checkPending()
+	w.checkLent()
 }
 
 // checkWake: the shell was asked for a turn if a turn finds something.
@@ -204,6 +205,40 @@ func (w *world) checkPending() {
 	}
 }
 
+// checkLent: a message that the owner has lent stands in a list,
+// and each datagram without an outcome does: nothing was put aside and forgotten.
+func (w *world) checkLent() {
+	lent, undone := 0, 0
+	count := func(m *Msg) bool {
+		if m.Owner != nil {
+			undone += m.Datagrams()
+		}
+		if m.Owner == nil || w.lent[m] {
+			lent++
+		}
+		return false
+	}
+	w.c.pending.each(count)
+	w.c.Paths(func(p *Path) {
+		for i := range p.queue.lists {
+			p.queue.lists[i].each(count)
+		}
+		for _, h := range p.holds {
+			h.back.each(count)
+			h.kept.each(count)
+		}
+		for _, l := range []*list{&p.control, &p.retrans, &p.unacked, &p.inwrite} {
+			l.each(count)
+		}
+	})
+	if lent != len(w.lent) {
+		w.t.Errorf("%d lent messages are under way, and %d were not given back", lent, len(w.lent))
+	}
+	if undone != len(w.undone) {
+		w.t.Errorf("%d datagrams are under way, and %d have no outcome", undone, len(w.undone))
+	}
+}
+
 // checkEnd: when everything has its outcome, nothing is counted any more.
 func (w *world) checkEnd() {
 	if q := w.c.Queued(); q != (Queued{}) {
@@ -212,6 +247,7 @@ func (w *world) checkEnd() {
 	if n := w.c.Held(); n != 0 {
 		w.t.Errorf("%d ports are held", n)
 	}
+	w.checkLent()
 	if w.c.flows == nil {
 		return
 	}

@@ -49,11 +49,12 @@ type world struct {
 	senders map[uint16]*Sender
 	undone  map[uint64]bool    // tags without an outcome
 	cells   map[uint64]*uint64 // by the first tag of each message
+	lent    map[*Msg]bool      // of NewMsg, and not given back
 }
 
 func newWorld(t testing.TB, local, remote string, tune func(*Config)) *world {
 	w := &world{t: t, cfg: DefaultConfig(), now: time.Second, verdict: map[uint16]Verdict{}, ourVer: 1, grant: true, armed: never,
-		batch: map[*Path]*transport.Batch{}, txB: map[*Path]uint64{}, undone: map[uint64]bool{}, cells: map[uint64]*uint64{}, senders: map[uint16]*Sender{}}
+		batch: map[*Path]*transport.Batch{}, txB: map[*Path]uint64{}, undone: map[uint64]bool{}, cells: map[uint64]*uint64{}, senders: map[uint16]*Sender{}, lent: map[*Msg]bool{}}
 	w.cfg.Trains = false // scripts ask for them
 	if tune != nil {
 		tune(&w.cfg)
@@ -120,11 +121,24 @@ func (w *world) MayGrant() bool                  { return w.grant }
 func (w *world) AllowKernel() bool               { return !w.noKernel }
 func (w *world) Emit(a Action)                   { w.acts = append(w.acts, a) }
 func (w *world) Arm(at time.Duration)            { w.armed = min(w.armed, at) }
-func (w *world) NewMsg() *Msg                    { return new(Msg) }
-func (w *world) FreeMsg(m *Msg)                  { m.Reset() }
 func (w *world) Measured(time.Duration)          {}
 func (w *world) MeasuredRTT(time.Duration)       {}
 func (w *world) StateChanged(p *Path, was State) { w.note("path %d: %v > %v", p.idx, was, p.state) }
+
+func (w *world) NewMsg() *Msg {
+	m := new(Msg)
+	w.lent[m] = true
+	return m
+}
+
+// FreeMsg takes back what NewMsg gave, once, and nothing else.
+func (w *world) FreeMsg(m *Msg) {
+	if !w.lent[m] {
+		w.t.Errorf("a message of kind %d is given back that is not lent", m.Kind)
+	}
+	delete(w.lent, m)
+	m.Reset()
+}
 
 // Completed is Completer: exactly one outcome for each datagram.
 func (w *world) Completed(m *Msg, o Outcome, why Why) {
@@ -135,6 +149,7 @@ func (w *world) Completed(m *Msg, o Outcome, why Why) {
 		}
 		delete(w.undone, tag)
 	}
+	delete(w.lent, m) // a part of a train that was split is the Completer's in the end
 	text := ""
 	if why != WhyNone {
 		text = ": " + why.String()
