@@ -67,6 +67,7 @@ type callConn struct {
 	half    int                    // streams in the middle of a message
 	last    time.Time              // of the last read
 	waits   bool                   // for memory
+	ended   bool                   // by evict: what it waits for will not come
 	bad     error                  // what the client may not do
 }
 
@@ -183,7 +184,7 @@ func (c *callConn) await(err error) error {
 		}
 		c.mu.Lock()
 		switch {
-		case c.streams == nil:
+		case c.streams == nil || c.ended:
 			return net.ErrClosed
 		case time.Since(begun) > callPatience:
 			return err
@@ -338,10 +339,10 @@ func (t *callTable) evict(now time.Time, why error) {
 	var most int64
 	for c := range t.conns {
 		c.mu.Lock()
-		last, half, waits, taken := c.last, c.half, c.waits, c.taken
+		last, half, waits, taken, ended := c.last, c.half, c.waits, c.taken, c.ended
 		c.mu.Unlock()
 		switch {
-		case half == 0 && !waits:
+		case ended || half == 0 && !waits:
 		case !waits && now.Sub(last) >= callIdle && (idle == nil || last.Before(since)):
 			idle, since = c, last
 		case taken > most:
@@ -354,7 +355,11 @@ func (t *callTable) evict(now time.Time, why error) {
 	if idle != nil {
 		t.evicted = now
 		t.refuse(idle, why)
-		_ = idle.Conn.Close() // its reader ends the rest
+		// Its reader ends the rest. It may be in await, where it hears nothing of a closed descriptor.
+		idle.mu.Lock()
+		idle.ended = true
+		idle.mu.Unlock()
+		_ = idle.Conn.Close()
 	}
 }
 

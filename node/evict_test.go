@@ -26,7 +26,8 @@ func (c *closedConn) Close() error { c.closed++; return nil }
 
 // TestEvict: who makes room for those that wait: the connection that has been silent
 // for longest in the middle of a message; when there is none, the one that holds most
-// among those in the middle of one or waiting themselves. Nobody soon after another.
+// among those in the middle of one or waiting themselves. Nobody soon after another, and
+// nobody twice.
 func TestEvict(t *testing.T) {
 	now := time.Now()
 	type who struct {
@@ -34,6 +35,7 @@ func TestEvict(t *testing.T) {
 		half   int
 		waits  bool
 		taken  int64
+		ended  bool
 	}
 	why := errors.New("full")
 	for _, x := range []struct {
@@ -49,6 +51,7 @@ func TestEvict(t *testing.T) {
 		{"not silent for long enough", map[string]who{"a": {silent: callIdle - 1, half: 1, taken: 1}, "b": {half: 1, taken: 2}}, time.Hour, "b"},
 		{"who waits is not silent", map[string]who{"a": {silent: time.Hour, half: 1, waits: true, taken: 1}, "b": {waits: true, taken: 3}, "c": {half: 1, taken: 2}}, time.Hour, "b"},
 		{"who holds nothing", map[string]who{"a": {half: 1}}, time.Hour, ""},
+		{"who was ended before", map[string]who{"a": {silent: time.Hour, half: 1, ended: true}, "b": {waits: true, taken: 3, ended: true}, "c": {waits: true, taken: 2}}, time.Hour, "c"},
 		{"too soon", map[string]who{"a": {silent: time.Hour, half: 1}}, callIdle/10 - 1, ""},
 		{"late enough", map[string]who{"a": {silent: time.Hour, half: 1}}, callIdle / 10, "a"},
 	} {
@@ -56,7 +59,7 @@ func TestEvict(t *testing.T) {
 		conns := map[string]*closedConn{}
 		for name, w := range x.conns {
 			conns[name] = &closedConn{}
-			table.conns[&callConn{Conn: conns[name], table: table, last: now.Add(-w.silent), half: w.half, waits: w.waits, taken: w.taken}] = struct{}{}
+			table.conns[&callConn{Conn: conns[name], table: table, last: now.Add(-w.silent), half: w.half, waits: w.waits, taken: w.taken, ended: w.ended}] = struct{}{}
 		}
 		table.evict(now, why)
 		for name, c := range conns {
@@ -96,7 +99,8 @@ func TestSweepOfCalls(t *testing.T) {
 }
 
 // TestCallAwaitsRoom: a connection that there is no memory for waits until there is
-// some; one that is closed meanwhile ends.
+// some; one that is closed or evicted meanwhile ends at once, so that what it holds is
+// there for the others.
 func TestCallAwaitsRoom(t *testing.T) {
 	memory := quota.New(64<<20, nil)
 	table := &callTable{log: slog.New(slog.DiscardHandler), count: &nodeCounters{}, conns: map[*callConn]struct{}{}}
@@ -134,11 +138,23 @@ func TestCallAwaitsRoom(t *testing.T) {
 	c.mu.Lock()
 	c.owed = 1 << 30
 	c.mu.Unlock()
-	go wait() // ends with the connection
-	within(t, 5*time.Second, "it waits", waiting)
-	c.Close()
-	if err := <-awaited; !errors.Is(err, net.ErrClosed) {
-		t.Errorf("closed meanwhile: %v", err)
+	for _, end := range []struct {
+		what string
+		how  func()
+	}{
+		{"evicted", func() { table.evict(time.Now(), no) }},
+		{"closed", func() { c.Close() }},
+	} {
+		c.mu.Lock()
+		c.ended = false
+		c.mu.Unlock()
+		begun := time.Now()
+		go wait() // ends with the connection
+		within(t, 5*time.Second, "it waits", waiting)
+		end.how()
+		if err := <-awaited; !errors.Is(err, net.ErrClosed) || time.Since(begun) >= callPatience {
+			t.Errorf("%s meanwhile: %v after %v", end.what, err, time.Since(begun))
+		}
 	}
 	other.Give(quota.Peers, fill)
 	other.Close()
