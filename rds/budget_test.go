@@ -3,8 +3,10 @@ package rds
 import (
 	"math/rand"
 	"net/netip"
+	"slices"
 	"testing"
 
+	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/quota"
 )
 
@@ -81,4 +83,46 @@ func TestTally(t *testing.T) {
 func (e *Engine) memory() int64 {
 	e.EndStep()
 	return e.cfg.Budget.Used()
+}
+
+// What was accepted for a socket of this very node, and finds no memory, fails: it counts
+// against the budget too, and could wait for itself for ever.
+func TestNoMemoryHere(t *testing.T) {
+	e, now := lone(t, func(c *Config) { c.Budget = &Budget{Limit: 100_000} })
+	from, err := e.Bind(5000, SocketOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := e.Bind(4000, SocketOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []OutcomeRun{{0, 1, conn.Delivered, conn.WhyNone}, {1, 1, conn.Delivered, conn.WhyNone}, {2, 1, conn.Failed, conn.WhyNoMemory}} {
+		if err := from.Send(now, to.Addr(), make([]byte, 30_000), uint64(i), true); err != nil {
+			t.Fatalf("send %d: %v", i, err)
+		}
+		if l := from.Outcomes(nil); !slices.Equal(l, []OutcomeRun{want}) {
+			t.Errorf("send %d: %+v, want %+v", i, l, want)
+		}
+	}
+	if i := from.Info(); i.Undecided != 0 || i.Waiting+i.Held != 0 || !to.Info().Congested {
+		t.Errorf("%+v is left, the receiver %+v", i, to.Info())
+	}
+	for n := range 3 {
+		if d, ok := to.Recv(); ok != (n < 2) || ok && len(d.Payload) != 30_000 {
+			t.Errorf("received %d: %v", n, ok)
+		} else if ok {
+			d.Release()
+		}
+	}
+	to.ReadAll(now)
+	now = ticks(e, now, soon)
+	if err := from.Send(now, to.Addr(), make([]byte, 30_000), 3, true); err != nil {
+		t.Errorf("with memory again: %v", err)
+	}
+	from.Close(now)
+	to.Close(now)
+	if n := e.memory(); n != 0 {
+		t.Errorf("%d bytes are left", n)
+	}
 }

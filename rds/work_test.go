@@ -248,6 +248,45 @@ func TestFlippingPortOfOurs(t *testing.T) {
 	}
 }
 
+// A change while the peers are being told of another is told to all of them again, once;
+// one that comes before they are begun to be told goes along.
+func TestChangesBesideAWalk(t *testing.T) {
+	const peers = peersAtOnce + 44
+	e, now := lone(t, nil)
+	for i := range peers {
+		if _, err := e.Peer(netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})); err != nil {
+			t.Fatal(err)
+		}
+	}
+	walked := func(what string, want int) {
+		t.Helper()
+		if e.walked != want {
+			t.Errorf("%s: %d peers were told, want %d", what, e.walked, want)
+		}
+	}
+	e.setCongested(now, 4000, true)
+	walked("the first page", peersAtOnce)
+	e.setCongested(now, 4001, true)
+	e.setCongested(now, 4002, true)
+	walked("two changes meanwhile", peersAtOnce)
+	now = ticks(e, now, time.Millisecond)
+	walked("after the walk, and before the next may begin", peers)
+	now = ticks(e, now, time.Second)
+	walked("both changes", 2*peers)
+	e.setCongested(now, 4001, false)
+	now = ticks(e, now, time.Millisecond)
+	e.setCongested(now, 4002, false)
+	e.setCongested(now, 4003, true)
+	walked("two changes, and the next walk may not begin", 3*peers)
+	now = ticks(e, now, time.Second)
+	walked("both go along", 4*peers)
+	e.setCongested(now, 4000, false)
+	now = ticks(e, now, time.Second)
+	walked("a change by itself", 5*peers)
+	ticks(e, now, time.Second)
+	walked("nothing changed", 5*peers)
+}
+
 // Sockets that watch groups of ports are looked at together, at most every groupsEvery.
 func TestManyMonitors(t *testing.T) {
 	const monitors = 1000

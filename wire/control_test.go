@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -38,6 +39,29 @@ func TestControlLimits(t *testing.T) {
 	}
 	if err := ParseRefusals(AppendRefusal(b, Refusal{1, 1}), func(Refusal) error { t.Error("called"); return nil }); !errors.Is(err, ErrControl) {
 		t.Error(err)
+	}
+}
+
+// TestAskedPorts: as many ports as may be asked for are read in their order; one more,
+// and half a port, is nothing at all.
+func TestAskedPorts(t *testing.T) {
+	var ports, got []uint16
+	for i := range uint16(MaxAskedPorts) {
+		ports = append(ports, 258*i+1)
+	}
+	read := func(p uint16) { got = append(got, p) }
+	b := AppendPorts(nil, ports)
+	if err := ParsePorts(b, read); err != nil || !slices.Equal(got, ports) {
+		t.Errorf("%v: %v, want %v", err, got, ports)
+	}
+	got = nil
+	for _, c := range [][]byte{append(b[:len(b):len(b)], 1, 2), append(b[:len(b):len(b)], 1), b[:len(b)-1], {1}} {
+		if err := ParsePorts(c, read); err != ErrControl || got != nil {
+			t.Errorf("%d bytes: %v, read was %v", len(c), err, got)
+		}
+	}
+	if err := ParsePorts(nil, read); err != nil || got != nil {
+		t.Errorf("nothing: %v, read was %v", err, got)
 	}
 }
 
