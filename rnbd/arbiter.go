@@ -73,6 +73,14 @@ type handle struct {
 
 func (h *handle) writes() bool { return h.access != wire.RNBDReadOnly }
 
+// place is where the volume was found (Opening.Place).
+func (h *handle) place() any {
+	if h.exp != nil {
+		return h.exp
+	}
+	return h.root
+}
+
 // identity is what tells volumes apart: the file or device number behind a
 // stack of layers, or the device itself.
 func identity(d blk.Device) any {
@@ -132,7 +140,7 @@ func (s *Server) attach(now time.Duration, h *handle, d blk.Device, owner *Expor
 	}
 	st := v.stores[which]
 	if owner == nil && (err != nil || st != nil && st.dev != d) {
-		s.env.Close(d)
+		s.env.Close(h.place(), d)
 	}
 	if err != nil {
 		return err
@@ -237,6 +245,6 @@ func (s *Server) detach(h *handle) {
 		delete(s.volumes, v.id)
 	}
 	if st.owner == nil || s.exports[st.owner.Name] != st.owner {
-		s.env.Close(st.dev) // an export's Device stays with it
+		s.env.Close(h.place(), st.dev) // an export's Device stays with it
 	}
 }

@@ -134,7 +134,7 @@ func (s *Server) Opened(now time.Duration, o *Opening, d blk.Device, err error) 
 	for i := range o.tries {
 		if root := o.tries[i].root; root != nil {
 			if root.used--; root.used == 0 && root.gone {
-				s.env.Close(root)
+				s.env.Close(root, root)
 			}
 		}
 	}
@@ -152,7 +152,7 @@ func (s *Server) opened(now time.Duration, o *Opening, d blk.Device, owner *Expo
 		}
 		if err != nil {
 			if owner == nil {
-				s.env.Close(d)
+				s.env.Close(h.place(), d)
 			}
 		} else {
 			err = s.attach(now, h, d, owner)

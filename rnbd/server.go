@@ -87,7 +87,7 @@ func (s *Server) Unexport(now time.Duration, name string, force bool) error {
 	}
 	delete(s.exports, name)
 	if e.Device != nil && s.volumes[identity(e.Device)] == nil {
-		s.env.Close(e.Device) // else with the last that uses it
+		s.env.Close(e, e.Device) // else with the last that uses it
 	}
 	return nil
 }
@@ -109,7 +109,7 @@ func (s *Server) RemoveRoot(now time.Duration, r *Root, force bool) error {
 	s.roots = slices.Delete(s.roots, i, i+1)
 	r.gone = true
 	if r.used == 0 {
-		s.env.Close(r)
+		s.env.Close(r, r)
 	}
 	return nil
 }

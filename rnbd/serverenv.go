@@ -11,11 +11,11 @@ import (
 // ServerEnv is what a Server needs done. It is called from within the Server's
 // methods, with the lock held; it does not block and does not call back.
 type ServerEnv interface {
-	// Open has o.Do called, in goroutines of their own, then Server.Opened.
+	// Open has o.Do called, beside the work of the Server, then Server.Opened.
 	Open(o *Opening)
-	// Close has c closed, in a goroutine of its own: a device nobody uses any
-	// more and that has nothing in flight, or a Root.
-	Close(c Closer)
+	// Close has c closed in the same way: a device nobody uses any more and that
+	// has nothing in flight, or a Root. It was opened at the place (Opening.Place).
+	Close(place any, c Closer)
 	// Event tells what happened, for logs and watchers.
 	Event(e ServerEvent)
 }

@@ -124,9 +124,9 @@ func (w *world) mem(name string, size uint64) *blk.Mem {
 
 // The server's environment.
 
-func (w *world) Open(o *Opening)     { w.openings = append(w.openings, o) }
-func (w *world) Close(c Closer)      { w.closed = append(w.closed, c) }
-func (w *world) Event(e ServerEvent) { w.events = append(w.events, e) }
+func (w *world) Open(o *Opening)       { w.openings = append(w.openings, o) }
+func (w *world) Close(_ any, c Closer) { w.closed = append(w.closed, c) }
+func (w *world) Event(e ServerEvent)   { w.events = append(w.events, e) }
 
 func (w *world) Reply(now time.Duration, r *rtrs.ServerReq, n int, err error) {
 	f := w.flights[r.Seq-1]

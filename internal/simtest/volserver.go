@@ -152,8 +152,8 @@ func (e *volServerEnv) Event(x rtrs.Event) {
 // volExportEnv is what the RNBD server needs done.
 type volExportEnv volServer
 
-func (e *volExportEnv) Open(*rnbd.Opening) { panic("simtest: all exports are devices") }
-func (e *volExportEnv) Close(rnbd.Closer)  {}
+func (e *volExportEnv) Open(*rnbd.Opening)     { panic("simtest: all exports are devices") }
+func (e *volExportEnv) Close(any, rnbd.Closer) {}
 func (e *volExportEnv) Event(x rnbd.ServerEvent) {
 	v := e.v
 	v.w.mix(24, uint64(x.Kind), uint64(x.Access))

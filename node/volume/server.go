@@ -28,7 +28,7 @@ type server struct {
 	rn *rnbd.Server
 
 	// Guarded by mu.
-	places   map[any]*place   // where volumes are being opened, by Opening.Place
+	places   map[any]*place   // where volumes are being opened and closed, by Opening.Place
 	free     [][]*blk.Request // room for batches
 	sessions map[*rtrs.ServerSession]*serverSession
 	lastID   uint64
@@ -49,19 +49,7 @@ type serverSession struct {
 	chunks []byte
 }
 
-// place is an export or a root at which volumes are being opened.
-type place struct {
-	opens   []*rnbd.Opening // wait for an opener
-	openers int             // that are at it
-}
-
-const (
-	// maxOpeners is how many volumes are opened at a time at one export or root. Each
-	// has its own, so that a file system that stands still keeps nobody from
-	// opening what lies on others.
-	maxOpeners = 2
-	batchSize  = 64 // requests submitted to a device at once
-)
+const batchSize = 64 // requests submitted to a device at once
 
 func newServer(h *Host, old *state) (*server, error) {
 	s := &server{h: h, sessions: map[*rtrs.ServerSession]*serverSession{}, places: map[any]*place{}}
@@ -214,57 +202,6 @@ func (s *server) close() {
 		s.rn.RemoveRoot(now, r, true)
 	}
 	s.finish(now)
-}
-
-// open has a volume opened at the place where it is to be looked for next. mu is held.
-func (s *server) open(o *rnbd.Opening) {
-	key := o.Place()
-	p := s.places[key]
-	if p == nil {
-		p = &place{}
-		s.places[key] = p
-	}
-	p.opens = append(p.opens, o)
-	if p.openers < maxOpeners {
-		p.openers++
-		s.h.work.Add(1)
-		go s.opener(key, p) // ends when nothing waits there
-	}
-}
-
-// opener opens volumes at one place until none waits.
-func (s *server) opener(key any, p *place) {
-	defer s.h.work.Done()
-	defer s.h.guard.Recover(guard.Step, nil) // beside the work at the store these are steps
-	for {
-		s.mu.Lock()
-		if len(p.opens) == 0 {
-			if p.openers--; p.openers == 0 {
-				delete(s.places, key)
-			}
-			s.mu.Unlock()
-			return
-		}
-		o := p.opens[0]
-		p.opens = p.opens[1:]
-		s.mu.Unlock()
-		var d blk.Device
-		var more bool
-		var err error
-		if e := s.h.guard.Do(guard.Volume, func() { d, more, err = o.Do() }); e != nil {
-			d, more, err = nil, false, e
-		}
-		if err == nil && !more {
-			d = s.h.layers(o.Name, d)
-		}
-		now := s.lock(s.clock())
-		if more {
-			s.open(o)
-		} else {
-			s.rn.Opened(now, o, d, err)
-		}
-		s.finish(now)
-	}
 }
 
 // touch charges for memory of chunks that is about to be written. Any thread may

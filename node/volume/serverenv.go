@@ -145,16 +145,7 @@ var _ rnbd.ServerEnv = (*exportEnv)(nil)
 
 func (e *exportEnv) Open(o *rnbd.Opening) { (*server)(e).open(o) }
 
-func (e *exportEnv) Close(c rnbd.Closer) {
-	e.h.work.Add(1)
-	go func() { // ends when the store has let go
-		defer e.h.work.Done()
-		defer e.h.guard.Recover(guard.Volume, nil)
-		if err := c.Close(); err != nil {
-			e.h.log.Warn("volume: a store was not closed in order", "err", err)
-		}
-	}()
-}
+func (e *exportEnv) Close(place any, c rnbd.Closer) { (*server)(e).at(place, visit{close: c}) }
 
 func (e *exportEnv) Event(x rnbd.ServerEvent) {
 	ev := Event{Kind: EventExport, Role: RoleServer, Session: x.Session, Export: x.Name, State: x.Kind.String(), Err: x.Err}

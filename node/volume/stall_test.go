@@ -70,6 +70,73 @@ func TestStuckOpens(t *testing.T) {
 	})
 }
 
+// stuckClose is a store that is not let go of until release is closed.
+type stuckClose struct {
+	blk.Device
+	held    *atomic.Int32 // that are open
+	closing *atomic.Int32 // closes that have begun
+	release chan struct{}
+}
+
+func (d stuckClose) Unwrap() blk.Device { return d.Device }
+
+func (d stuckClose) Close() error {
+	d.closing.Add(1)
+	<-d.release
+	d.held.Add(-1)
+	return d.Device.Close()
+}
+
+// TestStuckCloses: a volume whose file system is slow to let go is opened and closed
+// again and again. It is not opened anew before it was let go of, so it never takes
+// more threads and descriptors; others are opened meanwhile, and it is afterwards.
+func TestStuckCloses(t *testing.T) {
+	const cycles = 20
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	var held, closing atomic.Int32
+	release := make(chan struct{})
+	server.wrap = func(name string, d blk.Device) blk.Device {
+		if name != "stuck" {
+			return d
+		}
+		held.Add(1)
+		return stuckClose{d, &held, &closing, release}
+	}
+	server.start()
+	client.start()
+	mustExport(t, server.h, file(t, "stuck", 1<<20))
+	mustExport(t, server.h, file(t, "well", 1<<20))
+	openAndClose := opener(t, server, client)
+	done := make(chan error, 1)
+	go func() { // ends when the file system goes on
+		for range cycles {
+			if err := openAndClose("stuck"); err != nil {
+				done <- err
+				return
+			}
+		}
+		done <- nil
+	}()
+	eventually(t, "as many are being closed as may be", func() bool { return closing.Load() == maxVisitors })
+	for range cycles {
+		if err := openAndClose("well"); err != nil {
+			t.Fatalf("a volume that is well: %v", err)
+		}
+	}
+	if n := held.Load(); n != maxVisitors {
+		t.Errorf("it is held %d times; at most %d are being closed", n, maxVisitors)
+	}
+	close(release)
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+	eventually(t, "it is let go of, and no place is left", func() bool {
+		defer server.h.srv.look()()
+		return held.Load() == 0 && len(server.h.srv.places) == 0
+	})
+}
+
 // TestWaits: calls wait for the file system of their own path, and for room.
 func TestWaits(t *testing.T) {
 	w := newWaits()
