@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
@@ -45,7 +46,20 @@ func (p *packetClient) write(m *rdsdv1.ClientMessage) {
 
 func (p *packetClient) read() *rdsdv1.ServerMessage {
 	p.t.Helper()
-	b, _, err := p.c.ReadMessage()
+	m, fds := p.readFDs()
+	closeFDs(fds)
+	return m
+}
+
+func closeFDs(fds []int) {
+	for _, fd := range fds {
+		unix.Close(fd)
+	}
+}
+
+func (p *packetClient) readFDs() (*rdsdv1.ServerMessage, []int) {
+	p.t.Helper()
+	b, fds, err := p.c.ReadMessage()
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -53,15 +67,36 @@ func (p *packetClient) read() *rdsdv1.ServerMessage {
 	if err := proto.Unmarshal(b, m); err != nil {
 		p.t.Fatal(err)
 	}
-	return m
+	return m, fds
 }
 
-func (p *packetClient) bind(b *rdsdv1.Bind) *rdsdv1.ServerMessage {
+// ask says Bind and returns the first answer.
+func (p *packetClient) ask(b *rdsdv1.Bind) (*rdsdv1.ServerMessage, []int) {
 	p.t.Helper()
 	m := &rdsdv1.ClientMessage{}
 	m.SetBind(b)
 	p.write(m)
+	return p.readFDs()
+}
+
+// mapped says that the region is mapped and returns the answer.
+func (p *packetClient) mapped() *rdsdv1.ServerMessage {
+	p.t.Helper()
+	m := &rdsdv1.ClientMessage{}
+	m.SetMapped(&rdsdv1.RingMapped{})
+	p.write(m)
 	return p.read()
+}
+
+// bind says Bind and returns the last answer. With rings the region is not looked at.
+func (p *packetClient) bind(b *rdsdv1.Bind) *rdsdv1.ServerMessage {
+	p.t.Helper()
+	m, fds := p.ask(b)
+	closeFDs(fds)
+	if m.HasRegion() {
+		m = p.mapped()
+	}
+	return m
 }
 
 // TestPlainPackets: the control socket carries a plain socket's messages, the

@@ -124,6 +124,63 @@ func TestLayFails(t *testing.T) {
 	}
 }
 
+// TestSealedBeforeUse: a socket is bound only when its client has mapped the region,
+// and from then on nobody can punch holes into that or map it once more. Who says
+// anything else, or seals the region otherwise, is refused; who says nothing has
+// taken no port.
+func TestSealedBeforeUse(t *testing.T) {
+	n, cfg := startOne(t)
+	addr := cfg.RDS.Addresses[0]
+	punch := func(fd int) error {
+		return unix.Fallocate(fd, unix.FALLOC_FL_KEEP_SIZE|unix.FALLOC_FL_PUNCH_HOLE, 0, 1<<20)
+	}
+	region := func(port uint16) (*packetClient, int) {
+		p := dialPackets(t, cfg)
+		m, fds := p.ask(ringBind(addr, port))
+		if !m.HasRegion() || len(fds) != 3 {
+			t.Fatalf("bind was answered by %v, %d descriptors", m, len(fds))
+		}
+		t.Cleanup(func() { closeFDs(fds) })
+		return p, fds[0]
+	}
+	silent, theirs := region(4711)
+	if err := punch(theirs); err != nil {
+		t.Fatalf("no hole to begin with: this shows nothing: %v", err)
+	}
+	p, fd := region(4711) // the silent one has not got the port
+	for range 100 {
+		if err := punch(fd); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if m := p.mapped(); !m.HasBound() {
+		t.Fatalf("a mapped region was answered by %v", m)
+	}
+	if err := punch(fd); !errors.Is(err, unix.EPERM) {
+		t.Errorf("a hole in the region of a bound socket: %v", err)
+	}
+	if mem, err := unix.Mmap(fd, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); !errors.Is(err, unix.EPERM) {
+		t.Errorf("the region of a bound socket can be mapped to write: %v", err)
+		unix.Munmap(mem)
+	}
+	if m := silent.mapped(); m.GetClosing().GetErrno() != int32(syscall.EADDRINUSE) {
+		t.Errorf("the second one for a port was told %v", m)
+	}
+	sealed, fd := region(0)
+	if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, unix.F_SEAL_SEAL); err != nil {
+		t.Fatal(err)
+	}
+	if m := sealed.mapped(); m.GetClosing().GetErrno() != int32(syscall.EINVAL) {
+		t.Errorf("who sealed its region was told %v", m)
+	}
+	other, _ := region(0)
+	if m := other.bind(ringBind(addr, 0)); m.GetClosing().GetErrno() != int32(syscall.EINVAL) {
+		t.Errorf("a Bind instead of RingMapped was answered by %v", m)
+	}
+	p.c.Close()
+	within(t, 5*time.Second, "all sockets are gone", func() bool { return n.sockets.budget().used == 0 })
+}
+
 // connectAs is a connection to the control socket by anybody, and past the kernel's
 // refusal of descriptors.
 func connectAs(t *testing.T, n *Node, id Identity) *shm.Conn {

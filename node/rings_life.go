@@ -98,23 +98,63 @@ func (r *ringSock) open(f *localFront, m *rdsdv1.Bind, p *packetStream) (err err
 	if err != nil {
 		return err
 	}
+	if err = r.handOver(p, theirs); err != nil {
+		return err
+	}
 	r.alarm.Costly = func(err error) { r.react.DoFor(r, func() { r.end(err) }) }
 	opt.Data, opt.Sink = r, r
 	_, opt, err = s.bindEngine(port, opt, r.attach)
 	if err != nil {
 		return err
 	}
-	if err = f.step("hand over"); err != nil {
+	if err = f.step("bound"); err != nil {
 		return err
 	}
 	b := s.bound(r.sock, opt)
+	b.SetRing(r.grant())
+	out := &rdsdv1.ServerMessage{}
+	out.SetBound(b)
+	return p.send(out)
+}
+
+func (r *ringSock) grant() *rdsdv1.RingGrant {
 	g := &rdsdv1.RingGrant{}
 	g.SetVersion(shm.Version)
 	g.SetRegionBytes(r.reg.RegionBytes)
-	b.SetRing(g)
+	return g
+}
+
+// handOver gives the client its region and its ends of the doorbells, waits until
+// it says that it has mapped the region, and seals that. Up to here the client can
+// make whoever touches the region wait (shm.Region.Seal), so nobody has; and the
+// socket does not exist yet, so nothing can come for it.
+func (r *ringSock) handOver(p *packetStream, theirs int) error {
+	if err := r.front.step("hand over"); err != nil {
+		return err
+	}
 	out := &rdsdv1.ServerMessage{}
-	out.SetBound(b)
-	return p.send(out, r.reg.FD, r.bell, theirs)
+	out.SetRegion(r.grant())
+	if err := p.send(out, r.reg.FD, r.bell, theirs); err != nil {
+		return err
+	}
+	in := &inMsg{}
+	p.conn.SetReadDeadline(time.Now().Add(firstMessage))
+	switch err := p.RecvMsg(in); {
+	case errors.Is(err, rdserr.ErrTimeout):
+		return rdserr.With(rdserr.ErrTimeout, "the region was not mapped within %v", firstMessage)
+	case err != nil:
+		return streamEnd(err)
+	case in.isBatch || in.msg.WhichBody() != rdsdv1.ClientMessage_Mapped_case:
+		return rdserr.With(rdserr.ErrInvalid, "the answer to a region must be RingMapped")
+	}
+	p.conn.SetReadDeadline(time.Time{})
+	if err := r.front.step("seal"); err != nil {
+		return err
+	}
+	if err := r.reg.Seal(); err != nil {
+		return rdserr.With(rdserr.ErrInvalid, "%v", err)
+	}
+	return nil
 }
 
 // lay makes what rings need besides a socket: doorbells, the region and its

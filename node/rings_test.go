@@ -66,18 +66,35 @@ func attachOver(t testing.TB, c *shm.Conn, b *rdsdv1.Bind) *ringClient {
 		t.Fatal(err)
 	}
 	s := &rdsdv1.ServerMessage{}
-	if err := proto.Unmarshal(raw, s); err != nil || !s.HasBound() || len(fds) != 3 {
+	if err := proto.Unmarshal(raw, s); err != nil || !s.HasRegion() || len(fds) != 3 {
 		t.Fatalf("bind was answered by %v, %d descriptors, %v", s, len(fds), err)
 	}
-	mem, err := unix.Mmap(fds[0], 0, int(s.GetBound().GetRing().GetRegionBytes()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	bytes := s.GetRegion().GetRegionBytes()
+	mem, err := unix.Mmap(fds[0], 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
 	}
-	region, err := shm.Open(fds[0], 0)
+	region, err := shm.Open(fds[0], bytes)
 	if err != nil {
 		t.Fatal(err)
 	}
 	unix.Close(fds[0])
+	m.SetMapped(&rdsdv1.RingMapped{})
+	if raw, err = proto.Marshal(m); err == nil {
+		err = c.WriteMessage(raw)
+	}
+	if err == nil {
+		raw, _, err = c.ReadMessage()
+	}
+	if err == nil {
+		err = proto.Unmarshal(raw, s)
+	}
+	if err != nil || !s.HasBound() {
+		t.Fatalf("a mapped region was answered by %v, %v", s, err)
+	}
+	if err := region.ReadHeader(); err != nil {
+		t.Fatal(err)
+	}
 	return &ringClient{c, mem, fds[1], fds[2], region, shm.NewSender(region, fds[1]), s.GetBound()}
 }
 
@@ -322,13 +339,15 @@ func statusKiB(t testing.TB, key string) (v int) {
 // TestRingRefusals: what cannot be is refused with its errno.
 func TestRingRefusals(t *testing.T) {
 	_, cfg := startOne(t)
-	p := dialPackets(t, cfg)
-	b := bindTo(cfg.RDS.Addresses[0], 0)
-	w := &rdsdv1.RingWish{}
-	w.SetVersion(99)
-	b.SetRing(w)
-	if m := p.bind(b); syscall.Errno(m.GetClosing().GetErrno()) != syscall.ENOSYS {
-		t.Errorf("a layout of the future: %v", m)
+	for _, version := range []uint32{0, shm.Version - 1, shm.Version + 1} {
+		p := dialPackets(t, cfg)
+		b := bindTo(cfg.RDS.Addresses[0], 0)
+		w := &rdsdv1.RingWish{}
+		w.SetVersion(version)
+		b.SetRing(w)
+		if m := p.bind(b); syscall.Errno(m.GetClosing().GetErrno()) != syscall.ENOSYS {
+			t.Errorf("layout version %d: %v", version, m)
+		}
 	}
 	r := attachRing(t, cfg, bindTo(cfg.RDS.Addresses[0], 0))
 	defer r.close()

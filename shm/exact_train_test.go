@@ -105,23 +105,77 @@ func TestAnythingAtTheEnd(t *testing.T) {
 	}
 }
 
-// TestSealed: nobody can resize a region, or seal it against what its other end does.
+// TestSealed: nobody can resize a region. When its client has mapped it, nobody can map
+// it to write, punch holes into it or seal it otherwise any more, and both go on.
 func TestSealed(t *testing.T) {
 	r := newRegion(t, smallSpec())
+	c, err := Open(r.FD, r.RegionBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	punch := func() error {
+		return unix.Fallocate(r.FD, unix.FALLOC_FL_KEEP_SIZE|unix.FALLOC_FL_PUNCH_HOLE, HeaderBytes, HeaderBytes)
+	}
+	if err := punch(); err != nil {
+		t.Fatalf("no hole to begin with: this shows nothing: %v", err)
+	}
+	if err := r.Seal(); err != nil {
+		t.Fatal(err)
+	}
 	got, err := unix.FcntlInt(uintptr(r.FD), unix.F_GET_SEALS, 0)
-	if err != nil || got&(unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL) != unix.F_SEAL_SHRINK|unix.F_SEAL_GROW|unix.F_SEAL_SEAL {
+	if want := unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL; err != nil || got&want != want {
 		t.Errorf("seals %#x %v", got, err)
 	}
-	for _, seal := range []int{unix.F_SEAL_WRITE, unix.F_SEAL_FUTURE_WRITE} {
-		if _, err := unix.FcntlInt(uintptr(r.FD), unix.F_ADD_SEALS, seal); !errors.Is(err, unix.EPERM) {
-			t.Errorf("a client may add seal %#x: %v", seal, err)
+	if _, err := unix.FcntlInt(uintptr(r.FD), unix.F_ADD_SEALS, unix.F_SEAL_WRITE); !errors.Is(err, unix.EPERM) {
+		t.Errorf("a client may add a seal: %v", err)
+	}
+	if err := punch(); !errors.Is(err, unix.EPERM) {
+		t.Errorf("a hole: %v", err)
+	}
+	for name, mem := range map[string][]byte{"its own": r.mem, "the client's": c.mem} {
+		if err := unix.Madvise(mem, unix.MADV_REMOVE); !errors.Is(err, unix.EPERM) {
+			t.Errorf("a hole by %s mapping: %v", name, err)
 		}
+	}
+	for name, write := range map[string]func() error{
+		"a mapping": func() error {
+			_, err := unix.Mmap(r.FD, 0, HeaderBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			return err
+		},
+		"a write": func() error {
+			_, err := unix.Pwrite(r.FD, []byte{1}, HeaderBytes)
+			return err
+		},
+	} {
+		if err := write(); !errors.Is(err, unix.EPERM) {
+			t.Errorf("%s after the seal: %v", name, err)
+		}
+	}
+	r.SendArena()[5] = 1
+	if err := c.ReadHeader(); err != nil || c.SendArena()[5] != 1 {
+		t.Errorf("the mapping that was there: %v", err)
+	}
+	v, err := View(r.FD)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer v.Close()
+	if v.SendArena()[5] = 2; v.Header != r.Header || r.SendArena()[5] != 1 {
+		t.Error("who looks at a region changes it")
+	}
+	own := newRegion(t, smallSpec())
+	if _, err := unix.FcntlInt(uintptr(own.FD), unix.F_ADD_SEALS, unix.F_SEAL_SEAL); err != nil {
+		t.Fatal(err)
+	}
+	if err := own.Seal(); !errors.Is(err, unix.EPERM) {
+		t.Errorf("a region that its client has sealed: %v", err)
 	}
 	flags, err := unix.FcntlInt(uintptr(r.FD), unix.F_GETFD, 0)
 	if err != nil || flags&unix.FD_CLOEXEC == 0 {
 		t.Error("a program that is started inherits it", err)
 	}
-	for _, missing := range []int{unix.F_SEAL_SHRINK | unix.F_SEAL_GROW, unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL, unix.F_SEAL_GROW | unix.F_SEAL_SEAL} {
+	for _, missing := range []int{unix.F_SEAL_SHRINK | unix.F_SEAL_SEAL, unix.F_SEAL_GROW | unix.F_SEAL_SEAL} {
 		fd, err := unix.MemfdCreate("x", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 		if err != nil {
 			t.Fatal(err)

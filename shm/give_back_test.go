@@ -48,7 +48,7 @@ func TestLedgerGivesBack(t *testing.T) {
 // with its reason, and leaves the region as it was.
 func TestRegionCannotBeMapped(t *testing.T) {
 	var r Region
-	if err := r.mapFD(-1, 4096); !errors.Is(err, unix.EBADF) || r.mem != nil || r.Inode != 0 {
+	if err := r.mapFD(-1, 4096, unix.MAP_SHARED); !errors.Is(err, unix.EBADF) || r.mem != nil || r.Inode != 0 {
 		t.Errorf("no descriptor: %v", err)
 	}
 	rd, w, err := os.Pipe()
@@ -57,7 +57,7 @@ func TestRegionCannotBeMapped(t *testing.T) {
 	}
 	defer rd.Close()
 	defer w.Close()
-	if err := r.mapFD(int(rd.Fd()), 4096); err == nil || r.mem != nil || r.Inode != 0 {
+	if err := r.mapFD(int(rd.Fd()), 4096, unix.MAP_SHARED); err == nil || r.mem != nil || r.Inode != 0 {
 		t.Errorf("a pipe: %v", err)
 	}
 }

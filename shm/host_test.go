@@ -449,11 +449,14 @@ func TestHostBugs(t *testing.T) {
 func TestHostEvacuate(t *testing.T) {
 	led := newLedger(t, LedgerSpec{})
 	h, m := newPair(t, testSpec(), led)
-	c, err := Open(h.r.FD, 0)
+	c, err := Open(h.r.FD, h.r.RegionBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	if err := c.ReadHeader(); err != nil {
+		t.Fatal(err)
+	}
 	m.r = c
 	m.send(4096*3+64, 1, "keep me")
 	m.send(4096*9, 2, "not me")

@@ -10,7 +10,7 @@ import (
 )
 
 // Version is the version of the layout (docs/shm.md).
-const Version = 1
+const Version = 2
 
 // Sizes, in bytes unless they say otherwise.
 const (

@@ -90,11 +90,19 @@ type Region struct {
 	sendArena, recvArena                              []byte
 }
 
-// Seals of every region: it keeps its size, so that no access can fail.
-const seals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_SEAL
+// Seals of every region. It keeps its size from the beginning, so that no access
+// can fail. From when its client has mapped it nobody can punch holes into it
+// either, for an access to a page that is being taken away waits for the end of
+// that, and so would a reactor (mm/shmem.c, shmem_falloc_wait); the mappings to
+// write that exist stay, and there are no more.
+const (
+	sizeSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
+	lastSeals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
+)
 
-// Create makes a region: a sealed memfd, mapped, with its header written. Its
-// pages take memory only when they are used.
+// Create makes a region: a memfd of a fixed size, mapped, with its header written.
+// Its pages take memory only when they are used. It is to be sealed (Seal) when the
+// client has mapped it, and touched by nobody who must not wait before that.
 func Create(s Spec) (*Region, error) {
 	h, err := s.header()
 	if err != nil {
@@ -119,26 +127,53 @@ func (r *Region) make() error {
 	if err := eintr.Again(func() error { return unix.Ftruncate(r.FD, int64(r.RegionBytes)) }); err != nil {
 		return fmt.Errorf("shm: a region of %d bytes: %w", r.RegionBytes, err)
 	}
-	if _, err := unix.FcntlInt(uintptr(r.FD), unix.F_ADD_SEALS, seals); err != nil {
+	if _, err := unix.FcntlInt(uintptr(r.FD), unix.F_ADD_SEALS, sizeSeals); err != nil {
 		return fmt.Errorf("shm: sealing a region: %w", err)
 	}
-	if err := r.mapFD(r.FD, int(r.RegionBytes)); err != nil {
+	if err := r.mapFD(r.FD, int(r.RegionBytes), unix.MAP_SHARED); err != nil {
 		return err
 	}
 	r.Header.Put(r.mem[:HeaderBytes])
 	return r.lay()
 }
 
-// Open maps a region that came from a daemon, checks its seals, size and
-// header, and closes nothing: fd stays the caller's. bytes is the size the
-// daemon told; 0 takes the file's.
-func Open(fd int, bytes uint64) (*Region, error) {
+// Seal ends the time in which the region can be mapped to write and have holes.
+// It waits for a hole that is being punched: nothing for a reactor. EPERM: its
+// client has sealed it otherwise.
+func (r *Region) Seal() error {
+	if _, err := unix.FcntlInt(uintptr(r.FD), unix.F_ADD_SEALS, lastSeals); err != nil {
+		return fmt.Errorf("shm: sealing a region: %w", err)
+	}
+	return nil
+}
+
+// Open maps a region that came from a daemon, checks its seals and size, and
+// closes nothing: fd stays the caller's. bytes is the size the daemon told. Nothing
+// of the region may be used until the socket is bound and ReadHeader has found it good.
+func Open(fd int, bytes uint64) (*Region, error) { return open(fd, bytes, unix.MAP_SHARED) }
+
+// View maps a region as it stands, for looking at: what is written there stays
+// private.
+func View(fd int) (*Region, error) {
+	r, err := open(fd, 0, unix.MAP_PRIVATE)
+	if err != nil {
+		return nil, err
+	}
+	if err := r.ReadHeader(); err != nil {
+		r.Close()
+		return nil, err
+	}
+	return r, nil
+}
+
+// open takes the file's size if bytes is 0.
+func open(fd int, bytes uint64, flags int) (*Region, error) {
 	got, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
 	if err != nil {
 		return nil, badMsg("the region's descriptor is no memfd: %v", err)
 	}
-	if got&seals != seals {
-		return nil, badMsg("the region is not sealed against shrinking, growing and sealing (seals %#x)", got)
+	if got&sizeSeals != sizeSeals {
+		return nil, badMsg("the region is not sealed against shrinking and growing (seals %#x)", got)
 	}
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
@@ -151,28 +186,28 @@ func Open(fd int, bytes uint64) (*Region, error) {
 		return nil, badMsg("the region has %d bytes; %d were announced", st.Size, bytes)
 	}
 	r := &Region{FD: -1}
-	if err := r.mapFD(fd, int(bytes)); err != nil {
-		return nil, err
-	}
-	page := make([]byte, HeaderBytes)
-	copy(page, r.mem)
-	err = r.Header.Parse(page, bytes)
-	if err == nil {
-		err = r.lay()
-	}
-	if err != nil {
-		r.Close()
+	if err := r.mapFD(fd, int(bytes), flags); err != nil {
 		return nil, err
 	}
 	return r, nil
 }
 
-func (r *Region) mapFD(fd, n int) error {
+// ReadHeader reads and checks the header of a region that was opened.
+func (r *Region) ReadHeader() error {
+	page := make([]byte, HeaderBytes)
+	copy(page, r.mem)
+	if err := r.Header.Parse(page, uint64(len(r.mem))); err != nil {
+		return err
+	}
+	return r.lay()
+}
+
+func (r *Region) mapFD(fd, n, flags int) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return fmt.Errorf("shm: fstat of a region: %w", err)
 	}
-	mem, err := unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE)
+	mem, err := unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, flags|unix.MAP_NORESERVE)
 	if err != nil {
 		return fmt.Errorf("shm: mapping a region of %d bytes: %w", n, err)
 	}
@@ -191,8 +226,8 @@ func (r *Region) lay() error {
 	return nil
 }
 
-// SetLocal says what the region's socket is bound to, before the region is
-// handed out.
+// SetLocal says what the region's socket is bound to, before the client reads
+// the header.
 func (r *Region) SetLocal(local netip.AddrPort) {
 	r.Local = local
 	r.Header.Put(r.mem[:HeaderBytes])

@@ -47,6 +47,9 @@ func TestRegionBothEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer c.Close()
+	if err := c.ReadHeader(); err != nil {
+		t.Fatal(err)
+	}
 	if c.Header != r.Header || c.Inode != r.Inode || c.Inode == 0 {
 		t.Errorf("%+v\n%+v", c.Header, r.Header)
 	}
@@ -78,12 +81,20 @@ func TestOpenRefuses(t *testing.T) {
 	if _, err := Open(fd, 1<<20); !errors.Is(err, unix.EBADMSG) {
 		t.Errorf("unsealed: %v", err)
 	}
-	unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, seals)
+	unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sizeSeals)
 	if _, err := Open(fd, 1<<21); !errors.Is(err, unix.EBADMSG) {
 		t.Errorf("another size: %v", err)
 	}
-	if _, err := Open(fd, 1<<20); !errors.Is(err, unix.EBADMSG) {
+	r, err := Open(fd, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if err := r.ReadHeader(); !errors.Is(err, unix.EBADMSG) {
 		t.Errorf("no header: %v", err)
+	}
+	if _, err := View(fd); !errors.Is(err, unix.EBADMSG) {
+		t.Errorf("no header, for looking at: %v", err)
 	}
 	for _, s := range []Spec{{}, {Local: testLocal, SndBuf: -1}, {Local: testLocal, MaxDatagram: MaxDatagram + 1}} {
 		if _, err := Create(s); !errors.Is(err, unix.EINVAL) {
@@ -130,8 +141,10 @@ func TestHeaderRefuses(t *testing.T) {
 			t.Errorf("byte %d changed: %v", i, err)
 		}
 	}
-	page[8] = 2
-	if err := new(Header).Parse(page, h.RegionBytes); !errors.Is(err, unix.EPROTONOSUPPORT) {
-		t.Errorf("version 2: %v", err)
+	for _, v := range []byte{Version - 1, Version + 1} {
+		page[8] = v
+		if err := new(Header).Parse(page, h.RegionBytes); !errors.Is(err, unix.EPROTONOSUPPORT) {
+			t.Errorf("version %d: %v", v, err)
+		}
 	}
 }

@@ -18,7 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/*.txt anew")
 
-const vectorsHead = `# Golden vectors of the layout in docs/shm.md, version 1. Every language reads
+const vectorsHead = `# Golden vectors of the layout in docs/shm.md, version 2. Every language reads
 # this file in its tests. Written by: go test ./shm -run Vectors -update
 #
 #   vector KIND NAME     begins a vector
@@ -256,7 +256,7 @@ func TestVectors(t *testing.T) {
 	checkGolden(t, "testdata/vectors.txt", w.String())
 }
 
-const regionHead = `# A small region as both ends left it, docs/shm.md version 1: what a client wrote
+const regionHead = `# A small region as both ends left it, docs/shm.md version 2: what a client wrote
 # and what the daemon answered. Written by: go test ./shm -run Region -update
 # Bytes that are not listed are 0. In it: flow 2 (generation 1) to 10.0.0.2:5000, clear; three
 # sends taken, of which cookie 1 (2 datagrams "aabb") is delivered, cookie 2 refused (EMSGSIZE: a train of 100,000 bytes)

@@ -20,15 +20,8 @@ type Act struct {
 var Acts = slices.Concat(ringActs, releaseActs, bellActs, controlActs, packetActs, streamActs, adminActs,
 	peerActs, kernelActs, answerActs, volumeActs, nbdActs, httpActs)
 
-// pending are acts that are drawn only when they are named, each with what the
-// daemon does not withstand yet.
-var pending = map[string]string{
-	"ring/punch-holes": "no seal that leaves the client its mapping forbids holes; a reactor waits for the end of each (docs/security.md)",
-}
-
 // Choose returns the acts of the given names; a name that ends in "/" stands
-// for all that begin with it. No names: all but those that are pending. Those
-// in without are left out.
+// for all that begin with it. No names: all of them. Those in without are left out.
 func Choose(names, without []string) ([]Act, error) {
 	for _, n := range slices.Concat(names, without) {
 		if !slices.ContainsFunc(Acts, func(a Act) bool { return a.is(n) }) {
@@ -37,7 +30,7 @@ func Choose(names, without []string) ([]Act, error) {
 	}
 	var out []Act
 	for _, a := range Acts {
-		if (len(names) == 0 && pending[a.Name] == "" || slices.ContainsFunc(names, a.is)) && !slices.ContainsFunc(without, a.is) {
+		if (len(names) == 0 || slices.ContainsFunc(names, a.is)) && !slices.ContainsFunc(without, a.is) {
 			out = append(out, a)
 		}
 	}

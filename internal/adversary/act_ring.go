@@ -1,8 +1,12 @@
 package adversary
 
 import (
+	"errors"
+	"fmt"
 	"math"
 	"net/netip"
+	"slices"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +28,7 @@ var ringActs = []Act{
 	{"ring/unread-peer", 2, ringUnreadPeer},
 	{"ring/touch-everything", 1, ringTouch},
 	{"ring/punch-holes", 2, ringHoles},
+	{"ring/unmapped", 2, ringUnmapped},
 }
 
 // somewhere is a destination: of the adversary's own, without a reader, without
@@ -350,27 +355,95 @@ func ringTouch(s *Stage) error {
 	return nil
 }
 
-// ringHoles takes the pages out of its region again and again, so that every
-// access of the daemon is a fault.
+// ringHoles takes pages of its region away, again and again and by several threads,
+// from when it has the region: the daemon must not touch it before nobody can.
 func ringHoles(s *Stage) error {
-	r, err := s.BindRing(0, 1<<20)
+	p, err := s.DialPackets()
 	if err != nil {
 		return nil
 	}
-	for n := uint64(0); !s.Over() && r.Reg.Closed().Load() == 0; n++ {
+	r, err := s.region(p, s.ringBind(0, 1<<20))
+	if err != nil {
+		return nil
+	}
+	var bound atomic.Bool
+	var late atomic.Int64
+	for range 4 {
+		s.Go(func() {
+			for !s.Over() {
+				was := bound.Load()
+				err := unix.Madvise(r.Mem[shm.HeaderBytes:], unix.MADV_REMOVE)
+				if err == nil && was {
+					late.Add(1)
+				}
+				if err != nil {
+					return
+				}
+			}
+		})
+	}
+	s.Pause(time.Duration(s.IntN(50)) * time.Millisecond)
+	if r.mapped() != nil {
+		return nil
+	}
+	bound.Store(true)
+	for n := uint64(0); !s.Over() && r.Reg.Closed().Load() == 0 && n < 2000; n++ {
 		r.Flow(0, 1, r.Local)
 		r.PostIf(shm.MakeWord(shm.KindEach, 16<<10, 1), shm.SendDesc{Tag: n, Gen: 1, Cookie: uint32(n)})
 		r.Ring()
-		// With the words the socket would be closed at once.
-		at := 2 * shm.HeaderBytes
-		if s.IntN(50) == 0 {
-			at = shm.HeaderBytes
+		if unix.Madvise(r.Mem[2*shm.HeaderBytes:], unix.MADV_REMOVE) == nil ||
+			unix.Fallocate(r.Region, unix.FALLOC_FL_KEEP_SIZE|unix.FALLOC_FL_PUNCH_HOLE, 0, 1<<20) == nil {
+			late.Add(1)
 		}
-		unix.Madvise(r.Mem[at:], unix.MADV_REMOVE)
 		r.Events()
 		for _, d := range r.Receives() {
 			r.Release(d.Slot)
 		}
+	}
+	if n := late.Load(); n > 0 {
+		return fmt.Errorf("%d times a hole was punched into the region of a bound socket", n)
+	}
+	return nil
+}
+
+// ringUnmapped takes regions and does not say that it has mapped them, or seals
+// them before, so that the daemon cannot.
+func ringUnmapped(s *Stage) error {
+	var kept []*Ring
+	for !s.Over() && len(kept) < 100 {
+		p, err := s.DialPackets()
+		if err != nil {
+			return nil
+		}
+		r, err := s.region(p, s.ringBind(0, 0))
+		if err != nil {
+			return nil
+		}
+		switch s.IntN(4) {
+		case 0:
+			unix.FcntlInt(uintptr(r.Region), unix.F_ADD_SEALS, unix.F_SEAL_SEAL)
+			if r.mapped() == nil {
+				return errors.New("a socket was bound whose region its client had sealed")
+			}
+		case 1:
+			if r.Say(bindMessage(s.ringBind(0, 0))) == nil {
+				if m, _, err := r.Hear(); err == nil && m.HasBound() {
+					return errors.New("a second Bind was taken for the news that the region is mapped")
+				}
+			}
+		default:
+			kept = append(kept, r)
+		}
+	}
+	for !s.Over() && len(kept) > 0 {
+		s.Pause(10 * time.Millisecond)
+		i := s.IntN(len(kept))
+		if s.IntN(2) == 0 {
+			kept[i].Close()
+		} else if kept[i].mapped() == nil {
+			kept[i].Ring()
+		}
+		kept = slices.Delete(kept, i, i+1)
 	}
 	return nil
 }

@@ -18,10 +18,11 @@ import (
 // the whole region, to be written anywhere; its fields follow docs/shm.md.
 type Ring struct {
 	*Packets
-	Reg   *shm.Region
-	Mem   []byte
-	Bells []int // the daemon's, then the client's, and what else came
-	Local netip.AddrPort
+	Reg    *shm.Region
+	Region int // its descriptor
+	Mem    []byte
+	Bells  []int // the daemon's, then the client's, and what else came
+	Local  netip.AddrPort
 
 	s     *Stage
 	sent  uint64 // send tail as published
@@ -110,19 +111,24 @@ func (s *Stage) BindPackets(port uint16, size int) (*Packets, netip.AddrPort, er
 	if err != nil {
 		return nil, netip.AddrPort{}, err
 	}
-	bound, _, err := s.bound(p, s.bind(port, size))
+	bound, _, err := s.bound(p, bindMessage(s.bind(port, size)))
 	if err != nil {
 		return nil, netip.AddrPort{}, err
 	}
 	return p, local(bound), nil
 }
 
-// bound binds and returns the answer.
-func (s *Stage) bound(p *Packets, b *rdsdv1.Bind) (*rdsdv1.Bound, []int, error) {
-	if err := p.Say(bindMessage(b)); err != nil {
+// ask says something and hears the answer.
+func (p *Packets) ask(m *rdsdv1.ClientMessage) (*rdsdv1.ServerMessage, []int, error) {
+	if err := p.Say(m); err != nil {
 		return nil, nil, err
 	}
-	m, fds, err := p.Hear()
+	return p.Hear()
+}
+
+// bound says what is to be answered with Bound, and returns that.
+func (s *Stage) bound(p *Packets, ask *rdsdv1.ClientMessage) (*rdsdv1.Bound, []int, error) {
+	m, fds, err := p.ask(ask)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -145,25 +151,57 @@ func (s *Stage) BindRing(port uint16, size int) (*Ring, error) {
 	if err != nil {
 		return nil, err
 	}
+	r, err := s.region(p, s.ringBind(port, size))
+	if err != nil {
+		return nil, err
+	}
+	return r, r.mapped()
+}
+
+// mapped says that the region is mapped, and learns what the socket is bound to.
+func (r *Ring) mapped() error {
+	m := &rdsdv1.ClientMessage{}
+	m.SetMapped(&rdsdv1.RingMapped{})
+	bound, _, err := r.s.bound(r.Packets, m)
+	if err != nil {
+		return err
+	}
+	r.Local = local(bound)
+	return r.Reg.ReadHeader()
+}
+
+// ringBind is bind for a socket with rings.
+func (s *Stage) ringBind(port uint16, size int) *rdsdv1.Bind {
 	b := s.bind(port, size)
 	w := &rdsdv1.RingWish{}
 	w.SetVersion(shm.Version)
 	b.SetRing(w)
-	bound, fds, err := s.bound(p, b)
+	return b
+}
+
+// region binds with rings as far as the mapped region; the daemon waits for the news
+// that it is mapped.
+func (s *Stage) region(p *Packets, b *rdsdv1.Bind) (*Ring, error) {
+	m, fds, err := p.ask(bindMessage(b))
 	if err != nil {
 		return nil, err
 	}
-	if len(fds) < 2 {
+	if !m.HasRegion() || len(fds) < 2 {
 		closeAll(fds)
+		p.Close()
+		if m.HasClosing() {
+			return nil, errRefused{m.GetClosing().GetErrno()}
+		}
 		return nil, fmt.Errorf("%d descriptors came with a region", len(fds))
 	}
 	s.After(func() { closeAll(fds) })
-	r := &Ring{Packets: p, Bells: fds[1:], Local: local(bound), s: s}
-	if r.Reg, err = shm.Open(fds[0], bound.GetRing().GetRegionBytes()); err != nil {
+	bytes := m.GetRegion().GetRegionBytes()
+	r := &Ring{Packets: p, Region: fds[0], Bells: fds[1:], s: s}
+	if r.Reg, err = shm.Open(fds[0], bytes); err != nil {
 		return nil, err
 	}
 	keep(s, r.Reg)
-	if r.Mem, err = unix.Mmap(fds[0], 0, int(r.Reg.RegionBytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE); err != nil {
+	if r.Mem, err = unix.Mmap(fds[0], 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE); err != nil {
 		return nil, err
 	}
 	s.After(func() { unix.Munmap(r.Mem) })

@@ -126,7 +126,7 @@ func ownRegions(t *testing.T) map[uint64]*shm.Region {
 		if err != nil {
 			t.Skipf("elsewhere: map_files needs root: %v", err)
 		}
-		r, err := shm.Open(fd, 0)
+		r, err := shm.View(fd)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -171,6 +171,19 @@ func sayClosing(c *shm.Conn, cl *rdsdv1.Closing) {
 	_ = say(c, m)
 }
 
+// hearMapped waits for the news that the client has mapped its region.
+func hearMapped(c *shm.Conn) error {
+	in, _, err := c.ReadMessage()
+	m := &rdsdv1.ClientMessage{}
+	if err == nil {
+		err = proto.Unmarshal(in, m)
+	}
+	if err == nil && !m.HasMapped() {
+		err = errors.New("the answer to a region is not RingMapped")
+	}
+	return err
+}
+
 // serve is one connection.
 func (d *ringDaemon) serve(c *shm.Conn) {
 	defer c.Close()
@@ -235,12 +248,28 @@ func (d *ringDaemon) bind(c *shm.Conn, b *rdsdv1.Bind) (*ringSock, *rdsdv1.Closi
 	if err := errors.Join(err1, err2); err != nil {
 		return nil, closing(syscall.EMFILE, err.Error())
 	}
-	s := &ringSock{d: d, conn: c, local: local, region: region, h: shm.NewHost(region, nil), theirs: theirs,
-		ours: os.NewFile(uintptr(ours), "daemon's doorbell"), flows: map[uint32]fakeFlow{}, binds: b}
-	d.socks[local] = s
 	grant := &rdsdv1.RingGrant{}
 	grant.SetVersion(shm.Version)
 	grant.SetRegionBytes(region.RegionBytes)
+	offer := &rdsdv1.ServerMessage{}
+	offer.SetRegion(grant)
+	err = say(c, offer, region.FD, ours, client)
+	unix.Close(client)
+	if err == nil {
+		err = hearMapped(c)
+	}
+	if err == nil {
+		err = region.Seal()
+	}
+	if err != nil {
+		region.Close()
+		theirs.Close()
+		unix.Close(ours)
+		return nil, closing(syscall.EIO, err.Error())
+	}
+	s := &ringSock{d: d, conn: c, local: local, region: region, h: shm.NewHost(region, nil), theirs: theirs,
+		ours: os.NewFile(uintptr(ours), "daemon's doorbell"), flows: map[uint32]fakeFlow{}, binds: b}
+	d.socks[local] = s
 	bd := bound(b)
 	bd.SetLocal(endpointToProto(local))
 	bd.SetSendBufferBytes(region.SndBuf)
@@ -248,12 +277,10 @@ func (d *ringDaemon) bind(c *shm.Conn, b *rdsdv1.Bind) (*ringSock, *rdsdv1.Closi
 	bd.SetRing(grant)
 	m := &rdsdv1.ServerMessage{}
 	m.SetBound(bd)
-	if err := say(c, m, region.FD, ours, client); err != nil {
-		unix.Close(client)
+	if err := say(c, m); err != nil {
 		s.endLocked()
 		return nil, closing(syscall.EIO, err.Error())
 	}
-	unix.Close(client)
 	for _, o := range d.socks {
 		o.unstickLocked(local)
 	}

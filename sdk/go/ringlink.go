@@ -97,38 +97,60 @@ func (r *rings) handshake(conn *shm.Conn) (*ringLink, error) {
 	bind.SetRing(wish)
 	m := &rdsdv1.ClientMessage{}
 	m.SetBind(bind)
-	out, err := proto.Marshal(m)
+	answer, fds, err := r.ask(conn, m, (*rdsdv1.ServerMessage).HasRegion)
 	if err != nil {
 		return nil, err
 	}
-	if err := conn.WriteMessage(out); err != nil {
-		return nil, rdserr.With(rdserr.ErrShutdown, "the daemon at %s: %v", r.path, err)
-	}
-	in, fds, err := conn.ReadMessage()
-	if err != nil {
-		return nil, rdserr.With(rdserr.ErrShutdown, "the daemon at %s does not answer: %v", r.path, err)
-	}
-	answer := &rdsdv1.ServerMessage{}
-	if err := proto.Unmarshal(in, answer); err != nil {
-		closeFDs(fds)
-		return nil, rdserr.With(rdserr.ErrProtocol, "the daemon's answer to Bind: %v", err)
-	}
-	switch answer.WhichBody() {
-	case rdsdv1.ServerMessage_Bound_case:
-	case rdsdv1.ServerMessage_Closing_case:
-		closeFDs(fds)
-		return nil, refusal(answer.GetClosing())
-	default:
-		closeFDs(fds)
-		return nil, rdserr.With(rdserr.ErrProtocol, "the daemon's first message is not Bound")
-	}
-	l, err := r.granted(conn, answer.GetBound(), fds)
+	l, err := r.granted(conn, answer.GetRegion(), fds)
 	if err != nil {
 		closeFDs(fds)
 		hangUp(conn)
 		return nil, noRings{err}
 	}
+	// From this answer on the region is sealed: nobody can map it to write any more.
+	m = &rdsdv1.ClientMessage{}
+	m.SetMapped(&rdsdv1.RingMapped{})
+	if answer, fds, err = r.ask(conn, m, (*rdsdv1.ServerMessage).HasBound); err != nil {
+		l.unmap()
+		return nil, err
+	}
+	closeFDs(fds) // there are none
+	if err := l.begin(answer.GetBound()); err != nil {
+		l.unmap()
+		hangUp(conn)
+		return nil, noRings{err}
+	}
 	return l, nil
+}
+
+// ask sends a message of the handshake and returns the answer, which must be the
+// wanted one, with its descriptors.
+func (r *rings) ask(conn *shm.Conn, m proto.Message, wanted func(*rdsdv1.ServerMessage) bool) (*rdsdv1.ServerMessage, []int, error) {
+	out, err := proto.Marshal(m)
+	if err != nil {
+		return nil, nil, err
+	}
+	if err := conn.WriteMessage(out); err != nil {
+		return nil, nil, rdserr.With(rdserr.ErrShutdown, "the daemon at %s: %v", r.path, err)
+	}
+	in, fds, err := conn.ReadMessage()
+	if err != nil {
+		return nil, nil, rdserr.With(rdserr.ErrShutdown, "the daemon at %s does not answer: %v", r.path, err)
+	}
+	answer := &rdsdv1.ServerMessage{}
+	err = proto.Unmarshal(in, answer)
+	switch {
+	case err != nil:
+		err = rdserr.With(rdserr.ErrProtocol, "the daemon's answer to Bind: %v", err)
+	case answer.HasClosing():
+		err = refusal(answer.GetClosing())
+	case !wanted(answer):
+		err = rdserr.With(rdserr.ErrProtocol, "the daemon answers Bind with %v", answer.WhichBody())
+	default:
+		return answer, fds, nil
+	}
+	closeFDs(fds)
+	return nil, nil, err
 }
 
 // refusal is why Bind failed. Some of it concerns rings alone.
@@ -145,10 +167,9 @@ func refusal(c *rdsdv1.Closing) error {
 	return err
 }
 
-// granted makes a link of what came with Bound. With an error, the descriptors
-// are still the caller's.
-func (r *rings) granted(conn *shm.Conn, bound *rdsdv1.Bound, fds []int) (*ringLink, error) {
-	grant := bound.GetRing()
+// granted makes a link of what came with the region. With an error, the
+// descriptors are still the caller's.
+func (r *rings) granted(conn *shm.Conn, grant *rdsdv1.RingGrant, fds []int) (*ringLink, error) {
 	if grant.GetVersion() != shm.Version || len(fds) != 3 {
 		return nil, rdserr.With(rdserr.ErrNotSupported, "the daemon granted rings of version %d with %d descriptors; version %d and 3 were wanted",
 			grant.GetVersion(), len(fds), shm.Version)
@@ -157,21 +178,25 @@ func (r *rings) granted(conn *shm.Conn, bound *rdsdv1.Bound, fds []int) (*ringLi
 	if err != nil {
 		return nil, err
 	}
-	l := &ringLink{
-		r: r, conn: conn, region: region,
-		send: shm.NewSender(region, fds[1]), recv: shm.NewReceiver(region, fds[1]),
-		local: endpointFromProto(bound.GetLocal()),
-		max:   int(min(bound.GetMaxDatagramBytes(), uint64(region.MaxDatagram))),
-		ring:  fds[1],
-		down:  make(chan struct{}),
-	}
+	l := &ringLink{r: r, conn: conn, region: region, ring: fds[1], down: make(chan struct{})}
 	if err := l.bell.open(fds[2]); err != nil {
 		region.Close()
 		return nil, err
 	}
 	unix.Close(fds[0])
-	l.refs.Store(3) // the sending side, the receiving side, read
 	return l, nil
+}
+
+// begin reads what the socket is bound to; the link may be used from then on.
+func (l *ringLink) begin(bound *rdsdv1.Bound) error {
+	if err := l.region.ReadHeader(); err != nil {
+		return err
+	}
+	l.send, l.recv = shm.NewSender(l.region, l.ring), shm.NewReceiver(l.region, l.ring)
+	l.local = endpointFromProto(bound.GetLocal())
+	l.max = int(min(bound.GetMaxDatagramBytes(), uint64(l.region.MaxDatagram)))
+	l.refs.Store(3) // the sending side, the receiving side, read
+	return nil
 }
 
 // hangUp ends a connection and waits a moment for the daemon to have let go of

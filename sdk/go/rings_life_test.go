@@ -269,10 +269,8 @@ func TestRingsFallBack(t *testing.T) {
 		return func(c *shm.Conn) {
 			g := &rdsdv1.RingGrant{}
 			g.SetVersion(version)
-			b := &rdsdv1.Bound{}
-			b.SetRing(g)
 			m := &rdsdv1.ServerMessage{}
-			m.SetBound(b)
+			m.SetRegion(g)
 			_ = say(c, m, fds...)
 		}
 	}
@@ -294,9 +292,9 @@ func TestRingsFallBack(t *testing.T) {
 		"not supported":  {refuse(syscall.ENOSYS), true, rdserr.ErrNotSupported},
 		"other version":  {refuse(syscall.EPROTONOSUPPORT), true, rdserr.ErrNotSupported},
 		"no memory":      {refuse(syscall.ENOMEM), true, rdserr.ErrNoMemory},
-		"no descriptors": {grant(1), true, rdserr.ErrNotSupported},
-		"version 2":      {grant(2, null, null, null), true, rdserr.ErrNotSupported},
-		"no region":      {grant(1, null, null, null), true, syscall.EBADMSG},
+		"no descriptors": {grant(shm.Version), true, rdserr.ErrNotSupported},
+		"version 1":      {grant(1, null, null, null), true, rdserr.ErrNotSupported},
+		"no region":      {grant(shm.Version, null, null, null), true, syscall.EBADMSG},
 		"in use":         {refuse(syscall.EADDRINUSE), false, rdserr.ErrAddrInUse},
 		"hangs up":       {func(*shm.Conn) {}, false, rdserr.ErrShutdown},
 		"nonsense":       {nonsense, false, rdserr.ErrProtocol},

@@ -404,6 +404,15 @@ func (x *ClientMessage) GetPeek() *Peek {
 	return nil
 }
 
+func (x *ClientMessage) GetMapped() *RingMapped {
+	if x != nil {
+		if x, ok := x.xxx_hidden_Body.(*clientMessage_Mapped); ok {
+			return x.Mapped
+		}
+	}
+	return nil
+}
+
 func (x *ClientMessage) SetBind(v *Bind) {
 	if v == nil {
 		x.xxx_hidden_Body = nil
@@ -466,6 +475,14 @@ func (x *ClientMessage) SetPeek(v *Peek) {
 		return
 	}
 	x.xxx_hidden_Body = &clientMessage_Peek{v}
+}
+
+func (x *ClientMessage) SetMapped(v *RingMapped) {
+	if v == nil {
+		x.xxx_hidden_Body = nil
+		return
+	}
+	x.xxx_hidden_Body = &clientMessage_Mapped{v}
 }
 
 func (x *ClientMessage) HasBody() bool {
@@ -539,6 +556,14 @@ func (x *ClientMessage) HasPeek() bool {
 	return ok
 }
 
+func (x *ClientMessage) HasMapped() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.xxx_hidden_Body.(*clientMessage_Mapped)
+	return ok
+}
+
 func (x *ClientMessage) ClearBody() {
 	x.xxx_hidden_Body = nil
 }
@@ -591,6 +616,12 @@ func (x *ClientMessage) ClearPeek() {
 	}
 }
 
+func (x *ClientMessage) ClearMapped() {
+	if _, ok := x.xxx_hidden_Body.(*clientMessage_Mapped); ok {
+		x.xxx_hidden_Body = nil
+	}
+}
+
 const ClientMessage_Body_not_set_case case_ClientMessage_Body = 0
 const ClientMessage_Bind_case case_ClientMessage_Body = 1
 const ClientMessage_Send_case case_ClientMessage_Body = 2
@@ -600,6 +631,7 @@ const ClientMessage_Flush_case case_ClientMessage_Body = 5
 const ClientMessage_Monitor_case case_ClientMessage_Body = 6
 const ClientMessage_Congested_case case_ClientMessage_Body = 7
 const ClientMessage_Peek_case case_ClientMessage_Body = 8
+const ClientMessage_Mapped_case case_ClientMessage_Body = 9
 
 func (x *ClientMessage) WhichBody() case_ClientMessage_Body {
 	if x == nil {
@@ -622,6 +654,8 @@ func (x *ClientMessage) WhichBody() case_ClientMessage_Body {
 		return ClientMessage_Congested_case
 	case *clientMessage_Peek:
 		return ClientMessage_Peek_case
+	case *clientMessage_Mapped:
+		return ClientMessage_Mapped_case
 	default:
 		return ClientMessage_Body_not_set_case
 	}
@@ -639,6 +673,7 @@ type ClientMessage_builder struct {
 	Monitor   *Monitor
 	Congested *CongestedQuery
 	Peek      *Peek
+	Mapped    *RingMapped
 	// -- end of xxx_hidden_Body
 }
 
@@ -669,6 +704,9 @@ func (b0 ClientMessage_builder) Build() *ClientMessage {
 	}
 	if b.Peek != nil {
 		x.xxx_hidden_Body = &clientMessage_Peek{b.Peek}
+	}
+	if b.Mapped != nil {
+		x.xxx_hidden_Body = &clientMessage_Mapped{b.Mapped}
 	}
 	return m0
 }
@@ -719,6 +757,10 @@ type clientMessage_Peek struct {
 	Peek *Peek `protobuf:"bytes,8,opt,name=peek,oneof"`
 }
 
+type clientMessage_Mapped struct {
+	Mapped *RingMapped `protobuf:"bytes,9,opt,name=mapped,oneof"` // the answer to ServerMessage.region
+}
+
 func (*clientMessage_Bind) isClientMessage_Body() {}
 
 func (*clientMessage_Send) isClientMessage_Body() {}
@@ -734,6 +776,8 @@ func (*clientMessage_Monitor) isClientMessage_Body() {}
 func (*clientMessage_Congested) isClientMessage_Body() {}
 
 func (*clientMessage_Peek) isClientMessage_Body() {}
+
+func (*clientMessage_Mapped) isClientMessage_Body() {}
 
 type ServerMessage struct {
 	state           protoimpl.MessageState `protogen:"opaque.v1"`
@@ -857,6 +901,15 @@ func (x *ServerMessage) GetClosing() *Closing {
 	return nil
 }
 
+func (x *ServerMessage) GetRegion() *RingGrant {
+	if x != nil {
+		if x, ok := x.xxx_hidden_Body.(*serverMessage_Region); ok {
+			return x.Region
+		}
+	}
+	return nil
+}
+
 func (x *ServerMessage) SetBound(v *Bound) {
 	if v == nil {
 		x.xxx_hidden_Body = nil
@@ -935,6 +988,14 @@ func (x *ServerMessage) SetClosing(v *Closing) {
 		return
 	}
 	x.xxx_hidden_Body = &serverMessage_Closing{v}
+}
+
+func (x *ServerMessage) SetRegion(v *RingGrant) {
+	if v == nil {
+		x.xxx_hidden_Body = nil
+		return
+	}
+	x.xxx_hidden_Body = &serverMessage_Region{v}
 }
 
 func (x *ServerMessage) HasBody() bool {
@@ -1024,6 +1085,14 @@ func (x *ServerMessage) HasClosing() bool {
 	return ok
 }
 
+func (x *ServerMessage) HasRegion() bool {
+	if x == nil {
+		return false
+	}
+	_, ok := x.xxx_hidden_Body.(*serverMessage_Region)
+	return ok
+}
+
 func (x *ServerMessage) ClearBody() {
 	x.xxx_hidden_Body = nil
 }
@@ -1088,6 +1157,12 @@ func (x *ServerMessage) ClearClosing() {
 	}
 }
 
+func (x *ServerMessage) ClearRegion() {
+	if _, ok := x.xxx_hidden_Body.(*serverMessage_Region); ok {
+		x.xxx_hidden_Body = nil
+	}
+}
+
 const ServerMessage_Body_not_set_case case_ServerMessage_Body = 0
 const ServerMessage_Bound_case case_ServerMessage_Body = 1
 const ServerMessage_SendResult_case case_ServerMessage_Body = 2
@@ -1099,6 +1174,7 @@ const ServerMessage_Congestion_case case_ServerMessage_Body = 7
 const ServerMessage_CongestedResult_case case_ServerMessage_Body = 8
 const ServerMessage_PeekResult_case case_ServerMessage_Body = 9
 const ServerMessage_Closing_case case_ServerMessage_Body = 10
+const ServerMessage_Region_case case_ServerMessage_Body = 11
 
 func (x *ServerMessage) WhichBody() case_ServerMessage_Body {
 	if x == nil {
@@ -1125,6 +1201,8 @@ func (x *ServerMessage) WhichBody() case_ServerMessage_Body {
 		return ServerMessage_PeekResult_case
 	case *serverMessage_Closing:
 		return ServerMessage_Closing_case
+	case *serverMessage_Region:
+		return ServerMessage_Region_case
 	default:
 		return ServerMessage_Body_not_set_case
 	}
@@ -1146,6 +1224,9 @@ type ServerMessage_builder struct {
 	// The socket is being closed by the daemon (draining, dropped by an
 	// administrator). errno says why; the stream ends next.
 	Closing *Closing
+	// On the ring control socket, before Bound: the region and the doorbells come
+	// as descriptors with it. The client maps the region and says RingMapped.
+	Region *RingGrant
 	// -- end of xxx_hidden_Body
 }
 
@@ -1182,6 +1263,9 @@ func (b0 ServerMessage_builder) Build() *ServerMessage {
 	}
 	if b.Closing != nil {
 		x.xxx_hidden_Body = &serverMessage_Closing{b.Closing}
+	}
+	if b.Region != nil {
+		x.xxx_hidden_Body = &serverMessage_Region{b.Region}
 	}
 	return m0
 }
@@ -1242,6 +1326,12 @@ type serverMessage_Closing struct {
 	Closing *Closing `protobuf:"bytes,10,opt,name=closing,oneof"`
 }
 
+type serverMessage_Region struct {
+	// On the ring control socket, before Bound: the region and the doorbells come
+	// as descriptors with it. The client maps the region and says RingMapped.
+	Region *RingGrant `protobuf:"bytes,11,opt,name=region,oneof"`
+}
+
 func (*serverMessage_Bound) isServerMessage_Body() {}
 
 func (*serverMessage_SendResult) isServerMessage_Body() {}
@@ -1261,6 +1351,8 @@ func (*serverMessage_CongestedResult) isServerMessage_Body() {}
 func (*serverMessage_PeekResult) isServerMessage_Body() {}
 
 func (*serverMessage_Closing) isServerMessage_Body() {}
+
+func (*serverMessage_Region) isServerMessage_Body() {}
 
 // Bind asks for a local (address, port). Exactly once, first.
 type Bind struct {
@@ -1486,6 +1578,51 @@ func (b0 RingWish_builder) Build() *RingWish {
 	return m0
 }
 
+// RingMapped: the client has mapped its region. The daemon seals it against new
+// mappings to write and against holes, then binds the socket.
+type RingMapped struct {
+	state         protoimpl.MessageState `protogen:"opaque.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RingMapped) Reset() {
+	*x = RingMapped{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RingMapped) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RingMapped) ProtoMessage() {}
+
+func (x *RingMapped) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+type RingMapped_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+}
+
+func (b0 RingMapped_builder) Build() *RingMapped {
+	m0 := &RingMapped{}
+	b, x := &b0, m0
+	_, _ = b, x
+	return m0
+}
+
 type Bound struct {
 	state                        protoimpl.MessageState `protogen:"opaque.v1"`
 	xxx_hidden_Local             *Endpoint              `protobuf:"bytes,1,opt,name=local"`
@@ -1503,7 +1640,7 @@ type Bound struct {
 
 func (x *Bound) Reset() {
 	*x = Bound{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[5]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1515,7 +1652,7 @@ func (x *Bound) String() string {
 func (*Bound) ProtoMessage() {}
 
 func (x *Bound) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[5]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1661,8 +1798,7 @@ type Bound_builder struct {
 	// Changes with every start of the daemon.
 	DaemonInstance uint64
 	DaemonVersion  string
-	// With rings: descriptors come with this message (docs/shm.md).
-	Ring *RingGrant
+	Ring           *RingGrant
 }
 
 func (b0 Bound_builder) Build() *Bound {
@@ -1681,7 +1817,7 @@ func (b0 Bound_builder) Build() *Bound {
 	return m0
 }
 
-// RingGrant describes the region that was passed.
+// RingGrant describes a region.
 type RingGrant struct {
 	state                  protoimpl.MessageState `protogen:"opaque.v1"`
 	xxx_hidden_Version     uint32                 `protobuf:"varint,1,opt,name=version"`
@@ -1692,7 +1828,7 @@ type RingGrant struct {
 
 func (x *RingGrant) Reset() {
 	*x = RingGrant{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[6]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1704,7 +1840,7 @@ func (x *RingGrant) String() string {
 func (*RingGrant) ProtoMessage() {}
 
 func (x *RingGrant) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[6]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1775,7 +1911,7 @@ type SendBatch struct {
 
 func (x *SendBatch) Reset() {
 	*x = SendBatch{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[7]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1787,7 +1923,7 @@ func (x *SendBatch) String() string {
 func (*SendBatch) ProtoMessage() {}
 
 func (x *SendBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[7]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1946,7 +2082,7 @@ type SendResult struct {
 
 func (x *SendResult) Reset() {
 	*x = SendResult{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[8]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1958,7 +2094,7 @@ func (x *SendResult) String() string {
 func (*SendResult) ProtoMessage() {}
 
 func (x *SendResult) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[8]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2034,7 +2170,7 @@ type SendError struct {
 
 func (x *SendError) Reset() {
 	*x = SendError{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[9]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2046,7 +2182,7 @@ func (x *SendError) String() string {
 func (*SendError) ProtoMessage() {}
 
 func (x *SendError) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[9]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2133,7 +2269,7 @@ type Credit struct {
 
 func (x *Credit) Reset() {
 	*x = Credit{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[10]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2145,7 +2281,7 @@ func (x *Credit) String() string {
 func (*Credit) ProtoMessage() {}
 
 func (x *Credit) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[10]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2207,7 +2343,7 @@ type RecvBatch struct {
 
 func (x *RecvBatch) Reset() {
 	*x = RecvBatch{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[11]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2219,7 +2355,7 @@ func (x *RecvBatch) String() string {
 func (*RecvBatch) ProtoMessage() {}
 
 func (x *RecvBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[11]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2447,7 @@ type Outcome struct {
 
 func (x *Outcome) Reset() {
 	*x = Outcome{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[12]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2323,7 +2459,7 @@ func (x *Outcome) String() string {
 func (*Outcome) ProtoMessage() {}
 
 func (x *Outcome) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[12]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2409,7 +2545,7 @@ type OutcomeBatch struct {
 
 func (x *OutcomeBatch) Reset() {
 	*x = OutcomeBatch{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[13]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2421,7 +2557,7 @@ func (x *OutcomeBatch) String() string {
 func (*OutcomeBatch) ProtoMessage() {}
 
 func (x *OutcomeBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[13]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2470,7 +2606,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[14]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2482,7 +2618,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[14]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2555,7 +2691,7 @@ type CancelResult struct {
 
 func (x *CancelResult) Reset() {
 	*x = CancelResult{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[15]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2567,7 +2703,7 @@ func (x *CancelResult) String() string {
 func (*CancelResult) ProtoMessage() {}
 
 func (x *CancelResult) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[15]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2666,7 +2802,7 @@ type Flush struct {
 
 func (x *Flush) Reset() {
 	*x = Flush{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[16]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2678,7 +2814,7 @@ func (x *Flush) String() string {
 func (*Flush) ProtoMessage() {}
 
 func (x *Flush) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[16]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2738,7 +2874,7 @@ type FlushResult struct {
 
 func (x *FlushResult) Reset() {
 	*x = FlushResult{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[17]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2750,7 +2886,7 @@ func (x *FlushResult) String() string {
 func (*FlushResult) ProtoMessage() {}
 
 func (x *FlushResult) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[17]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2824,7 +2960,7 @@ type Monitor struct {
 
 func (x *Monitor) Reset() {
 	*x = Monitor{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[18]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2836,7 +2972,7 @@ func (x *Monitor) String() string {
 func (*Monitor) ProtoMessage() {}
 
 func (x *Monitor) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[18]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2911,7 +3047,7 @@ type CongestionEvent struct {
 
 func (x *CongestionEvent) Reset() {
 	*x = CongestionEvent{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[19]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2923,7 +3059,7 @@ func (x *CongestionEvent) String() string {
 func (*CongestionEvent) ProtoMessage() {}
 
 func (x *CongestionEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[19]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2985,7 +3121,7 @@ type CongestionChange struct {
 
 func (x *CongestionChange) Reset() {
 	*x = CongestionChange{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[20]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2997,7 +3133,7 @@ func (x *CongestionChange) String() string {
 func (*CongestionChange) ProtoMessage() {}
 
 func (x *CongestionChange) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[20]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3067,7 +3203,7 @@ type CongestedQuery struct {
 
 func (x *CongestedQuery) Reset() {
 	*x = CongestedQuery{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[21]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3079,7 +3215,7 @@ func (x *CongestedQuery) String() string {
 func (*CongestedQuery) ProtoMessage() {}
 
 func (x *CongestedQuery) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[21]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3151,7 +3287,7 @@ type CongestedResult struct {
 
 func (x *CongestedResult) Reset() {
 	*x = CongestedResult{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[22]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3163,7 +3299,7 @@ func (x *CongestedResult) String() string {
 func (*CongestedResult) ProtoMessage() {}
 
 func (x *CongestedResult) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[22]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3248,7 +3384,7 @@ type Peek struct {
 
 func (x *Peek) Reset() {
 	*x = Peek{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[23]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3260,7 +3396,7 @@ func (x *Peek) String() string {
 func (*Peek) ProtoMessage() {}
 
 func (x *Peek) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[23]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3308,7 +3444,7 @@ type PeekResult struct {
 
 func (x *PeekResult) Reset() {
 	*x = PeekResult{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[24]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3320,7 +3456,7 @@ func (x *PeekResult) String() string {
 func (*PeekResult) ProtoMessage() {}
 
 func (x *PeekResult) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[24]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3405,7 +3541,7 @@ type Closing struct {
 
 func (x *Closing) Reset() {
 	*x = Closing{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[25]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3417,7 +3553,7 @@ func (x *Closing) String() string {
 func (*Closing) ProtoMessage() {}
 
 func (x *Closing) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[25]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3474,7 +3610,7 @@ type GetStatusRequest struct {
 
 func (x *GetStatusRequest) Reset() {
 	*x = GetStatusRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[26]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3486,7 +3622,7 @@ func (x *GetStatusRequest) String() string {
 func (*GetStatusRequest) ProtoMessage() {}
 
 func (x *GetStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[26]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3530,7 +3666,7 @@ type Status struct {
 
 func (x *Status) Reset() {
 	*x = Status{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[27]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3542,7 +3678,7 @@ func (x *Status) String() string {
 func (*Status) ProtoMessage() {}
 
 func (x *Status) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[27]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3749,7 +3885,7 @@ type Budget struct {
 
 func (x *Budget) Reset() {
 	*x = Budget{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[28]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3761,7 +3897,7 @@ func (x *Budget) String() string {
 func (*Budget) ProtoMessage() {}
 
 func (x *Budget) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[28]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3846,7 +3982,7 @@ type ListPeersRequest struct {
 
 func (x *ListPeersRequest) Reset() {
 	*x = ListPeersRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[29]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3858,7 +3994,7 @@ func (x *ListPeersRequest) String() string {
 func (*ListPeersRequest) ProtoMessage() {}
 
 func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[29]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3922,7 +4058,7 @@ type ListPeersResponse struct {
 
 func (x *ListPeersResponse) Reset() {
 	*x = ListPeersResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[30]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3934,7 +4070,7 @@ func (x *ListPeersResponse) String() string {
 func (*ListPeersResponse) ProtoMessage() {}
 
 func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[30]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3994,7 +4130,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[31]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4006,7 +4142,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[31]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4240,7 +4376,7 @@ type Path struct {
 
 func (x *Path) Reset() {
 	*x = Path{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[32]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4252,7 +4388,7 @@ func (x *Path) String() string {
 func (*Path) ProtoMessage() {}
 
 func (x *Path) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[32]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4452,7 +4588,7 @@ type ListSocketsRequest struct {
 
 func (x *ListSocketsRequest) Reset() {
 	*x = ListSocketsRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[33]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4464,7 +4600,7 @@ func (x *ListSocketsRequest) String() string {
 func (*ListSocketsRequest) ProtoMessage() {}
 
 func (x *ListSocketsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[33]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4496,7 +4632,7 @@ type ListSocketsResponse struct {
 
 func (x *ListSocketsResponse) Reset() {
 	*x = ListSocketsResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[34]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4508,7 +4644,7 @@ func (x *ListSocketsResponse) String() string {
 func (*ListSocketsResponse) ProtoMessage() {}
 
 func (x *ListSocketsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[34]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4576,7 +4712,7 @@ type SocketInfo struct {
 
 func (x *SocketInfo) Reset() {
 	*x = SocketInfo{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[35]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4588,7 +4724,7 @@ func (x *SocketInfo) String() string {
 func (*SocketInfo) ProtoMessage() {}
 
 func (x *SocketInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[35]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4919,7 +5055,7 @@ type ListQueueRequest struct {
 
 func (x *ListQueueRequest) Reset() {
 	*x = ListQueueRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[36]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4931,7 +5067,7 @@ func (x *ListQueueRequest) String() string {
 func (*ListQueueRequest) ProtoMessage() {}
 
 func (x *ListQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[36]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4990,7 +5126,7 @@ type ListQueueResponse struct {
 
 func (x *ListQueueResponse) Reset() {
 	*x = ListQueueResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[37]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5002,7 +5138,7 @@ func (x *ListQueueResponse) String() string {
 func (*ListQueueResponse) ProtoMessage() {}
 
 func (x *ListQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[37]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5067,7 +5203,7 @@ type QueuedDatagram struct {
 
 func (x *QueuedDatagram) Reset() {
 	*x = QueuedDatagram{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[38]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5079,7 +5215,7 @@ func (x *QueuedDatagram) String() string {
 func (*QueuedDatagram) ProtoMessage() {}
 
 func (x *QueuedDatagram) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[38]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5211,7 +5347,7 @@ type GetCountersRequest struct {
 
 func (x *GetCountersRequest) Reset() {
 	*x = GetCountersRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[39]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5223,7 +5359,7 @@ func (x *GetCountersRequest) String() string {
 func (*GetCountersRequest) ProtoMessage() {}
 
 func (x *GetCountersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[39]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5271,7 +5407,7 @@ type GetCountersResponse struct {
 
 func (x *GetCountersResponse) Reset() {
 	*x = GetCountersResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[40]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5283,7 +5419,7 @@ func (x *GetCountersResponse) String() string {
 func (*GetCountersResponse) ProtoMessage() {}
 
 func (x *GetCountersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[40]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5332,7 +5468,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[41]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5344,7 +5480,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[41]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5414,7 +5550,7 @@ type ListCongestionRequest struct {
 
 func (x *ListCongestionRequest) Reset() {
 	*x = ListCongestionRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[42]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5426,7 +5562,7 @@ func (x *ListCongestionRequest) String() string {
 func (*ListCongestionRequest) ProtoMessage() {}
 
 func (x *ListCongestionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[42]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5458,7 +5594,7 @@ type ListCongestionResponse struct {
 
 func (x *ListCongestionResponse) Reset() {
 	*x = ListCongestionResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[43]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5470,7 +5606,7 @@ func (x *ListCongestionResponse) String() string {
 func (*ListCongestionResponse) ProtoMessage() {}
 
 func (x *ListCongestionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[43]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5526,7 +5662,7 @@ type CongestedPort struct {
 
 func (x *CongestedPort) Reset() {
 	*x = CongestedPort{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[44]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5538,7 +5674,7 @@ func (x *CongestedPort) String() string {
 func (*CongestedPort) ProtoMessage() {}
 
 func (x *CongestedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[44]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5702,7 +5838,7 @@ type Culprit struct {
 
 func (x *Culprit) Reset() {
 	*x = Culprit{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[45]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5714,7 +5850,7 @@ func (x *Culprit) String() string {
 func (*Culprit) ProtoMessage() {}
 
 func (x *Culprit) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[45]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5796,7 +5932,7 @@ type WatchCongestionRequest struct {
 
 func (x *WatchCongestionRequest) Reset() {
 	*x = WatchCongestionRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[46]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5808,7 +5944,7 @@ func (x *WatchCongestionRequest) String() string {
 func (*WatchCongestionRequest) ProtoMessage() {}
 
 func (x *WatchCongestionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[46]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5856,7 +5992,7 @@ type CongestionNotice struct {
 
 func (x *CongestionNotice) Reset() {
 	*x = CongestionNotice{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[47]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5868,7 +6004,7 @@ func (x *CongestionNotice) String() string {
 func (*CongestionNotice) ProtoMessage() {}
 
 func (x *CongestionNotice) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[47]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5965,7 +6101,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[48]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5977,7 +6113,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[48]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6055,7 +6191,7 @@ type PingResponse struct {
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6067,7 +6203,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6131,7 +6267,7 @@ type DropPathRequest struct {
 
 func (x *DropPathRequest) Reset() {
 	*x = DropPathRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6143,7 +6279,7 @@ func (x *DropPathRequest) String() string {
 func (*DropPathRequest) ProtoMessage() {}
 
 func (x *DropPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6233,7 +6369,7 @@ type DropPathResponse struct {
 
 func (x *DropPathResponse) Reset() {
 	*x = DropPathResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6245,7 +6381,7 @@ func (x *DropPathResponse) String() string {
 func (*DropPathResponse) ProtoMessage() {}
 
 func (x *DropPathResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6291,7 +6427,7 @@ type CancelSentRequest struct {
 
 func (x *CancelSentRequest) Reset() {
 	*x = CancelSentRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6303,7 +6439,7 @@ func (x *CancelSentRequest) String() string {
 func (*CancelSentRequest) ProtoMessage() {}
 
 func (x *CancelSentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6384,7 +6520,7 @@ type CancelSentResponse struct {
 
 func (x *CancelSentResponse) Reset() {
 	*x = CancelSentResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6396,7 +6532,7 @@ func (x *CancelSentResponse) String() string {
 func (*CancelSentResponse) ProtoMessage() {}
 
 func (x *CancelSentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6454,7 +6590,7 @@ type CloseSocketRequest struct {
 
 func (x *CloseSocketRequest) Reset() {
 	*x = CloseSocketRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6466,7 +6602,7 @@ func (x *CloseSocketRequest) String() string {
 func (*CloseSocketRequest) ProtoMessage() {}
 
 func (x *CloseSocketRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6521,7 +6657,7 @@ type CloseSocketResponse struct {
 
 func (x *CloseSocketResponse) Reset() {
 	*x = CloseSocketResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6533,7 +6669,7 @@ func (x *CloseSocketResponse) String() string {
 func (*CloseSocketResponse) ProtoMessage() {}
 
 func (x *CloseSocketResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6563,7 +6699,7 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x12rdsd/v1/rdsd.proto\x12\ardsd.v1\"8\n" +
 	"\bEndpoint\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x12\n" +
-	"\x04port\x18\x02 \x01(\rR\x04port\"\xf0\x02\n" +
+	"\x04port\x18\x02 \x01(\rR\x04port\"\x9f\x03\n" +
 	"\rClientMessage\x12#\n" +
 	"\x04bind\x18\x01 \x01(\v2\r.rdsd.v1.BindH\x00R\x04bind\x12(\n" +
 	"\x04send\x18\x02 \x01(\v2\x12.rdsd.v1.SendBatchH\x00R\x04send\x12)\n" +
@@ -6572,8 +6708,9 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x05flush\x18\x05 \x01(\v2\x0e.rdsd.v1.FlushH\x00R\x05flush\x12,\n" +
 	"\amonitor\x18\x06 \x01(\v2\x10.rdsd.v1.MonitorH\x00R\amonitor\x127\n" +
 	"\tcongested\x18\a \x01(\v2\x17.rdsd.v1.CongestedQueryH\x00R\tcongested\x12#\n" +
-	"\x04peek\x18\b \x01(\v2\r.rdsd.v1.PeekH\x00R\x04peekB\x06\n" +
-	"\x04body\"\xb8\x04\n" +
+	"\x04peek\x18\b \x01(\v2\r.rdsd.v1.PeekH\x00R\x04peek\x12-\n" +
+	"\x06mapped\x18\t \x01(\v2\x13.rdsd.v1.RingMappedH\x00R\x06mappedB\x06\n" +
+	"\x04body\"\xe6\x04\n" +
 	"\rServerMessage\x12&\n" +
 	"\x05bound\x18\x01 \x01(\v2\x0e.rdsd.v1.BoundH\x00R\x05bound\x126\n" +
 	"\vsend_result\x18\x02 \x01(\v2\x13.rdsd.v1.SendResultH\x00R\n" +
@@ -6589,7 +6726,8 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\vpeek_result\x18\t \x01(\v2\x13.rdsd.v1.PeekResultH\x00R\n" +
 	"peekResult\x12,\n" +
 	"\aclosing\x18\n" +
-	" \x01(\v2\x10.rdsd.v1.ClosingH\x00R\aclosingB\x06\n" +
+	" \x01(\v2\x10.rdsd.v1.ClosingH\x00R\aclosing\x12,\n" +
+	"\x06region\x18\v \x01(\v2\x12.rdsd.v1.RingGrantH\x00R\x06regionB\x06\n" +
 	"\x04body\"\xb0\x02\n" +
 	"\x04Bind\x12'\n" +
 	"\x05local\x18\x01 \x01(\v2\x11.rdsd.v1.EndpointR\x05local\x12*\n" +
@@ -6600,7 +6738,9 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x14initial_credit_bytes\x18\x06 \x01(\x04R\x12initialCreditBytes\x12%\n" +
 	"\x04ring\x18\a \x01(\v2\x11.rdsd.v1.RingWishR\x04ring\"$\n" +
 	"\bRingWish\x12\x18\n" +
-	"\aversion\x18\x01 \x01(\rR\aversion\"\x8a\x03\n" +
+	"\aversion\x18\x01 \x01(\rR\aversion\"\f\n" +
+	"\n" +
+	"RingMapped\"\x8a\x03\n" +
 	"\x05Bound\x12'\n" +
 	"\x05local\x18\x01 \x01(\v2\x11.rdsd.v1.EndpointR\x05local\x12*\n" +
 	"\x11send_buffer_bytes\x18\x02 \x01(\x04R\x0fsendBufferBytes\x12*\n" +
@@ -6903,7 +7043,7 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\vCloseSocket\x12\x1b.rdsd.v1.CloseSocketRequest\x1a\x1c.rdsd.v1.CloseSocketResponseB.Z'github.com/rdsd/rdsd/api/rdsd/v1;rdsdv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
 
 var file_rdsd_v1_rdsd_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_rdsd_v1_rdsd_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_rdsd_v1_rdsd_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_rdsd_v1_rdsd_proto_goTypes = []any{
 	(OutcomeKind)(0),               // 0: rdsd.v1.OutcomeKind
 	(PeerKind)(0),                  // 1: rdsd.v1.PeerKind
@@ -6914,140 +7054,143 @@ var file_rdsd_v1_rdsd_proto_goTypes = []any{
 	(*ServerMessage)(nil),          // 6: rdsd.v1.ServerMessage
 	(*Bind)(nil),                   // 7: rdsd.v1.Bind
 	(*RingWish)(nil),               // 8: rdsd.v1.RingWish
-	(*Bound)(nil),                  // 9: rdsd.v1.Bound
-	(*RingGrant)(nil),              // 10: rdsd.v1.RingGrant
-	(*SendBatch)(nil),              // 11: rdsd.v1.SendBatch
-	(*SendResult)(nil),             // 12: rdsd.v1.SendResult
-	(*SendError)(nil),              // 13: rdsd.v1.SendError
-	(*Credit)(nil),                 // 14: rdsd.v1.Credit
-	(*RecvBatch)(nil),              // 15: rdsd.v1.RecvBatch
-	(*Outcome)(nil),                // 16: rdsd.v1.Outcome
-	(*OutcomeBatch)(nil),           // 17: rdsd.v1.OutcomeBatch
-	(*Cancel)(nil),                 // 18: rdsd.v1.Cancel
-	(*CancelResult)(nil),           // 19: rdsd.v1.CancelResult
-	(*Flush)(nil),                  // 20: rdsd.v1.Flush
-	(*FlushResult)(nil),            // 21: rdsd.v1.FlushResult
-	(*Monitor)(nil),                // 22: rdsd.v1.Monitor
-	(*CongestionEvent)(nil),        // 23: rdsd.v1.CongestionEvent
-	(*CongestionChange)(nil),       // 24: rdsd.v1.CongestionChange
-	(*CongestedQuery)(nil),         // 25: rdsd.v1.CongestedQuery
-	(*CongestedResult)(nil),        // 26: rdsd.v1.CongestedResult
-	(*Peek)(nil),                   // 27: rdsd.v1.Peek
-	(*PeekResult)(nil),             // 28: rdsd.v1.PeekResult
-	(*Closing)(nil),                // 29: rdsd.v1.Closing
-	(*GetStatusRequest)(nil),       // 30: rdsd.v1.GetStatusRequest
-	(*Status)(nil),                 // 31: rdsd.v1.Status
-	(*Budget)(nil),                 // 32: rdsd.v1.Budget
-	(*ListPeersRequest)(nil),       // 33: rdsd.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),      // 34: rdsd.v1.ListPeersResponse
-	(*Peer)(nil),                   // 35: rdsd.v1.Peer
-	(*Path)(nil),                   // 36: rdsd.v1.Path
-	(*ListSocketsRequest)(nil),     // 37: rdsd.v1.ListSocketsRequest
-	(*ListSocketsResponse)(nil),    // 38: rdsd.v1.ListSocketsResponse
-	(*SocketInfo)(nil),             // 39: rdsd.v1.SocketInfo
-	(*ListQueueRequest)(nil),       // 40: rdsd.v1.ListQueueRequest
-	(*ListQueueResponse)(nil),      // 41: rdsd.v1.ListQueueResponse
-	(*QueuedDatagram)(nil),         // 42: rdsd.v1.QueuedDatagram
-	(*GetCountersRequest)(nil),     // 43: rdsd.v1.GetCountersRequest
-	(*GetCountersResponse)(nil),    // 44: rdsd.v1.GetCountersResponse
-	(*Counter)(nil),                // 45: rdsd.v1.Counter
-	(*ListCongestionRequest)(nil),  // 46: rdsd.v1.ListCongestionRequest
-	(*ListCongestionResponse)(nil), // 47: rdsd.v1.ListCongestionResponse
-	(*CongestedPort)(nil),          // 48: rdsd.v1.CongestedPort
-	(*Culprit)(nil),                // 49: rdsd.v1.Culprit
-	(*WatchCongestionRequest)(nil), // 50: rdsd.v1.WatchCongestionRequest
-	(*CongestionNotice)(nil),       // 51: rdsd.v1.CongestionNotice
-	(*PingRequest)(nil),            // 52: rdsd.v1.PingRequest
-	(*PingResponse)(nil),           // 53: rdsd.v1.PingResponse
-	(*DropPathRequest)(nil),        // 54: rdsd.v1.DropPathRequest
-	(*DropPathResponse)(nil),       // 55: rdsd.v1.DropPathResponse
-	(*CancelSentRequest)(nil),      // 56: rdsd.v1.CancelSentRequest
-	(*CancelSentResponse)(nil),     // 57: rdsd.v1.CancelSentResponse
-	(*CloseSocketRequest)(nil),     // 58: rdsd.v1.CloseSocketRequest
-	(*CloseSocketResponse)(nil),    // 59: rdsd.v1.CloseSocketResponse
+	(*RingMapped)(nil),             // 9: rdsd.v1.RingMapped
+	(*Bound)(nil),                  // 10: rdsd.v1.Bound
+	(*RingGrant)(nil),              // 11: rdsd.v1.RingGrant
+	(*SendBatch)(nil),              // 12: rdsd.v1.SendBatch
+	(*SendResult)(nil),             // 13: rdsd.v1.SendResult
+	(*SendError)(nil),              // 14: rdsd.v1.SendError
+	(*Credit)(nil),                 // 15: rdsd.v1.Credit
+	(*RecvBatch)(nil),              // 16: rdsd.v1.RecvBatch
+	(*Outcome)(nil),                // 17: rdsd.v1.Outcome
+	(*OutcomeBatch)(nil),           // 18: rdsd.v1.OutcomeBatch
+	(*Cancel)(nil),                 // 19: rdsd.v1.Cancel
+	(*CancelResult)(nil),           // 20: rdsd.v1.CancelResult
+	(*Flush)(nil),                  // 21: rdsd.v1.Flush
+	(*FlushResult)(nil),            // 22: rdsd.v1.FlushResult
+	(*Monitor)(nil),                // 23: rdsd.v1.Monitor
+	(*CongestionEvent)(nil),        // 24: rdsd.v1.CongestionEvent
+	(*CongestionChange)(nil),       // 25: rdsd.v1.CongestionChange
+	(*CongestedQuery)(nil),         // 26: rdsd.v1.CongestedQuery
+	(*CongestedResult)(nil),        // 27: rdsd.v1.CongestedResult
+	(*Peek)(nil),                   // 28: rdsd.v1.Peek
+	(*PeekResult)(nil),             // 29: rdsd.v1.PeekResult
+	(*Closing)(nil),                // 30: rdsd.v1.Closing
+	(*GetStatusRequest)(nil),       // 31: rdsd.v1.GetStatusRequest
+	(*Status)(nil),                 // 32: rdsd.v1.Status
+	(*Budget)(nil),                 // 33: rdsd.v1.Budget
+	(*ListPeersRequest)(nil),       // 34: rdsd.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),      // 35: rdsd.v1.ListPeersResponse
+	(*Peer)(nil),                   // 36: rdsd.v1.Peer
+	(*Path)(nil),                   // 37: rdsd.v1.Path
+	(*ListSocketsRequest)(nil),     // 38: rdsd.v1.ListSocketsRequest
+	(*ListSocketsResponse)(nil),    // 39: rdsd.v1.ListSocketsResponse
+	(*SocketInfo)(nil),             // 40: rdsd.v1.SocketInfo
+	(*ListQueueRequest)(nil),       // 41: rdsd.v1.ListQueueRequest
+	(*ListQueueResponse)(nil),      // 42: rdsd.v1.ListQueueResponse
+	(*QueuedDatagram)(nil),         // 43: rdsd.v1.QueuedDatagram
+	(*GetCountersRequest)(nil),     // 44: rdsd.v1.GetCountersRequest
+	(*GetCountersResponse)(nil),    // 45: rdsd.v1.GetCountersResponse
+	(*Counter)(nil),                // 46: rdsd.v1.Counter
+	(*ListCongestionRequest)(nil),  // 47: rdsd.v1.ListCongestionRequest
+	(*ListCongestionResponse)(nil), // 48: rdsd.v1.ListCongestionResponse
+	(*CongestedPort)(nil),          // 49: rdsd.v1.CongestedPort
+	(*Culprit)(nil),                // 50: rdsd.v1.Culprit
+	(*WatchCongestionRequest)(nil), // 51: rdsd.v1.WatchCongestionRequest
+	(*CongestionNotice)(nil),       // 52: rdsd.v1.CongestionNotice
+	(*PingRequest)(nil),            // 53: rdsd.v1.PingRequest
+	(*PingResponse)(nil),           // 54: rdsd.v1.PingResponse
+	(*DropPathRequest)(nil),        // 55: rdsd.v1.DropPathRequest
+	(*DropPathResponse)(nil),       // 56: rdsd.v1.DropPathResponse
+	(*CancelSentRequest)(nil),      // 57: rdsd.v1.CancelSentRequest
+	(*CancelSentResponse)(nil),     // 58: rdsd.v1.CancelSentResponse
+	(*CloseSocketRequest)(nil),     // 59: rdsd.v1.CloseSocketRequest
+	(*CloseSocketResponse)(nil),    // 60: rdsd.v1.CloseSocketResponse
 }
 var file_rdsd_v1_rdsd_proto_depIdxs = []int32{
 	7,  // 0: rdsd.v1.ClientMessage.bind:type_name -> rdsd.v1.Bind
-	11, // 1: rdsd.v1.ClientMessage.send:type_name -> rdsd.v1.SendBatch
-	14, // 2: rdsd.v1.ClientMessage.credit:type_name -> rdsd.v1.Credit
-	18, // 3: rdsd.v1.ClientMessage.cancel:type_name -> rdsd.v1.Cancel
-	20, // 4: rdsd.v1.ClientMessage.flush:type_name -> rdsd.v1.Flush
-	22, // 5: rdsd.v1.ClientMessage.monitor:type_name -> rdsd.v1.Monitor
-	25, // 6: rdsd.v1.ClientMessage.congested:type_name -> rdsd.v1.CongestedQuery
-	27, // 7: rdsd.v1.ClientMessage.peek:type_name -> rdsd.v1.Peek
-	9,  // 8: rdsd.v1.ServerMessage.bound:type_name -> rdsd.v1.Bound
-	12, // 9: rdsd.v1.ServerMessage.send_result:type_name -> rdsd.v1.SendResult
-	15, // 10: rdsd.v1.ServerMessage.recv:type_name -> rdsd.v1.RecvBatch
-	17, // 11: rdsd.v1.ServerMessage.outcomes:type_name -> rdsd.v1.OutcomeBatch
-	19, // 12: rdsd.v1.ServerMessage.cancel_result:type_name -> rdsd.v1.CancelResult
-	21, // 13: rdsd.v1.ServerMessage.flush_result:type_name -> rdsd.v1.FlushResult
-	23, // 14: rdsd.v1.ServerMessage.congestion:type_name -> rdsd.v1.CongestionEvent
-	26, // 15: rdsd.v1.ServerMessage.congested_result:type_name -> rdsd.v1.CongestedResult
-	28, // 16: rdsd.v1.ServerMessage.peek_result:type_name -> rdsd.v1.PeekResult
-	29, // 17: rdsd.v1.ServerMessage.closing:type_name -> rdsd.v1.Closing
-	4,  // 18: rdsd.v1.Bind.local:type_name -> rdsd.v1.Endpoint
-	8,  // 19: rdsd.v1.Bind.ring:type_name -> rdsd.v1.RingWish
-	4,  // 20: rdsd.v1.Bound.local:type_name -> rdsd.v1.Endpoint
-	10, // 21: rdsd.v1.Bound.ring:type_name -> rdsd.v1.RingGrant
-	4,  // 22: rdsd.v1.SendBatch.destination:type_name -> rdsd.v1.Endpoint
-	13, // 23: rdsd.v1.SendResult.errors:type_name -> rdsd.v1.SendError
-	4,  // 24: rdsd.v1.RecvBatch.source:type_name -> rdsd.v1.Endpoint
-	0,  // 25: rdsd.v1.Outcome.kind:type_name -> rdsd.v1.OutcomeKind
-	16, // 26: rdsd.v1.OutcomeBatch.outcome:type_name -> rdsd.v1.Outcome
-	4,  // 27: rdsd.v1.Cancel.destination:type_name -> rdsd.v1.Endpoint
-	24, // 28: rdsd.v1.CongestionEvent.change:type_name -> rdsd.v1.CongestionChange
-	4,  // 29: rdsd.v1.CongestionChange.destination:type_name -> rdsd.v1.Endpoint
-	4,  // 30: rdsd.v1.CongestedQuery.destination:type_name -> rdsd.v1.Endpoint
-	32, // 31: rdsd.v1.Status.budget:type_name -> rdsd.v1.Budget
-	35, // 32: rdsd.v1.ListPeersResponse.peer:type_name -> rdsd.v1.Peer
-	1,  // 33: rdsd.v1.Peer.kind:type_name -> rdsd.v1.PeerKind
-	36, // 34: rdsd.v1.Peer.path:type_name -> rdsd.v1.Path
-	2,  // 35: rdsd.v1.Path.state:type_name -> rdsd.v1.PathState
-	39, // 36: rdsd.v1.ListSocketsResponse.socket:type_name -> rdsd.v1.SocketInfo
-	4,  // 37: rdsd.v1.SocketInfo.local:type_name -> rdsd.v1.Endpoint
-	3,  // 38: rdsd.v1.ListQueueRequest.kind:type_name -> rdsd.v1.QueueKind
-	42, // 39: rdsd.v1.ListQueueResponse.datagram:type_name -> rdsd.v1.QueuedDatagram
-	3,  // 40: rdsd.v1.QueuedDatagram.kind:type_name -> rdsd.v1.QueueKind
-	4,  // 41: rdsd.v1.QueuedDatagram.local:type_name -> rdsd.v1.Endpoint
-	4,  // 42: rdsd.v1.QueuedDatagram.remote:type_name -> rdsd.v1.Endpoint
-	45, // 43: rdsd.v1.GetCountersResponse.counter:type_name -> rdsd.v1.Counter
-	48, // 44: rdsd.v1.ListCongestionResponse.port:type_name -> rdsd.v1.CongestedPort
-	4,  // 45: rdsd.v1.CongestedPort.endpoint:type_name -> rdsd.v1.Endpoint
-	49, // 46: rdsd.v1.CongestedPort.culprit:type_name -> rdsd.v1.Culprit
-	4,  // 47: rdsd.v1.Culprit.source:type_name -> rdsd.v1.Endpoint
-	4,  // 48: rdsd.v1.CongestionNotice.endpoint:type_name -> rdsd.v1.Endpoint
-	4,  // 49: rdsd.v1.CancelSentRequest.local:type_name -> rdsd.v1.Endpoint
-	4,  // 50: rdsd.v1.CancelSentRequest.destination:type_name -> rdsd.v1.Endpoint
-	4,  // 51: rdsd.v1.CloseSocketRequest.local:type_name -> rdsd.v1.Endpoint
-	5,  // 52: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
-	30, // 53: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
-	33, // 54: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
-	37, // 55: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
-	40, // 56: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
-	43, // 57: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
-	46, // 58: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
-	50, // 59: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
-	52, // 60: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
-	54, // 61: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
-	56, // 62: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
-	58, // 63: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
-	6,  // 64: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
-	31, // 65: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
-	34, // 66: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
-	38, // 67: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
-	41, // 68: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
-	44, // 69: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
-	47, // 70: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
-	51, // 71: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
-	53, // 72: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
-	55, // 73: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
-	57, // 74: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
-	59, // 75: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
-	64, // [64:76] is the sub-list for method output_type
-	52, // [52:64] is the sub-list for method input_type
-	52, // [52:52] is the sub-list for extension type_name
-	52, // [52:52] is the sub-list for extension extendee
-	0,  // [0:52] is the sub-list for field type_name
+	12, // 1: rdsd.v1.ClientMessage.send:type_name -> rdsd.v1.SendBatch
+	15, // 2: rdsd.v1.ClientMessage.credit:type_name -> rdsd.v1.Credit
+	19, // 3: rdsd.v1.ClientMessage.cancel:type_name -> rdsd.v1.Cancel
+	21, // 4: rdsd.v1.ClientMessage.flush:type_name -> rdsd.v1.Flush
+	23, // 5: rdsd.v1.ClientMessage.monitor:type_name -> rdsd.v1.Monitor
+	26, // 6: rdsd.v1.ClientMessage.congested:type_name -> rdsd.v1.CongestedQuery
+	28, // 7: rdsd.v1.ClientMessage.peek:type_name -> rdsd.v1.Peek
+	9,  // 8: rdsd.v1.ClientMessage.mapped:type_name -> rdsd.v1.RingMapped
+	10, // 9: rdsd.v1.ServerMessage.bound:type_name -> rdsd.v1.Bound
+	13, // 10: rdsd.v1.ServerMessage.send_result:type_name -> rdsd.v1.SendResult
+	16, // 11: rdsd.v1.ServerMessage.recv:type_name -> rdsd.v1.RecvBatch
+	18, // 12: rdsd.v1.ServerMessage.outcomes:type_name -> rdsd.v1.OutcomeBatch
+	20, // 13: rdsd.v1.ServerMessage.cancel_result:type_name -> rdsd.v1.CancelResult
+	22, // 14: rdsd.v1.ServerMessage.flush_result:type_name -> rdsd.v1.FlushResult
+	24, // 15: rdsd.v1.ServerMessage.congestion:type_name -> rdsd.v1.CongestionEvent
+	27, // 16: rdsd.v1.ServerMessage.congested_result:type_name -> rdsd.v1.CongestedResult
+	29, // 17: rdsd.v1.ServerMessage.peek_result:type_name -> rdsd.v1.PeekResult
+	30, // 18: rdsd.v1.ServerMessage.closing:type_name -> rdsd.v1.Closing
+	11, // 19: rdsd.v1.ServerMessage.region:type_name -> rdsd.v1.RingGrant
+	4,  // 20: rdsd.v1.Bind.local:type_name -> rdsd.v1.Endpoint
+	8,  // 21: rdsd.v1.Bind.ring:type_name -> rdsd.v1.RingWish
+	4,  // 22: rdsd.v1.Bound.local:type_name -> rdsd.v1.Endpoint
+	11, // 23: rdsd.v1.Bound.ring:type_name -> rdsd.v1.RingGrant
+	4,  // 24: rdsd.v1.SendBatch.destination:type_name -> rdsd.v1.Endpoint
+	14, // 25: rdsd.v1.SendResult.errors:type_name -> rdsd.v1.SendError
+	4,  // 26: rdsd.v1.RecvBatch.source:type_name -> rdsd.v1.Endpoint
+	0,  // 27: rdsd.v1.Outcome.kind:type_name -> rdsd.v1.OutcomeKind
+	17, // 28: rdsd.v1.OutcomeBatch.outcome:type_name -> rdsd.v1.Outcome
+	4,  // 29: rdsd.v1.Cancel.destination:type_name -> rdsd.v1.Endpoint
+	25, // 30: rdsd.v1.CongestionEvent.change:type_name -> rdsd.v1.CongestionChange
+	4,  // 31: rdsd.v1.CongestionChange.destination:type_name -> rdsd.v1.Endpoint
+	4,  // 32: rdsd.v1.CongestedQuery.destination:type_name -> rdsd.v1.Endpoint
+	33, // 33: rdsd.v1.Status.budget:type_name -> rdsd.v1.Budget
+	36, // 34: rdsd.v1.ListPeersResponse.peer:type_name -> rdsd.v1.Peer
+	1,  // 35: rdsd.v1.Peer.kind:type_name -> rdsd.v1.PeerKind
+	37, // 36: rdsd.v1.Peer.path:type_name -> rdsd.v1.Path
+	2,  // 37: rdsd.v1.Path.state:type_name -> rdsd.v1.PathState
+	40, // 38: rdsd.v1.ListSocketsResponse.socket:type_name -> rdsd.v1.SocketInfo
+	4,  // 39: rdsd.v1.SocketInfo.local:type_name -> rdsd.v1.Endpoint
+	3,  // 40: rdsd.v1.ListQueueRequest.kind:type_name -> rdsd.v1.QueueKind
+	43, // 41: rdsd.v1.ListQueueResponse.datagram:type_name -> rdsd.v1.QueuedDatagram
+	3,  // 42: rdsd.v1.QueuedDatagram.kind:type_name -> rdsd.v1.QueueKind
+	4,  // 43: rdsd.v1.QueuedDatagram.local:type_name -> rdsd.v1.Endpoint
+	4,  // 44: rdsd.v1.QueuedDatagram.remote:type_name -> rdsd.v1.Endpoint
+	46, // 45: rdsd.v1.GetCountersResponse.counter:type_name -> rdsd.v1.Counter
+	49, // 46: rdsd.v1.ListCongestionResponse.port:type_name -> rdsd.v1.CongestedPort
+	4,  // 47: rdsd.v1.CongestedPort.endpoint:type_name -> rdsd.v1.Endpoint
+	50, // 48: rdsd.v1.CongestedPort.culprit:type_name -> rdsd.v1.Culprit
+	4,  // 49: rdsd.v1.Culprit.source:type_name -> rdsd.v1.Endpoint
+	4,  // 50: rdsd.v1.CongestionNotice.endpoint:type_name -> rdsd.v1.Endpoint
+	4,  // 51: rdsd.v1.CancelSentRequest.local:type_name -> rdsd.v1.Endpoint
+	4,  // 52: rdsd.v1.CancelSentRequest.destination:type_name -> rdsd.v1.Endpoint
+	4,  // 53: rdsd.v1.CloseSocketRequest.local:type_name -> rdsd.v1.Endpoint
+	5,  // 54: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
+	31, // 55: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
+	34, // 56: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
+	38, // 57: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
+	41, // 58: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
+	44, // 59: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
+	47, // 60: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
+	51, // 61: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
+	53, // 62: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
+	55, // 63: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
+	57, // 64: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
+	59, // 65: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
+	6,  // 66: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
+	32, // 67: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
+	35, // 68: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
+	39, // 69: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
+	42, // 70: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
+	45, // 71: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
+	48, // 72: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
+	52, // 73: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
+	54, // 74: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
+	56, // 75: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
+	58, // 76: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
+	60, // 77: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
+	66, // [66:78] is the sub-list for method output_type
+	54, // [54:66] is the sub-list for method input_type
+	54, // [54:54] is the sub-list for extension type_name
+	54, // [54:54] is the sub-list for extension extendee
+	0,  // [0:54] is the sub-list for field type_name
 }
 
 func init() { file_rdsd_v1_rdsd_proto_init() }
@@ -7064,6 +7207,7 @@ func file_rdsd_v1_rdsd_proto_init() {
 		(*clientMessage_Monitor)(nil),
 		(*clientMessage_Congested)(nil),
 		(*clientMessage_Peek)(nil),
+		(*clientMessage_Mapped)(nil),
 	}
 	file_rdsd_v1_rdsd_proto_msgTypes[2].OneofWrappers = []any{
 		(*serverMessage_Bound)(nil),
@@ -7076,6 +7220,7 @@ func file_rdsd_v1_rdsd_proto_init() {
 		(*serverMessage_CongestedResult)(nil),
 		(*serverMessage_PeekResult)(nil),
 		(*serverMessage_Closing)(nil),
+		(*serverMessage_Region)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -7083,7 +7228,7 @@ func file_rdsd_v1_rdsd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rdsd_v1_rdsd_proto_rawDesc), len(file_rdsd_v1_rdsd_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   56,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

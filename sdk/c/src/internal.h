@@ -90,8 +90,10 @@ struct rdsdi_region {
 	uint64_t release_tail, release_head;
 };
 
-/* Maps and checks; 0, or a negative errno with the text set. fd stays the caller's. */
+/* Maps what a daemon passed; 0, or a negative errno with the text set. fd stays the caller's. */
 int rdsdi_region_map(int fd, uint64_t bytes, struct rdsdi_region **reg);
+/* Reads and checks the header, which is written when the socket is bound. Errors as above. */
+int rdsdi_region_begin(struct rdsdi_region *reg);
 void rdsdi_region_unref(struct rdsdi_region *reg);
 static inline void rdsdi_region_ref(struct rdsdi_region *reg)
 {
@@ -129,6 +131,7 @@ struct rdsdi_link {
 	_Atomic uint32_t refs;
 	int control;
 	int bell_daemon, bell_client; /* -1 until bound */
+	struct rdsdi_region *offered; /* mapped, and not bound yet */
 	struct rdsdi_region *reg;     /* NULL until bound */
 };
 

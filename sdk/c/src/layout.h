@@ -6,7 +6,7 @@
 #define RDSDI_LAYOUT_H
 
 #define SHM_MAGIC "RDSDSHM1"
-#define SHM_VERSION 1u
+#define SHM_VERSION 2u
 #define SHM_HEADER 4096u /* bytes of the header page */
 #define SHM_WORDS 4096u  /* where the words begin */
 #define SHM_FIXED 8192u  /* header and words */

@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <string.h>
 
+#include "layout.h"
+
 enum { WIRE_VARINT = 0, WIRE_64 = 1, WIRE_BYTES = 2, WIRE_32 = 5 };
 
 /* Writing. Room was checked by PB_CLIENT_MAX: every field has a bound. */
@@ -52,7 +54,7 @@ static size_t wrap(uint8_t *out, unsigned field, const uint8_t *body, const uint
 
 size_t rdsdi_pb_bind(uint8_t *out, const struct rdsdi_bind *b)
 {
-	static const uint8_t ring[] = {1 << 3 | WIRE_VARINT, 1}; /* RingWish{version: 1} */
+	static const uint8_t ring[] = {1 << 3 | WIRE_VARINT, SHM_VERSION}; /* RingWish{version} */
 	uint8_t body[PB_CLIENT_MAX], *p = body;
 
 	p = put_endpoint(p, 1, &b->local);
@@ -62,6 +64,11 @@ size_t rdsdi_pb_bind(uint8_t *out, const struct rdsdi_bind *b)
 		p = put_bytes(p, 4, b->label, strnlen(b->label, RDSD_MAX_LABEL));
 	p = put_bytes(p, 7, ring, sizeof ring);
 	return wrap(out, 1, body, p);
+}
+
+size_t rdsdi_pb_mapped(uint8_t *out)
+{
+	return (size_t)(put_bytes(out, 9, "", 0) - out);
 }
 
 size_t rdsdi_pb_cancel(uint8_t *out, uint64_t id, const rdsd_addr *to)
@@ -289,6 +296,10 @@ int rdsdi_pb_server(const uint8_t *in, size_t n, struct rdsdi_server *m)
 		case SERVER_BOUND:
 			m->body = SERVER_BOUND;
 			err = get_bound(sub(&r), m);
+			break;
+		case SERVER_REGION:
+			m->body = SERVER_REGION;
+			err = get_ring(sub(&r), m);
 			break;
 		case SERVER_CANCEL_RESULT:
 		case SERVER_FLUSH_RESULT:

@@ -23,6 +23,7 @@ struct rdsdi_bind {
 
 /* Each writes a ClientMessage to out (PB_CLIENT_MAX bytes) and returns its length. */
 size_t rdsdi_pb_bind(uint8_t *out, const struct rdsdi_bind *b);
+size_t rdsdi_pb_mapped(uint8_t *out);
 size_t rdsdi_pb_cancel(uint8_t *out, uint64_t id, const rdsd_addr *to);
 size_t rdsdi_pb_flush(uint8_t *out, uint64_t id, int64_t timeout_ns);
 size_t rdsdi_pb_monitor(uint8_t *out, uint64_t mask, bool on);
@@ -36,7 +37,8 @@ enum {
 	SERVER_FLUSH_RESULT = 6,
 	SERVER_CONGESTION = 7,
 	SERVER_CONGESTED_RESULT = 8,
-	SERVER_CLOSING = 10
+	SERVER_CLOSING = 10,
+	SERVER_REGION = 11
 };
 
 /* A ServerMessage, as far as sockets with rings get them. */
@@ -49,7 +51,7 @@ struct rdsdi_server {
 	bool congested;
 	rdsd_addr local;          /* Bound */
 	uint64_t instance;
-	uint32_t ring_version;    /* Bound: 0 without rings */
+	uint32_t ring_version;    /* Bound: 0 without rings; and of a region */
 	uint64_t region_bytes;
 };
 

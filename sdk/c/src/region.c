@@ -9,7 +9,7 @@
 #include "internal.h"
 
 /* Without them a daemon could make the region shorter than what was checked. */
-#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)
+#define SEALS (F_SEAL_SHRINK | F_SEAL_GROW)
 
 static uint32_t crc32c(const uint8_t *p, size_t n)
 {
@@ -111,7 +111,6 @@ static const char *check(struct rdsdi_region *r)
 int rdsdi_region_map(int fd, uint64_t bytes, struct rdsdi_region **reg)
 {
 	struct rdsdi_region *r;
-	const char *wrong;
 	struct stat st;
 	void *base;
 	int seals = fcntl(fd, F_GET_SEALS);
@@ -138,18 +137,18 @@ int rdsdi_region_map(int fd, uint64_t bytes, struct rdsdi_region **reg)
 	r->process = rdsdi_process;
 	atomic_init(&r->refs, 1);
 	pthread_mutex_init(&r->mu, NULL);
-	wrong = check(r);
-	if (wrong) {
-		rdsdi_region_unref(r);
-		return rdsdi_fail(-EPROTO, "the region of the daemon has %s", wrong);
-	}
-	r->leases = calloc(r->release_n, sizeof *r->leases);
-	if (!r->leases) {
-		rdsdi_region_unref(r);
-		return rdsdi_errno(-ENOMEM);
-	}
 	*reg = r;
 	return 0;
+}
+
+int rdsdi_region_begin(struct rdsdi_region *r)
+{
+	const char *wrong = check(r);
+
+	if (wrong)
+		return rdsdi_fail(-EPROTO, "the region of the daemon has %s", wrong);
+	r->leases = calloc(r->release_n, sizeof *r->leases);
+	return r->leases ? 0 : rdsdi_errno(-ENOMEM);
 }
 
 void rdsdi_region_unref(struct rdsdi_region *r)

@@ -6,7 +6,8 @@
  * wait may drive a reconnection, too. States:
  *
  *	DOWN        until due; then an attempt
- *	CONNECTING  Bind was sent; due is when the attempt is given up
+ *	CONNECTING  Bind was sent, and RingMapped when the region came; due is
+ *	            when the attempt is given up
  *	UP
  *	OVER        for good; over says why
  *
@@ -51,6 +52,8 @@ void rdsdi_link_put(struct rdsdi_link *l)
 	put_fd(l->control);
 	put_fd(l->bell_daemon);
 	put_fd(l->bell_client);
+	if (l->offered)
+		rdsdi_region_unref(l->offered);
 	if (l->reg)
 		rdsdi_region_unref(l->reg);
 	free(l);
@@ -244,22 +247,44 @@ static void nonblocking(int fd)
 		fcntl(fd, F_SETFL, flags | O_NONBLOCK);
 }
 
-/* bound takes the region and the doorbells; 0 or why they cannot be used. */
-static int bound(rdsd_socket *s, const struct rdsdi_server *m)
+/*
+ * offered maps the region, which the daemon then seals: it cannot be mapped to
+ * write afterwards. 0 or why it cannot be used.
+ */
+static int offered(rdsd_socket *s, const struct rdsdi_server *m)
 {
 	struct rdsdi_ctl *c = &s->ctl;
 	struct rdsdi_link *l = c->link;
-	struct rdsdi_region *reg = NULL;
+	uint8_t message[PB_CLIENT_MAX];
 	int err;
 
 	if (m->ring_version != SHM_VERSION || c->fds_n != 3)
 		return rdsdi_fail(-EPROTONOSUPPORT, "the daemon has no rings of layout %u", SHM_VERSION);
-	err = rdsdi_region_map(c->fds[0], m->region_bytes, &reg);
+	if (l->offered)
+		return rdsdi_fail(-EPROTO, "the daemon offered a second region");
+	err = rdsdi_region_map(c->fds[0], m->region_bytes, &l->offered);
+	if (err)
+		return err;
+	err = rdsdi_control_send(l, message, rdsdi_pb_mapped(message));
+	return err ? rdsdi_fail(-ESHUTDOWN, "the daemon ended the connection") : 0;
+}
+
+/* bound takes the region and the doorbells; 0 or why they cannot be used. */
+static int bound(rdsd_socket *s)
+{
+	struct rdsdi_ctl *c = &s->ctl;
+	struct rdsdi_link *l = c->link;
+	int err;
+
+	if (!l->offered)
+		return rdsdi_fail(-EPROTONOSUPPORT, "the daemon has no rings of layout %u", SHM_VERSION);
+	err = rdsdi_region_begin(l->offered);
 	if (err)
 		return err;
 	/* A thread that waits for the connection looks at them under this lock. */
 	pthread_mutex_lock(&s->sleep.mu);
-	l->reg = reg;
+	l->reg = l->offered;
+	l->offered = NULL;
 	l->bell_daemon = c->fds[1];
 	l->bell_client = c->fds[2];
 	pthread_mutex_unlock(&s->sleep.mu);
@@ -317,15 +342,16 @@ static bool connecting(rdsd_socket *s)
 		set_why(s, "%s%s", m.text[0] ? m.text : rdsd_strerror(err), "");
 		failed(s, err, false);
 		return true;
+	case SERVER_REGION:
 	case SERVER_BOUND:
-		err = bound(s, &m);
+		err = m.body == SERVER_REGION ? offered(s, &m) : bound(s);
 		if (err) {
 			set_why(s, "%s%s", rdsd_errmsg(), "");
 			failed(s, err, false);
 		}
 		return true;
 	}
-	set_why(s, "the first message of the daemon is not Bound%s%s", "", "");
+	set_why(s, "the daemon's answer to Bind is none%s%s", "", "");
 	failed(s, -EPROTO, false);
 	return true;
 }

@@ -164,12 +164,12 @@ static void make_region(struct fake *f, struct fake_socket *s, uint64_t sndbuf, 
 	r->bytes = at;
 	s->memfd = memfd_create("fake", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	CHECK(s->memfd >= 0 && !ftruncate(s->memfd, (off_t)at));
-	CHECK(!fcntl(s->memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL));
+	CHECK(!fcntl(s->memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW));
 	r->base = mmap(NULL, at, PROT_READ | PROT_WRITE, MAP_SHARED, s->memfd, 0);
 	CHECK(r->base != MAP_FAILED);
 	h = r->base;
 	memcpy(h, SHM_MAGIC, 8);
-	put32(h + HDR_VERSION, 1);
+	put32(h + HDR_VERSION, SHM_VERSION);
 	put32(h + HDR_HEADER_BYTES, SHM_HEADER);
 	put64(h + HDR_REGION_BYTES, at);
 	put64(h + HDR_INSTANCE, f->instance);
@@ -522,10 +522,27 @@ static bool work(struct fake *f)
 
 /* Control messages */
 
+/* bound_socket answers when the client has mapped its region, which is sealed then. */
+static void bound_socket(struct fake *f, struct fake_socket *s)
+{
+	uint8_t body[256], sub[64], *q, *b = body;
+
+	if (f->spoil)
+		f->spoil(s);
+	q = put_bytes(sub, 1, s->local.ip, s->local.family == 4 ? 4 : 16);
+	b = put_bytes(b, 1, sub, (size_t)(put_number(q, 2, s->local.port) - sub));
+	b = put_number(b, 7, f->instance);
+	if (!f->no_rings) {
+		CHECK(!fcntl(s->memfd, F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL));
+		b = put_bytes(b, 9, sub, (size_t)(put_number(put_number(sub, 1, SHM_VERSION), 2, s->r.bytes) - sub));
+	}
+	reply(s, 1, body, b, NULL);
+}
+
 static void bind_socket(struct fake *f, struct fake_socket *s, const uint8_t *p, size_t n)
 {
 	uint64_t len, sndbuf = 0, rcvbuf = 0;
-	uint8_t body[256], sub[64], *q, *b = body;
+	uint8_t body[64];
 	const uint8_t *local;
 	int fds[3];
 
@@ -545,17 +562,14 @@ static void bind_socket(struct fake *f, struct fake_socket *s, const uint8_t *p,
 		return;
 	}
 	make_region(f, s, sndbuf, rcvbuf);
-	if (f->spoil)
-		f->spoil(s);
-	q = put_bytes(sub, 1, s->local.ip, s->local.family == 4 ? 4 : 16);
-	b = put_bytes(b, 1, sub, (size_t)(put_number(q, 2, s->local.port) - sub));
-	b = put_number(b, 7, f->instance);
-	if (!f->no_rings)
-		b = put_bytes(b, 9, sub, (size_t)(put_number(put_number(sub, 1, 1), 2, s->r.bytes) - sub));
+	if (f->no_rings) {
+		bound_socket(f, s);
+		return;
+	}
 	fds[0] = s->memfd;
 	fds[1] = s->bell_daemon;
 	fds[2] = s->bell_client;
-	reply(s, 1, body, b, f->no_rings ? NULL : fds);
+	reply(s, 11, body, put_number(put_number(body, 1, SHM_VERSION), 2, s->r.bytes), fds);
 }
 
 static void cancel(struct fake *f, struct fake_socket *s, const uint8_t *p, size_t n)
@@ -609,6 +623,8 @@ static void control(struct fake *f, struct fake_socket *s)
 		return;
 	if (field(packet + 4, (size_t)n, 1, &p, &len)) {
 		bind_socket(f, s, p, len);
+	} else if (field(packet + 4, (size_t)n, 9, &p, &len)) {
+		bound_socket(f, s);
 	} else if (field(packet + 4, (size_t)n, 4, &p, &len)) {
 		cancel(f, s, p, len);
 	} else if (field(packet + 4, (size_t)n, 5, &p, &len)) {

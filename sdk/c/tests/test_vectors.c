@@ -93,6 +93,7 @@ static void header(void)
 
 	CHECK_IS(rdsdi_region_map(fd, size - 64, &r), -EPROTO);
 	CHECK_IS(rdsdi_region_map(fd, size, &r), 0);
+	CHECK_IS(rdsdi_region_begin(r), 0);
 	close(fd);
 	CHECK_IS(r->instance, number("instance"));
 	CHECK(rdsd_addr_equal(&r->local, &local));
@@ -255,6 +256,7 @@ static rdsd_socket *receiver(int fd, uint64_t size)
 	l.bell_daemon = -1;
 	pthread_mutex_init(&s.rx.mu, NULL);
 	CHECK_IS(rdsdi_region_map(fd, size, &l.reg), 0);
+	CHECK_IS(rdsdi_region_begin(l.reg), 0);
 	close(fd);
 	CHECK_IS(rdsdi_rx_start(&s, &l), 0);
 	rdsdi_region_unref(l.reg);

@@ -167,6 +167,7 @@ class ClientMessage(_message.Message):
     MONITOR_FIELD_NUMBER: _builtins.int
     CONGESTED_FIELD_NUMBER: _builtins.int
     PEEK_FIELD_NUMBER: _builtins.int
+    MAPPED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def bind(self) -> Global___Bind: ...
     @_builtins.property
@@ -183,6 +184,10 @@ class ClientMessage(_message.Message):
     def congested(self) -> Global___CongestedQuery: ...
     @_builtins.property
     def peek(self) -> Global___Peek: ...
+    @_builtins.property
+    def mapped(self) -> Global___RingMapped:
+        """the answer to ServerMessage.region"""
+
     def __init__(
         self,
         *,
@@ -194,12 +199,13 @@ class ClientMessage(_message.Message):
         monitor: Global___Monitor = ...,
         congested: Global___CongestedQuery = ...,
         peek: Global___Peek = ...,
+        mapped: Global___RingMapped = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["bind", b"bind", "body", b"body", "cancel", b"cancel", "congested", b"congested", "credit", b"credit", "flush", b"flush", "monitor", b"monitor", "peek", b"peek", "send", b"send"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bind", b"bind", "body", b"body", "cancel", b"cancel", "congested", b"congested", "credit", b"credit", "flush", b"flush", "mapped", b"mapped", "monitor", b"monitor", "peek", b"peek", "send", b"send"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bind", b"bind", "body", b"body", "cancel", b"cancel", "congested", b"congested", "credit", b"credit", "flush", b"flush", "monitor", b"monitor", "peek", b"peek", "send", b"send"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bind", b"bind", "body", b"body", "cancel", b"cancel", "congested", b"congested", "credit", b"credit", "flush", b"flush", "mapped", b"mapped", "monitor", b"monitor", "peek", b"peek", "send", b"send"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["bind", "send", "credit", "cancel", "flush", "monitor", "congested", "peek"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["bind", "send", "credit", "cancel", "flush", "monitor", "congested", "peek", "mapped"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -219,6 +225,7 @@ class ServerMessage(_message.Message):
     CONGESTED_RESULT_FIELD_NUMBER: _builtins.int
     PEEK_RESULT_FIELD_NUMBER: _builtins.int
     CLOSING_FIELD_NUMBER: _builtins.int
+    REGION_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def bound(self) -> Global___Bound: ...
     @_builtins.property
@@ -243,6 +250,12 @@ class ServerMessage(_message.Message):
         administrator). errno says why; the stream ends next.
         """
 
+    @_builtins.property
+    def region(self) -> Global___RingGrant:
+        """On the ring control socket, before Bound: the region and the doorbells come
+        as descriptors with it. The client maps the region and says RingMapped.
+        """
+
     def __init__(
         self,
         *,
@@ -256,12 +269,13 @@ class ServerMessage(_message.Message):
         congested_result: Global___CongestedResult = ...,
         peek_result: Global___PeekResult = ...,
         closing: Global___Closing = ...,
+        region: Global___RingGrant = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "bound", b"bound", "cancel_result", b"cancel_result", "closing", b"closing", "congested_result", b"congested_result", "congestion", b"congestion", "flush_result", b"flush_result", "outcomes", b"outcomes", "peek_result", b"peek_result", "recv", b"recv", "send_result", b"send_result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "bound", b"bound", "cancel_result", b"cancel_result", "closing", b"closing", "congested_result", b"congested_result", "congestion", b"congestion", "flush_result", b"flush_result", "outcomes", b"outcomes", "peek_result", b"peek_result", "recv", b"recv", "region", b"region", "send_result", b"send_result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "bound", b"bound", "cancel_result", b"cancel_result", "closing", b"closing", "congested_result", b"congested_result", "congestion", b"congestion", "flush_result", b"flush_result", "outcomes", b"outcomes", "peek_result", b"peek_result", "recv", b"recv", "send_result", b"send_result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "bound", b"bound", "cancel_result", b"cancel_result", "closing", b"closing", "congested_result", b"congested_result", "congestion", b"congestion", "flush_result", b"flush_result", "outcomes", b"outcomes", "peek_result", b"peek_result", "recv", b"recv", "region", b"region", "send_result", b"send_result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["bound", "send_result", "recv", "outcomes", "cancel_result", "flush_result", "congestion", "congested_result", "peek_result", "closing"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["bound", "send_result", "recv", "outcomes", "cancel_result", "flush_result", "congestion", "congested_result", "peek_result", "closing", "region"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -324,7 +338,7 @@ class RingWish(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     version: _builtins.int
-    """1"""
+    """2"""
     def __init__(
         self,
         *,
@@ -337,6 +351,25 @@ class RingWish(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RingWish: _TypeAlias = RingWish  # noqa: Y015
+
+@_typing.final
+class RingMapped(_message.Message):
+    """RingMapped: the client has mapped its region. The daemon seals it against new
+    mappings to write and against holes, then binds the socket.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RingMapped: _TypeAlias = RingMapped  # noqa: Y015
 
 @_typing.final
 class Bound(_message.Message):
@@ -366,7 +399,7 @@ class Bound(_message.Message):
     def local(self) -> Global___Endpoint: ...
     @_builtins.property
     def ring(self) -> Global___RingGrant:
-        """With rings: descriptors come with this message (docs/shm.md)."""
+        """with rings (docs/shm.md)"""
 
     def __init__(
         self,
@@ -391,7 +424,7 @@ Global___Bound: _TypeAlias = Bound  # noqa: Y015
 
 @_typing.final
 class RingGrant(_message.Message):
-    """RingGrant describes the region that was passed."""
+    """RingGrant describes a region."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
