@@ -593,13 +593,17 @@ waits = {
     "outcomes": lambda t: list(a.outcomes(t)),
     "watch": lambda t: list(a.watch_congestion(t)),
 }
-# A handler that raises nothing disturbs no wait.
-begun = time.monotonic()
-try:
-    waits[what](0.3)
-except rdsd.RdsError as error:
-    assert error.errno == 110, error
-assert time.monotonic() - begun >= 0.25 and len(ticks) > 5, (time.monotonic() - begun, len(ticks))
+# A handler that raises nothing disturbs no wait. On a busy machine several signals are one.
+disturbed = 0
+while disturbed <= 5:
+    ticks.clear()
+    begun = time.monotonic()
+    try:
+        waits[what](0.3)
+    except rdsd.RdsError as error:
+        assert error.errno == 110, error
+    assert time.monotonic() - begun >= 0.25, (time.monotonic() - begun, len(ticks))
+    disturbed += len(ticks)
 if what == "request":  # and the one request is answered by the one reply
     def answer():
         while (asked := b.recv(timeout=5)).payload != b"!":
@@ -610,9 +614,9 @@ if what == "request":  # and the one request is answered by the one reply
     assert a.request(b.local_address, b"!", 5).payload == b"reply"
 signal.setitimer(signal.ITIMER_REAL, 0)
 main = threading.main_thread().ident
-threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
 begun = time.monotonic()
 try:
+    threading.Timer(0.1, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
     waits[what](None)
     print("it ended")
 except KeyboardInterrupt:
