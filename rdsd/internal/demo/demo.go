@@ -41,8 +41,12 @@ type site struct {
 	stop    func() error
 }
 
+// startLimit bounds how long it takes until the applications are at work.
+const startLimit = 20 * time.Second
+
 // Run shows the demonstration and returns the account of every datagram. The
-// end of ctx is a normal end.
+// end of ctx is a normal end, also while the nodes are being started: a show that
+// has no time is a short one.
 func Run(ctx context.Context, c Config) (Summary, error) {
 	dir, err := os.MkdirTemp("", "rdsd-demo-")
 	if err != nil {
@@ -51,18 +55,20 @@ func Run(ctx context.Context, c Config) (Summary, error) {
 	defer os.RemoveAll(dir)
 	t := newTeller(c)
 	defer t.close()
-	a, b, l, err := startBoth(ctx, dir, t)
+	starting, cancel := context.WithTimeout(context.WithoutCancel(ctx), startLimit)
+	defer cancel()
+	a, b, l, err := startBoth(starting, dir, t)
 	if err != nil {
 		return Summary{}, err
 	}
 	defer l.close()
 	defer a.close()
 	defer b.close()
-	s, err := newShow(ctx, t, a, b, l)
+	s, err := newShow(starting, t, a, b, l)
 	if err != nil {
 		return Summary{}, err
 	}
-	if s.disk, err = startDisk(context.WithoutCancel(ctx), dir, t, a, b, l); err != nil {
+	if s.disk, err = startDisk(starting, dir, t, a, b, l); err != nil {
 		s.end()
 		return Summary{}, err
 	}

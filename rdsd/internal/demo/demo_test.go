@@ -45,17 +45,20 @@ func TestDemo(t *testing.T) {
 	}
 }
 
-// TestInterrupt: the end of the context is a normal end, with an account.
+// TestInterrupt: the end of the context is a normal end, with an account, whenever
+// it comes: before anything was started, meanwhile, and in the show.
 func TestInterrupt(t *testing.T) {
-	ctx, cancel := context.WithCancel(context.Background())
-	var out bytes.Buffer
-	defer time.AfterFunc(500*time.Millisecond, cancel).Stop()
-	sum, err := Run(ctx, Config{Out: &out, TTY: true})
-	if err != nil || !sum.AddsUp() {
-		t.Errorf("%v, %+v\n%s", err, sum, out.String())
-	}
-	if !strings.Contains(out.String(), "\x1b[J") {
-		t.Error("on a terminal the table is redrawn")
+	for _, after := range []time.Duration{0, 50 * time.Millisecond, 500 * time.Millisecond} {
+		ctx, cancel := context.WithTimeout(context.Background(), after)
+		defer cancel()
+		var out bytes.Buffer
+		sum, err := Run(ctx, Config{Out: &out, TTY: true})
+		if err != nil || !sum.AddsUp() {
+			t.Errorf("ended after %v: %v, %+v\n%s", after, err, sum, out.String())
+		}
+		if !strings.Contains(out.String(), "\x1b[J") {
+			t.Error("on a terminal the table is redrawn")
+		}
 	}
 }
 

@@ -48,8 +48,6 @@ type disk struct {
 // newDisk exports a volume on b, maps it on a, and starts the application. The
 // relay of the link is at relay, the volumes of b listen at direct.
 func newDisk(ctx context.Context, dir string, t *teller, a, b *site, relay, direct netip.AddrPort) (*disk, error) {
-	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-	defer cancel()
 	if _, err := b.client.Volumes().Export(ctx, rdsd.ExportSpec{Name: diskName, Kind: rdsd.KindMemory, Size: diskBlocks * diskBlock}); err != nil {
 		return nil, fmt.Errorf("node B: %w", err)
 	}

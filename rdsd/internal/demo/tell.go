@@ -78,6 +78,7 @@ func (t *teller) table(s *show) {
 	interval := 2 * time.Second
 	if t.tty {
 		interval = 200 * time.Millisecond
+		t.redraw()
 	}
 	t.idle.Go(func() { // ended by close
 		tick := time.NewTicker(interval)
@@ -88,14 +89,19 @@ func (t *teller) table(s *show) {
 				return
 			case <-tick.C:
 			}
-			t.mu.Lock()
-			var b bytes.Buffer
-			t.erase(&b)
-			t.paint(&b)
-			t.out.Write(b.Bytes())
-			t.mu.Unlock()
+			t.redraw()
 		}
 	})
+}
+
+// redraw puts the table where it was, as it stands now.
+func (t *teller) redraw() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var b bytes.Buffer
+	t.erase(&b)
+	t.paint(&b)
+	t.out.Write(b.Bytes())
 }
 
 // erase removes the table from the screen. Called with mu held.
