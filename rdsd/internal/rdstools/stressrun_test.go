@@ -137,19 +137,23 @@ func TestPassiveRefuses(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 			defer cancel()
-			var err error
-			var wg sync.WaitGroup
-			wg.Go(func() { _, err = side(ctx, t, "--socket", socket, "-r", "127.0.22.3", "-p", "4500") })
+			ended := make(chan error, 1)
+			go func() { // ends when the passive side does, at the latest with ctx
+				_, err := side(ctx, t, "--socket", socket, "-r", "127.0.22.3", "-p", "4500")
+				ended <- err
+			}()
 			var c net.Conn
-			for c == nil && ctx.Err() == nil {
-				if c, _ = net.Dial("tcp", "127.0.22.3:4500"); c == nil {
-					pause(ctx, 5*time.Millisecond)
+			for c == nil {
+				select {
+				case err := <-ended:
+					t.Fatalf("the passive side ended before anybody was there: %v", err)
+				case <-time.After(5 * time.Millisecond):
+					c, _ = net.Dial("tcp", "127.0.22.3:4500")
 				}
 			}
 			c.Write(send)
 			c.Close()
-			wg.Wait()
-			if err == nil || ctx.Err() != nil {
+			if err := <-ended; err == nil || ctx.Err() != nil {
 				t.Errorf("the passive side took it: %v", err)
 			}
 		})
