@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // Runs of any cut carry what single calls would: the same bytes, lengths,
@@ -101,5 +103,59 @@ func TestSendRunStopsWhereSendWould(t *testing.T) {
 	pe.cmap.Set(4000, true)
 	if n := k.SendRun(w.now, dst, make([]byte, 1), []uint32{1}, 0, false); n != 0 {
 		t.Errorf("%d accepted for a congested port", n)
+	}
+}
+
+// A run names the source of each datagram, single or of a train, though several peers
+// send from ports of the same number. Of eight sources it names each once.
+func TestRunsNameTheirSources(t *testing.T) {
+	e, now := lone(t, nil)
+	s, err := e.Bind(4000, SocketOptions{RcvBufBytes: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var peers []*Peer
+	for i := range byte(4) {
+		pe, err := e.Peer(netip.AddrFrom4([4]byte{10, 0, 0, 2 + i}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		peers = append(peers, pe)
+	}
+	rng := rand.New(rand.NewSource(5))
+	var want []netip.AddrPort
+	for range 2000 {
+		pe, port := peers[rng.Intn(len(peers))], uint16(5000+rng.Intn(2))
+		train, n := wire.Train{}, 1
+		if rng.Intn(2) == 0 {
+			n = 1 + rng.Intn(3)
+			train.Count = uint16(n)
+		}
+		if v := s.place(pe, nil, 1, port, train, &transport.Frame{Payload: bytes.Repeat([]byte{byte(pe.addr.As4()[3]), byte(port)}, n)}); v != conn.Placed {
+			t.Fatalf("not placed: %v", v)
+		}
+		for range n {
+			want = append(want, netip.AddrPortFrom(pe.addr, port))
+		}
+	}
+	var r Run
+	for len(want) > 0 {
+		s.RecvRun(&r, 1+rng.Intn(60), 1<<20)
+		s.ReadAll(now)
+		if most := r.Len(); len(r.Sources) > most || len(r.Sources) > 8 {
+			t.Errorf("%d sources of %d datagrams, and 8 there are", len(r.Sources), most)
+		}
+		var all []byte
+		for _, span := range r.Spans {
+			all = append(all, span.Payload...)
+		}
+		for i, n := range r.Lengths {
+			src := r.Sources[r.Index[i]]
+			if n != 2 || src != want[0] || all[0] != src.Addr().As4()[3] || all[1] != byte(src.Port()) {
+				t.Fatalf("%d bytes, %v, from %v; want 2 from %v", n, all[:2], src, want[0])
+			}
+			all, want = all[2:], want[1:]
+		}
+		r.Release()
 	}
 }
