@@ -363,3 +363,23 @@ func TestLaneConnectedForAFlowAtRest(t *testing.T) {
 	}
 	w.check()
 }
+
+// Of a peer that pings and takes nothing 64 answers wait on each path; the others are
+// counted, and there is room again for as many as have left.
+func TestPongsAreBounded(t *testing.T) {
+	w, p := rdsdPair(t)
+	w.steps("hold on", "recv 0 ping 5000 seq=2 csum") // this answer is being written
+	for i := range 100 {
+		w.steps(fmt.Sprintf("recv 0 ping 5000 seq=%d csum", 3+i))
+	}
+	if p.pongs != 64 || w.ctr.PongDropped != 36 {
+		t.Errorf("%d answers wait and %d are dropped, want 64 and 36", p.pongs, w.ctr.PongDropped)
+	}
+	w.wrote(p)
+	for i := range 100 {
+		w.steps(fmt.Sprintf("recv 0 ping 5000 seq=%d csum", 103+i))
+	}
+	if p.pongs != 64 || w.ctr.PongDropped != 72 {
+		t.Errorf("then %d wait and %d are dropped, want 64 and 72", p.pongs, w.ctr.PongDropped)
+	}
+}
