@@ -2,6 +2,7 @@ package nbd
 
 import (
 	"net"
+	"sync/atomic"
 	"time"
 
 	"github.com/rdsd/rdsd/internal/guard"
@@ -16,8 +17,9 @@ import (
 // refused is not read until there is room: its own requests that end make some, and
 // where others hold it all it asks again after a moment. One request of a server is
 // taken however little there is, one after the other: requests then are slow, but
-// none waits for ever. Who has that place and neither sends the rest of its request
-// nor takes the answer makes room for others after a while.
+// none waits for ever. Who has that place and has been waited for, for the rest of its
+// request and for taking the answer, makes room for others after a while; how long the
+// store takes is not its fault.
 
 // Charge is the account of one connection. Any thread may call it; nothing in it waits.
 type Charge interface {
@@ -71,7 +73,8 @@ func (c *conn) afford(n int) bool {
 	case c.charge.Take(more):
 	case c.inFlight == 0 && c.srv.reserve.CompareAndSwap(nil, c):
 		c.charge.Grow(more)
-		c.reserved.Store(time.Now().UnixNano())
+		c.half.forget()
+		c.stuck.forget()
 	default:
 		c.srv.pressReserve(c)
 		c.askAgain()
@@ -82,15 +85,48 @@ func (c *conn) afford(n int) bool {
 }
 
 // pressReserve ends the connection that has the reserve if others wait for it, and
-// it has waited for nothing but its own client for the time that Linger gives.
+// it has waited for its client for the time that Linger gives, since it has it.
 func (s *Server) pressReserve(c *conn) {
 	r := s.reserve.Load()
-	if r == nil || r == c || time.Since(time.Unix(0, r.reserved.Load())) < s.opts.Linger {
+	if r == nil || r == c {
 		return
 	}
-	if r.half.Load() || r.stuck.Load() {
+	if now := time.Now(); r.half.time(now)+r.stuck.time(now) >= s.opts.Linger {
 		r.fail()
 	}
+}
+
+// awaited is how long a connection that has the reserve has waited for its client.
+// Nobody else looks at the clock.
+type awaited struct {
+	since atomic.Int64 // it waits from then on, in ns; 0: it does not
+	spent atomic.Int64 // ns, waits that are over
+}
+
+func (a *awaited) begin(c *conn) {
+	if c.srv.reserve.Load() == c {
+		a.since.Store(time.Now().UnixNano())
+	}
+}
+
+func (a *awaited) end() {
+	if a.since.Load() != 0 { // by whoever began: there is only one
+		a.spent.Add(time.Now().UnixNano() - a.since.Swap(0))
+	}
+}
+
+// time never counts a wait twice: one that ends meanwhile is not counted yet.
+func (a *awaited) time(now time.Time) time.Duration {
+	spent, since := a.spent.Load(), a.since.Load()
+	if since != 0 {
+		spent += max(now.UnixNano()-since, 0)
+	}
+	return time.Duration(spent)
+}
+
+func (a *awaited) forget() {
+	a.since.Store(0)
+	a.spent.Store(0)
 }
 
 // askAgain has the reader look again in a moment, for nothing of its own may come

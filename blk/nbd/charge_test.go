@@ -5,6 +5,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/rdsd/rdsd/blk"
 )
 
 // purse is an account of all connections of a server.
@@ -44,19 +46,21 @@ func (p *purse) Give(n int) {
 
 func (p *purse) Close() {}
 
+func (p *purse) held() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.used
+}
+
 // back waits until everything was given back.
 func (p *purse) back(t *testing.T) {
 	t.Helper()
-	var used int
 	for until := time.Now().Add(10 * time.Second); time.Now().Before(until); time.Sleep(time.Millisecond) {
-		p.mu.Lock()
-		used = p.used
-		p.mu.Unlock()
-		if used == 0 {
+		if p.held() == 0 {
 			return
 		}
 	}
-	t.Errorf("%d bytes were not given back", used)
+	t.Errorf("%d bytes were not given back", p.held())
 }
 
 // TestHalfRequestsAreCharged: connections that send half a write each, and others
@@ -141,5 +145,58 @@ func TestNoMemoryForRequests(t *testing.T) {
 		t.Errorf("a second connection, for which there is no memory, was greeted")
 	}
 	c.nc.Close()
+	p.back(t)
+}
+
+// TestSlowStoreIsNotTheClient: who has the one place for requests without memory, and
+// whose store takes its time, is not ended for that when its client then is slower
+// than its socket; its client has the time that Linger gives, all waits together, and
+// not one that is as long.
+func TestSlowStoreIsNotTheClient(t *testing.T) {
+	const linger = 400 * time.Millisecond
+	p := &purse{limit: connMemory * 2}
+	f := blk.NewFault(memory(t, 64<<20), 1)
+	_, socket := serve(t, Options{Charge: p.charge, Linger: linger}, Export{Device: f})
+	slow, other := enter(t, socket, "", false), enter(t, socket, "", false)
+	f.Add(blk.Rule{Count: 1, Delay: 2 * linger})
+	began := time.Now()
+	takes := func(n uint64, size uint32) { // and has the place
+		for p.held() > 2*connMemory { // the one before
+			time.Sleep(time.Millisecond)
+		}
+		slow.send(command(cmdRead, 0, n, 0, size, nil))
+		for p.held() <= 2*connMemory {
+			time.Sleep(time.Millisecond)
+		}
+	}
+	takes(1, 4<<20)
+	other.send(command(cmdRead, 0, 2, 0, 4<<20, nil)) // and this one wants it, every 5 ms
+	if _, err := slow.nc.Read(make([]byte, 1)); err != nil || time.Since(began) < 2*linger {
+		t.Fatalf("the first byte after %v: %v", time.Since(began), err)
+	}
+	time.Sleep(linger / 8) // its socket is full
+	slow.recv(16 + 4<<20 - 1) // of a simple reply
+	if r := other.reply(4 << 20); r.value != 0 {
+		t.Errorf("the next one: %v", r)
+	}
+	// Now by drops, each well below linger.
+	takes(3, 16<<20)
+	other.send(command(cmdRead, 0, 4, 0, 4<<20, nil))
+	b := make([]byte, 64<<10)
+	began = time.Now()
+	for {
+		if _, err := slow.nc.Read(b); err != nil {
+			break
+		}
+		time.Sleep(linger / 16)
+		if time.Since(began) > 20*linger {
+			t.Fatal("a client that reads by drops has the place for as long as it likes")
+		}
+	}
+	if r := other.reply(4 << 20); r.value != 0 {
+		t.Errorf("who waited for a client that reads by drops: %v", r)
+	}
+	slow.nc.Close()
+	other.nc.Close()
 	p.back(t)
 }

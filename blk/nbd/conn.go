@@ -48,13 +48,12 @@ type conn struct {
 	asking   bool      // guarded by mu; askAgain is under way
 	faulted  bool      // guarded by mu; its work has panicked, and ops may have been lost
 
-	reserved atomic.Int64 // when the server's reserve was taken
-	half     atomic.Bool  // the client has sent half a request, and may have no more
-	stuck    atomic.Bool  // the client's socket is full
-	out      opList       // guarded by mu; finished, to be replied to
-	sending  bool         // guarded by mu; somebody holds the transmit token
-	looking  bool         // guarded by mu; lookUp runs
-	lookups  opList       // guarded by mu; wait for lookUp
+	half    awaited // the client has sent half a request, and may have no more
+	stuck   awaited // the client's socket is full
+	out     opList  // guarded by mu; finished, to be replied to
+	sending bool    // guarded by mu; somebody holds the transmit token
+	looking bool    // guarded by mu; lookUp runs
+	lookups opList  // guarded by mu; wait for lookUp
 
 	pending  atomic.Int64 // requests that the device has
 	broken   atomic.Bool  // nothing can be sent any more

@@ -41,7 +41,7 @@ func (c *conn) forgive(done *bool) {
 	if v := recover(); v != nil {
 		c.fault(g.Caught(guard.Volume, v))
 		c.vec, c.sent = nil, opList{} // what was being sent is nobody's now
-		c.stuck.Store(false)
+		c.stuck.end()
 		c.mu.Lock()
 		c.sending = false
 		c.room.Broadcast()

@@ -221,7 +221,7 @@ func (l *loop) waitFull() {
 	c := l.c
 	c.mu.Lock()
 	l.full = true
-	c.stuck.Store(true)
+	c.stuck.begin(c)
 	if c.last.Load() && l.due.IsZero() {
 		l.startLinger()
 	}
@@ -241,7 +241,7 @@ func (l *loop) writable() {
 	c.mu.Lock()
 	was := l.full
 	l.full = false
-	c.stuck.Store(false)
+	c.stuck.end()
 	c.mu.Unlock()
 	if !was {
 		return

@@ -223,7 +223,7 @@ func (c *conn) write(q *request, flags blk.Flags, b []byte) bool {
 		o := c.start(q, bufSize(n))
 		o.buf = getBuf(n)
 		o.req.Op, o.req.Flags, o.req.Buf = blk.OpWrite, flags, o.buf
-		c.half.Store(true)
+		c.half.begin(c)
 		c.big, c.bigAt = o, copy(o.buf, b)
 		c.r = c.w
 		return true
@@ -305,7 +305,7 @@ func (c *conn) fillNow() (n int, err error) {
 		if c.bigAt == len(o.buf) {
 			c.batch = append(c.batch, &o.req)
 			c.big = nil
-			c.half.Store(false)
+			c.half.end()
 		}
 		return n, err
 	}

@@ -98,11 +98,11 @@ func (c *conn) transmit(rounds int, mayWait bool) (done bool) {
 			continue
 		}
 		if mayWait {
-			c.stuck.Store(true)
+			c.stuck.begin(c)
 		}
 		sent, err := c.s.write(c.vec, mayWait)
 		if mayWait {
-			c.stuck.Store(false)
+			c.stuck.end()
 		}
 		c.srv.count.bytesOut.Add(uint64(sent))
 		switch {
