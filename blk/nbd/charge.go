@@ -91,7 +91,7 @@ func (s *Server) pressReserve(c *conn) {
 	if r == nil || r == c {
 		return
 	}
-	if now := time.Now(); r.half.time(now)+r.stuck.time(now) >= s.opts.Linger {
+	if now := time.Since(start); r.half.time(now)+r.stuck.time(now) >= s.opts.Linger {
 		r.fail()
 	}
 }
@@ -99,27 +99,27 @@ func (s *Server) pressReserve(c *conn) {
 // awaited is how long a connection that has the reserve has waited for its client.
 // Nobody else looks at the clock.
 type awaited struct {
-	since atomic.Int64 // it waits from then on, in ns; 0: it does not
+	since atomic.Int64 // it waits from then on, in ns after start; 0: it does not
 	spent atomic.Int64 // ns, waits that are over
 }
 
 func (a *awaited) begin(c *conn) {
 	if c.srv.reserve.Load() == c {
-		a.since.Store(time.Now().UnixNano())
+		a.since.Store(int64(time.Since(start)))
 	}
 }
 
 func (a *awaited) end() {
 	if a.since.Load() != 0 { // by whoever began: there is only one
-		a.spent.Add(time.Now().UnixNano() - a.since.Swap(0))
+		a.spent.Add(int64(time.Since(start)) - a.since.Swap(0))
 	}
 }
 
 // time never counts a wait twice: one that ends meanwhile is not counted yet.
-func (a *awaited) time(now time.Time) time.Duration {
+func (a *awaited) time(now time.Duration) time.Duration {
 	spent, since := a.spent.Load(), a.since.Load()
 	if since != 0 {
-		spent += max(now.UnixNano()-since, 0)
+		spent += max(int64(now)-since, 0)
 	}
 	return time.Duration(spent)
 }
@@ -128,6 +128,9 @@ func (a *awaited) forget() {
 	a.since.Store(0)
 	a.spent.Store(0)
 }
+
+// start is what times are counted from, by a clock that nobody sets.
+var start = time.Now()
 
 // askAgain has the reader look again in a moment, for nothing of its own may come
 // back. Called with mu held.

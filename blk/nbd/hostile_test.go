@@ -178,8 +178,8 @@ func TestSlowReader(t *testing.T) {
 	if got := d.reads.Load() - 200; got > 64 {
 		t.Errorf("%d of %d requests were carried out for a client that reads nothing", got, n)
 	}
-	slow.nc.SetDeadline(time.Now().Add(20 * time.Second))
 	for i := range n { // and when it reads, all is there
+		slow.nc.SetDeadline(time.Now().Add(20 * time.Second))
 		if r := slow.reply(128 << 10); r.value != 0 || r.cookie != uint64(i) {
 			t.Fatalf("reply %d: %v", i, r)
 		}
