@@ -19,6 +19,10 @@ import (
 // datagrams. Everything happens on the reactor's thread, and in few bytes: no
 // goroutine and no buffer for each of a thousand idle sockets.
 //
+// Turns: a turn reads a few messages of a user's clients (mayControl), in the order in
+// which they came; who finds them read comes again in the next, behind those who wait
+// already.
+//
 // Back-pressure: while answers wait for a client that does not read them, and while
 // a Cancel or a Flush waits for what was posted before it, nothing more is
 // read. What the client sends then stays in its own socket buffer.
@@ -30,7 +34,9 @@ type ringControl struct {
 	out          [][]byte // messages behind the one that ctl is writing; guarded by sockStream.wmu
 	watched      uint32   // events asked for
 	in           inMsg
-	held         bool        // in waits until the rings are taken up to ringSock.point
+	held         bool // in waits until the rings are taken up to ringSock.point
+	queued       bool // again is about to be called
+	againFn      func()
 	half         *time.Timer // runs while a message has come in part
 }
 
@@ -38,12 +44,9 @@ type ringControl struct {
 // answered, and those to the message that was read last.
 const maxControlOut = maxFlushes + 16
 
-// controlTurn bounds the messages of a client that are read in a turn (R3): each is some
-// ten microseconds, and as long as there are more the next turn goes on.
-const controlTurn = 4
-
 func (c *ringControl) start(r *ringSock, ctl *shm.Control) {
 	c.r, c.ctl = r, ctl
+	c.againFn = c.again
 	r.s.stream = c
 	r.s.answerer = c.wake
 	r.s.onEnd(func(err error) { r.react.DoFor(r, func() { r.end(err) }) })
@@ -80,8 +83,23 @@ func (c *ringControl) Ready(events uint32) {
 		c.r.close()
 		return
 	}
-	for range controlTurn {
-		if c.stopped() {
+	c.read(events)
+}
+
+// again is read, in another turn.
+func (c *ringControl) again() {
+	c.queued = false
+	if !c.r.closed {
+		c.read(0)
+	}
+}
+
+// read takes messages as long as there are some and it is the client's turn.
+func (c *ringControl) read(events uint32) {
+	for !c.stopped() && !c.queued {
+		if !c.r.react.mayControl(c.r.s.id.UID) {
+			c.queued = true
+			c.r.react.DoFor(c.r, c.againFn)
 			break
 		}
 		b, _, err := c.ctl.Recv()

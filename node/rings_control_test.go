@@ -2,6 +2,7 @@ package node
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"net/netip"
@@ -387,6 +388,91 @@ func lingering(t *testing.T) (fd int, far net.Conn) {
 	for full := make([]byte, 1<<20); ; {
 		if _, err := unix.Write(fd, full); err != nil {
 			return fd, far
+		}
+	}
+}
+
+// TestControlTurn: a turn of a reactor looks for messages of a user so often, whoever's
+// clients they are; another user's are not concerned, and the next turn begins anew.
+func TestControlTurn(t *testing.T) {
+	n, _ := startOne(t)
+	w := n.core.(*hosts).workers[0]
+	looks := func(uid uint32) (n int) {
+		for w.mayControl(uid) {
+			n++
+		}
+		return n
+	}
+	type turn struct{ first, again, other int }
+	got := make(chan turn, 3)
+	for range cap(got) {
+		w.Do(func() { got <- turn{looks(1), looks(1), looks(2)} })
+		if g, want := <-got, (turn{controlTurn, 0, controlTurn}); g != want {
+			t.Errorf("%+v, want %+v", g, want)
+		}
+		w.Sync()
+		for range 2 { // a turn is over when one of the next has begun
+			done := make(chan struct{})
+			w.Do(func() { close(done) })
+			<-done
+		}
+	}
+}
+
+// TestControlFlood: many clients of a user flood the daemon with messages. Each
+// message is answered, in order, and what another socket sends goes on meanwhile.
+func TestControlFlood(t *testing.T) {
+	_, cfg := startOne(t)
+	addr := cfg.RDS.Addresses[0]
+	const clients, each = 20, 200
+	done := make(chan error, clients)
+	for range clients {
+		r := attachRing(t, cfg, bindTo(addr, 0))
+		defer r.close()
+		go func() {
+			for i := range uint64(each) {
+				raw, err := proto.Marshal(flushOf(i, 0))
+				if err == nil {
+					err = r.c.WriteMessage(raw)
+				}
+				if err != nil {
+					done <- err
+					return
+				}
+			}
+		}()
+		go func() {
+			for i := range uint64(each) {
+				raw, _, err := r.c.ReadMessage()
+				m := &rdsdv1.ServerMessage{}
+				if err == nil {
+					err = proto.Unmarshal(raw, m)
+				}
+				if err == nil && m.GetFlushResult().GetId() != i {
+					err = fmt.Errorf("answer %d is %v", i, m)
+				}
+				if err != nil {
+					done <- err
+					return
+				}
+			}
+			done <- nil
+		}()
+	}
+	client, err := rdsd.Dial(cfg.API.Socket, rdsd.WithFrontEnd(rdsd.Rings))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	for left := clients; left > 0; {
+		if err := exchange(t, client, netip.AddrPortFrom(addr, 0)); err != nil {
+			t.Fatal(err)
+		}
+		for len(done) > 0 {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+			left--
 		}
 	}
 }
