@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -329,5 +330,51 @@ func TestRemapTakesWhatThereIsNow(t *testing.T) {
 		if s, _ := v.State(); s != Open || v.Err() != nil {
 			t.Fatalf("%v after Remap: %v", s, v.Err())
 		}
+	}
+}
+
+// A request that the session has lost, or that waited too long for it, has not failed at
+// the store: nobody is told that it did, and a flush that is lost so loses no write.
+func TestLostIsNotTheStoresFault(t *testing.T) {
+	w := newWorld(t, ServerConfig{})
+	w.fault("d", 1<<20)
+	e := w.client("c")
+	v := e.mustMap("d", rw)
+	for _, lost := range []error{rtrs.ErrNoPath, rdserr.ErrTimeout, rdserr.ErrCanceled} {
+		for _, r := range []*blk.Request{{Op: blk.OpFlush}, {Op: blk.OpWrite, Flags: blk.FUA, Len: 512, Buf: make([]byte, 512)}, {Op: blk.OpRead, Len: 512, Buf: make([]byte, 512)}} {
+			done := e.submit(v, r)
+			if len(e.queue) != 1 {
+				t.Fatalf("%v: %d messages", r.Op, len(e.queue))
+			}
+			q := e.queue[0]
+			e.queue, q.Err = nil, lost
+			e.done(w.now, q)
+			w.run()
+			if !*done {
+				t.Fatalf("%v has no outcome", r.Op)
+			}
+			wantErr(t, r.Op.String(), r.Err, lost)
+			if io, sync := e.countEvents(VolumeIOError), e.countEvents(VolumeSyncLost); io+sync != 0 || v.Err() != nil {
+				t.Fatalf("%v, %v: told of %d errors and %d lost syncs, %v", r.Op, lost, io, sync, v.Err())
+			}
+		}
+	}
+	if err := e.write(v, 0, 1, 512, blk.FUA); err != nil {
+		t.Errorf("a write with FUA afterwards: %v", err)
+	}
+	if err := e.flush(v); err != nil {
+		t.Errorf("a flush afterwards: %v", err)
+	}
+}
+
+// TestClientDefaults: what a client takes that was given nothing, as the documents say.
+func TestClientDefaults(t *testing.T) {
+	c := NewClient(ClientConfig{}, nil, nil).cfg
+	if want := (ClientConfig{LossTimeout: 30 * time.Second, IOTimeout: 30 * time.Second, RetryEvery: 500 * time.Millisecond, AskEvery: 5 * time.Second}); c != want {
+		t.Errorf("%+v, want %+v", c, want)
+	}
+	given := ClientConfig{LossTimeout: 1, IOTimeout: 2, RetryEvery: 3, AskEvery: -1}
+	if c := NewClient(given, nil, nil).cfg; c != given {
+		t.Errorf("%+v, want what was given: %+v", c, given)
 	}
 }

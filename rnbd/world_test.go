@@ -222,13 +222,18 @@ func (w *world) step() (more bool) {
 	return more
 }
 
-// tick lets time pass.
+// tick lets time pass. Clients are called when they have asked for it, and not because
+// the time is over: what nobody has asked to be called for does not happen.
 func (w *world) tick(d time.Duration) {
 	end := w.now + d
 	for w.now < end {
-		next := end
+		next := Never
 		for _, e := range w.ends {
 			next = min(next, max(e.c.Next(), w.now+time.Millisecond))
+		}
+		if next > end {
+			w.now = end
+			return
 		}
 		w.now = next
 		for _, e := range w.ends {

@@ -378,4 +378,9 @@ func TestServerCloses(t *testing.T) {
 	if len(f.regions) != 0 {
 		t.Errorf("%d keys left", len(f.regions))
 	}
+	f.s.Close(0)
+	f.s.Tick(Never - 1)
+	if f.closed != 1 || f.s.Next() != Never {
+		t.Errorf("it is told %d times that the server is closed, the next call is due at %v", f.closed, f.s.Next())
+	}
 }

@@ -19,6 +19,10 @@ func (s *T) F(n int) error {
 	s.ctr.Frames++
 	s.n += n
 	s.wake(true)
+	if mutant.On(mutant.X) {
+		s.wake(false)
+	}
+	s.wake(false)
 	log.Info("n", "n", n+1)
 	x := min(n, 5)
 	for i := 0; i <= x; i++ {
@@ -52,6 +56,8 @@ func TestSites(t *testing.T) {
 		"assign: s.n += n -> if false { s.n += n }",
 		"call: s.wake(true) -> if false { s.wake(true) }",
 		"flag: true -> false",
+		"call: s.wake(false) -> if false { s.wake(false) }",
+		"flag: false -> true",
 		"bound: min -> max",
 		"edge: <= -> <",
 		"assign: i++ -> if false { i++ }",
