@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -63,42 +64,43 @@ func TestNoErrorEndsIt(t *testing.T) {
 
 // TestPausesGrow: a loop that goes on failing does not spin.
 func TestPausesGrow(t *testing.T) {
-	f := &failing{}
-	for range 9 {
-		f.errs = append(f.errs, syscall.EMFILE)
-	}
-	begun := time.Now()
-	New(f, "test", nil).Accept()
-	if d := time.Since(begun); d < 400*time.Millisecond {
-		t.Errorf("nine errors took %v", d)
-	}
-	f = &failing{errs: []error{syscall.ECONNABORTED, nil}}
-	l := New(f, "test", nil)
-	begun = time.Now()
-	if _, err := l.Accept(); err != nil || time.Since(begun) > 200*time.Millisecond {
-		t.Errorf("one connection that was gone: %v after %v", err, time.Since(begun))
-	}
+	synctest.Test(t, func(t *testing.T) {
+		f := &failing{}
+		for range 9 {
+			f.errs = append(f.errs, syscall.EMFILE)
+		}
+		begun := time.Now()
+		New(f, "test", nil).Accept()
+		if d := time.Since(begun); d != (1<<9-1)*pauseMin {
+			t.Errorf("nine errors took %v", d)
+		}
+		f = &failing{errs: []error{syscall.ECONNABORTED, nil}}
+		l := New(f, "test", nil)
+		begun = time.Now()
+		if _, err := l.Accept(); err != nil || time.Since(begun) != 0 {
+			t.Errorf("one connection that was gone: %v after %v", err, time.Since(begun))
+		}
+	})
 }
 
 // TestCloseEndsAPause: nobody waits for the end of one.
 func TestCloseEndsAPause(t *testing.T) {
-	f := &failing{}
-	for range 1000 {
-		f.errs = append(f.errs, syscall.EMFILE)
-	}
-	l := New(f, "test", nil)
-	done := make(chan error, 1)
-	go func() { _, err := l.Accept(); done <- err }()
-	time.Sleep(20 * time.Millisecond)
-	l.Close()
-	select {
-	case err := <-done:
-		if !errors.Is(err, net.ErrClosed) {
-			t.Error(err)
+	synctest.Test(t, func(t *testing.T) {
+		f := &failing{}
+		for range 1000 {
+			f.errs = append(f.errs, syscall.EMFILE)
 		}
-	case <-time.After(pauseMax / 2):
-		t.Error("Accept goes on after Close")
-	}
+		l := New(f, "test", nil)
+		done := make(chan error, 1)
+		go func() { _, err := l.Accept(); done <- err }()
+		time.Sleep(20 * pauseMax) // the pauses are the longest
+		synctest.Wait()
+		begun := time.Now()
+		l.Close()
+		if err := <-done; !errors.Is(err, net.ErrClosed) || time.Since(begun) != 0 {
+			t.Errorf("Accept goes on after Close for %v: %v", time.Since(begun), err)
+		}
+	})
 }
 
 // TestReserve: without a free descriptor a connection is taken and told why it ends.
