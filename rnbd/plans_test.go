@@ -378,3 +378,45 @@ func TestClientDefaults(t *testing.T) {
 		t.Errorf("%+v, want what was given: %+v", c, given)
 	}
 }
+
+// keeping remembers what it was asked.
+type keeping struct {
+	blk.State
+	seen []*blk.Request
+}
+
+func (d *keeping) Submit(batch []*blk.Request) {
+	d.seen = append(d.seen, batch...)
+	blk.Complete(batch)
+}
+
+func (d *keeping) Close() error { return nil }
+
+// What a server has answered holds neither the session's memory nor the session: both
+// may go while the request's own memory stays for another use.
+func TestAnsweredHoldsNothing(t *testing.T) {
+	info := cached
+	d := &keeping{}
+	d.SetInfo(&info)
+	w := newWorld(t, ServerConfig{})
+	w.export(&Export{Name: "d", Device: d})
+	e := w.client("c")
+	v := e.mustMap("d", rw)
+	if err := e.write(v, 0, 1, 512, blk.FUA); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := e.read(v, 0, 512); err != nil {
+		t.Fatal(err)
+	}
+	if err := e.flush(v); err != nil {
+		t.Fatal(err)
+	}
+	if len(d.seen) < 3 {
+		t.Fatalf("the device was asked %d times", len(d.seen))
+	}
+	for _, r := range d.seen {
+		if q := r.Ctx.(*ioReq); q.rt != nil || q.h != nil || q.next != nil || r.Buf != nil || r.Queue != nil {
+			t.Errorf("%v is answered, and holds %+v", r.Op, q)
+		}
+	}
+}

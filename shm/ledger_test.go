@@ -476,3 +476,86 @@ func TestRecoverWild(t *testing.T) {
 		t.Error(fmt.Sprint(refused, " refused, ", doubted, " doubted: the test tests nothing"))
 	}
 }
+
+// TestLedgerNoAddressSpace: a ledger that cannot be mapped is refused with the reason, and
+// leaves no file and no descriptor.
+func TestLedgerNoAddressSpace(t *testing.T) {
+	const room = 1 << 30 // for the test itself, which goes on meanwhile
+	s := LedgerSpec{Lanes: 1 << 24}
+	h := LedgerHeader{Lanes: 1 << 24, Regions: 1024, Commits: 64, Sends: MaxOutstanding}
+	if h.lay(); h.FileBytes < 2*room {
+		t.Fatalf("the largest ledger has %d bytes", h.FileBytes)
+	}
+	var was, now unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_AS, &was); err != nil {
+		t.Fatal(err)
+	}
+	var vm int
+	b, err := os.ReadFile("/proc/self/statm")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := fmt.Sscan(string(b), &vm); err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "ledger")
+	files := openFDs(t)
+	now = was
+	now.Cur = uint64(vm*os.Getpagesize()) + room
+	if err := unix.Setrlimit(unix.RLIMIT_AS, &now); err != nil {
+		t.Fatal(err)
+	}
+	l, err := OpenLedger(path, s)
+	if err := unix.Setrlimit(unix.RLIMIT_AS, &was); err != nil {
+		t.Fatal(err)
+	}
+	if l != nil || !errors.Is(err, unix.ENOMEM) {
+		t.Errorf("%v, %v", l, err)
+	}
+	if left, _ := filepath.Glob(path + "*"); len(left) > 0 || openFDs(t) != files {
+		t.Errorf("%v are left, %d files open before, %d after", left, files, openFDs(t))
+	}
+	if l, err = OpenLedger(path, LedgerSpec{}); err != nil {
+		t.Errorf("with address space again: %v", err)
+	}
+	l.Close()
+}
+
+// TestLedgerOnAFullDisk: where not even the header finds room there is no ledger, and the
+// one of before stays what it was: a daemon that wrote on would die of it.
+func TestLedgerOnAFullDisk(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256k"); err != nil {
+		t.Skipf("mount a tmpfs: %v", err)
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	path := filepath.Join(dir, "ledger")
+	l, err := OpenLedger(path, LedgerSpec{Instance: 7})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	full, err := os.Create(filepath.Join(dir, "full"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer full.Close()
+	for _, n := range []int{4096, 1} {
+		for b := make([]byte, n); err == nil; {
+			_, err = full.Write(b)
+		}
+		if !errors.Is(err, unix.ENOSPC) {
+			t.Fatal(err)
+		}
+		err = nil
+	}
+	if l, err := OpenLedger(path, LedgerSpec{Instance: 8}); l != nil || !errors.Is(err, unix.ENOMEM) {
+		t.Errorf("without room: %v, %v", l, err)
+	}
+	if left, _ := filepath.Glob(path + "*"); !slices.Equal(left, []string{path}) {
+		t.Errorf("%v are there", left)
+	}
+	if rep, err := RecoverFile(path, nil); err != nil || rep.Instance != 7 {
+		t.Errorf("the ledger of before: %+v, %v", rep, err)
+	}
+}
