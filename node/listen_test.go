@@ -170,3 +170,68 @@ func TestLockIsWaitedFor(t *testing.T) {
 	}
 	l.Close()
 }
+
+// Whatever cannot be done on the way to a socket is said, with the path, and leaves
+// neither a socket nor a lock there.
+func TestListenUnixFailures(t *testing.T) {
+	dir := filepath.Dir(socketPath(t))
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	other := filepath.Join(dir, "other")
+	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: other, Net: "unixgram"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for _, c := range []struct{ what, path, group, want string }{
+		{"a file in the place of its directory", filepath.Join(file, "x", "s"), "", "directory cannot be made"},
+		{"a file in the place of its own directory", filepath.Join(file, "s"), "", ""},
+		{"a path too long for a socket", filepath.Join(dir, strings.Repeat("x", 120)), "", "bind"},
+		{"a group that is not there", filepath.Join(dir, "s"), "no-such-group-here", "group"},
+		{"a socket of another type", other, "", "cannot tell"},
+		{"a lock that cannot be made", filepath.Join(dir, strings.Repeat("x", 253)), "", "lock"},
+	} {
+		got, err := listenUnix("unix", c.path, 0o600, c.group)
+		if err == nil {
+			got.Close()
+		}
+		if err == nil || !strings.Contains(err.Error(), c.path) || !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%s: %v, want %q", c.what, err, c.want)
+		}
+	}
+	left, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range left {
+		if n := f.Name(); n != "file" && n != "other" {
+			t.Errorf("%s is left", n)
+		}
+	}
+}
+
+// TestListenUnixKinds: a socket is of the type that was asked for, and one that somebody
+// answers is told from one that nobody does by a connection of that type.
+func TestListenUnixKinds(t *testing.T) {
+	for _, network := range []string{"unix", "unixpacket"} {
+		path := socketPath(t)
+		l, err := listenUnix(network, path, 0o600, "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		c, err := net.Dial(network, path)
+		if err != nil {
+			t.Fatalf("%s: %v", network, err)
+		}
+		c.Close()
+		if l.Addr().Network() != network {
+			t.Errorf("%s is said to be %s", network, l.Addr().Network())
+		}
+		if _, err := listenUnix(network, path, 0o600, ""); err == nil || !strings.Contains(err.Error(), "another daemon answers") {
+			t.Errorf("%s, a second daemon: %v", network, err)
+		}
+	}
+}

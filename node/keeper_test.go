@@ -1,0 +1,106 @@
+package node
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/rdsd/rdsd/internal/quota"
+)
+
+// kept is a keeper of a node that does not run, with figures of the process made up.
+func kept(t *testing.T) (k *keeper, says func(resident, shared int64)) {
+	t.Helper()
+	n, err := newNode(testConfig(t), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.memory = quota.New(64<<20, nil)
+	n.local = &localFront{node: n}
+	f, err := os.Create(filepath.Join(t.TempDir(), "statm"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	const page = 4096
+	k = &keeper{node: n, page: page, own: n.memory.Account(quota.Holder{}), file: f}
+	t.Cleanup(k.own.Close)
+	whole.Store(true)
+	t.Cleanup(func() { whole.Store(false) })
+	return k, func(resident, shared int64) {
+		b := fmt.Sprintf("%-8d %-8d %-8d 1 0 2 0\n", 1<<20, resident/page, shared/page)
+		if _, err := f.WriteAt([]byte(b), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Pages of regions, which is what is shared beside the program's own file, are charged to
+// the node as they come and go; when memory is short they are let go, and not before.
+func TestKeeperChargesRegions(t *testing.T) {
+	k, says := kept(t)
+	const mib = 1 << 20
+	limit := k.node.memory.Limit()
+	forgotten := uint64(0)
+	for _, c := range []struct {
+		what             string
+		resident, shared int64
+		regions          int64
+		forget           bool
+	}{
+		{"the program alone", 30 * mib, programPages, 0, false},
+		{"less than the program", 30 * mib, mib, 0, false},
+		{"some", 40 * mib, programPages + 10*mib, 10 * mib, false},
+		{"more", 60 * mib, programPages + 20*mib, 20 * mib, false},
+		{"fewer", 50 * mib, programPages + 5*mib, 5 * mib, false},
+		{"at seven eighths of the limit", 50 * mib, programPages + limit/8*7, limit / 8 * 7, false},
+		{"a page above", 50 * mib, programPages + limit/8*7 + 4096, limit/8*7 + 4096, true},
+		{"few, and a process as large as it may be", limit + memorySlack - memoryReserve, programPages + 3*mib, 3 * mib, false},
+		{"and a page larger", limit + memorySlack - memoryReserve + 4096, programPages + 3*mib, 3 * mib, true},
+		{"hardly any", limit + memorySlack, programPages + limitStep, limitStep, false},
+		{"none any more", 30 * mib, 0, 0, false},
+	} {
+		says(c.resident, c.shared)
+		if got := k.look(); got != c.resident {
+			t.Errorf("%s: %d bytes are said to be resident, want %d", c.what, got, c.resident)
+		}
+		if got := k.node.memory.Kinds()[quota.Regions].Used; got != c.regions || k.own.Used() != c.regions {
+			t.Errorf("%s: %d bytes are charged, %d to the node; want %d", c.what, got, k.own.Used(), c.regions)
+		}
+		if c.forget {
+			forgotten++
+		}
+		if got := k.node.count.RegionsForgotten.Load(); got != forgotten {
+			t.Errorf("%s: let go %d times, want %d", c.what, got, forgotten)
+			forgotten = got
+		}
+	}
+}
+
+// What cannot be read is not taken for a process without memory, and where several nodes
+// are one process nothing is charged at all.
+func TestKeeperKnowsNothing(t *testing.T) {
+	k, says := kept(t)
+	says(40<<20, programPages+10<<20)
+	if k.look() == 0 {
+		t.Fatal("nothing is resident")
+	}
+	charged := k.own.Used()
+	for _, text := range []string{"", "1 2", "1 x 3", "1 2 x"} {
+		if err := k.file.Truncate(0); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := k.file.WriteAt([]byte(text), 0); err != nil {
+			t.Fatal(err)
+		}
+		if got := k.look(); got != 0 || k.own.Used() != charged {
+			t.Errorf("%q: %d bytes resident, %d charged and %d before", text, got, k.own.Used(), charged)
+		}
+	}
+	says(60<<20, programPages+20<<20)
+	whole.Store(false)
+	if got := k.look(); got != 0 || k.own.Used() != charged {
+		t.Errorf("one of several nodes: %d bytes resident, %d charged and %d before", got, k.own.Used(), charged)
+	}
+}
