@@ -173,6 +173,38 @@ func TestSenderAccounts(t *testing.T) {
 	})
 }
 
+// What a part of a train gives back is that part, and no more than is left of it whatever
+// the daemon says: the rest stays charged until its own outcome.
+func TestPartGivesBackItsPart(t *testing.T) {
+	const room = 100000
+	s, _, h := clientPair(t, Spec{Sends: 8, Events: 8, SndBuf: room, RcvBuf: 1000, SendArena: 1 << 18})
+	f := openFlow(t, s, h, clientDst)
+	sl, err := s.Grab(f, 5000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.Post(&sl, KindEach, 5000, 5, 5000, 1, false)
+	ids, _ := takeAll(t, h)
+	for i, c := range []struct{ told, datagrams, bytes int }{{1, 4, 4000}, {2, 2, 2000}, {1, 1, 1000}} {
+		h.Outcome(ids[0], uint64(1+i), c.told, Delivered, 0, false)
+		h.Publish()
+		var v Event
+		if ok, err := s.NextEvent(&v); !ok || err != nil || int(v.Count) != c.told {
+			t.Fatalf("part %d: %+v, %v, %v", i, v, ok, err)
+		}
+		s.EventsTaken()
+		if s.count != c.datagrams || s.Room() != room-c.bytes || s.Out() != 1 {
+			t.Errorf("part %d: %d datagrams and %d bytes are charged, want %d and %d", i, s.count, room-s.Room(), c.datagrams, c.bytes)
+		}
+	}
+	h.Outcome(ids[0], 5, 1, Delivered, 0, true)
+	h.Publish()
+	var v Event
+	if ok, err := s.NextEvent(&v); !ok || err != nil || s.count != 0 || s.Room() != room || s.Out() != 0 || s.arena.Used() != 0 {
+		t.Errorf("%v, %v: %d datagrams and %d bytes stay charged", ok, err, s.count, room-s.Room())
+	}
+}
+
 // Entries of the flow table go to new destinations when nothing of theirs is
 // under way; generations tell them apart.
 func TestSenderFlows(t *testing.T) {

@@ -559,3 +559,28 @@ func TestLedgerOnAFullDisk(t *testing.T) {
 		t.Errorf("the ledger of before: %+v, %v", rep, err)
 	}
 }
+
+// TestLedgerPages: the pages of a part of the file are allocated, and no others: they are
+// the host's memory.
+func TestLedgerPages(t *testing.T) {
+	const page = 4096
+	for _, c := range []struct{ off, n, first, last uint64 }{
+		{100 * page, page, 100, 100}, {101 * page, 1, 101, 101}, {101*page + 4095, 1, 101, 101}, {101*page + 4095, 2, 101, 102},
+		{103 * page, 3 * page, 103, 105}, {103*page + 1, 3 * page, 103, 106}, {127 * page, 2 * page, 127, 128},
+	} {
+		l := newLedger(t, LedgerSpec{})
+		had := slices.Clone(l.have)
+		if err := l.ensure(c.off, c.n); err != nil {
+			t.Fatal(err)
+		}
+		for p := c.first; p <= c.last; p++ {
+			had[p/64] |= 1 << (p % 64)
+		}
+		if !slices.Equal(l.have, had) {
+			t.Errorf("%d bytes from %d on: more or less than pages %d to %d", c.n, c.off, c.first, c.last)
+		}
+		if !l.allocated(c.first, c.last+1) || l.allocated(c.first-1, c.last+1) || l.allocated(c.first, c.last+2) {
+			t.Errorf("pages %d to %d are not told from their neighbours", c.first, c.last)
+		}
+	}
+}
