@@ -20,9 +20,10 @@ type worker struct {
 	control    map[uint32]int // looks for messages of a user in this turn; owned by the thread
 	controlEnd func()
 
-	rings      []*ringSock // served here; owned by the thread
-	collectAt  int         // where in rings collect goes on; owned by the thread
-	collecting atomic.Bool // collect runs, or is about to
+	rings      []*ringSock           // served here; owned by the thread
+	shares     map[uint32]*turnShare // by user; owned by the thread
+	collectAt  int                   // where in rings collect goes on; owned by the thread
+	collecting atomic.Bool           // collect runs, or is about to
 }
 
 type kickedPath struct {
@@ -104,7 +105,7 @@ func (a *hosts) startReactors() error {
 		if err != nil {
 			return err
 		}
-		w := &worker{Reactor: r, control: map[uint32]int{}}
+		w := &worker{Reactor: r, control: map[uint32]int{}, shares: map[uint32]*turnShare{}}
 		w.flushFn = w.flush
 		w.controlEnd = func() { clear(w.control) }
 		a.workers = append(a.workers, w)

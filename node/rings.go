@@ -41,6 +41,7 @@ type ringSock struct {
 
 	blocked atomic.Bool  // the engine takes nothing more; EvWritable follows
 	felt    felt         // guarded by front.mu
+	share   *turnShare   // of its user; the reactor's thread alone
 	left    bool         // post was shown and not taken; the reactor's thread alone
 	at      int          // position in worker.rings; the reactor's thread alone
 	point   uint64       // descriptors posted before the Cancel or Flush under way; the reactor's thread alone
@@ -84,10 +85,23 @@ const ringTurn = 64
 
 // Poll implements reactor.Poller: it serves what the client has posted.
 func (r *ringSock) Poll() bool {
+	worked := r.serve()
+	if r.ctl.held && r.ctl.resume() {
+		worked = true
+	}
+	return worked
+}
+
+// serve is Poll without the message that may be held.
+func (r *ringSock) serve() bool {
 	posts := r.hasPosts()
 	room := r.h.HasRoom()
+	waits := posts && !r.share.may(r.react, r)
+	if waits {
+		posts = false
+	}
 	if !posts && !room {
-		return false
+		return waits
 	}
 	_, now := r.host.lockTurn(r.react)
 	err := r.hostile
@@ -102,9 +116,6 @@ func (r *ringSock) Poll() bool {
 	if err != nil {
 		r.s.finish(err)
 		return false
-	}
-	if r.ctl.held {
-		r.ctl.resume()
 	}
 	return true
 }
@@ -175,8 +186,12 @@ func (r *ringSock) takePosts(now time.Duration, a admission) (n int, err error) 
 			return n, nil
 		}
 		n++
+		r.share.take(len(r.post.Body))
 		if from, pages, wanted := r.h.Growth(); wanted {
 			r.aside(func() { r.growLedger(from, pages) }, func(err error) { r.react.Do(func() { r.Fault(err) }) })
+		}
+		if r.share.spent() {
+			return n, nil
 		}
 	}
 	return n, nil

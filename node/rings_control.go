@@ -174,7 +174,7 @@ func (r *ringSock) control(in *inMsg) error {
 		// To post is to have sent: these are about everything that stands in the ring
 		// now, and about nothing that comes later.
 		r.point = r.h.Posted()
-		if !r.reach() {
+		if there, _ := r.reach(); !there {
 			r.ctl.held = true
 			r.react.Hot(r)
 			return nil
@@ -183,10 +183,12 @@ func (r *ringSock) control(in *inMsg) error {
 	return r.carryOut(in)
 }
 
-// resume goes on with a message that was held, when its point is reached.
-func (c *ringControl) resume() {
-	if !c.r.reach() {
-		return
+// resume goes on with a message that was held, when its point is reached. It reports
+// whether anything was done.
+func (c *ringControl) resume() bool {
+	there, more := c.r.reach()
+	if !there {
+		return more
 	}
 	c.held = false
 	err := c.r.carryOut(&c.in)
@@ -197,6 +199,7 @@ func (c *ringControl) resume() {
 	if err != nil {
 		c.fail(err)
 	}
+	return true
 }
 
 func (r *ringSock) carryOut(in *inMsg) error {
@@ -212,29 +215,34 @@ func (r *ringSock) carryOut(in *inMsg) error {
 }
 
 // reach takes what was posted before point, whether the engine has room for it
-// or not: the layout bounds how much that can be. False: not all of it can be taken
-// now, come again. True also when the rest cannot be taken at all, because the
-// client passes the bounds of the layout or the ledger's file system is full.
-func (r *ringSock) reach() bool {
-	for int64(r.point-r.h.Taking()) > 0 {
-		_, now := r.host.lockTurn(r.react)
-		err := r.hostile
-		n := 0
-		if err == nil && !r.closed {
-			n, err = r.takePosts(now, regardless)
-		}
-		r.judge(err)
-		later := !r.closed && (r.h.Growing() || r.h.HasPosts()) // with the lock: another thread ends the growing
-		r.host.unlock()
-		if err != nil {
-			r.s.finish(err)
-			return true
-		}
-		if n == 0 {
-			return !later
-		}
+// or not: the layout bounds how much that can be. A turn takes what the user's share of
+// it has room for. Not there: come again, in the next turn if there is more to take at
+// once. It is there also when the rest cannot be taken at all, because the client
+// passes the bounds of the layout or the ledger's file system is full.
+func (r *ringSock) reach() (there, more bool) {
+	if int64(r.point-r.h.Taking()) <= 0 {
+		return true, false
 	}
-	return true
+	if !r.share.may(r.react, r) {
+		return false, true
+	}
+	_, now := r.host.lockTurn(r.react)
+	err := r.hostile
+	n := 0
+	if err == nil && !r.closed {
+		n, err = r.takePosts(now, regardless)
+	}
+	r.judge(err)
+	later := !r.closed && (r.h.Growing() || r.h.HasPosts()) // with the lock: another thread ends the growing
+	r.host.unlock()
+	switch {
+	case err != nil:
+		r.s.finish(err)
+		return true, false
+	case n == 0:
+		return !later, false
+	}
+	return int64(r.point-r.h.Taking()) <= 0, true
 }
 
 // cancelMark is a Cancel whose point could not be reached: what is taken later and was

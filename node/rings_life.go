@@ -209,6 +209,7 @@ func (r *ringSock) begin() {
 		return
 	}
 	r.react.enter(r)
+	r.share = r.react.share(r.s.id.UID)
 	r.react.Hot(r)
 }
 
@@ -238,6 +239,9 @@ func (r *ringSock) close() {
 	}
 	r.react.Forget(r)
 	r.react.exit(r)
+	if r.share != nil { // it had begun
+		r.react.unshare(r.s.id.UID)
+	}
 	r.react.Remove(r.bell)
 	r.front.mu.Lock()
 	if _, ok := r.front.rings[r]; ok {

@@ -29,6 +29,7 @@ var ringActs = []Act{
 	{"ring/touch-everything", 1, ringTouch},
 	{"ring/punch-holes", 2, ringHoles},
 	{"ring/unmapped", 2, ringUnmapped},
+	{"ring/crowd", 2, ringCrowd},
 }
 
 // somewhere is a destination: of the adversary's own, without a reader, without
@@ -444,6 +445,38 @@ func ringUnmapped(s *Stage) error {
 			kept[i].Ring()
 		}
 		kept = slices.Delete(kept, i, i+1)
+	}
+	return nil
+}
+
+// ringCrowd has a hundred sockets that send to each other and take what comes, as fast
+// as the daemon copies: what it is asked for costs no more than a word of a ring.
+func ringCrowd(s *Stage) error {
+	var crowd []*Ring
+	for range 100 {
+		r, err := s.BindRing(0, 1<<20)
+		if err != nil {
+			break
+		}
+		crowd = append(crowd, r)
+	}
+	bytes := oneOf(s, 64, 4<<10, 64<<10)
+	for i, r := range crowd {
+		r.Flow(0, 1, crowd[(i+1)%len(crowd)].Local)
+	}
+	for n := uint64(0); !s.Over() && len(crowd) > 0; n++ {
+		for _, r := range crowd {
+			for range 64 {
+				if !r.PostIf(shm.MakeWord(shm.KindEach, bytes, 1), shm.SendDesc{Tag: n, Gen: 1, Cookie: uint32(n)}) {
+					break
+				}
+			}
+			r.Events()
+			for _, d := range r.Receives() {
+				r.Release(d.Slot)
+			}
+			r.Ring()
+		}
 	}
 	return nil
 }
