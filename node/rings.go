@@ -277,6 +277,7 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 	}
 	r.posts[id] = ringPost{slot: p.Slot, bytes: uint32(len(p.Body)), left: uint32(p.Count)}
 	r.sock.PostAdmitted(now, f.dest, t, id, p.Tag, p.Want, cell)
+	r.host.rings.moved += len(p.Body)
 	r.s.node.count.RingPosts.Add(1)
 	r.s.node.count.RingDatagrams.Add(uint64(p.Count))
 	return true
@@ -347,6 +348,7 @@ func (r *ringSock) wake() {
 
 // Place implements rds.Sink.
 func (r *ringSock) Place(src netip.AddrPort, f *transport.Frame, t rds.Train, p *conn.Path, seq uint64) (cost int, ok bool) {
+	r.host.rings.moved += len(t.Body)
 	lane := r.host.ledgerHere()
 	if p != nil {
 		lane = r.host.ledgerLane(p)

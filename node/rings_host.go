@@ -23,6 +23,7 @@ type hostRings struct {
 	placed    []*ringSock     // with datagrams that nobody sees yet
 	dirty     []*ringSock     // with news that nobody sees yet
 	hosts     []*shm.Host     // of placed, for one call
+	moved     int             // bytes taken out of regions and put into them since the keeper was told
 	refused   []uint64
 	refs      [shm.MaxRefusals + 1]wire.Refusal
 }
@@ -144,8 +145,16 @@ func (h *host) publishRings(bells []*shm.Alarm) []*shm.Alarm {
 	clear(r.placed)
 	clear(r.dirty)
 	r.placed, r.dirty = r.placed[:0], r.dirty[:0]
+	if r.moved > movedStep { // pages that the daemon has not touched before may be among them
+		r.moved = 0
+		h.all.node.memory.Want()
+	}
 	return bells
 }
+
+// movedStep is after how many bytes the keeper looks, so that what it has not seen yet
+// of pages of regions is small beside memorySlack, however fast they are touched.
+const movedStep = 8 << 20
 
 // ledgerPath is where the ledger is; "": nowhere.
 func (c *Config) ledgerPath() string {

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/shm"
 )
 
@@ -123,5 +124,29 @@ func TestCrowd(t *testing.T) {
 			r.region.ReleaseTail().Store(at)
 			shm.Ring(r.bell)
 		}
+	}
+}
+
+// TestKeeperIsTold: what goes through rings has the keeper look at the memory that it
+// touches after so many bytes, and not before.
+func TestKeeperIsTold(t *testing.T) {
+	n := &Node{memory: quota.New(1<<30, nil)}
+	h := &host{all: &hosts{node: n}}
+	told := func() bool {
+		h.publishRings(nil)
+		select {
+		case <-n.memory.Wanted():
+			return true
+		default:
+			return false
+		}
+	}
+	h.rings.moved = movedStep
+	if told() {
+		t.Error("too early")
+	}
+	h.rings.moved++
+	if !told() || h.rings.moved != 0 {
+		t.Errorf("not told; %d bytes are still to be told", h.rings.moved)
 	}
 }

@@ -219,6 +219,11 @@ func (n *Node) ask(k Kind) {
 	if g := &n.kinds[k]; g.asked.Load() || g.asked.Swap(true) {
 		return
 	}
+	n.Want()
+}
+
+// Want has Wanted bring something.
+func (n *Node) Want() {
 	select {
 	case n.wanted <- struct{}{}:
 	default:
@@ -228,7 +233,7 @@ func (n *Node) ask(k Kind) {
 // Asked reports whether more of a rationed kind is wanted and Ration has not answered yet.
 func (n *Node) Asked(k Kind) bool { return n.kinds[k].asked.Load() }
 
-// Wanted brings something when more of a rationed kind is wanted.
+// Wanted brings something when more of a rationed kind is wanted, or after Want.
 func (n *Node) Wanted() <-chan struct{} { return n.wanted }
 
 // refusal says which of the limits it was.
