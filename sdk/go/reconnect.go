@@ -51,6 +51,9 @@ func (s *Socket) broken(l link, err error) {
 	s.down = err
 	s.up = make(chan struct{})
 	s.fe.dropLocked(l, nil)
+	// In the same step, so that nobody is told to wait for a daemon that is not asked
+	// for again.
+	s.endLocked(err)
 }
 
 // dropLocked gives every batch without a result its error and every datagram
@@ -133,6 +136,10 @@ func (s *Socket) reconnect(err error) link {
 func (s *Socket) end(err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	return s.endLocked(err)
+}
+
+func (s *Socket) endLocked(err error) bool {
 	switch {
 	case s.over != nil:
 		return true

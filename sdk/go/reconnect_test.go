@@ -254,6 +254,20 @@ func TestTimeoutsWithoutDaemon(t *testing.T) {
 	wantErr(t, err, rdserr.ErrShutdown)
 }
 
+// TestLostForGood: a socket whose link ends with an error that another link does not
+// mend says so at once, and not first that there is no daemon just now.
+func TestLostForGood(t *testing.T) {
+	_, _, s, _ := bindFake(t)
+	s.mu.Lock()
+	l := s.link
+	s.mu.Unlock()
+	s.broken(l, rdserr.With(rdserr.ErrInvalid, "of no use"))
+	wantErr(t, s.TrySend(peerAddr, nil), rdserr.ErrInvalid)
+	_, err := s.Recv(testContext(t))
+	wantErr(t, err, rdserr.ErrInvalid)
+	l.abort()
+}
+
 func TestClose(t *testing.T) {
 	_, _, s, st := bindFake(t, WithOutcomes())
 	ctx := context.Background()

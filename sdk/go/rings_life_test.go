@@ -434,7 +434,6 @@ func TestRingsCorruptRegion(t *testing.T) {
 func TestRingsLeaveNothing(t *testing.T) {
 	d := newRingDaemon(t)
 	c := d.dial()
-	ctx := testContext(t)
 	count := func() (fds, maps int) {
 		names, err := os.ReadDir("/proc/self/fd")
 		if err != nil {
@@ -448,6 +447,7 @@ func TestRingsLeaveNothing(t *testing.T) {
 	}
 	fds, maps := 0, 0
 	for i := range 60 {
+		ctx := testContext(t)
 		s, err := c.Bind(ctx, netip.AddrPortFrom(localAddr.Addr(), 0))
 		if err != nil {
 			t.Fatal(err)
