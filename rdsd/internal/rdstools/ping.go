@@ -113,6 +113,11 @@ func (o pingOptions) ping(ctx context.Context, c rdsdv1.AdminClient, out io.Writ
 			}
 		case <-next.C:
 			if o.count != 0 && sent >= o.count {
+				for len(replies) > 0 { // in time, though not seen before it was over
+					if r := <-replies; r.print(out) {
+						received++
+					}
+				}
 				return pingStatus(received)
 			}
 			next.Reset(interval)
