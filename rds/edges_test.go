@@ -3,7 +3,9 @@ package rds
 import (
 	"errors"
 	"net/netip"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/rdserr"
@@ -190,5 +192,68 @@ func TestClosedSocket(t *testing.T) {
 	}
 	if len(e.socks) != 0 || s.undecided != 0 || s.used != 0 {
 		t.Errorf("%d sockets, %d datagrams and %d bytes are left", len(e.socks), s.undecided, s.used)
+	}
+}
+
+// Of one peer's ports that sends were refused for 4096 are remembered, however many there
+// are, and those that are stay counted.
+func TestBlockedPortsAreBounded(t *testing.T) {
+	e, now := lone(t, nil)
+	pe, err := e.Peer(netip.MustParseAddr("10.0.0.9"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pe.CongestionMap(now, mapOf(func(p int) bool { return p >= 1000 && p < 6000 }))
+	for p := uint16(1000); p < 6000; p++ {
+		pe.block(now, p)
+		pe.block(now, 1000)
+	}
+	if len(pe.ports) != 4096 || pe.blockedPorts != 4096 || pe.ports[1000].blocked != 5001 {
+		t.Errorf("%d ports are remembered, %d counted, the first %d times", len(pe.ports), pe.blockedPorts, pe.ports[1000].blocked)
+	}
+	e.holds(t)
+	pe.CongestionMap(now, make([]byte, 8192))
+	now = ticks(e, now+1, time.Second)
+	if e.settle(now); len(pe.ports) != 0 || pe.Blocked() {
+		t.Errorf("all is clear, and %d ports are remembered, %d counted", len(pe.ports), pe.blockedPorts)
+	}
+	e.holds(t)
+}
+
+// A flush whose caller gave up is not answered, whichever it is; all others are, in turn.
+func TestUnflush(t *testing.T) {
+	for gone := range uint64(4) {
+		e, now := lone(t, nil)
+		s, err := e.Bind(5000, SocketOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		dst := func(i uint64) netip.AddrPort {
+			return netip.AddrPortFrom(netip.MustParseAddr("10.0.0.9"), uint16(4000+i))
+		}
+		for i := range uint64(3) {
+			if err := s.Send(now, dst(i), []byte("x"), i, true); err != nil {
+				t.Fatal(err)
+			}
+			s.Flush(i)
+		}
+		s.Flush(3) // waits with the third
+		s.Unflush(gone)
+		s.Unflush(99)
+		var want, got []uint64
+		for i := range uint64(3) {
+			if _, _, err := s.Cancel(now, dst(i)); err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, s.Flushed()...)
+		}
+		for i := range uint64(4) {
+			if i != gone {
+				want = append(want, i)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("without flush %d: %v are answered, want %v", gone, got, want)
+		}
 	}
 }

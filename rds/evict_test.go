@@ -254,3 +254,62 @@ func TestPeersAreCharged(t *testing.T) {
 		t.Errorf("%d bytes and %d holders are left of peers that were forgotten", used(), len(memory.Holders()))
 	}
 }
+
+// A peer that somebody has a destination open to stays, however many others have closed
+// sockets that had something to do with it, in whatever state.
+func TestOpenDestinationsKeepTheirPeer(t *testing.T) {
+	const most = 8
+	e, now := lone(t, func(c *Config) { c.MaxPeers = most })
+	addr := netip.MustParseAddr("10.9.9.9")
+	open := mustOpen(t, bindBox(t, e, 4000, 1<<20, SocketOptions{}).s, netip.AddrPortFrom(addr, 5000), nil)
+	pe := e.known(addr)
+	for i, what := range []func(s *Socket, dst netip.AddrPort){
+		func(s *Socket, dst netip.AddrPort) { // queued, and cancelled by the close
+			if err := s.Send(now, dst, []byte("x"), 1, true); err != nil {
+				t.Fatal(err)
+			}
+		},
+		func(s *Socket, dst netip.AddrPort) { // refused
+			pe.cmap.Set(dst.Port(), true)
+			if err := s.Send(now, dst, []byte("x"), 1, true); err != rdserr.ErrCongested {
+				t.Fatal(err)
+			}
+		},
+		func(s *Socket, dst netip.AddrPort) { // waits for its port
+			pe.cmap.Set(dst.Port(), true)
+			if queued, err := s.SendWait(now, dst, []byte("x"), 1, true, 0, nil); !queued || err != nil {
+				t.Fatal(queued, err)
+			}
+		},
+		func(s *Socket, dst netip.AddrPort) { s.flow(pe, dst) }, // was found, and nothing else
+	} {
+		for n := range 3 {
+			s, err := e.Bind(uint16(4100+n), SocketOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			what(s, netip.AddrPortFrom(addr, uint16(6000+i)))
+			s.Close(now)
+			e.holds(t)
+		}
+		pe.cmap.Set(uint16(6000+i), false)
+		pe.changed(now, uint16(6000+i), false)
+		e.settle(now)
+	}
+	for i := range byte(4 * most) {
+		if _, err := e.Peer(netip.AddrFrom4([4]byte{10, 1, 1, i})); err != nil {
+			t.Fatal(err)
+		}
+		e.holds(t)
+	}
+	if e.known(addr) != pe || open.f == nil || open.f.s.flows[open.Addr()] != open.f {
+		t.Fatal("the peer was given up with a destination that is open to it")
+	}
+	if _, ok := pe.rests(now); ok || pe.busy != 1 {
+		t.Errorf("one flow to the peer is busy, and %d are counted", pe.busy)
+	}
+	open.Close()
+	if _, ok := pe.rests(now); !ok || pe.busy != 0 {
+		t.Errorf("nobody has anything to do with the peer any more, and %d flows are busy", pe.busy)
+	}
+}

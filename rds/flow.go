@@ -177,9 +177,14 @@ func (e *Engine) stir(f *flow) {
 	}
 }
 
-// forget ends f.
+// forget ends f. A socket that closes comes here for each thing that the flow has no
+// more, so that the first one counts: a peer with a flow too few among its busy ones
+// would be given up with what others have open to it.
 func (f *flow) forget() {
 	s, pe := f.s, f.pe
+	if s.flows[f.dst] != f {
+		return
+	}
 	if f.links[byIdle].on {
 		s.e.idle.remove(byIdle, f)
 	} else {

@@ -420,6 +420,7 @@ func (m *machine) frame(l *fuzzLink, h wire.Header, p []byte) {
 // check: what is true at every instant.
 func (m *machine) check() {
 	m.e.EndStep()
+	m.e.holds(m.t)
 	b := m.cfg.Budget
 	if u := b.Used(); u < 0 || u > b.Limit {
 		m.t.Errorf("%d bytes used of a budget of %d", u, b.Limit)

@@ -1,0 +1,139 @@
+package rds
+
+import "testing"
+
+// holds looks after every step of a drawn program at what must hold whatever happened:
+// whoever waits stands where somebody looks, what is counted is there, and a timer runs
+// for everything that no event ends.
+func (e *Engine) holds(t testing.TB) {
+	for _, pe := range append([]*Peer{e.loop}, e.order...) {
+		pe.holds(t)
+	}
+	for i, s := range e.bound {
+		if s.boundAt != i+1 {
+			t.Errorf("%v: number %d of the sockets, and thinks itself %d", s.Addr(), i+1, s.boundAt)
+		}
+		s.holds(t)
+	}
+	for i, s := range e.starved {
+		if s.starved != i+1 || !s.Pressed() {
+			t.Errorf("%v: number %d of those that starve, and thinks itself %d; pressed %v", s.Addr(), i+1, s.starved, s.Pressed())
+		}
+	}
+	for i, s := range e.thirsty {
+		if s.thirsty != i+1 {
+			t.Errorf("%v: number %d of those whose sends lack memory, and thinks itself %d", s.Addr(), i+1, s.thirsty)
+		}
+	}
+	for i, s := range e.monitors {
+		if s.monAt != i+1 {
+			t.Errorf("%v: number %d of those that watch, and thinks itself %d", s.Addr(), i+1, s.monAt)
+		}
+	}
+	for _, l := range [][]*Socket{e.bound, e.starved, e.thirsty, e.monitors} {
+		for _, s := range l {
+			if s.closed {
+				t.Errorf("%v is closed, and still looked after", s.Addr())
+			}
+		}
+	}
+	runs := func(what string, wanted bool, tm *timer) {
+		if wanted && tm.t == nil {
+			t.Errorf("%s, and no timer runs for it", what)
+		}
+	}
+	runs("sockets lack memory", len(e.starved)+len(e.thirsty) > 0, &e.starveTm)
+	runs("groups of ports became clear", e.groups != 0, &e.groupsTm)
+	runs("peers are being told of a change", e.walk.next > 0 || e.walk.again, &e.walk.tm)
+}
+
+func (pe *Peer) holds(t testing.TB) {
+	blocked, late := 0, 0
+	for port, pp := range pe.ports {
+		if pp.blocked > 0 {
+			blocked++
+		}
+		if pp.late {
+			late++
+		}
+		if pp.port != port || pp.concerned() == 1 && pp.blocked == 0 && !pp.late {
+			t.Errorf("%v: port %d concerns nobody, and is kept", pe.addr, port)
+		}
+		of := func(what string, l *flowList, by int, is func(f *flow) bool) {
+			n := 0
+			l.each(by, func(f *flow) {
+				if n++; f.pe != pe || f.dst.Port() != port || !f.links[by].on || !is(f) {
+					t.Errorf("%v: a flow to %v stands with %s port %d", pe.addr, f.dst, what, port)
+				}
+			})
+			if n != l.n {
+				t.Errorf("%v: %d flows are counted that %s port %d, and %d are there", pe.addr, l.n, what, port, n)
+			}
+		}
+		of("opened", &pp.opened, byOpened, func(f *flow) bool { return len(f.dests) > 0 })
+		of("awaits", &pp.waiters, byWaiting, func(f *flow) bool { return f.awaits && f.q.head != nil })
+		of("was refused", &pp.refused, byRefused, func(f *flow) bool { return f.refused })
+	}
+	if blocked != pe.blockedPorts || late != len(pe.late) {
+		t.Errorf("%v: %d ports are counted that sends were refused for, and %d late; %d and %d are there", pe.addr, pe.blockedPorts, len(pe.late), blocked, late)
+	}
+	if (late > 0 || pe.allLate) && pe.lateTm.t == nil {
+		t.Errorf("%v: %d ports are to be told late, all %v, and no timer runs for it", pe.addr, late, pe.allLate)
+	}
+	busy, n := 0, 0
+	pe.flows.each(byPeer, func(f *flow) {
+		if n++; !f.links[byIdle].on {
+			busy++
+		}
+	})
+	if busy != pe.busy || n != pe.flows.n {
+		t.Errorf("%v: %d flows of which %d are busy are counted, and %d and %d are there", pe.addr, pe.flows.n, pe.busy, n, busy)
+	}
+}
+
+func (s *Socket) holds(t testing.TB) {
+	waiting, held, refused, lined := 0, 0, 0, 0
+	first := never
+	for dst, f := range s.flows {
+		for m := f.q.head; m != nil; m = m.Link() {
+			if m.Owner != nil {
+				held += m.Datagrams()
+				continue
+			}
+			waiting++
+			first = min(first, m.At)
+		}
+		if f.refused {
+			refused++
+		}
+		if f.links[byLined].on {
+			lined++
+		}
+		if f.q.head != nil && f.awaits == f.links[byLined].on {
+			t.Errorf("%v: what waits for %v is lined up %v, and awaits its port %v", s.Addr(), dst, f.links[byLined].on, f.awaits)
+		}
+		if !f.rests() && f.links[byIdle].on && f.out.Messages() == 0 {
+			t.Errorf("%v: the flow to %v has something to do, and is said to be idle", s.Addr(), dst)
+		}
+		if f.rests() && !f.links[byIdle].on {
+			t.Errorf("%v: the flow to %v rests, and is kept for ever", s.Addr(), dst)
+		}
+	}
+	if waiting != s.waiting || held != s.held || refused != s.refused || lined != s.lined.n || len(s.batches)-len(s.batchFree) != waiting {
+		t.Errorf("%v: counted are %d that wait, with %d batches, %d held, %d flows refused and %d lined up; there are %d, %d, %d and %d",
+			s.Addr(), s.waiting, len(s.batches)-len(s.batchFree), s.held, s.refused, s.lined.n, waiting, held, refused, lined)
+	}
+	if first != never && (s.tm.t == nil || s.tm.at > first) {
+		t.Errorf("%v: a send waits until %v, and no timer runs for that: %v at %v", s.Addr(), first, s.tm.t != nil, s.tm.at)
+	}
+	undecided := 0
+	for i := range s.epochs {
+		undecided += s.epochs[i].n
+	}
+	if undecided != s.undecided || s.used < 0 || s.mem < 0 {
+		t.Errorf("%v: %d datagrams are undecided, %d by what flushes wait for; %d bytes under way, %d of memory", s.Addr(), s.undecided, undecided, s.used, s.mem)
+	}
+	if s.spaceListed && s.e.soonTm.t == nil && s.thirsty == 0 { // what lacks memory has a timer
+		t.Errorf("%v: its waiting sends were not looked at in this step, and no timer runs for them", s.Addr())
+	}
+}
