@@ -39,12 +39,6 @@ func HelperMain() {
 	os.Exit(127)
 }
 
-// guestNiceness gives the guest a processor when it wants one, whatever else runs beside
-// the tests. It is a machine of its own, and the seconds after which its kernel sends a
-// request to a disk again, or gives a connection up, pass by the clock: with a tenth of a
-// processor it would do little else.
-const guestNiceness = -15
-
 // runUML is the first process of a PID namespace, and stays: a kernel that
 // panics kills its own process group and then itself, which the first process
 // of a namespace cannot do. When it is killed, all of the namespace goes.
@@ -53,8 +47,6 @@ func runUML(argv []string) error {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return fmt.Errorf("parent-death signal: %w", err)
 	}
-	// Who may not do that has a guest that is as slow as the machine.
-	_ = unix.Setpriority(unix.PRIO_PROCESS, 0, guestNiceness)
 	if err := refuseXstate(); err != nil {
 		return err
 	}

@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/rdsd/rdsd/internal/ahead"
 )
 
 // The kernel sits between our addresses, so that one boot serves both roles:
@@ -51,6 +53,7 @@ var (
 
 func TestMain(m *testing.M) {
 	HelperMain()
+	ahead.Run()
 	flag.Parse()
 	code := m.Run()
 	if labMade.Load() {

@@ -28,7 +28,7 @@ func TestKilledWhileCongested(t *testing.T) {
 			port := s.LocalAddr().Port()
 			job := kernelSend(ctx, t, l, map[string]any{
 				"local": at(pr.kernel, newPort()), "dst": at(pr.ours, port), "flow": 1, "count": count,
-				"size": Size{Min: 500, Max: 1000}, "nonblock": true,
+				"size": Size{Min: 500, Max: 1000}, "nonblock": true, "until_congested": true,
 			})
 			if _, err := job.Event(ctx, "congested"); err != nil {
 				t.Fatal("a reader that does not read never became congested:", err)

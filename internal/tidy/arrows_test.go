@@ -29,6 +29,7 @@ var arrows = []struct {
 	{"internal/buf", nil},
 	{"internal/msgpool", nil},
 	{"internal/freeport", nil},
+	{"internal/ahead", nil},
 	{"internal/netlocal", nil},
 	{"internal/stats", nil},
 	{"internal/counters", nil},

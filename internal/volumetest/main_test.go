@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/ahead"
 	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
 )
 
@@ -34,6 +35,7 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
+	ahead.Run()
 	flag.Parse()
 	flag.Set("test.parallel", "8") // most of what runs waits
 	code := m.Run()

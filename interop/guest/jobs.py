@@ -41,11 +41,12 @@ WAKE_LIMIT = 20
 
 
 def send(link, local, dst, flow, count, size, sndbuf=0, nonblock=False, tick=0,
-         empties=False, pause_every=0, pause_ms=0):
+         empties=False, pause_every=0, pause_ms=0, until_congested=False):
     """Send `count` signed datagrams, then hold the socket until told.
 
     With empties an empty one goes before each; pause_every and pause_ms make a
-    steady sender.
+    steady sender. With until_congested it sends more than `count` until it is
+    told that the port is congested: the buffers on the way take some first.
 
     Holding matters: closing an RDS socket cancels what is unacknowledged.
     With nonblock, EAGAIN and ENOBUFS are waited out by poll, the latter with
@@ -61,7 +62,9 @@ def send(link, local, dst, flow, count, size, sndbuf=0, nonblock=False, tick=0,
     poller = select.poll()
     poller.register(s, select.POLLIN)
     longest = 0.0
-    for n in range(count):
+    n = -1
+    while n + 1 < count or until_congested and not stats["enobufs"]:
+        n += 1
         if empties:
             s.send(b"")
         data = signed.make(flow, n, signed.size(size, n))

@@ -109,9 +109,6 @@ func TestDaemons(t *testing.T) {
 			}
 			victim.kill()
 			victim.start()
-			if kills%10 == 0 {
-				t.Logf("%d kills", kills) // a sign of life
-			}
 		})
 		r := p.wait()
 		unmount()

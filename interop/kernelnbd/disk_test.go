@@ -156,9 +156,10 @@ func (d *disk) queue(name string) string {
 // there is traffic, each time when much was read and written since the last one.
 func (d *disk) interrupt(p *trafficProc, breakAndRenew func()) {
 	d.t.Helper()
-	for range max(1, int(6**traffic)) {
+	for i := range max(1, int(6**traffic)) {
 		d.goesOn(p)
 		breakAndRenew()
+		d.t.Logf("interrupted, %d", i+1) // a sign of life
 	}
 	d.goesOn(p)
 	p.stop()

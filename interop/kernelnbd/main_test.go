@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/ahead"
 	"github.com/rdsd/rdsd/interop"
 	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
 )
@@ -33,6 +34,7 @@ func TestMain(m *testing.M) {
 	if inGuest {
 		guestMain(m)
 	}
+	ahead.Run()
 	flag.Parse()
 	code := m.Run()
 	if theRun != nil {
