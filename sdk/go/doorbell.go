@@ -96,7 +96,11 @@ func (b *doorbell) close() {
 func (b *doorbell) sleep(d time.Duration) {
 	fds := [2]unix.PollFd{{Fd: int32(b.fd), Events: unix.POLLIN}, {Fd: int32(b.kick), Events: unix.POLLIN}}
 	ts := unix.NsecToTimespec(int64(d))
-	if n, _ := unix.Ppoll(fds[:], &ts, nil); n <= 0 {
+	n, err := unix.Ppoll(fds[:], &ts, nil)
+	for err == unix.EINTR { // a signal, such as Go's to itself; ts is what is left
+		n, err = unix.Ppoll(fds[:], &ts, nil)
+	}
+	if n <= 0 {
 		return
 	}
 	shm.Drain(b.fd)

@@ -3,6 +3,7 @@
 package rdsd
 
 import (
+	"runtime"
 	"testing"
 	"time"
 
@@ -78,4 +79,43 @@ func TestDoorbellSleep(t *testing.T) {
 			t.Errorf("%d: the same ring for a second time", i)
 		}
 	}
+}
+
+// TestDoorbellSleepsThroughSignals: Go interrupts its own threads, which is no ring.
+func TestDoorbellSleepsThroughSignals(t *testing.T) {
+	alarm, ear, err := shm.NewAlarm()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer alarm.Close()
+	var b doorbell
+	if err := b.open(ear); err != nil {
+		unix.Close(ear)
+		t.Fatal(err)
+	}
+	defer b.close()
+	defer b.hush()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	thread, stop, stopped := unix.Gettid(), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(time.Millisecond):
+				unix.Tgkill(unix.Getpid(), thread, unix.SIGURG)
+			}
+		}
+	}()
+	begun := time.Now()
+	b.sleep(50 * time.Millisecond) // and no longer, although each signal begins it anew
+	if d := time.Since(begun); d < 50*time.Millisecond {
+		t.Errorf("slept for %v", d)
+	} else {
+		t.Logf("slept for %v", d)
+	}
+	close(stop)
+	<-stopped
 }

@@ -41,11 +41,18 @@ func TestReadmePrograms(t *testing.T) {
 	}
 }
 
+// built is the file of one of the programs.
+func built(t *testing.T, name string) string {
+	t.Helper()
+	return rdsdtest.Build(t, "github.com/rdsd/rdsd/sdk/go/examples/"+name)
+}
+
 // example starts one of the programs with a daemon; out gives its lines.
 func example(t *testing.T, d *rdsdtest.Daemon, name string, args ...string) (lines <-chan string, wait func() error) {
 	t.Helper()
+	program := built(t, name) // which may take a while, and is not its time
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	cmd := exec.CommandContext(ctx, rdsdtest.Build(t, "github.com/rdsd/rdsd/sdk/go/examples/"+name), args...)
+	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.Env = append(os.Environ(), "RDSD_SOCKET="+d.Socket)
 	w := &lineWriter{lines: make(chan string, 100)}
 	cmd.Stdout, cmd.Stderr = w, w
@@ -117,6 +124,7 @@ func TestExamples(t *testing.T) {
 		}
 	})
 	t.Run("spool", func(t *testing.T) {
+		built(t, "spool")
 		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 		defer cancel()
 		s, err := b.Dial().Bind(ctx, b.AddrPort(4701), rdsd.WithRecvBuffer(4096), rdsd.WithRecvWindow(1, 1))
