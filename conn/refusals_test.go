@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 // refusing is the larger side of a link whose port 4000 has no room, with a peer of
@@ -90,5 +92,21 @@ func TestRefusalsAcknowledged(t *testing.T) {
 	}
 	if p.refusals > 100 {
 		t.Errorf("%d refusals wait", p.refusals)
+	}
+}
+
+// With a quarter of the window refused and not acknowledged a peer's credits are still
+// renewed; with one more they are not, except to one that sends again what it had sent.
+func TestRefusalsAtTheQuarter(t *testing.T) {
+	w := refusing(t)
+	p := w.c.paths[0]
+	for n := 1; n <= 34; n++ {
+		p.refuse(uint64(n), 1, wire.ReasonNoRoom)
+		if got, want := p.mayGrant(), n <= 128/4; got != want {
+			t.Errorf("%d of 128 are refused: credits are renewed %v", n, got)
+		}
+	}
+	if p.again = true; !p.mayGrant() {
+		t.Error("one that sends again gets no credits")
 	}
 }
