@@ -202,10 +202,14 @@ void rdsdi_notify(rdsd_socket *s)
 	pthread_mutex_unlock(&w->mu);
 }
 
-/* missing: the step has found that it waits for more than was declared (its ring was full, now its buffer is). */
-static bool missing(const struct rdsdi_op *op, uint32_t declared)
+/*
+ * missing: the step has found something else than when the sleep was declared. It waits
+ * for more (its ring was full, now its buffer is), or for something else: the daemon has
+ * answered a call that only waited for that.
+ */
+static bool missing(const struct rdsdi_op *op, uint32_t declared, bool patient)
 {
-	return op->bits & ~declared;
+	return op->bits & ~declared || op->patient != patient;
 }
 
 /* lead sleeps for all threads of the socket. Returns the errno of poll. */
@@ -218,6 +222,7 @@ static int lead(struct rdsdi_op *op, uint32_t turn, int64_t until, int64_t *resu
 	struct timespec t;
 	int64_t due = rdsdi_session_due(s);
 	uint32_t bits = op->bits;
+	bool patient = op->patient;
 	int err = 0;
 
 	if (l) {
@@ -230,7 +235,7 @@ static int lead(struct rdsdi_op *op, uint32_t turn, int64_t until, int64_t *resu
 	drain(s, l, true);
 	set_leading(w, l, true, bits);
 	*result = op->step(op);
-	if (*result == BLOCKED && !missing(op, bits) && atomic_load(&w->turn) == turn &&
+	if (*result == BLOCKED && !missing(op, bits, patient) && atomic_load(&w->turn) == turn &&
 	    ppoll(fds, 3, relative(&t, until), NULL) < 0)
 		err = errno;
 	set_leading(w, l, false, 0);
@@ -246,12 +251,13 @@ static int follow(struct rdsdi_op *op, uint32_t turn, int64_t until, int64_t *re
 	struct rdsdi_sleep *w = &op->s->sleep;
 	struct timespec t;
 	uint32_t bits = op->bits;
+	bool patient = op->patient;
 	int err = 0;
 
 	atomic_fetch_add(&w->followers, 1);
 	set_following(w, true, bits);
 	*result = op->step(op);
-	if (*result == BLOCKED && !missing(op, bits) &&
+	if (*result == BLOCKED && !missing(op, bits, patient) &&
 	    syscall(SYS_futex, &w->turn, FUTEX_WAIT_PRIVATE, turn, relative(&t, until), NULL, 0) < 0)
 		err = errno;
 	set_following(w, false, bits);

@@ -774,6 +774,36 @@ static void watching(void)
 	end();
 }
 
+static int answers_after; /* looks of a step at a destination until the daemon has answered */
+
+static int64_t asking_step(struct rdsdi_op *op)
+{
+	op->patient = answers_after-- > 0;
+	op->why = op->patient ? -EAGAIN : -ENOBUFS;
+	op->bits = WAITS_FLOW;
+	return BLOCKED;
+}
+
+/* A call that does not wait ends when the daemon has answered, at whichever of its looks that is found. */
+static void answered_meanwhile(void)
+{
+	rdsd_socket *s;
+
+	begin();
+	s = bound(1);
+	for (int i = 0; i < 8; i++) {
+		struct rdsdi_op op = {.step = asking_step, .s = s};
+		struct timespec from, to;
+
+		answers_after = i;
+		clock_gettime(CLOCK_MONOTONIC, &from);
+		CHECK_IS(rdsdi_run(&op, RDSD_NOWAIT), -ENOBUFS);
+		clock_gettime(CLOCK_MONOTONIC, &to);
+		CHECK(to.tv_sec - from.tv_sec < 4); /* it has 5 s */
+	}
+	end();
+}
+
 /*
  * The first datagram to a port is refused: the watcher hears when the port is
  * clear, also when the daemon did not know of the watch in time and tells of
@@ -1707,6 +1737,7 @@ int main(int argc, char **argv)
 		{"outcomes", outcomes},
 		{"unread outcomes", unread_outcomes},
 		{"watching", watching},
+		{"answered meanwhile", answered_meanwhile},
 		{"refused at once", refused_at_once},
 		{"told once", told_once},
 		{"requests", requests},
