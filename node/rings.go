@@ -186,7 +186,7 @@ func (r *ringSock) takePosts(now time.Duration, a admission) (n int, err error) 
 			return n, nil
 		}
 		n++
-		r.share.take(len(r.post.Body))
+		r.share.posts++
 		if from, pages, wanted := r.h.Growth(); wanted {
 			r.aside(func() { r.growLedger(from, pages) }, func(err error) { r.react.Do(func() { r.Fault(err) }) })
 		}
@@ -278,6 +278,9 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 	r.posts[id] = ringPost{slot: p.Slot, bytes: uint32(len(p.Body)), left: uint32(p.Count)}
 	r.sock.PostAdmitted(now, f.dest, t, id, p.Tag, p.Want, cell)
 	r.host.rings.moved += len(p.Body)
+	if f.dest.Addr().Addr() == r.host.addr {
+		r.share.bytes += len(p.Body) // what leaves has a bound of its own, and is not copied here
+	}
 	r.s.node.count.RingPosts.Add(1)
 	r.s.node.count.RingDatagrams.Add(uint64(p.Count))
 	return true

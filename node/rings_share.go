@@ -6,10 +6,10 @@ package node
 // is served in the next turn, which begins with the first of them.
 
 const (
-	// sharePosts and shareBytes are what is taken of a user's send rings in a turn:
-	// some hundred microseconds, where it is copied to other sockets of the node.
+	// sharePosts and shareBytes are what is taken of a user's send rings in a turn, the
+	// bytes of what stays at its address, for that is copied: some hundred microseconds.
 	sharePosts = 256
-	shareBytes = 512 << 10
+	shareBytes = 1 << 20
 )
 
 // turnShare is what was taken of a user's rings in the turn under way. It belongs to
@@ -66,12 +66,6 @@ func (s *turnShare) may(w *worker, r *ringSock) bool {
 }
 
 func (s *turnShare) spent() bool { return s.posts >= sharePosts || s.bytes >= shareBytes }
-
-// take counts a descriptor that was taken.
-func (s *turnShare) take(bytes int) {
-	s.posts++
-	s.bytes += bytes
-}
 
 // end ends the turn. Who was to be the first of it and did not come has gone.
 func (s *turnShare) end() {
