@@ -17,9 +17,6 @@ type worker struct {
 	kicked, flushing []kickedPath // owned by the thread
 	flushFn          func()
 
-	control    map[uint32]int // looks for messages of a user in this turn; owned by the thread
-	controlEnd func()
-
 	rings      []*ringSock           // served here; owned by the thread
 	shares     map[uint32]*turnShare // by user; owned by the thread
 	collectAt  int                   // where in rings collect goes on; owned by the thread
@@ -38,24 +35,6 @@ func (w *worker) kick(h *host, p *conn.Path) {
 		w.Defer(w.flushFn)
 	}
 	w.kicked = append(w.kicked, kickedPath{h, p})
-}
-
-// controlTurn bounds how often a turn looks for messages of a user's clients with rings
-// (R3), however many clients there are: with a message each is some ten microseconds.
-const controlTurn = 8
-
-// mayControl counts that a message of a client of uid is about to be looked for; false:
-// not in this turn. On the worker's thread.
-func (w *worker) mayControl(uid uint32) bool {
-	n := w.control[uid]
-	if n >= controlTurn {
-		return false
-	}
-	if len(w.control) == 0 {
-		w.Defer(w.controlEnd)
-	}
-	w.control[uid] = n + 1
-	return true
 }
 
 // flush transmits. A path with more than its share of a turn to send comes
@@ -105,9 +84,8 @@ func (a *hosts) startReactors() error {
 		if err != nil {
 			return err
 		}
-		w := &worker{Reactor: r, control: map[uint32]int{}, shares: map[uint32]*turnShare{}}
+		w := &worker{Reactor: r, shares: map[uint32]*turnShare{}}
 		w.flushFn = w.flush
-		w.controlEnd = func() { clear(w.control) }
 		a.workers = append(a.workers, w)
 	}
 	return nil

@@ -19,7 +19,7 @@ import (
 // datagrams. Everything happens on the reactor's thread, and in few bytes: no
 // goroutine and no buffer for each of a thousand idle sockets.
 //
-// Turns: a turn reads a few messages of a user's clients (mayControl), in the order in
+// Turns: a turn reads a few messages of a user's clients (turnShare), in the order in
 // which they came; who finds them read comes again in the next, behind those who wait
 // already.
 //
@@ -97,7 +97,7 @@ func (c *ringControl) again() {
 // read takes messages as long as there are some and it is the client's turn.
 func (c *ringControl) read(events uint32) {
 	for !c.stopped() && !c.queued {
-		if !c.r.react.mayControl(c.r.s.id.UID) {
+		if !c.r.share.mayLook(c.r.react) {
 			c.queued = true
 			c.r.react.DoFor(c.r, c.againFn)
 			break

@@ -397,26 +397,24 @@ func lingering(t *testing.T) (fd int, far net.Conn) {
 func TestControlTurn(t *testing.T) {
 	n, _ := startOne(t)
 	w := n.core.(*hosts).workers[0]
-	looks := func(uid uint32) (n int) {
-		for w.mayControl(uid) {
+	looks := func(s *turnShare) (n int) {
+		for s.mayLook(w) {
 			n++
 		}
 		return n
 	}
 	type turn struct{ first, again, other int }
+	var mine, other *turnShare
 	got := make(chan turn, 3)
+	w.Do(func() { mine, other = w.share(1), w.share(2) })
 	for range cap(got) {
-		w.Do(func() { got <- turn{looks(1), looks(1), looks(2)} })
-		if g, want := <-got, (turn{controlTurn, 0, controlTurn}); g != want {
+		w.Do(func() { got <- turn{looks(mine), looks(mine), looks(other)} })
+		if g, want := <-got, (turn{shareLooks, 0, shareLooks}); g != want {
 			t.Errorf("%+v, want %+v", g, want)
 		}
-		w.Sync()
-		for range 2 { // a turn is over when one of the next has begun
-			done := make(chan struct{})
-			w.Do(func() { close(done) })
-			<-done
-		}
 	}
+	w.Do(func() { w.unshare(1); w.unshare(2) })
+	w.Sync()
 }
 
 // TestControlFlood: many clients of a user flood the daemon with messages. Each

@@ -10,12 +10,16 @@ const (
 	// bytes of what stays at its address, for that is copied: some hundred microseconds.
 	sharePosts = 256
 	shareBytes = 1 << 20
+	// shareLooks is how often a turn looks for messages on the control connections of a
+	// user's rings: with a message each is some ten microseconds.
+	shareLooks = 8
 )
 
 // turnShare is what was taken of a user's rings in the turn under way. It belongs to
 // a worker and is owned by its thread.
 type turnShare struct {
 	posts, bytes int
+	looks        int       // for messages; they have no part in the order below
 	begun        bool      // end is to be called
 	first        *ringSock // nobody is served before it; nil: everybody may be
 	next         *ringSock // who found the share spent first
@@ -46,10 +50,7 @@ func (w *worker) unshare(uid uint32) {
 // may reports whether descriptors of r may be taken now. A reactor asks all that have
 // some in the same order each turn.
 func (s *turnShare) may(w *worker, r *ringSock) bool {
-	if !s.begun {
-		s.begun = true
-		w.Defer(s.endFn)
-	}
+	s.begin(w)
 	if s.first == r {
 		s.first = nil
 	}
@@ -65,10 +66,29 @@ func (s *turnShare) may(w *worker, r *ringSock) bool {
 	return true
 }
 
+// mayLook counts that a message of a client is about to be looked for; false: not in
+// this turn.
+func (s *turnShare) mayLook(w *worker) bool {
+	s.begin(w)
+	if s.looks >= shareLooks {
+		return false
+	}
+	s.looks++
+	return true
+}
+
+// begin has the turn end, once.
+func (s *turnShare) begin(w *worker) {
+	if !s.begun {
+		s.begun = true
+		w.Defer(s.endFn)
+	}
+}
+
 func (s *turnShare) spent() bool { return s.posts >= sharePosts || s.bytes >= shareBytes }
 
 // end ends the turn. Who was to be the first of it and did not come has gone.
 func (s *turnShare) end() {
-	s.posts, s.bytes, s.begun = 0, 0, false
+	s.posts, s.bytes, s.looks, s.begun = 0, 0, 0, false
 	s.first, s.next = s.next, nil
 }

@@ -52,20 +52,27 @@ func TestDoorbellHeard(t *testing.T) {
 	}
 }
 
-// A call that sleeps is woken by the daemon and by other calls, each by its own way.
-func TestDoorbellSleep(t *testing.T) {
+// openDoorbell is a doorbell with its other end, until the test ends.
+func openDoorbell(t *testing.T) (*shm.Alarm, *doorbell) {
+	t.Helper()
 	alarm, ear, err := shm.NewAlarm()
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer alarm.Close()
-	var b doorbell
+	t.Cleanup(func() { alarm.Close() })
+	b := &doorbell{}
 	if err := b.open(ear); err != nil {
 		unix.Close(ear)
 		t.Fatal(err)
 	}
-	defer b.close()
-	defer b.hush()
+	t.Cleanup(b.close)
+	t.Cleanup(b.hush)
+	return alarm, b
+}
+
+// A call that sleeps is woken by the daemon and by other calls, each by its own way.
+func TestDoorbellSleep(t *testing.T) {
+	alarm, b := openDoorbell(t)
 	for i, wake := range []func(){alarm.Ring, b.ring, func() { b.ring(); alarm.Ring() }} {
 		wake()
 		begun := time.Now()
@@ -83,18 +90,7 @@ func TestDoorbellSleep(t *testing.T) {
 
 // TestDoorbellSleepsThroughSignals: Go interrupts its own threads, which is no ring.
 func TestDoorbellSleepsThroughSignals(t *testing.T) {
-	alarm, ear, err := shm.NewAlarm()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer alarm.Close()
-	var b doorbell
-	if err := b.open(ear); err != nil {
-		unix.Close(ear)
-		t.Fatal(err)
-	}
-	defer b.close()
-	defer b.hush()
+	_, b := openDoorbell(t)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	thread, stop, stopped := unix.Gettid(), make(chan struct{}), make(chan struct{})
