@@ -15,12 +15,13 @@ import (
 // silentLink is a link of somebody who says nothing.
 type silentLink struct {
 	transport.Link
-	remote netip.AddrPort
-	closed bool
+	remote   netip.AddrPort
+	closed   bool
+	graceful bool // it was closed like that: its descriptor would outlive its slot
 }
 
 func (l *silentLink) RemoteAddr() netip.AddrPort { return l.remote }
-func (l *silentLink) Close(bool)                 { l.closed = true }
+func (l *silentLink) Close(graceful bool)        { l.closed, l.graceful = true, graceful }
 
 func TestHandshakeSlots(t *testing.T) {
 	memory := quota.New(64<<20, nil)
@@ -41,8 +42,8 @@ func TestHandshakeSlots(t *testing.T) {
 	closed := func(want bool, names ...string) {
 		t.Helper()
 		for _, n := range names {
-			if links[n].closed != want {
-				t.Errorf("%s closed: %v", n, links[n].closed)
+			if l := links[n]; l.closed != want || l.graceful {
+				t.Errorf("%s closed: %v, gracefully: %v", n, l.closed, l.graceful)
 			}
 		}
 	}

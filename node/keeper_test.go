@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime/debug"
 	"testing"
 
 	"github.com/rdsd/rdsd/internal/quota"
@@ -102,5 +103,40 @@ func TestKeeperKnowsNothing(t *testing.T) {
 	whole.Store(false)
 	if got := k.look(); got != 0 || k.own.Used() != charged {
 		t.Errorf("one of several nodes: %d bytes resident, %d charged and %d before", got, k.own.Used(), charged)
+	}
+}
+
+// The collector's limit follows what the process has besides, by steps: it is left alone
+// until it is off by more than limitStep, in either direction.
+func TestKeeperSetsTheCollectorsLimit(t *testing.T) {
+	k, says := kept(t)
+	before, was := debug.SetMemoryLimit(-1), tuned.Load()
+	t.Cleanup(func() {
+		tuned.Store(was)
+		debug.SetMemoryLimit(before)
+	})
+	limit := k.node.memory.Limit()
+	tuned.Store(limit)
+	const mib, page = 1 << 20, 4096
+	set := int64(0)
+	for _, c := range []struct {
+		what   string
+		shared int64
+		set    bool
+	}{
+		{"at first", 36 * mib, true},
+		{"a step less room", 36*mib + limitStep, false},
+		{"a page more than a step less", 36*mib + limitStep + page, true},
+		{"a step more again", 36*mib + page, false},
+		{"a page more than that", 36 * mib, true},
+	} {
+		says(50*mib, c.shared)
+		k.look()
+		if c.set {
+			set = goLimit(limit, c.shared, 0)
+		}
+		if got := debug.SetMemoryLimit(-1); got != set || k.goLimit != set {
+			t.Errorf("%s: the limit is %d and noted as %d, want %d", c.what, got, k.goLimit, set)
+		}
 	}
 }

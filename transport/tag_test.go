@@ -198,6 +198,9 @@ func TestTagQueueBlocks(t *testing.T) {
 		if b == nil {
 			return false
 		}
+		if len(b.Pieces()) > tagPieces || cap(b.stage) != tagStage {
+			t.Fatalf("a block of %d pieces and room for %d bytes", len(b.Pieces()), cap(b.stage))
+		}
 		n := 0
 		for _, p := range b.Pieces() {
 			if len(p) == 0 {
@@ -217,6 +220,9 @@ func TestTagQueueBlocks(t *testing.T) {
 		if i%3 == 0 {
 			write(i % 5000)
 		}
+	}
+	for range 2 * tagPieces { // each of them is two pieces
+		post(tagInline+1, 7)
 	}
 	if q.Ops() == 0 {
 		t.Error("nothing is left to write")

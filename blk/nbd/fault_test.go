@@ -20,12 +20,22 @@ type faulty struct {
 	maps  bool
 	held  []*blk.Request
 	hold  bool
+	// refuse: requests fail with an error whose text makes whoever asks for it panic.
+	refuse bool
 }
 
 func (f *faulty) Submit(batch []*blk.Request) {
 	f.mu.Lock()
 	hold, spoil := f.hold, f.spoil
 	f.spoil = false
+	if f.refuse {
+		f.mu.Unlock()
+		for _, r := range batch {
+			r.Err = untold{}
+		}
+		blk.Complete(batch)
+		return
+	}
 	if hold && !spoil {
 		f.held = append(f.held, batch...)
 		f.mu.Unlock()
@@ -114,5 +124,31 @@ func TestPanicOfALookUp(t *testing.T) {
 		t.Errorf("%d panics counted", n)
 	}
 	c.nc.Close()
+	p.back(t)
+}
+
+// untold is an error that cannot even be put into words.
+type untold struct{}
+
+func (untold) Error() string { panic("in an error's text") }
+
+// TestPanicOfAReply: a panic while a reply is being written is counted and is the end of
+// that connection, which gives back all it holds, the reply that was lost included.
+func TestPanicOfAReply(t *testing.T) {
+	f, g, p, socket := faultyServer(t)
+	other := enter(t, socket, "", true)
+	c := enter(t, socket, "", true)
+	f.mu.Lock()
+	f.refuse = true
+	f.mu.Unlock()
+	c.nc.Write(command(cmdRead, 0, 1, 0, 64<<10, nil))
+	waitFor(t, "the panic is counted", func() bool { return g.Count(guard.Volume) == 1 })
+	if n, err := c.nc.Read(make([]byte, 1)); n != 0 || err == nil {
+		t.Errorf("the connection goes on: %d bytes, %v", n, err)
+	}
+	if r := other.do(cmdBlockStatus, 0, 0, 4096, nil); r.value != 0 {
+		t.Errorf("another connection: %v", r)
+	}
+	other.nc.Close()
 	p.back(t)
 }
