@@ -22,9 +22,10 @@ type fakeGenl struct {
 	t       *testing.T
 	asked   []string
 	answers []string // one for each call: datagrams, separated by |
+	closed  int
 }
 
-func (f *fakeGenl) close() {}
+func (f *fakeGenl) close() { f.closed++ }
 
 func (f *fakeGenl) call(request []byte) (answers [][]byte, err error) {
 	f.asked = append(f.asked, hex.EncodeToString(request))
@@ -189,6 +190,26 @@ func TestStatus(t *testing.T) {
 			t.Errorf("%v, %v", got, err)
 		}
 	})
+}
+
+// TestNoDriver: a kernel without the driver is asked nothing more, and the socket that it
+// was asked through is closed.
+func TestNoDriver(t *testing.T) {
+	noFamily := strings.Replace(refused(syscall.ENOENT), "02000000 00000000", "01000000 00000000", 1)
+	fake := &fakeGenl{t: t, answers: []string{noFamily}}
+	old := dialGenl
+	dialGenl = func() (netlink, error) { return fake, nil }
+	defer func() { dialGenl = old }()
+	if n, err := Connect(AnyDevice, attached); !errors.Is(err, rdserr.ErrNotSupported) {
+		t.Errorf("without a driver: device %d, %v", n, err)
+	}
+	if len(fake.asked) != 1 || fake.closed != 1 {
+		t.Errorf("%d questions, closed %d times", len(fake.asked), fake.closed)
+	}
+	dialGenl = func() (netlink, error) { return nil, syscall.EMFILE }
+	if n, err := Connect(AnyDevice, attached); !errors.Is(err, syscall.EMFILE) {
+		t.Errorf("without a socket: device %d, %v", n, err)
+	}
 }
 
 // TestBadAnswers: the kernel is trusted, but its messages are read with care.
