@@ -122,7 +122,7 @@ func goTool(root, tmp string, args ...string) (string, error) {
 // firstFailed names the test that noticed: one that has nothing to do with the edit,
 // and only disliked a busy machine, has noticed nothing.
 func firstFailed(out string) string {
-	for _, mark := range []string{"--- FAIL: ", "panic: "} {
+	for _, mark := range []string{"--- FAIL: ", "panic: ", "fatal error: "} {
 		if _, rest, ok := strings.Cut(out, mark); ok {
 			name, _, _ := strings.Cut(rest, "\n")
 			return ": " + oneLine(name)
