@@ -19,7 +19,7 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/tcp"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // volumesCloseTime is what volumes have to close in order beyond what is left of
@@ -162,7 +162,7 @@ func (l *volumeLinks) ListenOneSided(local netip.AddrPort, accept func(transport
 		if why != nil {
 			l.refused.Add(1)
 			l.log.Warn("connection for volumes refused", "peer", r.RemoteAddr().Addr(), "why", why)
-			no := wire.RTRSReject(uint16(refusalErrno(why)))
+			no := rtrswire.Reject(uint16(refusalErrno(why)))
 			r.Reject(no.Append(nil))
 			return
 		}

@@ -7,7 +7,8 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // answering is a session with a server that answers what it is told to.
@@ -51,10 +52,10 @@ func (a *answering) run(t testing.TB) {
 		a.queue = a.queue[1:]
 		r.Err = nil
 		if a.n++; a.errno != 0 && a.n%3 == 0 {
-			r.Err = syscall.Errno(a.errno & wire.RTRSMaxErrno)
-		} else if k, _ := wire.RNBDKind(r.Usr); k == wire.RNBDSessInfo {
-			copy(r.Data, wire.AppendRNBDSessInfoExt(nil, wire.RNBDSessInfoRsp, a.ver, 255))
-		} else if k != wire.RNBDIOType {
+			r.Err = syscall.Errno(a.errno & rtrswire.MaxErrno)
+		} else if k, _ := rnbdwire.Kind(r.Usr); k == rnbdwire.SessInfo {
+			copy(r.Data, rnbdwire.AppendSessInfoExt(nil, rnbdwire.SessInfoRsp, a.ver, 255))
+		} else if k != rnbdwire.IOType {
 			clear(r.Data[copy(r.Data, a.rsp):])
 		}
 		a.c.Done(0, r)

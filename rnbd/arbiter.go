@@ -8,7 +8,7 @@ import (
 	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // volume is one file, block device or other device that is open, by whatever
@@ -58,7 +58,7 @@ type handle struct {
 	sess     *session
 	name     string // as the client named it
 	id       uint32
-	access   wire.RNBDAccess
+	access   rnbdwire.Access
 	state    handleState
 	exp      *Export // or
 	root     *Root
@@ -67,11 +67,11 @@ type handle struct {
 	store    *store
 	inflight int // requests not replied to
 	since    time.Duration
-	foreign  bool              // see wire.RNBDStore
+	foreign  bool              // see rnbdwire.Store
 	waiting  []*rtrs.ServerReq // of OPENs while it is opening, of CLOSEs while it is closing
 }
 
-func (h *handle) writes() bool { return h.access != wire.RNBDReadOnly }
+func (h *handle) writes() bool { return h.access != rnbdwire.ReadOnly }
 
 // place is where the volume was found (Opening.Place).
 func (h *handle) place() any {
@@ -97,7 +97,7 @@ func (v *volume) admit(h *handle) error {
 		return nil
 	}
 	most := 1
-	if h.access == wire.RNBDMigration {
+	if h.access == rnbdwire.Migration {
 		most = 2
 	}
 	if v.writers < most || mutant.On(mutant.RNBDWriterEarly) && !v.open() {

@@ -8,37 +8,37 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 const (
-	ro        = wire.RNBDReadOnly
-	rw        = wire.RNBDReadWrite
-	migration = wire.RNBDMigration
+	ro        = rnbdwire.ReadOnly
+	rw        = rnbdwire.ReadWrite
+	migration = rnbdwire.Migration
 )
 
 // TestWhoMayWrite: who may open what, beside those who have it open.
 func TestWhoMayWrite(t *testing.T) {
 	for _, c := range []struct {
-		have   []wire.RNBDAccess
-		ask    wire.RNBDAccess
+		have   []rnbdwire.Access
+		ask    rnbdwire.Access
 		shared bool
 		want   error
 	}{
 		{nil, ro, false, nil},
 		{nil, rw, false, nil},
 		{nil, migration, false, nil},
-		{[]wire.RNBDAccess{ro, ro}, ro, false, nil},
-		{[]wire.RNBDAccess{ro}, rw, false, nil},
-		{[]wire.RNBDAccess{rw}, ro, false, nil},
-		{[]wire.RNBDAccess{rw}, rw, false, ErrWriter},
-		{[]wire.RNBDAccess{rw}, migration, false, nil},
-		{[]wire.RNBDAccess{migration}, migration, false, nil},
-		{[]wire.RNBDAccess{migration}, rw, false, ErrWriter},
-		{[]wire.RNBDAccess{rw, migration}, migration, false, ErrWriter},
-		{[]wire.RNBDAccess{rw, migration}, rw, false, ErrWriter},
-		{[]wire.RNBDAccess{rw, migration}, ro, false, nil},
-		{[]wire.RNBDAccess{rw, rw, migration}, rw, true, nil},
+		{[]rnbdwire.Access{ro, ro}, ro, false, nil},
+		{[]rnbdwire.Access{ro}, rw, false, nil},
+		{[]rnbdwire.Access{rw}, ro, false, nil},
+		{[]rnbdwire.Access{rw}, rw, false, ErrWriter},
+		{[]rnbdwire.Access{rw}, migration, false, nil},
+		{[]rnbdwire.Access{migration}, migration, false, nil},
+		{[]rnbdwire.Access{migration}, rw, false, ErrWriter},
+		{[]rnbdwire.Access{rw, migration}, migration, false, ErrWriter},
+		{[]rnbdwire.Access{rw, migration}, rw, false, ErrWriter},
+		{[]rnbdwire.Access{rw, migration}, ro, false, nil},
+		{[]rnbdwire.Access{rw, rw, migration}, rw, true, nil},
 	} {
 		t.Run(fmt.Sprintf("%v beside %v shared %v", c.ask, c.have, c.shared), func(t *testing.T) {
 			w := newWorld(t, ServerConfig{})
@@ -147,7 +147,7 @@ func TestOpenAgain(t *testing.T) {
 	if err != nil || again.DeviceID != first.DeviceID || again.Sectors != 4096 {
 		t.Errorf("%+v, %v", again, err)
 	}
-	_, err = e.raw(rawWrite, rawIO(first.DeviceID, wire.RNBDWrite, 0, 0, 512), 512)
+	_, err = e.raw(rawWrite, rawIO(first.DeviceID, rnbdwire.Write, 0, 0, 512), 512)
 	wantErr(t, "write to what was opened ro", err, blk.ErrReadOnly)
 	if err := e.rawClose(first.DeviceID); err != nil {
 		t.Fatal(err)
@@ -170,14 +170,14 @@ func TestNumbersAreOfTheSession(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = b.raw(rawRead, rawIO(rsp.DeviceID, wire.RNBDRead, 0, 0, 512), 512)
+	_, err = b.raw(rawRead, rawIO(rsp.DeviceID, rnbdwire.Read, 0, 0, 512), 512)
 	wantErr(t, "read of another session's device", err, ErrNotOpen)
-	_, err = b.raw(rawRead, wire.AppendRNBDInfo(nil, rsp.DeviceID), wire.RNBDOpenRspLen)
+	_, err = b.raw(rawRead, rnbdwire.AppendInfo(nil, rsp.DeviceID), rnbdwire.OpenRspLen)
 	wantErr(t, "its description", err, ErrNotOpen)
 	if err := b.rawClose(rsp.DeviceID); err != nil {
 		t.Fatal(err)
 	}
-	if _, err = a.raw(rawRead, rawIO(rsp.DeviceID, wire.RNBDRead, 0, 0, 512), 512); err != nil {
+	if _, err = a.raw(rawRead, rawIO(rsp.DeviceID, rnbdwire.Read, 0, 0, 512), 512); err != nil {
 		t.Errorf("another session closed it: %v", err)
 	}
 }
@@ -210,15 +210,15 @@ func TestTakenFromSession(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Add(blk.Rule{Ops: blk.Ops(blk.OpWrite), Stall: true, Count: 1})
-	write := e.rawStart(rawWrite, rawIO(rsp.DeviceID, wire.RNBDWrite, 0, 0, 512), 512)
+	write := e.rawStart(rawWrite, rawIO(rsp.DeviceID, rnbdwire.Write, 0, 0, 512), 512)
 	w.run()
-	late := e.rawStart(rawRead, rawIO(rsp.DeviceID, wire.RNBDRead, 0, 0, 512), 512) // not handed to the store yet
+	late := e.rawStart(rawRead, rawIO(rsp.DeviceID, rnbdwire.Read, 0, 0, 512), 512) // not handed to the store yet
 	if err := w.srv.ForceClose(w.now, e.sess, "d"); err != nil {
 		t.Fatal(err)
 	}
 	w.run()
 	wantErr(t, "what was not at the store yet", late.Err, ErrNotOpen)
-	_, err = e.raw(rawRead, rawIO(rsp.DeviceID, wire.RNBDRead, 0, 0, 512), 512)
+	_, err = e.raw(rawRead, rawIO(rsp.DeviceID, rnbdwire.Read, 0, 0, 512), 512)
 	wantErr(t, "a read", err, ErrNotOpen)
 	f.Release()
 	w.run()
@@ -251,14 +251,14 @@ func TestCloseWaits(t *testing.T) {
 		t.Fatal(err)
 	}
 	f.Add(blk.Rule{Stall: true, Count: 1})
-	write := e.rawStart(rawWrite, rawIO(rsp.DeviceID, wire.RNBDWrite, 0, 0, 512), 512)
+	write := e.rawStart(rawWrite, rawIO(rsp.DeviceID, rnbdwire.Write, 0, 0, 512), 512)
 	w.run()
-	cl := e.rawStart(rawWrite, wire.AppendRNBDClose(nil, rsp.DeviceID), 0)
+	cl := e.rawStart(rawWrite, rnbdwire.AppendClose(nil, rsp.DeviceID), 0)
 	w.run()
 	if cl.Ctx.(*rawWait).done {
 		t.Fatal("closed while a write is at the store")
 	}
-	_, err = e.raw(rawRead, rawIO(rsp.DeviceID, wire.RNBDRead, 0, 0, 512), 512)
+	_, err = e.raw(rawRead, rawIO(rsp.DeviceID, rnbdwire.Read, 0, 0, 512), 512)
 	wantErr(t, "a read meanwhile", err, ErrNotOpen)
 	f.Release()
 	w.run()

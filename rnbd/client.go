@@ -9,7 +9,7 @@ import (
 	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // Never is the time of what is not due at all.
@@ -95,7 +95,7 @@ type Client struct {
 	rt  Carrier
 
 	volumes  []*Volume // in the order they were mapped
-	features wire.RNBDFeatures
+	features rnbdwire.Features
 	up       bool // there is a path
 	greeted  bool // SESS_INFO has been answered
 	resumed  bool // requests run
@@ -114,12 +114,12 @@ type Client struct {
 // admin is a message about a volume, or about the session; one at a time.
 type admin struct {
 	req  rtrs.Req
-	kind wire.RNBDType
+	kind rnbdwire.Type
 	life uint // of the session when it was submitted
 	busy bool
 	v    *Volume // nil: SESS_INFO
-	usr  [wire.RNBDOpenLen]byte
-	rsp  [wire.RNBDOpenRspLen]byte
+	usr  [rnbdwire.OpenLen]byte
+	rsp  [rnbdwire.OpenRspLen]byte
 }
 
 // errAgain is what requests are cancelled with that are to be started anew.
@@ -144,7 +144,7 @@ func NewClient(cfg ClientConfig, env ClientEnv, rt Carrier) *Client {
 
 // Map maps a volume of the server. ClientEnv.Mapped follows, as soon as there
 // is a path and the server has answered; whoever has waited enough calls Unmap.
-func (c *Client) Map(now time.Duration, name string, access wire.RNBDAccess) (*Volume, error) {
+func (c *Client) Map(now time.Duration, name string, access rnbdwire.Access) (*Volume, error) {
 	return c.MapAgain(now, name, access, 0)
 }
 
@@ -153,8 +153,8 @@ func (c *Client) Map(now time.Duration, name string, access wire.RNBDAccess) (*V
 // is what Volume.Verifier was. If completed writes may have been lost since,
 // no flush succeeds; if all was lost, or another session had it for writing,
 // Mapped says ErrStale.
-func (c *Client) MapAgain(now time.Duration, name string, access wire.RNBDAccess, verifier uint64) (*Volume, error) {
-	o := wire.RNBDOpen{Access: access, Name: name}
+func (c *Client) MapAgain(now time.Duration, name string, access rnbdwire.Access, verifier uint64) (*Volume, error) {
+	o := rnbdwire.Open{Access: access, Name: name}
 	if _, err := o.Append(nil); err != nil {
 		return nil, rdserr.With(rdserr.ErrInvalid, "volume %.40q, access %v: %v", name, access, err)
 	}
@@ -221,8 +221,8 @@ func (c *Client) stale(now time.Duration, a *admin) {
 		}
 		return
 	}
-	if a.kind == wire.RNBDOpenType && a.req.Err == nil && a.v.state == Unmapped {
-		if rsp, err := wire.ParseRNBDOpenRsp(a.rsp[:]); err == nil {
+	if a.kind == rnbdwire.OpenType && a.req.Err == nil && a.v.state == Unmapped {
+		if rsp, err := rnbdwire.ParseOpenRsp(a.rsp[:]); err == nil {
 			a.v.id, a.v.there = rsp.DeviceID, true
 		}
 	}
@@ -270,9 +270,9 @@ func (c *Client) greet(now time.Duration) {
 	if a.busy {
 		return // one of an earlier life, whose path is not gone yet; Done greets again
 	}
-	a.kind = wire.RNBDSessInfo
-	usr := wire.AppendRNBDSessInfoExt(a.usr[:0], wire.RNBDSessInfo, wire.RNBDVersion, features)
-	c.send(now, a, rtrs.Read, usr, a.rsp[:wire.RNBDSessInfoLen])
+	a.kind = rnbdwire.SessInfo
+	usr := rnbdwire.AppendSessInfoExt(a.usr[:0], rnbdwire.SessInfo, rnbdwire.Version, features)
+	c.send(now, a, rtrs.Read, usr, a.rsp[:rnbdwire.SessInfoLen])
 }
 
 // send submits a message of this life of the session.
@@ -297,16 +297,16 @@ func (c *Client) greetedBy(now time.Duration, err error) {
 		}
 		return
 	}
-	rsp := c.hello.rsp[:wire.RNBDSessInfoLen]
+	rsp := c.hello.rsp[:rnbdwire.SessInfoLen]
 	if err == nil {
 		var ver uint8
-		if ver, err = wire.ParseRNBDSessInfo(rsp, wire.RNBDSessInfoRsp); err == nil && ver == 0 {
+		if ver, err = rnbdwire.ParseSessInfo(rsp, rnbdwire.SessInfoRsp); err == nil && ver == 0 {
 			err = rdserr.With(rdserr.ErrProtocol, "the server speaks RNBD of version 0")
 		}
 	}
 	c.greeted = true
 	if err == nil {
-		c.features = wire.ParseRNBDFeatures(rsp)
+		c.features = rnbdwire.ParseFeatures(rsp)
 	}
 	for _, v := range slices.Clone(c.volumes) {
 		if err != nil {

@@ -6,7 +6,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 func stateOf(v *Volume) State { s, _ := v.State(); return s }
@@ -24,7 +24,7 @@ func TestMapErrors(t *testing.T) {
 	e := w.client("c")
 	for _, c := range []struct {
 		name   string
-		access wire.RNBDAccess
+		access rnbdwire.Access
 		want   error
 	}{
 		{"", rw, rdserr.ErrInvalid},

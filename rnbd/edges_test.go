@@ -9,7 +9,7 @@ import (
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // TestOpeningMeanwhile: what happens to a volume while it is being opened.
@@ -28,8 +28,8 @@ func TestOpeningMeanwhile(t *testing.T) {
 		b := e.rawStart(rawRead, must(open1("d", ro)), 56)
 		w.holdOpen = false
 		w.run()
-		x, err := wire.ParseRNBDOpenRsp(a.Data)
-		y, err2 := wire.ParseRNBDOpenRsp(b.Data)
+		x, err := rnbdwire.ParseOpenRsp(a.Data)
+		y, err2 := rnbdwire.ParseOpenRsp(b.Data)
 		if err != nil || err2 != nil || x != y || len(w.srv.Open()) != 1 {
 			t.Errorf("%+v, %v; %+v, %v", x, err, y, err2)
 		}

@@ -6,7 +6,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // Rules say who may open a volume and how. The zero value: every session that
@@ -45,13 +45,13 @@ func (r *Rules) maySession(name string) bool {
 }
 
 // check is nil if a session may open the volume in this mode.
-func (r *Rules) check(name, session string, from netip.Addr, access wire.RNBDAccess) error {
+func (r *Rules) check(name, session string, from netip.Addr, access rnbdwire.Access) error {
 	switch {
 	case !r.mayPeer(from):
 		return rdserr.With(rdserr.ErrPerm, "volume %q: %v is not among the addresses that may open it", name, from)
 	case !r.maySession(session):
 		return rdserr.With(rdserr.ErrPerm, "volume %q: session %q is not among those that may open it", name, session)
-	case r.ReadOnly && access != wire.RNBDReadOnly:
+	case r.ReadOnly && access != rnbdwire.ReadOnly:
 		return rdserr.With(blk.ErrReadOnly, "volume %q is exported read-only; open it with access ro", name)
 	}
 	return nil
@@ -104,8 +104,8 @@ func (e *Export) Validate() error {
 	switch err := blk.CheckName(e.Name); {
 	case err != nil:
 		return err
-	case len(e.Name) >= wire.RNBDNameLen:
-		return rdserr.With(rdserr.ErrInvalid, "volume name %.40q: %d bytes; at most %d", e.Name, len(e.Name), wire.RNBDNameLen-1)
+	case len(e.Name) >= rnbdwire.NameLen:
+		return rdserr.With(rdserr.ErrInvalid, "volume name %.40q: %d bytes; at most %d", e.Name, len(e.Name), rnbdwire.NameLen-1)
 	case (e.Path == "") == (e.Device == nil):
 		return rdserr.With(rdserr.ErrInvalid, "export %q: want either a path or a device", e.Name)
 	}

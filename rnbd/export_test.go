@@ -10,7 +10,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 func writeFile(t testing.TB, path string, size int) {
@@ -252,7 +252,7 @@ func TestRules(t *testing.T) {
 	for _, c := range []struct {
 		rules         Rules
 		session, from string
-		access        wire.RNBDAccess
+		access        rnbdwire.Access
 		want          error
 	}{
 		{Rules{}, "s", "10.0.0.1", rw, nil},
@@ -294,7 +294,7 @@ func TestEveryPathIsLookedAt(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	read := rawIO(rsp.DeviceID, wire.RNBDRead, 0, 0, 512)
+	read := rawIO(rsp.DeviceID, rnbdwire.Read, 0, 0, 512)
 	for _, c := range []struct {
 		from string
 		want error
@@ -318,7 +318,7 @@ func TestExportsBeforeRoots(t *testing.T) {
 	w.root(&Root{Path: filepath.Join(dir, "1"), Rules: Rules{ReadOnly: true}})
 	w.root(&Root{Path: filepath.Join(dir, "22")})
 	e := w.client("c")
-	sees := func(name string, access wire.RNBDAccess, path string) {
+	sees := func(name string, access rnbdwire.Access, path string) {
 		t.Helper()
 		v := e.mustMap(name, access)
 		if b, err := e.read(v, 0, 512); err != nil || b != byte(len(filepath.Join(dir, path))) {

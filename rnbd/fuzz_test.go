@@ -6,7 +6,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // guard is a device that fails the test when it is asked for what it did not
@@ -33,16 +33,16 @@ func (d *guard) Submit(batch []*blk.Request) {
 // it was.
 func FuzzServer(f *testing.F) {
 	for _, v := range vectors(f) {
-		if v.kind == "request" && len(v.hex) >= int(v.num("usrlen")) {
+		if v.Kind == "request" && len(v.Hex) >= int(v.num("usrlen")) {
 			f.Add(v.user(), uint8(0), uint16(v.num("datalen")))
 			f.Add(v.user(), uint8(1), uint16(v.num("datalen")))
 		}
 	}
-	f.Add(wire.AppendRNBDInfo(nil, 1), uint8(0), uint16(56))
-	f.Add(wire.AppendRNBDSessInfoExt(nil, wire.RNBDSessInfo, 2, 255), uint8(0), uint16(100))
+	f.Add(rnbdwire.AppendInfo(nil, 1), uint8(0), uint16(56))
+	f.Add(rnbdwire.AppendSessInfoExt(nil, rnbdwire.SessInfo, 2, 255), uint8(0), uint16(100))
 	f.Fuzz(func(t *testing.T, usr []byte, op uint8, room uint16) {
-		if len(usr) > wire.RNBDOpenLen {
-			usr = usr[:wire.RNBDOpenLen]
+		if len(usr) > rnbdwire.OpenLen {
+			usr = usr[:rnbdwire.OpenLen]
 		}
 		w := newWorld(t, ServerConfig{FirstID: 1})
 		m, err := blk.NewMem(blk.MemOptions{Size: 1 << 20})
@@ -68,7 +68,7 @@ func FuzzServer(f *testing.F) {
 		if r.Op == rtrs.Read && r.Err == nil {
 			for _, b := range r.Data {
 				if b == 0xa5 || b == 0x77 || b == 0x5e {
-					if k, _ := wire.RNBDKind(usr); k != wire.RNBDIOType { // the recorder's reads hold anything
+					if k, _ := rnbdwire.Kind(usr); k != rnbdwire.IOType { // the recorder's reads hold anything
 						t.Fatalf("the answer holds what nobody put there: %x", r.Data)
 					}
 				}
@@ -84,9 +84,9 @@ func FuzzServer(f *testing.F) {
 // volume has a description that makes sense or none.
 func FuzzClient(f *testing.F) {
 	for _, v := range vectors(f) {
-		if v.kind == "openrsp" && len(v.hex) == wire.RNBDOpenRspLen {
-			f.Add(v.hex, v.hex, uint8(2), uint16(0))
-			f.Add(v.hex, v.hex, uint8(0), uint16(2))
+		if v.Kind == "openrsp" && len(v.Hex) == rnbdwire.OpenRspLen {
+			f.Add(v.Hex, v.Hex, uint8(2), uint16(0))
+			f.Add(v.Hex, v.Hex, uint8(0), uint16(2))
 		}
 	}
 	good := describe(&cached, 7)

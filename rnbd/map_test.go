@@ -4,15 +4,15 @@ import (
 	"testing"
 
 	"github.com/rdsd/rdsd/blk"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 func TestMapReadWrite(t *testing.T) {
 	w := newWorld(t, ServerConfig{})
 	m := w.mem("disk", 1<<20)
 	e := w.client("c")
-	v := e.mustMap("disk", wire.RNBDReadWrite)
-	if s, _ := v.State(); s != Open || v.Info().Size != 1<<20 || v.Name() != "disk" || v.Access() != wire.RNBDReadWrite {
+	v := e.mustMap("disk", rnbdwire.ReadWrite)
+	if s, _ := v.State(); s != Open || v.Info().Size != 1<<20 || v.Name() != "disk" || v.Access() != rnbdwire.ReadWrite {
 		t.Fatalf("%v, %+v", s, v.Info())
 	}
 	for _, n := range []int{512, 4096, 64 << 10, 300 << 10} { // the last in five pieces

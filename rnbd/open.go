@@ -8,7 +8,8 @@ import (
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // peerAddr is an address that may use a handle.
@@ -17,21 +18,21 @@ type peerAddr = netip.Addr
 // sessInfo answers a SESS_INFO: the smaller version of both sides and, to an
 // rdsd, the additions.
 func (s *Server) sessInfo(now time.Duration, e *session, r *rtrs.ServerReq) {
-	ver, err := wire.ParseRNBDSessInfo(r.Usr, wire.RNBDSessInfo)
-	if err = answerable(r, err, wire.RNBDSessInfoLen); err != nil {
+	ver, err := rnbdwire.ParseSessInfo(r.Usr, rnbdwire.SessInfo)
+	if err = answerable(r, err, rnbdwire.SessInfoLen); err != nil {
 		s.rt.Reply(now, r, 0, err)
 		return
 	}
-	ver = min(ver, wire.RNBDVersion)
-	if e.features = wire.ParseRNBDFeatures(r.Usr); e.features != 0 {
-		wire.AppendRNBDSessInfoExt(r.Data[:0], wire.RNBDSessInfoRsp, ver, features)
+	ver = min(ver, rnbdwire.Version)
+	if e.features = rnbdwire.ParseFeatures(r.Usr); e.features != 0 {
+		rnbdwire.AppendSessInfoExt(r.Data[:0], rnbdwire.SessInfoRsp, ver, features)
 	} else {
-		wire.AppendRNBDSessInfo(r.Data[:0], wire.RNBDSessInfoRsp, ver)
+		rnbdwire.AppendSessInfo(r.Data[:0], rnbdwire.SessInfoRsp, ver)
 	}
-	s.rt.Reply(now, r, wire.RNBDSessInfoLen, nil)
+	s.rt.Reply(now, r, rnbdwire.SessInfoLen, nil)
 }
 
-const features = wire.RNBDFeatInfo | wire.RNBDFeatFlags
+const features = rnbdwire.FeatInfo | rnbdwire.FeatFlags
 
 // answerable is err, or else what is wrong with a request for an answer of n bytes.
 func answerable(r *rtrs.ServerReq, err error, n int) error {
@@ -48,8 +49,8 @@ func answerable(r *rtrs.ServerReq, err error, n int) error {
 // (which is how a kernel client opens anew after a reconnect); its access mode
 // is then not looked at.
 func (s *Server) open(now time.Duration, e *session, r *rtrs.ServerReq) {
-	o, err := wire.ParseRNBDOpen(r.Usr)
-	if err = answerable(r, err, wire.RNBDOpenRspLen); err != nil {
+	o, err := rnbdwire.ParseOpen(r.Usr)
+	if err = answerable(r, err, rnbdwire.OpenRspLen); err != nil {
 		s.rt.Reply(now, r, 0, err)
 		return
 	}
@@ -92,13 +93,13 @@ func (s *Server) open(now time.Duration, e *session, r *rtrs.ServerReq) {
 	s.env.Open(op)
 }
 
-func (s *Server) refuse(now time.Duration, e *session, o *wire.RNBDOpen, r *rtrs.ServerReq, err error) {
+func (s *Server) refuse(now time.Duration, e *session, o *rnbdwire.Open, r *rtrs.ServerReq, err error) {
 	s.env.Event(ServerEvent{Kind: ServerRefused, Name: o.Name, Session: e.rt.Name, Access: o.Access, Err: err})
 	s.rt.Reply(now, r, 0, err)
 }
 
 // resolve finds the places where a volume may be that this session may open.
-func (s *Server) resolve(e *session, from netip.Addr, o *wire.RNBDOpen) (*Opening, error) {
+func (s *Server) resolve(e *session, from netip.Addr, o *rnbdwire.Open) (*Opening, error) {
 	name := cleanName(o.Name)
 	if err := blk.CheckName(name); err != nil {
 		return nil, err
@@ -189,8 +190,8 @@ func (s *Server) number(e *session) uint32 {
 
 // info answers an INFO.
 func (s *Server) info(now time.Duration, e *session, r *rtrs.ServerReq) {
-	id, err := wire.ParseRNBDInfo(r.Usr)
-	if err = answerable(r, err, wire.RNBDOpenRspLen); err != nil {
+	id, err := rnbdwire.ParseInfo(r.Usr)
+	if err = answerable(r, err, rnbdwire.OpenRspLen); err != nil {
 		s.rt.Reply(now, r, 0, err)
 		return
 	}
@@ -206,32 +207,32 @@ func (s *Server) info(now time.Duration, e *session, r *rtrs.ServerReq) {
 func (s *Server) describe(now time.Duration, h *handle, r *rtrs.ServerReq) {
 	rsp := describe(h.store.dev.Info(), h.id)
 	b := rsp.Append(r.Data[:0])
-	if h.sess.features&wire.RNBDFeatInfo != 0 {
+	if h.sess.features&rnbdwire.FeatInfo != 0 {
 		st := h.store
-		wire.RNBDStore{Verifier: st.verifier, Volatile: st.owner != nil && st.owner.Volatile, Foreign: h.foreign}.Put(b)
+		rnbdwire.Store{Verifier: st.verifier, Volatile: st.owner != nil && st.owner.Volatile, Foreign: h.foreign}.Put(b)
 	}
-	s.rt.Reply(now, r, wire.RNBDOpenRspLen, nil)
+	s.rt.Reply(now, r, rnbdwire.OpenRspLen, nil)
 }
 
 // maxSectors is the most sectors a request without data can have: its length in
 // bytes has 32 bits.
-const maxSectors = (1<<32 - 1) / wire.RNBDSectorSize
+const maxSectors = (1<<32 - 1) / rnbdwire.SectorSize
 
 // describe says in OPEN_RSP's words what a device is like.
-func describe(i *blk.Info, id uint32) wire.RNBDOpenRsp {
+func describe(i *blk.Info, id uint32) rnbdwire.OpenRsp {
 	sectors := func(n uint64) uint32 {
-		return uint32(min(n/wire.RNBDSectorSize, maxSectors)) &^ (i.LogicalBlock/wire.RNBDSectorSize - 1)
+		return uint32(min(n/rnbdwire.SectorSize, maxSectors)) &^ (i.LogicalBlock/rnbdwire.SectorSize - 1)
 	}
-	r := wire.RNBDOpenRsp{
+	r := rnbdwire.OpenRsp{
 		DeviceID:      id,
-		Sectors:       i.Size / wire.RNBDSectorSize,
+		Sectors:       i.Size / rnbdwire.SectorSize,
 		MaxHWSectors:  sectors(uint64(i.MaxBytes)),
 		PhysicalBlock: uint16(min(i.PhysicalBlock, 1<<15)),
 		LogicalBlock:  uint16(i.LogicalBlock),
 		MaxSegments:   i.MaxSegments,
 	}
 	if r.MaxSegments == 0 {
-		r.MaxSegments = wire.RTRSMaxSegments
+		r.MaxSegments = rtrswire.MaxSegments
 	}
 	if !i.ReadOnly {
 		r.MaxWriteZeroes, r.MaxDiscard = sectors(i.MaxWriteZeroes), sectors(i.MaxDiscard)
@@ -243,10 +244,10 @@ func describe(i *blk.Info, id uint32) wire.RNBDOpenRsp {
 		r.Rotational = 1
 	}
 	if i.FUA {
-		r.Cache |= wire.RNBDCacheFUA
+		r.Cache |= rnbdwire.CacheFUA
 	}
 	if i.WriteCache {
-		r.Cache |= wire.RNBDCacheWriteBack
+		r.Cache |= rnbdwire.CacheWriteBack
 	}
 	return r
 }
@@ -267,9 +268,9 @@ func (h *handle) mayUse(from netip.Addr) error {
 // closeReq answers a CLOSE when nothing of the volume is at the store any more.
 // A number that is not known is no error.
 func (s *Server) closeReq(now time.Duration, e *session, r *rtrs.ServerReq) {
-	id, err := wire.ParseRNBDClose(r.Usr)
+	id, err := rnbdwire.ParseClose(r.Usr)
 	if err == nil && (r.Op != rtrs.Write || len(r.Data) != 0) {
-		err = wire.ErrRNBDDir
+		err = rnbdwire.ErrDir
 	}
 	if err != nil {
 		s.rt.Reply(now, r, 0, rdserr.With(rdserr.ErrInvalid, "%v", err))

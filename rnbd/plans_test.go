@@ -9,7 +9,7 @@ import (
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // failing is a device that fails its n-th request and says nothing of the others:
@@ -39,12 +39,12 @@ func TestFailuresWithinAPlan(t *testing.T) {
 	for _, c := range []struct {
 		what  string
 		fua   bool // of the device
-		flags wire.RNBDFlags
+		flags rnbdwire.Flags
 		steps string
 	}{
-		{"PREFLUSH, device without FUA", false, wire.RNBDPreflush, "flush write flush"},
-		{"FUA, device without FUA", false, wire.RNBDFUA, "write flush"},
-		{"PREFLUSH", true, wire.RNBDPreflush, "flush write"},
+		{"PREFLUSH, device without FUA", false, rnbdwire.Preflush, "flush write flush"},
+		{"FUA, device without FUA", false, rnbdwire.FUA, "write flush"},
+		{"PREFLUSH", true, rnbdwire.Preflush, "flush write"},
 		{"plain", true, 0, "write"},
 	} {
 		steps := strings.Fields(c.steps)
@@ -61,7 +61,7 @@ func TestFailuresWithinAPlan(t *testing.T) {
 				t.Fatal(err)
 			}
 			what := fmt.Sprintf("%s, request %d fails", c.what, n+1)
-			_, err = e.raw(rawWrite, rawIO(rsp.DeviceID, wire.RNBDWrite, c.flags, 0, 512), 512)
+			_, err = e.raw(rawWrite, rawIO(rsp.DeviceID, rnbdwire.Write, c.flags, 0, 512), 512)
 			wantErr(t, what, err, blk.ErrMedium)
 			if got, want := strings.Join(d.log, " "), strings.Join(steps[:n+1], " "); got != want {
 				t.Errorf("%s: asked %q, want %q", what, got, want)
@@ -71,7 +71,7 @@ func TestFailuresWithinAPlan(t *testing.T) {
 				t.Errorf("%s: told of %d errors and %d lost syncs", what, io, lost)
 			}
 			d.log, d.n = nil, 0
-			if _, err := e.raw(rawWrite, rawIO(rsp.DeviceID, wire.RNBDWrite, c.flags, 0, 512), 512); err != nil {
+			if _, err := e.raw(rawWrite, rawIO(rsp.DeviceID, rnbdwire.Write, c.flags, 0, 512), 512); err != nil {
 				t.Errorf("%s, then one that does not: %v", what, err)
 			}
 			if got := strings.Join(d.log, " "); got != c.steps {
@@ -104,7 +104,7 @@ func TestToldOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	flush := func() { e.raw(rawRead, rawIO(rsp.DeviceID, wire.RNBDFlush, 0, 0, 0), 0) }
+	flush := func() { e.raw(rawRead, rawIO(rsp.DeviceID, rnbdwire.Flush, 0, 0, 0), 0) }
 	for round := 1; round <= 2; round++ {
 		for range 3 {
 			d.n = len(d.log) + 1

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 const (
@@ -36,8 +36,8 @@ func (e *end) rawStart(op rtrs.Op, usr []byte, room int) *rtrs.Req {
 	return r
 }
 
-func open1(name string, access wire.RNBDAccess) ([]byte, error) {
-	return (&wire.RNBDOpen{Access: access, Name: name}).Append(nil)
+func open1(name string, access rnbdwire.Access) ([]byte, error) {
+	return (&rnbdwire.Open{Access: access, Name: name}).Append(nil)
 }
 
 func must(b []byte, err error) []byte {
@@ -48,21 +48,21 @@ func must(b []byte, err error) []byte {
 }
 
 // rawOpen opens a volume past the Client.
-func (e *end) rawOpen(name string, access wire.RNBDAccess) (wire.RNBDOpenRsp, error) {
-	b, err := e.raw(rawRead, must(open1(name, access)), wire.RNBDOpenRspLen)
+func (e *end) rawOpen(name string, access rnbdwire.Access) (rnbdwire.OpenRsp, error) {
+	b, err := e.raw(rawRead, must(open1(name, access)), rnbdwire.OpenRspLen)
 	if err != nil {
-		return wire.RNBDOpenRsp{}, err
+		return rnbdwire.OpenRsp{}, err
 	}
-	return wire.ParseRNBDOpenRsp(b)
+	return rnbdwire.ParseOpenRsp(b)
 }
 
-func rawIO(id uint32, op wire.RNBDOp, f wire.RNBDFlags, sector uint64, size uint32) []byte {
-	return (&wire.RNBDIO{DeviceID: id, Sector: sector, RW: wire.RNBDRW(op, f), Size: size}).Append(nil)
+func rawIO(id uint32, op rnbdwire.Op, f rnbdwire.Flags, sector uint64, size uint32) []byte {
+	return (&rnbdwire.IO{DeviceID: id, Sector: sector, RW: rnbdwire.RW(op, f), Size: size}).Append(nil)
 }
 
 // rawClose closes a device past the Client.
 func (e *end) rawClose(id uint32) error {
-	_, err := e.raw(rawWrite, wire.AppendRNBDClose(nil, id), 0)
+	_, err := e.raw(rawWrite, rnbdwire.AppendClose(nil, id), 0)
 	return err
 }
 

@@ -8,7 +8,7 @@ import (
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // Server serves volumes to the sessions of an RTRS server.
@@ -31,7 +31,7 @@ type Server struct {
 type session struct {
 	srv      *Server
 	rt       *rtrs.ServerSession
-	features wire.RNBDFeatures
+	features rnbdwire.Features
 	handles  []*handle          // in the order they were asked for, forced ones too
 	open     map[uint32]*handle // those that have a number
 	down     bool

@@ -5,7 +5,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // ServerEnv is what a Server needs done. It is called from within the Server's
@@ -56,7 +56,7 @@ type ServerEvent struct {
 	Kind    ServerEventKind
 	Name    string // of the volume, as the client asked for it
 	Session string
-	Access  wire.RNBDAccess
+	Access  rnbdwire.Access
 	Op      blk.Op
 	Err     error
 }
@@ -88,7 +88,7 @@ type OpenInfo struct {
 	Name     string // as the client asked for it
 	Export   *Export
 	Root     *Root // it was found below; Export is nil
-	Access   wire.RNBDAccess
+	Access   rnbdwire.Access
 	Device   blk.Device
 	DeviceID uint32
 	Inflight int           // requests at the store

@@ -8,7 +8,8 @@ import (
 	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // Design notes.
@@ -58,19 +59,19 @@ func (s *Server) Request(now time.Duration, r *rtrs.ServerReq) {
 		s.rt.Reply(now, r, 0, ErrNotOpen)
 		return
 	}
-	kind, err := wire.RNBDKind(r.Usr)
+	kind, err := rnbdwire.Kind(r.Usr)
 	switch {
 	case err != nil:
 		s.rt.Reply(now, r, 0, rdserr.With(rdserr.ErrInvalid, "%v", err))
-	case kind == wire.RNBDIOType:
+	case kind == rnbdwire.IOType:
 		s.io(now, e, r)
-	case kind == wire.RNBDSessInfo:
+	case kind == rnbdwire.SessInfo:
 		s.sessInfo(now, e, r)
-	case kind == wire.RNBDOpenType:
+	case kind == rnbdwire.OpenType:
 		s.open(now, e, r)
-	case kind == wire.RNBDCloseType:
+	case kind == rnbdwire.CloseType:
 		s.closeReq(now, e, r)
-	case kind == wire.RNBDInfoType:
+	case kind == rnbdwire.InfoType:
 		s.info(now, e, r)
 	default:
 		s.rt.Reply(now, r, 0, rdserr.With(rdserr.ErrInvalid, "RNBD message of type %d", kind))
@@ -78,19 +79,19 @@ func (s *Server) Request(now time.Duration, r *rtrs.ServerReq) {
 }
 
 // carrier is the RTRS request of an operation.
-func carrier(o rtrs.Op) wire.RTRSType {
+func carrier(o rtrs.Op) rtrswire.Type {
 	if o == rtrs.Read {
-		return wire.RTRSRead
+		return rtrswire.Read
 	}
-	return wire.RTRSWrite
+	return rtrswire.Write
 }
 
 // ops are the operations of RNBD as the device has them.
-var ops = [...]blk.Op{wire.RNBDRead: blk.OpRead, wire.RNBDWrite: blk.OpWrite, wire.RNBDFlush: blk.OpFlush,
-	wire.RNBDDiscard: blk.OpDiscard, wire.RNBDWriteZeroes: blk.OpWriteZeroes}
+var ops = [...]blk.Op{rnbdwire.Read: blk.OpRead, rnbdwire.Write: blk.OpWrite, rnbdwire.Flush: blk.OpFlush,
+	rnbdwire.Discard: blk.OpDiscard, rnbdwire.WriteZeroes: blk.OpWriteZeroes}
 
 func (s *Server) io(now time.Duration, e *session, r *rtrs.ServerReq) {
-	m, err := wire.ParseRNBDIO(r.Usr)
+	m, err := rnbdwire.ParseIO(r.Usr)
 	if err == nil {
 		err = m.Check(carrier(r.Op), uint32(len(r.Data)))
 	}
@@ -102,9 +103,9 @@ func (s *Server) io(now time.Duration, e *session, r *rtrs.ServerReq) {
 	switch {
 	case h == nil || h.state != handleOpen:
 		err = ErrNotOpen
-	case m.Op() == wire.RNBDSecureErase:
+	case m.Op() == rnbdwire.SecureErase:
 		err = blk.ErrNotSupported
-	case m.Sector > blk.MaxSize/wire.RNBDSectorSize && m.Op() != wire.RNBDFlush:
+	case m.Sector > blk.MaxSize/rnbdwire.SectorSize && m.Op() != rnbdwire.Flush:
 		err = blk.ErrRange
 	default:
 		err = h.mayUse(r.Path.Remote.Addr())
@@ -121,7 +122,7 @@ func (s *Server) io(now time.Duration, e *session, r *rtrs.ServerReq) {
 	}
 	info := h.store.dev.Info()
 	q.rt, q.h, q.op, q.flags = r, h, ops[m.Op()], 0
-	q.off, q.n = m.Sector*wire.RNBDSectorSize, uint64(m.Size)
+	q.off, q.n = m.Sector*rnbdwire.SectorSize, uint64(m.Size)
 	if q.op == blk.OpFlush {
 		q.off, q.n = 0, 0
 		if mutant.On(mutant.RNBDFlushAtOnce) {
@@ -129,7 +130,7 @@ func (s *Server) io(now time.Duration, e *session, r *rtrs.ServerReq) {
 			return
 		}
 	}
-	if err = q.plan(info, m.Flags(), e.features&wire.RNBDFeatFlags != 0); err != nil {
+	if err = q.plan(info, m.Flags(), e.features&rnbdwire.FeatFlags != 0); err != nil {
 		s.rt.Reply(now, r, 0, err)
 		return
 	}
@@ -139,13 +140,13 @@ func (s *Server) io(now time.Duration, e *session, r *rtrs.ServerReq) {
 
 // plan decides which requests of the device make up q. What is not possible is
 // refused before anything is flushed.
-func (q *ioReq) plan(info *blk.Info, f wire.RNBDFlags, exact bool) error {
+func (q *ioReq) plan(info *blk.Info, f rnbdwire.Flags, exact bool) error {
 	var before, after int
 	if q.op.Writes() {
-		if q.h.access == wire.RNBDReadOnly {
+		if q.h.access == rnbdwire.ReadOnly {
 			return rdserr.With(blk.ErrReadOnly, "volume %q is open with access ro", q.h.name)
 		}
-		durable := f&(wire.RNBDFUA|wire.RNBDPreflush) != 0 && !mutant.On(mutant.RNBDDropFUA)
+		durable := f&(rnbdwire.FUA|rnbdwire.Preflush) != 0 && !mutant.On(mutant.RNBDDropFUA)
 		switch {
 		case !durable:
 		case info.FUA:
@@ -153,10 +154,10 @@ func (q *ioReq) plan(info *blk.Info, f wire.RNBDFlags, exact bool) error {
 		case info.WriteCache:
 			after = 1
 		}
-		if durable && info.WriteCache && (f&wire.RNBDPreflush != 0 || !exact) {
+		if durable && info.WriteCache && (f&rnbdwire.Preflush != 0 || !exact) {
 			before = 1
 		}
-		if q.op == blk.OpWriteZeroes && f&wire.RNBDNoUnmap != 0 {
+		if q.op == blk.OpWriteZeroes && f&rnbdwire.NoUnmap != 0 {
 			q.flags |= blk.NoUnmap
 		}
 		if before == 1 {

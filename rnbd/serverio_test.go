@@ -9,7 +9,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 var cached = blk.Info{Size: 1 << 20, LogicalBlock: 512, PhysicalBlock: 4096, MaxBytes: blk.MaxIO,
@@ -18,33 +18,33 @@ var cached = blk.Info{Size: 1 << 20, LogicalBlock: 512, PhysicalBlock: 4096, Max
 // TestOrderOfSyncs: what a device is asked for each combination of flags.
 func TestOrderOfSyncs(t *testing.T) {
 	const (
-		fua = wire.RNBDFUA
-		pre = wire.RNBDPreflush
+		fua = rnbdwire.FUA
+		pre = rnbdwire.Preflush
 	)
 	for _, c := range []struct {
 		what       string
 		fua, cache bool // of the device
 		kernel     bool // the client is one
-		op         wire.RNBDOp
-		flags      wire.RNBDFlags
+		op         rnbdwire.Op
+		flags      rnbdwire.Flags
 		want       string
 	}{
-		{"plain", true, true, false, wire.RNBDWrite, wire.RNBDSync, "write 0+512"},
-		{"FUA", true, true, false, wire.RNBDWrite, fua, "write 0+512 fua"},
-		{"FUA may have been PREFLUSH", true, true, true, wire.RNBDWrite, fua, "flush, write 0+512 fua"},
-		{"PREFLUSH", true, true, false, wire.RNBDWrite, pre, "flush, write 0+512 fua"},
-		{"both", true, true, true, wire.RNBDWrite, pre | fua, "flush, write 0+512 fua"},
-		{"FUA, device without", false, true, false, wire.RNBDWrite, fua, "write 0+512, flush"},
-		{"PREFLUSH, device without", false, true, false, wire.RNBDWrite, pre, "flush, write 0+512, flush"},
-		{"FUA, nothing cached", true, false, true, wire.RNBDWrite, fua | pre, "write 0+512 fua"},
-		{"FUA, nothing cached and no FUA", false, false, false, wire.RNBDWrite, fua, "write 0+512"},
-		{"flush", true, true, false, wire.RNBDFlush, fua, "flush"},
-		{"read with everything", true, true, true, wire.RNBDRead, fua | pre | 1<<31, "read 0+512"},
-		{"discard", true, true, false, wire.RNBDDiscard, wire.RNBDSync, "discard 0+512"},
-		{"discard FUA", true, true, false, wire.RNBDDiscard, fua, "discard 0+512 fua"},
-		{"zeroes", true, true, false, wire.RNBDWriteZeroes, 0, "write zeroes 0+512"},
-		{"zeroes that stay", true, true, false, wire.RNBDWriteZeroes, wire.RNBDNoUnmap, "write zeroes 0+512 no-unmap"},
-		{"unknown flags", true, true, false, wire.RNBDWrite, 0xfffff000, "write 0+512"},
+		{"plain", true, true, false, rnbdwire.Write, rnbdwire.Sync, "write 0+512"},
+		{"FUA", true, true, false, rnbdwire.Write, fua, "write 0+512 fua"},
+		{"FUA may have been PREFLUSH", true, true, true, rnbdwire.Write, fua, "flush, write 0+512 fua"},
+		{"PREFLUSH", true, true, false, rnbdwire.Write, pre, "flush, write 0+512 fua"},
+		{"both", true, true, true, rnbdwire.Write, pre | fua, "flush, write 0+512 fua"},
+		{"FUA, device without", false, true, false, rnbdwire.Write, fua, "write 0+512, flush"},
+		{"PREFLUSH, device without", false, true, false, rnbdwire.Write, pre, "flush, write 0+512, flush"},
+		{"FUA, nothing cached", true, false, true, rnbdwire.Write, fua | pre, "write 0+512 fua"},
+		{"FUA, nothing cached and no FUA", false, false, false, rnbdwire.Write, fua, "write 0+512"},
+		{"flush", true, true, false, rnbdwire.Flush, fua, "flush"},
+		{"read with everything", true, true, true, rnbdwire.Read, fua | pre | 1<<31, "read 0+512"},
+		{"discard", true, true, false, rnbdwire.Discard, rnbdwire.Sync, "discard 0+512"},
+		{"discard FUA", true, true, false, rnbdwire.Discard, fua, "discard 0+512 fua"},
+		{"zeroes", true, true, false, rnbdwire.WriteZeroes, 0, "write zeroes 0+512"},
+		{"zeroes that stay", true, true, false, rnbdwire.WriteZeroes, rnbdwire.NoUnmap, "write zeroes 0+512 no-unmap"},
+		{"unknown flags", true, true, false, rnbdwire.Write, 0xfffff000, "write 0+512"},
 	} {
 		t.Run(c.what, func(t *testing.T) {
 			w := newWorld(t, ServerConfig{})
@@ -54,7 +54,7 @@ func TestOrderOfSyncs(t *testing.T) {
 			w.export(&Export{Name: "d", Device: d})
 			e := w.client("c")
 			if c.kernel {
-				if _, err := e.raw(rawRead, wire.AppendRNBDSessInfo(nil, wire.RNBDSessInfo, 2), 36); err != nil {
+				if _, err := e.raw(rawRead, rnbdwire.AppendSessInfo(nil, rnbdwire.SessInfo, 2), 36); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -64,15 +64,15 @@ func TestOrderOfSyncs(t *testing.T) {
 			}
 			op, room := rawWrite, 0
 			switch c.op {
-			case wire.RNBDRead:
+			case rnbdwire.Read:
 				op, room = rawRead, 512
-			case wire.RNBDFlush:
+			case rnbdwire.Flush:
 				op = rawRead
-			case wire.RNBDWrite:
+			case rnbdwire.Write:
 				room = 512
 			}
 			size := uint32(512)
-			if c.op == wire.RNBDFlush {
+			if c.op == rnbdwire.Flush {
 				size = 0
 			}
 			if _, err := e.raw(op, rawIO(rsp.DeviceID, c.op, c.flags, 0, size), room); err != nil {
@@ -114,10 +114,10 @@ func TestRefused(t *testing.T) {
 	}
 	reader := w.ends[1]
 	const sectors = 1 << 20 >> 9
-	io := func(name string, op wire.RNBDOp, f wire.RNBDFlags, sector uint64, size uint32) []byte {
+	io := func(name string, op rnbdwire.Op, f rnbdwire.Flags, sector uint64, size uint32) []byte {
 		return rawIO(ids[name], op, f, sector, size)
 	}
-	read, write, flush := wire.RNBDRead, wire.RNBDWrite, wire.RNBDFlush
+	read, write, flush := rnbdwire.Read, rnbdwire.Write, rnbdwire.Flush
 	for _, c := range []struct {
 		what string
 		op   int // 0 READ, 1 WRITE
@@ -134,11 +134,11 @@ func TestRefused(t *testing.T) {
 		{"a sector of a 4096 device", 1, io("big", write, 0, 0, 512), 512, blk.ErrAlign},
 		{"at a sector of a 4096 device", 1, io("big", write, 0, 1, 4096), 4096, blk.ErrAlign},
 		{"larger than it takes", 1, io("poor", write, 0, 0, 8192), 8192, blk.ErrTooBig},
-		{"discard it cannot", 1, io("poor", wire.RNBDDiscard, 0, 0, 512), 0, blk.ErrNotSupported},
-		{"zeroes it cannot", 1, io("poor", wire.RNBDWriteZeroes, 0, 0, 512), 0, blk.ErrNotSupported},
-		{"discard over the end", 1, io("d", wire.RNBDDiscard, 0, 0, 1<<20+512), 0, blk.ErrRange},
-		{"discard of nothing", 1, io("d", wire.RNBDDiscard, 0, 0, 0), 0, blk.ErrRequest},
-		{"bad write with PREFLUSH", 1, io("d", write, wire.RNBDPreflush, sectors, 512), 512, blk.ErrRange},
+		{"discard it cannot", 1, io("poor", rnbdwire.Discard, 0, 0, 512), 0, blk.ErrNotSupported},
+		{"zeroes it cannot", 1, io("poor", rnbdwire.WriteZeroes, 0, 0, 512), 0, blk.ErrNotSupported},
+		{"discard over the end", 1, io("d", rnbdwire.Discard, 0, 0, 1<<20+512), 0, blk.ErrRange},
+		{"discard of nothing", 1, io("d", rnbdwire.Discard, 0, 0, 0), 0, blk.ErrRequest},
+		{"bad write with PREFLUSH", 1, io("d", write, rnbdwire.Preflush, sectors, 512), 512, blk.ErrRange},
 		{"read with more room", 0, io("d", read, 0, 0, 512), 1024, blk.ErrRequest},
 		{"read with less room", 0, io("d", read, 0, 0, 1024), 512, blk.ErrRequest},
 		{"read without room", 0, io("d", read, 0, 0, 512), 0, blk.ErrRequest},
@@ -146,11 +146,11 @@ func TestRefused(t *testing.T) {
 		{"write of more bytes", 1, io("d", write, 0, 0, 512), 1024, blk.ErrRequest},
 		{"write of nothing", 1, io("d", write, 0, 0, 0), 0, blk.ErrRequest},
 		{"flush with data", 0, io("d", flush, 0, 0, 0), 512, blk.ErrRequest},
-		{"discard with data", 1, io("d", wire.RNBDDiscard, 0, 0, 512), 512, blk.ErrRequest},
+		{"discard with data", 1, io("d", rnbdwire.Discard, 0, 0, 512), 512, blk.ErrRequest},
 		{"read by WRITE", 1, io("d", read, 0, 0, 512), 512, blk.ErrRequest},
 		{"write by READ", 0, io("d", write, 0, 0, 512), 512, blk.ErrRequest},
 		{"flush by WRITE", 1, io("d", flush, 0, 0, 0), 0, blk.ErrRequest},
-		{"secure erase", 1, io("d", wire.RNBDSecureErase, 0, 0, 512), 0, blk.ErrNotSupported},
+		{"secure erase", 1, io("d", rnbdwire.SecureErase, 0, 0, 512), 0, blk.ErrNotSupported},
 		{"unknown operation", 1, io("d", 6, 0, 0, 512), 0, blk.ErrRequest},
 		{"operation 255", 1, io("d", 255, 0, 0, 512), 0, blk.ErrRequest},
 		{"unknown device", 0, rawIO(ids["d"]+1000, read, 0, 0, 512), 512, ErrNotOpen},
@@ -158,16 +158,16 @@ func TestRefused(t *testing.T) {
 		{"no message", 0, nil, 512, rdserr.ErrInvalid},
 		{"half a type", 0, []byte{4}, 512, rdserr.ErrInvalid},
 		{"unknown type", 0, []byte{9, 0, 0, 0}, 512, rdserr.ErrInvalid},
-		{"an answer", 0, (&wire.RNBDOpenRsp{}).Append(nil), 512, rdserr.ErrInvalid},
-		{"SESS_INFO by WRITE", 1, wire.AppendRNBDSessInfo(nil, wire.RNBDSessInfo, 2), 36, rdserr.ErrInvalid},
-		{"SESS_INFO without room", 0, wire.AppendRNBDSessInfo(nil, wire.RNBDSessInfo, 2), 35, rdserr.ErrInvalid},
+		{"an answer", 0, (&rnbdwire.OpenRsp{}).Append(nil), 512, rdserr.ErrInvalid},
+		{"SESS_INFO by WRITE", 1, rnbdwire.AppendSessInfo(nil, rnbdwire.SessInfo, 2), 36, rdserr.ErrInvalid},
+		{"SESS_INFO without room", 0, rnbdwire.AppendSessInfo(nil, rnbdwire.SessInfo, 2), 35, rdserr.ErrInvalid},
 		{"short SESS_INFO", 0, make([]byte, 35), 36, rdserr.ErrInvalid},
 		{"OPEN without room", 0, must(open1("d", ro)), 55, rdserr.ErrInvalid},
 		{"OPEN by WRITE", 1, must(open1("d", ro)), 56, rdserr.ErrInvalid},
 		{"OPEN in mode 3", 0, append([]byte{2, 0, 0, 0, 3}, make([]byte, 259)...), 56, rdserr.ErrInvalid},
 		{"short CLOSE", 1, []byte{5, 0, 0, 0, 0, 0, 0}, 0, rdserr.ErrInvalid},
-		{"CLOSE by READ", 0, wire.AppendRNBDClose(nil, ids["d"]), 8, rdserr.ErrInvalid},
-		{"INFO without room", 0, wire.AppendRNBDInfo(nil, ids["d"]), 55, rdserr.ErrInvalid},
+		{"CLOSE by READ", 0, rnbdwire.AppendClose(nil, ids["d"]), 8, rdserr.ErrInvalid},
+		{"INFO without room", 0, rnbdwire.AppendInfo(nil, ids["d"]), 55, rdserr.ErrInvalid},
 		{"short INFO", 0, []byte{1, 0x80, 0, 0}, 56, rdserr.ErrInvalid},
 	} {
 		op := rawRead
@@ -177,12 +177,12 @@ func TestRefused(t *testing.T) {
 		_, err := e.raw(op, c.usr, c.room)
 		wantErr(t, c.what, err, c.want)
 	}
-	for _, op := range []wire.RNBDOp{write, wire.RNBDDiscard, wire.RNBDWriteZeroes} {
+	for _, op := range []rnbdwire.Op{write, rnbdwire.Discard, rnbdwire.WriteZeroes} {
 		room := 0
 		if op == write {
 			room = 512
 		}
-		_, err := reader.raw(rawWrite, rawIO(roRsp.DeviceID, op, wire.RNBDFUA, 0, 512), room)
+		_, err := reader.raw(rawWrite, rawIO(roRsp.DeviceID, op, rnbdwire.FUA, 0, 512), room)
 		wantErr(t, "ro session: "+op.String(), err, blk.ErrReadOnly)
 	}
 	if got := d.asked() + big.asked() + poor.asked(); got != "" {
@@ -417,8 +417,8 @@ func TestHoles(t *testing.T) {
 func TestDescribe(t *testing.T) {
 	i := blk.Info{Size: 1 << 40, LogicalBlock: 4096, PhysicalBlock: 1 << 16, MaxBytes: blk.MaxIO, MaxDiscard: blk.MaxSize,
 		DiscardGranularity: 65536, DiscardAlignment: 512, MaxWriteZeroes: 1 << 20, Rotational: true, FUA: true, WriteCache: true}
-	want := wire.RNBDOpenRsp{DeviceID: 9, Sectors: 1 << 31, MaxHWSectors: blk.MaxIO >> 9, MaxDiscard: 8388600, DiscardGranularity: 65536, DiscardAlignment: 512,
-		MaxWriteZeroes: 1 << 11, PhysicalBlock: 1 << 15, LogicalBlock: 4096, MaxSegments: 128, Rotational: 1, Cache: wire.RNBDCacheFUA | wire.RNBDCacheWriteBack}
+	want := rnbdwire.OpenRsp{DeviceID: 9, Sectors: 1 << 31, MaxHWSectors: blk.MaxIO >> 9, MaxDiscard: 8388600, DiscardGranularity: 65536, DiscardAlignment: 512,
+		MaxWriteZeroes: 1 << 11, PhysicalBlock: 1 << 15, LogicalBlock: 4096, MaxSegments: 128, Rotational: 1, Cache: rnbdwire.CacheFUA | rnbdwire.CacheWriteBack}
 	if got := describe(&i, 9); got != want {
 		t.Errorf("%+v\nwant %+v", got, want)
 	}
@@ -449,9 +449,9 @@ func TestFairness(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 100 {
-		e.rawStart(rawRead, rawIO(ra.DeviceID, wire.RNBDRead, 0, 0, 512), 512)
+		e.rawStart(rawRead, rawIO(ra.DeviceID, rnbdwire.Read, 0, 0, 512), 512)
 	}
-	e.rawStart(rawRead, rawIO(rb.DeviceID, wire.RNBDRead, 0, 0, 512), 512)
+	e.rawStart(rawRead, rawIO(rb.DeviceID, rnbdwire.Read, 0, 0, 512), 512)
 	var order []string
 	for {
 		d, batch := w.srv.Next(w.now, make([]*blk.Request, 0, 10))

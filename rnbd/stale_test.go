@@ -10,7 +10,8 @@ import (
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // overRTRS is a server with the rtrs.Server below it, and a client that writes bytes
@@ -20,7 +21,7 @@ type overRTRS struct {
 	t       *testing.T
 	rt      *rtrs.Server
 	srv     *Server
-	chunks  wire.RTRSChunks
+	chunks  rtrswire.Chunks
 	regions map[uint32][]byte
 	rsps    []byte // the last CON_RSP or INFO_RSP
 	sent    int    // answers to requests
@@ -38,7 +39,7 @@ func (o *overRTRS) Post(p *rtrs.ServerPath, conn int, op *transport.Op) {
 	if len(op.Data) > 0 {
 		o.data = append([]byte(nil), op.Data...)
 	}
-	if i := wire.RTRSImm(op.Imm); i != wire.RTRSImmHeartbeat && i != wire.RTRSImmHeartbeatAck {
+	if i := rtrswire.Imm(op.Imm); i != rtrswire.ImmHeartbeat && i != rtrswire.ImmHeartbeatAck {
 		o.sent++
 	}
 }
@@ -64,28 +65,28 @@ func (o *overRTRS) Request(r *rtrs.ServerReq)                  { o.srv.Request(0
 func (o *overRTRS) Event(e rtrs.Event)                         {}
 
 // path connects a path of the one session and returns its chunks.
-func (o *overRTRS) path(id byte) (*rtrs.ServerPath, []wire.RTRSDesc) {
+func (o *overRTRS) path(id byte) (*rtrs.ServerPath, []rtrswire.Desc) {
 	o.t.Helper()
 	var p *rtrs.ServerPath
 	for conn := range uint16(2) {
-		r := wire.RTRSConnReq{Conn: conn, Conns: 2, Attempt: 1, FirstConn: id == 1}
+		r := rtrswire.ConnReq{Conn: conn, Conns: 2, Attempt: 1, FirstConn: id == 1}
 		r.Session[0], r.Path[0] = 1, id
 		c := o.rt.Connect(0, nil, r.Append(nil), netip.MustParseAddrPort("10.0.0.1:1"), netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 1, id}), 9))
 		p = c.Path
 	}
-	rsp, err := wire.ParseRTRSConnRsp(o.rsps)
+	rsp, err := rtrswire.ParseConnRsp(o.rsps)
 	if err == nil {
-		o.chunks, err = wire.NewRTRSChunks(uint32(rsp.QueueDepth), rsp.MaxIOSize, rsp.MaxHdrSize)
+		o.chunks, err = rtrswire.NewChunks(uint32(rsp.QueueDepth), rsp.MaxIOSize, rsp.MaxHdrSize)
 	}
 	var b []byte
 	if err == nil {
-		if b, err = wire.AppendRTRSInfoReq(nil, "client"); err == nil {
+		if b, err = rtrswire.AppendInfoReq(nil, "client"); err == nil {
 			err = p.Received(0, 0, b, 0, false)
 		}
 	}
-	var ds []wire.RTRSDesc
+	var ds []rtrswire.Desc
 	if err == nil {
-		ds, err = wire.ParseRTRSInfoRsp(o.rsps, o.chunks)
+		ds, err = rtrswire.ParseInfoRsp(o.rsps, o.chunks)
 	}
 	if err != nil {
 		o.t.Fatal(err)
@@ -94,13 +95,13 @@ func (o *overRTRS) path(id byte) (*rtrs.ServerPath, []wire.RTRSDesc) {
 }
 
 // put writes a request with n bytes of data into chunk id, as a link does.
-func (o *overRTRS) put(p *rtrs.ServerPath, ds []wire.RTRSDesc, id uint32, kind wire.RTRSType, n int, usr []byte) {
+func (o *overRTRS) put(p *rtrs.ServerPath, ds []rtrswire.Desc, id uint32, kind rtrswire.Type, n int, usr []byte) {
 	o.t.Helper()
-	m := wire.RTRSReq{Type: kind, UsrLen: uint16(len(usr))}
+	m := rtrswire.Req{Type: kind, UsrLen: uint16(len(usr))}
 	at := 0
 	b := m.Append(append(make([]byte, n), usr...))
-	if kind == wire.RTRSRead {
-		m.SGCnt, m.Desc = 1, wire.RTRSDesc{Addr: 1, Key: 1, Len: uint32(n)}
+	if kind == rtrswire.Read {
+		m.SGCnt, m.Desc = 1, rtrswire.Desc{Addr: 1, Key: 1, Len: uint32(n)}
 		b, at = m.Append(append([]byte(nil), usr...)), n
 	}
 	addr := ds[id].Addr + uint64(at)
@@ -145,9 +146,9 @@ func TestNothingForAPathThatIsGone(t *testing.T) {
 	}
 	one, chunks := o.path(1)
 	other, others := o.path(2)
-	hello := wire.AppendRNBDSessInfo(nil, wire.RNBDSessInfo, 2)
-	o.put(one, chunks, 0, wire.RTRSRead, wire.RNBDSessInfoLen, hello)
-	o.put(one, chunks, 1, wire.RTRSRead, wire.RNBDOpenRspLen, must(open1("d", rw)))
+	hello := rnbdwire.AppendSessInfo(nil, rnbdwire.SessInfo, 2)
+	o.put(one, chunks, 0, rtrswire.Read, rnbdwire.SessInfoLen, hello)
+	o.put(one, chunks, 1, rtrswire.Read, rnbdwire.OpenRspLen, must(open1("d", rw)))
 	for _, x := range w.openings {
 		dev, _, err := x.Do()
 		o.srv.Opened(0, x, dev, err)
@@ -155,17 +156,17 @@ func TestNothingForAPathThatIsGone(t *testing.T) {
 	if open := o.srv.Open(); len(open) != 1 {
 		t.Fatalf("%d are open", len(open))
 	}
-	rsp, err := wire.ParseRNBDOpenRsp(o.data)
+	rsp, err := rnbdwire.ParseOpenRsp(o.data)
 	if err != nil {
 		t.Fatal(err)
 	}
 	id := rsp.DeviceID
-	write := rawIO(id, wire.RNBDWrite, wire.RNBDFUA|wire.RNBDPreflush, 0, 512)
+	write := rawIO(id, rnbdwire.Write, rnbdwire.FUA|rnbdwire.Preflush, 0, 512)
 
 	// Both paths write; the first goes while its store is being flushed.
-	o.put(one, chunks, 2, wire.RTRSWrite, 512, write)
+	o.put(one, chunks, 2, rtrswire.Write, 512, write)
 	first := next("flush")
-	o.put(other, others, 3, wire.RTRSWrite, 512, write)
+	o.put(other, others, 3, rtrswire.Write, 512, write)
 	second := next("flush")
 	rt.Disconnect(0, one)
 	one.Gone(0)
@@ -180,7 +181,7 @@ func TestNothingForAPathThatIsGone(t *testing.T) {
 		t.Errorf("%d answers, want one: the other path's", o.sent-sent)
 	}
 	// Nothing is in flight any more: the volume closes.
-	o.put(other, others, 0, wire.RTRSWrite, 0, wire.AppendRNBDClose(nil, id))
+	o.put(other, others, 0, rtrswire.Write, 0, rnbdwire.AppendClose(nil, id))
 	if n := len(o.srv.Open()); n != 0 || o.sent != sent+2 {
 		t.Errorf("%d are open after they were closed, %d answers", n, o.sent-sent)
 	}

@@ -2,15 +2,15 @@ package rnbd
 
 import (
 	"bytes"
-	"encoding/hex"
 	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/rdsd/rdsd/blk"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
+	"github.com/rdsd/rdsd/wire/wiretest"
 )
 
 // recorder is a device that notes what it is asked, and says yes.
@@ -59,41 +59,20 @@ func (d *recorder) asked() string {
 	return s
 }
 
-// vector is one of wire/testdata/rtrs.txt.
-type vector struct {
-	kind, name string
-	hex        []byte
-	fields     map[string]string
-}
+// vector is a request of wire/rtrs, whose user header is RNBD's, or an answer of
+// wire/rnbd.
+type vector struct{ wiretest.Vector }
 
 func vectors(t testing.TB) (vs []vector) {
-	b, err := os.ReadFile("../wire/testdata/rtrs.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for line := range strings.SplitSeq(string(b), "\n") {
-		name, value, ok := strings.Cut(line, " ")
-		if !ok || name == "#" {
-			continue
-		}
-		if name == "vector" {
-			kind, n, _ := strings.Cut(value, " ")
-			vs = append(vs, vector{kind: kind, name: n, fields: map[string]string{}})
-			continue
-		}
-		v := &vs[len(vs)-1]
-		if name == "hex" {
-			if v.hex, err = hex.DecodeString(value); err != nil {
-				t.Fatal(err)
-			}
-		}
-		v.fields[name] = value
+	all := append(wiretest.Read(t, "../wire/rtrs/testdata/rtrs.txt", "desc"), wiretest.Read(t, "../wire/rnbd/testdata/rnbd.txt")...)
+	for _, v := range all {
+		vs = append(vs, vector{v})
 	}
 	return vs
 }
 
 func (v *vector) num(name string) uint64 {
-	n, _ := strconv.ParseUint(v.fields[name], 0, 64)
+	n, _ := strconv.ParseUint(v.Fields[name], 0, 64)
 	return n
 }
 
@@ -101,8 +80,8 @@ func (v *vector) num(name string) uint64 {
 func captured(t testing.TB, kind string) map[string]*vector {
 	m := map[string]*vector{}
 	for _, v := range vectors(t) {
-		if v.kind == kind && v.fields["capture"] != "" && m[v.name] == nil {
-			m[v.name] = &v
+		if v.Kind == kind && v.Captured() && m[v.Name] == nil {
+			m[v.Name] = &v
 		}
 	}
 	if len(m) == 0 {
@@ -112,7 +91,7 @@ func captured(t testing.TB, kind string) map[string]*vector {
 }
 
 // user is the user header of a captured request.
-func (v *vector) user() []byte { return v.hex[:v.num("usrlen")] }
+func (v *vector) user() []byte { return v.Hex[:v.num("usrlen")] }
 
 // ram0 and loop0 are the kernel's devices that were captured.
 var (
@@ -130,17 +109,17 @@ func TestAnswersAreTheKernels(t *testing.T) {
 	}
 	e := w.client("c")
 	req, open := captured(t, "request"), captured(t, "openrsp")
-	if _, err := e.raw(rawRead, must(open1("filler", wire.RNBDReadOnly)), 56); err != nil {
+	if _, err := e.raw(rawRead, must(open1("filler", rnbdwire.ReadOnly)), 56); err != nil {
 		t.Fatal(err) // it takes number 2^32-1
 	}
 	for _, c := range []struct {
 		usr  []byte
 		want []byte
 	}{
-		{req["sess-info"].user(), captured(t, "sessinforsp")["version-2"].hex},
-		{req["open"].user(), open["device-0"].hex},
-		{req["open-2"].user(), open["device-1"].hex},
-		{req["open"].user(), open["device-0"].hex}, // again, while it is open
+		{req["sess-info"].user(), captured(t, "sessinforsp")["version-2"].Hex},
+		{req["open"].user(), open["device-0"].Hex},
+		{req["open-2"].user(), open["device-1"].Hex},
+		{req["open"].user(), open["device-0"].Hex}, // again, while it is open
 	} {
 		got, err := e.raw(rawRead, c.usr, len(c.want))
 		if err != nil || !bytes.Equal(got, c.want) {
@@ -154,7 +133,7 @@ func TestAnswersAreTheKernels(t *testing.T) {
 func TestKernelsRequests(t *testing.T) {
 	seen := map[string]int{}
 	for _, v := range vectors(t) {
-		if v.kind != "request" || v.fields["rnbd"] != "io" || v.fields["invalid"] != "" {
+		if v.Kind != "request" || v.Fields["rnbd"] != "io" || v.Fields["invalid"] != "" {
 			continue
 		}
 		info := blk.Info{Size: 1 << 50, LogicalBlock: 512, PhysicalBlock: 4096, MaxBytes: blk.MaxIO,
@@ -168,17 +147,17 @@ func TestKernelsRequests(t *testing.T) {
 		e := w.client("c")
 		if v.num("device") == RandomID {
 			w.mem("filler", 4096)
-			e.mustMap("filler", wire.RNBDReadOnly)
+			e.mustMap("filler", rnbdwire.ReadOnly)
 		}
-		e.mustMap("d", wire.RNBDReadWrite)
+		e.mustMap("d", rnbdwire.ReadWrite)
 		op := rawRead
-		if v.fields["type"] == "write" {
+		if v.Fields["type"] == "write" {
 			op = rawWrite
 		}
 		_, err := e.raw(op, v.user(), int(v.num("datalen")))
-		seen[v.fields["op"]]++
-		want := fmt.Sprintf("%s %d+%d", v.fields["op"], v.num("sector")*512, v.num("size"))
-		switch v.fields["op"] {
+		seen[v.Fields["op"]]++
+		want := fmt.Sprintf("%s %d+%d", v.Fields["op"], v.num("sector")*512, v.num("size"))
+		switch v.Fields["op"] {
 		case "flush":
 			want = "flush"
 		case "write-zeroes":
@@ -189,7 +168,7 @@ func TestKernelsRequests(t *testing.T) {
 		}
 		got := d.asked()
 		if err != nil || !strings.Contains(got, want) {
-			t.Errorf("%s: asked %q, %v; want %q", v.name, got, err, want)
+			t.Errorf("%s: asked %q, %v; want %q", v.Name, got, err, want)
 		}
 	}
 	for _, op := range []string{"read", "write", "flush", "discard", "write-zeroes"} {
@@ -210,8 +189,8 @@ func TestMessagesAreTheKernels(t *testing.T) {
 		w.export(&Export{Name: cleanName(name), Device: newRecorder(info)})
 	}
 	e := w.client("c")
-	e.maxIO = wire.RTRSChunkSize - wire.RTRSHdrSize
-	e.mustMap("filler", wire.RNBDReadOnly)
+	e.maxIO = rtrswire.ChunkSize - rtrswire.HdrSize
+	e.mustMap("filler", rnbdwire.ReadOnly)
 	sent := e.log[0]
 	copy(sent[5:], make([]byte, 5))
 	if want := req["sess-info"].user(); !bytes.Equal(sent, want) {
@@ -220,18 +199,18 @@ func TestMessagesAreTheKernels(t *testing.T) {
 	vols := map[uint64]*Volume{}
 	for id, name := range []string{"open", "open-2"} {
 		v := req[name]
-		vols[uint64(id)] = e.mustMap(v.fields["name"], wire.RNBDReadWrite)
+		vols[uint64(id)] = e.mustMap(v.Fields["name"], rnbdwire.ReadWrite)
 		if got := e.log[len(e.log)-1]; !bytes.Equal(got, v.user()) {
 			t.Errorf("OPEN %x\nwant %x", got, v.user())
 		}
 	}
 	compared := 0
 	for _, v := range vectors(t) {
-		if v.kind != "request" || v.fields["rnbd"] != "io" || v.fields["capture"] == "" || vols[v.num("device")] == nil {
+		if v.Kind != "request" || v.Fields["rnbd"] != "io" || !v.Captured() || vols[v.num("device")] == nil {
 			continue
 		}
 		r := &blk.Request{Off: v.num("sector") << 9, Len: v.num("size")}
-		switch v.fields["op"] {
+		switch v.Fields["op"] {
 		case "read":
 			r.Buf = make([]byte, r.Len)
 		case "write":
@@ -242,12 +221,12 @@ func TestMessagesAreTheKernels(t *testing.T) {
 			continue
 		}
 		if err := e.do(vols[v.num("device")], r); err != nil {
-			t.Fatalf("%s: %v", v.name, err)
+			t.Fatalf("%s: %v", v.Name, err)
 		}
 		want := bytes.Clone(v.user())
 		copy(want[24:], make([]byte, 8)) // priority and padding
 		if got := e.log[len(e.log)-1]; !bytes.Equal(got, want) {
-			t.Errorf("%s: %x\nwant %x", v.name, got, want)
+			t.Errorf("%s: %x\nwant %x", v.Name, got, want)
 		}
 		compared++
 	}

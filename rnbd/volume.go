@@ -8,7 +8,7 @@ import (
 	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // State is where a mapped volume stands, in the kernel's words.
@@ -40,7 +40,7 @@ type Volume struct {
 
 	c      *Client
 	name   string
-	access wire.RNBDAccess
+	access rnbdwire.Access
 	state  State
 	since  time.Duration
 	failed error // closed for good: nothing but Remap opens it
@@ -48,8 +48,8 @@ type Volume struct {
 
 	id       uint32 // at the server
 	there    bool   // the server has it open, as far as is known
-	rsp      wire.RNBDOpenRsp
-	store    wire.RNBDStore
+	rsp      rnbdwire.OpenRsp
+	store    rnbdwire.Store
 	info     *blk.Info
 	limits   limits
 	asked    uint // the life of the session in which it was last asked for
@@ -75,7 +75,7 @@ type Volume struct {
 
 // Name is what the volume is called at the server, Access how it is opened.
 func (v *Volume) Name() string            { return v.name }
-func (v *Volume) Access() wire.RNBDAccess { return v.access }
+func (v *Volume) Access() rnbdwire.Access { return v.access }
 
 // State is where it stands, Since from when on.
 func (v *Volume) State() (s State, since time.Duration) { return v.state, v.since }
@@ -132,39 +132,39 @@ func (v *Volume) pump(now time.Duration) {
 	case a.busy || !c.greeted:
 	case v.state == Unmapped, v.failed != nil && v.there && v.inflight == 0:
 		v.there = false
-		a.kind = wire.RNBDCloseType
-		c.send(now, a, rtrs.Write, wire.AppendRNBDClose(a.usr[:0], v.id), nil)
+		a.kind = rnbdwire.CloseType
+		c.send(now, a, rtrs.Write, rnbdwire.AppendClose(a.usr[:0], v.id), nil)
 		if v.state == Unmapped && v.force {
 			v.finish(now)
 		}
 	case v.state != Open && v.failed == nil && (v.asked != c.life || now >= v.retryAt):
 		v.asked = c.life
-		a.kind = wire.RNBDOpenType
-		usr, _ := (&wire.RNBDOpen{Access: v.access, Name: v.name}).Append(a.usr[:0]) // Map has looked
+		a.kind = rnbdwire.OpenType
+		usr, _ := (&rnbdwire.Open{Access: v.access, Name: v.name}).Append(a.usr[:0]) // Map has looked
 		c.send(now, a, rtrs.Read, usr, a.rsp[:])
-	case v.state == Open && now >= v.askAt && c.features&wire.RNBDFeatInfo != 0:
+	case v.state == Open && now >= v.askAt && c.features&rnbdwire.FeatInfo != 0:
 		v.askAt = now + c.cfg.AskEvery
 		if c.cfg.AskEvery < 0 {
 			v.askAt = Never
 		}
-		a.kind = wire.RNBDInfoType
-		c.send(now, a, rtrs.Read, wire.AppendRNBDInfo(a.usr[:0], v.id), a.rsp[:])
+		a.kind = rnbdwire.InfoType
+		c.send(now, a, rtrs.Read, rnbdwire.AppendInfo(a.usr[:0], v.id), a.rsp[:])
 	}
 }
 
 // opening tells whether the server may be opening the volume, which is waited
 // for: else it would have it open without anybody to close it.
-func (v *Volume) opening() bool { return v.admin.busy && v.admin.kind == wire.RNBDOpenType }
+func (v *Volume) opening() bool { return v.admin.busy && v.admin.kind == rnbdwire.OpenType }
 
 // answered: the message that was sent has its outcome.
 func (v *Volume) answered(now time.Duration, a *admin) {
 	switch err := a.req.Err; a.kind {
-	case wire.RNBDCloseType:
+	case rnbdwire.CloseType:
 		if v.state == Unmapped {
 			v.finish(now)
 			return
 		}
-	case wire.RNBDOpenType:
+	case rnbdwire.OpenType:
 		v.tried = v.c.life
 		if err == nil {
 			err = v.opened(now)
@@ -173,7 +173,7 @@ func (v *Volume) answered(now time.Duration, a *admin) {
 			v.refused(now, err)
 		}
 		v.c.tryResume(now)
-	case wire.RNBDInfoType:
+	case rnbdwire.InfoType:
 		v.told(now, err)
 	}
 	v.pump(now)
@@ -181,13 +181,13 @@ func (v *Volume) answered(now time.Duration, a *admin) {
 
 // opened: the server opened the volume. An error: it is not what it was.
 func (v *Volume) opened(now time.Duration) error {
-	rsp, err := wire.ParseRNBDOpenRsp(v.admin.rsp[:])
+	rsp, err := rnbdwire.ParseOpenRsp(v.admin.rsp[:])
 	if err != nil {
 		return rdserr.With(rdserr.ErrProtocol, "volume %q: %v", v.name, err)
 	}
-	var store wire.RNBDStore
-	if v.c.features&wire.RNBDFeatInfo != 0 {
-		store = wire.ParseRNBDStore(v.admin.rsp[:])
+	var store rnbdwire.Store
+	if v.c.features&rnbdwire.FeatInfo != 0 {
+		store = rnbdwire.ParseStore(v.admin.rsp[:])
 	}
 	v.id, v.there = rsp.DeviceID, true
 	if v.state == Unmapped {
@@ -233,14 +233,14 @@ func (v *Volume) askFrom(now time.Duration) time.Duration {
 
 // sameAs judges what the server has opened anew by itself, before requests that
 // waited touch it.
-func (v *Volume) sameAs(rsp *wire.RNBDOpenRsp, store wire.RNBDStore) error {
+func (v *Volume) sameAs(rsp *rnbdwire.OpenRsp, store rnbdwire.Store) error {
 	changed := v.store.Verifier != 0 && store.Verifier != 0 && v.store.Verifier != store.Verifier && !mutant.On(mutant.RNBDNoVerifier)
 	switch {
 	case rsp.LogicalBlock != v.rsp.LogicalBlock:
 		return rdserr.With(ErrStale, "volume %q has come back with blocks of %d bytes, and had %d", v.name, rsp.LogicalBlock, v.rsp.LogicalBlock)
 	case changed && store.Volatile && !v.accept:
 		return rdserr.With(ErrStale, "volume %q was in memory of the server, which has lost it", v.name)
-	case store.Foreign && v.access != wire.RNBDReadOnly && !v.accept:
+	case store.Foreign && v.access != rnbdwire.ReadOnly && !v.accept:
 		return rdserr.With(ErrStale, "volume %q has been open for writing in another session meanwhile; map it anew", v.name)
 	case changed && v.wrote > v.synced:
 		v.life++
@@ -305,7 +305,7 @@ func (v *Volume) lost(now time.Duration) {
 func (v *Volume) told(now time.Duration, err error) {
 	switch {
 	case err == nil:
-		if rsp, err := wire.ParseRNBDOpenRsp(v.admin.rsp[:]); err == nil && rsp.DeviceID == v.id && v.state == Open && rsp != v.rsp {
+		if rsp, err := rnbdwire.ParseOpenRsp(v.admin.rsp[:]); err == nil && rsp.DeviceID == v.id && v.state == Open && rsp != v.rsp {
 			if err := v.describe(&rsp); err == nil && rsp.LogicalBlock == v.rsp.LogicalBlock {
 				v.update(now, rsp)
 			}
@@ -318,7 +318,7 @@ func (v *Volume) told(now time.Duration, err error) {
 
 // update takes what the server says now. A size set by Resize stays until the
 // server's changes.
-func (v *Volume) update(now time.Duration, rsp wire.RNBDOpenRsp) {
+func (v *Volume) update(now time.Duration, rsp rnbdwire.OpenRsp) {
 	old := v.info
 	info := infoOf(&rsp, v.access)
 	if rsp.Sectors == v.rsp.Sectors {
@@ -468,7 +468,7 @@ func (v *Volume) next() time.Duration {
 		switch {
 		case v.state == Closed && v.failed == nil:
 			next = min(next, v.retryAt)
-		case v.state == Open && v.c.features&wire.RNBDFeatInfo != 0:
+		case v.state == Open && v.c.features&rnbdwire.FeatInfo != 0:
 			next = min(next, v.askAt)
 		}
 	}

@@ -3,7 +3,7 @@ package rnbd
 import (
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // limits are the most bytes of one message, as the server takes them.
@@ -28,12 +28,12 @@ func (v *Volume) most(op blk.Op) uint64 {
 
 // describe takes the limits from what the server says of the volume, and Info
 // the first time. An error: it is not possible to work with that.
-func (v *Volume) describe(rsp *wire.RNBDOpenRsp) error {
+func (v *Volume) describe(rsp *rnbdwire.OpenRsp) error {
 	if rsp.LogicalBlock == 0 {
 		return rdserr.With(rdserr.ErrProtocol, "volume %q: the server says that its blocks have 0 bytes", v.name)
 	}
-	if rsp.Sectors > blk.MaxSize/wire.RNBDSectorSize {
-		return rdserr.With(rdserr.ErrProtocol, "volume %q: the server says that it has %d sectors; at most %d are possible", v.name, rsp.Sectors, uint64(blk.MaxSize/wire.RNBDSectorSize))
+	if rsp.Sectors > blk.MaxSize/rnbdwire.SectorSize {
+		return rdserr.With(rdserr.ErrProtocol, "volume %q: the server says that it has %d sectors; at most %d are possible", v.name, rsp.Sectors, uint64(blk.MaxSize/rnbdwire.SectorSize))
 	}
 	info := infoOf(rsp, v.access)
 	if err := info.Validate(); err != nil {
@@ -41,7 +41,7 @@ func (v *Volume) describe(rsp *wire.RNBDOpenRsp) error {
 	}
 	block := uint64(info.LogicalBlock)
 	bytes := func(sectors uint32) uint64 {
-		return uint64(min(sectors, maxSectors)) * wire.RNBDSectorSize &^ (block - 1)
+		return uint64(min(sectors, maxSectors)) * rnbdwire.SectorSize &^ (block - 1)
 	}
 	l := limits{block, bytes(rsp.MaxHWSectors), bytes(rsp.MaxDiscard), bytes(rsp.MaxWriteZeroes)}
 	if rsp.MaxHWSectors == 0 {
@@ -59,16 +59,16 @@ func (v *Volume) describe(rsp *wire.RNBDOpenRsp) error {
 
 // infoOf says as a blk.Info what the server says of a volume. Requests are cut
 // to pieces, so they may be as long as those of any device.
-func infoOf(rsp *wire.RNBDOpenRsp, access wire.RNBDAccess) *blk.Info {
+func infoOf(rsp *rnbdwire.OpenRsp, access rnbdwire.Access) *blk.Info {
 	block := uint32(rsp.LogicalBlock)
 	whole := func(sectors uint32) uint64 {
-		if uint64(sectors)*wire.RNBDSectorSize < uint64(block) {
+		if uint64(sectors)*rnbdwire.SectorSize < uint64(block) {
 			return 0 // not a block at once: not offered
 		}
 		return blk.MaxSize
 	}
 	i := &blk.Info{
-		Size:           rsp.Sectors * wire.RNBDSectorSize &^ uint64(block-1),
+		Size:           rsp.Sectors * rnbdwire.SectorSize &^ uint64(block-1),
 		LogicalBlock:   block,
 		PhysicalBlock:  max(block, uint32(rsp.PhysicalBlock)),
 		MaxBytes:       blk.MaxIO,
@@ -76,10 +76,10 @@ func infoOf(rsp *wire.RNBDOpenRsp, access wire.RNBDAccess) *blk.Info {
 		MaxDiscard:     whole(rsp.MaxDiscard),
 		MaxWriteZeroes: whole(rsp.MaxWriteZeroes),
 		Rotational:     rsp.Rotational != 0,
-		ReadOnly:       access == wire.RNBDReadOnly,
-		WriteCache:     rsp.Cache&wire.RNBDCacheWriteBack != 0,
+		ReadOnly:       access == rnbdwire.ReadOnly,
+		WriteCache:     rsp.Cache&rnbdwire.CacheWriteBack != 0,
 		// Without a cache to write back every completed write is durable.
-		FUA: rsp.Cache&(wire.RNBDCacheFUA|wire.RNBDCacheWriteBack) != wire.RNBDCacheWriteBack,
+		FUA: rsp.Cache&(rnbdwire.CacheFUA|rnbdwire.CacheWriteBack) != rnbdwire.CacheWriteBack,
 		// All users of the volume on this side share one session, and those of the
 		// server's device one device.
 		MultiConn: true,

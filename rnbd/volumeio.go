@@ -7,7 +7,7 @@ import (
 	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // Design notes.
@@ -41,7 +41,7 @@ type piece struct {
 	off  uint64
 	n    uint64
 	next *piece // of a list it waits in, or of the unused ones
-	usr  [wire.RNBDIOLen]byte
+	usr  [rnbdwire.IOLen]byte
 }
 
 // Submit starts requests. They come out of Client.Finished, perhaps at once.
@@ -134,25 +134,25 @@ func (c *Client) newPiece(k *call) *piece {
 // rws are the operations as a kernel sends them: somebody always waits, and a
 // flush has FUA.
 var rws = [blk.NumOps]uint32{
-	blk.OpRead:        wire.RNBDRW(wire.RNBDRead, wire.RNBDSync),
-	blk.OpWrite:       wire.RNBDRW(wire.RNBDWrite, wire.RNBDSync),
-	blk.OpFlush:       wire.RNBDRW(wire.RNBDFlush, wire.RNBDSync|wire.RNBDFUA),
-	blk.OpDiscard:     wire.RNBDRW(wire.RNBDDiscard, wire.RNBDSync),
-	blk.OpWriteZeroes: wire.RNBDRW(wire.RNBDWriteZeroes, wire.RNBDSync),
+	blk.OpRead:        rnbdwire.RW(rnbdwire.Read, rnbdwire.Sync),
+	blk.OpWrite:       rnbdwire.RW(rnbdwire.Write, rnbdwire.Sync),
+	blk.OpFlush:       rnbdwire.RW(rnbdwire.Flush, rnbdwire.Sync|rnbdwire.FUA),
+	blk.OpDiscard:     rnbdwire.RW(rnbdwire.Discard, rnbdwire.Sync),
+	blk.OpWriteZeroes: rnbdwire.RW(rnbdwire.WriteZeroes, rnbdwire.Sync),
 }
 
 // message writes the IO message of p for device id.
 func (p *piece) message(id uint32) {
 	r := p.call.r
-	m := wire.RNBDIO{DeviceID: id, Sector: p.off / wire.RNBDSectorSize, RW: rws[r.Op], Size: uint32(p.n)}
+	m := rnbdwire.IO{DeviceID: id, Sector: p.off / rnbdwire.SectorSize, RW: rws[r.Op], Size: uint32(p.n)}
 	if r.Op == blk.OpFlush {
-		m.Sector = wire.RNBDNoSector
+		m.Sector = rnbdwire.NoSector
 	}
 	if r.Flags&blk.FUA != 0 && r.Op.Writes() {
-		m.RW |= uint32(wire.RNBDFUA)
+		m.RW |= uint32(rnbdwire.FUA)
 	}
 	if r.Flags&blk.NoUnmap != 0 {
-		m.RW |= uint32(wire.RNBDNoUnmap)
+		m.RW |= uint32(rnbdwire.NoUnmap)
 	}
 	p.req.Usr = m.Append(p.usr[:0])
 }

@@ -5,7 +5,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // TestPieces: a large request is cut to what the session carries, and cut anew
@@ -74,27 +74,27 @@ func TestInfo(t *testing.T) {
 	same.MaxSegments, same.MultiConn = 128, true
 	for _, c := range []struct {
 		what   string
-		change func(r *wire.RNBDOpenRsp)
+		change func(r *rnbdwire.OpenRsp)
 		want   func(i *blk.Info) // nil: refused
 	}{
-		{"as it is", func(r *wire.RNBDOpenRsp) {}, func(i *blk.Info) {}},
-		{"no cache", func(r *wire.RNBDOpenRsp) { r.Cache = 0 }, func(i *blk.Info) { i.WriteCache = false }},
-		{"cache without FUA", func(r *wire.RNBDOpenRsp) { r.Cache = wire.RNBDCacheWriteBack }, func(i *blk.Info) { i.FUA = false }},
-		{"no discard", func(r *wire.RNBDOpenRsp) { r.MaxDiscard, r.DiscardGranularity = 0, 4096 }, func(i *blk.Info) { i.MaxDiscard = 0 }},
-		{"small discard", func(r *wire.RNBDOpenRsp) { r.MaxDiscard, r.DiscardGranularity = 1, 4096 }, func(i *blk.Info) { i.DiscardGranularity = 4096 }},
-		{"no zeroes", func(r *wire.RNBDOpenRsp) { r.MaxWriteZeroes = 0 }, func(i *blk.Info) { i.MaxWriteZeroes = 0 }},
-		{"discards of less than a block", func(r *wire.RNBDOpenRsp) { r.LogicalBlock, r.MaxDiscard = 4096, 7 }, func(i *blk.Info) { i.LogicalBlock, i.MaxDiscard = 4096, 0 }},
-		{"rotational", func(r *wire.RNBDOpenRsp) { r.Rotational = 1 }, func(i *blk.Info) { i.Rotational = true }},
-		{"physical below logical", func(r *wire.RNBDOpenRsp) { r.LogicalBlock, r.PhysicalBlock = 4096, 512 }, func(i *blk.Info) { i.LogicalBlock = 4096 }},
-		{"size in half a block", func(r *wire.RNBDOpenRsp) { r.LogicalBlock, r.Sectors = 4096, 2047 }, func(i *blk.Info) { i.LogicalBlock, i.Size = 4096, 1<<20-4096 }},
-		{"most sectors not told", func(r *wire.RNBDOpenRsp) { r.MaxHWSectors = 0 }, func(i *blk.Info) {}},
-		{"block of 0", func(r *wire.RNBDOpenRsp) { r.LogicalBlock = 0 }, nil},
-		{"block of 513", func(r *wire.RNBDOpenRsp) { r.LogicalBlock = 513 }, nil},
-		{"block of 256", func(r *wire.RNBDOpenRsp) { r.LogicalBlock = 256 }, nil},
-		{"physical block of 3000", func(r *wire.RNBDOpenRsp) { r.PhysicalBlock = 3000 }, nil},
-		{"size that wraps", func(r *wire.RNBDOpenRsp) { r.Sectors = 1 << 55 }, nil},
-		{"size beyond an int64", func(r *wire.RNBDOpenRsp) { r.Sectors = 1<<64 - 1 }, nil},
-		{"requests of less than a block", func(r *wire.RNBDOpenRsp) { r.LogicalBlock, r.MaxHWSectors = 4096, 7 }, nil},
+		{"as it is", func(r *rnbdwire.OpenRsp) {}, func(i *blk.Info) {}},
+		{"no cache", func(r *rnbdwire.OpenRsp) { r.Cache = 0 }, func(i *blk.Info) { i.WriteCache = false }},
+		{"cache without FUA", func(r *rnbdwire.OpenRsp) { r.Cache = rnbdwire.CacheWriteBack }, func(i *blk.Info) { i.FUA = false }},
+		{"no discard", func(r *rnbdwire.OpenRsp) { r.MaxDiscard, r.DiscardGranularity = 0, 4096 }, func(i *blk.Info) { i.MaxDiscard = 0 }},
+		{"small discard", func(r *rnbdwire.OpenRsp) { r.MaxDiscard, r.DiscardGranularity = 1, 4096 }, func(i *blk.Info) { i.DiscardGranularity = 4096 }},
+		{"no zeroes", func(r *rnbdwire.OpenRsp) { r.MaxWriteZeroes = 0 }, func(i *blk.Info) { i.MaxWriteZeroes = 0 }},
+		{"discards of less than a block", func(r *rnbdwire.OpenRsp) { r.LogicalBlock, r.MaxDiscard = 4096, 7 }, func(i *blk.Info) { i.LogicalBlock, i.MaxDiscard = 4096, 0 }},
+		{"rotational", func(r *rnbdwire.OpenRsp) { r.Rotational = 1 }, func(i *blk.Info) { i.Rotational = true }},
+		{"physical below logical", func(r *rnbdwire.OpenRsp) { r.LogicalBlock, r.PhysicalBlock = 4096, 512 }, func(i *blk.Info) { i.LogicalBlock = 4096 }},
+		{"size in half a block", func(r *rnbdwire.OpenRsp) { r.LogicalBlock, r.Sectors = 4096, 2047 }, func(i *blk.Info) { i.LogicalBlock, i.Size = 4096, 1<<20-4096 }},
+		{"most sectors not told", func(r *rnbdwire.OpenRsp) { r.MaxHWSectors = 0 }, func(i *blk.Info) {}},
+		{"block of 0", func(r *rnbdwire.OpenRsp) { r.LogicalBlock = 0 }, nil},
+		{"block of 513", func(r *rnbdwire.OpenRsp) { r.LogicalBlock = 513 }, nil},
+		{"block of 256", func(r *rnbdwire.OpenRsp) { r.LogicalBlock = 256 }, nil},
+		{"physical block of 3000", func(r *rnbdwire.OpenRsp) { r.PhysicalBlock = 3000 }, nil},
+		{"size that wraps", func(r *rnbdwire.OpenRsp) { r.Sectors = 1 << 55 }, nil},
+		{"size beyond an int64", func(r *rnbdwire.OpenRsp) { r.Sectors = 1<<64 - 1 }, nil},
+		{"requests of less than a block", func(r *rnbdwire.OpenRsp) { r.LogicalBlock, r.MaxHWSectors = 4096, 7 }, nil},
 	} {
 		r := good
 		c.change(&r)

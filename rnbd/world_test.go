@@ -14,7 +14,8 @@ import (
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // world is a server and any number of clients, joined by links that do what
@@ -55,7 +56,7 @@ type flight struct {
 	end  *end
 	life int
 	data []byte
-	room [wire.RNBDOpenLen]byte
+	room [rnbdwire.OpenLen]byte
 	n    int
 	err  error
 }
@@ -253,7 +254,7 @@ func (f *flight) answer() {
 	}
 	r.Err = nil
 	if f.err != nil {
-		r.Err = syscall.Errno(rdserr.Errno(f.err) & wire.RTRSMaxErrno)
+		r.Err = syscall.Errno(rdserr.Errno(f.err) & rtrswire.MaxErrno)
 	}
 	if r.Op == rtrs.Read && f.err == nil {
 		clear(r.Data[copy(r.Data, f.data[:f.n]):])
@@ -442,7 +443,7 @@ func (e *end) send(r *rtrs.Req) {
 	if !w.noLog {
 		e.log = append(e.log, bytes.Clone(r.Usr))
 	}
-	if k, _ := wire.RNBDKind(r.Usr); e.asKernel && k == wire.RNBDSessInfo {
+	if k, _ := rnbdwire.Kind(r.Usr); e.asKernel && k == rnbdwire.SessInfo {
 		clear(r.Usr[5:])
 	}
 	sr := &f.sr
@@ -478,7 +479,7 @@ func (e *end) countEvents(k ClientEventKind) (n int) {
 }
 
 // tryMap maps and lets it end.
-func (e *end) tryMap(name string, access wire.RNBDAccess) (*Volume, error) {
+func (e *end) tryMap(name string, access rnbdwire.Access) (*Volume, error) {
 	v, err := e.c.Map(e.w.now, name, access)
 	if err != nil {
 		return nil, err
@@ -491,7 +492,7 @@ func (e *end) tryMap(name string, access wire.RNBDAccess) (*Volume, error) {
 	return v, err
 }
 
-func (e *end) mustMap(name string, access wire.RNBDAccess) *Volume {
+func (e *end) mustMap(name string, access rnbdwire.Access) *Volume {
 	e.w.t.Helper()
 	v, err := e.tryMap(name, access)
 	if err != nil {

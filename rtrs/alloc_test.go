@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // loop is both ends and links between them that do at once what is asked, with
@@ -160,12 +160,12 @@ func newLoop(t testing.TB, ccfg ClientConfig, scfg ServerConfig) *loop {
 	}
 	flags := uint32(ours)
 	if scfg.NoInvalidate {
-		flags = wire.RTRSFences
+		flags = rtrswire.Fences
 	}
 	for i := range 2 {
-		r := wire.RTRSConnReq{Conn: uint16(i), Conns: 2, Attempt: 1, FirstConn: true}
+		r := rtrswire.ConnReq{Conn: uint16(i), Conns: 2, Attempt: 1, FirstConn: true}
 		b := r.Append(nil)
-		wire.SetRTRSFences(b)
+		rtrswire.SetFences(b)
 		l.s.Connect(0, nil, b, netip.AddrPort{}, netip.AddrPort{})
 		l.sp = l.con.Path
 		l.cp.Dialed(0, i, rsp(l.s.chunks, flags))

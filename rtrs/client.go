@@ -9,7 +9,7 @@ import (
 	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // Client is one session as a client.
@@ -21,7 +21,7 @@ type Client struct {
 	cfg  ClientConfig
 	env  ClientEnv
 	rnd  *rand.Rand
-	uuid [wire.RTRSUUIDLen]byte
+	uuid [rtrswire.UUIDLen]byte
 	now  time.Duration
 	due  time.Duration // when Tick is to be called, or earlier
 	late lateness
@@ -38,7 +38,7 @@ type Client struct {
 
 	generation uint32          // of the session at the server, 0: unknown
 	life       uint32          // rises when the server has new chunks
-	chunks     wire.RTRSChunks // Depth 0: not known yet
+	chunks     rtrswire.Chunks // Depth 0: not known yet
 	slots      []*Req          // by permit, in flight
 	free       []uint32        // permits; the last given back is the first used, so few chunks are touched
 
@@ -71,7 +71,7 @@ func NewClient(cfg ClientConfig, env ClientEnv, rnd *rand.Rand, now time.Duratio
 }
 
 // newUUID fills in a random UUID (version 4, as the kernel's are).
-func (c *Client) newUUID(u *[wire.RTRSUUIDLen]byte) {
+func (c *Client) newUUID(u *[rtrswire.UUIDLen]byte) {
 	c.rnd.Read(u[:])
 	u[6], u[8] = u[6]&0x0f|0x40, u[8]&0x3f|0x80
 }
@@ -234,7 +234,7 @@ func (c *Client) AddPath(now time.Duration, local, remote netip.AddrPort) (*Clie
 		return nil, c.fatal
 	case !remote.IsValid() || remote.Port() == 0:
 		return nil, rdserr.With(rdserr.ErrInvalid, "a path to %v: the server's address and port are needed", remote)
-	case len(c.paths) >= wire.RTRSMaxPaths:
+	case len(c.paths) >= rtrswire.MaxPaths:
 		return nil, ErrTooMany
 	}
 	for _, p := range c.paths {

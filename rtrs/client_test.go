@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 const ms = time.Millisecond
@@ -142,7 +142,7 @@ func TestPolicies(t *testing.T) {
 	f.tick(200 * ms) // heartbeats leave
 	for i, p := range ps {
 		f.now += time.Duration(10-i) * ms
-		p.Written(f.now, 0, 0, 0, 0, uint32(wire.RTRSImmHeartbeatAck))
+		p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
 	}
 	f.take()
 	if s := order(MinLatency); s != "1111" || ps[0].Info().Stats.Latency != 10*ms || ps[2].Info().Stats.Latency != 27*ms {
@@ -220,16 +220,16 @@ func TestUpResume(t *testing.T) {
 func TestHeartbeat(t *testing.T) {
 	f, p := upClient(t, ClientConfig{ConnTimeout: time.Minute})
 	f.tick(200 * ms)
-	if o := one(t, f.posts); o.conn != 0 || o.op.Imm != uint32(wire.RTRSImmHeartbeat) {
+	if o := one(t, f.posts); o.conn != 0 || o.op.Imm != uint32(rtrswire.ImmHeartbeat) {
 		t.Fatalf("%+v", o)
 	}
 	f.tick(500 * ms)
 	if len(f.posts) != 1 {
 		t.Fatal("asked again")
 	}
-	p.Written(f.now, 1, 0, 0, 0, uint32(wire.RTRSImmHeartbeat)) // from the other end
+	p.Written(f.now, 1, 0, 0, 0, uint32(rtrswire.ImmHeartbeat)) // from the other end
 	f.tick(799 * ms)
-	if p.State() != Connected || f.posts[1].op.Imm != uint32(wire.RTRSImmHeartbeatAck) || f.posts[1].conn != 1 {
+	if p.State() != Connected || f.posts[1].op.Imm != uint32(rtrswire.ImmHeartbeatAck) || f.posts[1].conn != 1 {
 		t.Fatalf("%v, %+v", p.State(), f.posts)
 	}
 	f.tick(ms)
@@ -270,8 +270,8 @@ func TestOneConnHangs(t *testing.T) {
 	f.c.Submit(0, &Req{Lane: 1})
 	for f.now < 10*time.Second && p.State() == Connected {
 		f.tick(100 * ms)
-		p.Written(f.now, 0, 0, 0, 0, uint32(wire.RTRSImmHeartbeatAck))
-		p.Written(f.now, 1, 0, 0, 0, uint32(wire.RTRSImmHeartbeatAck))
+		p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+		p.Written(f.now, 1, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
 	}
 	if p.State() != Closing || f.now < 800*ms || f.now > 1200*ms {
 		t.Fatalf("%v after %v", p.State(), f.now)
@@ -294,7 +294,7 @@ func TestReconnect(t *testing.T) {
 		if longest = max(longest, pause); pause > bound+ms {
 			t.Fatalf("attempt %d after %v, at most %v", i, pause, bound)
 		}
-		if r, err := wire.ParseRTRSConnReq(f.dials[len(f.dials)-1].req); err != nil || int(r.Attempt) != i+1 || !r.FirstConn {
+		if r, err := rtrswire.ParseConnReq(f.dials[len(f.dials)-1].req); err != nil || int(r.Attempt) != i+1 || !r.FirstConn {
 			t.Fatalf("%+v, %v", r, err)
 		}
 		p.Refused(f.now, 0, nil, rdserr.ErrRefused)
@@ -398,7 +398,7 @@ func TestAdmin(t *testing.T) {
 		t.Fatal(p.State())
 	}
 	wantErr(t, f.c.Remove(f.now, p), ErrState)
-	for i := range wire.RTRSMaxPaths {
+	for i := range rtrswire.MaxPaths {
 		f.add(byte(i))
 	}
 	wantErr(t, func() error {
@@ -412,7 +412,7 @@ func TestOneCreates(t *testing.T) {
 	f := newFakeClient(t, ClientConfig{})
 	p, q := f.add(1), f.add(2)
 	first := func(i int) bool {
-		r, err := wire.ParseRTRSConnReq(f.dials[i].req)
+		r, err := rtrswire.ParseConnReq(f.dials[i].req)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -444,7 +444,7 @@ func TestRefused(t *testing.T) {
 		syscall.EMFILE: "as many", syscall.ENOMEM: "no memory", syscall.ESHUTDOWN: "shutting down", syscall.ECONNRESET: "another version", syscall.EBUSY: "refused the path"} {
 		f := newFakeClient(t, ClientConfig{})
 		p := f.add(1)
-		r := wire.RTRSReject(uint16(errno))
+		r := rtrswire.Reject(uint16(errno))
 		p.Refused(0, 0, r.Append(nil), nil)
 		if err := p.Info().Err; !errors.Is(err, errno) || !strings.Contains(err.Error(), want) || p.State() != Closing {
 			t.Errorf("%v: %v", errno, err)
@@ -462,7 +462,7 @@ func TestRefused(t *testing.T) {
 	p := f.add(1)
 	p.Dialed(0, 0, rsp(fourChunks, ours))
 	p.Dialed(0, 1, rsp(fourChunks, ours))
-	p.Received(0, 0, wire.RTRSNotice{Type: wire.RTRSRefusedType, Errno: uint16(syscall.EPERM)}.Append(nil), 0, false)
+	p.Received(0, 0, rtrswire.Notice{Type: rtrswire.RefusedType, Errno: uint16(syscall.EPERM)}.Append(nil), 0, false)
 	if err := p.Info().Err; !errors.Is(err, syscall.EPERM) || p.State() != Closing {
 		t.Error(err)
 	}
@@ -474,7 +474,7 @@ func TestReplaced(t *testing.T) {
 	q := f.add(2)
 	f.connect(q, fourChunks, ours, 7)
 	a, b := f.submit(Write, nil), f.submit(Write, nil)
-	p.Received(0, 0, wire.RTRSNotice{Type: wire.RTRSRefusedType, Errno: uint16(syscall.ESTALE)}.Append(nil), 0, false)
+	p.Received(0, 0, rtrswire.Notice{Type: rtrswire.RefusedType, Errno: uint16(syscall.ESTALE)}.Append(nil), 0, false)
 	if len(f.hung) != 2 || f.downs != 1 || len(f.done) != 0 {
 		t.Fatalf("%d hung, %d done", len(f.hung), len(f.done))
 	}
@@ -520,30 +520,30 @@ func TestClose(t *testing.T) {
 
 // TestViolations: what a server can do wrong gives its path up.
 func TestViolations(t *testing.T) {
-	imm := func(i wire.RTRSImm) func(*ClientPath) error {
+	imm := func(i rtrswire.Imm) func(*ClientPath) error {
 		return func(p *ClientPath) error { return p.Written(0, 1, 0, 0, 0, uint32(i)) }
 	}
-	rkey := func(conn int, b []byte, i wire.RTRSImm) func(*ClientPath) error {
+	rkey := func(conn int, b []byte, i rtrswire.Imm) func(*ClientPath) error {
 		return func(p *ClientPath) error { return p.Received(0, conn, b, uint32(i), true) }
 	}
 	send := func(conn int, b []byte) func(*ClientPath) error {
 		return func(p *ClientPath) error { return p.Received(0, conn, b, 0, false) }
 	}
-	k := func(id uint16) []byte { return wire.RTRSRKeyRsp{BufID: id, Key: 1}.Append(nil) }
-	fenced := wire.RTRSFence{Type: wire.RTRSFencedType, Errno: 5}
+	k := func(id uint16) []byte { return rtrswire.RKeyRsp{BufID: id, Key: 1}.Append(nil) }
+	fenced := rtrswire.Fence{Type: rtrswire.FencedType, Errno: 5}
 	for name, do := range map[string]func(*ClientPath) error{
-		"answer beyond the depth":        imm(wire.RTRSDone(4, 0, false)),
-		"answer to an idle chunk":        imm(wire.RTRSDone(2, 0, false)),
-		"answer on another connection":   rkey(0, k(0), wire.RTRSDone(0, 0, false)),
-		"new key for another chunk":      rkey(1, k(1), wire.RTRSDone(0, 0, false)),
-		"new key with another immediate": rkey(1, k(0), wire.RTRSImmHeartbeat),
-		"new key cut off":                rkey(1, k(0)[:7], wire.RTRSDone(0, 0, false)),
+		"answer beyond the depth":        imm(rtrswire.Done(4, 0, false)),
+		"answer to an idle chunk":        imm(rtrswire.Done(2, 0, false)),
+		"answer on another connection":   rkey(0, k(0), rtrswire.Done(0, 0, false)),
+		"new key for another chunk":      rkey(1, k(1), rtrswire.Done(0, 0, false)),
+		"new key with another immediate": rkey(1, k(0), rtrswire.ImmHeartbeat),
+		"new key cut off":                rkey(1, k(0)[:7], rtrswire.Done(0, 0, false)),
 		"a second INFO_RSP":              send(0, info(fourChunks, 7)),
 		"message on connection 1":        send(1, fenced.Append(nil)),
 		"fence refused":                  send(0, fenced.Append(nil)),
 		"unknown message":                send(0, []byte{0x99, 0x80, 0, 0, 0, 0, 0, 0}),
 		"message of one byte":            send(0, []byte{1}),
-		"refusal without a reason":       send(0, wire.RTRSNotice{Type: wire.RTRSRefusedType}.Append(nil)),
+		"refusal without a reason":       send(0, rtrswire.Notice{Type: rtrswire.RefusedType}.Append(nil)),
 	} {
 		f, p := upClient(t, ClientConfig{})
 		f.submit(Read, make([]byte, 100))
@@ -561,13 +561,13 @@ func TestViolations(t *testing.T) {
 	f, p := upClient(t, ClientConfig{})
 	f.submit(Read, make([]byte, 100))
 	f.busy = true
-	if err := rkey(1, k(0), wire.RTRSDone(0, 0, false))(p); err == nil || len(f.done) != 0 || p.State() != Closing {
+	if err := rkey(1, k(0), rtrswire.Done(0, 0, false))(p); err == nil || len(f.done) != 0 || p.State() != Closing {
 		t.Errorf("%v, %d done", err, len(f.done))
 	}
 	// While connecting.
 	small := chunksOf(2, 4096, 512)
 	for name, do := range map[string]func(*ClientPath) error{
-		"answer":         func(p *ClientPath) error { return p.Written(0, 0, 0, 0, 0, uint32(wire.RTRSDone(0, 0, false))) },
+		"answer":         func(p *ClientPath) error { return p.Written(0, 0, 0, 0, 0, uint32(rtrswire.Done(0, 0, false))) },
 		"other chunks":   send(0, info(small, 7)),
 		"cut off":        send(0, info(fourChunks, 7)[:20]),
 		"fenced already": send(0, fenced.Append(nil)),
@@ -580,8 +580,8 @@ func TestViolations(t *testing.T) {
 			t.Errorf("connecting, %s: %v, %v", name, err, p.State())
 		}
 	}
-	reject := wire.RTRSReject(5)
-	for name, b := range map[string][]byte{"short": make([]byte, 55), "magic": make([]byte, 56), "status": reject.Append(nil), "depth": rsp(wire.RTRSChunks{}, 0)} {
+	reject := rtrswire.Reject(5)
+	for name, b := range map[string][]byte{"short": make([]byte, 55), "magic": make([]byte, 56), "status": reject.Append(nil), "depth": rsp(rtrswire.Chunks{}, 0)} {
 		f := newFakeClient(t, ClientConfig{})
 		p := f.add(1)
 		p.Dialed(0, 0, b)

@@ -7,7 +7,7 @@ import (
 	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // pump sends what waits, as far as there are permits.
@@ -80,10 +80,10 @@ func (c *Client) send(p *ClientPath, r *Req) {
 	}
 
 	// The chunk: data, user header, message (docs/protocol.md).
-	msg := wire.RTRSReq{Type: wire.RTRSWrite, UsrLen: uint16(len(r.Usr))}
+	msg := rtrswire.Req{Type: rtrswire.Write, UsrLen: uint16(len(r.Usr))}
 	size := uint32(len(r.Data))
 	if r.Op == Read {
-		msg.Type = wire.RTRSRead
+		msg.Type = rtrswire.Read
 		if size > 0 {
 			r.hasKey = true
 			msg.SGCnt = 1
@@ -91,7 +91,7 @@ func (c *Client) send(p *ClientPath, r *Req) {
 			r.key, msg.Desc.Addr = c.env.Register(p, r.Data)
 			msg.Desc.Key = r.key
 			if c.cfg.RemoteInval {
-				msg.Flags = wire.RTRSNeedInval
+				msg.Flags = rtrswire.NeedInval
 			}
 		}
 		p.stats.Reads++
@@ -119,7 +119,7 @@ func (p *ClientPath) notice(m []byte) {
 	p.c.env.Post(p, 0, &p.c.op)
 }
 
-func (p *ClientPath) immediate(conn int, i wire.RTRSImm) {
+func (p *ClientPath) immediate(conn int, i rtrswire.Imm) {
 	p.c.op = transport.Op{Kind: transport.OpWriteImm, Imm: uint32(i)}
 	p.c.env.Post(p, conn, &p.c.op)
 }
@@ -142,12 +142,12 @@ func (p *ClientPath) alive(conn int) bool {
 func (p *ClientPath) Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) (err error) {
 	p.c.enter(now)
 	if p.alive(conn) {
-		switch i := wire.RTRSImm(imm); i.Type() {
-		case wire.RTRSIORsp, wire.RTRSIORspInv:
+		switch i := rtrswire.Imm(imm); i.Type() {
+		case rtrswire.IORsp, rtrswire.IORspInv:
 			err = p.answered(conn, i, nil)
-		case wire.RTRSHeartbeat:
-			p.immediate(conn, wire.RTRSImmHeartbeatAck)
-		case wire.RTRSHeartbeatAck:
+		case rtrswire.Heartbeat:
+			p.immediate(conn, rtrswire.ImmHeartbeatAck)
+		case rtrswire.HeartbeatAck:
 			if conn == 0 {
 				if d := p.beat.answered(p.c.now); d != 0 {
 					p.stats.Latency = d
@@ -174,7 +174,7 @@ func (p *ClientPath) Received(now time.Duration, conn int, data []byte, imm uint
 	p.c.enter(now)
 	if p.alive(conn) {
 		if hasImm {
-			err = p.rkey(conn, data, wire.RTRSImm(imm))
+			err = p.rkey(conn, data, rtrswire.Imm(imm))
 		} else if err = p.message(conn, data); err != nil && p.state != Closing {
 			err = p.violation(err)
 		}
@@ -184,19 +184,19 @@ func (p *ClientPath) Received(now time.Duration, conn int, data []byte, imm uint
 }
 
 // rkey: an answer that brings its chunk's new key.
-func (p *ClientPath) rkey(conn int, data []byte, i wire.RTRSImm) error {
-	k, err := wire.ParseRTRSRKeyRsp(data)
+func (p *ClientPath) rkey(conn int, data []byte, i rtrswire.Imm) error {
+	k, err := rtrswire.ParseRKeyRsp(data)
 	if err != nil {
 		return p.violation(err)
 	}
-	if t := i.Type(); t != wire.RTRSIORsp && t != wire.RTRSIORspInv {
+	if t := i.Type(); t != rtrswire.IORsp && t != rtrswire.IORspInv {
 		return p.violation(fmt.Errorf("%w: an RKEY_RSP with an immediate of type %d", ErrProtocol, t))
 	}
 	return p.answered(conn, i, &k)
 }
 
 // answered: the request with the permit in i is done.
-func (p *ClientPath) answered(conn int, i wire.RTRSImm, k *wire.RTRSRKeyRsp) error {
+func (p *ClientPath) answered(conn int, i rtrswire.Imm, k *rtrswire.RKeyRsp) error {
 	c := p.c
 	permit, errno, _ := i.Done()
 	if p.state != Connected {
@@ -253,36 +253,36 @@ func (p *ClientPath) revoke(r *Req) (filled int, idle bool) {
 
 // message: a send without an immediate.
 func (p *ClientPath) message(conn int, data []byte) error {
-	t, err := wire.RTRSMessageType(data)
+	t, err := rtrswire.MessageType(data)
 	if err != nil {
 		return err
 	}
 	switch {
 	case conn != 0 || len(p.cons) < p.c.cfg.Conns:
 		return fmt.Errorf("%w: a message of type %#x on connection %d of %d", ErrProtocol, uint16(t), conn, len(p.cons))
-	case t == wire.RTRSInfoRspType && p.state == Connecting:
-		descs, err := wire.ParseRTRSInfoRsp(data, p.chunks)
+	case t == rtrswire.InfoRspType && p.state == Connecting:
+		descs, err := rtrswire.ParseInfoRsp(data, p.chunks)
 		if err != nil {
 			return err
 		}
 		var g uint32
 		if p.fences() {
-			g = wire.RTRSGeneration(data)
+			g = rtrswire.Generation(data)
 		}
 		return p.connect(g, descs)
-	case t == wire.RTRSFencedType && p.state == Connected:
+	case t == rtrswire.FencedType && p.state == Connected:
 		return p.fenced(data)
-	case t == wire.RTRSRefusedType, t == wire.RTRSRestType && p.state == Connected, t == wire.RTRSWakeType && p.state == Connected:
-		n, err := wire.ParseRTRSNotice(data)
+	case t == rtrswire.RefusedType, t == rtrswire.RestType && p.state == Connected, t == rtrswire.WakeType && p.state == Connected:
+		n, err := rtrswire.ParseNotice(data)
 		if err != nil {
 			return err
 		}
 		switch {
-		case t == wire.RTRSRefusedType && n.Errno == 0:
+		case t == rtrswire.RefusedType && n.Errno == 0:
 			return fmt.Errorf("%w: a refusal without a reason", ErrProtocol)
-		case t == wire.RTRSRefusedType:
+		case t == rtrswire.RefusedType:
 			p.refused(n.Errno)
-		case t == wire.RTRSRestType:
+		case t == rtrswire.RestType:
 			p.rested()
 		case p.c.resting == p:
 			p.c.resting = nil
@@ -296,7 +296,7 @@ func (p *ClientPath) message(conn int, data []byte) error {
 // no request may be using one. Nothing is sent until it says so.
 func (p *ClientPath) rested() {
 	c := p.c
-	n := wire.RTRSNotice{Type: wire.RTRSRestedType}
+	n := rtrswire.Notice{Type: rtrswire.RestedType}
 	if len(c.free) != c.Depth() || c.all.n > 0 || len(c.epochs) > 0 || c.resting != nil {
 		n.Errno = errnoBusy
 	} else {
@@ -351,7 +351,7 @@ func (p *ClientPath) watch(now time.Duration) {
 			return
 		}
 		if send {
-			p.immediate(0, wire.RTRSImmHeartbeat)
+			p.immediate(0, rtrswire.ImmHeartbeat)
 		}
 	}
 	p.c.arm(p.beat.next)
@@ -389,7 +389,7 @@ func (p *ClientPath) askCons(now time.Duration) (alive bool) {
 			return false
 		case con.asked == 0 && con.flight > 0:
 			con.asked = max(now, 1)
-			p.immediate(i, wire.RTRSImmHeartbeat)
+			p.immediate(i, rtrswire.ImmHeartbeat)
 		}
 	}
 	return true

@@ -8,7 +8,7 @@ import (
 	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // ClientPath is one path of a client. Its exported fields do not change, but
@@ -18,7 +18,7 @@ type ClientPath struct {
 	Ctx           any            // the shell's
 
 	c        *Client
-	uuid     [wire.RTRSUUIDLen]byte
+	uuid     [rtrswire.UUIDLen]byte
 	state    State
 	want     State // Reconnecting, Closed or Dead: what follows Closing
 	since    time.Duration
@@ -35,9 +35,9 @@ type ClientPath struct {
 
 	// Of this life.
 	cons   []clientCon
-	chunks wire.RTRSChunks
+	chunks rtrswire.Chunks
 	flags  uint32 // of the CON_RSP
-	descs  []wire.RTRSDesc
+	descs  []rtrswire.Desc
 	flight list // requests, sent first at first
 	told   bool // that the first of flight takes longer than its limit
 	beat   heartbeat
@@ -83,7 +83,7 @@ func (p *ClientPath) setState(to State) {
 }
 
 // fences: the server understands our own messages.
-func (p *ClientPath) fences() bool { return p.flags&wire.RTRSFences != 0 }
+func (p *ClientPath) fences() bool { return p.flags&rtrswire.Fences != 0 }
 
 // startAt has p connected at t.
 func (p *ClientPath) startAt(t time.Duration) {
@@ -128,10 +128,10 @@ func (c *Client) uncreate(p *ClientPath) {
 
 // dial makes the next connection.
 func (p *ClientPath) dial() {
-	r := wire.RTRSConnReq{Conn: uint16(len(p.cons)), Conns: uint16(p.c.cfg.Conns), Attempt: p.attempt,
+	r := rtrswire.ConnReq{Conn: uint16(len(p.cons)), Conns: uint16(p.c.cfg.Conns), Attempt: p.attempt,
 		Path: p.uuid, Session: p.c.uuid, FirstConn: p.creates}
 	b := r.Append(nil)
-	wire.SetRTRSFences(b)
+	rtrswire.SetFences(b)
 	p.c.env.Dial(p, len(p.cons), b)
 }
 
@@ -142,7 +142,7 @@ func (p *ClientPath) Dialed(now time.Duration, conn int, rsp []byte) {
 	}
 	p.c.enter(now)
 	defer p.c.leave()
-	r, err := wire.ParseRTRSConnRsp(rsp)
+	r, err := rtrswire.ParseConnRsp(rsp)
 	if err == nil && r.Status != 0 {
 		err = fmt.Errorf("%w: it let connection %d in with errno %d", ErrProtocol, conn, r.Errno())
 	}
@@ -159,7 +159,7 @@ func (p *ClientPath) Dialed(now time.Duration, conn int, rsp []byte) {
 		p.dial()
 		return
 	}
-	b, err := wire.AppendRTRSInfoReq(nil, p.c.cfg.Name)
+	b, err := rtrswire.AppendInfoReq(nil, p.c.cfg.Name)
 	if err != nil {
 		panic(err) // the configuration was checked
 	}
@@ -174,7 +174,7 @@ func (p *ClientPath) Refused(now time.Duration, conn int, rsp []byte, err error)
 	}
 	p.c.enter(now)
 	defer p.c.leave()
-	if r, perr := wire.ParseRTRSConnRsp(rsp); perr == nil && r.Errno() != 0 {
+	if r, perr := rtrswire.ParseConnRsp(rsp); perr == nil && r.Errno() != 0 {
 		p.refused(r.Errno())
 		return
 	}
@@ -302,7 +302,7 @@ func (p *ClientPath) Gone(now time.Duration) {
 }
 
 // connect: the INFO_RSP has come. The path is of the session's life g.
-func (p *ClientPath) connect(g uint32, descs []wire.RTRSDesc) error {
+func (p *ClientPath) connect(g uint32, descs []rtrswire.Desc) error {
 	c := p.c
 	same := g == c.generation || mutant.On(mutant.RTRSKeepGeneration)
 	switch {

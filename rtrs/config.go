@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // ClientConfig is a client's configuration; zero means the default.
@@ -52,7 +52,7 @@ func (l OnLoss) String() string {
 
 // withDefaults fills in what is zero and says what is wrong.
 func (c ClientConfig) withDefaults() (ClientConfig, error) {
-	if err := wire.CheckRTRSName(c.Name); err != nil {
+	if err := rtrswire.CheckName(c.Name); err != nil {
 		return c, err
 	}
 	def(&c.Conns, 2)
@@ -68,8 +68,8 @@ func (c ClientConfig) withDefaults() (ClientConfig, error) {
 	switch {
 	case c.Conns < 2 || c.Conns > maxConns:
 		return c, fmt.Errorf("%d connections a path, 2 to %d are possible", c.Conns, maxConns)
-	case c.QueueDepth < 0 || c.QueueDepth > wire.RTRSMaxDepth:
-		return c, fmt.Errorf("queue depth %d, 0 (the server's) to %d are possible", c.QueueDepth, wire.RTRSMaxDepth)
+	case c.QueueDepth < 0 || c.QueueDepth > rtrswire.MaxDepth:
+		return c, fmt.Errorf("queue depth %d, 0 (the server's) to %d are possible", c.QueueDepth, rtrswire.MaxDepth)
 	case c.ConnTimeout < silence:
 		return c, fmt.Errorf("a connection's timeout of %v is shorter than that of the heartbeats, %v", c.ConnTimeout, silence)
 	case c.ReconnectMin < 0 || c.ReconnectMax < c.ReconnectMin:
@@ -103,10 +103,10 @@ type ServerConfig struct {
 	MaxConns       int           // of a path, 1 to 4096; 64
 }
 
-func (c ServerConfig) withDefaults() (ServerConfig, wire.RTRSChunks, error) {
-	def(&c.QueueDepth, wire.RTRSDepth)
+func (c ServerConfig) withDefaults() (ServerConfig, rtrswire.Chunks, error) {
+	def(&c.QueueDepth, rtrswire.Depth)
 	def(&c.MaxIO, 256<<10)
-	def(&c.MaxHdr, wire.RTRSHdrSize)
+	def(&c.MaxHdr, rtrswire.HdrSize)
 	def(&c.HeartbeatEvery, 200*time.Millisecond)
 	def(&c.MissedLimit, 4)
 	def(&c.ConnectTimeout, 5*time.Second)
@@ -114,7 +114,7 @@ func (c ServerConfig) withDefaults() (ServerConfig, wire.RTRSChunks, error) {
 	def(&c.MaxSessions, 256)
 	def(&c.MaxPaths, 8)
 	def(&c.MaxConns, maxConns)
-	var none wire.RTRSChunks
+	var none rtrswire.Chunks
 	switch {
 	case c.QueueDepth < 1 || c.QueueDepth > maxDepth:
 		return c, none, fmt.Errorf("queue depth %d, 1 to %d are possible", c.QueueDepth, maxDepth)
@@ -122,11 +122,11 @@ func (c ServerConfig) withDefaults() (ServerConfig, wire.RTRSChunks, error) {
 		return c, none, fmt.Errorf("chunks of %d bytes of data and %d of headers, 512 to 64 MiB and 512 to 64 KiB are possible", c.MaxIO, c.MaxHdr)
 	case c.ConnectTimeout < 0 || c.TrimAfter < 0:
 		return c, none, fmt.Errorf("timeouts of %v, %v: none can be negative", c.ConnectTimeout, c.TrimAfter)
-	case c.MaxSessions < 1 || c.MaxPaths < 1 || c.MaxPaths > wire.RTRSMaxPaths || c.MaxConns < 1 || c.MaxConns > wire.RTRSMaxConns:
+	case c.MaxSessions < 1 || c.MaxPaths < 1 || c.MaxPaths > rtrswire.MaxPaths || c.MaxConns < 1 || c.MaxConns > rtrswire.MaxConns:
 		return c, none, fmt.Errorf("at most %d sessions, %d paths, %d connections: at least 1 of each, at most %d paths and %d connections are possible",
-			c.MaxSessions, c.MaxPaths, c.MaxConns, wire.RTRSMaxPaths, wire.RTRSMaxConns)
+			c.MaxSessions, c.MaxPaths, c.MaxConns, rtrswire.MaxPaths, rtrswire.MaxConns)
 	}
-	chunks, err := wire.NewRTRSChunks(uint32(c.QueueDepth), uint32(c.MaxIO), uint32(c.MaxHdr))
+	chunks, err := rtrswire.NewChunks(uint32(c.QueueDepth), uint32(c.MaxIO), uint32(c.MaxHdr))
 	if err != nil {
 		return c, none, err
 	}
@@ -135,7 +135,7 @@ func (c ServerConfig) withDefaults() (ServerConfig, wire.RTRSChunks, error) {
 
 const (
 	maxConns = 64
-	maxDepth = (transport.MaxSend - wire.RTRSInfoRspLen) / wire.RTRSDescLen // an INFO_RSP is one send
+	maxDepth = (transport.MaxSend - rtrswire.InfoRspLen) / rtrswire.DescLen // an INFO_RSP is one send
 )
 
 func checkHeartbeat(every time.Duration, missed int) error {

@@ -7,12 +7,12 @@ import (
 
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 const (
-	beatAsk = uint32(wire.RTRSImmHeartbeat)
-	beatAck = uint32(wire.RTRSImmHeartbeatAck)
+	beatAsk = uint32(rtrswire.ImmHeartbeat)
+	beatAck = uint32(rtrswire.ImmHeartbeatAck)
 )
 
 // TestNoFaultNoLoss: where every heartbeat is answered no path is ever lost, each
@@ -171,7 +171,7 @@ func TestAllComesBack(t *testing.T) {
 	for len(f.c.epochs) > 0 {
 		asked := 0
 		for _, o := range f.take() {
-			if m, err := wire.ParseRTRSFence(o.bytes); err == nil && m.Type == wire.RTRSFenceType {
+			if m, err := rtrswire.ParseFence(o.bytes); err == nil && m.Type == rtrswire.FenceType {
 				asked++
 				if err := o.path.(*ClientPath).Received(f.now, 0, fenced(m), 0, false); err != nil {
 					t.Fatal(err)
@@ -204,7 +204,7 @@ func TestServerGivesBack(t *testing.T) {
 			f.s.Reply(f.now, r, 0, rdserr.ErrIO)
 		}
 		for _, o := range f.take() {
-			if k, err := wire.ParseRTRSRKeyRsp(o.bytes); err == nil {
+			if k, err := rtrswire.ParseRKeyRsp(o.bytes); err == nil {
 				ds[k.BufID].Key = k.Key
 			}
 		}
@@ -327,7 +327,7 @@ func TestFencesByAttempt(t *testing.T) {
 	if len(f.take()) != 0 || len(f.c.epochs) != 1 {
 		t.Fatal("sent again after an answer on a path that was not asked")
 	}
-	bad := wire.RTRSFence{Type: wire.RTRSFencedType, Path: fence.Path, Attempt: fence.Attempt, Errno: 5}
+	bad := rtrswire.Fence{Type: rtrswire.FencedType, Path: fence.Path, Attempt: fence.Attempt, Errno: 5}
 	if err := q.Received(f.now, 0, bad.Append(nil), 0, false); err == nil || q.State() != Closing {
 		t.Fatalf("%v to a fence that failed; the path is %v", err, q.State())
 	}
@@ -341,15 +341,15 @@ func TestFencesByAttempt(t *testing.T) {
 // TestRestedOnlyAtRest: the promise is not given with anything that might still be
 // sent, nor a second time.
 func TestRestedOnlyAtRest(t *testing.T) {
-	rest := wire.RTRSNotice{Type: wire.RTRSRestType}.Append(nil)
+	rest := rtrswire.Notice{Type: rtrswire.RestType}.Append(nil)
 	asks := func(f *fakeClient, p *ClientPath) uint16 {
 		t.Helper()
 		f.take()
 		if err := p.Received(f.now, 0, rest, 0, false); err != nil {
 			t.Fatal(err)
 		}
-		n, err := wire.ParseRTRSNotice(one(t, f.take()).bytes)
-		if err != nil || n.Type != wire.RTRSRestedType {
+		n, err := rtrswire.ParseNotice(one(t, f.take()).bytes)
+		if err != nil || n.Type != rtrswire.RestedType {
 			t.Fatalf("%+v, %v", n, err)
 		}
 		return n.Errno
@@ -382,7 +382,7 @@ func TestServerEdges(t *testing.T) {
 	p, ds := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"})
 	size := f.s.chunks.Size()
 	usr := make([]byte, MaxUsr)
-	m := wire.RTRSReq{Type: wire.RTRSWrite, UsrLen: MaxUsr}
+	m := rtrswire.Req{Type: rtrswire.Write, UsrLen: MaxUsr}
 	b := m.Append(append(make([]byte, int(size)-len(m.Append(usr))), usr...))
 	data := len(b) - len(m.Append(usr))
 	if data > 4096 {
@@ -395,7 +395,7 @@ func TestServerEdges(t *testing.T) {
 		t.Fatalf("%d bytes of data, %d of header", len(r.Data), len(r.Usr))
 	}
 	// To the last byte of the chunk.
-	m = wire.RTRSReq{Type: wire.RTRSRead, SGCnt: 1, Desc: wire.RTRSDesc{Addr: 1, Key: 2, Len: 64}}
+	m = rtrswire.Req{Type: rtrswire.Read, SGCnt: 1, Desc: rtrswire.Desc{Addr: 1, Key: 2, Len: 64}}
 	tail := m.Append(nil)
 	at := size - uint32(len(tail))
 	err := f.write(p, 1, ds, 1, at, at, tail)
@@ -411,7 +411,7 @@ func TestServerEdges(t *testing.T) {
 func TestAsManyFences(t *testing.T) {
 	f, _, _ := atStore(t, smallServer)
 	q, _ := f.up(someone{session: 1, path: 2, attempt: 1, addr: 2, name: "a", late: true})
-	m := wire.RTRSFence{Type: wire.RTRSFenceType, Attempt: 1}
+	m := rtrswire.Fence{Type: rtrswire.FenceType, Attempt: 1}
 	m.Path[0] = 1
 	for i := range maxFences {
 		if err := q.Received(f.now, 0, m.Append(nil), 0, false); err != nil {
@@ -450,7 +450,7 @@ func TestAttemptsWrap(t *testing.T) {
 	}
 	n.Gone(f.now)
 	one(t, f.take())
-	m := wire.RTRSFence{Type: wire.RTRSFenceType, Attempt: 1}
+	m := rtrswire.Fence{Type: rtrswire.FenceType, Attempt: 1}
 	m.Path[0] = 2
 	if err := q.Received(f.now, 0, m.Append(nil), 0, false); err == nil {
 		t.Error("a path fenced itself")
@@ -465,7 +465,7 @@ func TestTrimWithNothingElseDue(t *testing.T) {
 	p, ds := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"})
 	asked := func() bool {
 		for _, o := range f.take() {
-			if m, err := wire.ParseRTRSNotice(o.bytes); err == nil && m.Type == wire.RTRSRestType {
+			if m, err := rtrswire.ParseNotice(o.bytes); err == nil && m.Type == rtrswire.RestType {
 				return true
 			}
 		}
@@ -482,7 +482,7 @@ func TestTrimWithNothingElseDue(t *testing.T) {
 	}
 	answer := func(errno uint16) {
 		t.Helper()
-		if err := p.Received(f.now, 0, wire.RTRSNotice{Type: wire.RTRSRestedType, Errno: errno}.Append(nil), 0, false); err != nil {
+		if err := p.Received(f.now, 0, rtrswire.Notice{Type: rtrswire.RestedType, Errno: errno}.Append(nil), 0, false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -491,7 +491,7 @@ func TestTrimWithNothingElseDue(t *testing.T) {
 			f.put(p, 1, ds, id, Write, make([]byte, 128<<10))
 			f.s.Reply(f.now, f.reqs[len(f.reqs)-1], 0, nil)
 			for _, o := range f.take() {
-				if k, err := wire.ParseRTRSRKeyRsp(o.bytes); err == nil {
+				if k, err := rtrswire.ParseRKeyRsp(o.bytes); err == nil {
 					ds[k.BufID].Key = k.Key
 				}
 			}

@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // posted is what a core posted, with its bytes.
@@ -132,7 +132,7 @@ func (f *fakeClient) tick(d time.Duration) {
 // take returns what was posted since, without heartbeats.
 func (f *fakeClient) take() (ps []posted) {
 	for _, p := range f.posts {
-		if i := wire.RTRSImm(p.op.Imm); p.op.Kind != transport.OpWriteImm || i != wire.RTRSImmHeartbeat && i != wire.RTRSImmHeartbeatAck {
+		if i := rtrswire.Imm(p.op.Imm); p.op.Kind != transport.OpWriteImm || i != rtrswire.ImmHeartbeat && i != rtrswire.ImmHeartbeatAck {
 			ps = append(ps, p)
 		}
 	}
@@ -141,13 +141,13 @@ func (f *fakeClient) take() (ps []posted) {
 }
 
 // rsp is what a server of ours answers to a connection.
-func rsp(chunks wire.RTRSChunks, flags uint32) []byte {
-	r := wire.RTRSConnRsp{QueueDepth: uint16(chunks.Depth), MaxIOSize: chunks.MaxIO, MaxHdrSize: chunks.MaxHdr, Flags: flags}
+func rsp(chunks rtrswire.Chunks, flags uint32) []byte {
+	r := rtrswire.ConnRsp{QueueDepth: uint16(chunks.Depth), MaxIOSize: chunks.MaxIO, MaxHdrSize: chunks.MaxHdr, Flags: flags}
 	return r.Append(nil)
 }
 
-func chunksOf(depth, maxIO, maxHdr uint32) wire.RTRSChunks {
-	c, err := wire.NewRTRSChunks(depth, maxIO, maxHdr)
+func chunksOf(depth, maxIO, maxHdr uint32) rtrswire.Chunks {
+	c, err := rtrswire.NewChunks(depth, maxIO, maxHdr)
 	if err != nil {
 		panic(err)
 	}
@@ -155,22 +155,22 @@ func chunksOf(depth, maxIO, maxHdr uint32) wire.RTRSChunks {
 }
 
 // info is an INFO_RSP of generation g: chunk i lies at (i+1)<<20 with key 100+i.
-func info(chunks wire.RTRSChunks, g uint32) []byte {
-	var ds []wire.RTRSDesc
+func info(chunks rtrswire.Chunks, g uint32) []byte {
+	var ds []rtrswire.Desc
 	for i := range chunks.Depth {
-		ds = append(ds, wire.RTRSDesc{Addr: uint64(i+1) << 20, Key: 100 + i, Len: chunks.Size()})
+		ds = append(ds, rtrswire.Desc{Addr: uint64(i+1) << 20, Key: 100 + i, Len: chunks.Size()})
 	}
-	b := wire.AppendRTRSInfoRsp(nil, ds)
-	wire.SetRTRSGeneration(b, g)
+	b := rtrswire.AppendInfoRsp(nil, ds)
+	rtrswire.SetGeneration(b, g)
 	return b
 }
 
 var fourChunks = chunksOf(4, 8192, 512)
 
-const ours = wire.RTRSFences | wire.RTRSNewRKey
+const ours = rtrswire.Fences | rtrswire.NewRKey
 
 // connect brings p, which is dialling, up; in session g.
-func (f *fakeClient) connect(p *ClientPath, chunks wire.RTRSChunks, flags, g uint32) {
+func (f *fakeClient) connect(p *ClientPath, chunks rtrswire.Chunks, flags, g uint32) {
 	f.t.Helper()
 	for i := range f.c.cfg.Conns {
 		d := f.dials[len(f.dials)-1]
@@ -210,7 +210,7 @@ func (f *fakeClient) submit(op Op, data []byte) *Req {
 func (f *fakeClient) answer(p posted, errno uint16, k uint32) error {
 	f.t.Helper()
 	id := p.op.Imm >> f.c.chunks.MemBits()
-	return p.path.(*ClientPath).Received(f.now, p.conn, wire.RTRSRKeyRsp{BufID: uint16(id), Key: k}.Append(nil), uint32(wire.RTRSDone(id, errno, false)), true)
+	return p.path.(*ClientPath).Received(f.now, p.conn, rtrswire.RKeyRsp{BufID: uint16(id), Key: k}.Append(nil), uint32(rtrswire.Done(id, errno, false)), true)
 }
 
 // one is the one element of s.
@@ -276,7 +276,7 @@ func (f *fakeServer) Accept(c *ServerCon, rsp []byte) {
 	f.accepted, f.rsps = append(f.accepted, c), append(f.rsps, rsp)
 }
 func (f *fakeServer) Reject(c *ServerCon, rsp []byte) {
-	r, err := wire.ParseRTRSConnRsp(rsp)
+	r, err := rtrswire.ParseConnRsp(rsp)
 	if err != nil || c.Path != nil {
 		f.t.Errorf("rejected with %x: %v", rsp, err)
 	}
@@ -345,7 +345,7 @@ func (f *fakeServer) tick(d time.Duration) {
 
 func (f *fakeServer) take() (ps []posted) {
 	for _, p := range f.posts {
-		if i := wire.RTRSImm(p.op.Imm); p.op.Kind != transport.OpWriteImm || i != wire.RTRSImmHeartbeat && i != wire.RTRSImmHeartbeatAck {
+		if i := rtrswire.Imm(p.op.Imm); p.op.Kind != transport.OpWriteImm || i != rtrswire.ImmHeartbeat && i != rtrswire.ImmHeartbeatAck {
 			ps = append(ps, p)
 		}
 	}
@@ -364,11 +364,11 @@ type someone struct {
 }
 
 func (w someone) req(conn, conns uint16) []byte {
-	r := wire.RTRSConnReq{Conn: conn, Conns: conns, Attempt: w.attempt, FirstConn: !w.late}
+	r := rtrswire.ConnReq{Conn: conn, Conns: conns, Attempt: w.attempt, FirstConn: !w.late}
 	r.Session[0], r.Path[0] = w.session, w.path
 	b := r.Append(nil)
 	if !w.kernel {
-		wire.SetRTRSFences(b)
+		rtrswire.SetFences(b)
 	}
 	return b
 }
@@ -386,7 +386,7 @@ func (f *fakeServer) join(w someone) *ServerPath {
 		f.t.Fatalf("refused with %v", f.rejected)
 	}
 	f.dial(w, 1, 2)
-	b, _ := wire.AppendRTRSInfoReq(nil, w.name)
+	b, _ := rtrswire.AppendInfoReq(nil, w.name)
 	if err := c.Path.Received(f.now, 0, b, 0, false); err != nil {
 		f.t.Fatal(err)
 	}
@@ -394,7 +394,7 @@ func (f *fakeServer) join(w someone) *ServerPath {
 }
 
 // up makes a path that is connected, and returns its chunks.
-func (f *fakeServer) up(w someone) (*ServerPath, []wire.RTRSDesc) {
+func (f *fakeServer) up(w someone) (*ServerPath, []rtrswire.Desc) {
 	f.t.Helper()
 	p := f.join(w)
 	if p.State() != Connected {
@@ -402,7 +402,7 @@ func (f *fakeServer) up(w someone) (*ServerPath, []wire.RTRSDesc) {
 	}
 	for _, o := range f.take() {
 		if o.path == p && o.op.Kind == transport.OpSend {
-			ds, err := wire.ParseRTRSInfoRsp(o.bytes, f.s.chunks)
+			ds, err := rtrswire.ParseInfoRsp(o.bytes, f.s.chunks)
 			if err != nil {
 				f.t.Fatal(err)
 			}
@@ -415,7 +415,7 @@ func (f *fakeServer) up(w someone) (*ServerPath, []wire.RTRSDesc) {
 
 // write does what the link does with a request: b into chunk id from byte at
 // on, the message at byte off.
-func (f *fakeServer) write(p *ServerPath, conn int, ds []wire.RTRSDesc, id, at, off uint32, b []byte) error {
+func (f *fakeServer) write(p *ServerPath, conn int, ds []rtrswire.Desc, id, at, off uint32, b []byte) error {
 	f.t.Helper()
 	r, ok := f.regions[ds[id].Key]
 	if !ok {
@@ -427,14 +427,14 @@ func (f *fakeServer) write(p *ServerPath, conn int, ds []wire.RTRSDesc, id, at, 
 }
 
 // put writes a whole request: user header "user-hdr".
-func (f *fakeServer) put(p *ServerPath, conn int, ds []wire.RTRSDesc, id uint32, op Op, data []byte) error {
+func (f *fakeServer) put(p *ServerPath, conn int, ds []rtrswire.Desc, id uint32, op Op, data []byte) error {
 	f.t.Helper()
-	m := wire.RTRSReq{Type: wire.RTRSWrite, UsrLen: 8}
+	m := rtrswire.Req{Type: rtrswire.Write, UsrLen: 8}
 	n := uint32(len(data))
 	if op == Read {
-		m.Type = wire.RTRSRead
+		m.Type = rtrswire.Read
 		if n > 0 {
-			m.SGCnt, m.Desc = 1, wire.RTRSDesc{Addr: 0xabc000, Key: 0x77, Len: n}
+			m.SGCnt, m.Desc = 1, rtrswire.Desc{Addr: 0xabc000, Key: 0x77, Len: n}
 		}
 		return f.write(p, conn, ds, id, n, n+8, m.Append([]byte("user-hdr")))
 	}

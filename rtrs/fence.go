@@ -4,7 +4,7 @@ import (
 	"fmt"
 
 	"github.com/rdsd/rdsd/internal/mutant"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // Failover. When a path is lost, nobody can tell what became of the requests in
@@ -28,7 +28,7 @@ import (
 type epoch struct {
 	c       *Client
 	from    *ClientPath // it may be removed, or have a newer life
-	path    [wire.RTRSUUIDLen]byte
+	path    [rtrswire.UUIDLen]byte
 	attempt uint16
 	able    bool        // the server could be asked, when it lived
 	reqs    list        // to be sent again
@@ -109,7 +109,7 @@ func (c *Client) fence() {
 		for _, p := range c.paths {
 			if p.state == Connected && p.fences() {
 				e.via = p
-				f := wire.RTRSFence{Type: wire.RTRSFenceType, Attempt: e.attempt, Path: e.path}
+				f := rtrswire.Fence{Type: rtrswire.FenceType, Attempt: e.attempt, Path: e.path}
 				p.notice(f.Append(c.tail[:0]))
 				break
 			}
@@ -154,7 +154,7 @@ func (c *Client) forsake(p *ClientPath) {
 
 // fenced: the answer to a fence.
 func (p *ClientPath) fenced(data []byte) error {
-	f, err := wire.ParseRTRSFence(data)
+	f, err := rtrswire.ParseFence(data)
 	if err != nil {
 		return err
 	}

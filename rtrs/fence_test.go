@@ -7,7 +7,7 @@ import (
 
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // twoPaths is a client with two paths and n writes on the first.
@@ -23,16 +23,16 @@ func twoPaths(t *testing.T, cfg ClientConfig, n int) (f *fakeClient, p, q *Clien
 	return f, p, q, rs
 }
 
-func fenced(f wire.RTRSFence) []byte {
-	f.Type = wire.RTRSFencedType
+func fenced(f rtrswire.Fence) []byte {
+	f.Type = rtrswire.FencedType
 	return f.Append(nil)
 }
 
 // fenceOf reads the FENCE that o is.
-func fenceOf(t *testing.T, o posted) wire.RTRSFence {
+func fenceOf(t *testing.T, o posted) rtrswire.Fence {
 	t.Helper()
-	f, err := wire.ParseRTRSFence(o.bytes)
-	if err != nil || f.Type != wire.RTRSFenceType || o.op.Kind != transport.OpSend || o.conn != 0 {
+	f, err := rtrswire.ParseFence(o.bytes)
+	if err != nil || f.Type != rtrswire.FenceType || o.op.Kind != transport.OpSend || o.conn != 0 {
 		t.Fatalf("no fence but %+v: %v", o, err)
 	}
 	return f
@@ -130,7 +130,7 @@ func TestGhostHoldsEverything(t *testing.T) {
 		f.take()
 		alive := func(d time.Duration) {
 			for end := f.now + d; f.now < end; f.tick(100 * ms) {
-				p.Written(f.now, 0, 0, 0, 0, uint32(wire.RTRSImmHeartbeatAck))
+				p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
 			}
 		}
 		alive(1100 * ms)
@@ -163,7 +163,7 @@ func TestGhostHoldsEverything(t *testing.T) {
 		if len(f.c.free) != 4-len(sent)-1 {
 			t.Errorf("%d permits are free", len(f.c.free))
 		}
-		if err := p.Received(f.now, 0, fenced(wire.RTRSFence{Path: q.uuid, Attempt: 1}), 0, false); err != nil {
+		if err := p.Received(f.now, 0, fenced(rtrswire.Fence{Path: q.uuid, Attempt: 1}), 0, false); err != nil {
 			t.Fatal(err)
 		}
 		if sent = append(sent, f.take()...); len(sent) != 1 || f.c.ghosts != 0 || len(f.c.free) != 3 {
@@ -188,12 +188,12 @@ func TestSlowStore(t *testing.T) {
 		sent := f.take()
 		alive := func(d time.Duration) {
 			for end := f.now + d; f.now < end; f.tick(100 * ms) {
-				p.Written(f.now, 0, 0, 0, 0, uint32(wire.RTRSImmHeartbeatAck))
+				p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
 				asked := f.posts
 				f.posts = nil
 				for _, o := range asked {
-					if o.conn > 0 && o.op.Imm == uint32(wire.RTRSImmHeartbeat) {
-						p.Written(f.now, o.conn, 0, 0, 0, uint32(wire.RTRSImmHeartbeatAck))
+					if o.conn > 0 && o.op.Imm == uint32(rtrswire.ImmHeartbeat) {
+						p.Written(f.now, o.conn, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
 					}
 				}
 			}
@@ -325,11 +325,11 @@ func TestNewGeneration(t *testing.T) {
 // TestRest: a client without a request promises to send nothing, until it is
 // woken; one with a request says so.
 func TestRest(t *testing.T) {
-	rest, wake := wire.RTRSNotice{Type: wire.RTRSRestType}.Append(nil), wire.RTRSNotice{Type: wire.RTRSWakeType}.Append(nil)
+	rest, wake := rtrswire.Notice{Type: rtrswire.RestType}.Append(nil), rtrswire.Notice{Type: rtrswire.WakeType}.Append(nil)
 	answer := func(o posted) syscall.Errno {
 		t.Helper()
-		n, err := wire.ParseRTRSNotice(o.bytes)
-		if err != nil || n.Type != wire.RTRSRestedType {
+		n, err := rtrswire.ParseNotice(o.bytes)
+		if err != nil || n.Type != rtrswire.RestedType {
 			t.Fatalf("%+v, %v", n, err)
 		}
 		return syscall.Errno(n.Errno)
@@ -369,7 +369,7 @@ func TestRest(t *testing.T) {
 	p.Received(0, 0, rest, 0, false)
 	for range 30 {
 		f.tick(100 * ms)
-		p.Written(f.now, 0, 0, 0, 0, uint32(wire.RTRSImmHeartbeatAck))
+		p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
 	}
 	if p.State() != Closing {
 		t.Fatal(p.State())

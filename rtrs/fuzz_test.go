@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // A hostile peer: a program of bytes says what it sends, and when links break.
@@ -73,7 +73,7 @@ func serverWorld(t testing.TB, b []byte) {
 		}
 		f.s.Reply(f.now, r, int(p.byte()), nil)
 		for _, o := range f.take() {
-			if k, err := wire.ParseRTRSRKeyRsp(o.bytes); err == nil && o.path == good {
+			if k, err := rtrswire.ParseRKeyRsp(o.bytes); err == nil && o.path == good {
 				ds[k.BufID].Key = k.Key
 			}
 		}
@@ -98,7 +98,7 @@ func serverWorld(t testing.TB, b []byte) {
 			w := someone{session: p.byte() % 3, path: p.byte() % 4, attempt: p.u16() % 8, addr: p.byte() % 2, name: string('a' + rune(p.byte()%3))}
 			if c := f.dial(w, 0, 2); c.Path != nil {
 				f.dial(w, 1, 2)
-				m, _ := wire.AppendRTRSInfoReq(nil, w.name)
+				m, _ := rtrswire.AppendInfoReq(nil, w.name)
 				c.Path.Received(f.now, 0, m, 0, false)
 			}
 		case 14, 15: // a good request, mostly
@@ -113,18 +113,18 @@ func serverWorld(t testing.TB, b []byte) {
 			f.s.Connect(f.now, nil, p.bytes(w.req(uint16(p.byte()%3), conns)), netip.AddrPort{}, netip.AddrPortFrom(netip.AddrFrom4([4]byte{1, 2, 3, p.byte() % 2}), 1))
 		case 2:
 			if q != nil {
-				m, _ := wire.AppendRTRSInfoReq(nil, string('a'+rune(p.byte()%3)))
+				m, _ := rtrswire.AppendInfoReq(nil, string('a'+rune(p.byte()%3)))
 				q.Received(f.now, int(op>>4)%3, p.bytes(m), p.u32(), op&128 != 0)
 			}
 		case 3:
 			if q != nil {
-				m := wire.RTRSFence{Type: wire.RTRSFenceType, Attempt: p.u16() % 8}
+				m := rtrswire.Fence{Type: rtrswire.FenceType, Attempt: p.u16() % 8}
 				m.Path[0] = p.byte() % 4
 				q.Received(f.now, 0, p.bytes(m.Append(nil)), 0, false)
 			}
 		case 4:
 			if q != nil {
-				q.Received(f.now, 0, p.bytes(wire.RTRSNotice{Type: wire.RTRSRestedType}.Append(nil)), 0, false)
+				q.Received(f.now, 0, p.bytes(rtrswire.Notice{Type: rtrswire.RestedType}.Append(nil)), 0, false)
 			}
 		case 5, 6, 7:
 			if q == nil {
@@ -151,7 +151,7 @@ func serverWorld(t testing.TB, b []byte) {
 			}
 		case 10:
 			f.tick(time.Duration(p.byte()) * 10 * ms)
-			good.Written(f.now, 0, 0, 0, 0, uint32(wire.RTRSImmHeartbeatAck))
+			good.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
 		case 11:
 			if len(running) > 0 {
 				reply(int(p.byte()) % len(running))
@@ -229,31 +229,31 @@ func clientWorld(t testing.TB, b []byte) {
 		case 14, 15: // a good answer
 			for id, r := range f.c.slots {
 				if r != nil && r.path == q {
-					q.Received(f.now, int(r.con), wire.RTRSRKeyRsp{BufID: uint16(id), Key: 5}.Append(nil), uint32(wire.RTRSDone(uint32(id), 0, false)), true)
+					q.Received(f.now, int(r.con), rtrswire.RKeyRsp{BufID: uint16(id), Key: 5}.Append(nil), uint32(rtrswire.Done(uint32(id), 0, false)), true)
 				}
 			}
 		case 0, 1:
 			q.Dialed(f.now, len(q.cons), p.bytes(rsp(small, flags)))
 		case 2:
-			r := wire.RTRSReject(1 + p.u16()%200)
+			r := rtrswire.Reject(1 + p.u16()%200)
 			q.Refused(f.now, len(q.cons), p.bytes(r.Append(nil)), nil)
 		case 3, 4:
 			q.Received(f.now, 0, p.bytes(info(small, uint32(op>>4))), 0, false)
 		case 5:
-			q.Received(f.now, 0, p.bytes(wire.RTRSNotice{Type: wire.RTRSType(0x8000 + uint16(p.byte())%8), Errno: p.u16()}.Append(nil)), 0, false)
+			q.Received(f.now, 0, p.bytes(rtrswire.Notice{Type: rtrswire.Type(0x8000 + uint16(p.byte())%8), Errno: p.u16()}.Append(nil)), 0, false)
 		case 6:
-			m := wire.RTRSFence{Type: wire.RTRSFencedType, Attempt: 1}
+			m := rtrswire.Fence{Type: rtrswire.FencedType, Attempt: 1}
 			for _, e := range f.c.epochs {
 				m.Attempt, m.Path = e.attempt, e.path
 			}
 			q.Received(f.now, 0, p.bytes(m.Append(nil)), 0, false)
 		case 7, 8:
 			id := uint32(p.byte()) % 5
-			i := wire.RTRSDone(id, p.u16()%20, op&64 != 0)
+			i := rtrswire.Done(id, p.u16()%20, op&64 != 0)
 			if op&32 != 0 {
-				i = wire.RTRSImm(p.u32())
+				i = rtrswire.Imm(p.u32())
 			}
-			q.Received(f.now, int(op>>4)%2, p.bytes(wire.RTRSRKeyRsp{BufID: uint16(id), Key: 5}.Append(nil)), uint32(i), true)
+			q.Received(f.now, int(op>>4)%2, p.bytes(rtrswire.RKeyRsp{BufID: uint16(id), Key: 5}.Append(nil)), uint32(i), true)
 		case 9:
 			q.Written(f.now, int(op>>4)%3, 0, 0, 0, p.u32())
 			q.Invalidated(f.now, int(op>>4)%3, p.u32()%20, int(p.u32()%8192))

@@ -2,24 +2,25 @@ package rtrs
 
 import (
 	"bytes"
-	"encoding/hex"
 	"net/netip"
-	"os"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
+	"github.com/rdsd/rdsd/wire/wiretest"
 )
 
-// The kernel's own messages, captured (wire/testdata/rtrs.txt), played to either
+// The kernel's own messages, captured (wire/rtrs/testdata/rtrs.txt), played to either
 // end.
 
-// captured is a message of the file: its bytes, and fields by name.
+// captured is a message of the file: its bytes, its descriptors, and its other
+// fields by name.
 type captured struct {
 	bytes  []byte
+	descs  []string
 	fields map[string]string
 }
 
@@ -34,28 +35,10 @@ func (c captured) num(t *testing.T, name string) uint32 {
 
 // kernelMessages reads those with a capture, by kind and name.
 func kernelMessages(t *testing.T) map[string]captured {
-	b, err := os.ReadFile("../wire/testdata/rtrs.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
 	all := map[string]captured{}
-	for _, block := range strings.Split(string(b), "\n\n") {
-		c, key := captured{fields: map[string]string{}}, ""
-		for _, line := range strings.Split(block, "\n") {
-			name, value, _ := strings.Cut(line, " ")
-			switch name {
-			case "vector":
-				key = value
-			case "hex":
-				if c.bytes, err = hex.DecodeString(value); err != nil {
-					t.Fatal(err)
-				}
-			default:
-				c.fields[name] = value
-			}
-		}
-		if c.fields["capture"] != "" {
-			all[key] = c
+	for _, v := range wiretest.Read(t, "../wire/rtrs/testdata/rtrs.txt", "desc") {
+		if v.Captured() {
+			all[v.Kind+" "+v.Name] = captured{v.Hex, v.List, v.Fields}
 		}
 	}
 	if len(all) < 60 {
@@ -85,7 +68,7 @@ func TestKernelServer(t *testing.T) {
 		t.Errorf("INFO_REQ %+v", o)
 	}
 	// Its heartbeat may come first.
-	if err := p.Written(0, 0, 0, 0, 0, uint32(wire.RTRSImmHeartbeat)); err != nil || f.posts[0].op.Imm != uint32(wire.RTRSImmHeartbeatAck) {
+	if err := p.Written(0, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeat)); err != nil || f.posts[0].op.Imm != uint32(rtrswire.ImmHeartbeatAck) {
 		t.Fatalf("%v, %+v", err, f.posts)
 	}
 	f.posts = nil
@@ -121,7 +104,7 @@ func TestKernelServer(t *testing.T) {
 		if !bytes.Equal(got, want) || o.conn != conn || o.op.Kind != transport.OpWriteImm || o.op.Key != key || o.op.Addr != addr || o.op.Imm != m.num(t, "off") {
 			t.Fatalf("%s: %+v\n%x\nwant %x", name, o, got, want)
 		}
-		imm := wire.RTRSDone(0, uint16(errno), r.Op == Read && data > 0)
+		imm := rtrswire.Done(0, uint16(errno), r.Op == Read && data > 0)
 		if r.Op == Read && data > 0 {
 			if f.keys[r.key] == nil {
 				t.Fatal("the memory has no key")
@@ -159,9 +142,9 @@ func TestKernelServer(t *testing.T) {
 func TestKernelServerWithoutFences(t *testing.T) {
 	f := newFakeClient(t, ClientConfig{})
 	p := f.add(1)
-	f.connect(p, fourChunks, wire.RTRSNewRKey, 0)
+	f.connect(p, fourChunks, rtrswire.NewRKey, 0)
 	q := f.add(2)
-	f.connect(q, fourChunks, wire.RTRSNewRKey, 0)
+	f.connect(q, fourChunks, rtrswire.NewRKey, 0)
 	f.take()
 	r := f.submit(Write, make([]byte, 512))
 	lost := one(t, f.take()).path.(*ClientPath)
@@ -182,7 +165,7 @@ func TestKernelServerWithoutFences(t *testing.T) {
 			t.Fatal("not connected anew")
 		}
 	}
-	f.connect(lost, fourChunks, wire.RTRSNewRKey, 0)
+	f.connect(lost, fourChunks, rtrswire.NewRKey, 0)
 	for _, o := range f.take() {
 		if o.op.Kind == transport.OpWriteImm {
 			if err := f.answer(o, 0, 1); err != nil {
@@ -215,7 +198,7 @@ func TestKernelClient(t *testing.T) {
 			t.Fatalf("refused: %+v, %v", c, f.rejected)
 		}
 		want := bytes.Clone(k["connrsp invalidate-on"].bytes)
-		want[16] |= wire.RTRSFences
+		want[16] |= rtrswire.Fences
 		if !bytes.Equal(f.rsps[i], want) {
 			t.Errorf("CON_RSP\n%x\nwant %x", f.rsps[i], want)
 		}
@@ -226,8 +209,8 @@ func TestKernelClient(t *testing.T) {
 	}
 	ses := one(t, f.ups)
 	o := one(t, f.take())
-	ds, err := wire.ParseRTRSInfoRsp(o.bytes, f.s.chunks)
-	if err != nil || len(ds) != 32 || ses.Name != "s1" || wire.RTRSGeneration(o.bytes) != 0 || len(o.bytes) != len(k["inforsp 32-descriptors"].bytes) {
+	ds, err := rtrswire.ParseInfoRsp(o.bytes, f.s.chunks)
+	if err != nil || len(ds) != 32 || ses.Name != "s1" || rtrswire.Generation(o.bytes) != 0 || len(o.bytes) != len(k["inforsp 32-descriptors"].bytes) {
 		t.Fatalf("%v, %d descriptors", err, len(ds))
 	}
 	play := func(name string, conn int, err error, wantInv bool) {
@@ -271,12 +254,12 @@ func TestKernelClient(t *testing.T) {
 			ps = ps[1:]
 		}
 		d := one(t, ps)
-		rk, perr := wire.ParseRTRSRKeyRsp(d.bytes)
+		rk, perr := rtrswire.ParseRKeyRsp(d.bytes)
 		var errno syscall.Errno
 		if err != nil {
 			errno = err.(syscall.Errno)
 		}
-		if perr != nil || d.op.Kind != transport.OpSendImm || rk.BufID != 3 || d.conn != conn || wire.RTRSImm(d.op.Imm) != wire.RTRSDone(3, uint16(errno), wantInv) {
+		if perr != nil || d.op.Kind != transport.OpSendImm || rk.BufID != 3 || d.conn != conn || rtrswire.Imm(d.op.Imm) != rtrswire.Done(3, uint16(errno), wantInv) {
 			t.Fatalf("%s: answer %+v, %+v", name, d, rk)
 		}
 		if r, ok := f.regions[rk.Key]; !ok || r.addr != ds[3].Addr || rk.Key == old {
@@ -293,10 +276,10 @@ func TestKernelClient(t *testing.T) {
 	play("flush", 1, nil, false)
 	play("read-126976", 1, syscall.EIO, true)
 	play("close", 0, nil, false)
-	if err := p.Written(0, 0, 0, 0, 0, uint32(wire.RTRSImmHeartbeat)); err != nil {
+	if err := p.Written(0, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeat)); err != nil {
 		t.Fatal(err)
 	}
-	if i := wire.RTRSImm(f.posts[0].op.Imm); i != wire.RTRSImmHeartbeatAck {
+	if i := rtrswire.Imm(f.posts[0].op.Imm); i != rtrswire.ImmHeartbeatAck {
 		t.Errorf("to a heartbeat: %v", i)
 	}
 	// A kernel does not know our messages and gets none.
@@ -310,9 +293,9 @@ func TestKernelClient(t *testing.T) {
 // descOf reads "ADDR KEY LEN".
 func descOf(t *testing.T, m captured) (addr uint64, key, n uint32) {
 	t.Helper()
-	fs := strings.Fields(m.fields["desc"])
+	fs := strings.Fields(strings.Join(m.descs, " "))
 	if len(fs) != 3 {
-		t.Fatalf("no descriptor: %v", m.fields)
+		t.Fatalf("not one descriptor: %q, %v", m.descs, m.fields)
 	}
 	var v [3]uint64
 	for i := range v {

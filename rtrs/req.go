@@ -3,7 +3,7 @@ package rtrs
 import (
 	"time"
 
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // Op is the direction of a request's data.
@@ -77,7 +77,7 @@ type ServerReq struct {
 	stale bool
 	chunk uint32
 	con   uint16
-	msg   wire.RTRSReq
+	msg   rtrswire.Req
 	usr   [MaxUsr]byte
 }
 

@@ -8,13 +8,13 @@ import (
 
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // Server serves the sessions of one listener, or of several.
 type Server struct {
 	cfg    ServerConfig
-	chunks wire.RTRSChunks
+	chunks rtrswire.Chunks
 	env    ServerEnv
 	now    time.Duration
 	due    time.Duration
@@ -36,7 +36,7 @@ type Server struct {
 	tail         [64]byte
 }
 
-type uuid = [wire.RTRSUUIDLen]byte
+type uuid = [rtrswire.UUIDLen]byte
 
 // ServerCon is one connection of a path, or a request to make one.
 type ServerCon struct {
@@ -92,7 +92,7 @@ func (s *Server) Connect(now time.Duration, ctx any, req []byte, local, remote n
 	s.enter(now)
 	defer s.leave()
 	c := &ServerCon{Ctx: ctx}
-	r, err := wire.ParseRTRSConnReq(req)
+	r, err := rtrswire.ParseConnReq(req)
 	c.Num = int(r.Conn)
 	errno := errnoReset
 	if err == nil {
@@ -101,14 +101,14 @@ func (s *Server) Connect(now time.Duration, ctx any, req []byte, local, remote n
 	if err != nil {
 		s.stats.Refused++
 		s.event(Event{Kind: EventRefused, Err: err})
-		rsp := wire.RTRSReject(errno)
+		rsp := rtrswire.Reject(errno)
 		s.env.Reject(c, rsp.Append(nil))
 		return c
 	}
-	c.Path.fences = c.Path.fences || wire.RTRSFencesSet(req)
-	rsp := wire.RTRSConnRsp{QueueDepth: uint16(s.chunks.Depth), MaxIOSize: s.chunks.MaxIO, MaxHdrSize: s.chunks.MaxHdr, Flags: wire.RTRSFences}
+	c.Path.fences = c.Path.fences || rtrswire.FencesSet(req)
+	rsp := rtrswire.ConnRsp{QueueDepth: uint16(s.chunks.Depth), MaxIOSize: s.chunks.MaxIO, MaxHdrSize: s.chunks.MaxHdr, Flags: rtrswire.Fences}
 	if !s.cfg.NoInvalidate {
-		rsp.Flags |= wire.RTRSNewRKey
+		rsp.Flags |= rtrswire.NewRKey
 	}
 	s.env.Accept(c, rsp.Append(nil))
 	return c
@@ -116,7 +116,7 @@ func (s *Server) Connect(now time.Duration, ctx any, req []byte, local, remote n
 
 // admit finds or makes the path of c. Older lives of it are given up: the
 // client would not connect it if it had not lost them.
-func (s *Server) admit(c *ServerCon, r *wire.RTRSConnReq, local, remote netip.AddrPort) (errno uint16, err error) {
+func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, local, remote netip.AddrPort) (errno uint16, err error) {
 	if s.closed {
 		return errnoShutdown, ErrClosed
 	}

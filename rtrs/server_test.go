@@ -11,7 +11,7 @@ import (
 
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 var smallServer = ServerConfig{QueueDepth: 4, MaxIO: 8192, MaxHdr: 512}
@@ -95,8 +95,8 @@ func TestRefusedByMessage(t *testing.T) {
 	refused := func(f *fakeServer, p *ServerPath, want syscall.Errno) {
 		t.Helper()
 		o := one(t, f.take())
-		n, err := wire.ParseRTRSNotice(o.bytes)
-		if err != nil || n.Type != wire.RTRSRefusedType || syscall.Errno(n.Errno) != want || o.path != p || p.State() != Closing || len(f.hung) != 0 {
+		n, err := rtrswire.ParseNotice(o.bytes)
+		if err != nil || n.Type != rtrswire.RefusedType || syscall.Errno(n.Errno) != want || o.path != p || p.State() != Closing || len(f.hung) != 0 {
 			t.Fatalf("%+v, %v, the path is %v, %d hung", n, err, p.State(), len(f.hung))
 		}
 		f.tick(farewell) // it has had time to read it
@@ -157,7 +157,7 @@ func TestHandshake(t *testing.T) {
 	}
 	f = newFakeServer(t, smallServer)
 	p = f.dial(a, 0, 2).Path
-	b, _ := wire.AppendRTRSInfoReq(nil, "a")
+	b, _ := rtrswire.AppendInfoReq(nil, "a")
 	if err := p.Received(0, 0, b, 0, false); err == nil || p.State() != Closing {
 		t.Error("an INFO_REQ before the second connection")
 	}
@@ -182,10 +182,10 @@ func TestServerIO(t *testing.T) {
 	}
 	f.s.Reply(0, r, 0, rdserr.With(rdserr.ErrIO, "the disk is gone"))
 	o := one(t, f.take())
-	if wire.RTRSImm(o.op.Imm) != wire.RTRSDone(2, uint16(syscall.EIO), false) || o.conn != 1 {
+	if rtrswire.Imm(o.op.Imm) != rtrswire.Done(2, uint16(syscall.EIO), false) || o.conn != 1 {
 		t.Fatalf("%+v", o)
 	}
-	rk, _ := wire.ParseRTRSRKeyRsp(o.bytes)
+	rk, _ := rtrswire.ParseRKeyRsp(o.bytes)
 	ds[2].Key = rk.Key
 	if err := f.put(p, 1, ds, 2, Read, make([]byte, 100)); err != nil {
 		t.Fatal(err)
@@ -224,7 +224,7 @@ func TestBadRequests(t *testing.T) {
 		}
 		return b
 	}
-	desc := wire.RTRSDesc{Addr: 1, Key: 2, Len: 64}.Append
+	desc := rtrswire.Desc{Addr: 1, Key: 2, Len: 64}.Append
 	for name, c := range map[string]struct {
 		at, off uint32
 		b       []byte
@@ -232,7 +232,7 @@ func TestBadRequests(t *testing.T) {
 	}{
 		"user header too long":         {0, 8, append(make([]byte, 8), le(2, 9)...), syscall.EINVAL},
 		"two descriptors":              {64, 64, append(le(3, 0, 1, 2), make([]byte, 32)...), syscall.EINVAL},
-		"empty descriptor":             {64, 64, wire.RTRSDesc{Addr: 1}.Append(le(3, 0, 1, 1)), syscall.EINVAL},
+		"empty descriptor":             {64, 64, rtrswire.Desc{Addr: 1}.Append(le(3, 0, 1, 1)), syscall.EINVAL},
 		"descriptor longer than data":  {63, 63, desc(le(3, 0, 1, 1)), syscall.EINVAL},
 		"more data than the largest":   {0, 8200, append(make([]byte, 8200), le(2, 0)...), syscall.EINVAL},
 		"message beyond the end":       {8600, 8702, make([]byte, 104), syscall.EINVAL},
@@ -256,11 +256,11 @@ func TestBadRequests(t *testing.T) {
 			continue
 		}
 		ps := f.take()
-		if err != nil || len(ps) != 1 || wire.RTRSImm(ps[0].op.Imm) != wire.RTRSDone(1, uint16(c.want), false) || p.Info().Stats.Inflight != 0 {
+		if err != nil || len(ps) != 1 || rtrswire.Imm(ps[0].op.Imm) != rtrswire.Done(1, uint16(c.want), false) || p.Info().Stats.Inflight != 0 {
 			t.Errorf("%s: %v, %+v", name, err, ps)
 			continue
 		}
-		rk, _ := wire.ParseRTRSRKeyRsp(ps[0].bytes)
+		rk, _ := rtrswire.ParseRKeyRsp(ps[0].bytes)
 		ds[1].Key = rk.Key
 		if err := f.put(p, 1, ds, 1, Write, []byte("good")); err != nil || len(f.reqs) != 1 {
 			t.Errorf("%s: then a good one: %v, %d", name, err, len(f.reqs))
@@ -273,13 +273,13 @@ func TestServerViolations(t *testing.T) {
 	type world struct {
 		f  *fakeServer
 		p  *ServerPath
-		ds []wire.RTRSDesc
+		ds []rtrswire.Desc
 	}
 	put := func(w world, id uint32, key uint32, addr uint64, n int) error {
 		return w.p.Written(0, 1, key, addr, n, uint32(w.f.s.chunks.Req(id, 8)))
 	}
 	fence := func(w world, path byte, attempt uint16) error {
-		m := wire.RTRSFence{Type: wire.RTRSFenceType, Attempt: attempt}
+		m := rtrswire.Fence{Type: rtrswire.FenceType, Attempt: attempt}
 		m.Path[0] = path
 		return w.p.Received(0, 0, m.Append(nil), 0, false)
 	}
@@ -314,13 +314,13 @@ func TestServerViolations(t *testing.T) {
 		},
 		"send on connection 1": func(w world) error { return w.p.Received(0, 1, make([]byte, 8), 0, false) },
 		"a second INFO_REQ": func(w world) error {
-			b, _ := wire.AppendRTRSInfoReq(nil, "a")
+			b, _ := rtrswire.AppendInfoReq(nil, "a")
 			return w.p.Received(0, 0, b, 0, false)
 		},
 		"unknown message": func(w world) error { return w.p.Received(0, 0, []byte{0xff, 0xff, 0}, 0, false) },
 		"empty message":   func(w world) error { return w.p.Received(0, 0, nil, 0, false) },
 		"rested, not asked": func(w world) error {
-			return w.p.Received(0, 0, wire.RTRSNotice{Type: wire.RTRSRestedType}.Append(nil), 0, false)
+			return w.p.Received(0, 0, rtrswire.Notice{Type: rtrswire.RestedType}.Append(nil), 0, false)
 		},
 		"fence cut off":       func(w world) error { return w.p.Received(0, 0, []byte{1, 0x80, 0}, 0, false) },
 		"fence of itself":     func(w world) error { return fence(w, 1, 1) },

@@ -6,21 +6,21 @@ import (
 
 	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // pendingFence is a FENCE that is not answered yet.
 type pendingFence struct {
 	via  *ServerPath
-	what wire.RTRSFence
+	what rtrswire.Fence
 }
 
 // maxFences is how many a path may have waiting: a client has one epoch for
 // each of its paths, and some more if those are connected anew meanwhile.
-const maxFences = 4 * wire.RTRSMaxPaths
+const maxFences = 4 * rtrswire.MaxPaths
 
 // fence: the client wants what is left of a path's older lives ended.
-func (p *ServerPath) fence(f wire.RTRSFence) error {
+func (p *ServerPath) fence(f rtrswire.Fence) error {
 	if f.Path == p.uuid && int16(f.Attempt-p.attempt) >= 0 {
 		return fmt.Errorf("%w: a fence of the path it came on", ErrProtocol)
 	}
@@ -44,7 +44,7 @@ func (p *ServerPath) fence(f wire.RTRSFence) error {
 }
 
 // covers: q is of what f, which came on p, is about.
-func covers(q, p *ServerPath, f *wire.RTRSFence) bool {
+func covers(q, p *ServerPath, f *rtrswire.Fence) bool {
 	return q.session == p.session && q.uuid == f.Path && int16(f.Attempt-q.attempt) >= 0
 }
 
@@ -74,7 +74,7 @@ func (s *Server) answerFence(w pendingFence) bool {
 		}
 	}
 	s.stats.Fenced++
-	w.what.Type, w.what.Errno = wire.RTRSFencedType, 0
+	w.what.Type, w.what.Errno = rtrswire.FencedType, 0
 	w.via.send(w.what.Append(s.tail[:0]))
 	return true
 }
@@ -144,7 +144,7 @@ func (s *Server) replace(e *ServerSession) {
 		}
 		s.event(Event{Kind: EventReplaced, Server: p})
 		if p.fences {
-			p.notice(wire.RTRSRefusedType, errnoReplaced)
+			p.notice(rtrswire.RefusedType, errnoReplaced)
 		}
 		p.close(ErrReplaced, p.fences)
 	}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // atStore is a server with a path whose request is at the store.
@@ -23,7 +23,7 @@ func atStore(t *testing.T, cfg ServerConfig) (*fakeServer, *ServerPath, *ServerR
 
 func (f *fakeServer) fence(via *ServerPath, path byte, attempt uint16) {
 	f.t.Helper()
-	m := wire.RTRSFence{Type: wire.RTRSFenceType, Attempt: attempt}
+	m := rtrswire.Fence{Type: rtrswire.FenceType, Attempt: attempt}
 	m.Path[0] = path
 	if err := via.Received(f.now, 0, m.Append(nil), 0, false); err != nil {
 		f.t.Fatal(err)
@@ -52,8 +52,8 @@ func TestServerFence(t *testing.T) {
 	}
 	f.s.Reply(0, r, 0, nil)
 	o := one(t, f.take())
-	m, err := wire.ParseRTRSFence(o.bytes)
-	if err != nil || m.Type != wire.RTRSFencedType || m.Path[0] != 1 || m.Attempt != 1 || m.Errno != 0 || o.path != q || o.conn != 0 || f.s.Stats().Fenced != 1 {
+	m, err := rtrswire.ParseFence(o.bytes)
+	if err != nil || m.Type != rtrswire.FencedType || m.Path[0] != 1 || m.Attempt != 1 || m.Errno != 0 || o.path != q || o.conn != 0 || f.s.Stats().Fenced != 1 {
 		t.Fatalf("%+v, %v", m, err)
 	}
 	// What is not there has ended; what is newer is not meant.
@@ -101,8 +101,8 @@ func TestServerReconnect(t *testing.T) {
 	if n.State() != Connected || len(f.ups) != 2 || n.Session() == r.Session {
 		t.Fatalf("the newer is %v", n.State())
 	}
-	if o := one(t, f.take()); wire.RTRSGeneration(o.bytes) != 43 {
-		t.Fatalf("generation %d", wire.RTRSGeneration(o.bytes))
+	if o := one(t, f.take()); rtrswire.Generation(o.bytes) != 43 {
+		t.Fatalf("generation %d", rtrswire.Generation(o.bytes))
 	}
 	// The attempts' counter wraps.
 	f = newFakeServer(t, smallServer)
@@ -119,8 +119,8 @@ func TestReplace(t *testing.T) {
 	f, p, r := atStore(t, smallServer)
 	n := f.join(someone{session: 2, path: 7, attempt: 1, addr: 1, name: "a"})
 	o := one(t, f.take())
-	m, err := wire.ParseRTRSNotice(o.bytes)
-	if err != nil || m.Type != wire.RTRSRefusedType || syscall.Errno(m.Errno) != syscall.ESTALE || o.path != p || len(f.hung) != 0 {
+	m, err := rtrswire.ParseNotice(o.bytes)
+	if err != nil || m.Type != rtrswire.RefusedType || syscall.Errno(m.Errno) != syscall.ESTALE || o.path != p || len(f.hung) != 0 {
 		t.Fatalf("the former was told %+v, %v", m, err)
 	}
 	if n.State() != Fencing || p.State() != Closing || f.s.Stats().Replaced != 1 {
@@ -163,10 +163,10 @@ func TestServerHeartbeat(t *testing.T) {
 	f := newFakeServer(t, smallServer)
 	p, _ := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"})
 	f.tick(200 * ms)
-	if o := one(t, f.posts); o.conn != 0 || o.op.Imm != uint32(wire.RTRSImmHeartbeat) {
+	if o := one(t, f.posts); o.conn != 0 || o.op.Imm != uint32(rtrswire.ImmHeartbeat) {
 		t.Fatalf("%+v", o)
 	}
-	p.Written(f.now, 0, 0, 0, 0, uint32(wire.RTRSImmHeartbeatAck))
+	p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
 	f.tick(799 * ms)
 	if p.State() != Connected {
 		t.Fatal(p.State())
@@ -184,7 +184,7 @@ func TestTrim(t *testing.T) {
 	p, ds := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"})
 	alive := func(d time.Duration) {
 		for end := f.now + d; f.now < end; f.tick(100 * ms) {
-			p.Written(f.now, 0, 0, 0, 0, uint32(wire.RTRSImmHeartbeatAck))
+			p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
 		}
 	}
 	use := func(n uint32, size int) {
@@ -193,7 +193,7 @@ func TestTrim(t *testing.T) {
 			f.s.Reply(f.now, f.reqs[len(f.reqs)-1], 0, nil)
 		}
 		for _, o := range f.take() {
-			if k, err := wire.ParseRTRSRKeyRsp(o.bytes); err == nil {
+			if k, err := rtrswire.ParseRKeyRsp(o.bytes); err == nil {
 				ds[k.BufID].Key = k.Key
 			}
 		}
@@ -205,12 +205,12 @@ func TestTrim(t *testing.T) {
 	}
 	alive(500 * ms)
 	o := one(t, f.take())
-	if m, err := wire.ParseRTRSNotice(o.bytes); err != nil || m.Type != wire.RTRSRestType || f.trimmed != 0 {
+	if m, err := rtrswire.ParseNotice(o.bytes); err != nil || m.Type != rtrswire.RestType || f.trimmed != 0 {
 		t.Fatalf("%+v, %v, %d bytes trimmed", m, err, f.trimmed)
 	}
 	rested := func(errno syscall.Errno) {
 		t.Helper()
-		if err := p.Received(f.now, 0, wire.RTRSNotice{Type: wire.RTRSRestedType, Errno: uint16(errno)}.Append(nil), 0, false); err != nil {
+		if err := p.Received(f.now, 0, rtrswire.Notice{Type: rtrswire.RestedType, Errno: uint16(errno)}.Append(nil), 0, false); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -222,7 +222,7 @@ func TestTrim(t *testing.T) {
 	one(t, f.take())
 	rested(0)
 	o = one(t, f.take())
-	if m, err := wire.ParseRTRSNotice(o.bytes); err != nil || m.Type != wire.RTRSWakeType || f.trimmed != 2*(128<<10+8+4) || f.ups[0].touched != 0 {
+	if m, err := rtrswire.ParseNotice(o.bytes); err != nil || m.Type != rtrswire.WakeType || f.trimmed != 2*(128<<10+8+4) || f.ups[0].touched != 0 {
 		t.Fatalf("%+v, %v, %d bytes trimmed", m, err, f.trimmed)
 	}
 	use(4, 4096) // little enough to be kept
@@ -259,7 +259,7 @@ func TestNoInvalidate(t *testing.T) {
 			t.Fatal("another chunk's data")
 		}
 		f.s.Reply(0, f.reqs[id], 0, nil)
-		if o := one(t, f.take()); o.op.Kind != transport.OpWriteImm || len(o.bytes) != 0 || o.op.Key != 0 || wire.RTRSImm(o.op.Imm) != wire.RTRSDone(id, 0, false) {
+		if o := one(t, f.take()); o.op.Kind != transport.OpWriteImm || len(o.bytes) != 0 || o.op.Key != 0 || rtrswire.Imm(o.op.Imm) != rtrswire.Done(id, 0, false) {
 			t.Fatalf("%+v", o)
 		}
 	}

@@ -8,19 +8,19 @@ import (
 	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // Written: see Lost.
 func (p *ServerPath) Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) (err error) {
 	p.s.enter(now)
 	if p.alive(conn) {
-		switch i := wire.RTRSImm(imm); i.Type() {
-		case wire.RTRSIOReq:
+		switch i := rtrswire.Imm(imm); i.Type() {
+		case rtrswire.IOReq:
 			err = p.request(conn, key, addr, n, i)
-		case wire.RTRSHeartbeat:
-			p.immediate(conn, wire.RTRSImmHeartbeatAck)
-		case wire.RTRSHeartbeatAck:
+		case rtrswire.Heartbeat:
+			p.immediate(conn, rtrswire.ImmHeartbeatAck)
+		case rtrswire.HeartbeatAck:
 			if conn == 0 {
 				p.beat.answered(p.s.now)
 			}
@@ -37,7 +37,7 @@ func (p *ServerPath) Written(now time.Duration, conn int, key uint32, addr uint6
 // drops some of those silently.) That what was written is exactly the request
 // is checked, which no kernel does: a request that names data it did not send
 // would write what the chunk held before.
-func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i wire.RTRSImm) error {
+func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswire.Imm) error {
 	s, e := p.s, p.ses
 	if p.state != Connected {
 		return p.violation(fmt.Errorf("%w: a request before the path is connected", ErrProtocol))
@@ -61,7 +61,7 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i wire.RT
 	e.touch(c, uint32(at)+uint32(n))
 	m, l, err := s.chunks.ParseRequest(chunk, off)
 	switch {
-	case err == wire.ErrRTRSType:
+	case err == rtrswire.ErrType:
 		return p.violation(err)
 	case err == nil && (at != uint64(l.Start(m.Type)) || at+uint64(n) != uint64(l.End)):
 		err = ErrProtocol
@@ -76,12 +76,12 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i wire.RT
 	p.inflight++
 	e.active++
 	if err != nil {
-		r.msg = wire.RTRSReq{}
+		r.msg = rtrswire.Req{}
 		s.Reply(s.now, r, 0, answered(badRequest(err)))
 		return nil
 	}
 	r.Usr = append(r.usr[:0], chunk[l.Usr:l.Msg]...)
-	if m.Type == wire.RTRSRead {
+	if m.Type == rtrswire.Read {
 		r.Op, r.Data = Read, chunk[:m.Desc.Len:m.Desc.Len]
 		e.touch(c, m.Desc.Len)
 		p.stats.Reads++
@@ -170,7 +170,7 @@ func (p *ServerPath) answer(r *ServerReq, n int, err error) {
 			s.env.Post(p, con, &s.op)
 		}
 	}
-	imm := wire.RTRSDone(r.chunk, errno, r.msg.NeedInval())
+	imm := rtrswire.Done(r.chunk, errno, r.msg.NeedInval())
 	if s.cfg.NoInvalidate {
 		p.immediate(con, imm)
 		return
@@ -178,6 +178,6 @@ func (p *ServerPath) answer(r *ServerReq, n int, err error) {
 	k := &p.keys[r.chunk]
 	k.Key = s.env.Renew(p, r.Session.chunk(r.chunk), k.Addr)
 	s.op = transport.Op{Kind: transport.OpSendImm, Imm: uint32(imm),
-		Tail: wire.RTRSRKeyRsp{BufID: uint16(r.chunk), Key: k.Key}.Append(s.tail[:0])}
+		Tail: rtrswire.RKeyRsp{BufID: uint16(r.chunk), Key: k.Key}.Append(s.tail[:0])}
 	s.env.Post(p, con, &s.op)
 }

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // ServerPath is one life of a path of a client: another attempt to connect it
@@ -29,7 +29,7 @@ type ServerPath struct {
 	cons  []serverCon
 	at    time.Duration // Connecting: when that took too long; Closing and hung false: when it is hung up
 	hung  bool          // Hang was called
-	keys  []wire.RTRSDesc
+	keys  []rtrswire.Desc
 	beat  heartbeat
 	asked bool // a REST was sent on it that is not answered
 
@@ -118,7 +118,7 @@ func (p *ServerPath) refuseWith(errno uint16, err error) {
 	p.s.stats.Refused++
 	p.s.event(Event{Kind: EventRefused, Server: p, Err: err})
 	if p.fences {
-		p.notice(wire.RTRSRefusedType, errno)
+		p.notice(rtrswire.RefusedType, errno)
 	}
 	p.close(err, p.fences)
 }
@@ -186,8 +186,8 @@ func without(ps []*ServerPath, p *ServerPath) []*ServerPath {
 	return ps
 }
 
-func (p *ServerPath) notice(t wire.RTRSType, errno uint16) {
-	p.send(wire.RTRSNotice{Type: t, Errno: errno}.Append(p.s.tail[:0]))
+func (p *ServerPath) notice(t rtrswire.Type, errno uint16) {
+	p.send(rtrswire.Notice{Type: t, Errno: errno}.Append(p.s.tail[:0]))
 }
 
 // send sends a message on connection 0.
@@ -196,7 +196,7 @@ func (p *ServerPath) send(m []byte) {
 	p.s.env.Post(p, 0, &p.s.op)
 }
 
-func (p *ServerPath) immediate(conn int, i wire.RTRSImm) {
+func (p *ServerPath) immediate(conn int, i rtrswire.Imm) {
 	p.s.op = transport.Op{Kind: transport.OpWriteImm, Imm: uint32(i)}
 	p.s.env.Post(p, conn, &p.s.op)
 }
@@ -238,31 +238,31 @@ func (p *ServerPath) Received(now time.Duration, conn int, data []byte, imm uint
 }
 
 func (p *ServerPath) message(data []byte) error {
-	t, err := wire.RTRSMessageType(data)
+	t, err := rtrswire.MessageType(data)
 	if err != nil {
 		return err
 	}
 	switch {
-	case t == wire.RTRSInfoReqType && p.state == Connecting:
+	case t == rtrswire.InfoReqType && p.state == Connecting:
 		for i := range p.cons {
 			if p.cons[i].ServerCon == nil {
 				return fmt.Errorf("%w: an INFO_REQ before connection %d", ErrProtocol, i)
 			}
 		}
-		if p.name, err = wire.ParseRTRSInfoReq(data); err != nil {
+		if p.name, err = rtrswire.ParseInfoReq(data); err != nil {
 			return err
 		}
 		p.setState(Fencing)
 		p.s.unsettled = true
 		return nil
-	case t == wire.RTRSFenceType && p.state == Connected && p.fences:
-		f, err := wire.ParseRTRSFence(data)
+	case t == rtrswire.FenceType && p.state == Connected && p.fences:
+		f, err := rtrswire.ParseFence(data)
 		if err != nil {
 			return err
 		}
 		return p.fence(f)
-	case t == wire.RTRSRestedType && p.state == Connected && p.asked:
-		n, err := wire.ParseRTRSNotice(data)
+	case t == rtrswire.RestedType && p.state == Connected && p.asked:
+		n, err := rtrswire.ParseNotice(data)
 		if err != nil {
 			return err
 		}
@@ -290,7 +290,7 @@ func (p *ServerPath) tick(now time.Duration) {
 				return
 			}
 			if send {
-				p.immediate(0, wire.RTRSImmHeartbeat)
+				p.immediate(0, rtrswire.ImmHeartbeat)
 			}
 		}
 		p.s.arm(p.beat.next)

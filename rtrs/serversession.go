@@ -7,7 +7,7 @@ import (
 
 	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // ServerSession is a client with its chunks, from its first connected path to
@@ -80,24 +80,24 @@ func (e *ServerSession) join(p *ServerPath) {
 	p.ses = e
 	e.paths = append(e.paths, p)
 	if a := p.Remote.Addr(); !slices.Contains(e.addrs, a) {
-		if len(e.addrs) >= wire.RTRSMaxPaths {
+		if len(e.addrs) >= rtrswire.MaxPaths {
 			e.addrs = slices.Delete(e.addrs, 0, 1)
 		}
 		e.addrs = append(e.addrs, a)
 	}
-	p.keys = make([]wire.RTRSDesc, s.chunks.Depth)
+	p.keys = make([]rtrswire.Desc, s.chunks.Depth)
 	descs := p.keys
 	size := s.chunks.Size()
 	if s.cfg.NoInvalidate {
 		key, addr := s.env.Register(p, e.mem)
 		for i := range p.keys {
-			p.keys[i] = wire.RTRSDesc{Addr: addr + uint64(i)*uint64(size), Key: key, Len: size}
+			p.keys[i] = rtrswire.Desc{Addr: addr + uint64(i)*uint64(size), Key: key, Len: size}
 		}
-		descs = []wire.RTRSDesc{{Addr: addr, Key: key, Len: uint32(len(e.mem))}}
+		descs = []rtrswire.Desc{{Addr: addr, Key: key, Len: uint32(len(e.mem))}}
 	} else {
 		for i := range p.keys {
 			key, addr := s.env.Register(p, e.chunk(uint32(i)))
-			p.keys[i] = wire.RTRSDesc{Addr: addr, Key: key, Len: size}
+			p.keys[i] = rtrswire.Desc{Addr: addr, Key: key, Len: size}
 		}
 	}
 	p.setState(Connected)
@@ -107,9 +107,9 @@ func (e *ServerSession) join(p *ServerPath) {
 		s.event(Event{Kind: EventUp, Server: p, Generation: e.generation})
 		s.env.Up(e)
 	}
-	b := wire.AppendRTRSInfoRsp(nil, descs)
+	b := rtrswire.AppendInfoRsp(nil, descs)
 	if p.fences {
-		wire.SetRTRSGeneration(b, e.generation)
+		rtrswire.SetGeneration(b, e.generation)
 	}
 	s.op = transport.Op{Kind: transport.OpSend, Data: b}
 	s.env.Post(p, 0, &s.op)
@@ -159,7 +159,7 @@ func (e *ServerSession) tick(now time.Duration) {
 				return
 			}
 			p.asked = true
-			p.notice(wire.RTRSRestType, 0)
+			p.notice(rtrswire.RestType, 0)
 			return
 		}
 	}
@@ -184,7 +184,7 @@ func (e *ServerSession) rested(p *ServerPath, ok bool) {
 	} else {
 		e.later()
 	}
-	p.notice(wire.RTRSWakeType, 0)
+	p.notice(rtrswire.WakeType, 0)
 }
 
 // later tries again when the time has passed once more.

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/rdsd/rdsd/wire"
+	"github.com/rdsd/rdsd/wire/wiretest"
 )
 
 // Each target states one property, as a function of bytes; the fuzzer and the
@@ -111,12 +112,12 @@ func trainProperty(t testing.TB, b []byte) {
 
 func FuzzTrain(f *testing.F) {
 	for _, v := range rdsdVectors(f) {
-		switch v.kind {
+		switch v.Kind {
 		case "train":
-			f.Add(append(v.hex, make([]byte, v.number(f, "len", 32))...))
+			f.Add(append(v.Hex, make([]byte, v.Number(f, "len", 32))...))
 		case "table":
-			e := wire.Train{Count: uint16(v.number(f, "count", 16)), Table: true}.Ext()
-			f.Add(append(e[:], v.hex...))
+			e := wire.Train{Count: uint16(v.Number(f, "count", 16)), Table: true}.Ext()
+			f.Add(append(e[:], v.Hex...))
 		}
 	}
 	f.Fuzz(func(t *testing.T, b []byte) { trainProperty(t, b) })
@@ -125,7 +126,7 @@ func FuzzTrain(f *testing.F) {
 func FuzzHeader(f *testing.F) {
 	frames, derived := golden(f)
 	for _, g := range append(frames, derived...) {
-		f.Add(unhex(f, g.Header))
+		f.Add(wiretest.Unhex(f, g.Header))
 	}
 	addVectors(f, "header")
 	f.Fuzz(func(t *testing.T, b []byte) { headerProperty(t, b) })
@@ -176,8 +177,8 @@ func FuzzPorts(f *testing.F) {
 
 func addVectors(f *testing.F, kind string) {
 	for _, v := range rdsdVectors(f) {
-		if v.kind == kind {
-			f.Add(v.hex)
+		if v.Kind == kind {
+			f.Add(v.Hex)
 		}
 	}
 }

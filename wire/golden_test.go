@@ -2,12 +2,12 @@ package wire_test
 
 import (
 	"bytes"
-	"encoding/hex"
 	"encoding/json"
 	"os"
 	"testing"
 
 	"github.com/rdsd/rdsd/wire"
+	"github.com/rdsd/rdsd/wire/wiretest"
 )
 
 // goldenFrame is one header of testdata/vectors.json: bytes a Linux 6.1 kernel
@@ -47,20 +47,11 @@ func golden(t testing.TB) (frames, derived []goldenFrame) {
 	return v.Frames, v.Derived
 }
 
-func unhex(t testing.TB, s string) []byte {
-	t.Helper()
-	b, err := hex.DecodeString(s)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return b
-}
-
 func TestGoldenFrames(t *testing.T) {
 	frames, _ := golden(t)
 	for _, g := range frames {
 		t.Run(g.Name, func(t *testing.T) {
-			raw := unhex(t, g.Header)
+			raw := wiretest.Unhex(t, g.Header)
 			var h wire.Header
 			if err := h.Parse(raw); err != nil {
 				t.Fatal(err)
@@ -98,7 +89,7 @@ func checkExtensions(t *testing.T, g *goldenFrame, h *wire.Header) {
 	var want wire.Handshake
 	at := 0
 	for _, x := range g.Decode.Extensions {
-		v := unhex(t, x.ValueHex)
+		v := wiretest.Unhex(t, x.ValueHex)
 		if h.Ext[at] != x.Type || !bytes.Equal(h.Ext[at+1:at+1+len(v)], v) {
 			t.Errorf("extension at %d is %x, want type %d %x", at, h.Ext[at:], x.Type, v)
 		}
@@ -201,7 +192,7 @@ func TestDerivedFrames(t *testing.T) {
 			if f == nil {
 				t.Fatalf("no test for it; a kernel is expected to: %s", g.Expect)
 			}
-			raw := unhex(t, g.Header)
+			raw := wiretest.Unhex(t, g.Header)
 			var h wire.Header
 			if err := h.Parse(raw); err != nil {
 				t.Fatal(err)

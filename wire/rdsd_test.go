@@ -3,7 +3,6 @@ package wire_test
 import (
 	"bytes"
 	"encoding/hex"
-	"os"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -11,67 +10,21 @@ import (
 	"testing"
 
 	"github.com/rdsd/rdsd/wire"
+	"github.com/rdsd/rdsd/wire/wiretest"
 )
 
-// vector is one entry of testdata/rdsd.txt.
-type vector struct {
-	kind, name string
-	hex        []byte
-	fields     map[string]string
-	list       []string // repeated fields: port, refusal, datagram
-}
-
-func rdsdVectors(t testing.TB) (vs []vector) {
-	b, err := os.ReadFile("testdata/rdsd.txt")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, line := range strings.Split(string(b), "\n") {
-		f := strings.Fields(line)
-		if len(f) == 0 || f[0] == "#" || strings.HasPrefix(line, "#") {
-			continue
-		}
-		if f[0] == "vector" && len(f) == 3 {
-			vs = append(vs, vector{kind: f[1], name: f[2], fields: map[string]string{}})
-			continue
-		}
-		if len(vs) == 0 {
-			t.Fatalf("line %d: %q before the first vector", i+1, line)
-		}
-		v := &vs[len(vs)-1]
-		switch value := strings.Join(f[1:], " "); f[0] {
-		case "hex":
-			v.hex = unhex(t, value)
-		case "port", "refusal", "datagram":
-			v.list = append(v.list, value)
-		default:
-			v.fields[f[0]] = value
-		}
-	}
-	return vs
-}
-
-// number reads a field, 0 when it is absent.
-func (v *vector) number(t testing.TB, name string, bits int) uint64 {
-	s, ok := v.fields[name]
-	if !ok {
-		return 0
-	}
-	n, err := strconv.ParseUint(s, 0, bits)
-	if err != nil {
-		t.Fatalf("%s: %s: %v", v.name, name, err)
-	}
-	return n
+func rdsdVectors(t testing.TB) []wiretest.Vector {
+	return wiretest.Read(t, "testdata/rdsd.txt", "port", "refusal", "datagram")
 }
 
 func TestRdsdVectors(t *testing.T) {
 	vs := rdsdVectors(t)
 	seen := map[string]int{}
 	for _, v := range vs {
-		seen[v.kind]++
-		t.Run(v.kind+"/"+v.name, func(t *testing.T) {
-			_, invalid := v.fields["invalid"]
-			switch v.kind {
+		seen[v.Kind]++
+		t.Run(v.Kind+"/"+v.Name, func(t *testing.T) {
+			_, invalid := v.Fields["invalid"]
+			switch v.Kind {
 			case "header":
 				headerVector(t, &v)
 			case "handshake":
@@ -85,7 +38,7 @@ func TestRdsdVectors(t *testing.T) {
 			case "table":
 				tableVector(t, &v)
 			default:
-				t.Fatalf("unknown kind %q", v.kind)
+				t.Fatalf("unknown kind %q", v.Kind)
 			}
 		})
 	}
@@ -96,53 +49,53 @@ func TestRdsdVectors(t *testing.T) {
 	}
 }
 
-func headerVector(t *testing.T, v *vector) {
+func headerVector(t *testing.T, v *wiretest.Vector) {
 	var h wire.Header
-	if err := h.Parse(v.hex); err != nil {
+	if err := h.Parse(v.Hex); err != nil {
 		t.Fatal(err)
 	}
-	want := wire.Header{Seq: v.number(t, "seq", 64), Ack: v.number(t, "ack", 64), Len: uint32(v.number(t, "len", 32)),
-		SPort: uint16(v.number(t, "sport", 16)), DPort: uint16(v.number(t, "dport", 16)),
-		Flags: uint8(v.number(t, "flags", 8)), Credit: uint8(v.number(t, "credit", 8)), Csum: h.Csum, Ext: h.Ext}
+	want := wire.Header{Seq: v.Number(t, "seq", 64), Ack: v.Number(t, "ack", 64), Len: uint32(v.Number(t, "len", 32)),
+		SPort: uint16(v.Number(t, "sport", 16)), DPort: uint16(v.Number(t, "dport", 16)),
+		Flags: uint8(v.Number(t, "flags", 8)), Credit: uint8(v.Number(t, "credit", 8)), Csum: h.Csum, Ext: h.Ext}
 	if h != want {
 		t.Errorf("parsed %+v\nwant   %+v", h, want)
 	}
-	if k := h.Kind(true).String(); k != v.fields["kind"] {
-		t.Errorf("kind %s, want %s", k, v.fields["kind"])
+	if k := h.Kind(true).String(); k != v.Fields["kind"] {
+		t.Errorf("kind %s, want %s", k, v.Fields["kind"])
 	}
 	again := h.Append(nil)
-	if v.fields["checksum"] == "ok" {
-		if h.Csum == 0 || !wire.ChecksumOK(v.hex) {
-			t.Errorf("checksum %#04x, want %#04x", h.Csum, wire.Checksum(v.hex))
+	if v.Fields["checksum"] == "ok" {
+		if h.Csum == 0 || !wire.ChecksumOK(v.Hex) {
+			t.Errorf("checksum %#04x, want %#04x", h.Csum, wire.Checksum(v.Hex))
 		}
 		wire.SetChecksum(again)
 	} else if h.Csum != 0 {
 		t.Errorf("checksum %#04x, want none", h.Csum)
 	}
-	if !bytes.Equal(again, v.hex) {
-		t.Errorf("encoded %x\nwas     %x", again, v.hex)
+	if !bytes.Equal(again, v.Hex) {
+		t.Errorf("encoded %x\nwas     %x", again, v.Hex)
 	}
 }
 
-func handshakeVector(t *testing.T, v *vector, invalid bool) {
-	if len(v.hex) != wire.ExtLen {
-		t.Fatalf("%d bytes", len(v.hex))
+func handshakeVector(t *testing.T, v *wiretest.Vector, invalid bool) {
+	if len(v.Hex) != wire.ExtLen {
+		t.Fatalf("%d bytes", len(v.Hex))
 	}
-	want := wire.Handshake{NPaths: uint16(v.number(t, "npaths", 16)), GenNum: uint32(v.number(t, "gennum", 32)), SportIdx: v.number(t, "sportidx", 1) != 0,
-		Hello: wire.Hello{Version: uint8(v.number(t, "hello.version", 8)), Lanes: uint8(v.number(t, "hello.lanes", 8)),
-			CreditLog2: uint8(v.number(t, "hello.creditlog2", 8)), Caps: uint8(v.number(t, "hello.caps", 8)), Incarnation: v.number(t, "hello.incarnation", 64)}}
-	e := [wire.ExtLen]byte(v.hex)
+	want := wire.Handshake{NPaths: uint16(v.Number(t, "npaths", 16)), GenNum: uint32(v.Number(t, "gennum", 32)), SportIdx: v.Number(t, "sportidx", 1) != 0,
+		Hello: wire.Hello{Version: uint8(v.Number(t, "hello.version", 8)), Lanes: uint8(v.Number(t, "hello.lanes", 8)),
+			CreditLog2: uint8(v.Number(t, "hello.creditlog2", 8)), Caps: uint8(v.Number(t, "hello.caps", 8)), Incarnation: v.Number(t, "hello.incarnation", 64)}}
+	e := [wire.ExtLen]byte(v.Hex)
 	if got := wire.ParseHandshake(&e); got != want {
 		t.Errorf("parsed %+v\nwant   %+v", got, want)
 	}
-	if got := want.Encode(); !invalid && v.name != "type-above-16-ends-the-walk" && got != e {
+	if got := want.Encode(); !invalid && v.Name != "type-above-16-ends-the-walk" && got != e {
 		t.Errorf("encoded %x\nwant    %x", got, e)
 	}
 }
 
-func portStatesVector(t *testing.T, v *vector, invalid bool) {
+func portStatesVector(t *testing.T, v *wiretest.Vector, invalid bool) {
 	var got []wire.PortState
-	err := wire.ParsePortStates(v.hex, func(s wire.PortState) { got = append(got, s) })
+	err := wire.ParsePortStates(v.Hex, func(s wire.PortState) { got = append(got, s) })
 	if invalid {
 		if err != wire.ErrControl || got != nil {
 			t.Errorf("%v, entries %v", err, got)
@@ -153,18 +106,18 @@ func portStatesVector(t *testing.T, v *vector, invalid bool) {
 	for _, s := range got {
 		text = append(text, strconv.Itoa(int(s.Port))+map[bool]string{true: " congested", false: " clear"}[s.Congested])
 	}
-	if err != nil || !slices.Equal(text, v.list) {
-		t.Errorf("%v, entries %q, want %q", err, text, v.list)
+	if err != nil || !slices.Equal(text, v.List) {
+		t.Errorf("%v, entries %q, want %q", err, text, v.List)
 	}
-	if again := wire.AppendPortStates(nil, got); !bytes.Equal(again, v.hex) {
+	if again := wire.AppendPortStates(nil, got); !bytes.Equal(again, v.Hex) {
 		t.Errorf("encoded %x", again)
 	}
 }
 
-func refusalsVector(t *testing.T, v *vector, invalid bool) {
+func refusalsVector(t *testing.T, v *wiretest.Vector, invalid bool) {
 	var text []string
 	var again []byte
-	err := wire.ParseRefusals(v.hex, func(r wire.Refusal) error {
+	err := wire.ParseRefusals(v.Hex, func(r wire.Refusal) error {
 		text = append(text, strconv.FormatUint(r.Seq, 10)+" "+strconv.Itoa(int(r.Reason)))
 		again = wire.AppendRefusal(again, r)
 		return nil
@@ -175,24 +128,24 @@ func refusalsVector(t *testing.T, v *vector, invalid bool) {
 		}
 		return
 	}
-	if err != nil || !slices.Equal(text, v.list) || !bytes.Equal(again, v.hex) {
-		t.Errorf("%v, entries %q, want %q; encoded %x", err, text, v.list, again)
+	if err != nil || !slices.Equal(text, v.List) || !bytes.Equal(again, v.Hex) {
+		t.Errorf("%v, entries %q, want %q; encoded %x", err, text, v.List, again)
 	}
 }
 
-func trainVector(t *testing.T, v *vector, invalid bool) {
-	if len(v.hex) != wire.ExtLen {
-		t.Fatalf("%d bytes", len(v.hex))
+func trainVector(t *testing.T, v *wiretest.Vector, invalid bool) {
+	if len(v.Hex) != wire.ExtLen {
+		t.Fatalf("%d bytes", len(v.Hex))
 	}
-	e := [wire.ExtLen]byte(v.hex)
-	got, err := wire.ParseTrain(&e, int(v.number(t, "len", 32)))
+	e := [wire.ExtLen]byte(v.Hex)
+	got, err := wire.ParseTrain(&e, int(v.Number(t, "len", 32)))
 	if invalid {
 		if err != wire.ErrTrain || got != (wire.Train{}) {
 			t.Errorf("%v, %+v", err, got)
 		}
 		return
 	}
-	want := wire.Train{Count: uint16(v.number(t, "count", 16)), Table: v.number(t, "table", 1) != 0}
+	want := wire.Train{Count: uint16(v.Number(t, "count", 16)), Table: v.Number(t, "table", 1) != 0}
 	if err != nil || got != want {
 		t.Errorf("%v, parsed %+v, want %+v", err, got, want)
 	}
@@ -201,9 +154,9 @@ func trainVector(t *testing.T, v *vector, invalid bool) {
 	}
 }
 
-func tableVector(t *testing.T, v *vector) {
+func tableVector(t *testing.T, v *wiretest.Vector) {
 	var got []string
-	c := wire.Cut(v.hex, int(v.number(t, "count", 16)), true)
+	c := wire.Cut(v.Hex, int(v.Number(t, "count", 16)), true)
 	for {
 		left, next := c.Left(), c.Peek()
 		p, ok := c.Next()
@@ -215,8 +168,8 @@ func tableVector(t *testing.T, v *vector) {
 		}
 		got = append(got, hex.EncodeToString(p))
 	}
-	if !slices.Equal(got, v.list) {
-		t.Errorf("datagrams %q, want %q", got, v.list)
+	if !slices.Equal(got, v.List) {
+		t.Errorf("datagrams %q, want %q", got, v.List)
 	}
 }
 

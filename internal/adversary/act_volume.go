@@ -5,7 +5,8 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // volumeActs are those of a node that connects for volumes.
@@ -126,7 +127,7 @@ func volumeOpenClose(s *Stage) error {
 		return nil
 	}
 	for !s.Over() {
-		id, err := r.Open(s.Export, oneOf(s, wire.RNBDReadWrite, wire.RNBDReadOnly))
+		id, err := r.Open(s.Export, oneOf(s, rnbdwire.ReadWrite, rnbdwire.ReadOnly))
 		if err != nil {
 			return nil
 		}
@@ -137,7 +138,7 @@ func volumeOpenClose(s *Stage) error {
 			}
 			continue
 		}
-		if r.Request(0, 0, wire.RTRSWrite, wire.AppendRNBDClose(nil, id), nil, 0) != nil {
+		if r.Request(0, 0, rtrswire.Write, rnbdwire.AppendClose(nil, id), nil, 0) != nil {
 			return nil
 		}
 		if _, _, err := r.Cons[0].Next(); err != nil {
@@ -154,7 +155,7 @@ func volumeUnread(s *Stage) error {
 		if r == nil {
 			continue
 		}
-		id, err := r.Open(s.Export, wire.RNBDReadOnly)
+		id, err := r.Open(s.Export, rnbdwire.ReadOnly)
 		if err != nil {
 			continue
 		}
@@ -162,8 +163,8 @@ func volumeUnread(s *Stage) error {
 			if s.Over() {
 				break
 			}
-			io := wire.RNBDIO{DeviceID: id, Sector: uint64(s.IntN(64)), RW: wire.RNBDRW(wire.RNBDRead, 0), Size: 128 << 10}
-			if r.Request(1, i, wire.RTRSRead, io.Append(nil), nil, int(io.Size)) != nil {
+			io := rnbdwire.IO{DeviceID: id, Sector: uint64(s.IntN(64)), RW: rnbdwire.RW(rnbdwire.Read, 0), Size: 128 << 10}
+			if r.Request(1, i, rtrswire.Read, io.Append(nil), nil, int(io.Size)) != nil {
 				break
 			}
 		}
@@ -179,21 +180,21 @@ func volumeRequests(s *Stage) error {
 	if r == nil {
 		return nil
 	}
-	id, err := r.Open(s.Export, wire.RNBDReadWrite)
+	id, err := r.Open(s.Export, rnbdwire.ReadWrite)
 	if err != nil {
 		return nil
 	}
 	r.Alive(s)
 	for !s.Over() {
-		io := wire.RNBDIO{DeviceID: oneOf(s, id, id, id, id+1, s.Uint32()), Sector: s.lie(0), RW: wire.RNBDRW(wire.RNBDOp(s.IntN(8)), wire.RNBDFlags(s.Uint32()&^0xff)), Size: uint32(512 * s.IntN(64))}
+		io := rnbdwire.IO{DeviceID: oneOf(s, id, id, id, id+1, s.Uint32()), Sector: s.lie(0), RW: rnbdwire.RW(rnbdwire.Op(s.IntN(8)), rnbdwire.Flags(s.Uint32()&^0xff)), Size: uint32(512 * s.IntN(64))}
 		if s.IntN(3) > 0 {
 			io.Sector = uint64(s.IntN(1000))
 		}
 		chunk := uint32(s.IntN(int(r.C.Depth)))
-		if io.Op() == wire.RNBDWrite {
-			err = r.Request(1+s.IntN(2), chunk, wire.RTRSWrite, io.Append(nil), make([]byte, io.Size), 0)
+		if io.Op() == rnbdwire.Write {
+			err = r.Request(1+s.IntN(2), chunk, rtrswire.Write, io.Append(nil), make([]byte, io.Size), 0)
 		} else {
-			err = r.Request(1+s.IntN(2), chunk, wire.RTRSRead, io.Append(nil), nil, int(io.Size))
+			err = r.Request(1+s.IntN(2), chunk, rtrswire.Read, io.Append(nil), nil, int(io.Size))
 		}
 		if err != nil {
 			return nil
@@ -219,7 +220,7 @@ func volumeHandshakes(s *Stage) error {
 			}
 			continue
 		}
-		req := wire.RTRSConnReq{Conn: uint16(s.IntN(20)), Conns: uint16(s.IntN(200)), Attempt: uint16(s.Uint32()), FirstConn: s.IntN(2) == 0}
+		req := rtrswire.ConnReq{Conn: uint16(s.IntN(20)), Conns: uint16(s.IntN(200)), Attempt: uint16(s.Uint32()), FirstConn: s.IntN(2) == 0}
 		s.noise(req.Session[:s.IntN(16)])
 		s.noise(req.Path[:s.IntN(16)])
 		b := req.Append(nil)
@@ -248,7 +249,7 @@ func volumeNoise(s *Stage) error {
 			if s.IntN(3) == 0 {
 				t.Kind, t.Imm = oneOf(s, kinds...), s.Uint32()
 			} else {
-				msg := wire.RTRSReq{Type: oneOf(s, wire.RTRSWrite, wire.RTRSRead), UsrLen: uint16(s.IntN(40))}
+				msg := rtrswire.Req{Type: oneOf(s, rtrswire.Write, rtrswire.Read), UsrLen: uint16(s.IntN(40))}
 				t.Imm = uint32(r.C.Req(uint32(s.IntN(int(r.C.Depth))), uint32(len(data))))
 				data = msg.Append(data)
 			}

@@ -21,6 +21,8 @@ import (
 	"github.com/rdsd/rdsd/shm"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // TestLibraries: what acts are made of gets where it is to get. An adversary
@@ -203,15 +205,15 @@ func answersGetThere(t *testing.T, s *Stage) {
 func raidersGetThere(t *testing.T, s *Stage) {
 	r, err := s.Raid(s.from(s.Allowed), "raider", 2)
 	must(t, err)
-	id, err := r.Open(s.Export, wire.RNBDReadWrite)
+	id, err := r.Open(s.Export, rnbdwire.ReadWrite)
 	must(t, err)
-	usr := wire.RNBDIO{DeviceID: id, RW: wire.RNBDRW(wire.RNBDRead, 0), Size: 4096}
-	must(t, r.Request(1, 1, wire.RTRSRead, usr.Append(nil), nil, 4096))
+	usr := rnbdwire.IO{DeviceID: id, RW: rnbdwire.RW(rnbdwire.Read, 0), Size: 4096}
+	must(t, r.Request(1, 1, rtrswire.Read, usr.Append(nil), nil, 4096))
 	for {
 		f, _, err := r.Cons[1].Next()
 		must(t, err)
 		if f.Kind == transport.OpWriteImm || f.Kind == transport.OpSendImm {
-			if _, errno, _ := wire.RTRSImm(f.Imm).Done(); errno != 0 {
+			if _, errno, _ := rtrswire.Imm(f.Imm).Done(); errno != 0 {
 				t.Fatalf("errno %d", errno)
 			}
 			return

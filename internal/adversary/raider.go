@@ -9,15 +9,16 @@ import (
 	"sync"
 
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // Raider is a path of a session of volumes, connection by connection and frame
 // by frame. It can keep to the protocol, and does not have to.
 type Raider struct {
 	Cons  []*RaiderCon
-	C     wire.RTRSChunks
-	Descs []wire.RTRSDesc // one for each chunk
+	C     rtrswire.Chunks
+	Descs []rtrswire.Desc // one for each chunk
 }
 
 // RaiderCon is one of its connections.
@@ -63,16 +64,16 @@ var errEnded = errors.New("adversary: not let in")
 // address; name is the session's.
 func (s *Stage) Raid(from netip.Addr, name string, n int) (*Raider, error) {
 	r := &Raider{}
-	var session, path [wire.RTRSUUIDLen]byte
+	var session, path [rtrswire.UUIDLen]byte
 	s.noise(session[:])
 	s.noise(path[:])
 	for i := range n {
-		req := wire.RTRSConnReq{Conn: uint16(i), Conns: uint16(n), Attempt: 1, Path: path, Session: session, FirstConn: true}
+		req := rtrswire.ConnReq{Conn: uint16(i), Conns: uint16(n), Attempt: 1, Path: path, Session: session, FirstConn: true}
 		c, private, err := s.Link(from, req.Append(nil))
 		if err != nil {
 			return nil, err
 		}
-		rsp, err := wire.ParseRTRSConnRsp(private)
+		rsp, err := rtrswire.ParseConnRsp(private)
 		if err != nil || rsp.Errno() != 0 {
 			c.Close()
 			return nil, errors.Join(errEnded, err, fmt.Errorf("errno %d", rsp.Errno()))
@@ -84,7 +85,7 @@ func (s *Stage) Raid(from netip.Addr, name string, n int) (*Raider, error) {
 			}
 		}
 	}
-	info, err := wire.AppendRTRSInfoReq(nil, name)
+	info, err := rtrswire.AppendInfoReq(nil, name)
 	if err != nil {
 		return nil, err
 	}
@@ -96,10 +97,10 @@ func (s *Stage) Raid(from netip.Addr, name string, n int) (*Raider, error) {
 		if err != nil {
 			return nil, err
 		}
-		if k, err := wire.RTRSMessageType(data); t.Kind != transport.OpSend || err != nil || k != wire.RTRSInfoRspType {
+		if k, err := rtrswire.MessageType(data); t.Kind != transport.OpSend || err != nil || k != rtrswire.InfoRspType {
 			continue
 		}
-		descs, err := wire.ParseRTRSInfoRsp(data, r.C)
+		descs, err := rtrswire.ParseInfoRsp(data, r.C)
 		if err != nil {
 			return nil, err
 		}
@@ -135,8 +136,8 @@ func (c *RaiderCon) Next() (t transport.Tag, data []byte, err error) {
 		if _, err = io.ReadFull(c, data); err != nil {
 			return t, nil, err
 		}
-		if t.Kind == transport.OpWriteImm && wire.RTRSImm(t.Imm).Type() == wire.RTRSHeartbeat {
-			if err = c.Send(transport.Tag{Kind: transport.OpWriteImm, Imm: uint32(wire.RTRSImmHeartbeatAck)}, nil); err != nil {
+		if t.Kind == transport.OpWriteImm && rtrswire.Imm(t.Imm).Type() == rtrswire.Heartbeat {
+			if err = c.Send(transport.Tag{Kind: transport.OpWriteImm, Imm: uint32(rtrswire.ImmHeartbeatAck)}, nil); err != nil {
 				return t, nil, err
 			}
 			continue
@@ -159,17 +160,17 @@ func (r *Raider) Alive(s *Stage) {
 }
 
 // Request sends a request in a chunk: usr, and data to write or readLen bytes to read.
-func (r *Raider) Request(con int, chunk uint32, op wire.RTRSType, usr, data []byte, readLen int) error {
+func (r *Raider) Request(con int, chunk uint32, op rtrswire.Type, usr, data []byte, readLen int) error {
 	at := r.Descs[chunk]
-	msg := wire.RTRSReq{Type: op, UsrLen: uint16(len(usr))}
+	msg := rtrswire.Req{Type: op, UsrLen: uint16(len(usr))}
 	frame := transport.Tag{Kind: transport.OpWriteImm, Key: at.Key, Addr: at.Addr}
 	n := len(data)
-	if op == wire.RTRSRead {
+	if op == rtrswire.Read {
 		n = readLen
 		frame.Addr += uint64(readLen)
 		if readLen > 0 {
 			msg.SGCnt = 1
-			msg.Desc = wire.RTRSDesc{Addr: 0x10000, Key: 0xabcd, Len: uint32(readLen)}
+			msg.Desc = rtrswire.Desc{Addr: 0x10000, Key: 0xabcd, Len: uint32(readLen)}
 		}
 	}
 	frame.Imm = uint32(r.C.Req(chunk, uint32(n+len(usr))))
@@ -178,12 +179,12 @@ func (r *Raider) Request(con int, chunk uint32, op wire.RTRSType, usr, data []by
 
 // Open opens a volume and returns the device's number; every frame until the
 // answer is read, so Alive must not run.
-func (r *Raider) Open(name string, access wire.RNBDAccess) (id uint32, err error) {
-	usr := make([]byte, 6, wire.RNBDOpenLen)
-	usr[0], usr[4] = byte(wire.RNBDOpenType), byte(access)
-	usr = append(usr, name[:min(len(name), wire.RNBDNameLen)]...)
-	usr = append(usr, make([]byte, wire.RNBDOpenLen-len(usr))...)
-	if err := r.Request(0, 0, wire.RTRSRead, usr, nil, wire.RNBDOpenRspLen); err != nil {
+func (r *Raider) Open(name string, access rnbdwire.Access) (id uint32, err error) {
+	usr := make([]byte, 6, rnbdwire.OpenLen)
+	usr[0], usr[4] = byte(rnbdwire.OpenType), byte(access)
+	usr = append(usr, name[:min(len(name), rnbdwire.NameLen)]...)
+	usr = append(usr, make([]byte, rnbdwire.OpenLen-len(usr))...)
+	if err := r.Request(0, 0, rtrswire.Read, usr, nil, rnbdwire.OpenRspLen); err != nil {
 		return 0, err
 	}
 	var answer []byte
@@ -197,7 +198,7 @@ func (r *Raider) Open(name string, access wire.RNBDAccess) (id uint32, err error
 		case transport.OpWrite:
 			continue
 		case transport.OpSendImm:
-			if k, err := wire.ParseRTRSRKeyRsp(data); err == nil && int(k.BufID) < len(r.Descs) {
+			if k, err := rtrswire.ParseRKeyRsp(data); err == nil && int(k.BufID) < len(r.Descs) {
 				r.Descs[k.BufID].Key = k.Key
 			}
 			answer = answer[:len(answer)-len(data)]
@@ -206,10 +207,10 @@ func (r *Raider) Open(name string, access wire.RNBDAccess) (id uint32, err error
 			answer = answer[:len(answer)-len(data)]
 			continue
 		}
-		if _, errno, _ := wire.RTRSImm(t.Imm).Done(); errno != 0 {
+		if _, errno, _ := rtrswire.Imm(t.Imm).Done(); errno != 0 {
 			return 0, fmt.Errorf("adversary: refused with errno %d", errno)
 		}
-		rsp, err := wire.ParseRNBDOpenRsp(answer)
+		rsp, err := rnbdwire.ParseOpenRsp(answer)
 		return rsp.DeviceID, err
 	}
 }

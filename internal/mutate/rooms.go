@@ -22,7 +22,9 @@ var (
 // rooms are where mutations are drawn. Everything a room's tests list is part of
 // "make test".
 var rooms = []room{
-	{"wire", 4, [][]string{{"./wire"}, {"./conn"}, {"./rtrs"}, {"./rnbd"}, datagramWorlds, volumeWorlds}},
+	{"wire", 2, [][]string{{"./wire"}, {"./conn"}, datagramWorlds}},
+	{"wire/rtrs", 1, [][]string{{"./wire/..."}, {"./rtrs"}, {"./rnbd"}, volumeWorlds}},
+	{"wire/rnbd", 1, [][]string{{"./wire/..."}, {"./rnbd"}, volumeWorlds}},
 	{"cong", 2, [][]string{{"./cong"}, {"./rds"}, datagramWorlds}},
 	{"conn", 14, [][]string{{"./conn"}, {"./rds"}, datagramWorlds, daemons, goClients, kills}},
 	{"rds", 12, [][]string{{"./rds"}, datagramWorlds, daemons, goClients, kills}},

@@ -8,7 +8,7 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // mapping is one user of a disk: it maps it, reads and writes, and unmaps it.
@@ -107,9 +107,9 @@ func (m *mapping) stopped() bool {
 func (m *mapping) open() {
 	c, w := m.c, m.c.v.w
 	m.ro = w.chance(6)
-	access := wire.RNBDReadWrite
+	access := rnbdwire.ReadWrite
 	if m.ro {
-		access = wire.RNBDReadOnly
+		access = rnbdwire.ReadOnly
 	}
 	vol, err := c.rn.Map(w.Now(), m.d.name, access)
 	if err != nil {

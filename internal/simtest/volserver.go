@@ -10,7 +10,7 @@ import (
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/sim"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // volServer is the process of a node that exports disks.
@@ -162,7 +162,7 @@ func (e *volExportEnv) Event(x rnbd.ServerEvent) {
 	}
 	switch d := v.disk(x.Name); x.Kind {
 	case rnbd.ServerOpened:
-		if x.Access == wire.RNBDReadWrite {
+		if x.Access == rnbdwire.ReadWrite {
 			v.owned(d, v.client(x.Session))
 		}
 	case rnbd.ServerSyncLost:

@@ -24,6 +24,9 @@ var arrows = []struct {
 }{
 	// Leaves.
 	{"wire", nil},
+	{"wire/rtrs", nil},
+	{"wire/rnbd", []string{"wire/rtrs"}},
+	{"wire/wiretest", nil}, // for tests
 	{"cong", nil},
 	{"rdserr", nil},
 	{"internal/buf", nil},
@@ -58,17 +61,17 @@ var arrows = []struct {
 	{"conn", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant"}},
 	// rds places frames, which are transport's, and charges who its sockets belong to.
 	{"rds", []string{"conn", "cong", "transport", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant", "internal/quota"}},
-	{"rtrs", []string{"transport", "wire", "rdserr", "internal/mutant"}},
+	{"rtrs", []string{"transport", "wire/rtrs", "rdserr", "internal/mutant"}},
 	{"blk", []string{"rdserr", "internal/eintr", "internal/guard"}},
 	{"blk/blktest", []string{"blk", "rdserr"}},
 	{"blk/nbd", []string{"blk", "rdserr", "internal/accept", "internal/guard", "internal/reactor"}},
-	{"rnbd", []string{"rtrs", "blk", "wire", "rdserr", "internal/mutant"}},
+	{"rnbd", []string{"rtrs", "blk", "wire/rtrs", "wire/rnbd", "rdserr", "internal/mutant"}},
 
 	// The shell.
 	{"shm", []string{"rdserr", "internal/crash", "internal/eintr", "internal/toll"}},
 	{"api/rdsd/v1", []string{"rdserr"}},
-	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire", "rdserr", "internal/eintr", "internal/guard", "internal/reactor", "internal/stats", "internal/quota"}},
-	{"node", []string{"node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/eintr", "internal/guard", "internal/msgpool", "internal/netlocal", "internal/reactor", "internal/stats", "internal/counters", "internal/quota", "internal/toll"}},
+	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire/rtrs", "wire/rnbd", "rdserr", "internal/eintr", "internal/guard", "internal/reactor", "internal/stats", "internal/quota"}},
+	{"node", []string{"node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/eintr", "internal/guard", "internal/msgpool", "internal/netlocal", "internal/reactor", "internal/stats", "internal/counters", "internal/quota", "internal/toll"}},
 
 	// What talks to a daemon from outside.
 	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr", "internal/msgpool"}},
@@ -79,14 +82,14 @@ var arrows = []struct {
 	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "sdk/go", "api/rdsd/v1", "rdserr", "blk", "blk/nbd", "internal/freeport", "internal/guard"}},
 
 	// Test worlds: nothing a program imports.
-	{"internal/simtest", []string{"rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant"}},
+	{"internal/simtest", []string{"rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "internal/buf", "internal/stats", "internal/mutant"}},
 	{"internal/bench", nil},       // tests alone
 	{"internal/killtest", nil},    // tests alone
 	{"internal/memtest", nil},     // tests alone
 	{"internal/processtest", nil}, // tests alone
 	// A hostile client and a hostile peer know the layouts and the frames, as
 	// whoever reads the documents does, and nothing of a daemon's inside.
-	{"internal/adversary", []string{"api/rdsd/v1", "shm", "transport", "wire"}},
+	{"internal/adversary", []string{"api/rdsd/v1", "shm", "transport", "wire", "wire/rtrs", "wire/rnbd"}},
 	{"internal/volumetest", nil}, // tests alone
 	{"interop/kernelnbd", nil},   // tests alone
 	{"interop", []string{"sdk/go", "api/rdsd/v1", "rdserr"}},
@@ -180,6 +183,31 @@ func TestArrowsDoNotClimb(t *testing.T) {
 		if reach(c[0], c[1]) {
 			t.Errorf("the table lets %s reach %s", c[0], c[1])
 		}
+	}
+}
+
+// layouts are packages named like the rooms that speak them, so every importer
+// calls them by one other name.
+var layouts = map[string]string{"wire/rtrs": "rtrswire", "wire/rnbd": "rnbdwire"}
+
+// TestLayoutsHaveOneName: a reader of rtrswire.Read knows which Read it is.
+func TestLayoutsHaveOneName(t *testing.T) {
+	seen := 0
+	for _, s := range sources(t) {
+		for _, imp := range s.ast.Imports {
+			p, _ := strconv.Unquote(imp.Path.Value)
+			want := layouts[strings.TrimPrefix(p, module+"/")]
+			if want == "" {
+				continue
+			}
+			seen++
+			if imp.Name == nil || imp.Name.Name != want {
+				t.Errorf("%s imports %s by another name than %s", s.path, p, want)
+			}
+		}
+	}
+	if seen == 0 {
+		t.Error("nobody imports the layouts of volumes")
 	}
 }
 

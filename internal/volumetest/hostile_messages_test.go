@@ -6,7 +6,8 @@ import (
 	"os"
 
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // bounds: the raider's own keys, and what is beside them; its own device, and
@@ -26,11 +27,11 @@ func (h *hostile) bounds() {
 
 	r := h.enter()
 	defer r.leave()
-	id, sectors, errno, err := r.openVolume("theirs", wire.RNBDReadWrite)
+	id, sectors, errno, err := r.openVolume("theirs", rnbdwire.ReadWrite)
 	if errno != 0 || err != nil || sectors != theirs/512 {
 		h.t.Fatalf("its own volume: %d sectors, errno %d, %v", sectors, errno, err)
 	}
-	ro, _, errno, err := r.openVolume("readonly", wire.RNBDReadOnly)
+	ro, _, errno, err := r.openVolume("readonly", rnbdwire.ReadOnly)
 	if errno != 0 || err != nil {
 		h.t.Fatalf("a read-only volume: errno %d, %v", errno, err)
 	}
@@ -38,35 +39,35 @@ func (h *hostile) bounds() {
 	for _, x := range []struct {
 		what   string
 		dev    uint32
-		op     wire.RNBDOp
+		op     rnbdwire.Op
 		sector uint64
 		size   uint32
 	}{
-		{"a read behind the end", id, wire.RNBDRead, sectors, 512},
-		{"a read across the end", id, wire.RNBDRead, sectors - 1, 1024},
-		{"a read far away", id, wire.RNBDRead, 1 << 55, 512},
-		{"a read where numbers wrap", id, wire.RNBDRead, ^uint64(0), 4096},
-		{"a write behind the end", id, wire.RNBDWrite, sectors, 512},
-		{"a write across the end", id, wire.RNBDWrite, sectors - 1, 8192},
-		{"a write where numbers wrap", id, wire.RNBDWrite, 1<<55 - 1, 8192},
-		{"half a sector", id, wire.RNBDWrite, 0, 100},
-		{"zeroes across the end", id, wire.RNBDWriteZeroes, sectors - 1, 8192},
-		{"zeroes where numbers wrap", id, wire.RNBDWriteZeroes, 1<<55 - 8, 8192},
-		{"a discard without end", id, wire.RNBDDiscard, 0, 0xfffffe00},
-		{"a device of another session", id + 1000, wire.RNBDRead, 0, 512},
-		{"no device", 0xffffffff, wire.RNBDWrite, 0, 512},
-		{"a write to what is read-only", ro, wire.RNBDWrite, 0, 512},
-		{"zeroes in what is read-only", ro, wire.RNBDWriteZeroes, 0, 512},
-		{"a discard in what is read-only", ro, wire.RNBDDiscard, 0, 512},
-		{"a secure erase", id, wire.RNBDSecureErase, 0, 512},
+		{"a read behind the end", id, rnbdwire.Read, sectors, 512},
+		{"a read across the end", id, rnbdwire.Read, sectors - 1, 1024},
+		{"a read far away", id, rnbdwire.Read, 1 << 55, 512},
+		{"a read where numbers wrap", id, rnbdwire.Read, ^uint64(0), 4096},
+		{"a write behind the end", id, rnbdwire.Write, sectors, 512},
+		{"a write across the end", id, rnbdwire.Write, sectors - 1, 8192},
+		{"a write where numbers wrap", id, rnbdwire.Write, 1<<55 - 1, 8192},
+		{"half a sector", id, rnbdwire.Write, 0, 100},
+		{"zeroes across the end", id, rnbdwire.WriteZeroes, sectors - 1, 8192},
+		{"zeroes where numbers wrap", id, rnbdwire.WriteZeroes, 1<<55 - 8, 8192},
+		{"a discard without end", id, rnbdwire.Discard, 0, 0xfffffe00},
+		{"a device of another session", id + 1000, rnbdwire.Read, 0, 512},
+		{"no device", 0xffffffff, rnbdwire.Write, 0, 512},
+		{"a write to what is read-only", ro, rnbdwire.Write, 0, 512},
+		{"zeroes in what is read-only", ro, rnbdwire.WriteZeroes, 0, 512},
+		{"a discard in what is read-only", ro, rnbdwire.Discard, 0, 512},
+		{"a secure erase", id, rnbdwire.SecureErase, 0, 512},
 		{"no operation", id, 77, 0, 512},
 	} {
-		io := wire.RNBDIO{DeviceID: x.dev, Sector: x.sector, RW: wire.RNBDRW(x.op, 0), Size: x.size}
+		io := rnbdwire.IO{DeviceID: x.dev, Sector: x.sector, RW: rnbdwire.RW(x.op, 0), Size: x.size}
 		data, n := []byte(nil), 0
 		switch x.op {
-		case wire.RNBDRead:
+		case rnbdwire.Read:
 			n = int(x.size)
-		case wire.RNBDWrite:
+		case rnbdwire.Write:
 			data = bad[:x.size]
 		}
 		errno, answer, err := r.io(io, data, n)
@@ -81,17 +82,17 @@ func (h *hostile) bounds() {
 	if st, err := os.Stat(h.w.file("theirs")); err != nil || st.Size() != theirs {
 		h.t.Errorf("its own volume: %v, %v", st, err)
 	}
-	if errno, _, err := r.request(0, 0, wire.RTRSWrite, wire.AppendRNBDClose(nil, id), nil, 0); errno != 0 || err != nil {
+	if errno, _, err := r.request(0, 0, rtrswire.Write, rnbdwire.AppendClose(nil, id), nil, 0); errno != 0 || err != nil {
 		h.t.Fatalf("close: errno %d, %v", errno, err)
 	}
-	if errno, _, err := r.io(wire.RNBDIO{DeviceID: id, RW: wire.RNBDRW(wire.RNBDWrite, 0), Size: 512}, bad[:512], 0); errno == 0 || err != nil {
+	if errno, _, err := r.io(rnbdwire.IO{DeviceID: id, RW: rnbdwire.RW(rnbdwire.Write, 0), Size: 512}, bad[:512], 0); errno == 0 || err != nil {
 		h.t.Errorf("a write to a device that was closed: errno %d, %v", errno, err)
 	}
 }
 
 // order: messages where none belong.
 func (h *hostile) order() {
-	fence := wire.RTRSFence{Type: wire.RTRSFenceType, Attempt: 1}
+	fence := rtrswire.Fence{Type: rtrswire.FenceType, Attempt: 1}
 	for what, strike := range map[string]func(r *raider){
 		"a key revoked that is the server's": func(r *raider) {
 			r.cons[1].send(transport.Tag{Kind: transport.OpSendInval, Key: r.descs[0].Key}, nil)
@@ -103,7 +104,7 @@ func (h *hostile) order() {
 			r.cons[1].send(transport.Tag{Kind: transport.OpSend}, make([]byte, 272))
 		},
 		"a second name": func(r *raider) {
-			b, _ := wire.AppendRTRSInfoReq(nil, "other")
+			b, _ := rtrswire.AppendInfoReq(nil, "other")
 			r.cons[0].send(transport.Tag{Kind: transport.OpSend}, b)
 		},
 		"a fence of a client that has none": func(r *raider) { r.cons[0].send(transport.Tag{Kind: transport.OpSend}, fence.Append(nil)) },
@@ -130,14 +131,14 @@ func (h *hostile) order() {
 	// A chunk that is changed while its request is carried out.
 	for range 10 {
 		r := h.enter()
-		id, _, errno, err := r.openVolume("theirs", wire.RNBDReadWrite)
+		id, _, errno, err := r.openVolume("theirs", rnbdwire.ReadWrite)
 		if errno != 0 || err != nil {
 			h.t.Fatalf("errno %d, %v", errno, err)
 		}
 		at := r.descs[1]
-		io := wire.RNBDIO{DeviceID: id, RW: wire.RNBDRW(wire.RNBDWrite, 0), Size: 64 << 10}
+		io := rnbdwire.IO{DeviceID: id, RW: rnbdwire.RW(rnbdwire.Write, 0), Size: 64 << 10}
 		usr := io.Append(nil)
-		msg := wire.RTRSReq{Type: wire.RTRSWrite, UsrLen: uint16(len(usr))}
+		msg := rtrswire.Req{Type: rtrswire.Write, UsrLen: uint16(len(usr))}
 		data := make([]byte, io.Size)
 		imm := uint32(r.c.Req(1, io.Size+uint32(len(usr))))
 		r.cons[1].send(transport.Tag{Kind: transport.OpWriteImm, Key: at.Key, Addr: at.Addr, Imm: imm}, msg.Append(append(data, usr...)))
@@ -155,27 +156,27 @@ func (h *hostile) order() {
 func (h *hostile) answers() {
 	r := h.enter()
 	defer r.leave()
-	id, _, errno, err := r.openVolume("theirs", wire.RNBDReadOnly)
+	id, _, errno, err := r.openVolume("theirs", rnbdwire.ReadOnly)
 	if errno != 0 || err != nil {
 		h.t.Fatalf("errno %d, %v", errno, err)
 	}
 	for what, usr := range map[string][]byte{
-		"SESS_INFO":                      wire.AppendRNBDSessInfo(nil, wire.RNBDSessInfo, 2),
+		"SESS_INFO":                      rnbdwire.AppendSessInfo(nil, rnbdwire.SessInfo, 2),
 		"an unknown message":             append([]byte{200, 0}, make([]byte, 30)...),
-		"half a message":                 {byte(wire.RNBDIOType), 0, 0, 0, 1},
+		"half a message":                 {byte(rnbdwire.IOType), 0, 0, 0, 1},
 		"no message":                     nil,
-		"an I/O shorter than its answer": (&wire.RNBDIO{DeviceID: id, RW: wire.RNBDRW(wire.RNBDRead, 0), Size: 512}).Append(nil),
+		"an I/O shorter than its answer": (&rnbdwire.IO{DeviceID: id, RW: rnbdwire.RW(rnbdwire.Read, 0), Size: 512}).Append(nil),
 	} {
-		errno, answer, err := r.request(1, 2, wire.RTRSRead, usr, nil, 128<<10)
+		errno, answer, err := r.request(1, 2, rtrswire.Read, usr, nil, 128<<10)
 		if err != nil {
 			h.t.Fatalf("%s: %v", what, err)
 		}
-		if beyond := answer[min(len(answer), wire.RNBDSessInfoLen):]; len(bytes.Trim(beyond, "\x00")) > 0 || errno != 0 && len(answer) > 0 {
+		if beyond := answer[min(len(answer), rnbdwire.SessInfoLen):]; len(bytes.Trim(beyond, "\x00")) > 0 || errno != 0 && len(answer) > 0 {
 			h.t.Errorf("%s: errno %d, an answer of %d bytes, not zero behind its end", what, errno, len(answer))
 		}
 		h.n++
 	}
-	errno, answer, err := r.io(wire.RNBDIO{DeviceID: id, RW: wire.RNBDRW(wire.RNBDRead, 0), Size: 128 << 10}, nil, 128<<10)
+	errno, answer, err := r.io(rnbdwire.IO{DeviceID: id, RW: rnbdwire.RW(rnbdwire.Read, 0), Size: 128 << 10}, nil, 128<<10)
 	if errno != 0 || err != nil || len(answer) != 128<<10 || len(bytes.Trim(answer, "\x00")) > 0 {
 		h.t.Errorf("a read of zeroes: errno %d, %v, %d bytes, not all zero", errno, err, len(answer))
 	}
@@ -187,7 +188,7 @@ func (h *hostile) noise() {
 	kinds := []transport.OpKind{transport.OpWrite, transport.OpWriteImm, transport.OpSend, transport.OpSendImm, transport.OpSendInval, transport.TagConnect, 0, 99}
 	for range some(200) {
 		r := h.enter()
-		_, _, errno, err := r.openVolume("theirs", wire.RNBDReadOnly)
+		_, _, errno, err := r.openVolume("theirs", rnbdwire.ReadOnly)
 		if errno != 0 || err != nil {
 			h.t.Fatalf("errno %d, %v", errno, err)
 		}
@@ -204,7 +205,7 @@ func (h *hostile) noise() {
 			}
 			if chunk := uint32(rng.IntN(int(r.c.Depth))); rng.IntN(2) == 0 { // a request that could be one
 				f.Key, f.Addr = r.descs[chunk].Key, r.descs[chunk].Addr
-				msg := wire.RTRSReq{Type: wire.RTRSWrite, UsrLen: uint16(rng.IntN(40))}
+				msg := rtrswire.Req{Type: rtrswire.Write, UsrLen: uint16(rng.IntN(40))}
 				f.Imm = uint32(r.c.Req(chunk, uint32(len(data))))
 				data = msg.Append(data)
 			}

@@ -17,7 +17,8 @@ import (
 
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // raiderHost is where the raider comes from.
@@ -186,7 +187,7 @@ func (r *raider) leave() { r.close() }
 func (h *hostile) names() {
 	r := h.enter()
 	defer r.leave()
-	if _, _, errno, err := r.openVolume("mine", wire.RNBDReadWrite); errno != 0 || err != nil {
+	if _, _, errno, err := r.openVolume("mine", rnbdwire.ReadWrite); errno != 0 || err != nil {
 		h.t.Fatalf("its own file: errno %d, %v", errno, err)
 	}
 	for _, name := range []string{
@@ -195,7 +196,7 @@ func (h *hostile) names() {
 		"pipe", "dir", "zero", "nothing", "victim", "named", "mine\n", strings.Repeat("a", 255), strings.Repeat("../", 84) + "etc/passwd", "\xff\xfe",
 		"%SESSNAME%/mine", "{session}/mine",
 	} {
-		for _, access := range []wire.RNBDAccess{wire.RNBDReadOnly, wire.RNBDReadWrite, wire.RNBDMigration} {
+		for _, access := range []rnbdwire.Access{rnbdwire.ReadOnly, rnbdwire.ReadWrite, rnbdwire.Migration} {
 			_, _, errno, err := r.openVolume(name, access)
 			if err != nil {
 				h.t.Fatalf("open %.40q: %v", name, err)
@@ -206,7 +207,7 @@ func (h *hostile) names() {
 			h.n++
 		}
 	}
-	if _, _, errno, err := r.openVolume("readonly", wire.RNBDReadWrite); errno == 0 || err != nil {
+	if _, _, errno, err := r.openVolume("readonly", rnbdwire.ReadWrite); errno == 0 || err != nil {
 		h.t.Errorf("what is read-only was opened for writing: errno %d, %v", errno, err)
 	}
 }
@@ -249,7 +250,7 @@ func (k *keyTap) take(c net.Conn, b []byte) {
 
 // find returns the regions that servers have told clients of, and the new keys
 // of answers, which are of the same regions.
-func (k *keyTap) find() (descs []wire.RTRSDesc, renewed []uint32) {
+func (k *keyTap) find() (descs []rtrswire.Desc, renewed []uint32) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, b := range k.conns {
@@ -260,17 +261,17 @@ func (k *keyTap) find() (descs []wire.RTRSDesc, renewed []uint32) {
 			}
 			data := b[transport.TagLen:][:f.Len]
 			b = b[transport.TagLen+int(f.Len):]
-			t, err := wire.RTRSMessageType(data)
+			t, err := rtrswire.MessageType(data)
 			switch {
 			case err != nil:
-			case f.Kind == transport.OpSend && t == wire.RTRSInfoRspType:
-				for at := wire.RTRSInfoRspLen; at+wire.RTRSDescLen <= len(data); at += wire.RTRSDescLen {
+			case f.Kind == transport.OpSend && t == rtrswire.InfoRspType:
+				for at := rtrswire.InfoRspLen; at+rtrswire.DescLen <= len(data); at += rtrswire.DescLen {
 					d := data[at:]
 					le := leNumber
-					descs = append(descs, wire.RTRSDesc{Addr: le(d[:8]), Key: uint32(le(d[8:12])), Len: uint32(le(d[12:16]))})
+					descs = append(descs, rtrswire.Desc{Addr: le(d[:8]), Key: uint32(le(d[8:12])), Len: uint32(le(d[12:16]))})
 				}
 			case f.Kind == transport.OpSendImm:
-				if r, err := wire.ParseRTRSRKeyRsp(data); err == nil {
+				if r, err := rtrswire.ParseRKeyRsp(data); err == nil {
 					renewed = append(renewed, r.Key)
 				}
 			}
@@ -340,10 +341,10 @@ func (h *hostile) wrongKeys() {
 			return transport.Tag{Key: key, Addr: r.descs[0].Addr}
 		})
 	}
-	for _, imm := range []uint32{0, uint32(wire.RTRSImmHeartbeat)} {
+	for _, imm := range []uint32{0, uint32(rtrswire.ImmHeartbeat)} {
 		h.strike("a key that was used", func(r *raider) transport.Tag {
 			old := r.descs[0]
-			if _, _, errno, err := r.openVolume("theirs", wire.RNBDReadOnly); errno != 0 || err != nil {
+			if _, _, errno, err := r.openVolume("theirs", rnbdwire.ReadOnly); errno != 0 || err != nil {
 				h.t.Fatalf("its own volume: errno %d, %v", errno, err)
 			}
 			if r.descs[0].Key == old.Key {

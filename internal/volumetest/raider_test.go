@@ -12,7 +12,8 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // raider is a client made of a socket and package wire. It can keep to the
@@ -20,8 +21,8 @@ import (
 type raider struct {
 	t     testing.TB
 	cons  []*raiderCon
-	c     wire.RTRSChunks
-	descs []wire.RTRSDesc // one for each chunk
+	c     rtrswire.Chunks
+	descs []rtrswire.Desc // one for each chunk
 	loot  *loot
 }
 
@@ -73,18 +74,18 @@ var errEnded = errors.New("the link has ended")
 // raid connects a path of a session. The link may be refused.
 func raid(t testing.TB, l *loot, from, to, name string) (*raider, error) {
 	r := &raider{t: t, loot: l}
-	var session, path [wire.RTRSUUIDLen]byte
+	var session, path [rtrswire.UUIDLen]byte
 	for i := range session {
 		session[i], path[i] = byte(rand.Uint32()), byte(rand.Uint32())
 	}
 	t.Cleanup(r.close)
 	for i := range uint16(raiderConns) {
-		req := wire.RTRSConnReq{Conn: i, Conns: raiderConns, Attempt: 1, Path: path, Session: session, FirstConn: true}
+		req := rtrswire.ConnReq{Conn: i, Conns: raiderConns, Attempt: 1, Path: path, Session: session, FirstConn: true}
 		nc, private, err := r.dial(from, to, req.Append(nil))
 		if err != nil {
 			return nil, err
 		}
-		rsp, err := wire.ParseRTRSConnRsp(private)
+		rsp, err := rtrswire.ParseConnRsp(private)
 		if err != nil {
 			return nil, err
 		}
@@ -115,10 +116,10 @@ func raid(t testing.TB, l *loot, from, to, name string) (*raider, error) {
 		if f.Kind != transport.OpSend {
 			continue
 		}
-		if k, err := wire.RTRSMessageType(f.data); err != nil || k != wire.RTRSInfoRspType {
+		if k, err := rtrswire.MessageType(f.data); err != nil || k != rtrswire.InfoRspType {
 			return nil, fmt.Errorf("a message of type %v, %v", k, err)
 		}
-		descs, err := wire.ParseRTRSInfoRsp(f.data, r.c)
+		descs, err := rtrswire.ParseInfoRsp(f.data, r.c)
 		if err != nil {
 			return nil, err
 		}
@@ -174,8 +175,8 @@ func (r *raider) read(c *raiderCon) {
 			return
 		}
 		r.loot.add(f.data)
-		if f.Kind == transport.OpWriteImm && wire.RTRSImm(f.Imm).Type() == wire.RTRSHeartbeat {
-			c.send(transport.Tag{Kind: transport.OpWriteImm, Imm: uint32(wire.RTRSImmHeartbeatAck)}, nil)
+		if f.Kind == transport.OpWriteImm && rtrswire.Imm(f.Imm).Type() == rtrswire.Heartbeat {
+			c.send(transport.Tag{Kind: transport.OpWriteImm, Imm: uint32(rtrswire.ImmHeartbeatAck)}, nil)
 			continue
 		}
 		select {
@@ -246,17 +247,17 @@ const raiderKey, raiderAddr = 0xabcd, 0x10000
 // request makes a request in a chunk, of dataLen bytes to write (data) or to
 // read, and returns the errno it was answered with and what was written to the
 // raider's memory. The chunk's key is renewed.
-func (r *raider) request(con int, chunk uint32, op wire.RTRSType, usr, data []byte, readLen int) (errno uint16, answer []byte, err error) {
+func (r *raider) request(con int, chunk uint32, op rtrswire.Type, usr, data []byte, readLen int) (errno uint16, answer []byte, err error) {
 	at := r.descs[chunk]
-	msg := wire.RTRSReq{Type: op, UsrLen: uint16(len(usr))}
+	msg := rtrswire.Req{Type: op, UsrLen: uint16(len(usr))}
 	frame := transport.Tag{Kind: transport.OpWriteImm, Key: at.Key, Addr: at.Addr}
 	n := len(data)
-	if op == wire.RTRSRead {
+	if op == rtrswire.Read {
 		n = readLen
 		frame.Addr += uint64(readLen)
 		if readLen > 0 {
 			msg.SGCnt = 1
-			msg.Desc = wire.RTRSDesc{Addr: raiderAddr, Key: raiderKey, Len: uint32(readLen)}
+			msg.Desc = rtrswire.Desc{Addr: raiderAddr, Key: raiderKey, Len: uint32(readLen)}
 		}
 	}
 	frame.Imm = uint32(r.c.Req(chunk, uint32(n+len(usr))))
@@ -281,13 +282,13 @@ func (r *raider) answer(con int, chunk uint32) (errno uint16, data []byte, err e
 		case transport.OpWriteImm:
 			data = append(data, f.data...)
 		case transport.OpSendImm:
-			k, err := wire.ParseRTRSRKeyRsp(f.data)
+			k, err := rtrswire.ParseRKeyRsp(f.data)
 			if err != nil {
 				return 0, nil, err
 			}
 			r.descs[k.BufID].Key = k.Key
 		}
-		id, errno, _ := wire.RTRSImm(f.Imm).Done()
+		id, errno, _ := rtrswire.Imm(f.Imm).Done()
 		if id != chunk {
 			return 0, nil, fmt.Errorf("an answer to chunk %d, not %d", id, chunk)
 		}
@@ -296,20 +297,20 @@ func (r *raider) answer(con int, chunk uint32) (errno uint16, data []byte, err e
 }
 
 // openVolume opens a volume and returns its number and its sectors.
-func (r *raider) openVolume(name string, access wire.RNBDAccess) (id uint32, sectors uint64, errno uint16, err error) {
-	usr := make([]byte, 6, wire.RNBDOpenLen) // by hand: the name may be what it may not be
-	usr[0], usr[4] = byte(wire.RNBDOpenType), byte(access)
-	usr = append(usr, name[:min(len(name), wire.RNBDNameLen)]...)
-	usr = append(usr, make([]byte, wire.RNBDOpenLen-len(usr))...)
-	errno, b, err := r.request(0, 0, wire.RTRSRead, usr, nil, wire.RNBDOpenRspLen)
+func (r *raider) openVolume(name string, access rnbdwire.Access) (id uint32, sectors uint64, errno uint16, err error) {
+	usr := make([]byte, 6, rnbdwire.OpenLen) // by hand: the name may be what it may not be
+	usr[0], usr[4] = byte(rnbdwire.OpenType), byte(access)
+	usr = append(usr, name[:min(len(name), rnbdwire.NameLen)]...)
+	usr = append(usr, make([]byte, rnbdwire.OpenLen-len(usr))...)
+	errno, b, err := r.request(0, 0, rtrswire.Read, usr, nil, rnbdwire.OpenRspLen)
 	if err != nil || errno != 0 {
 		return 0, 0, errno, err
 	}
-	rsp, err := wire.ParseRNBDOpenRsp(b)
+	rsp, err := rnbdwire.ParseOpenRsp(b)
 	return rsp.DeviceID, rsp.Sectors, 0, err
 }
 
 // io makes an I/O. Of a write, data is written; of a read, n bytes are asked for.
-func (r *raider) io(io wire.RNBDIO, data []byte, n int) (errno uint16, answer []byte, err error) {
+func (r *raider) io(io rnbdwire.IO, data []byte, n int) (errno uint16, answer []byte, err error) {
 	return r.request(1, 1, io.Op().Carrier(), io.Append(nil), data, n)
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // client is the shell of one session as a client.
@@ -377,12 +377,12 @@ func (d *volumeDevice) Submit(batch []*blk.Request) {
 // Close does nothing: a mapping is ended by Host.Unmap.
 func (d *volumeDevice) Close() error { return nil }
 
-func wireAccess(s string) wire.RNBDAccess {
+func wireAccess(s string) rnbdwire.Access {
 	switch s {
 	case AccessRO:
-		return wire.RNBDReadOnly
+		return rnbdwire.ReadOnly
 	case AccessMigration:
-		return wire.RNBDMigration
+		return rnbdwire.Migration
 	}
-	return wire.RNBDReadWrite
+	return rnbdwire.ReadWrite
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/wire"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // serverEnv is what the RTRS server needs done, with mu held.
@@ -159,7 +159,7 @@ func (e *exportEnv) Event(x rnbd.ServerEvent) {
 		ev.Text = fmt.Sprintf("the store of volume %s failed a %v", x.Name, x.Op)
 	}
 	e.event(ev)
-	if x.Kind == rnbd.ServerSyncLost || x.Kind == rnbd.ServerOpened && x.Access != wire.RNBDReadOnly {
+	if x.Kind == rnbd.ServerSyncLost || x.Kind == rnbd.ServerOpened && x.Access != rnbdwire.ReadOnly {
 		e.h.keepPast()
 	}
 }

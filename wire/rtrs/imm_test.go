@@ -1,11 +1,11 @@
-package wire_test
+package rtrs_test
 
 import (
 	"errors"
 	"math/rand"
 	"testing"
 
-	"github.com/rdsd/rdsd/wire"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // ceilLog2 by the book.
@@ -16,16 +16,16 @@ func ceilLog2(n uint32) (l int) {
 	return l
 }
 
-// TestRTRSReqImm: every queue depth, with the largest chunks that go with it;
+// TestReqImm: every queue depth, with the largest chunks that go with it;
 // the first and the last chunk and byte, and some between.
-func TestRTRSReqImm(t *testing.T) {
+func TestReqImm(t *testing.T) {
 	rng := rand.New(rand.NewSource(1))
-	for depth := uint32(1); depth <= wire.RTRSMaxDepth; depth++ {
+	for depth := uint32(1); depth <= rtrswire.MaxDepth; depth++ {
 		bits := 28 - ceilLog2(depth)
 		size := uint32(1) << bits
-		c, err := wire.NewRTRSChunks(depth, size-4096, 4096)
+		c, err := rtrswire.NewChunks(depth, size-4096, 4096)
 		if depth > 1<<15 { // a chunk of at most 4096: all of it must not be headers
-			c, err = wire.NewRTRSChunks(depth, size-64, 64)
+			c, err = rtrswire.NewChunks(depth, size-64, 64)
 		}
 		if err != nil {
 			t.Fatal(depth, err)
@@ -45,29 +45,29 @@ func TestRTRSReqImm(t *testing.T) {
 			}
 		}
 		if depth&(depth-1) != 0 { // there are numbers beyond the last chunk
-			if _, _, err := c.ParseReq(wire.RTRSImm(depth << bits)); err != wire.ErrRTRSMemID {
+			if _, _, err := c.ParseReq(rtrswire.Imm(depth << bits)); err != rtrswire.ErrMemID {
 				t.Fatalf("depth %d, chunk %d: %v", depth, depth, err)
 			}
 		}
-		if _, err := wire.NewRTRSChunks(depth, size-64+1, 64); !errors.Is(err, wire.ErrRTRSChunks) {
+		if _, err := rtrswire.NewChunks(depth, size-64+1, 64); !errors.Is(err, rtrswire.ErrChunks) {
 			t.Fatalf("depth %d, chunks of %d: %v", depth, size+1, err)
 		}
 	}
 }
 
-// TestRTRSDone: every status and every answer's number.
-func TestRTRSDone(t *testing.T) {
+// TestDone: every status and every answer's number.
+func TestDone(t *testing.T) {
 	check := func(msg uint32, errno uint16, inv bool) {
 		t.Helper()
-		i, typ := wire.RTRSDone(msg, errno, inv), wire.RTRSIORsp
+		i, typ := rtrswire.Done(msg, errno, inv), rtrswire.IORsp
 		if inv {
-			typ = wire.RTRSIORspInv
+			typ = rtrswire.IORspInv
 		}
 		if m, e, v := i.Done(); m != msg || e != errno || v != inv || i.Type() != typ {
 			t.Fatalf("message %d errno %d revoked %v came back as %d, %d, %v of type %d", msg, errno, inv, m, e, v, i.Type())
 		}
 	}
-	for errno := range uint16(wire.RTRSMaxErrno + 1) {
+	for errno := range uint16(rtrswire.MaxErrno + 1) {
 		check(0, errno, true)
 		check(1<<19-1, errno, false)
 	}
@@ -75,34 +75,34 @@ func TestRTRSDone(t *testing.T) {
 		check(msg, uint16(msg%512), msg&1 == 0)
 	}
 	for _, errno := range []uint16{512, 524, 1024, 65535} { // 512 & 0x1ff would be success
-		if _, e, _ := wire.RTRSDone(1, errno, false).Done(); e != 5 {
+		if _, e, _ := rtrswire.Done(1, errno, false).Done(); e != 5 {
 			t.Errorf("errno %d is sent as %d", errno, e)
 		}
 	}
-	if i := wire.RTRSDone(0, 22, true); uint32(i) != 0x20b00000 {
+	if i := rtrswire.Done(0, 22, true); uint32(i) != 0x20b00000 {
 		t.Errorf("EINVAL of chunk 0: %#x", uint32(i))
 	}
 }
 
-// TestRTRSImmOfOtherTypes: only IO_REQ is a request.
-func TestRTRSImmOfOtherTypes(t *testing.T) {
-	c, err := wire.NewRTRSChunks(512, 126976, 4096)
+// TestImmOfOtherTypes: only IO_REQ is a request.
+func TestImmOfOtherTypes(t *testing.T) {
+	c, err := rtrswire.NewChunks(512, 126976, 4096)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for typ := range uint32(16) {
-		i := wire.RTRSImm(typ<<28 | 8)
+		i := rtrswire.Imm(typ<<28 | 8)
 		if _, _, err := c.ParseReq(i); (err == nil) != (typ == 0) || uint32(i.Type()) != typ {
 			t.Errorf("type %d: %v", typ, err)
 		}
 	}
-	if _, err := wire.ParseRTRSImm(make([]byte, 3)); err != wire.ErrRTRSShort {
+	if _, err := rtrswire.ParseImm(make([]byte, 3)); err != rtrswire.ErrShort {
 		t.Error(err)
 	}
 }
 
-// TestRTRSChunksRefused: what a CON_RSP may not announce.
-func TestRTRSChunksRefused(t *testing.T) {
+// TestChunksRefused: what a CON_RSP may not announce.
+func TestChunksRefused(t *testing.T) {
 	for _, c := range []struct {
 		what              string
 		depth, maxIO, hdr uint32
@@ -114,29 +114,28 @@ func TestRTRSChunksRefused(t *testing.T) {
 		{"a sum that wraps", 1, 0xffffffff, 4097},
 		{"too large for the depth", 2049, 126976, 4096},
 	} {
-		if _, err := wire.NewRTRSChunks(c.depth, c.maxIO, c.hdr); !errors.Is(err, wire.ErrRTRSChunks) {
+		if _, err := rtrswire.NewChunks(c.depth, c.maxIO, c.hdr); !errors.Is(err, rtrswire.ErrChunks) {
 			t.Errorf("%s: %v", c.what, err)
 		}
 	}
-	if _, err := wire.NewRTRSChunks(2048, 126976, 4096); err != nil {
+	if _, err := rtrswire.NewChunks(2048, 126976, 4096); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestRTRSBrokenInvariants: numbers that no caller of ours may pass would read
+// TestBrokenInvariants: numbers that no caller of ours may pass would read
 // as others on the wire.
-func TestRTRSBrokenInvariants(t *testing.T) {
-	c, _ := wire.NewRTRSChunks(3, 4096, 4096)
+func TestBrokenInvariants(t *testing.T) {
+	c, _ := rtrswire.NewChunks(3, 4096, 4096)
 	for what, f := range map[string]func(){
 		"chunk beyond the depth":   func() { c.Req(3, 0) },
 		"byte beyond the chunk":    func() { c.Req(0, 8192) },
-		"answer beyond 19 bits":    func() { wire.RTRSDone(1<<19, 0, false) },
-		"rejection without reason": func() { wire.RTRSReject(0) },
-		"rejection beyond 15 bits": func() { wire.RTRSReject(1 << 15) },
-		"request of another type":  func() { (&wire.RTRSReq{}).Append(nil) },
-		"two descriptors":          func() { (&wire.RTRSReq{Type: wire.RTRSRead, SGCnt: 2}).Append(nil) },
-		"session info as an IO":    func() { wire.AppendRNBDSessInfo(nil, wire.RNBDIOType, 2) },
-		"65536 descriptors":        func() { wire.AppendRTRSInfoRsp(nil, make([]wire.RTRSDesc, 65536)) },
+		"answer beyond 19 bits":    func() { rtrswire.Done(1<<19, 0, false) },
+		"rejection without reason": func() { rtrswire.Reject(0) },
+		"rejection beyond 15 bits": func() { rtrswire.Reject(1 << 15) },
+		"request of another type":  func() { (&rtrswire.Req{}).Append(nil) },
+		"two descriptors":          func() { (&rtrswire.Req{Type: rtrswire.Read, SGCnt: 2}).Append(nil) },
+		"65536 descriptors":        func() { rtrswire.AppendInfoRsp(nil, make([]rtrswire.Desc, 65536)) },
 	} {
 		func() {
 			defer func() {
@@ -149,15 +148,32 @@ func TestRTRSBrokenInvariants(t *testing.T) {
 	}
 }
 
-// TestRTRSChunksLeast: a chunk holds a byte of data and one descriptor's headers at least.
-func TestRTRSChunksLeast(t *testing.T) {
-	const hdr = wire.RTRSReadLen + wire.RTRSDescLen
+// TestChunksLeast: a chunk holds a byte of data and one descriptor's headers at least.
+func TestChunksLeast(t *testing.T) {
+	const hdr = rtrswire.ReadLen + rtrswire.DescLen
 	for _, c := range []struct {
 		io, hdr uint32
 		ok      bool
 	}{{1, hdr, true}, {0, hdr, false}, {1, hdr - 1, false}, {1, hdr + 1, true}} {
-		if _, err := wire.NewRTRSChunks(8, c.io, c.hdr); (err == nil) != c.ok {
+		if _, err := rtrswire.NewChunks(8, c.io, c.hdr); (err == nil) != c.ok {
 			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+func TestNames(t *testing.T) {
+	for _, c := range [][2]string{
+		{rtrswire.Type(5).String(), "unknown"},
+		{rtrswire.RKeyRspType.String(), "rkey-rsp"},
+		{rtrswire.ImmHeartbeat.String(), "heartbeat"},
+		{rtrswire.ImmHeartbeatAck.String(), "heartbeat-ack"},
+		{rtrswire.Done(3, 2, false).String(), "io-rsp msg=3 errno=2"},
+		{rtrswire.Done(3, 0, true).String(), "io-rsp-inv msg=3 errno=0"},
+		{rtrswire.Imm(0x801020).String(), "io-req 0x0801020"},
+		{rtrswire.Imm(0x70000001).String(), "unknown 7 0x0000001"},
+	} {
+		if c[0] != c[1] {
+			t.Errorf("%q, want %q", c[0], c[1])
 		}
 	}
 }
