@@ -94,6 +94,10 @@ func TestInfo(t *testing.T) {
 		{"physical block of 3000", func(r *rnbdwire.OpenRsp) { r.PhysicalBlock = 3000 }, nil},
 		{"size that wraps", func(r *rnbdwire.OpenRsp) { r.Sectors = 1 << 55 }, nil},
 		{"size beyond an int64", func(r *rnbdwire.OpenRsp) { r.Sectors = 1<<64 - 1 }, nil},
+		{"as large as can be", func(r *rnbdwire.OpenRsp) { r.Sectors = blk.MaxSize / 512 }, func(i *blk.Info) { i.Size = blk.MaxSize / 512 * 512 }},
+		{"a sector larger", func(r *rnbdwire.OpenRsp) { r.Sectors = blk.MaxSize/512 + 1 }, nil},
+		{"requests of a block", func(r *rnbdwire.OpenRsp) { r.LogicalBlock, r.MaxHWSectors = 4096, 8 }, func(i *blk.Info) { i.LogicalBlock = 4096 }},
+		{"discards of a block", func(r *rnbdwire.OpenRsp) { r.LogicalBlock, r.MaxDiscard = 4096, 8 }, func(i *blk.Info) { i.LogicalBlock = 4096 }},
 		{"requests of less than a block", func(r *rnbdwire.OpenRsp) { r.LogicalBlock, r.MaxHWSectors = 4096, 7 }, nil},
 	} {
 		r := good
