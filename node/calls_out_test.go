@@ -13,6 +13,12 @@ func TestOutPoolSettled(t *testing.T) {
 	a := n.Account(quota.User(1))
 	defer a.Close()
 	p := &outPool{account: a}
+	for _, size := range []int{0, 1, 100, 1 << 20} { // the only one out
+		b := p.Get(size)
+		if p.Put(b); a.Used() != 0 || p.out.Load() != 0 {
+			t.Errorf("%d bytes are charged and %d out when all are back", a.Used(), p.out.Load())
+		}
+	}
 	back, late, lost := p.Get(1000), p.Get(5000), p.Get(9000)
 	if want := int64(cap(*back) + cap(*late) + cap(*lost)); a.Used() != want {
 		t.Errorf("%d bytes are charged, %d are out", a.Used(), want)

@@ -1,0 +1,37 @@
+package shm
+
+import (
+	"errors"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A process that may open no more descriptors is told so by whatever needs one, and what
+// it has open stays open.
+func TestWithoutDescriptors(t *testing.T) {
+	a, client := newAlarm(t)
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	none := was
+	none.Cur = 0
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	_, _, noAlarm := NewAlarm()
+	_, noBell := NewBell()
+	_, noRegion := Create(Spec{Local: clientDst, SndBuf: 1 << 20, RcvBuf: 1 << 20})
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	for what, err := range map[string]error{"an alarm": noAlarm, "a bell": noBell, "a region": noRegion} {
+		if !errors.Is(err, unix.EMFILE) {
+			t.Errorf("%s without a descriptor: %v", what, err)
+		}
+	}
+	if a.Ring(); !rang(client) {
+		t.Error("an alarm that was open does not ring any more")
+	}
+}
