@@ -220,11 +220,26 @@ func TestBatchChecks(t *testing.T) {
 			t.Errorf("%s: %q does not say %q", name, got, tc.names)
 		}
 	}
+	for name, change := range map[string]func(*inBatch){ // as much as may be
+		"as many datagrams": func(b *inBatch) { b.payload, b.lengths = nil, make([]uint32, maxBatchDatagrams) },
+		"a destination each": func(b *inBatch) {
+			b.dests, b.index = []rawEndpoint{v4, v4}, []uint32{1, 0}
+		},
+		"the last tags":         func(b *inBatch) { b.firstTag = 1<<64 - 1 - 2 },
+		"the longest wait":      func(b *inBatch) { b.timeout = 1<<63 - 1 },
+		"datagrams of no bytes": func(b *inBatch) { b.payload, b.lengths = nil, []uint32{0, 0} },
+	} {
+		b := good()
+		change(b)
+		if got := b.check(); got != "" {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
 	for _, tc := range []struct {
 		e    rawEndpoint
 		want string
 	}{
-		{v4, ""}, {rawEndpoint{addrLen: 3}, "x.address has 3 bytes"}, {rawEndpoint{addrLen: 16, port: 65536}, "x.port is 65536"},
+		{v4, ""}, {rawEndpoint{addrLen: 16, port: 65535}, ""}, {rawEndpoint{addrLen: 3}, "x.address has 3 bytes"}, {rawEndpoint{addrLen: 16, port: 65536}, "x.port is 65536"},
 	} {
 		if got := tc.e.problem("x"); !bytes.HasPrefix([]byte(got), []byte(tc.want)) || (tc.want == "") != (got == "") {
 			t.Errorf("%+v: %q, want %q", tc.e, got, tc.want)

@@ -40,6 +40,11 @@ func TestRingsRefused(t *testing.T) {
 		if n != 2 || len(be.Errors) != 3 || be.Errors[0].Index != 1 || be.Errors[1].Index != 2 || be.Errors[2].Index != 4 {
 			t.Errorf("%d accepted, %v", n, be.Errors)
 		}
+		for _, e := range be.Errors {
+			if op, ok := errors.AsType[*OpError](e.Err); !ok || op.Local != localAddr || op.Undecided {
+				t.Errorf("datagram %d: %+v is not from %v", e.Index, op, localAddr)
+			}
+		}
 		for range 2 {
 			if _, err := b.Recv(ctx); err != nil {
 				t.Error(err)
