@@ -57,6 +57,21 @@ func TestNoAllocation(t *testing.T) {
 			t.Errorf("%v: %v", r.Op, r.Err)
 		}
 	}
+	// What is kept to be used again keeps nobody's request and nobody's memory.
+	calls, pieces := 0, 0
+	for k := e.c.calls; k != nil; k = k.next {
+		if calls++; k.r != nil || k.v != nil || k.err != nil || k.first.req.Data != nil {
+			t.Errorf("an unused call keeps %+v", k)
+		}
+	}
+	for p := e.c.pieces; p != nil; p = p.next {
+		if pieces++; p.call != nil || p.req.Data != nil {
+			t.Errorf("an unused piece keeps %+v", p)
+		}
+	}
+	if calls != len(batch) || pieces == 0 {
+		t.Errorf("%d calls and %d pieces are kept, want %d and some", calls, pieces, len(batch))
+	}
 }
 
 // quiet is a device that does nothing.

@@ -269,3 +269,52 @@ func TestNoInvalidate(t *testing.T) {
 		t.Error("the key is left")
 	}
 }
+
+// TestNoTrimBesideAClosingPath: what a client sent on a path that is closing may still be
+// on its way into a chunk, whatever the client has promised on another one: the pages
+// stay until that path is gone.
+func TestNoTrimBesideAClosingPath(t *testing.T) {
+	f := newFakeServer(t, ServerConfig{QueueDepth: 4, MaxIO: 128 << 10})
+	p, ds := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"})
+	q, _ := f.up(someone{session: 1, path: 2, attempt: 1, addr: 2, name: "a"})
+	for id := range uint32(2) {
+		f.put(p, 1, ds, id, Write, make([]byte, 128<<10))
+		f.s.Reply(f.now, f.reqs[len(f.reqs)-1], 0, nil)
+	}
+	f.take()
+	// ask passes the time until the client is asked to rest, and has it promise.
+	ask := func() {
+		t.Helper()
+		for end := f.now + 11*time.Second; f.now < end; {
+			f.tick(100 * ms)
+			for _, path := range []*ServerPath{p, q} {
+				if path != nil {
+					path.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+				}
+			}
+			for _, o := range f.take() {
+				if m, err := rtrswire.ParseNotice(o.bytes); err == nil && m.Type == rtrswire.RestType {
+					return
+				}
+			}
+		}
+		t.Fatal("the client is not asked to rest")
+	}
+	promise := func() {
+		t.Helper()
+		if err := p.Received(f.now, 0, rtrswire.Notice{Type: rtrswire.RestedType}.Append(nil), 0, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask()
+	q.Lost(f.now, 0, rdserr.ErrReset)
+	if promise(); f.trimmed != 0 {
+		t.Fatal("trimmed beside a path that is closing")
+	}
+	q.Gone(f.now)
+	q = nil
+	ask()
+	if promise(); f.trimmed == 0 {
+		t.Error("nothing was trimmed when it was gone")
+	}
+}
