@@ -6,6 +6,7 @@ import (
 
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/node/volume"
+	"github.com/rdsd/rdsd/rtrs"
 )
 
 // ConfigVersion is the only value `version` may have in a configuration file.
@@ -179,7 +180,7 @@ func DefaultConfig() *Config {
 			HeartbeatMissed:  4,
 			ReconnectMin:     Duration{100 * time.Millisecond},
 			ReconnectMax:     Duration{5 * time.Second},
-			Policy:           volume.PolicyMinInflight,
+			Policy:           rtrs.MinInflight.String(),
 			IOTimeout:        Duration{30 * time.Second},
 			OnLoss:           volume.OnLossWait,
 			LossTimeout:      Duration{30 * time.Second},

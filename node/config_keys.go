@@ -53,8 +53,8 @@ func buildKeys() []Key {
 				}
 				continue
 			}
-			k := Key{Name: prefix + name, Env: f.Tag.Get("env"), Flag: f.Tag.Get("flag"), Usage: usage,
-				Want: f.Tag.Get("want"), List: f.Type.Kind() == reflect.Slice, Reload: f.Tag.Get("reload") != "", isBool: f.Type.Kind() == reflect.Bool, index: at}
+			k := Key{Name: prefix + name, Env: f.Tag.Get("env"), Flag: f.Tag.Get("flag"), Usage: named.Replace(usage),
+				Want: named.Replace(f.Tag.Get("want")), List: f.Type.Kind() == reflect.Slice, Reload: f.Tag.Get("reload") != "", isBool: f.Type.Kind() == reflect.Bool, index: at}
 			switch k.Env {
 			case "":
 				k.Env = "RDSD_" + strings.ToUpper(strings.ReplaceAll(k.Name, ".", "_"))

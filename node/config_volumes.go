@@ -28,7 +28,7 @@ type VolumesConfig struct {
 	HeartbeatMissed  int                  `toml:"heartbeat_missed" usage:"so many intervals of silence end a path" want:"2 to 100"`
 	ReconnectMin     Duration             `toml:"reconnect_min" usage:"first reconnect delay of a path (full jitter)" want:"a duration such as \"100ms\", at least 1ms and at most volumes.reconnect_max"`
 	ReconnectMax     Duration             `toml:"reconnect_max" usage:"largest reconnect delay of a path (full jitter)" want:"a duration such as \"5s\", at most 10m"`
-	Policy           string               `toml:"policy" usage:"how requests are spread over paths: round-robin, min-inflight, min-latency" want:"\"round-robin\", \"min-inflight\" or \"min-latency\""`
+	Policy           string               `toml:"policy" usage:"how requests are spread over paths: {policies}" want:"{a policy}"`
 	IOTimeout        Duration             `toml:"io_timeout" usage:"a request that takes longer is told of, and gives a path up that may not live" want:"a duration such as \"30s\", 100ms to 24h"`
 	OnLoss           string               `toml:"on_loss" usage:"what requests do without a path: wait (until there is one) or error (after loss_timeout)" want:"\"wait\" or \"error\""`
 	LossTimeout      Duration             `toml:"loss_timeout" usage:"with on_loss error, how long requests wait for a path" want:"a duration such as \"30s\", 1ms to 24h"`

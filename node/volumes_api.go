@@ -101,7 +101,7 @@ func mapSpec(r *rdsdv1.VolumeMapRequest) (spec volume.MapSpec, err error) {
 	if spec.OnLoss, err = volumeWord("on_loss", volumeOnLosses, r.GetOnLoss()); err != nil {
 		return spec, err
 	}
-	spec.Policy, err = volumeWord("policy", volumePolicies, r.GetPolicy())
+	spec.Policy, err = volumePolicy(r)
 	return spec, err
 }
 

@@ -7,6 +7,7 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rtrs"
 )
 
 // ListSessions describes the sessions in both roles.
@@ -93,12 +94,12 @@ func (s *volumeServer) SetPolicy(ctx context.Context, r *rdsdv1.VolumeSetPolicyR
 	if err != nil {
 		return nil, err
 	}
-	policy, err := volumeWord("policy", volumePolicies, r.GetPolicy())
+	policy, err := volumePolicy(r)
 	if err != nil {
 		return nil, err
 	}
 	if policy == "" {
-		return nil, rdserr.With(rdserr.ErrInvalid, "policy is missing; want one of %q", volumePolicies[1:])
+		return nil, rdserr.With(rdserr.ErrInvalid, "policy is missing; want %s", rtrs.PolicyNames())
 	}
 	return &rdsdv1.VolumeSetPolicyResponse{}, h.SetPolicy(ctx, r.GetSession(), policy)
 }

@@ -8,14 +8,16 @@ import (
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rtrs"
 )
 
-// The words of node/volume, by the values of the API's enums.
+// The words of node/volume, by the values of the API's enums. Path policies beyond
+// those that have a number go by name alone.
 var (
 	volumeKinds      = []string{"", volume.KindFile, volume.KindBlock, volume.KindMemory}
 	volumeAccesses   = []string{"", volume.AccessRO, volume.AccessRW, volume.AccessMigration}
 	volumeAttaches   = []string{"", volume.AsSocket, volume.AsNBD}
-	volumePolicies   = []string{"", volume.PolicyRoundRobin, volume.PolicyMinInflight, volume.PolicyMinLatency}
+	volumePolicies   = []string{"", rtrs.RoundRobin.String(), rtrs.MinInflight.String(), rtrs.MinLatency.String()}
 	volumeOnLosses   = []string{"", volume.OnLossWait, volume.OnLossError}
 	volumeRoles      = []string{"", volume.RoleClient, volume.RoleServer}
 	volumeOrigins    = []string{"", volume.OriginConfig, volume.OriginCall, volume.OriginRoot}
@@ -26,6 +28,31 @@ var (
 	volumeEvents     = []string{"", volume.EventGap, volume.EventSession, volume.EventPath, volume.EventMapping,
 		volume.EventExport, volume.EventFailover, volume.EventResize, volume.EventError}
 )
+
+// volumePolicy is the policy that a request asks for, by name or by number; "" is
+// the default. Which names there are is rtrs's to say.
+func volumePolicy(m interface {
+	GetPolicyName() string
+	GetPolicy() rdsdv1.VolumePolicy
+}) (string, error) {
+	if name := m.GetPolicyName(); name != "" {
+		return name, nil
+	}
+	return volumeWord("policy", volumePolicies, m.GetPolicy())
+}
+
+// setVolumePolicy is the way back.
+func setVolumePolicy(m interface {
+	SetPolicyName(string)
+	SetPolicy(rdsdv1.VolumePolicy)
+}, name string) {
+	number := volumeEnum[rdsdv1.VolumePolicy](volumePolicies, name)
+	if number == 0 && name != "" {
+		number = rdsdv1.VolumePolicy_VOLUME_POLICY_NAMED
+	}
+	m.SetPolicyName(name)
+	m.SetPolicy(number)
+}
 
 // volumeWord is the word of an enum value a client sent.
 func volumeWord[E interface {
@@ -174,7 +201,7 @@ func mappingPB(i *volume.MappingInfo, now time.Time) *rdsdv1.VolumeMapping {
 		paths = append(paths, pathSpecPB(p))
 	}
 	m.SetPath(paths)
-	m.SetPolicy(volumeEnum[rdsdv1.VolumePolicy](volumePolicies, i.Policy))
+	setVolumePolicy(m, i.Policy)
 	m.SetQueueDepth(uint32(i.QueueDepth))
 	m.SetIoTimeoutNs(int64(i.IOTimeout))
 	m.SetLossTimeoutNs(int64(i.LossTimeout))
@@ -198,7 +225,7 @@ func volumeSessionPB(i *volume.SessionInfo, now time.Time) *rdsdv1.VolumeSession
 	m.SetPeer(i.Peer)
 	m.SetUp(i.Up)
 	m.SetStateNs(lasted(now, i.Since))
-	m.SetPolicy(volumeEnum[rdsdv1.VolumePolicy](volumePolicies, i.Policy))
+	setVolumePolicy(m, i.Policy)
 	m.SetOnLoss(volumeEnum[rdsdv1.VolumeOnLoss](volumeOnLosses, i.OnLoss))
 	m.SetVolume(i.Volumes)
 	m.SetPaths(uint32(i.Paths))

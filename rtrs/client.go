@@ -1,7 +1,6 @@
 package rtrs
 
 import (
-	"fmt"
 	"math/rand"
 	"net/netip"
 	"time"
@@ -29,7 +28,7 @@ type Client struct {
 
 	paths     []*ClientPath
 	connected int           // of them
-	turn      int           // round-robin: the path after this one
+	choosers  []chooser     // of a path for each request, by policy
 	creator   *ClientPath   // while no path was ever connected: the one that may create the session
 	resumed   bool          // since the last Up
 	lostAt    time.Duration // since when no path is connected
@@ -65,7 +64,7 @@ func NewClient(cfg ClientConfig, env ClientEnv, rnd *rand.Rand, now time.Duratio
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{cfg: cfg, env: env, rnd: rnd, now: now, due: Never, lostAt: now, all: list{kind: byAge}}
+	c := &Client{cfg: cfg, env: env, rnd: rnd, now: now, due: Never, lostAt: now, all: list{kind: byAge}, choosers: choosers()}
 	c.newUUID(&c.uuid)
 	return c, nil
 }
@@ -295,8 +294,8 @@ func (c *Client) Reconnect(now time.Duration, p *ClientPath) error {
 
 // SetPolicy changes how requests choose a path.
 func (c *Client) SetPolicy(p Policy) error {
-	if p >= numPolicies {
-		return fmt.Errorf("policy %d is none of min-inflight, round-robin and min-latency", p)
+	if err := p.check(); err != nil {
+		return err
 	}
 	c.cfg.Policy = p
 	return nil

@@ -2,7 +2,6 @@ package rtrs
 
 import (
 	"errors"
-	"fmt"
 	"math/rand"
 	"net/netip"
 	"strings"
@@ -35,21 +34,6 @@ func TestClientConfig(t *testing.T) {
 		if _, err := NewClient(c, &fakeClient{}, rand.New(rand.NewSource(1)), 0); err == nil || !strings.Contains(err.Error(), bad) {
 			t.Errorf("%+v: %v does not say %q", c, err, bad)
 		}
-	}
-}
-
-func TestParsePolicy(t *testing.T) {
-	for s, want := range map[string]Policy{"": MinInflight, "mi": MinInflight, "min-inflight": MinInflight, "rr": RoundRobin, "round-robin": RoundRobin, "ml": MinLatency, "min-latency": MinLatency} {
-		if p, err := ParsePolicy(s); p != want || err != nil {
-			t.Errorf("%q: %v, %v", s, p, err)
-		}
-	}
-	if _, err := ParsePolicy("fastest"); err == nil || !strings.Contains(err.Error(), `"fastest" is none of`) {
-		t.Error(err)
-	}
-	f := newFakeClient(t, ClientConfig{})
-	if err := f.c.SetPolicy(numPolicies); err == nil {
-		t.Error("a policy that there is not")
 	}
 }
 
@@ -104,57 +88,6 @@ func TestSubmitRefuses(t *testing.T) {
 		}()
 		f.c.Submit(0, r)
 	}()
-}
-
-func TestPolicies(t *testing.T) {
-	f := newFakeClient(t, ClientConfig{})
-	var ps []*ClientPath
-	for i := range 3 {
-		p := f.add(byte(i + 1))
-		f.connect(p, fourChunks, ours, 7)
-		ps = append(ps, p)
-	}
-	f.take()
-	order := func(policy Policy) (s string) {
-		if err := f.c.SetPolicy(policy); err != nil || f.c.Policy() != policy {
-			t.Fatal(err)
-		}
-		for range 4 {
-			f.submit(Write, nil)
-		}
-		sent := f.take()
-		for _, o := range sent {
-			s += fmt.Sprint(o.path.(*ClientPath).Remote.Addr().As4()[3])
-		}
-		for _, o := range sent {
-			if err := f.answer(o, 0, 5); err != nil {
-				t.Fatal(err)
-			}
-		}
-		return s
-	}
-	if s := order(RoundRobin); s != "1231" {
-		t.Error("round-robin", s)
-	}
-	if s := order(MinInflight); s != "1231" {
-		t.Error("min-inflight", s)
-	}
-	f.tick(200 * ms) // heartbeats leave
-	for i, p := range ps {
-		f.now += time.Duration(10-i) * ms
-		p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
-	}
-	f.take()
-	if s := order(MinLatency); s != "1111" || ps[0].Info().Stats.Latency != 10*ms || ps[2].Info().Stats.Latency != 27*ms {
-		t.Error("min-latency", s, ps[0].Info(), ps[2].Info())
-	}
-	f.c.SetPolicy(MinInflight)
-	f.submit(Write, nil) // stays on the first
-	f.submit(Write, nil)
-	f.submit(Write, nil)
-	if n := one(t, f.take()[1:2]); n.path != ps[1] {
-		t.Error("the second is not on the second path")
-	}
 }
 
 // TestLanes: a lane is a connection; requests with Admin have connection 0.

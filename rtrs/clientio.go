@@ -27,37 +27,13 @@ func (c *Client) pump() {
 			c.finish(r, ErrTooLarge)
 			continue
 		}
-		c.send(c.pick(), r)
+		c.send(c.choosers[c.cfg.Policy].choose(c.paths), r)
 	}
 }
 
 // mayRun: no failed write may still happen, and no promise to rest was given.
 func (c *Client) mayRun() bool {
 	return (c.ghosts == 0 || mutant.On(mutant.RTRSOrphansRun)) && (c.resting == nil || mutant.On(mutant.RTRSRestSend))
-}
-
-// pick chooses a connected path; there is one.
-func (c *Client) pick() *ClientPath {
-	var best *ClientPath
-	for i := range c.paths {
-		p := c.paths[i]
-		if c.cfg.Policy == RoundRobin {
-			p = c.paths[(c.turn+i)%len(c.paths)]
-		}
-		if p.state != Connected {
-			continue
-		}
-		switch {
-		case c.cfg.Policy == RoundRobin:
-			c.turn = (c.turn + i + 1) % len(c.paths)
-			return p
-		case best == nil,
-			c.cfg.Policy == MinInflight && p.flight.n < best.flight.n,
-			c.cfg.Policy == MinLatency && p.stats.Latency < best.stats.Latency:
-			best = p
-		}
-	}
-	return best
 }
 
 // send sends r, which is in no list by state, on p.

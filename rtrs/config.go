@@ -76,8 +76,8 @@ func (c ClientConfig) withDefaults() (ClientConfig, error) {
 		return c, fmt.Errorf("pauses before reconnecting from %v to %v, the first has to be positive and the second not smaller", c.ReconnectMin, c.ReconnectMax)
 	case c.MaxReconnects < 0:
 		return c, fmt.Errorf("%d reconnects, 0 (without end) or more are possible", c.MaxReconnects)
-	case c.Policy >= numPolicies:
-		return c, fmt.Errorf("policy %d is none of round-robin, min-inflight and min-latency", c.Policy)
+	case c.Policy.check() != nil:
+		return c, c.Policy.check()
 	case c.OnLoss > Error:
 		return c, fmt.Errorf("on loss %d is neither wait nor error", c.OnLoss)
 	case c.ConnectTimeout < 0 || c.IOTimeout < 0 || c.LossTimeout < 0:

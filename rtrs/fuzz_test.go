@@ -194,7 +194,7 @@ func offsetIn(mem, b []byte) int {
 // clientWorld runs a program against a client with requests.
 func clientWorld(t testing.TB, b []byte) {
 	p := &program{b}
-	f := newFakeClient(t, ClientConfig{OnLoss: OnLoss(p.byte() % 2), IOTimeout: time.Second, LossTimeout: time.Second, Policy: Policy(p.byte() % 3)})
+	f := newFakeClient(t, ClientConfig{OnLoss: OnLoss(p.byte() % 2), IOTimeout: time.Second, LossTimeout: time.Second, Policy: Policy(p.byte() % byte(len(policies)))})
 	out := map[*Req]bool{}
 	f.onDone = func(r *Req) {
 		if !out[r] {

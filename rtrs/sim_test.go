@@ -51,7 +51,7 @@ func newSim(seed int64, trace bool) *sim {
 	s.srv = newSimServer(w, scfg, s.st)
 	for i := range clients {
 		cfg := ClientConfig{Conns: 2 + w.rnd.Intn(2), QueueDepth: pick(w, 0, 0, 2), ConnectTimeout: pick(w, time.Second, 5*time.Second),
-			ReconnectMax: pick(w, 500*time.Millisecond, 5*time.Second), Policy: Policy(w.rnd.Intn(int(numPolicies))), IOTimeout: pick(w, 500*time.Millisecond, 3*time.Second, 30*time.Second),
+			ReconnectMax: pick(w, 500*time.Millisecond, 5*time.Second), Policy: Policy(w.rnd.Intn(len(policies))), IOTimeout: pick(w, 500*time.Millisecond, 3*time.Second, 30*time.Second),
 			OnLoss: OnLoss(w.rnd.Intn(2)), LossTimeout: pick(w, 500*time.Millisecond, 3*time.Second), RemoteInval: w.chance(0.3)}
 		c := newSimClient(w, i, cfg, s.srv, w.wires)
 		c.first, c.count = uint32(i*perClient), perClient
@@ -187,7 +187,7 @@ func (s *sim) admin() {
 		return
 	}
 	defer c.settle()
-	c.c.SetPolicy(Policy(s.rnd.Intn(int(numPolicies))))
+	c.c.SetPolicy(Policy(s.rnd.Intn(len(policies))))
 	ps := c.c.Paths()
 	if len(ps) == 0 {
 		c.addPath(pick(s.world, s.wires...))

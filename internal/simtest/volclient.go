@@ -42,7 +42,7 @@ func (c *volClient) start(n *node) {
 	c.process++
 	c.closed, c.lives = false, nil
 	c.cfg = rtrs.ClientConfig{Name: c.name, Conns: 2 + w.rng.Intn(2), QueueDepth: pick(w, 0, 0, 2), ConnectTimeout: pick(w, 3*time.Second, 5*time.Second),
-		ReconnectMax: pick(w, 500*time.Millisecond, 5*time.Second), Policy: rtrs.Policy(w.rng.Intn(3)), IOTimeout: pick(w, 500*time.Millisecond, 3*time.Second, 30*time.Second),
+		ReconnectMax: pick(w, 500*time.Millisecond, 5*time.Second), Policy: rtrs.Policy(w.rng.Intn(len(rtrs.Policies()))), IOTimeout: pick(w, 500*time.Millisecond, 3*time.Second, 30*time.Second),
 		OnLoss: rtrs.OnLoss(w.rng.Intn(2)), LossTimeout: pick(w, 500*time.Millisecond, 3*time.Second), RemoteInval: w.chance(4)}
 	var err error
 	if c.rt, err = rtrs.NewClient(c.cfg, (*volClientEnv)(c), rand.New(rand.NewSource(w.rng.Int63())), w.Now()); err != nil {

@@ -257,7 +257,7 @@ func (v *volumes) admin(c *volClient) {
 		return
 	}
 	defer c.settle()
-	c.rt.SetPolicy(rtrs.Policy(w.rng.Intn(3)))
+	c.rt.SetPolicy(rtrs.Policy(w.rng.Intn(len(rtrs.Policies()))))
 	paths := c.rt.Paths()
 	if len(paths) == 0 {
 		c.addPaths()

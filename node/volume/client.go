@@ -174,8 +174,8 @@ func (c *client) fits(raw *MapSpec) error {
 	s := c.spec
 	c.mu.Unlock()
 	policy := raw.Policy
-	if policy != "" {
-		policy, _ = parsePolicy(policy)
+	if p, err := rtrs.ParsePolicy(policy); err == nil { // else it is "": the session's may be any
+		policy = p.String()
 	}
 	for _, w := range []struct {
 		what      string

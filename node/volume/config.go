@@ -54,7 +54,7 @@ type Config struct {
 	IOTimeout    time.Duration // io_timeout: a request that takes longer is told of, and gives a path up that may not live; 30 s
 	LossTimeout  time.Duration // loss_timeout: with on_loss "error", requests wait so long for a path; 30 s
 	OnLoss       string        // on_loss: "wait" for a path, or fail with "error"; "wait"
-	Policy       string        // policy: PolicyMinInflight
+	Policy       string        // policy: min-inflight
 	Attach       string        // attach: how a mapping appears that does not say; AsSocket
 	// NBDTimeout is how long a request of a kernel device may take before the
 	// kernel gives its connection up and sends it again, where nothing asks for

@@ -334,11 +334,7 @@ func (h *Host) ReconnectPath(ctx context.Context, session string, p PathSpec) er
 
 // SetPolicy changes how a client's session chooses among its paths.
 func (h *Host) SetPolicy(ctx context.Context, session, policy string) error {
-	name, err := parsePolicy(policy)
-	if err != nil {
-		return err
-	}
-	p, err := rtrs.ParsePolicy(name)
+	p, err := rtrs.ParsePolicy(policy)
 	if err != nil {
 		return err
 	}
@@ -348,12 +344,12 @@ func (h *Host) SetPolicy(ctx context.Context, session, policy string) error {
 	}
 	now := c.lock(h.now())
 	c.rt.SetPolicy(p)
-	c.spec.Policy = name
+	c.spec.Policy = p.String()
 	c.finish(now)
 	h.mu.Lock()
 	for _, m := range h.mappings {
 		if m.c == c {
-			m.spec.Policy = name
+			m.spec.Policy = p.String()
 		}
 	}
 	h.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rtrs"
 )
 
 func TestPathsAreManagedUnderTraffic(t *testing.T) {
@@ -73,7 +74,7 @@ func TestPathsAreManagedUnderTraffic(t *testing.T) {
 	x.end(t)
 
 	s := h.Sessions()
-	if len(s) != 1 || !s[0].Up || s[0].Paths != 1 || s[0].Role != RoleClient || s[0].Depth != 512 || len(s[0].Volumes) != 1 || s[0].Policy != PolicyMinInflight {
+	if len(s) != 1 || !s[0].Up || s[0].Paths != 1 || s[0].Role != RoleClient || s[0].Depth != 512 || len(s[0].Volumes) != 1 || s[0].Policy != rtrs.MinInflight.String() {
 		t.Errorf("the client's session: %+v", s)
 	}
 	l := server.h.Sessions()

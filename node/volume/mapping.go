@@ -25,13 +25,6 @@ const (
 	OnLossError = "error" // wait for LossTimeout, then fail
 )
 
-// Policies of choosing a path, with the kernel's short forms.
-const (
-	PolicyRoundRobin  = "round-robin"  // rr
-	PolicyMinInflight = "min-inflight" // mi
-	PolicyMinLatency  = "min-latency"  // ml
-)
-
 // PathSpec is one path. Both are addresses or host names; Dst may have a port.
 type PathSpec struct {
 	Src string `json:"src,omitempty"` // "": a local address of the destination's family

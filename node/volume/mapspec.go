@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rtrs"
 )
 
 const (
@@ -94,9 +95,11 @@ func (c *Config) completeNode(s *MapSpec) error {
 	if s.Policy == "" {
 		s.Policy = c.Policy
 	}
-	if s.Policy, err = parsePolicy(s.Policy); err != nil {
+	policy, err := rtrs.ParsePolicy(s.Policy)
+	if err != nil {
 		return err
 	}
+	s.Policy = policy.String()
 	if s.QueueDepth < 0 || s.QueueDepth > 65535 {
 		return bad("queue depth %d; want 1 to 65535, or 0: what the server offers", s.QueueDepth)
 	}
@@ -132,19 +135,6 @@ func checkID(id string) error {
 		return rdserr.With(rdserr.ErrInvalid, "ID %.40q: want at most 64 letters, digits, - and _", id)
 	}
 	return nil
-}
-
-// parsePolicy takes the names of policies, short and long, and the kernel's numbers.
-func parsePolicy(s string) (string, error) {
-	switch s {
-	case PolicyRoundRobin, "rr", "0":
-		return PolicyRoundRobin, nil
-	case PolicyMinInflight, "mi", "1":
-		return PolicyMinInflight, nil
-	case PolicyMinLatency, "ml", "2":
-		return PolicyMinLatency, nil
-	}
-	return "", rdserr.With(rdserr.ErrInvalid, "policy %q; want round-robin, min-inflight or min-latency", s)
 }
 
 // splitNode takes "host", "host:port", "address", "[address]:port" apart.

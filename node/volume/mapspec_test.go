@@ -7,6 +7,8 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+
+	"github.com/rdsd/rdsd/rtrs"
 )
 
 func testConfig(t *testing.T) Config {
@@ -22,11 +24,11 @@ func TestMapSpecIsCompleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	if s.Session != "here-10_0_0_7" || len(s.Paths) != 1 || s.Paths[0].Dst != "10.0.0.7:16388" || s.As != AsSocket || s.Access != AccessRW ||
-		s.Policy != PolicyMinInflight || s.OnLoss != OnLossWait || s.IOTimeout != c.IOTimeout || s.LossTimeout != c.LossTimeout {
+		s.Policy != rtrs.MinInflight.String() || s.OnLoss != OnLossWait || s.IOTimeout != c.IOTimeout || s.LossTimeout != c.LossTimeout {
 		t.Fatalf("completed to %+v", s)
 	}
 	s = MapSpec{Node: "[fd00::7]:99", Name: "disk", Policy: "ml", As: AsNBD, Device: "/dev/nbd3"}
-	if err := c.complete(&s); err != nil || s.Session != "here-fd00__7_99" || s.Paths[0].Dst != "[fd00::7]:99" || s.Policy != PolicyMinLatency {
+	if err := c.complete(&s); err != nil || s.Session != "here-fd00__7_99" || s.Paths[0].Dst != "[fd00::7]:99" || s.Policy != rtrs.MinLatency.String() {
 		t.Fatalf("completed to %+v: %v", s, err)
 	}
 }

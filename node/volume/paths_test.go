@@ -6,6 +6,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/rdsd/rdsd/rtrs"
 )
 
 // faulty is a server and a client with two paths that go through proxies.
@@ -40,7 +42,7 @@ func (f *faulty) up() int {
 }
 
 func TestPathsAreCutUnderTraffic(t *testing.T) {
-	f := newFaulty(t, file(t, "disk", 8<<20), MapSpec{Policy: PolicyRoundRobin}, func(c *Config) { c.MissedLimit = soon })
+	f := newFaulty(t, file(t, "disk", 8<<20), MapSpec{Policy: rtrs.RoundRobin.String()}, func(c *Config) { c.MissedLimit = soon })
 	x := startTraffic(t, open(t, f.m))
 	x.progress(t, 50)
 	for i := range 12 {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/rtrs"
 )
 
 // crash ends a node as a kill would leave it on disk: the state file says that
@@ -69,7 +70,7 @@ func TestPersistentMappingIsBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	i, err := client.h.Mapping(kept.ID)
-	if err != nil || i.Policy != PolicyRoundRobin || i.IOTimeout != 7*time.Second || !i.Persist || len(i.Paths) != 2 {
+	if err != nil || i.Policy != rtrs.RoundRobin.String() || i.IOTimeout != 7*time.Second || !i.Persist || len(i.Paths) != 2 {
 		t.Fatalf("back as %+v, %v", i, err)
 	}
 	if _, err := client.h.Mapping(other.ID); !errors.Is(err, syscall.ENOENT) {

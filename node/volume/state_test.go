@@ -13,6 +13,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rnbd"
+	"github.com/rdsd/rdsd/rtrs"
 )
 
 func TestStateSurvives(t *testing.T) {
@@ -24,7 +25,7 @@ func TestStateSurvives(t *testing.T) {
 	export := ExportSpec{Name: "a/b", Kind: KindFile, Path: "/x", Shared: true, LogicalBlock: 4096,
 		Allow: []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}, Sessions: []string{"web-*"}, Persist: true}
 	mapping := MapSpec{ID: "v7", Node: "n", Name: "d", As: AsSocket, Socket: "/s", Session: "a-b", Paths: []PathSpec{{"", "n:1"}},
-		Policy: PolicyMinLatency, QueueDepth: 8, Access: AccessRW, IOTimeout: 3 * time.Second, LossTimeout: time.Minute, OnLoss: OnLossError, Persist: true}
+		Policy: rtrs.MinLatency.String(), QueueDepth: 8, Access: AccessRW, IOTimeout: 3 * time.Second, LossTimeout: time.Minute, OnLoss: OnLossError, Persist: true}
 	want := state{Running: true, NextID: 8, Exports: []exportState{export.state()}, Mappings: []mappingState{mapping.state("")},
 		Past: []pastState{{Dev: 3, Ino: 4, Syncs: 1, Writer: "a-b"}, {Dev: 5, Block: true, Writer: "c"}}}
 	if err := s.write(func() state { return want }); err != nil {

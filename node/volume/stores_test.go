@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rtrs"
 )
 
 // stores are the stores of a node, each under a fault layer.
@@ -115,7 +116,7 @@ func TestGhostWrites(t *testing.T) {
 	f.client.start()
 	x := file(t, "disk", 8<<20)
 	mustExport(t, f.server.h, x)
-	f.m = mustMap(t, f.client.h, MapSpec{Node: "127.0.0.4", Name: "disk", Paths: []PathSpec{{Dst: f.a.addr()}, {Dst: f.b.addr()}}, Policy: PolicyRoundRobin})
+	f.m = mustMap(t, f.client.h, MapSpec{Node: "127.0.0.4", Name: "disk", Paths: []PathSpec{{Dst: f.a.addr()}, {Dst: f.b.addr()}}, Policy: rtrs.RoundRobin.String()})
 	c := open(t, f.m)
 	for i := range 10 {
 		eventually(t, "two paths", func() bool { return f.up() == 2 })

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rtrs"
 )
 
 // headerRoom is what a chunk has beside the data of a request: the kernel's page.
@@ -47,7 +48,7 @@ func (c *Config) defaults() {
 	str(&c.Name, hostName())
 	str(&c.SocketDir, c.StateDir)
 	str(&c.OnLoss, OnLossWait)
-	str(&c.Policy, PolicyMinInflight)
+	str(&c.Policy, rtrs.MinInflight.String())
 	str(&c.Attach, AsSocket)
 	def(&c.QueueDepth, 512)
 	def(&c.MaxIO, 256<<10)
@@ -125,7 +126,7 @@ func (c Config) Validate() error {
 	v.check("socket_mode", c.SocketMode&^fs.ModePerm == 0, "%v; want permissions, 0000 to 0777", c.SocketMode)
 	v.check("on_loss", c.OnLoss == OnLossWait || c.OnLoss == OnLossError, `%q; want "wait" or "error"`, c.OnLoss)
 	v.check("attach", c.Attach == AsSocket || c.Attach == AsNBD, `%q; want "socket" or "nbd"`, c.Attach)
-	_, err := parsePolicy(c.Policy)
+	_, err := rtrs.ParsePolicy(c.Policy)
 	v.err("policy", err)
 
 	names := map[string]bool{}

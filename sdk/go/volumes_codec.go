@@ -26,17 +26,29 @@ var (
 	eventWords        = []EventKind{"", EventGap, EventSession, EventPath, EventMapping, EventExport, EventFailover, EventResize, EventError}
 )
 
-// policyToProto takes the kernel's short forms as well.
-func policyToProto(p VolumePolicy) (rdsdv1.VolumePolicy, error) {
-	switch p {
-	case "rr":
-		p = PolicyRoundRobin
-	case "mi":
-		p = PolicyMinInflight
-	case "ml":
-		p = PolicyMinLatency
+// setPolicy asks for a policy. Which there are, and what their short forms are,
+// the daemon knows; the number is for one that knows those with a number alone.
+func setPolicy(m interface {
+	SetPolicyName(string)
+	SetPolicy(rdsdv1.VolumePolicy)
+}, p VolumePolicy) {
+	number, err := word[rdsdv1.VolumePolicy]("the policy", policyWords, p)
+	if err != nil {
+		number = rdsdv1.VolumePolicy_VOLUME_POLICY_NAMED
 	}
-	return word[rdsdv1.VolumePolicy]("the policy", policyWords, p)
+	m.SetPolicyName(string(p))
+	m.SetPolicy(number)
+}
+
+// policyOf is the way back.
+func policyOf(m interface {
+	GetPolicyName() string
+	GetPolicy() rdsdv1.VolumePolicy
+}) VolumePolicy {
+	if name := m.GetPolicyName(); name != "" {
+		return VolumePolicy(name)
+	}
+	return wordOf(policyWords, m.GetPolicy())
 }
 
 func exportToProto(s *ExportSpec) (*rdsdv1.VolumeExportRequest, error) {
@@ -72,17 +84,13 @@ func mapToProto(s *MapSpec) (*rdsdv1.VolumeMapRequest, error) {
 	if err != nil {
 		return nil, err
 	}
-	policy, err := policyToProto(s.Policy)
-	if err != nil {
-		return nil, err
-	}
 	m := &rdsdv1.VolumeMapRequest{}
 	m.SetNode(s.Node)
 	m.SetName(s.Name)
 	m.SetId(s.ID)
 	m.SetAttach(attach)
 	m.SetPath(pathsToProto(s.Paths))
-	m.SetPolicy(policy)
+	setPolicy(m, s.Policy)
 	m.SetAccess(access)
 	m.SetIoTimeoutNs(int64(s.IOTimeout))
 	m.SetLossTimeoutNs(int64(s.LossTimeout))
@@ -162,7 +170,7 @@ func mappingFromProto(m *rdsdv1.VolumeMapping) *Mapping {
 		ID: m.GetId(), Device: m.GetDevice(), URI: m.GetUri(), Attach: wordOf(attachWords, m.GetAttach()), Node: m.GetNode(), Name: m.GetName(),
 		State: wordOf(mappingStateWords, m.GetState()), StateFor: time.Duration(m.GetStateNs()), LastError: m.GetLastError(),
 		Info: infoFromProto(m.GetInfo()), Access: wordOf(accessWords, m.GetAccess()), Persist: m.GetPersist(),
-		Session: m.GetSession(), SessionID: m.GetSessionId(), Paths: all(m.GetPath(), pathSpecFromProto), Policy: wordOf(policyWords, m.GetPolicy()),
+		Session: m.GetSession(), SessionID: m.GetSessionId(), Paths: all(m.GetPath(), pathSpecFromProto), Policy: policyOf(m),
 		QueueDepth: m.GetQueueDepth(), IOTimeout: time.Duration(m.GetIoTimeoutNs()), LossTimeout: time.Duration(m.GetLossTimeoutNs()),
 		OnLoss: wordOf(onLossWords, m.GetOnLoss()), Users: int(m.GetUsers()), Waiting: int(m.GetWaiting()),
 		PathCount: int(m.GetPaths()), PathsUp: int(m.GetPathsUp()), Address: optionalPath(m.GetAddress()), Ops: all(m.GetOperation(), opFromProto),
@@ -172,7 +180,7 @@ func mappingFromProto(m *rdsdv1.VolumeMapping) *Mapping {
 func sessionFromProto(m *rdsdv1.VolumeSession) VolumeSession {
 	return VolumeSession{
 		ID: m.GetId(), Name: m.GetName(), UUID: m.GetUuid(), Role: wordOf(roleWords, m.GetRole()), Peer: m.GetPeer(),
-		Up: m.GetUp(), StateFor: time.Duration(m.GetStateNs()), Policy: wordOf(policyWords, m.GetPolicy()), OnLoss: wordOf(onLossWords, m.GetOnLoss()),
+		Up: m.GetUp(), StateFor: time.Duration(m.GetStateNs()), Policy: policyOf(m), OnLoss: wordOf(onLossWords, m.GetOnLoss()),
 		Volumes: m.GetVolume(), Paths: int(m.GetPaths()), PathsUp: int(m.GetPathsUp()), QueueDepth: m.GetQueueDepth(),
 		InFlight: m.GetInFlight(), Waiting: m.GetWaiting(), MaxIO: m.GetMaxIoBytes(), Memory: m.GetMemoryBytes(),
 	}

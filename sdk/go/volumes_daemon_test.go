@@ -7,12 +7,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/rdsd/rdsd/blk/nbd"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rtrs"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
 )
@@ -57,12 +59,19 @@ func TestVolumesOfRealDaemons(t *testing.T) {
 	if err != nil || len(paths) != 2 {
 		t.Fatalf("paths %+v, %v", paths, err)
 	}
-	if err := nearVol.SetPolicy(ctx, "s", rdsd.PolicyMinLatency); err != nil {
-		t.Error(err)
+	for _, p := range rtrs.Policies() {
+		for _, said := range []string{p.Kernel, p.Short, p.Name} {
+			if err := nearVol.SetPolicy(ctx, "s", rdsd.VolumePolicy(said)); said != "" && err != nil {
+				t.Errorf("%q: %v", said, err)
+			}
+			sessions, err := nearVol.Sessions(ctx)
+			if err != nil || len(sessions) != 1 || said != "" && string(sessions[0].Policy) != p.Name || !sessions[0].Up || sessions[0].Paths != 2 {
+				t.Errorf("%q: sessions %+v, %v", said, sessions, err)
+			}
+		}
 	}
-	sessions, err := nearVol.Sessions(ctx)
-	if err != nil || len(sessions) != 1 || sessions[0].Policy != rdsd.PolicyMinLatency || !sessions[0].Up || sessions[0].Paths != 2 {
-		t.Errorf("sessions %+v, %v", sessions, err)
+	if err := nearVol.SetPolicy(ctx, "s", "best"); !errors.Is(err, rdserr.ErrInvalid) || !strings.Contains(err.Error(), "want round-robin, min-inflight or min-latency") {
+		t.Errorf("a policy that there is not: %v", err)
 	}
 	if err := nearVol.ResetStats(ctx, "s", rdsd.PathSpec{}); err != nil {
 		t.Error(err)

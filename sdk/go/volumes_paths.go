@@ -58,17 +58,13 @@ func (v *Volumes) ReconnectPath(ctx context.Context, session string, p PathSpec)
 
 // SetPolicy changes how a client's session chooses among its paths.
 func (v *Volumes) SetPolicy(ctx context.Context, session string, policy VolumePolicy) error {
-	e, err := policyToProto(policy)
-	if err == nil && policy == "" {
-		err = rdserr.With(rdserr.ErrInvalid, "no policy; want one of %q", policyWords[1:])
-	}
-	if err != nil {
-		return &OpError{Op: "set policy", Err: err}
+	if policy == "" {
+		return &OpError{Op: "set policy", Err: rdserr.With(rdserr.ErrInvalid, "no policy; want one of %q or another that the daemon has", policyWords[1:])}
 	}
 	req := &rdsdv1.VolumeSetPolicyRequest{}
 	req.SetSession(session)
-	req.SetPolicy(e)
-	_, err = v.pb.SetPolicy(ctx, req)
+	setPolicy(req, policy)
+	_, err := v.pb.SetPolicy(ctx, req)
 	return volumeError(ctx, "set policy", err)
 }
 

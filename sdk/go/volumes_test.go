@@ -139,7 +139,7 @@ func TestVolumeRequests(t *testing.T) {
 	same(t, f.req, rdsdv1.VolumeMapRequest_builder{
 		Node: "10.0.0.7:9", Name: "disk", Id: "m", Attach: rdsdv1.VolumeAttach_VOLUME_ATTACH_NBD, SocketPath: "/s", Device: "/dev/nbd3", Session: "a-b",
 		Path:   []*rdsdv1.VolumePathSpec{path("10.0.0.1", "10.0.0.7"), path("", "10.1.0.7:9")},
-		Policy: rdsdv1.VolumePolicy_VOLUME_POLICY_MIN_LATENCY, QueueDepth: 64, Access: rdsdv1.VolumeAccess_VOLUME_ACCESS_MIGRATION,
+		Policy: rdsdv1.VolumePolicy_VOLUME_POLICY_NAMED, PolicyName: "ml", QueueDepth: 64, Access: rdsdv1.VolumeAccess_VOLUME_ACCESS_MIGRATION,
 		IoTimeoutNs: 1e9, LossTimeoutNs: 60e9, OnLoss: rdsdv1.VolumeOnLoss_VOLUME_ON_LOSS_ERROR, Persist: true,
 	}.Build())
 
@@ -246,7 +246,6 @@ func TestVolumeErrors(t *testing.T) {
 	}
 	f.req, f.err = nil, nil
 	for what, call := range map[string]func() error{
-		"the policy is":  func() error { _, err := v.Map(ctx, MapSpec{Policy: "best"}); return err },
 		"the access is":  func() error { _, err := v.Map(ctx, MapSpec{Access: "w"}); return err },
 		"the attachment": func() error { _, err := v.Map(ctx, MapSpec{Attach: "iscsi"}); return err },
 		"on loss":        func() error { _, err := v.Map(ctx, MapSpec{OnLoss: "panic"}); return err },

@@ -11,7 +11,7 @@ type (
 	VolumeKind   string // what holds the bytes of an export
 	VolumeAccess string // how a volume is opened
 	VolumeAttach string // what a mapping gives to the programs of this node
-	VolumePolicy string // how requests are spread over the paths of a session
+	VolumePolicy string // how requests are spread over the paths of a session: any that the daemon has, by its name or short form
 	VolumeOnLoss string // what requests do while no path is up
 	VolumeRole   string // of this node in a session
 	VolumeOrigin string // where an export comes from

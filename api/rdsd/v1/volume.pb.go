@@ -183,6 +183,7 @@ const (
 	VolumePolicy_VOLUME_POLICY_ROUND_ROBIN  VolumePolicy = 1
 	VolumePolicy_VOLUME_POLICY_MIN_INFLIGHT VolumePolicy = 2
 	VolumePolicy_VOLUME_POLICY_MIN_LATENCY  VolumePolicy = 3
+	VolumePolicy_VOLUME_POLICY_NAMED        VolumePolicy = 4 // the one that policy_name says, which has no number
 )
 
 // Enum value maps for VolumePolicy.
@@ -192,12 +193,14 @@ var (
 		1: "VOLUME_POLICY_ROUND_ROBIN",
 		2: "VOLUME_POLICY_MIN_INFLIGHT",
 		3: "VOLUME_POLICY_MIN_LATENCY",
+		4: "VOLUME_POLICY_NAMED",
 	}
 	VolumePolicy_value = map[string]int32{
 		"VOLUME_POLICY_UNSPECIFIED":  0,
 		"VOLUME_POLICY_ROUND_ROBIN":  1,
 		"VOLUME_POLICY_MIN_INFLIGHT": 2,
 		"VOLUME_POLICY_MIN_LATENCY":  3,
+		"VOLUME_POLICY_NAMED":        4,
 	}
 )
 
@@ -1652,6 +1655,7 @@ type VolumeMapRequest struct {
 	xxx_hidden_Session       string                 `protobuf:"bytes,13,opt,name=session"`
 	xxx_hidden_QueueDepth    uint32                 `protobuf:"varint,14,opt,name=queue_depth,json=queueDepth"`
 	xxx_hidden_Id            string                 `protobuf:"bytes,15,opt,name=id"`
+	xxx_hidden_PolicyName    string                 `protobuf:"bytes,16,opt,name=policy_name,json=policyName"`
 	unknownFields            protoimpl.UnknownFields
 	sizeCache                protoimpl.SizeCache
 }
@@ -1788,6 +1792,13 @@ func (x *VolumeMapRequest) GetId() string {
 	return ""
 }
 
+func (x *VolumeMapRequest) GetPolicyName() string {
+	if x != nil {
+		return x.xxx_hidden_PolicyName
+	}
+	return ""
+}
+
 func (x *VolumeMapRequest) SetNode(v string) {
 	x.xxx_hidden_Node = v
 }
@@ -1848,6 +1859,10 @@ func (x *VolumeMapRequest) SetId(v string) {
 	x.xxx_hidden_Id = v
 }
 
+func (x *VolumeMapRequest) SetPolicyName(v string) {
+	x.xxx_hidden_PolicyName = v
+}
+
 type VolumeMapRequest_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
@@ -1866,6 +1881,7 @@ type VolumeMapRequest_builder struct {
 	Session       string
 	QueueDepth    uint32
 	Id            string
+	PolicyName    string
 }
 
 func (b0 VolumeMapRequest_builder) Build() *VolumeMapRequest {
@@ -1887,6 +1903,7 @@ func (b0 VolumeMapRequest_builder) Build() *VolumeMapRequest {
 	x.xxx_hidden_Session = b.Session
 	x.xxx_hidden_QueueDepth = b.QueueDepth
 	x.xxx_hidden_Id = b.Id
+	x.xxx_hidden_PolicyName = b.PolicyName
 	return m0
 }
 
@@ -1918,6 +1935,7 @@ type VolumeMapping struct {
 	xxx_hidden_Address       *VolumePathSpec        `protobuf:"bytes,24,opt,name=address"`
 	xxx_hidden_Operation     *[]*VolumeOpCounters   `protobuf:"bytes,25,rep,name=operation"`
 	xxx_hidden_QueueDepth    uint32                 `protobuf:"varint,26,opt,name=queue_depth,json=queueDepth"`
+	xxx_hidden_PolicyName    string                 `protobuf:"bytes,27,opt,name=policy_name,json=policyName"`
 	unknownFields            protoimpl.UnknownFields
 	sizeCache                protoimpl.SizeCache
 }
@@ -2133,6 +2151,13 @@ func (x *VolumeMapping) GetQueueDepth() uint32 {
 	return 0
 }
 
+func (x *VolumeMapping) GetPolicyName() string {
+	if x != nil {
+		return x.xxx_hidden_PolicyName
+	}
+	return ""
+}
+
 func (x *VolumeMapping) SetId(v string) {
 	x.xxx_hidden_Id = v
 }
@@ -2237,6 +2262,10 @@ func (x *VolumeMapping) SetQueueDepth(v uint32) {
 	x.xxx_hidden_QueueDepth = v
 }
 
+func (x *VolumeMapping) SetPolicyName(v string) {
+	x.xxx_hidden_PolicyName = v
+}
+
 func (x *VolumeMapping) HasInfo() bool {
 	if x == nil {
 		return false
@@ -2288,6 +2317,7 @@ type VolumeMapping_builder struct {
 	Address       *VolumePathSpec
 	Operation     []*VolumeOpCounters
 	QueueDepth    uint32
+	PolicyName    string
 }
 
 func (b0 VolumeMapping_builder) Build() *VolumeMapping {
@@ -2320,6 +2350,7 @@ func (b0 VolumeMapping_builder) Build() *VolumeMapping {
 	x.xxx_hidden_Address = b.Address
 	x.xxx_hidden_Operation = &b.Operation
 	x.xxx_hidden_QueueDepth = b.QueueDepth
+	x.xxx_hidden_PolicyName = b.PolicyName
 	return m0
 }
 
@@ -3612,6 +3643,7 @@ type VolumeSession struct {
 	xxx_hidden_Waiting     uint32                 `protobuf:"varint,15,opt,name=waiting"`
 	xxx_hidden_MaxIoBytes  uint32                 `protobuf:"varint,16,opt,name=max_io_bytes,json=maxIoBytes"`
 	xxx_hidden_MemoryBytes uint64                 `protobuf:"varint,17,opt,name=memory_bytes,json=memoryBytes"`
+	xxx_hidden_PolicyName  string                 `protobuf:"bytes,18,opt,name=policy_name,json=policyName"`
 	unknownFields          protoimpl.UnknownFields
 	sizeCache              protoimpl.SizeCache
 }
@@ -3760,6 +3792,13 @@ func (x *VolumeSession) GetMemoryBytes() uint64 {
 	return 0
 }
 
+func (x *VolumeSession) GetPolicyName() string {
+	if x != nil {
+		return x.xxx_hidden_PolicyName
+	}
+	return ""
+}
+
 func (x *VolumeSession) SetId(v string) {
 	x.xxx_hidden_Id = v
 }
@@ -3828,6 +3867,10 @@ func (x *VolumeSession) SetMemoryBytes(v uint64) {
 	x.xxx_hidden_MemoryBytes = v
 }
 
+func (x *VolumeSession) SetPolicyName(v string) {
+	x.xxx_hidden_PolicyName = v
+}
+
 type VolumeSession_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
@@ -3848,6 +3891,7 @@ type VolumeSession_builder struct {
 	Waiting     uint32
 	MaxIoBytes  uint32
 	MemoryBytes uint64
+	PolicyName  string
 }
 
 func (b0 VolumeSession_builder) Build() *VolumeSession {
@@ -3871,6 +3915,7 @@ func (b0 VolumeSession_builder) Build() *VolumeSession {
 	x.xxx_hidden_Waiting = b.Waiting
 	x.xxx_hidden_MaxIoBytes = b.MaxIoBytes
 	x.xxx_hidden_MemoryBytes = b.MemoryBytes
+	x.xxx_hidden_PolicyName = b.PolicyName
 	return m0
 }
 
@@ -4428,11 +4473,12 @@ func (b0 VolumePathResponse_builder) Build() *VolumePathResponse {
 }
 
 type VolumeSetPolicyRequest struct {
-	state              protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_Session string                 `protobuf:"bytes,1,opt,name=session"`
-	xxx_hidden_Policy  VolumePolicy           `protobuf:"varint,2,opt,name=policy,enum=rdsd.v1.VolumePolicy"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	state                 protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Session    string                 `protobuf:"bytes,1,opt,name=session"`
+	xxx_hidden_Policy     VolumePolicy           `protobuf:"varint,2,opt,name=policy,enum=rdsd.v1.VolumePolicy"`
+	xxx_hidden_PolicyName string                 `protobuf:"bytes,3,opt,name=policy_name,json=policyName"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
 }
 
 func (x *VolumeSetPolicyRequest) Reset() {
@@ -4474,6 +4520,13 @@ func (x *VolumeSetPolicyRequest) GetPolicy() VolumePolicy {
 	return VolumePolicy_VOLUME_POLICY_UNSPECIFIED
 }
 
+func (x *VolumeSetPolicyRequest) GetPolicyName() string {
+	if x != nil {
+		return x.xxx_hidden_PolicyName
+	}
+	return ""
+}
+
 func (x *VolumeSetPolicyRequest) SetSession(v string) {
 	x.xxx_hidden_Session = v
 }
@@ -4482,11 +4535,16 @@ func (x *VolumeSetPolicyRequest) SetPolicy(v VolumePolicy) {
 	x.xxx_hidden_Policy = v
 }
 
+func (x *VolumeSetPolicyRequest) SetPolicyName(v string) {
+	x.xxx_hidden_PolicyName = v
+}
+
 type VolumeSetPolicyRequest_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
-	Session string
-	Policy  VolumePolicy
+	Session    string
+	Policy     VolumePolicy
+	PolicyName string
 }
 
 func (b0 VolumeSetPolicyRequest_builder) Build() *VolumeSetPolicyRequest {
@@ -4495,6 +4553,7 @@ func (b0 VolumeSetPolicyRequest_builder) Build() *VolumeSetPolicyRequest {
 	_, _ = b, x
 	x.xxx_hidden_Session = b.Session
 	x.xxx_hidden_Policy = b.Policy
+	x.xxx_hidden_PolicyName = b.PolicyName
 	return m0
 }
 
@@ -5289,7 +5348,7 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x16VolumeUnexportResponse\"J\n" +
 	"\x0eVolumePathSpec\x12\x16\n" +
 	"\x06source\x18\x01 \x01(\tR\x06source\x12 \n" +
-	"\vdestination\x18\x02 \x01(\tR\vdestination\"\x8e\x04\n" +
+	"\vdestination\x18\x02 \x01(\tR\vdestination\"\xaf\x04\n" +
 	"\x10VolumeMapRequest\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\tR\x04node\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12-\n" +
@@ -5308,7 +5367,9 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\asession\x18\r \x01(\tR\asession\x12\x1f\n" +
 	"\vqueue_depth\x18\x0e \x01(\rR\n" +
 	"queueDepth\x12\x0e\n" +
-	"\x02id\x18\x0f \x01(\tR\x02id\"\xfe\x06\n" +
+	"\x02id\x18\x0f \x01(\tR\x02id\x12\x1f\n" +
+	"\vpolicy_name\x18\x10 \x01(\tR\n" +
+	"policyName\"\x9f\a\n" +
 	"\rVolumeMapping\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06device\x18\x02 \x01(\tR\x06device\x12\x10\n" +
@@ -5339,7 +5400,9 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\aaddress\x18\x18 \x01(\v2\x17.rdsd.v1.VolumePathSpecR\aaddress\x127\n" +
 	"\toperation\x18\x19 \x03(\v2\x19.rdsd.v1.VolumeOpCountersR\toperation\x12\x1f\n" +
 	"\vqueue_depth\x18\x1a \x01(\rR\n" +
-	"queueDepth\"\xfa\x01\n" +
+	"queueDepth\x12\x1f\n" +
+	"\vpolicy_name\x18\x1b \x01(\tR\n" +
+	"policyName\"\xfa\x01\n" +
 	"\x10VolumeOpCounters\x12\x1c\n" +
 	"\toperation\x18\x01 \x01(\tR\toperation\x12\x1c\n" +
 	"\tsubmitted\x18\x02 \x01(\x04R\tsubmitted\x12\x1c\n" +
@@ -5389,7 +5452,7 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"size_bytes\x18\x01 \x01(\x04R\tsizeBytes\"\x1b\n" +
 	"\x19VolumeListSessionsRequest\"N\n" +
 	"\x1aVolumeListSessionsResponse\x120\n" +
-	"\asession\x18\x01 \x03(\v2\x16.rdsd.v1.VolumeSessionR\asession\"\xf4\x03\n" +
+	"\asession\x18\x01 \x03(\v2\x16.rdsd.v1.VolumeSessionR\asession\"\x95\x04\n" +
 	"\rVolumeSession\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -5410,7 +5473,9 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\awaiting\x18\x0f \x01(\rR\awaiting\x12 \n" +
 	"\fmax_io_bytes\x18\x10 \x01(\rR\n" +
 	"maxIoBytes\x12!\n" +
-	"\fmemory_bytes\x18\x11 \x01(\x04R\vmemoryBytes\"2\n" +
+	"\fmemory_bytes\x18\x11 \x01(\x04R\vmemoryBytes\x12\x1f\n" +
+	"\vpolicy_name\x18\x12 \x01(\tR\n" +
+	"policyName\"2\n" +
 	"\x16VolumeListPathsRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\"B\n" +
 	"\x17VolumeListPathsResponse\x12'\n" +
@@ -5446,10 +5511,12 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x11VolumePathRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12+\n" +
 	"\x04path\x18\x02 \x01(\v2\x17.rdsd.v1.VolumePathSpecR\x04path\"\x14\n" +
-	"\x12VolumePathResponse\"a\n" +
+	"\x12VolumePathResponse\"\x82\x01\n" +
 	"\x16VolumeSetPolicyRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12-\n" +
-	"\x06policy\x18\x02 \x01(\x0e2\x15.rdsd.v1.VolumePolicyR\x06policy\"\x19\n" +
+	"\x06policy\x18\x02 \x01(\x0e2\x15.rdsd.v1.VolumePolicyR\x06policy\x12\x1f\n" +
+	"\vpolicy_name\x18\x03 \x01(\tR\n" +
+	"policyName\"\x19\n" +
 	"\x17VolumeSetPolicyResponse\"`\n" +
 	"\x17VolumeResetStatsRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12+\n" +
@@ -5499,12 +5566,13 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\fVolumeAttach\x12\x1d\n" +
 	"\x19VOLUME_ATTACH_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14VOLUME_ATTACH_SOCKET\x10\x01\x12\x15\n" +
-	"\x11VOLUME_ATTACH_NBD\x10\x02*\x8b\x01\n" +
+	"\x11VOLUME_ATTACH_NBD\x10\x02*\xa4\x01\n" +
 	"\fVolumePolicy\x12\x1d\n" +
 	"\x19VOLUME_POLICY_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19VOLUME_POLICY_ROUND_ROBIN\x10\x01\x12\x1e\n" +
 	"\x1aVOLUME_POLICY_MIN_INFLIGHT\x10\x02\x12\x1d\n" +
-	"\x19VOLUME_POLICY_MIN_LATENCY\x10\x03*a\n" +
+	"\x19VOLUME_POLICY_MIN_LATENCY\x10\x03\x12\x17\n" +
+	"\x13VOLUME_POLICY_NAMED\x10\x04*a\n" +
 	"\fVolumeOnLoss\x12\x1e\n" +
 	"\x1aVOLUME_ON_LOSS_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13VOLUME_ON_LOSS_WAIT\x10\x01\x12\x18\n" +

@@ -68,7 +68,7 @@ another. Needs root, the daemon's user or a configured administrator.`,
 	f := cmd.Flags()
 	f.StringVar(&o.as, "as", "", "what to make of it: socket (NBD on a Unix socket) or nbd (/dev/nbdN) (default as configured, else socket)")
 	f.StringArrayVar(&o.paths, "path", nil, "a path, SRC,DST or DST; give it again for each further one")
-	f.StringVar(&o.policy, "policy", "", "how requests choose among paths: round-robin, min-inflight or min-latency (default as configured, else min-inflight)")
+	f.StringVar(&o.policy, "policy", "", "how requests choose among paths: "+policyList()+" (default as configured, else min-inflight)")
 	f.StringVar(&o.access, "access", "rw", "ro; rw: no other writer unless the export is shared; migration: beside one other writer")
 	f.DurationVar(&o.ioTimeout, "io-timeout", 0, "a request that takes longer is told of, and gives a path up that may not live (default as configured, else 30s)")
 	f.DurationVar(&o.lossTimeout, "loss-timeout", 0, "with --on-loss error: how long requests wait for a path (default as configured, else 30s)")
@@ -93,16 +93,16 @@ func (o *mapOptions) spec(volume string) (s rdsd.MapSpec, err error) {
 	if s.Node, s.Name, err = parseVolume("NODE:NAME", volume); err != nil {
 		return s, err
 	}
-	if s.Attach, err = oneOf("--as", o.as, attachWords, nil); err != nil {
+	if s.Attach, err = oneOf("--as", o.as, attachWords); err != nil {
 		return s, err
 	}
-	if s.Policy, err = oneOf("--policy", o.policy, policyWords, policyShort); err != nil {
+	if s.Policy, err = policyOf("--policy", o.policy); err != nil {
 		return s, err
 	}
-	if s.Access, err = oneOf("--access", o.access, accessWords, nil); err != nil {
+	if s.Access, err = oneOf("--access", o.access, accessWords); err != nil {
 		return s, err
 	}
-	if s.OnLoss, err = oneOf("--on-loss", o.onLoss, onLossWords, nil); err != nil {
+	if s.OnLoss, err = oneOf("--on-loss", o.onLoss, onLossWords); err != nil {
 		return s, err
 	}
 	for _, p := range o.paths {

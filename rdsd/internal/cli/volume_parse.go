@@ -100,11 +100,8 @@ func pathText(p rdsd.PathSpec) string {
 	return p.Src + " > " + p.Dst
 }
 
-// oneOf reads a word out of a few. short holds further ones and what they mean.
-func oneOf[W ~string](flag, s string, words []W, short map[string]W) (W, error) {
-	if w, ok := short[s]; ok {
-		return w, nil
-	}
+// oneOf reads a word out of a few.
+func oneOf[W ~string](flag, s string, words []W) (W, error) {
 	if s == "" || slices.Contains(words, W(s)) {
 		return W(s), nil
 	}
@@ -126,8 +123,6 @@ var (
 	attachWords = []rdsd.VolumeAttach{rdsd.AttachSocket, rdsd.AttachNBD}
 	accessWords = []rdsd.VolumeAccess{rdsd.AccessReadOnly, rdsd.AccessReadWrite, rdsd.AccessMigration}
 	onLossWords = []rdsd.VolumeOnLoss{rdsd.OnLossWait, rdsd.OnLossError}
-	policyWords = []rdsd.VolumePolicy{rdsd.PolicyRoundRobin, rdsd.PolicyMinInflight, rdsd.PolicyMinLatency}
-	policyShort = map[string]rdsd.VolumePolicy{"rr": rdsd.PolicyRoundRobin, "mi": rdsd.PolicyMinInflight, "ml": rdsd.PolicyMinLatency}
 )
 
 // sizeUnits are multiples of 1024; "10G", "10GiB" and "10GB" are the same, as

@@ -81,9 +81,8 @@ func (a *app) volumePolicyCmd() *cobra.Command {
 	return &cobra.Command{
 		Use:   "policy SESSION POLICY",
 		Short: "change how requests of a session choose among its paths",
-		Long: `Set the multipath policy of a session of this node's own: round-robin (rr),
-min-inflight (mi: the path with the fewest requests), min-latency (ml: the one
-with the shortest heartbeat). Requests under way stay where they are.`,
+		Long: fold("Set the multipath policy of a session of this node's own: " + policyHelp() + `.
+			Requests under way stay where they are.`),
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
 				return usagef("a SESSION and a POLICY are meant, but there are %d arguments: %q", len(args), args)
@@ -101,9 +100,9 @@ with the shortest heartbeat). Requests under way stay where they are.`,
 			return a.completeVolumeFirst(sessionWords)(cmd, args, typed)
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			policy, err := oneOf("POLICY", args[1], policyWords, policyShort)
+			policy, err := policyOf("POLICY", args[1])
 			if err == nil && policy == "" {
-				err = usagef("POLICY is empty: want round-robin, min-inflight or min-latency")
+				err = usagef("POLICY is empty: want %s", policyList())
 			}
 			if err != nil {
 				return err

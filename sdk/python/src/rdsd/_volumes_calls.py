@@ -116,7 +116,7 @@ def map_volume(
         attach=codec.number("attach", t.VolumeAttach, attach),
         access=codec.number("access", t.VolumeAccess, access),
         path=path_list(paths),
-        policy=codec.policy(policy),
+        **codec.policy(policy),
         session=session,
         queue_depth=_count("queue_depth", queue_depth, 1 << 16),
         io_timeout_ns=_ns("io_timeout", io_timeout),
@@ -197,10 +197,9 @@ def on_path(method: str, session: str, path: t.PathLike) -> VolumeCall[None]:
 
 
 def set_policy(session: str, policy: str) -> VolumeCall[None]:
-    chosen = codec.policy(policy)
-    if not chosen:
-        raise make(InvalidArgument, "policy: want round-robin, min-inflight or min-latency")
-    request = pb.VolumeSetPolicyRequest(session=session, policy=chosen)
+    if not policy:
+        raise make(InvalidArgument, "policy: want a name, such as round-robin")
+    request = pb.VolumeSetPolicyRequest(session=session, **codec.policy(policy))
     return VolumeCall("SetPolicy", request, _nothing)
 
 

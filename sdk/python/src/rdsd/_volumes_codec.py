@@ -29,9 +29,17 @@ def word(words: type[W], value: int) -> W:
 
 
 def policy(value: str) -> Any:
-    """The number of a policy; the kernel's short forms are understood."""
-    short = {"rr": "round-robin", "mi": "min-inflight", "ml": "min-latency"}
-    return number("policy", t.VolumePolicy, short.get(value, value))
+    """A policy as a request has it. Which there are, and what their short forms are, the
+    daemon knows; the number is for one that knows those with a number alone."""
+    names = [word.value for word in t.VolumePolicy]
+    known = names.index(value) if value in names else pb.VOLUME_POLICY_NAMED
+    return {"policy": known, "policy_name": str(value)}
+
+
+def policy_word(m: pb.VolumeMapping | pb.VolumeSession) -> str:
+    """The policy of an answer: a name that we do not know is still its name."""
+    name = m.policy_name or word(t.VolumePolicy, m.policy)
+    return t.VolumePolicy(name) if name in list(t.VolumePolicy) else name
 
 
 def to_path(path: t.PathLike) -> pb.VolumePathSpec:
@@ -129,7 +137,7 @@ def mapping(m: pb.VolumeMapping) -> t.Mapping:
         session=m.session,
         session_id=m.session_id,
         paths=tuple(map(path_spec, m.path)),
-        policy=word(t.VolumePolicy, m.policy),
+        policy=policy_word(m),
         queue_depth=m.queue_depth,
         io_timeout=seconds(m.io_timeout_ns),
         loss_timeout=seconds(m.loss_timeout_ns),
@@ -161,7 +169,7 @@ def session(m: pb.VolumeSession) -> t.VolumeSession:
         peer=m.peer,
         up=m.up,
         state_for=seconds(m.state_ns),
-        policy=word(t.VolumePolicy, m.policy),
+        policy=policy_word(m),
         on_loss=word(t.VolumeOnLoss, m.on_loss),
         volumes=tuple(m.volume),
         paths=m.paths,

@@ -48,7 +48,8 @@ class VolumeAttach(_Word):
 
 
 class VolumePolicy(_Word):
-    """How requests are spread over the paths of a session."""
+    """How requests are spread over the paths of a session. A daemon may have others; they
+    are asked for, and told, by name."""
 
     UNSPECIFIED = ""
     ROUND_ROBIN = "round-robin"
@@ -272,7 +273,7 @@ class Mapping:
     session_id: str
     paths: tuple[PathSpec, ...]
     """As asked for."""
-    policy: VolumePolicy
+    policy: str
     queue_depth: int
     """As asked for."""
     io_timeout: float
@@ -326,7 +327,7 @@ class VolumeSession:
     """A path is connected."""
     state_for: float
     """Seconds."""
-    policy: VolumePolicy
+    policy: str
     on_loss: VolumeOnLoss
     volumes: tuple[str, ...]
     """Ids of mappings, names of exports."""

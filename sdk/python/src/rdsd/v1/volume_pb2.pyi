@@ -119,6 +119,8 @@ class _VolumePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_VolumePo
     VOLUME_POLICY_ROUND_ROBIN: _VolumePolicy.ValueType  # 1
     VOLUME_POLICY_MIN_INFLIGHT: _VolumePolicy.ValueType  # 2
     VOLUME_POLICY_MIN_LATENCY: _VolumePolicy.ValueType  # 3
+    VOLUME_POLICY_NAMED: _VolumePolicy.ValueType  # 4
+    """the one that policy_name says, which has no number"""
 
 class VolumePolicy(_VolumePolicy, metaclass=_VolumePolicyEnumTypeWrapper):
     """How requests are spread over the paths of a session."""
@@ -128,6 +130,8 @@ VOLUME_POLICY_UNSPECIFIED: VolumePolicy.ValueType  # 0
 VOLUME_POLICY_ROUND_ROBIN: VolumePolicy.ValueType  # 1
 VOLUME_POLICY_MIN_INFLIGHT: VolumePolicy.ValueType  # 2
 VOLUME_POLICY_MIN_LATENCY: VolumePolicy.ValueType  # 3
+VOLUME_POLICY_NAMED: VolumePolicy.ValueType  # 4
+"""the one that policy_name says, which has no number"""
 Global___VolumePolicy: _TypeAlias = VolumePolicy  # noqa: Y015
 
 class _VolumeOnLoss:
@@ -669,6 +673,7 @@ class VolumeMapRequest(_message.Message):
     SESSION_FIELD_NUMBER: _builtins.int
     QUEUE_DEPTH_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
+    POLICY_NAME_FIELD_NUMBER: _builtins.int
     node: _builtins.str
     """where the volume is"""
     name: _builtins.str
@@ -693,6 +698,8 @@ class VolumeMapRequest(_message.Message):
     """requests of the session in flight; 0: what the other node offers"""
     id: _builtins.str
     """what the mapping is called; empty: chosen"""
+    policy_name: _builtins.str
+    """any policy that the daemon knows, by its name or short form; empty: as policy says"""
     @_builtins.property
     def path(self) -> _containers.RepeatedCompositeFieldContainer[Global___VolumePathSpec]:
         """empty: one, to node"""
@@ -715,10 +722,11 @@ class VolumeMapRequest(_message.Message):
         session: _builtins.str = ...,
         queue_depth: _builtins.int = ...,
         id: _builtins.str = ...,
+        policy_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "attach", b"attach", "device", b"device", "id", b"id", "io_timeout_ns", b"io_timeout_ns", "loss_timeout_ns", b"loss_timeout_ns", "name", b"name", "node", b"node", "on_loss", b"on_loss", "path", b"path", "persist", b"persist", "policy", b"policy", "queue_depth", b"queue_depth", "session", b"session", "socket_path", b"socket_path"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "attach", b"attach", "device", b"device", "id", b"id", "io_timeout_ns", b"io_timeout_ns", "loss_timeout_ns", b"loss_timeout_ns", "name", b"name", "node", b"node", "on_loss", b"on_loss", "path", b"path", "persist", b"persist", "policy", b"policy", "policy_name", b"policy_name", "queue_depth", b"queue_depth", "session", b"session", "socket_path", b"socket_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -754,6 +762,7 @@ class VolumeMapping(_message.Message):
     ADDRESS_FIELD_NUMBER: _builtins.int
     OPERATION_FIELD_NUMBER: _builtins.int
     QUEUE_DEPTH_FIELD_NUMBER: _builtins.int
+    POLICY_NAME_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """the same after a restart if it is persistent"""
     device: _builtins.str
@@ -785,6 +794,7 @@ class VolumeMapping(_message.Message):
     paths_up: _builtins.int
     queue_depth: _builtins.int
     """as asked for"""
+    policy_name: _builtins.str
     @_builtins.property
     def info(self) -> Global___VolumeInfo:
         """unset before it has been open"""
@@ -830,10 +840,11 @@ class VolumeMapping(_message.Message):
         address: Global___VolumePathSpec = ...,
         operation: _abc.Iterable[Global___VolumeOpCounters] = ...,
         queue_depth: _builtins.int = ...,
+        policy_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "info", b"info"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "address", b"address", "attach", b"attach", "device", b"device", "id", b"id", "info", b"info", "io_timeout_ns", b"io_timeout_ns", "last_error", b"last_error", "loss_timeout_ns", b"loss_timeout_ns", "name", b"name", "node", b"node", "on_loss", b"on_loss", "operation", b"operation", "path", b"path", "paths", b"paths", "paths_up", b"paths_up", "persist", b"persist", "policy", b"policy", "queue_depth", b"queue_depth", "session", b"session", "session_id", b"session_id", "state", b"state", "state_ns", b"state_ns", "uri", b"uri", "users", b"users", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["access", b"access", "address", b"address", "attach", b"attach", "device", b"device", "id", b"id", "info", b"info", "io_timeout_ns", b"io_timeout_ns", "last_error", b"last_error", "loss_timeout_ns", b"loss_timeout_ns", "name", b"name", "node", b"node", "on_loss", b"on_loss", "operation", b"operation", "path", b"path", "paths", b"paths", "paths_up", b"paths_up", "persist", b"persist", "policy", b"policy", "policy_name", b"policy_name", "queue_depth", b"queue_depth", "session", b"session", "session_id", b"session_id", "state", b"state", "state_ns", b"state_ns", "uri", b"uri", "users", b"users", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1212,6 +1223,7 @@ class VolumeSession(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     MAX_IO_BYTES_FIELD_NUMBER: _builtins.int
     MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    POLICY_NAME_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """"c1" of a client, "s1" of a server"""
     name: _builtins.str
@@ -1237,6 +1249,8 @@ class VolumeSession(_message.Message):
     max_io_bytes: _builtins.int
     memory_bytes: _builtins.int
     """server: chunks that are in memory"""
+    policy_name: _builtins.str
+    """client"""
     @_builtins.property
     def volume(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """ids of mappings, names of exports"""
@@ -1261,10 +1275,11 @@ class VolumeSession(_message.Message):
         waiting: _builtins.int = ...,
         max_io_bytes: _builtins.int = ...,
         memory_bytes: _builtins.int = ...,
+        policy_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "in_flight", b"in_flight", "max_io_bytes", b"max_io_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "on_loss", b"on_loss", "paths", b"paths", "paths_up", b"paths_up", "peer", b"peer", "policy", b"policy", "queue_depth", b"queue_depth", "role", b"role", "state_ns", b"state_ns", "up", b"up", "uuid", b"uuid", "volume", b"volume", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "in_flight", b"in_flight", "max_io_bytes", b"max_io_bytes", "memory_bytes", b"memory_bytes", "name", b"name", "on_loss", b"on_loss", "paths", b"paths", "paths_up", b"paths_up", "peer", b"peer", "policy", b"policy", "policy_name", b"policy_name", "queue_depth", b"queue_depth", "role", b"role", "state_ns", b"state_ns", "up", b"up", "uuid", b"uuid", "volume", b"volume", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1442,18 +1457,22 @@ class VolumeSetPolicyRequest(_message.Message):
 
     SESSION_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    POLICY_NAME_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """name or id"""
     policy: Global___VolumePolicy.ValueType
+    policy_name: _builtins.str
+    """any policy that the daemon knows, by its name or short form; empty: as policy says"""
     def __init__(
         self,
         *,
         session: _builtins.str = ...,
         policy: Global___VolumePolicy.ValueType = ...,
+        policy_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "session", b"session"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy", "policy_name", b"policy_name", "session", b"session"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
