@@ -1,6 +1,8 @@
 package shm
 
 import (
+	"bytes"
+	"net/netip"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -10,21 +12,42 @@ import (
 // writes nothing where the next one may look.
 func TestLeftAlone(t *testing.T) {
 	h, m := newPair(t, smallSpec(), nil)
+	if _, ok := h.PlaceCopy(testDst, []byte("unread"), 1, false, NoLane, 0); !ok {
+		t.Fatal("not placed")
+	}
+	unread := func() (n int) {
+		h.EachUnread(func(netip.AddrPort, int) bool { n++; return true })
+		return n
+	}
 	m.r.SendTail().Store(2)
-	if h.Posted() != 2 {
-		t.Fatal("what is posted is not seen: the test looks at the wrong thing")
+	m.r.ReleaseTail().Store(1)
+	if h.Posted() != 2 || unread() != 1 || !h.HasPosts() || !h.HasReleases() || !h.HasRoom() {
+		t.Fatal("what the client did is not seen: the test looks at the wrong thing")
 	}
 	h.Leave()
 	h.Leave() // again
-	if got := h.Posted(); got != 0 {
-		t.Errorf("%d descriptors are posted by nobody", got)
-	}
-	if h.CloseWord(unix.ECONNRESET); m.r.Closed().Load() != 0 {
-		t.Error("somebody who is gone is told why")
-	}
+	was := bytes.Clone(h.r.mem)
 	var p Post
 	if ok, err := h.Next(&p); ok || err != nil {
 		t.Errorf("a descriptor of nobody: %+v, %v", p, err)
+	}
+	if _, cost, n, err := h.Releases(); n != 0 || cost != 0 || err != nil {
+		t.Errorf("nobody released %d datagrams, %v", n, err)
+	}
+	if _, _, ok := h.FlowEntry(0); ok {
+		t.Error("nobody opened a flow")
+	}
+	if h.Posted() != 0 || unread() != 0 || h.HasPosts() || h.HasReleases() || h.HasRoom() || h.Publish() {
+		t.Errorf("posted %d, unread %d, %v, %v, %v", h.Posted(), unread(), h.HasPosts(), h.HasReleases(), h.HasRoom())
+	}
+	h.SetFlow(0, 1, FlowClear, 0)
+	h.CloseWord(unix.ECONNRESET)
+	if !h.Sleep() {
+		t.Error("nobody keeps the daemon awake")
+	}
+	h.Wake()
+	if !bytes.Equal(h.r.mem, was) {
+		t.Error("something was written for nobody")
 	}
 }
 
