@@ -318,3 +318,23 @@ func TestNoTrimBesideAClosingPath(t *testing.T) {
 		t.Error("nothing was trimmed when it was gone")
 	}
 }
+
+// TestAddressesOfASession: a session remembers where its paths came from, gone ones
+// included, and forgets the first of them for the one that is too many.
+func TestAddressesOfASession(t *testing.T) {
+	f := newFakeServer(t, ServerConfig{QueueDepth: 2, MaxIO: 512})
+	stays, _ := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"})
+	e := stays.ses
+	for n := byte(2); n <= 140; n++ {
+		p, _ := f.up(someone{session: 1, path: 2, attempt: uint16(n), addr: n, name: "a", late: true})
+		p.Lost(f.now, 0, rdserr.ErrReset)
+		p.Gone(f.now)
+		f.take()
+		if want := min(int(n), 128); len(e.addrs) != want {
+			t.Fatalf("%d addresses of %d are known, want %d", len(e.addrs), n, want)
+		}
+	}
+	if first, last := e.addrs[0].As4()[3], e.addrs[127].As4()[3]; first != 13 || last != 140 {
+		t.Errorf("addresses %d to %d are known, want 13 to 140", first, last)
+	}
+}
