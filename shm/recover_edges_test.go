@@ -3,6 +3,8 @@ package shm
 import (
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -106,6 +108,40 @@ func TestRedoEdges(t *testing.T) {
 			t.Errorf("%s: taken", c.what)
 		case !c.wrong && (err != nil || got != want):
 			t.Errorf("%s: %s, %v; want %s", c.what, got, err, want)
+		}
+	}
+}
+
+// TestReadSparseEdges: a file is read that is as small or as large as a ledger may be, and
+// no other; its holes cost nothing.
+func TestReadSparseEdges(t *testing.T) {
+	for size, ok := range map[int64]bool{0: false, HeaderBytes - 1: false, HeaderBytes: true, HeaderBytes + 1: true, 1<<40 - 1: true, 1<<40 + 1: false} {
+		path := filepath.Join(t.TempDir(), "ledger")
+		f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := f.Truncate(size); err != nil {
+			t.Skipf("elsewhere: a file system without files of %d bytes: %v", size, err)
+		}
+		if ok {
+			if _, err := f.WriteAt([]byte{1}, size-1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		f.Close()
+		b, err := readSparse(path)
+		if (err == nil) != ok || err != nil && !errors.Is(err, unix.EBADMSG) {
+			t.Errorf("%d bytes: %v", size, err)
+		}
+		if err != nil {
+			continue
+		}
+		if int64(len(b)) != size || b[0] != 0 || b[size-1] != 1 {
+			t.Errorf("%d bytes: %d were read, from %d to %d", size, len(b), b[0], b[len(b)-1])
+		}
+		if err := unix.Munmap(b); err != nil {
+			t.Error(err)
 		}
 	}
 }

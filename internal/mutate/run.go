@@ -67,6 +67,10 @@ func try(root string, r room, s site) (result, error) {
 		if err == nil {
 			continue
 		}
+		if strings.Contains(out, "[build failed]") { // tests that do not build have noticed nothing
+			res.verdict, res.said = noCompile, tail(out, 12)
+			break
+		}
 		res.verdict, res.by, res.said = noticed, strings.Join(t, " ")+firstFailed(out), tail(out, 12)
 		if strings.Contains(out, "panic: test timed out") || err == context.DeadlineExceeded {
 			res.verdict = hung

@@ -58,6 +58,13 @@ func TestRingsRefused(t *testing.T) {
 	d.mu.Unlock()
 	_, err := a.Reserve(ctx, otherAddr, 1)
 	wantErr(t, err, rdserr.ErrHostDown)
+	// A request is sent from a port of its own, of which its error says nothing.
+	_, err = a.Request(ctx, otherAddr, nil)
+	wantErr(t, err, rdserr.ErrHostDown)
+	op, _ := errors.AsType[*OpError](err)
+	if _, within := op.Err.(*OpError); within || op.Op != "request" || op.Local != localAddr || op.Remote != otherAddr {
+		t.Errorf("%v names another socket than the caller's", err)
+	}
 	wantErr(t, a.TrySend(netip.MustParseAddrPort("0.0.0.0:7"), nil), rdserr.ErrDestination)
 }
 

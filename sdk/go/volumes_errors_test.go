@@ -3,6 +3,7 @@ package rdsd
 import (
 	"errors"
 	"reflect"
+	"syscall"
 	"testing"
 
 	"github.com/rdsd/rdsd/rdserr"
@@ -46,6 +47,30 @@ func TestEveryVolumeCallTellsItsError(t *testing.T) {
 		}
 		if got != nil && !reflect.ValueOf(got).IsZero() {
 			t.Errorf("%s: refused, and brings %+v", c.op, got)
+		}
+	}
+}
+
+// An event's error has the daemon's errno and words, as far as it says them; no errno with
+// words is an I/O error, and an errno without words has its own.
+func TestEventErrors(t *testing.T) {
+	if err := eventError(0, ""); err != nil {
+		t.Errorf("nothing: %v", err)
+	}
+	for _, c := range []struct {
+		errno    syscall.Errno
+		text     string
+		sentinel error
+		says     string
+	}{
+		{0, "words", rdserr.ErrIO, "words"},
+		{syscall.ENOENT, "words", rdserr.ErrNotFound, "words"},
+		{syscall.ENOENT, "", rdserr.ErrNotFound, rdserr.ErrNotFound.Error()},
+		{syscall.EXDEV, "words", syscall.EXDEV, "words: " + syscall.EXDEV.Error()},
+		{syscall.EXDEV, "", syscall.EXDEV, syscall.EXDEV.Error()},
+	} {
+		if err := eventError(c.errno, c.text); !errors.Is(err, c.sentinel) || err.Error() != c.says {
+			t.Errorf("%d with %q: %v, want %q", c.errno, c.text, err, c.says)
 		}
 	}
 }
