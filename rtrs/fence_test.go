@@ -364,6 +364,25 @@ func TestRest(t *testing.T) {
 		t.Fatalf("%+v", o)
 	}
 
+	// One that does wake us, a moment before it would be too late, does not, however
+	// old the session is.
+	f, p, _, _ = twoPaths(t, ClientConfig{}, 0)
+	alive := func(d time.Duration) {
+		for end := f.now + d; f.now < end; {
+			f.tick(100 * ms)
+			p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+		}
+	}
+	alive(time.Minute)
+	for range 3 {
+		p.Received(f.now, 0, rest, 0, false)
+		alive(700 * ms) // of 800
+		if p.Received(f.now, 0, wake, 0, false); p.State() != Connected {
+			t.Fatalf("the path is %v after a short rest", p.State())
+		}
+		alive(300 * ms)
+	}
+
 	// A server that does not wake us loses the path.
 	f, p, _, _ = twoPaths(t, ClientConfig{}, 0)
 	p.Received(0, 0, rest, 0, false)

@@ -1,0 +1,42 @@
+//go:build linux && (amd64 || arm64 || loong64 || mips64le || ppc64le || riscv64)
+
+package rdsd
+
+import (
+	"context"
+	"testing"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// TestHoldupEnds: a try that waited for the daemon's answer as long as it may is told that
+// there is none, and a call whose own context is over what became of that.
+func TestHoldupEnds(t *testing.T) {
+	r := newRingDaemon(t).bindRing(localAddr).fe.(*rings)
+	over, cancel := context.WithCancel(context.Background())
+	cancel()
+	for what, c := range map[string]struct {
+		h    holdup
+		want error
+	}{
+		"a try":           {holdup{r: r, ctx: context.Background(), try: over, stop: cancel}, rdserr.ErrTimeout},
+		"a try canceled":  {holdup{r: r, ctx: over, try: over, stop: cancel}, rdserr.ErrCanceled},
+		"a call canceled": {holdup{r: r, ctx: over, wait: true}, rdserr.ErrCanceled},
+	} {
+		r.txMu.Lock()
+		c.h.prepareLocked()
+		r.txMu.Unlock()
+		wantErr(t, c.h.sleep(), c.want)
+		if c.h.end(); t.Failed() {
+			t.Fatal(what)
+		}
+	}
+}
+
+// TestGrantWithoutALink: what is read while there is no link is credit for nobody; the
+// next Bind grants what is right then.
+func TestGrantWithoutALink(t *testing.T) {
+	s := &stream{Socket: &Socket{}}
+	s.grant(1, 1000)
+	s.grant(0, 0)
+}
