@@ -40,3 +40,21 @@ func TestGrantWithoutALink(t *testing.T) {
 	s.grant(1, 1000)
 	s.grant(0, 0)
 }
+
+// TestTryWithoutALink: a try whose link breaks while it waits for the daemon has failed,
+// and whether the daemon had it is not known; one that was answered first was answered.
+func TestTryWithoutALink(t *testing.T) {
+	s := &stream{Socket: &Socket{}}
+	down := make(chan struct{})
+	close(down)
+	c := newCall()
+	c.sent = true
+	if err := s.awaitTry(c, down); err != errLost || !c.undecided || !c.abandoned {
+		t.Errorf("the link is down: %v, undecided %v, abandoned %v", err, c.undecided, c.abandoned)
+	}
+	c = newCall()
+	c.finish()
+	if err := s.awaitTry(c, nil); err != nil || c.undecided {
+		t.Errorf("answered: %v, undecided %v", err, c.undecided)
+	}
+}

@@ -163,6 +163,13 @@ func TestLot(t *testing.T) {
 	woken(shm.ClientWaitsFlow, flow)
 	woken(allBits, recv, both, flow, again)
 	woken(0)
+	// One at a time sleeps on the doorbell.
+	if !r.lot.bed(recv) || r.lot.bed(both) || r.lot.bed(recv) || r.lot.bedded != recv {
+		t.Error("two sleep on one doorbell")
+	}
+	if !r.lot.rise(recv) || r.lot.bedded != nil || !r.lot.bed(both) || !r.lot.rise(both) {
+		t.Error("nobody can sleep where somebody has risen, or nobody else is parked")
+	}
 	r.lot.remove(recv)
 	r.lot.arm(again)
 	sleeps(allBits) // the other one waits for it still
@@ -174,6 +181,9 @@ func TestLot(t *testing.T) {
 	sleeps(shm.ClientWaitsFlow)
 	if r.lot.parked.Load() != 1 || flow.at != 0 || r.lot.list[0] != flow {
 		t.Errorf("%d are parked", r.lot.parked.Load())
+	}
+	if !r.lot.bed(flow) || r.lot.rise(flow) {
+		t.Error("who is parked alone is not alone")
 	}
 	r.lot.remove(flow)
 	sleeps(0) // nobody is to be rung for
