@@ -268,7 +268,10 @@ func (c *client) addPath(ctx context.Context, p PathSpec) (*rtrs.ClientPath, err
 		return nil, err
 	}
 	now := c.lock(c.clock())
-	if len(c.rt.Paths()) >= maxPaths {
+	paths := c.rt.Paths()
+	// A path that is there is none too many: the session says below that it has it.
+	there := slices.ContainsFunc(paths, func(p *rtrs.ClientPath) bool { return p.Local == e.local && p.Remote == e.remote })
+	if len(paths) >= maxPaths && !there {
 		c.finish(now)
 		return nil, rdserr.With(rdserr.ErrTooMany, "session %s has %d paths already", c.spec.Session, maxPaths)
 	}

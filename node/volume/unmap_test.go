@@ -1,9 +1,11 @@
 package volume
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
 )
 
 // slow is a store that keeps every request until release is closed.
@@ -66,5 +68,41 @@ func TestUnmapWithARequestAtTheServer(t *testing.T) {
 	})
 	if err := writePattern(open(t, well), 0, 64<<10, 1, 4096); err != nil {
 		t.Errorf("another volume of the session: %v", err)
+	}
+}
+
+// TestJoinWithAPathTooMany: a volume that is mapped over a session that is there, and asks
+// for a path that this cannot have, is refused and keeps nothing of the session; one that
+// asks for the paths which the session has is mapped.
+func TestJoinWithAPathTooMany(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	mustExport(t, server.h, memory("a", 1<<20))
+	mustExport(t, server.h, memory("b", 1<<20))
+	paths := []PathSpec{{Dst: server.node()}}
+	for n := range maxPaths - 1 { // nobody is there
+		paths = append(paths, PathSpec{Dst: fmt.Sprintf("127.0.77.%d", n+1)})
+	}
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "a", Paths: paths})
+	_, dev, err := client.h.volume(m.ID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refs := func() int {
+		client.h.mu.Lock()
+		defer client.h.mu.Unlock()
+		return dev.c.refs
+	}
+	was := refs()
+	_, err = client.h.Map(testCtx(t), MapSpec{Node: server.node(), Name: "b", Paths: []PathSpec{{Dst: "127.0.78.1"}}})
+	is(t, "one path too many", err, rdserr.ErrTooMany.Errno, "paths already")
+	if n := refs(); n != was || len(client.h.Mappings()) != 1 {
+		t.Errorf("%d users of the session instead of %d, %d mappings", n, was, len(client.h.Mappings()))
+	}
+	mustMap(t, client.h, MapSpec{Node: server.node(), Name: "b", Paths: paths}) // which it has
+	if n := len(client.h.Paths()); n != maxPaths {
+		t.Errorf("the session has %d paths, want %d", n, maxPaths)
 	}
 }
