@@ -29,6 +29,7 @@ type nodeCounters struct {
 	RingDatagrams      atomic.Uint64 `counter:"ring_datagrams" help:"datagrams in descriptors taken from clients' send rings"`
 	RingRefused        atomic.Uint64 `counter:"ring_refused" help:"descriptors of clients that could not be sent at all"`
 	RingWakes          atomic.Uint64 `counter:"ring_wakes" help:"times a sleeping client had to be woken by its doorbell"`
+	RegionsGivenBack   atomic.Uint64 `counter:"regions_given_back_bytes" help:"memory of regions that nobody needed and the daemon gave back, because memory was short"`
 	RegionsForgotten   atomic.Uint64 `counter:"regions_forgotten" help:"times the daemon let go of the pages of its clients' memory that it had touched, because memory was short"`
 	RingsHostile       atomic.Uint64 `counter:"rings_hostile" help:"sockets closed because of what stood in their rings"`
 }

@@ -25,7 +25,7 @@ const (
 	// has nothing under way (measured by internal/memtest): its part of the engine,
 	// goroutines or the ends of its rings, and pages of its region and the ledger.
 	plainSocketBytes = 32 << 10
-	ringSocketBytes  = 56 << 10
+	ringSocketBytes  = 64 << 10
 
 	maxLabelBytes = 64
 	maxCredit     = 1 << 40

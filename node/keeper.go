@@ -132,8 +132,11 @@ func (n *Node) keep(stop <-chan struct{}) {
 		}
 		resident := k.look()
 		wait := keepIdle
+		if n.local.pages.lacks() {
+			wait = feedEvery
+		}
 		if d := resident - last; d > limitStep || d < -limitStep || resident > n.memory.Limit()/4 {
-			wait = keepEvery
+			wait = min(wait, keepEvery)
 		}
 		last = resident
 		n.grpc.calls.sweep(time.Now())
@@ -146,17 +149,20 @@ func (n *Node) keep(stop <-chan struct{}) {
 
 // look reads how much is resident, and does what that asks for.
 func (k *keeper) look() (resident int64) {
+	n := k.node
+	n.local.keepPages(time.Now(), n.memory.Used() > n.memory.Limit()/2)
 	resident, shared, ok := k.read()
 	if !ok || !whole.Load() {
 		return 0 // of several nodes in one process none can tell what is its own
 	}
-	n := k.node
-	regions := max(shared-programPages, 0)
+	// What users pay for is charged already.
+	paid := n.local.pages.total.Load()
+	regions := max(shared-programPages-paid, 0)
 	k.own.Grow(quota.Regions, regions-k.regions)
 	k.regions = regions
 	chunks := n.memory.Kinds()[quota.Chunks].Used
 	if tuned.Load() > 0 {
-		if l := goLimit(tuned.Load(), shared+chunks, max(n.memory.Used()-k.regions-chunks, 0)); l-k.goLimit > limitStep || k.goLimit-l > limitStep {
+		if l := goLimit(tuned.Load(), shared+chunks, max(n.memory.Used()-n.memory.Kinds()[quota.Regions].Used-chunks, 0)); l-k.goLimit > limitStep || k.goLimit-l > limitStep {
 			k.goLimit = l
 			debug.SetMemoryLimit(l)
 		}
@@ -165,7 +171,7 @@ func (k *keeper) look() (resident int64) {
 	if regions > limitStep && (n.memory.Used() > n.memory.Limit()/8*7 || resident > n.memory.Limit()+memorySlack-memoryReserve) {
 		n.local.forgetPages()
 		if _, shared, ok := k.read(); ok {
-			regions = max(shared-programPages, 0)
+			regions = max(shared-programPages-paid, 0)
 			k.own.Grow(quota.Regions, regions-k.regions)
 			k.regions = regions
 			n.count.RegionsForgotten.Add(1)

@@ -39,6 +39,8 @@ type localFront struct {
 
 	closing atomic.Int32 // goroutines of closeAside
 
+	pages regionPages
+
 	fails atomic.Pointer[func(step string) error] // tests have steps of a bind with rings fail
 }
 
@@ -245,14 +247,8 @@ func (f *localFront) memory() (n int, bytes uint64) {
 
 // forgetPages lets go of all pages of regions that the daemon has touched.
 func (f *localFront) forgetPages() {
-	f.mu.Lock()
-	l := make([]*shm.Region, 0, len(f.rings))
-	for r := range f.rings {
-		l = append(l, r.reg)
-	}
-	f.mu.Unlock()
-	for _, r := range l {
-		r.Forget()
+	for _, r := range f.ringSocks() {
+		r.reg.Forget()
 	}
 }
 

@@ -76,7 +76,21 @@ func (p *packetClient) ask(b *rdsdv1.Bind) (*rdsdv1.ServerMessage, []int) {
 	m := &rdsdv1.ClientMessage{}
 	m.SetBind(b)
 	p.write(m)
-	return p.readFDs()
+	s, fds := p.readFDs()
+	if s.HasRegion() {
+		touchRegion(p.t, fds[0])
+	}
+	return s, fds
+}
+
+// touchRegion touches the first two pages of a region, as its client has to.
+func touchRegion(t testing.TB, fd int) {
+	t.Helper()
+	for _, at := range []int64{0, shm.HeaderBytes} {
+		if _, err := unix.Pwrite(fd, []byte{0}, at); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // mapped says that the region is mapped and returns the answer.

@@ -60,6 +60,9 @@ var reactorCalls = map[string]*regexp.Regexp{
 	// Wake-ups of other threads of ours: eventfds that no client has.
 	"write": regexp.MustCompile(`^\d+<anon_inode:\[eventfd(:\d+)?\]>, .*, 8$`),
 
+	// Whether a client's page is in memory; it waits for no file (mm/mincore.c).
+	"mincore": nil,
+
 	// Stores of volumes: only what answers EAGAIN instead of waiting.
 	"preadv2":  regexp.MustCompile(`RWF_NOWAIT`),
 	"pwritev2": regexp.MustCompile(`RWF_NOWAIT`),

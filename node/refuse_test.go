@@ -202,7 +202,7 @@ func TestDescriptorsNeeded(t *testing.T) {
 		{"a peer has lanes", func(c *Config) { c.Limits.MaxPeers++ }, 4},
 		{"a lane is every peer's", func(c *Config) { c.RDS.Lanes++ }, 10},
 		{"a handshake", func(c *Config) { c.Limits.MaxHandshakes++ }, 1},
-		{"a client with rings", func(c *Config) { c.Limits.MaxClients++ }, 5},
+		{"a client with rings", func(c *Config) { c.Limits.MaxClients++ }, 6},
 		{"an export's store", func(c *Config) { c.Volumes.MaxExports++ }, 1},
 		{"a volume's socket and its connection", func(c *Config) { c.Volumes.MaxMappings++ }, 2},
 		{"a session of volumes", func(c *Config) { c.Volumes.MaxSessions++ }, 2},

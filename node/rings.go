@@ -60,7 +60,9 @@ type ringSock struct {
 	moved         bool   // the region is not the client's any more
 	freed         bool   // the region is gone, or about to be
 	hostile       error
-	evacuated     int64 // bytes of private memory that a dead client's datagrams take; the burier's
+	evacuated     int64         // bytes of private memory that a dead client's datagrams take; the burier's
+	purse         purse         // pays for pages of the region; its account is set before the socket is
+	buried        chan struct{} // closed when the region is not mapped here any more, or is evacuated
 }
 
 // ringFlow is an entry of the client's flow table as it was read.
@@ -179,6 +181,7 @@ func (r *ringSock) takePosts(now time.Duration, a admission) (n int, err error) 
 		}
 		ok, err := r.h.Next(&r.post)
 		if err != nil || !ok {
+			r.findOut()
 			return n, err
 		}
 		if r.left = !r.take(now, draining, a); r.left {
@@ -217,6 +220,7 @@ func (r *ringSock) takeReleases(now time.Duration) error {
 	if err != nil {
 		return err
 	}
+	r.findOut()
 	if n > 0 {
 		r.sock.Freed(bytes, cost, n)
 		r.touch() // the client may wait to hear whether that was enough
@@ -375,6 +379,9 @@ func (r *ringSock) Place(src netip.AddrPort, f *transport.Frame, t rds.Train, p 
 	return cost, ok
 }
 
+// Lacked implements rds.Lacker.
+func (r *ringSock) Lacked() bool { return r.h.Lacked() }
+
 // slotTaken marks a buffer whose slot belongs to the client by now.
 const slotTaken = ^uint32(0)
 
@@ -499,7 +506,7 @@ func (r *ringSock) Drained() {
 // idle reports whether nothing reads or writes the region any more, nor the
 // ledger's part for it.
 func (r *ringSock) idle() bool {
-	return r.reserved == 0 && r.sock.InFlight() == 0 && !r.h.Growing()
+	return r.reserved == 0 && r.sock.InFlight() == 0 && !r.h.Growing() && !r.h.Finding()
 }
 
 // publish takes what the engine has for the client besides datagrams and

@@ -316,7 +316,9 @@ func TestRightsEndOne(t *testing.T) {
 		},
 		"rings": func(c *shm.Conn) {
 			r := attachOver(t, c, bindTo(addr, 0))
-			t.Cleanup(r.close)
+			t.Cleanup(func() { closeFDs([]int{r.bell, r.ear}) })
+			unix.Munmap(r.mem) // it counts until it has let go of its region
+			r.region.Close()
 		},
 	} {
 		c := connectAs(t, n, Identity{UID: 777})

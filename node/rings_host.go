@@ -138,6 +138,12 @@ func (h *host) publishRings(bells []*shm.Alarm) []*shm.Alarm {
 		if s.h.Publish() {
 			bells = append(bells, s.alarm)
 		}
+		if !s.closed {
+			s.purse.settle(s.h.Paid(), s.sock.ReceiveMemory())
+		}
+		if s.h.Lacks() && s.front.pages.lack(s) {
+			s.s.node.memory.Want()
+		}
 		if s.h.Due() && !s.closed {
 			s.react.Hot(s)
 		}

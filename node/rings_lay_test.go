@@ -137,7 +137,7 @@ func TestSealedBeforeUse(t *testing.T) {
 	region := func(port uint16) (*packetClient, int) {
 		p := dialPackets(t, cfg)
 		m, fds := p.ask(ringBind(addr, port))
-		if !m.HasRegion() || len(fds) != 3 {
+		if !m.HasRegion() || len(fds) != 4 {
 			t.Fatalf("bind was answered by %v, %d descriptors", m, len(fds))
 		}
 		t.Cleanup(func() { closeFDs(fds) })
@@ -147,12 +147,17 @@ func TestSealedBeforeUse(t *testing.T) {
 	if err := punch(theirs); err != nil {
 		t.Fatalf("no hole to begin with: this shows nothing: %v", err)
 	}
+	touchRegion(t, theirs)
 	p, fd := region(4711) // the silent one has not got the port
 	for range 100 {
 		if err := punch(fd); err != nil {
 			t.Fatal(err)
 		}
 	}
+	if m := p.mapped(); m.GetClosing().GetErrno() != int32(syscall.EINVAL) {
+		t.Fatalf("a region that was never touched was answered by %v", m)
+	}
+	p, fd = region(4711)
 	if m := p.mapped(); !m.HasBound() {
 		t.Fatalf("a mapped region was answered by %v", m)
 	}
@@ -204,7 +209,7 @@ func connectAs(t *testing.T, n *Node, id Identity) *shm.Conn {
 		t.Fatal(err)
 	}
 	go n.local.handle(shm.NewConn(conns[0], 0), id, account) // ends with the connection
-	return shm.NewConn(conns[1], 3)
+	return shm.NewConn(conns[1], 4)
 }
 
 // TestLayOnTheWay: a client that may not have most ports, and asks for any, is

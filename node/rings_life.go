@@ -29,7 +29,7 @@ func openRing(f *localFront, p *packetStream, m *rdsdv1.Bind) (taken bool, err e
 		n.count.BindsRefused.Add(1)
 		return false, err
 	}
-	r := &ringSock{front: f, s: newSockStream(n, p), bell: -1}
+	r := &ringSock{front: f, s: newSockStream(n, p), bell: -1, buried: make(chan struct{})}
 	if err := r.open(f, m, p); err != nil {
 		n.count.BindsRefused.Add(1)
 		n.log.Log(p.ctx, refusalLevel(err), "bind refused", "uid", r.s.id.UID, "pid", r.s.id.PID, "error", err)
@@ -91,6 +91,7 @@ func (r *ringSock) open(f *localFront, m *rdsdv1.Bind, p *packetStream) (err err
 		spec.RcvBuf = int(cfg.RecvBufferBytes)
 	}
 	spec.MaxDatagram = min(spec.SndBuf, wire.MaxDatagram)
+	r.purse.account, r.purse.total = s.node.user(s.id), &f.pages.total
 	theirs, err := r.lay(spec)
 	if theirs >= 0 {
 		defer unix.Close(theirs)
@@ -134,9 +135,10 @@ func (r *ringSock) handOver(p *packetStream, theirs int) error {
 	}
 	out := &rdsdv1.ServerMessage{}
 	out.SetRegion(r.grant())
-	if err := p.send(out, r.reg.FD, r.bell, theirs); err != nil {
+	if err := p.send(out, r.reg.FD, r.reg.LendFD, r.bell, theirs); err != nil {
 		return err
 	}
+	r.reg.Lent()
 	in := &inMsg{}
 	p.conn.SetReadDeadline(time.Now().Add(firstMessage))
 	switch err := p.RecvMsg(in); {
@@ -193,6 +195,7 @@ func (r *ringSock) attach(sock *rds.Socket) {
 	r.reg.SetLocal(sock.Addr())
 	r.led.Begin(r.reg)
 	r.h = shm.NewHost(r.reg, r.led)
+	r.h.Pay(&r.purse)
 }
 
 // begin runs on the reactor's thread: from here on the rings are served.
@@ -256,7 +259,8 @@ func (r *ringSock) close() {
 	go func() { // ends with the last close, which may take as long as whoever passed us a descriptor likes
 		defer r.front.node.guard.Recover(guard.Socket, nil)
 		r.ctl.close()
-		r.front.node.grpc.clients.remove(r.s.id, r.ctl.account, localConnBytes)
+		<-r.buried
+		r.linger()
 	}()
 	r.front.wg.Done()
 }
@@ -276,9 +280,12 @@ func (r *ringSock) leave() (bury func()) {
 	r.sock.Close(now)
 	r.h.Leave()
 	r.freed = r.idle()
+	r.purse.charge(r.h.Paid()) // nothing is unread any more
 	freed, needed := r.freed, r.inFlight()
 	r.host.unlock()
 	return func() {
+		defer close(r.buried)
+		r.giveBackRest()
 		if freed {
 			r.free()
 		} else {
@@ -356,6 +363,9 @@ func (r *ringSock) dispose() {
 		})
 		r.react.Sync()
 		bury()
+		r.host.lock()
+		r.h.PaidOff()
+		r.host.unlock()
 	} else {
 		r.alarm.Close()
 		if r.bell >= 0 {
@@ -365,6 +375,12 @@ func (r *ringSock) dispose() {
 		if r.reg != nil {
 			r.reg.Close()
 		}
+	}
+	if r.reg != nil {
+		r.reg.Disown()
+	}
+	if r.purse.account != nil {
+		r.purse.account.Close()
 	}
 	r.s.forget()
 }

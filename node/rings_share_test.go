@@ -77,6 +77,7 @@ func TestCrowd(t *testing.T) {
 		r := attachRing(t, cfg, bindTo(cfg.RDS.Addresses[0], 0))
 		defer r.close()
 		crowd = append(crowd, r)
+		clear(r.region.SendArena()[:bytes])
 	}
 	for _, flush := range []bool{false, true} {
 		gate, held := make(chan struct{}), make(chan struct{})

@@ -66,19 +66,18 @@ func attachOver(t testing.TB, c *shm.Conn, b *rdsdv1.Bind) *ringClient {
 		t.Fatal(err)
 	}
 	s := &rdsdv1.ServerMessage{}
-	if err := proto.Unmarshal(raw, s); err != nil || !s.HasRegion() || len(fds) != 3 {
+	if err := proto.Unmarshal(raw, s); err != nil || !s.HasRegion() || len(fds) != 4 {
 		t.Fatalf("bind was answered by %v, %d descriptors, %v", s, len(fds), err)
 	}
-	bytes := s.GetRegion().GetRegionBytes()
-	mem, err := unix.Mmap(fds[0], 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	region, err := shm.Open(fds[0], fds[1], s.GetRegion().GetRegionBytes())
 	if err != nil {
 		t.Fatal(err)
 	}
-	region, err := shm.Open(fds[0], bytes)
+	mem, err := unix.Mmap(fds[0], 0, int(region.DaemonOff), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		t.Fatal(err)
 	}
-	unix.Close(fds[0])
+	closeFDs(fds[:2])
 	m.SetMapped(&rdsdv1.RingMapped{})
 	if raw, err = proto.Marshal(m); err == nil {
 		err = c.WriteMessage(raw)
@@ -95,7 +94,7 @@ func attachOver(t testing.TB, c *shm.Conn, b *rdsdv1.Bind) *ringClient {
 	if err := region.ReadHeader(); err != nil {
 		t.Fatal(err)
 	}
-	return &ringClient{c, mem, fds[1], fds[2], region, shm.NewSender(region, fds[1]), s.GetBound()}
+	return &ringClient{c, mem, fds[2], fds[3], region, shm.NewSender(region, fds[2]), s.GetBound()}
 }
 
 func (r *ringClient) close() {
@@ -176,11 +175,8 @@ func TestHostileRing(t *testing.T) {
 	for written := 0; written < words; {
 		evil := attachRing(t, cfg, bindTo(addr, 0))
 		attached++
-		var h shm.Header
-		if err := h.Parse(append([]byte(nil), evil.mem[:shm.HeaderBytes]...), uint64(len(evil.mem))); err != nil {
-			t.Fatal(err)
-		}
-		// What the daemon reads: everything before the arenas, the words above all.
+		h := &evil.region.Header
+		// What the daemon reads: everything before the arena, the words above all.
 		rings := int(h.SendArenaOff)
 		for k := range 20_000 {
 			off := rng.IntN(rings/8) * 8

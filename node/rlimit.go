@@ -16,10 +16,10 @@ import (
 // What things cost in descriptors.
 const (
 	clientFDs = 1 // a connection of a client
-	// ringFDs is what a socket with rings has beside it: the region and the two
-	// doorbells, and one more for the moment in which the reactor takes the
+	// ringFDs is what a socket with rings has beside it: the two parts of the region and
+	// the two doorbells, and one more for the moment in which the reactor takes the
 	// connection over.
-	ringFDs = 4
+	ringFDs = 5
 	// linkFDs: a connection is two descriptors while it goes over to a reactor.
 	linkFDs = 2
 	// baseFDs are those of the process itself: logs, listeners, the ledger, the state

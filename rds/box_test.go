@@ -25,6 +25,7 @@ type box struct {
 	done    []string
 	changes []string
 	drained int
+	lacks   bool // Place lacks memory of the node
 	wanted  []bool
 	reserve *buf.Buf
 	asked   int // Reserve
@@ -43,6 +44,9 @@ const slot = 32 // what a message costs a box beyond its bytes
 
 func (b *box) Place(src netip.AddrPort, f *transport.Frame, t Train, p *conn.Path, seq uint64) (int, bool) {
 	cost := len(t.Body) + slot
+	if b.lacks {
+		return 0, false
+	}
 	if b.used+cost > b.size {
 		return 0, false
 	}
@@ -55,6 +59,8 @@ func (b *box) Place(src netip.AddrPort, f *transport.Frame, t Train, p *conn.Pat
 func (b *box) Done(cookie uint32, tag uint64, count int, o conn.Outcome, why conn.Why) {
 	b.done = append(b.done, fmt.Sprintf("%d: %d+%d %v", cookie, tag, count, o))
 }
+
+func (b *box) Lacked() bool { return b.lacks }
 
 func (b *box) Drained() { b.drained++ }
 

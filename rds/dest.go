@@ -55,6 +55,13 @@ type Reserver interface {
 	Reserve(n int) *buf.Buf
 }
 
+// Lacker is a Sink whose memory has to be paid for where it is first used.
+type Lacker interface {
+	// Lacked reports whether the Place that just found no room lacked memory of the
+	// node, and not room in what the client has: then others may bring room about.
+	Lacked() bool
+}
+
 // Witness is a Sink whose client refuses its own sends, and lets them wait, without
 // asking the engine.
 type Witness interface {
@@ -237,6 +244,10 @@ func (s *Socket) placeInSink(pe *Peer, p *conn.Path, seq uint64, sport uint16, t
 	}
 	cost, ok := s.opt.Sink.Place(netip.AddrPortFrom(pe.addr, sport), f, t, p, seq)
 	if !ok {
+		if l, is := s.opt.Sink.(Lacker); is && l.Lacked() {
+			s.starve(e.now, len(t.Body)+itemOverhead) // what is unread here does not stand in the way
+			return conn.NoRoom
+		}
 		s.roof = s.mem
 		s.full(e.now)
 		return conn.NoRoom

@@ -435,3 +435,7 @@ func (s *Socket) dropHead() {
 		s.q, s.qhead = nil, 0 // a burst does not keep its memory
 	}
 }
+
+// ReceiveMemory is how many bytes what was received and is not given back takes of the
+// node's memory.
+func (s *Socket) ReceiveMemory() int { return s.mem }

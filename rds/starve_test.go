@@ -73,6 +73,48 @@ func TestStarvedSocketAsksForOthersReleases(t *testing.T) {
 	}
 }
 
+// A sink whose memory cannot be paid for starves: with others' memory it goes on, although
+// its client reads nothing of what it has. At this very address an accepted datagram ends.
+func TestSinkThatLacksMemory(t *testing.T) {
+	for _, local := range []bool{false, true} {
+		w := newPair(t)
+		from := w.a
+		if local {
+			from = w.b
+		}
+		a, b := bindBox(t, from, 5000, 1<<20, SocketOptions{}), bindBox(t, w.b, 4000, 1<<20, SocketOptions{})
+		d := mustOpen(t, a.s, b.s.Addr(), nil)
+		post := func(tag uint64) {
+			if err := a.s.Post(w.now, d, Train{make([]byte, 100), 1, false}, 0, tag, true, nil); err != nil {
+				t.Fatal(err)
+			}
+			w.run()
+		}
+		post(1)
+		b.lacks = true
+		post(2)
+		if len(b.got) != 1 || !b.s.Info().Congested || len(w.b.starved) != 1 {
+			t.Fatalf("local %v: %d placed, %+v", local, len(b.got), b.s.Info())
+		}
+		if !w.b.EndStep() || !w.b.Collect() {
+			t.Errorf("local %v: the shell was not asked for what clients released", local)
+		}
+		b.lacks = false
+		if !w.until(soon, func() bool { return !b.s.Info().Congested }) || len(w.b.starved) > 0 {
+			t.Fatalf("local %v: congested although there is memory and nobody has read", local)
+		}
+		w.advance(soon)
+		if local {
+			want(t, "outcomes", a.done, []string{"0: 1+1 delivered", "0: 2+1 failed"})
+			continue
+		}
+		if len(b.got) != 2 {
+			t.Errorf("%d placed", len(b.got))
+		}
+		want(t, "outcomes", a.done, []string{"0: 1+1 delivered", "0: 2+1 delivered"})
+	}
+}
+
 // What a reader that stopped holds for ever does not stop those whose datagrams
 // fit beside it, even if that is nine tenths of all.
 func TestStarvedSocketsGoOnBesideAStoppedReader(t *testing.T) {

@@ -32,10 +32,11 @@ const (
 	none       = ^uint32(0)
 
 	// state of a unit: 0 when no block begins there.
-	stateOut  = 0x80 // | order
-	stateFree = 0x40
-	stateLazy = 0x60
-	orderMask = 0x1f
+	stateOut   = 0x80 // | order
+	stateFree  = 0x40
+	stateLazy  = 0x60
+	stateTaken = 0x20 // by Claim
+	orderMask  = 0x1f
 )
 
 type links struct{ prev, next uint32 }
@@ -137,6 +138,43 @@ func (a *Arena) Free(off uint64) (size int, ok bool) {
 		a.join(u, o)
 	}
 	return UnitBytes << o, true
+}
+
+// Claim takes the free block that the page at off lies in out of use, or a part of it of at most
+// most bytes that has the page, until Unclaim. ok is false when something on the page is out.
+func (a *Arena) Claim(off, most uint64) (at, n uint64, ok bool) {
+	u := uint32(off / UnitBytes)
+	if int(u) >= len(a.state) {
+		return 0, 0, false
+	}
+	for o := pageOrder; o <= a.top; o++ {
+		b := u &^ (1<<o - 1)
+		switch a.state[b] {
+		case stateFree | o:
+			a.remove(&a.free[o], b)
+		case stateLazy | o:
+			a.remove(&a.lazy[o], b)
+		default:
+			continue
+		}
+		for ; o > pageOrder && UnitBytes<<o > most; o-- {
+			half := uint32(1) << (o - 1)
+			other := b + half
+			if u >= other {
+				b, other = other, b
+			}
+			a.push(&a.free[o-1], other, stateFree|(o-1))
+		}
+		a.state[b] = stateTaken | o
+		return uint64(b) * UnitBytes, UnitBytes << o, true
+	}
+	return 0, 0, false
+}
+
+// Unclaim gives what Claim took free again.
+func (a *Arena) Unclaim(at uint64) {
+	u := uint32(at / UnitBytes)
+	a.join(u, a.state[u]&orderMask)
 }
 
 // Size is the size of the block at off; ok is false when none is out there.

@@ -27,6 +27,8 @@ type Sender struct {
 	out   int           // slots grabbed, without last event
 	count int           // datagrams in them
 
+	touched uint64 // of the send arena: everything below it has been
+
 	last  openDesc
 	block int // bytes of the next block that single datagrams may gather in
 
@@ -127,12 +129,21 @@ func (s *Sender) Grab(f *Flow, n int) (Slot, error) {
 	if !ok {
 		return Slot{}, ErrArena
 	}
+	s.touch(off + uint64(BlockBytes(n)))
 	c := s.cookie()
 	s.slots[c] = slotAccount{flow: f, off: off}
 	f.out++
 	s.out++
 	s.held++
 	return Slot{Body: s.r.sendArena[off : off+uint64(n) : off+uint64(n)], cookie: c}, nil
+}
+
+// touch sees that the arena up to end is memory of this process: the daemon takes no body
+// that its client has not touched, and a slot may be posted with parts that nobody wrote.
+func (s *Sender) touch(end uint64) {
+	for ; s.touched < end; s.touched += touchBytes {
+		s.r.word64(s.r.SendArenaOff + s.touched).Load()
+	}
 }
 
 // Count has n bytes of a slot that is not posted yet count against the send

@@ -18,7 +18,7 @@ const (
 	MaxRequest    = 1 << 20 // bytes of a client's message once its socket has rings
 	packetKind    = 1
 	packetGoesOn  = 1
-	maxMessageFDs = 3
+	maxMessageFDs = 4
 )
 
 // ErrAgain says that a non-blocking call has to be made again when the

@@ -116,11 +116,11 @@ func TestControlDescriptors(t *testing.T) {
 	}
 	defer unix.Close(bell)
 	before := openFDs(t)
-	if done, err := k.Send(bytes.Repeat([]byte{1}, MaxPiece+1), bell, bell, bell); !done || err != nil {
+	if done, err := k.Send(bytes.Repeat([]byte{1}, MaxPiece+1), bell, bell, bell, bell); !done || err != nil {
 		t.Fatal(done, err)
 	}
 	_, fds, err := c.ReadMessage()
-	if err != nil || len(fds) != 3 {
+	if err != nil || len(fds) != 4 {
 		t.Fatal(fds, err)
 	}
 	Ring(fds[1])
@@ -140,7 +140,7 @@ func TestControlDescriptors(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, fds, err = c.ReadMessage()
-	if err != nil || len(fds) != 3 {
+	if err != nil || len(fds) != 4 {
 		t.Error(fds, err)
 	}
 	closeAll(fds)

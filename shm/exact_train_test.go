@@ -109,7 +109,7 @@ func TestAnythingAtTheEnd(t *testing.T) {
 // it to write, punch holes into it or seal it otherwise any more, and both go on.
 func TestSealed(t *testing.T) {
 	r := newRegion(t, smallSpec())
-	c, err := Open(r.FD, r.RegionBytes)
+	c, err := Open(r.FD, r.LendFD, r.RegionBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -120,6 +120,14 @@ func TestSealed(t *testing.T) {
 	if err := punch(); err != nil {
 		t.Fatalf("no hole to begin with: this shows nothing: %v", err)
 	}
+	if err := r.Seal(); !errors.Is(err, unix.EFAULT) {
+		t.Fatalf("a client that has not touched its words: %v", err)
+	}
+	r = newRegion(t, smallSpec())
+	if c, err = Open(r.FD, r.LendFD, r.RegionBytes); err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
 	if err := r.Seal(); err != nil {
 		t.Fatal(err)
 	}
@@ -134,9 +142,26 @@ func TestSealed(t *testing.T) {
 		t.Errorf("a hole: %v", err)
 	}
 	for name, mem := range map[string][]byte{"its own": r.mem, "the client's": c.mem} {
-		if err := unix.Madvise(mem, unix.MADV_REMOVE); !errors.Is(err, unix.EPERM) {
+		if err := unix.Madvise(mem[:r.DaemonOff], unix.MADV_REMOVE); !errors.Is(err, unix.EPERM) {
 			t.Errorf("a hole by %s mapping: %v", name, err)
 		}
+	}
+	theirs := c.mem[r.DaemonOff:]
+	if err := unix.Madvise(theirs, unix.MADV_REMOVE); !errors.Is(err, unix.EACCES) {
+		t.Errorf("a hole in the daemon's part by the client's mapping: %v", err)
+	}
+	if err := unix.Fallocate(r.LendFD, unix.FALLOC_FL_KEEP_SIZE|unix.FALLOC_FL_PUNCH_HOLE, 0, HeaderBytes); !errors.Is(err, unix.EBADF) {
+		t.Errorf("a hole in the daemon's part by the client's descriptor: %v", err)
+	}
+	if _, err := unix.FcntlInt(uintptr(r.LendFD), unix.F_ADD_SEALS, unix.F_SEAL_FUTURE_WRITE); !errors.Is(err, unix.EPERM) {
+		t.Errorf("a client may seal the daemon's part: %v", err)
+	}
+	if err := unix.Mprotect(theirs, unix.PROT_READ|unix.PROT_WRITE); !errors.Is(err, unix.EACCES) {
+		t.Errorf("a client may write to the daemon's part: %v", err)
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(r.LendFD, &st); err != nil || st.Mode&0o777 != 0o400 {
+		t.Errorf("whoever has the daemon's part may open it once more, to write: mode %o %v", st.Mode, err)
 	}
 	for name, write := range map[string]func() error{
 		"a mapping": func() error {
@@ -156,7 +181,7 @@ func TestSealed(t *testing.T) {
 	if err := c.ReadHeader(); err != nil || c.SendArena()[5] != 1 {
 		t.Errorf("the mapping that was there: %v", err)
 	}
-	v, err := View(r.FD)
+	v, err := View(r.FD, r.LendFD)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -180,7 +205,7 @@ func TestSealed(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := unix.Ftruncate(fd, int64(r.RegionBytes)); err != nil {
+		if err := unix.Ftruncate(fd, int64(r.DaemonOff)); err != nil {
 			t.Fatal(err)
 		}
 		page := make([]byte, HeaderBytes)
@@ -191,7 +216,7 @@ func TestSealed(t *testing.T) {
 		if _, err := unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, missing); err != nil {
 			t.Fatal(err)
 		}
-		if o, err := Open(fd, r.RegionBytes); !Bad(err) {
+		if o, err := Open(fd, r.LendFD, r.RegionBytes); !Bad(err) {
 			t.Errorf("opened with seals %#x: %v %v", missing, o, err)
 		}
 		unix.Close(fd)

@@ -48,7 +48,8 @@ func TestLedgerGivesBack(t *testing.T) {
 // with its reason, and leaves the region as it was.
 func TestRegionCannotBeMapped(t *testing.T) {
 	var r Region
-	if err := r.mapFD(-1, 4096, unix.MAP_SHARED); !errors.Is(err, unix.EBADF) || r.mem != nil || r.Inode != 0 {
+	const rw = unix.PROT_READ | unix.PROT_WRITE
+	if err := r.mapParts(-1, -1, 4096, 8192, rw, unix.MAP_SHARED); !errors.Is(err, unix.EBADF) || r.mem != nil || r.Inode != 0 {
 		t.Errorf("no descriptor: %v", err)
 	}
 	rd, w, err := os.Pipe()
@@ -57,8 +58,15 @@ func TestRegionCannotBeMapped(t *testing.T) {
 	}
 	defer rd.Close()
 	defer w.Close()
-	if err := r.mapFD(int(rd.Fd()), 4096, unix.MAP_SHARED); err == nil || r.mem != nil || r.Inode != 0 {
-		t.Errorf("a pipe: %v", err)
+	memfd, err := unix.MemfdCreate("x", unix.MFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(memfd)
+	for _, parts := range [][2]int{{int(rd.Fd()), memfd}, {memfd, int(rd.Fd())}} {
+		if err := r.mapParts(parts[0], parts[1], 4096, 8192, rw, unix.MAP_SHARED); err == nil || r.mem != nil || r.Inode != 0 {
+			t.Errorf("a pipe: %v", err)
+		}
 	}
 }
 

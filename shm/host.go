@@ -32,6 +32,7 @@ type Host struct {
 	sendSide
 	eventSide
 	recvSide
+	pageSide
 }
 
 // NewHost makes the daemon's end of a new region. led may be nil.
@@ -108,11 +109,11 @@ func (h *Host) FlowEntry(i uint32) (dst netip.AddrPort, gen uint32, ok bool) {
 	return f.Dst, f.Gen, ok
 }
 
-// CloseWord tells the client that its socket is closed, and why. Ring its
-// doorbell, whatever Publish says.
+// CloseWord tells the client that its socket is closed, and why: the first reason
+// stays. Ring its doorbell, whatever Publish says.
 func (h *Host) CloseWord(errno unix.Errno) {
 	if !h.dead {
-		h.r.Closed().Store(uint32(errno))
+		h.r.Closed().CompareAndSwap(0, uint32(errno))
 	}
 }
 

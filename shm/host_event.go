@@ -107,7 +107,11 @@ func (h *Host) eventRoom() int {
 		}
 		h.eventHead.Store(head)
 	}
-	return int(n - (h.eventTail - h.eventHead.Load()))
+	room := int(n - (h.eventTail - h.eventHead.Load()))
+	if at := h.eventTail & (n - 1); room > 0 && at&pageMask == 0 && !h.afford(h.r.EventOff+at*entryBytes, min(pageBytes, n*entryBytes)) {
+		return 0
+	}
+	return room
 }
 
 func (h *Host) push(v *Event, id uint32) {

@@ -63,9 +63,15 @@ func (h *Host) initRecv() {
 
 // recvRoom reports whether the receive ring takes another descriptor.
 func (h *Host) recvRoom() bool {
-	if h.recvTail-h.recvHead.Load() < uint64(h.r.Receives) {
-		return true
+	if h.recvTail-h.recvHead.Load() < uint64(h.r.Receives) || h.recvTaken() {
+		at := h.recvTail & uint64(h.r.Receives-1)
+		return at&pageMask != 0 || h.afford(h.r.RecvOff+at*entryBytes, min(pageBytes, uint64(h.r.Receives)*entryBytes))
 	}
+	return false
+}
+
+// recvTaken reads how far the client is, and reports whether the ring is not full.
+func (h *Host) recvTaken() bool {
 	head := h.r.RecvHead().Load()
 	if h.recvPub-head > uint64(h.r.Receives) {
 		h.hostile("receive head %d with %d published in a ring of %d", head, h.recvPub, h.r.Receives)
@@ -118,6 +124,10 @@ func (h *Host) Reserve(n int) (off uint64, b []byte, ok bool) {
 func (h *Host) alloc(n int) (off uint64, ok bool) {
 	if h.nSlots < int(h.r.Receives)+int(h.r.Releases) {
 		off, ok = h.arena.Alloc(n)
+	}
+	if ok && !h.afford(h.r.RecvArenaOff+off, uint64(BlockBytes(n))) {
+		h.arena.Free(off)
+		ok = false
 	}
 	if !ok {
 		h.starve(viewArena)
@@ -249,6 +259,10 @@ func (h *Host) append(body []byte, count int, seq uint64) (cost int, ok bool) {
 		if !ok {
 			return 0, false
 		}
+		if !h.afford(h.r.RecvArenaOff+off, uint64(BlockBytes(max(need, grown)))) {
+			h.arena.Free(off)
+			return 0, false
+		}
 		copy(h.r.recvArena[off:], h.r.recvArena[s.off:][:t.used])
 		h.arena.Free(s.off)
 		h.arena.SetMark(off, t.slot)
@@ -327,6 +341,9 @@ func (h *Host) Releases() (bytes, cost, datagrams int, err error) {
 	}
 	h.hungry &^= viewArena
 	for ; h.relHead != end; h.relHead++ {
+		if at := h.r.ReleaseOff + h.relHead&uint64(h.r.Releases-1)*8; !h.there(at, 8) {
+			break
+		}
 		off := h.r.releaseEntry(h.relHead).Load()
 		i, ok := h.arena.Mark(off)
 		if !ok || h.slots[i].state != slotShown {

@@ -31,6 +31,7 @@ type Post struct {
 type sendSide struct {
 	sendHead uint64 // descriptors taken
 	sendTail uint64 // the client's, as last read and checked
+	half     bool   // the word of cur is claimed and cur was read, its body not looked for
 	claimed  bool   // cur is claimed and not taken
 	cur      Post
 	sends    sendTable
@@ -81,7 +82,7 @@ func (h *Host) initSend() {
 // what it has under way is never kept waiting by it, though it reads no events.
 func (h *Host) mayTake() bool {
 	t := &h.sends
-	if h.overflow.n() >= MaxOutstanding || t.datagrams >= MaxOutstandingDatagrams {
+	if h.asking != askNothing || h.overflow.n() >= MaxOutstanding || t.datagrams >= MaxOutstandingDatagrams {
 		return false
 	}
 	return t.freed != none || len(t.info) < int(h.entries)
@@ -161,6 +162,24 @@ func (h *Host) claim() (bool, error) {
 		h.refresh()
 		return false, nil
 	}
+	if !h.half {
+		if ok, err := h.read(n); !ok {
+			return false, err
+		}
+	}
+	p := &h.cur
+	if !h.there(h.r.FlowOff+uint64(p.Flow)*entryBytes, entryBytes) || len(p.Body) > 0 && p.Bad == nil && !h.there(h.r.SendArenaOff+p.Slot, uint64(len(p.Body))) {
+		return false, nil
+	}
+	h.half, h.claimed = false, true
+	return true, nil
+}
+
+// read claims descriptor n and reads it into cur.
+func (h *Host) read(n uint64) (bool, error) {
+	if at := n & uint64(h.r.Sends-1); !h.there(h.r.SendOff+at*entryBytes, entryBytes) {
+		return false, nil
+	}
 	word := h.r.SendWord(n)
 	w := word.Load()
 	for try := 0; !word.CompareAndSwap(w, w|uint64(WordClaimed)); w = word.Load() {
@@ -172,7 +191,7 @@ func (h *Host) claim() (bool, error) {
 	if err := h.r.readPost(n, Word(w), &h.cur); err != nil {
 		return false, h.hostile("%v", err)
 	}
-	h.claimed = true
+	h.half = true
 	return true, nil
 }
 

@@ -449,7 +449,7 @@ func TestHostBugs(t *testing.T) {
 func TestHostEvacuate(t *testing.T) {
 	led := newLedger(t, LedgerSpec{})
 	h, m := newPair(t, testSpec(), led)
-	c, err := Open(h.r.FD, h.r.RegionBytes)
+	c, err := Open(h.r.FD, h.r.LendFD, h.r.RegionBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -465,6 +465,7 @@ func TestHostEvacuate(t *testing.T) {
 	p2 := next(t, h)
 	id2, _ := h.Taken(p2, testDst, true)
 	off, b, _ := h.Reserve(100)
+	h.r.Lent()
 	before := openFDs(t)
 	h.Leave()
 	if err := h.r.Evacuate([]Body{{p1.Slot, len(p1.Body)}, {1 << 50, 5}, {0, -1}}); err != nil {

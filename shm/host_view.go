@@ -16,6 +16,7 @@ const (
 	viewArena                // no slot was to be had
 	viewMany                 // many slots are out
 	viewOverflow             // events wait for room
+	viewUnsure               // nothing is taken from the client until Sure
 
 	viewRoom = viewWant | viewRing | viewArena | viewMany | viewOverflow
 )
@@ -49,6 +50,9 @@ func (h *Host) refresh() {
 	}
 	if h.overflow.n() > 0 {
 		v |= viewOverflow
+	}
+	if h.asking != askNothing {
+		v |= viewUnsure
 	}
 	if v == h.was {
 		return
@@ -91,7 +95,7 @@ func (h *Host) HasPosts() bool {
 // HasReleases reports whether Releases would bring something. On the reactor's
 // thread or with the lock.
 func (h *Host) HasReleases() bool {
-	return !h.dead && h.r.ReleaseTail().Load() != h.relHead
+	return !h.dead && h.view.Load()&viewUnsure == 0 && h.r.ReleaseTail().Load() != h.relHead
 }
 
 // HasRoom reports whether the client released slots, took descriptors from a

@@ -26,11 +26,11 @@ func guardedRegion(t testing.TB, s Spec) *Region {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { unix.MunmapPtr(p, n+2*guard) })
-	at, err := unix.MmapPtr(r.FD, 0, unsafe.Add(p, guard), n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_FIXED)
+	at, err := unix.MmapPtr(-1, 0, unsafe.Add(p, guard), n, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE|unix.MAP_FIXED)
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &Region{Header: r.Header, FD: -1, Inode: r.Inode, mem: unsafe.Slice((*byte)(at), n)}
+	g := &Region{Header: r.Header, FD: -1, LendFD: -1, ownFD: -1, Inode: r.Inode, mem: unsafe.Slice((*byte)(at), n)}
 	g.lay()
 	return g
 }
@@ -315,6 +315,7 @@ func FuzzHost(f *testing.F) {
 	w := newHostileWorld(f)
 	f.Fuzz(func(t *testing.T, script []byte) {
 		clear(w.r.mem[HeaderBytes:w.r.SendArenaOff])
+		clear(w.r.mem[w.r.DaemonOff:w.r.RecvArenaOff])
 		w.t = t
 		w.restart()
 		for w.in = script[:min(len(script), 1<<14)]; len(w.in) > 0; {

@@ -10,14 +10,15 @@ import (
 )
 
 // Version is the version of the layout (docs/shm.md).
-const Version = 2
+const Version = 3
 
 // Sizes, in bytes unless they say otherwise.
 const (
 	HeaderBytes   = 4096
 	wordsBytes    = 4096
-	entryBytes    = 64 // flow, descriptor, event
-	UnitBytes     = 64 // slots are multiples of it
+	partBytes     = 64 << 10 // both parts are multiples of it, whatever a page is
+	entryBytes    = 64       // flow, descriptor, event
+	UnitBytes     = 64       // slots are multiples of it
 	MaxDatagram   = 1 << 20
 	MaxTrainBytes = 64 << 10 // body of a descriptor with several datagrams
 	MaxTrain      = 4096     // datagrams
@@ -86,6 +87,8 @@ type Header struct {
 	FlowOff, FlowStateOff, SendOff, EventOff, RecvOff, ReleaseOff uint64
 	// Arenas, sizes a power of two.
 	SendArenaOff, SendArenaBytes, RecvArenaOff, RecvArenaBytes uint64
+	// Where the daemon's part begins, which the client can only read.
+	DaemonOff uint64
 }
 
 var (
@@ -114,7 +117,7 @@ func (h *Header) Put(b []byte) {
 		le.PutUint32(b[96+4*i:], v)
 	}
 	for i, v := range []uint64{h.FlowOff, h.FlowStateOff, h.SendOff, h.EventOff, h.RecvOff, h.ReleaseOff,
-		h.SendArenaOff, h.SendArenaBytes, h.RecvArenaOff, h.RecvArenaBytes} {
+		h.SendArenaOff, h.SendArenaBytes, h.RecvArenaOff, h.RecvArenaBytes, h.DaemonOff} {
 		le.PutUint64(b[120+8*i:], v)
 	}
 	le.PutUint32(b[HeaderBytes-4:], crc32.Checksum(b[:HeaderBytes-4], castagnoli))
@@ -151,7 +154,7 @@ func (h *Header) Parse(b []byte, mapped uint64) error {
 		*p = le.Uint32(b[96+4*i:])
 	}
 	for i, p := range []*uint64{&h.FlowOff, &h.FlowStateOff, &h.SendOff, &h.EventOff, &h.RecvOff, &h.ReleaseOff,
-		&h.SendArenaOff, &h.SendArenaBytes, &h.RecvArenaOff, &h.RecvArenaBytes} {
+		&h.SendArenaOff, &h.SendArenaBytes, &h.RecvArenaOff, &h.RecvArenaBytes, &h.DaemonOff} {
 		*p = le.Uint64(b[120+8*i:])
 	}
 	return h.check(mapped)
@@ -162,26 +165,35 @@ func (h *Header) check(mapped uint64) error {
 	if h.RegionBytes != mapped {
 		return badMsg("the header speaks of %d bytes, %d are mapped", h.RegionBytes, mapped)
 	}
+	if h.DaemonOff%partBytes != 0 || h.DaemonOff < HeaderBytes+wordsBytes || h.DaemonOff > mapped {
+		return badMsg("the daemon's part begins at %d of %d", h.DaemonOff, mapped)
+	}
+	const ofClient, ofDaemon = false, true
 	for _, p := range []struct {
 		what         string
 		off, n, each uint64
+		whose        bool
 	}{
-		{"flow table", h.FlowOff, uint64(h.Flows), entryBytes},
-		{"flow states", h.FlowStateOff, uint64(h.Flows), 8},
-		{"send ring", h.SendOff, uint64(h.Sends), entryBytes},
-		{"event ring", h.EventOff, uint64(h.Events), entryBytes},
-		{"receive ring", h.RecvOff, uint64(h.Receives), entryBytes},
-		{"release ring", h.ReleaseOff, uint64(h.Releases), 8},
-		{"send arena", h.SendArenaOff, h.SendArenaBytes, 1},
-		{"receive arena", h.RecvArenaOff, h.RecvArenaBytes, 1},
+		{"flow table", h.FlowOff, uint64(h.Flows), entryBytes, ofClient},
+		{"flow states", h.FlowStateOff, uint64(h.Flows), 8, ofDaemon},
+		{"send ring", h.SendOff, uint64(h.Sends), entryBytes, ofClient},
+		{"event ring", h.EventOff, uint64(h.Events), entryBytes, ofDaemon},
+		{"receive ring", h.RecvOff, uint64(h.Receives), entryBytes, ofDaemon},
+		{"release ring", h.ReleaseOff, uint64(h.Releases), 8, ofClient},
+		{"send arena", h.SendArenaOff, h.SendArenaBytes, 1, ofClient},
+		{"receive arena", h.RecvArenaOff, h.RecvArenaBytes, 1, ofDaemon},
 	} {
+		from, to := uint64(HeaderBytes+wordsBytes), h.DaemonOff
+		if p.whose == ofDaemon {
+			from, to = h.DaemonOff, mapped
+		}
 		switch {
 		case p.n == 0 || p.n&(p.n-1) != 0 || p.n*p.each < UnitBytes || p.n > 1<<40:
 			return badMsg("%s of %d, which is no power of two in range", p.what, p.n)
-		case p.off%UnitBytes != 0 || p.off < HeaderBytes+wordsBytes:
-			return badMsg("%s at %d, which is not a multiple of %d behind the words", p.what, p.off, UnitBytes)
-		case p.off > mapped || p.n*p.each > mapped-p.off:
-			return badMsg("%s: %d bytes at %d do not fit into %d", p.what, p.n*p.each, p.off, mapped)
+		case p.off%UnitBytes != 0 || p.off < from:
+			return badMsg("%s at %d, which is not a multiple of %d from %d on", p.what, p.off, UnitBytes, from)
+		case p.off > to || p.n*p.each > to-p.off:
+			return badMsg("%s: %d bytes at %d do not fit before %d", p.what, p.n*p.each, p.off, to)
 		}
 	}
 	if h.Releases < h.Receives {

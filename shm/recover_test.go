@@ -65,7 +65,7 @@ func crashChild(ledger string) error {
 	}
 	var hosts []*Host
 	for i := range 3 {
-		r, err := open(3+i, 0, unix.MAP_SHARED)
+		r, err := open(3+2*i, 4+2*i, 0, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 		if err == nil {
 			err = r.ReadHeader()
 		}
@@ -348,7 +348,7 @@ func crashRound(t *testing.T, point string, seed int64, kill time.Duration) bool
 		}
 		file := os.NewFile(uintptr(f), "region")
 		defer file.Close()
-		cmd.ExtraFiles = append(cmd.ExtraFiles, file)
+		cmd.ExtraFiles = append(cmd.ExtraFiles, file, daemonFile(t, c.r[i]))
 	}
 	c.a = &mate{t: t, r: c.r[0]}
 	c.reader = [2]*mate{{t: t, r: c.r[1]}, {t: t, r: c.r[2]}}

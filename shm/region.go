@@ -53,19 +53,22 @@ func (s *Spec) header() (Header, error) {
 	if s.RecvArena == 0 {
 		h.RecvArenaBytes = ceilPow2(2 * (2*h.RcvBuf + 1<<20))
 	}
-	at := uint64(HeaderBytes + wordsBytes)
+	at := (HeaderBytes + wordsBytes + pageBytes - 1) &^ (pageBytes - 1)
 	put := func(off *uint64, n, each uint64) {
 		*off = at
-		at = (at + n*each + 4095) &^ 4095
+		at = (at + n*each + pageBytes - 1) &^ (pageBytes - 1)
 	}
 	put(&h.FlowOff, uint64(h.Flows), entryBytes)
-	put(&h.FlowStateOff, uint64(h.Flows), 8)
 	put(&h.SendOff, uint64(h.Sends), entryBytes)
-	put(&h.EventOff, uint64(h.Events), entryBytes)
-	put(&h.RecvOff, uint64(h.Receives), entryBytes)
 	put(&h.ReleaseOff, uint64(h.Releases), 8)
 	put(&h.SendArenaOff, h.SendArenaBytes, 1)
+	at = (at + partBytes - 1) &^ (partBytes - 1)
+	h.DaemonOff = at
+	put(&h.FlowStateOff, uint64(h.Flows), 8)
+	put(&h.EventOff, uint64(h.Events), entryBytes)
+	put(&h.RecvOff, uint64(h.Receives), entryBytes)
 	put(&h.RecvArenaOff, h.RecvArenaBytes, 1)
+	at = (at + partBytes - 1) &^ (partBytes - 1)
 	h.RegionBytes = at
 	if _, err := rand.Read(h.ID[:]); err != nil {
 		return h, err
@@ -75,11 +78,18 @@ func (s *Spec) header() (Header, error) {
 
 func ceilPow2(n uint64) uint64 { return 1 << bits.Len64(n-1) }
 
-// Region is a mapped region, at either end.
+// Region is a mapped region, at either end: two memfds, one behind the other. The
+// client's part both can write to, the daemon's part the daemon alone.
 type Region struct {
 	Header
-	FD    int    // of the memfd; -1 when it was closed or belongs to the caller
-	Inode uint64 // of the memfd
+	FD    int    // of the client's part; -1 when it was closed or belongs to the caller
+	Inode uint64 // of the client's part
+
+	// Of the daemon's part, at the daemon's end: what its client is to get, until Lent,
+	// and the daemon's own, until Abandoned.
+	LendFD, ownFD int
+
+	files sync.Mutex // held by who closes or uses descriptors while others may close them
 
 	mapping sync.Mutex // held by who changes the mapping, or lets pages of it go
 	private bool       // guarded by mapping; evacuated
@@ -90,72 +100,130 @@ type Region struct {
 	sendArena, recvArena                              []byte
 }
 
-// Seals of every region. It keeps its size from the beginning, so that no access
-// can fail. From when its client has mapped it nobody can punch holes into it
-// either, for an access to a page that is being taken away waits for the end of
-// that, and so would a reactor (mm/shmem.c, shmem_falloc_wait); the mappings to
-// write that exist stay, and there are no more.
+// Seals of both parts: they keep their size from the beginning, so that no access
+// can fail. From when its client has mapped the client's part nobody can punch holes
+// into that either, for an access to a page that is being taken away waits for the end
+// of that, and so would a reactor (mm/shmem.c, shmem_falloc_wait); the mappings to
+// write that exist stay, and there are no more. Of the daemon's part the client has a
+// descriptor that only reads, so the holes there are the daemon's.
 const (
 	sizeSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	lastSeals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 )
 
-// Create makes a region: a memfd of a fixed size, mapped, with its header written.
-// Its pages take memory only when they are used. It is to be sealed (Seal) when the
-// client has mapped it, and touched by nobody who must not wait before that.
+// Create makes a region: two memfds of a fixed size, mapped. The daemon has touched
+// nothing of it: pages are charged to the control group of whoever touches them first.
+// The client's part is to be sealed (Seal) when the client has mapped it, and touched by
+// nobody who must not wait before that; SetLocal then writes the header.
 func Create(s Spec) (*Region, error) {
 	h, err := s.header()
 	if err != nil {
 		return nil, err
 	}
-	fd, err := unix.MemfdCreate("rdsd-ring", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
-	if err == unix.EINVAL { // before Linux 6.3
-		fd, err = unix.MemfdCreate("rdsd-ring", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("shm: memfd_create: %w", err)
-	}
-	r := &Region{Header: h, FD: fd}
+	r := &Region{Header: h, FD: -1, LendFD: -1, ownFD: -1}
 	if err := r.make(); err != nil {
 		r.Close()
+		r.Disown()
 		return nil, err
 	}
 	return r, nil
 }
 
-func (r *Region) make() error {
-	if err := eintr.Again(func() error { return unix.Ftruncate(r.FD, int64(r.RegionBytes)) }); err != nil {
-		return fmt.Errorf("shm: a region of %d bytes: %w", r.RegionBytes, err)
-	}
-	if _, err := unix.FcntlInt(uintptr(r.FD), unix.F_ADD_SEALS, sizeSeals); err != nil {
-		return fmt.Errorf("shm: sealing a region: %w", err)
-	}
-	if err := r.mapFD(r.FD, int(r.RegionBytes), unix.MAP_SHARED); err != nil {
+func (r *Region) make() (err error) {
+	if r.FD, err = newMemfd("rdsd-ring", r.DaemonOff); err != nil {
 		return err
 	}
-	r.Header.Put(r.mem[:HeaderBytes])
-	return r.lay()
+	theirs, err := newMemfd("rdsd-ring-daemon", r.RegionBytes-r.DaemonOff)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(theirs)
+	// Opened anew to read. The file's owner is the daemon's user, and nobody else may open
+	// it once more from what he has.
+	again := fmt.Sprintf("/proc/self/fd/%d", theirs)
+	for _, fd := range []*int{&r.LendFD, &r.ownFD} {
+		if *fd, err = unix.Open(again, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
+			return fmt.Errorf("shm: opening %s to read: %w", again, err)
+		}
+	}
+	if err := unix.Fchmod(theirs, 0o400); err != nil {
+		return fmt.Errorf("shm: the mode of a region: %w", err)
+	}
+	if err := r.mapParts(r.FD, theirs, r.DaemonOff, r.RegionBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return err
+	}
+	r.lay()
+	return nil
 }
 
-// Seal ends the time in which the region can be mapped to write and have holes.
-// It waits for a hole that is being punched: nothing for a reactor. EPERM: its
-// client has sealed it otherwise.
+// newMemfd makes a memfd of bytes, which keeps its size.
+func newMemfd(name string, bytes uint64) (fd int, err error) {
+	fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING|unix.MFD_NOEXEC_SEAL)
+	if err == unix.EINVAL { // before Linux 6.3
+		fd, err = unix.MemfdCreate(name, unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+	}
+	if err != nil {
+		return -1, fmt.Errorf("shm: memfd_create: %w", err)
+	}
+	err = eintr.Again(func() error { return unix.Ftruncate(fd, int64(bytes)) })
+	if err == nil {
+		_, err = unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sizeSeals)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("shm: a memfd of %d bytes: %w", bytes, err)
+	}
+	return fd, nil
+}
+
+// Seal ends the time in which the client's part can be mapped to write and have
+// holes. It waits for a hole that is being punched: nothing for a reactor. EPERM: its
+// client has sealed it otherwise. EFAULT: the client has not touched header and words,
+// and so would have the daemon pay for these pages.
 func (r *Region) Seal() error {
 	if _, err := unix.FcntlInt(uintptr(r.FD), unix.F_ADD_SEALS, lastSeals); err != nil {
 		return fmt.Errorf("shm: sealing a region: %w", err)
 	}
+	if !r.Written(0, HeaderBytes+wordsBytes) {
+		return &Error{unix.EFAULT, "the client has not touched the first two pages of its region"}
+	}
 	return nil
 }
 
-// Open maps a region that came from a daemon, checks its seals and size, and
-// closes nothing: fd stays the caller's. bytes is the size the daemon told. Nothing
+// Lent says that the client has its descriptor of the daemon's part.
+func (r *Region) Lent() {
+	closeOnce(&r.LendFD)
+}
+
+func closeOnce(fd *int) {
+	if *fd >= 0 {
+		unix.Close(*fd)
+		*fd = -1
+	}
+}
+
+// Open maps a region that came from a daemon, checks its seals and sizes, and
+// closes nothing: client and daemon, its two parts, stay the caller's. bytes is the size
+// the daemon told. The first two pages are touched, as they have to be; nothing
 // of the region may be used until the socket is bound and ReadHeader has found it good.
-func Open(fd int, bytes uint64) (*Region, error) { return open(fd, bytes, unix.MAP_SHARED) }
+func Open(client, daemon int, bytes uint64) (*Region, error) {
+	r, err := open(client, daemon, bytes, unix.PROT_READ, unix.MAP_SHARED)
+	if err != nil {
+		return nil, err
+	}
+	for at := uint64(0); at < HeaderBytes+wordsBytes; at += touchBytes {
+		r.word64(at).Load()
+	}
+	return r, nil
+}
+
+// touchBytes is how far apart accesses may be that are to touch every page.
+const touchBytes = 4096
 
 // View maps a region as it stands, for looking at: what is written there stays
 // private.
-func View(fd int) (*Region, error) {
-	r, err := open(fd, 0, unix.MAP_PRIVATE)
+func View(client, daemon int) (*Region, error) {
+	r, err := open(client, daemon, 0, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
 	if err != nil {
 		return nil, err
 	}
@@ -166,27 +234,32 @@ func View(fd int) (*Region, error) {
 	return r, nil
 }
 
-// open takes the file's size if bytes is 0.
-func open(fd int, bytes uint64, flags int) (*Region, error) {
-	got, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
-	if err != nil {
-		return nil, badMsg("the region's descriptor is no memfd: %v", err)
+// open takes the files' sizes if bytes is 0. prot is for the daemon's part.
+func open(client, daemon int, bytes uint64, prot, flags int) (*Region, error) {
+	var sizes [2]uint64
+	for i, fd := range [2]int{client, daemon} {
+		got, err := unix.FcntlInt(uintptr(fd), unix.F_GET_SEALS, 0)
+		if err != nil {
+			return nil, badMsg("the region's descriptor is no memfd: %v", err)
+		}
+		if got&sizeSeals != sizeSeals {
+			return nil, badMsg("the region is not sealed against shrinking and growing (seals %#x)", got)
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(fd, &st); err != nil {
+			return nil, fmt.Errorf("shm: fstat of a region: %w", err)
+		}
+		sizes[i] = uint64(st.Size)
 	}
-	if got&sizeSeals != sizeSeals {
-		return nil, badMsg("the region is not sealed against shrinking and growing (seals %#x)", got)
-	}
-	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
-		return nil, fmt.Errorf("shm: fstat of a region: %w", err)
-	}
+	size := sizes[0] + sizes[1]
 	if bytes == 0 {
-		bytes = uint64(st.Size)
+		bytes = size
 	}
-	if uint64(st.Size) != bytes || bytes < HeaderBytes+wordsBytes || bytes > 1<<41 {
-		return nil, badMsg("the region has %d bytes; %d were announced", st.Size, bytes)
+	if size != bytes || bytes > 1<<41 || sizes[0] < HeaderBytes+wordsBytes || sizes[0]%partBytes != 0 || sizes[1] == 0 || sizes[1]%partBytes != 0 {
+		return nil, badMsg("the region has parts of %d and %d bytes; %d were announced", sizes[0], sizes[1], bytes)
 	}
-	r := &Region{FD: -1}
-	if err := r.mapFD(fd, int(bytes), flags); err != nil {
+	r := &Region{FD: -1, LendFD: -1, ownFD: -1}
+	if err := r.mapParts(client, daemon, sizes[0], bytes, prot, flags); err != nil {
 		return nil, err
 	}
 	return r, nil
@@ -196,38 +269,53 @@ func open(fd int, bytes uint64, flags int) (*Region, error) {
 func (r *Region) ReadHeader() error {
 	page := make([]byte, HeaderBytes)
 	copy(page, r.mem)
+	split := r.DaemonOff // as it is mapped
 	if err := r.Header.Parse(page, uint64(len(r.mem))); err != nil {
 		return err
 	}
-	return r.lay()
+	if r.DaemonOff != split {
+		return badMsg("the header has the daemon's part at %d; it is mapped at %d", r.DaemonOff, split)
+	}
+	r.lay()
+	return nil
 }
 
-func (r *Region) mapFD(fd, n, flags int) error {
+// mapParts maps the client's part, which has split bytes, and the daemon's behind it. prot is
+// for the latter.
+func (r *Region) mapParts(client, daemon int, split, size uint64, prot, flags int) error {
 	var st unix.Stat_t
-	if err := unix.Fstat(fd, &st); err != nil {
+	if err := unix.Fstat(client, &st); err != nil {
 		return fmt.Errorf("shm: fstat of a region: %w", err)
 	}
-	mem, err := unix.Mmap(fd, 0, n, unix.PROT_READ|unix.PROT_WRITE, flags|unix.MAP_NORESERVE)
+	base, err := unix.MmapPtr(-1, 0, nil, uintptr(size), unix.PROT_NONE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
-		return fmt.Errorf("shm: mapping a region of %d bytes: %w", n, err)
+		return fmt.Errorf("shm: addresses for a region of %d bytes: %w", size, err)
 	}
-	r.mem, r.Inode = mem, st.Ino
+	flags |= unix.MAP_FIXED | unix.MAP_NORESERVE
+	_, err = unix.MmapPtr(client, 0, base, uintptr(split), unix.PROT_READ|unix.PROT_WRITE, flags)
+	if err == nil {
+		_, err = unix.MmapPtr(daemon, 0, unsafe.Add(base, split), uintptr(size-split), prot, flags)
+	}
+	if err != nil {
+		unix.MunmapPtr(base, uintptr(size))
+		return fmt.Errorf("shm: mapping a region of %d bytes: %w", size, err)
+	}
+	r.mem, r.base, r.Inode, r.DaemonOff = unsafe.Slice((*byte)(base), size), base, st.Ino, split
 	return nil
 }
 
 // lay sets the pointers to the parts. The header was checked.
-func (r *Region) lay() error {
+func (r *Region) lay() {
 	r.base = unsafe.Pointer(unsafe.SliceData(r.mem))
 	at := func(off uint64) unsafe.Pointer { return unsafe.Add(r.base, off) }
 	r.flows, r.flowStates = at(r.FlowOff), at(r.FlowStateOff)
 	r.sends, r.events, r.recvs, r.releases = at(r.SendOff), at(r.EventOff), at(r.RecvOff), at(r.ReleaseOff)
 	r.sendArena = r.mem[r.SendArenaOff:][:r.SendArenaBytes:r.SendArenaBytes]
 	r.recvArena = r.mem[r.RecvArenaOff:][:r.RecvArenaBytes:r.RecvArenaBytes]
-	return nil
 }
 
-// SetLocal says what the region's socket is bound to, before the client reads
-// the header.
+// SetLocal writes the header, with what the region's socket is bound to, before the
+// client reads it.
 func (r *Region) SetLocal(local netip.AddrPort) {
 	r.Local = local
 	r.Header.Put(r.mem[:HeaderBytes])
@@ -294,15 +382,16 @@ func (r *Region) thin() {
 	}
 }
 
-// Close unmaps the region and closes its memfd. Nothing in it may be used any
-// more. Calling it again does nothing.
+// Close unmaps the region and closes the client's part. Nothing in it may be used any
+// more. Calling it again does nothing. What the client has mapped stays the client's; see
+// Abandoned for the daemon's part.
 func (r *Region) Close() error {
 	r.mapping.Lock()
 	defer r.mapping.Unlock()
 	var err error
 	if r.mem != nil {
 		r.thin()
-		err = unix.Munmap(r.mem)
+		err = unix.MunmapPtr(unsafe.Pointer(unsafe.SliceData(r.mem)), uintptr(len(r.mem)))
 		r.mem, r.base = nil, nil
 		r.sendArena, r.recvArena = nil, nil
 	}
@@ -311,20 +400,24 @@ func (r *Region) Close() error {
 }
 
 func (r *Region) closeFD() {
-	if r.FD >= 0 {
-		unix.Close(r.FD)
-		r.FD = -1
-	}
+	r.files.Lock()
+	defer r.files.Unlock()
+	closeOnce(&r.FD)
+	closeOnce(&r.LendFD)
 }
 
-// Allocated is the memory the region takes now, in bytes; 0 when the memfd is
+// Allocated is the memory the region takes now, in bytes; 0 when the memfds are
 // closed here.
-func (r *Region) Allocated() uint64 {
-	var st unix.Stat_t
-	if r.FD < 0 || unix.Fstat(r.FD, &st) != nil {
-		return 0
+func (r *Region) Allocated() (bytes uint64) {
+	r.files.Lock()
+	defer r.files.Unlock()
+	for _, fd := range [2]int{r.FD, r.ownFD} {
+		var st unix.Stat_t
+		if fd >= 0 && unix.Fstat(fd, &st) == nil {
+			bytes += uint64(st.Blocks) * 512
+		}
 	}
-	return uint64(st.Blocks) * 512
+	return bytes
 }
 
 // SendArena and RecvArena are the payload memory. Whoever reads what the

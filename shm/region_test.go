@@ -3,7 +3,9 @@ package shm
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"net/netip"
+	"os"
 	"testing"
 	"unsafe"
 
@@ -22,8 +24,34 @@ func newRegion(t testing.TB, s Spec) *Region {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { r.Close() })
+	t.Cleanup(func() {
+		r.Close()
+		r.Disown()
+	})
+	touchAll(r)
+	r.SetLocal(r.Local)
 	return r
+}
+
+// touchAll does what clients do: the daemon takes nothing that they have not touched.
+func touchAll(r *Region) {
+	for at := uint64(0); at < r.DaemonOff; at += touchBytes {
+		r.word64(at).Load()
+	}
+}
+
+// daemonFile opens the daemon's part once more, to write, as only a daemon could.
+func daemonFile(t testing.TB, r *Region) *os.File {
+	t.Helper()
+	if err := unix.Fchmod(r.ownFD, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f, err := os.OpenFile(fmt.Sprintf("/proc/self/fd/%d", r.ownFD), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { f.Close() })
+	return f
 }
 
 // heapRegion is a region in Go's memory, where the race detector looks.
@@ -34,7 +62,7 @@ func heapRegion(t testing.TB, s Spec) *Region {
 		t.Fatal(err)
 	}
 	words := make([]uint64, h.RegionBytes/8)
-	r := &Region{Header: h, FD: -1, mem: unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), h.RegionBytes)}
+	r := &Region{Header: h, FD: -1, LendFD: -1, ownFD: -1, mem: unsafe.Slice((*byte)(unsafe.Pointer(&words[0])), h.RegionBytes)}
 	h.Put(r.mem)
 	r.lay()
 	return r
@@ -42,7 +70,7 @@ func heapRegion(t testing.TB, s Spec) *Region {
 
 func TestRegionBothEnds(t *testing.T) {
 	r := newRegion(t, testSpec())
-	c, err := Open(r.FD, r.RegionBytes)
+	c, err := Open(r.FD, r.LendFD, r.RegionBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,31 +89,47 @@ func TestRegionBothEnds(t *testing.T) {
 	if r.SendArenaBytes != 4<<20 || r.RecvArenaBytes != 8<<20 {
 		t.Errorf("arenas of %d and %d bytes", r.SendArenaBytes, r.RecvArenaBytes)
 	}
-	if n := r.Allocated(); n == 0 || n > 64<<10 {
-		t.Errorf("%d bytes are allocated for an unused region", n)
-	}
 	for _, size := range []int64{0, int64(r.RegionBytes) + 4096} {
-		if unix.Ftruncate(r.FD, size) == nil {
+		if unix.Ftruncate(r.FD, size) == nil || unix.Ftruncate(r.LendFD, size) == nil {
 			t.Errorf("a client could make it %d bytes long", size)
 		}
 	}
 }
 
 func TestOpenRefuses(t *testing.T) {
-	if _, err := Open(0, 0); !errors.Is(err, unix.EBADMSG) {
+	if _, err := Open(0, 0, 0); !errors.Is(err, unix.EBADMSG) {
 		t.Errorf("no memfd: %v", err)
 	}
-	fd, _ := unix.MemfdCreate("x", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
-	defer unix.Close(fd)
-	unix.Ftruncate(fd, 1<<20)
-	if _, err := Open(fd, 1<<20); !errors.Is(err, unix.EBADMSG) {
-		t.Errorf("unsealed: %v", err)
+	memfd := func(bytes int64) int {
+		fd, err := unix.MemfdCreate("x", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { unix.Close(fd) })
+		unix.Ftruncate(fd, bytes)
+		return fd
 	}
-	unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sizeSeals)
-	if _, err := Open(fd, 1<<21); !errors.Is(err, unix.EBADMSG) {
-		t.Errorf("another size: %v", err)
+	seal := func(fd int) int {
+		unix.FcntlInt(uintptr(fd), unix.F_ADD_SEALS, sizeSeals)
+		return fd
 	}
-	r, err := Open(fd, 1<<20)
+	part := seal(memfd(1 << 20))
+	for name, pair := range map[string][2]int{
+		"unsealed":                    {memfd(1 << 20), part},
+		"the daemon's part unsealed":  {part, memfd(1 << 20)},
+		"no memfd":                    {0, part},
+		"the daemon's part no memfd":  {part, 0},
+		"another size":                {part, seal(memfd(2 << 20))},
+		"a part of half a page":       {seal(memfd(1<<20 - 100)), seal(memfd(1<<20 + 100))},
+		"nothing of the client's":     {seal(memfd(0)), seal(memfd(2 << 20))},
+		"nothing of the daemon's":     {seal(memfd(2 << 20)), seal(memfd(0))},
+		"a daemon's part of odd size": {part, seal(memfd(1<<20 + 4096))},
+	} {
+		if r, err := Open(pair[0], pair[1], 2<<20); !errors.Is(err, unix.EBADMSG) {
+			t.Errorf("%s: %v %v", name, r, err)
+		}
+	}
+	r, err := Open(part, part, 2<<20)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -93,8 +137,22 @@ func TestOpenRefuses(t *testing.T) {
 	if err := r.ReadHeader(); !errors.Is(err, unix.EBADMSG) {
 		t.Errorf("no header: %v", err)
 	}
-	if _, err := View(fd); !errors.Is(err, unix.EBADMSG) {
+	if _, err := View(part, part); !errors.Is(err, unix.EBADMSG) {
 		t.Errorf("no header, for looking at: %v", err)
+	}
+	other := newRegion(t, testSpec())
+	page := make([]byte, HeaderBytes)
+	for _, d := range []int64{-partBytes, 0, partBytes} { // sizes as in the header, and the border elsewhere
+		client, daemon := seal(memfd(int64(other.DaemonOff)+d)), seal(memfd(int64(other.RegionBytes-other.DaemonOff)-d))
+		if r, err = Open(client, daemon, other.RegionBytes); err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		other.Header.Put(page)
+		copy(r.mem, page)
+		if err := r.ReadHeader(); errors.Is(err, unix.EBADMSG) != (d != 0) {
+			t.Errorf("the border %d bytes off: %v", d, err)
+		}
 	}
 	for _, s := range []Spec{{}, {Local: testLocal, SndBuf: -1}, {Local: testLocal, MaxDatagram: MaxDatagram + 1}} {
 		if _, err := Create(s); !errors.Is(err, unix.EINVAL) {
@@ -112,16 +170,22 @@ func TestHeaderRefuses(t *testing.T) {
 	h, _ := s.header()
 	page := make([]byte, HeaderBytes)
 	for name, spoil := range map[string]func(*Header){
-		"region bytes":     func(h *Header) { h.RegionBytes-- },
-		"ring not pow2":    func(h *Header) { h.Sends = 1000 },
-		"no flows":         func(h *Header) { h.Flows = 0 },
-		"ring outside":     func(h *Header) { h.EventOff = h.RegionBytes - 64 },
-		"offset wraps":     func(h *Header) { h.RecvOff = ^uint64(63) },
-		"on the header":    func(h *Header) { h.FlowOff = 64 },
-		"misaligned":       func(h *Header) { h.ReleaseOff += 8 },
-		"arena outside":    func(h *Header) { h.RecvArenaBytes *= 2 },
-		"arena enormous":   func(h *Header) { h.SendArenaBytes = 1 << 63 },
-		"too few releases": func(h *Header) { h.Releases = h.Receives / 2 },
+		"region bytes":                 func(h *Header) { h.RegionBytes-- },
+		"ring not pow2":                func(h *Header) { h.Sends = 1000 },
+		"no flows":                     func(h *Header) { h.Flows = 0 },
+		"ring outside":                 func(h *Header) { h.EventOff = h.RegionBytes - 64 },
+		"offset wraps":                 func(h *Header) { h.RecvOff = ^uint64(63) },
+		"on the header":                func(h *Header) { h.FlowOff = 64 },
+		"misaligned":                   func(h *Header) { h.ReleaseOff += 8 },
+		"arena outside":                func(h *Header) { h.RecvArenaBytes *= 2 },
+		"arena enormous":               func(h *Header) { h.SendArenaBytes = 1 << 63 },
+		"too few releases":             func(h *Header) { h.Releases = h.Receives / 2 },
+		"border outside":               func(h *Header) { h.DaemonOff = h.RegionBytes + partBytes },
+		"border odd":                   func(h *Header) { h.DaemonOff += 4096 },
+		"border at 0":                  func(h *Header) { h.DaemonOff = 0 },
+		"the daemon's with the client": func(h *Header) { h.EventOff = h.SendOff },
+		"the client's with the daemon": func(h *Header) { h.SendOff = h.EventOff },
+		"across the border":            func(h *Header) { h.SendArenaOff = h.DaemonOff - h.SendArenaBytes + 64 },
 	} {
 		x := h
 		spoil(&x)

@@ -18,7 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "write testdata/*.txt anew")
 
-const vectorsHead = `# Golden vectors of the layout in docs/shm.md, version 2. Every language reads
+const vectorsHead = `# Golden vectors of the layout in docs/shm.md, version 3. Every language reads
 # this file in its tests. Written by: go test ./shm -run Vectors -update
 #
 #   vector KIND NAME     begins a vector
@@ -78,12 +78,13 @@ func golden(t *testing.T) (all []vector) {
 			t.Error(err)
 		}
 		same(back, h)
-		add("header", local, b, "version", "1", "region_bytes", f(h.RegionBytes), "id", fmt.Sprintf("%x", h.ID), "instance", f(h.Instance),
+		add("header", local, b, "version", f(Version), "region_bytes", f(h.RegionBytes), "id", fmt.Sprintf("%x", h.ID), "instance", f(h.Instance),
 			"local", h.Local.String(), "uid", f(h.UID), "pid", f(h.PID), "max_datagram", f(h.MaxDatagram), "sndbuf", f(h.SndBuf), "rcvbuf", f(h.RcvBuf),
 			"flows", f(h.Flows), "sends", f(h.Sends), "events", f(h.Events), "receives", f(h.Receives), "releases", f(h.Releases),
 			"flow_off", f(h.FlowOff), "flow_state_off", f(h.FlowStateOff), "send_off", f(h.SendOff), "event_off", f(h.EventOff), "recv_off", f(h.RecvOff),
 			"release_off", f(h.ReleaseOff), "send_arena_off", f(h.SendArenaOff), "send_arena_bytes", f(h.SendArenaBytes),
-			"recv_arena_off", f(h.RecvArenaOff), "recv_arena_bytes", f(h.RecvArenaBytes))
+			"recv_arena_off", f(h.RecvArenaOff), "recv_arena_bytes", f(h.RecvArenaBytes),
+			"daemon_off", f(h.DaemonOff))
 	}
 
 	for _, w := range []struct {
@@ -256,7 +257,7 @@ func TestVectors(t *testing.T) {
 	checkGolden(t, "testdata/vectors.txt", w.String())
 }
 
-const regionHead = `# A small region as both ends left it, docs/shm.md version 2: what a client wrote
+const regionHead = `# A small region as both ends left it, docs/shm.md version 3: what a client wrote
 # and what the daemon answered. Written by: go test ./shm -run Region -update
 # Bytes that are not listed are 0. In it: flow 2 (generation 1) to 10.0.0.2:5000, clear; three
 # sends taken, of which cookie 1 (2 datagrams "aabb") is delivered, cookie 2 refused (EMSGSIZE: a train of 100,000 bytes)

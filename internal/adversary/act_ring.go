@@ -5,9 +5,11 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
+	"os"
 	"slices"
 	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -29,6 +31,8 @@ var ringActs = []Act{
 	{"ring/touch-everything", 1, ringTouch},
 	{"ring/punch-holes", 2, ringHoles},
 	{"ring/unmapped", 2, ringUnmapped},
+	{"ring/untouched", 2, ringUntouched},
+	{"ring/keep", 2, ringKeep},
 	{"ring/crowd", 1, ringCrowd},
 }
 
@@ -373,7 +377,7 @@ func ringHoles(s *Stage) error {
 		s.Go(func() {
 			for !s.Over() {
 				was := bound.Load()
-				err := unix.Madvise(r.Mem[shm.HeaderBytes:], unix.MADV_REMOVE)
+				err := unix.Madvise(r.Mem[2*shm.HeaderBytes:], unix.MADV_REMOVE)
 				if err == nil && was {
 					late.Add(1)
 				}
@@ -393,7 +397,7 @@ func ringHoles(s *Stage) error {
 		r.PostIf(shm.MakeWord(shm.KindEach, 16<<10, 1), shm.SendDesc{Tag: n, Gen: 1, Cookie: uint32(n)})
 		r.Ring()
 		if unix.Madvise(r.Mem[2*shm.HeaderBytes:], unix.MADV_REMOVE) == nil ||
-			unix.Fallocate(r.Region, unix.FALLOC_FL_KEEP_SIZE|unix.FALLOC_FL_PUNCH_HOLE, 0, 1<<20) == nil {
+			unix.Fallocate(r.Region, unix.FALLOC_FL_KEEP_SIZE|unix.FALLOC_FL_PUNCH_HOLE, 0, 1<<20) == nil || r.punchDaemons() {
 			late.Add(1)
 		}
 		r.Events()
@@ -403,6 +407,86 @@ func ringHoles(s *Stage) error {
 	}
 	if n := late.Load(); n > 0 {
 		return fmt.Errorf("%d times a hole was punched into the region of a bound socket", n)
+	}
+	return nil
+}
+
+// punchDaemons tries to take pages of the daemon's part away, and reports whether it could.
+func (r *Ring) punchDaemons() bool {
+	const how = unix.FALLOC_FL_KEEP_SIZE | unix.FALLOC_FL_PUNCH_HOLE
+	if unix.Fallocate(r.Daemon, how, 0, 1<<20) == nil {
+		return true
+	}
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", r.Daemon), unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	return os.Geteuid() != 0 && unix.Fallocate(fd, how, 0, 1<<20) == nil
+}
+
+// ringUntouched posts, describes and releases what it has never touched: the daemon would
+// have to pay for these pages.
+func ringUntouched(s *Stage) error {
+	for !s.Over() {
+		r, err := s.BindRing(0, oneOf(s, 0, 4<<20))
+		if err != nil {
+			return nil
+		}
+		arena := r.Reg.SendArenaBytes
+		for n := uint64(0); !s.Over() && r.Reg.Closed().Load() == 0 && n < 64; n++ {
+			d := shm.SendDesc{Tag: n, Gen: 1, Cookie: uint32(n), Slot: s.Uint64() % arena &^ 63, Flow: uint32(s.IntN(int(r.Reg.Flows)))}
+			size := min(int(arena-d.Slot), oneOf(s, 1, 64<<10, 1<<20))
+			switch s.IntN(8) {
+			case 0:
+				r.Reg.ReleaseTail().Add(uint64(1 + s.IntN(64)))
+			case 1:
+				r.Reg.SendTail().Add(uint64(1 + s.IntN(64)))
+				r.sent = r.Reg.SendTail().Load()
+			case 2:
+				r.Flow(d.Flow, 1, r.Local)
+				r.put(shm.MakeWord(shm.KindEach, size, 1), d)
+			case 3:
+				r.put(shm.MakeWord(shm.KindOpen, 0, 0), d)
+			default:
+				d.Flow = 0
+				r.Flow(0, 1, r.Local)
+				r.Post(shm.MakeWord(shm.KindEach, size, 1), d) // as it ought to be
+			}
+			r.Ring()
+			if s.IntN(4) == 0 {
+				s.Pause(time.Millisecond)
+			}
+			r.Events()
+			for _, d := range r.Receives() {
+				r.Release(d.Slot)
+			}
+		}
+		r.Close()
+	}
+	return nil
+}
+
+// ringKeep has the daemon fill its regions, closes the sockets and keeps what it has mapped.
+func ringKeep(s *Stage) error {
+	for n := 0; !s.Over() && n < 200; n++ {
+		r, err := s.BindRing(0, oneOf(s, 1<<20, 16<<20))
+		if err != nil {
+			s.Pause(5 * time.Millisecond)
+			continue
+		}
+		r.Flow(0, 1, r.Local)
+		for k := range uint64(32) {
+			r.PostIf(shm.MakeWord(shm.KindEach, 1<<20, 1), shm.SendDesc{Tag: k, Gen: 1, Cookie: uint32(k)})
+		}
+		r.Ring()
+		s.Pause(time.Duration(s.IntN(20)) * time.Millisecond)
+		if s.IntN(2) == 0 { // and touches what is free
+			for at := uint64(0); at < r.Reg.RecvArenaBytes && !s.Over(); at += 4096 {
+				atomic.LoadUint32((*uint32)(unsafe.Pointer(&r.Reg.RecvArena()[at])))
+			}
+		}
+		r.Close()
 	}
 	return nil
 }

@@ -15,11 +15,12 @@ import (
 )
 
 // Ring is a socket with rings, without any of the care a client takes. Mem is
-// the whole region, to be written anywhere; its fields follow docs/shm.md.
+// the client's part of the region, to be written anywhere; its fields follow docs/shm.md.
 type Ring struct {
 	*Packets
 	Reg    *shm.Region
-	Region int // its descriptor
+	Region int // descriptor of the client's part
+	Daemon int // descriptor of the daemon's part
 	Mem    []byte
 	Bells  []int // the daemon's, then the client's, and what else came
 	Local  netip.AddrPort
@@ -186,7 +187,7 @@ func (s *Stage) region(p *Packets, b *rdsdv1.Bind) (*Ring, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !m.HasRegion() || len(fds) < 2 {
+	if !m.HasRegion() || len(fds) < 3 {
 		closeAll(fds)
 		p.Close()
 		if m.HasClosing() {
@@ -196,12 +197,12 @@ func (s *Stage) region(p *Packets, b *rdsdv1.Bind) (*Ring, error) {
 	}
 	s.After(func() { closeAll(fds) })
 	bytes := m.GetRegion().GetRegionBytes()
-	r := &Ring{Packets: p, Region: fds[0], Bells: fds[1:], s: s}
-	if r.Reg, err = shm.Open(fds[0], bytes); err != nil {
+	r := &Ring{Packets: p, Region: fds[0], Daemon: fds[1], Bells: fds[2:], s: s}
+	if r.Reg, err = shm.Open(fds[0], fds[1], bytes); err != nil {
 		return nil, err
 	}
 	keep(s, r.Reg)
-	if r.Mem, err = unix.Mmap(fds[0], 0, int(bytes), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE); err != nil {
+	if r.Mem, err = unix.Mmap(fds[0], 0, int(r.Reg.DaemonOff), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_NORESERVE); err != nil {
 		return nil, err
 	}
 	s.After(func() { unix.Munmap(r.Mem) })
@@ -224,6 +225,20 @@ func (r *Ring) Flow(i, gen uint32, dst netip.AddrPort) {
 
 // Post posts a descriptor, whatever stands in it and whether there is room or not.
 func (r *Ring) Post(w shm.Word, d shm.SendDesc) {
+	r.touch(d.Slot, uint64(w.Bytes()))
+	r.put(w, d)
+}
+
+// touch makes the pages of a body the client's own, as far as they are in the arena.
+func (r *Ring) touch(slot, n uint64) {
+	arena := r.Reg.SendArena()
+	for at := slot &^ 4095; at < slot+n && at < uint64(len(arena)); at += 4096 {
+		atomic.LoadUint32((*uint32)(unsafe.Pointer(&arena[at])))
+	}
+}
+
+// put posts a descriptor whether its body has been touched or not.
+func (r *Ring) put(w shm.Word, d shm.SendDesc) {
 	r.Reg.PutSend(r.sent, w, &d)
 	r.sent++
 	r.Reg.SendTail().Store(r.sent)

@@ -117,20 +117,26 @@ func ownRegions(t *testing.T) map[uint64]*shm.Region {
 		t.Fatal(err)
 	}
 	all := map[uint64]*shm.Region{}
-	for _, line := range strings.Split(string(b), "\n") {
-		if !strings.Contains(line, "rdsd-ring") {
-			continue
-		}
+	open := func(line string, flags int) int {
 		span, _, _ := strings.Cut(line, " ")
-		fd, err := unix.Open("/proc/self/map_files/"+span, unix.O_RDWR|unix.O_CLOEXEC, 0)
+		fd, err := unix.Open("/proc/self/map_files/"+span, flags|unix.O_CLOEXEC, 0)
 		if err != nil {
 			t.Skipf("elsewhere: map_files needs root: %v", err)
 		}
-		r, err := shm.View(fd)
+		return fd
+	}
+	lines := strings.Split(string(b), "\n")
+	for i, line := range lines {
+		if !strings.Contains(line, "rdsd-ring-daemon") {
+			continue
+		}
+		client, daemon := open(lines[i-1], unix.O_RDWR), open(line, unix.O_RDONLY) // one behind the other
+		r, err := shm.View(client, daemon)
 		if err != nil {
 			t.Fatal(err)
 		}
-		unix.Close(fd)
+		unix.Close(client)
+		unix.Close(daemon)
 		if all[r.Inode] != nil {
 			r.Close()
 			continue

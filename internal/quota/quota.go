@@ -177,13 +177,14 @@ func (a *Account) Take(k Kind, size int64) error {
 	kind := n.kinds[k].used.Add(size)
 	mine := a.used.Add(size)
 	free := n.limit - total
+	mine, spare := a.share(k, mine)
 	if low := n.kinds[k].low.Load(); low > 0 && kind > low {
 		n.ask(k)
 	}
 	rationed := false
 	switch upTo := n.kinds[k].upTo.Load(); {
 	case free < 0, kind > n.limit/64*kinds[k].part:
-	case mine > alpha*free:
+	case mine > alpha*(free+spare):
 	case upTo > 0 && kind > upTo:
 		rationed = true
 	default:
@@ -198,6 +199,17 @@ func (a *Account) Take(k Kind, size int64) error {
 	}
 	n.kinds[k].refused.Add(1)
 	return a.refusal(k, size, total-size, kind-size, mine-size)
+}
+
+// share is what of the holder's bytes counts in its share of what is free, and what more
+// counts as free, for kind k. What of pages of regions nobody needs is given back before
+// it is missed, and how many pages a holder has is for their own kind to bound: so they
+// are nobody's, and free, where something else is wanted.
+func (a *Account) share(k Kind, mine int64) (counts, spare int64) {
+	if k == Regions {
+		return mine, 0
+	}
+	return mine - a.kinds[Regions].Load(), a.node.kinds[Regions].used.Load()
 }
 
 // ErrRationed: the limits have room, but the process has to give other memory back
@@ -274,7 +286,11 @@ func (a *Account) Hold(n int64) {
 // holder's share of what is free. mine and all are what the caller has taken in the
 // holder's name and of the node, and has not told yet.
 func (a *Account) Fits(n, mine, all int64) bool {
-	return a == nil || a.used.Load()+mine+n <= alphaElsewhere*(a.node.limit-a.node.Used()-all-n)
+	if a == nil {
+		return true
+	}
+	held, spare := a.share(NumKinds, a.used.Load()+mine+n)
+	return held <= alphaElsewhere*(a.node.limit-a.node.Used()+spare-all-n)
 }
 
 // Tight reports whether the account would be refused size bytes of kind k. It
@@ -285,8 +301,8 @@ func (a *Account) Tight(k Kind, size int64) bool {
 	}
 	n := a.node
 	free := n.limit - n.Used() - size
-	mine := a.used.Load() + size
-	return free < 0 || n.kinds[k].used.Load()+size > n.limit/64*kinds[k].part || mine > alpha*free
+	mine, spare := a.share(k, a.used.Load()+size)
+	return free < 0 || n.kinds[k].used.Load()+size > n.limit/64*kinds[k].part || mine > alpha*(free+spare)
 }
 
 // Usage is what is held of one kind.

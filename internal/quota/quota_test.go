@@ -84,6 +84,30 @@ func TestCountedElsewhere(t *testing.T) {
 	}
 }
 
+// Pages of regions are bounded by a holder's share, and count in it for nothing else: what
+// nobody needs of them is given back before it is missed.
+func TestPagesAreNotInTheWay(t *testing.T) {
+	n := New(64*mib, nil)
+	a, b := n.Account(User(1)), n.Account(User(2))
+	taken := int64(0)
+	for ; a.Take(Regions, mib) == nil; taken += mib {
+	}
+	if taken != 48*mib {
+		t.Errorf("one alone has %d MiB of pages of 64", taken/mib)
+	}
+	for _, x := range []*Account{a, b} {
+		if err := x.Take(Clients, 4*mib); err != nil || x.Tight(Clients, mib) || !x.Fits(4*mib, 0, 0) {
+			t.Errorf("%v with its share of pages: %v", x.Holder(), err)
+		}
+	}
+	if !a.Tight(Regions, mib) || b.Tight(Regions, mib) {
+		t.Error("pages: one has its share, the other has none")
+	}
+	if err := b.Take(Sockets, 9*mib); err == nil || !a.Tight(Clients, 9*mib) {
+		t.Error("more than there is")
+	}
+}
+
 func TestHeldElsewhere(t *testing.T) {
 	other := int64(0)
 	n := New(64*mib, func() int64 { return other })

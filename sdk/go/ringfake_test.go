@@ -219,8 +219,9 @@ func (d *ringDaemon) bind(c *shm.Conn, b *rdsdv1.Bind) (*ringSock, *rdsdv1.Closi
 	grant.SetRegionBytes(region.RegionBytes)
 	offer := &rdsdv1.ServerMessage{}
 	offer.SetRegion(grant)
-	err = say(c, offer, region.FD, ours, client)
+	err = say(c, offer, region.FD, region.LendFD, ours, client)
 	unix.Close(client)
+	region.Lent()
 	if err == nil {
 		err = hearMapped(c)
 	}
@@ -229,10 +230,12 @@ func (d *ringDaemon) bind(c *shm.Conn, b *rdsdv1.Bind) (*ringSock, *rdsdv1.Closi
 	}
 	if err != nil {
 		region.Close()
+		region.Disown()
 		theirs.Close()
 		unix.Close(ours)
 		return nil, closing(syscall.EIO, err.Error())
 	}
+	region.SetLocal(local)
 	s := &ringSock{d: d, conn: c, local: local, region: region, h: shm.NewHost(region, nil), theirs: theirs,
 		ours: os.NewFile(uintptr(ours), "daemon's doorbell"), flows: map[uint32]fakeFlow{}, binds: b}
 	d.socks[local] = s
@@ -270,6 +273,7 @@ func (s *ringSock) run() {
 	defer func() {
 		d.mu.Lock()
 		s.region.Close()
+		s.region.Disown()
 		s.theirs.Close()
 		d.mu.Unlock()
 	}()

@@ -170,20 +170,20 @@ func refusal(c *rdsdv1.Closing) error {
 // granted makes a link of what came with the region. With an error, the
 // descriptors are still the caller's.
 func (r *rings) granted(conn *shm.Conn, grant *rdsdv1.RingGrant, fds []int) (*ringLink, error) {
-	if grant.GetVersion() != shm.Version || len(fds) != 3 {
-		return nil, rdserr.With(rdserr.ErrNotSupported, "the daemon granted rings of version %d with %d descriptors; version %d and 3 were wanted",
+	if grant.GetVersion() != shm.Version || len(fds) != 4 {
+		return nil, rdserr.With(rdserr.ErrNotSupported, "the daemon granted rings of version %d with %d descriptors; version %d and 4 were wanted",
 			grant.GetVersion(), len(fds), shm.Version)
 	}
-	region, err := shm.Open(fds[0], grant.GetRegionBytes())
+	region, err := shm.Open(fds[0], fds[1], grant.GetRegionBytes())
 	if err != nil {
 		return nil, err
 	}
-	l := &ringLink{r: r, conn: conn, region: region, ring: fds[1], down: make(chan struct{})}
-	if err := l.bell.open(fds[2]); err != nil {
+	l := &ringLink{r: r, conn: conn, region: region, ring: fds[2], down: make(chan struct{})}
+	if err := l.bell.open(fds[3]); err != nil {
 		region.Close()
 		return nil, err
 	}
-	unix.Close(fds[0])
+	closeFDs(fds[:2])
 	return l, nil
 }
 

@@ -294,7 +294,7 @@ func TestRingsFallBack(t *testing.T) {
 		"no memory":      {refuse(syscall.ENOMEM), true, rdserr.ErrNoMemory},
 		"no descriptors": {grant(shm.Version), true, rdserr.ErrNotSupported},
 		"version 1":      {grant(1, null, null, null), true, rdserr.ErrNotSupported},
-		"no region":      {grant(shm.Version, null, null, null), true, syscall.EBADMSG},
+		"no region":      {grant(shm.Version, null, null, null, null), true, syscall.EBADMSG},
 		"in use":         {refuse(syscall.EADDRINUSE), false, rdserr.ErrAddrInUse},
 		"hangs up":       {func(*shm.Conn) {}, false, rdserr.ErrShutdown},
 		"nonsense":       {nonsense, false, rdserr.ErrProtocol},

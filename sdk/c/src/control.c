@@ -31,7 +31,7 @@ void rdsdi_control_reset(struct rdsdi_ctl *c)
 		close(c->fds[--c->fds_n]);
 }
 
-/* take_fds keeps the descriptors of a packet, at most three of a message. */
+/* take_fds keeps the descriptors of a packet, at most four of a message. */
 static void take_fds(struct rdsdi_ctl *c, struct msghdr *m)
 {
 	for (struct cmsghdr *h = CMSG_FIRSTHDR(m); h; h = CMSG_NXTHDR(m, h)) {
@@ -43,7 +43,7 @@ static void take_fds(struct rdsdi_ctl *c, struct msghdr *m)
 			int fd;
 
 			memcpy(&fd, CMSG_DATA(h) + i * sizeof fd, sizeof fd);
-			if (c->fds_n < 3)
+			if (c->fds_n < 4)
 				c->fds[c->fds_n++] = fd;
 			else
 				close(fd);

@@ -287,7 +287,7 @@ int rdsdi_tx_start(rdsd_socket *s, struct rdsdi_link *l)
 	tx->flow_hand = 0;
 	tx->bell = l->bell_daemon;
 	tx->tail = tx->published = tx->head = tx->event_head = 0;
-	tx->used = 0;
+	tx->used = tx->touched = 0;
 	tx->undecided = tx->held = 0;
 	tx->sndbuf = r->sndbuf;
 	tx->max_datagram = r->sndbuf < r->max_datagram ? (uint32_t)r->sndbuf : r->max_datagram;

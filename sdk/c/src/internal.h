@@ -78,6 +78,7 @@ struct rdsdi_region {
 	uint32_t flows, send_n, event_n, recv_n, release_n;
 	uint64_t flow_table, flow_states, send_ring, event_ring, recv_ring, release_ring;
 	uint64_t send_arena, send_arena_bytes, recv_arena, recv_arena_bytes;
+	uint64_t daemon_part; /* from here on it can only be read */
 
 	struct rdsdi_region *next; /* what rx reads afterwards; guarded by rx.mu */
 
@@ -90,11 +91,16 @@ struct rdsdi_region {
 	uint64_t release_tail, release_head;
 };
 
-/* Maps what a daemon passed; 0, or a negative errno with the text set. fd stays the caller's. */
-int rdsdi_region_map(int fd, uint64_t bytes, struct rdsdi_region **reg);
+/*
+ * Maps what a daemon passed, our part and its, and touches header and words. 0, or a
+ * negative errno with the text set. The descriptors stay the caller's.
+ */
+int rdsdi_region_map(int ours, int daemons, uint64_t bytes, struct rdsdi_region **reg);
 /* Reads and checks the header, which is written when the socket is bound. Errors as above. */
 int rdsdi_region_begin(struct rdsdi_region *reg);
 void rdsdi_region_unref(struct rdsdi_region *reg);
+/* Touches the pages from from, the beginning of one, up to to. */
+void rdsdi_region_touch(const struct rdsdi_region *reg, uint64_t from, uint64_t to);
 static inline void rdsdi_region_ref(struct rdsdi_region *reg)
 {
 	atomic_fetch_add_explicit(&reg->refs, 1, memory_order_relaxed);
@@ -162,7 +168,7 @@ struct rdsdi_ctl {
 	uint8_t *packet;    /* PACKET_HEAD + PACKET_PIECE bytes */
 	uint8_t *message;   /* pieces of a message in several packets */
 	size_t message_n;
-	int fds[3];         /* that came with the message so far */
+	int fds[4];         /* that came with the message so far */
 	unsigned fds_n;
 };
 
@@ -214,6 +220,7 @@ struct rdsdi_change {
 struct rdsdi_tx {
 	pthread_mutex_t mu; /* guards all of this */
 	struct rdsdi_region *reg; /* NULL while there is no daemon */
+	uint64_t touched;         /* of its send arena: everything below it has been */
 	int bell;
 	uint64_t tail;      /* descriptors written */
 	uint64_t published; /* of these, shown to the daemon */

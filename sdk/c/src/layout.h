@@ -1,15 +1,17 @@
 /*
- * The layout of shared memory, version 1: docs/shm.md in numbers. Nothing here
+ * The layout of shared memory, version 3: docs/shm.md in numbers. Nothing here
  * is chosen by this library.
  */
 #ifndef RDSDI_LAYOUT_H
 #define RDSDI_LAYOUT_H
 
 #define SHM_MAGIC "RDSDSHM1"
-#define SHM_VERSION 2u
+#define SHM_VERSION 3u
 #define SHM_HEADER 4096u /* bytes of the header page */
 #define SHM_WORDS 4096u  /* where the words begin */
 #define SHM_FIXED 8192u  /* header and words */
+#define SHM_PART 65536u  /* both parts are multiples of it */
+#define SHM_TOUCH 4096u  /* how far apart accesses may be that are to touch every page */
 
 /* Header fields, offsets in bytes. */
 enum {
@@ -42,6 +44,7 @@ enum {
 	HDR_SEND_ARENA_BYTES = 176,
 	HDR_RECV_ARENA = 184,
 	HDR_RECV_ARENA_BYTES = 192,
+	HDR_DAEMON_PART = 200,
 	HDR_CRC = 4092
 };
 

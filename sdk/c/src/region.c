@@ -44,10 +44,21 @@ static bool power(uint64_t v)
 	return v && !(v & (v - 1));
 }
 
-/* inside says whether n entries of size bytes from off on lie behind the words and in the region. */
-static bool inside(const struct rdsdi_region *r, uint64_t off, uint64_t n, uint64_t size)
+/* inside says whether n entries of size bytes from off on lie between from and to. */
+static bool inside(uint64_t from, uint64_t to, uint64_t off, uint64_t n, uint64_t size)
 {
-	return off % 64 == 0 && off >= SHM_FIXED && off <= r->bytes && n <= (r->bytes - off) / size;
+	return off % 64 == 0 && off >= from && off <= to && n <= (to - off) / size;
+}
+
+/* ours and daemons say whether they lie, behind the words, in our part, or in the daemon's. */
+static bool ours(const struct rdsdi_region *r, uint64_t off, uint64_t n, uint64_t size)
+{
+	return inside(SHM_FIXED, r->daemon_part, off, n, size);
+}
+
+static bool daemons(const struct rdsdi_region *r, uint64_t off, uint64_t n, uint64_t size)
+{
+	return inside(r->daemon_part, r->bytes, off, n, size);
 }
 
 /* check reads the header once, into r, and says what is wrong with it. */
@@ -66,6 +77,8 @@ static const char *check(struct rdsdi_region *r)
 		return "a wrong checksum";
 	if (get64(h, HDR_REGION_BYTES) != r->bytes)
 		return "another size than was said";
+	if (get64(h, HDR_DAEMON_PART) != r->daemon_part)
+		return "its parts divided otherwise than it was passed";
 	r->instance = get64(h, HDR_INSTANCE);
 	r->local.family = h[HDR_FAMILY];
 	memcpy(&r->local.port, h + HDR_LOCAL_PORT, 2);
@@ -100,30 +113,55 @@ static const char *check(struct rdsdi_region *r)
 		return "a release ring smaller than the receive ring";
 	if (!power(r->send_arena_bytes) || !power(r->recv_arena_bytes))
 		return "an arena whose size is no power of two";
-	if (!inside(r, r->flow_table, r->flows, FLOW_SIZE) || !inside(r, r->flow_states, r->flows, 8) ||
-	    !inside(r, r->send_ring, r->send_n, SEND_SIZE) || !inside(r, r->event_ring, r->event_n, EVENT_SIZE) ||
-	    !inside(r, r->recv_ring, r->recv_n, RECV_SIZE) || !inside(r, r->release_ring, r->release_n, 8) ||
-	    !inside(r, r->send_arena, r->send_arena_bytes, 1) || !inside(r, r->recv_arena, r->recv_arena_bytes, 1))
+	if (!ours(r, r->flow_table, r->flows, FLOW_SIZE) || !daemons(r, r->flow_states, r->flows, 8) ||
+	    !ours(r, r->send_ring, r->send_n, SEND_SIZE) || !daemons(r, r->event_ring, r->event_n, EVENT_SIZE) ||
+	    !daemons(r, r->recv_ring, r->recv_n, RECV_SIZE) || !ours(r, r->release_ring, r->release_n, 8) ||
+	    !ours(r, r->send_arena, r->send_arena_bytes, 1) || !daemons(r, r->recv_arena, r->recv_arena_bytes, 1))
 		return "a part that lies outside";
 	return NULL;
 }
 
-int rdsdi_region_map(int fd, uint64_t bytes, struct rdsdi_region **reg)
+/* part_size is the size of a sealed memfd, -1 when it is none. */
+static int64_t part_size(int fd)
 {
-	struct rdsdi_region *r;
-	struct stat st;
-	void *base;
 	int seals = fcntl(fd, F_GET_SEALS);
+	struct stat st;
 
-	if (seals < 0 || (seals & SEALS) != SEALS)
+	return seals >= 0 && (seals & SEALS) == SEALS && !fstat(fd, &st) ? (int64_t)st.st_size : -1;
+}
+
+/* map_parts maps one behind the other: ours to write, the daemon's to read. MAP_FAILED with errno. */
+static void *map_parts(int ours_fd, uint64_t split, int daemons_fd, uint64_t bytes)
+{
+	uint8_t *base = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	int err;
+
+	if (base == MAP_FAILED)
+		return base;
+	if (mmap(base, split, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, ours_fd, 0) != MAP_FAILED &&
+	    mmap(base + split, bytes - split, PROT_READ, MAP_SHARED | MAP_FIXED, daemons_fd, 0) != MAP_FAILED)
+		return base;
+	err = errno;
+	munmap(base, bytes);
+	errno = err;
+	return MAP_FAILED;
+}
+
+int rdsdi_region_map(int ours_fd, int daemons_fd, uint64_t bytes, struct rdsdi_region **reg)
+{
+	int64_t split = part_size(ours_fd), rest = part_size(daemons_fd);
+	struct rdsdi_region *r;
+	void *base;
+
+	if (split < 0 || rest < 0)
 		return rdsdi_fail(-EPROTO, "the region of the daemon is no sealed memfd");
-	if (fstat(fd, &st) || bytes < SHM_FIXED || (uint64_t)st.st_size != bytes)
-		return rdsdi_fail(-EPROTO, "the daemon announced a region of %llu bytes and passed one of %lld",
-				  (unsigned long long)bytes, (long long)st.st_size);
+	if (split < (int64_t)SHM_FIXED || split % SHM_PART || !rest || rest % SHM_PART || (uint64_t)split + (uint64_t)rest != bytes)
+		return rdsdi_fail(-EPROTO, "the daemon announced a region of %llu bytes and passed parts of %lld and %lld",
+				  (unsigned long long)bytes, (long long)split, (long long)rest);
 	r = calloc(1, sizeof *r);
 	if (!r)
 		return rdsdi_errno(-ENOMEM);
-	base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	base = map_parts(ours_fd, (uint64_t)split, daemons_fd, bytes);
 	if (base == MAP_FAILED) {
 		int err = -errno;
 
@@ -133,12 +171,24 @@ int rdsdi_region_map(int fd, uint64_t bytes, struct rdsdi_region **reg)
 	madvise(base, bytes, MADV_DONTFORK); /* a child must not write into its parent's rings */
 	r->base = base;
 	r->bytes = bytes;
+	r->daemon_part = (uint64_t)split;
+	rdsdi_region_touch(r, 0, SHM_FIXED);
 	r->bell = -1;
 	r->process = rdsdi_process;
 	atomic_init(&r->refs, 1);
 	pthread_mutex_init(&r->mu, NULL);
 	*reg = r;
 	return 0;
+}
+
+/*
+ * The daemon takes nothing that its client has not touched: it would pay for the
+ * pages. What has been once stays.
+ */
+void rdsdi_region_touch(const struct rdsdi_region *r, uint64_t from, uint64_t to)
+{
+	for (uint64_t at = from; at < to; at += SHM_TOUCH)
+		(void)*(const volatile uint8_t *)(r->base + at);
 }
 
 int rdsdi_region_begin(struct rdsdi_region *r)

@@ -171,6 +171,19 @@ static uint32_t grow(rdsd_socket *s, struct rdsdi_flow *f, const struct rdsdi_so
 	return n;
 }
 
+/* reached touches what of the arena has not been used before: a slot may be sent that nobody has written whole. */
+static uint64_t reached(struct rdsdi_tx *tx, uint64_t slot, uint64_t size)
+{
+	uint64_t end = slot + size;
+
+	if (slot != ARENA_NONE && end > tx->touched) {
+		end = (end + SHM_TOUCH - 1) / SHM_TOUCH * SHM_TOUCH;
+		rdsdi_region_touch(tx->reg, tx->reg->send_arena + tx->touched, tx->reg->send_arena + end);
+		tx->touched = end;
+	}
+	return slot;
+}
+
 /* room_for finds a slot of want bytes, or of at least need. ARENA_NONE: there is none. */
 uint64_t rdsdi_room_for(rdsd_socket *s, uint64_t want, uint64_t need, uint64_t *size)
 {
@@ -179,11 +192,11 @@ uint64_t rdsdi_room_for(rdsd_socket *s, uint64_t want, uint64_t need, uint64_t *
 
 	*size = rdsdi_arena_size(want);
 	if (slot != ARENA_NONE)
-		return slot;
+		return reached(tx, slot, *size);
 	rdsdi_flow_close_all(tx);
 	rdsdi_events(s);
 	*size = rdsdi_arena_size(need);
-	return rdsdi_arena_alloc(&tx->arena, need);
+	return reached(tx, rdsdi_arena_alloc(&tx->arena, need), *size);
 }
 
 uint32_t rdsdi_soon(const rdsd_socket *s)

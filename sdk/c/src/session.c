@@ -258,11 +258,11 @@ static int offered(rdsd_socket *s, const struct rdsdi_server *m)
 	uint8_t message[PB_CLIENT_MAX];
 	int err;
 
-	if (m->ring_version != SHM_VERSION || c->fds_n != 3)
+	if (m->ring_version != SHM_VERSION || c->fds_n != 4)
 		return rdsdi_fail(-EPROTONOSUPPORT, "the daemon has no rings of layout %u", SHM_VERSION);
 	if (l->offered)
 		return rdsdi_fail(-EPROTO, "the daemon offered a second region");
-	err = rdsdi_region_map(c->fds[0], m->region_bytes, &l->offered);
+	err = rdsdi_region_map(c->fds[0], c->fds[1], m->region_bytes, &l->offered);
 	if (err)
 		return err;
 	err = rdsdi_control_send(l, message, rdsdi_pb_mapped(message));
@@ -285,10 +285,11 @@ static int bound(rdsd_socket *s)
 	pthread_mutex_lock(&s->sleep.mu);
 	l->reg = l->offered;
 	l->offered = NULL;
-	l->bell_daemon = c->fds[1];
-	l->bell_client = c->fds[2];
+	l->bell_daemon = c->fds[2];
+	l->bell_client = c->fds[3];
 	pthread_mutex_unlock(&s->sleep.mu);
 	close(c->fds[0]);
+	close(c->fds[1]);
 	c->fds_n = 0;
 	nonblocking(l->bell_daemon);
 	nonblocking(l->bell_client);

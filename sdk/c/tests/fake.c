@@ -107,8 +107,8 @@ static void reply(struct fake_socket *s, unsigned f, const uint8_t *body, const 
 
 		h->cmsg_level = SOL_SOCKET;
 		h->cmsg_type = SCM_RIGHTS;
-		h->cmsg_len = CMSG_LEN(3 * sizeof(int));
-		memcpy(CMSG_DATA(h), fds, 3 * sizeof(int));
+		h->cmsg_len = CMSG_LEN(4 * sizeof(int));
+		memcpy(CMSG_DATA(h), fds, 4 * sizeof(int));
 	}
 	sendmsg(s->control, &m, MSG_NOSIGNAL);
 }
@@ -133,6 +133,15 @@ static uint64_t power_of(uint64_t n)
 	return p;
 }
 
+static int memory_file(uint64_t bytes)
+{
+	int fd = memfd_create("fake", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	CHECK(fd >= 0 && !ftruncate(fd, (off_t)bytes));
+	CHECK(!fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW));
+	return fd;
+}
+
 static void make_region(struct fake *f, struct fake_socket *s, uint64_t sndbuf, uint64_t rcvbuf)
 {
 	struct rdsdi_region *r = &s->r;
@@ -154,19 +163,22 @@ static void make_region(struct fake *f, struct fake_socket *s, uint64_t sndbuf, 
 	r->member = at;                                                                                                \
 	at += ((n) + 4095) & ~UINT64_C(4095)
 	PLACE(flow_table, (uint64_t)r->flows * FLOW_SIZE);
-	PLACE(flow_states, (uint64_t)r->flows * 8);
 	PLACE(send_ring, (uint64_t)r->send_n * SEND_SIZE);
-	PLACE(event_ring, (uint64_t)r->event_n * EVENT_SIZE);
-	PLACE(recv_ring, (uint64_t)r->recv_n * RECV_SIZE);
 	PLACE(release_ring, (uint64_t)r->release_n * 8);
 	PLACE(send_arena, r->send_arena_bytes);
+	r->daemon_part = at = (at + SHM_PART - 1) & ~(uint64_t)(SHM_PART - 1);
+	PLACE(flow_states, (uint64_t)r->flows * 8);
+	PLACE(event_ring, (uint64_t)r->event_n * EVENT_SIZE);
+	PLACE(recv_ring, (uint64_t)r->recv_n * RECV_SIZE);
 	PLACE(recv_arena, r->recv_arena_bytes);
-	r->bytes = at;
-	s->memfd = memfd_create("fake", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	CHECK(s->memfd >= 0 && !ftruncate(s->memfd, (off_t)at));
-	CHECK(!fcntl(s->memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW));
-	r->base = mmap(NULL, at, PROT_READ | PROT_WRITE, MAP_SHARED, s->memfd, 0);
+	r->bytes = at = (at + SHM_PART - 1) & ~(uint64_t)(SHM_PART - 1);
+	s->memfd = memory_file(r->daemon_part);
+	s->memfd_daemon = memory_file(at - r->daemon_part);
+	r->base = mmap(NULL, at, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	CHECK(r->base != MAP_FAILED);
+	CHECK(mmap(r->base, r->daemon_part, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, s->memfd, 0) != MAP_FAILED);
+	CHECK(mmap(r->base + r->daemon_part, at - r->daemon_part, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+		   s->memfd_daemon, 0) != MAP_FAILED);
 	h = r->base;
 	memcpy(h, SHM_MAGIC, 8);
 	put32(h + HDR_VERSION, SHM_VERSION);
@@ -194,6 +206,7 @@ static void make_region(struct fake *f, struct fake_socket *s, uint64_t sndbuf, 
 	put64(h + HDR_SEND_ARENA_BYTES, r->send_arena_bytes);
 	put64(h + HDR_RECV_ARENA, r->recv_arena);
 	put64(h + HDR_RECV_ARENA_BYTES, r->recv_arena_bytes);
+	put64(h + HDR_DAEMON_PART, r->daemon_part);
 	put32(h + HDR_CRC, crc32c(h, HDR_CRC));
 	CHECK(!rdsdi_arena_init(&s->arena, r->recv_arena_bytes));
 	s->sizes = calloc(r->recv_arena_bytes / 64, sizeof *s->sizes);
@@ -224,6 +237,7 @@ static void end_socket(struct fake_socket *s)
 		close(s->bell_client);
 		close(s->alarm);
 		close(s->memfd);
+		close(s->memfd_daemon);
 		munmap(s->r.base, s->r.bytes);
 		rdsdi_arena_destroy(&s->arena);
 		free(s->sizes);
@@ -544,7 +558,7 @@ static void bind_socket(struct fake *f, struct fake_socket *s, const uint8_t *p,
 	uint64_t len, sndbuf = 0, rcvbuf = 0;
 	uint8_t body[64];
 	const uint8_t *local;
-	int fds[3];
+	int fds[4];
 
 	CHECK(field(p, n, 1, &local, &len) && endpoint(local, len, &s->local));
 	field(p, n, 2, NULL, &sndbuf);
@@ -567,8 +581,9 @@ static void bind_socket(struct fake *f, struct fake_socket *s, const uint8_t *p,
 		return;
 	}
 	fds[0] = s->memfd;
-	fds[1] = s->bell_daemon;
-	fds[2] = s->bell_client;
+	fds[1] = s->memfd_daemon;
+	fds[2] = s->bell_daemon;
+	fds[3] = s->bell_client;
 	reply(s, 11, body, put_number(put_number(body, 1, SHM_VERSION), 2, s->r.bytes), fds);
 }
 

@@ -143,9 +143,9 @@ static void messages(void)
 {
 	/* As protoc --encode writes them. */
 	static const uint8_t bind[] = {0x0a, 0x15, 0x0a, 0x09, 0x0a, 0x04, 127, 0,    0,    2,    0x10, 0x90,
-				       0x4e, 0x10, 0x80, 0x20, 0x22, 0x01, 'x', 0x3a, 0x02, 0x08, 0x02};
+				       0x4e, 0x10, 0x80, 0x20, 0x22, 0x01, 'x', 0x3a, 0x02, 0x08, 0x03};
 	static const uint8_t mapped[] = {0x4a, 0x00};
-	static const uint8_t region[] = {0x5a, 0x06, 0x08, 0x02, 0x10, 0x80, 0x80, 0x40};
+	static const uint8_t region[] = {0x5a, 0x06, 0x08, 0x03, 0x10, 0x80, 0x80, 0x40};
 	static const uint8_t cancelled[] = {0x2a, 0x08, 0x08, 0x2a, 0x10, 0x05, 0x18, 0x81, 0x01, 0x20};
 	static const uint8_t closing[] = {0x52, 0x06, 0x08, 0x6c, 0x12, 0x02, 'h', 'i'};
 	struct rdsdi_bind b = {.local = {{127, 0, 0, 2}, 10000, 4, 0}, .send_buffer = 4096, .label = "x"};
@@ -157,7 +157,7 @@ static void messages(void)
 	CHECK_IS(rdsdi_pb_mapped(out), sizeof mapped);
 	CHECK(!memcmp(out, mapped, sizeof mapped));
 	CHECK_IS(rdsdi_pb_server(region, sizeof region, &m), 0);
-	CHECK(m.body == SERVER_REGION && m.ring_version == 2 && m.region_bytes == 1 << 20);
+	CHECK(m.body == SERVER_REGION && m.ring_version == 3 && m.region_bytes == 1 << 20);
 	CHECK_IS(rdsdi_pb_server(cancelled, sizeof cancelled, &m), -EPROTO); /* cut off */
 	CHECK_IS(rdsdi_pb_server(closing, sizeof closing, &m), 0);
 	CHECK(m.body == SERVER_CLOSING && m.error == ESHUTDOWN && !strcmp(m.text, "hi"));

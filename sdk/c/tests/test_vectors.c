@@ -74,7 +74,7 @@ static uint64_t get(size_t at, size_t n)
 	return x;
 }
 
-/* sealed is a memfd with these bytes at its beginning. */
+/* sealed is a memfd of size bytes with these at its beginning. */
 static int sealed(const uint8_t *bytes, size_t n, uint64_t size)
 {
 	int fd = memfd_create("vector", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -84,17 +84,34 @@ static int sealed(const uint8_t *bytes, size_t n, uint64_t size)
 	return fd;
 }
 
+/* parts are the two memfds of a region of size bytes that begins with these n, which have the header. */
+static void parts(const uint8_t *bytes, size_t n, uint64_t size, int fd[2])
+{
+	uint64_t split;
+
+	memcpy(&split, bytes + HDR_DAEMON_PART, sizeof split);
+	CHECK(split < size);
+	fd[0] = sealed(bytes, n < split ? n : split, split);
+	fd[1] = n < split ? sealed(bytes, 0, size - split) : sealed(bytes + split, n - split, size - split);
+}
+
 static void header(void)
 {
 	uint64_t size = number("region_bytes");
-	int fd = sealed(v.bytes, v.size, size);
 	rdsd_addr local = address("local");
 	struct rdsdi_region *r;
+	int fd[2];
 
-	CHECK_IS(rdsdi_region_map(fd, size - 64, &r), -EPROTO);
-	CHECK_IS(rdsdi_region_map(fd, size, &r), 0);
+	parts(v.bytes, v.size, size, fd);
+	CHECK_IS(rdsdi_region_map(fd[0], fd[1], size - 64, &r), -EPROTO);
+	CHECK_IS(rdsdi_region_map(fd[0], 0, size, &r), -EPROTO);
+	CHECK_IS(rdsdi_region_map(fd[1], fd[0], size, &r), 0);
+	CHECK_IS(rdsdi_region_begin(r), -EPROTO); /* no header stands there */
+	rdsdi_region_unref(r);
+	CHECK_IS(rdsdi_region_map(fd[0], fd[1], size, &r), 0);
 	CHECK_IS(rdsdi_region_begin(r), 0);
-	close(fd);
+	close(fd[0]);
+	close(fd[1]);
 	CHECK_IS(r->instance, number("instance"));
 	CHECK(rdsd_addr_equal(&r->local, &local));
 	CHECK_IS(r->max_datagram, number("max_datagram"));
@@ -115,6 +132,7 @@ static void header(void)
 	CHECK_IS(r->send_arena_bytes, number("send_arena_bytes"));
 	CHECK_IS(r->recv_arena, number("recv_arena_off"));
 	CHECK_IS(r->recv_arena_bytes, number("recv_arena_bytes"));
+	CHECK_IS(r->daemon_part, number("daemon_off"));
 	CHECK_IS(get(HDR_UID, 4), number("uid"));
 	CHECK_IS(get(HDR_PID, 4), number("pid"));
 	rdsdi_region_unref(r);
@@ -246,8 +264,9 @@ static void event(void)
 }
 
 /* receiver is a socket that reads a region of a file's bytes. */
-static rdsd_socket *receiver(int fd, uint64_t size)
+static rdsd_socket *receiver(const uint8_t *bytes, size_t n, uint64_t size)
 {
+	int fd[2];
 	static rdsd_socket s;
 	static struct rdsdi_link l;
 
@@ -255,9 +274,13 @@ static rdsd_socket *receiver(int fd, uint64_t size)
 	memset(&l, 0, sizeof l);
 	l.bell_daemon = -1;
 	pthread_mutex_init(&s.rx.mu, NULL);
-	CHECK_IS(rdsdi_region_map(fd, size, &l.reg), 0);
+	parts(bytes, n, size, fd);
+	CHECK_IS(rdsdi_region_map(fd[0], fd[1], size, &l.reg), 0);
 	CHECK_IS(rdsdi_region_begin(l.reg), 0);
-	close(fd);
+	/* What the daemon writes is written here. */
+	CHECK(!mprotect(l.reg->base + l.reg->daemon_part, l.reg->bytes - l.reg->daemon_part, PROT_READ | PROT_WRITE));
+	close(fd[0]);
+	close(fd[1]);
 	CHECK_IS(rdsdi_rx_start(&s, &l), 0);
 	rdsdi_region_unref(l.reg);
 	return &s;
@@ -268,8 +291,7 @@ static uint64_t one_size;
 
 static void receive(void)
 {
-	int fd = sealed(one_header, SHM_HEADER, one_size);
-	rdsd_socket *s = receiver(fd, one_size);
+	rdsd_socket *s = receiver(one_header, SHM_HEADER, one_size);
 	struct rdsdi_region *r = s->rx.reg;
 	rdsd_addr src = address("src");
 	static rdsd_msg m[64];
@@ -376,7 +398,7 @@ static void region(void)
 		else if (sscanf(line, "at %zu %4095s", &at, hex) == 2)
 			put_hex(bytes + at, hex);
 	fclose(in);
-	s = receiver(sealed(bytes, size, size), size);
+	s = receiver(bytes, size, size);
 	free(bytes);
 	s->spin = -1;
 	s->state = SESSION_UP;

@@ -1,0 +1,259 @@
+package node
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/quota"
+)
+
+// Pages of regions that the daemon touches first are charged to its own control group
+// by the kernel, and so to the user of the client here (quota.Regions), until they are
+// given back: those that nobody needs when memory is short, the others when the
+// client has let go of the region.
+
+// purse pays for pages out of a user's account. What lies in them unread is charged as
+// received already, so of the two the larger one is charged: to the pages goes the
+// difference. The region's host is locked.
+type purse struct {
+	account *quota.Account
+	total   *atomic.Int64 // of all regions, what is paid for
+	charged int           // to the account, of what is paid for
+}
+
+// Take implements shm.Payer.
+func (p *purse) Take(n int) bool {
+	if p.account.Take(quota.Regions, int64(n)) != nil {
+		return false
+	}
+	p.charged += n
+	p.total.Add(int64(n))
+	return true
+}
+
+// Give implements shm.Payer.
+func (p *purse) Give(n int) {
+	p.charge(p.charged - n)
+	p.total.Add(int64(-n))
+}
+
+func (p *purse) charge(n int) {
+	p.account.Grow(quota.Regions, int64(n-p.charged))
+	p.charged = n
+}
+
+// purseStep is how far what is charged may be off, so that not every datagram counts.
+const purseStep = 64 << 10
+
+// settle charges pages of which received bytes are charged otherwise.
+func (p *purse) settle(paid, received int) {
+	if n := max(paid-received, 0); n >= p.charged+purseStep || n <= p.charged-purseStep {
+		p.charge(n)
+	}
+}
+
+// findOut has it found out what this end of the region was not sure of. The lock is
+// held.
+func (r *ringSock) findOut() {
+	off, n, wanted := r.h.Unsure()
+	if !wanted {
+		return
+	}
+	r.aside(func() {
+		written := r.reg.Written(off, n)
+		r.host.lock()
+		r.h.Sure(written)
+		r.touch() // Due asks the reactor to look again, at an error too
+		r.freeIfIdle()
+		r.host.unlock()
+	}, func(err error) { r.react.Do(func() { r.Fault(err) }) })
+}
+
+const (
+	// giveBackEvery is the least time between two looks for pages that can be given
+	// back; after one that found little it is lackGiveBack where somebody lacks some, and
+	// else idleGiveBack.
+	giveBackEvery = 10 * time.Millisecond
+	lackGiveBack  = 100 * time.Millisecond
+	idleGiveBack  = time.Second
+	// collectTime is what reactors get to take what clients have released. What they
+	// take later is found the next time.
+	collectTime = time.Millisecond
+	// feedEvery is how often those try again that lacked pages.
+	feedEvery = 20 * time.Millisecond
+)
+
+// regionPages is what the front knows of pages: who lacks some, and what regions that are closed
+// still take.
+type regionPages struct {
+	total atomic.Int64 // bytes that are paid for
+
+	mu      sync.Mutex
+	lacking map[*ringSock]struct{} // guarded by mu
+	closed  map[*ringSock]struct{} // guarded by mu; their clients have not let go
+
+	// The keeper's.
+	gave  time.Time // the last time somebody looked for what can be given back
+	found int       // how many bytes that were
+	fed   time.Time
+}
+
+// lack notes that a socket could not have a page. The socket's host is locked.
+func (p *regionPages) lack(r *ringSock) (first bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.lacking == nil {
+		p.lacking = map[*ringSock]struct{}{}
+	}
+	first = len(p.lacking) == 0
+	p.lacking[r] = struct{}{}
+	return first
+}
+
+func (p *regionPages) lacks() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.lacking) > 0
+}
+
+// keepPages gives back what nobody needs while memory is short, and lets those go on that
+// lacked some. It is the keeper's.
+func (f *localFront) keepPages(now time.Time, short bool) {
+	p := &f.pages
+	lacks := p.lacks()
+	wait := giveBackEvery
+	switch {
+	case p.found >= limitStep:
+	case lacks:
+		wait = lackGiveBack
+	default:
+		wait = idleGiveBack
+	}
+	if (short || lacks) && now.Sub(p.gave) >= wait {
+		p.gave, p.found = now, f.giveBack()
+	}
+	if lacks && now.Sub(p.fed) >= feedEvery {
+		p.fed = now
+		f.feed()
+	}
+	p.mu.Lock()
+	l := make([]*ringSock, 0, len(p.closed))
+	for r := range p.closed {
+		l = append(l, r)
+	}
+	p.mu.Unlock()
+	for _, r := range l {
+		if r.letGo() {
+			p.mu.Lock()
+			delete(p.closed, r)
+			p.mu.Unlock()
+		}
+	}
+}
+
+// ringSocks lists the sockets with rings.
+func (f *localFront) ringSocks() []*ringSock {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := make([]*ringSock, 0, len(f.rings))
+	for r := range f.rings {
+		l = append(l, r)
+	}
+	return l
+}
+
+// giveBack gives back the pages that nobody needs, of all regions, and tells how many bytes
+// that were.
+func (f *localFront) giveBack() (bytes int) {
+	if h := f.node.hosts; h != nil {
+		h.collect() // what clients have released, for a reactor that sleeps does not look
+		time.Sleep(collectTime)
+	}
+	for _, r := range f.ringSocks() {
+		bytes += r.giveBack()
+	}
+	if bytes > 0 {
+		f.node.count.RegionsGivenBack.Add(uint64(bytes))
+	}
+	return bytes
+}
+
+// giveBack does it for one region, a piece at a time: with the lock held what is found is
+// taken out of use, without it the kernel takes it away.
+func (r *ringSock) giveBack() (bytes int) {
+	for at := uint64(0); ; {
+		r.host.lock()
+		s, ok := r.h.Spare(&at)
+		r.host.unlock()
+		if !ok {
+			return bytes
+		}
+		if err := r.reg.Remove(s); err != nil {
+			r.s.node.log.Error("memory of a region cannot be given back", "local", r.reg.Local, "error", err)
+		}
+		r.host.lock()
+		bytes += r.h.Restore(s)
+		r.host.unlock()
+	}
+}
+
+// feed lets those go on that lacked pages, as far as there are some now.
+func (f *localFront) feed() {
+	p := &f.pages
+	p.mu.Lock()
+	l := p.lacking
+	p.lacking = nil
+	p.mu.Unlock()
+	for r := range l {
+		_, now := r.host.lock()
+		if !r.closed {
+			r.h.Fed()
+			r.sock.ReadAll(now) // what was refused may come again
+			r.touch()           // events that wait are published
+		}
+		r.host.unlock()
+	}
+}
+
+// linger waits until the client has let go of a region that is closed and unmapped here: its
+// pages are charged until then, and the connection counts.
+func (r *ringSock) linger() {
+	for wait := time.Millisecond; wait < 100*time.Millisecond; wait *= 4 { // most clients have, or are about to
+		if r.letGo() {
+			return
+		}
+		time.Sleep(wait)
+	}
+	p := &r.front.pages
+	p.mu.Lock()
+	if p.closed == nil {
+		p.closed = map[*ringSock]struct{}{}
+	}
+	p.closed[r] = struct{}{}
+	p.mu.Unlock()
+}
+
+// giveBackRest gives back what of a closed region is neither unread nor with its client.
+func (r *ringSock) giveBackRest() {
+	if n := r.giveBack(); n > 0 {
+		r.s.node.count.RegionsGivenBack.Add(uint64(n))
+	}
+}
+
+// letGo ends the account of a region that nobody has any more, and reports whether it did.
+func (r *ringSock) letGo() bool {
+	gone, certain := r.reg.Abandoned()
+	if !gone {
+		return false
+	}
+	if !certain {
+		r.s.node.log.Debug("it cannot be told whether a client has let go of its region", "local", r.reg.Local)
+	}
+	r.host.lock()
+	r.h.PaidOff()
+	r.host.unlock()
+	r.purse.account.Close()
+	r.front.node.grpc.clients.remove(r.s.id, r.ctl.account, localConnBytes)
+	return true
+}

@@ -1,0 +1,221 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/quota"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+	"github.com/rdsd/rdsd/shm"
+)
+
+// pagesPaid is what regions have of memory that is paid for.
+func pagesPaid(n *Node) int64 { return n.local.pages.total.Load() }
+
+// pagesCharged is what of it users are charged for pages.
+func pagesCharged(n *Node) (bytes int64) {
+	for _, h := range n.memory.Holders() {
+		if h.Holder.User {
+			bytes += h.Kinds[quota.Regions]
+		}
+	}
+	return bytes
+}
+
+// TestUntouchedBody: a client that posts memory which it has never touched loses its
+// socket; the daemon has not touched it either, and others do not notice.
+func TestUntouchedBody(t *testing.T) {
+	n, cfg := startOne(t)
+	addr := cfg.RDS.Addresses[0]
+	evil := attachRing(t, cfg, bindTo(addr, 0))
+	defer evil.close()
+	within(t, 5*time.Second, "it is counted", func() bool { return len(n.local.ringSocks()) == 1 })
+	r := n.local.ringSocks()[0]
+	before := r.reg.Allocated()
+	evil.region.PutFlow(0, &shm.FlowEntry{Dst: netip.AddrPortFrom(addr, 7), Gen: 1})
+	evil.region.PutSend(0, shm.MakeWord(shm.KindEach, 64<<10, 1), &shm.SendDesc{Gen: 1, Slot: 1 << 20})
+	evil.region.SendTail().Store(1)
+	shm.Ring(evil.bell)
+	within(t, 5*time.Second, "it is thrown out", func() bool { return syscall.Errno(evil.region.Closed().Load()) == syscall.EBADMSG })
+	within(t, 5*time.Second, "its socket is gone", func() bool { return n.sockets.budget().used == 0 })
+	if after := r.reg.Allocated(); after > before+32<<10 { // two pages of rings, and the flow states
+		t.Errorf("%d bytes are allocated, %d before", after, before)
+	}
+	if n.count.RingsHostile.Load() != 1 {
+		t.Errorf("%d hostile clients", n.count.RingsHostile.Load())
+	}
+}
+
+// TestPagesOfRegions: what is placed in a region is paid for by its user, given back when memory
+// is short and it has been read, and all of it when the client has let go.
+func TestPagesOfRegions(t *testing.T) {
+	n, cfg := startOne(t)
+	addr := cfg.RDS.Addresses[0]
+	client, err := rdsd.Dial(cfg.API.Socket, rdsd.WithFrontEnd(rdsd.Rings))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	s, err := client.Bind(testContext(t), netip.AddrPortFrom(addr, 0), rdsd.WithRecvBuffer(8<<20))
+	if err != nil {
+		t.Fatal(err)
+	}
+	body := make([]byte, 1<<20)
+	for range 6 {
+		if err := s.Send(testContext(t), s.LocalAddr(), body); err != nil {
+			t.Fatal(err)
+		}
+	}
+	within(t, 5*time.Second, "six bodies are paid for", func() bool { return pagesPaid(n) >= 6<<20 })
+	if c := pagesCharged(n); c > 2<<20 { // half a page of rings, and what settle leaves
+		t.Errorf("%d bytes are charged for pages beside what lies in them", c)
+	}
+	if n.local.giveBack(); pagesPaid(n) < 6<<20 {
+		t.Errorf("%d bytes are paid for with 6 MiB unread", pagesPaid(n))
+	}
+	for i := range 6 {
+		d, err := s.Recv(testContext(t))
+		if err != nil || len(d.Payload) != len(body) {
+			t.Fatal(i, err)
+		}
+	}
+	n.hosts.collect()
+	within(t, 5*time.Second, "what was read is charged for its pages", func() bool { return pagesCharged(n) >= 5<<20 || pagesPaid(n) < 5<<20 })
+	within(t, 5*time.Second, "nearly all of it is given back", func() bool {
+		n.local.giveBack()
+		return pagesPaid(n) <= 64<<10
+	})
+	if n.count.RegionsGivenBack.Load() < 6<<20 {
+		t.Errorf("%d bytes were counted as given back", n.count.RegionsGivenBack.Load())
+	}
+	if err := s.Send(testContext(t), s.LocalAddr(), body); err != nil {
+		t.Fatal(err)
+	}
+	if d, err := s.Recv(testContext(t)); err != nil || len(d.Payload) != len(body) {
+		t.Fatal(err)
+	}
+	s.Close()
+	within(t, 5*time.Second, "nothing is paid for", func() bool { return pagesPaid(n) == 0 && pagesCharged(n) == 0 })
+}
+
+// TestRegionsLinger: a client that closes its socket and keeps its region goes on paying for
+// what the daemon has put there, and counts as a client, until it lets go.
+func TestRegionsLinger(t *testing.T) {
+	n, cfg := startOne(t)
+	addr := cfg.RDS.Addresses[0]
+	r := attachRing(t, cfg, bindTo(addr, 0))
+	to := netip.AddrPortFrom(addr, uint16(r.bound.GetLocal().GetPort()))
+	f, err := r.send.Flow(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slot, err := r.send.Grab(f, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.send.Post(&slot, shm.KindEach, 1<<20, 1, 1<<20, 1, false)
+	within(t, 5*time.Second, "it has come", func() bool { return r.region.RecvTail().Load() == 1 })
+	paid := pagesPaid(n)
+	if paid < 1<<20 {
+		t.Fatalf("%d bytes are paid for", paid)
+	}
+	clients := func() int {
+		n.grpc.clients.mu.Lock()
+		defer n.grpc.clients.mu.Unlock()
+		return n.grpc.clients.total
+	}
+	r.c.Close()
+	within(t, 5*time.Second, "the socket is closed", func() bool { return n.sockets.budget().used == 0 && regionsMapped(t) <= 3 })
+	time.Sleep(300 * time.Millisecond) // the keeper has looked
+	if pagesPaid(n) != paid || pagesCharged(n) != paid || clients() != 1 {
+		t.Errorf("%d bytes are paid for, %d charged, %d clients", pagesPaid(n), pagesCharged(n), clients())
+	}
+	unix.Munmap(r.mem)
+	r.region.Close()
+	within(t, 5*time.Second, "it has let go", func() bool { return pagesPaid(n)+pagesCharged(n) == 0 && clients() == 0 })
+	closeFDs([]int{r.bell, r.ear})
+}
+
+// TestPagesLacked: a socket whose user cannot pay for a page is congested and loses nothing, and it
+// goes on when there is memory again, whoever gives it back.
+func TestPagesLacked(t *testing.T) {
+	n, cfg := startOne(t)
+	addr := cfg.RDS.Addresses[0]
+	client, err := rdsd.Dial(cfg.API.Socket, rdsd.WithFrontEnd(rdsd.Rings))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	bind := func() *rdsd.Socket {
+		s, err := client.Bind(testContext(t), netip.AddrPortFrom(addr, 0), rdsd.WithOutcomes())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		return s
+	}
+	a, b := bind(), bind()
+	within(t, 5*time.Second, "both are counted", func() bool { return len(n.local.ringSocks()) == 2 })
+	pay := func(with *quota.Account) {
+		for _, r := range n.local.ringSocks() {
+			r.host.lock()
+			r.purse.account = with
+			r.host.unlock()
+		}
+	}
+	real := n.local.ringSocks()[0].purse.account
+	poor := quota.New(100, nil)
+	pay(poor.Account(quota.User(1)))
+	const count = 64
+	number := map[uint64]uint64{} // by tag
+	for i := uint64(0); i < count; i++ {
+		ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		tag, err := a.SendTag(ctx, b.LocalAddr(), signed("page", i))
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) {
+			break // the port is congested
+		} else if err != nil {
+			t.Fatal(i, err)
+		}
+		number[tag] = i
+	}
+	within(t, 5*time.Second, "somebody lacks a page, again and again", func() bool { return poor.Kinds()[quota.Regions].Refused > 4 })
+	if n.core.(*hosts).list[0].e.Counters().RecvQueued > 0 {
+		t.Error("something was placed on a page that nobody paid for")
+	}
+	pay(real)
+	// At the same address what finds no memory may fail; the rest arrives.
+	arrives := map[uint64]bool{}
+	for left := len(number); left > 0; {
+		for o, err := range a.Outcomes(testContext(t)) {
+			if err != nil || o.Kind != rdsd.Delivered && o.Kind != rdsd.Failed {
+				t.Fatal(o, err)
+			}
+			if o.Kind == rdsd.Delivered {
+				arrives[number[o.Tag]] = true
+			}
+			if left--; left == 0 {
+				break
+			}
+		}
+	}
+	if err := a.Send(testContext(t), b.LocalAddr(), signed("page", count)); err != nil {
+		t.Fatal(err)
+	}
+	arrives[count] = true
+	for i := range uint64(count + 1) {
+		if !arrives[i] {
+			continue
+		}
+		d, err := b.Recv(testContext(t))
+		if err != nil || string(d.Payload) != string(signed("page", i)) {
+			t.Fatalf("datagram %d: %q %v", i, d.Payload, err)
+		}
+	}
+}

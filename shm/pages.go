@@ -1,0 +1,399 @@
+package shm
+
+import (
+	"math/bits"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// A page of a memfd belongs to the control group of whoever touches it first, and
+// stays until a hole is punched there or nobody has the memfd any more. So the daemon
+// knows which pages it touches first (docs/shm.md, "Pages"):
+//
+//   - In the client's part none. What a client points to has to be there already, or
+//     the socket is closed: a client has written what it posts.
+//   - In the daemon's part those that it writes. Each is paid for before it is touched,
+//     and what is free is given back when memory is short.
+
+// Payer pays for pages of a region. It is called with the owner's lock.
+type Payer interface {
+	// Take pays for so many bytes more, or says that they cannot be had.
+	Take(bytes int) bool
+	// Give gives them back.
+	Give(bytes int)
+}
+
+var (
+	pageBytes = uint64(os.Getpagesize())
+	pageShift = bits.TrailingZeros64(pageBytes)
+	pageOrder = uint8(pageShift - bits.TrailingZeros64(UnitBytes)) // in the arena
+	// pageMask tells the first entry of a ring on a page.
+	pageMask = pageBytes/entryBytes - 1
+)
+
+// pageSet is a set of pages, by their number from where it begins.
+type pageSet struct{ bits []uint64 }
+
+func (s *pageSet) has(i uint64) bool {
+	return i>>6 < uint64(len(s.bits)) && s.bits[i>>6]&(1<<(i&63)) != 0
+}
+
+// missing counts the pages from lo to hi, hi included, that are not in the set.
+func (s *pageSet) missing(lo, hi uint64) (n int) {
+	for ; lo <= hi; lo++ {
+		if !s.has(lo) {
+			n++
+		}
+	}
+	return n
+}
+
+func (s *pageSet) add(lo, hi uint64) {
+	if n := hi>>6 + 1; n > uint64(len(s.bits)) {
+		s.bits = append(s.bits, make([]uint64, n-uint64(len(s.bits)))...)
+	}
+	for ; lo <= hi; lo++ {
+		s.bits[lo>>6] |= 1 << (lo & 63)
+	}
+}
+
+// remove takes the pages from lo to hi out, hi included, and tells how many there were.
+func (s *pageSet) remove(lo, hi uint64) (n int) {
+	for ; lo <= hi; lo++ {
+		if s.has(lo) {
+			s.bits[lo>>6] &^= 1 << (lo & 63)
+			n++
+		}
+	}
+	return n
+}
+
+// next is the first page of the set from i on, below end.
+func (s *pageSet) next(i, end uint64) (uint64, bool) {
+	for end = min(end, uint64(len(s.bits))<<6); i < end; {
+		if w := s.bits[i>>6] >> (i & 63); w != 0 {
+			i += uint64(bits.TrailingZeros64(w))
+			return i, i < end
+		}
+		i = (i | 63) + 1
+	}
+	return 0, false
+}
+
+// pageSide is the Host's part for the pages of its region.
+type pageSide struct {
+	known   pageSet // of the client's part: somebody has touched them
+	asked   span    // of the client's part: it is being found out (Unsure)
+	asking  uint8
+	payer   Payer   // nil: nobody has to
+	mine    pageSet // of the daemon's part, and paid for
+	paid    int     // bytes
+	leaving span    // of the daemon's part: pages that are being given back
+	lacked  bool    // something could not be paid for
+}
+
+// span is a range of a region, in bytes.
+type span struct{ off, n uint64 }
+
+// Values of asking.
+const (
+	askNothing = iota
+	askWanted  // Unsure tells the owner
+	askBegun   // the owner is to call Sure
+)
+
+// Pay says who pays for the pages that this end touches first. Before anything else.
+func (h *Host) Pay(p Payer) { h.payer = p }
+
+// there reports whether the client's memory at off, n bytes of it, has been touched: by
+// whomever, but not by this end. If it is not certain, nothing is taken from the client
+// until the owner, told by Unsure, has found out.
+func (h *Host) there(off, n uint64) bool {
+	lo, hi := off>>pageShift, (off+max(n, 1)-1)>>pageShift
+	for lo <= hi && h.known.has(lo) {
+		lo++
+	}
+	if lo > hi {
+		return true
+	}
+	if h.r.FD < 0 { // memory of this process's own
+		return true
+	}
+	off, n = lo<<pageShift, (hi-lo+1)<<pageShift
+	if h.asking == askNothing && h.r.resident(off, n) {
+		h.known.add(lo, hi)
+		return true
+	}
+	if h.asking == askNothing {
+		h.asking, h.asked = askWanted, span{off, n}
+		h.refresh()
+	}
+	return false
+}
+
+// Unsure tells the owner, once, of memory that the client has not touched, or that the
+// kernel has moved elsewhere: it is to call Region.Written where that may block, and then Sure.
+func (h *Host) Unsure() (off, n uint64, wanted bool) {
+	if h.asking != askWanted {
+		return 0, 0, false
+	}
+	h.asking = askBegun
+	return h.asked.off, h.asked.n, true
+}
+
+// Finding reports whether Unsure has been told and Sure not called yet.
+func (h *Host) Finding() bool { return h.asking == askBegun }
+
+// Sure ends an Unsure. Memory that was never written ends the socket: it would be the
+// daemon's that touches it first. Ask Due afterwards.
+func (h *Host) Sure(written bool) {
+	h.asking = askNothing
+	lo := h.asked.off >> pageShift
+	if written {
+		h.known.add(lo, lo+h.asked.n>>pageShift-1)
+	} else if !h.dead {
+		h.hostile("it points to %d bytes at %#x that it has never touched", h.asked.n, h.asked.off)
+	}
+	h.refresh()
+}
+
+// resident reports whether pages are in memory, without touching them. It does not
+// wait for anybody who changes the file.
+func (r *Region) resident(off, n uint64) bool {
+	var vec [MaxDatagram/4096 + 1]byte
+	pages := vec[:n>>pageShift]
+	if len(pages) == 0 || !mincore(r.mem[off:off+n], pages) {
+		return false
+	}
+	for _, v := range pages {
+		if v&1 == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Written reports whether the client's part has memory at off, n bytes of it, in memory
+// or swapped out. It may wait for whoever changes the file: nothing for a reactor.
+func (r *Region) Written(off, n uint64) bool {
+	r.files.Lock()
+	fd, err := unix.FcntlInt(uintptr(r.FD), unix.F_DUPFD_CLOEXEC, 0) // it may be closed meanwhile
+	r.files.Unlock()
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fd)
+	hole, err := unix.Seek(fd, int64(off), unix.SEEK_HOLE)
+	return err == nil && uint64(hole) >= off+n
+}
+
+// afford pays for the pages of the daemon's part at off, n bytes of it, that this end
+// has not touched. False: not now; Lacks tells.
+func (h *Host) afford(off, n uint64) bool {
+	if n == 0 {
+		return true
+	}
+	off -= h.r.DaemonOff
+	lo, hi := off>>pageShift, (off+n-1)>>pageShift
+	if lo == hi && h.mine.has(lo) {
+		return true
+	}
+	k := h.mine.missing(lo, hi) << pageShift
+	if k == 0 {
+		return true
+	}
+	// A page that is being given back is gone a moment later, with what is written to it.
+	going := off < h.leaving.off+h.leaving.n && h.leaving.off < off+n
+	if going || h.payer != nil && !h.payer.Take(k) {
+		h.lacked = true
+		return false
+	}
+	h.paid += k
+	h.mine.add(lo, hi)
+	return true
+}
+
+// Lacked reports whether something found none since Lacks was asked.
+func (h *Host) Lacked() bool { return h.lacked }
+
+// Lacks reports, once, that something found no memory that could be paid for. The owner
+// calls Fed when there may be some.
+func (h *Host) Lacks() bool {
+	l := h.lacked
+	h.lacked = false
+	return l
+}
+
+// Fed says that there may be memory again. What waits goes on with Publish, Due and the
+// next Place.
+func (h *Host) Fed() {
+	h.hungry &^= viewArena | viewRing
+	h.refresh()
+}
+
+// Paid is how many bytes are paid for.
+func (h *Host) Paid() int { return h.paid }
+
+// Spared is what Spare found: a range of the daemon's part that nobody needs.
+type Spared struct {
+	span
+	block uint64 // of the receive arena, taken out of it; noBlock: none
+	pages int
+}
+
+const noBlock = ^uint64(0)
+
+// spareMost bounds what is given back in one step.
+const spareMost = 256 << 10
+
+// Spare finds memory of the daemon's part that is paid for and not needed, from
+// *at on, and takes it out of use, also of a region that its client has left: the owner has Region.Remove take the pages away, without
+// its lock, and then calls Restore. *at is where to go on. ok is false when there is no more.
+func (h *Host) Spare(at *uint64) (s Spared, ok bool) {
+	if h.leaving.n > 0 || h.r.mem == nil {
+		return s, false
+	}
+	for _, ring := range [2]struct{ off, entries, head, tail uint64 }{
+		{h.r.EventOff, uint64(h.r.Events), h.eventsRead(), h.eventTail},
+		{h.r.RecvOff, uint64(h.r.Receives), h.recvsRead(), h.recvTail},
+	} {
+		if s, ok = h.spareRing(at, ring.off, ring.entries, ring.head, ring.tail); ok {
+			h.leaving = s.span
+			return s, true
+		}
+	}
+	return h.spareBlock(at)
+}
+
+// spareRing finds pages of a ring that hold none of the entries from head to tail, nor
+// those that are written next without a look at their page.
+func (h *Host) spareRing(at *uint64, off, entries, head, tail uint64) (s Spared, ok bool) {
+	off -= h.r.DaemonOff
+	first, end := off>>pageShift, (off+entries*entryBytes+pageBytes-1)>>pageShift
+	for p := max(*at, first); p < end; p++ {
+		*at = p + 1
+		if h.mine.has(p) && !h.live(p-first, entries, head, tail) {
+			s.off, s.n, s.block = p<<pageShift, pageBytes, noBlock
+			s.pages = h.mine.remove(p, p)
+			return s, true
+		}
+	}
+	return s, false
+}
+
+// live reports whether page i of a ring holds one of the entries from head to tail, or is
+// the one that tail stands in the middle of: its rest is written without a look.
+func (h *Host) live(i, entries, head, tail uint64) bool {
+	per := pageMask + 1
+	if per > entries {
+		return true
+	}
+	for n := head &^ pageMask; n < tail; n += per {
+		if n&(entries-1)/per == i {
+			return true
+		}
+	}
+	return false
+}
+
+// spareBlock finds a touched page that lies in a free block of the receive arena, and
+// takes that block out.
+func (h *Host) spareBlock(at *uint64) (s Spared, ok bool) {
+	arena := h.r.RecvArenaOff - h.r.DaemonOff
+	first, end := arena>>pageShift, (arena+h.r.RecvArenaBytes)>>pageShift
+	if *at < first {
+		*at = first
+		h.arena.merge()
+	}
+	for {
+		p, found := h.mine.next(*at, end)
+		if !found {
+			*at = end
+			return s, false
+		}
+		*at = p + 1
+		if off, n, free := h.arena.Claim(p<<pageShift-arena, spareMost); free {
+			s.off, s.n, s.block = arena+off, n, off
+			lo, hi := s.off>>pageShift, (s.off+n-1)>>pageShift
+			s.pages = h.mine.remove(lo, hi)
+			*at = max(*at, hi+1)
+			return s, true
+		}
+	}
+}
+
+// eventsRead and recvsRead are the client's heads, if they can be believed.
+func (h *Host) eventsRead() uint64 {
+	if head := h.r.EventHead().Load(); h.eventPub-head <= uint64(h.r.Events) {
+		h.eventHead.Store(head)
+	}
+	return h.eventHead.Load()
+}
+
+func (h *Host) recvsRead() uint64 {
+	if head := h.r.RecvHead().Load(); h.recvPub-head <= uint64(h.r.Receives) {
+		h.recvHead.Store(head)
+	}
+	return h.recvHead.Load()
+}
+
+// Restore ends a Spare: what is gone is not paid for any more and may be used again. It
+// returns the bytes.
+func (h *Host) Restore(s Spared) (bytes int) {
+	if s.block == noBlock {
+		h.leaving = span{}
+	} else {
+		h.arena.Unclaim(s.block)
+	}
+	if h.payer == nil {
+		return 0
+	}
+	bytes = s.pages << pageShift
+	h.paid -= bytes
+	h.payer.Give(bytes)
+	return bytes
+}
+
+// PaidOff ends the payments: nobody has the daemon's part any more.
+func (h *Host) PaidOff() {
+	if h.payer != nil {
+		h.payer.Give(h.paid)
+		h.payer, h.paid = nil, 0
+	}
+}
+
+// Remove takes pages of the daemon's part away that Spare found. It takes its time.
+func (r *Region) Remove(s Spared) error {
+	r.mapping.Lock()
+	defer r.mapping.Unlock()
+	if r.mem == nil || r.private {
+		return nil
+	}
+	return unix.Madvise(r.mem[r.DaemonOff+s.off:][:s.n], unix.MADV_REMOVE)
+}
+
+// Disown closes the daemon's part here, whoever else has it.
+func (r *Region) Disown() {
+	r.files.Lock()
+	defer r.files.Unlock()
+	closeOnce(&r.ownFD)
+}
+
+// Abandoned reports whether nobody else has the daemon's part any more, mapped or as a
+// descriptor, and then closes it here: only then is its memory free. certain is false
+// when that cannot be known on this system; then it is closed as well. Nothing for a reactor.
+func (r *Region) Abandoned() (gone, certain bool) {
+	r.files.Lock()
+	defer r.files.Unlock()
+	if r.ownFD < 0 {
+		return true, true
+	}
+	// A lease to write is for whoever has the only open file (fs/locks.c, check_conflicting_open).
+	_, err := unix.FcntlInt(uintptr(r.ownFD), unix.F_SETLEASE, unix.F_WRLCK)
+	if err == unix.EAGAIN {
+		return false, true
+	}
+	closeOnce(&r.ownFD)
+	return true, err == nil
+}

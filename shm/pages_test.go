@@ -1,0 +1,502 @@
+package shm
+
+import (
+	"bytes"
+	"errors"
+	"math/rand"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// allocated is how many bytes of a part have memory, whoever touched it.
+func allocated(t testing.TB, fd int) int {
+	t.Helper()
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		t.Fatal(err)
+	}
+	return int(st.Blocks) * 512
+}
+
+// untouched is a region whose client has touched the first two pages and nothing else.
+func untouched(t *testing.T, s Spec) (*Host, *mate) {
+	t.Helper()
+	r, err := Create(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		r.Close()
+		r.Disown()
+	})
+	c, err := Open(r.FD, r.LendFD, r.RegionBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	if got, want := allocated(t, r.FD), (HeaderBytes+wordsBytes+int(pageBytes)-1)&^(int(pageBytes)-1); got != want {
+		t.Fatalf("%d bytes of the client's part are there, not %d", got, want)
+	}
+	if n := allocated(t, r.ownFD); n != 0 {
+		t.Fatalf("%d bytes of the daemon's part are there", n)
+	}
+	if err := r.Seal(); err != nil {
+		t.Fatal(err)
+	}
+	r.SetLocal(r.Local)
+	if err := c.ReadHeader(); err != nil {
+		t.Fatal(err)
+	}
+	return NewHost(r, nil), &mate{t: t, r: c}
+}
+
+// TestNothingIsTouchedForAClient: whatever of its part a client points to and has not
+// touched, the daemon does not touch it either; it asks, and ends the socket if nobody has. What
+// was only moved elsewhere by the kernel is used once that is known.
+func TestNothingIsTouchedForAClient(t *testing.T) {
+	touch := func(m *mate, at uint64) { m.r.word64(at).Load() }
+	word := func(m *mate, n uint64) { // what stands in the send ring is all 0, but for its word
+		m.r.SendWord(n).Store(uint64(MakeWord(KindEach, 100, 1)))
+	}
+	for name, x := range map[string]struct {
+		do   func(h *Host, m *mate)
+		look func(h *Host) (bool, error)
+		off  func(r *Region) uint64
+	}{
+		"the send ring": {
+			func(h *Host, m *mate) { m.r.SendTail().Store(1) },
+			func(h *Host) (bool, error) { return h.Next(new(Post)) },
+			func(r *Region) uint64 { return r.SendOff },
+		},
+		"a flow": {
+			func(h *Host, m *mate) { word(m, 0); touch(m, m.r.SendArenaOff); m.r.SendTail().Store(1) },
+			func(h *Host) (bool, error) { return h.Next(new(Post)) },
+			func(r *Region) uint64 { return r.FlowOff },
+		},
+		"a body": {
+			func(h *Host, m *mate) { word(m, 0); touch(m, m.r.FlowOff); m.r.SendTail().Store(1) },
+			func(h *Host) (bool, error) { return h.Next(new(Post)) },
+			func(r *Region) uint64 { return r.SendArenaOff },
+		},
+		"the release ring": {
+			func(h *Host, m *mate) { m.r.ReleaseTail().Store(1) },
+			func(h *Host) (bool, error) {
+				_, _, _, err := h.Releases()
+				return h.relHead == 1 && err == nil, err
+			},
+			func(r *Region) uint64 { return r.ReleaseOff },
+		},
+	} {
+		for _, written := range []bool{false, true} {
+			if written && name == "the send ring" {
+				continue // of zeros: no descriptor
+			}
+			h, m := untouched(t, testSpec())
+			if name == "the release ring" && written { // what it gives back is out
+				off, _, _ := h.Reserve(64)
+				h.Place(testDst, off, 64, 1, false, NoLane, 0)
+				h.Publish()
+				if off != 0 {
+					t.Fatal(off)
+				}
+			}
+			x.do(h, m)
+			before := allocated(t, h.r.FD)
+			if ok, err := x.look(h); ok || err != nil {
+				t.Fatalf("%s: %v %v", name, ok, err)
+			}
+			if h.HasPosts() || h.HasReleases() {
+				t.Errorf("%s: a reactor would look again and again", name)
+			}
+			off, n, wanted := h.Unsure()
+			if !wanted || off != x.off(h.r)&^(pageBytes-1) || n != pageBytes || !h.Finding() {
+				t.Errorf("%s: unsure of %d bytes at %d: %v", name, n, off, wanted)
+			}
+			if _, _, again := h.Unsure(); again || h.r.Written(off, n) {
+				t.Errorf("%s: asked twice, or somebody has touched it", name)
+			}
+			h.Sure(written)
+			ok, err := x.look(h)
+			if ok != written || errors.Is(err, unix.EBADMSG) == written || h.Finding() {
+				t.Errorf("%s, written: %v: %v %v", name, written, ok, err)
+			}
+			if n := allocated(t, h.r.FD); !written && n != before {
+				t.Errorf("%s: the daemon has touched %d bytes for its client", name, n-before)
+			}
+		}
+	}
+}
+
+// TestWritten: what the client has touched, by reading or writing, is there; the first
+// page that it has not is found.
+func TestWritten(t *testing.T) {
+	h, m := untouched(t, testSpec())
+	at := h.r.SendArenaOff
+	for i := range uint64(3) {
+		m.r.word64(at + i*pageBytes).Load()
+	}
+	for _, x := range []struct {
+		pages uint64
+		want  bool
+	}{{1, true}, {3, true}, {4, false}} {
+		if h.r.Written(at, x.pages*pageBytes) != x.want || h.r.resident(at, x.pages*pageBytes) != x.want {
+			t.Errorf("%d pages, of which 3 are there", x.pages)
+		}
+	}
+}
+
+// purse pays until it is empty.
+type purse struct{ left, taken, given int }
+
+func (p *purse) Take(n int) bool {
+	if n > p.left {
+		return false
+	}
+	p.left -= n
+	p.taken += n
+	return true
+}
+
+func (p *purse) Give(n int) { p.left, p.given = p.left+n, p.given+n }
+
+// TestPagesArePaid: a page of the daemon's part has memory when it was paid for, and not
+// before; what cannot be paid for finds no room, and goes on when it can.
+func TestPagesArePaid(t *testing.T) {
+	h, m := untouched(t, testSpec())
+	p := &purse{left: int(pageBytes) * 20}
+	h.Pay(p)
+	exact := func(when string) {
+		t.Helper()
+		if n := allocated(t, h.r.ownFD); n > h.Paid() || h.Paid() != p.taken-p.given {
+			t.Fatalf("%s: %d bytes have memory, %d are paid for of %d taken", when, n, h.Paid(), p.taken-p.given)
+		}
+	}
+	body := bytes.Repeat([]byte{7}, int(pageBytes))
+	placed := 0
+	for ; placed < 100; placed++ {
+		if _, ok := h.PlaceCopy(testDst, body, 1, false, NoLane, 0); !ok {
+			break
+		}
+		exact("placing")
+	}
+	if placed < 15 || placed > 19 || !h.Lacks() || h.Lacks() {
+		t.Fatalf("%d pages of 20 were placed", placed)
+	}
+	h.Publish()
+	if n := allocated(t, h.r.ownFD); n != h.Paid() {
+		t.Errorf("%d bytes have memory, %d are paid for", n, h.Paid())
+	}
+	// Events wait as if their ring were full, none is lost.
+	flow(m)
+	p.left = 0
+	m.send(0, 1, "x")
+	id, _ := h.Taken(next(t, h), testDst, true)
+	h.Outcome(id, 10, 1, Delivered, 0, true)
+	h.Publish()
+	if h.r.EventTail().Load() != 0 || !h.Lacks() {
+		t.Fatal("an event on a page that nobody paid for")
+	}
+	p.left = int(pageBytes)
+	h.Fed()
+	h.Publish()
+	if h.r.EventTail().Load() != 1 || h.Lacks() {
+		t.Fatal("an event is lost")
+	}
+	if _, ok := h.PlaceCopy(testDst, body, 1, false, NoLane, 0); ok || !h.Lacks() {
+		t.Error("placed without a page")
+	}
+	if h.view.Load()&viewArena == 0 || h.r.RoomWanted().Load() != 0 {
+		t.Error("nobody was told yet")
+	}
+	if h.Publish(); h.r.RoomWanted().Load() == 0 {
+		t.Error("the client is not told that room is lacked")
+	}
+	p.left = int(pageBytes)
+	if h.Fed(); h.view.Load()&viewArena != 0 {
+		t.Error("still lacking")
+	}
+	if _, ok := h.PlaceCopy(testDst, body, 1, false, NoLane, 0); !ok {
+		t.Error("no room although it could be paid")
+	}
+	exact("at the end")
+}
+
+func flow(m *mate) { m.flow(0, 1, testDst) }
+
+// spareAll gives everything back that can be, and tells how many bytes.
+func spareAll(t testing.TB, h *Host) (n int) {
+	t.Helper()
+	at, paid := uint64(0), h.Paid()
+	for {
+		s, ok := h.Spare(&at)
+		if !ok {
+			return paid - h.Paid()
+		}
+		if s.n > spareMost {
+			t.Fatalf("%d bytes in one step", s.n)
+		}
+		if err := h.r.Remove(s); err != nil {
+			t.Fatal(err)
+		}
+		h.Restore(s)
+	}
+}
+
+// TestPagesAreGivenBack: what is free is given back, to the last page; what is in
+// use, or about to be written, stays.
+func TestPagesAreGivenBack(t *testing.T) {
+	h, m := untouched(t, testSpec())
+	p := &purse{left: 1 << 30}
+	h.Pay(p)
+	body := bytes.Repeat([]byte{7}, 100<<10)
+	for range 20 {
+		if _, ok := h.PlaceCopy(testDst, body, 1, false, NoLane, 0); !ok {
+			t.Fatal("no room")
+		}
+	}
+	h.Publish()
+	if spareAll(t, h); h.Paid() < 20*len(body) {
+		t.Fatalf("%d bytes stay of 20 bodies that nobody has read", h.Paid())
+	}
+	for n := range uint64(20) {
+		var d RecvDesc
+		m.r.GetRecv(n, &d)
+		if !bytes.Equal(m.r.recvArena[d.Slot:][:len(body)], body) {
+			t.Fatalf("body %d is lost", n)
+		}
+		m.r.PutRelease(n, d.Slot)
+	}
+	m.r.RecvHead().Store(20)
+	m.r.ReleaseTail().Store(20)
+	for h.HasReleases() {
+		if _, _, _, err := h.Releases(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	spareAll(t, h)
+	// The page that the next descriptor goes to is written without another look.
+	if got := allocated(t, h.r.ownFD); got != int(pageBytes) || h.Paid() != got || p.taken-p.given != got {
+		t.Errorf("%d bytes have memory, %d are paid for", got, h.Paid())
+	}
+	if _, ok := h.PlaceCopy(testDst, body, 1, false, NoLane, 0); !ok {
+		t.Error("no room afterwards")
+	}
+}
+
+// TestGoingPages: while pages are being given back they are not used, and whoever
+// needs them hears that it lacks something.
+func TestGoingPages(t *testing.T) {
+	s := testSpec()
+	s.RecvArena = 64 << 10
+	h, m := untouched(t, s)
+	p := &purse{left: 1 << 30}
+	h.Pay(p)
+	off, _, ok := h.Reserve(64 << 10)
+	if !ok {
+		t.Fatal("no room")
+	}
+	h.Unreserve(off)
+	at := uint64(0)
+	got, ok := h.Spare(&at)
+	if !ok || got.n != 64<<10 || got.block != off {
+		t.Fatalf("%+v %v", got, ok)
+	}
+	if _, _, ok := h.Reserve(1); ok {
+		t.Error("a block that is being given back was handed out")
+	}
+	m.r.PutRelease(0, got.block)
+	m.r.ReleaseTail().Store(1)
+	if _, _, _, err := h.Releases(); !errors.Is(err, unix.EBADMSG) {
+		t.Errorf("a client released it: %v", err)
+	}
+	h.Restore(got)
+	if h.Paid() != 0 {
+		t.Errorf("%d bytes are paid for", h.Paid())
+	}
+
+	h, m = untouched(t, testSpec())
+	h.Pay(p)
+	for range h.r.Events / 2 {
+		h.Freed(1)
+		h.Publish()
+		m.r.EventHead().Store(h.eventPub)
+	}
+	at = 0
+	if got, ok = h.Spare(&at); !ok || got.block != noBlock {
+		t.Fatalf("%+v %v", got, ok)
+	}
+	if _, ok := h.Spare(&at); ok {
+		t.Error("two ranges of rings at once")
+	}
+	for range h.r.Events { // once around
+		h.Freed(1)
+		h.Publish()
+		m.r.EventHead().Store(h.eventPub)
+	}
+	if !h.Lacks() || h.overflow.n() == 0 {
+		t.Error("an event on a page that is being taken away")
+	}
+	h.r.Remove(got)
+	h.Restore(got)
+	h.Fed()
+	if h.Publish(); h.overflow.n() != 0 {
+		t.Error("an event stays behind")
+	}
+}
+
+// TestLivePages: of a ring of four pages those stay that hold an entry between head and
+// tail, and the one whose middle tail is in.
+func TestLivePages(t *testing.T) {
+	per := pageMask + 1
+	for _, x := range []struct {
+		head, tail uint64
+		live       string
+	}{
+		{0, 0, "...."}, {0, 1, "#..."}, {1, 1, "#..."}, {0, per, "#..."}, {per, per, "...."}, {per - 1, per, "#..."}, {per - 1, per + 1, "##.."},
+		{0, 4 * per, "####"}, {1, 4*per + 1, "####"}, {3 * per, 4*per + 1, "#..#"}, {4*per - 1, 4 * per, "...#"}, {4 * per, 4 * per, "...."},
+		{7 * per, 9*per - 1, "#..#"}, {1<<40*per + 5, 1<<40*per + 6, "#..."},
+	} {
+		got := ""
+		for i := range uint64(4) {
+			if new(Host).live(i, 4*per, x.head, x.tail) {
+				got += "#"
+			} else {
+				got += "."
+			}
+		}
+		if got != x.live {
+			t.Errorf("head %d, tail %d: %s, not %s", x.head, x.tail, got, x.live)
+		}
+	}
+	if !new(Host).live(0, per/2, 0, 0) {
+		t.Error("a ring that is smaller than a page is given back")
+	}
+}
+
+// TestPagesModel: in a drawn life of a region no byte of what the client has not released
+// changes, and what has memory is what is paid for.
+func TestPagesModel(t *testing.T) {
+	rnd := rand.New(rand.NewSource(5))
+	for range 20 {
+		s := testSpec()
+		s.Events, s.Receives, s.Releases, s.RecvArena = 256, 256, 512, 1<<21
+		h, m := untouched(t, s)
+		p := &purse{left: 1<<18 + rnd.Intn(1<<21)}
+		h.Pay(p)
+		type held struct {
+			slot uint64
+			n    int
+			fill byte
+		}
+		var unread, out []held
+		var spares []Spared
+		at, released := uint64(0), uint64(0)
+		for step := range 3000 {
+			switch rnd.Intn(8) {
+			case 0, 1, 2:
+				n, fill := 1+rnd.Intn(1<<rnd.Intn(18)), byte(step)
+				if _, ok := h.PlaceCopy(testDst, bytes.Repeat([]byte{fill}, n), 1, false, NoLane, 0); ok {
+					h.Publish()
+					unread = append(unread, held{h.slots[h.ring[(h.recvPub-1)&255]].off, n, fill})
+				}
+			case 3:
+				if len(unread) > 0 {
+					out, unread = append(out, unread[0]), unread[1:]
+					m.r.RecvHead().Store(h.recvPub - uint64(len(unread)))
+				}
+			case 4:
+				if len(out) > 0 {
+					i := rnd.Intn(len(out))
+					m.r.PutRelease(released, out[i].slot)
+					released++
+					m.r.ReleaseTail().Store(released)
+					out[i] = out[len(out)-1]
+					out = out[:len(out)-1]
+					h.Releases()
+				}
+			case 5:
+				h.Freed(1)
+				h.Publish()
+				if rnd.Intn(3) == 0 {
+					m.r.EventHead().Store(h.eventPub)
+				}
+			case 6:
+				if s, ok := h.Spare(&at); ok {
+					spares = append(spares, s)
+				} else {
+					at = 0
+				}
+			case 7:
+				for _, s := range spares {
+					h.r.Remove(s)
+					h.Restore(s)
+				}
+				spares = spares[:0]
+				h.Fed()
+				h.Publish()
+			}
+			if h.Err() != nil {
+				t.Fatal(step, h.Err())
+			}
+			for _, l := range [][]held{unread, out} {
+				for _, x := range l {
+					if b := m.r.recvArena[x.slot:][:x.n]; b[0] != x.fill || b[x.n-1] != x.fill || b[x.n/2] != x.fill {
+						t.Fatalf("step %d: what lies at %d has changed", step, x.slot)
+					}
+				}
+			}
+			going := 0
+			for _, s := range spares {
+				going += s.pages << pageShift
+			}
+			if n := allocated(t, h.r.ownFD); n > h.Paid() || h.Paid() != p.taken-p.given {
+				t.Fatalf("step %d: %d bytes have memory, %d are paid for, %d of them going", step, n, h.Paid(), going)
+			}
+		}
+	}
+}
+
+// TestAbandoned: the daemon's part is closed when nobody else has it, be it mapped, open
+// or on its way to somebody.
+func TestAbandoned(t *testing.T) {
+	r, err := Create(testSpec())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	try := func(want bool, what string) {
+		t.Helper()
+		if gone, certain := r.Abandoned(); gone != want || !certain {
+			t.Errorf("%s: %v %v", what, gone, certain)
+		}
+	}
+	fd, err := unix.FcntlInt(uintptr(r.LendFD), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.Lent()
+	try(false, "open")
+	c, err := Open(r.FD, fd, r.RegionBytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Sendmsg(pair[0], []byte{1}, unix.UnixRights(fd), nil, 0); err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(fd)
+	try(false, "mapped, and on its way")
+	c.Close()
+	try(false, "on its way")
+	unix.Close(pair[1])
+	unix.Close(pair[0])
+	try(true, "nobody has it")
+	try(true, "once more")
+	if r.ownFD != -1 {
+		t.Error("not closed")
+	}
+}
