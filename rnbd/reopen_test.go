@@ -424,3 +424,26 @@ func TestStartedAgainTwice(t *testing.T) {
 	again(1) // the boot it was mapped under
 	wantErr(t, "a flush of what a restart may have lost", e.flush(v), blk.ErrSyncFailed)
 }
+
+// TestGreetingOfAFormerLife: a session is lost while it waits for the answer to its
+// greeting, and comes up again before that path is gone: the server is greeted anew then,
+// and the volumes are opened.
+func TestGreetingOfAFormerLife(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		w := newWorld(t, ServerConfig{})
+		w.mem("d", 1<<20)
+		e := w.client("c")
+		v := e.mustMap("d", rw)
+		e.lateGone = late
+		e.cut()
+		e.connectFor(0)
+		if len(e.queue) != 1 || v.state == Open {
+			t.Fatalf("%d messages are on their way with the volume %v: the test looks at another moment", len(e.queue), v.state)
+		}
+		e.cut()
+		e.connect()
+		if _, err := e.read(v, 0, 4096); err != nil || v.state != Open {
+			t.Errorf("late %v: the volume is %v, %v", late, v.state, err)
+		}
+	}
+}
