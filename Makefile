@@ -51,9 +51,8 @@ sim: ## replay one simulated world with a readable trace: make sim SEED=n
 	$(GO) test ./internal/simtest -run 'TestSeed$$' -v -sim.seed=$(SEED)
 
 .PHONY: mutants
-mutants: ## break rules by hand, one at a time; the simulator must find each
-	internal/simtest/mutants.sh
-	rtrs/mutants.sh
+mutants: ## break rules by hand, one at a time; the simulators must find each
+	$(GO) run ./internal/mutate -rules
 
 .PHONY: mutate
 mutate: ## break the product one line at a time and count what the tests notice: make mutate N=100 SEED=1

@@ -3,8 +3,6 @@ package conn
 import (
 	"errors"
 	"time"
-
-	"github.com/rdsd/rdsd/internal/mutant"
 )
 
 var errAckAhead = errors.New("it acknowledges or refuses what was never sent")
@@ -13,10 +11,7 @@ var errAckAhead = errors.New("it acknowledges or refuses what was never sent")
 // before it is placed, or refused and the refusal sent on this link (D5).
 func (p *Path) ackable() uint64 {
 	a := p.Received()
-	if mutant.On(mutant.AckEarly) {
-		return a + 1
-	}
-	if p.unsentRef != 0 && p.unsentRef <= a && !mutant.On(mutant.ForgetRefusal) {
+	if p.unsentRef != 0 && p.unsentRef <= a {
 		a = p.unsentRef - 1
 	}
 	return a
@@ -89,9 +84,6 @@ func (p *Path) ackTCP(now time.Duration, bytes uint64) {
 	// for this one; until then its TCP's word is not the kernel's.
 	if p.c.kind == KindKernelLegacy && !p.heard && now-p.upAt < p.c.cfg.ProbeTimeout {
 		return
-	}
-	if mutant.On(mutant.KernelEarly) {
-		bytes = p.txOff
 	}
 	p.txAcked = max(p.txAcked, bytes)
 	// What is unacknowledged is far below 2^31 bytes.

@@ -3,8 +3,6 @@ package conn
 import (
 	"errors"
 	"time"
-
-	"github.com/rdsd/rdsd/internal/mutant"
 )
 
 var errUntaken = errors.New("the peer takes nothing")
@@ -25,10 +23,8 @@ func (c *Conn) Cancel(now time.Duration, s *Sender, why Why) (cancelled, begun i
 			c.orphan(now, m, why)
 			begun += c.cancelSent(now, m, &drop)
 		default:
-			if m.where != inQueue || !mutant.On(mutant.CancelQueued) {
-				c.unqueue(now, m)
-				drop.push(m)
-			}
+			c.unqueue(now, m)
+			drop.push(m)
 		}
 		m = next
 	}

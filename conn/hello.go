@@ -7,7 +7,6 @@ import (
 	"math/bits"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -399,9 +398,6 @@ func (c *Conn) AddressLost(now time.Duration) {
 func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 	c.Paths(func(p *Path) {
 		for _, l := range []*list{&p.retrans, &p.unacked} {
-			if mutant.On(mutant.KeepRestart) {
-				break
-			}
 			l.each(func(m *Msg) bool {
 				if m.Owner == nil {
 					c.owner.FreeMsg(m)

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -33,7 +32,7 @@ func (h *hold) n() int { return h.back.n + h.kept.n }
 // keepBack takes m (just popped from the queue) into the hold of its port
 // when there is one or the port is congested.
 func (p *Path) keepBack(m *Msg) bool {
-	if p.c.kind != KindRdsd || m.Kind != MsgData || mutant.On(mutant.SkipHold) {
+	if p.c.kind != KindRdsd || m.Kind != MsgData {
 		return false
 	}
 	h := p.holds[m.DPort]
@@ -135,9 +134,7 @@ func (p *Path) tryResume(now time.Duration, port uint16, h *hold) {
 	if p.resume == nil {
 		p.resume = make(map[uint16]struct{})
 	}
-	if !mutant.On(mutant.NoResume) {
-		p.resume[port] = struct{}{}
-	}
+	p.resume[port] = struct{}{}
 	p.c.ctr.HoldResume++
 	p.queue.front(&h.kept)
 	p.queue.front(&h.back)

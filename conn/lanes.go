@@ -2,8 +2,6 @@ package conn
 
 import (
 	"time"
-
-	"github.com/rdsd/rdsd/internal/mutant"
 )
 
 // flowLane is where the messages of some source ports go, those that hash to
@@ -34,15 +32,12 @@ func (c *Conn) flow(sport uint16) (f *flowLane, i uint32) {
 // (RDS_MPATH_HASH); which one is nobody else's business. It is asked before a
 // message counts in out.
 func (c *Conn) lane(now time.Duration, sport uint16) *Path {
-	if mutant.On(mutant.SprayLanes) {
-		return c.path(c.rng.Intn(c.lanes))
-	}
 	f, i := c.flow(sport)
 	if !f.chosen {
 		f.chosen, f.lane = true, uint8(i%uint32(c.lanes))
 	}
 	p := c.path(int(f.lane))
-	rests := f.out == 0 && !f.unknown || mutant.On(mutant.MoveEarly)
+	rests := f.out == 0 && !f.unknown
 	if rests && c.kind == KindRdsd && c.lanes > 1 && p.load() >= c.cfg.LaneLoad {
 		if q := c.lighter(now, p); q != nil {
 			f.lane = uint8(q.idx)

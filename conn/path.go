@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -326,9 +325,6 @@ func (p *Path) established(now time.Duration) {
 	p.granted = 1 << p.c.cfg.CreditLog2
 	p.ackPending, p.ackDue, p.ackedRx = false, never, 0
 	p.congVer, p.congDirty, p.congAt = 0, p.idx == 0, now-time.Hour
-	if mutant.On(mutant.NoMapOnConnect) && p.wasUp {
-		p.congDirty = false
-	}
 	p.paused, p.again = false, false
 	p.sinceAck.frames, p.sinceAck.bytes = 0, 0
 	p.probed, p.answer, p.heard, p.of, p.tolds = false, false, false, nil, nil

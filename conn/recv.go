@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -30,7 +29,7 @@ var (
 // other error has already dropped the path: read and throw away what still
 // comes. Call ReceivedAll after the last frame of a read.
 func (p *Path) Receive(now time.Duration, gen uint64, f *transport.Frame) error {
-	if (gen != p.gen || p.state != Up) && !mutant.On(mutant.OldLink) {
+	if gen != p.gen || p.state != Up {
 		if gen != p.gen || p.state != Disconnecting || p.c.kind == KindRdsd {
 			return errGone
 		}
@@ -182,7 +181,7 @@ func (p *Path) inSequence(h *wire.Header) bool {
 		p.inherit()
 	}
 	old := h.Flags&wire.FlagRetransmitted != 0 || p.born < r.born // what a stale link brings is no restart
-	if h.Seq < r.expected && old && !mutant.On(mutant.SkipFlagTest) {
+	if h.Seq < r.expected && old {
 		p.c.ctr.RecvDropOldSeq++
 		return false
 	}
@@ -274,7 +273,7 @@ func (p *Path) place(h *wire.Header, f *transport.Frame) error {
 			p.refuse(h.Seq, n, wire.ReasonNoPort)
 		}
 	case NoRoom:
-		if !rdsd || mutant.On(mutant.PauseRdsd) {
+		if !rdsd {
 			if !p.paused {
 				p.paused = true
 				c.ctr.ReadPaused++

@@ -3,7 +3,6 @@ package conn
 import (
 	"sync/atomic"
 
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -21,7 +20,7 @@ func (c *Conn) Trains() bool { return c.lanes == 0 || c.trains }
 
 // enqueue puts m into the queue of its lane.
 func (p *Path) enqueue(m *Msg) {
-	if m.slot = p.slot; m.Count > 1 && !p.c.trains && !mutant.On(mutant.SendTrains) {
+	if m.slot = p.slot; m.Count > 1 && !p.c.trains {
 		p.split(m)
 		return
 	}
@@ -35,9 +34,6 @@ func (p *Path) split(m *Msg) {
 		m.Cell = nil
 	}
 	cut := wire.Cut(m.Payload, int(m.Count), m.Table)
-	if m.Table && mutant.On(mutant.SplitRest) {
-		cut = wire.Cut(m.Payload[:int(m.Count)*wire.TableEntry], int(m.Count), true)
-	}
 	m.Count, m.Table = 1, false
 	for cut.Left() > 1 {
 		n := p.c.owner.NewMsg()
@@ -56,7 +52,7 @@ func (p *Path) split(m *Msg) {
 // setSeq gives m its sequence, or takes it away (0).
 func (p *Path) setSeq(m *Msg, seq uint64) {
 	m.seq = seq
-	if m.Cell != nil && (seq != 0 || !mutant.On(mutant.CellStale)) {
+	if m.Cell != nil {
 		if seq != 0 {
 			seq |= uint64(p.idx) << CellLane
 		}

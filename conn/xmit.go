@@ -4,7 +4,6 @@ import (
 	"encoding/binary"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -48,9 +47,6 @@ func (p *Path) Fill(now time.Duration, b *transport.Batch) bool {
 	p.fillHandshake(now, b, &o)
 	p.fillCongestion(now, b, &o)
 	if p.ready {
-		if mutant.On(mutant.RetransOrder) {
-			p.fillData(now, b, &o)
-		}
 		p.fillRetrans(now, b, &o)
 		if p.retrans.head == nil {
 			p.fillHandshake(now, b, &o)

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -247,14 +246,12 @@ func (pe *Peer) wake(port uint16) {
 	if pp == nil || pe.Congested(port) {
 		return
 	}
-	if !mutant.On(mutant.LoseWake) {
-		pp.waiters.each(byWaiting, func(f *flow) {
-			pp.waiters.remove(byWaiting, f)
-			f.awaits = false
-			f.s.lineUp(f)
-			f.s.hasSpace()
-		})
-	}
+	pp.waiters.each(byWaiting, func(f *flow) {
+		pp.waiters.remove(byWaiting, f)
+		f.awaits = false
+		f.s.lineUp(f)
+		f.s.hasSpace()
+	})
 	pe.tidy(port)
 }
 

@@ -8,7 +8,6 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -73,7 +72,7 @@ func (s *Socket) place(pe *Peer, p *conn.Path, seq uint64, sport uint16, t wire.
 	}
 	n := len(f.Payload)
 	cost := n + itemOverhead + int(t.Count)*partOverhead
-	if s.mem+cost > s.hard() && !mutant.On(mutant.IgnoreHard) {
+	if s.mem+cost > s.hard() {
 		s.full(e.now)
 		return conn.NoRoom
 	}
@@ -272,9 +271,6 @@ func (s *Socket) headTrain(it *item) *wire.Cutter {
 func (s *Socket) trainTaken(it *item, count, bytes int) {
 	cost := bytes
 	it.n -= uint32(bytes)
-	if mutant.On(mutant.LoseRest) {
-		s.head = wire.Cutter{}
-	}
 	if s.head.Left() == 0 {
 		cost = int(it.cost)
 		s.queued -= int(it.n) // behind the last datagram: nobody's
@@ -290,7 +286,7 @@ func (s *Socket) trainTaken(it *item, count, bytes int) {
 func (s *Socket) ReadAll(now time.Duration) {
 	e := s.e
 	e.now = now
-	if s.congested && !(s.opt.Sink != nil && mutant.On(mutant.FreedQuiet)) {
+	if s.congested {
 		s.unmark(now)
 	}
 	if s.relax() {

@@ -8,7 +8,6 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
@@ -223,9 +222,6 @@ func (s *Socket) deliverHere(f *flow, m *conn.Msg) {
 func (s *Socket) completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 	e := s.e
 	n, k := int(m.Bytes), m.Datagrams()
-	if mutant.On(mutant.TrainOnce) {
-		k = 1
-	}
 	s.used -= n
 	s.undecided -= k
 	s.spend(-size(n, int(m.Count)))
@@ -248,16 +244,13 @@ func (s *Socket) completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 		s.opt.Sink.Done(m.Cookie, m.Tag, k, o, why)
 	case m.Report:
 		s.outcome(m.Tag, k, o, why)
-		if mutant.On(mutant.DoubleOutcome) && m.Tag%64 == 63 {
-			s.outcome(m.Tag, k, o, why)
-		}
 	}
 	s.leave(m.Epoch, k)
-	if s.lined.n > 0 && !mutant.On(mutant.NoSpace) {
+	if s.lined.n > 0 {
 		s.hasSpace()
 	}
 	s.writable()
-	if s.lingers && s.undecided == 0 && !mutant.On(mutant.NoDrained) {
+	if s.lingers && s.undecided == 0 {
 		s.lingers = false
 		s.opt.Sink.Drained()
 	}

@@ -8,7 +8,6 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/wire"
@@ -292,9 +291,7 @@ func (s *Socket) Close(now time.Duration) {
 		s.releaseHead()
 	}
 	s.endSlab()
-	if !mutant.On(mutant.LeakBudget) {
-		s.hold(-s.mem)
-	}
+	s.hold(-s.mem)
 	s.mem, s.queued = 0, 0
 	if s.congested {
 		s.congested = false

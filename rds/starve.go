@@ -2,8 +2,6 @@ package rds
 
 import (
 	"time"
-
-	"github.com/rdsd/rdsd/internal/mutant"
 )
 
 // Whoever is refused something because the node's memory is spent waits in a
@@ -46,7 +44,7 @@ func (s *Socket) parch(n int) {
 // hunger asks for what clients have released, and looks again.
 func (e *Engine) hunger(now time.Duration) {
 	if e.starveTm.t == nil {
-		e.collect = !mutant.On(mutant.CollectNone)
+		e.collect = true
 		e.arm(&e.starveTm, (*starveTicker)(e), now+starveEvery)
 	}
 }
@@ -100,7 +98,7 @@ func (t *starveTicker) tick(now time.Duration) {
 	case n == starvedAtOnce:
 		e.arm(&e.starveTm, t, now+time.Millisecond) // the others after those who wait for the lock
 	case len(e.starved)+len(e.thirsty) > 0:
-		e.collect = !mutant.On(mutant.CollectNone)
+		e.collect = true
 		e.arm(&e.starveTm, t, now+starveEvery)
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
 	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
@@ -93,14 +92,14 @@ func identity(d blk.Device) any {
 // admit decides on B6: any number of readers, one writer, or two while one of
 // them migrates, or any number where the export is shared.
 func (v *volume) admit(h *handle) error {
-	if !h.writes() || h.rules.Shared || mutant.On(mutant.RNBDSecondWriter) {
+	if !h.writes() || h.rules.Shared {
 		return nil
 	}
 	most := 1
 	if h.access == rnbdwire.Migration {
 		most = 2
 	}
-	if v.writers < most || mutant.On(mutant.RNBDWriterEarly) && !v.open() {
+	if v.writers < most {
 		return nil
 	}
 	for _, o := range v.handles {
@@ -110,11 +109,6 @@ func (v *volume) admit(h *handle) error {
 		}
 	}
 	return rdserr.With(ErrWriter, "volume %q: %d sessions have it open for writing; access %v allows %d", h.name, v.writers, h.access, most)
-}
-
-// open tells whether a session has v open for writing, whatever is at the store.
-func (v *volume) open() bool {
-	return slices.ContainsFunc(v.handles, func(h *handle) bool { return h.writes() && h.state == handleOpen })
 }
 
 // attach gives h the device d, or that of its volume if it is open already.

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
 	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
@@ -292,9 +291,7 @@ func (c *Client) greetedBy(now time.Duration, err error) {
 	case !c.up:
 		return // the next Up greets again
 	case err != nil && !answeredBy(err): // its limit passed, perhaps while a fence was waited for
-		if !mutant.On(mutant.RNBDGreetOnce) {
-			c.greetAt = now + c.cfg.RetryEvery
-		}
+		c.greetAt = now + c.cfg.RetryEvery
 		return
 	}
 	rsp := c.hello.rsp[:rnbdwire.SessInfoLen]

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
 	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
@@ -125,10 +124,6 @@ func (s *Server) io(now time.Duration, e *session, r *rtrs.ServerReq) {
 	q.off, q.n = m.Sector*rnbdwire.SectorSize, uint64(m.Size)
 	if q.op == blk.OpFlush {
 		q.off, q.n = 0, 0
-		if mutant.On(mutant.RNBDFlushAtOnce) {
-			s.rt.Reply(now, r, 0, nil)
-			return
-		}
 	}
 	if err = q.plan(info, m.Flags(), e.features&rnbdwire.FeatFlags != 0); err != nil {
 		s.rt.Reply(now, r, 0, err)
@@ -146,7 +141,7 @@ func (q *ioReq) plan(info *blk.Info, f rnbdwire.Flags, exact bool) error {
 		if q.h.access == rnbdwire.ReadOnly {
 			return rdserr.With(blk.ErrReadOnly, "volume %q is open with access ro", q.h.name)
 		}
-		durable := f&(rnbdwire.FUA|rnbdwire.Preflush) != 0 && !mutant.On(mutant.RNBDDropFUA)
+		durable := f&(rnbdwire.FUA|rnbdwire.Preflush) != 0
 		switch {
 		case !durable:
 		case info.FUA:

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
 	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
@@ -234,7 +233,7 @@ func (v *Volume) askFrom(now time.Duration) time.Duration {
 // sameAs judges what the server has opened anew by itself, before requests that
 // waited touch it.
 func (v *Volume) sameAs(rsp *rnbdwire.OpenRsp, store rnbdwire.Store) error {
-	changed := v.store.Verifier != 0 && store.Verifier != 0 && v.store.Verifier != store.Verifier && !mutant.On(mutant.RNBDNoVerifier)
+	changed := v.store.Verifier != 0 && store.Verifier != 0 && v.store.Verifier != store.Verifier
 	switch {
 	case rsp.LogicalBlock != v.rsp.LogicalBlock:
 		return rdserr.With(ErrStale, "volume %q has come back with blocks of %d bytes, and had %d", v.name, rsp.LogicalBlock, v.rsp.LogicalBlock)

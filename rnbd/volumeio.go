@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
 	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
@@ -260,7 +259,7 @@ func (v *Volume) settle(k *call) error {
 
 // syncLost makes every flush and every write with FUA fail from now on.
 func (v *Volume) syncLost(err error) {
-	if v.syncErr == nil && !mutant.On(mutant.RNBDForgiveSync) {
+	if v.syncErr == nil {
 		v.syncErr = err
 		v.c.env.Event(ClientEvent{Kind: VolumeSyncLost, Volume: v, Err: err})
 	}

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
@@ -359,7 +358,7 @@ func (c *Client) Tick(now time.Duration) (next time.Duration) {
 	for i := len(c.paths) - 1; i >= 0; i-- {
 		c.paths[i].tick(c.now)
 	}
-	if c.cfg.OnLoss == Error && !mutant.On(mutant.RTRSNoDeadline) {
+	if c.cfg.OnLoss == Error {
 		c.deadlines()
 	}
 	c.leave()

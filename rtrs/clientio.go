@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
@@ -33,7 +32,7 @@ func (c *Client) pump() {
 
 // mayRun: no failed write may still happen, and no promise to rest was given.
 func (c *Client) mayRun() bool {
-	return (c.ghosts == 0 || mutant.On(mutant.RTRSOrphansRun)) && (c.resting == nil || mutant.On(mutant.RTRSRestSend))
+	return c.ghosts == 0 && c.resting == nil
 }
 
 // send sends r, which is in no list by state, on p.
@@ -221,9 +220,6 @@ func (p *ClientPath) revoke(r *Req) (filled int, idle bool) {
 		con.key = 0
 		return con.filled, true
 	}
-	if mutant.On(mutant.RTRSReadKey) {
-		return len(r.Data), true
-	}
 	return p.c.env.Take(p, r.key)
 }
 
@@ -305,7 +301,7 @@ func (p *ClientPath) tick(now time.Duration) {
 
 // watch looks for signs of life, and for requests that take too long.
 func (p *ClientPath) watch(now time.Duration) {
-	if r := p.flight.first; r != nil && !mutant.On(mutant.RTRSNoDeadline) {
+	if r := p.flight.first; r != nil {
 		switch t := r.sent + p.c.cfg.IOTimeout; {
 		case t > now:
 			p.c.arm(t)
@@ -352,7 +348,7 @@ func (p *ClientPath) slow() {
 // that hangs alone, with requests on it, is noticed too. (A kernel wants
 // heartbeats on connection 0 alone.)
 func (p *ClientPath) askCons(now time.Duration) (alive bool) {
-	if !p.fences() || mutant.On(mutant.RTRSNoHeartbeat) {
+	if !p.fences() {
 		return true
 	}
 	limit := p.c.cfg.ConnTimeout

@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
@@ -267,9 +266,6 @@ func (p *ClientPath) lose(err error) {
 	} else {
 		c.fence()
 	}
-	if mutant.On(mutant.RTRSEarlyAway) {
-		p.strand()
-	}
 }
 
 // Gone: what ClientEnv.Hang asked for has happened.
@@ -304,7 +300,7 @@ func (p *ClientPath) Gone(now time.Duration) {
 // connect: the INFO_RSP has come. The path is of the session's life g.
 func (p *ClientPath) connect(g uint32, descs []rtrswire.Desc) error {
 	c := p.c
-	same := g == c.generation || mutant.On(mutant.RTRSKeepGeneration)
+	same := g == c.generation
 	switch {
 	case c.chunks.Depth == 0 || !same || g == 0 && c.connected == 0 && p.chunks != c.chunks:
 		c.newLife(p, g)
@@ -352,7 +348,7 @@ func (c *Client) newLife(p *ClientPath, g uint32) {
 // up: the first path is connected.
 func (c *Client) up() {
 	c.stats.Ups++
-	c.resumed = mutant.On(mutant.RTRSNoResume)
+	c.resumed = false
 	c.creator = nil
 	for _, p := range c.paths { // they may join now, or will find the server back too
 		if p.state == Reconnecting {

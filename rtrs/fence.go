@@ -3,7 +3,6 @@ package rtrs
 import (
 	"fmt"
 
-	"github.com/rdsd/rdsd/internal/mutant"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
@@ -74,18 +73,13 @@ func (p *ClientPath) strand() {
 		}
 		r = next
 	}
-	e.fenced = mutant.On(mutant.RTRSNoFence)
 }
 
 // orphan takes r, which fails, out of e.
 func (e *epoch) orphan(r *Req) {
 	e.reqs.remove(r)
 	if r.life == e.c.life {
-		if mutant.On(mutant.RTRSPermitEarly) {
-			e.c.free = append(e.c.free, r.permit)
-		} else {
-			e.permits = append(e.permits, r.permit)
-		}
+		e.permits = append(e.permits, r.permit)
 	}
 	if r.Op == Write {
 		e.ghosts++
@@ -131,9 +125,7 @@ func (e *epoch) end() {
 			c.free = append(c.free, r.permit)
 		}
 		r.at, r.epoch = queued, nil
-		if !mutant.On(mutant.RTRSForgetQueue) {
-			c.waiting(r).insert(r, nil)
-		}
+		c.waiting(r).insert(r, nil)
 	}
 }
 

@@ -2,8 +2,6 @@ package rtrs
 
 import (
 	"time"
-
-	"github.com/rdsd/rdsd/internal/mutant"
 )
 
 // heartbeat is the watch that one end keeps over a path. In each interval a
@@ -26,7 +24,7 @@ func (h *heartbeat) start(now, every time.Duration) {
 // tick is to be called when next has come. send: a message is to be sent.
 func (h *heartbeat) tick(now time.Duration, limit int) (send, dead bool) {
 	end := h.heard + h.every*time.Duration(limit)
-	if now >= end && !mutant.On(mutant.RTRSNoHeartbeat) {
+	if now >= end {
 		return false, true
 	}
 	if send = h.asked == 0; send {

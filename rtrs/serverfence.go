@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
@@ -34,7 +33,7 @@ func (p *ServerPath) fence(f rtrswire.Fence) error {
 		return fmt.Errorf("%w: %d fences wait", ErrProtocol, n)
 	}
 	for _, q := range p.s.paths {
-		if covers(q, p, &f) && q.state < Closing && !mutant.On(mutant.RTRSFenceNoHang) {
+		if covers(q, p, &f) && q.state < Closing {
 			q.lose(nil)
 		}
 	}
@@ -65,11 +64,7 @@ func (s *Server) answerFence(w pendingFence) bool {
 		return true
 	}
 	for _, q := range s.paths {
-		left := q.state != Draining || !mutant.On(mutant.RTRSFenceAtOnce)
-		if mutant.On(mutant.RTRSFenceNoHang) {
-			left = q.inflight > 0
-		}
-		if covers(q, w.via, &w.what) && left {
+		if covers(q, w.via, &w.what) {
 			return false
 		}
 	}
@@ -85,8 +80,7 @@ func (s *Server) letIn(p *ServerPath) {
 	var ses *ServerSession
 	wait := false
 	for _, q := range s.paths {
-		if q != p && q.session == p.session && q.uuid == p.uuid && int16(p.attempt-q.attempt) > 0 &&
-			(q.state != Draining || !mutant.On(mutant.RTRSReconnectAtOnce)) {
+		if q != p && q.session == p.session && q.uuid == p.uuid && int16(p.attempt-q.attempt) > 0 {
 			wait = true
 		}
 	}
@@ -98,13 +92,13 @@ func (s *Server) letIn(p *ServerPath) {
 			}
 		case e.Name != p.name:
 		case e.down:
-			wait = wait || !mutant.On(mutant.RTRSReplaceAtOnce)
+			wait = true
 		case !slices.Contains(e.addrs, p.Remote.Addr()):
 			p.refuseWith(errnoOther, rdserr.With(rdserr.ErrPerm, "session %q is another node's", p.name))
 			return
 		default:
 			s.replace(e)
-			wait = wait || !mutant.On(mutant.RTRSReplaceAtOnce)
+			wait = true
 		}
 	}
 	live := 0

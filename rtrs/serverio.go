@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
@@ -54,7 +53,7 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswir
 	if key != k.Key || n <= 0 || at > uint64(s.chunks.Size()) || uint64(n) > uint64(s.chunks.Size())-at {
 		return p.violation(fmt.Errorf("%w: a request in chunk %d, written elsewhere", ErrProtocol, id))
 	}
-	if !s.cfg.NoInvalidate && !mutant.On(mutant.RTRSKeepKey) && !s.env.Revoke(p, key) {
+	if !s.cfg.NoInvalidate && !s.env.Revoke(p, key) {
 		return p.violation(fmt.Errorf("%w: chunk %d is being written after its request", ErrProtocol, id))
 	}
 	chunk := e.chunk(id)
@@ -149,9 +148,6 @@ func (s *Server) Reply(now time.Duration, r *ServerReq, n int, err error) {
 func (p *ServerPath) answer(r *ServerReq, n int, err error) {
 	s := p.s
 	con := int(r.con)
-	if mutant.On(mutant.RTRSOtherCon) {
-		con = 0
-	}
 	var errno uint16
 	if err != nil {
 		p.stats.Errors++
@@ -159,7 +155,7 @@ func (p *ServerPath) answer(r *ServerReq, n int, err error) {
 	}
 	if r.msg.SGCnt == 1 {
 		if err == nil {
-			if n < len(r.Data) && !mutant.On(mutant.RTRSShortRead) {
+			if n < len(r.Data) {
 				clear(r.Data[max(n, 0):])
 			}
 			s.op = transport.Op{Kind: transport.OpWrite, Key: r.msg.Desc.Key, Addr: r.msg.Desc.Addr, Data: r.Data}

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/transport"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
@@ -154,10 +153,6 @@ func (e *ServerSession) tick(now time.Duration) {
 			return
 		}
 		if p.state == Connected && p.fences && at <= now {
-			if mutant.On(mutant.RTRSTrimAwake) {
-				e.trim()
-				return
-			}
 			p.asked = true
 			p.notice(rtrswire.RestType, 0)
 			return

@@ -5,6 +5,7 @@
 //	go run ./internal/mutate -n 30 -room conn # of one room
 //	go run ./internal/mutate -only ID         # one again, with what the tests said
 //	go run ./internal/mutate -list -room conn # every mutation there could be
+//	go run ./internal/mutate -rules           # the rules broken by hand (make mutants)
 //
 // A mutation is one small edit of the kind a tired engineer makes: an edge moved, a
 // call or an assignment left out, an error swallowed, a check skipped (operators.go).
@@ -16,5 +17,9 @@
 // could see; those stand in equivalent.txt, each with its reason, and do not count.
 // The score is noticed / (drawn - equivalent); docs/testing.md holds the last one.
 //
-// Read first: operators.go, rooms.go, run.go.
+// With -rules it breaks rules of the protocol instead, each by a patch that somebody
+// wrote (testdata/rules): there the question is whether the simulators notice what
+// matters most, one rule at a time (patch.go, rules.go).
+//
+// Read first: operators.go, rooms.go, run.go; patch.go.
 package main

@@ -54,6 +54,9 @@ func run() error {
 	if err != nil {
 		return err
 	}
+	if *breakRules || *oneRule != "" {
+		return runRules(root)
+	}
 	known, err := readEquivalent(filepath.Join(root, "internal/mutate/equivalent.txt"))
 	if err != nil {
 		return err

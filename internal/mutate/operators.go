@@ -70,14 +70,13 @@ func sites(root, dir string) ([]site, error) {
 
 // finder collects the sites of one file.
 type finder struct {
-	file  string
-	src   []byte
-	set   *token.FileSet
-	fn    string            // function being walked
-	nth   map[string]int    // by function and class
-	head  map[ast.Node]bool // statements in front of a condition, where no block may stand
-	out   []site
-	muted bool // sites are numbered, and not noted
+	file string
+	src  []byte
+	set  *token.FileSet
+	fn   string            // function being walked
+	nth  map[string]int    // by function and class
+	head map[ast.Node]bool // statements in front of a condition, where no block may stand
+	out  []site
 }
 
 func fileSites(name string, src []byte) ([]site, error) {
@@ -95,26 +94,6 @@ func fileSites(name string, src []byte) ([]site, error) {
 		f.block(fd.Body)
 	}
 	return f.out, nil
-}
-
-// brokenOnPurpose recognizes what runs only in programs built to break a rule. It stands
-// in no program that is given away: an edit of it changes nothing.
-func brokenOnPurpose(n *ast.IfStmt) bool {
-	call, ok := n.Cond.(*ast.CallExpr)
-	if !ok || n.Else != nil {
-		return false
-	}
-	s, ok := call.Fun.(*ast.SelectorExpr)
-	return ok && s.Sel.Name == "On" && isNamed(s.X, "mutant")
-}
-
-// mute walks n for the numbers of its sites alone, so that those behind it keep theirs.
-func (f *finder) mute(n *ast.IfStmt) {
-	f.muted = true
-	f.header(n.Init)
-	f.skip(n)
-	f.block(n.Body)
-	f.muted = false
 }
 
 // onlyForPeople are functions whose results no program acts on.
@@ -143,9 +122,6 @@ func (f *finder) add(class string, from, to token.Pos, text string) {
 	a, b := f.offset(from), f.offset(to)
 	key := f.fn + " " + class
 	f.nth[key]++
-	if f.muted {
-		return
-	}
 	f.out = append(f.out, site{
 		id:   fmt.Sprintf("%s:%s:%s:%d", f.file, f.fn, class, f.nth[key]),
 		file: f.file, line: f.set.Position(from).Line, from: a, to: b, text: text, was: string(f.src[a:b]), class: class,
@@ -162,10 +138,6 @@ func (f *finder) block(n ast.Node) {
 		case *ast.IncDecStmt:
 			f.incDec(n)
 		case *ast.IfStmt:
-			if brokenOnPurpose(n) {
-				f.mute(n)
-				return false
-			}
 			f.header(n.Init)
 			f.skip(n)
 		case *ast.ForStmt:
@@ -331,8 +303,6 @@ func forPeople(c *ast.CallExpr) bool {
 		switch fun.Sel.Name {
 		case "Debug", "Info", "Warn", "Error", "Log", "LogAttrs":
 			return isLog(fun.X)
-		case "On":
-			return isNamed(fun.X, "mutant")
 		case "Errorf", "Sprintf":
 			return isNamed(fun.X, "fmt")
 		case "With":

@@ -19,9 +19,6 @@ func (s *T) F(n int) error {
 	s.ctr.Frames++
 	s.n += n
 	s.wake(true)
-	if mutant.On(mutant.X) {
-		s.wake(false)
-	}
 	s.wake(false)
 	log.Info("n", "n", n+1)
 	x := min(n, 5)

@@ -1,38 +1,35 @@
-//go:build mutant
-
 package simtest
 
 import (
+	"flag"
 	"fmt"
-	"os"
-	"strconv"
 	"strings"
 	"testing"
-
-	"github.com/rdsd/rdsd/internal/mutant"
 )
 
-// TestHunt runs seeds until one shows that the rule RDSD_MUTANT names is
-// broken: of volumes in worlds that have them. mutants.sh runs it once for each
-// rule.
+var huntFlag = flag.String("sim.hunt", "", "what TestHunt looks through: datagrams, volumes")
+
+// TestHunt runs seeds until one shows that a rule is broken: of volumes in worlds
+// that have them. It is for a test program in which one is (go run
+// ./internal/mutate -rules), and fails when no seed shows anything.
 func TestHunt(t *testing.T) {
-	n, _ := strconv.Atoi(os.Getenv("RDSD_MUTANT"))
-	name := mutant.Name(n)
-	if name == "" {
-		t.Skip("RDSD_MUTANT does not name a rule")
-	}
 	first := int64(1)
-	if n >= mutant.RTRSNoFence {
+	switch *huntFlag {
+	case "":
+		t.Skip("no rule is broken in this program")
+	case "volumes":
 		first += volumeSeeds
+	case "datagrams":
+	default:
+		t.Fatalf("-sim.hunt=%s; want datagrams or volumes", *huntFlag)
 	}
 	for s := first; s < first+int64(*seedsFlag); s++ {
 		if text := broken(s); text != "" {
-			inv, _, _ := strings.Cut(text, ":")
-			fmt.Printf("| %s | %d | %s | %s |\n", name, s, inv, text)
+			fmt.Printf("found: seed %d | %s\n", s, strings.ReplaceAll(text, "\n", " "))
 			return
 		}
 	}
-	t.Fatalf("rule %d, %s, is broken, and %d seeds did not show it", n, name, *seedsFlag)
+	t.Fatalf("%d seeds show nothing", *seedsFlag)
 }
 
 // broken says what seed s shows, "" if nothing. A core that gives up is found,

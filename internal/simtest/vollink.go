@@ -4,7 +4,6 @@ import (
 	"time"
 	"unsafe"
 
-	"github.com/rdsd/rdsd/internal/mutant"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/sim"
@@ -197,7 +196,7 @@ func (f *volLife) hang() {
 // check tells the core when all has ended. Dials that are under way end by
 // themselves: nothing is ever posted to what they bring.
 func (f *volLife) check() {
-	if f.hung && !f.told && (f.open == 0 || mutant.On(mutant.VolumeGoneEarly)) {
+	if f.hung && !f.told && f.open == 0 {
 		f.told = true
 		f.s.tell = append(f.s.tell, func() {
 			f.dom.Close()

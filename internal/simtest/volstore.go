@@ -4,7 +4,6 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
-	"github.com/rdsd/rdsd/internal/mutant"
 )
 
 // disk is a volume's medium. It outlives the processes and the power of its node.
@@ -73,12 +72,6 @@ func (s *store) Submit(batch []*blk.Request) {
 			continue
 		}
 		j := &job{s: s, r: r}
-		if mutant.On(mutant.VolumeAckEarly) && r.Op == blk.OpWrite {
-			c := *r
-			c.Buf = append([]byte(nil), r.Buf...)
-			j.r, j.mute = &c, true
-			s.done(r, nil)
-		}
 		s.after(s.d.v.w.upTo(s.d.v.latency), j.step)
 	}
 }
@@ -90,10 +83,9 @@ func (s *store) done(r *blk.Request, err error) {
 
 // job is a request on its way to the medium.
 type job struct {
-	s    *store
-	r    *blk.Request
-	i    uint64 // sectors done
-	mute bool
+	s *store
+	r *blk.Request
+	i uint64 // sectors done
 }
 
 func (j *job) step() {
@@ -156,7 +148,5 @@ func (j *job) sector() {
 }
 
 func (j *job) end(err error) {
-	if !j.mute {
-		j.s.done(j.r, err)
-	}
+	j.s.done(j.r, err)
 }

@@ -38,7 +38,6 @@ var arrows = []struct {
 	{"internal/counters", nil},
 	{"internal/transcript", nil}, // for tests
 	{"internal/tidy", nil},
-	{"internal/mutant", nil},
 	{"internal/mutate", nil}, // a program for developers
 	{"internal/crash", nil},
 	{"internal/guard", nil},
@@ -58,14 +57,14 @@ var arrows = []struct {
 	{"transport/sim", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
 
 	// The protocol core. It names no concrete transport, and conn nothing of RDS.
-	{"conn", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant"}},
+	{"conn", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
 	// rds places frames, which are transport's, and charges who its sockets belong to.
-	{"rds", []string{"conn", "cong", "transport", "wire", "rdserr", "internal/buf", "internal/stats", "internal/mutant", "internal/quota"}},
-	{"rtrs", []string{"transport", "wire/rtrs", "rdserr", "internal/mutant"}},
+	{"rds", []string{"conn", "cong", "transport", "wire", "rdserr", "internal/buf", "internal/stats", "internal/quota"}},
+	{"rtrs", []string{"transport", "wire/rtrs", "rdserr"}},
 	{"blk", []string{"rdserr", "internal/eintr", "internal/guard"}},
 	{"blk/blktest", []string{"blk", "rdserr"}},
 	{"blk/nbd", []string{"blk", "rdserr", "internal/accept", "internal/guard", "internal/reactor"}},
-	{"rnbd", []string{"rtrs", "blk", "wire/rtrs", "wire/rnbd", "rdserr", "internal/mutant"}},
+	{"rnbd", []string{"rtrs", "blk", "wire/rtrs", "wire/rnbd", "rdserr"}},
 
 	// The shell.
 	{"shm", []string{"rdserr", "internal/crash", "internal/eintr", "internal/toll"}},
@@ -82,7 +81,7 @@ var arrows = []struct {
 	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "sdk/go", "api/rdsd/v1", "rdserr", "blk", "blk/nbd", "internal/freeport", "internal/guard"}},
 
 	// Test worlds: nothing a program imports.
-	{"internal/simtest", []string{"rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "internal/buf", "internal/stats", "internal/mutant"}},
+	{"internal/simtest", []string{"rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "internal/buf", "internal/stats"}},
 	{"internal/bench", nil},       // tests alone
 	{"internal/killtest", nil},    // tests alone
 	{"internal/memtest", nil},     // tests alone

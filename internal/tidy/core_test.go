@@ -37,7 +37,7 @@ func TestCoreIsPure(t *testing.T) {
 	seen := map[string]bool{}
 	for _, s := range sources(t) {
 		if s.test || !s.built || !slices.Contains(core, s.dir) {
-			continue // a file behind a build tag (rules broken on purpose) is no part of a daemon
+			continue // a file behind a build tag is no part of a daemon
 		}
 		seen[s.dir] = true
 		names := map[string]string{} // local name of an import

@@ -1,0 +1,102 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// TestRulesApply: every patch still finds its lines, in worlds that there are. That
+// what it makes compiles and is noticed is make mutants' to show.
+func TestRulesApply(t *testing.T) {
+	root, err := moduleRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	patches, err := readPatches(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(patches) < 55 {
+		t.Errorf("only %d rules", len(patches))
+	}
+	doc, err := os.ReadFile(filepath.Join(root, "docs/testing.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range patches {
+		edited, err := p.apply(root)
+		if err != nil {
+			t.Error(err)
+		}
+		for file, text := range edited {
+			if b, err := os.ReadFile(filepath.Join(root, file)); err != nil || string(b) == text {
+				t.Errorf("%s changes nothing in %s (%v)", p.name, file, err)
+			}
+		}
+		for _, w := range p.worlds {
+			if worlds[w].dir == "" {
+				t.Errorf("%s: there is no world %q", p.name, w)
+			}
+		}
+		if !strings.Contains(string(doc), "| "+p.name+" |") {
+			t.Errorf("docs/testing.md does not tell of %s", p.name)
+		}
+	}
+}
+
+const samplePatch = `Breaks: a step is taken twice.
+Worlds: sessions
+
+diff --git a/f.go b/f.go
+index 72ee4c0..1f72fb5 100644
+--- a/f.go
++++ b/f.go
+@@ -2,2 +2,3 @@ func f() {
+ 	a()
++	step()
+ 	step()
+@@ -9,1 +10,1 @@
+-	b()
++	c()
+`
+
+func TestPatch(t *testing.T) {
+	root := t.TempDir()
+	p, err := parsePatch("Twice", samplePatch)
+	if err != nil || p.name != "Twice" || p.breaks != "a step is taken twice." || len(p.worlds) != 1 || len(p.hunks["f.go"]) != 2 {
+		t.Fatalf("%+v, %v", p, err)
+	}
+	for _, c := range []struct{ what, file, want, fault string }{
+		{"where the diff says", "func f() {\n\ta()\n\tstep()\n}\n\n\tb()\n", "func f() {\n\ta()\n\tstep()\n\tstep()\n}\n\n\tc()\n", ""},
+		{"lines that moved", "\tb()\n\n\n\n\ta()\n\tstep()\n", "\tc()\n\n\n\n\ta()\n\tstep()\n\tstep()\n", ""},
+		{"lines that changed", "\ta()\n\tstep(1)\n\tb()\n", "", "no longer applies: its lines stand in f.go 0 times"},
+		{"lines that stand twice", "\ta()\n\tstep()\n\ta()\n\tstep()\n\tb()\n", "", "2 times, not once"},
+		{"a file that ends before", "\ta()", "", "0 times"},
+	} {
+		if err := os.WriteFile(filepath.Join(root, "f.go"), []byte(c.file), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		got, err := p.apply(root)
+		if c.fault == "" && (err != nil || got["f.go"] != c.want) {
+			t.Errorf("%s: %q, %v", c.what, got["f.go"], err)
+		}
+		if c.fault != "" && (err == nil || !strings.Contains(err.Error(), c.fault)) {
+			t.Errorf("%s: %v", c.what, err)
+		}
+	}
+	for what, text := range map[string]string{
+		"no reason":      strings.Replace(samplePatch, "Breaks: a step is taken twice.\n", "", 1),
+		"no world":       strings.Replace(samplePatch, "Worlds: sessions\n", "", 1),
+		"no change":      "Breaks: x.\nWorlds: sessions\n",
+		"something else": samplePatch + "rest\n",
+	} {
+		if _, err := parsePatch("x", text); err == nil {
+			t.Errorf("%s: no error", what)
+		}
+	}
+	if _, err := (&patch{name: "x", hunks: map[string][]hunk{"gone.go": {{}}}}).apply(root); err == nil {
+		t.Error("a file that is not there: no error")
+	}
+}

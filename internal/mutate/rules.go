@@ -1,0 +1,198 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+)
+
+var (
+	breakRules = flag.Bool("rules", false, "break the rules of testdata/rules instead, one at a time; the simulators have to notice each")
+	oneRule    = flag.String("rule", "", "break this rule alone, or these, separated by commas")
+	worldSeeds = flag.Int("seeds", 2000, "how many worlds are asked about a rule")
+	keepIn     = flag.String("overlay", "", "with -rule: leave the edited files and overlay.json, for the Go tool's -overlay, in this directory, and run nothing")
+)
+
+// world is a simulator that hunts for broken rules.
+type world struct {
+	dir  string // package of the simulator
+	args []string
+}
+
+// worlds by the names that patches use: each is a TestHunt.
+var worlds = map[string]world{
+	"datagrams": {"internal/simtest", []string{"-sim.hunt=datagrams", "-sim.seeds"}},
+	"volumes":   {"internal/simtest", []string{"-sim.hunt=volumes", "-sim.seeds"}},
+	"sessions":  {"rtrs", []string{"-rtrs.hunt", "-rtrs.seeds"}},
+}
+
+// hunt is a rule to be broken and a world that has to notice.
+type hunt struct {
+	*patch
+	world string
+	said  string // what the world found
+	err   error
+}
+
+// runRules breaks every rule that was asked for, -j at once, and prints what
+// noticed it. It fails when a patch does not apply any more, does not compile, or
+// goes unseen.
+func runRules(root string) error {
+	patches, err := readPatches(root)
+	if err != nil {
+		return err
+	}
+	if *oneRule != "" {
+		names := strings.Split(*oneRule, ",")
+		patches = slices.DeleteFunc(patches, func(p *patch) bool { return !slices.Contains(names, p.name) })
+	}
+	if len(patches) == 0 {
+		return fmt.Errorf("no rule is named %q", *oneRule)
+	}
+	if *keepIn != "" {
+		return keepOverlay(root, patches)
+	}
+	var hunts []*hunt
+	for _, p := range patches {
+		for _, w := range p.worlds {
+			if worlds[w].dir == "" {
+				return fmt.Errorf("rule %s: there is no world %q", p.name, w)
+			}
+			hunts = append(hunts, &hunt{patch: p, world: w})
+		}
+	}
+	huntAll(root, hunts)
+	found := 0
+	for _, h := range hunts {
+		if h.err == nil {
+			found++
+		}
+	}
+	fmt.Printf("%d rules broken, %d found\n", len(hunts), found)
+	if found < len(hunts) {
+		return fmt.Errorf("%d broken rules were not found", len(hunts)-found)
+	}
+	return nil
+}
+
+// huntAll hunts -j at once and prints each result in the order of the rules.
+func huntAll(root string, hunts []*hunt) {
+	var wg sync.WaitGroup
+	done := make([]chan struct{}, len(hunts))
+	for i := range done {
+		done[i] = make(chan struct{})
+	}
+	next := make(chan int)
+	for range *atOnce {
+		wg.Go(func() {
+			for i := range next {
+				hunts[i].said, hunts[i].err = hunts[i].run(root)
+				close(done[i])
+			}
+		})
+	}
+	wg.Go(func() {
+		for i := range hunts {
+			next <- i
+		}
+		close(next)
+	})
+	for i, h := range hunts {
+		<-done[i]
+		if h.err != nil {
+			fmt.Printf("NOT FOUND: %s (%s), in %s: %v\n%s\n", h.name, h.breaks, h.world, h.err, h.said)
+			continue
+		}
+		fmt.Printf("| %s | %s | %s |\n", h.name, h.world, h.said)
+	}
+	wg.Wait()
+}
+
+// run builds the world's test with the rule broken and lets it look for a seed
+// that shows it.
+func (h *hunt) run(root string) (string, error) {
+	tmp, err := os.MkdirTemp("", "rule")
+	if err != nil {
+		return "", err
+	}
+	defer os.RemoveAll(tmp)
+	overlay, err := writeOverlay(root, tmp, []*patch{h.patch})
+	if err != nil {
+		return "", err
+	}
+	w, bin := worlds[h.world], filepath.Join(tmp, "world.test")
+	if out, err := goTool(root, tmp, "test", "-c", "-overlay", overlay, "-ldflags=-s -w", "-o", bin, "./"+w.dir); err != nil {
+		return out, fmt.Errorf("it does not compile: %w", err)
+	}
+	args := append([]string{"-test.run=^TestHunt$"}, w.args[:len(w.args)-1]...)
+	cmd := exec.Command(bin, append(args, w.args[len(w.args)-1]+"="+strconv.Itoa(*worldSeeds))...)
+	cmd.Dir = filepath.Join(root, w.dir)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Run(); err != nil {
+		return out.String(), err
+	}
+	// A test that looked for nothing passes too.
+	said, ok := strings.CutPrefix(firstLine(out.String()), "found: ")
+	if !ok {
+		return out.String(), fmt.Errorf("the world did not say what it found")
+	}
+	return said, nil
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(s, "\n")
+	return line
+}
+
+// writeOverlay writes the files that the patches change, and the Go tool's
+// description of them, into dir.
+func writeOverlay(root, dir string, patches []*patch) (string, error) {
+	replace := map[string]string{}
+	for _, p := range patches {
+		edited, err := p.apply(root)
+		if err != nil {
+			return "", err
+		}
+		for file, text := range edited {
+			at := filepath.Join(root, file)
+			if replace[at] != "" {
+				return "", fmt.Errorf("two of the rules change %s", file)
+			}
+			replace[at] = filepath.Join(dir, strings.ReplaceAll(file, "/", "-"))
+			if err := os.WriteFile(replace[at], []byte(text), 0o600); err != nil {
+				return "", err
+			}
+		}
+	}
+	o, err := json.Marshal(map[string]map[string]string{"Replace": replace})
+	if err != nil {
+		return "", err
+	}
+	name := filepath.Join(dir, "overlay.json")
+	return name, os.WriteFile(name, o, 0o600)
+}
+
+// keepOverlay leaves an overlay for other commands.
+func keepOverlay(root string, patches []*patch) error {
+	dir, err := filepath.Abs(*keepIn)
+	if err == nil {
+		err = os.MkdirAll(dir, 0o755)
+	}
+	if err != nil {
+		return err
+	}
+	name, err := writeOverlay(root, dir, patches)
+	if err == nil {
+		fmt.Println(name)
+	}
+	return err
+}
