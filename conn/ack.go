@@ -67,7 +67,7 @@ func (p *Path) Acked(now time.Duration, gen uint64, bytes uint64) {
 	}
 	p.ackTCP(now, bytes)
 	if p.unacked.head == nil && p.inwrite.head == nil {
-		p.pollAt = never
+		p.pollAt = Never
 		return
 	}
 	p.pollAt = now + p.c.cfg.AckPoll

@@ -62,7 +62,7 @@ func (c *Conn) cancelSent(now time.Duration, m *Msg, drop *list) (begun int) {
 		drop.push(m)
 		return 0
 	}
-	if begun = m.cancel(); begun > 0 && p.sweepAt == never {
+	if begun = m.cancel(); begun > 0 && p.sweepAt == Never {
 		p.sweepAt = now + c.cfg.DeadAfter
 		c.rearm(p.sweepAt)
 	}
@@ -77,7 +77,7 @@ func (c *Conn) orphan(now time.Duration, m *Msg, why Why) {
 		return
 	}
 	m.orphan, m.At = true, now
-	if p := c.slots[m.slot]; p.orphanAt == never {
+	if p := c.slots[m.slot]; p.orphanAt == Never {
 		p.orphanAt = now + c.cfg.DeadAfter
 		c.rearm(p.orphanAt)
 	}
@@ -91,7 +91,7 @@ func (c *Conn) orphan(now time.Duration, m *Msg, why Why) {
 // message on its own, for the lists are long.
 func (p *Path) giveUp(now time.Duration) (next time.Duration) {
 	after := p.c.cfg.DeadAfter
-	next = never
+	next = Never
 	for _, l := range []*list{&p.retrans, &p.unacked} {
 		l.each(func(m *Msg) bool {
 			if !m.orphan || now-m.At < after {
@@ -113,7 +113,7 @@ func (p *Path) giveUp(now time.Duration) (next time.Duration) {
 	if m := p.inwrite.head; m != nil && next <= now && now-max(p.lastTx, p.tookAt) >= after {
 		p.Drop(now, errUntaken)
 	}
-	if next != never {
+	if next != Never {
 		next = max(next, now+after/8)
 	}
 	return next

@@ -100,7 +100,7 @@ type Conn struct {
 // one family. Nothing happens until something is sent or a link arrives.
 func New(cfg *Config, owner Owner, rng *rand.Rand, ctr *stats.Counters, local, remote netip.Addr) *Conn {
 	l, r := local.As16(), remote.As16()
-	c := &Conn{cfg: cfg, owner: owner, rng: rng, ctr: ctr, local: local, remote: remote, armed: never,
+	c := &Conn{cfg: cfg, owner: owner, rng: rng, ctr: ctr, local: local, remote: remote, armed: Never,
 		active: bytes.Compare(l[:], r[:]) < 0}
 	for c.inc == 0 {
 		c.inc = rng.Uint64()

@@ -295,7 +295,7 @@ func (p *Path) become(now time.Duration) {
 	}
 	// The peer is there: the other lanes need not sit out their backoff.
 	c.Paths(func(q *Path) {
-		if q.state == Error && q.retryAt != never && q.retryAt > now {
+		if q.state == Error && q.retryAt != Never && q.retryAt > now {
 			q.retryAt = now
 			c.rearm(now)
 		}
@@ -309,7 +309,7 @@ func (p *Path) become(now time.Duration) {
 // still to come: it stays, and is sent again like the rest, as the duplicate
 // that it is.
 func (p *Path) settleCancelled(now time.Duration, payload []byte) {
-	p.sweepAt = never
+	p.sweepAt = Never
 	p.through = math.MaxUint64
 	if len(payload) == receivedLen {
 		p.through = binary.BigEndian.Uint64(payload)
@@ -413,7 +413,7 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 		}
 		p.nextSeq, p.expected = 1, 0
 		p.refusing, p.refused, p.refusals, p.unsentRef = nil, nil, 0, 0
-		p.sweepAt = never
+		p.sweepAt = Never
 		p.control.each(func(m *Msg) bool {
 			if m.Kind == MsgRefuse || m.Kind == MsgPong {
 				if m.Kind == MsgPong {

@@ -147,7 +147,7 @@ func (p *Path) tryResume(now time.Duration, port uint16, h *hold) {
 // to come again. Ports take turns: one that is always held again leaves the next to others.
 func (p *Path) resumeLate(now time.Duration) time.Duration {
 	if !p.late {
-		return never
+		return Never
 	}
 	if now < p.moveAt {
 		return p.moveAt
@@ -168,7 +168,7 @@ func (p *Path) resumeLate(now time.Duration) time.Duration {
 	if p.late {
 		return p.moveAt
 	}
-	return never
+	return Never
 }
 
 func (p *Path) heldPorts() []uint16 {

@@ -44,7 +44,7 @@ func (w *world) flips(p *Path, n int) (moves uint64, took time.Duration) {
 		w.flip(false)
 		w.settle()
 		if w.armed <= w.now {
-			w.armed = never
+			w.armed = Never
 			w.c.Tick(w.now)
 			w.settle()
 		}

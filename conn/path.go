@@ -10,7 +10,8 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-const never = time.Duration(math.MaxInt64)
+// Never is the time of what is not due at all, here and in the rooms above.
+const Never = time.Duration(math.MaxInt64)
 
 // Path is one lane of a connection: a sequence of links, one at a time, and
 // the sequenced streams of both directions that outlive each of them.
@@ -116,7 +117,7 @@ type Path struct {
 }
 
 func newPath(c *Conn, i int) *Path {
-	return &Path{c: c, idx: i, nextSeq: 1, retryAt: never, pollAt: never, ackDue: never, sweepAt: never, orphanAt: never, askAt: never}
+	return &Path{c: c, idx: i, nextSeq: 1, retryAt: Never, pollAt: Never, ackDue: Never, sweepAt: Never, orphanAt: Never, askAt: Never}
 }
 
 // Conn is the connection the path belongs to.
@@ -309,21 +310,21 @@ func (p *Path) Drop(now time.Duration, why error) bool {
 func (p *Path) closeLink(now time.Duration) {
 	p.c.owner.Emit(Action{Kind: ActClose, Path: p, Gen: p.gen, Why: p.lastErr})
 	p.ready = false
-	p.retryAt = never
+	p.retryAt = Never
 }
 
 // established begins life on a new link.
 func (p *Path) established(now time.Duration) {
-	p.retryAt = never
+	p.retryAt = Never
 	p.kicked = false
 	p.txOff, p.txAcked, p.ackSeen = 0, 0, 0
 	p.upAt, p.lastTx, p.lastRx = now, now, now
 	p.c.links++
 	p.born = p.c.links
-	p.asked, p.askNow, p.askAt = 0, false, never
+	p.asked, p.askNow, p.askAt = 0, false, Never
 	p.credits, p.window, p.owed = 0, 0, 0
 	p.granted = 1 << p.c.cfg.CreditLog2
-	p.ackPending, p.ackDue, p.ackedRx = false, never, 0
+	p.ackPending, p.ackDue, p.ackedRx = false, Never, 0
 	p.congVer, p.congDirty, p.congAt = 0, p.idx == 0, now-time.Hour
 	p.paused, p.again = false, false
 	p.sinceAck.frames, p.sinceAck.bytes = 0, 0
@@ -353,7 +354,7 @@ func (p *Path) lost(now time.Duration) {
 	// A larger kernel that has something for us waits to be connected to, and says
 	// so only when somebody sends (net/rds/connection.c, rds_conn_shutdown).
 	p.wasUp = p.wasUp || p.heard
-	p.pollAt, p.ackDue = never, never
+	p.pollAt, p.ackDue = Never, Never
 	// A link that went at once is no success: without this a peer that accepts
 	// and closes would be dialled in a tight loop.
 	if up && now-p.upAt > 2*p.c.cfg.ReconnectMin {

@@ -327,7 +327,7 @@ func (p *Path) ReceivedAll(now time.Duration, gen uint64) {
 				p.c.rearm(now + p.c.cfg.AckDelay*4)
 			}
 		}
-		if !p.ackPending && p.ackDue == never && p.ackable() != p.ackedRx {
+		if !p.ackPending && p.ackDue == Never && p.ackable() != p.ackedRx {
 			p.ackDue = now + p.c.cfg.AckDelay
 			p.c.rearm(p.ackDue)
 		}

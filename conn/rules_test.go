@@ -45,7 +45,7 @@ func (w *world) checkWake(p *Path) {
 
 // checkTimers: the next call comes before the first thing that is due.
 func (w *world) checkTimers(p *Path) {
-	due, what := never, ""
+	due, what := Never, ""
 	first := func(at time.Duration, name string) {
 		if at < due {
 			due, what = at, name
@@ -64,7 +64,7 @@ func (w *world) checkTimers(p *Path) {
 		switch {
 		case w.c.kind.kernel():
 			first(p.pollAt, "what TCP acknowledged")
-			if p.pollAt == never && p.unacked.head != nil && !p.writing {
+			if p.pollAt == Never && p.unacked.head != nil && !p.writing {
 				w.t.Errorf("%v: TCP is not asked about what is not acknowledged", p)
 			}
 		case w.c.kind == KindRdsd && p.ready:

@@ -96,11 +96,11 @@ func (w *world) checkPath(name string, p *Path) {
 	fail := func(format string, a ...any) { w.t.Errorf("%s: "+format, append([]any{name}, a...)...) }
 	switch p.state {
 	case Connecting:
-		if p.retryAt == never || w.armed > p.retryAt {
+		if p.retryAt == Never || w.armed > p.retryAt {
 			fail("an attempt without an end")
 		}
 	case Error:
-		if p.retryAt == never || w.armed > p.retryAt {
+		if p.retryAt == Never || w.armed > p.retryAt {
 			fail("nothing will try again")
 		}
 	case Up:
@@ -108,7 +108,7 @@ func (w *world) checkPath(name string, p *Path) {
 			fail("a link that nobody asks anything")
 		}
 	case Down:
-		if p.retryAt != never && p.retryAt > w.now {
+		if p.retryAt != Never && p.retryAt > w.now {
 			fail("a timer runs while nothing is under way")
 		}
 	}
@@ -192,7 +192,7 @@ func TestFlap(t *testing.T) {
 			p.Lost(w.now, p.gen, 0, nil)
 		default:
 			w.now = max(w.now, w.armed)
-			w.armed = never
+			w.armed = Never
 			w.c.Tick(w.now)
 		}
 		w.settle()

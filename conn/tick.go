@@ -19,13 +19,13 @@ func (c *Conn) rearm(at time.Duration) {
 // Tick does what is due. It arms the next call itself.
 func (c *Conn) Tick(now time.Duration) {
 	c.late = 0
-	if c.armed != never {
+	if c.armed != Never {
 		c.late = now - c.armed
 	}
-	c.armed = never
-	next := never
+	c.armed = Never
+	next := Never
 	c.Paths(func(p *Path) { next = min(next, p.tick(now)) })
-	if next != never {
+	if next != Never {
 		c.rearm(max(next, now+time.Microsecond))
 	}
 }
@@ -33,7 +33,7 @@ func (c *Conn) Tick(now time.Duration) {
 func (p *Path) tick(now time.Duration) time.Duration {
 	cfg := p.c.cfg
 	if p.sweepAt <= now {
-		p.sweepAt = never
+		p.sweepAt = Never
 		if p.state != Up || !p.ready {
 			p.retrans.each(func(m *Msg) bool {
 				if m.cancelled {
@@ -56,14 +56,14 @@ func (p *Path) tick(now time.Duration) time.Duration {
 			}
 			p.event(now, EvFail)
 		case Error:
-			p.retryAt = never
+			p.retryAt = Never
 			if !p.idle() || p.c.active && p.wasUp && (p.idx < max(p.c.lanes, 1) || p.c.kind == KindKernel) {
 				p.event(now, EvWant)
 			} else {
 				p.event(now, EvRest)
 			}
 		default:
-			p.retryAt = never
+			p.retryAt = Never
 		}
 	}
 	next := min(p.retryAt, p.sweepAt, p.orphanAt, p.resumeLate(now))
@@ -89,9 +89,9 @@ func (p *Path) tick(now time.Duration) time.Duration {
 			next = min(next, p.tickRdsd(now))
 		}
 	}
-	if p.state == Up && p.askAt != never {
+	if p.state == Up && p.askAt != Never {
 		if p.askAt <= now {
-			p.askAt = never
+			p.askAt = Never
 			if p.asked == 0 {
 				p.ask(now)
 			}
@@ -116,10 +116,10 @@ const lateGrace = time.Second
 // tickRdsd: delayed acknowledgements, withheld credits, heartbeats.
 func (p *Path) tickRdsd(now time.Duration) time.Duration {
 	cfg := p.c.cfg
-	next := never
+	next := Never
 	if p.ackDue <= now {
 		p.ackPending = true
-		p.ackDue = never
+		p.ackDue = Never
 		p.kick()
 	}
 	next = min(next, p.ackDue)
@@ -163,8 +163,8 @@ func (p *Path) heartbeatAt() time.Duration {
 
 func (p *Path) tickKernel(now time.Duration) time.Duration {
 	if p.unacked.head == nil && p.inwrite.head == nil {
-		p.pollAt = never
-		return never
+		p.pollAt = Never
+		return Never
 	}
 	if p.pollAt <= now {
 		p.pollAt = now + p.c.cfg.AckPoll

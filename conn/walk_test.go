@@ -227,7 +227,7 @@ func (k *walk) send() {
 
 func (k *walk) pass() {
 	w := k.w
-	if w.armed != never && w.armed > w.now && w.armed < w.now+time.Minute && k.chance(40) {
+	if w.armed != Never && w.armed > w.now && w.armed < w.now+time.Minute && k.chance(40) {
 		k.say("wait %v", w.armed-w.now+time.Duration(k.oneOf(-1, 0, 0))*time.Nanosecond)
 		return
 	}

@@ -53,7 +53,7 @@ type world struct {
 }
 
 func newWorld(t testing.TB, local, remote string, tune func(*Config)) *world {
-	w := &world{t: t, cfg: DefaultConfig(), now: time.Second, verdict: map[uint16]Verdict{}, ourVer: 1, grant: true, armed: never,
+	w := &world{t: t, cfg: DefaultConfig(), now: time.Second, verdict: map[uint16]Verdict{}, ourVer: 1, grant: true, armed: Never,
 		batch: map[*Path]*transport.Batch{}, txB: map[*Path]uint64{}, undone: map[uint64]bool{}, cells: map[uint64]*uint64{}, senders: map[uint16]*Sender{}, lent: map[*Msg]bool{}}
 	w.cfg.Trains = false // scripts ask for them
 	if tune != nil {
@@ -309,7 +309,7 @@ func (w *world) advance(d time.Duration) {
 			w.t.Fatalf("%d calls in %v", ticks, d)
 		}
 		w.now = max(w.now, w.armed)
-		w.armed = never
+		w.armed = Never
 		before := len(w.out)
 		w.c.Tick(w.now)
 		w.settle()

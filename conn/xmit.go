@@ -65,7 +65,7 @@ func (p *Path) Fill(now time.Duration, b *transport.Batch) bool {
 		return false
 	}
 	if o.put {
-		p.ackPending, p.ackDue, p.ackedRx = false, never, o.told
+		p.ackPending, p.ackDue, p.ackedRx = false, Never, o.told
 	}
 	b.Seal()
 	p.writing = true
@@ -395,7 +395,7 @@ func (p *Path) Wrote(now time.Duration) bool {
 	}
 	if p.c.kind != KindRdsd && p.state == Up && p.unacked.head != nil {
 		p.ackTCP(now, p.txAcked)
-		if p.unacked.head != nil && p.pollAt == never {
+		if p.unacked.head != nil && p.pollAt == Never {
 			p.pollAt = now + p.c.cfg.AckPoll
 			p.c.rearm(p.pollAt)
 		}

@@ -47,10 +47,8 @@ type host struct {
 	flushKicked func() // transmits on kicked, on worker's thread
 }
 
-const never = time.Duration(1<<63 - 1)
-
 func newHost(all *hosts, addr netip.Addr, seed int64) *host {
-	h := &host{all: all, log: all.node.log, addr: addr, port: all.node.cfg.RDS.Port, timerAt: never}
+	h := &host{all: all, log: all.node.log, addr: addr, port: all.node.cfg.RDS.Port, timerAt: conn.Never}
 	h.e = rds.NewEngine(&all.engineConfig, addr, rand.New(rand.NewSource(seed)))
 	return h
 }
@@ -235,7 +233,7 @@ func untilTick(now, at time.Duration) time.Duration {
 func (h *host) tick() {
 	_, now := h.lock()
 	guard.Point("step")
-	h.timerAt = never
+	h.timerAt = conn.Never
 	if !h.closed {
 		h.e.Tick(now)
 	}

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -138,7 +139,7 @@ func (t *lateTicker) tick(now time.Duration) {
 	if pe.allLate && now-pe.mapTold >= tellEvery {
 		pe.tellAll(now)
 	}
-	next := never
+	next := conn.Never
 	late := pe.late
 	pe.late = nil
 	for _, pp := range late {
@@ -154,7 +155,7 @@ func (t *lateTicker) tick(now time.Duration) {
 	if pe.allLate {
 		next = min(next, pe.mapTold+tellEvery)
 	}
-	if next != never {
+	if next != conn.Never {
 		pe.lateAt(next)
 	}
 }

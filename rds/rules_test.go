@@ -1,6 +1,10 @@
 package rds
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/rdsd/rdsd/conn"
+)
 
 // holds looks after every step of a drawn program at what must hold whatever happened:
 // whoever waits stands where somebody looks, what is counted is there, and a timer runs
@@ -93,7 +97,7 @@ func (pe *Peer) holds(t testing.TB) {
 
 func (s *Socket) holds(t testing.TB) {
 	waiting, held, refused, lined := 0, 0, 0, 0
-	first := never
+	first := conn.Never
 	for dst, f := range s.flows {
 		for m := f.q.head; m != nil; m = m.Link() {
 			if m.Owner != nil {
@@ -123,7 +127,7 @@ func (s *Socket) holds(t testing.TB) {
 		t.Errorf("%v: counted are %d that wait, with %d batches, %d held, %d flows refused and %d lined up; there are %d, %d, %d and %d",
 			s.Addr(), s.waiting, len(s.batches)-len(s.batchFree), s.held, s.refused, s.lined.n, waiting, held, refused, lined)
 	}
-	if first != never && (s.tm.t == nil || s.tm.at > first) {
+	if first != conn.Never && (s.tm.t == nil || s.tm.at > first) {
 		t.Errorf("%v: a send waits until %v, and no timer runs for that: %v at %v", s.Addr(), first, s.tm.t != nil, s.tm.at)
 	}
 	undecided := 0

@@ -13,8 +13,6 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-const never = time.Duration(math.MaxInt64)
-
 // Send offers one datagram without waiting (net/rds/send.c, rds_sendmsg with
 // MSG_DONTWAIT). A nil error accepts it: exactly one outcome follows. payload is
 // not copied and must stay as it is until then. A datagram is accepted while

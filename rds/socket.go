@@ -153,7 +153,7 @@ func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
 		o.RcvBufBytes = e.cfg.RcvBufBytes
 	}
 	e.nextID++
-	s := &Socket{e: e, id: e.nextID, port: port, opt: o, deadline: never, epochs: make([]epoch, 1)}
+	s := &Socket{e: e, id: e.nextID, port: port, opt: o, deadline: conn.Never, epochs: make([]epoch, 1)}
 	s.reserver, _ = o.Sink.(Reserver)
 	s.roof = math.MaxInt
 	e.socks[port] = s

@@ -91,7 +91,7 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 		return false, rdserr.With(rdserr.ErrTooMany, "%d sends of this socket wait already", s.waiting)
 	}
 	if deadline == 0 {
-		deadline = never
+		deadline = conn.Never
 	}
 	if !s.queues(dst) {
 		err = s.admit(f, len(payload))
@@ -260,7 +260,7 @@ func (s *Socket) tick(now time.Duration) {
 		}
 	}
 	s.e.ctr.SendTimeout += uint64(len(s.sends) - n)
-	s.deadline = never
+	s.deadline = conn.Never
 	for _, f := range s.flows {
 		for m := f.q.head; m != nil; m = m.Link() {
 			if m.Owner == nil {
@@ -268,7 +268,7 @@ func (s *Socket) tick(now time.Duration) {
 			}
 		}
 	}
-	if s.deadline != never {
+	if s.deadline != conn.Never {
 		s.e.arm(&s.tm, s, s.deadline)
 	}
 }
