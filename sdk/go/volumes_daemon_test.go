@@ -70,7 +70,7 @@ func TestVolumesOfRealDaemons(t *testing.T) {
 			}
 		}
 	}
-	if err := nearVol.SetPolicy(ctx, "s", "best"); !errors.Is(err, rdserr.ErrInvalid) || !strings.Contains(err.Error(), "want round-robin, min-inflight or min-latency") {
+	if err := nearVol.SetPolicy(ctx, "s", "best"); !errors.Is(err, rdserr.ErrInvalid) || !strings.Contains(err.Error(), "want "+rtrs.PolicyNames()) {
 		t.Errorf("a policy that there is not: %v", err)
 	}
 	if err := nearVol.ResetStats(ctx, "s", rdsd.PathSpec{}); err != nil {
