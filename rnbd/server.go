@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
 	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
@@ -207,16 +206,3 @@ func (s *Server) Exports() []*Export {
 
 // Roots lists the export roots.
 func (s *Server) Roots() []*Root { return slices.Clone(s.roots) }
-
-// Devices lists the devices that are open, each once.
-func (s *Server) Devices() []blk.Device {
-	var list []blk.Device
-	for _, v := range s.volumes {
-		for _, st := range v.stores {
-			if st != nil {
-				list = append(list, st.dev)
-			}
-		}
-	}
-	return list
-}

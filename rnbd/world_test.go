@@ -563,3 +563,16 @@ func wantErr(t testing.TB, what string, err, want error) {
 		t.Errorf("%s: %v; want %v", what, err, want)
 	}
 }
+
+// Devices lists the devices that are open, each once.
+func (s *Server) Devices() []blk.Device {
+	var list []blk.Device
+	for _, v := range s.volumes {
+		for _, st := range v.stores {
+			if st != nil {
+				list = append(list, st.dev)
+			}
+		}
+	}
+	return list
+}

@@ -144,7 +144,7 @@ func TestHandshake(t *testing.T) {
 	a := someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"}
 	f := newFakeServer(t, smallServer)
 	p := f.dial(a, 0, 2).Path
-	if f.dial(a, 1, 2).Path != p || p.Con(1) == nil || p.Con(2) != nil || p.Session() != nil {
+	if f.dial(a, 1, 2).Path != p || len(p.cons) != 2 || p.cons[1].ServerCon == nil || p.Session() != nil {
 		t.Fatal("not of one path")
 	}
 	f.tick(5 * time.Second)

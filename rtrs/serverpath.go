@@ -65,14 +65,6 @@ func (p *ServerPath) State() State { return p.state }
 // Session is nil until p is connected.
 func (p *ServerPath) Session() *ServerSession { return p.ses }
 
-// Con is connection num of p, nil if there is none.
-func (p *ServerPath) Con(num int) *ServerCon {
-	if num < 0 || num >= len(p.cons) {
-		return nil
-	}
-	return p.cons[num].ServerCon
-}
-
 // ResetStats sets the statistics to zero, but for Inflight.
 func (p *ServerPath) ResetStats() { p.stats = ServerPathStats{} }
 
