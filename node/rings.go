@@ -11,6 +11,7 @@ import (
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
@@ -56,6 +57,7 @@ type ringSock struct {
 	dirty         bool   // in host.rings.dirty
 	reserved      int    // slots being read into
 	reservedBytes uint64 // that they are for
+	grown         int64  // bytes that the ledger has more for it than at first
 	closed        bool   // the engine's socket is
 	moved         bool   // the region is not the client's any more
 	freed         bool   // the region is gone, or about to be
@@ -203,11 +205,19 @@ func (r *ringSock) takePosts(now time.Duration, a admission) (n int, err error) 
 // growLedger allocates entries of the ledger for more descriptors under way: in a
 // goroutine, for the file system may take its time.
 func (r *ringSock) growLedger(from uint32, pages int) {
-	if err := r.led.Grow(from, pages); err != nil {
-		r.s.node.log.Error("no more descriptors of a socket can be taken", "local", r.reg.Local, "error", err)
-		pages = 0
+	bytes := int64(pages) << 12
+	err := r.purse.account.Take(quota.Sockets, bytes)
+	if err == nil {
+		if err = r.led.Grow(from, pages); err != nil {
+			r.purse.account.Give(quota.Sockets, bytes)
+		}
+	}
+	if err != nil {
+		r.s.node.log.Warn("no more descriptors of a socket can be taken for now", "local", r.reg.Local, "error", err)
+		pages, bytes = 0, 0
 	}
 	r.host.lock()
+	r.grown += bytes
 	r.h.Grown(pages)
 	r.touch()
 	r.freeIfIdle()

@@ -351,6 +351,10 @@ func (r *ringSock) free() {
 	if err := r.h.Close(); err != nil {
 		r.s.node.log.Error("a socket's memory is lost", "error", err)
 	}
+	r.host.lock()
+	grown := r.grown
+	r.host.unlock()
+	r.purse.account.Give(quota.Sockets, grown)
 }
 
 // dispose gives up what open had made, before a reactor knows of it.

@@ -219,3 +219,28 @@ func TestPagesLacked(t *testing.T) {
 		}
 	}
 }
+
+// TestLedgerIsPaid: what the ledger grows by for the datagrams that a socket has under way is
+// charged to its user until the socket is gone.
+func TestLedgerIsPaid(t *testing.T) {
+	n, cfg := startOne(t)
+	client, err := rdsd.Dial(cfg.API.Socket, rdsd.WithFrontEnd(rdsd.Rings))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer client.Close()
+	s, err := client.Bind(testContext(t), netip.AddrPortFrom(cfg.RDS.Addresses[0], 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sockets := func() int64 { return n.memory.Kinds()[quota.Sockets].Used }
+	before := sockets()
+	for i := range 300 { // nobody listens there: they stay; each length needs a descriptor
+		if err := s.Send(testContext(t), netip.MustParseAddrPort("127.0.99.99:7"), make([]byte, 1+i%7)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	within(t, 5*time.Second, "the ledger has grown, and is paid for", func() bool { return sockets() >= before+256*64-4096 })
+	s.Close()
+	within(t, 5*time.Second, "nothing is paid for", func() bool { return sockets() == 0 })
+}
