@@ -11,8 +11,6 @@ import (
 	"strings"
 	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 var (
@@ -41,15 +39,7 @@ func main() {
 	}
 }
 
-// memory is what a test command may take: an edit that makes it take ever more is
-// noticed by that, and not by the machine's running out.
-const memory = 8 << 30
-
 func run() error {
-	// The commands inherit it. Memory that is only reserved or shared does not count.
-	if err := unix.Setrlimit(unix.RLIMIT_DATA, &unix.Rlimit{Cur: memory, Max: memory}); err != nil {
-		return fmt.Errorf("limiting the tests' memory: %w", err)
-	}
 	root, err := moduleRoot()
 	if err != nil {
 		return err

@@ -120,7 +120,13 @@ func goTool(root, tmp string, args ...string) (string, error) {
 	// The test binary and its daemons end with the command that started them.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
-	err := cmd.Run()
+	if err := cmd.Start(); err != nil {
+		return "", err
+	}
+	done := make(chan struct{})
+	go bound(cmd.Process.Pid, done)
+	err := cmd.Wait()
+	close(done)
 	if ctx.Err() != nil {
 		err = ctx.Err()
 	}
