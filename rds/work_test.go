@@ -352,3 +352,29 @@ func TestIdleFlows(t *testing.T) {
 		t.Errorf("%d idle flows and %d of the peer after the socket was closed", e.idle.n, e.loop.flows.n)
 	}
 }
+
+// TestAskedMeanwhile: who asks about a port whose change is to be told later has those
+// concerned told first, and acts upon what they are told.
+func TestAskedMeanwhile(t *testing.T) {
+	const concerned = 10 * tellFew
+	e, now := lone(t, nil)
+	dst := netip.MustParseAddrPort("10.0.0.2:4000")
+	pe, _ := e.Peer(dst.Addr())
+	for i := range concerned {
+		mustOpen(t, bindBox(t, e, 0, 1<<20, SocketOptions{}).s, dst, i)
+	}
+	now += tellEvery
+	for i, on := range []bool{true, false} {
+		now += time.Millisecond
+		pe.CongestionDelta(now, wire.PortState{Port: dst.Port(), Congested: on})
+		e.settle(now)
+		pp := pe.ports[dst.Port()]
+		if late := i > 0; pp.late != late || (pp.told != on) != late {
+			t.Fatalf("a change to %v: told late %v, told %v: the test looks at another moment", on, pp.late, pp.told)
+		}
+		before := e.told
+		if pe.portOf(now, dst.Port()); pp.told != on || i > 0 && e.told != before+concerned {
+			t.Errorf("a change to %v: %d of %d were told, and it stands as %v", on, e.told-before, concerned, pp.told)
+		}
+	}
+}
