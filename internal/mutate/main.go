@@ -2,14 +2,17 @@ package main
 
 import (
 	"bufio"
+	"context"
 	"flag"
 	"fmt"
 	"math/rand"
 	"os"
+	"os/signal"
 	"path/filepath"
 	"sort"
 	"strings"
 	"sync"
+	"syscall"
 	"time"
 )
 
@@ -25,6 +28,9 @@ var (
 	limit  = flag.Duration("limit", 240*time.Second, "a test command that takes longer hangs")
 	least  = flag.Int("least", 0, "fail below this many percent noticed")
 )
+
+// life ends when the program is told to end: so do the commands that it runs then.
+var life, _ = signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 
 func main() {
 	flag.Parse()

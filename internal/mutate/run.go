@@ -68,6 +68,9 @@ func try(root string, r room, s site) (result, error) {
 		if err == nil {
 			continue
 		}
+		if life.Err() != nil {
+			return res, life.Err()
+		}
 		if strings.Contains(out, "[build failed]") { // tests that do not build have noticed nothing
 			res.verdict, res.said = noCompile, tail(out, 12)
 			break
@@ -105,7 +108,7 @@ func overlay(root, tmp string, s site) (string, error) {
 // tests start are built by the tests themselves or are the test binary, so they
 // have the edit too.
 func goTool(root, tmp string, args ...string) (string, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), *limit+grace)
+	ctx, cancel := context.WithTimeout(life, *limit+grace)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, "go", args...)
 	cmd.Dir = root
