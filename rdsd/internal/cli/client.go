@@ -148,6 +148,8 @@ func explain(err error) string {
 		return err.Error() + " (see --timeout)"
 	case errors.Is(err, rdserr.ErrShutdown):
 		return err.Error() + "; is the daemon still running? (rdsd status)"
+	case errors.Is(err, context.DeadlineExceeded):
+		return strings.Replace(err.Error(), context.DeadlineExceeded.Error(), "the deadline passed", 1) + " (see --timeout)"
 	}
 	return err.Error()
 }
