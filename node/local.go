@@ -266,6 +266,7 @@ func (f *localFront) stop() {
 	}
 	f.mu.Unlock()
 	f.wg.Wait()
+	f.pages.stop()
 }
 
 // errGone: the client closed its end, or its connection broke.

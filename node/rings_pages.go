@@ -92,6 +92,7 @@ type regionPages struct {
 	mu      sync.Mutex
 	lacking map[*ringSock]struct{} // guarded by mu
 	closed  map[*ringSock]struct{} // guarded by mu; their clients have not let go
+	stopped bool                   // guarded by mu; nothing is waited for any more
 
 	// The keeper's.
 	gave  time.Time // the last time somebody looked for what can be given back
@@ -227,11 +228,27 @@ func (r *ringSock) linger() {
 	}
 	p := &r.front.pages
 	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopped {
+		r.reg.Disown()
+		return
+	}
 	if p.closed == nil {
 		p.closed = map[*ringSock]struct{}{}
 	}
 	p.closed[r] = struct{}{}
-	p.mu.Unlock()
+}
+
+// stop waits for no client any more: the daemon ends, and what it has mapped stays the
+// client's.
+func (p *regionPages) stop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stopped = true
+	for r := range p.closed {
+		r.reg.Disown()
+	}
+	clear(p.closed)
 }
 
 // giveBackRest gives back what of a closed region is neither unread nor with its client.

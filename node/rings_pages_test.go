@@ -244,3 +244,32 @@ func TestLedgerIsPaid(t *testing.T) {
 	s.Close()
 	within(t, 5*time.Second, "nothing is paid for", func() bool { return sockets() == 0 })
 }
+
+// TestStopWaitsForNoRegion: a daemon that stops in order keeps no descriptor of a region that its
+// client goes on using, be it closed before or by the stop.
+func TestStopWaitsForNoRegion(t *testing.T) {
+	fds := descriptors(t)
+	cfg := testConfig(t)
+	n, err := New(cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := startNode(t, n)
+	bind := func() *ringClient { return attachRing(t, cfg, bindTo(cfg.RDS.Addresses[0], 0)) }
+	before, during := bind(), bind()
+	before.c.Close()
+	lingers := func() bool {
+		n.local.pages.mu.Lock()
+		defer n.local.pages.mu.Unlock()
+		return len(n.local.pages.closed) == 1
+	}
+	within(t, 5*time.Second, "one region lingers", lingers)
+	stop()
+	for _, r := range []*ringClient{before, during} {
+		defer r.region.Close()
+		closeFDs([]int{r.bell, r.ear})
+		unix.Munmap(r.mem)
+		r.c.Close()
+	}
+	within(t, 5*time.Second, "no descriptor is left", func() bool { return descriptors(t) <= fds })
+}
