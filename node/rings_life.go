@@ -153,7 +153,10 @@ func (r *ringSock) handOver(p *packetStream, theirs int) error {
 	if err := r.front.step("seal"); err != nil {
 		return err
 	}
-	if err := r.reg.Seal(); err != nil {
+	switch err := r.reg.Seal(); {
+	case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):
+		return noDescriptors(err)
+	case err != nil:
 		return rdserr.With(rdserr.ErrInvalid, "%v", err)
 	}
 	return nil

@@ -61,7 +61,10 @@ func (r *ringSock) findOut() {
 		return
 	}
 	r.aside(func() {
-		written := r.reg.Written(off, n)
+		written, err := r.reg.Written(off, n)
+		for ; err != nil; written, err = r.reg.Written(off, n) {
+			time.Sleep(feedEvery) // somebody gives a descriptor back, or the socket is closed
+		}
 		r.host.lock()
 		r.h.Sure(written)
 		r.touch() // Due asks the reactor to look again, at an error too

@@ -6,7 +6,7 @@
 // once, checked, then used.
 //
 // Read layout.go and desc.go (the bytes), region.go (the mapping), host.go (the
-// daemon's end), client.go (the client's), then ledger.go and recover.go (what
-// outlives the daemon). arena.go divides memory, control.go carries messages
+// daemon's end) and pages.go (whose memory it is), client.go (the client's), then ledger.go
+// and recover.go (what outlives the daemon). arena.go divides memory, control.go carries messages
 // and descriptors, doorbell.go wakes.
 package shm

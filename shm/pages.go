@@ -175,17 +175,21 @@ func (r *Region) resident(off, n uint64) bool {
 }
 
 // Written reports whether the client's part has memory at off, n bytes of it, in memory
-// or swapped out. It may wait for whoever changes the file: nothing for a reactor.
-func (r *Region) Written(off, n uint64) bool {
+// or swapped out. It may wait for whoever changes the file: nothing for a reactor. An
+// error is for want of a descriptor; ask again.
+func (r *Region) Written(off, n uint64) (bool, error) {
 	r.files.Lock()
-	fd, err := unix.FcntlInt(uintptr(r.FD), unix.F_DUPFD_CLOEXEC, 0) // it may be closed meanwhile
+	fd, err := unix.FcntlInt(uintptr(r.FD), unix.F_DUPFD_CLOEXEC, 0) // the other may be closed meanwhile
 	r.files.Unlock()
-	if err != nil {
-		return false
+	switch {
+	case err == unix.EMFILE || err == unix.ENFILE:
+		return false, err
+	case err != nil: // it has been closed
+		return false, nil
 	}
 	defer unix.Close(fd)
 	hole, err := unix.Seek(fd, int64(off), unix.SEEK_HOLE)
-	return err == nil && uint64(hole) >= off+n
+	return err == nil && uint64(hole) >= off+n, nil
 }
 
 // afford pays for the pages of the daemon's part at off, n bytes of it, that this end

@@ -113,7 +113,8 @@ func TestNothingIsTouchedForAClient(t *testing.T) {
 			if !wanted || off != x.off(h.r)&^(pageBytes-1) || n != pageBytes || !h.Finding() {
 				t.Errorf("%s: unsure of %d bytes at %d: %v", name, n, off, wanted)
 			}
-			if _, _, again := h.Unsure(); again || h.r.Written(off, n) {
+			found, _ := h.r.Written(off, n)
+			if _, _, again := h.Unsure(); again || found {
 				t.Errorf("%s: asked twice, or somebody has touched it", name)
 			}
 			h.Sure(written)
@@ -140,9 +141,25 @@ func TestWritten(t *testing.T) {
 		pages uint64
 		want  bool
 	}{{1, true}, {3, true}, {4, false}} {
-		if h.r.Written(at, x.pages*pageBytes) != x.want || h.r.resident(at, x.pages*pageBytes) != x.want {
+		if got, err := h.r.Written(at, x.pages*pageBytes); got != x.want || err != nil || h.r.resident(at, x.pages*pageBytes) != x.want {
 			t.Errorf("%d pages, of which 3 are there", x.pages)
 		}
+	}
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := h.r.Written(at, pageBytes)
+	unix.Setrlimit(unix.RLIMIT_NOFILE, &was)
+	if !errors.Is(err, unix.EMFILE) {
+		t.Errorf("without a descriptor: %v", err)
+	}
+	h.r.Close()
+	if got, err := h.r.Written(at, pageBytes); got || err != nil {
+		t.Errorf("of a region that is closed: %v %v", got, err)
 	}
 }
 

@@ -184,7 +184,10 @@ func (r *Region) Seal() error {
 	if _, err := unix.FcntlInt(uintptr(r.FD), unix.F_ADD_SEALS, lastSeals); err != nil {
 		return fmt.Errorf("shm: sealing a region: %w", err)
 	}
-	if !r.Written(0, HeaderBytes+wordsBytes) {
+	switch written, err := r.Written(0, HeaderBytes+wordsBytes); {
+	case err != nil:
+		return fmt.Errorf("shm: looking at a region: %w", err)
+	case !written:
 		return &Error{unix.EFAULT, "the client has not touched the first two pages of its region"}
 	}
 	return nil
