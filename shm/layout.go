@@ -168,11 +168,15 @@ func (h *Header) check(mapped uint64) error {
 	if h.DaemonOff%partBytes != 0 || h.DaemonOff < HeaderBytes+wordsBytes || h.DaemonOff > mapped {
 		return badMsg("the daemon's part begins at %d of %d", h.DaemonOff, mapped)
 	}
-	const ofClient, ofDaemon = false, true
+	type part uint8
+	const (
+		ofClient part = iota
+		ofDaemon
+	)
 	for _, p := range []struct {
 		what         string
 		off, n, each uint64
-		whose        bool
+		whose        part
 	}{
 		{"flow table", h.FlowOff, uint64(h.Flows), entryBytes, ofClient},
 		{"flow states", h.FlowStateOff, uint64(h.Flows), 8, ofDaemon},
