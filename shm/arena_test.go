@@ -164,3 +164,48 @@ func BenchmarkArena(b *testing.B) {
 		})
 	}
 }
+
+// TestClaim: of a free block the part with the page is taken out of use, as much as was asked for
+// at most; what is out, or behind the part in use, is not.
+func TestClaim(t *testing.T) {
+	const whole = 1 << 20
+	a := NewArena(whole)
+	inUse := uint64(UnitBytes << firstOrder)
+	for _, off := range []uint64{inUse, inUse + pageBytes, whole - pageBytes} {
+		if _, _, ok := a.Claim(off, whole); ok {
+			t.Errorf("%d is behind the part in use, and was taken", off)
+		}
+	}
+	at, n, ok := a.Claim(inUse-pageBytes, whole)
+	if !ok || at != 0 || n != inUse {
+		t.Fatalf("the last page in use: %d bytes at %d, %v", n, at, ok)
+	}
+	if _, _, ok := a.Claim(0, whole); ok {
+		t.Error("taken twice")
+	}
+	a.Unclaim(at)
+	for _, page := range []uint64{0, 1, 5, inUse/pageBytes - 1} {
+		at, n, ok := a.Claim(page*pageBytes, pageBytes)
+		if !ok || at != page*pageBytes || n != pageBytes {
+			t.Errorf("page %d: %d bytes at %d, %v", page, n, at, ok)
+		}
+		off, ok := a.Alloc(int(inUse) - int(pageBytes))
+		if ok && off < inUse {
+			t.Errorf("page %d: %d is in a block that was taken", page, off)
+		}
+		if ok {
+			a.Free(off)
+		}
+		a.Unclaim(at)
+	}
+	a.merge()
+	out, _ := a.Alloc(64)
+	if _, _, ok := a.Claim(out&^(pageBytes-1), whole); ok {
+		t.Error("a page with a block that is out was taken")
+	}
+	a.Free(out)
+	a.merge()
+	if at, n, ok := a.Claim(0, whole); !ok || at != 0 || n < inUse {
+		t.Errorf("not whole again: %d bytes at %d, %v", n, at, ok)
+	}
+}

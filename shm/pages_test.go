@@ -118,6 +118,9 @@ func TestNothingIsTouchedForAClient(t *testing.T) {
 				t.Errorf("%s: asked twice, or somebody has touched it", name)
 			}
 			h.Sure(written)
+			if !h.HasPosts() && !h.HasReleases() {
+				t.Errorf("%s, written: %v: the reactor does not look again", name, written)
+			}
 			ok, err := x.look(h)
 			if ok != written || errors.Is(err, unix.EBADMSG) == written || h.Finding() {
 				t.Errorf("%s, written: %v: %v %v", name, written, ok, err)
@@ -327,9 +330,18 @@ func TestGoingPages(t *testing.T) {
 	if _, _, _, err := h.Releases(); !errors.Is(err, unix.EBADMSG) {
 		t.Errorf("a client released it: %v", err)
 	}
+	h, m = untouched(t, s) // that one was thrown out
+	h.Pay(p)
+	at = 0
+	off, _, _ = h.Reserve(64 << 10)
+	h.Unreserve(off)
+	got, _ = h.Spare(&at)
 	h.Restore(got)
 	if h.Paid() != 0 {
 		t.Errorf("%d bytes are paid for", h.Paid())
+	}
+	if _, _, ok := h.Reserve(64 << 10); !ok {
+		t.Error("what was given back is not free")
 	}
 
 	h, m = untouched(t, testSpec())
@@ -359,6 +371,76 @@ func TestGoingPages(t *testing.T) {
 	h.Fed()
 	if h.Publish(); h.overflow.n() != 0 {
 		t.Error("an event stays behind")
+	}
+}
+
+// TestPaidOff: when nobody has the daemon's part any more all is given back, once, whatever was
+// being given back meanwhile.
+func TestPaidOff(t *testing.T) {
+	h, _ := untouched(t, testSpec())
+	h.PaidOff() // nobody pays
+	p := &purse{left: 1 << 30}
+	h.Pay(p)
+	off, _, _ := h.Reserve(64 << 10)
+	h.Unreserve(off)
+	at := uint64(0)
+	s, ok := h.Spare(&at)
+	if !ok {
+		t.Fatal("nothing can be given back")
+	}
+	h.PaidOff()
+	if p.taken == 0 || p.given != p.taken || h.Paid() != 0 {
+		t.Errorf("%d of %d bytes were given back", p.given, p.taken)
+	}
+	if n := h.Restore(s); n != 0 || p.given != p.taken {
+		t.Errorf("%d bytes were given back twice", n)
+	}
+	h.PaidOff()
+	if p.given != p.taken {
+		t.Error("given back twice")
+	}
+}
+
+// TestPageSet: against a map.
+func TestPageSet(t *testing.T) {
+	rnd := rand.New(rand.NewSource(7))
+	var s pageSet
+	is := map[uint64]bool{}
+	for step := range 20000 {
+		lo := uint64(rnd.Intn(300))
+		hi := lo + uint64(rnd.Intn(1+rnd.Intn(130)))
+		have := 0
+		for i := lo; i <= hi; i++ {
+			if is[i] {
+				have++
+			}
+		}
+		switch rnd.Intn(4) {
+		case 0:
+			s.add(lo, hi)
+			for i := lo; i <= hi; i++ {
+				is[i] = true
+			}
+		case 1:
+			if n := s.remove(lo, hi); n != have {
+				t.Fatalf("step %d: %d were removed of %d to %d, not %d", step, n, lo, hi, have)
+			}
+			for i := lo; i <= hi; i++ {
+				delete(is, i)
+			}
+		case 2:
+			if n := s.missing(lo, hi); n != int(hi-lo)+1-have {
+				t.Fatalf("step %d: %d are missing of %d to %d, not %d", step, n, lo, hi, int(hi-lo)+1-have)
+			}
+		case 3:
+			want, found := lo, false
+			for ; want < hi && !found; want++ {
+				found = is[want]
+			}
+			if got, ok := s.next(lo, hi); ok != found || ok && got != want-1 {
+				t.Fatalf("step %d: the next from %d below %d is %d %v, not %d %v", step, lo, hi, got, ok, want-1, found)
+			}
+		}
 	}
 }
 
