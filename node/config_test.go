@@ -139,6 +139,21 @@ func TestWrongFiles(t *testing.T) {
 	}
 }
 
+// TestFileOfTheLargestSize holds the bound on a configuration file at its edge: a file of exactly that size is read, one byte more is
+// refused and named by the bound, although everything in front of that byte could be read.
+func TestFileOfTheLargestSize(t *testing.T) {
+	const head = "version = 1\n[rds]\nport = 1001\n#"
+	full := head + strings.Repeat("x", maxConfigBytes-len(head))
+	c, err := LoadConfig(LoadOptions{File: writeConfig(t, full)})
+	if err != nil || c.RDS.Port != 1001 {
+		t.Fatalf("a file of %d bytes: %v", len(full), err)
+	}
+	c, err = LoadConfig(LoadOptions{File: writeConfig(t, full+"x")})
+	if e, ok := errors.AsType[*ConfigError](err); !ok || c != nil || e.Problem != "larger than 1048576 bytes" {
+		t.Fatalf("a file of %d bytes: %v, want it refused", len(full)+1, err)
+	}
+}
+
 func TestWrongEnvironmentAndFlag(t *testing.T) {
 	_, err := LoadConfig(LoadOptions{Env: []string{"RDSD_PORT=http", "RDSD_LOG_LEVEL=loud"}})
 	if err == nil || !strings.Contains(err.Error(), "RDSD_PORT: rds.port:") || !strings.Contains(err.Error(), "RDSD_LOG_LEVEL: log.level:") {

@@ -119,6 +119,7 @@ func (h *host) commitPlaced(lane *shm.LedgerLane, received uint64, refusals []ui
 		r.hosts = append(r.hosts, s.h)
 	}
 	h.all.ledger.PublishBoth(r.number, lane, received, refusals, r.here, r.hereAt, r.hosts)
+	clear(r.hosts) // or the list keeps the books of a region long after its socket is closed
 }
 
 // publishRings makes the news of a step visible and adds the doorbells to ring

@@ -1,0 +1,71 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"testing"
+
+	"google.golang.org/grpc"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// brittleStream is a server's stream that notes the kinds of the messages it is given and does not take the one at breaks.
+type brittleStream struct {
+	grpc.ServerStream
+	ctx    context.Context
+	breaks int
+	given  []string
+}
+
+func (b *brittleStream) Context() context.Context { return b.ctx }
+
+func (b *brittleStream) SendMsg(m any) error {
+	kind := "batch"
+	if pb, ok := m.(*rdsdv1.ServerMessage); ok {
+		kind = pb.WhichBody().String()
+	}
+	b.given = append(b.given, kind)
+	if len(b.given)-1 == b.breaks {
+		return errors.New("not written")
+	}
+	return nil
+}
+
+// TestClosingOnlyBehindEverything holds that Closing is said behind all that a socket still had for its client, and not at all once one of
+// these messages was lost: a client takes Closing as the word that it has seen every outcome there is.
+func TestClosingOnlyBehindEverything(t *testing.T) {
+	local := netip.MustParseAddr("127.0.0.1")
+	for _, c := range []struct {
+		name   string
+		breaks int
+		want   []string
+	}{
+		{"everything is written", -1, []string{"bound", "flush_result", "peek_result", "closing"}},
+		{"the first reply is lost", 1, []string{"bound", "flush_result"}},
+		{"the last reply is lost", 2, []string{"bound", "flush_result", "peek_result"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			eng := newTestEngine(local, rds.DefaultConfig())
+			n, _ := newFakeNode(t, DefaultConfig(), &fakeCore{engines: map[netip.Addr]*testEngine{local: eng}})
+			st := &brittleStream{ctx: context.WithValue(t.Context(), identityKey{}, Identity{UID: 1}), breaks: c.breaks}
+			s := newSockStream(n, st)
+			if err := s.bind(bindTo(local, 0)); err != nil {
+				t.Fatal(err)
+			}
+			defer s.close()
+			flushed, peeked := &rdsdv1.ServerMessage{}, &rdsdv1.ServerMessage{}
+			flushed.SetFlushResult(&rdsdv1.FlushResult{})
+			peeked.SetPeekResult(&rdsdv1.PeekResult{})
+			s.out = []any{flushed, peeked}
+			s.sayClosing(rdserr.ErrClosed)
+			if !slices.Equal(st.given, c.want) {
+				t.Errorf("the stream was given %v, want %v", st.given, c.want)
+			}
+		})
+	}
+}
