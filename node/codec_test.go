@@ -247,6 +247,62 @@ func TestBatchChecks(t *testing.T) {
 	}
 }
 
+// TestShortWayCut holds that the short way in takes a message that was cut, at any byte and in any of its parts, exactly when package proto
+// does, and reads the same: half an endpoint is not the endpoint of nobody.
+func TestShortWayCut(t *testing.T) {
+	to := pbEndpoint(netip.MustParseAddrPort("[2001:db8::2]:40000"))
+	raw, err := proto.Marshal(to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range len(raw) + 1 {
+		want := &rdsdv1.Endpoint{}
+		wantErr := proto.Unmarshal(raw[:n], want)
+		e, ok := parseEndpoint(raw[:n])
+		if ok != (wantErr == nil) || ok && (e.addrLen != len(want.GetAddress()) || e.port != want.GetPort()) {
+			t.Errorf("%d bytes of an endpoint: %+v, %v; protobuf says %v, %v", n, e, ok, want, wantErr)
+		}
+	}
+	for _, c := range []struct {
+		port []byte
+		ok   bool
+	}{
+		{[]byte{0xff, 0xff, 0xff, 0xff, 0x0f}, true}, // 1<<32 - 1
+		{[]byte{0x80, 0x80, 0x80, 0x80, 0x10}, false},
+		{[]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02}, false}, // more than 64 bits
+	} {
+		if e, ok := parseEndpoint(append([]byte{tagEndpointPort}, c.port...)); ok != c.ok || ok && e.port != 1<<32-1 {
+			t.Errorf("port % x: %d, %v", c.port, e.port, ok)
+		}
+		if l, ok := appendVarints(nil, c.port); ok != c.ok || ok && (len(l) != 1 || l[0] != 1<<32-1) {
+			t.Errorf("length % x: %v, %v", c.port, l, ok)
+		}
+	}
+
+	s := &rdsdv1.SendBatch{}
+	s.SetId(300)
+	s.SetPayload([]byte("payload"))
+	s.SetLength([]uint32{2, 300, 5})
+	s.SetDestination([]*rdsdv1.Endpoint{to, to})
+	s.SetDestinationIndex([]uint32{0, 1, 0})
+	s.SetFirstTag(1 << 40)
+	s.SetTimeoutNs(1 << 30)
+	if raw, err = proto.Marshal(s); err != nil {
+		t.Fatal(err)
+	}
+	for n := range len(raw) + 1 {
+		want := &rdsdv1.SendBatch{}
+		wantErr := proto.Unmarshal(raw[:n], want)
+		var b, w inBatch
+		if ok := b.parse(raw[:n]); ok != (wantErr == nil) {
+			t.Errorf("%d bytes of a batch: %v; protobuf says %v", n, ok, wantErr)
+		} else if w.fromProto(want); ok && (!bytes.Equal(b.payload, w.payload) || !slices.Equal(b.lengths, w.lengths) || !slices.Equal(b.dests, w.dests) ||
+			!slices.Equal(b.index, w.index) || b.id != w.id || b.firstTag != w.firstTag || b.timeout != w.timeout) {
+			t.Errorf("%d bytes of a batch: %+v; protobuf says %+v", n, b, w)
+		}
+	}
+}
+
 // Whatever arrives is refused or read as package proto reads it.
 func FuzzClientMessage(f *testing.F) {
 	m := &rdsdv1.ClientMessage{}
