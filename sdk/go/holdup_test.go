@@ -4,6 +4,8 @@ package rdsd
 
 import (
 	"context"
+	"errors"
+	"strings"
 	"testing"
 
 	"github.com/rdsd/rdsd/rdserr"
@@ -31,6 +33,21 @@ func TestHoldupEnds(t *testing.T) {
 			t.Fatal(what)
 		}
 	}
+}
+
+// TestAwayTellsWhy: a send that finds no daemon is told why there is none, and after Close
+// that the socket is closed; what the daemon answered is told as it is.
+func TestAwayTellsWhy(t *testing.T) {
+	r := &rings{Socket: &Socket{}}
+	h := holdup{r: r}
+	r.down = errors.New("its machine is switched off")
+	err := h.final(peerAddr, errAway)
+	if wantErr(t, err, rdserr.ErrShutdown); !strings.Contains(err.Error(), r.down.Error()) {
+		t.Errorf("without a daemon: %v, and not that %v", err, r.down)
+	}
+	wantErr(t, h.final(peerAddr, rdserr.ErrWouldBlock), rdserr.ErrWouldBlock)
+	r.Socket.over = rdserr.ErrClosed
+	wantErr(t, h.final(peerAddr, errAway), rdserr.ErrClosed)
 }
 
 // TestGrantWithoutALink: what is read while there is no link is credit for nobody; the
