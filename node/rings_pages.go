@@ -121,11 +121,8 @@ func (p *regionPages) lacks() bool {
 	return len(p.lacking) > 0
 }
 
-// keepPages gives back what nobody needs while memory is short, and lets those go on that
-// lacked some. It is the keeper's.
-func (f *localFront) keepPages(now time.Time, short bool) {
-	p := &f.pages
-	lacks := p.lacks()
+// due tells what is to be done now, and notes that it is done.
+func (p *regionPages) due(now time.Time, short, lacks bool) (give, feed bool) {
 	wait := giveBackEvery
 	switch {
 	case p.found >= limitStep:
@@ -134,11 +131,24 @@ func (f *localFront) keepPages(now time.Time, short bool) {
 	default:
 		wait = idleGiveBack
 	}
-	if (short || lacks) && now.Sub(p.gave) >= wait {
-		p.gave, p.found = now, f.giveBack()
+	if give = (short || lacks) && now.Sub(p.gave) >= wait; give {
+		p.gave = now
 	}
-	if lacks && now.Sub(p.fed) >= feedEvery {
+	if feed = lacks && now.Sub(p.fed) >= feedEvery; feed {
 		p.fed = now
+	}
+	return give, feed
+}
+
+// keepPages gives back what nobody needs while memory is short, and lets those go on that
+// lacked some. It is the keeper's.
+func (f *localFront) keepPages(now time.Time, short bool) {
+	p := &f.pages
+	give, feed := p.due(now, short, p.lacks())
+	if give {
+		p.found = f.giveBack()
+	}
+	if feed {
 		f.feed()
 	}
 	p.mu.Lock()

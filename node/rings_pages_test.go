@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -272,4 +273,65 @@ func TestStopWaitsForNoRegion(t *testing.T) {
 		r.c.Close()
 	}
 	within(t, 5*time.Second, "no descriptor is left", func() bool { return descriptors(t) <= fds })
+}
+
+// TestPurse: of what is paid for and what lies in it unread the larger one is charged, as far as
+// settle is exact; at the end nothing is.
+func TestPurse(t *testing.T) {
+	q := quota.New(1<<30, nil)
+	p := &purse{account: q.Account(quota.User(1)), total: new(atomic.Int64)}
+	check := func(what string, charged, total int64) {
+		t.Helper()
+		if got := p.account.Used(); got != charged || p.total.Load() != total || int64(p.charged) != charged {
+			t.Errorf("%s: %d (%d) charged and %d in all, not %d and %d", what, got, p.charged, p.total.Load(), charged, total)
+		}
+	}
+	if !p.Take(1<<20) || p.Take(1<<30) {
+		t.Error("taken is what there is")
+	}
+	check("taken", 1<<20, 1<<20)
+	p.settle(1<<20, purseStep-1)
+	check("a little unread", 1<<20, 1<<20)
+	p.settle(1<<20, purseStep)
+	check("a step unread", 1<<20-purseStep, 1<<20)
+	p.settle(1<<20, 2<<20)
+	check("more unread than there are pages", 0, 1<<20)
+	p.settle(1<<20, 1<<20-purseStep+1)
+	check("nearly all unread", 0, 1<<20)
+	p.settle(1<<20, 1<<20-purseStep)
+	check("a step is read", purseStep, 1<<20)
+	p.settle(1<<20, 0)
+	check("all read", 1<<20, 1<<20)
+	p.Give(1 << 19)
+	check("half is given back", 1<<19, 1<<19)
+	p.Give(1 << 19)
+	check("all is given back", 0, 0)
+}
+
+// TestPagesAreLookedAtInTime: nobody looks without a reason; after a look that found much soon
+// again, after one that found little later, and sooner where somebody lacks pages.
+func TestPagesAreLookedAtInTime(t *testing.T) {
+	at := time.Now()
+	var p regionPages
+	look := func(after time.Duration, short, lacks, give, feed bool) {
+		t.Helper()
+		at = at.Add(after)
+		if g, f := p.due(at, short, lacks); g != give || f != feed {
+			t.Errorf("after %v, short %v, lacking %v: give back %v, feed %v", after, short, lacks, g, f)
+		}
+	}
+	look(0, false, false, false, false)
+	look(0, true, false, true, false)
+	look(idleGiveBack-1, true, false, false, false)
+	look(1, true, false, true, false)
+	p.found = limitStep
+	look(giveBackEvery-1, true, false, false, false)
+	look(1, true, false, true, false)
+	p.found--
+	look(giveBackEvery, false, true, false, true)
+	look(feedEvery-1, false, true, false, false)
+	look(1, false, true, false, true)
+	look(lackGiveBack-giveBackEvery-feedEvery-1, false, true, false, true)
+	look(1, false, true, true, false)
+	look(time.Hour, false, false, false, false)
 }
