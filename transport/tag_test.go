@@ -149,6 +149,62 @@ func TestRevokeWhileBusy(t *testing.T) {
 	}
 }
 
+// TestGuardRefusesWrite holds that the guard is asked for each write, about exactly the memory that the write is for, before a byte of it is
+// placed; what it refuses is not written, ends the link with the guard's own error, and leaves the key idle.
+func TestGuardRefusesWrite(t *testing.T) {
+	d := NewRegions([32]byte{4})
+	mem := make([]byte, 100)
+	key, addr := d.Register(mem)
+	full := errors.New("no memory for what a peer writes")
+	var verdict error
+	var asked [][]byte
+	d.Guard(func(p []byte) error {
+		asked = append(asked, p)
+		if !bytes.Equal(mem, make([]byte, len(mem))) {
+			t.Error("a byte was placed before the guard was asked")
+		}
+		return verdict
+	})
+	write := []byte("0123456789")
+	frame := func(seq uint32) []byte {
+		b := make([]byte, TagLen, TagLen+len(write))
+		(&Tag{Kind: OpWriteImm, Seq: seq, Key: key, Addr: addr + 20, Len: uint32(len(write))}).Put(b)
+		return append(b, write...)
+	}
+
+	for _, cut := range []int{TagLen, TagLen + 4, TagLen + len(write)} {
+		h := &tagLog{}
+		r := NewTagReader(d, 1)
+		r.Start(h)
+		verdict, asked = full, nil
+		err := r.Feed(frame(1)[:cut])
+		if !errors.Is(err, full) || len(h.calls) > 0 || r.Partial() {
+			t.Errorf("the first %d bytes of a write that is refused: %v, calls %v, part of it held: %v", cut, err, h.calls, r.Partial())
+		}
+		if len(asked) != 1 || len(asked[0]) != len(write) || &asked[0][0] != &mem[20] {
+			t.Errorf("the guard was asked %d times", len(asked))
+		}
+		if n := d.find(key).busy.Load(); n != 0 || !bytes.Equal(mem, make([]byte, len(mem))) {
+			t.Errorf("after a write that is refused %d are under way; the memory is %x", n, mem)
+		}
+		r.EndTurn()
+		r.Close()
+	}
+
+	h := &tagLog{}
+	r := NewTagReader(d, 1)
+	r.Start(h)
+	verdict, asked = nil, nil
+	if err := r.Feed(frame(1)); err != nil || len(asked) != 1 || len(h.calls) != 1 || string(mem[20:30]) != string(write) {
+		t.Errorf("a write that is allowed: %v, asked %d times, calls %v, the memory is %x", err, len(asked), h.calls, mem)
+	}
+	r.EndTurn()
+	r.Close()
+	if !d.Revoke(key) {
+		t.Error("the key is busy at the end")
+	}
+}
+
 // tagLog is a handler that notes its calls.
 type tagLog struct {
 	calls []string

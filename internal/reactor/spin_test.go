@@ -106,3 +106,95 @@ func TestSpinAdapts(t *testing.T) {
 		t.Error("spinning although it is off")
 	}
 }
+
+// TestSpinSteps holds each step of the governor at its edges: how long the next spin is after what was found, lost and slept.
+func TestSpinSteps(t *testing.T) {
+	const most = 160 * time.Microsecond
+	const near = 2*most + nearWakes
+	begin := func() (s spin) {
+		s.init(most)
+		return s
+	}
+	is := func(s *spin, what string, want time.Duration) {
+		t.Helper()
+		if s.budget != want {
+			t.Errorf("%s: the next spin is %v, want %v", what, s.budget, want)
+		}
+	}
+	s := begin()
+	is(&s, "at first", most)
+
+	// Success in a row lengthens the spin; one sleep takes the length back, and the row begins anew.
+	for range 2 {
+		for i := 1; i < eager; i++ {
+			s.found()
+			is(&s, "too few finds", most)
+		}
+		s.found()
+		is(&s, "enough finds", longer*most)
+		s.slept(near)
+		is(&s, "a sleep behind many finds", most)
+	}
+
+	// Work that came late halves the spin, down to nothing; work that came near brings all of it back.
+	s = begin()
+	for _, want := range []time.Duration{most / 2, most / 4, most / 8, most / 16, 0, 0} {
+		s.slept(near + 1)
+		is(&s, "work that came late", want)
+	}
+	s.slept(near)
+	is(&s, "work that came near", most)
+	s.slept(near + 1)
+	s.found()
+	is(&s, "a find in a spin that was halved", most)
+	if s.penalty != 0 {
+		t.Errorf("a penalty of %d although no turn was lost", s.penalty)
+	}
+	for range eager {
+		s.found()
+	}
+	s.slept(near + 1)
+	is(&s, "work that came late behind many finds", most/2)
+
+	// Near work in spite of spinning is tried in short runs once patience is out; a find gives all of the patience back.
+	s = begin()
+	for range 2 {
+		for i := 1; i < patience+2*runEvery; i++ {
+			s.slept(near)
+			want := most
+			if i >= patience && (i-patience)%runEvery >= runLen {
+				want = 0
+			}
+			is(&s, "near work in vain", want)
+		}
+		s.found()
+		if s.fails != 0 {
+			t.Errorf("%d sleeps in vain are counted behind a find", s.fails)
+		}
+	}
+
+	// A lost turn makes as many idle moments begin with sleep as the penalty says, which doubles up to its bound.
+	s = begin()
+	for want := minPenalty; want <= 4*maxPenalty; want *= 2 {
+		s.lost()
+		is(&s, "a lost turn", 0)
+		if s.penalty != min(want, maxPenalty) || s.shun != s.penalty {
+			t.Fatalf("the penalty is %d with %d moments to shun, want %d", s.penalty, s.shun, min(want, maxPenalty))
+		}
+	}
+	for left := s.shun - 1; left > 0; left-- {
+		s.slept(near)
+		is(&s, "shunned", 0)
+	}
+	before := s.penalty
+	s.found() // a look without a spin that hit: it does not end the penalty
+	is(&s, "work that was there in the last shunned moment", 0)
+	if s.penalty != before-1 {
+		t.Errorf("the penalty is %d behind a find, and was %d", s.penalty, before)
+	}
+	s.slept(near)
+	is(&s, "behind the penalty", most)
+	if s.fails != 0 {
+		t.Errorf("%d sleeps in vain are counted of those that were shunned", s.fails)
+	}
+}
