@@ -42,3 +42,38 @@ func TestParseEndpoint(t *testing.T) {
 		}
 	}
 }
+
+// A batch whose lengths, sources and index do not agree with its payload, or end in
+// the middle of a number, is refused before anything is read from it.
+func TestBatchCheck(t *testing.T) {
+	two := []netip.AddrPort{peerAddr, otherAddr}
+	overflow := []byte{0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 1}
+	for _, c := range []struct {
+		name    string
+		lengths []byte
+		index   []byte
+		sources []netip.AddrPort
+		want    bool
+	}{
+		{"two datagrams of one source", []byte{1, 2}, nil, two[:1], true},
+		{"two datagrams of two sources", []byte{1, 2}, []byte{1, 0}, two, true},
+		{"one of them empty", []byte{0, 3}, []byte{1, 1}, two, true},
+		{"no lengths", nil, nil, two, false},
+		{"no sources", []byte{1, 2}, nil, nil, false},
+		{"less than the payload", []byte{1, 1}, nil, two, false},
+		{"more than the payload", []byte{3, 1}, nil, two, false},
+		{"one longer than the payload", []byte{4}, nil, two, false},
+		{"a length cut off", []byte{3, 0x80}, nil, two, false},
+		{"a length of too many bits", append([]byte{3}, overflow...), nil, two, false},
+		{"an index for one of two", []byte{1, 2}, []byte{0}, two, false},
+		{"three for two", []byte{1, 2}, []byte{0, 1, 0}, two, false},
+		{"a source there is not", []byte{1, 2}, []byte{0, 2}, two, false},
+		{"an index cut off", []byte{1, 2}, []byte{0, 0x80}, two, false},
+		{"an index of too many bits", []byte{1, 2}, append([]byte{0}, overflow...), two, false},
+	} {
+		b := &inBatch{payload: []byte("abb"), lengths: c.lengths, index: c.index, sources: c.sources}
+		if got := b.check(); got != c.want || got && b.left != 2 {
+			t.Errorf("%s: %v, %d datagrams", c.name, got, b.left)
+		}
+	}
+}
