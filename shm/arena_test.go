@@ -184,6 +184,10 @@ func TestClaim(t *testing.T) {
 		t.Error("taken twice")
 	}
 	a.Unclaim(at)
+	if at, n, ok = a.Claim(0, 2*pageBytes); !ok || at != 0 || n != 2*pageBytes {
+		t.Errorf("two pages: %d bytes at %d, %v", n, at, ok)
+	}
+	a.Unclaim(at)
 	for _, page := range []uint64{0, 1, 5, inUse/pageBytes - 1} {
 		at, n, ok := a.Claim(page*pageBytes, pageBytes)
 		if !ok || at != page*pageBytes || n != pageBytes {

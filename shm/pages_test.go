@@ -118,6 +118,9 @@ func TestNothingIsTouchedForAClient(t *testing.T) {
 				t.Errorf("%s: asked twice, or somebody has touched it", name)
 			}
 			h.Sure(written)
+			if lo := off >> pageShift; h.known.has(lo) != written || h.known.has(lo+1) {
+				t.Errorf("%s, written: %v: page %d is known: %v, the next one: %v", name, written, lo, h.known.has(lo), h.known.has(lo+1))
+			}
 			if !h.HasPosts() && !h.HasReleases() {
 				t.Errorf("%s, written: %v: the reactor does not look again", name, written)
 			}
@@ -163,6 +166,56 @@ func TestWritten(t *testing.T) {
 	h.r.Close()
 	if got, err := h.r.Written(at, pageBytes); got || err != nil {
 		t.Errorf("of a region that is closed: %v %v", got, err)
+	}
+}
+
+// TestLargestBodyIsLookedAt: one of 1 MiB that begins in the middle of a page, whose pages are known
+// from then on.
+func TestLargestBodyIsLookedAt(t *testing.T) {
+	h, m := untouched(t, testSpec())
+	flow(m)
+	for at := uint64(0); at <= MaxDatagram; at += pageBytes {
+		m.r.word64(m.r.SendArenaOff + at).Load()
+	}
+	m.post(MakeWord(KindEach, MaxDatagram, 1), SendDesc{Slot: 64, Gen: 1}, nil)
+	if p := next(t, h); len(p.Body) != MaxDatagram {
+		t.Errorf("%d bytes", len(p.Body))
+	}
+	first := h.r.SendArenaOff >> pageShift
+	if n := h.known.missing(first, first+MaxDatagram>>pageShift); n != 0 {
+		t.Errorf("%d of its pages would be asked for again", n)
+	}
+}
+
+// TestRingPagesAreGivenBack: of the receive ring those that the client has read.
+func TestRingPagesAreGivenBack(t *testing.T) {
+	h, m := untouched(t, testSpec())
+	h.Pay(&purse{left: 1 << 30})
+	entries := 3*(pageMask+1) + 5
+	for n := range entries {
+		if _, ok := h.PlaceCopy(testDst, []byte{byte(n)}, 1, false, NoLane, 0); !ok {
+			t.Fatal("no room")
+		}
+		h.Publish()
+	}
+	in := func() int { // pages of the ring
+		lo := (h.r.RecvOff - h.r.DaemonOff) >> pageShift
+		return 4 - h.mine.missing(lo, lo+3)
+	}
+	if spareAll(t, h); in() != 4 {
+		t.Fatalf("%d pages of the ring with everything unread", in())
+	}
+	m.r.RecvHead().Store(2*(pageMask+1) + 1)
+	if spareAll(t, h); in() != 2 {
+		t.Errorf("%d pages of the ring, two have unread entries", in())
+	}
+	m.r.RecvHead().Store(entries + 1) // a lie is not believed
+	if spareAll(t, h); in() != 2 {
+		t.Errorf("%d pages of the ring after a lie", in())
+	}
+	m.r.RecvHead().Store(entries)
+	if spareAll(t, h); in() != 1 {
+		t.Errorf("%d pages of the ring with everything read", in())
 	}
 }
 
