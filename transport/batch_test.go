@@ -151,3 +151,32 @@ func TestBatchDoesNotAllocate(t *testing.T) {
 		t.Errorf("%v allocations", n)
 	}
 }
+
+// TestFrameWithoutRoom holds that the frames which end a batch without asking for room fit wherever the stage happens to be: what does not
+// fit behind the last frame begins another stage, and the bytes stay the same.
+func TestFrameWithoutRoom(t *testing.T) {
+	last := bytes.Repeat([]byte{7}, inlineLen)
+	for _, left := range []int{0, 1, 47, 48, 49, 1000, inlineLen, inlineLen + 47, inlineLen + 48, inlineLen + 49} {
+		b := GetBatch()
+		var want []byte
+		for i := 0; cap(b.stage)-len(b.stage) > left; i++ {
+			room := cap(b.stage) - len(b.stage) - left
+			n := min(room-48, inlineLen)
+			if rest := room - 48 - n; rest > 0 && rest < 48 {
+				n -= 48 // or nothing would fit into what is left
+			}
+			want = append(want, fill(b, i, bytes.Repeat([]byte{byte(i)}, n))...)
+		}
+		if got := cap(b.stage) - len(b.stage); got != left {
+			t.Fatalf("%d bytes of the stage are left, want %d", got, left)
+		}
+		for i := range 2 {
+			want = append(want, fill(b, i, last)...)
+		}
+		b.Seal()
+		if got := bytes.Join(b.Pieces(), nil); !bytes.Equal(got, want) {
+			t.Errorf("with %d bytes of the stage left the batch has %d bytes, and not those of its frames, which are %d", left, len(got), len(want))
+		}
+		b.Put()
+	}
+}

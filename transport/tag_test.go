@@ -205,6 +205,80 @@ func TestGuardRefusesWrite(t *testing.T) {
 	}
 }
 
+// TestFilledWithoutGap holds what an owner is told of how much of its memory was written: the bytes from the first one on, without a gap,
+// however often one of them came, and nothing of what is behind a gap.
+func TestFilledWithoutGap(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		writes [][2]int // from, to
+		filled int
+	}{
+		{"nothing", nil, 0},
+		{"all at once", [][2]int{{0, 100}}, 100},
+		{"in turn", [][2]int{{0, 10}, {10, 11}, {11, 100}}, 100},
+		{"not from the first byte on", [][2]int{{1, 100}}, 0},
+		{"a gap of a byte", [][2]int{{0, 10}, {11, 100}}, 10},
+		{"one part twice", [][2]int{{0, 50}, {0, 50}}, 50},
+		{"a part of a part", [][2]int{{0, 50}, {10, 20}}, 50},
+		{"a part with its end once more", [][2]int{{0, 50}, {40, 60}}, 60},
+	} {
+		d := NewRegions([32]byte{5})
+		key, addr := d.Register(make([]byte, 100))
+		r := NewTagReader(d, 1)
+		r.Start(&tagLog{})
+		for i, w := range c.writes {
+			b := make([]byte, TagLen+w[1]-w[0])
+			(&Tag{Kind: OpWrite, Seq: uint32(1 + i), Key: key, Addr: addr + uint64(w[0]), Len: uint32(w[1] - w[0])}).Put(b)
+			if err := r.Feed(b); err != nil {
+				t.Fatalf("%s: %v", c.name, err)
+			}
+		}
+		if filled, idle := d.Take(key); filled != c.filled || !idle {
+			t.Errorf("%s: %d bytes are filled, idle %v; want %d", c.name, filled, idle, c.filled)
+		}
+	}
+}
+
+// TestRestsOnlyWhenAsked holds that a domain's links rest when its owner says so, and never without an owner who could.
+func TestRestsOnlyWhenAsked(t *testing.T) {
+	d := NewRegions([32]byte{6})
+	r := NewTagReader(d, 1)
+	if r.Rests() {
+		t.Error("it rests although nobody asked for that")
+	}
+	rest := true
+	d.Rest(func() bool { return rest })
+	if !r.Rests() {
+		t.Error("it does not rest")
+	}
+	if rest = false; r.Rests() {
+		t.Error("it still rests")
+	}
+}
+
+// TestHandlerEndsStream holds that a handler's error ends the stream wherever the last byte of a frame comes from, and that nothing behind
+// that frame is handled.
+func TestHandlerEndsStream(t *testing.T) {
+	b := make([]byte, TagLen+10)
+	(&Tag{Kind: OpSend, Seq: 1, Len: 10}).Put(b)
+	stream := make([]byte, TagLen)
+	(&Tag{Kind: OpSend, Seq: 2}).Put(stream)
+	stream = append(b, stream...)
+	for _, cut := range []int{0, 5, TagLen, TagLen + 4} {
+		h := &tagLog{err: errors.New("enough")}
+		r := NewTagReader(NewRegions([32]byte{7}), 1)
+		r.Start(h)
+		if err := r.Feed(stream[:cut]); err != nil {
+			t.Fatalf("the first %d bytes: %v", cut, err)
+		}
+		if err := r.Feed(stream[cut:]); !errors.Is(err, h.err) || len(h.calls) != 1 {
+			t.Errorf("cut at %d: %v, calls %v", cut, err, h.calls)
+		}
+		r.EndTurn()
+		r.Close()
+	}
+}
+
 // tagLog is a handler that notes its calls.
 type tagLog struct {
 	calls []string

@@ -238,3 +238,63 @@ func TestPanicEndsTheProcess(t *testing.T) {
 		t.Errorf("%v: %s", err, out)
 	}
 }
+
+// TestSyncOnItsOwnThread holds that Sync returns at once where it could only wait for itself.
+func TestSyncOnItsOwnThread(t *testing.T) {
+	r := open(t, -1)
+	done := make(chan struct{})
+	r.Do(func() { r.Sync(); close(done) })
+	within(t, "Sync on the reactor's own thread", done)
+}
+
+// TestTurnThatOnlyEndsHasWorked holds that a turn in which nothing was done but what an earlier one deferred counts as work: an idle
+// reactor looks once more before it sleeps, because whoever that was done for may answer.
+func TestTurnThatOnlyEndsHasWorked(t *testing.T) {
+	r := open(t, -1)
+	on(r, func() {
+		r.turn(true) // takes the event of the ring that woke the thread, if it slept
+		if r.turn(true) {
+			t.Error("a turn in which there was nothing has worked")
+		}
+		for _, spinning := range []bool{true, false} {
+			ended := 0
+			r.Defer(func() { ended++ })
+			if worked := r.turn(spinning); !worked || ended != 1 {
+				t.Errorf("spinning %v: worked %v, what was deferred ran %d times", spinning, worked, ended)
+			}
+		}
+	})
+}
+
+// restless has work whenever it is to sleep.
+type restless struct{}
+
+func (restless) Poll() bool  { return false }
+func (restless) Sleep() bool { return false }
+func (restless) Wake()       {}
+
+// TestSleepThatDoesNot holds that a reactor which finds work on its way to sleep counts as awake again: nobody rings for it, which is a
+// system call.
+func TestSleepThatDoesNot(t *testing.T) {
+	r := open(t, -1)
+	on(r, func() {
+		is := func(what string) {
+			t.Helper()
+			_, sleeps, _, _ := r.Stats()
+			slept := r.sleep()
+			_, now, wakes, _ := r.Stats()
+			if r.ring(); slept || r.asleep.Load() || now != sleeps {
+				t.Errorf("%s: slept %v, counts as asleep %v", what, slept, r.asleep.Load())
+			}
+			if _, _, rung, _ := r.Stats(); rung != wakes {
+				t.Errorf("%s: somebody rang", what)
+			}
+		}
+		r.queue.posted.Store(true)
+		is("something was posted")
+		r.queue.posted.Store(false)
+		r.Hot(restless{})
+		is("a poller has work")
+		r.Forget(restless{})
+	})
+}
