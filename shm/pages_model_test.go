@@ -1,0 +1,90 @@
+package shm
+
+import (
+	"bytes"
+	"math/rand"
+	"testing"
+)
+
+// TestPagesModel: in a drawn life of a region no byte of what the client has not released
+// changes, and what has memory is what is paid for.
+func TestPagesModel(t *testing.T) {
+	rnd := rand.New(rand.NewSource(5))
+	for range 20 {
+		s := testSpec()
+		s.Events, s.Receives, s.Releases, s.RecvArena = 256, 256, 512, 1<<21
+		h, m := untouched(t, s)
+		p := &purse{left: 1<<18 + rnd.Intn(1<<21)}
+		h.Pay(p)
+		type held struct {
+			slot uint64
+			n    int
+			fill byte
+		}
+		var unread, out []held
+		var spares []Spared
+		at, released := uint64(0), uint64(0)
+		for step := range 3000 {
+			switch rnd.Intn(8) {
+			case 0, 1, 2:
+				n, fill := 1+rnd.Intn(1<<rnd.Intn(18)), byte(step)
+				if _, ok := h.PlaceCopy(testDst, bytes.Repeat([]byte{fill}, n), 1, false, NoLane, 0); ok {
+					h.Publish()
+					unread = append(unread, held{h.slots[h.ring[(h.recvPub-1)&255]].off, n, fill})
+				}
+			case 3:
+				if len(unread) > 0 {
+					out, unread = append(out, unread[0]), unread[1:]
+					m.r.RecvHead().Store(h.recvPub - uint64(len(unread)))
+				}
+			case 4:
+				if len(out) > 0 {
+					i := rnd.Intn(len(out))
+					m.r.PutRelease(released, out[i].slot)
+					released++
+					m.r.ReleaseTail().Store(released)
+					out[i] = out[len(out)-1]
+					out = out[:len(out)-1]
+					h.Releases()
+				}
+			case 5:
+				h.Freed(1)
+				h.Publish()
+				if rnd.Intn(3) == 0 {
+					m.r.EventHead().Store(h.eventPub)
+				}
+			case 6:
+				if s, ok := h.Spare(&at); ok {
+					spares = append(spares, s)
+				} else {
+					at = 0
+				}
+			case 7:
+				for _, s := range spares {
+					h.r.Remove(s)
+					h.Restore(s)
+				}
+				spares = spares[:0]
+				h.Fed()
+				h.Publish()
+			}
+			if h.Err() != nil {
+				t.Fatal(step, h.Err())
+			}
+			for _, l := range [][]held{unread, out} {
+				for _, x := range l {
+					if b := m.r.recvArena[x.slot:][:x.n]; b[0] != x.fill || b[x.n-1] != x.fill || b[x.n/2] != x.fill {
+						t.Fatalf("step %d: what lies at %d has changed", step, x.slot)
+					}
+				}
+			}
+			going := 0
+			for _, s := range spares {
+				going += s.pages << pageShift
+			}
+			if n := allocated(t, h.r.ownFD); n > h.Paid() || h.Paid() != p.taken-p.given {
+				t.Fatalf("step %d: %d bytes have memory, %d are paid for, %d of them going", step, n, h.Paid(), going)
+			}
+		}
+	}
+}
