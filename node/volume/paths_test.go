@@ -3,6 +3,7 @@ package volume
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"syscall"
 	"testing"
 	"time"
@@ -164,5 +165,21 @@ func TestMemoryThatIsGoneIsNotTakenForTheSame(t *testing.T) {
 	}
 	if _, err := client.h.Remap(testCtx(t), m.ID); !errors.Is(err, syscall.EALREADY) {
 		t.Fatalf("remap of an open mapping: %v", err)
+	}
+}
+
+// TestEndsOfAPathWithoutLinks holds that a path is named by what it was given as long as none of its links is there, whatever is known of
+// the attempt by then.
+func TestEndsOfAPathWithoutLinks(t *testing.T) {
+	local, remote := netip.MustParseAddrPort("127.0.0.1:0"), netip.MustParseAddrPort("127.0.0.2:1234")
+	for what, ctx := range map[string]any{
+		"nothing was begun":           nil,
+		"an attempt that was ended":   (*life)(nil),
+		"an attempt without a link":   &life{},
+		"the first link is not there": &life{links: make([]*link, 2)},
+	} {
+		if src, dst := (&client{}).ends(&rtrs.ClientPath{Ctx: ctx, Local: local, Remote: remote}); src != local || dst != remote {
+			t.Errorf("%s: the ends are %v and %v", what, src, dst)
+		}
 	}
 }

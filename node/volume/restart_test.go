@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -169,6 +170,41 @@ func TestMappingWaitsForItsServerAtTheStart(t *testing.T) {
 	client.start()
 	if err := client.h.Unmap(testCtx(t), m.ID, false); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestMappingIsBackWithoutOneOfItsPaths holds that a mapping which is brought back at the start does without a path whose address is not to
+// be had any more. Whoever asks for such a path is told so; nobody is there to be told at a start, and the volume is needed.
+func TestMappingIsBackWithoutOneOfItsPaths(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.start()
+	client.start()
+	mustExport(t, server.h, file(t, "disk", 8<<20))
+	m := mustMap(t, client.h, MapSpec{Node: server.node(), Name: "disk", Persist: true, Paths: server.twoPaths()})
+	client.stop()
+
+	name := filepath.Join(client.cfg.StateDir, stateFile)
+	b, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// No address of the source's family leads there.
+	changed := strings.Replace(string(b), server.cfg.Addresses[1].String(), "::1", 1)
+	if err := os.WriteFile(name, []byte(changed), 0o600); err != nil || changed == string(b) {
+		t.Fatalf("%v; the state is %s", err, b)
+	}
+
+	client.start()
+	c, _ := opensAgain(t, m)
+	if err := writePattern(c, 0, 4096, 1, 4096); err != nil {
+		t.Fatal(err)
+	}
+	if l := client.h.Sessions(); len(l) != 1 || l[0].Paths != 1 || l[0].PathsUp != 1 {
+		t.Fatalf("back by %+v; one path is left", l)
+	}
+	if _, err := client.h.Map(testCtx(t), MapSpec{Node: server.node(), Name: "other", Session: "told", Paths: []PathSpec{{Src: "127.0.0.1", Dst: "::1"}}}); !errors.Is(err, syscall.EOPNOTSUPP) {
+		t.Errorf("who asks for that path is told %v", err)
 	}
 }
 
