@@ -283,13 +283,22 @@ func TestServerViolations(t *testing.T) {
 		m.Path[0] = path
 		return w.p.Received(0, 0, m.Append(nil), 0, false)
 	}
+	// A request that is right, at the beginning of chunk 0: but for the immediate.
+	good := func(w world, imm uint32) error {
+		m := rtrswire.Req{Type: rtrswire.Write}
+		b := m.Append(nil)
+		d := w.ds[0]
+		copy(w.f.regions[d.Key].b[d.Addr-w.f.regions[d.Key].addr:], b)
+		return w.p.Written(0, 1, d.Key, d.Addr, len(b), imm)
+	}
 	for name, do := range map[string]func(w world) error{
 		"a chunk beyond the depth": func(w world) error {
 			w.f.s.chunks = chunksOf(3, 8192, 512)
-			return w.p.Written(0, 1, 1, 1, 1, 3<<26)
+			return good(w, 3<<w.f.s.chunks.MemBits())
 		},
-		"another chunk's key": func(w world) error { return put(w, 1, w.ds[2].Key, w.ds[2].Addr, 12) },
-		"a wrong key":         func(w world) error { return put(w, 1, 0xbad, w.ds[1].Addr, 12) },
+		"a message beyond the chunk": func(w world) error { return good(w, w.f.s.chunks.Size()) },
+		"another chunk's key":        func(w world) error { return put(w, 1, w.ds[2].Key, w.ds[2].Addr, 12) },
+		"a wrong key":                func(w world) error { return put(w, 1, 0xbad, w.ds[1].Addr, 12) },
 		"an old key": func(w world) error {
 			k := w.ds[1].Key
 			if err := w.f.put(w.p, 1, w.ds, 1, Write, nil); err != nil {
@@ -332,9 +341,14 @@ func TestServerViolations(t *testing.T) {
 			t.Errorf("%s: %v, the path is %v", name, err, p.State())
 		}
 	}
+	ok := newFakeServer(t, smallServer)
+	p, ds := ok.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"})
+	if err := good(world{ok, p, ds}, 0); err != nil || len(ok.reqs) != 1 {
+		t.Errorf("what is right but for the immediate is not with the right one: %v, %d requests", err, len(ok.reqs))
+	}
 	// A request before the path is connected; an answer to nothing is ignored.
 	f := newFakeServer(t, smallServer)
-	p := f.dial(someone{session: 1, path: 1, attempt: 1, addr: 1}, 0, 2).Path
+	p = f.dial(someone{session: 1, path: 1, attempt: 1, addr: 1}, 0, 2).Path
 	if err := p.Written(0, 0, 0, 0, 12, 8); err == nil || p.State() != Closing {
 		t.Error("a request while connecting")
 	}
