@@ -1,0 +1,76 @@
+package rnbd
+
+import (
+	"bytes"
+	"errors"
+	"syscall"
+	"testing"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rtrs"
+)
+
+// TestResumesTogether: what the session had when its path was lost is sent again when
+// each volume that was open has been asked for, in its order, and not before: the
+// one that is back at once waits for the one whose file is still being opened.
+func TestResumesTogether(t *testing.T) {
+	dir := t.TempDir()
+	writeFile(t, dir+"/slow", 1<<20)
+	w := newWorld(t, ServerConfig{})
+	w.root(&Root{Path: dir})
+	fa, _ := w.fault("quick", 1<<20)
+	e := w.client("c")
+	quick, slow := e.mustMap("quick", rw), e.mustMap("slow", rw)
+	fa.Add(blk.Rule{Ops: blk.Ops(blk.OpWrite), Stall: true, Count: 1})
+	done := e.submit(quick, &blk.Request{Op: blk.OpWrite, Len: 4096, Buf: bytes.Repeat([]byte{1}, 4096)})
+	w.run()
+	e.cut()
+	fa.Release()
+	w.run()
+	w.holdOpen = true
+	e.connect()
+	w.run()
+	wantState(t, "the quick one", quick, Open)
+	wantState(t, "the slow one", slow, Closed)
+	if sent, held := quick.Inflight(); e.resumed || *done || sent != 1 || held != 0 {
+		t.Errorf("while one is being opened: resumed %v, done %v, %d sent, %d held; want false, false, 1, 0", e.resumed, *done, sent, held)
+	}
+	w.holdOpen = false
+	w.run()
+	wantState(t, "the slow one, opened", slow, Open)
+	if !e.resumed || !*done {
+		t.Errorf("afterwards: resumed %v, done %v", e.resumed, *done)
+	}
+}
+
+// TestToldNothing: a volume stays what it is when the server does not say what it is
+// like, unless it says that this session does not have it open.
+func TestToldNothing(t *testing.T) {
+	w := newWorld(t, ServerConfig{})
+	w.mem("d", 1<<20)
+	e := w.client("c")
+	v := e.mustMap("d", rw)
+	notOpen := syscall.Errno(ErrNotOpen.Errno)
+	for _, err := range []error{rtrs.ErrTimeout, rtrs.ErrNoPath, errAgain, ErrNotOpen, syscall.EIO, syscall.ENOMEM} {
+		v.told(w.now, err)
+		wantState(t, err.Error(), v, Open)
+		if v.failed != nil {
+			t.Fatalf("%v closed the volume for good: %v", err, v.failed)
+		}
+	}
+	if err := e.write(v, 0, 1, 512, 0); err != nil {
+		t.Error(err)
+	}
+	e.cut()
+	if v.told(w.now, notOpen); v.failed != nil {
+		t.Errorf("it is not open anyway, and was closed for good: %v", v.failed)
+	}
+	e.connect()
+	wantState(t, "with a path again", v, Open)
+	v.told(w.now, notOpen)
+	wantState(t, "taken", v, Closed)
+	if !errors.Is(v.Err(), ErrNotOpen) || rdserr.Errno(v.failed) != ErrNotOpen.Errno {
+		t.Errorf("taken, and told %v", v.Err())
+	}
+}
