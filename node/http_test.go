@@ -6,11 +6,13 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 )
 
@@ -109,6 +111,44 @@ func TestSlotsAreForRequests(t *testing.T) {
 }
 
 // TestPageOnUnixSocket: with the mode of the clients' socket.
+// deadlines is an answer that notes how long it may take to be written.
+type deadlines struct {
+	*httptest.ResponseRecorder
+	write time.Time
+}
+
+func (d *deadlines) SetWriteDeadline(at time.Time) error {
+	d.write = at
+	return nil
+}
+
+// TestAnswersHaveDeadlines holds that each answer is to be written within a time from its request on, so that a client which does not read
+// gives its place up, and that profiles, which take as long as was asked for, have another one.
+func TestAnswersHaveDeadlines(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := limitRequests(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {}), 1)
+		for path, want := range map[string]time.Duration{
+			"/":                    httpWrite,
+			"/metrics":             httpWrite,
+			"/healthz":             httpWrite,
+			"/debug/pprof":         httpWrite,
+			"/debug/pprof/":        httpProfile,
+			"/debug/pprof/profile": httpProfile,
+		} {
+			w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+			h.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+			if got := time.Until(w.write); got != want || w.Code != http.StatusOK {
+				t.Errorf("%s may take %v, want %v; status %d", path, got, want, w.Code)
+			}
+		}
+		w := &deadlines{ResponseRecorder: httptest.NewRecorder()}
+		h.ServeHTTP(w, httptest.NewRequest("POST", "/", strings.NewReader("body")))
+		if got := time.Until(w.write); got != httpWrite || w.Code != http.StatusBadRequest {
+			t.Errorf("a refusal may take %v, want %v; status %d", got, httpWrite, w.Code)
+		}
+	})
+}
+
 func TestPageOnUnixSocket(t *testing.T) {
 	path := filepath.Join(filepath.Dir(testConfig(t).API.Socket), "http")
 	n, _ := startPage(t, "unix:"+path)
