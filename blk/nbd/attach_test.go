@@ -192,6 +192,48 @@ func TestStatus(t *testing.T) {
 	})
 }
 
+// TestStatusOfTheFirst: device 0 is a device like others, and asked for by its number.
+func TestStatusOfTheFirst(t *testing.T) {
+	withGenl(t, []string{acknowledged}, `1c000000 2a00 0500 02000000 00000000  05 01 0000  0800 0100 00000000`, func() {
+		if got, err := Status(0); err != nil || len(got) != 0 {
+			t.Errorf("%v, %v", got, err)
+		}
+	})
+}
+
+// TestAnswersTogether: messages of any length follow one another in a datagram, each from
+// a multiple of four bytes on. Those of another request are passed over.
+func TestAnswersTogether(t *testing.T) {
+	const mine, other = 2, 1
+	var b []byte
+	add := func(kind uint16, seq uint32, body string) {
+		b = native.AppendUint32(b, uint32(unix.NLMSG_HDRLEN+len(body)))
+		b = native.AppendUint16(native.AppendUint16(b, kind), 0)
+		b = native.AppendUint32(native.AppendUint32(b, seq), 0)
+		for b = append(b, body...); len(b)%4 != 0; {
+			b = append(b, 0xff)
+		}
+	}
+	want := []string{"", "a", "ab", "abc", "abcd", "abcde"}
+	for _, body := range want {
+		add(42, mine, "head"+body)
+		add(unix.NLMSG_ERROR, other, "\x01\x00\x00\x00"+body)
+	}
+	var got [][]byte
+	if done, err := parseAnswers(b, mine, &got); done || err != nil || len(got) != len(want) {
+		t.Fatalf("before the acknowledgement: %v, %v, %q", done, err, got)
+	}
+	for i, w := range want {
+		if string(got[i]) != w {
+			t.Errorf("answer %d is %q, want %q", i, got[i], w)
+		}
+	}
+	add(unix.NLMSG_ERROR, mine, "\x00\x00\x00\x00")
+	if done, err := parseAnswers(b, mine, &got); !done || err != nil || len(got) != 2*len(want) {
+		t.Errorf("with it: %v, %v, %d answers", done, err, len(got))
+	}
+}
+
 // TestNoDriver: a kernel without the driver is asked nothing more, and the socket that it
 // was asked through is closed.
 func TestNoDriver(t *testing.T) {
