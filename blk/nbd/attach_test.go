@@ -310,6 +310,26 @@ func TestRealNetlink(t *testing.T) {
 	}
 }
 
+// TestNoDescriptors: a process without a free descriptor is told that, and has no socket.
+func TestNoDescriptors(t *testing.T) {
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	none := was
+	none.Cur = 0
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &none); err != nil {
+		t.Fatal(err)
+	}
+	nl, err := openGenl()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(err, unix.EMFILE) || nl != nil {
+		t.Errorf("%v, %v; want %v", nl, err, unix.EMFILE)
+	}
+}
+
 // TestKernelPair: what the kernel's driver would do, through its end of the pair.
 func TestKernelPair(t *testing.T) {
 	m := memory(t, 1<<20)
