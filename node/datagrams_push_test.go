@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/mem"
+	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rds"
@@ -25,9 +27,12 @@ type brittleStream struct {
 func (b *brittleStream) Context() context.Context { return b.ctx }
 
 func (b *brittleStream) SendMsg(m any) error {
-	kind := "batch"
-	if pb, ok := m.(*rdsdv1.ServerMessage); ok {
-		kind = pb.WhichBody().String()
+	kind := "datagrams"
+	switch m := m.(type) {
+	case *rdsdv1.ServerMessage:
+		kind = m.WhichBody().String()
+	case *outResult:
+		kind = "result"
 	}
 	b.given = append(b.given, kind)
 	if len(b.given)-1 == b.breaks {
@@ -67,5 +72,42 @@ func TestClosingOnlyBehindEverything(t *testing.T) {
 				t.Errorf("the stream was given %v, want %v", st.given, c.want)
 			}
 		})
+	}
+}
+
+// TestNewsBreakOff holds that a stream which loses a message is given nothing behind it, whichever of a socket's news it was: the answer to
+// a batch, outcomes or datagrams. What was taken out of the receive queue for it is let go.
+func TestNewsBreakOff(t *testing.T) {
+	local := netip.MustParseAddr("127.0.0.1")
+	whole := []string{"bound", "result", "outcomes", "datagrams", "closing"}
+	for breaks := 1; breaks <= len(whole); breaks++ {
+		eng := newTestEngine(local, rds.DefaultConfig())
+		n, _ := newFakeNode(t, DefaultConfig(), &fakeCore{engines: map[netip.Addr]*testEngine{local: eng}})
+		st := &brittleStream{ctx: context.WithValue(t.Context(), identityKey{}, Identity{UID: 1}), breaks: breaks}
+		s := newSockStream(n, st)
+		if err := s.bind(bindTo(local, 0)); err != nil {
+			t.Fatal(err)
+		}
+		m, in := &rdsdv1.ClientMessage{}, &inMsg{}
+		b := batchOf(1, s.sock.Addr(), "to", "myself")
+		b.SetWantOutcomes(true)
+		m.SetSend(b)
+		raw, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := in.unmarshal(mem.BufferSlice{mem.SliceBuffer(raw)}); err != nil || !in.isBatch {
+			t.Fatal(err)
+		}
+		s.send(&in.batch)
+		in.release()
+		s.sayClosing(rdserr.ErrClosed)
+		if want := whole[:min(breaks+1, len(whole))]; !slices.Equal(st.given, want) {
+			t.Errorf("message %d is lost: the stream was given %v, want %v", breaks, st.given, want)
+		}
+		if left := s.push.got.Len(); left != 0 {
+			t.Errorf("message %d is lost: %d datagrams are held on to", breaks, left)
+		}
+		s.close()
 	}
 }
