@@ -28,12 +28,16 @@ func TestTuneMemory(t *testing.T) {
 }
 
 // TestGarbageIsBounded: what Go may have beside what is charged does not grow with the
-// room there is, and its limit is never above the room.
+// room there is, and its limit is never above the room, but for the least of all: below that
+// the collector would run without an end.
 func TestGarbageIsBounded(t *testing.T) {
 	const limit = 256 << 20
 	for held := int64(0); held <= limit; held += 8 << 20 {
-		for foreign := int64(0); foreign <= limit/2; foreign += 8 << 20 {
+		for foreign := int64(0); foreign <= limit; foreign += 8 << 20 {
 			l := goLimit(limit, foreign, held)
+			if l < 16<<20 {
+				t.Fatalf("%d MiB held, %d MiB not Go's: limit %d MiB", held>>20, foreign>>20, l>>20)
+			}
 			if room := int64(limit - limit/8 + memorySlack - memoryReserve - foreign); l > max(room, 16<<20) {
 				t.Fatalf("%d MiB held, %d MiB not Go's: limit %d MiB, room for %d", held>>20, foreign>>20, l>>20, room>>20)
 			}
