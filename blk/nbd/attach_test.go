@@ -310,6 +310,24 @@ func TestRealNetlink(t *testing.T) {
 	}
 }
 
+// TestFamilyRefused: a kernel that refuses to say what number the driver has is taken at
+// its word: no other reason is made of it, and least of all that there is no driver.
+func TestFamilyRefused(t *testing.T) {
+	for _, errno := range []syscall.Errno{syscall.EPERM, syscall.ENOMEM} {
+		answer := strings.Replace(refused(errno), "02000000 00000000", "01000000 00000000", 1)
+		fake := &fakeGenl{t: t, answers: []string{answer}}
+		if id, err := family(fake, "nbd"); id != 0 || !errors.Is(err, errno) {
+			t.Errorf("family %d, %v; want %v", id, err, errno)
+		}
+	}
+	// The number is there, and after it an attribute longer than the message.
+	cut := `20000000 1000 0000 01000000 00000000  01 02 0000  0600 0100 2a00 0000  4000 0300`
+	fake := &fakeGenl{t: t, answers: []string{cut + "|" + strings.Replace(acknowledged, "02000000 00000000", "01000000 00000000", 1)}}
+	if id, err := family(fake, "nbd"); id != 0 || !errors.Is(err, rdserr.ErrProtocol) {
+		t.Errorf("a cut answer: family %d, %v", id, err)
+	}
+}
+
 // TestNoDescriptors: a process without a free descriptor is told that, and has no socket.
 func TestNoDescriptors(t *testing.T) {
 	var was unix.Rlimit
