@@ -2,6 +2,7 @@ package volume
 
 import (
 	"bytes"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,7 +14,8 @@ import (
 func TestRationedReads(t *testing.T) {
 	port := freePort(t)
 	n := newServerNode(t, port)
-	n.memory = quota.New(256<<20, nil)
+	var asked atomic.Int64 // how often anybody wanted memory
+	n.memory = quota.New(256<<20, func() int64 { asked.Add(1); return 0 })
 	srv, cli := n.start(), newClientNode(t, port).start()
 	const size = 4 << 20
 	mustExport(t, srv, memory("disk", size))
@@ -61,6 +63,7 @@ func TestRationedReads(t *testing.T) {
 	// Looked at once: a request that is refused counts for a moment.
 	little := used() + 8*4096
 	n.memory.Ration(quota.Chunks, little, little) // before anything is read
+	asked.Store(0)
 	begun := time.Now()
 	go func() {
 		_, err := c.ReadAt(got, 0)
@@ -73,6 +76,10 @@ func TestRationedReads(t *testing.T) {
 			waits = false
 			if err == nil || time.Since(begun) < rationWait {
 				t.Errorf("without a grant: %v after %v", err, time.Since(begun))
+			}
+			// A look takes the server's lock: there is a pause between two.
+			if n, most := asked.Load(), int64(time.Since(begun)/rationEvery)+10; n > most {
+				t.Errorf("memory was asked for %d times in %v, at most %d times is right", n, time.Since(begun), most)
 			}
 		case <-time.After(rationEvery):
 		}
