@@ -74,3 +74,53 @@ func TestToldNothing(t *testing.T) {
 		t.Errorf("taken, and told %v", v.Err())
 	}
 }
+
+// TestUnmapOfTheLost: a volume that the server did not have any more when the session came
+// back is not closed there: its number may be another's now.
+func TestUnmapOfTheLost(t *testing.T) {
+	w := newWorld(t, ServerConfig{Boot: 1, FirstID: 7})
+	w.mem("gone", 1<<20)
+	e := w.client("c")
+	gone := e.mustMap("gone", rw)
+	e.cut()
+	w.restart(ServerConfig{Boot: 2, FirstID: 7})
+	w.mem("other", 1<<20)
+	e.connect()
+	wantState(t, "without the export", gone, Closed)
+	other := e.mustMap("other", rw)
+	if other.id != gone.id {
+		t.Fatalf("the numbers are %d and %d: the test shows nothing", gone.id, other.id)
+	}
+	e.log = nil
+	if err := gone.Unmap(w.now, false); err != nil || !e.unmapped[gone] {
+		t.Errorf("%v, unmapped %v", err, e.unmapped[gone])
+	}
+	w.run()
+	if len(e.log) != 0 || len(w.srv.Open()) != 1 {
+		t.Errorf("the server was sent %x, and has %d open", e.log, len(w.srv.Open()))
+	}
+	if err := e.write(other, 0, 1, 512, 0); err != nil {
+		t.Errorf("the other: %v", err)
+	}
+}
+
+// TestGreetsWhenDue: a session whose greeting had no answer greets again at the very time
+// that Next names: a shell that calls Tick then would else turn round until it is later.
+func TestGreetsWhenDue(t *testing.T) {
+	w := newWorld(t, ServerConfig{})
+	e := w.client("c")
+	e.c.greeted = false
+	e.c.greetedBy(w.now, rtrs.ErrTimeout)
+	due := e.c.Next()
+	if due != w.now+e.c.cfg.RetryEvery {
+		t.Fatalf("greets at %v; want %v later than %v", due, e.c.cfg.RetryEvery, w.now)
+	}
+	e.log = nil
+	w.now = due
+	if next := e.c.Tick(due); next == due {
+		t.Error("nothing was done when it was due")
+	}
+	if w.run(); len(e.log) != 1 {
+		t.Errorf("%d messages; want the greeting", len(e.log))
+	}
+}
