@@ -383,7 +383,7 @@ func TestGoingPages(t *testing.T) {
 	if _, _, _, err := h.Releases(); !errors.Is(err, unix.EBADMSG) {
 		t.Errorf("a client released it: %v", err)
 	}
-	h, m = untouched(t, s) // that one was thrown out
+	h, _ = untouched(t, s) // that one was thrown out
 	h.Pay(p)
 	at = 0
 	off, _, _ = h.Reserve(64 << 10)
