@@ -288,7 +288,7 @@ func (r *ringSock) leave() (bury func()) {
 	r.host.unlock()
 	return func() {
 		defer close(r.buried)
-		r.giveBackRest()
+		r.giveBack() // what is neither unread nor with the client
 		if freed {
 			r.free()
 		} else {

@@ -187,9 +187,6 @@ func (f *localFront) giveBack() (bytes int) {
 	for _, r := range f.ringSocks() {
 		bytes += r.giveBack()
 	}
-	if bytes > 0 {
-		f.node.count.RegionsGivenBack.Add(uint64(bytes))
-	}
 	return bytes
 }
 
@@ -207,8 +204,10 @@ func (r *ringSock) giveBack() (bytes int) {
 			r.s.node.log.Error("memory of a region cannot be given back", "local", r.reg.Local, "error", err)
 		}
 		r.host.lock()
-		bytes += r.h.Restore(s)
+		n := r.h.Restore(s)
 		r.host.unlock()
+		r.s.node.count.RegionsGivenBack.Add(uint64(n))
+		bytes += n
 	}
 }
 
@@ -262,13 +261,6 @@ func (p *regionPages) stop() {
 		r.reg.Disown()
 	}
 	clear(p.closed)
-}
-
-// giveBackRest gives back what of a closed region is neither unread nor with its client.
-func (r *ringSock) giveBackRest() {
-	if n := r.giveBack(); n > 0 {
-		r.s.node.count.RegionsGivenBack.Add(uint64(n))
-	}
 }
 
 // letGo ends the account of a region that nobody has any more, and reports whether it did.

@@ -29,6 +29,17 @@ func pagesCharged(n *Node) (bytes int64) {
 	return bytes
 }
 
+// dialRings is a client that attaches by rings, until the test ends.
+func dialRings(t *testing.T, cfg *Config) *rdsd.Client {
+	t.Helper()
+	c, err := rdsd.Dial(cfg.API.Socket, rdsd.WithFrontEnd(rdsd.Rings))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
 // TestUntouchedBody: a client that posts memory which it has never touched loses its
 // socket; the daemon has not touched it either, and others do not notice.
 func TestUntouchedBody(t *testing.T) {
@@ -58,11 +69,7 @@ func TestUntouchedBody(t *testing.T) {
 func TestPagesOfRegions(t *testing.T) {
 	n, cfg := startOne(t)
 	addr := cfg.RDS.Addresses[0]
-	client, err := rdsd.Dial(cfg.API.Socket, rdsd.WithFrontEnd(rdsd.Rings))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
+	client := dialRings(t, cfg)
 	s, err := client.Bind(testContext(t), netip.AddrPortFrom(addr, 0), rdsd.WithRecvBuffer(8<<20))
 	if err != nil {
 		t.Fatal(err)
@@ -87,7 +94,7 @@ func TestPagesOfRegions(t *testing.T) {
 		}
 	}
 	n.hosts.collect()
-	within(t, 5*time.Second, "what was read is charged for its pages", func() bool { return pagesCharged(n) >= 5<<20 || pagesPaid(n) < 5<<20 })
+	within(t, 5*time.Second, "what was read is charged for its pages", func() bool { return pagesCharged(n) >= 5<<20 })
 	within(t, 5*time.Second, "nearly all of it is given back", func() bool {
 		n.local.giveBack()
 		return pagesPaid(n) <= 64<<10
@@ -148,11 +155,7 @@ func TestRegionsLinger(t *testing.T) {
 func TestPagesLacked(t *testing.T) {
 	n, cfg := startOne(t)
 	addr := cfg.RDS.Addresses[0]
-	client, err := rdsd.Dial(cfg.API.Socket, rdsd.WithFrontEnd(rdsd.Rings))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
+	client := dialRings(t, cfg)
 	bind := func() *rdsd.Socket {
 		s, err := client.Bind(testContext(t), netip.AddrPortFrom(addr, 0), rdsd.WithOutcomes())
 		if err != nil {
@@ -225,11 +228,7 @@ func TestPagesLacked(t *testing.T) {
 // charged to its user until the socket is gone.
 func TestLedgerIsPaid(t *testing.T) {
 	n, cfg := startOne(t)
-	client, err := rdsd.Dial(cfg.API.Socket, rdsd.WithFrontEnd(rdsd.Rings))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer client.Close()
+	client := dialRings(t, cfg)
 	s, err := client.Bind(testContext(t), netip.AddrPortFrom(cfg.RDS.Addresses[0], 0))
 	if err != nil {
 		t.Fatal(err)

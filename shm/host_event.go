@@ -108,7 +108,7 @@ func (h *Host) eventRoom() int {
 		h.eventHead.Store(head)
 	}
 	room := int(n - (h.eventTail - h.eventHead.Load()))
-	if at := h.eventTail & (n - 1); room > 0 && at&pageMask == 0 && !h.afford(h.r.EventOff+at*entryBytes, min(pageBytes, n*entryBytes)) {
+	if room > 0 && !h.affordEntry(h.r.EventOff, h.eventTail, n) {
 		return 0
 	}
 	return room

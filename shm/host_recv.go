@@ -63,11 +63,8 @@ func (h *Host) initRecv() {
 
 // recvRoom reports whether the receive ring takes another descriptor.
 func (h *Host) recvRoom() bool {
-	if h.recvTail-h.recvHead.Load() < uint64(h.r.Receives) || h.recvTaken() {
-		at := h.recvTail & uint64(h.r.Receives-1)
-		return at&pageMask != 0 || h.afford(h.r.RecvOff+at*entryBytes, min(pageBytes, uint64(h.r.Receives)*entryBytes))
-	}
-	return false
+	n := uint64(h.r.Receives)
+	return (h.recvTail-h.recvHead.Load() < n || h.recvTaken()) && h.affordEntry(h.r.RecvOff, h.recvTail, n)
 }
 
 // recvTaken reads how far the client is, and reports whether the ring is not full.
@@ -123,11 +120,7 @@ func (h *Host) Reserve(n int) (off uint64, b []byte, ok bool) {
 // the two rings have entries: unread, and read but not released.
 func (h *Host) alloc(n int) (off uint64, ok bool) {
 	if h.nSlots < int(h.r.Receives)+int(h.r.Releases) {
-		off, ok = h.arena.Alloc(n)
-	}
-	if ok && !h.afford(h.r.RecvArenaOff+off, uint64(BlockBytes(n))) {
-		h.arena.Free(off)
-		ok = false
+		off, ok = h.affordBlock(n)
 	}
 	if !ok {
 		h.starve(viewArena)
@@ -255,12 +248,8 @@ func (h *Host) append(body []byte, count int, seq uint64) (cost int, ok bool) {
 	if need > t.cap {
 		// By four: a block is copied seldom, and closeTrain gives back what is too much.
 		grown := min(4*t.cap, MaxTrainBytes)
-		off, ok := h.arena.Alloc(max(need, grown))
+		off, ok := h.affordBlock(max(need, grown))
 		if !ok {
-			return 0, false
-		}
-		if !h.afford(h.r.RecvArenaOff+off, uint64(BlockBytes(max(need, grown)))) {
-			h.arena.Free(off)
 			return 0, false
 		}
 		copy(h.r.recvArena[off:], h.r.recvArena[s.off:][:t.used])

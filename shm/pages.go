@@ -120,15 +120,16 @@ func (h *Host) there(off, n uint64) bool {
 	if h.r.FD < 0 { // memory of this process's own
 		return true
 	}
+	if h.asking != askNothing {
+		return false
+	}
 	off, n = lo<<pageShift, (hi-lo+1)<<pageShift
-	if h.asking == askNothing && h.r.resident(off, n) {
+	if h.r.resident(off, n) {
 		h.known.add(lo, hi)
 		return true
 	}
-	if h.asking == askNothing {
-		h.asking, h.asked = askWanted, span{off, n}
-		h.refresh()
-	}
+	h.asking, h.asked = askWanted, span{off, n}
+	h.refresh()
 	return false
 }
 
@@ -155,6 +156,7 @@ func (h *Host) Sure(written bool) {
 	} else if !h.dead {
 		h.hostile("it points to %d bytes at %#x that it has never touched", h.asked.n, h.asked.off)
 	}
+	h.due = true // releases were out of sight, too
 	h.refresh()
 }
 
@@ -218,6 +220,22 @@ func (h *Host) afford(off, n uint64) bool {
 	return true
 }
 
+// affordEntry pays for the page that entry n of a ring at off begins, if it begins one.
+func (h *Host) affordEntry(off, n, entries uint64) bool {
+	at := n & (entries - 1)
+	return at&pageMask != 0 || h.afford(off+at*entryBytes, min(pageBytes, entries*entryBytes))
+}
+
+// affordBlock takes a block of the receive arena and pays for its pages.
+func (h *Host) affordBlock(n int) (off uint64, ok bool) {
+	off, ok = h.arena.Alloc(n)
+	if ok && !h.afford(h.r.RecvArenaOff+off, uint64(BlockBytes(n))) {
+		h.arena.Free(off)
+		ok = false
+	}
+	return off, ok
+}
+
 // Lacked reports whether something found none since Lacks was asked.
 func (h *Host) Lacked() bool { return h.lacked }
 
@@ -252,8 +270,9 @@ const noBlock = ^uint64(0)
 const spareMost = 256 << 10
 
 // Spare finds memory of the daemon's part that is paid for and not needed, from
-// *at on, and takes it out of use, also of a region that its client has left: the owner has Region.Remove take the pages away, without
-// its lock, and then calls Restore. *at is where to go on. ok is false when there is no more.
+// *at on, and takes it out of use, also of a region that its client has left: the owner
+// has Region.Remove take the pages away, without its lock, and then calls Restore. *at is
+// where to go on. ok is false when there is no more.
 func (h *Host) Spare(at *uint64) (s Spared, ok bool) {
 	if h.leaving.n > 0 || h.r.mem == nil {
 		return s, false

@@ -88,3 +88,30 @@ func TestPagesModel(t *testing.T) {
 		}
 	}
 }
+
+// TestReleasesAreSeenAgain: what a client released while it was found out whether it had touched
+// the ring is looked at afterwards, also of one that may post nothing more.
+func TestReleasesAreSeenAgain(t *testing.T) {
+	h, m := untouched(t, testSpec())
+	off, _, _ := h.Reserve(64)
+	h.Place(testDst, off, 64, 1, false, NoLane, 0)
+	h.Publish()
+	h.WantRoom(true)
+	h.sends.datagrams = MaxOutstandingDatagrams
+	h.refresh()
+	m.r.ReleaseTail().Store(1)
+	if _, _, n, err := h.Releases(); n != 0 || err != nil {
+		t.Fatal(n, err)
+	}
+	h.Due()
+	if _, _, wanted := h.Unsure(); !wanted || h.Due() {
+		t.Fatal("nothing is found out, or a reactor would look again and again")
+	}
+	h.Sure(true)
+	if !h.Due() {
+		t.Error("the release is forgotten")
+	}
+	if _, _, n, err := h.Releases(); n != 1 || err != nil {
+		t.Error(n, err)
+	}
+}

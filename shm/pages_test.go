@@ -121,7 +121,7 @@ func TestNothingIsTouchedForAClient(t *testing.T) {
 			if lo := off >> pageShift; h.known.has(lo) != written || h.known.has(lo+1) {
 				t.Errorf("%s, written: %v: page %d is known: %v, the next one: %v", name, written, lo, h.known.has(lo), h.known.has(lo+1))
 			}
-			if !h.HasPosts() && !h.HasReleases() {
+			if !h.Due() || !h.HasPosts() && !h.HasReleases() {
 				t.Errorf("%s, written: %v: the reactor does not look again", name, written)
 			}
 			ok, err := x.look(h)
@@ -151,15 +151,8 @@ func TestWritten(t *testing.T) {
 			t.Errorf("%d pages, of which 3 are there", x.pages)
 		}
 	}
-	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 3, Max: was.Max}); err != nil {
-		t.Fatal(err)
-	}
-	_, err := h.r.Written(at, pageBytes)
-	unix.Setrlimit(unix.RLIMIT_NOFILE, &was)
+	var err error
+	withoutDescriptors(t, func() { _, err = h.r.Written(at, pageBytes) })
 	if !errors.Is(err, unix.EMFILE) {
 		t.Errorf("without a descriptor: %v", err)
 	}
