@@ -2,6 +2,7 @@ package node
 
 import (
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/config"
 )
 
 // maxHolders is how many of those who hold memory status and metrics name.
@@ -33,4 +34,4 @@ func (n *Node) memoryHolders() []budget {
 }
 
 // user is the account of a client's user; Close must follow.
-func (n *Node) user(id Identity) *quota.Account { return n.memory.Account(quota.User(id.UID)) }
+func (n *Node) user(id config.Identity) *quota.Account { return n.memory.Account(quota.User(id.UID)) }

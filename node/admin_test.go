@@ -14,11 +14,12 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/stats"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
 // pair is two nodes with a socket each and a datagram delivered.
-func pair(t *testing.T) (cfgs []*Config, a, b *testSocket, admin rdsdv1.AdminClient) {
+func pair(t *testing.T) (cfgs []*config.Config, a, b *testSocket, admin rdsdv1.AdminClient) {
 	t.Helper()
 	cfgs = startNodes(t, 2, nil)
 	bind := bindTo(cfgs[0].RDS.Addresses[0], 0)
@@ -292,11 +293,11 @@ func TestAdminRights(t *testing.T) {
 	}
 	a := &adminServer{node: n}
 	for _, tc := range []struct {
-		id Identity
+		id config.Identity
 		ok bool
 	}{
-		{Identity{UID: 0}, true}, {Identity{UID: uint32(os.Getuid())}, true}, {Identity{UID: 1000}, true},
-		{Identity{UID: 1001}, false}, {Identity{UID: 0, Remote: true}, false}, {Identity{UID: 1000, Remote: true}, false},
+		{config.Identity{UID: 0}, true}, {config.Identity{UID: uint32(os.Getuid())}, true}, {config.Identity{UID: 1000}, true},
+		{config.Identity{UID: 1001}, false}, {config.Identity{UID: 0, Remote: true}, false}, {config.Identity{UID: 1000, Remote: true}, false},
 	} {
 		ctx := peer.NewContext(context.Background(), &peer.Peer{AuthInfo: authInfo{Identity: tc.id}})
 		ctx, err := withIdentity(ctx)

@@ -10,6 +10,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/stats"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -85,7 +86,7 @@ func TestCountersAreWhole(t *testing.T) {
 func TestCallsWithoutVolumes(t *testing.T) {
 	n, _ := newFakeNode(t, testConfig(t), &fakeCore{})
 	s := &volumeServer{node: n}
-	ctx, err := withIdentity(peer.NewContext(testContext(t), &peer.Peer{AuthInfo: authInfo{Identity: Identity{UID: 0}}}))
+	ctx, err := withIdentity(peer.NewContext(testContext(t), &peer.Peer{AuthInfo: authInfo{Identity: config.Identity{UID: 0}}}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -42,7 +43,7 @@ func TestBenchFigure(t *testing.T) {
 		return
 	}
 	if *benchFigure != "" {
-		TuneMemory(DefaultConfig()) // as rdsd serve does
+		TuneMemory(config.Default()) // as rdsd serve does
 	}
 	figure := func(v float64) { fmt.Printf("figure %g\n", v) }
 	switch *benchFigure {
@@ -167,7 +168,7 @@ func coreStream(t testing.TB, n int) float64 {
 }
 
 func benchNode(t testing.TB, port uint16, addrs ...string) *hosts {
-	c := DefaultConfig()
+	c := config.Default()
 	c.RDS.Addresses = nil
 	for _, a := range addrs {
 		c.RDS.Addresses = append(c.RDS.Addresses, netip.MustParseAddr(a))

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -50,7 +51,7 @@ type callConn struct {
 	net.Conn
 	table   *callTable
 	account *quota.Account
-	id      Identity
+	id      config.Identity
 	once    sync.Once
 	release func()
 	pace    *pace // of its user
@@ -100,7 +101,7 @@ type callTable struct {
 	evicted time.Time              // guarded by mu; when evict last ended one
 }
 
-func (t *callTable) wrap(c net.Conn, id Identity, account *quota.Account, release func()) *callConn {
+func (t *callTable) wrap(c net.Conn, id config.Identity, account *quota.Account, release func()) *callConn {
 	k := &callConn{Conn: c, table: t, account: account, id: id, release: release, streams: map[uint32]*callStream{},
 		in: frames{skip: prefaceSize}, last: time.Now(), pace: t.paces.join(id.UID)}
 	t.mu.Lock()

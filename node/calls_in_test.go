@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/config"
 )
 
 // scripted is a connection whose client sends what is in in.
@@ -37,7 +38,7 @@ func TestCallsReadAreNotOwed(t *testing.T) {
 		n := quota.New(1<<30, nil)
 		table := &callTable{log: slog.New(slog.DiscardHandler), count: &nodeCounters{}, conns: map[*callConn]struct{}{}}
 		sock := &scripted{in: append(make([]byte, prefaceSize), h2frame(frameHeaders, 1, []byte("x"))...)}
-		c := table.wrap(sock, Identity{}, n.Account(quota.User(1)), func() {})
+		c := table.wrap(sock, config.Identity{}, n.Account(quota.User(1)), func() {})
 		buf := make([]byte, 64<<10)
 		// A message of gRPC: a prefix of five bytes and so many more.
 		msg := make([]byte, size+5)

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -23,7 +24,7 @@ type testSocket struct {
 	skip   []*rdsdv1.ServerMessage // read past by want
 }
 
-func openSocket(t *testing.T, cfg *Config, b *rdsdv1.Bind) (*testSocket, error) {
+func openSocket(t *testing.T, cfg *config.Config, b *rdsdv1.Bind) (*testSocket, error) {
 	t.Helper()
 	st, err := rdsdv1.NewDatagramsClient(dial(t, cfg)).Open(testContext(t))
 	if err != nil {
@@ -52,7 +53,7 @@ func bindTo(a netip.Addr, port uint16) *rdsdv1.Bind {
 	return b
 }
 
-func mustBind(t *testing.T, cfg *Config, b *rdsdv1.Bind) *testSocket {
+func mustBind(t *testing.T, cfg *config.Config, b *rdsdv1.Bind) *testSocket {
 	t.Helper()
 	s, err := openSocket(t, cfg, b)
 	if err != nil {
@@ -175,10 +176,10 @@ func loopbackAddr() netip.Addr {
 }
 
 // startNodes runs n real nodes that reach each other.
-func startNodes(t *testing.T, n int, change func(*Config)) []*Config {
+func startNodes(t *testing.T, n int, change func(*config.Config)) []*config.Config {
 	t.Helper()
 	port := freePort(t)
-	var cfgs []*Config
+	var cfgs []*config.Config
 	for range n {
 		cfg := testConfig(t)
 		cfg.RDS.Addresses = []netip.Addr{loopbackAddr()}
@@ -199,6 +200,6 @@ func startNodes(t *testing.T, n int, change func(*Config)) []*Config {
 func rdsOptions() rds.SocketOptions { return rds.SocketOptions{} }
 
 // endpointOf is a port of a node's first address.
-func endpointOf(cfg *Config, port uint16) netip.AddrPort {
+func endpointOf(cfg *config.Config, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(cfg.RDS.Addresses[0], port)
 }

@@ -15,6 +15,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/toll/tolltest"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/shm"
@@ -36,7 +37,7 @@ func TestCostlyClient(t *testing.T) {
 		t.Fatal(err)
 	}
 	const uid = 12345
-	evil := attachOver(t, connectAs(t, n, Identity{UID: uid}), bindTo(addr, 0))
+	evil := attachOver(t, connectAs(t, n, config.Identity{UID: uid}), bindTo(addr, 0))
 	defer evil.close()
 	tolltest.Watch(t, evil.ear)
 	to := netip.AddrPortFrom(addr, uint16(evil.bound.GetLocal().GetPort()))
@@ -81,15 +82,15 @@ func TestBans(t *testing.T) {
 	why := errors.New("too many watchers")
 	addr := n.cfg.RDS.Addresses[0]
 	const banned = 12345
-	f.ban(Identity{UID: banned}, now.Add(time.Hour), why)
+	f.ban(config.Identity{UID: banned}, now.Add(time.Hour), why)
 	for rings, b := range map[bool]*rdsdv1.Bind{true: ringBind(addr, 0), false: bindTo(addr, 0)} {
-		p := &packetClient{t, connectAs(t, n, Identity{UID: banned})}
+		p := &packetClient{t, connectAs(t, n, config.Identity{UID: banned})}
 		if m := p.bind(b); m.HasBound() == rings || rings && m.GetClosing().GetErrno() != int32(unix.EUSERS) {
 			t.Errorf("rings %v: a user that may have none is told %v", rings, m)
 		}
 	}
 	for _, want := range []time.Duration{1, 2, 4, 8, 16, 32, 60, 60} {
-		f.ban(Identity{UID: 7}, now, why)
+		f.ban(config.Identity{UID: 7}, now, why)
 		for _, c := range []struct {
 			uid  uint32
 			at   time.Duration
@@ -102,12 +103,12 @@ func TestBans(t *testing.T) {
 		now = now.Add(want*time.Second + banKnown)
 	}
 	now = now.Add(1)
-	f.ban(Identity{UID: 7}, now, why)
+	f.ban(config.Identity{UID: 7}, now, why)
 	if err := f.banned(7, now.Add(banMin)); err != nil {
 		t.Errorf("what was long ago is not forgotten: %v", err)
 	}
 	for uid := range uint32(2 * maxBans) {
-		f.ban(Identity{UID: 100 + uid}, now, why)
+		f.ban(config.Identity{UID: 100 + uid}, now, why)
 	}
 	if len(f.bans) > maxBans {
 		t.Errorf("%d users are banned", len(f.bans))

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/rdsd/rdsd/internal/counters"
+	"github.com/rdsd/rdsd/node/config"
 )
 
 // nodeCounters are the counters of the front ends; those of the wire and of
@@ -37,7 +38,7 @@ type nodeCounters struct {
 var nodeCounterTable = counters.NewTable[nodeCounters]()
 
 // costlyClient notes that a client is ended for what it costs to wake it.
-func (c *nodeCounters) costlyClient(log *slog.Logger, id Identity, why error) {
+func (c *nodeCounters) costlyClient(log *slog.Logger, id config.Identity, why error) {
 	c.ClientsCostly.Add(1)
 	log.Warn("a client is ended", "uid", id.UID, "pid", id.PID, "why", why)
 }

@@ -12,6 +12,7 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -46,7 +47,7 @@ type sockStream struct {
 	stream grpc.ServerStream
 	eng    engineLock
 	sock   *rds.Socket // guarded by the engine's lock
-	id     Identity
+	id     config.Identity
 	memory *quota.Account // of id's user; from sockets.reserve to sockets.remove
 	size   int64          // what the socket itself takes of it
 	news   chan struct{}  // capacity 1: wakes the pusher

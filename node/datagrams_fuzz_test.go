@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
 )
 
@@ -122,8 +123,8 @@ func FuzzStream(f *testing.F) {
 		}
 		cfg := rds.DefaultConfig()
 		eng := newTestEngine(local, cfg)
-		n, _ := newFakeNode(t, DefaultConfig(), &fakeCore{engines: map[netip.Addr]*testEngine{local: eng}})
-		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), identityKey{}, Identity{UID: 1}), 10*time.Second)
+		n, _ := newFakeNode(t, config.Default(), &fakeCore{engines: map[netip.Addr]*testEngine{local: eng}})
+		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), identityKey{}, config.Identity{UID: 1}), 10*time.Second)
 		defer cancel()
 		st.ctx = ctx
 		_ = (&datagramsServer{node: n}).Open(&grpc.GenericServerStream[rdsdv1.ClientMessage, rdsdv1.ServerMessage]{ServerStream: st})

@@ -13,6 +13,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/config"
 )
 
 // within fails the test when f does not become true in time.
@@ -26,13 +27,13 @@ func within(t *testing.T, limit time.Duration, what string, f func() bool) {
 }
 
 // startOne runs one real node and keeps hold of it.
-func startOne(t *testing.T) (*Node, *Config) {
+func startOne(t *testing.T) (*Node, *config.Config) {
 	t.Helper()
-	return startWith(t, func(*Config) {})
+	return startWith(t, func(*config.Config) {})
 }
 
 // startWith starts a node with a changed configuration.
-func startWith(t *testing.T, change func(*Config)) (*Node, *Config) {
+func startWith(t *testing.T, change func(*config.Config)) (*Node, *config.Config) {
 	t.Helper()
 	cfg := testConfig(t)
 	change(cfg)

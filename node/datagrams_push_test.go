@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -56,8 +57,8 @@ func TestClosingOnlyBehindEverything(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			eng := newTestEngine(local, rds.DefaultConfig())
-			n, _ := newFakeNode(t, DefaultConfig(), &fakeCore{engines: map[netip.Addr]*testEngine{local: eng}})
-			st := &brittleStream{ctx: context.WithValue(t.Context(), identityKey{}, Identity{UID: 1}), breaks: c.breaks}
+			n, _ := newFakeNode(t, config.Default(), &fakeCore{engines: map[netip.Addr]*testEngine{local: eng}})
+			st := &brittleStream{ctx: context.WithValue(t.Context(), identityKey{}, config.Identity{UID: 1}), breaks: c.breaks}
 			s := newSockStream(n, st)
 			if err := s.bind(bindTo(local, 0)); err != nil {
 				t.Fatal(err)
@@ -82,8 +83,8 @@ func TestNewsBreakOff(t *testing.T) {
 	whole := []string{"bound", "result", "outcomes", "datagrams", "closing"}
 	for breaks := 1; breaks <= len(whole); breaks++ {
 		eng := newTestEngine(local, rds.DefaultConfig())
-		n, _ := newFakeNode(t, DefaultConfig(), &fakeCore{engines: map[netip.Addr]*testEngine{local: eng}})
-		st := &brittleStream{ctx: context.WithValue(t.Context(), identityKey{}, Identity{UID: 1}), breaks: breaks}
+		n, _ := newFakeNode(t, config.Default(), &fakeCore{engines: map[netip.Addr]*testEngine{local: eng}})
+		st := &brittleStream{ctx: context.WithValue(t.Context(), identityKey{}, config.Identity{UID: 1}), breaks: breaks}
 		s := newSockStream(n, st)
 		if err := s.bind(bindTo(local, 0)); err != nil {
 			t.Fatal(err)

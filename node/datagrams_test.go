@@ -11,6 +11,7 @@ import (
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -91,7 +92,7 @@ func TestManyAndLargeDatagrams(t *testing.T) {
 }
 
 func TestBindErrors(t *testing.T) {
-	cfgs := startNodes(t, 1, func(c *Config) {
+	cfgs := startNodes(t, 1, func(c *config.Config) {
 		c.Limits.MaxSockets, c.Limits.MaxSocketsPerUID = 2, 2
 	})
 	cfg, local := cfgs[0], cfgs[0].RDS.Addresses[0]
@@ -362,7 +363,7 @@ func TestStopClosesSocketsWithAReason(t *testing.T) {
 func TestRandomPortAvoidsGrantedRanges(t *testing.T) {
 	cfg := testConfig(t)
 	uid := uint32(12345)
-	cfg.Ports = []PortGrant{{UID: &uid, Range: PortRange{2, 65534}, Exclusive: true}}
+	cfg.Ports = []config.PortGrant{{UID: &uid, Range: config.PortRange{First: 2, Last: 65534}, Exclusive: true}}
 	n, err := New(cfg, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -371,7 +372,7 @@ func TestRandomPortAvoidsGrantedRanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &sockStream{node: n, eng: eng, id: Identity{UID: 54321}}
+	s := &sockStream{node: n, eng: eng, id: config.Identity{UID: 54321}}
 	sock, _, err := s.bindEngine(0, rdsOptions(), nil)
 	if err != nil || sock.Addr().Port() != 65535 {
 		t.Errorf("bound %v, %v; the only port left is 65535", sock, err)
@@ -389,7 +390,7 @@ func TestBothFamilies(t *testing.T) {
 	} else {
 		l.Close()
 	}
-	cfgs := startNodes(t, 1, func(c *Config) { c.RDS.Addresses = append(c.RDS.Addresses, v6) })
+	cfgs := startNodes(t, 1, func(c *config.Config) { c.RDS.Addresses = append(c.RDS.Addresses, v6) })
 	for _, a := range cfgs[0].RDS.Addresses {
 		s := mustBind(t, cfgs[0], bindTo(a, 4600))
 		s.send(batchOf(1, s.local, "to myself at "+a.String()))

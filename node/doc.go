@@ -1,6 +1,7 @@
-// Package node is one running daemon: configuration, assembly and front ends.
+// Package node is one running daemon: assembly and front ends. Its configuration
+// is package config.
 //
-// LoadConfig or DefaultConfig make a Config, New checks what can be checked
+// config.Load or config.Default make a configuration, New checks what can be checked
 // without side effects, Run serves until its context ends and then drains.
 // Several nodes run in one process; the only thing they share is the buffer
 // pool of grpc-go, set once in an init function.
@@ -15,9 +16,9 @@
 // dials under way; and for each client stream its handler, its reader and its
 // pusher. Each says at its go statement how it ends.
 //
-// Volumes are package node/volume; here are its configuration (config_volumes.go),
-// its service (volumes_api.go) and its metrics (metrics_volumes.go).
+// Volumes are package node/volume; here are its service (volumes_api.go) and its
+// metrics (metrics_volumes.go).
 //
-// Read config.go, node.go and grpc.go first; for the data path host.go,
+// Read node.go and grpc.go first; for the data path host.go,
 // transmit.go, reactors.go and datagrams.go.
 package node

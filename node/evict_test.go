@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -105,7 +106,7 @@ func TestCallAwaitsRoom(t *testing.T) {
 	memory := quota.New(64<<20, nil)
 	table := &callTable{log: slog.New(slog.DiscardHandler), count: &nodeCounters{}, conns: map[*callConn]struct{}{}}
 	account := memory.Account(quota.User(1))
-	c := table.wrap(&closedConn{}, Identity{UID: 1}, account, func() { account.Close() })
+	c := table.wrap(&closedConn{}, config.Identity{UID: 1}, account, func() { account.Close() })
 	other := memory.Account(quota.Holder{})
 	fill := memory.Limit() - memory.Used()
 	other.Grow(quota.Peers, fill)

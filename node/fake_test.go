@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/freeport"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
 )
 
@@ -85,7 +86,7 @@ func (t *testEngine) unlock() {
 	}
 }
 
-func newFakeNode(t *testing.T, cfg *Config, c *fakeCore) (*Node, *syncBuffer) {
+func newFakeNode(t *testing.T, cfg *config.Config, c *fakeCore) (*Node, *syncBuffer) {
 	t.Helper()
 	var logs syncBuffer
 	n, err := newNode(cfg, slog.New(slog.NewTextHandler(&logs, &slog.HandlerOptions{Level: slog.LevelDebug})))

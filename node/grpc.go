@@ -22,6 +22,7 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -55,7 +56,7 @@ type grpcFront struct {
 	servers []*grpc.Server
 }
 
-func newGRPCFront(cfg *Config, log *slog.Logger, count *nodeCounters, memory *quota.Node, g *guard.Guard) *grpcFront {
+func newGRPCFront(cfg *config.Config, log *slog.Logger, count *nodeCounters, memory *quota.Node, g *guard.Guard) *grpcFront {
 	f := &grpcFront{
 		log:     log,
 		count:   count,
@@ -68,7 +69,7 @@ func newGRPCFront(cfg *Config, log *slog.Logger, count *nodeCounters, memory *qu
 		perSecond, _ := f.limiter.limits()
 		return float64(perSecond)
 	}}
-	f.clients = newClientTable(cfg.Limits.MaxClients, cfg.Limits.MaxClientsPerUID, memory, func(id Identity, err error) {
+	f.clients = newClientTable(cfg.Limits.MaxClients, cfg.Limits.MaxClientsPerUID, memory, func(id config.Identity, err error) {
 		count.ClientsRefused.Add(1)
 		log.Warn("client refused", "uid", id.UID, "pid", id.PID, "error", err)
 	})

@@ -18,6 +18,7 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -39,7 +40,7 @@ func probe(f func(ctx context.Context) error) func(grpc.ServiceRegistrar) {
 }
 
 // serveFront runs a gRPC front with the given service on cfg's socket.
-func serveFront(t *testing.T, cfg *Config, register func(grpc.ServiceRegistrar)) (*grpcFront, *syncBuffer) {
+func serveFront(t *testing.T, cfg *config.Config, register func(grpc.ServiceRegistrar)) (*grpcFront, *syncBuffer) {
 	t.Helper()
 	n, logs := newFakeNode(t, cfg, &fakeCore{})
 	l, err := listenUnix("unix", cfg.API.Socket, 0o600, "")
@@ -65,12 +66,12 @@ func call(t *testing.T, cc *grpc.ClientConn) error {
 
 func TestIdentityComesFromTheKernel(t *testing.T) {
 	cfg := testConfig(t)
-	var got Identity
+	var got config.Identity
 	serveFront(t, cfg, probe(func(ctx context.Context) error { got = identityFrom(ctx); return nil }))
 	if err := call(t, dial(t, cfg)); err != nil {
 		t.Fatal(err)
 	}
-	want := Identity{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), PID: int32(os.Getpid())}
+	want := config.Identity{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), PID: int32(os.Getpid())}
 	if got != want {
 		t.Errorf("identity %+v, want %+v", got, want)
 	}
@@ -80,7 +81,7 @@ func TestNoIdentityNoCall(t *testing.T) {
 	if _, err := withIdentity(t.Context()); !errors.Is(err, rdserr.ErrPerm) {
 		t.Errorf("a call without transport: %v", err)
 	}
-	if id := identityFrom(t.Context()); !id.Remote || id.UID != NobodyID {
+	if id := identityFrom(t.Context()); !id.Remote || id.UID != config.NobodyID {
 		t.Errorf("a handler without interceptor sees %+v", id)
 	}
 }
@@ -192,9 +193,9 @@ func TestClientTable(t *testing.T) {
 	memory := quota.New(16<<20, nil)
 	tab := newClientTable(3, 2, memory, nil)
 	accounts := map[uint32]*quota.Account{}
-	a, b := Identity{UID: 1}, Identity{UID: 2}
+	a, b := config.Identity{UID: 1}, config.Identity{UID: 2}
 	for _, step := range []struct {
-		id Identity
+		id config.Identity
 		ok bool
 	}{{a, true}, {a, true}, {a, false}, {b, true}, {b, false}} {
 		account, err := tab.add(step.id, 1000)

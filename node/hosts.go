@@ -153,7 +153,7 @@ func (a *hosts) cannotListen(h *host, err error) error {
 	case errors.Is(err, unix.EADDRNOTAVAIL):
 		key, hint = "rds.addresses", ": this machine has no such address"
 	}
-	return c.failed(key, fmt.Errorf("cannot listen for RDS peers on %v port %d: %w%s", h.addr, h.port, err, hint))
+	return c.Failed(key, fmt.Errorf("cannot listen for RDS peers on %v port %d: %w%s", h.addr, h.port, err, hint))
 }
 
 // drain waits until nothing accepted is undecided. It looks; at the end of a

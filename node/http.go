@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/node/config"
 )
 
 // Bounds of the page for monitoring (M2). Silent connections cost a descriptor and
@@ -45,7 +46,7 @@ type nodeStatus struct {
 	Pprof   bool
 }
 
-func listenHTTP(c *HTTPConfig, l net.Listener, reg *prometheus.Registry, g *guard.Guard, state func() nodeStatus) *httpFront {
+func listenHTTP(c *config.HTTP, l net.Listener, reg *prometheus.Registry, g *guard.Guard, state func() nodeStatus) *httpFront {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", newKeptPage(promhttp.HandlerFor(reg, promhttp.HandlerOpts{EnableOpenMetrics: true, DisableCompression: true})))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })

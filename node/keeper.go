@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/config"
 )
 
 // limits.memory_bytes is about the process: its resident memory stays below it
@@ -50,7 +51,7 @@ var (
 // TuneMemory sets the collector of this process for a daemon with this
 // configuration. It is for programs that are a daemon and nothing else: it
 // changes the whole process. GOGC and GOMEMLIMIT of the environment win.
-func TuneMemory(c *Config) {
+func TuneMemory(c *config.Config) {
 	whole.Store(true)
 	if os.Getenv("GOGC") == "" {
 		debug.SetGCPercent(gcPercent)

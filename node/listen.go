@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/eintr"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/shm"
 )
 
@@ -60,7 +61,7 @@ func listenUnix(network, path string, mode fs.FileMode, group string) (net.Liste
 		return nil, fmt.Errorf("socket %s: %s: %w", path, what, err)
 	}
 	if group != "" {
-		gid, err := lookupGroup(group)
+		gid, err := config.LookupGroup(group)
 		if err != nil {
 			return fail("group", err)
 		}

@@ -17,6 +17,7 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -124,7 +125,7 @@ func (f *localFront) closeAside(c net.Conn) {
 const maxClosing = 256
 
 // handle serves one connection to its end, or until a reactor has taken it over.
-func (f *localFront) handle(c *shm.Conn, id Identity, account *quota.Account) {
+func (f *localFront) handle(c *shm.Conn, id config.Identity, account *quota.Account) {
 	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), identityKey{}, id))
 	defer cancel()
 	f.mu.Lock()
@@ -158,7 +159,7 @@ func (f *localFront) handle(c *shm.Conn, id Identity, account *quota.Account) {
 }
 
 // drop closes a connection that nobody serves.
-func (f *localFront) drop(c *shm.Conn, id Identity, account *quota.Account) {
+func (f *localFront) drop(c *shm.Conn, id config.Identity, account *quota.Account) {
 	go func() { // ends with the close, which may take as long as whoever passed us a descriptor likes
 		defer f.node.guard.Recover(guard.Socket, nil)
 		c.Close()
@@ -168,7 +169,7 @@ func (f *localFront) drop(c *shm.Conn, id Identity, account *quota.Account) {
 
 // open reads the first message and serves the socket it asks for. taken: a
 // reactor has the connection from now on.
-func (f *localFront) open(p *packetStream, id Identity) (taken bool, err error) {
+func (f *localFront) open(p *packetStream, id config.Identity) (taken bool, err error) {
 	if !f.node.grpc.limiter.allow(id.UID, time.Now()) {
 		return false, f.node.grpc.limiter.refusal(p.ctx, f.node.count)
 	}
@@ -206,7 +207,7 @@ const (
 )
 
 // ban refuses rings to a user for a while, for what one of them was found to cost.
-func (f *localFront) ban(id Identity, now time.Time, why error) {
+func (f *localFront) ban(id config.Identity, now time.Time, why error) {
 	f.mu.Lock()
 	for uid, b := range f.bans {
 		if now.After(b.until.Add(banKnown)) {

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/shm"
 )
 
@@ -22,7 +23,7 @@ type packetClient struct {
 	c *shm.Conn
 }
 
-func dialPackets(t *testing.T, cfg *Config) *packetClient {
+func dialPackets(t *testing.T, cfg *config.Config) *packetClient {
 	t.Helper()
 	c, err := shm.Dial(testContext(t), cfg.API.Socket+shm.SocketSuffix)
 	if err != nil {

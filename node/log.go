@@ -8,12 +8,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/rdsd/rdsd/node/config"
 	"golang.org/x/time/rate"
 )
 
 // NewLogger makes the daemon's logger. Keys are fixed: peer, path, state,
 // local, uid, pid, port, error. Nothing is logged per datagram.
-func NewLogger(w io.Writer, c *LogConfig) *slog.Logger {
+func NewLogger(w io.Writer, c *config.Log) *slog.Logger {
 	level := new(slog.LevelVar)
 	level.Set(c.Level.Level)
 	opts := &slog.HandlerOptions{Level: level}

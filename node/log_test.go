@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"github.com/rdsd/rdsd/node/config"
 	"log/slog"
 	"strings"
 	"sync/atomic"
@@ -14,7 +15,7 @@ import (
 func TestLogFormats(t *testing.T) {
 	for _, format := range []string{"text", "json"} {
 		var b bytes.Buffer
-		log := NewLogger(&b, &LogConfig{Format: format, Level: LogLevel{slog.LevelWarn}})
+		log := NewLogger(&b, &config.Log{Format: format, Level: config.LogLevel{Level: slog.LevelWarn}})
 		log.Info("hidden")
 		log.Warn("link down", "peer", "10.0.0.2", "path", 0)
 		line := b.String()

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/node/config"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -17,18 +18,18 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // testConfig is a node on a loopback address of its own, with everything else
 // in a temporary directory.
-func testConfig(t *testing.T) *Config {
+func testConfig(t *testing.T) *config.Config {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "rdsd") // t.TempDir may be too long for a socket
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	c := DefaultConfig()
+	c := config.Default()
 	c.RDS.Addresses = []netip.Addr{netip.MustParseAddr("127.0.0.1")}
 	c.RDS.Port = freePort(t)
 	c.API.Socket = filepath.Join(dir, "s")
-	c.API.DrainTimeout = Duration{2 * time.Second}
+	c.API.DrainTimeout = config.Duration{Duration: 2 * time.Second}
 	c.HTTP.Listen = "127.0.0.1:0"
 	return c
 }
@@ -50,7 +51,7 @@ func startNode(t *testing.T, n *Node) (stop func() error) {
 }
 
 // dial connects to a node's Unix socket.
-func dial(t *testing.T, cfg *Config, opts ...grpc.DialOption) *grpc.ClientConn {
+func dial(t *testing.T, cfg *config.Config, opts ...grpc.DialOption) *grpc.ClientConn {
 	t.Helper()
 	cc, err := grpc.NewClient("unix://"+cfg.API.Socket, append(opts, grpc.WithTransportCredentials(insecure.NewCredentials()))...)
 	if err != nil {

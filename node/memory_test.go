@@ -1,6 +1,7 @@
 package node
 
 import (
+	"github.com/rdsd/rdsd/node/config"
 	"runtime/debug"
 	"testing"
 )
@@ -8,7 +9,7 @@ import (
 func TestTuneMemory(t *testing.T) {
 	percent, limit := debug.SetGCPercent(100), debug.SetMemoryLimit(-1)
 	defer func() { debug.SetGCPercent(percent); debug.SetMemoryLimit(limit) }()
-	cfg := DefaultConfig()
+	cfg := config.Default()
 	t.Setenv("GOGC", "100")
 	t.Setenv("GOMEMLIMIT", "off")
 	TuneMemory(cfg)

@@ -23,6 +23,7 @@ import (
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/shm"
@@ -57,8 +58,8 @@ var stateNames = [...]string{"new", "starting", "serving", "draining", "stopped"
 
 // Node is one daemon. Make it with New and run it once.
 type Node struct {
-	cfg      *Config                // as it was at the start
-	live     atomic.Pointer[Config] // as it is now: see conf
+	cfg      *config.Config                // as it was at the start
+	live     atomic.Pointer[config.Config] // as it is now: see conf
 	log      *slog.Logger
 	level    *slog.LevelVar // of log; nil: it cannot be changed
 	instance uint64         // random; changes with every start
@@ -91,7 +92,7 @@ type Node struct {
 
 // New makes a node of a valid configuration. Nothing is opened before Run.
 // logger may be nil: then nothing is logged.
-func New(cfg *Config, logger *slog.Logger) (*Node, error) {
+func New(cfg *config.Config, logger *slog.Logger) (*Node, error) {
 	n, err := newNode(cfg, logger)
 	if err != nil {
 		return nil, err
@@ -109,7 +110,7 @@ func New(cfg *Config, logger *slog.Logger) (*Node, error) {
 // stall, and is called before Run.
 func (n *Node) LayerStores(layer func(export string, store blk.Device) blk.Device) { n.layer = layer }
 
-func newNode(cfg *Config, logger *slog.Logger) (*Node, error) {
+func newNode(cfg *config.Config, logger *slog.Logger) (*Node, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -311,16 +312,16 @@ func (n *Node) listenClients() (local, rings, remote net.Listener, err error) {
 		}
 	}()
 	if local, err = listenUnix("unix", a.Socket, a.SocketMode.Perm, a.SocketGroup); err != nil {
-		return nil, nil, nil, n.cfg.failed("api.socket", err)
+		return nil, nil, nil, n.cfg.Failed("api.socket", err)
 	}
 	if rings, err = listenUnix("unixpacket", a.Socket+shm.SocketSuffix, a.SocketMode.Perm, a.SocketGroup); err != nil {
-		return local, nil, nil, n.cfg.failed("api.socket", err)
+		return local, nil, nil, n.cfg.Failed("api.socket", err)
 	}
 	if a.RemoteListen == "" {
 		return local, rings, nil, nil
 	}
 	if remote, err = net.Listen("tcp", a.RemoteListen); err != nil {
-		return local, rings, nil, n.cfg.failed("api.remote_listen", fmt.Errorf("api.remote_listen %s: %w", a.RemoteListen, err))
+		return local, rings, nil, n.cfg.Failed("api.remote_listen", fmt.Errorf("api.remote_listen %s: %w", a.RemoteListen, err))
 	}
 	n.log.Warn("remote clients are neither encrypted nor identified (api.insecure)", "listen", remote.Addr().String())
 	return local, rings, remote, nil
@@ -338,7 +339,7 @@ func (n *Node) listenPage() (*httpFront, error) {
 		l, err = net.Listen("tcp", n.cfg.HTTP.Listen)
 	}
 	if err != nil {
-		return nil, n.cfg.failed("http.listen", fmt.Errorf("http.listen %s: %w", n.cfg.HTTP.Listen, err))
+		return nil, n.cfg.Failed("http.listen", fmt.Errorf("http.listen %s: %w", n.cfg.HTTP.Listen, err))
 	}
 	n.mu.Lock()
 	n.httpAddr = l.Addr()

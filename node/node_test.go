@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/node/config"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 )
 
@@ -87,7 +88,7 @@ func TestLifecycle(t *testing.T) {
 
 func TestDrainDeadline(t *testing.T) {
 	cfg := testConfig(t)
-	cfg.API.DrainTimeout = Duration{50 * time.Millisecond}
+	cfg.API.DrainTimeout = config.Duration{Duration: 50 * time.Millisecond}
 	core := &fakeCore{draining: func(ctx context.Context) { <-ctx.Done() }}
 	n, _ := newFakeNode(t, cfg, core)
 	stop := startNode(t, n)

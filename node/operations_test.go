@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/rdsd/rdsd/internal/stats"
+	"github.com/rdsd/rdsd/node/config"
 )
 
 var update = flag.Bool("update", false, "rewrite the tables of docs/operations.md")
@@ -49,13 +50,13 @@ func keyTable() string {
 		}
 		return "`" + s + "`"
 	}
-	def := DefaultConfig()
-	for _, k := range Keys() {
+	def := config.Default()
+	for _, k := range config.Keys() {
 		flag := ""
 		if k.Flag != "" {
 			flag = "--" + k.Flag
 		}
-		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", k.Name, quote(k.value(def)), quote(k.Env), quote(flag), k.Usage)
+		fmt.Fprintf(&b, "| `%s` | %s | %s | %s | %s |\n", k.Name, quote(k.Value(def)), quote(k.Env), quote(flag), k.Usage)
 	}
 	return b.String()
 }
@@ -66,7 +67,7 @@ func reloadList() string {
 	b.WriteString("Reloaded are")
 	width = b.Len()
 	var names []string
-	for _, k := range Keys() {
+	for _, k := range config.Keys() {
 		if k.Reload {
 			names = append(names, "`"+k.Name+"`")
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/config"
 )
 
 func pacedTable(perSecond float64) *callTable {
@@ -34,7 +35,7 @@ func TestCallsArePaced(t *testing.T) {
 	table := pacedTable(1000)
 	conn := func(uid uint32, in []byte) (*callConn, *scripted) {
 		s := &scripted{in: append(make([]byte, prefaceSize), in...)}
-		c := table.wrap(s, Identity{UID: uid}, n.Account(quota.User(uid)), func() {})
+		c := table.wrap(s, config.Identity{UID: uid}, n.Account(quota.User(uid)), func() {})
 		t.Cleanup(func() { c.Close() })
 		return c, s
 	}
@@ -70,7 +71,7 @@ func TestCallsArePaced(t *testing.T) {
 func TestPaceEndsWithTheConnection(t *testing.T) {
 	n := quota.New(1<<30, nil)
 	s := &scripted{in: append(make([]byte, prefaceSize), h2frame(frameHeaders, 1, []byte("x"))...)}
-	c := pacedTable(1000).wrap(s, Identity{UID: 1}, n.Account(quota.User(1)), func() {})
+	c := pacedTable(1000).wrap(s, config.Identity{UID: 1}, n.Account(quota.User(1)), func() {})
 	buf := make([]byte, 1<<10)
 	if _, err := c.Read(buf); err != nil {
 		t.Fatal(err)

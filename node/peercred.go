@@ -16,6 +16,7 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/toll"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -37,8 +38,8 @@ type peerCreds struct {
 type clientTable struct {
 	max, maxPerUID int
 	memory         *quota.Node
-	refused        func(Identity, error) // called without the lock
-	room           func(Identity) error  // whether the process has descriptors for one more; may be nil
+	refused        func(config.Identity, error) // called without the lock
+	room           func(config.Identity) error  // whether the process has descriptors for one more; may be nil
 
 	mu     sync.Mutex
 	total  int            // guarded by mu
@@ -46,7 +47,7 @@ type clientTable struct {
 	denied uint64         // guarded by mu
 }
 
-func newClientTable(max, maxPerUID int, memory *quota.Node, refused func(Identity, error)) *clientTable {
+func newClientTable(max, maxPerUID int, memory *quota.Node, refused func(config.Identity, error)) *clientTable {
 	return &clientTable{max: max, maxPerUID: maxPerUID, memory: memory, refused: refused, byUser: map[uint32]int{}}
 }
 
@@ -64,7 +65,7 @@ func (t *clientTable) budget() budget {
 
 // add counts a connection that takes size bytes of its user's account, which
 // remove closes.
-func (t *clientTable) add(id Identity, size int64) (*quota.Account, error) {
+func (t *clientTable) add(id config.Identity, size int64) (*quota.Account, error) {
 	account := t.memory.Account(quota.User(id.UID))
 	var full error
 	if t.room != nil {
@@ -102,7 +103,7 @@ func (t *clientTable) add(id Identity, size int64) (*quota.Account, error) {
 	return nil, err
 }
 
-func (t *clientTable) remove(id Identity, account *quota.Account, size int64) {
+func (t *clientTable) remove(id config.Identity, account *quota.Account, size int64) {
 	account.Give(quota.Clients, size)
 	account.Close()
 	t.mu.Lock()
@@ -116,7 +117,7 @@ func (t *clientTable) remove(id Identity, account *quota.Account, size int64) {
 // authInfo is what handlers find in peer.FromContext.
 type authInfo struct {
 	credentials.CommonAuthInfo
-	Identity
+	config.Identity
 	refused error // why nothing is done for this connection; nil: it is served
 }
 
@@ -138,7 +139,7 @@ func (c *peerCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthIn
 // refuse lets a connection live for a moment in which every call is told why there
 // is no more for it: an error here would be a connection that breaks. With several of
 // those under way it is one; grpc closes conn then.
-func (c *peerCreds) refuse(conn net.Conn, id Identity, level credentials.SecurityLevel, err error) (net.Conn, credentials.AuthInfo, error) {
+func (c *peerCreds) refuse(conn net.Conn, id config.Identity, level credentials.SecurityLevel, err error) (net.Conn, credentials.AuthInfo, error) {
 	if c.refusals.Add(1) > maxRefusals {
 		c.refusals.Add(-1)
 		return nil, nil, err
@@ -153,7 +154,7 @@ func (c *peerCreds) refuse(conn net.Conn, id Identity, level credentials.Securit
 }
 
 // measured ends a client's connection when it is too costly to be woken.
-func (c *peerCreds) measured(conn net.Conn, id Identity) net.Conn {
+func (c *peerCreds) measured(conn net.Conn, id config.Identity) net.Conn {
 	return toll.Wrap(conn, func(why error) { c.calls.count.costlyClient(c.calls.log, id, why) })
 }
 
@@ -161,7 +162,7 @@ func (c *peerCreds) measured(conn net.Conn, id Identity) net.Conn {
 const refusedLife = 500 * time.Millisecond
 
 // identify asks the kernel who is at the other end.
-func identify(conn net.Conn) (Identity, credentials.SecurityLevel, error) {
+func identify(conn net.Conn) (config.Identity, credentials.SecurityLevel, error) {
 	for {
 		inner, ok := conn.(*countedConn)
 		if !ok {
@@ -171,11 +172,11 @@ func identify(conn net.Conn) (Identity, credentials.SecurityLevel, error) {
 	}
 	uc, ok := conn.(*net.UnixConn)
 	if !ok {
-		return Identity{UID: NobodyID, GID: NobodyID, Remote: true}, credentials.NoSecurity, nil
+		return config.Identity{UID: config.NobodyID, GID: config.NobodyID, Remote: true}, credentials.NoSecurity, nil
 	}
 	raw, err := uc.SyscallConn()
 	if err != nil {
-		return Identity{}, 0, err
+		return config.Identity{}, 0, err
 	}
 	var cred *unix.Ucred
 	var credErr error
@@ -183,9 +184,9 @@ func identify(conn net.Conn) (Identity, credentials.SecurityLevel, error) {
 		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	})
 	if err = errors.Join(err, credErr); err != nil {
-		return Identity{}, 0, fmt.Errorf("peer credentials: %w", err)
+		return config.Identity{}, 0, fmt.Errorf("peer credentials: %w", err)
 	}
-	return Identity{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid}, credentials.PrivacyAndIntegrity, nil
+	return config.Identity{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid}, credentials.PrivacyAndIntegrity, nil
 }
 
 func (c *peerCreds) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -240,20 +241,20 @@ func withIdentity(ctx context.Context) (context.Context, error) {
 	return context.WithValue(ctx, identityKey{}, id), nil
 }
 
-func transportIdentity(ctx context.Context) (Identity, bool) {
+func transportIdentity(ctx context.Context) (config.Identity, bool) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
-		return Identity{}, false
+		return config.Identity{}, false
 	}
 	a, ok := p.AuthInfo.(authInfo)
 	return a.Identity, ok
 }
 
 // identityFrom returns the caller of a handler.
-func identityFrom(ctx context.Context) Identity {
-	id, ok := ctx.Value(identityKey{}).(Identity)
+func identityFrom(ctx context.Context) config.Identity {
+	id, ok := ctx.Value(identityKey{}).(config.Identity)
 	if !ok { // the interceptor did not run: give no rights
-		return Identity{UID: NobodyID, GID: NobodyID, Remote: true}
+		return config.Identity{UID: config.NobodyID, GID: config.NobodyID, Remote: true}
 	}
 	return id
 }

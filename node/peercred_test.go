@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/rdsd/rdsd/node/config"
 	"google.golang.org/grpc/credentials"
 )
 
@@ -15,7 +16,7 @@ func TestIdentify(t *testing.T) {
 	a, b := net.Pipe()
 	defer a.Close()
 	defer b.Close()
-	nobody := Identity{UID: NobodyID, GID: NobodyID, Remote: true}
+	nobody := config.Identity{UID: config.NobodyID, GID: config.NobodyID, Remote: true}
 	for what, conn := range map[string]net.Conn{"a pipe": a, "a counted pipe": &countedConn{Conn: a}} {
 		if id, level, err := identify(conn); id != nobody || level != credentials.NoSecurity || err != nil {
 			t.Errorf("%s: %+v, %v, %v", what, id, level, err)
@@ -37,7 +38,7 @@ func TestIdentify(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.Close()
-	me := Identity{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), PID: int32(os.Getpid())}
+	me := config.Identity{UID: uint32(os.Getuid()), GID: uint32(os.Getgid()), PID: int32(os.Getpid())}
 	for what, conn := range map[string]net.Conn{"a socket": s, "one counted twice": &countedConn{Conn: &countedConn{Conn: s}}} {
 		if id, level, err := identify(conn); id != me || level != credentials.PrivacyAndIntegrity || err != nil {
 			t.Errorf("%s: %+v, %v, %v; want %+v", what, id, level, err, me)

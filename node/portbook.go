@@ -200,7 +200,7 @@ func (b *portBook) close() {
 // (rds.restart_hold), and writes down those of this one. It returns the kernels to
 // connect to.
 func (a *hosts) openPorts() bookPages {
-	path := a.node.cfg.ledgerPath()
+	path := a.node.cfg.LedgerPath()
 	hold := a.node.cfg.RDS.RestartHold.Duration
 	if path == "" || hold == 0 {
 		return nil

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/node/config"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -92,7 +93,7 @@ func TestReactorCalls(t *testing.T) {
 		t.Skip("strace and root are needed")
 	}
 	volumes := freePort(t)
-	n, cfg := startWith(t, func(c *Config) {
+	n, cfg := startWith(t, func(c *config.Config) {
 		c.Reactor.CPUs = []int{0} // so that it keeps its thread
 		c.Volumes.Port, c.Volumes.Name = volumes, "traced"
 	})
@@ -203,7 +204,7 @@ func threadOf(w *worker) string {
 }
 
 // hostileThings is what should hold up nobody.
-func hostileThings(t *testing.T, n *Node, cfg, other *Config) {
+func hostileThings(t *testing.T, n *Node, cfg, other *config.Config) {
 	addr := cfg.RDS.Addresses[0]
 	client, err := rdsd.Dial(cfg.API.Socket, rdsd.WithFrontEnd(rdsd.Rings))
 	if err != nil {
@@ -258,7 +259,7 @@ func hostileThings(t *testing.T, n *Node, cfg, other *Config) {
 		}
 		r.close()
 	}
-	c := connectAs(t, n, Identity{UID: 777})
+	c := connectAs(t, n, config.Identity{UID: 777})
 	c.SetDeadline(time.Now().Add(10 * time.Second))
 	r := attachOver(t, c, bindTo(addr, 0))
 	fd, gate := lingering(t)
@@ -297,7 +298,7 @@ func hostileThings(t *testing.T, n *Node, cfg, other *Config) {
 // volumeThings has one node use a volume of the other, which lies in a file: reads and
 // writes of all sizes side by side, flushes, trims, a reader that leaves in the middle,
 // another size, and the mapping's end under way.
-func volumeThings(t *testing.T, at, from *Config) {
+func volumeThings(t *testing.T, at, from *config.Config) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	must := func(what string, err error) {

@@ -5,10 +5,10 @@ import (
 	"runtime"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/node/config"
 )
 
 // worker is one reactor of the node, with what its turn has collected.
@@ -50,7 +50,7 @@ func (w *worker) flush() {
 }
 
 // reactorOptions is one entry for each thread the configuration asks for.
-func (c *Config) reactorOptions() []reactor.Options {
+func reactorOptions(c *config.Config) []reactor.Options {
 	n := c.Reactor.Threads
 	switch {
 	case n > 0:
@@ -76,7 +76,7 @@ func (c *Config) reactorOptions() []reactor.Options {
 
 // startReactors is undone by stopReactors.
 func (a *hosts) startReactors() error {
-	o := a.node.cfg.reactorOptions()
+	o := reactorOptions(a.node.cfg)
 	makeRoom(len(o))
 	for _, o := range o {
 		o.Guard = a.node.guard
@@ -132,20 +132,5 @@ func makeRoom(n int) {
 	defer room.mu.Unlock()
 	if room.threads += n; runtime.GOMAXPROCS(0) < room.threads+2 {
 		runtime.GOMAXPROCS(room.threads + 2)
-	}
-}
-
-// maxSpin: what yields longer than this burns a processor, not waits.
-const maxSpin = 10 * time.Millisecond
-
-func (v *validator) reactor() {
-	r := &v.c.Reactor
-	v.check("reactor.threads", between(r.Threads, 0, 64), "%d is out of range", r.Threads)
-	v.check("reactor.spin", between(r.Spin.Duration, 0, maxSpin), "%v is out of range", r.Spin)
-	v.check("reactor.cpus", len(r.CPUs) <= 64, "%d processors are too many", len(r.CPUs))
-	v.check("reactor.cpus", len(r.CPUs) == 0 || r.Threads == 0 || r.Threads == len(r.CPUs),
-		"%d processors for %d threads", len(r.CPUs), r.Threads)
-	for _, c := range r.CPUs {
-		v.check("reactor.cpus", between(c, 0, 1023), "%d is not a processor", c)
 	}
 }

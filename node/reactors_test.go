@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/node/config"
 )
 
 func TestReactorOptions(t *testing.T) {
@@ -17,21 +18,21 @@ func TestReactorOptions(t *testing.T) {
 		byDefault = 2
 	}
 	for _, c := range []struct {
-		r    ReactorConfig
+		r    config.Reactor
 		cpus []int
 		spin time.Duration
 	}{
-		{DefaultConfig().Reactor, []int{-1, -1}[:byDefault], reactor.DefaultSpin},
-		{ReactorConfig{Threads: 3}, []int{-1, -1, -1}, -1},
-		{ReactorConfig{CPUs: []int{1, 0}, Spin: Duration{time.Millisecond}}, []int{1, 0}, time.Millisecond},
-		{ReactorConfig{Threads: 1, CPUs: []int{7}}, []int{7}, -1},
+		{config.Default().Reactor, []int{-1, -1}[:byDefault], reactor.DefaultSpin},
+		{config.Reactor{Threads: 3}, []int{-1, -1, -1}, -1},
+		{config.Reactor{CPUs: []int{1, 0}, Spin: config.Duration{Duration: time.Millisecond}}, []int{1, 0}, time.Millisecond},
+		{config.Reactor{Threads: 1, CPUs: []int{7}}, []int{7}, -1},
 	} {
-		cfg := DefaultConfig()
+		cfg := config.Default()
 		cfg.Reactor = c.r
 		if err := cfg.Validate(); err != nil {
 			t.Errorf("%+v: %v", c.r, err)
 		}
-		got := cfg.reactorOptions()
+		got := reactorOptions(cfg)
 		if len(got) != len(c.cpus) {
 			t.Errorf("%+v: %d threads", c.r, len(got))
 			continue
@@ -42,14 +43,14 @@ func TestReactorOptions(t *testing.T) {
 			}
 		}
 	}
-	for want, r := range map[string]ReactorConfig{
+	for want, r := range map[string]config.Reactor{
 		"reactor.threads: 65 is":            {Threads: 65},
-		"reactor.spin: -1":                  {Spin: Duration{-1}},
-		"reactor.spin: 1s":                  {Spin: Duration{time.Second}},
+		"reactor.spin: -1":                  {Spin: config.Duration{Duration: -1}},
+		"reactor.spin: 1s":                  {Spin: config.Duration{Duration: time.Second}},
 		"reactor.cpus: 2 processors for 3":  {Threads: 3, CPUs: []int{0, 1}},
 		"reactor.cpus: 5000 is not a proce": {CPUs: []int{5000}},
 	} {
-		cfg := DefaultConfig()
+		cfg := config.Default()
 		cfg.Reactor = r
 		if err := cfg.Validate(); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%+v: %v; want %q", r, err, want)

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -153,7 +154,7 @@ func TestDescriptorLimit(t *testing.T) {
 		t.Fatal(err)
 	}
 	for n, want := range map[uint64]uint64{0: r.Cur, 1: 1, r.Cur - 1: r.Cur - 1, r.Cur: r.Cur, r.Cur + 1: 0} {
-		c := DefaultConfig()
+		c := config.Default()
 		c.Limits.MaxDescriptors = int(n)
 		got, err := maxDescriptors(c)
 		if got != want || (err != nil) != (want == 0) || (CheckSystem(c) != nil) != (want == 0) {
@@ -196,18 +197,18 @@ func TestDescriptorLimit(t *testing.T) {
 func TestDescriptorsNeeded(t *testing.T) {
 	for _, c := range []struct {
 		what string
-		tune func(*Config)
+		tune func(*config.Config)
 		more uint64
 	}{
-		{"a peer has lanes", func(c *Config) { c.Limits.MaxPeers++ }, 4},
-		{"a lane is every peer's", func(c *Config) { c.RDS.Lanes++ }, 10},
-		{"a handshake", func(c *Config) { c.Limits.MaxHandshakes++ }, 1},
-		{"a client with rings", func(c *Config) { c.Limits.MaxClients++ }, 6},
-		{"an export's store", func(c *Config) { c.Volumes.MaxExports++ }, 1},
-		{"a volume's socket and its connection", func(c *Config) { c.Volumes.MaxMappings++ }, 2},
-		{"a session of volumes", func(c *Config) { c.Volumes.MaxSessions++ }, 2},
+		{"a peer has lanes", func(c *config.Config) { c.Limits.MaxPeers++ }, 4},
+		{"a lane is every peer's", func(c *config.Config) { c.RDS.Lanes++ }, 10},
+		{"a handshake", func(c *config.Config) { c.Limits.MaxHandshakes++ }, 1},
+		{"a client with rings", func(c *config.Config) { c.Limits.MaxClients++ }, 6},
+		{"an export's store", func(c *config.Config) { c.Volumes.MaxExports++ }, 1},
+		{"a volume's socket and its connection", func(c *config.Config) { c.Volumes.MaxMappings++ }, 2},
+		{"a session of volumes", func(c *config.Config) { c.Volumes.MaxSessions++ }, 2},
 	} {
-		cfg := DefaultConfig()
+		cfg := config.Default()
 		cfg.Limits.MaxPeers, cfg.RDS.Lanes = 10, 4
 		before := descriptorsNeeded(cfg)
 		c.tune(cfg)
@@ -215,7 +216,7 @@ func TestDescriptorsNeeded(t *testing.T) {
 			t.Errorf("%s: %d more, want %d", c.what, n-before, c.more)
 		}
 	}
-	if n := descriptorsNeeded(&Config{}); n != maxHTTPConns+baseFDs {
+	if n := descriptorsNeeded(&config.Config{}); n != maxHTTPConns+baseFDs {
 		t.Errorf("%d for nobody, want %d", n, maxHTTPConns+baseFDs)
 	}
 }

@@ -3,23 +3,23 @@ package node
 import (
 	"errors"
 	"fmt"
-	"reflect"
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
 	"golang.org/x/time/rate"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/node/config"
 )
 
 // conf is the configuration as it is now. Whatever Reload can change is read from
 // it each time; what is fixed at the start may be read from Node.cfg.
-func (n *Node) conf() *Config { return n.live.Load() }
+func (n *Node) conf() *config.Config { return n.live.Load() }
 
 // ReloadFrom loads the configuration anew and takes it over, as Reload does, with a
 // word to systemd before and after. What is wrong with it is logged, and changes
 // nothing. A node that does not serve, yet or any more, says so and does nothing.
-func (n *Node) ReloadFrom(o LoadOptions) {
+func (n *Node) ReloadFrom(o config.LoadOptions) {
 	if s := n.state.Load(); s != stateServing {
 		n.log.Warn("a request to reload the configuration is ignored", "state", stateNames[s])
 		return
@@ -28,7 +28,7 @@ func (n *Node) ReloadFrom(o LoadOptions) {
 	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &t); err == nil {
 		notify(n.log, fmt.Sprintf("%s\nMONOTONIC_USEC=%d", daemon.SdNotifyReloading, t.Nano()/1000))
 	}
-	next, err := LoadConfig(o)
+	next, err := config.Load(o)
 	if err == nil {
 		err = n.Reload(next)
 	}
@@ -41,7 +41,7 @@ func (n *Node) ReloadFrom(o LoadOptions) {
 // Reload takes over from next, a valid configuration, what can be changed while the
 // node runs, and names in the log what changed and what has to wait for the next
 // start. It may be called from any goroutine, one call at a time taking effect.
-func (n *Node) Reload(next *Config) error {
+func (n *Node) Reload(next *config.Config) error {
 	if err := next.Validate(); err != nil {
 		return err
 	}
@@ -50,8 +50,8 @@ func (n *Node) Reload(next *Config) error {
 	if s := n.state.Load(); s != stateServing {
 		return fmt.Errorf("the node is %s", stateNames[s])
 	}
-	now := n.conf().with(next)
-	changed, restart := now.changes(n.conf()), next.changes(now)
+	now := n.conf().With(next)
+	changed, restart := now.Changes(n.conf()), next.Changes(now)
 	n.live.Store(now)
 	n.apply(now)
 	dropped := 0
@@ -62,41 +62,8 @@ func (n *Node) Reload(next *Config) error {
 	return nil
 }
 
-// with is c with what can be reloaded taken from next.
-func (c *Config) with(next *Config) *Config {
-	out := *c
-	for i := range keys {
-		if k := &keys[i]; k.Reload {
-			reflect.ValueOf(&out).Elem().FieldByIndex(k.index).Set(reflect.ValueOf(next).Elem().FieldByIndex(k.index))
-		}
-	}
-	out.Ports, out.Peers = next.Ports, next.Peers
-	out.origins, out.notes, out.numbers = next.origins, next.notes, next.numbers
-	return &out
-}
-
-// changes names the keys in which c differs from old. It is never nil.
-func (c *Config) changes(old *Config) []string {
-	list := []string{}
-	for i := range keys {
-		if k := &keys[i]; k.value(c) != k.value(old) {
-			list = append(list, k.Name)
-		}
-	}
-	for _, t := range []struct {
-		name     string
-		now, was any
-	}{{"ports", c.Ports, old.Ports}, {"peers", c.Peers, old.Peers},
-		{"volumes.exports", c.Volumes.Exports, old.Volumes.Exports}, {"volumes.roots", c.Volumes.Roots, old.Volumes.Roots}} {
-		if now, was := reflect.ValueOf(t.now), reflect.ValueOf(t.was); now.Len()+was.Len() > 0 && !reflect.DeepEqual(t.now, t.was) {
-			list = append(list, t.name)
-		}
-	}
-	return list
-}
-
 // apply tells those who keep a copy.
-func (n *Node) apply(c *Config) {
+func (n *Node) apply(c *config.Config) {
 	if n.level != nil {
 		n.level.Set(c.Log.Level.Level)
 	}

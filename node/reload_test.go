@@ -1,16 +1,16 @@
 package node
 
 import (
+	"github.com/rdsd/rdsd/node/config"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 )
 
 // copyOf is a configuration of its own with the same values.
-func copyOf(c *Config) *Config {
+func copyOf(c *config.Config) *config.Config {
 	out := *c
 	return &out
 }
@@ -25,13 +25,13 @@ func TestReload(t *testing.T) {
 	}
 	startNode(t, n)
 	uid := uint32(12345)
-	user := Identity{UID: uid}
-	rule := PeerRule{}
+	user := config.Identity{UID: uid}
+	rule := config.PeerRule{}
 	if err := rule.Address.UnmarshalText([]byte("10.1.0.0/16")); err != nil {
 		t.Fatal(err)
 	}
-	next.Ports = []PortGrant{{UID: &uid, Range: PortRange{500, 600}}}
-	next.Peers = []PeerRule{rule}
+	next.Ports = []config.PortGrant{{UID: &uid, Range: config.PortRange{First: 500, Last: 600}}}
+	next.Peers = []config.PeerRule{rule}
 	next.API.AdminUIDs = []uint32{uid}
 	next.API.CallsPerSec, next.API.CallsBurst = 1, 2
 	next.Limits.MaxClients, next.Limits.MaxClientsPerUID = 7, 1
@@ -73,47 +73,6 @@ func TestReload(t *testing.T) {
 	}
 }
 
-// TestReloadTakesEveryMarkedKey: with copies each key that is marked, and no other.
-func TestReloadTakesEveryMarkedKey(t *testing.T) {
-	old, next := DefaultConfig(), DefaultConfig()
-	for i := range keys {
-		f := reflect.ValueOf(next).Elem().FieldByIndex(keys[i].index)
-		switch v := f.Addr().Interface().(type) {
-		case *LogLevel:
-			v.Level = 8
-		case *[]uint32:
-			*v = []uint32{5}
-		default:
-			switch f.Kind() {
-			case reflect.Int:
-				f.SetInt(f.Int() + 1)
-			case reflect.Uint16, reflect.Uint64:
-				f.SetUint(f.Uint() + 1)
-			case reflect.Float64:
-				f.SetFloat(f.Float() + 1)
-			case reflect.Bool:
-				f.SetBool(!f.Bool())
-			case reflect.String:
-				f.SetString(f.String() + "x")
-			case reflect.Struct:
-				if d, ok := f.Addr().Interface().(*Duration); ok {
-					d.Duration++
-				}
-			}
-		}
-	}
-	got := old.with(next)
-	for i := range keys {
-		k := &keys[i]
-		if differs := k.value(next) != k.value(old); !differs {
-			continue
-		}
-		if took := k.value(got) == k.value(next); took != k.Reload {
-			t.Errorf("%s: reloaded is %v, want %v", k.Name, took, k.Reload)
-		}
-	}
-}
-
 // TestReloadNotifiesSystemd: RELOADING with the time it began, then READY.
 func TestReloadNotifiesSystemd(t *testing.T) {
 	cfg := testConfig(t)
@@ -135,7 +94,7 @@ func TestReloadNotifiesSystemd(t *testing.T) {
 	if err := os.WriteFile(file, []byte("version = 1\n[rds]\nlanes = 99\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	n.ReloadFrom(LoadOptions{File: file})
+	n.ReloadFrom(config.LoadOptions{File: file})
 	if s := read(); !strings.HasPrefix(s, "RELOADING=1\nMONOTONIC_USEC=") {
 		t.Errorf("%q", s)
 	}

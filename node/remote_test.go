@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -19,7 +20,7 @@ func TestRemoteClient(t *testing.T) {
 	cfg.API.RemoteListen = fmt.Sprintf("127.0.0.1:%d", freePort(t))
 	cfg.API.Insecure = true
 	root := uint32(0)
-	cfg.Ports = []PortGrant{{UID: &root, Range: PortRange{5000, 5999}, Exclusive: true}}
+	cfg.Ports = []config.PortGrant{{UID: &root, Range: config.PortRange{First: 5000, Last: 5999}, Exclusive: true}}
 	n, err := New(cfg, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -56,7 +57,7 @@ func TestRemoteClient(t *testing.T) {
 		t.Errorf("CloseSocket: %v", err)
 	}
 	socks, err := admin.ListSockets(testContext(t), &rdsdv1.ListSocketsRequest{})
-	if err != nil || len(socks.GetSocket()) != 1 || socks.GetSocket()[0].GetUid() != NobodyID {
+	if err != nil || len(socks.GetSocket()) != 1 || socks.GetSocket()[0].GetUid() != config.NobodyID {
 		t.Errorf("sockets %v, %v", socks, err)
 	}
 }

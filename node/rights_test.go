@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -30,18 +31,18 @@ var reads = map[string]bool{
 // of caller: what changes something is refused to whoever is no administrator, and
 // counted; what reads is refused to nobody.
 func TestEveryCallByEveryone(t *testing.T) {
-	n, _ := startWith(t, func(c *Config) { c.API.AdminUIDs = []uint32{1000} })
+	n, _ := startWith(t, func(c *config.Config) { c.API.AdminUIDs = []uint32{1000} })
 	services := []struct {
 		desc *grpc.ServiceDesc
 		srv  any
 	}{{&rdsdv1.Admin_ServiceDesc, &adminServer{node: n}}, {&rdsdv1.VolumeService_ServiceDesc, &volumeServer{node: n}}}
 	for _, caller := range []struct {
-		id    Identity
+		id    config.Identity
 		admin bool
 	}{
-		{Identity{UID: 0}, true}, {Identity{UID: uint32(os.Getuid())}, true}, {Identity{UID: 1000}, true},
-		{Identity{UID: 1001, GID: 0}, false}, {Identity{UID: NobodyID, GID: NobodyID}, false},
-		{Identity{UID: 0, Remote: true}, false}, {Identity{UID: 1000, Remote: true}, false},
+		{config.Identity{UID: 0}, true}, {config.Identity{UID: uint32(os.Getuid())}, true}, {config.Identity{UID: 1000}, true},
+		{config.Identity{UID: 1001, GID: 0}, false}, {config.Identity{UID: config.NobodyID, GID: config.NobodyID}, false},
+		{config.Identity{UID: 0, Remote: true}, false}, {config.Identity{UID: 1000, Remote: true}, false},
 	} {
 		ctx, err := withIdentity(peer.NewContext(testContext(t), &peer.Peer{AuthInfo: authInfo{Identity: caller.id}}))
 		if err != nil {
@@ -70,18 +71,18 @@ func TestEveryCallByEveryone(t *testing.T) {
 // chance, and a grant by uid or gid gives it to its owner alone.
 func TestMayBindIsAsked(t *testing.T) {
 	uid, gid := uint32(2000), uint32(3000)
-	n, cfg := startWith(t, func(c *Config) {
-		c.Ports = []PortGrant{{Range: PortRange{100, 110}, UID: &uid}, {Range: PortRange{5000, 5009}, GID: &gid, Exclusive: true}}
+	n, cfg := startWith(t, func(c *config.Config) {
+		c.Ports = []config.PortGrant{{Range: config.PortRange{First: 100, Last: 110}, UID: &uid}, {Range: config.PortRange{First: 5000, Last: 5009}, GID: &gid, Exclusive: true}}
 	})
 	for _, c := range []struct {
-		id   Identity
+		id   config.Identity
 		port uint16
 		ok   bool
 	}{
-		{Identity{UID: 2000, GID: 1}, 100, true}, {Identity{UID: 2000, GID: 1}, 110, true}, {Identity{UID: 2000, GID: 1}, 111, false},
-		{Identity{UID: 2001, GID: 1}, 105, false}, {Identity{UID: 2001, GID: 3000}, 5009, true}, {Identity{UID: 2001, GID: 1}, 5009, false},
-		{Identity{UID: 2001, GID: 1}, 5010, true}, {Identity{UID: 0}, 7, true}, {Identity{UID: 0, Remote: true}, 7, false},
-		{Identity{UID: 2000, GID: 3000, Remote: true}, 100, false},
+		{config.Identity{UID: 2000, GID: 1}, 100, true}, {config.Identity{UID: 2000, GID: 1}, 110, true}, {config.Identity{UID: 2000, GID: 1}, 111, false},
+		{config.Identity{UID: 2001, GID: 1}, 105, false}, {config.Identity{UID: 2001, GID: 3000}, 5009, true}, {config.Identity{UID: 2001, GID: 1}, 5009, false},
+		{config.Identity{UID: 2001, GID: 1}, 5010, true}, {config.Identity{UID: 0}, 7, true}, {config.Identity{UID: 0, Remote: true}, 7, false},
+		{config.Identity{UID: 2000, GID: 3000, Remote: true}, 100, false},
 	} {
 		s := &sockStream{node: n, id: c.id}
 		_, _, err := s.prepare(bindTo(cfg.RDS.Addresses[0], c.port), 1000)
@@ -111,7 +112,7 @@ func TestSocketLimits(t *testing.T) {
 	before := n.memory.Used()
 	reserve := func(uid uint32, want error) {
 		t.Helper()
-		s := &sockStream{node: n, id: Identity{UID: uid}}
+		s := &sockStream{node: n, id: config.Identity{UID: uid}}
 		err := table.reserve(s, 4096)
 		if !errors.Is(err, want) {
 			t.Errorf("socket %d, of user %d: %v, want %v", len(open), uid, err, want)
@@ -145,7 +146,7 @@ func TestSocketLimits(t *testing.T) {
 	if len(table.byUser) != 0 || table.budget().used != 0 || n.memory.Used() != before {
 		t.Errorf("%v, %+v and %d bytes are left", table.byUser, table.budget(), n.memory.Used()-before)
 	}
-	if err := table.reserve(&sockStream{node: n, id: Identity{UID: 1}}, 1<<50); err == nil || n.memory.Used() != before {
+	if err := table.reserve(&sockStream{node: n, id: config.Identity{UID: 1}}, 1<<50); err == nil || n.memory.Used() != before {
 		t.Errorf("more than the node has: %v, %d bytes are left", err, n.memory.Used()-before)
 	}
 }
@@ -153,7 +154,7 @@ func TestSocketLimits(t *testing.T) {
 // TestNoIdentityNoRights: a handler that no interceptor told who calls takes him for
 // nobody.
 func TestNoIdentityNoRights(t *testing.T) {
-	if id := identityFrom(context.Background()); !id.Remote || id.UID != NobodyID || id.GID != NobodyID {
+	if id := identityFrom(context.Background()); !id.Remote || id.UID != config.NobodyID || id.GID != config.NobodyID {
 		t.Errorf("a caller without identity is %+v", id)
 	}
 }

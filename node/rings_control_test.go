@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/config"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -321,7 +322,7 @@ func TestRightsEndOne(t *testing.T) {
 			r.region.Close()
 		},
 	} {
-		c := connectAs(t, n, Identity{UID: 777})
+		c := connectAs(t, n, config.Identity{UID: 777})
 		c.SetDeadline(time.Now().Add(10 * time.Second))
 		bind(c)
 		fd, far := lingering(t)

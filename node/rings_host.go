@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/shm"
@@ -163,21 +162,10 @@ func (h *host) publishRings(bells []*shm.Alarm) []*shm.Alarm {
 // of pages of regions is small beside memorySlack, however fast they are touched.
 const movedStep = 8 << 20
 
-// ledgerPath is where the ledger is; "": nowhere.
-func (c *Config) ledgerPath() string {
-	switch {
-	case c.API.Ledger == "none", c.API.Ledger == "" && strings.HasPrefix(c.API.Socket, "@"):
-		return ""
-	case c.API.Ledger != "":
-		return c.API.Ledger
-	}
-	return c.API.Socket + ".ledger"
-}
-
 // openLedger makes the ledger of this life of the daemon. What a life that was
 // killed left there is said in the log and replaced: its clients bind anew.
 func (a *hosts) openLedger() error {
-	path := a.node.cfg.ledgerPath()
+	path := a.node.cfg.LedgerPath()
 	if path == "" {
 		return nil
 	}
@@ -188,7 +176,7 @@ func (a *hosts) openLedger() error {
 		Commits:  len(a.list),
 	})
 	if err != nil {
-		return a.node.cfg.failed("api.ledger", fmt.Errorf("api.ledger %s: %w", path, err))
+		return a.node.cfg.Failed("api.ledger", fmt.Errorf("api.ledger %s: %w", path, err))
 	}
 	if !l.InMemory() {
 		a.node.log.Warn("api.ledger is on a disk: while a page of it is written there, datagrams of all clients wait; it belongs on a tmpfs such as /run", "file", path)
@@ -196,7 +184,7 @@ func (a *hosts) openLedger() error {
 	for i, h := range a.list {
 		if err := l.Commit(i); err != nil {
 			l.Close()
-			return a.node.cfg.failed("api.ledger", fmt.Errorf("api.ledger %s: %w", path, err))
+			return a.node.cfg.Failed("api.ledger", fmt.Errorf("api.ledger %s: %w", path, err))
 		}
 		h.rings.number = i
 	}
@@ -211,7 +199,7 @@ func (a *hosts) openLedger() error {
 func (a *hosts) closeLedger() {
 	if a.ledger != nil {
 		a.ledger.Close()
-		os.Remove(a.node.cfg.ledgerPath())
+		os.Remove(a.node.cfg.LedgerPath())
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/config"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -188,7 +189,7 @@ func TestSealedBeforeUse(t *testing.T) {
 
 // connectAs is a connection to the control socket by anybody, and past the kernel's
 // refusal of descriptors.
-func connectAs(t *testing.T, n *Node, id Identity) *shm.Conn {
+func connectAs(t *testing.T, n *Node, id config.Identity) *shm.Conn {
 	t.Helper()
 	s, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -215,12 +216,12 @@ func connectAs(t *testing.T, n *Node, id Identity) *shm.Conn {
 // TestLayOnTheWay: a client that may not have most ports, and asks for any, is
 // given one; those tried on the way never had rings.
 func TestLayOnTheWay(t *testing.T) {
-	n, cfg := startWith(t, func(c *Config) {
+	n, cfg := startWith(t, func(c *config.Config) {
 		root := uint32(0)
-		c.Ports = []PortGrant{{Range: PortRange{1024, 65000}, UID: &root, Exclusive: true}}
+		c.Ports = []config.PortGrant{{Range: config.PortRange{First: 1024, Last: 65000}, UID: &root, Exclusive: true}}
 	})
 	for range 5 {
-		r := attachOver(t, connectAs(t, n, Identity{UID: 12345}), bindTo(cfg.RDS.Addresses[0], 0))
+		r := attachOver(t, connectAs(t, n, config.Identity{UID: 12345}), bindTo(cfg.RDS.Addresses[0], 0))
 		if port := r.bound.GetLocal().GetPort(); port <= 65000 {
 			t.Errorf("port %d, which is somebody else's", port)
 		}

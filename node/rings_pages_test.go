@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/config"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -30,7 +31,7 @@ func pagesCharged(n *Node) (bytes int64) {
 }
 
 // dialRings is a client that attaches by rings, until the test ends.
-func dialRings(t *testing.T, cfg *Config) *rdsd.Client {
+func dialRings(t *testing.T, cfg *config.Config) *rdsd.Client {
 	t.Helper()
 	c, err := rdsd.Dial(cfg.API.Socket, rdsd.WithFrontEnd(rdsd.Rings))
 	if err != nil {

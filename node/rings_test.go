@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/config"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -34,7 +35,7 @@ type ringClient struct {
 	bound  *rdsdv1.Bound
 }
 
-func attachRing(t testing.TB, cfg *Config, b *rdsdv1.Bind) *ringClient {
+func attachRing(t testing.TB, cfg *config.Config, b *rdsdv1.Bind) *ringClient {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()

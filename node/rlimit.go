@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/accept"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -36,7 +37,7 @@ const (
 )
 
 // descriptorsNeeded is the sum of what the limits allow.
-func descriptorsNeeded(c *Config) uint64 {
+func descriptorsNeeded(c *config.Config) uint64 {
 	l, v := &c.Limits, &c.Volumes
 	links := uint64(l.MaxPeers)*uint64(c.RDS.Lanes) + uint64(l.MaxHandshakes)
 	clients := uint64(l.MaxClients) * (clientFDs + ringFDs)
@@ -46,22 +47,22 @@ func descriptorsNeeded(c *Config) uint64 {
 
 // CheckSystem tells whether this system can give what a configuration asks of it, as
 // far as that can be told without doing it.
-func CheckSystem(c *Config) error {
+func CheckSystem(c *config.Config) error {
 	_, err := maxDescriptors(c)
 	return err
 }
 
 // maxDescriptors compares limits.max_descriptors with what the system allows. A
 // number the system does not allow is an error.
-func maxDescriptors(c *Config) (uint64, error) {
+func maxDescriptors(c *config.Config) (uint64, error) {
 	var r unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
 		return 0, fmt.Errorf("RLIMIT_NOFILE: %w", err)
 	}
 	n := uint64(c.Limits.MaxDescriptors)
 	if n > r.Cur {
-		return 0, &ConfigError{c.Origin("limits.max_descriptors").String(), "limits.max_descriptors",
-			fmt.Sprintf("the system allows %d", r.Cur), "at most that, or a higher LimitNOFILE= in the unit file"}
+		return 0, &config.Error{Where: c.Origin("limits.max_descriptors").String(), Key: "limits.max_descriptors",
+			Problem: fmt.Sprintf("the system allows %d", r.Cur), Want: "at most that, or a higher LimitNOFILE= in the unit file"}
 	}
 	if n == 0 {
 		n = r.Cur
@@ -121,7 +122,7 @@ func (d *fdLimit) room(need, keep int) error {
 
 // clientRoom is room for a connection of a client: administrators have some of what
 // is kept, so that they can look at a daemon that is full.
-func (n *Node) clientRoom(id Identity) error {
+func (n *Node) clientRoom(id config.Identity) error {
 	keep := keepOfClients
 	if n.conf().IsAdmin(id, uint32(unix.Getuid())) {
 		keep = keepOfAdmins

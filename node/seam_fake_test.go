@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
@@ -208,10 +209,10 @@ var (
 
 func newSeam(t *testing.T, change func(*rds.Config)) *seam {
 	t.Helper()
-	c := DefaultConfig()
+	c := config.Default()
 	c.RDS.Addresses = []netip.Addr{seamLocal}
 	c.HTTP.Listen, c.API.Ledger = "", "none"
-	c.Peers = []PeerRule{{Address: Prefix{netip.MustParsePrefix("203.0.113.0/29")}, Kernel: true}}
+	c.Peers = []config.PeerRule{{Address: config.Prefix{Prefix: netip.MustParsePrefix("203.0.113.0/29")}, Kernel: true}}
 	n, err := newNode(c, nil)
 	if err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
@@ -327,13 +328,13 @@ func TestSeamRules(t *testing.T) {
 	k := s.bind(rds.SocketOptions{})
 	l := s.kernel(k)
 	next := *s.a.node.conf()
-	next.Peers = []PeerRule{{Address: Prefix{netip.MustParsePrefix("203.0.113.0/29")}, Kernel: true}}
+	next.Peers = []config.PeerRule{{Address: config.Prefix{Prefix: netip.MustParsePrefix("203.0.113.0/29")}, Kernel: true}}
 	s.a.node.live.Store(&next)
 	if n := s.a.dropRefused(); n != 0 {
 		t.Errorf("%d links were dropped without a reason", n)
 	}
 	noKernels := next
-	noKernels.Peers = []PeerRule{{Address: Prefix{netip.MustParsePrefix("203.0.113.0/29")}}}
+	noKernels.Peers = []config.PeerRule{{Address: config.Prefix{Prefix: netip.MustParsePrefix("203.0.113.0/29")}}}
 	s.a.node.live.Store(&noKernels)
 	if n := s.a.dropRefused(); n != 1 {
 		t.Errorf("%d links of kernels were dropped, want 1", n)

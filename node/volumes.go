@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
@@ -36,15 +37,15 @@ func (n *Node) startVolumes() error {
 		loops = append(loops, w.Reactor)
 	}
 	links := &volumeLinks{Provider: n.hosts.provider.(*tcp.Provider), allowed: n.volumePeer, whose: n.checkAccepted, log: n.log, refused: &n.hosts.refused}
-	cfg := n.cfg.volumeConfig()
+	cfg := n.cfg.VolumeConfig()
 	if err := makeSocketDir(cfg.SocketDir, cfg.SocketMode); err != nil {
-		return n.cfg.failed("volumes.socket_dir", fmt.Errorf("volumes.socket_dir: %w", err))
+		return n.cfg.Failed("volumes.socket_dir", fmt.Errorf("volumes.socket_dir: %w", err))
 	}
 	h, err := volume.New(cfg, volume.Deps{Provider: links, Reactors: loops, Log: n.log, Guard: n.guard, Layer: n.layer, Memory: n.memory})
 	if err != nil {
 		for _, key := range []string{"volumes.state_dir", "volumes.port"} {
 			if strings.HasPrefix(err.Error(), key) {
-				return n.cfg.failed(key, err)
+				return n.cfg.Failed(key, err)
 			}
 		}
 		return fmt.Errorf("volumes: %w", err)
@@ -76,7 +77,7 @@ func (n *Node) volumePeer(a netip.Addr) bool {
 		return false
 	}
 	allow := n.cfg.Volumes.Allow
-	return len(allow) == 0 || slices.ContainsFunc(allow, func(p Prefix) bool { return p.Contains(a) })
+	return len(allow) == 0 || slices.ContainsFunc(allow, func(p config.Prefix) bool { return p.Contains(a) })
 }
 
 // stopVolumes closes them in order; until ctx ends, or a little longer.

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -43,7 +44,7 @@ func (s *volumeServer) Export(ctx context.Context, r *rdsdv1.VolumeExportRequest
 	spec := volume.ExportSpec{Name: r.GetName(), Kind: kind, Path: r.GetPath(), Size: r.GetSizeBytes(), Create: r.GetCreate(),
 		ReadOnly: r.GetReadOnly(), Shared: r.GetShared(), LogicalBlock: r.GetLogicalBlockBytes(), Sessions: r.GetAllowSession(), Persist: r.GetPersist()}
 	for _, text := range r.GetAllowAddress() {
-		var p Prefix
+		var p config.Prefix
 		if err := p.UnmarshalText([]byte(text)); err != nil {
 			return nil, rdserr.With(rdserr.ErrInvalid, "allow_address: %v; want addresses and subnets such as \"10.0.0.0/24\"", err)
 		}

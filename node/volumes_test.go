@@ -20,13 +20,14 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
 // volumeNodes starts two nodes and returns clients of them: near maps, far exports.
-func volumeNodes(t *testing.T, change func(*Config)) (near, far *Config, nearVol, farVol rdsdv1.VolumeServiceClient) {
+func volumeNodes(t *testing.T, change func(*config.Config)) (near, far *config.Config, nearVol, farVol rdsdv1.VolumeServiceClient) {
 	port := freePort(t)
-	cfgs := startNodes(t, 2, func(c *Config) {
+	cfgs := startNodes(t, 2, func(c *config.Config) {
 		c.Volumes.Port = port
 		c.Volumes.Name = "n" + strings.ReplaceAll(c.RDS.Addresses[0].String(), ".", "-")
 		if change != nil {
@@ -179,7 +180,7 @@ func TestVolumeMetricsOfRealNodes(t *testing.T) {
 		cfg := testConfig(t)
 		cfg.RDS.Addresses[0] = loopbackAddr()
 		cfg.Volumes.Port = port
-		cfg.Volumes.Exports = []VolumeExportConfig{{Name: "mem", Kind: "memory", Size: 1 << 20}}
+		cfg.Volumes.Exports = []config.VolumeExport{{Name: "mem", Kind: "memory", Size: 1 << 20}}
 		n, err := New(cfg, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -291,14 +292,14 @@ func TestRefusalErrno(t *testing.T) {
 }
 
 func TestVolumePeersAreChecked(t *testing.T) {
-	for name, deny := range map[string]func(*Config){
-		"peers":         func(c *Config) { c.Peers = []PeerRule{{Address: prefixOf("127.0.0.0/8"), Deny: true}} },
-		"volumes.allow": func(c *Config) { c.Volumes.Allow = []Prefix{prefixOf("10.0.0.0/8")} },
+	for name, deny := range map[string]func(*config.Config){
+		"peers":         func(c *config.Config) { c.Peers = []config.PeerRule{{Address: prefixOf("127.0.0.0/8"), Deny: true}} },
+		"volumes.allow": func(c *config.Config) { c.Volumes.Allow = []config.Prefix{prefixOf("10.0.0.0/8")} },
 	} {
 		t.Run(name, func(t *testing.T) {
 			first := true
-			_, far, nearVol, farVol := volumeNodes(t, func(c *Config) {
-				c.Volumes.Exports = []VolumeExportConfig{{Name: "mem", Size: 1 << 20}}
+			_, far, nearVol, farVol := volumeNodes(t, func(c *config.Config) {
+				c.Volumes.Exports = []config.VolumeExport{{Name: "mem", Size: 1 << 20}}
 				if !first {
 					deny(c)
 				}
@@ -314,7 +315,7 @@ func TestVolumePeersAreChecked(t *testing.T) {
 	}
 }
 
-func prefixOf(s string) (p Prefix) {
+func prefixOf(s string) (p config.Prefix) {
 	if err := p.UnmarshalText([]byte(s)); err != nil {
 		panic(err)
 	}
@@ -323,7 +324,7 @@ func prefixOf(s string) (p Prefix) {
 
 // A limit that is reached says so, and is shown with what is used of it.
 func TestVolumeLimits(t *testing.T) {
-	cfgs := startNodes(t, 1, func(c *Config) { c.Volumes.MaxExports = 1; c.Volumes.Port = freePort(t) })
+	cfgs := startNodes(t, 1, func(c *config.Config) { c.Volumes.MaxExports = 1; c.Volumes.Port = freePort(t) })
 	cc := dial(t, cfgs[0])
 	v, ctx := rdsdv1.NewVolumeServiceClient(cc), testContext(t)
 	for i, want := range []syscall.Errno{0, syscall.EMFILE} {
@@ -352,18 +353,18 @@ func TestVolumeLimits(t *testing.T) {
 func TestVolumeDirectories(t *testing.T) {
 	c := testConfig(t)
 	beside := c.API.Socket + ".volumes"
-	if v := c.volumeConfig(); v.StateDir != beside || v.SocketDir != beside {
+	if v := c.VolumeConfig(); v.StateDir != beside || v.SocketDir != beside {
 		t.Errorf("state in %s, sockets in %s", v.StateDir, v.SocketDir)
 	}
-	l, err := LoadConfig(LoadOptions{Env: []string{"STATE_DIRECTORY=/var/lib/rdsd:/elsewhere", "RDSD_SOCKET=@rdsd"}})
+	l, err := config.Load(config.LoadOptions{Env: []string{"STATE_DIRECTORY=/var/lib/rdsd:/elsewhere", "RDSD_SOCKET=@rdsd"}})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if v := l.volumeConfig(); v.StateDir != "/var/lib/rdsd/volumes" || v.SocketDir != "" {
+	if v := l.VolumeConfig(); v.StateDir != "/var/lib/rdsd/volumes" || v.SocketDir != "" {
 		t.Errorf("state in %q, sockets in %q", v.StateDir, v.SocketDir)
 	}
 	c.Volumes.StateDir = "none"
-	if v := c.volumeConfig(); v.StateDir != "" || v.SocketDir != beside {
+	if v := c.VolumeConfig(); v.StateDir != "" || v.SocketDir != beside {
 		t.Errorf("state in %q, sockets in %q", v.StateDir, v.SocketDir)
 	}
 	for _, tc := range []struct{ socket, dir os.FileMode }{{0o600, 0o700}, {0o660, 0o711}} {

@@ -14,7 +14,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/rdsd/rdsd/node"
+	"github.com/rdsd/rdsd/node/config"
 )
 
 // The yardstick: what four processes can do that do nothing but relay. An
@@ -471,7 +471,7 @@ func tcpPair(buf int) (a, b *os.File, err error) {
 // congestion gives a baseline's socket the congestion control that rdsd's have
 // (rds.tcp_congestion), or leaves it alone where rdsd would.
 func congestion(fd int) {
-	_ = unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, node.DefaultConfig().RDS.TCPCongestion)
+	_ = unix.SetsockoptString(fd, unix.IPPROTO_TCP, unix.TCP_CONGESTION, config.Default().RDS.TCPCongestion)
 }
 
 func blockingFile(c net.Conn, buf int) (*os.File, error) {

@@ -36,7 +36,8 @@ var rooms = []room{
 	{"transport", 3, [][]string{{"./transport"}, {"./transport/tcp"}, {"./conn"}, datagramWorlds, daemons}},
 	{"transport/tcp", 6, [][]string{{"./transport/tcp"}, daemons, {"./node/volume"}, goClients}},
 	{"internal/reactor", 3, [][]string{{"./internal/reactor"}, {"./transport/tcp"}, daemons, goClients}},
-	{"node", 10, [][]string{daemons, goClients, kills, {"./rdsd/..."}}},
+	{"node/config", 2, [][]string{{"./node/config"}, daemons, {"./rdsd/..."}}},
+	{"node", 8, [][]string{daemons, goClients, kills, {"./rdsd/..."}}},
 	{"node/volume", 6, [][]string{{"./node/volume"}, volumeDaemons, {"./rdsd/..."}}},
 	{"sdk/go", 9, [][]string{goClients, kills, {"./rdsd/..."}}},
 }

@@ -70,7 +70,8 @@ var arrows = []struct {
 	{"shm", []string{"rdserr", "internal/crash", "internal/eintr", "internal/toll"}},
 	{"api/rdsd/v1", []string{"rdserr"}},
 	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire/rtrs", "wire/rnbd", "rdserr", "internal/eintr", "internal/guard", "internal/reactor", "internal/stats", "internal/quota"}},
-	{"node", []string{"node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/eintr", "internal/guard", "internal/msgpool", "internal/netlocal", "internal/reactor", "internal/stats", "internal/counters", "internal/quota", "internal/toll"}},
+	{"node/config", []string{"node/volume", "rtrs", "rdserr", "shm", "internal/reactor"}},
+	{"node", []string{"node/config", "node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/eintr", "internal/guard", "internal/msgpool", "internal/netlocal", "internal/reactor", "internal/stats", "internal/counters", "internal/quota", "internal/toll"}},
 
 	// What talks to a daemon from outside.
 	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr", "internal/msgpool"}},
@@ -78,7 +79,7 @@ var arrows = []struct {
 	{"sdk/go/examples/...", []string{"sdk/go", "rdserr"}},
 	{"rdsd", []string{"rdsd/internal/..."}},
 	// A volume is copied, and shown, over its NBD export, as any program does it.
-	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "sdk/go", "api/rdsd/v1", "rdserr", "blk", "blk/nbd", "internal/freeport", "internal/guard"}},
+	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "node/config", "sdk/go", "api/rdsd/v1", "rdserr", "blk", "blk/nbd", "internal/freeport", "internal/guard"}},
 
 	// Test worlds: nothing a program imports.
 	{"internal/simtest", []string{"rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "internal/buf", "internal/stats"}},

@@ -18,6 +18,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/node"
+	"github.com/rdsd/rdsd/node/config"
 )
 
 // The environment of a daemon that is the test binary. None begins with RDSD_,
@@ -65,7 +66,7 @@ func storeMain() error {
 			return fmt.Errorf("boot id: %w", err)
 		}
 	}
-	cfg, err := node.LoadConfig(node.LoadOptions{File: os.Getenv(configEnv), Env: os.Environ()})
+	cfg, err := config.Load(config.LoadOptions{File: os.Getenv(configEnv), Env: os.Environ()})
 	if err != nil {
 		return err
 	}

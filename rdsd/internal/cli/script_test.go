@@ -25,6 +25,7 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/freeport"
 	"github.com/rdsd/rdsd/node"
+	"github.com/rdsd/rdsd/node/config"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -137,7 +138,7 @@ func cmdDaemon(ts *testscript.TestScript, _ bool, names []string) {
 			name, addr = before, netip.MustParseAddr(after)
 		}
 		socket := filepath.Join(ts.Getenv("WORK"), name+".sock")
-		cfg := node.DefaultConfig()
+		cfg := config.Default()
 		cfg.RDS.Addresses = []netip.Addr{addr}
 		cfg.RDS.Port = port
 		cfg.API.Socket = socket

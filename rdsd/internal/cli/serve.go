@@ -14,12 +14,13 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rdsd/rdsd/node"
+	"github.com/rdsd/rdsd/node/config"
 )
 
 func (a *app) serveCmd() *cobra.Command {
 	var file string
 	var check bool
-	flags := node.Flags()
+	flags := config.Flags()
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "run the daemon",
@@ -39,8 +40,8 @@ runs does, the rest is named in the log; a wrong file changes nothing.`,
 			if !check { // from the first moment: by itself the signal ends a process
 				signal.Notify(hangups, syscall.SIGHUP)
 			}
-			load := node.LoadOptions{File: file, Env: os.Environ(), Flags: flags}
-			cfg, err := node.LoadConfig(load)
+			load := config.LoadOptions{File: file, Env: os.Environ(), Flags: flags}
+			cfg, err := config.Load(load)
 			if err == nil {
 				err = node.CheckSystem(cfg)
 			}
@@ -84,7 +85,7 @@ func configErrors(err error) error {
 //
 // What ends it is a line of its log, for that is what a daemon's standard error is;
 // the exit code is 78 for the configuration and 1 for the rest.
-func (a *app) serve(ctx context.Context, cfg *node.Config, load node.LoadOptions, hangups <-chan os.Signal) error {
+func (a *app) serve(ctx context.Context, cfg *config.Config, load config.LoadOptions, hangups <-chan os.Signal) error {
 	out := node.NewLogWriter(a.err)
 	defer out.Flush(time.Second)
 	log := node.NewLogger(out, &cfg.Log)
@@ -114,7 +115,7 @@ func (a *app) serve(ctx context.Context, cfg *node.Config, load node.LoadOptions
 		return nil
 	}
 	code := exitFailed
-	if _, ok := errors.AsType[*node.ConfigError](err); ok {
+	if _, ok := errors.AsType[*config.Error](err); ok {
 		code = exitConfig
 	}
 	log.Error("the daemon ends", "error", err, "exit_code", code)

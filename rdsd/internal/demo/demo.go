@@ -14,6 +14,7 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/freeport"
 	"github.com/rdsd/rdsd/node"
+	"github.com/rdsd/rdsd/node/config"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -123,7 +124,7 @@ func startDisk(ctx context.Context, dir string, t *teller, a, b *site, l *link) 
 
 // start runs one node and waits until it serves.
 func start(ctx context.Context, name string, at end, dir string) (*site, error) {
-	cfg := node.DefaultConfig()
+	cfg := config.Default()
 	cfg.RDS.Addresses = []netip.Addr{at.addr}
 	cfg.RDS.Port = at.port
 	cfg.API.Socket = filepath.Join(dir, name+".sock")

@@ -17,6 +17,7 @@ import (
 
 	"github.com/rdsd/rdsd/interop"
 	"github.com/rdsd/rdsd/node"
+	"github.com/rdsd/rdsd/node/config"
 )
 
 func TestMain(m *testing.M) {
@@ -30,7 +31,7 @@ func twoNodes(t *testing.T, a, b string) (socketA, socketB string) {
 	port := freePort(t, a)
 	var sockets [2]string
 	for i, ad := range []string{a, b} {
-		cfg := node.DefaultConfig()
+		cfg := config.Default()
 		cfg.RDS.Addresses = []netip.Addr{addr(ad)}
 		cfg.RDS.Port = uint16(port)
 		cfg.API.Socket = filepath.Join(t.TempDir(), "s")

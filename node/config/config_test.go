@@ -1,4 +1,4 @@
-package node
+package config
 
 import (
 	"bytes"
@@ -16,10 +16,10 @@ import (
 )
 
 func TestDefaultConfigIsValid(t *testing.T) {
-	if err := DefaultConfig().Validate(); err != nil {
+	if err := Default().Validate(); err != nil {
 		t.Fatal(err)
 	}
-	c, err := LoadConfig(LoadOptions{})
+	c, err := Load(LoadOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -45,7 +45,7 @@ func TestPrecedence(t *testing.T) {
 			f.Set("3003")
 		}
 	}
-	c, err := LoadConfig(LoadOptions{File: path, Flags: flags,
+	c, err := Load(LoadOptions{File: path, Flags: flags,
 		Env: []string{"RDSD_PORT=2002", "RDSD_RDS_LANES=5", "RDSD_NOSUCH=1", "HOME=/", "RDSD_API_ADMIN_UIDS=1, 2"}})
 	if err != nil {
 		t.Fatal(err)
@@ -120,8 +120,8 @@ func TestWrongFiles(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			path := writeConfig(t, tc.text)
-			_, err := LoadConfig(LoadOptions{File: path})
-			e, ok := errors.AsType[*ConfigError](err)
+			_, err := Load(LoadOptions{File: path})
+			e, ok := errors.AsType[*Error](err)
 			if !ok {
 				t.Fatalf("error %v, want a *ConfigError", err)
 			}
@@ -144,18 +144,18 @@ func TestWrongFiles(t *testing.T) {
 func TestFileOfTheLargestSize(t *testing.T) {
 	const head = "version = 1\n[rds]\nport = 1001\n#"
 	full := head + strings.Repeat("x", maxConfigBytes-len(head))
-	c, err := LoadConfig(LoadOptions{File: writeConfig(t, full)})
+	c, err := Load(LoadOptions{File: writeConfig(t, full)})
 	if err != nil || c.RDS.Port != 1001 {
 		t.Fatalf("a file of %d bytes: %v", len(full), err)
 	}
-	c, err = LoadConfig(LoadOptions{File: writeConfig(t, full+"x")})
-	if e, ok := errors.AsType[*ConfigError](err); !ok || c != nil || e.Problem != "larger than 1048576 bytes" {
+	c, err = Load(LoadOptions{File: writeConfig(t, full+"x")})
+	if e, ok := errors.AsType[*Error](err); !ok || c != nil || e.Problem != "larger than 1048576 bytes" {
 		t.Fatalf("a file of %d bytes: %v, want it refused", len(full)+1, err)
 	}
 }
 
 func TestWrongEnvironmentAndFlag(t *testing.T) {
-	_, err := LoadConfig(LoadOptions{Env: []string{"RDSD_PORT=http", "RDSD_LOG_LEVEL=loud"}})
+	_, err := Load(LoadOptions{Env: []string{"RDSD_PORT=http", "RDSD_LOG_LEVEL=loud"}})
 	if err == nil || !strings.Contains(err.Error(), "RDSD_PORT: rds.port:") || !strings.Contains(err.Error(), "RDSD_LOG_LEVEL: log.level:") {
 		t.Errorf("%v, want both variables named", err)
 	}
@@ -165,13 +165,13 @@ func TestWrongEnvironmentAndFlag(t *testing.T) {
 			f.Set("10.0.0.300")
 		}
 	}
-	if _, err = LoadConfig(LoadOptions{Flags: flags}); err == nil || !strings.HasPrefix(err.Error(), "--address: rds.addresses:") {
+	if _, err = Load(LoadOptions{Flags: flags}); err == nil || !strings.HasPrefix(err.Error(), "--address: rds.addresses:") {
 		t.Errorf("%v, want --address named", err)
 	}
-	if _, err = LoadConfig(LoadOptions{File: "/nonexistent/x.toml"}); err == nil || !strings.Contains(err.Error(), "/nonexistent/x.toml: no such file") {
+	if _, err = Load(LoadOptions{File: "/nonexistent/x.toml"}); err == nil || !strings.Contains(err.Error(), "/nonexistent/x.toml: no such file") {
 		t.Errorf("%v, want the file named", err)
 	}
-	if _, err = LoadConfig(LoadOptions{Env: []string{"RDSD_CONFIG=/nonexistent/y.toml"}}); err == nil {
+	if _, err = Load(LoadOptions{Env: []string{"RDSD_CONFIG=/nonexistent/y.toml"}}); err == nil {
 		t.Error("RDSD_CONFIG was not read")
 	}
 }
@@ -199,7 +199,7 @@ size = "1MiB"
 path = "/srv/{session}"
 sessions = ["a*"]
 `)
-	c, err := LoadConfig(LoadOptions{File: path})
+	c, err := Load(LoadOptions{File: path})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -210,7 +210,7 @@ sessions = ["a*"]
 	if !strings.Contains(b.String(), path+":3") {
 		t.Errorf("no origin in\n%s", b.String())
 	}
-	c2, err := LoadConfig(LoadOptions{File: writeConfig(t, b.String())})
+	c2, err := Load(LoadOptions{File: writeConfig(t, b.String())})
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, b.String())
 	}
@@ -224,8 +224,8 @@ sessions = ["a*"]
 }
 
 func TestExampleFileLoads(t *testing.T) {
-	path := filepath.Join("..", "docs", "rdsd.example.toml")
-	c, err := LoadConfig(LoadOptions{File: path})
+	path := filepath.Join("..", "..", "docs", "rdsd.example.toml")
+	c, err := Load(LoadOptions{File: path})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -251,7 +251,7 @@ func TestExampleFileLoads(t *testing.T) {
 
 func TestMayBind(t *testing.T) {
 	uid, gid := uint32(1000), uint32(50)
-	c := DefaultConfig()
+	c := Default()
 	c.Ports = []PortGrant{
 		{UID: &uid, Range: PortRange{5000, 5999}, Exclusive: true},
 		{GID: &gid, Range: PortRange{100, 200}},
@@ -285,7 +285,7 @@ func TestMayBind(t *testing.T) {
 }
 
 func TestPeerPolicy(t *testing.T) {
-	c := DefaultConfig()
+	c := Default()
 	pfx := func(s string) (p Prefix) {
 		if err := p.UnmarshalText([]byte(s)); err != nil {
 			t.Fatal(err)
@@ -365,10 +365,10 @@ func FuzzConfig(f *testing.F) {
 	f.Add("version = 1\npeers = [{address=\"10.0.0.1\"},[{}]]\nrds = {port = 9, addresses = [\"::1\"]}")
 	f.Add("[[a]]\n[a.b]\nversion=1")
 	f.Fuzz(func(t *testing.T, text string) {
-		c := DefaultConfig()
+		c := Default()
 		c.origins = map[string]Origin{}
 		if err := c.decode("fuzz.toml", []byte(text)); err != nil {
-			if _, ok := errors.AsType[*ConfigError](err); !ok {
+			if _, ok := errors.AsType[*Error](err); !ok {
 				t.Fatalf("%T: %v", err, err)
 			}
 			return
@@ -381,7 +381,7 @@ func FuzzConfig(f *testing.F) {
 		if err := c.Dump(&b, false); err != nil {
 			t.Fatal(err)
 		}
-		again := DefaultConfig()
+		again := Default()
 		again.origins = map[string]Origin{}
 		if err := again.decode("dump.toml", b.Bytes()); err != nil {
 			t.Fatalf("%v\n%s", err, b.String())

@@ -1,4 +1,4 @@
-package node
+package config
 
 import (
 	"fmt"
@@ -9,40 +9,40 @@ import (
 	"github.com/rdsd/rdsd/node/volume"
 )
 
-// VolumesConfig is what the node exports and how it maps volumes of others.
+// Volumes is what the node exports and how it maps volumes of others.
 // node/volume has the ranges; here are the names.
-type VolumesConfig struct {
-	Listen           string               `toml:"listen" usage:"when peers can reach the exports: auto (while there is an export or a root), always, never" want:"\"auto\", \"always\" or \"never\""`
-	Port             uint16               `toml:"port" flag:"volume-port" usage:"TCP port of volumes, the same on all nodes" want:"a TCP port, 1 to 65535"`
-	Name             string               `toml:"name" usage:"this node's part of the names of its sessions; empty: the host's name" want:"a name without \"/\" and \".\", or \"\""`
-	StateDir         string               `toml:"state_dir" flag:"volume-state-dir" usage:"directory of what is persistent; empty: systemd's StateDirectory, else the socket's path with .volumes added; none: nothing is" want:"an absolute path such as \"/var/lib/rdsd/volumes\", \"none\" or \"\""`
-	SocketDir        string               `toml:"socket_dir" usage:"directory for the sockets of mappings that name none; empty: the socket's path with .volumes added" want:"an absolute path, or \"\""`
-	SocketMode       FileMode             `toml:"socket_mode" usage:"mode of those sockets" want:"octal permissions such as \"0600\""`
-	Attach           string               `toml:"attach" usage:"what a mapping that does not say is: socket (an NBD export on a Unix socket) or nbd (a kernel device)" want:"\"socket\" or \"nbd\""`
-	Allow            []Prefix             `toml:"allow" usage:"of the peers that [[peers]] allows, those that may connect for volumes; empty: all" want:"a list of addresses and subnets such as [\"10.0.0.0/24\"]"`
-	QueueDepth       int                  `toml:"queue_depth" usage:"requests in flight a session to this node has" want:"1 to 4095, less with large requests"`
-	MaxIO            Bytes                `toml:"max_io_bytes" usage:"largest request of a session to this node" want:"a multiple of 4KiB, 4KiB to 32MiB"`
-	AlwaysInvalidate bool                 `toml:"always_invalidate" usage:"end the peer's access to a buffer before its content is used" want:"true or false"`
-	Connections      int                  `toml:"connections" usage:"connections for requests that each path of a mapping has" want:"1 to 16"`
-	Heartbeat        Duration             `toml:"heartbeat_interval" usage:"silence after which a path is sent a heartbeat" want:"a duration such as \"200ms\", 10ms to 1m"`
-	HeartbeatMissed  int                  `toml:"heartbeat_missed" usage:"so many intervals of silence end a path" want:"2 to 100"`
-	ReconnectMin     Duration             `toml:"reconnect_min" usage:"first reconnect delay of a path (full jitter)" want:"a duration such as \"100ms\", at least 1ms and at most volumes.reconnect_max"`
-	ReconnectMax     Duration             `toml:"reconnect_max" usage:"largest reconnect delay of a path (full jitter)" want:"a duration such as \"5s\", at most 10m"`
-	Policy           string               `toml:"policy" usage:"how requests are spread over paths: {policies}" want:"{a policy}"`
-	IOTimeout        Duration             `toml:"io_timeout" usage:"a request that takes longer is told of, and gives a path up that may not live" want:"a duration such as \"30s\", 100ms to 24h"`
-	OnLoss           string               `toml:"on_loss" usage:"what requests do without a path: wait (until there is one) or error (after loss_timeout)" want:"\"wait\" or \"error\""`
-	LossTimeout      Duration             `toml:"loss_timeout" usage:"with on_loss error, how long requests wait for a path" want:"a duration such as \"30s\", 1ms to 24h"`
-	NBDTimeout       Duration             `toml:"nbd_timeout" usage:"after this the kernel sends a request of its device again, also one that a daemon had when it died" want:"a duration such as \"30s\", 1s to 24h"`
-	DeadTimeout      Duration             `toml:"nbd_dead_timeout" usage:"how long a kernel device waits for a daemon that is gone" want:"a duration such as \"1m\", 1s to 24h"`
-	MaxExports       int                  `toml:"max_exports" usage:"exports at once, those found below roots included" want:"1 to 1048576"`
-	MaxMappings      int                  `toml:"max_mappings" usage:"mappings at once" want:"1 to 65536"`
-	MaxSessions      int                  `toml:"max_sessions" usage:"sessions to this node at once" want:"1 to 65536"`
-	Exports          []VolumeExportConfig `toml:"exports"`
-	Roots            []VolumeRootConfig   `toml:"roots"`
+type Volumes struct {
+	Listen           string         `toml:"listen" usage:"when peers can reach the exports: auto (while there is an export or a root), always, never" want:"\"auto\", \"always\" or \"never\""`
+	Port             uint16         `toml:"port" flag:"volume-port" usage:"TCP port of volumes, the same on all nodes" want:"a TCP port, 1 to 65535"`
+	Name             string         `toml:"name" usage:"this node's part of the names of its sessions; empty: the host's name" want:"a name without \"/\" and \".\", or \"\""`
+	StateDir         string         `toml:"state_dir" flag:"volume-state-dir" usage:"directory of what is persistent; empty: systemd's StateDirectory, else the socket's path with .volumes added; none: nothing is" want:"an absolute path such as \"/var/lib/rdsd/volumes\", \"none\" or \"\""`
+	SocketDir        string         `toml:"socket_dir" usage:"directory for the sockets of mappings that name none; empty: the socket's path with .volumes added" want:"an absolute path, or \"\""`
+	SocketMode       FileMode       `toml:"socket_mode" usage:"mode of those sockets" want:"octal permissions such as \"0600\""`
+	Attach           string         `toml:"attach" usage:"what a mapping that does not say is: socket (an NBD export on a Unix socket) or nbd (a kernel device)" want:"\"socket\" or \"nbd\""`
+	Allow            []Prefix       `toml:"allow" usage:"of the peers that [[peers]] allows, those that may connect for volumes; empty: all" want:"a list of addresses and subnets such as [\"10.0.0.0/24\"]"`
+	QueueDepth       int            `toml:"queue_depth" usage:"requests in flight a session to this node has" want:"1 to 4095, less with large requests"`
+	MaxIO            Bytes          `toml:"max_io_bytes" usage:"largest request of a session to this node" want:"a multiple of 4KiB, 4KiB to 32MiB"`
+	AlwaysInvalidate bool           `toml:"always_invalidate" usage:"end the peer's access to a buffer before its content is used" want:"true or false"`
+	Connections      int            `toml:"connections" usage:"connections for requests that each path of a mapping has" want:"1 to 16"`
+	Heartbeat        Duration       `toml:"heartbeat_interval" usage:"silence after which a path is sent a heartbeat" want:"a duration such as \"200ms\", 10ms to 1m"`
+	HeartbeatMissed  int            `toml:"heartbeat_missed" usage:"so many intervals of silence end a path" want:"2 to 100"`
+	ReconnectMin     Duration       `toml:"reconnect_min" usage:"first reconnect delay of a path (full jitter)" want:"a duration such as \"100ms\", at least 1ms and at most volumes.reconnect_max"`
+	ReconnectMax     Duration       `toml:"reconnect_max" usage:"largest reconnect delay of a path (full jitter)" want:"a duration such as \"5s\", at most 10m"`
+	Policy           string         `toml:"policy" usage:"how requests are spread over paths: {policies}" want:"{a policy}"`
+	IOTimeout        Duration       `toml:"io_timeout" usage:"a request that takes longer is told of, and gives a path up that may not live" want:"a duration such as \"30s\", 100ms to 24h"`
+	OnLoss           string         `toml:"on_loss" usage:"what requests do without a path: wait (until there is one) or error (after loss_timeout)" want:"\"wait\" or \"error\""`
+	LossTimeout      Duration       `toml:"loss_timeout" usage:"with on_loss error, how long requests wait for a path" want:"a duration such as \"30s\", 1ms to 24h"`
+	NBDTimeout       Duration       `toml:"nbd_timeout" usage:"after this the kernel sends a request of its device again, also one that a daemon had when it died" want:"a duration such as \"30s\", 1s to 24h"`
+	DeadTimeout      Duration       `toml:"nbd_dead_timeout" usage:"how long a kernel device waits for a daemon that is gone" want:"a duration such as \"1m\", 1s to 24h"`
+	MaxExports       int            `toml:"max_exports" usage:"exports at once, those found below roots included" want:"1 to 1048576"`
+	MaxMappings      int            `toml:"max_mappings" usage:"mappings at once" want:"1 to 65536"`
+	MaxSessions      int            `toml:"max_sessions" usage:"sessions to this node at once" want:"1 to 65536"`
+	Exports          []VolumeExport `toml:"exports"`
+	Roots            []VolumeRoot   `toml:"roots"`
 }
 
-// VolumeExportConfig is one of [[volumes.exports]].
-type VolumeExportConfig struct {
+// VolumeExport is one of [[volumes.exports]].
+type VolumeExport struct {
 	Name         string   `toml:"name" usage:"what other nodes call it" want:"a name such as \"disk\" or \"a/b\", without \"..\", at most 254 bytes"`
 	Kind         string   `toml:"kind,omitempty" usage:"what holds the bytes; empty: what is at the path" want:"\"file\", \"block\", \"memory\" or \"\""`
 	Path         string   `toml:"path,omitempty" usage:"the file or block device" want:"an absolute path; none for memory"`
@@ -55,8 +55,8 @@ type VolumeExportConfig struct {
 	Sessions     []string `toml:"sessions,omitempty" usage:"names of sessions that may, with * and ?; empty: all" want:"a list of patterns such as [\"web-*\"]"`
 }
 
-// VolumeRootConfig is one of [[volumes.roots]].
-type VolumeRootConfig struct {
+// VolumeRoot is one of [[volumes.roots]].
+type VolumeRoot struct {
 	Path     string   `toml:"path" usage:"directory below which clients find files and block devices by name; {session} in it is the session's name" want:"an absolute path such as \"/srv/volumes/{session}\""`
 	ReadOnly bool     `toml:"read_only,omitempty" usage:"nobody may write" want:"true or false"`
 	Shared   bool     `toml:"shared,omitempty" usage:"several sessions may write one volume at a time" want:"true or false"`
@@ -76,8 +76,8 @@ func (c *Config) volumeDir() string {
 	return c.API.Socket + ".volumes"
 }
 
-// volumeConfig is what node/volume is told.
-func (c *Config) volumeConfig() volume.Config {
+// VolumeConfig is what node/volume is told.
+func (c *Config) VolumeConfig() volume.Config {
 	v := &c.Volumes
 	out := volume.Config{
 		Addresses: c.RDS.Addresses, Port: v.Port, Listen: v.Listen, Name: v.Name,
@@ -108,12 +108,12 @@ func (c *Config) volumeConfig() volume.Config {
 	return out
 }
 
-func (e *VolumeExportConfig) spec() volume.ExportSpec {
+func (e *VolumeExport) spec() volume.ExportSpec {
 	return volume.ExportSpec{Name: e.Name, Kind: e.Kind, Path: e.Path, Size: uint64(e.Size), Create: e.Create, ReadOnly: e.ReadOnly,
 		Shared: e.Shared, LogicalBlock: e.LogicalBlock, Allow: prefixes(e.Allow), Sessions: e.Sessions}
 }
 
-func (r *VolumeRootConfig) spec() volume.RootSpec {
+func (r *VolumeRoot) spec() volume.RootSpec {
 	return volume.RootSpec{Path: r.Path, ReadOnly: r.ReadOnly, Shared: r.Shared, Allow: prefixes(r.Allow), Sessions: r.Sessions}
 }
 
@@ -128,7 +128,7 @@ func prefixes(list []Prefix) []netip.Prefix {
 // volumes has node/volume check its configuration: first the keys, then the
 // tables one by one, so that the error can say which.
 func (v *validator) volumes() {
-	c := v.c.volumeConfig()
+	c := v.c.VolumeConfig()
 	// Zero means the default there; here it is a number like others.
 	for key, zero := range map[string]bool{"port": c.Port == 0, "queue_depth": c.QueueDepth == 0, "max_io_bytes": c.MaxIO == 0,
 		"connections": c.Connections == 0, "heartbeat_interval": c.Heartbeat == 0, "heartbeat_missed": c.MissedLimit == 0,
@@ -176,6 +176,6 @@ func (v *validator) volumeErrors(err error, at string) {
 		if at != "" {
 			key = at
 		}
-		v.errs = append(v.errs, &ConfigError{v.c.Origin(key).String(), key, problem, ""})
+		v.errs = append(v.errs, &Error{v.c.Origin(key).String(), key, problem, ""})
 	}
 }

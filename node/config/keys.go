@@ -1,4 +1,4 @@
-package node
+package config
 
 import (
 	"encoding"
@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/rdsd/rdsd/rtrs"
 )
 
 // Key is one setting: where it can come from and what it means.
@@ -72,8 +74,8 @@ func buildKeys() []Key {
 var tables = map[string]reflect.Type{
 	"ports":           reflect.TypeFor[PortGrant](),
 	"peers":           reflect.TypeFor[PeerRule](),
-	"volumes.exports": reflect.TypeFor[VolumeExportConfig](),
-	"volumes.roots":   reflect.TypeFor[VolumeRootConfig](),
+	"volumes.exports": reflect.TypeFor[VolumeExport](),
+	"volumes.roots":   reflect.TypeFor[VolumeRoot](),
 }
 
 // tableWant finds what a field of a list of tables wants.
@@ -107,8 +109,8 @@ func tomlName(f reflect.StructField) string {
 	return name
 }
 
-// value returns the text of a key in c, as Set would read it.
-func (k *Key) value(c *Config) string {
+// Value returns the text of a key in c, as Set would read it.
+func (k *Key) Value(c *Config) string {
 	v := reflect.ValueOf(c).Elem().FieldByIndex(k.index)
 	if k.List {
 		parts := make([]string, v.Len())
@@ -183,3 +185,14 @@ func setText(v reflect.Value, s string) error {
 	}
 	panic(fmt.Sprintf("node: configuration field of type %v", v.Type()))
 }
+
+// named are lists that settings speak of and others make.
+var named = func() *strings.Replacer {
+	var names []string
+	choice := rtrs.PolicyNames()
+	for _, p := range rtrs.Policies() {
+		names = append(names, p.Name)
+		choice = strings.Replace(choice, p.Name, strconv.Quote(p.Name), 1)
+	}
+	return strings.NewReplacer("{policies}", strings.Join(names, ", "), "{a policy}", choice)
+}()

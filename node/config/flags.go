@@ -1,4 +1,4 @@
-package node
+package config
 
 // Flag is one command line flag of `rdsd serve`. It implements the Value
 // interfaces of both the standard flag package and pflag.
@@ -8,7 +8,7 @@ type Flag struct {
 }
 
 // Flags returns a fresh set, to be registered with a command and then handed
-// to LoadConfig.
+// to Load.
 func Flags() []*Flag {
 	var out []*Flag
 	for i := range keys {
@@ -33,10 +33,10 @@ func (f *Flag) String() string {
 	if len(f.values) > 0 {
 		return f.values[len(f.values)-1]
 	}
-	return f.key.value(DefaultConfig())
+	return f.key.Value(Default())
 }
 
-// Set records a value. What is wrong with it LoadConfig says.
+// Set records a value. What is wrong with it Load says.
 func (f *Flag) Set(s string) error {
 	f.values = append(f.values, s)
 	return nil

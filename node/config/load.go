@@ -1,4 +1,4 @@
-package node
+package config
 
 import (
 	"bytes"
@@ -26,15 +26,15 @@ type LoadOptions struct {
 	Flags []*Flag
 }
 
-// ConfigError is one wrong setting.
-type ConfigError struct {
+// Error is one wrong setting.
+type Error struct {
 	Where   string // "/etc/rdsd.toml:12", "RDSD_PORT", "--port", "default"
 	Key     string // "rds.port"; "" when the file cannot be read at all
 	Problem string
 	Want    string // what would be right; may be empty
 }
 
-func (e *ConfigError) Error() string {
+func (e *Error) Error() string {
 	var b strings.Builder
 	b.WriteString(e.Where)
 	if e.Key != "" {
@@ -47,10 +47,10 @@ func (e *ConfigError) Error() string {
 	return b.String()
 }
 
-// LoadConfig puts together defaults < file < RDSD_* environment < flags, and
-// validates the result. Every error it returns is, or joins, *ConfigError.
-func LoadConfig(o LoadOptions) (*Config, error) {
-	c := DefaultConfig()
+// Load puts together defaults < file < RDSD_* environment < flags, and
+// validates the result. Every error it returns is, or joins, *Error.
+func Load(o LoadOptions) (*Config, error) {
+	c := Default()
 	c.origins = map[string]Origin{}
 	env := map[string]string{}
 	for _, e := range o.Env {
@@ -69,7 +69,7 @@ func LoadConfig(o LoadOptions) (*Config, error) {
 	if file != "" {
 		data, err := readConfigFile(file)
 		if err != nil {
-			return nil, &ConfigError{Where: file, Problem: err.Error(), Want: "a readable TOML file"}
+			return nil, &Error{Where: file, Problem: err.Error(), Want: "a readable TOML file"}
 		}
 		if err := c.decode(file, data); err != nil {
 			return nil, err
@@ -118,11 +118,11 @@ func (c *Config) decode(file string, data []byte) error {
 		return c.tomlErrors(err)
 	}
 	if head.Version == nil {
-		return &ConfigError{file + ":1", "version", "missing", "`version = 1` as the first line"}
+		return &Error{file + ":1", "version", "missing", "`version = 1` as the first line"}
 	}
 	c.noteOrigins(data)
-	if *head.Version != ConfigVersion {
-		return &ConfigError{c.Origin("version").String(), "version", fmt.Sprintf("%d is not known to this rdsd", *head.Version), "1"}
+	if *head.Version != Version {
+		return &Error{c.Origin("version").String(), "version", fmt.Sprintf("%d is not known to this rdsd", *head.Version), "1"}
 	}
 	d := toml.NewDecoder(bytes.NewReader(data))
 	d.DisallowUnknownFields()
@@ -139,19 +139,19 @@ func (c *Config) tomlErrors(err error) error {
 		for i := range missing.Errors {
 			e := &missing.Errors[i]
 			key := strings.Join(e.Key(), ".")
-			out = append(out, &ConfigError{Where: c.at(e), Key: key, Problem: "unknown key; " + suggest(key)})
+			out = append(out, &Error{Where: c.at(e), Key: key, Problem: "unknown key; " + suggest(key)})
 		}
 		return errors.Join(out...)
 	}
 	if e, ok := errors.AsType[*toml.DecodeError](err); ok {
 		key := strings.Join(e.Key(), ".")
 		problem := strings.TrimPrefix(e.Error(), "toml: ")
-		return &ConfigError{c.at(e), key, problem, wantOf(key)}
+		return &Error{c.at(e), key, problem, wantOf(key)}
 	}
 	if key, ok := c.blame(err); ok {
-		return &ConfigError{c.Origin(key).String(), key, err.Error(), wantOf(key)}
+		return &Error{c.Origin(key).String(), key, err.Error(), wantOf(key)}
 	}
-	return &ConfigError{Where: c.file, Problem: strings.TrimPrefix(err.Error(), "toml: ")}
+	return &Error{Where: c.file, Problem: strings.TrimPrefix(err.Error(), "toml: ")}
 }
 
 func (c *Config) at(e *toml.DecodeError) string {
@@ -236,7 +236,7 @@ func (c *Config) applyEnv(env map[string]string) error {
 		}
 		c.origins[k.Name] = Origin{Kind: "environment", Name: k.Env}
 		if err := k.set(c, values); err != nil {
-			errs = append(errs, &ConfigError{k.Env, k.Name, err.Error(), k.Want})
+			errs = append(errs, &Error{k.Env, k.Name, err.Error(), k.Want})
 		}
 	}
 	for name := range env {
@@ -256,7 +256,7 @@ func (c *Config) applyFlags(flags []*Flag) error {
 		}
 		c.origins[f.key.Name] = Origin{Kind: "flag", Name: "--" + f.key.Flag}
 		if err := f.key.set(c, f.values); err != nil {
-			errs = append(errs, &ConfigError{"--" + f.key.Flag, f.key.Name, err.Error(), f.key.Want})
+			errs = append(errs, &Error{"--" + f.key.Flag, f.key.Name, err.Error(), f.key.Want})
 		}
 	}
 	return errors.Join(errs...)

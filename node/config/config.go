@@ -1,7 +1,8 @@
-package node
+package config
 
 import (
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/rdsd/rdsd/internal/reactor"
@@ -9,8 +10,8 @@ import (
 	"github.com/rdsd/rdsd/rtrs"
 )
 
-// ConfigVersion is the only value `version` may have in a configuration file.
-const ConfigVersion = 1
+// Version is the only value `version` may have in a configuration file.
+const Version = 1
 
 // DefaultRDSPort is the TCP port of RDS over TCP (net/rds/tcp.h).
 const DefaultRDSPort = 16385
@@ -21,8 +22,8 @@ const DefaultSocket = "/run/rdsd/rdsd.sock"
 // DefaultHTTP is where metrics and health are served unless configured.
 const DefaultHTTP = "127.0.0.1:16386"
 
-// Config is everything a node can be told. Start from DefaultConfig or
-// LoadConfig; the zero Config is not valid. Units are in the names; the text
+// Config is everything a node can be told. Start from Default or
+// Load; the zero Config is not valid. Units are in the names; the text
 // forms accept "64KiB" for bytes and "1.5s" for durations.
 //
 // The tags are the one list of keys: toml names the key, flag and env name the
@@ -30,16 +31,16 @@ const DefaultHTTP = "127.0.0.1:16386"
 // text and want says what would be right. Where there is a reload tag, a change of the
 // key takes effect while the node runs (Node.Reload).
 type Config struct {
-	Version int           `toml:"version" env:"-" usage:"format of this file" want:"1"`
-	RDS     RDSConfig     `toml:"rds"`
-	Reactor ReactorConfig `toml:"reactor"`
-	API     APIConfig     `toml:"api"`
-	HTTP    HTTPConfig    `toml:"http"`
-	Volumes VolumesConfig `toml:"volumes"`
-	Limits  LimitsConfig  `toml:"limits"`
-	Log     LogConfig     `toml:"log"`
-	Ports   []PortGrant   `toml:"ports" reload:"yes"`
-	Peers   []PeerRule    `toml:"peers" reload:"yes"`
+	Version int         `toml:"version" env:"-" usage:"format of this file" want:"1"`
+	RDS     RDS         `toml:"rds"`
+	Reactor Reactor     `toml:"reactor"`
+	API     API         `toml:"api"`
+	HTTP    HTTP        `toml:"http"`
+	Volumes Volumes     `toml:"volumes"`
+	Limits  Limits      `toml:"limits"`
+	Log     Log         `toml:"log"`
+	Ports   []PortGrant `toml:"ports" reload:"yes"`
+	Peers   []PeerRule  `toml:"peers" reload:"yes"`
 
 	file    string
 	origins map[string]Origin
@@ -49,8 +50,8 @@ type Config struct {
 	stateDirectory string // what systemd has made for us, "" without it
 }
 
-// RDSConfig is the wire side: who we are and how we talk to peers.
-type RDSConfig struct {
+// RDS is the wire side: who we are and how we talk to peers.
+type RDS struct {
 	Addresses         []netip.Addr `toml:"addresses" env:"RDSD_ADDRESS" flag:"address" usage:"local address of this node, IPv4 or IPv6; may be repeated" want:"addresses of this machine, such as \"10.0.0.1\" or \"fd00::1\", without port or mask"`
 	Port              uint16       `toml:"port" env:"RDSD_PORT" flag:"port" usage:"TCP port of RDS, the same on all nodes" want:"a TCP port, 1 to 65535 (kernels use 16385)"`
 	Lanes             int          `toml:"lanes" flag:"lanes" usage:"most connections to one peer" want:"1 to 8"`
@@ -70,15 +71,15 @@ type RDSConfig struct {
 	LowPortsBelow     uint16       `toml:"low_ports_below" reload:"yes" usage:"RDS ports below this one need a [[ports]] grant or root; 0: none do" want:"a port, 0 to 65535"`
 }
 
-// ReactorConfig is the threads that move datagrams between rings, sockets and peers.
-type ReactorConfig struct {
+// Reactor is the threads that move datagrams between rings, sockets and peers.
+type Reactor struct {
 	Threads int      `toml:"threads" usage:"threads that serve links and rings; 0: one, from five processors on two" want:"0 to 64; with reactor.cpus 0, or as many as there are processors in it"`
 	Spin    Duration `toml:"spin" usage:"how long an idle thread looks for work, yielding, before it sleeps; 0s: not at all" want:"a duration such as \"50us\", 0s to 10ms"`
 	CPUs    []int    `toml:"cpus" usage:"processors the threads are bound to, one each; empty: any" want:"a list of processor numbers such as [2, 3], one for each of reactor.threads"`
 }
 
-// APIConfig is the gRPC side.
-type APIConfig struct {
+// API is the gRPC side.
+type API struct {
 	Socket        string   `toml:"socket" env:"RDSD_SOCKET" flag:"socket" usage:"Unix socket for clients" want:"an absolute path of at most 101 bytes, such as \"/run/rdsd/rdsd.sock\", or \"@name\" for an abstract socket"`
 	SocketMode    FileMode `toml:"socket_mode" usage:"mode of the Unix socket" want:"octal permissions such as \"0660\""`
 	SocketGroup   string   `toml:"socket_group" flag:"socket-group" usage:"group of the Unix socket; empty: the daemon's own" want:"the name or number of a group of this machine"`
@@ -92,15 +93,15 @@ type APIConfig struct {
 	DrainTimeout  Duration `toml:"drain_timeout" reload:"yes" env:"RDSD_DRAIN_TIMEOUT" flag:"drain-timeout" usage:"how long to wait for datagrams in flight when stopping" want:"a duration such as \"10s\", 0s to 10m"`
 }
 
-// HTTPConfig is the page for monitoring.
-type HTTPConfig struct {
+// HTTP is the page for monitoring.
+type HTTP struct {
 	Listen string `toml:"listen" env:"RDSD_HTTP" flag:"http" usage:"address of /metrics, /healthz and /readyz; unix:PATH: a socket with the mode and group of the clients'; empty: off" want:"\"address:port\" such as \"127.0.0.1:16386\", \"unix:/run/rdsd/http.sock\", or \"\" for off"`
 	Pprof  bool   `toml:"pprof" usage:"serve /debug/pprof as well" want:"true or false"`
 }
 
-// LimitsConfig is the budget (M1, M2, M3). When a share is spent, new work is
+// Limits is the budget (M1, M2, M3). When a share is spent, new work is
 // refused with a reason and old work goes on.
-type LimitsConfig struct {
+type Limits struct {
 	MemoryBytes      Bytes `toml:"memory_bytes" usage:"all that is held for clients and peers; the resident memory of the process stays below it and 64 MiB" want:"a size such as \"1GiB\", at least 16MiB"`
 	MaxPeers         int   `toml:"max_peers" usage:"peers kept at once" want:"1 to 65536"`
 	MaxSockets       int   `toml:"max_sockets" usage:"sockets of all users" want:"1 to 65534 for each local address"`
@@ -111,8 +112,8 @@ type LimitsConfig struct {
 	MaxHandshakes    int   `toml:"max_handshakes" reload:"yes" usage:"accepted connections whose peer has not identified itself yet" want:"1 to 65536"`
 }
 
-// LogConfig is where lines go and how many.
-type LogConfig struct {
+// Log is where lines go and how many.
+type Log struct {
 	Level     LogLevel `toml:"level" reload:"yes" env:"RDSD_LOG_LEVEL" flag:"log-level" usage:"least important level logged" want:"debug, info, warn or error"`
 	Format    string   `toml:"format" env:"RDSD_LOG_FORMAT" flag:"log-format" usage:"form of a log line" want:"text or json"`
 	LinesPerS float64  `toml:"lines_per_second" reload:"yes" usage:"lines of one message allowed per second; the rest are counted" want:"a number above 0, at most 100000"`
@@ -134,11 +135,11 @@ type PeerRule struct {
 	UIDs    []uint32 `toml:"uids,omitempty" usage:"users of this machine, beside root and the daemon's own, who may be such a peer" want:"a list of user numbers such as [1000, 1001]"`
 }
 
-// DefaultConfig is the node without any configuration: loopback only.
-func DefaultConfig() *Config {
+// Default is the node without any configuration: loopback only.
+func Default() *Config {
 	return &Config{
-		Version: ConfigVersion,
-		RDS: RDSConfig{
+		Version: Version,
+		RDS: RDS{
 			Addresses:         []netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1})},
 			Port:              DefaultRDSPort,
 			Lanes:             8,
@@ -157,8 +158,8 @@ func DefaultConfig() *Config {
 			PingEnable:        true,
 			LowPortsBelow:     1024,
 		},
-		Reactor: ReactorConfig{Spin: Duration{reactor.DefaultSpin}},
-		API: APIConfig{
+		Reactor: Reactor{Spin: Duration{reactor.DefaultSpin}},
+		API: API{
 			Socket:        DefaultSocket,
 			SocketMode:    FileMode{0o660},
 			CallsPerSec:   1000,
@@ -166,8 +167,8 @@ func DefaultConfig() *Config {
 			PushBatchSize: 256 << 10,
 			DrainTimeout:  Duration{10 * time.Second},
 		},
-		HTTP: HTTPConfig{Listen: DefaultHTTP},
-		Volumes: VolumesConfig{
+		HTTP: HTTP{Listen: DefaultHTTP},
+		Volumes: Volumes{
 			Listen:           volume.ListenAuto,
 			Port:             volume.DefaultPort,
 			SocketMode:       FileMode{0o600},
@@ -190,7 +191,7 @@ func DefaultConfig() *Config {
 			MaxMappings:      256,
 			MaxSessions:      256,
 		},
-		Limits: LimitsConfig{
+		Limits: Limits{
 			MemoryBytes:      1 << 30,
 			MaxPeers:         4096,
 			MaxSockets:       16384,
@@ -199,7 +200,7 @@ func DefaultConfig() *Config {
 			MaxClientsPerUID: 1024,
 			MaxHandshakes:    256,
 		},
-		Log: LogConfig{Format: "text", LinesPerS: 20},
+		Log: Log{Format: "text", LinesPerS: 20},
 	}
 }
 
@@ -209,3 +210,14 @@ func (c *Config) File() string { return c.file }
 // Notes are remarks of the loader worth a log line: an RDSD_ variable that
 // names no key, for example.
 func (c *Config) Notes() []string { return c.notes }
+
+// LedgerPath is where the ledger is; "": nowhere.
+func (c *Config) LedgerPath() string {
+	switch {
+	case c.API.Ledger == "none", c.API.Ledger == "" && strings.HasPrefix(c.API.Socket, "@"):
+		return ""
+	case c.API.Ledger != "":
+		return c.API.Ledger
+	}
+	return c.API.Socket + ".ledger"
+}

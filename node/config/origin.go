@@ -1,4 +1,4 @@
-package node
+package config
 
 import (
 	"fmt"
@@ -41,9 +41,9 @@ func (o Origin) words() string {
 	return "is the default"
 }
 
-// failed is an error in what the value of a key had the node do: it tells where the
+// Failed is an error in what the value of a key had the node do: it tells where the
 // value came from, which need not be where its reader looks.
-func (c *Config) failed(key string, err error) error {
+func (c *Config) Failed(key string, err error) error {
 	if err == nil {
 		return nil
 	}

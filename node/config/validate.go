@@ -1,4 +1,4 @@
-package node
+package config
 
 import (
 	"errors"
@@ -23,7 +23,7 @@ func (c *Config) Validate() error {
 	v.api()
 	v.limits()
 	v.volumes()
-	v.check("version", c.Version == ConfigVersion, "%d is not known to this rdsd", c.Version)
+	v.check("version", c.Version == Version, "%d is not known to this rdsd", c.Version)
 	v.check("http.listen", c.HTTP.Listen == "" || isHostPort(c.HTTP.Listen) || isUnixPath(c.HTTP.Listen), "%q is neither an address and port nor unix: and an absolute path", c.HTTP.Listen)
 	v.check("log.format", c.Log.Format == "text" || c.Log.Format == "json", "%q is neither", c.Log.Format)
 	v.check("log.lines_per_second", c.Log.LinesPerS > 0 && c.Log.LinesPerS <= 100000, "%v is out of range", c.Log.LinesPerS)
@@ -47,7 +47,7 @@ func (v *validator) check(key string, ok bool, format string, args ...any) {
 	} else if i := strings.IndexByte(key, '['); i >= 0 {
 		want = tableWant(key[:i], key[strings.LastIndexByte(key, '.')+1:])
 	}
-	v.errs = append(v.errs, &ConfigError{v.c.Origin(key).String(), key, fmt.Sprintf(format, args...), want})
+	v.errs = append(v.errs, &Error{v.c.Origin(key).String(), key, fmt.Sprintf(format, args...), want})
 }
 
 func between[T int | float64 | Bytes | time.Duration](x, lo, hi T) bool { return lo <= x && x <= hi }
@@ -88,7 +88,7 @@ func (v *validator) api() {
 	v.check("api.socket", abstract || filepath.IsAbs(a.Socket), "%q is not an absolute path", a.Socket)
 	v.check("api.socket", len(a.Socket) <= 107-len(shm.SocketSuffix) && !strings.ContainsRune(a.Socket, 0), "a path of %d bytes does not fit a socket address, with \".rings\" added", len(a.Socket))
 	if a.SocketGroup != "" {
-		_, err := lookupGroup(a.SocketGroup)
+		_, err := LookupGroup(a.SocketGroup)
 		v.check("api.socket_group", err == nil, "%v", err)
 		v.check("api.socket_group", !abstract, "an abstract socket has no group")
 	}
@@ -96,7 +96,7 @@ func (v *validator) api() {
 	if a.RemoteListen != "" {
 		v.check("api.remote_listen", isHostPort(a.RemoteListen), "%q is not an address and port", a.RemoteListen)
 		if !a.Insecure {
-			v.errs = append(v.errs, &ConfigError{v.c.Origin("api.remote_listen").String(), "api.remote_listen",
+			v.errs = append(v.errs, &Error{v.c.Origin("api.remote_listen").String(), "api.remote_listen",
 				"remote clients are neither encrypted nor identified (TLS comes in a later version)",
 				"api.insecure = true beside it if the network is trusted all the same, or no remote listener"})
 		}
@@ -124,7 +124,7 @@ func (v *validator) tables() {
 	for i, p := range v.c.Ports {
 		at := fmt.Sprintf("ports[%d]", i)
 		if (p.UID == nil) == (p.GID == nil) {
-			v.errs = append(v.errs, &ConfigError{v.c.Origin(at).String(), at, "needs either uid or gid", "one of them, such as `uid = 1000`"})
+			v.errs = append(v.errs, &Error{v.c.Origin(at).String(), at, "needs either uid or gid", "one of them, such as `uid = 1000`"})
 		}
 		v.check(at+".range", p.Range.First >= 2, "%v is not a range of bindable ports", p.Range)
 	}
@@ -155,8 +155,8 @@ func isHostPort(s string) bool {
 	return err == nil
 }
 
-// lookupGroup finds a group by name or number.
-func lookupGroup(name string) (gid int, err error) {
+// LookupGroup finds a group by name or number.
+func LookupGroup(name string) (gid int, err error) {
 	if n, err := strconv.ParseUint(name, 10, 31); err == nil {
 		return int(n), nil
 	}
@@ -165,4 +165,19 @@ func lookupGroup(name string) (gid int, err error) {
 		return 0, fmt.Errorf("no group %q on this machine", name)
 	}
 	return strconv.Atoi(g.Gid)
+}
+
+// maxSpin: what yields longer than this burns a processor, not waits.
+const maxSpin = 10 * time.Millisecond
+
+func (v *validator) reactor() {
+	r := &v.c.Reactor
+	v.check("reactor.threads", between(r.Threads, 0, 64), "%d is out of range", r.Threads)
+	v.check("reactor.spin", between(r.Spin.Duration, 0, maxSpin), "%v is out of range", r.Spin)
+	v.check("reactor.cpus", len(r.CPUs) <= 64, "%d processors are too many", len(r.CPUs))
+	v.check("reactor.cpus", len(r.CPUs) == 0 || r.Threads == 0 || r.Threads == len(r.CPUs),
+		"%d processors for %d threads", len(r.CPUs), r.Threads)
+	for _, c := range r.CPUs {
+		v.check("reactor.cpus", between(c, 0, 1023), "%d is not a processor", c)
+	}
 }
