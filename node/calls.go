@@ -181,7 +181,7 @@ func (c *callConn) await(err error) error {
 		c.mu.Unlock()
 		time.Sleep(callPoll)
 		if d := time.Since(begun); d > callIdle {
-			c.table.evict(time.Now(), err)
+			c.table.evict(time.Now(), c, err)
 		}
 		c.mu.Lock()
 		switch {
@@ -326,28 +326,45 @@ func (t *callTable) refuse(c *callConn, why error) {
 	t.log.Warn("client's connection closed", "uid", c.id.UID, "pid", c.id.PID, "error", why)
 }
 
-// evict makes room for those that wait: it ends the connection that sits on half
-// a message and has been silent for longest, or, when all of them are waiting
-// themselves, the one that holds most.
-func (t *callTable) evict(now time.Time, why error) {
+// evict makes room for who, which waits. One user's greed is no other's end: the user
+// who gives room is the one whose own share is spent, if that is what is missing, and
+// else the one with the most in calls that may be ended. Of its connections goes the one
+// that sits on half a message and has been silent for longest, or, when all of them are
+// waiting themselves, the one that holds most.
+func (t *callTable) evict(now time.Time, who *callConn, why error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if now.Sub(t.evicted) < callIdle/10 {
 		return // what that one held is on its way back
 	}
-	var idle, large *callConn
-	var since time.Time
-	var most int64
+	var fit []evictable
+	held := map[uint32]int64{} // by user
 	for c := range t.conns {
 		c.mu.Lock()
-		last, half, waits, taken, ended := c.last, c.half, c.waits, c.taken, c.ended
+		e := evictable{c, c.taken, c.last, c.waits}
+		no := c.ended || c.half == 0 && !c.waits
 		c.mu.Unlock()
-		switch {
-		case ended || half == 0 && !waits:
-		case !waits && now.Sub(last) >= callIdle && (idle == nil || last.Before(since)):
-			idle, since = c, last
-		case taken > most:
-			large, most = c, taken
+		if !no {
+			fit = append(fit, e)
+			held[c.id.UID] += e.taken
+		}
+	}
+	uid := who.id.UID
+	if !who.account.OverShare(quota.Calls, callGrain) {
+		for u, n := range held {
+			if n > held[uid] {
+				uid = u
+			}
+		}
+	}
+	var idle, large *evictable
+	for i := range fit {
+		switch e := &fit[i]; {
+		case e.c.id.UID != uid:
+		case !e.waits && now.Sub(e.last) >= callIdle && (idle == nil || e.last.Before(idle.last)):
+			idle = e
+		case e.taken > 0 && (large == nil || e.taken > large.taken):
+			large = e
 		}
 	}
 	if idle == nil {
@@ -355,13 +372,21 @@ func (t *callTable) evict(now time.Time, why error) {
 	}
 	if idle != nil {
 		t.evicted = now
-		t.refuse(idle, why)
+		t.refuse(idle.c, why)
 		// Its reader ends the rest. It may be in await, where it hears nothing of a closed descriptor.
-		idle.mu.Lock()
-		idle.ended = true
-		idle.mu.Unlock()
-		_ = idle.Conn.Close()
+		idle.c.mu.Lock()
+		idle.c.ended = true
+		idle.c.mu.Unlock()
+		_ = idle.c.Conn.Close()
 	}
+}
+
+// evictable is a connection as evict saw it.
+type evictable struct {
+	c     *callConn
+	taken int64
+	last  time.Time
+	waits bool
 }
 
 // sweep ends connections that are silent in the middle of a message.

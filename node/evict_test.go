@@ -37,8 +37,13 @@ func TestEvict(t *testing.T) {
 		waits  bool
 		taken  int64
 		ended  bool
+		uid    uint32
 	}
 	why := errors.New("full")
+	memory := quota.New(64<<20, nil)
+	greedy := memory.Account(quota.User(2))
+	defer greedy.Close()
+	greedy.Grow(quota.Sockets, 60<<20) // user 2 is over its share, for other things
 	for _, x := range []struct {
 		what  string
 		conns map[string]who
@@ -55,14 +60,26 @@ func TestEvict(t *testing.T) {
 		{"who was ended before", map[string]who{"a": {silent: time.Hour, half: 1, ended: true}, "b": {waits: true, taken: 3, ended: true}, "c": {waits: true, taken: 2}}, time.Hour, "c"},
 		{"too soon", map[string]who{"a": {silent: time.Hour, half: 1}}, callIdle/10 - 1, ""},
 		{"late enough", map[string]who{"a": {silent: time.Hour, half: 1}}, callIdle / 10, "a"},
+		{"of the user who holds most", map[string]who{"large": {half: 1, taken: 9, uid: 1}, "idle": {silent: time.Hour, half: 1, taken: 8, uid: 1},
+			"a": {half: 1, taken: 5}, "b": {waits: true, taken: 6}}, time.Hour, "idle"},
+		{"not of a user who holds less in all", map[string]who{"large": {half: 1, taken: 9, uid: 1}, "idle": {silent: time.Hour, half: 1, uid: 1},
+			"a": {half: 1, taken: 5}, "b": {waits: true, taken: 6}}, time.Hour, "b"},
+		{"what may not be ended does not count", map[string]who{"between": {taken: 99, uid: 1}, "ended": {half: 1, taken: 99, uid: 1, ended: true}, "small": {half: 1, taken: 1, uid: 1},
+			"a": {half: 1, taken: 5}}, time.Hour, "a"},
+		{"whose own share is spent gives room itself", map[string]who{"large": {half: 1, taken: 9, uid: 1}, "asks": {waits: true, taken: 2, uid: 2}, "small": {half: 1, taken: 1, uid: 2}}, time.Hour, "asks"},
 	} {
 		table := &callTable{log: slog.New(slog.DiscardHandler), count: &nodeCounters{}, conns: map[*callConn]struct{}{}, evicted: now.Add(-x.since)}
 		conns := map[string]*closedConn{}
+		asks := &callConn{}
 		for name, w := range x.conns {
 			conns[name] = &closedConn{}
-			table.conns[&callConn{Conn: conns[name], table: table, last: now.Add(-w.silent), half: w.half, waits: w.waits, taken: w.taken, ended: w.ended}] = struct{}{}
+			c := &callConn{Conn: conns[name], table: table, last: now.Add(-w.silent), half: w.half, waits: w.waits, taken: w.taken, ended: w.ended, id: config.Identity{UID: w.uid}}
+			table.conns[c] = struct{}{}
+			if name == "asks" {
+				asks, c.account = c, greedy
+			}
 		}
-		table.evict(now, why)
+		table.evict(now, asks, why)
 		for name, c := range conns {
 			if (c.closed == 1) != (name == x.want) || c.closed > 1 {
 				t.Errorf("%s: %s was closed %d times", x.what, name, c.closed)
@@ -143,7 +160,7 @@ func TestCallAwaitsRoom(t *testing.T) {
 		what string
 		how  func()
 	}{
-		{"evicted", func() { table.evict(time.Now(), no) }},
+		{"evicted", func() { table.evict(time.Now(), c, no) }},
 		{"closed", func() { c.Close() }},
 	} {
 		c.mu.Lock()

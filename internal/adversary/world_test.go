@@ -141,6 +141,7 @@ address = %q
 		d.cmd.Process.Kill()
 		<-d.ended
 		if b, err := os.ReadFile(d.log); err == nil && w.t.Failed() {
+			w.t.Logf("what daemon %s says of the victims:\n%s", name, ofVictims(b))
 			w.t.Logf("end of the log of daemon %s:\n%s", name, tail(b, 3<<10))
 		}
 	})
@@ -153,6 +154,17 @@ address = %q
 			w.t.Fatalf("daemon %s does not serve:\n%s", name, b)
 		}
 	}
+}
+
+// ofVictims are the lines of a log that speak of the victims' user.
+func ofVictims(b []byte) []byte {
+	var out []byte
+	for line := range bytes.Lines(b) {
+		if bytes.Contains(line, fmt.Appendf(nil, "uid=%d", victimUID)) {
+			out = append(out, line...)
+		}
+	}
+	return tail(out, 4<<10)
 }
 
 // volumes has each daemon export a volume that the adversary may write and map

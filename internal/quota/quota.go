@@ -305,6 +305,16 @@ func (a *Account) Tight(k Kind, size int64) bool {
 	return free < 0 || n.kinds[k].used.Load()+size > n.limit/64*kinds[k].part || mine > alpha*(free+spare)
 }
 
+// OverShare reports whether size bytes more of kind k would be beyond the holder's share of
+// what is free: then what it lacks is with itself, and not with others.
+func (a *Account) OverShare(k Kind, size int64) bool {
+	if a == nil {
+		return false
+	}
+	mine, spare := a.share(k, a.used.Load()+size)
+	return mine > alpha*(a.node.limit-a.node.Used()-size+spare)
+}
+
 // Usage is what is held of one kind.
 type Usage struct {
 	Kind    Kind

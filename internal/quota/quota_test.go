@@ -238,3 +238,28 @@ func TestRation(t *testing.T) {
 		t.Errorf("beyond the kind's part: %v", err)
 	}
 }
+
+// TestOverShare: whose share is spent is told from whom others leave nothing, and nothing
+// is taken or counted by asking.
+func TestOverShare(t *testing.T) {
+	const mib = 1 << 20
+	n := New(64*mib, nil)
+	a, b := n.Account(User(1)), n.Account(User(2))
+	defer a.Close()
+	defer b.Close()
+	a.Grow(Sockets, 48*mib-1) // alpha times what is free then, but for a byte
+	if a.OverShare(Calls, 0) || !a.OverShare(Calls, 4) {
+		t.Error("the share ends somewhere else")
+	}
+	if b.OverShare(Calls, mib) || !b.Tight(Calls, 25*mib) || b.OverShare(Calls, 3*mib) {
+		t.Error("who holds nothing is over its share")
+	}
+	var none *Account
+	if none.OverShare(Calls, 1<<40) {
+		t.Error("no account has a share")
+	}
+	if n.Used() != 48*mib-1 || a.Used() != 48*mib-1 || n.Kinds()[Calls].Refused != 0 {
+		t.Errorf("%d are used, %+v", n.Used(), n.Kinds()[Calls])
+	}
+	a.Give(Sockets, 48*mib-1)
+}
