@@ -62,7 +62,7 @@ func (k Kind) String() string {
 func (k Kind) kernel() bool { return k >= KindKernelLegacy }
 
 // Conn is everything between one local and one remote address. Its owner's
-// lock guards it and all it contains.
+// lock guards it and all it contains. net/rds/rds.h calls it struct rds_connection.
 type Conn struct {
 	cfg    *Config
 	owner  Owner
@@ -70,30 +70,57 @@ type Conn struct {
 	ctr    *stats.Counters
 	local  netip.Addr
 	remote netip.Addr
+	// active says that ours is the smaller address, so that this side connects
+	// (net/rds/tcp_connect.c, rds_tcp_conn_path_connect).
+	active bool
 
-	active  bool   // the smaller address: this side connects
-	inc     uint64 // our incarnation towards this peer
-	kind    Kind
-	kernels bool   // the peer may be a kernel, as of the last link's beginning
-	peerInc uint64 // rdsd: the peer's incarnation; 0 unknown
-	peerGen uint32 // kernel: its generation number; 0 unknown
-	lanes   int    // agreed; 0 while unknown
-	trains  bool   // the peer takes trains; known when lanes is
-	grow    int    // kernel: more lanes, to be taken up when all is acknowledged; 0 none
-	told    uint16 // NPATHS last told to the peer
-	known   int    // NPATHS a kernel has answered to: it maps source ports by it
-	asked   uint8  // lanes a larger peer asked to be connected on, a bit each
-	paths   [wire.MaxLanes]*Path
-	slots   [wire.MaxLanes]*Path // the same in the order they were made: a path may change its lane
-	made    uint8                // of slots
-	flows   *[flowLanes]flowLane
-	pending list // accepted before the lanes were known
-	armed   time.Duration
-	late    time.Duration // how much later than it was due the last tick came
-	links   uint64        // begun so far
+	// Who the peer is (hello.go; docs/protocol.md, "Handshake", "Restarts"). What is
+	// known of it lasts until it shows that it is another incarnation, or another sort
+	// of peer.
 
-	restartAt time.Duration // not before is the peer another incarnation again: see moveTime
-	rtt       time.Duration
+	inc  uint64 // our incarnation towards this peer, never 0
+	kind Kind
+	// kernels says whether a kernel is allowed at this address, as of the beginning of
+	// the last link: rules change, and a link keeps those it began with.
+	kernels bool
+	peerInc uint64 // an rdsd's incarnation, 0: unknown
+	peerGen uint32 // a kernel's generation number (net/rds, RDS_EXTHDR_GEN_NUM), 0: unknown
+
+	// How many lanes there are (lanes.go; docs/protocol.md, "Lanes").
+	//
+	// Invariant: 0 <= lanes <= wire.MaxLanes. No message enters a lane while lanes is
+	// 0 or grow is not, nor before those in pending: what is on a lane stays on it, so
+	// that the datagrams of a flow keep their order.
+
+	lanes   int  // agreed on, 0: unknown
+	trains  bool // the peer takes trains; known when lanes is
+	grow    int  // what a kernel's lanes become when all that was sent is acknowledged, 0: nothing
+	pending list // accepted before the lanes were known, or while grow is awaited
+	// told is the NPATHS that our last handshake message said, and known the largest
+	// that a kernel has answered to. It maps our source ports to its paths by that.
+	told  uint16
+	known int
+	// asked has a bit for each lane on which the larger address wants to be connected.
+	asked uint8
+
+	// paths are the lanes by number, nil until one is needed; slots has the same paths
+	// in the order they were made, which never changes, and made counts them.
+	paths [wire.MaxLanes]*Path
+	slots [wire.MaxLanes]*Path
+	made  uint8
+	flows *[flowLanes]flowLane // which lane a source port uses
+	links uint64               // links begun so far, see Path.born
+
+	// Time (tick.go).
+
+	armed time.Duration // when the next Tick was asked for; Never
+	// late is how much later than armed the last Tick came. If that is long this
+	// process stood still, and silence says nothing about the peer.
+	late time.Duration
+	// restartAt is before when another incarnation of the peer is not believed, see
+	// moveTime.
+	restartAt time.Duration
+	rtt       time.Duration // of the last handshake or heartbeat, 0: none
 }
 
 // New makes the connection of a pair of addresses, which must differ and be of

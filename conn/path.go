@@ -14,106 +14,217 @@ import (
 const Never = time.Duration(math.MaxInt64)
 
 // Path is one lane of a connection: a sequence of links, one at a time, and
-// the sequenced streams of both directions that outlive each of them.
+// the sequenced streams of both directions that outlive each of them. It is
+// what net/rds/rds.h calls struct rds_conn_path.
+//
+// Numbers of a link start afresh with each one (established); the rest lasts
+// until the peer is another incarnation (restart). A field without another word
+// is guarded, like the whole Conn, by its owner's lock.
 type Path struct {
-	// Data is the shell's: what it knows of this path's link.
+	// Data belongs to the shell, which keeps there what it knows of the path's link.
 	Data any
 
-	c     *Conn
-	idx   int
-	slot  uint8 // in Conn.slots, for life
+	// Identity.
+	c *Conn
+	// idx is the lane's number. becomeLane0 exchanges it with another path's
+	// when a kernel took our first connection for its path 0.
+	idx int
+	// slot is the path's place in Conn.slots, which it keeps for life: a message
+	// remembers its path by it, for idx may change.
+	slot uint8
+	// state changes in event alone (state.go; docs/protocol.md, "The life of a path").
 	state State
 	since time.Duration // when the state began
 
-	// Links. gen counts attempts and accepted connections; an event that
-	// names another gen is late and ignored.
-	gen        uint64
-	dialled    int       // the lane the attempt gen was begun for
-	waiting    []waiting // oldest first
-	attempts   int       // in a row that brought no usable link
-	reconnects uint64
-	lastErr    error
-	tryErr     bool // lastErr is of an attempt to connect, and gone with the first that succeeds
-	wasUp      bool // the peer has used a link: keep reconnecting
+	// Links and attempts (docs/protocol.md, "Who connects").
+	//
+	// Invariant: gen < gen of waiting[0] < gen of waiting[1] and so on. The shell
+	// reports by gen what became of an attempt or a link, and a report that names
+	// another gen than the current one is late and changes nothing: no byte of an
+	// older link enters a newer one.
 
-	// Handshake of the current link.
-	upAt     time.Duration
-	born     uint64 // of all links of the connection, which one this is
-	ready    bool   // datagrams may be sent
-	probed   bool   // our handshake ping is queued or sent, its answer awaited
-	synced   bool   // kernel peers: something of this life is known to have arrived
+	// gen numbers attempts to connect and accepted connections.
+	gen uint64
+	// dialled is the number the lane had when attempt gen began.
+	dialled int
+	// waiting are links that the peer made while an older one of this lane was still
+	// being read to its end, the oldest first; at most maxWaiting.
+	waiting []waiting
+	// attempts counts the attempts in a row that brought no usable link. It is the
+	// exponent of the backoff.
+	attempts   int
+	reconnects uint64 // attempts after the first, for the administrator
+	lastErr    error  // why the last link or attempt ended
+	// tryErr says that lastErr is of an attempt to connect: become forgets it then.
+	tryErr bool
+	// wasUp is set once the peer has used a link or asked for one. The side that
+	// connects then keeps trying although it has nothing to send: the other side
+	// may have something, and cannot connect.
+	wasUp bool
+	// retryAt is, in state Error, when to try again, and in Connecting, when the
+	// attempt has failed for want of an answer. Never in other states.
+	retryAt time.Duration
+
+	// Handshake of the current link (hello.go; docs/protocol.md, "Handshake").
+
+	upAt time.Duration // when the link began
+	// born numbers the link among all links of the connection. It tells an older
+	// link from a newer one across lanes, which gen, a lane's own, cannot.
+	born uint64
+	// ready says that datagrams may be sent on this link.
+	ready bool
+	// probed says that our handshake ping is queued or sent; probedAt is when, so
+	// that its answer is not waited for longer than ProbeTimeout.
+	probed   bool
 	probedAt time.Duration
-	answer   bool  // a handshake answer is owed
-	tolds    []int // NPATHS of our pings that were not answered yet
-	heard    bool  // a frame came on this link
-	of       *Path // kernels: whose sequence the link's frames belong to, when not ours
+	// synced says that a kernel has received something of our present numbers: on
+	// its next links datagrams need not wait for a handshake.
+	synced bool
+	// answer says that an answer to the peer's handshake ping is queued: more pings
+	// are answered by the same one.
+	answer bool
+	// tolds are the NPATHS of our pings that a kernel has not answered, the oldest
+	// first. An answer confirms the first of them (Conn.known).
+	tolds []int
+	// heard says that a frame came on this link. An rdsd's first is a handshake.
+	heard bool
+	// of is, for a link that a kernel opened for another of its paths than we
+	// thought, the path whose receive sequence counts its frames; nil: this one.
+	of *Path
 
-	// Transmit side.
-	nextSeq  uint64 // next to assign, from 1
-	control  list   // the protocol's own, ahead of data
-	retrans  list   // sent on an earlier link, not acknowledged
-	queue    queue  // never sent
-	inwrite  list   // in the batch the shell is writing
-	unacked  list   // written on this link
-	writing  bool
-	kicked   bool   // ActKick given out and not yet answered by an empty Fill
-	requeue  bool   // the link went while inwrite was being written
-	forget   Why    // the peer's state went while inwrite was being written
-	through  uint64 // rdsd: highest sequence the peer had received when the link began
-	lateAck  uint64
-	ackSeen  uint64 // last acknowledgement taken on this link
-	lateRef  []wire.Refusal
-	txOff    uint64 // bytes put into batches on this link
-	txAcked  uint64 // of them acknowledged by TCP (kernel peers)
-	lastTx   time.Duration
-	sinceAck struct{ frames, bytes int } // sent since an acknowledgement was last asked for
-	pongs    int                         // answers in control
-	tells    int                         // messages of Tell in control
+	// Sending (xmit.go, ack.go; docs/protocol.md, "Sequence", "Acknowledgement").
+	//
+	// A message without a sequence stands in control or in queue. Fill gives it
+	// nextSeq and moves it to inwrite, Wrote to unacked; there it is acknowledged, or
+	// the link is lost and it stands in retrans until it is sent again.
+	//
+	// Invariant: ackSeen < nextSeq, and so is every sequence in a list, but for a batch
+	// that was being written when the peer's state was forgotten (forget). Sequences
+	// may have gaps: a message that was given up leaves one.
+	// Invariant: txAcked <= txOff.
 
-	// Credits (rdsd).
-	credits int // frames we may send
-	window  int // what the peer granted at first
-	owed    int // credits to give back to the peer
-	granted int // credits the peer has
+	nextSeq uint64 // the next sequence to assign, from 1 (net/rds/rds.h, cp_next_tx_seq)
+	control list   // the protocol's own messages, which go before data
+	// retrans was sent on an earlier link and not acknowledged (net/rds/rds.h,
+	// cp_retrans). It goes before any new sequence.
+	retrans list
+	queue   queue // never sent, or refused and put back without a sequence
+	inwrite list  // in the batch that the shell is writing
+	unacked list  // written on this link
+	// writing says that the shell has a batch: Fill has returned true and Wrote has
+	// not been called. The payloads of inwrite are read meanwhile.
+	writing bool
+	// kicked says that ActKick was given out and no Fill has come back empty since,
+	// so that a step of many messages orders one transmit turn.
+	kicked bool
+	// requeue says that the link was lost while inwrite was being written: Wrote then
+	// puts it into retrans.
+	requeue bool
+	// forget is why the peer's state ended while inwrite was being written: Wrote
+	// then completes it as unknown. WhyNone: it has not.
+	forget Why
+	// through is what an rdsd said in its handshake answer to have received; what
+	// has a higher sequence and was sent on an earlier link never arrived.
+	through uint64
+	ackSeen uint64 // the last acknowledgement taken on this link, 0: none
+	// lateAck and lateRef are an acknowledgement and refusals of messages in inwrite:
+	// the peer was quicker than our own write call. Wrote takes them.
+	lateAck uint64
+	lateRef []wire.Refusal
+	// txOff counts the bytes put into batches on this link. Msg.end is such an offset;
+	// a kernel peer's TCP acknowledges by it (net/rds/tcp_send.c, rds_tcp_is_acked).
+	txOff   uint64
+	txAcked uint64        // how many of them TCP has acknowledged (kernel peers)
+	pollAt  time.Duration // when to ask TCP for that; Never while nothing is unacknowledged
+	lastTx  time.Duration // when the last batch was filled
+	// tookAt is when the peer's TCP last took a part of a batch that did not fit at
+	// once: a large frame that goes out slowly shows that the peer lives.
+	tookAt time.Duration
+	// sinceAck is what was sent since an acknowledgement was last asked for
+	// (net/rds/rds.h, cp_unacked_packets and cp_unacked_bytes).
+	sinceAck struct{ frames, bytes int }
+	pongs    int    // answers to pings in control, at most maxPongs
+	tells    int    // messages of Tell in control, at most maxTells
+	sentB    uint64 // bytes sent on all links, for the administrator
 
-	// Flow holds (rdsd), see hold.go.
-	holds  map[uint16]*hold
+	// Credits of this link, between two rdsd (docs/protocol.md, "Credits").
+	//
+	// Ours to spend: 0 <= credits <= window.
+	// Ours to give:  granted + owed == window0(), and the peer breaks the protocol
+	// when it makes granted negative.
+
+	credits int // what we may still send
+	window  int // what the peer's Hello granted; 0 before it
+	granted int // what the peer may still send
+	owed    int // what it has used and we have not given back
+
+	// Holds, between two rdsd: datagrams of ports whose receiver is full (hold.go;
+	// docs/protocol.md, "Refusals and holds").
+
+	holds map[uint16]*hold
+	// resume are ports whose hold was put back into queue: the first datagram to each
+	// bears FlagResume, without which the receiver would go on refusing.
 	resume map[uint16]struct{}
-	moveAt time.Duration // not before is a long hold moved again
-	late   bool          // a hold waits for that
-	moved  uint16        // the last port that was late and had its turn
+	// moveAt is before when no hold of more than heldFew messages is put back. late
+	// says that one waits for it, and moved is the last port that had waited and was.
+	moveAt time.Duration
+	late   bool
+	moved  uint16
 
-	// Receive side.
-	expected   uint64
-	read       uint64 // of all links of the connection, which one moved expected last
-	ackPending bool   // an acknowledgement is asked for: send it with the next batch
+	// Cancelled messages, and those of closed sockets (cancel.go; docs/protocol.md,
+	// "Cancelling").
+
+	// sweepAt is when cancelled messages in retrans are given up as unknown, unless a
+	// link says before what became of them.
+	sweepAt time.Duration
+	// orphanAt is when to look for what closed sockets have sent DeadAfter ago.
+	orphanAt time.Duration
+
+	// Receiving (recv.go, ack.go; docs/protocol.md, "Sequence").
+	//
+	// Invariant, between two rdsd: ackedRx <= ackable() < expected once anything was
+	// received. ackable is expected-1, or below unsentRef: an acknowledgement of a
+	// refused message before its refusal would tell the sender that it was delivered.
+
+	expected uint64 // the sequence after the last received, 0: none (net/rds/rds.h, cp_next_rx_seq)
+	// read is the born of the link that moved expected last. Of several lanes that one
+	// kernel path came over it finds the one whose sequence is the newest.
+	read uint64
+	// ackPending asks for an acknowledgement with the next batch; ackDue is when one
+	// is sent that nobody asked for.
+	ackPending bool
 	ackDue     time.Duration
-	ackedRx    uint64              // last acknowledgement sent
-	refusing   map[uint16]struct{} // ports whose flow waits for FlagResume
-	refused    []wire.Refusal      // not yet put into a message
-	refusals   int                 // refused or in a message, and not acknowledged
-	again      bool                // the last of the peer's sequenced frames was a retransmission
-	unsentRef  uint64              // lowest refused sequence whose refusal has not left on this link; 0 none
-	lastRx     time.Duration
-	paused     bool
+	ackedRx    uint64 // the last acknowledgement sent on this link
+	// refusing are the ports of which a datagram was refused for want of room: later
+	// ones must not overtake it, and are refused until one bears FlagResume.
+	refusing map[uint16]struct{}
+	// refused are refusals that are not in a message yet, and unsentRef is the lowest
+	// refused sequence whose refusal has not left on this link, 0: none.
+	refused   []wire.Refusal
+	unsentRef uint64
+	// refusals counts those in refused and in messages that are not acknowledged; they
+	// are memory, and refusalsMost bounds them.
+	refusals int
+	// again says that the peer's last sequenced frame was a retransmission: while it
+	// sends again, its acknowledgements of our refusals stand behind that.
+	again  bool
+	lastRx time.Duration // when the peer last gave a sign of life
+	// paused says that the link of a kernel is not read because a receiver is full.
+	paused bool
+	recvB  uint64 // bytes received on all links, for the administrator
 
-	// Congestion updates to the peer (lane 0 only).
-	congVer   uint64 // version told on this link
-	congDirty bool
-	congAt    time.Duration // last whole map
+	// Congestion of our own ports, told on lane 0 alone (xmit.go, fillCongestion;
+	// docs/protocol.md, "Congestion").
 
-	askNow  bool          // a sign of life is to be asked for
-	askAt   time.Duration // when to ask because the peer poked
-	asked   time.Duration // a sign of life is awaited since; 0 not
-	retryAt time.Duration // state Error: when to try again; Connecting: when the attempt has failed
-	pollAt  time.Duration
-	tookAt  time.Duration // when the peer's TCP last took a part of a batch
+	congVer   uint64        // version of our map that was told on this link, 0: none
+	congDirty bool          // there may be a newer one
+	congAt    time.Duration // when the last whole map was sent
 
-	orphanAt time.Duration // what closed sockets have sent is given up by then
+	// Signs of life (tick.go; docs/protocol.md, "Heartbeats").
 
-	sweepAt time.Duration // cancelled messages on a lost link are settled by then
-	sentB   uint64
-	recvB   uint64
+	askNow bool          // the next batch carries a request for one (rdsd)
+	askAt  time.Duration // when to ask because the peer connected though a link is up; Never
+	asked  time.Duration // since when one is awaited, 0: none is
 }
 
 func newPath(c *Conn, i int) *Path {
