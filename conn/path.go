@@ -19,7 +19,8 @@ const Never = time.Duration(math.MaxInt64)
 //
 // Numbers of a link start afresh with each one (established); the rest lasts
 // until the peer is another incarnation (restart). A field without another word
-// is guarded, like the whole Conn, by its owner's lock.
+// is guarded, like the whole Conn, by its owner's lock. The invariants below are
+// tested after each step of a script (rules_test.go).
 type Path struct {
 	// Data belongs to the shell, which keeps there what it knows of the path's link.
 	Data any
@@ -98,10 +99,10 @@ type Path struct {
 	// nextSeq and moves it to inwrite, Wrote to unacked; there it is acknowledged, or
 	// the link is lost and it stands in retrans until it is sent again.
 	//
-	// Invariant: ackSeen < nextSeq, and so is every sequence in a list, but for a batch
-	// that was being written when the peer's state was forgotten (forget). Sequences
-	// may have gaps: a message that was given up leaves one.
-	// Invariant: txAcked <= txOff.
+	// Invariant: sequences rise from unacked over inwrite to retrans, and stay below
+	// nextSeq, but for a batch that was being written when the peer's state was
+	// forgotten (forget). They may have gaps: a message that was given up leaves one.
+	// Invariant: ackSeen < nextSeq and txAcked <= txOff.
 
 	nextSeq uint64 // the next sequence to assign, from 1 (net/rds/rds.h, cp_next_tx_seq)
 	control list   // the protocol's own messages, which go before data

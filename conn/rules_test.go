@@ -18,6 +18,7 @@ func (w *world) check() {
 		w.checkLists(p)
 		w.checkRefusals(p)
 		w.checkCredits(p)
+		w.checkNumbers(p)
 	})
 	w.checkPending()
 	w.checkLent()
@@ -185,6 +186,26 @@ func (w *world) checkCredits(p *Path) {
 	}
 	if p.credits < 0 || p.credits > p.window {
 		w.t.Errorf("%v: we have %d credits of %d", p, p.credits, p.window)
+	}
+}
+
+// checkNumbers: nothing is acknowledged that was not sent or not received, neither by
+// the peer nor to it.
+func (w *world) checkNumbers(p *Path) {
+	if p.ackSeen >= p.nextSeq {
+		w.t.Errorf("%v: sequence %d is acknowledged, the next to be sent is %d", p, p.ackSeen, p.nextSeq)
+	}
+	if p.txAcked > p.txOff {
+		w.t.Errorf("%v: TCP has acknowledged %d bytes of %d", p, p.txAcked, p.txOff)
+	}
+	if p.state == Up && w.c.kind == KindRdsd && p.ackedRx > p.ackable() {
+		w.t.Errorf("%v: sequence %d was acknowledged, and %d may be", p, p.ackedRx, p.ackable())
+	}
+	for i, gen := 0, p.gen; i < len(p.waiting); i++ {
+		if p.waiting[i].gen <= gen {
+			w.t.Errorf("%v: link %d waits behind link %d", p, p.waiting[i].gen, gen)
+		}
+		gen = p.waiting[i].gen
 	}
 }
 

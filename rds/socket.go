@@ -61,68 +61,117 @@ type Stats struct {
 }
 
 // Socket is one (address, port) of one local client. The engine's lock guards it.
+// The kernel calls it struct rds_sock (net/rds/rds.h). Its invariants are tested by
+// holds in rules_test.go.
 type Socket struct {
 	e    *Engine
 	id   uint64
 	port uint16
 	opt  SocketOptions
 
-	// Sending. used counts payload bytes from acceptance to outcome.
-	used        int
-	undecided   int
-	flows       map[netip.AddrPort]*flow // that hold something or are opened
-	lastFlow    *flow                    // of the last lookup
-	lined       flowList                 // that wait for the send buffer, first come first served
-	waiting     int                      // datagrams in flows
-	held        int                      // accepted datagrams in flows
-	lingers     bool                     // closed, with datagrams undecided
-	deadline    time.Duration
-	spaceListed bool
-	wantSpace   bool
-	thirst      int // bytes that were refused because the node's memory was spent
-	thirsty     int // position in Engine.thirsty, from 1
-	sends       []SendDone
-	batches     []any    // of waiting sends, see keepBatch
-	batchFree   []uint32 // places in it
-	outcomes    []OutcomeRun
-	outcomesN   int // datagrams in outcomes
-	epochs      []epoch
-	epoch0      uint32 // number of epochs[0]
-	flushed     []uint64
+	// Sending, from acceptance to outcome (send.go).
+	//
+	// Invariant: Stats.Accepted == Delivered + Cancelled + Failed + Unknown + undecided.
+	// Invariant: used is the payload of the undecided datagrams; one is accepted while
+	// used < SndBufBytes, and may pass it (net/rds/send.c, rds_send_queue_rm).
 
-	// Receiving. queued counts payload bytes (the soft account, as in the
-	// kernel), mem what they really take (the hard one).
-	q           []item // ring
-	qhead, qn   int
-	head        wire.Cutter // what is left of the train at the head, once something of it was read
-	unread      int         // datagrams in q, or in the sink's memory
-	queued      int
-	mem         int
-	roof        int // mem when the sink had no room
-	reserver    Reserver
-	slab        *buf.Buf
-	slabOff     int
-	slabRefs    int // of slab, not given to a datagram yet
+	used      int // bytes
+	undecided int // datagrams without an outcome, at most MaxUndecided when one is accepted
+	// flows are the destinations that hold something of this socket, or that it has
+	// opened; lastFlow is that of the last lookup.
+	flows    map[netip.AddrPort]*flow
+	lastFlow *flow
+	// lingers says that a closed socket with a Sink has datagrams undecided: their
+	// payload is the client's memory, and is read until the last has its outcome.
+	lingers bool
+
+	// Waiting for acceptance (wait.go). A flow with something in its queue is lined up
+	// or awaits its port (flow.awaits), never both.
+	//
+	// Invariant: waiting + held is what the flows' queues hold, and held <= undecided.
+
+	lined    flowList      // flows that wait for the send buffer or for memory, in turn
+	waiting  int           // datagrams that are not accepted yet
+	held     int           // accepted ones: from Post, or without room at this very address
+	deadline time.Duration // the first of those of waiting sends; Never: none has one
+	// spaceListed says that the socket is in Engine.space: what is lined up goes on
+	// when the step ends.
+	spaceListed bool
+	// wantSpace says that a send found the buffer full: EvWritable follows when half
+	// of it is free.
+	wantSpace bool
+	// batches are what SendWait was given beside each waiting datagram, by the
+	// message's Cookie; batchFree are places in it that nobody uses.
+	batches   []any
+	batchFree []uint32
+	sends     []SendDone // waiting sends that were decided, not fetched yet
+
+	// Outcomes, not fetched yet (Outcomes), and flushes.
+	//
+	// Invariant: outcomesN is the sum of the counts in outcomes.
+	// Invariant: the sum of n over epochs is undecided.
+
+	outcomes  []OutcomeRun
+	outcomesN int
+	epochs    []epoch // of datagrams accepted between two flushes; never empty
+	epoch0    uint32  // the number of epochs[0], see conn.Msg.Epoch
+	flushed   []uint64
+
+	// Receiving (recv.go; with a Sink dest.go).
+	//
+	// Soft account: queued, payload bytes as in the kernel (net/rds/recv.c,
+	// rds_recv_rcvbuf_delta); above RcvBufBytes the port is congested.
+	// Hard account: mem, what they really take; no peer passes hard().
+	// Invariant, without a Sink: queued <= mem <= hard(). With one its memory is the
+	// hard limit, and roof is what mem was when there was no room.
+
+	queued int
+	mem    int
+	roof   int // math.MaxInt: there was room always
+	unread int // datagrams, in q or in the sink's memory
+	// q is a ring of qn items from qhead on, whose size is a power of two; head is what
+	// is left of the train at its head once something of it was read.
+	q         []item
+	qhead, qn int
+	head      wire.Cutter
+	reserver  Reserver // opt.Sink, if it is one
+	// slab is where small payloads are copied behind each other, slabOff where the next
+	// goes, and slabRefs how many of its references no datagram has yet.
+	slab     *buf.Buf
+	slabOff  int
+	slabRefs int
+	// congested is our port's bit in Engine.cmap, but for ports that are held.
 	congested   bool
 	congestedAt time.Duration
-	starved     int  // position in Engine.starved, from 1: something was refused because the node's memory was spent
-	hunger      int  // bytes it refused then
-	toldPress   bool // what Sink.WantRoom was told last
-	wasFull     bool
+	// wasFull says that something found no room: peers wait for ReadAll to make some.
+	wasFull   bool
+	toldPress bool // what Sink.WantRoom was told last
+
+	// Want of the node's memory (starve.go).
+
+	starved int // position in Engine.starved, from 1: something that arrived was refused for it
+	hunger  int // how many bytes that was
+	thirsty int // position in Engine.thirsty, from 1: a send was refused for it
+	thirst  int // how many bytes that was
+
+	// Congestion news of destinations (Monitor, SetMonitor; net/rds/cong.c,
+	// rds_cong_map_updated).
 
 	mon     Monitor
-	freed   uint64
-	changes []Change
-	refused int  // flows that were congested when we sent
-	crowded bool // there were too many when one more was to be remembered
-	monAt   int  // position in Engine.monitors, from 1
+	monAt   int      // position in Engine.monitors, from 1
+	freed   uint64   // groups of ports that became clear, not fetched yet
+	changes []Change // likewise, at most maxRefused
+	refused int      // flows whose changes the socket hears of, at most maxRefused
+	// crowded says that one more was to be remembered: any group that becomes clear may
+	// be that destination's.
+	crowded bool
 
 	boundAt int // position in Engine.bound, from 1
-	events  int
+	events  int // what is new since Events was called last
 	listed  bool
 	closed  bool
 	Stats   Stats
-	tm      timer
+	tm      timer // for deadline
 }
 
 // Bind makes a socket on port, or on a random free port when that is 0
