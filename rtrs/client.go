@@ -10,7 +10,8 @@ import (
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
-// Client is one session as a client.
+// Client is one session as a client. The kernel calls it struct rtrs_clt_sess
+// (drivers/infiniband/ulp/rtrs/rtrs-clt.h).
 //
 // A request has a permit while the server may still be using its chunk: from
 // when it is sent until it is answered, or until the epoch it was last sent in
@@ -20,40 +21,61 @@ type Client struct {
 	env  ClientEnv
 	rnd  *rand.Rand
 	uuid [rtrswire.UUIDLen]byte
-	now  time.Duration
+	now  time.Duration // of the current call; it never goes back
 	due  time.Duration // when Tick is to be called, or earlier
 	late lateness
-	busy int // depth of calls; what waits is sent at the end of the outermost
+	// busy is the depth of calls: the environment may call back from within one.
+	// What waits is sent at the end of the outermost.
+	busy int
 
-	paths     []*ClientPath
-	connected int           // of them
-	choosers  []chooser     // of a path for each request, by policy
-	creator   *ClientPath   // while no path was ever connected: the one that may create the session
-	resumed   bool          // since the last Up
-	lostAt    time.Duration // since when no path is connected
-	resting   *ClientPath   // promised there to send nothing
-	restedAt  time.Duration // when
+	// Paths (clientpath.go; docs/protocol.md, "The life of a path").
+	//
+	// Invariant: connected is how many of paths are Connected.
+
+	paths     []*ClientPath // in the order they were added
+	connected int
+	choosers  []chooser // of a path for each request, by policy
+	// creator is the path whose attempt may create the session at the server, while no
+	// path was ever connected. The others wait for how that ends.
+	creator *ClientPath
+	// resumed says that requests without Admin run: the user has told so since Up,
+	// because what they name at the server may have changed.
+	resumed bool
+	lostAt  time.Duration // since when no path is connected
+	// resting is the path on which the server was promised that nothing is sent, since
+	// restedAt, so that it can give the pages of its chunks back.
+	resting  *ClientPath
+	restedAt time.Duration
+
+	// Permits: one for each chunk that this side uses, of the present life.
+	//
+	// Invariant: of Depth() permits each is in free, or in slots with the request that
+	// is in flight with it, or with a stranded request, or in the permits of the epoch
+	// that a failed request was sent in.
 
 	generation uint32          // of the session at the server, 0: unknown
-	life       uint32          // rises when the server has new chunks
+	life       uint32          // counts the sessions at the server: permits of another life are void
 	chunks     rtrswire.Chunks // Depth 0: not known yet
-	slots      []*Req          // by permit, in flight
-	free       []uint32        // permits; the last given back is the first used, so few chunks are touched
+	slots      []*Req          // by permit
+	free       []uint32        // the last given back is used first, so few chunks are touched
 
-	queue  list // requests that wait, submitted first at first
-	admin  list // those with Admin
-	all    list // every request that is not done
+	// Requests. Each that is not done is in all, and by its state in queue or admin,
+	// in the flight of its path, or in an epoch (Req.at).
+
+	queue  list // wait for a permit or a path, submitted first at first
+	admin  list // likewise, those with Admin
+	all    list // by age
 	epochs []*epoch
 	// ghosts are writes that failed and may still happen: nothing is sent
-	// until their epochs are fenced.
+	// until their epochs are fenced. It is the sum of the epochs' ghosts.
 	ghosts int
 
-	fatal  error // nothing is taken any more
+	fatal  error // why nothing is taken any more
 	closed bool  // Close was called
 	told   bool  // and ClientEnv.Closed too
 
 	stats ClientStats
-	op    transport.Op
+	op    transport.Op // of the post being made, used again by the next
 	tail  [transport.MaxTail]byte
 }
 

@@ -16,29 +16,41 @@ type ClientPath struct {
 	Local, Remote netip.AddrPort // Local may be without an address or port: the system chooses
 	Ctx           any            // the shell's
 
-	c        *Client
-	uuid     [rtrswire.UUIDLen]byte
-	state    State
-	want     State // Reconnecting, Closed or Dead: what follows Closing
-	since    time.Duration
-	attempts int // that failed in a row
-	hasty    bool
-	err      error
+	c    *Client
+	uuid [rtrswire.UUIDLen]byte
+
+	// The life cycle (state.go; docs/protocol.md, "The life of a path").
+
+	state State
+	// want is what follows Closing: Reconnecting, or Closed or Dead when the
+	// administrator has ended the path.
+	want  State
+	since time.Duration // when it came to be in state
+	err   error         // why it was lost or could not be made, the last time
+	// at is, in Reconnecting, when the path is tried again, and in Connecting, when
+	// that has taken too long.
+	at time.Duration
+	// attempt counts the lives of the path, and tells the server which is the newer of
+	// two. Each life that was connected is an epoch (fence.go).
+	attempt  uint16
+	attempts int  // that failed in a row: the exponent of the backoff
+	hasty    bool // the administrator asked: the next attempt does not wait
+	ever     bool // was connected before
+	creates  bool // this attempt may create the session
+	overdue  bool // a request failed by its limit, and the path is to be given up for it
 	stats    PathStats
 
-	attempt uint16        // counts the lives of the path; each that was connected is an epoch
-	at      time.Duration // Reconnecting: when it is tried; Connecting: when that took too long
-	ever    bool          // was connected before
-	creates bool          // this attempt may create the session
-	overdue bool          // a request failed by its limit, and p is given up
+	// Of this life: it begins with start and ends with Gone.
+	//
+	// Invariant, while Connected: len(cons) == Conns, and flight.n is the sum of the
+	// flights of cons.
 
-	// Of this life.
-	cons   []clientCon
+	cons   []clientCon // that are made; connection 0 carries what is not a request for the store
 	chunks rtrswire.Chunks
-	flags  uint32 // of the CON_RSP
-	descs  []rtrswire.Desc
-	flight list // requests, sent first at first
-	told   bool // that the first of flight takes longer than its limit
+	flags  uint32          // of the CON_RSP: what the server understands
+	descs  []rtrswire.Desc // where the server's chunks are and with which key, by permit
+	flight list            // requests, sent first at first
+	told   bool            // an event has said that the first of flight takes longer than its limit
 	beat   heartbeat
 }
 
@@ -46,8 +58,10 @@ type ClientPath struct {
 type clientCon struct {
 	flight int           // requests that are to be answered on it
 	asked  time.Duration // when a heartbeat was sent on it that is not answered, 0: none
-	key    uint32        // that the server revoked last
-	filled int           // so much of its memory was written
+	// key is the one that the server revoked last on this connection, and filled how much
+	// of its memory was written: the answer that follows is about it (revoke).
+	key    uint32
+	filled int
 }
 
 // PathInfo describes a path.

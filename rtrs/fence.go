@@ -28,14 +28,18 @@ type epoch struct {
 	c       *Client
 	from    *ClientPath // it may be removed, or have a newer life
 	path    [rtrswire.UUIDLen]byte
-	attempt uint16
-	able    bool        // the server could be asked, when it lived
-	reqs    list        // to be sent again
-	permits []uint32    // of requests that failed
-	life    uint32      // of the chunks
-	ghosts  int         // failed writes
-	via     *ClientPath // the fence was sent there, nil: to nobody
-	fenced  bool
+	attempt uint16 // which life of path it was
+	able    bool   // the server could be asked to end it, when it lived
+
+	reqs    list     // to be sent again
+	permits []uint32 // of requests that failed: their chunks may still be read
+	life    uint32   // of the Client, whose permits these are
+	ghosts  int      // writes that failed and may still happen, and a promise to rest
+
+	// via is where the fence was sent, nil: nowhere yet, or that path is lost. fenced
+	// says that nothing of the epoch can happen at the server any more.
+	via    *ClientPath
+	fenced bool
 }
 
 // strand makes an epoch of what is in flight on p, whose links are closed.

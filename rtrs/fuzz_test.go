@@ -157,6 +157,9 @@ func serverWorld(t testing.TB, b []byte) {
 				reply(int(p.byte()) % len(running))
 			}
 		}
+		if what := f.s.broken(); what != "" {
+			t.Fatal(what)
+		}
 		if good.State() != Connected && len(good.Info().Err.Error()) > 0 && good.Info().Err != error(ErrHeartbeat) {
 			t.Fatalf("another session's path is %v: %v", good.State(), good.Info().Err)
 		}
@@ -278,10 +281,8 @@ func clientWorld(t testing.TB, b []byte) {
 		case 12:
 			f.tick(time.Duration(p.byte()) * 10 * ms)
 		}
-		if f.c.chunks.Depth != 0 {
-			if n := len(f.c.free); n > f.c.Depth() {
-				t.Fatalf("%d permits of %d are free", n, f.c.Depth())
-			}
+		if what := f.c.broken(); what != "" {
+			t.Fatal(what)
 		}
 	}
 	f.c.Close(f.now)

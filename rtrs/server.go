@@ -14,25 +14,30 @@ import (
 // Server serves the sessions of one listener, or of several.
 type Server struct {
 	cfg    ServerConfig
-	chunks rtrswire.Chunks
+	chunks rtrswire.Chunks // of every session
 	env    ServerEnv
 	now    time.Duration
 	due    time.Duration
 	late   lateness
 	busy   int // depth of calls
 
-	paths      []*ServerPath    // in the order they came
-	sessions   []*ServerSession // those that are down and not empty yet included
+	paths    []*ServerPath    // in the order they came, until nothing of them can happen any more
+	sessions []*ServerSession // those that are down and not empty yet included
+	// fences wait for the end of what they are about. unsettled says that something has
+	// ended since settle looked at them, and at the paths that are Fencing.
 	fences     []pendingFence
-	generation uint32
-	keep       int       // keepTouched, but for tests
-	replaced   [256]uuid // sessions that shall not come back, the oldest overwritten
+	unsettled  bool
+	generation uint32 // of the last session
+	keep       int    // keepTouched, but for tests
+	// replaced are sessions whose client came back under another number: two that live
+	// would replace each other for ever, so the older one is refused. The oldest of
+	// numReplace is overwritten.
+	replaced   [256]uuid
 	numReplace int
-	unsettled  bool // settle may find something to do
 
 	closed, told bool
 	stats        ServerStats
-	op           transport.Op
+	op           transport.Op // of the post being made, used again by the next
 	tail         [64]byte
 }
 

@@ -18,22 +18,33 @@ type ServerPath struct {
 	s       *Server
 	session uuid
 	uuid    uuid
-	attempt uint16
-	fences  bool // the client understands our own messages
-	state   State
-	since   time.Duration
-	err     error
+	attempt uint16 // which life of the path this is, by the client's count
+	fences  bool   // the client understands our own messages
 
-	name  string // from the INFO_REQ
-	ses   *ServerSession
-	cons  []serverCon
-	at    time.Duration // Connecting: when that took too long; Closing and hung false: when it is hung up
-	hung  bool          // Hang was called
+	// The life cycle (state.go; docs/protocol.md, "The life of a path").
+
+	state State
+	since time.Duration
+	err   error // why it is given up
+	// at is, in Connecting, when that has taken too long, and in Closing, until hung is
+	// set, when the links are closed.
+	at   time.Duration
+	hung bool // ServerEnv.Hang was called
+
+	// Links and keys.
+
+	name string         // of the session, from the INFO_REQ
+	ses  *ServerSession // nil until Connected
+	// keys are where each chunk is and with which key the client may write there, once.
+	// With NoInvalidate one key is for all, and lasts.
 	keys  []rtrswire.Desc
+	cons  []serverCon // as many as the CON_REQ says; nil inside: not made yet
 	beat  heartbeat
 	asked bool // a REST was sent on it that is not answered
 
-	inflight int // requests that Reply was not called for
+	// inflight counts requests that Reply was not called for; the path is Draining
+	// until there are none.
+	inflight int
 	stats    ServerPathStats
 }
 

@@ -17,18 +17,27 @@ type ServerSession struct {
 
 	s          *Server
 	uuid       uuid
-	generation uint32
-	paths      []*ServerPath // that are or were connected
-	addrs      []netip.Addr  // where its paths come from, gone ones included
-	up         int           // paths connected
-	down       bool          // for good
-	mem        []byte        // the chunks
-	chunks     []chunk
-	spare      []*ServerReq
-	seq        uint64
+	generation uint32 // which life of the session it is: the client asks by it whether its chunks still are
 
+	// Invariant: up is how many of paths are Connected; down is set when it falls to 0,
+	// for good, and the session ends with the last of paths.
+
+	paths []*ServerPath // that are or were connected
+	addrs []netip.Addr  // where its paths come from, gone ones included: who may replace it
+	up    int
+	down  bool
+
+	// Chunks, and the requests in them: at most one in each.
+	//
+	// Invariant: active is how many chunks have a request, and touched the sum of what
+	// was touched of each.
+
+	mem     []byte
+	chunks  []chunk
+	spare   []*ServerReq  // to be used again
+	seq     uint64        // of the last request
 	active  int           // requests that Reply was not called for
-	used    time.Duration // when the last request ended
+	used    time.Duration // when the last request of smallUse or more ended
 	touched int           // bytes of the chunks that have pages
 }
 

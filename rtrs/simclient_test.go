@@ -126,6 +126,9 @@ func (n *simClient) settle() {
 	if !n.alive {
 		return
 	}
+	if what := n.c.broken(); what != "" {
+		n.w.fail("%s", what)
+	}
 	if t := n.c.Next(); t < n.armed {
 		n.armed = t
 		c := n.c

@@ -66,6 +66,9 @@ func (n *simServer) settle() {
 	if !n.alive {
 		return
 	}
+	if what := n.s.broken(); what != "" {
+		n.w.fail("%s", what)
+	}
 	if t := n.s.Next(); t < n.armed {
 		n.armed = t
 		s := n.s
