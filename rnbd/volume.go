@@ -10,27 +10,6 @@ import (
 	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
-// State is where a mapped volume stands, in the kernel's words.
-type State uint8
-
-// States of a volume.
-const (
-	Init     State = iota // has not been open yet
-	Open                  // requests are carried out
-	Closed                // no path, or the server does not have it; opened again by itself unless Err is final
-	Unmapped              // on its way out
-	numStates
-)
-
-var stateNames = [numStates]string{"init", "open", "closed", "unmapped"}
-
-func (s State) String() string {
-	if s < numStates {
-		return stateNames[s]
-	}
-	return "unknown"
-}
-
 // Volume is a volume of the server. Its methods are called with the Client's
 // lock held. The shell makes a blk.Device of it: Submit, Info (a copy kept by
 // ClientEnv.Changed) and Close (Unmap).
@@ -40,36 +19,61 @@ type Volume struct {
 	c      *Client
 	name   string
 	access rnbdwire.Access
-	state  State
-	since  time.Duration
-	failed error // closed for good: nothing but Remap opens it
+
+	// Where it stands (state.go).
+
+	state State // changes in setState alone
+	since time.Duration
+	// failed is why the volume is closed for good: nothing but Remap opens it. nil: it
+	// is not.
+	failed error
 	err    error // the last there was
+	force  bool  // unmapped without waiting for the server
+	// ending says that Unmap is giving up what the session has, see empty.
+	ending bool
 
-	id       uint32 // at the server
-	there    bool   // the server has it open, as far as is known
-	rsp      rnbdwire.OpenRsp
-	store    rnbdwire.Store
-	info     *blk.Info
-	limits   limits
-	asked    uint // the life of the session in which it was last asked for
-	tried    uint // and in which there was an answer
-	retryAt  time.Duration
-	askAt    time.Duration
-	expect   uint64 // MapAgain: the verifier of before
-	accept   bool   // Remap: whatever the server has now is right
-	force    bool   // unmap without waiting for the server
-	ending   bool   // Unmap gives up what the session has
-	admin    admin
-	inflight int // pieces the session has
+	// What the server says of it.
 
-	held      *piece // wait here: there is a path, but the server does not have the volume
+	id uint32 // its device number, in this life of the session
+	// there says that the server has it open, as far as is known: it is to be closed
+	// before nobody asks for it any more.
+	there  bool
+	rsp    rnbdwire.OpenRsp
+	store  rnbdwire.Store
+	info   *blk.Info // made of rsp; replaced, never changed. nil: it was never open
+	limits limits    // of one message
+
+	// Messages about it (duties). asked and tried tell whether what is known is of the
+	// session's present life (Client.life): requests run again only after that.
+	//
+	// Invariant: tried <= asked <= Client.life.
+
+	admin   admin         // the one under way
+	asked   uint          // the life in which OPEN was last sent
+	tried   uint          // the life in which an OPEN was last answered
+	retryAt time.Duration // Closed: when OPEN goes again. Unmapped: when requests are given up again
+	askAt   time.Duration // when INFO goes
+	expect  uint64        // MapAgain: the verifier that the volume had before, 0: none
+	accept  bool          // Remap: whatever the server has now is right
+
+	// Requests (volumeio.go). A piece that is not done is with the session (inflight), or
+	// held here because the volume was not Open when the session's requests ran.
+
+	inflight  int // pieces the session has
+	held      *piece
 	heldLast  *piece
 	heldUntil time.Duration // the first of their limits; Never: none has one
-	failing   bool          // the last request failed
-	life      uint          // of the store: counts the times when what was not flushed may have been lost
-	wrote     uint64        // completed writes that the next flush makes durable
-	synced    uint64        // of wrote, how much is durable
-	syncErr   error         // no flush succeeds any more (B7)
+	failing   bool          // the last request failed at the store
+
+	// What is durable (volumeio.go, settle; docs/protocol.md, the verifier).
+	//
+	// Invariant: synced <= wrote. If the store may have lost what was not flushed while
+	// synced < wrote, syncErr is set, for good.
+
+	life    uint   // counts the times when the store may have lost what was not flushed
+	wrote   uint64 // completed writes that the next flush makes durable
+	synced  uint64 // how many of them are
+	syncErr error  // no flush and no write with FUA succeeds any more
 }
 
 // Name is what the volume is called at the server, Access how it is opened.
@@ -110,50 +114,6 @@ func (v *Volume) Asking() bool { return v.admin.busy }
 // Verifier is the server's number for what the store holds, to be kept for
 // MapAgain; 0: the server has none, or the volume was not open yet.
 func (v *Volume) Verifier() uint64 { return v.store.Verifier }
-
-// become changes the state.
-func (v *Volume) become(now time.Duration, to State, why error) {
-	from := v.state
-	if from == to {
-		return
-	}
-	v.state, v.since = to, now
-	v.c.env.Event(ClientEvent{Kind: VolumeState, Volume: v, From: from, To: to, Err: why})
-}
-
-// pump sends the message that is due, if there is one.
-func (v *Volume) pump(now time.Duration) {
-	c, a := v.c, &v.admin
-	switch {
-	case v.state == Unmapped && (v.inflight > 0 || v.ending || v.opening()):
-	case v.state == Unmapped && (!v.there || !c.up):
-		v.finish(now)
-	case a.busy || !c.greeted:
-	case v.state == Unmapped, v.failed != nil && v.there && v.inflight == 0:
-		v.there = false
-		a.kind = rnbdwire.CloseType
-		c.send(now, a, rtrs.Write, rnbdwire.AppendClose(a.usr[:0], v.id), nil)
-		if v.state == Unmapped && v.force {
-			v.finish(now)
-		}
-	case v.state != Open && v.failed == nil && (v.asked != c.life || now >= v.retryAt):
-		v.asked = c.life
-		a.kind = rnbdwire.OpenType
-		usr, _ := (&rnbdwire.Open{Access: v.access, Name: v.name}).Append(a.usr[:0]) // Map has looked
-		c.send(now, a, rtrs.Read, usr, a.rsp[:])
-	case v.state == Open && now >= v.askAt && c.features&rnbdwire.FeatInfo != 0:
-		v.askAt = now + c.cfg.AskEvery
-		if c.cfg.AskEvery < 0 {
-			v.askAt = Never
-		}
-		a.kind = rnbdwire.InfoType
-		c.send(now, a, rtrs.Read, rnbdwire.AppendInfo(a.usr[:0], v.id), a.rsp[:])
-	}
-}
-
-// opening tells whether the server may be opening the volume, which is waited
-// for: else it would have it open without anybody to close it.
-func (v *Volume) opening() bool { return v.admin.busy && v.admin.kind == rnbdwire.OpenType }
 
 // answered: the message that was sent has its outcome.
 func (v *Volume) answered(now time.Duration, a *admin) {
@@ -261,7 +221,7 @@ func (v *Volume) refused(now time.Duration, err error) {
 	case v.state == Init && !v.c.up && rdserr.Errno(err) == rtrs.ErrNoPath.Errno: // it waits for Up, as before
 	case v.state == Init:
 		v.c.forget(v)
-		v.state, v.since = Unmapped, now
+		v.setState(now, Unmapped)
 		v.c.env.Mapped(v, err)
 	case v.state == Unmapped:
 	case !v.c.up: // Down has been there, Up comes
@@ -286,7 +246,7 @@ func (v *Volume) fail(now time.Duration, err error) {
 	v.failed = err
 	v.c.env.Event(ClientEvent{Kind: VolumeState, Volume: v, From: v.state, To: Closed, Err: err})
 	if v.state != Closed {
-		v.state, v.since = Closed, now
+		v.setState(now, Closed)
 	}
 	v.failHeld(now, err)
 }

@@ -1,0 +1,184 @@
+package rnbd
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/rdsd/rdsd/rtrs"
+	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
+)
+
+// The life of a mapped volume:
+//
+//	           OPEN answered             no path left, taken away
+//	   Init -----------------> Open --------------------------------> Closed
+//	    |                      |  ^                                   |   |
+//	    |                      |  +-----------------------------------+   |
+//	    |                      |       OPEN answered: it is as it was     |
+//	    | refused, unmapped    | unmapped                                 | unmapped
+//	    v                      v                                          v
+//	    +------------------> Unmapped <-----------------------------------+
+//
+// What becomes of requests:
+//
+//	Init      They are refused: nobody knows yet what the volume is like.
+//	Open      They run, once every volume of the session was asked for in its
+//	          present life (Client.tryResume).
+//	Closed    They wait: with the session until its requests run again, then here,
+//	          held. Closed for good (failed) they fail, until Remap.
+//	Unmapped  They are refused, and what the session has ends.
+//
+// Which message about the volume goes to the server stands in duties; one is under
+// way at a time.
+
+// State is where a mapped volume stands, in the kernel's words.
+type State uint8
+
+// States of a volume.
+const (
+	Init     State = iota // has not been open yet
+	Open                  // requests are carried out
+	Closed                // no path, or the server does not have it; opened again by itself unless Err is final
+	Unmapped              // on its way out
+	numStates
+)
+
+var stateNames = [numStates]string{"init", "open", "closed", "unmapped"}
+
+func (s State) String() string {
+	if s < numStates {
+		return stateNames[s]
+	}
+	return "unknown"
+}
+
+// transition is a change of state, and when it happens.
+type transition struct {
+	from, to State
+	when     string
+}
+
+// volumeTable is the whole life of a volume. What is not there does not happen.
+var volumeTable = []transition{
+	{Init, Open, "the server has opened it"},
+	{Init, Unmapped, "the server refuses it; unmapped"},
+	{Open, Closed, "the session has no path any more; the server has taken the volume from it"},
+	{Open, Unmapped, "unmapped"},
+	{Closed, Open, "the server has opened it anew, and it is as it was, or Remap takes it as it is"},
+	{Closed, Unmapped, "unmapped"},
+}
+
+var volumeMay = func() (may [numStates][numStates]bool) {
+	for _, t := range volumeTable {
+		may[t.from][t.to] = true
+	}
+	return may
+}()
+
+// setState is the one place where a volume's state changes.
+func (v *Volume) setState(now time.Duration, to State) {
+	if !volumeMay[v.state][to] {
+		panic(fmt.Sprintf("volume %q is %v and becomes %v", v.name, v.state, to))
+	}
+	v.state, v.since = to, now
+}
+
+// become changes the state and tells of it.
+func (v *Volume) become(now time.Duration, to State, why error) {
+	from := v.state
+	v.setState(now, to)
+	v.c.env.Event(ClientEvent{Kind: VolumeState, Volume: v, From: from, To: to, Err: why})
+}
+
+// duty is what there may be to do about a volume at its server: a message, or the end.
+type duty struct {
+	name string // of the message; "-" is the end
+	when string
+	due  func(v *Volume, now time.Duration) bool
+	do   func(v *Volume, now time.Duration)
+}
+
+// duties are those of each state. The first that is due is done.
+var duties [numStates][]duty
+
+func init() {
+	opens := duty{"OPEN", "not asked for in this life of the session, or RetryEvery ago; not when closed for good",
+		func(v *Volume, now time.Duration) bool {
+			return v.mayAsk() && v.failed == nil && (v.asked != v.c.life || now >= v.retryAt)
+		}, (*Volume).sendOpen}
+	asks := duty{"INFO", "AskEvery after the last, to an rdsd",
+		func(v *Volume, now time.Duration) bool {
+			return v.mayAsk() && now >= v.askAt && v.c.features&rnbdwire.FeatInfo != 0
+		}, (*Volume).sendInfo}
+	// The server would keep for us what nobody here uses any more. What it still has
+	// of ours goes first: a request behind a CLOSE would be answered as an error.
+	forsakes := duty{"CLOSE", "closed for good, the server has it open, and no request is with the session",
+		func(v *Volume, _ time.Duration) bool {
+			return v.mayAsk() && v.failed != nil && v.there && v.inflight == 0
+		}, (*Volume).sendClose}
+	// Without a path there is nobody to tell, and the server closes with the session
+	// what it had open.
+	ends := duty{"-", "no request is with the session, and the server does not have it open or cannot be told",
+		func(v *Volume, _ time.Duration) bool { return v.empty() && (!v.there || !v.c.up) },
+		(*Volume).finish}
+	closes := duty{"CLOSE", "no request is with the session",
+		func(v *Volume, _ time.Duration) bool { return v.mayAsk() && v.empty() },
+		(*Volume).sendClose}
+
+	duties = [numStates][]duty{
+		Init:     {opens},
+		Open:     {asks},
+		Closed:   {forsakes, opens},
+		Unmapped: {ends, closes},
+	}
+}
+
+// pump does what is due about the volume at its server, if anything is.
+func (v *Volume) pump(now time.Duration) {
+	for i := range duties[v.state] {
+		if d := &duties[v.state][i]; d.due(v, now) {
+			d.do(v, now)
+			return
+		}
+	}
+}
+
+// mayAsk reports whether a message about the volume may go: the server has been
+// greeted in this life of the session, and the last message is answered.
+func (v *Volume) mayAsk() bool { return !v.admin.busy && v.c.greeted }
+
+// empty reports whether nothing of the volume is under way that its end would
+// overtake. An OPEN is waited for: else the server would have the volume open without
+// anybody to close it. While Unmap walks the requests of the session (ending), each
+// that ends comes here, and the volume must not end under that walk.
+func (v *Volume) empty() bool { return v.inflight == 0 && !v.ending && !v.opening() }
+
+// opening reports whether an OPEN is not answered yet.
+func (v *Volume) opening() bool { return v.admin.busy && v.admin.kind == rnbdwire.OpenType }
+
+func (v *Volume) sendOpen(now time.Duration) {
+	c, a := v.c, &v.admin
+	v.asked = c.life
+	a.kind = rnbdwire.OpenType
+	usr, _ := (&rnbdwire.Open{Access: v.access, Name: v.name}).Append(a.usr[:0]) // Map has looked
+	c.send(now, a, rtrs.Read, usr, a.rsp[:])
+}
+
+func (v *Volume) sendInfo(now time.Duration) {
+	c, a := v.c, &v.admin
+	v.askAt = v.askFrom(now)
+	a.kind = rnbdwire.InfoType
+	c.send(now, a, rtrs.Read, rnbdwire.AppendInfo(a.usr[:0], v.id), a.rsp[:])
+}
+
+func (v *Volume) sendClose(now time.Duration) {
+	a := &v.admin
+	// Whatever the answer: the server either closes it or does not have it.
+	v.there = false
+	a.kind = rnbdwire.CloseType
+	v.c.send(now, a, rtrs.Write, rnbdwire.AppendClose(a.usr[:0], v.id), nil)
+	if v.state == Unmapped && v.force {
+		// Whoever forces does not wait for a server that may never answer.
+		v.finish(now)
+	}
+}
