@@ -35,15 +35,21 @@ var errStale = errors.New("the peer connected again: this link is stale")
 // has forgotten. For the same reason links of a kernel that wait behind it are
 // taken one after the other.
 func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
+	// An rdsd, and a kernel that keeps lanes apart, connects from a port that is the lane
+	// modulo 8 (net/rds/tcp_connect.c).
 	lane := int(srcPort) % wire.MaxLanes
 	if c.active {
+		// The larger address wants to be connected on this lane; a kernel may have something
+		// for us there that we cannot know of.
 		c.asked |= 1 << lane
 	}
 	switch {
+	// Whatever it wants, one link shows first what it is.
 	case c.active && c.kind == KindUnknown:
 		lane = 0
 	case c.kind == KindKernelLegacy:
 		lane = 0
+	// There is no such lane. As a link it is refused; as a poke it asks for a link at all.
 	case c.kind == KindRdsd && lane > 0 && lane >= c.lanes:
 		if !c.active {
 			c.ctr.AcceptRefused++
@@ -61,6 +67,9 @@ func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
 	switch p.state {
 	case Up, Disconnecting:
 		c.ctr.TCPListenStale++
+		// An rdsd resends what we have not acknowledged, so the links before its newest one
+		// hold nothing that is missed. A kernel has forgotten what its TCP had acknowledged
+		// on each of them, and all are read, as many as there is room for.
 		if c.kind == KindRdsd || len(p.waiting) >= maxWaiting {
 			for _, w := range p.waiting {
 				c.owner.Emit(Action{Kind: ActAbort, Path: p, Gen: w.gen})
@@ -70,6 +79,7 @@ func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
 		c.links++
 		p.waiting = append(p.waiting, waiting{gen, c.links})
 		p.lastErr = errStale
+		// Closing half of the old link lets the peer's remaining bytes come, then its end.
 		p.event(now, EvDrop)
 		return Accepted{Path: p, Gen: gen, Link: true, Parked: true}
 	}
@@ -96,6 +106,7 @@ func (p *Path) next(now time.Duration) {
 	p.gen = w.gen
 	p.event(now, EvLink)
 	p.born = w.born
+	// It was parked: nothing was read from it while the former one could still bring bytes.
 	p.emit(ActResume)
 	if len(p.waiting) > 0 {
 		p.lastErr = errStale
@@ -111,6 +122,8 @@ func (p *Path) legacy(now time.Duration) bool {
 	c := p.c
 	if c.kind == KindUnknown {
 		c.kind = KindKernelLegacy
+		// Without lanes there is one sequence: the lane whose expected was moved last knows how
+		// far it has come.
 		last := p
 		c.Paths(func(x *Path) {
 			if x.expected > 0 && x.read > last.read {
@@ -123,6 +136,7 @@ func (p *Path) legacy(now time.Duration) bool {
 		}
 		c.path(0).expected = e
 		c.Paths(func(x *Path) {
+			// It connects once: of several links the newest is the one that it uses.
 			if x.state == Up && x.succeeded() {
 				x.Drop(now, errStale)
 			}

@@ -11,6 +11,8 @@ var errAckAhead = errors.New("it acknowledges or refuses what was never sent")
 // before it is placed, or refused and the refusal sent on this link (D5).
 func (p *Path) ackable() uint64 {
 	a := p.Received()
+	// The sender takes everything up to an acknowledgement for delivered, so none may pass a
+	// refused sequence before its refusal is on the way, on the same link and before it.
 	if p.unsentRef != 0 && p.unsentRef <= a {
 		a = p.unsentRef - 1
 	}
@@ -27,13 +29,18 @@ func (p *Path) Received() uint64 {
 
 // ack takes the peer's acknowledgement of everything up to and including a.
 func (p *Path) ack(now time.Duration, a uint64) error {
+	// What was never sent cannot have arrived (docs/protocol.md, "Acknowledgement"): the
+	// peer speaks of another stream, and everything it says of ours is in doubt.
 	if a >= p.nextSeq {
 		return errAckAhead
 	}
 	if len(p.lateRef) > 0 {
-		p.lateAck = max(p.lateAck, a) // it may cover what they refuse
+		// Refusals wait for Wrote, and it may cover what they refuse.
+		p.lateAck = max(p.lateAck, a)
 		return nil
 	}
+	// retrans too: after the loss of a link the handshake's acknowledgement spares what
+	// arrived on it from being sent again.
 	for _, l := range [...]*list{&p.retrans, &p.unacked} {
 		refusal := false
 		for l.head != nil && l.head.seq <= a {
@@ -45,9 +52,11 @@ func (p *Path) ack(now time.Duration, a uint64) error {
 			p.delivered(now, m)
 		}
 		if refusal {
-			p.nextRefusal() // the peer has it already: it holds no acknowledgement up
+			// The peer has it already, so that it holds no acknowledgement of ours up.
+			p.nextRefusal()
 		}
 	}
+	// The peer was quicker than our write call, whose buffers these still are: Wrote takes it.
 	if p.inwrite.head != nil && p.inwrite.head.seq <= a {
 		p.lateAck = max(p.lateAck, a)
 	}
@@ -66,6 +75,7 @@ func (p *Path) Acked(now time.Duration, gen uint64, bytes uint64) {
 		return
 	}
 	p.ackTCP(now, bytes)
+	// Nothing is left to ask TCP about; the next batch begins again (Wrote).
 	if p.unacked.head == nil && p.inwrite.head == nil {
 		p.pollAt = Never
 		return
@@ -75,6 +85,8 @@ func (p *Path) Acked(now time.Duration, gen uint64, bytes uint64) {
 }
 
 func (p *Path) ackTCP(now time.Duration, bytes uint64) {
+	// An rdsd says itself what it has; TCP's word covers bytes that lie unread in its
+	// socket, and die with it.
 	if p.c.kind == KindRdsd || bytes > p.txOff {
 		return
 	}
@@ -89,6 +101,7 @@ func (p *Path) ackTCP(now time.Duration, bytes uint64) {
 	// What is unacknowledged is far below 2^31 bytes.
 	for p.unacked.head != nil && int32(p.unacked.head.end-uint32(bytes)) <= 0 {
 		m := p.unacked.pop()
+		// On a further lane of a kernel nobody answers: that the null has arrived opens it.
 		if m.Kind == MsgNull && p.state == Up && p.probed && !p.ready {
 			p.become(now)
 		}
@@ -107,6 +120,7 @@ func (p *Path) creditsToGrant() uint8 {
 	}
 	if !p.mayGrant() {
 		p.c.ctr.CreditWithheld++
+		// Nobody calls when memory is free again: look a little later.
 		p.c.rearm(p.lastRx + p.c.cfg.AckDelay*4)
 		return 0
 	}

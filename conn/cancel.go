@@ -17,6 +17,8 @@ func (c *Conn) Cancel(now time.Duration, s *Sender, why Why) (cancelled, begun i
 		next := m.aft
 		switch m.where {
 		case inSent:
+			// A part of it may be on the wire, and framing has to stay whole: it goes to its end,
+			// and its outcome is what becomes of it.
 			begun += m.cancel()
 			c.orphan(now, m, why)
 		case inRetrans:
@@ -52,6 +54,7 @@ func (c *Conn) cancelSent(now time.Duration, m *Msg, drop *list) (begun int) {
 	p := c.slots[m.slot]
 	switch {
 	case c.kind.kernel():
+		// A kernel never says what it has received: nothing that happens later decides this.
 		begun = m.Datagrams()
 		p.retrans.remove(m)
 		p.done(m, Unknown, WhyCancelledSent)
@@ -62,6 +65,8 @@ func (c *Conn) cancelSent(now time.Duration, m *Msg, drop *list) (begun int) {
 		drop.push(m)
 		return 0
 	}
+	// The next handshake of an rdsd says whether it has arrived. If none comes in time
+	// nobody can say.
 	if begun = m.cancel(); begun > 0 && p.sweepAt == Never {
 		p.sweepAt = now + c.cfg.DeadAfter
 		c.rearm(p.sweepAt)
@@ -110,6 +115,8 @@ func (p *Path) giveUp(now time.Duration) (next time.Duration) {
 			next = min(next, m.At+after)
 		}
 	}
+	// The shell's batch cannot be taken away, so the link is: when it is gone, Wrote gives
+	// the messages back.
 	if m := p.inwrite.head; m != nil && next <= now && now-max(p.lastTx, p.tookAt) >= after {
 		p.Drop(now, errUntaken)
 	}
@@ -164,6 +171,7 @@ func (c *Conn) Abandon(why Why) {
 		p.control.each(end(Cancelled))
 		p.retrans.each(end(Unknown))
 		p.unacked.each(end(Unknown))
+		// What is being written ends in Wrote.
 		p.forget = why
 		if !p.writing {
 			p.forget = WhyNone

@@ -212,6 +212,7 @@ func (c *Conn) Enqueue(now time.Duration, m *Msg) {
 // EnqueueChain takes over messages of one source port, chained by SetLink.
 func (c *Conn) EnqueueChain(now time.Duration, head *Msg) {
 	if c.lanes == 0 || c.grow != 0 || c.pending.head != nil {
+		// One look at the lane for all: their flow keeps to it while any of it is undecided.
 		for m := head; m != nil; {
 			next := m.next
 			c.Enqueue(now, m)
@@ -249,11 +250,14 @@ func (c *Conn) spread(now time.Duration) {
 func (c *Conn) gather() int {
 	var all list
 	c.Paths(func(p *Path) {
+		// Refused, then kept behind those, then queued: the order in which each flow was
+		// accepted.
 		for _, port := range p.heldPorts() {
 			all.splice(&p.holds[port].back)
 			all.splice(&p.holds[port].kept)
 		}
 		p.holds, p.resume, p.late = nil, nil, false
+		// FlagResume answers refusals of a lane that ends here.
 		p.queue.each(func(m *Msg) bool { m.flags &^= wire.FlagResume; return false })
 		p.queue.moveTo(&all)
 	})
@@ -261,6 +265,7 @@ func (c *Conn) gather() int {
 		m.where = inPending
 	}
 	n := all.n
+	// Before what has waited since: it was accepted earlier.
 	c.pending.front(&all)
 	return n
 }

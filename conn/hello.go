@@ -64,7 +64,10 @@ func (p *Path) handshake(m *Msg) [wire.ExtLen]byte {
 	x := wire.Handshake{NPaths: 1}
 	switch {
 	case c.kind == KindKernel:
+		// NPATHS and Hello would fill the space: behind SPORT_IDX there is no room for a Hello,
+		// and a kernel that has shown itself needs none.
 		x.NPaths, x.SportIdx = uint16(c.kernelLanes()), c.cfg.Lanes > 1
+	// It has shown that it is a kernel; NPATHS 1 is all that it is told.
 	case c.kind == KindKernelLegacy && m.Kind == MsgAnswer:
 	default:
 		x.Hello = wire.Hello{Version: wire.HelloVersion, Lanes: uint8(c.cfg.Lanes), CreditLog2: c.cfg.CreditLog2, Incarnation: c.inc}
@@ -91,8 +94,11 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 	} else {
 		err = p.onKernel(now, &x, reply)
 	}
-	c.Paths((*Path).Resume) // who waited for this
+	// Links that waited to know who the peer is (mustWait) are read on.
+	c.Paths((*Path).Resume)
 	if reply && len(p.tolds) > 0 {
+		// Answers come in the order of the pings: by the NPATHS of that one the kernel now maps
+		// our source ports, and further lanes can be connected.
 		c.known = max(c.known, p.tolds[0])
 		p.tolds = p.tolds[1:]
 		if p.ready {
@@ -104,6 +110,7 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 	}
 	if !reply {
 		c.ctr.RecvPing++
+		// One answer serves all pings that came before it leaves.
 		if !p.answer && c.cfg.Ping {
 			p.answer = true
 			m := c.owner.NewMsg()
@@ -117,6 +124,9 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 		c.rtt = now - p.probedAt
 		c.owner.MeasuredRTT(c.rtt)
 		if c.kind == KindRdsd {
+			// The first acknowledgement that is believed on a link: by now the peer has seen our
+			// incarnation, so it speaks of this life. It takes from retrans what arrived on the
+			// former link, before anything is sent again.
 			if err := p.ack(now, h.Ack); err != nil {
 				return err
 			}
@@ -129,11 +139,15 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 
 func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
 	c := p.c
+	// Another sort of peer at the same address: its numbers and ours mean nothing to each
+	// other.
 	if c.kind.kernel() {
 		c.changed(now)
 		return errPeerChanged
 	}
 	if c.peerInc != 0 && c.peerInc != x.Hello.Incarnation {
+		// What waits for this peer was sorted anew just now, for another life of it. One that
+		// makes us do that all the time is not let in.
 		if now < c.restartAt {
 			return errRestarts
 		}
@@ -154,9 +168,12 @@ func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
 		return errPeerChanged
 	}
 	c.lanes, c.trains = lanes, trains
-	if p.idx >= lanes { // we did not know how many it wants
+	// We did not know how many lanes it wants when this one was connected.
+	if p.idx >= lanes {
 		return errWrongLane
 	}
+	// Once in a link: another Hello on it renews nothing, or the peer would hand out
+	// credits twice.
 	if p.window == 0 {
 		p.window = 1 << x.Hello.CreditLog2
 		p.credits = p.window
@@ -193,6 +210,7 @@ func (c *Conn) kernelLanes() int { return 1 << (bits.Len(uint(c.cfg.Lanes)) - 1)
 
 func (p *Path) onKernel(now time.Duration, x *wire.Handshake, reply bool) error {
 	c := p.c
+	// See onHello.
 	if c.kind == KindRdsd {
 		c.changed(now)
 		return errPeerChanged
@@ -201,6 +219,8 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 		return errNoKernel
 	}
 	if x.GenNum != 0 {
+		// It has booted again: what its former life acknowledged, and did not read, is gone
+		// (net/rds/recv.c, rds_recv_hs_exthdrs).
 		if c.peerGen != 0 && c.peerGen != x.GenNum {
 			if now < c.restartAt {
 				return errRestarts
@@ -220,6 +240,8 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 	if c.kind == KindKernel && !reply && p.idx != 0 {
 		// A kernel pings on its path 0 only: it took this connection for it.
 		q := c.path(0)
+		// Lane 0 has a history with it, and so this link is lane 0's too: what comes on it
+		// counts there, and it is given up.
 		if q.expected > 0 {
 			p.of = q
 			return errWrongLane
@@ -273,6 +295,8 @@ func (c *Conn) openLanes(now time.Duration) {
 		return
 	}
 	for i := 1; i < wire.MaxLanes; i++ {
+		// A lane beyond what the kernel has been told would be mapped to another of its paths,
+		// unless the kernel itself has asked for it.
 		if (i >= c.lanes || i >= c.known) && c.asked&(1<<i) == 0 {
 			continue
 		}
@@ -289,6 +313,7 @@ func (p *Path) become(now time.Duration) {
 	if p.tryErr { // a reader of the list of peers would take it for the link's
 		p.lastErr, p.tryErr = nil, false
 	}
+	// What waited in one line, because no lane could be used, is handed out to the lanes.
 	c.spread(now)
 	if p.idx == 0 {
 		c.openLanes(now)
@@ -340,6 +365,8 @@ func (p *Path) noAnswer(now time.Duration) {
 	c.ctr.HandshakeTimeout++
 	switch {
 	case !c.may().mute || c.kind == KindUnknown && !p.heard:
+		// Nothing came at all, so it may be an rdsd that is stopped. Taken for a kernel, what
+		// its TCP acknowledges would be reported as delivered.
 		p.Drop(now, errNoAnswer)
 	default:
 		if c.kind != KindKernel && !p.legacy(now) {
@@ -397,6 +424,8 @@ func (c *Conn) AddressLost(now time.Duration) {
 // belong to the former incarnation.
 func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 	c.Paths(func(p *Path) {
+		// Nobody can say whether the former life received these. To send them to the new one
+		// could deliver them twice; what was never sent or certainly refused goes to it below.
 		for _, l := range []*list{&p.retrans, &p.unacked} {
 			l.each(func(m *Msg) bool {
 				if m.Owner == nil {
@@ -409,11 +438,13 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 		}
 		p.lateRef, p.lateAck, p.ackSeen = nil, 0, 0
 		if p.writing {
+			// The shell is reading the payloads: Wrote ends them.
 			p.forget = why
 		}
 		p.nextSeq, p.expected = 1, 0
 		p.refusing, p.refused, p.refusals, p.unsentRef = nil, nil, 0, 0
 		p.sweepAt = Never
+		// Refusals name sequences of the former life, and pongs answer it.
 		p.control.each(func(m *Msg) bool {
 			if m.Kind == MsgRefuse || m.Kind == MsgPong {
 				if m.Kind == MsgPong {
@@ -424,12 +455,15 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 			}
 			return false
 		})
+		// A link of the former life could still bring its bytes into the new one.
 		if p != keep {
 			p.Drop(now, errPeerRestarted)
 		}
 	})
 	if c.kind == KindRdsd {
-		c.owner.CongestionMap(now, noCongestion[:]) // it sends its map unless that is empty
+		// A new life of an rdsd sends its map unless that is empty (fillCongestion): ports of
+		// the former one would stay congested for ever.
+		c.owner.CongestionMap(now, noCongestion[:])
 	}
 	if n := c.gather(); n > heldFew {
 		c.restartAt = now + time.Duration(n)*moveTime

@@ -47,6 +47,8 @@ func (p *Path) keepBack(m *Msg) bool {
 			p.askNow = true
 		}
 	}
+	// It was accepted before its port became congested, or stands behind what was
+	// refused: sent now it would be refused, or overtake.
 	p.c.ctr.HoldEnter += uint64(m.Datagrams())
 	h.kept.push(m)
 	m.where = inKept
@@ -55,6 +57,8 @@ func (p *Path) keepBack(m *Msg) bool {
 
 func (p *Path) newHold(port uint16) *hold {
 	h := &hold{}
+	// What is out already may still be refused, and has to be put back before what is kept.
+	// The hold ends only when each of them is decided.
 	for _, l := range []*list{&p.unacked, &p.inwrite, &p.retrans} {
 		for m := l.head; m != nil; m = m.next {
 			if m.Kind == MsgData && m.DPort == port {
@@ -119,6 +123,8 @@ const (
 var errRestarts = errors.New("the peer restarts more often than what waits for it can be sorted")
 
 func (p *Path) tryResume(now time.Duration, port uint16, h *hold) {
+	// One that is out may be refused yet and would then come back behind what is put into
+	// the queue here: its flow would be out of order.
 	if h.out > 0 || p.c.owner.Congested(port) {
 		return
 	}
@@ -134,8 +140,12 @@ func (p *Path) tryResume(now time.Duration, port uint16, h *hold) {
 	if p.resume == nil {
 		p.resume = make(map[uint16]struct{})
 	}
+	// The receiver refuses everything to the port until a frame says that nothing refused
+	// is missing before it. Which message that will be is known when it is sent: this one
+	// may be cancelled before.
 	p.resume[port] = struct{}{}
 	p.c.ctr.HoldResume++
+	// The second goes before the first: refused ones were sent earlier than what was kept.
 	p.queue.front(&h.kept)
 	p.queue.front(&h.back)
 	if p.ready {
@@ -153,6 +163,8 @@ func (p *Path) resumeLate(now time.Duration) time.Duration {
 		return p.moveAt
 	}
 	p.late = false
+	// Behind the one that had its turn last, round and round: the ports' order alone would
+	// let the lowest one that is congested again and again keep out all others.
 	ports := p.heldPorts()
 	first, _ := slices.BinarySearch(ports, p.moved)
 	if first < len(ports) && ports[first] == p.moved {
@@ -182,18 +194,24 @@ func (p *Path) heldPorts() []uint16 {
 
 // onRefusal takes one refusal of the peer.
 func (p *Path) onRefusal(now time.Duration, r wire.Refusal) error {
+	// A refusal of what was never sent is no mistake of a network below: TCP has kept the
+	// bytes. The peer and we disagree about the stream, and the link ends.
 	if r.Seq == 0 || r.Seq >= p.nextSeq {
 		return errAckAhead
 	}
 	if len(p.lateRef) > 0 || p.writing && p.inwrite.head != nil && r.Seq >= p.inwrite.head.seq && r.Seq <= p.inwrite.tail.seq {
 		// The other side was quicker than our own write call. What it says next
 		// waits too, for refusals are taken in order.
+		// There are no more refusals than messages out, so a peer cannot grow this without
+		// end.
 		if len(p.lateRef) > p.inwrite.n+p.retrans.n+p.unacked.n {
 			return errAckAhead
 		}
 		p.lateRef = append(p.lateRef, r)
 		return nil
 	}
+	// If a link was lost since it was sent, it stands in retrans. If it is in neither list
+	// it was given up meanwhile (giveUp), and nobody asks any more.
 	for _, l := range []*list{&p.unacked, &p.retrans} {
 		found := false
 		l.each(func(m *Msg) bool {
@@ -213,6 +231,8 @@ func (p *Path) onRefusal(now time.Duration, r wire.Refusal) error {
 
 func (p *Path) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 	port := m.DPort
+	// Nobody will take it, now or later: its outcome is failed, and those behind it are
+	// not held up for it.
 	if why == wire.ReasonNoPort {
 		p.settled(now, m)
 		p.done(m, Failed, WhyNoPort)
@@ -232,6 +252,8 @@ func (p *Path) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 		p.done(m, Cancelled, WhyApp)
 	} else {
 		m.flags = 0
+		// It is a message that was never sent: the next attempt has a number and flags of its
+		// own, and the sequence that it had stays a gap.
 		p.setSeq(m, 0)
 		h.back.push(m)
 		m.where = inBack
@@ -271,15 +293,20 @@ func (p *Path) refuse(seq uint64, n int, why wire.Reason) {
 	}
 	p.refusals++
 	p.refused = append(p.refused, wire.Refusal{Seq: seq, Reason: why})
+	// Sequences rise, so the first that is noted is the lowest, below which
+	// acknowledgements stay until its refusal has left.
 	if p.unsentRef == 0 {
 		p.unsentRef = seq
 	}
+	// A sender whose datagram is refused holds a whole flow back for it.
 	p.ackPending = true
 }
 
 // Refusals copies the refusals the peer has not acknowledged yet to dst and
 // tells how many; when dst is full there may be more.
 func (p *Path) Refusals(dst []wire.Refusal) (n int) {
+	// Those in messages first, in the order in which they will be acknowledged; left counts
+	// down to those that are in no message, so that long lists are not walked for nothing.
 	left := p.refusals
 	for _, l := range []*list{&p.unacked, &p.inwrite, &p.retrans, &p.control} {
 		for m := l.head; m != nil && n < len(dst) && left > len(p.refused); m = m.next {
@@ -304,6 +331,7 @@ func (p *Path) sendRefusals() {
 		m := p.c.owner.NewMsg()
 		m.Kind = MsgRefuse
 		m.flags = wire.FlagControl | wire.FlagAckRequired
+		// The lowest sequence in it: by this ackable knows how far it may go once this has left.
 		m.Tag = p.refused[0].Seq
 		for _, r := range p.refused[:n] {
 			m.Payload = wire.AppendRefusal(m.Payload, r)
@@ -318,6 +346,8 @@ func (p *Path) sendRefusals() {
 // wait again for the refusals that were not acknowledged.
 func (p *Path) restoreRefusals() {
 	p.unsentRef = 0
+	// Acknowledgements are of one link: the refusals may have been lost with the former, and
+	// what they refuse would count as delivered if it were acknowledged before them again.
 	for _, l := range []*list{&p.retrans, &p.control} {
 		for m := l.head; m != nil; m = m.next {
 			if m.Kind == MsgRefuse && (p.unsentRef == 0 || m.Tag < p.unsentRef) {
@@ -333,6 +363,8 @@ func (p *Path) restoreRefusals() {
 // nextRefusal finds the lowest refused sequence whose refusal has not left.
 func (p *Path) nextRefusal() {
 	p.unsentRef = 0
+	// They leave in this order, those that refuse lower sequences first, so the first that
+	// is found has the lowest.
 	for _, l := range []*list{&p.retrans, &p.control} {
 		for m := l.head; m != nil; m = m.next {
 			if m.Kind == MsgRefuse {

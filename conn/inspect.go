@@ -28,6 +28,8 @@ func (c *Conn) PageQueued(at *Cursor, which, most int, f func(m *Msg, bytes, lan
 	for ; at.list < len(lists); at.list, at.last = at.list+1, nil {
 		l := &lists[at.list]
 		m := l.head
+		// The message shown last may be gone, or be another one by now in memory that is used
+		// again: it has to have the same owner and tag and to stand in the same list.
 		if k := at.last; k != nil && k.Owner == at.owner && k.Tag == at.tag && k.where == at.where {
 			m = k.next
 		}

@@ -37,6 +37,8 @@ func (c *Conn) lane(now time.Duration, sport uint16) *Path {
 		f.chosen, f.lane = true, uint8(i%uint32(c.lanes))
 	}
 	p := c.path(int(f.lane))
+	// Nothing of the flow may still arrive on the lane that it leaves, or what is sent on the
+	// other would overtake it. What has ended as unknown may arrive.
 	rests := f.out == 0 && !f.unknown
 	if rests && c.kind == KindRdsd && c.lanes > 1 && p.load() >= c.cfg.LaneLoad {
 		if q := c.lighter(now, p); q != nil {
@@ -57,6 +59,8 @@ func (p *Path) load() int {
 // lighter finds a lane with much less on it than p. If no lane that is up will
 // do, another one is connected, for the next time.
 func (c *Conn) lighter(now time.Duration, p *Path) (best *Path) {
+	// Much less, not a little: lanes that took turns at being the lighter one would send
+	// every flow from one to the other.
 	least := p.load() / 4
 	down := -1
 	for i := range c.lanes {
@@ -94,6 +98,7 @@ func (c *Conn) part(n, m *Msg) {
 func (c *Conn) completed(m *Msg, o Outcome, why Why) {
 	f, _ := c.flow(m.SPort)
 	f.out--
+	// It may still arrive, after anything that is sent on another lane now.
 	f.unknown = f.unknown || o == Unknown
 	m.Owner.remove(m)
 	m.Owner.owner.Completed(m, o, why)

@@ -390,6 +390,7 @@ func (p *Path) DialFailed(now time.Duration, gen uint64, err error) {
 // Lost tells that link gen is closed and wholly read; acked is what TCP
 // acknowledged of it in the end (kernel peers).
 func (p *Path) Lost(now time.Duration, gen uint64, acked uint64, err error) {
+	// One that waited behind an older link ended before it ever began: nothing was sent on it.
 	if i := slices.IndexFunc(p.waiting, func(w waiting) bool { return w.gen == gen }); i >= 0 {
 		p.waiting = slices.Delete(p.waiting, i, i+1)
 		return
@@ -400,10 +401,13 @@ func (p *Path) Lost(now time.Duration, gen uint64, acked uint64, err error) {
 	if p.state == Up {
 		p.lastErr, p.tryErr = err, false
 	}
+	// Before the state changes: what TCP had acknowledged in the end is delivered, and only the
+	// rest is sent again.
 	p.ackTCP(now, acked)
 	p.event(now, EvLost)
 	if p.c.kind != KindRdsd {
-		p.c.Paths((*Path).Resume) // who waited for its end
+		// Whoever was kept from reading by this link's unread bytes (mustWait) goes on.
+		p.c.Paths((*Path).Resume)
 	}
 	p.next(now)
 }
@@ -429,14 +433,18 @@ func (p *Path) closeLink(now time.Duration) {
 func (p *Path) established(now time.Duration) {
 	p.retryAt = Never
 	p.kicked = false
+	// Offsets and acknowledgements are of one link; sequences go on.
 	p.txOff, p.txAcked, p.ackSeen = 0, 0, 0
 	p.upAt, p.lastTx, p.lastRx = now, now, now
 	p.c.links++
 	p.born = p.c.links
 	p.asked, p.askNow, p.askAt = 0, false, Never
 	p.credits, p.window, p.owed = 0, 0, 0
+	// What Hello grants. Until it has shown its own, the peer has granted nothing.
 	p.granted = 1 << p.c.cfg.CreditLog2
 	p.ackPending, p.ackDue, p.ackedRx = false, Never, 0
+	// A kernel keeps what it was told on former links, and an rdsd may have another
+	// incarnation since: lane 0 tells the map anew, at once.
 	p.congVer, p.congDirty, p.congAt = 0, p.idx == 0, now-time.Hour
 	p.paused, p.again = false, false
 	p.sinceAck.frames, p.sinceAck.bytes = 0, 0
@@ -448,6 +456,8 @@ func (p *Path) established(now time.Duration) {
 		p.lastErr = errNoKernel
 		return
 	}
+	// Kernels are shaken hands with once: datagrams go at once on later links. tellLanes
+	// because it may have been told another number of lanes since.
 	if p.c.kind.kernel() && p.synced {
 		p.become(now)
 		p.tellLanes()
@@ -473,6 +483,7 @@ func (p *Path) lost(now time.Duration) {
 		p.attempts = 0
 	}
 	p.dropControl()
+	// The shell still reads what it is writing: Wrote calls takeBack.
 	if p.writing {
 		p.requeue = true
 	} else {
@@ -487,12 +498,14 @@ func (p *Path) takeBack(now time.Duration) {
 	p.requeue = false
 	p.unacked.each(func(m *Msg) bool {
 		m.where = inRetrans
+		// These were about the link that is gone; the next one has its own.
 		if m.Kind == MsgProbe || m.Kind == MsgAnswer || m.Kind == MsgNull {
 			p.c.owner.FreeMsg(m)
 			return true
 		}
 		return false
 	})
+	// What this link has sent again stood before what it had not come to yet.
 	p.retrans.front(&p.unacked)
 	p.restoreRefusals()
 	if p.c.kind.kernel() {

@@ -66,6 +66,8 @@ func (q *queue) pop() *Msg {
 		q.order >>= 4
 		q.some--
 		q.left = quantum
+	// Its turn is over, and it goes behind the other lists. A message is never cut, so that
+	// a turn may be longer by one.
 	case q.left <= 0:
 		q.order = q.order>>4 | i<<(4*(q.some-1))
 		q.left = quantum
@@ -82,6 +84,7 @@ func (q *queue) remove(m *Msg) {
 	if l.head != nil {
 		return
 	}
+	// The list is empty and must not have a turn: its four bits are taken out of order.
 	for k := range q.some {
 		if uint8(q.order>>(4*k)&15) != i {
 			continue
@@ -99,6 +102,8 @@ func (q *queue) remove(m *Msg) {
 // front puts all of o before what waits, each before its own flow.
 func (q *queue) front(o *list) {
 	var first queue
+	// In a queue of their own first: pushed one by one before the others they would come out
+	// the wrong way round.
 	for o.head != nil {
 		first.push(o.pop())
 	}
@@ -115,6 +120,7 @@ func (q *queue) front(o *list) {
 // each is list.each for all lists.
 func (q *queue) each(f func(m *Msg) (take bool)) {
 	order, some := q.order, q.some
+	// f may empty lists, so their order is built anew from those that are left.
 	q.order, q.some, q.n, q.bytes = 0, 0, 0, 0
 	for range some {
 		i := uint8(order & 15)

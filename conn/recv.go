@@ -41,6 +41,8 @@ func (p *Path) Receive(now time.Duration, gen uint64, f *transport.Frame) error 
 		return err
 	}
 	p.c.ctr.ProtocolError++
+	// TCP has brought what the peer sent, unchanged: whoever breaks a rule here means
+	// something else by the stream than we do, and the only common ground is a new link.
 	err = fmt.Errorf("protocol error: %w", err)
 	p.Drop(now, err)
 	return err
@@ -57,12 +59,15 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 		c.ctr.RecvDropBadChecksum++
 		return errChecksum
 	}
+	// Kernels set no limit to what they take, but send nothing above this one.
 	if h.Len > wire.MaxDatagram {
 		return errTooLong
 	}
 	kind := h.Kind(rdsd)
 	if !p.heard {
 		p.heard = true
+		// An rdsd's first frame is a handshake, so this is a kernel at its address, or a
+		// stranger: what we know of its numbers is not about this peer.
 		if rdsd && kind != wire.KindProbe && kind != wire.KindProbeReply {
 			c.changed(now)
 			return errPeerChanged
@@ -76,9 +81,14 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 		// The next call is for the end of the silence that this frame has ended.
 		c.rearm(p.heartbeatAt())
 	}
+	// Before anything of the frame has an effect. A kernel cannot prove who it is, and
+	// where none is allowed nothing is taken from a peer that has not shown its Hello.
 	if !c.may().takes(kind) {
 		return errUnidentified
 	}
+	// A kernel without lanes may have connected anew on what we took for another lane. Its
+	// sequence goes on there, so what it sent on the older link is read first. A Hello ends
+	// the question, and is not held up by it.
 	if !rdsd && kind != KindCongMapFrame && p.mustWait() && !hello(&h, kind) {
 		p.paused = true
 		return ErrPause
@@ -100,6 +110,7 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 		if err := p.receiveRdsd(now, &h, kind); err != nil {
 			return err
 		}
+		// What has no sequence is complete here: it is neither placed nor acknowledged.
 		if h.Seq == 0 {
 			if kind == wire.KindControl {
 				p.count(f)
@@ -138,6 +149,7 @@ func (p *Path) receiveHandshake(now time.Duration, h *wire.Header, f *transport.
 	if h.Seq != 0 && !p.inSequence(h) {
 		return nil
 	}
+	// Before onHandshake, which may start the peer's numbers anew.
 	seq := h.Seq
 	err := p.onHandshake(now, h, f, reply)
 	if err == nil && seq != 0 && p.c.kind != KindRdsd {
@@ -151,6 +163,7 @@ func (p *Path) receiveHandshake(now time.Duration, h *wire.Header, f *transport.
 // receiveRdsd takes what only another rdsd puts into a header.
 func (p *Path) receiveRdsd(now time.Duration, h *wire.Header, kind wire.Kind) error {
 	if h.Credit != 0 {
+		// More than was granted at first is never ours, whatever a peer says.
 		p.credits = min(p.credits+int(h.Credit), p.window)
 	}
 	if kind == wire.KindControl && h.Ext[0] == wire.CtlRefuse {
@@ -176,11 +189,14 @@ func (p *Path) receiveRdsd(now time.Duration, h *wire.Header, kind wire.Kind) er
 // below what is expected and flagged as retransmitted is a duplicate; anything
 // else is new.
 func (p *Path) inSequence(h *wire.Header) bool {
+	// A kernel may count this link's frames in the sequence of another of our lanes.
 	r := p.rx()
 	if p.c.kind == KindUnknown && p.expected == 0 {
 		p.inherit()
 	}
-	old := h.Flags&wire.FlagRetransmitted != 0 || p.born < r.born // what a stale link brings is no restart
+	// What a stale link brings below the expected sequence is no restart of a kernel,
+	// though it bears no flag: a later link of the peer has gone on from there.
+	old := h.Flags&wire.FlagRetransmitted != 0 || p.born < r.born
 	if h.Seq < r.expected && old {
 		p.c.ctr.RecvDropOldSeq++
 		return false
@@ -192,10 +208,13 @@ func (p *Path) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kin
 	c := p.c
 	rdsd := c.kind == KindRdsd
 	if rdsd && p.expected != 0 && h.Seq < p.expected && h.Flags&wire.FlagRetransmitted == 0 {
-		return errOldSeq // its restart would have brought a new incarnation
+		// Its restart would have brought a new incarnation.
+		return errOldSeq
 	}
 	fresh := p.inSequence(h)
 	p.again = h.Flags&wire.FlagRetransmitted != 0
+	// Duplicates cost as much as what is new: the sender has paid for them before it
+	// could know.
 	if rdsd && !(kind == wire.KindControl && h.Ext[0] == wire.CtlRefuse) {
 		cost := min(creditCost(len(f.Payload)), 1<<c.cfg.CreditLog2)
 		if p.granted -= cost; p.granted < 0 {
@@ -216,6 +235,8 @@ func (p *Path) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kin
 		case wire.KindPing:
 			p.pong(h)
 		case wire.KindControl:
+			// The refusals first, then the acknowledgement in the same header, which may cover what
+			// they refuse.
 			if err := p.onControl(now, h, f); err != nil {
 				return err
 			}
@@ -223,6 +244,8 @@ func (p *Path) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kin
 				return err
 			}
 		}
+		// After it was dealt with: a frame that a full receiver pauses is offered again, and
+		// must not look like a duplicate then.
 		p.moveOn(h.Seq)
 	} else if rdsd && kind == wire.KindControl {
 		if err := p.ack(now, h.Ack); err != nil {
@@ -244,6 +267,7 @@ func (p *Path) place(h *wire.Header, f *transport.Frame) error {
 	c := p.c
 	rdsd := c.kind == KindRdsd
 	var t wire.Train
+	// A kernel's extension space may hold anything in a data frame, and it sends no trains.
 	if rdsd && h.Ext[0] == wire.ExtTrain {
 		var err error
 		if t, err = wire.ParseTrain(&h.Ext, len(f.Payload)); err != nil {
@@ -254,10 +278,14 @@ func (p *Path) place(h *wire.Header, f *transport.Frame) error {
 		}
 	}
 	n := max(1, int(t.Count))
+	// It sends on and does not acknowledge what was refused: the refusals would fill this
+	// node's memory (refusalsMost).
 	if p.refusals >= p.refusalsMost() {
 		return errRefusals
 	}
 	if rdsd && len(p.refusing) > 0 {
+		// There may be room again, but the datagram that found none is still with the sender,
+		// and this one was sent behind it.
 		if _, ok := p.refusing[h.DPort]; ok {
 			if h.Flags&wire.FlagResume == 0 {
 				p.refuse(h.Seq, n, wire.ReasonNoRoom)
@@ -273,6 +301,9 @@ func (p *Path) place(h *wire.Header, f *transport.Frame) error {
 			p.refuse(h.Seq, n, wire.ReasonNoPort)
 		}
 	case NoRoom:
+		// A kernel forgets what its TCP has had acknowledged, so dropping it would lose it. Not
+		// reading on makes TCP stop the kernel, with everything else on this link: only
+		// between daemons does one full reader stop nobody else.
 		if !rdsd {
 			if !p.paused {
 				p.paused = true
@@ -300,6 +331,8 @@ func (p *Path) pong(h *wire.Header) {
 		c.ctr.RecvDropNoSock++
 		return
 	}
+	// A ping costs its sender 48 bytes and us a message that waits: a peer that does not
+	// read its answers must not fill the queue.
 	if p.pongs >= maxPongs {
 		c.ctr.PongDropped++
 		return
@@ -318,8 +351,11 @@ func (p *Path) ReceivedAll(now time.Duration, gen uint64) {
 	if gen != p.gen || p.state != Up {
 		return
 	}
-	p.lastRx = now // part of a large frame is a sign of life too
+	// A part of a large frame is a sign of life too.
+	p.lastRx = now
 	if p.c.kind == KindRdsd && p.ready {
+		// A quarter of the window is owed: it goes back before the peer has nothing left and
+		// stops, also when no other frame goes that way.
 		if p.owed >= p.window0()/4 {
 			if p.ackable() != p.ackedRx || p.mayGrant() {
 				p.ackPending = true
@@ -327,6 +363,7 @@ func (p *Path) ReceivedAll(now time.Duration, gen uint64) {
 				p.c.rearm(now + p.c.cfg.AckDelay*4)
 			}
 		}
+		// Nobody asked, so the acknowledgement may wait for a frame to ride on.
 		if !p.ackPending && p.ackDue == Never && p.ackable() != p.ackedRx {
 			p.ackDue = now + p.c.cfg.AckDelay
 			p.c.rearm(p.ackDue)
@@ -368,6 +405,8 @@ func (p *Path) Awaits(gen uint64, raw []byte) (dport uint16, ok bool) {
 	if gen != p.gen || p.state != Up && (rdsd || p.state != Disconnecting) || h.Parse(raw) != nil {
 		return 0, false
 	}
+	// A frame that will be dropped or refused needs no place. An rdsd's old sequence is an
+	// error even without the flag; a kernel's is then a restart, and is placed.
 	old := h.Seq < p.rx().expected && (rdsd || h.Flags&wire.FlagRetransmitted != 0)
 	if old || h.Kind(rdsd) != wire.KindData || rdsd && !wire.ChecksumOK(raw) {
 		return 0, false

@@ -87,6 +87,8 @@ func (p *Path) event(now time.Duration, e Event) bool {
 	}
 	was := p.state
 	p.state = s.next
+	// Told before the action, which may cause more events: the log has them in the order in
+	// which they happened.
 	if was != p.state {
 		p.since = now
 		p.c.owner.StateChanged(p, was)

@@ -34,6 +34,7 @@ func (p *Path) tick(now time.Duration) time.Duration {
 	cfg := p.c.cfg
 	if p.sweepAt <= now {
 		p.sweepAt = Never
+		// A link that is in use has settled these already (settleCancelled).
 		if p.state != Up || !p.ready {
 			p.retrans.each(func(m *Msg) bool {
 				if m.cancelled {
@@ -57,6 +58,8 @@ func (p *Path) tick(now time.Duration) time.Duration {
 			p.event(now, EvFail)
 		case Error:
 			p.retryAt = Never
+			// The side that connects also keeps a link that was used: only it can, and the other
+			// may have something to send. A kernel may use any of its lanes.
 			if !p.idle() || p.c.active && p.wasUp && (p.idx < max(p.c.lanes, 1) || p.c.kind == KindKernel) {
 				p.event(now, EvWant)
 			} else {
@@ -72,7 +75,8 @@ func (p *Path) tick(now time.Duration) time.Duration {
 	}
 	if p.probed && !p.ready {
 		if p.paused {
-			p.probedAt = now // the answer may stand behind what is not read
+			// The answer may stand behind what a full receiver keeps unread.
+			p.probedAt = now
 		}
 		if now-p.probedAt >= cfg.ProbeTimeout {
 			p.noAnswer(now)
@@ -123,6 +127,8 @@ func (p *Path) tickRdsd(now time.Duration) time.Duration {
 		p.kick()
 	}
 	next = min(next, p.ackDue)
+	// The peer may be unable to send its next frame: fewer credits are left than a quarter,
+	// or than the largest frame costs.
 	if p.owed > 0 && p.granted < max(p.window0()/4, creditCost(wire.MaxDatagram)) {
 		if p.mayGrant() {
 			p.ackPending = true
@@ -142,6 +148,7 @@ func (p *Path) tickRdsd(now time.Duration) time.Duration {
 		p.Drop(now, errSilent)
 		return next
 	}
+	// One question at a time: any byte answers it, and DeadAfter ends the wait.
 	if p.asked == 0 {
 		at := p.heartbeatAt()
 		if now < at {

@@ -30,11 +30,14 @@ func (p *Path) enqueue(m *Msg) {
 // split queues the datagrams of m one by one. Each completes by itself.
 func (p *Path) split(m *Msg) {
 	if m.Cell != nil {
+		// Several sequences take the place of one, which a cell cannot hold: whoever looks there
+		// learns that no more can be said.
 		atomic.StoreUint64(m.Cell, CellSplit)
 		m.Cell = nil
 	}
 	cut := wire.Cut(m.Payload, int(m.Count), m.Table)
 	m.Count, m.Table = 1, false
+	// m itself carries the last of them, so that it stays the owner's.
 	for cut.Left() > 1 {
 		n := p.c.owner.NewMsg()
 		*n = *m

@@ -36,28 +36,42 @@ func (p *Path) Fill(now time.Duration, b *transport.Batch) bool {
 		return false
 	}
 	c := p.c
+	// A frame says what only an rdsd understands once the handshake has shown that one is
+	// there: before that, credits and a checksum would reach a peer of another life.
 	o := frameOut{rdsd: c.kind == KindRdsd && p.ready}
 	if c.kind == KindRdsd {
 		o.ack = p.ackable()
+		// Refusals become messages here and not when each is made, so that one message
+		// carries all of a read.
 		if len(p.refused) > 0 && p.ready {
 			p.sendRefusals()
 		}
 		o.credit = p.creditsToGrant()
 	}
+	// Between two rdsd, and on a link whose peer is not known yet, the handshake goes
+	// before everything: what follows waits for its answer.
 	p.fillHandshake(now, b, &o)
 	p.fillCongestion(now, b, &o)
 	if p.ready {
+		// Retransmissions before any new sequence: a receiver drops one that is below what
+		// it expects, and a new message would move that past it (net/rds/recv.c,
+		// rds_recv_incoming).
 		p.fillRetrans(now, b, &o)
 		if p.retrans.head == nil {
+			// To a kernel the handshake takes a sequence too, and so has waited for them.
 			p.fillHandshake(now, b, &o)
 			p.fillControl(now, b, &o)
 			p.fillData(now, b, &o)
 		}
+		// Every frame above has carried the newest acknowledgement. One alone goes if there
+		// was no frame, or if a refusal among them has raised what may be acknowledged
+		// behind the last that was carried.
 		if o.rdsd && (p.askNow || (!o.put || o.told != o.ack) && (p.ackPending || p.ackDue <= now)) {
 			p.fillAck(now, b, &o)
 		}
 	}
 	if b.Frames() == 0 {
+		// The turn that was asked for has found nothing: the next want is a kick again.
 		if p.kicked {
 			p.kicked = false
 			c.ctr.SendQueueEmpty++
@@ -65,6 +79,7 @@ func (p *Path) Fill(now time.Duration, b *transport.Batch) bool {
 		return false
 	}
 	if o.put {
+		// told and not ack: a frame may have been filled before a refusal raised ack.
 		p.ackPending, p.ackDue, p.ackedRx = false, Never, o.told
 	}
 	b.Seal()
@@ -82,9 +97,12 @@ func (p *Path) put(b *transport.Batch, o *frameOut, h *wire.Header, payload []by
 	raw := b.Frame(payload)
 	if o.rdsd {
 		h.Ack, h.Credit = o.ack, o.credit
+		// A credit is given back by the frame that says so and by no other, or the peer
+		// would have more than was granted.
 		p.owed -= int(o.credit)
 		p.granted += int(o.credit)
 		o.credit = 0
+		// A header holds 255 credits, so the next frame of the batch may carry more.
 		if p.owed > 0 {
 			o.credit = p.creditsToGrant()
 		}
@@ -94,6 +112,7 @@ func (p *Path) put(b *transport.Batch, o *frameOut, h *wire.Header, payload []by
 		}
 	}
 	h.Put(raw)
+	// Over the finished header. A kernel sums nothing and wants 0 (zero is "none").
 	if o.rdsd {
 		wire.SetChecksum(raw)
 	}
@@ -101,9 +120,11 @@ func (p *Path) put(b *transport.Batch, o *frameOut, h *wire.Header, payload []by
 
 func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut) {
 	if p.c.kind.kernel() && p.ready && p.retrans.head != nil {
-		return // it takes a sequence, which must not overtake these
+		// It takes a sequence, which must not overtake what is to be sent again.
+		return
 	}
 	p.control.each(func(m *Msg) bool {
+		// control holds other messages too; they keep their place.
 		if m.Kind > MsgNull || m.Kind < MsgProbe {
 			return false
 		}
@@ -113,6 +134,10 @@ func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut)
 		}
 		h.SPort, h.DPort = m.SPort, m.DPort
 		outside := p.c.kind == KindRdsd
+		// A sequence without the flag tells a kernel that outlived our restart where our
+		// numbers begin, and an rdsd that does not know us yet does not count it
+		// (docs/protocol.md, "Handshake"). Between two rdsd the handshake stands outside
+		// the sequence, for it may go before retransmissions.
 		if !outside {
 			m.seq = p.nextSeq
 			p.nextSeq++
@@ -120,22 +145,27 @@ func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut)
 		}
 		if m.Kind == MsgProbe {
 			p.probedAt = now
+			// Only a kernel's answer confirms the NPATHS of a certain ping of ours.
 			if !outside {
 				p.tolds = append(p.tolds, int(p.c.told))
 			}
 		} else if m.Kind == MsgAnswer {
 			p.answer = false
 			if outside {
+				// The header's ack stays below refusals that have not left. What was received is
+				// said beside it, so that the peer can settle what it has cancelled.
 				h.Ack = o.ack
 				m.Payload = binary.BigEndian.AppendUint64(m.Payload[:0], p.Received())
 				h.Len = uint32(len(m.Payload))
 			}
 		}
 		was := o.rdsd
-		o.rdsd = false // no checksum, no credits before the link is ready
+		// A link is not ready while it shakes hands: neither checksum nor credits.
+		o.rdsd = false
 		p.put(b, o, &h, m.Payload)
 		o.rdsd = was
 		m.end = uint32(p.txOff + uint64(b.Bytes()))
+		// Nobody acknowledges what has no sequence: it is forgotten once it is written.
 		if outside {
 			p.c.owner.FreeMsg(m)
 		} else {
@@ -162,13 +192,18 @@ func (p *Path) fillCongestion(now time.Duration, b *transport.Batch, o *frameOut
 	}
 	whole := p.c.kind != KindRdsd
 	if !whole && !o.rdsd && p.congVer != 0 {
-		return // the first map of this link has left; changes wait for the answer to our handshake
+		// The first map of this link has left; changes wait for the answer to our handshake.
+		return
 	}
+	// A map is 8 KiB and replaces the one before: a port that flips often must not fill
+	// the link with maps, so later changes are merged into the next.
 	if whole && now-p.congAt < p.c.cfg.MapInterval {
 		p.c.rearm(p.congAt + p.c.cfg.MapInterval)
 		return
 	}
 	ver, delta, m := p.c.owner.LocalCongestion(p.congVer, whole)
+	// Before the frame is put: the owner answers with the newest version, and a change
+	// after that sets congDirty again.
 	p.congDirty = false
 	p.congVer = ver
 	switch {
@@ -191,6 +226,7 @@ func (p *Path) fillCongestion(now time.Duration, b *transport.Batch, o *frameOut
 func (p *Path) fillRetrans(now time.Duration, b *transport.Batch, o *frameOut) {
 	for p.retrans.head != nil {
 		m := p.retrans.head
+		// Nothing behind m may go before it, so the batch ends here: sequences only rise.
 		if !p.affords(b, o, m) {
 			return
 		}
@@ -198,6 +234,8 @@ func (p *Path) fillRetrans(now time.Duration, b *transport.Batch, o *frameOut) {
 		p.c.ctr.Retransmitted++
 		flags := wire.FlagRetransmitted | m.flags
 		if o.rdsd {
+			// What goes a second time is worth an answer soon: until it comes no hold of these
+			// ports ends, and the loss of this link would send it a third time.
 			flags |= wire.FlagAckRequired
 		}
 		p.send(now, b, o, m, flags)
@@ -279,12 +317,15 @@ func (p *Path) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
 			return
 		}
 		p.queue.pop()
+		// Its port is full or congested: it waits in a hold, and flows to other ports go on.
 		if p.keepBack(m) {
 			continue
 		}
 		var flags uint8
 		if o.rdsd {
 			if len(p.resume) > 0 {
+				// The first after a hold ends the receiver's refusing. The flag stays on the message,
+				// not on this frame alone: if the link is lost it must be sent again with it.
 				if _, ok := p.resume[m.DPort]; ok {
 					delete(p.resume, m.DPort)
 					m.flags |= wire.FlagResume
@@ -293,6 +334,8 @@ func (p *Path) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
 			flags = m.flags
 			p.sinceAck.frames++
 			p.sinceAck.bytes += len(m.Payload)
+			// Ask for an acknowledgement so often that neither side keeps much, and at the end of
+			// what a sender waits for; asking for each would double the frames of small requests.
 			if p.sinceAck.frames >= p.c.cfg.AckFrames || p.sinceAck.bytes >= p.c.cfg.AckBytes || m.Want && (p.sinceAck.bytes >= p.c.cfg.AckStep || p.lastOfRun(m)) {
 				flags |= wire.FlagAckRequired
 				p.sinceAck.frames, p.sinceAck.bytes = 0, 0
@@ -327,10 +370,14 @@ func (p *Path) affords(b *transport.Batch, o *frameOut, m *Msg) bool {
 
 // send puts a sequenced message into the batch.
 func (p *Path) send(now time.Duration, b *transport.Batch, o *frameOut, m *Msg, flags uint8) {
+	// A message that is sent again keeps its sequence: by it the receiver knows the
+	// duplicate (net/rds/recv.c, rds_recv_incoming).
 	if m.seq == 0 {
 		p.setSeq(m, p.nextSeq)
 		p.nextSeq++
 	}
+	// Refusals cost nothing. Were they to wait for credits, two nodes that refuse each
+	// other could both be waiting for the other's.
 	if o.rdsd && m.Kind != MsgRefuse {
 		p.credits -= min(creditCost(len(m.Payload)), p.window)
 	}
@@ -341,6 +388,8 @@ func (p *Path) send(now time.Duration, b *transport.Batch, o *frameOut, m *Msg, 
 		h.Ext = wire.Train{Count: m.Count, Table: m.Table}.Ext()
 	}
 	p.put(b, o, &h, m.Payload)
+	// Where in the stream it ends: a kernel's TCP acknowledges bytes, not messages
+	// (net/rds/tcp_send.c, rds_tcp_is_acked).
 	m.end = uint32(p.txOff + uint64(b.Bytes()))
 	p.inwrite.push(m)
 	m.where = inSent
@@ -369,6 +418,8 @@ func (p *Path) fillAck(now time.Duration, b *transport.Batch, o *frameOut) {
 // reports whether the next Fill is likely to find more.
 func (p *Path) Wrote(now time.Duration) bool {
 	p.writing, p.kicked = false, false
+	// The peer's life ended while the shell read these payloads. Nobody can say any more
+	// whether it received them, and sending them to the next life might deliver twice.
 	if why := p.forget; why != WhyNone {
 		p.forget = WhyNone
 		p.inwrite.each(func(m *Msg) bool {
@@ -380,6 +431,9 @@ func (p *Path) Wrote(now time.Duration) bool {
 			return true
 		})
 	}
+	// First to where they can be acknowledged, then what the peer said meanwhile, refusals
+	// before the acknowledgement: it may cover what they refuse, and would make delivered
+	// what was not.
 	p.unacked.splice(&p.inwrite)
 	ref := p.lateRef
 	p.lateRef = nil
@@ -390,16 +444,21 @@ func (p *Path) Wrote(now time.Duration) bool {
 		p.lateAck = 0
 		p.ack(now, a)
 	}
+	// The link is gone, and only now is nobody reading these: what is not acknowledged by
+	// what came before the loss is to be sent again.
 	if p.requeue {
 		p.takeBack(now)
 	}
 	if p.c.kind != KindRdsd && p.state == Up && p.unacked.head != nil {
+		// TCP may have acknowledged bytes of this batch while it was still being written.
 		p.ackTCP(now, p.txAcked)
 		if p.unacked.head != nil && p.pollAt == Never {
 			p.pollAt = now + p.c.cfg.AckPoll
 			p.c.rearm(p.pollAt)
 		}
 	}
+	// The caller fills again if so; that turn counts as asked for, or a want meanwhile
+	// would order a second one.
 	p.kicked = p.more()
 	return p.kicked
 }
@@ -407,12 +466,15 @@ func (p *Path) Wrote(now time.Duration) bool {
 // CongestionChanged tells that our own map changed.
 func (c *Conn) CongestionChanged(now time.Duration) {
 	if !c.Up() {
-		return // the whole map goes first on the next link
+		// Nobody to tell: the next link begins with the whole map.
+		return
 	}
 	p := c.path(0)
 	p.congDirty = true
 	if p.state != Up {
-		p.want(now) // the peer's other lanes are up: it may wait for this
+		// Updates go on lane 0 alone, and the peer, whose other lanes are up, may wait for
+		// this one.
+		p.want(now)
 		return
 	}
 	if c.kind != KindRdsd && now-p.congAt < c.cfg.MapInterval {
