@@ -52,6 +52,7 @@ func (e *Engine) setCongested(now time.Duration, port uint16, on bool) {
 	if !e.cmap.Set(port, on) {
 		return
 	}
+	// The ring keeps the last changes by version; a peer further behind gets the whole map.
 	e.clog[e.cver%congLog] = congChange{port, on}
 	e.cver++
 	e.loop.changed(now, port, on)
@@ -82,6 +83,8 @@ func (e *Engine) tellPeers(now time.Duration) {
 	switch {
 	case w.tm.t != nil:
 		w.again = true
+	// Few peers, or the last walk is long enough ago: telling them at once costs little of
+	// the time.
 	case n <= peersAtOnce/4 || now >= at:
 		e.walkPeers(now)
 	default:

@@ -87,6 +87,8 @@ func (s *Socket) Open(dst netip.AddrPort, data any) (*Dest, error) {
 		return nil, err
 	}
 	d := &Dest{data, f}
+	// A flow with a destination that is open is not idle: it must not be forgotten for want
+	// of messages.
 	s.e.stir(f)
 	f.pe.portOf(s.e.now, dst.Port()).opened.push(byOpened, d.f)
 	d.f.dests = append(d.f.dests, d)
@@ -102,6 +104,7 @@ func (d *Dest) Close() {
 	d.f = nil
 	f.dests = slices.DeleteFunc(f.dests, func(x *Dest) bool { return x == d })
 	if len(f.dests) == 0 {
+		// The last one: nobody here hears of the port through this flow any more.
 		f.unopen()
 		f.s.endFlow(f)
 	}
@@ -141,6 +144,8 @@ func (s *Socket) Admit(d *Dest, t Train) error {
 	}
 	n := size(t.PayloadBytes(), t.msgCount())
 	err := s.afford(n)
+	// Memory comes back: to the caller this is a full buffer, and EvWritable follows
+	// (quenchAll).
 	if err != nil && s.e.cfg.Budget.everSends(n) {
 		return rdserr.ErrWouldBlock
 	}
@@ -203,8 +208,11 @@ func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t Train, cookie uint32
 		m.Payload, m.Count, m.Table = t.Body, uint16(t.Count), t.Table
 	}
 	m.Cookie, m.Tag, m.Report, m.DPort, m.Cell = cookie, tag, want, port, cell
+	// Charged before it leaves: the outcome, which takes it out of the accounts again, may
+	// come before dispatch returns.
 	s.charge(f, m)
 	switch {
+	// Behind those that wait, congested or not: a flow keeps its order.
 	case f.q.head != nil:
 		s.wait(f, m)
 	case f.pe.Congested(port):
@@ -239,15 +247,20 @@ func (s *Socket) InFlight() int { return s.undecided }
 func (s *Socket) placeInSink(pe *Peer, p *conn.Path, seq uint64, sport uint16, t Train, f *transport.Frame) conn.Verdict {
 	e := s.e
 	n := t.PayloadBytes()
+	// Before the client's memory is asked: what is placed cannot be taken back.
 	if !s.affordable(len(t.Body)+itemOverhead, t.Count) {
 		return conn.NoRoom
 	}
 	cost, ok := s.opt.Sink.Place(netip.AddrPortFrom(pe.addr, sport), f, t, p, seq)
 	if !ok {
 		if l, is := s.opt.Sink.(Lacker); is && l.Lacked() {
-			s.starve(e.now, len(t.Body)+itemOverhead) // what is unread here does not stand in the way
+			// The node's memory is short, and not the reader slow: what is unread here does not stand
+			// in the way.
+			s.starve(e.now, len(t.Body)+itemOverhead)
 			return conn.NoRoom
 		}
+		// The client's memory is the hard limit, whose size only the client's layout knows: what
+		// fitted until now stands for it, and half of that is room again (roomy).
 		s.roof = s.mem
 		s.full(e.now)
 		return conn.NoRoom
@@ -275,6 +288,7 @@ func (e *Engine) Buffer(p *conn.Path, gen uint64, raw []byte, n int) *buf.Buf {
 	if !ok {
 		return nil
 	}
+	// Read straight there, a large payload is not copied at all.
 	if s := e.sock(port); s != nil && s.reserver != nil {
 		return s.reserver.Reserve(n)
 	}

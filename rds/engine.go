@@ -303,6 +303,8 @@ func (e *Engine) AddressLost(now time.Duration) {
 // settle ends every step: what the step made possible is done now, when no
 // list of a connection is being walked.
 func (e *Engine) settle(now time.Duration) {
+	// Each of the three may make work for the others: a send that goes on may find a port
+	// congested, and one that ends makes room.
 	for len(e.cleared)+len(e.clearedMaps)+len(e.space) > 0 {
 		for _, pe := range e.clearedMaps {
 			pe.c.PortsClear(now)
@@ -316,6 +318,7 @@ func (e *Engine) settle(now time.Duration) {
 			c.pe.wake(c.port)
 		}
 		e.cleared = e.cleared[:0]
+		// Sockets that are listed meanwhile have their turn in the next round.
 		space := e.space
 		e.space = nil
 		for _, s := range space {
@@ -359,6 +362,7 @@ func (e *Engine) newMsg() *conn.Msg {
 // freeMsg keeps a bounded number of messages for the next sends.
 func (e *Engine) freeMsg(m *conn.Msg) {
 	m.Reset()
+	// A burst does not keep its memory for ever.
 	if e.freeN < 1<<15 {
 		m.SetLink(e.free)
 		e.free = m
@@ -391,6 +395,8 @@ func (e *Engine) arm(cur *timer, t ticker, at time.Duration) {
 		}
 		e.timers.Delete(*cur)
 	}
+	// The id tells timers of one time apart, in the order in which they were first armed: a
+	// run repeats.
 	if cur.id == 0 {
 		e.timerID++
 		cur.id = e.timerID

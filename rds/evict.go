@@ -102,6 +102,8 @@ func (e *Engine) chargePeer(now time.Duration, addr netip.Addr) (*quota.Account,
 func (e *Engine) evict(now time.Duration, fits func(*Peer) bool) bool {
 	var best *Peer
 	var rested time.Duration
+	// A bounded look from where the last one ended: the table may be large, and whoever comes
+	// decides how often this is done.
 	for range min(evictLook, len(e.order)) {
 		if e.evictAt >= len(e.order) {
 			e.evictAt = 0
@@ -127,6 +129,7 @@ func (e *Engine) forgetPeer(pe *Peer) {
 	for pe.flows.n > 0 {
 		pe.flows.head.forget()
 	}
+	// What the shell still reports of its links is late from now on.
 	pe.c.End()
 	for _, tm := range []*timer{&pe.tm, &pe.lateTm} {
 		if tm.t != nil {
@@ -139,7 +142,9 @@ func (e *Engine) forgetPeer(pe *Peer) {
 	e.order[pe.at], last.at = last, pe.at
 	e.order[len(e.order)-1] = nil
 	e.order = e.order[:len(e.order)-1]
-	e.walk.next = 0 // who was moved must not be missed
+	// The last peer stands at another place now and must not be missed by a walk under way:
+	// it begins anew, and telling a peer twice does no harm.
+	e.walk.next = 0
 	delete(e.peers, pe.addr)
 	if pe.account != nil {
 		pe.account.Give(quota.Peers, peerCost)
@@ -148,6 +153,7 @@ func (e *Engine) forgetPeer(pe *Peer) {
 	if e.lastPeer == pe {
 		e.lastPeer = nil
 	}
+	// Counters never go back: what the peer has counted stays in the sum.
 	e.ctr.Add(&pe.ctr)
 	e.ctr.PeersEvicted++
 	e.evicted = append(e.evicted, pe.c)

@@ -163,6 +163,7 @@ func (s *Socket) endFlow(f *flow) {
 	for e.idle.n > maxIdleFlows {
 		old := e.idle.head
 		e.stir(old)
+		// It may have become busy since it was put here, without having been taken out.
 		if old.rests() {
 			old.forget()
 		}

@@ -35,6 +35,7 @@ func (e *Engine) Hold(now time.Duration, ports map[uint16]uint32, until time.Dur
 	}
 	e.held.owner, e.held.until = ports, until
 	for _, port := range e.held.ports() {
+		// Before the first link: peers learn of it with the first map.
 		e.setCongested(now, port, true)
 	}
 	e.arm(&e.held.tm, (*heldTicker)(e), until)
@@ -99,6 +100,7 @@ func (t *heldTicker) tick(now time.Duration) {
 		e.arm(&h.tm, t, h.until)
 	}
 	for _, port := range done {
+		// The new owner's socket may be congested by itself by now.
 		if s := e.socks[port]; s == nil || !s.congested {
 			e.setCongested(now, port, false)
 		}

@@ -133,6 +133,8 @@ func (pe *Peer) Deliver(p *conn.Path, seq uint64, sport, dport uint16, t wire.Tr
 	} else if pe.e.held.has(dport) {
 		v = conn.NoRoom // until its owner is back
 	}
+	// A kernel's link pauses for this: the peer is remembered, to be resumed when any
+	// receiver has room (roomAgain).
 	if v == conn.NoRoom && !pe.isFull {
 		pe.isFull = true
 		pe.e.full = append(pe.e.full, pe)

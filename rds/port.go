@@ -85,6 +85,7 @@ func (pe *Peer) CongestionMap(now time.Duration, m []byte) {
 		return
 	}
 	pe.mapAt = now
+	// Monitors of groups are told at their own pace, and cost nothing here.
 	pe.e.freeGroups(now, freed)
 	if len(pe.ports)+pe.c.Held() <= tellFew || now-pe.mapTold >= tellEvery {
 		pe.tellAll(now)
@@ -117,7 +118,8 @@ func (pe *Peer) changed(now time.Duration, port uint16, on bool) {
 	switch pp := pe.ports[port]; {
 	case pp == nil:
 		if !on && pe.c != nil {
-			e.cleared = append(e.cleared, clearedPort{pe, port}) // datagrams may be held for it
+			// Nobody waits here, but datagrams that were accepted may be held for it (conn.PortClear).
+			e.cleared = append(e.cleared, clearedPort{pe, port})
 		}
 	case pp.concerned() <= tellFew || now-pp.toldAt >= tellEvery:
 		pe.tell(now, pp)
@@ -140,6 +142,7 @@ func (t *lateTicker) tick(now time.Duration) {
 		pe.tellAll(now)
 	}
 	next := conn.Never
+	// Those whose time has not come yet go into a new list.
 	late := pe.late
 	pe.late = nil
 	for _, pp := range late {
@@ -165,10 +168,13 @@ func (pe *Peer) tellAll(now time.Duration) {
 	pe.allLate, pe.mapTold = false, now
 	var ports []uint16
 	for port, pp := range pe.ports {
+		// Also a port that is as it was told, if somebody waits for it: it may have been congested
+		// in between, unnoticed by all but them.
 		if on := pe.Congested(port); on != pp.told || !on && pp.waiters.n > 0 {
 			ports = append(ports, port)
 		}
 	}
+	// The map of Go has no order, and the simulator wants the same each time.
 	slices.Sort(ports)
 	for _, port := range ports {
 		pe.tell(now, pe.ports[port])
@@ -180,6 +186,8 @@ func (pe *Peer) tellAll(now time.Duration) {
 func (pe *Peer) tell(now time.Duration, pp *peerPort) {
 	e := pe.e
 	on := pe.Congested(pp.port)
+	// Before the check below: waiters are woken whenever the port is found clear, also when
+	// the others were never told that it was not.
 	if !on {
 		e.cleared = append(e.cleared, clearedPort{pe, pp.port})
 		if pp.blocked > 0 {
@@ -196,6 +204,7 @@ func (pe *Peer) tell(now time.Duration, pp *peerPort) {
 	}
 	e.told += pp.opened.n + pp.refused.n
 	pp.opened.each(byOpened, func(f *flow) {
+		// A flow in both lists hears of it once.
 		if !f.refused {
 			f.s.portNews(f, on)
 		}
@@ -205,6 +214,7 @@ func (pe *Peer) tell(now time.Duration, pp *peerPort) {
 	})
 	pp.refused.each(byRefused, func(f *flow) {
 		f.s.portNews(f, on)
+		// It asked to hear when the port clears, and has.
 		if !on && !f.s.mon.Set {
 			f.unconcern(pp)
 		}
@@ -250,6 +260,8 @@ func (pe *Peer) wake(port uint16) {
 	pp.waiters.each(byWaiting, func(f *flow) {
 		pp.waiters.remove(byWaiting, f)
 		f.awaits = false
+		// Not sent from here: the first to be woken would take all the room, and lists are being
+		// walked. runWaiting lets flows go in turn when the step ends.
 		f.s.lineUp(f)
 		f.s.hasSpace()
 	})

@@ -80,6 +80,7 @@ func (pe *Peer) tellReaders(now time.Duration, payload []byte) error {
 	if !soon {
 		pe.asking = now
 	}
+	// Parsed also when no answer is due: a message that breaks the rules ends the link.
 	return wire.ParsePorts(payload, func(port uint16) {
 		s := pe.e.socks[port]
 		if soon || s == nil || !s.congested {

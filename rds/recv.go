@@ -72,6 +72,8 @@ func (s *Socket) place(pe *Peer, p *conn.Path, seq uint64, sport uint16, t wire.
 	}
 	n := len(f.Payload)
 	cost := n + itemOverhead + int(t.Count)*partOverhead
+	// Refused, an rdsd keeps it and a kernel's link pauses: nothing is dropped. The soft limit
+	// is not asked here, for senders that have not heard of it yet are not to blame.
 	if s.mem+cost > s.hard() {
 		s.full(e.now)
 		return conn.NoRoom
@@ -90,13 +92,16 @@ func (s *Socket) place(pe *Peer, p *conn.Path, seq uint64, sport uint16, t wire.
 	}
 	switch {
 	case n == 0:
+	// It was read into memory of its own, which goes into the queue as it is.
 	case f.Buf != nil:
 		f.Buf.Ref()
 		it.b = f.Buf
 	case n > buf.SlabSize:
 		it.b = buf.Get(n)
 		copy(it.b.B, f.Payload)
-	default:
+	default: // small
+		// Copied behind others: a reference into the buffer that the link was read into would
+		// keep all of that for a few bytes.
 		it.b, it.off = s.stash(f.Payload)
 	}
 	if s.qn == 0 {
@@ -115,6 +120,8 @@ func (s *Socket) affordable(cost, count int) bool {
 	}
 	e.ctr.MemoryRefused += uint64(count)
 	e.cfg.Budget.Refused.Add(1)
+	// Others hold the memory, with other engines perhaps, and do not call here when they give
+	// it back: the socket is in a list that is looked at.
 	s.starve(e.now, cost)
 	return false
 }
@@ -203,6 +210,8 @@ func (s *Socket) press() {
 
 // unmark clears the port when less than half of its limits is used.
 func (s *Socket) unmark(now time.Duration) {
+	// Half, as in the kernel (net/rds/recv.c, rds_recv_rcvbuf_delta): a port that changed
+	// its state with each datagram would have every peer told each time.
 	if s.congested && s.starved == 0 && (s.queued < s.opt.RcvBufBytes/2 || s.unread == 0) && s.roomy() {
 		s.congested = false
 		s.press()
@@ -237,6 +246,7 @@ func (s *Socket) Recv() (d Datagram, ok bool) {
 	it := &s.q[s.qhead]
 	d.Source = netip.AddrPortFrom(it.pe.addr, it.sport)
 	d.buf = it.b
+	// A train stays at the head of the queue until the last of it is taken.
 	if it.train != 0 {
 		c := s.headTrain(it)
 		d.Payload, _ = c.Next()
@@ -257,9 +267,11 @@ func (s *Socket) headTrain(it *item) *wire.Cutter {
 	if s.head.Left() == 0 {
 		s.head = it.cut()
 		if it.train&tableBit != 0 {
+			// The table has been charged as memory, and is nobody's payload.
 			it.n -= uint32(s.head.Left() * wire.TableEntry) // payload left from now on
 		}
 		if it.b != nil {
+			// Each datagram handed out is released by its reader, on any thread and in any order.
 			it.b.RefN(int32(s.head.Left() - 1))
 		}
 	}
@@ -272,6 +284,7 @@ func (s *Socket) trainTaken(it *item, count, bytes int) {
 	cost := bytes
 	it.n -= uint32(bytes)
 	if s.head.Left() == 0 {
+		// The last takes along what the train cost beside its payloads.
 		cost = int(it.cost)
 		s.queued -= int(it.n) // behind the last datagram: nobody's
 		s.dropHead()
@@ -386,6 +399,7 @@ func (s *Socket) EachQueued(f func(src netip.AddrPort, bytes int) bool) {
 			}
 			continue
 		}
+		// Of the first the reader may have taken a part already.
 		c := s.head
 		if i > 0 || c.Left() == 0 {
 			c = it.cut()

@@ -24,6 +24,7 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 		return 0
 	}
 	f, err := s.reach(dst, 0)
+	// Only the plain case. Whatever needs a reason or a wait is left to Send and SendWait.
 	if err != nil || f.q.head != nil || f.pe.c == nil || f.pe.Congested(dst.Port()) {
 		return 0
 	}
@@ -34,6 +35,7 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 		return 0
 	}
 	bytes := 0
+	// As if each came by itself, so that a run accepts what single sends would, and no more.
 	for ; n < len(lengths); n++ {
 		l := int(lengths[n])
 		if l > limit || s.used+bytes >= s.opt.SndBufBytes || s.undecided+n >= e.cfg.MaxUndecided || s.outcomesN >= e.cfg.MaxOutcomes || bytes+l+(n+1)*msgBytes > room {
@@ -51,9 +53,12 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 	if pe.c.Trains() {
 		run.trains(payload, lengths[:n])
 	} else {
+		// A copy of the payload of all: the caller's memory is its own again when this returns.
 		run.singles(append([]byte(nil), payload[:bytes]...), lengths[:n])
 	}
 	e.now = now
+	// The accounts that charge keeps for one, once for the run; used is counted in add, as
+	// whether to ask for an acknowledgement depends on it.
 	s.undecided += n
 	s.epochs[len(s.epochs)-1].n += n
 	s.Stats.Accepted += uint64(n)
@@ -90,10 +95,12 @@ func (r *sendRun) trains(payload []byte, lengths []uint32) {
 			if l > trainDatagram || bytes+l+(n+1)*wire.TableEntry > MaxTrainBytes {
 				break
 			}
+			// Datagrams of one length need no table, which would be 4 bytes for each.
 			uniform = uniform && lengths[n] == lengths[0]
 			bytes += l
 			n++
 		}
+		// Too large for a train, or alone: it goes as a datagram.
 		if n < 2 {
 			bytes = int(lengths[0])
 			r.add(append([]byte(nil), payload[:bytes]...), 1, false, bytes)
@@ -183,6 +190,8 @@ func (s *Socket) RecvRun(r *Run, maxN, maxBytes int) {
 	for s.qn > 0 && len(r.Lengths) < maxN {
 		it := &s.q[s.qhead]
 		if it.train != 0 {
+			// A train keeps its own accounts, because it may be taken in part: first those of what was
+			// taken before it.
 			s.taken(len(r.Lengths)-n0, r.Bytes-bytes0, cost)
 			more := s.runTrain(r, it, maxN, maxBytes)
 			n0, bytes0, cost = len(r.Lengths), r.Bytes, 0
@@ -214,6 +223,7 @@ func (s *Socket) RecvRun(r *Run, maxN, maxBytes int) {
 func (s *Socket) runTrain(r *Run, it *item, maxN, maxBytes int) (more bool) {
 	c := s.headTrain(it)
 	b, n, bytes := it.b, 0, 0
+	// The datagrams of a train lie behind each other, so that what is taken is one span.
 	payload := c.Rest()
 	for c.Left() > 0 && len(r.Lengths) < maxN {
 		if k := c.Peek(); r.Bytes > 0 && r.Bytes+k > maxBytes {
@@ -257,6 +267,7 @@ func (r *Run) source(it *item) {
 func (r *Run) span(b *buf.Buf, p []byte, refs int32) {
 	if k := len(r.Spans); k > 0 {
 		l := &r.Spans[k-1]
+		// Only if p really lies behind it, in the same buffer: then one write carries both.
 		if l.b == b && (len(p) == 0 || len(l.Payload)+len(p) <= cap(l.Payload) && &l.Payload[:len(l.Payload)+1][len(l.Payload)] == &p[0]) {
 			l.Payload = l.Payload[:len(l.Payload)+len(p)]
 			l.refs += refs

@@ -34,6 +34,8 @@ func (s *Socket) Send(now time.Duration, dst netip.AddrPort, payload []byte, tag
 		}
 		if err == rdserr.ErrCongested {
 			s.e.ctr.CongSendError++
+			// The sender may be waiting for news of this port (Monitor), and the link may be needed to
+			// learn of them (conn.Owner.Blocked).
 			f.pe.block(now, dst.Port())
 			s.concern(now, f)
 		}
@@ -129,6 +131,7 @@ func (s *Socket) afford(n int) error {
 	e := s.e
 	if b := e.cfg.Budget; n > e.sendRoom() || !e.tally.fits(s.opt.Account, n) {
 		b.Refused.Add(1)
+		// Only what may fit some day is waited for.
 		if b.everSends(n) {
 			s.parch(n)
 		}
@@ -162,6 +165,8 @@ func (s *Socket) charge(f *flow, m *conn.Msg) {
 		m.Kind = conn.MsgPing
 		e.ctr.SendPong++
 	}
+	// A socket that wants to hear when destinations become congested is told of those that it
+	// sends to.
 	if s.mon.Set {
 		s.concern(e.now, f)
 	}
@@ -194,6 +199,8 @@ func (s *Socket) deliverHere(f *flow, m *conn.Msg) {
 		return
 	}
 	fr := transport.Frame{Payload: m.Payload}
+	// The receiver's queue outlives the sender's memory, which is the sender's again with the
+	// outcome. Small ones are copied into a slab by place; a Sink copies by itself.
 	if len(m.Payload) >= buf.SlabSize/4 && to.opt.Sink == nil {
 		b := buf.Get(len(m.Payload))
 		copy(b.B, m.Payload)
@@ -203,6 +210,7 @@ func (s *Socket) deliverHere(f *flow, m *conn.Msg) {
 	switch {
 	case to.place(e.loop, nil, e.here+1, s.port, wire.Train{Count: m.Count, Table: m.Table}, &fr) == conn.Placed:
 		e.here++
+		// Whoever looks there learns that it was placed here, and as which number.
 		if m.Cell != nil {
 			atomic.StoreUint64(m.Cell, conn.CellHere<<conn.CellLane|e.here)
 		}
@@ -243,11 +251,14 @@ func (s *Socket) completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 	case m.Report:
 		s.outcome(m.Tag, k, o, why)
 	}
+	// Flushes are answered behind the outcome that they wait for.
 	s.leave(m.Epoch, k)
+	// Not at once: this is in the middle of a step, with lists of the connection half walked.
 	if s.lined.n > 0 {
 		s.hasSpace()
 	}
 	s.writable()
+	// With the last outcome of a closed socket nothing reads the client's memory any more.
 	if s.lingers && s.undecided == 0 {
 		s.lingers = false
 		s.opt.Sink.Drained()
@@ -265,6 +276,7 @@ func (s *Socket) writable() {
 
 func (s *Socket) outcome(tag uint64, count int, o conn.Outcome, why conn.Why) {
 	s.outcomesN += count
+	// Senders count their tags up, so that runs are long and a reader gets few of them.
 	if n := len(s.outcomes); n > 0 {
 		l := &s.outcomes[n-1]
 		if l.Kind == o && l.Why == why && l.First+uint64(l.Count) == tag && uint64(l.Count)+uint64(count) <= math.MaxUint32 {
@@ -282,6 +294,7 @@ func (s *Socket) Outcomes(l []OutcomeRun) []OutcomeRun {
 	l = append(l, s.outcomes...)
 	s.spend(-outcomeBytes * len(s.outcomes))
 	s.outcomes = s.outcomes[:0]
+	// Fetching them makes room: sends were refused while too many lay here.
 	if s.outcomesN > 0 {
 		s.outcomesN = 0
 		s.writable()
@@ -335,6 +348,8 @@ type epoch struct {
 func (s *Socket) Flush(id uint64) {
 	last := &s.epochs[len(s.epochs)-1]
 	last.flush = append(last.flush, id)
+	// What is accepted from now on is none of this flush's; one epoch serves several flushes
+	// with nothing in between.
 	if last.n > 0 {
 		s.epochs = append(s.epochs, epoch{})
 	}
@@ -349,6 +364,7 @@ func (s *Socket) leave(number uint32, n int) {
 }
 
 func (s *Socket) endEpochs() {
+	// In order: an epoch that is empty waits for earlier ones.
 	for s.epochs[0].n == 0 {
 		if f := s.epochs[0].flush; len(f) > 0 {
 			s.flushed = append(s.flushed, f...)

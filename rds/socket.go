@@ -187,6 +187,7 @@ func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
 	case port != 0 && e.socks[port] != nil:
 		return nil, rdserr.With(rdserr.ErrAddrInUse, "%v is bound by another socket (uid %d, pid %d)", netip.AddrPortFrom(e.local, port), e.socks[port].opt.UID, e.socks[port].opt.PID)
 	}
+	// After a restart of the daemon ports are held for the users they belonged to.
 	if err := e.mayTake(port, o.UID); err != nil {
 		return nil, err
 	}
@@ -342,6 +343,8 @@ func (s *Socket) Close(now time.Duration) {
 	s.endSlab()
 	s.hold(-s.mem)
 	s.mem, s.queued = 0, 0
+	// Nobody has the port: a peer that sends there is to be refused for that reason, and not
+	// to wait for a reader.
 	if s.congested {
 		s.congested = false
 		e.setCongested(now, s.port, false)
@@ -349,11 +352,14 @@ func (s *Socket) Close(now time.Duration) {
 	s.SetMonitor(Monitor{})
 	s.fed()
 	s.quench()
+	// Kernel links may have paused for this socket, whose memory is free now.
 	e.roomAgain()
 	s.spend(-outcomeBytes * len(s.outcomes))
 	s.outcomes, s.sends, s.changes = nil, nil, nil
 	e.settle(now)
 	if s.opt.Sink != nil {
+		// Messages that have begun to leave are still read by the shell: until their outcome the
+		// client's memory must stay.
 		if s.lingers = s.undecided > 0; !s.lingers {
 			s.opt.Sink.Drained()
 		}
@@ -436,6 +442,8 @@ func (s *Socket) Congested(dst netip.AddrPort) (bool, error) {
 func (s *Socket) concern(now time.Duration, f *flow) {
 	switch {
 	case f.refused:
+	// Any of those that find no place may be what becomes clear: tellGroups has the client
+	// look at all.
 	case s.refused >= maxRefused:
 		s.crowded = true
 	default:

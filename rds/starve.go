@@ -110,6 +110,8 @@ func (e *Engine) feed(now time.Duration, most int) (n int) {
 	plenty, room := e.loop.MayGrant(), e.room()
 	for ; n < most && len(e.starved) > 0; n++ {
 		s := e.starved[0]
+		// No more than would fit if each sent again what was refused: the others would only be
+		// refused once more.
 		if room -= int64(s.hunger); room < 0 && !plenty {
 			break
 		}

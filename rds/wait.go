@@ -87,12 +87,15 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 	if err != nil {
 		return false, err
 	}
+	// Waiting datagrams take memory too, and are in no account yet.
 	if s.waiting >= s.e.cfg.MaxUndecided {
 		return false, rdserr.With(rdserr.ErrTooMany, "%d sends of this socket wait already", s.waiting)
 	}
 	if deadline == 0 {
 		deadline = conn.Never
 	}
+	// What waits for the same destination goes first, also when there is room again: a flow
+	// keeps the order in which its sends were called.
 	if !s.queues(dst) {
 		err = s.admit(f, len(payload))
 		if err == nil {
@@ -102,6 +105,8 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 			return false, nil
 		}
 		switch {
+		// The flow waits for what ends this error, and for that alone: a port that becomes clear
+		// does not help a full buffer, nor the other way round.
 		case err == rdserr.ErrCongested:
 			s.block(now, f)
 		case s.passes(err, len(payload)):
@@ -113,6 +118,7 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 	m := s.e.newMsg()
 	m.Payload, m.Tag, m.Report, m.DPort, m.At, m.Cookie = payload, tag, want, dst.Port(), deadline, s.keepBatch(batch)
 	s.wait(f, m)
+	// One timer for the socket, for the first deadline: an earlier one would be missed.
 	if deadline < s.deadline {
 		s.deadline = deadline
 		s.e.arm(&s.tm, s, deadline)
@@ -164,9 +170,13 @@ func (s *Socket) runWaiting(now time.Duration) {
 		if m != nil {
 			err = s.mayGo(f, m)
 		}
+		// No room for the first in line. Those behind it want the same, and would take it from
+		// the first for ever.
 		if err != nil && s.passes(err, len(m.Payload)) {
 			return
 		}
+		// It goes to the end of the line after one datagram, or to those that await their port:
+		// flows take turns, and one that is congested holds nobody else up.
 		s.lined.remove(byLined, f)
 		if err == rdserr.ErrCongested {
 			s.block(now, f)
@@ -175,8 +185,10 @@ func (s *Socket) runWaiting(now time.Duration) {
 		if m != nil {
 			s.countWaiting(f.q.pop(), -1)
 			switch {
+			// Accepted before: Post has charged it, and its outcome is not SendDone.
 			case m.Owner != nil:
 				s.dispatch(now, f, m)
+			// It will never be accepted, whatever is waited for.
 			case err != nil:
 				s.sendDone(m, err)
 				s.e.freeMsg(m)
@@ -185,6 +197,7 @@ func (s *Socket) runWaiting(now time.Duration) {
 				s.accept(now, f, m)
 			}
 		}
+		// dispatch may have put the message back and made the flow await its port.
 		if f.q.head == nil {
 			s.endFlow(f)
 		} else if !f.awaits {
@@ -260,6 +273,8 @@ func (s *Socket) tick(now time.Duration) {
 		}
 	}
 	s.e.ctr.SendTimeout += uint64(len(s.sends) - n)
+	// Only sends that are not accepted have a deadline; the time of the others is when they
+	// were accepted.
 	s.deadline = conn.Never
 	for _, f := range s.flows {
 		for m := f.q.head; m != nil; m = m.Link() {
@@ -297,6 +312,7 @@ func (s *Socket) expire(f *flow, err error, why conn.Why, which func(*conn.Msg) 
 		}
 	}
 	f.q = keep
+	// The others still wait for what they waited for.
 	if f.q.head != nil {
 		return cancelled
 	}
