@@ -129,7 +129,7 @@ func (d *daemon) ready() error {
 		if err == nil {
 			s.Close()
 			// It may have come over rings while gRPC still waits to dial again.
-			_, err = d.Admin().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+			_, err = d.AdminService().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
 		}
 		if err == nil {
 			return nil
@@ -197,10 +197,10 @@ func watch(t *testing.T, l *lab, d *daemon) {
 		t.Logf("the last %d frames: %s", captureFrames, path)
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		if peers, err := d.Admin().ListPeers(ctx, &rdsdv1.ListPeersRequest{}); err == nil {
+		if peers, err := d.AdminService().ListPeers(ctx, &rdsdv1.ListPeersRequest{}); err == nil {
 			t.Logf("peers: %v", peers)
 		}
-		if counters, err := d.Admin().GetCounters(ctx, &rdsdv1.GetCountersRequest{}); err == nil {
+		if counters, err := d.AdminService().GetCounters(ctx, &rdsdv1.GetCountersRequest{}); err == nil {
 			var moved []string
 			for _, c := range counters.GetCounter() {
 				if c.GetValue() != 0 {

@@ -41,7 +41,7 @@ func TestKernelPing(t *testing.T) {
 		const count = 20
 		for i := range count {
 			// The first of ours is also what makes the connection.
-			r, err := d.Admin().Ping(ctx, rdsdv1.PingRequest_builder{
+			r, err := d.AdminService().Ping(ctx, rdsdv1.PingRequest_builder{
 				Local: pr.ours.AsSlice(), Remote: pr.kernel.AsSlice(),
 			}.Build())
 			if err != nil {

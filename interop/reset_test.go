@@ -58,7 +58,7 @@ func TestKernelResets(t *testing.T) {
 			case 0:
 				err = l.vm.ResetAll(ctx)
 			case 1:
-				_, err = d.Admin().DropPath(ctx, rdsdv1.DropPathRequest_builder{
+				_, err = d.AdminService().DropPath(ctx, rdsdv1.DropPathRequest_builder{
 					Local: pr.ours.AsSlice(), Remote: pr.kernel.AsSlice(), AllLanes: true,
 				}.Build())
 			case 2: // where our kernel cannot, ss does nothing and says so nowhere
@@ -79,7 +79,7 @@ func TestKernelResets(t *testing.T) {
 // linksLost is rdsd's count of links that ended.
 func linksLost(ctx context.Context, t *testing.T, d *daemon) uint64 {
 	t.Helper()
-	r, err := d.Admin().GetCounters(ctx, &rdsdv1.GetCountersRequest{})
+	r, err := d.AdminService().GetCounters(ctx, &rdsdv1.GetCountersRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func abortsOnClose(ctx context.Context, t *testing.T, l *lab) uint64 {
 
 func pathUp(ctx context.Context, t *testing.T, d *daemon, pr pair) bool {
 	t.Helper()
-	r, err := d.Admin().ListPeers(ctx, rdsdv1.ListPeersRequest_builder{
+	r, err := d.AdminService().ListPeers(ctx, rdsdv1.ListPeersRequest_builder{
 		Local: pr.ours.AsSlice(), Remote: pr.kernel.AsSlice(),
 	}.Build())
 	if err != nil {

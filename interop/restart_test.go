@@ -147,7 +147,7 @@ func noSock(ctx context.Context, t *testing.T, d *daemon) uint64 {
 	var err error
 	for range 100 { // gRPC dials again at its own pace
 		var r *rdsdv1.GetCountersResponse
-		if r, err = d.Admin().GetCounters(ctx, &rdsdv1.GetCountersRequest{}); err == nil {
+		if r, err = d.AdminService().GetCounters(ctx, &rdsdv1.GetCountersRequest{}); err == nil {
 			for _, c := range r.GetCounter() {
 				if c.GetName() == "recv_drop_no_sock" {
 					return c.GetValue()

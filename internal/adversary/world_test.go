@@ -214,7 +214,7 @@ func (d *daemon) status() (st *rdsdv1.Status, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	err = d.with(func(c *rdsd.Client) error {
-		st, err = c.Admin().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+		st, err = c.AdminService().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
 		return err
 	})
 	return st, err
@@ -305,7 +305,7 @@ func (d *daemon) links() (n int, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	err = d.with(func(c *rdsd.Client) error {
-		l, err := c.Admin().ListPeers(ctx, &rdsdv1.ListPeersRequest{})
+		l, err := c.AdminService().ListPeers(ctx, &rdsdv1.ListPeersRequest{})
 		for _, p := range l.GetPeer() {
 			if a, _ := netip.AddrFromSlice(p.GetRemote()); a == addresses[0] || a == addresses[1] {
 				for _, path := range p.GetPath() {

@@ -81,7 +81,7 @@ func (w *world) serving(d *daemon) error {
 	return w.until(d.name+" serves", func() bool {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		st, err := c.Admin().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+		st, err := c.AdminService().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
 		return err == nil && st.GetState() == "serving"
 	})
 }

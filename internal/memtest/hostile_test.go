@@ -117,7 +117,7 @@ func settled(t *testing.T, d *rdsdtest.Daemon, kind string, n uint64) {
 	c := d.Dial()
 	var last uint64
 	for until := time.Now().Add(20 * time.Second); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
-		st, err := c.Admin().GetStatus(context.Background(), nil)
+		st, err := c.AdminService().GetStatus(context.Background(), nil)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -134,7 +134,7 @@ func status(d string) error {
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	_, err = c.Admin().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+	_, err = c.AdminService().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
 	return err
 }
 

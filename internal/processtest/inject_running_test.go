@@ -137,7 +137,7 @@ func (r *rounds) round() (errs []error) {
 		do(fmt.Sprint("bind ", f), func() error { return useFrontAt(at, addrA, f) })
 	}
 	do("drop", func() error {
-		_, err := r.a.Admin().DropPath(ctx, rdsdv1.DropPathRequest_builder{Remote: netip.MustParseAddr(addrB).AsSlice(), AllLanes: true}.Build())
+		_, err := r.a.AdminService().DropPath(ctx, rdsdv1.DropPathRequest_builder{Remote: netip.MustParseAddr(addrB).AsSlice(), AllLanes: true}.Build())
 		return err
 	})
 	do("dial", func() error { return r.p.across(rdsd.GRPC) })

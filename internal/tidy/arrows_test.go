@@ -3,8 +3,10 @@ package tidy
 import (
 	"flag"
 	"fmt"
+	"go/ast"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -75,11 +77,11 @@ var arrows = []struct {
 
 	// What talks to a daemon from outside.
 	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr", "internal/msgpool"}},
-	{"sdk/go/rdsdtest", []string{"sdk/go", "api/rdsd/v1", "rdserr", "internal/freeport"}},
+	{"sdk/go/rdsdtest", []string{"sdk/go", "rdserr", "internal/freeport"}},
 	{"sdk/go/examples/...", []string{"sdk/go", "rdserr"}},
 	{"rdsd", []string{"rdsd/internal/..."}},
 	// A volume is copied, and shown, over its NBD export, as any program does it.
-	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "node/config", "sdk/go", "api/rdsd/v1", "rdserr", "blk", "blk/nbd", "internal/freeport", "internal/guard"}},
+	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "node/config", "sdk/go", "rdserr", "blk", "blk/nbd", "internal/freeport", "internal/guard"}},
 
 	// Test worlds: nothing a program imports.
 	{"internal/simtest", []string{"rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "internal/buf", "internal/stats"}},
@@ -92,7 +94,7 @@ var arrows = []struct {
 	{"internal/adversary", []string{"api/rdsd/v1", "shm", "transport", "wire", "wire/rtrs", "wire/rnbd"}},
 	{"internal/volumetest", nil}, // tests alone
 	{"interop/kernelnbd", nil},   // tests alone
-	{"interop", []string{"sdk/go", "api/rdsd/v1", "rdserr"}},
+	{"interop", []string{"sdk/go", "rdserr"}},
 }
 
 func matches(pattern, pkg string) bool {
@@ -183,6 +185,37 @@ func TestArrowsDoNotClimb(t *testing.T) {
 		if reach(c[0], c[1]) {
 			t.Errorf("the table lets %s reach %s", c[0], c[1])
 		}
+	}
+}
+
+// protobuf are the packages that know the generated messages of the API: both ends of
+// it, and the client of the adversary, which says what no SDK would. Everybody else
+// has the SDK's types.
+var protobuf = []string{"api/rdsd/v1", "node", "node/...", "sdk/go", "internal/adversary"}
+
+// raw are the methods of the SDK's client that hand out generated services.
+var raw = []string{"AdminService", "VolumeService"}
+
+// TestGeneratedTypesStop: what is generated from the API is a matter of its two
+// ends. A program that is no end of it neither imports it nor has it by way of the
+// SDK, where no import would show it.
+func TestGeneratedTypesStop(t *testing.T) {
+	const api = "api/rdsd/v1"
+	for _, a := range arrows {
+		if anyMatch(a.may, api) && !anyMatch(protobuf, a.pkg) {
+			t.Errorf("the import table gives %s the generated types of %s; the SDK's types are for it", a.pkg, api)
+		}
+	}
+	for _, s := range sources(t) {
+		if s.test || !s.built || anyMatch(protobuf, s.dir) {
+			continue
+		}
+		ast.Inspect(s.ast, func(n ast.Node) bool {
+			if x, ok := n.(*ast.SelectorExpr); ok && slices.Contains(raw, x.Sel.Name) {
+				t.Errorf("%s: %s brings generated types; use Admin or Volumes of the SDK", s.fset.Position(x.Pos()), x.Sel.Name)
+			}
+			return true
+		})
 	}
 }
 

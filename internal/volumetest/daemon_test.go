@@ -96,7 +96,7 @@ func (d *daemon) ready() {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	for {
-		st, err := d.client().Admin().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+		st, err := d.client().AdminService().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
 		if err == nil && st.GetState() == "serving" {
 			return
 		}

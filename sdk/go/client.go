@@ -14,7 +14,6 @@ import (
 	"google.golang.org/grpc/experimental"
 	"google.golang.org/grpc/keepalive"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -115,10 +114,6 @@ func resolveTarget(target string) string {
 
 // Target is where the daemon is, as grpc-go is told.
 func (c *Client) Target() string { return c.target }
-
-// Admin is the raw administration service of the same daemon. Its errors are
-// gRPC statuses; rdsdv1.ErrorFromStatus gives their errno.
-func (c *Client) Admin() rdsdv1.AdminClient { return rdsdv1.NewAdminClient(c.conn) }
 
 // Close closes every socket of the client and the connection. Closing twice is
 // no error.

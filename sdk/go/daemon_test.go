@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rdserr"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
@@ -260,12 +259,7 @@ func closedByAdministrator(t *testing.T, bind binder) {
 	a := rdsdtest.Start(t, rdsdtest.AddrA, rdsdtest.FreePort(t, rdsdtest.AddrA))
 	s := bind(a, 4830)
 	ctx := within(t, 20*time.Second)
-	e := &rdsdv1.Endpoint{}
-	e.SetAddress(s.LocalAddr().Addr().AsSlice())
-	e.SetPort(uint32(s.LocalAddr().Port()))
-	req := &rdsdv1.CloseSocketRequest{}
-	req.SetLocal(e)
-	if _, err := a.Dial().Admin().CloseSocket(ctx, req); err != nil {
+	if err := a.Dial().Admin().CloseSocket(ctx, s.LocalAddr()); err != nil {
 		t.Fatal(err)
 	}
 	_, err := s.Recv(ctx)

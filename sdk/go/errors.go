@@ -169,4 +169,18 @@ func statusError(err error) error {
 	return mapped
 }
 
+// callError is what a call of a service other than that of sockets returns.
+func callError(ctx context.Context, op string, err error) error {
+	if err == nil {
+		return nil
+	}
+	if ctx.Err() != nil {
+		return &OpError{Op: op, Err: ctxError(ctx, nil)}
+	}
+	if err = rdsdv1.ErrorFromStatus(err); errors.Is(err, rdserr.ErrTimeout) { // with the daemon's words
+		err = &contextEnd{rdserr.ErrTimeout, context.DeadlineExceeded, err.Error()}
+	}
+	return &OpError{Op: op, Err: err}
+}
+
 var errLost = rdserr.With(rdserr.ErrShutdown, "the connection to the daemon was lost before it answered")

@@ -16,8 +16,8 @@ type Datagram struct {
 
 // CancelResult says what became of the datagrams a CancelSentTo found.
 type CancelResult struct {
-	Cancelled uint64 // will never leave this node
-	InFlight  uint64 // had begun to leave; their true outcome follows
+	Cancelled uint64 `json:"cancelled"` // will never leave this node
+	InFlight  uint64 `json:"in_flight"` // had begun to leave; their true outcome follows
 }
 
 // OutcomeKind is what became of an accepted datagram.

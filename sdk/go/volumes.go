@@ -2,7 +2,6 @@ package rdsd
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
@@ -30,20 +29,6 @@ func (c *Client) VolumeService() rdsdv1.VolumeServiceClient {
 	return rdsdv1.NewVolumeServiceClient(c.conn)
 }
 
-// volumeError is what a call for volumes returns.
-func volumeError(ctx context.Context, op string, err error) error {
-	if err == nil {
-		return nil
-	}
-	if ctx.Err() != nil {
-		return &OpError{Op: op, Err: ctxError(ctx, nil)}
-	}
-	if err = rdsdv1.ErrorFromStatus(err); errors.Is(err, rdserr.ErrTimeout) { // with the daemon's words
-		err = &contextEnd{rdserr.ErrTimeout, context.DeadlineExceeded, err.Error()}
-	}
-	return &OpError{Op: op, Err: err}
-}
-
 // Export offers a file, a block device or memory of the daemon's node to other
 // nodes. ErrExists: the name is taken.
 func (v *Volumes) Export(ctx context.Context, s ExportSpec) (*Export, error) {
@@ -53,7 +38,7 @@ func (v *Volumes) Export(ctx context.Context, s ExportSpec) (*Export, error) {
 	}
 	m, err := v.pb.Export(ctx, req)
 	if err != nil {
-		return nil, volumeError(ctx, "export", err)
+		return nil, callError(ctx, "export", err)
 	}
 	return exportFromProto(m), nil
 }
@@ -65,7 +50,7 @@ func (v *Volumes) Unexport(ctx context.Context, name string, force bool) error {
 	req.SetName(name)
 	req.SetForce(force)
 	_, err := v.pb.Unexport(ctx, req)
-	return volumeError(ctx, "unexport", err)
+	return callError(ctx, "unexport", err)
 }
 
 // Map makes a volume of another node a block device of the daemon's. It returns
@@ -78,7 +63,7 @@ func (v *Volumes) Map(ctx context.Context, s MapSpec) (*Mapping, error) {
 	}
 	m, err := v.pb.Map(ctx, req)
 	if err != nil {
-		return nil, volumeError(ctx, "map", err)
+		return nil, callError(ctx, "map", err)
 	}
 	return mappingFromProto(m), nil
 }
@@ -91,7 +76,7 @@ func (v *Volumes) Unmap(ctx context.Context, mapping string, force bool) error {
 	req.SetMapping(mapping)
 	req.SetForce(force)
 	_, err := v.pb.Unmap(ctx, req)
-	return volumeError(ctx, "unmap", err)
+	return callError(ctx, "unmap", err)
 }
 
 // Remap opens a closed mapping again, now.
@@ -100,7 +85,7 @@ func (v *Volumes) Remap(ctx context.Context, mapping string) (*Mapping, error) {
 	req.SetMapping(mapping)
 	m, err := v.pb.Remap(ctx, req)
 	if err != nil {
-		return nil, volumeError(ctx, "remap", err)
+		return nil, callError(ctx, "remap", err)
 	}
 	return mappingFromProto(m), nil
 }
@@ -109,7 +94,7 @@ func (v *Volumes) Remap(ctx context.Context, mapping string) (*Mapping, error) {
 func (v *Volumes) List(ctx context.Context) ([]*Export, []*Mapping, error) {
 	m, err := v.pb.List(ctx, &rdsdv1.VolumeListRequest{})
 	if err != nil {
-		return nil, nil, volumeError(ctx, "list volumes", err)
+		return nil, nil, callError(ctx, "list volumes", err)
 	}
 	return all(m.GetExport(), exportFromProto), all(m.GetMapping(), mappingFromProto), nil
 }
@@ -141,7 +126,7 @@ func (v *Volumes) get(ctx context.Context, req *rdsdv1.VolumeGetRequest) (*rdsdv
 	if err == nil && req.HasMapping() != m.HasMapping() {
 		err = rdserr.With(rdserr.ErrProtocol, "the daemon answered with something else than it was asked for")
 	}
-	return m, volumeError(ctx, "get volume", err)
+	return m, callError(ctx, "get volume", err)
 }
 
 // Info asks another node about a volume without mapping it: Node, Name, Session
@@ -154,7 +139,7 @@ func (v *Volumes) Info(ctx context.Context, s MapSpec) (*RemoteVolume, error) {
 	req.SetPath(pathsToProto(s.Paths))
 	m, err := v.pb.Info(ctx, req)
 	if err != nil {
-		return nil, volumeError(ctx, "volume info", err)
+		return nil, callError(ctx, "volume info", err)
 	}
 	r := &RemoteVolume{Node: m.GetNode(), Name: m.GetName(), QueueDepth: m.GetQueueDepth()}
 	if i := infoFromProto(m.GetInfo()); i != nil {
@@ -184,7 +169,7 @@ func (v *Volumes) resize(ctx context.Context, req *rdsdv1.VolumeResizeRequest, s
 	req.SetSizeBytes(size)
 	m, err := v.pb.Resize(ctx, req)
 	if err != nil {
-		return 0, volumeError(ctx, "resize", err)
+		return 0, callError(ctx, "resize", err)
 	}
 	return m.GetSizeBytes(), nil
 }
@@ -196,7 +181,7 @@ func (v *Volumes) Check(ctx context.Context, what string) ([]VolumeFinding, erro
 	req.SetWhat(what)
 	m, err := v.pb.Check(ctx, req)
 	if err != nil {
-		return nil, volumeError(ctx, "check", err)
+		return nil, callError(ctx, "check", err)
 	}
 	return all(m.GetFinding(), findingFromProto), nil
 }

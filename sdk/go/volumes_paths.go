@@ -11,7 +11,7 @@ import (
 func (v *Volumes) Sessions(ctx context.Context) ([]VolumeSession, error) {
 	m, err := v.pb.ListSessions(ctx, &rdsdv1.VolumeListSessionsRequest{})
 	if err != nil {
-		return nil, volumeError(ctx, "list sessions", err)
+		return nil, callError(ctx, "list sessions", err)
 	}
 	return all(m.GetSession(), sessionFromProto), nil
 }
@@ -22,7 +22,7 @@ func (v *Volumes) Paths(ctx context.Context, session string) ([]VolumePath, erro
 	req.SetSession(session)
 	m, err := v.pb.ListPaths(ctx, req)
 	if err != nil {
-		return nil, volumeError(ctx, "list paths", err)
+		return nil, callError(ctx, "list paths", err)
 	}
 	return all(m.GetPath(), pathFromProto), nil
 }
@@ -31,7 +31,7 @@ func (v *Volumes) Paths(ctx context.Context, session string) ([]VolumePath, erro
 func (v *Volumes) AddPath(ctx context.Context, session string, p PathSpec) (*VolumePath, error) {
 	m, err := v.pb.AddPath(ctx, pathRequest(session, p))
 	if err != nil {
-		return nil, volumeError(ctx, "add path", err)
+		return nil, callError(ctx, "add path", err)
 	}
 	path := pathFromProto(m)
 	return &path, nil
@@ -40,20 +40,20 @@ func (v *Volumes) AddPath(ctx context.Context, session string, p PathSpec) (*Vol
 // RemovePath takes a path from a client's session; requests on it move to others.
 func (v *Volumes) RemovePath(ctx context.Context, session string, p PathSpec) error {
 	_, err := v.pb.RemovePath(ctx, pathRequest(session, p))
-	return volumeError(ctx, "remove path", err)
+	return callError(ctx, "remove path", err)
 }
 
 // DisconnectPath closes a path. A client's stays so until ReconnectPath; one of
 // a server comes back if the client wants it to.
 func (v *Volumes) DisconnectPath(ctx context.Context, session string, p PathSpec) error {
 	_, err := v.pb.DisconnectPath(ctx, pathRequest(session, p))
-	return volumeError(ctx, "disconnect path", err)
+	return callError(ctx, "disconnect path", err)
 }
 
 // ReconnectPath connects a client's path anew, now.
 func (v *Volumes) ReconnectPath(ctx context.Context, session string, p PathSpec) error {
 	_, err := v.pb.ReconnectPath(ctx, pathRequest(session, p))
-	return volumeError(ctx, "reconnect path", err)
+	return callError(ctx, "reconnect path", err)
 }
 
 // SetPolicy changes how a client's session chooses among its paths.
@@ -65,7 +65,7 @@ func (v *Volumes) SetPolicy(ctx context.Context, session string, policy VolumePo
 	req.SetSession(session)
 	setPolicy(req, policy)
 	_, err := v.pb.SetPolicy(ctx, req)
-	return volumeError(ctx, "set policy", err)
+	return callError(ctx, "set policy", err)
 }
 
 // ResetStats sets the statistics of a path to 0; with the zero PathSpec of all
@@ -77,7 +77,7 @@ func (v *Volumes) ResetStats(ctx context.Context, session string, p PathSpec) er
 		req.SetPath(pathSpecToProto(p))
 	}
 	_, err := v.pb.ResetStats(ctx, req)
-	return volumeError(ctx, "reset statistics", err)
+	return callError(ctx, "reset statistics", err)
 }
 
 func pathRequest(session string, p PathSpec) *rdsdv1.VolumePathRequest {

@@ -2,12 +2,9 @@ package rdsd
 
 import (
 	"context"
-	"errors"
-	"io"
 	"iter"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
-	"github.com/rdsd/rdsd/rdserr"
 )
 
 // WatchOption changes what Volumes.Watch begins with.
@@ -31,29 +28,10 @@ func (v *Volumes) Watch(ctx context.Context, opts ...WatchOption) iter.Seq2[*Vol
 	for _, o := range opts {
 		o(req)
 	}
-	outer := ctx
-	ctx, cancel := context.WithCancel(ctx)
-	stream, err := v.pb.Watch(ctx, req)
+	watch, cancel := context.WithCancel(ctx)
+	stream, err := v.pb.Watch(watch, req)
 	if err == nil {
 		_, err = stream.Header() // it comes once the daemon watches; a refusal shows in Recv
 	}
-	return func(yield func(*VolumeEvent, error) bool) {
-		defer cancel()
-		for {
-			var m *rdsdv1.VolumeEvent
-			if err == nil {
-				m, err = stream.Recv()
-			}
-			if errors.Is(err, io.EOF) {
-				err = rdserr.With(rdserr.ErrShutdown, "the daemon ended the watch")
-			}
-			if err != nil {
-				yield(nil, volumeError(outer, "watch volumes", err))
-				return
-			}
-			if !yield(eventFromProto(m), nil) {
-				return
-			}
-		}
-	}
+	return received(ctx, cancel, "watch volumes", stream, err, eventFromProto)
 }

@@ -7,8 +7,6 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
-
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 )
 
 // parseEndpoint reads "10.0.0.2:4000" or "[fd00::2]:4000". what names the
@@ -119,21 +117,6 @@ func resolveHost(ctx context.Context, what, s string) (netip.Addr, error) {
 		return netip.Addr{}, usagef("%s %q is neither an address (10.0.0.2, fd00::2) nor a host name that resolves: %v", what, s, err)
 	}
 	return addrs[0].Unmap(), nil
-}
-
-// addrOf turns the 4 or 16 bytes of the API into an address; the zero Addr
-// for anything else.
-func addrOf(b []byte) netip.Addr {
-	a, _ := netip.AddrFromSlice(b)
-	return a
-}
-
-func endpointOf(e *rdsdv1.Endpoint) netip.AddrPort {
-	return netip.AddrPortFrom(addrOf(e.GetAddress()), uint16(e.GetPort()))
-}
-
-func endpointTo(ap netip.AddrPort) *rdsdv1.Endpoint {
-	return rdsdv1.Endpoint_builder{Address: ap.Addr().AsSlice(), Port: uint32(ap.Port())}.Build()
 }
 
 // addrText shows an address; "-" when there is none.

@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
 func (a *app) cancelCmd() *cobra.Command {
@@ -33,15 +33,15 @@ configured administrator; applications use cancel_sent_to on their own socket.`,
 			if src.Addr().Is4() != dst.Addr().Is4() {
 				return usagef("--from %s and --to %s: IPv4 and IPv6 do not mix", src, dst)
 			}
-			return a.admin(cmd.Context(), func(ctx context.Context, c rdsdv1.AdminClient) error {
-				resp, err := c.CancelSent(ctx, rdsdv1.CancelSentRequest_builder{Local: endpointTo(src), Destination: endpointTo(dst)}.Build())
+			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
+				r, err := c.CancelSent(ctx, src, dst)
 				if err != nil {
 					return err
 				}
 				if a.json {
-					return writeJSON(a.out, map[string]uint64{"cancelled": resp.GetCancelled(), "in_flight": resp.GetInFlight()})
+					return writeJSON(a.out, r)
 				}
-				fmt.Fprintf(a.out, "%s cancelled, %d already on their way\n", plural(resp.GetCancelled(), "datagram"), resp.GetInFlight())
+				fmt.Fprintf(a.out, "%s cancelled, %d already on their way\n", plural(r.Cancelled, "datagram"), r.InFlight)
 				return nil
 			})
 		},

@@ -8,9 +8,7 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"google.golang.org/grpc/status"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rdsd/internal/dial"
 	"github.com/rdsd/rdsd/rdserr"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
@@ -52,36 +50,30 @@ func (a *app) whole(cmd *cobra.Command) (context.Context, context.CancelFunc) {
 	return a.bounded(cmd.Context())
 }
 
-// admin runs fn with the admin service of the daemon, within --timeout.
-func (a *app) admin(ctx context.Context, fn func(context.Context, rdsdv1.AdminClient) error) error {
+// admin runs fn with the administration of the daemon, within --timeout.
+func (a *app) admin(ctx context.Context, fn func(context.Context, *rdsd.Admin) error) error {
 	ctx, cancel := a.bounded(ctx)
 	defer cancel()
 	return a.adminStream(ctx, fn)
 }
 
 // adminStream is admin without a deadline, for commands that watch.
-func (a *app) adminStream(ctx context.Context, fn func(context.Context, rdsdv1.AdminClient) error) error {
+func (a *app) adminStream(ctx context.Context, fn func(context.Context, *rdsd.Admin) error) error {
 	c, err := a.dial(ctx)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	return fn(ctx, c.Admin())
+	return dial.Cause(fn(ctx, c.Admin()))
 }
 
 // localAddrs are the RDS addresses of the daemon behind c.
 func localAddrs(ctx context.Context, c *rdsd.Client) ([]netip.Addr, error) {
-	st, err := c.Admin().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+	st, err := c.Admin().Status(ctx)
 	if err != nil {
-		return nil, err
+		return nil, dial.Cause(err)
 	}
-	var out []netip.Addr
-	for _, b := range st.GetLocalAddress() {
-		if a := addrOf(b); a.IsValid() {
-			out = append(out, a.Unmap())
-		}
-	}
-	return out, nil
+	return st.LocalAddresses, nil
 }
 
 // chooseLocal completes a local address that names no address: one of the
@@ -139,9 +131,6 @@ func (a *app) chooseDestination(ctx context.Context, c *rdsd.Client, dsts []neti
 func explain(err error) string {
 	if _, own := errors.AsType[*codeError](err); own {
 		return err.Error()
-	}
-	if _, ok := status.FromError(err); ok {
-		err = rdsdv1.ErrorFromStatus(err)
 	}
 	switch {
 	case errors.Is(err, rdserr.ErrTimeout):

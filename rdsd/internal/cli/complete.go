@@ -2,15 +2,16 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"strings"
 
 	"github.com/spf13/cobra"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
 // lister returns words for shell completion, "word\tdescription".
-type lister func(context.Context, rdsdv1.AdminClient) []string
+type lister func(context.Context, *rdsd.Admin) []string
 
 // complete asks the daemon, when there is one, for the words that fit; shells
 // must not be kept waiting.
@@ -19,7 +20,7 @@ func (a *app) complete(list lister) cobra.CompletionFunc {
 		ctx, cancel := context.WithTimeout(context.Background(), completionTime)
 		defer cancel()
 		var fit []string
-		a.adminStream(ctx, func(ctx context.Context, c rdsdv1.AdminClient) error {
+		a.adminStream(ctx, func(ctx context.Context, c *rdsd.Admin) error {
 			for _, w := range list(ctx, c) {
 				if strings.HasPrefix(w, typed) {
 					fit = append(fit, w)
@@ -42,17 +43,17 @@ func (a *app) completeFirst(list lister) cobra.CompletionFunc {
 	}
 }
 
-func listPeerWords(ctx context.Context, c rdsdv1.AdminClient) []string {
-	peers, _ := fetchPeers(ctx, c, &rdsdv1.ListPeersRequest{})
+func listPeerWords(ctx context.Context, c *rdsd.Admin) []string {
+	peers, _ := c.Peers(ctx, rdsd.PeerFilter{})
 	var words []string
 	for _, p := range peers {
-		words = append(words, p.Remote.String()+"\t"+p.Kind+", "+p.State)
+		words = append(words, fmt.Sprintf("%s\t%s, %s", p.Remote, p.Kind, p.State))
 	}
 	return words
 }
 
-func listSocketWords(ctx context.Context, c rdsdv1.AdminClient) []string {
-	socks, _ := fetchSockets(ctx, c)
+func listSocketWords(ctx context.Context, c *rdsd.Admin) []string {
+	socks, _ := c.Sockets(ctx)
 	var words []string
 	for _, s := range socks {
 		words = append(words, s.Local.String()+"\t"+s.Label)

@@ -2,15 +2,12 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"io"
 	"net/netip"
-	"time"
 
 	"github.com/spf13/cobra"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
 func (a *app) congestionCmd() *cobra.Command {
@@ -27,8 +24,8 @@ wait for it, and how many of their sends were refused or had to wait. --watch re
 			if watch {
 				return a.adminStream(cmd.Context(), a.watchCongestion)
 			}
-			return a.admin(cmd.Context(), func(ctx context.Context, c rdsdv1.AdminClient) error {
-				list, err := fetchCongestion(ctx, c)
+			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
+				list, err := c.Congestion(ctx)
 				if err != nil {
 					return err
 				}
@@ -45,29 +42,17 @@ wait for it, and how many of their sends were refused or had to wait. --watch re
 	return cmd
 }
 
-func fetchCongestion(ctx context.Context, c rdsdv1.AdminClient) ([]congestedView, error) {
-	resp, err := c.ListCongestion(ctx, &rdsdv1.ListCongestionRequest{})
-	if err != nil {
-		return nil, err
-	}
-	var list []congestedView
-	for _, p := range resp.GetPort() {
-		list = append(list, viewCongested(p))
-	}
-	return list, nil
-}
-
-var congestedColumns = []column[congestedView]{
-	{"port", func(p congestedView) any { return endpointText(p.Endpoint) }},
-	{"where", func(p congestedView) any { return where(p.Local) }},
-	{"since", func(p congestedView) any { return p.Since }},
-	{"queued", func(p congestedView) any { return ifKnown(p, p.Queued.String()) }},
-	{"reader", func(p congestedView) any {
+var congestedColumns = []column[rdsd.CongestedPort]{
+	{"port", func(p rdsd.CongestedPort) any { return endpointText(p.Endpoint) }},
+	{"where", func(p rdsd.CongestedPort) any { return where(p.Local) }},
+	{"since", func(p rdsd.CongestedPort) any { return duration(p.Since) }},
+	{"queued", func(p rdsd.CongestedPort) any { return ifKnown(p, bytesCount(p.QueuedBytes).String()) }},
+	{"reader", func(p rdsd.CongestedPort) any {
 		return ifKnown(p, fmt.Sprintf("pid %d (uid %d)", p.ReaderPID, p.ReaderUID))
 	}},
-	{"waiting", func(p congestedView) any { return p.Waiting }},
-	{"blocked", func(p congestedView) any { return p.Blocked }},
-	{"filled by", func(p congestedView) any { return firstCulprit(p) }},
+	{"waiting", func(p rdsd.CongestedPort) any { return p.WaitingSenders }},
+	{"blocked", func(p rdsd.CongestedPort) any { return p.Blocked }},
+	{"filled by", func(p rdsd.CongestedPort) any { return firstCulprit(p) }},
 }
 
 func where(local bool) string {
@@ -78,14 +63,14 @@ func where(local bool) string {
 }
 
 // ifKnown is s, unless the port is of a node that does not say who reads it.
-func ifKnown(p congestedView, s string) string {
+func ifKnown(p rdsd.CongestedPort, s string) string {
 	if !p.Local && p.ReaderPID == 0 {
 		return "-"
 	}
 	return s
 }
 
-func firstCulprit(p congestedView) string {
+func firstCulprit(p rdsd.CongestedPort) string {
 	if len(p.Culprits) == 0 {
 		return "-"
 	}
@@ -93,10 +78,10 @@ func firstCulprit(p congestedView) string {
 }
 
 // printCulprits lists who fills the ports.
-func (a *app) printCulprits(list []congestedView) {
+func (a *app) printCulprits(list []rdsd.CongestedPort) {
 	type line struct {
 		port netip.AddrPort
-		culpritView
+		rdsd.Culprit
 	}
 	var lines []line
 	for _, p := range list {
@@ -111,44 +96,28 @@ func (a *app) printCulprits(list []congestedView) {
 	writeTable(a.out, lines, []column[line]{
 		{"port", func(l line) any { return endpointText(l.port) }},
 		{"sender", func(l line) any { return endpointText(l.Source) }},
-		{"datagrams", func(l line) any { return l.Datagrams }},
-		{"bytes", func(l line) any { return l.Bytes }},
+		{"datagrams", func(l line) any { return l.QueuedDatagrams }},
+		{"bytes", func(l line) any { return bytesCount(l.QueuedBytes) }},
 	})
 }
 
-// congestionChange is one line of --watch.
-type congestionChange struct {
-	Time      time.Time      `json:"time"`
-	Endpoint  netip.AddrPort `json:"endpoint"`
-	Local     bool           `json:"local"`
-	Congested bool           `json:"congested"`
-}
-
-func (a *app) watchCongestion(ctx context.Context, c rdsdv1.AdminClient) error {
-	stream, err := c.WatchCongestion(ctx, rdsdv1.WatchCongestionRequest_builder{IncludeCurrent: true}.Build())
-	if err != nil {
-		return err
-	}
-	for {
-		n, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			return withCode(exitUnreachable, errors.New("the daemon ended the watch; it is shutting down"))
-		}
+func (a *app) watchCongestion(ctx context.Context, c *rdsd.Admin) error {
+	for n, err := range c.WatchCongestion(ctx, rdsd.WatchCurrent()) {
 		if err != nil {
 			return interrupted(ctx, err)
 		}
-		v := congestionChange{time.Unix(0, n.GetUnixNs()), endpointOf(n.GetEndpoint()), n.GetLocal(), n.GetCongested()}
 		if a.json {
-			err = writeNDJSON(a.out, v)
+			err = writeNDJSON(a.out, n)
 		} else {
 			what := "clear"
-			if v.Congested {
+			if n.Congested {
 				what = "CONGESTED"
 			}
-			_, err = fmt.Fprintf(a.out, "%s  %-24s %-7s %s\n", v.Time.Format("15:04:05.000"), v.Endpoint, where(v.Local), what)
+			_, err = fmt.Fprintf(a.out, "%s  %-24s %-7s %s\n", n.Time.Format("15:04:05.000"), n.Endpoint, where(n.Local), what)
 		}
 		if err != nil {
 			return err
 		}
 	}
+	return nil
 }

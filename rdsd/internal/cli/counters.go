@@ -3,11 +3,12 @@ package cli
 import (
 	"context"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
 func (a *app) countersCmd() *cobra.Command {
@@ -20,24 +21,23 @@ func (a *app) countersCmd() *cobra.Command {
 		Long: `Show the counters, under the names the kernel's rds-info -c uses, those of rdsd
 alone after them. --watch prints what changed, once an interval.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			b := rdsdv1.GetCountersRequest_builder{}
+			var of netip.Addr
 			if peer != "" {
-				addr, err := resolveHost(cmd.Context(), "--peer", peer)
-				if err != nil {
+				var err error
+				if of, err = resolveHost(cmd.Context(), "--peer", peer); err != nil {
 					return err
 				}
-				b.Remote = addr.AsSlice()
 			}
 			if watch {
 				if interval <= 0 {
 					return usagef("--interval %v: it must be longer than zero", interval)
 				}
-				return a.adminStream(cmd.Context(), func(ctx context.Context, c rdsdv1.AdminClient) error {
-					return a.watchCounters(ctx, c, b.Build(), interval)
+				return a.adminStream(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
+					return a.watchCounters(ctx, c, of, interval)
 				})
 			}
-			return a.admin(cmd.Context(), func(ctx context.Context, c rdsdv1.AdminClient) error {
-				list, err := fetchCounters(ctx, c, b.Build())
+			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
+				list, err := c.Counters(ctx, of)
 				if err != nil {
 					return err
 				}
@@ -62,20 +62,8 @@ alone after them. --watch prints what changed, once an interval.`,
 	return cmd
 }
 
-func fetchCounters(ctx context.Context, c rdsdv1.AdminClient, req *rdsdv1.GetCountersRequest) ([]counterView, error) {
-	resp, err := c.GetCounters(ctx, req)
-	if err != nil {
-		return nil, err
-	}
-	var list []counterView
-	for _, n := range resp.GetCounter() {
-		list = append(list, counterView{n.GetName(), n.GetValue(), n.GetHelp()})
-	}
-	return list, nil
-}
-
-func keepNonzero(list []counterView) []counterView {
-	out := []counterView{}
+func keepNonzero(list []rdsd.Counter) []rdsd.Counter {
+	out := []rdsd.Counter{}
 	for _, c := range list {
 		if c.Value != 0 {
 			out = append(out, c)
@@ -84,10 +72,10 @@ func keepNonzero(list []counterView) []counterView {
 	return out
 }
 
-var counterColumns = []column[counterView]{
-	{"counter", func(c counterView) any { return c.Name }},
-	{"value", func(c counterView) any { return c.Value }},
-	{"meaning", func(c counterView) any { return c.Help }},
+var counterColumns = []column[rdsd.Counter]{
+	{"counter", func(c rdsd.Counter) any { return c.Name }},
+	{"value", func(c rdsd.Counter) any { return c.Value }},
+	{"meaning", func(c rdsd.Counter) any { return c.Help }},
 }
 
 // counterChange is one line of --watch.
@@ -98,12 +86,12 @@ type counterChange struct {
 	Delta uint64    `json:"delta"`
 }
 
-func (a *app) watchCounters(ctx context.Context, c rdsdv1.AdminClient, req *rdsdv1.GetCountersRequest, interval time.Duration) error {
+func (a *app) watchCounters(ctx context.Context, c *rdsd.Admin, of netip.Addr, interval time.Duration) error {
 	last := map[string]uint64{}
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for first := true; ; first = false {
-		list, err := fetchCounters(ctx, c, req)
+		list, err := c.Counters(ctx, of)
 		if err != nil {
 			return interrupted(ctx, err)
 		}

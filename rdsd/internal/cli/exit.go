@@ -7,9 +7,6 @@ import (
 	"strings"
 	"syscall"
 
-	"google.golang.org/grpc/status"
-
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -122,9 +119,6 @@ func exitOf(err error) int {
 	}
 	if errors.Is(err, context.Canceled) {
 		return exitInterrupted
-	}
-	if _, ok := status.FromError(err); ok {
-		err = rdsdv1.ErrorFromStatus(err)
 	}
 	if hasErrno(err) {
 		if code, ok := errnoExit[rdserr.Errno(err)]; ok {

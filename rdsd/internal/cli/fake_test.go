@@ -21,8 +21,17 @@ type fakeAdmin struct {
 	rdsdv1.UnimplementedAdminServer
 }
 
-func ep(s string) *rdsdv1.Endpoint { return endpointTo(netip.MustParseAddrPort(s)) }
-func ip(s string) []byte           { return netip.MustParseAddr(s).AsSlice() }
+func ep(s string) *rdsdv1.Endpoint {
+	a := netip.MustParseAddrPort(s)
+	return rdsdv1.Endpoint_builder{Address: a.Addr().AsSlice(), Port: uint32(a.Port())}.Build()
+}
+
+func ip(s string) []byte { return netip.MustParseAddr(s).AsSlice() }
+
+func addrOf(b []byte) netip.Addr {
+	a, _ := netip.AddrFromSlice(b)
+	return a
+}
 
 // serveFake serves it at path until the function it returns is called.
 func serveFake(path string) (func(), error) {
@@ -153,7 +162,7 @@ func (fakeAdmin) CancelSent(_ context.Context, req *rdsdv1.CancelSentRequest) (*
 
 func (fakeAdmin) CloseSocket(_ context.Context, req *rdsdv1.CloseSocketRequest) (*rdsdv1.CloseSocketResponse, error) {
 	if req.GetLocal().GetPort() != 4000 {
-		return nil, rdserr.With(rdserr.ErrNotFound, "nobody has bound %s", endpointOf(req.GetLocal()))
+		return nil, rdserr.With(rdserr.ErrNotFound, "nobody has bound port %d", req.GetLocal().GetPort())
 	}
 	return &rdsdv1.CloseSocketResponse{}, nil
 }

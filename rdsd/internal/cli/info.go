@@ -3,20 +3,21 @@ package cli
 import (
 	"context"
 	"fmt"
+	"net/netip"
 
 	"github.com/spf13/cobra"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
 // infoView is everything a daemon tells, as `rdsd info --json` prints it.
 type infoView struct {
-	Status     statusView      `json:"status"`
-	Peers      []peerView      `json:"peers"`
-	Sockets    []socketView    `json:"sockets"`
-	Queue      []queueView     `json:"queue"`
-	Congestion []congestedView `json:"congestion"`
-	Counters   []counterView   `json:"counters"`
+	Status     *rdsd.Status          `json:"status"`
+	Peers      []rdsd.Peer           `json:"peers"`
+	Sockets    []rdsd.SocketInfo     `json:"sockets"`
+	Queue      []rdsd.QueuedDatagram `json:"queue"`
+	Congestion []rdsd.CongestedPort  `json:"congestion"`
+	Counters   []rdsd.Counter        `json:"counters"`
 }
 
 func (a *app) infoCmd() *cobra.Command {
@@ -27,7 +28,7 @@ func (a *app) infoCmd() *cobra.Command {
 a report. Counters that are zero are left out of the page. For the layout of the
 kernel's tool see 'rdsd rds-info'.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.admin(cmd.Context(), func(ctx context.Context, c rdsdv1.AdminClient) error {
+			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
 				v, err := fetchInfo(ctx, c)
 				if err != nil {
 					return err
@@ -57,37 +58,22 @@ func section[T any](a *app, title string, items []T, cols []column[T]) {
 	writeTable(a.out, items, cols)
 }
 
-func fetchInfo(ctx context.Context, c rdsdv1.AdminClient) (infoView, error) {
-	v := infoView{Peers: []peerView{}, Sockets: []socketView{}, Queue: []queueView{}, Congestion: []congestedView{}, Counters: []counterView{}}
-	st, err := c.GetStatus(ctx, &rdsdv1.GetStatusRequest{})
-	if err != nil {
+func fetchInfo(ctx context.Context, c *rdsd.Admin) (v infoView, err error) {
+	if v.Status, err = c.Status(ctx); err != nil {
 		return v, err
 	}
-	v.Status = viewStatus(st)
-	if l, err := fetchPeers(ctx, c, &rdsdv1.ListPeersRequest{}); err != nil {
+	if v.Peers, err = c.Peers(ctx, rdsd.PeerFilter{}); err != nil {
 		return v, err
-	} else if l != nil {
-		v.Peers = l
 	}
-	if l, err := fetchSockets(ctx, c); err != nil {
+	if v.Sockets, err = c.Sockets(ctx); err != nil {
 		return v, err
-	} else if l != nil {
-		v.Sockets = l
 	}
-	if l, _, err := fetchQueue(ctx, c, 0); err != nil {
+	if v.Queue, _, err = c.Queue(ctx, rdsd.QueueAll, 0); err != nil {
 		return v, err
-	} else if l != nil {
-		v.Queue = l
 	}
-	if l, err := fetchCongestion(ctx, c); err != nil {
+	if v.Congestion, err = c.Congestion(ctx); err != nil {
 		return v, err
-	} else if l != nil {
-		v.Congestion = l
 	}
-	if l, err := fetchCounters(ctx, c, &rdsdv1.GetCountersRequest{}); err != nil {
-		return v, err
-	} else if l != nil {
-		v.Counters = l
-	}
-	return v, nil
+	v.Counters, err = c.Counters(ctx, netip.Addr{})
+	return v, err
 }

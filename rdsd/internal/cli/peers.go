@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
 func (a *app) peersCmd() *cobra.Command {
@@ -24,12 +24,12 @@ error, down. QUEUED waits to be sent, UNACKED is sent and not acknowledged, HELD
 was refused by the peer for lack of room and will be sent again. --paths shows
 the lanes one by one.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			req, err := peerFilter(cmd.Context(), local, remote)
+			filter, err := peerFilter(cmd.Context(), local, remote)
 			if err != nil {
 				return err
 			}
-			return a.admin(cmd.Context(), func(ctx context.Context, c rdsdv1.AdminClient) error {
-				list, err := fetchPeers(ctx, c, req)
+			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
+				list, err := c.Peers(ctx, filter)
 				if err != nil {
 					return err
 				}
@@ -48,58 +48,40 @@ the lanes one by one.`,
 	return cmd
 }
 
-func peerFilter(ctx context.Context, local, remote string) (*rdsdv1.ListPeersRequest, error) {
-	b := rdsdv1.ListPeersRequest_builder{}
-	for _, f := range []struct {
-		flag, value string
-		into        *[]byte
-	}{{"--local", local, &b.Local}, {"--remote", remote, &b.Remote}} {
-		if f.value == "" {
-			continue
+func peerFilter(ctx context.Context, local, remote string) (f rdsd.PeerFilter, err error) {
+	if local != "" {
+		if f.Local, err = resolveHost(ctx, "--local", local); err != nil {
+			return f, err
 		}
-		addr, err := resolveHost(ctx, f.flag, f.value)
-		if err != nil {
-			return nil, err
-		}
-		*f.into = addr.AsSlice()
 	}
-	return b.Build(), nil
+	if remote != "" {
+		f.Remote, err = resolveHost(ctx, "--remote", remote)
+	}
+	return f, err
 }
 
-func fetchPeers(ctx context.Context, c rdsdv1.AdminClient, req *rdsdv1.ListPeersRequest) ([]peerView, error) {
-	resp, err := c.ListPeers(ctx, req)
-	if err != nil {
-		return nil, err
-	}
-	var list []peerView
-	for _, p := range resp.GetPeer() {
-		list = append(list, viewPeer(p))
-	}
-	return list, nil
-}
-
-var peerColumns = []column[peerView]{
-	{"local", func(p peerView) any { return addrText(p.Local) }},
-	{"remote", func(p peerView) any { return addrText(p.Remote) }},
-	{"kind", func(p peerView) any { return p.Kind }},
-	{"auth", func(p peerView) any { return yesNo(p.Authenticated) }},
-	{"state", func(p peerView) any { return p.State }},
-	{"lanes", func(p peerView) any { return p.Lanes }},
-	{"rtt", func(p peerView) any { return p.RTT }},
-	{"queued", func(p peerView) any { return p.Queued }},
-	{"unacked", func(p peerView) any { return p.Unacked }},
-	{"held", func(p peerView) any { return p.Held }},
-	{"congested", func(p peerView) any { return p.Congested }},
-	{"last error", func(p peerView) any { return p.LastError }},
+var peerColumns = []column[rdsd.Peer]{
+	{"local", func(p rdsd.Peer) any { return addrText(p.Local) }},
+	{"remote", func(p rdsd.Peer) any { return addrText(p.Remote) }},
+	{"kind", func(p rdsd.Peer) any { return p.Kind }},
+	{"auth", func(p rdsd.Peer) any { return yesNo(p.Authenticated) }},
+	{"state", func(p rdsd.Peer) any { return p.State }},
+	{"lanes", func(p rdsd.Peer) any { return p.Lanes }},
+	{"rtt", func(p rdsd.Peer) any { return duration(p.RTT) }},
+	{"queued", func(p rdsd.Peer) any { return p.Queued }},
+	{"unacked", func(p rdsd.Peer) any { return p.Unacked }},
+	{"held", func(p rdsd.Peer) any { return p.Held }},
+	{"congested", func(p rdsd.Peer) any { return p.Congested }},
+	{"last error", func(p rdsd.Peer) any { return p.LastError }},
 }
 
 // pathLine is a path with the addresses of its peer.
 type pathLine struct {
 	local, remote netip.Addr
-	pathView
+	rdsd.PeerPath
 }
 
-func pathLines(peers []peerView) []pathLine {
+func pathLines(peers []rdsd.Peer) []pathLine {
 	var out []pathLine
 	for _, p := range peers {
 		for _, q := range p.Paths {
@@ -114,15 +96,15 @@ var pathColumns = []column[pathLine]{
 	{"remote", func(p pathLine) any { return addrText(p.remote) }},
 	{"lane", func(p pathLine) any { return p.Index }},
 	{"state", func(p pathLine) any { return p.State }},
-	{"link", func(p pathLine) any { return p.Local + " > " + p.Remote }},
-	{"next tx", func(p pathLine) any { return p.NextTx }},
-	{"next rx", func(p pathLine) any { return p.NextRx }},
-	{"up", func(p pathLine) any { return p.Up }},
+	{"link", func(p pathLine) any { return p.LocalEndpoint + " > " + p.RemoteEndpoint }},
+	{"next tx", func(p pathLine) any { return p.NextTxSeq }},
+	{"next rx", func(p pathLine) any { return p.NextRxSeq }},
+	{"up", func(p pathLine) any { return duration(p.Up) }},
 	{"reconnects", func(p pathLine) any { return p.Reconnects }},
-	{"sent", func(p pathLine) any { return p.Sent }},
-	{"received", func(p pathLine) any { return p.Received }},
-	{"credits", func(p pathLine) any { return p.Credits }},
-	{"paused", func(p pathLine) any { return yesNo(p.Paused) }},
+	{"sent", func(p pathLine) any { return bytesCount(p.SentBytes) }},
+	{"received", func(p pathLine) any { return bytesCount(p.ReceivedBytes) }},
+	{"credits", func(p pathLine) any { return p.SendCredits }},
+	{"paused", func(p pathLine) any { return yesNo(p.ReadPaused) }},
 	{"last error", func(p pathLine) any { return p.LastError }},
 }
 
@@ -149,26 +131,26 @@ administrator.`,
 			if err != nil {
 				return err
 			}
-			b := rdsdv1.DropPathRequest_builder{Remote: remote.AsSlice(), AllLanes: lane < 0}
-			if lane >= 0 {
-				b.Lane = uint32(lane)
-			}
+			peer := rdsd.PeerFilter{Remote: remote}
 			if local != "" {
-				l, err := resolveHost(cmd.Context(), "--local", local)
-				if err != nil {
+				if peer.Local, err = resolveHost(cmd.Context(), "--local", local); err != nil {
 					return err
 				}
-				b.Local = l.AsSlice()
 			}
-			return a.admin(cmd.Context(), func(ctx context.Context, c rdsdv1.AdminClient) error {
-				resp, err := c.DropPath(ctx, b.Build())
+			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
+				dropped, err := 0, error(nil)
+				if lane < 0 {
+					dropped, err = c.DropPaths(ctx, peer)
+				} else {
+					dropped, err = c.DropPath(ctx, peer, uint32(lane))
+				}
 				if err != nil {
 					return err
 				}
 				if a.json {
-					return writeJSON(a.out, map[string]uint32{"dropped": resp.GetDropped()})
+					return writeJSON(a.out, map[string]int{"dropped": dropped})
 				}
-				fmt.Fprintf(a.out, "dropped %s to %s\n", plural(uint64(resp.GetDropped()), "path"), remote)
+				fmt.Fprintf(a.out, "dropped %s to %s\n", plural(uint64(dropped), "path"), remote)
 				return nil
 			})
 		},

@@ -9,7 +9,8 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 	"github.com/spf13/cobra"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
 type pingOptions struct {
@@ -72,27 +73,25 @@ func (a *app) ping(ctx context.Context, node string, o pingOptions) error {
 	if err != nil {
 		return err
 	}
-	b := rdsdv1.PingRequest_builder{Remote: remote.AsSlice(), TimeoutNs: int64(a.timeout)}
+	spec := rdsd.PingSpec{Remote: remote, Timeout: a.timeout}
 	if o.local != "" {
-		local, err := resolveHost(ctx, "--local", o.local)
-		if err != nil {
+		if spec.Local, err = resolveHost(ctx, "--local", o.local); err != nil {
 			return err
 		}
-		if local.Is4() != remote.Is4() {
-			return usagef("--local %s and %s: IPv4 and IPv6 do not mix", local, remote)
+		if spec.Local.Is4() != remote.Is4() {
+			return usagef("--local %s and %s: IPv4 and IPv6 do not mix", spec.Local, remote)
 		}
-		b.Local = local.AsSlice()
 	}
-	return a.adminStream(ctx, func(ctx context.Context, c rdsdv1.AdminClient) error {
+	return a.adminStream(ctx, func(ctx context.Context, c *rdsd.Admin) error {
 		if !a.json && !o.quiet {
 			fmt.Fprintf(a.out, "RDS ping of %s\n", remote)
 		}
-		return a.pingLoop(ctx, c, b.Build(), remote, o)
+		return a.pingLoop(ctx, c, spec, o)
 	})
 }
 
-func (a *app) pingLoop(ctx context.Context, c rdsdv1.AdminClient, req *rdsdv1.PingRequest, remote netip.Addr, o pingOptions) error {
-	sum := pingSummary{Node: remote}
+func (a *app) pingLoop(ctx context.Context, c *rdsd.Admin, spec rdsd.PingSpec, o pingOptions) error {
+	sum := pingSummary{Node: spec.Remote}
 	h := hdrhistogram.New(1, int64(10*time.Minute), 3)
 	tick := time.NewTicker(max(o.interval, time.Nanosecond))
 	defer tick.Stop()
@@ -108,7 +107,7 @@ func (a *app) pingLoop(ctx context.Context, c rdsdv1.AdminClient, req *rdsdv1.Pi
 			break
 		}
 		sum.Sent++
-		resp, err := a.pingOnce(ctx, c, req)
+		pong, err := a.pingOnce(ctx, c, spec)
 		if ctx.Err() != nil {
 			sum.Sent-- // interrupted while it was out: it says nothing
 			break
@@ -121,27 +120,28 @@ func (a *app) pingLoop(ctx context.Context, c rdsdv1.AdminClient, req *rdsdv1.Pi
 			last, line.Error = err, explain(err)
 		} else {
 			sum.Received++
-			line.Local, line.RTT = addrOf(resp.GetLocal()), duration(resp.GetRttNs())
+			line.Local, line.RTT = pong.Local, duration(pong.RTT)
 			h.RecordValue(max(int64(line.RTT), 1))
 		}
-		a.printPing(line, remote, o.quiet)
+		a.printPing(line, spec.Remote, o.quiet)
 	}
 	sum.Min, sum.P50, sum.P90, sum.P99, sum.Max, sum.Mean = duration(h.Min()), duration(h.ValueAtQuantile(50)),
 		duration(h.ValueAtQuantile(90)), duration(h.ValueAtQuantile(99)), duration(h.Max()), duration(h.Mean())
 	a.printPingSummary(sum)
 	if sum.Received == 0 && sum.Sent > 0 {
-		return withCode(exitOf(last), fmt.Errorf("no reply from %s: %s", remote, explain(last)))
+		return withCode(exitOf(last), fmt.Errorf("no reply from %s: %s", spec.Remote, explain(last)))
 	}
 	return nil
 }
 
-func (a *app) pingOnce(ctx context.Context, c rdsdv1.AdminClient, req *rdsdv1.PingRequest) (*rdsdv1.PingResponse, error) {
+func (a *app) pingOnce(ctx context.Context, c *rdsd.Admin, spec rdsd.PingSpec) (*rdsd.Pong, error) {
 	if a.timeout > 0 { // a little longer than the daemon's own limit, so that it is the one to say so
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, a.timeout+time.Second)
 		defer cancel()
 	}
-	return c.Ping(ctx, req)
+	pong, err := c.Ping(ctx, spec)
+	return pong, dial.Cause(err)
 }
 
 func (a *app) printPing(l pingLine, remote netip.Addr, quiet bool) {

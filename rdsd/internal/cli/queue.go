@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
 func (a *app) queueCmd() *cobra.Command {
@@ -16,20 +16,20 @@ func (a *app) queueCmd() *cobra.Command {
 		Use:   "queue",
 		Short: "show datagrams waiting to be sent, acknowledged or read",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			var kinds []rdsdv1.QueueKind
+			var kinds []rdsd.QueueKind
 			for _, k := range []struct {
 				on   bool
-				kind rdsdv1.QueueKind
+				kind rdsd.QueueKind
 			}{
-				{send, rdsdv1.QueueKind_QUEUE_KIND_SEND},
-				{retrans, rdsdv1.QueueKind_QUEUE_KIND_RETRANS},
-				{recv, rdsdv1.QueueKind_QUEUE_KIND_RECV},
+				{send, rdsd.QueueSend},
+				{retrans, rdsd.QueueRetrans},
+				{recv, rdsd.QueueRecv},
 			} {
 				if k.on {
 					kinds = append(kinds, k.kind)
 				}
 			}
-			return a.admin(cmd.Context(), func(ctx context.Context, c rdsdv1.AdminClient) error {
+			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
 				list, truncated, err := fetchQueue(ctx, c, limit, kinds...)
 				if err != nil {
 					return err
@@ -52,30 +52,25 @@ func (a *app) queueCmd() *cobra.Command {
 }
 
 // fetchQueue lists the datagrams in queues of these kinds; none means all.
-func fetchQueue(ctx context.Context, c rdsdv1.AdminClient, limit uint32, kinds ...rdsdv1.QueueKind) ([]queueView, bool, error) {
+func fetchQueue(ctx context.Context, c *rdsd.Admin, limit uint32, kinds ...rdsd.QueueKind) (list []rdsd.QueuedDatagram, truncated bool, err error) {
 	if len(kinds) == 0 {
-		kinds = []rdsdv1.QueueKind{rdsdv1.QueueKind_QUEUE_KIND_UNSPECIFIED}
+		kinds = []rdsd.QueueKind{rdsd.QueueAll}
 	}
-	var list []queueView
-	truncated := false
 	for _, k := range kinds {
-		resp, err := c.ListQueue(ctx, rdsdv1.ListQueueRequest_builder{Kind: k, Limit: limit}.Build())
+		some, more, err := c.Queue(ctx, k, limit)
 		if err != nil {
 			return nil, false, err
 		}
-		truncated = truncated || resp.GetTruncated()
-		for _, d := range resp.GetDatagram() {
-			list = append(list, viewQueued(d))
-		}
+		list, truncated = append(list, some...), truncated || more
 	}
 	return list, truncated, nil
 }
 
-var queueColumns = []column[queueView]{
-	{"queue", func(q queueView) any { return q.Queue }},
-	{"local", func(q queueView) any { return endpointText(q.Local) }},
-	{"remote", func(q queueView) any { return endpointText(q.Remote) }},
-	{"seq", func(q queueView) any { return q.Seq }},
-	{"bytes", func(q queueView) any { return q.Bytes }},
-	{"lane", func(q queueView) any { return q.Lane }},
+var queueColumns = []column[rdsd.QueuedDatagram]{
+	{"queue", func(q rdsd.QueuedDatagram) any { return q.Queue }},
+	{"local", func(q rdsd.QueuedDatagram) any { return endpointText(q.Local) }},
+	{"remote", func(q rdsd.QueuedDatagram) any { return endpointText(q.Remote) }},
+	{"seq", func(q rdsd.QueuedDatagram) any { return q.Seq }},
+	{"bytes", func(q rdsd.QueuedDatagram) any { return bytesCount(q.Bytes) }},
+	{"lane", func(q rdsd.QueuedDatagram) any { return q.Lane }},
 }

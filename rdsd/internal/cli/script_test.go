@@ -22,7 +22,6 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"go.uber.org/goleak"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/freeport"
 	"github.com/rdsd/rdsd/node"
 	"github.com/rdsd/rdsd/node/config"
@@ -77,7 +76,7 @@ func TestScripts(t *testing.T) {
 						return false
 					}
 					defer c.Close()
-					_, err = c.Admin().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+					_, err = c.Admin().Status(ctx)
 					return err == nil
 				})
 			},
@@ -192,8 +191,8 @@ func cmdBound(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 	defer c.Close()
 	poll(ts, "somebody to bind "+args[1], func(ctx context.Context) bool {
-		list, err := fetchSockets(ctx, c.Admin())
-		return err == nil && slices.ContainsFunc(list, func(s socketView) bool { return s.Local.String() == args[1] })
+		list, err := c.Admin().Sockets(ctx)
+		return err == nil && slices.ContainsFunc(list, func(s rdsd.SocketInfo) bool { return s.Local.String() == args[1] })
 	})
 }
 
@@ -215,7 +214,7 @@ func cmdQueued(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 	defer c.Close()
 	poll(ts, args[1]+" datagrams to be queued", func(ctx context.Context) bool {
-		list, _, err := fetchQueue(ctx, c.Admin(), 0, rdsdv1.QueueKind_QUEUE_KIND_SEND)
+		list, _, err := c.Admin().Queue(ctx, rdsd.QueueSend, 0)
 		return err == nil && strconv.Itoa(len(list)) == args[1]
 	})
 }
@@ -249,8 +248,8 @@ func cmdSent(ts *testscript.TestScript, _ bool, args []string) {
 	least, err := strconv.ParseUint(args[1], 10, 64)
 	ts.Check(err)
 	poll(ts, args[1]+" datagrams to be delivered", func(ctx context.Context) bool {
-		list, err := fetchSockets(ctx, c.Admin())
-		return err == nil && slices.ContainsFunc(list, func(s socketView) bool { return s.Delivered >= least })
+		list, err := c.Admin().Sockets(ctx)
+		return err == nil && slices.ContainsFunc(list, func(s rdsd.SocketInfo) bool { return s.Delivered >= least })
 	})
 }
 
@@ -260,9 +259,9 @@ func cmdWaits(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 	defer c.Close()
 	poll(ts, args[2]+" sockets to wait for "+args[1], func(ctx context.Context) bool {
-		list, err := fetchCongestion(ctx, c.Admin())
-		return err == nil && slices.ContainsFunc(list, func(p congestedView) bool {
-			return p.Endpoint.String() == args[1] && fmt.Sprint(p.Waiting) == args[2]
+		list, err := c.Admin().Congestion(ctx)
+		return err == nil && slices.ContainsFunc(list, func(p rdsd.CongestedPort) bool {
+			return p.Endpoint.String() == args[1] && fmt.Sprint(p.WaitingSenders) == args[2]
 		})
 	})
 }

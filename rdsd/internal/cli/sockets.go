@@ -6,7 +6,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
 func (a *app) socketsCmd() *cobra.Command {
@@ -17,8 +17,8 @@ func (a *app) socketsCmd() *cobra.Command {
 of the datagrams they sent (accepted = delivered + cancelled + failed + unknown +
 in flight).`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.admin(cmd.Context(), func(ctx context.Context, c rdsdv1.AdminClient) error {
-				list, err := fetchSockets(ctx, c)
+			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
+				list, err := c.Sockets(ctx)
 				if err != nil {
 					return err
 				}
@@ -30,35 +30,28 @@ in flight).`,
 	return cmd
 }
 
-func fetchSockets(ctx context.Context, c rdsdv1.AdminClient) ([]socketView, error) {
-	resp, err := c.ListSockets(ctx, &rdsdv1.ListSocketsRequest{})
-	if err != nil {
-		return nil, err
-	}
-	var list []socketView
-	for _, s := range resp.GetSocket() {
-		list = append(list, viewSocket(s))
-	}
-	return list, nil
+var socketColumns = []column[rdsd.SocketInfo]{
+	{"local", func(s rdsd.SocketInfo) any { return endpointText(s.Local) }},
+	{"uid", func(s rdsd.SocketInfo) any { return s.UID }},
+	{"pid", func(s rdsd.SocketInfo) any { return s.PID }},
+	{"label", func(s rdsd.SocketInfo) any { return s.Label }},
+	{"sndbuf", func(s rdsd.SocketInfo) any { return used(s.SendQueuedBytes, s.SendBufferBytes) }},
+	{"rcvbuf", func(s rdsd.SocketInfo) any { return used(s.RecvQueuedBytes, s.RecvBufferBytes) }},
+	{"unread", func(s rdsd.SocketInfo) any { return s.RecvQueued }},
+	{"congested", func(s rdsd.SocketInfo) any { return yesNo(s.Congested) }},
+	{"accepted", func(s rdsd.SocketInfo) any { return s.Accepted }},
+	{"delivered", func(s rdsd.SocketInfo) any { return s.Delivered }},
+	{"cancelled", func(s rdsd.SocketInfo) any { return s.Cancelled }},
+	{"failed", func(s rdsd.SocketInfo) any { return s.Failed }},
+	{"unknown", func(s rdsd.SocketInfo) any { return s.Unknown }},
+	{"in flight", func(s rdsd.SocketInfo) any { return s.InFlight }},
+	{"received", func(s rdsd.SocketInfo) any { return s.Received }},
+	{"waiting", func(s rdsd.SocketInfo) any { return s.WaitingSends }},
 }
 
-var socketColumns = []column[socketView]{
-	{"local", func(s socketView) any { return endpointText(s.Local) }},
-	{"uid", func(s socketView) any { return s.UID }},
-	{"pid", func(s socketView) any { return s.PID }},
-	{"label", func(s socketView) any { return s.Label }},
-	{"sndbuf", func(s socketView) any { return s.SndQueued.String() + "/" + s.SndBuf.String() }},
-	{"rcvbuf", func(s socketView) any { return s.RcvQueued.String() + "/" + s.RcvBuf.String() }},
-	{"unread", func(s socketView) any { return s.Unread }},
-	{"congested", func(s socketView) any { return yesNo(s.Congested) }},
-	{"accepted", func(s socketView) any { return s.Accepted }},
-	{"delivered", func(s socketView) any { return s.Delivered }},
-	{"cancelled", func(s socketView) any { return s.Cancelled }},
-	{"failed", func(s socketView) any { return s.Failed }},
-	{"unknown", func(s socketView) any { return s.Unknown }},
-	{"in flight", func(s socketView) any { return s.InFlight }},
-	{"received", func(s socketView) any { return s.Received }},
-	{"waiting", func(s socketView) any { return s.Waiting }},
+// used says how full a buffer is.
+func used(queued, size uint64) string {
+	return bytesCount(queued).String() + "/" + bytesCount(size).String()
 }
 
 func (a *app) closeSocketCmd() *cobra.Command {
@@ -75,9 +68,8 @@ administrator.`,
 			if err != nil {
 				return err
 			}
-			return a.admin(cmd.Context(), func(ctx context.Context, c rdsdv1.AdminClient) error {
-				_, err := c.CloseSocket(ctx, rdsdv1.CloseSocketRequest_builder{Local: endpointTo(ep)}.Build())
-				if err != nil {
+			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
+				if err := c.CloseSocket(ctx, ep); err != nil {
 					return err
 				}
 				if !a.json {

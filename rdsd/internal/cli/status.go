@@ -7,7 +7,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
 func (a *app) statusCmd() *cobra.Command {
@@ -15,38 +15,37 @@ func (a *app) statusCmd() *cobra.Command {
 		Use:   "status",
 		Short: "show the daemon: version, addresses, peers, budgets",
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.admin(cmd.Context(), func(ctx context.Context, c rdsdv1.AdminClient) error {
-				st, err := c.GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
+				st, err := c.Status(ctx)
 				if err != nil {
 					return err
 				}
-				v := viewStatus(st)
 				if a.json {
-					return writeJSON(a.out, v)
+					return writeJSON(a.out, st)
 				}
-				a.printStatus(v)
+				a.printStatus(st)
 				return nil
 			})
 		},
 	}
 }
 
-func (a *app) printStatus(v statusView) {
-	addrs := make([]string, len(v.Addresses))
-	for i, ad := range v.Addresses {
+func (a *app) printStatus(v *rdsd.Status) {
+	addrs := make([]string, len(v.LocalAddresses))
+	for i, ad := range v.LocalAddresses {
 		addrs[i] = ad.String()
 	}
-	config := v.Config
+	config := v.ConfigFile
 	if config == "" {
 		config = "none (defaults)"
 	}
 	for _, l := range [][2]string{
-		{"rdsd", fmt.Sprintf("%s, %s for %s", v.Version, v.State, v.Uptime)},
+		{"rdsd", fmt.Sprintf("%s, %s for %s", v.Version, v.State, duration(v.Uptime))},
 		{"instance", fmt.Sprintf("%#x", v.Instance)},
-		{"addresses", fmt.Sprintf("%s, RDS over TCP port %d", strings.Join(addrs, ", "), v.Port)},
+		{"addresses", fmt.Sprintf("%s, RDS over TCP port %d", strings.Join(addrs, ", "), v.RDSPort)},
 		{"peers", fmt.Sprintf("%d, %d up", v.Peers, v.PeersUp)},
 		{"sockets", fmt.Sprint(v.Sockets)},
-		{"memory", fmt.Sprintf("%s of %s", v.MemoryUsed, v.MemoryLimit)},
+		{"memory", fmt.Sprintf("%s of %s", bytesCount(v.MemoryUsedBytes), bytesCount(v.MemoryBudgetBytes))},
 		{"config", config},
 	} {
 		fmt.Fprintf(a.out, "%-10s %s\n", l[0], l[1])
@@ -58,12 +57,12 @@ func (a *app) printStatus(v statusView) {
 	writeTable(a.out, v.Budgets, budgetColumns)
 }
 
-var budgetColumns = []column[budgetView]{
-	{"budget", func(b budgetView) any { return b.Name }},
-	{"used", func(b budgetView) any { return b.Used }},
-	{"limit", func(b budgetView) any { return b.Limit }},
-	{"used %", func(b budgetView) any { return percent(b.Used, b.Limit) }},
-	{"refused", func(b budgetView) any { return b.Refused }},
+var budgetColumns = []column[rdsd.Budget]{
+	{"budget", func(b rdsd.Budget) any { return b.Name }},
+	{"used", func(b rdsd.Budget) any { return b.Used }},
+	{"limit", func(b rdsd.Budget) any { return b.Limit }},
+	{"used %", func(b rdsd.Budget) any { return percent(b.Used, b.Limit) }},
+	{"refused", func(b rdsd.Budget) any { return b.Refused }},
 }
 
 func percent(used, limit uint64) string {

@@ -11,10 +11,10 @@ import (
 	"sync"
 	"time"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/freeport"
 	"github.com/rdsd/rdsd/node"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -151,12 +151,12 @@ func start(ctx context.Context, name string, at end, dir string) (*site, error) 
 	<-n.Ready() // also when it could not start
 	ask, stopAsking := context.WithTimeout(ctx, 5*time.Second)
 	defer stopAsking()
-	if _, err := s.client.Admin().GetStatus(ask, &rdsdv1.GetStatusRequest{}); err != nil {
+	if _, err := s.client.Admin().Status(ask); err != nil {
 		s.client.Close()
 		if why := s.stop(); why != nil {
 			err = why
 		}
-		return nil, fmt.Errorf("node %s (%s): %w", name, at.addr, rdsdv1.ErrorFromStatus(err))
+		return nil, fmt.Errorf("node %s (%s): %w", name, at.addr, dial.Cause(err))
 	}
 	return s, nil
 }

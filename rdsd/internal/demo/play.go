@@ -5,7 +5,7 @@ import (
 	"fmt"
 	"time"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
 // An act of the play, at a share of the length of a cycle.
@@ -62,21 +62,18 @@ func (s *show) play(ctx context.Context, length time.Duration) {
 // watchPeer tells when a node's view of the link changes.
 func (s *show) watchPeer(ctx context.Context, at *site) {
 	for sleep(ctx, 50*time.Millisecond) {
-		resp, err := at.client.Admin().ListPeers(ctx, &rdsdv1.ListPeersRequest{})
-		if err != nil || len(resp.GetPeer()) == 0 {
+		peers, err := at.client.Admin().Peers(ctx, rdsd.PeerFilter{})
+		if err != nil || len(peers) == 0 {
 			continue
 		}
-		p := resp.GetPeer()[0]
-		state := "down"
-		for _, q := range p.GetPath() {
-			if q.GetState() == rdsdv1.PathState_PATH_STATE_UP {
-				state = "up"
-			}
+		p, state := peers[0], "down"
+		if p.State == rdsd.StateUp {
+			state = "up"
 		}
 		s.mu.Lock()
 		before := s.states[at.name]
 		s.states[at.name] = state
-		s.rtt[at.name] = time.Duration(p.GetRttNs())
+		s.rtt[at.name] = p.RTT
 		s.mu.Unlock()
 		if before != state && (before != "" || state == "up") {
 			s.t.say("%s: the connection is %s%s", at.name, state, waits(p))
@@ -86,36 +83,31 @@ func (s *show) watchPeer(ctx context.Context, at *site) {
 
 // watchCongestion tells when a port of this node becomes congested or clear.
 func (s *show) watchCongestion(ctx context.Context, at *site) {
-	stream, err := at.client.Admin().WatchCongestion(ctx, &rdsdv1.WatchCongestionRequest{})
-	if err != nil {
-		return
-	}
-	for {
-		n, err := stream.Recv()
+	for n, err := range at.client.Admin().WatchCongestion(ctx) {
 		if err != nil {
 			return
 		}
-		if !n.GetLocal() {
+		if !n.Local {
 			continue
 		}
 		s.mu.Lock()
-		if n.GetCongested() {
+		if n.Congested {
 			s.congests++
 		} else {
 			s.clears++
 		}
 		s.mu.Unlock()
-		if n.GetCongested() {
-			s.t.say("%s: port %d is congested: more than its receive buffer is waiting to be read", at.name, n.GetEndpoint().GetPort())
+		if n.Congested {
+			s.t.say("%s: port %d is congested: more than its receive buffer is waiting to be read", at.name, n.Endpoint.Port())
 		} else {
-			s.t.say("%s: port %d is clear again: less than half is left", at.name, n.GetEndpoint().GetPort())
+			s.t.say("%s: port %d is clear again: less than half is left", at.name, n.Endpoint.Port())
 		}
 	}
 }
 
 // waits says what a peer holds back.
-func waits(p *rdsdv1.Peer) string {
-	if n := p.GetQueued() + p.GetUnacked(); n > 0 {
+func waits(p rdsd.Peer) string {
+	if n := p.Queued + p.Unacked; n > 0 {
 		return fmt.Sprintf("; %d wait here to be sent (again)", n)
 	}
 	return ""

@@ -10,15 +10,15 @@ import (
 
 	"github.com/spf13/pflag"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rdsd/internal/dial"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
 // source is one thing rds-info prints. The order of the table is the order of
 // printing (that of the letters in ASCII, as in the old tool).
 type source struct {
 	letter, long, what string
-	print              func(context.Context, rdsdv1.AdminClient, io.Writer) error
+	print              func(context.Context, *rdsd.Admin, io.Writer) error
 }
 
 var sources = []source{
@@ -28,9 +28,9 @@ var sources = []source{
 	{"k", "sockets", "sockets", printSockets},
 	{"n", "connections", "connections", printConns},
 	{"p", "paths", "connection paths", printPaths},
-	{"r", "recv", "recv queue messages", queuePrinter("Receive", rdsdv1.QueueKind_QUEUE_KIND_RECV)},
-	{"s", "send", "send queue messages", queuePrinter("Send", rdsdv1.QueueKind_QUEUE_KIND_SEND)},
-	{"t", "retrans", "retransmit queue messages", queuePrinter("Retransmit", rdsdv1.QueueKind_QUEUE_KIND_RETRANS)},
+	{"r", "recv", "recv queue messages", queuePrinter("Receive", rdsd.QueueRecv)},
+	{"s", "send", "send queue messages", queuePrinter("Send", rdsd.QueueSend)},
+	{"t", "retrans", "retransmit queue messages", queuePrinter("Retransmit", rdsd.QueueRetrans)},
 }
 
 func runInfo(ctx context.Context, args []string, out, errw io.Writer) int {
@@ -101,85 +101,85 @@ func infoUsage(out, errw io.Writer) {
 	fmt.Fprintln(errw, "    -v more detail")
 }
 
-func printCounters(ctx context.Context, c rdsdv1.AdminClient, w io.Writer) error {
-	resp, err := c.GetCounters(ctx, &rdsdv1.GetCountersRequest{})
+func printCounters(ctx context.Context, c *rdsd.Admin, w io.Writer) error {
+	counters, err := c.Counters(ctx, netip.Addr{})
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(w, "\nCounters:\n%25s %16s\n", "CounterName", "Value")
-	for _, n := range resp.GetCounter() {
-		fmt.Fprintf(w, "%25s %16d\n", n.GetName(), n.GetValue())
+	for _, n := range counters {
+		fmt.Fprintf(w, "%25s %16d\n", n.Name, n.Value)
 	}
 	return nil
 }
 
-func printSockets(ctx context.Context, c rdsdv1.AdminClient, w io.Writer) error {
-	resp, err := c.ListSockets(ctx, &rdsdv1.ListSocketsRequest{})
+func printSockets(ctx context.Context, c *rdsd.Admin, w io.Writer) error {
+	sockets, err := c.Sockets(ctx)
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(w, "\nRDS Sockets:\n%15s %5s %15s %5s %10s %10s %8s\n",
 		"BoundAddr", "BPort", "ConnAddr", "CPort", "SndBuf", "RcvBuf", "Inode")
-	for _, s := range resp.GetSocket() {
+	for _, s := range sockets {
 		// rdsd's sockets have no connected address.
-		bound := addrOf(s.GetLocal().GetAddress())
-		fmt.Fprintf(w, "%15s %5d %15s %5d %10d %10d %8d\n", bound, s.GetLocal().GetPort(),
-			anyOf(bound), 0, s.GetSendBufferBytes(), s.GetRecvBufferBytes(), s.GetInode())
+		bound := shown(s.Local.Addr())
+		fmt.Fprintf(w, "%15s %5d %15s %5d %10d %10d %8d\n", bound, s.Local.Port(),
+			anyOf(bound), 0, s.SendBufferBytes, s.RecvBufferBytes, s.Inode)
 	}
 	return nil
 }
 
 // printConns prints one line a connection: its sequence numbers are path 0's,
 // its flags those of any path.
-func printConns(ctx context.Context, c rdsdv1.AdminClient, w io.Writer) error {
-	resp, err := c.ListPeers(ctx, &rdsdv1.ListPeersRequest{})
+func printConns(ctx context.Context, c *rdsd.Admin, w io.Writer) error {
+	peers, err := c.Peers(ctx, rdsd.PeerFilter{})
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(w, "\nRDS Connections:\n%15s %15s %4s %16s %16s %4s\n",
 		"LocalAddr", "RemoteAddr", "Tos", "NextTX", "NextRX", "Flgs")
-	for _, p := range resp.GetPeer() {
+	for _, p := range peers {
 		var tx, rx uint64
-		if len(p.GetPath()) > 0 {
-			tx, rx = p.GetPath()[0].GetNextTxSeq(), p.GetPath()[0].GetNextRxSeq()
+		if len(p.Paths) > 0 {
+			tx, rx = p.Paths[0].NextTxSeq, p.Paths[0].NextRxSeq
 		}
-		fmt.Fprintf(w, "%15s %15s %4d %16d %16d %s\n", addrOf(p.GetLocal()), addrOf(p.GetRemote()), 0, tx, rx,
-			connFlags(p.GetQueued() > 0, p.GetPath()...))
+		fmt.Fprintf(w, "%15s %15s %4d %16d %16d %s\n", shown(p.Local), shown(p.Remote), 0, tx, rx,
+			connFlags(p.Queued > 0, p.Paths...))
 	}
 	return nil
 }
 
 // connFlags are the four letters of the Flgs column: sending, connecting,
 // connected, error.
-func connFlags(sending bool, paths ...*rdsdv1.Path) string {
+func connFlags(sending bool, paths ...rdsd.PeerPath) string {
 	flags := []byte("----")
 	if sending {
 		flags[0] = 's'
 	}
 	for _, p := range paths {
-		switch p.GetState() {
-		case rdsdv1.PathState_PATH_STATE_CONNECTING:
+		switch p.State {
+		case rdsd.StateConnecting:
 			flags[1] = 'c'
-		case rdsdv1.PathState_PATH_STATE_UP:
+		case rdsd.StateUp:
 			flags[2] = 'C'
-		case rdsdv1.PathState_PATH_STATE_ERROR:
+		case rdsd.StateError:
 			flags[3] = 'E'
 		}
 	}
 	return string(flags)
 }
 
-func printPaths(ctx context.Context, c rdsdv1.AdminClient, w io.Writer) error {
-	resp, err := c.ListPeers(ctx, &rdsdv1.ListPeersRequest{})
+func printPaths(ctx context.Context, c *rdsd.Admin, w io.Writer) error {
+	peers, err := c.Peers(ctx, rdsd.PeerFilter{})
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(w, "\nRDS Paths:\n%15s %15s %4s %4s %16s %16s %4s %10s\n",
 		"LocalAddr", "RemoteAddr", "Tos", "Path", "NextTX", "NextRX", "Flgs", "Reconnects")
-	for _, p := range resp.GetPeer() {
-		for _, q := range p.GetPath() {
-			fmt.Fprintf(w, "%15s %15s %4d %4d %16d %16d %s %10d\n", addrOf(p.GetLocal()), addrOf(p.GetRemote()), 0, q.GetIndex(),
-				q.GetNextTxSeq(), q.GetNextRxSeq(), connFlags(false, q), q.GetReconnects())
+	for _, p := range peers {
+		for _, q := range p.Paths {
+			fmt.Fprintf(w, "%15s %15s %4d %4d %16d %16d %s %10d\n", shown(p.Local), shown(p.Remote), 0, q.Index,
+				q.NextTxSeq, q.NextRxSeq, connFlags(false, q), q.Reconnects)
 		}
 	}
 	return nil
@@ -188,17 +188,17 @@ func printPaths(ctx context.Context, c rdsdv1.AdminClient, w io.Writer) error {
 // maxListed is the most the daemon lists of a queue in one answer.
 const maxListed = 20000
 
-func queuePrinter(title string, kind rdsdv1.QueueKind) func(context.Context, rdsdv1.AdminClient, io.Writer) error {
-	return func(ctx context.Context, c rdsdv1.AdminClient, w io.Writer) error {
-		resp, err := c.ListQueue(ctx, rdsdv1.ListQueueRequest_builder{Kind: kind, Limit: maxListed}.Build())
+func queuePrinter(title string, kind rdsd.QueueKind) func(context.Context, *rdsd.Admin, io.Writer) error {
+	return func(ctx context.Context, c *rdsd.Admin, w io.Writer) error {
+		list, _, err := c.Queue(ctx, kind, maxListed)
 		if err != nil {
 			return err
 		}
 		fmt.Fprintf(w, "\n%s Message Queue:\n%15s %5s %15s %5s %4s %16s %10s\n", title,
 			"LocalAddr", "LPort", "RemoteAddr", "RPort", "Tos", "Seq", "Bytes")
-		for _, d := range resp.GetDatagram() {
-			fmt.Fprintf(w, "%15s %5d %15s %5d %4d %16d %10d\n", addrOf(d.GetLocal().GetAddress()), d.GetLocal().GetPort(),
-				addrOf(d.GetRemote().GetAddress()), d.GetRemote().GetPort(), 0, d.GetSeq(), d.GetBytes())
+		for _, d := range list {
+			fmt.Fprintf(w, "%15s %5d %15s %5d %4d %16d %10d\n", shown(d.Local.Addr()), d.Local.Port(),
+				shown(d.Remote.Addr()), d.Remote.Port(), 0, d.Seq, d.Bytes)
 		}
 		return nil
 	}
@@ -207,42 +207,41 @@ func queuePrinter(title string, kind rdsdv1.QueueKind) func(context.Context, rds
 // printTCP prints the links. A user-space daemon does not see TCP's own
 // sequence numbers: SentNxt is the low 32 bits of the bytes it has written,
 // the other four columns are 0.
-func printTCP(ctx context.Context, c rdsdv1.AdminClient, w io.Writer) error {
-	resp, err := c.ListPeers(ctx, &rdsdv1.ListPeersRequest{})
+func printTCP(ctx context.Context, c *rdsd.Admin, w io.Writer) error {
+	peers, err := c.Peers(ctx, rdsd.PeerFilter{})
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(w, "\nTCP Connections:\n%15s %5s %15s %5s %10s %10s %10s %10s %10s\n",
 		"LocalAddr", "LPort", "RemoteAddr", "RPort", "HdrRemain", "DataRemain", "SentNxt", "ExpectUna", "SeenUna")
-	for _, p := range resp.GetPeer() {
-		for _, q := range p.GetPath() {
-			local, lerr := netip.ParseAddrPort(q.GetLocalEndpoint())
-			remote, rerr := netip.ParseAddrPort(q.GetRemoteEndpoint())
+	for _, p := range peers {
+		for _, q := range p.Paths {
+			local, lerr := netip.ParseAddrPort(q.LocalEndpoint)
+			remote, rerr := netip.ParseAddrPort(q.RemoteEndpoint)
 			if lerr != nil || rerr != nil {
 				continue // not connected
 			}
 			fmt.Fprintf(w, "%15s %5d %15s %5d %10d %10d %10d %10d %10d\n", local.Addr(), local.Port(), remote.Addr(), remote.Port(),
-				0, 0, uint32(q.GetSentBytes()), 0, 0)
+				0, 0, uint32(q.SentBytes), 0, 0)
 		}
 	}
 	return nil
 }
 
 // printVerbose adds what the kernel has no word for.
-func printVerbose(ctx context.Context, c rdsdv1.AdminClient, w io.Writer) error {
-	st, err := c.GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+func printVerbose(ctx context.Context, c *rdsd.Admin, w io.Writer) error {
+	st, err := c.Status(ctx)
 	if err != nil {
 		return err
 	}
 	fmt.Fprintf(w, "\nDaemon:\n  version=%s, state=%s, uptime=%s, peers=%d, up=%d, sockets=%d, memory=%d, memory_budget=%d\n",
-		st.GetVersion(), st.GetState(), time.Duration(st.GetUptimeNs()).Round(time.Second), st.GetPeers(), st.GetPeersUp(), st.GetSockets(),
-		st.GetMemoryUsedBytes(), st.GetMemoryBudgetBytes())
+		st.Version, st.State, st.Uptime.Round(time.Second), st.Peers, st.PeersUp, st.Sockets, st.MemoryUsedBytes, st.MemoryBudgetBytes)
 	return nil
 }
 
-func addrOf(b []byte) netip.Addr {
-	a, ok := netip.AddrFromSlice(b)
-	if !ok {
+// shown is a, or 0.0.0.0 in place of none.
+func shown(a netip.Addr) netip.Addr {
+	if !a.IsValid() {
 		return netip.IPv4Unspecified()
 	}
 	return a

@@ -6,15 +6,13 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rdsd/internal/dial"
+	"github.com/rdsd/rdsd/rdserr"
+	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
 type pingOptions struct {
@@ -94,7 +92,7 @@ const pingSlots = 8
 
 // ping sends at the interval, prints replies as they come, and ends one
 // interval after the last packet, or with its reply.
-func (o pingOptions) ping(ctx context.Context, c rdsdv1.AdminClient, out io.Writer) int {
+func (o pingOptions) ping(ctx context.Context, c *rdsd.Admin, out io.Writer) int {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	replies := make(chan reply, pingSlots)
@@ -147,16 +145,15 @@ func pingStatus(received uint64) int {
 	return 0
 }
 
-func (o pingOptions) one(ctx context.Context, c rdsdv1.AdminClient, nr uint64) reply {
+func (o pingOptions) one(ctx context.Context, c *rdsd.Admin, nr uint64) reply {
 	wait := max(pingSlots*o.interval, time.Second)
 	ctx, cancel := context.WithTimeout(ctx, wait+time.Second)
 	defer cancel()
-	b := rdsdv1.PingRequest_builder{Remote: o.dest.AsSlice(), TimeoutNs: int64(wait)}
-	if o.source.IsValid() {
-		b.Local = o.source.AsSlice()
+	pong, err := c.Ping(ctx, rdsd.PingSpec{Remote: o.dest, Local: o.source, Timeout: wait})
+	if err != nil {
+		return reply{nr: nr, err: err}
 	}
-	resp, err := c.Ping(ctx, b.Build())
-	return reply{nr, time.Duration(resp.GetRttNs()), err}
+	return reply{nr: nr, rtt: pong.RTT}
 }
 
 // print writes one line and reports whether it was a reply. A packet without
@@ -166,7 +163,7 @@ func (r reply) print(w io.Writer) bool {
 	case r.err == nil:
 		fmt.Fprintf(w, " %3d: %d usec\n", r.nr, r.rtt.Microseconds())
 		return true
-	case status.Code(r.err) == codes.DeadlineExceeded, status.Code(r.err) == codes.Canceled, errors.Is(r.err, syscall.ETIMEDOUT):
+	case errors.Is(r.err, rdserr.ErrTimeout), errors.Is(r.err, rdserr.ErrCanceled):
 	default:
 		fmt.Fprintf(w, " %3d: ERROR: %s\n", r.nr, reason(r.err))
 	}

@@ -12,7 +12,7 @@ import (
 
 	"github.com/spf13/pflag"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
 )
 
 // Version is the version of rds-tools whose behaviour this package has.
@@ -135,7 +135,7 @@ func resolve(ctx context.Context, s string) (netip.Addr, error) {
 }
 
 // reason is the daemon's words for err.
-func reason(err error) string { return rdsdv1.ErrorFromStatus(err).Error() }
+func reason(err error) string { return dial.Cause(err).Error() }
 
 // capital begins a message as the old tools begin theirs.
 func capital(s string) string {

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"time"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rdsd/internal/dial"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
@@ -218,11 +217,11 @@ func (s *stress) resetPeer(ctx context.Context) error {
 	if !s.active {
 		return errors.New("--reset needs -s, the address of the peer")
 	}
-	b := rdsdv1.DropPathRequest_builder{Remote: s.sendAddr.AsSlice(), AllLanes: true}
+	peer := rdsd.PeerFilter{Remote: s.sendAddr}
 	if !s.recvAddr.IsUnspecified() {
-		b.Local = s.recvAddr.AsSlice()
+		peer.Local = s.recvAddr
 	}
-	_, err := s.client.Admin().DropPath(ctx, b.Build())
+	_, err := s.client.Admin().DropPaths(ctx, peer)
 	if err != nil {
 		return fmt.Errorf("cannot reset the connection to %s: %s", s.sendAddr, reason(err))
 	}

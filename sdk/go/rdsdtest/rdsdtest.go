@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/freeport"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
@@ -117,8 +116,8 @@ func (d *Daemon) waitServing(done chan struct{}) error {
 	ctx, cancel := context.WithTimeout(context.Background(), startTimeout)
 	defer cancel()
 	for {
-		st, err := c.Admin().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
-		if err == nil && st.GetState() == "serving" {
+		st, err := c.Admin().Status(ctx)
+		if err == nil && st.State == "serving" {
 			return nil
 		}
 		select {

@@ -1,0 +1,201 @@
+package rdsd
+
+import (
+	"net/netip"
+	"time"
+)
+
+// What Admin returns. The names in the JSON of these types are those that the
+// commands of rdsd print with --json: durations are nanoseconds (_ns), sizes bytes
+// (_bytes), and a list that is empty is [] and not null.
+
+// Status is a daemon as a whole.
+type Status struct {
+	Version           string        `json:"version"`
+	Instance          uint64        `json:"instance"` // changes with every start of the daemon
+	State             string        `json:"state"`    // "serving" or "draining"
+	Uptime            time.Duration `json:"uptime_ns"`
+	LocalAddresses    []netip.Addr  `json:"local_addresses"`     // those it speaks RDS from
+	RDSPort           uint16        `json:"rds_port"`            // TCP port of its RDS listener
+	Peers             uint32        `json:"peers"`               // it knows of
+	PeersUp           uint32        `json:"peers_up"`            // of these, with a path that is up
+	Sockets           uint32        `json:"sockets"`             // bound by applications
+	MemoryUsedBytes   uint64        `json:"memory_used_bytes"`   // charged to MemoryBudgetBytes
+	MemoryBudgetBytes uint64        `json:"memory_budget_bytes"` // limits.memory_bytes of the configuration
+	ConfigFile        string        `json:"config_file"`         // "": none, defaults alone
+	Budgets           []Budget      `json:"budgets"`
+}
+
+// Budget is one configured limit and what is used of it.
+type Budget struct {
+	Name    string `json:"name"` // "memory", "peers", "sockets", "handshakes", ...
+	Used    uint64 `json:"used"`
+	Limit   uint64 `json:"limit"`
+	Refused uint64 `json:"refused"` // how often it said no
+}
+
+// PeerKind is what the other end of a connection is.
+type PeerKind string
+
+// The kinds of peers.
+const (
+	PeerUnknown      PeerKind = "unknown" // it has not said yet
+	PeerRDSD         PeerKind = "rdsd"
+	PeerKernelLegacy PeerKind = "kernel-legacy" // Linux before lanes by source port: one path
+	PeerKernel       PeerKind = "kernel"        // Linux with lanes by source port
+)
+
+// PeerState is the state of a path to a peer, or of the best one it has.
+type PeerState string
+
+// The states of paths to peers, the best one first.
+const (
+	StateUp            PeerState = "up"
+	StateConnecting    PeerState = "connecting"
+	StateDisconnecting PeerState = "disconnecting"
+	StateError         PeerState = "error" // the last attempt failed; another one comes
+	StateDown          PeerState = "down"
+	StateUnknown       PeerState = "unknown" // a peer without paths
+)
+
+// Peer is the connection between a local address and one of another node.
+type Peer struct {
+	Local         netip.Addr    `json:"local"`
+	Remote        netip.Addr    `json:"remote"`
+	Kind          PeerKind      `json:"kind"`
+	Authenticated bool          `json:"authenticated"` // false until nodes speak TLS
+	State         PeerState     `json:"state"`         // the best of its paths'
+	Incarnation   uint64        `json:"incarnation"`   // of the peer; 0 when unknown
+	Lanes         uint32        `json:"lanes"`         // how many both ends have agreed on
+	RTT           time.Duration `json:"rtt_ns"`        // last measured; 0 when none
+	Queued        uint64        `json:"queued"`        // datagrams not yet sent
+	QueuedBytes   uint64        `json:"queued_bytes"`
+	Unacked       uint64        `json:"unacked"` // datagrams sent, not acknowledged
+	UnackedBytes  uint64        `json:"unacked_bytes"`
+	Held          uint64        `json:"held"`            // datagrams it refused for lack of room, to be sent again
+	Congested     uint32        `json:"congested_ports"` // ports of it that are marked congested
+	LastError     string        `json:"last_error"`      // of the first path that has one
+	Paths         []PeerPath    `json:"paths"`
+}
+
+// PeerPath is one path of a Peer: one lane, with a link of its own.
+type PeerPath struct {
+	Index          uint32        `json:"index"` // of the lane, from 0
+	State          PeerState     `json:"state"`
+	NextTxSeq      uint64        `json:"next_tx_seq"`
+	NextRxSeq      uint64        `json:"next_rx_seq"`
+	LocalEndpoint  string        `json:"local_endpoint"` // of the transport, "10.0.0.1:16385"; "" without a link
+	RemoteEndpoint string        `json:"remote_endpoint"`
+	Up             time.Duration `json:"up_since_ns"` // how long ago it came up; 0 when not up
+	Reconnects     uint64        `json:"reconnects"`
+	LastError      string        `json:"last_error"`
+	SentBytes      uint64        `json:"sent_bytes"`
+	ReceivedBytes  uint64        `json:"received_bytes"`
+	SendCredits    uint32        `json:"send_credits"` // of rdsd peers
+	ReadPaused     bool          `json:"read_paused"`  // a full receiver stops the link of a kernel
+}
+
+// PeerFilter chooses peers by the addresses of both ends; one that is not valid
+// fits any.
+type PeerFilter struct {
+	Local  netip.Addr
+	Remote netip.Addr
+}
+
+// SocketInfo is a socket that an application has bound, of any client of the daemon.
+// Accepted is the sum of Delivered, Cancelled, Failed, Unknown and InFlight.
+type SocketInfo struct {
+	Local              netip.AddrPort `json:"local"`
+	UID                uint32         `json:"uid"`
+	PID                uint32         `json:"pid"`
+	Label              string         `json:"label"` // WithLabel
+	SendBufferBytes    uint64         `json:"send_buffer_bytes"`
+	SendQueuedBytes    uint64         `json:"send_queued_bytes"` // accounted against the send buffer
+	RecvBufferBytes    uint64         `json:"recv_buffer_bytes"`
+	RecvQueuedBytes    uint64         `json:"recv_queued_bytes"`
+	RecvHardLimitBytes uint64         `json:"recv_hard_limit_bytes"`
+	RecvQueued         uint64         `json:"recv_queued"` // datagrams not read yet
+	Congested          bool           `json:"congested"`   // its port is marked so
+	Accepted           uint64         `json:"accepted"`    // datagrams, as all that follow
+	Delivered          uint64         `json:"delivered"`
+	Cancelled          uint64         `json:"cancelled"`
+	Failed             uint64         `json:"failed"`
+	Unknown            uint64         `json:"unknown"`
+	InFlight           uint64         `json:"in_flight"`
+	Received           uint64         `json:"received"`      // read by the application
+	WaitingSends       uint32         `json:"waiting_sends"` // calls that wait for room
+	Inode              uint64         `json:"inode"`         // the daemon's number of the socket
+	RingBytes          uint64         `json:"ring_bytes"`    // memory shared with the client, in use; 0 without rings
+	RingMaxBytes       uint64         `json:"ring_max_bytes"`
+}
+
+// QueueKind is where a datagram waits.
+type QueueKind string
+
+// The queues of a daemon.
+const (
+	QueueAll     QueueKind = ""        // asked for: every one of them
+	QueueSend    QueueKind = "send"    // waiting to be sent
+	QueueRetrans QueueKind = "retrans" // sent, not acknowledged
+	QueueRecv    QueueKind = "recv"    // received, not read
+)
+
+// QueuedDatagram is one datagram in a queue of the daemon.
+type QueuedDatagram struct {
+	Queue  QueueKind      `json:"queue"`
+	Local  netip.AddrPort `json:"local"`
+	Remote netip.AddrPort `json:"remote"`
+	Seq    uint64         `json:"seq"`
+	Bytes  uint64         `json:"bytes"`
+	Lane   uint32         `json:"lane"`
+}
+
+// Counter is one counter of the daemon, or of a peer.
+type Counter struct {
+	Name  string `json:"name"`
+	Value uint64 `json:"value"`
+	Help  string `json:"help,omitempty"` // what it counts
+}
+
+// CongestedPort is a port that is congested, as seen from the daemon's node, and who
+// is held up by it. Of a port of another node, what its reader has queued, who the
+// reader is and who fills it are known if that node runs rdsd, and are 0 otherwise.
+type CongestedPort struct {
+	Endpoint       netip.AddrPort `json:"endpoint"`
+	Local          bool           `json:"local"`    // the reader is on this node
+	Since          time.Duration  `json:"since_ns"` // how long it has been congested
+	QueuedBytes    uint64         `json:"queued_bytes"`
+	ReaderUID      uint32         `json:"reader_uid"`
+	ReaderPID      uint32         `json:"reader_pid"`
+	WaitingSenders uint32         `json:"waiting_senders"` // sockets of this node that wait for it
+	Blocked        uint64         `json:"blocked"`         // sends refused or blocked by it so far
+	Culprits       []Culprit      `json:"culprits"`        // who fills it, largest first
+}
+
+// Culprit is a sender of what a CongestedPort has queued.
+type Culprit struct {
+	Source          netip.AddrPort `json:"source"`
+	QueuedDatagrams uint64         `json:"queued_datagrams"`
+	QueuedBytes     uint64         `json:"queued_bytes"`
+}
+
+// CongestionNotice says that a port became congested or clear.
+type CongestionNotice struct {
+	Time      time.Time      `json:"time"`
+	Endpoint  netip.AddrPort `json:"endpoint"`
+	Local     bool           `json:"local"` // the reader is on this node
+	Congested bool           `json:"congested"`
+}
+
+// PingSpec asks for a ping.
+type PingSpec struct {
+	Remote  netip.Addr
+	Local   netip.Addr    // not valid: any address of the daemon of the same family
+	Timeout time.Duration // how long the daemon waits for the answer; 0: 5 s
+}
+
+// Pong is the answer to a ping.
+type Pong struct {
+	Local netip.Addr    `json:"local"` // where the ping left from
+	RTT   time.Duration `json:"rtt_ns"`
+}

@@ -1,0 +1,62 @@
+package rdsd
+
+import (
+	"context"
+	"errors"
+	"io"
+	"iter"
+
+	"google.golang.org/grpc"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// CongestionOption changes what Admin.WatchCongestion begins with.
+type CongestionOption func(*rdsdv1.WatchCongestionRequest)
+
+// WatchCurrent begins with the ports that are congested already. The daemon watches
+// before it lists them, so that a change meanwhile is told twice and never missed.
+func WatchCurrent() CongestionOption {
+	return func(r *rdsdv1.WatchCongestionRequest) { r.SetIncludeCurrent(true) }
+}
+
+// WatchCongestion reports the ports that become congested or clear, of any socket of
+// the daemon, until ctx ends or the loop is left. Without WatchCurrent a change is
+// missed that comes before the daemon has heard of the watch. A failure, such as a
+// daemon that stops (ErrShutdown), is the last element. Ranging over it works once; if
+// that never happens, the watch lasts until ctx ends.
+func (a *Admin) WatchCongestion(ctx context.Context, opts ...CongestionOption) iter.Seq2[CongestionNotice, error] {
+	req := &rdsdv1.WatchCongestionRequest{}
+	for _, o := range opts {
+		o(req)
+	}
+	watch, cancel := context.WithCancel(ctx)
+	stream, err := a.pb.WatchCongestion(watch, req)
+	return received(ctx, cancel, "watch congestion", stream, err, noticeFromProto)
+}
+
+// received is the loop over a stream of the daemon that ctx bounds and cancel ends. err is
+// why there is none.
+func received[P, T any](ctx context.Context, cancel func(), op string, stream grpc.ServerStreamingClient[P], err error, f func(*P) T) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		defer cancel()
+		for {
+			var m *P
+			if err == nil {
+				m, err = stream.Recv()
+			}
+			if errors.Is(err, io.EOF) {
+				err = rdserr.With(rdserr.ErrShutdown, "the daemon ended the watch")
+			}
+			if err != nil {
+				var none T
+				yield(none, callError(ctx, op, err))
+				return
+			}
+			if !yield(f(m), nil) {
+				return
+			}
+		}
+	}
+}
