@@ -38,6 +38,13 @@
 // Reserve gives room to write a payload into, which Commit sends. Over rings
 // neither copies anything, and what is done for each datagram allocates nothing.
 //
+// # Administration
+//
+// Client.Admin looks at a daemon and acts on the peers and sockets of all its
+// clients, Client.Volumes on its volumes. What they return has JSON tags: it is what
+// the rdsd commands print with --json, with durations in nanoseconds (_ns) and sizes
+// in bytes (_bytes), and can be read back from it, but for VolumeEvent.Err.
+//
 // # How it works
 //
 // A Socket has one of two front ends (frontend.go), chosen at Bind (choose.go):
@@ -55,5 +62,5 @@
 // the front end, then those of outcomes and watchers; none is held while writing
 // or waiting.
 //
-// Read first: socket.go, rings.go, reconnect.go.
+// Read first: socket.go, rings.go, reconnect.go; of administration admin.go, volumes.go.
 package rdsd

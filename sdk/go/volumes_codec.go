@@ -145,10 +145,18 @@ func opFromProto(m *rdsdv1.VolumeOpCounters) VolumeOp {
 	}
 }
 
+// words is never nil, so that JSON has [] and not null.
+func words(list []string) []string {
+	if list == nil {
+		return []string{}
+	}
+	return list
+}
+
 func exportFromProto(m *rdsdv1.VolumeExport) *Export {
 	e := &Export{
 		Name: m.GetName(), Kind: wordOf(kindWords, m.GetKind()), Path: m.GetPath(), ReadOnly: m.GetReadOnly(), Shared: m.GetShared(),
-		AllowSessions: m.GetAllowSession(), Persist: m.GetPersist(), Origin: wordOf(originWords, m.GetOrigin()),
+		AllowAddresses: []netip.Prefix{}, AllowSessions: words(m.GetAllowSession()), Persist: m.GetPersist(), Origin: wordOf(originWords, m.GetOrigin()),
 		State: wordOf(exportStateWords, m.GetState()), StateFor: time.Duration(m.GetStateNs()), Error: m.GetError(),
 		Info: infoFromProto(m.GetInfo()), Users: all(m.GetUser(), userFromProto), Ops: all(m.GetOperation(), opFromProto),
 	}
@@ -181,7 +189,7 @@ func sessionFromProto(m *rdsdv1.VolumeSession) VolumeSession {
 	return VolumeSession{
 		ID: m.GetId(), Name: m.GetName(), UUID: m.GetUuid(), Role: wordOf(roleWords, m.GetRole()), Peer: m.GetPeer(),
 		Up: m.GetUp(), StateFor: time.Duration(m.GetStateNs()), Policy: policyOf(m), OnLoss: wordOf(onLossWords, m.GetOnLoss()),
-		Volumes: m.GetVolume(), Paths: int(m.GetPaths()), PathsUp: int(m.GetPathsUp()), QueueDepth: m.GetQueueDepth(),
+		Volumes: words(m.GetVolume()), Paths: int(m.GetPaths()), PathsUp: int(m.GetPathsUp()), QueueDepth: m.GetQueueDepth(),
 		InFlight: m.GetInFlight(), Waiting: m.GetWaiting(), MaxIO: m.GetMaxIoBytes(), Memory: m.GetMemoryBytes(),
 	}
 }

@@ -1,6 +1,7 @@
 package rdsd
 
 import (
+	"encoding/json"
 	"net/netip"
 	"time"
 )
@@ -83,33 +84,36 @@ const (
 // VolumeInfo describes a volume: its size, its limits and what it can do.
 // Lengths are in bytes.
 type VolumeInfo struct {
-	Size               uint64
-	LogicalBlock       uint32 // every offset and length is a multiple of it
-	PhysicalBlock      uint32 // what can be written without reading first
-	MaxIO              uint32 // largest read or write that travels whole
-	MaxSegments        uint32 // 0: it does not matter
-	MaxDiscard         uint64 // 0: no discard
-	DiscardGranularity uint32
-	DiscardAlignment   uint32
-	MaxWriteZeroes     uint64 // 0: not supported
-	FastZero           bool
-	Rotational         bool
-	ReadOnly           bool
-	WriteCache         bool // a completed write is durable only after a flush
-	FUA                bool
-	MultiConn          bool // a flush covers what completed for any of its users
+	Size               uint64 `json:"size_bytes"`
+	LogicalBlock       uint32 `json:"logical_block_bytes"`  // every offset and length is a multiple of it
+	PhysicalBlock      uint32 `json:"physical_block_bytes"` // what can be written without reading first
+	MaxIO              uint32 `json:"max_io_bytes"`         // largest read or write that travels whole
+	MaxSegments        uint32 `json:"max_segments"`         // 0: it does not matter
+	MaxDiscard         uint64 `json:"max_discard_bytes"`    // 0: no discard
+	DiscardGranularity uint32 `json:"discard_granularity_bytes"`
+	DiscardAlignment   uint32 `json:"discard_alignment_bytes"`
+	MaxWriteZeroes     uint64 `json:"max_write_zeroes_bytes"` // 0: not supported
+	FastZero           bool   `json:"fast_zero"`
+	Rotational         bool   `json:"rotational"`
+	ReadOnly           bool   `json:"read_only"`
+	WriteCache         bool   `json:"write_cache"` // a completed write is durable only after a flush
+	FUA                bool   `json:"fua"`
+	MultiConn          bool   `json:"multi_conn"` // a flush covers what completed for any of its users
 }
 
 // VolumeOp is what happened to the requests of one operation. Latencies are at
-// most a quarter too high.
+// most a quarter too high. Its JSON has InFlight and Mean too, as in_flight and
+// mean_ns.
 type VolumeOp struct {
-	Op             string // "read", "write", "flush", "discard", "write zeroes"
-	Submitted      uint64
-	Completed      uint64
-	Errors         uint64        // of the completed
-	Bytes          uint64        // of those without error
-	Time           time.Duration // sum of all
-	P50, P99, P999 time.Duration
+	Op        string        `json:"operation"` // "read", "write", "flush", "discard", "write zeroes"
+	Submitted uint64        `json:"submitted"`
+	Completed uint64        `json:"completed"`
+	Errors    uint64        `json:"errors"`  // of the completed
+	Bytes     uint64        `json:"bytes"`   // of those without error
+	Time      time.Duration `json:"time_ns"` // sum of all
+	P50       time.Duration `json:"p50_ns"`
+	P99       time.Duration `json:"p99_ns"`
+	P999      time.Duration `json:"p999_ns"`
 }
 
 // InFlight is how many requests have not completed.
@@ -121,6 +125,16 @@ func (o VolumeOp) Mean() time.Duration {
 		return 0
 	}
 	return o.Time / time.Duration(o.Completed)
+}
+
+// MarshalJSON adds what is computed.
+func (o VolumeOp) MarshalJSON() ([]byte, error) {
+	type fields VolumeOp // without this method
+	return json.Marshal(struct {
+		fields
+		InFlight uint64        `json:"in_flight"`
+		Mean     time.Duration `json:"mean_ns"`
+	}{fields(o), o.InFlight(), o.Mean()})
 }
 
 // ExportSpec asks for an export.
@@ -144,29 +158,29 @@ type ExportSpec struct {
 
 // Export is a volume this node offers.
 type Export struct {
-	Name           string
-	Kind           VolumeKind
-	Path           string
-	ReadOnly       bool
-	Shared         bool
-	AllowAddresses []netip.Prefix
-	AllowSessions  []string
-	Persist        bool
-	Origin         VolumeOrigin
-	State          ExportState
-	StateFor       time.Duration
-	Error          string      // of the store, the last; why it could not be opened
-	Info           *VolumeInfo // of the store when it was last open; nil before
-	Users          []VolumeUser
-	Ops            []VolumeOp // since the store was opened
+	Name           string         `json:"name"`
+	Kind           VolumeKind     `json:"kind"`
+	Path           string         `json:"path"`
+	State          ExportState    `json:"state"`
+	StateFor       time.Duration  `json:"state_ns"`
+	Error          string         `json:"error"` // of the store, the last; why it could not be opened
+	ReadOnly       bool           `json:"read_only"`
+	Shared         bool           `json:"shared"`
+	AllowAddresses []netip.Prefix `json:"allow_addresses"`
+	AllowSessions  []string       `json:"allow_sessions"`
+	Persist        bool           `json:"persist"`
+	Origin         VolumeOrigin   `json:"origin"`
+	Info           *VolumeInfo    `json:"info"` // of the store when it was last open; nil before
+	Users          []VolumeUser   `json:"users"`
+	Ops            []VolumeOp     `json:"operations"` // since the store was opened
 }
 
 // VolumeUser is a session that has an export open.
 type VolumeUser struct {
-	Session string // name
-	Peer    netip.Addr
-	Access  VolumeAccess
-	OpenFor time.Duration
+	Session string        `json:"session"` // name
+	Peer    netip.Addr    `json:"peer"`
+	Access  VolumeAccess  `json:"access"`
+	OpenFor time.Duration `json:"open_ns"`
 }
 
 // PathSpec is a path from an address of this node to one of another. Both are
@@ -174,8 +188,8 @@ type VolumeUser struct {
 // named by its ends: Src, ports, or both may be left out where what is left fits
 // one path only.
 type PathSpec struct {
-	Src string // "": chosen by the system
-	Dst string
+	Src string `json:"source"` // "": chosen by the system
+	Dst string `json:"destination"`
 }
 
 // MapSpec asks for a mapping. Zero values mean the daemon's defaults.
@@ -202,111 +216,128 @@ type MapSpec struct {
 
 // Mapping is a volume of another node that is a block device here.
 type Mapping struct {
-	ID     string
-	Device string // what programs open: "/dev/nbd3", or the path of the Unix socket
-	URI    string // of a socket: "nbd+unix:///disk?socket=/run/rdsd/volumes/v1.sock"
-	Attach VolumeAttach
-	Node   string
-	Name   string
+	ID     string       `json:"id"`
+	Device string       `json:"device"` // what programs open: "/dev/nbd3", or the path of the Unix socket
+	URI    string       `json:"uri"`    // of a socket: "nbd+unix:///disk?socket=/run/rdsd/volumes/v1.sock"
+	Attach VolumeAttach `json:"as"`
+	Node   string       `json:"node"`
+	Name   string       `json:"name"`
 
-	State     MappingState
-	StateFor  time.Duration
-	LastError string
-	Info      *VolumeInfo // nil before it has been open
-	Access    VolumeAccess
-	Persist   bool
+	State     MappingState  `json:"state"`
+	StateFor  time.Duration `json:"state_ns"`
+	LastError string        `json:"last_error"`
+	Access    VolumeAccess  `json:"access"`
+	Persist   bool          `json:"persist"`
+	Info      *VolumeInfo   `json:"info"` // nil before it has been open
 
-	Session     string // name
-	SessionID   string
-	Paths       []PathSpec // as asked for
-	Policy      VolumePolicy
-	QueueDepth  uint32 // as asked for
-	IOTimeout   time.Duration
-	LossTimeout time.Duration
-	OnLoss      VolumeOnLoss
+	Session     string        `json:"session"` // name
+	SessionID   string        `json:"session_id"`
+	Policy      VolumePolicy  `json:"policy"`
+	Paths       []PathSpec    `json:"paths"`      // as asked for
+	PathCount   int           `json:"path_count"` // of its session
+	PathsUp     int           `json:"paths_up"`
+	Address     *PathSpec     `json:"address"`     // of a connected path; nil without one
+	QueueDepth  uint32        `json:"queue_depth"` // as asked for
+	IOTimeout   time.Duration `json:"io_timeout_ns"`
+	LossTimeout time.Duration `json:"loss_timeout_ns"`
+	OnLoss      VolumeOnLoss  `json:"on_loss"`
 
-	Users     int // connections to its socket; 1 of an attached kernel device
-	Waiting   int // requests of its session that wait for a path or a permit
-	PathCount int // of its session
-	PathsUp   int
-	Address   *PathSpec // of a connected path; nil without one
-	Ops       []VolumeOp
+	Users   int        `json:"users"`   // connections to its socket; 1 of an attached kernel device
+	Waiting int        `json:"waiting"` // requests of its session that wait for a path or a permit
+	Ops     []VolumeOp `json:"operations"`
 }
 
 // RemoteVolume is what another node says of a volume.
 type RemoteVolume struct {
-	Node, Name string
-	Info       VolumeInfo
-	QueueDepth uint32 // of the session
+	Node       string     `json:"node"`
+	Name       string     `json:"name"`
+	QueueDepth uint32     `json:"queue_depth"` // of the session
+	Info       VolumeInfo `json:"info"`
 }
 
 // VolumeSession is one end of a session between two nodes.
 type VolumeSession struct {
-	ID         string // "c1" of a client, "s1" of a server
-	Name       string
-	UUID       string
-	Role       VolumeRole
-	Peer       string // address and port of the other node
-	Up         bool   // a path is connected
-	StateFor   time.Duration
-	Policy     VolumePolicy // of a client
-	OnLoss     VolumeOnLoss // of a client
-	Volumes    []string     // ids of mappings, names of exports
-	Paths      int
-	PathsUp    int
-	QueueDepth uint32
-	InFlight   uint32
-	Waiting    uint32 // requests that wait for a permit or a path
-	MaxIO      uint32 // bytes
-	Memory     uint64 // bytes of chunks that are in memory, of a server
+	ID         string        `json:"id"` // "c1" of a client, "s1" of a server
+	Name       string        `json:"name"`
+	UUID       string        `json:"uuid"`
+	Role       VolumeRole    `json:"role"`
+	Peer       string        `json:"peer"` // address and port of the other node
+	Up         bool          `json:"up"`   // a path is connected
+	StateFor   time.Duration `json:"state_ns"`
+	Policy     VolumePolicy  `json:"policy"`  // of a client
+	OnLoss     VolumeOnLoss  `json:"on_loss"` // of a client
+	Volumes    []string      `json:"volumes"` // ids of mappings, names of exports
+	Paths      int           `json:"paths"`
+	PathsUp    int           `json:"paths_up"`
+	QueueDepth uint32        `json:"queue_depth"`
+	InFlight   uint32        `json:"in_flight"`
+	Waiting    uint32        `json:"waiting"`      // requests that wait for a permit or a path
+	MaxIO      uint32        `json:"max_io_bytes"` // bytes
+	Memory     uint64        `json:"memory_bytes"` // bytes of chunks that are in memory, of a server
 }
 
 // VolumePath is a path of a session, with its statistics since it was made or
 // they were reset, named as in the kernel's sysfs.
 type VolumePath struct {
-	Session     string // name
-	SessionID   string
-	Role        VolumeRole
-	Src, Dst    string // address and port of both ends, Src the client's
-	State       PathState
-	StateFor    time.Duration
-	Epoch       uint32 // how often it has been connected
-	Connections int
-	LastError   string
+	Session     string        `json:"session"` // name
+	SessionID   string        `json:"session_id"`
+	Role        VolumeRole    `json:"role"`
+	Src         string        `json:"source"`      // address and port of the client
+	Dst         string        `json:"destination"` // address and port of the server
+	State       PathState     `json:"state"`
+	StateFor    time.Duration `json:"state_ns"`
+	Epoch       uint32        `json:"epoch"` // how often it has been connected
+	Connections int           `json:"connections"`
+	LastError   string        `json:"last_error"`
 
-	CurLatency       time.Duration // of the last heartbeat; 0: none yet
-	Reconnects       uint64        // that succeeded
-	ReconnectsFailed uint64
-	Reads, ReadBytes uint64
-	Writes           uint64
-	WriteBytes       uint64
-	InFlight         uint32
-	Failovers        uint64 // requests it took over from others
+	CurLatency       time.Duration `json:"cur_latency_ns"` // of the last heartbeat; 0: none yet
+	Reconnects       uint64        `json:"reconnects"`     // that succeeded
+	ReconnectsFailed uint64        `json:"reconnects_failed"`
+	Reads            uint64        `json:"reads"`
+	ReadBytes        uint64        `json:"read_bytes"`
+	Writes           uint64        `json:"writes"`
+	WriteBytes       uint64        `json:"write_bytes"`
+	InFlight         uint32        `json:"in_flight"`
+	Failovers        uint64        `json:"failovers"` // requests it took over from others
 }
 
 // VolumeFinding is one answer of Check.
 type VolumeFinding struct {
-	Severity Severity
-	What     string // id of a mapping, name of an export, "kernel", ...
-	Text     string // what is so
-	Remedy   string // what would be right; "" when nothing needs to be done
+	Severity Severity `json:"severity"`
+	What     string   `json:"what"`   // id of a mapping, name of an export, "kernel", ...
+	Text     string   `json:"text"`   // what is so
+	Remedy   string   `json:"remedy"` // what would be right; "" when nothing needs to be done
 }
 
 // VolumeEvent is something that happened. What does not apply to its kind is
-// empty.
+// empty, and not in its JSON. Of Err the JSON has the words, as error, and Err does
+// not come back from it.
 type VolumeEvent struct {
-	Number  uint64 // from 1, rising by one; anew with each start of the daemon
-	Time    time.Time
-	Kind    EventKind
-	Role    VolumeRole
-	Session string // name
-	Path    *PathSpec
-	Mapping string // id
-	Export  string // name
-	State   string // afterwards
-	Count   uint64
-	Size    uint64 // bytes
-	Took    time.Duration
-	Err     error // an rdserr sentinel or a syscall.Errno, with the daemon's words; nil: none
-	Text    string
+	Number  uint64        `json:"number"` // from 1, rising by one; anew with each start of the daemon
+	Time    time.Time     `json:"time"`
+	Kind    EventKind     `json:"kind"`
+	Role    VolumeRole    `json:"role,omitempty"`
+	Session string        `json:"session,omitempty"` // name
+	Path    *PathSpec     `json:"path,omitempty"`
+	Mapping string        `json:"mapping,omitempty"` // id
+	Export  string        `json:"export,omitempty"`  // name
+	State   string        `json:"state,omitempty"`   // afterwards
+	Count   uint64        `json:"count,omitempty"`
+	Size    uint64        `json:"size_bytes,omitempty"`
+	Took    time.Duration `json:"took_ns,omitempty"`
+	Err     error         `json:"-"` // an rdserr sentinel or a syscall.Errno, with the daemon's words; nil: none
+	Text    string        `json:"text"`
+}
+
+// MarshalJSON puts the words of Err in.
+func (e VolumeEvent) MarshalJSON() ([]byte, error) {
+	type fields VolumeEvent // without this method
+	said := ""
+	if e.Err != nil {
+		said = e.Err.Error()
+	}
+	return json.Marshal(struct {
+		fields
+		Error string `json:"error,omitempty"`
+	}{fields(e), said})
 }

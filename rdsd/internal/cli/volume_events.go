@@ -51,11 +51,10 @@ func (a *app) followEvents(ctx context.Context, v *rdsd.Volumes, count uint64, o
 		if err != nil {
 			return interrupted(ctx, dial.Cause(err))
 		}
-		view := viewVolumeEvent(e)
 		if a.json {
-			err = writeNDJSON(a.out, view)
+			err = writeNDJSON(a.out, e)
 		} else {
-			_, err = fmt.Fprintf(a.out, "%s  %-5d %-8s  %s\n", view.Time.Format("15:04:05.000"), view.Number, view.Kind, eventText(view))
+			_, err = fmt.Fprintf(a.out, "%s  %-5d %-8s  %s\n", e.Time.Format("15:04:05.000"), e.Number, e.Kind, eventText(e))
 		}
 		if err != nil {
 			return err
@@ -68,7 +67,7 @@ func (a *app) followEvents(ctx context.Context, v *rdsd.Volumes, count uint64, o
 }
 
 // eventText is the event in words: the daemon's, or what can be said without.
-func eventText(e volumeEventView) string {
+func eventText(e *rdsd.VolumeEvent) string {
 	if e.Text != "" {
 		return e.Text
 	}
@@ -79,17 +78,18 @@ func eventText(e volumeEventView) string {
 		}
 	}
 	if e.Path != nil {
-		words = append(words, "path "+pathText(rdsd.PathSpec{Src: e.Path.Source, Dst: e.Path.Destination}))
+		words = append(words, "path "+pathText(*e.Path))
 	}
-	if e.Kind == string(rdsd.EventGap) {
+	if e.Kind == rdsd.EventGap {
 		words = append(words, fmt.Sprintf("%s are missing here", plural(e.Count, "event")))
 	} else if e.Count > 0 {
 		words = append(words, plural(e.Count, "request"))
 	}
-	for _, w := range []string{e.State, e.Error} {
-		if w != "" {
-			words = append(words, w)
-		}
+	if e.State != "" {
+		words = append(words, e.State)
+	}
+	if e.Err != nil {
+		words = append(words, e.Err.Error())
 	}
 	return strings.Join(words, ", ")
 }
@@ -127,27 +127,26 @@ right. The exit code is 1 if there is an error.`,
 }
 
 func (a *app) printFindings(found []rdsd.VolumeFinding) error {
-	views, wrong := []findingView{}, uint64(0)
+	wrong := uint64(0)
 	for _, f := range found {
-		views = append(views, findingView{string(f.Severity), f.What, f.Text, f.Remedy})
 		if f.Severity == rdsd.SeverityError {
 			wrong++
 		}
 	}
 	if a.json {
-		if err := writeJSON(a.out, views); err != nil {
+		if err := writeJSON(a.out, found); err != nil {
 			return err
 		}
 	} else {
 		w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
-		for _, f := range views {
+		for _, f := range found {
 			fmt.Fprintf(w, "%s\t%s\t%s\n", f.Severity, f.What, f.Text)
 			if f.Remedy != "" {
 				fmt.Fprintf(w, "\t\tto do: %s\n", f.Remedy)
 			}
 		}
 		w.Flush()
-		if len(views) == 0 {
+		if len(found) == 0 {
 			fmt.Fprintln(a.out, "nothing to check: nothing is exported and nothing is mapped")
 		}
 	}

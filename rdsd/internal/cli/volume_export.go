@@ -60,7 +60,7 @@ the daemon's user or a configured administrator.`,
 					return err
 				}
 				if a.json {
-					return writeJSON(a.out, viewExport(x))
+					return writeJSON(a.out, x)
 				}
 				size := "size unknown"
 				if x.Info != nil {
@@ -83,6 +83,14 @@ the daemon's user or a configured administrator.`,
 	f.BoolVar(&o.persist, "persist", false, "export it again when the daemon starts")
 	flagWords(cmd, "block", []string{"512", "4096"})
 	return cmd
+}
+
+// storeText says what holds the bytes of an export.
+func storeText(x *rdsd.Export) string {
+	if x.Path == "" {
+		return string(x.Kind)
+	}
+	return x.Path
 }
 
 func (o *exportOptions) spec(args []string) (s rdsd.ExportSpec, err error) {

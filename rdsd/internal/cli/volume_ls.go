@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -14,8 +15,8 @@ import (
 
 // volumesView is what `volume ls --json` prints.
 type volumesView struct {
-	Exports  []exportView  `json:"exports"`
-	Mappings []mappingView `json:"mappings"`
+	Exports  []*rdsd.Export  `json:"exports"`
+	Mappings []*rdsd.Mapping `json:"mappings"`
 }
 
 func (a *app) volumeLsCmd() *cobra.Command {
@@ -30,16 +31,10 @@ STATE of a mapping: init (it was not open yet), open, closed (no path, or the
 other node has closed it; opened again by itself), unmapped (on its way out).`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return a.volumes(cmd.Context(), func(ctx context.Context, c *rdsd.Volumes) error {
-				exports, mappings, err := c.List(ctx)
-				if err != nil {
+				var v volumesView
+				var err error
+				if v.Exports, v.Mappings, err = c.List(ctx); err != nil {
 					return err
-				}
-				v := volumesView{[]exportView{}, []mappingView{}}
-				for _, x := range exports {
-					v.Exports = append(v.Exports, viewExport(x))
-				}
-				for _, m := range mappings {
-					v.Mappings = append(v.Mappings, viewMapping(m))
 				}
 				if a.json {
 					return writeJSON(a.out, v)
@@ -67,20 +62,20 @@ func (a *app) printVolumes(v volumesView) {
 	}
 }
 
-var exportColumns = []column[exportView]{
-	{"export", func(x exportView) any { return x.Name }},
-	{"size", func(x exportView) any { return sizeOf(x.Info) }},
-	{"kind", func(x exportView) any { return x.Kind }},
-	{"state", func(x exportView) any { return x.State }},
-	{"access", func(x exportView) any { return accessText(x) }},
-	{"users", func(x exportView) any { return len(x.Users) }},
-	{"persist", func(x exportView) any { return yesNo(x.Persist || x.Origin == string(rdsd.OriginConfig)) }},
-	{"store", func(x exportView) any { return orDash(x.Path) }},
-	{"error", func(x exportView) any { return x.Error }},
+var exportColumns = []column[*rdsd.Export]{
+	{"export", func(x *rdsd.Export) any { return x.Name }},
+	{"size", func(x *rdsd.Export) any { return sizeOf(x.Info) }},
+	{"kind", func(x *rdsd.Export) any { return x.Kind }},
+	{"state", func(x *rdsd.Export) any { return x.State }},
+	{"access", func(x *rdsd.Export) any { return accessText(x) }},
+	{"users", func(x *rdsd.Export) any { return len(x.Users) }},
+	{"persist", func(x *rdsd.Export) any { return yesNo(x.Persist || x.Origin == rdsd.OriginConfig) }},
+	{"store", func(x *rdsd.Export) any { return orDash(x.Path) }},
+	{"error", func(x *rdsd.Export) any { return x.Error }},
 }
 
 // accessText says who may write an export.
-func accessText(x exportView) string {
+func accessText(x *rdsd.Export) string {
 	switch {
 	case x.ReadOnly:
 		return "ro"
@@ -90,17 +85,34 @@ func accessText(x exportView) string {
 	return "rw"
 }
 
-var mappingColumns = []column[mappingView]{
-	{"mapping", func(m mappingView) any { return m.ID }},
-	{"volume", func(m mappingView) any { return volumeText(m.Node, m.Name) }},
-	{"size", func(m mappingView) any { return sizeOf(m.Info) }},
-	{"state", func(m mappingView) any { return m.State }},
-	{"access", func(m mappingView) any { return m.Access }},
-	{"paths", func(m mappingView) any { return fmt.Sprintf("%d/%d", m.PathsUp, m.PathCount) }},
-	{"users", func(m mappingView) any { return m.Users }},
-	{"persist", func(m mappingView) any { return yesNo(m.Persist) }},
-	{"last error", func(m mappingView) any { return orDash(m.LastError) }},
-	{"device", func(m mappingView) any { return m.Device }},
+var mappingColumns = []column[*rdsd.Mapping]{
+	{"mapping", func(m *rdsd.Mapping) any { return m.ID }},
+	{"volume", func(m *rdsd.Mapping) any { return volumeText(m.Node, m.Name) }},
+	{"size", func(m *rdsd.Mapping) any { return sizeOf(m.Info) }},
+	{"state", func(m *rdsd.Mapping) any { return m.State }},
+	{"access", func(m *rdsd.Mapping) any { return m.Access }},
+	{"paths", func(m *rdsd.Mapping) any { return fmt.Sprintf("%d/%d", m.PathsUp, m.PathCount) }},
+	{"users", func(m *rdsd.Mapping) any { return m.Users }},
+	{"persist", func(m *rdsd.Mapping) any { return yesNo(m.Persist) }},
+	{"last error", func(m *rdsd.Mapping) any { return orDash(m.LastError) }},
+	{"device", func(m *rdsd.Mapping) any { return m.Device }},
+}
+
+// orDash is "-" for nothing.
+func orDash[T comparable](v T) any {
+	var zero T
+	if v == zero {
+		return "-"
+	}
+	return v
+}
+
+// sizeOf is "-" while a volume was not open.
+func sizeOf(i *rdsd.VolumeInfo) any {
+	if i == nil {
+		return "-"
+	}
+	return bytesCount(i.Size)
 }
 
 // find looks for an export or a mapping; one of them is not nil.
@@ -138,13 +150,13 @@ latencies are at most a quarter too high.`,
 				case err != nil:
 					return err
 				case a.json && x != nil:
-					return writeJSON(a.out, viewExport(x))
+					return writeJSON(a.out, x)
 				case a.json:
-					return writeJSON(a.out, viewMapping(m))
+					return writeJSON(a.out, m)
 				case x != nil:
-					a.showExport(viewExport(x))
+					a.showExport(x)
 				default:
-					a.showMapping(viewMapping(m))
+					a.showMapping(m)
 				}
 				return nil
 			})
@@ -161,50 +173,57 @@ func (a *app) facts(lines [][2]string) {
 	}
 }
 
-func (a *app) showExport(x exportView) {
+// originText says where an export comes from.
+var originText = map[rdsd.VolumeOrigin]string{
+	rdsd.OriginConfig: "the configuration file",
+	rdsd.OriginCall:   "rdsd volume export",
+	rdsd.OriginRoot:   "an export root",
+}
+
+func (a *app) showExport(x *rdsd.Export) {
 	who := "everybody that may connect"
-	if len(x.Allow)+len(x.AllowSessions) > 0 {
-		who = strings.Trim(prefixText(x.Allow)+"; sessions "+strings.Join(x.AllowSessions, ", "), "; ")
+	if len(x.AllowAddresses)+len(x.AllowSessions) > 0 {
+		who = strings.Trim(prefixText(x.AllowAddresses)+"; sessions "+strings.Join(x.AllowSessions, ", "), "; ")
 		who = strings.TrimSuffix(who, "; sessions")
 	}
 	a.facts([][2]string{
 		{"export", x.Name},
-		{"state", stateFor(x.State, x.For, x.Error)},
-		{"store", strings.TrimSpace(x.Kind + " " + x.Path)},
+		{"state", stateFor(x.State, x.StateFor, x.Error)},
+		{"store", strings.TrimSpace(string(x.Kind) + " " + x.Path)},
 		{"access", accessText(x)},
 		{"open to", who},
-		{"origin", map[string]string{"config": "the configuration file", "call": "rdsd volume export", "root": "an export root"}[x.Origin]},
-		{"persist", yesNo(x.Persist || x.Origin == string(rdsd.OriginConfig))},
+		{"origin", originText[x.Origin]},
+		{"persist", yesNo(x.Persist || x.Origin == rdsd.OriginConfig)},
 	})
 	a.infoFacts(x.Info)
 	if len(x.Users) > 0 {
 		fmt.Fprintln(a.out)
-		writeTable(a.out, x.Users, []column[userView]{
-			{"open by", func(u userView) any { return u.Session }},
-			{"at", func(u userView) any { return addrText(u.Peer) }},
-			{"access", func(u userView) any { return u.Access }},
-			{"for", func(u userView) any { return u.For }},
+		writeTable(a.out, x.Users, []column[rdsd.VolumeUser]{
+			{"open by", func(u rdsd.VolumeUser) any { return u.Session }},
+			{"at", func(u rdsd.VolumeUser) any { return addrText(u.Peer) }},
+			{"access", func(u rdsd.VolumeUser) any { return u.Access }},
+			{"for", func(u rdsd.VolumeUser) any { return duration(u.OpenFor) }},
 		})
 	}
 	a.printOps(x.Ops)
 }
 
-func (a *app) showMapping(m mappingView) {
-	onLoss := m.OnLoss
-	if m.OnLoss == string(rdsd.OnLossError) {
-		onLoss = "error after " + m.LossTimeout.String()
+func (a *app) showMapping(m *rdsd.Mapping) {
+	onLoss := string(m.OnLoss)
+	if m.OnLoss == rdsd.OnLossError {
+		onLoss = "error after " + duration(m.LossTimeout).String()
 	}
 	a.facts([][2]string{
 		{"mapping", m.ID},
 		{"volume", volumeText(m.Node, m.Name)},
-		{"state", stateFor(m.State, m.For, m.LastError)},
+		{"state", stateFor(m.State, m.StateFor, m.LastError)},
 		{"device", m.Device},
 		{"uri", m.URI},
-		{"access", m.Access},
+		{"access", string(m.Access)},
 		{"users", fmt.Sprint(m.Users)},
 		{"session", fmt.Sprintf("%s (%s), %d of %s connected, %s", m.Session, m.SessionID, m.PathsUp, plural(uint64(m.PathCount), "path"), m.Policy)},
 		{"waiting", plural(uint64(m.Waiting), "request")},
-		{"io timeout", m.IOTimeout.String()},
+		{"io timeout", duration(m.IOTimeout).String()},
 		{"on loss", onLoss},
 		{"persist", yesNo(m.Persist)},
 	})
@@ -212,8 +231,8 @@ func (a *app) showMapping(m mappingView) {
 	a.printOps(m.Ops)
 }
 
-func stateFor(state string, d duration, why string) string {
-	s := fmt.Sprintf("%s for %s", state, d)
+func stateFor[S ~string](state S, d time.Duration, why string) string {
+	s := fmt.Sprintf("%s for %s", state, duration(d))
 	if why != "" {
 		s += "; last error: " + why
 	}
@@ -221,7 +240,7 @@ func stateFor(state string, d duration, why string) string {
 }
 
 // infoFacts prints what a volume is.
-func (a *app) infoFacts(i *volumeInfoView) {
+func (a *app) infoFacts(i *rdsd.VolumeInfo) {
 	if i == nil {
 		return
 	}
@@ -248,7 +267,7 @@ func (a *app) infoFacts(i *volumeInfoView) {
 		}
 	}
 	a.facts([][2]string{
-		{"size", sizeText(uint64(i.Size))},
+		{"size", sizeText(i.Size)},
 		{"blocks", fmt.Sprintf("%d bytes logical, %d physical", i.LogicalBlock, i.PhysicalBlock)},
 		{"largest I/O", sizeText(uint64(i.MaxIO))},
 		{"discard", discard},
@@ -256,20 +275,24 @@ func (a *app) infoFacts(i *volumeInfoView) {
 	})
 }
 
-func (a *app) printOps(ops []volumeOpView) {
+var opColumns = []column[rdsd.VolumeOp]{
+	{"operation", func(o rdsd.VolumeOp) any { return o.Op }},
+	{"done", func(o rdsd.VolumeOp) any { return o.Completed }},
+	{"in flight", func(o rdsd.VolumeOp) any { return o.InFlight() }},
+	{"errors", func(o rdsd.VolumeOp) any { return o.Errors }},
+	{"bytes", func(o rdsd.VolumeOp) any { return bytesCount(o.Bytes) }},
+	{"mean", func(o rdsd.VolumeOp) any { return duration(o.Mean()) }},
+	{"p50", func(o rdsd.VolumeOp) any { return duration(o.P50) }},
+	{"p99", func(o rdsd.VolumeOp) any { return duration(o.P99) }},
+	{"p99.9", func(o rdsd.VolumeOp) any { return duration(o.P999) }},
+}
+
+func (a *app) printOps(ops []rdsd.VolumeOp) {
 	if len(ops) == 0 {
 		return
 	}
 	fmt.Fprintln(a.out)
 	writeTable(a.out, ops, opColumns)
-}
-
-// remoteView is what `volume info --json` prints.
-type remoteView struct {
-	Node       string          `json:"node"`
-	Name       string          `json:"name"`
-	QueueDepth uint32          `json:"queue_depth"`
-	Info       *volumeInfoView `json:"info"`
 }
 
 func (a *app) volumeInfoCmd() *cobra.Command {
@@ -292,13 +315,12 @@ is mapped; a writer elsewhere is not disturbed.`,
 				if err != nil {
 					return withHint(err, spec.Node, spec.Name)
 				}
-				view := remoteView{r.Node, r.Name, r.QueueDepth, viewVolumeInfo(&r.Info)}
 				if a.json {
-					return writeJSON(a.out, view)
+					return writeJSON(a.out, r)
 				}
 				a.facts([][2]string{{"volume", volumeText(r.Node, r.Name)}})
-				view.Info.ReadOnly = false // it was opened so, which says nothing of the volume
-				a.infoFacts(view.Info)
+				r.Info.ReadOnly = false // it was opened so, which says nothing of the volume
+				a.infoFacts(&r.Info)
 				a.facts([][2]string{{"queue depth", fmt.Sprint(r.QueueDepth)}})
 				return nil
 			})

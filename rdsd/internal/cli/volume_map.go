@@ -168,7 +168,7 @@ func withHint(err error, node, name string) error {
 // printMapped prints the device and, elsewhere, what is good to know of it.
 func (a *app) printMapped(m *rdsd.Mapping) error {
 	if a.json {
-		return writeJSON(a.out, viewMapping(m))
+		return writeJSON(a.out, m)
 	}
 	size, access := "size unknown", string(m.Access)
 	if m.Info != nil {
@@ -242,7 +242,7 @@ stays the same.`,
 					return err
 				}
 				if a.json {
-					return writeJSON(a.out, viewMapping(m))
+					return writeJSON(a.out, m)
 				}
 				fmt.Fprintf(a.out, "%s is %s\n", m.ID, m.State)
 				return nil

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -27,16 +28,13 @@ requests choose among paths.`,
 				if err != nil {
 					return err
 				}
-				var views []volumeSessionView
-				for _, s := range all {
-					if session == "" || s.Name == session || s.ID == session {
-						views = append(views, viewVolumeSession(s))
+				if session != "" {
+					all = slices.DeleteFunc(all, func(s rdsd.VolumeSession) bool { return s.Name != session && s.ID != session })
+					if len(all) == 0 {
+						return noSession(session)
 					}
 				}
-				if session != "" && len(views) == 0 {
-					return noSession(session)
-				}
-				if err := printList(a, views, sessionColumns, "no sessions: nothing is mapped, and no other node maps a volume of this one"); err != nil || !reset {
+				if err := printList(a, all, sessionColumns, "no sessions: nothing is mapped, and no other node maps a volume of this one"); err != nil || !reset {
 					return err
 				}
 				return v.ResetStats(ctx, session, rdsd.PathSpec{})
@@ -54,20 +52,20 @@ func noSession(name string) error {
 	return rdserr.With(rdserr.ErrNotFound, "there is no session %q; rdsd volume sessions shows those there are", name)
 }
 
-var sessionColumns = []column[volumeSessionView]{
-	{"id", func(s volumeSessionView) any { return s.ID }},
-	{"session", func(s volumeSessionView) any { return s.Name }},
-	{"role", func(s volumeSessionView) any { return s.Role }},
-	{"node", func(s volumeSessionView) any { return s.Peer }},
-	{"state", func(s volumeSessionView) any { return upDown(s.Up) }},
-	{"for", func(s volumeSessionView) any { return s.For }},
-	{"paths", func(s volumeSessionView) any { return fmt.Sprintf("%d/%d", s.PathsUp, s.Paths) }},
-	{"policy", func(s volumeSessionView) any { return orDash(s.Policy) }},
-	{"depth", func(s volumeSessionView) any { return s.QueueDepth }},
-	{"in flight", func(s volumeSessionView) any { return s.InFlight }},
-	{"waiting", func(s volumeSessionView) any { return s.Waiting }},
-	{"memory", func(s volumeSessionView) any { return s.Memory }},
-	{"volumes", func(s volumeSessionView) any { return strings.Join(s.Volumes, " ") }},
+var sessionColumns = []column[rdsd.VolumeSession]{
+	{"id", func(s rdsd.VolumeSession) any { return s.ID }},
+	{"session", func(s rdsd.VolumeSession) any { return s.Name }},
+	{"role", func(s rdsd.VolumeSession) any { return s.Role }},
+	{"node", func(s rdsd.VolumeSession) any { return s.Peer }},
+	{"state", func(s rdsd.VolumeSession) any { return upDown(s.Up) }},
+	{"for", func(s rdsd.VolumeSession) any { return duration(s.StateFor) }},
+	{"paths", func(s rdsd.VolumeSession) any { return fmt.Sprintf("%d/%d", s.PathsUp, s.Paths) }},
+	{"policy", func(s rdsd.VolumeSession) any { return orDash(s.Policy) }},
+	{"depth", func(s rdsd.VolumeSession) any { return s.QueueDepth }},
+	{"in flight", func(s rdsd.VolumeSession) any { return s.InFlight }},
+	{"waiting", func(s rdsd.VolumeSession) any { return s.Waiting }},
+	{"memory", func(s rdsd.VolumeSession) any { return bytesCount(s.Memory) }},
+	{"volumes", func(s rdsd.VolumeSession) any { return strings.Join(s.Volumes, " ") }},
 }
 
 func upDown(up bool) string {
@@ -139,11 +137,7 @@ the others, the ports, or SRC, may be left out.`,
 				if err != nil {
 					return err
 				}
-				var views []volumePathView
-				for _, p := range all {
-					views = append(views, viewVolumePath(p))
-				}
-				if err := printList(a, views, volumePathColumns, "no paths: nothing is mapped, and no other node maps a volume of this one"); err != nil || !reset {
+				if err := printList(a, all, volumePathColumns, "no paths: nothing is mapped, and no other node maps a volume of this one"); err != nil || !reset {
 					return err
 				}
 				return v.ResetStats(ctx, session, rdsd.PathSpec{})
@@ -159,21 +153,21 @@ the others, the ports, or SRC, may be left out.`,
 	return cmd
 }
 
-var volumePathColumns = []column[volumePathView]{
-	{"session", func(p volumePathView) any { return p.Session }},
-	{"role", func(p volumePathView) any { return p.Role }},
-	{"path", func(p volumePathView) any { return p.Source + " > " + p.Destination }},
-	{"state", func(p volumePathView) any { return p.State }},
-	{"for", func(p volumePathView) any { return p.For }},
-	{"latency", func(p volumePathView) any { return p.Latency }},
-	{"in flight", func(p volumePathView) any { return p.InFlight }},
-	{"reads", func(p volumePathView) any { return p.Reads }},
-	{"read", func(p volumePathView) any { return p.ReadBytes }},
-	{"writes", func(p volumePathView) any { return p.Writes }},
-	{"written", func(p volumePathView) any { return p.WriteBytes }},
-	{"failovers", func(p volumePathView) any { return p.Failovers }},
-	{"reconnects", func(p volumePathView) any { return fmt.Sprintf("%d, %d failed", p.Reconnects, p.ReconnectsFailed) }},
-	{"last error", func(p volumePathView) any { return p.LastError }},
+var volumePathColumns = []column[rdsd.VolumePath]{
+	{"session", func(p rdsd.VolumePath) any { return p.Session }},
+	{"role", func(p rdsd.VolumePath) any { return p.Role }},
+	{"path", func(p rdsd.VolumePath) any { return p.Src + " > " + p.Dst }},
+	{"state", func(p rdsd.VolumePath) any { return p.State }},
+	{"for", func(p rdsd.VolumePath) any { return duration(p.StateFor) }},
+	{"latency", func(p rdsd.VolumePath) any { return duration(p.CurLatency) }},
+	{"in flight", func(p rdsd.VolumePath) any { return p.InFlight }},
+	{"reads", func(p rdsd.VolumePath) any { return p.Reads }},
+	{"read", func(p rdsd.VolumePath) any { return bytesCount(p.ReadBytes) }},
+	{"writes", func(p rdsd.VolumePath) any { return p.Writes }},
+	{"written", func(p rdsd.VolumePath) any { return bytesCount(p.WriteBytes) }},
+	{"failovers", func(p rdsd.VolumePath) any { return p.Failovers }},
+	{"reconnects", func(p rdsd.VolumePath) any { return fmt.Sprintf("%d, %d failed", p.Reconnects, p.ReconnectsFailed) }},
+	{"last error", func(p rdsd.VolumePath) any { return p.LastError }},
 }
 
 // pathAction is what can be done to a path.
