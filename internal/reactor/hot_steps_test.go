@@ -239,6 +239,11 @@ func TestTimersAgainstAModel(t *testing.T) {
 	for i := range timers {
 		timers[i].Stop()
 	}
+	for _, kept := range ts.heap[:cap(ts.heap)] {
+		if kept != nil {
+			t.Fatal("a timer that is not running is kept")
+		}
+	}
 	// Times without end do not wrap, and those before now are now.
 	timers[0].Reset(never)
 	if timers[0].at != never-1 || ts.sleepUntil() != never-1 {

@@ -53,3 +53,29 @@ func TestQueueRuns(t *testing.T) {
 		t.Error("a closed queue takes a function")
 	}
 }
+
+// TestQueueAgain: what a panic kept from being run is put in front of what has come since;
+// when it was the last one, or none, there is nothing to put back.
+func TestQueueAgain(t *testing.T) {
+	var ran []int
+	fill := func(at int) *queue {
+		q := &queue{at: at}
+		for i := range 3 {
+			q.running = append(q.running, task{f: func() { ran = append(ran, i) }})
+		}
+		q.running = slices.Clip(q.running)
+		q.funcs = []task{{f: func() { ran = append(ran, 10) }}}
+		return q
+	}
+	for at, want := range [][]int{{1, 2, 10}, {2, 10}, {10}, {10}, {10}} {
+		q := fill(at)
+		q.again()
+		if posted := q.posted.Load(); posted != (at < 3) {
+			t.Errorf("function %d of three has panicked: posted %v", at, posted)
+		}
+		ran = nil
+		if q.run(); !slices.Equal(ran, want) {
+			t.Errorf("function %d of three has panicked: %v has run then, want %v", at, ran, want)
+		}
+	}
+}

@@ -1,0 +1,377 @@
+package tcp
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// ends notes how a link ended, and how often.
+type ends struct {
+	sink
+	errs  chan error
+	acked uint64
+}
+
+func newEnds(t *testing.T, l transport.Link) *ends {
+	return &ends{sink: sink{t: t, l: l.(*Link)}, errs: make(chan error, 4)}
+}
+
+func (e *ends) Closed(err error, acked uint64) { e.here(); e.acked = acked; e.errs <- err }
+
+// once waits for the end and checks that it is told once.
+func (e *ends) once(t *testing.T, what string, want error) {
+	t.Helper()
+	select {
+	case err := <-e.errs:
+		if !errors.Is(err, want) {
+			t.Errorf("%s: ended with %v, want %v", what, err, want)
+		}
+	case <-time.After(10 * time.Second):
+		t.Fatalf("%s: no end", what)
+	}
+	e.on(func() {})
+	if len(e.errs) != 0 {
+		t.Errorf("%s: ended twice", what)
+	}
+	if descriptor(&e.l.socket) != -1 {
+		t.Errorf("%s: its descriptor is open", what)
+	}
+}
+
+// links makes a link, neither end of which is started; the test ends both.
+func links(t *testing.T, p *Provider) (x, y transport.Link) {
+	t.Helper()
+	accepted := make(chan transport.Link, 1)
+	l, err := p.Listen(netip.MustParseAddrPort("127.0.0.85:0"), func(k transport.Link) { accepted <- k })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if x, err = p.Dial(context.Background(), netip.MustParseAddrPort("127.0.0.86:0"), l.Addr(), 0); err != nil {
+		t.Fatal(err)
+	}
+	y = <-accepted
+	t.Cleanup(func() { x.Close(false); y.Close(false) })
+	return x, y
+}
+
+// A link that was closed before it was started says so when it is, once; nothing is sent
+// over it, and it can be closed again.
+func TestLinkClosedBeforeStart(t *testing.T) {
+	p := newProvider(t)
+	for _, graceful := range []bool{false, true} {
+		x, y := links(t, p)
+		e := newEnds(t, x)
+		x.Close(graceful)
+		x.Close(graceful)
+		if done, err := e.send(1, 10); done || !errors.Is(err, net.ErrClosed) {
+			t.Errorf("sent over a closed link: %v, %v", done, err)
+		}
+		if n := x.Acked(); n != 0-e.l.ackBase {
+			t.Errorf("%d bytes are acknowledged", n)
+		}
+		x.Start(e)
+		x.Start(e) // the second is nothing
+		e.once(t, "closed before it was started", net.ErrClosed)
+		x.Close(false)
+		x.Resume()
+		e.on(func() {
+			if e.l.Try() {
+				t.Error("a link that has ended is read")
+			}
+			e.l.Ready(unix.EPOLLIN | unix.EPOLLOUT)
+			e.l.end(io.EOF)
+		})
+		if len(e.errs) != 0 {
+			t.Error("ended again")
+		}
+		other := newEnds(t, y)
+		y.Start(other)
+		other.once(t, "whose peer has closed", io.EOF)
+	}
+}
+
+// What a link's work panics with is the end of the link, and of nothing else.
+func TestFaultEndsTheLink(t *testing.T) {
+	p := newProvider(t)
+	x, _ := links(t, p)
+	e := newEnds(t, x)
+	x.Start(e)
+	why := errors.New("a panic")
+	if e.l.Work() != guard.Link {
+		t.Errorf("work of kind %v", e.l.Work())
+	}
+	e.on(func() { e.l.Fault(why) })
+	e.once(t, "a fault", why)
+
+	a, b := onePair(t, p, netip.MustParseAddr("127.0.0.96"))
+	a.l.Start(a)
+	b.l.Start(b)
+	if a.l.Work() != guard.Link {
+		t.Errorf("work of kind %v", a.l.Work())
+	}
+	a.l.Reactor().Do(func() { a.l.Fault(why) })
+	a.wantClosed("a fault", nil)
+	if a.err != why {
+		t.Errorf("ended with %v", a.err)
+	}
+	b.wantClosed("the other end", nil)
+	done := make(chan struct{})
+	a.l.Reactor().Do(func() {
+		defer close(done)
+		if a.l.Try() {
+			t.Error("a link that has ended is read")
+		}
+		a.l.wake() // from a rest that began before
+		a.l.end(io.EOF)
+	})
+	<-done
+	a.l.Post(&transport.Op{Kind: transport.OpSend}) // no effect
+	a.l.Flush()
+	if a.l.out.Ops() != 0 {
+		t.Error("something is posted on a link that has ended")
+	}
+}
+
+// What a pause keeps is the frame that was not taken, in its own buffer or a copy, with
+// what was read behind it; and all of it is given back.
+func TestHeldFrames(t *testing.T) {
+	before := buf.InUse()
+	raw := bytes.Repeat([]byte{9}, wire.HeaderLen)
+	for _, alone := range []bool{false, true} {
+		for _, rest := range []string{"", "behind it"} {
+			f := &transport.Frame{Raw: raw, Payload: []byte("payload")}
+			var b *buf.Buf
+			if alone {
+				b = buf.Get(7)
+				copy(b.B, "payload")
+				f.Payload, f.Buf = b.B, b
+			}
+			k := hold(f)
+			if alone {
+				b.Release() // the reader's hold
+			} else {
+				copy(f.Payload, "changed")
+			}
+			k.keepRest([]byte(rest))
+			g := k.frame()
+			if !bytes.Equal(g.Raw, raw) || string(g.Payload) != "payload" || (g.Buf != nil) != alone || (k.rest != nil) != (rest != "") {
+				t.Errorf("alone %v: %+v, the rest %v", alone, g, k.rest)
+			}
+			if k.rest != nil && string(k.rest.B) != rest {
+				t.Errorf("the rest is %q", k.rest.B)
+			}
+			k.drop()
+		}
+	}
+	if n := buf.InUse(); n != before {
+		t.Errorf("%d bytes are held, before %d", n, before)
+	}
+}
+
+// The end of a drain, step by step: when the peer's time is over TCP takes nothing more;
+// then what it has taken is read for as long as there is some; then the link ends. One
+// that is paused waits.
+func TestDrainStepByStep(t *testing.T) {
+	x, y := links(t, newProvider(t))
+	e := newEnds(t, x)
+	peer := newEnds(t, y)
+	e.on(func() { // on the thread, which does nothing else meanwhile
+		x.Start(e)
+		e.l.startDrain()
+		if e.l.drain == nil || e.l.deaf {
+			t.Fatal("no drain has begun")
+		}
+		if _, err := peer.send(1, 10); err != nil {
+			t.Error(err)
+		}
+		for end := time.Now().Add(5 * time.Second); ; {
+			if n, _ := unix.IoctlGetInt(e.l.fd, unix.SIOCINQ); n > 0 || time.Now().After(end) {
+				break
+			}
+		}
+		e.l.drainDue()
+		if !e.l.deaf || e.l.ended {
+			t.Errorf("the time of the peer is over: deaf %v, ended %v", e.l.deaf, e.l.ended)
+		}
+		e.l.paused = true
+		if e.l.drainDue(); e.l.ended {
+			t.Error("a link that is paused has ended")
+		}
+		e.l.paused = false
+		if e.l.drainDue(); e.l.ended {
+			t.Error("ended with something unread")
+		}
+		if e.l.read(); e.frames.Load() != 1 {
+			t.Errorf("%d frames are read", e.frames.Load())
+		}
+		if e.l.drainDue(); !e.l.ended {
+			t.Error("nothing is unread, and it goes on")
+		}
+		e.l.drainDue()
+		e.l.startDrain() // after the end
+	})
+	e.once(t, "drained", os.ErrDeadlineExceeded)
+}
+
+// The events that a link waits for are those the reactor knows, through every change.
+func TestWatchStepByStep(t *testing.T) {
+	x, _ := links(t, newProvider(t))
+	l := x.(*Link)
+	e := newEnds(t, x)
+	e.on(func() {
+		s := &l.socket
+		for i, want := range []uint32{unix.EPOLLIN, unix.EPOLLIN, unix.EPOLLIN | unix.EPOLLOUT, 0, 0, unix.EPOLLOUT, unix.EPOLLIN, 0} {
+			if err := s.watch(want, l); err != nil || s.watched != want {
+				t.Fatalf("step %d: %v, watched for %#x", i, err, s.watched)
+			}
+			// It is there, or not: to be added twice is an error.
+			err := s.loop.r.Add(s.fd, unix.EPOLLPRI, l)
+			if (err == nil) != (want == 0) {
+				t.Errorf("step %d: registered %v", i, err != nil)
+			}
+			if err == nil {
+				s.loop.r.Remove(s.fd)
+			}
+		}
+		l.h = e
+		for _, c := range []struct {
+			paused, ended bool
+			out           *transport.Batch
+			want          uint32
+		}{{false, false, nil, unix.EPOLLIN}, {true, false, nil, 0}, {false, false, &transport.Batch{}, unix.EPOLLIN | unix.EPOLLOUT},
+			{true, false, &transport.Batch{}, unix.EPOLLOUT}, {false, true, nil, 0}} {
+			l.paused, l.ended, l.out = c.paused, c.ended, c.out
+			if err := l.wait(); err != nil || l.watched != c.want {
+				t.Errorf("%+v: watched for %#x, %v", c, l.watched, err)
+			}
+		}
+		l.paused, l.ended, l.out, l.h = false, false, nil, nil
+		if err := l.wait(); err != nil || l.watched != 0 {
+			t.Errorf("one that is not started: watched for %#x, %v", l.watched, err)
+		}
+	})
+}
+
+// Links are dialled from a port that says their lane, in the range for that, and reactors
+// have them in turn.
+func TestDialledLanes(t *testing.T) {
+	p := newProvider(t)
+	taken := make(chan transport.Link, 64)
+	l, err := p.Listen(netip.MustParseAddrPort("127.0.0.85:0"), func(k transport.Link) { taken <- k })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for lane := range wire.MaxLanes {
+		for range 3 {
+			k, err := p.Dial(context.Background(), netip.MustParseAddrPort("127.0.0.86:0"), l.Addr(), lane)
+			if err != nil {
+				t.Fatal(err)
+			}
+			other := <-taken
+			port := int(k.LocalAddr().Port())
+			if port%wire.MaxLanes != lane || port < portFrom || port >= portTo || other.RemoteAddr() != k.LocalAddr() || k.RemoteAddr() != l.Addr() {
+				t.Errorf("lane %d: from %v to %v, seen as %v", lane, k.LocalAddr(), k.RemoteAddr(), other.RemoteAddr())
+			}
+			k.Close(false)
+			other.Close(false)
+		}
+	}
+	counts := map[*loop]int{}
+	for range 10 * len(p.loops) {
+		counts[p.loop()]++
+	}
+	for lp, n := range counts {
+		if n != 10 || len(counts) != len(p.loops) {
+			t.Errorf("%d of %d reactors; one has %d of ten", len(counts), len(p.loops), n)
+		}
+		_ = lp
+	}
+}
+
+// A request is answered once, by whoever is first; a refusal shows as much as may be shown.
+func TestRequestsAreAnsweredOnce(t *testing.T) {
+	p := newProvider(t)
+	request := func() (q *connRequest, peer net.Conn) {
+		t.Helper()
+		ln, err := net.Listen("tcp4", "127.0.0.89:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer ln.Close()
+		peer, err = net.Dial("tcp4", ln.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := ln.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { peer.Close(); c.Close() })
+		peer.SetDeadline(time.Now().Add(10 * time.Second))
+		return &connRequest{c: c.(*net.TCPConn), private: []byte("asked")}, peer
+	}
+	q, peer := request()
+	if string(q.Private()) != "asked" || q.LocalAddr().String() != peer.RemoteAddr().String() || q.RemoteAddr().String() != peer.LocalAddr().String() {
+		t.Errorf("%q from %v to %v", q.Private(), q.RemoteAddr(), q.LocalAddr())
+	}
+	q.timer = time.AfterFunc(time.Hour, func() {})
+	q.Reject(bytes.Repeat([]byte{5}, transport.MaxPrivate+9))
+	q.Reject([]byte("again"))
+	if q.timer.Stop() {
+		t.Error("an answered request is waited for")
+	}
+	tag, private, err := readHandshake(peer)
+	if err != nil || tag.Kind != transport.TagReject || len(private) != transport.MaxPrivate {
+		t.Errorf("rejected with %+v, %d bytes, %v", tag, len(private), err)
+	}
+	if rest, err := io.ReadAll(peer); len(rest) != 0 || err != nil {
+		t.Errorf("%q behind it, %v", rest, err)
+	}
+	if l, err := q.Accept(p.NewDomain(), nil); !errors.Is(err, errAnswered) || l != nil {
+		t.Errorf("accepted what was rejected: %v, %v", l, err)
+	}
+	q, peer = request()
+	l, err := q.Accept(p.NewDomain(), []byte("yes"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	q.Reject(nil)
+	if l, err := q.Accept(p.NewDomain(), nil); !errors.Is(err, errAnswered) || l != nil {
+		t.Errorf("accepted twice: %v, %v", l, err)
+	}
+	if tag, private, err = readHandshake(peer); err != nil || tag.Kind != transport.TagAccept || string(private) != "yes" {
+		t.Errorf("accepted with %+v, %q, %v", tag, private, err)
+	}
+	l.Close()
+	if rest, err := io.ReadAll(peer); len(rest) != 0 || err != nil {
+		t.Errorf("%q behind it, %v", rest, err)
+	}
+	// A peer that has gone is told to nobody.
+	q, peer = request()
+	peer.(*net.TCPConn).SetLinger(0)
+	peer.Close()
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if _, err := q.c.Write([]byte("x")); err != nil {
+			break
+		}
+	}
+	if l, err := q.Accept(p.NewDomain(), nil); !errors.Is(err, net.ErrClosed) || l != nil {
+		t.Errorf("accepted who has gone: %v, %v", l, err)
+	}
+}
