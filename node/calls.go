@@ -417,7 +417,7 @@ var _ mem.BufferPool = (*outPool)(nil)
 
 func (p *outPool) Get(n int) *[]byte {
 	b := msgpool.Pool.Get(n)
-	size := int64(cap(*b))
+	size := charged(b)
 	p.account.Grow(quota.Calls, size)
 	if p.out.Add(size) < 0 { // it is closed: nobody would give it back
 		p.account.Give(quota.Calls, size)
@@ -426,11 +426,22 @@ func (p *outPool) Get(n int) *[]byte {
 }
 
 func (p *outPool) Put(b *[]byte) {
-	size := int64(cap(*b))
+	size := charged(b)
 	if p.out.Add(-size) >= 0 {
 		p.account.Give(quota.Calls, size)
 	}
 	msgpool.Pool.Put(b)
+}
+
+// charged is what is charged for a buffer. For a small one it is nothing: mem.NewBuffer
+// makes of it a slice that the collector takes and nobody gives back, so that a charge
+// would stay as long as the stream. What waits of those for a client that does not read
+// is little: gRPC takes no more than 64 KiB for a stream ahead of its transport.
+func charged(b *[]byte) int64 {
+	if mem.IsBelowBufferPoolingThreshold(cap(*b)) {
+		return 0
+	}
+	return int64(cap(*b))
 }
 
 // outClosed is further below 0 than buffers can bring a pool up again.
