@@ -103,6 +103,7 @@ func (v *volume) admit(h *handle) error {
 		return nil
 	}
 	for _, o := range v.handles {
+		// Told apart from another writer: this one ends by itself, and the client tries again.
 		if o.writes() && o.sess.rt.Name == h.sess.rt.Name && o.sess != h.sess {
 			// What the session wrote before it was lost is still at the store.
 			return rdserr.With(ErrBusy, "volume %q: requests of an earlier session %q have not ended yet", h.name, h.sess.rt.Name)
@@ -128,11 +129,14 @@ func (s *Server) attach(now time.Duration, h *handle, d blk.Device, owner *Expor
 	default:
 		err = v.admit(h)
 	}
+	// One device for writers and one for readers: a file opened read-only stays that.
 	which := 0
 	if info.ReadOnly {
 		which = 1
 	}
 	st := v.stores[which]
+	// Opened for nothing: refused, or the volume has a device already, under another name
+	// perhaps.
 	if owner == nil && (err != nil || st != nil && st.dev != d) {
 		s.env.Close(h.place(), d)
 	}
@@ -147,6 +151,8 @@ func (s *Server) attach(now time.Duration, h *handle, d blk.Device, owner *Expor
 	st.handles++
 	v.handles = append(v.handles, h)
 	h.store, h.since = st, now
+	// Remembered for the next: who wrote last, so that a session that comes back knows whether
+	// another one has written meanwhile.
 	if h.writes() {
 		v.writers++
 		s.wrote(h, id)

@@ -188,6 +188,7 @@ func (c *Client) Up(now time.Duration) {
 // volumes that are under way fail, now or when their path is gone.
 func (c *Client) Down(now time.Duration) {
 	c.up, c.greeted, c.resumed, c.greetAt = false, false, false, 0
+	// A copy: a volume that is unmapped ends with the path, and leaves the list.
 	for _, v := range slices.Clone(c.volumes) {
 		v.lost(now)
 	}
@@ -220,6 +221,7 @@ func (c *Client) stale(now time.Duration, a *admin) {
 		}
 		return
 	}
+	// The server may have opened it for somebody who has gone: then it is closed.
 	if a.kind == rnbdwire.OpenType && a.req.Err == nil && a.v.state == Unmapped {
 		if rsp, err := rnbdwire.ParseOpenRsp(a.rsp[:]); err == nil {
 			a.v.id, a.v.there = rsp.DeviceID, true
@@ -289,7 +291,8 @@ func (c *Client) send(now time.Duration, a *admin, op rtrs.Op, usr, data []byte)
 func (c *Client) greetedBy(now time.Duration, err error) {
 	switch {
 	case !c.up:
-		return // the next Up greets again
+		// The next Up greets again.
+		return
 	case err != nil && !answeredBy(err): // its limit passed, perhaps while a fence was waited for
 		c.greetAt = now + c.cfg.RetryEvery
 		return
@@ -330,6 +333,8 @@ func (c *Client) tryResume(now time.Duration) {
 		return
 	}
 	for _, v := range c.volumes {
+		// Requests of this volume name a device number of the former life, which may be another
+		// volume's now.
 		if v.state == Closed && v.failed == nil && v.tried != c.life {
 			return
 		}
@@ -339,6 +344,8 @@ func (c *Client) tryResume(now time.Duration) {
 		if !ok {
 			return
 		}
+		// The number is written anew. A piece that is larger than the server takes now, or has no
+		// volume, comes back and is cut anew or held.
 		if v := p.call.v; v.state == Open && p.n <= v.most(p.call.r.Op) {
 			p.message(v.id)
 		} else {
@@ -357,10 +364,12 @@ func (c *Client) tryResume(now time.Duration) {
 // restart starts anew what came back unsent. It is called when nothing is on
 // the stack that walks a list of the session.
 func (c *Client) restart(now time.Duration) {
+	// They wait until tryResume has seen how each volume stands.
 	if !c.resumed && c.up {
 		return
 	}
 	for c.again != nil {
+		// What comes back again meanwhile goes into a new list, for the next round.
 		list := c.again
 		c.again = nil
 		for list != nil {

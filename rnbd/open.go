@@ -60,6 +60,7 @@ func (s *Server) open(now time.Duration, e *session, r *rtrs.ServerReq) {
 			s.rt.Reply(now, r, 0, err)
 			return
 		}
+		// Answered together with the one that is being opened.
 		if h.state == handleOpening {
 			h.waiting = append(h.waiting, r)
 			return
@@ -80,11 +81,13 @@ func (s *Server) open(now time.Duration, e *session, r *rtrs.ServerReq) {
 	op.h = h
 	h.peers[0] = from
 	e.handles = append(e.handles, h)
+	// A device that is there needs no file system, and no wait.
 	if exp := op.tries[0].exp; exp != nil && exp.Device != nil {
 		op.found = &op.tries[0]
 		s.opened(now, op, exp.Device, exp, nil)
 		return
 	}
+	// A root that is removed meanwhile is closed after the last Opening that looks there.
 	for i := range op.tries {
 		if root := op.tries[i].root; root != nil {
 			root.used++
@@ -105,6 +108,8 @@ func (s *Server) resolve(e *session, from netip.Addr, o *rnbdwire.Open) (*Openin
 		return nil, err
 	}
 	op := &Opening{Name: o.Name, Session: e.rt.Name}
+	// A name of its own goes before what is found below a root, also when it may not be
+	// opened.
 	if exp := s.exports[name]; exp != nil {
 		op.tries = []try{{exp: exp, rules: &exp.Rules, path: exp.Path, file: exp.File}}
 		return op, exp.check(name, e.rt.Name, from, o.Access)
@@ -118,6 +123,7 @@ func (s *Server) resolve(e *session, from netip.Addr, o *rnbdwire.Open) (*Openin
 		if err == nil {
 			op.tries = append(op.tries, try{root: root, rules: &root.Rules, path: path, file: root.File})
 		} else if op.denied == nil {
+			// Kept for when no other root has it: why it was refused says more than "not found".
 			op.denied = err
 		}
 	}
@@ -280,6 +286,7 @@ func (s *Server) closeReq(now time.Duration, e *session, r *rtrs.ServerReq) {
 	switch {
 	case h == nil:
 		s.rt.Reply(now, r, 0, nil)
+	// Taken away before, and its last request has ended: closing it is no error.
 	case h.state == handleForced && h.store == nil:
 		e.forget(h)
 		s.rt.Reply(now, r, 0, nil)

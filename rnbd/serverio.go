@@ -107,12 +107,14 @@ func (s *Server) io(now time.Duration, e *session, r *rtrs.ServerReq) {
 	case m.Sector > blk.MaxSize/rnbdwire.SectorSize && m.Op() != rnbdwire.Flush:
 		err = blk.ErrRange
 	default:
+		// Each request, not the OPEN alone: a session may get a path from another address later.
 		err = h.mayUse(r.Path.Remote.Addr())
 	}
 	if err != nil {
 		s.rt.Reply(now, r, 0, err)
 		return
 	}
+	// Kept with the request of the session, so that in steady state nothing is allocated.
 	q, _ := r.Ctx.(*ioReq)
 	if q == nil {
 		q = &ioReq{}
@@ -122,6 +124,7 @@ func (s *Server) io(now time.Duration, e *session, r *rtrs.ServerReq) {
 	info := h.store.dev.Info()
 	q.rt, q.h, q.op, q.flags = r, h, ops[m.Op()], 0
 	q.off, q.n = m.Sector*rnbdwire.SectorSize, uint64(m.Size)
+	// A kernel's flush has all ones for a sector: the whole device is meant.
 	if q.op == blk.OpFlush {
 		q.off, q.n = 0, 0
 	}
@@ -129,6 +132,7 @@ func (s *Server) io(now time.Duration, e *session, r *rtrs.ServerReq) {
 		s.rt.Reply(now, r, 0, err)
 		return
 	}
+	// From here on the volume is not closed before this is answered.
 	h.inflight++
 	s.step(q)
 }
@@ -149,12 +153,15 @@ func (q *ioReq) plan(info *blk.Info, f rnbdwire.Flags, exact bool) error {
 		case info.WriteCache:
 			after = 1
 		}
+		// A kernel before protocol 2.1 says FUA where PREFLUSH was meant: unless the client has
+		// shown that it tells them apart, both are done.
 		if durable && info.WriteCache && (f&rnbdwire.Preflush != 0 || !exact) {
 			before = 1
 		}
 		if q.op == blk.OpWriteZeroes && f&rnbdwire.NoUnmap != 0 {
 			q.flags |= blk.NoUnmap
 		}
+		// What the device would refuse is refused before it is flushed for nothing.
 		if before == 1 {
 			if err := info.CheckRange(q.op, q.flags, q.off, q.n); err != nil {
 				return err
@@ -180,6 +187,7 @@ func (s *Server) step(q *ioReq) {
 	q.next = q.next[1:]
 	st := q.h.store
 	st.pending.Push(r)
+	// Once in the list, however many of its requests wait.
 	if !st.queued {
 		st.queued = true
 		s.ready = append(s.ready, st)
@@ -195,6 +203,8 @@ func (s *Server) Next(now time.Duration, buf []*blk.Request) (d blk.Device, batc
 		st := s.ready[0]
 		for st.pending.Len() > 0 && len(buf) < cap(buf) {
 			r := st.pending.Pop()
+			// The last moment: what is not begun on a path or for a session that has gone need never
+			// be, and after a fence must not.
 			if q := r.Ctx.(*ioReq); q.h.state != handleOpen || q.rt.Stale() {
 				s.finish(now, q, ErrNotOpen)
 				continue
@@ -203,6 +213,8 @@ func (s *Server) Next(now time.Duration, buf []*blk.Request) (d blk.Device, batc
 		}
 		last := len(s.ready) - 1
 		copy(s.ready, s.ready[1:])
+		// A device with more than fits goes behind the others: one that is busy does not keep them
+		// waiting.
 		if s.ready[last] = st; st.pending.Len() == 0 { // else behind the others
 			st.queued = false
 			s.ready[last] = nil
@@ -219,6 +231,8 @@ func (s *Server) Next(now time.Duration, buf []*blk.Request) (d blk.Device, batc
 func (s *Server) Complete(now time.Duration, batch []*blk.Request) {
 	for _, r := range batch {
 		q := r.Ctx.(*ioReq)
+		// A step that failed ends the request: a write is not durable if the flush after it was
+		// not, and is not done at all if the one before it failed.
 		if r.Err != nil || len(q.next) == 0 {
 			s.finish(now, q, r.Err)
 		} else {
@@ -239,6 +253,7 @@ func (s *Server) finish(now time.Duration, q *ioReq, err error) {
 		}
 	}
 	r := q.rt
+	// Before Reply, which may use the request, and q with it, for the next.
 	q.rt, q.h, q.next, q.req.Buf, q.req.Queue = nil, nil, nil, nil, nil
 	s.rt.Reply(now, r, n, err)
 	h.inflight--
@@ -257,6 +272,7 @@ func (s *Server) failed(h *handle, q *ioReq, err error) {
 		ev.Kind = ServerIOError
 		s.env.Event(ev)
 	}
+	// Once for a store that is open. Later flushes of it fail by themselves (blk.ErrSyncFailed).
 	if syncs(&q.req) && !st.lost {
 		st.lost = true
 		s.syncLost(st.vol.id)

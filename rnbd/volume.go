@@ -124,6 +124,7 @@ func (v *Volume) answered(now time.Duration, a *admin) {
 			return
 		}
 	case rnbdwire.OpenType:
+		// Whatever the answer: requests of the session wait until each volume has had one.
 		v.tried = v.c.life
 		if err == nil {
 			err = v.opened(now)
@@ -135,6 +136,7 @@ func (v *Volume) answered(now time.Duration, a *admin) {
 	case rnbdwire.InfoType:
 		v.told(now, err)
 	}
+	// What became due while this message was under way goes now.
 	v.pump(now)
 }
 
@@ -150,15 +152,19 @@ func (v *Volume) opened(now time.Duration) error {
 	}
 	v.id, v.there = rsp.DeviceID, true
 	if v.state == Unmapped {
-		return nil // pump closes it
+		// Unmapped meanwhile, while the server was opening it: pump closes it.
+		return nil
 	}
+	// After there is set: what the server has opened and we cannot use is to be closed.
 	if err := v.describe(&rsp); err != nil {
 		return err
 	}
 	if v.state == Init {
 		if v.expect != 0 {
 			v.rsp, v.store.Verifier = rsp, v.expect
-			v.wrote = 1 // nobody knows; taken for yes
+			// Whether the former daemon had unflushed writes nobody knows. Taken for yes, a changed
+			// verifier makes flushes fail, and not succeed wrongly.
+			v.wrote = 1
 			if err := v.sameAs(&rsp, store); err != nil {
 				return err
 			}
@@ -177,6 +183,7 @@ func (v *Volume) opened(now time.Duration) error {
 	v.err = nil
 	v.askAt = v.askFrom(now)
 	v.update(now, rsp)
+	// Otherwise tryResume does it, when the session's other volumes have been asked for too.
 	if v.c.resumed {
 		v.release(now)
 	}
@@ -194,16 +201,24 @@ func (v *Volume) askFrom(now time.Duration) time.Duration {
 // waited touch it.
 func (v *Volume) sameAs(rsp *rnbdwire.OpenRsp, store rnbdwire.Store) error {
 	changed := v.store.Verifier != 0 && store.Verifier != 0 && v.store.Verifier != store.Verifier
+	// A verifier that was never known, or is not told now, says nothing (a kernel's server has
+	// none).
 	switch {
+	// The users of the device here have laid out everything in the old blocks.
 	case rsp.LogicalBlock != v.rsp.LogicalBlock:
 		return rdserr.With(ErrStale, "volume %q has come back with blocks of %d bytes, and had %d", v.name, rsp.LogicalBlock, v.rsp.LogicalBlock)
 	case changed && store.Volatile && !v.accept:
 		return rdserr.With(ErrStale, "volume %q was in memory of the server, which has lost it", v.name)
+	// Writes that wait here would go over what the other session has written since.
 	case store.Foreign && v.access != rnbdwire.ReadOnly && !v.accept:
 		return rdserr.With(ErrStale, "volume %q has been open for writing in another session meanwhile; map it anew", v.name)
+	// A flush now would succeed at the server and say that writes are durable which it has
+	// never seen.
 	case changed && v.wrote > v.synced:
 		v.life++
 		v.syncLost(rdserr.With(blk.ErrSyncFailed, "volume %q: the server was started again, or a sync failed there, before all completed writes were flushed", v.name))
+	// Nothing is lost of what was told to be complete, but of a request in several pieces the
+	// first may be (piece.end).
 	case changed:
 		v.life++
 	}
@@ -219,12 +234,14 @@ func (v *Volume) refused(now time.Duration, err error) {
 	v.err = err
 	switch {
 	case v.state == Init && !v.c.up && rdserr.Errno(err) == rtrs.ErrNoPath.Errno: // it waits for Up, as before
+	// Whoever maps is told, and decides; a volume that was open once is tried again.
 	case v.state == Init:
 		v.c.forget(v)
 		v.setState(now, Unmapped)
 		v.c.env.Mapped(v, err)
 	case v.state == Unmapped:
 	case !v.c.up: // Down has been there, Up comes
+	// The server may be about to have it: its disk is being attached, its daemon started.
 	case passing(err):
 		v.retryAt = now + v.c.cfg.RetryEvery
 	default:
@@ -244,6 +261,7 @@ func passing(err error) bool {
 // fail closes the volume for good.
 func (v *Volume) fail(now time.Duration, err error) {
 	v.failed = err
+	// Told also when it is closed already: why is new.
 	v.c.env.Event(ClientEvent{Kind: VolumeState, Volume: v, From: v.state, To: Closed, Err: err})
 	if v.state != Closed {
 		v.setState(now, Closed)
@@ -270,6 +288,7 @@ func (v *Volume) told(now time.Duration, err error) {
 			}
 		}
 	case answeredBy(err) && rdserr.Errno(err) == ErrNotOpen.Errno && v.state == Open:
+		// There is nothing to be closed any more.
 		v.there = false
 		v.fail(now, rdserr.With(ErrNotOpen, "the server has taken volume %q from this session", v.name))
 	}
@@ -280,6 +299,7 @@ func (v *Volume) told(now time.Duration, err error) {
 func (v *Volume) update(now time.Duration, rsp rnbdwire.OpenRsp) {
 	old := v.info
 	info := infoOf(&rsp, v.access)
+	// A size that Resize has set on this side stays until the server's own changes.
 	if rsp.Sectors == v.rsp.Sectors {
 		info.Size = old.Size
 	}
@@ -332,6 +352,7 @@ func (v *Volume) Remap(now time.Duration) error {
 	case !v.c.up:
 		return rdserr.With(rtrs.ErrNoPath, "there is no path to the server; volume %q is opened when there is one", v.name)
 	}
+	// accept: who maps anew has been told what may be lost, and takes what is there.
 	v.failed, v.retryAt, v.accept = nil, now, true
 	v.pump(now)
 	return nil
@@ -346,6 +367,7 @@ func (v *Volume) Unmap(now time.Duration, force bool) error {
 	case v.state == Unmapped && (v.force || !force):
 		return ErrGone
 	case v.state == Unmapped:
+		// It waits for the server already: with force it does not any more.
 		v.force = true
 		if v.inflight == 0 {
 			v.finish(now)
@@ -356,6 +378,8 @@ func (v *Volume) Unmap(now time.Duration, force bool) error {
 	}
 	v.force = force
 	v.become(now, Unmapped, nil)
+	// Those held here end at once; what the session has is ended by it, as soon as its memory
+	// is not used any more.
 	v.failHeld(now, blk.ErrClosed)
 	v.giveUp(now)
 	v.pump(now)
@@ -373,6 +397,8 @@ func (v *Volume) giveUp(now time.Duration) {
 		return
 	}
 	v.retryAt = now + giveUpEvery
+	// Each that is cancelled comes to donePiece, and the last would finish the volume while
+	// the session's list is being walked.
 	v.ending = true
 	v.c.rt.Each(func(r *rtrs.Req) {
 		if p, ok := r.Ctx.(*piece); ok && p.call.v == v {
@@ -384,6 +410,7 @@ func (v *Volume) giveUp(now time.Duration) {
 
 // finish is the end of a volume that is unmapped.
 func (v *Volume) finish(now time.Duration) {
+	// The end may be reached by two ways: a CLOSE answered at once, and force behind it.
 	if !slices.Contains(v.c.volumes, v) {
 		return
 	}

@@ -59,6 +59,7 @@ func (v *Volume) Submit(now time.Duration, batch []*blk.Request) {
 			c.calls, k.next = k.next, nil
 		}
 		k.r, k.v, k.err, k.store, k.wrote, k.since = r, v, nil, false, v.wrote, now
+		// One lane for all pieces of a request: they arrive in order, on one connection.
 		c.lane++
 		k.start(now)
 	}
@@ -100,6 +101,8 @@ func (v *Volume) start(now time.Duration, p *piece) {
 		case v.failed != nil:
 			p.end(now, v.failed)
 			return
+		// Requests of the session run, and this volume's have no device number to name. While the
+		// session's wait, they wait there with the others (tryResume).
 		case v.state != Open && c.resumed:
 			v.hold(now, p)
 			return
@@ -109,6 +112,7 @@ func (v *Volume) start(now time.Duration, p *piece) {
 			rest = c.newPiece(p.call)
 			rest.off, rest.n = p.off+most, p.n-most
 			p.n = most
+			// Before p is sent: it may be done before Submit returns, and must not end the call.
 			p.call.left++
 		}
 		v.send(now, p)
@@ -144,6 +148,7 @@ var rws = [blk.NumOps]uint32{
 func (p *piece) message(id uint32) {
 	r := p.call.r
 	m := rnbdwire.IO{DeviceID: id, Sector: p.off / rnbdwire.SectorSize, RW: rws[r.Op], Size: uint32(p.n)}
+	// As a kernel sends it (docs/protocol.md, "RNBD").
 	if r.Op == blk.OpFlush {
 		m.Sector = rnbdwire.NoSector
 	}
@@ -161,12 +166,14 @@ func (v *Volume) send(now time.Duration, p *piece) {
 	p.message(v.id)
 	q, r := &p.req, p.call.r
 	q.Op, q.Data, q.Err, q.Ctx, q.Lane, q.Since = rtrs.Write, nil, nil, p, v.c.lane, p.call.since
+	// A flush is carried by a READ without data.
 	if r.Op == blk.OpRead || r.Op == blk.OpFlush {
 		q.Op = rtrs.Read
 	}
 	if r.Buf != nil {
 		q.Data = r.Buf[p.off-r.Off:][:p.n]
 	}
+	// Before Submit, which may call Done.
 	v.inflight++
 	if err := v.c.rt.Submit(now, q); err != nil {
 		v.inflight--
@@ -178,6 +185,8 @@ func (v *Volume) send(now time.Duration, p *piece) {
 func (c *Client) donePiece(now time.Duration, p *piece) {
 	v, err := p.call.v, p.req.Err
 	v.inflight--
+	// It came back unsent because its volume is not open in this life, or takes less at once.
+	// Started later: the session's list is being walked.
 	if err == errAgain {
 		p.next = nil
 		if c.again == nil {
@@ -193,10 +202,12 @@ func (c *Client) donePiece(now time.Duration, p *piece) {
 			v.there = false
 			v.fail(now, rdserr.With(ErrNotOpen, "the server has taken volume %q from this session", v.name))
 		} else if storeError(err) {
+			// Only if it is the first error of the call, which is the one that is told.
 			p.call.store = p.call.store || p.call.err == nil
 		}
 	}
 	p.end(now, err)
+	// The end of the last may be what a CLOSE, or the end of the volume, has waited for.
 	if v.inflight == 0 && v.state != Open {
 		v.pump(now)
 	}
@@ -209,6 +220,7 @@ func (p *piece) end(now time.Duration, err error) {
 	if k.err == nil {
 		k.err = err
 	}
+	// The caller's memory: nothing of ours may reach it once it is complete.
 	p.req.Data = nil
 	if p != &k.first {
 		p.call = nil
@@ -218,6 +230,8 @@ func (p *piece) end(now time.Duration, err error) {
 		return
 	}
 	r, v := k.r, k.v
+	// Its first pieces were done in a life of the store that has lost what was not flushed,
+	// so the whole is done anew.
 	if k.err == nil && k.life != v.life && r.Op.Writes() && r.Len > p.n && v.info.WriteCache && !syncs(r) {
 		k.start(now) // its first pieces were done in a life of the store that has lost what was not flushed
 		return
@@ -238,6 +252,8 @@ func (v *Volume) settle(k *call) error {
 			v.c.env.Event(ClientEvent{Kind: VolumeIOError, Volume: v, Op: r.Op, Err: err})
 		}
 		v.err = err
+		// The store may have dropped what it could not write and forgotten that: a later flush
+		// would succeed and mean nothing (as with fsync of a file).
 		if syncs(r) {
 			v.syncLost(rdserr.With(blk.ErrSyncFailed, "volume %q: a %v failed at the server (%v): what was written before may be lost; map the volume anew", v.name, r.Op, err))
 		}
@@ -250,6 +266,7 @@ func (v *Volume) settle(k *call) error {
 	case syncs(r) && v.syncErr != nil: // of a moment ago
 		return v.syncErr
 	case r.Op == blk.OpFlush:
+		// What was written when the flush came, and not what has been completed since.
 		v.synced = max(v.synced, k.wrote)
 	case r.Op.Writes() && !syncs(r) && v.info.WriteCache:
 		v.wrote++
@@ -272,6 +289,7 @@ func (v *Volume) hold(now time.Duration, p *piece) {
 	case v.expired(now):
 		p.end(now, rtrs.ErrNoPath)
 		return
+	// Its time may have passed while it was with the session.
 	case now >= limit:
 		p.end(now, rtrs.ErrTimeout)
 		return
@@ -311,6 +329,7 @@ func (v *Volume) failHeld(now time.Duration, err error) {
 // takeHeld empties the list of what is held, in order; do may hold it again.
 func (v *Volume) takeHeld(do func(*piece)) {
 	list := v.held
+	// Emptied first: do may hold it again, and end may submit more.
 	v.held = nil
 	for list != nil {
 		p := list

@@ -130,11 +130,14 @@ func (c *Client) Submit(now time.Duration, r *Req) error {
 	}
 	c.enter(now)
 	r.Err, r.at, r.submitted, r.expired, r.again = nil, queued, c.now, false, nil
+	// Its time began when its user submitted it: to be cancelled and submitted anew wins it
+	// nothing.
 	if r.Since != 0 {
 		r.submitted = min(r.Since, c.now)
 	}
 	c.all.push(r)
 	c.waiting(r).push(r)
+	// With Wait nothing has a limit while there is no path.
 	if c.cfg.OnLoss == Error {
 		c.arm(c.limit(r))
 		if c.connected == 0 {
@@ -173,6 +176,8 @@ func (c *Client) giveUp(r *Req, err error) {
 		c.waiting(r).remove(r)
 		c.finish(r, err)
 	case inFlight:
+		// The server may still write into its memory or read it, so it is done only when its
+		// links are closed (strand). The first reason stays.
 		if !r.expired {
 			r.expired, r.Err = true, err
 		}
@@ -199,6 +204,7 @@ func (c *Client) Each(f func(r *Req)) { c.each(c.all.n, f) }
 func (c *Client) each(n int, f func(r *Req)) {
 	r := c.all.first
 	for ; n > 0; n-- {
+		// f may end r, and then its place in the list is gone.
 		next := r.next(byAge)
 		f(r)
 		r = next
@@ -234,7 +240,9 @@ func (c *Client) end(err error, want State) {
 	if c.fatal == nil {
 		c.fatal = err
 	}
+	// Requests first: those that wait end at once, and the paths find only what is in flight.
 	c.Each(func(r *Req) { c.giveUp(r, err) })
+	// From the last: a path that ends takes itself out of the list.
 	for i := len(c.paths) - 1; i >= 0; i-- {
 		c.paths[i].end(want)
 	}
@@ -267,6 +275,7 @@ func (c *Client) AddPath(now time.Duration, local, remote netip.AddrPort) (*Clie
 	c.newUUID(&p.uuid)
 	c.paths = append(c.paths, p)
 	p.startAt(c.now)
+	// At once, unless another path is creating the session at the server.
 	p.tick(c.now)
 	c.leave()
 	return p, nil
@@ -298,6 +307,8 @@ func (c *Client) Reconnect(now time.Duration, p *ClientPath) error {
 		return ErrState
 	}
 	c.enter(now)
+	// An administrator who asks does not want to wait for what earlier failures have made of
+	// the backoff.
 	p.want, p.attempts, p.hasty = Reconnecting, 0, true
 	switch p.state {
 	case Connected:
@@ -372,10 +383,12 @@ func (c *Client) limit(r *Req) time.Duration {
 // another call makes something due earlier: Next says, at any time.
 func (c *Client) Tick(now time.Duration) (next time.Duration) {
 	c.enter(now)
+	// This process stood still. What came meanwhile is read before anybody is called silent.
 	if c.late.tick(&c.due, c.now, c.cfg.HeartbeatEvery) {
 		c.leave()
 		return c.due
 	}
+	// Everything that is still to come arms itself anew below.
 	c.due = Never
 	for i := len(c.paths) - 1; i >= 0; i-- {
 		c.paths[i].tick(c.now)
@@ -411,6 +424,7 @@ func (c *Client) deadlines() {
 		case t > c.now:
 			c.arm(t)
 		default:
+			// Not lost here: that would strand requests while this walks over them.
 			if r.at == inFlight && r.path.state == Connected {
 				r.path.overdue = true
 			}

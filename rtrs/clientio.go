@@ -12,17 +12,21 @@ import (
 // pump sends what waits, as far as there are permits.
 func (c *Client) pump() {
 	for c.connected > 0 && c.mayRun() {
+		// Requests with Admin go before others and before Resume: they say what the others may
+		// name at the server.
 		l := &c.admin
 		if l.first == nil {
 			if l = &c.queue; l.first == nil || !c.resumed {
 				return
 			}
 		}
+		// One request in each chunk: the server says how many there are.
 		if len(c.free) == 0 {
 			return
 		}
 		r := l.pop()
-		if len(r.Data) > int(c.chunks.MaxIO) { // the server has smaller chunks than when it was taken
+		// The server has smaller chunks than when it was taken.
+		if len(r.Data) > int(c.chunks.MaxIO) {
 			c.finish(r, ErrTooLarge)
 			continue
 		}
@@ -42,6 +46,8 @@ func (c *Client) send(p *ClientPath, r *Req) {
 	c.slots[permit] = r
 	r.at, r.path, r.permit, r.life, r.sent = inFlight, p, permit, c.life, c.now
 	r.con = 0
+	// Requests of one lane stay in order on one connection; connection 0 is kept free of data
+	// for the protocol's own messages.
 	if !r.Admin {
 		r.con = uint16(1 + r.Lane%uint32(len(p.cons)-1))
 	}
@@ -59,6 +65,8 @@ func (c *Client) send(p *ClientPath, r *Req) {
 	size := uint32(len(r.Data))
 	if r.Op == Read {
 		msg.Type = rtrswire.Read
+		// A key for this one request: the server can write into its memory until the key is
+		// revoked, which the answer says or revoke does.
 		if size > 0 {
 			r.hasKey = true
 			msg.SGCnt = 1
@@ -81,6 +89,7 @@ func (c *Client) send(p *ClientPath, r *Req) {
 	if r.Op == Write {
 		c.op.Data = r.Data
 	} else {
+		// A READ sends no data, but its header lies where it would lie behind that.
 		c.op.Addr += uint64(size)
 	}
 	c.op.Tail = msg.Append(append(c.tail[:0], r.Usr...))
@@ -177,10 +186,13 @@ func (p *ClientPath) answered(conn int, i rtrswire.Imm, k *rtrswire.RKeyRsp) err
 	if p.state != Connected {
 		return p.violation(fmt.Errorf("%w: an answer before the path is connected", ErrProtocol))
 	}
+	// The server's word picks a slot of ours: each field is checked before it is used.
 	if permit >= c.chunks.Depth || k != nil && uint32(k.BufID) != permit {
 		return p.violation(fmt.Errorf("%w: an answer to chunk %d of %d, or a new key for another", ErrProtocol, permit, c.chunks.Depth))
 	}
 	r := c.slots[permit]
+	// An answer twice, or to a request of another path, would end a request whose memory is
+	// still in use.
 	if r == nil || r.path != p || int(r.con) != conn {
 		return p.violation(fmt.Errorf("%w: an answer to chunk %d, which has no request on connection %d", ErrProtocol, permit, conn))
 	}
@@ -191,6 +203,8 @@ func (p *ClientPath) answered(conn int, i rtrswire.Imm, k *rtrswire.RKeyRsp) err
 	if errno != 0 {
 		err = answered(errno)
 	}
+	// Whatever the answer was: the memory is the caller's again now, and nobody else may
+	// write there.
 	if r.hasKey {
 		filled, idle := p.revoke(r)
 		switch {
@@ -208,6 +222,7 @@ func (p *ClientPath) answered(conn int, i rtrswire.Imm, k *rtrswire.RKeyRsp) err
 	p.cons[conn].flight--
 	c.slots[permit] = nil
 	c.free = append(c.free, permit)
+	// Last: Done may submit the next request, with this permit.
 	c.finish(r, err)
 	return nil
 }
@@ -216,6 +231,7 @@ func (p *ClientPath) answered(conn int, i rtrswire.Imm, k *rtrswire.RKeyRsp) err
 // server has written there.
 func (p *ClientPath) revoke(r *Req) (filled int, idle bool) {
 	r.hasKey = false
+	// The server has done so, right before its answer.
 	if con := &p.cons[r.con]; con.key == r.key {
 		con.key = 0
 		return con.filled, true
@@ -230,6 +246,7 @@ func (p *ClientPath) message(conn int, data []byte) error {
 		return err
 	}
 	switch {
+	// The protocol's own messages go on connection 0, and none before all connections stand.
 	case conn != 0 || len(p.cons) < p.c.cfg.Conns:
 		return fmt.Errorf("%w: a message of type %#x on connection %d of %d", ErrProtocol, uint16(t), conn, len(p.cons))
 	case t == rtrswire.InfoRspType && p.state == Connecting:
@@ -269,6 +286,8 @@ func (p *ClientPath) message(conn int, data []byte) error {
 func (p *ClientPath) rested() {
 	c := p.c
 	n := rtrswire.Notice{Type: rtrswire.RestedType}
+	// A request, one that waits, or one of a lost path that may still reach a chunk: the
+	// server must not take the pages from under it.
 	if len(c.free) != c.Depth() || c.all.n > 0 || len(c.epochs) > 0 || c.resting != nil {
 		n.Errno = errnoBusy
 	} else {
@@ -282,7 +301,8 @@ func (p *ClientPath) tick(now time.Duration) {
 	switch p.state {
 	case Reconnecting:
 		if c := p.c; c.creator != nil && c.fresh() {
-			return // it waits for the path that creates the session, or fails to
+			// It waits for the path that creates the session, or fails to: uncreate arms it.
+			return
 		}
 		if p.at <= now {
 			p.start()
@@ -301,6 +321,7 @@ func (p *ClientPath) tick(now time.Duration) {
 
 // watch looks for signs of life, and for requests that take too long.
 func (p *ClientPath) watch(now time.Duration) {
+	// The first was sent earliest, so the others have more time left.
 	if r := p.flight.first; r != nil {
 		switch t := r.sent + p.c.cfg.IOTimeout; {
 		case t > now:
@@ -312,7 +333,8 @@ func (p *ClientPath) watch(now time.Duration) {
 			return
 		}
 	}
-	if p.c.resting == p && now-p.c.restedAt >= p.c.cfg.ConnTimeout { // nobody wakes us
+	// Nobody wakes us: the server may be unable to, and requests wait.
+	if p.c.resting == p && now-p.c.restedAt >= p.c.cfg.ConnTimeout {
 		p.lose(ErrTimeout)
 		return
 	}
@@ -359,6 +381,7 @@ func (p *ClientPath) askCons(now time.Duration) (alive bool) {
 		switch con := &p.cons[i]; {
 		case con.asked != 0 && now-con.asked >= limit:
 			return false
+		// Only where something is awaited: an idle connection has nothing to lose.
 		case con.asked == 0 && con.flight > 0:
 			con.asked = max(now, 1)
 			p.immediate(i, rtrswire.ImmHeartbeat)

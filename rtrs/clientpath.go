@@ -107,11 +107,15 @@ func (p *ClientPath) startAt(t time.Duration) {
 // start begins a life.
 func (p *ClientPath) start() {
 	c := p.c
+	// The server closes lives with a lower number when it sees this one: what they still have
+	// in flight there is fenced by that.
 	p.attempt++
 	p.cons = p.cons[:0]
 	p.flags, p.descs, p.hasty, p.told = 0, nil, false, false
 	p.setState(Connecting)
 	p.startAt(c.now + c.cfg.ConnectTimeout)
+	// A path that leads to another server by mistake must not begin a second session there
+	// (fresh).
 	p.creates = p.ever
 	if c.fresh() {
 		p.creates, c.creator = true, p
@@ -150,6 +154,7 @@ func (p *ClientPath) dial() {
 
 // Dialed: connection conn is made, and the server answered with rsp.
 func (p *ClientPath) Dialed(now time.Duration, conn int, rsp []byte) {
+	// A report of an earlier life, or of a connection that is not being made.
 	if p.state != Connecting || conn != len(p.cons) || conn >= p.c.cfg.Conns {
 		return
 	}
@@ -160,6 +165,7 @@ func (p *ClientPath) Dialed(now time.Duration, conn int, rsp []byte) {
 		err = fmt.Errorf("%w: it let connection %d in with errno %d", ErrProtocol, conn, r.Errno())
 	}
 	if err == nil && conn == 0 {
+		// All connections of a path are to the same chunks: what connection 0 says counts.
 		p.chunks, err = r.Chunks()
 		p.flags = r.Flags
 	}
@@ -168,6 +174,8 @@ func (p *ClientPath) Dialed(now time.Duration, conn int, rsp []byte) {
 		return
 	}
 	p.cons = append(p.cons, clientCon{})
+	// One after the other: the server makes the path with connection 0, and refuses others
+	// without it.
 	if len(p.cons) < p.c.cfg.Conns {
 		p.dial()
 		return
@@ -187,6 +195,8 @@ func (p *ClientPath) Refused(now time.Duration, conn int, rsp []byte, err error)
 	}
 	p.c.enter(now)
 	defer p.c.leave()
+	// A refusal with a reason, and not a link that could not be made: some reasons end the
+	// session.
 	if r, perr := rtrswire.ParseConnRsp(rsp); perr == nil && r.Errno() != 0 {
 		p.refused(r.Errno())
 		return
@@ -224,10 +234,12 @@ func (p *ClientPath) end(want State) {
 func (p *ClientPath) rest(to State) {
 	c := p.c
 	p.setState(to)
+	// The others may wait for it to create the session.
 	c.uncreate(p)
 	if to != Dead {
 		return
 	}
+	// Nobody will connect it again, which is how a server without fences ends its epochs.
 	c.forsake(p)
 	for i, q := range c.paths {
 		if q == p {
@@ -264,12 +276,14 @@ func (p *ClientPath) lose(err error) {
 	}
 	p.setState(Closing)
 	c.env.Hang(p)
+	// Nothing was sent on it: there is no epoch to end.
 	if was == Connecting {
 		p.attempts++
 		p.stats.ReconnectsFailed++
 		c.uncreate(p)
 		return
 	}
+	// Fences that were sent here may not have arrived: they are sent on another path.
 	for _, e := range c.epochs {
 		if e.via == p {
 			e.via = nil
@@ -290,6 +304,7 @@ func (p *ClientPath) Gone(now time.Duration) {
 	c := p.c
 	c.enter(now)
 	defer c.leave()
+	// Only now: until its links were closed, memory of requests could be read and written.
 	p.strand()
 	switch {
 	case p.want != Reconnecting:
@@ -298,6 +313,8 @@ func (p *ClientPath) Gone(now time.Duration) {
 		p.rest(Closed)
 	default:
 		p.setState(Reconnecting)
+		// Full jitter: the paths of all clients of a server that came back do not come at one
+		// time.
 		bound := c.cfg.ReconnectMin << min(p.attempts, 20)
 		if bound <= 0 || bound > c.cfg.ReconnectMax {
 			bound = c.cfg.ReconnectMax
@@ -308,6 +325,7 @@ func (p *ClientPath) Gone(now time.Duration) {
 		}
 		p.startAt(t)
 	}
+	// strand has made an epoch of what was in flight; another path may ask for its end.
 	c.fence()
 }
 
@@ -316,6 +334,8 @@ func (p *ClientPath) connect(g uint32, descs []rtrswire.Desc) error {
 	c := p.c
 	same := g == c.generation
 	switch {
+	// A kernel's generation is always 0: there only other chunks show that it is a new
+	// session, and only when no path is connected to the old one.
 	case c.chunks.Depth == 0 || !same || g == 0 && c.connected == 0 && p.chunks != c.chunks:
 		c.newLife(p, g)
 	case p.chunks != c.chunks:
@@ -331,7 +351,8 @@ func (p *ClientPath) connect(g uint32, descs []rtrswire.Desc) error {
 	p.beat.start(c.now, c.cfg.HeartbeatEvery)
 	c.arm(p.beat.next)
 	for _, e := range c.epochs {
-		if e.path == p.uuid { // a server connects a path anew only when its older lives have ended
+		// A server connects a path anew only when its older lives have ended: that is a fence.
+		if e.path == p.uuid {
 			e.fenced = true
 		}
 	}
@@ -345,6 +366,8 @@ func (p *ClientPath) connect(g uint32, descs []rtrswire.Desc) error {
 // newLife: the server has a new session g, with new chunks; what is connected
 // belongs to the old one, which has ended there.
 func (c *Client) newLife(p *ClientPath, g uint32) {
+	// Paths to the old session: what is in flight there ends with it, and its permits are
+	// void.
 	for i := len(c.paths) - 1; i >= 0; i-- {
 		if q := c.paths[i]; q.state == Connected {
 			q.lose(rdserr.With(rdserr.ErrReset, "the server has a new session"))
@@ -354,6 +377,7 @@ func (c *Client) newLife(p *ClientPath, g uint32) {
 	c.life++
 	c.slots = make([]*Req, c.chunks.Depth)
 	c.free = make([]uint32, 0, c.chunks.Depth)
+	// The last is used first: permits from 0 on, so that few chunks are touched.
 	for i := range c.Depth() {
 		c.free = append(c.free, uint32(c.Depth()-1-i))
 	}
@@ -364,7 +388,9 @@ func (c *Client) up() {
 	c.stats.Ups++
 	c.resumed = false
 	c.creator = nil
-	for _, p := range c.paths { // they may join now, or will find the server back too
+	// They may join now, or will find the server back too: no need to sit out a backoff, but
+	// not all in the same instant.
+	for _, p := range c.paths {
 		if p.state == Reconnecting {
 			t := c.now
 			if p.ever {
@@ -386,6 +412,7 @@ func (c *Client) down() {
 		c.arm(c.now + c.cfg.LossTimeout)
 	}
 	c.event(Event{Kind: EventDown})
+	// Down may submit new requests, which are not about the session that is lost.
 	before := c.all.n
 	c.env.Down()
 	c.each(before, func(r *Req) {
@@ -401,6 +428,8 @@ func (p *ClientPath) refused(errno uint16) {
 	err := error(refusal(errno))
 	p.c.event(Event{Kind: EventRefused, Client: p, Err: err})
 	p.lose(err)
+	// Another client of this name has taken the session over. To come back would take it back,
+	// and so on for ever.
 	if errno == errnoReplaced {
 		c.event(Event{Kind: EventReplaced, Client: p, Err: ErrReplaced})
 		c.end(ErrReplaced, Closed)

@@ -71,6 +71,7 @@ func (c ClientConfig) withDefaults() (ClientConfig, error) {
 	case c.QueueDepth < 0 || c.QueueDepth > rtrswire.MaxDepth:
 		return c, fmt.Errorf("queue depth %d, 0 (the server's) to %d are possible", c.QueueDepth, rtrswire.MaxDepth)
 	case c.ConnTimeout < silence:
+		// A connection would be dead before the path that it belongs to.
 		return c, fmt.Errorf("a connection's timeout of %v is shorter than that of the heartbeats, %v", c.ConnTimeout, silence)
 	case c.ReconnectMin < 0 || c.ReconnectMax < c.ReconnectMin:
 		return c, fmt.Errorf("pauses before reconnecting from %v to %v, the first has to be positive and the second not smaller", c.ReconnectMin, c.ReconnectMax)

@@ -45,6 +45,7 @@ type epoch struct {
 // strand makes an epoch of what is in flight on p, whose links are closed.
 func (p *ClientPath) strand() {
 	c := p.c
+	// The promise to send nothing was made on this path; the server may still act upon it.
 	rest := c.resting == p
 	if rest {
 		c.resting = nil
@@ -59,18 +60,21 @@ func (p *ClientPath) strand() {
 	}
 	c.epochs = append(c.epochs, e)
 	for r := p.flight.pop(); r != nil; r = p.flight.pop() {
+		// Its links are closed, so nothing writes there any more: the key may go.
 		if r.hasKey {
 			p.revoke(r)
 		}
 		if r.life == c.life {
 			c.slots[r.permit] = nil
 		}
+		// It keeps its permit: the server may still be using the chunk.
 		r.at, r.again, r.epoch, r.path = stranded, p, e, nil
 		e.reqs.push(r)
 	}
 	c.event(Event{Kind: EventFailover, Client: p, N: e.reqs.n})
 	for r := e.reqs.first; r != nil; {
 		next := r.next(byState)
+		// It has failed before, and waited here only for its memory.
 		if r.expired {
 			e.orphan(r)
 			c.finish(r, r.Err)
@@ -85,6 +89,8 @@ func (e *epoch) orphan(r *Req) {
 	if r.life == e.c.life {
 		e.permits = append(e.permits, r.permit)
 	}
+	// It has its outcome, and may happen nevertheless, after a newer write to the same place:
+	// nothing is sent until that is out of the question.
 	if r.Op == Write {
 		e.ghosts++
 		e.c.ghosts++
@@ -101,6 +107,7 @@ func (c *Client) fence() {
 			continue
 		}
 		i++
+		// Asked already, or a kernel, which ends an epoch only by connecting its path anew.
 		if e.via != nil || !e.able {
 			continue
 		}
@@ -123,6 +130,8 @@ func (e *epoch) end() {
 	if e.life == c.life {
 		c.free = append(c.free, e.permits...)
 	}
+	// From the last, each before the others: they come out in their old order, before what
+	// was submitted since.
 	for r := e.reqs.last; r != nil; r = e.reqs.last {
 		e.reqs.remove(r)
 		if r.life == c.life {
@@ -158,6 +167,7 @@ func (p *ClientPath) fenced(data []byte) error {
 		return fmt.Errorf("%w: errno %d to a fence", ErrProtocol, f.Errno)
 	}
 	for _, e := range p.c.epochs {
+		// via: an answer on another path is to an older question.
 		if e.path == f.Path && e.attempt == f.Attempt && e.via == p {
 			e.fenced = true
 		}

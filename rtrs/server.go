@@ -110,6 +110,8 @@ func (s *Server) Connect(now time.Duration, ctx any, req []byte, local, remote n
 		s.env.Reject(c, rsp.Append(nil))
 		return c
 	}
+	// A mark that kernels ignore: only a client that shows it is sent what a kernel would not
+	// understand.
 	c.Path.fences = c.Path.fences || rtrswire.FencesSet(req)
 	rsp := rtrswire.ConnRsp{QueueDepth: uint16(s.chunks.Depth), MaxIOSize: s.chunks.MaxIO, MaxHdrSize: s.chunks.MaxHdr, Flags: rtrswire.Fences}
 	if !s.cfg.NoInvalidate {
@@ -125,9 +127,12 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, local, remote netip.Ad
 	if s.closed {
 		return errnoShutdown, ErrClosed
 	}
+	// Its name was taken over by another one. Let in, it would take it back, and so on.
 	if slices.Contains(s.replaced[:min(s.numReplace, len(s.replaced))], r.Session) {
 		return errnoReplaced, ErrReplaced
 	}
+	// One walk: is the session known, how many other paths has it, and how many are there that
+	// have not said whose they are, in all and from this address.
 	known, others, unnamed, from := false, 0, 0, 0
 	for _, p := range s.paths {
 		switch {
@@ -142,23 +147,29 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, local, remote netip.Ad
 			others++
 			known = known || p.state == Connected
 		case p.attempt == r.Attempt:
+			// Another connection of an attempt under way: it has to be of the same shape, from the same
+			// address, and not made yet.
 			if p.state != Connecting || int(r.Conn) >= len(p.cons) || len(p.cons) != int(r.Conns) || p.cons[r.Conn].ServerCon != nil || p.Remote.Addr() != remote.Addr() {
 				return errnoReset, fmt.Errorf("%w: connection %d of %d of a path that is %v and has %d", ErrProtocol, r.Conn, r.Conns, p.state, len(p.cons))
 			}
 			c.Path, p.cons[r.Conn].ServerCon = p, c
 			return 0, nil
+		// Attempts wrap around at 16 bits: what counts is which is ahead of the other.
 		case int16(r.Attempt-p.attempt) < 0:
 			return errnoReset, rdserr.With(rdserr.ErrReset, "attempt %d to connect a path came late, it is at %d", r.Attempt, p.attempt)
 		default:
 			known = known || p.state == Connected
 		}
 	}
+	// What has not said whose it is costs its sender nothing: half of the places are more than
+	// one address may have.
 	most := max(64, s.cfg.MaxSessions)
 	switch {
 	case int(r.Conns) > s.cfg.MaxConns || others >= s.cfg.MaxPaths || unnamed >= most || from >= most/2:
 		return errnoTooMany, rdserr.With(ErrTooMany, "a path of %d connections, %d other paths, %d not of any session yet: too many", r.Conns, others, unnamed)
 	case r.Conn != 0:
 		return errnoReset, rdserr.With(rdserr.ErrReset, "connection %d of a path whose connection 0 was lost, or never made", r.Conn)
+	// A path that leads to the wrong server by mistake must not begin a session here.
 	case !r.FirstConn && !known:
 		return errnoUnknown, rdserr.With(rdserr.ErrNotFound, "another path of a session that is not here")
 	}

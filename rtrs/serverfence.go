@@ -20,6 +20,7 @@ const maxFences = 4 * rtrswire.MaxPaths
 
 // fence: the client wants what is left of a path's older lives ended.
 func (p *ServerPath) fence(f rtrswire.Fence) error {
+	// It would have to end itself before it could be answered.
 	if f.Path == p.uuid && int16(f.Attempt-p.attempt) >= 0 {
 		return fmt.Errorf("%w: a fence of the path it came on", ErrProtocol)
 	}
@@ -29,10 +30,13 @@ func (p *ServerPath) fence(f rtrswire.Fence) error {
 			n++
 		}
 	}
+	// Each waits in memory for what it is about; a client has no use for more.
 	if n >= maxFences {
 		return fmt.Errorf("%w: %d fences wait", ErrProtocol, n)
 	}
 	for _, q := range p.s.paths {
+		// The links first, so that nothing more of those lives arrives; then what is at the store
+		// ends (settle).
 		if covers(q, p, &f) && q.state < Closing {
 			q.lose(nil)
 		}
@@ -60,10 +64,12 @@ func (s *Server) settle() {
 
 // answerFence answers w if what it is about has ended; true: w is done with.
 func (s *Server) answerFence(w pendingFence) bool {
+	// The client sends it again on another path.
 	if w.via.state != Connected {
 		return true
 	}
 	for _, q := range s.paths {
+		// Something of it may still happen: links that are not closed, or requests at the store.
 		if covers(q, w.via, &w.what) {
 			return false
 		}
@@ -79,6 +85,7 @@ func (s *Server) answerFence(w pendingFence) bool {
 func (s *Server) letIn(p *ServerPath) {
 	var ses *ServerSession
 	wait := false
+	// Its INFO_RSP tells the client that its older lives have ended: it waits until that is so.
 	for _, q := range s.paths {
 		if q != p && q.session == p.session && q.uuid == p.uuid && int16(p.attempt-q.attempt) > 0 {
 			wait = true
@@ -87,12 +94,16 @@ func (s *Server) letIn(p *ServerPath) {
 	for _, e := range s.sessions {
 		switch {
 		case e.uuid == p.session:
+			// A session that is down never comes back: its paths find a new one.
 			if !e.down {
 				ses = e
 			}
 		case e.Name != p.name:
+		// What the former session of this name has at the store could overwrite what the new one
+		// writes.
 		case e.down:
 			wait = true
+		// A name proves nothing, but the former session's address does a little.
 		case !slices.Contains(e.addrs, p.Remote.Addr()):
 			p.refuseWith(errnoOther, rdserr.With(rdserr.ErrPerm, "session %q is another node's", p.name))
 			return

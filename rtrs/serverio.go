@@ -42,17 +42,24 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswir
 		return p.violation(fmt.Errorf("%w: a request before the path is connected", ErrProtocol))
 	}
 	id, off, err := s.chunks.ParseReq(i)
+	// The chunk is the client's again with the answer, so that it loses a request and not a
+	// permit.
 	if err != nil {
 		return p.violation(err)
 	}
 	c, k := &e.chunks[id], &p.keys[id]
+	// The store is still reading or writing there.
 	if c.req != nil {
 		return p.violation(fmt.Errorf("%w: a request in chunk %d, which has one", ErrProtocol, id))
 	}
+	// Unsigned: an address below the chunk's becomes a large offset, and is refused with those
+	// above its end.
 	at := addr - k.Addr
 	if key != k.Key || n <= 0 || at > uint64(s.chunks.Size()) || uint64(n) > uint64(s.chunks.Size())-at {
 		return p.violation(fmt.Errorf("%w: a request in chunk %d, written elsewhere", ErrProtocol, id))
 	}
+	// From here on the client cannot change what is being looked at. A write that has begun
+	// and goes on means that it wrote twice with one key.
 	if !s.cfg.NoInvalidate && !s.env.Revoke(p, key) {
 		return p.violation(fmt.Errorf("%w: chunk %d is being written after its request", ErrProtocol, id))
 	}
@@ -60,8 +67,11 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswir
 	e.touch(c, uint32(at)+uint32(n))
 	m, l, err := s.chunks.ParseRequest(chunk, off)
 	switch {
+	// Neither a read nor a write: whoever sends that speaks another protocol.
 	case err == rtrswire.ErrType:
 		return p.violation(err)
+	// Exactly what the message says was written: otherwise it would be done with what the
+	// chunk held before.
 	case err == nil && (at != uint64(l.Start(m.Type)) || at+uint64(n) != uint64(l.End)):
 		err = ErrProtocol
 	case err == nil && int(m.UsrLen) > MaxUsr:
@@ -79,9 +89,11 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswir
 		s.Reply(s.now, r, 0, answered(badRequest(err)))
 		return nil
 	}
+	// A copy: without invalidation the client could change the header while it is obeyed.
 	r.Usr = append(r.usr[:0], chunk[l.Usr:l.Msg]...)
 	if m.Type == rtrswire.Read {
 		r.Op, r.Data = Read, chunk[:m.Desc.Len:m.Desc.Len]
+		// The store will fill it, and then it has pages.
 		e.touch(c, m.Desc.Len)
 		p.stats.Reads++
 		p.stats.ReadBytes += uint64(m.UsrLen) + uint64(m.Desc.Len)
@@ -132,11 +144,14 @@ func (s *Server) Reply(now time.Duration, r *ServerReq, n int, err error) {
 	if e.active == 0 && e.touched > s.keep {
 		s.arm(e.used + s.cfg.TrimAfter)
 	}
+	// On a path that is given up nobody waits for it: the client has it fenced and asks anew.
 	if p.state == Connected {
 		p.answer(r, n, err)
 	}
 	r.Path, r.Data, r.Usr = nil, nil, nil
 	e.spare = append(e.spare, r)
+	// The last one: nothing of this life can happen at the store any more, and fences that
+	// wait for that are answered.
 	if p.state == Draining && p.inflight == 0 {
 		p.gone()
 	}
@@ -151,16 +166,20 @@ func (p *ServerPath) answer(r *ServerReq, n int, err error) {
 	var errno uint16
 	if err != nil {
 		p.stats.Errors++
+		// Done has 9 bits for it; it sends EIO for what does not fit.
 		errno = uint16(min(rdserr.Errno(err), 1<<15))
 	}
 	if r.msg.SGCnt == 1 {
 		if err == nil {
 			if n < len(r.Data) {
+				// What the store did not fill is what the chunk held before, perhaps of another volume.
 				clear(r.Data[max(n, 0):])
 			}
 			s.op = transport.Op{Kind: transport.OpWrite, Key: r.msg.Desc.Key, Addr: r.msg.Desc.Addr, Data: r.Data}
 			s.env.Post(p, con, &s.op)
 		}
+		// After the data and before the status, on the same connection: when the client reads the
+		// status nobody can write into its memory any more.
 		if r.msg.NeedInval() {
 			s.op = transport.Op{Kind: transport.OpSendInval, Key: r.msg.Desc.Key}
 			s.env.Post(p, con, &s.op)
@@ -171,6 +190,8 @@ func (p *ServerPath) answer(r *ServerReq, n int, err error) {
 		p.immediate(con, imm)
 		return
 	}
+	// The old key was revoked when the request came: the chunk can be written again with the
+	// new one alone, which only this answer brings.
 	k := &p.keys[r.chunk]
 	k.Key = s.env.Renew(p, r.Session.chunk(r.chunk), k.Addr)
 	s.op = transport.Op{Kind: transport.OpSendImm, Imm: uint32(imm),

@@ -103,6 +103,7 @@ func (p *ServerPath) close(err error, later bool) {
 	} else {
 		p.hang()
 	}
+	// Paths that are Fencing, and fences, may have waited for this one.
 	s.unsettled = true
 	if was == Connected {
 		p.ses.leave(p)
@@ -248,6 +249,7 @@ func (p *ServerPath) message(data []byte) error {
 	switch {
 	case t == rtrswire.InfoReqType && p.state == Connecting:
 		for i := range p.cons {
+			// The path is usable only as a whole, and the INFO_RSP says that it is.
 			if p.cons[i].ServerCon == nil {
 				return fmt.Errorf("%w: an INFO_REQ before connection %d", ErrProtocol, i)
 			}
@@ -255,6 +257,7 @@ func (p *ServerPath) message(data []byte) error {
 		if p.name, err = rtrswire.ParseInfoReq(data); err != nil {
 			return err
 		}
+		// Not connected yet: older lives, and a session that it replaces, have to end first.
 		p.setState(Fencing)
 		p.s.unsettled = true
 		return nil

@@ -87,6 +87,8 @@ func (e *ServerSession) join(p *ServerPath) {
 	s := e.s
 	p.ses = e
 	e.paths = append(e.paths, p)
+	// Addresses of paths that are gone too: a client that was started anew may come from any
+	// of them, and take its name over.
 	if a := p.Remote.Addr(); !slices.Contains(e.addrs, a) {
 		if len(e.addrs) >= rtrswire.MaxPaths {
 			e.addrs = slices.Delete(e.addrs, 0, 1)
@@ -96,6 +98,7 @@ func (e *ServerSession) join(p *ServerPath) {
 	p.keys = make([]rtrswire.Desc, s.chunks.Depth)
 	descs := p.keys
 	size := s.chunks.Size()
+	// One key for all chunks: nothing is revoked, and the client can write whenever it likes.
 	if s.cfg.NoInvalidate {
 		key, addr := s.env.Register(p, e.mem)
 		for i := range p.keys {
@@ -111,6 +114,7 @@ func (e *ServerSession) join(p *ServerPath) {
 	p.setState(Connected)
 	p.beat.start(s.now, s.cfg.HeartbeatEvery)
 	s.arm(p.beat.next)
+	// Before the INFO_RSP: requests may follow that at once.
 	if e.up++; e.up == 1 {
 		s.event(Event{Kind: EventUp, Server: p, Generation: e.generation})
 		s.env.Up(e)
@@ -129,6 +133,7 @@ func (e *ServerSession) join(p *ServerPath) {
 func (e *ServerSession) leave(p *ServerPath) {
 	for i := range e.chunks {
 		if r := e.chunks[i].req; r != nil && r.Path == p {
+			// What the store has goes on; what waits for it need not begin (Stale).
 			r.stale = true
 		}
 	}
@@ -158,6 +163,7 @@ func (e *ServerSession) tick(now time.Duration) {
 	}
 	at := e.used + e.s.cfg.TrimAfter
 	for _, p := range e.paths {
+		// One question at a time, on whatever path.
 		if p.asked {
 			return
 		}
@@ -188,6 +194,7 @@ func (e *ServerSession) rested(p *ServerPath, ok bool) {
 	} else {
 		e.later()
 	}
+	// Whatever came of it: the client sends nothing until it hears this.
 	p.notice(rtrswire.WakeType, 0)
 }
 
