@@ -30,24 +30,32 @@ const (
 	NumKinds
 )
 
-// kinds is the table: what a kind is called, and the part of the limit that it
-// may take, in 64ths. A kind that strangers can fill leaves room for the others.
+// kinds is the table: what a kind is called, the part of the limit that it may take, and
+// what of the limit it leaves free whoever holds the rest, both in 64ths. A kind that
+// strangers can fill leaves room for the others by the first. By the second, what is
+// under way goes on when many small holders have together taken all they may: datagrams
+// and the pages they come in have the last of the memory, and before them who connects
+// or opens a socket.
 var kinds = [NumKinds]struct {
-	name string
-	part int64
+	name         string
+	part, leaves int64
 }{
-	Control:    {"control", 16},
-	Calls:      {"calls", 24},
-	Waiting:    {"waiting", 16},
-	Clients:    {"clients", 32},
-	Sockets:    {"sockets", 48},
-	Regions:    {"regions", 64},
-	Partial:    {"partial", 16},
-	Handshakes: {"handshakes", 4},
-	Peers:      {"peers", 32},
-	Chunks:     {"chunks", 32},
-	Requests:   {"requests", 24},
+	Control:    {"control", 16, 6},
+	Calls:      {"calls", 24, 6},
+	Waiting:    {"waiting", 16, 6},
+	Clients:    {"clients", 32, 2},
+	Sockets:    {"sockets", 48, 2},
+	Regions:    {"regions", 64, 0},
+	Partial:    {"partial", 16, 6},
+	Handshakes: {"handshakes", 4, 6},
+	Peers:      {"peers", 32, 6},
+	Chunks:     {"chunks", 32, 6},
+	Requests:   {"requests", 24, 6},
 }
+
+// partOf is what a kind may take of the limit, leavesOf what it leaves free of it.
+func (n *Node) partOf(k Kind) int64   { return n.limit / 64 * kinds[k].part }
+func (n *Node) leavesOf(k Kind) int64 { return n.limit / 64 * kinds[k].leaves }
 
 func (k Kind) String() string { return kinds[k].name }
 
@@ -183,7 +191,7 @@ func (a *Account) Take(k Kind, size int64) error {
 	}
 	rationed := false
 	switch upTo := n.kinds[k].upTo.Load(); {
-	case free < 0, kind > n.limit/64*kinds[k].part:
+	case free < n.leavesOf(k), kind > n.partOf(k):
 	case mine > alpha*(free+spare):
 	case upTo > 0 && kind > upTo:
 		rationed = true
@@ -252,10 +260,12 @@ func (n *Node) Wanted() <-chan struct{} { return n.wanted }
 func (a *Account) refusal(k Kind, size, total, kind, mine int64) error {
 	n := a.node
 	switch {
+	case total+size > n.limit-n.leavesOf(k) && total+size <= n.limit:
+		return rdserr.With(rdserr.ErrNoMemory, "limits.memory_bytes (%d) is spent but for %d that %v leave to others: %d bytes are held, %d more were wanted for %v", n.limit, n.leavesOf(k), k, total, size, a.holder)
 	case total+size > n.limit:
 		return rdserr.With(rdserr.ErrNoMemory, "limits.memory_bytes (%d) is spent: %d bytes are held, %d more were wanted for %v of %v", n.limit, total, size, k, a.holder)
-	case kind+size > n.limit/64*kinds[k].part:
-		return rdserr.With(rdserr.ErrNoMemory, "%v hold %d bytes of the %d that limits.memory_bytes (%d) has for them; %d more were wanted for %v", k, kind, n.limit/64*kinds[k].part, n.limit, size, a.holder)
+	case kind+size > n.partOf(k):
+		return rdserr.With(rdserr.ErrNoMemory, "%v hold %d bytes of the %d that limits.memory_bytes (%d) has for them; %d more were wanted for %v", k, kind, n.partOf(k), n.limit, size, a.holder)
 	}
 	return rdserr.With(rdserr.ErrNoMemory, "%v holds its share of limits.memory_bytes (%d): %d bytes, with %d free for all; %d more were wanted for %v", a.holder, n.limit, mine, n.limit-total, size, k)
 }
@@ -302,7 +312,7 @@ func (a *Account) Tight(k Kind, size int64) bool {
 	n := a.node
 	free := n.limit - n.Used() - size
 	mine, spare := a.share(k, a.used.Load()+size)
-	return free < 0 || n.kinds[k].used.Load()+size > n.limit/64*kinds[k].part || mine > alpha*(free+spare)
+	return free < n.leavesOf(k) || n.kinds[k].used.Load()+size > n.partOf(k) || mine > alpha*(free+spare)
 }
 
 // OverShare reports whether size bytes more of kind k would be beyond the holder's share of
@@ -328,7 +338,7 @@ func (n *Node) Kinds() []Usage {
 	l := make([]Usage, NumKinds)
 	for k := range l {
 		g := &n.kinds[k]
-		l[k] = Usage{Kind(k), g.used.Load(), n.limit / 64 * kinds[k].part, g.refused.Load()}
+		l[k] = Usage{Kind(k), g.used.Load(), n.partOf(Kind(k)), g.refused.Load()}
 	}
 	return l
 }

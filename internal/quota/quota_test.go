@@ -263,3 +263,57 @@ func TestOverShare(t *testing.T) {
 	}
 	a.Give(Sockets, 48*mib-1)
 }
+
+// TestTheLastOfTheMemory: many small holders that together take all they may leave some
+// for who connects or opens a socket, and those some for datagrams and their pages.
+func TestTheLastOfTheMemory(t *testing.T) {
+	const mib = 1 << 20
+	n := New(64*mib, nil)
+	var all []*Account
+	fill := func(kinds ...Kind) {
+		for i := range uint32(1000) {
+			a := n.Account(User(i))
+			all = append(all, a)
+			for _, k := range kinds {
+				for range 100 {
+					if a.Take(k, 16<<10) != nil {
+						break
+					}
+				}
+			}
+		}
+	}
+	for _, x := range []struct {
+		kinds []Kind
+		free  int64
+		tells string
+	}{
+		{[]Kind{Control, Calls, Waiting, Partial, Handshakes, Peers, Chunks, Requests}, 6 * mib, "leave to others"},
+		{[]Kind{Clients, Sockets}, 2 * mib, "leave to others"},
+		{[]Kind{Regions}, 0, "limits.memory_bytes"},
+	} {
+		fill(x.kinds...)
+		if free := n.Limit() - n.Used(); free < x.free || free > x.free+16<<10 {
+			t.Errorf("%v leave %d bytes, want %d", x.kinds, free, x.free)
+		}
+		a := n.Account(User(5000))
+		for _, k := range x.kinds {
+			if n.kinds[k].used.Load() > n.partOf(k)-32<<10 {
+				continue // it has its part, which it says first
+			}
+			if err := a.Take(k, 16<<10); err == nil || !strings.Contains(err.Error(), x.tells) || !a.Tight(k, 16<<10) {
+				t.Errorf("%v: %v", k, err)
+			}
+		}
+		a.Close()
+	}
+	for _, a := range all {
+		for k := range NumKinds {
+			a.Give(k, a.kinds[k].Load())
+		}
+		a.Close()
+	}
+	if n.Used() != 0 || len(n.Holders()) != 0 {
+		t.Errorf("%d bytes and %d holders are left", n.Used(), len(n.Holders()))
+	}
+}
