@@ -21,12 +21,12 @@ type adminServer struct {
 // mayChange refuses a caller who is no administrator.
 func (n *Node) mayChange(ctx context.Context, what string) error {
 	id := identityFrom(ctx)
-	if n.conf().IsAdmin(id, uint32(os.Getuid())) {
-		n.log.Info("administration", "call", what, "uid", id.UID, "pid", id.PID)
+	if n.deps.Conf().IsAdmin(id, uint32(os.Getuid())) {
+		n.deps.Log.Info("administration", "call", what, "uid", id.UID, "pid", id.PID)
 		return nil
 	}
-	n.count.AdminDenied.Add(1)
-	n.log.Warn("administration refused", "call", what, "uid", id.UID, "pid", id.PID)
+	n.deps.Count.AdminDenied.Add(1)
+	n.deps.Log.Warn("administration refused", "call", what, "uid", id.UID, "pid", id.PID)
 	if id.Remote {
 		return rdserr.With(rdserr.ErrPerm, "%s is for administrators; remote clients have no identity, use the Unix socket", what)
 	}
@@ -40,36 +40,36 @@ func (a *adminServer) GetStatus(context.Context, *rdsdv1.GetStatusRequest) (*rds
 	n.snapshot(&s)
 	st := &rdsdv1.Status{}
 	st.SetVersion(Version())
-	st.SetInstance(n.instance)
-	st.SetUptimeNs(uint64(time.Since(n.started)))
+	st.SetInstance(n.deps.Instance)
+	st.SetUptimeNs(uint64(time.Since(n.deps.Started)))
 	st.SetState(stateNames[n.state.Load()])
 	var locals [][]byte
-	for _, l := range n.cfg.RDS.Addresses {
+	for _, l := range n.deps.Config.RDS.Addresses {
 		locals = append(locals, l.AsSlice())
 	}
 	st.SetLocalAddress(locals)
-	st.SetRdsPort(uint32(n.cfg.RDS.Port))
-	st.SetPeers(uint32(len(s.peers)))
+	st.SetRdsPort(uint32(n.deps.Config.RDS.Port))
+	st.SetPeers(uint32(len(s.Peers)))
 	up := 0
-	for i := range s.peers {
-		if s.peers[i].up {
+	for i := range s.Peers {
+		if s.Peers[i].Up {
 			up++
 		}
 	}
 	st.SetPeersUp(uint32(up))
 	st.SetSockets(uint32(s.sockets))
-	st.SetConfigFile(n.cfg.File())
+	st.SetConfigFile(n.deps.Config.File())
 	var list []*rdsdv1.Budget
-	for _, b := range append(s.budgets, s.holders...) {
-		if b.name == "memory" {
-			st.SetMemoryUsedBytes(b.used)
-			st.SetMemoryBudgetBytes(b.limit)
+	for _, b := range append(s.Budgets, s.holders...) {
+		if b.Name == "memory" {
+			st.SetMemoryUsedBytes(b.Used)
+			st.SetMemoryBudgetBytes(b.Limit)
 		}
 		x := &rdsdv1.Budget{}
-		x.SetName(b.name)
-		x.SetUsed(b.used)
-		x.SetLimit(b.limit)
-		x.SetRefused(b.refused)
+		x.SetName(b.Name)
+		x.SetUsed(b.Used)
+		x.SetLimit(b.Limit)
+		x.SetRefused(b.Refused)
 		list = append(list, x)
 	}
 	st.SetBudget(list)
@@ -95,7 +95,7 @@ func (a *adminServer) Ping(ctx context.Context, r *rdsdv1.PingRequest) (*rdsdv1.
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	from, rtt, err := a.node.hosts.ping(ctx, local, remote)
+	from, rtt, err := a.node.hosts.Ping(ctx, local, remote)
 	if err != nil {
 		return nil, err
 	}
@@ -125,19 +125,19 @@ func (a *adminServer) DropPath(ctx context.Context, r *rdsdv1.DropPathRequest) (
 		}
 	}
 	known := false
-	for _, h := range a.node.hosts.list {
-		if local.IsValid() && h.addr != local {
+	for _, h := range a.node.hosts.Locals() {
+		if local.IsValid() && h.Addr() != local {
 			continue
 		}
-		h.lock()
-		known = known || h.e.Known(remote) != nil
-		h.unlock()
+		e, _ := h.Lock()
+		known = known || e.Known(remote) != nil
+		h.Unlock()
 	}
 	if !known {
 		return nil, rdserr.With(rdserr.ErrNotFound, "no peer %v%s", remote, fromLocal(local))
 	}
 	resp := &rdsdv1.DropPathResponse{}
-	resp.SetDropped(uint32(a.node.hosts.dropPath(local, remote, lane)))
+	resp.SetDropped(uint32(a.node.hosts.DropPath(local, remote, lane)))
 	return resp, nil
 }
 
@@ -154,11 +154,11 @@ func (a *adminServer) CancelSent(ctx context.Context, r *rdsdv1.CancelSentReques
 	if err != nil {
 		return nil, err
 	}
-	h, err := a.node.hosts.host(local.Addr())
+	h, err := a.node.hosts.Local(local.Addr())
 	if err != nil {
 		return nil, err
 	}
-	e, now := h.lock()
+	e, now := h.Lock()
 	s := e.Socket(local.Port())
 	var cancelled, begun int
 	if s == nil {
@@ -166,7 +166,7 @@ func (a *adminServer) CancelSent(ctx context.Context, r *rdsdv1.CancelSentReques
 	} else {
 		cancelled, begun, err = s.Cancel(now, dst)
 	}
-	h.unlock()
+	h.Unlock()
 	if err != nil {
 		return nil, err
 	}
@@ -185,11 +185,11 @@ func (a *adminServer) CloseSocket(ctx context.Context, r *rdsdv1.CloseSocketRequ
 	if err != nil {
 		return nil, err
 	}
-	h, err := a.node.hosts.host(local.Addr())
+	h, err := a.node.hosts.Local(local.Addr())
 	if err != nil {
 		return nil, err
 	}
-	e, _ := h.lock()
+	e, _ := h.Lock()
 	s := e.Socket(local.Port())
 	var owner *sockStream
 	if s != nil {
@@ -200,7 +200,7 @@ func (a *adminServer) CloseSocket(ctx context.Context, r *rdsdv1.CloseSocketRequ
 			owner = o.s
 		}
 	}
-	h.unlock()
+	h.Unlock()
 	if owner == nil {
 		return nil, rdserr.With(rdserr.ErrNotFound, "no application's socket is bound to %v", local)
 	}

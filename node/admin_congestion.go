@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -20,12 +21,11 @@ const readersTime = 150 * time.Millisecond
 
 // askReaders has the peers asked about their congested ports, and waits for what
 // they say, but not for long.
-func (a *hosts) askReaders(ctx context.Context) {
+func askReaders(ctx context.Context, l []*datagram.Local) {
 	due := 0
-	for _, h := range a.list {
-		h.look()
-		due += h.e.AskReaders()
-		h.unlook()
+	for _, h := range l {
+		due += h.Look().AskReaders()
+		h.Unlook()
 	}
 	ctx, cancel := context.WithTimeout(ctx, readersTime)
 	defer cancel()
@@ -38,10 +38,9 @@ func (a *hosts) askReaders(ctx context.Context) {
 		case <-tick.C:
 		}
 		due = 0
-		for _, h := range a.list {
-			h.look()
-			due += h.e.ReadersDue()
-			h.unlook()
+		for _, h := range l {
+			due += h.Look().ReadersDue()
+			h.Unlook()
 		}
 	}
 }
@@ -49,10 +48,10 @@ func (a *hosts) askReaders(ctx context.Context) {
 // ListCongestion shows what is congested now, who should read it, who fills it
 // and who waits.
 func (a *adminServer) ListCongestion(ctx context.Context, _ *rdsdv1.ListCongestionRequest) (*rdsdv1.ListCongestionResponse, error) {
-	a.node.hosts.askReaders(ctx)
+	askReaders(ctx, a.node.hosts.Locals())
 	var list []*rdsdv1.CongestedPort
-	for _, h := range a.node.hosts.list {
-		h.eachCongested(func(_ *rds.Engine, c *rds.CongestedPort) { list = append(list, congestedPB(h.latest, c)) }, nil)
+	for _, h := range a.node.hosts.Locals() {
+		h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) { list = append(list, congestedPB(h.StepTime(), c)) }, nil)
 	}
 	resp := &rdsdv1.ListCongestionResponse{}
 	resp.SetPort(list)
@@ -107,13 +106,13 @@ func readerPB(p *rdsdv1.CongestedPort, r *wire.Reader) {
 // is the wall clock's, for reading; nothing depends on it.
 func (a *adminServer) WatchCongestion(r *rdsdv1.WatchCongestionRequest, stream grpc.ServerStreamingServer[rdsdv1.CongestionNotice]) error {
 	// Watch first, list then: a change in between is told twice, never missed.
-	w, stop := a.node.hosts.watchCongestion()
+	w, stop := a.node.hosts.WatchCongestion()
 	defer stop()
 	if r.GetIncludeCurrent() {
-		for _, h := range a.node.hosts.list {
+		for _, h := range a.node.hosts.Locals() {
 			var ports []rds.Notice // a page: who does not read holds no more
 			var err error
-			h.eachCongested(func(_ *rds.Engine, c *rds.CongestedPort) {
+			h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) {
 				ports = append(ports, rds.Notice{Endpoint: c.Endpoint, Local: c.Local, Congested: true})
 			}, func() bool {
 				for i := 0; i < len(ports) && err == nil; i++ {
@@ -131,9 +130,9 @@ func (a *adminServer) WatchCongestion(r *rdsdv1.WatchCongestionRequest, stream g
 		select {
 		case <-stream.Context().Done():
 			return nil
-		case <-a.node.stopping:
+		case <-a.node.deps.Stopping:
 			return errDraining
-		case notices := <-w.c:
+		case notices := <-w.C:
 			for _, n := range notices {
 				if err := stream.Send(notice(n)); err != nil {
 					return err

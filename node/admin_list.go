@@ -2,11 +2,12 @@ package node
 
 import (
 	"context"
-	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/stats"
+	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -37,13 +38,13 @@ func (a *adminServer) ListPeers(_ context.Context, r *rdsdv1.ListPeersRequest) (
 		return nil, err
 	}
 	var list []*rdsdv1.Peer
-	for _, h := range a.node.hosts.list {
-		if local.IsValid() && h.addr != local {
+	for _, h := range a.node.hosts.Locals() {
+		if local.IsValid() && h.Addr() != local {
 			continue
 		}
-		h.eachPeer(func(_ *rds.Engine, pe *rds.Peer) {
+		h.EachPeer(func(_ *rds.Engine, pe *rds.Peer) {
 			if !remote.IsValid() || pe.Addr() == remote {
-				list = append(list, h.peerPB(h.latest, pe))
+				list = append(list, peerPB(h, pe))
 			}
 		})
 	}
@@ -53,11 +54,11 @@ func (a *adminServer) ListPeers(_ context.Context, r *rdsdv1.ListPeersRequest) (
 }
 
 // peerPB describes one peer. The lock is held.
-func (h *host) peerPB(now time.Duration, pe *rds.Peer) *rdsdv1.Peer {
+func peerPB(h *datagram.Local, pe *rds.Peer) *rdsdv1.Peer {
 	c := pe.Conn()
 	q := c.Queued()
 	p := &rdsdv1.Peer{}
-	p.SetLocal(h.addr.AsSlice())
+	p.SetLocal(h.Addr().AsSlice())
 	p.SetRemote(pe.Addr().AsSlice())
 	p.SetKind(peerKinds[c.Kind()])
 	p.SetIncarnation(c.PeerIncarnation())
@@ -70,12 +71,12 @@ func (h *host) peerPB(now time.Duration, pe *rds.Peer) *rdsdv1.Peer {
 	p.SetCongestedPorts(uint32(pe.CongestedPorts()))
 	p.SetRttNs(uint64(c.RTT()))
 	var paths []*rdsdv1.Path
-	c.Paths(func(cp *conn.Path) { paths = append(paths, h.pathPB(now, cp)) })
+	c.Paths(func(cp *conn.Path) { paths = append(paths, pathPB(h, cp)) })
 	p.SetPath(paths)
 	return p
 }
 
-func (h *host) pathPB(now time.Duration, cp *conn.Path) *rdsdv1.Path {
+func pathPB(h *datagram.Local, cp *conn.Path) *rdsdv1.Path {
 	i := cp.Info()
 	p := &rdsdv1.Path{}
 	p.SetIndex(uint32(cp.Index()))
@@ -88,14 +89,14 @@ func (h *host) pathPB(now time.Duration, cp *conn.Path) *rdsdv1.Path {
 	p.SetSendCredits(uint32(max(i.Credits, 0)))
 	p.SetReadPaused(i.Paused)
 	if i.State == conn.Up {
-		p.SetUpSinceNs(uint64(max(now-i.Since, 1)))
+		p.SetUpSinceNs(uint64(max(h.StepTime()-i.Since, 1)))
 	}
 	if i.LastErr != nil && i.State != conn.Up { // what is over is in the log
 		p.SetLastError(i.LastErr.Error())
 	}
-	if k := h.laneOf(cp).current(cp); k != nil {
-		p.SetLocalEndpoint(k.link.LocalAddr().String())
-		p.SetRemoteEndpoint(k.link.RemoteAddr().String())
+	if k := h.LinkOf(cp); k != nil {
+		p.SetLocalEndpoint(k.LocalAddr().String())
+		p.SetRemoteEndpoint(k.RemoteAddr().String())
 	}
 	return p
 }
@@ -103,8 +104,8 @@ func (h *host) pathPB(now time.Duration, cp *conn.Path) *rdsdv1.Path {
 // ListSockets describes every socket.
 func (a *adminServer) ListSockets(context.Context, *rdsdv1.ListSocketsRequest) (*rdsdv1.ListSocketsResponse, error) {
 	var list []*rdsdv1.SocketInfo
-	for _, h := range a.node.hosts.list {
-		h.eachSocket(func(_ *rds.Engine, s *rds.Socket) { list = append(list, socketPB(s)) })
+	for _, h := range a.node.hosts.Locals() {
+		h.EachSocket(func(_ *rds.Engine, s *rds.Socket) { list = append(list, socketPB(s)) })
 	}
 	resp := &rdsdv1.ListSocketsResponse{}
 	resp.SetSocket(list)
@@ -135,7 +136,7 @@ func socketPB(s *rds.Socket) *rdsdv1.SocketInfo {
 	p.SetReceived(i.Stats.Received)
 	p.SetWaitingSends(uint32(i.Waiting))
 	p.SetInode(i.ID)
-	if r, ok := o.Data.(*ringSock); ok && r.h != nil && !r.closed {
+	if r, ok := o.Data.(*ringSock); ok && r.End != nil && !r.closed {
 		p.SetRingBytes(r.reg.Allocated())
 		p.SetRingMaxBytes(r.reg.RegionBytes)
 	}
@@ -162,7 +163,7 @@ func (a *adminServer) ListQueue(_ context.Context, r *rdsdv1.ListQueueRequest) (
 		return nil, rdserr.With(rdserr.ErrInvalid, "kind is %d; want 0 (all) to 3", kind)
 	}
 	q := &queueLister{want: kind, limit: limit}
-	for _, h := range a.node.hosts.list {
+	for _, h := range a.node.hosts.Locals() {
 		q.sends(h)
 		q.receives(h)
 	}
@@ -180,14 +181,14 @@ func (a *adminServer) GetCounters(_ context.Context, r *rdsdv1.GetCountersReques
 	}
 	var s snapshot
 	a.node.snapshot(&s)
-	sum := s.counters
+	sum := s.Counters
 	if remote.IsValid() {
 		sum = stats.Counters{}
 		found := false
-		for i := range s.peers {
-			if s.peers[i].remote == remote {
+		for i := range s.Peers {
+			if s.Peers[i].Remote == remote {
 				found = true
-				sum.Add(&s.peers[i].counters)
+				sum.Add(&s.Peers[i].Counters)
 			}
 		}
 		if !found {
@@ -207,11 +208,11 @@ func (a *adminServer) GetCounters(_ context.Context, r *rdsdv1.GetCountersReques
 		add(f.Name, f.Help, values[i])
 	}
 	if !remote.IsValid() {
-		own := nodeCounterTable.Read(nil, a.node.count)
-		for i, d := range nodeCounterTable.Descs() {
+		own := base.CounterTable.Read(nil, a.node.deps.Count)
+		for i, d := range base.CounterTable.Descs() {
 			add(d.Name, d.Help, own[i])
 		}
-		add("connections_refused", "connections of peers refused, for any reason", s.refusedLinks)
+		add("connections_refused", "connections of peers refused, for any reason", s.RefusedLinks)
 	}
 	resp := &rdsdv1.GetCountersResponse{}
 	resp.SetCounter(list)

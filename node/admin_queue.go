@@ -6,6 +6,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 )
 
@@ -23,7 +24,7 @@ func (q *queueLister) wants(kind rdsdv1.QueueKind) bool {
 }
 
 // sends lists what waits to be sent or acknowledged.
-func (q *queueLister) sends(h *host) {
+func (q *queueLister) sends(h *datagram.Local) {
 	which := 0
 	if q.wants(rdsdv1.QueueKind_QUEUE_KIND_SEND) {
 		which |= conn.NotSent
@@ -34,13 +35,13 @@ func (q *queueLister) sends(h *host) {
 	if which == 0 {
 		return
 	}
-	e, _ := h.lock()
+	e, _ := h.Lock()
 	peers := slices.Clone(e.Peers())
-	h.unlock()
+	h.Unlock()
 	var at conn.Cursor
 	for len(peers) > 0 && !q.truncated {
-		h.lock()
-		for most := pageSize; len(peers) > 0 && most > 0; most-- {
+		h.Lock()
+		for most := datagram.PageSize; len(peers) > 0 && most > 0; most-- {
 			pe := peers[0]
 			more := pe.Conn().PageQueued(&at, which, most, func(m *conn.Msg, bytes, lane int, sent bool) bool {
 				most--
@@ -48,30 +49,30 @@ func (q *queueLister) sends(h *host) {
 				if sent {
 					k = rdsdv1.QueueKind_QUEUE_KIND_RETRANS
 				}
-				return q.add(k, netip.AddrPortFrom(h.addr, m.SPort), netip.AddrPortFrom(pe.Addr(), m.DPort), m.Seq(), bytes, lane)
+				return q.add(k, netip.AddrPortFrom(h.Addr(), m.SPort), netip.AddrPortFrom(pe.Addr(), m.DPort), m.Seq(), bytes, lane)
 			})
 			if more {
 				break
 			}
 			peers, at = peers[1:], conn.Cursor{}
 		}
-		h.unlock()
+		h.Unlock()
 	}
 }
 
 // receives lists what waits to be read.
-func (q *queueLister) receives(h *host) {
+func (q *queueLister) receives(h *datagram.Local) {
 	if !q.wants(rdsdv1.QueueKind_QUEUE_KIND_RECV) {
 		return
 	}
-	e, _ := h.lock()
+	e, _ := h.Lock()
 	socks := e.Bound()
-	h.unlock()
+	h.Unlock()
 	slices.SortFunc(socks, func(a, b *rds.Socket) int { return int(a.Addr().Port()) - int(b.Addr().Port()) })
 	shown := 0 // of the first socket
 	for len(socks) > 0 && !q.truncated {
-		h.lock()
-		for most := pageSize; len(socks) > 0 && most > 0 && !q.truncated; most-- {
+		h.Lock()
+		for most := datagram.PageSize; len(socks) > 0 && most > 0 && !q.truncated; most-- {
 			s, seen, more := socks[0], 0, false
 			if !s.Closed() {
 				s.EachQueued(func(src netip.AddrPort, bytes int) bool {
@@ -89,7 +90,7 @@ func (q *queueLister) receives(h *host) {
 				socks, shown = socks[1:], 0
 			}
 		}
-		h.unlock()
+		h.Unlock()
 	}
 }
 

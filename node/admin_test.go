@@ -312,7 +312,7 @@ func TestAdminRights(t *testing.T) {
 			t.Errorf("CloseSocket by %+v: %v", tc.id, err)
 		}
 	}
-	if n.count.AdminDenied.Load() != 6 {
-		t.Errorf("%d refusals counted, want 6", n.count.AdminDenied.Load())
+	if n.deps.Count.AdminDenied.Load() != 6 {
+		t.Errorf("%d refusals counted, want 6", n.deps.Count.AdminDenied.Load())
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/stats"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
@@ -20,9 +21,9 @@ import (
 // value that the node has; a peer's are those of connections alone.
 func TestCountersAreWhole(t *testing.T) {
 	n, _ := startOne(t)
-	n.count.AdminDenied.Add(7)
-	h := n.hosts.list[0]
-	e, now := h.lock()
+	n.deps.Count.AdminDenied.Add(7)
+	h := n.hosts.Locals()[0]
+	e, now := h.Lock()
 	k, err := e.Bind(0, rds.SocketOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +32,7 @@ func TestCountersAreWhole(t *testing.T) {
 	if err := k.Send(now, netip.AddrPortFrom(remote, 9), []byte("x"), 1, false); err != nil {
 		t.Fatal(err)
 	}
-	h.unlock()
+	h.Unlock()
 
 	type counter struct {
 		name  string
@@ -40,15 +41,15 @@ func TestCountersAreWhole(t *testing.T) {
 	var s snapshot
 	n.snapshot(&s)
 	var want []counter
-	for i, v := range s.counters.Values(nil) {
+	for i, v := range s.Counters.Values(nil) {
 		want = append(want, counter{stats.Fields[i].Name, v})
 	}
 	ofPeers := len(want)
-	own := nodeCounterTable.Read(nil, n.count)
-	for i, d := range nodeCounterTable.Descs() {
+	own := base.CounterTable.Read(nil, n.deps.Count)
+	for i, d := range base.CounterTable.Descs() {
 		want = append(want, counter{d.Name, own[i]})
 	}
-	want = append(want, counter{"connections_refused", s.refusedLinks})
+	want = append(want, counter{"connections_refused", s.RefusedLinks})
 
 	a := &adminServer{node: n}
 	r, err := a.GetCounters(t.Context(), &rdsdv1.GetCountersRequest{})
@@ -98,68 +99,5 @@ func TestCallsWithoutVolumes(t *testing.T) {
 	var none grpc.ServerStreamingServer[rdsdv1.VolumeEvent]
 	if err := s.Watch(&rdsdv1.VolumeWatchRequest{}, none); !errors.Is(err, rdserr.ErrNotSupported) {
 		t.Errorf("Watch: %v", err)
-	}
-}
-
-// TestCongestedPortsAreBounded: however many ports of however many peers are congested,
-// a list has maxCongested of them, the node's own first, and says each once.
-func TestCongestedPortsAreBounded(t *testing.T) {
-	n, _ := startOne(t)
-	h := n.hosts.list[0]
-	full := make([]byte, 8192)
-	for i := range full {
-		full[i] = 0xff
-	}
-	e, now := h.lock()
-	k, err := e.Bind(0, rds.SocketOptions{RcvBufBytes: 4096})
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 64 {
-		if k.Send(now, k.Addr(), make([]byte, 4096), 1, false) != nil {
-			break
-		}
-	}
-	for i := range 3 {
-		pe, err := e.Peer(netip.AddrFrom4([4]byte{127, 77, 3, byte(i)}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if i > 0 { // nothing of the first is congested
-			m := full
-			if i == 1 {
-				m = make([]byte, 8192)
-				m[4095], m[0] = 0x80, 1
-			}
-			pe.CongestionMap(now, m)
-		}
-	}
-	h.unlock()
-	seen := map[netip.AddrPort]bool{}
-	list := func() (got, local, pages int) {
-		clear(seen)
-		h.eachCongested(func(_ *rds.Engine, c *rds.CongestedPort) {
-			if seen[c.Endpoint] {
-				t.Errorf("%v is listed twice", c.Endpoint)
-			}
-			if c.Local && got > 0 {
-				t.Errorf("%v is ours and number %d", c.Endpoint, got)
-			}
-			seen[c.Endpoint] = true
-			got++
-			if c.Local {
-				local++
-			}
-		}, func() bool { pages++; return true })
-		return got, local, pages
-	}
-	got, local, pages := list()
-	if got != maxCongested || local != 1 || pages < maxCongested/pageSize {
-		t.Errorf("%d ports are listed in %d pages, %d of them ours; want %d, and one of ours", got, pages, local, maxCongested)
-	}
-	for port, want := range map[uint16]bool{0: true, 1: false, 32767: true, 32768: false} {
-		if at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 77, 3, 1}), port); seen[at] != want {
-			t.Errorf("%v is listed: %v, want %v", at, seen[at], want)
-		}
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -92,7 +93,7 @@ func (s *callStream) owes() int64 {
 // callTable is the connections of a node's gRPC clients.
 type callTable struct {
 	log       *slog.Logger
-	count     *nodeCounters
+	count     *base.Counters
 	paces     paces
 	perSecond func() float64 // calls a user may make; nil: they are read as they come
 

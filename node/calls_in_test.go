@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 )
 
@@ -36,7 +37,7 @@ func h2frame(kind byte, stream uint32, payload []byte) []byte {
 func TestCallsReadAreNotOwed(t *testing.T) {
 	for _, size := range []int{1, 100, 1 << 10, 1<<10 + 1, 4110, 9000, 16<<10 - 5} {
 		n := quota.New(1<<30, nil)
-		table := &callTable{log: slog.New(slog.DiscardHandler), count: &nodeCounters{}, conns: map[*callConn]struct{}{}}
+		table := &callTable{log: slog.New(slog.DiscardHandler), count: &base.Counters{}, conns: map[*callConn]struct{}{}}
 		sock := &scripted{in: append(make([]byte, prefaceSize), h2frame(frameHeaders, 1, []byte("x"))...)}
 		c := table.wrap(sock, config.Identity{}, n.Account(quota.User(1)), func() {})
 		buf := make([]byte, 64<<10)

@@ -88,7 +88,7 @@ func TestLongLivedStream(t *testing.T) {
 			}
 		}
 		// What was received is settled when gRPC gives window for it again, each 64 KiB.
-		if used := n.memory.Kinds()[quota.Calls].Used; i < rounds/10 {
+		if used := n.deps.Memory.Kinds()[quota.Calls].Used; i < rounds/10 {
 			first = max(first, used)
 		} else if used > first+64<<10 {
 			t.Fatalf("%d bytes are charged after %d rounds, at most %d in the first %d", used, i, first, rounds/10)

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/internal/toll/tolltest"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
@@ -41,11 +42,11 @@ func TestCostlyClient(t *testing.T) {
 	defer evil.close()
 	tolltest.Watch(t, evil.ear)
 	to := netip.AddrPortFrom(addr, uint16(evil.bound.GetLocal().GetPort()))
-	within(t, 60*time.Second, "the client is found out", func() bool {
+	await.Until(t, 60*time.Second, "the client is found out", func() bool {
 		*evil.word(5248) = uint64(shm.ClientWaitsRecv)
 		_ = good.Send(testContext(t), to, []byte("wake")) // until there is no such port
 		time.Sleep(50 * time.Millisecond)
-		return n.count.ClientsCostly.Load() > 0
+		return n.deps.Count.ClientsCostly.Load() > 0
 	})
 	for {
 		msg, _, err := evil.c.ReadMessage()
@@ -80,7 +81,7 @@ func TestBans(t *testing.T) {
 	n, _ := startOne(t)
 	f, now := n.local, time.Now()
 	why := errors.New("too many watchers")
-	addr := n.cfg.RDS.Addresses[0]
+	addr := n.deps.Config.RDS.Addresses[0]
 	const banned = 12345
 	f.ban(config.Identity{UID: banned}, now.Add(time.Hour), why)
 	for rings, b := range map[bool]*rdsdv1.Bind{true: ringBind(addr, 0), false: bindTo(addr, 0)} {
@@ -122,17 +123,17 @@ func TestCostlyConnections(t *testing.T) {
 	const settings = "\x00\x00\x00\x04\x00\x00\x00\x00\x00"
 	// until has say called until n says that a client was ended, with the descriptor watched.
 	until := func(t *testing.T, c syscall.Conn, say func() error) {
-		before := n.count.ClientsCostly.Load()
+		before := n.deps.Count.ClientsCostly.Load()
 		raw, err := c.SyscallConn()
 		if err != nil {
 			t.Fatal(err)
 		}
 		raw.Control(func(fd uintptr) { tolltest.Watch(t, int(fd)) })
-		for err == nil && n.count.ClientsCostly.Load() == before {
+		for err == nil && n.deps.Count.ClientsCostly.Load() == before {
 			err = say()
 			time.Sleep(5 * time.Millisecond)
 		}
-		within(t, 5*time.Second, "it is noted", func() bool { return n.count.ClientsCostly.Load() == before+1 })
+		await.Until(t, 5*time.Second, "it is noted", func() bool { return n.deps.Count.ClientsCostly.Load() == before+1 })
 	}
 	t.Run("gRPC", func(t *testing.T) {
 		conn, err := net.Dial("unix", cfg.API.Socket)

@@ -13,20 +13,10 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
-
-// engineLock is an engine with its lock. unlock carries out what the step
-// ordered and wakes the sockets that have news.
-type engineLock interface {
-	lock() (*rds.Engine, time.Duration)
-	unlock()
-}
-
-// waker is what rds.SocketOptions.Data holds: who is told that a socket has
-// news. wake does not block and is called without the engine's lock.
-type waker interface{ wake() }
 
 // datagramsServer is the service Datagrams: one stream is one socket.
 type datagramsServer struct {
@@ -45,7 +35,7 @@ type datagramsServer struct {
 type sockStream struct {
 	node   *Node
 	stream grpc.ServerStream
-	eng    engineLock
+	eng    datagram.Engine
 	sock   *rds.Socket // guarded by the engine's lock
 	id     config.Identity
 	memory *quota.Account // of id's user; from sockets.reserve to sockets.remove
@@ -97,16 +87,16 @@ func (d *datagramsServer) serve(stream grpc.ServerStream, in *inMsg) error {
 	s := newSockStream(d.node, stream)
 	if in.isBatch || in.msg.WhichBody() != rdsdv1.ClientMessage_Bind_case {
 		in.release()
-		d.node.count.StreamErrors.Add(1)
+		d.node.deps.Count.StreamErrors.Add(1)
 		return rdserr.With(rdserr.ErrNotBound, "the first message of a socket must be bind")
 	}
 	if err := s.bind(in.msg.GetBind()); err != nil {
-		d.node.count.BindsRefused.Add(1)
-		d.node.log.Log(stream.Context(), refusalLevel(err), "bind refused", "uid", s.id.UID, "pid", s.id.PID, "error", err)
+		d.node.deps.Count.BindsRefused.Add(1)
+		d.node.deps.Log.Log(stream.Context(), refusalLevel(err), "bind refused", "uid", s.id.UID, "pid", s.id.PID, "error", err)
 		return err
 	}
 	defer s.close()
-	d.node.log.Debug("socket bound", "local", s.sock.Addr(), "uid", s.id.UID, "pid", s.id.PID)
+	d.node.deps.Log.Debug("socket bound", "local", s.sock.Addr(), "uid", s.id.UID, "pid", s.id.PID)
 	s.stream = bareStream(stream)
 	pool := &outPool{account: s.memory}
 	defer pool.close()
@@ -115,18 +105,18 @@ func (d *datagramsServer) serve(stream grpc.ServerStream, in *inMsg) error {
 	stop := make(chan struct{})
 	defer close(stop)
 	go func() { // ends when the stream does, after this handler has returned
-		defer s.node.guard.Recover(guard.Socket, func(err error) { read <- err })
+		defer s.node.deps.Guard.Recover(guard.Socket, func(err error) { read <- err })
 		guard.Point("stream")
 		read <- s.read(in)
 	}()
 	go func() { // ends with stop, or when the stream does
-		defer s.node.guard.Recover(guard.Socket, func(err error) { pushed <- err })
+		defer s.node.deps.Guard.Recover(guard.Socket, func(err error) { pushed <- err })
 		pushed <- s.pusher(stop)
 	}()
 	select {
 	case err := <-read:
 		if err != nil && stream.Context().Err() == nil {
-			d.node.count.StreamErrors.Add(1)
+			d.node.deps.Count.StreamErrors.Add(1)
 		}
 		return err
 	case err := <-pushed:
@@ -212,7 +202,7 @@ func (s *sockStream) sayClosing(err error) {
 	said := make(chan struct{})
 	go func() { // ends when the stream does, at the latest
 		defer close(said)
-		defer s.node.guard.Recover(guard.Socket, nil)
+		defer s.node.deps.Guard.Recover(guard.Socket, nil)
 		s.wmu.Lock()
 		defer s.wmu.Unlock()
 		if s.write(true) != nil {
@@ -238,9 +228,9 @@ func closingPB(err error) *rdsdv1.ServerMessage {
 
 // close gives the port back when the stream is over.
 func (s *sockStream) close() {
-	_, now := s.eng.lock()
+	_, now := s.eng.Lock()
 	s.sock.Close(now)
-	s.eng.unlock()
+	s.eng.Unlock()
 	s.forget()
 }
 
@@ -258,16 +248,17 @@ func (s *sockStream) forget() {
 	s.node.sockets.remove(s)
 }
 
-// wake implements waker.
-func (s *sockStream) wake() {
+// News implements Waker.
+func (s *sockStream) News() (goroutine bool) {
 	if s.answerer != nil {
 		s.answerer()
-		return
+		return false
 	}
 	select {
 	case s.news <- struct{}{}:
 	default:
 	}
+	return true
 }
 
 // reply queues a message for the client.

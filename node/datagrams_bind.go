@@ -9,6 +9,8 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/wire"
@@ -63,7 +65,7 @@ func (s *sockStream) prepare(m *rdsdv1.Bind, size int64) (opt rds.SocketOptions,
 	if s.eng, err = s.node.engineFor(local.Addr()); err != nil {
 		return opt, 0, err
 	}
-	r := &s.node.cfg.RDS
+	r := &s.node.deps.Config.RDS
 	switch {
 	case m.GetSendBufferBytes() > uint64(r.SendBufferMax):
 		err = rdserr.With(rdserr.ErrInvalid, "bind.send_buffer_bytes is %d; at most %d (rds.send_buffer_max_bytes)", m.GetSendBufferBytes(), uint64(r.SendBufferMax))
@@ -74,7 +76,7 @@ func (s *sockStream) prepare(m *rdsdv1.Bind, size int64) (opt rds.SocketOptions,
 	case !utf8.ValidString(m.GetLabel()):
 		err = rdserr.With(rdserr.ErrInvalid, "bind.label is not UTF-8")
 	default:
-		err = s.node.conf().MayBind(s.id, local.Port())
+		err = s.node.deps.Conf().MayBind(s.id, local.Port())
 	}
 	if err == nil {
 		err = s.node.sockets.reserve(s, size)
@@ -103,7 +105,7 @@ func (s *sockStream) bound(sock *rds.Socket, opt rds.SocketOptions) *rdsdv1.Boun
 	b.SetMaxDatagramBytes(uint64(min(opt.SndBufBytes, wire.MaxDatagram)))
 	b.SetSendWindowBytes(sendWindowBytes)
 	b.SetSendWindowBatches(sendWindowBatches)
-	b.SetDaemonInstance(s.node.instance)
+	b.SetDaemonInstance(s.node.deps.Instance)
 	b.SetDaemonVersion(Version())
 	return b
 }
@@ -111,11 +113,11 @@ func (s *sockStream) bound(sock *rds.Socket, opt rds.SocketOptions) *rdsdv1.Boun
 // bindEngine binds a port; 0 is a free one that this client may have. ready, when
 // not nil, is called with the lock still held, before anything can arrive.
 func (s *sockStream) bindEngine(port uint16, o rds.SocketOptions, ready func(*rds.Socket)) (sock *rds.Socket, got rds.SocketOptions, err error) {
-	e, now := s.eng.lock()
+	e, now := s.eng.Lock()
 	if sock, got, err = s.bindPort(e, now, port, o); err == nil && ready != nil {
 		ready(sock)
 	}
-	s.eng.unlock() // never deferred: what a panic leaves is nothing to carry out
+	s.eng.Unlock() // never deferred: what a panic leaves is nothing to carry out
 	return sock, got, err
 }
 
@@ -133,13 +135,13 @@ func (s *sockStream) bindPort(e *rds.Engine, now time.Duration, port uint16, o r
 		if err != nil {
 			return nil, o, err
 		}
-		if s.node.conf().MayBind(s.id, sock.Addr().Port()) == nil {
+		if s.node.deps.Conf().MayBind(s.id, sock.Addr().Port()) == nil {
 			return sock, *sock.Options(), nil
 		}
 		sock.Close(now)
 	}
 	for p := wire.PortFirst; p <= 65535; p++ {
-		if e.Socket(uint16(p)) == nil && s.node.conf().MayBind(s.id, uint16(p)) == nil {
+		if e.Socket(uint16(p)) == nil && s.node.deps.Conf().MayBind(s.id, uint16(p)) == nil {
 			sock, err := e.Bind(uint16(p), o)
 			if err != nil {
 				return nil, o, err
@@ -151,12 +153,12 @@ func (s *sockStream) bindPort(e *rds.Engine, now time.Duration, port uint16, o r
 }
 
 // engineFor finds the engine of a local address.
-func (n *Node) engineFor(a netip.Addr) (engineLock, error) {
-	if eng := n.core.engine(a); eng != nil {
+func (n *Node) engineFor(a netip.Addr) (datagram.Engine, error) {
+	if eng := n.core.Engine(a); eng != nil {
 		return eng, nil
 	}
-	have := make([]string, len(n.cfg.RDS.Addresses))
-	for i, l := range n.cfg.RDS.Addresses {
+	have := make([]string, len(n.deps.Config.RDS.Addresses))
+	for i, l := range n.deps.Config.RDS.Addresses {
 		have[i] = l.String()
 	}
 	if a.IsUnspecified() || a.IsMulticast() {
@@ -251,10 +253,10 @@ func (t *socketTable) remove(s *sockStream) {
 	}
 }
 
-func (t *socketTable) budget() budget {
+func (t *socketTable) budget() base.Budget {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return budget{"sockets", uint64(len(t.streams)), uint64(t.max), t.refused}
+	return base.Budget{Name: "sockets", Used: uint64(len(t.streams)), Limit: uint64(t.max), Refused: t.refused}
 }
 
 // refuse makes every later reserve fail with err.

@@ -52,7 +52,7 @@ func (s *sockStream) credit(c *rdsdv1.Credit) {
 	defer s.mu.Unlock()
 	if s.stalled {
 		s.stalled = false
-		s.wake()
+		s.News()
 	}
 	s.creditN = min(s.creditN+int64(c.GetDatagrams()), maxCredit)
 	s.creditB = min(s.creditB+int64(min(c.GetBytes(), maxCredit)), maxCredit)
@@ -64,9 +64,9 @@ func (s *sockStream) cancel(c *rdsdv1.Cancel) {
 	dst, err := endpoint("cancel.destination", c.GetDestination())
 	if err == nil {
 		var cancelled, begun int
-		_, now := s.eng.lock()
+		_, now := s.eng.Lock()
 		cancelled, begun, err = s.sock.Cancel(now, dst)
-		s.eng.unlock()
+		s.eng.Unlock()
 		r.SetCancelled(uint64(cancelled))
 		r.SetInFlight(uint64(begun))
 	}
@@ -96,14 +96,14 @@ func (s *sockStream) flush(f *rdsdv1.Flush) {
 	s.flushes[n] = call
 	if f.GetTimeoutNs() > 0 {
 		call.timer = time.AfterFunc(time.Duration(f.GetTimeoutNs()), func() {
-			defer s.node.guard.Recover(guard.Socket, s.finish)
+			defer s.node.deps.Guard.Recover(guard.Socket, s.finish)
 			s.flushTimeout(n)
 		})
 	}
 	s.mu.Unlock()
-	s.eng.lock()
+	s.eng.Lock()
 	s.sock.Flush(n)
-	s.eng.unlock()
+	s.eng.Unlock()
 }
 
 // flushed makes the answers to flushes that are done. The engine's lock is held.
@@ -122,10 +122,10 @@ func (s *sockStream) flushed(done []uint64) (replies []any) {
 
 // flushTimeout answers flush n unless it is answered already.
 func (s *sockStream) flushTimeout(n uint64) {
-	s.eng.lock()
+	s.eng.Lock()
 	s.sock.Unflush(n)
 	undecided := s.sock.Info().Undecided
-	s.eng.unlock()
+	s.eng.Unlock()
 	s.mu.Lock()
 	call := s.flushes[n]
 	if call != nil {
@@ -133,7 +133,7 @@ func (s *sockStream) flushTimeout(n uint64) {
 		s.out = append(s.out, flushResult(call.id, rdserr.ErrTimeout, undecided))
 	}
 	s.mu.Unlock()
-	s.wake()
+	s.News()
 }
 
 func flushResult(id uint64, err *rdserr.Error, inFlight int) *rdsdv1.ServerMessage {
@@ -149,9 +149,9 @@ func flushResult(id uint64, err *rdserr.Error, inFlight int) *rdsdv1.ServerMessa
 }
 
 func (s *sockStream) monitor(m *rdsdv1.Monitor) {
-	s.eng.lock()
+	s.eng.Lock()
 	s.sock.SetMonitor(rds.Monitor{Mask: m.GetMask(), Clear: m.GetClearEvents(), Set: m.GetSetEvents()})
-	s.eng.unlock()
+	s.eng.Unlock()
 }
 
 func (s *sockStream) congested(q *rdsdv1.CongestedQuery) {
@@ -160,9 +160,9 @@ func (s *sockStream) congested(q *rdsdv1.CongestedQuery) {
 	dst, err := endpoint("congested.destination", q.GetDestination())
 	if err == nil {
 		var on bool
-		s.eng.lock()
+		s.eng.Lock()
 		on, err = s.sock.Congested(dst)
-		s.eng.unlock()
+		s.eng.Unlock()
 		r.SetCongested(on)
 	}
 	if err != nil {
@@ -175,9 +175,9 @@ func (s *sockStream) congested(q *rdsdv1.CongestedQuery) {
 }
 
 func (s *sockStream) peek(p *rdsdv1.Peek) {
-	s.eng.lock()
+	s.eng.Lock()
 	next, n := s.sock.Peek()
-	s.eng.unlock()
+	s.eng.Unlock()
 	r := &rdsdv1.PeekResult{}
 	r.SetId(p.GetId())
 	r.SetAvailable(n > 0)

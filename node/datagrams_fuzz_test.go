@@ -131,12 +131,12 @@ func FuzzStream(f *testing.F) {
 		if ctx.Err() != nil {
 			t.Fatal("the stream hung")
 		}
-		e, _ := eng.lock()
+		e, _ := eng.Lock()
 		defer eng.mu.Unlock()
 		if left := len(e.Sockets()); left != 0 {
 			t.Fatalf("%d sockets left", left)
 		}
-		if used := n.sockets.budget().used; used != 0 {
+		if used := n.sockets.budget().Used; used != 0 {
 			t.Fatalf("%d sockets still counted", used)
 		}
 		if eng.timer != nil {

@@ -12,19 +12,10 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/config"
 )
-
-// within fails the test when f does not become true in time.
-func within(t *testing.T, limit time.Duration, what string, f func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(limit); !f(); time.Sleep(time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("not within %v: %s", limit, what)
-		}
-	}
-}
 
 // startOne runs one real node and keeps hold of it.
 func startOne(t *testing.T) (*Node, *config.Config) {
@@ -68,16 +59,16 @@ func TestDeadClientLosesItsSockets(t *testing.T) {
 		flood.SetSend(batchOf(1, endpointOf(cfg, 9), strings.Repeat("x", 1000)))
 		st.Send(flood)
 	}
-	if got := n.sockets.budget().used; got != 10 {
+	if got := n.sockets.budget().Used; got != 10 {
 		t.Errorf("%d sockets, want 10", got)
 	}
 	cc.Close()
-	within(t, time.Second, "sockets of a dead client are gone", func() bool { return n.sockets.budget().used == 0 })
-	within(t, time.Second, "its connection too", func() bool { return n.grpc.clients.len() == 0 })
-	eng := n.hosts.list[0]
-	eng.lock()
-	left := len(eng.e.Sockets())
-	eng.unlock()
+	await.Until(t, time.Second, "sockets of a dead client are gone", func() bool { return n.sockets.budget().Used == 0 })
+	await.Until(t, time.Second, "its connection too", func() bool { return n.grpc.clients.len() == 0 })
+	eng := n.hosts.Locals()[0]
+	e, _ := eng.Lock()
+	left := len(e.Sockets())
+	eng.Unlock()
 	if left != 0 {
 		t.Errorf("%d sockets left in the engine", left)
 	}
@@ -110,7 +101,7 @@ func TestClientThatNeverReads(t *testing.T) {
 	// Others fill its receive queue, and are told when it is full.
 	s := mustBind(t, cfg, bindTo(local, 0))
 	kib := strings.Repeat("k", 32<<10)
-	within(t, 8*time.Second, "its senders are refused", func() bool {
+	await.Until(t, 8*time.Second, "its senders are refused", func() bool {
 		s.send(batchOf(1, endpointOf(cfg, 4400), kib, kib, kib, kib))
 		return len(want(s, asResult).GetErrors()) > 0
 	})
@@ -126,7 +117,7 @@ func TestClientThatNeverReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The status waits behind what it does not read; the port does not.
-	within(t, time.Second, "the port is free again", func() bool {
+	await.Until(t, time.Second, "the port is free again", func() bool {
 		_, err := openSocket(t, cfg, bindTo(local, 4400))
 		return err == nil
 	})
@@ -151,7 +142,7 @@ func TestStopWithClientThatNeverReads(t *testing.T) {
 	st.Send(m)
 	s := mustBind(t, cfg, bindTo(cfg.RDS.Addresses[0], 0))
 	big := strings.Repeat("k", 256<<10)
-	within(t, 8*time.Second, "the stream's window is full", func() bool {
+	await.Until(t, 8*time.Second, "the stream's window is full", func() bool {
 		s.send(batchOf(1, endpointOf(cfg, 4500), big, big))
 		return len(want(s, asResult).GetErrors()) > 0
 	})
@@ -244,9 +235,9 @@ func TestWaitingSendsAreBounded(t *testing.T) {
 		t.Errorf("beyond the window of batches: %s", resultString(r))
 	}
 	s.stream.CloseSend()
-	within(t, time.Second, "everything is given back", func() bool { return waitingBytes(n) == 0 && n.sockets.budget().used == 0 })
-	hog := n.memory.Account(quota.User(4711)) // all sockets together
-	hog.Grow(quota.Waiting, n.memory.Kinds()[quota.Waiting].Limit-10)
+	await.Until(t, time.Second, "everything is given back", func() bool { return waitingBytes(n) == 0 && n.sockets.budget().Used == 0 })
+	hog := n.deps.Memory.Account(quota.User(4711)) // all sockets together
+	hog.Grow(quota.Waiting, n.deps.Memory.Kinds()[quota.Waiting].Limit-10)
 	s = mustBind(t, cfg, b)
 	wait(1, "more than ten bytes")
 	if r := want(s, asResult); errno(r.GetErrors()[0].GetErrno()) != syscall.ENOMEM {
@@ -254,4 +245,4 @@ func TestWaitingSendsAreBounded(t *testing.T) {
 	}
 }
 
-func waitingBytes(n *Node) int64 { return n.memory.Kinds()[quota.Waiting].Used }
+func waitingBytes(n *Node) int64 { return n.deps.Memory.Kinds()[quota.Waiting].Used }

@@ -53,7 +53,7 @@ func (s *sockStream) answer() error {
 		s.wmu.Lock()
 	case !s.wmu.TryLock():
 		// Whoever holds it may be past its last look: have the pusher look again.
-		s.wake()
+		s.News()
 		return nil
 	}
 	defer s.wmu.Unlock()
@@ -126,7 +126,7 @@ func (s *sockStream) writeNews() (more bool, err error) {
 // outcomes into push, the rest as messages.
 func (s *sockStream) takeNews() (replies []any) {
 	p := &s.push
-	_, now := s.eng.lock()
+	_, now := s.eng.Lock()
 	ev := s.sock.Events()
 	s.takeDatagrams(&p.got)
 	if p.got.Len() > 0 {
@@ -152,7 +152,7 @@ func (s *sockStream) takeNews() (replies []any) {
 	if ev&rds.EvCongestion != 0 {
 		replies = append(replies, congestionEvent(s.sock.CongestionNews())...)
 	}
-	s.eng.unlock()
+	s.eng.Unlock()
 	return replies
 }
 
@@ -168,11 +168,11 @@ func (s *sockStream) takeDatagrams(got *rds.Run) {
 	if s.creditN <= 0 || s.creditB <= 0 {
 		if !s.stalled {
 			s.stalled = true
-			s.node.count.PushStalls.Add(1)
+			s.node.deps.Count.PushStalls.Add(1)
 		}
 		return
 	}
-	limit := int(min(int64(s.node.conf().API.PushBatchSize), s.creditB))
+	limit := int(min(int64(s.node.deps.Conf().API.PushBatchSize), s.creditB))
 	s.sock.RecvRun(got, int(min(s.creditN, maxPushDatagrams)), max(limit, next)) // the last one may pass the credit
 	s.creditN -= int64(got.Len())
 	s.creditB -= int64(got.Bytes)
@@ -183,8 +183,8 @@ func (s *sockStream) takeDatagrams(got *rds.Run) {
 func (s *sockStream) pushDatagrams() error {
 	p := &s.push
 	p.batch.take(&p.got)
-	s.node.count.RecvBatches.Add(1)
-	s.node.count.RecvBatchDatagrams.Add(uint64(p.got.Len()))
+	s.node.deps.Count.RecvBatches.Add(1)
+	s.node.deps.Count.RecvBatchDatagrams.Add(uint64(p.got.Len()))
 	p.got.Release()
 	return s.stream.SendMsg(&p.batch)
 }

@@ -96,7 +96,7 @@ func (a *sendSlab) end() { *a = sendSlab{} }
 // send offers a batch to the engine in one step and queues the answer, unless
 // some of it has to wait.
 func (s *sockStream) send(b *inBatch) {
-	s.node.count.SendBatches.Add(1)
+	s.node.deps.Count.SendBatches.Add(1)
 	if problem := b.check(); problem != "" {
 		s.refuseBatch(b, rdserr.With(rdserr.ErrInvalid, "%s", problem))
 		return
@@ -113,7 +113,7 @@ func (s *sockStream) send(b *inBatch) {
 	}
 	call := sendCall{id: b.id, firstTag: b.firstTag, left: len(b.lengths), bytes: len(b.payload), datagrams: len(b.lengths)}
 	var waiting *sendCall // call, on the heap, once something of it waits
-	_, now := s.eng.lock()
+	_, now := s.eng.Lock()
 	var deadline time.Duration
 	if b.timeout > 0 {
 		deadline = now + b.timeout
@@ -180,9 +180,9 @@ func (s *sockStream) send(b *inBatch) {
 	if !done {
 		*waiting = call
 	}
-	s.eng.unlock()
+	s.eng.Unlock()
 	if n := len(b.lengths) - int(call.accepted) - call.left; n > 0 {
-		s.node.count.SendRejected.Add(uint64(n))
+		s.node.deps.Count.SendRejected.Add(uint64(n))
 	}
 	if done {
 		if b.wait {
@@ -236,7 +236,7 @@ func (b *inBatch) runBytes(i, k int) int {
 // refuseBatch answers a batch of which nothing is accepted.
 func (s *sockStream) refuseBatch(b *inBatch, err error) {
 	n := max(1, len(b.lengths))
-	s.node.count.SendRejected.Add(uint64(n))
+	s.node.deps.Count.SendRejected.Add(uint64(n))
 	call := sendCall{id: b.id, errs: []*rdsdv1.SendError{sendError(0, uint32(n), err)}}
 	s.reply(call.result())
 }

@@ -1,19 +1,17 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
-	"slices"
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
-	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -68,7 +66,7 @@ func TestEvict(t *testing.T) {
 			"a": {half: 1, taken: 5}}, time.Hour, "a"},
 		{"whose own share is spent gives room itself", map[string]who{"large": {half: 1, taken: 9, uid: 1}, "asks": {waits: true, taken: 2, uid: 2}, "small": {half: 1, taken: 1, uid: 2}}, time.Hour, "asks"},
 	} {
-		table := &callTable{log: slog.New(slog.DiscardHandler), count: &nodeCounters{}, conns: map[*callConn]struct{}{}, evicted: now.Add(-x.since)}
+		table := &callTable{log: slog.New(slog.DiscardHandler), count: &base.Counters{}, conns: map[*callConn]struct{}{}, evicted: now.Add(-x.since)}
 		conns := map[string]*closedConn{}
 		asks := &callConn{}
 		for name, w := range x.conns {
@@ -95,7 +93,7 @@ func TestEvict(t *testing.T) {
 // who waits for us, is between messages or goes on is not.
 func TestSweepOfCalls(t *testing.T) {
 	now := time.Now()
-	table := &callTable{log: slog.New(slog.DiscardHandler), count: &nodeCounters{}, conns: map[*callConn]struct{}{}}
+	table := &callTable{log: slog.New(slog.DiscardHandler), count: &base.Counters{}, conns: map[*callConn]struct{}{}}
 	conns := map[string]*closedConn{}
 	add := func(name string, silent time.Duration, half int, waits bool) {
 		conns[name] = &closedConn{}
@@ -121,7 +119,7 @@ func TestSweepOfCalls(t *testing.T) {
 // there for the others.
 func TestCallAwaitsRoom(t *testing.T) {
 	memory := quota.New(64<<20, nil)
-	table := &callTable{log: slog.New(slog.DiscardHandler), count: &nodeCounters{}, conns: map[*callConn]struct{}{}}
+	table := &callTable{log: slog.New(slog.DiscardHandler), count: &base.Counters{}, conns: map[*callConn]struct{}{}}
 	account := memory.Account(quota.User(1))
 	c := table.wrap(&closedConn{}, config.Identity{UID: 1}, account, func() { account.Close() })
 	other := memory.Account(quota.Holder{})
@@ -147,7 +145,7 @@ func TestCallAwaitsRoom(t *testing.T) {
 	}
 	waiting := func() bool { c.mu.Lock(); defer c.mu.Unlock(); return c.waits }
 	go wait() // ends with the room
-	within(t, 5*time.Second, "it waits", waiting)
+	await.Until(t, 5*time.Second, "it waits", waiting)
 	other.Give(quota.Peers, fill)
 	if err := <-awaited; err != nil || c.taken != callGrain {
 		t.Errorf("%d are taken, %v", c.taken, err)
@@ -168,7 +166,7 @@ func TestCallAwaitsRoom(t *testing.T) {
 		c.mu.Unlock()
 		begun := time.Now()
 		go wait() // ends with the connection
-		within(t, 5*time.Second, "it waits", waiting)
+		await.Until(t, 5*time.Second, "it waits", waiting)
 		end.how()
 		if err := <-awaited; !errors.Is(err, net.ErrClosed) || time.Since(begun) >= callPatience {
 			t.Errorf("%s meanwhile: %v after %v", end.what, err, time.Since(begun))
@@ -191,7 +189,7 @@ func TestHoldersAreFew(t *testing.T) {
 	before := len(n.memoryHolders())
 	var l []*quota.Account
 	for i := range maxHolders + 3 {
-		a := n.memory.Account(quota.User(uint32(i)))
+		a := n.deps.Memory.Account(quota.User(uint32(i)))
 		a.Grow(quota.Sockets, int64(i+1))
 		l = append(l, a)
 		if got, want := len(n.memoryHolders()), min(before+i+1, maxHolders); got != want {
@@ -200,7 +198,7 @@ func TestHoldersAreFew(t *testing.T) {
 	}
 	named := n.memoryHolders()
 	for i := 1; i < len(named); i++ {
-		if named[i].used > named[i-1].used {
+		if named[i].Used > named[i-1].Used {
 			t.Errorf("%+v comes behind %+v", named[i], named[i-1])
 		}
 	}
@@ -226,40 +224,5 @@ func TestOnEnd(t *testing.T) {
 		if len(told) != 1 || !errors.Is(told[0], rdserr.ErrClosed) {
 			t.Errorf("the end was first: %v; told %v", first, told)
 		}
-	}
-}
-
-// TestSnapshotOfHosts: what the daemon shows of its hosts is what they have.
-func TestSnapshotOfHosts(t *testing.T) {
-	s := newSeam(t, nil)
-	k := s.bind(rds.SocketOptions{})
-	s.kernel(k)
-	s.accepted(netip.MustParseAddr("198.51.100.1")) // a stranger
-	var snap snapshot
-	s.a.read(&snap)
-	b := s.a.engineConfig.Budget
-	want := []budget{{"memory", uint64(b.Used()), uint64(b.Limit), 0}, {"peers", 1, uint64(s.a.node.conf().Limits.MaxPeers), 0},
-		{"handshakes", 0, uint64(s.a.node.conf().Limits.MaxHandshakes), 0}}
-	if b.Used() == 0 || !slices.Equal(snap.budgets, want) {
-		t.Errorf("budgets %+v, want %+v", snap.budgets, want)
-	}
-	if len(snap.peers) != 1 || !snap.peers[0].up || snap.peers[0].remote != seamHigher || snap.peers[0].local != seamLocal || snap.peers[0].queuedBytes == 0 {
-		t.Errorf("peers %+v", snap.peers)
-	}
-	if snap.refusedLinks != 1 {
-		t.Errorf("%d links refused, want 1", snap.refusedLinks)
-	}
-	// A ping that cannot be made says why, and leaves no socket behind.
-	if _, _, err := s.a.ping(context.Background(), netip.Addr{}, netip.MustParseAddr("2001:db8::1")); !errors.Is(err, rdserr.ErrAddrNotAvail) {
-		t.Errorf("a ping of another family: %v", err)
-	}
-	if _, _, err := s.a.ping(context.Background(), seamHigher, seamLower); !errors.Is(err, rdserr.ErrAddrNotAvail) {
-		t.Errorf("a ping from an address of somebody else: %v", err)
-	}
-	e, _ := s.h.lock()
-	n := len(e.Bound())
-	s.h.unlock()
-	if n != 1 {
-		t.Errorf("%d sockets are bound, want 1", n)
 	}
 }

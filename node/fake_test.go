@@ -12,6 +12,7 @@ import (
 
 	"github.com/rdsd/rdsd/internal/freeport"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 )
 
@@ -21,7 +22,7 @@ type fakeCore struct {
 	calls    []string
 	startErr error
 	draining func(context.Context)
-	snap     snapshot
+	snap     datagram.Snapshot
 	engines  map[netip.Addr]*testEngine
 }
 
@@ -31,18 +32,18 @@ func (f *fakeCore) note(s string) {
 	f.calls = append(f.calls, s)
 }
 
-func (f *fakeCore) start() error { f.note("start"); return f.startErr }
-func (f *fakeCore) close()       { f.note("close") }
-func (f *fakeCore) alive()       {}
-func (f *fakeCore) drain(ctx context.Context) {
+func (f *fakeCore) Start() error { f.note("start"); return f.startErr }
+func (f *fakeCore) Close()       { f.note("close") }
+func (f *fakeCore) Alive()       {}
+func (f *fakeCore) Drain(ctx context.Context) {
 	f.note("drain")
 	if f.draining != nil {
 		f.draining(ctx)
 	}
 }
-func (f *fakeCore) read(s *snapshot) { *s = f.snap }
+func (f *fakeCore) Read(s *datagram.Snapshot) { *s = f.snap }
 
-func (f *fakeCore) engine(a netip.Addr) engineLock {
+func (f *fakeCore) Engine(a netip.Addr) datagram.Engine {
 	if e := f.engines[a]; e != nil {
 		return e
 	}
@@ -62,12 +63,12 @@ func newTestEngine(a netip.Addr, cfg rds.Config) *testEngine {
 	return &testEngine{e: rds.NewEngine(&cfg, a, rand.New(rand.NewSource(1))), begun: time.Now()}
 }
 
-func (t *testEngine) lock() (*rds.Engine, time.Duration) {
+func (t *testEngine) Lock() (*rds.Engine, time.Duration) {
 	t.mu.Lock()
 	return t.e, time.Since(t.begun)
 }
 
-func (t *testEngine) unlock() {
+func (t *testEngine) Unlock() {
 	t.e.Take(nil) // dials go nowhere
 	ready := t.e.Ready(nil)
 	if at, ok := t.e.Next(); ok && at < time.Hour {
@@ -75,14 +76,14 @@ func (t *testEngine) unlock() {
 			t.timer.Stop()
 		}
 		t.timer = time.AfterFunc(at-time.Since(t.begun), func() {
-			e, now := t.lock()
+			e, now := t.Lock()
 			e.Tick(now)
-			t.unlock()
+			t.Unlock()
 		})
 	}
 	t.mu.Unlock()
 	for _, s := range ready {
-		s.Options().Data.(waker).wake()
+		s.Options().Data.(datagram.Waker).News()
 	}
 }
 

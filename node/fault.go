@@ -19,9 +19,9 @@ var steps = []string{
 	"github.com/rdsd/rdsd/cong.",
 	"github.com/rdsd/rdsd/rtrs.",
 	"github.com/rdsd/rdsd/rnbd.",
-	"github.com/rdsd/rdsd/node.(*host).unlock",
-	"github.com/rdsd/rdsd/node.(*host).carryOut",
-	"github.com/rdsd/rdsd/node.(*host).transmit",
+	"github.com/rdsd/rdsd/node/datagram.(*Local).Unlock",
+	"github.com/rdsd/rdsd/node/datagram.(*Local).carryOut",
+	"github.com/rdsd/rdsd/node/datagram.(*Local).transmit",
 	"github.com/rdsd/rdsd/node/volume.(*server).finish",
 	"github.com/rdsd/rdsd/node/volume.(*client).finish",
 	"github.com/rdsd/rdsd/node/volume.(*flushes).run",
@@ -30,9 +30,7 @@ var steps = []string{
 // takeLocks takes each lock that a step is made under and gives it back.
 func (n *Node) takeLocks() {
 	if n.hosts != nil {
-		for _, h := range n.hosts.list {
-			h.canLock()
-		}
+		n.hosts.TakeLocks()
 	}
 	if h := n.volumes.Load(); h != nil {
 		h.TakeLocks()
@@ -109,9 +107,3 @@ func (c *ringControl) Work() guard.What { return guard.Socket }
 
 // Fault implements reactor.Owner.
 func (c *ringControl) Fault(err error) { c.r.Fault(err) }
-
-// canLock returns when the lock can be had, which is all its caller wants to know.
-func (h *host) canLock() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-}

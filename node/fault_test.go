@@ -66,18 +66,18 @@ func TestPanicWithTheLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	var codes []int
-	n.guard.Exit = func(code int) { codes = append(codes, code) }
-	h := n.hosts.list[0]
-	if err := n.guard.Do(guard.Link, func() { panic("without the lock") }); err == nil || len(codes) != 0 {
+	n.deps.Guard.Exit = func(code int) { codes = append(codes, code) }
+	h := n.hosts.Locals()[0]
+	if err := n.deps.Guard.Do(guard.Link, func() { panic("without the lock") }); err == nil || len(codes) != 0 {
 		t.Errorf("%v, exits %v", err, codes)
 	}
-	n.guard.Do(guard.Link, func() {
-		h.lock()
+	n.deps.Guard.Do(guard.Link, func() {
+		h.Lock()
 		var l []int
 		l[runtime.NumCPU()] = 1 // in the shell's own code, of which the stack says nothing
 	})
 	if len(codes) != 1 || codes[0] != guard.ExitCode {
 		t.Errorf("exits %v", codes)
 	}
-	h.mu.Unlock()
+	h.Unlock()
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -46,7 +47,7 @@ const (
 // configured, one for remote clients.
 type grpcFront struct {
 	log     *slog.Logger
-	count   *nodeCounters
+	count   *base.Counters
 	guard   *guard.Guard
 	limiter *uidLimiter
 	clients *clientTable
@@ -56,7 +57,7 @@ type grpcFront struct {
 	servers []*grpc.Server
 }
 
-func newGRPCFront(cfg *config.Config, log *slog.Logger, count *nodeCounters, memory *quota.Node, g *guard.Guard) *grpcFront {
+func newGRPCFront(cfg *config.Config, log *slog.Logger, count *base.Counters, memory *quota.Node, g *guard.Guard) *grpcFront {
 	f := &grpcFront{
 		log:     log,
 		count:   count,

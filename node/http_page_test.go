@@ -11,6 +11,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/rdsd/rdsd/internal/await"
 )
 
 // TestKeptPage: a page is fresh for those who ask now and then, and made a few
@@ -97,7 +99,7 @@ func TestNewcomersAreRead(t *testing.T) {
 		t.Cleanup(func() { s.Close() })
 		if ours = append(ours, s); asks {
 			io.WriteString(c, "GET /healthz HTTP/1.1\r\n")
-			within(t, 5*time.Second, "its request is there", func() bool { return hasUnread(s) })
+			await.Until(t, 5*time.Second, "its request is there", func() bool { return hasUnread(s) })
 		}
 		table.changed(s, http.StateNew)
 	}

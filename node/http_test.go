@@ -156,7 +156,7 @@ func TestPageOnUnixSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if st.Mode().Perm() != n.cfg.API.SocketMode.Perm {
+	if st.Mode().Perm() != n.deps.Config.API.SocketMode.Perm {
 		t.Errorf("mode %v", st.Mode())
 	}
 	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {

@@ -111,11 +111,11 @@ type keeper struct {
 func (n *Node) keep(stop <-chan struct{}) {
 	f, err := os.Open("/proc/self/statm")
 	if err != nil {
-		n.log.Error("the process's memory cannot be read", "error", err)
+		n.deps.Log.Error("the process's memory cannot be read", "error", err)
 		return
 	}
 	defer f.Close()
-	k := &keeper{node: n, page: int64(os.Getpagesize()), own: n.memory.Account(quota.Holder{}), file: f}
+	k := &keeper{node: n, page: int64(os.Getpagesize()), own: n.deps.Memory.Account(quota.Holder{}), file: f}
 	defer k.own.Close()
 	t := time.NewTimer(keepEvery)
 	defer t.Stop()
@@ -125,7 +125,7 @@ func (n *Node) keep(stop <-chan struct{}) {
 		case <-stop:
 			k.own.Give(quota.Regions, k.regions)
 			return
-		case <-n.memory.Wanted():
+		case <-n.deps.Memory.Wanted():
 			time.Sleep(grantEvery)
 			k.look()
 			continue
@@ -136,13 +136,13 @@ func (n *Node) keep(stop <-chan struct{}) {
 		if n.local.pages.lacks() {
 			wait = feedEvery
 		}
-		if d := resident - last; d > limitStep || d < -limitStep || resident > n.memory.Limit()/4 {
+		if d := resident - last; d > limitStep || d < -limitStep || resident > n.deps.Memory.Limit()/4 {
 			wait = min(wait, keepEvery)
 		}
 		last = resident
 		n.grpc.calls.sweep(time.Now())
 		if n.hosts != nil {
-			n.hosts.partials.sweep(time.Now(), n.cfg.RDS.HeartbeatTimeout.Duration)
+			n.hosts.Sweep(time.Now(), n.deps.Config.RDS.HeartbeatTimeout.Duration)
 		}
 		t.Reset(wait)
 	}
@@ -151,7 +151,7 @@ func (n *Node) keep(stop <-chan struct{}) {
 // look reads how much is resident, and does what that asks for.
 func (k *keeper) look() (resident int64) {
 	n := k.node
-	n.local.keepPages(time.Now(), n.memory.Used() > n.memory.Limit()/2)
+	n.local.keepPages(time.Now(), n.deps.Memory.Used() > n.deps.Memory.Limit()/2)
 	resident, shared, ok := k.read()
 	if !ok || !whole.Load() {
 		return 0 // of several nodes in one process none can tell what is its own
@@ -161,21 +161,21 @@ func (k *keeper) look() (resident int64) {
 	regions := max(shared-programPages-paid, 0)
 	k.own.Grow(quota.Regions, regions-k.regions)
 	k.regions = regions
-	chunks := n.memory.Kinds()[quota.Chunks].Used
+	chunks := n.deps.Memory.Kinds()[quota.Chunks].Used
 	if tuned.Load() > 0 {
-		if l := goLimit(tuned.Load(), shared+chunks, max(n.memory.Used()-n.memory.Kinds()[quota.Regions].Used-chunks, 0)); l-k.goLimit > limitStep || k.goLimit-l > limitStep {
+		if l := goLimit(tuned.Load(), shared+chunks, max(n.deps.Memory.Used()-n.deps.Memory.Kinds()[quota.Regions].Used-chunks, 0)); l-k.goLimit > limitStep || k.goLimit-l > limitStep {
 			k.goLimit = l
 			debug.SetMemoryLimit(l)
 		}
 	}
 	// Pages of regions are let go before anybody is refused for want of them.
-	if regions > limitStep && (n.memory.Used() > n.memory.Limit()/8*7 || resident > n.memory.Limit()+memorySlack-memoryReserve) {
+	if regions > limitStep && (n.deps.Memory.Used() > n.deps.Memory.Limit()/8*7 || resident > n.deps.Memory.Limit()+memorySlack-memoryReserve) {
 		n.local.forgetPages()
 		if _, shared, ok := k.read(); ok {
 			regions = max(shared-programPages-paid, 0)
 			k.own.Grow(quota.Regions, regions-k.regions)
 			k.regions = regions
-			n.count.RegionsForgotten.Add(1)
+			n.deps.Count.RegionsForgotten.Add(1)
 		}
 	}
 	k.grant(resident, shared)
@@ -185,7 +185,7 @@ func (k *keeper) look() (resident int64) {
 // grant says how far chunks may grow until the next look. Where Go has what they want it
 // is made to give it back first.
 func (k *keeper) grant(resident, shared int64) {
-	m := k.node.memory
+	m := k.node.deps.Memory
 	if tuned.Load() == 0 {
 		return
 	}

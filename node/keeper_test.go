@@ -17,7 +17,7 @@ func kept(t *testing.T) (k *keeper, says func(resident, shared int64)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n.memory = quota.New(64<<20, nil)
+	n.deps.Memory = quota.New(64<<20, nil)
 	n.local = &localFront{node: n}
 	f, err := os.Create(filepath.Join(t.TempDir(), "statm"))
 	if err != nil {
@@ -25,7 +25,7 @@ func kept(t *testing.T) (k *keeper, says func(resident, shared int64)) {
 	}
 	t.Cleanup(func() { f.Close() })
 	const page = 4096
-	k = &keeper{node: n, page: page, own: n.memory.Account(quota.Holder{}), file: f}
+	k = &keeper{node: n, page: page, own: n.deps.Memory.Account(quota.Holder{}), file: f}
 	t.Cleanup(k.own.Close)
 	whole.Store(true)
 	t.Cleanup(func() { whole.Store(false) })
@@ -42,7 +42,7 @@ func kept(t *testing.T) (k *keeper, says func(resident, shared int64)) {
 func TestKeeperChargesRegions(t *testing.T) {
 	k, says := kept(t)
 	const mib = 1 << 20
-	limit := k.node.memory.Limit()
+	limit := k.node.deps.Memory.Limit()
 	forgotten := uint64(0)
 	for _, c := range []struct {
 		what             string
@@ -66,13 +66,13 @@ func TestKeeperChargesRegions(t *testing.T) {
 		if got := k.look(); got != c.resident {
 			t.Errorf("%s: %d bytes are said to be resident, want %d", c.what, got, c.resident)
 		}
-		if got := k.node.memory.Kinds()[quota.Regions].Used; got != c.regions || k.own.Used() != c.regions {
+		if got := k.node.deps.Memory.Kinds()[quota.Regions].Used; got != c.regions || k.own.Used() != c.regions {
 			t.Errorf("%s: %d bytes are charged, %d to the node; want %d", c.what, got, k.own.Used(), c.regions)
 		}
 		if c.forget {
 			forgotten++
 		}
-		if got := k.node.count.RegionsForgotten.Load(); got != forgotten {
+		if got := k.node.deps.Count.RegionsForgotten.Load(); got != forgotten {
 			t.Errorf("%s: let go %d times, want %d", c.what, got, forgotten)
 			forgotten = got
 		}
@@ -115,7 +115,7 @@ func TestKeeperSetsTheCollectorsLimit(t *testing.T) {
 		tuned.Store(was)
 		debug.SetMemoryLimit(before)
 	})
-	limit := k.node.memory.Limit()
+	limit := k.node.deps.Memory.Limit()
 	tuned.Store(limit)
 	const mib, page = 1 << 20, 4096
 	set := int64(0)

@@ -80,7 +80,7 @@ func (f *localFront) serve() error {
 			continue
 		}
 		f.wg.Go(func() { // ends with the connection, which stop closes
-			defer f.node.guard.Recover(guard.Socket, func(error) { c.Close() })
+			defer f.node.deps.Guard.Recover(guard.Socket, func(error) { c.Close() })
 			f.handle(shm.NewConn(c.(*net.UnixConn), 0), id, account)
 		})
 	}
@@ -99,7 +99,7 @@ func (f *localFront) refuse(c net.Conn, err error) {
 	}
 	f.wg.Go(func() { // ends after refusePatience and goodbye at the latest
 		defer f.refusals.Add(-1)
-		defer f.node.guard.Recover(guard.Socket, nil)
+		defer f.node.deps.Guard.Recover(guard.Socket, nil)
 		refusePacket(c, err)
 		c.Close()
 	})
@@ -115,7 +115,7 @@ func (f *localFront) closeAside(c net.Conn) {
 	}
 	go func() {
 		defer f.closing.Add(-1)
-		defer f.node.guard.Recover(guard.Socket, nil)
+		defer f.node.deps.Guard.Recover(guard.Socket, nil)
 		c.Close()
 	}()
 }
@@ -138,10 +138,10 @@ func (f *localFront) handle(c *shm.Conn, id config.Identity, account *quota.Acco
 	f.mu.Unlock()
 	p := &packetStream{ctx: ctx, conn: c, account: account}
 	c.Charge(shm.MaxRequest, piecesTime, p.charge)
-	c.Costly = func(why error) { f.node.count.costlyClient(f.node.log, id, why) }
+	c.Costly = func(why error) { f.node.deps.Count.CostlyClient(f.node.deps.Log, id, why) }
 	var taken bool
 	var err error
-	if e := f.node.guard.Do(guard.Socket, func() {
+	if e := f.node.deps.Guard.Do(guard.Socket, func() {
 		guard.Point("client")
 		taken, err = f.open(p, id)
 	}); e != nil {
@@ -161,7 +161,7 @@ func (f *localFront) handle(c *shm.Conn, id config.Identity, account *quota.Acco
 // drop closes a connection that nobody serves.
 func (f *localFront) drop(c *shm.Conn, id config.Identity, account *quota.Account) {
 	go func() { // ends with the close, which may take as long as whoever passed us a descriptor likes
-		defer f.node.guard.Recover(guard.Socket, nil)
+		defer f.node.deps.Guard.Recover(guard.Socket, nil)
 		c.Close()
 		f.node.grpc.clients.remove(id, account, localConnBytes)
 	}()
@@ -171,7 +171,7 @@ func (f *localFront) drop(c *shm.Conn, id config.Identity, account *quota.Accoun
 // reactor has the connection from now on.
 func (f *localFront) open(p *packetStream, id config.Identity) (taken bool, err error) {
 	if !f.node.grpc.limiter.allow(id.UID, time.Now()) {
-		return false, f.node.grpc.limiter.refusal(p.ctx, f.node.count)
+		return false, f.node.grpc.limiter.refusal(p.ctx, f.node.deps.Count)
 	}
 	in := &inMsg{}
 	p.conn.SetReadDeadline(time.Now().Add(firstMessage))
@@ -223,7 +223,7 @@ func (f *localFront) ban(id config.Identity, now time.Time, why error) {
 		f.bans[id.UID] = b
 	}
 	f.mu.Unlock()
-	f.node.count.costlyClient(f.node.log, id, why)
+	f.node.deps.Count.CostlyClient(f.node.deps.Log, id, why)
 }
 
 func (f *localFront) banned(uid uint32, now time.Time) error {

@@ -24,7 +24,7 @@ func TestPiecesGivenBack(t *testing.T) {
 		}
 	}
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(time.Millisecond) {
-		used := n.memory.Kinds()[quota.Control].Used
+		used := n.deps.Memory.Kinds()[quota.Control].Used
 		if used == 0 {
 			break
 		}

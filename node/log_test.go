@@ -4,12 +4,13 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"github.com/rdsd/rdsd/node/config"
 	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/rdsd/rdsd/node/config"
 )
 
 func TestLogFormats(t *testing.T) {

@@ -103,9 +103,9 @@ const lastWords = time.Second
 // and a process that ends itself has its last words written. Call it before Run.
 func (n *Node) LogsTo(l *LogWriter) {
 	l.mu.Lock()
-	l.lost = &n.count.LogLost
+	l.lost = &n.deps.Count.LogLost
 	l.mu.Unlock()
-	n.guard.Exit = func(code int) {
+	n.deps.Guard.Exit = func(code int) {
 		l.Flush(lastWords)
 		os.Exit(code)
 	}

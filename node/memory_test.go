@@ -1,9 +1,10 @@
 package node
 
 import (
-	"github.com/rdsd/rdsd/node/config"
 	"runtime/debug"
 	"testing"
+
+	"github.com/rdsd/rdsd/node/config"
 )
 
 func TestTuneMemory(t *testing.T) {

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"net/netip"
 	"runtime/debug"
 	"strings"
 
@@ -10,48 +9,29 @@ import (
 
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/stats"
-	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/datagram"
 )
 
 // maxPeersInMetrics bounds the series one scrape can have: peers beyond it
 // (the quietest) are left out and counted in rdsd_metrics_peers_omitted.
 const maxPeersInMetrics = 256
 
-// snapshot is one look at a node, taken when somebody asks: a scrape or the
-// Admin service.
+// snapshot is what the node shows of itself: what its datagrams are doing, and the
+// front ends' own limits.
 type snapshot struct {
-	counters stats.Counters // of all engines
-	queueing rds.Hist
-	rtt      rds.Hist
-	budgets  []budget
-	holders  []budget // who holds most memory
-	peers    []peerSnapshot
-	sockets  int
-	clients  int
-	rings    int    // sockets with rings
-	ringB    uint64 // memory shared with clients, in use
-
-	refusedLinks uint64 // connections of peers refused, for any reason
-}
-
-// budget is one configured limit and what is used of it (M1 to M4).
-type budget struct {
-	name                 string
-	used, limit, refused uint64
-}
-
-// peerSnapshot is one peer of one local address.
-type peerSnapshot struct {
-	local, remote netip.Addr
-	up            bool
-	counters      stats.Counters
-	queuedBytes   uint64 // not yet sent, and sent but not acknowledged
+	datagram.Snapshot
+	holders []base.Budget // who holds most memory
+	sockets int
+	clients int
+	rings   int    // sockets with rings
+	ringB   uint64 // memory shared with clients, in use
 }
 
 // collector reads everything at scrape time; the data path knows nothing of it.
 type collector struct {
 	read  func(*snapshot)
-	front *nodeCounters
+	front *base.Counters
 	guard *guard.Guard
 
 	core, perPeer, own          []*prometheus.Desc // core and perPeer in the order of stats.Fields
@@ -65,7 +45,7 @@ type collector struct {
 	panics                      *prometheus.Desc
 }
 
-func newCollector(read func(*snapshot), front *nodeCounters, g *guard.Guard) *collector {
+func newCollector(read func(*snapshot), front *base.Counters, g *guard.Guard) *collector {
 	d := func(name, help string, labels ...string) *prometheus.Desc {
 		return prometheus.NewDesc(name, help, labels, nil)
 	}
@@ -95,7 +75,7 @@ func newCollector(read func(*snapshot), front *nodeCounters, g *guard.Guard) *co
 		c.core = append(c.core, d(prefix+f.Name+"_total", f.Help))
 		c.perPeer = append(c.perPeer, d(prefix+"peer_"+f.Name+"_total", "of one peer: "+f.Help, "local", "peer"))
 	}
-	for _, k := range nodeCounterTable.Descs() {
+	for _, k := range base.CounterTable.Descs() {
 		c.own = append(c.own, d("rdsd_"+k.Name+"_total", k.Help))
 	}
 	return c
@@ -123,52 +103,52 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
-	for i, v := range s.counters.Values(nil) {
+	for i, v := range s.Counters.Values(nil) {
 		count(c.core[i], v)
 	}
-	for i, v := range nodeCounterTable.Read(nil, c.front) {
+	for i, v := range base.CounterTable.Read(nil, c.front) {
 		count(c.own[i], v)
 	}
-	ch <- &histMetric{c.queueing, &s.queueing, nil}
-	ch <- &histMetric{c.rtt, &s.rtt, nil}
+	ch <- &histMetric{c.queueing, &s.Queueing, nil}
+	ch <- &histMetric{c.rtt, &s.Rtt, nil}
 	peersUp := 0
-	for i := range s.peers {
-		if s.peers[i].up {
+	for i := range s.Peers {
+		if s.Peers[i].Up {
 			peersUp++
 		}
 	}
-	shown := busiest(s.peers, maxPeersInMetrics)
+	shown := busiest(s.Peers, maxPeersInMetrics)
 	var values []uint64
 	for i := range shown {
 		p := &shown[i]
-		local, remote, up := p.local.String(), p.remote.String(), 0.0
-		if p.up {
+		local, remote, up := p.Local.String(), p.Remote.String(), 0.0
+		if p.Up {
 			up = 1
 		}
 		gauge(c.peerUp, up, local, remote)
-		gauge(c.peerQueued, float64(p.queuedBytes), local, remote)
-		values = p.counters.Values(values[:0])
+		gauge(c.peerQueued, float64(p.QueuedBytes), local, remote)
+		values = p.Counters.Values(values[:0])
 		for j, v := range values {
 			if v != 0 { // some eighty series for each peer would be mostly zeros
 				count(c.perPeer[j], v, local, remote)
 			}
 		}
 	}
-	gauge(c.omitted, float64(len(s.peers)-len(shown)))
-	gauge(c.peers, float64(len(s.peers)))
+	gauge(c.omitted, float64(len(s.Peers)-len(shown)))
+	gauge(c.peers, float64(len(s.Peers)))
 	gauge(c.peersUp, float64(peersUp))
 	gauge(c.sockets, float64(s.sockets))
 	gauge(c.clients, float64(s.clients))
 	gauge(c.rings, float64(s.rings))
 	gauge(c.ringB, float64(s.ringB))
-	count(c.refusedLinks, s.refusedLinks)
+	count(c.refusedLinks, s.RefusedLinks)
 	for w := range guard.Step { // that of a step ends the process, and its counters
 		count(c.panics, c.guard.Count(w), w.String())
 	}
-	for _, b := range s.budgets {
-		gauge(c.used, float64(b.used), b.name)
-		gauge(c.limit, float64(b.limit), b.name)
-		count(c.refused, b.refused, b.name)
+	for _, b := range s.Budgets {
+		gauge(c.used, float64(b.Used), b.Name)
+		gauge(c.limit, float64(b.Limit), b.Name)
+		count(c.refused, b.Refused, b.Name)
 	}
 }
 

@@ -3,18 +3,22 @@ package node
 import (
 	"cmp"
 	"slices"
+
+	"github.com/rdsd/rdsd/node/datagram"
 )
 
 // busiest returns the n peers with the most traffic, all of them when they are
 // no more than n.
-func busiest(peers []peerSnapshot, n int) []peerSnapshot {
+func busiest(peers []datagram.PeerSnapshot, n int) []datagram.PeerSnapshot {
 	if len(peers) <= n {
 		return peers
 	}
 	sorted := slices.Clone(peers)
-	slices.SortStableFunc(sorted, func(a, b peerSnapshot) int { return cmp.Compare(b.traffic(), a.traffic()) })
+	slices.SortStableFunc(sorted, func(a, b datagram.PeerSnapshot) int { return cmp.Compare(traffic(&b), traffic(&a)) })
 	return sorted[:n]
 }
 
 // traffic orders peers: how many frames went to and came from one.
-func (p *peerSnapshot) traffic() uint64 { return p.counters.SentFrames + p.counters.ReceivedFrames }
+func traffic(p *datagram.PeerSnapshot) uint64 {
+	return p.Counters.SentFrames + p.Counters.ReceivedFrames
+}

@@ -11,21 +11,23 @@ import (
 
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/stats"
+	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/datagram"
 )
 
-func busySnapshot() snapshot {
-	s := snapshot{
-		counters: stats.Counters{ConnReset: 2, SendQueued: 7},
-		budgets:  []budget{{"memory", 10, 100, 1}},
+func busySnapshot() datagram.Snapshot {
+	s := datagram.Snapshot{
+		Counters: stats.Counters{ConnReset: 2, SendQueued: 7},
+		Budgets:  []base.Budget{{Name: "memory", Used: 10, Limit: 100, Refused: 1}},
 	}
 	for i := range 3 {
-		p := peerSnapshot{local: netip.MustParseAddr("10.0.0.1"), remote: netip.AddrFrom4([4]byte{10, 0, 0, byte(2 + i)}), up: i == 0}
-		p.counters.SendQueued = uint64(i)
-		p.counters.SentFrames = uint64(i)
-		s.peers = append(s.peers, p)
+		p := datagram.PeerSnapshot{Local: netip.MustParseAddr("10.0.0.1"), Remote: netip.AddrFrom4([4]byte{10, 0, 0, byte(2 + i)}), Up: i == 0}
+		p.Counters.SendQueued = uint64(i)
+		p.Counters.SentFrames = uint64(i)
+		s.Peers = append(s.Peers, p)
 	}
 	for _, d := range []time.Duration{0, 1, 500, 1000, 1500 * time.Microsecond, time.Second, time.Hour} {
-		s.queueing.Add(d)
+		s.Queueing.Add(d)
 	}
 	return s
 }
@@ -46,7 +48,7 @@ func TestMetricsLint(t *testing.T) {
 func TestMetricsValues(t *testing.T) {
 	n, _ := newFakeNode(t, testConfig(t), &fakeCore{snap: busySnapshot()})
 	for range 5 {
-		n.guard.Do(guard.Call, func() { panic("a test") })
+		n.deps.Guard.Do(guard.Call, func() { panic("a test") })
 	}
 	want := `
 # HELP rds_conn_reset_total links lost or dropped
@@ -99,11 +101,11 @@ rdsd_peer_up{local="10.0.0.1",peer="10.0.0.4"} 0
 
 // No label that an outsider can grow without bound.
 func TestMetricsPeersAreBounded(t *testing.T) {
-	var s snapshot
+	var s datagram.Snapshot
 	for i := range maxPeersInMetrics + 100 {
-		p := peerSnapshot{local: netip.MustParseAddr("10.0.0.1"), remote: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}
-		p.counters.ReceivedFrames = uint64(i)
-		s.peers = append(s.peers, p)
+		p := datagram.PeerSnapshot{Local: netip.MustParseAddr("10.0.0.1"), Remote: netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})}
+		p.Counters.ReceivedFrames = uint64(i)
+		s.Peers = append(s.Peers, p)
 	}
 	n, _ := newFakeNode(t, testConfig(t), &fakeCore{snap: s})
 	got, err := testutil.GatherAndCount(n.registry, "rdsd_peer_up")
@@ -117,8 +119,8 @@ rdsd_metrics_peers_omitted 100
 `), "rdsd_metrics_peers_omitted"); err != nil {
 		t.Error(err)
 	}
-	if top := busiest(s.peers, 1); top[0].counters.ReceivedFrames != maxPeersInMetrics+99 {
-		t.Errorf("busiest peer is %v", top[0].remote)
+	if top := busiest(s.Peers, 1); top[0].Counters.ReceivedFrames != maxPeersInMetrics+99 {
+		t.Errorf("busiest peer is %v", top[0].Remote)
 	}
 }
 
@@ -127,7 +129,7 @@ func TestHistogramForms(t *testing.T) {
 	snap := busySnapshot()
 	var out dto.Metric
 	c := newCollector(nil, nil, nil)
-	if err := (&histMetric{c.queueing, &snap.queueing, nil}).Write(&out); err != nil {
+	if err := (&histMetric{c.queueing, &snap.Queueing, nil}).Write(&out); err != nil {
 		t.Fatal(err)
 	}
 	h := out.GetHistogram()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -22,27 +21,27 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/guard"
-	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/node/volume"
-	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/shm"
 )
 
 // core is what the front ends know of the assembled protocol engines.
 type core interface {
-	// start opens the RDS listeners and begins to serve peers.
-	start() error
-	// drain returns when nothing accepted is undecided, or when ctx ends.
-	drain(ctx context.Context)
-	// close drops every link and socket and releases everything.
-	close()
-	// alive returns once every engine has answered; it may block.
-	alive()
-	// read fills in the counters and budgets.
-	read(*snapshot)
-	// engine finds the engine of a local address, nil when there is none.
-	engine(netip.Addr) engineLock
+	// Start opens the RDS listeners and begins to serve peers.
+	Start() error
+	// Drain returns when nothing accepted is undecided, or when ctx ends.
+	Drain(ctx context.Context)
+	// Close drops every link and socket and releases everything.
+	Close()
+	// Alive returns once every engine has answered; it may block.
+	Alive()
+	// Read fills in the counters and budgets.
+	Read(*datagram.Snapshot)
+	// Engine finds the engine of a local address, nil when there is none.
+	Engine(netip.Addr) datagram.Engine
 }
 
 // Node states, in the order they are gone through.
@@ -58,28 +57,18 @@ var stateNames = [...]string{"new", "starting", "serving", "draining", "stopped"
 
 // Node is one daemon. Make it with New and run it once.
 type Node struct {
-	cfg      *config.Config                // as it was at the start
-	live     atomic.Pointer[config.Config] // as it is now: see conf
-	log      *slog.Logger
-	level    *slog.LevelVar // of log; nil: it cannot be changed
-	instance uint64         // random; changes with every start
-	started  time.Time
+	deps  *base.Deps
+	level *slog.LevelVar // of Log; nil: it cannot be changed
 
-	state    atomic.Int32
-	stopping chan struct{} // closed when the node begins to end what is left
-	ready    chan struct{} // closed when serving, or when Run has failed
+	state atomic.Int32
+	ready chan struct{} // closed when serving, or when Run has failed
 
-	count    *nodeCounters
-	guard    *guard.Guard
 	core     core
-	hosts    *hosts                      // core, for administration
+	hosts    *datagram.Host              // core, for administration
 	volumes  atomic.Pointer[volume.Host] // set by run
 	full     volumesFull
 	layer    func(name string, d blk.Device) blk.Device // LayerStores; may be nil
 	sockets  *socketTable
-	budget   *rds.Budget // datagrams' part of memory
-	memory   *quota.Node // the one account of all that is held for somebody
-	fds      fdLimit
 	grpc     *grpcFront
 	local    *localFront // set by serve
 	registry *prometheus.Registry
@@ -97,10 +86,8 @@ func New(cfg *config.Config, logger *slog.Logger) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	if n.core, err = newCore(n); err != nil {
-		return nil, err
-	}
-	n.hosts = n.core.(*hosts)
+	n.hosts = datagram.New(n.deps)
+	n.core = n.hosts
 	n.assemble()
 	return n, nil
 }
@@ -117,49 +104,38 @@ func newNode(cfg *config.Config, logger *slog.Logger) (*Node, error) {
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
-	n := &Node{
-		cfg:      cfg,
-		instance: rand.Uint64() | 1, // 0 means unknown
-		started:  time.Now(),
-		ready:    make(chan struct{}),
-		stopping: make(chan struct{}),
-		count:    &nodeCounters{},
-		budget:   &rds.Budget{Limit: int64(cfg.Limits.MemoryBytes)},
-	}
-	n.live.Store(cfg)
+	n := &Node{deps: base.New(cfg, nil), ready: make(chan struct{})}
 	if h, ok := logger.Handler().(*levelHandler); ok {
 		n.level = h.level
 	}
-	n.memory = quota.New(n.budget.Limit, n.budget.Datagrams)
-	n.budget.Rest = n.memory.Rest()
-	n.sockets = newSocketTable(cfg.Limits.MaxSockets, cfg.Limits.MaxSocketsPerUID, n.memory)
-	n.log = limitLog(logger, cfg.Log.LinesPerS, &n.count.LogSuppressed)
-	n.guard = &guard.Guard{Log: n.log, Steps: steps, Locks: n.takeLocks}
+	n.sockets = newSocketTable(cfg.Limits.MaxSockets, cfg.Limits.MaxSocketsPerUID, n.deps.Memory)
+	n.deps.Log = limitLog(logger, cfg.Log.LinesPerS, &n.deps.Count.LogSuppressed)
+	n.deps.Guard = &guard.Guard{Log: n.deps.Log, Steps: steps, Locks: n.takeLocks}
 	return n, nil
 }
 
 // assemble makes the front ends around a core.
 func (n *Node) assemble() {
-	n.grpc = newGRPCFront(n.cfg, n.log, n.count, n.memory, n.guard)
+	n.grpc = newGRPCFront(n.deps.Config, n.deps.Log, n.deps.Count, n.deps.Memory, n.deps.Guard)
 	n.grpc.clients.room = n.clientRoom
-	n.registry = newRegistry(newCollector(n.snapshot, n.count, n.guard), newVolumeCollector(n.readVolumes), n.grpc.metrics)
+	n.registry = newRegistry(newCollector(n.snapshot, n.deps.Count, n.deps.Guard), newVolumeCollector(n.readVolumes), n.grpc.metrics)
 }
 
 // snapshot looks at the whole node: the core and the front ends' own limits.
 func (n *Node) snapshot(s *snapshot) {
-	n.core.read(s)
-	s.budgets = append(s.budgets, n.sockets.budget(), n.grpc.clients.budget())
-	s.budgets = append(s.budgets, n.memoryBudgets()...)
+	n.core.Read(&s.Snapshot)
+	s.Budgets = append(s.Budgets, n.sockets.budget(), n.grpc.clients.budget())
+	s.Budgets = append(s.Budgets, n.memoryBudgets()...)
 	s.holders = n.memoryHolders()
-	s.budgets = append(s.budgets, n.volumeBudgets()...)
+	s.Budgets = append(s.Budgets, n.volumeBudgets()...)
 	if n.local != nil {
 		s.rings, s.ringB = n.local.memory()
 		t := n.local.felt()
-		s.counters.CongSendError += t.refused
-		s.counters.CongSendBlocked += t.waited
-		s.counters.SendQueueFull += t.full
+		s.Counters.CongSendError += t.refused
+		s.Counters.CongSendBlocked += t.waited
+		s.Counters.SendQueueFull += t.full
 	}
-	s.sockets, s.clients = int(n.sockets.budget().used), n.grpc.clients.len()
+	s.sockets, s.clients = int(n.sockets.budget().Used), n.grpc.clients.len()
 }
 
 // Run serves until ctx ends, then drains for at most api.drain_timeout. It
@@ -177,16 +153,16 @@ func (n *Node) run(ctx context.Context) error {
 	var once sync.Once
 	markReady := func() { once.Do(func() { close(n.ready) }) }
 	defer markReady()
-	for _, note := range n.cfg.Notes() {
-		n.log.Warn(note)
+	for _, note := range n.deps.Config.Notes() {
+		n.deps.Log.Warn(note)
 	}
-	if n.cfg.Lonely() {
-		n.log.Warn("no peer beyond loopback is allowed: add [[peers]] rules to the configuration")
+	if n.deps.Config.Lonely() {
+		n.deps.Log.Warn("no peer beyond loopback is allowed: add [[peers]] rules to the configuration")
 	}
 	if err := n.openDescriptors(); err != nil {
 		return err
 	}
-	defer n.fds.close()
+	defer n.deps.FDs.Close()
 	local, rings, remote, err := n.listenClients()
 	if err != nil {
 		return err
@@ -196,14 +172,14 @@ func (n *Node) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.core.start(); err != nil {
+	if err := n.core.Start(); err != nil {
 		if page != nil {
 			page.listener.Close()
 		}
 		return err
 	}
 	if err := n.startVolumes(); err != nil {
-		n.core.close()
+		n.core.Close()
 		if page != nil {
 			page.listener.Close()
 		}
@@ -221,7 +197,7 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 	run := func(what string, f func() error) {
 		g.Go(func() error {
 			defer cancel() // one that fails stops the node
-			defer n.guard.Recover(guard.Step, nil)
+			defer n.deps.Guard.Recover(guard.Step, nil)
 			if err := f(); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
 				return fmt.Errorf("%s: %w", what, err)
 			}
@@ -243,22 +219,22 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 	kept := make(chan struct{})
 	var keeping sync.WaitGroup
 	keeping.Go(func() { // ends when this returns
-		defer n.guard.Recover(guard.Step, nil)
+		defer n.deps.Guard.Recover(guard.Step, nil)
 		n.keep(kept)
 	})
 	defer keeping.Wait()
 	defer close(kept)
 	g.Go(func() error {
-		defer n.guard.Recover(guard.Step, nil)
-		watchdog(ctx, n.log, n.core.alive)
+		defer n.deps.Guard.Recover(guard.Step, nil)
+		watchdog(ctx, n.deps.Log, n.core.Alive)
 		return nil
 	})
 
 	n.state.Store(stateServing)
 	n.grpc.setServing(true)
 	markReady()
-	notify(n.log, daemon.SdNotifyReady)
-	n.log.Info("serving", "version", Version(), "socket", n.cfg.API.Socket, "local", n.cfg.RDS.Addresses, "port", n.cfg.RDS.Port, "pid", os.Getpid())
+	notify(n.deps.Log, daemon.SdNotifyReady)
+	n.deps.Log.Info("serving", "version", Version(), "socket", n.deps.Config.API.Socket, "local", n.deps.Config.RDS.Addresses, "port", n.deps.Config.RDS.Port, "pid", os.Getpid())
 
 	<-ctx.Done()
 	n.drain(page)
@@ -268,33 +244,32 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 // drain stops taking new work, waits for what is under way, and closes.
 func (n *Node) drain(page *httpFront) {
 	n.state.Store(stateDraining)
-	notify(n.log, daemon.SdNotifyStopping)
-	patience := n.conf().API.DrainTimeout.Duration
-	n.log.Info("draining", "state", "draining", "timeout", patience)
+	notify(n.deps.Log, daemon.SdNotifyStopping)
+	patience := n.deps.Conf().API.DrainTimeout.Duration
+	n.deps.Log.Info("draining", "state", "draining", "timeout", patience)
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	n.grpc.setServing(false)
 	n.sockets.refuse(errDraining)
-	n.core.drain(ctx)
+	n.core.Drain(ctx)
 	// What is left has a moment to say goodbye: a stream's Closing message, a
 	// scrape of the last counters.
 	end, cancelEnd := context.WithTimeout(context.Background(), time.Second)
 	defer cancelEnd()
 	if n.hosts != nil {
-		n.hosts.quiesce(ctx)
-		n.hosts.ports.freeze() // what is closed from here on is bound again in the next life
+		n.hosts.Quiesce(ctx)
 	}
-	close(n.stopping)
+	close(n.deps.Stopping)
 	n.sockets.finishAll(errDraining)
 	n.stopVolumes(ctx)
 	n.local.stop()
 	n.grpc.stop(end)
-	n.core.close()
+	n.core.Close()
 	if page != nil {
 		page.stop(end)
 	}
-	n.log.Info("stopped", "state", "stopped", "took", time.Since(begun).Round(time.Millisecond))
+	n.deps.Log.Info("stopped", "state", "stopped", "took", time.Since(begun).Round(time.Millisecond))
 }
 
 // register adds this node's services to a gRPC server.
@@ -305,46 +280,46 @@ func (n *Node) register(s grpc.ServiceRegistrar) {
 }
 
 func (n *Node) listenClients() (local, rings, remote net.Listener, err error) {
-	a := &n.cfg.API
+	a := &n.deps.Config.API
 	defer func() {
 		if err != nil {
 			closeAll(local, rings)
 		}
 	}()
 	if local, err = listenUnix("unix", a.Socket, a.SocketMode.Perm, a.SocketGroup); err != nil {
-		return nil, nil, nil, n.cfg.Failed("api.socket", err)
+		return nil, nil, nil, n.deps.Config.Failed("api.socket", err)
 	}
 	if rings, err = listenUnix("unixpacket", a.Socket+shm.SocketSuffix, a.SocketMode.Perm, a.SocketGroup); err != nil {
-		return local, nil, nil, n.cfg.Failed("api.socket", err)
+		return local, nil, nil, n.deps.Config.Failed("api.socket", err)
 	}
 	if a.RemoteListen == "" {
 		return local, rings, nil, nil
 	}
 	if remote, err = net.Listen("tcp", a.RemoteListen); err != nil {
-		return local, rings, nil, n.cfg.Failed("api.remote_listen", fmt.Errorf("api.remote_listen %s: %w", a.RemoteListen, err))
+		return local, rings, nil, n.deps.Config.Failed("api.remote_listen", fmt.Errorf("api.remote_listen %s: %w", a.RemoteListen, err))
 	}
-	n.log.Warn("remote clients are neither encrypted nor identified (api.insecure)", "listen", remote.Addr().String())
+	n.deps.Log.Warn("remote clients are neither encrypted nor identified (api.insecure)", "listen", remote.Addr().String())
 	return local, rings, remote, nil
 }
 
 func (n *Node) listenPage() (*httpFront, error) {
-	if n.cfg.HTTP.Listen == "" {
+	if n.deps.Config.HTTP.Listen == "" {
 		return nil, nil
 	}
 	var l net.Listener
 	var err error
-	if path, ok := strings.CutPrefix(n.cfg.HTTP.Listen, "unix:"); ok {
-		l, err = listenUnix("unix", path, n.cfg.API.SocketMode.Perm, n.cfg.API.SocketGroup)
+	if path, ok := strings.CutPrefix(n.deps.Config.HTTP.Listen, "unix:"); ok {
+		l, err = listenUnix("unix", path, n.deps.Config.API.SocketMode.Perm, n.deps.Config.API.SocketGroup)
 	} else {
-		l, err = net.Listen("tcp", n.cfg.HTTP.Listen)
+		l, err = net.Listen("tcp", n.deps.Config.HTTP.Listen)
 	}
 	if err != nil {
-		return nil, n.cfg.Failed("http.listen", fmt.Errorf("http.listen %s: %w", n.cfg.HTTP.Listen, err))
+		return nil, n.deps.Config.Failed("http.listen", fmt.Errorf("http.listen %s: %w", n.deps.Config.HTTP.Listen, err))
 	}
 	n.mu.Lock()
 	n.httpAddr = l.Addr()
 	n.mu.Unlock()
-	return listenHTTP(&n.cfg.HTTP, n.acceptor(l, "http", refusePage), n.registry, n.guard, func() nodeStatus {
+	return listenHTTP(&n.deps.Config.HTTP, n.acceptor(l, "http", refusePage), n.registry, n.deps.Guard, func() nodeStatus {
 		s := n.state.Load()
 		return nodeStatus{Version: Version(), State: stateNames[s], Ready: s == stateServing}
 	}), nil
@@ -361,7 +336,7 @@ func (n *Node) HTTPAddr() net.Addr {
 }
 
 // Instance is the random number of this life of the daemon, never 0.
-func (n *Node) Instance() uint64 { return n.instance }
+func (n *Node) Instance() uint64 { return n.deps.Instance }
 
 func closeAll(ls ...net.Listener) {
 	for _, l := range ls {

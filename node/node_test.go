@@ -169,3 +169,17 @@ func TestRemoteListener(t *testing.T) {
 		t.Errorf("no warning:\n%s", logs.String())
 	}
 }
+
+// TestNoSuchProcessor: a node that cannot have its processors does not start,
+// says why, and leaves nothing behind.
+func TestNoSuchProcessor(t *testing.T) {
+	cfg := testConfig(t)
+	cfg.Reactor.CPUs = []int{1000}
+	n, err := New(cfg, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Run(testContext(t)); err == nil || !strings.Contains(err.Error(), "CPU 1000") {
+		t.Errorf("Run: %v", err)
+	}
+}

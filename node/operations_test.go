@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/rdsd/rdsd/internal/stats"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 )
 
@@ -105,7 +106,7 @@ func coreTable(own bool) string {
 		}
 	}
 	if own {
-		for _, d := range nodeCounterTable.Descs() {
+		for _, d := range base.CounterTable.Descs() {
 			fmt.Fprintf(&b, "| `rdsd_%s_total` | %s |\n", d.Name, d.Help)
 		}
 	}

@@ -7,11 +7,12 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 )
 
 func pacedTable(perSecond float64) *callTable {
-	return &callTable{log: slog.New(slog.DiscardHandler), count: &nodeCounters{}, conns: map[*callConn]struct{}{}, perSecond: func() float64 { return perSecond }}
+	return &callTable{log: slog.New(slog.DiscardHandler), count: &base.Counters{}, conns: map[*callConn]struct{}{}, perSecond: func() float64 { return perSecond }}
 }
 
 // readAll reads until nothing is left and returns what was read at once at most.

@@ -16,6 +16,7 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/toll"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -57,10 +58,10 @@ func (t *clientTable) len() int {
 	return t.total
 }
 
-func (t *clientTable) budget() budget {
+func (t *clientTable) budget() base.Budget {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return budget{"clients", uint64(t.total), uint64(t.max), t.denied}
+	return base.Budget{Name: "clients", Used: uint64(t.total), Limit: uint64(t.max), Refused: t.denied}
 }
 
 // add counts a connection that takes size bytes of its user's account, which
@@ -150,12 +151,12 @@ func (c *peerCreds) refuse(conn net.Conn, id config.Identity, level credentials.
 	})
 	account := c.clients.memory.Account(quota.User(id.UID)) // for what it sends meanwhile
 	release := func() { end.Stop(); c.refusals.Add(-1); account.Close() }
-	return c.calls.wrap(c.measured(conn, id), id, account, release), authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, noDescriptors(err)}, nil
+	return c.calls.wrap(c.measured(conn, id), id, account, release), authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, base.NoDescriptors(err)}, nil
 }
 
 // measured ends a client's connection when it is too costly to be woken.
 func (c *peerCreds) measured(conn net.Conn, id config.Identity) net.Conn {
-	return toll.Wrap(conn, func(why error) { c.calls.count.costlyClient(c.calls.log, id, why) })
+	return toll.Wrap(conn, func(why error) { c.calls.count.CostlyClient(c.calls.log, id, why) })
 }
 
 // refusedLife is how long a refused connection lives.

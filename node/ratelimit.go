@@ -10,6 +10,7 @@ import (
 	"golang.org/x/time/rate"
 	"google.golang.org/grpc"
 
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -71,7 +72,7 @@ func (l *uidLimiter) Limit(ctx context.Context) error {
 // checks and reflection. That interceptor makes a status of its own without
 // an errno, so a refusal, told by the handler not having been called, is
 // replaced by ours.
-func (l *uidLimiter) unary(count *nodeCounters) grpc.UnaryServerInterceptor {
+func (l *uidLimiter) unary(count *base.Counters) grpc.UnaryServerInterceptor {
 	limit := selector.UnaryServerInterceptor(ratelimit.UnaryServerInterceptor(l), selector.MatchFunc(notHealth))
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 		called := false
@@ -86,7 +87,7 @@ func (l *uidLimiter) unary(count *nodeCounters) grpc.UnaryServerInterceptor {
 	}
 }
 
-func (l *uidLimiter) stream(count *nodeCounters) grpc.StreamServerInterceptor {
+func (l *uidLimiter) stream(count *base.Counters) grpc.StreamServerInterceptor {
 	limit := selector.StreamServerInterceptor(ratelimit.StreamServerInterceptor(l), selector.MatchFunc(notHealth))
 	return func(srv any, ss grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 		called := false
@@ -101,7 +102,7 @@ func (l *uidLimiter) stream(count *nodeCounters) grpc.StreamServerInterceptor {
 	}
 }
 
-func (l *uidLimiter) refusal(ctx context.Context, count *nodeCounters) error {
+func (l *uidLimiter) refusal(ctx context.Context, count *base.Counters) error {
 	count.CallsRateLimited.Add(1)
 	perSecond, _ := l.limits()
 	return rdserr.With(rdserr.ErrRateLimited, "uid %d makes more than %v calls per second (api.calls_per_second); wait and try again", identityFrom(ctx).UID, float64(perSecond))

@@ -20,7 +20,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/blk/nbd"
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/node/datagram"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -97,7 +99,7 @@ func TestReactorCalls(t *testing.T) {
 		c.Reactor.CPUs = []int{0} // so that it keeps its thread
 		c.Volumes.Port, c.Volumes.Name = volumes, "traced"
 	})
-	tid := threadOf(n.core.(*hosts).workers[0])
+	tid := threadOf(n.hosts.NextWorker())
 	other := testConfig(t)
 	other.RDS.Addresses, other.RDS.Port = []netip.Addr{netip.MustParseAddr("127.0.0.2")}, cfg.RDS.Port
 	other.Volumes.Port, other.Volumes.Name = volumes, "other"
@@ -197,7 +199,7 @@ func TestReactorCallsJudged(t *testing.T) {
 
 // threadOf is the thread of a reactor, asked on it: those of nodes before may still
 // be there under the same name, and numbers of threads begin anew after pid_max.
-func threadOf(w *worker) string {
+func threadOf(w *datagram.Worker) string {
 	tid := make(chan int, 1)
 	w.Do(func() { tid <- unix.Gettid() })
 	return strconv.Itoa(<-tid)
@@ -274,7 +276,7 @@ func hostileThings(t *testing.T, n *Node, cfg, other *config.Config) {
 		t.Fatal(err)
 	}
 	go unix.Close(fd)
-	within(t, 5*time.Second, "the client is thrown out", func() bool { return n.sockets.budget().used <= 1 })
+	await.Until(t, 5*time.Second, "the client is thrown out", func() bool { return n.sockets.budget().Used <= 1 })
 	gate.Close()
 	r.close()
 	for i := range 10 { // strangers

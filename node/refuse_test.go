@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
@@ -135,12 +136,12 @@ func TestRefusedOnThePage(t *testing.T) {
 // errno a client can use; anything else is told as it is.
 func TestNoDescriptors(t *testing.T) {
 	for _, e := range []error{unix.EMFILE, unix.ENFILE} {
-		if err := noDescriptors(fmt.Errorf("accept: %w", e)); !errors.Is(err, rdserr.ErrTooMany) || !strings.Contains(err.Error(), "RLIMIT_NOFILE") || !strings.Contains(err.Error(), e.Error()) {
+		if err := base.NoDescriptors(fmt.Errorf("accept: %w", e)); !errors.Is(err, rdserr.ErrTooMany) || !strings.Contains(err.Error(), "RLIMIT_NOFILE") || !strings.Contains(err.Error(), e.Error()) {
 			t.Errorf("%v is told as %v", e, err)
 		}
 	}
 	for _, e := range []error{unix.ENOMEM, rdserr.With(rdserr.ErrTooMany, "the limit, by its name"), rdserr.With(rdserr.ErrPerm, "no")} {
-		if err := noDescriptors(e); err != e {
+		if err := base.NoDescriptors(e); err != e {
 			t.Errorf("%v is told as %v", e, err)
 		}
 	}
@@ -156,7 +157,7 @@ func TestDescriptorLimit(t *testing.T) {
 	for n, want := range map[uint64]uint64{0: r.Cur, 1: 1, r.Cur - 1: r.Cur - 1, r.Cur: r.Cur, r.Cur + 1: 0} {
 		c := config.Default()
 		c.Limits.MaxDescriptors = int(n)
-		got, err := maxDescriptors(c)
+		got, err := base.MaxDescriptors(c)
 		if got != want || (err != nil) != (want == 0) || (CheckSystem(c) != nil) != (want == 0) {
 			t.Errorf("limits.max_descriptors %d of %d: %d, %v", n, r.Cur, got, err)
 		}
@@ -167,14 +168,14 @@ func TestDescriptorLimit(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &n.fds
-	if err := d.room(1<<20, 1<<20); err != nil {
+	d := &n.deps.FDs
+	if err := d.Room(1<<20, 1<<20); err != nil {
 		t.Errorf("before the start: %v", err)
 	}
 	if err := n.openDescriptors(); err != nil {
 		t.Fatal(err)
 	}
-	defer d.close()
+	defer d.Close()
 	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC) // the lowest that is free, for a moment
 	if err != nil {
 		t.Fatal(err)
@@ -182,13 +183,13 @@ func TestDescriptorLimit(t *testing.T) {
 	unix.Close(fd)
 	for _, keep := range []int{0, 5} {
 		fits := int(r.Cur) - fd - keep
-		if err := d.room(fits, keep); err != nil {
+		if err := d.Room(fits, keep); err != nil {
 			t.Errorf("room for %d of %d beside %d and %d: %v", fits, r.Cur, fd, keep, err)
 		}
-		before := n.count.DescriptorsRefused.Load()
-		err := d.room(fits+1, keep)
-		if !errors.Is(err, rdserr.ErrTooMany) || !strings.Contains(err.Error(), "limits.max_descriptors") || n.count.DescriptorsRefused.Load() != before+1 {
-			t.Errorf("one more: %v, %d counted", err, n.count.DescriptorsRefused.Load()-before)
+		before := n.deps.Count.DescriptorsRefused.Load()
+		err := d.Room(fits+1, keep)
+		if !errors.Is(err, rdserr.ErrTooMany) || !strings.Contains(err.Error(), "limits.max_descriptors") || n.deps.Count.DescriptorsRefused.Load() != before+1 {
+			t.Errorf("one more: %v, %d counted", err, n.deps.Count.DescriptorsRefused.Load()-before)
 		}
 	}
 }
@@ -216,7 +217,7 @@ func TestDescriptorsNeeded(t *testing.T) {
 			t.Errorf("%s: %d more, want %d", c.what, n-before, c.more)
 		}
 	}
-	if n := descriptorsNeeded(&config.Config{}); n != maxHTTPConns+baseFDs {
-		t.Errorf("%d for nobody, want %d", n, maxHTTPConns+baseFDs)
+	if n := descriptorsNeeded(&config.Config{}); n != maxHTTPConns+base.BaseFDs {
+		t.Errorf("%d for nobody, want %d", n, maxHTTPConns+base.BaseFDs)
 	}
 }

@@ -1,12 +1,13 @@
 package node
 
 import (
-	"github.com/rdsd/rdsd/node/config"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/rdsd/rdsd/node/config"
 )
 
 // copyOf is a configuration of its own with the same values.
@@ -42,13 +43,13 @@ func TestReload(t *testing.T) {
 	if err := n.Reload(next); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.conf().MayBind(user, 550); err != nil {
+	if err := n.deps.Conf().MayBind(user, 550); err != nil {
 		t.Errorf("a new grant: %v", err)
 	}
-	if ok, _ := n.conf().PeerPolicy(netip.MustParseAddr("10.1.2.3")); !ok {
+	if ok, _ := n.deps.Conf().PeerPolicy(netip.MustParseAddr("10.1.2.3")); !ok {
 		t.Error("a new rule has no effect")
 	}
-	if !n.conf().IsAdmin(user, 0) {
+	if !n.deps.Conf().IsAdmin(user, 0) {
 		t.Error("a new administrator is none")
 	}
 	account, err := n.grpc.clients.add(user, 1)
@@ -59,16 +60,16 @@ func TestReload(t *testing.T) {
 		t.Error("the new limit of clients has no effect")
 	}
 	n.grpc.clients.remove(user, account, 1)
-	if n.conf().RDS.Lanes != cfg.RDS.Lanes || n.conf().Limits.MaxPeers != cfg.Limits.MaxPeers {
+	if n.deps.Conf().RDS.Lanes != cfg.RDS.Lanes || n.deps.Conf().Limits.MaxPeers != cfg.Limits.MaxPeers {
 		t.Error("what needs a restart has changed")
 	}
 	if want := `restart_needed="[rds.lanes limits.max_peers]"`; !strings.Contains(logs.String(), want) {
 		t.Errorf("no %s in the log:\n%s", want, logs.String())
 	}
-	before := n.conf()
+	before := n.deps.Conf()
 	bad := copyOf(next)
 	bad.RDS.Lanes = 77
-	if err := n.Reload(bad); err == nil || n.conf() != before {
+	if err := n.Reload(bad); err == nil || n.deps.Conf() != before {
 		t.Errorf("a wrong configuration was taken: %v", err)
 	}
 }

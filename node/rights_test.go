@@ -53,13 +53,13 @@ func TestEveryCallByEveryone(t *testing.T) {
 				if changes[m.MethodName] == reads[m.MethodName] {
 					t.Fatalf("%s is neither in changes nor in reads", m.MethodName)
 				}
-				denied := n.count.AdminDenied.Load()
+				denied := n.deps.Count.AdminDenied.Load()
 				_, err := m.Handler(s.srv, ctx, func(any) error { return nil }, nil)
 				refused := errors.Is(err, rdserr.ErrPerm)
 				if want := changes[m.MethodName] && !caller.admin; refused != want {
 					t.Errorf("%s by %+v: %v", m.MethodName, caller.id, err)
 				}
-				if counted := n.count.AdminDenied.Load() != denied; counted != refused {
+				if counted := n.deps.Count.AdminDenied.Load() != denied; counted != refused {
 					t.Errorf("%s by %+v: refused %v, counted %v", m.MethodName, caller.id, refused, counted)
 				}
 			}
@@ -94,7 +94,7 @@ func TestMayBindIsAsked(t *testing.T) {
 			n.sockets.remove(s) // again: nothing
 		}
 	}
-	if b := n.sockets.budget(); b.used != 0 || b.refused != 0 {
+	if b := n.sockets.budget(); b.Used != 0 || b.Refused != 0 {
 		t.Errorf("the sockets left are %+v", b)
 	}
 }
@@ -107,9 +107,9 @@ func TestSocketLimits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	table := newSocketTable(5, 3, n.memory)
+	table := newSocketTable(5, 3, n.deps.Memory)
 	var open []*sockStream
-	before := n.memory.Used()
+	before := n.deps.Memory.Used()
 	reserve := func(uid uint32, want error) {
 		t.Helper()
 		s := &sockStream{node: n, id: config.Identity{UID: uid}}
@@ -120,7 +120,7 @@ func TestSocketLimits(t *testing.T) {
 		if err == nil {
 			open = append(open, s)
 		}
-		if held := n.memory.Used() - before; held != int64(len(open))*4096 {
+		if held := n.deps.Memory.Used() - before; held != int64(len(open))*4096 {
 			t.Errorf("%d sockets hold %d bytes", len(open), held)
 		}
 	}
@@ -134,7 +134,7 @@ func TestSocketLimits(t *testing.T) {
 	table.remove(open[0])
 	open = open[1:]
 	reserve(1, nil)
-	if b := table.budget(); b.used != 5 || b.limit != 5 || b.refused != 2 {
+	if b := table.budget(); b.Used != 5 || b.Limit != 5 || b.Refused != 2 {
 		t.Errorf("the sockets are %+v", b)
 	}
 	table.refuse(errDraining)
@@ -143,11 +143,11 @@ func TestSocketLimits(t *testing.T) {
 		table.remove(s)
 		table.remove(s)
 	}
-	if len(table.byUser) != 0 || table.budget().used != 0 || n.memory.Used() != before {
-		t.Errorf("%v, %+v and %d bytes are left", table.byUser, table.budget(), n.memory.Used()-before)
+	if len(table.byUser) != 0 || table.budget().Used != 0 || n.deps.Memory.Used() != before {
+		t.Errorf("%v, %+v and %d bytes are left", table.byUser, table.budget(), n.deps.Memory.Used()-before)
 	}
-	if err := table.reserve(&sockStream{node: n, id: config.Identity{UID: 1}}, 1<<50); err == nil || n.memory.Used() != before {
-		t.Errorf("more than the node has: %v, %d bytes are left", err, n.memory.Used()-before)
+	if err := table.reserve(&sockStream{node: n, id: config.Identity{UID: 1}}, 1<<50); err == nil || n.deps.Memory.Used() != before {
+		t.Errorf("more than the node has: %v, %d bytes are left", err, n.deps.Memory.Used()-before)
 	}
 }
 

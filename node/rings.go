@@ -12,6 +12,7 @@ import (
 	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
@@ -28,33 +29,30 @@ import (
 // the engine, releases are counted, and at the turn's end links are written to
 // and the client is woken if it sleeps. Nothing is handed to another thread.
 type ringSock struct {
+	datagram.Ring
 	s     *sockStream
 	front *localFront
 	ctl   ringControl
-	host  *host
-	react *worker
+	host  *datagram.Local
+	react *datagram.Worker
 	reg   *shm.Region
 	led   *shm.LedgerRegion
-	h     *shm.Host // guarded by host.mu, see above
 	sock  *rds.Socket
 	bell  int        // the client writes it; -1: none
 	alarm *shm.Alarm // the client hears it
 
-	blocked atomic.Bool  // the engine takes nothing more; EvWritable follows
-	felt    felt         // guarded by front.mu
-	share   *turnShare   // of its user; the reactor's thread alone
-	left    bool         // post was shown and not taken; the reactor's thread alone
-	at      int          // position in worker.rings; the reactor's thread alone
-	point   uint64       // descriptors posted before the Cancel or Flush under way; the reactor's thread alone
-	marks   []cancelMark // the reactor's thread alone
+	blocked atomic.Bool     // the engine takes nothing more; EvWritable follows
+	felt    felt            // guarded by front.mu
+	share   *datagram.Share // of its user; the reactor's thread alone
+	left    bool            // post was shown and not taken; the reactor's thread alone
+	point   uint64          // descriptors posted before the Cancel or Flush under way; the reactor's thread alone
+	marks   []cancelMark    // the reactor's thread alone
 
 	// Guarded by host.mu.
 	flows         []ringFlow
 	posts         []ringPost // by the id of shm.Host
 	bufs          bufList
 	post          shm.Post
-	placed        bool   // in host.rings.placed
-	dirty         bool   // in host.rings.dirty
 	reserved      int    // slots being read into
 	reservedBytes uint64 // that they are for
 	grown         int64  // bytes that the ledger has more for it than at first
@@ -99,15 +97,15 @@ func (r *ringSock) Poll() bool {
 // serve is Poll without the message that may be held.
 func (r *ringSock) serve() bool {
 	posts := r.hasPosts()
-	room := r.h.HasRoom()
-	waits := posts && !r.share.may(r.react, r)
+	room := r.End.HasRoom()
+	waits := posts && !r.share.May(r.react, &r.Ring)
 	if waits {
 		posts = false
 	}
 	if !posts && !room {
 		return waits
 	}
-	_, now := r.host.lockTurn(r.react)
+	_, now := r.host.LockTurn(r.react)
 	err := r.hostile
 	if err == nil && !r.closed {
 		if room {
@@ -116,7 +114,7 @@ func (r *ringSock) serve() bool {
 		err = r.turn(now, posts)
 		r.judge(err)
 	}
-	r.host.unlock()
+	r.host.Unlock()
 	if err != nil {
 		r.s.finish(err)
 		return false
@@ -128,8 +126,8 @@ func (r *ringSock) serve() bool {
 func (r *ringSock) judge(err error) {
 	if err != nil && r.hostile == nil {
 		r.hostile = err
-		r.h.CloseWord(errnoOf(err))
-		r.s.node.count.RingsHostile.Add(1)
+		r.End.CloseWord(errnoOf(err))
+		r.s.node.deps.Count.RingsHostile.Add(1)
 	}
 }
 
@@ -139,17 +137,17 @@ func (r *ringSock) Sleep() bool {
 	if r.left && !r.blocked.Load() {
 		return false
 	}
-	return r.h.Sleep() || r.blocked.Load() && !r.h.HasRoom()
+	return r.End.Sleep() || r.blocked.Load() && !r.End.HasRoom()
 }
 
 // hasPosts: there is something to take, the descriptor that the engine had no
 // room for included.
 func (r *ringSock) hasPosts() bool {
-	return !r.blocked.Load() && (r.left || r.h.HasPosts())
+	return !r.blocked.Load() && (r.left || r.End.HasPosts())
 }
 
 // Wake takes it back.
-func (r *ringSock) Wake() { r.h.Wake() }
+func (r *ringSock) Wake() { r.End.Wake() }
 
 // Ready: the doorbell rang.
 func (r *ringSock) Ready(uint32) {
@@ -178,10 +176,10 @@ const (
 func (r *ringSock) takePosts(now time.Duration, a admission) (n int, err error) {
 	draining := r.s.node.sockets.draining()
 	for range ringTurn {
-		if a == regardless && int64(r.point-r.h.Taking()) <= 0 {
+		if a == regardless && int64(r.point-r.End.Taking()) <= 0 {
 			return n, nil
 		}
-		ok, err := r.h.Next(&r.post)
+		ok, err := r.End.Next(&r.post)
 		if err != nil || !ok {
 			r.findOut()
 			return n, err
@@ -191,11 +189,11 @@ func (r *ringSock) takePosts(now time.Duration, a admission) (n int, err error) 
 			return n, nil
 		}
 		n++
-		r.share.posts++
-		if from, pages, wanted := r.h.Growth(); wanted {
+		r.share.Post()
+		if from, pages, wanted := r.End.Growth(); wanted {
 			r.aside(func() { r.growLedger(from, pages) }, func(err error) { r.react.Do(func() { r.Fault(err) }) })
 		}
-		if r.share.spent() {
+		if r.share.Spent() {
 			return n, nil
 		}
 	}
@@ -213,20 +211,20 @@ func (r *ringSock) growLedger(from uint32, pages int) {
 		}
 	}
 	if err != nil {
-		r.s.node.log.Warn("no more descriptors of a socket can be taken for now", "local", r.reg.Local, "error", err)
+		r.s.node.deps.Log.Warn("no more descriptors of a socket can be taken for now", "local", r.reg.Local, "error", err)
 		pages, bytes = 0, 0
 	}
-	r.host.lock()
+	r.host.Lock()
 	r.grown += bytes
-	r.h.Grown(pages)
+	r.End.Grown(pages)
 	r.touch()
 	r.freeIfIdle()
-	r.host.unlock()
+	r.host.Unlock()
 }
 
 // takeReleases counts what the client has given back. The lock is held.
 func (r *ringSock) takeReleases(now time.Duration) error {
-	bytes, cost, n, err := r.h.Releases()
+	bytes, cost, n, err := r.End.Releases()
 	if err != nil {
 		return err
 	}
@@ -256,7 +254,7 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 	}
 	switch {
 	case p.Open:
-		r.h.Taken(p, netip.AddrPort{}, false)
+		r.End.Taken(p, netip.AddrPort{}, false)
 		return true
 	case f.gen != p.Gen:
 		r.refuse(p, rdserr.ErrDestination)
@@ -285,32 +283,32 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 		r.refuse(p, err)
 		return true
 	}
-	id, cell := r.h.Taken(p, f.dest.Addr(), true)
+	id, cell := r.End.Taken(p, f.dest.Addr(), true)
 	for int(id) >= len(r.posts) {
 		r.posts = append(r.posts, ringPost{})
 	}
 	r.posts[id] = ringPost{slot: p.Slot, bytes: uint32(len(p.Body)), left: uint32(p.Count)}
 	r.sock.PostAdmitted(now, f.dest, t, id, p.Tag, p.Want, cell)
-	r.host.rings.moved += len(p.Body)
-	if f.dest.Addr().Addr() == r.host.addr {
-		r.share.bytes += len(p.Body) // what leaves has a bound of its own, and is not copied here
+	r.host.Moved(len(p.Body))
+	if f.dest.Addr().Addr() == r.host.Addr() {
+		r.share.Copied(len(p.Body)) // what leaves has a bound of its own, and is not copied here
 	}
-	r.s.node.count.RingPosts.Add(1)
-	r.s.node.count.RingDatagrams.Add(uint64(p.Count))
+	r.s.node.deps.Count.RingPosts.Add(1)
+	r.s.node.deps.Count.RingDatagrams.Add(uint64(p.Count))
 	return true
 }
 
 func (r *ringSock) refuse(p *shm.Post, err error) {
-	r.s.node.count.RingRefused.Add(1)
-	r.h.Taken(p, netip.AddrPort{}, false)
-	r.h.Refused(p, uint16(rdserr.Errno(err)))
+	r.s.node.deps.Count.RingRefused.Add(1)
+	r.End.Taken(p, netip.AddrPort{}, false)
+	r.End.Refused(p, uint16(rdserr.Errno(err)))
 	r.touch()
 }
 
 // resolve looks at a flow the client has described anew.
 func (r *ringSock) resolve(i, gen uint32) {
 	f := &r.flows[i]
-	dst, have, ok := r.h.FlowEntry(i)
+	dst, have, ok := r.End.FlowEntry(i)
 	if have != gen {
 		return // described anew once more meanwhile: its own doing
 	}
@@ -328,11 +326,11 @@ func (r *ringSock) resolve(i, gen uint32) {
 	}
 	switch {
 	case f.bad != nil:
-		r.h.SetFlow(i, gen, shm.FlowRefused, uint16(rdserr.Errno(f.bad)))
+		r.End.SetFlow(i, gen, shm.FlowRefused, uint16(rdserr.Errno(f.bad)))
 	case f.dest.Congested():
-		r.h.SetFlow(i, gen, shm.FlowCongested, 0)
+		r.End.SetFlow(i, gen, shm.FlowCongested, 0)
 	default:
-		r.h.SetFlow(i, gen, shm.FlowClear, 0)
+		r.End.SetFlow(i, gen, shm.FlowClear, 0)
 	}
 	r.touch()
 }
@@ -340,24 +338,44 @@ func (r *ringSock) resolve(i, gen uint32) {
 // WantRoom implements rds.Sink: the client is told whether what it releases is
 // waited for, so that it rings then.
 func (r *ringSock) WantRoom(on bool) {
-	r.h.WantRoom(on)
+	r.End.WantRoom(on)
 	r.touch() // publishRings asks whether there is some already
 }
 
 // touch puts the socket on the list of those with news for their clients,
 // which the end of the step publishes. The lock is held.
-func (r *ringSock) touch() {
-	if !r.dirty {
-		r.dirty = true
-		r.host.rings.dirty = append(r.host.rings.dirty, r)
-	}
-}
+func (r *ringSock) touch() { r.host.Touch(&r.Ring) }
 
 // wake implements waker: the engine has news for this socket.
-func (r *ringSock) wake() {
+func (r *ringSock) News() (goroutine bool) {
 	if r.blocked.Load() {
 		r.blocked.Store(false)
 		r.react.Hot(r)
+	}
+	return false
+}
+
+// Show implements datagram.RingOwner.
+func (r *ringSock) Show() (bell *shm.Alarm) {
+	if r.End.Publish() {
+		bell = r.alarm
+	}
+	if !r.closed {
+		r.purse.settle(r.End.Paid(), r.sock.ReceiveMemory())
+	}
+	if r.End.Lacks() && r.front.pages.lack(r) {
+		r.s.node.deps.Memory.Want()
+	}
+	if r.End.Due() && !r.closed {
+		r.react.Hot(r)
+	}
+	return bell
+}
+
+// Collect implements datagram.RingOwner.
+func (r *ringSock) Collect() {
+	if r.End.HasReleases() {
+		r.Poll()
 	}
 }
 
@@ -365,32 +383,27 @@ func (r *ringSock) wake() {
 
 // Place implements rds.Sink.
 func (r *ringSock) Place(src netip.AddrPort, f *transport.Frame, t rds.Train, p *conn.Path, seq uint64) (cost int, ok bool) {
-	r.host.rings.moved += len(t.Body)
-	lane := r.host.ledgerHere()
-	if p != nil {
-		lane = r.host.ledgerLane(p)
-	}
+	r.host.Moved(len(t.Body))
+	lane := r.host.LaneIndex(p)
 	if b := f.Buf; b != nil && b.Owner() == buf.Owner(r) {
-		if cost, ok = r.h.Place(src, uint64(b.ID)*shm.UnitBytes, len(t.Body), t.Count, t.Table, lane.Index(), seq); ok {
+		if cost, ok = r.End.Place(src, uint64(b.ID)*shm.UnitBytes, len(t.Body), t.Count, t.Table, lane, seq); ok {
 			b.ID = slotTaken
 			r.reserved--
 			r.reservedBytes -= uint64(len(b.B))
 		}
 	} else {
-		cost, ok = r.h.PlaceCopy(src, t.Body, t.Count, t.Table, lane.Index(), seq)
+		cost, ok = r.End.PlaceCopy(src, t.Body, t.Count, t.Table, lane, seq)
 	}
-	switch {
-	case !ok:
+	if ok {
+		r.host.Place(&r.Ring)
+	} else {
 		r.touch() // room may have come meanwhile
-	case !r.placed:
-		r.placed = true
-		r.host.rings.placed = append(r.host.rings.placed, r)
 	}
 	return cost, ok
 }
 
 // Lacked implements rds.Lacker.
-func (r *ringSock) Lacked() bool { return r.h.Lacked() }
+func (r *ringSock) Lacked() bool { return r.End.Lacked() }
 
 // slotTaken marks a buffer whose slot belongs to the client by now.
 const slotTaken = ^uint32(0)
@@ -406,7 +419,7 @@ func (r *ringSock) Reserve(n int) *buf.Buf {
 	if r.reservedBytes+uint64(n) > r.reg.RecvArenaBytes/2 {
 		return nil
 	}
-	off, mem, ok := r.h.Reserve(n)
+	off, mem, ok := r.End.Reserve(n)
 	if !ok {
 		r.touch()
 		return nil
@@ -427,15 +440,15 @@ func (r *ringSock) Free(b *buf.Buf) {
 		return
 	}
 	r.react.DoFor(r, func() { // rare: a link broke inside a payload, or it was refused
-		_, now := r.host.lock()
-		r.h.Unreserve(uint64(id) * shm.UnitBytes)
+		_, now := r.host.Lock()
+		r.End.Unreserve(uint64(id) * shm.UnitBytes)
 		r.reserved--
 		r.reservedBytes -= n
 		if !r.closed {
 			r.sock.ReadAll(now) // who found no room may find some now
 		}
 		r.freeIfIdle()
-		r.host.unlock()
+		r.host.Unlock()
 	})
 }
 
@@ -466,7 +479,7 @@ func (l *bufList) put(b *buf.Buf) {
 func (r *ringSock) Done(id uint32, tag uint64, count int, o conn.Outcome, why conn.Why) {
 	k := &r.posts[id]
 	k.left -= uint32(count)
-	r.h.Outcome(id, tag, count, uint8(o), uint8(why), k.left == 0)
+	r.End.Outcome(id, tag, count, uint8(o), uint8(why), k.left == 0)
 	r.touch()
 }
 
@@ -479,7 +492,7 @@ func (r *ringSock) Changed(d *rds.Dest, congested bool) {
 			state = shm.FlowCongested
 			f.felt = r.jams(i, f.gen)
 		}
-		r.h.SetFlow(i, f.gen, state, 0)
+		r.End.SetFlow(i, f.gen, state, 0)
 		r.touch()
 	}
 }
@@ -488,7 +501,7 @@ func (r *ringSock) Changed(d *rds.Dest, congested bool) {
 func (r *ringSock) Felt(d *rds.Dest) (held uint64, waiting int) {
 	i := d.Data.(uint32)
 	f := &r.flows[i]
-	if j, ok := r.h.Jam(i, f.gen); ok && f.dest == d {
+	if j, ok := r.End.Jam(i, f.gen); ok && f.dest == d {
 		held, waiting = max(j.Refused+j.Waited, f.felt)-f.felt, int(j.Waiting)
 	}
 	return held, waiting
@@ -497,18 +510,18 @@ func (r *ringSock) Felt(d *rds.Dest) (held uint64, waiting int) {
 // jams is what the client has said of a flow so far: how many sends were refused or
 // had to wait.
 func (r *ringSock) jams(i, gen uint32) uint64 {
-	j, _ := r.h.Jam(i, gen)
+	j, _ := r.End.Jam(i, gen)
 	return j.Refused + j.Waited
 }
 
 // Each implements rds.Sink.
-func (r *ringSock) Each(f func(src netip.AddrPort, bytes int) bool) { r.h.EachUnread(f) }
+func (r *ringSock) Each(f func(src netip.AddrPort, bytes int) bool) { r.End.EachUnread(f) }
 
 // Drained implements rds.Sink: the closed socket's last datagram is decided. It
 // comes also for a socket that was bound on the way to another port, and never
 // had rings.
 func (r *ringSock) Drained() {
-	if r.h != nil {
+	if r.End != nil {
 		r.freeIfIdle()
 	}
 }
@@ -516,20 +529,20 @@ func (r *ringSock) Drained() {
 // idle reports whether nothing reads or writes the region any more, nor the
 // ledger's part for it.
 func (r *ringSock) idle() bool {
-	return r.reserved == 0 && r.sock.InFlight() == 0 && !r.h.Growing() && !r.h.Finding()
+	return r.reserved == 0 && r.sock.InFlight() == 0 && !r.End.Growing() && !r.End.Finding()
 }
 
 // publish takes what the engine has for the client besides datagrams and
 // outcomes. The lock is held.
-func (r *ringSock) publish() {
+func (r *ringSock) Publish() {
 	ev := r.sock.Events()
 	if ev&rds.EvCongestion != 0 {
 		freed, changes := r.sock.CongestionNews()
 		for _, c := range changes {
-			r.h.Changed(c.Endpoint, c.Congested)
+			r.End.Changed(c.Endpoint, c.Congested)
 		}
 		if freed != 0 {
-			r.h.Freed(freed)
+			r.End.Freed(freed)
 		}
 		r.touch()
 	}

@@ -97,7 +97,7 @@ func (c *ringControl) again() {
 // read takes messages as long as there are some and it is the client's turn.
 func (c *ringControl) read(events uint32) {
 	for !c.stopped() && !c.queued {
-		if !c.r.share.mayLook(c.r.react) {
+		if !c.r.share.MayLook(c.r.react) {
 			c.queued = true
 			c.r.react.DoFor(c.r, c.againFn)
 			break
@@ -142,7 +142,7 @@ func (c *ringControl) expectRest() {
 	switch half := c.ctl.Half() && !c.stopped(); {
 	case half && c.half == nil:
 		c.half = time.AfterFunc(piecesTime, func() {
-			defer c.r.host.all.node.guard.Recover(guard.Socket, nil)
+			defer c.r.s.node.deps.Guard.Recover(guard.Socket, nil)
 			c.r.react.DoFor(c.r, c.restMissing)
 		})
 	case !half && c.half != nil:
@@ -158,7 +158,7 @@ func (c *ringControl) restMissing() {
 }
 
 func (c *ringControl) fail(err error) {
-	c.r.s.node.count.StreamErrors.Add(1)
+	c.r.s.node.deps.Count.StreamErrors.Add(1)
 	c.r.end(err)
 }
 
@@ -173,7 +173,7 @@ func (r *ringSock) control(in *inMsg) error {
 	case rdsdv1.ClientMessage_Cancel_case, rdsdv1.ClientMessage_Flush_case:
 		// To post is to have sent: these are about everything that stands in the ring
 		// now, and about nothing that comes later.
-		r.point = r.h.Posted()
+		r.point = r.End.Posted()
 		if there, _ := r.reach(); !there {
 			r.ctl.held = true
 			r.react.Hot(r)
@@ -220,21 +220,21 @@ func (r *ringSock) carryOut(in *inMsg) error {
 // once. It is there also when the rest cannot be taken at all, because the client
 // passes the bounds of the layout or the ledger's file system is full.
 func (r *ringSock) reach() (there, more bool) {
-	if int64(r.point-r.h.Taking()) <= 0 {
+	if int64(r.point-r.End.Taking()) <= 0 {
 		return true, false
 	}
-	if !r.share.may(r.react, r) {
+	if !r.share.May(r.react, &r.Ring) {
 		return false, true
 	}
-	_, now := r.host.lockTurn(r.react)
+	_, now := r.host.LockTurn(r.react)
 	err := r.hostile
 	n := 0
 	if err == nil && !r.closed {
 		n, err = r.takePosts(now, regardless)
 	}
 	r.judge(err)
-	later := !r.closed && (r.h.Growing() || r.h.HasPosts()) // with the lock: another thread ends the growing
-	r.host.unlock()
+	later := !r.closed && (r.End.Growing() || r.End.HasPosts()) // with the lock: another thread ends the growing
+	r.host.Unlock()
 	switch {
 	case err != nil:
 		r.s.finish(err)
@@ -242,7 +242,7 @@ func (r *ringSock) reach() (there, more bool) {
 	case n == 0:
 		return !later, false
 	}
-	return int64(r.point-r.h.Taking()) <= 0, true
+	return int64(r.point-r.End.Taking()) <= 0, true
 }
 
 // cancelMark is a Cancel whose point could not be reached: what is taken later and was
@@ -254,7 +254,7 @@ type cancelMark struct {
 
 // mark notes a Cancel for what stands before its point and could not be taken.
 func (r *ringSock) mark(c *rdsdv1.Cancel) error {
-	if int64(r.point-r.h.Taking()) <= 0 {
+	if int64(r.point-r.End.Taking()) <= 0 {
 		r.marks = nil
 		return nil
 	}
@@ -279,9 +279,9 @@ func (r *ringSock) mark(c *rdsdv1.Cancel) error {
 // The lock is held.
 func (r *ringSock) cancelled(p *shm.Post, dst netip.AddrPort) bool {
 	for _, m := range r.marks {
-		if r.h.Taking() < m.before && m.dst.Addr() == dst.Addr() && (m.dst.Port() == 0 || m.dst.Port() == dst.Port()) {
-			id, _ := r.h.Taken(p, dst, true)
-			r.h.Outcome(id, p.Tag, p.Count, uint8(conn.Cancelled), uint8(conn.WhyApp), true)
+		if r.End.Taking() < m.before && m.dst.Addr() == dst.Addr() && (m.dst.Port() == 0 || m.dst.Port() == dst.Port()) {
+			id, _ := r.End.Taken(p, dst, true)
+			r.End.Outcome(id, p.Tag, p.Count, uint8(conn.Cancelled), uint8(conn.WhyApp), true)
 			r.touch()
 			return true
 		}

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/node/config"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/shm"
@@ -129,7 +130,7 @@ func TestCancelIsAPoint(t *testing.T) {
 				t.Errorf("cancelled %d, in flight %d, errno %d; %d were posted", res.GetCancelled(), res.GetInFlight(), res.GetErrno(), n)
 			}
 			got := 0
-			within(t, time.Second, "each is told to be cancelled", func() bool {
+			await.Until(t, time.Second, "each is told to be cancelled", func() bool {
 				for kind, k := range r.outcomes(t) {
 					if kind != shm.Cancelled {
 						t.Fatalf("%d datagrams ended with %d", k, kind)
@@ -285,7 +286,7 @@ func TestGoneWhileStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.close()
-	within(t, time.Second, "the socket is gone", func() bool { return n.sockets.budget().used == 0 && regionsMapped(t) <= 1 })
+	await.Until(t, time.Second, "the socket is gone", func() bool { return n.sockets.budget().Used == 0 && regionsMapped(t) <= 1 })
 }
 
 // TestRightsEndOne: descriptors sent to the daemon, whose last close takes as long as
@@ -348,14 +349,14 @@ func TestRightsEndOne(t *testing.T) {
 				break
 			}
 		}
-		within(t, time.Second, "the socket is gone", func() bool { return n.sockets.budget().used == 0 })
+		await.Until(t, time.Second, "the socket is gone", func() bool { return n.sockets.budget().Used == 0 })
 		for range 20 {
 			if err := exchange(t, client, netip.AddrPortFrom(addr, 0)); err != nil {
 				t.Fatal(name, err)
 			}
 		}
 		far.Close()
-		within(t, 5*time.Second, "the connection is closed", func() bool { return used() == 0 })
+		await.Until(t, 5*time.Second, "the connection is closed", func() bool { return used() == 0 })
 		c.Close()
 	}
 }
@@ -393,31 +394,6 @@ func lingering(t *testing.T) (fd int, far net.Conn) {
 			return fd, far
 		}
 	}
-}
-
-// TestControlTurn: a turn of a reactor looks for messages of a user so often, whoever's
-// clients they are; another user's are not concerned, and the next turn begins anew.
-func TestControlTurn(t *testing.T) {
-	n, _ := startOne(t)
-	w := n.core.(*hosts).workers[0]
-	looks := func(s *turnShare) (n int) {
-		for s.mayLook(w) {
-			n++
-		}
-		return n
-	}
-	type turn struct{ first, again, other int }
-	var mine, other *turnShare
-	got := make(chan turn, 3)
-	w.Do(func() { mine, other = w.share(1), w.share(2) })
-	for range cap(got) {
-		w.Do(func() { got <- turn{looks(mine), looks(mine), looks(other)} })
-		if g, want := <-got, (turn{shareLooks, 0, shareLooks}); g != want {
-			t.Errorf("%+v, want %+v", g, want)
-		}
-	}
-	w.Do(func() { w.unshare(1); w.unshare(2) })
-	w.Sync()
 }
 
 // TestControlFlood: many clients of a user flood the daemon with messages. Each

@@ -17,7 +17,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/node/datagram"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -53,8 +55,8 @@ func holding(t *testing.T, n *Node) held {
 	t.Helper()
 	n.grpc.clients.mu.Lock()
 	defer n.grpc.clients.mu.Unlock()
-	a := n.core.(*hosts)
-	return held{descriptors(t), regionsMapped(t), runtime.NumGoroutine(), int(n.sockets.budget().used), n.grpc.clients.total, a.ledger.Regions()}
+	a := n.core.(*datagram.Host)
+	return held{descriptors(t), regionsMapped(t), runtime.NumGoroutine(), int(n.sockets.budget().Used), n.grpc.clients.total, a.Ledger().Regions()}
 }
 
 // TestLayFails: each step of a bind with rings fails in turn, and once more, with a
@@ -72,7 +74,7 @@ func TestLayFails(t *testing.T) {
 	if err := exchange(t, client, fixed); err != nil {
 		t.Fatal(err)
 	}
-	within(t, 5*time.Second, "the first one is gone", func() bool {
+	await.Until(t, 5*time.Second, "the first one is gone", func() bool {
 		h := holding(t, n)
 		return h.sockets+h.clients+h.maps == 0
 	})
@@ -113,7 +115,7 @@ func TestLayFails(t *testing.T) {
 		if err := exchange(t, client, fixed); err != nil {
 			t.Errorf("after %s failed: %v", step, err)
 		}
-		within(t, 5*time.Second, "everything is as before", func() bool {
+		await.Until(t, 5*time.Second, "everything is as before", func() bool {
 			now := holding(t, n)
 			now.goroutines = max(now.goroutines, before.goroutines)
 			now.fds = max(now.fds, before.fds)
@@ -184,7 +186,7 @@ func TestSealedBeforeUse(t *testing.T) {
 		t.Errorf("a Bind instead of RingMapped was answered by %v", m)
 	}
 	p.c.Close()
-	within(t, 5*time.Second, "all sockets are gone", func() bool { return n.sockets.budget().used == 0 })
+	await.Until(t, 5*time.Second, "all sockets are gone", func() bool { return n.sockets.budget().Used == 0 })
 }
 
 // connectAs is a connection to the control socket by anybody, and past the kernel's
@@ -227,7 +229,7 @@ func TestLayOnTheWay(t *testing.T) {
 		}
 		r.close()
 	}
-	within(t, 5*time.Second, "all sockets are gone", func() bool { return n.sockets.budget().used == 0 && regionsMapped(t) == 0 })
+	await.Until(t, 5*time.Second, "all sockets are gone", func() bool { return n.sockets.budget().Used == 0 && regionsMapped(t) == 0 })
 }
 
 // TestDeafAndLoud: a client that spoils its doorbells in every way it can and

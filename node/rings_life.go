@@ -12,6 +12,8 @@ import (
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/internal/toll"
+	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
@@ -25,17 +27,17 @@ func openRing(f *localFront, p *packetStream, m *rdsdv1.Bind) (taken bool, err e
 	if v := m.GetRing().GetVersion(); v != shm.Version {
 		return false, rdserr.With(rdserr.ErrNotSupported, "rings of layout version %d; this daemon has version %d, or bind without", v, shm.Version)
 	}
-	if err := n.fds.room(ringFDs, keepOfClients); err != nil {
-		n.count.BindsRefused.Add(1)
+	if err := n.deps.FDs.Room(base.RingFDs, base.KeepOfClients); err != nil {
+		n.deps.Count.BindsRefused.Add(1)
 		return false, err
 	}
 	r := &ringSock{front: f, s: newSockStream(n, p), bell: -1, buried: make(chan struct{})}
 	if err := r.open(f, m, p); err != nil {
-		n.count.BindsRefused.Add(1)
-		n.log.Log(p.ctx, refusalLevel(err), "bind refused", "uid", r.s.id.UID, "pid", r.s.id.PID, "error", err)
+		n.deps.Count.BindsRefused.Add(1)
+		n.deps.Log.Log(p.ctx, refusalLevel(err), "bind refused", "uid", r.s.id.UID, "pid", r.s.id.PID, "error", err)
 		return false, err
 	}
-	n.log.Debug("socket bound", "local", r.sock.Addr(), "uid", r.s.id.UID, "pid", r.s.id.PID, "rings", true)
+	n.deps.Log.Debug("socket bound", "local", r.sock.Addr(), "uid", r.s.id.UID, "pid", r.s.id.PID, "rings", true)
 	r.ctl.account = p.account
 	ctl, err := p.conn.Detach()
 	if err == nil && !f.take(r) {
@@ -77,13 +79,13 @@ func (r *ringSock) open(f *localFront, m *rdsdv1.Bind, p *packetStream) (err err
 			r.dispose()
 		}
 	}()
-	h, ok := s.eng.(*host)
+	h, ok := s.eng.(*datagram.Local)
 	if !ok {
 		return rdserr.With(rdserr.ErrNotSupported, "this engine has no reactor")
 	}
-	r.host, r.react = h, h.all.nextWorker()
-	cfg := &s.node.cfg.RDS
-	spec := shm.Spec{Local: netip.AddrPortFrom(h.addr, port), UID: opt.UID, PID: opt.PID, SndBuf: opt.SndBufBytes, RcvBuf: opt.RcvBufBytes, Instance: s.node.instance}
+	r.Owner, r.host, r.react = r, h, h.Host().NextWorker()
+	cfg := &s.node.deps.Config.RDS
+	spec := shm.Spec{Local: netip.AddrPortFrom(h.Addr(), port), UID: opt.UID, PID: opt.PID, SndBuf: opt.SndBufBytes, RcvBuf: opt.RcvBufBytes, Instance: s.node.deps.Instance}
 	if spec.SndBuf == 0 {
 		spec.SndBuf = int(cfg.SendBufferBytes)
 	}
@@ -91,7 +93,7 @@ func (r *ringSock) open(f *localFront, m *rdsdv1.Bind, p *packetStream) (err err
 		spec.RcvBuf = int(cfg.RecvBufferBytes)
 	}
 	spec.MaxDatagram = min(spec.SndBuf, wire.MaxDatagram)
-	r.purse.account, r.purse.total = s.node.user(s.id), &f.pages.total
+	r.purse.account, r.purse.total = s.node.deps.User(s.id), &f.pages.total
 	theirs, err := r.lay(spec)
 	if theirs >= 0 {
 		defer unix.Close(theirs)
@@ -155,7 +157,7 @@ func (r *ringSock) handOver(p *packetStream, theirs int) error {
 	}
 	switch err := r.reg.Seal(); {
 	case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):
-		return noDescriptors(err)
+		return base.NoDescriptors(err)
 	case err != nil:
 		return rdserr.With(rdserr.ErrInvalid, "%v", err)
 	}
@@ -176,14 +178,14 @@ func (r *ringSock) lay(spec shm.Spec) (theirs int, err error) {
 		{"bell", func() (err error) { r.bell, err = shm.NewBell(); return err }},
 		{"alarm", func() (err error) { r.alarm, theirs, err = shm.NewAlarm(); return err }},
 		{"region", func() (err error) { r.reg, err = shm.Create(spec); return err }},
-		{"ledger", func() (err error) { r.led, err = r.host.all.ledger.PrepareRegion(); return err }},
+		{"ledger", func() (err error) { r.led, err = r.host.Host().Ledger().PrepareRegion(); return err }},
 	} {
 		if err = r.front.step(s.what); err == nil {
 			err = s.make()
 		}
 		if err != nil {
 			if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
-				return theirs, noDescriptors(err)
+				return theirs, base.NoDescriptors(err)
 			}
 			return theirs, rdserr.With(rdserr.ErrNoMemory, "%v", err)
 		}
@@ -197,8 +199,8 @@ func (r *ringSock) attach(sock *rds.Socket) {
 	r.sock, r.s.sock = sock, sock
 	r.reg.SetLocal(sock.Addr())
 	r.led.Begin(r.reg)
-	r.h = shm.NewHost(r.reg, r.led)
-	r.h.Pay(&r.purse)
+	r.End = shm.NewHost(r.reg, r.led)
+	r.End.Pay(&r.purse)
 }
 
 // begin runs on the reactor's thread: from here on the rings are served.
@@ -214,8 +216,8 @@ func (r *ringSock) begin() {
 		r.end(rdserr.With(rdserr.ErrIO, "%v", err))
 		return
 	}
-	r.react.enter(r)
-	r.share = r.react.share(r.s.id.UID)
+	r.react.Enter(&r.Ring)
+	r.share = r.react.Share(r.s.id.UID)
 	r.react.Hot(r)
 }
 
@@ -227,9 +229,9 @@ func (r *ringSock) end(err error) {
 	if toll.Costly(err) {
 		r.front.ban(r.s.id, time.Now(), err)
 	}
-	r.host.lock()
-	r.h.CloseWord(errnoOf(err))
-	r.host.unlock()
+	r.host.Lock()
+	r.End.CloseWord(errnoOf(err))
+	r.host.Unlock()
 	r.alarm.Ring()
 	r.ctl.say(closingPB(err))
 	r.close()
@@ -244,9 +246,9 @@ func (r *ringSock) close() {
 		return
 	}
 	r.react.Forget(r)
-	r.react.exit(r)
+	r.react.Exit(&r.Ring)
 	if r.share != nil { // it had begun
-		r.react.unshare(r.s.id.UID)
+		r.react.Unshare(r.s.id.UID)
 	}
 	r.react.Remove(r.bell)
 	r.front.mu.Lock()
@@ -260,7 +262,7 @@ func (r *ringSock) close() {
 	r.s.forget()
 	r.aside(bury, nil)
 	go func() { // ends with the last close, which may take as long as whoever passed us a descriptor likes
-		defer r.front.node.guard.Recover(guard.Socket, nil)
+		defer r.front.node.deps.Guard.Recover(guard.Socket, nil)
 		r.ctl.close()
 		<-r.buried
 		r.linger()
@@ -271,9 +273,9 @@ func (r *ringSock) close() {
 // leave closes the engine's socket. bury lets go of the rest; it makes
 // system calls that take their time.
 func (r *ringSock) leave() (bury func()) {
-	_, now := r.host.lock()
+	_, now := r.host.Lock()
 	r.closed = true
-	r.h.CloseWord(unix.ESHUTDOWN)
+	r.End.CloseWord(unix.ESHUTDOWN)
 	for i := range r.flows {
 		if d := r.flows[i].dest; d != nil {
 			d.Close()
@@ -281,11 +283,11 @@ func (r *ringSock) leave() (bury func()) {
 	}
 	r.flows = nil
 	r.sock.Close(now)
-	r.h.Leave()
+	r.End.Leave()
 	r.freed = r.idle()
-	r.purse.charge(r.h.Paid()) // nothing is unread any more
+	r.purse.charge(r.End.Paid()) // nothing is unread any more
 	freed, needed := r.freed, r.inFlight()
-	r.host.unlock()
+	r.host.Unlock()
 	return func() {
 		defer close(r.buried)
 		r.giveBack() // what is neither unread nor with the client
@@ -314,16 +316,16 @@ func (r *ringSock) move(needed []shm.Body) {
 	for _, b := range needed { // whole pages, however little of each is needed
 		r.evacuated += int64(b.Bytes+2*4096-1) &^ 4095
 	}
-	account := r.host.all.node.user(r.s.id)
+	account := r.s.node.deps.User(r.s.id)
 	account.Grow(quota.Regions, r.evacuated)
 	account.Close()
 	if err := r.reg.Evacuate(needed); err != nil {
-		r.s.node.log.Error("a dead client's memory stays until its datagrams are decided", "error", err)
+		r.s.node.deps.Log.Error("a dead client's memory stays until its datagrams are decided", "error", err)
 	}
-	r.host.lock()
+	r.host.Lock()
 	r.moved = true
 	r.freeIfIdle()
-	r.host.unlock()
+	r.host.Unlock()
 }
 
 // freeIfIdle has the memory of a closed socket freed when nothing needs it any
@@ -338,31 +340,28 @@ func (r *ringSock) freeIfIdle() {
 // aside runs f, which makes system calls that take their time, in a goroutine that the
 // daemon's stop waits for. end, unless nil, is told of a panic in it.
 func (r *ringSock) aside(f func(), end func(error)) {
-	r.host.all.graves.Go(func() {
-		defer r.host.all.node.guard.Recover(guard.Socket, end)
-		f()
-	})
+	r.host.Host().Aside(f, end)
 }
 
 // free unmaps the region and gives its place in the ledger back. Nothing needs
 // them, and no lock is held.
 func (r *ringSock) free() {
-	account := r.host.all.node.user(r.s.id)
+	account := r.s.node.deps.User(r.s.id)
 	account.Give(quota.Regions, r.evacuated)
 	account.Close()
-	r.h.Discard()
-	if err := r.h.Close(); err != nil {
-		r.s.node.log.Error("a socket's memory is lost", "error", err)
+	r.End.Discard()
+	if err := r.End.Close(); err != nil {
+		r.s.node.deps.Log.Error("a socket's memory is lost", "error", err)
 	}
-	r.host.lock()
+	r.host.Lock()
 	grown := r.grown
-	r.host.unlock()
+	r.host.Unlock()
 	r.purse.account.Give(quota.Sockets, grown)
 }
 
 // dispose gives up what open had made, before a reactor knows of it.
 func (r *ringSock) dispose() {
-	if r.h != nil {
+	if r.End != nil {
 		var bury func()
 		r.react.DoFor(nil, func() { // where it may be polled already: something came for it
 			bury = r.leave()
@@ -370,9 +369,9 @@ func (r *ringSock) dispose() {
 		})
 		r.react.Sync()
 		bury()
-		r.host.lock()
-		r.h.PaidOff()
-		r.host.unlock()
+		r.host.Lock()
+		r.End.PaidOff()
+		r.host.Unlock()
 	} else {
 		r.alarm.Close()
 		if r.bell >= 0 {

@@ -56,7 +56,7 @@ func (p *purse) settle(paid, received int) {
 // findOut has it found out what this end of the region was not sure of. The lock is
 // held.
 func (r *ringSock) findOut() {
-	off, n, wanted := r.h.Unsure()
+	off, n, wanted := r.End.Unsure()
 	if !wanted {
 		return
 	}
@@ -65,11 +65,11 @@ func (r *ringSock) findOut() {
 		for ; err != nil; written, err = r.reg.Written(off, n) {
 			time.Sleep(feedEvery) // somebody gives a descriptor back, or the socket is closed
 		}
-		r.host.lock()
-		r.h.Sure(written)
+		r.host.Lock()
+		r.End.Sure(written)
 		r.touch() // Due asks the reactor to look again, at an error too
 		r.freeIfIdle()
-		r.host.unlock()
+		r.host.Unlock()
 	}, func(err error) { r.react.Do(func() { r.Fault(err) }) })
 }
 
@@ -181,7 +181,7 @@ func (f *localFront) ringSocks() []*ringSock {
 // that were.
 func (f *localFront) giveBack() (bytes int) {
 	if h := f.node.hosts; h != nil {
-		h.collect() // what clients have released, for a reactor that sleeps does not look
+		h.Collect() // what clients have released, for a reactor that sleeps does not look
 		time.Sleep(collectTime)
 	}
 	for _, r := range f.ringSocks() {
@@ -194,19 +194,19 @@ func (f *localFront) giveBack() (bytes int) {
 // taken out of use, without it the kernel takes it away.
 func (r *ringSock) giveBack() (bytes int) {
 	for at := uint64(0); ; {
-		r.host.lock()
-		s, ok := r.h.Spare(&at)
-		r.host.unlock()
+		r.host.Lock()
+		s, ok := r.End.Spare(&at)
+		r.host.Unlock()
 		if !ok {
 			return bytes
 		}
 		if err := r.reg.Remove(s); err != nil {
-			r.s.node.log.Error("memory of a region cannot be given back", "local", r.reg.Local, "error", err)
+			r.s.node.deps.Log.Error("memory of a region cannot be given back", "local", r.reg.Local, "error", err)
 		}
-		r.host.lock()
-		n := r.h.Restore(s)
-		r.host.unlock()
-		r.s.node.count.RegionsGivenBack.Add(uint64(n))
+		r.host.Lock()
+		n := r.End.Restore(s)
+		r.host.Unlock()
+		r.s.node.deps.Count.RegionsGivenBack.Add(uint64(n))
 		bytes += n
 	}
 }
@@ -219,13 +219,13 @@ func (f *localFront) feed() {
 	p.lacking = nil
 	p.mu.Unlock()
 	for r := range l {
-		_, now := r.host.lock()
+		_, now := r.host.Lock()
 		if !r.closed {
-			r.h.Fed()
+			r.End.Fed()
 			r.sock.ReadAll(now) // what was refused may come again
 			r.touch()           // events that wait are published
 		}
-		r.host.unlock()
+		r.host.Unlock()
 	}
 }
 
@@ -270,11 +270,11 @@ func (r *ringSock) letGo() bool {
 		return false
 	}
 	if !certain {
-		r.s.node.log.Debug("it cannot be told whether a client has let go of its region", "local", r.reg.Local)
+		r.s.node.deps.Log.Debug("it cannot be told whether a client has let go of its region", "local", r.reg.Local)
 	}
-	r.host.lock()
-	r.h.PaidOff()
-	r.host.unlock()
+	r.host.Lock()
+	r.End.PaidOff()
+	r.host.Unlock()
 	r.purse.account.Close()
 	r.front.node.grpc.clients.remove(r.s.id, r.ctl.account, localConnBytes)
 	return true

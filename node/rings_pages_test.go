@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/config"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
@@ -22,7 +23,7 @@ func pagesPaid(n *Node) int64 { return n.local.pages.total.Load() }
 
 // pagesCharged is what of it users are charged for pages.
 func pagesCharged(n *Node) (bytes int64) {
-	for _, h := range n.memory.Holders() {
+	for _, h := range n.deps.Memory.Holders() {
 		if h.Holder.User {
 			bytes += h.Kinds[quota.Regions]
 		}
@@ -48,20 +49,20 @@ func TestUntouchedBody(t *testing.T) {
 	addr := cfg.RDS.Addresses[0]
 	evil := attachRing(t, cfg, bindTo(addr, 0))
 	defer evil.close()
-	within(t, 5*time.Second, "it is counted", func() bool { return len(n.local.ringSocks()) == 1 })
+	await.Until(t, 5*time.Second, "it is counted", func() bool { return len(n.local.ringSocks()) == 1 })
 	r := n.local.ringSocks()[0]
 	before := r.reg.Allocated()
 	evil.region.PutFlow(0, &shm.FlowEntry{Dst: netip.AddrPortFrom(addr, 7), Gen: 1})
 	evil.region.PutSend(0, shm.MakeWord(shm.KindEach, 64<<10, 1), &shm.SendDesc{Gen: 1, Slot: 1 << 20})
 	evil.region.SendTail().Store(1)
 	shm.Ring(evil.bell)
-	within(t, 5*time.Second, "it is thrown out", func() bool { return syscall.Errno(evil.region.Closed().Load()) == syscall.EBADMSG })
-	within(t, 5*time.Second, "its socket is gone", func() bool { return n.sockets.budget().used == 0 })
+	await.Until(t, 5*time.Second, "it is thrown out", func() bool { return syscall.Errno(evil.region.Closed().Load()) == syscall.EBADMSG })
+	await.Until(t, 5*time.Second, "its socket is gone", func() bool { return n.sockets.budget().Used == 0 })
 	if after := r.reg.Allocated(); after > before+32<<10 { // two pages of rings, and the flow states
 		t.Errorf("%d bytes are allocated, %d before", after, before)
 	}
-	if n.count.RingsHostile.Load() != 1 {
-		t.Errorf("%d hostile clients", n.count.RingsHostile.Load())
+	if n.deps.Count.RingsHostile.Load() != 1 {
+		t.Errorf("%d hostile clients", n.deps.Count.RingsHostile.Load())
 	}
 }
 
@@ -81,7 +82,7 @@ func TestPagesOfRegions(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	within(t, 5*time.Second, "six bodies are paid for", func() bool { return pagesPaid(n) >= 6<<20 })
+	await.Until(t, 5*time.Second, "six bodies are paid for", func() bool { return pagesPaid(n) >= 6<<20 })
 	if c := pagesCharged(n); c > 2<<20 { // half a page of rings, and what settle leaves
 		t.Errorf("%d bytes are charged for pages beside what lies in them", c)
 	}
@@ -94,14 +95,14 @@ func TestPagesOfRegions(t *testing.T) {
 			t.Fatal(i, err)
 		}
 	}
-	n.hosts.collect()
-	within(t, 5*time.Second, "what was read is charged for its pages", func() bool { return pagesCharged(n) >= 5<<20 })
-	within(t, 5*time.Second, "nearly all of it is given back", func() bool {
+	n.hosts.Collect()
+	await.Until(t, 5*time.Second, "what was read is charged for its pages", func() bool { return pagesCharged(n) >= 5<<20 })
+	await.Until(t, 5*time.Second, "nearly all of it is given back", func() bool {
 		n.local.giveBack()
 		return pagesPaid(n) <= 64<<10
 	})
-	if n.count.RegionsGivenBack.Load() < 6<<20 {
-		t.Errorf("%d bytes were counted as given back", n.count.RegionsGivenBack.Load())
+	if n.deps.Count.RegionsGivenBack.Load() < 6<<20 {
+		t.Errorf("%d bytes were counted as given back", n.deps.Count.RegionsGivenBack.Load())
 	}
 	if err := s.Send(testContext(t), s.LocalAddr(), body); err != nil {
 		t.Fatal(err)
@@ -110,7 +111,7 @@ func TestPagesOfRegions(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.Close()
-	within(t, 5*time.Second, "nothing is paid for", func() bool { return pagesPaid(n) == 0 && pagesCharged(n) == 0 })
+	await.Until(t, 5*time.Second, "nothing is paid for", func() bool { return pagesPaid(n) == 0 && pagesCharged(n) == 0 })
 }
 
 // TestRegionsLinger: a client that closes its socket and keeps its region goes on paying for
@@ -129,7 +130,7 @@ func TestRegionsLinger(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.send.Post(&slot, shm.KindEach, 1<<20, 1, 1<<20, 1, false)
-	within(t, 5*time.Second, "it has come", func() bool { return r.region.RecvTail().Load() == 1 })
+	await.Until(t, 5*time.Second, "it has come", func() bool { return r.region.RecvTail().Load() == 1 })
 	paid := pagesPaid(n)
 	if paid < 1<<20 {
 		t.Fatalf("%d bytes are paid for", paid)
@@ -140,14 +141,14 @@ func TestRegionsLinger(t *testing.T) {
 		return n.grpc.clients.total
 	}
 	r.c.Close()
-	within(t, 5*time.Second, "the socket is closed", func() bool { return n.sockets.budget().used == 0 && regionsMapped(t) <= 3 })
+	await.Until(t, 5*time.Second, "the socket is closed", func() bool { return n.sockets.budget().Used == 0 && regionsMapped(t) <= 3 })
 	time.Sleep(300 * time.Millisecond) // the keeper has looked
 	if pagesPaid(n) != paid || pagesCharged(n) != paid || clients() != 1 {
 		t.Errorf("%d bytes are paid for, %d charged, %d clients", pagesPaid(n), pagesCharged(n), clients())
 	}
 	unix.Munmap(r.mem)
 	r.region.Close()
-	within(t, 5*time.Second, "it has let go", func() bool { return pagesPaid(n)+pagesCharged(n) == 0 && clients() == 0 })
+	await.Until(t, 5*time.Second, "it has let go", func() bool { return pagesPaid(n)+pagesCharged(n) == 0 && clients() == 0 })
 	closeFDs([]int{r.bell, r.ear})
 }
 
@@ -166,12 +167,12 @@ func TestPagesLacked(t *testing.T) {
 		return s
 	}
 	a, b := bind(), bind()
-	within(t, 5*time.Second, "both are counted", func() bool { return len(n.local.ringSocks()) == 2 })
+	await.Until(t, 5*time.Second, "both are counted", func() bool { return len(n.local.ringSocks()) == 2 })
 	pay := func(with *quota.Account) {
 		for _, r := range n.local.ringSocks() {
-			r.host.lock()
+			r.host.Lock()
 			r.purse.account = with
-			r.host.unlock()
+			r.host.Unlock()
 		}
 	}
 	real := n.local.ringSocks()[0].purse.account
@@ -190,8 +191,11 @@ func TestPagesLacked(t *testing.T) {
 		}
 		number[tag] = i
 	}
-	within(t, 5*time.Second, "somebody lacks a page, again and again", func() bool { return poor.Kinds()[quota.Regions].Refused > 4 })
-	if n.core.(*hosts).list[0].e.Counters().RecvQueued > 0 {
+	await.Until(t, 5*time.Second, "somebody lacks a page, again and again", func() bool { return poor.Kinds()[quota.Regions].Refused > 4 })
+	e, _ := n.hosts.Locals()[0].Lock()
+	queued := e.Counters().RecvQueued
+	n.hosts.Locals()[0].Unlock()
+	if queued > 0 {
 		t.Error("something was placed on a page that nobody paid for")
 	}
 	pay(real)
@@ -234,16 +238,16 @@ func TestLedgerIsPaid(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sockets := func() int64 { return n.memory.Kinds()[quota.Sockets].Used }
+	sockets := func() int64 { return n.deps.Memory.Kinds()[quota.Sockets].Used }
 	before := sockets()
 	for i := range 300 { // nobody listens there: they stay; each length needs a descriptor
 		if err := s.Send(testContext(t), netip.MustParseAddrPort("127.0.99.99:7"), make([]byte, 1+i%7)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	within(t, 5*time.Second, "the ledger has grown, and is paid for", func() bool { return sockets() >= before+256*64-4096 })
+	await.Until(t, 5*time.Second, "the ledger has grown, and is paid for", func() bool { return sockets() >= before+256*64-4096 })
 	s.Close()
-	within(t, 5*time.Second, "nothing is paid for", func() bool { return sockets() == 0 })
+	await.Until(t, 5*time.Second, "nothing is paid for", func() bool { return sockets() == 0 })
 }
 
 // TestStopWaitsForNoRegion: a daemon that stops in order keeps no descriptor of a region that its
@@ -264,7 +268,7 @@ func TestStopWaitsForNoRegion(t *testing.T) {
 		defer n.local.pages.mu.Unlock()
 		return len(n.local.pages.closed) == 1
 	}
-	within(t, 5*time.Second, "one region lingers", lingers)
+	await.Until(t, 5*time.Second, "one region lingers", lingers)
 	stop()
 	for _, r := range []*ringClient{before, during} {
 		defer r.region.Close()
@@ -272,7 +276,7 @@ func TestStopWaitsForNoRegion(t *testing.T) {
 		unix.Munmap(r.mem)
 		r.c.Close()
 	}
-	within(t, 5*time.Second, "no descriptor is left", func() bool { return descriptors(t) <= fds })
+	await.Until(t, 5*time.Second, "no descriptor is left", func() bool { return descriptors(t) <= fds })
 }
 
 // TestPurse: of what is paid for and what lies in it unread the larger one is charged, as far as

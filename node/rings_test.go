@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/node/config"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/shm"
@@ -207,7 +208,7 @@ func TestHostileRing(t *testing.T) {
 		}
 		evil.close()
 	}
-	thrown = n.count.RingsHostile.Load()
+	thrown = n.deps.Count.RingsHostile.Load()
 	cancel()
 	if err := <-good; err != nil {
 		t.Error(err)
@@ -218,7 +219,7 @@ func TestHostileRing(t *testing.T) {
 	}
 	a.Close()
 	b.Close()
-	within(t, 5*time.Second, "all sockets are gone", func() bool { return n.sockets.budget().used == 0 })
+	await.Until(t, 5*time.Second, "all sockets are gone", func() bool { return n.sockets.budget().Used == 0 })
 }
 
 // TestRingGone: the region of a client that ends is gone within a second (R4),
@@ -244,8 +245,8 @@ func TestRingGone(t *testing.T) {
 		t.Fatal("no region is mapped: the test looks at the wrong thing")
 	}
 	client.Close()
-	within(t, time.Second, "the region is unmapped", func() bool { return regionsMapped(t) == before })
-	within(t, time.Second, "the socket is gone", func() bool { return n.sockets.budget().used == 0 })
+	await.Until(t, time.Second, "the region is unmapped", func() bool { return regionsMapped(t) == before })
+	await.Until(t, time.Second, "the socket is gone", func() bool { return n.sockets.budget().Used == 0 })
 }
 
 // regionsMapped counts this process's mappings of regions; it is daemon and
@@ -297,17 +298,17 @@ func TestAttachDetach(t *testing.T) {
 		a.Close()
 	}
 	maps := regionsMapped(t)
-	gone := func() bool { return n.sockets.budget().used == 0 && regionsMapped(t) <= maps } // unmapped after the socket is gone
+	gone := func() bool { return n.sockets.budget().Used == 0 && regionsMapped(t) <= maps } // unmapped after the socket is gone
 	for range 50 {
 		once()
 	}
-	within(t, 5*time.Second, "the first are gone", gone)
+	await.Until(t, 5*time.Second, "the first are gone", gone)
 	fds, threads, rss := descriptors(t), statusKiB(t, "Threads:"), statusKiB(t, "VmRSS:")
 	for range 1000 {
 		once()
 	}
-	within(t, 5*time.Second, "all are gone", gone)
-	within(t, 5*time.Second, fmt.Sprintf("no more than %d descriptors", fds), func() bool { return descriptors(t) <= fds })
+	await.Until(t, 5*time.Second, "all are gone", gone)
+	await.Until(t, 5*time.Second, fmt.Sprintf("no more than %d descriptors", fds), func() bool { return descriptors(t) <= fds })
 	if now := statusKiB(t, "Threads:"); now > threads+3 {
 		t.Errorf("%d threads, %d before", now, threads)
 	}

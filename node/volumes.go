@@ -14,7 +14,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/rdserr"
@@ -32,20 +32,16 @@ func (n *Node) startVolumes() error {
 	if n.hosts == nil {
 		return nil // a core without links, in tests
 	}
-	var loops []*reactor.Reactor
-	for _, w := range n.hosts.workers {
-		loops = append(loops, w.Reactor)
-	}
-	links := &volumeLinks{Provider: n.hosts.provider.(*tcp.Provider), allowed: n.volumePeer, whose: n.checkAccepted, log: n.log, refused: &n.hosts.refused}
-	cfg := n.cfg.VolumeConfig()
+	links := &volumeLinks{Provider: n.hosts.Links().(*tcp.Provider), allowed: n.volumePeer, whose: n.deps.CheckAccepted, log: n.deps.Log, refused: &n.deps.LinksRefused}
+	cfg := n.deps.Config.VolumeConfig()
 	if err := makeSocketDir(cfg.SocketDir, cfg.SocketMode); err != nil {
-		return n.cfg.Failed("volumes.socket_dir", fmt.Errorf("volumes.socket_dir: %w", err))
+		return n.deps.Config.Failed("volumes.socket_dir", fmt.Errorf("volumes.socket_dir: %w", err))
 	}
-	h, err := volume.New(cfg, volume.Deps{Provider: links, Reactors: loops, Log: n.log, Guard: n.guard, Layer: n.layer, Memory: n.memory})
+	h, err := volume.New(cfg, volume.Deps{Provider: links, Reactors: n.hosts.Reactors(), Log: n.deps.Log, Guard: n.deps.Guard, Layer: n.layer, Memory: n.deps.Memory})
 	if err != nil {
 		for _, key := range []string{"volumes.state_dir", "volumes.port"} {
 			if strings.HasPrefix(err.Error(), key) {
-				return n.cfg.Failed(key, err)
+				return n.deps.Config.Failed(key, err)
 			}
 		}
 		return fmt.Errorf("volumes: %w", err)
@@ -72,11 +68,11 @@ func makeSocketDir(dir string, mode fs.FileMode) error {
 
 // volumePeer tells whether a peer may connect for volumes.
 func (n *Node) volumePeer(a netip.Addr) bool {
-	ok, _ := n.conf().PeerPolicy(a)
-	if !ok && n.hosts.byAddr[a] == nil {
+	ok, _ := n.deps.Conf().PeerPolicy(a)
+	if !ok && !n.hosts.Has(a) {
 		return false
 	}
-	allow := n.cfg.Volumes.Allow
+	allow := n.deps.Config.Volumes.Allow
 	return len(allow) == 0 || slices.ContainsFunc(allow, func(p config.Prefix) bool { return p.Contains(a) })
 }
 
@@ -92,7 +88,7 @@ func (n *Node) stopVolumes(ctx context.Context) {
 		end = ctx
 	}
 	if err := h.Close(end); err != nil {
-		n.log.Warn("volumes were not closed in order", "error", err)
+		n.deps.Log.Warn("volumes were not closed in order", "error", err)
 	}
 }
 
@@ -109,15 +105,15 @@ func (f *fullCount) note(err error) {
 }
 
 // volumeBudgets are the limits of what an administrator adds.
-func (n *Node) volumeBudgets() []budget {
+func (n *Node) volumeBudgets() []base.Budget {
 	h := n.volumes.Load()
 	if h == nil {
 		return nil
 	}
-	v := &n.cfg.Volumes
-	return []budget{
-		{"exports", uint64(len(h.Exports())), uint64(v.MaxExports), n.full.exports.n.Load()},
-		{"mappings", uint64(len(h.Mappings())), uint64(v.MaxMappings), n.full.mappings.n.Load()},
+	v := &n.deps.Config.Volumes
+	return []base.Budget{
+		{Name: "exports", Used: uint64(len(h.Exports())), Limit: uint64(v.MaxExports), Refused: n.full.exports.n.Load()},
+		{Name: "mappings", Used: uint64(len(h.Mappings())), Limit: uint64(v.MaxMappings), Refused: n.full.mappings.n.Load()},
 	}
 }
 

@@ -263,7 +263,7 @@ func (s *volumeServer) Watch(r *rdsdv1.VolumeWatchRequest, stream grpc.ServerStr
 		select {
 		case <-stream.Context().Done():
 			return nil
-		case <-s.node.stopping:
+		case <-s.node.deps.Stopping:
 			return errDraining
 		case e, ok := <-events:
 			if !ok {

@@ -190,7 +190,7 @@ func TestVolumeMetricsOfRealNodes(t *testing.T) {
 		vols = append(vols, rdsdv1.NewVolumeServiceClient(dial(t, cfg)))
 	}
 	ctx := testContext(t)
-	m, err := vols[0].Map(ctx, rdsdv1.VolumeMapRequest_builder{Node: nodes[1].cfg.RDS.Addresses[0].String(), Name: "mem"}.Build())
+	m, err := vols[0].Map(ctx, rdsdv1.VolumeMapRequest_builder{Node: nodes[1].deps.Config.RDS.Addresses[0].String(), Name: "mem"}.Build())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -264,7 +264,7 @@ func TestVolumesAreForAdministrators(t *testing.T) {
 			t.Errorf("%s: %v", what, err)
 		}
 	}
-	if denied := n.count.AdminDenied.Load(); denied != 13 {
+	if denied := n.deps.Count.AdminDenied.Load(); denied != 13 {
 		t.Errorf("%d refusals counted", denied)
 	}
 }

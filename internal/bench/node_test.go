@@ -13,7 +13,7 @@ import (
 // insides; the report builds it.
 var nodeBinary string
 
-// nodeFigure runs one of them: what TestBenchFigure of package node prints.
+// nodeFigure runs one of them: what TestBenchFigure of package node/datagram prints.
 func nodeFigure(name string, bound time.Duration) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		if nodeBinary == "" {
@@ -41,12 +41,12 @@ func nodeFigure(name string, bound time.Duration) func(time.Duration) (sample, e
 	}
 }
 
-// buildNode compiles the tests of package node into dir.
+// buildNode compiles the tests of package node/datagram into dir.
 func buildNode(ctx context.Context, dir string) (string, error) {
 	path := dir + "/node.test"
-	out, err := exec.CommandContext(ctx, "go", "test", "-c", "-o", path, "github.com/rdsd/rdsd/node").CombinedOutput()
+	out, err := exec.CommandContext(ctx, "go", "test", "-c", "-o", path, "github.com/rdsd/rdsd/node/datagram").CombinedOutput()
 	if err != nil {
-		return "", fmt.Errorf("go test -c ./node: %v\n%s", err, out)
+		return "", fmt.Errorf("go test -c ./node/datagram: %v\n%s", err, out)
 	}
 	return path, nil
 }

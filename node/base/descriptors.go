@@ -1,0 +1,107 @@
+package base
+
+import (
+	"errors"
+	"fmt"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/accept"
+	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// What things cost in descriptors.
+const (
+	ClientFDs = 1 // a connection of a client
+	// RingFDs is what a socket with rings has beside it: the two parts of the region and
+	// the two doorbells, and one more for the moment in which the reactor takes the
+	// connection over.
+	RingFDs = 5
+	// LinkFDs: a connection is two descriptors while it goes over to a reactor.
+	LinkFDs = 2
+	// BaseFDs are those of the process itself: logs, listeners, the ledger, the state
+	// of volumes, reactors, the runtime.
+	BaseFDs = 64
+)
+
+// What is kept for others when somebody takes some: clients leave room for links and
+// for administrators, links for the page and for what is under way.
+const (
+	KeepOfClients = 16
+	KeepOfAdmins  = 10
+	KeepOfLinks   = 6
+)
+
+// MaxDescriptors compares limits.max_descriptors with what the system allows. A
+// number the system does not allow is an error.
+func MaxDescriptors(c *config.Config) (uint64, error) {
+	var r unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &r); err != nil {
+		return 0, fmt.Errorf("RLIMIT_NOFILE: %w", err)
+	}
+	n := uint64(c.Limits.MaxDescriptors)
+	if n > r.Cur {
+		return 0, &config.Error{Where: c.Origin("limits.max_descriptors").String(), Key: "limits.max_descriptors",
+			Problem: fmt.Sprintf("the system allows %d", r.Cur), Want: "at most that, or a higher LimitNOFILE= in the unit file"}
+	}
+	if n == 0 {
+		n = r.Cur
+	}
+	return n, nil
+}
+
+// Descriptors watches over the limit of the process. It counts nothing: the kernel
+// gives the lowest number that is free, so the next one tells how many are in use,
+// whoever has them.
+type Descriptors struct {
+	Reserve *accept.Reserve // set by Open
+	most    uint64          // 0: before the start, no limit
+	named   string          // the limit, as its administrator knows it
+	count   *Counters
+}
+
+// Open finds out the limit and takes the reserve. It returns the limit.
+func (d *Descriptors) Open(c *config.Config, count *Counters) (most uint64, err error) {
+	if d.most, err = MaxDescriptors(c); err != nil {
+		return 0, err
+	}
+	d.named = fmt.Sprintf("RLIMIT_NOFILE (%d; LimitNOFILE= in the unit file)", d.most)
+	if c.Limits.MaxDescriptors > 0 {
+		d.named = fmt.Sprintf("limits.max_descriptors (%d)", d.most)
+	}
+	d.count = count
+	d.Reserve, err = accept.NewReserve()
+	return d.most, err
+}
+
+// Close gives the reserve back.
+func (d *Descriptors) Close() {
+	if d.Reserve != nil {
+		d.Reserve.Close()
+	}
+}
+
+// Room tells why so many cannot be had while others keep theirs.
+func (d *Descriptors) Room(need, keep int) error {
+	if d.most == 0 {
+		return nil
+	}
+	used, ok, err := accept.Room(d.most, need, keep)
+	if ok {
+		return nil
+	}
+	if err != nil { // it would mislead to speak of descriptors
+		return rdserr.With(rdserr.ErrNoMemory, "the kernel gives the daemon nothing for another connection: %v", err)
+	}
+	d.count.DescriptorsRefused.Add(1)
+	return rdserr.With(rdserr.ErrTooMany, "the daemon has %d file descriptors open, which is too near to %s for %d more", used, d.named, need)
+}
+
+// NoDescriptors is err with an errno a client can use.
+func NoDescriptors(err error) error {
+	if !errors.Is(err, unix.EMFILE) && !errors.Is(err, unix.ENFILE) || errors.Is(err, rdserr.ErrTooMany) {
+		return err
+	}
+	return rdserr.With(rdserr.ErrTooMany, "the daemon has no file descriptor left (limits.max_descriptors, RLIMIT_NOFILE): %v", err)
+}

@@ -1,0 +1,59 @@
+package base
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os"
+
+	"github.com/rdsd/rdsd/internal/netlocal"
+)
+
+// An address says which machine a peer is. When that is this machine it says
+// nothing: every user may connect from any address of 127.0.0.0/8, to any
+// address that is served here, and listen there. Then the peer is the user whose
+// socket the other end is, which the kernel tells (Config.MayBePeer). If it does
+// not, the answer is no.
+//
+// The kernel is asked once for each connection, on the goroutine that accepts or
+// dials and never on a reactor's thread.
+
+// CheckAccepted judges who connected from remote to local; nil: it may be a peer.
+func (d *Deps) CheckAccepted(local, remote netip.AddrPort) error {
+	_, err := d.AcceptedFrom(local, remote)
+	return err
+}
+
+// AcceptedFrom is CheckAccepted that also tells whose connection it is: a user of
+// this machine, or NoUser where the other end is not here or the kernel does not tell.
+func (d *Deps) AcceptedFrom(local, remote netip.AddrPort) (user int64, err error) {
+	user = NoUser
+	err = d.checkOwner(remote, func() (uint32, error) {
+		uid, err := netlocal.Owner(local, remote)
+		if err == nil {
+			user = int64(uid)
+		}
+		return uid, err
+	})
+	return user, err
+}
+
+// NoUser is no uid.
+const NoUser int64 = -1
+
+// CheckDialled judges who accepted our connection from local to remote. It waits
+// for that, until ctx ends.
+func (d *Deps) CheckDialled(ctx context.Context, local, remote netip.AddrPort) error {
+	return d.checkOwner(remote, func() (uint32, error) { return netlocal.AcceptedBy(ctx, local, remote) })
+}
+
+func (d *Deps) checkOwner(remote netip.AddrPort, owner func() (uint32, error)) error {
+	if !netlocal.IsLocal(remote.Addr()) {
+		return nil // the rules for addresses have judged it
+	}
+	uid, err := owner()
+	if err != nil {
+		return fmt.Errorf("it is on this machine, and the kernel does not tell whose it is: %w", err)
+	}
+	return d.Conf().MayBePeer(remote.Addr(), uid, uint32(os.Geteuid()))
+}

@@ -1,0 +1,51 @@
+package datagram
+
+// Collecting what clients have released. A client with rings that has read and
+// released rings its doorbell only if its own socket waits for room. The memory
+// budget is one for all sockets of the node: when it is spent, releases of any
+// of them may be what somebody waits for, and nobody would look at them before
+// their client does something else.
+
+// collectTurn bounds the rings one reactor looks at in a turn.
+const collectTurn = 256
+
+// Collect has every reactor take the releases of all rings it serves.
+func (a *Host) Collect() {
+	for _, w := range a.workers {
+		if w.collecting.CompareAndSwap(false, true) {
+			w.Do(w.collect)
+		}
+	}
+}
+
+// collect runs on the worker's thread. Beyond collectTurn it goes on in the next
+// turn, behind what else is there.
+func (w *Worker) collect() {
+	for range collectTurn {
+		if w.collectAt >= len(w.rings) {
+			w.collectAt = 0
+			w.collecting.Store(false)
+			return
+		}
+		w.rings[w.collectAt].Owner.Collect()
+		w.collectAt++
+	}
+	w.Do(w.collect)
+}
+
+// Enter and exit keep the list of the rings a worker serves. On its thread.
+func (w *Worker) Enter(r *Ring) {
+	w.rings = append(w.rings, r)
+	r.at = len(w.rings)
+}
+
+func (w *Worker) Exit(r *Ring) {
+	if r.at == 0 {
+		return // it never began
+	}
+	last := w.rings[len(w.rings)-1]
+	w.rings[r.at-1], last.at = last, r.at
+	w.rings[len(w.rings)-1] = nil
+	w.rings = w.rings[:len(w.rings)-1]
+	r.at = 0
+}

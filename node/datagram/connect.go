@@ -1,0 +1,162 @@
+package datagram
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/internal/netlocal"
+	"github.com/rdsd/rdsd/transport"
+)
+
+func (h *Local) dial(a conn.Action) {
+	p, gen := a.Path, a.Gen
+	ctx, cancel := h.all.withTimeout(h.all.engineConfig.Conn.DialTimeout)
+	defer cancel()
+	link, err := h.connect(ctx, a)
+	if err == nil {
+		if err = h.all.deps.CheckDialled(ctx, link.LocalAddr(), link.RemoteAddr()); err != nil {
+			link.Close(false)
+		}
+	}
+	h.prepareLanes(p.Conn().Remote())
+	_, now := h.Lock()
+	switch {
+	case err != nil:
+		h.e.DialFailed(now, p, gen, err)
+	case h.closed || !h.e.Connected(now, p, gen):
+		link.Close(false)
+	default:
+		k := &laneLink{h: h, p: p, gen: gen, link: link}
+		l := h.laneOf(p)
+		l.links = append(l.links, k)
+		h.links.Add(1)
+		link.Start(k)
+	}
+	h.Unlock()
+}
+
+// poke connects and closes: a request to the smaller address to connect here.
+func (h *Local) poke(a conn.Action) {
+	ctx, cancel := h.all.withTimeout(h.all.engineConfig.Conn.DialTimeout)
+	defer cancel()
+	if link, err := h.connect(ctx, a); err == nil {
+		link.Close(false)
+	}
+}
+
+// connect makes a link, or says why not: a panic on the way is a reason like others.
+func (h *Local) connect(ctx context.Context, a conn.Action) (link transport.Link, err error) {
+	if e := h.all.deps.Guard.Do(guard.Dial, func() {
+		guard.Point("dial")
+		link, err = h.connectNow(ctx, a)
+	}); e != nil {
+		return nil, e
+	}
+	return link, err
+}
+
+func (h *Local) connectNow(ctx context.Context, a conn.Action) (transport.Link, error) {
+	if !h.all.engineConfig.AllowPeer(a.Path.Conn().Remote()) { // not any more
+		return nil, errNotAllowed
+	}
+	h.mu.Lock()
+	leaving := h.leaving
+	h.mu.Unlock()
+	if leaving {
+		return nil, errLeaving
+	}
+	return h.all.provider.Dial(ctx, netip.AddrPortFrom(h.addr, 0), netip.AddrPortFrom(a.Path.Conn().Remote(), h.port), a.Lane)
+}
+
+// accept judges an incoming connection. What is refused is closed before
+// anything is read or written: the answer is never larger than the question.
+func (h *Local) accept(link transport.Link) {
+	remote := link.RemoteAddr()
+	refuse := func(why string, args ...any) {
+		link.Close(false)
+		h.all.deps.LinksRefused.Add(1)
+		h.log.Warn("connection refused", append([]any{"peer", remote.Addr(), "why", why}, args...)...)
+	}
+	if !h.all.engineConfig.AllowPeer(remote.Addr()) {
+		refuse("it is not an allowed peer; allow it with a [[peers]] entry of the configuration")
+		return
+	}
+	user, err := h.all.deps.AcceptedFrom(link.LocalAddr(), remote)
+	if err != nil {
+		// A poke may be closed by now. Nothing is taken from it but the wish to be
+		// connected to, and who is there then is judged when it has accepted.
+		if poke := h.addr.Less(remote.Addr()); !poke || !errors.Is(err, netlocal.ErrGone) {
+			refuse(err.Error())
+			return
+		}
+	}
+	h.prepareLanes(remote.Addr())
+	shake, err := h.all.handshakes.begin(time.Now(), link, user, h.all.deps.Conf().Limits.MaxHandshakes, h.all.deps.Memory)
+	if err != nil {
+		refuse(err.Error())
+		return
+	}
+	_, now := h.Lock()
+	if h.closed {
+		h.mu.Unlock()
+		link.Close(false)
+		h.all.handshakes.end(shake)
+		return
+	}
+	a, err := h.e.Accept(now, remote)
+	if err != nil || !a.Link {
+		h.Unlock()
+		h.all.handshakes.end(shake)
+		if err != nil {
+			refuse(err.Error())
+		} else {
+			link.Close(false) // a poke, or no lane for it
+		}
+		return
+	}
+	k := &laneLink{h: h, p: a.Path, gen: a.Gen, link: link, shake: shake}
+	l := h.laneOf(a.Path)
+	l.links = append(l.links, k)
+	h.links.Add(1)
+	if !a.Parked {
+		link.Start(k)
+	}
+	h.Unlock()
+}
+
+func (h *Local) closeLink(a conn.Action) {
+	h.mu.Lock()
+	l := h.laneOf(a.Path)
+	k := l.find(a.Gen)
+	parked := k != nil && a.Kind == conn.ActAbort
+	if parked {
+		// Never started: nobody else will report its end.
+		l.remove(k)
+		k.identified()
+	}
+	h.mu.Unlock()
+	if k == nil {
+		return
+	}
+	k.link.Close(a.Kind == conn.ActClose)
+	if parked {
+		h.links.Done()
+	}
+}
+
+func (h *Local) pollAcked(a conn.Action) {
+	h.mu.Lock()
+	k := h.laneOf(a.Path).find(a.Gen)
+	h.mu.Unlock()
+	if k == nil {
+		return
+	}
+	n := k.link.Acked()
+	_, now := h.Lock()
+	h.e.Acked(now, a.Path, a.Gen, n)
+	h.Unlock()
+}

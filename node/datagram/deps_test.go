@@ -1,0 +1,20 @@
+package datagram
+
+import (
+	"testing"
+
+	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/config"
+)
+
+// testDeps is what a node would give for a configuration, without a log.
+func testDeps(t testing.TB, c *config.Config) *base.Deps {
+	t.Helper()
+	if err := c.Validate(); err != nil {
+		t.Fatal(err)
+	}
+	d := base.New(c, nil)
+	d.Guard = &guard.Guard{Log: d.Log}
+	return d
+}

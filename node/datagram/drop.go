@@ -1,0 +1,31 @@
+package datagram
+
+import (
+	"errors"
+
+	"github.com/rdsd/rdsd/conn"
+)
+
+var errNotAllowed = errors.New("the configuration does not allow this peer any more")
+
+// DropRefused gives up the links to peers that are not allowed any more. It does not
+// forget them: what is queued waits for a rule or its sender's cancel.
+func (a *Host) DropRefused() (dropped int) {
+	for _, h := range a.list {
+		e, now := h.Lock()
+		var gone []*conn.Path
+		for _, pe := range e.Peers() {
+			kernel := pe.Conn().Kind() == conn.KindKernel || pe.Conn().Kind() == conn.KindKernelLegacy
+			if !a.engineConfig.AllowPeer(pe.Addr()) || kernel && !a.engineConfig.AllowKernel(pe.Addr()) {
+				pe.Conn().Paths(func(p *conn.Path) { gone = append(gone, p) })
+			}
+		}
+		for _, p := range gone {
+			if e.Drop(now, p, errNotAllowed) {
+				dropped++
+			}
+		}
+		h.Unlock()
+	}
+	return dropped
+}

@@ -1,0 +1,165 @@
+package datagram
+
+import (
+	"container/list"
+	"net/netip"
+	"sync"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/transport"
+)
+
+// Accepted links whose peer has not said who it is. Whoever may connect at all
+// can make any number of them and say nothing, so no source may have more than a
+// part of the slots. A source is an address, a /64 of IPv6, or a user of this machine,
+// who has as many loopback addresses as he likes. Who comes
+// when its source has no slot left, or nobody has, takes that of the one that
+// has been silent for longest. A source that connects without an end does that at a
+// pace: to greet is dear, to close what has just been accepted is not.
+
+const (
+	// handshakeShare is the part of limits.max_handshakes that one source may have.
+	handshakeShare = 4
+	// handshakeBytes is what such a link takes.
+	handshakeBytes = 4 << 10
+	// handshakeEvery is how often one of a source's slots is given to another of it.
+	handshakeEvery = 5 * time.Millisecond
+)
+
+// handshakes is those of a node. The zero value is ready.
+type handshakes struct {
+	mu       sync.Mutex // nothing is called with it held
+	order    list.List  // of *handshake, oldest first; guarded by mu
+	bySource map[source]slots
+	refused  uint64 // guarded by mu
+}
+
+// slots are those of a source.
+type slots struct {
+	n    int
+	next time.Time // when one of them may be given to another
+}
+
+// handshake is one link on its way.
+type handshake struct {
+	link    transport.Link
+	source  source
+	account *quota.Account
+	at      *list.Element // nil when it is over; guarded by handshakes.mu
+}
+
+// source is what a link counts for: a user of this machine, or else a network.
+type source struct {
+	user    int64 // base.NoUser: network says it
+	network netip.Prefix
+}
+
+func sourceOf(a netip.Addr, user int64) source {
+	if user != base.NoUser {
+		return source{user: user}
+	}
+	a = a.Unmap()
+	bits := 32
+	switch {
+	case a.IsLoopback() && a.Is4():
+		bits = 8
+	case a.Is6():
+		bits = 64
+	}
+	p, _ := a.Prefix(bits)
+	return source{base.NoUser, p}
+}
+
+// begin enters a link of a user of this machine, or base.NoUser; end must follow. most is
+// limits.max_handshakes.
+func (t *handshakes) begin(now time.Time, link transport.Link, user int64, most int, memory *quota.Node) (*handshake, error) {
+	x := &handshake{link: link, source: sourceOf(link.RemoteAddr().Addr(), user), account: memory.Account(quota.Peer(link.RemoteAddr().Addr().Unmap()))}
+	if err := x.account.Take(quota.Handshakes, handshakeBytes); err != nil {
+		x.account.Close()
+		t.mu.Lock()
+		t.refused++
+		t.mu.Unlock()
+		return nil, err
+	}
+	t.mu.Lock()
+	if t.bySource == nil {
+		t.bySource = map[source]slots{}
+	}
+	var silent *handshake
+	switch of, share := t.bySource[x.source], max(1, most/handshakeShare); {
+	case of.n >= share && now.Before(of.next):
+		t.refused++
+		t.mu.Unlock()
+		x.account.Give(quota.Handshakes, handshakeBytes)
+		x.account.Close()
+		return nil, rdserr.With(rdserr.ErrTooMany, "%d connections of its source have not said who they are, a part of limits.max_handshakes; one in %v makes room", of.n, handshakeEvery)
+	case of.n >= share:
+		of.next = now.Add(handshakeEvery)
+		t.bySource[x.source] = of
+		silent = t.oldest(func(o *handshake) bool { return o.source == x.source })
+	case t.order.Len() >= most:
+		silent = t.oldest(func(*handshake) bool { return true })
+	}
+	if silent != nil {
+		t.remove(silent)
+		t.refused++
+	}
+	x.at = t.order.PushBack(x)
+	t.count(x.source, 1)
+	t.mu.Unlock()
+	if silent != nil {
+		silent.link.Close(false)
+	}
+	return x, nil
+}
+
+// oldest finds the oldest that is fit. mu is held.
+func (t *handshakes) oldest(fit func(*handshake) bool) *handshake {
+	for e := t.order.Front(); e != nil; e = e.Next() {
+		if x := e.Value.(*handshake); fit(x) {
+			return x
+		}
+	}
+	return nil
+}
+
+// count changes how many slots a source has. mu is held.
+func (t *handshakes) count(s source, by int) {
+	of := t.bySource[s]
+	if of.n += by; of.n == 0 {
+		delete(t.bySource, s)
+	} else {
+		t.bySource[s] = of
+	}
+}
+
+// remove takes x out. mu is held.
+func (t *handshakes) remove(x *handshake) {
+	t.order.Remove(x.at)
+	x.at = nil
+	t.count(x.source, -1)
+	x.account.Give(quota.Handshakes, handshakeBytes)
+	x.account.Close()
+}
+
+// end is for a link that has said who it is, or is gone. Calling it again, or for
+// nil, does nothing.
+func (t *handshakes) end(x *handshake) {
+	if x == nil {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if x.at != nil {
+		t.remove(x)
+	}
+}
+
+func (t *handshakes) budget(most int) base.Budget {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return base.Budget{Name: "handshakes", Used: uint64(t.order.Len()), Limit: uint64(most), Refused: t.refused}
+}

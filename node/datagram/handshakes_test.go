@@ -1,0 +1,138 @@
+package datagram
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/transport"
+)
+
+// silentLink is a link of somebody who says nothing.
+type silentLink struct {
+	transport.Link
+	remote   netip.AddrPort
+	closed   bool
+	graceful bool // it was closed like that: its descriptor would outlive its slot
+}
+
+func (l *silentLink) RemoteAddr() netip.AddrPort { return l.remote }
+func (l *silentLink) Close(graceful bool)        { l.closed, l.graceful = true, graceful }
+
+func TestHandshakeSlots(t *testing.T) {
+	memory := quota.New(64<<20, nil)
+	var h handshakes
+	links := map[string]*silentLink{}
+	user, now := base.NoUser, time.Unix(1000, 0)
+	begin := func(name, addr string) *handshake {
+		t.Helper()
+		l := &silentLink{remote: netip.MustParseAddrPort(addr)}
+		links[name] = l
+		now = now.Add(handshakeEvery)
+		x, err := h.begin(now, l, user, 16, memory)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return x
+	}
+	closed := func(want bool, names ...string) {
+		t.Helper()
+		for _, n := range names {
+			if l := links[n]; l.closed != want || l.graceful {
+				t.Errorf("%s closed: %v, gracefully: %v", n, l.closed, l.graceful)
+			}
+		}
+	}
+	first := begin("first", "10.0.0.1:1000")
+	// A user of this machine, from as many addresses as he likes, holds a quarter of
+	// the slots; his oldest make room for his newest, and nobody else's do.
+	user = 0
+	roots := begin("root's", "127.0.0.1:1999")
+	user = 1000
+	for i := range 40 {
+		begin(fmt.Sprint("local", i), fmt.Sprintf("127.0.%d.1:%d", i, 2000+i))
+	}
+	closed(false, "root's")
+	h.end(roots)
+	user = base.NoUser
+	closed(true, "local0", "local35")
+	closed(false, "first", "local36", "local39")
+	if b := h.budget(16); b.Used != 5 || b.Refused != 36 || b.Limit != 16 {
+		t.Errorf("the slots are %+v", b)
+	}
+	// The same from a network of IPv6, and a machine of IPv4.
+	for i := range 10 {
+		begin(fmt.Sprint("six", i), fmt.Sprintf("[2001:db8::%d]:1", i+1))
+		begin(fmt.Sprint("four", i), fmt.Sprintf("10.0.0.9:%d", i+1))
+	}
+	closed(true, "six0", "six5", "four5")
+	closed(false, "six6", "four6", "first", "local36")
+	// Who comes when all are taken takes the place of the oldest of all.
+	for i := range 3 {
+		begin(fmt.Sprint("other", i), fmt.Sprintf("10.1.0.%d:1", i))
+	}
+	closed(false, "first")
+	begin("last", "10.2.0.1:1")
+	closed(true, "first")
+	closed(false, "local36", "last")
+	h.end(first) // again
+	if b := h.budget(16); b.Used != 16 {
+		t.Errorf("the slots are %+v", b)
+	}
+	for x := h.order.Front(); x != nil; x = h.order.Front() {
+		h.end(x.Value.(*handshake))
+	}
+	h.end(nil)
+	if len(h.bySource) != 0 || memory.Used() != 0 || len(memory.Holders()) != 0 {
+		t.Errorf("%v, %d bytes and %v are left", h.bySource, memory.Used(), memory.Holders())
+	}
+}
+
+func TestHandshakeWithoutMemory(t *testing.T) {
+	memory := quota.New(64<<20, nil)
+	memory.Account(quota.Holder{}).Grow(quota.Peers, 64<<20)
+	var h handshakes
+	if _, err := h.begin(time.Now(), &silentLink{remote: netip.MustParseAddrPort("10.0.0.1:1")}, base.NoUser, 16, memory); err == nil {
+		t.Error("a slot that memory has no room for was given")
+	}
+	if b := h.budget(16); b.Used != 0 || b.Refused != 1 {
+		t.Errorf("the slots are %+v", b)
+	}
+}
+
+// TestHandshakesAtAPace: a source that has its slots gives them to others of its own one
+// in 5 ms, whoever is faster is closed; other sources are not concerned.
+func TestHandshakesAtAPace(t *testing.T) {
+	memory := quota.New(64<<20, nil)
+	var h handshakes
+	now, in := time.Unix(1000, 0), 0
+	for i := range 1000 {
+		at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, byte(i >> 8), byte(i)}), 1000)
+		if _, err := h.begin(now, &silentLink{remote: at}, 1000, 64, memory); err == nil {
+			in++
+		} else if !errors.Is(err, rdserr.ErrTooMany) {
+			t.Fatal(err)
+		}
+		if i%100 == 0 {
+			at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i / 100)}), 1000)
+			if _, err := h.begin(now, &silentLink{remote: at}, base.NoUser, 64, memory); err != nil {
+				t.Errorf("another source: %v", err)
+			}
+		}
+		now = now.Add(time.Millisecond)
+	}
+	if want := 16 + (1000-16+4)/5; in != want {
+		t.Errorf("%d of 1,000 connections in a second, not %d", in, want)
+	}
+	if b := h.budget(64); b.Used != 26 || b.Refused != uint64(1000-16) {
+		t.Errorf("the slots are %+v", b)
+	}
+	if n := memory.Used(); n != 26*handshakeBytes {
+		t.Errorf("%d bytes are charged", n)
+	}
+}

@@ -1,0 +1,429 @@
+package datagram
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	crand "crypto/rand"
+	"encoding/binary"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/internal/netlocal"
+	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/shm"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/transport/tcp"
+)
+
+// Host is the datagrams of a node: one Local for each local address.
+type Host struct {
+	deps         *base.Deps
+	epoch        time.Duration // the engines' time zero, by reactor.Clock
+	engineConfig rds.Config
+	workers      []*Worker          // set by start
+	provider     transport.Provider // set by start
+	list         []*Local
+	byAddr       map[netip.Addr]*Local
+	ctx          context.Context // ends with the node: dials give up
+	cancel       context.CancelFunc
+
+	handshakes handshakes
+	partials   partials
+	full       atomic.Uint64 // writes that met a full socket buffer
+
+	states   stateLog
+	ledger   *shm.Ledger         // nil: none
+	addrs    *netlocal.AddrWatch // nil: nobody watches; set by start
+	watching sync.WaitGroup      // of addrs
+
+	ports *portBook // nil: none; set by start
+	dealt atomic.Uint32
+	// graves counts goroutines that let go of the memory of closed sockets with
+	// rings, or allocate in the ledger for open ones.
+	graves sync.WaitGroup
+}
+
+// New makes the datagrams' part of a node. Nothing is opened before Start.
+func New(d *base.Deps) *Host {
+	c := d.Config
+	a := &Host{deps: d, epoch: reactor.Clock() - time.Hour, byAddr: map[netip.Addr]*Local{}}
+	a.ctx, a.cancel = context.WithCancel(context.Background())
+	e := rds.DefaultConfig()
+	e.Conn.Lanes = c.RDS.Lanes
+	e.Conn.ReconnectMin, e.Conn.ReconnectMax = c.RDS.ReconnectMin.Duration, c.RDS.ReconnectMax.Duration
+	e.Conn.Heartbeat, e.Conn.DeadAfter = c.RDS.HeartbeatInterval.Duration, c.RDS.HeartbeatTimeout.Duration
+	e.Conn.Ping = c.RDS.PingEnable
+	e.SndBufBytes, e.RcvBufBytes = int(c.RDS.SendBufferBytes), int(c.RDS.RecvBufferBytes)
+	e.MaxBufBytes = int(max(c.RDS.SendBufferMax, c.RDS.RecvBufferMax))
+	e.HardFactor = c.RDS.HardLimitFactor
+	e.MaxPeers, e.MaxSockets = c.Limits.MaxPeers, c.Limits.MaxSockets
+	e.Budget = d.Budget
+	e.PeerAccount = func(addr netip.Addr) *quota.Account { return d.Memory.Account(quota.Peer(addr)) }
+	e.AllowPeer = func(addr netip.Addr) bool {
+		ok, _ := d.Conf().PeerPolicy(addr)
+		return ok || a.byAddr[addr] != nil
+	}
+	e.AllowKernel = func(addr netip.Addr) bool { _, ok := d.Conf().PeerPolicy(addr); return ok }
+	a.engineConfig = e
+	for _, addr := range c.RDS.Addresses {
+		var seed [8]byte
+		crand.Read(seed[:])
+		h := newHost(a, addr, int64(binary.LittleEndian.Uint64(seed[:])))
+		a.list = append(a.list, h)
+		a.byAddr[addr] = h
+	}
+	return a
+}
+
+// host finds the host of a local address.
+func (a *Host) Local(addr netip.Addr) (*Local, error) {
+	if h := a.byAddr[addr.Unmap()]; h != nil {
+		return h, nil
+	}
+	return nil, rdserr.With(rdserr.ErrAddrNotAvail, "%v is not an address of this daemon; it has %v", addr, a.deps.Config.RDS.Addresses)
+}
+
+func (a *Host) withTimeout(d time.Duration) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(a.ctx, d)
+}
+
+func (a *Host) Start() error {
+	if err := a.startReactors(); err != nil {
+		a.Close()
+		return err
+	}
+	links := tcp.New(a.Reactors()...)
+	links.BufferBytes = int(a.deps.Config.RDS.TCPBufferBytes)
+	links.Log, links.AcceptFailed, links.Reserve = a.deps.Log, &a.deps.Count.AcceptErrors, a.deps.FDs.Reserve
+	links.Guard = a.deps.Guard
+	links.Room = func() error { return a.deps.FDs.Room(base.LinkFDs, base.KeepOfLinks) }
+	if name := a.deps.Config.RDS.TCPCongestion; name != "" {
+		if err := tcp.CheckCongestion(name); err != nil {
+			a.deps.Log.Warn("rds.tcp_congestion cannot be had, TCP keeps the kernel's default", "name", name, "err", err)
+		} else {
+			links.Congestion = name
+		}
+	}
+	links.Check = a.deps.CheckDialled
+	a.provider = links
+	for i, h := range a.list {
+		h.attach(a.workers[i%len(a.workers)])
+	}
+	a.states.start(a)
+	if err := a.openLedger(); err != nil {
+		a.Close()
+		return err
+	}
+	a.watchAddrs()
+	was := a.openPorts()
+	for _, h := range a.list {
+		l, err := a.provider.Listen(netip.AddrPortFrom(h.addr, h.port), h.accept)
+		if err != nil {
+			a.Close()
+			return a.cannotListen(h, err)
+		}
+		h.mu.Lock()
+		h.listener = l
+		h.mu.Unlock()
+	}
+	a.reconnect(was)
+	return nil
+}
+
+// cannotListen says why there is no listener for peers, and which key is to blame.
+func (a *Host) cannotListen(h *Local, err error) error {
+	c := a.deps.Config
+	key, hint := "rds.port", ""
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		hint = ": is the kernel's rds_tcp loaded, or another rdsd running?"
+	case errors.Is(err, unix.EADDRNOTAVAIL):
+		key, hint = "rds.addresses", ": this machine has no such address"
+	}
+	return c.Failed(key, fmt.Errorf("cannot listen for RDS peers on %v port %d: %w%s", h.addr, h.port, err, hint))
+}
+
+// Drain waits until nothing accepted is undecided. It looks; at the end of a
+// daemon's life a few milliseconds do not matter.
+func (a *Host) Drain(ctx context.Context) {
+	for {
+		busy := 0
+		for _, h := range a.list {
+			h.EachSocket(func(_ *rds.Engine, s *rds.Socket) { busy += s.Info().Undecided })
+		}
+		if busy == 0 {
+			return
+		}
+		select {
+		case <-ctx.Done():
+			a.deps.Log.Warn("datagrams undecided at the end", "undecided", busy)
+			return
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+func (a *Host) Close() {
+	a.cancel()
+	a.unwatch()
+	var g errgroup.Group
+	for _, h := range a.list {
+		g.Go(func() error {
+			defer a.deps.Guard.Recover(guard.Step, nil) // its links would never be over
+			h.stop()
+			return nil
+		})
+	}
+	g.Wait()
+	a.stopReactors()
+	a.states.stop()
+	a.graves.Wait() // they write to the ledger
+	a.closeLedger()
+	a.ports.close()
+}
+
+func (a *Host) Alive() {
+	for _, h := range a.list {
+		h.Lock()
+		h.Unlock()
+	}
+}
+
+func (a *Host) Engine(addr netip.Addr) Engine {
+	if h := a.byAddr[addr.Unmap()]; h != nil {
+		return h
+	}
+	return nil
+}
+
+func (a *Host) Read(s *Snapshot) {
+	for _, h := range a.list {
+		h.Lock()
+		c := h.e.OwnCounters()
+		s.Queueing.Merge(&h.e.QueueNs)
+		s.Rtt.Merge(&h.e.RTTNs)
+		h.Unlock()
+		h.EachPeer(func(_ *rds.Engine, pe *rds.Peer) {
+			q, k := pe.Conn().Queued(), pe.Counters()
+			c.Add(&k)
+			s.Peers = append(s.Peers, PeerSnapshot{Local: h.addr, Remote: pe.Addr(), Up: pe.Conn().Up(),
+				Counters: k, QueuedBytes: uint64(q.QueuedBytes + q.UnackedBytes)})
+		})
+		s.Counters.Add(&c)
+	}
+	s.Counters.TCPSndbufFull += a.full.Load()
+	s.RefusedLinks = a.deps.LinksRefused.Load()
+	b := a.engineConfig.Budget
+	l := a.deps.Conf().Limits
+	s.Budgets = append(s.Budgets,
+		base.Budget{Name: "memory", Used: uint64(max(b.Used(), 0)), Limit: uint64(b.Limit), Refused: b.Refused.Load()},
+		base.Budget{Name: "peers", Used: uint64(len(s.Peers)), Limit: uint64(l.MaxPeers)},
+		a.handshakes.budget(l.MaxHandshakes))
+}
+
+// --- administration -------------------------------------------------------------------
+
+// Ping measures a round trip to a node, from one of our addresses.
+func (a *Host) Ping(ctx context.Context, local, remote netip.Addr) (netip.Addr, time.Duration, error) {
+	h, err := a.hostFor(local, remote)
+	if err != nil {
+		return netip.Addr{}, 0, err
+	}
+	woken := make(wakeup, 1)
+	h.Lock()
+	s, err := h.e.Bind(0, rds.SocketOptions{RcvBufBytes: 4096, SndBufBytes: 4096, Label: "ping", Data: woken})
+	h.Unlock()
+	if err != nil {
+		return h.addr, 0, err
+	}
+	defer func() {
+		_, now := h.Lock()
+		s.Close(now)
+		h.Unlock()
+	}()
+	begun := time.Now()
+	_, now := h.Lock()
+	err = s.Send(now, netip.AddrPortFrom(remote, 0), nil, 0, false)
+	h.Unlock()
+	if err != nil {
+		return h.addr, 0, err
+	}
+	for {
+		select {
+		case <-woken:
+		case <-ctx.Done():
+			return h.addr, 0, rdserr.With(rdserr.ErrTimeout, "no answer from %v%s", remote, h.whyDown(remote))
+		}
+		_, now := h.Lock()
+		s.Events()
+		d, ok := s.Recv()
+		s.ReadAll(now)
+		h.Unlock()
+		if ok {
+			d.Release()
+			return h.addr, time.Since(begun), nil
+		}
+	}
+}
+
+// whyDown says why there is no link to remote, if that is known.
+func (h *Local) whyDown(remote netip.Addr) string {
+	var last error
+	e, _ := h.Lock()
+	if pe, err := e.Peer(remote); err == nil && pe.Conn() != nil && !pe.Conn().Up() {
+		pe.Conn().Paths(func(p *conn.Path) {
+			if err := p.Info().LastErr; err != nil {
+				last = err
+			}
+		})
+	}
+	h.Unlock()
+	if last == nil {
+		return ""
+	}
+	return ": " + last.Error()
+}
+
+// wakeup is a socket's Data that wakes one goroutine.
+type wakeup chan struct{}
+
+func (w wakeup) News() (goroutine bool) {
+	select {
+	case w <- struct{}{}:
+	default:
+	}
+	return true
+}
+
+// hostFor picks the host for local, or any of remote's family.
+func (a *Host) hostFor(local, remote netip.Addr) (*Local, error) {
+	if local.IsValid() {
+		return a.Local(local)
+	}
+	for _, h := range a.list {
+		if h.addr.Is4() == remote.Unmap().Is4() {
+			return h, nil
+		}
+	}
+	return nil, rdserr.With(rdserr.ErrAddrNotAvail, "this daemon has no address of the family of %v; it has %v", remote, a.deps.Config.RDS.Addresses)
+}
+
+var errDropped = errors.New("dropped by an administrator")
+
+// DropPath gives up the links to remote; lane < 0: all lanes.
+func (a *Host) DropPath(local, remote netip.Addr, lane int) (dropped int) {
+	for _, h := range a.list {
+		if local.IsValid() && h.addr != local {
+			continue
+		}
+		_, now := h.Lock()
+		if pe := h.e.Known(remote); pe != nil {
+			pe.Conn().Paths(func(p *conn.Path) {
+				if (lane < 0 || p.Index() == lane) && h.e.Drop(now, p, errDropped) {
+					dropped++
+				}
+			})
+		}
+		h.Unlock()
+	}
+	return dropped
+}
+
+// Watch is one listener to congestion; C is closed when it falls behind.
+type Watch struct {
+	C chan []rds.Notice
+}
+
+func (w *Watch) tell(n []rds.Notice) {
+	select {
+	case w.C <- n:
+	default: // it is slow: what it misses it sees in ListCongestion
+	}
+}
+
+// WatchCongestion reports changes on all hosts until stop is called.
+func (a *Host) WatchCongestion() (w *Watch, stop func()) {
+	w = &Watch{C: make(chan []rds.Notice, 64)}
+	for _, h := range a.list {
+		h.Lock()
+		h.watch = append(append([]*Watch(nil), h.watch...), w)
+		h.e.Watch(true)
+		h.Unlock()
+	}
+	return w, func() {
+		for _, h := range a.list {
+			h.Lock()
+			var l []*Watch
+			for _, o := range h.watch {
+				if o != w {
+					l = append(l, o)
+				}
+			}
+			h.watch = l
+			h.e.Watch(len(l) > 0)
+			h.Unlock()
+		}
+	}
+}
+
+// --- for the other rooms of a node ---------------------------------------------------
+
+// Locals lists the shells of the local addresses, in the order of the configuration.
+func (a *Host) Locals() []*Local { return a.list }
+
+// Has reports whether addr is one of the local addresses.
+func (a *Host) Has(addr netip.Addr) bool { return a.byAddr[addr] != nil }
+
+// Reactors lists the threads that move bytes, once start has returned.
+func (a *Host) Reactors() (l []*reactor.Reactor) {
+	for _, w := range a.workers {
+		l = append(l, w.Reactor)
+	}
+	return l
+}
+
+// Links is what connections are made with, once start has returned.
+func (a *Host) Links() transport.Provider { return a.provider }
+
+// Sweep closes links on which a payload does not go on: silent is how long nothing
+// more of it may come.
+func (a *Host) Sweep(now time.Time, silent time.Duration) { a.partials.sweep(now, silent) }
+
+// TakeLocks takes each lock that a step is made under and gives it back: it returns
+// when all of them can be had, which is all its caller wants to know.
+func (a *Host) TakeLocks() {
+	for _, h := range a.list {
+		h.canLock()
+	}
+}
+
+// books is the ledger of this life of the daemon; nil without one.
+func (a *Host) Ledger() *shm.Ledger { return a.ledger }
+
+// Aside runs f, which makes system calls that take their time, in a goroutine that
+// close waits for. end, unless nil, is told of a panic in it.
+func (a *Host) Aside(f func(), end func(error)) {
+	a.graves.Go(func() {
+		defer a.deps.Guard.Recover(guard.Socket, end)
+		f()
+	})
+}
+
+// canLock returns when the lock can be had, which is all its caller wants to know.
+func (h *Local) canLock() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+}

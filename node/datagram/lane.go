@@ -1,0 +1,172 @@
+package datagram
+
+import (
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/shm"
+	"github.com/rdsd/rdsd/transport"
+)
+
+// lane is what the shell knows of a path: the links it has or is about to
+// have. It hangs on conn.Path.Data; Local.mu guards it.
+type lane struct {
+	links    []*laneLink
+	lastTurn time.Duration // end of the last transmit turn
+
+	ledger     *shm.LedgerLane // nil until it is needed
+	unledgered bool            // the ledger had no room
+}
+
+// laneLink is one link of a path; the transport's Handler.
+type laneLink struct {
+	h     *Local
+	p     *conn.Path
+	gen   uint64
+	link  transport.Link
+	dead  bool       // guarded by Local.mu
+	shake *handshake // of an accepted link that has not identified itself; guarded by Local.mu
+	noted bool       // its peer is in the book of kernels, or need not be
+	now   time.Duration
+
+	// Guarded by Local.mu, see partial.go.
+	partial int64 // bytes of the large payload that is being read; 0: none
+	charged int64 // of them
+}
+
+func (h *Local) laneOf(p *conn.Path) *lane {
+	l, _ := p.Data.(*lane)
+	if l == nil {
+		l = &lane{}
+		p.Data = l
+	}
+	return l
+}
+
+func (l *lane) find(gen uint64) *laneLink {
+	for _, k := range l.links {
+		if k.gen == gen {
+			return k
+		}
+	}
+	return nil
+}
+
+// current is the link p transmits on, nil when it has none that works.
+func (l *lane) current(p *conn.Path) *laneLink {
+	if k := l.find(p.Gen()); k != nil && !k.dead {
+		return k
+	}
+	return nil
+}
+
+func (l *lane) remove(k *laneLink) {
+	for i, o := range l.links {
+		if o == k {
+			l.links = append(l.links[:i], l.links[i+1:]...)
+			return
+		}
+	}
+}
+
+// Begin takes the lock for all frames of one read.
+func (l *laneLink) Begin() { _, l.now = l.h.LockTurn(l.h.all.here()) }
+
+// Frame gives one frame to the engine.
+func (l *laneLink) Frame(f *transport.Frame) error {
+	l.partial = 0
+	return l.h.e.Receive(l.now, l.p, l.gen, f)
+}
+
+// Buffer finds a place for a large payload, in the ring it is for.
+func (l *laneLink) Buffer(raw []byte, n int) *buf.Buf {
+	l.partial = int64(n)
+	return l.h.e.Buffer(l.p, l.gen, raw, n)
+}
+
+// End lets the lock go; acknowledgements and wake-ups follow in this thread.
+func (l *laneLink) End() {
+	l.settlePartial()
+	l.h.e.ReceivedAll(l.now, l.p, l.gen)
+	l.h.commit(l.p)
+	if !l.noted {
+		l.note()
+	}
+	if l.shake != nil && l.p.Ready() {
+		l.identified()
+	}
+	l.h.Unlock()
+}
+
+// note writes down, once it is known, that the peer is a kernel to which we are
+// the one to connect.
+func (l *laneLink) note() {
+	c := l.p.Conn()
+	if c.Kind() == conn.KindUnknown {
+		return
+	}
+	l.noted = true
+	if b := l.h.all.ports; b != nil && c.Active() && c.Kind() != conn.KindRdsd {
+		b.noteKernel(l.h.addr, c.Remote())
+	}
+}
+
+// identified ends the handshake of an accepted link. Local.mu is held.
+func (l *laneLink) identified() {
+	l.h.all.handshakes.end(l.shake)
+	l.shake = nil
+}
+
+// Progress: a peer that takes a large batch slowly is alive.
+func (l *laneLink) Progress() {
+	e, now := l.h.Lock()
+	e.Alive(now, l.p, l.gen)
+	l.h.Unlock()
+}
+
+// Written ends a batch that met a full link.
+func (l *laneLink) Written(b *transport.Batch, err error) {
+	b.Put()
+	h := l.h
+	_, now := h.Lock()
+	if err != nil {
+		l.dead = true
+	}
+	more := h.e.Wrote(now, l.p)
+	h.Unlock()
+	if more && h.transmit(l.p, bytesATurn) {
+		h.kick(l.p)
+	}
+}
+
+// Closed ends the link.
+func (l *laneLink) Closed(err error, acked uint64) {
+	h := l.h
+	_, now := h.Lock()
+	h.laneOf(l.p).remove(l)
+	l.identified()
+	l.partial = 0
+	l.settlePartial()
+	h.e.Lost(now, l.p, l.gen, acked, err)
+	h.startParked(l.p)
+	h.Unlock()
+	h.links.Done()
+}
+
+// startParked begins to read an accepted link that waited for its
+// predecessor's end. The lock is held.
+func (h *Local) startParked(p *conn.Path) {
+	if k := h.laneOf(p).find(p.Gen()); k != nil && (p.State() == conn.Up || p.State() == conn.Disconnecting) {
+		k.link.Start(k)
+	}
+}
+
+// LinkOf is the link that p sends on now, nil when it has none that works. The lock is
+// held.
+func (h *Local) LinkOf(p *conn.Path) transport.Link {
+	if k := h.laneOf(p).current(p); k != nil {
+		return k.link
+	}
+	return nil
+}

@@ -1,0 +1,328 @@
+package datagram
+
+import (
+	"log/slog"
+	"math/rand"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/shm"
+	"github.com/rdsd/rdsd/transport"
+)
+
+// Local is the shell around the engine of one local address: its lock, clock,
+// listener, links and timer. Everything the engine hands out is carried out
+// after the lock is let go.
+type Local struct {
+	all  *Host
+	log  *slog.Logger
+	addr netip.Addr
+	port uint16 // TCP port of RDS, here and at every peer
+
+	looking sync.Mutex // taken before mu by whoever lists; see pages.go
+
+	mu      sync.Mutex // guards e with everything in it, and the fields below
+	e       *rds.Engine
+	worker  *Worker // its timer runs there, and what others hand over; set by start
+	timer   *reactor.Timer
+	timerAt time.Duration // what timer is set for; never when it is not
+	latest  time.Duration // the time of the last step
+	closed  bool
+	leaving bool         // nothing is dialled any more
+	kicked  []*conn.Path // handed over to worker
+	watch   []*Watch
+	rings   hostRings
+
+	waiting atomic.Int32 // goroutines asleep on mu
+
+	listener transport.Listener // set by start
+	links    sync.WaitGroup     // links and dials under way
+
+	flushKicked func() // transmits on kicked, on worker's thread
+}
+
+func newHost(all *Host, addr netip.Addr, seed int64) *Local {
+	h := &Local{all: all, log: all.deps.Log, addr: addr, port: all.deps.Config.RDS.Port, timerAt: conn.Never}
+	h.e = rds.NewEngine(&all.engineConfig, addr, rand.New(rand.NewSource(seed)))
+	return h
+}
+
+// attach gives the host the reactor of its timer.
+func (h *Local) attach(w *Worker) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.worker = w
+	h.timer = w.NewTimer(h.tick)
+	h.flushKicked = func() { h.takeOver(w) }
+}
+
+// Addr is the local address.
+func (h *Local) Addr() netip.Addr { return h.addr }
+
+// shell is what h is one of.
+func (h *Local) Host() *Host { return h.all }
+
+// StepTime is the engine's time of the last step. The lock is held.
+func (h *Local) StepTime() time.Duration { return h.latest }
+
+// now is the engine's time: monotonic, from the node's start.
+func (h *Local) now() time.Duration { return reactor.Clock() - h.all.epoch }
+
+// Lock takes the lock; unlock must follow.
+func (h *Local) Lock() (*rds.Engine, time.Duration) {
+	h.acquire()
+	return h.step(h.now())
+}
+
+// LockTurn is lock on the thread of w, if that is not nil, with the time at which
+// its turn began: to read the clock takes longer than to take the lock. Timers and
+// what is measured may be off by a turn.
+func (h *Local) LockTurn(w *Worker) (*rds.Engine, time.Duration) {
+	if w == nil {
+		return h.Lock()
+	}
+	return h.lockAt(w.Now() - h.all.epoch)
+}
+
+// lockAt is lock for a caller who knows the time.
+func (h *Local) lockAt(now time.Duration) (*rds.Engine, time.Duration) {
+	h.acquire()
+	return h.step(now)
+}
+
+func (h *Local) acquire() {
+	if !h.mu.TryLock() {
+		h.lockSlowly()
+	}
+}
+
+// step begins a step of the engine, whose time never goes back, whoever has
+// looked at which clock.
+func (h *Local) step(now time.Duration) (*rds.Engine, time.Duration) {
+	h.latest = max(h.latest, now)
+	return h.e, h.latest
+}
+
+// lockSlowly waits for the lock. A reactor does so awake: to park a thread that
+// a goroutine is locked to takes three wake-ups of others, and the lock is
+// never held for long. Other goroutines are counted, for whoever lets it go.
+func (h *Local) lockSlowly() {
+	if h.all.here() != nil {
+		for begun := time.Now(); time.Since(begun) < lockAwake; {
+			if reactor.Yield(); h.mu.TryLock() {
+				return
+			}
+		}
+	}
+	h.waiting.Add(1)
+	h.mu.Lock()
+	h.waiting.Add(-1)
+}
+
+// lockAwake is longer than the lock is held by whoever has a processor; if it
+// takes longer, the holder needs the one we are on.
+const lockAwake = 50 * time.Microsecond
+
+// work is what one step left to do. The pool keeps its slices.
+type work struct {
+	acts    []conn.Action
+	socks   []*rds.Socket
+	states  []rds.StateChange
+	notices []rds.Notice
+	watch   []*Watch
+	bells   []*shm.Alarm
+	collect bool
+}
+
+var works = sync.Pool{New: func() any { return new(work) }}
+
+// Unlock lets the lock go and carries out what the step left to do: writes to
+// links in the caller's own thread, wakes readers, dials, logs.
+func (h *Local) Unlock() {
+	if at, ok := h.e.Next(); ok && at < h.timerAt && !h.closed && h.timer != nil {
+		h.timerAt = at
+		h.timer.Reset(untilTick(h.now(), at))
+	}
+	if !h.e.EndStep() && len(h.rings.placed)+len(h.rings.dirty) == 0 {
+		h.mu.Unlock()
+		if h.waiting.Load() > 0 {
+			h.all.nudge()
+		}
+		return
+	}
+	w := works.Get().(*work)
+	w.acts = h.e.Take(w.acts[:0])
+	w.socks = h.e.Ready(w.socks[:0])
+	w.states = h.e.States()
+	w.notices = h.e.Notices()
+	w.watch = h.watch
+	w.collect = h.e.Collect()
+	for _, s := range w.socks {
+		if o, ok := s.Options().Data.(Publisher); ok {
+			o.Publish()
+		}
+	}
+	for _, c := range h.e.Evicted() {
+		c.Paths(h.freeLane)
+	}
+	w.bells = h.publishRings(w.bells[:0])
+	for i := range w.states {
+		h.recordLane(w.states[i].Path)
+	}
+	h.mu.Unlock()
+
+	for _, a := range w.bells {
+		a.Ring() // nothing, when its socket has been closed meanwhile
+	}
+	if n := len(w.bells); n > 0 {
+		h.all.deps.Count.RingWakes.Add(uint64(n))
+	}
+
+	woken := h.waiting.Load() > 0
+	for _, s := range w.socks {
+		if o, ok := s.Options().Data.(Waker); ok && o.News() {
+			woken = true
+		}
+	}
+	if woken {
+		h.all.nudge()
+	}
+	for _, a := range w.acts {
+		h.carryOut(a)
+	}
+	if w.collect {
+		h.all.Collect()
+	}
+	for _, s := range w.states {
+		h.all.states.put(h, s)
+	}
+	if len(w.notices) > 0 {
+		for _, c := range w.watch {
+			c.tell(w.notices)
+		}
+	}
+	clear(w.acts)
+	clear(w.socks)
+	clear(w.bells)
+	w.states, w.notices, w.watch = nil, nil, nil
+	works.Put(w)
+}
+
+// What is due later than tickNear is done on a grid of tickGrid: heartbeats of a
+// thousand idle peers wake the reactor a few times a second, not a thousand times.
+const (
+	tickNear = 200 * time.Millisecond
+	tickGrid = 50 * time.Millisecond
+)
+
+// untilTick is how long to wait for what is due at at.
+func untilTick(now, at time.Duration) time.Duration {
+	d := max(at-now, 0)
+	if d > tickNear {
+		d += tickGrid - (at-1)%tickGrid - 1
+	}
+	return d
+}
+
+// tick runs on the worker's thread.
+func (h *Local) tick() {
+	_, now := h.Lock()
+	guard.Point("step")
+	h.timerAt = conn.Never
+	if !h.closed {
+		h.e.Tick(now)
+	}
+	h.Unlock()
+}
+
+func (h *Local) carryOut(a conn.Action) {
+	switch a.Kind {
+	case conn.ActKick:
+		h.kick(a.Path)
+	case conn.ActDial:
+		guard.Point("step.late")
+		h.background(func() { h.dial(a) })
+	case conn.ActPoke:
+		h.background(func() { h.poke(a) })
+	case conn.ActClose, conn.ActAbort:
+		h.closeLink(a)
+	case conn.ActPoll:
+		h.pollAcked(a)
+	case conn.ActResume:
+		h.mu.Lock()
+		l := h.laneOf(a.Path).find(a.Gen)
+		h.mu.Unlock()
+		if l != nil {
+			l.link.Start(l) // one that was parked; nothing happens otherwise
+			l.link.Resume()
+		}
+	}
+}
+
+// background runs f in a goroutine that stop waits for.
+func (h *Local) background(f func()) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.closed {
+		return
+	}
+	h.links.Add(1)
+	go func() {
+		defer h.links.Done()
+		// A path waits for what f has to tell: without it, it would wait for ever.
+		defer h.all.deps.Guard.Recover(guard.Step, nil)
+		f()
+	}()
+	h.all.nudge()
+}
+
+// stopPatience is how long links may take to be read to their end.
+const stopPatience = 3 * time.Second
+
+// stop drops every link and waits for their goroutines.
+func (h *Local) stop() {
+	if h.listener != nil {
+		h.listener.Close()
+	}
+	h.mu.Lock()
+	h.closed = true
+	now := h.now()
+	h.e.Shutdown(now)
+	var links []*laneLink
+	var unstarted int
+	for _, pe := range h.e.Peers() {
+		pe.Conn().Paths(func(p *conn.Path) {
+			l := h.laneOf(p)
+			for _, k := range append([]*laneLink(nil), l.links...) {
+				links = append(links, k)
+				if k.gen != p.Gen() { // parked
+					l.remove(k)
+					unstarted++
+				}
+			}
+		})
+	}
+	if h.timer != nil {
+		h.timer.Stop()
+	}
+	h.Unlock()
+	for _, k := range links {
+		k.link.Close(true)
+	}
+	h.links.Add(-unstarted)
+	// A link whose receiver stays full would never be read to its end.
+	abort := time.AfterFunc(stopPatience, func() {
+		defer h.all.deps.Guard.Recover(guard.Link, nil)
+		for _, k := range links {
+			k.link.Close(false)
+		}
+	})
+	h.links.Wait()
+	abort.Stop()
+}

@@ -1,0 +1,250 @@
+package datagram
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// portBook is a file in which the next life of the daemon finds the ports that are
+// bound now and whose they are, and the kernels to which it has to connect: however this one ends, for it is a mapping of a
+// file and a store is all that a bind costs. All of it is allocated beforehand, so
+// that a full file system is an error at the start and not a signal later.
+//
+//	0     magic, number of addresses (8 bytes each)
+//	64    the addresses, 16 bytes each
+//	4096  for each address 65,536 words of 4 bytes: uid + 1, or 0; then 256 addresses
+//	      of kernels, 16 bytes each
+type portBook struct {
+	mem   []byte
+	index map[netip.Addr]int
+	done  atomic.Bool // what is closed from now on is closed by the end of the daemon
+
+	mu      sync.Mutex
+	kernels []map[netip.Addr]bool // by number of the address; guarded by mu
+}
+
+const (
+	bookMagic     = 0x7264736470727431 // "rdsdprt1"
+	bookAddrs     = 64
+	bookTables    = 4096
+	bookPorts     = 4 << 16
+	bookKernels   = 256
+	bookTable     = bookPorts + 16*bookKernels
+	bookMostAddrs = (bookTables - bookAddrs) / 16
+)
+
+// bookPage is what the book says of an address.
+type bookPage struct {
+	ports   map[uint16]uint32 // uid by port
+	kernels []netip.Addr
+}
+
+type bookPages map[netip.Addr]bookPage
+
+// openPortBook makes the book of this life at path, and returns what the former
+// one says of the addresses that are served again; that stands in the new one, too.
+func openPortBook(path string, addrs []netip.Addr) (*portBook, bookPages, error) {
+	if len(addrs) > bookMostAddrs {
+		return nil, nil, fmt.Errorf("%d addresses, more than %d", len(addrs), bookMostAddrs)
+	}
+	was, err := readPortBook(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
+	}
+	fresh := path + ".new"
+	os.Remove(fresh)
+	f, err := os.OpenFile(fresh, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer f.Close() // the mapping stays
+	defer os.Remove(fresh)
+	size := bookTables + len(addrs)*bookTable
+	if err := unix.Fallocate(int(f.Fd()), 0, 0, int64(size)); err != nil {
+		return nil, nil, os.NewSyscallError("fallocate", err)
+	}
+	b := &portBook{index: map[netip.Addr]int{}}
+	if b.mem, err = unix.Mmap(int(f.Fd()), 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
+		return nil, nil, os.NewSyscallError("mmap", err)
+	}
+	binary.BigEndian.PutUint64(b.mem, bookMagic)
+	binary.BigEndian.PutUint64(b.mem[8:], uint64(len(addrs)))
+	held := bookPages{}
+	for i, a := range addrs {
+		raw := a.As16()
+		copy(b.mem[bookAddrs+16*i:], raw[:])
+		b.index[a] = i
+		b.kernels = append(b.kernels, map[netip.Addr]bool{})
+		page, ok := was[a]
+		if !ok {
+			continue
+		}
+		held[a] = page
+		for port, uid := range page.ports {
+			b.note(a, port, uid, true)
+		}
+		for _, k := range page.kernels {
+			b.noteKernel(a, k)
+		}
+	}
+	if err := os.Rename(fresh, path); err != nil {
+		b.close()
+		return nil, nil, err
+	}
+	return b, held, nil
+}
+
+// readPortBook reads a former life's. One that is not the daemon's own, or makes
+// no sense, is an error.
+func readPortBook(path string) (bookPages, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, err
+	}
+	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Uid != uint32(os.Geteuid()) {
+		return nil, fmt.Errorf("%s is no file of this daemon's user", path)
+	}
+	var head [bookTables]byte
+	if _, err := io.ReadFull(f, head[:]); err != nil {
+		return nil, nil // it was being made
+	}
+	n := binary.BigEndian.Uint64(head[8:])
+	if binary.BigEndian.Uint64(head[:]) != bookMagic || n > bookMostAddrs || st.Size != int64(bookTables+n*bookTable) {
+		return nil, nil // another version's
+	}
+	book := bookPages{}
+	table := make([]byte, bookTable)
+	for i := range n {
+		if _, err := io.ReadFull(f, table); err != nil {
+			return nil, err
+		}
+		ports := map[uint16]uint32{}
+		for port := range 1 << 16 {
+			if v := binary.NativeEndian.Uint32(table[4*port:]); v != 0 {
+				ports[uint16(port)] = v - 1
+			}
+		}
+		page := bookPage{ports: ports}
+		for k := range bookKernels {
+			if a := netip.AddrFrom16([16]byte(table[bookPorts+16*k:])).Unmap(); !a.IsUnspecified() {
+				page.kernels = append(page.kernels, a)
+			}
+		}
+		book[netip.AddrFrom16([16]byte(head[bookAddrs+16*i:])).Unmap()] = page
+	}
+	return book, nil
+}
+
+// note writes down that a port was bound or closed.
+func (b *portBook) note(a netip.Addr, port uint16, uid uint32, bound bool) {
+	i, ok := b.index[a]
+	if !ok || b.done.Load() {
+		return
+	}
+	word := uint32(0)
+	if bound {
+		word = uid + 1
+	}
+	atomic.StoreUint32((*uint32)(unsafe.Pointer(&b.mem[bookTables+i*bookTable+4*int(port)])), word)
+}
+
+// noteKernel writes down that kernel is a peer of the address a which waits for us
+// to connect. There is room for bookKernels of them.
+func (b *portBook) noteKernel(a, kernel netip.Addr) {
+	i, ok := b.index[a]
+	if !ok {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	known := b.kernels[i]
+	if n := len(known); n < bookKernels && !known[kernel] {
+		known[kernel] = true
+		raw := kernel.As16()
+		copy(b.mem[bookTables+i*bookTable+bookPorts+16*n:], raw[:])
+	}
+}
+
+// freeze leaves the book as it is for the next life.
+func (b *portBook) freeze() {
+	if b != nil {
+		b.done.Store(true)
+	}
+}
+
+// close must come after the last note.
+func (b *portBook) close() {
+	if b != nil && b.mem != nil {
+		b.freeze()
+		unix.Munmap(b.mem)
+		b.mem = nil
+	}
+}
+
+// openPorts has the ports that were bound in the former life held for their owners
+// (rds.restart_hold), and writes down those of this one. It returns the kernels to
+// connect to.
+func (a *Host) openPorts() bookPages {
+	path := a.deps.Config.LedgerPath()
+	hold := a.deps.Config.RDS.RestartHold.Duration
+	if path == "" || hold == 0 {
+		return nil
+	}
+	path += ".ports"
+	var addrs []netip.Addr
+	for _, h := range a.list {
+		addrs = append(addrs, h.addr)
+	}
+	book, held, err := openPortBook(path, addrs)
+	if err != nil {
+		a.deps.Log.Warn("ports will not be held over a restart", "file", path, "error", err)
+		return nil
+	}
+	a.ports = book
+	n := 0
+	for _, h := range a.list {
+		e, now := h.Lock()
+		e.OnPorts(func(port uint16, uid uint32, bound bool) { book.note(h.addr, port, uid, bound) })
+		page := held[h.addr]
+		e.Hold(now, page.ports, now+hold)
+		n += e.Held()
+		h.Unlock()
+	}
+	if n > 0 {
+		a.deps.Log.Info("ports are held for those who had them bound", "ports", n, "for", hold)
+	}
+	return held
+}
+
+// reconnect connects to the kernels that were peers before the daemon ended. Of
+// two addresses the smaller one connects, and a kernel with the larger one asks for
+// it only when an application of it sends: one that waits already, for room in its
+// send buffer or for a port to become clear, would wait for ever.
+func (a *Host) reconnect(was bookPages) {
+	for _, h := range a.list {
+		e, now := h.Lock()
+		for _, k := range was[h.addr].kernels {
+			if a.engineConfig.AllowPeer(k) && a.engineConfig.AllowKernel(k) {
+				if pe, err := e.Peer(k); err == nil && pe.Conn() != nil {
+					pe.Conn().Connect(now)
+				}
+			}
+		}
+		h.Unlock()
+	}
+}

@@ -1,0 +1,62 @@
+package datagram
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+)
+
+func TestPortBook(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "ports")
+	a, b, c := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1"), netip.MustParseAddr("10.0.0.2")
+	open := func(want bookPages, addrs ...netip.Addr) *portBook {
+		t.Helper()
+		book, held, err := openPortBook(path, addrs)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !reflect.DeepEqual(held, want) {
+			t.Fatalf("held %v, want %v", held, want)
+		}
+		t.Cleanup(book.close)
+		return book
+	}
+	one := open(bookPages{}, a, b)
+	one.note(a, 0, 0, true)
+	one.note(a, 65535, 1000, true)
+	one.note(b, 4000, 1001, true)
+	one.note(b, 4001, 1001, true)
+	one.note(b, 4001, 1001, false)
+	one.note(c, 4000, 1, true) // not served: nowhere
+	for range 2 {
+		one.noteKernel(a, c)
+		one.noteKernel(b, netip.MustParseAddr("fd00::2"))
+	}
+	kernelsA, kernelsB := []netip.Addr{c}, []netip.Addr{netip.MustParseAddr("fd00::2")}
+	// Killed: nothing is closed. The next one serves another address, too.
+	two := open(bookPages{a: {map[uint16]uint32{0: 0, 65535: 1000}, kernelsA}, b: {map[uint16]uint32{4000: 1001}, kernelsB}}, c, b, a)
+	two.note(a, 0, 0, false)
+	two.note(c, 5, 6, true)
+	two.freeze() // an orderly end: what it closes now stays
+	two.note(c, 5, 6, false)
+	two.note(b, 4000, 1001, false)
+	two.close()
+	open(bookPages{c: {map[uint16]uint32{5: 6}, nil}, b: {map[uint16]uint32{4000: 1001}, kernelsB}}, c, b)
+
+	for what, content := range map[string]string{"empty": "", "short": "rdsd", "another file": string(make([]byte, 1<<20))} {
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		t.Log(what)
+		open(bookPages{}, a)
+	}
+	os.Remove(path)
+	if err := os.Symlink("/etc/passwd", path); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := openPortBook(path, []netip.Addr{a}); err == nil {
+		t.Error("a symbolic link was followed")
+	}
+}

@@ -1,0 +1,99 @@
+package datagram
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/rdsd/rdsd/conn"
+)
+
+var errLeaving = errors.New("the daemon is shutting down")
+
+const (
+	quiesceTime = 1500 * time.Millisecond // for links of kernels to be read to their end
+	readTime    = 500 * time.Millisecond  // for applications to read what that brought
+	quiesceLook = 2 * time.Millisecond
+)
+
+// Quiesce ends the links of kernels while the sockets are still there. A kernel
+// has forgotten what our TCP acknowledged: our side is shut, and what it has sent
+// is read to its end and placed. What it does not get rid of it keeps for the next
+// daemon; nothing listens any more, and nothing is dialled.
+func (a *Host) Quiesce(ctx context.Context) {
+	defer a.ports.freeze() // what is closed from here on is bound again in the next life
+	any := false
+	for _, h := range a.list {
+		any = h.leave() || any
+	}
+	if !any {
+		return
+	}
+	end, cancel := context.WithTimeout(ctx, quiesceTime)
+	awaitAll(end, func(h *Local) bool { return h.foreign() == 0 }, a.list)
+	cancel()
+	end, cancel = context.WithTimeout(ctx, readTime)
+	awaitAll(end, func(h *Local) bool { return h.unread() == 0 }, a.list)
+	cancel()
+}
+
+// awaitAll looks until all hosts are done, or ctx ends; at the end of a daemon's life
+// a few milliseconds do not matter.
+func awaitAll(ctx context.Context, done func(*Local) bool, list []*Local) {
+	for _, h := range list {
+		for !done(h) {
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(quiesceLook):
+			}
+		}
+	}
+}
+
+// leave ends the listening and the links to kernels, and to peers that may be
+// some; it reports whether there was any.
+func (h *Local) leave() (any bool) {
+	h.mu.Lock()
+	l := h.listener
+	h.mu.Unlock()
+	if l != nil {
+		l.Close()
+	}
+	e, now := h.Lock()
+	h.leaving = true
+	for _, pe := range e.Peers() {
+		if pe.Conn().Kind() == conn.KindRdsd {
+			continue
+		}
+		var drop []*conn.Path
+		pe.Conn().Paths(func(p *conn.Path) { drop = append(drop, p) })
+		for _, p := range drop {
+			any = e.Drop(now, p, errLeaving) || any
+		}
+	}
+	h.Unlock()
+	return any
+}
+
+// foreign counts links to peers that are no rdsd.
+func (h *Local) foreign() (n int) {
+	e, _ := h.Lock()
+	for _, pe := range e.Peers() {
+		if pe.Conn().Kind() != conn.KindRdsd {
+			pe.Conn().Paths(func(p *conn.Path) { n += len(h.laneOf(p).links) })
+		}
+	}
+	h.Unlock()
+	return n
+}
+
+// unread counts datagrams that their applications have not read.
+func (h *Local) unread() (n int) {
+	e, _ := h.Lock()
+	for _, s := range e.Sockets() {
+		n += s.Info().RecvN
+	}
+	h.Unlock()
+	return n
+}

@@ -1,0 +1,22 @@
+package datagram
+
+import (
+	"testing"
+	"time"
+)
+
+// TestEngineTime: the engine's time never goes back, though a step on a reactor's
+// thread has the time of its turn's start and others have looked since.
+func TestEngineTime(t *testing.T) {
+	h := &Local{all: &Host{}}
+	_, a := h.Lock()
+	h.mu.Unlock()
+	if _, b := h.lockAt(a - time.Second); b != a {
+		t.Errorf("a step a second late has the time %v, want that of the one before, %v", b, a)
+	}
+	h.mu.Unlock()
+	if _, b := h.lockAt(a + time.Second); b != a+time.Second {
+		t.Errorf("a later step has the time %v, want %v", b, a+time.Second)
+	}
+	h.mu.Unlock()
+}
