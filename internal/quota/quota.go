@@ -33,9 +33,9 @@ const (
 // kinds is the table: what a kind is called, the part of the limit that it may take, and
 // what of the limit it leaves free whoever holds the rest, both in 64ths. A kind that
 // strangers can fill leaves room for the others by the first. By the second, what is
-// under way goes on when many small holders have together taken all they may: datagrams
-// and the pages they come in have the last of the memory, and before them who connects
-// or opens a socket.
+// under way goes on when many small holders have together taken all they may: data that
+// strangers bring leaves most, peers less, who connects or opens a socket still less,
+// and datagrams and the pages they come in have the last of the memory.
 var kinds = [NumKinds]struct {
 	name         string
 	part, leaves int64
@@ -47,8 +47,8 @@ var kinds = [NumKinds]struct {
 	Sockets:    {"sockets", 48, 2},
 	Regions:    {"regions", 64, 0},
 	Partial:    {"partial", 16, 6},
-	Handshakes: {"handshakes", 4, 6},
-	Peers:      {"peers", 32, 6},
+	Handshakes: {"handshakes", 4, 2},
+	Peers:      {"peers", 32, 3},
 	Chunks:     {"chunks", 32, 6},
 	Requests:   {"requests", 24, 6},
 }
