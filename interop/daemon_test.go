@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -129,7 +128,7 @@ func (d *daemon) ready() error {
 		if err == nil {
 			s.Close()
 			// It may have come over rings while gRPC still waits to dial again.
-			_, err = d.AdminService().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+			_, err = d.Admin().Status(ctx)
 		}
 		if err == nil {
 			return nil
@@ -197,14 +196,14 @@ func watch(t *testing.T, l *lab, d *daemon) {
 		t.Logf("the last %d frames: %s", captureFrames, path)
 		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 		defer cancel()
-		if peers, err := d.AdminService().ListPeers(ctx, &rdsdv1.ListPeersRequest{}); err == nil {
-			t.Logf("peers: %v", peers)
+		if peers, err := d.Admin().Peers(ctx, rdsd.PeerFilter{}); err == nil {
+			t.Logf("peers: %+v", peers)
 		}
-		if counters, err := d.AdminService().GetCounters(ctx, &rdsdv1.GetCountersRequest{}); err == nil {
+		if counters, err := d.Admin().Counters(ctx, netip.Addr{}); err == nil {
 			var moved []string
-			for _, c := range counters.GetCounter() {
-				if c.GetValue() != 0 {
-					moved = append(moved, fmt.Sprintf("%s=%d", c.GetName(), c.GetValue()))
+			for _, c := range counters {
+				if c.Value != 0 {
+					moved = append(moved, fmt.Sprintf("%s=%d", c.Name, c.Value))
 				}
 			}
 			t.Logf("rdsd's counters: %s", strings.Join(moved, " "))

@@ -13,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/rdserr"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
@@ -41,13 +40,11 @@ func TestKernelPing(t *testing.T) {
 		const count = 20
 		for i := range count {
 			// The first of ours is also what makes the connection.
-			r, err := d.AdminService().Ping(ctx, rdsdv1.PingRequest_builder{
-				Local: pr.ours.AsSlice(), Remote: pr.kernel.AsSlice(),
-			}.Build())
+			r, err := d.Admin().Ping(ctx, rdsd.PingSpec{Local: pr.ours, Remote: pr.kernel})
 			if err != nil {
 				t.Fatalf("our ping %d of the kernel: %v", i, err)
 			}
-			if r.GetRttNs() == 0 {
+			if r.RTT == 0 {
 				t.Fatalf("our ping %d took no time", i)
 			}
 		}

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -58,9 +57,7 @@ func TestKernelResets(t *testing.T) {
 			case 0:
 				err = l.vm.ResetAll(ctx)
 			case 1:
-				_, err = d.AdminService().DropPath(ctx, rdsdv1.DropPathRequest_builder{
-					Local: pr.ours.AsSlice(), Remote: pr.kernel.AsSlice(), AllLanes: true,
-				}.Build())
+				_, err = d.Admin().DropPaths(ctx, rdsd.PeerFilter{Local: pr.ours, Remote: pr.kernel})
 			case 2: // where our kernel cannot, ss does nothing and says so nowhere
 				_, err = l.ns.Run("ss", "-K", "-tn", "dst", "["+pr.kernel.String()+"]")
 			}
@@ -79,13 +76,13 @@ func TestKernelResets(t *testing.T) {
 // linksLost is rdsd's count of links that ended.
 func linksLost(ctx context.Context, t *testing.T, d *daemon) uint64 {
 	t.Helper()
-	r, err := d.AdminService().GetCounters(ctx, &rdsdv1.GetCountersRequest{})
+	counters, err := d.Admin().Counters(ctx, netip.Addr{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range r.GetCounter() {
-		if c.GetName() == "conn_reset" {
-			return c.GetValue()
+	for _, c := range counters {
+		if c.Name == "conn_reset" {
+			return c.Value
 		}
 	}
 	t.Fatal("no counter conn_reset")
@@ -108,18 +105,11 @@ func abortsOnClose(ctx context.Context, t *testing.T, l *lab) uint64 {
 
 func pathUp(ctx context.Context, t *testing.T, d *daemon, pr pair) bool {
 	t.Helper()
-	r, err := d.AdminService().ListPeers(ctx, rdsdv1.ListPeersRequest_builder{
-		Local: pr.ours.AsSlice(), Remote: pr.kernel.AsSlice(),
-	}.Build())
+	peers, err := d.Admin().Peers(ctx, rdsd.PeerFilter{Local: pr.ours, Remote: pr.kernel})
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, peer := range r.GetPeer() {
-		for _, path := range peer.GetPath() {
-			return path.GetState() == rdsdv1.PathState_PATH_STATE_UP
-		}
-	}
-	return false
+	return len(peers) > 0 && len(peers[0].Paths) > 0 && peers[0].Paths[0].State == rdsd.StateUp
 }
 
 // rdsd goes away, killed or in order, with the kernel's datagrams under way:

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -146,11 +145,11 @@ func noSock(ctx context.Context, t *testing.T, d *daemon) uint64 {
 	t.Helper()
 	var err error
 	for range 100 { // gRPC dials again at its own pace
-		var r *rdsdv1.GetCountersResponse
-		if r, err = d.AdminService().GetCounters(ctx, &rdsdv1.GetCountersRequest{}); err == nil {
-			for _, c := range r.GetCounter() {
-				if c.GetName() == "recv_drop_no_sock" {
-					return c.GetValue()
+		var counters []rdsd.Counter
+		if counters, err = d.Admin().Counters(ctx, netip.Addr{}); err == nil {
+			for _, c := range counters {
+				if c.Name == "recv_drop_no_sock" {
+					return c.Value
 				}
 			}
 			err = errors.New("no such counter")

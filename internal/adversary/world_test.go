@@ -19,7 +19,6 @@ import (
 	"testing"
 	"time"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
 )
@@ -146,7 +145,7 @@ address = %q
 		}
 	})
 	for until := time.Now().Add(20 * time.Second); ; time.Sleep(10 * time.Millisecond) {
-		if st, err := d.status(); err == nil && st.GetState() == "serving" {
+		if st, err := d.status(); err == nil && st.State == "serving" {
 			return d
 		}
 		if time.Now().After(until) || d.gone() {
@@ -210,11 +209,11 @@ func (d *daemon) with(f func(*rdsd.Client) error) error {
 	return f(c)
 }
 
-func (d *daemon) status() (st *rdsdv1.Status, err error) {
+func (d *daemon) status() (st *rdsd.Status, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	err = d.with(func(c *rdsd.Client) error {
-		st, err = c.AdminService().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+		st, err = c.Admin().Status(ctx)
 		return err
 	})
 	return st, err
@@ -284,9 +283,9 @@ func (d *daemon) residue() (r residue, err error) {
 	if err != nil {
 		return r, err
 	}
-	r.Sockets, r.Budgets = int(st.GetSockets()), map[string]uint64{}
-	for _, b := range st.GetBudget() {
-		r.Budgets[b.GetName()] = b.GetUsed()
+	r.Sockets, r.Budgets = int(st.Sockets), map[string]uint64{}
+	for _, b := range st.Budgets {
+		r.Budgets[b.Name] = b.Used
 	}
 	stacks, err := d.goroutines()
 	if err != nil {
@@ -305,13 +304,14 @@ func (d *daemon) links() (n int, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	err = d.with(func(c *rdsd.Client) error {
-		l, err := c.AdminService().ListPeers(ctx, &rdsdv1.ListPeersRequest{})
-		for _, p := range l.GetPeer() {
-			if a, _ := netip.AddrFromSlice(p.GetRemote()); a == addresses[0] || a == addresses[1] {
-				for _, path := range p.GetPath() {
-					if path.GetState() == rdsdv1.PathState_PATH_STATE_UP {
-						n++
-					}
+		peers, err := c.Admin().Peers(ctx, rdsd.PeerFilter{})
+		for _, p := range peers {
+			if p.Remote != addresses[0] && p.Remote != addresses[1] {
+				continue
+			}
+			for _, path := range p.Paths {
+				if path.State == rdsd.StateUp {
+					n++
 				}
 			}
 		}
@@ -328,9 +328,9 @@ func (d *daemon) holds() string {
 	if err != nil {
 		return err.Error()
 	}
-	for _, k := range st.GetBudget() {
-		if k.GetUsed() >= 1<<20 && strings.HasPrefix(k.GetName(), "memory") {
-			fmt.Fprintf(&b, "%s %d MiB, ", k.GetName(), k.GetUsed()>>20)
+	for _, k := range st.Budgets {
+		if k.Used >= 1<<20 && strings.HasPrefix(k.Name, "memory") {
+			fmt.Fprintf(&b, "%s %d MiB, ", k.Name, k.Used>>20)
 		}
 	}
 	page, _ := d.page("/debug/pprof/heap?debug=1", 5*time.Second)

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"time"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/freeport"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
@@ -81,8 +80,8 @@ func (w *world) serving(d *daemon) error {
 	return w.until(d.name+" serves", func() bool {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		st, err := c.AdminService().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
-		return err == nil && st.GetState() == "serving"
+		st, err := c.Admin().Status(ctx)
+		return err == nil && st.State == "serving"
 	})
 }
 

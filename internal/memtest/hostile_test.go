@@ -117,13 +117,13 @@ func settled(t *testing.T, d *rdsdtest.Daemon, kind string, n uint64) {
 	c := d.Dial()
 	var last uint64
 	for until := time.Now().Add(20 * time.Second); time.Now().Before(until); time.Sleep(20 * time.Millisecond) {
-		st, err := c.AdminService().GetStatus(context.Background(), nil)
+		st, err := c.Admin().Status(context.Background())
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, b := range st.GetBudget() {
-			if b.GetName() == kind {
-				last = b.GetUsed()
+		for _, b := range st.Budgets {
+			if b.Name == kind {
+				last = b.Used
 				if last <= n {
 					return
 				}

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -134,7 +133,7 @@ func status(d string) error {
 	defer c.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	_, err = c.AdminService().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
+	_, err = c.Admin().Status(ctx)
 	return err
 }
 

@@ -18,7 +18,6 @@ import (
 	"testing"
 	"time"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/blk/nbd"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
@@ -137,7 +136,7 @@ func (r *rounds) round() (errs []error) {
 		do(fmt.Sprint("bind ", f), func() error { return useFrontAt(at, addrA, f) })
 	}
 	do("drop", func() error {
-		_, err := r.a.AdminService().DropPath(ctx, rdsdv1.DropPathRequest_builder{Remote: netip.MustParseAddr(addrB).AsSlice(), AllLanes: true}.Build())
+		_, err := r.a.Admin().DropPaths(ctx, rdsd.PeerFilter{Remote: netip.MustParseAddr(addrB)})
 		return err
 	})
 	do("dial", func() error { return r.p.across(rdsd.GRPC) })

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
 )
@@ -96,8 +95,8 @@ func (d *daemon) ready() {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
 	for {
-		st, err := d.client().AdminService().GetStatus(ctx, &rdsdv1.GetStatusRequest{})
-		if err == nil && st.GetState() == "serving" {
+		st, err := d.client().Admin().Status(ctx)
+		if err == nil && st.State == "serving" {
 			return
 		}
 		d.hangUp() // a client that was refused waits before it tries again
