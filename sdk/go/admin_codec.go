@@ -44,7 +44,7 @@ func peerFromProto(m *rdsdv1.Peer) Peer {
 		Local: addrFromProto(m.GetLocal()), Remote: addrFromProto(m.GetRemote()), Kind: wordOf(peerKindWords, m.GetKind()),
 		Authenticated: m.GetAuthenticated(), State: StateUnknown, Incarnation: m.GetIncarnation(), Lanes: m.GetLanes(), RTT: time.Duration(m.GetRttNs()),
 		Queued: m.GetQueued(), QueuedBytes: m.GetQueuedBytes(), Unacked: m.GetUnacked(), UnackedBytes: m.GetUnackedBytes(),
-		Held: m.GetHeld(), Congested: m.GetCongestedPorts(), Paths: all(m.GetPath(), peerPathFromProto),
+		Held: m.GetHeld(), CongestedPorts: m.GetCongestedPorts(), Paths: all(m.GetPath(), peerPathFromProto),
 	}
 	for _, q := range p.Paths {
 		if slices.Index(peerStates, q.State) > slices.Index(peerStates, p.State) {
@@ -58,7 +58,7 @@ func peerFromProto(m *rdsdv1.Peer) Peer {
 func peerPathFromProto(m *rdsdv1.Path) PeerPath {
 	return PeerPath{
 		Index: m.GetIndex(), State: wordOf(peerStateWords, m.GetState()), NextTxSeq: m.GetNextTxSeq(), NextRxSeq: m.GetNextRxSeq(),
-		LocalEndpoint: m.GetLocalEndpoint(), RemoteEndpoint: m.GetRemoteEndpoint(), Up: time.Duration(m.GetUpSinceNs()),
+		LocalEndpoint: m.GetLocalEndpoint(), RemoteEndpoint: m.GetRemoteEndpoint(), UpFor: time.Duration(m.GetUpSinceNs()),
 		Reconnects: m.GetReconnects(), LastError: m.GetLastError(), SentBytes: m.GetSentBytes(), ReceivedBytes: m.GetReceivedBytes(),
 		SendCredits: m.GetSendCredits(), ReadPaused: m.GetReadPaused(),
 	}
@@ -89,7 +89,7 @@ func counterFromProto(m *rdsdv1.Counter) Counter {
 
 func congestedFromProto(m *rdsdv1.CongestedPort) CongestedPort {
 	return CongestedPort{
-		Endpoint: endpointFromProto(m.GetEndpoint()), Local: m.GetLocal(), Since: time.Duration(m.GetSinceNs()), QueuedBytes: m.GetQueuedBytes(),
+		Endpoint: endpointFromProto(m.GetEndpoint()), Local: m.GetLocal(), CongestedFor: time.Duration(m.GetSinceNs()), QueuedBytes: m.GetQueuedBytes(),
 		ReaderUID: m.GetReaderUid(), ReaderPID: m.GetReaderPid(), WaitingSenders: m.GetWaitingSenders(), Blocked: m.GetBlocked(),
 		Culprits: all(m.GetCulprit(), culpritFromProto),
 	}

@@ -100,7 +100,7 @@ func fillPort(ctx context.Context, t *testing.T, from *rdsd.Socket, to netip.Add
 func lookAtPeers(ctx context.Context, t *testing.T, admin *rdsd.Admin, remote netip.Addr) {
 	t.Helper()
 	peers, err := admin.Peers(ctx, rdsd.PeerFilter{Remote: remote})
-	if err != nil || len(peers) != 1 || peers[0].Kind != rdsd.PeerRDSD || peers[0].State != rdsd.StateUp || peers[0].Congested != 1 ||
+	if err != nil || len(peers) != 1 || peers[0].Kind != rdsd.PeerRDSD || peers[0].State != rdsd.StateUp || peers[0].CongestedPorts != 1 ||
 		len(peers[0].Paths) == 0 || len(peers[0].Paths) > int(peers[0].Lanes) || peers[0].Paths[0].State != rdsd.StateUp {
 		t.Errorf("peers %+v, %v", peers, err)
 	}

@@ -66,9 +66,9 @@ var adminCalls = []adminCall{
 		}.Build()}}.Build(),
 		[]Peer{{
 			Local: hereAddr, Remote: thereAddr, Kind: PeerKernel, Authenticated: true, State: StateUp, Incarnation: 1,
-			Lanes: 2, Queued: 3, QueuedBytes: 4, Unacked: 5, UnackedBytes: 6, Congested: 7, RTT: 8, Held: 9, LastError: "why",
+			Lanes: 2, Queued: 3, QueuedBytes: 4, Unacked: 5, UnackedBytes: 6, CongestedPorts: 7, RTT: 8, Held: 9, LastError: "why",
 			Paths: []PeerPath{{
-				Index: 1, State: StateUp, NextTxSeq: 11, NextRxSeq: 12, LocalEndpoint: "here", RemoteEndpoint: "there", Up: 13,
+				Index: 1, State: StateUp, NextTxSeq: 11, NextRxSeq: 12, LocalEndpoint: "here", RemoteEndpoint: "there", UpFor: 13,
 				Reconnects: 14, LastError: "why", SentBytes: 15, ReceivedBytes: 16, SendCredits: 17, ReadPaused: true,
 			}},
 		}},
@@ -90,8 +90,8 @@ var adminCalls = []adminCall{
 	{
 		"list queue", func(ctx context.Context, a *Admin) (any, error) {
 			l, truncated, err := a.Queue(ctx, QueueRetrans, 7)
-			if err == nil && !truncated {
-				err = errors.New("that there is more is lost")
+			if truncated != (err == nil) {
+				err = fmt.Errorf("there is more: %v (%w)", truncated, err)
 			}
 			return l, err
 		},
@@ -115,7 +115,7 @@ var adminCalls = []adminCall{
 			Culprit: []*rdsdv1.Culprit{rdsdv1.Culprit_builder{Source: endpointToProto(thereEnd), QueuedDatagrams: 7, QueuedBytes: 8}.Build()},
 		}.Build()}}.Build(),
 		[]CongestedPort{{
-			Endpoint: hereEnd, Local: true, Since: 1, QueuedBytes: 2, ReaderUID: 3, ReaderPID: 4, WaitingSenders: 5, Blocked: 6,
+			Endpoint: hereEnd, Local: true, CongestedFor: 1, QueuedBytes: 2, ReaderUID: 3, ReaderPID: 4, WaitingSenders: 5, Blocked: 6,
 			Culprits: []Culprit{{Source: thereEnd, QueuedDatagrams: 7, QueuedBytes: 8}},
 		}},
 	},

@@ -60,22 +60,22 @@ const (
 
 // Peer is the connection between a local address and one of another node.
 type Peer struct {
-	Local         netip.Addr    `json:"local"`
-	Remote        netip.Addr    `json:"remote"`
-	Kind          PeerKind      `json:"kind"`
-	Authenticated bool          `json:"authenticated"` // false until nodes speak TLS
-	State         PeerState     `json:"state"`         // the best of its paths'
-	Incarnation   uint64        `json:"incarnation"`   // of the peer; 0 when unknown
-	Lanes         uint32        `json:"lanes"`         // how many both ends have agreed on
-	RTT           time.Duration `json:"rtt_ns"`        // last measured; 0 when none
-	Queued        uint64        `json:"queued"`        // datagrams not yet sent
-	QueuedBytes   uint64        `json:"queued_bytes"`
-	Unacked       uint64        `json:"unacked"` // datagrams sent, not acknowledged
-	UnackedBytes  uint64        `json:"unacked_bytes"`
-	Held          uint64        `json:"held"`            // datagrams it refused for lack of room, to be sent again
-	Congested     uint32        `json:"congested_ports"` // ports of it that are marked congested
-	LastError     string        `json:"last_error"`      // of the first path that has one
-	Paths         []PeerPath    `json:"paths"`
+	Local          netip.Addr    `json:"local"`
+	Remote         netip.Addr    `json:"remote"`
+	Kind           PeerKind      `json:"kind"`
+	Authenticated  bool          `json:"authenticated"` // false until nodes speak TLS
+	State          PeerState     `json:"state"`         // the best of its paths'
+	Incarnation    uint64        `json:"incarnation"`   // of the peer; 0 when unknown
+	Lanes          uint32        `json:"lanes"`         // how many both ends have agreed on
+	RTT            time.Duration `json:"rtt_ns"`        // last measured; 0 when none
+	Queued         uint64        `json:"queued"`        // datagrams not yet sent
+	QueuedBytes    uint64        `json:"queued_bytes"`
+	Unacked        uint64        `json:"unacked"` // datagrams sent, not acknowledged
+	UnackedBytes   uint64        `json:"unacked_bytes"`
+	Held           uint64        `json:"held"`            // datagrams it refused for lack of room, to be sent again
+	CongestedPorts uint32        `json:"congested_ports"` // ports of it that are marked congested
+	LastError      string        `json:"last_error"`      // of the first path that has one
+	Paths          []PeerPath    `json:"paths"`           // of the lanes that were used, by their index
 }
 
 // PeerPath is one path of a Peer: one lane, with a link of its own.
@@ -86,7 +86,7 @@ type PeerPath struct {
 	NextRxSeq      uint64        `json:"next_rx_seq"`
 	LocalEndpoint  string        `json:"local_endpoint"` // of the transport, "10.0.0.1:16385"; "" without a link
 	RemoteEndpoint string        `json:"remote_endpoint"`
-	Up             time.Duration `json:"up_since_ns"` // how long ago it came up; 0 when not up
+	UpFor          time.Duration `json:"up_since_ns"` // since it came up; 0 when not up
 	Reconnects     uint64        `json:"reconnects"`
 	LastError      string        `json:"last_error"`
 	SentBytes      uint64        `json:"sent_bytes"`
@@ -162,8 +162,8 @@ type Counter struct {
 // reader is and who fills it are known if that node runs rdsd, and are 0 otherwise.
 type CongestedPort struct {
 	Endpoint       netip.AddrPort `json:"endpoint"`
-	Local          bool           `json:"local"`    // the reader is on this node
-	Since          time.Duration  `json:"since_ns"` // how long it has been congested
+	Local          bool           `json:"local"` // the reader is on this node
+	CongestedFor   time.Duration  `json:"since_ns"`
 	QueuedBytes    uint64         `json:"queued_bytes"`
 	ReaderUID      uint32         `json:"reader_uid"`
 	ReaderPID      uint32         `json:"reader_pid"`

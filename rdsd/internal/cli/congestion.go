@@ -45,7 +45,7 @@ wait for it, and how many of their sends were refused or had to wait. --watch re
 var congestedColumns = []column[rdsd.CongestedPort]{
 	{"port", func(p rdsd.CongestedPort) any { return endpointText(p.Endpoint) }},
 	{"where", func(p rdsd.CongestedPort) any { return where(p.Local) }},
-	{"since", func(p rdsd.CongestedPort) any { return duration(p.Since) }},
+	{"since", func(p rdsd.CongestedPort) any { return duration(p.CongestedFor) }},
 	{"queued", func(p rdsd.CongestedPort) any { return ifKnown(p, bytesCount(p.QueuedBytes).String()) }},
 	{"reader", func(p rdsd.CongestedPort) any {
 		return ifKnown(p, fmt.Sprintf("pid %d (uid %d)", p.ReaderPID, p.ReaderUID))

@@ -71,7 +71,7 @@ var peerColumns = []column[rdsd.Peer]{
 	{"queued", func(p rdsd.Peer) any { return p.Queued }},
 	{"unacked", func(p rdsd.Peer) any { return p.Unacked }},
 	{"held", func(p rdsd.Peer) any { return p.Held }},
-	{"congested", func(p rdsd.Peer) any { return p.Congested }},
+	{"congested", func(p rdsd.Peer) any { return p.CongestedPorts }},
 	{"last error", func(p rdsd.Peer) any { return p.LastError }},
 }
 
@@ -99,7 +99,7 @@ var pathColumns = []column[pathLine]{
 	{"link", func(p pathLine) any { return p.LocalEndpoint + " > " + p.RemoteEndpoint }},
 	{"next tx", func(p pathLine) any { return p.NextTxSeq }},
 	{"next rx", func(p pathLine) any { return p.NextRxSeq }},
-	{"up", func(p pathLine) any { return duration(p.Up) }},
+	{"up", func(p pathLine) any { return duration(p.UpFor) }},
 	{"reconnects", func(p pathLine) any { return p.Reconnects }},
 	{"sent", func(p pathLine) any { return bytesCount(p.SentBytes) }},
 	{"received", func(p pathLine) any { return bytesCount(p.ReceivedBytes) }},
