@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"io"
 	"log/slog"
@@ -34,7 +35,7 @@ type datagramsServer struct {
 // engine's lock or mu held; messages are sent with wmu alone.
 type sockStream struct {
 	node   *Node
-	stream grpc.ServerStream
+	stream stream
 	eng    datagram.Engine
 	sock   *rds.Socket // guarded by the engine's lock
 	id     config.Identity
@@ -74,17 +75,30 @@ func (d *datagramsServer) Open(stream grpc.BidiStreamingServer[rdsdv1.ClientMess
 	if err := stream.RecvMsg(in); err != nil {
 		return streamEnd(err)
 	}
-	return d.serve(stream, in)
+	return d.serve(stream, identityFrom(stream.Context()), bareStream(stream), in)
 }
 
-func newSockStream(n *Node, stream grpc.ServerStream) *sockStream {
-	return &sockStream{node: n, stream: stream, id: identityFrom(stream.Context()),
+// stream carries a socket's messages: a stream of gRPC, or a connection to the control
+// socket of docs/shm.md. One goroutine at a time receives, and one sends.
+type stream interface {
+	// SendMsg sends a ServerMessage, or what lays itself out as one.
+	SendMsg(m any) error
+	// RecvMsg receives a ClientMessage into m, an *inMsg. io.EOF: the client has closed
+	// its side.
+	RecvMsg(m any) error
+	// Context ends when the client is gone.
+	Context() context.Context
+}
+
+func newSockStream(n *Node, st stream, id config.Identity) *sockStream {
+	return &sockStream{node: n, stream: st, id: id,
 		news: make(chan struct{}, 1), end: make(chan error, 1), flushes: map[uint64]*flushCall{}}
 }
 
-// serve serves the socket whose first message is in.
-func (d *datagramsServer) serve(stream grpc.ServerStream, in *inMsg) error {
-	s := newSockStream(d.node, stream)
+// serve serves the socket of a client whose first message is in. Once it is bound its
+// messages go by bound, which may be first or a shorter way to the same client.
+func (d *datagramsServer) serve(first stream, id config.Identity, bound stream, in *inMsg) error {
+	s := newSockStream(d.node, first, id)
 	if in.isBatch || in.msg.WhichBody() != rdsdv1.ClientMessage_Bind_case {
 		in.release()
 		d.node.deps.Count.StreamErrors.Add(1)
@@ -92,12 +106,12 @@ func (d *datagramsServer) serve(stream grpc.ServerStream, in *inMsg) error {
 	}
 	if err := s.bind(in.msg.GetBind()); err != nil {
 		d.node.deps.Count.BindsRefused.Add(1)
-		d.node.deps.Log.Log(stream.Context(), refusalLevel(err), "bind refused", "uid", s.id.UID, "pid", s.id.PID, "error", err)
+		d.node.deps.Log.Log(first.Context(), refusalLevel(err), "bind refused", "uid", s.id.UID, "pid", s.id.PID, "error", err)
 		return err
 	}
 	defer s.close()
 	d.node.deps.Log.Debug("socket bound", "local", s.sock.Addr(), "uid", s.id.UID, "pid", s.id.PID)
-	s.stream = bareStream(stream)
+	s.stream = bound
 	pool := &outPool{account: s.memory}
 	defer pool.close()
 	s.push.batch.pool = pool
@@ -115,7 +129,7 @@ func (d *datagramsServer) serve(stream grpc.ServerStream, in *inMsg) error {
 	}()
 	select {
 	case err := <-read:
-		if err != nil && stream.Context().Err() == nil {
+		if err != nil && first.Context().Err() == nil {
 			d.node.deps.Count.StreamErrors.Add(1)
 		}
 		return err

@@ -58,8 +58,8 @@ func TestClosingOnlyBehindEverything(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			eng := newTestEngine(local, rds.DefaultConfig())
 			n, _ := newFakeNode(t, config.Default(), &fakeCore{engines: map[netip.Addr]*testEngine{local: eng}})
-			st := &brittleStream{ctx: context.WithValue(t.Context(), identityKey{}, config.Identity{UID: 1}), breaks: c.breaks}
-			s := newSockStream(n, st)
+			st := &brittleStream{ctx: t.Context(), breaks: c.breaks}
+			s := newSockStream(n, st, config.Identity{UID: 1})
 			if err := s.bind(bindTo(local, 0)); err != nil {
 				t.Fatal(err)
 			}
@@ -84,8 +84,8 @@ func TestNewsBreakOff(t *testing.T) {
 	for breaks := 1; breaks <= len(whole); breaks++ {
 		eng := newTestEngine(local, rds.DefaultConfig())
 		n, _ := newFakeNode(t, config.Default(), &fakeCore{engines: map[netip.Addr]*testEngine{local: eng}})
-		st := &brittleStream{ctx: context.WithValue(t.Context(), identityKey{}, config.Identity{UID: 1}), breaks: breaks}
-		s := newSockStream(n, st)
+		st := &brittleStream{ctx: t.Context(), breaks: breaks}
+		s := newSockStream(n, st, config.Identity{UID: 1})
 		if err := s.bind(bindTo(local, 0)); err != nil {
 			t.Fatal(err)
 		}

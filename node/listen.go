@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -86,7 +87,7 @@ func listenUnix(network, path string, mode fs.FileMode, group string) (net.Liste
 		return nil, fmt.Errorf("socket %s: %w", path, err)
 	}
 	ul := &unixListener{UnixListener: l.(*net.UnixListener), path: path}
-	ul.close = closeOnce(func() error {
+	ul.close = sync.OnceValue(func() error {
 		if now, err := os.Lstat(path); err == nil && os.SameFile(now, st) {
 			os.Remove(path)
 		}

@@ -9,9 +9,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/mem"
-	"google.golang.org/grpc/metadata"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/guard"
@@ -126,7 +124,7 @@ const maxClosing = 256
 
 // handle serves one connection to its end, or until a reactor has taken it over.
 func (f *localFront) handle(c *shm.Conn, id config.Identity, account *quota.Account) {
-	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), identityKey{}, id))
+	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	f.mu.Lock()
 	if f.conns == nil {
@@ -171,7 +169,7 @@ func (f *localFront) drop(c *shm.Conn, id config.Identity, account *quota.Accoun
 // reactor has the connection from now on.
 func (f *localFront) open(p *packetStream, id config.Identity) (taken bool, err error) {
 	if !f.node.grpc.limiter.allow(id.UID, time.Now()) {
-		return false, f.node.grpc.limiter.refusal(p.ctx, f.node.deps.Count)
+		return false, f.node.grpc.limiter.refusal(id.UID, f.node.deps.Count)
 	}
 	in := &inMsg{}
 	p.conn.SetReadDeadline(time.Now().Add(firstMessage))
@@ -184,10 +182,10 @@ func (f *localFront) open(p *packetStream, id config.Identity) (taken bool, err 
 		if err := f.banned(id.UID, time.Now()); err != nil {
 			return false, err
 		}
-		return openRing(f, p, in.msg.GetBind())
+		return openRing(f, p, id, in.msg.GetBind())
 	}
 	p.conn.Charge(shm.MaxMessage, piecesTime, p.charge) // it holds batches of datagrams
-	return false, (&datagramsServer{node: f.node}).serve(p, in)
+	return false, (&datagramsServer{node: f.node}).serve(p, id, p, in)
 }
 
 // A client that was expensive to wake is ended when that has been measured, on a
@@ -274,9 +272,8 @@ func (f *localFront) stop() {
 var errGone = errors.New("the client is gone")
 
 // packetStream carries the messages of Datagrams.Open over a control
-// connection. It is what sockStream needs of a grpc.ServerStream.
+// connection: a stream.
 type packetStream struct {
-	noHeaders
 	ctx     context.Context
 	conn    *shm.Conn
 	account *quota.Account // of the client's user
@@ -285,7 +282,7 @@ type packetStream struct {
 	greeted bool           // so is the first message
 }
 
-var _ grpc.ServerStream = (*packetStream)(nil)
+var _ stream = (*packetStream)(nil)
 
 // charge is asked by the connection before it takes memory for a message in pieces.
 func (p *packetStream) charge(bytes int) error {
@@ -371,13 +368,6 @@ func (p *packetStream) sayClosing(err error) {
 
 // Context is the connection's.
 func (p *packetStream) Context() context.Context { return p.ctx }
-
-// noHeaders is what a grpc.ServerStream has that a control connection has not.
-type noHeaders struct{}
-
-func (noHeaders) SetHeader(metadata.MD) error  { return nil }
-func (noHeaders) SendHeader(metadata.MD) error { return nil }
-func (noHeaders) SetTrailer(metadata.MD)       {}
 
 func isClosing(m any) bool {
 	s, ok := m.(*rdsdv1.ServerMessage)

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -40,7 +41,7 @@ func startNode(t *testing.T, n *Node) (stop func() error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- n.Run(ctx) }()
-	stop = closeOnce(func() error { cancel(); return <-done })
+	stop = sync.OnceValue(func() error { cancel(); return <-done })
 	t.Cleanup(func() { stop() })
 	select {
 	case <-n.Ready():

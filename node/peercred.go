@@ -164,13 +164,6 @@ const refusedLife = 500 * time.Millisecond
 
 // identify asks the kernel who is at the other end.
 func identify(conn net.Conn) (config.Identity, credentials.SecurityLevel, error) {
-	for {
-		inner, ok := conn.(*countedConn)
-		if !ok {
-			break
-		}
-		conn = inner.Conn
-	}
 	uc, ok := conn.(*net.UnixConn)
 	if !ok {
 		return config.Identity{UID: config.NobodyID, GID: config.NobodyID, Remote: true}, credentials.NoSecurity, nil
@@ -201,29 +194,6 @@ func (c *peerCreds) Info() credentials.ProtocolInfo {
 func (c *peerCreds) Clone() credentials.TransportCredentials { return c }
 
 func (c *peerCreds) OverrideServerName(string) error { return nil }
-
-// countedConn gives something back when it is closed.
-type countedConn struct {
-	net.Conn
-	release func() error
-}
-
-// NetConn is the connection that is counted.
-func (c *countedConn) NetConn() net.Conn { return c.Conn }
-
-func (c *countedConn) Close() error {
-	c.release()
-	return c.Conn.Close()
-}
-
-func closeOnce(f func() error) func() error {
-	var once sync.Once
-	var err error
-	return func() error {
-		once.Do(func() { err = f() })
-		return err
-	}
-}
 
 type identityKey struct{}
 

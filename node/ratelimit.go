@@ -81,7 +81,7 @@ func (l *uidLimiter) unary(count *base.Counters) grpc.UnaryServerInterceptor {
 			return handler(ctx, req)
 		})
 		if !called {
-			return nil, l.refusal(ctx, count)
+			return nil, l.refusal(identityFrom(ctx).UID, count)
 		}
 		return resp, err
 	}
@@ -96,14 +96,15 @@ func (l *uidLimiter) stream(count *base.Counters) grpc.StreamServerInterceptor {
 			return handler(srv, ss)
 		})
 		if !called {
-			return l.refusal(ss.Context(), count)
+			return l.refusal(identityFrom(ss.Context()).UID, count)
 		}
 		return err
 	}
 }
 
-func (l *uidLimiter) refusal(ctx context.Context, count *base.Counters) error {
+// refusal counts and tells that a user makes too many calls.
+func (l *uidLimiter) refusal(uid uint32, count *base.Counters) error {
 	count.CallsRateLimited.Add(1)
 	perSecond, _ := l.limits()
-	return rdserr.With(rdserr.ErrRateLimited, "uid %d makes more than %v calls per second (api.calls_per_second); wait and try again", identityFrom(ctx).UID, float64(perSecond))
+	return rdserr.With(rdserr.ErrRateLimited, "uid %d makes more than %v calls per second (api.calls_per_second); wait and try again", uid, float64(perSecond))
 }

@@ -27,7 +27,6 @@ import (
 // a Cancel or a Flush waits for what was posted before it, nothing more is
 // read. What the client sends then stays in its own socket buffer.
 type ringControl struct {
-	noHeaders
 	packetStream // its context
 	r            *ringSock
 	ctl          *shm.Control
@@ -301,7 +300,7 @@ func (c *ringControl) wake() {
 	})
 }
 
-// SendMsg implements grpc.ServerStream for sockStream. It does not block. Who
+// SendMsg implements stream for sockStream. It does not block. Who
 // calls it calls watch afterwards.
 func (c *ringControl) SendMsg(m any) error {
 	data, err := datagramCodec{}.Marshal(m)

@@ -13,6 +13,7 @@ import (
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/internal/toll"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
@@ -22,7 +23,7 @@ import (
 
 // openRing serves the socket a Bind with rings asks for: the connection goes
 // over to the reactor that will serve the rings (taken).
-func openRing(f *localFront, p *packetStream, m *rdsdv1.Bind) (taken bool, err error) {
+func openRing(f *localFront, p *packetStream, id config.Identity, m *rdsdv1.Bind) (taken bool, err error) {
 	n := f.node
 	if v := m.GetRing().GetVersion(); v != shm.Version {
 		return false, rdserr.With(rdserr.ErrNotSupported, "rings of layout version %d; this daemon has version %d, or bind without", v, shm.Version)
@@ -31,7 +32,7 @@ func openRing(f *localFront, p *packetStream, m *rdsdv1.Bind) (taken bool, err e
 		n.deps.Count.BindsRefused.Add(1)
 		return false, err
 	}
-	r := &ringSock{front: f, s: newSockStream(n, p), bell: -1, buried: make(chan struct{})}
+	r := &ringSock{front: f, s: newSockStream(n, p, id), bell: -1, buried: make(chan struct{})}
 	if err := r.open(f, m, p); err != nil {
 		n.deps.Count.BindsRefused.Add(1)
 		n.deps.Log.Log(p.ctx, refusalLevel(err), "bind refused", "uid", r.s.id.UID, "pid", r.s.id.PID, "error", err)
