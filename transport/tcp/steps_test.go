@@ -375,3 +375,87 @@ func TestRequestsAreAnsweredOnce(t *testing.T) {
 		t.Errorf("accepted who has gone: %v, %v", l, err)
 	}
 }
+
+// A batch that meets a full socket of a link that is about to end is not taken, and the
+// link does not have it.
+func TestSendMeetsTheEnd(t *testing.T) {
+	x, _ := links(t, newProvider(t)) // the other end is not read
+	e := newEnds(t, x)
+	var err error
+	for done := true; done && err == nil; {
+		done, err = e.send(60, 10000)
+	}
+	e.l.mu.Lock()
+	kept := e.l.out
+	if err != nil || kept == nil {
+		t.Fatalf("the socket is never full: %v", err)
+	}
+	e.l.ended = true
+	e.l.mu.Unlock()
+	if done, err := e.send(1, 10); done || !errors.Is(err, net.ErrClosed) {
+		t.Errorf("sent at the end: %v, %v", done, err)
+	}
+	e.l.mu.Lock()
+	defer e.l.mu.Unlock()
+	if e.l.out != kept {
+		t.Error("the link has the batch")
+	}
+	e.l.ended = false // the test ends it
+}
+
+// What comes of a link that was given up is thrown away up to a limit, to the last byte.
+func TestWasteIsBounded(t *testing.T) {
+	x, y := links(t, newProvider(t))
+	e, peer := newEnds(t, x), newEnds(t, y)
+	const frame = wire.HeaderLen + 10
+	e.on(func() { // on the thread, which does nothing else meanwhile
+		x.Start(e)
+		e.l.discard, e.l.waste = true, mostWaste-frame
+		for i := range 2 {
+			if _, err := peer.send(1, 10); err != nil {
+				t.Error(err)
+			}
+			for end := time.Now().Add(5 * time.Second); ; {
+				if n, _ := unix.IoctlGetInt(e.l.fd, unix.SIOCINQ); n == frame || time.Now().After(end) {
+					break
+				}
+			}
+			if e.l.read(); e.l.ended != (i == 1) || e.frames.Load() != 0 {
+				t.Errorf("%d bytes of %d are thrown away: ended %v, %d frames", e.l.waste, mostWaste, e.l.ended, e.frames.Load())
+			}
+		}
+	})
+	e.once(t, "too much", os.ErrDeadlineExceeded)
+}
+
+// A link that leaves from a port of its own shares that with others, and one from any
+// port does not.
+func TestReusedPorts(t *testing.T) {
+	p := newProvider(t)
+	ln, err := p.ListenOneSided(loop95, func(q transport.ConnRequest) {
+		if l, err := q.Accept(p.NewDomain(), nil); err == nil {
+			l.Close()
+		}
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	free, err := net.Listen("tcp4", "127.0.0.98:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	port := free.Addr().(*net.TCPAddr).AddrPort()
+	free.Close()
+	for local, want := range map[netip.AddrPort]int{port: 1, netip.AddrPortFrom(port.Addr(), 0): 0, {}: 0} {
+		l, _, err := p.DialOneSided(context.Background(), local, ln.Addr(), p.NewDomain(), nil)
+		if err != nil {
+			t.Fatal(local, err)
+		}
+		got, err := unix.GetsockoptInt(descriptor(&l.(*OneSided).socket), unix.SOL_SOCKET, unix.SO_REUSEADDR)
+		if err != nil || got != want || local.IsValid() && l.LocalAddr().Addr() != local.Addr() || local.Port() != 0 && l.LocalAddr() != local {
+			t.Errorf("from %v: from %v, shared %d, %v; want %d", local, l.LocalAddr(), got, err, want)
+		}
+		l.Close()
+	}
+}
