@@ -96,6 +96,7 @@ func (m *Map) Replace(b []byte, most int, changed func(p uint16, congested bool)
 		return 0, false, ErrSize
 	}
 	if m.w == nil {
+		// Most peers never have a congested port: their map takes no memory.
 		if bytes.Equal(b, zeros[:]) {
 			return 0, false, nil
 		}
@@ -105,10 +106,13 @@ func (m *Map) Replace(b []byte, most int, changed func(p uint16, congested bool)
 	for i := range m.w {
 		was, now := m.w[i], binary.LittleEndian.Uint64(b[i*8:])
 		m.n += bits.OnesCount64(now)
+		// 1,024 words, of which few differ: a peer decides how often its map comes.
 		if was == now {
 			continue
 		}
 		m.w[i] = now
+		// Bit g stands for the ports that are g modulo 64, which is a port's place in its word
+		// (net/rds/ib_recv.c, rds_ib_cong_recv).
 		freed |= was &^ now
 		differs = true
 		for d := now ^ was; d != 0 && changed != nil && most > 0; d &= d - 1 {

@@ -99,9 +99,11 @@ func (f *Framer) Feed(p []byte, sink func(*Frame) error) (consumed int, err erro
 			p = p[wire.HeaderLen:]
 		}
 		n := wire.PayloadLen(raw)
+		// Before a buffer of that length is taken.
 		if n > uint32(f.Max) {
 			return total - len(p), &ErrTooLong{n, uint32(f.Max)}
 		}
+		// In the read buffer as a whole, and small: it is handed out there, without a copy.
 		if int(n) <= len(p) && n < DirectLen {
 			f.nhdr = 0
 			f.fr = Frame{Raw: raw[:wire.HeaderLen], Payload: p[:n]}

@@ -54,6 +54,8 @@ func (t *Tag) Put(b []byte) {
 // no known kind, or longer than its kind may be. seq is the number it must have.
 func (t *Tag) Parse(b []byte, seq uint32) error {
 	_ = b[TagLen-1]
+	// Before any field is believed: a length out of a stream that has lost its place would be
+	// taken for what follows.
 	if sum := crc32.Checksum(b[4:TagLen], castagnoli); sum != binary.LittleEndian.Uint32(b) {
 		return &TagError{fmt.Sprintf("its checksum is %#x, its bytes sum to %#x", binary.LittleEndian.Uint32(b), sum)}
 	}
@@ -66,6 +68,7 @@ func (t *Tag) Parse(b []byte, seq uint32) error {
 		Imm:  binary.LittleEndian.Uint32(b[20:]),
 		Addr: binary.LittleEndian.Uint64(b[24:]),
 	}
+	// A frame that is missing, or there twice, cannot come about by itself on a connection.
 	if t.Seq != seq {
 		return &TagError{fmt.Sprintf("it is number %d of its link, and %d is due", t.Seq, seq)}
 	}

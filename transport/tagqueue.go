@@ -67,6 +67,7 @@ func (q *TagQueue) Post(op *Op) error {
 		t.Key = op.Key
 	}
 	need := TagLen + len(op.Tail)
+	// Small data is cheaper copied behind its header than as an entry of its own in the writev.
 	inline := len(op.Data) <= tagInline
 	if inline {
 		need += len(op.Data)
@@ -78,6 +79,8 @@ func (q *TagQueue) Post(op *Op) error {
 	if inline {
 		b.stage = append(b.stage, op.Data...)
 	} else {
+		// The data stays where it is until the block is written (Op.Data): header, data and tail
+		// are three entries of one writev.
 		b.seal()
 		b.pieces = append(b.pieces, op.Data)
 	}

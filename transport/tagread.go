@@ -75,6 +75,7 @@ func (r *TagReader) Filled(n int) error {
 	}
 	r.dst = nil
 	if r.region != nil {
+		// Asked before the end is noted: afterwards the region may be another key's.
 		dead := r.region.dead.Load()
 		r.region.wrote(&r.tag)
 		r.region.end()
@@ -95,6 +96,7 @@ func (r *TagReader) Filled(n int) error {
 func (r *TagReader) Feed(p []byte) error {
 	for len(p) > 0 {
 		if r.dst != nil {
+			// A key that was revoked meanwhile ends the link at this byte, before it is placed.
 			if _, err := r.Want(); err != nil {
 				return err
 			}
@@ -105,6 +107,7 @@ func (r *TagReader) Feed(p []byte) error {
 			}
 			continue
 		}
+		// A header in one piece is parsed where it lies.
 		raw := p
 		if r.nhdr > 0 || len(p) < TagLen {
 			n := copy(r.hdr[r.nhdr:], p)
@@ -120,6 +123,8 @@ func (r *TagReader) Feed(p []byte) error {
 			return err
 		}
 		r.seq++
+		// Large frames come in runs: as long as one lasts, less is read ahead, so that more goes
+		// straight to its place (Ahead).
 		if r.tag.Len >= LargeLen {
 			r.large = largeRun
 		} else if r.large > 0 {
@@ -141,8 +146,11 @@ func (r *TagReader) begin(p []byte) (n int, err error) {
 	switch t.Kind {
 	case OpWrite, OpWriteImm:
 		if t.Len == 0 {
+			// No byte is placed, so that no key is needed (docs/protocol.md, "Memory").
 			return 0, r.placed()
 		}
+		// Key and range first. Until its end the region counts a write under way: revoking it
+		// meanwhile marks it dead, and tells the owner that the memory is still being written.
 		g, dst, err := r.domain.begin(t)
 		if err != nil {
 			return 0, err
@@ -157,6 +165,7 @@ func (r *TagReader) begin(p []byte) (n int, err error) {
 		r.region, r.dst = g, dst
 		return n, r.Filled(n)
 	case OpSend, OpSendImm, OpSendInval:
+		// It lies in the staging buffer as a whole, and is handed out there.
 		if int(t.Len) <= len(p) {
 			return int(t.Len), r.sent(p[:t.Len:t.Len])
 		}

@@ -55,6 +55,7 @@ func (c *Clock) Step(limit time.Duration) bool {
 	c.h[0] = c.h[last]
 	c.h[last] = event{}
 	c.h = c.h[:last]
+	// The last event takes the place of the first, and sinks below its earlier children.
 	for i := 0; ; {
 		m := i
 		for k := 2*i + 1; k <= 2*i+2 && k < last; k++ {

@@ -136,6 +136,7 @@ func (d *dial) syn() {
 	}
 	there, back := n.latency(), n.latency()
 	peer := n.hosts[d.to]
+	// SYN or its answer is lost, and TCP asks again, each time after twice as long.
 	if n.cutUntil(d.h.Addr, d.to) > n.now || n.cutUntil(d.to, d.h.Addr) > n.now || peer == nil || !peer.up {
 		w := min(d.wait, d.deadline-n.now)
 		d.wait *= 2
@@ -143,6 +144,7 @@ func (d *dial) syn() {
 		return
 	}
 	n.After(there, func() {
+		// The machine went down while the SYN was on its way.
 		if !peer.up {
 			n.After(max(0, min(d.wait, d.deadline-n.now)), d.syn)
 			return
@@ -165,6 +167,8 @@ func (d *dial) syn() {
 				d.done(a, nil)
 			}
 		})
+		// The listener learns of it with the last ACK, and accepts when it comes to that: later than
+		// the one who connected, or about then.
 		n.After(back+there+time.Duration(n.rng.Int63n(int64(time.Millisecond))), func() {
 			if peer.epoch == epoch && peer.Accept != nil {
 				peer.Accept(b, netip.AddrPortFrom(d.h.Addr, d.src))

@@ -93,6 +93,7 @@ func shake(e *End, deadline time.Duration, done func(transport.Tag, []byte, erro
 	}
 	e.Readable = func() {
 		var t transport.Tag
+		// No byte beyond the handshake: what follows is for the link.
 		b = e.Read(b, transport.TagLen-min(len(b), transport.TagLen))
 		if len(b) >= transport.TagLen {
 			if err := t.Parse(b[:transport.TagLen], 0); err != nil || t.Kind < transport.TagConnect {

@@ -94,14 +94,18 @@ func (p *pipe) arrive() {
 		return
 	}
 	n := p.n
+	// Nothing gets through: TCP sends again, with growing pauses.
 	if until := n.cutUntil(p.from.h.Addr, p.to.h.Addr); until > n.now || !p.to.h.up {
 		p.retry(until)
 		return
 	}
 	if p.to.vanished || p.to.err != nil || p.to.closed {
+		// Data for an end that is gone is answered with a reset; a FIN that finds it closed is only
+		// the other half of closing.
 		if len(p.queue) > 0 || p.to.vanished || p.to.err != nil {
 			if until := n.cutUntil(p.to.h.Addr, p.from.h.Addr); until > n.now {
-				p.retry(until) // the RST would be lost: it comes for the next try
+				// The RST would be lost: it comes for the next try.
+				p.retry(until)
 				return
 			}
 			p.purge()
@@ -136,6 +140,7 @@ func (p *pipe) arrive() {
 	if moved {
 		p.ack()
 	}
+	// The end comes behind all bytes.
 	if len(p.queue) == 0 && p.fin && !p.finArrived && p.last <= n.now {
 		p.finArrived = true
 		moved = true

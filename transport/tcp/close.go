@@ -55,6 +55,8 @@ func (l *Link) end(err error) {
 	if l.drain != nil {
 		l.drain.Stop()
 	}
+	// While the descriptor is still there: what TCP had acknowledged by now need not be sent
+	// again.
 	acked := l.Acked()
 	l.closeFD()
 	l.framer.Close()
@@ -62,6 +64,7 @@ func (l *Link) end(err error) {
 		l.held.drop()
 		l.held = nil
 	}
+	// The batch goes back before the end is told: whoever hears of it may count on that.
 	if b != nil {
 		l.h.Written(b, err)
 	}

@@ -114,6 +114,8 @@ func (l *OneSided) Post(op *transport.Op) {
 func (l *OneSided) Flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	// Whoever is writing finds what was posted meanwhile; after a full buffer the thread goes
+	// on.
 	if l.writing || l.full {
 		return
 	}
@@ -123,10 +125,13 @@ func (l *OneSided) Flush() {
 		if b == nil {
 			break
 		}
+		// Others post while this writes: a caller is not to become everybody's writer. The
+		// reactor goes on.
 		if bytes > flushBytes {
 			l.waitFull()
 			break
 		}
+		// A large writev takes its time, and others want to post meanwhile.
 		l.mu.Unlock()
 		n, err := l.write(b)
 		l.mu.Lock()
@@ -141,6 +146,7 @@ func (l *OneSided) Flush() {
 		}
 	}
 	l.writing = false
+	// The link ended while this was writing, and left the blocks to it.
 	if l.ended {
 		l.out.Drop()
 	}
@@ -257,6 +263,7 @@ func (l *OneSided) read() {
 func (l *OneSided) readTurn() error {
 	unended := 0
 	for bytes := 0; bytes < turnBytes; {
+		// The domain wants what was received before to be dealt with first.
 		if l.naps < mostRests && l.in.Rests() {
 			l.rest()
 			return nil
@@ -281,6 +288,8 @@ func (l *OneSided) readTurn() error {
 			return io.EOF
 		}
 		l.naps = 0
+		// First the rest of the large payload that is under way, which went straight to its place,
+		// then what was read behind it.
 		direct := min(n, len(want))
 		if err := l.in.Filled(direct); err != nil {
 			return err
@@ -288,10 +297,12 @@ func (l *OneSided) readTurn() error {
 		if err := l.in.Feed(l.loop.stage[:n-direct]); err != nil {
 			return err
 		}
+		// The socket had no more: another call would return nothing.
 		if n < len(want)+ahead {
 			return nil
 		}
 		bytes += n
+		// The handler answers at the end of a turn, and the peer of a long one would wait for it.
 		if unended += n; unended >= handBytes {
 			l.in.EndTurn()
 			unended = 0

@@ -78,6 +78,7 @@ func (p *Provider) DialOneSided(ctx context.Context, local, remote netip.AddrPor
 		return nil, nil, err
 	}
 	var rsp []byte
+	// Before a byte is sent: the connection may be one that policy forbids.
 	if p.Check != nil {
 		err = p.Check(ctx, unmap(c.LocalAddr()), unmap(c.RemoteAddr()))
 	}

@@ -91,7 +91,8 @@ func (l *oneSidedListener) handshake(c *net.TCPConn) {
 		c.Close()
 		return
 	}
-	c.SetDeadline(time.Now().Add(l.hello)) // for all of it, however it drips
+	// One deadline for all of it, however slowly it drips.
+	c.SetDeadline(time.Now().Add(l.hello))
 	t, private, err := readHandshake(c)
 	l.waited(c)
 	if err != nil || t.Kind != transport.TagConnect {
@@ -99,11 +100,13 @@ func (l *oneSidedListener) handshake(c *net.TCPConn) {
 		return
 	}
 	q := &connRequest{c: c, private: private}
+	// The rejection says our version, and so what the other side would have to speak.
 	if t.Key != transport.TagVersion {
 		q.Reject(nil)
 		return
 	}
 	q.mu.Lock()
+	// Whoever is to answer may never do it, and holds one of few slots.
 	q.timer = time.AfterFunc(answerTime, func() {
 		defer l.p.Guard.Recover(guard.Accept, nil)
 		q.Reject(nil)

@@ -35,6 +35,8 @@ type loop struct {
 func (l *Link) read() {
 	for bytes := 0; bytes < turnBytes; {
 		want := l.framer.Want()
+		// The rest of a large payload is read to its place, and a little behind it, which usually
+		// has the next header, in the same call.
 		room := stageBytes
 		if want != nil {
 			room = len(want) + aheadBytes
@@ -52,22 +54,27 @@ func (l *Link) read() {
 			l.end(io.EOF)
 			return
 		}
+		// Each read of what TCP had taken before shows that there may be more.
 		if l.deaf {
 			l.drain.Reset(deafTime)
 		}
 		if l.discard {
+			// A peer that goes on sending to a link that was given up is not listened to for ever.
 			if l.waste += n; l.waste > mostWaste {
 				l.end(os.ErrDeadlineExceeded)
 				return
 			}
 		}
 		direct := min(n, len(want))
+		// Begin and End around all frames of one read: the handler takes its lock and answers
+		// once.
 		l.h.Begin()
 		err = nil
 		if direct > 0 {
 			err = l.framer.Filled(direct, l.frame)
 		}
 		l.feed(err, l.loop.stage[:n-direct])
+		// The socket had no more than this, or nothing more may be read.
 		if n < room || l.paused || l.ended {
 			return
 		}
@@ -109,17 +116,23 @@ func (l *Link) feed(err error, rest []byte) {
 			l.h.End()
 			return
 		}
+		// The receiver is full. What was read and not taken is kept, and comes first when it has
+		// room; TCP stops the peer.
 		if err == transport.ErrPause {
 			l.held.keepRest(rest)
 			l.h.End()
 			l.setPaused(true)
 			return
 		}
+		// Where the next frame begins is anybody's guess.
 		if long := (*transport.ErrTooLong)(nil); errors.As(err, &long) {
 			l.h.End()
 			l.end(err)
 			return
 		}
+		// The handler has given the link up. It is read on to its end nevertheless, and thrown
+		// away: closed with bytes unread, TCP would reset the connection and drop what is still on
+		// its way to the peer.
 		l.discard, err = true, nil
 		l.framer.Place = nil
 	}

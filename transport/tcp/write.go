@@ -92,6 +92,7 @@ func (l *Link) flush() {
 	}
 	left := b.Left()
 	done, err := write(l.fd, b)
+	// The socket is full again: its becoming writable brings this here once more.
 	if !done && err == nil {
 		if b.Left() < left {
 			l.h.Progress()
@@ -101,7 +102,8 @@ func (l *Link) flush() {
 	l.mu.Lock()
 	l.out = nil
 	l.mu.Unlock()
-	l.h.Written(b, err) // who may Send the next, and have it kept
+	// With the lock let go: who hears of it may Send the next batch, and have it kept.
+	l.h.Written(b, err)
 	l.mu.Lock()
 	err = l.wait()
 	l.mu.Unlock()

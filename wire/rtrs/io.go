@@ -92,9 +92,11 @@ func (c Chunks) ParseRequest(chunk []byte, off uint32) (r Req, l Layout, err err
 	if size := uint64(c.Size()); uint64(len(chunk)) > size {
 		chunk = chunk[:size]
 	}
+	// In 64 bits, where no offset of a peer can make the sum small again.
 	if uint64(off)+WriteLen > uint64(len(chunk)) {
 		return Req{}, Layout{}, ErrOff
 	}
+	// Each field is read once: the client may still be able to write into the chunk.
 	le, b := binary.LittleEndian, chunk[off:]
 	r = Req{Type: Type(le.Uint16(b)), UsrLen: le.Uint16(b[2:])}
 	switch r.Type {
@@ -113,6 +115,7 @@ func (c Chunks) ParseRequest(chunk []byte, off uint32) (r Req, l Layout, err err
 	switch {
 	case l.DataLen() > c.MaxIO:
 		return Req{}, Layout{}, ErrDataLen
+	// Longer than the data asked for, it would be answered with what the chunk held before.
 	case r.SGCnt == 1 && (r.Desc.Len == 0 || r.Desc.Len > l.DataLen()):
 		return Req{}, Layout{}, ErrDescLen
 	}
