@@ -62,6 +62,8 @@ func init() {
 	on(Connecting, EvWant, Connecting, "-", none)
 	on(Connecting, EvLink, Up, "begin the link", (*Path).established)
 	on(Connecting, EvFail, Error, "back off", (*Path).backOff)
+	// An attempt is not given up: a kernel may have taken the connection already, and what it
+	// sends there would be lost unread (Drop).
 	on(Connecting, EvDrop, Connecting, "-", none)
 
 	on(Up, EvWant, Up, "-", none)
@@ -74,6 +76,8 @@ func init() {
 
 	on(Error, EvWant, Connecting, "dial or poke", (*Path).start)
 	on(Error, EvRest, Down, "-", none)
+	// The other side decides when it connects: its link is taken whatever this side was about to
+	// do.
 	on(Error, EvLink, Up, "begin the link", (*Path).established)
 	on(Error, EvDrop, Error, "-", none)
 }

@@ -256,7 +256,8 @@ func (c *callConn) settle(s *callStream) {
 
 func (c *callConn) forget(id uint32) {
 	if s := c.streams[id]; s != nil {
-		c.halved(s.msg.size > 0, false)
+		half := false // nothing of it waits any more
+		c.halved(s.msg.size > 0, half)
 		c.owed -= s.owed
 		delete(c.streams, id)
 	}

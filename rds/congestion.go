@@ -40,14 +40,18 @@ func (e *Engine) Watch(on bool) {
 	}
 }
 
-func (e *Engine) note(ep netip.AddrPort, local, on bool) {
+func (e *Engine) note(n Notice) {
 	if len(e.cnotes) >= 4096 {
 		e.cnotes = append(e.cnotes[:0], e.cnotes[2048:]...)
 	}
-	e.cnotes = append(e.cnotes, Notice{ep, local, on})
+	e.cnotes = append(e.cnotes, n)
 }
 
-// setCongested marks one of our ports and tells every peer.
+// congest and clear say how one of our ports stands from now on.
+func (e *Engine) congest(now time.Duration, port uint16) { e.setCongested(now, port, true) }
+func (e *Engine) clear(now time.Duration, port uint16)   { e.setCongested(now, port, false) }
+
+// setCongested notes the state of one of our ports and tells every peer of a change.
 func (e *Engine) setCongested(now time.Duration, port uint16, on bool) {
 	if !e.cmap.Set(port, on) {
 		return
@@ -239,6 +243,7 @@ func (e *Engine) CongestedOf(pe *Peer, from, most int, f func(*CongestedPort)) (
 		}
 		from = int(port) + 1
 		c := CongestedPort{Endpoint: netip.AddrPortFrom(pe.addr, port), Local: pe == e.loop, Since: pe.mapAt}
+		// More is known of the ports that concern somebody here.
 		if pp := pe.ports[port]; pp != nil {
 			c.Since, c.Blocked, c.Waiting = pp.since, pp.blocked, pp.waiters.n
 			if pp.readerAt >= pp.since { // not of an earlier congestion

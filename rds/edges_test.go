@@ -53,7 +53,7 @@ func TestNoticesAreBounded(t *testing.T) {
 	e, _ := lone(t, nil)
 	e.Watch(true)
 	for i := range 4097 {
-		e.note(netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(i)), true, true)
+		e.note(Notice{Endpoint: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), uint16(i)), Local: true, Congested: true})
 		if want := i%4096 + 1 + i/4096*2048; len(e.cnotes) != want {
 			t.Fatalf("%d notices after %d", len(e.cnotes), i+1)
 		}

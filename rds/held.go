@@ -36,7 +36,7 @@ func (e *Engine) Hold(now time.Duration, ports map[uint16]uint32, until time.Dur
 	e.held.owner, e.held.until = ports, until
 	for _, port := range e.held.ports() {
 		// Before the first link: peers learn of it with the first map.
-		e.setCongested(now, port, true)
+		e.congest(now, port)
 	}
 	e.arm(&e.held.tm, (*heldTicker)(e), until)
 }
@@ -76,9 +76,16 @@ func (e *Engine) take(port uint16) {
 	}
 }
 
-func (h *heldPorts) tell(port uint16, uid uint32, bound bool) {
+func (h *heldPorts) tellBound(port uint16, uid uint32) {
 	if h.told != nil {
-		h.told(port, uid, bound)
+		h.told(port, uid, true)
+	}
+}
+
+// tellClosed is also for a port that its owner has not come back for.
+func (h *heldPorts) tellClosed(port uint16, uid uint32) {
+	if h.told != nil {
+		h.told(port, uid, false)
 	}
 }
 
@@ -92,7 +99,7 @@ func (t *heldTicker) tick(now time.Duration) {
 	h.bound = nil
 	if now >= h.until {
 		for _, port := range h.ports() {
-			h.tell(port, h.owner[port], false)
+			h.tellClosed(port, h.owner[port])
 			done = append(done, port)
 		}
 		h.owner = nil
@@ -102,7 +109,7 @@ func (t *heldTicker) tick(now time.Duration) {
 	for _, port := range done {
 		// The new owner's socket may be congested by itself by now.
 		if s := e.socks[port]; s == nil || !s.congested {
-			e.setCongested(now, port, false)
+			e.clear(now, port)
 		}
 	}
 	e.roomAgain()

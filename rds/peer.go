@@ -58,6 +58,8 @@ func (e *Engine) peer(now time.Duration, addr netip.Addr, o origin) (*Peer, erro
 		if err := e.mayPeer(addr); err != nil {
 			return nil, err
 		}
+		// Whoever names or connects makes a peer, so the table is bounded, and its memory is charged to
+		// an account.
 		if err := e.makeRoom(now, o); err != nil {
 			return nil, err
 		}

@@ -78,7 +78,9 @@ func (pe *Peer) Congested(port uint16) bool {
 func (pe *Peer) CongestionMap(now time.Duration, m []byte) {
 	var note func(port uint16, on bool)
 	if pe.e.watched {
-		note = func(port uint16, on bool) { pe.e.note(netip.AddrPortFrom(pe.addr, port), false, on) }
+		note = func(port uint16, on bool) {
+			pe.e.note(Notice{Endpoint: netip.AddrPortFrom(pe.addr, port), Congested: on})
+		}
 	}
 	freed, changed, err := pe.cmap.Replace(m, noteMost, note)
 	if err != nil || !changed {
@@ -109,7 +111,7 @@ func (pe *Peer) CongestionDelta(now time.Duration, s wire.PortState) {
 func (pe *Peer) changed(now time.Duration, port uint16, on bool) {
 	e := pe.e
 	if e.watched {
-		e.note(netip.AddrPortFrom(pe.addr, port), pe.c == nil, on)
+		e.note(Notice{Endpoint: netip.AddrPortFrom(pe.addr, port), Local: pe.c == nil, Congested: on})
 	}
 	if !on {
 		e.freeGroups(now, 1<<(port%64))

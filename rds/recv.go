@@ -189,7 +189,7 @@ func (s *Socket) mark(now time.Duration) {
 	if !s.congested {
 		s.congested, s.congestedAt = true, now
 		s.press()
-		s.e.setCongested(now, s.port, true)
+		s.e.congest(now, s.port)
 	}
 }
 
@@ -215,7 +215,7 @@ func (s *Socket) unmark(now time.Duration) {
 	if s.congested && s.starved == 0 && (s.queued < s.opt.RcvBufBytes/2 || s.unread == 0) && s.roomy() {
 		s.congested = false
 		s.press()
-		s.e.setCongested(now, s.port, false)
+		s.e.clear(now, s.port)
 	}
 }
 

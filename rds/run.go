@@ -103,16 +103,16 @@ func (r *sendRun) trains(payload []byte, lengths []uint32) {
 		// Too large for a train, or alone: it goes as a datagram.
 		if n < 2 {
 			bytes = int(lengths[0])
-			r.add(append([]byte(nil), payload[:bytes]...), 1, false, bytes)
+			r.single(append([]byte(nil), payload[:bytes]...))
 			n = 1
 		} else if uniform {
-			r.add(append([]byte(nil), payload[:bytes]...), n, false, bytes)
+			r.add(Train{Body: append([]byte(nil), payload[:bytes]...), Count: n})
 		} else {
 			body := make([]byte, 0, n*wire.TableEntry+bytes)
 			for _, l := range lengths[:n] {
 				body = binary.BigEndian.AppendUint32(body, l)
 			}
-			r.add(append(body, payload[:bytes]...), n, true, bytes)
+			r.add(Train{Body: append(body, payload[:bytes]...), Count: n, Table: true})
 		}
 		payload, lengths = payload[bytes:], lengths[n:]
 	}
@@ -121,18 +121,19 @@ func (r *sendRun) trains(payload []byte, lengths []uint32) {
 // singles makes a message of each datagram.
 func (r *sendRun) singles(payload []byte, lengths []uint32) {
 	for _, l := range lengths {
-		r.add(payload[:l:l], 1, false, int(l))
+		r.single(payload[:l:l])
 		payload = payload[l:]
 	}
 }
 
-func (r *sendRun) add(body []byte, count int, table bool, bytes int) {
-	s := r.s
+// single adds one datagram as a message of its own.
+func (r *sendRun) single(payload []byte) { r.add(Train{Body: payload, Count: 1}) }
+
+func (r *sendRun) add(t Train) {
+	s, bytes := r.s, t.PayloadBytes()
 	m := s.e.newMsg()
 	m.Owner, m.SPort, m.DPort = &r.f.out, s.port, r.port
-	if m.Payload, m.Table, m.Bytes = body, table, uint32(bytes); count > 1 {
-		m.Count = uint16(count)
-	}
+	m.Payload, m.Table, m.Bytes, m.Count = t.Body, t.Table, uint32(bytes), uint16(t.msgCount())
 	r.size += size(bytes, int(m.Count))
 	m.Tag, m.Epoch = r.tag, s.epoch0+uint32(len(s.epochs))-1
 	s.used += bytes
@@ -144,7 +145,7 @@ func (r *sendRun) add(body []byte, count int, table bool, bytes int) {
 		r.tail.SetLink(m)
 	}
 	r.tail = m
-	r.tag += uint64(count)
+	r.tag += uint64(t.Count)
 }
 
 // Run is datagrams taken from a receive queue together. The zero Run is empty;

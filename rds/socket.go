@@ -208,7 +208,7 @@ func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
 	s.roof = math.MaxInt
 	e.socks[port] = s
 	e.take(port)
-	e.held.tell(port, o.UID, true)
+	e.held.tellBound(port, o.UID)
 	e.bound = append(e.bound, s)
 	s.boundAt = len(e.bound)
 	return s, nil
@@ -318,7 +318,7 @@ func (s *Socket) Close(now time.Duration) {
 	delete(e.socks, s.port)
 	e.bound = leave(e.bound, s.boundAt, func(o *Socket, at int) { o.boundAt = at })
 	e.rest.add(s.port)
-	e.held.tell(s.port, s.opt.UID, false)
+	e.held.tellClosed(s.port, s.opt.UID)
 	if e.lastSock == s {
 		e.lastSock = nil
 	}
@@ -347,7 +347,7 @@ func (s *Socket) Close(now time.Duration) {
 	// to wait for a reader.
 	if s.congested {
 		s.congested = false
-		e.setCongested(now, s.port, false)
+		e.clear(now, s.port)
 	}
 	s.SetMonitor(Monitor{})
 	s.fed()

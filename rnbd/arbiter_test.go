@@ -79,7 +79,7 @@ func TestWriterGoesAndComes(t *testing.T) {
 	}
 	_, err = a2.tryMap("d", rw)
 	wantErr(t, "beside the next writer", err, ErrWriter)
-	if err := vb.Unmap(w.now, false); err != nil {
+	if err := vb.Unmap(w.now); err != nil {
 		t.Fatal(err)
 	}
 	w.run()
@@ -108,7 +108,7 @@ func TestSameVolumeByOtherNames(t *testing.T) {
 	if n := len(w.srv.Devices()); n != 1 {
 		t.Errorf("%d devices are open; want one for all", n)
 	}
-	if err := va.Unmap(w.now, false); err != nil {
+	if err := va.Unmap(w.now); err != nil {
 		t.Fatal(err)
 	}
 	w.run()
@@ -192,7 +192,7 @@ func TestMostOpen(t *testing.T) {
 	v := e.mustMap("d1", ro)
 	_, err := e.tryMap("d2", ro)
 	wantErr(t, "one more", err, rdserr.ErrTooMany)
-	if err := v.Unmap(w.now, false); err != nil {
+	if err := v.Unmap(w.now); err != nil {
 		t.Fatal(err)
 	}
 	w.run()

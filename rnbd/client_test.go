@@ -62,7 +62,7 @@ func TestMapBeforeThePath(t *testing.T) {
 	w.run()
 	wantState(t, "without a path", v, Init)
 	wantErr(t, "a request", e.flush(v), ErrNotOpen)
-	if err := gone.Unmap(w.now, false); err != nil || !e.unmapped[gone] {
+	if err := gone.Unmap(w.now); err != nil || !e.unmapped[gone] {
 		t.Errorf("given up: %v", err)
 	}
 	e.connect()
@@ -163,7 +163,7 @@ func TestResizeHere(t *testing.T) {
 	if v.Info().Size != 4<<20 {
 		t.Errorf("size %d after the server's changed", v.Info().Size)
 	}
-	if err := v.Unmap(w.now, true); err != nil {
+	if err := v.ForceUnmap(w.now); err != nil {
 		t.Fatal(err)
 	}
 	wantErr(t, "afterwards", v.Resize(4096), ErrGone)

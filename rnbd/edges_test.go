@@ -97,7 +97,7 @@ func TestSessionEnded(t *testing.T) {
 	}
 	_, err := e.tryMap("e", rw)
 	wantErr(t, "another mapping", err, rtrs.ErrClosed)
-	if err := v.Unmap(w.now, false); err != nil || !e.unmapped[v] {
+	if err := v.Unmap(w.now); err != nil || !e.unmapped[v] {
 		t.Errorf("unmap: %v, told %v", err, e.unmapped[v])
 	}
 }

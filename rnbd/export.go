@@ -156,6 +156,8 @@ func (r *Root) Open() error {
 			at = min(at, i)
 		}
 	}
+	// The placeholder stands for what a client says, so only what comes before it is opened as the
+	// administrator's word; the rest is looked up below that, for each session, link by link.
 	if at < len(r.Path) {
 		slash := strings.LastIndexByte(r.Path[:at], '/')
 		base, rest = r.Path[:slash+1], cleanName(r.Path[slash+1:])

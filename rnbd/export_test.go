@@ -172,7 +172,7 @@ func TestExportErrors(t *testing.T) {
 	} {
 		wantErr(t, c.e.Name, w.srv.Export(&c.e), c.want)
 	}
-	wantErr(t, "no such export", w.srv.Unexport(w.now, "x", true), rdserr.ErrNotFound)
+	wantErr(t, "no such export", w.srv.ForceUnexport(w.now, "x"), rdserr.ErrNotFound)
 }
 
 // TestUnexport: not while it is in use, but by force; the device is closed when
@@ -183,11 +183,11 @@ func TestUnexport(t *testing.T) {
 	w.mem("idle", 1<<20)
 	e := w.client("c")
 	v := e.mustMap("d", rw)
-	wantErr(t, "in use", w.srv.Unexport(w.now, "d", false), ErrBusy)
+	wantErr(t, "in use", w.srv.Unexport(w.now, "d"), ErrBusy)
 	f.Add(blk.Rule{Ops: blk.Ops(blk.OpWrite), Stall: true})
 	done := e.submit(v, &blk.Request{Op: blk.OpWrite, Len: 512, Buf: make([]byte, 512)})
 	w.run()
-	if err := w.srv.Unexport(w.now, "d", true); err != nil {
+	if err := w.srv.ForceUnexport(w.now, "d"); err != nil {
 		t.Fatal(err)
 	}
 	w.run()
@@ -201,7 +201,7 @@ func TestUnexport(t *testing.T) {
 	}
 	_, err := e.rawOpen("d", ro)
 	wantErr(t, "afterwards", err, rdserr.ErrNotFound)
-	if err := w.srv.Unexport(w.now, "idle", false); err != nil || len(w.closed) != 2 {
+	if err := w.srv.Unexport(w.now, "idle"); err != nil || len(w.closed) != 2 {
 		t.Errorf("one nobody uses: %v", err)
 	}
 }
@@ -215,12 +215,12 @@ func TestRemoveRoot(t *testing.T) {
 	w.root(r)
 	e := w.client("c")
 	e.mustMap("a", ro)
-	wantErr(t, "in use", w.srv.RemoveRoot(w.now, r, false), ErrBusy)
+	wantErr(t, "in use", w.srv.RemoveRoot(w.now, r), ErrBusy)
 	w.holdOpen = true
 	e2 := w.client("c2")
 	open := e2.rawStart(rawRead, must(open1("a", ro)), 56)
 	w.run()
-	if err := w.srv.RemoveRoot(w.now, r, true); err != nil {
+	if err := w.srv.ForceRemoveRoot(w.now, r); err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range w.closed {
@@ -238,7 +238,7 @@ func TestRemoveRoot(t *testing.T) {
 	if !found || len(w.srv.Devices()) != 0 || len(w.srv.Roots()) != 0 {
 		t.Error("the root was not let go")
 	}
-	wantErr(t, "once more", w.srv.RemoveRoot(w.now, r, true), rdserr.ErrNotFound)
+	wantErr(t, "once more", w.srv.ForceRemoveRoot(w.now, r), rdserr.ErrNotFound)
 }
 
 // TestRules: addresses and names of sessions.
@@ -324,7 +324,7 @@ func TestExportsBeforeRoots(t *testing.T) {
 		if b, err := e.read(v, 0, 512); err != nil || b != byte(len(filepath.Join(dir, path))) {
 			t.Errorf("%s, %v: %d, %v; want that of %s", name, access, b, err, path)
 		}
-		if err := v.Unmap(w.now, false); err != nil {
+		if err := v.Unmap(w.now); err != nil {
 			t.Fatal(err)
 		}
 		w.run()

@@ -147,7 +147,7 @@ func FuzzClient(f *testing.F) {
 		io()
 		check()
 		if stateOf(v) != Unmapped {
-			if err := v.Unmap(0, true); err != nil {
+			if err := v.ForceUnmap(0); err != nil {
 				t.Fatal(err)
 			}
 			c.run(t)

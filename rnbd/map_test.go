@@ -33,7 +33,7 @@ func TestMapReadWrite(t *testing.T) {
 	if b, err := e.read(v, 0, 1<<20); b != 0 || err != nil {
 		t.Fatalf("%#x, %v", b, err)
 	}
-	if err := v.Unmap(w.now, false); err != nil {
+	if err := v.Unmap(w.now); err != nil {
 		t.Fatal(err)
 	}
 	w.run()

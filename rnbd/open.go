@@ -151,6 +151,8 @@ func (s *Server) Opened(now time.Duration, o *Opening, d blk.Device, err error) 
 func (s *Server) opened(now time.Duration, o *Opening, d blk.Device, owner *Export, err error) {
 	h := o.h
 	if err == nil {
+		// The file system took its time, and the lock was let go: what was asked for may have been
+		// closed, or is not exported any more.
 		h.exp, h.root, h.rules = o.found.exp, o.found.root, o.found.rules
 		if h.state != handleOpening {
 			err = ErrNotOpen // closed meanwhile
@@ -240,6 +242,7 @@ func describe(i *blk.Info, id uint32) rnbdwire.OpenRsp {
 	if r.MaxSegments == 0 {
 		r.MaxSegments = rtrswire.MaxSegments
 	}
+	// What could not be done is not offered: a client that is offered discards sends them.
 	if !i.ReadOnly {
 		r.MaxWriteZeroes, r.MaxDiscard = sectors(i.MaxWriteZeroes), sectors(i.MaxDiscard)
 	}

@@ -243,7 +243,7 @@ func TestServerForgetsVolumes(t *testing.T) {
 	if len(w.srv.volumes) != 1 {
 		t.Errorf("%d volumes are open", len(w.srv.volumes))
 	}
-	if err := v.Unmap(w.now, false); err != nil {
+	if err := v.Unmap(w.now); err != nil {
 		t.Fatal(err)
 	}
 	w.run()

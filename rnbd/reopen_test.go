@@ -115,7 +115,7 @@ func TestAnotherWriterTookOver(t *testing.T) {
 		}
 		want := error(ErrWriter)
 		if gone {
-			if err := vb.Unmap(w.now, false); err != nil {
+			if err := vb.Unmap(w.now); err != nil {
 				t.Fatal(err)
 			}
 			w.run()
@@ -133,7 +133,7 @@ func TestAnotherWriterTookOver(t *testing.T) {
 		}
 		wantErr(t, "a later write", a.write(va, 0, 1, 512, 0), want)
 		if !gone {
-			if err := vb.Unmap(w.now, false); err != nil {
+			if err := vb.Unmap(w.now); err != nil {
 				t.Fatal(err)
 			}
 			w.run()
@@ -245,7 +245,7 @@ func TestTakenAway(t *testing.T) {
 		if err := e.write(v, 0, 1, 512, 0); err != nil {
 			t.Error(err)
 		}
-		if err := v.Unmap(w.now, false); err != nil {
+		if err := v.Unmap(w.now); err != nil {
 			t.Fatal(err)
 		}
 		w.run()
@@ -369,7 +369,7 @@ func TestMapAgain(t *testing.T) {
 		}
 		if c.other {
 			b := w.client("b")
-			if err := b.mustMap("d", rw).Unmap(w.now, false); err != nil {
+			if err := b.mustMap("d", rw).Unmap(w.now); err != nil {
 				t.Fatal(err)
 			}
 			w.run()

@@ -92,7 +92,7 @@ func TestUnmapOfTheLost(t *testing.T) {
 		t.Fatalf("the numbers are %d and %d: the test shows nothing", gone.id, other.id)
 	}
 	e.log = nil
-	if err := gone.Unmap(w.now, false); err != nil || !e.unmapped[gone] {
+	if err := gone.Unmap(w.now); err != nil || !e.unmapped[gone] {
 		t.Errorf("%v, unmapped %v", err, e.unmapped[gone])
 	}
 	w.run()

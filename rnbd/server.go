@@ -74,21 +74,44 @@ func (s *Server) Export(e *Export) error {
 	return nil
 }
 
-// Unexport removes an export. While sessions have it open it is ErrBusy, or it
-// is taken from them with force.
-func (s *Server) Unexport(now time.Duration, name string, force bool) error {
+// Unexport removes an export, or is ErrBusy while sessions have it open.
+func (s *Server) Unexport(now time.Duration, name string) error {
 	e := s.exports[name]
 	if e == nil {
-		return rdserr.With(rdserr.ErrNotFound, "no export %q", name)
+		return noExport(name)
 	}
-	if err := s.takeAll(now, name, force, func(h *handle) bool { return h.exp == e }); err != nil {
-		return err
+	if n := len(s.using(e.uses)); n > 0 {
+		return inUse(name, n)
 	}
-	delete(s.exports, name)
+	s.unexport(e)
+	return nil
+}
+
+// ForceUnexport removes an export, and takes it from the sessions that have it open.
+func (s *Server) ForceUnexport(now time.Duration, name string) error {
+	e := s.exports[name]
+	if e == nil {
+		return noExport(name)
+	}
+	s.takeAll(now, s.using(e.uses))
+	s.unexport(e)
+	return nil
+}
+
+func (s *Server) unexport(e *Export) {
+	delete(s.exports, e.Name)
 	if e.Device != nil && s.volumes[identity(e.Device)] == nil {
 		s.env.Close(e, e.Device) // else with the last that uses it
 	}
-	return nil
+}
+
+func (e *Export) uses(h *handle) bool { return h.exp == e }
+func (r *Root) uses(h *handle) bool   { return h.root == r }
+
+func noExport(name string) error { return rdserr.With(rdserr.ErrNotFound, "no export %q", name) }
+
+func inUse(what string, n int) error {
+	return rdserr.With(ErrBusy, "%q is open in %d sessions; unmap it there, or force it (--force)", what, n)
 }
 
 // AddRoot offers what is below r, which is open. Names that are exports of
@@ -97,26 +120,39 @@ func (s *Server) AddRoot(r *Root) { s.roots = append(s.roots, r) }
 
 // RemoveRoot ends what AddRoot began, as Unexport does; r is closed by the
 // environment.
-func (s *Server) RemoveRoot(now time.Duration, r *Root, force bool) error {
-	i := slices.Index(s.roots, r)
-	if i < 0 {
-		return rdserr.With(rdserr.ErrNotFound, "no export root %q", r.Path)
+func (s *Server) RemoveRoot(now time.Duration, r *Root) error {
+	if !slices.Contains(s.roots, r) {
+		return noRoot(r)
 	}
-	if err := s.takeAll(now, r.Path, force, func(h *handle) bool { return h.root == r }); err != nil {
-		return err
+	if n := len(s.using(r.uses)); n > 0 {
+		return inUse(r.Path, n)
 	}
-	s.roots = slices.Delete(s.roots, i, i+1)
+	s.removeRoot(r)
+	return nil
+}
+
+// ForceRemoveRoot is to RemoveRoot what ForceUnexport is to Unexport.
+func (s *Server) ForceRemoveRoot(now time.Duration, r *Root) error {
+	if !slices.Contains(s.roots, r) {
+		return noRoot(r)
+	}
+	s.takeAll(now, s.using(r.uses))
+	s.removeRoot(r)
+	return nil
+}
+
+func (s *Server) removeRoot(r *Root) {
+	s.roots = slices.DeleteFunc(s.roots, func(o *Root) bool { return o == r })
 	r.gone = true
 	if r.used == 0 {
 		s.env.Close(r, r)
 	}
-	return nil
 }
 
-// takeAll closes the handles that match, or is ErrBusy if there is one and
-// force is not set.
-func (s *Server) takeAll(now time.Duration, what string, force bool, match func(*handle) bool) error {
-	var list []*handle
+func noRoot(r *Root) error { return rdserr.With(rdserr.ErrNotFound, "no export root %q", r.Path) }
+
+// using lists the handles that match and were not taken from their sessions.
+func (s *Server) using(match func(*handle) bool) (list []*handle) {
 	for _, e := range s.sessions {
 		for _, h := range e.handles {
 			if h.state != handleForced && match(h) {
@@ -124,13 +160,13 @@ func (s *Server) takeAll(now time.Duration, what string, force bool, match func(
 			}
 		}
 	}
-	if len(list) > 0 && !force {
-		return rdserr.With(ErrBusy, "%q is open in %d sessions; unmap it there, or force it (--force)", what, len(list))
-	}
+	return list
+}
+
+func (s *Server) takeAll(now time.Duration, list []*handle) {
 	for _, h := range list {
 		s.take(now, h)
 	}
-	return nil
 }
 
 // ForceClose takes a volume from a session: requests under way are finished,

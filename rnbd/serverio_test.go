@@ -313,7 +313,7 @@ func failedSyncIsSeen(t *testing.T, restart bool) {
 	a.connect()
 	wantErr(t, "a's flush of what b's failed flush may have lost", a.flush(va), blk.ErrSyncFailed)
 	wantErr(t, "b's flush", b.flush(vb), blk.ErrSyncFailed)
-	if err := va.Unmap(w.now, false); err != nil {
+	if err := va.Unmap(w.now); err != nil {
 		t.Fatal(err)
 	}
 	w.run()

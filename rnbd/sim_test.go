@@ -204,7 +204,7 @@ func (s *sim) mapAnew(e *end) {
 	s.fault.Clear()
 	s.fault.Release()
 	s.run()
-	if err := s.vols[e].Unmap(s.world.now, true); err != nil {
+	if err := s.vols[e].ForceUnmap(s.world.now); err != nil {
 		s.t.Fatal(err)
 	}
 	s.run()

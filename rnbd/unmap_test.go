@@ -22,7 +22,7 @@ func TestUnmapWhileOpening(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.run()
-		if err := v.Unmap(w.now, false); err != nil {
+		if err := v.Unmap(w.now); err != nil {
 			t.Fatal(err)
 		}
 		w.run()
@@ -61,10 +61,10 @@ func TestUnmapBusy(t *testing.T) {
 	f.Add(blk.Rule{Ops: blk.Ops(blk.OpWrite), Stall: true, Count: 1})
 	atStore := e.submit(v, &blk.Request{Op: blk.OpWrite, Len: 512, Buf: make([]byte, 512)})
 	w.run()
-	wantErr(t, "normal", v.Unmap(w.now, false), ErrBusy)
+	wantErr(t, "normal", v.Unmap(w.now), ErrBusy)
 	waiting := &blk.Request{Op: blk.OpWrite, Len: 512, Buf: make([]byte, 512)}
 	wd := e.submit(v, waiting) // the session has it, and has not sent it
-	if err := v.Unmap(w.now, true); err != nil {
+	if err := v.ForceUnmap(w.now); err != nil {
 		t.Fatal(err)
 	}
 	w.run()
@@ -75,7 +75,7 @@ func TestUnmapBusy(t *testing.T) {
 		t.Error("unmapped while its memory is in use")
 	}
 	wantErr(t, "a request", e.flush(v), blk.ErrClosed)
-	wantErr(t, "again", v.Unmap(w.now, true), ErrGone)
+	wantErr(t, "again", v.ForceUnmap(w.now), ErrGone)
 	f.Release()
 	w.run()
 	if !e.unmapped[v] || !*atStore || len(w.srv.Open()) != 0 {
@@ -98,7 +98,11 @@ func TestUnmapWithoutPath(t *testing.T) {
 			w.run()
 		}
 		e.cut()
-		if err := v.Unmap(w.now, force); err != nil {
+		unmap := v.Unmap
+		if force {
+			unmap = v.ForceUnmap
+		}
+		if err := unmap(w.now); err != nil {
 			t.Fatal(err)
 		}
 		w.run()
@@ -115,14 +119,14 @@ func TestForceAfterNormal(t *testing.T) {
 	w.mem("d", 1<<20)
 	e := w.client("c")
 	v := e.mustMap("d", rw)
-	if err := v.Unmap(w.now, false); err != nil {
+	if err := v.Unmap(w.now); err != nil {
 		t.Fatal(err)
 	}
-	wantErr(t, "normal again", v.Unmap(w.now, false), ErrGone)
+	wantErr(t, "normal again", v.Unmap(w.now), ErrGone)
 	if e.unmapped[v] {
 		t.Fatal("the server has not answered")
 	}
-	if err := v.Unmap(w.now, true); err != nil || !e.unmapped[v] {
+	if err := v.ForceUnmap(w.now); err != nil || !e.unmapped[v] {
 		t.Errorf("%v", err)
 	}
 	w.run()

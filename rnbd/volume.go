@@ -358,25 +358,40 @@ func (v *Volume) Remap(now time.Duration) error {
 	return nil
 }
 
-// Unmap ends the volume: ErrBusy while requests are under way, unless with
-// force, when those that wait fail, and those the session has are given up as
-// soon as it can. ClientEnv.Unmapped follows; without force after the server
-// has closed the volume.
-func (v *Volume) Unmap(now time.Duration, force bool) error {
+// Unmap ends the volume, or is ErrBusy while requests are under way. It is closed at
+// the server; ClientEnv.Unmapped follows when that has answered.
+func (v *Volume) Unmap(now time.Duration) error {
 	switch {
-	case v.state == Unmapped && (v.force || !force):
+	case v.state == Unmapped:
+		return ErrGone
+	case v.inflight > 0 || v.held != nil:
+		return rdserr.With(ErrBusy, "volume %q has requests under way", v.name)
+	}
+	v.unmap(now)
+	return nil
+}
+
+// ForceUnmap ends the volume with requests under way: those that wait fail, and those
+// that the session has are given up as soon as it can. ClientEnv.Unmapped follows then,
+// whether or not the server has answered.
+func (v *Volume) ForceUnmap(now time.Duration) error {
+	switch {
+	case v.state == Unmapped && v.force:
 		return ErrGone
 	case v.state == Unmapped:
-		// It waits for the server already: with force it does not any more.
+		// It waits for the server already, and from now on does not any more.
 		v.force = true
 		if v.inflight == 0 {
 			v.finish(now)
 		}
 		return nil
-	case !force && (v.inflight > 0 || v.held != nil):
-		return rdserr.With(ErrBusy, "volume %q has requests under way", v.name)
 	}
-	v.force = force
+	v.force = true
+	v.unmap(now)
+	return nil
+}
+
+func (v *Volume) unmap(now time.Duration) {
 	v.become(now, Unmapped, nil)
 	// Those held here end at once; what the session has is ended by it, as soon as its memory
 	// is not used any more.
@@ -384,7 +399,6 @@ func (v *Volume) Unmap(now time.Duration, force bool) error {
 	v.giveUp(now)
 	v.pump(now)
 	v.c.tryResume(now) // nobody waits for this one any more
-	return nil
 }
 
 // giveUpEvery is the pause between attempts to give up what a session without

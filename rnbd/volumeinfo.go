@@ -39,11 +39,13 @@ func (v *Volume) describe(rsp *rnbdwire.OpenRsp) error {
 	if err := info.Validate(); err != nil {
 		return rdserr.With(rdserr.ErrProtocol, "volume %q: what the server says of it is not possible: %v", v.name, err)
 	}
+	// Limits in whole blocks, for pieces are cut by them.
 	block := uint64(info.LogicalBlock)
 	bytes := func(sectors uint32) uint64 {
 		return uint64(min(sectors, maxSectors)) * rnbdwire.SectorSize &^ (block - 1)
 	}
 	l := limits{block, bytes(rsp.MaxHWSectors), bytes(rsp.MaxDiscard), bytes(rsp.MaxWriteZeroes)}
+	// The server sets no limit: what the session carries is one (most).
 	if rsp.MaxHWSectors == 0 {
 		l.data = uint64(info.MaxBytes)
 	}

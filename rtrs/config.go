@@ -119,6 +119,7 @@ func (c ServerConfig) withDefaults() (ServerConfig, rtrswire.Chunks, error) {
 	switch {
 	case c.QueueDepth < 1 || c.QueueDepth > maxDepth:
 		return c, none, fmt.Errorf("queue depth %d, 1 to %d are possible", c.QueueDepth, maxDepth)
+	// An upper limit too: depth and chunk together are what each session takes of memory.
 	case c.MaxIO < 512 || c.MaxIO > 64<<20 || c.MaxHdr < 512 || c.MaxHdr > 64<<10:
 		return c, none, fmt.Errorf("chunks of %d bytes of data and %d of headers, 512 to 64 MiB and 512 to 64 KiB are possible", c.MaxIO, c.MaxHdr)
 	case c.ConnectTimeout < 0 || c.TrimAfter < 0:

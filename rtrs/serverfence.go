@@ -148,9 +148,6 @@ func (s *Server) replace(e *ServerSession) {
 			continue
 		}
 		s.event(Event{Kind: EventReplaced, Server: p})
-		if p.fences {
-			p.notice(rtrswire.RefusedType, errnoReplaced)
-		}
-		p.close(ErrReplaced, p.fences)
+		p.dismiss(errnoReplaced, ErrReplaced)
 	}
 }

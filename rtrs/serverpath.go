@@ -86,25 +86,39 @@ func (p *ServerPath) setState(to State) {
 	p.s.event(Event{Kind: EventPath, Server: p, From: from, To: to, Err: p.err})
 }
 
-// lose gives p up. Its requests are stale from now on, and their chunks taken
-// until they are replied to. err is why, nil: somebody asked for it.
-func (p *ServerPath) lose(err error) { p.close(err, false) }
+// lose gives p up and closes its links. Its requests are stale from now on, and their
+// chunks taken until they are replied to. err is why, nil: somebody asked for it.
+func (p *ServerPath) lose(err error) {
+	was := p.closing(err)
+	p.hang()
+	p.closed(was)
+}
 
-// close is lose; with later its links are closed after a while, so that what
-// was posted is sent.
-func (p *ServerPath) close(err error, later bool) {
-	s := p.s
-	was := p.state
+// dismiss gives p up and tells the client why, if it understands that: its links are
+// closed after a while then, so that it can read it.
+func (p *ServerPath) dismiss(errno uint16, err error) {
+	if !p.fences {
+		p.lose(err)
+		return
+	}
+	p.notice(rtrswire.RefusedType, errno)
+	was := p.closing(err)
+	p.at = p.s.now + farewell
+	p.s.arm(p.at)
+	p.closed(was)
+}
+
+func (p *ServerPath) closing(err error) (was State) {
+	was = p.state
 	p.err = err
 	p.setState(Closing)
-	if later {
-		p.at = s.now + farewell
-		s.arm(p.at)
-	} else {
-		p.hang()
-	}
+	return was
+}
+
+// closed ends what p is for others, once its links are being closed.
+func (p *ServerPath) closed(was State) {
 	// Paths that are Fencing, and fences, may have waited for this one.
-	s.unsettled = true
+	p.s.unsettled = true
 	if was == Connected {
 		p.ses.leave(p)
 	}
@@ -121,10 +135,7 @@ func (p *ServerPath) hang() {
 func (p *ServerPath) refuseWith(errno uint16, err error) {
 	p.s.stats.Refused++
 	p.s.event(Event{Kind: EventRefused, Server: p, Err: err})
-	if p.fences {
-		p.notice(rtrswire.RefusedType, errno)
-	}
-	p.close(err, p.fences)
+	p.dismiss(errno, err)
 }
 
 func (p *ServerPath) violation(err error) error {

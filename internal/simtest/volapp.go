@@ -132,7 +132,11 @@ func s(v *rnbd.Volume) rnbd.State {
 
 func (m *mapping) close(force bool) {
 	w := m.c.v.w
-	err := m.vol.Unmap(w.Now(), force)
+	unmap := m.vol.Unmap
+	if force {
+		unmap = m.vol.ForceUnmap
+	}
+	err := unmap(w.Now())
 	if err == nil {
 		m.ending = m.vol != nil
 		m.asked = false

@@ -345,7 +345,7 @@ func (d *volumeDevice) wait(ctx context.Context, strict bool) error {
 	now := c.lock(c.clock())
 	c.pending = slices.DeleteFunc(c.pending, func(o *volumeDevice) bool { return o == d })
 	if err != nil {
-		d.v.Unmap(now, true)
+		d.v.ForceUnmap(now)
 	}
 	c.finish(now)
 	return err
@@ -356,7 +356,11 @@ func (d *volumeDevice) wait(ctx context.Context, strict bool) error {
 func (d *volumeDevice) unmap(force bool) bool {
 	c := d.c
 	now := c.lock(c.clock())
-	d.v.Unmap(now, force)
+	if force {
+		d.v.ForceUnmap(now)
+	} else {
+		d.v.Unmap(now)
+	}
 	c.finish(now)
 	select {
 	case <-d.unmapped:

@@ -118,7 +118,11 @@ func (h *Host) leaveExports(x *export) {
 
 func (h *Host) removeExport(x *export, force bool) error {
 	now := h.srv.lock(h.now())
-	err := h.srv.rn.Unexport(now, x.spec.Name, force)
+	unexport := h.srv.rn.Unexport
+	if force {
+		unexport = h.srv.rn.ForceUnexport
+	}
+	err := unexport(now, x.spec.Name)
 	h.srv.finish(now)
 	if err == nil {
 		h.leaveExports(x)

@@ -263,7 +263,7 @@ func (m *mapping) end(force bool) {
 	released := false
 	if m.dev != nil && force { // first, so that nobody waits for a request
 		now := m.c.lock(h.now())
-		m.dev.v.Unmap(now, true)
+		m.dev.v.ForceUnmap(now)
 		m.c.finish(now)
 		// What the server has comes back with the end of the links. Others of
 		// the session go on, and then it comes back in the server's time.

@@ -172,7 +172,7 @@ func (m *mapping) leave(ctx context.Context) {
 	}
 	if m.dev != nil {
 		now := m.c.lock(h.now())
-		m.dev.v.Unmap(now, true) // what is still in flight comes back with the end of the session
+		m.dev.v.ForceUnmap(now) // what is still in flight comes back with the end of the session
 		m.c.finish(now)
 	}
 	if m.c != nil {

@@ -196,10 +196,10 @@ func (s *server) close() {
 	// From here on no client hears anything, so none takes what follows for the
 	// end of a volume.
 	for _, x := range s.rn.Exports() {
-		s.rn.Unexport(now, x.Name, true)
+		s.rn.ForceUnexport(now, x.Name)
 	}
 	for _, r := range s.rn.Roots() {
-		s.rn.RemoveRoot(now, r, true)
+		s.rn.ForceRemoveRoot(now, r)
 	}
 	s.finish(now)
 }

@@ -41,6 +41,7 @@ func (p *OneSided) Dial(src uint16, remote netip.Addr, timeout time.Duration, d 
 	}
 	n := p.h.n
 	if err != nil {
+		// Not from within the call: whoever dials does not expect to be called back by it.
 		n.After(0, func() { done(nil, nil, err) })
 		return
 	}
@@ -288,6 +289,7 @@ func (l *link) read() error {
 			return err
 		}
 	}
+	// The end counts behind every byte that came before it.
 	gone, err := l.e.Ended()
 	switch {
 	case !gone:
