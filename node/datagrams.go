@@ -58,6 +58,7 @@ type sockStream struct {
 	creditN    int64                 // guarded by mu; datagrams that may be pushed
 	creditB    int64                 // guarded by mu; bytes that may be pushed
 	stalled    bool                  // guarded by mu; a datagram waits for credit
+	later      bool                  // guarded by mu; pushLater is about to look again
 	windowN    int                   // guarded by mu; waiting batches without a result
 	windowSize int64                 // guarded by mu; what they take
 	windowB    int                   // guarded by mu; their payload bytes

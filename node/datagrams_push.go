@@ -1,8 +1,12 @@
 package node
 
 import (
+	"time"
+
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rds"
 )
 
@@ -173,9 +177,38 @@ func (s *sockStream) takeDatagrams(got *rds.Run) {
 		return
 	}
 	limit := int(min(int64(s.node.deps.Conf().API.PushBatchSize), s.creditB))
+	// What a client does not read is copied into messages and cannot be refused later
+	// (outPool). So it stays where it is, and makes its port congested, while there is no
+	// memory for more of those.
+	if s.memory.Tight(quota.Calls, int64(max(limit, next))) {
+		limit = 0 // the next one alone
+		if s.memory.Tight(quota.Calls, int64(next)) {
+			s.pushLater()
+			return
+		}
+	}
 	s.sock.RecvRun(got, int(min(s.creditN, maxPushDatagrams)), max(limit, next)) // the last one may pass the credit
 	s.creditN -= int64(got.Len())
 	s.creditB -= int64(got.Bytes)
+}
+
+// pushRetry is how long a socket whose datagrams there is no memory for waits before it
+// looks again.
+const pushRetry = 50 * time.Millisecond
+
+// pushLater has the pusher look again some time. mu is held.
+func (s *sockStream) pushLater() {
+	if s.later {
+		return
+	}
+	s.later = true
+	time.AfterFunc(pushRetry, func() {
+		defer s.node.deps.Guard.Recover(guard.Socket, s.finish)
+		s.mu.Lock()
+		s.later = false
+		s.mu.Unlock()
+		s.News()
+	})
 }
 
 // pushDatagrams sends what takeDatagrams took: payloads are copied once, into

@@ -6,12 +6,15 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/mem"
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/await"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
@@ -110,5 +113,67 @@ func TestNewsBreakOff(t *testing.T) {
 			t.Errorf("message %d is lost: %d datagrams are held on to", breaks, left)
 		}
 		s.close()
+	}
+}
+
+// TestPushWaitsForMemory: datagrams stay in their socket while there is no memory for
+// messages to its client, and go when there is some, without any other news. When there is
+// little, they go one at a time.
+func TestPushWaitsForMemory(t *testing.T) {
+	local := netip.MustParseAddr("127.0.0.1")
+	eng := newTestEngine(local, rds.DefaultConfig())
+	n, _ := newFakeNode(t, config.Default(), &fakeCore{engines: map[netip.Addr]*testEngine{local: eng}})
+	st := &brittleStream{ctx: t.Context(), breaks: -1}
+	s := newSockStream(n, st, config.Identity{UID: 1})
+	if err := s.bind(bindTo(local, 0)); err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	m, in := &rdsdv1.ClientMessage{}, &inMsg{}
+	m.SetSend(batchOf(1, s.sock.Addr(), "to", "myself"))
+	raw, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := in.unmarshal(mem.BufferSlice{mem.SliceBuffer(raw)}); err != nil || !in.isBatch {
+		t.Fatal(err)
+	}
+	s.send(&in.batch)
+	in.release()
+
+	other := n.deps.Memory.Account(quota.Holder{})
+	defer other.Close()
+	left := func(bytes int64) { other.Grow(quota.Peers, n.deps.Memory.Limit()-n.deps.Memory.Used()-bytes) }
+	reserve := n.deps.Memory.Limit() / 64 * 6 // what calls leave to others
+	write := func() []string {
+		t.Helper()
+		st.given = nil
+		if err := s.write(true); err != nil {
+			t.Fatal(err)
+		}
+		return st.given
+	}
+	left(reserve)
+	if got := write(); !slices.Equal(got, []string{"result"}) {
+		t.Errorf("without memory the stream was given %v", got)
+	}
+	if _, queued := s.sock.Peek(); queued != 2 {
+		t.Errorf("%d datagrams wait, want 2", queued)
+	}
+	select {
+	case <-s.news:
+		t.Error("it looks again at once")
+	default:
+	}
+	left(reserve + 100<<10) // for one datagram, not for a batch
+	await.Until(t, 5*time.Second, "it looks again", func() bool { return len(s.news) > 0 })
+	<-s.news
+	if got := write(); !slices.Equal(got, []string{"datagrams", "datagrams"}) {
+		t.Errorf("with little memory the stream was given %v", got)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.later {
+		t.Error("it is about to look again")
 	}
 }

@@ -171,6 +171,11 @@ const alpha = 3
 // filled its share with them can still connect, look and cancel.
 const alphaElsewhere = 2
 
+// alphaWhole is the same for all that a holder has, its pages of regions with the rest: what
+// of them is needed is not given back, so that who has many of those may not have the last
+// of the memory besides.
+const alphaWhole = 7
+
 // Take takes size bytes of kind k, or says why they cannot be had. A nil account
 // has no limits.
 func (a *Account) Take(k Kind, size int64) error {
@@ -183,16 +188,15 @@ func (a *Account) Take(k Kind, size int64) error {
 		total += n.elsewhere()
 	}
 	kind := n.kinds[k].used.Add(size)
-	mine := a.used.Add(size)
+	whole := a.used.Add(size)
 	free := n.limit - total
-	mine, spare := a.share(k, mine)
 	if low := n.kinds[k].low.Load(); low > 0 && kind > low {
 		n.ask(k)
 	}
 	rationed := false
 	switch upTo := n.kinds[k].upTo.Load(); {
 	case free < n.leavesOf(k), kind > n.partOf(k):
-	case mine > alpha*(free+spare):
+	case a.over(k, whole, free, alpha):
 	case upTo > 0 && kind > upTo:
 		rationed = true
 	default:
@@ -206,18 +210,19 @@ func (a *Account) Take(k Kind, size int64) error {
 		return ErrRationed
 	}
 	n.kinds[k].refused.Add(1)
-	return a.refusal(k, size, total-size, kind-size, mine-size)
+	return a.refusal(k, size, total-size, kind-size, whole-size)
 }
 
-// share is what of the holder's bytes counts in its share of what is free, and what more
-// counts as free, for kind k. What of pages of regions nobody needs is given back before
-// it is missed, and how many pages a holder has is for their own kind to bound: so they
-// are nobody's, and free, where something else is wanted.
-func (a *Account) share(k Kind, mine int64) (counts, spare int64) {
+// over reports whether a holder that has whole bytes in all is beyond its share when so
+// much is free: more than times what is free for it. What of pages of regions nobody needs
+// is given back before it is missed, and how many pages a holder has is for their own
+// kind to bound: so they are nobody's, and free, where something else is wanted.
+func (a *Account) over(k Kind, whole, free, times int64) bool {
 	if k == Regions {
-		return mine, 0
+		return whole > times*free
 	}
-	return mine - a.kinds[Regions].Load(), a.node.kinds[Regions].used.Load()
+	pages, all := a.kinds[Regions].Load(), a.node.kinds[Regions].used.Load()
+	return whole-pages > times*(free+all) || whole > alphaWhole*free
 }
 
 // ErrRationed: the limits have room, but the process has to give other memory back
@@ -299,8 +304,7 @@ func (a *Account) Fits(n, mine, all int64) bool {
 	if a == nil {
 		return true
 	}
-	held, spare := a.share(NumKinds, a.used.Load()+mine+n)
-	return held <= alphaElsewhere*(a.node.limit-a.node.Used()+spare-all-n)
+	return !a.over(NumKinds, a.used.Load()+mine+n, a.node.limit-a.node.Used()-all-n, alphaElsewhere)
 }
 
 // Tight reports whether the account would be refused size bytes of kind k. It
@@ -311,8 +315,7 @@ func (a *Account) Tight(k Kind, size int64) bool {
 	}
 	n := a.node
 	free := n.limit - n.Used() - size
-	mine, spare := a.share(k, a.used.Load()+size)
-	return free < n.leavesOf(k) || n.kinds[k].used.Load()+size > n.partOf(k) || mine > alpha*(free+spare)
+	return free < n.leavesOf(k) || n.kinds[k].used.Load()+size > n.partOf(k) || a.over(k, a.used.Load()+size, free, alpha)
 }
 
 // OverShare reports whether size bytes more of kind k would be beyond the holder's share of
@@ -321,8 +324,7 @@ func (a *Account) OverShare(k Kind, size int64) bool {
 	if a == nil {
 		return false
 	}
-	mine, spare := a.share(k, a.used.Load()+size)
-	return mine > alpha*(a.node.limit-a.node.Used()-size+spare)
+	return a.over(k, a.used.Load()+size, a.node.limit-a.node.Used()-size, alpha)
 }
 
 // Usage is what is held of one kind.

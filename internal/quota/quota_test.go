@@ -318,3 +318,40 @@ func TestTheLastOfTheMemory(t *testing.T) {
 		t.Errorf("%d bytes and %d holders are left", n.Used(), len(n.Holders()))
 	}
 }
+
+// TestNeededPagesAreNotFree: who has its share of pages, all of which are needed, leaves a
+// seventh of what it has in all to others, whatever else it takes.
+func TestNeededPagesAreNotFree(t *testing.T) {
+	const mib = 1 << 20
+	other := int64(0)
+	n := New(64*mib, func() int64 { return other })
+	a, b := n.Account(User(1)), n.Account(User(2))
+	defer a.Close()
+	defer b.Close()
+	for a.Take(Regions, 64<<10) == nil {
+	}
+	for a.Take(Clients, 16<<10) == nil {
+	}
+	for a.Fits(16<<10, 0, 0) {
+		a.Hold(16 << 10)
+		other += 16 << 10
+	}
+	if free := n.Limit() - n.Used(); free < a.Used()/alphaWhole || free > a.Used()/alphaWhole+64<<10 {
+		t.Errorf("%d bytes are held and %d free, want a seventh", a.Used(), free)
+	}
+	if err := b.Take(Clients, mib); err != nil || !b.Fits(mib, 0, 0) {
+		t.Errorf("nothing is left for another: %v", err)
+	}
+	if !a.OverShare(Clients, 16<<10) || b.OverShare(Clients, mib) {
+		t.Error("whose share is spent is not told")
+	}
+	b.Give(Clients, mib)
+	a.Hold(-other)
+	other = 0
+	for k := range NumKinds {
+		a.Give(k, a.kinds[k].Load())
+	}
+	if n.Used() != 0 {
+		t.Errorf("%d bytes are left", n.Used())
+	}
+}
