@@ -32,7 +32,7 @@ type Config struct {
 	LaneLoad     int           // bytes on a lane from which on a flow at rest leaves it for another
 }
 
-// DefaultConfig is the configuration of a daemon nobody configured.
+// DefaultConfig is what tests begin with. A daemon's defaults are those of node/config.
 func DefaultConfig() Config {
 	return Config{
 		Lanes: wire.MaxLanes, CreditLog2: 12,

@@ -70,9 +70,9 @@ type ActionKind uint8
 
 // Actions.
 const (
-	ActDial   ActionKind = iota // connect lane Path to the peer; then Connected or Closed, with Gen
+	ActDial   ActionKind = iota // connect lane Path to the peer; then Connected or DialFailed, with Gen
 	ActPoke                     // connect to the peer and close at once; nothing to report
-	ActClose                    // close link Gen: half-close, read what is there, then Closed
+	ActClose                    // close link Gen: half-close, read what is there, then Lost
 	ActAbort                    // forget attempt Gen, close its link if there is one; nothing to report
 	ActKick                     // there is something to send: call Fill
 	ActPoll                     // ask TCP how much was acknowledged: call Acked

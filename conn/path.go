@@ -362,7 +362,8 @@ func (c *Conn) Connect(now time.Duration) {
 	}
 }
 
-// Connected tells that attempt gen has its link. False: it is late, close it.
+// Connected reports that attempt gen produced a link. It returns false if the attempt was
+// superseded; the caller then closes the link.
 func (p *Path) Connected(now time.Duration, gen uint64) bool {
 	if gen != p.gen || p.state != Connecting {
 		return false

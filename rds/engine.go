@@ -79,7 +79,7 @@ type Config struct {
 	AllowKernel func(netip.Addr) bool
 }
 
-// DefaultConfig is the configuration of a node nobody configured.
+// DefaultConfig is what tests begin with. A daemon's defaults are those of node/config.
 func DefaultConfig() Config {
 	return Config{
 		Conn: conn.DefaultConfig(), SndBufBytes: 1 << 20, RcvBufBytes: 1 << 20, MaxBufBytes: 64 << 20, HardFactor: 2,
@@ -99,63 +99,83 @@ type Engine struct {
 	cfg   *Config
 	local netip.Addr
 	rng   *rand.Rand
+	now   time.Duration // of the current step
+	tally tally         // what it has taken of the node's memory, told to others when it ends
 
-	socks    map[uint16]*Socket
-	rest     restingPorts // closed lately
-	bound    []*Socket
-	lastSock *Socket // of the last lookup
+	// Sockets (socket.go).
+
+	socks    map[uint16]*Socket // by port
+	bound    []*Socket          // the same, in no order
+	lastSock *Socket            // of the last lookup
 	nextID   uint64
+	rest     restingPorts // closed lately
+	held     heldPorts    // of the daemon's former life
+
+	// Peers (peer.go, evict.go).
+
 	peers    map[netip.Addr]*Peer
+	order    []*Peer          // in order of creation, so that walks repeat
+	loop     *Peer            // this address itself
+	here     uint64           // messages placed that stayed at this address
+	lastPeer *Peer            // of the last lookup
 	named    map[uint32]share // peers by the user that named them, of those nobody answered for
 	evictAt  int              // where in order to look for a place
-	evicted  []*conn.Conn
-	order    []*Peer // in order of creation, so that walks repeat
-	loop     *Peer   // this address itself
-	here     uint64  // messages placed that stayed at this address
-	lastPeer *Peer   // of the last lookup
+	evicted  []*conn.Conn     // not fetched yet (Evicted)
+	idle     flowList         // flows at rest, see maxIdleFlows
 
-	cmap    cong.Map // our own ports
-	cver    uint64   // of cmap; 1: nothing was ever congested
+	// Congestion of our own ports, and who is told (congestion.go).
+	//
+	// Invariant: clog holds the last congLog changes before cver, and cwhole is the map of
+	// version cwholeV.
+
+	cmap    cong.Map
+	cver    uint64 // of cmap; 1: nothing was ever congested
 	clog    [congLog]congChange
 	cwhole  []byte // wire form of cmap at cwholeV
 	cwholeV uint64
-	cnotes  []Notice
+	walk    peerWalk // where telling the peers stands
+	walked  int      // peers told so far, for tests that count work
+	told    int      // who was told of congestion so far, likewise
+	cnotes  []Notice // not fetched yet, if watched
+	watched bool     // somebody wants Notices
 
-	held heldPorts
+	// Monitors of congestion.
 
-	timers      *btree.BTreeG[timer]
-	timerID     uint64
-	actions     []conn.Action
-	ready       []*Socket // sockets with news
+	monitors []*Socket
+	groups   uint64        // of ports that became clear, not told to monitors yet
+	groupsAt time.Duration // when they were told last
+	groupsTm timer
+
+	// Want of the node's memory (starve.go).
+
+	starved  []*Socket // that refused something for want of it
+	thirsty  []*Socket // whose sends were refused for want of it
+	quenchAt int       // where in thirsty to look next
+	collect  bool      // clients are to be asked for memory, see Collect
+	starveTm timer
+
+	// What a step has made possible: settle does it, when no list is being walked.
+
 	space       []*Socket // sockets whose send buffer has room again
 	cleared     []clearedPort
-	full        []*Peer  // kernel peers that wait for a receiver to have room
-	clearedMaps []*Peer  // whose whole map may have cleared ports
-	idle        flowList // flows at rest, see maxIdleFlows
-	watched     bool     // somebody wants Notices
-	walk        peerWalk
-	walked      int           // peers told of a change of ours so far, likewise
-	told        int           // who was told of congestion so far, for tests that count work
-	groups      uint64        // of ports that became clear, not told to monitors yet
-	groupsAt    time.Duration // when they were told last
-	groupsTm    timer
-	starved     []*Socket // that refused something for want of the node's memory
-	thirsty     []*Socket // whose sends were refused for want of it
-	quenchAt    int       // where in thirsty to look next
-	collect     bool      // clients are to be asked for memory, see Collect
-	starveTm    timer
-	soonTm      timer
-	monitors    []*Socket
-	now         time.Duration // of the current step
-	tally       tally         // of the current step
+	clearedMaps []*Peer // whose whole map may have cleared ports
+	full        []*Peer // kernel peers that wait for a receiver to have room
+	soonTm      timer   // for a settle where no step is being ended
 
-	free    *conn.Msg
+	// For the shell, until it fetches them.
+
+	actions []conn.Action
+	ready   []*Socket // sockets with news
+	states  []StateChange
+	timers  *btree.BTreeG[timer]
+	timerID uint64
+
+	free    *conn.Msg // messages for the next sends, freeN of them
 	freeN   int
-	msgs    []conn.Msg
+	msgs    []conn.Msg // the rest of a block of new ones
 	ctr     stats.Counters
 	QueueNs Hist // time datagrams waited before their first byte left
 	RTTNs   Hist // handshake and heartbeat round trips
-	states  []StateChange
 }
 
 // StateChange is a path that changed its state, for the log.
@@ -232,7 +252,8 @@ func (e *Engine) Accept(now time.Duration, remote netip.AddrPort) (conn.Accepted
 	return a, nil
 }
 
-// Connected: attempt gen of p has its link. False: too late, close it.
+// Connected reports that attempt gen of p produced a link. It returns false if the attempt
+// was superseded; the caller then closes the link.
 func (e *Engine) Connected(now time.Duration, p *conn.Path, gen uint64) bool {
 	ok := p.Connected(now, gen)
 	e.settle(now)

@@ -47,7 +47,8 @@ func (s *Socket) Send(now time.Duration, dst netip.AddrPort, payload []byte, tag
 	return nil
 }
 
-// check is what no waiting mends.
+// check returns the errors that waiting cannot clear: a closed socket, a datagram that is
+// too large, a reserved port.
 func (s *Socket) check(dst netip.AddrPort, n int) error {
 	if s.closed {
 		return rdserr.ErrClosed

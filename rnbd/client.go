@@ -88,26 +88,36 @@ type ClientConfig struct {
 }
 
 // Client maps volumes of one server over one session.
+//
+// Each life of the session goes through the same steps, and requests wait for the last:
+// up (there is a path), greeted (SESS_INFO is answered), resumed (every volume that was
+// open has been asked for, and requests run).
 type Client struct {
 	cfg ClientConfig
 	env ClientEnv
 	rt  Carrier
 
-	volumes  []*Volume // in the order they were mapped
-	features rnbdwire.Features
-	up       bool // there is a path
-	greeted  bool // SESS_INFO has been answered
-	resumed  bool // requests run
-	life     uint // of the session, counts Up
-	hello    admin
-	greetAt  time.Duration // SESS_INFO is to be sent again; 0: not
-	lane     uint32
+	volumes []*Volume // in the order they were mapped
 
-	done   blk.List // for Finished
-	again  *piece   // came back unsent, to be started anew
-	last   *piece   // of again
-	calls  *call    // unused ones
-	pieces *piece   // likewise
+	// The session's present life.
+	//
+	// Invariant: resumed implies greeted, and greeted implies up.
+
+	up       bool
+	greeted  bool
+	resumed  bool
+	life     uint              // counts Up
+	features rnbdwire.Features // what the server has shown to know, 0 before it is greeted
+	hello    admin             // SESS_INFO
+	greetAt  time.Duration     // when it is sent again; 0: not
+	lane     uint32            // of the last request
+
+	done  blk.List // for Finished
+	again *piece   // pieces that came back unsent, to be started anew
+	last  *piece   // the last of again
+
+	calls  *call  // unused ones, so that in steady state nothing is allocated
+	pieces *piece // likewise
 }
 
 // admin is a message about a volume, or about the session; one at a time.
