@@ -249,6 +249,10 @@ func TestAdminErrors(t *testing.T) {
 			if _, ok := errors.AsType[*OpError](err); !ok {
 				t.Errorf("%s: %T is no *OpError", c.op, err)
 			}
+			// A time that passed at the daemon is one like that of a context.
+			if errors.Is(err, context.DeadlineExceeded) != (errno == syscall.ETIMEDOUT) {
+				t.Errorf("%s: %v is a deadline: %v", c.op, errno, errors.Is(err, context.DeadlineExceeded))
+			}
 			if v := reflect.ValueOf(got); v.IsValid() && !v.IsZero() {
 				t.Errorf("%s: refused, and brings %+v", c.op, got)
 			}
