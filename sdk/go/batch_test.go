@@ -367,3 +367,44 @@ func TestResultBeforeGivingUp(t *testing.T) {
 		t.Errorf("told though it left; %d pending, %d tries", len(sess.pending), sess.tries)
 	}
 }
+
+// TestBatchesAreUsedAgain: batches come back from their pool, but for those with more
+// datagrams than a message of ours.
+func TestBatchesAreUsedAgain(t *testing.T) {
+	for n, want := range map[int]bool{maxBatchDatagrams: true, maxBatchDatagrams + 1: false} {
+		seen, again := map[*batch]bool{}, false
+		for range 100 {
+			b := newBatch()
+			again = again || seen[b]
+			seen[b] = true
+			b.lengths = make([]uint32, 0, n)
+			b.recycle()
+		}
+		if again != want {
+			t.Errorf("with room for %d datagrams: used again %v", n, again)
+		}
+	}
+}
+
+// TestCutFields: a field or a result that ends before its last byte is none.
+func TestCutFields(t *testing.T) {
+	field := append([]byte{3}, "abcd"...)
+	for n := range field {
+		body, rest, ok := cutBytes(field[:n])
+		if want := n >= 4; ok != want || ok && (string(body) != "abc" || string(rest) != "abcd"[3:n-1]) {
+			t.Errorf("%d bytes: %q, %q, %v", n, body, rest, ok)
+		}
+	}
+	if body, rest, ok := cutBytes([]byte{0}); !ok || len(body)+len(rest) != 0 {
+		t.Errorf("a field of nothing: %q, %q, %v", body, rest, ok)
+	}
+	result := []byte{tagResultID, 0x87, 1, tagResultAccepted, 5}
+	for n, want := range []uint64{0, 1 << 63, 1 << 63, 135, 1 << 63, 135} {
+		if id, ok := parsePlainResult(result[:n]); ok != (want < 1<<63) || ok && id != want {
+			t.Errorf("%d bytes of a result: %d, %v", n, id, ok)
+		}
+	}
+	if _, ok := parsePlainResult([]byte{tagResultID, 1, 77, 1}); ok {
+		t.Error("a result with something else in it")
+	}
+}
