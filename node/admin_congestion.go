@@ -108,6 +108,9 @@ func (a *adminServer) WatchCongestion(r *rdsdv1.WatchCongestionRequest, stream g
 	// Watch first, list then: a change in between is told twice, never missed.
 	w, stop := a.node.hosts.WatchCongestion()
 	defer stop()
+	if err := stream.SendHeader(nil); err != nil { // from here on no change is missed
+		return err
+	}
 	if r.GetIncludeCurrent() {
 		for _, h := range a.node.hosts.Locals() {
 			var ports []rds.Notice // a page: who does not read holds no more

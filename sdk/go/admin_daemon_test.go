@@ -3,6 +3,7 @@ package rdsd_test
 import (
 	"context"
 	"errors"
+	"iter"
 	"net/netip"
 	"os"
 	"slices"
@@ -38,13 +39,16 @@ func adminOfRealDaemons(t *testing.T, bind binder) {
 
 	to := bind(far, 4850, rdsd.WithRecvBuffer(4096), rdsd.WithRecvWindow(1, 1), rdsd.WithLabel("sleeper"))
 	from := bind(near, 4851)
+	before := farAdmin.WatchCongestion(ctx) // from now on
 	fillPort(ctx, t, from, to.LocalAddr())
-	for n, err := range farAdmin.WatchCongestion(ctx, rdsd.WatchCurrent()) {
-		if err != nil {
-			t.Fatal(err)
-		}
-		if n.Endpoint == to.LocalAddr() && n.Local && n.Congested {
-			break
+	for _, watch := range []iter.Seq2[rdsd.CongestionNotice, error]{before, farAdmin.WatchCongestion(ctx, rdsd.WatchCurrent())} {
+		for n, err := range watch {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n.Endpoint == to.LocalAddr() && n.Local && n.Congested {
+				break
+			}
 		}
 	}
 	ports, err := farAdmin.Congestion(ctx)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	"google.golang.org/grpc"
@@ -22,6 +23,7 @@ type fakeAdmin struct {
 	notices  []*rdsdv1.CongestionNotice
 	hold     bool          // do not answer; keep a watch open after the notices
 	held     chan struct{} // told when a call is held
+	watched  atomic.Bool   // WatchCongestion has said that it watches
 	released chan struct{} // told when a watch that was held has ended
 }
 
@@ -80,6 +82,10 @@ func (f *fakeAdmin) CloseSocket(ctx context.Context, r *rdsdv1.CloseSocketReques
 
 func (f *fakeAdmin) WatchCongestion(r *rdsdv1.WatchCongestionRequest, s grpc.ServerStreamingServer[rdsdv1.CongestionNotice]) error {
 	f.req = r
+	if err := s.SendHeader(nil); err != nil {
+		return err
+	}
+	f.watched.Store(true)
 	for _, n := range f.notices {
 		if err := s.Send(n); err != nil {
 			return err

@@ -393,6 +393,14 @@ func TestAdminWatch(t *testing.T) {
 		}
 	}
 	same(t, f.req, &rdsdv1.WatchCongestionRequest{})
+	f.watched.Store(false)
+	if later := a.WatchCongestion(volumeContext(t)); !f.watched.Load() {
+		t.Error("it returned before the daemon watched")
+	} else {
+		for range later {
+			break
+		}
+	}
 	for range a.WatchCongestion(volumeContext(t), WatchCurrent()) {
 		break
 	}

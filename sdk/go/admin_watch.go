@@ -22,10 +22,9 @@ func WatchCurrent() CongestionOption {
 }
 
 // WatchCongestion reports the ports that become congested or clear, of any socket of
-// the daemon, until ctx ends or the loop is left. Without WatchCurrent a change is
-// missed that comes before the daemon has heard of the watch. A failure, such as a
-// daemon that stops (ErrShutdown), is the last element. Ranging over it works once; if
-// that never happens, the watch lasts until ctx ends.
+// the daemon, from the moment it returns until ctx ends or the loop is left. A failure,
+// such as a daemon that stops (ErrShutdown), is the last element. Ranging over it works
+// once; if that never happens, the watch lasts until ctx ends.
 func (a *Admin) WatchCongestion(ctx context.Context, opts ...CongestionOption) iter.Seq2[CongestionNotice, error] {
 	req := &rdsdv1.WatchCongestionRequest{}
 	for _, o := range opts {
@@ -33,6 +32,9 @@ func (a *Admin) WatchCongestion(ctx context.Context, opts ...CongestionOption) i
 	}
 	watch, cancel := context.WithCancel(ctx)
 	stream, err := a.pb.WatchCongestion(watch, req)
+	if err == nil {
+		_, err = stream.Header() // it comes once the daemon watches; a refusal shows in Recv
+	}
 	return received(ctx, cancel, "watch congestion", stream, err, noticeFromProto)
 }
 
