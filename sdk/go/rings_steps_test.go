@@ -368,3 +368,23 @@ func TestRingsBindSaysAll(t *testing.T) {
 		t.Error("bound to no port")
 	}
 }
+
+// A body is filled to its last byte.
+func TestTrainsFilledExactly(t *testing.T) {
+	for size, want := range map[int]int{shm.MaxTrainBytes / 2: 2, shm.MaxTrainBytes/2 + 1: 1, shm.MaxTrainBytes / 8: 8, shm.MaxTrainBytes/8 + 1: 7} {
+		ds := make([]Datagram, 9)
+		for i := range ds {
+			ds[i] = Datagram{Addr: peerAddr, Payload: make([]byte, size)}
+		}
+		if n, same, sum := measureTrain(ds, 1<<30); n != want || same != want || sum != want*size {
+			t.Errorf("of %d bytes each: %d datagrams, %d alike, %d bytes; want %d", size, n, same, sum, want)
+		}
+	}
+	ds := []Datagram{{Addr: peerAddr, Payload: make([]byte, 100)}, {Addr: peerAddr, Payload: make([]byte, shm.MaxTrainBytes-100-8)}}
+	for more, want := range map[int]int{0: 2, 1: 1} { // with a table of two lengths
+		ds[1].Payload = make([]byte, shm.MaxTrainBytes-100-8+more)
+		if n, _, _ := measureTrain(ds, 1<<30); n != want {
+			t.Errorf("%d bytes over the end: %d datagrams, want %d", more, n, want)
+		}
+	}
+}
