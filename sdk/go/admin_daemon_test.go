@@ -6,6 +6,7 @@ import (
 	"iter"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -119,5 +120,35 @@ func lookAtPeers(ctx context.Context, t *testing.T, admin *rdsd.Admin, remote ne
 	}
 	if _, err := admin.Counters(ctx, netip.MustParseAddr("127.9.9.9")); !errors.Is(err, rdserr.ErrNotFound) {
 		t.Errorf("counters of nobody: %v", err)
+	}
+}
+
+// TestOddPaths: a daemon is found by any path that its socket may have, whatever a URL
+// would make of it, over both front ends.
+func TestOddPaths(t *testing.T) {
+	d, _ := rdsdtest.Pair(t)
+	ctx := within(t, 20*time.Second)
+	dir := t.TempDir()
+	for _, name := range []string{"a#b", "what?", "100%", "%41", "with space", "ü", "a:b"} {
+		path := filepath.Join(dir, name)
+		for _, suffix := range []string{"", ".rings"} {
+			if err := os.Symlink(d.Socket+suffix, path+suffix); err != nil {
+				t.Fatal(err)
+			}
+		}
+		c, err := rdsd.Dial(path, rdsd.WithFrontEnd(rdsd.Rings))
+		if err != nil {
+			t.Errorf("%q: %v", name, err)
+			continue
+		}
+		if _, err := c.Admin().Status(ctx); err != nil {
+			t.Errorf("%q: %v", name, err)
+		}
+		if s, err := c.Bind(ctx, d.AddrPort(0)); err != nil {
+			t.Errorf("%q: rings: %v", name, err)
+		} else {
+			s.Close()
+		}
+		c.Close()
 	}
 }

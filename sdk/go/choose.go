@@ -3,6 +3,7 @@ package rdsd
 import (
 	"context"
 	"errors"
+	"net/url"
 	"os"
 	"strings"
 	"time"
@@ -66,7 +67,12 @@ func ringsPath(target string) (string, bool) {
 	if !ok {
 		return "", false
 	}
-	path = strings.TrimPrefix(path, "//")
+	if abs, ok := strings.CutPrefix(path, "//"); ok {
+		var err error
+		if path, err = url.PathUnescape(abs); err != nil {
+			return "", false // gRPC will say what is wrong with it
+		}
+	}
 	return path + ".rings", path != ""
 }
 

@@ -3,7 +3,9 @@ package rdsd
 import (
 	"fmt"
 	"net/netip"
+	"net/url"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"time"
@@ -103,14 +105,21 @@ func resolveTarget(target string) string {
 	case target == "":
 		return DefaultTarget
 	case strings.HasPrefix(target, "/"):
-		return "unix://" + target
+		return unixURL(target)
 	case strings.HasPrefix(target, "@"):
 		return "unix-abstract:" + target[1:]
 	case strings.HasPrefix(target, "./"), strings.HasPrefix(target, "../"), !strings.Contains(target, ":"):
+		if abs, err := filepath.Abs(target); err == nil && strings.ContainsAny(target, "%?#") {
+			return unixURL(abs) // gRPC decodes no relative path
+		}
 		return "unix:" + target
 	}
 	return target
 }
+
+// unixURL is the target of an absolute path. gRPC reads it as a URL, in which "#", "?" and
+// "%" mean something else.
+func unixURL(path string) string { return "unix://" + (&url.URL{Path: path}).EscapedPath() }
 
 // Target is where the daemon is, as grpc-go is told.
 func (c *Client) Target() string { return c.target }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"net/url"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -13,12 +15,18 @@ import (
 )
 
 func TestResolveTarget(t *testing.T) {
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct{ env, target, want string }{
 		{"", "", "unix:///run/rdsd/rdsd.sock"},
 		{"/tmp/r.sock", "", "unix:///tmp/r.sock"},
 		{"unix:///tmp/r.sock", "", "unix:///tmp/r.sock"},
 		{"/tmp/r.sock", "/run/other.sock", "unix:///run/other.sock"},
+		{"", "/tmp/a b#c?d%41", "unix:///tmp/a%20b%23c%3Fd%2541"},
 		{"", "./r.sock", "unix:./r.sock"},
+		{"", "x#1/r.sock", "unix://" + (&url.URL{Path: filepath.Join(here, "x#1/r.sock")}).EscapedPath()},
 		{"", "r.sock", "unix:r.sock"},
 		{"", "@rdsd", "unix-abstract:rdsd"},
 		{"", "dns:///node7:16387", "dns:///node7:16387"},

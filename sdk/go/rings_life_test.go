@@ -370,6 +370,7 @@ func TestFrontEndChoice(t *testing.T) {
 	wantErr(t, err, rdserr.ErrInvalid)
 	for target, want := range map[string]string{
 		"unix:///run/rdsd/rdsd.sock": "/run/rdsd/rdsd.sock.rings", "unix:s": "s.rings", "unix-abstract:x": "", "dns:///n:1": "", "unix:": "",
+		"unix:///tmp/a%23b%25": "/tmp/a#b%.rings", "unix:///a%zz": "",
 	} {
 		if got, ok := ringsPath(target); ok != (want != "") || ok && got != want {
 			t.Errorf("%s: %q %v", target, got, ok)

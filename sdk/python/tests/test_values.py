@@ -11,7 +11,7 @@ import pytest
 
 from rdsd import Address, InvalidArgument
 from rdsd._intervals import IntervalSet
-from rdsd._target import DEFAULT_TARGET, resolve_target, seconds
+from rdsd._target import DEFAULT_TARGET, resolve_target, seconds, unix_path
 from rdsd._types import AddressLike, pack_host, to_address, unpack_host
 
 
@@ -44,6 +44,9 @@ def test_targets(monkeypatch: pytest.MonkeyPatch) -> None:
     assert resolve_target(None) == DEFAULT_TARGET
     monkeypatch.setenv("RDSD_SOCKET", "/tmp/x.sock")
     assert resolve_target("") == "unix:///tmp/x.sock"
+    odd = "/tmp/a b#c?d%41"
+    assert resolve_target(odd) == "unix:///tmp/a%20b%23c%3Fd%2541"
+    assert unix_path(resolve_target(odd)) == odd
     assert resolve_target("run/x.sock") == "unix:run/x.sock"
     assert resolve_target("unix:x.sock") == "unix:x.sock"
     assert resolve_target("dns:///host:1") == "dns:///host:1"

@@ -6,6 +6,7 @@ import math
 import os
 from datetime import timedelta
 from typing import TypeAlias
+from urllib.parse import quote, unquote
 
 from ._errors import InvalidArgument, make
 
@@ -25,7 +26,8 @@ def resolve_target(target: str | None) -> str:
     if chosen.startswith("unix:") or "://" in chosen:
         return chosen
     if chosen.startswith("/"):
-        return "unix://" + chosen
+        # gRPC reads it as a URL, in which "#", "?" and "%" mean something else.
+        return "unix://" + quote(chosen)
     if "/" in chosen:
         return "unix:" + chosen
     return chosen
@@ -34,7 +36,7 @@ def resolve_target(target: str | None) -> str:
 def unix_path(target: str) -> str | None:
     """The path of the Unix socket a target names, None when it names something else."""
     if target.startswith("unix://"):
-        return target.removeprefix("unix://")
+        return unquote(target.removeprefix("unix://"))
     return target.removeprefix("unix:") if target.startswith("unix:") else None
 
 
