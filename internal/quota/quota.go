@@ -53,9 +53,19 @@ var kinds = [NumKinds]struct {
 	Requests:   {"requests", 24, 6},
 }
 
-// partOf is what a kind may take of the limit, leavesOf what it leaves free of it.
-func (n *Node) partOf(k Kind) int64   { return n.limit / 64 * kinds[k].part }
-func (n *Node) leavesOf(k Kind) int64 { return n.limit / 64 * kinds[k].leaves }
+// partOf is what a kind may take of the limit.
+func (n *Node) partOf(k Kind) int64 { return n.limit / 64 * kinds[k].part }
+
+// leavesOf is what of the limit a holder of whole bytes leaves free when it takes some of
+// kind k. A user who holds little leaves nothing: users are few, and one whose calls or
+// sends are under way is not to stand still because others have much. Peers are as many
+// as there are addresses, so that each leaves the same.
+func (n *Node) leavesOf(k Kind, h Holder, whole int64) int64 {
+	if h.User && whole <= n.limit/32 {
+		return 0
+	}
+	return n.limit / 64 * kinds[k].leaves
+}
 
 func (k Kind) String() string { return kinds[k].name }
 
@@ -195,7 +205,7 @@ func (a *Account) Take(k Kind, size int64) error {
 	}
 	rationed := false
 	switch upTo := n.kinds[k].upTo.Load(); {
-	case free < n.leavesOf(k), kind > n.partOf(k):
+	case free < n.leavesOf(k, a.holder, whole), kind > n.partOf(k):
 	case a.over(k, whole, free, alpha):
 	case upTo > 0 && kind > upTo:
 		rationed = true
@@ -264,9 +274,10 @@ func (n *Node) Wanted() <-chan struct{} { return n.wanted }
 // refusal says which of the limits it was.
 func (a *Account) refusal(k Kind, size, total, kind, mine int64) error {
 	n := a.node
+	leaves := n.leavesOf(k, a.holder, mine+size)
 	switch {
-	case total+size > n.limit-n.leavesOf(k) && total+size <= n.limit:
-		return rdserr.With(rdserr.ErrNoMemory, "limits.memory_bytes (%d) is spent but for %d that %v leave to others: %d bytes are held, %d more were wanted for %v", n.limit, n.leavesOf(k), k, total, size, a.holder)
+	case total+size > n.limit-leaves && total+size <= n.limit:
+		return rdserr.With(rdserr.ErrNoMemory, "limits.memory_bytes (%d) is spent but for %d that %v leave to others: %d bytes are held, %d more were wanted for %v", n.limit, leaves, k, total, size, a.holder)
 	case total+size > n.limit:
 		return rdserr.With(rdserr.ErrNoMemory, "limits.memory_bytes (%d) is spent: %d bytes are held, %d more were wanted for %v of %v", n.limit, total, size, k, a.holder)
 	case kind+size > n.partOf(k):
@@ -315,7 +326,7 @@ func (a *Account) Tight(k Kind, size int64) bool {
 	}
 	n := a.node
 	free := n.limit - n.Used() - size
-	return free < n.leavesOf(k) || n.kinds[k].used.Load()+size > n.partOf(k) || a.over(k, a.used.Load()+size, free, alpha)
+	return free < n.leavesOf(k, a.holder, a.used.Load()+size) || n.kinds[k].used.Load()+size > n.partOf(k) || a.over(k, a.used.Load()+size, free, alpha)
 }
 
 // OverShare reports whether size bytes more of kind k would be beyond the holder's share of

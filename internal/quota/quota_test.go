@@ -271,8 +271,8 @@ func TestTheLastOfTheMemory(t *testing.T) {
 	n := New(64*mib, nil)
 	var all []*Account
 	fill := func(kinds ...Kind) {
-		for i := range uint32(1000) {
-			a := n.Account(User(i))
+		for i := range 1000 {
+			a := n.Account(Peer(netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)})))
 			all = append(all, a)
 			for _, k := range kinds {
 				for range 100 {
@@ -297,7 +297,7 @@ func TestTheLastOfTheMemory(t *testing.T) {
 		if free := n.Limit() - n.Used(); free < x.free || free > x.free+16<<10 {
 			t.Errorf("%v leave %d bytes, want %d", x.kinds, free, x.free)
 		}
-		a := n.Account(User(5000))
+		a := n.Account(Peer(netip.MustParseAddr("10.9.9.9")))
 		for _, k := range x.kinds {
 			if n.kinds[k].used.Load() > n.partOf(k)-32<<10 {
 				continue // it has its part, which it says first
@@ -354,4 +354,30 @@ func TestNeededPagesAreNotFree(t *testing.T) {
 	if n.Used() != 0 {
 		t.Errorf("%d bytes are left", n.Used())
 	}
+}
+
+// TestWhoHoldsLittle: a user who holds little gets what kinds leave to others, up to a 32nd
+// of the limit; one who holds more does not.
+func TestWhoHoldsLittle(t *testing.T) {
+	const mib = 1 << 20
+	n := New(64*mib, nil)
+	big, small := n.Account(User(1)), n.Account(User(2))
+	defer big.Close()
+	defer small.Close()
+	rest := n.Account(Holder{})
+	defer rest.Close()
+	big.Grow(Sockets, 3*mib)
+	rest.Grow(Peers, 57*mib) // 4 MiB are free, less than calls leave
+	if err := big.Take(Calls, 1); err == nil || !strings.Contains(err.Error(), "leave to others") || !big.Tight(Calls, 1) {
+		t.Errorf("who holds much: %v", err)
+	}
+	if err := small.Take(Calls, 2*mib); err != nil || small.Tight(Calls, 0) {
+		t.Errorf("who holds little: %v", err)
+	}
+	if err := small.Take(Calls, 1); err == nil || !small.Tight(Calls, 1) {
+		t.Error("who held little holds more than a 32nd")
+	}
+	small.Give(Calls, 2*mib)
+	big.Give(Sockets, 3*mib)
+	rest.Give(Peers, 57*mib)
 }
