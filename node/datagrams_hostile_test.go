@@ -64,7 +64,7 @@ func TestDeadClientLosesItsSockets(t *testing.T) {
 	}
 	cc.Close()
 	await.Until(t, time.Second, "sockets of a dead client are gone", func() bool { return n.sockets.budget().Used == 0 })
-	await.Until(t, time.Second, "its connection too", func() bool { return n.grpc.clients.len() == 0 })
+	await.Until(t, time.Second, "its connection too", func() bool { return n.grpc.clients.Len() == 0 })
 	eng := n.hosts.Locals()[0]
 	e, _ := eng.Lock()
 	left := len(e.Sockets())

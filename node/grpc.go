@@ -22,6 +22,7 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
@@ -49,8 +50,9 @@ type grpcFront struct {
 	log     *slog.Logger
 	count   *base.Counters
 	guard   *guard.Guard
-	limiter *uidLimiter
-	clients *clientTable
+	memory  *quota.Node
+	limiter *access.Limiter
+	clients *access.Clients
 	calls   *callTable
 	metrics *grpcprom.ServerMetrics
 	health  *health.Server
@@ -62,15 +64,16 @@ func newGRPCFront(cfg *config.Config, log *slog.Logger, count *base.Counters, me
 		log:     log,
 		count:   count,
 		guard:   g,
-		limiter: newUIDLimiter(cfg.API.CallsPerSec, cfg.API.CallsBurst),
+		memory:  memory,
+		limiter: access.NewLimiter(cfg.API.CallsPerSec, cfg.API.CallsBurst),
 		metrics: grpcprom.NewServerMetrics(),
 		health:  health.NewServer(),
 	}
 	f.calls = &callTable{log: log, count: count, conns: map[*callConn]struct{}{}, perSecond: func() float64 {
-		perSecond, _ := f.limiter.limits()
+		perSecond, _ := f.limiter.Limits()
 		return float64(perSecond)
 	}}
-	f.clients = newClientTable(cfg.Limits.MaxClients, cfg.Limits.MaxClientsPerUID, memory, func(id config.Identity, err error) {
+	f.clients = access.NewClients(cfg.Limits.MaxClients, cfg.Limits.MaxClientsPerUID, memory, func(id config.Identity, err error) {
 		count.ClientsRefused.Add(1)
 		log.Warn("client refused", "uid", id.UID, "pid", id.PID, "error", err)
 	})
@@ -100,7 +103,7 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 	}
 	s := grpc.NewServer(
 		grpc.KeepaliveParams(keep),
-		grpc.Creds(&peerCreds{clients: f.clients, calls: f.calls, guard: f.guard}),
+		grpc.Creds(&peerCreds{clients: f.clients, calls: f.calls, guard: f.guard, memory: f.memory}),
 		// What stands unread on a stream is bounded by its window, which does not
 		// grow by itself. For a message larger than that gRPC gives more when it
 		// begins to read it, so that it costs no large message a round trip.
@@ -119,7 +122,7 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 			logging.UnaryServerInterceptor(logger, logOpts...),
 			rdsdv1.UnaryErrno,
 			auth.UnaryServerInterceptor(withIdentity),
-			f.limiter.unary(f.count),
+			callLimit{f.limiter, f.count}.unary(),
 			recovery.UnaryServerInterceptor(onPanic),
 			pointUnary,
 		),
@@ -129,7 +132,7 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 			logging.StreamServerInterceptor(logger, logOpts...),
 			rdsdv1.StreamErrno,
 			auth.StreamServerInterceptor(withIdentity),
-			f.limiter.stream(f.count),
+			callLimit{f.limiter, f.count}.stream(),
 			recovery.StreamServerInterceptor(onPanic),
 		),
 	)

@@ -17,7 +17,6 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/guard"
-	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -138,23 +137,6 @@ func TestRateLimitPerUser(t *testing.T) {
 	}
 }
 
-func TestLimiterTableIsBounded(t *testing.T) {
-	l := newUIDLimiter(1, 1)
-	now := time.Unix(1000, 0)
-	for uid := range uint32(3 * maxLimitedUIDs) {
-		l.allow(uid, now)
-	}
-	if len(l.users) > maxLimitedUIDs {
-		t.Errorf("%d users kept, want at most %d", len(l.users), maxLimitedUIDs)
-	}
-	if l.allow(1<<20, now) {
-		t.Error("users beyond the table are not limited")
-	}
-	if later := now.Add(time.Minute); !l.allow(1<<21, later) || len(l.users) != 1 {
-		t.Errorf("quiet users are not forgotten: %d left", len(l.users))
-	}
-}
-
 func TestClientLimits(t *testing.T) {
 	cfg := testConfig(t)
 	cfg.Limits.MaxClients, cfg.Limits.MaxClientsPerUID = 2, 1
@@ -170,7 +152,7 @@ func TestClientLimits(t *testing.T) {
 		if code := status.Code(err); code != codes.ResourceExhausted && code != codes.Unavailable {
 			t.Errorf("second connection of the user: %v", err)
 		}
-		if f.clients.len() != 1 {
+		if f.clients.Len() != 1 {
 			t.Error("a refused connection counts")
 		}
 	}
@@ -178,7 +160,7 @@ func TestClientLimits(t *testing.T) {
 		t.Errorf("refusal not counted or logged:\n%s", logs.String())
 	}
 	first.Close()
-	for deadline := time.Now().Add(5 * time.Second); f.clients.len() != 0; {
+	for deadline := time.Now().Add(5 * time.Second); f.clients.Len() != 0; {
 		if time.Now().After(deadline) {
 			t.Fatal("a closed connection still counts")
 		}
@@ -186,42 +168,6 @@ func TestClientLimits(t *testing.T) {
 	}
 	if err := call(t, dial(t, cfg)); err != nil {
 		t.Errorf("after the first had closed: %v", err)
-	}
-}
-
-func TestClientTable(t *testing.T) {
-	memory := quota.New(16<<20, nil)
-	tab := newClientTable(3, 2, memory, nil)
-	accounts := map[uint32]*quota.Account{}
-	a, b := config.Identity{UID: 1}, config.Identity{UID: 2}
-	for _, step := range []struct {
-		id config.Identity
-		ok bool
-	}{{a, true}, {a, true}, {a, false}, {b, true}, {b, false}} {
-		account, err := tab.add(step.id, 1000)
-		if account != nil {
-			accounts[step.id.UID] = account
-		}
-		if (err == nil) != step.ok {
-			t.Errorf("add %d: %v", step.id.UID, err)
-		} else if err != nil && !errors.Is(err, rdserr.ErrTooMany) {
-			t.Errorf("%v is not EMFILE", err)
-		}
-	}
-	if u := memory.Used(); u != 3000 {
-		t.Errorf("three connections of 1,000 bytes are charged with %d", u)
-	}
-	tab.remove(a, accounts[1], 1000)
-	tab.remove(a, accounts[1], 1000)
-	tab.remove(b, accounts[2], 1000)
-	if u := memory.Used(); u != 0 || len(memory.Holders()) != 0 {
-		t.Errorf("%d bytes are charged to nobody's connections, holders %v", u, memory.Holders())
-	}
-	if _, err := tab.add(a, 15<<20); !errors.Is(err, rdserr.ErrNoMemory) || len(memory.Holders()) != 0 {
-		t.Errorf("a connection that memory has no room for: %v", err)
-	}
-	if tab.len() != 0 || len(tab.byUser) != 0 {
-		t.Errorf("%d left, table %v", tab.len(), tab.byUser)
 	}
 }
 

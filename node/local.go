@@ -15,6 +15,7 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
@@ -68,10 +69,10 @@ func (f *localFront) serve() error {
 		if err != nil {
 			return nil // it is closed: nothing else ends an accept.Listener
 		}
-		id, _, err := identify(c)
+		id, err := access.Identify(c)
 		var account *quota.Account
 		if err == nil {
-			account, err = f.node.grpc.clients.add(id, localConnBytes)
+			account, err = f.node.grpc.clients.Add(id, localConnBytes)
 		}
 		if err != nil {
 			f.refuse(c, err)
@@ -161,15 +162,15 @@ func (f *localFront) drop(c *shm.Conn, id config.Identity, account *quota.Accoun
 	go func() { // ends with the close, which may take as long as whoever passed us a descriptor likes
 		defer f.node.deps.Guard.Recover(guard.Socket, nil)
 		c.Close()
-		f.node.grpc.clients.remove(id, account, localConnBytes)
+		f.node.grpc.clients.Remove(id, account, localConnBytes)
 	}()
 }
 
 // open reads the first message and serves the socket it asks for. taken: a
 // reactor has the connection from now on.
 func (f *localFront) open(p *packetStream, id config.Identity) (taken bool, err error) {
-	if !f.node.grpc.limiter.allow(id.UID, time.Now()) {
-		return false, f.node.grpc.limiter.refusal(id.UID, f.node.deps.Count)
+	if !f.node.grpc.limiter.Allow(id.UID, time.Now()) {
+		return false, f.node.grpc.limiter.Refusal(id.UID, f.node.deps.Count)
 	}
 	in := &inMsg{}
 	p.conn.SetReadDeadline(time.Now().Add(firstMessage))

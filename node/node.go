@@ -117,14 +117,14 @@ func newNode(cfg *config.Config, logger *slog.Logger) (*Node, error) {
 // assemble makes the front ends around a core.
 func (n *Node) assemble() {
 	n.grpc = newGRPCFront(n.deps.Config, n.deps.Log, n.deps.Count, n.deps.Memory, n.deps.Guard)
-	n.grpc.clients.room = n.clientRoom
+	n.grpc.clients.Room = n.clientRoom
 	n.registry = newRegistry(newCollector(n.snapshot, n.deps.Count, n.deps.Guard), newVolumeCollector(n.readVolumes), n.grpc.metrics)
 }
 
 // snapshot looks at the whole node: the core and the front ends' own limits.
 func (n *Node) snapshot(s *snapshot) {
 	n.core.Read(&s.Snapshot)
-	s.Budgets = append(s.Budgets, n.sockets.budget(), n.grpc.clients.budget())
+	s.Budgets = append(s.Budgets, n.sockets.budget(), n.grpc.clients.Budget())
 	s.Budgets = append(s.Budgets, n.memoryBudgets()...)
 	s.holders = n.memoryHolders()
 	s.Budgets = append(s.Budgets, n.volumeBudgets()...)
@@ -135,7 +135,7 @@ func (n *Node) snapshot(s *snapshot) {
 		s.Counters.CongSendBlocked += t.waited
 		s.Counters.SendQueueFull += t.full
 	}
-	s.sockets, s.clients = int(n.sockets.budget().Used), n.grpc.clients.len()
+	s.sockets, s.clients = int(n.sockets.budget().Used), n.grpc.clients.Len()
 }
 
 // Run serves until ctx ends, then drains for at most api.drain_timeout. It

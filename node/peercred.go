@@ -3,19 +3,17 @@ package node
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/peer"
 
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/toll"
+	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
@@ -28,91 +26,11 @@ import (
 // They also bound the connections, of all users and of each one: a connection
 // over a limit is closed before it costs a goroutine or a buffer of HTTP/2.
 type peerCreds struct {
-	clients  *clientTable
+	clients  *access.Clients
 	calls    *callTable
 	guard    *guard.Guard
+	memory   *quota.Node
 	refusals atomic.Int32 // connections that live to be told why they may not
-}
-
-// clientTable counts connections by user. Entries exist only for users with
-// connections, so it is as large as limits.max_clients at most.
-type clientTable struct {
-	max, maxPerUID int
-	memory         *quota.Node
-	refused        func(config.Identity, error) // called without the lock
-	room           func(config.Identity) error  // whether the process has descriptors for one more; may be nil
-
-	mu     sync.Mutex
-	total  int            // guarded by mu
-	byUser map[uint32]int // guarded by mu
-	denied uint64         // guarded by mu
-}
-
-func newClientTable(max, maxPerUID int, memory *quota.Node, refused func(config.Identity, error)) *clientTable {
-	return &clientTable{max: max, maxPerUID: maxPerUID, memory: memory, refused: refused, byUser: map[uint32]int{}}
-}
-
-func (t *clientTable) len() int {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.total
-}
-
-func (t *clientTable) budget() base.Budget {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return base.Budget{Name: "clients", Used: uint64(t.total), Limit: uint64(t.max), Refused: t.denied}
-}
-
-// add counts a connection that takes size bytes of its user's account, which
-// remove closes.
-func (t *clientTable) add(id config.Identity, size int64) (*quota.Account, error) {
-	account := t.memory.Account(quota.User(id.UID))
-	var full error
-	if t.room != nil {
-		full = t.room(id)
-	}
-	t.mu.Lock()
-	err := account.Take(quota.Clients, size)
-	took := err == nil
-	switch {
-	case !took:
-	case full != nil:
-		err = full
-	case t.total >= t.max:
-		err = rdserr.With(rdserr.ErrTooMany, "limits.max_clients (%d) connections are open", t.max)
-	case t.byUser[id.UID] >= t.maxPerUID:
-		err = rdserr.With(rdserr.ErrTooMany, "uid %d has limits.max_clients_per_uid (%d) connections open", id.UID, t.maxPerUID)
-	default:
-		t.total++
-		t.byUser[id.UID]++
-	}
-	if err != nil {
-		t.denied++
-	}
-	t.mu.Unlock()
-	if err == nil {
-		return account, nil
-	}
-	if took {
-		account.Give(quota.Clients, size)
-	}
-	account.Close()
-	if t.refused != nil {
-		t.refused(id, err)
-	}
-	return nil, err
-}
-
-func (t *clientTable) remove(id config.Identity, account *quota.Account, size int64) {
-	account.Give(quota.Clients, size)
-	account.Close()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.total--
-	if t.byUser[id.UID]--; t.byUser[id.UID] == 0 {
-		delete(t.byUser, id.UID)
-	}
 }
 
 // authInfo is what handlers find in peer.FromContext.
@@ -125,15 +43,16 @@ type authInfo struct {
 func (authInfo) AuthType() string { return "rdsd-peercred" }
 
 func (c *peerCreds) ServerHandshake(conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
-	id, level, err := identify(conn)
+	id, err := access.Identify(conn)
+	if err != nil {
+		return c.refuse(conn, id, credentials.InvalidSecurityLevel, err)
+	}
+	level := levelOf(id)
+	account, err := c.clients.Add(id, connBytes)
 	if err != nil {
 		return c.refuse(conn, id, level, err)
 	}
-	account, err := c.clients.add(id, connBytes)
-	if err != nil {
-		return c.refuse(conn, id, level, err)
-	}
-	release := func() { c.clients.remove(id, account, connBytes) }
+	release := func() { c.clients.Remove(id, account, connBytes) }
 	return c.calls.wrap(c.measured(conn, id), id, account, release), authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, nil}, nil
 }
 
@@ -149,7 +68,7 @@ func (c *peerCreds) refuse(conn net.Conn, id config.Identity, level credentials.
 		defer c.guard.Recover(guard.Call, nil)
 		conn.Close()
 	})
-	account := c.clients.memory.Account(quota.User(id.UID)) // for what it sends meanwhile
+	account := c.memory.Account(quota.User(id.UID)) // for what it sends meanwhile
 	release := func() { end.Stop(); c.refusals.Add(-1); account.Close() }
 	return c.calls.wrap(c.measured(conn, id), id, account, release), authInfo{credentials.CommonAuthInfo{SecurityLevel: level}, id, base.NoDescriptors(err)}, nil
 }
@@ -162,25 +81,12 @@ func (c *peerCreds) measured(conn net.Conn, id config.Identity) net.Conn {
 // refusedLife is how long a refused connection lives.
 const refusedLife = 500 * time.Millisecond
 
-// identify asks the kernel who is at the other end.
-func identify(conn net.Conn) (config.Identity, credentials.SecurityLevel, error) {
-	uc, ok := conn.(*net.UnixConn)
-	if !ok {
-		return config.Identity{UID: config.NobodyID, GID: config.NobodyID, Remote: true}, credentials.NoSecurity, nil
+// levelOf is how safe a connection is from others.
+func levelOf(id config.Identity) credentials.SecurityLevel {
+	if id.Remote {
+		return credentials.NoSecurity
 	}
-	raw, err := uc.SyscallConn()
-	if err != nil {
-		return config.Identity{}, 0, err
-	}
-	var cred *unix.Ucred
-	var credErr error
-	err = raw.Control(func(fd uintptr) {
-		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	})
-	if err = errors.Join(err, credErr); err != nil {
-		return config.Identity{}, 0, fmt.Errorf("peer credentials: %w", err)
-	}
-	return config.Identity{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid}, credentials.PrivacyAndIntegrity, nil
+	return credentials.PrivacyAndIntegrity
 }
 
 func (c *peerCreds) ClientHandshake(context.Context, string, net.Conn) (net.Conn, credentials.AuthInfo, error) {

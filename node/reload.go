@@ -5,7 +5,6 @@ import (
 
 	"github.com/coreos/go-systemd/v22/daemon"
 	"golang.org/x/sys/unix"
-	"golang.org/x/time/rate"
 
 	"github.com/rdsd/rdsd/node/config"
 )
@@ -65,37 +64,12 @@ func (n *Node) apply(c *config.Config) {
 		h.shared.setPerSecond(c.Log.LinesPerS)
 	}
 	n.sockets.setMaxPerUID(c.Limits.MaxSocketsPerUID)
-	n.grpc.clients.setMax(c.Limits.MaxClients, c.Limits.MaxClientsPerUID)
-	n.grpc.limiter.set(c.API.CallsPerSec, c.API.CallsBurst)
+	n.grpc.clients.SetMax(c.Limits.MaxClients, c.Limits.MaxClientsPerUID)
+	n.grpc.limiter.Set(c.API.CallsPerSec, c.API.CallsBurst)
 }
 
 func (t *socketTable) setMaxPerUID(most int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.maxPerUID = most
-}
-
-func (t *clientTable) setMax(most, perUID int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.max, t.maxPerUID = most, perUID
-}
-
-func (l *uidLimiter) set(perSecond float64, burst int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.rate, l.burst = rate.Limit(perSecond), burst
-	for _, b := range l.users {
-		b.SetLimit(l.rate)
-		b.SetBurst(burst)
-	}
-	l.shared.SetLimit(l.rate)
-	l.shared.SetBurst(burst)
-}
-
-// limits is what a user may do now.
-func (l *uidLimiter) limits() (perSecond rate.Limit, burst int) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.rate, l.burst
 }

@@ -53,10 +53,8 @@ type held struct{ fds, maps, goroutines, sockets, clients, ledger int }
 
 func holding(t *testing.T, n *Node) held {
 	t.Helper()
-	n.grpc.clients.mu.Lock()
-	defer n.grpc.clients.mu.Unlock()
 	a := n.core.(*datagram.Host)
-	return held{descriptors(t), regionsMapped(t), runtime.NumGoroutine(), int(n.sockets.budget().Used), n.grpc.clients.total, a.Ledger().Regions()}
+	return held{descriptors(t), regionsMapped(t), runtime.NumGoroutine(), int(n.sockets.budget().Used), n.grpc.clients.Len(), a.Ledger().Regions()}
 }
 
 // TestLayFails: each step of a bind with rings fails in turn, and once more, with a
@@ -207,7 +205,7 @@ func connectAs(t *testing.T, n *Node, id config.Identity) *shm.Conn {
 		}
 		conns[i] = c.(*net.UnixConn)
 	}
-	account, err := n.grpc.clients.add(id, localConnBytes)
+	account, err := n.grpc.clients.Add(id, localConnBytes)
 	if err != nil {
 		t.Fatal(err)
 	}

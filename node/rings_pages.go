@@ -276,6 +276,6 @@ func (r *ringSock) letGo() bool {
 	r.End.PaidOff()
 	r.host.Unlock()
 	r.purse.account.Close()
-	r.front.node.grpc.clients.remove(r.s.id, r.ctl.account, localConnBytes)
+	r.front.node.grpc.clients.Remove(r.s.id, r.ctl.account, localConnBytes)
 	return true
 }

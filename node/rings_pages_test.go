@@ -135,11 +135,7 @@ func TestRegionsLinger(t *testing.T) {
 	if paid < 1<<20 {
 		t.Fatalf("%d bytes are paid for", paid)
 	}
-	clients := func() int {
-		n.grpc.clients.mu.Lock()
-		defer n.grpc.clients.mu.Unlock()
-		return n.grpc.clients.total
-	}
+	clients := n.grpc.clients.Len
 	r.c.Close()
 	await.Until(t, 5*time.Second, "the socket is closed", func() bool { return n.sockets.budget().Used == 0 && regionsMapped(t) <= 3 })
 	time.Sleep(300 * time.Millisecond) // the keeper has looked

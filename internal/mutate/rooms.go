@@ -37,9 +37,10 @@ var rooms = []room{
 	{"transport/tcp", 6, [][]string{{"./transport/tcp"}, daemons, {"./node/volume"}, goClients}},
 	{"internal/reactor", 3, [][]string{{"./internal/reactor"}, {"./transport/tcp"}, daemons, goClients}},
 	{"node/config", 2, [][]string{{"./node/config"}, daemons, {"./rdsd/..."}}},
+	{"node/access", 1, [][]string{{"./node/access"}, daemons, goClients}},
 	{"node/base", 1, [][]string{{"./node/base"}, daemons, goClients}},
 	{"node/datagram", 4, [][]string{{"./node/datagram"}, daemons, goClients, kills}},
-	{"node", 5, [][]string{daemons, goClients, kills, {"./rdsd/..."}}},
+	{"node", 4, [][]string{daemons, goClients, kills, {"./rdsd/..."}}},
 	{"node/volume", 6, [][]string{{"./node/volume"}, volumeDaemons, {"./rdsd/..."}}},
 	{"sdk/go", 9, [][]string{goClients, kills, {"./rdsd/..."}}},
 }

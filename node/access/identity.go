@@ -1,0 +1,31 @@
+package access
+
+import (
+	"errors"
+	"fmt"
+	"net"
+
+	"github.com/rdsd/rdsd/node/config"
+	"golang.org/x/sys/unix"
+)
+
+// Identify asks the kernel who is at the other end.
+func Identify(conn net.Conn) (config.Identity, error) {
+	uc, ok := conn.(*net.UnixConn)
+	if !ok {
+		return config.Identity{UID: config.NobodyID, GID: config.NobodyID, Remote: true}, nil
+	}
+	raw, err := uc.SyscallConn()
+	if err != nil {
+		return config.Identity{}, err
+	}
+	var cred *unix.Ucred
+	var credErr error
+	err = raw.Control(func(fd uintptr) {
+		cred, credErr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
+	if err = errors.Join(err, credErr); err != nil {
+		return config.Identity{}, fmt.Errorf("peer credentials: %w", err)
+	}
+	return config.Identity{UID: cred.Uid, GID: cred.Gid, PID: cred.Pid}, nil
+}
