@@ -150,3 +150,40 @@ func BenchmarkCore64(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/512, "ns/datagram")
 }
+
+// TestMessagesAreUsedAgain: a message whose outcome is known is kept for the next sends.
+func TestMessagesAreUsedAgain(t *testing.T) {
+	w := newPair(t)
+	from, err := w.a.Bind(4000, SocketOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	to, err := w.b.Bind(5000, SocketOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const burst = 10
+	kept := 0
+	for round := range 3 {
+		for i := range burst {
+			if err := from.Send(w.now, to.Addr(), []byte{byte(i)}, uint64(i), true); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 20 { // the handshake, and acknowledgements that wait for more
+			w.run()
+			w.now += 50 * time.Millisecond
+			w.a.Tick(w.now)
+			w.b.Tick(w.now)
+		}
+		if n := from.Info().Undecided; n != 0 {
+			t.Fatalf("round %d: %d datagrams are undecided", round, n)
+		}
+		if kept == 0 {
+			kept = w.a.freeN // with those of the handshake
+		}
+		if w.a.freeN != kept || kept < burst {
+			t.Errorf("round %d: %d messages are kept, %d after the first", round, w.a.freeN, kept)
+		}
+	}
+}

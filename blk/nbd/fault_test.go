@@ -2,8 +2,11 @@ package nbd
 
 import (
 	"bytes"
+	"io"
 	"log/slog"
+	"net"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -151,4 +154,26 @@ func TestPanicOfAReply(t *testing.T) {
 	}
 	other.nc.Close()
 	p.back(t)
+}
+
+// panickyConn panics when it is read.
+type panickyConn struct{ net.Conn }
+
+func (panickyConn) Read([]byte) (int, error) { panic("while a client is read") }
+
+// TestPanicOfANegotiation: a panic during a client's negotiation is the end of that
+// client, counted once, and whoever serves it is told why.
+func TestPanicOfANegotiation(t *testing.T) {
+	g := &guard.Guard{Log: slog.New(slog.DiscardHandler), Exit: func(int) { panic("the process would end") }}
+	s, socket := serve(t, Options{Guard: g}, Export{Device: memory(t, 1<<20)})
+	client, server := net.Pipe()
+	go io.Copy(io.Discard, client) // ends with server, which ServeConn closes
+	if err := s.ServeConn(panickyConn{server}); err == nil || !strings.Contains(err.Error(), "a panic in the work for this volume") {
+		t.Errorf("ServeConn: %v", err)
+	}
+	if n := g.Count(guard.Volume); n != 1 {
+		t.Errorf("%d panics counted", n)
+	}
+	client.Close()
+	enter(t, socket, "", true).nc.Close() // others are served
 }

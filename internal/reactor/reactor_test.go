@@ -298,3 +298,35 @@ func TestSleepThatDoesNot(t *testing.T) {
 		r.Forget(restless{})
 	})
 }
+
+// TestDescriptorZero: a descriptor whose number is 0 is one like others.
+func TestDescriptorZero(t *testing.T) {
+	kept, err := unix.FcntlInt(0, unix.F_DUPFD_CLOEXEC, 3)
+	if err != nil {
+		t.Skip("elsewhere: there is no standard input to stand in for")
+	}
+	defer unix.Close(kept)
+	bell := eventfd(t)
+	if err := unix.Dup3(bell, 0, unix.O_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Dup2(kept, 0)
+	r := open(t, -1)
+	ready := make(chan struct{}, 1)
+	added := make(chan error, 1)
+	r.Do(func() {
+		added <- r.Add(0, unix.EPOLLIN|unix.EPOLLET, readyFunc(func(uint32) {
+			select {
+			case ready <- struct{}{}:
+			default:
+			}
+		}))
+	})
+	if err := <-added; err != nil {
+		t.Fatal(err)
+	}
+	ringFD(bell)
+	within(t, "its handler is called", ready)
+	r.Do(func() { r.Remove(0) })
+	r.Sync()
+}

@@ -32,9 +32,7 @@ func trimChunks(b []byte) {
 		return
 	}
 	b = b[skip:]
-	if b = b[:uintptr(len(b))/page*page]; len(b) > 0 {
-		unix.Madvise(b, unix.MADV_DONTNEED)
-	}
+	unix.Madvise(b[:uintptr(len(b))/page*page], unix.MADV_DONTNEED)
 }
 
 // residentBytes is how much of b, which allocChunks made, is in memory.
