@@ -171,7 +171,7 @@ func malformed(kind uint16, n uint32) error {
 
 // part is where n bytes at off of the export belong in the caller's memory.
 func (k *call) part(off, n uint64) ([]byte, error) {
-	if k.cmd != cmdRead || off < k.off || off-k.off > uint64(k.n) || n > uint64(k.n)-(off-k.off) || n > uint64(k.n)-k.placed {
+	if k.cmd != cmdRead || off < k.off || off-k.off > uint64(k.n) || n > uint64(k.n)-(off-k.off) {
 		return nil, rdserr.With(rdserr.ErrProtocol, "data at %d, %d bytes, in reply to a request at %d, %d bytes", off, n, k.off, k.n)
 	}
 	if err := k.cover(span{off - k.off, off - k.off + n}); err != nil {
