@@ -489,3 +489,18 @@ func TestStarved(t *testing.T) {
 		t.Error("starved with a datagram to read")
 	}
 }
+
+// TestSingle: the daemon is told whether datagrams are read one by one, when that changes.
+func TestSingle(t *testing.T) {
+	_, x, _ := clientPair(t, Spec{})
+	for i, on := range []bool{true, true, false, false, true} {
+		x.Single(on)
+		if got := x.r.ClientSingle().Load() == 1; got != on {
+			t.Errorf("change %d: the daemon is told %v, want %v", i, got, on)
+		}
+	}
+	x.r.ClientSingle().Store(7) // not what was told; it is not told again
+	if x.Single(true); x.r.ClientSingle().Load() != 7 {
+		t.Error("what has not changed was written")
+	}
+}

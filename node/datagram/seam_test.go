@@ -421,3 +421,53 @@ func TestSeamTimer(t *testing.T) {
 		t.Errorf("something is due at %v, the timer is set for %v", at, set)
 	}
 }
+
+// TestTurnEndsAtItsBytes: whoever writes for others stops when it has written the bytes
+// of its turn, not a batch later, and says that there is more.
+func TestTurnEndsAtItsBytes(t *testing.T) {
+	s := newSeam(t, nil)
+	k := s.bind(rds.SocketOptions{SndBufBytes: 8 << 20})
+	l := s.kernel(k)
+	l.mu.Lock()
+	l.keep = true
+	l.mu.Unlock()
+	s.send(k, seamHigher, "kept")
+	s.until("a batch is kept", func() bool { l.mu.Lock(); defer l.mu.Unlock(); return l.kept != nil })
+	const datagrams = 60
+	for range datagrams { // while the turn is taken: nobody else writes
+		s.send(k, seamHigher, strings.Repeat("x", 100<<10))
+	}
+	l.mu.Lock()
+	l.kept.Put()
+	l.kept, l.keep = nil, false
+	l.mu.Unlock()
+	held, gate := make(chan struct{}), make(chan struct{})
+	s.a.workers[0].Do(func() { close(held); <-gate }) // nothing that is due has anybody write meanwhile
+	<-held
+	defer close(gate)
+	p := s.path(seamHigher)
+	e, now := s.h.Lock()
+	more := e.Wrote(now, p)
+	s.h.Unlock()
+	if !more {
+		t.Fatal("nothing waits")
+	}
+	turn := func(most int) (bytes int, more bool) {
+		l.mu.Lock()
+		was := l.bytes
+		l.mu.Unlock()
+		more = s.h.transmit(p, most)
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		return int(l.bytes - was), more
+	}
+	batch, more := turn(1)
+	if batch == 0 || !more {
+		t.Fatalf("%d bytes in a turn of one batch, more %v", batch, more)
+	}
+	for _, x := range []struct{ most, batches int }{{batch - 1, 1}, {batch, 1}, {batch + 1, 2}, {2 * batch, 2}} {
+		if got, more := turn(x.most); got != x.batches*batch || !more {
+			t.Errorf("a turn of %d bytes with batches of %d: %d bytes, more %v", x.most, batch, got, more)
+		}
+	}
+}
