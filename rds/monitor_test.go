@@ -97,3 +97,20 @@ func TestCongestionNewsBeyondTheirLimit(t *testing.T) {
 		t.Errorf("freed %#x and %d changes, want all groups: one change found no room", freed, len(changes))
 	}
 }
+
+// TestCaughtUpInOrder: destinations that were congested before the watch are told in the
+// order of their addresses, whatever order they were opened in.
+func TestCaughtUpInOrder(t *testing.T) {
+	w := newPair(t)
+	a := bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
+	var want []Change
+	for _, p := range []uint16{4012, 4003, 4009, 4001, 4010, 4005, 4002, 4011, 4004, 4008, 4006, 4007} {
+		dst := netip.AddrPortFrom(w.b.local, p)
+		mustOpen(t, a.s, dst, nil)
+		turn(t, w, dst, true)
+		want = append(want, Change{dst, true})
+	}
+	slices.SortFunc(want, func(x, y Change) int { return x.Endpoint.Compare(y.Endpoint) })
+	a.s.SetMonitor(Monitor{Clear: true, Set: true})
+	wantNews(t, "congested before", a.s, 0, want...)
+}

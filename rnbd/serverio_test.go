@@ -474,3 +474,17 @@ func TestFairness(t *testing.T) {
 	}
 	w.run()
 }
+
+// TestVersionIsTheSmaller: whoever asks with a version hears the smaller of it and ours.
+func TestVersionIsTheSmaller(t *testing.T) {
+	for asked, want := range map[uint8]uint8{1: 1, rnbdwire.Version: rnbdwire.Version, rnbdwire.Version + 5: rnbdwire.Version} {
+		e := newWorld(t, ServerConfig{}).client("c")
+		rsp, err := e.raw(rawRead, rnbdwire.AppendSessInfo(nil, rnbdwire.SessInfo, asked), rnbdwire.SessInfoLen)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := rnbdwire.ParseSessInfo(rsp, rnbdwire.SessInfoRsp); err != nil || got != want {
+			t.Errorf("asked with version %d: %d, %v; want %d", asked, got, err, want)
+		}
+	}
+}
