@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -157,5 +158,37 @@ func TestRunsNameTheirSources(t *testing.T) {
 			all, want = all[2:], want[1:]
 		}
 		r.Release()
+	}
+}
+
+// TestSpansInOneBuffer: payloads become one span where one lies right behind the other in
+// the same buffer, and only there.
+func TestSpansInOneBuffer(t *testing.T) {
+	mem := make([]byte, 16)
+	b, other := &buf.Buf{B: mem}, &buf.Buf{B: make([]byte, 8)}
+	for _, x := range []struct {
+		what string
+		next *buf.Buf
+		p    []byte
+		one  bool
+	}{
+		{"right behind", b, mem[8:12], true},
+		{"nothing", b, nil, true},
+		{"with a gap", b, mem[9:12], false},
+		{"before", b, mem[0:4], false},
+		{"of another buffer", other, other.B[:4], false},
+	} {
+		var r Run
+		r.span(b, mem[4:8], 1)
+		r.span(x.next, x.p, 1)
+		if one := len(r.Spans) == 1; one != x.one {
+			t.Errorf("%s: %d spans", x.what, len(r.Spans))
+		}
+	}
+	var r Run
+	r.span(b, mem[8:16], 1) // to the buffer's end
+	r.span(b, mem[0:4], 1)
+	if len(r.Spans) != 2 {
+		t.Errorf("from its end to its beginning: %d spans", len(r.Spans))
 	}
 }
