@@ -3,7 +3,6 @@ package transport
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"math/rand"
 	"testing"
 
@@ -310,7 +309,7 @@ func TestWroteAnywhere(t *testing.T) {
 			}
 			next := wrote(pieces, 0, first)
 			next = wrote(pieces, next, second)
-			left := fmt.Sprintf("%s", bytes.Join(pieces[next:], nil))
+			left := string(bytes.Join(pieces[next:], nil))
 			if want := "abcdefgh"[first+second:]; left != want || (next == len(pieces)) != (want == "") {
 				t.Errorf("%d and %d bytes: %q is left from piece %d on, want %q", first, second, left, next, want)
 			}
