@@ -30,12 +30,17 @@ func (a *Admin) WatchCongestion(ctx context.Context, opts ...CongestionOption) i
 	for _, o := range opts {
 		o(req)
 	}
-	watch, cancel := context.WithCancel(ctx)
-	stream, err := a.pb.WatchCongestion(watch, req)
+	return watch(ctx, "watch congestion", a.pb.WatchCongestion, req, noticeFromProto)
+}
+
+// watch asks the daemon for a stream of what happens, and returns once it watches.
+func watch[R, P, T any](ctx context.Context, op string, call func(context.Context, *R, ...grpc.CallOption) (grpc.ServerStreamingClient[P], error), req *R, f func(*P) T) iter.Seq2[T, error] {
+	bound, cancel := context.WithCancel(ctx)
+	stream, err := call(bound, req)
 	if err == nil {
 		_, err = stream.Header() // it comes once the daemon watches; a refusal shows in Recv
 	}
-	return received(ctx, cancel, "watch congestion", stream, err, noticeFromProto)
+	return received(ctx, cancel, op, stream, err, f)
 }
 
 // received is the loop over a stream of the daemon that ctx bounds and cancel ends. err is

@@ -28,10 +28,5 @@ func (v *Volumes) Watch(ctx context.Context, opts ...WatchOption) iter.Seq2[*Vol
 	for _, o := range opts {
 		o(req)
 	}
-	watch, cancel := context.WithCancel(ctx)
-	stream, err := v.pb.Watch(watch, req)
-	if err == nil {
-		_, err = stream.Header() // it comes once the daemon watches; a refusal shows in Recv
-	}
-	return received(ctx, cancel, "watch volumes", stream, err, eventFromProto)
+	return watch(ctx, "watch volumes", v.pb.Watch, req, eventFromProto)
 }
