@@ -152,6 +152,9 @@ func (r *Region) make() (err error) {
 	if err := r.mapParts(r.FD, theirs, r.DaemonOff, r.RegionBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED); err != nil {
 		return err
 	}
+	// Where tmpfs gives huge pages unasked, the first touch of one would take 2 MiB of which
+	// 4 KiB are charged. A kernel without huge pages refuses; then there are none.
+	_ = unix.Madvise(r.mem, unix.MADV_NOHUGEPAGE)
 	r.lay()
 	return nil
 }

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -210,5 +212,34 @@ func TestHeaderRefuses(t *testing.T) {
 		if err := new(Header).Parse(page, h.RegionBytes); !errors.Is(err, unix.EPROTONOSUPPORT) {
 			t.Errorf("version %d: %v", v, err)
 		}
+	}
+}
+
+// TestRegionsHaveSmallPages: the daemon's mapping of a region asks for no huge pages, of
+// which a first touch would take more than the page that is charged.
+func TestRegionsHaveSmallPages(t *testing.T) {
+	if _, err := os.Stat("/sys/kernel/mm/transparent_hugepage"); err != nil {
+		t.Skip("elsewhere: this kernel has no huge pages: " + err.Error())
+	}
+	r := newRegion(t, Spec{Local: netip.MustParseAddrPort("10.0.0.1:4000"), SndBuf: 1 << 20, RcvBuf: 1 << 20})
+	parts := []string{fmt.Sprintf("%x", uintptr(r.base)), fmt.Sprintf("%x", uintptr(r.base)+uintptr(r.DaemonOff))}
+	b, err := os.ReadFile("/proc/self/smaps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, ours := 0, false
+	for line := range strings.Lines(string(b)) { // a mapping's first line names its file, its last its flags
+		if flags, ok := strings.CutPrefix(line, "VmFlags:"); ok && ours {
+			found++
+			if !strings.Contains(flags, " nh") {
+				t.Errorf("huge pages may be used:%s", flags)
+			}
+		}
+		if addr, _, ok := strings.Cut(line, "-"); ok && !strings.Contains(addr, " ") {
+			ours = slices.Contains(parts, addr)
+		}
+	}
+	if found != 2 {
+		t.Errorf("%d mappings of the region were found, want its two parts", found)
 	}
 }
