@@ -48,6 +48,8 @@ type ringSock struct {
 	point   uint64          // descriptors posted before the Cancel or Flush under way; the reactor's thread alone
 	marks   []cancelMark    // the reactor's thread alone
 
+	giving sync.Mutex // held by whoever gives pages back, and by who ends the region; before the lock of the address
+
 	// Guarded by host.mu.
 	flows         []ringFlow
 	posts         []ringPost // by the id of shm.Host

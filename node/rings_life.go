@@ -291,7 +291,9 @@ func (r *ringSock) leave() (bury func()) {
 	r.host.Unlock()
 	return func() {
 		defer close(r.buried)
-		r.giveBack() // what is neither unread nor with the client
+		r.giving.Lock() // the keeper's look at it is over, and was the last
+		defer r.giving.Unlock()
+		r.giveBackOf(func() bool { return true }) // what is neither unread nor with the client
 		if freed {
 			r.free()
 		} else {

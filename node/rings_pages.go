@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/shm"
 )
 
 // Pages of regions that the daemon touches first are charged to its own control group
@@ -190,12 +191,26 @@ func (f *localFront) giveBack() (bytes int) {
 	return bytes
 }
 
-// giveBack does it for one region, a piece at a time: with the lock held what is found is
-// taken out of use, without it the kernel takes it away.
+// giveBack does it for one region of a socket that is open. Who buries a closed one has
+// it to himself: he unmaps it, and nobody may be in the middle of a look at it then.
 func (r *ringSock) giveBack() (bytes int) {
+	if !r.giving.TryLock() {
+		return 0
+	}
+	defer r.giving.Unlock()
+	return r.giveBackOf(func() bool { return !r.closed })
+}
+
+// giveBackOf gives back a piece at a time, as long as may says so: with the lock held what
+// is found is taken out of use, without it the kernel takes it away. giving is held.
+func (r *ringSock) giveBackOf(may func() bool) (bytes int) {
 	for at := uint64(0); ; {
+		var s shm.Spared
 		r.host.Lock()
-		s, ok := r.End.Spare(&at)
+		ok := may()
+		if ok {
+			s, ok = r.End.Spare(&at)
+		}
 		r.host.Unlock()
 		if !ok {
 			return bytes

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -334,4 +335,35 @@ func TestPagesAreLookedAtInTime(t *testing.T) {
 	look(lackGiveBack-giveBackEvery-feedEvery-1, false, true, false, true)
 	look(1, false, true, true, false)
 	look(time.Hour, false, false, false, false)
+}
+
+// TestGiveBackBesideTheEnd: while sockets come and go, somebody gives back pages of all
+// regions again and again, and never looks at one that is not mapped any more.
+func TestGiveBackBesideTheEnd(t *testing.T) {
+	n, cfg := startOne(t)
+	done := make(chan struct{})
+	var keepers sync.WaitGroup
+	for range 3 {
+		keepers.Go(func() {
+			for {
+				select {
+				case <-done:
+					return
+				default:
+				}
+				for _, r := range n.local.ringSocks() {
+					r.giveBack()
+				}
+			}
+		})
+	}
+	for range 150 {
+		r := attachRing(t, cfg, bindTo(cfg.RDS.Addresses[0], 0))
+		tag := uint64(0)
+		r.post(t, netip.AddrPortFrom(cfg.RDS.Addresses[0], uint16(r.bound.GetLocal().GetPort())), 1, 1, &tag)
+		r.close()
+	}
+	close(done)
+	keepers.Wait()
+	await.Until(t, 5*time.Second, "the regions are gone", func() bool { return n.sockets.budget().Used == 0 })
 }
