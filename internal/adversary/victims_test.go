@@ -412,12 +412,17 @@ func newcomer(ctx context.Context, c *rdsd.Client, at netip.Addr) error {
 	if err := s.Send(ctx, s.LocalAddr(), sign(0, 1, 100)); err != nil {
 		return err
 	}
-	d, err := s.Recv(ctx)
-	if err != nil {
-		return err
-	}
-	if _, n, err := unsign(d.Payload); err != nil || n != 1 {
-		return fmt.Errorf("number %d, %v", n, err)
+	for mine := false; !mine; {
+		d, err := s.Recv(ctx)
+		if err != nil {
+			return err
+		}
+		if mine = d.Addr == s.LocalAddr(); !mine {
+			continue // anybody may send to a port that happens to be his
+		}
+		if _, n, err := unsign(d.Payload); err != nil || n != 1 {
+			return fmt.Errorf("number %d, %v", n, err)
+		}
 	}
 	for o, err := range s.Outcomes(ctx) {
 		if err != nil || o.Kind != rdsd.Delivered {
