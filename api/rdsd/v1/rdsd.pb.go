@@ -4706,6 +4706,7 @@ type SocketInfo struct {
 	xxx_hidden_Inode              uint64                 `protobuf:"varint,20,opt,name=inode"`
 	xxx_hidden_RingBytes          uint64                 `protobuf:"varint,21,opt,name=ring_bytes,json=ringBytes"`
 	xxx_hidden_RingMaxBytes       uint64                 `protobuf:"varint,22,opt,name=ring_max_bytes,json=ringMaxBytes"`
+	xxx_hidden_Program            string                 `protobuf:"bytes,23,opt,name=program"`
 	unknownFields                 protoimpl.UnknownFields
 	sizeCache                     protoimpl.SizeCache
 }
@@ -4889,6 +4890,13 @@ func (x *SocketInfo) GetRingMaxBytes() uint64 {
 	return 0
 }
 
+func (x *SocketInfo) GetProgram() string {
+	if x != nil {
+		return x.xxx_hidden_Program
+	}
+	return ""
+}
+
 func (x *SocketInfo) SetLocal(v *Endpoint) {
 	x.xxx_hidden_Local = v
 }
@@ -4977,6 +4985,10 @@ func (x *SocketInfo) SetRingMaxBytes(v uint64) {
 	x.xxx_hidden_RingMaxBytes = v
 }
 
+func (x *SocketInfo) SetProgram(v string) {
+	x.xxx_hidden_Program = v
+}
+
 func (x *SocketInfo) HasLocal() bool {
 	if x == nil {
 		return false
@@ -5014,6 +5026,7 @@ type SocketInfo_builder struct {
 	// Memory shared with the client, now in use and at most; 0 for a socket without rings.
 	RingBytes    uint64
 	RingMaxBytes uint64
+	Program      string
 }
 
 func (b0 SocketInfo_builder) Build() *SocketInfo {
@@ -5042,6 +5055,7 @@ func (b0 SocketInfo_builder) Build() *SocketInfo {
 	x.xxx_hidden_Inode = b.Inode
 	x.xxx_hidden_RingBytes = b.RingBytes
 	x.xxx_hidden_RingMaxBytes = b.RingMaxBytes
+	x.xxx_hidden_Program = b.Program
 	return m0
 }
 
@@ -6090,6 +6104,443 @@ func (b0 CongestionNotice_builder) Build() *CongestionNotice {
 	return m0
 }
 
+type GetCongestionHistoryRequest struct {
+	state               protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Endpoint *Endpoint              `protobuf:"bytes,1,opt,name=endpoint"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *GetCongestionHistoryRequest) Reset() {
+	*x = GetCongestionHistoryRequest{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetCongestionHistoryRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetCongestionHistoryRequest) ProtoMessage() {}
+
+func (x *GetCongestionHistoryRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *GetCongestionHistoryRequest) GetEndpoint() *Endpoint {
+	if x != nil {
+		return x.xxx_hidden_Endpoint
+	}
+	return nil
+}
+
+func (x *GetCongestionHistoryRequest) SetEndpoint(v *Endpoint) {
+	x.xxx_hidden_Endpoint = v
+}
+
+func (x *GetCongestionHistoryRequest) HasEndpoint() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Endpoint != nil
+}
+
+func (x *GetCongestionHistoryRequest) ClearEndpoint() {
+	x.xxx_hidden_Endpoint = nil
+}
+
+type GetCongestionHistoryRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Endpoint *Endpoint
+}
+
+func (b0 GetCongestionHistoryRequest_builder) Build() *GetCongestionHistoryRequest {
+	m0 := &GetCongestionHistoryRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Endpoint = b.Endpoint
+	return m0
+}
+
+// The last hour, in slots of equal length of which the newest is not over.
+type CongestionHistory struct {
+	state                protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_EndUnixNs int64                  `protobuf:"varint,1,opt,name=end_unix_ns,json=endUnixNs"`
+	xxx_hidden_SlotNs    uint64                 `protobuf:"varint,2,opt,name=slot_ns,json=slotNs"`
+	xxx_hidden_Slots     uint32                 `protobuf:"varint,3,opt,name=slots"`
+	xxx_hidden_KeptNs    uint64                 `protobuf:"varint,4,opt,name=kept_ns,json=keptNs"`
+	xxx_hidden_Port      *[]*PortHistory        `protobuf:"bytes,5,rep,name=port"`
+	xxx_hidden_Others    *PortHistory           `protobuf:"bytes,6,opt,name=others"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *CongestionHistory) Reset() {
+	*x = CongestionHistory{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CongestionHistory) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CongestionHistory) ProtoMessage() {}
+
+func (x *CongestionHistory) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *CongestionHistory) GetEndUnixNs() int64 {
+	if x != nil {
+		return x.xxx_hidden_EndUnixNs
+	}
+	return 0
+}
+
+func (x *CongestionHistory) GetSlotNs() uint64 {
+	if x != nil {
+		return x.xxx_hidden_SlotNs
+	}
+	return 0
+}
+
+func (x *CongestionHistory) GetSlots() uint32 {
+	if x != nil {
+		return x.xxx_hidden_Slots
+	}
+	return 0
+}
+
+func (x *CongestionHistory) GetKeptNs() uint64 {
+	if x != nil {
+		return x.xxx_hidden_KeptNs
+	}
+	return 0
+}
+
+func (x *CongestionHistory) GetPort() []*PortHistory {
+	if x != nil {
+		if x.xxx_hidden_Port != nil {
+			return *x.xxx_hidden_Port
+		}
+	}
+	return nil
+}
+
+func (x *CongestionHistory) GetOthers() *PortHistory {
+	if x != nil {
+		return x.xxx_hidden_Others
+	}
+	return nil
+}
+
+func (x *CongestionHistory) SetEndUnixNs(v int64) {
+	x.xxx_hidden_EndUnixNs = v
+}
+
+func (x *CongestionHistory) SetSlotNs(v uint64) {
+	x.xxx_hidden_SlotNs = v
+}
+
+func (x *CongestionHistory) SetSlots(v uint32) {
+	x.xxx_hidden_Slots = v
+}
+
+func (x *CongestionHistory) SetKeptNs(v uint64) {
+	x.xxx_hidden_KeptNs = v
+}
+
+func (x *CongestionHistory) SetPort(v []*PortHistory) {
+	x.xxx_hidden_Port = &v
+}
+
+func (x *CongestionHistory) SetOthers(v *PortHistory) {
+	x.xxx_hidden_Others = v
+}
+
+func (x *CongestionHistory) HasOthers() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Others != nil
+}
+
+func (x *CongestionHistory) ClearOthers() {
+	x.xxx_hidden_Others = nil
+}
+
+type CongestionHistory_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	EndUnixNs int64
+	SlotNs    uint64
+	Slots     uint32
+	KeptNs    uint64
+	// Longest congested first. They are bounded: who was congested least goes into others.
+	Port []*PortHistory
+	// The ports that are kept no more, together: their times are added.
+	Others *PortHistory
+}
+
+func (b0 CongestionHistory_builder) Build() *CongestionHistory {
+	m0 := &CongestionHistory{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_EndUnixNs = b.EndUnixNs
+	x.xxx_hidden_SlotNs = b.SlotNs
+	x.xxx_hidden_Slots = b.Slots
+	x.xxx_hidden_KeptNs = b.KeptNs
+	x.xxx_hidden_Port = &b.Port
+	x.xxx_hidden_Others = b.Others
+	return m0
+}
+
+// A port in the last hour.
+type PortHistory struct {
+	state                     protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Endpoint       *Endpoint              `protobuf:"bytes,1,opt,name=endpoint"`
+	xxx_hidden_Local          bool                   `protobuf:"varint,2,opt,name=local"`
+	xxx_hidden_Congested      bool                   `protobuf:"varint,3,opt,name=congested"`
+	xxx_hidden_CongestedNs    uint64                 `protobuf:"varint,4,opt,name=congested_ns,json=congestedNs"`
+	xxx_hidden_Times          uint32                 `protobuf:"varint,5,opt,name=times"`
+	xxx_hidden_Slot           []uint32               `protobuf:"varint,6,rep,packed,name=slot"`
+	xxx_hidden_SlotMs         []uint32               `protobuf:"varint,7,rep,packed,name=slot_ms,json=slotMs"`
+	xxx_hidden_ReaderUid      uint32                 `protobuf:"varint,8,opt,name=reader_uid,json=readerUid"`
+	xxx_hidden_ReaderPid      uint32                 `protobuf:"varint,9,opt,name=reader_pid,json=readerPid"`
+	xxx_hidden_ReaderProgram  string                 `protobuf:"bytes,10,opt,name=reader_program,json=readerProgram"`
+	xxx_hidden_Culprit        *[]*Culprit            `protobuf:"bytes,11,rep,name=culprit"`
+	xxx_hidden_CongestedPorts uint32                 `protobuf:"varint,12,opt,name=congested_ports,json=congestedPorts"`
+	unknownFields             protoimpl.UnknownFields
+	sizeCache                 protoimpl.SizeCache
+}
+
+func (x *PortHistory) Reset() {
+	*x = PortHistory{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PortHistory) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PortHistory) ProtoMessage() {}
+
+func (x *PortHistory) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *PortHistory) GetEndpoint() *Endpoint {
+	if x != nil {
+		return x.xxx_hidden_Endpoint
+	}
+	return nil
+}
+
+func (x *PortHistory) GetLocal() bool {
+	if x != nil {
+		return x.xxx_hidden_Local
+	}
+	return false
+}
+
+func (x *PortHistory) GetCongested() bool {
+	if x != nil {
+		return x.xxx_hidden_Congested
+	}
+	return false
+}
+
+func (x *PortHistory) GetCongestedNs() uint64 {
+	if x != nil {
+		return x.xxx_hidden_CongestedNs
+	}
+	return 0
+}
+
+func (x *PortHistory) GetTimes() uint32 {
+	if x != nil {
+		return x.xxx_hidden_Times
+	}
+	return 0
+}
+
+func (x *PortHistory) GetSlot() []uint32 {
+	if x != nil {
+		return x.xxx_hidden_Slot
+	}
+	return nil
+}
+
+func (x *PortHistory) GetSlotMs() []uint32 {
+	if x != nil {
+		return x.xxx_hidden_SlotMs
+	}
+	return nil
+}
+
+func (x *PortHistory) GetReaderUid() uint32 {
+	if x != nil {
+		return x.xxx_hidden_ReaderUid
+	}
+	return 0
+}
+
+func (x *PortHistory) GetReaderPid() uint32 {
+	if x != nil {
+		return x.xxx_hidden_ReaderPid
+	}
+	return 0
+}
+
+func (x *PortHistory) GetReaderProgram() string {
+	if x != nil {
+		return x.xxx_hidden_ReaderProgram
+	}
+	return ""
+}
+
+func (x *PortHistory) GetCulprit() []*Culprit {
+	if x != nil {
+		if x.xxx_hidden_Culprit != nil {
+			return *x.xxx_hidden_Culprit
+		}
+	}
+	return nil
+}
+
+func (x *PortHistory) GetCongestedPorts() uint32 {
+	if x != nil {
+		return x.xxx_hidden_CongestedPorts
+	}
+	return 0
+}
+
+func (x *PortHistory) SetEndpoint(v *Endpoint) {
+	x.xxx_hidden_Endpoint = v
+}
+
+func (x *PortHistory) SetLocal(v bool) {
+	x.xxx_hidden_Local = v
+}
+
+func (x *PortHistory) SetCongested(v bool) {
+	x.xxx_hidden_Congested = v
+}
+
+func (x *PortHistory) SetCongestedNs(v uint64) {
+	x.xxx_hidden_CongestedNs = v
+}
+
+func (x *PortHistory) SetTimes(v uint32) {
+	x.xxx_hidden_Times = v
+}
+
+func (x *PortHistory) SetSlot(v []uint32) {
+	x.xxx_hidden_Slot = v
+}
+
+func (x *PortHistory) SetSlotMs(v []uint32) {
+	x.xxx_hidden_SlotMs = v
+}
+
+func (x *PortHistory) SetReaderUid(v uint32) {
+	x.xxx_hidden_ReaderUid = v
+}
+
+func (x *PortHistory) SetReaderPid(v uint32) {
+	x.xxx_hidden_ReaderPid = v
+}
+
+func (x *PortHistory) SetReaderProgram(v string) {
+	x.xxx_hidden_ReaderProgram = v
+}
+
+func (x *PortHistory) SetCulprit(v []*Culprit) {
+	x.xxx_hidden_Culprit = &v
+}
+
+func (x *PortHistory) SetCongestedPorts(v uint32) {
+	x.xxx_hidden_CongestedPorts = v
+}
+
+func (x *PortHistory) HasEndpoint() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Endpoint != nil
+}
+
+func (x *PortHistory) ClearEndpoint() {
+	x.xxx_hidden_Endpoint = nil
+}
+
+type PortHistory_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Endpoint    *Endpoint
+	Local       bool
+	Congested   bool
+	CongestedNs uint64
+	Times       uint32
+	Slot        []uint32
+	SlotMs      []uint32
+	// What was last known of who should read it and who filled it.
+	ReaderUid      uint32
+	ReaderPid      uint32
+	ReaderProgram  string
+	Culprit        []*Culprit
+	CongestedPorts uint32
+}
+
+func (b0 PortHistory_builder) Build() *PortHistory {
+	m0 := &PortHistory{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Endpoint = b.Endpoint
+	x.xxx_hidden_Local = b.Local
+	x.xxx_hidden_Congested = b.Congested
+	x.xxx_hidden_CongestedNs = b.CongestedNs
+	x.xxx_hidden_Times = b.Times
+	x.xxx_hidden_Slot = b.Slot
+	x.xxx_hidden_SlotMs = b.SlotMs
+	x.xxx_hidden_ReaderUid = b.ReaderUid
+	x.xxx_hidden_ReaderPid = b.ReaderPid
+	x.xxx_hidden_ReaderProgram = b.ReaderProgram
+	x.xxx_hidden_Culprit = &b.Culprit
+	x.xxx_hidden_CongestedPorts = b.CongestedPorts
+	return m0
+}
+
 type PingRequest struct {
 	state                protoimpl.MessageState `protogen:"opaque.v1"`
 	xxx_hidden_Local     []byte                 `protobuf:"bytes,1,opt,name=local"`
@@ -6101,7 +6552,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6113,7 +6564,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6191,7 +6642,7 @@ type PingResponse struct {
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6203,7 +6654,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6267,7 +6718,7 @@ type DropPathRequest struct {
 
 func (x *DropPathRequest) Reset() {
 	*x = DropPathRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6279,7 +6730,7 @@ func (x *DropPathRequest) String() string {
 func (*DropPathRequest) ProtoMessage() {}
 
 func (x *DropPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6369,7 +6820,7 @@ type DropPathResponse struct {
 
 func (x *DropPathResponse) Reset() {
 	*x = DropPathResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6381,7 +6832,7 @@ func (x *DropPathResponse) String() string {
 func (*DropPathResponse) ProtoMessage() {}
 
 func (x *DropPathResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6427,7 +6878,7 @@ type CancelSentRequest struct {
 
 func (x *CancelSentRequest) Reset() {
 	*x = CancelSentRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6439,7 +6890,7 @@ func (x *CancelSentRequest) String() string {
 func (*CancelSentRequest) ProtoMessage() {}
 
 func (x *CancelSentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6520,7 +6971,7 @@ type CancelSentResponse struct {
 
 func (x *CancelSentResponse) Reset() {
 	*x = CancelSentResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6532,7 +6983,7 @@ func (x *CancelSentResponse) String() string {
 func (*CancelSentResponse) ProtoMessage() {}
 
 func (x *CancelSentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6590,7 +7041,7 @@ type CloseSocketRequest struct {
 
 func (x *CloseSocketRequest) Reset() {
 	*x = CloseSocketRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6602,7 +7053,7 @@ func (x *CloseSocketRequest) String() string {
 func (*CloseSocketRequest) ProtoMessage() {}
 
 func (x *CloseSocketRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6657,7 +7108,7 @@ type CloseSocketResponse struct {
 
 func (x *CloseSocketResponse) Reset() {
 	*x = CloseSocketResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[56]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6669,7 +7120,7 @@ func (x *CloseSocketResponse) String() string {
 func (*CloseSocketResponse) ProtoMessage() {}
 
 func (x *CloseSocketResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[56]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6904,7 +7355,7 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"readPaused\"\x14\n" +
 	"\x12ListSocketsRequest\"B\n" +
 	"\x13ListSocketsResponse\x12+\n" +
-	"\x06socket\x18\x01 \x03(\v2\x13.rdsd.v1.SocketInfoR\x06socket\"\xd4\x05\n" +
+	"\x06socket\x18\x01 \x03(\v2\x13.rdsd.v1.SocketInfoR\x06socket\"\xee\x05\n" +
 	"\n" +
 	"SocketInfo\x12'\n" +
 	"\x05local\x18\x01 \x01(\v2\x11.rdsd.v1.EndpointR\x05local\x12\x10\n" +
@@ -6931,7 +7382,8 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x05inode\x18\x14 \x01(\x04R\x05inode\x12\x1d\n" +
 	"\n" +
 	"ring_bytes\x18\x15 \x01(\x04R\tringBytes\x12$\n" +
-	"\x0ering_max_bytes\x18\x16 \x01(\x04R\fringMaxBytes\"P\n" +
+	"\x0ering_max_bytes\x18\x16 \x01(\x04R\fringMaxBytes\x12\x18\n" +
+	"\aprogram\x18\x17 \x01(\tR\aprogram\"P\n" +
 	"\x10ListQueueRequest\x12&\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x12.rdsd.v1.QueueKindR\x04kind\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\rR\x05limit\"f\n" +
@@ -6978,7 +7430,32 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\aunix_ns\x18\x01 \x01(\x03R\x06unixNs\x12-\n" +
 	"\bendpoint\x18\x02 \x01(\v2\x11.rdsd.v1.EndpointR\bendpoint\x12\x14\n" +
 	"\x05local\x18\x03 \x01(\bR\x05local\x12\x1c\n" +
-	"\tcongested\x18\x04 \x01(\bR\tcongested\"Z\n" +
+	"\tcongested\x18\x04 \x01(\bR\tcongested\"L\n" +
+	"\x1bGetCongestionHistoryRequest\x12-\n" +
+	"\bendpoint\x18\x01 \x01(\v2\x11.rdsd.v1.EndpointR\bendpoint\"\xd3\x01\n" +
+	"\x11CongestionHistory\x12\x1e\n" +
+	"\vend_unix_ns\x18\x01 \x01(\x03R\tendUnixNs\x12\x17\n" +
+	"\aslot_ns\x18\x02 \x01(\x04R\x06slotNs\x12\x14\n" +
+	"\x05slots\x18\x03 \x01(\rR\x05slots\x12\x17\n" +
+	"\akept_ns\x18\x04 \x01(\x04R\x06keptNs\x12(\n" +
+	"\x04port\x18\x05 \x03(\v2\x14.rdsd.v1.PortHistoryR\x04port\x12,\n" +
+	"\x06others\x18\x06 \x01(\v2\x14.rdsd.v1.PortHistoryR\x06others\"\x90\x03\n" +
+	"\vPortHistory\x12-\n" +
+	"\bendpoint\x18\x01 \x01(\v2\x11.rdsd.v1.EndpointR\bendpoint\x12\x14\n" +
+	"\x05local\x18\x02 \x01(\bR\x05local\x12\x1c\n" +
+	"\tcongested\x18\x03 \x01(\bR\tcongested\x12!\n" +
+	"\fcongested_ns\x18\x04 \x01(\x04R\vcongestedNs\x12\x14\n" +
+	"\x05times\x18\x05 \x01(\rR\x05times\x12\x12\n" +
+	"\x04slot\x18\x06 \x03(\rR\x04slot\x12\x17\n" +
+	"\aslot_ms\x18\a \x03(\rR\x06slotMs\x12\x1d\n" +
+	"\n" +
+	"reader_uid\x18\b \x01(\rR\treaderUid\x12\x1d\n" +
+	"\n" +
+	"reader_pid\x18\t \x01(\rR\treaderPid\x12%\n" +
+	"\x0ereader_program\x18\n" +
+	" \x01(\tR\rreaderProgram\x12*\n" +
+	"\aculprit\x18\v \x03(\v2\x10.rdsd.v1.CulpritR\aculprit\x12'\n" +
+	"\x0fcongested_ports\x18\f \x01(\rR\x0econgestedPorts\"Z\n" +
 	"\vPingRequest\x12\x14\n" +
 	"\x05local\x18\x01 \x01(\fR\x05local\x12\x16\n" +
 	"\x06remote\x18\x02 \x01(\fR\x06remote\x12\x1d\n" +
@@ -7027,7 +7504,7 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x12QUEUE_KIND_RETRANS\x10\x02\x12\x13\n" +
 	"\x0fQUEUE_KIND_RECV\x10\x032G\n" +
 	"\tDatagrams\x12:\n" +
-	"\x04Open\x12\x16.rdsd.v1.ClientMessage\x1a\x16.rdsd.v1.ServerMessage(\x010\x012\x87\x06\n" +
+	"\x04Open\x12\x16.rdsd.v1.ClientMessage\x1a\x16.rdsd.v1.ServerMessage(\x010\x012\xe1\x06\n" +
 	"\x05Admin\x127\n" +
 	"\tGetStatus\x12\x19.rdsd.v1.GetStatusRequest\x1a\x0f.rdsd.v1.Status\x12B\n" +
 	"\tListPeers\x12\x19.rdsd.v1.ListPeersRequest\x1a\x1a.rdsd.v1.ListPeersResponse\x12H\n" +
@@ -7035,7 +7512,8 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\tListQueue\x12\x19.rdsd.v1.ListQueueRequest\x1a\x1a.rdsd.v1.ListQueueResponse\x12H\n" +
 	"\vGetCounters\x12\x1b.rdsd.v1.GetCountersRequest\x1a\x1c.rdsd.v1.GetCountersResponse\x12Q\n" +
 	"\x0eListCongestion\x12\x1e.rdsd.v1.ListCongestionRequest\x1a\x1f.rdsd.v1.ListCongestionResponse\x12O\n" +
-	"\x0fWatchCongestion\x12\x1f.rdsd.v1.WatchCongestionRequest\x1a\x19.rdsd.v1.CongestionNotice0\x01\x123\n" +
+	"\x0fWatchCongestion\x12\x1f.rdsd.v1.WatchCongestionRequest\x1a\x19.rdsd.v1.CongestionNotice0\x01\x12X\n" +
+	"\x14GetCongestionHistory\x12$.rdsd.v1.GetCongestionHistoryRequest\x1a\x1a.rdsd.v1.CongestionHistory\x123\n" +
 	"\x04Ping\x12\x14.rdsd.v1.PingRequest\x1a\x15.rdsd.v1.PingResponse\x12?\n" +
 	"\bDropPath\x12\x18.rdsd.v1.DropPathRequest\x1a\x19.rdsd.v1.DropPathResponse\x12E\n" +
 	"\n" +
@@ -7043,69 +7521,72 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\vCloseSocket\x12\x1b.rdsd.v1.CloseSocketRequest\x1a\x1c.rdsd.v1.CloseSocketResponseB.Z'github.com/rdsd/rdsd/api/rdsd/v1;rdsdv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
 
 var file_rdsd_v1_rdsd_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_rdsd_v1_rdsd_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_rdsd_v1_rdsd_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_rdsd_v1_rdsd_proto_goTypes = []any{
-	(OutcomeKind)(0),               // 0: rdsd.v1.OutcomeKind
-	(PeerKind)(0),                  // 1: rdsd.v1.PeerKind
-	(PathState)(0),                 // 2: rdsd.v1.PathState
-	(QueueKind)(0),                 // 3: rdsd.v1.QueueKind
-	(*Endpoint)(nil),               // 4: rdsd.v1.Endpoint
-	(*ClientMessage)(nil),          // 5: rdsd.v1.ClientMessage
-	(*ServerMessage)(nil),          // 6: rdsd.v1.ServerMessage
-	(*Bind)(nil),                   // 7: rdsd.v1.Bind
-	(*RingWish)(nil),               // 8: rdsd.v1.RingWish
-	(*RingMapped)(nil),             // 9: rdsd.v1.RingMapped
-	(*Bound)(nil),                  // 10: rdsd.v1.Bound
-	(*RingGrant)(nil),              // 11: rdsd.v1.RingGrant
-	(*SendBatch)(nil),              // 12: rdsd.v1.SendBatch
-	(*SendResult)(nil),             // 13: rdsd.v1.SendResult
-	(*SendError)(nil),              // 14: rdsd.v1.SendError
-	(*Credit)(nil),                 // 15: rdsd.v1.Credit
-	(*RecvBatch)(nil),              // 16: rdsd.v1.RecvBatch
-	(*Outcome)(nil),                // 17: rdsd.v1.Outcome
-	(*OutcomeBatch)(nil),           // 18: rdsd.v1.OutcomeBatch
-	(*Cancel)(nil),                 // 19: rdsd.v1.Cancel
-	(*CancelResult)(nil),           // 20: rdsd.v1.CancelResult
-	(*Flush)(nil),                  // 21: rdsd.v1.Flush
-	(*FlushResult)(nil),            // 22: rdsd.v1.FlushResult
-	(*Monitor)(nil),                // 23: rdsd.v1.Monitor
-	(*CongestionEvent)(nil),        // 24: rdsd.v1.CongestionEvent
-	(*CongestionChange)(nil),       // 25: rdsd.v1.CongestionChange
-	(*CongestedQuery)(nil),         // 26: rdsd.v1.CongestedQuery
-	(*CongestedResult)(nil),        // 27: rdsd.v1.CongestedResult
-	(*Peek)(nil),                   // 28: rdsd.v1.Peek
-	(*PeekResult)(nil),             // 29: rdsd.v1.PeekResult
-	(*Closing)(nil),                // 30: rdsd.v1.Closing
-	(*GetStatusRequest)(nil),       // 31: rdsd.v1.GetStatusRequest
-	(*Status)(nil),                 // 32: rdsd.v1.Status
-	(*Budget)(nil),                 // 33: rdsd.v1.Budget
-	(*ListPeersRequest)(nil),       // 34: rdsd.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),      // 35: rdsd.v1.ListPeersResponse
-	(*Peer)(nil),                   // 36: rdsd.v1.Peer
-	(*Path)(nil),                   // 37: rdsd.v1.Path
-	(*ListSocketsRequest)(nil),     // 38: rdsd.v1.ListSocketsRequest
-	(*ListSocketsResponse)(nil),    // 39: rdsd.v1.ListSocketsResponse
-	(*SocketInfo)(nil),             // 40: rdsd.v1.SocketInfo
-	(*ListQueueRequest)(nil),       // 41: rdsd.v1.ListQueueRequest
-	(*ListQueueResponse)(nil),      // 42: rdsd.v1.ListQueueResponse
-	(*QueuedDatagram)(nil),         // 43: rdsd.v1.QueuedDatagram
-	(*GetCountersRequest)(nil),     // 44: rdsd.v1.GetCountersRequest
-	(*GetCountersResponse)(nil),    // 45: rdsd.v1.GetCountersResponse
-	(*Counter)(nil),                // 46: rdsd.v1.Counter
-	(*ListCongestionRequest)(nil),  // 47: rdsd.v1.ListCongestionRequest
-	(*ListCongestionResponse)(nil), // 48: rdsd.v1.ListCongestionResponse
-	(*CongestedPort)(nil),          // 49: rdsd.v1.CongestedPort
-	(*Culprit)(nil),                // 50: rdsd.v1.Culprit
-	(*WatchCongestionRequest)(nil), // 51: rdsd.v1.WatchCongestionRequest
-	(*CongestionNotice)(nil),       // 52: rdsd.v1.CongestionNotice
-	(*PingRequest)(nil),            // 53: rdsd.v1.PingRequest
-	(*PingResponse)(nil),           // 54: rdsd.v1.PingResponse
-	(*DropPathRequest)(nil),        // 55: rdsd.v1.DropPathRequest
-	(*DropPathResponse)(nil),       // 56: rdsd.v1.DropPathResponse
-	(*CancelSentRequest)(nil),      // 57: rdsd.v1.CancelSentRequest
-	(*CancelSentResponse)(nil),     // 58: rdsd.v1.CancelSentResponse
-	(*CloseSocketRequest)(nil),     // 59: rdsd.v1.CloseSocketRequest
-	(*CloseSocketResponse)(nil),    // 60: rdsd.v1.CloseSocketResponse
+	(OutcomeKind)(0),                    // 0: rdsd.v1.OutcomeKind
+	(PeerKind)(0),                       // 1: rdsd.v1.PeerKind
+	(PathState)(0),                      // 2: rdsd.v1.PathState
+	(QueueKind)(0),                      // 3: rdsd.v1.QueueKind
+	(*Endpoint)(nil),                    // 4: rdsd.v1.Endpoint
+	(*ClientMessage)(nil),               // 5: rdsd.v1.ClientMessage
+	(*ServerMessage)(nil),               // 6: rdsd.v1.ServerMessage
+	(*Bind)(nil),                        // 7: rdsd.v1.Bind
+	(*RingWish)(nil),                    // 8: rdsd.v1.RingWish
+	(*RingMapped)(nil),                  // 9: rdsd.v1.RingMapped
+	(*Bound)(nil),                       // 10: rdsd.v1.Bound
+	(*RingGrant)(nil),                   // 11: rdsd.v1.RingGrant
+	(*SendBatch)(nil),                   // 12: rdsd.v1.SendBatch
+	(*SendResult)(nil),                  // 13: rdsd.v1.SendResult
+	(*SendError)(nil),                   // 14: rdsd.v1.SendError
+	(*Credit)(nil),                      // 15: rdsd.v1.Credit
+	(*RecvBatch)(nil),                   // 16: rdsd.v1.RecvBatch
+	(*Outcome)(nil),                     // 17: rdsd.v1.Outcome
+	(*OutcomeBatch)(nil),                // 18: rdsd.v1.OutcomeBatch
+	(*Cancel)(nil),                      // 19: rdsd.v1.Cancel
+	(*CancelResult)(nil),                // 20: rdsd.v1.CancelResult
+	(*Flush)(nil),                       // 21: rdsd.v1.Flush
+	(*FlushResult)(nil),                 // 22: rdsd.v1.FlushResult
+	(*Monitor)(nil),                     // 23: rdsd.v1.Monitor
+	(*CongestionEvent)(nil),             // 24: rdsd.v1.CongestionEvent
+	(*CongestionChange)(nil),            // 25: rdsd.v1.CongestionChange
+	(*CongestedQuery)(nil),              // 26: rdsd.v1.CongestedQuery
+	(*CongestedResult)(nil),             // 27: rdsd.v1.CongestedResult
+	(*Peek)(nil),                        // 28: rdsd.v1.Peek
+	(*PeekResult)(nil),                  // 29: rdsd.v1.PeekResult
+	(*Closing)(nil),                     // 30: rdsd.v1.Closing
+	(*GetStatusRequest)(nil),            // 31: rdsd.v1.GetStatusRequest
+	(*Status)(nil),                      // 32: rdsd.v1.Status
+	(*Budget)(nil),                      // 33: rdsd.v1.Budget
+	(*ListPeersRequest)(nil),            // 34: rdsd.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),           // 35: rdsd.v1.ListPeersResponse
+	(*Peer)(nil),                        // 36: rdsd.v1.Peer
+	(*Path)(nil),                        // 37: rdsd.v1.Path
+	(*ListSocketsRequest)(nil),          // 38: rdsd.v1.ListSocketsRequest
+	(*ListSocketsResponse)(nil),         // 39: rdsd.v1.ListSocketsResponse
+	(*SocketInfo)(nil),                  // 40: rdsd.v1.SocketInfo
+	(*ListQueueRequest)(nil),            // 41: rdsd.v1.ListQueueRequest
+	(*ListQueueResponse)(nil),           // 42: rdsd.v1.ListQueueResponse
+	(*QueuedDatagram)(nil),              // 43: rdsd.v1.QueuedDatagram
+	(*GetCountersRequest)(nil),          // 44: rdsd.v1.GetCountersRequest
+	(*GetCountersResponse)(nil),         // 45: rdsd.v1.GetCountersResponse
+	(*Counter)(nil),                     // 46: rdsd.v1.Counter
+	(*ListCongestionRequest)(nil),       // 47: rdsd.v1.ListCongestionRequest
+	(*ListCongestionResponse)(nil),      // 48: rdsd.v1.ListCongestionResponse
+	(*CongestedPort)(nil),               // 49: rdsd.v1.CongestedPort
+	(*Culprit)(nil),                     // 50: rdsd.v1.Culprit
+	(*WatchCongestionRequest)(nil),      // 51: rdsd.v1.WatchCongestionRequest
+	(*CongestionNotice)(nil),            // 52: rdsd.v1.CongestionNotice
+	(*GetCongestionHistoryRequest)(nil), // 53: rdsd.v1.GetCongestionHistoryRequest
+	(*CongestionHistory)(nil),           // 54: rdsd.v1.CongestionHistory
+	(*PortHistory)(nil),                 // 55: rdsd.v1.PortHistory
+	(*PingRequest)(nil),                 // 56: rdsd.v1.PingRequest
+	(*PingResponse)(nil),                // 57: rdsd.v1.PingResponse
+	(*DropPathRequest)(nil),             // 58: rdsd.v1.DropPathRequest
+	(*DropPathResponse)(nil),            // 59: rdsd.v1.DropPathResponse
+	(*CancelSentRequest)(nil),           // 60: rdsd.v1.CancelSentRequest
+	(*CancelSentResponse)(nil),          // 61: rdsd.v1.CancelSentResponse
+	(*CloseSocketRequest)(nil),          // 62: rdsd.v1.CloseSocketRequest
+	(*CloseSocketResponse)(nil),         // 63: rdsd.v1.CloseSocketResponse
 }
 var file_rdsd_v1_rdsd_proto_depIdxs = []int32{
 	7,  // 0: rdsd.v1.ClientMessage.bind:type_name -> rdsd.v1.Bind
@@ -7159,38 +7640,45 @@ var file_rdsd_v1_rdsd_proto_depIdxs = []int32{
 	50, // 48: rdsd.v1.CongestedPort.culprit:type_name -> rdsd.v1.Culprit
 	4,  // 49: rdsd.v1.Culprit.source:type_name -> rdsd.v1.Endpoint
 	4,  // 50: rdsd.v1.CongestionNotice.endpoint:type_name -> rdsd.v1.Endpoint
-	4,  // 51: rdsd.v1.CancelSentRequest.local:type_name -> rdsd.v1.Endpoint
-	4,  // 52: rdsd.v1.CancelSentRequest.destination:type_name -> rdsd.v1.Endpoint
-	4,  // 53: rdsd.v1.CloseSocketRequest.local:type_name -> rdsd.v1.Endpoint
-	5,  // 54: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
-	31, // 55: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
-	34, // 56: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
-	38, // 57: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
-	41, // 58: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
-	44, // 59: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
-	47, // 60: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
-	51, // 61: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
-	53, // 62: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
-	55, // 63: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
-	57, // 64: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
-	59, // 65: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
-	6,  // 66: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
-	32, // 67: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
-	35, // 68: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
-	39, // 69: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
-	42, // 70: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
-	45, // 71: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
-	48, // 72: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
-	52, // 73: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
-	54, // 74: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
-	56, // 75: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
-	58, // 76: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
-	60, // 77: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
-	66, // [66:78] is the sub-list for method output_type
-	54, // [54:66] is the sub-list for method input_type
-	54, // [54:54] is the sub-list for extension type_name
-	54, // [54:54] is the sub-list for extension extendee
-	0,  // [0:54] is the sub-list for field type_name
+	4,  // 51: rdsd.v1.GetCongestionHistoryRequest.endpoint:type_name -> rdsd.v1.Endpoint
+	55, // 52: rdsd.v1.CongestionHistory.port:type_name -> rdsd.v1.PortHistory
+	55, // 53: rdsd.v1.CongestionHistory.others:type_name -> rdsd.v1.PortHistory
+	4,  // 54: rdsd.v1.PortHistory.endpoint:type_name -> rdsd.v1.Endpoint
+	50, // 55: rdsd.v1.PortHistory.culprit:type_name -> rdsd.v1.Culprit
+	4,  // 56: rdsd.v1.CancelSentRequest.local:type_name -> rdsd.v1.Endpoint
+	4,  // 57: rdsd.v1.CancelSentRequest.destination:type_name -> rdsd.v1.Endpoint
+	4,  // 58: rdsd.v1.CloseSocketRequest.local:type_name -> rdsd.v1.Endpoint
+	5,  // 59: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
+	31, // 60: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
+	34, // 61: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
+	38, // 62: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
+	41, // 63: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
+	44, // 64: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
+	47, // 65: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
+	51, // 66: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
+	53, // 67: rdsd.v1.Admin.GetCongestionHistory:input_type -> rdsd.v1.GetCongestionHistoryRequest
+	56, // 68: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
+	58, // 69: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
+	60, // 70: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
+	62, // 71: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
+	6,  // 72: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
+	32, // 73: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
+	35, // 74: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
+	39, // 75: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
+	42, // 76: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
+	45, // 77: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
+	48, // 78: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
+	52, // 79: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
+	54, // 80: rdsd.v1.Admin.GetCongestionHistory:output_type -> rdsd.v1.CongestionHistory
+	57, // 81: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
+	59, // 82: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
+	61, // 83: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
+	63, // 84: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
+	72, // [72:85] is the sub-list for method output_type
+	59, // [59:72] is the sub-list for method input_type
+	59, // [59:59] is the sub-list for extension type_name
+	59, // [59:59] is the sub-list for extension extendee
+	0,  // [0:59] is the sub-list for field type_name
 }
 
 func init() { file_rdsd_v1_rdsd_proto_init() }
@@ -7228,7 +7716,7 @@ func file_rdsd_v1_rdsd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rdsd_v1_rdsd_proto_rawDesc), len(file_rdsd_v1_rdsd_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   57,
+			NumMessages:   60,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -130,17 +130,18 @@ var Datagrams_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	Admin_GetStatus_FullMethodName       = "/rdsd.v1.Admin/GetStatus"
-	Admin_ListPeers_FullMethodName       = "/rdsd.v1.Admin/ListPeers"
-	Admin_ListSockets_FullMethodName     = "/rdsd.v1.Admin/ListSockets"
-	Admin_ListQueue_FullMethodName       = "/rdsd.v1.Admin/ListQueue"
-	Admin_GetCounters_FullMethodName     = "/rdsd.v1.Admin/GetCounters"
-	Admin_ListCongestion_FullMethodName  = "/rdsd.v1.Admin/ListCongestion"
-	Admin_WatchCongestion_FullMethodName = "/rdsd.v1.Admin/WatchCongestion"
-	Admin_Ping_FullMethodName            = "/rdsd.v1.Admin/Ping"
-	Admin_DropPath_FullMethodName        = "/rdsd.v1.Admin/DropPath"
-	Admin_CancelSent_FullMethodName      = "/rdsd.v1.Admin/CancelSent"
-	Admin_CloseSocket_FullMethodName     = "/rdsd.v1.Admin/CloseSocket"
+	Admin_GetStatus_FullMethodName            = "/rdsd.v1.Admin/GetStatus"
+	Admin_ListPeers_FullMethodName            = "/rdsd.v1.Admin/ListPeers"
+	Admin_ListSockets_FullMethodName          = "/rdsd.v1.Admin/ListSockets"
+	Admin_ListQueue_FullMethodName            = "/rdsd.v1.Admin/ListQueue"
+	Admin_GetCounters_FullMethodName          = "/rdsd.v1.Admin/GetCounters"
+	Admin_ListCongestion_FullMethodName       = "/rdsd.v1.Admin/ListCongestion"
+	Admin_WatchCongestion_FullMethodName      = "/rdsd.v1.Admin/WatchCongestion"
+	Admin_GetCongestionHistory_FullMethodName = "/rdsd.v1.Admin/GetCongestionHistory"
+	Admin_Ping_FullMethodName                 = "/rdsd.v1.Admin/Ping"
+	Admin_DropPath_FullMethodName             = "/rdsd.v1.Admin/DropPath"
+	Admin_CancelSent_FullMethodName           = "/rdsd.v1.Admin/CancelSent"
+	Admin_CloseSocket_FullMethodName          = "/rdsd.v1.Admin/CloseSocket"
 )
 
 // AdminClient is the client API for Admin service.
@@ -158,6 +159,8 @@ type AdminClient interface {
 	GetCounters(ctx context.Context, in *GetCountersRequest, opts ...grpc.CallOption) (*GetCountersResponse, error)
 	ListCongestion(ctx context.Context, in *ListCongestionRequest, opts ...grpc.CallOption) (*ListCongestionResponse, error)
 	WatchCongestion(ctx context.Context, in *WatchCongestionRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[CongestionNotice], error)
+	// GetCongestionHistory tells which ports were congested in the last hour.
+	GetCongestionHistory(ctx context.Context, in *GetCongestionHistoryRequest, opts ...grpc.CallOption) (*CongestionHistory, error)
 	Ping(ctx context.Context, in *PingRequest, opts ...grpc.CallOption) (*PingResponse, error)
 	DropPath(ctx context.Context, in *DropPathRequest, opts ...grpc.CallOption) (*DropPathResponse, error)
 	CancelSent(ctx context.Context, in *CancelSentRequest, opts ...grpc.CallOption) (*CancelSentResponse, error)
@@ -251,6 +254,16 @@ func (c *adminClient) WatchCongestion(ctx context.Context, in *WatchCongestionRe
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Admin_WatchCongestionClient = grpc.ServerStreamingClient[CongestionNotice]
 
+func (c *adminClient) GetCongestionHistory(ctx context.Context, in *GetCongestionHistoryRequest, opts ...grpc.CallOption) (*CongestionHistory, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CongestionHistory)
+	err := c.cc.Invoke(ctx, Admin_GetCongestionHistory_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *adminClient) Ping(ctx context.Context, in *PingRequest, opts ...grpc.CallOption) (*PingResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(PingResponse)
@@ -306,6 +319,8 @@ type AdminServer interface {
 	GetCounters(context.Context, *GetCountersRequest) (*GetCountersResponse, error)
 	ListCongestion(context.Context, *ListCongestionRequest) (*ListCongestionResponse, error)
 	WatchCongestion(*WatchCongestionRequest, grpc.ServerStreamingServer[CongestionNotice]) error
+	// GetCongestionHistory tells which ports were congested in the last hour.
+	GetCongestionHistory(context.Context, *GetCongestionHistoryRequest) (*CongestionHistory, error)
 	Ping(context.Context, *PingRequest) (*PingResponse, error)
 	DropPath(context.Context, *DropPathRequest) (*DropPathResponse, error)
 	CancelSent(context.Context, *CancelSentRequest) (*CancelSentResponse, error)
@@ -340,6 +355,9 @@ func (UnimplementedAdminServer) ListCongestion(context.Context, *ListCongestionR
 }
 func (UnimplementedAdminServer) WatchCongestion(*WatchCongestionRequest, grpc.ServerStreamingServer[CongestionNotice]) error {
 	return status.Error(codes.Unimplemented, "method WatchCongestion not implemented")
+}
+func (UnimplementedAdminServer) GetCongestionHistory(context.Context, *GetCongestionHistoryRequest) (*CongestionHistory, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetCongestionHistory not implemented")
 }
 func (UnimplementedAdminServer) Ping(context.Context, *PingRequest) (*PingResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method Ping not implemented")
@@ -493,6 +511,24 @@ func _Admin_WatchCongestion_Handler(srv interface{}, stream grpc.ServerStream) e
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Admin_WatchCongestionServer = grpc.ServerStreamingServer[CongestionNotice]
 
+func _Admin_GetCongestionHistory_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetCongestionHistoryRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).GetCongestionHistory(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_GetCongestionHistory_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).GetCongestionHistory(ctx, req.(*GetCongestionHistoryRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Admin_Ping_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(PingRequest)
 	if err := dec(in); err != nil {
@@ -595,6 +631,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ListCongestion",
 			Handler:    _Admin_ListCongestion_Handler,
+		},
+		{
+			MethodName: "GetCongestionHistory",
+			Handler:    _Admin_GetCongestionHistory_Handler,
 		},
 		{
 			MethodName: "Ping",

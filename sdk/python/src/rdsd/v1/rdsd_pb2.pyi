@@ -1326,6 +1326,7 @@ class SocketInfo(_message.Message):
     INODE_FIELD_NUMBER: _builtins.int
     RING_BYTES_FIELD_NUMBER: _builtins.int
     RING_MAX_BYTES_FIELD_NUMBER: _builtins.int
+    PROGRAM_FIELD_NUMBER: _builtins.int
     uid: _builtins.int
     pid: _builtins.int
     label: _builtins.str
@@ -1352,6 +1353,8 @@ class SocketInfo(_message.Message):
     ring_bytes: _builtins.int
     """Memory shared with the client, now in use and at most; 0 for a socket without rings."""
     ring_max_bytes: _builtins.int
+    program: _builtins.str
+    """what the kernel calls the process pid; empty when it cannot be told"""
     @_builtins.property
     def local(self) -> Global___Endpoint: ...
     def __init__(
@@ -1379,10 +1382,11 @@ class SocketInfo(_message.Message):
         inode: _builtins.int = ...,
         ring_bytes: _builtins.int = ...,
         ring_max_bytes: _builtins.int = ...,
+        program: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["local", b"local"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cancelled", b"cancelled", "congested", b"congested", "delivered", b"delivered", "failed", b"failed", "in_flight", b"in_flight", "inode", b"inode", "label", b"label", "local", b"local", "pid", b"pid", "received", b"received", "recv_buffer_bytes", b"recv_buffer_bytes", "recv_hard_limit_bytes", b"recv_hard_limit_bytes", "recv_queued", b"recv_queued", "recv_queued_bytes", b"recv_queued_bytes", "ring_bytes", b"ring_bytes", "ring_max_bytes", b"ring_max_bytes", "send_buffer_bytes", b"send_buffer_bytes", "send_queued_bytes", b"send_queued_bytes", "uid", b"uid", "unknown", b"unknown", "waiting_sends", b"waiting_sends"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted", b"accepted", "cancelled", b"cancelled", "congested", b"congested", "delivered", b"delivered", "failed", b"failed", "in_flight", b"in_flight", "inode", b"inode", "label", b"label", "local", b"local", "pid", b"pid", "program", b"program", "received", b"received", "recv_buffer_bytes", b"recv_buffer_bytes", "recv_hard_limit_bytes", b"recv_hard_limit_bytes", "recv_queued", b"recv_queued", "recv_queued_bytes", b"recv_queued_bytes", "ring_bytes", b"ring_bytes", "ring_max_bytes", b"ring_max_bytes", "send_buffer_bytes", b"send_buffer_bytes", "send_queued_bytes", b"send_queued_bytes", "uid", b"uid", "unknown", b"unknown", "waiting_sends", b"waiting_sends"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1701,6 +1705,141 @@ class CongestionNotice(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CongestionNotice: _TypeAlias = CongestionNotice  # noqa: Y015
+
+@_typing.final
+class GetCongestionHistoryRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def endpoint(self) -> Global___Endpoint:
+        """of one port alone; unset: of all"""
+
+    def __init__(
+        self,
+        *,
+        endpoint: Global___Endpoint = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetCongestionHistoryRequest: _TypeAlias = GetCongestionHistoryRequest  # noqa: Y015
+
+@_typing.final
+class CongestionHistory(_message.Message):
+    """The last hour, in slots of equal length of which the newest is not over."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    END_UNIX_NS_FIELD_NUMBER: _builtins.int
+    SLOT_NS_FIELD_NUMBER: _builtins.int
+    SLOTS_FIELD_NUMBER: _builtins.int
+    KEPT_NS_FIELD_NUMBER: _builtins.int
+    PORT_FIELD_NUMBER: _builtins.int
+    OTHERS_FIELD_NUMBER: _builtins.int
+    end_unix_ns: _builtins.int
+    """the end of the newest slot, by the wall clock, for reading"""
+    slot_ns: _builtins.int
+    slots: _builtins.int
+    """that are kept; slot 0 is the oldest"""
+    kept_ns: _builtins.int
+    """for so long it has been kept: less than the slots after a start"""
+    @_builtins.property
+    def port(self) -> _containers.RepeatedCompositeFieldContainer[Global___PortHistory]:
+        """Longest congested first. They are bounded: who was congested least goes into others."""
+
+    @_builtins.property
+    def others(self) -> Global___PortHistory:
+        """The ports that are kept no more, together: their times are added."""
+
+    def __init__(
+        self,
+        *,
+        end_unix_ns: _builtins.int = ...,
+        slot_ns: _builtins.int = ...,
+        slots: _builtins.int = ...,
+        kept_ns: _builtins.int = ...,
+        port: _abc.Iterable[Global___PortHistory] = ...,
+        others: Global___PortHistory = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["others", b"others"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["end_unix_ns", b"end_unix_ns", "kept_ns", b"kept_ns", "others", b"others", "port", b"port", "slot_ns", b"slot_ns", "slots", b"slots"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CongestionHistory: _TypeAlias = CongestionHistory  # noqa: Y015
+
+@_typing.final
+class PortHistory(_message.Message):
+    """A port in the last hour."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ENDPOINT_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
+    CONGESTED_FIELD_NUMBER: _builtins.int
+    CONGESTED_NS_FIELD_NUMBER: _builtins.int
+    TIMES_FIELD_NUMBER: _builtins.int
+    SLOT_FIELD_NUMBER: _builtins.int
+    SLOT_MS_FIELD_NUMBER: _builtins.int
+    READER_UID_FIELD_NUMBER: _builtins.int
+    READER_PID_FIELD_NUMBER: _builtins.int
+    READER_PROGRAM_FIELD_NUMBER: _builtins.int
+    CULPRIT_FIELD_NUMBER: _builtins.int
+    CONGESTED_PORTS_FIELD_NUMBER: _builtins.int
+    local: _builtins.bool
+    """the reader is on this node"""
+    congested: _builtins.bool
+    """now"""
+    congested_ns: _builtins.int
+    """how long in the hour"""
+    times: _builtins.int
+    """how often it became congested, since it is kept"""
+    reader_uid: _builtins.int
+    """What was last known of who should read it and who filled it."""
+    reader_pid: _builtins.int
+    reader_program: _builtins.str
+    congested_ports: _builtins.int
+    """of others: how many of them are congested now"""
+    @_builtins.property
+    def endpoint(self) -> Global___Endpoint: ...
+    @_builtins.property
+    def slot(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """the slots in which it was congested, rising"""
+
+    @_builtins.property
+    def slot_ms(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """for how long in each"""
+
+    @_builtins.property
+    def culprit(self) -> _containers.RepeatedCompositeFieldContainer[Global___Culprit]: ...
+    def __init__(
+        self,
+        *,
+        endpoint: Global___Endpoint = ...,
+        local: _builtins.bool = ...,
+        congested: _builtins.bool = ...,
+        congested_ns: _builtins.int = ...,
+        times: _builtins.int = ...,
+        slot: _abc.Iterable[_builtins.int] = ...,
+        slot_ms: _abc.Iterable[_builtins.int] = ...,
+        reader_uid: _builtins.int = ...,
+        reader_pid: _builtins.int = ...,
+        reader_program: _builtins.str = ...,
+        culprit: _abc.Iterable[Global___Culprit] = ...,
+        congested_ports: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["endpoint", b"endpoint"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["congested", b"congested", "congested_ns", b"congested_ns", "congested_ports", b"congested_ports", "culprit", b"culprit", "endpoint", b"endpoint", "local", b"local", "reader_pid", b"reader_pid", "reader_program", b"reader_program", "reader_uid", b"reader_uid", "slot", b"slot", "slot_ms", b"slot_ms", "times", b"times"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PortHistory: _TypeAlias = PortHistory  # noqa: Y015
 
 @_typing.final
 class PingRequest(_message.Message):

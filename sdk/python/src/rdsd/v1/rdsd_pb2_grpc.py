@@ -149,6 +149,11 @@ class AdminStub(object):
                 request_serializer=rdsd_dot_v1_dot_rdsd__pb2.WatchCongestionRequest.SerializeToString,
                 response_deserializer=rdsd_dot_v1_dot_rdsd__pb2.CongestionNotice.FromString,
                 _registered_method=True)
+        self.GetCongestionHistory = channel.unary_unary(
+                '/rdsd.v1.Admin/GetCongestionHistory',
+                request_serializer=rdsd_dot_v1_dot_rdsd__pb2.GetCongestionHistoryRequest.SerializeToString,
+                response_deserializer=rdsd_dot_v1_dot_rdsd__pb2.CongestionHistory.FromString,
+                _registered_method=True)
         self.Ping = channel.unary_unary(
                 '/rdsd.v1.Admin/Ping',
                 request_serializer=rdsd_dot_v1_dot_rdsd__pb2.PingRequest.SerializeToString,
@@ -219,6 +224,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetCongestionHistory(self, request, context):
+        """GetCongestionHistory tells which ports were congested in the last hour.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Ping(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -280,6 +292,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.WatchCongestion,
                     request_deserializer=rdsd_dot_v1_dot_rdsd__pb2.WatchCongestionRequest.FromString,
                     response_serializer=rdsd_dot_v1_dot_rdsd__pb2.CongestionNotice.SerializeToString,
+            ),
+            'GetCongestionHistory': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetCongestionHistory,
+                    request_deserializer=rdsd_dot_v1_dot_rdsd__pb2.GetCongestionHistoryRequest.FromString,
+                    response_serializer=rdsd_dot_v1_dot_rdsd__pb2.CongestionHistory.SerializeToString,
             ),
             'Ping': grpc.unary_unary_rpc_method_handler(
                     servicer.Ping,
@@ -494,6 +511,33 @@ class Admin(object):
             '/rdsd.v1.Admin/WatchCongestion',
             rdsd_dot_v1_dot_rdsd__pb2.WatchCongestionRequest.SerializeToString,
             rdsd_dot_v1_dot_rdsd__pb2.CongestionNotice.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetCongestionHistory(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rdsd.v1.Admin/GetCongestionHistory',
+            rdsd_dot_v1_dot_rdsd__pb2.GetCongestionHistoryRequest.SerializeToString,
+            rdsd_dot_v1_dot_rdsd__pb2.CongestionHistory.FromString,
             options,
             channel_credentials,
             insecure,

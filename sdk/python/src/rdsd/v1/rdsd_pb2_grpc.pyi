@@ -86,6 +86,8 @@ class AdminStub:
     GetCounters: _grpc.UnaryUnaryMultiCallable[_rdsd_pb2.GetCountersRequest, _rdsd_pb2.GetCountersResponse]
     ListCongestion: _grpc.UnaryUnaryMultiCallable[_rdsd_pb2.ListCongestionRequest, _rdsd_pb2.ListCongestionResponse]
     WatchCongestion: _grpc.UnaryStreamMultiCallable[_rdsd_pb2.WatchCongestionRequest, _rdsd_pb2.CongestionNotice]
+    GetCongestionHistory: _grpc.UnaryUnaryMultiCallable[_rdsd_pb2.GetCongestionHistoryRequest, _rdsd_pb2.CongestionHistory]
+    """GetCongestionHistory tells which ports were congested in the last hour."""
     Ping: _grpc.UnaryUnaryMultiCallable[_rdsd_pb2.PingRequest, _rdsd_pb2.PingResponse]
     DropPath: _grpc.UnaryUnaryMultiCallable[_rdsd_pb2.DropPathRequest, _rdsd_pb2.DropPathResponse]
     CancelSent: _grpc.UnaryUnaryMultiCallable[_rdsd_pb2.CancelSentRequest, _rdsd_pb2.CancelSentResponse]
@@ -106,6 +108,8 @@ class AdminAsyncStub(AdminStub):
     GetCounters: _aio.UnaryUnaryMultiCallable[_rdsd_pb2.GetCountersRequest, _rdsd_pb2.GetCountersResponse]  # type: ignore[assignment]
     ListCongestion: _aio.UnaryUnaryMultiCallable[_rdsd_pb2.ListCongestionRequest, _rdsd_pb2.ListCongestionResponse]  # type: ignore[assignment]
     WatchCongestion: _aio.UnaryStreamMultiCallable[_rdsd_pb2.WatchCongestionRequest, _rdsd_pb2.CongestionNotice]  # type: ignore[assignment]
+    GetCongestionHistory: _aio.UnaryUnaryMultiCallable[_rdsd_pb2.GetCongestionHistoryRequest, _rdsd_pb2.CongestionHistory]  # type: ignore[assignment]
+    """GetCongestionHistory tells which ports were congested in the last hour."""
     Ping: _aio.UnaryUnaryMultiCallable[_rdsd_pb2.PingRequest, _rdsd_pb2.PingResponse]  # type: ignore[assignment]
     DropPath: _aio.UnaryUnaryMultiCallable[_rdsd_pb2.DropPathRequest, _rdsd_pb2.DropPathResponse]  # type: ignore[assignment]
     CancelSent: _aio.UnaryUnaryMultiCallable[_rdsd_pb2.CancelSentRequest, _rdsd_pb2.CancelSentResponse]  # type: ignore[assignment]
@@ -165,6 +169,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _rdsd_pb2.WatchCongestionRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_rdsd_pb2.CongestionNotice], _abc.AsyncIterator[_rdsd_pb2.CongestionNotice]]: ...
+
+    @_abc_1.abstractmethod
+    def GetCongestionHistory(
+        self,
+        request: _rdsd_pb2.GetCongestionHistoryRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rdsd_pb2.CongestionHistory, _abc.Awaitable[_rdsd_pb2.CongestionHistory]]:
+        """GetCongestionHistory tells which ports were congested in the last hour."""
 
     @_abc_1.abstractmethod
     def Ping(
