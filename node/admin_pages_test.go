@@ -22,11 +22,11 @@ func TestListsByPages(t *testing.T) {
 	in, _ := e.Bind(0, rds.SocketOptions{})
 	const each = 5*datagram.PageSize + 7
 	for i := range each {
-		if err := out.Send(now, in.Addr(), make([]byte, i), uint64(i), false); err != nil {
+		if err := out.Send(now, in.Addr(), make([]byte, i), uint64(i), rds.Quiet); err != nil {
 			t.Fatal(err)
 		}
 		// Nobody is there, and nobody needs to be.
-		if err := out.Send(now, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 77, byte(i >> 8), byte(i)}), 4000), make([]byte, i), uint64(i), false); err != nil {
+		if err := out.Send(now, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 77, byte(i >> 8), byte(i)}), 4000), make([]byte, i), uint64(i), rds.Quiet); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -29,7 +29,7 @@ func TestCountersAreWhole(t *testing.T) {
 		t.Fatal(err)
 	}
 	remote := netip.MustParseAddr("127.77.2.1")
-	if err := k.Send(now, netip.AddrPortFrom(remote, 9), []byte("x"), 1, false); err != nil {
+	if err := k.Send(now, netip.AddrPortFrom(remote, 9), []byte("x"), 1, rds.Quiet); err != nil {
 		t.Fatal(err)
 	}
 	h.Unlock()

@@ -160,9 +160,9 @@ func (s *sockStream) send(b *inBatch) {
 			if waiting == nil {
 				waiting = &sendCall{}
 			}
-			queued, err = s.sock.SendWait(now, dst, p, tag, b.want, deadline, waiting)
+			queued, err = s.sock.SendWait(now, dst, p, tag, rds.Report(b.want), deadline, waiting)
 		} else {
-			err = s.sock.Send(now, dst, p, tag, b.want)
+			err = s.sock.Send(now, dst, p, tag, rds.Report(b.want))
 		}
 		switch {
 		case err != nil:
@@ -215,7 +215,7 @@ func (s *sockStream) sendRun(now time.Duration, b *inBatch, i, off, most int) in
 		return 0
 	}
 	to := netip.AddrPortFrom(dst.addr, uint16(dst.port))
-	return s.sock.SendRun(now, to, b.payload[off:off+bytes], b.lengths[i:j], b.firstTag+uint64(i), b.want)
+	return s.sock.SendRun(now, to, b.payload[off:off+bytes], b.lengths[i:j], b.firstTag+uint64(i), rds.Report(b.want))
 }
 
 // runBytes is how many bytes of the batch, from datagram i on, go to

@@ -290,7 +290,7 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 		r.posts = append(r.posts, ringPost{})
 	}
 	r.posts[id] = ringPost{slot: p.Slot, bytes: uint32(len(p.Body)), left: uint32(p.Count)}
-	r.sock.PostAdmitted(now, f.dest, t, id, p.Tag, p.Want, cell)
+	r.sock.PostAdmitted(now, f.dest, t, id, p.Tag, rds.Report(p.Want), cell)
 	r.host.Moved(len(p.Body))
 	if f.dest.Addr().Addr() == r.host.Addr() {
 		r.share.Copied(len(p.Body)) // what leaves has a bound of its own, and is not copied here

@@ -54,7 +54,7 @@ func (m *machine) act(rng *rand.Rand) {
 		m.dests(rng, s, dst)
 	case n < 22 && s.opt.Sink == nil:
 		m.tag++
-		queued, err := s.SendWait(m.now, dst, fuzzPayload[:fuzzSizes[rng.Intn(6)]], m.tag, true, m.now+time.Duration(1+rng.Intn(40))*time.Millisecond, "batch")
+		queued, err := s.SendWait(m.now, dst, fuzzPayload[:fuzzSizes[rng.Intn(6)]], m.tag, Reported, m.now+time.Duration(1+rng.Intn(40))*time.Millisecond, "batch")
 		m.note("%v waits to send to %v: %v %v", s.Addr(), dst, queued, err)
 	case n < 24:
 		a, b, err := s.Cancel(m.now, netip.AddrPortFrom(dst.Addr(), 0))
@@ -76,7 +76,7 @@ func (m *machine) stranger(rng *rand.Rand) {
 		s := m.socks[rng.Intn(len(m.socks))]
 		if s.opt.Sink == nil {
 			m.tag++
-			m.note("%v sends to %v: %v", s.Addr(), addr, s.Send(m.now, netip.AddrPortFrom(addr, 4), nil, m.tag, true))
+			m.note("%v sends to %v: %v", s.Addr(), addr, s.Send(m.now, netip.AddrPortFrom(addr, 4), nil, m.tag, Reported))
 			if rng.Intn(2) == 0 {
 				s.Cancel(m.now, netip.AddrPortFrom(addr, 0))
 			}

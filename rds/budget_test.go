@@ -98,7 +98,7 @@ func TestNoMemoryHere(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i, want := range []OutcomeRun{{0, 1, conn.Delivered, conn.WhyNone}, {1, 1, conn.Delivered, conn.WhyNone}, {2, 1, conn.Failed, conn.WhyNoMemory}} {
-		if err := from.Send(now, to.Addr(), make([]byte, 30_000), uint64(i), true); err != nil {
+		if err := from.Send(now, to.Addr(), make([]byte, 30_000), uint64(i), Reported); err != nil {
 			t.Fatalf("send %d: %v", i, err)
 		}
 		if l := from.Outcomes(nil); !slices.Equal(l, []OutcomeRun{want}) {
@@ -117,7 +117,7 @@ func TestNoMemoryHere(t *testing.T) {
 	}
 	to.ReadAll(now)
 	now = ticks(e, now, soon)
-	if err := from.Send(now, to.Addr(), make([]byte, 30_000), 3, true); err != nil {
+	if err := from.Send(now, to.Addr(), make([]byte, 30_000), 3, Reported); err != nil {
 		t.Errorf("with memory again: %v", err)
 	}
 	from.Close(now)

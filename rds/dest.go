@@ -186,18 +186,17 @@ func (s *Socket) sendable(d *Dest, t Train) error {
 // until the destination is clear; it is never refused for congestion. An error,
 // as Admit has it: nothing is taken.
 //
-// want asks for the acknowledgement soon. cell, when not nil, is kept as
-// conn.Msg.Cell says until the outcome.
-func (s *Socket) Post(now time.Duration, d *Dest, t Train, cookie uint32, tag uint64, want bool, cell *uint64) error {
+// cell, when not nil, is kept as conn.Msg.Cell says until the outcome.
+func (s *Socket) Post(now time.Duration, d *Dest, t Train, cookie uint32, tag uint64, report Report, cell *uint64) error {
 	if err := s.Admit(d, t); err != nil {
 		return err
 	}
-	s.PostAdmitted(now, d, t, cookie, tag, want, cell)
+	s.PostAdmitted(now, d, t, cookie, tag, report, cell)
 	return nil
 }
 
 // PostAdmitted is Post of what Admit has said yes to since the last step.
-func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t Train, cookie uint32, tag uint64, want bool, cell *uint64) {
+func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t Train, cookie uint32, tag uint64, report Report, cell *uint64) {
 	e, f := s.e, d.f
 	port := f.dst.Port()
 	m := e.newMsg()
@@ -207,7 +206,7 @@ func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t Train, cookie uint32
 	} else {
 		m.Payload, m.Count, m.Table = t.Body, uint16(t.Count), t.Table
 	}
-	m.Cookie, m.Tag, m.Report, m.DPort, m.Cell = cookie, tag, want, port, cell
+	m.Cookie, m.Tag, m.Report, m.DPort, m.Cell = cookie, tag, bool(report), port, cell
 	// Charged before it leaves: the outcome, which takes it out of the accounts again, may
 	// come before dispatch returns.
 	s.charge(f, m)

@@ -142,14 +142,14 @@ func TestSendBufferEdges(t *testing.T) {
 		}
 		dst := func(i int) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr("10.0.0.9"), uint16(4000+i)) }
 		for i := range c.fits {
-			if err := s.Send(now, dst(i), make([]byte, c.n), uint64(i), true); err != nil {
+			if err := s.Send(now, dst(i), make([]byte, c.n), uint64(i), Reported); err != nil {
 				t.Fatalf("%s: send %d: %v", c.name, i, err)
 			}
 		}
-		if err := s.Send(now, dst(0), make([]byte, c.n), 99, true); err != rdserr.ErrWouldBlock {
+		if err := s.Send(now, dst(0), make([]byte, c.n), 99, Reported); err != rdserr.ErrWouldBlock {
 			t.Errorf("%s: one too many: %v", c.name, err)
 		}
-		if err := s.Send(now, dst(0), make([]byte, min(c.most, 1<<20)+1), 99, true); !errors.Is(err, rdserr.ErrTooLarge) {
+		if err := s.Send(now, dst(0), make([]byte, min(c.most, 1<<20)+1), 99, Reported); !errors.Is(err, rdserr.ErrTooLarge) {
 			t.Errorf("%s: larger than the buffer: %v", c.name, err)
 		}
 		s.events = 0
@@ -173,14 +173,14 @@ func TestClosedSocket(t *testing.T) {
 	e, now := lone(t, nil)
 	s, _ := e.Bind(5000, SocketOptions{})
 	to := netip.MustParseAddrPort("10.0.0.9:4000")
-	if err := s.Send(now, to, []byte("x"), 1, true); err != nil {
+	if err := s.Send(now, to, []byte("x"), 1, Reported); err != nil {
 		t.Fatal(err)
 	}
 	s.Close(now)
-	if err := s.Send(now, to, []byte("x"), 2, true); !errors.Is(err, rdserr.ErrClosed) {
+	if err := s.Send(now, to, []byte("x"), 2, Reported); !errors.Is(err, rdserr.ErrClosed) {
 		t.Errorf("Send: %v", err)
 	}
-	if queued, err := s.SendWait(now, to, []byte("x"), 3, true, 0, nil); queued || !errors.Is(err, rdserr.ErrClosed) {
+	if queued, err := s.SendWait(now, to, []byte("x"), 3, Reported, 0, nil); queued || !errors.Is(err, rdserr.ErrClosed) {
 		t.Errorf("SendWait: %v, %v", queued, err)
 	}
 	pe, err := e.Peer(to.Addr())
@@ -232,7 +232,7 @@ func TestUnflush(t *testing.T) {
 			return netip.AddrPortFrom(netip.MustParseAddr("10.0.0.9"), uint16(4000+i))
 		}
 		for i := range uint64(3) {
-			if err := s.Send(now, dst(i), []byte("x"), i, true); err != nil {
+			if err := s.Send(now, dst(i), []byte("x"), i, Reported); err != nil {
 				t.Fatal(err)
 			}
 			s.Flush(i)

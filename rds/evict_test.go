@@ -23,26 +23,26 @@ func TestPeersOfOneUser(t *testing.T) {
 	named := 0
 	var err error
 	for i := range 200 {
-		if err = a.Send(now, netip.AddrPortFrom(peerAddr(i), 4000), nil, 0, false); err == nil {
+		if err = a.Send(now, netip.AddrPortFrom(peerAddr(i), 4000), nil, 0, Quiet); err == nil {
 			named++
 		}
 	}
 	if named != 75 || !errors.Is(err, rdserr.ErrNoMemory) || !strings.Contains(err.Error(), "limits.max_peers (100)") || !strings.Contains(err.Error(), "user 7") {
 		t.Errorf("%d destinations of 100 places, then %v", named, err)
 	}
-	if err := b.Send(now, netip.AddrPortFrom(peerAddr(1000), 4000), nil, 0, false); err != nil {
+	if err := b.Send(now, netip.AddrPortFrom(peerAddr(1000), 4000), nil, 0, Quiet); err != nil {
 		t.Errorf("another user: %v", err)
 	}
 	if _, err := e.Accept(now, netip.AddrPortFrom(peerAddr(1001), 1024)); err != nil {
 		t.Errorf("a peer that connects: %v", err)
 	}
 	a.Close(now)
-	if err := b.Send(now, netip.AddrPortFrom(peerAddr(1002), 4000), nil, 0, false); err != nil {
+	if err := b.Send(now, netip.AddrPortFrom(peerAddr(1002), 4000), nil, 0, Quiet); err != nil {
 		t.Error(err)
 	}
 	for i := range 200 { // what a closed socket named makes room
 		c, _ := e.Bind(6000, SocketOptions{UID: 9})
-		if err := c.Send(now, netip.AddrPortFrom(peerAddr(2000+i), 4000), nil, 0, false); err != nil {
+		if err := c.Send(now, netip.AddrPortFrom(peerAddr(2000+i), 4000), nil, 0, Quiet); err != nil {
 			t.Fatalf("destination %d: %v", i, err)
 		}
 		c.Close(now)
@@ -81,7 +81,7 @@ func TestPeersAreNamedAtAPace(t *testing.T) {
 	for i := range 2000 {
 		e.Tick(now)
 		s, _ := e.Bind(6000, SocketOptions{UID: 9})
-		err := s.Send(now, netip.AddrPortFrom(peerAddr(i), 4000), nil, 0, false)
+		err := s.Send(now, netip.AddrPortFrom(peerAddr(i), 4000), nil, 0, Quiet)
 		if err == nil {
 			named++
 			if at := now - last; named > 76 && at < evictEvery {
@@ -100,7 +100,7 @@ func TestPeersAreNamedAtAPace(t *testing.T) {
 	// Others are not concerned.
 	s, _ := e.Bind(6000, SocketOptions{UID: 10})
 	for i := range 30 {
-		if err := s.Send(now, netip.AddrPortFrom(peerAddr(5000+i), 4000), nil, 0, false); err != nil {
+		if err := s.Send(now, netip.AddrPortFrom(peerAddr(5000+i), 4000), nil, 0, Quiet); err != nil {
 			t.Fatalf("another user's destination %d: %v", i, err)
 		}
 	}
@@ -136,7 +136,7 @@ func TestPeersOfStrangers(t *testing.T) {
 		if e.known(open.Addr()) == nil {
 			t.Error("a peer with a destination open was forgotten")
 		}
-		if err := s.Send(now, netip.AddrPortFrom(peerAddr(3000), 4000), nil, 0, false); err != nil {
+		if err := s.Send(now, netip.AddrPortFrom(peerAddr(3000), 4000), nil, 0, Quiet); err != nil {
 			t.Errorf("%s: a destination after 1,000 strangers: %v", local, err)
 		}
 		if n := len(e.Evicted()); n < 900 || e.Counters().PeersEvicted != uint64(n) {
@@ -157,7 +157,7 @@ func TestForgottenPeerComesAgain(t *testing.T) {
 	exchange := func(n byte) {
 		t.Helper()
 		for _, x := range [][2]*Socket{{s, r}, {r, s}} {
-			if err := x[0].Send(w.now, x[1].Addr(), []byte{n}, uint64(n), true); err != nil {
+			if err := x[0].Send(w.now, x[1].Addr(), []byte{n}, uint64(n), Reported); err != nil {
 				t.Fatal(err)
 			}
 			w.advance(50 * time.Millisecond)
@@ -226,7 +226,7 @@ func TestPeersAreCharged(t *testing.T) {
 	var err error
 	n := 0
 	for ; n < 2*fit; n++ {
-		if err = s.Send(now, netip.AddrPortFrom(peerAddr(n), 4000), nil, 0, false); err != nil {
+		if err = s.Send(now, netip.AddrPortFrom(peerAddr(n), 4000), nil, 0, Quiet); err != nil {
 			break
 		}
 		if want := int64(n+1) * peerCost; used() != want {
@@ -241,7 +241,7 @@ func TestPeersAreCharged(t *testing.T) {
 	}
 	s.Close(now)
 	b, _ := e.Bind(0, SocketOptions{UID: 8})
-	if err := b.Send(now, netip.AddrPortFrom(peerAddr(100), 4000), nil, 0, false); err != nil {
+	if err := b.Send(now, netip.AddrPortFrom(peerAddr(100), 4000), nil, 0, Quiet); err != nil {
 		t.Errorf("none made room: %v", err)
 	}
 	if used() != fit*peerCost {
@@ -265,19 +265,19 @@ func TestOpenDestinationsKeepTheirPeer(t *testing.T) {
 	pe := e.known(addr)
 	for i, what := range []func(s *Socket, dst netip.AddrPort){
 		func(s *Socket, dst netip.AddrPort) { // queued, and cancelled by the close
-			if err := s.Send(now, dst, []byte("x"), 1, true); err != nil {
+			if err := s.Send(now, dst, []byte("x"), 1, Reported); err != nil {
 				t.Fatal(err)
 			}
 		},
 		func(s *Socket, dst netip.AddrPort) { // refused
 			pe.cmap.Set(dst.Port(), true)
-			if err := s.Send(now, dst, []byte("x"), 1, true); err != rdserr.ErrCongested {
+			if err := s.Send(now, dst, []byte("x"), 1, Reported); err != rdserr.ErrCongested {
 				t.Fatal(err)
 			}
 		},
 		func(s *Socket, dst netip.AddrPort) { // waits for its port
 			pe.cmap.Set(dst.Port(), true)
-			if queued, err := s.SendWait(now, dst, []byte("x"), 1, true, 0, nil); !queued || err != nil {
+			if queued, err := s.SendWait(now, dst, []byte("x"), 1, Reported, 0, nil); !queued || err != nil {
 				t.Fatal(queued, err)
 			}
 		},

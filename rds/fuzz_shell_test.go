@@ -287,7 +287,7 @@ func (b *fuzzSink) post(dst netip.AddrPort, n, count int, table, want bool) {
 	}
 	cell := new(uint64)
 	b.left += count
-	err = b.s.Post(b.m.now, d, Train{fuzzPayload[:n], count, table}, 0, b.m.tag, want, cell)
+	err = b.s.Post(b.m.now, d, Train{fuzzPayload[:n], count, table}, 0, b.m.tag, Report(want), cell)
 	if err != nil {
 		b.left -= count
 	}

@@ -215,14 +215,14 @@ func (m *machine) instruction() {
 					lengths[i] = uint32(n / count)
 				}
 				lengths[count-1] += uint32(how & 1)
-				k := s.SendRun(m.now, dst, fuzzPayload[:n/count*count+int(how&1)], lengths, m.tag, want)
+				k := s.SendRun(m.now, dst, fuzzPayload[:n/count*count+int(how&1)], lengths, m.tag, Report(want))
 				m.note("%v sends %d datagrams of %d bytes to %v: %d accepted", s.Addr(), count, n/count, dst, k)
 				m.tag += uint64(count)
 			case op == 3:
-				queued, err := s.SendWait(m.now, dst, fuzzPayload[:n], m.tag, want, m.now+time.Duration(m.u8())*time.Millisecond, "batch")
+				queued, err := s.SendWait(m.now, dst, fuzzPayload[:n], m.tag, Report(want), m.now+time.Duration(m.u8())*time.Millisecond, "batch")
 				m.note("%v waits to send %d to %v: %v %v", s.Addr(), n, dst, queued, err)
 			default:
-				m.note("%v sends %d to %v: %v", s.Addr(), n, dst, s.Send(m.now, dst, fuzzPayload[:n], m.tag, want))
+				m.note("%v sends %d to %v: %v", s.Addr(), n, dst, s.Send(m.now, dst, fuzzPayload[:n], m.tag, Report(want)))
 			}
 		}
 	case 4:

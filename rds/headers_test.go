@@ -22,7 +22,7 @@ func TestHeadersAreMemory(t *testing.T) {
 	to := netip.AddrPortFrom(netip.MustParseAddr("10.0.0.77"), 5000) // nobody
 	n := 0
 	for ; n < 1<<16; n++ {
-		if err := s.Send(w.now, to, nil, uint64(n), true); err != nil {
+		if err := s.Send(w.now, to, nil, uint64(n), Reported); err != nil {
 			break
 		}
 	}

@@ -43,7 +43,7 @@ func TestCulpritsLook(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := from.Send(now, s.Addr(), make([]byte, 10+i), uint64(i), false); err != nil {
+		if err := from.Send(now, s.Addr(), make([]byte, 10+i), uint64(i), Quiet); err != nil {
 			t.Fatal(err)
 		}
 		from.Close(now)

@@ -20,7 +20,7 @@ func congest(t *testing.T, w *pair, s *Socket, r netip.AddrPort) {
 		} else if on {
 			return
 		}
-		if err := s.Send(w.now, r, make([]byte, 1000), 0, false); err != nil {
+		if err := s.Send(w.now, r, make([]byte, 1000), 0, Quiet); err != nil {
 			t.Fatal(err)
 		}
 		w.run()
@@ -46,14 +46,14 @@ func TestReaderIsTold(t *testing.T) {
 	s, _ := w.a.Bind(5000, SocketOptions{})
 	other, _ := w.b.Bind(6000, SocketOptions{})
 	r, _ := w.b.Bind(4000, SocketOptions{RcvBufBytes: 4096, UID: 7, PID: 8, Label: "slow"})
-	if err := other.Send(w.now, r.Addr(), make([]byte, 10), 0, false); err != nil {
+	if err := other.Send(w.now, r.Addr(), make([]byte, 10), 0, Quiet); err != nil {
 		t.Fatal(err)
 	}
 	congest(t, w, s, r.Addr())
 	if c := portOf(t, w.a, r.Addr()); c.Reader != nil {
 		t.Errorf("%+v though nobody asked", c.Reader)
 	}
-	if err := s.Send(w.now, r.Addr(), nil, 0, false); err == nil { // now it concerns somebody
+	if err := s.Send(w.now, r.Addr(), nil, 0, Quiet); err == nil { // now it concerns somebody
 		t.Fatal("a congested port took a datagram")
 	}
 	if due := w.a.AskReaders(); due != 1 {
@@ -110,7 +110,7 @@ func TestReaderOfNoConcern(t *testing.T) {
 	w := newPair(t)
 	s, _ := w.a.Bind(5000, SocketOptions{})
 	r, _ := w.b.Bind(4000, SocketOptions{})
-	if err := s.Send(w.now, r.Addr(), []byte("x"), 0, false); err != nil {
+	if err := s.Send(w.now, r.Addr(), []byte("x"), 0, Quiet); err != nil {
 		t.Fatal(err)
 	}
 	w.run()

@@ -18,7 +18,7 @@ import (
 // them, says how many, and leaves the next to Send or SendWait, which know why
 // it has to wait or to fail. What it accepts it copies: small datagrams travel
 // in trains, where the peer takes them.
-func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, lengths []uint32, tag uint64, want bool) (n int) {
+func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, lengths []uint32, tag uint64, report Report) (n int) {
 	e := s.e
 	if s.closed || dst.Port() < wire.PortFirst {
 		return 0
@@ -49,7 +49,7 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 	if s.mon.Set {
 		s.concern(now, f)
 	}
-	run := sendRun{s: s, f: f, port: dst.Port(), tag: tag, want: want}
+	run := sendRun{s: s, f: f, port: dst.Port(), tag: tag, report: report}
 	if pe.c.Trains() {
 		run.trains(payload, lengths[:n])
 	} else {
@@ -77,7 +77,7 @@ type sendRun struct {
 	size       int // of the messages
 	tag        uint64
 	port       uint16
-	want       bool
+	report     Report
 }
 
 // trainDatagram is the largest datagram that is sent in a train, in bytes:
@@ -137,8 +137,8 @@ func (r *sendRun) add(t Train) {
 	r.size += size(bytes, int(m.Count))
 	m.Tag, m.Epoch = r.tag, s.epoch0+uint32(len(s.epochs))-1
 	s.used += bytes
-	m.Report = r.want
-	m.Want = r.want || s.used >= s.opt.SndBufBytes/2
+	m.Report = bool(r.report)
+	m.Want = bool(r.report) || s.used >= s.opt.SndBufBytes/2
 	if r.tail == nil {
 		r.head = m
 	} else {

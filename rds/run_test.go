@@ -42,7 +42,7 @@ func TestRunsAreWhatSingleCallsAre(t *testing.T) {
 			want = append(want, sent{s.Addr(), p})
 		}
 		tag := uint64(s.Stats.Accepted)
-		if n := s.SendRun(w.now, r.Addr(), payload, lengths, tag, true); n != len(lengths) {
+		if n := s.SendRun(w.now, r.Addr(), payload, lengths, tag, Reported); n != len(lengths) {
 			t.Fatalf("%d of %d accepted", n, len(lengths))
 		}
 		w.run()
@@ -90,19 +90,19 @@ func TestSendRunStopsWhereSendWould(t *testing.T) {
 	s, _ := w.a.Bind(0, SocketOptions{SndBufBytes: 1000})
 	dst := netip.AddrPortFrom(w.b.Local(), 4000)
 	lengths := []uint32{400, 400, 400, 400}
-	if n := s.SendRun(w.now, dst, make([]byte, 1600), lengths, 0, false); n != 3 { // the one that passes the buffer is the last
+	if n := s.SendRun(w.now, dst, make([]byte, 1600), lengths, 0, Quiet); n != 3 { // the one that passes the buffer is the last
 		t.Errorf("%d accepted into 1000 bytes, want 3", n)
 	}
-	if n := s.SendRun(w.now, dst, make([]byte, 400), lengths[:1], 0, false); n != 0 {
+	if n := s.SendRun(w.now, dst, make([]byte, 400), lengths[:1], 0, Quiet); n != 0 {
 		t.Errorf("%d accepted into a full buffer", n)
 	}
 	k, _ := w.a.Bind(0, SocketOptions{SndBufBytes: 1000})
-	if n := k.SendRun(w.now, dst, make([]byte, 1101), []uint32{100, 1001}, 0, false); n != 1 {
+	if n := k.SendRun(w.now, dst, make([]byte, 1101), []uint32{100, 1001}, 0, Quiet); n != 1 {
 		t.Errorf("%d accepted, want 1: the second is larger than the send buffer", n)
 	}
 	pe, _ := w.a.Peer(dst.Addr())
 	pe.cmap.Set(4000, true)
-	if n := k.SendRun(w.now, dst, make([]byte, 1), []uint32{1}, 0, false); n != 0 {
+	if n := k.SendRun(w.now, dst, make([]byte, 1), []uint32{1}, 0, Quiet); n != 0 {
 		t.Errorf("%d accepted for a congested port", n)
 	}
 }

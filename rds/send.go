@@ -13,13 +13,23 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
+// Report says whether a sender is told what becomes of a datagram. A reported one asks for
+// its acknowledgement at once, others when half of the send buffer is used. A socket with a
+// Sink is always told.
+type Report bool
+
+const (
+	Quiet    Report = false
+	Reported Report = true
+)
+
 // Send offers one datagram without waiting (net/rds/send.c, rds_sendmsg with
 // MSG_DONTWAIT). A nil error accepts it: exactly one outcome follows. payload is
 // not copied and must stay as it is until then. A datagram is accepted while
 // the send buffer is not full, even if it passes it by one.
 //
 // Port 0 pings the node: the answer is an empty datagram from its port 0.
-func (s *Socket) Send(now time.Duration, dst netip.AddrPort, payload []byte, tag uint64, want bool) error {
+func (s *Socket) Send(now time.Duration, dst netip.AddrPort, payload []byte, tag uint64, report Report) error {
 	s.e.now = now // refused or not: reach asks for the time
 	f, err := s.reach(dst, len(payload))
 	if err != nil {
@@ -42,7 +52,7 @@ func (s *Socket) Send(now time.Duration, dst netip.AddrPort, payload []byte, tag
 		return err
 	}
 	m := s.e.newMsg()
-	m.Payload, m.Tag, m.Report, m.DPort = payload, tag, want, dst.Port()
+	m.Payload, m.Tag, m.Report, m.DPort = payload, tag, bool(report), dst.Port()
 	s.accept(now, f, m)
 	return nil
 }

@@ -23,7 +23,7 @@ func TestPostToSink(t *testing.T) {
 		d := mustOpen(t, a.s, b.s.Addr(), nil)
 		var cells [4]uint64
 		for i, tr := range []Train{uniform("plain"), uniform("aa", "bb", "cc"), tabled("x", "", "yyy"), tabled("one")} {
-			if err := a.s.Post(w.now, d, tr, uint32(i), uint64(10*i), true, &cells[i]); err != nil {
+			if err := a.s.Post(w.now, d, tr, uint32(i), uint64(10*i), Reported, &cells[i]); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -99,7 +99,7 @@ func TestLyingTable(t *testing.T) {
 		r, _ := w.b.Bind(4000, SocketOptions{})
 		d := mustOpen(t, a.s, r.Addr(), nil)
 		for i, tr := range []Train{lying, short, uniform("end")} {
-			if err := a.s.Post(w.now, d, tr, uint32(i), uint64(i), false, nil); err != nil {
+			if err := a.s.Post(w.now, d, tr, uint32(i), uint64(i), Quiet, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -135,7 +135,7 @@ func TestSinkWithoutRoom(t *testing.T) {
 		d := mustOpen(t, a.s, b.s.Addr(), "to b")
 		var cells [6]uint64
 		for i := range cells {
-			if err := a.s.Post(w.now, d, uniform(fmt.Sprintf("a%d", i), fmt.Sprintf("b%d", i)), 1, uint64(2*i), true, &cells[i]); err != nil {
+			if err := a.s.Post(w.now, d, uniform(fmt.Sprintf("a%d", i), fmt.Sprintf("b%d", i)), 1, uint64(2*i), Reported, &cells[i]); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -174,14 +174,14 @@ func TestHeldDatagramIsNotBehindTheBuffer(t *testing.T) {
 	s, _ := w.a.Bind(5000, SocketOptions{SndBufBytes: 50})
 	b := bindBox(t, w.a, 4000, slot+50, SocketOptions{})
 	for i := range 2 {
-		if err := s.Send(w.now, b.s.Addr(), make([]byte, 50), uint64(i), true); err != nil {
+		if err := s.Send(w.now, b.s.Addr(), make([]byte, 50), uint64(i), Reported); err != nil {
 			t.Fatal(err)
 		}
 	}
 	if i := s.Info(); i.Held != 1 || i.Undecided != 1 || i.Waiting != 0 {
 		t.Fatalf("%+v, want one held", i)
 	}
-	queued, err := s.SendWait(w.now, netip.AddrPortFrom(w.b.Local(), 4000), nil, 2, true, 0, nil)
+	queued, err := s.SendWait(w.now, netip.AddrPortFrom(w.b.Local(), 4000), nil, 2, Reported, 0, nil)
 	if !queued || err != nil {
 		t.Fatal(queued, err)
 	}
@@ -201,7 +201,7 @@ func TestPostWaitsForItsPort(t *testing.T) {
 	toB, toC := mustOpen(t, a.s, b.s.Addr(), "b"), mustOpen(t, a.s, c.s.Addr(), "c")
 	post := func(d *Dest, tag uint64, words ...string) {
 		t.Helper()
-		if err := a.s.Post(w.now, d, uniform(words...), 0, tag, true, nil); err != nil {
+		if err := a.s.Post(w.now, d, uniform(words...), 0, tag, Reported, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -232,7 +232,7 @@ func TestWaitingPostsEnd(t *testing.T) {
 		b := bindBox(t, w.b, 4000, 1<<20, SocketOptions{RcvBufBytes: 1})
 		d := mustOpen(t, a.s, b.s.Addr(), nil)
 		for i := range 4 {
-			if err := a.s.Post(w.now, d, uniform("aa", "bb"), 7, uint64(2*i), false, nil); err != nil {
+			if err := a.s.Post(w.now, d, uniform("aa", "bb"), 7, uint64(2*i), Quiet, nil); err != nil {
 				t.Fatal(err)
 			}
 			w.run()
@@ -269,7 +269,7 @@ func TestDrained(t *testing.T) {
 	a, b := bindBox(t, w.a, 5000, 1<<20, SocketOptions{}), bindBox(t, w.b, 4000, 1<<20, SocketOptions{})
 	d := mustOpen(t, a.s, b.s.Addr(), nil)
 	for i := range 3 {
-		if err := a.s.Post(w.now, d, uniform("abc", "def"), 0, uint64(2*i), false, nil); err != nil {
+		if err := a.s.Post(w.now, d, uniform("abc", "def"), 0, uint64(2*i), Quiet, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -278,7 +278,7 @@ func TestDrained(t *testing.T) {
 	if a.drained != 0 || a.s.InFlight() != 6 {
 		t.Fatalf("drained %d times with %d in flight", a.drained, a.s.InFlight())
 	}
-	if err := a.s.Post(w.now, d, uniform("x"), 0, 0, false, nil); !errors.Is(err, rdserr.ErrClosed) {
+	if err := a.s.Post(w.now, d, uniform("x"), 0, 0, Quiet, nil); !errors.Is(err, rdserr.ErrClosed) {
 		t.Errorf("post on a closed socket: %v", err)
 	}
 	d.Close()
@@ -334,12 +334,12 @@ func TestPostErrors(t *testing.T) {
 		{"another socket's destination", foreign, uniform("x"), rdserr.ErrInvalid},
 		{"a closed destination", closed, uniform("x"), rdserr.ErrInvalid},
 	} {
-		if err := a.s.Post(w.now, c.d, c.t, 0, 0, false, nil); !errors.Is(err, c.err) {
+		if err := a.s.Post(w.now, c.d, c.t, 0, 0, Quiet, nil); !errors.Is(err, c.err) {
 			t.Errorf("%s: %v, want %v", c.name, err, c.err)
 		}
 	}
 	w.a.cfg.Budget.Limit = 10
-	if err := a.s.Post(w.now, d, uniform("0123456789!"), 0, 0, false, nil); !errors.Is(err, rdserr.ErrNoMemory) {
+	if err := a.s.Post(w.now, d, uniform("0123456789!"), 0, 0, Quiet, nil); !errors.Is(err, rdserr.ErrNoMemory) {
 		t.Errorf("budget spent: %v", err)
 	}
 	w.a.cfg.Budget.Limit = 1 << 20
@@ -348,7 +348,7 @@ func TestPostErrors(t *testing.T) {
 	}
 
 	// The limits that pass.
-	post := func(count int) error { return a.s.Post(w.now, d, Train{Count: count}, 0, 0, true, nil) }
+	post := func(count int) error { return a.s.Post(w.now, d, Train{Count: count}, 0, 0, Reported, nil) }
 	if err := post(7); err != nil {
 		t.Fatal(err)
 	}
@@ -362,7 +362,7 @@ func TestPostErrors(t *testing.T) {
 	if ev := a.s.Events(); ev&EvWritable == 0 {
 		t.Errorf("events %b after all was decided, want EvWritable", ev)
 	}
-	if err := a.s.Post(w.now, d, Train{Body: big[:100], Count: 1}, 0, 0, true, nil); err != nil {
+	if err := a.s.Post(w.now, d, Train{Body: big[:100], Count: 1}, 0, 0, Reported, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := post(1); err != rdserr.ErrWouldBlock {
@@ -383,7 +383,7 @@ func TestBuffer(t *testing.T) {
 	b.reserve = buf.Get(100)
 	defer b.reserve.Release()
 	d := mustOpen(t, a.s, b.s.Addr(), nil)
-	if err := a.s.Post(w.now, d, uniform("x"), 0, 0, true, nil); err != nil {
+	if err := a.s.Post(w.now, d, uniform("x"), 0, 0, Reported, nil); err != nil {
 		t.Fatal(err)
 	}
 	w.run()
@@ -435,7 +435,7 @@ func TestPostDoesNotAllocate(t *testing.T) {
 	var acts []conn.Action
 	step := func() {
 		for range 8 {
-			if err := a.s.Post(w.now, d, Train{body, 64, false}, 0, 0, true, &cell); err != nil {
+			if err := a.s.Post(w.now, d, Train{body, 64, false}, 0, 0, Reported, &cell); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -106,7 +106,7 @@ func TestDatagramArrivesAndIsAcknowledged(t *testing.T) {
 		}
 		s, _ := from.Bind(0, SocketOptions{})
 		r, _ := to.Bind(4000, SocketOptions{})
-		if err := s.Send(w.now, r.Addr(), []byte("hello"), 7, true); err != nil {
+		if err := s.Send(w.now, r.Addr(), []byte("hello"), 7, Reported); err != nil {
 			t.Fatal(err)
 		}
 		w.run()
@@ -134,7 +134,7 @@ func BenchmarkCore64(b *testing.B) {
 	var acts []conn.Action
 	for b.Loop() {
 		for range 512 {
-			if err := s.Send(w.now, dst, p, 0, false); err != nil {
+			if err := s.Send(w.now, dst, p, 0, Quiet); err != nil {
 				b.Fatal(err)
 			}
 		}
@@ -166,7 +166,7 @@ func TestMessagesAreUsedAgain(t *testing.T) {
 	kept := 0
 	for round := range 3 {
 		for i := range burst {
-			if err := from.Send(w.now, to.Addr(), []byte{byte(i)}, uint64(i), true); err != nil {
+			if err := from.Send(w.now, to.Addr(), []byte{byte(i)}, uint64(i), Reported); err != nil {
 				t.Fatal(err)
 			}
 		}

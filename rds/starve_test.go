@@ -35,7 +35,7 @@ func TestStarvedSocketAsksForOthersReleases(t *testing.T) {
 	a := bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
 	toIdle, toHungry := mustOpen(t, a.s, idle.s.Addr(), nil), mustOpen(t, a.s, hungry.s.Addr(), nil)
 	post := func(d *Dest, n int) {
-		if err := a.s.Post(w.now, d, Train{make([]byte, n), 1, false}, 0, 0, true, nil); err != nil {
+		if err := a.s.Post(w.now, d, Train{make([]byte, n), 1, false}, 0, 0, Reported, nil); err != nil {
 			t.Fatal(err)
 		}
 		w.run()
@@ -85,7 +85,7 @@ func TestSinkThatLacksMemory(t *testing.T) {
 		a, b := bindBox(t, from, 5000, 1<<20, SocketOptions{}), bindBox(t, w.b, 4000, 1<<20, SocketOptions{})
 		d := mustOpen(t, a.s, b.s.Addr(), nil)
 		post := func(tag uint64) {
-			if err := a.s.Post(w.now, d, Train{make([]byte, 100), 1, false}, 0, tag, true, nil); err != nil {
+			if err := a.s.Post(w.now, d, Train{make([]byte, 100), 1, false}, 0, tag, Reported, nil); err != nil {
 				t.Fatal(err)
 			}
 			w.run()
@@ -124,12 +124,12 @@ func TestStarvedSocketsGoOnBesideAStoppedReader(t *testing.T) {
 	a := bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
 	toStopped, toOther := mustOpen(t, a.s, stopped.s.Addr(), nil), mustOpen(t, a.s, other.s.Addr(), nil)
 	for range 2 {
-		if err := a.s.Post(w.now, toStopped, Train{make([]byte, 1800), 1, false}, 0, 0, true, nil); err != nil {
+		if err := a.s.Post(w.now, toStopped, Train{make([]byte, 1800), 1, false}, 0, 0, Reported, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for range 4 {
-		if err := a.s.Post(w.now, toOther, Train{make([]byte, 100), 1, false}, 0, 0, true, nil); err != nil {
+		if err := a.s.Post(w.now, toOther, Train{make([]byte, 100), 1, false}, 0, 0, Reported, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -157,7 +157,7 @@ func TestSendsWaitForMemory(t *testing.T) {
 			w.a.cfg.Budget = cfg.Budget // another address of the same node
 			e := NewEngine(&cfg, netip.MustParseAddr("10.0.0.3"), rand.New(rand.NewSource(3)))
 			holder, _ := e.Bind(4000, SocketOptions{})
-			if err := holder.Send(w.now, holder.Addr(), make([]byte, 2900), 0, false); err != nil {
+			if err := holder.Send(w.now, holder.Addr(), make([]byte, 2900), 0, Quiet); err != nil {
 				t.Fatal(err)
 			}
 			e.EndStep()
@@ -174,11 +174,11 @@ func TestSendsWaitForMemory(t *testing.T) {
 			try := func() error {
 				switch how {
 				case "post":
-					return s.Post(w.now, d, Train{make([]byte, 5500), 1, false}, 0, 0, true, nil)
+					return s.Post(w.now, d, Train{make([]byte, 5500), 1, false}, 0, 0, Reported, nil)
 				case "send":
-					return s.Send(w.now, r.Addr(), make([]byte, 5500), 0, true)
+					return s.Send(w.now, r.Addr(), make([]byte, 5500), 0, Reported)
 				}
-				queued, err := s.SendWait(w.now, r.Addr(), make([]byte, 5500), 0, true, 0, nil)
+				queued, err := s.SendWait(w.now, r.Addr(), make([]byte, 5500), 0, Reported, 0, nil)
 				if err != nil || !queued {
 					t.Fatalf("queued %v, %v", queued, err)
 				}
@@ -229,7 +229,7 @@ func TestSendThatNeverFits(t *testing.T) {
 		t.Errorf("2,800 bytes of 4,000: %v", err)
 	}
 	s, _ := w.a.Bind(5001, SocketOptions{})
-	if queued, err := s.SendWait(w.now, netip.AddrPortFrom(w.b.Local(), 4000), make([]byte, 3001), 0, false, 0, nil); queued || !errors.Is(err, rdserr.ErrNoMemory) {
+	if queued, err := s.SendWait(w.now, netip.AddrPortFrom(w.b.Local(), 4000), make([]byte, 3001), 0, Quiet, 0, nil); queued || !errors.Is(err, rdserr.ErrNoMemory) {
 		t.Errorf("queued %v, %v", queued, err)
 	}
 	if len(w.a.thirsty) != 0 || w.a.Collect() {
@@ -244,12 +244,12 @@ func TestFetchedOutcomesMakeWritable(t *testing.T) {
 	s, _ := w.a.Bind(5000, SocketOptions{})
 	r, _ := w.b.Bind(4000, SocketOptions{})
 	for i := range 4 {
-		if err := s.Send(w.now, r.Addr(), nil, uint64(i), true); err != nil {
+		if err := s.Send(w.now, r.Addr(), nil, uint64(i), Reported); err != nil {
 			t.Fatal(err)
 		}
 	}
 	w.advance(50 * time.Millisecond)
-	if err := s.Send(w.now, r.Addr(), nil, 4, true); err != rdserr.ErrWouldBlock {
+	if err := s.Send(w.now, r.Addr(), nil, 4, Reported); err != rdserr.ErrWouldBlock {
 		t.Fatalf("with 4 outcomes not fetched of at most 4: %v", err)
 	}
 	if s.Events()&EvWritable != 0 {
@@ -275,7 +275,7 @@ func TestStarvedSocketsClose(t *testing.T) {
 			b := bindBox(t, w.b, uint16(4000+i), 1<<20, SocketOptions{})
 			boxes = append(boxes, b)
 			d := mustOpen(t, a.s, b.s.Addr(), nil)
-			if err := a.s.Post(w.now, d, Train{make([]byte, 2000), 1, false}, uint32(i), 0, true, nil); err != nil {
+			if err := a.s.Post(w.now, d, Train{make([]byte, 2000), 1, false}, uint32(i), 0, Reported, nil); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -321,7 +321,7 @@ func TestWaitingBatches(t *testing.T) {
 		if i%3 == 0 {
 			deadline = w.now + time.Millisecond
 		}
-		queued, err := s.SendWait(w.now, r.Addr(), make([]byte, 900), uint64(i), false, deadline, i)
+		queued, err := s.SendWait(w.now, r.Addr(), make([]byte, 900), uint64(i), Quiet, deadline, i)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -27,7 +27,7 @@ func TestTrainsAreReadAsDatagrams(t *testing.T) {
 		var want []string
 		for range 40 {
 			tr := randomTrain(rng)
-			if err := a.s.Post(w.now, d, tr, 0, 0, true, nil); err != nil {
+			if err := a.s.Post(w.now, d, tr, 0, 0, Reported, nil); err != nil {
 				t.Fatal(err)
 			}
 			c := tr.Cut()
@@ -158,7 +158,7 @@ func TestSendRunMakesTrains(t *testing.T) {
 			for _, k := range sizes {
 				n += k
 			}
-			if k := s.SendRun(w.now, b.s.Addr(), make([]byte, n), sizes, first, true); k != len(sizes) {
+			if k := s.SendRun(w.now, b.s.Addr(), make([]byte, n), sizes, first, Reported); k != len(sizes) {
 				t.Fatalf("%d of %d accepted", k, len(sizes))
 			}
 			w.advance(50 * time.Millisecond)
@@ -201,11 +201,11 @@ func TestFlushOfTrains(t *testing.T) {
 		w := newMixedPair(t, mixed)
 		a, b := bindBox(t, w.a, 5000, 1<<20, SocketOptions{}), bindBox(t, w.b, 4000, 1<<20, SocketOptions{})
 		d := mustOpen(t, a.s, b.s.Addr(), nil)
-		if err := a.s.Post(w.now, d, uniform("aa", "bb", "cc"), 0, 0, false, nil); err != nil {
+		if err := a.s.Post(w.now, d, uniform("aa", "bb", "cc"), 0, 0, Quiet, nil); err != nil {
 			t.Fatal(err)
 		}
 		a.s.Flush(1)
-		if err := a.s.Post(w.now, d, uniform("dd", "ee"), 0, 0, false, nil); err != nil {
+		if err := a.s.Post(w.now, d, uniform("dd", "ee"), 0, 0, Quiet, nil); err != nil {
 			t.Fatal(err)
 		}
 		if f := a.s.Flushed(); len(f) != 0 {
@@ -233,7 +233,7 @@ func BenchmarkCore64Train(b *testing.B) {
 	var acts []conn.Action
 	for b.Loop() {
 		for range 8 {
-			if err := from.s.Post(w.now, d, tr, 0, 0, false, nil); err != nil {
+			if err := from.s.Post(w.now, d, tr, 0, 0, Quiet, nil); err != nil {
 				b.Fatal(err)
 			}
 		}

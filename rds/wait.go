@@ -82,7 +82,7 @@ func (s *Socket) waitFirst(f *flow, m *conn.Msg) {
 // SendWait offers one datagram and waits until deadline (0: for ever) if it
 // must: queued true says that it waits, and a SendDone with batch and tag
 // follows; otherwise it was accepted (nil error) or refused at once.
-func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte, tag uint64, want bool, deadline time.Duration, batch any) (queued bool, err error) {
+func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte, tag uint64, report Report, deadline time.Duration, batch any) (queued bool, err error) {
 	f, err := s.reach(dst, len(payload))
 	if err != nil {
 		return false, err
@@ -100,7 +100,7 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 		err = s.admit(f, len(payload))
 		if err == nil {
 			m := s.e.newMsg()
-			m.Payload, m.Tag, m.Report, m.DPort = payload, tag, want, dst.Port()
+			m.Payload, m.Tag, m.Report, m.DPort = payload, tag, bool(report), dst.Port()
 			s.accept(now, f, m)
 			return false, nil
 		}
@@ -116,7 +116,7 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 		}
 	}
 	m := s.e.newMsg()
-	m.Payload, m.Tag, m.Report, m.DPort, m.At, m.Cookie = payload, tag, want, dst.Port(), deadline, s.keepBatch(batch)
+	m.Payload, m.Tag, m.Report, m.DPort, m.At, m.Cookie = payload, tag, bool(report), dst.Port(), deadline, s.keepBatch(batch)
 	s.wait(f, m)
 	// One timer for the socket, for the first deadline: an earlier one would be missed.
 	if deadline < s.deadline {

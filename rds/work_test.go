@@ -45,7 +45,7 @@ func TestCancelAndCloseCostTheirOwn(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i := range queued {
-			if err := other.Send(now, dst, []byte{1}, uint64(i), false); err != nil {
+			if err := other.Send(now, dst, []byte{1}, uint64(i), Quiet); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -58,7 +58,7 @@ func TestCancelAndCloseCostTheirOwn(t *testing.T) {
 				t.Fatal(err)
 			}
 			for range 2 {
-				if err := s.Send(now, dst, []byte{2}, uint64(i), false); err != nil {
+				if err := s.Send(now, dst, []byte{2}, uint64(i), Quiet); err != nil {
 					t.Fatal(err)
 				}
 				if i%2 == 0 {
@@ -138,7 +138,7 @@ func TestFlippingMaps(t *testing.T) {
 	s, _ := e.Bind(6000, SocketOptions{})
 	waits := netip.AddrPortFrom(pe.Addr(), 10010)
 	pe.CongestionMap(now, full)
-	if queued, err := s.SendWait(now, waits, nil, 1, false, 0, nil); !queued || err != nil {
+	if queued, err := s.SendWait(now, waits, nil, 1, Quiet, 0, nil); !queued || err != nil {
 		t.Fatal(queued, err)
 	}
 	before := e.told
@@ -197,7 +197,7 @@ func TestFlippingPort(t *testing.T) {
 			t.Errorf("%d concerned: %d were told, want at most %d", concerned, e.told, most)
 		}
 		// Whoever comes to wait meanwhile is woken.
-		if queued, err := s.SendWait(now, netip.MustParseAddrPort("10.0.0.2:4000"), nil, 1, false, 0, nil); !queued || err != nil {
+		if queued, err := s.SendWait(now, netip.MustParseAddrPort("10.0.0.2:4000"), nil, 1, Quiet, 0, nil); !queued || err != nil {
 			t.Fatal(queued, err)
 		}
 		now += 100 * time.Microsecond
@@ -335,7 +335,7 @@ func TestIdleFlows(t *testing.T) {
 	here, _ := e.Bind(4000, SocketOptions{})
 	s, _ := e.Bind(5000, SocketOptions{})
 	for i := range maxIdleFlows + 500 {
-		if err := s.Send(now, netip.AddrPortFrom(e.local, uint16(6000+i)), nil, 0, false); err != nil {
+		if err := s.Send(now, netip.AddrPortFrom(e.local, uint16(6000+i)), nil, 0, Quiet); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -343,8 +343,8 @@ func TestIdleFlows(t *testing.T) {
 		t.Errorf("%d idle flows, %d of the socket, %d of the peer with %d busy; want %d and 0", e.idle.n, len(s.flows), e.loop.flows.n, e.loop.busy, maxIdleFlows)
 	}
 	dst := here.Addr()
-	s.Send(now, dst, nil, 0, false)
-	if n := testing.AllocsPerRun(100, func() { s.Send(now, dst, nil, 0, false) }); n > 1 { // the frame of what stays at this address
+	s.Send(now, dst, nil, 0, Quiet)
+	if n := testing.AllocsPerRun(100, func() { s.Send(now, dst, nil, 0, Quiet) }); n > 1 { // the frame of what stays at this address
 		t.Errorf("%v allocations for each datagram of one flow after the other", n)
 	}
 	s.Close(now)

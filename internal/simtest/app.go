@@ -136,13 +136,13 @@ func (a *app) send(dst netip.AddrPort, size int, wait time.Duration) error {
 	var err error
 	var queued bool
 	if wait < 0 {
-		err = a.s.Send(w.Now(), dst, r.payload, tag, a.want)
+		err = a.s.Send(w.Now(), dst, r.payload, tag, rds.Report(a.want))
 	} else {
 		deadline := time.Duration(0)
 		if wait > 0 {
 			deadline = w.Now() + wait
 		}
-		queued, err = a.s.SendWait(w.Now(), dst, r.payload, tag, a.want, deadline, a)
+		queued, err = a.s.SendWait(w.Now(), dst, r.payload, tag, rds.Report(a.want), deadline, a)
 	}
 	switch {
 	case queued:
@@ -177,7 +177,7 @@ func (a *app) sendRun(dst netip.AddrPort, sizes []int) {
 		payload, lengths = append(payload, r.payload...), append(lengths, uint32(r.size))
 		a.accept(r)
 	}
-	n := a.s.SendRun(w.Now(), dst, payload, lengths, tag, a.want)
+	n := a.s.SendRun(w.Now(), dst, payload, lengths, tag, rds.Report(a.want))
 	clear(payload) // it is copied
 	for i, r := range a.tags[tag:] {
 		if i >= n {

@@ -290,7 +290,7 @@ func (m *memory) post(dst netip.AddrPort, sizes []int) bool {
 	for _, r := range p.recs {
 		a.accept(r) // what comes through the loop is there before Post returns
 	}
-	err := a.s.Post(w.Now(), k.d, t, uint32(len(m.posts)-1), p.first, w.chance(2), &p.cell)
+	err := a.s.Post(w.Now(), k.d, t, uint32(len(m.posts)-1), p.first, rds.Report(w.chance(2)), &p.cell)
 	if err != nil {
 		if p.left != len(p.recs) {
 			w.fail("D3: %v: a post that failed (%v) has an outcome", a.addr, err)

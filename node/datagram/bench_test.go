@@ -127,7 +127,7 @@ func coreStream(t testing.TB, n int) float64 {
 			_, now := ha.Lock()
 			var err error
 			for i := 0; i < batch && err == nil; i++ {
-				err = s.Send(now, dst, payload, 0, false)
+				err = s.Send(now, dst, payload, 0, rds.Quiet)
 			}
 			ha.Unlock()
 			select {
@@ -244,7 +244,7 @@ func idlePeers(t *testing.T) (kibPerPeer float64) {
 	begun := time.Now()
 	for i := range n {
 		_, now := h.Lock()
-		err := s.Send(now, netip.AddrPortFrom(idleAddr(i), 0), nil, 0, false) // a ping makes the connection
+		err := s.Send(now, netip.AddrPortFrom(idleAddr(i), 0), nil, 0, rds.Quiet) // a ping makes the connection
 		h.Unlock()
 		if err != nil {
 			t.Fatal(err)

@@ -306,7 +306,7 @@ func (s *seam) bind(o rds.SocketOptions) *rds.Socket {
 func (s *seam) send(k *rds.Socket, to netip.Addr, payload string) {
 	s.t.Helper()
 	_, now := s.h.Lock()
-	err := k.Send(now, netip.AddrPortFrom(to, 9), []byte(payload), 0, false)
+	err := k.Send(now, netip.AddrPortFrom(to, 9), []byte(payload), 0, rds.Quiet)
 	s.h.Unlock()
 	if err != nil {
 		s.t.Fatal(err)

@@ -256,7 +256,7 @@ func (a *Host) Ping(ctx context.Context, local, remote netip.Addr) (netip.Addr, 
 	}()
 	begun := time.Now()
 	_, now := h.Lock()
-	err = s.Send(now, netip.AddrPortFrom(remote, 0), nil, 0, false)
+	err = s.Send(now, netip.AddrPortFrom(remote, 0), nil, 0, rds.Quiet)
 	h.Unlock()
 	if err != nil {
 		return h.addr, 0, err

@@ -236,7 +236,7 @@ func goodTraffic(t *testing.T, from, to *Local, stop chan struct{}) (*atomic.Int
 			_, now := from.Lock()
 			for range 16 {
 				payload := binary.BigEndian.AppendUint64(nil, next)
-				if err := s.Send(now, r.Addr(), payload, 0, false); err != nil {
+				if err := s.Send(now, r.Addr(), payload, 0, rds.Quiet); err != nil {
 					if !errors.Is(err, rdserr.ErrWouldBlock) && !errors.Is(err, rdserr.ErrCongested) {
 						stopped <- err
 					}

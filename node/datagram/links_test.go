@@ -36,7 +36,7 @@ func (f *flowEnd) send(t *testing.T, to *flowEnd, number uint64) {
 	t.Helper()
 	for {
 		_, now := f.h.Lock()
-		err := f.s.Send(now, to.s.Addr(), binary.BigEndian.AppendUint64(nil, number), 0, false)
+		err := f.s.Send(now, to.s.Addr(), binary.BigEndian.AppendUint64(nil, number), 0, rds.Quiet)
 		f.h.Unlock()
 		switch {
 		case err == nil:
@@ -164,7 +164,7 @@ func TestDuel(t *testing.T) {
 				go func() {
 					defer close(begun)
 					_, now := x.Lock()
-					err := a.s.Send(now, b.s.Addr(), binary.BigEndian.AppendUint64(nil, 1), 0, false)
+					err := a.s.Send(now, b.s.Addr(), binary.BigEndian.AppendUint64(nil, 1), 0, rds.Quiet)
 					x.Unlock()
 					if err != nil {
 						t.Error(err)

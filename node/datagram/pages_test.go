@@ -66,7 +66,7 @@ func TestCongestedPortsAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 64 {
-		if k.Send(now, k.Addr(), make([]byte, 4096), 1, false) != nil {
+		if k.Send(now, k.Addr(), make([]byte, 4096), 1, rds.Quiet) != nil {
 			break
 		}
 	}

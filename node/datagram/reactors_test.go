@@ -10,6 +10,7 @@ import (
 
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/rds"
 )
 
 func TestReactorOptions(t *testing.T) {
@@ -80,7 +81,7 @@ func TestTurnTransmitsAtItsEnd(t *testing.T) {
 	w.Do(func() {
 		for i := range each {
 			_, now := x.Lock()
-			if err := a.s.Send(now, b.s.Addr(), []byte{0, 0, 0, 0, 0, 0, 0, byte(i + 1)}, 0, false); err != nil {
+			if err := a.s.Send(now, b.s.Addr(), []byte{0, 0, 0, 0, 0, 0, 0, byte(i + 1)}, 0, rds.Quiet); err != nil {
 				t.Error(err)
 			}
 			x.Unlock()
