@@ -27,10 +27,13 @@ type Link interface {
 	// Acked is how many sent bytes the other end's transport has acknowledged;
 	// 0 where the transport does not tell.
 	Acked() uint64
-	// Close ends the link. Graceful: what was sent still arrives, what the peer
-	// sent is still read and brought to the handler, for a bounded time.
-	// Handler.Closed follows if Start was called.
-	Close(graceful bool)
+	// Close ends the link in good order: what was sent still arrives, and what the
+	// peer sent is still read and brought to the handler, for a bounded time. After
+	// Abort it does nothing. Handler.Closed follows if Start was called.
+	Close()
+	// Abort ends the link at once, also one that is being closed. Handler.Closed
+	// follows if Start was called.
+	Abort()
 	// LocalAddr and RemoteAddr are the transport's endpoints.
 	LocalAddr() netip.AddrPort
 	RemoteAddr() netip.AddrPort

@@ -19,7 +19,7 @@ func (h *Local) dial(a conn.Action) {
 	link, err := h.connect(ctx, a)
 	if err == nil {
 		if err = h.all.deps.CheckDialled(ctx, link.LocalAddr(), link.RemoteAddr()); err != nil {
-			link.Close(false)
+			link.Abort()
 		}
 	}
 	h.prepareLanes(p.Conn().Remote())
@@ -28,7 +28,7 @@ func (h *Local) dial(a conn.Action) {
 	case err != nil:
 		h.e.DialFailed(now, p, gen, err)
 	case h.closed || !h.e.Connected(now, p, gen):
-		link.Close(false)
+		link.Abort()
 	default:
 		k := &laneLink{h: h, p: p, gen: gen, link: link}
 		l := h.laneOf(p)
@@ -44,7 +44,7 @@ func (h *Local) poke(a conn.Action) {
 	ctx, cancel := h.all.withTimeout(h.all.engineConfig.Conn.DialTimeout)
 	defer cancel()
 	if link, err := h.connect(ctx, a); err == nil {
-		link.Close(false)
+		link.Abort()
 	}
 }
 
@@ -77,7 +77,7 @@ func (h *Local) connectNow(ctx context.Context, a conn.Action) (transport.Link, 
 func (h *Local) accept(link transport.Link) {
 	remote := link.RemoteAddr()
 	refuse := func(why string, args ...any) {
-		link.Close(false)
+		link.Abort()
 		h.all.deps.LinksRefused.Add(1)
 		h.log.Warn("connection refused", append([]any{"peer", remote.Addr(), "why", why}, args...)...)
 	}
@@ -103,7 +103,7 @@ func (h *Local) accept(link transport.Link) {
 	_, now := h.Lock()
 	if h.closed {
 		h.mu.Unlock()
-		link.Close(false)
+		link.Abort()
 		h.all.handshakes.end(shake)
 		return
 	}
@@ -114,7 +114,7 @@ func (h *Local) accept(link transport.Link) {
 		if err != nil {
 			refuse(err.Error())
 		} else {
-			link.Close(false) // a poke, or no lane for it
+			link.Abort() // a poke, or no lane for it
 		}
 		return
 	}
@@ -142,7 +142,11 @@ func (h *Local) closeLink(a conn.Action) {
 	if k == nil {
 		return
 	}
-	k.link.Close(a.Kind == conn.ActClose)
+	if a.Kind == conn.ActClose {
+		k.link.Close()
+	} else {
+		k.link.Abort()
+	}
 	if parked {
 		h.links.Done()
 	}

@@ -58,7 +58,10 @@ func (l *fakeLink) Acked() uint64 {
 	return l.acked
 }
 
-func (l *fakeLink) Close(graceful bool) {
+func (l *fakeLink) Close() { l.close(true) }
+func (l *fakeLink) Abort() { l.close(false) }
+
+func (l *fakeLink) close(graceful bool) {
 	l.mu.Lock()
 	l.closes = append(l.closes, graceful)
 	mute := l.mute

@@ -111,7 +111,7 @@ func (t *handshakes) begin(now time.Time, link transport.Link, user int64, most 
 	t.count(x.source, 1)
 	t.mu.Unlock()
 	if silent != nil {
-		silent.link.Close(false)
+		silent.link.Abort()
 	}
 	return x, nil
 }

@@ -22,7 +22,8 @@ type silentLink struct {
 }
 
 func (l *silentLink) RemoteAddr() netip.AddrPort { return l.remote }
-func (l *silentLink) Close(graceful bool)        { l.closed, l.graceful = true, graceful }
+func (l *silentLink) Close()                     { l.closed, l.graceful = true, true }
+func (l *silentLink) Abort()                     { l.closed = true }
 
 func TestHandshakeSlots(t *testing.T) {
 	memory := quota.New(64<<20, nil)

@@ -313,14 +313,14 @@ func (h *Local) stop() {
 	}
 	h.Unlock()
 	for _, k := range links {
-		k.link.Close(true)
+		k.link.Close()
 	}
 	h.links.Add(-unstarted)
 	// A link whose receiver stays full would never be read to its end.
 	abort := time.AfterFunc(stopPatience, func() {
 		defer h.all.deps.Guard.Recover(guard.Link, nil)
 		for _, k := range links {
-			k.link.Close(false)
+			k.link.Abort()
 		}
 	})
 	h.links.Wait()

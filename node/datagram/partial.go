@@ -43,7 +43,7 @@ func (l *laneLink) settlePartial() {
 			link := l.link
 			go func() { // not from within its own read
 				defer l.h.all.deps.Guard.Recover(guard.Link, nil)
-				link.Close(false)
+				link.Abort()
 			}()
 			l.partial = l.charged
 			return
@@ -85,6 +85,6 @@ func (t *partials) sweep(now time.Time, silent time.Duration) {
 	t.mu.Unlock()
 	for _, l := range stuck {
 		l.h.log.Warn("link closed in the middle of a payload", "peer", l.link.RemoteAddr().Addr(), "why", "nothing more of it has come")
-		l.link.Close(false)
+		l.link.Abort()
 	}
 }

@@ -276,7 +276,7 @@ func TestNoDescriptorForALink(t *testing.T) {
 	if l, err := p.Dial(context.Background(), from, to, 3); err != nil { // Go's poller has what it needs now
 		t.Fatal(err)
 	} else {
-		l.Close(false)
+		l.Abort()
 	}
 	before := openFiles(t)
 	for room, want := range map[int]bool{0: false, 1: false, 2: true} {
@@ -286,7 +286,7 @@ func TestNoDescriptorForALink(t *testing.T) {
 				t.Errorf("with room for %d: %v, %v", room, l, err)
 			}
 			if l != nil {
-				l.Close(false)
+				l.Abort()
 			}
 		})
 	}
@@ -423,13 +423,13 @@ func TestNoRoom(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close(false)
+	defer l.Abort()
 	select {
 	case k := <-taken:
 		if k.RemoteAddr() != l.LocalAddr() || l.LocalAddr().Port()%wire.MaxLanes != 5 {
 			t.Errorf("%v was accepted, %v dialled", k.RemoteAddr(), l.LocalAddr())
 		}
-		k.Close(false)
+		k.Abort()
 	case <-time.After(5 * time.Second):
 		t.Error("nothing is accepted although there is room")
 	}

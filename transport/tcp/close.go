@@ -15,29 +15,43 @@ const (
 	deafTime  = 20 * time.Millisecond // for each read of what TCP had taken before deafen
 )
 
-// Close: gracefully, our side is shut and what the peer has sent is read to its
-// end, because the peer's kernel forgot what our TCP acknowledged.
-func (l *Link) Close(graceful bool) {
+// Close shuts our side and reads what the peer has sent to its end, because the
+// peer's kernel forgot what our TCP acknowledged.
+func (l *Link) Close() {
+	started, again := l.close()
+	if !started || again {
+		return
+	}
+	l.fdMu.RLock()
+	if l.fd >= 0 {
+		unix.Shutdown(l.fd, unix.SHUT_WR)
+	}
+	l.fdMu.RUnlock()
+	l.loop.r.DoFor(l, l.startDrain)
+}
+
+// Abort closes the descriptor; what the kernel still holds of our frames may be lost.
+func (l *Link) Abort() {
+	if started, _ := l.close(); started {
+		l.loop.r.DoFor(l, func() { l.end(net.ErrClosed) })
+	}
+}
+
+// close notes that the link's owner has let go of it, and says whether it was started and
+// whether it was let go of before. One that was not started has no thread yet that could
+// end it later: its descriptor is closed here.
+func (l *Link) close() (started, again bool) {
 	l.mu.Lock()
-	started, again := l.h != nil, l.closing
+	started, again = l.h != nil, l.closing
 	l.closing = true
 	if !started {
 		l.ended = true
 	}
 	l.mu.Unlock()
-	switch {
-	case !started:
+	if !started {
 		l.closeFD()
-	case !graceful:
-		l.loop.r.DoFor(l, func() { l.end(net.ErrClosed) })
-	case !again:
-		l.fdMu.RLock()
-		if l.fd >= 0 {
-			unix.Shutdown(l.fd, unix.SHUT_WR)
-		}
-		l.fdMu.RUnlock()
-		l.loop.r.DoFor(l, l.startDrain)
 	}
+	return started, again
 }
 
 // end closes the link and says so to the handler. On the reactor's thread.

@@ -201,7 +201,7 @@ func (l *listener) serve(taken func(transport.Link)) {
 			guard.Point("accept")
 			taken(k)
 		}); err != nil {
-			k.Close(false)
+			k.Abort()
 		}
 	}
 }

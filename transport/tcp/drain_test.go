@@ -60,7 +60,7 @@ func TestDrainOfAPeerThatGoesOn(t *testing.T) {
 	l, c := toBarePeer(t)
 	h := &counting{closed: make(chan struct{})}
 	l.Start(h)
-	l.Close(true)
+	l.Close()
 
 	frame := make([]byte, wire.HeaderLen+100)
 	(&wire.Header{Seq: 1, Len: 100, SPort: 5, DPort: 6}).Put(frame)
@@ -97,7 +97,7 @@ type givingUp struct {
 func (*givingUp) Begin() {}
 
 func (g *givingUp) Frame(f *transport.Frame) error {
-	g.l.Close(true)
+	g.l.Close()
 	return syscall.EBADMSG
 }
 

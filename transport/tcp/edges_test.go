@@ -44,7 +44,7 @@ func pairOf(t testing.TB, p *Provider) (x, y *sink) {
 	x, y = newSink(t, k), newSink(t, <-accepted)
 	t.Cleanup(func() {
 		for _, s := range []*sink{x, y} {
-			s.l.Close(false)
+			s.l.Abort()
 			<-s.closed
 		}
 	})

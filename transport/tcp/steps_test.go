@@ -65,7 +65,7 @@ func links(t *testing.T, p *Provider) (x, y transport.Link) {
 		t.Fatal(err)
 	}
 	y = <-accepted
-	t.Cleanup(func() { x.Close(false); y.Close(false) })
+	t.Cleanup(func() { x.Abort(); y.Abort() })
 	return x, y
 }
 
@@ -73,11 +73,11 @@ func links(t *testing.T, p *Provider) (x, y transport.Link) {
 // over it, and it can be closed again.
 func TestLinkClosedBeforeStart(t *testing.T) {
 	p := newProvider(t)
-	for _, graceful := range []bool{false, true} {
+	for _, end := range []func(transport.Link){transport.Link.Abort, transport.Link.Close} {
 		x, y := links(t, p)
 		e := newEnds(t, x)
-		x.Close(graceful)
-		x.Close(graceful)
+		end(x)
+		end(x)
 		if done, err := e.send(1, 10); done || !errors.Is(err, net.ErrClosed) {
 			t.Errorf("sent over a closed link: %v, %v", done, err)
 		}
@@ -87,7 +87,7 @@ func TestLinkClosedBeforeStart(t *testing.T) {
 		x.Start(e)
 		x.Start(e) // the second is nothing
 		e.once(t, "closed before it was started", net.ErrClosed)
-		x.Close(false)
+		x.Abort()
 		x.Resume()
 		e.on(func() {
 			if e.l.Try() {
@@ -288,8 +288,8 @@ func TestDialledLanes(t *testing.T) {
 			if port%wire.MaxLanes != lane || port < portFrom || port >= portTo || other.RemoteAddr() != k.LocalAddr() || k.RemoteAddr() != l.Addr() {
 				t.Errorf("lane %d: from %v to %v, seen as %v", lane, k.LocalAddr(), k.RemoteAddr(), other.RemoteAddr())
 			}
-			k.Close(false)
-			other.Close(false)
+			k.Abort()
+			other.Abort()
 		}
 	}
 	counts := map[*loop]int{}

@@ -70,8 +70,8 @@ func pair(t testing.TB, p *Provider, n int) (x, y []*sink) {
 	}
 	t.Cleanup(func() {
 		for i := range x {
-			x[i].l.Close(false)
-			y[i].l.Close(false)
+			x[i].l.Abort()
+			y[i].l.Abort()
 			<-x[i].closed
 			<-y[i].closed
 		}
@@ -150,7 +150,7 @@ func TestPausedLinkSleeps(t *testing.T) {
 		return v
 	})
 	unix.SetsockoptLinger(descriptor(&x[0].l.socket), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
-	x[0].l.Close(false) // a reset
+	x[0].l.Abort() // a reset
 	<-x[0].closed
 	from, _, _, _ := r.Stats()
 	time.Sleep(50 * time.Millisecond)
@@ -186,7 +186,7 @@ func TestSendMeetsClose(t *testing.T) {
 				x[0].l.Acked()
 			}
 		})
-		x[0].l.Close(false)
+		x[0].l.Abort()
 		var files []*os.File
 		for range 8 { // one of them gets the number
 			r, w, err := os.Pipe()
@@ -246,7 +246,7 @@ func TestDeafLinkResumes(t *testing.T) {
 	x, y := pair(t, p, 1)
 	y[0].pause.Store(true)
 	x[0].send(50, 1000)
-	y[0].l.Close(true)
+	y[0].l.Close()
 	time.Sleep(drainTime + 3*deafTime)
 	select {
 	case <-y[0].closed:

@@ -40,7 +40,7 @@ func testKeptBatch(t *testing.T, p Provider) {
 	x, _ := connect(t, p, 0, func(x, y *end) { y.hold = hold })
 	defer close(hold)
 	x.fill(t)
-	x.link.Close(false)
+	x.link.Abort()
 	x.wantClosed(t)
 	select {
 	case err := <-x.written:
@@ -64,7 +64,7 @@ func testPausedEnds(t *testing.T, p Provider) {
 		}
 		x.send(t, b)
 		y.until(t, 1)
-		x.link.Close(false)
+		x.link.Abort()
 		x.wantClosed(t)
 		select {
 		case <-y.closed:
@@ -77,7 +77,7 @@ func testPausedEnds(t *testing.T, p Provider) {
 			y.mu.Unlock()
 			y.link.Resume()
 		} else {
-			y.link.Close(false)
+			y.link.Abort()
 		}
 		y.wantClosed(t)
 		if want := map[bool]int{true: 3, false: 1}[resume]; y.count() != want {
@@ -167,7 +167,7 @@ func testPlace(t *testing.T, p Provider) {
 			x.send(t, b)
 			want = 4
 		}
-		x.link.Close(true)
+		x.link.Close()
 		y.wantClosed(t)
 		if y.count() != len(sizes) || py.freed.Load() != int64(want) || py.used != min(want, 3) {
 			t.Errorf("refuse %v: %d frames, %d in their places, %d places given back", refuse, y.count(), py.used, py.freed.Load())

@@ -177,8 +177,8 @@ func dialed(t *testing.T, p Provider, lane int) (x, y *end) {
 	}
 	y.link = <-accepted
 	t.Cleanup(func() {
-		x.link.Close(false)
-		y.link.Close(false)
+		x.link.Abort()
+		y.link.Abort()
 	})
 	return x, y
 }
@@ -329,9 +329,9 @@ func testGraceful(t *testing.T, p Provider) {
 		x.send(t, b)
 		y.send(t, c)
 	}
-	x.link.Close(true)
+	x.link.Close()
 	y.wantClosed(t)
-	y.link.Close(false)
+	y.link.Abort()
 	x.wantClosed(t)
 	if x.count() != 100 || y.count() != 100 {
 		t.Fatalf("%d and %d of 100 frames arrived", x.count(), y.count())
@@ -340,7 +340,7 @@ func testGraceful(t *testing.T, p Provider) {
 
 func testAbort(t *testing.T, p Provider) {
 	x, y := connect(t, p, 0, nil)
-	x.link.Close(false)
+	x.link.Abort()
 	x.wantClosed(t)
 	y.wantClosed(t)
 	if _, err := x.link.Send(func() *transport.Batch { b := transport.GetBatch(); frame(b, 1, nil); b.Seal(); return b }()); err == nil {
@@ -349,7 +349,7 @@ func testAbort(t *testing.T, p Provider) {
 }
 
 func testUnstarted(t *testing.T, p Provider) {
-	l, err := p.Listen(netip.AddrPortFrom(p.B, 0), func(k transport.Link) { k.Close(false) })
+	l, err := p.Listen(netip.AddrPortFrom(p.B, 0), func(k transport.Link) { k.Abort() })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -387,7 +387,7 @@ func testAcked(t *testing.T, p Provider) {
 	if n := x.link.Acked(); n != 1000 {
 		t.Errorf("%d of 1000 bytes acknowledged", n)
 	}
-	y.link.Close(false)
+	y.link.Abort()
 	x.wantClosed(t)
 	if x.acked != 1000 {
 		t.Errorf("%d of 1000 bytes acknowledged at the end", x.acked)
@@ -419,7 +419,7 @@ func testTooLong(t *testing.T, p Provider) {
 }
 
 func testDialFails(t *testing.T, p Provider) {
-	l, err := p.Listen(netip.AddrPortFrom(p.B, 0), func(k transport.Link) { k.Close(false) })
+	l, err := p.Listen(netip.AddrPortFrom(p.B, 0), func(k transport.Link) { k.Abort() })
 	if err != nil {
 		t.Fatal(err)
 	}
