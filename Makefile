@@ -7,7 +7,7 @@ GO      ?= go
 PYTHON  ?= python3
 BIN     := bin/rdsd
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo 0.1.0-dev)
-GO_LDFLAGS := -s -w -X github.com/rdsd/rdsd/node.version=$(VERSION)
+GO_LDFLAGS := -s -w -X github.com/rdsd/rdsd/node/base.version=$(VERSION)
 TOOL    := $(GO) tool -modfile=tools/go.mod
 SEED    ?= 1
 T       ?= 1m

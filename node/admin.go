@@ -8,6 +8,7 @@ import (
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -39,7 +40,7 @@ func (a *adminServer) GetStatus(context.Context, *rdsdv1.GetStatusRequest) (*rds
 	var s snapshot
 	n.snapshot(&s)
 	st := &rdsdv1.Status{}
-	st.SetVersion(Version())
+	st.SetVersion(base.Version())
 	st.SetInstance(n.deps.Instance)
 	st.SetUptimeNs(uint64(time.Since(n.deps.Started)))
 	st.SetState(stateNames[n.state.Load()])
@@ -191,20 +192,10 @@ func (a *adminServer) CloseSocket(ctx context.Context, r *rdsdv1.CloseSocketRequ
 	}
 	e, _ := h.Lock()
 	s := e.Socket(local.Port())
-	var owner *sockStream
-	if s != nil {
-		switch o := s.Options().Data.(type) {
-		case *sockStream:
-			owner = o
-		case *ringSock:
-			owner = o.s
-		}
-	}
 	h.Unlock()
-	if owner == nil {
+	if s == nil || !endSocket(s, rdserr.With(rdserr.ErrClosed, "closed by an administrator (uid %d)", identityFrom(ctx).UID)) {
 		return nil, rdserr.With(rdserr.ErrNotFound, "no application's socket is bound to %v", local)
 	}
-	owner.finish(rdserr.With(rdserr.ErrClosed, "closed by an administrator (uid %d)", identityFrom(ctx).UID))
 	return &rdsdv1.CloseSocketResponse{}, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/wire"
@@ -134,7 +135,7 @@ func (a *adminServer) WatchCongestion(r *rdsdv1.WatchCongestionRequest, stream g
 		case <-stream.Context().Done():
 			return nil
 		case <-a.node.deps.Stopping:
-			return errDraining
+			return base.ErrDraining
 		case notices := <-w.C:
 			for _, n := range notices {
 				if err := stream.Send(notice(n)); err != nil {

@@ -136,9 +136,9 @@ func socketPB(s *rds.Socket) *rdsdv1.SocketInfo {
 	p.SetReceived(i.Stats.Received)
 	p.SetWaitingSends(uint32(i.Waiting))
 	p.SetInode(i.ID)
-	if r, ok := o.Data.(*ringSock); ok && r.End != nil && !r.closed {
-		p.SetRingBytes(r.reg.Allocated())
-		p.SetRingMaxBytes(r.reg.RegionBytes)
+	if used, most, ok := ringBytes(s); ok {
+		p.SetRingBytes(used)
+		p.SetRingMaxBytes(most)
 	}
 	return p
 }

@@ -14,6 +14,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/stats"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -39,7 +40,7 @@ func TestAdminReads(t *testing.T) {
 		t.Fatal(err)
 	}
 	if st.GetState() != "serving" || st.GetPeers() != 1 || st.GetPeersUp() != 1 || st.GetSockets() != 1 || st.GetRdsPort() != uint32(cfgs[0].RDS.Port) ||
-		st.GetMemoryBudgetBytes() != uint64(cfgs[0].Limits.MemoryBytes) || st.GetVersion() != Version() {
+		st.GetMemoryBudgetBytes() != uint64(cfgs[0].Limits.MemoryBytes) || st.GetVersion() != base.Version() {
 		t.Errorf("status %v", st)
 	}
 	names := map[string]bool{}

@@ -79,7 +79,7 @@ func TestCostlyClient(t *testing.T) {
 // without rings.
 func TestBans(t *testing.T) {
 	n, _ := startOne(t)
-	f, now := n.local, time.Now()
+	f, now := n.clients, time.Now()
 	why := errors.New("too many watchers")
 	addr := n.deps.Config.RDS.Addresses[0]
 	const banned = 12345

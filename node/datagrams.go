@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/grpc"
-
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
@@ -18,12 +16,6 @@ import (
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
-
-// datagramsServer is the service Datagrams: one stream is one socket.
-type datagramsServer struct {
-	rdsdv1.UnimplementedDatagramsServer
-	node *Node
-}
 
 // sockStream is one open socket. The handler of the stream only waits for its
 // end, so that it can end the stream whatever the client does. A reader takes
@@ -34,7 +26,7 @@ type datagramsServer struct {
 // Lock order: wmu, then the engine's lock, then mu. Nothing blocks with the
 // engine's lock or mu held; messages are sent with wmu alone.
 type sockStream struct {
-	node   *Node
+	front  *localFront
 	stream stream
 	eng    datagram.Engine
 	sock   *rds.Socket // guarded by the engine's lock
@@ -70,13 +62,14 @@ type sockStream struct {
 // reader then takes nothing more from it.
 const maxReplies = 512
 
-// Open serves one socket until its stream ends.
-func (d *datagramsServer) Open(stream grpc.BidiStreamingServer[rdsdv1.ClientMessage, rdsdv1.ServerMessage]) error {
+// ServeStream serves the socket of one stream until that ends. Once it is bound its
+// messages go by bound, which may be first or a shorter way to the same client.
+func (f *localFront) ServeStream(first stream, id config.Identity, bound stream) error {
 	in := &inMsg{}
-	if err := stream.RecvMsg(in); err != nil {
+	if err := first.RecvMsg(in); err != nil {
 		return streamEnd(err)
 	}
-	return d.serve(stream, identityFrom(stream.Context()), bareStream(stream), in)
+	return f.serveSocket(first, id, bound, in)
 }
 
 // stream carries a socket's messages: a stream of gRPC, or a connection to the control
@@ -91,27 +84,26 @@ type stream interface {
 	Context() context.Context
 }
 
-func newSockStream(n *Node, st stream, id config.Identity) *sockStream {
-	return &sockStream{node: n, stream: st, id: id,
+func newSockStream(f *localFront, st stream, id config.Identity) *sockStream {
+	return &sockStream{front: f, stream: st, id: id,
 		news: make(chan struct{}, 1), end: make(chan error, 1), flushes: map[uint64]*flushCall{}}
 }
 
-// serve serves the socket of a client whose first message is in. Once it is bound its
-// messages go by bound, which may be first or a shorter way to the same client.
-func (d *datagramsServer) serve(first stream, id config.Identity, bound stream, in *inMsg) error {
-	s := newSockStream(d.node, first, id)
+// serveSocket is ServeStream for a client whose first message is in.
+func (f *localFront) serveSocket(first stream, id config.Identity, bound stream, in *inMsg) error {
+	s := newSockStream(f, first, id)
 	if in.isBatch || in.msg.WhichBody() != rdsdv1.ClientMessage_Bind_case {
 		in.release()
-		d.node.deps.Count.StreamErrors.Add(1)
+		f.deps.Count.StreamErrors.Add(1)
 		return rdserr.With(rdserr.ErrNotBound, "the first message of a socket must be bind")
 	}
 	if err := s.bind(in.msg.GetBind()); err != nil {
-		d.node.deps.Count.BindsRefused.Add(1)
-		d.node.deps.Log.Log(first.Context(), refusalLevel(err), "bind refused", "uid", s.id.UID, "pid", s.id.PID, "error", err)
+		f.deps.Count.BindsRefused.Add(1)
+		f.deps.Log.Log(first.Context(), refusalLevel(err), "bind refused", "uid", s.id.UID, "pid", s.id.PID, "error", err)
 		return err
 	}
 	defer s.close()
-	d.node.deps.Log.Debug("socket bound", "local", s.sock.Addr(), "uid", s.id.UID, "pid", s.id.PID)
+	f.deps.Log.Debug("socket bound", "local", s.sock.Addr(), "uid", s.id.UID, "pid", s.id.PID)
 	s.stream = bound
 	pool := &outPool{account: s.memory}
 	defer pool.close()
@@ -120,18 +112,18 @@ func (d *datagramsServer) serve(first stream, id config.Identity, bound stream, 
 	stop := make(chan struct{})
 	defer close(stop)
 	go func() { // ends when the stream does, after this handler has returned
-		defer s.node.deps.Guard.Recover(guard.Socket, func(err error) { read <- err })
+		defer s.front.deps.Guard.Recover(guard.Socket, func(err error) { read <- err })
 		guard.Point("stream")
 		read <- s.read(in)
 	}()
 	go func() { // ends with stop, or when the stream does
-		defer s.node.deps.Guard.Recover(guard.Socket, func(err error) { pushed <- err })
+		defer s.front.deps.Guard.Recover(guard.Socket, func(err error) { pushed <- err })
 		pushed <- s.pusher(stop)
 	}()
 	select {
 	case err := <-read:
 		if err != nil && first.Context().Err() == nil {
-			d.node.deps.Count.StreamErrors.Add(1)
+			f.deps.Count.StreamErrors.Add(1)
 		}
 		return err
 	case err := <-pushed:
@@ -217,7 +209,7 @@ func (s *sockStream) sayClosing(err error) {
 	said := make(chan struct{})
 	go func() { // ends when the stream does, at the latest
 		defer close(said)
-		defer s.node.deps.Guard.Recover(guard.Socket, nil)
+		defer s.front.deps.Guard.Recover(guard.Socket, nil)
 		s.wmu.Lock()
 		defer s.wmu.Unlock()
 		if s.write(true) != nil {
@@ -260,7 +252,7 @@ func (s *sockStream) forget() {
 	for _, f := range flushes {
 		f.stop()
 	}
-	s.node.sockets.remove(s)
+	s.front.sockets.remove(s)
 }
 
 // News implements Waker.

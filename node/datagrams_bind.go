@@ -42,7 +42,7 @@ func (s *sockStream) bind(m *rdsdv1.Bind) error {
 	opt.Data = s
 	sock, got, err := s.bindEngine(port, opt, nil)
 	if err != nil {
-		s.node.sockets.remove(s)
+		s.front.sockets.remove(s)
 		return err
 	}
 	s.sock = sock
@@ -62,10 +62,10 @@ func (s *sockStream) prepare(m *rdsdv1.Bind, size int64) (opt rds.SocketOptions,
 	if err != nil {
 		return opt, 0, err
 	}
-	if s.eng, err = s.node.engineFor(local.Addr()); err != nil {
+	if s.eng, err = s.front.engineFor(local.Addr()); err != nil {
 		return opt, 0, err
 	}
-	r := &s.node.deps.Config.RDS
+	r := &s.front.deps.Config.RDS
 	switch {
 	case m.GetSendBufferBytes() > uint64(r.SendBufferMax):
 		err = rdserr.With(rdserr.ErrInvalid, "bind.send_buffer_bytes is %d; at most %d (rds.send_buffer_max_bytes)", m.GetSendBufferBytes(), uint64(r.SendBufferMax))
@@ -76,10 +76,10 @@ func (s *sockStream) prepare(m *rdsdv1.Bind, size int64) (opt rds.SocketOptions,
 	case !utf8.ValidString(m.GetLabel()):
 		err = rdserr.With(rdserr.ErrInvalid, "bind.label is not UTF-8")
 	default:
-		err = s.node.deps.Conf().MayBind(s.id, local.Port())
+		err = s.front.deps.Conf().MayBind(s.id, local.Port())
 	}
 	if err == nil {
-		err = s.node.sockets.reserve(s, size)
+		err = s.front.sockets.reserve(s, size)
 	}
 	if err != nil {
 		return opt, 0, err
@@ -105,8 +105,8 @@ func (s *sockStream) bound(sock *rds.Socket, opt rds.SocketOptions) *rdsdv1.Boun
 	b.SetMaxDatagramBytes(uint64(min(opt.SndBufBytes, wire.MaxDatagram)))
 	b.SetSendWindowBytes(sendWindowBytes)
 	b.SetSendWindowBatches(sendWindowBatches)
-	b.SetDaemonInstance(s.node.deps.Instance)
-	b.SetDaemonVersion(Version())
+	b.SetDaemonInstance(s.front.deps.Instance)
+	b.SetDaemonVersion(base.Version())
 	return b
 }
 
@@ -135,13 +135,13 @@ func (s *sockStream) bindPort(e *rds.Engine, now time.Duration, port uint16, o r
 		if err != nil {
 			return nil, o, err
 		}
-		if s.node.deps.Conf().MayBind(s.id, sock.Addr().Port()) == nil {
+		if s.front.deps.Conf().MayBind(s.id, sock.Addr().Port()) == nil {
 			return sock, *sock.Options(), nil
 		}
 		sock.Close(now)
 	}
 	for p := wire.PortFirst; p <= 65535; p++ {
-		if e.Socket(uint16(p)) == nil && s.node.deps.Conf().MayBind(s.id, uint16(p)) == nil {
+		if e.Socket(uint16(p)) == nil && s.front.deps.Conf().MayBind(s.id, uint16(p)) == nil {
 			sock, err := e.Bind(uint16(p), o)
 			if err != nil {
 				return nil, o, err
@@ -153,12 +153,12 @@ func (s *sockStream) bindPort(e *rds.Engine, now time.Duration, port uint16, o r
 }
 
 // engineFor finds the engine of a local address.
-func (n *Node) engineFor(a netip.Addr) (datagram.Engine, error) {
-	if eng := n.core.Engine(a); eng != nil {
+func (f *localFront) engineFor(a netip.Addr) (datagram.Engine, error) {
+	if eng := f.deps.Engine(a); eng != nil {
 		return eng, nil
 	}
-	have := make([]string, len(n.deps.Config.RDS.Addresses))
-	for i, l := range n.deps.Config.RDS.Addresses {
+	have := make([]string, len(f.deps.Config.RDS.Addresses))
+	for i, l := range f.deps.Config.RDS.Addresses {
 		have[i] = l.String()
 	}
 	if a.IsUnspecified() || a.IsMulticast() {
@@ -282,4 +282,8 @@ func (t *socketTable) finishAll(err error) {
 	}
 }
 
-var errDraining = rdserr.With(rdserr.ErrShutdown, "the daemon is shutting down")
+func (t *socketTable) setMaxPerUID(most int) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.maxPerUID = most
+}

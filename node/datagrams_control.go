@@ -5,6 +5,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -42,7 +43,7 @@ func (s *sockStream) control(m *rdsdv1.ClientMessage) error {
 	case rdsdv1.ClientMessage_Bind_case:
 		return rdserr.With(rdserr.ErrInvalid, "bind came a second time; a socket is bound once, open another stream for another socket")
 	default:
-		return rdserr.With(rdserr.ErrInvalid, "a message without a body known to rdsd %s", Version())
+		return rdserr.With(rdserr.ErrInvalid, "a message without a body known to rdsd %s", base.Version())
 	}
 	return nil
 }
@@ -96,7 +97,7 @@ func (s *sockStream) flush(f *rdsdv1.Flush) {
 	s.flushes[n] = call
 	if f.GetTimeoutNs() > 0 {
 		call.timer = time.AfterFunc(time.Duration(f.GetTimeoutNs()), func() {
-			defer s.node.deps.Guard.Recover(guard.Socket, s.finish)
+			defer s.front.deps.Guard.Recover(guard.Socket, s.finish)
 			s.flushTimeout(n)
 		})
 	}

@@ -127,7 +127,7 @@ func FuzzStream(f *testing.F) {
 		ctx, cancel := context.WithTimeout(context.WithValue(t.Context(), identityKey{}, config.Identity{UID: 1}), 10*time.Second)
 		defer cancel()
 		st.ctx = ctx
-		_ = (&datagramsServer{node: n}).Open(&grpc.GenericServerStream[rdsdv1.ClientMessage, rdsdv1.ServerMessage]{ServerStream: st})
+		_ = (&datagramsServer{clients: n.clients}).Open(&grpc.GenericServerStream[rdsdv1.ClientMessage, rdsdv1.ServerMessage]{ServerStream: st})
 		if ctx.Err() != nil {
 			t.Fatal("the stream hung")
 		}
@@ -136,7 +136,7 @@ func FuzzStream(f *testing.F) {
 		if left := len(e.Sockets()); left != 0 {
 			t.Fatalf("%d sockets left", left)
 		}
-		if used := n.sockets.budget().Used; used != 0 {
+		if used := n.clients.Budget().Used; used != 0 {
 			t.Fatalf("%d sockets still counted", used)
 		}
 		if eng.timer != nil {

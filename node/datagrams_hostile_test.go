@@ -59,12 +59,12 @@ func TestDeadClientLosesItsSockets(t *testing.T) {
 		flood.SetSend(batchOf(1, endpointOf(cfg, 9), strings.Repeat("x", 1000)))
 		st.Send(flood)
 	}
-	if got := n.sockets.budget().Used; got != 10 {
+	if got := n.clients.Budget().Used; got != 10 {
 		t.Errorf("%d sockets, want 10", got)
 	}
 	cc.Close()
-	await.Until(t, time.Second, "sockets of a dead client are gone", func() bool { return n.sockets.budget().Used == 0 })
-	await.Until(t, time.Second, "its connection too", func() bool { return n.grpc.clients.Len() == 0 })
+	await.Until(t, time.Second, "sockets of a dead client are gone", func() bool { return n.clients.Budget().Used == 0 })
+	await.Until(t, time.Second, "its connection too", func() bool { return n.users.Len() == 0 })
 	eng := n.hosts.Locals()[0]
 	e, _ := eng.Lock()
 	left := len(e.Sockets())
@@ -235,7 +235,7 @@ func TestWaitingSendsAreBounded(t *testing.T) {
 		t.Errorf("beyond the window of batches: %s", resultString(r))
 	}
 	s.stream.CloseSend()
-	await.Until(t, time.Second, "everything is given back", func() bool { return waitingBytes(n) == 0 && n.sockets.budget().Used == 0 })
+	await.Until(t, time.Second, "everything is given back", func() bool { return waitingBytes(n) == 0 && n.clients.Budget().Used == 0 })
 	hog := n.deps.Memory.Account(quota.User(4711)) // all sockets together
 	hog.Grow(quota.Waiting, n.deps.Memory.Kinds()[quota.Waiting].Limit-10)
 	s = mustBind(t, cfg, b)

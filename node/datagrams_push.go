@@ -172,11 +172,11 @@ func (s *sockStream) takeDatagrams(got *rds.Run) {
 	if s.creditN <= 0 || s.creditB <= 0 {
 		if !s.stalled {
 			s.stalled = true
-			s.node.deps.Count.PushStalls.Add(1)
+			s.front.deps.Count.PushStalls.Add(1)
 		}
 		return
 	}
-	limit := int(min(int64(s.node.deps.Conf().API.PushBatchSize), s.creditB))
+	limit := int(min(int64(s.front.deps.Conf().API.PushBatchSize), s.creditB))
 	// What a client does not read is copied into messages and cannot be refused later
 	// (outPool). So it stays where it is, and makes its port congested, while there is no
 	// memory for more of those.
@@ -203,7 +203,7 @@ func (s *sockStream) pushLater() {
 	}
 	s.later = true
 	time.AfterFunc(pushRetry, func() {
-		defer s.node.deps.Guard.Recover(guard.Socket, s.finish)
+		defer s.front.deps.Guard.Recover(guard.Socket, s.finish)
 		s.mu.Lock()
 		s.later = false
 		s.mu.Unlock()
@@ -216,8 +216,8 @@ func (s *sockStream) pushLater() {
 func (s *sockStream) pushDatagrams() error {
 	p := &s.push
 	p.batch.take(&p.got)
-	s.node.deps.Count.RecvBatches.Add(1)
-	s.node.deps.Count.RecvBatchDatagrams.Add(uint64(p.got.Len()))
+	s.front.deps.Count.RecvBatches.Add(1)
+	s.front.deps.Count.RecvBatchDatagrams.Add(uint64(p.got.Len()))
 	p.got.Release()
 	return s.stream.SendMsg(&p.batch)
 }

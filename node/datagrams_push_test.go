@@ -62,7 +62,7 @@ func TestClosingOnlyBehindEverything(t *testing.T) {
 			eng := newTestEngine(local, rds.DefaultConfig())
 			n, _ := newFakeNode(t, config.Default(), &fakeCore{engines: map[netip.Addr]*testEngine{local: eng}})
 			st := &brittleStream{ctx: t.Context(), breaks: c.breaks}
-			s := newSockStream(n, st, config.Identity{UID: 1})
+			s := newSockStream(n.clients, st, config.Identity{UID: 1})
 			if err := s.bind(bindTo(local, 0)); err != nil {
 				t.Fatal(err)
 			}
@@ -88,7 +88,7 @@ func TestNewsBreakOff(t *testing.T) {
 		eng := newTestEngine(local, rds.DefaultConfig())
 		n, _ := newFakeNode(t, config.Default(), &fakeCore{engines: map[netip.Addr]*testEngine{local: eng}})
 		st := &brittleStream{ctx: t.Context(), breaks: breaks}
-		s := newSockStream(n, st, config.Identity{UID: 1})
+		s := newSockStream(n.clients, st, config.Identity{UID: 1})
 		if err := s.bind(bindTo(local, 0)); err != nil {
 			t.Fatal(err)
 		}
@@ -124,7 +124,7 @@ func TestPushWaitsForMemory(t *testing.T) {
 	eng := newTestEngine(local, rds.DefaultConfig())
 	n, _ := newFakeNode(t, config.Default(), &fakeCore{engines: map[netip.Addr]*testEngine{local: eng}})
 	st := &brittleStream{ctx: t.Context(), breaks: -1}
-	s := newSockStream(n, st, config.Identity{UID: 1})
+	s := newSockStream(n.clients, st, config.Identity{UID: 1})
 	if err := s.bind(bindTo(local, 0)); err != nil {
 		t.Fatal(err)
 	}

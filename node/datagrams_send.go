@@ -96,12 +96,12 @@ func (a *sendSlab) end() { *a = sendSlab{} }
 // send offers a batch to the engine in one step and queues the answer, unless
 // some of it has to wait.
 func (s *sockStream) send(b *inBatch) {
-	s.node.deps.Count.SendBatches.Add(1)
+	s.front.deps.Count.SendBatches.Add(1)
 	if problem := b.check(); problem != "" {
 		s.refuseBatch(b, rdserr.With(rdserr.ErrInvalid, "%s", problem))
 		return
 	}
-	if err := s.node.sockets.draining(); err != nil {
+	if err := s.front.sockets.draining(); err != nil {
 		s.refuseBatch(b, err)
 		return
 	}
@@ -182,7 +182,7 @@ func (s *sockStream) send(b *inBatch) {
 	}
 	s.eng.Unlock()
 	if n := len(b.lengths) - int(call.accepted) - call.left; n > 0 {
-		s.node.deps.Count.SendRejected.Add(uint64(n))
+		s.front.deps.Count.SendRejected.Add(uint64(n))
 	}
 	if done {
 		if b.wait {
@@ -236,7 +236,7 @@ func (b *inBatch) runBytes(i, k int) int {
 // refuseBatch answers a batch of which nothing is accepted.
 func (s *sockStream) refuseBatch(b *inBatch, err error) {
 	n := max(1, len(b.lengths))
-	s.node.deps.Count.SendRejected.Add(uint64(n))
+	s.front.deps.Count.SendRejected.Add(uint64(n))
 	call := sendCall{id: b.id, errs: []*rdsdv1.SendError{sendError(0, uint32(n), err)}}
 	s.reply(call.result())
 }

@@ -368,11 +368,11 @@ func TestRandomPortAvoidsGrantedRanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eng, err := n.engineFor(cfg.RDS.Addresses[0])
+	eng, err := n.clients.engineFor(cfg.RDS.Addresses[0])
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &sockStream{node: n, eng: eng, id: config.Identity{UID: 54321}}
+	s := &sockStream{front: n.clients, eng: eng, id: config.Identity{UID: 54321}}
 	sock, _, err := s.bindEngine(0, rdsOptions(), nil)
 	if err != nil || sock.Addr().Port() != 65535 {
 		t.Errorf("bound %v, %v; the only port left is 65535", sock, err)

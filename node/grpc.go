@@ -24,7 +24,6 @@ import (
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/node/base"
-	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -59,24 +58,21 @@ type grpcFront struct {
 	servers []*grpc.Server
 }
 
-func newGRPCFront(cfg *config.Config, log *slog.Logger, count *base.Counters, memory *quota.Node, g *guard.Guard) *grpcFront {
+func newGRPCFront(d *base.Deps, clients *access.Clients, limiter *access.Limiter) *grpcFront {
 	f := &grpcFront{
-		log:     log,
-		count:   count,
-		guard:   g,
-		memory:  memory,
-		limiter: access.NewLimiter(cfg.API.CallsPerSec, cfg.API.CallsBurst),
+		log:     d.Log,
+		count:   d.Count,
+		guard:   d.Guard,
+		memory:  d.Memory,
+		limiter: limiter,
+		clients: clients,
 		metrics: grpcprom.NewServerMetrics(),
 		health:  health.NewServer(),
 	}
-	f.calls = &callTable{log: log, count: count, conns: map[*callConn]struct{}{}, perSecond: func() float64 {
+	f.calls = &callTable{log: d.Log, count: d.Count, conns: map[*callConn]struct{}{}, perSecond: func() float64 {
 		perSecond, _ := f.limiter.Limits()
 		return float64(perSecond)
 	}}
-	f.clients = access.NewClients(cfg.Limits.MaxClients, cfg.Limits.MaxClientsPerUID, memory, func(id config.Identity, err error) {
-		count.ClientsRefused.Add(1)
-		log.Warn("client refused", "uid", id.UID, "pid", id.PID, "error", err)
-	})
 	return f
 }
 
@@ -109,7 +105,7 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 		// begins to read it, so that it costs no large message a round trip.
 		grpc.StaticStreamWindowSize(streamWindow),
 		grpc.StaticConnWindowSize(connWindow),
-		grpc.ForceServerCodecV2(guardedCodec{guard: f.guard}),
+		grpc.ForceServerCodecV2(NewCodec(f.guard)),
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.MaxSendMsgSize(maxMessageBytes),
 		grpc.MaxConcurrentStreams(maxStreamsPerClient),
@@ -144,6 +140,17 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 	f.metrics.InitializeMetrics(s)
 	f.servers = append(f.servers, s)
 	return s
+}
+
+// datagramsServer is the service Datagrams: one stream is one socket.
+type datagramsServer struct {
+	rdsdv1.UnimplementedDatagramsServer
+	clients *localFront
+}
+
+// Open serves one socket until its stream ends.
+func (d *datagramsServer) Open(stream grpc.BidiStreamingServer[rdsdv1.ClientMessage, rdsdv1.ServerMessage]) error {
+	return d.clients.ServeStream(stream, identityFrom(stream.Context()), bareStream(stream))
 }
 
 // pointUnary is where a test lets a call panic.

@@ -133,8 +133,8 @@ func (n *Node) keep(stop <-chan struct{}) {
 		}
 		resident := k.look()
 		wait := keepIdle
-		if n.local.pages.lacks() {
-			wait = feedEvery
+		if n.clients.Lacks() {
+			wait = FeedEvery
 		}
 		if d := resident - last; d > limitStep || d < -limitStep || resident > n.deps.Memory.Limit()/4 {
 			wait = min(wait, keepEvery)
@@ -151,13 +151,13 @@ func (n *Node) keep(stop <-chan struct{}) {
 // look reads how much is resident, and does what that asks for.
 func (k *keeper) look() (resident int64) {
 	n := k.node
-	n.local.keepPages(time.Now(), n.deps.Memory.Used() > n.deps.Memory.Limit()/2)
+	n.clients.KeepPages(time.Now(), n.deps.Memory.Used() > n.deps.Memory.Limit()/2)
 	resident, shared, ok := k.read()
 	if !ok || !whole.Load() {
 		return 0 // of several nodes in one process none can tell what is its own
 	}
 	// What users pay for is charged already.
-	paid := n.local.pages.total.Load()
+	paid := n.clients.PagesPaid()
 	regions := max(shared-programPages-paid, 0)
 	k.own.Grow(quota.Regions, regions-k.regions)
 	k.regions = regions
@@ -170,7 +170,7 @@ func (k *keeper) look() (resident int64) {
 	}
 	// Pages of regions are let go before anybody is refused for want of them.
 	if regions > limitStep && (n.deps.Memory.Used() > n.deps.Memory.Limit()/8*7 || resident > n.deps.Memory.Limit()+memorySlack-memoryReserve) {
-		n.local.forgetPages()
+		n.clients.ForgetPages()
 		if _, shared, ok := k.read(); ok {
 			regions = max(shared-programPages-paid, 0)
 			k.own.Grow(quota.Regions, regions-k.regions)

@@ -13,12 +13,8 @@ import (
 // kept is a keeper of a node that does not run, with figures of the process made up.
 func kept(t *testing.T) (k *keeper, says func(resident, shared int64)) {
 	t.Helper()
-	n, err := newNode(testConfig(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n, _ := newFakeNode(t, testConfig(t), &fakeCore{})
 	n.deps.Memory = quota.New(64<<20, nil)
-	n.local = &localFront{node: n}
 	f, err := os.Create(filepath.Join(t.TempDir(), "statm"))
 	if err != nil {
 		t.Fatal(err)

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"io"
 	"net"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc/mem"
@@ -16,41 +14,11 @@ import (
 	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/access"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
 )
-
-// localFront is the control socket of docs/shm.md: one SEQPACKET connection is
-// one socket of a client of this node, plain or with rings. A plain one keeps
-// the goroutine that accepted it; one with rings goes over to a reactor.
-type localFront struct {
-	node     *Node
-	listener net.Listener
-
-	refusals atomic.Int32 // under way
-
-	mu    sync.Mutex
-	conns map[*shm.Conn]struct{} // guarded by mu; nil when the front is stopped
-	rings map[*ringSock]struct{} // guarded by mu
-	heard feltTotals             // guarded by mu
-	bans  map[uint32]ringBan     // guarded by mu; by user
-	wg    sync.WaitGroup         // goroutines, and sockets with rings
-
-	closing atomic.Int32 // goroutines of closeAside
-
-	pages regionPages
-
-	fails atomic.Pointer[func(step string) error] // tests have steps of a bind with rings fail
-}
-
-// step is asked before each step of a bind with rings.
-func (f *localFront) step(what string) error {
-	if fails := f.fails.Load(); fails != nil {
-		return (*fails)(what)
-	}
-	return nil
-}
 
 const (
 	// firstMessage is how long a client may take to say what it wants.
@@ -62,24 +30,31 @@ const (
 	localConnBytes = 16 << 10
 )
 
-// serve takes connections until the listener is closed.
-func (f *localFront) serve() error {
+// Serve takes connections of l, the control socket, until it is closed, which Stop does.
+func (f *localFront) Serve(l net.Listener) error {
+	f.mu.Lock()
+	f.listener = l
+	stopped := f.conns == nil
+	f.mu.Unlock()
+	if stopped {
+		l.Close()
+	}
 	for {
-		c, err := f.listener.Accept()
+		c, err := l.Accept()
 		if err != nil {
 			return nil // it is closed: nothing else ends an accept.Listener
 		}
 		id, err := access.Identify(c)
 		var account *quota.Account
 		if err == nil {
-			account, err = f.node.grpc.clients.Add(id, localConnBytes)
+			account, err = f.deps.Clients.Add(id, localConnBytes)
 		}
 		if err != nil {
 			f.refuse(c, err)
 			continue
 		}
 		f.wg.Go(func() { // ends with the connection, which stop closes
-			defer f.node.deps.Guard.Recover(guard.Socket, func(error) { c.Close() })
+			defer f.deps.Guard.Recover(guard.Socket, func(error) { c.Close() })
 			f.handle(shm.NewConn(c.(*net.UnixConn), 0), id, account)
 		})
 	}
@@ -98,10 +73,24 @@ func (f *localFront) refuse(c net.Conn, err error) {
 	}
 	f.wg.Go(func() { // ends after refusePatience and goodbye at the latest
 		defer f.refusals.Add(-1)
-		defer f.node.deps.Guard.Recover(guard.Socket, nil)
-		refusePacket(c, err)
+		defer f.deps.Guard.Recover(guard.Socket, nil)
+		RefusePacket(c, err)
 		c.Close()
 	})
+}
+
+// packetPatience is how long a client that is refused may take to say its first words.
+const packetPatience = 50 * time.Millisecond
+
+// RefusePacket tells a client of the control socket why its connection ends. What the
+// client has said is read before: closing over it would take our word with it.
+func RefusePacket(c net.Conn, err error) {
+	if u, ok := c.(*net.UnixConn); ok {
+		conn := shm.NewConn(u, 0)
+		conn.SetReadDeadline(time.Now().Add(packetPatience))
+		conn.ReadMessage()
+		(&packetStream{conn: conn}).sayClosing(base.NoDescriptors(err))
+	}
 }
 
 // closeAside closes a connection in a goroutine, which ends with the close: that may
@@ -114,7 +103,7 @@ func (f *localFront) closeAside(c net.Conn) {
 	}
 	go func() {
 		defer f.closing.Add(-1)
-		defer f.node.deps.Guard.Recover(guard.Socket, nil)
+		defer f.deps.Guard.Recover(guard.Socket, nil)
 		c.Close()
 	}()
 }
@@ -137,10 +126,10 @@ func (f *localFront) handle(c *shm.Conn, id config.Identity, account *quota.Acco
 	f.mu.Unlock()
 	p := &packetStream{ctx: ctx, conn: c, account: account}
 	c.Charge(shm.MaxRequest, piecesTime, p.charge)
-	c.Costly = func(why error) { f.node.deps.Count.CostlyClient(f.node.deps.Log, id, why) }
+	c.Costly = func(why error) { f.deps.Count.CostlyClient(f.deps.Log, id, why) }
 	var taken bool
 	var err error
-	if e := f.node.deps.Guard.Do(guard.Socket, func() {
+	if e := f.deps.Guard.Do(guard.Socket, func() {
 		guard.Point("client")
 		taken, err = f.open(p, id)
 	}); e != nil {
@@ -160,17 +149,17 @@ func (f *localFront) handle(c *shm.Conn, id config.Identity, account *quota.Acco
 // drop closes a connection that nobody serves.
 func (f *localFront) drop(c *shm.Conn, id config.Identity, account *quota.Account) {
 	go func() { // ends with the close, which may take as long as whoever passed us a descriptor likes
-		defer f.node.deps.Guard.Recover(guard.Socket, nil)
+		defer f.deps.Guard.Recover(guard.Socket, nil)
 		c.Close()
-		f.node.grpc.clients.Remove(id, account, localConnBytes)
+		f.deps.Clients.Remove(id, account, localConnBytes)
 	}()
 }
 
 // open reads the first message and serves the socket it asks for. taken: a
 // reactor has the connection from now on.
 func (f *localFront) open(p *packetStream, id config.Identity) (taken bool, err error) {
-	if !f.node.grpc.limiter.Allow(id.UID, time.Now()) {
-		return false, f.node.grpc.limiter.Refusal(id.UID, f.node.deps.Count)
+	if !f.deps.Limiter.Allow(id.UID, time.Now()) {
+		return false, f.deps.Limiter.Refusal(id.UID, f.deps.Count)
 	}
 	in := &inMsg{}
 	p.conn.SetReadDeadline(time.Now().Add(firstMessage))
@@ -186,7 +175,7 @@ func (f *localFront) open(p *packetStream, id config.Identity) (taken bool, err 
 		return openRing(f, p, id, in.msg.GetBind())
 	}
 	p.conn.Charge(shm.MaxMessage, piecesTime, p.charge) // it holds batches of datagrams
-	return false, (&datagramsServer{node: f.node}).serve(p, id, p, in)
+	return false, f.serveSocket(p, id, p, in)
 }
 
 // A client that was expensive to wake is ended when that has been measured, on a
@@ -222,7 +211,7 @@ func (f *localFront) ban(id config.Identity, now time.Time, why error) {
 		f.bans[id.UID] = b
 	}
 	f.mu.Unlock()
-	f.node.deps.Count.CostlyClient(f.node.deps.Log, id, why)
+	f.deps.Count.CostlyClient(f.deps.Log, id, why)
 }
 
 func (f *localFront) banned(uid uint32, now time.Time) error {
@@ -235,8 +224,8 @@ func (f *localFront) banned(uid uint32, now time.Time) error {
 	return rdserr.With(rdserr.ErrRateLimited, "uid %d gets no rings for %v: it took the daemon too long to wake a client of its; bind without rings, or later", uid, left.Round(time.Millisecond))
 }
 
-// memory tells how many sockets have rings, and what their regions take.
-func (f *localFront) memory() (n int, bytes uint64) {
+// Memory tells how many sockets have rings, and what their regions take.
+func (f *localFront) Memory() (n int, bytes uint64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for r := range f.rings { // until it is closed, and that takes f.mu, its region is there
@@ -245,16 +234,21 @@ func (f *localFront) memory() (n int, bytes uint64) {
 	return len(f.rings), bytes
 }
 
-// forgetPages lets go of all pages of regions that the daemon has touched.
-func (f *localFront) forgetPages() {
+// ForgetPages lets go of all pages of regions that the daemon has touched.
+func (f *localFront) ForgetPages() {
 	for _, r := range f.ringSocks() {
 		r.reg.Forget()
 	}
 }
 
-// stop closes what is still open and waits for its end.
-func (f *localFront) stop() {
-	f.listener.Close()
+// Stop closes what is still open and waits for its end.
+func (f *localFront) Stop() {
+	f.mu.Lock()
+	l := f.listener
+	f.mu.Unlock()
+	if l != nil {
+		l.Close() // without the lock: who accepts may be about to take it
+	}
 	f.mu.Lock()
 	for c := range f.conns { // whoever reads there closes it
 		_ = c.CloseRead()
@@ -262,7 +256,7 @@ func (f *localFront) stop() {
 	}
 	f.conns = nil
 	for r := range f.rings {
-		r.react.DoFor(r, func() { r.end(errDraining) })
+		r.react.DoFor(r, func() { r.end(base.ErrDraining) })
 	}
 	f.mu.Unlock()
 	f.wg.Wait()

@@ -178,7 +178,7 @@ func TestPacketsRefused(t *testing.T) {
 		t.Fatal(err)
 	}
 	ends("no packet", p, p.read(), syscall.EBADMSG)
-	if used := n.sockets.budget().Used; used != 0 {
+	if used := n.clients.Budget().Used; used != 0 {
 		t.Errorf("%d sockets are left", used)
 	}
 }

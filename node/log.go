@@ -8,8 +8,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/rdsd/rdsd/node/config"
 	"golang.org/x/time/rate"
+
+	"github.com/rdsd/rdsd/node/config"
 )
 
 // NewLogger makes the daemon's logger. Keys are fixed: peer, path, state,

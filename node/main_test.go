@@ -9,10 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rdsd/rdsd/node/config"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+
+	"github.com/rdsd/rdsd/node/config"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }

@@ -2,7 +2,6 @@ package node
 
 import (
 	"runtime/debug"
-	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -156,24 +155,10 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 func newRegistry(cs ...prometheus.Collector) *prometheus.Registry {
 	r := prometheus.NewRegistry()
 	info := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "rdsd_build_info", Help: "Always 1; the labels say which rdsd this is.",
-		ConstLabels: prometheus.Labels{"version": Version(), "go_version": goVersion()}}, func() float64 { return 1 })
+		ConstLabels: prometheus.Labels{"version": base.Version(), "go_version": goVersion()}}, func() float64 { return 1 })
 	r.MustRegister(info, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	r.MustRegister(cs...)
 	return r
-}
-
-// version may be set by the linker: -X github.com/rdsd/rdsd/node.version=1.2.3
-var version = ""
-
-// Version is the version of this program.
-func Version() string {
-	if version != "" {
-		return version
-	}
-	if b, ok := debug.ReadBuildInfo(); ok && b.Main.Version != "" && b.Main.Version != "(devel)" {
-		return strings.TrimPrefix(b.Main.Version, "v")
-	}
-	return "0.1.0-dev"
 }
 
 func goVersion() string {

@@ -21,6 +21,7 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/datagram"
@@ -68,9 +69,10 @@ type Node struct {
 	volumes  atomic.Pointer[volume.Host] // set by run
 	full     volumesFull
 	layer    func(name string, d blk.Device) blk.Device // LayerStores; may be nil
-	sockets  *socketTable
+	users    *access.Clients                            // their connections
+	limiter  *access.Limiter
+	clients  *localFront
 	grpc     *grpcFront
-	local    *localFront // set by serve
 	registry *prometheus.Registry
 
 	reloading sync.Mutex // held by Reload
@@ -108,7 +110,6 @@ func newNode(cfg *config.Config, logger *slog.Logger) (*Node, error) {
 	if h, ok := logger.Handler().(*levelHandler); ok {
 		n.level = h.level
 	}
-	n.sockets = newSocketTable(cfg.Limits.MaxSockets, cfg.Limits.MaxSocketsPerUID, n.deps.Memory)
 	n.deps.Log = limitLog(logger, cfg.Log.LinesPerS, &n.deps.Count.LogSuppressed)
 	n.deps.Guard = &guard.Guard{Log: n.deps.Log, Steps: steps, Locks: n.takeLocks}
 	return n, nil
@@ -116,26 +117,35 @@ func newNode(cfg *config.Config, logger *slog.Logger) (*Node, error) {
 
 // assemble makes the front ends around a core.
 func (n *Node) assemble() {
-	n.grpc = newGRPCFront(n.deps.Config, n.deps.Log, n.deps.Count, n.deps.Memory, n.deps.Guard)
-	n.grpc.clients.Room = n.clientRoom
+	d, cfg := n.deps, n.deps.Config
+	n.limiter = access.NewLimiter(cfg.API.CallsPerSec, cfg.API.CallsBurst)
+	n.users = access.NewClients(cfg.Limits.MaxClients, cfg.Limits.MaxClientsPerUID, d.Memory, func(id config.Identity, err error) {
+		d.Count.ClientsRefused.Add(1)
+		d.Log.Warn("client refused", "uid", id.UID, "pid", id.PID, "error", err)
+	})
+	n.users.Room = n.clientRoom
+	room := clientDeps{Deps: d, Clients: n.users, Limiter: n.limiter, Engine: n.core.Engine}
+	if n.hosts != nil {
+		room.Collect = n.hosts.Collect
+	}
+	n.clients = newClients(room)
+	n.grpc = newGRPCFront(d, n.users, n.limiter)
 	n.registry = newRegistry(newCollector(n.snapshot, n.deps.Count, n.deps.Guard), newVolumeCollector(n.readVolumes), n.grpc.metrics)
 }
 
 // snapshot looks at the whole node: the core and the front ends' own limits.
 func (n *Node) snapshot(s *snapshot) {
 	n.core.Read(&s.Snapshot)
-	s.Budgets = append(s.Budgets, n.sockets.budget(), n.grpc.clients.Budget())
+	s.Budgets = append(s.Budgets, n.clients.Budget(), n.users.Budget())
 	s.Budgets = append(s.Budgets, n.memoryBudgets()...)
 	s.holders = n.memoryHolders()
 	s.Budgets = append(s.Budgets, n.volumeBudgets()...)
-	if n.local != nil {
-		s.rings, s.ringB = n.local.memory()
-		t := n.local.felt()
-		s.Counters.CongSendError += t.refused
-		s.Counters.CongSendBlocked += t.waited
-		s.Counters.SendQueueFull += t.full
-	}
-	s.sockets, s.clients = int(n.sockets.budget().Used), n.grpc.clients.Len()
+	s.rings, s.ringB = n.clients.Memory()
+	t := n.clients.Felt()
+	s.Counters.CongSendError += t.Refused
+	s.Counters.CongSendBlocked += t.Waited
+	s.Counters.SendQueueFull += t.Full
+	s.sockets, s.clients = int(n.clients.Budget().Used), n.users.Len()
 }
 
 // Run serves until ctx ends, then drains for at most api.drain_timeout. It
@@ -204,11 +214,10 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 			return nil
 		})
 	}
-	// Before the first call is served: calls look at it.
-	n.local = &localFront{node: n, listener: n.acceptor(rings, "ring socket", refusePacket), conns: map[*shm.Conn]struct{}{}, rings: map[*ringSock]struct{}{}}
 	localServer := n.grpc.newServer(n.register, true)
 	run("client socket", func() error { return localServer.Serve(n.acceptor(local, "client socket", refuseHTTP2)) })
-	run("ring socket", n.local.serve)
+	control := n.acceptor(rings, "ring socket", RefusePacket)
+	run("ring socket", func() error { return n.clients.Serve(control) })
 	if remote != nil {
 		remoteServer := n.grpc.newServer(n.register, false)
 		run("remote clients", func() error { return remoteServer.Serve(n.acceptor(remote, "remote clients", refuseHTTP2)) })
@@ -234,7 +243,7 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 	n.grpc.setServing(true)
 	markReady()
 	notify(n.deps.Log, daemon.SdNotifyReady)
-	n.deps.Log.Info("serving", "version", Version(), "socket", n.deps.Config.API.Socket, "local", n.deps.Config.RDS.Addresses, "port", n.deps.Config.RDS.Port, "pid", os.Getpid())
+	n.deps.Log.Info("serving", "version", base.Version(), "socket", n.deps.Config.API.Socket, "local", n.deps.Config.RDS.Addresses, "port", n.deps.Config.RDS.Port, "pid", os.Getpid())
 
 	<-ctx.Done()
 	n.drain(page)
@@ -251,7 +260,7 @@ func (n *Node) drain(page *httpFront) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	n.grpc.setServing(false)
-	n.sockets.refuse(errDraining)
+	n.clients.Refuse(base.ErrDraining)
 	n.core.Drain(ctx)
 	// What is left has a moment to say goodbye: a stream's Closing message, a
 	// scrape of the last counters.
@@ -261,9 +270,9 @@ func (n *Node) drain(page *httpFront) {
 		n.hosts.Quiesce(ctx)
 	}
 	close(n.deps.Stopping)
-	n.sockets.finishAll(errDraining)
+	n.clients.Finish(base.ErrDraining)
 	n.stopVolumes(ctx)
-	n.local.stop()
+	n.clients.Stop()
 	n.grpc.stop(end)
 	n.core.Close()
 	if page != nil {
@@ -274,7 +283,7 @@ func (n *Node) drain(page *httpFront) {
 
 // register adds this node's services to a gRPC server.
 func (n *Node) register(s grpc.ServiceRegistrar) {
-	rdsdv1.RegisterDatagramsServer(s, &datagramsServer{node: n})
+	rdsdv1.RegisterDatagramsServer(s, &datagramsServer{clients: n.clients})
 	rdsdv1.RegisterAdminServer(s, &adminServer{node: n})
 	rdsdv1.RegisterVolumeServiceServer(s, &volumeServer{node: n})
 }
@@ -321,7 +330,7 @@ func (n *Node) listenPage() (*httpFront, error) {
 	n.mu.Unlock()
 	return listenHTTP(&n.deps.Config.HTTP, n.acceptor(l, "http", refusePage), n.registry, n.deps.Guard, func() nodeStatus {
 		s := n.state.Load()
-		return nodeStatus{Version: Version(), State: stateNames[s], Ready: s == stateServing}
+		return nodeStatus{Version: base.Version(), State: stateNames[s], Ready: s == stateServing}
 	}), nil
 }
 

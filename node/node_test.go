@@ -11,8 +11,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rdsd/rdsd/node/config"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
+
+	"github.com/rdsd/rdsd/node/config"
 )
 
 func TestLifecycle(t *testing.T) {

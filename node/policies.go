@@ -1,6 +1,9 @@
 package node
 
-import "github.com/rdsd/rdsd/rtrs"
+import (
+	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/rtrs"
+)
 
 // PathPolicies lists the policies by which requests choose a path, for programs
 // that show them to people.
@@ -15,3 +18,6 @@ func ParsePathPolicy(s string) (name string, err error) {
 	}
 	return p.String(), nil
 }
+
+// Version is the version of this program.
+func Version() string { return base.Version() }

@@ -276,7 +276,7 @@ func hostileThings(t *testing.T, n *Node, cfg, other *config.Config) {
 		t.Fatal(err)
 	}
 	go unix.Close(fd)
-	await.Until(t, 5*time.Second, "the client is thrown out", func() bool { return n.sockets.budget().Used <= 1 })
+	await.Until(t, 5*time.Second, "the client is thrown out", func() bool { return n.clients.Budget().Used <= 1 })
 	gate.Close()
 	r.close()
 	for i := range 10 { // strangers

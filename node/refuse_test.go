@@ -104,7 +104,7 @@ func TestRefusedInPackets(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		refused(t, refusePacket, server, fmt.Errorf("accept: %w", unix.EMFILE))
+		refused(t, RefusePacket, server, fmt.Errorf("accept: %w", unix.EMFILE))
 		b, _, err := c.ReadMessage()
 		if err != nil {
 			t.Fatalf("a client that says %d bytes hears %v", len(says), err)

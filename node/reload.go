@@ -63,13 +63,7 @@ func (n *Node) apply(c *config.Config) {
 	if h, ok := n.deps.Log.Handler().(*limitHandler); ok {
 		h.shared.setPerSecond(c.Log.LinesPerS)
 	}
-	n.sockets.setMaxPerUID(c.Limits.MaxSocketsPerUID)
-	n.grpc.clients.SetMax(c.Limits.MaxClients, c.Limits.MaxClientsPerUID)
-	n.grpc.limiter.Set(c.API.CallsPerSec, c.API.CallsBurst)
-}
-
-func (t *socketTable) setMaxPerUID(most int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.maxPerUID = most
+	n.clients.SetMaxPerUser(c.Limits.MaxSocketsPerUID)
+	n.users.SetMax(c.Limits.MaxClients, c.Limits.MaxClientsPerUID)
+	n.limiter.Set(c.API.CallsPerSec, c.API.CallsBurst)
 }

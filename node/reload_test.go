@@ -52,14 +52,14 @@ func TestReload(t *testing.T) {
 	if !n.deps.Conf().IsAdmin(user, 0) {
 		t.Error("a new administrator is none")
 	}
-	account, err := n.grpc.clients.Add(user, 1)
+	account, err := n.users.Add(user, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.grpc.clients.Add(user, 1); err == nil {
+	if _, err := n.users.Add(user, 1); err == nil {
 		t.Error("the new limit of clients has no effect")
 	}
-	n.grpc.clients.Remove(user, account, 1)
+	n.users.Remove(user, account, 1)
 	if n.deps.Conf().RDS.Lanes != cfg.RDS.Lanes || n.deps.Conf().Limits.MaxPeers != cfg.Limits.MaxPeers {
 		t.Error("what needs a restart has changed")
 	}

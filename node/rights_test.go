@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -84,17 +85,17 @@ func TestMayBindIsAsked(t *testing.T) {
 		{config.Identity{UID: 2001, GID: 1}, 5010, true}, {config.Identity{UID: 0}, 7, true}, {config.Identity{UID: 0, Remote: true}, 7, false},
 		{config.Identity{UID: 2000, GID: 3000, Remote: true}, 100, false},
 	} {
-		s := &sockStream{node: n, id: c.id}
+		s := &sockStream{front: n.clients, id: c.id}
 		_, _, err := s.prepare(bindTo(cfg.RDS.Addresses[0], c.port), 1000)
 		if (err == nil) != c.ok || err != nil && !errors.Is(err, rdserr.ErrPerm) {
 			t.Errorf("port %d for %+v: %v", c.port, c.id, err)
 		}
 		if err == nil {
-			n.sockets.remove(s)
-			n.sockets.remove(s) // again: nothing
+			n.clients.sockets.remove(s)
+			n.clients.sockets.remove(s) // again: nothing
 		}
 	}
-	if b := n.sockets.budget(); b.Used != 0 || b.Refused != 0 {
+	if b := n.clients.Budget(); b.Used != 0 || b.Refused != 0 {
 		t.Errorf("the sockets left are %+v", b)
 	}
 }
@@ -112,7 +113,7 @@ func TestSocketLimits(t *testing.T) {
 	before := n.deps.Memory.Used()
 	reserve := func(uid uint32, want error) {
 		t.Helper()
-		s := &sockStream{node: n, id: config.Identity{UID: uid}}
+		s := &sockStream{front: n.clients, id: config.Identity{UID: uid}}
 		err := table.reserve(s, 4096)
 		if !errors.Is(err, want) {
 			t.Errorf("socket %d, of user %d: %v, want %v", len(open), uid, err, want)
@@ -137,7 +138,7 @@ func TestSocketLimits(t *testing.T) {
 	if b := table.budget(); b.Used != 5 || b.Limit != 5 || b.Refused != 2 {
 		t.Errorf("the sockets are %+v", b)
 	}
-	table.refuse(errDraining)
+	table.refuse(base.ErrDraining)
 	reserve(4, rdserr.ErrShutdown)
 	for _, s := range open {
 		table.remove(s)
@@ -146,7 +147,7 @@ func TestSocketLimits(t *testing.T) {
 	if len(table.byUser) != 0 || table.budget().Used != 0 || n.deps.Memory.Used() != before {
 		t.Errorf("%v, %+v and %d bytes are left", table.byUser, table.budget(), n.deps.Memory.Used()-before)
 	}
-	if err := table.reserve(&sockStream{node: n, id: config.Identity{UID: 1}}, 1<<50); err == nil || n.deps.Memory.Used() != before {
+	if err := table.reserve(&sockStream{front: n.clients, id: config.Identity{UID: 1}}, 1<<50); err == nil || n.deps.Memory.Used() != before {
 		t.Errorf("more than the node has: %v, %d bytes are left", err, n.deps.Memory.Used()-before)
 	}
 }

@@ -129,7 +129,7 @@ func (r *ringSock) judge(err error) {
 	if err != nil && r.hostile == nil {
 		r.hostile = err
 		r.End.CloseWord(errnoOf(err))
-		r.s.node.deps.Count.RingsHostile.Add(1)
+		r.front.deps.Count.RingsHostile.Add(1)
 	}
 }
 
@@ -176,7 +176,7 @@ const (
 
 // takePosts takes descriptors, at most a turn's. The lock is held.
 func (r *ringSock) takePosts(now time.Duration, a admission) (n int, err error) {
-	draining := r.s.node.sockets.draining()
+	draining := r.front.sockets.draining()
 	for range ringTurn {
 		if a == regardless && int64(r.point-r.End.Taking()) <= 0 {
 			return n, nil
@@ -213,7 +213,7 @@ func (r *ringSock) growLedger(from uint32, pages int) {
 		}
 	}
 	if err != nil {
-		r.s.node.deps.Log.Warn("no more descriptors of a socket can be taken for now", "local", r.reg.Local, "error", err)
+		r.front.deps.Log.Warn("no more descriptors of a socket can be taken for now", "local", r.reg.Local, "error", err)
 		pages, bytes = 0, 0
 	}
 	r.host.Lock()
@@ -295,13 +295,13 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 	if f.dest.Addr().Addr() == r.host.Addr() {
 		r.share.Copied(len(p.Body)) // what leaves has a bound of its own, and is not copied here
 	}
-	r.s.node.deps.Count.RingPosts.Add(1)
-	r.s.node.deps.Count.RingDatagrams.Add(uint64(p.Count))
+	r.front.deps.Count.RingPosts.Add(1)
+	r.front.deps.Count.RingDatagrams.Add(uint64(p.Count))
 	return true
 }
 
 func (r *ringSock) refuse(p *shm.Post, err error) {
-	r.s.node.deps.Count.RingRefused.Add(1)
+	r.front.deps.Count.RingRefused.Add(1)
 	r.End.Taken(p, netip.AddrPort{}, false)
 	r.End.Refused(p, uint16(rdserr.Errno(err)))
 	r.touch()
@@ -366,7 +366,7 @@ func (r *ringSock) Show() (bell *shm.Alarm) {
 		r.purse.settle(r.End.Paid(), r.sock.ReceiveMemory())
 	}
 	if r.End.Lacks() && r.front.pages.lack(r) {
-		r.s.node.deps.Memory.Want()
+		r.front.deps.Memory.Want()
 	}
 	if r.End.Due() && !r.closed {
 		r.react.Hot(r)

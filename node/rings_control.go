@@ -141,7 +141,7 @@ func (c *ringControl) expectRest() {
 	switch half := c.ctl.Half() && !c.stopped(); {
 	case half && c.half == nil:
 		c.half = time.AfterFunc(piecesTime, func() {
-			defer c.r.s.node.deps.Guard.Recover(guard.Socket, nil)
+			defer c.r.front.deps.Guard.Recover(guard.Socket, nil)
 			c.r.react.DoFor(c.r, c.restMissing)
 		})
 	case !half && c.half != nil:
@@ -157,7 +157,7 @@ func (c *ringControl) restMissing() {
 }
 
 func (c *ringControl) fail(err error) {
-	c.r.s.node.deps.Count.StreamErrors.Add(1)
+	c.r.front.deps.Count.StreamErrors.Add(1)
 	c.r.end(err)
 }
 

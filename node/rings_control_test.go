@@ -286,7 +286,7 @@ func TestGoneWhileStopped(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.close()
-	await.Until(t, time.Second, "the socket is gone", func() bool { return n.sockets.budget().Used == 0 && regionsMapped(t) <= 1 })
+	await.Until(t, time.Second, "the socket is gone", func() bool { return n.clients.Budget().Used == 0 && regionsMapped(t) <= 1 })
 }
 
 // TestRightsEndOne: descriptors sent to the daemon, whose last close takes as long as
@@ -303,7 +303,7 @@ func TestRightsEndOne(t *testing.T) {
 	if err := exchange(t, client, netip.AddrPortFrom(addr, 0)); err != nil {
 		t.Fatal(err)
 	}
-	used := n.grpc.clients.Len // with those of the client that reads and writes, which go as well
+	used := n.users.Len // with those of the client that reads and writes, which go as well
 	for name, bind := range map[string]func(c *shm.Conn){
 		"nothing yet": func(*shm.Conn) {},
 		"plain": func(c *shm.Conn) {
@@ -345,7 +345,7 @@ func TestRightsEndOne(t *testing.T) {
 				break
 			}
 		}
-		await.Until(t, time.Second, "the socket is gone", func() bool { return n.sockets.budget().Used == 0 })
+		await.Until(t, time.Second, "the socket is gone", func() bool { return n.clients.Budget().Used == 0 })
 		for range 20 {
 			if err := exchange(t, client, netip.AddrPortFrom(addr, 0)); err != nil {
 				t.Fatal(name, err)

@@ -9,12 +9,12 @@ import (
 
 // feltTotals is what clients with rings say of sends that never reached the
 // daemon, because they refused them by themselves (shm/jam.go).
-type feltTotals struct{ refused, waited, full uint64 }
+type feltTotals struct{ Refused, Waited, Full uint64 }
 
 func (t *feltTotals) add(o feltTotals) {
-	t.refused += o.refused
-	t.waited += o.waited
-	t.full += o.full
+	t.Refused += o.Refused
+	t.Waited += o.Waited
+	t.Full += o.Full
 }
 
 // feltRate is more sends a second than a process can refuse itself. What a client
@@ -32,11 +32,11 @@ func (f *felt) hear(reg *shm.Region) (d feltTotals) {
 	now := reactor.Clock()
 	most := uint64(feltRate * (now - f.at).Seconds())
 	var t feltTotals
-	t.refused, t.waited, t.full = reg.Jams()
+	t.Refused, t.Waited, t.Full = reg.Jams()
 	for _, x := range []struct {
 		was, is uint64
 		into    *uint64
-	}{{f.told.refused, t.refused, &d.refused}, {f.told.waited, t.waited, &d.waited}, {f.told.full, t.full, &d.full}} {
+	}{{f.told.Refused, t.Refused, &d.Refused}, {f.told.Waited, t.Waited, &d.Waited}, {f.told.Full, t.Full, &d.Full}} {
 		if n := x.is - x.was; x.is >= x.was && n <= most {
 			*x.into = n
 		}
@@ -45,9 +45,9 @@ func (f *felt) hear(reg *shm.Region) (d feltTotals) {
 	return d
 }
 
-// felt hears all clients with rings and returns what they ever said. Regions are
+// Felt hears all clients with rings and returns what they ever said. Regions are
 // there as long as their sockets are in f.rings, and f.mu guards that.
-func (f *localFront) felt() feltTotals {
+func (f *localFront) Felt() feltTotals {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for r := range f.rings {

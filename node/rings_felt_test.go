@@ -25,7 +25,7 @@ func TestFelt(t *testing.T) {
 	for range 3 {
 		m.CountFull()
 	}
-	if d := f.hear(reg); d != (feltTotals{full: 3}) {
+	if d := f.hear(reg); d != (feltTotals{Full: 3}) {
 		t.Errorf("%+v, want 3 sends without room", d)
 	}
 	if d := f.hear(reg); d != (feltTotals{}) {

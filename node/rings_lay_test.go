@@ -54,7 +54,7 @@ type held struct{ fds, maps, goroutines, sockets, clients, ledger int }
 func holding(t *testing.T, n *Node) held {
 	t.Helper()
 	a := n.core.(*datagram.Host)
-	return held{descriptors(t), regionsMapped(t), runtime.NumGoroutine(), int(n.sockets.budget().Used), n.grpc.clients.Len(), a.Ledger().Regions()}
+	return held{descriptors(t), regionsMapped(t), runtime.NumGoroutine(), int(n.clients.Budget().Used), n.users.Len(), a.Ledger().Regions()}
 }
 
 // TestLayFails: each step of a bind with rings fails in turn, and once more, with a
@@ -79,7 +79,7 @@ func TestLayFails(t *testing.T) {
 	before := holding(t, n)
 	var mu sync.Mutex
 	seen := map[string]bool{}
-	fail := func(f func(step string) error) { n.local.fails.Store(&f) }
+	fail := func(f func(step string) error) { n.clients.fails.Store(&f) }
 	fail(func(step string) error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -109,7 +109,7 @@ func TestLayFails(t *testing.T) {
 			}
 			p.c.Close()
 		}
-		n.local.fails.Store(nil)
+		n.clients.fails.Store(nil)
 		if err := exchange(t, client, fixed); err != nil {
 			t.Errorf("after %s failed: %v", step, err)
 		}
@@ -184,7 +184,7 @@ func TestSealedBeforeUse(t *testing.T) {
 		t.Errorf("a Bind instead of RingMapped was answered by %v", m)
 	}
 	p.c.Close()
-	await.Until(t, 5*time.Second, "all sockets are gone", func() bool { return n.sockets.budget().Used == 0 })
+	await.Until(t, 5*time.Second, "all sockets are gone", func() bool { return n.clients.Budget().Used == 0 })
 }
 
 // connectAs is a connection to the control socket by anybody, and past the kernel's
@@ -205,11 +205,11 @@ func connectAs(t *testing.T, n *Node, id config.Identity) *shm.Conn {
 		}
 		conns[i] = c.(*net.UnixConn)
 	}
-	account, err := n.grpc.clients.Add(id, localConnBytes)
+	account, err := n.users.Add(id, localConnBytes)
 	if err != nil {
 		t.Fatal(err)
 	}
-	go n.local.handle(shm.NewConn(conns[0], 0), id, account) // ends with the connection
+	go n.clients.handle(shm.NewConn(conns[0], 0), id, account) // ends with the connection
 	return shm.NewConn(conns[1], 4)
 }
 
@@ -227,7 +227,7 @@ func TestLayOnTheWay(t *testing.T) {
 		}
 		r.close()
 	}
-	await.Until(t, 5*time.Second, "all sockets are gone", func() bool { return n.sockets.budget().Used == 0 && regionsMapped(t) == 0 })
+	await.Until(t, 5*time.Second, "all sockets are gone", func() bool { return n.clients.Budget().Used == 0 && regionsMapped(t) == 0 })
 }
 
 // TestDeafAndLoud: a client that spoils its doorbells in every way it can and

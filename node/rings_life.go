@@ -24,26 +24,25 @@ import (
 // openRing serves the socket a Bind with rings asks for: the connection goes
 // over to the reactor that will serve the rings (taken).
 func openRing(f *localFront, p *packetStream, id config.Identity, m *rdsdv1.Bind) (taken bool, err error) {
-	n := f.node
 	if v := m.GetRing().GetVersion(); v != shm.Version {
 		return false, rdserr.With(rdserr.ErrNotSupported, "rings of layout version %d; this daemon has version %d, or bind without", v, shm.Version)
 	}
-	if err := n.deps.FDs.Room(base.RingFDs, base.KeepOfClients); err != nil {
-		n.deps.Count.BindsRefused.Add(1)
+	if err := f.deps.FDs.Room(base.RingFDs, base.KeepOfClients); err != nil {
+		f.deps.Count.BindsRefused.Add(1)
 		return false, err
 	}
-	r := &ringSock{front: f, s: newSockStream(n, p, id), bell: -1, buried: make(chan struct{})}
+	r := &ringSock{front: f, s: newSockStream(f, p, id), bell: -1, buried: make(chan struct{})}
 	if err := r.open(f, m, p); err != nil {
-		n.deps.Count.BindsRefused.Add(1)
-		n.deps.Log.Log(p.ctx, refusalLevel(err), "bind refused", "uid", r.s.id.UID, "pid", r.s.id.PID, "error", err)
+		f.deps.Count.BindsRefused.Add(1)
+		f.deps.Log.Log(p.ctx, refusalLevel(err), "bind refused", "uid", r.s.id.UID, "pid", r.s.id.PID, "error", err)
 		return false, err
 	}
-	n.deps.Log.Debug("socket bound", "local", r.sock.Addr(), "uid", r.s.id.UID, "pid", r.s.id.PID, "rings", true)
+	f.deps.Log.Debug("socket bound", "local", r.sock.Addr(), "uid", r.s.id.UID, "pid", r.s.id.PID, "rings", true)
 	r.ctl.account = p.account
 	ctl, err := p.conn.Detach()
 	if err == nil && !f.take(r) {
 		ctl.Close()
-		err = errDraining
+		err = base.ErrDraining
 	}
 	if err != nil {
 		r.dispose()
@@ -85,8 +84,8 @@ func (r *ringSock) open(f *localFront, m *rdsdv1.Bind, p *packetStream) (err err
 		return rdserr.With(rdserr.ErrNotSupported, "this engine has no reactor")
 	}
 	r.Owner, r.host, r.react = r, h, h.Host().NextWorker()
-	cfg := &s.node.deps.Config.RDS
-	spec := shm.Spec{Local: netip.AddrPortFrom(h.Addr(), port), UID: opt.UID, PID: opt.PID, SndBuf: opt.SndBufBytes, RcvBuf: opt.RcvBufBytes, Instance: s.node.deps.Instance}
+	cfg := &s.front.deps.Config.RDS
+	spec := shm.Spec{Local: netip.AddrPortFrom(h.Addr(), port), UID: opt.UID, PID: opt.PID, SndBuf: opt.SndBufBytes, RcvBuf: opt.RcvBufBytes, Instance: s.front.deps.Instance}
 	if spec.SndBuf == 0 {
 		spec.SndBuf = int(cfg.SendBufferBytes)
 	}
@@ -94,7 +93,7 @@ func (r *ringSock) open(f *localFront, m *rdsdv1.Bind, p *packetStream) (err err
 		spec.RcvBuf = int(cfg.RecvBufferBytes)
 	}
 	spec.MaxDatagram = min(spec.SndBuf, wire.MaxDatagram)
-	r.purse.account, r.purse.total = s.node.deps.User(s.id), &f.pages.total
+	r.purse.account, r.purse.total = s.front.deps.User(s.id), &f.pages.total
 	theirs, err := r.lay(spec)
 	if theirs >= 0 {
 		defer unix.Close(theirs)
@@ -263,7 +262,7 @@ func (r *ringSock) close() {
 	r.s.forget()
 	r.aside(bury, nil)
 	go func() { // ends with the last close, which may take as long as whoever passed us a descriptor likes
-		defer r.front.node.deps.Guard.Recover(guard.Socket, nil)
+		defer r.front.deps.Guard.Recover(guard.Socket, nil)
 		r.ctl.close()
 		<-r.buried
 		r.linger()
@@ -319,11 +318,11 @@ func (r *ringSock) move(needed []shm.Body) {
 	for _, b := range needed { // whole pages, however little of each is needed
 		r.evacuated += int64(b.Bytes+2*4096-1) &^ 4095
 	}
-	account := r.s.node.deps.User(r.s.id)
+	account := r.front.deps.User(r.s.id)
 	account.Grow(quota.Regions, r.evacuated)
 	account.Close()
 	if err := r.reg.Evacuate(needed); err != nil {
-		r.s.node.deps.Log.Error("a dead client's memory stays until its datagrams are decided", "error", err)
+		r.front.deps.Log.Error("a dead client's memory stays until its datagrams are decided", "error", err)
 	}
 	r.host.Lock()
 	r.moved = true
@@ -349,12 +348,12 @@ func (r *ringSock) aside(f func(), end func(error)) {
 // free unmaps the region and gives its place in the ledger back. Nothing needs
 // them, and no lock is held.
 func (r *ringSock) free() {
-	account := r.s.node.deps.User(r.s.id)
+	account := r.front.deps.User(r.s.id)
 	account.Give(quota.Regions, r.evacuated)
 	account.Close()
 	r.End.Discard()
 	if err := r.End.Close(); err != nil {
-		r.s.node.deps.Log.Error("a socket's memory is lost", "error", err)
+		r.front.deps.Log.Error("a socket's memory is lost", "error", err)
 	}
 	r.host.Lock()
 	grown := r.grown

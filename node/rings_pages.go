@@ -64,7 +64,7 @@ func (r *ringSock) findOut() {
 	r.aside(func() {
 		written, err := r.reg.Written(off, n)
 		for ; err != nil; written, err = r.reg.Written(off, n) {
-			time.Sleep(feedEvery) // somebody gives a descriptor back, or the socket is closed
+			time.Sleep(FeedEvery) // somebody gives a descriptor back, or the socket is closed
 		}
 		r.host.Lock()
 		r.End.Sure(written)
@@ -84,9 +84,12 @@ const (
 	// collectTime is what reactors get to take what clients have released. What they
 	// take later is found the next time.
 	collectTime = time.Millisecond
-	// feedEvery is how often those try again that lacked pages.
-	feedEvery = 20 * time.Millisecond
+	// foundMuch is after how many bytes the next look comes soon.
+	foundMuch = 2 << 20
 )
+
+// FeedEvery is how often those try again that lacked pages.
+const FeedEvery = 20 * time.Millisecond
 
 // regionPages is what the front knows of pages: who lacks some, and what regions that are closed
 // still take.
@@ -116,6 +119,12 @@ func (p *regionPages) lack(r *ringSock) (first bool) {
 	return first
 }
 
+// Lacks reports whether sockets wait for pages; FeedEvery says how soon they try again.
+func (f *localFront) Lacks() bool { return f.pages.lacks() }
+
+// PagesPaid is how many bytes of regions users pay for.
+func (f *localFront) PagesPaid() int64 { return f.pages.total.Load() }
+
 func (p *regionPages) lacks() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -126,7 +135,7 @@ func (p *regionPages) lacks() bool {
 func (p *regionPages) due(now time.Time, short, lacks bool) (give, feed bool) {
 	wait := giveBackEvery
 	switch {
-	case p.found >= limitStep:
+	case p.found >= foundMuch:
 	case lacks:
 		wait = lackGiveBack
 	default:
@@ -135,15 +144,15 @@ func (p *regionPages) due(now time.Time, short, lacks bool) (give, feed bool) {
 	if give = (short || lacks) && now.Sub(p.gave) >= wait; give {
 		p.gave = now
 	}
-	if feed = lacks && now.Sub(p.fed) >= feedEvery; feed {
+	if feed = lacks && now.Sub(p.fed) >= FeedEvery; feed {
 		p.fed = now
 	}
 	return give, feed
 }
 
-// keepPages gives back what nobody needs while memory is short, and lets those go on that
+// KeepPages gives back what nobody needs while memory is short, and lets those go on that
 // lacked some. It is the keeper's.
-func (f *localFront) keepPages(now time.Time, short bool) {
+func (f *localFront) KeepPages(now time.Time, short bool) {
 	p := &f.pages
 	give, feed := p.due(now, short, p.lacks())
 	if give {
@@ -181,8 +190,8 @@ func (f *localFront) ringSocks() []*ringSock {
 // giveBack gives back the pages that nobody needs, of all regions, and tells how many bytes
 // that were.
 func (f *localFront) giveBack() (bytes int) {
-	if h := f.node.hosts; h != nil {
-		h.Collect() // what clients have released, for a reactor that sleeps does not look
+	if f.deps.Collect != nil {
+		f.deps.Collect() // for a reactor that sleeps does not look
 		time.Sleep(collectTime)
 	}
 	for _, r := range f.ringSocks() {
@@ -216,12 +225,12 @@ func (r *ringSock) giveBackOf(may func() bool) (bytes int) {
 			return bytes
 		}
 		if err := r.reg.Remove(s); err != nil {
-			r.s.node.deps.Log.Error("memory of a region cannot be given back", "local", r.reg.Local, "error", err)
+			r.front.deps.Log.Error("memory of a region cannot be given back", "local", r.reg.Local, "error", err)
 		}
 		r.host.Lock()
 		n := r.End.Restore(s)
 		r.host.Unlock()
-		r.s.node.deps.Count.RegionsGivenBack.Add(uint64(n))
+		r.front.deps.Count.RegionsGivenBack.Add(uint64(n))
 		bytes += n
 	}
 }
@@ -285,12 +294,12 @@ func (r *ringSock) letGo() bool {
 		return false
 	}
 	if !certain {
-		r.s.node.deps.Log.Debug("it cannot be told whether a client has let go of its region", "local", r.reg.Local)
+		r.front.deps.Log.Debug("it cannot be told whether a client has let go of its region", "local", r.reg.Local)
 	}
 	r.host.Lock()
 	r.End.PaidOff()
 	r.host.Unlock()
 	r.purse.account.Close()
-	r.front.node.grpc.clients.Remove(r.s.id, r.ctl.account, localConnBytes)
+	r.front.deps.Clients.Remove(r.s.id, r.ctl.account, localConnBytes)
 	return true
 }

@@ -20,7 +20,7 @@ import (
 )
 
 // pagesPaid is what regions have of memory that is paid for.
-func pagesPaid(n *Node) int64 { return n.local.pages.total.Load() }
+func pagesPaid(n *Node) int64 { return n.clients.PagesPaid() }
 
 // pagesCharged is what of it users are charged for pages.
 func pagesCharged(n *Node) (bytes int64) {
@@ -50,15 +50,15 @@ func TestUntouchedBody(t *testing.T) {
 	addr := cfg.RDS.Addresses[0]
 	evil := attachRing(t, cfg, bindTo(addr, 0))
 	defer evil.close()
-	await.Until(t, 5*time.Second, "it is counted", func() bool { return len(n.local.ringSocks()) == 1 })
-	r := n.local.ringSocks()[0]
+	await.Until(t, 5*time.Second, "it is counted", func() bool { return len(n.clients.ringSocks()) == 1 })
+	r := n.clients.ringSocks()[0]
 	before := r.reg.Allocated()
 	evil.region.PutFlow(0, &shm.FlowEntry{Dst: netip.AddrPortFrom(addr, 7), Gen: 1})
 	evil.region.PutSend(0, shm.MakeWord(shm.KindEach, 64<<10, 1), &shm.SendDesc{Gen: 1, Slot: 1 << 20})
 	evil.region.SendTail().Store(1)
 	shm.Ring(evil.bell)
 	await.Until(t, 5*time.Second, "it is thrown out", func() bool { return syscall.Errno(evil.region.Closed().Load()) == syscall.EBADMSG })
-	await.Until(t, 5*time.Second, "its socket is gone", func() bool { return n.sockets.budget().Used == 0 })
+	await.Until(t, 5*time.Second, "its socket is gone", func() bool { return n.clients.Budget().Used == 0 })
 	if after := r.reg.Allocated(); after > before+32<<10 { // two pages of rings, and the flow states
 		t.Errorf("%d bytes are allocated, %d before", after, before)
 	}
@@ -87,7 +87,7 @@ func TestPagesOfRegions(t *testing.T) {
 	if c := pagesCharged(n); c > 2<<20 { // half a page of rings, and what settle leaves
 		t.Errorf("%d bytes are charged for pages beside what lies in them", c)
 	}
-	if n.local.giveBack(); pagesPaid(n) < 6<<20 {
+	if n.clients.giveBack(); pagesPaid(n) < 6<<20 {
 		t.Errorf("%d bytes are paid for with 6 MiB unread", pagesPaid(n))
 	}
 	for i := range 6 {
@@ -99,7 +99,7 @@ func TestPagesOfRegions(t *testing.T) {
 	n.hosts.Collect()
 	await.Until(t, 5*time.Second, "what was read is charged for its pages", func() bool { return pagesCharged(n) >= 5<<20 })
 	await.Until(t, 5*time.Second, "nearly all of it is given back", func() bool {
-		n.local.giveBack()
+		n.clients.giveBack()
 		return pagesPaid(n) <= 64<<10
 	})
 	if n.deps.Count.RegionsGivenBack.Load() < 6<<20 {
@@ -136,9 +136,9 @@ func TestRegionsLinger(t *testing.T) {
 	if paid < 1<<20 {
 		t.Fatalf("%d bytes are paid for", paid)
 	}
-	clients := n.grpc.clients.Len
+	clients := n.users.Len
 	r.c.Close()
-	await.Until(t, 5*time.Second, "the socket is closed", func() bool { return n.sockets.budget().Used == 0 && regionsMapped(t) <= 3 })
+	await.Until(t, 5*time.Second, "the socket is closed", func() bool { return n.clients.Budget().Used == 0 && regionsMapped(t) <= 3 })
 	time.Sleep(300 * time.Millisecond) // the keeper has looked
 	if pagesPaid(n) != paid || pagesCharged(n) != paid || clients() != 1 {
 		t.Errorf("%d bytes are paid for, %d charged, %d clients", pagesPaid(n), pagesCharged(n), clients())
@@ -164,15 +164,15 @@ func TestPagesLacked(t *testing.T) {
 		return s
 	}
 	a, b := bind(), bind()
-	await.Until(t, 5*time.Second, "both are counted", func() bool { return len(n.local.ringSocks()) == 2 })
+	await.Until(t, 5*time.Second, "both are counted", func() bool { return len(n.clients.ringSocks()) == 2 })
 	pay := func(with *quota.Account) {
-		for _, r := range n.local.ringSocks() {
+		for _, r := range n.clients.ringSocks() {
 			r.host.Lock()
 			r.purse.account = with
 			r.host.Unlock()
 		}
 	}
-	real := n.local.ringSocks()[0].purse.account
+	real := n.clients.ringSocks()[0].purse.account
 	poor := quota.New(100, nil)
 	pay(poor.Account(quota.User(1)))
 	const count = 64
@@ -261,9 +261,9 @@ func TestStopWaitsForNoRegion(t *testing.T) {
 	before, during := bind(), bind()
 	before.c.Close()
 	lingers := func() bool {
-		n.local.pages.mu.Lock()
-		defer n.local.pages.mu.Unlock()
-		return len(n.local.pages.closed) == 1
+		n.clients.pages.mu.Lock()
+		defer n.clients.pages.mu.Unlock()
+		return len(n.clients.pages.closed) == 1
 	}
 	await.Until(t, 5*time.Second, "one region lingers", lingers)
 	stop()
@@ -330,9 +330,9 @@ func TestPagesAreLookedAtInTime(t *testing.T) {
 	look(1, true, false, true, false)
 	p.found--
 	look(giveBackEvery, false, true, false, true)
-	look(feedEvery-1, false, true, false, false)
+	look(FeedEvery-1, false, true, false, false)
 	look(1, false, true, false, true)
-	look(lackGiveBack-giveBackEvery-feedEvery-1, false, true, false, true)
+	look(lackGiveBack-giveBackEvery-FeedEvery-1, false, true, false, true)
 	look(1, false, true, true, false)
 	look(time.Hour, false, false, false, false)
 }
@@ -351,7 +351,7 @@ func TestGiveBackBesideTheEnd(t *testing.T) {
 					return
 				default:
 				}
-				for _, r := range n.local.ringSocks() {
+				for _, r := range n.clients.ringSocks() {
 					r.giveBack()
 				}
 			}
@@ -365,5 +365,5 @@ func TestGiveBackBesideTheEnd(t *testing.T) {
 	}
 	close(done)
 	keepers.Wait()
-	await.Until(t, 5*time.Second, "the regions are gone", func() bool { return n.sockets.budget().Used == 0 })
+	await.Until(t, 5*time.Second, "the regions are gone", func() bool { return n.clients.Budget().Used == 0 })
 }

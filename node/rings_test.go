@@ -219,7 +219,7 @@ func TestHostileRing(t *testing.T) {
 	}
 	a.Close()
 	b.Close()
-	await.Until(t, 5*time.Second, "all sockets are gone", func() bool { return n.sockets.budget().Used == 0 })
+	await.Until(t, 5*time.Second, "all sockets are gone", func() bool { return n.clients.Budget().Used == 0 })
 }
 
 // TestRingGone: the region of a client that ends is gone within a second (R4),
@@ -246,7 +246,7 @@ func TestRingGone(t *testing.T) {
 	}
 	client.Close()
 	await.Until(t, time.Second, "the region is unmapped", func() bool { return regionsMapped(t) == before })
-	await.Until(t, time.Second, "the socket is gone", func() bool { return n.sockets.budget().Used == 0 })
+	await.Until(t, time.Second, "the socket is gone", func() bool { return n.clients.Budget().Used == 0 })
 }
 
 // regionsMapped counts this process's mappings of regions; it is daemon and
@@ -298,7 +298,7 @@ func TestAttachDetach(t *testing.T) {
 		a.Close()
 	}
 	maps := regionsMapped(t)
-	gone := func() bool { return n.sockets.budget().Used == 0 && regionsMapped(t) <= maps } // unmapped after the socket is gone
+	gone := func() bool { return n.clients.Budget().Used == 0 && regionsMapped(t) <= maps } // unmapped after the socket is gone
 	for range 50 {
 		once()
 	}

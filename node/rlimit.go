@@ -10,7 +10,6 @@ import (
 	"github.com/rdsd/rdsd/internal/accept"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
-	"github.com/rdsd/rdsd/shm"
 )
 
 // descriptorsNeeded is the sum of what the limits allow.
@@ -60,17 +59,6 @@ func (n *Node) acceptor(l net.Listener, what string, refuse func(net.Conn, error
 
 // refusePatience is how long a client that is refused may take to say its first words.
 const refusePatience = 50 * time.Millisecond
-
-// refusePacket tells a client of the control socket why its connection ends. What the
-// client has said is read before: closing over it would take our word with it.
-func refusePacket(c net.Conn, err error) {
-	if u, ok := c.(*net.UnixConn); ok {
-		conn := shm.NewConn(u, 0)
-		conn.SetReadDeadline(time.Now().Add(refusePatience))
-		conn.ReadMessage()
-		(&packetStream{conn: conn}).sayClosing(base.NoDescriptors(err))
-	}
-}
 
 // refuseHTTP2 tells a client of gRPC, in the words of HTTP/2: SETTINGS, as a server
 // begins, and GOAWAY with the reason as its debug data (RFC 9113, 6.5 and 6.8).

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/grpc"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/rdserr"
@@ -264,10 +265,10 @@ func (s *volumeServer) Watch(r *rdsdv1.VolumeWatchRequest, stream grpc.ServerStr
 		case <-stream.Context().Done():
 			return nil
 		case <-s.node.deps.Stopping:
-			return errDraining
+			return base.ErrDraining
 		case e, ok := <-events:
 			if !ok {
-				return errDraining
+				return base.ErrDraining
 			}
 			if err := stream.Send(volumeEventPB(&e)); err != nil {
 				return err

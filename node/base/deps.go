@@ -10,6 +10,7 @@ import (
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
 )
 
 // Deps is what a room of a node is given. There is one for a node; it does not change
@@ -64,6 +65,9 @@ func (d *Deps) SetConf(c *config.Config) { d.live.Store(c) }
 func (d *Deps) User(id config.Identity) *quota.Account {
 	return d.Memory.Account(quota.User(id.UID))
 }
+
+// ErrDraining is what a daemon that is being stopped says to whoever wants something new.
+var ErrDraining = rdserr.With(rdserr.ErrShutdown, "the daemon is shutting down")
 
 // Budget is one configured limit and what is used of it (M1 to M4).
 type Budget struct {
