@@ -24,7 +24,7 @@ var changes = map[string]bool{
 }
 
 var reads = map[string]bool{
-	"GetStatus": true, "GetCounters": true, "ListPeers": true, "ListSockets": true, "ListQueue": true, "ListCongestion": true, "Ping": true,
+	"GetStatus": true, "GetCounters": true, "ListPeers": true, "ListSockets": true, "ListQueue": true, "ListCongestion": true, "Ping": true, "ListErrors": true, "GetConfig": true,
 	"List": true, "Get": true, "ListSessions": true, "ListPaths": true, "Check": true,
 }
 

@@ -28,7 +28,8 @@ func (c *Client) Admin() *Admin { return &Admin{c.AdminService()} }
 // statuses; rdsdv1.ErrorFromStatus gives their errno.
 func (c *Client) AdminService() rdsdv1.AdminClient { return rdsdv1.NewAdminClient(c.conn) }
 
-// Status returns the daemon as a whole: version, addresses, budgets.
+// Status returns the daemon as a whole: version, addresses, budgets, and what is not as
+// it should be.
 func (a *Admin) Status(ctx context.Context) (*Status, error) {
 	m, err := a.pb.GetStatus(ctx, &rdsdv1.GetStatusRequest{})
 	if err != nil {
@@ -95,6 +96,25 @@ func (a *Admin) Congestion(ctx context.Context) ([]CongestedPort, error) {
 		return nil, callError(ctx, "list congestion", err)
 	}
 	return all(m.GetPort(), congestedFromProto), nil
+}
+
+// Errors returns the distinct warnings and errors of the daemon's log.
+func (a *Admin) Errors(ctx context.Context) (*ErrorLog, error) {
+	m, err := a.pb.ListErrors(ctx, &rdsdv1.ListErrorsRequest{})
+	if err != nil {
+		return nil, callError(ctx, "list errors", err)
+	}
+	return &ErrorLog{Errors: all(m.GetError(), loggedFromProto), Forgotten: m.GetForgotten()}, nil
+}
+
+// Config returns the daemon's configuration as it is now: a file in TOML that loads
+// again, in which each line says where its value came from. What is secret is not in it.
+func (a *Admin) Config(ctx context.Context) (string, error) {
+	m, err := a.pb.GetConfig(ctx, &rdsdv1.GetConfigRequest{})
+	if err != nil {
+		return "", callError(ctx, "configuration", err)
+	}
+	return m.GetToml(), nil
 }
 
 // Ping sends an RDS ping to a node and returns its answer. Every rdsd and every

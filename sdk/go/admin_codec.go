@@ -14,6 +14,7 @@ var (
 	peerKindWords  = []PeerKind{PeerUnknown, PeerRDSD, PeerKernelLegacy, PeerKernel}
 	peerStateWords = []PeerState{StateUnknown, StateDown, StateConnecting, StateUp, StateDisconnecting, StateError}
 	queueWords     = []QueueKind{QueueAll, QueueSend, QueueRetrans, QueueRecv}
+	problemWords   = []Severity{"", SeverityOK, SeverityNote, SeverityWarning, SeverityError}
 )
 
 // peerStates are the states of paths, the worst one first: a peer has the best of
@@ -32,6 +33,25 @@ func statusFromProto(m *rdsdv1.Status) *Status {
 		Peers: m.GetPeers(), PeersUp: m.GetPeersUp(), Sockets: m.GetSockets(),
 		MemoryUsedBytes: m.GetMemoryUsedBytes(), MemoryBudgetBytes: m.GetMemoryBudgetBytes(),
 		ConfigFile: m.GetConfigFile(), Budgets: all(m.GetBudget(), budgetFromProto),
+		HTTPAddress: m.GetHttpAddress(), Healthy: m.GetHealthy(), Severity: wordOf(problemWords, m.GetSeverity()), Problems: all(m.GetProblem(), problemFromProto),
+	}
+}
+
+func problemFromProto(m *rdsdv1.Problem) Problem {
+	return Problem{
+		Code: m.GetCode(), Severity: wordOf(problemWords, m.GetSeverity()), Subject: m.GetSubject(), Text: m.GetText(), Remedy: m.GetRemedy(),
+		Since: time.Duration(m.GetSinceNs()),
+	}
+}
+
+func loggedFromProto(m *rdsdv1.LoggedError) LoggedError {
+	severity := SeverityError
+	if m.GetWarning() {
+		severity = SeverityWarning
+	}
+	return LoggedError{
+		Severity: severity, Message: m.GetMessage(), Subject: m.GetSubject(), Error: m.GetError(),
+		First: time.Unix(0, m.GetFirstUnixNs()).UTC(), Last: time.Unix(0, m.GetLastUnixNs()).UTC(), Count: m.GetCount(),
 	}
 }
 
@@ -61,6 +81,7 @@ func peerPathFromProto(m *rdsdv1.Path) PeerPath {
 		LocalEndpoint: m.GetLocalEndpoint(), RemoteEndpoint: m.GetRemoteEndpoint(), UpFor: time.Duration(m.GetUpSinceNs()),
 		Reconnects: m.GetReconnects(), LastError: m.GetLastError(), SentBytes: m.GetSentBytes(), ReceivedBytes: m.GetReceivedBytes(),
 		SendCredits: m.GetSendCredits(), ReadPaused: m.GetReadPaused(),
+		ErrorAge: time.Duration(m.GetErrorAgeNs()), Attempts: m.GetAttempts(), RetryIn: time.Duration(m.GetRetryInNs()),
 	}
 }
 

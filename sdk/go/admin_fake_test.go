@@ -64,6 +64,14 @@ func (f *fakeAdmin) ListCongestion(ctx context.Context, r *rdsdv1.ListCongestion
 	return answered[*rdsdv1.ListCongestionResponse](ctx, f, r)
 }
 
+func (f *fakeAdmin) ListErrors(ctx context.Context, r *rdsdv1.ListErrorsRequest) (*rdsdv1.ListErrorsResponse, error) {
+	return answered[*rdsdv1.ListErrorsResponse](ctx, f, r)
+}
+
+func (f *fakeAdmin) GetConfig(ctx context.Context, r *rdsdv1.GetConfigRequest) (*rdsdv1.GetConfigResponse, error) {
+	return answered[*rdsdv1.GetConfigResponse](ctx, f, r)
+}
+
 func (f *fakeAdmin) Ping(ctx context.Context, r *rdsdv1.PingRequest) (*rdsdv1.PingResponse, error) {
 	return answered[*rdsdv1.PingResponse](ctx, f, r)
 }

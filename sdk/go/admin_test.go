@@ -45,12 +45,18 @@ var adminCalls = []adminCall{
 		rdsdv1.Status_builder{
 			Version: "1.2.3", Instance: 1, UptimeNs: 2, State: "serving", LocalAddress: [][]byte{hereAddr.AsSlice(), thereAddr.AsSlice()},
 			RdsPort: 16385, Peers: 3, PeersUp: 4, Sockets: 5, MemoryUsedBytes: 6, MemoryBudgetBytes: 7, ConfigFile: "/etc/rdsd.toml",
-			Budget: []*rdsdv1.Budget{rdsdv1.Budget_builder{Name: "memory", Used: 8, Limit: 9, Refused: 10}.Build()},
+			Budget:      []*rdsdv1.Budget{rdsdv1.Budget_builder{Name: "memory", Used: 8, Limit: 9, Refused: 10}.Build()},
+			HttpAddress: "127.0.0.1:16386", Healthy: true, Severity: rdsdv1.ProblemSeverity_PROBLEM_SEVERITY_NOTE,
+			Problem: []*rdsdv1.Problem{rdsdv1.Problem_builder{
+				Code: "peer-down", Severity: rdsdv1.ProblemSeverity_PROBLEM_SEVERITY_ERROR, Subject: "peer", Text: "text", Remedy: "remedy", SinceNs: 11,
+			}.Build()},
 		}.Build(),
 		&Status{
 			Version: "1.2.3", Instance: 1, Uptime: 2, State: "serving", LocalAddresses: []netip.Addr{hereAddr, thereAddr},
 			RDSPort: 16385, Peers: 3, PeersUp: 4, Sockets: 5, MemoryUsedBytes: 6, MemoryBudgetBytes: 7, ConfigFile: "/etc/rdsd.toml",
-			Budgets: []Budget{{Name: "memory", Used: 8, Limit: 9, Refused: 10}},
+			Budgets:     []Budget{{Name: "memory", Used: 8, Limit: 9, Refused: 10}},
+			HTTPAddress: "127.0.0.1:16386", Healthy: true, Severity: SeverityNote,
+			Problems: []Problem{{Code: "peer-down", Severity: SeverityError, Subject: "peer", Text: "text", Remedy: "remedy", Since: 11}},
 		},
 	},
 	{
@@ -61,7 +67,7 @@ var adminCalls = []adminCall{
 			Lanes: 2, Queued: 3, QueuedBytes: 4, Unacked: 5, UnackedBytes: 6, CongestedPorts: 7, RttNs: 8, Held: 9,
 			Path: []*rdsdv1.Path{rdsdv1.Path_builder{
 				Index: 1, State: rdsdv1.PathState_PATH_STATE_UP, NextTxSeq: 11, NextRxSeq: 12, LocalEndpoint: "here", RemoteEndpoint: "there", UpSinceNs: 13,
-				Reconnects: 14, LastError: "why", SentBytes: 15, ReceivedBytes: 16, SendCredits: 17, ReadPaused: true,
+				Reconnects: 14, LastError: "why", SentBytes: 15, ReceivedBytes: 16, SendCredits: 17, ReadPaused: true, ErrorAgeNs: 18, Attempts: 19, RetryInNs: 20,
 			}.Build()},
 		}.Build()}}.Build(),
 		[]Peer{{
@@ -69,7 +75,7 @@ var adminCalls = []adminCall{
 			Lanes: 2, Queued: 3, QueuedBytes: 4, Unacked: 5, UnackedBytes: 6, CongestedPorts: 7, RTT: 8, Held: 9, LastError: "why",
 			Paths: []PeerPath{{
 				Index: 1, State: StateUp, NextTxSeq: 11, NextRxSeq: 12, LocalEndpoint: "here", RemoteEndpoint: "there", UpFor: 13,
-				Reconnects: 14, LastError: "why", SentBytes: 15, ReceivedBytes: 16, SendCredits: 17, ReadPaused: true,
+				Reconnects: 14, LastError: "why", SentBytes: 15, ReceivedBytes: 16, SendCredits: 17, ReadPaused: true, ErrorAge: 18, Attempts: 19, RetryIn: 20,
 			}},
 		}},
 	},
@@ -118,6 +124,23 @@ var adminCalls = []adminCall{
 			Endpoint: hereEnd, Local: true, CongestedFor: 1, QueuedBytes: 2, ReaderUID: 3, ReaderPID: 4, WaitingSenders: 5, Blocked: 6,
 			Culprits: []Culprit{{Source: thereEnd, QueuedDatagrams: 7, QueuedBytes: 8}},
 		}},
+	},
+	{
+		"list errors", func(ctx context.Context, a *Admin) (any, error) { return a.Errors(ctx) },
+		&rdsdv1.ListErrorsRequest{},
+		rdsdv1.ListErrorsResponse_builder{Forgotten: 1, Error: []*rdsdv1.LoggedError{rdsdv1.LoggedError_builder{
+			Warning: true, Message: "refused", Subject: "peer=10.0.0.2", Error: "no rule", FirstUnixNs: 2, LastUnixNs: 3, Count: 4,
+		}.Build()}}.Build(),
+		&ErrorLog{Forgotten: 1, Errors: []LoggedError{{
+			Severity: SeverityWarning, Message: "refused", Subject: "peer=10.0.0.2", Error: "no rule",
+			First: time.Unix(0, 2).UTC(), Last: time.Unix(0, 3).UTC(), Count: 4,
+		}}},
+	},
+	{
+		"configuration", func(ctx context.Context, a *Admin) (any, error) { return a.Config(ctx) },
+		&rdsdv1.GetConfigRequest{},
+		rdsdv1.GetConfigResponse_builder{Toml: "version = 1"}.Build(),
+		"version = 1",
 	},
 	{
 		"ping", func(ctx context.Context, a *Admin) (any, error) {
@@ -342,6 +365,7 @@ func TestAdminWords(t *testing.T) {
 		{rdsdv1.PeerKind(0).Descriptor(), "PEER_KIND_", plain(peerKindWords)},
 		{rdsdv1.PathState(0).Descriptor(), "PATH_STATE_", plain(peerStateWords)},
 		{rdsdv1.QueueKind(0).Descriptor(), "QUEUE_KIND_", plain(queueWords)},
+		{rdsdv1.ProblemSeverity(0).Descriptor(), "PROBLEM_SEVERITY_", plain(problemWords)},
 	} {
 		values := c.enum.Values()
 		if values.Len() != len(c.words) {

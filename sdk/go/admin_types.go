@@ -24,6 +24,39 @@ type Status struct {
 	MemoryBudgetBytes uint64        `json:"memory_budget_bytes"` // limits.memory_bytes of the configuration
 	ConfigFile        string        `json:"config_file"`         // "": none, defaults alone
 	Budgets           []Budget      `json:"budgets"`
+	HTTPAddress       string        `json:"http_address"` // of its page for monitoring, "127.0.0.1:16386" or "unix:/run/rdsd/http.sock"; "": off
+	Healthy           bool          `json:"healthy"`      // no problem is a warning or an error
+	Severity          Severity      `json:"severity"`     // of the worst problem
+	Problems          []Problem     `json:"problems"`     // the worst first
+}
+
+// Problem is something that is not as it should be, and what mends it. Codes stay what
+// they are: docs/operations.md has all of them.
+type Problem struct {
+	Code     string        `json:"code"` // "peer-down", "port-congested", ...
+	Severity Severity      `json:"severity"`
+	Subject  string        `json:"subject"`  // what it is about: "peer 10.0.0.2", "limits.max_peers"; "": the node
+	Text     string        `json:"text"`     // what is so
+	Remedy   string        `json:"remedy"`   // a command, or a line of the configuration, and when to use it
+	Since    time.Duration `json:"since_ns"` // for so long; 0: not known, or since the daemon started
+}
+
+// ErrorLog is what the daemon's log has said of errors.
+type ErrorLog struct {
+	Errors    []LoggedError `json:"errors"`    // the last one first
+	Forgotten uint64        `json:"forgotten"` // distinct errors that had to make room for others
+}
+
+// LoggedError is a warning or an error of the daemon's log, however often it was
+// logged: lines that say the same of the same thing are one.
+type LoggedError struct {
+	Severity Severity  `json:"severity"`
+	Message  string    `json:"message"` // what the line says
+	Subject  string    `json:"subject"` // of what: "peer=10.0.0.2 path=0"; may be ""
+	Error    string    `json:"error"`   // why, as the last line said; may be ""
+	First    time.Time `json:"first"`   // of the daemon's wall clock, UTC
+	Last     time.Time `json:"last"`
+	Count    uint64    `json:"count"` // lines, with those that log.lines_per_second left out
 }
 
 // Budget is one configured limit and what is used of it.
@@ -93,6 +126,9 @@ type PeerPath struct {
 	ReceivedBytes  uint64        `json:"received_bytes"`
 	SendCredits    uint32        `json:"send_credits"` // of rdsd peers
 	ReadPaused     bool          `json:"read_paused"`  // a full receiver stops the link of a kernel
+	ErrorAge       time.Duration `json:"error_age_ns"` // how long ago LastError was; 0 without one
+	Attempts       uint32        `json:"attempts"`     // in a row that brought no usable link
+	RetryIn        time.Duration `json:"retry_in_ns"`  // when it is tried again; 0: now, or it does not wait for that
 }
 
 // PeerFilter chooses peers by the addresses of both ends; one that is not valid

@@ -60,7 +60,8 @@ func TestJSONOfNothing(t *testing.T) {
 		v    any
 		want string
 	}{
-		{statusFromProto(&rdsdv1.Status{}), `"local_addresses":[],"rds_port":0,"peers":0,"peers_up":0,"sockets":0,"memory_used_bytes":0,"memory_budget_bytes":0,"config_file":"","budgets":[]`},
+		{statusFromProto(&rdsdv1.Status{}), `"local_addresses":[],"rds_port":0,"peers":0,"peers_up":0,"sockets":0,"memory_used_bytes":0,"memory_budget_bytes":0,"config_file":"","budgets":[],"http_address":"","healthy":false,"severity":"","problems":[]`},
+		{&ErrorLog{Errors: all(nil, loggedFromProto)}, `"errors":[]`},
 		{peerFromProto(&rdsdv1.Peer{}), `"last_error":"","paths":[]`},
 		{congestedFromProto(&rdsdv1.CongestedPort{}), `"culprits":[]`},
 		{exportFromProto(&rdsdv1.VolumeExport{}), `"allow_addresses":[],"allow_sessions":[],"persist":false,"origin":"","info":null,"users":[],"operations":[]`},

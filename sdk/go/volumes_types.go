@@ -19,7 +19,7 @@ type (
 	ExportState  string
 	MappingState string // in the words of the kernel's RNBD client
 	PathState    string // of a path of a session
-	Severity     string // of a VolumeFinding
+	Severity     string // of a VolumeFinding, a Problem or a LoggedError
 	EventKind    string // of a VolumeEvent
 )
 
@@ -68,6 +68,7 @@ const (
 	PathRemoved      PathState = "removed"
 
 	SeverityOK      Severity = "ok"
+	SeverityNote    Severity = "note" // worth knowing; nothing fails. Of a Problem alone
 	SeverityWarning Severity = "warning"
 	SeverityError   Severity = "error"
 

@@ -78,6 +78,56 @@ func (x OutcomeKind) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
 }
 
+type ProblemSeverity int32
+
+const (
+	ProblemSeverity_PROBLEM_SEVERITY_UNSPECIFIED ProblemSeverity = 0
+	ProblemSeverity_PROBLEM_SEVERITY_OK          ProblemSeverity = 1 // no problem at all
+	ProblemSeverity_PROBLEM_SEVERITY_NOTE        ProblemSeverity = 2 // worth knowing; nothing fails
+	ProblemSeverity_PROBLEM_SEVERITY_WARNING     ProblemSeverity = 3 // something waits, or is refused, or will be
+	ProblemSeverity_PROBLEM_SEVERITY_ERROR       ProblemSeverity = 4 // something does not work
+)
+
+// Enum value maps for ProblemSeverity.
+var (
+	ProblemSeverity_name = map[int32]string{
+		0: "PROBLEM_SEVERITY_UNSPECIFIED",
+		1: "PROBLEM_SEVERITY_OK",
+		2: "PROBLEM_SEVERITY_NOTE",
+		3: "PROBLEM_SEVERITY_WARNING",
+		4: "PROBLEM_SEVERITY_ERROR",
+	}
+	ProblemSeverity_value = map[string]int32{
+		"PROBLEM_SEVERITY_UNSPECIFIED": 0,
+		"PROBLEM_SEVERITY_OK":          1,
+		"PROBLEM_SEVERITY_NOTE":        2,
+		"PROBLEM_SEVERITY_WARNING":     3,
+		"PROBLEM_SEVERITY_ERROR":       4,
+	}
+)
+
+func (x ProblemSeverity) Enum() *ProblemSeverity {
+	p := new(ProblemSeverity)
+	*p = x
+	return p
+}
+
+func (x ProblemSeverity) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ProblemSeverity) Descriptor() protoreflect.EnumDescriptor {
+	return file_rdsd_v1_rdsd_proto_enumTypes[1].Descriptor()
+}
+
+func (ProblemSeverity) Type() protoreflect.EnumType {
+	return &file_rdsd_v1_rdsd_proto_enumTypes[1]
+}
+
+func (x ProblemSeverity) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
 type PeerKind int32
 
 const (
@@ -114,11 +164,11 @@ func (x PeerKind) String() string {
 }
 
 func (PeerKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_rdsd_proto_enumTypes[1].Descriptor()
+	return file_rdsd_v1_rdsd_proto_enumTypes[2].Descriptor()
 }
 
 func (PeerKind) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_rdsd_proto_enumTypes[1]
+	return &file_rdsd_v1_rdsd_proto_enumTypes[2]
 }
 
 func (x PeerKind) Number() protoreflect.EnumNumber {
@@ -167,11 +217,11 @@ func (x PathState) String() string {
 }
 
 func (PathState) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_rdsd_proto_enumTypes[2].Descriptor()
+	return file_rdsd_v1_rdsd_proto_enumTypes[3].Descriptor()
 }
 
 func (PathState) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_rdsd_proto_enumTypes[2]
+	return &file_rdsd_v1_rdsd_proto_enumTypes[3]
 }
 
 func (x PathState) Number() protoreflect.EnumNumber {
@@ -214,11 +264,11 @@ func (x QueueKind) String() string {
 }
 
 func (QueueKind) Descriptor() protoreflect.EnumDescriptor {
-	return file_rdsd_v1_rdsd_proto_enumTypes[3].Descriptor()
+	return file_rdsd_v1_rdsd_proto_enumTypes[4].Descriptor()
 }
 
 func (QueueKind) Type() protoreflect.EnumType {
-	return &file_rdsd_v1_rdsd_proto_enumTypes[3]
+	return &file_rdsd_v1_rdsd_proto_enumTypes[4]
 }
 
 func (x QueueKind) Number() protoreflect.EnumNumber {
@@ -3660,6 +3710,10 @@ type Status struct {
 	xxx_hidden_MemoryBudgetBytes uint64                 `protobuf:"varint,11,opt,name=memory_budget_bytes,json=memoryBudgetBytes"`
 	xxx_hidden_ConfigFile        string                 `protobuf:"bytes,12,opt,name=config_file,json=configFile"`
 	xxx_hidden_Budget            *[]*Budget             `protobuf:"bytes,13,rep,name=budget"`
+	xxx_hidden_Healthy           bool                   `protobuf:"varint,14,opt,name=healthy"`
+	xxx_hidden_Severity          ProblemSeverity        `protobuf:"varint,15,opt,name=severity,enum=rdsd.v1.ProblemSeverity"`
+	xxx_hidden_Problem           *[]*Problem            `protobuf:"bytes,16,rep,name=problem"`
+	xxx_hidden_HttpAddress       string                 `protobuf:"bytes,17,opt,name=http_address,json=httpAddress"`
 	unknownFields                protoimpl.UnknownFields
 	sizeCache                    protoimpl.SizeCache
 }
@@ -3782,6 +3836,36 @@ func (x *Status) GetBudget() []*Budget {
 	return nil
 }
 
+func (x *Status) GetHealthy() bool {
+	if x != nil {
+		return x.xxx_hidden_Healthy
+	}
+	return false
+}
+
+func (x *Status) GetSeverity() ProblemSeverity {
+	if x != nil {
+		return x.xxx_hidden_Severity
+	}
+	return ProblemSeverity_PROBLEM_SEVERITY_UNSPECIFIED
+}
+
+func (x *Status) GetProblem() []*Problem {
+	if x != nil {
+		if x.xxx_hidden_Problem != nil {
+			return *x.xxx_hidden_Problem
+		}
+	}
+	return nil
+}
+
+func (x *Status) GetHttpAddress() string {
+	if x != nil {
+		return x.xxx_hidden_HttpAddress
+	}
+	return ""
+}
+
 func (x *Status) SetVersion(v string) {
 	x.xxx_hidden_Version = v
 }
@@ -3834,6 +3918,22 @@ func (x *Status) SetBudget(v []*Budget) {
 	x.xxx_hidden_Budget = &v
 }
 
+func (x *Status) SetHealthy(v bool) {
+	x.xxx_hidden_Healthy = v
+}
+
+func (x *Status) SetSeverity(v ProblemSeverity) {
+	x.xxx_hidden_Severity = v
+}
+
+func (x *Status) SetProblem(v []*Problem) {
+	x.xxx_hidden_Problem = &v
+}
+
+func (x *Status) SetHttpAddress(v string) {
+	x.xxx_hidden_HttpAddress = v
+}
+
 type Status_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
@@ -3850,6 +3950,10 @@ type Status_builder struct {
 	MemoryBudgetBytes uint64
 	ConfigFile        string
 	Budget            []*Budget
+	Healthy           bool
+	Severity          ProblemSeverity
+	Problem           []*Problem
+	HttpAddress       string
 }
 
 func (b0 Status_builder) Build() *Status {
@@ -3869,6 +3973,139 @@ func (b0 Status_builder) Build() *Status {
 	x.xxx_hidden_MemoryBudgetBytes = b.MemoryBudgetBytes
 	x.xxx_hidden_ConfigFile = b.ConfigFile
 	x.xxx_hidden_Budget = &b.Budget
+	x.xxx_hidden_Healthy = b.Healthy
+	x.xxx_hidden_Severity = b.Severity
+	x.xxx_hidden_Problem = &b.Problem
+	x.xxx_hidden_HttpAddress = b.HttpAddress
+	return m0
+}
+
+// Something that is not as it should be, and what mends it. The codes are in
+// docs/operations.md and stay what they are.
+type Problem struct {
+	state               protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Code     string                 `protobuf:"bytes,1,opt,name=code"`
+	xxx_hidden_Severity ProblemSeverity        `protobuf:"varint,2,opt,name=severity,enum=rdsd.v1.ProblemSeverity"`
+	xxx_hidden_Subject  string                 `protobuf:"bytes,3,opt,name=subject"`
+	xxx_hidden_Text     string                 `protobuf:"bytes,4,opt,name=text"`
+	xxx_hidden_Remedy   string                 `protobuf:"bytes,5,opt,name=remedy"`
+	xxx_hidden_SinceNs  uint64                 `protobuf:"varint,6,opt,name=since_ns,json=sinceNs"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *Problem) Reset() {
+	*x = Problem{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Problem) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Problem) ProtoMessage() {}
+
+func (x *Problem) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *Problem) GetCode() string {
+	if x != nil {
+		return x.xxx_hidden_Code
+	}
+	return ""
+}
+
+func (x *Problem) GetSeverity() ProblemSeverity {
+	if x != nil {
+		return x.xxx_hidden_Severity
+	}
+	return ProblemSeverity_PROBLEM_SEVERITY_UNSPECIFIED
+}
+
+func (x *Problem) GetSubject() string {
+	if x != nil {
+		return x.xxx_hidden_Subject
+	}
+	return ""
+}
+
+func (x *Problem) GetText() string {
+	if x != nil {
+		return x.xxx_hidden_Text
+	}
+	return ""
+}
+
+func (x *Problem) GetRemedy() string {
+	if x != nil {
+		return x.xxx_hidden_Remedy
+	}
+	return ""
+}
+
+func (x *Problem) GetSinceNs() uint64 {
+	if x != nil {
+		return x.xxx_hidden_SinceNs
+	}
+	return 0
+}
+
+func (x *Problem) SetCode(v string) {
+	x.xxx_hidden_Code = v
+}
+
+func (x *Problem) SetSeverity(v ProblemSeverity) {
+	x.xxx_hidden_Severity = v
+}
+
+func (x *Problem) SetSubject(v string) {
+	x.xxx_hidden_Subject = v
+}
+
+func (x *Problem) SetText(v string) {
+	x.xxx_hidden_Text = v
+}
+
+func (x *Problem) SetRemedy(v string) {
+	x.xxx_hidden_Remedy = v
+}
+
+func (x *Problem) SetSinceNs(v uint64) {
+	x.xxx_hidden_SinceNs = v
+}
+
+type Problem_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Code     string
+	Severity ProblemSeverity
+	Subject  string
+	Text     string
+	Remedy   string
+	SinceNs  uint64
+}
+
+func (b0 Problem_builder) Build() *Problem {
+	m0 := &Problem{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Code = b.Code
+	x.xxx_hidden_Severity = b.Severity
+	x.xxx_hidden_Subject = b.Subject
+	x.xxx_hidden_Text = b.Text
+	x.xxx_hidden_Remedy = b.Remedy
+	x.xxx_hidden_SinceNs = b.SinceNs
 	return m0
 }
 
@@ -3885,7 +4122,7 @@ type Budget struct {
 
 func (x *Budget) Reset() {
 	*x = Budget{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[29]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3897,7 +4134,7 @@ func (x *Budget) String() string {
 func (*Budget) ProtoMessage() {}
 
 func (x *Budget) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[29]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3982,7 +4219,7 @@ type ListPeersRequest struct {
 
 func (x *ListPeersRequest) Reset() {
 	*x = ListPeersRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[30]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3994,7 +4231,7 @@ func (x *ListPeersRequest) String() string {
 func (*ListPeersRequest) ProtoMessage() {}
 
 func (x *ListPeersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[30]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4058,7 +4295,7 @@ type ListPeersResponse struct {
 
 func (x *ListPeersResponse) Reset() {
 	*x = ListPeersResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[31]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4070,7 +4307,7 @@ func (x *ListPeersResponse) String() string {
 func (*ListPeersResponse) ProtoMessage() {}
 
 func (x *ListPeersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[31]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4130,7 +4367,7 @@ type Peer struct {
 
 func (x *Peer) Reset() {
 	*x = Peer{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[32]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4142,7 +4379,7 @@ func (x *Peer) String() string {
 func (*Peer) ProtoMessage() {}
 
 func (x *Peer) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[32]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4370,13 +4607,16 @@ type Path struct {
 	xxx_hidden_ReceivedBytes  uint64                 `protobuf:"varint,11,opt,name=received_bytes,json=receivedBytes"`
 	xxx_hidden_SendCredits    uint32                 `protobuf:"varint,12,opt,name=send_credits,json=sendCredits"`
 	xxx_hidden_ReadPaused     bool                   `protobuf:"varint,13,opt,name=read_paused,json=readPaused"`
+	xxx_hidden_ErrorAgeNs     uint64                 `protobuf:"varint,14,opt,name=error_age_ns,json=errorAgeNs"`
+	xxx_hidden_Attempts       uint32                 `protobuf:"varint,15,opt,name=attempts"`
+	xxx_hidden_RetryInNs      uint64                 `protobuf:"varint,16,opt,name=retry_in_ns,json=retryInNs"`
 	unknownFields             protoimpl.UnknownFields
 	sizeCache                 protoimpl.SizeCache
 }
 
 func (x *Path) Reset() {
 	*x = Path{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[33]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4388,7 +4628,7 @@ func (x *Path) String() string {
 func (*Path) ProtoMessage() {}
 
 func (x *Path) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[33]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4490,6 +4730,27 @@ func (x *Path) GetReadPaused() bool {
 	return false
 }
 
+func (x *Path) GetErrorAgeNs() uint64 {
+	if x != nil {
+		return x.xxx_hidden_ErrorAgeNs
+	}
+	return 0
+}
+
+func (x *Path) GetAttempts() uint32 {
+	if x != nil {
+		return x.xxx_hidden_Attempts
+	}
+	return 0
+}
+
+func (x *Path) GetRetryInNs() uint64 {
+	if x != nil {
+		return x.xxx_hidden_RetryInNs
+	}
+	return 0
+}
+
 func (x *Path) SetIndex(v uint32) {
 	x.xxx_hidden_Index = v
 }
@@ -4542,6 +4803,18 @@ func (x *Path) SetReadPaused(v bool) {
 	x.xxx_hidden_ReadPaused = v
 }
 
+func (x *Path) SetErrorAgeNs(v uint64) {
+	x.xxx_hidden_ErrorAgeNs = v
+}
+
+func (x *Path) SetAttempts(v uint32) {
+	x.xxx_hidden_Attempts = v
+}
+
+func (x *Path) SetRetryInNs(v uint64) {
+	x.xxx_hidden_RetryInNs = v
+}
+
 type Path_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
@@ -4558,6 +4831,9 @@ type Path_builder struct {
 	ReceivedBytes  uint64
 	SendCredits    uint32
 	ReadPaused     bool
+	ErrorAgeNs     uint64
+	Attempts       uint32
+	RetryInNs      uint64
 }
 
 func (b0 Path_builder) Build() *Path {
@@ -4577,6 +4853,9 @@ func (b0 Path_builder) Build() *Path {
 	x.xxx_hidden_ReceivedBytes = b.ReceivedBytes
 	x.xxx_hidden_SendCredits = b.SendCredits
 	x.xxx_hidden_ReadPaused = b.ReadPaused
+	x.xxx_hidden_ErrorAgeNs = b.ErrorAgeNs
+	x.xxx_hidden_Attempts = b.Attempts
+	x.xxx_hidden_RetryInNs = b.RetryInNs
 	return m0
 }
 
@@ -4588,7 +4867,7 @@ type ListSocketsRequest struct {
 
 func (x *ListSocketsRequest) Reset() {
 	*x = ListSocketsRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[34]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4600,7 +4879,7 @@ func (x *ListSocketsRequest) String() string {
 func (*ListSocketsRequest) ProtoMessage() {}
 
 func (x *ListSocketsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[34]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4632,7 +4911,7 @@ type ListSocketsResponse struct {
 
 func (x *ListSocketsResponse) Reset() {
 	*x = ListSocketsResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[35]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4644,7 +4923,7 @@ func (x *ListSocketsResponse) String() string {
 func (*ListSocketsResponse) ProtoMessage() {}
 
 func (x *ListSocketsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[35]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4713,7 +4992,7 @@ type SocketInfo struct {
 
 func (x *SocketInfo) Reset() {
 	*x = SocketInfo{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[36]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4725,7 +5004,7 @@ func (x *SocketInfo) String() string {
 func (*SocketInfo) ProtoMessage() {}
 
 func (x *SocketInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[36]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5069,7 +5348,7 @@ type ListQueueRequest struct {
 
 func (x *ListQueueRequest) Reset() {
 	*x = ListQueueRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[37]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5081,7 +5360,7 @@ func (x *ListQueueRequest) String() string {
 func (*ListQueueRequest) ProtoMessage() {}
 
 func (x *ListQueueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[37]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5140,7 +5419,7 @@ type ListQueueResponse struct {
 
 func (x *ListQueueResponse) Reset() {
 	*x = ListQueueResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[38]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5152,7 +5431,7 @@ func (x *ListQueueResponse) String() string {
 func (*ListQueueResponse) ProtoMessage() {}
 
 func (x *ListQueueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[38]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5217,7 +5496,7 @@ type QueuedDatagram struct {
 
 func (x *QueuedDatagram) Reset() {
 	*x = QueuedDatagram{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[39]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5229,7 +5508,7 @@ func (x *QueuedDatagram) String() string {
 func (*QueuedDatagram) ProtoMessage() {}
 
 func (x *QueuedDatagram) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[39]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5361,7 +5640,7 @@ type GetCountersRequest struct {
 
 func (x *GetCountersRequest) Reset() {
 	*x = GetCountersRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[40]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5373,7 +5652,7 @@ func (x *GetCountersRequest) String() string {
 func (*GetCountersRequest) ProtoMessage() {}
 
 func (x *GetCountersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[40]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5421,7 +5700,7 @@ type GetCountersResponse struct {
 
 func (x *GetCountersResponse) Reset() {
 	*x = GetCountersResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[41]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5433,7 +5712,7 @@ func (x *GetCountersResponse) String() string {
 func (*GetCountersResponse) ProtoMessage() {}
 
 func (x *GetCountersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[41]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5482,7 +5761,7 @@ type Counter struct {
 
 func (x *Counter) Reset() {
 	*x = Counter{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[42]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5494,7 +5773,7 @@ func (x *Counter) String() string {
 func (*Counter) ProtoMessage() {}
 
 func (x *Counter) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[42]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5564,7 +5843,7 @@ type ListCongestionRequest struct {
 
 func (x *ListCongestionRequest) Reset() {
 	*x = ListCongestionRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[43]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5576,7 +5855,7 @@ func (x *ListCongestionRequest) String() string {
 func (*ListCongestionRequest) ProtoMessage() {}
 
 func (x *ListCongestionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[43]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5608,7 +5887,7 @@ type ListCongestionResponse struct {
 
 func (x *ListCongestionResponse) Reset() {
 	*x = ListCongestionResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[44]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5620,7 +5899,7 @@ func (x *ListCongestionResponse) String() string {
 func (*ListCongestionResponse) ProtoMessage() {}
 
 func (x *ListCongestionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[44]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5676,7 +5955,7 @@ type CongestedPort struct {
 
 func (x *CongestedPort) Reset() {
 	*x = CongestedPort{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[45]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5688,7 +5967,7 @@ func (x *CongestedPort) String() string {
 func (*CongestedPort) ProtoMessage() {}
 
 func (x *CongestedPort) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[45]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5852,7 +6131,7 @@ type Culprit struct {
 
 func (x *Culprit) Reset() {
 	*x = Culprit{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[46]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5864,7 +6143,7 @@ func (x *Culprit) String() string {
 func (*Culprit) ProtoMessage() {}
 
 func (x *Culprit) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[46]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5946,7 +6225,7 @@ type WatchCongestionRequest struct {
 
 func (x *WatchCongestionRequest) Reset() {
 	*x = WatchCongestionRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[47]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5958,7 +6237,7 @@ func (x *WatchCongestionRequest) String() string {
 func (*WatchCongestionRequest) ProtoMessage() {}
 
 func (x *WatchCongestionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[47]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6006,7 +6285,7 @@ type CongestionNotice struct {
 
 func (x *CongestionNotice) Reset() {
 	*x = CongestionNotice{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[48]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6018,7 +6297,7 @@ func (x *CongestionNotice) String() string {
 func (*CongestionNotice) ProtoMessage() {}
 
 func (x *CongestionNotice) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[48]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6113,7 +6392,7 @@ type GetCongestionHistoryRequest struct {
 
 func (x *GetCongestionHistoryRequest) Reset() {
 	*x = GetCongestionHistoryRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6125,7 +6404,7 @@ func (x *GetCongestionHistoryRequest) String() string {
 func (*GetCongestionHistoryRequest) ProtoMessage() {}
 
 func (x *GetCongestionHistoryRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[49]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6187,7 +6466,7 @@ type CongestionHistory struct {
 
 func (x *CongestionHistory) Reset() {
 	*x = CongestionHistory{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6199,7 +6478,7 @@ func (x *CongestionHistory) String() string {
 func (*CongestionHistory) ProtoMessage() {}
 
 func (x *CongestionHistory) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[50]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6336,7 +6615,7 @@ type PortHistory struct {
 
 func (x *PortHistory) Reset() {
 	*x = PortHistory{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6348,7 +6627,7 @@ func (x *PortHistory) String() string {
 func (*PortHistory) ProtoMessage() {}
 
 func (x *PortHistory) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[51]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6552,7 +6831,7 @@ type PingRequest struct {
 
 func (x *PingRequest) Reset() {
 	*x = PingRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6564,7 +6843,7 @@ func (x *PingRequest) String() string {
 func (*PingRequest) ProtoMessage() {}
 
 func (x *PingRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[52]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6642,7 +6921,7 @@ type PingResponse struct {
 
 func (x *PingResponse) Reset() {
 	*x = PingResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6654,7 +6933,7 @@ func (x *PingResponse) String() string {
 func (*PingResponse) ProtoMessage() {}
 
 func (x *PingResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[53]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6718,7 +6997,7 @@ type DropPathRequest struct {
 
 func (x *DropPathRequest) Reset() {
 	*x = DropPathRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6730,7 +7009,7 @@ func (x *DropPathRequest) String() string {
 func (*DropPathRequest) ProtoMessage() {}
 
 func (x *DropPathRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[54]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6820,7 +7099,7 @@ type DropPathResponse struct {
 
 func (x *DropPathResponse) Reset() {
 	*x = DropPathResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6832,7 +7111,7 @@ func (x *DropPathResponse) String() string {
 func (*DropPathResponse) ProtoMessage() {}
 
 func (x *DropPathResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[55]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6878,7 +7157,7 @@ type CancelSentRequest struct {
 
 func (x *CancelSentRequest) Reset() {
 	*x = CancelSentRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[56]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6890,7 +7169,7 @@ func (x *CancelSentRequest) String() string {
 func (*CancelSentRequest) ProtoMessage() {}
 
 func (x *CancelSentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[56]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6971,7 +7250,7 @@ type CancelSentResponse struct {
 
 func (x *CancelSentResponse) Reset() {
 	*x = CancelSentResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[57]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6983,7 +7262,7 @@ func (x *CancelSentResponse) String() string {
 func (*CancelSentResponse) ProtoMessage() {}
 
 func (x *CancelSentResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[57]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7041,7 +7320,7 @@ type CloseSocketRequest struct {
 
 func (x *CloseSocketRequest) Reset() {
 	*x = CloseSocketRequest{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[58]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7053,7 +7332,7 @@ func (x *CloseSocketRequest) String() string {
 func (*CloseSocketRequest) ProtoMessage() {}
 
 func (x *CloseSocketRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[58]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7108,7 +7387,7 @@ type CloseSocketResponse struct {
 
 func (x *CloseSocketResponse) Reset() {
 	*x = CloseSocketResponse{}
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[59]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7120,7 +7399,7 @@ func (x *CloseSocketResponse) String() string {
 func (*CloseSocketResponse) ProtoMessage() {}
 
 func (x *CloseSocketResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_rdsd_v1_rdsd_proto_msgTypes[59]
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7140,6 +7419,367 @@ func (b0 CloseSocketResponse_builder) Build() *CloseSocketResponse {
 	m0 := &CloseSocketResponse{}
 	b, x := &b0, m0
 	_, _ = b, x
+	return m0
+}
+
+type ListErrorsRequest struct {
+	state         protoimpl.MessageState `protogen:"opaque.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListErrorsRequest) Reset() {
+	*x = ListErrorsRequest{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListErrorsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListErrorsRequest) ProtoMessage() {}
+
+func (x *ListErrorsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+type ListErrorsRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+}
+
+func (b0 ListErrorsRequest_builder) Build() *ListErrorsRequest {
+	m0 := &ListErrorsRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	return m0
+}
+
+type ListErrorsResponse struct {
+	state                protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Error     *[]*LoggedError        `protobuf:"bytes,1,rep,name=error"`
+	xxx_hidden_Forgotten uint64                 `protobuf:"varint,2,opt,name=forgotten"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *ListErrorsResponse) Reset() {
+	*x = ListErrorsResponse{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListErrorsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListErrorsResponse) ProtoMessage() {}
+
+func (x *ListErrorsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *ListErrorsResponse) GetError() []*LoggedError {
+	if x != nil {
+		if x.xxx_hidden_Error != nil {
+			return *x.xxx_hidden_Error
+		}
+	}
+	return nil
+}
+
+func (x *ListErrorsResponse) GetForgotten() uint64 {
+	if x != nil {
+		return x.xxx_hidden_Forgotten
+	}
+	return 0
+}
+
+func (x *ListErrorsResponse) SetError(v []*LoggedError) {
+	x.xxx_hidden_Error = &v
+}
+
+func (x *ListErrorsResponse) SetForgotten(v uint64) {
+	x.xxx_hidden_Forgotten = v
+}
+
+type ListErrorsResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Error     []*LoggedError
+	Forgotten uint64
+}
+
+func (b0 ListErrorsResponse_builder) Build() *ListErrorsResponse {
+	m0 := &ListErrorsResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Error = &b.Error
+	x.xxx_hidden_Forgotten = b.Forgotten
+	return m0
+}
+
+// A warning or an error of the daemon's log, however often it was logged: lines that
+// say the same of the same thing are one.
+type LoggedError struct {
+	state                  protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Warning     bool                   `protobuf:"varint,1,opt,name=warning"`
+	xxx_hidden_Message     string                 `protobuf:"bytes,2,opt,name=message"`
+	xxx_hidden_Subject     string                 `protobuf:"bytes,3,opt,name=subject"`
+	xxx_hidden_Error       string                 `protobuf:"bytes,4,opt,name=error"`
+	xxx_hidden_FirstUnixNs int64                  `protobuf:"varint,5,opt,name=first_unix_ns,json=firstUnixNs"`
+	xxx_hidden_LastUnixNs  int64                  `protobuf:"varint,6,opt,name=last_unix_ns,json=lastUnixNs"`
+	xxx_hidden_Count       uint64                 `protobuf:"varint,7,opt,name=count"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
+}
+
+func (x *LoggedError) Reset() {
+	*x = LoggedError{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoggedError) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoggedError) ProtoMessage() {}
+
+func (x *LoggedError) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *LoggedError) GetWarning() bool {
+	if x != nil {
+		return x.xxx_hidden_Warning
+	}
+	return false
+}
+
+func (x *LoggedError) GetMessage() string {
+	if x != nil {
+		return x.xxx_hidden_Message
+	}
+	return ""
+}
+
+func (x *LoggedError) GetSubject() string {
+	if x != nil {
+		return x.xxx_hidden_Subject
+	}
+	return ""
+}
+
+func (x *LoggedError) GetError() string {
+	if x != nil {
+		return x.xxx_hidden_Error
+	}
+	return ""
+}
+
+func (x *LoggedError) GetFirstUnixNs() int64 {
+	if x != nil {
+		return x.xxx_hidden_FirstUnixNs
+	}
+	return 0
+}
+
+func (x *LoggedError) GetLastUnixNs() int64 {
+	if x != nil {
+		return x.xxx_hidden_LastUnixNs
+	}
+	return 0
+}
+
+func (x *LoggedError) GetCount() uint64 {
+	if x != nil {
+		return x.xxx_hidden_Count
+	}
+	return 0
+}
+
+func (x *LoggedError) SetWarning(v bool) {
+	x.xxx_hidden_Warning = v
+}
+
+func (x *LoggedError) SetMessage(v string) {
+	x.xxx_hidden_Message = v
+}
+
+func (x *LoggedError) SetSubject(v string) {
+	x.xxx_hidden_Subject = v
+}
+
+func (x *LoggedError) SetError(v string) {
+	x.xxx_hidden_Error = v
+}
+
+func (x *LoggedError) SetFirstUnixNs(v int64) {
+	x.xxx_hidden_FirstUnixNs = v
+}
+
+func (x *LoggedError) SetLastUnixNs(v int64) {
+	x.xxx_hidden_LastUnixNs = v
+}
+
+func (x *LoggedError) SetCount(v uint64) {
+	x.xxx_hidden_Count = v
+}
+
+type LoggedError_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Warning     bool
+	Message     string
+	Subject     string
+	Error       string
+	FirstUnixNs int64
+	LastUnixNs  int64
+	Count       uint64
+}
+
+func (b0 LoggedError_builder) Build() *LoggedError {
+	m0 := &LoggedError{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Warning = b.Warning
+	x.xxx_hidden_Message = b.Message
+	x.xxx_hidden_Subject = b.Subject
+	x.xxx_hidden_Error = b.Error
+	x.xxx_hidden_FirstUnixNs = b.FirstUnixNs
+	x.xxx_hidden_LastUnixNs = b.LastUnixNs
+	x.xxx_hidden_Count = b.Count
+	return m0
+}
+
+type GetConfigRequest struct {
+	state         protoimpl.MessageState `protogen:"opaque.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetConfigRequest) Reset() {
+	*x = GetConfigRequest{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[64]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetConfigRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetConfigRequest) ProtoMessage() {}
+
+func (x *GetConfigRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[64]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+type GetConfigRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+}
+
+func (b0 GetConfigRequest_builder) Build() *GetConfigRequest {
+	m0 := &GetConfigRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	return m0
+}
+
+// The configuration as it is now, as a file that loads again. What is secret is
+// not in it.
+type GetConfigResponse struct {
+	state           protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Toml string                 `protobuf:"bytes,1,opt,name=toml"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *GetConfigResponse) Reset() {
+	*x = GetConfigResponse{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[65]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetConfigResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetConfigResponse) ProtoMessage() {}
+
+func (x *GetConfigResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[65]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *GetConfigResponse) GetToml() string {
+	if x != nil {
+		return x.xxx_hidden_Toml
+	}
+	return ""
+}
+
+func (x *GetConfigResponse) SetToml(v string) {
+	x.xxx_hidden_Toml = v
+}
+
+type GetConfigResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Toml string
+}
+
+func (b0 GetConfigResponse_builder) Build() *GetConfigResponse {
+	m0 := &GetConfigResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Toml = b.Toml
 	return m0
 }
 
@@ -7290,7 +7930,7 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\aClosing\x12\x14\n" +
 	"\x05errno\x18\x01 \x01(\x05R\x05errno\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\"\x12\n" +
-	"\x10GetStatusRequest\"\xa2\x03\n" +
+	"\x10GetStatusRequest\"\xc1\x04\n" +
 	"\x06Status\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x1a\n" +
 	"\binstance\x18\x02 \x01(\x04R\binstance\x12\x1b\n" +
@@ -7306,7 +7946,18 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x13memory_budget_bytes\x18\v \x01(\x04R\x11memoryBudgetBytes\x12\x1f\n" +
 	"\vconfig_file\x18\f \x01(\tR\n" +
 	"configFile\x12'\n" +
-	"\x06budget\x18\r \x03(\v2\x0f.rdsd.v1.BudgetR\x06budget\"`\n" +
+	"\x06budget\x18\r \x03(\v2\x0f.rdsd.v1.BudgetR\x06budget\x12\x18\n" +
+	"\ahealthy\x18\x0e \x01(\bR\ahealthy\x124\n" +
+	"\bseverity\x18\x0f \x01(\x0e2\x18.rdsd.v1.ProblemSeverityR\bseverity\x12*\n" +
+	"\aproblem\x18\x10 \x03(\v2\x10.rdsd.v1.ProblemR\aproblem\x12!\n" +
+	"\fhttp_address\x18\x11 \x01(\tR\vhttpAddress\"\xb4\x01\n" +
+	"\aProblem\x12\x12\n" +
+	"\x04code\x18\x01 \x01(\tR\x04code\x124\n" +
+	"\bseverity\x18\x02 \x01(\x0e2\x18.rdsd.v1.ProblemSeverityR\bseverity\x12\x18\n" +
+	"\asubject\x18\x03 \x01(\tR\asubject\x12\x12\n" +
+	"\x04text\x18\x04 \x01(\tR\x04text\x12\x16\n" +
+	"\x06remedy\x18\x05 \x01(\tR\x06remedy\x12\x19\n" +
+	"\bsince_ns\x18\x06 \x01(\x04R\asinceNs\"`\n" +
 	"\x06Budget\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04used\x18\x02 \x01(\x04R\x04used\x12\x14\n" +
@@ -7332,7 +7983,7 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x0fcongested_ports\x18\v \x01(\rR\x0econgestedPorts\x12!\n" +
 	"\x04path\x18\f \x03(\v2\r.rdsd.v1.PathR\x04path\x12\x15\n" +
 	"\x06rtt_ns\x18\r \x01(\x04R\x05rttNs\x12\x12\n" +
-	"\x04held\x18\x0e \x01(\x04R\x04held\"\xbf\x03\n" +
+	"\x04held\x18\x0e \x01(\x04R\x04held\"\x9d\x04\n" +
 	"\x04Path\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12(\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x12.rdsd.v1.PathStateR\x05state\x12\x1e\n" +
@@ -7352,7 +8003,11 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x0ereceived_bytes\x18\v \x01(\x04R\rreceivedBytes\x12!\n" +
 	"\fsend_credits\x18\f \x01(\rR\vsendCredits\x12\x1f\n" +
 	"\vread_paused\x18\r \x01(\bR\n" +
-	"readPaused\"\x14\n" +
+	"readPaused\x12 \n" +
+	"\ferror_age_ns\x18\x0e \x01(\x04R\n" +
+	"errorAgeNs\x12\x1a\n" +
+	"\battempts\x18\x0f \x01(\rR\battempts\x12\x1e\n" +
+	"\vretry_in_ns\x18\x10 \x01(\x04R\tretryInNs\"\x14\n" +
 	"\x12ListSocketsRequest\"B\n" +
 	"\x13ListSocketsResponse\x12+\n" +
 	"\x06socket\x18\x01 \x03(\v2\x13.rdsd.v1.SocketInfoR\x06socket\"\xee\x05\n" +
@@ -7479,13 +8134,35 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\tin_flight\x18\x02 \x01(\x04R\binFlight\"=\n" +
 	"\x12CloseSocketRequest\x12'\n" +
 	"\x05local\x18\x01 \x01(\v2\x11.rdsd.v1.EndpointR\x05local\"\x15\n" +
-	"\x13CloseSocketResponse*\x96\x01\n" +
+	"\x13CloseSocketResponse\"\x13\n" +
+	"\x11ListErrorsRequest\"^\n" +
+	"\x12ListErrorsResponse\x12*\n" +
+	"\x05error\x18\x01 \x03(\v2\x14.rdsd.v1.LoggedErrorR\x05error\x12\x1c\n" +
+	"\tforgotten\x18\x02 \x01(\x04R\tforgotten\"\xcd\x01\n" +
+	"\vLoggedError\x12\x18\n" +
+	"\awarning\x18\x01 \x01(\bR\awarning\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x12\x18\n" +
+	"\asubject\x18\x03 \x01(\tR\asubject\x12\x14\n" +
+	"\x05error\x18\x04 \x01(\tR\x05error\x12\"\n" +
+	"\rfirst_unix_ns\x18\x05 \x01(\x03R\vfirstUnixNs\x12 \n" +
+	"\flast_unix_ns\x18\x06 \x01(\x03R\n" +
+	"lastUnixNs\x12\x14\n" +
+	"\x05count\x18\a \x01(\x04R\x05count\"\x12\n" +
+	"\x10GetConfigRequest\"'\n" +
+	"\x11GetConfigResponse\x12\x12\n" +
+	"\x04toml\x18\x01 \x01(\tR\x04toml*\x96\x01\n" +
 	"\vOutcomeKind\x12\x1c\n" +
 	"\x18OUTCOME_KIND_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16OUTCOME_KIND_DELIVERED\x10\x01\x12\x1a\n" +
 	"\x16OUTCOME_KIND_CANCELLED\x10\x02\x12\x17\n" +
 	"\x13OUTCOME_KIND_FAILED\x10\x03\x12\x18\n" +
-	"\x14OUTCOME_KIND_UNKNOWN\x10\x04*l\n" +
+	"\x14OUTCOME_KIND_UNKNOWN\x10\x04*\xa1\x01\n" +
+	"\x0fProblemSeverity\x12 \n" +
+	"\x1cPROBLEM_SEVERITY_UNSPECIFIED\x10\x00\x12\x17\n" +
+	"\x13PROBLEM_SEVERITY_OK\x10\x01\x12\x19\n" +
+	"\x15PROBLEM_SEVERITY_NOTE\x10\x02\x12\x1c\n" +
+	"\x18PROBLEM_SEVERITY_WARNING\x10\x03\x12\x1a\n" +
+	"\x16PROBLEM_SEVERITY_ERROR\x10\x04*l\n" +
 	"\bPeerKind\x12\x19\n" +
 	"\x15PEER_KIND_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0ePEER_KIND_RDSD\x10\x01\x12\x1b\n" +
@@ -7504,7 +8181,7 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x12QUEUE_KIND_RETRANS\x10\x02\x12\x13\n" +
 	"\x0fQUEUE_KIND_RECV\x10\x032G\n" +
 	"\tDatagrams\x12:\n" +
-	"\x04Open\x12\x16.rdsd.v1.ClientMessage\x1a\x16.rdsd.v1.ServerMessage(\x010\x012\xe1\x06\n" +
+	"\x04Open\x12\x16.rdsd.v1.ClientMessage\x1a\x16.rdsd.v1.ServerMessage(\x010\x012\xec\a\n" +
 	"\x05Admin\x127\n" +
 	"\tGetStatus\x12\x19.rdsd.v1.GetStatusRequest\x1a\x0f.rdsd.v1.Status\x12B\n" +
 	"\tListPeers\x12\x19.rdsd.v1.ListPeersRequest\x1a\x1a.rdsd.v1.ListPeersResponse\x12H\n" +
@@ -7518,167 +8195,185 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\bDropPath\x12\x18.rdsd.v1.DropPathRequest\x1a\x19.rdsd.v1.DropPathResponse\x12E\n" +
 	"\n" +
 	"CancelSent\x12\x1a.rdsd.v1.CancelSentRequest\x1a\x1b.rdsd.v1.CancelSentResponse\x12H\n" +
-	"\vCloseSocket\x12\x1b.rdsd.v1.CloseSocketRequest\x1a\x1c.rdsd.v1.CloseSocketResponseB.Z'github.com/rdsd/rdsd/api/rdsd/v1;rdsdv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
+	"\vCloseSocket\x12\x1b.rdsd.v1.CloseSocketRequest\x1a\x1c.rdsd.v1.CloseSocketResponse\x12E\n" +
+	"\n" +
+	"ListErrors\x12\x1a.rdsd.v1.ListErrorsRequest\x1a\x1b.rdsd.v1.ListErrorsResponse\x12B\n" +
+	"\tGetConfig\x12\x19.rdsd.v1.GetConfigRequest\x1a\x1a.rdsd.v1.GetConfigResponseB.Z'github.com/rdsd/rdsd/api/rdsd/v1;rdsdv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
 
-var file_rdsd_v1_rdsd_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_rdsd_v1_rdsd_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_rdsd_v1_rdsd_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_rdsd_v1_rdsd_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_rdsd_v1_rdsd_proto_goTypes = []any{
 	(OutcomeKind)(0),                    // 0: rdsd.v1.OutcomeKind
-	(PeerKind)(0),                       // 1: rdsd.v1.PeerKind
-	(PathState)(0),                      // 2: rdsd.v1.PathState
-	(QueueKind)(0),                      // 3: rdsd.v1.QueueKind
-	(*Endpoint)(nil),                    // 4: rdsd.v1.Endpoint
-	(*ClientMessage)(nil),               // 5: rdsd.v1.ClientMessage
-	(*ServerMessage)(nil),               // 6: rdsd.v1.ServerMessage
-	(*Bind)(nil),                        // 7: rdsd.v1.Bind
-	(*RingWish)(nil),                    // 8: rdsd.v1.RingWish
-	(*RingMapped)(nil),                  // 9: rdsd.v1.RingMapped
-	(*Bound)(nil),                       // 10: rdsd.v1.Bound
-	(*RingGrant)(nil),                   // 11: rdsd.v1.RingGrant
-	(*SendBatch)(nil),                   // 12: rdsd.v1.SendBatch
-	(*SendResult)(nil),                  // 13: rdsd.v1.SendResult
-	(*SendError)(nil),                   // 14: rdsd.v1.SendError
-	(*Credit)(nil),                      // 15: rdsd.v1.Credit
-	(*RecvBatch)(nil),                   // 16: rdsd.v1.RecvBatch
-	(*Outcome)(nil),                     // 17: rdsd.v1.Outcome
-	(*OutcomeBatch)(nil),                // 18: rdsd.v1.OutcomeBatch
-	(*Cancel)(nil),                      // 19: rdsd.v1.Cancel
-	(*CancelResult)(nil),                // 20: rdsd.v1.CancelResult
-	(*Flush)(nil),                       // 21: rdsd.v1.Flush
-	(*FlushResult)(nil),                 // 22: rdsd.v1.FlushResult
-	(*Monitor)(nil),                     // 23: rdsd.v1.Monitor
-	(*CongestionEvent)(nil),             // 24: rdsd.v1.CongestionEvent
-	(*CongestionChange)(nil),            // 25: rdsd.v1.CongestionChange
-	(*CongestedQuery)(nil),              // 26: rdsd.v1.CongestedQuery
-	(*CongestedResult)(nil),             // 27: rdsd.v1.CongestedResult
-	(*Peek)(nil),                        // 28: rdsd.v1.Peek
-	(*PeekResult)(nil),                  // 29: rdsd.v1.PeekResult
-	(*Closing)(nil),                     // 30: rdsd.v1.Closing
-	(*GetStatusRequest)(nil),            // 31: rdsd.v1.GetStatusRequest
-	(*Status)(nil),                      // 32: rdsd.v1.Status
-	(*Budget)(nil),                      // 33: rdsd.v1.Budget
-	(*ListPeersRequest)(nil),            // 34: rdsd.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),           // 35: rdsd.v1.ListPeersResponse
-	(*Peer)(nil),                        // 36: rdsd.v1.Peer
-	(*Path)(nil),                        // 37: rdsd.v1.Path
-	(*ListSocketsRequest)(nil),          // 38: rdsd.v1.ListSocketsRequest
-	(*ListSocketsResponse)(nil),         // 39: rdsd.v1.ListSocketsResponse
-	(*SocketInfo)(nil),                  // 40: rdsd.v1.SocketInfo
-	(*ListQueueRequest)(nil),            // 41: rdsd.v1.ListQueueRequest
-	(*ListQueueResponse)(nil),           // 42: rdsd.v1.ListQueueResponse
-	(*QueuedDatagram)(nil),              // 43: rdsd.v1.QueuedDatagram
-	(*GetCountersRequest)(nil),          // 44: rdsd.v1.GetCountersRequest
-	(*GetCountersResponse)(nil),         // 45: rdsd.v1.GetCountersResponse
-	(*Counter)(nil),                     // 46: rdsd.v1.Counter
-	(*ListCongestionRequest)(nil),       // 47: rdsd.v1.ListCongestionRequest
-	(*ListCongestionResponse)(nil),      // 48: rdsd.v1.ListCongestionResponse
-	(*CongestedPort)(nil),               // 49: rdsd.v1.CongestedPort
-	(*Culprit)(nil),                     // 50: rdsd.v1.Culprit
-	(*WatchCongestionRequest)(nil),      // 51: rdsd.v1.WatchCongestionRequest
-	(*CongestionNotice)(nil),            // 52: rdsd.v1.CongestionNotice
-	(*GetCongestionHistoryRequest)(nil), // 53: rdsd.v1.GetCongestionHistoryRequest
-	(*CongestionHistory)(nil),           // 54: rdsd.v1.CongestionHistory
-	(*PortHistory)(nil),                 // 55: rdsd.v1.PortHistory
-	(*PingRequest)(nil),                 // 56: rdsd.v1.PingRequest
-	(*PingResponse)(nil),                // 57: rdsd.v1.PingResponse
-	(*DropPathRequest)(nil),             // 58: rdsd.v1.DropPathRequest
-	(*DropPathResponse)(nil),            // 59: rdsd.v1.DropPathResponse
-	(*CancelSentRequest)(nil),           // 60: rdsd.v1.CancelSentRequest
-	(*CancelSentResponse)(nil),          // 61: rdsd.v1.CancelSentResponse
-	(*CloseSocketRequest)(nil),          // 62: rdsd.v1.CloseSocketRequest
-	(*CloseSocketResponse)(nil),         // 63: rdsd.v1.CloseSocketResponse
+	(ProblemSeverity)(0),                // 1: rdsd.v1.ProblemSeverity
+	(PeerKind)(0),                       // 2: rdsd.v1.PeerKind
+	(PathState)(0),                      // 3: rdsd.v1.PathState
+	(QueueKind)(0),                      // 4: rdsd.v1.QueueKind
+	(*Endpoint)(nil),                    // 5: rdsd.v1.Endpoint
+	(*ClientMessage)(nil),               // 6: rdsd.v1.ClientMessage
+	(*ServerMessage)(nil),               // 7: rdsd.v1.ServerMessage
+	(*Bind)(nil),                        // 8: rdsd.v1.Bind
+	(*RingWish)(nil),                    // 9: rdsd.v1.RingWish
+	(*RingMapped)(nil),                  // 10: rdsd.v1.RingMapped
+	(*Bound)(nil),                       // 11: rdsd.v1.Bound
+	(*RingGrant)(nil),                   // 12: rdsd.v1.RingGrant
+	(*SendBatch)(nil),                   // 13: rdsd.v1.SendBatch
+	(*SendResult)(nil),                  // 14: rdsd.v1.SendResult
+	(*SendError)(nil),                   // 15: rdsd.v1.SendError
+	(*Credit)(nil),                      // 16: rdsd.v1.Credit
+	(*RecvBatch)(nil),                   // 17: rdsd.v1.RecvBatch
+	(*Outcome)(nil),                     // 18: rdsd.v1.Outcome
+	(*OutcomeBatch)(nil),                // 19: rdsd.v1.OutcomeBatch
+	(*Cancel)(nil),                      // 20: rdsd.v1.Cancel
+	(*CancelResult)(nil),                // 21: rdsd.v1.CancelResult
+	(*Flush)(nil),                       // 22: rdsd.v1.Flush
+	(*FlushResult)(nil),                 // 23: rdsd.v1.FlushResult
+	(*Monitor)(nil),                     // 24: rdsd.v1.Monitor
+	(*CongestionEvent)(nil),             // 25: rdsd.v1.CongestionEvent
+	(*CongestionChange)(nil),            // 26: rdsd.v1.CongestionChange
+	(*CongestedQuery)(nil),              // 27: rdsd.v1.CongestedQuery
+	(*CongestedResult)(nil),             // 28: rdsd.v1.CongestedResult
+	(*Peek)(nil),                        // 29: rdsd.v1.Peek
+	(*PeekResult)(nil),                  // 30: rdsd.v1.PeekResult
+	(*Closing)(nil),                     // 31: rdsd.v1.Closing
+	(*GetStatusRequest)(nil),            // 32: rdsd.v1.GetStatusRequest
+	(*Status)(nil),                      // 33: rdsd.v1.Status
+	(*Problem)(nil),                     // 34: rdsd.v1.Problem
+	(*Budget)(nil),                      // 35: rdsd.v1.Budget
+	(*ListPeersRequest)(nil),            // 36: rdsd.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),           // 37: rdsd.v1.ListPeersResponse
+	(*Peer)(nil),                        // 38: rdsd.v1.Peer
+	(*Path)(nil),                        // 39: rdsd.v1.Path
+	(*ListSocketsRequest)(nil),          // 40: rdsd.v1.ListSocketsRequest
+	(*ListSocketsResponse)(nil),         // 41: rdsd.v1.ListSocketsResponse
+	(*SocketInfo)(nil),                  // 42: rdsd.v1.SocketInfo
+	(*ListQueueRequest)(nil),            // 43: rdsd.v1.ListQueueRequest
+	(*ListQueueResponse)(nil),           // 44: rdsd.v1.ListQueueResponse
+	(*QueuedDatagram)(nil),              // 45: rdsd.v1.QueuedDatagram
+	(*GetCountersRequest)(nil),          // 46: rdsd.v1.GetCountersRequest
+	(*GetCountersResponse)(nil),         // 47: rdsd.v1.GetCountersResponse
+	(*Counter)(nil),                     // 48: rdsd.v1.Counter
+	(*ListCongestionRequest)(nil),       // 49: rdsd.v1.ListCongestionRequest
+	(*ListCongestionResponse)(nil),      // 50: rdsd.v1.ListCongestionResponse
+	(*CongestedPort)(nil),               // 51: rdsd.v1.CongestedPort
+	(*Culprit)(nil),                     // 52: rdsd.v1.Culprit
+	(*WatchCongestionRequest)(nil),      // 53: rdsd.v1.WatchCongestionRequest
+	(*CongestionNotice)(nil),            // 54: rdsd.v1.CongestionNotice
+	(*GetCongestionHistoryRequest)(nil), // 55: rdsd.v1.GetCongestionHistoryRequest
+	(*CongestionHistory)(nil),           // 56: rdsd.v1.CongestionHistory
+	(*PortHistory)(nil),                 // 57: rdsd.v1.PortHistory
+	(*PingRequest)(nil),                 // 58: rdsd.v1.PingRequest
+	(*PingResponse)(nil),                // 59: rdsd.v1.PingResponse
+	(*DropPathRequest)(nil),             // 60: rdsd.v1.DropPathRequest
+	(*DropPathResponse)(nil),            // 61: rdsd.v1.DropPathResponse
+	(*CancelSentRequest)(nil),           // 62: rdsd.v1.CancelSentRequest
+	(*CancelSentResponse)(nil),          // 63: rdsd.v1.CancelSentResponse
+	(*CloseSocketRequest)(nil),          // 64: rdsd.v1.CloseSocketRequest
+	(*CloseSocketResponse)(nil),         // 65: rdsd.v1.CloseSocketResponse
+	(*ListErrorsRequest)(nil),           // 66: rdsd.v1.ListErrorsRequest
+	(*ListErrorsResponse)(nil),          // 67: rdsd.v1.ListErrorsResponse
+	(*LoggedError)(nil),                 // 68: rdsd.v1.LoggedError
+	(*GetConfigRequest)(nil),            // 69: rdsd.v1.GetConfigRequest
+	(*GetConfigResponse)(nil),           // 70: rdsd.v1.GetConfigResponse
 }
 var file_rdsd_v1_rdsd_proto_depIdxs = []int32{
-	7,  // 0: rdsd.v1.ClientMessage.bind:type_name -> rdsd.v1.Bind
-	12, // 1: rdsd.v1.ClientMessage.send:type_name -> rdsd.v1.SendBatch
-	15, // 2: rdsd.v1.ClientMessage.credit:type_name -> rdsd.v1.Credit
-	19, // 3: rdsd.v1.ClientMessage.cancel:type_name -> rdsd.v1.Cancel
-	21, // 4: rdsd.v1.ClientMessage.flush:type_name -> rdsd.v1.Flush
-	23, // 5: rdsd.v1.ClientMessage.monitor:type_name -> rdsd.v1.Monitor
-	26, // 6: rdsd.v1.ClientMessage.congested:type_name -> rdsd.v1.CongestedQuery
-	28, // 7: rdsd.v1.ClientMessage.peek:type_name -> rdsd.v1.Peek
-	9,  // 8: rdsd.v1.ClientMessage.mapped:type_name -> rdsd.v1.RingMapped
-	10, // 9: rdsd.v1.ServerMessage.bound:type_name -> rdsd.v1.Bound
-	13, // 10: rdsd.v1.ServerMessage.send_result:type_name -> rdsd.v1.SendResult
-	16, // 11: rdsd.v1.ServerMessage.recv:type_name -> rdsd.v1.RecvBatch
-	18, // 12: rdsd.v1.ServerMessage.outcomes:type_name -> rdsd.v1.OutcomeBatch
-	20, // 13: rdsd.v1.ServerMessage.cancel_result:type_name -> rdsd.v1.CancelResult
-	22, // 14: rdsd.v1.ServerMessage.flush_result:type_name -> rdsd.v1.FlushResult
-	24, // 15: rdsd.v1.ServerMessage.congestion:type_name -> rdsd.v1.CongestionEvent
-	27, // 16: rdsd.v1.ServerMessage.congested_result:type_name -> rdsd.v1.CongestedResult
-	29, // 17: rdsd.v1.ServerMessage.peek_result:type_name -> rdsd.v1.PeekResult
-	30, // 18: rdsd.v1.ServerMessage.closing:type_name -> rdsd.v1.Closing
-	11, // 19: rdsd.v1.ServerMessage.region:type_name -> rdsd.v1.RingGrant
-	4,  // 20: rdsd.v1.Bind.local:type_name -> rdsd.v1.Endpoint
-	8,  // 21: rdsd.v1.Bind.ring:type_name -> rdsd.v1.RingWish
-	4,  // 22: rdsd.v1.Bound.local:type_name -> rdsd.v1.Endpoint
-	11, // 23: rdsd.v1.Bound.ring:type_name -> rdsd.v1.RingGrant
-	4,  // 24: rdsd.v1.SendBatch.destination:type_name -> rdsd.v1.Endpoint
-	14, // 25: rdsd.v1.SendResult.errors:type_name -> rdsd.v1.SendError
-	4,  // 26: rdsd.v1.RecvBatch.source:type_name -> rdsd.v1.Endpoint
+	8,  // 0: rdsd.v1.ClientMessage.bind:type_name -> rdsd.v1.Bind
+	13, // 1: rdsd.v1.ClientMessage.send:type_name -> rdsd.v1.SendBatch
+	16, // 2: rdsd.v1.ClientMessage.credit:type_name -> rdsd.v1.Credit
+	20, // 3: rdsd.v1.ClientMessage.cancel:type_name -> rdsd.v1.Cancel
+	22, // 4: rdsd.v1.ClientMessage.flush:type_name -> rdsd.v1.Flush
+	24, // 5: rdsd.v1.ClientMessage.monitor:type_name -> rdsd.v1.Monitor
+	27, // 6: rdsd.v1.ClientMessage.congested:type_name -> rdsd.v1.CongestedQuery
+	29, // 7: rdsd.v1.ClientMessage.peek:type_name -> rdsd.v1.Peek
+	10, // 8: rdsd.v1.ClientMessage.mapped:type_name -> rdsd.v1.RingMapped
+	11, // 9: rdsd.v1.ServerMessage.bound:type_name -> rdsd.v1.Bound
+	14, // 10: rdsd.v1.ServerMessage.send_result:type_name -> rdsd.v1.SendResult
+	17, // 11: rdsd.v1.ServerMessage.recv:type_name -> rdsd.v1.RecvBatch
+	19, // 12: rdsd.v1.ServerMessage.outcomes:type_name -> rdsd.v1.OutcomeBatch
+	21, // 13: rdsd.v1.ServerMessage.cancel_result:type_name -> rdsd.v1.CancelResult
+	23, // 14: rdsd.v1.ServerMessage.flush_result:type_name -> rdsd.v1.FlushResult
+	25, // 15: rdsd.v1.ServerMessage.congestion:type_name -> rdsd.v1.CongestionEvent
+	28, // 16: rdsd.v1.ServerMessage.congested_result:type_name -> rdsd.v1.CongestedResult
+	30, // 17: rdsd.v1.ServerMessage.peek_result:type_name -> rdsd.v1.PeekResult
+	31, // 18: rdsd.v1.ServerMessage.closing:type_name -> rdsd.v1.Closing
+	12, // 19: rdsd.v1.ServerMessage.region:type_name -> rdsd.v1.RingGrant
+	5,  // 20: rdsd.v1.Bind.local:type_name -> rdsd.v1.Endpoint
+	9,  // 21: rdsd.v1.Bind.ring:type_name -> rdsd.v1.RingWish
+	5,  // 22: rdsd.v1.Bound.local:type_name -> rdsd.v1.Endpoint
+	12, // 23: rdsd.v1.Bound.ring:type_name -> rdsd.v1.RingGrant
+	5,  // 24: rdsd.v1.SendBatch.destination:type_name -> rdsd.v1.Endpoint
+	15, // 25: rdsd.v1.SendResult.errors:type_name -> rdsd.v1.SendError
+	5,  // 26: rdsd.v1.RecvBatch.source:type_name -> rdsd.v1.Endpoint
 	0,  // 27: rdsd.v1.Outcome.kind:type_name -> rdsd.v1.OutcomeKind
-	17, // 28: rdsd.v1.OutcomeBatch.outcome:type_name -> rdsd.v1.Outcome
-	4,  // 29: rdsd.v1.Cancel.destination:type_name -> rdsd.v1.Endpoint
-	25, // 30: rdsd.v1.CongestionEvent.change:type_name -> rdsd.v1.CongestionChange
-	4,  // 31: rdsd.v1.CongestionChange.destination:type_name -> rdsd.v1.Endpoint
-	4,  // 32: rdsd.v1.CongestedQuery.destination:type_name -> rdsd.v1.Endpoint
-	33, // 33: rdsd.v1.Status.budget:type_name -> rdsd.v1.Budget
-	36, // 34: rdsd.v1.ListPeersResponse.peer:type_name -> rdsd.v1.Peer
-	1,  // 35: rdsd.v1.Peer.kind:type_name -> rdsd.v1.PeerKind
-	37, // 36: rdsd.v1.Peer.path:type_name -> rdsd.v1.Path
-	2,  // 37: rdsd.v1.Path.state:type_name -> rdsd.v1.PathState
-	40, // 38: rdsd.v1.ListSocketsResponse.socket:type_name -> rdsd.v1.SocketInfo
-	4,  // 39: rdsd.v1.SocketInfo.local:type_name -> rdsd.v1.Endpoint
-	3,  // 40: rdsd.v1.ListQueueRequest.kind:type_name -> rdsd.v1.QueueKind
-	43, // 41: rdsd.v1.ListQueueResponse.datagram:type_name -> rdsd.v1.QueuedDatagram
-	3,  // 42: rdsd.v1.QueuedDatagram.kind:type_name -> rdsd.v1.QueueKind
-	4,  // 43: rdsd.v1.QueuedDatagram.local:type_name -> rdsd.v1.Endpoint
-	4,  // 44: rdsd.v1.QueuedDatagram.remote:type_name -> rdsd.v1.Endpoint
-	46, // 45: rdsd.v1.GetCountersResponse.counter:type_name -> rdsd.v1.Counter
-	49, // 46: rdsd.v1.ListCongestionResponse.port:type_name -> rdsd.v1.CongestedPort
-	4,  // 47: rdsd.v1.CongestedPort.endpoint:type_name -> rdsd.v1.Endpoint
-	50, // 48: rdsd.v1.CongestedPort.culprit:type_name -> rdsd.v1.Culprit
-	4,  // 49: rdsd.v1.Culprit.source:type_name -> rdsd.v1.Endpoint
-	4,  // 50: rdsd.v1.CongestionNotice.endpoint:type_name -> rdsd.v1.Endpoint
-	4,  // 51: rdsd.v1.GetCongestionHistoryRequest.endpoint:type_name -> rdsd.v1.Endpoint
-	55, // 52: rdsd.v1.CongestionHistory.port:type_name -> rdsd.v1.PortHistory
-	55, // 53: rdsd.v1.CongestionHistory.others:type_name -> rdsd.v1.PortHistory
-	4,  // 54: rdsd.v1.PortHistory.endpoint:type_name -> rdsd.v1.Endpoint
-	50, // 55: rdsd.v1.PortHistory.culprit:type_name -> rdsd.v1.Culprit
-	4,  // 56: rdsd.v1.CancelSentRequest.local:type_name -> rdsd.v1.Endpoint
-	4,  // 57: rdsd.v1.CancelSentRequest.destination:type_name -> rdsd.v1.Endpoint
-	4,  // 58: rdsd.v1.CloseSocketRequest.local:type_name -> rdsd.v1.Endpoint
-	5,  // 59: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
-	31, // 60: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
-	34, // 61: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
-	38, // 62: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
-	41, // 63: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
-	44, // 64: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
-	47, // 65: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
-	51, // 66: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
-	53, // 67: rdsd.v1.Admin.GetCongestionHistory:input_type -> rdsd.v1.GetCongestionHistoryRequest
-	56, // 68: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
-	58, // 69: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
-	60, // 70: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
-	62, // 71: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
-	6,  // 72: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
-	32, // 73: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
-	35, // 74: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
-	39, // 75: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
-	42, // 76: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
-	45, // 77: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
-	48, // 78: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
-	52, // 79: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
-	54, // 80: rdsd.v1.Admin.GetCongestionHistory:output_type -> rdsd.v1.CongestionHistory
-	57, // 81: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
-	59, // 82: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
-	61, // 83: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
-	63, // 84: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
-	72, // [72:85] is the sub-list for method output_type
-	59, // [59:72] is the sub-list for method input_type
-	59, // [59:59] is the sub-list for extension type_name
-	59, // [59:59] is the sub-list for extension extendee
-	0,  // [0:59] is the sub-list for field type_name
+	18, // 28: rdsd.v1.OutcomeBatch.outcome:type_name -> rdsd.v1.Outcome
+	5,  // 29: rdsd.v1.Cancel.destination:type_name -> rdsd.v1.Endpoint
+	26, // 30: rdsd.v1.CongestionEvent.change:type_name -> rdsd.v1.CongestionChange
+	5,  // 31: rdsd.v1.CongestionChange.destination:type_name -> rdsd.v1.Endpoint
+	5,  // 32: rdsd.v1.CongestedQuery.destination:type_name -> rdsd.v1.Endpoint
+	35, // 33: rdsd.v1.Status.budget:type_name -> rdsd.v1.Budget
+	1,  // 34: rdsd.v1.Status.severity:type_name -> rdsd.v1.ProblemSeverity
+	34, // 35: rdsd.v1.Status.problem:type_name -> rdsd.v1.Problem
+	1,  // 36: rdsd.v1.Problem.severity:type_name -> rdsd.v1.ProblemSeverity
+	38, // 37: rdsd.v1.ListPeersResponse.peer:type_name -> rdsd.v1.Peer
+	2,  // 38: rdsd.v1.Peer.kind:type_name -> rdsd.v1.PeerKind
+	39, // 39: rdsd.v1.Peer.path:type_name -> rdsd.v1.Path
+	3,  // 40: rdsd.v1.Path.state:type_name -> rdsd.v1.PathState
+	42, // 41: rdsd.v1.ListSocketsResponse.socket:type_name -> rdsd.v1.SocketInfo
+	5,  // 42: rdsd.v1.SocketInfo.local:type_name -> rdsd.v1.Endpoint
+	4,  // 43: rdsd.v1.ListQueueRequest.kind:type_name -> rdsd.v1.QueueKind
+	45, // 44: rdsd.v1.ListQueueResponse.datagram:type_name -> rdsd.v1.QueuedDatagram
+	4,  // 45: rdsd.v1.QueuedDatagram.kind:type_name -> rdsd.v1.QueueKind
+	5,  // 46: rdsd.v1.QueuedDatagram.local:type_name -> rdsd.v1.Endpoint
+	5,  // 47: rdsd.v1.QueuedDatagram.remote:type_name -> rdsd.v1.Endpoint
+	48, // 48: rdsd.v1.GetCountersResponse.counter:type_name -> rdsd.v1.Counter
+	51, // 49: rdsd.v1.ListCongestionResponse.port:type_name -> rdsd.v1.CongestedPort
+	5,  // 50: rdsd.v1.CongestedPort.endpoint:type_name -> rdsd.v1.Endpoint
+	52, // 51: rdsd.v1.CongestedPort.culprit:type_name -> rdsd.v1.Culprit
+	5,  // 52: rdsd.v1.Culprit.source:type_name -> rdsd.v1.Endpoint
+	5,  // 53: rdsd.v1.CongestionNotice.endpoint:type_name -> rdsd.v1.Endpoint
+	5,  // 54: rdsd.v1.GetCongestionHistoryRequest.endpoint:type_name -> rdsd.v1.Endpoint
+	57, // 55: rdsd.v1.CongestionHistory.port:type_name -> rdsd.v1.PortHistory
+	57, // 56: rdsd.v1.CongestionHistory.others:type_name -> rdsd.v1.PortHistory
+	5,  // 57: rdsd.v1.PortHistory.endpoint:type_name -> rdsd.v1.Endpoint
+	52, // 58: rdsd.v1.PortHistory.culprit:type_name -> rdsd.v1.Culprit
+	5,  // 59: rdsd.v1.CancelSentRequest.local:type_name -> rdsd.v1.Endpoint
+	5,  // 60: rdsd.v1.CancelSentRequest.destination:type_name -> rdsd.v1.Endpoint
+	5,  // 61: rdsd.v1.CloseSocketRequest.local:type_name -> rdsd.v1.Endpoint
+	68, // 62: rdsd.v1.ListErrorsResponse.error:type_name -> rdsd.v1.LoggedError
+	6,  // 63: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
+	32, // 64: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
+	36, // 65: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
+	40, // 66: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
+	43, // 67: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
+	46, // 68: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
+	49, // 69: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
+	53, // 70: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
+	55, // 71: rdsd.v1.Admin.GetCongestionHistory:input_type -> rdsd.v1.GetCongestionHistoryRequest
+	58, // 72: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
+	60, // 73: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
+	62, // 74: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
+	64, // 75: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
+	66, // 76: rdsd.v1.Admin.ListErrors:input_type -> rdsd.v1.ListErrorsRequest
+	69, // 77: rdsd.v1.Admin.GetConfig:input_type -> rdsd.v1.GetConfigRequest
+	7,  // 78: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
+	33, // 79: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
+	37, // 80: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
+	41, // 81: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
+	44, // 82: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
+	47, // 83: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
+	50, // 84: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
+	54, // 85: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
+	56, // 86: rdsd.v1.Admin.GetCongestionHistory:output_type -> rdsd.v1.CongestionHistory
+	59, // 87: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
+	61, // 88: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
+	63, // 89: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
+	65, // 90: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
+	67, // 91: rdsd.v1.Admin.ListErrors:output_type -> rdsd.v1.ListErrorsResponse
+	70, // 92: rdsd.v1.Admin.GetConfig:output_type -> rdsd.v1.GetConfigResponse
+	78, // [78:93] is the sub-list for method output_type
+	63, // [63:78] is the sub-list for method input_type
+	63, // [63:63] is the sub-list for extension type_name
+	63, // [63:63] is the sub-list for extension extendee
+	0,  // [0:63] is the sub-list for field type_name
 }
 
 func init() { file_rdsd_v1_rdsd_proto_init() }
@@ -7715,8 +8410,8 @@ func file_rdsd_v1_rdsd_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rdsd_v1_rdsd_proto_rawDesc), len(file_rdsd_v1_rdsd_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   60,
+			NumEnums:      5,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

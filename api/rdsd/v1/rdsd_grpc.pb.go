@@ -142,6 +142,8 @@ const (
 	Admin_DropPath_FullMethodName             = "/rdsd.v1.Admin/DropPath"
 	Admin_CancelSent_FullMethodName           = "/rdsd.v1.Admin/CancelSent"
 	Admin_CloseSocket_FullMethodName          = "/rdsd.v1.Admin/CloseSocket"
+	Admin_ListErrors_FullMethodName           = "/rdsd.v1.Admin/ListErrors"
+	Admin_GetConfig_FullMethodName            = "/rdsd.v1.Admin/GetConfig"
 )
 
 // AdminClient is the client API for Admin service.
@@ -165,6 +167,8 @@ type AdminClient interface {
 	DropPath(ctx context.Context, in *DropPathRequest, opts ...grpc.CallOption) (*DropPathResponse, error)
 	CancelSent(ctx context.Context, in *CancelSentRequest, opts ...grpc.CallOption) (*CancelSentResponse, error)
 	CloseSocket(ctx context.Context, in *CloseSocketRequest, opts ...grpc.CallOption) (*CloseSocketResponse, error)
+	ListErrors(ctx context.Context, in *ListErrorsRequest, opts ...grpc.CallOption) (*ListErrorsResponse, error)
+	GetConfig(ctx context.Context, in *GetConfigRequest, opts ...grpc.CallOption) (*GetConfigResponse, error)
 }
 
 type adminClient struct {
@@ -304,6 +308,26 @@ func (c *adminClient) CloseSocket(ctx context.Context, in *CloseSocketRequest, o
 	return out, nil
 }
 
+func (c *adminClient) ListErrors(ctx context.Context, in *ListErrorsRequest, opts ...grpc.CallOption) (*ListErrorsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListErrorsResponse)
+	err := c.cc.Invoke(ctx, Admin_ListErrors_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *adminClient) GetConfig(ctx context.Context, in *GetConfigRequest, opts ...grpc.CallOption) (*GetConfigResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetConfigResponse)
+	err := c.cc.Invoke(ctx, Admin_GetConfig_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -325,6 +349,8 @@ type AdminServer interface {
 	DropPath(context.Context, *DropPathRequest) (*DropPathResponse, error)
 	CancelSent(context.Context, *CancelSentRequest) (*CancelSentResponse, error)
 	CloseSocket(context.Context, *CloseSocketRequest) (*CloseSocketResponse, error)
+	ListErrors(context.Context, *ListErrorsRequest) (*ListErrorsResponse, error)
+	GetConfig(context.Context, *GetConfigRequest) (*GetConfigResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -370,6 +396,12 @@ func (UnimplementedAdminServer) CancelSent(context.Context, *CancelSentRequest) 
 }
 func (UnimplementedAdminServer) CloseSocket(context.Context, *CloseSocketRequest) (*CloseSocketResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CloseSocket not implemented")
+}
+func (UnimplementedAdminServer) ListErrors(context.Context, *ListErrorsRequest) (*ListErrorsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListErrors not implemented")
+}
+func (UnimplementedAdminServer) GetConfig(context.Context, *GetConfigRequest) (*GetConfigResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetConfig not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -601,6 +633,42 @@ func _Admin_CloseSocket_Handler(srv interface{}, ctx context.Context, dec func(i
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_ListErrors_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListErrorsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListErrors(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListErrors_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListErrors(ctx, req.(*ListErrorsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Admin_GetConfig_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetConfigRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).GetConfig(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_GetConfig_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).GetConfig(ctx, req.(*GetConfigRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -651,6 +719,14 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CloseSocket",
 			Handler:    _Admin_CloseSocket_Handler,
+		},
+		{
+			MethodName: "ListErrors",
+			Handler:    _Admin_ListErrors_Handler,
+		},
+		{
+			MethodName: "GetConfig",
+			Handler:    _Admin_GetConfig_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -55,6 +55,35 @@ OUTCOME_KIND_UNKNOWN: OutcomeKind.ValueType  # 4
 """left this node; nobody can say whether it was delivered"""
 Global___OutcomeKind: _TypeAlias = OutcomeKind  # noqa: Y015
 
+class _ProblemSeverity:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ProblemSeverityEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ProblemSeverity.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    PROBLEM_SEVERITY_UNSPECIFIED: _ProblemSeverity.ValueType  # 0
+    PROBLEM_SEVERITY_OK: _ProblemSeverity.ValueType  # 1
+    """no problem at all"""
+    PROBLEM_SEVERITY_NOTE: _ProblemSeverity.ValueType  # 2
+    """worth knowing; nothing fails"""
+    PROBLEM_SEVERITY_WARNING: _ProblemSeverity.ValueType  # 3
+    """something waits, or is refused, or will be"""
+    PROBLEM_SEVERITY_ERROR: _ProblemSeverity.ValueType  # 4
+    """something does not work"""
+
+class ProblemSeverity(_ProblemSeverity, metaclass=_ProblemSeverityEnumTypeWrapper): ...
+
+PROBLEM_SEVERITY_UNSPECIFIED: ProblemSeverity.ValueType  # 0
+PROBLEM_SEVERITY_OK: ProblemSeverity.ValueType  # 1
+"""no problem at all"""
+PROBLEM_SEVERITY_NOTE: ProblemSeverity.ValueType  # 2
+"""worth knowing; nothing fails"""
+PROBLEM_SEVERITY_WARNING: ProblemSeverity.ValueType  # 3
+"""something waits, or is refused, or will be"""
+PROBLEM_SEVERITY_ERROR: ProblemSeverity.ValueType  # 4
+"""something does not work"""
+Global___ProblemSeverity: _TypeAlias = ProblemSeverity  # noqa: Y015
+
 class _PeerKind:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -1021,6 +1050,10 @@ class Status(_message.Message):
     MEMORY_BUDGET_BYTES_FIELD_NUMBER: _builtins.int
     CONFIG_FILE_FIELD_NUMBER: _builtins.int
     BUDGET_FIELD_NUMBER: _builtins.int
+    HEALTHY_FIELD_NUMBER: _builtins.int
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    PROBLEM_FIELD_NUMBER: _builtins.int
+    HTTP_ADDRESS_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     instance: _builtins.int
     uptime_ns: _builtins.int
@@ -1034,10 +1067,20 @@ class Status(_message.Message):
     memory_used_bytes: _builtins.int
     memory_budget_bytes: _builtins.int
     config_file: _builtins.str
+    healthy: _builtins.bool
+    """no problem is a warning or an error"""
+    severity: Global___ProblemSeverity.ValueType
+    """the worst of the problems"""
+    http_address: _builtins.str
+    """of the page for monitoring: "127.0.0.1:16386", "unix:/run/rdsd/http.sock"; empty: off"""
     @_builtins.property
     def local_address(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     @_builtins.property
     def budget(self) -> _containers.RepeatedCompositeFieldContainer[Global___Budget]: ...
+    @_builtins.property
+    def problem(self) -> _containers.RepeatedCompositeFieldContainer[Global___Problem]:
+        """the worst first"""
+
     def __init__(
         self,
         *,
@@ -1054,14 +1097,61 @@ class Status(_message.Message):
         memory_budget_bytes: _builtins.int = ...,
         config_file: _builtins.str = ...,
         budget: _abc.Iterable[Global___Budget] = ...,
+        healthy: _builtins.bool = ...,
+        severity: Global___ProblemSeverity.ValueType = ...,
+        problem: _abc.Iterable[Global___Problem] = ...,
+        http_address: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "config_file", b"config_file", "instance", b"instance", "local_address", b"local_address", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "peers", b"peers", "peers_up", b"peers_up", "rds_port", b"rds_port", "sockets", b"sockets", "state", b"state", "uptime_ns", b"uptime_ns", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget", b"budget", "config_file", b"config_file", "healthy", b"healthy", "http_address", b"http_address", "instance", b"instance", "local_address", b"local_address", "memory_budget_bytes", b"memory_budget_bytes", "memory_used_bytes", b"memory_used_bytes", "peers", b"peers", "peers_up", b"peers_up", "problem", b"problem", "rds_port", b"rds_port", "severity", b"severity", "sockets", b"sockets", "state", b"state", "uptime_ns", b"uptime_ns", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Status: _TypeAlias = Status  # noqa: Y015
+
+@_typing.final
+class Problem(_message.Message):
+    """Something that is not as it should be, and what mends it. The codes are in
+    docs/operations.md and stay what they are.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CODE_FIELD_NUMBER: _builtins.int
+    SEVERITY_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    REMEDY_FIELD_NUMBER: _builtins.int
+    SINCE_NS_FIELD_NUMBER: _builtins.int
+    code: _builtins.str
+    """"peer-down", "port-congested", ..."""
+    severity: Global___ProblemSeverity.ValueType
+    subject: _builtins.str
+    """what it is about: "peer 10.0.0.2", "port 10.0.0.2:4000", "limits.max_peers"; empty: the node"""
+    text: _builtins.str
+    """what is so"""
+    remedy: _builtins.str
+    """a command, or a line of the configuration, and when to use it"""
+    since_ns: _builtins.int
+    """for so long; 0: not known, or since the daemon started"""
+    def __init__(
+        self,
+        *,
+        code: _builtins.str = ...,
+        severity: Global___ProblemSeverity.ValueType = ...,
+        subject: _builtins.str = ...,
+        text: _builtins.str = ...,
+        remedy: _builtins.str = ...,
+        since_ns: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code", b"code", "remedy", b"remedy", "severity", b"severity", "since_ns", b"since_ns", "subject", b"subject", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Problem: _TypeAlias = Problem  # noqa: Y015
 
 @_typing.final
 class Budget(_message.Message):
@@ -1223,6 +1313,9 @@ class Path(_message.Message):
     RECEIVED_BYTES_FIELD_NUMBER: _builtins.int
     SEND_CREDITS_FIELD_NUMBER: _builtins.int
     READ_PAUSED_FIELD_NUMBER: _builtins.int
+    ERROR_AGE_NS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    RETRY_IN_NS_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     state: Global___PathState.ValueType
     next_tx_seq: _builtins.int
@@ -1240,6 +1333,12 @@ class Path(_message.Message):
     """rdsd peers"""
     read_paused: _builtins.bool
     """a full receiver stops a kernel link"""
+    error_age_ns: _builtins.int
+    """how long ago last_error was; 0 without one"""
+    attempts: _builtins.int
+    """in a row that brought no usable link"""
+    retry_in_ns: _builtins.int
+    """when it is tried again; 0: now, or not waiting for that"""
     def __init__(
         self,
         *,
@@ -1256,10 +1355,13 @@ class Path(_message.Message):
         received_bytes: _builtins.int = ...,
         send_credits: _builtins.int = ...,
         read_paused: _builtins.bool = ...,
+        error_age_ns: _builtins.int = ...,
+        attempts: _builtins.int = ...,
+        retry_in_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "last_error", b"last_error", "local_endpoint", b"local_endpoint", "next_rx_seq", b"next_rx_seq", "next_tx_seq", b"next_tx_seq", "read_paused", b"read_paused", "received_bytes", b"received_bytes", "reconnects", b"reconnects", "remote_endpoint", b"remote_endpoint", "send_credits", b"send_credits", "sent_bytes", b"sent_bytes", "state", b"state", "up_since_ns", b"up_since_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "error_age_ns", b"error_age_ns", "index", b"index", "last_error", b"last_error", "local_endpoint", b"local_endpoint", "next_rx_seq", b"next_rx_seq", "next_tx_seq", b"next_tx_seq", "read_paused", b"read_paused", "received_bytes", b"received_bytes", "reconnects", b"reconnects", "remote_endpoint", b"remote_endpoint", "retry_in_ns", b"retry_in_ns", "send_credits", b"send_credits", "sent_bytes", b"sent_bytes", "state", b"state", "up_since_ns", b"up_since_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -2021,3 +2123,130 @@ class CloseSocketResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CloseSocketResponse: _TypeAlias = CloseSocketResponse  # noqa: Y015
+
+@_typing.final
+class ListErrorsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListErrorsRequest: _TypeAlias = ListErrorsRequest  # noqa: Y015
+
+@_typing.final
+class ListErrorsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ERROR_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
+    forgotten: _builtins.int
+    """distinct errors that had to make room for others"""
+    @_builtins.property
+    def error(self) -> _containers.RepeatedCompositeFieldContainer[Global___LoggedError]:
+        """the last one first"""
+
+    def __init__(
+        self,
+        *,
+        error: _abc.Iterable[Global___LoggedError] = ...,
+        forgotten: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["error", b"error", "forgotten", b"forgotten"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListErrorsResponse: _TypeAlias = ListErrorsResponse  # noqa: Y015
+
+@_typing.final
+class LoggedError(_message.Message):
+    """A warning or an error of the daemon's log, however often it was logged: lines that
+    say the same of the same thing are one.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WARNING_FIELD_NUMBER: _builtins.int
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    SUBJECT_FIELD_NUMBER: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    FIRST_UNIX_NS_FIELD_NUMBER: _builtins.int
+    LAST_UNIX_NS_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    warning: _builtins.bool
+    """not an error"""
+    message: _builtins.str
+    """what the line says"""
+    subject: _builtins.str
+    """of what: "peer=10.0.0.2 path=0"; may be empty"""
+    error: _builtins.str
+    """why, as the last line said; may be empty"""
+    first_unix_ns: _builtins.int
+    """of the wall clock, for reading"""
+    last_unix_ns: _builtins.int
+    count: _builtins.int
+    """lines, with those log.lines_per_second left out"""
+    def __init__(
+        self,
+        *,
+        warning: _builtins.bool = ...,
+        message: _builtins.str = ...,
+        subject: _builtins.str = ...,
+        error: _builtins.str = ...,
+        first_unix_ns: _builtins.int = ...,
+        last_unix_ns: _builtins.int = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "error", b"error", "first_unix_ns", b"first_unix_ns", "last_unix_ns", b"last_unix_ns", "message", b"message", "subject", b"subject", "warning", b"warning"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoggedError: _TypeAlias = LoggedError  # noqa: Y015
+
+@_typing.final
+class GetConfigRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetConfigRequest: _TypeAlias = GetConfigRequest  # noqa: Y015
+
+@_typing.final
+class GetConfigResponse(_message.Message):
+    """The configuration as it is now, as a file that loads again. What is secret is
+    not in it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOML_FIELD_NUMBER: _builtins.int
+    toml: _builtins.str
+    """each line says where its value came from"""
+    def __init__(
+        self,
+        *,
+        toml: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["toml", b"toml"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetConfigResponse: _TypeAlias = GetConfigResponse  # noqa: Y015

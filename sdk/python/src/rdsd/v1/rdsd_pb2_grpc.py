@@ -174,6 +174,16 @@ class AdminStub(object):
                 request_serializer=rdsd_dot_v1_dot_rdsd__pb2.CloseSocketRequest.SerializeToString,
                 response_deserializer=rdsd_dot_v1_dot_rdsd__pb2.CloseSocketResponse.FromString,
                 _registered_method=True)
+        self.ListErrors = channel.unary_unary(
+                '/rdsd.v1.Admin/ListErrors',
+                request_serializer=rdsd_dot_v1_dot_rdsd__pb2.ListErrorsRequest.SerializeToString,
+                response_deserializer=rdsd_dot_v1_dot_rdsd__pb2.ListErrorsResponse.FromString,
+                _registered_method=True)
+        self.GetConfig = channel.unary_unary(
+                '/rdsd.v1.Admin/GetConfig',
+                request_serializer=rdsd_dot_v1_dot_rdsd__pb2.GetConfigRequest.SerializeToString,
+                response_deserializer=rdsd_dot_v1_dot_rdsd__pb2.GetConfigResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -255,6 +265,18 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListErrors(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetConfig(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -317,6 +339,16 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.CloseSocket,
                     request_deserializer=rdsd_dot_v1_dot_rdsd__pb2.CloseSocketRequest.FromString,
                     response_serializer=rdsd_dot_v1_dot_rdsd__pb2.CloseSocketResponse.SerializeToString,
+            ),
+            'ListErrors': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListErrors,
+                    request_deserializer=rdsd_dot_v1_dot_rdsd__pb2.ListErrorsRequest.FromString,
+                    response_serializer=rdsd_dot_v1_dot_rdsd__pb2.ListErrorsResponse.SerializeToString,
+            ),
+            'GetConfig': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetConfig,
+                    request_deserializer=rdsd_dot_v1_dot_rdsd__pb2.GetConfigRequest.FromString,
+                    response_serializer=rdsd_dot_v1_dot_rdsd__pb2.GetConfigResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -646,6 +678,60 @@ class Admin(object):
             '/rdsd.v1.Admin/CloseSocket',
             rdsd_dot_v1_dot_rdsd__pb2.CloseSocketRequest.SerializeToString,
             rdsd_dot_v1_dot_rdsd__pb2.CloseSocketResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListErrors(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rdsd.v1.Admin/ListErrors',
+            rdsd_dot_v1_dot_rdsd__pb2.ListErrorsRequest.SerializeToString,
+            rdsd_dot_v1_dot_rdsd__pb2.ListErrorsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetConfig(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rdsd.v1.Admin/GetConfig',
+            rdsd_dot_v1_dot_rdsd__pb2.GetConfigRequest.SerializeToString,
+            rdsd_dot_v1_dot_rdsd__pb2.GetConfigResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -92,6 +92,8 @@ class AdminStub:
     DropPath: _grpc.UnaryUnaryMultiCallable[_rdsd_pb2.DropPathRequest, _rdsd_pb2.DropPathResponse]
     CancelSent: _grpc.UnaryUnaryMultiCallable[_rdsd_pb2.CancelSentRequest, _rdsd_pb2.CancelSentResponse]
     CloseSocket: _grpc.UnaryUnaryMultiCallable[_rdsd_pb2.CloseSocketRequest, _rdsd_pb2.CloseSocketResponse]
+    ListErrors: _grpc.UnaryUnaryMultiCallable[_rdsd_pb2.ListErrorsRequest, _rdsd_pb2.ListErrorsResponse]
+    GetConfig: _grpc.UnaryUnaryMultiCallable[_rdsd_pb2.GetConfigRequest, _rdsd_pb2.GetConfigResponse]
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -114,6 +116,8 @@ class AdminAsyncStub(AdminStub):
     DropPath: _aio.UnaryUnaryMultiCallable[_rdsd_pb2.DropPathRequest, _rdsd_pb2.DropPathResponse]  # type: ignore[assignment]
     CancelSent: _aio.UnaryUnaryMultiCallable[_rdsd_pb2.CancelSentRequest, _rdsd_pb2.CancelSentResponse]  # type: ignore[assignment]
     CloseSocket: _aio.UnaryUnaryMultiCallable[_rdsd_pb2.CloseSocketRequest, _rdsd_pb2.CloseSocketResponse]  # type: ignore[assignment]
+    ListErrors: _aio.UnaryUnaryMultiCallable[_rdsd_pb2.ListErrorsRequest, _rdsd_pb2.ListErrorsResponse]  # type: ignore[assignment]
+    GetConfig: _aio.UnaryUnaryMultiCallable[_rdsd_pb2.GetConfigRequest, _rdsd_pb2.GetConfigResponse]  # type: ignore[assignment]
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Admin is for administrators: reading needs no right beyond the socket,
@@ -205,5 +209,19 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _rdsd_pb2.CloseSocketRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rdsd_pb2.CloseSocketResponse, _abc.Awaitable[_rdsd_pb2.CloseSocketResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ListErrors(
+        self,
+        request: _rdsd_pb2.ListErrorsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rdsd_pb2.ListErrorsResponse, _abc.Awaitable[_rdsd_pb2.ListErrorsResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def GetConfig(
+        self,
+        request: _rdsd_pb2.GetConfigRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rdsd_pb2.GetConfigResponse, _abc.Awaitable[_rdsd_pb2.GetConfigResponse]]: ...
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
