@@ -93,7 +93,7 @@ func socketFromProto(m *rdsdv1.SocketInfo) SocketInfo {
 		RecvQueued: m.GetRecvQueued(), Congested: m.GetCongested(),
 		Accepted: m.GetAccepted(), Delivered: m.GetDelivered(), Cancelled: m.GetCancelled(), Failed: m.GetFailed(), Unknown: m.GetUnknown(),
 		InFlight: m.GetInFlight(), Received: m.GetReceived(), WaitingSends: m.GetWaitingSends(), Inode: m.GetInode(),
-		RingBytes: m.GetRingBytes(), RingMaxBytes: m.GetRingMaxBytes(),
+		RingBytes: m.GetRingBytes(), RingMaxBytes: m.GetRingMaxBytes(), Program: m.GetProgram(),
 	}
 }
 

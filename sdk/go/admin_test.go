@@ -85,12 +85,12 @@ var adminCalls = []adminCall{
 		rdsdv1.ListSocketsResponse_builder{Socket: []*rdsdv1.SocketInfo{rdsdv1.SocketInfo_builder{
 			Local: endpointToProto(hereEnd), Uid: 1, Pid: 2, Label: "db", SendBufferBytes: 3, SendQueuedBytes: 4, RecvBufferBytes: 5, RecvQueuedBytes: 6,
 			RecvHardLimitBytes: 7, RecvQueued: 8, Congested: true, Accepted: 9, Delivered: 10, Cancelled: 11, Failed: 12, Unknown: 13, InFlight: 14,
-			Received: 15, WaitingSends: 16, Inode: 17, RingBytes: 18, RingMaxBytes: 19,
+			Received: 15, WaitingSends: 16, Inode: 17, RingBytes: 18, RingMaxBytes: 19, Program: "postgres",
 		}.Build()}}.Build(),
 		[]SocketInfo{{
 			Local: hereEnd, UID: 1, PID: 2, Label: "db", SendBufferBytes: 3, SendQueuedBytes: 4, RecvBufferBytes: 5, RecvQueuedBytes: 6,
 			RecvHardLimitBytes: 7, RecvQueued: 8, Congested: true, Accepted: 9, Delivered: 10, Cancelled: 11, Failed: 12, Unknown: 13, InFlight: 14,
-			Received: 15, WaitingSends: 16, Inode: 17, RingBytes: 18, RingMaxBytes: 19,
+			Received: 15, WaitingSends: 16, Inode: 17, RingBytes: 18, RingMaxBytes: 19, Program: "postgres",
 		}},
 	},
 	{

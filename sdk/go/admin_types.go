@@ -163,6 +163,7 @@ type SocketInfo struct {
 	Inode              uint64         `json:"inode"`         // the daemon's number of the socket
 	RingBytes          uint64         `json:"ring_bytes"`    // memory shared with the client, in use; 0 without rings
 	RingMaxBytes       uint64         `json:"ring_max_bytes"`
+	Program            string         `json:"program"` // what the kernel calls the process PID; "" when it cannot be told
 }
 
 // QueueKind is where a datagram waits.
