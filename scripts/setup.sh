@@ -1,9 +1,10 @@
 #!/bin/sh
 # Installs the Debian packages the tests use: C compilers for the race detector, the C
 # library and Python's extension, a kernel that runs as a process, tools for network
-# namespaces, NBD clients and servers, ext4, strace for what threads ask of the kernel. Does nothing where all are there.
+# namespaces, NBD clients and servers, ext4, strace for what threads ask of the kernel,
+# Prometheus and promtool for dashboards and rules. Does nothing where all are there.
 set -eu
-need="strace gcc g++ libc6-dev make pkg-config git user-mode-linux iproute2 ethtool python3-venv python3-dev libnbd-bin python3-libnbd qemu-utils fio e2fsprogs nbdkit nbd-server"
+need="strace gcc g++ libc6-dev make pkg-config git user-mode-linux iproute2 ethtool python3-venv python3-dev libnbd-bin python3-libnbd qemu-utils fio e2fsprogs nbdkit nbd-server prometheus"
 missing=""
 for p in $need; do
 	dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
