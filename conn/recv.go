@@ -348,6 +348,7 @@ func (p *Path) pong(h *wire.Header) {
 // ReceivedAll ends a read of link gen: acknowledgements that were asked for,
 // or that are worth a frame by now, are sent.
 func (p *Path) ReceivedAll(now time.Duration, gen uint64) {
+	p.c.ctr.TCPDataReady++
 	if gen != p.gen || p.state != Up {
 		return
 	}
@@ -378,6 +379,7 @@ func (p *Path) ReceivedAll(now time.Duration, gen uint64) {
 // the link's buffer at once: while a large frame goes out slowly nothing else
 // can ask for a sign of life.
 func (p *Path) Alive(now time.Duration, gen uint64) {
+	p.c.ctr.TCPWriteSpace++
 	if gen == p.gen && p.state == Up {
 		p.lastRx, p.tookAt = now, now
 	}

@@ -28,7 +28,7 @@ func TestWalks(t *testing.T) {
 	})
 	// Walks that meet nothing pin nothing: together they move what conn counts.
 	v := reflect.ValueOf(sum)
-	for _, name := range strings.Fields(`ConnReset RecvDropBadChecksum RecvDropOldSeq RecvDropNoSock RecvAckRequired RecvPing SendQueueEmpty SendDropAcked
+	for _, name := range strings.Fields(`ConnReset RecvDropBadChecksum RecvDropOldSeq RecvDropNoSock RecvAckRequired RecvPing SendQueueEmpty SendLockContention TCPDataReady SendDropAcked
 		SendAckRequired SendPong CongUpdateQueued CongUpdateReceived TCPListenStale SentBytes SentFrames ReceivedBytes ReceivedFrames Retransmitted
 		AckOnlySent AckOnlyReceived HeartbeatSent HeartbeatLost CreditStall CreditWithheld HoldEnter HoldResume LaneMoved RefuseNoPort RefuseNoRoom
 		ReadPaused ProtocolError PeerRestarted PeerKindChanged HandshakeTimeout PokeSent PokeReceived DialFailed Reconnects AcceptRefused SendCancelled`) {

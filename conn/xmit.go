@@ -31,11 +31,15 @@ type frameOut struct {
 // Retransmissions precede every new sequence number: a receiver drops a
 // retransmission that is below what it expects.
 func (p *Path) Fill(now time.Duration, b *transport.Batch) bool {
+	c := p.c
 	if p.writing || p.state != Up {
+		// Who has the turn takes these frames along when it comes back for more.
+		if p.writing {
+			c.ctr.SendLockContention++
+		}
 		p.kicked = false
 		return false
 	}
-	c := p.c
 	// A frame says what only an rdsd understands once the handshake has shown that one is
 	// there: before that, credits and a checksum would reach a peer of another life.
 	o := frameOut{rdsd: c.kind == KindRdsd && p.ready}
@@ -411,6 +415,16 @@ func (p *Path) fillAck(now time.Duration, b *transport.Batch, o *frameOut) {
 		p.put(b, o, &wire.Header{}, nil)
 		p.c.ctr.AckOnlySent++
 	}
+}
+
+// WroteLate is Wrote for a turn that met a full link: the rest of its batch was written
+// when the link took bytes again, or the link failed with err before that.
+func (p *Path) WroteLate(now time.Duration, err error) bool {
+	p.c.ctr.SendDelayedRetry++
+	if err == nil {
+		p.c.ctr.TCPWriteSpace++
+	}
+	return p.Wrote(now)
 }
 
 // Wrote ends the writing of the batch of the last Fill: all of it is in the

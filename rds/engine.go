@@ -300,6 +300,13 @@ func (e *Engine) Wrote(now time.Duration, p *conn.Path) bool {
 	return more
 }
 
+// WroteLate: see conn.Path.WroteLate.
+func (e *Engine) WroteLate(now time.Duration, p *conn.Path, err error) bool {
+	more := p.WroteLate(now, err)
+	e.settle(now)
+	return more
+}
+
 // Acked: TCP acknowledged so many bytes of link gen of p.
 func (e *Engine) Acked(now time.Duration, p *conn.Path, gen, bytes uint64) {
 	p.Acked(now, gen, bytes)

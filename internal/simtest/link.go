@@ -2,6 +2,7 @@ package simtest
 
 import (
 	"bytes"
+	"io"
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
@@ -33,6 +34,7 @@ type link struct {
 	patience time.Duration // closing: until when it is read
 	garbage  bool          // the stream cannot be followed any more
 	gone     bool          // no link any more
+	late     bool          // the batch met a full connection
 	wdead    bool          // writing has failed: nothing is filled before Lost
 	reading  bool
 }
@@ -206,6 +208,7 @@ func (l *link) transmit() {
 		n.observeOut(l, b)
 		l.batch, l.writing = b, true
 		if !l.push() {
+			l.late = true
 			return
 		}
 		// The real shell writes outside its lock: others may come first.
@@ -254,7 +257,7 @@ func (l *link) finish() bool {
 		l.batch.Put()
 		l.batch = nil
 	}
-	if !n.eng.Wrote(n.w.Now(), l.p) {
+	if !l.tellWrote() {
 		return false
 	}
 	if l.gen == l.p.Gen() && !l.gone {
@@ -265,6 +268,19 @@ func (l *link) finish() bool {
 		next.transmit()
 	}
 	return false
+}
+
+func (l *link) tellWrote() (more bool) {
+	n := l.n
+	if !l.late {
+		return n.eng.Wrote(n.w.Now(), l.p)
+	}
+	l.late = false
+	var err error
+	if l.wdead {
+		err = io.ErrClosedPipe
+	}
+	return n.eng.WroteLate(n.w.Now(), l.p, err)
 }
 
 func (l *link) wrote() {

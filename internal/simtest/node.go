@@ -122,6 +122,8 @@ func (n *node) dispose(eng *rds.Engine, links map[linkKey]*link, orphans []*link
 			eng.Wrote(n.w.Now(), l.p)
 		}
 	}
+	c := eng.Counters()
+	n.w.counters.Add(&c)
 	eng.EndStep() // the node is told of memory at the end of a step
 	if u := n.cfg.Budget.Used(); u != 0 {
 		n.w.fail("M1: %v: %d bytes of the budget are taken after everything was closed", n.addr, u)

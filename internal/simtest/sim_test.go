@@ -3,11 +3,16 @@ package simtest
 import (
 	"flag"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/internal/stats"
 )
 
 var (
@@ -43,7 +48,45 @@ func TestSeed(t *testing.T) {
 }
 
 // TestSeeds runs many worlds, each drawn from its seed.
-func TestSeeds(t *testing.T) { runSeeds(t, *fromFlag, *seedsFlag, regressions) }
+func TestSeeds(t *testing.T) {
+	sum := runSeeds(t, *fromFlag, *seedsFlag, regressions)
+	if *seedsFlag < 1000 {
+		return
+	}
+	// A counter that no world moves counts nothing, or nobody knows what.
+	values := sum.Counters.Values(nil)
+	for i, f := range stats.Fields {
+		switch moved := values[i] != 0; {
+		case f.Kernel() && moved:
+			t.Errorf("%s moved, which nothing but a kernel can move", f.Name)
+		case !f.Kernel() && !moved && movedElsewhere[f.Name].test == "":
+			t.Errorf("%s never moved", f.Name)
+		}
+	}
+}
+
+// movedElsewhere are the counters that no world moves, with a test that does and that
+// fails when it stands still.
+var movedElsewhere = map[string]struct{ test, says string }{
+	"recv_drop_bad_checksum": {"conn/walk_test.go", "RecvDropBadChecksum"},
+	"send_lock_contention":   {"conn/walk_test.go", "SendLockContention"},
+	"peer_kind_changed":      {"conn/walk_test.go", "PeerKindChanged"},
+	"illegal_event":          {"conn/state_test.go", "w.ctr.IllegalEvent != 1"},
+	"pong_dropped":           {"conn/edges_test.go", "w.ctr.PongDropped != 36"},
+	"peers_evicted":          {"rds/evict_test.go", "PeersEvicted != uint64(n)"},
+	"tcp_sndbuf_full":        {"node/datagram/seam_test.go", "TCPSndbufFull != 1"},
+}
+
+func TestMovedElsewhere(t *testing.T) {
+	for name, at := range movedElsewhere {
+		if !slices.ContainsFunc(stats.Fields, func(f stats.Field) bool { return f.Name == name }) {
+			t.Errorf("there is no counter %s", name)
+		}
+		if b, err := os.ReadFile(filepath.Join("..", "..", at.test)); err != nil || !strings.Contains(string(b), at.says) {
+			t.Errorf("%s does not look at %s (%v)", at.test, name, err)
+		}
+	}
+}
 
 // TestVolumes runs worlds that have volumes beside their datagrams.
 func TestVolumes(t *testing.T) {
@@ -110,6 +153,7 @@ func (r *Result) add(o *Result) {
 	r.Failed += o.Failed
 	r.Lost += o.Lost
 	r.Volumes.add(&o.Volumes)
+	r.Counters.Add(&o.Counters)
 }
 
 // TestDeterminism: the same seed is the same run, also when somebody reads along.

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/transport/sim"
 )
@@ -26,19 +27,21 @@ type Result struct {
 	Delivered, Cancelled, Failed, Lost int
 	Faults                             int
 	Volumes                            VolumeCounts
-	Err                                error // the first broken invariant
+	Counters                           stats.Counters // of all engines there were
+	Err                                error          // the first broken invariant
 }
 
 // World is one run.
 type World struct {
 	*sim.Clock
-	net     *sim.Net
-	rng     *rand.Rand
-	seed    int64
-	hash    uint64
-	bad     *Violation
-	verbose func(string)
-	m       *model
+	net      *sim.Net
+	rng      *rand.Rand
+	seed     int64
+	hash     uint64
+	counters stats.Counters // of the engines that are gone
+	bad      *Violation
+	verbose  func(string)
+	m        *model
 
 	nodes   []*node
 	byAddr  map[netip.Addr]*node
@@ -112,7 +115,7 @@ func Run(seed int64, o Options) Result {
 	}
 	t := &w.m.total
 	r := Result{Seed: seed, Hash: w.hash, Virtual: w.Now(), Events: w.Ran(), Accepted: t.accepted, Placed: t.placed,
-		Delivered: t.delivered, Cancelled: t.cancelled, Failed: t.failed, Lost: t.unknown, Faults: w.faults}
+		Delivered: t.delivered, Cancelled: t.cancelled, Failed: t.failed, Lost: t.unknown, Faults: w.faults, Counters: w.counters}
 	if w.vol != nil {
 		r.Volumes = w.vol.total
 	}

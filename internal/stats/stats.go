@@ -25,7 +25,7 @@ type Counters struct {
 	SendLockContention  uint64 `name:"send_lock_contention" help:"sends that left their frames to another transmitter"`
 	SendLockQueueRaced  uint64 `name:"send_lock_queue_raced" help:"kernel only"`
 	SendImmediateRetry  uint64 `name:"send_immediate_retry" help:"kernel only"`
-	SendDelayedRetry    uint64 `name:"send_delayed_retry" help:"transmit turns that met a full link"`
+	SendDelayedRetry    uint64 `name:"send_delayed_retry" help:"transmit turns that met a full link and went on when it had room"`
 	SendDropAcked       uint64 `name:"send_drop_acked" help:"datagrams acknowledged before they were sent again"`
 	SendAckRequired     uint64 `name:"send_ack_required" help:"frames sent that ask for an acknowledgement"`
 	SendQueued          uint64 `name:"send_queued" help:"datagrams accepted"`
@@ -47,7 +47,7 @@ type Counters struct {
 	TCPDataReady    uint64 `name:"tcp_data_ready_calls" help:"reads from TCP that brought bytes"`
 	TCPWriteSpace   uint64 `name:"tcp_write_space_calls" help:"times a full link took bytes again"`
 	TCPSndbufFull   uint64 `name:"tcp_sndbuf_full" help:"writes that met a full socket buffer"`
-	TCPConnectRaced uint64 `name:"tcp_connect_raced" help:"connections that met one already up"`
+	TCPConnectRaced uint64 `name:"tcp_connect_raced" help:"kernel only"`
 	TCPListenStale  uint64 `name:"tcp_listen_closed_stale" help:"stale links replaced by a new one of the same peer"`
 
 	SentBytes        uint64 `name:"sent_bytes" own:"1" help:"bytes given to links, headers included"`
@@ -94,6 +94,13 @@ type Field struct {
 	Help string
 	Own  bool // not a counter of the kernel
 }
+
+// Kernel reports whether nothing but a kernel can move the counter. It is there so that
+// rds-info prints the lines it prints on a kernel.
+func (f *Field) Kernel() bool { return f.Help == kernelOnly }
+
+// kernelOnly is the help text of such a counter.
+const kernelOnly = "kernel only"
 
 // Fields lists the counters in the order of the struct.
 var Fields = func() (fs []Field) {

@@ -133,7 +133,7 @@ func (l *laneLink) Written(b *transport.Batch, err error) {
 	if err != nil {
 		l.dead = true
 	}
-	more := h.e.Wrote(now, l.p)
+	more := h.e.WroteLate(now, l.p, err)
 	h.Unlock()
 	if more && h.transmit(l.p, bytesATurn) {
 		h.kick(l.p)

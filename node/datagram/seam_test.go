@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/transport"
@@ -96,21 +97,28 @@ func TestSeamFull(t *testing.T) {
 	s := newSeam(t, nil)
 	k := s.bind(rds.SocketOptions{})
 	l := s.kernel(k)
-	full := s.a.full.Load()
+	counted := func() (c stats.Counters) {
+		var shot Snapshot
+		s.a.Read(&shot)
+		return shot.Counters
+	}
 	l.mu.Lock()
 	l.keep = true
 	l.mu.Unlock()
 	s.send(k, seamHigher, "kept")
 	s.until("a batch is kept", func() bool { l.mu.Lock(); defer l.mu.Unlock(); return l.kept != nil })
 	s.send(k, seamHigher, "queued")
-	if n := s.a.full.Load() - full; n != 1 {
-		t.Errorf("%d full sockets counted", n)
+	if c := counted(); c.TCPSndbufFull != 1 || c.SendDelayedRetry != 0 || c.TCPWriteSpace != 0 {
+		t.Errorf("the link is full: %d full sockets, %d late turns, %d times room", c.TCPSndbufFull, c.SendDelayedRetry, c.TCPWriteSpace)
 	}
 	if _, _, _, n := l.state(); n != 2 {
 		t.Errorf("%d datagrams have left, want 2", n)
 	}
 	l.written()
 	s.until("the queued one leaves", func() bool { _, _, _, n := l.state(); return n == 3 })
+	if c := counted(); c.SendDelayedRetry != 1 || c.TCPWriteSpace != 1 {
+		t.Errorf("the link had room: %d late turns, %d times room", c.SendDelayedRetry, c.TCPWriteSpace)
+	}
 
 	// A batch that is kept and lost with its link is sent again on the next.
 	l.mu.Lock()
@@ -123,6 +131,9 @@ func TestSeamFull(t *testing.T) {
 	l.kept, l.keep = nil, false
 	l.mu.Unlock()
 	h.Written(b, errFake)
+	if c := counted(); c.SendDelayedRetry != 2 || c.TCPWriteSpace != 1 {
+		t.Errorf("the link failed: %d late turns, %d times room", c.SendDelayedRetry, c.TCPWriteSpace)
+	}
 	s.send(k, seamHigher, "after")
 	if _, _, _, n := l.state(); n != 4 {
 		t.Errorf("%d datagrams have left: something was written on a dead link", n)
