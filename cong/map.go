@@ -13,7 +13,7 @@ const (
 	Bytes = Ports / 8
 )
 
-// ErrSize: a map that is not 8192 bytes long.
+// ErrSize is returned for a map that is not 8192 bytes long.
 var ErrSize = errors.New("cong: a congestion map has 8192 bytes")
 
 // Map says which ports are congested. The zero Map says "none" and takes no

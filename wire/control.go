@@ -9,16 +9,18 @@ import (
 // Control messages between two rdsd: FlagControl is set, the ports are 0, and
 // the first extension byte says which.
 const (
-	// CtlCongDelta: ports of the sender that became congested or clear. Sequence 0.
+	// CtlCongDelta tells ports of the sender that became congested or clear. Its sequence
+	// is 0.
 	CtlCongDelta = 0xd7
-	// CtlRefuse: messages of the other direction that were received and
-	// refused. Sequenced and retransmitted like data, so that a refusal
-	// always precedes the acknowledgement that covers it.
+	// CtlRefuse names messages of the other direction that were received and refused. It is
+	// sequenced and retransmitted like data, so that a refusal always precedes the
+	// acknowledgement that covers it.
 	CtlRefuse = 0xd6
-	// CtlAskPorts: which congested ports of the receiver the sender wants to hear
-	// about. Sequence 0; may be lost, and is answered when the receiver likes.
+	// CtlAskPorts names the congested ports of the receiver that the sender wants to hear
+	// about. Its sequence is 0; it may be lost, and the receiver answers when it likes.
 	CtlAskPorts = 0xd5
-	// CtlTellPort: the answer, one message for each port. Sequence 0.
+	// CtlTellPort is the answer to CtlAskPorts, one message for each port. Its sequence is
+	// 0.
 	CtlTellPort = 0xd4
 )
 
@@ -51,7 +53,7 @@ const (
 	MaxRefusals   = 1024
 )
 
-// ErrControl: a control payload of the wrong size or content.
+// ErrControl is returned for a control payload of the wrong size or content.
 var ErrControl = errors.New("wire: malformed control message")
 
 // AppendPortStates appends the payload of a CtlCongDelta.

@@ -72,7 +72,7 @@ func portStatesProperty(t testing.TB, b []byte) {
 	}
 }
 
-// trainProperty: the first 16 bytes are the extension, the rest is the payload.
+// trainProperty takes the first 16 bytes for the extension and the rest for the payload.
 func trainProperty(t testing.TB, b []byte) {
 	var e [wire.ExtLen]byte
 	body := b[copy(e[:], b):]

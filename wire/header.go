@@ -26,10 +26,10 @@ const (
 	FlagCongBitmap    = 0x01
 	FlagAckRequired   = 0x02
 	FlagRetransmitted = 0x04
-	// FlagResume: the first datagram to a port after refused ones; the
-	// receiver stops refusing that flow.
+	// FlagResume marks the first datagram to a port after refused ones; the receiver stops
+	// refusing that flow.
 	FlagResume = 0x40
-	// FlagControl: not a datagram; the payload's meaning is in Ext[0].
+	// FlagControl marks a frame that is not a datagram; Ext[0] says what its payload means.
 	FlagControl = 0x80
 )
 
@@ -47,7 +47,7 @@ type Header struct {
 	Ext    [ExtLen]byte
 }
 
-// ErrShort: fewer bytes than a header.
+// ErrShort is returned for fewer bytes than a header has.
 var ErrShort = errors.New("wire: fewer than 48 bytes for a header")
 
 // Put writes h into b[:48], with the checksum h.Csum as it is.

@@ -30,7 +30,7 @@ type Train struct {
 	Table bool
 }
 
-// ErrTrain: a train extension that does not fit its frame.
+// ErrTrain is returned for a train extension that does not fit its frame.
 var ErrTrain = errors.New("wire: malformed train")
 
 // Ext is the extension space of a frame that carries the train.

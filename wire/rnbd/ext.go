@@ -12,10 +12,10 @@ type Features uint8
 
 // Additions.
 const (
-	// FeatInfo: the server answers INFO, and tells of the store in OPEN_RSP.
+	// FeatInfo says that the server answers INFO, and describes the store in OPEN_RSP.
 	FeatInfo Features = 1 << iota
-	// FeatFlags: the client says PREFLUSH where it means it. The FUA of a
-	// client that does not may have been a PREFLUSH.
+	// FeatFlags says that the client sends PREFLUSH where it means PREFLUSH. A client
+	// without it may send FUA instead.
 	FeatFlags
 )
 
@@ -56,10 +56,10 @@ type Store struct {
 	// Verifier changes when completed writes that were not flushed may have
 	// been lost: the machine was started again, a sync failed.
 	Verifier uint64
-	// Volatile: when Verifier has changed, everything is lost.
+	// Volatile says that a change of Verifier means the loss of everything the store held.
 	Volatile bool
-	// Foreign: since the session of this name had the device, another one has
-	// had it for writing.
+	// Foreign says that another session has had the device for writing since the session of
+	// this name had it.
 	Foreign bool
 }
 

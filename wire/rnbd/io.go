@@ -98,7 +98,7 @@ func (o Op) Carrier() rtrswire.Type {
 	return rtrswire.Write
 }
 
-// HasData: Size bytes go along, one way or the other.
+// HasData reports whether Size bytes go along with the operation, one way or the other.
 func (o Op) HasData() bool { return o == Read || o == Write }
 
 // Check says whether o belongs to an RTRS request of type t with dataLen bytes

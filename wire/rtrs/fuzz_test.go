@@ -37,8 +37,8 @@ func connProperty(t testing.TB, b []byte) {
 	}
 }
 
-// infoProperty: an answer is about a session of 32 chunks, or of as many as
-// the last byte says.
+// infoProperty takes b for an answer about a session of 32 chunks, and of as many as the
+// last byte says.
 func infoProperty(t testing.TB, b []byte) {
 	if name, err := rtrswire.ParseInfoReq(b); err == nil {
 		out, err := rtrswire.AppendInfoReq(nil, name)
@@ -68,8 +68,8 @@ func infoProperty(t testing.TB, b []byte) {
 	}
 }
 
-// requestProperty: the first two bytes are the offset, the rest is the chunk
-// as far as it was written.
+// requestProperty takes the first two bytes for the offset and the rest for the chunk as
+// far as it was written.
 func requestProperty(t testing.TB, b []byte) {
 	if len(b) < 2 {
 		return

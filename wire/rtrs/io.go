@@ -24,7 +24,7 @@ func (r *Req) Len() int {
 	return ReadLen + int(r.SGCnt)*DescLen
 }
 
-// NeedInval: the client's key is to be revoked before the answer, whatever
+// NeedInval reports whether the client's key is to be revoked before the answer, whatever
 // the outcome.
 func (r *Req) NeedInval() bool { return r.SGCnt == 1 && r.Flags&NeedInval != 0 }
 
