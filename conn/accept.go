@@ -11,11 +11,11 @@ import (
 type Accepted struct {
 	Path *Path
 	Gen  uint64
-	// Link: the connection becomes (or, once the old one is closed, will
-	// become) the path's link under Gen. Otherwise close it without a byte.
+	// Link is set if the connection becomes the path's link under Gen, at once or when the
+	// old link is closed. Otherwise the shell closes it without a byte.
 	Link bool
-	// Parked: it is not read from before the old link is gone; ActResume with
-	// Gen follows.
+	// Parked is set if the shell must not read from the connection before the old link is
+	// gone; ActResume with Gen follows then.
 	Parked bool
 }
 
@@ -114,10 +114,10 @@ func (p *Path) next(now time.Duration) {
 	}
 }
 
-// legacy: the peer of p's link turned out to be a kernel that does not keep
-// lanes apart. Its link stands where its source port happened to point and
-// becomes lane 0, unless that has a link; what it sent on several links while
-// we did not know is one sequence. False: p's link is of no use.
+// legacy deals with a peer that turned out to be a kernel that does not keep paths apart.
+// Its link stands where its source port happened to point and becomes path 0, unless path 0
+// has a link; what the kernel sent on several links before that was known is one sequence.
+// legacy reports whether p's link is of use.
 func (p *Path) legacy(now time.Duration) bool {
 	c := p.c
 	if c.kind == KindUnknown {
@@ -153,8 +153,8 @@ func (p *Path) succeeded() (yes bool) {
 	return yes
 }
 
-// mustWait: to a kernel without lanes, and that an unknown peer may be, an
-// earlier link has to be read to its end before a later one.
+// mustWait reports whether an earlier link of the peer has to be read to its end before
+// this one. That is so for a kernel without paths, and an unknown peer may be one.
 func (p *Path) mustWait() (yes bool) {
 	if p.c.kind == KindUnknown || p.c.kind == KindKernelLegacy {
 		p.c.Paths(func(x *Path) {
@@ -165,8 +165,9 @@ func (p *Path) mustWait() (yes bool) {
 	return yes
 }
 
-// inherit: before the peer is known, the link of another lane that is gone was
-// most likely this one's predecessor, of a kernel without lanes.
+// inherit takes over the receive sequence of another path whose link is gone. As long as
+// the peer is unknown, that link was most likely this one's predecessor, of a kernel
+// without paths.
 func (p *Path) inherit() {
 	var last *Path
 	p.c.Paths(func(x *Path) {
@@ -213,7 +214,8 @@ func (p *Path) nextGen() uint64 {
 	return p.gen + 1
 }
 
-// poked: the larger side asks to be connected to.
+// poked deals with a connection by which the node with the larger address asks to be
+// connected to.
 func (p *Path) poked(now time.Duration) {
 	switch p.state {
 	case Down:

@@ -359,7 +359,7 @@ func (p *Path) settleCancelled(now time.Duration, payload []byte) {
 // acknowledged only after they have been sent on the same link.
 const receivedLen = 8
 
-// noAnswer: ProbeTimeout passed.
+// noAnswer ends the wait for a handshake when ProbeTimeout has passed.
 func (p *Path) noAnswer(now time.Duration) {
 	c := p.c
 	c.ctr.HandshakeTimeout++

@@ -119,7 +119,8 @@ const (
 	moveTime = time.Microsecond
 )
 
-// errRestarts: too much waits for the peer to be moved again so soon.
+// errRestarts is why a path closes when too many messages wait for the peer to be moved to
+// its new incarnation so soon after the last.
 var errRestarts = errors.New("the peer restarts more often than what waits for it can be sorted")
 
 func (p *Path) tryResume(now time.Duration, port uint16, h *hold) {
@@ -342,8 +343,8 @@ func (p *Path) sendRefusals() {
 	p.refused = nil
 }
 
-// restoreRefusals: the link is gone; acknowledgements on the next one must
-// wait again for the refusals that were not acknowledged.
+// restoreRefusals is called when the link is gone: acknowledgements on the next link must
+// again wait for the refusals that were not acknowledged.
 func (p *Path) restoreRefusals() {
 	p.unsentRef = 0
 	// Acknowledgements are of one link: the refusals may have been lost with the former, and

@@ -104,8 +104,8 @@ func (c *Conn) completed(m *Msg, o Outcome, why Why) {
 	m.Owner.owner.Completed(m, o, why)
 }
 
-// forgetLanes: the lanes are about to be agreed on anew, nothing is under way on
-// the old ones.
+// forgetLanes forgets the choice of every flow. The number of paths is about to be agreed
+// on anew, and nothing is under way on the old ones.
 func (c *Conn) forgetLanes() {
 	if c.flows == nil {
 		return

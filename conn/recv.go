@@ -9,8 +9,8 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// ErrPause: the receiver of this datagram is full and the peer is a kernel,
-// which cannot be refused a datagram. The frame was not taken: offer it again
+// ErrPause says that the receiver of this datagram is full and that the peer is a kernel,
+// which cannot be refused a datagram. The frame was not taken: the shell offers it again
 // after ActResume. The whole link pauses meanwhile (D9).
 var ErrPause = transport.ErrPause
 
@@ -143,7 +143,8 @@ func (p *Path) count(f *transport.Frame) {
 	p.c.ctr.ReceivedFrames++
 }
 
-// receiveHandshake: between two rdsd it stands outside the sequence.
+// receiveHandshake takes a frame that carries a hello or a ping. Between two rdsd a
+// handshake stands outside the sequence.
 func (p *Path) receiveHandshake(now time.Duration, h *wire.Header, f *transport.Frame, reply bool) error {
 	p.c.ctr.ReceivedFrames++
 	if h.Seq != 0 && !p.inSequence(h) {
@@ -256,7 +257,7 @@ func (p *Path) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kin
 	return nil
 }
 
-// moveOn: seq has been dealt with.
+// moveOn records that the message with sequence seq has been dealt with.
 func (p *Path) moveOn(seq uint64) {
 	r := p.rx()
 	r.expected, r.read = seq+1, p.born

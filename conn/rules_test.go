@@ -24,7 +24,7 @@ func (w *world) check() {
 	w.checkLent()
 }
 
-// checkWake: the shell was asked for a turn if a turn finds something.
+// checkWake checks that the shell was asked for a turn if a turn finds something.
 func (w *world) checkWake(p *Path) {
 	if p.kicked && p.state == Up && !p.writing {
 		w.t.Errorf("%v: a turn was asked for and not given", p)
@@ -44,7 +44,7 @@ func (w *world) checkWake(p *Path) {
 	w.ctr.CreditStall = stalls
 }
 
-// checkTimers: the next call comes before the first thing that is due.
+// checkTimers checks that the next call comes before the first thing that is due.
 func (w *world) checkTimers(p *Path) {
 	due, what := Never, ""
 	first := func(at time.Duration, name string) {
@@ -85,7 +85,7 @@ func (w *world) checkTimers(p *Path) {
 	}
 }
 
-// checkLists: what the lists count is in them, and the messages know where they are.
+// checkLists checks that the lists count right and that the messages know where they are.
 func (w *world) checkLists(p *Path) {
 	is := func(name string, l *list, in where) {
 		n, bytes := 0, 0
@@ -141,8 +141,8 @@ func (w *world) checkLists(p *Path) {
 	}
 }
 
-// checkRefusals: each is counted until the peer acknowledges it, and nothing from
-// the first that has not left on is acknowledged.
+// checkRefusals checks that each refusal is counted until the peer acknowledges it, and
+// that nothing from the first one on that has not left is acknowledged.
 func (w *world) checkRefusals(p *Path) {
 	n, pongs, tells, unsent := len(p.refused), 0, 0, uint64(0)
 	for _, l := range []*list{&p.retrans, &p.control, &p.unacked, &p.inwrite} {
@@ -176,7 +176,7 @@ func (w *world) checkRefusals(p *Path) {
 	}
 }
 
-// checkCredits: a credit is the peer's or owed to it, and never another's.
+// checkCredits checks that a credit is the peer's or owed to it, and never another's.
 func (w *world) checkCredits(p *Path) {
 	if p.state != Up || w.c.kind != KindRdsd {
 		return
@@ -189,8 +189,8 @@ func (w *world) checkCredits(p *Path) {
 	}
 }
 
-// checkNumbers: nothing is acknowledged that was not sent or not received, neither by
-// the peer nor to it.
+// checkNumbers checks that nothing is acknowledged that was not sent or not received,
+// neither by the peer nor to it.
 func (w *world) checkNumbers(p *Path) {
 	if p.ackSeen >= p.nextSeq {
 		w.t.Errorf("%v: sequence %d is acknowledged, the next to be sent is %d", p, p.ackSeen, p.nextSeq)
@@ -226,8 +226,8 @@ func (w *world) checkPending() {
 	}
 }
 
-// checkLent: a message that the owner has lent stands in a list,
-// and each datagram without an outcome does: nothing was put aside and forgotten.
+// checkLent checks that a message that the owner has lent stands in a list, and each
+// datagram without an outcome does: nothing was put aside and forgotten.
 func (w *world) checkLent() {
 	lent, undone := 0, 0
 	count := func(m *Msg) bool {
@@ -260,7 +260,7 @@ func (w *world) checkLent() {
 	}
 }
 
-// checkEnd: when everything has its outcome, nothing is counted any more.
+// checkEnd checks that nothing is counted any more when everything has its outcome.
 func (w *world) checkEnd() {
 	if q := w.c.Queued(); q != (Queued{}) {
 		w.t.Errorf("%+v is left", q)

@@ -113,11 +113,13 @@ func (p *Path) tick(now time.Duration) time.Duration {
 	return next
 }
 
-// lateGrace: when a tick comes so much later than it was due, silence says nothing
-// about the peer. It is also how long to wait for what was not read.
+// lateGrace is how much later than due a tick has to come for silence to say nothing about
+// the peer: this process stood still. It is also how long to wait until the socket's buffer
+// has been read.
 const lateGrace = time.Second
 
-// tickRdsd: delayed acknowledgements, withheld credits, heartbeats.
+// tickRdsd handles the timers of a link to an rdsd: delayed acknowledgements, withheld
+// credits, heartbeats.
 func (p *Path) tickRdsd(now time.Duration) time.Duration {
 	cfg := p.c.cfg
 	next := Never

@@ -8,7 +8,8 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// creditUnit: a frame costs one credit for each started 16 KiB of payload.
+// creditUnit is the payload that one credit pays for: a frame costs one credit for each 16
+// KiB begun.
 const creditUnit = 16 << 10
 
 func creditCost(n int) int { return max(1, (n+creditUnit-1)/creditUnit) }
@@ -247,7 +248,8 @@ func (p *Path) fillRetrans(now time.Duration, b *transport.Batch, o *frameOut) {
 	}
 }
 
-// sentRefusal: acknowledgements behind a refusal may cover what it refuses.
+// sentRefusal lets the acknowledgement advance when m is a refusal: acknowledgements behind
+// it may cover what it refuses.
 func (p *Path) sentRefusal(o *frameOut, m *Msg) {
 	if m.Kind == MsgRefuse {
 		p.nextRefusal()
@@ -350,9 +352,10 @@ func (p *Path) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
 	}
 }
 
-// lastOfRun: asking once, at the end of a run of datagrams whose sender waits
-// for their outcome, is enough; in a long run now and then, for a sender that waits
-// for room goes on with the first of it while the rest is under way.
+// lastOfRun reports whether m ends a run of datagrams whose sender waits for their outcome.
+// One request for an acknowledgement there is enough; fillData asks in a long run now and
+// then as well, so that a sender that waits for room can go on with the first of it while
+// the rest is under way.
 func (p *Path) lastOfRun(m *Msg) bool {
 	n := p.queue.head()
 	return n == nil || n.Owner != m.Owner || !n.Want
