@@ -162,7 +162,7 @@ func want(t *testing.T, what string, got, want []string) {
 	}
 }
 
-// newMixedPair: the second node takes no trains when mixed is true.
+// newMixedPair makes a pair whose second node takes no trains when mixed is true.
 func newMixedPair(t *testing.T, mixed bool) *pair {
 	w := newPair(t)
 	w.b.cfg.Conn.Trains = !mixed

@@ -127,7 +127,7 @@ func (t *walkTicker) tick(now time.Duration) {
 	e.walkPeers(now)
 }
 
-// localCongestion: what a peer that knows version since is to be told, see
+// localCongestion returns what to tell a peer that knows version since; see
 // conn.Owner.LocalCongestion.
 func (e *Engine) localCongestion(since uint64, wholeOnly bool) (uint64, []wire.PortState, []byte) {
 	if since == e.cver || since == 0 && e.cver == 1 && !wholeOnly {

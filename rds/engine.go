@@ -260,19 +260,19 @@ func (e *Engine) Connected(now time.Duration, p *conn.Path, gen uint64) bool {
 	return ok
 }
 
-// DialFailed: attempt gen of p failed.
+// DialFailed reports that attempt gen of p failed.
 func (e *Engine) DialFailed(now time.Duration, p *conn.Path, gen uint64, err error) {
 	p.DialFailed(now, gen, err)
 	e.settle(now)
 }
 
-// Lost: link gen of p is closed and read to its end.
+// Lost reports that link gen of p is closed and read to its end.
 func (e *Engine) Lost(now time.Duration, p *conn.Path, gen, acked uint64, err error) {
 	p.Lost(now, gen, acked, err)
 	e.settle(now)
 }
 
-// Receive: one frame arrived on link gen of p. See conn.Path.Receive.
+// Receive takes one frame that arrived on link gen of p. See conn.Path.Receive.
 func (e *Engine) Receive(now time.Duration, p *conn.Path, gen uint64, f *transport.Frame) error {
 	e.now = now
 	return p.Receive(now, gen, f)
@@ -284,30 +284,30 @@ func (e *Engine) ReceivedAll(now time.Duration, p *conn.Path, gen uint64) {
 	e.settle(now)
 }
 
-// Fill: see conn.Path.Fill.
+// Fill is conn.Path.Fill of p.
 func (e *Engine) Fill(now time.Duration, p *conn.Path, b *transport.Batch) bool {
 	return p.Fill(now, b)
 }
 
-// Alive: see conn.Path.Alive. The shell calls it when a partly written batch
-// goes on.
+// Alive is conn.Path.Alive of p. The shell calls it when the link has taken more of a
+// partly written batch.
 func (e *Engine) Alive(now time.Duration, p *conn.Path, gen uint64) { p.Alive(now, gen) }
 
-// Wrote: see conn.Path.Wrote.
+// Wrote is conn.Path.Wrote of p.
 func (e *Engine) Wrote(now time.Duration, p *conn.Path) bool {
 	more := p.Wrote(now)
 	e.settle(now)
 	return more
 }
 
-// WroteLate: see conn.Path.WroteLate.
+// WroteLate is conn.Path.WroteLate of p.
 func (e *Engine) WroteLate(now time.Duration, p *conn.Path, err error) bool {
 	more := p.WroteLate(now, err)
 	e.settle(now)
 	return more
 }
 
-// Acked: TCP acknowledged so many bytes of link gen of p.
+// Acked reports how many bytes of link gen of p the peer's TCP has acknowledged.
 func (e *Engine) Acked(now time.Duration, p *conn.Path, gen, bytes uint64) {
 	p.Acked(now, gen, bytes)
 	e.settle(now)

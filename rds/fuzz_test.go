@@ -417,7 +417,7 @@ func (m *machine) frame(l *fuzzLink, h wire.Header, p []byte) {
 	m.bytes(l, append(raw, p...))
 }
 
-// check: what is true at every instant.
+// check checks what is true at every instant.
 func (m *machine) check() {
 	m.e.EndStep()
 	m.e.holds(m.t)

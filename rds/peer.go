@@ -144,28 +144,29 @@ func (pe *Peer) Deliver(p *conn.Path, seq uint64, sport, dport uint16, t wire.Tr
 	return v
 }
 
-// LocalCongestion: see conn.Owner.
+// LocalCongestion implements conn.Owner.
 func (pe *Peer) LocalCongestion(since uint64, wholeOnly bool) (uint64, []wire.PortState, []byte) {
 	return pe.e.localCongestion(since, wholeOnly)
 }
 
-// MayGrant: credits are given while a tenth of the memory budget is left.
+// MayGrant implements conn.Owner: credits are given while a tenth of the memory budget is
+// left.
 func (pe *Peer) MayGrant() bool {
 	return pe.e.room() > pe.e.cfg.Budget.Limit/10
 }
 
-// AllowKernel: see conn.Owner.
+// AllowKernel implements conn.Owner.
 func (pe *Peer) AllowKernel() bool {
 	return pe.e.cfg.AllowKernel == nil || pe.e.cfg.AllowKernel(pe.addr)
 }
 
-// Emit: see conn.Owner.
+// Emit implements conn.Owner.
 func (pe *Peer) Emit(a conn.Action) { pe.e.actions = append(pe.e.actions, a) }
 
-// Arm: see conn.Owner.
+// Arm implements conn.Owner.
 func (pe *Peer) Arm(at time.Duration) { pe.e.arm(&pe.tm, pe, at) }
 
-// StateChanged: see conn.Owner.
+// StateChanged implements conn.Owner.
 func (pe *Peer) StateChanged(p *conn.Path, was conn.State) {
 	if p.State() == conn.Up {
 		pe.answer()
@@ -175,14 +176,14 @@ func (pe *Peer) StateChanged(p *conn.Path, was conn.State) {
 	}
 }
 
-// NewMsg: see conn.Owner.
+// NewMsg implements conn.Owner.
 func (pe *Peer) NewMsg() *conn.Msg { return pe.e.newMsg() }
 
-// FreeMsg: see conn.Owner.
+// FreeMsg implements conn.Owner.
 func (pe *Peer) FreeMsg(m *conn.Msg) { pe.e.freeMsg(m) }
 
-// Measured: see conn.Owner.
+// Measured implements conn.Owner.
 func (pe *Peer) Measured(d time.Duration) { pe.e.QueueNs.Add(d) }
 
-// MeasuredRTT: see conn.Owner.
+// MeasuredRTT implements conn.Owner.
 func (pe *Peer) MeasuredRTT(d time.Duration) { pe.e.RTTNs.Add(d) }

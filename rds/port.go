@@ -236,7 +236,7 @@ func (s *Socket) portNews(f *flow, on bool) {
 	s.news(EvCongestion)
 }
 
-// Blocked: see conn.Owner.
+// Blocked implements conn.Owner.
 func (pe *Peer) Blocked() bool { return pe.blockedPorts > 0 }
 
 // --- who waits for a port ---------------------------------------------------------

@@ -56,7 +56,7 @@ func (e *Engine) ReadersDue() (n int) {
 	return n
 }
 
-// Told: see conn.Owner.
+// Told implements conn.Owner.
 func (pe *Peer) Told(now time.Duration, ctl uint8, payload []byte) error {
 	if ctl == wire.CtlAskPorts {
 		return pe.tellReaders(now, payload)

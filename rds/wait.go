@@ -206,7 +206,8 @@ func (s *Socket) runWaiting(now time.Duration) {
 	}
 }
 
-// mayGo: what is accepted waits for its port alone.
+// mayGo returns nil if m need not wait any longer. A message that is accepted already waits
+// for nothing but the congestion of its port.
 func (s *Socket) mayGo(f *flow, m *conn.Msg) error {
 	if m.Owner == nil {
 		return s.admit(f, len(m.Payload))
@@ -325,7 +326,8 @@ func (s *Socket) expire(f *flow, err error, why conn.Why, which func(*conn.Msg) 
 	return cancelled
 }
 
-// sortedFlows: the simulator wants the same order each time.
+// sortedFlows returns the flows of s by destination, because the simulator wants the same
+// order each time.
 func (s *Socket) sortedFlows() []*flow {
 	l := make([]*flow, 0, len(s.flows))
 	for _, f := range s.flows {
