@@ -26,12 +26,12 @@ type Carrier interface {
 // ClientEnv is what a Client tells. It is called from within the Client's
 // methods, with the lock held; it does not block and does not call back.
 type ClientEnv interface {
-	// Mapped: v is open, and Info says what it is like; or it could not be, and is
-	// not mapped.
+	// Mapped tells that v is open and that Info describes it; or, with an error, that it
+	// could not be opened and is not mapped.
 	Mapped(v *Volume, err error)
-	// Unmapped: nothing of v is in flight any more. The last call about v.
+	// Unmapped is the last call about v: nothing of it is in flight any more.
 	Unmapped(v *Volume)
-	// Changed: Info is another one now, because the volume was resized or is
+	// Changed tells that Info of v is another one now, because the volume was resized or is
 	// served by another server.
 	Changed(v *Volume, info *blk.Info)
 	// Event tells what happened, for logs and watchers.
@@ -186,15 +186,15 @@ func (c *Client) MapAgain(now time.Duration, name string, access rnbdwire.Access
 // Volumes lists the volumes in the order they were mapped. The slice is new.
 func (c *Client) Volumes() []*Volume { return slices.Clone(c.volumes) }
 
-// Up: the session has a path (rtrs.ClientEnv.Up). The server is told who we
-// are, every volume is opened anew, and then requests run.
+// Up reports that the session has a path (rtrs.ClientEnv.Up). The Client introduces itself
+// to the server and opens every volume anew; then requests run.
 func (c *Client) Up(now time.Duration) {
 	c.up, c.greeted, c.resumed, c.features, c.greetAt = true, false, false, 0, 0
 	c.life++
 	c.greet(now)
 }
 
-// Down: the session lost its last path (rtrs.ClientEnv.Down). Messages about
+// Down reports that the session lost its last path (rtrs.ClientEnv.Down). Messages about
 // volumes that are under way fail, now or when their path is gone.
 func (c *Client) Down(now time.Duration) {
 	c.up, c.greeted, c.resumed, c.greetAt = false, false, false, 0
@@ -204,7 +204,7 @@ func (c *Client) Down(now time.Duration) {
 	}
 }
 
-// Done: r has its outcome (rtrs.ClientEnv.Done).
+// Done takes r, which has its outcome (rtrs.ClientEnv.Done).
 func (c *Client) Done(now time.Duration, r *rtrs.Req) {
 	switch x := r.Ctx.(type) {
 	case *piece:
@@ -223,7 +223,7 @@ func (c *Client) Done(now time.Duration, r *rtrs.Req) {
 	c.restart(now)
 }
 
-// stale: a message of an earlier life of the session has its outcome.
+// stale deals with the outcome of a message that was sent before the session's last Up.
 func (c *Client) stale(now time.Duration, a *admin) {
 	if a.v == nil {
 		if c.up && !c.greeted {
@@ -297,7 +297,7 @@ func (c *Client) send(now time.Duration, a *admin, op rtrs.Op, usr, data []byte)
 	}
 }
 
-// greetedBy: the server answered SESS_INFO.
+// greetedBy takes the server's answer to SESS_INFO.
 func (c *Client) greetedBy(now time.Duration, err error) {
 	switch {
 	case !c.up:

@@ -92,8 +92,8 @@ type Export struct {
 	// Device is what is exported instead of a Path. It is the Server's, which
 	// has it closed some time after the export was removed.
 	Device blk.Device
-	// Volatile: what the Device holds ends with it (memory). A client that comes
-	// back and finds another one does not take it for the same volume.
+	// Volatile says that the content of the Device ends with it (memory). A client that
+	// comes back and finds another Device does not take it for the same volume.
 	Volatile bool
 
 	verifier uint64 // of a volatile Device

@@ -136,7 +136,7 @@ func (s *Server) resolve(e *session, from netip.Addr, o *rnbdwire.Open) (*Openin
 	return nil, rdserr.With(rdserr.ErrNotFound, "no volume %q is exported", name)
 }
 
-// Opened: o.Do returned d, or err. The device is the Server's now.
+// Opened reports that o.Do returned d, or err. The device is the Server's from then on.
 func (s *Server) Opened(now time.Duration, o *Opening, d blk.Device, err error) {
 	for i := range o.tries {
 		if root := o.tries[i].root; root != nil {

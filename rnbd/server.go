@@ -181,15 +181,15 @@ func (s *Server) ForceClose(now time.Duration, e *rtrs.ServerSession, name strin
 	return rdserr.With(rdserr.ErrNotFound, "session %s has no volume %q open", e.Name, name)
 }
 
-// Up: e can make requests (rtrs.ServerEnv.Up).
+// Up reports that e can make requests (rtrs.ServerEnv.Up).
 func (s *Server) Up(e *rtrs.ServerSession) {
 	sess := &session{srv: s, rt: e, open: map[uint32]*handle{}}
 	e.Ctx = sess
 	s.sessions = append(s.sessions, sess)
 }
 
-// Down: e cannot any more (rtrs.ServerEnv.Down). What it has open is closed;
-// what is at the store ends first.
+// Down reports that e cannot make requests any more (rtrs.ServerEnv.Down). Its open volumes
+// are closed; requests at the store end first.
 func (s *Server) Down(now time.Duration, e *rtrs.ServerSession) {
 	sess, _ := e.Ctx.(*session)
 	if sess == nil || sess.down {

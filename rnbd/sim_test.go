@@ -282,8 +282,8 @@ func (s *sim) flushed(o *simOp, before int) bool {
 	return false
 }
 
-// judge: a read may have found in each sector what a write has left there that
-// no other write is certain to have gone over.
+// judge checks a read: in each sector it may have found the data of a write that no other
+// write is certain to have gone over.
 func (s *sim) judge(rd *simOp) {
 	for i := 0; i < len(rd.r.Buf); i += 512 {
 		b := rd.first + i/simBlock

@@ -115,7 +115,7 @@ func (v *Volume) Asking() bool { return v.admin.busy }
 // MapAgain; 0: the server has none, or the volume was not open yet.
 func (v *Volume) Verifier() uint64 { return v.store.Verifier }
 
-// answered: the message that was sent has its outcome.
+// answered takes the outcome of the message about v that was under way.
 func (v *Volume) answered(now time.Duration, a *admin) {
 	switch err := a.req.Err; a.kind {
 	case rnbdwire.CloseType:
@@ -140,7 +140,8 @@ func (v *Volume) answered(now time.Duration, a *admin) {
 	v.pump(now)
 }
 
-// opened: the server opened the volume. An error: it is not what it was.
+// opened takes the server's answer that the volume is open there. It returns an error if
+// the volume is not the one it was.
 func (v *Volume) opened(now time.Duration) error {
 	rsp, err := rnbdwire.ParseOpenRsp(v.admin.rsp[:])
 	if err != nil {
@@ -225,8 +226,8 @@ func (v *Volume) sameAs(rsp *rnbdwire.OpenRsp, store rnbdwire.Store) error {
 	return nil
 }
 
-// refused: the volume is not open. What is worth trying again is; anything else
-// is left to whoever maps.
+// refused deals with a volume that could not be opened. Errors that may pass are tried
+// again; anything else is left to the caller of Map.
 func (v *Volume) refused(now time.Duration, err error) {
 	if answeredBy(err) {
 		err = answer(err)
@@ -269,7 +270,7 @@ func (v *Volume) fail(now time.Duration, err error) {
 	v.failHeld(now, err)
 }
 
-// lost: the session has no path any more.
+// lost tells v that the session has no path any more.
 func (v *Volume) lost(now time.Duration) {
 	v.there = false
 	if v.state == Open {
@@ -278,7 +279,7 @@ func (v *Volume) lost(now time.Duration) {
 	v.pump(now) // an Unmap does not wait for the server any more
 }
 
-// told: the answer to INFO.
+// told takes the answer to INFO.
 func (v *Volume) told(now time.Duration, err error) {
 	switch {
 	case err == nil:

@@ -181,7 +181,7 @@ func (v *Volume) send(now time.Duration, p *piece) {
 	}
 }
 
-// donePiece: the session is done with p.
+// donePiece takes p back from the session.
 func (c *Client) donePiece(now time.Duration, p *piece) {
 	v, err := p.call.v, p.req.Err
 	v.inflight--
@@ -213,7 +213,7 @@ func (c *Client) donePiece(now time.Duration, p *piece) {
 	}
 }
 
-// end: p has its outcome.
+// end counts p as done with err, and completes its call with the last piece.
 func (p *piece) end(now time.Duration, err error) {
 	k := p.call
 	c := k.v.c

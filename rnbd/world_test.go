@@ -347,7 +347,7 @@ func (e *end) cut() {
 	}
 }
 
-// gone: the links are closed, and what was about volumes has failed.
+// gone fails the messages about volumes when the links are closed.
 func (e *end) gone() {
 	late := e.late
 	e.late = nil
