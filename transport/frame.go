@@ -36,8 +36,8 @@ type Framer struct {
 	fr   Frame // what sink is given; here, so that a call allocates nothing
 }
 
-// ErrTooLong: a header announces a payload above the limit. The stream
-// cannot be followed any further.
+// ErrTooLong says that a header announces a payload above the limit. The stream cannot be
+// followed any further.
 type ErrTooLong struct{ Len, Max uint32 }
 
 func (e *ErrTooLong) Error() string {

@@ -48,9 +48,10 @@ type Handler interface {
 	// handler has given the link up; what still comes is read and thrown away.
 	Frame(f *Frame) error
 	End()
-	// Progress: the peer took part of the batch Send kept.
+	// Progress tells that the peer took part of the batch that Send kept.
 	Progress()
-	// Written: the batch Send kept is written, or the link failed (err).
+	// Written tells that the batch that Send kept is written, or that the link failed
+	// (err).
 	Written(b *Batch, err error)
 	// Closed is called once, last: nothing more will be read. acked is the
 	// final count of Link.Acked.

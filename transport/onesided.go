@@ -98,13 +98,13 @@ type OneSidedHandler interface {
 	// only there, Closed only outside.
 	Begin()
 	End()
-	// Written: n bytes at addr have been placed, whole, by a write with
-	// immediate (n may be 0: key and addr are then as sent, and unchecked).
+	// Written tells that n bytes at addr have been placed, whole, by a write with immediate
+	// (n may be 0: key and addr are then as sent, and unchecked).
 	Written(key uint32, addr uint64, n int, imm uint32) error
-	// Received: a send. data is the call's alone, and at most MaxSend bytes.
+	// Received brings a send. data is the call's alone, and at most MaxSend bytes.
 	Received(data []byte, imm uint32, hasImm bool) error
-	// Invalidated: the peer has revoked key, which is done before the call; filled
-	// is that of Domain.Take. (A key that is unknown, or in use by a write, ends the
+	// Invalidated tells that the peer has revoked key, which is done before the call;
+	// filled is that of Domain.Take. (A key that is unknown, or in use by a write, ends the
 	// link instead.)
 	Invalidated(key uint32, filled int) error
 	// Closed is called last, once. err is never nil; io.EOF: the peer closed.

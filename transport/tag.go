@@ -104,13 +104,13 @@ func AppendHandshake(b []byte, kind OpKind, private []byte) ([]byte, error) {
 	return append(b, private...), nil
 }
 
-// TagError: a header no peer that keeps to the protocol sends. The stream
+// TagError describes a header that no peer sends that keeps to the protocol. The stream
 // cannot be followed any further.
 type TagError struct{ Why string }
 
 func (e *TagError) Error() string { return "transport: a bad frame header: " + e.Why }
 
-// AccessError: a peer asked for memory it has no right to.
+// AccessError says that a peer asked for memory it has no right to.
 type AccessError struct {
 	Kind OpKind
 	Key  uint32

@@ -124,7 +124,7 @@ func (q *TagQueue) Next() *TagBlock {
 	return b
 }
 
-// Done: what Next returned is written.
+// Done releases the batch that Next returned, when it is written.
 func (q *TagQueue) Done() {
 	b := q.first
 	q.ops -= b.ops

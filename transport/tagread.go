@@ -176,7 +176,7 @@ func (r *TagReader) begin(p []byte) (n int, err error) {
 	return 0, &TagError{"a handshake after the handshake"}
 }
 
-// placed: all bytes of the write are in their place.
+// placed tells the handler that all bytes of the write are in their place.
 func (r *TagReader) placed() error {
 	if r.tag.Kind == OpWrite {
 		return nil
@@ -185,7 +185,7 @@ func (r *TagReader) placed() error {
 	return r.h.Written(r.tag.Key, r.tag.Addr, int(r.tag.Len), r.tag.Imm)
 }
 
-// sent: all bytes of the send have come.
+// sent hands the handler a send all of whose bytes have come.
 func (r *TagReader) sent(data []byte) error {
 	t := &r.tag
 	if t.Kind == OpSendInval {

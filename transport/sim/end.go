@@ -116,7 +116,7 @@ func (e *End) reset(to *End) {
 	e.n.After(e.n.latency(), func() { to.fail(ErrReset) })
 }
 
-// fail: the connection is gone for this end.
+// fail ends the connection for this end.
 func (e *End) fail(err error) {
 	if e.err != nil || e.vanished {
 		return

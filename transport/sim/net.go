@@ -47,7 +47,7 @@ type Net struct {
 
 type pair struct{ from, to netip.Addr }
 
-// forever: cut until Heal.
+// forever is the length of a cut that lasts until Heal.
 const forever = time.Duration(1<<62 - 1)
 
 // NewNet makes an empty network. rng is the world's.

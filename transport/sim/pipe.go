@@ -153,7 +153,7 @@ func (p *pipe) arrive() {
 	}
 }
 
-// retry: what arrives now meets a cut. TCP sends again, ever more seldom, and
+// retry sends again, ever more seldom as TCP does, what would arrive during a cut, and
 // gives up in the end.
 func (p *pipe) retry(until time.Duration) {
 	n := p.n
@@ -207,7 +207,7 @@ func (p *pipe) acknowledge(upTo uint64) {
 	}
 }
 
-// purge: what is under way is lost.
+// purge drops the bytes that are under way.
 func (p *pipe) purge() {
 	p.dead = true
 	clear(p.queue)

@@ -92,8 +92,9 @@ func (l *Link) startDrain() {
 	}
 }
 
-// drainDue: the peer had its time, or has sent nothing that was still there
-// since the link is deaf.
+// drainDue ends the drain when the peer has had its time. First it makes the link deaf, so
+// that only what has arrived already is still read; it ends the link when nothing more of
+// that is there.
 func (l *Link) drainDue() {
 	switch {
 	case l.ended:

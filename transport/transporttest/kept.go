@@ -33,7 +33,7 @@ func (e *end) fill(t *testing.T) (frames int) {
 	return 0
 }
 
-// testKeptBatch: a batch the link keeps comes back with an error when the link
+// testKeptBatch checks that a batch the link keeps comes back with an error when the link
 // is given up, before Closed.
 func testKeptBatch(t *testing.T, p Provider) {
 	hold := make(chan struct{})
@@ -52,9 +52,9 @@ func testKeptBatch(t *testing.T, p Provider) {
 	}
 }
 
-// testPausedEnds: a link whose receiver is full costs nothing when the peer
-// resets it, still delivers what had come when the receiver goes on, and says
-// then that it has ended; or at once if it is given up.
+// testPausedEnds checks that a link whose receiver is full costs nothing when the peer
+// resets it, still delivers what had come when the receiver goes on, and says then that it
+// has ended; or at once if it is given up.
 func testPausedEnds(t *testing.T, p Provider) {
 	for _, resume := range []bool{true, false} {
 		x, y := connect(t, p, 0, func(x, y *end) { y.pause = 1 })
@@ -123,8 +123,8 @@ func (e *placing) Frame(f *transport.Frame) error {
 	return err
 }
 
-// testPlace: a Placer is asked once for each large payload, and that is where
-// the payload comes to lie; what is half there at the end is given back.
+// testPlace checks that a Placer is asked once for each large payload, that the payload
+// comes to lie there, and that a place half filled at the end is given back.
 func testPlace(t *testing.T, p Provider) {
 	if !p.Caps.Place {
 		t.Skip("the provider lacks: Place")

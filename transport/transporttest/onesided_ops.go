@@ -72,7 +72,7 @@ func testSends(t *testing.T, p OneSided) {
 	}
 }
 
-// testOpsOrder: some thousand operations of all kinds, posted in batches.
+// testOpsOrder posts some thousand operations of all kinds, in batches.
 func testOpsOrder(t *testing.T, p OneSided) {
 	x, y := p.started(t)
 	rng := rand.New(rand.NewSource(1))
@@ -139,7 +139,7 @@ func testOpsOrder(t *testing.T, p OneSided) {
 	}
 }
 
-// testPingPong: both sides answer in their handlers and flush in End.
+// testPingPong lets both sides answer in their handlers and flush in End.
 func testPingPong(t *testing.T, p OneSided) {
 	x, y := p.link(t)
 	const rounds = 300
@@ -157,8 +157,8 @@ func testPingPong(t *testing.T, p OneSided) {
 	p.until(t, "the last round", func() bool { return x.count()+y.count() == rounds })
 }
 
-// testNobodyReads: Post and Flush never block, and what was posted arrives when
-// the peer reads.
+// testNobodyReads checks that Post and Flush never block, and that what was posted arrives
+// when the peer reads.
 func testNobodyReads(t *testing.T, p OneSided) {
 	x, y := p.link(t)
 	x.l.Start(x)
@@ -191,8 +191,8 @@ func testNobodyReads(t *testing.T, p OneSided) {
 	y.l.Close()
 }
 
-// testAccess: what reaches beyond a key's memory ends the link before a byte of
-// it is placed.
+// testAccess checks that an access beyond a key's memory ends the link before a byte of it
+// is placed.
 func testAccess(t *testing.T, p OneSided) {
 	other := p.B.NewDomain()
 	mem := make([]byte, 8192)
@@ -275,8 +275,8 @@ func testInvalidate(t *testing.T, p OneSided) {
 	}
 }
 
-// testFilled: the owner of memory that a peer was asked to fill learns how much of it
-// was, whoever ends its key.
+// testFilled checks that the owner of memory that a peer was asked to fill learns how much
+// of it was filled, whichever side ends its key.
 func testFilled(t *testing.T, p OneSided) {
 	type part struct{ off, n int }
 	for _, c := range []struct {
@@ -376,7 +376,7 @@ func testKeys(t *testing.T, p OneSided) {
 	}
 }
 
-// testRegisterAt: the peer keeps the address and is told a new key.
+// testRegisterAt checks that RegisterAt keeps the address and gives a new key.
 func testRegisterAt(t *testing.T, p OneSided) {
 	x, y := p.started(t)
 	mem := make([]byte, 100)
@@ -490,7 +490,7 @@ func testCloseUnstarted(t *testing.T, p OneSided) {
 	p.wantClosed(t, y)
 }
 
-// testManyPost: several threads post and flush; each one's order is kept.
+// testManyPost lets several threads post and flush; the order of each one is kept.
 func testManyPost(t *testing.T, p OneSided) {
 	if p.Step != nil {
 		return // all of the provider is on this thread

@@ -248,7 +248,8 @@ func testSizes(t *testing.T, p Provider) {
 	}
 }
 
-// testFull: a receiver that does not read never blocks Send, and nothing is lost.
+// testFull checks that a receiver that does not read never blocks Send, and that nothing is
+// lost.
 func testFull(t *testing.T, p Provider) {
 	hold := make(chan struct{})
 	x, y := connect(t, p, 0, func(x, y *end) { y.hold = hold })
