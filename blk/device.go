@@ -57,8 +57,8 @@ func (o Op) Writes() bool { return o == OpWrite || o == OpDiscard || o == OpWrit
 type Flags uint8
 
 const (
-	// FUA: the request completes only when what it wrote is durable. Allowed
-	// with every operation, without effect where nothing is written.
+	// FUA lets the request complete only when what it wrote is durable. It is allowed with
+	// every operation, and has no effect where nothing is written.
 	FUA Flags = 1 << iota
 	// NoUnmap, with OpWriteZeroes: the range stays allocated.
 	NoUnmap

@@ -96,7 +96,7 @@ func (l *linger) end(found, lost bool) {
 	}
 }
 
-// started: work came when nobody was there to take it.
+// started adapts the budget when work came after the worker had gone.
 func (l *linger) started() {
 	if l.ended.IsZero() {
 		return

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// latencyBuckets: one below 256 ns, then four for each power of two; the last
-// one begins at 120 s and has no end.
+// latencyBuckets is the number of buckets: one below 256 ns, then four for each power of
+// two; the last one begins at 120 s and has no end.
 const latencyBuckets = 1 + 4*29
 
 const latencyShift = 8 // 256 ns

@@ -115,7 +115,8 @@ func testModel(t *testing.T, d blk.Device) {
 	}
 }
 
-// testRefused: B5. The volume is filled first and compared afterwards.
+// testRefused checks that a device refuses requests that break a rule and that they change
+// nothing (B5). The volume is filled first and compared afterwards.
 func testRefused(t *testing.T, d blk.Device) {
 	info := d.Info()
 	block := uint64(info.LogicalBlock)
@@ -202,7 +203,7 @@ func (c *collector) wait() {
 	}
 }
 
-// testBatch: one batch with requests of every kind, right and wrong ones mixed.
+// testBatch submits one batch with requests of every kind, right and wrong ones mixed.
 func testBatch(t *testing.T, d blk.Device) {
 	block := uint64(d.Info().LogicalBlock)
 	c := &collector{t: t, seen: map[*blk.Request]int{}}
@@ -253,7 +254,8 @@ func testBatch(t *testing.T, d blk.Device) {
 	d.Submit(nil) // does nothing
 }
 
-// testZeroes: B8 and the ways to zero, at every kind of border.
+// testZeroes checks the ways to zero at every kind of border: a read brings bytes that were
+// written there, or zeroes (B8).
 func testZeroes(t *testing.T, d blk.Device) {
 	info := d.Info()
 	block := uint64(info.LogicalBlock)
@@ -313,8 +315,8 @@ func read(d blk.Device, b []byte, off uint64) error {
 	return nil
 }
 
-// testConcurrent: several submitters, each with a part of the device of its own
-// and several requests in flight, and flushes in between.
+// testConcurrent runs several submitters, each with a part of the device of its own and
+// several requests in flight, and flushes in between.
 func testConcurrent(t *testing.T, d blk.Device) {
 	const users, depth, rounds = 4, 8, 20
 	const each = 16 << 10
@@ -394,7 +396,7 @@ func testMap(t *testing.T, d blk.Device) {
 	}
 }
 
-// testClose: requests in flight complete; later ones fail.
+// testClose checks that requests in flight complete and that later ones fail.
 func testClose(t *testing.T, d blk.Device) {
 	block := uint64(d.Info().LogicalBlock)
 	c := &collector{t: t, seen: map[*blk.Request]int{}}

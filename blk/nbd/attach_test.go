@@ -74,7 +74,8 @@ func withGenl(t *testing.T, answers []string, want string, f func()) {
 }
 
 const (
-	// nlmsghdr: length, type, flags, sequence, port; genlmsghdr: command, version
+	// familyRequest is an nlmsghdr (length, type, flags, sequence, port) with a genlmsghdr
+	// (command, version).
 	familyRequest = `1c000000 1000 0500 01000000 00000000  03 01 0000
 		0800 0200 6e626400`
 	// What Linux 6.1 answers.

@@ -227,7 +227,8 @@ func (c *conn) starving() bool {
 	return c.lacks(c.need)
 }
 
-// errStarved: the reader has to wait for room, and is on a thread that must not.
+// errStarved says that the reader has to wait for room, and is on a thread that must not
+// wait.
 var errStarved = errors.New("no room for a request")
 
 // mustTakeOp is takeOp that waits. Before it does, it hands on what was parsed:

@@ -23,7 +23,7 @@ type faulty struct {
 	maps  bool
 	held  []*blk.Request
 	hold  bool
-	// refuse: requests fail with an error whose text makes whoever asks for it panic.
+	// refuse fails requests with an error whose text panics when it is asked for.
 	refuse bool
 }
 

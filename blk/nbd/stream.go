@@ -28,7 +28,7 @@ type stream interface {
 	inline() bool
 }
 
-// errAgain: nothing can be read or written now.
+// errAgain says that nothing can be read or written now.
 const errAgain = unix.EAGAIN
 
 // maxVec is how many pieces one write takes: IOV_MAX.
