@@ -77,9 +77,10 @@ func (h *Host) initSend() {
 	}
 }
 
-// mayTake: at most MaxOutstanding descriptors and MaxOutstandingDatagrams are
-// under way, and not more events than that wait for room. A client that counts
-// what it has under way is never kept waiting by it, though it reads no events.
+// mayTake reports whether another descriptor may be taken: at most MaxOutstanding
+// descriptors and MaxOutstandingDatagrams are under way, and no more events than that wait
+// for room. A client that counts what it has under way never has to wait for this limit,
+// even if it reads no events.
 func (h *Host) mayTake() bool {
 	t := &h.sends
 	if h.asking != askNothing || h.overflow.n() >= MaxOutstanding || t.datagrams >= MaxOutstandingDatagrams {
