@@ -23,8 +23,8 @@ type recvQueue struct {
 	waiters  requestList    // guarded by mu; Request calls, before everybody else
 	loans    []*loan        // guarded by mu; to be used again
 
-	// lend: the last call was Borrow. Then messages stay in memory of the pool,
-	// else each gets memory of its own, for who receives may keep it.
+	// lend is set while the last call was Borrow. Then messages stay in memory of the pool;
+	// otherwise each gets memory of its own, because the receiver may keep it.
 	lend atomic.Bool
 }
 

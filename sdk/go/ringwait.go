@@ -43,7 +43,8 @@ type waiter struct {
 	ch   chan struct{} // capacity 1
 	at   int           // in lot.list
 	spun bool
-	// dozed: it has slept on the doorbell since it last came away with something.
+	// dozed is set if the waiter has slept on the doorbell since it last returned with
+	// something.
 	dozed bool
 	poll  bool // look again in a while, whatever the words say
 	lends bool // it is news that the daemon lacks the room that is lent

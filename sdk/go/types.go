@@ -25,14 +25,15 @@ type OutcomeKind uint8
 
 // The four ends of a datagram.
 const (
-	// Delivered: placed where the receiver reads it (or, towards a kernel peer,
+	// Delivered means placed where the receiver reads it (or, towards a kernel peer,
 	// acknowledged by its TCP).
 	Delivered OutcomeKind = iota + 1
-	// Cancelled: never left this node.
+	// Cancelled means that it never left this node.
 	Cancelled
-	// Failed: refused by the peer, not delivered.
+	// Failed means refused by the peer and not delivered.
 	Failed
-	// Unknown: left this node; nobody can say whether it was delivered.
+	// Unknown means that it left this node and that nobody can say whether it was
+	// delivered.
 	Unknown
 )
 
