@@ -34,7 +34,8 @@ func (c *Client) pump() {
 	}
 }
 
-// mayRun: no failed write may still happen, and no promise to rest was given.
+// mayRun reports whether requests may be sent: no failed write may still happen at the
+// server, and the server has not been promised that the client sends nothing (REST).
 func (c *Client) mayRun() bool {
 	return c.ghosts == 0 && c.resting == nil
 }
@@ -143,7 +144,7 @@ func (p *ClientPath) Written(now time.Duration, conn int, key uint32, addr uint6
 	return err
 }
 
-// Invalidated: see Written.
+// Invalidated is what the handler of the link of connection conn was told; see Written.
 func (p *ClientPath) Invalidated(now time.Duration, conn int, key uint32, filled int) error {
 	p.c.enter(now)
 	if p.alive(conn) {
@@ -153,7 +154,7 @@ func (p *ClientPath) Invalidated(now time.Duration, conn int, key uint32, filled
 	return nil
 }
 
-// Received: see Written.
+// Received is what the handler of the link of connection conn was told; see Written.
 func (p *ClientPath) Received(now time.Duration, conn int, data []byte, imm uint32, hasImm bool) (err error) {
 	p.c.enter(now)
 	if p.alive(conn) {
@@ -167,7 +168,7 @@ func (p *ClientPath) Received(now time.Duration, conn int, data []byte, imm uint
 	return err
 }
 
-// rkey: an answer that brings its chunk's new key.
+// rkey takes an answer that brings its chunk's new key.
 func (p *ClientPath) rkey(conn int, data []byte, i rtrswire.Imm) error {
 	k, err := rtrswire.ParseRKeyRsp(data)
 	if err != nil {
@@ -179,7 +180,8 @@ func (p *ClientPath) rkey(conn int, data []byte, i rtrswire.Imm) error {
 	return p.answered(conn, i, &k)
 }
 
-// answered: the request with the permit in i is done.
+// answered ends the request whose permit the server named in i. k is the chunk's new key,
+// or nil.
 func (p *ClientPath) answered(conn int, i rtrswire.Imm, k *rtrswire.RKeyRsp) error {
 	c := p.c
 	permit, errno, _ := i.Done()
@@ -239,7 +241,7 @@ func (p *ClientPath) revoke(r *Req) (filled int, idle bool) {
 	return p.c.env.Take(p, r.key)
 }
 
-// message: a send without an immediate.
+// message takes a send without an immediate.
 func (p *ClientPath) message(conn int, data []byte) error {
 	t, err := rtrswire.MessageType(data)
 	if err != nil {

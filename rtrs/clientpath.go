@@ -95,7 +95,7 @@ func (p *ClientPath) setState(to State) {
 	p.c.event(Event{Kind: EventPath, Client: p, From: from, To: to, Err: p.err})
 }
 
-// fences: the server understands our own messages.
+// fences reports whether the server understands rdsd's own messages.
 func (p *ClientPath) fences() bool { return p.flags&rtrswire.Fences != 0 }
 
 // startAt has p connected at t.
@@ -123,9 +123,9 @@ func (p *ClientPath) start() {
 	p.dial()
 }
 
-// fresh: no path has been connected before. Then one at a time may create the
-// session, otherwise those that were; a path that leads to another server by
-// mistake does not begin a second session there.
+// fresh reports whether no path has been connected before. Then one path at a time may
+// create the session; later only those that were connected may, so that a path that leads
+// to another server by mistake does not begin a second session there.
 func (c *Client) fresh() bool {
 	for _, p := range c.paths {
 		if p.ever {
@@ -152,7 +152,7 @@ func (p *ClientPath) dial() {
 	p.c.env.Dial(p, len(p.cons), b)
 }
 
-// Dialed: connection conn is made, and the server answered with rsp.
+// Dialed reports that connection conn is made and that the server answered with rsp.
 func (p *ClientPath) Dialed(now time.Duration, conn int, rsp []byte) {
 	// A report of an earlier life, or of a connection that is not being made.
 	if p.state != Connecting || conn != len(p.cons) || conn >= p.c.cfg.Conns {
@@ -187,8 +187,8 @@ func (p *ClientPath) Dialed(now time.Duration, conn int, rsp []byte) {
 	p.c.env.Post(p, 0, &transport.Op{Kind: transport.OpSend, Data: b})
 }
 
-// Refused: connection conn could not be made. rsp is what the server said, nil
-// if it did not.
+// Refused reports that connection conn could not be made. rsp is what the server said, nil
+// if it said nothing.
 func (p *ClientPath) Refused(now time.Duration, conn int, rsp []byte, err error) {
 	if p.state != Connecting || conn != len(p.cons) {
 		return
@@ -207,7 +207,7 @@ func (p *ClientPath) Refused(now time.Duration, conn int, rsp []byte, err error)
 	p.lose(err)
 }
 
-// Lost: connection conn ended by itself.
+// Lost reports that connection conn ended by itself.
 func (p *ClientPath) Lost(now time.Duration, conn int, err error) {
 	if p.state != Connecting && p.state != Connected {
 		return
@@ -296,7 +296,7 @@ func (p *ClientPath) lose(err error) {
 	}
 }
 
-// Gone: what ClientEnv.Hang asked for has happened.
+// Gone reports that what ClientEnv.Hang asked for has happened.
 func (p *ClientPath) Gone(now time.Duration) {
 	if p.state != Closing {
 		return
@@ -329,7 +329,8 @@ func (p *ClientPath) Gone(now time.Duration) {
 	c.fence()
 }
 
-// connect: the INFO_RSP has come. The path is of the session's life g.
+// connect makes p Connected when the INFO_RSP has come. p is a path of session generation
+// g, and descs are the keys of its chunks.
 func (p *ClientPath) connect(g uint32, descs []rtrswire.Desc) error {
 	c := p.c
 	same := g == c.generation
@@ -363,8 +364,8 @@ func (p *ClientPath) connect(g uint32, descs []rtrswire.Desc) error {
 	return nil
 }
 
-// newLife: the server has a new session g, with new chunks; what is connected
-// belongs to the old one, which has ended there.
+// newLife takes over session generation g of the server, with its new chunks. Paths that
+// are connected belong to the old session, which has ended there.
 func (c *Client) newLife(p *ClientPath, g uint32) {
 	// Paths to the old session: what is in flight there ends with it, and its permits are
 	// void.
@@ -383,7 +384,7 @@ func (c *Client) newLife(p *ClientPath, g uint32) {
 	}
 }
 
-// up: the first path is connected.
+// up tells the user that the first path is connected.
 func (c *Client) up() {
 	c.stats.Ups++
 	c.resumed = false
@@ -403,8 +404,8 @@ func (c *Client) up() {
 	c.env.Up()
 }
 
-// down: the last path is lost. Requests with Admin were about a session that
-// may have ended: they fail, and the user asks anew after Up.
+// down tells the user that the last path is lost. Requests with Admin were about a session
+// that may have ended: they fail, and the user asks anew after Up.
 func (c *Client) down() {
 	c.stats.Downs++
 	c.lostAt, c.resumed = c.now, false
@@ -422,7 +423,8 @@ func (c *Client) down() {
 	})
 }
 
-// refused: the server will not have this path, or not this session any more.
+// refused deals with a server that does not accept this path, or that has given up this
+// session.
 func (p *ClientPath) refused(errno uint16) {
 	c := p.c
 	err := error(refusal(errno))

@@ -36,9 +36,9 @@ type ClientConfig struct {
 type OnLoss uint8
 
 const (
-	// Wait: they wait without end.
+	// Wait lets requests wait without end.
 	Wait OnLoss = iota
-	// Error: they fail when there was no path for LossTimeout, and in any case
+	// Error fails requests when there was no path for LossTimeout, and in any case
 	// IOTimeout + LossTimeout after they were submitted.
 	Error
 )

@@ -80,7 +80,7 @@ func TestNoFaultNoLoss(t *testing.T) {
 	}
 }
 
-// wantIdle: a client at rest has all its permits, keys and counters back.
+// wantIdle checks that a client at rest has all its permits, keys and counters back.
 func (f *fakeClient) wantIdle() {
 	f.t.Helper()
 	c := f.c

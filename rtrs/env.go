@@ -34,16 +34,17 @@ type ClientEnv interface {
 	Register(p *ClientPath, b []byte) (key uint32, addr uint64)
 	Take(p *ClientPath, key uint32) (filled int, idle bool)
 
-	// Up: the first path is connected, or all were lost and one is back. The
-	// server may have forgotten what was opened: only requests with Admin are
-	// sent until Resume is called. May call Submit, Each, Cancel and Resume.
+	// Up tells that the first path is connected, or that one is back after all were lost.
+	// The server may have forgotten what was opened: only requests with Admin are sent
+	// until Resume is called. Up may call Submit, Each, Cancel and Resume.
 	Up()
-	// Down: the last path is lost. Nothing is sent until Up. May call Submit.
+	// Down tells that the last path is lost. Nothing is sent until Up. Down may call
+	// Submit.
 	Down()
-	// Done: r has its outcome in r.Err and is the submitter's again. May call
-	// Submit, also with r.
+	// Done gives r back to its submitter, with its outcome in r.Err. Done may call Submit,
+	// also with r.
 	Done(r *Req)
-	// Closed: after Client.Close, everything has ended. The last call.
+	// Closed is the last call after Client.Close: everything has ended.
 	Closed()
 	// Event tells what happened, for logs and watchers.
 	Event(e Event)
@@ -73,15 +74,14 @@ type ServerEnv interface {
 	Free(b []byte)
 	Trim(b []byte)
 
-	// Up: s can make requests. Down: it cannot any more. Requests of it that
-	// Reply was not called for are still to be replied to, when the store is
-	// done with them; nothing is sent.
+	// Up tells that s can make requests, Down that it cannot any more. Requests of s
+	// without a Reply still need one, when the store is done with them; nothing is sent
+	// then.
 	Up(s *ServerSession)
 	Down(s *ServerSession)
-	// Request: r is to be done, and Server.Reply called then, perhaps before
-	// Request returns.
+	// Request starts r. Its end is told to Server.Reply, perhaps before Request returns.
 	Request(r *ServerReq)
-	// Closed: after Server.Close, everything has ended. The last call.
+	// Closed is the last call after Server.Close: everything has ended.
 	Closed()
 	Event(e Event)
 }

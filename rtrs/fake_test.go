@@ -314,7 +314,7 @@ func (f *fakeServer) Down(s *ServerSession) { f.downs = append(f.downs, s) }
 func (f *fakeServer) Closed()               { f.closed++ }
 func (f *fakeServer) Event(e Event)         { f.events = append(f.events, e) }
 
-// Request: data is given where it lies, in the chunk: nothing is copied.
+// Request checks that the data is given where it lies, in the chunk: nothing is copied.
 func (f *fakeServer) Request(r *ServerReq) {
 	if chunk := r.Session.chunk(uint32(r.chunk)); len(r.Data) > 0 && &r.Data[0] != &chunk[0] {
 		f.t.Errorf("the data of request %d is not in its chunk", r.Seq)

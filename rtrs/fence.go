@@ -122,7 +122,8 @@ func (c *Client) fence() {
 	}
 }
 
-// end: e is fenced. What is left of it is sent again, before what waits.
+// end is called when e is fenced. Requests that are left of it are sent again, before those
+// that wait.
 func (e *epoch) end() {
 	c := e.c
 	c.stats.Fences++
@@ -142,8 +143,8 @@ func (e *epoch) end() {
 	}
 }
 
-// forsake: the server cannot be asked about p, which is removed (it is a
-// kernel's, which fences only by connecting a path anew). Its requests fail.
+// forsake fails the requests of p, which is removed, if the server cannot be asked for a
+// fence of it: it is a kernel, which fences only by connecting a path anew.
 func (c *Client) forsake(p *ClientPath) {
 	for _, e := range c.epochs {
 		if e.from != p || e.able {
@@ -157,7 +158,7 @@ func (c *Client) forsake(p *ClientPath) {
 	}
 }
 
-// fenced: the answer to a fence.
+// fenced takes the answer to a fence.
 func (p *ClientPath) fenced(data []byte) error {
 	f, err := rtrswire.ParseFence(data)
 	if err != nil {

@@ -2,5 +2,5 @@
 
 package rtrs
 
-// raceDetector: see race_test.go.
+// raceDetector says that the race detector is not built in; see race_test.go.
 const raceDetector = false

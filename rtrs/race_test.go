@@ -2,5 +2,6 @@
 
 package rtrs
 
-// raceDetector: everything takes several times as long.
+// raceDetector says that the race detector is built in: everything takes several times as
+// long.
 const raceDetector = true

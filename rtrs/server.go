@@ -197,7 +197,7 @@ func (s *Server) Sessions() (live []*ServerSession) {
 	return live
 }
 
-// Paths: see Sessions.
+// Paths returns the paths there are; see Sessions.
 func (s *Server) Paths() []*ServerPath { return slices.Clone(s.paths) }
 
 // Stats are the numbers of the server.

@@ -18,7 +18,7 @@ type pendingFence struct {
 // each of its paths, and some more if those are connected anew meanwhile.
 const maxFences = 4 * rtrswire.MaxPaths
 
-// fence: the client wants what is left of a path's older lives ended.
+// fence ends, for the client, what is left of a path's earlier attempts.
 func (p *ServerPath) fence(f rtrswire.Fence) error {
 	// It would have to end itself before it could be answered.
 	if f.Path == p.uuid && int16(f.Attempt-p.attempt) >= 0 {
@@ -46,7 +46,7 @@ func (p *ServerPath) fence(f rtrswire.Fence) error {
 	return nil
 }
 
-// covers: q is of what f, which came on p, is about.
+// covers reports whether q is one of the paths that f, which came on p, is about.
 func covers(q, p *ServerPath, f *rtrswire.Fence) bool {
 	return q.session == p.session && q.uuid == f.Path && int16(f.Attempt-q.attempt) >= 0
 }

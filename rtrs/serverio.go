@@ -10,7 +10,7 @@ import (
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
-// Written: see Lost.
+// Written is what the handler of the link of connection conn was told; see Lost.
 func (p *ServerPath) Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) (err error) {
 	p.s.enter(now)
 	if p.alive(conn) {
@@ -29,13 +29,12 @@ func (p *ServerPath) Written(now time.Duration, conn int, key uint32, addr uint6
 	return err
 }
 
-// request: n bytes at addr hold a request.
+// request takes the request that the client wrote into the n bytes at addr.
 //
-// A client that breaks the rules of chunks and keys loses its path; one that
-// fills a chunk wrongly gets an error, so that it has its permit back. (A kernel
-// drops some of those silently.) That what was written is exactly the request
-// is checked, which no kernel does: a request that names data it did not send
-// would write what the chunk held before.
+// A client that breaks the rules of chunks and keys loses its path; a client that fills a
+// chunk wrongly gets an error, so that it has its permit back. (A kernel drops some of
+// those silently.) request checks that exactly the request was written, which no kernel
+// does: a request that names data it did not send would write what the chunk held before.
 func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswire.Imm) error {
 	s, e := p.s, p.ses
 	if p.state != Connected {

@@ -157,7 +157,7 @@ func (p *ServerPath) Lost(now time.Duration, conn int, err error) {
 	p.s.leave()
 }
 
-// Gone: what ServerEnv.Hang asked for has happened.
+// Gone reports that what ServerEnv.Hang asked for has happened.
 func (p *ServerPath) Gone(now time.Duration) {
 	if p.state != Closing || !p.hung {
 		return
@@ -178,7 +178,7 @@ func (p *ServerPath) Gone(now time.Duration) {
 	p.s.leave()
 }
 
-// gone: nothing of p can happen any more.
+// gone removes p when nothing of it can happen any more.
 func (p *ServerPath) gone() {
 	s := p.s
 	p.setState(Dead)
@@ -225,7 +225,8 @@ func (p *ServerPath) alive(conn int) bool {
 	return true
 }
 
-// Invalidated: no client of ours or a kernel's does that.
+// Invalidated is what the handler of the link of connection conn was told; see Lost. It
+// ends the path: neither a client of ours nor a kernel's revokes keys.
 func (p *ServerPath) Invalidated(now time.Duration, conn int, key uint32, _ int) (err error) {
 	p.s.enter(now)
 	if p.alive(conn) {
@@ -235,7 +236,7 @@ func (p *ServerPath) Invalidated(now time.Duration, conn int, key uint32, _ int)
 	return err
 }
 
-// Received: see Lost.
+// Received is what the handler of the link of connection conn was told; see Lost.
 func (p *ServerPath) Received(now time.Duration, conn int, data []byte, imm uint32, hasImm bool) (err error) {
 	p.s.enter(now)
 	if p.alive(conn) {

@@ -128,8 +128,8 @@ func (e *ServerSession) join(p *ServerPath) {
 	s.op.Data = nil
 }
 
-// leave: p is connected no more. The user hears that before anything is done
-// about requests of it.
+// leave counts p as no longer connected. With the last path the user is told Down, before
+// anything is done about requests of p.
 func (e *ServerSession) leave(p *ServerPath) {
 	for i := range e.chunks {
 		if r := e.chunks[i].req; r != nil && r.Path == p {
@@ -178,9 +178,9 @@ func (e *ServerSession) tick(now time.Duration) {
 	}
 }
 
-// rested: the client sends nothing until it is woken, or (not ok) it has
-// something to send. What it sent before on a path that is closing might still
-// be on its way into a chunk.
+// rested takes the client's word that it sends nothing until it is woken (ok), or that it
+// has something to send (not ok). A request it sent before on a path that is closing might
+// still be on its way into a chunk.
 func (e *ServerSession) rested(p *ServerPath, ok bool) {
 	if !ok {
 		e.later()

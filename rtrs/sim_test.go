@@ -276,7 +276,7 @@ func (s *sim) busy() bool {
 	return false
 }
 
-// final: without faults nothing is left over.
+// final checks that nothing is left over once there are no faults.
 func (s *sim) final() {
 	for _, c := range s.clients {
 		k := c.c

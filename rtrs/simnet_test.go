@@ -392,7 +392,8 @@ func (d *domain) take(key uint32) (filled int, idle bool) {
 	return filled, d.revoke(key)
 }
 
-// covered: a peer can write the first byte of b. Only for the end of a request.
+// covered reports whether a peer can write the first byte of b. It is asked only at the end
+// of a request.
 func (d *domain) covered(b []byte) bool {
 	for _, r := range d.regions {
 		if len(b) > 0 && len(r.b) > 0 && &r.b[0] == &b[0] {

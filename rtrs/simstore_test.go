@@ -102,7 +102,7 @@ func newStore(w *world, n int) *store {
 	return s
 }
 
-// begin: a client submits write id.
+// begin records that a client submits write id.
 func (s *store) begin(id uint64, inc int, at, n uint32) {
 	s.w.order++
 	m := &modelWrite{id: id, start: s.w.order, inc: inc, at: at, certain: make([]int, n)}
@@ -112,7 +112,7 @@ func (s *store) begin(id uint64, inc int, at, n uint32) {
 	}
 }
 
-// ended: its outcome is known to the client.
+// ended records that the client knows the outcome of write id.
 func (s *store) ended(id uint64, err error) {
 	s.w.order++
 	m := s.byID[id]
