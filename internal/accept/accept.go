@@ -70,12 +70,13 @@ func (l *Listener) Accept() (net.Conn, error) {
 	}
 }
 
-// noDescriptor: the process, or the system, has no descriptor left.
+// noDescriptor reports whether the process, or the system, has no descriptor left.
 func noDescriptor(err error) bool {
 	return errors.Is(err, syscall.EMFILE) || errors.Is(err, syscall.ENFILE)
 }
 
-// ofOne: the error is of one connection that is gone, and the next may be fine.
+// ofOne reports whether the error is of one connection that is gone, so that the next may
+// be fine.
 func ofOne(err error) bool {
 	for _, e := range []error{syscall.ECONNABORTED, syscall.ECONNRESET, syscall.EINTR, syscall.EPROTO, syscall.EPERM} {
 		if errors.Is(err, e) {

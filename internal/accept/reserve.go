@@ -12,7 +12,7 @@ import (
 type Reserve struct {
 	mu sync.Mutex
 	fd int // guarded by mu; -1: it could not be had again yet, or the Reserve is closed
-	// closed: it is not to be had again.
+	// closed is set when the descriptor is not to be had again.
 	closed bool // guarded by mu
 }
 

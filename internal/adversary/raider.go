@@ -57,7 +57,7 @@ func (s *Stage) Link(from netip.Addr, private []byte) (net.Conn, []byte, error) 
 	return c, answer, err
 }
 
-// errEnded: no answer came.
+// errEnded is returned when no answer came.
 var errEnded = errors.New("adversary: not let in")
 
 // Raid connects a path of a session of its own, of n connections, from an

@@ -101,7 +101,7 @@ func bindMessage(b *rdsdv1.Bind) *rdsdv1.ClientMessage {
 	return m
 }
 
-// errRefused: the daemon refused a bind, as it may.
+// errRefused says that the daemon refused a bind, as it may.
 type errRefused struct{ errno int32 }
 
 func (e errRefused) Error() string { return fmt.Sprintf("refused with errno %d", e.errno) }

@@ -78,8 +78,8 @@ func (b *board) hist() []uint64 {
 	return h
 }
 
-// bucketOf: values below histSub have a bucket each, then histSub/2 for each
-// power of two... of which the upper half is used.
+// bucketOf returns the bucket of a latency: values below histSub have a bucket each, then
+// there are histSub/2 for each power of two... of which the upper half is used.
 func bucketOf(ns uint64) int {
 	if ns < histSub {
 		return int(ns)

@@ -329,7 +329,7 @@ func relayWay(bytes int) func(time.Duration) (sample, error) {
 	}
 }
 
-// wayArgs: records are published in batches of at most 256, and 64 KiB.
+// wayArgs lets records be published in batches of at most 256, and 64 KiB.
 func wayArgs(bytes int) args {
 	return args{Bytes: bytes, Batch: max(1, min(256, (64<<10)/recBytes(bytes))), Spin: spinFor}
 }

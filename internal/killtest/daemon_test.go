@@ -238,9 +238,9 @@ func laneList(rep *shm.Report) (l []*shm.LaneRecord) {
 	return l
 }
 
-// accountLanes: what b has sent and keeps, because it was not acknowledged, is
-// by the dead daemon's lanes either placed, and then x could read it, or not,
-// and then x could not: sent again after a restart it would come once (D1).
+// accountLanes checks the datagrams that b has sent and keeps because they were not
+// acknowledged. By the dead daemon's lanes each was either placed, and then x could read
+// it, or not, and then x could not: sent again after a restart it would come once (D1).
 func accountLanes(t *testing.T, placed uint64, y *end, x netip.AddrPort, rep *shm.Report, b *rdsdtest.Daemon) {
 	t.Helper()
 	live, err := shm.RecoverFile(b.Socket+".ledger", func(*shm.RegionRecord) *shm.Region { return nil })

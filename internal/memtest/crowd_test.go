@@ -31,7 +31,7 @@ type crowd struct {
 
 func (c crowd) peers() int { return c.from * c.to }
 
-// ringEvery: of so many sockets one is attached by rings.
+// ringEvery is the number of sockets of which one is attached by rings.
 const ringEvery = 8
 
 // TestManyPeersAndSockets: one daemon has many peers, the other many sockets, of which

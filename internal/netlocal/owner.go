@@ -39,8 +39,8 @@ const owned = 1<<1 | 1<<4 | 1<<5 | 1<<8 | 1<<9 | 1<<11 // ESTABLISHED FIN_WAIT1 
 
 const tcpEstablished = 1
 
-// ErrGone: this machine has no socket, or no socket of a program any more, that
-// is the other end of the connection.
+// ErrGone is returned when this machine has no socket, or no socket of a program any more,
+// that is the other end of the connection.
 var ErrGone = errors.New("no program of this machine holds the other end of the connection")
 
 // Owner tells which user's the other end of a TCP connection is, of which ours

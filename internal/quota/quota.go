@@ -235,8 +235,8 @@ func (a *Account) over(k Kind, whole, free, times int64) bool {
 	return whole-pages > times*(free+all) || whole > alphaWhole*free
 }
 
-// ErrRationed: the limits have room, but the process has to give other memory back
-// first. Whoever can wait tries again in a moment.
+// ErrRationed says that the limits have room, but that the process has to give other memory
+// back first. A caller that can wait tries again in a moment.
 var ErrRationed = rdserr.With(rdserr.ErrNoMemory, "memory of this kind grows faster than other memory is given back")
 
 // Ration bounds how far a kind grows until Ration is called again: up to upTo bytes.

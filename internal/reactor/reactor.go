@@ -42,8 +42,8 @@ type Reactor struct {
 	closing    atomic.Bool
 	done       chan struct{} // closed when the loop has ended
 
-	// asleep: the thread is in, or on its way into, a blocking epoll_wait, and
-	// whoever has something for it must ring.
+	// asleep is set while the thread is in, or on its way into, a blocking epoll_wait: a
+	// thread that has something for it must ring.
 	asleep  atomic.Bool
 	ringing atomic.Int32 // callers in ring
 	queue   queue
@@ -71,7 +71,7 @@ type Reactor struct {
 
 const maxEvents = 64 // descriptors served in one turn
 
-// ErrClosed: the reactor has been closed.
+// ErrClosed says that the reactor has been closed.
 var ErrClosed = errors.New("reactor: closed")
 
 var base = time.Now()

@@ -55,7 +55,7 @@ func (s *spin) init(d time.Duration) {
 	s.budget = s.max
 }
 
-// found: work came while spinning.
+// found records that work came while spinning.
 func (s *spin) found() {
 	s.fails = 0
 	if s.penalty > 0 {
@@ -72,14 +72,14 @@ func (s *spin) found() {
 	}
 }
 
-// lost: a yield took longer than all that spinning can win.
+// lost records that a yield took longer than all that spinning can win.
 func (s *spin) lost() {
 	s.finds = 0
 	s.penalty = min(max(2*s.penalty, minPenalty), maxPenalty)
 	s.shun, s.budget = s.penalty, 0
 }
 
-// slept: the spin was in vain, and work came gap after the last.
+// slept records that the spin was in vain, and that work came gap after the last.
 func (s *spin) slept(gap time.Duration) {
 	if s.finds = 0; s.budget > s.max {
 		s.budget = s.max

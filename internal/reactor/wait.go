@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// noPwait2: this kernel is older than Linux 5.11, milliseconds have to do.
+// noPwait2 is set when this kernel is older than Linux 5.11: milliseconds have to do.
 var noPwait2 atomic.Bool
 
 // wait blocks until a descriptor is ready or the time has come. The scheduler

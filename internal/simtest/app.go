@@ -284,7 +284,7 @@ func (a *app) close() {
 	n.after()
 }
 
-// died: the process crashed.
+// died records that the process crashed.
 func (a *app) died() {
 	a.dead = true
 	a.n.w.m.ports[a.addr]++
@@ -363,7 +363,7 @@ func (a *app) news(ev int) {
 
 // --- reading --------------------------------------------------------------------
 
-// placed: datagram i of a frame of count of them from src was put into the
+// placed records that datagram i of a frame of count of them from src was put into the
 // socket's queue.
 func (a *app) placed(src netip.AddrPort, i, count int, payload []byte) {
 	a.catchUp(count - i)
@@ -437,7 +437,7 @@ func (a *app) readRun() {
 	a.s.ReadAll(w.Now())
 }
 
-// took: a datagram was read. It returns what the model has of it.
+// took records that a datagram was read, and returns the model's record of it.
 func (a *app) took(src netip.AddrPort, payload []byte) *rec {
 	w := a.n.w
 	if len(a.queue) == 0 {

@@ -79,7 +79,8 @@ func (w *World) addKernel(a netip.Addr, newer bool) {
 	w.kernel[a] = k
 }
 
-// mayForget: no model of a peer makes an outcome unknown without a restart.
+// mayForget reports whether the model of this peer may make an outcome unknown without a
+// restart. No model does.
 func (w *World) mayForget(netip.Addr) bool { return false }
 
 func (k *kernel) start() {
@@ -138,7 +139,7 @@ func (k *kernel) conn(peer netip.Addr) *kconn {
 
 // --- connections in ------------------------------------------------------------
 
-// accept: rds_tcp_accept_one. From a larger address it is a poke.
+// accept is rds_tcp_accept_one. A connection from a larger address is a poke.
 func (k *kernel) accept(e *sim.End, from netip.AddrPort) {
 	c := k.conn(from.Addr())
 	if c.smaller {
@@ -299,7 +300,8 @@ func (k *kernel) settled() (bool, string) {
 	return true, ""
 }
 
-// judge: what the kernel sent has arrived, unless a crash or a closed port took it.
+// judge checks that everything the kernel sent has arrived, unless a crash or a closed port
+// took it.
 func (k *kernel) judge() {
 	w := k.w
 	for _, f := range w.m.byID {

@@ -133,7 +133,7 @@ func (p *kpath) connectIfDown() {
 	})
 }
 
-// reconnect: the smaller side tries again, the larger one waits.
+// reconnect lets the smaller side try again; the larger one waits.
 func (p *kpath) reconnect() {
 	if !p.c.smaller {
 		return
@@ -173,7 +173,7 @@ func (p *kpath) connected(e *sim.End, port uint16) {
 	k.after(0, live(p.read))
 }
 
-// keepAlive: 5 s of silence, then 5 probes 5 s apart.
+// keepAlive ends a link after 5 s of silence and 5 probes 5 s apart.
 func (p *kpath) keepAlive(my int) {
 	k := p.c.k
 	k.after(5*time.Second, func() {
@@ -201,7 +201,7 @@ func (p *kpath) keepAlive(my int) {
 	})
 }
 
-// down: what TCP did not acknowledge goes back, flagged.
+// down ends the link: messages that TCP did not acknowledge go back to the queue, flagged.
 func (p *kpath) down() {
 	k := p.c.k
 	p.release()

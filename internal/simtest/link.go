@@ -290,7 +290,7 @@ func (l *link) wrote() {
 	l.n.after()
 }
 
-// stopWriting: the link can take no more of its batch.
+// stopWriting ends the writing of a batch of which the link can take no more.
 func (l *link) stopWriting() {
 	if l.writing {
 		d := time.Duration(l.n.w.rng.Int63n(int64(l.n.w.writeDelay)))
@@ -300,7 +300,7 @@ func (l *link) stopWriting() {
 
 // --- ending ----------------------------------------------------------------------
 
-// close: half-close, and read on until the peer has closed too.
+// close half-closes the link, which is read on until the peer has closed too.
 func (l *link) close(why error) {
 	if l.closing || l.gone {
 		return
@@ -313,9 +313,9 @@ func (l *link) close(why error) {
 	l.wakeUp()
 }
 
-// impatient: enough was waited. What has arrived is read all the same, and a
-// paused link is given its time: what TCP has acknowledged, a kernel peer has
-// forgotten.
+// impatient ends a link that has waited enough for its peer. What has arrived is read all
+// the same, and a paused link is given its time: a kernel peer has forgotten what TCP has
+// acknowledged.
 func (l *link) impatient() {
 	if l.gone {
 		return

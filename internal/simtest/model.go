@@ -144,7 +144,7 @@ func (m *model) peek(p []byte) *rec {
 	return m.byID[id].recs[num]
 }
 
-// placedAt: the receiver at dst, in its incarnation epoch, put a datagram into
+// placedAt records that the receiver at dst, in its incarnation epoch, put a datagram into
 // a socket's queue. It returns the record, nil for an empty datagram.
 func (m *model) placedAt(epoch int, src, dst netip.AddrPort, p []byte) *rec {
 	w := m.w
@@ -186,10 +186,10 @@ func (m *model) placedAt(epoch int, src, dst netip.AddrPort, p []byte) *rec {
 	return r
 }
 
-// rebooted: a later kernel that just rebooted may take whatever connection comes
-// first for its path 0, and send on it again what it had sent on another, or take
-// again there what it had taken elsewhere: until its handshake arrives nobody can
-// tell that from something new.
+// rebooted reports whether a kernel that just rebooted may have mixed up its paths about r.
+// A later kernel may then take any connection that comes first for its path 0, and send on
+// it again what it had sent on another, or take again there what it had taken elsewhere:
+// until its handshake arrives nobody can tell that from something new.
 func (w *World) rebooted(r *rec) bool {
 	if k := w.kernel[r.flow.dst.Addr()]; k != nil {
 		return k.newer && k.epoch > 1 && r.placed > 0
@@ -198,7 +198,7 @@ func (w *World) rebooted(r *rec) bool {
 	return k != nil && k.newer && k.epoch > 1 && r.resent
 }
 
-// decided: the sender of r was told its outcome.
+// decided records that the sender of r was told its outcome.
 func (m *model) decided(r *rec, o conn.Outcome, why conn.Why) {
 	w := m.w
 	switch {
@@ -237,7 +237,8 @@ func (m *model) decided(r *rec, o conn.Outcome, why conn.Why) {
 	r.payload = nil
 }
 
-// loop: what an address sends to itself is placed at once and seen when read.
+// loop reports whether an address sent r to itself: such a datagram is placed at once and
+// seen when read.
 func (r *rec) loop() bool { return r.flow.src.Addr() == r.flow.dst.Addr() }
 
 func (r *rec) String() string {

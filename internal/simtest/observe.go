@@ -122,7 +122,8 @@ func (n *node) observeIn(l *link, h *wire.Header, kind wire.Kind, placed bool) {
 	}
 }
 
-// observeRefusals: what the peer had no room for has no sequence any more.
+// observeRefusals checks that datagrams the peer had no room for have no sequence in their
+// cell any more.
 func (n *node) observeRefusals(l *link, h *wire.Header, payload []byte) {
 	if h.Ext[0] != wire.CtlRefuse {
 		return
@@ -136,7 +137,8 @@ func (n *node) observeRefusals(l *link, h *wire.Header, payload []byte) {
 	})
 }
 
-// observeAck: what the peer has of our refusals holds nothing up any more.
+// observeAck forgets the refusals that the peer has acknowledged: they hold nothing up any
+// more.
 func (n *node) observeAck(l *link, h *wire.Header) {
 	v := n.view(l)
 	for len(v.told) > 0 && v.told[0].seq <= h.Ack {

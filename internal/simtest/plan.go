@@ -222,8 +222,8 @@ func (w *World) restart(n *node) {
 	}
 }
 
-// endFaults: from here on the network is healthy, every node runs, readers
-// read, and nobody begins anything but one last round.
+// endFaults makes the network healthy from here on: every node runs, readers read, and
+// nobody begins anything but one last round.
 func (w *World) endFaults() {
 	w.trace("the faults are over")
 	w.calm = true

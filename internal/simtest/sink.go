@@ -173,8 +173,8 @@ func (m *memory) Drained() {
 	w.undrained--
 }
 
-// WantRoom: what the client gives back from now on it tells; what it gave back
-// before the daemon has to look for.
+// WantRoom turns on or off that the client tells what it gives back. The daemon has to look
+// for what it gave back before.
 func (m *memory) WantRoom(on bool) {
 	if m.a.n.eng == nil {
 		return // the process crashed
@@ -341,8 +341,7 @@ func (w *World) drawPost() (sizes []int) {
 	return sizes
 }
 
-// observe: the onlooker sees datagram r leave on a lane as number seq, in a
-// frame of count datagrams.
+// observe sees datagram r leave on a lane as number seq, in a frame of count datagrams.
 func (p *post) observe(w *World, r *rec, lane int, seq uint64, count int) {
 	p.sent = uint64(lane)<<conn.CellLane | seq
 	if p.split = p.split || count < len(p.recs); p.split {
@@ -413,7 +412,7 @@ func (m *memory) free(l *lease) {
 	}
 }
 
-// counted: the daemon takes a message that was given back out of its account.
+// counted takes a message that was given back out of the daemon's account.
 func (m *memory) counted(l *lease) {
 	m.used -= l.cost
 	m.out -= l.train.Count

@@ -98,7 +98,7 @@ func (d *disk) turns() int {
 	return 60
 }
 
-// stopped: the volume is closed for good.
+// stopped reports whether the volume is closed for good.
 func (m *mapping) stopped() bool {
 	s, _ := m.vol.State()
 	return s == rnbd.Closed && m.errors > 0

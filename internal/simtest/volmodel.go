@@ -49,7 +49,8 @@ func (x *vwrite) covers(s int) bool { return s >= x.at && s < x.at+len(x.sec) }
 
 func (x *vwrite) zeroes() bool { return x.op != blk.OpWrite }
 
-// over: the write is over for the order of others: it ended, or lost its right.
+// over returns when the write was over for the order of others: when it ended, or lost its
+// right.
 func (x *vwrite) over() int {
 	if x.barred != 0 && (x.end == 0 || x.barred < x.end) {
 		return x.barred
@@ -96,7 +97,7 @@ func (v *volumes) begin(o *volOp, buf []byte) *vwrite {
 	return x
 }
 
-// ended: whoever submitted x was told.
+// ended records that the submitter of x was told its outcome.
 func (v *volumes) ended(x *vwrite, err error) {
 	x.end, x.failed = v.tick(), err != nil
 	if err != nil {
@@ -140,8 +141,8 @@ func (v *volumes) touch(d *disk, s int, b []byte, r *blk.Request) {
 	}
 }
 
-// touchZero: zeroes bear no name. There has to be somebody who may have them
-// written.
+// touchZero records that a sector is zeroed. Zeroes bear no name: some write under way has
+// to be allowed to write them.
 func (v *volumes) touchZero(d *disk, s int, op blk.Op, fua bool) {
 	why := "B3: nobody has zeroes under way"
 	any := false
@@ -198,7 +199,7 @@ func (v *volumes) mayTouch(d *disk, s int, x *vwrite) string {
 	return ""
 }
 
-// synced: sectors from a up to b are durable.
+// synced records that sectors from a up to b are durable.
 func (v *volumes) synced(d *disk, a, b int) {
 	d.unsynced = slices.DeleteFunc(d.unsynced, func(u unsynced) bool {
 		in := u.s >= a && u.s < b
@@ -209,7 +210,7 @@ func (v *volumes) synced(d *disk, a, b int) {
 	})
 }
 
-// lost: what was not durable may be gone.
+// lost records that writes that were not durable may be gone.
 func (v *volumes) lost(d *disk) {
 	for _, u := range d.unsynced {
 		k := u.x.sector(u.s)
@@ -218,7 +219,7 @@ func (v *volumes) lost(d *disk) {
 	d.unsynced = d.unsynced[:0]
 }
 
-// flushed: a flush that m submitted at from has succeeded: everything m had
+// flushed checks a flush that m submitted at from and that has succeeded: everything m had
 // written before it was durable then (B1), and no sync had failed (B7).
 func (v *volumes) flushed(m *mapping, from int) {
 	m.writes = slices.DeleteFunc(m.writes, func(x *vwrite) bool {
@@ -286,8 +287,8 @@ func (v *volumes) superseded(d *disk, s, from int, x *vwrite) *vwrite {
 	return nil
 }
 
-// owned: the server has opened d for writing for c alone (B6). Nobody else's
-// writes may reach it any more.
+// owned records that the server has opened d for writing for c alone (B6). Writes of other
+// clients may not reach it any more.
 func (v *volumes) owned(d *disk, c *volClient) {
 	if d.shared {
 		return
@@ -304,8 +305,8 @@ func (v *volumes) owned(d *disk, c *volClient) {
 	}
 }
 
-// replaced: a new process of c has a session: what the former one had under way
-// has ended.
+// replaced records that a new process of c has a session: the requests of the former one
+// have ended.
 func (v *volumes) replaced(c *volClient) {
 	if c.upLife == c.process {
 		return

@@ -9,7 +9,7 @@ import (
 	"github.com/rdsd/rdsd/transport/sim"
 )
 
-// volumeSeeds: worlds of this seed and higher ones have volumes too.
+// volumeSeeds is the first seed whose world has volumes too; all higher ones have.
 const volumeSeeds = 1_000_000
 
 // volumes is what a world has beside its datagrams: disks that some nodes export
@@ -119,7 +119,7 @@ func (c *volClient) String() string {
 	return c.name
 }
 
-// started: a process of n starts.
+// started starts the volumes of a process of n.
 func (v *volumes) started(n *node) {
 	for _, h := range v.nics[n] {
 		h.PowerOn()
@@ -136,7 +136,8 @@ func (v *volumes) started(n *node) {
 	}
 }
 
-// crashed: it has died, or its machine has lost its power.
+// crashed ends the volumes of n, whose process has died or whose machine has lost its
+// power.
 func (v *volumes) crashed(n *node, power bool) {
 	for _, h := range v.nics[n] {
 		if power {
@@ -279,7 +280,7 @@ func (v *volumes) admin(c *volClient) {
 	w.After(w.upTo(2*time.Second), c.guard(c.heal))
 }
 
-// calmDown: the faults are over.
+// calmDown ends the faults.
 func (v *volumes) calmDown() {
 	for _, d := range v.disks {
 		d.stalled, d.writeErr, d.syncErr = 0, 0, false
@@ -292,8 +293,8 @@ func (v *volumes) calmDown() {
 	}
 }
 
-// settled: all requests are decided, every session has all its paths, what is
-// mapped is open.
+// settled reports whether all requests are decided, every session has all its paths, and
+// every mapped volume is open; if not, it says why.
 func (v *volumes) settled() (bool, string) {
 	w := v.w
 	for _, c := range v.clients {

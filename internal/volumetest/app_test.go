@@ -255,12 +255,13 @@ func (a *app) drop(c *nbd.Client) {
 	}
 }
 
-// connectionLost: the socket ended, nobody knows what became of the operation.
+// connectionLost reports whether the socket ended, so that nobody knows what became of the
+// operation.
 func connectionLost(err error) bool {
 	return errors.Is(err, rdserr.ErrReset) || errors.Is(err, rdserr.ErrClosed) || errors.Is(err, net.ErrClosed)
 }
 
-// isErrno: the volume answered with an error.
+// isErrno reports whether the volume answered with an error.
 func isErrno(err error) bool {
 	for _, e := range []syscall.Errno{syscall.EIO, syscall.ENOSPC, syscall.EINVAL, syscall.EPERM, syscall.ESHUTDOWN, syscall.ENOMEM} {
 		if errors.Is(err, e) {

@@ -20,12 +20,12 @@ type disk struct {
 
 // block is what one block may hold: generations, 0 being zeroes.
 type block struct {
-	// may: what a read may bring. One, the last write that completed or what a
-	// read has brought since; and those without an outcome. A read decides between
-	// them: what it did not bring may never come (B2, B3).
+	// may lists what a read may bring: the last write that completed, or what a read has
+	// brought since; and the writes without an outcome. A read decides between them: what
+	// it did not bring may never come (B2, B3).
 	may []uint64
-	// lost: what there may be after a power cut, the present aside: what was
-	// there at the last flush and everything written since (B1).
+	// lost lists what there may be after a power cut, the present aside: what was there at
+	// the last flush and everything written since (B1).
 	lost []uint64
 }
 
@@ -37,16 +37,16 @@ func newDisk(blocks int) *disk {
 	return d
 }
 
-// begin: generation g is being written.
+// begin records that generation g is being written.
 func (b *block) begin(g uint64) {
 	b.may = add(b.may, g)
 	b.lost = add(b.lost, g)
 }
 
-// wrote: it was.
+// wrote records that generation g has been written.
 func (b *block) wrote(g uint64) { b.may = append(b.may[:0], g) }
 
-// saw: a read has brought g.
+// saw records that a read has brought g.
 func (b *block) saw(g uint64) error {
 	if !slices.Contains(b.may, g) {
 		return fmt.Errorf("generation %d is there; %v may be", g, b.may)
@@ -55,10 +55,10 @@ func (b *block) saw(g uint64) error {
 	return nil
 }
 
-// flushed: a flush has completed since all of may was written.
+// flushed records that a flush has completed since all of may was written.
 func (b *block) flushed() { b.lost = append(b.lost[:0], b.may...) }
 
-// powerCut: what was not flushed may be lost.
+// powerCut records that writes that were not flushed may be lost.
 func (b *block) powerCut() { b.may = append(b.may[:0], b.lost...) }
 
 func add(s []uint64, g uint64) []uint64 {

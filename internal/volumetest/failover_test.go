@@ -144,7 +144,7 @@ func (f *failovers) cuts(total time.Duration) {
 	f.note("cuts")
 }
 
-// silences: a path does not say anything any more, in one direction or in both.
+// silences lets a path go silent, in one direction or in both.
 func (f *failovers) silences(n int) {
 	f.w.pathsUp(f.m, len(f.w.paths))
 	for i := range n {
@@ -172,7 +172,7 @@ func (f *failovers) silences(n int) {
 	}
 }
 
-// half: one of the connections of a path is silent, the other goes on.
+// half silences one of the connections of a path; the others go on.
 func (f *failovers) half(n int) {
 	for i := range n {
 		p := f.w.paths[i%len(f.w.paths)]
@@ -197,7 +197,7 @@ func (f *failovers) half(n int) {
 	}
 }
 
-// flaps: two paths come and go every second, in turn.
+// flaps lets two paths come and go every second, in turn.
 func (f *failovers) flaps(n int) {
 	for range n {
 		for _, p := range f.w.paths[:2] {
@@ -209,7 +209,7 @@ func (f *failovers) flaps(n int) {
 	}
 }
 
-// slow: one path takes long, half of the others lose.
+// slow delays one path, lets another lose packets and cuts a third now and then.
 func (f *failovers) slow(total time.Duration) {
 	f.w.pathsUp(f.m, len(f.w.paths))
 	f.w.paths[0].set(way{delay: 20 * time.Millisecond})
@@ -225,7 +225,7 @@ func (f *failovers) slow(total time.Duration) {
 	f.note("slow")
 }
 
-// allLost: no path for five seconds; everything waits, and goes on.
+// allLost takes every path away for five seconds; everything waits, and goes on.
 func (f *failovers) allLost(uri string) time.Duration {
 	fio := startFio(f.t, uri, 7*time.Second)
 	f.a.progress(100, 5*time.Second)

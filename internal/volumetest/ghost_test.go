@@ -161,7 +161,7 @@ func (g *ghost) holdsB(i int) {
 	}
 }
 
-// pathsCut: both paths are reset, or the one that A went over, and back at once.
+// pathsCut resets both paths, or the one that A went over, and has them back at once.
 func (g *ghost) pathsCut(i int) {
 	a := g.atStore(i)
 	p, other := g.busy()
@@ -196,8 +196,8 @@ func (g *ghost) busy() (busy, other *proxy) {
 	return busy, other
 }
 
-// pathSilent: the path that A went over says nothing any more, to one side or
-// to both; the other one takes A again, when the first copy has ended.
+// pathSilent silences the path that A went over, to one side or to both; the other one
+// takes A again, when the first copy has ended.
 func (g *ghost) pathSilent(i int) {
 	a := g.atStore(i)
 	p, _ := g.busy()
@@ -218,7 +218,7 @@ func (g *ghost) pathSilent(i int) {
 	g.w.pathsUp(g.m, 2)
 }
 
-// onThePath: A itself is held on its way, and arrives after B.
+// onThePath holds A itself on its way, so that it arrives after B.
 func (g *ghost) onThePath(i int) {
 	for _, p := range g.w.paths {
 		p.setEach(way{hold: true}, way{})
@@ -237,7 +237,7 @@ func (g *ghost) onThePath(i int) {
 	g.w.pathsUp(g.m, 2)
 }
 
-// clientKilled: the daemon that has sent A dies; the next takes its place.
+// clientKilled kills the daemon that has sent A; the next takes its place.
 func (g *ghost) clientKilled(i int) {
 	a := g.atStore(i)
 	g.w.client.kill()
@@ -254,7 +254,7 @@ func (g *ghost) clientKilled(i int) {
 	g.w.pathsUp(g.m, 2)
 }
 
-// serverKilled: the daemon that has A at its store dies; A is sent to the next.
+// serverKilled kills the daemon that has A at its store; A is sent to the next.
 func (g *ghost) serverKilled(i int) {
 	a := g.atStore(i)
 	g.w.server.kill()
@@ -266,8 +266,8 @@ func (g *ghost) serverKilled(i int) {
 	g.w.pathsUp(g.m, 2)
 }
 
-// givenUp: there is no path, and A fails in time; B does not succeed until A
-// cannot happen any more.
+// givenUp takes every path away, so that A fails in time; B does not succeed until A cannot
+// happen any more.
 func (g *ghost) givenUp(i int) {
 	a := g.atStore(i)
 	for _, p := range g.w.paths {

@@ -10,8 +10,7 @@ import (
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
-// bounds: the raider's own keys, and what is beside them; its own device, and
-// what is behind its end.
+// bounds strikes beside the raider's own keys, and behind the end of its own device.
 func (h *hostile) bounds() {
 	size := func(r *raider) uint64 { return uint64(r.c.Size()) }
 	for what, addr := range map[string]func(r *raider) uint64{
@@ -90,7 +89,7 @@ func (h *hostile) bounds() {
 	}
 }
 
-// order: messages where none belong.
+// order sends messages where none belong.
 func (h *hostile) order() {
 	fence := rtrswire.Fence{Type: rtrswire.FenceType, Attempt: 1}
 	for what, strike := range map[string]func(r *raider){
@@ -182,7 +181,7 @@ func (h *hostile) answers() {
 	}
 }
 
-// noise: frames and requests of random content, with headers that are right.
+// noise sends frames and requests of random content, with headers that are right.
 func (h *hostile) noise() {
 	rng := rand.New(rand.NewPCG(1, 2))
 	kinds := []transport.OpKind{transport.OpWrite, transport.OpWriteImm, transport.OpSend, transport.OpSendImm, transport.OpSendInval, transport.TagConnect, 0, 99}

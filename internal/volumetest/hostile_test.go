@@ -182,7 +182,7 @@ func (h *hostile) enter() *raider {
 // leave ends a path, so that another of the session's name can come.
 func (r *raider) leave() { r.close() }
 
-// names: volumes are opened by names that lead out of the root, or to what is no
+// names opens volumes by names that lead out of the root, or to something that is no
 // volume, or that are not the raider's.
 func (h *hostile) names() {
 	r := h.enter()
@@ -212,8 +212,8 @@ func (h *hostile) names() {
 	}
 }
 
-// sessions: names of sessions that would lead elsewhere as part of a path, or
-// that are another's.
+// sessions uses names of sessions that would lead elsewhere as part of a path, or that are
+// another's.
 func (h *hostile) sessions() {
 	for _, name := range []string{"..", ".", "../other", "a/b", "", strings.Repeat("a", 270), "\x00", "."} {
 		r, err := h.raid(name)
@@ -302,7 +302,7 @@ func (h *hostile) strike(what string, frame func(r *raider) transport.Tag) {
 	h.n++
 }
 
-// wrongKeys: writes with keys that are not the raider's.
+// wrongKeys writes with keys that are not the raider's.
 func (h *hostile) wrongKeys() {
 	descs, renewed := h.keys.find()
 	if len(descs) < 16 || len(renewed) < 16 {
