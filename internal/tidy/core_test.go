@@ -20,7 +20,7 @@ var notInCore = []string{
 	"google.golang.org/", "unsafe",
 }
 
-// coreExceptions: file by file, with the reason.
+// coreExceptions allows a core file one forbidden import, with the reason.
 var coreExceptions = map[string]string{
 	"transport/sim/onesided.go io": "io.EOF only, with which a link ends that its peer has closed",
 	"rtrs/errors.go syscall":       "error numbers only, which are what the peers tell each other",

@@ -2,6 +2,7 @@ package tidy
 
 import (
 	"go/ast"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -161,5 +162,80 @@ func TestNoBareBooleans(t *testing.T) {
 			}
 			return true
 		})
+	}
+}
+
+// unsaid are the rooms with doc comments that are still notes behind a name and a colon,
+// and how many each may have. A number is only ever lowered; a room that has none left
+// leaves the table.
+var unsaid = map[string]int{
+	"node": 17,
+}
+
+// aNote is a doc comment that begins with a name and a colon instead of a sentence.
+var aNote = regexp.MustCompile(`^// [A-Za-z_][A-Za-z0-9_]*: `)
+
+// isTest reports whether name is that of a test, whose comment is a claim ("TestX: a link
+// that ... ends with the reason") that no documentation shows.
+func isTest(name string) bool {
+	for _, p := range []string{"Test", "Fuzz", "Benchmark", "Example"} {
+		if strings.HasPrefix(name, p) {
+			return true
+		}
+	}
+	return false
+}
+
+// docs calls f with the doc comment of every declaration, field and method of s, tests
+// aside.
+func docs(s *source, f func(*ast.CommentGroup)) {
+	ast.Inspect(s.ast, func(n ast.Node) bool {
+		var doc *ast.CommentGroup
+		switch n := n.(type) {
+		case *ast.FuncDecl:
+			if s.test && n.Recv == nil && isTest(n.Name.Name) {
+				return false
+			}
+			doc = n.Doc
+		case *ast.GenDecl:
+			doc = n.Doc
+		case *ast.TypeSpec:
+			doc = n.Doc
+		case *ast.ValueSpec:
+			doc = n.Doc
+		case *ast.Field:
+			doc = n.Doc
+		}
+		if doc != nil {
+			f(doc)
+		}
+		return true
+	})
+}
+
+// TestDocsAreSentences: a doc comment is a sentence about what it stands at ("Connected
+// reports whether ..."), not a note behind the name ("Connected: there is a link").
+func TestDocsAreSentences(t *testing.T) {
+	found := map[string]int{}
+	for _, s := range sources(t) {
+		if s.generated {
+			continue
+		}
+		room, _, _ := strings.Cut(s.dir, "/")
+		docs(s, func(g *ast.CommentGroup) {
+			if !aNote.MatchString(g.List[0].Text) {
+				return
+			}
+			if found[room]++; found[room] > unsaid[room] {
+				t.Errorf("%s: a note, not a sentence: %s", s.fset.Position(g.Pos()), g.List[0].Text)
+			}
+		})
+	}
+	for room, n := range unsaid {
+		if found[room] == 0 {
+			t.Errorf("%s may have %d notes and has none left: take it out of the table", room, n)
+		} else {
+			t.Logf("%s: %d of %d", room, found[room], n)
+		}
 	}
 }
