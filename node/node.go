@@ -130,7 +130,7 @@ func (n *Node) assemble() {
 	}
 	n.clients = newClients(room)
 	n.grpc = newGRPCFront(d, n.users, n.limiter)
-	n.registry = newRegistry(newCollector(n.snapshot, n.deps.Count, n.deps.Guard), newVolumeCollector(n.readVolumes), n.grpc.metrics)
+	n.registry = newRegistry(newCollector(n.snapshot, n.deps.Count, n.deps.Guard), newQueueCollector(n.readFigures, n.deps.Guard), newVolumeCollector(n.readVolumes), n.grpc.metrics)
 }
 
 // snapshot looks at the whole node: the core and the front ends' own limits.
