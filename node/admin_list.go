@@ -7,6 +7,7 @@ import (
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
@@ -121,7 +122,7 @@ func (a *adminServer) ListSockets(context.Context, *rdsdv1.ListSocketsRequest) (
 func socketPB(s *rds.Socket) *rdsdv1.SocketInfo {
 	o, i := s.Options(), s.Info()
 	p := &rdsdv1.SocketInfo{}
-	p.SetLocal(endpointPB(s.Addr()))
+	p.SetLocal(client.EndpointPB(s.Addr()))
 	p.SetUid(o.UID)
 	p.SetPid(o.PID)
 	p.SetLabel(o.Label)
@@ -141,7 +142,7 @@ func socketPB(s *rds.Socket) *rdsdv1.SocketInfo {
 	p.SetReceived(i.Stats.Received)
 	p.SetWaitingSends(uint32(i.Waiting))
 	p.SetInode(i.ID)
-	if used, most, ok := ringBytes(s); ok {
+	if used, most, ok := client.RingBytes(s); ok {
 		p.SetRingBytes(used)
 		p.SetRingMaxBytes(most)
 	}

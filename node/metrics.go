@@ -2,6 +2,7 @@ package node
 
 import (
 	"runtime/debug"
+	"strings"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -41,6 +42,7 @@ type collector struct {
 	rings, ringB                *prometheus.Desc
 	refusedLinks                *prometheus.Desc
 	used, limit, refused        *prometheus.Desc
+	holder                      *prometheus.Desc
 	panics                      *prometheus.Desc
 }
 
@@ -64,9 +66,14 @@ func newCollector(read func(*snapshot), front *base.Counters, g *guard.Guard) *c
 		used:         d("rdsd_budget_used", "How much of a configured limit is used.", "budget"),
 		limit:        d("rdsd_budget_limit", "The configured limit.", "budget"),
 		panics:       d("rdsd_panics_total", "Panics that ended one call, socket, link, ... alone. Any is a bug; the log has the stack.", "what"),
+		holder:       d("rdsd_memory_holder_bytes", "Memory charged to one of those who hold most of it.", "holder"),
 		refused:      d("rdsd_budget_refused_total", "How often a limit refused something.", "budget"),
 	}
 	for _, f := range stats.Fields {
+		if f.Kernel() { // it is always 0; rds-info prints it, as on a kernel
+			c.core, c.perPeer = append(c.core, nil), append(c.perPeer, nil)
+			continue
+		}
 		prefix := "rds_"
 		if f.Own {
 			prefix = "rdsd_"
@@ -83,9 +90,11 @@ func newCollector(read func(*snapshot), front *base.Counters, g *guard.Guard) *c
 // Describe implements prometheus.Collector.
 func (c *collector) Describe(ch chan<- *prometheus.Desc) {
 	for _, list := range [][]*prometheus.Desc{c.core, c.perPeer, c.own,
-		{c.queueing, c.rtt, c.peerUp, c.peerQueued, c.omitted, c.peers, c.peersUp, c.sockets, c.clients, c.rings, c.ringB, c.refusedLinks, c.used, c.limit, c.refused, c.panics}} {
+		{c.queueing, c.rtt, c.peerUp, c.peerQueued, c.omitted, c.peers, c.peersUp, c.sockets, c.clients, c.rings, c.ringB, c.refusedLinks, c.used, c.limit, c.refused, c.holder, c.panics}} {
 		for _, d := range list {
-			ch <- d
+			if d != nil {
+				ch <- d
+			}
 		}
 	}
 }
@@ -103,7 +112,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	for i, v := range s.Counters.Values(nil) {
-		count(c.core[i], v)
+		if c.core[i] != nil {
+			count(c.core[i], v)
+		}
 	}
 	for i, v := range base.CounterTable.Read(nil, c.front) {
 		count(c.own[i], v)
@@ -128,7 +139,7 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(c.peerQueued, float64(p.QueuedBytes), local, remote)
 		values = p.Counters.Values(values[:0])
 		for j, v := range values {
-			if v != 0 { // some eighty series for each peer would be mostly zeros
+			if v != 0 && c.perPeer[j] != nil { // some eighty series for each peer would be mostly zeros
 				count(c.perPeer[j], v, local, remote)
 			}
 		}
@@ -148,6 +159,9 @@ func (c *collector) Collect(ch chan<- prometheus.Metric) {
 		gauge(c.used, float64(b.Used), b.Name)
 		gauge(c.limit, float64(b.Limit), b.Name)
 		count(c.refused, b.Refused, b.Name)
+	}
+	for _, b := range s.holders {
+		gauge(c.holder, float64(b.Used), strings.TrimPrefix(b.Name, "memory of "))
 	}
 }
 

@@ -77,7 +77,10 @@ var arrows = []struct {
 	{"node/health", nil},
 	{"node/access", []string{"node/base", "node/config", "rdserr", "internal/quota"}},
 	{"node/datagram", []string{"node/base", "node/config", "rds", "conn", "wire", "rdserr", "transport", "transport/tcp", "shm", "internal/buf", "internal/guard", "internal/netlocal", "internal/quota", "internal/reactor", "internal/stats"}},
-	{"node", []string{"node/access", "node/base", "node/config", "node/datagram", "node/health", "node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/eintr", "internal/guard", "internal/msgpool", "internal/reactor", "internal/stats", "internal/counters", "internal/quota", "internal/toll"}},
+	{"node/client", []string{"node/access", "node/base", "node/config", "node/datagram", "rds", "conn", "wire", "rdserr", "transport", "shm", "api/rdsd/v1", "internal/buf", "internal/guard", "internal/msgpool", "internal/quota", "internal/reactor", "internal/toll"}},
+	// A client for tests knows the layouts and the messages, and nothing of a daemon's inside.
+	{"node/client/clienttest", []string{"node/config", "shm", "api/rdsd/v1"}},
+	{"node", []string{"node/client", "node/access", "node/base", "node/config", "node/datagram", "node/health", "node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/eintr", "internal/guard", "internal/msgpool", "internal/reactor", "internal/stats", "internal/counters", "internal/quota", "internal/toll"}},
 
 	// What talks to a daemon from outside.
 	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr", "internal/msgpool"}},

@@ -1,0 +1,84 @@
+package datagram
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/rdsd/rdsd/rds"
+)
+
+// TestFigures: the figures say which port is congested, who should read it, who fills it
+// and who waits; the sums are of all sockets, whichever are shown.
+func TestFigures(t *testing.T) {
+	s := newSeam(t, nil)
+	e, now := s.h.Lock()
+	reader, err := e.Bind(0, rds.SocketOptions{RcvBufBytes: 4096, UID: 7, PID: 77})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var senders []*rds.Socket
+	for range FigureFillers + 2 {
+		k, err := e.Bind(0, rds.SocketOptions{UID: 8})
+		if err != nil {
+			t.Fatal(err)
+		}
+		senders = append(senders, k)
+	}
+	for i := 0; ; i++ {
+		if senders[i%len(senders)].Send(now, reader.Addr(), make([]byte, 512), 1, false) != nil {
+			break
+		}
+	}
+	for range FigureSockets + 5 {
+		if _, err := e.Bind(0, rds.SocketOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	pe, err := e.Peer(seamHigher)
+	if err != nil {
+		t.Fatal(err)
+	}
+	full := make([]byte, 8192)
+	for i := range full {
+		full[i] = 0xff
+	}
+	pe.CongestionMap(now, full)
+	want := uint64(reader.Info().RecvQueued)
+	bound := len(e.Bound())
+	s.h.Unlock()
+
+	var f Figures
+	s.a.Figures(&f)
+	if f.Congested[SideReader] != 1 || f.Congested[SideSender] != 65536 || len(f.Ports) != 1+FigurePorts {
+		t.Fatalf("congested %v, %d ports shown", f.Congested, len(f.Ports))
+	}
+	p := f.Ports[0]
+	if p.Side != SideReader || p.Endpoint != reader.Addr() || !p.Known || p.UID != 7 || p.PID != 77 || p.QueuedBytes != want || want == 0 {
+		t.Errorf("the port: %+v, %d bytes are queued", p, want)
+	}
+	if len(p.Fillers) != FigureFillers || p.Blocked == 0 {
+		t.Errorf("%d fillers, %d sends blocked", len(p.Fillers), p.Blocked)
+	}
+	if f.Bound != bound || f.Sums.RecvQueued != want || f.Sums.RecvDatagrams != want/512 || len(f.Sockets) == 0 || f.Sockets[0].Addr != reader.Addr() {
+		t.Errorf("%d sockets, sums %+v, shown %+v", f.Bound, f.Sums, f.Sockets)
+	}
+	if len(f.Peers) != 1 || f.Peers[0].CongestedPorts != 65536 || f.Peers[0].Remote != seamHigher {
+		t.Errorf("peers %+v", f.Peers)
+	}
+}
+
+func TestTop(t *testing.T) {
+	var got top[netip.Addr]
+	addr := func(n byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, n}) }
+	for _, n := range []byte{3, 9, 1, 7, 9, 2} {
+		got.add(uint64(n), addr(n), 3)
+	}
+	for i, n := range []byte{9, 9, 7} {
+		if len(got.l) != 3 || got.l[i] != addr(n) {
+			t.Fatalf("kept %v", got.l)
+		}
+	}
+	if got.wants(7, 3) || !got.wants(8, 3) {
+		t.Error("what is no heavier than the lightest makes no room for itself")
+	}
+}
