@@ -78,7 +78,7 @@ func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
 		}
 		c.links++
 		p.waiting = append(p.waiting, waiting{gen, c.links})
-		p.blame(now, errStale)
+		p.lastErr = errStale
 		// Closing half of the old link lets the peer's remaining bytes come, then its end.
 		p.event(now, EvDrop)
 		return Accepted{Path: p, Gen: gen, Link: true, Parked: true}
@@ -109,7 +109,7 @@ func (p *Path) next(now time.Duration) {
 	// It was parked: nothing was read from it while the former one could still bring bytes.
 	p.emit(ActResume)
 	if len(p.waiting) > 0 {
-		p.blame(now, errStale)
+		p.lastErr = errStale
 		p.event(now, EvDrop)
 	}
 }

@@ -54,10 +54,8 @@ type Path struct {
 	// attempts counts the attempts in a row that brought no usable link. It is the
 	// exponent of the backoff.
 	attempts   int
-	failing    time.Duration // when the first of these attempts failed
-	reconnects uint64        // attempts after the first, for the administrator
-	lastErr    error         // why the last link or attempt ended
-	errAt      time.Duration // when that was
+	reconnects uint64 // attempts after the first, for the administrator
+	lastErr    error  // why the last link or attempt ended
 	// tryErr says that lastErr is of an attempt to connect: become forgets it then.
 	tryErr bool
 	// wasUp is set once the peer has used a link or asked for one. The side that
@@ -259,27 +257,12 @@ type Info struct {
 	SentBytes, RxByte uint64
 	Credits           int
 	Paused            bool
-	ErrAt             time.Duration // of LastErr
-	Attempts          int           // in a row that brought no usable link
-	Failing           time.Duration // when the first of these failed
-	RetryAt           time.Duration // when the path is tried again; Never: it does not wait for that
 }
 
 // Info describes the path.
 func (p *Path) Info() Info {
-	i := Info{State: p.state, Since: p.since, NextTx: p.nextSeq, NextRx: p.expected, Reconnects: p.reconnects, LastErr: p.lastErr,
-		SentBytes: p.sentB, RxByte: p.recvB, Credits: p.credits, Paused: p.paused, ErrAt: p.errAt, RetryAt: Never}
-	if p.state != Up { // on a link that is up, attempts are kept for the backoff alone
-		i.Attempts, i.Failing = p.attempts, p.failing
-	}
-	if p.state == Error {
-		i.RetryAt = p.retryAt
-	}
-	return i
+	return Info{p.state, p.since, p.nextSeq, p.expected, p.reconnects, p.lastErr, p.sentB, p.recvB, p.credits, p.paused}
 }
-
-// blame notes why a link or an attempt ends.
-func (p *Path) blame(now time.Duration, why error) { p.lastErr, p.errAt = why, now }
 
 func (p *Path) String() string {
 	return fmt.Sprintf("%v>%v/%d", p.c.local, p.c.remote, p.idx)
@@ -365,9 +348,7 @@ func (p *Path) backOff(now time.Duration) {
 		d = min(cfg.ReconnectMin<<min(p.attempts-1, 20), cfg.ReconnectMax)
 		d = time.Duration(p.c.rng.Int63n(int64(d) + 1))
 	}
-	if p.attempts++; p.attempts == 1 {
-		p.failing = now
-	}
+	p.attempts++
 	p.retryAt = now + d
 	p.c.rearm(p.retryAt)
 }
@@ -391,7 +372,7 @@ func (p *Path) Connected(now time.Duration, gen uint64) bool {
 		// The lanes were exchanged meanwhile (becomeLane0). Its source port names
 		// the former lane, whose place at the kernel is taken: the kernel would
 		// keep this one waiting for that place for ever.
-		p.blame(now, errWrongLane)
+		p.lastErr = errWrongLane
 		p.event(now, EvFail)
 		return false
 	}
@@ -402,8 +383,7 @@ func (p *Path) Connected(now time.Duration, gen uint64) bool {
 func (p *Path) DialFailed(now time.Duration, gen uint64, err error) {
 	if gen == p.gen && p.state == Connecting {
 		p.c.ctr.DialFailed++
-		p.blame(now, err)
-		p.tryErr = true
+		p.lastErr, p.tryErr = err, true
 		p.event(now, EvFail)
 	}
 }
@@ -420,8 +400,7 @@ func (p *Path) Lost(now time.Duration, gen uint64, acked uint64, err error) {
 		return
 	}
 	if p.state == Up {
-		p.blame(now, err)
-		p.tryErr = false
+		p.lastErr, p.tryErr = err, false
 	}
 	// Before the state changes: what TCP had acknowledged in the end is delivered, and only the
 	// rest is sent again.
@@ -441,8 +420,7 @@ func (p *Path) Drop(now time.Duration, why error) bool {
 		// and what it has sent on it is lost when nobody reads it.
 		return false
 	}
-	p.blame(now, why)
-	p.tryErr = false
+	p.lastErr, p.tryErr = why, false
 	return p.event(now, EvDrop)
 }
 
@@ -476,7 +454,7 @@ func (p *Path) established(now time.Duration) {
 	if p.c.kind.kernel() && !p.c.may().get {
 		// A rule has changed. Whoever connects next shows anew what it is.
 		p.c.changed(now)
-		p.blame(now, errNoKernel)
+		p.lastErr = errNoKernel
 		return
 	}
 	// Kernels are shaken hands with once: datagrams go at once on later links. tellLanes

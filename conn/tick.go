@@ -53,8 +53,7 @@ func (p *Path) tick(now time.Duration) time.Duration {
 		switch p.state {
 		case Connecting:
 			if !p.c.active {
-				p.blame(now, errPoke)
-				p.tryErr = true
+				p.lastErr, p.tryErr = errPoke, true
 			}
 			p.event(now, EvFail)
 		case Error:

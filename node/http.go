@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"html/template"
 	"net"
 	"net/http"
 	"net/http/pprof"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/node/config"
+	webpage "github.com/rdsd/rdsd/node/page"
 )
 
 // Bounds of the page for monitoring (M2). Silent connections cost a descriptor and
@@ -32,21 +32,19 @@ const (
 	httpProfile     = 5 * time.Minute  // and a profile, which takes as long as it was asked for
 )
 
-// httpFront serves /metrics, /healthz, /readyz and a page that lists them.
+// httpFront serves /metrics, /healthz, /readyz and the page for people.
 type httpFront struct {
 	srv      *http.Server
 	listener net.Listener
 }
 
-// status of a node, for /readyz and the index page.
+// status of a node, for /readyz.
 type nodeStatus struct {
-	Version string
-	State   string // "starting", "serving", "draining"
-	Ready   bool
-	Pprof   bool
+	State string // "starting", "serving", "draining"
+	Ready bool
 }
 
-func listenHTTP(c *config.HTTP, l net.Listener, reg *prometheus.Registry, g *guard.Guard, state func() nodeStatus) *httpFront {
+func listenHTTP(c *config.HTTP, l net.Listener, reg *prometheus.Registry, g *guard.Guard, people *webpage.Page, state func() nodeStatus) *httpFront {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", newKeptPage(promhttp.HandlerFor(reg, promhttp.HandlerOpts{EnableOpenMetrics: true, DisableCompression: true})))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -57,13 +55,7 @@ func listenHTTP(c *config.HTTP, l net.Listener, reg *prometheus.Registry, g *gua
 		}
 		fmt.Fprintln(w, s.State)
 	})
-	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) {
-		s := state()
-		s.Pprof = c.Pprof
-		w.Header().Set("Content-Type", "text/html; charset=utf-8")
-		w.Header().Set("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'")
-		_ = indexPage.Execute(w, s) // the client has gone away
-	})
+	mux.Handle("/", people)
 	if c.Pprof {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
@@ -77,6 +69,7 @@ func listenHTTP(c *config.HTTP, l net.Listener, reg *prometheus.Registry, g *gua
 		srv: &http.Server{
 			Handler:           guardPage(g, limitRequests(mux, maxHTTPRequests)),
 			ConnState:         conns.changed,
+			ConnContext:       people.ConnContext,
 			ReadHeaderTimeout: 5 * time.Second,
 			ReadTimeout:       10 * time.Second,
 			IdleTimeout:       time.Minute,
@@ -86,7 +79,8 @@ func listenHTTP(c *config.HTTP, l net.Listener, reg *prometheus.Registry, g *gua
 }
 
 // limitRequests bounds the requests at work, but for those of probes, which must be
-// answered as long as the process lives and cost nothing.
+// answered as long as the process lives and cost nothing, and streams of events, which
+// have a bound of their own.
 func limitRequests(h http.Handler, most int) http.Handler {
 	slots := make(chan struct{}, most)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -100,7 +94,7 @@ func limitRequests(h http.Handler, most int) http.Handler {
 			http.Error(w, "a request here has no body", http.StatusBadRequest)
 			return
 		}
-		if r.URL.Path != "/healthz" && r.URL.Path != "/readyz" {
+		if r.URL.Path != "/healthz" && r.URL.Path != "/readyz" && r.URL.Path != webpage.EventsPath {
 			select {
 			case slots <- struct{}{}:
 				defer func() { <-slots }()
@@ -205,18 +199,3 @@ func (h *httpFront) stop(ctx context.Context) {
 		h.srv.Close()
 	}
 }
-
-var indexPage = template.Must(template.New("index").Parse(`<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>rdsd</title>
-<style>body{font:16px/1.5 sans-serif;max-width:40em;margin:2em auto;padding:0 1em}</style></head>
-<body><h1>rdsd {{.Version}}</h1>
-<p>Reliable datagrams between nodes. This node is <strong>{{.State}}</strong>.</p>
-<ul>
-<li><a href="/metrics">/metrics</a>: counters and histograms for Prometheus</li>
-<li><a href="/healthz">/healthz</a>: the process answers</li>
-<li><a href="/readyz">/readyz</a>: 200 while the node serves, 503 while it starts or drains</li>
-{{if .Pprof}}<li><a href="/debug/pprof/">/debug/pprof/</a>: profiles</li>
-{{end}}</ul>
-<p>Peers, sockets and queues: <code>rdsd status</code>, <code>rdsd peers</code>, <code>rdsd sockets</code>.</p>
-</body></html>
-`))

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/quota"
-	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
 )
 
@@ -135,7 +134,7 @@ func (n *Node) keep(stop <-chan struct{}) {
 		resident := k.look()
 		wait := keepIdle
 		if n.clients.Lacks() {
-			wait = client.FeedEvery
+			wait = FeedEvery
 		}
 		if d := resident - last; d > limitStep || d < -limitStep || resident > n.deps.Memory.Limit()/4 {
 			wait = min(wait, keepEvery)

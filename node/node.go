@@ -23,9 +23,9 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/node/base"
-	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/datagram"
+	webpage "github.com/rdsd/rdsd/node/page"
 	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -72,9 +72,10 @@ type Node struct {
 	layer    func(name string, d blk.Device) blk.Device // LayerStores; may be nil
 	users    *access.Clients                            // their connections
 	limiter  *access.Limiter
-	clients  *client.Front
+	clients  *localFront
 	grpc     *grpcFront
 	registry *prometheus.Registry
+	hour     *webpage.Keeper // nil without hosts
 
 	reloading sync.Mutex // held by Reload
 
@@ -91,6 +92,7 @@ func New(cfg *config.Config, logger *slog.Logger) (*Node, error) {
 	}
 	n.hosts = datagram.New(n.deps)
 	n.core = n.hosts
+	n.hour = webpage.NewKeeper(n.hosts)
 	n.assemble()
 	return n, nil
 }
@@ -125,11 +127,11 @@ func (n *Node) assemble() {
 		d.Log.Warn("client refused", "uid", id.UID, "pid", id.PID, "error", err)
 	})
 	n.users.Room = n.clientRoom
-	room := client.Deps{Deps: d, Clients: n.users, Limiter: n.limiter, Engine: n.core.Engine}
+	room := clientDeps{Deps: d, Clients: n.users, Limiter: n.limiter, Engine: n.core.Engine}
 	if n.hosts != nil {
 		room.Collect = n.hosts.Collect
 	}
-	n.clients = client.New(room)
+	n.clients = newClients(room)
 	n.grpc = newGRPCFront(d, n.users, n.limiter)
 	n.registry = newRegistry(newCollector(n.snapshot, n.deps.Count, n.deps.Guard), newQueueCollector(n.readFigures, n.deps.Guard), newVolumeCollector(n.readVolumes), n.grpc.metrics)
 }
@@ -217,7 +219,7 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 	}
 	localServer := n.grpc.newServer(n.register, true)
 	run("client socket", func() error { return localServer.Serve(n.acceptor(local, "client socket", refuseHTTP2)) })
-	control := n.acceptor(rings, "ring socket", client.RefusePacket)
+	control := n.acceptor(rings, "ring socket", RefusePacket)
 	run("ring socket", func() error { return n.clients.Serve(control) })
 	if remote != nil {
 		remoteServer := n.grpc.newServer(n.register, false)
@@ -232,6 +234,12 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 		defer n.deps.Guard.Recover(guard.Step, nil)
 		n.keep(kept)
 	})
+	if n.hour != nil {
+		keeping.Go(func() { // ends when this returns
+			defer n.deps.Guard.Recover(guard.Step, nil)
+			n.hour.Run(kept)
+		})
+	}
 	defer keeping.Wait()
 	defer close(kept)
 	g.Go(func() error {
@@ -329,9 +337,9 @@ func (n *Node) listenPage() (*httpFront, error) {
 	n.mu.Lock()
 	n.httpAddr = l.Addr()
 	n.mu.Unlock()
-	return listenHTTP(&n.deps.Config.HTTP, n.acceptor(l, "http", refusePage), n.registry, n.deps.Guard, func() nodeStatus {
+	return listenHTTP(&n.deps.Config.HTTP, n.acceptor(l, "http", refusePage), n.registry, n.deps.Guard, n.newPage(), func() nodeStatus {
 		s := n.state.Load()
-		return nodeStatus{Version: base.Version(), State: stateNames[s], Ready: s == stateServing}
+		return nodeStatus{State: stateNames[s], Ready: s == stateServing}
 	}), nil
 }
 

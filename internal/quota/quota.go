@@ -27,6 +27,7 @@ const (
 	Peers                  // peers and their links
 	Chunks                 // memory that sessions of volumes write into
 	Requests               // requests of programs that use mapped volumes
+	Page                   // what the page in the daemon shows, and who looks at it
 	NumKinds
 )
 
@@ -51,6 +52,7 @@ var kinds = [NumKinds]struct {
 	Peers:      {"peers", 32, 3},
 	Chunks:     {"chunks", 32, 6},
 	Requests:   {"requests", 24, 6},
+	Page:       {"page", 8, 6},
 }
 
 // partOf is what a kind may take of the limit.

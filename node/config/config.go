@@ -95,8 +95,11 @@ type API struct {
 
 // HTTP is the page for monitoring.
 type HTTP struct {
-	Listen string `toml:"listen" env:"RDSD_HTTP" flag:"http" usage:"address of /metrics, /healthz and /readyz; unix:PATH: a socket with the mode and group of the clients'; empty: off" want:"\"address:port\" such as \"127.0.0.1:16386\", \"unix:/run/rdsd/http.sock\", or \"\" for off"`
+	Listen string `toml:"listen" env:"RDSD_HTTP" flag:"http" usage:"address of the page, /api/v1, /metrics, /healthz and /readyz; unix:PATH: a socket with the mode and group of the clients'; empty: off" want:"\"address:port\" such as \"127.0.0.1:16386\", \"unix:/run/rdsd/http.sock\", or \"\" for off"`
 	Pprof  bool   `toml:"pprof" usage:"serve /debug/pprof as well" want:"true or false"`
+	// Names and PeerPage are for the page that people look at.
+	Names    []string `toml:"names" reload:"yes" usage:"names of this machine that the page is opened by, beside addresses and localhost" want:"a list of host names in lower case, such as [\"node7.example.net\"]"`
+	PeerPage string   `toml:"peer_page" reload:"yes" usage:"where the pages of other nodes are, {address} standing for a peer's address; empty: no links to them" want:"a URL such as \"http://{address}:16386/\", or \"\""`
 }
 
 // Limits is the budget (M1, M2, M3). When a share is spent, new work is
@@ -167,7 +170,7 @@ func Default() *Config {
 			PushBatchSize: 256 << 10,
 			DrainTimeout:  Duration{10 * time.Second},
 		},
-		HTTP: HTTP{Listen: DefaultHTTP},
+		HTTP: HTTP{Listen: DefaultHTTP, Names: []string{}},
 		Volumes: Volumes{
 			Listen:           volume.ListenAuto,
 			Port:             volume.DefaultPort,

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"net/url"
 	"os/user"
 	"path/filepath"
 	"strconv"
@@ -25,6 +26,7 @@ func (c *Config) Validate() error {
 	v.volumes()
 	v.check("version", c.Version == Version, "%d is not known to this rdsd", c.Version)
 	v.check("http.listen", c.HTTP.Listen == "" || isHostPort(c.HTTP.Listen) || isUnixPath(c.HTTP.Listen), "%q is neither an address and port nor unix: and an absolute path", c.HTTP.Listen)
+	v.page()
 	v.check("log.format", c.Log.Format == "text" || c.Log.Format == "json", "%q is neither", c.Log.Format)
 	v.check("log.lines_per_second", c.Log.LinesPerS > 0 && c.Log.LinesPerS <= 100000, "%v is out of range", c.Log.LinesPerS)
 	v.tables()
@@ -51,6 +53,22 @@ func (v *validator) check(key string, ok bool, format string, args ...any) {
 }
 
 func between[T int | float64 | Bytes | time.Duration](x, lo, hi T) bool { return lo <= x && x <= hi }
+
+// page checks what the page for people is told. A name in capitals would never fit: what
+// a browser asks for is compared in lower case.
+func (v *validator) page() {
+	h := &v.c.HTTP
+	v.check("http.names", len(h.Names) <= 64, "%d names are too many", len(h.Names))
+	for _, name := range h.Names {
+		ok := name != "" && len(name) <= 253 && strings.Trim(name, "abcdefghijklmnopqrstuvwxyz0123456789-._") == ""
+		v.check("http.names", ok, "%q is no host name in lower case, without port", name)
+	}
+	ok := h.PeerPage == ""
+	if u, err := url.Parse(strings.ReplaceAll(h.PeerPage, "{address}", "192.0.2.1")); err == nil && !ok {
+		ok = (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && len(h.PeerPage) <= 256 && strings.Contains(h.PeerPage, "{address}")
+	}
+	v.check("http.peer_page", ok, "%q is no URL of http or https with {address} in it", h.PeerPage)
+}
 
 func (v *validator) rds() {
 	r := &v.c.RDS

@@ -342,15 +342,18 @@ func (a *Host) DropPath(local, remote netip.Addr, lane int) (dropped int) {
 	return dropped
 }
 
-// Watch is one listener to congestion; C is closed when it falls behind.
+// Watch is one listener to congestion. What it is too slow to hear it is not told, but
+// that there was something: Lost.
 type Watch struct {
-	C chan []rds.Notice
+	C    chan []rds.Notice
+	Lost atomic.Bool
 }
 
 func (w *Watch) tell(n []rds.Notice) {
 	select {
 	case w.C <- n:
 	default: // it is slow: what it misses it sees in ListCongestion
+		w.Lost.Store(true)
 	}
 }
 

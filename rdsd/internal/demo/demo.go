@@ -38,6 +38,7 @@ type site struct {
 	name    string
 	addr    netip.Addr
 	volumes uint16 // port its volumes are reached at
+	page    string // where its page is
 	client  *rdsd.Client
 	stop    func() error
 }
@@ -93,19 +94,25 @@ func startBoth(ctx context.Context, dir string, t *teller) (a, b *site, l *link,
 			return nil, nil, nil, err
 		}
 	}
+	// One port on both, so that each page knows where the other one is.
+	page, err := freeport.On(addrA, addrB)
+	if err != nil {
+		return nil, nil, nil, err
+	}
 	if l, err = newLink(ctx, ends[0], ends[1]); err != nil {
 		return nil, nil, nil, err
 	}
-	if a, err = start(ctx, "A", ends[0], dir); err != nil {
+	if a, err = start(ctx, "A", ends[0], page, dir); err != nil {
 		l.close()
 		return nil, nil, nil, err
 	}
-	if b, err = start(ctx, "B", ends[1], dir); err != nil {
+	if b, err = start(ctx, "B", ends[1], page, dir); err != nil {
 		a.close()
 		l.close()
 		return nil, nil, nil, err
 	}
 	t.say("node A serves %s, node B %s; they speak RDS over TCP through a link that this program can cut", addrA, addrB)
+	t.say("watch them in a browser: node A %s, node B %s", a.page, b.page)
 	return a, b, l, nil
 }
 
@@ -123,13 +130,14 @@ func startDisk(ctx context.Context, dir string, t *teller, a, b *site, l *link) 
 }
 
 // start runs one node and waits until it serves.
-func start(ctx context.Context, name string, at end, dir string) (*site, error) {
+func start(ctx context.Context, name string, at end, page uint16, dir string) (*site, error) {
 	cfg := config.Default()
 	cfg.RDS.Addresses = []netip.Addr{at.addr}
 	cfg.RDS.Port = at.port
 	cfg.API.Socket = filepath.Join(dir, name+".sock")
 	cfg.API.DrainTimeout.Duration = time.Second
-	cfg.HTTP.Listen = ""
+	cfg.HTTP.Listen = netip.AddrPortFrom(at.addr, page).String()
+	cfg.HTTP.PeerPage = fmt.Sprintf("http://{address}:%d/", page)
 	volumes, err := freeport.On(at.addr)
 	if err != nil {
 		return nil, err
@@ -142,7 +150,7 @@ func start(ctx context.Context, name string, at end, dir string) (*site, error) 
 	run, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	done := make(chan error, 1)
 	go func() { done <- n.Run(run) }() // ended by stop
-	s := &site{name: name, addr: at.addr, volumes: volumes}
+	s := &site{name: name, addr: at.addr, volumes: volumes, page: "http://" + cfg.HTTP.Listen + "/"}
 	s.stop = sync.OnceValue(func() error { cancel(); return <-done })
 	if s.client, err = rdsd.Dial(cfg.API.Socket); err != nil {
 		s.stop()

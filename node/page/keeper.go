@@ -1,0 +1,200 @@
+package page
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/access"
+	"github.com/rdsd/rdsd/node/datagram"
+	"github.com/rdsd/rdsd/node/page/hour"
+	"github.com/rdsd/rdsd/rds"
+)
+
+const (
+	// followEvery bounds how often the keeper wakes up: what changes meanwhile comes
+	// together, and is noted as if at one time.
+	followEvery = 5 * time.Millisecond
+	// settleEvery is how often the keeper looks at all that is congested, of which it may
+	// have missed something, and settleSoon how soon after something became congested, to
+	// learn who should read it.
+	settleEvery = 5 * time.Second
+	settleSoon  = time.Second
+	// settleShare bounds what looking costs: so many times as long passes without.
+	settleShare = 100
+	// knownPorts is for how many ports the keeper learns at a time who should read them.
+	knownPorts = 64
+)
+
+// A Keeper keeps the hour of a node's congestion.
+type Keeper struct {
+	host  *datagram.Host
+	begun time.Time
+
+	mu   sync.Mutex
+	hour *hour.Hour // guarded by mu
+}
+
+// NewKeeper makes the keeper of a host's congestion.
+func NewKeeper(host *datagram.Host) *Keeper {
+	return &Keeper{host: host, begun: time.Now(), hour: hour.New()}
+}
+
+// Run follows congestion until stop is closed.
+func (k *Keeper) Run(stop <-chan struct{}) {
+	w, end := k.host.WatchCongestion()
+	defer end()
+	settle := time.NewTimer(settleEvery)
+	defer settle.Stop()
+	pace := time.NewTimer(0)
+	defer pace.Stop()
+	var rested time.Time // no look before
+	soon := false
+	for {
+		select {
+		case <-stop:
+			return
+		case <-settle.C:
+			soon = false
+			begun := time.Now()
+			k.settle()
+			rested = time.Now().Add(settleShare * time.Since(begun))
+			settle.Reset(max(settleEvery, time.Until(rested)))
+			continue
+		case list := <-w.C:
+			if k.follow(list) && !soon {
+				soon = true
+				settle.Reset(max(settleSoon, time.Until(rested)))
+			}
+		}
+		if w.Lost.Swap(false) && !soon {
+			soon = true
+			settle.Reset(max(settleSoon, time.Until(rested)))
+		}
+		pace.Reset(followEvery)
+		select {
+		case <-stop:
+			return
+		case <-pace.C:
+		}
+	}
+}
+
+// follow notes changes, and reports whether a port became congested.
+func (k *Keeper) follow(list []rds.Notice) (on bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	now := time.Since(k.begun)
+	for _, n := range list {
+		k.hour.Change(now, hour.Port{Endpoint: n.Endpoint, Local: n.Local}, n.Congested)
+		on = on || n.Congested
+	}
+	return on
+}
+
+// settle looks at everything that is congested.
+func (k *Keeper) settle() {
+	type known struct {
+		port hour.Port
+		who  hour.Reader
+	}
+	var ports []hour.Port
+	var readers []known
+	for _, h := range k.host.Locals() {
+		h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) {
+			p := hour.Port{Endpoint: c.Endpoint, Local: c.Local}
+			ports = append(ports, p)
+			if len(readers) < knownPorts && (c.Socket != nil || c.Reader != nil) {
+				readers = append(readers, known{p, readerOf(c)})
+			}
+		}, nil)
+	}
+	for i := range readers {
+		if readers[i].port.Local {
+			readers[i].who.Program = access.Program(readers[i].who.PID)
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.hour.Settle(time.Since(k.begun), ports)
+	for _, r := range readers {
+		k.hour.Know(r.port, r.who)
+	}
+}
+
+// readerOf is what is known of a congested port. The engine's lock is held.
+func readerOf(c *rds.CongestedPort) (r hour.Reader) {
+	if c.Socket != nil {
+		r.UID, r.PID = c.Socket.Options().UID, c.Socket.Options().PID
+		for _, x := range c.Socket.Culprits(hour.MaxCulprits) {
+			r.Culprits = append(r.Culprits, hour.Culprit{Source: x.Source, Datagrams: uint64(x.N), Bytes: uint64(x.Bytes)})
+		}
+		return r
+	}
+	r.UID, r.PID = c.Reader.UID, c.Reader.PID
+	for _, x := range c.Reader.Fillers {
+		r.Culprits = append(r.Culprits, hour.Culprit{Source: x.Source, Datagrams: uint64(x.Datagrams), Bytes: x.Bytes})
+	}
+	return r
+}
+
+// History is the last hour, of one port or, if that is not valid, of all.
+func (k *Keeper) History(one netip.AddrPort) *rdsdv1.CongestionHistory {
+	var only func(hour.Port) bool
+	if one.IsValid() {
+		only = func(p hour.Port) bool { return p.Endpoint == one }
+	}
+	k.mu.Lock()
+	now := time.Since(k.begun)
+	v := k.hour.Look(now, only)
+	k.mu.Unlock()
+	m := &rdsdv1.CongestionHistory{}
+	m.SetEndUnixNs(time.Now().Add(v.SlotEnd - now).UnixNano())
+	m.SetSlotNs(uint64(hour.SlotLength))
+	m.SetSlots(hour.Slots)
+	m.SetKeptNs(uint64(v.Kept))
+	var list []*rdsdv1.PortHistory
+	for i := range v.Ports {
+		list = append(list, portPB(&v.Ports[i]))
+	}
+	m.SetPort(list)
+	others := portPB(&v.Others)
+	others.SetCongestedPorts(uint32(v.OthersNow))
+	others.SetCongested(v.OthersNow > 0)
+	m.SetOthers(others)
+	return m
+}
+
+func portPB(v *hour.PortView) *rdsdv1.PortHistory {
+	p := &rdsdv1.PortHistory{}
+	if v.Endpoint.IsValid() {
+		p.SetEndpoint(endpointPB(v.Endpoint))
+	}
+	p.SetLocal(v.Local)
+	p.SetCongested(v.Congested)
+	p.SetCongestedNs(uint64(v.Total))
+	p.SetTimes(v.Times)
+	p.SetSlot(v.Slot)
+	p.SetSlotMs(v.Ms)
+	p.SetReaderUid(v.Reader.UID)
+	p.SetReaderPid(v.Reader.PID)
+	p.SetReaderProgram(v.Reader.Program)
+	var list []*rdsdv1.Culprit
+	for _, c := range v.Reader.Culprits {
+		x := &rdsdv1.Culprit{}
+		x.SetSource(endpointPB(c.Source))
+		x.SetQueuedDatagrams(c.Datagrams)
+		x.SetQueuedBytes(c.Bytes)
+		list = append(list, x)
+	}
+	p.SetCulprit(list)
+	return p
+}
+
+func endpointPB(a netip.AddrPort) *rdsdv1.Endpoint {
+	e := &rdsdv1.Endpoint{}
+	e.SetAddress(a.Addr().AsSlice())
+	e.SetPort(uint32(a.Port()))
+	return e
+}
