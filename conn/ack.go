@@ -29,13 +29,15 @@ func (p *Path) Received() uint64 {
 
 // ack takes the peer's acknowledgement of everything up to and including a.
 func (p *Path) ack(now time.Duration, a uint64) error {
-	// What was never sent cannot have arrived (docs/protocol.md, "Acknowledgement"): the
-	// peer speaks of another stream, and everything it says of ours is in doubt.
+	// A message that was never sent cannot have arrived (docs/protocol.md,
+	// "Acknowledgement"): the peer speaks of another stream, and everything it says about
+	// ours is in doubt.
 	if a >= p.nextSeq {
 		return errAckAhead
 	}
 	if len(p.lateRef) > 0 {
-		// Refusals wait for Wrote, and it may cover what they refuse.
+		// Refusals wait for Wrote, and this acknowledgement may cover the messages they
+		// refuse.
 		p.lateAck = max(p.lateAck, a)
 		return nil
 	}
@@ -68,10 +70,10 @@ func (p *Path) delivered(now time.Duration, m *Msg) {
 	p.done(m, Delivered, WhyNone)
 }
 
-// Acked tells how many bytes of link gen the peer's TCP has acknowledged.
-// Kernel peers acknowledge no other way (net/rds/tcp_send.c, rds_tcp_is_acked).
-func (p *Path) Acked(now time.Duration, gen uint64, bytes uint64) {
-	if gen != p.gen || p.state != Up {
+// Acked tells how many bytes of the link of attempt the peer's TCP has acknowledged. Kernel
+// peers acknowledge no other way (net/rds/tcp_send.c, rds_tcp_is_acked).
+func (p *Path) Acked(now time.Duration, attempt uint64, bytes uint64) {
+	if attempt != p.attempt || p.state != Up {
 		return
 	}
 	p.ackTCP(now, bytes)
@@ -85,23 +87,24 @@ func (p *Path) Acked(now time.Duration, gen uint64, bytes uint64) {
 }
 
 func (p *Path) ackTCP(now time.Duration, bytes uint64) {
-	// An rdsd says itself what it has; TCP's word covers bytes that lie unread in its
-	// socket, and die with it.
+	// An rdsd acknowledges by itself; TCP's acknowledgement also covers bytes that lie
+	// unread in the peer's socket and are lost with it.
 	if p.c.kind == KindRdsd || bytes > p.txOff {
 		return
 	}
-	// A legacy kernel that still believes the former link up closes a new one
-	// with what its TCP has taken and nobody read (rds_tcp_accept_one). Its
-	// congestion map, the first frame of every link, shows that it has a place
-	// for this one; until then its TCP's word is not the kernel's.
+	// A legacy kernel that still believes the former link up closes a new one with bytes in
+	// it that TCP has taken and nobody has read (rds_tcp_accept_one). Its congestion map,
+	// the first frame of every link, shows that it has a place for this one; until then an
+	// acknowledgement of TCP does not mean that the kernel has the message.
 	if p.c.kind == KindKernelLegacy && !p.heard && now-p.upAt < p.c.cfg.ProbeTimeout {
 		return
 	}
 	p.txAcked = max(p.txAcked, bytes)
-	// What is unacknowledged is far below 2^31 bytes.
+	// Far fewer than 2^31 bytes are unacknowledged, so the difference is right modulo 2^32.
 	for p.unacked.head != nil && int32(p.unacked.head.end-uint32(bytes)) <= 0 {
 		m := p.unacked.pop()
-		// On a further lane of a kernel nobody answers: that the null has arrived opens it.
+		// A kernel does not answer on its further paths: the arrival of the null message
+		// opens the path.
 		if m.Kind == MsgNull && p.state == Up && p.probed && !p.ready {
 			p.become(now)
 		}
@@ -110,7 +113,7 @@ func (p *Path) ackTCP(now time.Duration, bytes uint64) {
 	p.c.tryGrow(now)
 }
 
-// mayGrant reports whether what the peer sends more can be held.
+// mayGrant reports whether there is room for more messages of the peer.
 func (p *Path) mayGrant() bool { return p.c.owner.MayGrant() && !p.refusalsWait() }
 
 // creditsToGrant is how many credits to put into the next frame.
@@ -120,7 +123,7 @@ func (p *Path) creditsToGrant() uint8 {
 	}
 	if !p.mayGrant() {
 		p.c.ctr.CreditWithheld++
-		// Nobody calls when memory is free again: look a little later.
+		// No call announces that memory is free again, so look a little later.
 		p.c.rearm(p.lastRx + p.c.cfg.AckDelay*4)
 		return 0
 	}

@@ -7,18 +7,18 @@ import (
 
 var errUntaken = errors.New("the peer takes nothing")
 
-// Cancel drops the messages of one sender: those that had not begun to leave are
-// completed as Cancelled at once; of the others (begun) the true outcome follows,
-// but they will not be sent again (D6). It looks at no other sender's.
+// Cancel drops the messages of one sender: those that had not begun to leave are completed
+// as Cancelled at once; of the others (begun) the true outcome follows, but they will not
+// be sent again (D6). It does not look at the messages of other senders.
 func (c *Conn) Cancel(now time.Duration, s *Sender, why Why) (cancelled, begun int) {
 	var drop list
-	most := s.messages // what is accepted while outcomes are told is not meant
+	most := s.messages // not those accepted while outcomes are told
 	for m := s.head; m != nil && most > 0; most-- {
 		next := m.aft
 		switch m.where {
 		case inSent:
-			// A part of it may be on the wire, and framing has to stay whole: it goes to its end,
-			// and its outcome is what becomes of it.
+			// A part of the message may be on the wire, and the framing has to stay whole: the
+			// message is sent to its end and has its true outcome.
 			begun += m.cancel()
 			c.orphan(now, m, why)
 		case inRetrans:
@@ -49,12 +49,13 @@ func (m *Msg) cancel() int {
 	return m.Datagrams()
 }
 
-// cancelSent is for what was sent on a link that is lost, and not acknowledged.
+// cancelSent cancels a message that was sent on a link that is lost, and not acknowledged.
 func (c *Conn) cancelSent(now time.Duration, m *Msg, drop *list) (begun int) {
 	p := c.slots[m.slot]
 	switch {
 	case c.kind.kernel():
-		// A kernel never says what it has received: nothing that happens later decides this.
+		// A kernel never says which messages it has received: no later event decides the
+		// outcome.
 		begun = m.Datagrams()
 		p.retrans.remove(m)
 		p.done(m, Unknown, WhyCancelledSent)
@@ -65,8 +66,8 @@ func (c *Conn) cancelSent(now time.Duration, m *Msg, drop *list) (begun int) {
 		drop.push(m)
 		return 0
 	}
-	// The next handshake of an rdsd says whether it has arrived. If none comes in time
-	// nobody can say.
+	// The next handshake of an rdsd says whether the message has arrived. If none comes in
+	// time the outcome is unknown.
 	if begun = m.cancel(); begun > 0 && p.sweepAt == Never {
 		p.sweepAt = now + c.cfg.DeadAfter
 		c.rearm(p.sweepAt)
@@ -74,9 +75,9 @@ func (c *Conn) cancelSent(now time.Duration, m *Msg, drop *list) (begun int) {
 	return begun
 }
 
-// orphan notes that nobody waits for the outcome of m, which was sent, any more: its
-// socket is closed. Nobody may keep memory by sending, closing and not being answered,
-// so it is given up some time later, whether the link is there or not.
+// orphan notes that the socket of m, which was sent, is closed and waits for no outcome. A
+// client could keep memory by sending and closing while the peer does not answer, so m is
+// given up some time later, with or without a link.
 func (c *Conn) orphan(now time.Duration, m *Msg, why Why) {
 	if why != WhyClosed || m.orphan {
 		return
@@ -88,12 +89,12 @@ func (c *Conn) orphan(now time.Duration, m *Msg, why Why) {
 	}
 }
 
-// giveUp completes as Unknown what closed sockets had sent and the peer has not
-// acknowledged for DeadAfter. It leaves a gap in the sequence, which receivers allow,
-// and is not sent again: it is placed once or never (D1), and what follows on the same
-// lane stays behind it (D2). What is being written is the shell's: a link that takes
-// nothing of it for as long is given up. It returns when to look again; not for each
-// message on its own, for the lists are long.
+// giveUp completes as Unknown the messages of closed sockets that the peer has not
+// acknowledged for DeadAfter. Each leaves a gap in the sequence, which receivers allow, and
+// is not sent again: it is placed once or never (D1), and later messages on the same path
+// stay behind it (D2). Messages that are being written belong to the shell: a link that
+// takes nothing of them for as long is given up. giveUp returns when to look again; not for
+// each message on its own, because the lists are long.
 func (p *Path) giveUp(now time.Duration) (next time.Duration) {
 	after := p.c.cfg.DeadAfter
 	next = Never
@@ -137,7 +138,7 @@ func (c *Conn) unqueue(now time.Duration, m *Msg) {
 		first := p.queue.head() == m
 		p.queue.remove(m)
 		if first && p.ready && p.queue.n > 0 {
-			p.kick() // it may have waited for more credits than what stands behind it needs
+			p.kick() // it may have waited for more credits than the messages behind it need
 		}
 		return
 	}
@@ -152,8 +153,8 @@ func (c *Conn) unqueue(now time.Duration, m *Msg) {
 	}
 }
 
-// Abandon completes everything of the connection as the node ends: Cancelled
-// what never left, Unknown what did.
+// Abandon completes everything of the connection as the node ends: as Cancelled what never
+// left, as Unknown what did.
 func (c *Conn) Abandon(why Why) {
 	end := func(o Outcome) func(m *Msg) bool {
 		return func(m *Msg) bool {
@@ -171,7 +172,7 @@ func (c *Conn) Abandon(why Why) {
 		p.control.each(end(Cancelled))
 		p.retrans.each(end(Unknown))
 		p.unacked.each(end(Unknown))
-		// What is being written ends in Wrote.
+		// Messages that are being written end in Wrote.
 		p.forget = why
 		if !p.writing {
 			p.forget = WhyNone

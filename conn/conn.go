@@ -10,10 +10,10 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// Config is what all connections of a node share. Zero values are not
+// Config holds the settings that all connections of a node share. Zero values are not
 // defaults; see DefaultConfig.
 type Config struct {
-	Lanes        int           // most lanes to agree on, 1..8
+	Lanes        int           // most paths to agree on, 1..8
 	CreditLog2   uint8         // log2 of the credits granted on each link, 7..20
 	ReconnectMin time.Duration // backoff: random in [0, d), d doubling from Min to Max
 	ReconnectMax time.Duration
@@ -21,18 +21,19 @@ type Config struct {
 	ProbeTimeout time.Duration // a handshake not answered by then
 	Heartbeat    time.Duration // silence after which an rdsd peer is asked for a sign
 	DeadAfter    time.Duration // silence after which its link is given up
-	AckDelay     time.Duration // how long an acknowledgement nobody asked for may wait
-	AckPoll      time.Duration // how often TCP is asked what a kernel peer acknowledged
+	AckDelay     time.Duration // how long an acknowledgement that was not asked for may wait
+	AckPoll      time.Duration // how often TCP is asked how much a kernel peer acknowledged
 	MapInterval  time.Duration // least time between two whole congestion maps on a link
 	Ping         bool          // answer pings
 	AckFrames    int           // ask for an acknowledgement after so many frames
 	AckBytes     int           // and after so many bytes
 	AckStep      int           // after so many bytes if their sender waits
 	Trains       bool          // send and take trains (wire.Train)
-	LaneLoad     int           // bytes on a lane from which on a flow at rest leaves it for another
+	LaneLoad     int           // bytes on a path from which on a flow at rest leaves it for another
 }
 
-// DefaultConfig is what tests begin with. A daemon's defaults are those of node/config.
+// DefaultConfig returns the configuration that tests begin with. A daemon's defaults are
+// those of node/config.
 func DefaultConfig() Config {
 	return Config{
 		Lanes: wire.MaxLanes, CreditLog2: 12,
@@ -44,15 +45,15 @@ func DefaultConfig() Config {
 	}
 }
 
-// Kind is what sort of peer it is.
+// Kind says what sort of peer this is.
 type Kind uint8
 
 // Kinds of peer.
 const (
 	KindUnknown      Kind = iota
 	KindRdsd              // explicit acks, credits, checksums, incarnation
-	KindKernelLegacy      // Linux that cannot keep lanes apart: one lane
-	KindKernel            // Linux that sends SPORT_IDX: lanes by source port
+	KindKernelLegacy      // Linux that cannot keep paths apart: one path
+	KindKernel            // Linux that sends SPORT_IDX: paths by source port
 )
 
 func (k Kind) String() string {
@@ -74,9 +75,8 @@ type Conn struct {
 	// (net/rds/tcp_connect.c, rds_tcp_conn_path_connect).
 	active bool
 
-	// Who the peer is (hello.go; docs/protocol.md, "Handshake", "Restarts"). What is
-	// known of it lasts until it shows that it is another incarnation, or another sort
-	// of peer.
+	// The peer's identity (hello.go; docs/protocol.md, "Handshake", "Restarts"). These last
+	// until the peer shows that it is another incarnation, or another sort of peer.
 
 	inc  uint64 // our incarnation towards this peer, never 0
 	kind Kind
@@ -86,30 +86,30 @@ type Conn struct {
 	peerInc uint64 // an rdsd's incarnation, 0: unknown
 	peerGen uint32 // a kernel's generation number (net/rds, RDS_EXTHDR_GEN_NUM), 0: unknown
 
-	// How many lanes there are (lanes.go; docs/protocol.md, "Lanes").
+	// The number of paths (flows.go; docs/protocol.md, "Lanes").
 	//
-	// Invariant: 0 <= lanes <= wire.MaxLanes. No message enters a lane while lanes is
-	// 0 or grow is not, nor before those in pending: what is on a lane stays on it, so
-	// that the datagrams of a flow keep their order.
+	// Invariant: 0 <= npaths <= wire.MaxLanes. No message enters a path while npaths is 0 or
+	// grow is not, nor before those in pending: a message stays on its path, so that the
+	// datagrams of a flow keep their order.
 
-	lanes   int  // agreed on, 0: unknown
-	trains  bool // the peer takes trains; known when lanes is
-	grow    int  // what a kernel's lanes become when all that was sent is acknowledged, 0: nothing
-	pending list // accepted before the lanes were known, or while grow is awaited
-	// told is the NPATHS that our last handshake message said, and known the largest
-	// that a kernel has answered to. It maps our source ports to its paths by that.
+	npaths  int  // agreed on, 0: unknown
+	trains  bool // the peer takes trains; known when paths is
+	grow    int  // number of a kernel's paths once every message sent is acknowledged, 0: as it is
+	pending list // accepted before the paths were known, or while grow is awaited
+	// told is the NPATHS of our last handshake message, and known the largest NPATHS that a
+	// kernel has answered to. The kernel maps our source ports to its paths by it.
 	told  uint16
 	known int
-	// asked has a bit for each lane on which the larger address wants to be connected.
+	// asked has a bit for each path on which the larger address wants to be connected.
 	asked uint8
 
-	// paths are the lanes by number, nil until one is needed; slots has the same paths
+	// paths are the paths by number, nil until one is needed; slots has the same paths
 	// in the order they were made, which never changes, and made counts them.
 	paths [wire.MaxLanes]*Path
 	slots [wire.MaxLanes]*Path
 	made  uint8
-	flows *[flowLanes]flowLane // which lane a source port uses
-	links uint64               // links begun so far, see Path.born
+	flows *[flowSlots]flowPath // which path a source port uses
+	links uint64               // links begun so far, see Path.serial
 
 	// Time (tick.go).
 
@@ -145,11 +145,11 @@ func (c *Conn) Local() netip.Addr { return c.local }
 // Remote is the peer's address.
 func (c *Conn) Remote() netip.Addr { return c.remote }
 
-// Kind is what sort of peer it is, as far as known.
+// Kind returns what sort of peer this is, as far as known.
 func (c *Conn) Kind() Kind { return c.kind }
 
-// Lanes is the agreed number of lanes, 0 while unknown.
-func (c *Conn) Lanes() int { return c.lanes }
+// Paths returns the agreed number of paths, 0 while unknown.
+func (c *Conn) Lanes() int { return c.npaths }
 
 // PeerIncarnation is 0 while unknown.
 func (c *Conn) PeerIncarnation() uint64 { return c.peerInc }
@@ -191,19 +191,19 @@ func (c *Conn) path(i int) *Path {
 	return c.paths[i]
 }
 
-// Enqueue takes a message over. It will be Completed exactly once.
+// Enqueue takes a message over. Its Completer is called exactly once.
 func (c *Conn) Enqueue(now time.Duration, m *Msg) {
 	m.At = now
-	// The lanes are known from the peer's probe on, the first of them is usable
-	// from its answer to ours: until then all wait in one line (D2).
-	if c.lanes == 0 || c.grow != 0 || c.pending.head != nil {
+	// The number of paths is known from the peer's probe on, and the first of them is
+	// usable from its answer to ours: until then all messages wait in one line (D2).
+	if c.npaths == 0 || c.grow != 0 || c.pending.head != nil {
 		c.accepted(m)
 		c.pending.push(m)
 		m.where = inPending
 		c.path(0).want(now)
 		return
 	}
-	p := c.lane(now, m.SPort)
+	p := c.pathFor(now, m.SPort)
 	c.accepted(m)
 	p.enqueue(m)
 	p.want(now)
@@ -211,8 +211,9 @@ func (c *Conn) Enqueue(now time.Duration, m *Msg) {
 
 // EnqueueChain takes over messages of one source port, chained by SetLink.
 func (c *Conn) EnqueueChain(now time.Duration, head *Msg) {
-	if c.lanes == 0 || c.grow != 0 || c.pending.head != nil {
-		// One look at the lane for all: their flow keeps to it while any of it is undecided.
+	if c.npaths == 0 || c.grow != 0 || c.pending.head != nil {
+		// The path is looked up once for all: their flow keeps to it while a message of it
+		// is undecided.
 		for m := head; m != nil; {
 			next := m.next
 			c.Enqueue(now, m)
@@ -220,7 +221,7 @@ func (c *Conn) EnqueueChain(now time.Duration, head *Msg) {
 		}
 		return
 	}
-	p := c.lane(now, head.SPort)
+	p := c.pathFor(now, head.SPort)
 	for m := head; m != nil; {
 		next := m.next
 		m.At = now
@@ -231,22 +232,23 @@ func (c *Conn) EnqueueChain(now time.Duration, head *Msg) {
 	p.want(now)
 }
 
-// spread hands what waited for the lanes to be known to the lanes. They are not yet
-// when a kernel's further lane comes back first after our address was lost.
+// spread gives the messages that waited for the number of paths to their paths. The number
+// is still unknown when a kernel's further path comes back first after our address was
+// lost.
 func (c *Conn) spread(now time.Duration) {
-	if c.grow != 0 || c.lanes == 0 {
+	if c.grow != 0 || c.npaths == 0 {
 		return
 	}
 	for c.pending.head != nil {
 		m := c.pending.pop()
-		p := c.lane(now, m.SPort)
+		p := c.pathFor(now, m.SPort)
 		p.enqueue(m)
 		p.want(now)
 	}
 }
 
-// gather takes back everything that was certainly not delivered, in the order
-// of each flow, because the lanes will be agreed on anew. It returns of how many messages.
+// gather takes back everything that was certainly not delivered, in the order of each flow,
+// because the number of paths will be agreed on again. It returns the number of messages.
 func (c *Conn) gather() int {
 	var all list
 	c.Paths(func(p *Path) {
@@ -257,7 +259,7 @@ func (c *Conn) gather() int {
 			all.splice(&p.holds[port].kept)
 		}
 		p.holds, p.resume, p.late = nil, nil, false
-		// FlagResume answers refusals of a lane that ends here.
+		// FlagResume answers refusals of a path's state that ends here.
 		p.queue.each(func(m *Msg) bool { m.flags &^= wire.FlagResume; return false })
 		p.queue.moveTo(&all)
 	})
@@ -265,14 +267,14 @@ func (c *Conn) gather() int {
 		m.where = inPending
 	}
 	n := all.n
-	// Before what has waited since: it was accepted earlier.
+	// They go before the messages that have waited since, which were accepted later.
 	c.pending.front(&all)
 	return n
 }
 
-// Rests reports whether the connection has no link and nothing to do: nothing
-// queued, sent, held or refused. since is when the last link or attempt ended.
-func (c *Conn) Rests() (since time.Duration, ok bool) {
+// Idle reports whether the connection has no link and nothing to do: nothing queued, sent,
+// held or refused. since is when the last link or attempt ended.
+func (c *Conn) Idle() (since time.Duration, ok bool) {
 	ok = c.pending.head == nil
 	c.Paths(func(p *Path) {
 		ok = ok && p.state != Up && p.state != Disconnecting && len(p.waiting) == 0 && !p.writing &&
@@ -283,17 +285,17 @@ func (c *Conn) Rests() (since time.Duration, ok bool) {
 	return since, ok
 }
 
-// Known reports whether there is a history with the peer: it has said who it is, or
-// sent something.
+// Known reports whether there is a history with the peer: it has identified itself, or sent
+// something.
 func (c *Conn) Known() (yes bool) {
 	yes = c.kind != KindUnknown
 	c.Paths(func(p *Path) { yes = yes || p.expected > 0 })
 	return yes
 }
 
-// End ends a connection that rests: what the shell still reports of it is late.
+// End ends an idle connection: a report of the shell about it that comes later is ignored.
 func (c *Conn) End() {
-	c.Paths(func(p *Path) { p.gen = p.nextGen() })
+	c.Paths(func(p *Path) { p.attempt = p.nextAttempt() })
 }
 
 // Queue sizes, for the administrator and for budgets.
@@ -303,7 +305,7 @@ type Queued struct {
 	Held                  int
 }
 
-// Queued counts what is on its way.
+// Queued counts the messages on their way.
 func (c *Conn) Queued() (q Queued) {
 	q.Queued, q.QueuedBytes = c.pending.n, c.pending.bytes
 	c.Paths(func(p *Path) {

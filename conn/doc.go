@@ -1,18 +1,18 @@
-// Package conn keeps reliable, ordered message streams between two addresses:
-// one Conn for each peer, with up to eight Paths (lanes), each a sequence of
-// links and the streams that outlive them. It decides who connects, shakes
-// hands with kernels and other rdsd, numbers, acknowledges, retransmits, grants
-// credits, holds back what a full receiver refused, and gives links up that
-// fell silent. The rules are written down in docs/protocol.md.
+// Package conn keeps reliable, ordered message streams between two addresses: one Conn for
+// each peer, with up to eight Paths, each a sequence of links and the streams that outlive
+// them. It decides which side connects, shakes hands with kernels and other rdsd, numbers,
+// acknowledges, retransmits, grants credits, holds back messages that a full receiver
+// refused, and gives up links that fell silent. The rules are written down in
+// docs/protocol.md.
 //
-// It knows neither sockets nor a concrete transport. The layer above is an
-// Owner; package rds is the only one so far.
+// The package knows neither sockets nor a concrete transport. The layer above is an Owner;
+// package rds is the only one so far.
 //
-// No goroutine, no lock, no clock, no I/O: the caller's lock guards a Conn with
-// all it contains, every call is told the time, chance comes from the source
-// given to New. Calls change state and emit Actions, which the caller carries
-// out after it has let its lock go.
+// No goroutine, no lock, no clock, no I/O: the caller's lock guards a Conn with all it
+// contains, every call is given the time, and random numbers come from the source given to
+// New. Calls change state and emit Actions, which the caller carries out after it has let
+// its lock go.
 //
-// Read state.go (the life of a path), xmit.go (what is sent when) and recv.go
-// (what becomes of what arrives).
+// Read state.go (the life of a path), xmit.go (what is sent when) and recv.go (how a
+// received frame is treated).
 package conn

@@ -20,7 +20,7 @@ func (w *world) steps(lines ...string) {
 	w.take()
 }
 
-// rdsdPair is a world whose peer is an rdsd with one lane, a link and 128 credits.
+// rdsdPair is a world whose peer is an rdsd with one path, a link and 128 credits.
 func rdsdPair(t *testing.T) (*world, *Path) {
 	w := newWorld(t, "10.0.0.2", "10.0.0.1", func(c *Config) { c.CreditLog2, c.Lanes = 7, 1 })
 	w.steps("accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/1/7", "recv 0 answer received=0 npaths=1 hello=77/1/7")
@@ -34,11 +34,11 @@ func TestAwaits(t *testing.T) {
 	is := func(frame string, want bool) {
 		t.Helper()
 		f := w.frame(strings.Fields(frame))
-		port, ok := p.Awaits(p.gen, f.Raw)
+		port, ok := p.Awaits(p.attempt, f.Raw)
 		if ok != want || ok && port != 5000 && port != 5001 {
 			t.Errorf("%s, %v: port %d, %v", frame, p.state, port, ok)
 		}
-		if _, ok := p.Awaits(p.gen+1, f.Raw); ok {
+		if _, ok := p.Awaits(p.attempt+1, f.Raw); ok {
 			t.Errorf("%s of another link is awaited", frame)
 		}
 	}
@@ -49,7 +49,7 @@ func TestAwaits(t *testing.T) {
 	is("data 4000>5001 seq=4 len=1 flags=resume csum", true)
 	is("ping 5000 seq=4 csum", false)
 	is("ack csum", false)
-	if _, ok := p.Awaits(p.gen, make([]byte, 3)); ok {
+	if _, ok := p.Awaits(p.attempt, make([]byte, 3)); ok {
 		t.Error("a part of a header is awaited")
 	}
 	w.steps("drop 0")
@@ -122,7 +122,7 @@ func TestRests(t *testing.T) {
 	w := newWorld(t, "10.0.0.1", "10.0.0.2", func(c *Config) { c.CreditLog2, c.Lanes = 7, 1 })
 	rests := func(want bool, what string) {
 		t.Helper()
-		if _, ok := w.c.Rests(); ok != want {
+		if _, ok := w.c.Idle(); ok != want {
 			t.Errorf("%s: rests %v", what, ok)
 		}
 	}
@@ -151,7 +151,7 @@ func TestRests(t *testing.T) {
 	rests(false, "a link that closes")
 	at := w.now
 	w.steps("lost 0")
-	if since, ok := w.c.Rests(); !ok || since != at {
+	if since, ok := w.c.Idle(); !ok || since != at {
 		t.Errorf("rests %v since %v, the link went at %v", ok, since, at)
 	}
 }
@@ -164,7 +164,7 @@ func TestWaitingLinks(t *testing.T) {
 	p := w.c.paths[0]
 	for i := range 2*maxWaiting + 1 {
 		aborts := 0
-		if a := w.c.Accept(w.now, 40000); !a.Parked || a.Gen != p.gen+uint64(i)+1 {
+		if a := w.c.Accept(w.now, 40000); !a.Parked || a.Attempt != p.attempt+uint64(i)+1 {
 			t.Fatalf("link %d: %+v", i, a)
 		}
 		for _, a := range w.acts {
@@ -206,11 +206,11 @@ func TestBackoffBounds(t *testing.T) {
 		}
 		low, high := time.Hour, time.Duration(0)
 		for range 300 {
-			p.attempts = n
+			p.failures = n
 			p.backOff(w.now)
 			low, high = min(low, p.retryAt-w.now), max(high, p.retryAt-w.now)
 		}
-		if low < 0 || low > bound/10 || high > bound || high < bound*9/10 || p.attempts != n+1 {
+		if low < 0 || low > bound/10 || high > bound || high < bound*9/10 || p.failures != n+1 {
 			t.Errorf("after %d attempts: waits of %v to %v, the bound is %v", n, low, high, bound)
 		}
 	}
@@ -222,7 +222,7 @@ func TestStreamWraps(t *testing.T) {
 	w := newWorld(t, "10.0.0.2", "10.0.0.1", nil)
 	w.steps("accept 40000", "recv 0 answer seq=1 npaths=1")
 	p := w.c.paths[0]
-	p.Acked(w.now, p.gen, p.txOff)
+	p.Acked(w.now, p.attempt, p.txOff)
 	p.txOff, p.txAcked = 1<<32-200, 1<<32-200
 	const frame = wire.HeaderLen + 16
 	for i := range 10 {
@@ -234,11 +234,11 @@ func TestStreamWraps(t *testing.T) {
 	}
 	for i := range 10 {
 		end := 1<<32 - 200 + uint64(i+1)*frame
-		p.Acked(w.now, p.gen, end-1)
+		p.Acked(w.now, p.attempt, end-1)
 		if p.unacked.n != 10-i {
 			t.Errorf("acknowledged to a byte before the end of frame %d: %d left", i, p.unacked.n)
 		}
-		p.Acked(w.now, p.gen, end)
+		p.Acked(w.now, p.attempt, end)
 		if p.unacked.n != 9-i {
 			t.Errorf("acknowledged to the end of frame %d: %d left", i, p.unacked.n)
 		}
@@ -278,7 +278,7 @@ func TestAskedAfterEachSilence(t *testing.T) {
 	}
 }
 
-// After the loss of our address a kernel's further lane may be there before its first,
+// After the loss of our address a kernel's further path may be there before its first,
 // which alone says how many there are: what waits for that goes on waiting.
 func TestFurtherLaneFirstAfterAddressLost(t *testing.T) {
 	w := newWorld(t, "10.0.0.2", "10.0.0.1", nil)
@@ -337,12 +337,12 @@ func TestCancelOfWhatWaitsToBeSentAgain(t *testing.T) {
 	}
 }
 
-// When no lane that is up will do, the first that is not is connected, and one at a time.
+// When no path that is up will do, the first that is not is connected, and one at a time.
 func TestLaneConnectedForAFlowAtRest(t *testing.T) {
 	w := newWorld(t, "10.0.0.2", "10.0.0.1", func(c *Config) { c.CreditLog2, c.Lanes = 7, 4 })
 	w.steps("accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/4/7", "recv 0 answer received=0 npaths=1 hello=77/4/7",
 		"accept 40001", "recv 1 probe npaths=1 hello=77/4/7", "recv 1 answer received=0 npaths=1 hello=77/4/7", "lost 0", "wait 9s")
-	var ports []uint16 // of lane 1, each another flow
+	var ports []uint16 // of path 1, each another flow
 	seen := map[uint32]bool{}
 	for s := uint16(5000); len(ports) < 3; s++ {
 		if _, i := w.c.flow(s); i%4 == 1 && !seen[i] {

@@ -11,18 +11,19 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// Handshake. Every new link begins with a handshake ping from both sides
-// (port 1 to port 0), which kernels answer with a handshake pong whether or not
-// they keep several lanes. NPATHS is 1 until the peer has shown that it can
-// keep lanes apart; behind it stands Hello, where every kernel stops reading.
+// Handshake. Every new link begins with a handshake ping from both sides (port 1 to port
+// 0), which kernels answer with a handshake pong whether or not they keep several paths.
+// NPATHS is 1 until the peer has shown that it can keep paths apart; Hello stands behind
+// it, where every kernel stops reading.
 //
 //   - An answer, or a ping, with Hello: the peer is an rdsd. Nothing of ours
 //     appears on a connection before that.
-//   - Without: it is a kernel; with SPORT_IDX one that keeps lanes apart.
-//   - No answer in ProbeTimeout although something else came: a kernel with its
-//     pings switched off, where kernels are allowed (mayTable). When nothing came at all the peer may be an rdsd that
-//     is stopped: taking it for a kernel would report as delivered what TCP
-//     acknowledged for it. The link is given up and another tried.
+//   - An answer, or a ping, without Hello: the peer is a kernel; with SPORT_IDX one that
+//     keeps paths apart.
+//   - No answer in ProbeTimeout although something else came: a kernel with its pings switched off,
+//     where kernels are allowed (mayTable). When nothing came at all the peer may be an rdsd that
+//     is stopped: taken for a kernel, the messages that its TCP acknowledges would be reported as
+//     delivered. The link is given up and another tried.
 //
 // An rdsd's first frame on a link is a handshake. Anything else shows that the
 // peer is no rdsd any more.
@@ -39,13 +40,13 @@ var (
 	errPeerChanged   = errors.New("the peer changed between kernel and rdsd")
 	errPeerRestarted = errors.New("the peer restarted")
 	errNoKernel      = errors.New("the peer is a kernel, and kernel peers are not allowed at this address")
-	errWrongLane     = errors.New("a link of another lane")
+	errWrongPath     = errors.New("a link of another path")
 	errAddressLost   = errors.New("our address was taken from this node")
 	errNoAnswer      = errors.New("the peer did not answer the handshake")
 )
 
-// probe queues our handshake ping, or on further lanes of a kernel a message
-// it ignores, whose arrival TCP confirms.
+// probe queues our handshake ping, or on further paths of a kernel a message that it
+// ignores and whose arrival TCP confirms.
 func (p *Path) probe(now time.Duration) {
 	p.probed, p.probedAt = true, now
 	m := p.c.owner.NewMsg()
@@ -66,8 +67,8 @@ func (p *Path) handshake(m *Msg) [wire.ExtLen]byte {
 	case c.kind == KindKernel:
 		// NPATHS and Hello would fill the space: behind SPORT_IDX there is no room for a Hello,
 		// and a kernel that has shown itself needs none.
-		x.NPaths, x.SportIdx = uint16(c.kernelLanes()), c.cfg.Lanes > 1
-	// It has shown that it is a kernel; NPATHS 1 is all that it is told.
+		x.NPaths, x.SportIdx = uint16(c.kernelPaths()), c.cfg.Lanes > 1
+	// The peer has shown that it is a kernel without paths: it gets NPATHS 1.
 	case c.kind == KindKernelLegacy && m.Kind == MsgAnswer:
 	default:
 		x.Hello = wire.Hello{Version: wire.HelloVersion, Lanes: uint8(c.cfg.Lanes), CreditLog2: c.cfg.CreditLog2, Incarnation: c.inc}
@@ -94,15 +95,15 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 	} else {
 		err = p.onKernel(now, &x, reply)
 	}
-	// Links that waited to know who the peer is (mustWait) are read on.
+	// Links that waited until the peer is known (mustWait) are read on.
 	c.Paths((*Path).Resume)
-	if reply && len(p.tolds) > 0 {
+	if reply && len(p.toldPending) > 0 {
 		// Answers come in the order of the pings: by the NPATHS of that one the kernel now maps
-		// our source ports, and further lanes can be connected.
-		c.known = max(c.known, p.tolds[0])
-		p.tolds = p.tolds[1:]
+		// our source ports, and further paths can be connected.
+		c.known = max(c.known, p.toldPending[0])
+		p.toldPending = p.toldPending[1:]
 		if p.ready {
-			c.openLanes(now)
+			c.openPaths(now)
 		}
 	}
 	if err != nil {
@@ -124,9 +125,9 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 		c.rtt = now - p.probedAt
 		c.owner.MeasuredRTT(c.rtt)
 		if c.kind == KindRdsd {
-			// The first acknowledgement that is believed on a link: by now the peer has seen our
-			// incarnation, so it speaks of this life. It takes from retrans what arrived on the
-			// former link, before anything is sent again.
+			// This is the first acknowledgement of a link that counts: the peer has seen our
+			// incarnation by now, so it is about this one. It takes the messages that arrived on
+			// the former link out of retrans, before anything is sent again.
 			if err := p.ack(now, h.Ack); err != nil {
 				return err
 			}
@@ -146,31 +147,31 @@ func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
 		return errPeerChanged
 	}
 	if c.peerInc != 0 && c.peerInc != x.Hello.Incarnation {
-		// What waits for this peer was sorted anew just now, for another life of it. One that
-		// makes us do that all the time is not let in.
+		// The messages that wait for this peer were sorted again just now, for another
+		// incarnation of it. A peer that makes us do that all the time is not let in.
 		if now < c.restartAt {
 			return errRestarts
 		}
 		c.ctr.PeerRestarted++
 		c.restart(now, p, WhyPeerRestarted)
 		if p.ready {
-			// A new life begins with new links. What waits for the lanes would wait
-			// for ever on this one, whose handshake is over.
+			// A new incarnation begins with new links. On this one, whose handshake is
+			// over, pending messages would wait for ever.
 			c.peerInc = x.Hello.Incarnation
 			return errPeerRestarted
 		}
 	}
 	c.kind, c.peerInc = KindRdsd, x.Hello.Incarnation
 	lanes, trains := min(c.cfg.Lanes, int(x.Hello.Lanes)), c.cfg.Trains && x.Hello.Caps&wire.CapTrains != 0
-	if c.lanes != 0 && (c.lanes != lanes || c.trains != trains) {
-		// Only a new incarnation may change its mind; restart has set lanes to 0.
+	if c.npaths != 0 && (c.npaths != lanes || c.trains != trains) {
+		// Only a new incarnation may change its mind; restart has set paths to 0.
 		c.changed(now)
 		return errPeerChanged
 	}
-	c.lanes, c.trains = lanes, trains
-	// We did not know how many lanes it wants when this one was connected.
+	c.npaths, c.trains = lanes, trains
+	// We did not know how many paths the peer wants when this one was connected.
 	if p.idx >= lanes {
-		return errWrongLane
+		return errWrongPath
 	}
 	// Once in a link: another Hello on it renews nothing, or the peer would hand out
 	// credits twice.
@@ -181,15 +182,15 @@ func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
 	return nil
 }
 
-// tellLanes makes sure that a kernel learns how many lanes we want: it may know
-// us for one so far, or for what we wanted before a restart.
-func (p *Path) tellLanes() {
+// tellPaths makes sure that a kernel learns how many paths we want: so far it may have been
+// told one, or the number from before a restart.
+func (p *Path) tellPaths() {
 	c := p.c
-	if c.kind != KindKernel || p.idx != 0 || c.known >= c.kernelLanes() {
+	if c.kind != KindKernel || p.idx != 0 || c.known >= c.kernelPaths() {
 		return
 	}
-	for _, n := range p.tolds {
-		if n >= c.kernelLanes() {
+	for _, n := range p.toldPending {
+		if n >= c.kernelPaths() {
 			return // on its way
 		}
 	}
@@ -203,10 +204,10 @@ func (p *Path) tellLanes() {
 	p.control.push(m)
 }
 
-// kernelLanes is how many lanes to agree on with a kernel: 1, 2, 4 or 8. It
-// connects path i from a port that is i mod 8 and accepts by the port modulo
-// the number of paths; only for these numbers is that the same.
-func (c *Conn) kernelLanes() int { return 1 << (bits.Len(uint(c.cfg.Lanes)) - 1) }
+// kernelPaths returns how many paths to agree on with a kernel: 1, 2, 4 or 8. A kernel
+// connects path i from a port that is i mod 8 and accepts by the port modulo the number of
+// paths; only for these numbers is that the same.
+func (c *Conn) kernelPaths() int { return 1 << (bits.Len(uint(c.cfg.Lanes)) - 1) }
 
 func (p *Path) onKernel(now time.Duration, x *wire.Handshake, reply bool) error {
 	c := p.c
@@ -219,8 +220,8 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 		return errNoKernel
 	}
 	if x.GenNum != 0 {
-		// It has booted again: what its former life acknowledged, and did not read, is gone
-		// (net/rds/recv.c, rds_recv_hs_exthdrs).
+		// It has booted again: messages that its former incarnation acknowledged, and did
+		// not read, are gone (net/rds/recv.c, rds_recv_hs_exthdrs).
 		if c.peerGen != 0 && c.peerGen != x.GenNum {
 			if now < c.restartAt {
 				return errRestarts
@@ -233,45 +234,45 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 	if x.SportIdx && c.kind != KindKernel {
 		c.kind = KindKernel
 	}
-	p.tellLanes()
+	p.tellPaths()
 	if c.kind != KindKernel && !p.legacy(now) {
-		return errWrongLane
+		return errWrongPath
 	}
 	if c.kind == KindKernel && !reply && p.idx != 0 {
 		// A kernel pings on its path 0 only: it took this connection for it.
 		q := c.path(0)
-		// Lane 0 has a history with it, and so this link is lane 0's too: what comes on it
-		// counts there, and it is given up.
+		// Path 0 has a history with the kernel, so this link is path 0's too: its frames
+		// count there, and it is given up.
 		if q.expected > 0 {
-			p.of = q
-			return errWrongLane
+			p.seqOwner = q
+			return errWrongPath
 		}
-		p.becomeLane0()
+		p.becomePath0()
 		if q.state == Up || q.state == Disconnecting {
-			q.of = p // its link was made for lane 0
-			q.Drop(now, errWrongLane)
+			q.seqOwner = p // its link was made for path 0
+			q.Drop(now, errWrongPath)
 		}
 	}
 	n := 1
 	if c.kind == KindKernel {
-		n = max(1, min(c.kernelLanes(), int(x.NPaths)))
+		n = max(1, min(c.kernelPaths(), int(x.NPaths)))
 	}
-	// Lanes of a kernel are never reduced.
-	if c.lanes == 0 {
-		c.lanes = n
+	// The paths of a kernel are never reduced.
+	if c.npaths == 0 {
+		c.npaths = n
 		if p.ready { // it restarted behind a link that is in use
 			c.spread(now)
 		}
-	} else if n > c.lanes {
+	} else if n > c.npaths {
 		c.grow = max(c.grow, n)
 		c.tryGrow(now)
 	}
 	return nil
 }
 
-// tryGrow takes up more lanes of a kernel once everything sent on the few is
-// acknowledged: a flow that changes its lane must not overtake itself (D2).
-// Meanwhile what is accepted waits.
+// tryGrow takes up more paths of a kernel once everything sent on the few is acknowledged:
+// a flow that changes its path must not overtake itself (D2). Messages accepted meanwhile
+// wait.
 func (c *Conn) tryGrow(now time.Duration) {
 	if c.grow == 0 {
 		return
@@ -283,21 +284,21 @@ func (c *Conn) tryGrow(now time.Duration) {
 	if busy {
 		return
 	}
-	c.lanes, c.grow = c.grow, 0
-	c.forgetLanes()
-	c.openLanes(now)
+	c.npaths, c.grow = c.grow, 0
+	c.forgetFlows()
+	c.openPaths(now)
 	c.spread(now)
 }
 
-// openLanes connects all lanes of a kernel: it may send on any of them.
-func (c *Conn) openLanes(now time.Duration) {
+// openPaths connects all paths of a kernel, because it may send on any of them.
+func (c *Conn) openPaths(now time.Duration) {
 	if c.kind != KindKernel || !c.active {
 		return
 	}
 	for i := 1; i < wire.MaxLanes; i++ {
-		// A lane beyond what the kernel has been told would be mapped to another of its paths,
-		// unless the kernel itself has asked for it.
-		if (i >= c.lanes || i >= c.known) && c.asked&(1<<i) == 0 {
+		// A path beyond the number the kernel has been told would be mapped to another of its
+		// paths, unless the kernel itself has asked for it.
+		if (i >= c.npaths || i >= c.known) && c.asked&(1<<i) == 0 {
 			continue
 		}
 		if q := c.path(i); q.state == Down {
@@ -306,19 +307,20 @@ func (c *Conn) openLanes(now time.Duration) {
 	}
 }
 
-// become makes the link usable: what was unacknowledged goes first.
+// become makes the link usable. Unacknowledged messages go first.
 func (p *Path) become(now time.Duration) {
 	c := p.c
 	p.ready, p.synced, p.wasUp = true, true, true
 	if p.tryErr { // a reader of the list of peers would take it for the link's
 		p.lastErr, p.tryErr = nil, false
 	}
-	// What waited in one line, because no lane could be used, is handed out to the lanes.
+	// Messages that waited in one line, because no path could be used, are given to their
+	// paths.
 	c.spread(now)
 	if p.idx == 0 {
-		c.openLanes(now)
+		c.openPaths(now)
 	}
-	// The peer is there: the other lanes need not sit out their backoff.
+	// The peer answers: the other paths need not sit out their backoff.
 	c.Paths(func(q *Path) {
 		if q.state == Error && q.retryAt != Never && q.retryAt > now {
 			q.retryAt = now
@@ -328,11 +330,10 @@ func (p *Path) become(now time.Duration) {
 	p.kick()
 }
 
-// settleCancelled decides what was cancelled on an earlier link. The payload of
-// the answer says what the peer has received; what is above never arrived. What
-// is not above is placed or refused, and the acknowledgement or the refusal is
-// still to come: it stays, and is sent again like the rest, as the duplicate
-// that it is.
+// settleCancelled decides the messages that were cancelled on an earlier link. The payload
+// of the answer is the last sequence that the peer has received; messages above it never
+// arrived. Messages up to it are placed or refused, and the acknowledgement or the refusal
+// is still to come: they stay, and are sent again like the rest, as duplicates.
 func (p *Path) settleCancelled(now time.Duration, payload []byte) {
 	p.sweepAt = Never
 	p.through = math.MaxUint64
@@ -370,10 +371,10 @@ func (p *Path) noAnswer(now time.Duration) {
 		p.Drop(now, errNoAnswer)
 	default:
 		if c.kind != KindKernel && !p.legacy(now) {
-			p.Drop(now, errWrongLane)
+			p.Drop(now, errWrongPath)
 			return
 		}
-		c.lanes = max(c.lanes, 1)
+		c.npaths = max(c.npaths, 1)
 		p.become(now)
 	}
 }
@@ -391,14 +392,15 @@ func (c *Conn) changed(now time.Duration) {
 	c.Paths(func(p *Path) { p.synced = false; p.Drop(now, errPeerChanged) })
 }
 
-// AddressLost ends this life towards the peer because our address has left this
-// machine: whoever has it meanwhile numbers anew, and when it comes back our old
-// numbers mean something else to the peer. What was sent and not acknowledged is
-// unknown; the rest waits for the address, and goes with new numbers, which a
-// kernel learns from an unflagged handshake and an rdsd from a new incarnation.
+// AddressLost ends our incarnation towards the peer because our address has left this
+// machine. Another machine that has the address meanwhile starts new sequences, and when
+// the address comes back our old numbers mean something else to the peer. The outcome of
+// messages that were sent and not acknowledged is unknown; the others wait for the address
+// and get new numbers, which a kernel learns from an unflagged handshake and an rdsd from a
+// new incarnation.
 //
-// What a kernel sent is another matter: it goes on with its numbers, and what it
-// sends again flagged and we had is a duplicate still.
+// The receive side stays: a kernel goes on with its numbers, and a message that it sends
+// again, flagged, and that we had is still a duplicate.
 func (c *Conn) AddressLost(now time.Duration) {
 	var expected [wire.MaxLanes]uint64
 	c.Paths(func(p *Path) {
@@ -418,14 +420,15 @@ func (c *Conn) AddressLost(now time.Duration) {
 	})
 }
 
-// restart forgets the peer's protocol state (D11): what was sent and not
-// acknowledged becomes unknown, what was never sent or certainly refused stays
-// queued, receiving starts afresh. Links other than keep's are dropped: they
-// belong to the former incarnation.
+// restart forgets the peer's protocol state (D11): messages that were sent and not
+// acknowledged become unknown, those that were never sent or certainly refused stay queued,
+// and receiving starts afresh. Links other than keep's are dropped: they belong to the
+// former incarnation.
 func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 	c.Paths(func(p *Path) {
-		// Nobody can say whether the former life received these. To send them to the new one
-		// could deliver them twice; what was never sent or certainly refused goes to it below.
+		// It is unknown whether the former incarnation received these, and sending them to the
+		// new one could deliver them twice. Messages that were never sent or certainly refused
+		// go to the new one below.
 		for _, l := range []*list{&p.retrans, &p.unacked} {
 			l.each(func(m *Msg) bool {
 				if m.Owner == nil {
@@ -444,7 +447,7 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 		p.nextSeq, p.expected = 1, 0
 		p.refusing, p.refused, p.refusals, p.unsentRef = nil, nil, 0, 0
 		p.sweepAt = Never
-		// Refusals name sequences of the former life, and pongs answer it.
+		// Refusals name sequences of the former incarnation, and pongs answer it.
 		p.control.each(func(m *Msg) bool {
 			if m.Kind == MsgRefuse || m.Kind == MsgPong {
 				if m.Kind == MsgPong {
@@ -455,21 +458,21 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 			}
 			return false
 		})
-		// A link of the former life could still bring its bytes into the new one.
+		// A link of the former incarnation could still bring its bytes into the new one.
 		if p != keep {
 			p.Drop(now, errPeerRestarted)
 		}
 	})
 	if c.kind == KindRdsd {
-		// A new life of an rdsd sends its map unless that is empty (fillCongestion): ports of
+		// A new incarnation of an rdsd does not send an empty map (fillCongestion): ports of
 		// the former one would stay congested for ever.
 		c.owner.CongestionMap(now, noCongestion[:])
 	}
 	if n := c.gather(); n > heldFew {
 		c.restartAt = now + time.Duration(n)*moveTime
 	}
-	c.lanes, c.trains, c.grow, c.known = 0, false, 0, 0
-	c.forgetLanes()
+	c.npaths, c.trains, c.grow, c.known = 0, false, 0, 0
+	c.forgetFlows()
 	if c.pending.head != nil {
 		c.path(0).want(now)
 	}

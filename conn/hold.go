@@ -8,14 +8,13 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// Flow holds, between two rdsd only. A receiver at its hard limit refuses a
-// datagram instead of stopping the link (D9) or dropping it: it remembers the
-// port as refusing, answers with a refusal, and refuses everything else to that
-// port on this lane until a frame with FlagResume arrives. The sender takes
-// refused datagrams back, in order, behind them what it has not sent yet, and
-// sends on when the port is clear and nothing to it is unacknowledged; the
-// first frame then bears FlagResume. So a flow keeps its order, and nothing is
-// refused for ever.
+// Flow holds, between two rdsd only. A receiver at its hard limit refuses a datagram
+// instead of stopping the link (D9) or dropping it: it remembers the port as refusing,
+// answers with a refusal, and refuses everything else to that port on this path until a
+// frame with FlagResume arrives. The sender takes refused datagrams back, in order, puts
+// those that it has not sent yet behind them, and goes on sending when the port is clear
+// and nothing to it is unacknowledged; the first frame then bears FlagResume. So a flow
+// keeps its order, and nothing is refused for ever.
 //
 // Refusals are sequenced messages and therefore survive the loss of a link; the
 // receiver's acknowledgement stays below a refused sequence until the refusal
@@ -47,8 +46,8 @@ func (p *Path) keepBack(m *Msg) bool {
 			p.askNow = true
 		}
 	}
-	// It was accepted before its port became congested, or stands behind what was
-	// refused: sent now it would be refused, or overtake.
+	// The message was accepted before its port became congested, or stands behind refused
+	// ones: sent now it would be refused, or overtake them.
 	p.c.ctr.HoldEnter += uint64(m.Datagrams())
 	h.kept.push(m)
 	m.where = inKept
@@ -57,8 +56,8 @@ func (p *Path) keepBack(m *Msg) bool {
 
 func (p *Path) newHold(port uint16) *hold {
 	h := &hold{}
-	// What is out already may still be refused, and has to be put back before what is kept.
-	// The hold ends only when each of them is decided.
+	// Messages that are out already may still be refused, and have to be put back before
+	// those that are kept. The hold ends only when each of them is decided.
 	for _, l := range []*list{&p.unacked, &p.inwrite, &p.retrans} {
 		for m := l.head; m != nil; m = m.next {
 			if m.Kind == MsgData && m.DPort == port {
@@ -108,11 +107,11 @@ func (c *Conn) PortClear(now time.Duration, port uint16) {
 	})
 }
 
-// To end a hold costs as much as is held, and so does to begin it again: a peer whose
-// port is congested, then clear, then congested would have us do nothing else. So a hold
-// of more than heldFew is not moved before moveTime has passed for each message of the
-// last such move of the path, which leaves most of the time to others, and ends as soon
-// as it may then. Likewise what waits for a peer is spread over the lanes and taken back
+// To end a hold costs as much as is held, and so does to begin it again: a peer whose port
+// is congested, then clear, then congested would have us do nothing else. So a hold of more
+// than heldFew is not moved before moveTime has passed for each message of the last such
+// move of the path, which leaves most of the time to others, and ends as soon as it may
+// then. Likewise the messages that wait for a peer are spread over the paths and taken back
 // again with each incarnation of the peer.
 const (
 	heldFew  = 256
@@ -124,13 +123,13 @@ const (
 var errRestarts = errors.New("the peer restarts more often than what waits for it can be sorted")
 
 func (p *Path) tryResume(now time.Duration, port uint16, h *hold) {
-	// One that is out may be refused yet and would then come back behind what is put into
-	// the queue here: its flow would be out of order.
+	// A message that is out may yet be refused and would then come back behind those put
+	// into the queue here: its flow would be out of order.
 	if h.out > 0 || p.c.owner.Congested(port) {
 		return
 	}
 	if n := h.n(); n > heldFew {
-		if now < p.moveAt || p.late { // whoever was late before has its turn first
+		if now < p.moveAt || p.late { // a port that was late before has its turn first
 			p.late = true
 			p.c.rearm(p.moveAt)
 			return
@@ -146,7 +145,8 @@ func (p *Path) tryResume(now time.Duration, port uint16, h *hold) {
 	// may be cancelled before.
 	p.resume[port] = struct{}{}
 	p.c.ctr.HoldResume++
-	// The second goes before the first: refused ones were sent earlier than what was kept.
+	// The second goes before the first: refused messages were sent earlier than those that
+	// were kept.
 	p.queue.front(&h.kept)
 	p.queue.front(&h.back)
 	if p.ready {
@@ -195,16 +195,15 @@ func (p *Path) heldPorts() []uint16 {
 
 // onRefusal takes one refusal of the peer.
 func (p *Path) onRefusal(now time.Duration, r wire.Refusal) error {
-	// A refusal of what was never sent is no mistake of a network below: TCP has kept the
-	// bytes. The peer and we disagree about the stream, and the link ends.
+	// A refusal of a message that was never sent cannot come from a fault of the network:
+	// TCP has kept the bytes. The peer and we disagree about the stream, and the link ends.
 	if r.Seq == 0 || r.Seq >= p.nextSeq {
 		return errAckAhead
 	}
 	if len(p.lateRef) > 0 || p.writing && p.inwrite.head != nil && r.Seq >= p.inwrite.head.seq && r.Seq <= p.inwrite.tail.seq {
-		// The other side was quicker than our own write call. What it says next
-		// waits too, for refusals are taken in order.
-		// There are no more refusals than messages out, so a peer cannot grow this without
-		// end.
+		// The other side was quicker than our own write call. Its next refusals wait too,
+		// because refusals are taken in order. There are no more refusals than messages
+		// out, so a peer cannot grow this without end.
 		if len(p.lateRef) > p.inwrite.n+p.retrans.n+p.unacked.n {
 			return errAckAhead
 		}
@@ -212,7 +211,7 @@ func (p *Path) onRefusal(now time.Duration, r wire.Refusal) error {
 		return nil
 	}
 	// If a link was lost since it was sent, it stands in retrans. If it is in neither list
-	// it was given up meanwhile (giveUp), and nobody asks any more.
+	// it was given up meanwhile (giveUp), and no socket waits for its outcome.
 	for _, l := range []*list{&p.unacked, &p.retrans} {
 		found := false
 		l.each(func(m *Msg) bool {
@@ -232,8 +231,8 @@ func (p *Path) onRefusal(now time.Duration, r wire.Refusal) error {
 
 func (p *Path) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 	port := m.DPort
-	// Nobody will take it, now or later: its outcome is failed, and those behind it are
-	// not held up for it.
+	// No socket will take it, now or later: its outcome is failed, and the messages behind
+	// it are not held up for it.
 	if why == wire.ReasonNoPort {
 		p.settled(now, m)
 		p.done(m, Failed, WhyNoPort)
@@ -248,13 +247,13 @@ func (p *Path) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 		h.out--
 	}
 	if m.cancelled {
-		// It was not delivered, and nobody wants it any more.
+		// It was not delivered, and was cancelled.
 		p.c.ctr.SendCancelled += uint64(m.Datagrams())
 		p.done(m, Cancelled, WhyApp)
 	} else {
 		m.flags = 0
-		// It is a message that was never sent: the next attempt has a number and flags of its
-		// own, and the sequence that it had stays a gap.
+		// It counts as a message that was never sent: next time it gets a new sequence and
+		// flags, and the sequence that it had stays a gap.
 		p.setSeq(m, 0)
 		h.back.push(m)
 		m.where = inBack
@@ -274,13 +273,13 @@ func (p *Path) countOut(port uint16, but *Msg) (n int) {
 	return n
 }
 
-// Refusals wait here until the peer acknowledges them. One that does not, and sends
-// on, would fill this node's memory with them: while more than refusalsWait wait the
-// credits of what it sends are not renewed, which leaves it what it has, and one that
-// comes again with new links is given up at refusalsMost.
+// Refusals wait here until the peer acknowledges them. A peer that does not, and goes on
+// sending, would fill this node's memory with them: while more than refusalsWait wait, the
+// peer gets no new credits for the messages it sends, and a peer that comes again with new
+// links is given up at refusalsMost.
 //
-// One that sends again what it had sent is another matter: what it refuses itself
-// stands behind that, and until it has left, our refusals are not acknowledged either.
+// A peer that retransmits is another matter: its own refusals stand behind its
+// retransmissions, and until they have left, our refusals are not acknowledged either.
 func (p *Path) refusalsWait() bool { return !p.again && p.refusals > p.window0()/4 }
 
 func (p *Path) refusalsMost() int { return 4 * p.window0() }
@@ -325,7 +324,7 @@ func (p *Path) Refusals(dst []wire.Refusal) (n int) {
 	return n + copy(dst[n:], p.refused)
 }
 
-// sendRefusals turns what was refused into messages. They are sequenced like data.
+// sendRefusals puts the refusals into messages, which are sequenced like data.
 func (p *Path) sendRefusals() {
 	for len(p.refused) > 0 {
 		n := min(len(p.refused), wire.MaxRefusals)
@@ -347,8 +346,9 @@ func (p *Path) sendRefusals() {
 // again wait for the refusals that were not acknowledged.
 func (p *Path) restoreRefusals() {
 	p.unsentRef = 0
-	// Acknowledgements are of one link: the refusals may have been lost with the former, and
-	// what they refuse would count as delivered if it were acknowledged before them again.
+	// Acknowledgements are of one link: the refusals may have been lost with the former
+	// link, and the refused messages would count as delivered if they were acknowledged
+	// before the refusals are sent again.
 	for _, l := range []*list{&p.retrans, &p.control} {
 		for m := l.head; m != nil; m = m.next {
 			if m.Kind == MsgRefuse && (p.unsentRef == 0 || m.Tag < p.unsentRef) {

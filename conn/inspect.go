@@ -2,8 +2,8 @@ package conn
 
 import "github.com/rdsd/rdsd/wire"
 
-// Cursor is a place in the queues of a connection, for who looks at them by pages
-// with the owner's lock let go in between. The zero Cursor is before the first.
+// Cursor is a place in the queues of a connection, for a reader that takes them page by
+// page and releases the owner's lock in between. The zero Cursor is before the first.
 type Cursor struct {
 	list  int  // which, in the order of lists
 	last  *Msg // shown last of it; nil: none
@@ -14,22 +14,23 @@ type Cursor struct {
 
 // Which of the queues to look at.
 const (
-	NotSent = 1 << iota // what waits
+	NotSent = 1 << iota // those that wait
 	Sent                // and is not acknowledged
 )
 
 // PageQueued calls f for datagrams that wait (sent false) or are unacknowledged (sent
-// true), with the message they travel in, their size and their lane, until f returns
-// false or about most of them were shown. more is true if there may be others: the
-// next call goes on behind them. What moved meanwhile may be shown twice or missed; a
-// message that left took everything before it along, so that the list begins anew.
+// true), with the message they travel in, their size and the number of their path, until f
+// returns false or about most of them were shown. more is true if there may be others: the
+// next call goes on behind them. A message that moved meanwhile may be shown twice or
+// missed; one that left took everything before it along, so that the list is shown from its
+// beginning again.
 func (c *Conn) PageQueued(at *Cursor, which, most int, f func(m *Msg, bytes, lane int, sent bool) bool) (more bool) {
 	lists := c.lists(which)
 	for ; at.list < len(lists); at.list, at.last = at.list+1, nil {
 		l := &lists[at.list]
 		m := l.head
-		// The message shown last may be gone, or be another one by now in memory that is used
-		// again: it has to have the same owner and tag and to stand in the same list.
+		// The message shown last may be gone, or its memory may hold another one by now: the
+		// owner, the tag and the list have to be the same.
 		if k := at.last; k != nil && k.Owner == at.owner && k.Tag == at.tag && k.where == at.where {
 			m = k.next
 		}

@@ -6,20 +6,20 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// may is what a peer may do, and what is done for it, by its kind and by whether
-// kernels may be peers at its address (mayTable). Kernels cannot prove who they
-// are, and a kernel is everything that does not shake hands as an rdsd: where
-// they are not allowed nothing is taken from a peer, and nothing sent to it but
-// our handshake, before it has shown what it is.
+// may says what a peer may do, and what is done for it, by its kind and by whether kernels
+// may be peers at its address (mayTable). A kernel cannot prove its identity, and
+// everything that does not shake hands as an rdsd counts as a kernel: where kernels are not
+// allowed, nothing is taken from a peer, and nothing but our handshake is sent to it,
+// before it has shown its kind.
 type may struct {
 	name  string
 	place bool // its datagrams and answers to our pings are placed
 	ask   bool // its pings are answered
 	tell  bool // its congestion map is believed
-	hear  bool // ours is told to it
+	hear  bool // our congestion map is sent to it
 	get   bool // datagrams are sent to it, once it is known
 	mute  bool // also when it does not answer our handshake
-	rdsd  bool // what only an rdsd says is understood: control messages, acknowledgements, credits, trains
+	rdsd  bool // the parts that only an rdsd sends are understood: control messages, acknowledgements, credits, trains
 }
 
 // Rows of mayTable.
@@ -57,8 +57,8 @@ func (c *Conn) allow() { c.kernels = c.owner.AllowKernel() }
 
 var errUnidentified = errors.New("it sends before it has identified itself, as only a kernel would, and kernel peers are not allowed at this address")
 
-// takes reports whether the peer may send frames of a kind. Handshakes are how
-// it shows what it is.
+// takes reports whether the peer may send frames of a kind. A handshake shows what kind of
+// peer it is.
 func (m *may) takes(k wire.Kind) bool {
 	switch k {
 	case wire.KindProbe, wire.KindProbeReply:

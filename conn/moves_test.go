@@ -56,7 +56,7 @@ func (w *world) flips(p *Path, n int) (moves uint64, took time.Duration) {
 		if err := w.recvOne(p, fmt.Sprintf("ack ack=%d csum", p.nextSeq-1)); err != nil {
 			w.t.Fatal(err)
 		}
-		p.ReceivedAll(w.now, p.gen)
+		p.ReceivedAll(w.now, p.attempt)
 		w.settle()
 	}
 	w.hold = false

@@ -17,7 +17,7 @@ const (
 	MsgTell           // a control message without a sequence, to an rdsd; Tag says which
 )
 
-// Completer is told what became of a message it owns.
+// Completer is told the outcome of a message it owns.
 type Completer interface {
 	Completed(m *Msg, o Outcome, why Why)
 }
@@ -30,20 +30,20 @@ type Msg struct {
 
 	// 128 bytes, two cache lines (TestMsgSize): thousands are in flight, and the
 	// cache is what limits the rate.
-	Owner   *Sender // nil: nobody asks (protocol's own messages)
+	Owner   *Sender // nil: the protocol's own message, whose outcome nobody waits for
 	Payload []byte
 	Tag     uint64        // the owner's; the parts of a train that is split count on
 	At      time.Duration // when it was accepted; before that the owner's
 
 	seq       uint64
 	fore, aft *Msg // of its sender, accepted before and after it
-	// Cell, when not nil, is where the lane and the sequence of the message are
-	// kept for others to see, see CellSplit.
+	// Cell, when not nil, is where the path and the sequence of the message are kept for
+	// others to read; see CellSplit.
 	Cell   *uint64
 	end    uint32 // kernel peers: offset in the link's stream behind its last byte, modulo 2^32
 	Epoch  uint32 // the owner's
 	Cookie uint32 // the owner's
-	Bytes  uint32 // the owner's: what the payload counts; splitting divides it
+	Bytes  uint32 // the owner's: the cost of the payload; splitting divides it
 
 	SPort, DPort uint16
 	Count        uint16 // datagrams it carries; 0: one; 1: one that was split off a train
@@ -71,10 +71,10 @@ const (
 	inRetrans
 )
 
-// What a Cell holds: 0 while the message has no sequence, which it also loses
-// again when it is refused; lane<<CellLane | sequence when it was sent;
-// CellSplit when it was a train that had to be sent as single datagrams.
-// CellHere<<CellLane | number (Engine.Here) when it stayed at this address.
+// A Cell holds 0 while the message has no sequence, which it also loses again when it is
+// refused; path<<CellLane | sequence when it was sent; CellSplit when it was a train that
+// had to be sent as single datagrams; CellHere<<CellLane | number (Engine.Here) when it
+// stayed at this address.
 const (
 	CellLane  = 56
 	CellSplit = 1 << 63
@@ -94,7 +94,7 @@ func (m *Msg) Reset() { *m = Msg{} }
 // Seq is the sequence it was sent with; 0 before.
 func (m *Msg) Seq() uint64 { return m.seq }
 
-// Outcome is what became of an accepted datagram; exactly one for each (D3).
+// Outcome says how an accepted datagram ended; there is exactly one for each (D3).
 type Outcome uint8
 
 // Outcomes.
@@ -102,7 +102,7 @@ const (
 	Delivered Outcome = iota + 1 // acknowledged
 	Cancelled                    // never left this node
 	Failed                       // refused by the peer, certainly not delivered
-	Unknown                      // left, and nobody can say more
+	Unknown                      // left, and no more can be known
 )
 
 func (o Outcome) String() string {

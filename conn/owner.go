@@ -13,14 +13,13 @@ type Verdict uint8
 // Verdicts.
 const (
 	Placed Verdict = iota
-	NoPort         // nobody owns the port
+	NoPort         // no socket has the port
 	NoRoom         // the receiver is at its hard limit, or the node's memory is spent
 )
 
-// Owner is what a Conn needs of the one above it. Its methods are called in
-// the middle of a step, under the owner's own lock; they do not block and do
-// not call back into the Conn, except Completed, which may Enqueue, and Told, which
-// may Tell.
+// Owner is the interface to the layer above a Conn. Its methods are called in the middle of
+// a step, under the owner's own lock; they do not block and do not call back into the Conn,
+// except Completed, which may Enqueue, and Told, which may Tell.
 type Owner interface {
 	// Deliver places a datagram, or a train of them, for a local port: the
 	// message with sequence seq of p. The frame is valid during the call.
@@ -31,15 +30,14 @@ type Owner interface {
 	CongestionMap(now time.Duration, m []byte)
 	// CongestionDelta brings one change of it.
 	CongestionDelta(now time.Duration, s wire.PortState)
-	// LocalCongestion asks what to tell the peer about our ports: from
-	// version since on, at most wire.MaxPortStates changes (delta), or the whole
-	// map when there are more, when wholeOnly is set, or when since is 0. Neither:
-	// nothing to tell. With since 0 and wholeOnly there is always something to
-	// tell: that no port is congested, too.
+	// LocalCongestion returns the news about our ports for the peer: the changes from
+	// version since on (delta, at most wire.MaxPortStates), or the whole map when there are
+	// more, when wholeOnly is set, or when since is 0. Both are nil when there is no news.
+	// With since 0 and wholeOnly there is always a map, even if no port is congested.
 	LocalCongestion(since uint64, wholeOnly bool) (version uint64, delta []wire.PortState, whole []byte)
-	// Blocked reports whether anybody was refused or waits because a port of the
-	// peer is congested, as far as its map says: a link is wanted then, for the map
-	// may be of a former life of the peer.
+	// Blocked reports whether a send was refused or waits because a port of the peer is
+	// congested, as far as its map says: a link is wanted then, because the map may be of a
+	// former incarnation of the peer.
 	Blocked() bool
 	// MayGrant reports whether the node's memory allows more to be received.
 	MayGrant() bool
@@ -47,10 +45,10 @@ type Owner interface {
 	// other side): ctl is wire.CtlAskPorts or wire.CtlTellPort. An error resets the
 	// link.
 	Told(now time.Duration, ctl uint8, payload []byte) error
-	// AllowKernel reports whether the peer may be a kernel, which cannot prove
-	// who it is.
+	// AllowKernel reports whether the peer may be a kernel, which cannot prove its
+	// identity.
 	AllowKernel() bool
-	// Emit orders something of the shell.
+	// Emit gives the shell an order.
 	Emit(a Action)
 	// Arm asks for Tick at the given time, or earlier.
 	Arm(at time.Duration)
@@ -65,18 +63,18 @@ type Owner interface {
 	MeasuredRTT(d time.Duration)
 }
 
-// ActionKind is what the shell is to do.
+// ActionKind says what the shell is to do.
 type ActionKind uint8
 
 // Actions.
 const (
-	ActDial   ActionKind = iota // connect lane Path to the peer; then Connected or DialFailed, with Gen
+	ActDial   ActionKind = iota // connect Path to the peer; then Connected or DialFailed, with Attempt
 	ActPoke                     // connect to the peer and close at once; nothing to report
-	ActClose                    // close link Gen: half-close, read what is there, then Lost
-	ActAbort                    // forget attempt Gen, close its link if there is one; nothing to report
+	ActClose                    // close the link of Attempt: half-close, read what is there, then Lost
+	ActAbort                    // forget Attempt, close its link if there is one; nothing to report
 	ActKick                     // there is something to send: call Fill
 	ActPoll                     // ask TCP how much was acknowledged: call Acked
-	ActResume                   // the receiver has room again: go on reading link Gen
+	ActResume                   // the receiver has room again: go on reading the link of Attempt
 )
 
 func (k ActionKind) String() string {
@@ -85,9 +83,9 @@ func (k ActionKind) String() string {
 
 // Action is one order to the shell.
 type Action struct {
-	Kind ActionKind
-	Path *Path
-	Gen  uint64
-	Lane int   // ActDial, ActPoke: Path's number, which may have changed when the shell comes to it
-	Why  error // ActClose
+	Kind    ActionKind
+	Path    *Path
+	Attempt uint64
+	Lane    int   // ActDial, ActPoke: Path's number, which may have changed when the shell comes to it
+	Why     error // ActClose
 }

@@ -10,28 +10,28 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// Never is the time of what is not due at all, here and in the rooms above.
+// Never is the time of something that is not due at all, here and in the packages above.
 const Never = time.Duration(math.MaxInt64)
 
-// Path is one lane of a connection: a sequence of links, one at a time, and
-// the sequenced streams of both directions that outlive each of them. It is
-// what net/rds/rds.h calls struct rds_conn_path.
+// Path is one of the paths of a connection (struct rds_conn_path in net/rds/rds.h): a
+// sequence of links, one at a time, and the sequenced streams of both directions that
+// outlive each of them.
 //
-// Numbers of a link start afresh with each one (established); the rest lasts
-// until the peer is another incarnation (restart). A field without another word
-// is guarded, like the whole Conn, by its owner's lock. The invariants below are
-// tested after each step of a script (rules_test.go).
+// Numbers of a link start afresh with each one (established); the rest lasts until the peer
+// is another incarnation (restart). A field is guarded, like the whole Conn, by its owner's
+// lock unless its comment says otherwise. The invariants below are tested after each step
+// of a script (rules_test.go).
 type Path struct {
-	// Data belongs to the shell, which keeps there what it knows of the path's link.
+	// Data belongs to the shell, which keeps its own state of the path's link there.
 	Data any
 
 	// Identity.
 	c *Conn
-	// idx is the lane's number. becomeLane0 exchanges it with another path's
-	// when a kernel took our first connection for its path 0.
+	// idx is the path's number, the path on the wire. becomePath0 exchanges it with another
+	// path's when a kernel took our first connection for its path 0.
 	idx int
-	// slot is the path's place in Conn.slots, which it keeps for life: a message
-	// remembers its path by it, for idx may change.
+	// slot is the path's place in Conn.slots, which never changes: a message remembers its
+	// path by it, for idx may change.
 	slot uint8
 	// state changes in event alone (state.go; docs/protocol.md, "The life of a path").
 	state State
@@ -39,21 +39,21 @@ type Path struct {
 
 	// Links and attempts (docs/protocol.md, "Who connects").
 	//
-	// Invariant: gen < gen of waiting[0] < gen of waiting[1] and so on. The shell
-	// reports by gen what became of an attempt or a link, and a report that names
-	// another gen than the current one is late and changes nothing: no byte of an
-	// older link enters a newer one.
+	// Invariant: attempt < attempt of waiting[0] < attempt of waiting[1] and so on. The
+	// shell's reports about a connection attempt, and about the link it led to, name its
+	// number; a report that names another number than the current one is late and changes
+	// nothing: no byte of an older link enters a newer one.
 
-	// gen numbers attempts to connect and accepted connections.
-	gen uint64
-	// dialled is the number the lane had when attempt gen began.
+	// attempt numbers the attempts to connect and the accepted connections.
+	attempt uint64
+	// dialled is the number the path had when the current attempt began.
 	dialled int
-	// waiting are links that the peer made while an older one of this lane was still
-	// being read to its end, the oldest first; at most maxWaiting.
+	// waiting are links that the peer made while an older one of this path was still being
+	// read to its end, the oldest first; at most maxWaiting.
 	waiting []waiting
-	// attempts counts the attempts in a row that brought no usable link. It is the
-	// exponent of the backoff.
-	attempts   int
+	// failures counts the attempts in a row that brought no usable link. It is the exponent
+	// of the backoff.
+	failures   int
 	reconnects uint64 // attempts after the first, for the administrator
 	lastErr    error  // why the last link or attempt ended
 	// tryErr says that lastErr is of an attempt to connect: become forgets it then.
@@ -69,9 +69,9 @@ type Path struct {
 	// Handshake of the current link (hello.go; docs/protocol.md, "Handshake").
 
 	upAt time.Duration // when the link began
-	// born numbers the link among all links of the connection. It tells an older
-	// link from a newer one across lanes, which gen, a lane's own, cannot.
-	born uint64
+	// serial numbers the link among all links of the connection. It tells an older link
+	// from a newer one across paths, which attempt, counted for each path, cannot.
+	serial uint64
 	// ready says that datagrams may be sent on this link.
 	ready bool
 	// probed says that our handshake ping is queued or sent; probedAt is when, so
@@ -84,14 +84,14 @@ type Path struct {
 	// answer says that an answer to the peer's handshake ping is queued: more pings
 	// are answered by the same one.
 	answer bool
-	// tolds are the NPATHS of our pings that a kernel has not answered, the oldest
+	// toldPending are the NPATHS of our pings that a kernel has not answered, the oldest
 	// first. An answer confirms the first of them (Conn.known).
-	tolds []int
+	toldPending []int
 	// heard says that a frame came on this link. An rdsd's first is a handshake.
 	heard bool
-	// of is, for a link that a kernel opened for another of its paths than we
-	// thought, the path whose receive sequence counts its frames; nil: this one.
-	of *Path
+	// seqOwner is the path whose receive sequence counts the frames of this link, if a
+	// kernel opened it for another of its paths than we thought; nil means this path.
+	seqOwner *Path
 
 	// Sending (xmit.go, ack.go; docs/protocol.md, "Sequence", "Acknowledgement").
 	//
@@ -106,8 +106,8 @@ type Path struct {
 
 	nextSeq uint64 // the next sequence to assign, from 1 (net/rds/rds.h, cp_next_tx_seq)
 	control list   // the protocol's own messages, which go before data
-	// retrans was sent on an earlier link and not acknowledged (net/rds/rds.h,
-	// cp_retrans). It goes before any new sequence.
+	// retrans holds messages that were sent on an earlier link and not acknowledged
+	// (net/rds/rds.h, cp_retrans). They go before any new sequence.
 	retrans list
 	queue   queue // never sent, or refused and put back without a sequence
 	inwrite list  // in the batch that the shell is writing
@@ -121,11 +121,11 @@ type Path struct {
 	// requeue says that the link was lost while inwrite was being written: Wrote then
 	// puts it into retrans.
 	requeue bool
-	// forget is why the peer's state ended while inwrite was being written: Wrote
-	// then completes it as unknown. WhyNone: it has not.
+	// forget is why the peer's state ended while inwrite was being written: Wrote then
+	// completes inwrite as unknown. WhyNone if the state has not ended.
 	forget Why
-	// through is what an rdsd said in its handshake answer to have received; what
-	// has a higher sequence and was sent on an earlier link never arrived.
+	// through is the last sequence that an rdsd has received, by its handshake answer;
+	// messages with a higher sequence that were sent on an earlier link never arrived.
 	through uint64
 	ackSeen uint64 // the last acknowledgement taken on this link, 0: none
 	// lateAck and lateRef are an acknowledgement and refusals of messages in inwrite:
@@ -141,7 +141,7 @@ type Path struct {
 	// tookAt is when the peer's TCP last took a part of a batch that did not fit at
 	// once: a large frame that goes out slowly shows that the peer lives.
 	tookAt time.Duration
-	// sinceAck is what was sent since an acknowledgement was last asked for
+	// sinceAck counts what was sent since an acknowledgement was last asked for
 	// (net/rds/rds.h, cp_unacked_packets and cp_unacked_bytes).
 	sinceAck struct{ frames, bytes int }
 	pongs    int    // answers to pings in control, at most maxPongs
@@ -154,10 +154,10 @@ type Path struct {
 	// Ours to give:  granted + owed == window0(), and the peer breaks the protocol
 	// when it makes granted negative.
 
-	credits int // what we may still send
-	window  int // what the peer's Hello granted; 0 before it
-	granted int // what the peer may still send
-	owed    int // what it has used and we have not given back
+	credits int // credits we may still spend
+	window  int // credits the peer's Hello granted; 0 before it
+	granted int // credits the peer may still spend
+	owed    int // credits the peer has used and we have not given back
 
 	// Holds, between two rdsd: datagrams of ports whose receiver is full (hold.go;
 	// docs/protocol.md, "Refusals and holds").
@@ -175,10 +175,10 @@ type Path struct {
 	// Cancelled messages, and those of closed sockets (cancel.go; docs/protocol.md,
 	// "Cancelling").
 
-	// sweepAt is when cancelled messages in retrans are given up as unknown, unless a
-	// link says before what became of them.
+	// sweepAt is when cancelled messages in retrans are given up as unknown, unless a link
+	// tells their outcome before.
 	sweepAt time.Duration
-	// orphanAt is when to look for what closed sockets have sent DeadAfter ago.
+	// orphanAt is when to look for messages that closed sockets have sent DeadAfter ago.
 	orphanAt time.Duration
 
 	// Receiving (recv.go, ack.go; docs/protocol.md, "Sequence").
@@ -188,11 +188,11 @@ type Path struct {
 	// refused message before its refusal would tell the sender that it was delivered.
 
 	expected uint64 // the sequence after the last received, 0: none (net/rds/rds.h, cp_next_rx_seq)
-	// read is the born of the link that moved expected last. Of several lanes that one
-	// kernel path came over it finds the one whose sequence is the newest.
-	read uint64
-	// ackPending asks for an acknowledgement with the next batch; ackDue is when one
-	// is sent that nobody asked for.
+	// readSerial is the serial of the link that moved expected last. If one kernel path
+	// came over several of ours, it finds the one whose sequence is the newest.
+	readSerial uint64
+	// ackPending asks for an acknowledgement with the next batch; ackDue is when one is
+	// sent that was not asked for.
 	ackPending bool
 	ackDue     time.Duration
 	ackedRx    uint64 // the last acknowledgement sent on this link
@@ -214,7 +214,7 @@ type Path struct {
 	paused bool
 	recvB  uint64 // bytes received on all links, for the administrator
 
-	// Congestion of our own ports, told on lane 0 alone (xmit.go, fillCongestion;
+	// Congestion of our own ports, told on path 0 alone (xmit.go, fillCongestion;
 	// docs/protocol.md, "Congestion").
 
 	congVer   uint64        // version of our map that was told on this link, 0: none
@@ -235,19 +235,19 @@ func newPath(c *Conn, i int) *Path {
 // Conn is the connection the path belongs to.
 func (p *Path) Conn() *Conn { return p.c }
 
-// Index is the lane's number, 0..7.
+// Index returns the path's number, 0..7, which is the path on the wire.
 func (p *Path) Index() int { return p.idx }
 
 // State is where the path stands.
 func (p *Path) State() State { return p.state }
 
-// Gen names the current attempt or link.
-func (p *Path) Gen() uint64 { return p.gen }
+// Attempt returns the number of the current attempt, which also names the link it led to.
+func (p *Path) Attempt() uint64 { return p.attempt }
 
 // Ready reports whether datagrams can be sent.
 func (p *Path) Ready() bool { return p.ready }
 
-// Info is what an administrator sees of a path.
+// Info describes a path to an administrator.
 type Info struct {
 	State             State
 	Since             time.Duration
@@ -269,7 +269,7 @@ func (p *Path) String() string {
 }
 
 func (p *Path) emit(k ActionKind) {
-	p.c.owner.Emit(Action{Kind: k, Path: p, Gen: p.gen, Lane: p.idx})
+	p.c.owner.Emit(Action{Kind: k, Path: p, Attempt: p.attempt, Lane: p.idx})
 }
 
 // kick asks the shell for a transmit turn, once.
@@ -280,7 +280,7 @@ func (p *Path) kick() {
 	}
 }
 
-// want makes sure that what is queued will be sent.
+// want makes sure that queued messages will be sent.
 func (p *Path) want(now time.Duration) {
 	switch p.state {
 	case Up:
@@ -312,8 +312,8 @@ func (p *Path) hasNoRefusals() bool { return len(p.refused) == 0 }
 // start begins an attempt: the smaller address connects, the larger one pokes
 // the smaller and waits to be connected to.
 func (p *Path) start(now time.Duration) {
-	p.gen++
-	if p.attempts > 0 || p.reconnects > 0 || p.wasUp {
+	p.attempt++
+	if p.failures > 0 || p.reconnects > 0 || p.wasUp {
 		p.reconnects++
 		p.c.ctr.Reconnects++
 	}
@@ -344,11 +344,11 @@ var errPoke = errors.New("poked, but the peer did not connect")
 func (p *Path) backOff(now time.Duration) {
 	cfg := p.c.cfg
 	d := time.Duration(0)
-	if p.attempts > 0 {
-		d = min(cfg.ReconnectMin<<min(p.attempts-1, 20), cfg.ReconnectMax)
+	if p.failures > 0 {
+		d = min(cfg.ReconnectMin<<min(p.failures-1, 20), cfg.ReconnectMax)
 		d = time.Duration(p.c.rng.Int63n(int64(d) + 1))
 	}
-	p.attempts++
+	p.failures++
 	p.retryAt = now + d
 	p.c.rearm(p.retryAt)
 }
@@ -362,52 +362,52 @@ func (c *Conn) Connect(now time.Duration) {
 	}
 }
 
-// Connected reports that attempt gen produced a link. It returns false if the attempt was
+// Connected reports that the attempt produced a link. It returns false if the attempt was
 // superseded; the caller then closes the link.
-func (p *Path) Connected(now time.Duration, gen uint64) bool {
-	if gen != p.gen || p.state != Connecting {
+func (p *Path) Connected(now time.Duration, attempt uint64) bool {
+	if attempt != p.attempt || p.state != Connecting {
 		return false
 	}
 	if p.dialled != p.idx {
-		// The lanes were exchanged meanwhile (becomeLane0). Its source port names
-		// the former lane, whose place at the kernel is taken: the kernel would
-		// keep this one waiting for that place for ever.
-		p.lastErr = errWrongLane
+		// The paths were exchanged meanwhile (becomePath0). The link's source port names
+		// the former number, whose place at the kernel is taken: the kernel would keep this
+		// link waiting for that place for ever.
+		p.lastErr = errWrongPath
 		p.event(now, EvFail)
 		return false
 	}
 	return p.event(now, EvLink)
 }
 
-// DialFailed tells that attempt gen failed.
-func (p *Path) DialFailed(now time.Duration, gen uint64, err error) {
-	if gen == p.gen && p.state == Connecting {
+// DialFailed tells that the attempt failed.
+func (p *Path) DialFailed(now time.Duration, attempt uint64, err error) {
+	if attempt == p.attempt && p.state == Connecting {
 		p.c.ctr.DialFailed++
 		p.lastErr, p.tryErr = err, true
 		p.event(now, EvFail)
 	}
 }
 
-// Lost tells that link gen is closed and wholly read; acked is what TCP
-// acknowledged of it in the end (kernel peers).
-func (p *Path) Lost(now time.Duration, gen uint64, acked uint64, err error) {
+// Lost tells that the link of attempt is closed and wholly read; acked is the number of its
+// bytes that TCP had acknowledged in the end (kernel peers).
+func (p *Path) Lost(now time.Duration, attempt uint64, acked uint64, err error) {
 	// One that waited behind an older link ended before it ever began: nothing was sent on it.
-	if i := slices.IndexFunc(p.waiting, func(w waiting) bool { return w.gen == gen }); i >= 0 {
+	if i := slices.IndexFunc(p.waiting, func(w waiting) bool { return w.attempt == attempt }); i >= 0 {
 		p.waiting = slices.Delete(p.waiting, i, i+1)
 		return
 	}
-	if gen != p.gen || p.state != Up && p.state != Disconnecting {
+	if attempt != p.attempt || p.state != Up && p.state != Disconnecting {
 		return
 	}
 	if p.state == Up {
 		p.lastErr, p.tryErr = err, false
 	}
-	// Before the state changes: what TCP had acknowledged in the end is delivered, and only the
-	// rest is sent again.
+	// Before the state changes: messages that TCP had acknowledged in the end are delivered,
+	// and only the rest is sent again.
 	p.ackTCP(now, acked)
 	p.event(now, EvLost)
 	if p.c.kind != KindRdsd {
-		// Whoever was kept from reading by this link's unread bytes (mustWait) goes on.
+		// Links that were not read because of this link's unread bytes (mustWait) go on.
 		p.c.Paths((*Path).Resume)
 	}
 	p.next(now)
@@ -416,8 +416,8 @@ func (p *Path) Lost(now time.Duration, gen uint64, acked uint64, err error) {
 // Drop gives the current link up.
 func (p *Path) Drop(now time.Duration, why error) bool {
 	if p.state != Up {
-		// An attempt is not given up: a kernel may have taken the connection,
-		// and what it has sent on it is lost when nobody reads it.
+		// An attempt is not given up: a kernel may have taken the connection, and what it
+		// has sent there is lost if it is not read.
 		return false
 	}
 	p.lastErr, p.tryErr = why, false
@@ -425,12 +425,12 @@ func (p *Path) Drop(now time.Duration, why error) bool {
 }
 
 func (p *Path) closeLink(now time.Duration) {
-	p.c.owner.Emit(Action{Kind: ActClose, Path: p, Gen: p.gen, Why: p.lastErr})
+	p.c.owner.Emit(Action{Kind: ActClose, Path: p, Attempt: p.attempt, Why: p.lastErr})
 	p.ready = false
 	p.retryAt = Never
 }
 
-// established begins life on a new link.
+// established begins a new link.
 func (p *Path) established(now time.Duration) {
 	p.retryAt = Never
 	p.kicked = false
@@ -438,30 +438,30 @@ func (p *Path) established(now time.Duration) {
 	p.txOff, p.txAcked, p.ackSeen = 0, 0, 0
 	p.upAt, p.lastTx, p.lastRx = now, now, now
 	p.c.links++
-	p.born = p.c.links
+	p.serial = p.c.links
 	p.asked, p.askNow, p.askAt = 0, false, Never
 	p.credits, p.window, p.owed = 0, 0, 0
-	// What Hello grants. Until it has shown its own, the peer has granted nothing.
+	// Our Hello grants this. The peer has granted nothing until its own Hello comes.
 	p.granted = 1 << p.c.cfg.CreditLog2
 	p.ackPending, p.ackDue, p.ackedRx = false, Never, 0
-	// A kernel keeps what it was told on former links, and an rdsd may have another
-	// incarnation since: lane 0 tells the map anew, at once.
+	// A kernel keeps the map of former links, and an rdsd may be another incarnation by
+	// now: path 0 sends the map again, at once.
 	p.congVer, p.congDirty, p.congAt = 0, p.idx == 0, now-time.Hour
 	p.paused, p.again = false, false
 	p.sinceAck.frames, p.sinceAck.bytes = 0, 0
-	p.probed, p.answer, p.heard, p.of, p.tolds = false, false, false, nil, nil
+	p.probed, p.answer, p.heard, p.seqOwner, p.toldPending = false, false, false, nil, nil
 	p.c.allow()
 	if p.c.kind.kernel() && !p.c.may().get {
-		// A rule has changed. Whoever connects next shows anew what it is.
+		// A rule has changed: the next peer that connects shows its kind again.
 		p.c.changed(now)
 		p.lastErr = errNoKernel
 		return
 	}
-	// Kernels are shaken hands with once: datagrams go at once on later links. tellLanes
-	// because it may have been told another number of lanes since.
+	// A kernel needs the handshake only once: datagrams go at once on later links.
+	// tellPaths, because the number of paths it was told may have changed since.
 	if p.c.kind.kernel() && p.synced {
 		p.become(now)
-		p.tellLanes()
+		p.tellPaths()
 	} else {
 		p.probe(now)
 	}
@@ -469,22 +469,23 @@ func (p *Path) established(now time.Duration) {
 	p.kick()
 }
 
-// lost keeps what the peer may not have, to be sent again.
+// lost keeps the messages that the peer may not have, to be sent again.
 func (p *Path) lost(now time.Duration) {
 	p.c.ctr.ConnReset++
 	up := p.ready
 	p.ready, p.kicked = false, false
-	// A larger kernel that has something for us waits to be connected to, and says
-	// so only when somebody sends (net/rds/connection.c, rds_conn_shutdown).
+	// A kernel with the larger address that has something for us waits to be connected to,
+	// and pokes only when one of its sockets sends (net/rds/connection.c,
+	// rds_conn_shutdown).
 	p.wasUp = p.wasUp || p.heard
 	p.pollAt, p.ackDue = Never, Never
 	// A link that went at once is no success: without this a peer that accepts
 	// and closes would be dialled in a tight loop.
 	if up && now-p.upAt > 2*p.c.cfg.ReconnectMin {
-		p.attempts = 0
+		p.failures = 0
 	}
 	p.dropControl()
-	// The shell still reads what it is writing: Wrote calls takeBack.
+	// The shell still reads the messages it is writing: Wrote calls takeBack.
 	if p.writing {
 		p.requeue = true
 	} else {
@@ -493,8 +494,8 @@ func (p *Path) lost(now time.Duration) {
 	p.backOff(now)
 }
 
-// takeBack moves what was sent to the retransmit list, in sequence. Nothing is being
-// written then: Wrote has put that behind what is unacknowledged.
+// takeBack moves the sent messages to the retransmit list, in sequence. Nothing is being
+// written then: Wrote has put its messages behind the unacknowledged ones.
 func (p *Path) takeBack(now time.Duration) {
 	p.requeue = false
 	p.unacked.each(func(m *Msg) bool {
@@ -506,11 +507,11 @@ func (p *Path) takeBack(now time.Duration) {
 		}
 		return false
 	})
-	// What this link has sent again stood before what it had not come to yet.
+	// The messages that this link has sent again stood before those it had not come to yet.
 	p.retrans.front(&p.unacked)
 	p.restoreRefusals()
 	if p.c.kind.kernel() {
-		// The peer cannot say what it has: what was cancelled stays undecided.
+		// The peer cannot say which messages it has: cancelled ones stay undecided.
 		p.retrans.each(func(m *Msg) bool {
 			if m.cancelled {
 				p.done(m, Unknown, WhyCancelledSent)
@@ -544,7 +545,7 @@ func (p *Path) done(m *Msg, o Outcome, why Why) {
 	p.c.owner.FreeMsg(m)
 }
 
-// dropControl throws away what belongs to one link only.
+// dropControl throws away control messages that belong to one link only.
 func (p *Path) dropControl() {
 	p.control.each(func(m *Msg) bool {
 		switch m.Kind {

@@ -1,18 +1,18 @@
 package conn
 
-// queue is what waits on a lane to be sent for the first time. A lane carries
-// many flows, and a flow that has megabytes waiting must not stand in front of
-// one with a few bytes: flows are hashed into lists, and the lists take turns,
-// each for about quantum bytes, in the order in which they began to wait.
-// Datagrams of one flow stay in one list, in their order (D2). A frame is not
-// interrupted: the kernel's framing has no fragments.
+// queue holds the messages of a path that wait to be sent for the first time. A path
+// carries many flows, and a flow that has megabytes waiting must not stand in front of one
+// with a few bytes: flows are hashed into lists, and the lists take turns, each for about
+// quantum bytes, in the order in which they began to wait. Datagrams of one flow stay in
+// one list, in their order (D2). A frame is not interrupted: the kernel's framing has no
+// fragments.
 type queue struct {
-	lists [queueLists]list
-	order uint32 // lists with something in them, 4 bits each, the lowest first: the one whose turn it is
-	some  uint8  // how many
-	left  int    // bytes the first may still send before the next has its turn
-	n     int    // datagrams
-	bytes int
+	lists    [queueLists]list
+	order    uint32 // lists with something in them, 4 bits each, the lowest first: the one whose turn it is
+	nonEmpty uint8  // lists with at least one message
+	left     int    // bytes the first may still send before the next has its turn
+	n        int    // datagrams
+	bytes    int
 }
 
 const (
@@ -38,16 +38,16 @@ func (q *queue) push(m *Msg) {
 
 // add puts list i behind the others that have something.
 func (q *queue) add(i uint8) {
-	if q.some == 0 {
+	if q.nonEmpty == 0 {
 		q.left = quantum
 	}
-	q.order |= uint32(i) << (4 * q.some)
-	q.some++
+	q.order |= uint32(i) << (4 * q.nonEmpty)
+	q.nonEmpty++
 }
 
 // head is the next to be sent, nil when there is none.
 func (q *queue) head() *Msg {
-	if q.some == 0 {
+	if q.nonEmpty == 0 {
 		return nil
 	}
 	return q.lists[q.order&15].head
@@ -64,12 +64,12 @@ func (q *queue) pop() *Msg {
 	switch {
 	case l.head == nil:
 		q.order >>= 4
-		q.some--
+		q.nonEmpty--
 		q.left = quantum
 	// Its turn is over, and it goes behind the other lists. A message is never cut, so that
 	// a turn may be longer by one.
 	case q.left <= 0:
-		q.order = q.order>>4 | i<<(4*(q.some-1))
+		q.order = q.order>>4 | i<<(4*(q.nonEmpty-1))
 		q.left = quantum
 	}
 	return m
@@ -85,13 +85,13 @@ func (q *queue) remove(m *Msg) {
 		return
 	}
 	// The list is empty and must not have a turn: its four bits are taken out of order.
-	for k := range q.some {
+	for k := range q.nonEmpty {
 		if uint8(q.order>>(4*k)&15) != i {
 			continue
 		}
 		low := uint32(1)<<(4*k) - 1
 		q.order = q.order&low | q.order>>4&^low
-		q.some--
+		q.nonEmpty--
 		if k == 0 {
 			q.left = quantum
 		}
@@ -99,7 +99,7 @@ func (q *queue) remove(m *Msg) {
 	}
 }
 
-// front puts all of o before what waits, each before its own flow.
+// front puts all messages of o before those that wait, each before its own flow.
 func (q *queue) front(o *list) {
 	var first queue
 	// In a queue of their own first: pushed one by one before the others they would come out
@@ -119,9 +119,9 @@ func (q *queue) front(o *list) {
 
 // each is list.each for all lists.
 func (q *queue) each(f func(m *Msg) (take bool)) {
-	order, some := q.order, q.some
+	order, some := q.order, q.nonEmpty
 	// f may empty lists, so their order is built anew from those that are left.
-	q.order, q.some, q.n, q.bytes = 0, 0, 0, 0
+	q.order, q.nonEmpty, q.n, q.bytes = 0, 0, 0, 0
 	for range some {
 		i := uint8(order & 15)
 		order >>= 4

@@ -25,12 +25,12 @@ var (
 	errGone      = errors.New("the link is being dropped")
 )
 
-// Receive takes one frame of link gen. ErrPause asks for it again later. Any
-// other error has already dropped the path: read and throw away what still
-// comes. Call ReceivedAll after the last frame of a read.
-func (p *Path) Receive(now time.Duration, gen uint64, f *transport.Frame) error {
-	if gen != p.gen || p.state != Up {
-		if gen != p.gen || p.state != Disconnecting || p.c.kind == KindRdsd {
+// Receive takes one frame of the link of attempt. With ErrPause the shell offers it again
+// later. Any other error has already dropped the path: the shell reads and throws away what
+// still comes. It calls ReceivedAll after the last frame of a read.
+func (p *Path) Receive(now time.Duration, attempt uint64, f *transport.Frame) error {
+	if attempt != p.attempt || p.state != Up {
+		if attempt != p.attempt || p.state != Disconnecting || p.c.kind == KindRdsd {
 			return errGone
 		}
 		// A kernel forgot these bytes when TCP acknowledged them: take them
@@ -41,8 +41,9 @@ func (p *Path) Receive(now time.Duration, gen uint64, f *transport.Frame) error 
 		return err
 	}
 	p.c.ctr.ProtocolError++
-	// TCP has brought what the peer sent, unchanged: whoever breaks a rule here means
-	// something else by the stream than we do, and the only common ground is a new link.
+	// TCP has brought the peer's bytes unchanged: a peer that breaks a rule here
+	// understands the stream in another way than we do, and only a new link can put that
+	// right.
 	err = fmt.Errorf("protocol error: %w", err)
 	p.Drop(now, err)
 	return err
@@ -59,7 +60,7 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 		c.ctr.RecvDropBadChecksum++
 		return errChecksum
 	}
-	// Kernels set no limit to what they take, but send nothing above this one.
+	// Kernels accept frames of any length, but send none above this one.
 	if h.Len > wire.MaxDatagram {
 		return errTooLong
 	}
@@ -67,7 +68,7 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 	if !p.heard {
 		p.heard = true
 		// An rdsd's first frame is a handshake, so this is a kernel at its address, or a
-		// stranger: what we know of its numbers is not about this peer.
+		// stranger: our state of its sequences is not about this peer.
 		if rdsd && kind != wire.KindProbe && kind != wire.KindProbeReply {
 			c.changed(now)
 			return errPeerChanged
@@ -81,20 +82,21 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 		// The next call is for the end of the silence that this frame has ended.
 		c.rearm(p.heartbeatAt())
 	}
-	// Before anything of the frame has an effect. A kernel cannot prove who it is, and
-	// where none is allowed nothing is taken from a peer that has not shown its Hello.
+	// This comes before anything of the frame has an effect. A kernel cannot prove its
+	// identity, and where none is allowed nothing is taken from a peer that has not shown
+	// its Hello.
 	if !c.may().takes(kind) {
 		return errUnidentified
 	}
-	// A kernel without lanes may have connected anew on what we took for another lane. Its
-	// sequence goes on there, so what it sent on the older link is read first. A Hello ends
-	// the question, and is not held up by it.
-	if !rdsd && kind != KindCongMapFrame && p.mustWait() && !hello(&h, kind) {
+	// A kernel without paths may have connected again on what we took for another path. Its
+	// sequence goes on there, so its messages on the older link are read first. A Hello
+	// settles the question, so it does not wait.
+	if !rdsd && kind != wire.KindCongMap && p.mustWait() && !carriesHello(&h, kind) {
 		p.paused = true
 		return ErrPause
 	}
 	switch kind {
-	case KindCongMapFrame:
+	case wire.KindCongMap:
 		if len(f.Payload) != 8192 {
 			if rdsd {
 				return errMapLength
@@ -110,31 +112,28 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 		if err := p.receiveRdsd(now, &h, kind); err != nil {
 			return err
 		}
-		// What has no sequence is complete here: it is neither placed nor acknowledged.
+		// A frame without a sequence is complete here: it is neither placed nor
+		// acknowledged.
 		if h.Seq == 0 {
 			if kind == wire.KindControl {
 				p.count(f)
 				return p.onControl(now, &h, f)
 			}
-			if kind == wire.KindAckOnly || kind == KindCongMapFrame {
+			if kind == wire.KindAckOnly || kind == wire.KindCongMap {
 				p.count(f)
 				return nil
 			}
 		}
-	} else if kind == KindCongMapFrame {
+	} else if kind == wire.KindCongMap {
 		p.count(f)
 		return nil
 	}
 	return p.receiveSequenced(now, &h, kind, f)
 }
 
-func hello(h *wire.Header, kind wire.Kind) bool {
+func carriesHello(h *wire.Header, kind wire.Kind) bool {
 	return (kind == wire.KindProbe || kind == wire.KindProbeReply) && wire.ParseHandshake(&h.Ext).Hello.Version != 0
 }
-
-// KindCongMapFrame is wire.KindCongMap under a name that does not clash with
-// the kinds of peers in this package.
-const KindCongMapFrame = wire.KindCongMap
 
 func (p *Path) count(f *transport.Frame) {
 	n := uint64(len(f.Raw) + len(f.Payload))
@@ -150,7 +149,7 @@ func (p *Path) receiveHandshake(now time.Duration, h *wire.Header, f *transport.
 	if h.Seq != 0 && !p.inSequence(h) {
 		return nil
 	}
-	// Before onHandshake, which may start the peer's numbers anew.
+	// This is read before onHandshake, which may start the peer's sequence from 1.
 	seq := h.Seq
 	err := p.onHandshake(now, h, f, reply)
 	if err == nil && seq != 0 && p.c.kind != KindRdsd {
@@ -161,15 +160,15 @@ func (p *Path) receiveHandshake(now time.Duration, h *wire.Header, f *transport.
 	return err
 }
 
-// receiveRdsd takes what only another rdsd puts into a header.
+// receiveRdsd takes the parts of a header that only another rdsd uses.
 func (p *Path) receiveRdsd(now time.Duration, h *wire.Header, kind wire.Kind) error {
 	if h.Credit != 0 {
-		// More than was granted at first is never ours, whatever a peer says.
+		// We never have more credits than were granted at first, whatever the peer sends.
 		p.credits = min(p.credits+int(h.Credit), p.window)
 	}
 	if kind == wire.KindControl && h.Ext[0] == wire.CtlRefuse {
-		// Its acknowledgement may cover what it refuses: refusals first. They
-		// are taken in receiveSequenced; the ack follows there.
+		// The acknowledgement may cover refused messages, so refusals go first. They are
+		// taken in receiveSequenced; the ack follows there.
 	} else if h.Ack != p.ackSeen {
 		if err := p.ack(now, h.Ack); err != nil {
 			return err
@@ -186,18 +185,18 @@ func (p *Path) receiveRdsd(now time.Duration, h *wire.Header, kind wire.Kind) er
 	return nil
 }
 
-// inSequence applies the kernel's receive rule (net/rds/recv.c, rds_recv_incoming):
-// below what is expected and flagged as retransmitted is a duplicate; anything
-// else is new.
+// inSequence applies the kernel's receive rule (net/rds/recv.c, rds_recv_incoming): a
+// message below the expected sequence that is flagged as retransmitted is a duplicate; any
+// other is new.
 func (p *Path) inSequence(h *wire.Header) bool {
-	// A kernel may count this link's frames in the sequence of another of our lanes.
+	// A kernel may count this link's frames in the sequence of another of our paths.
 	r := p.rx()
 	if p.c.kind == KindUnknown && p.expected == 0 {
 		p.inherit()
 	}
-	// What a stale link brings below the expected sequence is no restart of a kernel,
-	// though it bears no flag: a later link of the peer has gone on from there.
-	old := h.Flags&wire.FlagRetransmitted != 0 || p.born < r.born
+	// A frame of a stale link below the expected sequence is no restart of a kernel, though
+	// it bears no flag: a later link of the peer has gone on from there.
+	old := h.Flags&wire.FlagRetransmitted != 0 || p.serial < r.serial
 	if h.Seq < r.expected && old {
 		p.c.ctr.RecvDropOldSeq++
 		return false
@@ -214,8 +213,8 @@ func (p *Path) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kin
 	}
 	fresh := p.inSequence(h)
 	p.again = h.Flags&wire.FlagRetransmitted != 0
-	// Duplicates cost as much as what is new: the sender has paid for them before it
-	// could know.
+	// Duplicates cost as many credits as new messages: the sender has paid for them before
+	// it could know.
 	if rdsd && !(kind == wire.KindControl && h.Ext[0] == wire.CtlRefuse) {
 		cost := min(creditCost(len(f.Payload)), 1<<c.cfg.CreditLog2)
 		if p.granted -= cost; p.granted < 0 {
@@ -236,8 +235,8 @@ func (p *Path) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kin
 		case wire.KindPing:
 			p.pong(h)
 		case wire.KindControl:
-			// The refusals first, then the acknowledgement in the same header, which may cover what
-			// they refuse.
+			// The refusals go first, then the acknowledgement in the same header, which may cover
+			// the refused messages.
 			if err := p.onControl(now, h, f); err != nil {
 				return err
 			}
@@ -260,7 +259,7 @@ func (p *Path) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kin
 // moveOn records that the message with sequence seq has been dealt with.
 func (p *Path) moveOn(seq uint64) {
 	r := p.rx()
-	r.expected, r.read = seq+1, p.born
+	r.expected, r.readSerial = seq+1, p.serial
 }
 
 // place delivers a datagram, or refuses it to an rdsd, or pauses a kernel.
@@ -279,7 +278,7 @@ func (p *Path) place(h *wire.Header, f *transport.Frame) error {
 		}
 	}
 	n := max(1, int(t.Count))
-	// It sends on and does not acknowledge what was refused: the refusals would fill this
+	// The peer goes on sending and does not acknowledge the refusals, which would fill this
 	// node's memory (refusalsMost).
 	if p.refusals >= p.refusalsMost() {
 		return errRefusals
@@ -302,9 +301,9 @@ func (p *Path) place(h *wire.Header, f *transport.Frame) error {
 			p.refuse(h.Seq, n, wire.ReasonNoPort)
 		}
 	case NoRoom:
-		// A kernel forgets what its TCP has had acknowledged, so dropping it would lose it. Not
-		// reading on makes TCP stop the kernel, with everything else on this link: only
-		// between daemons does one full reader stop nobody else.
+		// A kernel forgets a message that TCP has acknowledged, so dropping it would lose it.
+		// Not reading on makes TCP stop the kernel, with everything else on this link: only
+		// between daemons a full reader stops no other.
 		if !rdsd {
 			if !p.paused {
 				p.paused = true
@@ -346,11 +345,11 @@ func (p *Path) pong(h *wire.Header) {
 	p.control.push(m)
 }
 
-// ReceivedAll ends a read of link gen: acknowledgements that were asked for,
-// or that are worth a frame by now, are sent.
-func (p *Path) ReceivedAll(now time.Duration, gen uint64) {
+// ReceivedAll ends a read of the link of attempt: acknowledgements that were asked for, or
+// that are worth a frame by now, are sent.
+func (p *Path) ReceivedAll(now time.Duration, attempt uint64) {
 	p.c.ctr.TCPDataReady++
-	if gen != p.gen || p.state != Up {
+	if attempt != p.attempt || p.state != Up {
 		return
 	}
 	// A part of a large frame is a sign of life too.
@@ -365,7 +364,7 @@ func (p *Path) ReceivedAll(now time.Duration, gen uint64) {
 				p.c.rearm(now + p.c.cfg.AckDelay*4)
 			}
 		}
-		// Nobody asked, so the acknowledgement may wait for a frame to ride on.
+		// The peer did not ask, so the acknowledgement may wait for a frame to ride on.
 		if !p.ackPending && p.ackDue == Never && p.ackable() != p.ackedRx {
 			p.ackDue = now + p.c.cfg.AckDelay
 			p.c.rearm(p.ackDue)
@@ -376,12 +375,11 @@ func (p *Path) ReceivedAll(now time.Duration, gen uint64) {
 	}
 }
 
-// Alive tells that the peer's TCP took bytes of a batch that does not fit into
-// the link's buffer at once: while a large frame goes out slowly nothing else
-// can ask for a sign of life.
-func (p *Path) Alive(now time.Duration, gen uint64) {
+// Alive tells that the peer's TCP took bytes of a batch that does not fit into the link's
+// buffer at once: while a large frame goes out slowly no heartbeat can be sent.
+func (p *Path) Alive(now time.Duration, attempt uint64) {
 	p.c.ctr.TCPWriteSpace++
-	if gen == p.gen && p.state == Up {
+	if attempt == p.attempt && p.state == Up {
 		p.lastRx, p.tookAt = now, now
 	}
 }
@@ -399,13 +397,13 @@ func (p *Path) Resume() {
 // Paused reports whether the link's reading is stopped by a full receiver.
 func (p *Path) Paused() bool { return p.paused }
 
-// Awaits reports whether the header raw, read from link gen, is of a datagram
-// that would be offered to the owner, and for which port. It is a hint: Receive
-// judges the frame.
-func (p *Path) Awaits(gen uint64, raw []byte) (dport uint16, ok bool) {
+// Awaits reports whether the header raw, read from the link of attempt, is of a datagram
+// that would be offered to the owner, and for which port. It is a hint: Receive judges the
+// frame.
+func (p *Path) Awaits(attempt uint64, raw []byte) (dport uint16, ok bool) {
 	var h wire.Header
 	rdsd := p.c.kind == KindRdsd
-	if gen != p.gen || p.state != Up && (rdsd || p.state != Disconnecting) || h.Parse(raw) != nil {
+	if attempt != p.attempt || p.state != Up && (rdsd || p.state != Disconnecting) || h.Parse(raw) != nil {
 		return 0, false
 	}
 	// A frame that will be dropped or refused needs no place. An rdsd's old sequence is an

@@ -30,7 +30,7 @@ func TestRefusalsNobodyAcknowledges(t *testing.T) {
 	n := 0
 	for ; err == nil && n < 10000; n++ {
 		err = w.recvOne(p, fmt.Sprintf("data 5000>4000 seq=%d len=10 csum ack=1", n+2))
-		p.ReceivedAll(w.now, p.gen)
+		p.ReceivedAll(w.now, p.attempt)
 		w.settle()
 	}
 	if !errors.Is(err, errCredits) || n > 128+128/4+2 {
@@ -53,7 +53,7 @@ func TestRefusalsOverManyLinks(t *testing.T) {
 			err := w.recvOne(p, fmt.Sprintf("data 5000>4000 seq=%d len=10 csum ack=1", seq))
 			if err == nil {
 				seq++
-				p.ReceivedAll(w.now, p.gen)
+				p.ReceivedAll(w.now, p.attempt)
 				w.settle()
 				continue
 			}
@@ -84,7 +84,7 @@ func TestRefusalsAcknowledged(t *testing.T) {
 		if err := w.recvOne(p, fmt.Sprintf("data 5000>4000 seq=%d len=10 csum ack=%d", n+2, ack)); err != nil {
 			t.Fatalf("frame %d: %v", n, err)
 		}
-		p.ReceivedAll(w.now, p.gen)
+		p.ReceivedAll(w.now, p.attempt)
 		w.settle()
 		if n%100 == 99 && p.granted < 128-1 {
 			t.Fatalf("frame %d: everything is acknowledged, and the peer has %d credits of 128", n, p.granted)

@@ -201,11 +201,11 @@ func (w *world) checkNumbers(p *Path) {
 	if p.state == Up && w.c.kind == KindRdsd && p.ackedRx > p.ackable() {
 		w.t.Errorf("%v: sequence %d was acknowledged, and %d may be", p, p.ackedRx, p.ackable())
 	}
-	for i, gen := 0, p.gen; i < len(p.waiting); i++ {
-		if p.waiting[i].gen <= gen {
-			w.t.Errorf("%v: link %d waits behind link %d", p, p.waiting[i].gen, gen)
+	for i, attempt := 0, p.attempt; i < len(p.waiting); i++ {
+		if p.waiting[i].attempt <= attempt {
+			w.t.Errorf("%v: link %d waits behind link %d", p, p.waiting[i].attempt, attempt)
 		}
-		gen = p.waiting[i].gen
+		attempt = p.waiting[i].attempt
 	}
 }
 
@@ -221,7 +221,7 @@ func (w *world) checkPending() {
 	if n != w.c.pending.n || bytes != w.c.pending.bytes {
 		w.t.Errorf("%d datagrams of %d bytes wait for the lanes, counted are %d of %d", n, bytes, w.c.pending.n, w.c.pending.bytes)
 	}
-	if n > 0 && w.c.lanes != 0 && w.c.grow == 0 && w.c.paths[0].ready {
+	if n > 0 && w.c.npaths != 0 && w.c.grow == 0 && w.c.paths[0].ready {
 		w.t.Errorf("%d datagrams wait for lanes that are known", n)
 	}
 }

@@ -19,10 +19,10 @@ var update = flag.Bool("update", false, "write the expected lines of testdata/*.
 // with ">" are what happens to the Conn under test, the lines below what it
 // does. Others begin with "#". text_test.go has the notation of frames.
 //
-//	conn LOCAL REMOTE [lanes=N credit=LOG2 ping=off ackframes=N ackbytes=N ackstep=N laneload=N trains=on]
+//	conn LOCAL REMOTE [paths=N credit=LOG2 ping=off ackframes=N ackbytes=N ackstep=N laneload=N trains=on]
 //	send SPORT>DPORT LEN [want]        a socket sends
 //	train SPORT>DPORT LEN N|L,L,... [want]  LEN bytes as N datagrams, or with a table of lengths
-//	chain SPORT>DPORT LEN N            N datagrams given to the lane at once
+//	chain SPORT>DPORT LEN N            N datagrams given to the path at once
 //	cell TAG                           what stands in the cell of the message with this first tag
 //	refusals PATH                      those the peer has not acknowledged
 //	accept SPORT                       a connection comes in
@@ -46,7 +46,7 @@ var update = flag.Bool("update", false, "write the expected lines of testdata/*.
 //	connect                            to a peer that may wait for it
 //	address                            ours has left the machine
 //	queued                             datagrams on their way, up to one of 7 bytes
-//	show                               counts, kind, lanes
+//	show                               counts, kind, paths
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) < 8 {
@@ -207,12 +207,12 @@ func (w *world) step(words []string) {
 	case "connected":
 		p := path()
 		w.txB[p] = 0
-		if !p.Connected(w.now, p.gen) {
+		if !p.Connected(w.now, p.attempt) {
 			w.note("too late")
 		}
 	case "dialfail":
 		p := path()
-		p.DialFailed(w.now, p.gen, errors.New("connection refused"))
+		p.DialFailed(w.now, p.attempt, errors.New("connection refused"))
 	case "lost":
 		acked := uint64(0)
 		if len(words) > 2 {
@@ -222,7 +222,7 @@ func (w *world) step(words []string) {
 			}
 		}
 		p := path()
-		p.Lost(w.now, p.gen, acked, errors.New("reset by peer"))
+		p.Lost(w.now, p.attempt, acked, errors.New("reset by peer"))
 		w.txB[p] = 0
 	case "drop":
 		if !path().Drop(w.now, errors.New("asked to")) {
@@ -237,14 +237,14 @@ func (w *world) step(words []string) {
 			}
 		}
 		p := path()
-		p.ReceivedAll(w.now, p.gen)
+		p.ReceivedAll(w.now, p.attempt)
 	case "acked":
 		p := path()
 		n := w.txB[p]
 		if arg(2) != "all" {
 			n = num(2)
 		}
-		p.Acked(w.now, p.gen, n)
+		p.Acked(w.now, p.attempt, n)
 	case "wait":
 		d, err := time.ParseDuration(arg(1))
 		if err != nil {
@@ -301,7 +301,7 @@ func (w *world) step(words []string) {
 		w.note("taken: %v", w.c.Tell(wire.CtlAskPorts, nil))
 	case "alive":
 		p := path()
-		p.Alive(w.now, p.gen)
+		p.Alive(w.now, p.attempt)
 	case "connect":
 		w.c.Connect(w.now)
 	case "address":
@@ -323,7 +323,7 @@ func (w *world) step(words []string) {
 
 func (w *world) recvOne(p *Path, f string) error {
 	fr := w.frame(strings.Fields(f))
-	err := p.Receive(w.now, p.gen, &fr)
+	err := p.Receive(w.now, p.attempt, &fr)
 	if err != nil {
 		w.note("error: %v", err)
 	}
@@ -337,16 +337,16 @@ func (w *world) accepted(a Accepted) {
 	case !a.Link:
 		w.note("a poke for path %d", a.Path.idx)
 	case a.Parked:
-		w.note("parked for path %d as link %d", a.Path.idx, a.Gen)
+		w.note("parked for path %d as link %d", a.Path.idx, a.Attempt)
 	default:
 		w.txB[a.Path] = 0
-		w.note("link %d of path %d", a.Gen, a.Path.idx)
+		w.note("link %d of path %d", a.Attempt, a.Path.idx)
 	}
 }
 
 func (w *world) show() {
 	q := w.c.Queued()
-	w.note("%v, %d lanes; queued %d, held %d, unacknowledged %d", w.c.kind, w.c.lanes, q.Queued, q.Held, q.Unacked)
+	w.note("%v, %d lanes; queued %d, held %d, unacknowledged %d", w.c.kind, w.c.npaths, q.Queued, q.Held, q.Unacked)
 	w.c.Paths(func(p *Path) {
 		i := p.Info()
 		w.note("path %d %v ready=%v next tx %d rx %d credits %d%s", p.idx, i.State, p.ready, i.NextTx, i.NextRx, i.Credits, map[bool]string{true: " paused"}[i.Paused])

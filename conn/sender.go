@@ -1,9 +1,9 @@
 package conn
 
-// Sender is one flow of a socket: it knows the messages it has on a connection
-// that have no outcome yet, in the order in which they were accepted. What one
-// socket cancels or closes therefore costs what that socket has sent, however
-// much others have queued to the same peer.
+// Sender is one flow of a socket: it knows the messages it has on a connection that have no
+// outcome yet, in the order in which they were accepted. A cancel or close of one socket
+// therefore costs only as much as that socket has sent, however much others have queued to
+// the same peer.
 //
 // A Sender must not move while it has messages.
 type Sender struct {
@@ -12,7 +12,7 @@ type Sender struct {
 	messages   int
 }
 
-// NewSender makes the Sender whose outcomes owner is told.
+// NewSender returns a Sender whose outcomes go to owner.
 func NewSender(owner Completer) Sender { return Sender{owner: owner} }
 
 // Messages is how many have no outcome yet.

@@ -10,7 +10,7 @@ const (
 	Down          State = iota // no link and nothing under way
 	Connecting                 // dialling, or poked the peer and waiting for its connection
 	Up                         // a link is there
-	Disconnecting              // the link is being closed, what it still holds is being read
+	Disconnecting              // the link is being closed, its last bytes are being read
 	Error                      // failed or lost; waiting to try again
 	numStates
 )
@@ -19,13 +19,13 @@ var stateNames = [numStates]string{"Down", "Connecting", "Up", "Disconnecting", 
 
 func (s State) String() string { return stateNames[s] }
 
-// Event is what can happen to a path.
+// Event is something that can happen to a path.
 type Event uint8
 
 // Events.
 const (
-	EvWant Event = iota // somebody wants to send, or the time to retry came
-	EvRest              // the time to retry came and nobody wants anything
+	EvWant Event = iota // there is something to send, or the time to retry came
+	EvIdle              // the time to retry came and there is nothing to send
 	EvLink              // a link was made, by either side
 	EvFail              // the attempt failed or timed out
 	EvLost              // the link is gone: closed by the peer, failed, or closed on our request
@@ -33,7 +33,7 @@ const (
 	numEvents
 )
 
-var eventNames = [numEvents]string{"Want", "Rest", "Link", "Fail", "Lost", "Drop"}
+var eventNames = [numEvents]string{"Want", "Idle", "Link", "Fail", "Lost", "Drop"}
 
 func (e Event) String() string { return eventNames[e] }
 
@@ -55,7 +55,7 @@ func init() {
 	none := func(*Path, time.Duration) {}
 
 	on(Down, EvWant, Connecting, "dial or poke", (*Path).start)
-	on(Down, EvRest, Down, "-", none)
+	on(Down, EvIdle, Down, "-", none)
 	on(Down, EvLink, Up, "begin the link", (*Path).established)
 	on(Down, EvDrop, Down, "-", none)
 
@@ -75,9 +75,9 @@ func init() {
 	on(Disconnecting, EvDrop, Disconnecting, "-", none)
 
 	on(Error, EvWant, Connecting, "dial or poke", (*Path).start)
-	on(Error, EvRest, Down, "-", none)
-	// The other side decides when it connects: its link is taken whatever this side was about to
-	// do.
+	on(Error, EvIdle, Down, "-", none)
+	// The other side decides when it connects: its link is taken, whatever this side was about
+	// to do.
 	on(Error, EvLink, Up, "begin the link", (*Path).established)
 	on(Error, EvDrop, Error, "-", none)
 }
@@ -91,8 +91,8 @@ func (p *Path) event(now time.Duration, e Event) bool {
 	}
 	was := p.state
 	p.state = s.next
-	// Told before the action, which may cause more events: the log has them in the order in
-	// which they happened.
+	// The owner is told before the action, which may cause more events: so the log has them
+	// in the order in which they happened.
 	if was != p.state {
 		p.since = now
 		p.c.owner.StateChanged(p, was)

@@ -12,7 +12,7 @@ import (
 // column for each event: the state that follows, "." where nothing changes
 // legally, "-" where the event is illegal.
 const cells = `
-               Want        Rest  Link  Fail   Lost   Drop
+               Want        Idle  Link  Fail   Lost   Drop
 Down           Connecting  .     Up    -      -      .
 Connecting     .           -     Up    Error  -      .
 Up             .           -     -     -      Error  Disconnecting
@@ -125,13 +125,13 @@ func (w *world) checkPath(name string, p *Path) {
 func TestLateEvents(t *testing.T) {
 	for s := range numStates {
 		w, p := inState(t, s)
-		gen := p.gen
-		for _, g := range []uint64{0, gen + 1, gen + 1000} {
-			if g == gen {
+		attempt := p.attempt
+		for _, g := range []uint64{0, attempt + 1, attempt + 1000} {
+			if g == attempt {
 				continue
 			}
 			if p.Connected(w.now, g) {
-				t.Errorf("%v: connected by attempt %d, current is %d", s, g, gen)
+				t.Errorf("%v: connected by attempt %d, current is %d", s, g, attempt)
 			}
 			p.DialFailed(w.now, g, nil)
 			if g != 0 || len(p.waiting) > 0 {
@@ -140,11 +140,11 @@ func TestLateEvents(t *testing.T) {
 			p.Acked(w.now, g, 1<<40)
 			fr := w.frame([]string{"data", "1>2", "seq=1"})
 			if p.Receive(w.now, g, &fr) == nil {
-				t.Errorf("%v: took a frame of link %d, current is %d", s, g, gen)
+				t.Errorf("%v: took a frame of link %d, current is %d", s, g, attempt)
 			}
 			p.ReceivedAll(w.now, g)
 		}
-		if p.state != s || p.gen != gen || len(w.acts) != 0 || w.ctr.IllegalEvent != 0 || w.ctr.ProtocolError != 0 {
+		if p.state != s || p.attempt != attempt || len(w.acts) != 0 || w.ctr.IllegalEvent != 0 || w.ctr.ProtocolError != 0 {
 			t.Errorf("%v: late events led to %v, %d orders", s, p.state, len(w.acts))
 		}
 	}
@@ -187,9 +187,9 @@ func TestFlap(t *testing.T) {
 		switch p.state {
 		case Connecting:
 			dials++
-			p.Connected(w.now, p.gen)
+			p.Connected(w.now, p.attempt)
 		case Up:
-			p.Lost(w.now, p.gen, 0, nil)
+			p.Lost(w.now, p.attempt, 0, nil)
 		default:
 			w.now = max(w.now, w.armed)
 			w.armed = Never

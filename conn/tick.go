@@ -16,7 +16,7 @@ func (c *Conn) rearm(at time.Duration) {
 	}
 }
 
-// Tick does what is due. It arms the next call itself.
+// Tick carries out everything that is due, and arms the next call.
 func (c *Conn) Tick(now time.Duration) {
 	c.late = 0
 	if c.armed != Never {
@@ -58,12 +58,13 @@ func (p *Path) tick(now time.Duration) time.Duration {
 			p.event(now, EvFail)
 		case Error:
 			p.retryAt = Never
-			// The side that connects also keeps a link that was used: only it can, and the other
-			// may have something to send. A kernel may use any of its lanes.
-			if !p.idle() || p.c.active && p.wasUp && (p.idx < max(p.c.lanes, 1) || p.c.kind == KindKernel) {
+			// The side that connects also keeps up a link that was used: only this side can
+			// connect, and the other may have something to send. A kernel may use any of its
+			// paths.
+			if !p.idle() || p.c.active && p.wasUp && (p.idx < max(p.c.npaths, 1) || p.c.kind == KindKernel) {
 				p.event(now, EvWant)
 			} else {
-				p.event(now, EvRest)
+				p.event(now, EvIdle)
 			}
 		default:
 			p.retryAt = Never
@@ -75,7 +76,7 @@ func (p *Path) tick(now time.Duration) time.Duration {
 	}
 	if p.probed && !p.ready {
 		if p.paused {
-			// The answer may stand behind what a full receiver keeps unread.
+			// The answer may stand behind frames that a full receiver keeps unread.
 			p.probedAt = now
 		}
 		if now-p.probedAt >= cfg.ProbeTimeout {
@@ -141,8 +142,8 @@ func (p *Path) tickRdsd(now time.Duration) time.Duration {
 	}
 	quiet := now - p.lastRx
 	if quiet >= cfg.DeadAfter && p.c.late >= lateGrace {
-		// This process stood still. What has come meanwhile stands in the socket's
-		// buffer: it is read before the next look.
+		// This process stood still. Frames that came meanwhile are in the socket's buffer:
+		// they are read before the next look.
 		return min(next, now+lateGrace)
 	}
 	if quiet >= cfg.DeadAfter {
@@ -182,8 +183,8 @@ func (p *Path) tickKernel(now time.Duration) time.Duration {
 	return p.pollAt
 }
 
-// ask wants a sign of life: of an rdsd by an acknowledgement, of a kernel by
-// a message it ignores, which a dead connection answers with a reset.
+// ask requests a sign of life: from an rdsd an acknowledgement, from a kernel by a message
+// it ignores, which a dead connection answers with a reset.
 func (p *Path) ask(now time.Duration) {
 	if p.c.kind == KindRdsd {
 		p.asked = now

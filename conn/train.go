@@ -6,19 +6,18 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// Trains. A message may carry many datagrams of one flow. Between two rdsd
-// that both take trains it is sent as it is: one sequence, one
-// acknowledgement, one refusal, one outcome. For every other peer it is split
-// where it enters a lane's queue, and only there, which is possible because no
-// message enters one before the sort of peer is known: Enqueue afterwards,
-// spread for what waited, and gather takes back into waiting what was not
-// delivered when the peer turns into another.
+// Trains. A message may carry many datagrams of one flow. Between two rdsd that both take
+// trains it is sent as it is: one sequence, one acknowledgement, one refusal, one outcome.
+// For every other peer it is split where it enters a path's queue, and only there. That is
+// possible because no message enters a queue before the sort of peer is known: Enqueue puts
+// later messages there and spread those that waited, and gather takes undelivered messages
+// back into waiting when the peer turns into another.
 
 // Trains reports whether a train given to Enqueue now would leave as one, as
 // far as is known.
-func (c *Conn) Trains() bool { return c.lanes == 0 || c.trains }
+func (c *Conn) Trains() bool { return c.npaths == 0 || c.trains }
 
-// enqueue puts m into the queue of its lane.
+// enqueue puts m into the queue of its path.
 func (p *Path) enqueue(m *Msg) {
 	if m.slot = p.slot; m.Count > 1 && !p.c.trains {
 		p.split(m)
@@ -30,8 +29,8 @@ func (p *Path) enqueue(m *Msg) {
 // split queues the datagrams of m one by one. Each completes by itself.
 func (p *Path) split(m *Msg) {
 	if m.Cell != nil {
-		// Several sequences take the place of one, which a cell cannot hold: whoever looks there
-		// learns that no more can be said.
+		// Several sequences take the place of one, which a cell cannot hold: CellSplit says that
+		// the cell tells no more.
 		atomic.StoreUint64(m.Cell, CellSplit)
 		m.Cell = nil
 	}

@@ -149,7 +149,7 @@ func (k *walk) do(line string) {
 // seen is the state anybody outside can ask for, and the counters that moved.
 func (k *walk) seen() string {
 	w := k.w
-	since, rests := w.c.Rests()
+	since, rests := w.c.Idle()
 	s := fmt.Sprintf("call at %v; %v rests %v since %v known %v up %v lanes %d held %d rtt %v trains %v", w.armed, w.c.kind, rests, since, w.c.Known(), w.c.Up(), w.c.Lanes(), w.c.Held(), w.c.RTT(), w.c.Trains())
 	s += fmt.Sprintf(" %+v", w.c.Queued())
 	w.c.Paths(func(p *Path) {

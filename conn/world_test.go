@@ -182,9 +182,9 @@ func (w *world) settle() {
 			case ActKick:
 				w.fill(a.Path)
 			case ActClose:
-				w.note("close path %d link %d: %v", a.Path.idx, a.Gen, a.Why)
+				w.note("close path %d link %d: %v", a.Path.idx, a.Attempt, a.Why)
 			default:
-				w.note("%v path %d link %d", a.Kind, a.Path.idx, a.Gen)
+				w.note("%v path %d link %d", a.Kind, a.Path.idx, a.Attempt)
 			}
 		}
 	}

@@ -14,35 +14,36 @@ const creditUnit = 16 << 10
 
 func creditCost(n int) int { return max(1, (n+creditUnit-1)/creditUnit) }
 
-// frameOut is what all frames of one Fill share.
+// frameOut holds the fields that all frames of one Fill share.
 type frameOut struct {
 	rdsd   bool
 	ack    uint64
 	credit uint8  // still to be put into a frame
 	put    bool   // a frame has carried an acknowledgement
-	told   uint64 // the last one carried: a refusal that leaves raises ack for what follows it
+	told   uint64 // the last ack carried: a refusal that leaves raises ack for the frames behind it
 }
 
-// Fill puts what may be sent now into b, in this order: the handshake, our
-// congestion changes, retransmissions, the protocol's own messages,
-// datagrams; an acknowledgement alone when nothing else carries it. False:
-// nothing to send. True: the shell writes b and calls Wrote, exactly once,
-// whatever becomes of the link; until then Fill returns false.
+// Fill puts what may be sent now into b, in this order: the handshake, our congestion
+// changes, retransmissions, the protocol's own messages, datagrams; an acknowledgement
+// alone when nothing else carries it. It returns false if there is nothing to send. If it
+// returns true the shell writes b and calls Wrote exactly once, whatever happens to the
+// link; until then Fill returns false.
 //
 // Retransmissions precede every new sequence number: a receiver drops a
 // retransmission that is below what it expects.
 func (p *Path) Fill(now time.Duration, b *transport.Batch) bool {
 	c := p.c
 	if p.writing || p.state != Up {
-		// Who has the turn takes these frames along when it comes back for more.
+		// The thread that is writing takes these frames along when it comes back for more.
 		if p.writing {
 			c.ctr.SendLockContention++
 		}
 		p.kicked = false
 		return false
 	}
-	// A frame says what only an rdsd understands once the handshake has shown that one is
-	// there: before that, credits and a checksum would reach a peer of another life.
+	// A frame has parts that only an rdsd understands once the handshake has shown that the
+	// peer is one: before that, credits and a checksum could reach another incarnation of
+	// the peer.
 	o := frameOut{rdsd: c.kind == KindRdsd && p.ready}
 	if c.kind == KindRdsd {
 		o.ack = p.ackable()
@@ -54,7 +55,7 @@ func (p *Path) Fill(now time.Duration, b *transport.Batch) bool {
 		o.credit = p.creditsToGrant()
 	}
 	// Between two rdsd, and on a link whose peer is not known yet, the handshake goes
-	// before everything: what follows waits for its answer.
+	// before everything: all other frames wait for its answer.
 	p.fillHandshake(now, b, &o)
 	p.fillCongestion(now, b, &o)
 	if p.ready {
@@ -125,7 +126,7 @@ func (p *Path) put(b *transport.Batch, o *frameOut, h *wire.Header, payload []by
 
 func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut) {
 	if p.c.kind.kernel() && p.ready && p.retrans.head != nil {
-		// It takes a sequence, which must not overtake what is to be sent again.
+		// The handshake takes a sequence, which must not overtake the retransmissions.
 		return
 	}
 	p.control.each(func(m *Msg) bool {
@@ -152,13 +153,13 @@ func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut)
 			p.probedAt = now
 			// Only a kernel's answer confirms the NPATHS of a certain ping of ours.
 			if !outside {
-				p.tolds = append(p.tolds, int(p.c.told))
+				p.toldPending = append(p.toldPending, int(p.c.told))
 			}
 		} else if m.Kind == MsgAnswer {
 			p.answer = false
 			if outside {
-				// The header's ack stays below refusals that have not left. What was received is
-				// said beside it, so that the peer can settle what it has cancelled.
+				// The header's ack stays below refusals that have not left. The sequence
+				// received stands beside it, so that the peer can decide its cancelled messages.
 				h.Ack = o.ack
 				m.Payload = binary.BigEndian.AppendUint64(m.Payload[:0], p.Received())
 				h.Len = uint32(len(m.Payload))
@@ -170,7 +171,8 @@ func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut)
 		p.put(b, o, &h, m.Payload)
 		o.rdsd = was
 		m.end = uint32(p.txOff + uint64(b.Bytes()))
-		// Nobody acknowledges what has no sequence: it is forgotten once it is written.
+		// A message without a sequence is not acknowledged: it is forgotten once it is
+		// written.
 		if outside {
 			p.c.owner.FreeMsg(m)
 		} else {
@@ -185,12 +187,12 @@ func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut)
 // go to kernels and to peers too far behind, not more often than MapInterval;
 // an rdsd gets changes.
 //
-// The first map of a link goes to a kernel, and to a peer that may be one, even
-// when it is empty. A kernel keeps our map while there is no link
-// (net/rds/cong.c), and this daemon cannot know what a former life of it, or
-// whoever had its address before, has told: a port that was congested then
-// would be refused for ever. Another rdsd forgets the map with the incarnation
-// (see restart), so that an empty one says nothing to it.
+// The first map of a link goes to a kernel, and to a peer that may be one, even when it is
+// empty. A kernel keeps our map while there is no link (net/rds/cong.c), and this daemon
+// cannot know the map that its former incarnation, or another node that had its address
+// before, has sent: a port that was congested then would be refused for ever. Another rdsd
+// forgets the map with the incarnation (see restart), so that an empty one says nothing to
+// it.
 func (p *Path) fillCongestion(now time.Duration, b *transport.Batch, o *frameOut) {
 	if !p.congDirty || p.idx != 0 || !p.c.may().hear {
 		return
@@ -232,15 +234,15 @@ func (p *Path) fillRetrans(now time.Duration, b *transport.Batch, o *frameOut) {
 	for p.retrans.head != nil {
 		m := p.retrans.head
 		// Nothing behind m may go before it, so the batch ends here: sequences only rise.
-		if !p.affords(b, o, m) {
+		if !p.hasCredit(b, o, m) {
 			return
 		}
 		p.retrans.pop()
 		p.c.ctr.Retransmitted++
 		flags := wire.FlagRetransmitted | m.flags
 		if o.rdsd {
-			// What goes a second time is worth an answer soon: until it comes no hold of these
-			// ports ends, and the loss of this link would send it a third time.
+			// A retransmission asks for an answer soon: until it comes no hold of these ports
+			// ends, and the loss of this link would send it a third time.
 			flags |= wire.FlagAckRequired
 		}
 		p.send(now, b, o, m, flags)
@@ -249,7 +251,7 @@ func (p *Path) fillRetrans(now time.Duration, b *transport.Batch, o *frameOut) {
 }
 
 // sentRefusal lets the acknowledgement advance when m is a refusal: acknowledgements behind
-// it may cover what it refuses.
+// it may cover the messages that it refuses.
 func (p *Path) sentRefusal(o *frameOut, m *Msg) {
 	if m.Kind == MsgRefuse {
 		p.nextRefusal()
@@ -257,14 +259,14 @@ func (p *Path) sentRefusal(o *frameOut, m *Msg) {
 	}
 }
 
-// fillControl puts refusals first: they cost no credit, and must not stand behind an
-// answer that waits for one. Until they leave nothing behind what they refuse is
-// acknowledged, not even the peer's refusals, for which it withholds our credits.
+// fillControl puts refusals first: they cost no credit, and must not stand behind an answer
+// that waits for one. Until they leave no message behind the refused ones is acknowledged,
+// not even the peer's refusals, for which it withholds our credits.
 func (p *Path) fillControl(now time.Duration, b *transport.Batch, o *frameOut) {
 	for m := p.control.head; m != nil; {
 		next := m.next
 		if m.Kind == MsgRefuse {
-			if !p.affords(b, o, m) {
+			if !p.hasCredit(b, o, m) {
 				return
 			}
 			p.control.remove(m)
@@ -273,7 +275,7 @@ func (p *Path) fillControl(now time.Duration, b *transport.Batch, o *frameOut) {
 		}
 		m = next
 	}
-	for p.control.head != nil && p.affords(b, o, p.control.head) {
+	for p.control.head != nil && p.hasCredit(b, o, p.control.head) {
 		m := p.control.pop()
 		if m.Kind == MsgTell {
 			p.fillTell(b, o, m)
@@ -286,8 +288,8 @@ func (p *Path) fillControl(now time.Duration, b *transport.Batch, o *frameOut) {
 	}
 }
 
-// fillTell sends a message that has no sequence: nobody misses it when the link is
-// lost, and a peer that has become a kernel meanwhile gets none.
+// fillTell sends a message that has no sequence: it is not sent again when the link is
+// lost, and a peer that has become a kernel meanwhile does not get it.
 func (p *Path) fillTell(b *transport.Batch, o *frameOut, m *Msg) {
 	p.tells--
 	if o.rdsd {
@@ -301,9 +303,9 @@ func (p *Path) fillTell(b *transport.Batch, o *frameOut, m *Msg) {
 // maxTells bounds the messages of Tell that wait.
 const maxTells = 32
 
-// Tell sends the other rdsd a control message that is the owner's business, once and
-// without a promise. It reports whether it is on its way: the peer is an rdsd with a
-// link that is in use, and few others wait.
+// Tell sends the other rdsd a control message of the owner, once and without a promise that
+// it arrives. It reports whether the message is on its way: the peer is an rdsd with a link
+// that is in use, and few others wait.
 func (c *Conn) Tell(ctl uint8, payload []byte) bool {
 	p := c.path(0)
 	if c.kind != KindRdsd || p.state != Up || !p.ready || p.tells >= maxTells {
@@ -319,7 +321,7 @@ func (c *Conn) Tell(ctl uint8, payload []byte) bool {
 
 func (p *Path) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
 	for m := p.queue.head(); m != nil; m = p.queue.head() {
-		if !p.affords(b, o, m) {
+		if !p.hasCredit(b, o, m) {
 			return
 		}
 		p.queue.pop()
@@ -341,7 +343,8 @@ func (p *Path) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
 			p.sinceAck.frames++
 			p.sinceAck.bytes += len(m.Payload)
 			// Ask for an acknowledgement so often that neither side keeps much, and at the end of
-			// what a sender waits for; asking for each would double the frames of small requests.
+			// a run that a sender waits for; asking for each datagram would double the frames of
+			// small requests.
 			if p.sinceAck.frames >= p.c.cfg.AckFrames || p.sinceAck.bytes >= p.c.cfg.AckBytes || m.Want && (p.sinceAck.bytes >= p.c.cfg.AckStep || p.lastOfRun(m)) {
 				flags |= wire.FlagAckRequired
 				p.sinceAck.frames, p.sinceAck.bytes = 0, 0
@@ -361,8 +364,8 @@ func (p *Path) lastOfRun(m *Msg) bool {
 	return n == nil || n.Owner != m.Owner || !n.Want
 }
 
-// affords checks room and credits for m.
-func (p *Path) affords(b *transport.Batch, o *frameOut, m *Msg) bool {
+// hasCredit reports whether there is room and credit for m.
+func (p *Path) hasCredit(b *transport.Batch, o *frameOut, m *Msg) bool {
 	if !b.Room(len(m.Payload)) {
 		return false
 	}
@@ -413,7 +416,7 @@ func (p *Path) fillAck(now time.Duration, b *transport.Batch, o *frameOut) {
 	}
 	p.put(b, o, &h, nil)
 	p.c.ctr.AckOnlySent++
-	// A header holds 255 credits: what a large read freed takes several.
+	// A header holds 255 credits: those freed by a large read take several.
 	for o.credit == 255 {
 		p.put(b, o, &wire.Header{}, nil)
 		p.c.ctr.AckOnlySent++
@@ -435,8 +438,9 @@ func (p *Path) WroteLate(now time.Duration, err error) bool {
 // reports whether the next Fill is likely to find more.
 func (p *Path) Wrote(now time.Duration) bool {
 	p.writing, p.kicked = false, false
-	// The peer's life ended while the shell read these payloads. Nobody can say any more
-	// whether it received them, and sending them to the next life might deliver twice.
+	// The peer's incarnation ended while the shell read these payloads. Whether it received
+	// them is unknown for ever, and sending them to the next incarnation might deliver
+	// twice.
 	if why := p.forget; why != WhyNone {
 		p.forget = WhyNone
 		p.inwrite.each(func(m *Msg) bool {
@@ -448,9 +452,9 @@ func (p *Path) Wrote(now time.Duration) bool {
 			return true
 		})
 	}
-	// First to where they can be acknowledged, then what the peer said meanwhile, refusals
-	// before the acknowledgement: it may cover what they refuse, and would make delivered
-	// what was not.
+	// The messages first go where they can be acknowledged. Then comes what the peer sent
+	// meanwhile, refusals before the acknowledgement: it may cover refused messages, which
+	// would count as delivered.
 	p.unacked.splice(&p.inwrite)
 	ref := p.lateRef
 	p.lateRef = nil
@@ -461,8 +465,8 @@ func (p *Path) Wrote(now time.Duration) bool {
 		p.lateAck = 0
 		p.ack(now, a)
 	}
-	// The link is gone, and only now is nobody reading these: what is not acknowledged by
-	// what came before the loss is to be sent again.
+	// The link is gone, and only now the shell no longer reads these: messages without an
+	// acknowledgement from before the loss are to be sent again.
 	if p.requeue {
 		p.takeBack(now)
 	}
@@ -474,7 +478,7 @@ func (p *Path) Wrote(now time.Duration) bool {
 			p.c.rearm(p.pollAt)
 		}
 	}
-	// The caller fills again if so; that turn counts as asked for, or a want meanwhile
+	// If so the caller fills again; that turn counts as asked for, or a want meanwhile
 	// would order a second one.
 	p.kicked = p.more()
 	return p.kicked
@@ -483,13 +487,13 @@ func (p *Path) Wrote(now time.Duration) bool {
 // CongestionChanged tells that our own map changed.
 func (c *Conn) CongestionChanged(now time.Duration) {
 	if !c.Up() {
-		// Nobody to tell: the next link begins with the whole map.
+		// There is no link to tell it on: the next link begins with the whole map.
 		return
 	}
 	p := c.path(0)
 	p.congDirty = true
 	if p.state != Up {
-		// Updates go on lane 0 alone, and the peer, whose other lanes are up, may wait for
+		// Updates go on path 0 alone, and the peer, whose other paths are up, may wait for
 		// this one.
 		p.want(now)
 		return

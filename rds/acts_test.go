@@ -61,11 +61,11 @@ func (m *machine) act(rng *rand.Rand) {
 		m.note("%v cancels all to %v: %d %d %v", s.Addr(), dst.Addr(), a, b, err)
 	case len(m.links) > 0:
 		l := m.links[rng.Intn(len(m.links))]
-		m.e.Alive(m.now, l.p, l.gen)
+		m.e.Alive(m.now, l.p, l.attempt)
 		h := wire.Header{SPort: 4, DPort: s.port, Seq: uint64(rng.Intn(9)), Len: 100}
 		raw := h.Append(nil)
 		wire.SetChecksum(raw)
-		m.note("memory for %v: %v", s.Addr(), m.e.Buffer(l.p, l.gen, raw, 100) != nil)
+		m.note("memory for %v: %v", s.Addr(), m.e.Buffer(l.p, l.attempt, raw, 100) != nil)
 	}
 }
 

@@ -278,12 +278,12 @@ func (s *Socket) Freed(bytes, cost, datagrams int) {
 	}
 }
 
-// Buffer offers memory for the n bytes of payload that follow the header raw on
-// link gen of p: memory of the client when they are for a Sink that has some to
-// offer, else nil. It is a hint and changes nothing; Receive judges the frame.
-// What is not used is released by its reader.
-func (e *Engine) Buffer(p *conn.Path, gen uint64, raw []byte, n int) *buf.Buf {
-	port, ok := p.Awaits(gen, raw)
+// Buffer offers memory for the n bytes of payload that follow the header raw on the link of
+// p's attempt: memory of the client when they are for a Sink that has some to offer, else
+// nil. It is a hint and changes nothing; Receive judges the frame. What is not used is
+// released by its reader.
+func (e *Engine) Buffer(p *conn.Path, attempt uint64, raw []byte, n int) *buf.Buf {
+	port, ok := p.Awaits(attempt, raw)
 	if !ok {
 		return nil
 	}

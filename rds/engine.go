@@ -252,35 +252,35 @@ func (e *Engine) Accept(now time.Duration, remote netip.AddrPort) (conn.Accepted
 	return a, nil
 }
 
-// Connected reports that attempt gen of p produced a link. It returns false if the attempt
+// Connected reports that the attempt of p produced a link. It returns false if the attempt
 // was superseded; the caller then closes the link.
-func (e *Engine) Connected(now time.Duration, p *conn.Path, gen uint64) bool {
-	ok := p.Connected(now, gen)
+func (e *Engine) Connected(now time.Duration, p *conn.Path, attempt uint64) bool {
+	ok := p.Connected(now, attempt)
 	e.settle(now)
 	return ok
 }
 
-// DialFailed reports that attempt gen of p failed.
-func (e *Engine) DialFailed(now time.Duration, p *conn.Path, gen uint64, err error) {
-	p.DialFailed(now, gen, err)
+// DialFailed reports that the attempt of p failed.
+func (e *Engine) DialFailed(now time.Duration, p *conn.Path, attempt uint64, err error) {
+	p.DialFailed(now, attempt, err)
 	e.settle(now)
 }
 
-// Lost reports that link gen of p is closed and read to its end.
-func (e *Engine) Lost(now time.Duration, p *conn.Path, gen, acked uint64, err error) {
-	p.Lost(now, gen, acked, err)
+// Lost reports that the link of p's attempt is closed and read to its end.
+func (e *Engine) Lost(now time.Duration, p *conn.Path, attempt, acked uint64, err error) {
+	p.Lost(now, attempt, acked, err)
 	e.settle(now)
 }
 
-// Receive takes one frame that arrived on link gen of p. See conn.Path.Receive.
-func (e *Engine) Receive(now time.Duration, p *conn.Path, gen uint64, f *transport.Frame) error {
+// Receive takes one frame that arrived on the link of p's attempt. See conn.Path.Receive.
+func (e *Engine) Receive(now time.Duration, p *conn.Path, attempt uint64, f *transport.Frame) error {
 	e.now = now
-	return p.Receive(now, gen, f)
+	return p.Receive(now, attempt, f)
 }
 
 // ReceivedAll ends a run of Receive calls.
-func (e *Engine) ReceivedAll(now time.Duration, p *conn.Path, gen uint64) {
-	p.ReceivedAll(now, gen)
+func (e *Engine) ReceivedAll(now time.Duration, p *conn.Path, attempt uint64) {
+	p.ReceivedAll(now, attempt)
 	e.settle(now)
 }
 
@@ -291,7 +291,7 @@ func (e *Engine) Fill(now time.Duration, p *conn.Path, b *transport.Batch) bool 
 
 // Alive is conn.Path.Alive of p. The shell calls it when the link has taken more of a
 // partly written batch.
-func (e *Engine) Alive(now time.Duration, p *conn.Path, gen uint64) { p.Alive(now, gen) }
+func (e *Engine) Alive(now time.Duration, p *conn.Path, attempt uint64) { p.Alive(now, attempt) }
 
 // Wrote is conn.Path.Wrote of p.
 func (e *Engine) Wrote(now time.Duration, p *conn.Path) bool {
@@ -307,9 +307,9 @@ func (e *Engine) WroteLate(now time.Duration, p *conn.Path, err error) bool {
 	return more
 }
 
-// Acked reports how many bytes of link gen of p the peer's TCP has acknowledged.
-func (e *Engine) Acked(now time.Duration, p *conn.Path, gen, bytes uint64) {
-	p.Acked(now, gen, bytes)
+// Acked reports how many bytes of the link of p's attempt the peer's TCP has acknowledged.
+func (e *Engine) Acked(now time.Duration, p *conn.Path, attempt, bytes uint64) {
+	p.Acked(now, attempt, bytes)
 	e.settle(now)
 }
 

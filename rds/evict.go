@@ -46,7 +46,7 @@ func (pe *Peer) rests(now time.Duration) (since time.Duration, ok bool) {
 	if pe.busy > 0 || pe.blockedPorts > 0 || pe.isFull {
 		return 0, false
 	}
-	since, ok = pe.c.Rests()
+	since, ok = pe.c.Idle()
 	if ok && pe.c.Known() && now-since < evictAfter {
 		return 0, false
 	}

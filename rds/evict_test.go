@@ -125,7 +125,7 @@ func TestPeersOfStrangers(t *testing.T) {
 				t.Fatalf("%s: stranger %d: %v", local, i, err)
 			}
 			if a.Link {
-				e.Lost(now, a.Path, a.Gen, 0, nil)
+				e.Lost(now, a.Path, a.Attempt, 0, nil)
 			}
 			e.Take(nil)
 			e.Tick(now)
@@ -185,7 +185,7 @@ func TestForgottenPeerComesAgain(t *testing.T) {
 		for _, x := range e.order {
 			x.c.Paths(func(p *conn.Path) {
 				if p.State() == conn.Up {
-					e.Lost(w.now, p, p.Gen(), 0, errors.New("cut"))
+					e.Lost(w.now, p, p.Attempt(), 0, errors.New("cut"))
 				}
 			})
 		}
@@ -201,7 +201,7 @@ func TestForgottenPeerComesAgain(t *testing.T) {
 		t.Errorf("it is known still, or its counters are lost")
 	}
 	pe.c.Paths(func(p *conn.Path) {
-		if w.a.Connected(w.now, p, p.Gen()-1) {
+		if w.a.Connected(w.now, p, p.Attempt()-1) {
 			t.Error("a connection of the forgotten peer is taken")
 		}
 	})

@@ -21,10 +21,10 @@ func (m *machine) bytes(l *fuzzLink, b []byte) {
 		return
 	}
 	n, err := l.fr.Feed(b, func(f *transport.Frame) error {
-		err := m.e.Receive(m.now, l.p, l.gen, f)
+		err := m.e.Receive(m.now, l.p, l.attempt, f)
 		var h wire.Header
 		h.Parse(f.Raw)
-		m.note("%v link %d takes %v: %v", l.p, l.gen, &h, err)
+		m.note("%v link %d takes %v: %v", l.p, l.attempt, &h, err)
 		if err == conn.ErrPause {
 			l.paused = &transport.Frame{Raw: append([]byte(nil), f.Raw...), Payload: f.Payload, Buf: f.Buf}
 			if f.Buf != nil {
@@ -44,11 +44,11 @@ func (m *machine) bytes(l *fuzzLink, b []byte) {
 			m.e.Drop(m.now, l.p, err)
 		}
 	}
-	m.e.ReceivedAll(m.now, l.p, l.gen)
+	m.e.ReceivedAll(m.now, l.p, l.attempt)
 }
 
-func (m *machine) link(p *conn.Path, gen uint64) {
-	l := &fuzzLink{p: p, gen: gen}
+func (m *machine) link(p *conn.Path, attempt uint64) {
+	l := &fuzzLink{p: p, attempt: attempt}
 	l.fr.Max = wire.MaxDatagram
 	m.links = append(m.links, l)
 }
@@ -78,9 +78,9 @@ func (m *machine) forget(d dial) {
 
 func (m *machine) lost(l *fuzzLink) {
 	acked := l.sent - min(l.sent, uint64(m.u8())*7)
-	m.note("%v: link %d lost, %d of %d bytes acknowledged", l.p, l.gen, acked, l.sent)
+	m.note("%v: link %d lost, %d of %d bytes acknowledged", l.p, l.attempt, acked, l.sent)
 	m.unlink(l)
-	m.e.Lost(m.now, l.p, l.gen, acked, errors.New("gone"))
+	m.e.Lost(m.now, l.p, l.attempt, acked, errors.New("gone"))
 }
 
 // actions carries out the engine's orders.
@@ -94,18 +94,18 @@ func (m *machine) actions() {
 			m.t.Fatal("the engine gives orders for ever")
 		}
 		for _, a := range acts {
-			m.note("%v link %d: %v %v", a.Path, a.Gen, a.Kind, a.Why)
-			l := m.find(a.Path, a.Gen)
+			m.note("%v link %d: %v %v", a.Path, a.Attempt, a.Kind, a.Why)
+			l := m.find(a.Path, a.Attempt)
 			switch a.Kind {
 			case conn.ActDial:
-				m.dials = append(m.dials, dial{a.Path, a.Gen})
+				m.dials = append(m.dials, dial{a.Path, a.Attempt})
 			case conn.ActClose:
 				if l == nil {
-					m.t.Fatalf("%v: close of link %d, which there is not", a.Path, a.Gen)
+					m.t.Fatalf("%v: close of link %d, which there is not", a.Path, a.Attempt)
 				}
 				l.closing = true
 			case conn.ActAbort:
-				m.forget(dial{a.Path, a.Gen})
+				m.forget(dial{a.Path, a.Attempt})
 				if l != nil {
 					m.unlink(l)
 				}
@@ -117,7 +117,7 @@ func (m *machine) actions() {
 				}
 			case conn.ActPoll:
 				if l != nil {
-					m.e.Acked(m.now, a.Path, a.Gen, l.sent-min(l.sent, uint64(m.u8())))
+					m.e.Acked(m.now, a.Path, a.Attempt, l.sent-min(l.sent, uint64(m.u8())))
 				}
 			case conn.ActResume:
 				if l != nil && l.paused != nil {
@@ -147,9 +147,9 @@ func (m *machine) actions() {
 	}
 }
 
-func (m *machine) find(p *conn.Path, gen uint64) *fuzzLink {
+func (m *machine) find(p *conn.Path, attempt uint64) *fuzzLink {
 	for _, l := range m.links {
-		if l.p == p && l.gen == gen {
+		if l.p == p && l.attempt == attempt {
 			return l
 		}
 	}
@@ -159,8 +159,8 @@ func (m *machine) find(p *conn.Path, gen uint64) *fuzzLink {
 func (m *machine) resume(l *fuzzLink) {
 	f, behind := l.paused, l.behind
 	l.paused, l.behind = nil, nil
-	err := m.e.Receive(m.now, l.p, l.gen, f)
-	m.note("%v link %d resumes: %v", l.p, l.gen, err)
+	err := m.e.Receive(m.now, l.p, l.attempt, f)
+	m.note("%v link %d resumes: %v", l.p, l.attempt, err)
 	switch {
 	case err == conn.ErrPause:
 		l.paused, l.behind = f, behind
@@ -171,7 +171,7 @@ func (m *machine) resume(l *fuzzLink) {
 	if f.Buf != nil {
 		f.Buf.Release()
 	}
-	m.e.ReceivedAll(m.now, l.p, l.gen)
+	m.e.ReceivedAll(m.now, l.p, l.attempt)
 	m.bytes(l, behind)
 }
 
@@ -189,10 +189,10 @@ func (m *machine) fill(p *conn.Path) {
 	}
 	m.fills[p] = b
 	m.notePieces(p, b)
-	if l := m.find(p, p.Gen()); l != nil {
+	if l := m.find(p, p.Attempt()); l != nil {
 		l.sent += uint64(b.Bytes())
 	} else {
-		m.t.Fatalf("%v: frames for link %d, which there is not", p, p.Gen())
+		m.t.Fatalf("%v: frames for link %d, which there is not", p, p.Attempt())
 	}
 	if !m.late {
 		m.wrote(p)

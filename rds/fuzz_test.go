@@ -92,7 +92,7 @@ type dial struct {
 // fuzzLink is the shell's side of a link, with the bytes that wait while it is paused.
 type fuzzLink struct {
 	p       *conn.Path
-	gen     uint64
+	attempt uint64
 	fr      transport.Framer
 	paused  *transport.Frame
 	behind  []byte
@@ -251,7 +251,7 @@ func (m *machine) instruction() {
 		a, err := m.e.Accept(m.now, netip.AddrPortFrom(peer, port))
 		m.note("connection of %v port %d: %+v %v", peer, port, a, err)
 		if err == nil && a.Link {
-			m.link(a.Path, a.Gen)
+			m.link(a.Path, a.Attempt)
 		}
 	case 9, 10:
 		if d, ok := pick(m, m.dials); ok {

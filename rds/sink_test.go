@@ -396,7 +396,7 @@ func TestBuffer(t *testing.T) {
 		return raw
 	}
 	good := header(func(*wire.Header) {})
-	if w.b.Buffer(p, p.Gen(), good, 100) != b.reserve || b.asked != 1 {
+	if w.b.Buffer(p, p.Attempt(), good, 100) != b.reserve || b.asked != 1 {
 		t.Fatal("no memory for the next datagram")
 	}
 	bad := slices.Clone(good)
@@ -410,15 +410,15 @@ func TestBuffer(t *testing.T) {
 		"a congestion map":   header(func(h *wire.Header) { h.Flags = wire.FlagCongBitmap }),
 		"less than a header": good[:47],
 	} {
-		if w.b.Buffer(p, p.Gen(), raw, 100) != nil {
+		if w.b.Buffer(p, p.Attempt(), raw, 100) != nil {
 			t.Errorf("%s: memory was offered", name)
 		}
 	}
-	if w.b.Buffer(p, p.Gen()+1, good, 100) != nil {
+	if w.b.Buffer(p, p.Attempt()+1, good, 100) != nil {
 		t.Error("memory was offered to a link that is gone")
 	}
 	b.reserve = nil
-	if w.b.Buffer(p, p.Gen(), good, 100) != nil || b.asked != 2 {
+	if w.b.Buffer(p, p.Attempt(), good, 100) != nil || b.asked != 2 {
 		t.Error("memory out of nowhere")
 	}
 }

@@ -66,11 +66,11 @@ func (w *pair) act(e *Engine, a conn.Action) {
 		if !acc.Link {
 			return
 		}
-		x, y := &wireEnd{p: a.Path, gen: a.Gen, e: e}, &wireEnd{p: acc.Path, gen: acc.Gen, e: other}
+		x, y := &wireEnd{p: a.Path, gen: a.Attempt, e: e}, &wireEnd{p: acc.Path, gen: acc.Attempt, e: other}
 		x.other, y.other = y, x
 		x.fr.Max, y.fr.Max = 1<<20, 1<<20
 		w.link[a.Path], w.link[acc.Path] = x, y
-		e.Connected(w.now, a.Path, a.Gen)
+		e.Connected(w.now, a.Path, a.Attempt)
 	case conn.ActKick:
 		x := w.link[a.Path]
 		b := transport.GetBatch()

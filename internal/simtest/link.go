@@ -17,11 +17,11 @@ const drainTime = time.Second
 
 // link is the shell's side of one TCP connection that belongs to a path.
 type link struct {
-	n   *node
-	p   *conn.Path
-	gen uint64
-	end *sim.End
-	fr  transport.Framer
+	n       *node
+	p       *conn.Path
+	attempt uint64
+	end     *sim.End
+	fr      transport.Framer
 
 	batch    *transport.Batch // being written
 	writing  bool             // Fill was answered, Wrote not yet called
@@ -39,14 +39,14 @@ type link struct {
 	reading  bool
 }
 
-func (n *node) newLink(p *conn.Path, gen uint64, e *sim.End) *link {
-	l := &link{n: n, p: p, gen: gen, end: e}
+func (n *node) newLink(p *conn.Path, attempt uint64, e *sim.End) *link {
+	l := &link{n: n, p: p, attempt: attempt, end: e}
 	l.fr.Max = wire.MaxDatagram
-	n.links[linkKey{p, gen}] = l
+	n.links[linkKey{p, attempt}] = l
 	e.Readable = n.guard(l.read)
 	e.Writable = n.guard(l.writable)
 	if n.w.verbose != nil {
-		n.w.trace("%v: gen %d is connection #%d", p, gen, e.ID())
+		n.w.trace("%v: gen %d is connection #%d", p, attempt, e.ID())
 	}
 	l.keepAlive(0)
 	return l
@@ -79,7 +79,7 @@ func (l *link) wakeUp() { l.n.w.After(0, l.n.guard(l.read)) }
 func (l *link) drop() {
 	l.gone, l.parked = true, false
 	l.end.Readable, l.end.Writable = nil, nil
-	delete(l.n.links, linkKey{l.p, l.gen})
+	delete(l.n.links, linkKey{l.p, l.attempt})
 	if l.writing {
 		l.n.orphans = append(l.n.orphans, l)
 	}
@@ -115,7 +115,7 @@ func (l *link) read() {
 		return
 	}
 	if any {
-		n.eng.ReceivedAll(n.w.Now(), l.p, l.gen)
+		n.eng.ReceivedAll(n.w.Now(), l.p, l.attempt)
 	}
 	if !l.paused {
 		if l.end.Buffered() > 0 {
@@ -139,7 +139,7 @@ func (l *link) feed(b []byte) {
 		}
 		if _, long := err.(*transport.ErrTooLong); long {
 			l.garbage = true
-			if l.gen == l.p.Gen() {
+			if l.attempt == l.p.Attempt() {
 				l.n.eng.Drop(l.n.w.Now(), l.p, err)
 			}
 			return
@@ -186,7 +186,7 @@ func (l *link) resume() {
 	if l.gone {
 		return
 	}
-	l.n.eng.ReceivedAll(l.n.w.Now(), l.p, l.gen)
+	l.n.eng.ReceivedAll(l.n.w.Now(), l.p, l.attempt)
 	l.wakeUp()
 }
 
@@ -196,7 +196,7 @@ func (l *link) resume() {
 // connection takes no more.
 func (l *link) transmit() {
 	n := l.n
-	if l.gone || l.closing || l.wdead || l.writing || l.gen != l.p.Gen() {
+	if l.gone || l.closing || l.wdead || l.writing || l.attempt != l.p.Attempt() {
 		return
 	}
 	for {
@@ -239,7 +239,7 @@ func (l *link) push() bool {
 
 func (l *link) writable() {
 	if l.writing && l.batch != nil {
-		l.n.eng.Alive(l.n.w.Now(), l.p, l.gen)
+		l.n.eng.Alive(l.n.w.Now(), l.p, l.attempt)
 		if l.push() {
 			l.wrote()
 		}
@@ -260,11 +260,11 @@ func (l *link) finish() bool {
 	if !l.tellWrote() {
 		return false
 	}
-	if l.gen == l.p.Gen() && !l.gone {
+	if l.attempt == l.p.Attempt() && !l.gone {
 		return !l.closing && !l.wdead
 	}
 	// The path has another link by now, and what is to be sent goes there.
-	if next := n.links[linkKey{l.p, l.p.Gen()}]; next != nil {
+	if next := n.links[linkKey{l.p, l.p.Attempt()}]; next != nil {
 		next.transmit()
 	}
 	return false
@@ -335,7 +335,7 @@ func (l *link) lost(err error) {
 	n := l.n
 	acked := l.end.Acked()
 	if n.w.verbose != nil {
-		n.w.trace("%v: gen %d, connection #%d is gone (%v), %d bytes acknowledged, writing %v", l.p, l.gen, l.end.ID(), err, acked, l.writing)
+		n.w.trace("%v: gen %d, connection #%d is gone (%v), %d bytes acknowledged, writing %v", l.p, l.attempt, l.end.ID(), err, acked, l.writing)
 	}
 	l.end.Close()
 	// The writer may notice before or after the reader.
@@ -346,7 +346,7 @@ func (l *link) lost(err error) {
 	}
 	writing := l.writing
 	l.drop()
-	n.eng.Lost(n.w.Now(), l.p, l.gen, acked, err)
+	n.eng.Lost(n.w.Now(), l.p, l.attempt, acked, err)
 	if writing {
 		l.stopWriting()
 	}

@@ -242,7 +242,7 @@ func (n *node) rearm() {
 func (n *node) unpark() {
 	for i := 0; i < len(n.parked); i++ {
 		l := n.parked[i]
-		if l.parked && l.p.Gen() == l.gen {
+		if l.parked && l.p.Attempt() == l.attempt {
 			l.parked = false
 			l.wakeUp()
 		}
@@ -255,11 +255,11 @@ func (n *node) unpark() {
 
 func (n *node) act(a conn.Action) {
 	w := n.w
-	w.mix(2, uint64(a.Kind), uint64(a.Path.Index()), a.Gen)
+	w.mix(2, uint64(a.Kind), uint64(a.Path.Index()), a.Attempt)
 	if w.verbose != nil && a.Kind != conn.ActKick && a.Kind != conn.ActPoll {
-		w.trace("%v: %v gen %d (%v)", a.Path, a.Kind, a.Gen, a.Why)
+		w.trace("%v: %v gen %d (%v)", a.Path, a.Kind, a.Attempt, a.Why)
 	}
-	l := n.links[linkKey{a.Path, a.Gen}]
+	l := n.links[linkKey{a.Path, a.Attempt}]
 	switch a.Kind {
 	case conn.ActDial:
 		n.host.Dial(n.sourcePort(a.Path), a.Path.Conn().Remote(), n.cfg.Conn.DialTimeout, func(e *sim.End, err error) {
@@ -285,7 +285,7 @@ func (n *node) act(a conn.Action) {
 		}
 	case conn.ActPoll:
 		if l != nil {
-			n.eng.Acked(w.Now(), a.Path, a.Gen, l.end.Acked())
+			n.eng.Acked(w.Now(), a.Path, a.Attempt, l.end.Acked())
 		}
 	case conn.ActResume:
 		if l != nil {
@@ -301,12 +301,12 @@ func (n *node) sourcePort(p *conn.Path) uint16 {
 
 func (n *node) dialled(a conn.Action, e *sim.End, err error) {
 	if err != nil {
-		n.eng.DialFailed(n.w.Now(), a.Path, a.Gen, err)
+		n.eng.DialFailed(n.w.Now(), a.Path, a.Attempt, err)
 		n.after()
 		return
 	}
-	l := n.newLink(a.Path, a.Gen, e)
-	if !n.eng.Connected(n.w.Now(), a.Path, a.Gen) {
+	l := n.newLink(a.Path, a.Attempt, e)
+	if !n.eng.Connected(n.w.Now(), a.Path, a.Attempt) {
 		l.drop()
 		e.Close()
 	} else {
@@ -319,14 +319,14 @@ func (n *node) accepted(e *sim.End, from netip.AddrPort) {
 	acc, err := n.eng.Accept(n.w.Now(), from)
 	n.w.mix(3, uint64(from.Port()))
 	if n.w.verbose != nil {
-		n.w.trace("%v accepts #%d from %v: link %v parked %v gen %d %v", n.addr, e.ID(), from, acc.Link, acc.Parked, acc.Gen, err)
+		n.w.trace("%v accepts #%d from %v: link %v parked %v gen %d %v", n.addr, e.ID(), from, acc.Link, acc.Parked, acc.Attempt, err)
 	}
 	if err != nil || !acc.Link {
 		e.Close()
 		n.after()
 		return
 	}
-	l := n.newLink(acc.Path, acc.Gen, e)
+	l := n.newLink(acc.Path, acc.Attempt, e)
 	if l.parked = acc.Parked; l.parked {
 		n.parked = append(n.parked, l)
 	} else {

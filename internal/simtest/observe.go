@@ -28,11 +28,11 @@ func (n *node) view(l *link) *view {
 	v := n.views[l.p]
 	inc := l.p.Conn().PeerIncarnation()
 	if v == nil || v.inc != inc {
-		v = &view{inc: inc, own: l.gen, refused: map[uint64]bool{}}
+		v = &view{inc: inc, own: l.attempt, refused: map[uint64]bool{}}
 		n.views[l.p] = v
 	}
-	if v.own != l.gen && l.gen == l.p.Gen() {
-		v.own = l.gen
+	if v.own != l.attempt && l.attempt == l.p.Attempt() {
+		v.own = l.attempt
 		for s := range v.refused {
 			v.refused[s] = false
 		}
@@ -55,9 +55,9 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 		}
 	}
 	n.offering = h.Seq
-	n.eng.Buffer(l.p, l.gen, f.Raw, len(f.Payload))
+	n.eng.Buffer(l.p, l.attempt, f.Raw, len(f.Payload))
 	draining := l.p.State() == conn.Disconnecting && l.p.Conn().Kind() == conn.KindRdsd
-	err := n.eng.Receive(w.Now(), l.p, l.gen, f)
+	err := n.eng.Receive(w.Now(), l.p, l.attempt, f)
 	rdsd := l.p.Conn().Kind() == conn.KindRdsd
 	kind := h.Kind(rdsd)
 	if err == nil {
@@ -68,8 +68,8 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 		})
 	}
 	w.mix(4, h.Seq, h.Ack, uint64(h.Len), uint64(h.SPort)<<16|uint64(h.DPort), uint64(h.Flags))
-	if err == nil && (l.gen != l.p.Gen() || draining) {
-		w.fail("D10: %v takes a frame of link %d, which was given up", l.p, l.gen)
+	if err == nil && (l.attempt != l.p.Attempt() || draining) {
+		w.fail("D10: %v takes a frame of link %d, which was given up", l.p, l.attempt)
 	}
 	placed := false
 	if to != nil {
@@ -89,9 +89,9 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 		}
 	}
 	if w.verbose != nil {
-		w.trace("%v: gen %d takes %v%s: placed %v, %v", l.p, l.gen, &h, w.number(f.Payload), placed, err)
+		w.trace("%v: gen %d takes %v%s: placed %v, %v", l.p, l.attempt, &h, w.number(f.Payload), placed, err)
 	}
-	if rdsd && !draining && l.gen == l.p.Gen() {
+	if rdsd && !draining && l.attempt == l.p.Attempt() {
 		n.observeAck(l, &h)
 	}
 	if kind == wire.KindControl && err == nil && !l.writing {
@@ -160,7 +160,7 @@ func (n *node) observeOut(l *link, b *transport.Batch) {
 		w.mix(5, h.Seq, h.Ack, uint64(h.Len), uint64(h.Flags))
 		kind := h.Kind(rdsd)
 		if w.verbose != nil {
-			w.trace("%v: gen %d sends %v%s", l.p, l.gen, &h, w.number(payload))
+			w.trace("%v: gen %d sends %v%s", l.p, l.attempt, &h, w.number(payload))
 		}
 		if rdsd {
 			if h.Ack > v.maxRx {

@@ -13,7 +13,7 @@ import (
 )
 
 func (h *Local) dial(a conn.Action) {
-	p, gen := a.Path, a.Gen
+	p, attempt := a.Path, a.Attempt
 	ctx, cancel := h.all.withTimeout(h.all.engineConfig.Conn.DialTimeout)
 	defer cancel()
 	link, err := h.connect(ctx, a)
@@ -26,11 +26,11 @@ func (h *Local) dial(a conn.Action) {
 	_, now := h.Lock()
 	switch {
 	case err != nil:
-		h.e.DialFailed(now, p, gen, err)
-	case h.closed || !h.e.Connected(now, p, gen):
+		h.e.DialFailed(now, p, attempt, err)
+	case h.closed || !h.e.Connected(now, p, attempt):
 		link.Abort()
 	default:
-		k := &laneLink{h: h, p: p, gen: gen, link: link}
+		k := &laneLink{h: h, p: p, attempt: attempt, link: link}
 		l := h.laneOf(p)
 		l.links = append(l.links, k)
 		h.links.Add(1)
@@ -118,7 +118,7 @@ func (h *Local) accept(link transport.Link) {
 		}
 		return
 	}
-	k := &laneLink{h: h, p: a.Path, gen: a.Gen, link: link, shake: shake}
+	k := &laneLink{h: h, p: a.Path, attempt: a.Attempt, link: link, shake: shake}
 	l := h.laneOf(a.Path)
 	l.links = append(l.links, k)
 	h.links.Add(1)
@@ -131,7 +131,7 @@ func (h *Local) accept(link transport.Link) {
 func (h *Local) closeLink(a conn.Action) {
 	h.mu.Lock()
 	l := h.laneOf(a.Path)
-	k := l.find(a.Gen)
+	k := l.find(a.Attempt)
 	parked := k != nil && a.Kind == conn.ActAbort
 	if parked {
 		// Never started: nobody else will report its end.
@@ -154,13 +154,13 @@ func (h *Local) closeLink(a conn.Action) {
 
 func (h *Local) pollAcked(a conn.Action) {
 	h.mu.Lock()
-	k := h.laneOf(a.Path).find(a.Gen)
+	k := h.laneOf(a.Path).find(a.Attempt)
 	h.mu.Unlock()
 	if k == nil {
 		return
 	}
 	n := k.link.Acked()
 	_, now := h.Lock()
-	h.e.Acked(now, a.Path, a.Gen, n)
+	h.e.Acked(now, a.Path, a.Attempt, n)
 	h.Unlock()
 }

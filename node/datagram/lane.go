@@ -21,14 +21,14 @@ type lane struct {
 
 // laneLink is one link of a path; the transport's Handler.
 type laneLink struct {
-	h     *Local
-	p     *conn.Path
-	gen   uint64
-	link  transport.Link
-	dead  bool       // guarded by Local.mu
-	shake *handshake // of an accepted link that has not identified itself; guarded by Local.mu
-	noted bool       // its peer is in the book of kernels, or need not be
-	now   time.Duration
+	h       *Local
+	p       *conn.Path
+	attempt uint64
+	link    transport.Link
+	dead    bool       // guarded by Local.mu
+	shake   *handshake // of an accepted link that has not identified itself; guarded by Local.mu
+	noted   bool       // its peer is in the book of kernels, or need not be
+	now     time.Duration
 
 	// Guarded by Local.mu, see partial.go.
 	partial int64 // bytes of the large payload that is being read; 0: none
@@ -44,9 +44,9 @@ func (h *Local) laneOf(p *conn.Path) *lane {
 	return l
 }
 
-func (l *lane) find(gen uint64) *laneLink {
+func (l *lane) find(attempt uint64) *laneLink {
 	for _, k := range l.links {
-		if k.gen == gen {
+		if k.attempt == attempt {
 			return k
 		}
 	}
@@ -55,7 +55,7 @@ func (l *lane) find(gen uint64) *laneLink {
 
 // current is the link p transmits on, nil when it has none that works.
 func (l *lane) current(p *conn.Path) *laneLink {
-	if k := l.find(p.Gen()); k != nil && !k.dead {
+	if k := l.find(p.Attempt()); k != nil && !k.dead {
 		return k
 	}
 	return nil
@@ -76,19 +76,19 @@ func (l *laneLink) Begin() { _, l.now = l.h.LockTurn(l.h.all.here()) }
 // Frame gives one frame to the engine.
 func (l *laneLink) Frame(f *transport.Frame) error {
 	l.partial = 0
-	return l.h.e.Receive(l.now, l.p, l.gen, f)
+	return l.h.e.Receive(l.now, l.p, l.attempt, f)
 }
 
 // Buffer finds a place for a large payload, in the ring it is for.
 func (l *laneLink) Buffer(raw []byte, n int) *buf.Buf {
 	l.partial = int64(n)
-	return l.h.e.Buffer(l.p, l.gen, raw, n)
+	return l.h.e.Buffer(l.p, l.attempt, raw, n)
 }
 
 // End lets the lock go; acknowledgements and wake-ups follow in this thread.
 func (l *laneLink) End() {
 	l.settlePartial()
-	l.h.e.ReceivedAll(l.now, l.p, l.gen)
+	l.h.e.ReceivedAll(l.now, l.p, l.attempt)
 	l.h.commit(l.p)
 	if !l.noted {
 		l.note()
@@ -121,7 +121,7 @@ func (l *laneLink) identified() {
 // Progress: a peer that takes a large batch slowly is alive.
 func (l *laneLink) Progress() {
 	e, now := l.h.Lock()
-	e.Alive(now, l.p, l.gen)
+	e.Alive(now, l.p, l.attempt)
 	l.h.Unlock()
 }
 
@@ -148,7 +148,7 @@ func (l *laneLink) Closed(err error, acked uint64) {
 	l.identified()
 	l.partial = 0
 	l.settlePartial()
-	h.e.Lost(now, l.p, l.gen, acked, err)
+	h.e.Lost(now, l.p, l.attempt, acked, err)
 	h.startParked(l.p)
 	h.Unlock()
 	h.links.Done()
@@ -157,7 +157,7 @@ func (l *laneLink) Closed(err error, acked uint64) {
 // startParked begins to read an accepted link that waited for its
 // predecessor's end. The lock is held.
 func (h *Local) startParked(p *conn.Path) {
-	if k := h.laneOf(p).find(p.Gen()); k != nil && (p.State() == conn.Up || p.State() == conn.Disconnecting) {
+	if k := h.laneOf(p).find(p.Attempt()); k != nil && (p.State() == conn.Up || p.State() == conn.Disconnecting) {
 		k.link.Start(k)
 	}
 }

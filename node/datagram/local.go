@@ -256,7 +256,7 @@ func (h *Local) carryOut(a conn.Action) {
 		h.pollAcked(a)
 	case conn.ActResume:
 		h.mu.Lock()
-		l := h.laneOf(a.Path).find(a.Gen)
+		l := h.laneOf(a.Path).find(a.Attempt)
 		h.mu.Unlock()
 		if l != nil {
 			l.link.Start(l) // one that was parked; nothing happens otherwise
@@ -301,7 +301,7 @@ func (h *Local) stop() {
 			l := h.laneOf(p)
 			for _, k := range append([]*laneLink(nil), l.links...) {
 				links = append(links, k)
-				if k.gen != p.Gen() { // parked
+				if k.attempt != p.Attempt() { // parked
 					l.remove(k)
 					unstarted++
 				}

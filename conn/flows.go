@@ -1,0 +1,114 @@
+package conn
+
+import (
+	"time"
+)
+
+// flowPath is the path of the messages of some source ports, those that hash to it. They
+// keep to one path while one of them is under way, so that they cannot overtake each other
+// (D2). Between two rdsd, and only there (a kernel keeps paths apart by the port), they
+// leave a path that is loaded with messages of others: a request of 64 bytes must not wait
+// for megabytes, because TCP does not interleave.
+type flowPath struct {
+	out     uint32 // messages given to Enqueue and not decided
+	path    uint8  // valid if chosen
+	chosen  bool
+	unknown bool // a message of it has an unknown outcome and may still arrive: it stays
+}
+
+const flowSlots = 64
+
+// flow returns the entry of a source port, and its number.
+func (c *Conn) flow(sport uint16) (f *flowPath, i uint32) {
+	if c.flows == nil {
+		c.flows = new([flowSlots]flowPath)
+	}
+	i = uint32(sport) * 0x9e3779b1 >> 16 % flowSlots
+	return &c.flows[i], i
+}
+
+// pathFor keeps all messages of one source port on one path, as the kernel does
+// (RDS_MPATH_HASH). It is asked before a message counts in out.
+func (c *Conn) pathFor(now time.Duration, sport uint16) *Path {
+	f, i := c.flow(sport)
+	if !f.chosen {
+		f.chosen, f.path = true, uint8(i%uint32(c.npaths))
+	}
+	p := c.path(int(f.path))
+	// No message of the flow may still arrive on the path that it leaves, or messages sent on
+	// the other path would overtake it. A message that has ended as unknown may arrive.
+	rests := f.out == 0 && !f.unknown
+	if rests && c.kind == KindRdsd && c.npaths > 1 && p.load() >= c.cfg.LaneLoad {
+		if q := c.lighter(now, p); q != nil {
+			f.path = uint8(q.idx)
+			c.ctr.LaneMoved++
+			return q
+		}
+	}
+	return p
+}
+
+// load returns the bytes that are on the path before the next message: waiting, or sent and
+// not acknowledged.
+func (p *Path) load() int {
+	return p.queue.bytes + p.inwrite.bytes + p.unacked.bytes
+}
+
+// lighter finds a path with much less load than p. If no path that is up will do, another
+// one is connected, for the next time.
+func (c *Conn) lighter(now time.Duration, p *Path) (best *Path) {
+	// Much less, not a little: if two paths took turns at being the lighter one, every flow
+	// would go from one to the other all the time.
+	least := p.load() / 4
+	down := -1
+	for i := range c.npaths {
+		switch q := c.paths[i]; {
+		case q == nil || q.state == Down:
+			if down < 0 {
+				down = i
+			}
+		case q.ready && q.load() < least:
+			best, least = q, q.load()
+		}
+	}
+	if best == nil && down >= 0 {
+		c.path(down).event(now, EvWant)
+	}
+	return best
+}
+
+// accepted counts a message of a socket, completed ends that and tells its owner.
+func (c *Conn) accepted(m *Msg) {
+	if m.Owner != nil {
+		f, _ := c.flow(m.SPort)
+		f.out++
+		m.Owner.add(m, nil)
+	}
+}
+
+// part counts n, which is split off m.
+func (c *Conn) part(n, m *Msg) {
+	f, _ := c.flow(n.SPort)
+	f.out++
+	n.Owner.add(n, m)
+}
+
+func (c *Conn) completed(m *Msg, o Outcome, why Why) {
+	f, _ := c.flow(m.SPort)
+	f.out--
+	// The message may still arrive, after one that is sent on another path now.
+	f.unknown = f.unknown || o == Unknown
+	m.Owner.remove(m)
+	m.Owner.owner.Completed(m, o, why)
+}
+
+// forgetFlows forgets the choice of every flow. The number of paths is about to be agreed
+// on again, and nothing is under way on the old ones.
+func (c *Conn) forgetFlows() {
+	if c.flows == nil {
+		return
+	}
+	for i := range c.flows {
+		c.flows[i].chosen, c.flows[i].unknown = false, false
+	}
+}
