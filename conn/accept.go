@@ -77,7 +77,7 @@ func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
 		}
 		c.links++
 		p.waiting = append(p.waiting, waiting{attempt, c.links})
-		p.lastErr = errStale
+		p.blame(now, errStale)
 		// Closing half of the old link lets the peer's remaining bytes come, then its end.
 		p.event(now, EvDrop)
 		return Accepted{Path: p, Attempt: attempt, Link: true, Parked: true}
@@ -109,7 +109,7 @@ func (p *Path) next(now time.Duration) {
 	// bytes.
 	p.emit(ActResume)
 	if len(p.waiting) > 0 {
-		p.lastErr = errStale
+		p.blame(now, errStale)
 		p.event(now, EvDrop)
 	}
 }

@@ -1,6 +1,10 @@
 package conn
 
-import "testing"
+import (
+	"errors"
+	"testing"
+	"time"
+)
 
 // Pages show everything once, each no more than it may, also when what was shown last
 // has left meanwhile: what stood before it has left too.
@@ -45,4 +49,37 @@ func TestPageQueued(t *testing.T) {
 			t.Error("there is more of nothing")
 		}
 	}
+}
+
+// What an administrator is told of a path that cannot be made: how old the error is,
+// how often in a row it was tried, since when, and when it is tried again. Of one that
+// is up there are no attempts, although the backoff remembers them.
+func TestInfoOfAttempts(t *testing.T) {
+	w, p := inState(t, Connecting)
+	w.now += time.Second
+	first := w.now
+	if i := p.Info(); i.Attempts != 0 || i.LastErr != nil || i.RetryAt != Never {
+		t.Errorf("connecting for the first time: %+v", i)
+	}
+	p.DialFailed(w.now, p.attempt, errors.New("refused"))
+	for n := 1; n < 6; n++ {
+		at := w.now
+		if i := p.Info(); i.State != Error || i.Attempts != n || i.Failing != first || i.ErrAt != at || i.RetryAt != p.retryAt || i.RetryAt < at || i.LastErr == nil {
+			t.Errorf("after %d attempts, at %v: %+v", n, at, i)
+		}
+		w.now = max(w.now, p.retryAt)
+		p.event(w.now, EvWant)
+		w.now += time.Millisecond
+		if i := p.Info(); i.State != Connecting || i.Attempts != n || i.RetryAt != Never || i.ErrAt != at {
+			t.Errorf("attempt %d is under way: %+v", n+1, i)
+		}
+		p.DialFailed(w.now, p.attempt, errors.New("refused"))
+	}
+	w.now = max(w.now, p.retryAt)
+	p.event(w.now, EvWant)
+	p.Connected(w.now, p.attempt)
+	if i := p.Info(); i.State != Up || i.Attempts != 0 || i.RetryAt != Never {
+		t.Errorf("up: %+v", i)
+	}
+	w.take()
 }

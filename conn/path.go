@@ -54,8 +54,10 @@ type Path struct {
 	// failures counts the attempts in a row that brought no usable link. It is the exponent
 	// of the backoff.
 	failures   int
-	reconnects uint64 // attempts after the first, for the administrator
-	lastErr    error  // why the last link or attempt ended
+	failing    time.Duration // when the first of these attempts failed
+	reconnects uint64        // attempts after the first, for the administrator
+	lastErr    error         // why the last link or attempt ended
+	errAt      time.Duration // when that was
 	// tryErr says that lastErr is of an attempt to connect: become forgets it then.
 	tryErr bool
 	// wasUp is set once the peer has used a link or asked for one. The side that
@@ -257,12 +259,27 @@ type Info struct {
 	SentBytes, RxByte uint64
 	Credits           int
 	Paused            bool
+	ErrAt             time.Duration // of LastErr
+	Attempts          int           // in a row that brought no usable link
+	Failing           time.Duration // when the first of these failed
+	RetryAt           time.Duration // when the path is tried again; Never: it does not wait for that
 }
 
 // Info describes the path.
 func (p *Path) Info() Info {
-	return Info{p.state, p.since, p.nextSeq, p.expected, p.reconnects, p.lastErr, p.sentB, p.recvB, p.credits, p.paused}
+	i := Info{State: p.state, Since: p.since, NextTx: p.nextSeq, NextRx: p.expected, Reconnects: p.reconnects, LastErr: p.lastErr,
+		SentBytes: p.sentB, RxByte: p.recvB, Credits: p.credits, Paused: p.paused, ErrAt: p.errAt, RetryAt: Never}
+	if p.state != Up { // on a link that is up, attempts are kept for the backoff alone
+		i.Attempts, i.Failing = p.failures, p.failing
+	}
+	if p.state == Error {
+		i.RetryAt = p.retryAt
+	}
+	return i
 }
+
+// blame notes why a link or an attempt ends.
+func (p *Path) blame(now time.Duration, why error) { p.lastErr, p.errAt = why, now }
 
 func (p *Path) String() string {
 	return fmt.Sprintf("%v>%v/%d", p.c.local, p.c.remote, p.idx)
@@ -348,7 +365,9 @@ func (p *Path) backOff(now time.Duration) {
 		d = min(cfg.ReconnectMin<<min(p.failures-1, 20), cfg.ReconnectMax)
 		d = time.Duration(p.c.rng.Int63n(int64(d) + 1))
 	}
-	p.failures++
+	if p.failures++; p.failures == 1 {
+		p.failing = now
+	}
 	p.retryAt = now + d
 	p.c.rearm(p.retryAt)
 }
@@ -372,7 +391,7 @@ func (p *Path) Connected(now time.Duration, attempt uint64) bool {
 		// The paths were exchanged meanwhile (becomePath0). The link's source port names
 		// the former number, whose place at the kernel is taken: the kernel would keep this
 		// link waiting for that place for ever.
-		p.lastErr = errWrongPath
+		p.blame(now, errWrongPath)
 		p.event(now, EvFail)
 		return false
 	}
@@ -383,7 +402,8 @@ func (p *Path) Connected(now time.Duration, attempt uint64) bool {
 func (p *Path) DialFailed(now time.Duration, attempt uint64, err error) {
 	if attempt == p.attempt && p.state == Connecting {
 		p.c.ctr.DialFailed++
-		p.lastErr, p.tryErr = err, true
+		p.blame(now, err)
+		p.tryErr = true
 		p.event(now, EvFail)
 	}
 }
@@ -400,7 +420,8 @@ func (p *Path) Lost(now time.Duration, attempt uint64, acked uint64, err error) 
 		return
 	}
 	if p.state == Up {
-		p.lastErr, p.tryErr = err, false
+		p.blame(now, err)
+		p.tryErr = false
 	}
 	// Before the state changes: messages that TCP had acknowledged in the end are delivered,
 	// and only the rest is sent again.
@@ -420,7 +441,8 @@ func (p *Path) Drop(now time.Duration, why error) bool {
 		// has sent there is lost if it is not read.
 		return false
 	}
-	p.lastErr, p.tryErr = why, false
+	p.blame(now, why)
+	p.tryErr = false
 	return p.event(now, EvDrop)
 }
 
@@ -454,7 +476,7 @@ func (p *Path) established(now time.Duration) {
 	if p.c.kind.kernel() && !p.c.may().get {
 		// A rule has changed: the next peer that connects shows its kind again.
 		p.c.changed(now)
-		p.lastErr = errNoKernel
+		p.blame(now, errNoKernel)
 		return
 	}
 	// A kernel needs the handshake only once: datagrams go at once on later links.

@@ -53,7 +53,8 @@ func (p *Path) tick(now time.Duration) time.Duration {
 		switch p.state {
 		case Connecting:
 			if !p.c.active {
-				p.lastErr, p.tryErr = errPoke, true
+				p.blame(now, errPoke)
+				p.tryErr = true
 			}
 			p.event(now, EvFail)
 		case Error:

@@ -9,6 +9,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -74,6 +75,7 @@ func (a *adminServer) GetStatus(context.Context, *rdsdv1.GetStatusRequest) (*rds
 		list = append(list, x)
 	}
 	st.SetBudget(list)
+	n.examine(&s, st)
 	return st, nil
 }
 
@@ -147,11 +149,11 @@ func (a *adminServer) CancelSent(ctx context.Context, r *rdsdv1.CancelSentReques
 	if err := a.node.mayChange(ctx, "CancelSent"); err != nil {
 		return nil, err
 	}
-	local, err := endpoint("local", r.GetLocal())
+	local, err := client.Endpoint("local", r.GetLocal())
 	if err != nil {
 		return nil, err
 	}
-	dst, err := endpoint("destination", r.GetDestination())
+	dst, err := client.Endpoint("destination", r.GetDestination())
 	if err != nil {
 		return nil, err
 	}
@@ -182,7 +184,7 @@ func (a *adminServer) CloseSocket(ctx context.Context, r *rdsdv1.CloseSocketRequ
 	if err := a.node.mayChange(ctx, "CloseSocket"); err != nil {
 		return nil, err
 	}
-	local, err := endpoint("local", r.GetLocal())
+	local, err := client.Endpoint("local", r.GetLocal())
 	if err != nil {
 		return nil, err
 	}
@@ -193,7 +195,7 @@ func (a *adminServer) CloseSocket(ctx context.Context, r *rdsdv1.CloseSocketRequ
 	e, _ := h.Lock()
 	s := e.Socket(local.Port())
 	h.Unlock()
-	if s == nil || !endSocket(s, rdserr.With(rdserr.ErrClosed, "closed by an administrator (uid %d)", identityFrom(ctx).UID)) {
+	if s == nil || !client.End(s, rdserr.With(rdserr.ErrClosed, "closed by an administrator (uid %d)", identityFrom(ctx).UID)) {
 		return nil, rdserr.With(rdserr.ErrNotFound, "no application's socket is bound to %v", local)
 	}
 	return &rdsdv1.CloseSocketResponse{}, nil

@@ -8,6 +8,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/wire"
@@ -61,7 +62,7 @@ func (a *adminServer) ListCongestion(ctx context.Context, _ *rdsdv1.ListCongesti
 
 func congestedPB(now time.Duration, c *rds.CongestedPort) *rdsdv1.CongestedPort {
 	p := &rdsdv1.CongestedPort{}
-	p.SetEndpoint(endpointPB(c.Endpoint))
+	p.SetEndpoint(client.EndpointPB(c.Endpoint))
 	p.SetLocal(c.Local)
 	p.SetSinceNs(uint64(max(now-c.Since, 0)))
 	p.SetWaitingSenders(uint32(c.Waiting))
@@ -78,7 +79,7 @@ func congestedPB(now time.Duration, c *rds.CongestedPort) *rdsdv1.CongestedPort 
 	var list []*rdsdv1.Culprit
 	for _, k := range c.Socket.Culprits(maxCulprits) {
 		x := &rdsdv1.Culprit{}
-		x.SetSource(endpointPB(k.Source))
+		x.SetSource(client.EndpointPB(k.Source))
 		x.SetQueuedDatagrams(uint64(k.N))
 		x.SetQueuedBytes(uint64(k.Bytes))
 		list = append(list, x)
@@ -95,7 +96,7 @@ func readerPB(p *rdsdv1.CongestedPort, r *wire.Reader) {
 	var list []*rdsdv1.Culprit
 	for _, f := range r.Fillers {
 		x := &rdsdv1.Culprit{}
-		x.SetSource(endpointPB(f.Source))
+		x.SetSource(client.EndpointPB(f.Source))
 		x.SetQueuedDatagrams(uint64(f.Datagrams))
 		x.SetQueuedBytes(f.Bytes)
 		list = append(list, x)
@@ -149,7 +150,7 @@ func (a *adminServer) WatchCongestion(r *rdsdv1.WatchCongestionRequest, stream g
 func notice(n rds.Notice) *rdsdv1.CongestionNotice {
 	m := &rdsdv1.CongestionNotice{}
 	m.SetUnixNs(time.Now().UnixNano())
-	m.SetEndpoint(endpointPB(n.Endpoint))
+	m.SetEndpoint(client.EndpointPB(n.Endpoint))
 	m.SetLocal(n.Local)
 	m.SetCongested(n.Congested)
 	return m

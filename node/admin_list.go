@@ -8,6 +8,7 @@ import (
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
@@ -94,6 +95,11 @@ func pathPB(h *datagram.Local, cp *conn.Path) *rdsdv1.Path {
 	}
 	if i.LastErr != nil && i.State != conn.Up { // what is over is in the log
 		p.SetLastError(i.LastErr.Error())
+		p.SetErrorAgeNs(uint64(max(h.StepTime()-i.ErrAt, 1)))
+	}
+	p.SetAttempts(uint32(i.Attempts))
+	if i.RetryAt != conn.Never {
+		p.SetRetryInNs(uint64(max(i.RetryAt-h.StepTime(), 0)))
 	}
 	if k := h.LinkOf(cp); k != nil {
 		p.SetLocalEndpoint(k.LocalAddr().String())
@@ -126,7 +132,7 @@ func (a *adminServer) ListSockets(context.Context, *rdsdv1.ListSocketsRequest) (
 func socketPB(s *rds.Socket) *rdsdv1.SocketInfo {
 	o, i := s.Options(), s.Info()
 	p := &rdsdv1.SocketInfo{}
-	p.SetLocal(endpointPB(s.Addr()))
+	p.SetLocal(client.EndpointPB(s.Addr()))
 	p.SetUid(o.UID)
 	p.SetPid(o.PID)
 	p.SetLabel(o.Label)
@@ -146,7 +152,7 @@ func socketPB(s *rds.Socket) *rdsdv1.SocketInfo {
 	p.SetReceived(i.Stats.Received)
 	p.SetWaitingSends(uint32(i.Waiting))
 	p.SetInode(i.ID)
-	if used, most, ok := ringBytes(s); ok {
+	if used, most, ok := client.RingBytes(s); ok {
 		p.SetRingBytes(used)
 		p.SetRingMaxBytes(most)
 	}

@@ -6,6 +6,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 )
@@ -101,8 +102,8 @@ func (q *queueLister) add(kind rdsdv1.QueueKind, local, remote netip.AddrPort, s
 	}
 	d := &rdsdv1.QueuedDatagram{}
 	d.SetKind(kind)
-	d.SetLocal(endpointPB(local))
-	d.SetRemote(endpointPB(remote))
+	d.SetLocal(client.EndpointPB(local))
+	d.SetRemote(client.EndpointPB(remote))
 	d.SetSeq(seq)
 	d.SetBytes(uint64(bytes))
 	d.SetLane(uint32(lane))

@@ -15,6 +15,7 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -132,8 +133,8 @@ func TestAdminQueueAndCancel(t *testing.T) {
 		t.Errorf("queue %v, %v", r, err)
 	}
 	c := &rdsdv1.CancelSentRequest{}
-	c.SetLocal(endpointPB(s.local))
-	c.SetDestination(endpointPB(netip.AddrPortFrom(nobody.Addr(), 0)))
+	c.SetLocal(client.EndpointPB(s.local))
+	c.SetDestination(client.EndpointPB(netip.AddrPortFrom(nobody.Addr(), 0)))
 	if r, err := admin.CancelSent(testContext(t), c); err != nil || r.GetCancelled() != 3 {
 		t.Errorf("cancel %v, %v", r, err)
 	}
@@ -160,7 +161,7 @@ func TestAdminDropPathReconnects(t *testing.T) {
 func TestAdminCloseSocket(t *testing.T) {
 	_, a, _, admin := pair(t)
 	r := &rdsdv1.CloseSocketRequest{}
-	r.SetLocal(endpointPB(a.local))
+	r.SetLocal(client.EndpointPB(a.local))
 	if _, err := admin.CloseSocket(testContext(t), r); err != nil {
 		t.Fatal(err)
 	}
@@ -176,7 +177,7 @@ func TestAdminCongestion(t *testing.T) {
 	cfgs := startNodes(t, 1, nil)
 	local := cfgs[0].RDS.Addresses[0]
 	rb := &rdsdv1.Bind{} // no credit: never read
-	rb.SetLocal(endpointPB(netip.AddrPortFrom(local, 4300)))
+	rb.SetLocal(client.EndpointPB(netip.AddrPortFrom(local, 4300)))
 	rb.SetRecvBufferBytes(4096)
 	reader := mustBind(t, cfgs[0], rb)
 	s := mustBind(t, cfgs[0], bindTo(local, 0))
@@ -237,7 +238,7 @@ func TestAdminBadRequests(t *testing.T) {
 	ping := func(f func(*rdsdv1.PingRequest)) func() error {
 		return func() error { r := &rdsdv1.PingRequest{}; f(r); _, err := admin.Ping(ctx, r); return err }
 	}
-	local := endpointPB(netip.AddrPortFrom(cfgs[0].RDS.Addresses[0], 9))
+	local := client.EndpointPB(netip.AddrPortFrom(cfgs[0].RDS.Addresses[0], 9))
 	for _, tc := range []struct {
 		name string
 		call func() error

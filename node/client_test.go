@@ -9,8 +9,8 @@ import (
 	"google.golang.org/grpc"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/config"
-	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -44,15 +44,6 @@ func openSocket(t *testing.T, cfg *config.Config, b *rdsdv1.Bind) (*testSocket, 
 	return s, nil
 }
 
-// bindTo makes a Bind with plenty of credit.
-func bindTo(a netip.Addr, port uint16) *rdsdv1.Bind {
-	b := &rdsdv1.Bind{}
-	b.SetLocal(endpointPB(netip.AddrPortFrom(a, port)))
-	b.SetInitialCreditDatagrams(1 << 20)
-	b.SetInitialCreditBytes(1 << 30)
-	return b
-}
-
 func mustBind(t *testing.T, cfg *config.Config, b *rdsdv1.Bind) *testSocket {
 	t.Helper()
 	s, err := openSocket(t, cfg, b)
@@ -67,21 +58,6 @@ func (s *testSocket) write(m *rdsdv1.ClientMessage) {
 	if err := s.stream.Send(m); err != nil {
 		s.t.Fatal(err)
 	}
-}
-
-func batchOf(id uint64, dst netip.AddrPort, payloads ...string) *rdsdv1.SendBatch {
-	b := &rdsdv1.SendBatch{}
-	b.SetId(id)
-	var all []byte
-	var lengths []uint32
-	for _, p := range payloads {
-		all = append(all, p...)
-		lengths = append(lengths, uint32(len(p)))
-	}
-	b.SetPayload(all)
-	b.SetLength(lengths)
-	b.SetDestination([]*rdsdv1.Endpoint{endpointPB(dst)})
-	return b
 }
 
 func (s *testSocket) send(b *rdsdv1.SendBatch) {
@@ -115,25 +91,33 @@ func want[T any](s *testSocket, get func(*rdsdv1.ServerMessage) (T, bool)) T {
 func asResult(m *rdsdv1.ServerMessage) (*rdsdv1.SendResult, bool) {
 	return m.GetSendResult(), m.HasSendResult()
 }
+
 func asRecv(m *rdsdv1.ServerMessage) (*rdsdv1.RecvBatch, bool) { return m.GetRecv(), m.HasRecv() }
+
 func asOutcomes(m *rdsdv1.ServerMessage) (*rdsdv1.OutcomeBatch, bool) {
 	return m.GetOutcomes(), m.HasOutcomes()
 }
+
 func asFlush(m *rdsdv1.ServerMessage) (*rdsdv1.FlushResult, bool) {
 	return m.GetFlushResult(), m.HasFlushResult()
 }
+
 func asCancel(m *rdsdv1.ServerMessage) (*rdsdv1.CancelResult, bool) {
 	return m.GetCancelResult(), m.HasCancelResult()
 }
+
 func asCongestion(m *rdsdv1.ServerMessage) (*rdsdv1.CongestionEvent, bool) {
 	return m.GetCongestion(), m.HasCongestion()
 }
+
 func asCongested(m *rdsdv1.ServerMessage) (*rdsdv1.CongestedResult, bool) {
 	return m.GetCongestedResult(), m.HasCongestedResult()
 }
+
 func asPeek(m *rdsdv1.ServerMessage) (*rdsdv1.PeekResult, bool) {
 	return m.GetPeekResult(), m.HasPeekResult()
 }
+
 func asClosing(m *rdsdv1.ServerMessage) (*rdsdv1.Closing, bool) {
 	return m.GetClosing(), m.HasClosing()
 }
@@ -197,9 +181,12 @@ func startNodes(t *testing.T, n int, change func(*config.Config)) []*config.Conf
 	return cfgs
 }
 
-func rdsOptions() rds.SocketOptions { return rds.SocketOptions{} }
-
 // endpointOf is a port of a node's first address.
 func endpointOf(cfg *config.Config, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(cfg.RDS.Addresses[0], port)
 }
+
+var (
+	bindTo  = clienttest.BindTo
+	batchOf = clienttest.BatchOf
+)

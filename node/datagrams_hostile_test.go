@@ -14,6 +14,7 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
 )
 
@@ -112,7 +113,7 @@ func TestClientThatNeverReads(t *testing.T) {
 		t.Errorf("received %q", got)
 	}
 	r := &rdsdv1.CloseSocketRequest{}
-	r.SetLocal(endpointPB(endpointOf(cfg, 4400)))
+	r.SetLocal(client.EndpointPB(endpointOf(cfg, 4400)))
 	if _, err := rdsdv1.NewAdminClient(dial(t, cfg)).CloseSocket(testContext(t), r); err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +217,7 @@ func TestWaitingSendsAreBounded(t *testing.T) {
 		t.Errorf("%d bytes wait, want 2 MiB and 4 headers", used)
 	}
 	c := &rdsdv1.Cancel{}
-	c.SetDestination(endpointPB(nobody))
+	c.SetDestination(client.EndpointPB(nobody))
 	m := &rdsdv1.ClientMessage{}
 	m.SetCancel(c)
 	s.write(m)
@@ -227,7 +228,7 @@ func TestWaitingSendsAreBounded(t *testing.T) {
 	}
 	s.send(batchOf(5, nobody, half, half))
 	want(s, asResult)
-	for id := range uint64(sendWindowBatches) {
+	for id := range uint64(s.bound.GetSendWindowBatches()) {
 		wait(100+id, "x")
 	}
 	wait(200, "x")

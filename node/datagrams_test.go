@@ -11,6 +11,7 @@ import (
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -174,7 +175,7 @@ func TestSendErrors(t *testing.T) {
 	bad := &rdsdv1.Endpoint{}
 	bad.SetAddress([]byte{1})
 	badDest := batchOf(4, dst, "a", "b", "c")
-	badDest.SetDestination([]*rdsdv1.Endpoint{endpointPB(dst), bad})
+	badDest.SetDestination([]*rdsdv1.Endpoint{client.EndpointPB(dst), bad})
 	badDest.SetDestinationIndex([]uint32{0, 1, 0})
 	short := batchOf(5, dst, "abc")
 	short.SetLength([]uint32{4})
@@ -240,7 +241,7 @@ func TestFullBuffersAndWaiting(t *testing.T) {
 	flush(11, 0)
 	c := &rdsdv1.Cancel{}
 	c.SetId(20)
-	c.SetDestination(endpointPB(nobody))
+	c.SetDestination(client.EndpointPB(nobody))
 	m := &rdsdv1.ClientMessage{}
 	m.SetCancel(c)
 	s.write(m)
@@ -259,7 +260,7 @@ func TestFullBuffersAndWaiting(t *testing.T) {
 func TestCreditCongestionAndMonitor(t *testing.T) {
 	cfgs := startNodes(t, 2, nil)
 	rb := &rdsdv1.Bind{}
-	rb.SetLocal(endpointPB(netip.AddrPortFrom(cfgs[1].RDS.Addresses[0], 4100)))
+	rb.SetLocal(client.EndpointPB(netip.AddrPortFrom(cfgs[1].RDS.Addresses[0], 4100)))
 	rb.SetRecvBufferBytes(8192)
 	rb.SetInitialCreditDatagrams(1)
 	rb.SetInitialCreditBytes(1)
@@ -287,7 +288,7 @@ func TestCreditCongestionAndMonitor(t *testing.T) {
 	}
 	q := &rdsdv1.CongestedQuery{}
 	q.SetId(5)
-	q.SetDestination(endpointPB(b.local))
+	q.SetDestination(client.EndpointPB(b.local))
 	m = &rdsdv1.ClientMessage{}
 	m.SetCongested(q)
 	a.write(m)
@@ -357,28 +358,6 @@ func TestStopClosesSocketsWithAReason(t *testing.T) {
 	}
 	if err := <-stopped; err != nil {
 		t.Error(err)
-	}
-}
-
-func TestRandomPortAvoidsGrantedRanges(t *testing.T) {
-	cfg := testConfig(t)
-	uid := uint32(12345)
-	cfg.Ports = []config.PortGrant{{UID: &uid, Range: config.PortRange{First: 2, Last: 65534}, Exclusive: true}}
-	n, err := New(cfg, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	eng, err := n.clients.engineFor(cfg.RDS.Addresses[0])
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &sockStream{front: n.clients, eng: eng, id: config.Identity{UID: 54321}}
-	sock, _, err := s.bindEngine(0, rdsOptions(), nil)
-	if err != nil || sock.Addr().Port() != 65535 {
-		t.Errorf("bound %v, %v; the only port left is 65535", sock, err)
-	}
-	if _, _, err = s.bindEngine(0, rdsOptions(), nil); !errors.Is(err, rdserr.ErrAddrInUse) {
-		t.Errorf("second bind: %v", err)
 	}
 }
 

@@ -4,16 +4,13 @@ import (
 	"bytes"
 	"context"
 	"log/slog"
-	"math/rand"
 	"net/netip"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/rdsd/rdsd/internal/freeport"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/datagram"
-	"github.com/rdsd/rdsd/rds"
 )
 
 // fakeCore records what the lifecycle does with it.
@@ -23,7 +20,6 @@ type fakeCore struct {
 	startErr error
 	draining func(context.Context)
 	snap     datagram.Snapshot
-	engines  map[netip.Addr]*testEngine
 }
 
 func (f *fakeCore) note(s string) {
@@ -33,59 +29,21 @@ func (f *fakeCore) note(s string) {
 }
 
 func (f *fakeCore) Start() error { f.note("start"); return f.startErr }
-func (f *fakeCore) Close()       { f.note("close") }
-func (f *fakeCore) Alive()       {}
+
+func (f *fakeCore) Close() { f.note("close") }
+
+func (f *fakeCore) Alive() {}
+
 func (f *fakeCore) Drain(ctx context.Context) {
 	f.note("drain")
 	if f.draining != nil {
 		f.draining(ctx)
 	}
 }
+
 func (f *fakeCore) Read(s *datagram.Snapshot) { *s = f.snap }
 
-func (f *fakeCore) Engine(a netip.Addr) datagram.Engine {
-	if e := f.engines[a]; e != nil {
-		return e
-	}
-	return nil
-}
-
-// testEngine is an engine with a lock and no links: its own address is all it
-// can reach.
-type testEngine struct {
-	mu    sync.Mutex
-	e     *rds.Engine
-	begun time.Time
-	timer *time.Timer
-}
-
-func newTestEngine(a netip.Addr, cfg rds.Config) *testEngine {
-	return &testEngine{e: rds.NewEngine(&cfg, a, rand.New(rand.NewSource(1))), begun: time.Now()}
-}
-
-func (t *testEngine) Lock() (*rds.Engine, time.Duration) {
-	t.mu.Lock()
-	return t.e, time.Since(t.begun)
-}
-
-func (t *testEngine) Unlock() {
-	t.e.Take(nil) // dials go nowhere
-	ready := t.e.Ready(nil)
-	if at, ok := t.e.Next(); ok && at < time.Hour {
-		if t.timer != nil {
-			t.timer.Stop()
-		}
-		t.timer = time.AfterFunc(at-time.Since(t.begun), func() {
-			e, now := t.Lock()
-			e.Tick(now)
-			t.Unlock()
-		})
-	}
-	t.mu.Unlock()
-	for _, s := range ready {
-		s.Options().Data.(datagram.Waker).News()
-	}
-}
+func (f *fakeCore) Engine(netip.Addr) datagram.Engine { return nil }
 
 func newFakeNode(t *testing.T, cfg *config.Config, c *fakeCore) (*Node, *syncBuffer) {
 	t.Helper()

@@ -24,6 +24,7 @@ import (
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -105,7 +106,7 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 		// begins to read it, so that it costs no large message a round trip.
 		grpc.StaticStreamWindowSize(streamWindow),
 		grpc.StaticConnWindowSize(connWindow),
-		grpc.ForceServerCodecV2(NewCodec(f.guard)),
+		grpc.ForceServerCodecV2(client.NewCodec(f.guard)),
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.MaxSendMsgSize(maxMessageBytes),
 		grpc.MaxConcurrentStreams(maxStreamsPerClient),
@@ -145,7 +146,7 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 // datagramsServer is the service Datagrams: one stream is one socket.
 type datagramsServer struct {
 	rdsdv1.UnimplementedDatagramsServer
-	clients *localFront
+	clients *client.Front
 }
 
 // Open serves one socket until its stream ends.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
 )
 
@@ -134,7 +135,7 @@ func (n *Node) keep(stop <-chan struct{}) {
 		resident := k.look()
 		wait := keepIdle
 		if n.clients.Lacks() {
-			wait = FeedEvery
+			wait = client.FeedEvery
 		}
 		if d := resident - last; d > limitStep || d < -limitStep || resident > n.deps.Memory.Limit()/4 {
 			wait = min(wait, keepEvery)

@@ -23,6 +23,7 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/datagram"
 	webpage "github.com/rdsd/rdsd/node/page"
@@ -72,7 +73,7 @@ type Node struct {
 	layer    func(name string, d blk.Device) blk.Device // LayerStores; may be nil
 	users    *access.Clients                            // their connections
 	limiter  *access.Limiter
-	clients  *localFront
+	clients  *client.Front
 	grpc     *grpcFront
 	registry *prometheus.Registry
 	hour     *webpage.Keeper // nil without hosts
@@ -127,11 +128,11 @@ func (n *Node) assemble() {
 		d.Log.Warn("client refused", "uid", id.UID, "pid", id.PID, "error", err)
 	})
 	n.users.Room = n.clientRoom
-	room := clientDeps{Deps: d, Clients: n.users, Limiter: n.limiter, Engine: n.core.Engine}
+	room := client.Deps{Deps: d, Clients: n.users, Limiter: n.limiter, Engine: n.core.Engine}
 	if n.hosts != nil {
 		room.Collect = n.hosts.Collect
 	}
-	n.clients = newClients(room)
+	n.clients = client.New(room)
 	n.grpc = newGRPCFront(d, n.users, n.limiter)
 	n.registry = newRegistry(newCollector(n.snapshot, n.deps.Count, n.deps.Guard), newQueueCollector(n.readFigures, n.deps.Guard), newVolumeCollector(n.readVolumes), n.grpc.metrics)
 }
@@ -219,7 +220,7 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 	}
 	localServer := n.grpc.newServer(n.register, true)
 	run("client socket", func() error { return localServer.Serve(n.acceptor(local, "client socket", refuseHTTP2)) })
-	control := n.acceptor(rings, "ring socket", RefusePacket)
+	control := n.acceptor(rings, "ring socket", client.RefusePacket)
 	run("ring socket", func() error { return n.clients.Serve(control) })
 	if remote != nil {
 		remoteServer := n.grpc.newServer(n.register, false)

@@ -78,6 +78,9 @@ func (c *peerCreds) measured(conn net.Conn, id config.Identity) net.Conn {
 	return toll.Wrap(conn, func(why error) { c.calls.count.CostlyClient(c.calls.log, id, why) })
 }
 
+// maxRefusals bounds the connections that are being told why they are not served.
+const maxRefusals = 4
+
 // refusedLife is how long a refused connection lives.
 const refusedLife = 500 * time.Millisecond
 

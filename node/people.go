@@ -6,6 +6,7 @@ import (
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
 	webpage "github.com/rdsd/rdsd/node/page"
 )
@@ -41,7 +42,7 @@ func (a *adminServer) GetCongestionHistory(_ context.Context, r *rdsdv1.GetConge
 	var one netip.AddrPort
 	if r.HasEndpoint() {
 		var err error
-		if one, err = endpoint("endpoint", r.GetEndpoint()); err != nil {
+		if one, err = client.Endpoint("endpoint", r.GetEndpoint()); err != nil {
 			return nil, err
 		}
 	}

@@ -21,6 +21,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk/nbd"
 	"github.com/rdsd/rdsd/internal/await"
+	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/datagram"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
@@ -52,7 +53,7 @@ var reactorCalls = map[string]*regexp.Regexp{
 	// How long the thread itself worked for a call that took long by the clock: internal/toll.
 	"clock_gettime": regexp.MustCompile(`^CLOCK_THREAD_CPUTIME_ID`),
 	// A link's socket has no SO_LINGER but the one of 0 seconds, which resets, and
-	// its description is nobody else's.
+	// its description is Nobody else's.
 	"close": regexp.MustCompile(`^\d+<(TCP|TCPv6):`),
 
 	// Control connections. Descriptors are never received: no control buffer, and
@@ -205,7 +206,7 @@ func threadOf(w *datagram.Worker) string {
 	return strconv.Itoa(<-tid)
 }
 
-// hostileThings is what should hold up nobody.
+// hostileThings is what should hold up Nobody.
 func hostileThings(t *testing.T, n *Node, cfg, other *config.Config) {
 	addr := cfg.RDS.Addresses[0]
 	client, err := rdsd.Dial(cfg.API.Socket, rdsd.WithFrontEnd(rdsd.Rings))
@@ -244,27 +245,27 @@ func hostileThings(t *testing.T, n *Node, cfg, other *config.Config) {
 		}
 	}
 	for i := range 10 {
-		r := attachRing(t, cfg, bindTo(addr, 0))
+		r := clienttest.AttachRing(t, cfg, bindTo(addr, 0))
 		var tag uint64
-		r.post(t, nobody, 900, 1, &tag) // the ledger grows for these
-		r.post(t, b.LocalAddr(), 20, 1000, &tag)
-		r.ask(t, cancelOf(1, nobody))
-		r.ask(t, flushOf(2, time.Millisecond))
-		_ = unix.SetNonblock(r.bell, false)
-		_ = unix.SetNonblock(r.ear, false)
-		*r.word(5248) = uint64(shm.ClientWaitsRecv | shm.ClientWaitsEvent)
+		r.Post(t, clienttest.Nobody, 900, 1, &tag) // the ledger grows for these
+		r.Post(t, b.LocalAddr(), 20, 1000, &tag)
+		r.Ask(t, clienttest.CancelOf(1, clienttest.Nobody))
+		r.Ask(t, clienttest.FlushOf(2, time.Millisecond))
+		_ = unix.SetNonblock(r.Bell, false)
+		_ = unix.SetNonblock(r.Ear, false)
+		*r.Word(5248) = uint64(shm.ClientWaitsRecv | shm.ClientWaitsEvent)
 		if i%2 == 0 {
-			*r.word(4096) = 1 << 40 // hostile
-			shm.Ring(r.bell)
+			*r.Word(4096) = 1 << 40 // hostile
+			shm.Ring(r.Bell)
 		} else {
-			r.answer(t)
+			r.Answer(t)
 		}
-		r.close()
+		r.Close()
 	}
-	c := connectAs(t, n, config.Identity{UID: 777})
+	c := clienttest.ConnectAs(t, n.clients.Accept, config.Identity{UID: 777})
 	c.SetDeadline(time.Now().Add(10 * time.Second))
-	r := attachOver(t, c, bindTo(addr, 0))
-	fd, gate := lingering(t)
+	r := clienttest.AttachOver(t, c, bindTo(addr, 0))
+	fd, gate := clienttest.Lingering(t)
 	raw, err := c.SyscallConn()
 	if err != nil {
 		t.Fatal(err)
@@ -278,7 +279,7 @@ func hostileThings(t *testing.T, n *Node, cfg, other *config.Config) {
 	go unix.Close(fd)
 	await.Until(t, 5*time.Second, "the client is thrown out", func() bool { return n.clients.Budget().Used <= 1 })
 	gate.Close()
-	r.close()
+	r.Close()
 	for i := range 10 { // strangers
 		s, err := net.Dial("tcp", fmt.Sprintf("%v:%d", addr, cfg.RDS.Port))
 		if err != nil {

@@ -16,6 +16,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
@@ -97,14 +98,14 @@ func TestRefusedInHTTP2(t *testing.T) {
 // reason, whether or not it has said something.
 func TestRefusedInPackets(t *testing.T) {
 	for _, says := range [][]byte{nil, []byte("a message"), make([]byte, 3000)} {
-		client, server := twoEnds(t, unix.SOCK_SEQPACKET)
-		c := shm.NewConn(client, 0)
+		ours, server := twoEnds(t, unix.SOCK_SEQPACKET)
+		c := shm.NewConn(ours, 0)
 		if says != nil {
 			if err := c.WriteMessage(says); err != nil {
 				t.Fatal(err)
 			}
 		}
-		refused(t, RefusePacket, server, fmt.Errorf("accept: %w", unix.EMFILE))
+		refused(t, client.RefusePacket, server, fmt.Errorf("accept: %w", unix.EMFILE))
 		b, _, err := c.ReadMessage()
 		if err != nil {
 			t.Fatalf("a client that says %d bytes hears %v", len(says), err)

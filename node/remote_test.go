@@ -9,6 +9,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -52,7 +53,7 @@ func TestRemoteClient(t *testing.T) {
 	}
 	admin := rdsdv1.NewAdminClient(cc)
 	r := &rdsdv1.CloseSocketRequest{}
-	r.SetLocal(endpointPB(endpointOf(cfg, 6000)))
+	r.SetLocal(client.EndpointPB(endpointOf(cfg, 6000)))
 	if _, err := admin.CloseSocket(testContext(t), r); !errors.Is(rdsdv1.ErrorFromStatus(err), rdserr.ErrPerm) {
 		t.Errorf("CloseSocket: %v", err)
 	}

@@ -13,6 +13,7 @@ type room struct {
 var (
 	datagramWorlds = []string{"./internal/simtest", "-run", "TestSeeds|TestStoppedReader|TestDeterminism", "-sim.seeds=2000"}
 	volumeWorlds   = []string{"./internal/simtest", "-run", "TestVolumes", "-sim.volumes=400"}
+	clients        = []string{"./node/client"}
 	daemons        = []string{"./node"}
 	goClients      = []string{"./sdk/go"}
 	kills          = []string{"./internal/killtest"}
@@ -28,18 +29,20 @@ var rooms = []room{
 	{"cong", 2, [][]string{{"./cong"}, {"./rds"}, datagramWorlds}},
 	{"conn", 14, [][]string{{"./conn"}, {"./rds"}, datagramWorlds, daemons, goClients, kills}},
 	{"rds", 12, [][]string{{"./rds"}, datagramWorlds, daemons, goClients, kills}},
-	{"shm", 12, [][]string{{"./shm"}, daemons, goClients, kills}},
+	{"shm", 12, [][]string{{"./shm"}, clients, daemons, goClients, kills}},
 	{"rtrs", 9, [][]string{{"./rtrs"}, {"./rnbd"}, volumeWorlds, {"./node/volume"}, volumeDaemons}},
 	{"rnbd", 9, [][]string{{"./rnbd"}, volumeWorlds, {"./node/volume"}, volumeDaemons}},
 	{"blk", 4, [][]string{{"./blk"}, {"./rnbd"}, {"./blk/nbd"}, {"./node/volume"}, volumeDaemons}},
 	{"blk/nbd", 8, [][]string{{"./blk/nbd"}, {"./node/volume"}, volumeDaemons}},
 	{"transport", 3, [][]string{{"./transport"}, {"./transport/tcp"}, {"./conn"}, datagramWorlds, daemons}},
 	{"transport/tcp", 6, [][]string{{"./transport/tcp"}, daemons, {"./node/volume"}, goClients}},
-	{"internal/reactor", 3, [][]string{{"./internal/reactor"}, {"./transport/tcp"}, daemons, goClients}},
+	{"internal/reactor", 3, [][]string{{"./internal/reactor"}, {"./transport/tcp"}, clients, daemons, goClients}},
 	{"node/config", 2, [][]string{{"./node/config"}, daemons, {"./rdsd/..."}}},
-	{"node/access", 1, [][]string{{"./node/access"}, daemons, goClients}},
-	{"node/base", 1, [][]string{{"./node/base"}, daemons, goClients}},
-	{"node/datagram", 4, [][]string{{"./node/datagram"}, daemons, goClients, kills}},
+	{"node/health", 1, [][]string{{"./node/health"}, daemons, {"./rdsd/..."}}},
+	{"node/access", 1, [][]string{{"./node/access"}, clients, daemons, goClients}},
+	{"node/base", 1, [][]string{{"./node/base"}, clients, daemons, goClients}},
+	{"node/datagram", 4, [][]string{{"./node/datagram"}, clients, daemons, goClients, kills}},
+	{"node/client", 4, [][]string{clients, daemons, goClients, kills}},
 	{"node/page/hour", 1, [][]string{{"./node/page/..."}}},
 	{"node/page", 2, [][]string{{"./node/page/..."}, daemons}},
 	{"node", 4, [][]string{daemons, goClients, kills, {"./rdsd/..."}}},

@@ -74,12 +74,16 @@ var arrows = []struct {
 	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire/rtrs", "wire/rnbd", "rdserr", "internal/eintr", "internal/guard", "internal/reactor", "internal/stats", "internal/quota"}},
 	{"node/config", []string{"node/volume", "rtrs", "rdserr", "shm", "internal/reactor"}},
 	{"node/base", []string{"node/config", "rds", "rdserr", "internal/accept", "internal/counters", "internal/guard", "internal/netlocal", "internal/quota"}},
+	{"node/health", nil},
 	{"node/access", []string{"node/base", "node/config", "rdserr", "internal/quota"}},
 	{"node/datagram", []string{"node/base", "node/config", "rds", "conn", "wire", "rdserr", "transport", "transport/tcp", "shm", "internal/buf", "internal/guard", "internal/netlocal", "internal/quota", "internal/reactor", "internal/stats"}},
+	{"node/client", []string{"node/access", "node/base", "node/config", "node/datagram", "rds", "conn", "wire", "rdserr", "transport", "shm", "api/rdsd/v1", "internal/buf", "internal/guard", "internal/msgpool", "internal/quota", "internal/reactor", "internal/toll"}},
+	// A client for tests knows the layouts and the messages, and nothing of a daemon's inside.
+	{"node/client/clienttest", []string{"node/config", "shm", "api/rdsd/v1"}},
 	{"node/page/hour", nil},
 	// The page calls the services of the API, which it is given, in the name of whoever asks.
 	{"node/page", []string{"node/page/hour", "node/access", "node/config", "node/datagram", "rds", "rdserr", "api/rdsd/v1", "internal/guard", "internal/netlocal", "internal/quota"}},
-	{"node", []string{"node/page", "node/access", "node/base", "node/config", "node/datagram", "node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/eintr", "internal/guard", "internal/msgpool", "internal/reactor", "internal/stats", "internal/counters", "internal/quota", "internal/toll"}},
+	{"node", []string{"node/client", "node/page", "node/access", "node/base", "node/config", "node/datagram", "node/health", "node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/eintr", "internal/guard", "internal/msgpool", "internal/reactor", "internal/stats", "internal/counters", "internal/quota", "internal/toll"}},
 
 	// What talks to a daemon from outside.
 	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr", "internal/msgpool"}},

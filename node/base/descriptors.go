@@ -75,6 +75,9 @@ func (d *Descriptors) Open(c *config.Config, count *Counters) (most uint64, err 
 	return d.most, err
 }
 
+// Most is the limit; 0: it is not known yet.
+func (d *Descriptors) Most() uint64 { return d.most }
+
 // Close gives the reserve back.
 func (d *Descriptors) Close() {
 	if d.Reserve != nil {

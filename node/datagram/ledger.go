@@ -11,9 +11,9 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// hostRings is a host's part in sockets with rings: what a step brought for
+// localRings is a host's part in sockets with rings: what a step brought for
 // them, and its place in the ledger (docs/shm.md, "Ledger"). Local.mu guards it.
-type hostRings struct {
+type localRings struct {
 	number    int             // of the host: its commit record
 	here      *shm.LedgerLane // of datagrams that stay at this address; nil until it is needed
 	noHere    bool            // the ledger had no room

@@ -37,7 +37,7 @@ type Local struct {
 	leaving bool         // nothing is dialled any more
 	kicked  []*conn.Path // handed over to worker
 	watch   []*Watch
-	rings   hostRings
+	rings   localRings
 
 	waiting atomic.Int32 // goroutines asleep on mu
 

@@ -11,8 +11,8 @@ type Ring struct {
 	Owner RingOwner
 	End   *shm.Host // the daemon's end of the region; guarded by Local.mu, but see its methods
 
-	placed bool // on hostRings.placed; guarded by Local.mu
-	dirty  bool // on hostRings.dirty; guarded by Local.mu
+	placed bool // on localRings.placed; guarded by Local.mu
+	dirty  bool // on localRings.dirty; guarded by Local.mu
 	at     int  // position in worker.rings, from 1; 0: the reactor does not serve it; the reactor's thread alone
 }
 

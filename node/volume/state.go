@@ -247,6 +247,14 @@ func (s *store) lastError() error {
 	return s.err
 }
 
+// StateError says why what is persistent is lost, or is not being kept; nil: it is.
+func (h *Host) StateError() error {
+	if err := h.store.lastError(); err != nil {
+		return err
+	}
+	return h.store.aside
+}
+
 func (s *store) close() {
 	if s.lock != nil {
 		s.lock.Close()

@@ -60,7 +60,7 @@ func run(ctx context.Context, stopSignals func(), args []string, in io.Reader, o
 	if _, ok := errors.AsType[errLogged](err); ok {
 		return code
 	}
-	fmt.Fprintf(errw, "rdsd: %s\n", explain(err))
+	fmt.Fprintf(errw, "rdsd: %s\n", cleanLines(explain(err)))
 	if code == exitUsage && cmd != nil {
 		fmt.Fprintf(errw, "See '%s --help'.\n", cmd.CommandPath())
 	}

@@ -60,6 +60,16 @@ func (fakeAdmin) GetStatus(context.Context, *rdsdv1.GetStatusRequest) (*rdsdv1.S
 			rdsdv1.Budget_builder{Name: "memory", Used: 3 << 20, Limit: 1 << 30}.Build(),
 			rdsdv1.Budget_builder{Name: "peers", Used: 2, Limit: 4096, Refused: 7}.Build(),
 		},
+		HttpAddress: "127.0.0.1:16386", Severity: rdsdv1.ProblemSeverity_PROBLEM_SEVERITY_ERROR,
+		Problem: []*rdsdv1.Problem{
+			rdsdv1.Problem_builder{
+				Code: "peer-down", Severity: rdsdv1.ProblemSeverity_PROBLEM_SEVERITY_ERROR, Subject: "peer 10.0.0.3", SinceNs: 12e9,
+				Text: "10.0.0.3 cannot be reached: connection refused; 8 datagrams waiting", Remedy: "start rdsd on 10.0.0.3",
+			}.Build(),
+			rdsdv1.Problem_builder{
+				Code: "no-ledger", Severity: rdsdv1.ProblemSeverity_PROBLEM_SEVERITY_NOTE, Subject: "api.ledger", Text: "there is no ledger", Remedy: `api.ledger = ""`,
+			}.Build(),
+		},
 	}.Build(), nil
 }
 

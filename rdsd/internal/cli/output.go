@@ -50,7 +50,7 @@ func writeTable[T any](w io.Writer, items []T, cols []column[T]) {
 	for _, it := range items {
 		row := make(table.Row, len(cols))
 		for i, c := range cols {
-			row[i] = fmt.Sprint(c.cell(it))
+			row[i] = clean(fmt.Sprint(c.cell(it)))
 		}
 		t.AppendRow(row)
 	}
@@ -83,7 +83,7 @@ func writeJSON(w io.Writer, v any) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "%s\n", b)
+	_, err = fmt.Fprintf(w, "%s\n", cleanJSON(b))
 	return err
 }
 
@@ -93,7 +93,7 @@ func writeNDJSON(w io.Writer, v any) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "%s\n", b)
+	_, err = fmt.Fprintf(w, "%s\n", cleanJSON(b))
 	return err
 }
 

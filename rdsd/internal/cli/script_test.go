@@ -64,6 +64,7 @@ func TestScripts(t *testing.T) {
 			"begins":  cmdBegins,
 			"written": cmdWritten,
 			"addsup":  cmdAddsUp,
+			"problem": cmdProblem,
 			"sent":    cmdSent,
 			"waits":   cmdWaits,
 			"port": func(ts *testscript.TestScript, _ bool, _ []string) {
@@ -237,6 +238,17 @@ func cmdWritten(ts *testscript.TestScript, _ bool, args []string) {
 	poll(ts, "something in "+args[0], func(context.Context) bool {
 		i, err := os.Stat(file)
 		return err == nil && i.Size() > 0
+	})
+}
+
+// cmdProblem is `problem SOCKET CODE`: wait until the daemon there has such a problem.
+func cmdProblem(ts *testscript.TestScript, _ bool, args []string) {
+	c, err := dialTarget(context.Background(), args[0])
+	ts.Check(err)
+	defer c.Close()
+	poll(ts, "the problem "+args[1], func(ctx context.Context) bool {
+		st, err := c.Admin().Status(ctx)
+		return err == nil && slices.ContainsFunc(st.Problems, func(p rdsd.Problem) bool { return p.Code == args[1] })
 	})
 }
 

@@ -1,0 +1,138 @@
+package client
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"google.golang.org/grpc/mem"
+
+	"github.com/rdsd/rdsd/internal/msgpool"
+	"github.com/rdsd/rdsd/rds"
+)
+
+// outResult is a SendResult without errors.
+type outResult struct {
+	id       uint64
+	accepted uint32
+}
+
+func (r *outResult) marshal() mem.BufferSlice {
+	buf := msgpool.Pool.Get(64)
+	h := (*buf)[:2] // ServerMessage tag and length, below 128
+	if r.id != 0 {
+		h = append(h, tagResultID)
+		h = binary.AppendUvarint(h, r.id)
+	}
+	if r.accepted != 0 {
+		h = append(h, tagResultAccepted)
+		h = binary.AppendUvarint(h, uint64(r.accepted))
+	}
+	h[0], h[1] = tagServerSendResult, byte(len(h)-2)
+	*buf = h
+	return mem.BufferSlice{mem.NewBuffer(buf, msgpool.Pool)}
+}
+
+// outBatch is a RecvBatch under construction. It is reused.
+type outBatch struct {
+	lengths []uint32
+	sources []netip.AddrPort
+	index   []uint32
+	pool    mem.BufferPool // of blob; nil: msgpool.Pool
+	blob    *[]byte        // payload; nil while empty
+	size    int
+}
+
+func (b *outBatch) reset() {
+	b.lengths, b.sources, b.index, b.size = b.lengths[:0], b.sources[:0], b.index[:0], 0
+	if b.blob != nil { // not sent
+		b.from().Put(b.blob)
+		b.blob = nil
+	}
+}
+
+func (b *outBatch) from() mem.BufferPool {
+	if b.pool == nil {
+		return msgpool.Pool
+	}
+	return b.pool
+}
+
+// take makes the batch of a run of received datagrams; the payloads are copied.
+func (b *outBatch) take(r *rds.Run) {
+	b.reset()
+	b.lengths = append(b.lengths, r.Lengths...)
+	b.sources = append(b.sources, r.Sources...)
+	b.index = append(b.index, r.Index...)
+	if b.size = r.Bytes; b.size == 0 {
+		return
+	}
+	b.blob = b.from().Get(b.size)
+	out := (*b.blob)[:0]
+	for _, s := range r.Spans {
+		out = append(out, s.Payload...)
+	}
+	*b.blob = out
+}
+
+// marshal lays out ServerMessage{recv: b} and takes the blob with it.
+func (b *outBatch) marshal() mem.BufferSlice {
+	lengthBytes, indexBytes, sourceBytes := 0, 0, 0
+	for _, n := range b.lengths {
+		lengthBytes += sizeVarint(uint64(n))
+	}
+	if len(b.sources) > 1 {
+		for _, n := range b.index {
+			indexBytes += sizeVarint(uint64(n))
+		}
+	}
+	for _, s := range b.sources {
+		n := endpointSize(s)
+		sourceBytes += 1 + sizeVarint(uint64(n)) + n
+	}
+	// The outer length is known only at the end: leave room before it.
+	const room = 1 + binary.MaxVarintLen64
+	buf := msgpool.Pool.Get(room + lengthBytes + indexBytes + sourceBytes + 48)
+	h := (*buf)[:room]
+	h = append(h, tagRecvLength)
+	h = binary.AppendUvarint(h, uint64(lengthBytes))
+	for _, n := range b.lengths {
+		h = binary.AppendUvarint(h, uint64(n))
+	}
+	for _, s := range b.sources {
+		h = append(h, tagRecvSource)
+		h = binary.AppendUvarint(h, uint64(endpointSize(s)))
+		h = appendEndpoint(h, s)
+	}
+	if indexBytes > 0 {
+		h = append(h, tagRecvIndex)
+		h = binary.AppendUvarint(h, uint64(indexBytes))
+		for _, n := range b.index {
+			h = binary.AppendUvarint(h, uint64(n))
+		}
+	}
+	h = append(h, tagRecvPayload)
+	h = binary.AppendUvarint(h, uint64(b.size))
+
+	var outer [room]byte
+	o := append(outer[:0], tagServerRecv)
+	o = binary.AppendUvarint(o, uint64(len(h)-room+b.size))
+	start := room - len(o)
+	copy(h[start:], o)
+	*buf = h
+	blob := b.blob
+	b.blob = nil
+	if len(h) < 1024 && start > 0 { // slicing costs an allocation, moving a few bytes does not
+		*buf = h[:copy(h, h[start:])]
+		start = 0
+	}
+	head := mem.NewBuffer(buf, msgpool.Pool)
+	if start > 0 {
+		whole := head
+		head = whole.Slice(start, len(h))
+		whole.Free()
+	}
+	if blob == nil {
+		return mem.BufferSlice{head}
+	}
+	return mem.BufferSlice{head, mem.NewBuffer(blob, b.from())}
+}

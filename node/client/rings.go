@@ -1,0 +1,561 @@
+package client
+
+import (
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/datagram"
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/shm"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// ringSock is a socket whose datagrams go through shared memory (docs/shm.md).
+// Its control connection is a sockStream's; its rings are served by one
+// reactor. host's lock guards the daemon's end of the region, End, except that the
+// reactor's thread asks End.HasPosts, HasRoom, Sleep and Wake without it.
+//
+// Work on a ring is a turn of the reactor: descriptors are taken and posted to
+// the engine, releases are counted, and at the turn's end links are written to
+// and the client is woken if it sleeps. Nothing is handed to another thread.
+type ringSock struct {
+	datagram.Ring
+	s     *sockStream
+	front *Front
+	ctl   ringControl
+	host  *datagram.Local
+	react *datagram.Worker
+	reg   *shm.Region
+	led   *shm.LedgerRegion
+	sock  *rds.Socket
+	bell  int        // the client writes it; -1: none
+	alarm *shm.Alarm // the client hears it
+
+	blocked atomic.Bool     // the engine takes nothing more; EvWritable follows
+	felt    felt            // guarded by front.mu
+	share   *datagram.Share // of its user; the reactor's thread alone
+	left    bool            // post was shown and not taken; the reactor's thread alone
+	point   uint64          // descriptors posted before the Cancel or Flush under way; the reactor's thread alone
+	marks   []cancelMark    // the reactor's thread alone
+
+	giving sync.Mutex // held by whoever gives pages back, and by who ends the region; before the lock of the address
+
+	// Guarded by host's lock.
+	flows         []ringFlow
+	posts         []ringPost // by the id of shm.Host
+	bufs          bufList
+	post          shm.Post
+	reserved      int    // slots being read into
+	reservedBytes uint64 // that they are for
+	grown         int64  // bytes that the ledger has more for it than at first
+	closed        bool   // the engine's socket is
+	moved         bool   // the region is not the client's any more
+	freed         bool   // the region is gone, or about to be
+	hostile       error
+	evacuated     int64         // bytes of private memory that a dead client's datagrams take; the burier's
+	purse         purse         // pays for pages of the region; its account is set before the socket is
+	buried        chan struct{} // closed when the region is not mapped here any more, or is evacuated
+}
+
+// ringFlow is an entry of the client's flow table as it was read.
+type ringFlow struct {
+	gen  uint32
+	felt uint64 // what the client had said of it when it became congested (Felt)
+	bad  error  // why nothing can be sent there
+	dest *rds.Dest
+}
+
+// ringPost is a descriptor under way.
+type ringPost struct {
+	slot  uint64
+	bytes uint32
+	left  uint32 // datagrams without an outcome
+}
+
+// ringTurn bounds the descriptors one socket is served with in a turn (R3).
+const ringTurn = 64
+
+// --- the reactor's side ----------------------------------------------------------
+
+// Poll implements reactor.Poller: it serves what the client has posted.
+func (r *ringSock) Poll() bool {
+	worked := r.serve()
+	if r.ctl.held && r.ctl.resume() {
+		worked = true
+	}
+	return worked
+}
+
+// serve is Poll without the message that may be held.
+func (r *ringSock) serve() bool {
+	posts := r.hasPosts()
+	room := r.End.HasRoom()
+	waits := posts && !r.share.May(r.react, &r.Ring)
+	if waits {
+		posts = false
+	}
+	if !posts && !room {
+		return waits
+	}
+	_, now := r.host.LockTurn(r.react)
+	err := r.hostile
+	if err == nil && !r.closed {
+		if room {
+			r.touch() // events may have waited for it
+		}
+		err = r.turn(now, posts)
+		r.judge(err)
+	}
+	r.host.Unlock()
+	if err != nil {
+		r.s.finish(err)
+		return false
+	}
+	return true
+}
+
+// judge notes why the client is not served any more; nil: it is. The lock is held.
+func (r *ringSock) judge(err error) {
+	if err != nil && r.hostile == nil {
+		r.hostile = err
+		r.End.CloseWord(errnoOf(err))
+		r.front.deps.Count.RingsHostile.Add(1)
+	}
+}
+
+// Sleep declares that the daemon will not look any more until the doorbell
+// rings, and looks once more.
+func (r *ringSock) Sleep() bool {
+	if r.left && !r.blocked.Load() {
+		return false
+	}
+	return r.End.Sleep() || r.blocked.Load() && !r.End.HasRoom()
+}
+
+// hasPosts: there is something to take, the descriptor that the engine had no
+// room for included.
+func (r *ringSock) hasPosts() bool {
+	return !r.blocked.Load() && (r.left || r.End.HasPosts())
+}
+
+// Wake takes it back.
+func (r *ringSock) Wake() { r.End.Wake() }
+
+// Ready: the doorbell rang.
+func (r *ringSock) Ready(uint32) {
+	guard.Point("ring.bell")
+	r.react.Hot(r)
+}
+
+// turn serves the send and the release ring. The lock is held.
+func (r *ringSock) turn(now time.Duration, posts bool) error {
+	if err := r.takeReleases(now); err != nil || !posts {
+		return err
+	}
+	_, err := r.takePosts(now, withRoom)
+	return err
+}
+
+// admission says what may keep a descriptor from being taken.
+type admission uint8
+
+const (
+	withRoom   admission = iota // it waits while the socket has no room
+	regardless                  // nothing: its turn has come, with an outcome or without room
+)
+
+// takePosts takes descriptors, at most a turn's. The lock is held.
+func (r *ringSock) takePosts(now time.Duration, a admission) (n int, err error) {
+	draining := r.front.sockets.draining()
+	for range ringTurn {
+		if a == regardless && int64(r.point-r.End.Taking()) <= 0 {
+			return n, nil
+		}
+		ok, err := r.End.Next(&r.post)
+		if err != nil || !ok {
+			r.findOut()
+			return n, err
+		}
+		if r.left = !r.take(now, draining, a); r.left {
+			r.blocked.Store(true)
+			return n, nil
+		}
+		n++
+		r.share.Post()
+		if from, pages, wanted := r.End.Growth(); wanted {
+			r.aside(func() { r.growLedger(from, pages) }, func(err error) { r.react.Do(func() { r.Fault(err) }) })
+		}
+		if r.share.Spent() {
+			return n, nil
+		}
+	}
+	return n, nil
+}
+
+// growLedger allocates entries of the ledger for more descriptors under way: in a
+// goroutine, for the file system may take its time.
+func (r *ringSock) growLedger(from uint32, pages int) {
+	bytes := int64(pages) << 12
+	err := r.purse.account.Take(quota.Sockets, bytes)
+	if err == nil {
+		if err = r.led.Grow(from, pages); err != nil {
+			r.purse.account.Give(quota.Sockets, bytes)
+		}
+	}
+	if err != nil {
+		r.front.deps.Log.Warn("no more descriptors of a socket can be taken for now", "local", r.reg.Local, "error", err)
+		pages, bytes = 0, 0
+	}
+	r.host.Lock()
+	r.grown += bytes
+	r.End.Grown(pages)
+	r.touch()
+	r.freeIfIdle()
+	r.host.Unlock()
+}
+
+// takeReleases counts what the client has given back. The lock is held.
+func (r *ringSock) takeReleases(now time.Duration) error {
+	bytes, cost, n, err := r.End.Releases()
+	if err != nil {
+		return err
+	}
+	r.findOut()
+	if n > 0 {
+		r.sock.Freed(bytes, cost, n)
+		r.touch() // the client may wait to hear whether that was enough
+	}
+	r.sock.ReadAll(now)
+	return nil
+}
+
+// take posts one descriptor to the engine. False: not now, the same again
+// when the engine has room.
+func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
+	p := &r.post
+	if p.Bad != nil {
+		r.refuse(p, p.Bad)
+		return true
+	}
+	for int(p.Flow) >= len(r.flows) { // it is below the table's entries
+		r.flows = append(r.flows, ringFlow{})
+	}
+	f := &r.flows[p.Flow]
+	if f.gen != p.Gen {
+		r.resolve(p.Flow, p.Gen)
+	}
+	switch {
+	case p.Open:
+		r.End.Taken(p, netip.AddrPort{}, false)
+		return true
+	case f.gen != p.Gen:
+		r.refuse(p, rdserr.ErrDestination)
+		return true
+	case f.bad != nil:
+		r.refuse(p, f.bad)
+		return true
+	case draining != nil:
+		r.refuse(p, draining)
+		return true
+	case r.marks != nil && r.cancelled(p, f.dest.Addr()):
+		return true
+	}
+	t := rds.Train{Body: p.Body, Count: p.Count, Table: p.Table}
+	var err error
+	if a == regardless {
+		err = r.sock.AdmitAll(f.dest, t)
+	} else {
+		err = r.sock.Admit(f.dest, t)
+	}
+	switch err {
+	case nil:
+	case rdserr.ErrWouldBlock:
+		return false
+	default:
+		r.refuse(p, err)
+		return true
+	}
+	id, cell := r.End.Taken(p, f.dest.Addr(), true)
+	for int(id) >= len(r.posts) {
+		r.posts = append(r.posts, ringPost{})
+	}
+	r.posts[id] = ringPost{slot: p.Slot, bytes: uint32(len(p.Body)), left: uint32(p.Count)}
+	r.sock.PostAdmitted(now, f.dest, t, id, p.Tag, rds.Report(p.Want), cell)
+	r.host.Moved(len(p.Body))
+	if f.dest.Addr().Addr() == r.host.Addr() {
+		r.share.Copied(len(p.Body)) // what leaves has a bound of its own, and is not copied here
+	}
+	r.front.deps.Count.RingPosts.Add(1)
+	r.front.deps.Count.RingDatagrams.Add(uint64(p.Count))
+	return true
+}
+
+func (r *ringSock) refuse(p *shm.Post, err error) {
+	r.front.deps.Count.RingRefused.Add(1)
+	r.End.Taken(p, netip.AddrPort{}, false)
+	r.End.Refused(p, uint16(rdserr.Errno(err)))
+	r.touch()
+}
+
+// resolve looks at a flow the client has described anew.
+func (r *ringSock) resolve(i, gen uint32) {
+	f := &r.flows[i]
+	dst, have, ok := r.End.FlowEntry(i)
+	if have != gen {
+		return // described anew once more meanwhile: its own doing
+	}
+	if f.dest != nil {
+		f.dest.Close()
+	}
+	*f = ringFlow{gen: gen}
+	switch {
+	case !ok:
+		f.bad = rdserr.ErrDestination
+	case dst.Port() == wire.PortProbe:
+		f.bad = rdserr.ErrInvalid
+	default:
+		f.dest, f.bad = r.sock.Open(dst, i)
+	}
+	switch {
+	case f.bad != nil:
+		r.End.SetFlow(i, gen, shm.FlowRefused, uint16(rdserr.Errno(f.bad)))
+	case f.dest.Congested():
+		r.End.SetFlow(i, gen, shm.FlowCongested, 0)
+	default:
+		r.End.SetFlow(i, gen, shm.FlowClear, 0)
+	}
+	r.touch()
+}
+
+// WantRoom implements rds.Sink: the client is told whether what it releases is
+// waited for, so that it rings then.
+func (r *ringSock) WantRoom(on bool) {
+	r.End.WantRoom(on)
+	r.touch() // publishRings asks whether there is some already
+}
+
+// touch puts the socket on the list of those with news for their clients,
+// which the end of the step publishes. The lock is held.
+func (r *ringSock) touch() { r.host.Touch(&r.Ring) }
+
+// wake implements waker: the engine has news for this socket.
+func (r *ringSock) News() (goroutine bool) {
+	if r.blocked.Load() {
+		r.blocked.Store(false)
+		r.react.Hot(r)
+	}
+	return false
+}
+
+// Show implements datagram.RingOwner.
+func (r *ringSock) Show() (bell *shm.Alarm) {
+	if r.End.Publish() {
+		bell = r.alarm
+	}
+	if !r.closed {
+		r.purse.settle(r.End.Paid(), r.sock.ReceiveMemory())
+	}
+	if r.End.Lacks() && r.front.pages.lack(r) {
+		r.front.deps.Memory.Want()
+	}
+	if r.End.Due() && !r.closed {
+		r.react.Hot(r)
+	}
+	return bell
+}
+
+// Collect implements datagram.RingOwner.
+func (r *ringSock) Collect() {
+	if r.End.HasReleases() {
+		r.Poll()
+	}
+}
+
+// --- the engine's side, with the lock held ------------------------------------------
+
+// Place implements rds.Sink.
+func (r *ringSock) Place(src netip.AddrPort, f *transport.Frame, t rds.Train, p *conn.Path, seq uint64) (cost int, ok bool) {
+	r.host.Moved(len(t.Body))
+	lane := r.host.LaneIndex(p)
+	if b := f.Buf; b != nil && b.Owner() == buf.Owner(r) {
+		if cost, ok = r.End.Place(src, uint64(b.ID)*shm.UnitBytes, len(t.Body), t.Count, t.Table, lane, seq); ok {
+			b.ID = slotTaken
+			r.reserved--
+			r.reservedBytes -= uint64(len(b.B))
+		}
+	} else {
+		cost, ok = r.End.PlaceCopy(src, t.Body, t.Count, t.Table, lane, seq)
+	}
+	if ok {
+		r.host.Place(&r.Ring)
+	} else {
+		r.touch() // room may have come meanwhile
+	}
+	return cost, ok
+}
+
+// Lacked implements rds.Lacker.
+func (r *ringSock) Lacked() bool { return r.End.Lacked() }
+
+// slotTaken marks a buffer whose slot belongs to the client by now.
+const slotTaken = ^uint32(0)
+
+// Reserve implements rds.Reserver: memory of the client's region to read a
+// large payload into.
+func (r *ringSock) Reserve(n int) *buf.Buf {
+	if r.closed {
+		return nil
+	}
+	// Lengths that were announced take half of the arena at most: the rest is for
+	// what has come, which is then copied out of memory of the daemon's own.
+	if r.reservedBytes+uint64(n) > r.reg.RecvArenaBytes/2 {
+		return nil
+	}
+	off, mem, ok := r.End.Reserve(n)
+	if !ok {
+		r.touch()
+		return nil
+	}
+	r.reserved++
+	r.reservedBytes += uint64(n)
+	b := r.bufs.get()
+	b.Lend(mem, r, uint32(off/shm.UnitBytes))
+	return b
+}
+
+// Free implements buf.Owner: nobody refers to b any more. It may come from any
+// thread, with or without the lock.
+func (r *ringSock) Free(b *buf.Buf) {
+	id, n := b.ID, uint64(len(b.B))
+	r.bufs.put(b)
+	if id == slotTaken {
+		return
+	}
+	r.react.DoFor(r, func() { // rare: a link broke inside a payload, or it was refused
+		_, now := r.host.Lock()
+		r.End.Unreserve(uint64(id) * shm.UnitBytes)
+		r.reserved--
+		r.reservedBytes -= n
+		if !r.closed {
+			r.sock.ReadAll(now) // who found no room may find some now
+		}
+		r.freeIfIdle()
+		r.host.Unlock()
+	})
+}
+
+// bufList keeps buffers for the next large payloads.
+type bufList struct {
+	mu   sync.Mutex
+	free []*buf.Buf // guarded by mu
+}
+
+func (l *bufList) get() *buf.Buf {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if n := len(l.free); n > 0 {
+		b := l.free[n-1]
+		l.free = l.free[:n-1]
+		return b
+	}
+	return new(buf.Buf)
+}
+
+func (l *bufList) put(b *buf.Buf) {
+	l.mu.Lock()
+	l.free = append(l.free, b)
+	l.mu.Unlock()
+}
+
+// Done implements rds.Sink.
+func (r *ringSock) Done(id uint32, tag uint64, count int, o conn.Outcome, why conn.Why) {
+	k := &r.posts[id]
+	k.left -= uint32(count)
+	r.End.Outcome(id, tag, count, uint8(o), uint8(why), k.left == 0)
+	r.touch()
+}
+
+// Changed implements rds.Sink.
+func (r *ringSock) Changed(d *rds.Dest, congested bool) {
+	i := d.Data.(uint32)
+	if f := &r.flows[i]; f.dest == d {
+		state := uint16(shm.FlowClear)
+		if congested {
+			state = shm.FlowCongested
+			f.felt = r.jams(i, f.gen)
+		}
+		r.End.SetFlow(i, f.gen, state, 0)
+		r.touch()
+	}
+}
+
+// Felt implements rds.Witness.
+func (r *ringSock) Felt(d *rds.Dest) (held uint64, waiting int) {
+	i := d.Data.(uint32)
+	f := &r.flows[i]
+	if j, ok := r.End.Jam(i, f.gen); ok && f.dest == d {
+		held, waiting = max(j.Refused+j.Waited, f.felt)-f.felt, int(j.Waiting)
+	}
+	return held, waiting
+}
+
+// jams is what the client has said of a flow so far: how many sends were refused or
+// had to wait.
+func (r *ringSock) jams(i, gen uint32) uint64 {
+	j, _ := r.End.Jam(i, gen)
+	return j.Refused + j.Waited
+}
+
+// Each implements rds.Sink.
+func (r *ringSock) Each(f func(src netip.AddrPort, bytes int) bool) { r.End.EachUnread(f) }
+
+// Drained implements rds.Sink: the closed socket's last datagram is decided. It
+// comes also for a socket that was bound on the way to another port, and never
+// had rings.
+func (r *ringSock) Drained() {
+	if r.End != nil {
+		r.freeIfIdle()
+	}
+}
+
+// idle reports whether nothing reads or writes the region any more, nor the
+// ledger's part for it.
+func (r *ringSock) idle() bool {
+	return r.reserved == 0 && r.sock.InFlight() == 0 && !r.End.Growing() && !r.End.Finding()
+}
+
+// Publish takes what the engine has for the client besides datagrams and
+// outcomes. The lock is held.
+func (r *ringSock) Publish() {
+	ev := r.sock.Events()
+	if ev&rds.EvCongestion != 0 {
+		freed, changes := r.sock.CongestionNews()
+		for _, c := range changes {
+			r.End.Changed(c.Endpoint, c.Congested)
+		}
+		if freed != 0 {
+			r.End.Freed(freed)
+		}
+		r.touch()
+	}
+	if ev&rds.EvFlushed != 0 {
+		if replies := r.s.flushed(r.sock.Flushed()); len(replies) > 0 {
+			for _, m := range replies {
+				r.s.reply(m)
+			}
+			r.ctl.wake()
+		}
+	}
+}
+
+func errnoOf(err error) unix.Errno { return unix.Errno(rdserr.Errno(err)) }

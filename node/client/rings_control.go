@@ -1,0 +1,365 @@
+package client
+
+import (
+	"errors"
+	"io"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/shm"
+)
+
+// ringControl carries the messages of a socket with rings that are not
+// datagrams. Everything happens on the reactor's thread, and in few bytes: no
+// goroutine and no buffer for each of a thousand idle sockets.
+//
+// Turns: a turn reads a few messages of a user's clients (datagram.Share), in the order in
+// which they came; who finds them read comes again in the next, behind those who wait
+// already.
+//
+// Back-pressure: while answers wait for a client that does not read them, and while
+// a Cancel or a Flush waits for what was posted before it, nothing more is
+// read. What the client sends then stays in its own socket buffer.
+type ringControl struct {
+	packetStream // its context
+	r            *ringSock
+	ctl          *shm.Control
+	out          [][]byte // messages behind the one that ctl is writing; guarded by sockStream.wmu
+	watched      uint32   // events asked for
+	in           inMsg
+	held         bool // in waits until the rings are taken up to ringSock.point
+	queued       bool // again is about to be called
+	againFn      func()
+	half         *time.Timer // runs while a message has come in part
+}
+
+// maxControlOut bounds the answers that wait: one for each Flush that is not
+// answered, and those to the message that was read last.
+const maxControlOut = maxFlushes + 16
+
+func (c *ringControl) start(r *ringSock, ctl *shm.Control) {
+	c.r, c.ctl = r, ctl
+	c.againFn = c.again
+	r.s.stream = c
+	r.s.answerer = c.wake
+	r.s.onEnd(func(err error) { r.react.DoFor(r, func() { r.end(err) }) })
+}
+
+func (c *ringControl) begin() error {
+	c.watched = unix.EPOLLIN
+	return c.r.react.Add(c.ctl.FD, c.watched, c)
+}
+
+// stopped reports whether nothing is to be read for now.
+func (c *ringControl) stopped() bool { return c.held || c.ctl.Pending() }
+
+// watch brings up to date what the reactor watches the connection for.
+func (c *ringControl) watch() error {
+	var want uint32
+	if !c.stopped() {
+		want |= unix.EPOLLIN
+	}
+	if c.ctl.Pending() {
+		want |= unix.EPOLLOUT
+	}
+	if want == c.watched {
+		return nil
+	}
+	c.watched = want
+	return c.r.react.Modify(c.ctl.FD, want)
+}
+
+// Ready: messages of the client, or its end, or room for ours.
+func (c *ringControl) Ready(events uint32) {
+	guard.Point("ring.control")
+	if events&unix.EPOLLOUT != 0 && !c.flush() {
+		c.r.close()
+		return
+	}
+	c.read(events)
+}
+
+// again is read, in another turn.
+func (c *ringControl) again() {
+	c.queued = false
+	if !c.r.closed {
+		c.read(0)
+	}
+}
+
+// read takes messages as long as there are some and it is the client's turn.
+func (c *ringControl) read(events uint32) {
+	for !c.stopped() && !c.queued {
+		if !c.r.share.MayLook(c.r.react) {
+			c.queued = true
+			c.r.react.DoFor(c.r, c.againFn)
+			break
+		}
+		b, _, err := c.ctl.Recv()
+		if errors.Is(err, shm.ErrAgain) {
+			break
+		}
+		if errors.Is(err, io.EOF) {
+			c.r.close()
+			return
+		}
+		if err == nil {
+			err = unmarshalCopy(b, &c.in)
+		}
+		if err == nil {
+			err = c.r.control(&c.in)
+			if !c.held {
+				c.in.release()
+			}
+		}
+		if c.r.closed { // by what the message did; the connection is another's to close
+			return
+		}
+		if err != nil {
+			c.fail(err)
+			return
+		}
+	}
+	c.expectRest()
+	if c.stopped() && events&(unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+		c.r.close() // it is gone, and nothing is read that would say so
+		return
+	}
+	if err := c.watch(); err != nil {
+		c.fail(err)
+	}
+}
+
+// expectRest gives a message that has come in part a time to be complete.
+func (c *ringControl) expectRest() {
+	switch half := c.ctl.Half() && !c.stopped(); {
+	case half && c.half == nil:
+		c.half = time.AfterFunc(piecesTime, func() {
+			defer c.r.front.deps.Guard.Recover(guard.Socket, nil)
+			c.r.react.DoFor(c.r, c.restMissing)
+		})
+	case !half && c.half != nil:
+		c.half.Stop()
+		c.half = nil
+	}
+}
+
+func (c *ringControl) restMissing() {
+	if c.half != nil && !c.r.closed {
+		c.r.end(rdserr.With(rdserr.ErrTimeout, "the rest of a message did not come in %v", piecesTime))
+	}
+}
+
+func (c *ringControl) fail(err error) {
+	c.r.front.deps.Count.StreamErrors.Add(1)
+	c.r.end(err)
+}
+
+// control carries out one message, or has it held.
+func (r *ringSock) control(in *inMsg) error {
+	if in.isBatch {
+		return rdserr.With(rdserr.ErrInvalid, "a SendBatch on the control connection of a socket with rings; datagrams go through the send ring")
+	}
+	switch in.msg.WhichBody() {
+	case rdsdv1.ClientMessage_Credit_case, rdsdv1.ClientMessage_Peek_case:
+		return rdserr.With(rdserr.ErrInvalid, "Credit and Peek have no meaning for a socket with rings")
+	case rdsdv1.ClientMessage_Cancel_case, rdsdv1.ClientMessage_Flush_case:
+		// To post is to have sent: these are about everything that stands in the ring
+		// now, and about nothing that comes later.
+		r.point = r.End.Posted()
+		if there, _ := r.reach(); !there {
+			r.ctl.held = true
+			r.react.Hot(r)
+			return nil
+		}
+	}
+	return r.carryOut(in)
+}
+
+// resume goes on with a message that was held, when its point is reached. It reports
+// whether anything was done.
+func (c *ringControl) resume() bool {
+	there, more := c.r.reach()
+	if !there {
+		return more
+	}
+	c.held = false
+	err := c.r.carryOut(&c.in)
+	c.in.release()
+	if err == nil {
+		err = c.watch()
+	}
+	if err != nil {
+		c.fail(err)
+	}
+	return true
+}
+
+func (r *ringSock) carryOut(in *inMsg) error {
+	if in.msg.WhichBody() == rdsdv1.ClientMessage_Cancel_case {
+		if err := r.mark(in.msg.GetCancel()); err != nil {
+			return err
+		}
+	}
+	if err := r.s.control(in.msg); err != nil {
+		return err
+	}
+	return r.s.answer()
+}
+
+// reach takes what was posted before point, whether the engine has room for it
+// or not: the layout bounds how much that can be. A turn takes what the user's share of
+// it has room for. Not there: come again, in the next turn if there is more to take at
+// once. It is there also when the rest cannot be taken at all, because the client
+// passes the bounds of the layout or the ledger's file system is full.
+func (r *ringSock) reach() (there, more bool) {
+	if int64(r.point-r.End.Taking()) <= 0 {
+		return true, false
+	}
+	if !r.share.May(r.react, &r.Ring) {
+		return false, true
+	}
+	_, now := r.host.LockTurn(r.react)
+	err := r.hostile
+	n := 0
+	if err == nil && !r.closed {
+		n, err = r.takePosts(now, regardless)
+	}
+	r.judge(err)
+	later := !r.closed && (r.End.Growing() || r.End.HasPosts()) // with the lock: another thread ends the growing
+	r.host.Unlock()
+	switch {
+	case err != nil:
+		r.s.finish(err)
+		return true, false
+	case n == 0:
+		return !later, false
+	}
+	return int64(r.point-r.End.Taking()) <= 0, true
+}
+
+// cancelMark is a Cancel whose point could not be reached: what is taken later and was
+// posted before it is cancelled then.
+type cancelMark struct {
+	dst    netip.AddrPort // port 0: every port
+	before uint64
+}
+
+// mark notes a Cancel for what stands before its point and could not be taken.
+func (r *ringSock) mark(c *rdsdv1.Cancel) error {
+	if int64(r.point-r.End.Taking()) <= 0 {
+		r.marks = nil
+		return nil
+	}
+	dst, err := Endpoint("cancel.destination", c.GetDestination())
+	if err != nil {
+		return nil // whoever carries it out says so
+	}
+	for i := range r.marks {
+		if r.marks[i].dst == dst {
+			r.marks[i].before = r.point
+			return nil
+		}
+	}
+	if len(r.marks) >= int(r.reg.Flows) {
+		return rdserr.With(rdserr.ErrTooMany, "cancels to %d destinations wait for descriptors that cannot be taken", len(r.marks))
+	}
+	r.marks = append(r.marks, cancelMark{dst, r.point})
+	return nil
+}
+
+// cancelled ends a descriptor that a Cancel was about, and reports whether one was.
+// The lock is held.
+func (r *ringSock) cancelled(p *shm.Post, dst netip.AddrPort) bool {
+	for _, m := range r.marks {
+		if r.End.Taking() < m.before && m.dst.Addr() == dst.Addr() && (m.dst.Port() == 0 || m.dst.Port() == dst.Port()) {
+			id, _ := r.End.Taken(p, dst, true)
+			r.End.Outcome(id, p.Tag, p.Count, uint8(conn.Cancelled), uint8(conn.WhyApp), true)
+			r.touch()
+			return true
+		}
+	}
+	return false
+}
+
+// wake writes the answers that others left.
+func (c *ringControl) wake() {
+	c.r.react.DoFor(c.r, func() {
+		if c.r.closed {
+			return
+		}
+		if c.r.s.answer() != nil || c.watch() != nil {
+			c.r.close()
+		}
+	})
+}
+
+// SendMsg implements stream for sockStream. It does not block. Who
+// calls it calls watch afterwards.
+func (c *ringControl) SendMsg(m any) error {
+	data, err := datagramCodec{}.Marshal(m)
+	if err != nil {
+		return err
+	}
+	defer data.Free()
+	b := data.Materialize()
+	if c.ctl.Pending() {
+		if len(c.out) >= maxControlOut {
+			return errGone
+		}
+		c.out = append(c.out, b)
+		return nil
+	}
+	_, err = c.ctl.Send(b)
+	return err
+}
+
+// flush goes on writing; false: the connection is broken.
+func (c *ringControl) flush() bool {
+	c.r.s.wmu.Lock()
+	defer c.r.s.wmu.Unlock()
+	done, err := c.ctl.Flush()
+	for err == nil && done && len(c.out) > 0 {
+		done, err = c.ctl.Send(c.out[0])
+		c.out[0] = nil
+		c.out = c.out[1:]
+	}
+	return err == nil
+}
+
+// say writes a last word if the client reads.
+func (c *ringControl) say(m any) {
+	c.r.s.wmu.Lock()
+	defer c.r.s.wmu.Unlock()
+	_ = c.SendMsg(m) // it is the last word either way
+}
+
+// end ends the connection: the client sees that at once. Nothing is received,
+// sent or closed any more on the reactor.
+func (c *ringControl) end() {
+	if c.half != nil {
+		c.half.Stop()
+		c.half = nil
+	}
+	if c.ctl != nil {
+		c.r.react.Remove(c.ctl.FD)
+		c.ctl.Shutdown()
+	}
+	if c.held {
+		c.held = false
+		c.in.release()
+	}
+}
+
+// close closes the connection, with whatever stands in it.
+func (c *ringControl) close() {
+	if c.ctl != nil {
+		c.ctl.Close()
+	}
+}

@@ -1,0 +1,29 @@
+package client
+
+import (
+	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// Work implements reactor.Owner.
+func (r *ringSock) Work() guard.What { return guard.Socket }
+
+// Fault implements reactor.Owner: the work for this socket has panicked. Its client is
+// told as far as that goes without a lock that the panic may have left behind.
+func (r *ringSock) Fault(err error) {
+	if r.closed {
+		return
+	}
+	if r.s.wmu.TryLock() {
+		r.s.wmu.Unlock()
+		r.end(rdserr.With(rdserr.ErrIO, "%v", err))
+		return
+	}
+	r.close()
+}
+
+// Work implements reactor.Owner.
+func (c *ringControl) Work() guard.What { return guard.Socket }
+
+// Fault implements reactor.Owner.
+func (c *ringControl) Fault(err error) { c.r.Fault(err) }

@@ -1,0 +1,394 @@
+package client
+
+import (
+	"errors"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/internal/toll"
+	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/node/datagram"
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/shm"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// openRing serves the socket a Bind with rings asks for: the connection goes
+// over to the reactor that will serve the rings (taken).
+func openRing(f *Front, p *packetStream, id config.Identity, m *rdsdv1.Bind) (taken bool, err error) {
+	if v := m.GetRing().GetVersion(); v != shm.Version {
+		return false, rdserr.With(rdserr.ErrNotSupported, "rings of layout version %d; this daemon has version %d, or bind without", v, shm.Version)
+	}
+	if err := f.deps.FDs.Room(base.RingFDs, base.KeepOfClients); err != nil {
+		f.deps.Count.BindsRefused.Add(1)
+		return false, err
+	}
+	r := &ringSock{front: f, s: newSockStream(f, p, id), bell: -1, buried: make(chan struct{})}
+	if err := r.open(f, m, p); err != nil {
+		f.deps.Count.BindsRefused.Add(1)
+		f.deps.Log.Log(p.ctx, refusalLevel(err), "bind refused", "uid", r.s.id.UID, "pid", r.s.id.PID, "error", err)
+		return false, err
+	}
+	f.deps.Log.Debug("socket bound", "local", r.sock.Addr(), "uid", r.s.id.UID, "pid", r.s.id.PID, "rings", true)
+	r.ctl.account = p.account
+	ctl, err := p.conn.Detach()
+	if err == nil && !f.take(r) {
+		ctl.Close()
+		err = base.ErrDraining
+	}
+	if err != nil {
+		r.dispose()
+		return false, err
+	}
+	ctl.Charge(shm.MaxRequest, r.ctl.charge)
+	r.ctl.start(r, ctl)
+	r.react.DoFor(r, r.begin)
+	return true, nil
+}
+
+// take counts a socket with rings; false: the front has been stopped.
+func (f *Front) take(r *ringSock) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.conns == nil {
+		return false
+	}
+	f.rings[r] = struct{}{}
+	r.felt.at = reactor.Clock()
+	f.wg.Add(1) // until close
+	return true
+}
+
+// open binds the socket, makes its region and hands it to the client.
+func (r *ringSock) open(f *Front, m *rdsdv1.Bind, p *packetStream) (err error) {
+	s := r.s
+	opt, port, err := s.prepare(m, ringSocketBytes)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			r.dispose()
+		}
+	}()
+	h, ok := s.eng.(*datagram.Local)
+	if !ok {
+		return rdserr.With(rdserr.ErrNotSupported, "this engine has no reactor")
+	}
+	r.Owner, r.host, r.react = r, h, h.Host().NextWorker()
+	cfg := &s.front.deps.Config.RDS
+	spec := shm.Spec{Local: netip.AddrPortFrom(h.Addr(), port), UID: opt.UID, PID: opt.PID, SndBuf: opt.SndBufBytes, RcvBuf: opt.RcvBufBytes, Instance: s.front.deps.Instance}
+	if spec.SndBuf == 0 {
+		spec.SndBuf = int(cfg.SendBufferBytes)
+	}
+	if spec.RcvBuf == 0 {
+		spec.RcvBuf = int(cfg.RecvBufferBytes)
+	}
+	spec.MaxDatagram = min(spec.SndBuf, wire.MaxDatagram)
+	r.purse.account, r.purse.total = s.front.deps.User(s.id), &f.pages.total
+	theirs, err := r.lay(spec)
+	if theirs >= 0 {
+		defer unix.Close(theirs)
+	}
+	if err != nil {
+		return err
+	}
+	if err = r.handOver(p, theirs); err != nil {
+		return err
+	}
+	r.alarm.Costly = func(err error) { r.react.DoFor(r, func() { r.end(err) }) }
+	opt.Data, opt.Sink = r, r
+	_, opt, err = s.bindEngine(port, opt, r.attach)
+	if err != nil {
+		return err
+	}
+	if err = f.step("bound"); err != nil {
+		return err
+	}
+	b := s.bound(r.sock, opt)
+	b.SetRing(r.grant())
+	out := &rdsdv1.ServerMessage{}
+	out.SetBound(b)
+	return p.send(out)
+}
+
+func (r *ringSock) grant() *rdsdv1.RingGrant {
+	g := &rdsdv1.RingGrant{}
+	g.SetVersion(shm.Version)
+	g.SetRegionBytes(r.reg.RegionBytes)
+	return g
+}
+
+// handOver gives the client its region and its ends of the doorbells, waits until
+// it says that it has mapped the region, and seals that. Up to here the client can
+// make whoever touches the region wait (shm.Region.Seal), so nobody has; and the
+// socket does not exist yet, so nothing can come for it.
+func (r *ringSock) handOver(p *packetStream, theirs int) error {
+	if err := r.front.step("hand over"); err != nil {
+		return err
+	}
+	out := &rdsdv1.ServerMessage{}
+	out.SetRegion(r.grant())
+	if err := p.send(out, r.reg.FD, r.reg.LendFD, r.bell, theirs); err != nil {
+		return err
+	}
+	r.reg.Lent()
+	in := &inMsg{}
+	p.conn.SetReadDeadline(time.Now().Add(firstMessage))
+	switch err := p.RecvMsg(in); {
+	case errors.Is(err, rdserr.ErrTimeout):
+		return rdserr.With(rdserr.ErrTimeout, "the region was not mapped within %v", firstMessage)
+	case err != nil:
+		return streamEnd(err)
+	case in.isBatch || in.msg.WhichBody() != rdsdv1.ClientMessage_Mapped_case:
+		return rdserr.With(rdserr.ErrInvalid, "the answer to a region must be RingMapped")
+	}
+	p.conn.SetReadDeadline(time.Time{})
+	if err := r.front.step("seal"); err != nil {
+		return err
+	}
+	switch err := r.reg.Seal(); {
+	case errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE):
+		return base.NoDescriptors(err)
+	case err != nil:
+		return rdserr.With(rdserr.ErrInvalid, "%v", err)
+	}
+	return nil
+}
+
+// lay makes what rings need besides a socket: doorbells, the region and its
+// place in the ledger. These are system calls, which may fail for want of
+// anything and which a file system may hold up: so the socket does not exist
+// yet and no lock is held. theirs, unless it is -1, is the client's end of its doorbell.
+// What was made before an error is for dispose.
+func (r *ringSock) lay(spec shm.Spec) (theirs int, err error) {
+	theirs = -1
+	for _, s := range []struct {
+		what string
+		make func() error
+	}{
+		{"bell", func() (err error) { r.bell, err = shm.NewBell(); return err }},
+		{"alarm", func() (err error) { r.alarm, theirs, err = shm.NewAlarm(); return err }},
+		{"region", func() (err error) { r.reg, err = shm.Create(spec); return err }},
+		{"ledger", func() (err error) { r.led, err = r.host.Host().Ledger().PrepareRegion(); return err }},
+	} {
+		if err = r.front.step(s.what); err == nil {
+			err = s.make()
+		}
+		if err != nil {
+			if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+				return theirs, base.NoDescriptors(err)
+			}
+			return theirs, rdserr.With(rdserr.ErrNoMemory, "%v", err)
+		}
+	}
+	return theirs, nil
+}
+
+// attach joins what was laid with the socket, before anything can arrive. The
+// lock is held; nothing here can fail or block.
+func (r *ringSock) attach(sock *rds.Socket) {
+	r.sock, r.s.sock = sock, sock
+	r.reg.SetLocal(sock.Addr())
+	r.led.Begin(r.reg)
+	r.End = shm.NewHost(r.reg, r.led)
+	r.End.Pay(&r.purse)
+}
+
+// begin runs on the reactor's thread: from here on the rings are served.
+func (r *ringSock) begin() {
+	if r.closed {
+		return
+	}
+	err := r.react.Add(r.bell, unix.EPOLLIN|unix.EPOLLET, r) // nobody reads it: see shm/doorbell.go
+	if err == nil {
+		err = r.ctl.begin()
+	}
+	if err != nil {
+		r.end(rdserr.With(rdserr.ErrIO, "%v", err))
+		return
+	}
+	r.react.Enter(&r.Ring)
+	r.share = r.react.Share(r.s.id.UID)
+	r.react.Hot(r)
+}
+
+// end tells the client why and closes. On the reactor's thread.
+func (r *ringSock) end(err error) {
+	if r.closed {
+		return
+	}
+	if toll.Costly(err) {
+		r.front.ban(r.s.id, time.Now(), err)
+	}
+	r.host.Lock()
+	r.End.CloseWord(errnoOf(err))
+	r.host.Unlock()
+	r.alarm.Ring()
+	r.ctl.say(closingPB(err))
+	r.close()
+}
+
+// close ends the socket. What has begun to leave keeps its memory until it is
+// decided, as a copy, so that the region goes at once (R4). On the reactor's
+// thread, which is not to be held up by what a client leaves behind: what is
+// unmapped and closed is buried elsewhere.
+func (r *ringSock) close() {
+	if r.closed {
+		return
+	}
+	r.react.Forget(r)
+	r.react.Exit(&r.Ring)
+	if r.share != nil { // it had begun
+		r.react.Unshare(r.s.id.UID)
+	}
+	r.react.Remove(r.bell)
+	r.front.mu.Lock()
+	if _, ok := r.front.rings[r]; ok {
+		r.front.heard.add(r.felt.hear(r.reg))
+	}
+	delete(r.front.rings, r)
+	r.front.mu.Unlock()
+	bury := r.leave()
+	r.ctl.end() // the client takes the end of the connection as a sign that its port is free
+	r.s.forget()
+	r.aside(bury, nil)
+	go func() { // ends with the last close, which may take as long as whoever passed us a descriptor likes
+		defer r.front.deps.Guard.Recover(guard.Socket, nil)
+		r.ctl.close()
+		<-r.buried
+		r.linger()
+	}()
+	r.front.wg.Done()
+}
+
+// leave closes the engine's socket. bury lets go of the rest; it makes
+// system calls that take their time.
+func (r *ringSock) leave() (bury func()) {
+	_, now := r.host.Lock()
+	r.closed = true
+	r.End.CloseWord(unix.ESHUTDOWN)
+	for i := range r.flows {
+		if d := r.flows[i].dest; d != nil {
+			d.Close()
+		}
+	}
+	r.flows = nil
+	r.sock.Close(now)
+	r.End.Leave()
+	r.freed = r.idle()
+	r.purse.charge(r.End.Paid()) // nothing is unread any more
+	freed, needed := r.freed, r.inFlight()
+	r.host.Unlock()
+	return func() {
+		defer close(r.buried)
+		r.giving.Lock() // the keeper's look at it is over, and was the last
+		defer r.giving.Unlock()
+		r.giveBackOf(func() bool { return true }) // what is neither unread nor with the client
+		if freed {
+			r.free()
+		} else {
+			r.move(needed)
+		}
+		r.alarm.Close()
+		unix.Close(r.bell)
+	}
+}
+
+// inFlight lists what is still needed of the send arena.
+func (r *ringSock) inFlight() (l []shm.Body) {
+	for _, p := range r.posts {
+		if p.left > 0 {
+			l = append(l, shm.Body{Slot: p.slot, Bytes: int(p.bytes)})
+		}
+	}
+	return l
+}
+
+// move takes the region away from its client while others still read parts of it.
+func (r *ringSock) move(needed []shm.Body) {
+	for _, b := range needed { // whole pages, however little of each is needed
+		r.evacuated += int64(b.Bytes+2*4096-1) &^ 4095
+	}
+	account := r.front.deps.User(r.s.id)
+	account.Grow(quota.Regions, r.evacuated)
+	account.Close()
+	if err := r.reg.Evacuate(needed); err != nil {
+		r.front.deps.Log.Error("a dead client's memory stays until its datagrams are decided", "error", err)
+	}
+	r.host.Lock()
+	r.moved = true
+	r.freeIfIdle()
+	r.host.Unlock()
+}
+
+// freeIfIdle has the memory of a closed socket freed when nothing needs it any
+// more. The lock is held.
+func (r *ringSock) freeIfIdle() {
+	if r.moved && !r.freed && r.idle() {
+		r.freed = true
+		r.aside(r.free, nil)
+	}
+}
+
+// aside runs f, which makes system calls that take their time, in a goroutine that the
+// daemon's stop waits for. end, unless nil, is told of a panic in it.
+func (r *ringSock) aside(f func(), end func(error)) {
+	r.host.Host().Aside(f, end)
+}
+
+// free unmaps the region and gives its place in the ledger back. Nothing needs
+// them, and no lock is held.
+func (r *ringSock) free() {
+	account := r.front.deps.User(r.s.id)
+	account.Give(quota.Regions, r.evacuated)
+	account.Close()
+	r.End.Discard()
+	if err := r.End.Close(); err != nil {
+		r.front.deps.Log.Error("a socket's memory is lost", "error", err)
+	}
+	r.host.Lock()
+	grown := r.grown
+	r.host.Unlock()
+	r.purse.account.Give(quota.Sockets, grown)
+}
+
+// dispose gives up what open had made, before a reactor knows of it.
+func (r *ringSock) dispose() {
+	if r.End != nil {
+		var bury func()
+		r.react.DoFor(nil, func() { // where it may be polled already: something came for it
+			bury = r.leave()
+			r.react.Forget(r)
+		})
+		r.react.Sync()
+		bury()
+		r.host.Lock()
+		r.End.PaidOff()
+		r.host.Unlock()
+	} else {
+		r.alarm.Close()
+		if r.bell >= 0 {
+			unix.Close(r.bell)
+		}
+		r.led.Free()
+		if r.reg != nil {
+			r.reg.Close()
+		}
+	}
+	if r.reg != nil {
+		r.reg.Disown()
+	}
+	if r.purse.account != nil {
+		r.purse.account.Close()
+	}
+	r.s.forget()
+}

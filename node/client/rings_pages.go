@@ -1,0 +1,305 @@
+package client
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/shm"
+)
+
+// Pages of regions that the daemon touches first are charged to its own control group
+// by the kernel, and so to the user of the client here (quota.Regions), until they are
+// given back: those that nobody needs when memory is short, the others when the
+// client has let go of the region.
+
+// purse pays for pages out of a user's account. What lies in them unread is charged as
+// received already, so of the two the larger one is charged: to the pages goes the
+// difference. The region's host is locked.
+type purse struct {
+	account *quota.Account
+	total   *atomic.Int64 // of all regions, what is paid for
+	charged int           // to the account, of what is paid for
+}
+
+// Take implements shm.Payer.
+func (p *purse) Take(n int) bool {
+	if p.account.Take(quota.Regions, int64(n)) != nil {
+		return false
+	}
+	p.charged += n
+	p.total.Add(int64(n))
+	return true
+}
+
+// Give implements shm.Payer.
+func (p *purse) Give(n int) {
+	p.charge(p.charged - n)
+	p.total.Add(int64(-n))
+}
+
+func (p *purse) charge(n int) {
+	p.account.Grow(quota.Regions, int64(n-p.charged))
+	p.charged = n
+}
+
+// purseStep is how far what is charged may be off, so that not every datagram counts.
+const purseStep = 64 << 10
+
+// settle charges pages of which received bytes are charged otherwise.
+func (p *purse) settle(paid, received int) {
+	if n := max(paid-received, 0); n >= p.charged+purseStep || n <= p.charged-purseStep {
+		p.charge(n)
+	}
+}
+
+// findOut has it found out what this end of the region was not sure of. The lock is
+// held.
+func (r *ringSock) findOut() {
+	off, n, wanted := r.End.Unsure()
+	if !wanted {
+		return
+	}
+	r.aside(func() {
+		written, err := r.reg.Written(off, n)
+		for ; err != nil; written, err = r.reg.Written(off, n) {
+			time.Sleep(FeedEvery) // somebody gives a descriptor back, or the socket is closed
+		}
+		r.host.Lock()
+		r.End.Sure(written)
+		r.touch() // Due asks the reactor to look again, at an error too
+		r.freeIfIdle()
+		r.host.Unlock()
+	}, func(err error) { r.react.Do(func() { r.Fault(err) }) })
+}
+
+const (
+	// giveBackEvery is the least time between two looks for pages that can be given
+	// back; after one that found little it is lackGiveBack where somebody lacks some, and
+	// else idleGiveBack.
+	giveBackEvery = 10 * time.Millisecond
+	lackGiveBack  = 100 * time.Millisecond
+	idleGiveBack  = time.Second
+	// collectTime is what reactors get to take what clients have released. What they
+	// take later is found the next time.
+	collectTime = time.Millisecond
+	// foundMuch is after how many bytes the next look comes soon.
+	foundMuch = 2 << 20
+)
+
+// FeedEvery is how often those try again that lacked pages.
+const FeedEvery = 20 * time.Millisecond
+
+// regionPages is what the front knows of pages: who lacks some, and what regions that are closed
+// still take.
+type regionPages struct {
+	total atomic.Int64 // bytes that are paid for
+
+	mu      sync.Mutex
+	lacking map[*ringSock]struct{} // guarded by mu
+	closed  map[*ringSock]struct{} // guarded by mu; their clients have not let go
+	stopped bool                   // guarded by mu; nothing is waited for any more
+
+	// The keeper's.
+	gave  time.Time // the last time somebody looked for what can be given back
+	found int       // how many bytes that were
+	fed   time.Time
+}
+
+// lack notes that a socket could not have a page. The socket's host is locked.
+func (p *regionPages) lack(r *ringSock) (first bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.lacking == nil {
+		p.lacking = map[*ringSock]struct{}{}
+	}
+	first = len(p.lacking) == 0
+	p.lacking[r] = struct{}{}
+	return first
+}
+
+// Lacks reports whether sockets wait for pages; FeedEvery says how soon they try again.
+func (f *Front) Lacks() bool { return f.pages.lacks() }
+
+// PagesPaid is how many bytes of regions users pay for.
+func (f *Front) PagesPaid() int64 { return f.pages.total.Load() }
+
+func (p *regionPages) lacks() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.lacking) > 0
+}
+
+// due tells what is to be done now, and notes that it is done.
+func (p *regionPages) due(now time.Time, short, lacks bool) (give, feed bool) {
+	wait := giveBackEvery
+	switch {
+	case p.found >= foundMuch:
+	case lacks:
+		wait = lackGiveBack
+	default:
+		wait = idleGiveBack
+	}
+	if give = (short || lacks) && now.Sub(p.gave) >= wait; give {
+		p.gave = now
+	}
+	if feed = lacks && now.Sub(p.fed) >= FeedEvery; feed {
+		p.fed = now
+	}
+	return give, feed
+}
+
+// KeepPages gives back what nobody needs while memory is short, and lets those go on that
+// lacked some. It is the keeper's.
+func (f *Front) KeepPages(now time.Time, short bool) {
+	p := &f.pages
+	give, feed := p.due(now, short, p.lacks())
+	if give {
+		p.found = f.giveBack()
+	}
+	if feed {
+		f.feed()
+	}
+	p.mu.Lock()
+	l := make([]*ringSock, 0, len(p.closed))
+	for r := range p.closed {
+		l = append(l, r)
+	}
+	p.mu.Unlock()
+	for _, r := range l {
+		if r.letGo() {
+			p.mu.Lock()
+			delete(p.closed, r)
+			p.mu.Unlock()
+		}
+	}
+}
+
+// ringSocks lists the sockets with rings.
+func (f *Front) ringSocks() []*ringSock {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	l := make([]*ringSock, 0, len(f.rings))
+	for r := range f.rings {
+		l = append(l, r)
+	}
+	return l
+}
+
+// giveBack gives back the pages that nobody needs, of all regions, and tells how many bytes
+// that were.
+func (f *Front) giveBack() (bytes int) {
+	if f.deps.Collect != nil {
+		f.deps.Collect() // for a reactor that sleeps does not look
+		time.Sleep(collectTime)
+	}
+	for _, r := range f.ringSocks() {
+		bytes += r.giveBack()
+	}
+	return bytes
+}
+
+// giveBack does it for one region of a socket that is open. Who buries a closed one has
+// it to himself: he unmaps it, and nobody may be in the middle of a look at it then.
+func (r *ringSock) giveBack() (bytes int) {
+	if !r.giving.TryLock() {
+		return 0
+	}
+	defer r.giving.Unlock()
+	return r.giveBackOf(func() bool { return !r.closed })
+}
+
+// giveBackOf gives back a piece at a time, as long as may says so: with the lock held what
+// is found is taken out of use, without it the kernel takes it away. giving is held.
+func (r *ringSock) giveBackOf(may func() bool) (bytes int) {
+	for at := uint64(0); ; {
+		var s shm.Spared
+		r.host.Lock()
+		ok := may()
+		if ok {
+			s, ok = r.End.Spare(&at)
+		}
+		r.host.Unlock()
+		if !ok {
+			return bytes
+		}
+		if err := r.reg.Remove(s); err != nil {
+			r.front.deps.Log.Error("memory of a region cannot be given back", "local", r.reg.Local, "error", err)
+		}
+		r.host.Lock()
+		n := r.End.Restore(s)
+		r.host.Unlock()
+		r.front.deps.Count.RegionsGivenBack.Add(uint64(n))
+		bytes += n
+	}
+}
+
+// feed lets those go on that lacked pages, as far as there are some now.
+func (f *Front) feed() {
+	p := &f.pages
+	p.mu.Lock()
+	l := p.lacking
+	p.lacking = nil
+	p.mu.Unlock()
+	for r := range l {
+		_, now := r.host.Lock()
+		if !r.closed {
+			r.End.Fed()
+			r.sock.ReadAll(now) // what was refused may come again
+			r.touch()           // events that wait are published
+		}
+		r.host.Unlock()
+	}
+}
+
+// linger waits until the client has let go of a region that is closed and unmapped here: its
+// pages are charged until then, and the connection counts.
+func (r *ringSock) linger() {
+	for wait := time.Millisecond; wait < 100*time.Millisecond; wait *= 4 { // most clients have, or are about to
+		if r.letGo() {
+			return
+		}
+		time.Sleep(wait)
+	}
+	p := &r.front.pages
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.stopped {
+		r.reg.Disown()
+		return
+	}
+	if p.closed == nil {
+		p.closed = map[*ringSock]struct{}{}
+	}
+	p.closed[r] = struct{}{}
+}
+
+// stop waits for no client any more: the daemon ends, and what it has mapped stays the
+// client's.
+func (p *regionPages) stop() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stopped = true
+	for r := range p.closed {
+		r.reg.Disown()
+	}
+	clear(p.closed)
+}
+
+// letGo ends the account of a region that nobody has any more, and reports whether it did.
+func (r *ringSock) letGo() bool {
+	gone, certain := r.reg.Abandoned()
+	if !gone {
+		return false
+	}
+	if !certain {
+		r.front.deps.Log.Debug("it cannot be told whether a client has let go of its region", "local", r.reg.Local)
+	}
+	r.host.Lock()
+	r.End.PaidOff()
+	r.host.Unlock()
+	r.purse.account.Close()
+	r.front.deps.Clients.Remove(r.s.id, r.ctl.account, localConnBytes)
+	return true
+}

@@ -1,0 +1,300 @@
+package client
+
+import (
+	"fmt"
+	"net/netip"
+	"time"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// maxBatchErrors bounds the entries of SendResult.errors that carry a text.
+const maxBatchErrors = 256
+
+// sendCall is a SendBatch whose datagrams are being decided. Its reader fills
+// it in; once some of its datagrams wait, the engine's lock guards it.
+type sendCall struct {
+	id        uint64
+	firstTag  uint64
+	left      int // datagrams not decided
+	bytes     int // payload of the batch, while it is undecided
+	datagrams int // in it
+	accepted  uint32
+	errs      []*rdsdv1.SendError
+}
+
+// reserveWindow holds a client to the window that Bound gave it, and charges
+// its user: what waits to be accepted is in nobody's send buffer yet.
+func (s *sockStream) reserveWindow(n, datagrams int) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.flushes == nil:
+		return rdserr.ErrClosed
+	case s.windowN >= sendWindowBatches:
+		return rdserr.With(rdserr.ErrTooMany, "%d batches of this socket have no result yet (bound.send_window_batches); wait for one", s.windowN)
+	case s.windowB > 0 && s.windowB+n > sendWindowBytes:
+		return rdserr.With(rdserr.ErrTooMany, "%d bytes of this socket have no result yet, with this batch they would be more than %d (bound.send_window_bytes); wait for one", s.windowB, sendWindowBytes)
+	}
+	if err := s.memory.Take(quota.Waiting, waitingSize(n, datagrams)); err != nil {
+		return err
+	}
+	s.windowSize += waitingSize(n, datagrams)
+	s.windowN++
+	s.windowB += n
+	return nil
+}
+
+// waitingSize is what a batch takes while datagrams of it wait.
+func waitingSize(bytes, datagrams int) int64 { return int64(bytes) + 192*int64(datagrams) }
+
+// releaseWindow ends what reserveWindow began.
+func (s *sockStream) releaseWindow(n, datagrams int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.flushes == nil { // over: close has given it all back
+		return
+	}
+	s.windowN--
+	s.windowB -= n
+	s.windowSize -= waitingSize(n, datagrams)
+	s.memory.Give(quota.Waiting, waitingSize(n, datagrams))
+}
+
+// sendSlab is where the payloads of accepted datagrams live: the core keeps
+// them until their outcome and does not copy. One allocation serves a run of
+// small datagrams to one destination; they are acknowledged in order, so one
+// that stays behind keeps little besides itself.
+type sendSlab struct {
+	buf []byte
+	off int
+}
+
+// slabBytes is the largest allocation shared by several datagrams.
+const slabBytes = 32 << 10
+
+// take copies p. run is how many bytes go the same way, p included.
+func (a *sendSlab) take(p []byte, run int) []byte {
+	if a.off+len(p) > len(a.buf) {
+		a.buf, a.off = make([]byte, max(len(p), min(run, slabBytes))), 0
+	}
+	q := a.buf[a.off : a.off+len(p) : a.off+len(p)]
+	a.off += copy(q, p)
+	return q
+}
+
+// undo takes back the n bytes taken last.
+func (a *sendSlab) undo(n int) { a.off -= n }
+
+// end forgets the memory: what is left of it goes with the datagrams in it.
+func (a *sendSlab) end() { *a = sendSlab{} }
+
+// send offers a batch to the engine in one step and queues the answer, unless
+// some of it has to wait.
+func (s *sockStream) send(b *inBatch) {
+	s.front.deps.Count.SendBatches.Add(1)
+	if problem := b.check(); problem != "" {
+		s.refuseBatch(b, rdserr.With(rdserr.ErrInvalid, "%s", problem))
+		return
+	}
+	if err := s.front.sockets.draining(); err != nil {
+		s.refuseBatch(b, err)
+		return
+	}
+	if b.wait {
+		if err := s.reserveWindow(len(b.payload), len(b.lengths)); err != nil {
+			s.refuseBatch(b, err)
+			return
+		}
+	}
+	call := sendCall{id: b.id, firstTag: b.firstTag, left: len(b.lengths), bytes: len(b.payload), datagrams: len(b.lengths)}
+	var waiting *sendCall // call, on the heap, once something of it waits
+	_, now := s.eng.Lock()
+	var deadline time.Duration
+	if b.timeout > 0 {
+		deadline = now + b.timeout
+	}
+	most := min(s.sock.Options().SndBufBytes, wire.MaxDatagram)
+	off, run, runDest := 0, 0, -1
+	for i := 0; i < len(b.lengths); i++ {
+		if k := s.sendRun(now, b, i, off, most); k > 0 {
+			for _, l := range b.lengths[i : i+k] {
+				off += int(l)
+			}
+			call.accepted += uint32(k)
+			call.left -= k
+			if i += k; i == len(b.lengths) {
+				break
+			}
+			run, runDest = 0, -1
+		}
+		n := int(b.lengths[i])
+		p := b.payload[off : off+n]
+		off += n
+		k := 0
+		if len(b.index) > 0 {
+			k = int(b.index[i])
+		}
+		d := &b.dests[k]
+		if d.addrLen != 4 && d.addrLen != 16 || d.port > 65535 {
+			call.refuse(i, rdserr.With(rdserr.ErrInvalid, "%s", d.problem(fmt.Sprintf("send.destination[%d]", k))))
+			continue
+		}
+		if n <= most { // else the engine refuses it, and it is not worth a copy
+			if k != runDest {
+				run, runDest = b.runBytes(i, k), k
+				s.slab.end()
+			}
+			p = s.slab.take(p, run)
+			run -= n
+		}
+		dst := netip.AddrPortFrom(d.addr, uint16(d.port))
+		tag := b.firstTag + uint64(i)
+		var err error
+		queued := false
+		if b.wait {
+			if waiting == nil {
+				waiting = &sendCall{}
+			}
+			queued, err = s.sock.SendWait(now, dst, p, tag, rds.Report(b.want), deadline, waiting)
+		} else {
+			err = s.sock.Send(now, dst, p, tag, rds.Report(b.want))
+		}
+		switch {
+		case err != nil:
+			if n <= most {
+				s.slab.undo(n)
+			}
+			call.refuse(i, err)
+		case !queued:
+			call.accepted++
+			call.left--
+		}
+	}
+	s.slab.end()
+	done := call.left == 0
+	if !done {
+		*waiting = call
+	}
+	s.eng.Unlock()
+	if n := len(b.lengths) - int(call.accepted) - call.left; n > 0 {
+		s.front.deps.Count.SendRejected.Add(uint64(n))
+	}
+	if done {
+		if b.wait {
+			s.releaseWindow(call.bytes, call.datagrams)
+		}
+		s.reply(call.result())
+	}
+}
+
+// sendRun accepts what it can, at once, of the datagrams from i on that go the
+// same way, and says how many. Their payload begins at off.
+func (s *sockStream) sendRun(now time.Duration, b *inBatch, i, off, most int) int {
+	d := 0
+	if len(b.index) > 0 {
+		d = int(b.index[i])
+	}
+	dst := &b.dests[d]
+	if dst.addrLen != 4 && dst.addrLen != 16 || dst.port > 65535 {
+		return 0
+	}
+	j, bytes := i, 0
+	for ; j < len(b.lengths) && (len(b.index) == 0 || int(b.index[j]) == d); j++ {
+		n := int(b.lengths[j])
+		if n > most || bytes+n > slabBytes && j > i {
+			break
+		}
+		bytes += n
+	}
+	if j-i < 2 {
+		return 0
+	}
+	to := netip.AddrPortFrom(dst.addr, uint16(dst.port))
+	return s.sock.SendRun(now, to, b.payload[off:off+bytes], b.lengths[i:j], b.firstTag+uint64(i), rds.Report(b.want))
+}
+
+// runBytes is how many bytes of the batch, from datagram i on, go to
+// destination k without another between them.
+func (b *inBatch) runBytes(i, k int) int {
+	sum := 0
+	for j := i; j < len(b.lengths); j++ {
+		if len(b.index) > 0 && int(b.index[j]) != k {
+			break
+		}
+		if sum += int(b.lengths[j]); sum >= slabBytes {
+			break
+		}
+	}
+	return sum
+}
+
+// refuseBatch answers a batch of which nothing is accepted.
+func (s *sockStream) refuseBatch(b *inBatch, err error) {
+	n := max(1, len(b.lengths))
+	s.front.deps.Count.SendRejected.Add(uint64(n))
+	call := sendCall{id: b.id, errs: []*rdsdv1.SendError{sendError(0, uint32(n), err)}}
+	s.reply(call.result())
+}
+
+// refuse notes that datagram i was not accepted.
+func (c *sendCall) refuse(i int, err error) {
+	c.left--
+	errno := int32(rdserr.Errno(err))
+	if k := len(c.errs); k > 0 {
+		last := c.errs[k-1]
+		same := last.GetErrno() == errno && last.GetIndex()+last.GetCount() == uint32(i)
+		if same && (k >= maxBatchErrors || last.GetMessage() == err.Error()) {
+			last.SetCount(last.GetCount() + 1)
+			return
+		}
+		if k >= maxBatchErrors { // a batch of nothing but different errors
+			e := &rdsdv1.SendError{}
+			e.SetIndex(uint32(i))
+			e.SetCount(1)
+			e.SetErrno(errno)
+			c.errs = append(c.errs, e)
+			return
+		}
+	}
+	c.errs = append(c.errs, sendError(uint32(i), 1, err))
+}
+
+func sendError(index, count uint32, err error) *rdsdv1.SendError {
+	e := &rdsdv1.SendError{}
+	e.SetIndex(index)
+	e.SetCount(count)
+	e.SetErrno(int32(rdserr.Errno(err)))
+	e.SetMessage(err.Error())
+	return e
+}
+
+// decided notes the end of a waiting send, under the engine's lock; it returns
+// true when the whole batch is decided.
+func (c *sendCall) decided(d *rds.SendDone) bool {
+	if d.Err != nil {
+		c.refuse(int(d.Tag-c.firstTag), d.Err)
+	} else {
+		c.accepted++
+		c.left--
+	}
+	return c.left == 0
+}
+
+// result is the SendResult of a decided batch.
+func (c *sendCall) result() any {
+	if len(c.errs) == 0 {
+		return &outResult{c.id, c.accepted}
+	}
+	r := &rdsdv1.SendResult{}
+	r.SetId(c.id)
+	r.SetAccepted(c.accepted)
+	r.SetErrors(c.errs)
+	m := &rdsdv1.ServerMessage{}
+	m.SetSendResult(r)
+	return m
+}

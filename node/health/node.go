@@ -1,0 +1,154 @@
+package health
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// Node is the daemon as a whole and what its configuration says.
+type Node struct {
+	State     string // "serving" is as it should be
+	Panics    uint64 // that were contained
+	StateLost string // why what is persistent of volumes is lost, or not kept; "": it is not
+
+	Lonely     bool     // addresses beyond loopback, and nobody beyond it is allowed
+	Loopback   bool     // loopback addresses alone
+	Notes      []string // of the loader of the configuration
+	Insecure   string   // where remote clients connect without identity; "": nowhere
+	NoLedger   bool
+	NoVolumes  bool   // no directory for what is persistent of volumes
+	Volumes    uint64 // exports and mappings there are
+	Need, Have uint64 // file descriptors; Have 0: not known
+}
+
+// Node tells of the daemon as a whole.
+func (x *Exam) Node(n *Node) {
+	if n.State != "serving" {
+		x.add(Problem{Code: NotServing, Severity: Warning, Text: "the daemon is " + n.State, Remedy: "wait until it has started; once it has stopped: systemctl start rdsd"})
+	}
+	if n.Panics > 0 {
+		x.add(Problem{Code: Panicked, Severity: Error, Text: count(n.Panics, "panic") + " contained since the daemon started: a bug",
+			Remedy: "rdsd bugreport, and report it with the stack from the log"})
+	}
+	if n.StateLost != "" {
+		x.add(Problem{Code: StateLost, Severity: Error, Subject: "volumes.state_dir", Text: "what is persistent is not kept: " + n.StateLost,
+			Remedy: "make room in the directory of volumes.state_dir, or mend the file the log names; rdsd volume check tells more"})
+	}
+	if n.Have > 0 && n.Need > n.Have {
+		x.add(Problem{Code: DescriptorsShort, Severity: Note, Subject: "limits.max_descriptors",
+			Text:   fmt.Sprintf("the limits allow what needs %d file descriptors, and there are %d", n.Need, n.Have),
+			Remedy: fmt.Sprintf("LimitNOFILE=%d in the unit file (systemctl edit rdsd), or lower limits.max_clients and limits.max_peers", n.Need)})
+	}
+	x.configuration(n)
+}
+
+// configuration tells what the configuration lacks.
+func (x *Exam) configuration(n *Node) {
+	if n.Lonely {
+		x.add(Problem{Code: NoPeers, Severity: Warning, Subject: "[[peers]]", Text: "no peer beyond loopback is allowed",
+			Remedy: `in the configuration: [[peers]] address = "10.0.0.0/24" (the network of the other nodes), then systemctl reload rdsd`})
+	}
+	if n.Loopback {
+		x.add(Problem{Code: LoopbackOnly, Severity: Note, Subject: "rds.addresses", Text: "the daemon serves loopback addresses alone: other nodes cannot reach it",
+			Remedy: `in the configuration: rds.addresses = ["10.0.0.1"] (an address of this machine), and a [[peers]] rule for the others`})
+	}
+	for _, note := range n.Notes {
+		name, _, _ := strings.Cut(note, " ")
+		x.add(Problem{Code: UnknownSetting, Severity: Note, Subject: name, Text: note, Remedy: "rdsd config show names the keys there are, docs/operations.md their variables"})
+	}
+	if n.Insecure != "" {
+		x.add(Problem{Code: RemoteInsecure, Severity: Note, Subject: "api.remote_listen", Text: "remote clients at " + n.Insecure + " are neither encrypted nor identified",
+			Remedy: `api.remote_listen = "" in the configuration, unless the network is trusted`})
+	}
+	if n.NoLedger {
+		x.add(Problem{Code: NoLedger, Severity: Note, Subject: "api.ledger", Text: "there is no ledger: when the daemon is killed, outcomes of clients with rings are lost, and no port is held for its owner",
+			Remedy: `api.ledger = "" in the configuration: a file beside the socket`})
+	}
+	if n.NoVolumes && n.Volumes > 0 {
+		x.add(Problem{Code: NoVolumeState, Severity: Note, Subject: "volumes.state_dir", Text: "nothing persists: exports and mappings made by commands are gone when the daemon ends",
+			Remedy: `volumes.state_dir = "/var/lib/rdsd" in the configuration`})
+	}
+}
+
+// limits are the keys of the configuration that set the budgets, and who shows what
+// uses one.
+var limits = map[string]struct{ key, look string }{
+	"memory":     {"limits.memory_bytes", "rdsd status shows what holds it"},
+	"peers":      {"limits.max_peers", "rdsd peers"},
+	"sockets":    {"limits.max_sockets", "rdsd sockets"},
+	"clients":    {"limits.max_clients", "rdsd sockets"},
+	"handshakes": {"limits.max_handshakes", "ss -tn 'sport = :16385' shows who connects and says nothing"},
+	"exports":    {"volumes.max_exports", "rdsd volume ls"},
+	"mappings":   {"volumes.max_mappings", "rdsd volume ls"},
+}
+
+// Budget tells how much of a limit is used. Those of no key of the configuration are
+// parts of others, and say nothing by themselves.
+func (x *Exam) Budget(name string, used, limit uint64) {
+	l, ok := limits[name]
+	if !ok || limit == 0 || used < limit-limit/10 {
+		return
+	}
+	p := Problem{Code: LimitNear, Severity: Warning, Subject: l.key, Remedy: fmt.Sprintf("raise %s and restart, or find who uses it: %s", l.key, l.look)}
+	shown := [2]string{fmt.Sprint(used), fmt.Sprint(limit)}
+	if name == "memory" {
+		shown = [2]string{size(used), size(limit)}
+	}
+	p.Text = fmt.Sprintf("%s of %s are used (%s)", shown[0], shown[1], name)
+	if used >= limit {
+		p.Code, p.Severity = LimitReached, Error
+		p.Text += ": more is refused"
+	}
+	x.add(p)
+}
+
+// Recent is how long a line of the log is news.
+const Recent = 10 * time.Minute
+
+// Logged is a distinct warning or error of the log.
+type Logged struct {
+	Message string
+	Error   string        // why; may be ""
+	Peer    string        // the address it is about; may be ""
+	Age     time.Duration // of the last line
+	Count   uint64
+}
+
+// logged sums up what was logged.
+type logged struct {
+	distinct uint64
+	last     Logged
+}
+
+// refusals are the messages of connections that were refused.
+var refusals = map[string]string{"connection refused": "RDS", "connection for volumes refused": "volumes"}
+
+// Logged tells of one.
+func (x *Exam) Logged(l *Logged) {
+	if l.Age > Recent {
+		return
+	}
+	if what := refusals[l.Message]; what != "" && l.Peer != "" {
+		x.add(Problem{Code: PeerRefused, Severity: Warning, Subject: "peer " + l.Peer, Text: fmt.Sprintf("a connection for %s from %s was refused %s ago: %s", what, l.Peer, lasted(l.Age), l.Error),
+			Remedy: fmt.Sprintf(`if it is to be a peer, in the configuration: [[peers]] address = %q, then systemctl reload rdsd`, l.Peer)})
+		return
+	}
+	if x.log.distinct == 0 || l.Age < x.log.last.Age {
+		x.log.last = *l
+	}
+	x.log.distinct++
+}
+
+func (x *Exam) logProblem() {
+	if x.log.distinct == 0 {
+		return
+	}
+	text := x.log.last.Message
+	if x.log.last.Error != "" {
+		text += ": " + x.log.last.Error
+	}
+	x.found[LogErrors] = found{}
+	x.add(Problem{Code: LogErrors, Severity: Note, Subject: "log", Text: fmt.Sprintf("%d distinct warnings or errors were logged in the last ten minutes, the last %s ago: %s",
+		x.log.distinct, lasted(x.log.last.Age), text), Remedy: "rdsd errors"})
+}

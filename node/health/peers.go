@@ -1,0 +1,171 @@
+package health
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+)
+
+// Peer is a peer of a local address, summed up over its paths.
+type Peer struct {
+	Local, Remote netip.Addr
+	Allowed       bool // by the configuration as it is now
+	Up            int  // paths that are up
+	Failing       int  // paths of which attempts fail
+	FailingFor    time.Duration
+	LastError     string // of a path that is failing
+	Attempts      int    // of that path, in a row
+	Paused        int    // paths whose link is not read because of a full receiver
+	Waiting       uint64 // datagrams not sent, or not acknowledged
+}
+
+// cause is a sort of failure that the text of an error tells, and what mends it. The
+// texts are those of Linux and of package conn.
+type cause struct{ part, mend string }
+
+var causes = []cause{
+	{"kernel peers are not allowed", ""}, // of KernelNotAllowed
+	{"connection refused", "nobody listens there: start rdsd on %s (systemctl start rdsd), or modprobe rds_tcp for a kernel; and see that rds.port is the same on both nodes"},
+	{"no route to host", "there is no way to %s: ip route get, the cable, a firewall that rejects"},
+	{"network is unreachable", "there is no way to %s: ip route get, and an address of that family on this machine"},
+	{"timed out", "%s does not answer: ping it; if it does, a firewall drops TCP port 16385"},
+	{"timeout", "%s does not answer: ping it; if it does, a firewall drops TCP port 16385"},
+	{"poked", "%s has to connect to this node and does not: rdsd peers there; a firewall that drops TCP port 16385 here; a [[peers]] rule there for this node"},
+	{"not allow", "a [[peers]] rule for this node in the configuration of %s"},
+	{"reset by peer", "%s closes the connection: a [[peers]] rule there for this node; rdsd errors there"},
+	{"address was taken", "give the address back to this machine (ip addr add), or take it out of rds.addresses"},
+	{"cannot assign requested address", "the local address is not on this machine: ip addr, then rds.addresses"},
+}
+
+// remedy is what mends a path that failed for a reason.
+func remedy(reason, peer string) string {
+	for _, c := range causes {
+		if strings.Contains(reason, c.part) {
+			if strings.Contains(c.mend, "%s") {
+				return fmt.Sprintf(c.mend, peer)
+			}
+			return c.mend
+		}
+	}
+	return fmt.Sprintf("see that rdsd runs on %s, that TCP port 16385 is open both ways, and that each node has a [[peers]] rule for the other; rdsd ping %s", peer, peer)
+}
+
+// Peer tells of one.
+func (x *Exam) Peer(p *Peer) {
+	peer := p.Remote.String()
+	out := Problem{Subject: "peer " + peer, Since: p.FailingFor}
+	if !p.Allowed {
+		out.Code, out.Severity = PeerNotAllowed, Error
+		out.Text = "the configuration does not allow " + peer + " as a peer, and it is one of those this node knows"
+		out.Remedy = fmt.Sprintf(`in the configuration: [[peers]] address = %q, then systemctl reload rdsd`, peer)
+		x.add(out)
+		return
+	}
+	if p.Failing > 0 && strings.Contains(p.LastError, causes[0].part) {
+		out.Code, out.Severity = KernelNotAllowed, Error
+		out.Text = peer + " is a kernel: " + p.LastError
+		out.Remedy = fmt.Sprintf(`in the configuration: [[peers]] address = %q kernel = true, then systemctl reload rdsd`, peer)
+		x.add(out)
+		return
+	}
+	if p.Failing > 0 && p.FailingFor >= Grace {
+		x.failing(p, out)
+	}
+	if p.Paused > 0 {
+		x.add(Problem{Code: LinkPaused, Severity: Warning, Subject: "peer " + peer, Text: fmt.Sprintf("%s from %s not read: a port here is full, and all that comes on the link waits for it", was(p.Paused, "link"), peer),
+			Remedy: "rdsd congestion names the port and its program, which has to read; or rdsd sockets close"})
+	}
+}
+
+// failing tells of a peer with paths that cannot be made.
+func (x *Exam) failing(p *Peer, out Problem) {
+	why := p.LastError
+	if why == "" {
+		why = "no answer"
+	}
+	tried := fmt.Sprintf("%s for %s, %s: %s", count(uint64(p.Attempts), "attempt"), lasted(p.FailingFor), "the last error", why)
+	out.Remedy = remedy(p.LastError, p.Remote.String())
+	if p.Up > 0 {
+		out.Code, out.Severity = PeerPartlyUp, Warning
+		out.Text = fmt.Sprintf("%d of %d lanes to %s are up; of the others, %s", p.Up, p.Up+p.Failing, p.Remote, tried)
+		x.add(out)
+		return
+	}
+	out.Code, out.Severity = PeerDown, Warning
+	out.Text = fmt.Sprintf("%s cannot be reached: %s", p.Remote, tried)
+	if p.Waiting > 0 {
+		out.Severity = Error
+		out.Text += "; " + count(p.Waiting, "datagram") + " waiting"
+	}
+	x.add(out)
+}
+
+func was(n int, word string) string {
+	if n == 1 {
+		return "1 " + word + " is"
+	}
+	return fmt.Sprintf("%d %ss are", n, word)
+}
+
+// LongCongested is from when on a congested port of this node is an error.
+const LongCongested = time.Minute
+
+// Port is a congested port.
+type Port struct {
+	Endpoint netip.AddrPort
+	Local    bool // of this node
+	For      time.Duration
+	Queued   uint64 // bytes; 0: not known
+	PID, UID uint32 // who ought to read; PID 0: not known
+	Label    string
+	Culprit  netip.AddrPort // who fills it most; not valid: not known
+	Waiting  int            // sockets of this node that wait for it
+}
+
+// Lists reports whether a port that has been congested for so long would be listed,
+// and not only counted: of the others nobody need know who fills them.
+func (x *Exam) Lists(local bool, d time.Duration) bool {
+	f := &x.found[RemoteCongested]
+	if local {
+		f = &x.found[PortCongested]
+	}
+	return len(f.worst) < PerCode || d >= f.worst[PerCode-1].Since
+}
+
+// Port tells of one.
+func (x *Exam) Port(p *Port) {
+	if p.For < Grace {
+		return
+	}
+	out := Problem{Code: PortCongested, Severity: Warning, Subject: "port " + p.Endpoint.String(), Since: p.For}
+	reader := "its reader"
+	if p.PID != 0 {
+		reader = fmt.Sprintf("pid %d (uid %d)", p.PID, p.UID)
+		if p.Label != "" {
+			reader = fmt.Sprintf("%q, pid %d (uid %d)", p.Label, p.PID, p.UID)
+		}
+	}
+	out.Text = fmt.Sprintf("%s is congested for %s: %s does not read fast enough", p.Endpoint, lasted(p.For), reader)
+	if p.Queued > 0 {
+		out.Text += fmt.Sprintf(", %s wait", size(p.Queued))
+	}
+	if p.Culprit.IsValid() {
+		out.Text += fmt.Sprintf(", most from %s", p.Culprit)
+	}
+	if p.Local {
+		out.Remedy = fmt.Sprintf("have the program read; or rdsd sockets close %s; rdsd congestion shows who fills it", p.Endpoint)
+		if p.For >= LongCongested {
+			out.Severity = Error
+		}
+		x.add(out)
+		return
+	}
+	if p.Waiting == 0 {
+		return // nobody here minds; it is a problem of the node it is on
+	}
+	out.Code = RemoteCongested
+	out.Text += fmt.Sprintf("; %s here waiting", count(uint64(p.Waiting), "socket"))
+	out.Remedy = fmt.Sprintf("on %s: rdsd congestion, and have the program read; here, to give up what waits: rdsd cancel --from ADDR:PORT --to %s", p.Endpoint.Addr(), p.Endpoint)
+	x.add(out)
+}

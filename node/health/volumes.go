@@ -1,0 +1,89 @@
+package health
+
+import (
+	"fmt"
+	"time"
+)
+
+// Mapping is a volume of another node that is a device here.
+type Mapping struct {
+	ID, Node, Name string
+	Open           bool
+	For            time.Duration // in this state
+	LastError      string
+	Paths, Up      int // of its session
+	Waiting        uint64
+	Failed, Done   uint64 // requests since it was mapped
+}
+
+// Mapping tells of one.
+func (x *Exam) Mapping(m *Mapping) {
+	subject := "mapping " + m.ID
+	if !m.Open && m.For >= Grace {
+		p := Problem{Code: MappingDown, Severity: Error, Subject: subject, Since: m.For}
+		if m.Up == 0 {
+			p.Text = fmt.Sprintf("no path to %s, so %s:%s cannot be used; %s", m.Node, m.Node, m.Name, was(int(m.Waiting), "request")+" waiting")
+			p.Remedy = "rdsd volume paths shows what each path fails of; rdsd ping " + m.Node
+		} else {
+			p.Text = fmt.Sprintf("%s does not have the volume %s", m.Node, m.Name)
+			p.Remedy = fmt.Sprintf("on %s: rdsd volume ls, and export it; then here: rdsd volume remap %s", m.Node, m.ID)
+		}
+		if m.LastError != "" {
+			p.Text += ": " + m.LastError
+		}
+		x.add(p)
+	}
+	if m.Paths == 1 {
+		x.add(Problem{Code: OnePath, Severity: Note, Subject: subject, Text: "there is one path only: if it fails, requests wait", Remedy: "rdsd volume paths add, over another network"})
+	}
+	x.failed(subject, m.Failed, m.Done)
+}
+
+func (x *Exam) failed(subject string, failed, done uint64) {
+	if failed > 0 {
+		x.add(Problem{Code: VolumeErrors, Severity: Warning, Subject: subject, Text: fmt.Sprintf("%d of %s have failed since it was opened", failed, count(done, "request")),
+			Remedy: "rdsd volume events, and the kernel's log on the node of the store; the count begins anew when it is mapped or exported anew"})
+	}
+}
+
+// VolumePath is a path of a session.
+type VolumePath struct {
+	Session, Src, Dst, State, LastError string
+	Connected                           bool
+	For                                 time.Duration // in this state
+}
+
+// VolumePath tells of one of a session to another node's volumes.
+func (x *Exam) VolumePath(p *VolumePath) {
+	if p.Connected || p.For < Grace {
+		return
+	}
+	text := fmt.Sprintf("the path from %s to %s is %s for %s", p.Src, p.Dst, p.State, lasted(p.For))
+	if p.LastError != "" {
+		text += ": " + p.LastError
+	}
+	mend := "see to the network between these addresses, and that TCP port 16388 is open; rdsd volume paths"
+	if p.State == "disconnected" {
+		mend = fmt.Sprintf("an administrator has disconnected it: rdsd volume paths reconnect %s %s,%s", p.Session, p.Src, p.Dst)
+	}
+	x.add(Problem{Code: VolumePathDown, Severity: Warning, Subject: "session " + p.Session, Since: p.For, Text: text, Remedy: mend})
+}
+
+// Export is a volume of this node.
+type Export struct {
+	Name, Path   string
+	Failed       bool   // its store could not be opened
+	Error        string // why
+	For          time.Duration
+	Errors, Done uint64 // requests since it was opened
+}
+
+// Export tells of one.
+func (x *Exam) Export(e *Export) {
+	subject := "export " + e.Name
+	if e.Failed {
+		x.add(Problem{Code: ExportFailed, Severity: Error, Subject: subject, Since: e.For, Text: "the store cannot be opened: " + e.Error,
+			Remedy: fmt.Sprintf("see to %s (is it there, and may the daemon open it?), then rdsd volume check %s", e.Path, e.Name)})
+	}
+	x.failed(subject, e.Errors, e.Done)
+}
