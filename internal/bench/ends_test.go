@@ -242,7 +242,7 @@ func (s *ends) accept(n *end) error {
 			continue
 		}
 		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-		l := &endLink{end: n, fd: fd, p: a.Path, gen: a.Gen}
+		l := &endLink{end: n, fd: fd, p: a.Path, gen: a.Attempt}
 		l.framer.Max = wire.MaxDatagram
 		n.links[a.Path] = l
 		if err := s.watch(fd, l); err != nil {
@@ -304,7 +304,7 @@ func (s *ends) carryOut(n *end) {
 		for _, a := range s.acts {
 			l := n.links[a.Path]
 			switch {
-			case l == nil || a.Kind != conn.ActKick && a.Gen != l.gen:
+			case l == nil || a.Kind != conn.ActKick && a.Attempt != l.gen:
 			case a.Kind == conn.ActKick:
 				s.transmit(l)
 			case a.Kind == conn.ActClose || a.Kind == conn.ActAbort:
