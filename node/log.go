@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -41,11 +42,13 @@ const maxLogMessages = 512
 type limitHandler struct {
 	slog.Handler
 	shared *logLimits
+	attrs  []slog.Attr // of the logger
 }
 
 type logLimits struct {
 	suppressed *atomic.Uint64 // all there ever were; a counter of the node
 	now        func() time.Time
+	errors     *errorTable
 
 	mu        sync.Mutex
 	perSecond rate.Limit            // guarded by mu
@@ -59,8 +62,8 @@ type logBucket struct {
 
 // limitLog wraps a logger's handler.
 func limitLog(l *slog.Logger, perSecond float64, suppressed *atomic.Uint64) *slog.Logger {
-	return slog.New(&limitHandler{l.Handler(), &logLimits{perSecond: rate.Limit(perSecond), suppressed: suppressed,
-		now: time.Now, messages: map[string]*logBucket{}}})
+	return slog.New(&limitHandler{Handler: l.Handler(), shared: &logLimits{perSecond: rate.Limit(perSecond), suppressed: suppressed,
+		now: time.Now, errors: newErrorTable(), messages: map[string]*logBucket{}}})
 }
 
 // setPerSecond changes how many lines of one message there may be.
@@ -74,7 +77,20 @@ func (s *logLimits) setPerSecond(perSecond float64) {
 	}
 }
 
+// Enabled reports whether anybody wants the line: the table of errors has all that are
+// warnings or worse, whatever log.level is.
+func (h *limitHandler) Enabled(ctx context.Context, level slog.Level) bool {
+	return level >= slog.LevelWarn || h.Handler.Enabled(ctx, level)
+}
+
+// Handle implements slog.Handler.
 func (h *limitHandler) Handle(ctx context.Context, r slog.Record) error {
+	if r.Level >= slog.LevelWarn {
+		h.shared.errors.note(h.attrs, &r)
+		if !h.Handler.Enabled(ctx, r.Level) {
+			return nil
+		}
+	}
 	ok, missing := h.shared.allow(r.Message)
 	if !ok {
 		return nil
@@ -110,9 +126,9 @@ func (s *logLimits) allow(message string) (ok bool, missing uint64) {
 }
 
 func (h *limitHandler) WithAttrs(attrs []slog.Attr) slog.Handler {
-	return &limitHandler{h.Handler.WithAttrs(attrs), h.shared}
+	return &limitHandler{h.Handler.WithAttrs(attrs), h.shared, append(slices.Clip(h.attrs), attrs...)}
 }
 
 func (h *limitHandler) WithGroup(name string) slog.Handler {
-	return &limitHandler{h.Handler.WithGroup(name), h.shared}
+	return &limitHandler{h.Handler.WithGroup(name), h.shared, h.attrs}
 }

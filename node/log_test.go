@@ -64,7 +64,7 @@ func TestLogIsRateLimitedPerMessage(t *testing.T) {
 func TestLogTableIsBounded(t *testing.T) {
 	var suppressed atomic.Uint64
 	log := limitLog(slog.New(slog.DiscardHandler), 1, &suppressed)
-	h := &limitHandler{slog.NewTextHandler(&bytes.Buffer{}, nil), log.Handler().(*limitHandler).shared}
+	h := &limitHandler{Handler: slog.NewTextHandler(&bytes.Buffer{}, nil), shared: log.Handler().(*limitHandler).shared}
 	for i := range 3 * maxLogMessages {
 		slog.New(h).Info(fmt.Sprint("message ", i))
 	}

@@ -1,6 +1,8 @@
 package node
 
 import (
+	"context"
+	"strings"
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
@@ -28,6 +30,11 @@ func (n *Node) examine(s *snapshot, st *rdsdv1.Status) {
 	}
 	if h := n.volumes.Load(); h != nil {
 		examineVolumes(&x, h, time.Now())
+	}
+	logged, _ := n.errors().list()
+	for i := range logged {
+		e := &logged[i]
+		x.Logged(&health.Logged{Message: e.message, Error: e.why, Peer: e.peer, Age: time.Since(e.last), Count: e.count})
 	}
 	list := x.Problems()
 	var out []*rdsdv1.Problem
@@ -158,4 +165,20 @@ func requests(ops []volume.OpCounters) (failed, done uint64) {
 		failed, done = failed+o.Errors, done+o.Completed
 	}
 	return failed, done
+}
+
+// ListErrors brings the distinct warnings and errors of the log.
+func (a *adminServer) ListErrors(context.Context, *rdsdv1.ListErrorsRequest) (*rdsdv1.ListErrorsResponse, error) {
+	return a.node.errorsPB(), nil
+}
+
+// GetConfig brings the configuration as it is now. No key of it is a secret.
+func (a *adminServer) GetConfig(context.Context, *rdsdv1.GetConfigRequest) (*rdsdv1.GetConfigResponse, error) {
+	var b strings.Builder
+	if err := a.node.deps.Conf().DumpOrigins(&b); err != nil {
+		return nil, err
+	}
+	resp := &rdsdv1.GetConfigResponse{}
+	resp.SetToml(b.String())
+	return resp, nil
 }

@@ -204,7 +204,7 @@ sessions = ["a*"]
 		t.Fatal(err)
 	}
 	var b bytes.Buffer
-	if err := c.Dump(&b, true); err != nil {
+	if err := c.DumpOrigins(&b); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(b.String(), path+":3") {
@@ -378,7 +378,7 @@ func FuzzConfig(f *testing.F) {
 		}
 		// What is valid can be shown and read back.
 		var b bytes.Buffer
-		if err := c.Dump(&b, false); err != nil {
+		if err := c.Dump(&b); err != nil {
 			t.Fatal(err)
 		}
 		again := Default()

@@ -138,9 +138,17 @@ func (c *Config) blame(err error) (key string, ok bool) {
 	return key, ok
 }
 
-// Dump writes the effective configuration as a TOML file that loads again;
-// with origins, each line says where its value came from.
-func (c *Config) Dump(w io.Writer, origins bool) error {
+// Dump writes the effective configuration as a TOML file that loads again.
+func (c *Config) Dump(w io.Writer) error {
+	return c.dump(w, func(string) string { return "" })
+}
+
+// DumpOrigins writes it with a comment on each line that says where its value came from.
+func (c *Config) DumpOrigins(w io.Writer) error {
+	return c.dump(w, func(key string) string { return "  # " + c.Origin(key).String() })
+}
+
+func (c *Config) dump(w io.Writer, comment func(key string) string) error {
 	var b strings.Builder
 	section := ""
 	for i := range keys {
@@ -154,10 +162,7 @@ func (c *Config) Dump(w io.Writer, origins bool) error {
 			return err
 		}
 		b.WriteString(strings.TrimSuffix(string(text), "\n"))
-		if origins {
-			b.WriteString("  # " + c.Origin(k.Name).String())
-		}
-		b.WriteByte('\n')
+		b.WriteString(comment(k.Name) + "\n")
 	}
 	text, err := toml.Marshal(struct {
 		Ports []PortGrant `toml:"ports,omitempty"`

@@ -1,0 +1,154 @@
+package node
+
+import (
+	"log/slog"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+)
+
+// Bounds of the table of errors (M2). What the lines are about comes from peers and
+// clients, so whoever makes the daemon complain of ever new addresses or users gets one
+// line for all but the first of them.
+const (
+	maxErrors     = 512 // distinct ones; the oldest makes room
+	maxOfMessage  = 16  // of one message; the rest share one without a subject
+	maxErrorBytes = 256 // of each text
+)
+
+// errorTable keeps the distinct warnings and errors of the log, with first, last and
+// count, those among them that log.lines_per_second left out. A line costs a map
+// look-up under a lock that is never held for longer.
+type errorTable struct {
+	mu        sync.Mutex
+	by        map[errorKey]*loggedError // guarded by mu
+	of        map[string]int            // guarded by mu; distinct ones of each message
+	forgotten uint64                    // guarded by mu
+}
+
+type errorKey struct{ message, subject string }
+
+type loggedError struct {
+	errorKey
+	level       slog.Level
+	why, peer   string
+	first, last time.Time
+	count       uint64
+}
+
+func newErrorTable() *errorTable {
+	return &errorTable{by: map[errorKey]*loggedError{}, of: map[string]int{}}
+}
+
+// note takes a line in; attrs are those of its logger.
+func (t *errorTable) note(attrs []slog.Attr, r *slog.Record) {
+	e := loggedError{errorKey: errorKey{message: shorten(r.Message)}, level: r.Level, first: r.Time, last: r.Time, count: 1}
+	var subject []string
+	take := func(a slog.Attr) bool {
+		switch a.Key {
+		case "error", "err", "why", "reason", "panic":
+			e.why = shorten(a.Value.Resolve().String())
+		case "peer":
+			e.peer = shorten(a.Value.Resolve().String())
+			fallthrough
+		case "path", "local", "address", "uid", "export", "mapping", "session", "device", "listener", "file", "what", "call", "name":
+			subject = append(subject, a.Key+"="+a.Value.Resolve().String())
+		}
+		return true
+	}
+	for _, a := range attrs {
+		take(a)
+	}
+	r.Attrs(take)
+	e.subject = shorten(strings.Join(subject, " "))
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	old := t.by[e.errorKey]
+	if old == nil && t.of[e.message] >= maxOfMessage {
+		e.subject, e.peer = "", ""
+		old = t.by[e.errorKey]
+	}
+	if old != nil {
+		old.last, old.why, old.level = e.last, e.why, max(old.level, e.level)
+		old.count++
+		return
+	}
+	if len(t.by) >= maxErrors {
+		t.forget()
+	}
+	t.by[e.errorKey] = &e
+	t.of[e.message]++
+}
+
+// forget makes room: the one that was not seen for the longest time goes.
+func (t *errorTable) forget() {
+	var oldest *loggedError
+	for _, e := range t.by {
+		if oldest == nil || e.last.Before(oldest.last) {
+			oldest = e
+		}
+	}
+	delete(t.by, oldest.errorKey)
+	if t.of[oldest.message]--; t.of[oldest.message] == 0 {
+		delete(t.of, oldest.message)
+	}
+	t.forgotten++
+}
+
+// list returns what is there, the last one first.
+func (t *errorTable) list() (list []loggedError, forgotten uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, e := range t.by {
+		list = append(list, *e)
+	}
+	slices.SortFunc(list, func(a, b loggedError) int {
+		if c := b.last.Compare(a.last); c != 0 {
+			return c
+		}
+		return strings.Compare(a.message+a.subject, b.message+b.subject)
+	})
+	return list, t.forgotten
+}
+
+// shorten bounds a text of others. What is cut is valid UTF-8 again, for the API's
+// strings have to be.
+func shorten(s string) string {
+	if len(s) > maxErrorBytes {
+		s = s[:maxErrorBytes]
+	}
+	return strings.ToValidUTF8(s, "\ufffd")
+}
+
+// errors is the node's table.
+func (n *Node) errors() *errorTable {
+	if h, ok := n.deps.Log.Handler().(*limitHandler); ok {
+		return h.shared.errors
+	}
+	return newErrorTable() // a node of tests without a log
+}
+
+// errorsPB is the answer to ListErrors.
+func (n *Node) errorsPB() *rdsdv1.ListErrorsResponse {
+	list, forgotten := n.errors().list()
+	var out []*rdsdv1.LoggedError
+	for i := range list {
+		e := &list[i]
+		m := &rdsdv1.LoggedError{}
+		m.SetWarning(e.level < slog.LevelError)
+		m.SetMessage(e.message)
+		m.SetSubject(e.subject)
+		m.SetError(e.why)
+		m.SetFirstUnixNs(e.first.UnixNano())
+		m.SetLastUnixNs(e.last.UnixNano())
+		m.SetCount(e.count)
+		out = append(out, m)
+	}
+	resp := &rdsdv1.ListErrorsResponse{}
+	resp.SetError(out)
+	resp.SetForgotten(forgotten)
+	return resp
+}
