@@ -25,6 +25,7 @@ type app struct {
 	told     uint64 // outcomes
 	waiting  int
 	flushes  int
+	late     bool // it has not looked at its news yet
 
 	queue     []*rec // what the socket should hand out next; nil: an empty datagram
 	readEvery time.Duration
@@ -51,6 +52,7 @@ func (n *node) bindLate() {
 	for i := range w.socketsPer {
 		ports[uint16(4000+i)] = 0
 	}
+	n.lock()
 	n.eng.Hold(w.Now(), ports, w.Now()+time.Second)
 	for i := range w.socketsPer {
 		port := uint16(4000 + i)
@@ -82,12 +84,17 @@ func (n *node) bind(port uint16) *app {
 		}
 		w.undrained++
 	}
+	n.lock()
 	s, err := n.eng.Bind(port, o)
 	if err != nil {
 		w.fail("bind of %v: %v", a.addr, err)
 		return nil
 	}
 	a.s = s
+	if a.m != nil {
+		a.m.ring0.Owner = a.m
+		n.worker.Enter(&a.m.ring0)
+	}
 	w.m.ports[a.addr]++
 	a.pace()
 	if a.m == nil && w.rng.Intn(3) == 0 {
@@ -122,6 +129,7 @@ func (a *app) pace() {
 // accepted (negative: not at all, 0: for ever).
 func (a *app) send(dst netip.AddrPort, size int, wait time.Duration) error {
 	n, w := a.n, a.n.w
+	n.lock()
 	if a.m != nil {
 		if !a.m.post(dst, []int{size}) {
 			return rdserr.ErrWouldBlock
@@ -177,6 +185,7 @@ func (a *app) sendRun(dst netip.AddrPort, sizes []int) {
 		payload, lengths = append(payload, r.payload...), append(lengths, uint32(r.size))
 		a.accept(r)
 	}
+	a.n.lock()
 	n := a.s.SendRun(w.Now(), dst, payload, lengths, tag, rds.Report(a.want))
 	clear(payload) // it is copied
 	for i, r := range a.tags[tag:] {
@@ -234,6 +243,7 @@ func (a *app) cancel(dst netip.AddrPort) {
 			}
 		}
 	}
+	a.n.lock()
 	c, b, err := a.s.Cancel(w.Now(), dst)
 	if err != nil {
 		w.fail("D6: cancel: %v", err)
@@ -241,6 +251,7 @@ func (a *app) cancel(dst netip.AddrPort) {
 	w.mix(7, uint64(c), uint64(b))
 	w.trace("%v cancels %v: %d cancelled, %d begun", a.addr, dst, c, b)
 	a.n.after()
+	a.look()
 	if dst.Addr() == a.addr.Addr() {
 		return
 	}
@@ -271,8 +282,10 @@ func (a *app) close() {
 	}
 	a.dead = true
 	w.m.ports[a.addr]++
+	n.lock()
 	a.s.Close(w.Now())
 	if a.m != nil {
+		n.worker.Exit(&a.m.ring0)
 		a.m.gone()
 	}
 	for i, b := range n.apps {
@@ -299,6 +312,36 @@ func (a *app) died() {
 }
 
 // --- news ---------------------------------------------------------------------
+
+// News is datagram.Waker: the application is told, and takes what there is at once or
+// when it has a processor.
+func (a *app) News() (goroutine bool) {
+	w := a.n.w
+	switch {
+	case a.waiting > 0: // another of this address may read what was accepted: the model has to know
+		a.late = true
+		a.look()
+	case a.late:
+	case w.chance(8):
+		a.late = true
+		w.After(w.upTo(100*time.Microsecond), a.n.guard(a.look))
+	default:
+		a.late = true
+		a.look()
+	}
+	return false
+}
+
+// look takes the news that there are.
+func (a *app) look() {
+	if !a.late || a.dead {
+		return
+	}
+	a.n.lock()
+	a.late = false
+	a.news(a.s.Events())
+	a.n.after()
+}
 
 func (a *app) news(ev int) {
 	w := a.n.w
@@ -404,6 +447,7 @@ func (a *app) read() {
 		a.arm()
 		return
 	}
+	a.n.lock()
 	switch {
 	case a.m != nil:
 		a.m.read(a.readMax)

@@ -1,5 +1,6 @@
 // Package simtest runs whole nodes in a simulated world: engines of package
-// rds over the network of transport/sim, models of Linux peers beside them,
+// rds in the daemon's own shell (node/datagram), on simulated machines over the
+// network of transport/sim, models of Linux peers beside them,
 // applications that send, read, cancel, close and rebind, and a schedule of
 // faults. Everything is drawn from one seed, so a seed replays.
 //
@@ -12,7 +13,10 @@
 // over one-sided links in the same network, stores that fail, and a model of
 // every sector (volmodel.go), for B1 to B7.
 //
-// The shell in node.go and link.go is the contract the real one follows.
-// Read world.go (one run), model.go (what is checked), node.go (the shell);
+// Datagrams' shell is the product's; that of volumes (volclient.go, volserver.go,
+// vollink.go) is a copy, which follows node/volume.
+//
+// Read world.go (one run), model.go (what is checked), node.go (a machine), then
+// thread.go and link.go, which stand for its reactor and its TCP;
 // kernel.go is a peer written from the facts about Linux, not from conn.
 package simtest

@@ -2,7 +2,9 @@ package simtest
 
 import (
 	"bytes"
-	"io"
+	"net"
+	"net/netip"
+	"os"
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
@@ -12,51 +14,77 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// drainTime is how long a link that is being closed is read on.
-const drainTime = time.Second
+const (
+	drainTime = time.Second // how long a link that is being closed is read on
+	mostWaste = 1 << 20     // and how much of one that was given up is thrown away
+	turnBytes = 256 << 10   // read in one turn
+)
 
-// link is the shell's side of one TCP connection that belongs to a path.
+// link is transport.Link over a simulated connection: what package transport/tcp does
+// over the kernel's, one event at a time. What it calls back for comes in turns of the
+// node's thread.
 type link struct {
-	n       *node
-	p       *conn.Path
-	attempt uint64
-	end     *sim.End
-	fr      transport.Framer
+	n             *node
+	end           *sim.End
+	local, remote netip.AddrPort
 
-	batch    *transport.Batch // being written
-	writing  bool             // Fill was answered, Wrote not yet called
-	parked   bool             // not read from yet
-	paused   bool             // a receiver is full: held waits for ActResume
-	held     *transport.Frame
-	heldBuf  *buf.Buf
-	behind   []byte // read from the connection, behind held
-	closing  bool
-	patience time.Duration // closing: until when it is read
-	garbage  bool          // the stream cannot be followed any more
-	gone     bool          // no link any more
-	late     bool          // the batch met a full connection
-	wdead    bool          // writing has failed: nothing is filled before Lost
-	reading  bool
+	h       transport.Handler // nil: not started
+	p       *conn.Path        // of h, as the onlookers know it
+	attempt uint64
+
+	fr      transport.Framer
+	batch   *transport.Batch // kept until Written
+	slow    bool             // all of it is written, and the call has not returned yet
+	paused  bool             // the receiver is full: held waits for Resume
+	held    *transport.Frame
+	heldBuf *buf.Buf
+	behind  []byte // read from the connection, behind held
+	discard bool   // the handler has given the link up
+	waste   int    // read since
+	closing bool
+	ended   bool
 }
 
-func (n *node) newLink(p *conn.Path, attempt uint64, e *sim.End) *link {
-	l := &link{n: n, p: p, attempt: attempt, end: e}
+func (n *node) newLink(e *sim.End, local, remote netip.AddrPort) *link {
+	l := &link{n: n, end: e, local: local, remote: remote}
 	l.fr.Max = wire.MaxDatagram
-	n.links[linkKey{p, attempt}] = l
-	e.Readable = n.guard(l.read)
-	e.Writable = n.guard(l.writable)
-	if n.w.verbose != nil {
-		n.w.trace("%v: gen %d is connection #%d", p, attempt, e.ID())
-	}
-	l.keepAlive(0)
 	return l
+}
+
+// soon runs f in a turn of its own.
+func (l *link) soon(f func()) { l.n.thread.Do(f) }
+
+func (l *link) LocalAddr() netip.AddrPort  { return l.local }
+func (l *link) RemoteAddr() netip.AddrPort { return l.remote }
+func (l *link) Acked() uint64              { return l.end.Acked() }
+
+// Start is called with the engine's lock held: nothing is read before it has returned.
+func (l *link) Start(h transport.Handler) {
+	if l.h != nil {
+		return
+	}
+	l.h = h
+	l.p, l.attempt = h.(interface{ Of() (*conn.Path, uint64) }).Of()
+	if l.n.w.verbose != nil {
+		l.n.w.trace("%v: gen %d is connection #%d", l.p, l.attempt, l.end.ID())
+	}
+	if l.ended { // closed before: its handler hears of it
+		l.ended = false
+		l.soon(func() { l.finish(net.ErrClosed) })
+		return
+	}
+	l.n.links = append(l.n.links, l)
+	l.end.Readable = l.n.guard(func() { l.n.turn(l.read) })
+	l.end.Writable = l.n.guard(func() { l.n.turn(l.flush) })
+	l.soon(l.read)
+	l.keepAlive(0)
 }
 
 // keepAlive is what the system does for an idle connection: a probe each 5 s,
 // and after five without an answer it is gone.
 func (l *link) keepAlive(silent int) {
 	l.n.w.After(5*time.Second, func() {
-		if l.gone {
+		if l.ended {
 			return
 		}
 		if silent == 5 {
@@ -72,87 +100,67 @@ func (l *link) keepAlive(silent int) {
 	})
 }
 
-// wakeUp reads what came before the link was in place.
-func (l *link) wakeUp() { l.n.w.After(0, l.n.guard(l.read)) }
-
-// drop forgets the link without telling anybody.
-func (l *link) drop() {
-	l.gone, l.parked = true, false
-	l.end.Readable, l.end.Writable = nil, nil
-	delete(l.n.links, linkKey{l.p, l.attempt})
-	if l.writing {
-		l.n.orphans = append(l.n.orphans, l)
-	}
-	l.free()
-}
-
-func (l *link) free() {
-	l.fr.Close()
-	if l.heldBuf != nil {
-		l.heldBuf.Release()
-	}
-	l.held, l.heldBuf, l.behind = nil, nil, nil
-}
-
 // --- reading ---------------------------------------------------------------------
 
 func (l *link) read() {
-	if l.gone || l.parked || l.paused || l.reading {
-		return
-	}
-	l.reading = true
-	n := l.n
-	budget := 256 << 10
-	any := false
-	for !l.gone && !l.paused && budget > 0 && l.end.Buffered() > 0 {
-		b := l.end.Read(n.w.scratch[:0], min(budget, cap(n.w.scratch)))
+	w := l.n.w
+	for budget := turnBytes; !l.ended && !l.paused && budget > 0 && l.end.Buffered() > 0; {
+		b := l.end.Read(w.scratch[:0], min(budget, cap(w.scratch)))
 		budget -= len(b)
-		l.feed(b)
-		any = true
+		if l.discard {
+			if l.waste += len(b); l.waste > mostWaste {
+				l.finish(os.ErrDeadlineExceeded)
+				return
+			}
+		}
+		l.h.Begin()
+		l.feed(nil, b)
 	}
-	l.reading = false
-	if l.gone {
+	if l.ended || l.paused {
 		return
 	}
-	if any {
-		n.eng.ReceivedAll(n.w.Now(), l.p, l.attempt)
+	if l.end.Buffered() > 0 {
+		l.soon(l.read)
+	} else if over, err := l.end.Ended(); over {
+		l.finish(err)
 	}
-	if !l.paused {
-		if l.end.Buffered() > 0 {
-			l.wakeUp()
-		} else if over, err := l.end.Ended(); over {
-			l.lost(err)
-		}
-	}
-	n.after()
 }
 
-func (l *link) feed(b []byte) {
-	for len(b) > 0 && !l.garbage {
-		k, err := l.fr.Feed(b, l.frame)
+// feed cuts the bytes of one read into frames, the first of which may have failed with
+// err, and ends what the caller began with Begin.
+func (l *link) feed(err error, rest []byte) {
+	for {
+		if err == nil && len(rest) > 0 {
+			var k int
+			k, err = l.fr.Feed(rest, l.frame)
+			rest = rest[k:]
+		}
 		if err == nil {
+			l.h.End()
 			return
 		}
-		if err == conn.ErrPause {
-			l.behind = append([]byte(nil), b[k:]...)
+		if err == transport.ErrPause {
+			l.behind = bytes.Clone(rest)
+			l.paused = true
+			l.h.End()
 			return
 		}
 		if _, long := err.(*transport.ErrTooLong); long {
-			l.garbage = true
-			if l.attempt == l.p.Attempt() {
-				l.n.eng.Drop(l.n.w.Now(), l.p, err)
-			}
+			l.h.End()
+			l.finish(err)
 			return
 		}
-		b = b[k:]
+		l.discard, err = true, nil
 	}
 }
 
-// frame offers one frame to the engine, and keeps it when the receiver is full.
+// frame gives one frame to the handler, and keeps it if that has no room.
 func (l *link) frame(f *transport.Frame) error {
+	if l.discard {
+		return nil
+	}
 	err := l.n.offer(l, f)
-	if err == conn.ErrPause && l.held == nil {
-		l.paused = true
+	if err == transport.ErrPause {
 		c := &transport.Frame{Raw: bytes.Clone(f.Raw), Payload: f.Payload, Buf: f.Buf}
 		if f.Buf != nil {
 			f.Buf.Ref()
@@ -165,195 +173,154 @@ func (l *link) frame(f *transport.Frame) error {
 	return err
 }
 
+func (l *link) Resume() { l.soon(l.resume) }
+
 // resume offers the held frame again, then what was read behind it.
 func (l *link) resume() {
-	if !l.paused || l.gone {
+	if !l.paused || l.ended {
 		return
 	}
-	if l.held != nil {
-		if err := l.n.offer(l, l.held); err == conn.ErrPause {
-			return
-		}
-		if l.heldBuf != nil {
-			l.heldBuf.Release()
-		}
-		l.held, l.heldBuf = nil, nil
+	held, b := l.held, l.heldBuf
+	l.h.Begin()
+	err := l.n.offer(l, held)
+	if err == transport.ErrPause {
+		l.h.End()
+		return
 	}
-	l.paused = false
-	b := l.behind
+	l.held, l.heldBuf, l.paused = nil, nil, false
+	rest := l.behind
 	l.behind = nil
-	l.feed(b)
-	if l.gone {
-		return
+	l.feed(err, rest)
+	if b != nil {
+		b.Release()
 	}
-	l.n.eng.ReceivedAll(l.n.w.Now(), l.p, l.attempt)
-	l.wakeUp()
+	if !l.paused && !l.ended {
+		l.soon(l.read)
+	}
 }
 
 // --- writing ---------------------------------------------------------------------
 
-// transmit fills batches and writes them until there is nothing more, or the
-// connection takes no more.
-func (l *link) transmit() {
+// Send writes what the connection takes. Now and then the call takes its time, and others
+// come first.
+func (l *link) Send(b *transport.Batch) (done bool, err error) {
 	n := l.n
-	if l.gone || l.closing || l.wdead || l.writing || l.attempt != l.p.Attempt() {
+	n.observeOut(l, b)
+	if l.ended || l.closing {
+		return false, net.ErrClosed
+	}
+	k, err := l.end.Write(b.Pieces())
+	if err != nil {
+		return false, err
+	}
+	if done = b.Wrote(k); done && n.w.rng.Intn(8) != 0 {
+		return true, nil
+	}
+	l.batch, l.slow = b, done
+	if done {
+		n.w.After(time.Duration(n.w.rng.Int63n(int64(n.w.writeDelay))), n.guard(func() {
+			n.turn(func() {
+				if l.slow {
+					l.written(nil)
+				}
+			})
+		}))
+	}
+	return false, nil
+}
+
+// flush goes on with a batch that met a full connection.
+func (l *link) flush() {
+	if l.batch == nil || l.slow || l.ended {
 		return
 	}
-	for {
-		b := transport.GetBatch()
-		if !n.eng.Fill(n.w.Now(), l.p, b) {
-			b.Put()
-			return
-		}
-		n.observeOut(l, b)
-		l.batch, l.writing = b, true
-		if !l.push() {
-			l.late = true
-			return
-		}
-		// The real shell writes outside its lock: others may come first.
-		if n.w.rng.Intn(8) == 0 {
-			d := time.Duration(n.w.rng.Int63n(int64(n.w.writeDelay)))
-			n.w.After(d, n.guard(func() { l.wrote() }))
-			return
-		}
-		if !l.finish() {
-			return
-		}
-	}
-}
-
-// push writes what the connection takes and reports whether all is written,
-// or the link cannot be written to any more.
-func (l *link) push() bool {
-	if l.closing {
-		return true
-	}
 	k, err := l.end.Write(l.batch.Pieces())
-	if err != nil {
-		l.wdead = true
-		return true
-	}
-	return l.batch.Wrote(k)
-}
-
-func (l *link) writable() {
-	if l.writing && l.batch != nil {
-		l.n.eng.Alive(l.n.w.Now(), l.p, l.attempt)
-		if l.push() {
-			l.wrote()
+	if err == nil && !l.batch.Wrote(k) {
+		if k > 0 {
+			l.h.Progress()
 		}
+		return
 	}
+	l.written(err)
 }
 
-// finish ends the writing of the batch; true: Fill again on this very link.
-func (l *link) finish() bool {
-	n := l.n
-	if !l.writing {
-		return false
-	}
-	l.writing = false
-	if l.batch != nil {
-		l.batch.Put()
-		l.batch = nil
-	}
-	if !l.tellWrote() {
-		return false
-	}
-	if l.attempt == l.p.Attempt() && !l.gone {
-		return !l.closing && !l.wdead
-	}
-	// The path has another link by now, and what is to be sent goes there.
-	if next := n.links[linkKey{l.p, l.p.Attempt()}]; next != nil {
-		next.transmit()
-	}
-	return false
-}
-
-func (l *link) tellWrote() (more bool) {
-	n := l.n
-	if !l.late {
-		return n.eng.Wrote(n.w.Now(), l.p)
-	}
-	l.late = false
-	var err error
-	if l.wdead {
-		err = io.ErrClosedPipe
-	}
-	return n.eng.WroteLate(n.w.Now(), l.p, err)
-}
-
-func (l *link) wrote() {
-	if l.writing && l.finish() {
-		l.transmit()
-	}
-	l.n.after()
-}
-
-// stopWriting ends the writing of a batch of which the link can take no more.
-func (l *link) stopWriting() {
-	if l.writing {
-		d := time.Duration(l.n.w.rng.Int63n(int64(l.n.w.writeDelay)))
-		l.n.w.After(d, l.n.guard(func() { l.wrote() }))
-	}
+func (l *link) written(err error) {
+	b := l.batch
+	l.batch, l.slow = nil, false
+	l.h.Written(b, err)
 }
 
 // --- ending ----------------------------------------------------------------------
 
-// close half-closes the link, which is read on until the peer has closed too.
-func (l *link) close(why error) {
-	if l.closing || l.gone {
+// Close shuts our side; the connection is read on until the peer has closed too, for a
+// bounded time.
+func (l *link) Close() {
+	if l.letGo() || l.closing {
 		return
 	}
 	l.closing = true
-	l.stopWriting()
 	l.end.CloseWrite()
-	l.patience = l.n.w.Now() + drainTime
-	l.n.w.At(l.patience, l.n.guard(l.impatient))
-	l.wakeUp()
+	l.soon(l.flush) // what is left of a batch cannot be written any more
+	l.n.w.After(drainTime, l.n.guard(func() { l.n.turn(l.impatient) }))
+}
+
+func (l *link) Abort() {
+	if !l.letGo() {
+		l.closing = true
+		l.soon(func() { l.finish(net.ErrClosed) })
+	}
+}
+
+// letGo ends a link that was not started, and reports whether it has no more to end.
+func (l *link) letGo() bool {
+	if l.h == nil && !l.ended {
+		l.ended = true
+		l.end.Close()
+	}
+	return l.ended
 }
 
 // impatient ends a link that has waited enough for its peer. What has arrived is read all
 // the same, and a paused link is given its time: a kernel peer has forgotten what TCP has
 // acknowledged.
 func (l *link) impatient() {
-	if l.gone {
-		return
+	switch {
+	case l.ended:
+	case l.paused || l.end.Buffered() > 0:
+		l.n.w.After(drainTime/10, l.n.guard(func() { l.n.turn(l.impatient) }))
+	default:
+		l.finish(os.ErrDeadlineExceeded)
 	}
-	if l.paused || l.end.Buffered() > 0 {
-		l.n.w.After(drainTime/10, l.n.guard(l.impatient))
-		return
-	}
-	l.lost(sim.ErrTimeout)
-	l.n.after()
 }
 
-func (l *link) lost(err error) {
-	if l.gone {
+// finish ends the link and says so to the handler, after the batch has gone back.
+func (l *link) finish(err error) {
+	if l.ended {
 		return
 	}
 	n := l.n
 	acked := l.end.Acked()
 	if n.w.verbose != nil {
-		n.w.trace("%v: gen %d, connection #%d is gone (%v), %d bytes acknowledged, writing %v", l.p, l.attempt, l.end.ID(), err, acked, l.writing)
+		n.w.trace("%v: gen %d, connection #%d is gone (%v), %d bytes acknowledged, writing %v", l.p, l.attempt, l.end.ID(), err, acked, l.batch != nil)
 	}
+	l.ended = true
 	l.end.Close()
-	// The writer may notice before or after the reader.
-	early := l.writing && n.w.rng.Intn(2) == 0
-	if early {
-		l.wdead = true
-		l.finish()
+	l.free()
+	n.forget(l)
+	if l.batch != nil {
+		if err == nil {
+			l.written(net.ErrClosed)
+		} else {
+			l.written(err)
+		}
 	}
-	writing := l.writing
-	l.drop()
-	n.eng.Lost(n.w.Now(), l.p, l.attempt, acked, err)
-	if writing {
-		l.stopWriting()
-	}
+	l.h.Closed(err, acked)
 }
 
-// abort forgets a parked link.
-func (l *link) abort() {
-	l.end.Close()
-	l.drop()
+func (l *link) free() {
+	l.fr.Close()
+	if l.heldBuf != nil {
+		l.heldBuf.Release()
+	}
+	l.held, l.heldBuf, l.behind = nil, nil, nil
 }

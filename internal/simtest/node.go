@@ -1,17 +1,22 @@
 package simtest
 
 import (
-	"math/rand"
 	"net/netip"
 	"slices"
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/sim"
 )
 
-// node is one rdsd: an engine and the shell around it, as the daemon has it.
+// node is one rdsd: an engine and the daemon's own shell around it (package
+// node/datagram), on a machine that is simulated: thread.go is its reactor, link.go its
+// connections.
 type node struct {
 	w     *World
 	addr  netip.Addr
@@ -20,16 +25,15 @@ type node struct {
 	eng   *rds.Engine // nil: crashed
 	epoch int         // incarnations so far
 	apps  []*app
-	links map[linkKey]*link
 	views map[*conn.Path]*view
 
-	parked   []*link
-	orphans  []*link // gone, with a batch whose writing has not ended
-	acts     []conn.Action
-	ready    []*rds.Socket
-	timerAt  time.Duration
-	timerN   int
-	inAfter  bool
+	shell  *datagram.Local
+	worker *datagram.Worker
+	thread *thread
+	links  []*link // started and not ended
+	locked bool    // an application is in the middle of its step
+	depth  int     // what is under way will be compared with the model when it is over
+
 	offering uint64            // sequence of the frame the engine is given
 	posted   map[linkKey]*post // by path and sequence it last left with
 	frozen   bool
@@ -38,7 +42,7 @@ type node struct {
 
 type linkKey struct {
 	p   *conn.Path
-	gen uint64
+	seq uint64
 }
 
 func (w *World) addNode(a netip.Addr) *node {
@@ -59,16 +63,14 @@ func (n *node) start() {
 	}
 	n.cfg.Budget = &rds.Budget{Limit: n.w.drawBudget()}
 	n.epoch++
-	n.eng = rds.NewEngine(&n.cfg, n.addr, rand.New(rand.NewSource(n.w.rng.Int63())))
-	n.links = map[linkKey]*link{}
 	n.views = map[*conn.Path]*view{}
 	n.posted = map[linkKey]*post{}
-	n.timerAt, n.timerN = -1, n.timerN+1
 	n.frozen, n.deferred = false, nil
+	n.boot()
 	ep := n.epoch
 	n.host.Accept = func(e *sim.End, from netip.AddrPort) {
 		if n.epoch == ep {
-			n.guard(func() { n.accepted(e, from) })()
+			n.guard(func() { n.aside(func() { n.accepted(e, from) }) })()
 		}
 	}
 	n.w.trace("%v starts, incarnation %d, lanes %d, budget %d", n.addr, n.epoch, n.cfg.Conn.Lanes, n.cfg.Budget.Limit)
@@ -89,8 +91,8 @@ func (n *node) crash(power bool) {
 		return
 	}
 	n.w.trace("%v crashes, power off %v", n.addr, power)
-	eng, links, apps, orphans := n.eng, n.links, n.apps, n.orphans
-	n.eng, n.links, n.apps, n.parked, n.orphans = nil, nil, nil, nil, nil
+	eng, links, apps := n.eng, n.links, n.apps
+	n.eng, n.links, n.apps = nil, nil, nil
 	if power {
 		n.host.PowerOff()
 	} else {
@@ -102,23 +104,21 @@ func (n *node) crash(power bool) {
 	for _, a := range apps {
 		a.died()
 	}
-	n.dispose(eng, links, orphans)
+	n.dispose(eng, links)
 }
 
 // dispose gives back the memory a dead engine holds, and uses the occasion to
 // see that all of it is accounted for.
-func (n *node) dispose(eng *rds.Engine, links map[linkKey]*link, orphans []*link) {
+func (n *node) dispose(eng *rds.Engine, links []*link) {
 	for _, s := range eng.Sockets() {
 		s.Close(n.w.Now())
 	}
 	eng.Shutdown(n.w.Now())
 	for _, l := range links {
-		orphans = append(orphans, l)
-	}
-	for _, l := range orphans {
 		l.free()
-		if l.writing {
-			l.writing = false
+		if l.batch != nil {
+			l.batch.Put()
+			l.batch = nil
 			eng.Wrote(n.w.Now(), l.p)
 		}
 	}
@@ -141,6 +141,9 @@ func (n *node) guard(f func()) func() {
 			n.deferred = append(n.deferred, f)
 		default:
 			f()
+			if n.locked {
+				n.w.fail("a step of %v was begun and not ended", n.addr)
+			}
 		}
 	}
 }
@@ -170,167 +173,96 @@ func (n *node) freeze(d time.Duration) {
 	})
 }
 
-// after carries out what the engine ordered, until it orders nothing more.
-func (n *node) after() {
-	if n.inAfter {
-		return
-	}
-	n.inAfter = true
-	for n.unpark(); n.eng.EndStep(); n.unpark() {
-		for _, s := range n.eng.States() {
-			n.w.mix(1, uint64(s.Path.Index()), uint64(s.Was), uint64(s.Now))
-			if n.w.verbose != nil {
-				n.w.trace("%v: %v -> %v (%v)", s.Path, s.Was, s.Now, s.Err)
-			}
-		}
-		n.eng.Notices()
-		n.eng.Evicted()
-		if n.eng.Collect() {
-			n.w.After(0, n.guard(n.collect))
-		}
-		n.ready = n.eng.Ready(n.ready[:0])
-		for _, s := range n.ready {
-			if a, _ := s.Options().Data.(*app); a != nil {
-				a.news(s.Events())
-			}
-		}
-		n.acts = n.eng.Take(n.acts[:0])
-		acts := n.acts
-		n.acts = nil
-		for _, a := range acts {
-			n.act(a)
-		}
-		n.acts = acts
-	}
-	n.inAfter = false
-	n.rearm()
-	n.check()
-}
+// --- the machine ------------------------------------------------------------------
 
-// collect looks at what all clients of the node gave back.
-func (n *node) collect() {
-	for _, a := range slices.Clone(n.apps) {
-		if a.m != nil && len(a.m.released) > 0 {
-			a.m.collect()
-		}
-	}
-}
-
-func (n *node) rearm() {
-	at, ok := n.eng.Next()
-	if !ok {
-		n.timerAt = -1
-		n.timerN++
-		return
-	}
-	if at == n.timerAt {
-		return
-	}
-	n.timerAt = at
-	n.timerN++
-	my := n.timerN
-	n.w.At(at, n.guard(func() {
-		if n.timerN == my {
-			n.timerAt = -1
-			n.eng.Tick(n.w.Now())
-			n.after()
-		}
-	}))
-}
-
-// unpark starts reading parked links that have become their path's own.
-func (n *node) unpark() {
-	for i := 0; i < len(n.parked); i++ {
-		l := n.parked[i]
-		if l.parked && l.p.Attempt() == l.attempt {
-			l.parked = false
-			l.wakeUp()
-		}
-		if !l.parked {
-			n.parked = append(n.parked[:i], n.parked[i+1:]...)
-			i--
-		}
-	}
-}
-
-func (n *node) act(a conn.Action) {
+// boot makes the daemon's shell of this incarnation.
+func (n *node) boot() {
 	w := n.w
-	w.mix(2, uint64(a.Kind), uint64(a.Path.Index()), a.Attempt)
-	if w.verbose != nil && a.Kind != conn.ActKick && a.Kind != conn.ActPoll {
-		w.trace("%v: %v gen %d (%v)", a.Path, a.Kind, a.Attempt, a.Why)
-	}
-	l := n.links[linkKey{a.Path, a.Attempt}]
-	switch a.Kind {
-	case conn.ActDial:
-		n.host.Dial(n.sourcePort(a.Path), a.Path.Conn().Remote(), n.cfg.Conn.DialTimeout, func(e *sim.End, err error) {
-			n.guard(func() { n.dialled(a, e, err) })()
-		})
-	case conn.ActPoke:
-		n.host.Dial(n.sourcePort(a.Path), a.Path.Conn().Remote(), n.cfg.Conn.DialTimeout, func(e *sim.End, err error) {
-			if e != nil {
-				e.Close()
-			}
-		})
-	case conn.ActClose:
-		if l != nil {
-			l.close(a.Why)
-		}
-	case conn.ActAbort:
-		if l != nil {
-			l.abort()
-		}
-	case conn.ActKick:
-		if l != nil {
-			l.transmit()
-		}
-	case conn.ActPoll:
-		if l != nil {
-			n.eng.Acked(w.Now(), a.Path, a.Attempt, l.end.Acked())
-		}
-	case conn.ActResume:
-		if l != nil {
-			l.resume()
-		}
-	}
+	c := config.Default()
+	c.RDS.Addresses = []netip.Addr{n.addr}
+	n.cfg.AllowPeer = func(netip.Addr) bool { return true }
+	n.thread = &thread{n: n}
+	h := datagram.NewOn(base.New(c, nil), n.cfg, datagram.Machine{
+		Clock:   w.Now,
+		Wall:    func() time.Time { return time.Unix(0, 0).Add(w.Now()) },
+		Aside:   func(f func()) { w.After(0, n.guard(func() { n.aside(f) })) },
+		Dial:    n.dial,
+		From:    func(_, _ netip.AddrPort) (int64, error) { return base.NoUser, nil },
+		Changed: n.changed,
+	}, w.rng.Int63(), n.thread)
+	n.shell, n.worker = h.Locals()[0], h.NextWorker()
+	n.eng, _ = n.shell.Lock()
+	n.locked = true
 }
+
+// dial is Machine.Dial.
+func (n *node) dial(_ *datagram.Local, a conn.Action, done func(transport.Link, error)) {
+	from := netip.AddrPortFrom(n.addr, n.sourcePort(a.Path))
+	remote := a.Path.Conn().Remote()
+	n.host.Dial(from.Port(), remote, n.cfg.Conn.DialTimeout, func(e *sim.End, err error) {
+		n.guard(func() {
+			n.aside(func() {
+				if err != nil {
+					done(nil, err)
+				} else {
+					done(n.newLink(e, from, netip.AddrPortFrom(remote, rdsPort)), nil)
+				}
+			})
+		})()
+	})
+}
+
+// rdsPort is where everybody listens.
+const rdsPort = 16385
 
 // sourcePort tells the lane to peers that go by it: port mod 8.
 func (n *node) sourcePort(p *conn.Path) uint16 {
 	return uint16(32768 + 8*n.w.rng.Intn(3000) + p.Index())
 }
 
-func (n *node) dialled(a conn.Action, e *sim.End, err error) {
-	if err != nil {
-		n.eng.DialFailed(n.w.Now(), a.Path, a.Attempt, err)
-		n.after()
-		return
-	}
-	l := n.newLink(a.Path, a.Attempt, e)
-	if !n.eng.Connected(n.w.Now(), a.Path, a.Attempt) {
-		l.drop()
-		e.Close()
-	} else {
-		l.wakeUp()
-	}
-	n.after()
+func (n *node) accepted(e *sim.End, from netip.AddrPort) {
+	n.w.mix(3, uint64(from.Port()))
+	n.w.trace("%v accepts #%d from %v", n.addr, e.ID(), from)
+	n.shell.Accept(n.newLink(e, netip.AddrPortFrom(n.addr, rdsPort), from))
 }
 
-func (n *node) accepted(e *sim.End, from netip.AddrPort) {
-	acc, err := n.eng.Accept(n.w.Now(), from)
-	n.w.mix(3, uint64(from.Port()))
+// changed is Machine.Changed.
+func (n *node) changed(_ *datagram.Local, s rds.StateChange) {
+	n.w.mix(1, uint64(s.Path.Index()), uint64(s.Was), uint64(s.Now))
 	if n.w.verbose != nil {
-		n.w.trace("%v accepts #%d from %v: link %v parked %v gen %d %v", n.addr, e.ID(), from, acc.Link, acc.Parked, acc.Attempt, err)
+		n.w.trace("%v: %v -> %v (%v)", s.Path, s.Was, s.Now, s.Err)
 	}
-	if err != nil || !acc.Link {
-		e.Close()
-		n.after()
-		return
+}
+
+func (n *node) forget(l *link) {
+	n.links = slices.DeleteFunc(n.links, func(o *link) bool { return o == l })
+}
+
+// --- steps ------------------------------------------------------------------------
+
+// aside runs f, an event of a goroutine of the daemon.
+func (n *node) aside(f func()) {
+	n.depth++
+	f()
+	n.depth--
+	n.check()
+}
+
+// lock begins an application's step, unless it has begun. after must follow.
+func (n *node) lock() {
+	if !n.locked {
+		n.shell.Lock()
+		n.locked = true
 	}
-	l := n.newLink(acc.Path, acc.Attempt, e)
-	if l.parked = acc.Parked; l.parked {
-		n.parked = append(n.parked, l)
-	} else {
-		l.wakeUp()
+}
+
+// after ends an application's step: the shell carries out what the engine ordered.
+func (n *node) after() {
+	if n.locked {
+		n.locked = false
+		n.depth++
+		n.shell.Unlock()
+		n.depth--
 	}
-	n.after()
+	n.check()
 }

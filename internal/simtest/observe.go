@@ -55,9 +55,11 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 		}
 	}
 	n.offering = h.Seq
-	n.eng.Buffer(l.p, l.attempt, f.Raw, len(f.Payload))
+	if b := l.h.(transport.Placer).Buffer(f.Raw, len(f.Payload)); b != nil {
+		b.Release()
+	}
 	draining := l.p.State() == conn.Disconnecting && l.p.Conn().Kind() == conn.KindRdsd
-	err := n.eng.Receive(w.Now(), l.p, l.attempt, f)
+	err := l.h.Frame(f)
 	rdsd := l.p.Conn().Kind() == conn.KindRdsd
 	kind := h.Kind(rdsd)
 	if err == nil {
@@ -94,7 +96,7 @@ func (n *node) offer(l *link, f *transport.Frame) error {
 	if rdsd && !draining && l.attempt == l.p.Attempt() {
 		n.observeAck(l, &h)
 	}
-	if kind == wire.KindControl && err == nil && !l.writing {
+	if kind == wire.KindControl && err == nil && l.batch == nil {
 		n.observeRefusals(l, &h, f.Payload)
 	}
 	if rdsd && err == nil {

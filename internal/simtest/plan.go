@@ -95,6 +95,7 @@ func (w *World) op(a *app) {
 		return // cancel has run after
 	case k < 36:
 		a.flushes++
+		a.n.lock()
 		a.s.Flush(uint64(w.Now()))
 	case k < 37:
 		a.send(netip.AddrPortFrom(dst.Addr(), 0), 0, -1) // ping
@@ -112,6 +113,7 @@ func (w *World) op(a *app) {
 		})
 		return
 	default:
+		a.n.lock()
 		a.s.Congested(dst)
 	}
 	a.n.after()
@@ -174,6 +176,7 @@ func (w *World) fault() {
 		}
 	case k < 22:
 		if n := w.byAddr[x]; n != nil && n.eng != nil && !n.frozen {
+			n.lock()
 			for _, pe := range n.eng.Peers() {
 				pe.Conn().Paths(func(p *conn.Path) {
 					if w.chance(3) {
@@ -248,37 +251,43 @@ func (w *World) endFaults() {
 		k.after(3*time.Second, k.sendMaps)
 	}
 	for _, n := range w.nodes {
-		for _, a := range n.apps {
-			a.pace()
-			a.armed = false
-			if a.m != nil {
-				a.m.room = max(a.m.room, 64<<10) // one datagram in each round trip is progress, but slow
-			}
-			if w.sleeper && w.asleep == nil {
-				w.asleep = a
-				a.stopped = w.Now() + time.Hour
-			}
-			a.arm()
-		}
-		for i := range w.socketsPer { // ports between close and bind
-			if port := uint16(4000 + i); n.eng.Socket(port) == nil {
-				n.bind(port)
-			}
-		}
-		for _, a := range n.apps {
-			for _, to := range w.addrs {
-				if a.quit && !w.isKernel(to) {
-					continue // it reads, and says nothing; a kernel without a link may need somebody to begin
-				}
-				a.lastRound(netip.AddrPortFrom(to, uint16(4000+w.rng.Intn(w.socketsPer))))
-			}
-		}
-		if !n.frozen {
-			n.after()
+		if n.frozen {
+			n.w.After(0, n.guard(n.calmDown))
 		} else {
-			n.w.After(0, n.guard(n.after))
+			n.calmDown()
 		}
 	}
+}
+
+// calmDown is what the applications of n do when the faults are over.
+func (n *node) calmDown() {
+	w := n.w
+	for _, a := range n.apps {
+		a.pace()
+		a.armed = false
+		if a.m != nil {
+			a.m.room = max(a.m.room, 64<<10) // one datagram in each round trip is progress, but slow
+		}
+		if w.sleeper && w.asleep == nil {
+			w.asleep = a
+			a.stopped = w.Now() + time.Hour
+		}
+		a.arm()
+	}
+	for i := range w.socketsPer { // ports between close and bind
+		if port := uint16(4000 + i); n.eng.Socket(port) == nil {
+			n.bind(port)
+		}
+	}
+	for _, a := range n.apps {
+		for _, to := range w.addrs {
+			if a.quit && !w.isKernel(to) {
+				continue // it reads, and says nothing; a kernel without a link may need somebody to begin
+			}
+			a.lastRound(netip.AddrPortFrom(to, uint16(4000+w.rng.Intn(w.socketsPer))))
+		}
+	}
+	n.after()
 }
 
 // lastRound sends one datagram to dst. A client that posts has no send that

@@ -9,8 +9,10 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/shm"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -20,7 +22,8 @@ import (
 // late, and in any order, what it has read.
 type memory struct {
 	a     *app
-	room  int // bytes; one message fits whatever its size
+	ring0 datagram.Ring // of the node's worker, which has Collect called
+	room  int           // bytes; one message fits whatever its size
 	used  int
 	queue []*lease // placed, not read
 	held  []*lease // read, not given back
@@ -187,16 +190,24 @@ func (m *memory) WantRoom(on bool) {
 	}
 }
 
+// Collect is datagram.RingOwner: the daemon looks at what all clients have given back.
+func (m *memory) Collect() { m.collect() }
+
+// Show is datagram.RingOwner; there is nobody to wake.
+func (m *memory) Show() *shm.Alarm { return nil }
+
 // collect is the daemon's look at what was given back.
 func (m *memory) collect() {
 	a := m.a
-	if a.dead {
+	if a.dead || len(m.released) == 0 {
 		return
 	}
+	m.a.n.lock()
 	for _, l := range m.released {
 		m.counted(l)
 	}
 	m.released = nil
+	a.n.lock()
 	a.s.ReadAll(a.n.w.Now())
 	a.n.after()
 }
@@ -393,6 +404,7 @@ func (m *memory) read(most int) {
 func (m *memory) freed() {
 	switch {
 	case !m.ring:
+		m.a.n.lock()
 		m.a.s.ReadAll(m.a.n.w.Now())
 	case m.wanted:
 		m.collect()

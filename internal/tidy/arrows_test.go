@@ -94,7 +94,7 @@ var arrows = []struct {
 	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "node/config", "sdk/go", "rdserr", "blk", "blk/nbd", "internal/freeport", "internal/guard"}},
 
 	// Test worlds: nothing a program imports.
-	{"internal/simtest", []string{"rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "internal/buf", "internal/stats"}},
+	{"internal/simtest", []string{"node/base", "node/config", "node/datagram", "shm", "rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "internal/buf", "internal/stats"}},
 	{"internal/await", nil},       // for tests alone
 	{"internal/bench", nil},       // tests alone
 	{"internal/killtest", nil},    // tests alone

@@ -13,7 +13,7 @@ const collectTurn = 256
 func (a *Host) Collect() {
 	for _, w := range a.workers {
 		if w.collecting.CompareAndSwap(false, true) {
-			w.Do(w.collect)
+			w.thread.Do(w.collect)
 		}
 	}
 }
@@ -30,7 +30,7 @@ func (w *Worker) collect() {
 		w.rings[w.collectAt].Owner.Collect()
 		w.collectAt++
 	}
-	w.Do(w.collect)
+	w.thread.Do(w.collect)
 }
 
 // Enter and exit keep the list of the rings a worker serves. On its thread.

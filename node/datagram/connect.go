@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"time"
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/guard"
@@ -12,16 +11,9 @@ import (
 	"github.com/rdsd/rdsd/transport"
 )
 
-func (h *Local) dial(a conn.Action) {
+// dialled is told what came of a dial.
+func (h *Local) dialled(a conn.Action, link transport.Link, err error) {
 	p, attempt := a.Path, a.Attempt
-	ctx, cancel := h.all.withTimeout(h.all.engineConfig.Conn.DialTimeout)
-	defer cancel()
-	link, err := h.connect(ctx, a)
-	if err == nil {
-		if err = h.all.deps.CheckDialled(ctx, link.LocalAddr(), link.RemoteAddr()); err != nil {
-			link.Abort()
-		}
-	}
 	h.prepareLanes(p.Conn().Remote())
 	_, now := h.Lock()
 	switch {
@@ -37,15 +29,6 @@ func (h *Local) dial(a conn.Action) {
 		link.Start(k)
 	}
 	h.Unlock()
-}
-
-// poke connects and closes: a request to the smaller address to connect here.
-func (h *Local) poke(a conn.Action) {
-	ctx, cancel := h.all.withTimeout(h.all.engineConfig.Conn.DialTimeout)
-	defer cancel()
-	if link, err := h.connect(ctx, a); err == nil {
-		link.Abort()
-	}
 }
 
 // connect makes a link, or says why not: a panic on the way is a reason like others.
@@ -72,9 +55,9 @@ func (h *Local) connectNow(ctx context.Context, a conn.Action) (transport.Link, 
 	return h.all.provider.Dial(ctx, netip.AddrPortFrom(h.addr, 0), netip.AddrPortFrom(a.Path.Conn().Remote(), h.port), a.Lane)
 }
 
-// accept judges an incoming connection. What is refused is closed before
+// Accept judges an incoming connection. What is refused is closed before
 // anything is read or written: the answer is never larger than the question.
-func (h *Local) accept(link transport.Link) {
+func (h *Local) Accept(link transport.Link) {
 	remote := link.RemoteAddr()
 	refuse := func(why string, args ...any) {
 		link.Abort()
@@ -85,7 +68,7 @@ func (h *Local) accept(link transport.Link) {
 		refuse("it is not an allowed peer; allow it with a [[peers]] entry of the configuration")
 		return
 	}
-	user, err := h.all.deps.AcceptedFrom(link.LocalAddr(), remote)
+	user, err := h.all.machine.From(link.LocalAddr(), remote)
 	if err != nil {
 		// A poke may be closed by now. Nothing is taken from it but the wish to be
 		// connected to, and who is there then is judged when it has accepted.
@@ -95,7 +78,7 @@ func (h *Local) accept(link transport.Link) {
 		}
 	}
 	h.prepareLanes(remote.Addr())
-	shake, err := h.all.handshakes.begin(time.Now(), link, user, h.all.deps.Conf().Limits.MaxHandshakes, h.all.deps.Memory)
+	shake, err := h.all.handshakes.begin(h.all.machine.Wall(), link, user, h.all.deps.Conf().Limits.MaxHandshakes, h.all.deps.Memory)
 	if err != nil {
 		refuse(err.Error())
 		return

@@ -261,7 +261,7 @@ func (s *seam) dialled() *fakeLink {
 // accepted gives the host a link that remote made.
 func (s *seam) accepted(remote netip.Addr) *fakeLink {
 	l := &fakeLink{local: netip.AddrPortFrom(seamLocal, 16385), remote: netip.AddrPortFrom(remote, 40000)}
-	s.h.accept(l)
+	s.h.Accept(l)
 	return l
 }
 

@@ -31,7 +31,7 @@ import (
 // Host is the datagrams of a node: one Local for each local address.
 type Host struct {
 	deps         *base.Deps
-	epoch        time.Duration // the engines' time zero, by reactor.Clock
+	machine      Machine
 	engineConfig rds.Config
 	workers      []*Worker          // set by start
 	provider     transport.Provider // set by start
@@ -59,7 +59,8 @@ type Host struct {
 // New makes the datagrams' part of a node. Nothing is opened before Start.
 func New(d *base.Deps) *Host {
 	c := d.Config
-	a := &Host{deps: d, epoch: reactor.Clock() - time.Hour, byAddr: map[netip.Addr]*Local{}}
+	a := &Host{deps: d, byAddr: map[netip.Addr]*Local{}}
+	a.machine = a.real()
 	a.ctx, a.cancel = context.WithCancel(context.Background())
 	e := rds.DefaultConfig()
 	e.Conn.Lanes = c.RDS.Lanes
@@ -81,14 +82,14 @@ func New(d *base.Deps) *Host {
 	for _, addr := range c.RDS.Addresses {
 		var seed [8]byte
 		crand.Read(seed[:])
-		h := newHost(a, addr, int64(binary.LittleEndian.Uint64(seed[:])))
+		h := newLocal(a, addr, int64(binary.LittleEndian.Uint64(seed[:])))
 		a.list = append(a.list, h)
 		a.byAddr[addr] = h
 	}
 	return a
 }
 
-// host finds the host of a local address.
+// Local is the shell of a local address.
 func (a *Host) Local(addr netip.Addr) (*Local, error) {
 	if h := a.byAddr[addr.Unmap()]; h != nil {
 		return h, nil
@@ -130,7 +131,7 @@ func (a *Host) Start() error {
 	a.watchAddrs()
 	was := a.openPorts()
 	for _, h := range a.list {
-		l, err := a.provider.Listen(netip.AddrPortFrom(h.addr, h.port), h.accept)
+		l, err := a.provider.Listen(netip.AddrPortFrom(h.addr, h.port), h.Accept)
 		if err != nil {
 			a.Close()
 			return a.cannotListen(h, err)

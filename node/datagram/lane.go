@@ -35,6 +35,9 @@ type laneLink struct {
 	charged int64 // of them
 }
 
+// Of tells which attempt of which path l is the link of.
+func (l *laneLink) Of() (p *conn.Path, attempt uint64) { return l.p, l.attempt }
+
 func (h *Local) laneOf(p *conn.Path) *lane {
 	l, _ := p.Data.(*lane)
 	if l == nil {

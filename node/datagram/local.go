@@ -30,7 +30,7 @@ type Local struct {
 	mu      sync.Mutex // guards e with everything in it, and the fields below
 	e       *rds.Engine
 	worker  *Worker // its timer runs there, and what others hand over; set by start
-	timer   *reactor.Timer
+	timer   Timer
 	timerAt time.Duration // what timer is set for; never when it is not
 	latest  time.Duration // the time of the last step
 	closed  bool
@@ -47,7 +47,7 @@ type Local struct {
 	flushKicked func() // transmits on kicked, on worker's thread
 }
 
-func newHost(all *Host, addr netip.Addr, seed int64) *Local {
+func newLocal(all *Host, addr netip.Addr, seed int64) *Local {
 	h := &Local{all: all, log: all.deps.Log, addr: addr, port: all.deps.Config.RDS.Port, timerAt: conn.Never}
 	h.e = rds.NewEngine(&all.engineConfig, addr, rand.New(rand.NewSource(seed)))
 	return h
@@ -58,7 +58,7 @@ func (h *Local) attach(w *Worker) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.worker = w
-	h.timer = w.NewTimer(h.tick)
+	h.timer = w.thread.NewTimer(h.tick)
 	h.flushKicked = func() { h.takeOver(w) }
 }
 
@@ -72,7 +72,7 @@ func (h *Local) Host() *Host { return h.all }
 func (h *Local) StepTime() time.Duration { return h.latest }
 
 // now is the engine's time: monotonic, from the node's start.
-func (h *Local) now() time.Duration { return reactor.Clock() - h.all.epoch }
+func (h *Local) now() time.Duration { return h.all.machine.Clock() - h.all.machine.Epoch }
 
 // Lock takes the lock; unlock must follow.
 func (h *Local) Lock() (*rds.Engine, time.Duration) {
@@ -87,7 +87,7 @@ func (h *Local) LockTurn(w *Worker) (*rds.Engine, time.Duration) {
 	if w == nil {
 		return h.Lock()
 	}
-	return h.lockAt(w.Now() - h.all.epoch)
+	return h.lockAt(w.thread.Now() - h.all.machine.Epoch)
 }
 
 // lockAt is lock for a caller who knows the time.
@@ -200,7 +200,7 @@ func (h *Local) Unlock() {
 		h.all.Collect()
 	}
 	for _, s := range w.states {
-		h.all.states.put(h, s)
+		h.all.machine.Changed(h, s)
 	}
 	if len(w.notices) > 0 {
 		for _, c := range w.watch {
@@ -247,9 +247,14 @@ func (h *Local) carryOut(a conn.Action) {
 		h.kick(a.Path)
 	case conn.ActDial:
 		guard.Point("step.late")
-		h.background(func() { h.dial(a) })
+		h.all.machine.Dial(h, a, func(link transport.Link, err error) { h.dialled(a, link, err) })
 	case conn.ActPoke:
-		h.background(func() { h.poke(a) })
+		// To connect and close asks the smaller address to connect here.
+		h.all.machine.Dial(h, a, func(link transport.Link, err error) {
+			if err == nil {
+				link.Abort()
+			}
+		})
 	case conn.ActClose, conn.ActAbort:
 		h.closeLink(a)
 	case conn.ActPoll:

@@ -4,7 +4,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
 )
 
@@ -41,10 +40,7 @@ func (l *laneLink) settlePartial() {
 		if err != nil {
 			l.h.log.Warn("link closed in the middle of a payload", "peer", l.p.Conn().Remote(), "why", err)
 			link := l.link
-			go func() { // not from within its own read
-				defer l.h.all.deps.Guard.Recover(guard.Link, nil)
-				link.Abort()
-			}()
+			l.h.all.machine.Aside(link.Abort) // not from within its own read
 			l.partial = l.charged
 			return
 		}
@@ -57,7 +53,7 @@ func (l *laneLink) settlePartial() {
 	l.charged = l.partial
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	now := time.Now()
+	now := l.h.all.machine.Wall()
 	switch p := t.links[l]; {
 	case l.charged == 0:
 		delete(t.links, l)

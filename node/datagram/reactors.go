@@ -13,7 +13,9 @@ import (
 
 // Worker is one reactor of the node, with what its turn has collected.
 type Worker struct {
-	*reactor.Reactor
+	*reactor.Reactor // nil in a simulated world
+	thread           Thread
+
 	kicked, flushing []kickedPath // owned by the thread
 	flushFn          func()
 
@@ -32,7 +34,7 @@ type kickedPath struct {
 // links queue in one turn leaves together. On the worker's thread.
 func (w *Worker) kick(h *Local, p *conn.Path) {
 	if len(w.kicked) == 0 {
-		w.Defer(w.flushFn)
+		w.thread.Defer(w.flushFn)
 	}
 	w.kicked = append(w.kicked, kickedPath{h, p})
 }
@@ -84,11 +86,14 @@ func (a *Host) startReactors() error {
 		if err != nil {
 			return err
 		}
-		w := &Worker{Reactor: r, shares: map[uint32]*Share{}}
-		w.flushFn = w.flush
-		a.workers = append(a.workers, w)
+		a.addWorker(&Worker{Reactor: r, thread: reactorThread{r}})
 	}
 	return nil
+}
+
+func (a *Host) addWorker(w *Worker) {
+	w.shares, w.flushFn = map[uint32]*Share{}, w.flush
+	a.workers = append(a.workers, w)
 }
 
 func (a *Host) stopReactors() {
@@ -101,7 +106,7 @@ func (a *Host) stopReactors() {
 // here is the worker the caller runs on, nil in any other goroutine.
 func (a *Host) here() *Worker {
 	for _, w := range a.workers {
-		if w.OnThread() {
+		if w.thread.OnThread() {
 			return w
 		}
 	}
@@ -114,7 +119,7 @@ func (a *Host) here() *Worker {
 // readying one more gives it up to all. (Measured: a goroutine then runs 30 µs
 // after a reactor woke it, instead of 80.)
 func (a *Host) nudge() {
-	if a.here() != nil {
+	if w := a.here(); w != nil && w.Reactor != nil {
 		go func() {}() // ends at once
 	}
 }

@@ -81,7 +81,7 @@ func (s *Share) MayLook(w *Worker) bool {
 func (s *Share) begin(w *Worker) {
 	if !s.begun {
 		s.begun = true
-		w.Defer(s.endFn)
+		w.thread.Defer(s.endFn)
 	}
 }
 

@@ -3,12 +3,14 @@ package datagram
 import (
 	"testing"
 	"time"
+
+	"github.com/rdsd/rdsd/internal/reactor"
 )
 
 // TestEngineTime: the engine's time never goes back, though a step on a reactor's
 // thread has the time of its turn's start and others have looked since.
 func TestEngineTime(t *testing.T) {
-	h := &Local{all: &Host{}}
+	h := &Local{all: &Host{machine: Machine{Clock: reactor.Clock}}}
 	_, a := h.Lock()
 	h.mu.Unlock()
 	if _, b := h.lockAt(a - time.Second); b != a {

@@ -33,7 +33,7 @@ func (h *Local) handOver(p *conn.Path) {
 	first := len(h.kicked) == 1
 	h.mu.Unlock()
 	if first {
-		h.worker.Do(h.flushKicked)
+		h.worker.thread.Do(h.flushKicked)
 	}
 }
 
