@@ -40,6 +40,12 @@ func (p *Path) Receive(now time.Duration, attempt uint64, f *transport.Frame) er
 	if err == nil || err == ErrPause {
 		return err
 	}
+	if err == errWrongPath && p.c.kind != KindRdsd {
+		// No rule was broken: we took its link for another path's. It ends, but a kernel forgot
+		// what it had sent on it when TCP acknowledged that, so the rest of it is taken.
+		p.Drop(now, err)
+		return nil
+	}
 	p.c.ctr.ProtocolError++
 	// TCP has brought the peer's bytes unchanged: a peer that breaks a rule here
 	// understands the stream in another way than we do, and only a new link can put that

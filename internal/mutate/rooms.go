@@ -41,7 +41,7 @@ var rooms = []room{
 	{"node/health", 1, [][]string{{"./node/health"}, daemons, {"./rdsd/..."}}},
 	{"node/access", 1, [][]string{{"./node/access"}, clients, daemons, goClients}},
 	{"node/base", 1, [][]string{{"./node/base"}, clients, daemons, goClients}},
-	{"node/datagram", 4, [][]string{{"./node/datagram"}, clients, daemons, goClients, kills}},
+	{"node/datagram", 4, [][]string{{"./node/datagram"}, datagramWorlds, clients, daemons, goClients, kills}},
 	{"node/client", 4, [][]string{clients, daemons, goClients, kills}},
 	{"node/page/hour", 1, [][]string{{"./node/page/..."}}},
 	{"node/page", 2, [][]string{{"./node/page/..."}, daemons}},

@@ -150,6 +150,7 @@ func (v *volumes) crashed(n *node, power bool) {
 		if s.n == n {
 			s.crash()
 			for _, d := range s.disks {
+				v.forgotten(d)
 				if power {
 					v.total.PowerCuts++
 					d.powerCut()
