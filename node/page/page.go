@@ -109,4 +109,4 @@ func (p *Page) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 var nobody = config.Identity{UID: config.NobodyID, GID: config.NobodyID, Remote: true}
 
 // patience is how long one who reads may take over an answer, or one event.
-const patience = 10 * time.Second
+var patience = 10 * time.Second

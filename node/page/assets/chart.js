@@ -6,14 +6,18 @@ import { h } from './dom.js';
 /** token reads a colour of the style sheet, which has one for light and one for dark. */
 export const token = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+/** POWERS are the steps of an axis of bytes. */
+const POWERS = Array.from({ length: 50 }, (_, i) => 2 ** i);
+
 /** Lines is a chart of series over time that follows the width it has. */
 export class Lines {
-  constructor({ title, labels, format, seconds = 300, fill = true }) {
+  constructor({ title, labels, format, seconds = 300, fill = true, binary = false }) {
     this.title = title;
     this.labels = labels;
     this.format = format;
     this.seconds = seconds;
     this.fill = fill;
+    this.binary = binary;
     this.box = h('div', { class: 'chart', role: 'img', 'aria-label': title });
     this.legend = h('div', { class: 'legend', 'aria-hidden': 'true' });
     this.el = h('div', { class: 'chart-box' }, h('div', { class: 'chart-head' }, h('h3', null, title), this.legend), this.box);
@@ -49,8 +53,8 @@ export class Lines {
         y: { range: (_, __, max) => [0, max > 0 ? max * 1.15 : 1] },
       },
       axes: [
-        { ...axis, space: 80, values: (_, splits) => splits.map((s) => new Date(s * 1000).toLocaleTimeString('en-GB', this.seconds > 900 ? { hour: '2-digit', minute: '2-digit' } : {})) },
-        { ...axis, size: 70, space: 36, values: (_, splits) => splits.map((v) => this.format(v)) },
+        { ...axis, size: 26, space: 80, values: (_, splits) => splits.map((s) => new Date(s * 1000).toLocaleTimeString('en-GB', this.seconds > 900 ? { hour: '2-digit', minute: '2-digit' } : {})) },
+        { ...axis, size: 70, space: 36, ...(this.binary ? { incrs: POWERS } : {}), values: (_, splits) => splits.map((v) => this.format(v)) },
       ],
       series: [{}, ...this.labels.map((label, i) => ({
         label, stroke: colors[i], width: 1.75, spanGaps: false, points: { show: false }, fill: this.fill ? `${colors[i]}1f` : null,
@@ -58,7 +62,8 @@ export class Lines {
     }, this.data, this.box);
   }
 
-  update(data, end = Date.now() / 1000) {
+  update(data, end = Date.now() / 1000, seconds = this.seconds) {
+    this.seconds = seconds;
     this.data = data && data[0].length ? data : [[end - 1], ...this.labels.map(() => [null])];
     this.end = end;
     if (this.plot) this.plot.setData(this.data);
@@ -77,18 +82,27 @@ export class Lines {
   }
 }
 
+/** shownSlots is how many of the newest slots are shown: the hour, or less after a start, but not less than ten minutes. */
+export function shownSlots(history) {
+  const slot = Number(history.slot_ns);
+  return Math.min(history.slots, Math.max(Math.ceil(600e9 / slot), Math.ceil(Number(history.kept_ns) / slot) + 1));
+}
+
 /** strip draws the slots of an hour, each as bright as the share of it that was congested. */
 export function strip(canvas, history, port) {
-  const slots = history.slots;
-  const width = 360;
-  canvas.width = width;
+  const slots = shownSlots(history);
+  const first = history.slots - slots;
+  const width = Math.min(slots, 360);
+  if (canvas.width !== width) canvas.width = width;
   canvas.height = 1;
   const c = canvas.getContext('2d');
   c.clearRect(0, 0, width, 1);
   const per = slots / width;
   const ms = Number(history.slot_ns) / 1e6;
   const cells = new Float32Array(width);
-  port.slot.forEach((slot, i) => { cells[Math.floor(slot / per)] += port.slot_ms[i] / (ms * per); });
+  port.slot.forEach((slot, i) => {
+    if (slot >= first) cells[Math.min(width - 1, Math.floor((slot - first) / per))] += port.slot_ms[i] / (ms * per);
+  });
   c.fillStyle = token('--hot');
   cells.forEach((share, x) => {
     if (share <= 0) return;
@@ -152,12 +166,15 @@ export class Ports {
       const x = (port % SIDE) * scale;
       const y = Math.floor(port / SIDE) * scale;
       if (glow) {
-        c.globalAlpha = s.now ? 0.4 : 0.18;
-        c.fillStyle = s.now ? hot : ember;
-        c.beginPath();
-        c.arc(x + scale / 2, y + scale / 2, scale * (s.now ? 6 : 3.2), 0, 2 * Math.PI);
-        c.fill();
+        const radius = scale * (s.now ? 12 : 6);
+        const light = c.createRadialGradient(x + scale / 2, y + scale / 2, 0, x + scale / 2, y + scale / 2, radius);
+        light.addColorStop(0, s.now ? hot : ember);
+        light.addColorStop(1, 'transparent');
+        c.globalAlpha = s.now ? 0.75 : 0.4;
+        c.fillStyle = light;
+        c.fillRect(x - radius, y - radius, 2 * radius, 2 * radius);
         c.globalAlpha = 1;
+        c.fillStyle = s.now ? token('--core') : ember;
         c.fillRect(x - scale / 2, y - scale / 2, scale * 2, scale * 2);
       } else {
         c.fillStyle = s.now ? hot : ember;

@@ -2,7 +2,7 @@
 
 import { h, card, pill, Table, link, setText } from './dom.js';
 import { address, count, num, time, percent } from './format.js';
-import { Lines, Ports, strip } from './chart.js';
+import { Lines, Ports, shownSlots, strip } from './chart.js';
 import { peersOf, congestedPorts, culpritText } from './model.js';
 
 /** PortPicture is the picture of one address, with its name and what is lit. */
@@ -34,7 +34,7 @@ export class Congestion {
     this.pictures = new Map();
     this.grid = h('div', { class: 'pictures' });
     this.more = h('p', { class: 'note', hidden: true });
-    this.line = new Lines({ title: 'Congested ports, the last hour', labels: ['on average'], format: (v) => (v === null ? '–' : v.toFixed(v >= 10 ? 0 : 1)), seconds: 3600 });
+    this.line = new Lines({ title: 'Congested ports over the last hour', labels: ['on average, of 5 s'], format: (v) => (v === null ? '–' : v.toFixed(v >= 10 ? 0 : 1)), seconds: 3600 });
     this.summary = h('p', { class: 'verdict' });
     this.table = new Table({
       title: 'Ports by time congested', empty: 'No port was congested in the last hour.', sort: { id: 'hour', down: true }, key: (p) => `${p.endpoint} ${p.local}`,
@@ -44,7 +44,7 @@ export class Congestion {
           cell: (p) => { const t = p.now ? `for ${time(p.now.since_ns)}` : 'clear'; return [t, () => pill(t, p.now ? 'bad' : 'ok')]; } },
         { id: 'hour', label: 'In the last hour', num: true, value: (p) => p.hour, cell: (p) => (p.hour ? `${time(p.hour)} (${percent(p.hour / 3600e9)})` : '–') },
         { id: 'times', label: 'Times', num: true, value: (p) => num(p.history?.times), cell: (p) => count(p.history?.times) },
-        { id: 'strip', label: 'When', cell: (p) => this.strip(p) },
+        { id: 'strip', label: 'When, up to now', cell: (p) => this.strip(p) },
         { id: 'reader', label: 'Reader to blame', value: (p) => p.reader || '–' },
         { id: 'culprits', label: 'Senders that fill it', find: (p) => p.culprits.map(culpritText).join(' '), value: (p) => p.culprits.length,
           cell: (p) => [p.culprits.map(culpritText).join('|'), () => (p.culprits.length ? h('ul', { class: 'plain' }, p.culprits.slice(0, 3).map((c) => h('li', null, culpritText(c))), p.culprits.length > 3 ? h('li', null, `and ${p.culprits.length - 3} more`) : null) : '–')] },
@@ -87,9 +87,10 @@ export class Congestion {
     const slot = num(history.slot_ns) / 1e9;
     const end = num(history.end_unix_ns) / 1e9;
     const kept = Math.min(history.slots, Math.ceil(num(history.kept_ns) / 1e9 / slot) + 1);
+    const shown = shownSlots(history) * slot;
     const ys = new Array(history.slots).fill(0).map((v, i) => (i >= history.slots - kept ? v : null));
     for (const p of [...history.port, history.others]) p?.slot?.forEach((s, i) => { ys[s] += p.slot_ms[i] / 1000 / slot; });
-    this.line.update([ys.map((_, i) => end - (history.slots - 1 - i) * slot - slot / 2), ys], end);
+    this.line.update([ys.map((_, i) => end - (history.slots - 1 - i) * slot - slot / 2), ys], end, shown);
   }
 
   draw(rows) {

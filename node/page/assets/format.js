@@ -66,5 +66,5 @@ export const clock = (date) => date.toLocaleTimeString('en-GB');
 /** owner names whose a process is. */
 export function owner(program, pid, uid) {
   if (!num(pid) && !program) return `uid ${uid}`;
-  return `${program || 'process'} (pid ${pid}, uid ${uid})`;
+  return program ? `${program} (pid ${pid}, uid ${uid})` : `pid ${pid}, uid ${uid}`;
 }

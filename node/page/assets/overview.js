@@ -28,14 +28,14 @@ export class Overview {
     this.tiles = h('div', { class: 'tiles' });
     this.values = {};
     for (const [id, label, href] of [['peers', 'Peers up', '#/peers'], ['sockets', 'Sockets', '#/sockets'], ['congested', 'Congested ports', '#/congestion'],
-      ['hour', 'Congested in the last hour', '#/congestion'], ['volumes', 'Volumes open', '#/volumes'], ['memory', 'Memory', '#/']]) {
+      ['hour', 'Congested, last hour', '#/congestion'], ['volumes', 'Volumes open', '#/volumes'], ['memory', 'Memory', '#/']]) {
       const value = h('span', { class: 'tile-value' }, '–');
       const extra = h('span', { class: 'tile-extra' });
       this.values[id] = { value, extra, tile: h(id === 'memory' ? 'div' : 'a', { class: 'tile', href: id === 'memory' ? null : href }, h('span', { class: 'tile-label' }, label), value, extra) };
       this.tiles.append(this.values[id].tile);
     }
     this.datagrams = new Lines({ title: 'Datagrams', labels: ['accepted', 'read'], format: rate });
-    this.payload = new Lines({ title: 'Payload', labels: ['from applications', 'to applications'], format: byteRate });
+    this.payload = new Lines({ title: 'Payload', labels: ['from applications', 'to applications'], format: byteRate, binary: true });
     this.budgets = new Table({
       title: 'Limits', filter: true, empty: 'No limits are known.', sort: { id: 'share', down: true }, key: (b) => b.name,
       columns: [
@@ -65,6 +65,7 @@ export class Overview {
     const problems = status.problem || [];
     const n = problems.filter((p) => /ERROR|WARNING/.test(p.severity)).length;
     put(this.verdict, [`${severity} ${n} ${problems.length}`, () => {
+      if (severity === 'unknown') return ['The daemon does not say how it is.'];
       if (status.healthy && !problems.length) return [pill('healthy', 'ok'), ' No problem is known.'];
       if (status.healthy) return [pill('healthy', 'ok'), ` ${problems.length === 1 ? 'One thing is' : `${problems.length} things are`} worth knowing.`];
       return [pill(severity, tones[severity]), ` ${n === 1 ? 'One problem needs' : `${n} problems need`} somebody.`];

@@ -50,7 +50,7 @@ export class Peer {
     this.state = h('span');
     this.elsewhere = h('span', { class: 'elsewhere' });
     this.facts = new Facts();
-    this.bytes = new Lines({ title: 'Bytes on the wire', labels: ['sent', 'received'], format: byteRate });
+    this.bytes = new Lines({ title: 'Bytes on the wire', labels: ['sent', 'received'], format: byteRate, binary: true });
     this.rtt = new Lines({ title: 'Round trip', labels: ['last measured'], format: (v) => (v === null ? '–' : time(v * 1e6)) });
     this.paths = new Table({
       title: 'Paths', filter: false, empty: 'There is no path: nothing was sent yet, and the peer has not connected.', key: (p) => String(p.index),

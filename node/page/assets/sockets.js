@@ -52,7 +52,7 @@ export class Socket {
     this.state = h('span');
     this.facts = new Facts();
     this.who = new Facts();
-    this.queues = new Lines({ title: 'Queues', labels: ['to be read', 'to be sent'], format: bytes });
+    this.queues = new Lines({ title: 'Queues', labels: ['to be read', 'to be sent'], format: bytes, binary: true });
     this.canvas = h('canvas', { class: 'strip tall', role: 'img', 'aria-label': 'no congestion in the last hour' });
     this.hour = h('p', { class: 'note' });
     this.culprits = h('ul', { class: 'plain' });
@@ -125,7 +125,7 @@ export class Socket {
       strip(this.canvas, history, p?.history || { slot: [], slot_ms: [] });
       const text = p?.hour ? `Congested for ${time(p.hour)} of the last hour.` : `Never congested in the last ${time(history.kept_ns)}.`;
       this.canvas.setAttribute('aria-label', text);
-      this.hour.textContent = `${text} Left is an hour ago, right is now.`;
+      this.hour.textContent = `${text} The newest is on the right.`;
     }
     const list = (p?.culprits || []).map(culpritText);
     if (this.listed !== list.join()) {

@@ -3,6 +3,7 @@
 import { num, address } from './format.js';
 
 const KEPT = 300; // points of a series: five minutes
+const GAP = 6; // seconds without a point, after which a line is interrupted
 
 /** A Store has the newest message of each topic and tells its listener of changes. */
 export class Store {
@@ -50,7 +51,12 @@ export class Store {
       s = [[], ...values.map(() => [])];
       this.series.set(key, s);
     }
-    s[0].push(Date.now() / 1000);
+    const now = Date.now() / 1000;
+    if (s[0].length && now - s[0][s[0].length - 1] > GAP) { // nobody looked: nothing is known of the time between
+      s[0].push(now - GAP / 2);
+      values.forEach((_, i) => s[i + 1].push(null));
+    }
+    s[0].push(now);
     values.forEach((v, i) => s[i + 1].push(v));
     if (s[0].length > KEPT) s.forEach((l) => l.shift());
   }
