@@ -68,6 +68,7 @@ rdsd_budget_used{budget="memory_clients"} 0
 rdsd_budget_used{budget="memory_control"} 0
 rdsd_budget_used{budget="memory_handshakes"} 0
 rdsd_budget_used{budget="memory_partial"} 0
+rdsd_budget_used{budget="memory_page"} 0
 rdsd_budget_used{budget="memory_peers"} 0
 rdsd_budget_used{budget="memory_received"} 0
 rdsd_budget_used{budget="memory_regions"} 0

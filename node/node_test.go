@@ -51,7 +51,7 @@ func TestLifecycle(t *testing.T) {
 	if code, body := get("/readyz"); code != 200 || body != "serving\n" {
 		t.Errorf("/readyz: %d %q", code, body)
 	}
-	if code, body := get("/"); code != 200 || !strings.Contains(body, "<strong>serving</strong>") || strings.Contains(body, "pprof") {
+	if code, body := get("/"); code != 200 || !strings.Contains(body, "/assets/app.js") || strings.Contains(body, "pprof") {
 		t.Errorf("/: %d %q", code, body)
 	}
 	if code, _ := get("/debug/pprof/"); code != 404 {

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -565,5 +566,24 @@ func TestNoMemory(t *testing.T) {
 	}
 	if a, body := s.ask(t, "GET", "/api/v1/events"); a.StatusCode != 503 || !strings.Contains(body, "memory") {
 		t.Errorf("a stream: %d %s", a.StatusCode, body)
+	}
+}
+
+// TestDocumented: docs/api.md has every topic with its place, and the bounds.
+func TestDocumented(t *testing.T) {
+	b, err := os.ReadFile("../../docs/api.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range topics {
+		row := regexp.MustCompile("(?m)^\\| `" + topics[i].path + "` \\|.*\\| `" + topics[i].name + "` \\|$")
+		if !row.Match(b) {
+			t.Errorf("docs/api.md has no row for %s with the topic %s", topics[i].path, topics[i].name)
+		}
+	}
+	for _, bound := range []string{fmt.Sprintf("%d streams, or %d of the user", MaxStreams, MaxStreamsPerUser), fmt.Sprintf("more than %d bytes", maxTarget), fmt.Sprintf("than %d questions", asksPerSecond)} {
+		if !strings.Contains(string(b), bound) {
+			t.Errorf("docs/api.md does not say %q", bound)
+		}
 	}
 }
