@@ -99,6 +99,7 @@ var arrows = []struct {
 	{"internal/bench", nil},       // tests alone
 	{"internal/killtest", nil},    // tests alone
 	{"internal/memtest", nil},     // tests alone
+	{"internal/monitoring", nil},  // what Prometheus and Grafana are given, and its tests
 	{"internal/processtest", nil}, // tests alone
 	// A hostile client and a hostile peer know the layouts and the frames, as
 	// whoever reads the documents does, and nothing of a daemon's inside.
