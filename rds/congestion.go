@@ -25,15 +25,15 @@ type Notice struct {
 	Congested bool
 }
 
-// Notices returns the changes since the last call, for those who watch. They
-// are bounded: a flood loses the oldest, not memory.
+// Notices returns the changes since the last call, for the shell's watchers. Their number
+// is bounded: in a flood the oldest are lost.
 func (e *Engine) Notices() []Notice {
 	n := e.cnotes
 	e.cnotes = nil
 	return n
 }
 
-// Watch says whether anybody wants Notices.
+// Watch turns the collection of Notices on or off.
 func (e *Engine) Watch(on bool) {
 	if e.watched = on; !on {
 		e.cnotes = nil
@@ -63,10 +63,10 @@ func (e *Engine) setCongested(now time.Duration, port uint16, on bool) {
 	e.tellPeers(now)
 }
 
-// Telling all peers of a change costs as much as there are, and a port may change as
-// often as somebody likes. With many peers changes are collected for peerTime for
-// each, and told by pages with the lock let go in between; what is told is how the
-// ports stand then.
+// Telling all peers of a change costs work for each of them, and a client can make a port
+// change as often as it likes. With many peers changes are collected for peerTime for each,
+// and told in pages with the lock released in between; peers get the state of the ports at
+// that time.
 const (
 	peersAtOnce = 256
 	peerTime    = 5 * time.Microsecond
@@ -127,7 +127,7 @@ func (t *walkTicker) tick(now time.Duration) {
 	e.walkPeers(now)
 }
 
-// localCongestion returns what to tell a peer that knows version since; see
+// localCongestion returns the news for a peer that knows version since; see
 // conn.Owner.LocalCongestion.
 func (e *Engine) localCongestion(since uint64, wholeOnly bool) (uint64, []wire.PortState, []byte) {
 	if since == e.cver || since == 0 && e.cver == 1 && !wholeOnly {
@@ -155,8 +155,8 @@ func (e *Engine) localCongestion(since uint64, wholeOnly bool) (uint64, []wire.P
 // allGroups tells a socket to look at every destination again.
 const allGroups = math.MaxUint64
 
-// groupsEvery is the least time between two looks at all sockets that watch
-// groups of ports: who makes ports clear does not say how many they are.
+// groupsEvery is the least time between two looks at all sockets that watch groups of
+// ports: a peer decides how often it makes ports clear.
 const groupsEvery = 20 * time.Millisecond
 
 // freeGroups notes that ports became clear, bit g of freed being those with port mod
@@ -204,10 +204,11 @@ type CongestedPort struct {
 	Blocked  uint64        // sends refused or made to wait since
 	Waiting  int           // sockets of this node that wait for it
 	Socket   *Socket       // local: whose it is
-	Reader   *wire.Reader  // another node's: what its daemon said of it (AskReaders); nil: nothing
+	Reader   *wire.Reader  // a port of another node: its daemon's answer (AskReaders), nil without one
 }
 
-// felt adds what clients say of sends that never reached the engine.
+// felt adds the sends that clients themselves held back, and which never reached the
+// engine.
 func (pe *Peer) felt(port uint16, c *CongestedPort) {
 	pp := pe.ports[port]
 	if pp == nil {
@@ -243,7 +244,7 @@ func (e *Engine) CongestedOf(pe *Peer, from, most int, f func(*CongestedPort)) (
 		}
 		from = int(port) + 1
 		c := CongestedPort{Endpoint: netip.AddrPortFrom(pe.addr, port), Local: pe == e.loop, Since: pe.mapAt}
-		// More is known of the ports that concern somebody here.
+		// More is known of ports that concern a socket here.
 		if pp := pe.ports[port]; pp != nil {
 			c.Since, c.Blocked, c.Waiting = pp.since, pp.blocked, pp.waiters.n
 			if pp.readerAt >= pp.since { // not of an earlier congestion
@@ -261,7 +262,7 @@ func (e *Engine) CongestedOf(pe *Peer, from, most int, f func(*CongestedPort)) (
 	return n, from
 }
 
-// CongestedPorts lists what is congested now: ours first.
+// CongestedPorts lists the congested ports, ours first.
 func (e *Engine) CongestedPorts() (l []CongestedPort) {
 	for _, pe := range append([]*Peer{e.loop}, e.order...) {
 		e.CongestedOf(pe, 0, cong.Ports, func(c *CongestedPort) { l = append(l, *c) })

@@ -12,35 +12,33 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// Sink is what a socket's client offers when its receive queue and the outcomes
-// of its sends lie in its own memory (SocketOptions.Sink). The methods are
-// called in the middle of a step, with the engine's lock held; they neither
-// block nor call back into the engine.
+// Sink is the interface to a client whose receive queue and outcomes lie in its own memory
+// (SocketOptions.Sink). The methods are called in the middle of a step, with the engine's
+// lock held; they neither block nor call back into the engine.
 type Sink interface {
-	// Place puts what was received into the client's memory. f.Payload is
-	// t.Body, valid during the call; when f.Buf is not nil it lies there, alone,
-	// and a reference may be kept. cost is what it takes in the client's memory,
-	// in bytes, until Freed gives it back; beyond len(t.Body)+64 it may pass the
-	// memory budget. ok is false when there is no room: an rdsd is refused the
-	// datagrams, the link of a kernel pauses, both until Freed has made room (or,
-	// when room comes about otherwise, until ReadAll). A client that holds
-	// nothing has room for every datagram.
+	// Place puts received datagrams into the client's memory. f.Payload is t.Body, valid
+	// during the call; when f.Buf is not nil it lies there, alone, and a reference may be
+	// kept. cost is the number of bytes of the client's memory that they take until Freed
+	// gives them back; beyond len(t.Body)+64 it may pass the memory budget. ok is false
+	// when there is no room: an rdsd is refused the datagrams, the link of a kernel pauses,
+	// both until Freed has made room (or until ReadAll, if there is room for another
+	// reason). A client that holds nothing has room for every datagram.
 	//
-	// It is the message with sequence seq of lane p; p is nil and seq Engine.Here
-	// for what came from this very address.
+	// They are the message with sequence seq of path p; p is nil and seq is Engine.Here for
+	// a message of this same address.
 	Place(src netip.AddrPort, f *transport.Frame, t Train, p *conn.Path, seq uint64) (cost int, ok bool)
 	// Done tells that the count datagrams with tags from tag on, of the Post with
 	// this cookie, have their outcome, and that the engine no longer reads their
 	// payload. It is called for every datagram of every Post until the socket is
 	// closed.
 	Done(cookie uint32, tag uint64, count int, o conn.Outcome, why conn.Why)
-	// Drained tells, once, that the socket is closed and the engine reads none
-	// of its payload any more. It may come before Close returns.
+	// Drained tells, once, that the socket is closed and the engine no longer reads any of
+	// its payload. The call may come before Close returns.
 	Drained()
-	// WantRoom tells whether anybody waits for the client to give back what it
-	// has read, from the moment this socket refused something, for whatever want,
-	// until it takes datagrams again: a client that gives memory back meanwhile
-	// has to say so at once.
+	// WantRoom tells whether senders wait for the client to give back memory that it has
+	// read. That is so from the moment this socket refused a datagram, for whatever lack,
+	// until it takes datagrams again: a client that gives memory back meanwhile has to say
+	// so at once.
 	WantRoom(on bool)
 	// Changed tells that the port of d became congested or clear.
 	Changed(d *Dest, congested bool)
@@ -57,8 +55,8 @@ type Reserver interface {
 
 // Lacker is a Sink whose memory has to be paid for where it is first used.
 type Lacker interface {
-	// Lacked reports whether the Place that just found no room lacked memory of the
-	// node, and not room in what the client has: then others may bring room about.
+	// Lacked reports whether the Place that just found no room lacked memory of the node,
+	// and not room in the client's own memory: then room may come from others.
 	Lacked() bool
 }
 
@@ -95,7 +93,7 @@ func (s *Socket) Open(dst netip.AddrPort, data any) (*Dest, error) {
 	return d, nil
 }
 
-// Close forgets the destination. What was posted to it goes on.
+// Close forgets the destination. Messages posted to it go on.
 func (d *Dest) Close() {
 	f := d.f
 	if f == nil {
@@ -104,13 +102,13 @@ func (d *Dest) Close() {
 	d.f = nil
 	f.dests = slices.DeleteFunc(f.dests, func(x *Dest) bool { return x == d })
 	if len(f.dests) == 0 {
-		// The last one: nobody here hears of the port through this flow any more.
+		// This was the last one: the flow no longer needs news of the port.
 		f.unopen()
 		f.s.endFlow(f)
 	}
 }
 
-// unopen takes f out of those told of its port.
+// unopen takes f out of the flows that are told of their port.
 func (f *flow) unopen() {
 	port := f.dst.Port()
 	if pp := f.pe.ports[port]; pp != nil {
@@ -143,7 +141,7 @@ func (s *Socket) Admit(d *Dest, t Train) error {
 		return err
 	}
 	n := size(t.PayloadBytes(), t.msgCount())
-	err := s.afford(n)
+	err := s.checkSendBudget(n)
 	// Memory comes back: to the caller this is a full buffer, and EvWritable follows
 	// (quenchAll).
 	if err != nil && s.e.cfg.Budget.everSends(n) {
@@ -152,17 +150,17 @@ func (s *Socket) Admit(d *Dest, t Train) error {
 	return err
 }
 
-// AdmitAll is Admit of what may pass the socket's own limits, because the client
-// asks about all that it has posted so far and whoever calls bounds how much
-// that can be. It never returns rdserr.ErrWouldBlock.
+// AdmitAll is Admit for a train that may pass the socket's own limits, because the client
+// asks about all that it has posted so far, which the caller bounds. It never returns
+// rdserr.ErrWouldBlock.
 func (s *Socket) AdmitAll(d *Dest, t Train) error {
 	if err := s.sendable(d, t); err != nil {
 		return err
 	}
-	return s.afford(size(t.PayloadBytes(), t.msgCount()))
+	return s.checkSendBudget(size(t.PayloadBytes(), t.msgCount()))
 }
 
-// sendable is what Admit asks of the train itself.
+// sendable checks the part of Admit that concerns the train itself.
 func (s *Socket) sendable(d *Dest, t Train) error {
 	f := d.f
 	switch {
@@ -180,11 +178,11 @@ func (s *Socket) sendable(d *Dest, t Train) error {
 	return nil
 }
 
-// Post offers a train to a destination the socket opened. A nil error: it is
-// accepted, each of its datagrams has exactly one outcome, told by Sink.Done,
-// and the payload stays as it is until then. It may have to wait in the engine
-// until the destination is clear; it is never refused for congestion. An error,
-// as Admit has it: nothing is taken.
+// Post offers a train to a destination the socket opened. If it returns nil the train is
+// accepted: each of its datagrams has exactly one outcome, told by Sink.Done, and the
+// payload must not change until then. The train may have to wait in the engine until the
+// destination is clear; it is never refused for congestion. With an error, one of those of
+// Admit, nothing is taken.
 //
 // cell, when not nil, is kept as conn.Msg.Cell says until the outcome.
 func (s *Socket) Post(now time.Duration, d *Dest, t Train, cookie uint32, tag uint64, report Report, cell *uint64) error {
@@ -195,7 +193,7 @@ func (s *Socket) Post(now time.Duration, d *Dest, t Train, cookie uint32, tag ui
 	return nil
 }
 
-// PostAdmitted is Post of what Admit has said yes to since the last step.
+// PostAdmitted is Post of a train that Admit has accepted in this step.
 func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t Train, cookie uint32, tag uint64, report Report, cell *uint64) {
 	e, f := s.e, d.f
 	port := f.dst.Port()
@@ -246,21 +244,23 @@ func (s *Socket) InFlight() int { return s.undecided }
 func (s *Socket) placeInSink(pe *Peer, p *conn.Path, seq uint64, sport uint16, t Train, f *transport.Frame) conn.Verdict {
 	e := s.e
 	n := t.PayloadBytes()
-	// Before the client's memory is asked: what is placed cannot be taken back.
-	if !s.affordable(len(t.Body)+itemOverhead, t.Count) {
+	// This comes before the client's memory is asked, because a placed datagram cannot be
+	// taken back.
+	if !s.fitsRecvBudget(len(t.Body)+itemOverhead, t.Count) {
 		return conn.NoRoom
 	}
 	cost, ok := s.opt.Sink.Place(netip.AddrPortFrom(pe.addr, sport), f, t, p, seq)
 	if !ok {
 		if l, is := s.opt.Sink.(Lacker); is && l.Lacked() {
-			// The node's memory is short, and not the reader slow: what is unread here does not stand
-			// in the way.
-			s.starve(e.now, len(t.Body)+itemOverhead)
+			// The node's memory is short, and the reader is not slow: unread datagrams of this socket
+			// are not the reason.
+			s.awaitRecvMemory(e.now, len(t.Body)+itemOverhead)
 			return conn.NoRoom
 		}
-		// The client's memory is the hard limit, whose size only the client's layout knows: what
-		// fitted until now stands for it, and half of that is room again (roomy).
-		s.roof = s.mem
+		// The client's memory is the hard limit, whose size only the client's layout knows: the
+		// amount that fitted until now stands for it, and half of that counts as room again
+		// (roomy).
+		s.fullAt = s.mem
 		s.full(e.now)
 		return conn.NoRoom
 	}
@@ -280,8 +280,8 @@ func (s *Socket) Freed(bytes, cost, datagrams int) {
 
 // Buffer offers memory for the n bytes of payload that follow the header raw on the link of
 // p's attempt: memory of the client when they are for a Sink that has some to offer, else
-// nil. It is a hint and changes nothing; Receive judges the frame. What is not used is
-// released by its reader.
+// nil. It is a hint and changes nothing; Receive judges the frame. A buffer that is not
+// used is released by its reader.
 func (e *Engine) Buffer(p *conn.Path, attempt uint64, raw []byte, n int) *buf.Buf {
 	port, ok := p.Awaits(attempt, raw)
 	if !ok {

@@ -214,7 +214,7 @@ func TestBlockedPortsAreBounded(t *testing.T) {
 	e.holds(t)
 	pe.CongestionMap(now, make([]byte, 8192))
 	now = ticks(e, now+1, time.Second)
-	if e.settle(now); len(pe.ports) != 0 || pe.Blocked() {
+	if e.runDeferred(now); len(pe.ports) != 0 || pe.Blocked() {
 		t.Errorf("all is clear, and %d ports are remembered, %d counted", len(pe.ports), pe.blockedPorts)
 	}
 	e.holds(t)

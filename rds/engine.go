@@ -19,21 +19,21 @@ import (
 // Budget is the memory that received and accepted payloads may take, shared by
 // the engines of a node (M1).
 //
-// What is accepted for sending may take three quarters of it. Who receives
-// nothing acknowledges nothing: two nodes that spent all of their budgets on what
-// they send each other would wait for each other for ever.
+// Messages accepted for sending may take three quarters of it. A node that cannot receive
+// does not acknowledge: two nodes that spent all of their budgets on messages to each other
+// would wait for each other for ever.
 type Budget struct {
 	Limit   int64         // bytes
-	Rest    *atomic.Int64 // what others hold of the same memory; nil: nothing
+	Rest    *atomic.Int64 // bytes of the same memory that others hold; nil: none
 	sending atomic.Int64  // accepted and undecided
 	held    atomic.Int64  // received and unread
 	Refused atomic.Uint64
 }
 
-// Used is what is taken, in bytes.
+// Used returns how many bytes are taken.
 func (b *Budget) Used() int64 { return b.Datagrams() + b.rest() }
 
-// Datagrams is what engines have taken of it.
+// Datagrams returns how many bytes the engines have taken.
 func (b *Budget) Datagrams() int64 { return b.sending.Load() + b.held.Load() }
 
 // Sending and Held are the two parts of Datagrams: accepted and undecided, and
@@ -51,8 +51,8 @@ func (b *Budget) rest() int64 {
 // everSends reports whether n bytes could be accepted if nothing else were held.
 func (b *Budget) everSends(n int) bool { return int64(n) <= b.Limit-b.Limit/4 }
 
-// sendRoom is how many bytes more may be accepted by who has taken some that the
-// budget does not know of yet.
+// sendRoom returns how many bytes more may be accepted by an engine that has taken sending
+// and held bytes of which the budget does not know yet.
 func (b *Budget) sendRoom(sending, held int64) int {
 	sending += b.sending.Load()
 	return int(min(b.Limit-b.Limit/4, b.Limit-held-b.held.Load()-b.rest()) - sending)
@@ -70,8 +70,8 @@ type Config struct {
 	MaxUndecided int // accepted datagrams of one socket without an outcome
 	MaxOutcomes  int // outcomes not fetched yet: beyond it nothing more is accepted
 	Budget       *Budget
-	// PeerAccount finds or makes the account that a peer and its links are charged
-	// to; the engine closes it with the peer. nil: nobody is.
+	// PeerAccount finds or makes the account that a peer and its links are charged to; the
+	// engine closes it with the peer. If it is nil peers are not charged.
 	PeerAccount func(netip.Addr) *quota.Account
 	// AllowPeer and AllowKernel say which addresses may be peers, and which of
 	// them kernels. They are pure functions; nil allows all.
@@ -79,7 +79,8 @@ type Config struct {
 	AllowKernel func(netip.Addr) bool
 }
 
-// DefaultConfig is what tests begin with. A daemon's defaults are those of node/config.
+// DefaultConfig returns the configuration that tests begin with. A daemon's defaults are
+// those of node/config.
 func DefaultConfig() Config {
 	return Config{
 		Conn: conn.DefaultConfig(), SndBufBytes: 1 << 20, RcvBufBytes: 1 << 20, MaxBufBytes: 64 << 20, HardFactor: 2,
@@ -88,10 +89,10 @@ func DefaultConfig() Config {
 	}
 }
 
-// Engine is RDS for one local address: its sockets, its peers, its congestion
-// map. It starts no goroutine, reads no clock and does no I/O. The caller owns
-// the one lock that guards it with everything in it, calls it with the time,
-// and afterwards, when EndStep says so, carries out what Take and Ready hand out.
+// Engine is RDS for one local address: its sockets, its peers, its congestion map. It
+// starts no goroutine, reads no clock and does no I/O. The caller owns the one lock that
+// guards it with everything in it, calls it with the time, and afterwards, when EndStep
+// says so, carries out the orders that Take and Ready return.
 //
 // A socket of one address never meets a connection of another, so engines of
 // the same node share nothing but the Budget.
@@ -100,7 +101,7 @@ type Engine struct {
 	local netip.Addr
 	rng   *rand.Rand
 	now   time.Duration // of the current step
-	tally tally         // what it has taken of the node's memory, told to others when it ends
+	tally tally         // memory of the node taken by the current step, told to others when it ends
 
 	// Sockets (socket.go).
 
@@ -108,8 +109,8 @@ type Engine struct {
 	bound    []*Socket          // the same, in no order
 	lastSock *Socket            // of the last lookup
 	nextID   uint64
-	rest     restingPorts // closed lately
-	held     heldPorts    // of the daemon's former life
+	rest     recentPorts // closed lately
+	held     heldPorts   // of the daemon's former incarnation
 
 	// Peers (peer.go, evict.go).
 
@@ -118,12 +119,12 @@ type Engine struct {
 	loop     *Peer            // this address itself
 	here     uint64           // messages placed that stayed at this address
 	lastPeer *Peer            // of the last lookup
-	named    map[uint32]share // peers by the user that named them, of those nobody answered for
+	named    map[uint32]share // peers that never answered, by the user that named them
 	evictAt  int              // where in order to look for a place
 	evicted  []*conn.Conn     // not fetched yet (Evicted)
-	idle     flowList         // flows at rest, see maxIdleFlows
+	idle     flowList         // idle flows, see maxIdleFlows
 
-	// Congestion of our own ports, and who is told (congestion.go).
+	// Congestion of our own ports, and the peers to tell (congestion.go).
 	//
 	// Invariant: clog holds the last congLog changes before cver, and cwhole is the map of
 	// version cwholeV.
@@ -135,9 +136,9 @@ type Engine struct {
 	cwholeV uint64
 	walk    peerWalk // where telling the peers stands
 	walked  int      // peers told so far, for tests that count work
-	told    int      // who was told of congestion so far, likewise
+	told    int      // flows and peers told of congestion so far, likewise
 	cnotes  []Notice // not fetched yet, if watched
-	watched bool     // somebody wants Notices
+	watched bool     // the shell wants Notices
 
 	// Monitors of congestion.
 
@@ -146,15 +147,16 @@ type Engine struct {
 	groupsAt time.Duration // when they were told last
 	groupsTm timer
 
-	// Want of the node's memory (starve.go).
+	// Sockets that wait for memory of the node (memwait.go).
 
-	starved  []*Socket // that refused something for want of it
-	thirsty  []*Socket // whose sends were refused for want of it
-	quenchAt int       // where in thirsty to look next
-	collect  bool      // clients are to be asked for memory, see Collect
-	starveTm timer
+	recvWaiters     []*Socket // that refused something for want of it
+	sendWaiters     []*Socket // whose sends were refused for want of it
+	sendWaitersNext int       // where in thirsty to look next
+	collect         bool      // clients are to be asked for memory, see Collect
+	memoryTm        timer
 
-	// What a step has made possible: settle does it, when no list is being walked.
+	// Work that a step has made possible: runDeferred does it, when no list is being
+	// walked.
 
 	space       []*Socket // sockets whose send buffer has room again
 	cleared     []clearedPort
@@ -190,8 +192,8 @@ type clearedPort struct {
 	port uint16
 }
 
-// NewEngine makes the engine of one local address. rng seeds backoff and
-// incarnations; nobody else may use it.
+// NewEngine makes the engine of one local address. rng seeds backoff and incarnations; only
+// the engine may use it.
 func NewEngine(cfg *Config, local netip.Addr, rng *rand.Rand) *Engine {
 	e := &Engine{cfg: cfg, local: local, rng: rng, socks: map[uint16]*Socket{}, peers: map[netip.Addr]*Peer{}, cver: 1,
 		timers: btree.NewG(16, timer.less)}
@@ -204,7 +206,7 @@ func NewEngine(cfg *Config, local netip.Addr, rng *rand.Rand) *Engine {
 // Local is the engine's address.
 func (e *Engine) Local() netip.Addr { return e.local }
 
-// --- what the shell does next --------------------------------------------
+// --- orders to the shell ---------------------------------------------------
 
 // Take appends the orders for the shell to a and forgets them.
 func (e *Engine) Take(a []conn.Action) []conn.Action {
@@ -232,8 +234,8 @@ func (e *Engine) States() []StateChange {
 	return s
 }
 
-// Here numbers the messages that stayed at this address: the last one placed.
-// To a Sink it is the sequence of those without a lane.
+// Here numbers the messages that stayed at this address: the last one placed. For a Sink it
+// is the sequence of messages without a path.
 func (e *Engine) Here() uint64 { return e.here }
 
 // --- links ----------------------------------------------------------------
@@ -248,7 +250,7 @@ func (e *Engine) Accept(now time.Duration, remote netip.AddrPort) (conn.Accepted
 		return conn.Accepted{}, err
 	}
 	a := pe.c.Accept(now, remote.Port())
-	e.settle(now)
+	e.runDeferred(now)
 	return a, nil
 }
 
@@ -256,20 +258,20 @@ func (e *Engine) Accept(now time.Duration, remote netip.AddrPort) (conn.Accepted
 // was superseded; the caller then closes the link.
 func (e *Engine) Connected(now time.Duration, p *conn.Path, attempt uint64) bool {
 	ok := p.Connected(now, attempt)
-	e.settle(now)
+	e.runDeferred(now)
 	return ok
 }
 
 // DialFailed reports that the attempt of p failed.
 func (e *Engine) DialFailed(now time.Duration, p *conn.Path, attempt uint64, err error) {
 	p.DialFailed(now, attempt, err)
-	e.settle(now)
+	e.runDeferred(now)
 }
 
 // Lost reports that the link of p's attempt is closed and read to its end.
 func (e *Engine) Lost(now time.Duration, p *conn.Path, attempt, acked uint64, err error) {
 	p.Lost(now, attempt, acked, err)
-	e.settle(now)
+	e.runDeferred(now)
 }
 
 // Receive takes one frame that arrived on the link of p's attempt. See conn.Path.Receive.
@@ -281,7 +283,7 @@ func (e *Engine) Receive(now time.Duration, p *conn.Path, attempt uint64, f *tra
 // ReceivedAll ends a run of Receive calls.
 func (e *Engine) ReceivedAll(now time.Duration, p *conn.Path, attempt uint64) {
 	p.ReceivedAll(now, attempt)
-	e.settle(now)
+	e.runDeferred(now)
 }
 
 // Fill is conn.Path.Fill of p.
@@ -296,41 +298,41 @@ func (e *Engine) Alive(now time.Duration, p *conn.Path, attempt uint64) { p.Aliv
 // Wrote is conn.Path.Wrote of p.
 func (e *Engine) Wrote(now time.Duration, p *conn.Path) bool {
 	more := p.Wrote(now)
-	e.settle(now)
+	e.runDeferred(now)
 	return more
 }
 
 // WroteLate is conn.Path.WroteLate of p.
 func (e *Engine) WroteLate(now time.Duration, p *conn.Path, err error) bool {
 	more := p.WroteLate(now, err)
-	e.settle(now)
+	e.runDeferred(now)
 	return more
 }
 
 // Acked reports how many bytes of the link of p's attempt the peer's TCP has acknowledged.
 func (e *Engine) Acked(now time.Duration, p *conn.Path, attempt, bytes uint64) {
 	p.Acked(now, attempt, bytes)
-	e.settle(now)
+	e.runDeferred(now)
 }
 
 // Drop gives the link of p up.
 func (e *Engine) Drop(now time.Duration, p *conn.Path, why error) bool {
 	ok := p.Drop(now, why)
-	e.settle(now)
+	e.runDeferred(now)
 	return ok
 }
 
-// AddressLost ends this life towards all peers: see conn.Conn.AddressLost.
+// AddressLost ends our incarnation towards all peers; see conn.Conn.AddressLost.
 func (e *Engine) AddressLost(now time.Duration) {
 	for _, pe := range e.order {
 		pe.c.AddressLost(now)
 	}
-	e.settle(now)
+	e.runDeferred(now)
 }
 
-// settle ends every step: what the step made possible is done now, when no
+// runDeferred ends every step: the work that the step made possible is done now, when no
 // list of a connection is being walked.
-func (e *Engine) settle(now time.Duration) {
+func (e *Engine) runDeferred(now time.Duration) {
 	// Each of the three may make work for the others: a send that goes on may find a port
 	// congested, and one that ends makes room.
 	for len(e.cleared)+len(e.clearedMaps)+len(e.space) > 0 {
@@ -366,7 +368,7 @@ func (e *Engine) Shutdown(now time.Duration) {
 	for _, pe := range e.order {
 		pe.c.Abandon(conn.WhyShutdown)
 	}
-	e.settle(now)
+	e.runDeferred(now)
 }
 
 // --- messages ---------------------------------------------------------------
@@ -449,7 +451,7 @@ func (e *Engine) Tick(now time.Duration) {
 		e.timers.DeleteMin()
 		t.t.tick(now)
 	}
-	e.settle(now)
+	e.runDeferred(now)
 }
 
 // OwnCounters are the engine's, without those of its peers.
@@ -468,5 +470,5 @@ func (e *Engine) Counters() (c stats.Counters) {
 	return c
 }
 
-// Compile-time check that a Peer is what a connection needs.
+// A Peer implements the interface that a connection needs.
 var _ conn.Owner = (*Peer)(nil)

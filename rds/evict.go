@@ -10,24 +10,24 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// The table of peers has MaxPeers places, and whoever comes makes a peer: a client by
-// naming a destination, a stranger by connecting. Nobody may keep others out of it.
-// When it is full, the peer that has rested longest, of some that are looked at,
-// makes room: one without a link, without anything queued, sent and undecided or
-// refused, and without a socket that waits for it or has a destination there open.
-// One that never said who it is goes before all others.
+// The table of peers has MaxPeers places. A client makes a peer by naming a destination, a
+// stranger by connecting, and neither may keep others out of the table. When it is full,
+// the peer that has been idle longest, of some that are looked at, makes room: one without
+// a link, without anything queued, sent and undecided or refused, and without a socket that
+// waits for it or has a destination there open. A peer that never identified itself goes
+// before all others.
 //
-// What is forgotten with it is the incarnation and the sequences of both directions.
-// Towards an rdsd that is a new incarnation of ours: nothing of ours is undecided, and
-// what it has not heard of becomes unknown to it, so nothing is delivered twice (D1,
-// D11). A kernel may send again what it has no TCP acknowledgement for, as after a
-// restart of this daemon; therefore peers that have sent something rest for a while
-// before they go.
+// With it the peer's incarnation and the sequences of both directions are forgotten.
+// Towards an rdsd this is a new incarnation of ours: none of our messages is undecided, and
+// the outcome of its own unacknowledged messages becomes unknown, so nothing is delivered
+// twice (D1, D11). A kernel may send messages again for which it has no TCP
+// acknowledgement, as after a restart of this daemon; therefore peers that have sent
+// something are kept for a while before they go.
 //
-// Peers that clients named and nobody ever answered for are counted by user, who may
-// have three quarters of the places. Each is connected to, so whoever has its share and
-// goes on naming others may have so many a second in their places: the machine's network
-// is everybody's, and thousands of attempts a second take it.
+// Peers that clients named and that never answered are counted by user; a user may have
+// three quarters of the places. The daemon tries to connect to each of them, so a user who
+// has that share and goes on naming others may replace only so many a second: all users
+// share the machine's network, and thousands of attempts a second would take it.
 
 const (
 	evictLook  = 128                  // peers looked at for one place
@@ -35,14 +35,14 @@ const (
 	evictEvery = 5 * time.Millisecond // one of a user's share makes room for another of the same user
 )
 
-// share is what a user has of the table.
+// share counts the places of the table that a user has.
 type share struct {
 	peers int           // named, and without an answer
 	next  time.Duration // when one of them may make room for another
 }
 
-// rests reports whether pe may be forgotten, and for how long nothing has happened.
-func (pe *Peer) rests(now time.Duration) (since time.Duration, ok bool) {
+// idleSince reports whether pe may be forgotten, and since when nothing has happened.
+func (pe *Peer) idleSince(now time.Duration) (since time.Duration, ok bool) {
 	if pe.busy > 0 || pe.blockedPorts > 0 || pe.isFull {
 		return 0, false
 	}
@@ -70,18 +70,18 @@ func (e *Engine) makeRoom(now time.Duration, o origin) error {
 	return nil
 }
 
-// What a peer takes, and each of its lanes: an idle peer with two lanes was measured
+// The memory of a peer, and of each of its paths: an idle peer with two paths was measured
 // with 6.7 KiB (row idle of make bench).
 const (
 	peerBytes = 4 << 10
 	laneBytes = 2 << 10
 )
 
-// peerCost is what a peer takes with all the lanes it may come to have.
+// peerCost is the memory of a peer with all the paths it may come to have.
 const peerCost = peerBytes + wire.MaxLanes*laneBytes
 
-// chargePeer charges one more peer to its account. When memory is spent, one that
-// rests makes room for it; more would not help where others hold it.
+// chargePeer charges one more peer to its account. When memory is spent, one idle peer
+// makes room for it; more would not help if the memory is held by others.
 func (e *Engine) chargePeer(now time.Duration, addr netip.Addr) (*quota.Account, error) {
 	if e.cfg.PeerAccount == nil {
 		return nil, nil
@@ -102,15 +102,15 @@ func (e *Engine) chargePeer(now time.Duration, addr netip.Addr) (*quota.Account,
 func (e *Engine) evict(now time.Duration, fits func(*Peer) bool) bool {
 	var best *Peer
 	var rested time.Duration
-	// A bounded look from where the last one ended: the table may be large, and whoever comes
-	// decides how often this is done.
+	// The search is bounded and goes on where the last one ended: the table may be large, and
+	// strangers decide how often it is searched.
 	for range min(evictLook, len(e.order)) {
 		if e.evictAt >= len(e.order) {
 			e.evictAt = 0
 		}
 		pe := e.order[e.evictAt]
 		e.evictAt++
-		since, ok := pe.rests(now)
+		since, ok := pe.idleSince(now)
 		if !ok || !fits(pe) {
 			continue
 		}
@@ -124,12 +124,12 @@ func (e *Engine) evict(now time.Duration, fits func(*Peer) bool) bool {
 	return best != nil
 }
 
-// forgetPeer ends a peer that rests.
+// forgetPeer ends an idle peer.
 func (e *Engine) forgetPeer(pe *Peer) {
 	for pe.flows.n > 0 {
 		pe.flows.head.forget()
 	}
-	// What the shell still reports of its links is late from now on.
+	// Reports of the shell about its links are late from now on.
 	pe.c.End()
 	for _, tm := range []*timer{&pe.tm, &pe.lateTm} {
 		if tm.t != nil {
@@ -143,7 +143,7 @@ func (e *Engine) forgetPeer(pe *Peer) {
 	e.order[len(e.order)-1] = nil
 	e.order = e.order[:len(e.order)-1]
 	// The last peer stands at another place now and must not be missed by a walk under way:
-	// it begins anew, and telling a peer twice does no harm.
+	// the walk begins again, and telling a peer twice does no harm.
 	e.walk.next = 0
 	delete(e.peers, pe.addr)
 	if pe.account != nil {
@@ -153,7 +153,7 @@ func (e *Engine) forgetPeer(pe *Peer) {
 	if e.lastPeer == pe {
 		e.lastPeer = nil
 	}
-	// Counters never go back: what the peer has counted stays in the sum.
+	// Counters never go back: the peer's counts stay in the sum.
 	e.ctr.Add(&pe.ctr)
 	e.ctr.PeersEvicted++
 	e.evicted = append(e.evicted, pe.c)
@@ -166,14 +166,15 @@ func (e *Engine) Evicted() []*conn.Conn {
 	return c
 }
 
-// origin is who made a peer known: the user of a client, or nobody here.
+// origin says who made a peer known: the user of a client, or none if the peer connected by
+// itself.
 type origin struct {
 	uid   uint32
 	named bool
 }
 
-// answer notes that something is there at the peer's address: it is not on the
-// account of who named it any more.
+// answer notes that there is a node at the peer's address: the peer no longer counts for
+// the user that named it.
 func (pe *Peer) answer() {
 	if pe.answered {
 		return

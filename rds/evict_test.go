@@ -294,7 +294,7 @@ func TestOpenDestinationsKeepTheirPeer(t *testing.T) {
 		}
 		pe.cmap.Set(uint16(6000+i), false)
 		pe.changed(now, uint16(6000+i), false)
-		e.settle(now)
+		e.runDeferred(now)
 	}
 	for i := range byte(4 * most) {
 		if _, err := e.Peer(netip.AddrFrom4([4]byte{10, 1, 1, i})); err != nil {
@@ -305,11 +305,11 @@ func TestOpenDestinationsKeepTheirPeer(t *testing.T) {
 	if e.known(addr) != pe || open.f == nil || open.f.s.flows[open.Addr()] != open.f {
 		t.Fatal("the peer was given up with a destination that is open to it")
 	}
-	if _, ok := pe.rests(now); ok || pe.busy != 1 {
+	if _, ok := pe.idleSince(now); ok || pe.busy != 1 {
 		t.Errorf("one flow to the peer is busy, and %d are counted", pe.busy)
 	}
 	open.Close()
-	if _, ok := pe.rests(now); !ok || pe.busy != 0 {
+	if _, ok := pe.idleSince(now); !ok || pe.busy != 0 {
 		t.Errorf("nobody has anything to do with the peer any more, and %d flows are busy", pe.busy)
 	}
 }

@@ -6,30 +6,30 @@ import (
 	"github.com/rdsd/rdsd/conn"
 )
 
-// flow is what one socket has to do with one destination: the messages it has
-// under way to it, sends that wait, destinations it opened, and whether it wants
-// to hear of the port's congestion. Everything about a destination hangs on its
-// flow and everything about a port of a peer on the flows to it, so that closing,
-// cancelling and being told of a change cost what is concerned and nothing else.
+// flow is the state of one socket for one destination: the messages under way, sends that
+// wait, destinations it opened, and whether it wants news of the port's congestion.
+// Everything about a destination hangs on its flow and everything about a port of a peer on
+// the flows to it, so that the cost of closing, cancelling and telling a change depends on
+// the flows concerned alone.
 //
-// A flow that has none of this is idle. The idle ones of an engine are kept in the
-// order in which they became so, up to maxIdleFlows: somebody who sends one
-// datagram after the other always finds his.
+// A flow that has none of this is idle. The idle flows of an engine are kept in the order
+// in which they became idle, up to maxIdleFlows: a client that sends one datagram after the
+// other always finds its flow.
 type flow struct {
 	s   *Socket
 	pe  *Peer
 	dst netip.AddrPort
 
-	out     conn.Sender // accepted, with the connection
-	q       msgs        // waits here
-	dests   []*Dest     // open to it
-	awaits  bool        // q: the port is congested
-	refused bool        // the socket hears of changes of the port
+	out        conn.Sender // accepted, with the connection
+	q          msgs        // waits here
+	dests      []*Dest     // open to it
+	awaitsPort bool        // q: the port is congested
+	refused    bool        // the socket hears of changes of the port
 
 	links [numFlowLists]flowLink
 }
 
-// maxIdleFlows bounds what flows at rest take: about 300 bytes each.
+// maxIdleFlows bounds the memory of idle flows: about 300 bytes each.
 const maxIdleFlows = 4096
 
 // The lists a flow may be in.
@@ -178,9 +178,9 @@ func (e *Engine) stir(f *flow) {
 	}
 }
 
-// forget ends f. A socket that closes comes here for each thing that the flow has no
-// more, so that the first one counts: a peer with a flow too few among its busy ones
-// would be given up with what others have open to it.
+// forget ends f. A socket that closes comes here once for each thing that the flow loses,
+// and only the first call counts: a peer with a flow too few among its busy ones would be
+// given up although others have destinations open there.
 func (f *flow) forget() {
 	s, pe := f.s, f.pe
 	if s.flows[f.dst] != f {

@@ -8,13 +8,12 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// heldPorts are ports that were bound when a former life of the daemon ended, kept
-// for their owners for a moment: applications come back within milliseconds or
-// seconds, while links are there at once. Until a port is bound again, or the time
-// is over, it counts as congested and nothing finds room there: senders wait, an
-// rdsd is refused and sends again, the link of a kernel, which can be refused
-// nothing, is not read on. Without that, what was under way would be dropped as
-// for a port that nobody has.
+// heldPorts are ports that were bound when the former incarnation of the daemon ended, kept
+// for their owners for a moment: applications come back within milliseconds or seconds,
+// while links come back at once. Until a port is bound again, or the time is over, it
+// counts as congested and has no room: senders wait, an rdsd is refused and sends again,
+// the link of a kernel, which cannot be refused anything, is not read on. Without that,
+// datagrams under way would be dropped as for an unbound port.
 type heldPorts struct {
 	owner map[uint16]uint32 // uid by port
 	until time.Duration
@@ -27,8 +26,8 @@ type heldPorts struct {
 // are given up, in the middle of a step: f must not block or call back.
 func (e *Engine) OnPorts(f func(port uint16, uid uint32, bound bool)) { e.held.told = f }
 
-// Hold keeps ports for the users that owned them until somebody of theirs binds
-// them, or the time until. It is called once, before the first link.
+// Hold keeps ports for the users that owned them until a process of such a user binds them,
+// or until the time until. It is called once, before the first link.
 func (e *Engine) Hold(now time.Duration, ports map[uint16]uint32, until time.Duration) {
 	if len(ports) == 0 {
 		return
@@ -66,9 +65,9 @@ func (e *Engine) mayTake(port uint16, uid uint32) error {
 	return nil
 }
 
-// take ends the holding of port, which its owner has bound. What waits for that
-// goes on in the next tick, at once: Bind does not know the time.
-func (e *Engine) take(port uint16) {
+// endHold ends the holding of port, which its owner has bound. Messages that wait for that
+// go on in the next tick, at once: Bind does not know the time.
+func (e *Engine) endHold(port uint16) {
 	if e.held.has(port) {
 		delete(e.held.owner, port)
 		e.held.bound = append(e.held.bound, port)

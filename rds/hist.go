@@ -21,7 +21,7 @@ func (h *Hist) Add(d time.Duration) {
 	h.Count++
 }
 
-// Merge adds what o has counted.
+// Merge adds the counts of o.
 func (h *Hist) Merge(o *Hist) {
 	for i, n := range o.Bucket {
 		h.Bucket[i] += n

@@ -13,9 +13,9 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// Peer is one remote address as the sockets see it: its connection, its
-// congestion map, and who waits for which of its ports. The engine's own
-// address is a Peer without a connection.
+// Peer is one remote address as the sockets see it: its connection, its congestion map, and
+// the flows that wait for its ports. The engine's own address is a Peer without a
+// connection.
 type Peer struct {
 	e            *Engine
 	c            *conn.Conn // nil: this address itself
@@ -23,7 +23,7 @@ type Peer struct {
 	cmap         cong.Map
 	flows        flowList             // of all sockets
 	busy         int                  // of them, not among the idle ones
-	ports        map[uint16]*peerPort // that somebody here is concerned by
+	ports        map[uint16]*peerPort // that concern a socket here
 	late         []*peerPort          // whose change was not told yet
 	allLate      bool                 // a whole map was not
 	lateTm       timer
@@ -58,8 +58,8 @@ func (e *Engine) peer(now time.Duration, addr netip.Addr, o origin) (*Peer, erro
 		if err := e.mayPeer(addr); err != nil {
 			return nil, err
 		}
-		// Whoever names or connects makes a peer, so the table is bounded, and its memory is charged to
-		// an account.
+		// A client that names a destination or a node that connects makes a peer, so the table is
+		// bounded, and its memory is charged to an account.
 		if err := e.makeRoom(now, o); err != nil {
 			return nil, err
 		}

@@ -9,20 +9,20 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// Congestion of a peer's ports, and who is concerned.
+// Congestion of a peer's ports, and the flows concerned.
 //
-// What a peer says of its ports is taken over at once, whole maps word by word:
-// from then on sends meet it. To tell those concerned costs as much as there are
-// of them, and a peer says when. Therefore a change of a port that many are
-// concerned by is told at most every tellEvery, as it stands then, and so are whole
-// maps of a peer with many such ports; a timer tells what is late. A port that
-// changed twice meanwhile is as those concerned were told it is, and nothing has to
-// be told; whoever waits for a port is woken whenever it is found clear.
+// The state of its ports that a peer sends is taken over at once, whole maps word by word:
+// from then on sends are refused or pass by it. Telling the flows concerned costs work for
+// each of them, and the peer decides how often. Therefore a change of a port that concerns
+// many flows is told at most every tellEvery, with the state at that time, and so are whole
+// maps of a peer with many such ports; a timer tells the changes that are late. A port that
+// changed twice meanwhile is as its flows were told, and there is nothing to tell; flows
+// that wait for a port are woken whenever it is found clear.
 
-// peerPort is a port of a peer that somebody here is concerned by.
+// peerPort is a port of a peer that concerns a socket here.
 type peerPort struct {
 	port    uint16
-	told    bool // congested, as those concerned were told
+	told    bool // congested, as the flows concerned were told
 	late    bool // in Peer.late
 	toldAt  time.Duration
 	since   time.Duration
@@ -31,7 +31,7 @@ type peerPort struct {
 	waiters flowList // flows with something that waits for it
 	refused flowList // flows whose socket hears of its changes
 
-	reader   *wire.Reader // what the other daemon said last of who reads it
+	reader   *wire.Reader // the other daemon's last answer about its reader
 	readerAt time.Duration
 }
 
@@ -42,8 +42,8 @@ const (
 
 func (pp *peerPort) concerned() int { return 1 + pp.opened.n + pp.waiters.n + pp.refused.n }
 
-// portOf finds or makes the entry of a port. Who asks acts upon the port's state:
-// those concerned are told it first, however late it is.
+// portOf finds or makes the entry of a port. The caller acts upon the port's state, so a
+// change that is late is told first.
 func (pe *Peer) portOf(now time.Duration, port uint16) *peerPort {
 	pp := pe.ports[port]
 	if pp == nil {
@@ -59,7 +59,7 @@ func (pe *Peer) portOf(now time.Duration, port uint16) *peerPort {
 	return pp
 }
 
-// tidy forgets the entry of a port that nobody is concerned by any more.
+// tidy forgets the entry of a port that no longer concerns a socket here.
 func (pe *Peer) tidy(port uint16) {
 	if pp := pe.ports[port]; pp != nil && pp.concerned() == 1 && pp.blocked == 0 && !pp.late {
 		delete(pe.ports, port)
@@ -120,7 +120,7 @@ func (pe *Peer) changed(now time.Duration, port uint16, on bool) {
 	switch pp := pe.ports[port]; {
 	case pp == nil:
 		if !on && pe.c != nil {
-			// Nobody waits here, but datagrams that were accepted may be held for it (conn.PortClear).
+			// No flow waits here, but accepted datagrams may be held for the port (conn.PortClear).
 			e.cleared = append(e.cleared, clearedPort{pe, port})
 		}
 	case pp.concerned() <= tellFew || now-pp.toldAt >= tellEvery:
@@ -132,7 +132,7 @@ func (pe *Peer) changed(now time.Duration, port uint16, on bool) {
 	}
 }
 
-// lateAt arms the timer that tells what is late.
+// lateAt arms the timer that tells late changes.
 func (pe *Peer) lateAt(at time.Duration) { pe.e.arm(&pe.lateTm, (*lateTicker)(pe), at) }
 
 type lateTicker Peer
@@ -170,8 +170,8 @@ func (pe *Peer) tellAll(now time.Duration) {
 	pe.allLate, pe.mapTold = false, now
 	var ports []uint16
 	for port, pp := range pe.ports {
-		// Also a port that is as it was told, if somebody waits for it: it may have been congested
-		// in between, unnoticed by all but them.
+		// A port that is as it was told also counts if a flow waits for it: it may have been
+		// congested in between, noticed only by that flow.
 		if on := pe.Congested(port); on != pp.told || !on && pp.waiters.n > 0 {
 			ports = append(ports, port)
 		}
@@ -239,7 +239,7 @@ func (s *Socket) portNews(f *flow, on bool) {
 // Blocked implements conn.Owner.
 func (pe *Peer) Blocked() bool { return pe.blockedPorts > 0 }
 
-// --- who waits for a port ---------------------------------------------------------
+// --- flows that wait for a port ---------------------------------------------------
 
 func (pe *Peer) await(now time.Duration, f *flow) {
 	pe.portOf(now, f.dst.Port()).waiters.push(byWaiting, f)
@@ -261,7 +261,7 @@ func (pe *Peer) wake(port uint16) {
 	}
 	pp.waiters.each(byWaiting, func(f *flow) {
 		pp.waiters.remove(byWaiting, f)
-		f.awaits = false
+		f.awaitsPort = false
 		// Not sent from here: the first to be woken would take all the room, and lists are being
 		// walked. runWaiting lets flows go in turn when the step ends.
 		f.s.lineUp(f)

@@ -72,7 +72,7 @@ func (m *machine) pin() {
 	fmt.Fprintf(&b, "\nnow %v, next %v %v; %d sending, %d held, %d refused; here %d", m.now, at, due, bud.Sending(), bud.Held(), bud.Refused.Load(), m.e.Here())
 	for _, s := range m.socks {
 		size, n := s.Peek()
-		fmt.Fprintf(&b, "\n%v %+v pressed %v next %d of %d in flight %d filled by %v", s.Addr(), s.Info(), s.Pressed(), size, n, s.InFlight(), s.Culprits(3))
+		fmt.Fprintf(&b, "\n%v %+v pressed %v next %d of %d in flight %d filled by %v", s.Addr(), s.Info(), s.SendersWait(), size, n, s.InFlight(), s.Culprits(3))
 	}
 	for _, pe := range m.e.Peers() {
 		fmt.Fprintf(&b, "\n%v %+v", pe.Addr(), pe.Conn().Queued())
@@ -109,7 +109,7 @@ func (m *machine) notePieces(p *conn.Path, b *transport.Batch) {
 	}
 }
 
-// firstFill is the path of the first peer, and of its first lane, that is being written.
+// firstFill is the path of the first peer, and of its first path, that is being written.
 func (m *machine) firstFill() (first *conn.Path) {
 	for p := range m.fills {
 		if first == nil || p.String() < first.String() {

@@ -9,18 +9,18 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// Who reads a congested port of another node, and who fills it, only that node
-// knows. When somebody here wants to see it (AskReaders) the other daemon is asked, for
-// the ports that sockets of this node are held up by, and answers as it likes
-// (docs/protocol.md, "CtlAskPorts"). A kernel is not asked, and an rdsd that does
-// not know the question leaves it unanswered.
+// The process that reads a congested port of another node, and the senders that fill it,
+// are known only to that node. When an administrator here wants to see them (AskReaders)
+// the other daemon is asked about the ports that hold up sockets of this node, and answers
+// when it likes (docs/protocol.md, "CtlAskPorts"). A kernel is not asked, and an rdsd that
+// does not know the question leaves it unanswered.
 
 const (
 	// answerEvery is the least time between two answers to one peer: looking at a
 	// queue costs more than asking for it.
 	answerEvery = 20 * time.Millisecond
-	// answerLook bounds the datagrams of one queue that an answer looks at. In a long
-	// queue these show who fills it as well as all of them.
+	// answerLook bounds the datagrams of one queue that an answer looks at. In a long queue
+	// so many show the senders that fill it as well as all of them.
 	answerLook = 4096
 )
 
@@ -66,15 +66,16 @@ func (pe *Peer) Told(now time.Duration, ctl uint8, payload []byte) error {
 		return err
 	}
 	pe.asked = max(0, pe.asked-1)
-	// A peer may tell of ports that nobody asked about. Only those that concern a
-	// socket here have a place to keep it.
+	// A peer may tell of ports that were not asked about. Only those that concern a socket
+	// here have a place to keep it.
 	if pp := pe.ports[r.Port]; pp != nil {
 		pp.reader, pp.readerAt = &r, now
 	}
 	return nil
 }
 
-// tellReaders tells the peer who reads our congested ports and who fills them.
+// tellReaders tells the peer which process reads each of our congested ports and which
+// senders fill it.
 func (pe *Peer) tellReaders(now time.Duration, payload []byte) error {
 	soon := now-pe.asking < answerEvery
 	if !soon {

@@ -62,9 +62,9 @@ func (s *Socket) hard() int {
 	return s.e.cfg.HardFactor*s.opt.RcvBufBytes + wire.MaxDatagram + itemOverhead
 }
 
-// place puts a datagram, or a train, into the receive queue. Above the soft
-// limit the port becomes congested; what would pass the hard one is not taken,
-// and marks the port too, because empty datagrams never reach the soft one.
+// place puts a datagram, or a train, into the receive queue. Above the soft limit the port
+// becomes congested; a datagram that would pass the hard limit is not taken, and marks the
+// port too, because empty datagrams never reach the soft limit.
 func (s *Socket) place(pe *Peer, p *conn.Path, seq uint64, sport uint16, t wire.Train, f *transport.Frame) conn.Verdict {
 	e := s.e
 	if s.opt.Sink != nil {
@@ -87,12 +87,12 @@ func (s *Socket) place(pe *Peer, p *conn.Path, seq uint64, sport uint16, t wire.
 			bytes -= count * wire.TableEntry
 		}
 	}
-	if !s.affordable(cost, count) {
+	if !s.fitsRecvBudget(cost, count) {
 		return conn.NoRoom
 	}
 	switch {
 	case n == 0:
-	// It was read into memory of its own, which goes into the queue as it is.
+	// The payload was read into memory of its own, which goes into the queue as it is.
 	case f.Buf != nil:
 		f.Buf.Ref()
 		it.b = f.Buf
@@ -102,7 +102,7 @@ func (s *Socket) place(pe *Peer, p *conn.Path, seq uint64, sport uint16, t wire.
 	default: // small
 		// Copied behind others: a reference into the buffer that the link was read into would
 		// keep all of that for a few bytes.
-		it.b, it.off = s.stash(f.Payload)
+		it.b, it.off = s.copyToSlab(f.Payload)
 	}
 	if s.qn == 0 {
 		s.news(EvReadable)
@@ -112,8 +112,9 @@ func (s *Socket) place(pe *Peer, p *conn.Path, seq uint64, sport uint16, t wire.
 	return conn.Placed
 }
 
-// affordable tests the memory budget for a message of count datagrams.
-func (s *Socket) affordable(cost, count int) bool {
+// fitsRecvBudget reports whether the memory budget has room for a message of count
+// datagrams.
+func (s *Socket) fitsRecvBudget(cost, count int) bool {
 	e := s.e
 	if int64(cost) <= e.room() && e.tally.fits(s.opt.Account, cost) {
 		return true
@@ -122,17 +123,18 @@ func (s *Socket) affordable(cost, count int) bool {
 	e.cfg.Budget.Refused.Add(1)
 	// Others hold the memory, with other engines perhaps, and do not call here when they give
 	// it back: the socket is in a list that is looked at.
-	s.starve(e.now, cost)
+	s.awaitRecvMemory(e.now, cost)
 	return false
 }
 
-// hold takes n bytes of memory for what was received; with a negative n it gives back.
+// hold takes n bytes of memory for received datagrams; with a negative n it gives them
+// back.
 func (s *Socket) hold(n int) {
 	s.e.tally.held += int64(n)
 	s.e.tally.note(s.opt.Account, n)
 }
 
-// placed takes into the accounts what was placed.
+// placed adds placed datagrams to the accounts.
 func (s *Socket) placed(pe *Peer, bytes, cost, count int) {
 	s.unread += count
 	s.queued += bytes
@@ -145,7 +147,7 @@ func (s *Socket) placed(pe *Peer, bytes, cost, count int) {
 	}
 }
 
-// taken takes out of the accounts what was read.
+// taken takes datagrams that were read out of the accounts.
 func (s *Socket) taken(count, bytes, cost int) {
 	e := s.e
 	s.unread -= count
@@ -159,8 +161,8 @@ func (s *Socket) taken(count, bytes, cost int) {
 	e.ctr.RecvBytesFreed += uint64(bytes)
 }
 
-// stash copies a small payload behind others into a slab.
-func (s *Socket) stash(p []byte) (*buf.Buf, uint32) {
+// copyToSlab copies a small payload behind others into a slab.
+func (s *Socket) copyToSlab(p []byte) (*buf.Buf, uint32) {
 	if s.slab == nil || s.slabOff+len(p) > len(s.slab.B) {
 		s.endSlab()
 		s.slab, s.slabOff, s.slabRefs = buf.Get(buf.SlabSize), 0, slabRefs
@@ -188,7 +190,7 @@ func (s *Socket) endSlab() {
 func (s *Socket) mark(now time.Duration) {
 	if !s.congested {
 		s.congested, s.congestedAt = true, now
-		s.press()
+		s.updateWantRoom()
 		s.e.congest(now, s.port)
 	}
 }
@@ -197,13 +199,13 @@ func (s *Socket) mark(now time.Duration) {
 func (s *Socket) full(now time.Duration) {
 	s.wasFull = true
 	s.mark(now)
-	s.press()
+	s.updateWantRoom()
 }
 
-// press tells the sink when Pressed has changed.
-func (s *Socket) press() {
-	if on := s.Pressed(); on != s.toldPress && s.opt.Sink != nil && !s.closed {
-		s.toldPress = on
+// updateWantRoom tells the sink when SendersWait has changed.
+func (s *Socket) updateWantRoom() {
+	if on := s.SendersWait(); on != s.toldWantRoom && s.opt.Sink != nil && !s.closed {
+		s.toldWantRoom = on
 		s.opt.Sink.WantRoom(on)
 	}
 }
@@ -211,31 +213,31 @@ func (s *Socket) press() {
 // unmark clears the port when less than half of its limits is used.
 func (s *Socket) unmark(now time.Duration) {
 	// Half, as in the kernel (net/rds/recv.c, rds_recv_rcvbuf_delta): a port that changed
-	// its state with each datagram would have every peer told each time.
-	if s.congested && s.starved == 0 && (s.queued < s.opt.RcvBufBytes/2 || s.unread == 0) && s.roomy() {
+	// its state with each datagram would be told to every peer each time.
+	if s.congested && s.recvWaitAt == 0 && (s.queued < s.opt.RcvBufBytes/2 || s.unread == 0) && s.roomy() {
 		s.congested = false
-		s.press()
+		s.updateWantRoom()
 		s.e.clear(now, s.port)
 	}
 }
 
 // relax forgets that something found no room, once there is some.
 func (s *Socket) relax() bool {
-	if !s.wasFull || s.starved > 0 || !s.roomy() {
+	if !s.wasFull || s.recvWaitAt > 0 || !s.roomy() {
 		return false
 	}
-	s.wasFull, s.roof = false, math.MaxInt
-	s.press()
+	s.wasFull, s.fullAt = false, math.MaxInt
+	s.updateWantRoom()
 	return true
 }
 
-// roomy reports whether half of the hard limit is free; a sink's limit is
-// what it held when it had no room.
+// roomy reports whether half of the hard limit is free; a sink's limit is the amount it
+// held when it had no room.
 func (s *Socket) roomy() bool {
 	if s.opt.Sink == nil {
 		return s.mem <= s.hard()/2
 	}
-	return s.mem <= s.roof/2
+	return s.mem <= s.fullAt/2
 }
 
 // Recv takes the next datagram. After the last of a run call ReadAll.
@@ -261,13 +263,13 @@ func (s *Socket) Recv() (d Datagram, ok bool) {
 	return d, true
 }
 
-// headTrain is what is left of the train at the head of the queue. From the
-// first call on the item has a reference for each datagram left.
+// headTrain returns the rest of the train at the head of the queue. From the first call on
+// the item has a reference for each datagram left.
 func (s *Socket) headTrain(it *item) *wire.Cutter {
 	if s.head.Left() == 0 {
 		s.head = it.cut()
 		if it.train&tableBit != 0 {
-			// The table has been charged as memory, and is nobody's payload.
+			// The table has been charged as memory, and is not payload.
 			it.n -= uint32(s.head.Left() * wire.TableEntry) // payload left from now on
 		}
 		if it.b != nil {
@@ -284,9 +286,9 @@ func (s *Socket) trainTaken(it *item, count, bytes int) {
 	cost := bytes
 	it.n -= uint32(bytes)
 	if s.head.Left() == 0 {
-		// The last takes along what the train cost beside its payloads.
+		// The last one carries the cost of the train beside its payloads.
 		cost = int(it.cost)
-		s.queued -= int(it.n) // behind the last datagram: nobody's
+		s.queued -= int(it.n) // bytes behind the last datagram, which belong to none
 		s.dropHead()
 	} else {
 		it.cost -= uint32(cost)
@@ -294,8 +296,8 @@ func (s *Socket) trainTaken(it *item, count, bytes int) {
 	s.taken(count, bytes, cost)
 }
 
-// ReadAll ends a run of Recv calls, or of Freed: a port that has room again is
-// cleared, and whoever waits for that goes on.
+// ReadAll ends a run of Recv calls, or of Freed: a port that has room again is cleared, and
+// senders that wait for it go on.
 func (s *Socket) ReadAll(now time.Duration) {
 	e := s.e
 	e.now = now
@@ -308,7 +310,7 @@ func (s *Socket) ReadAll(now time.Duration) {
 	if s.qn == 0 {
 		s.endSlab()
 	}
-	e.settle(now)
+	e.runDeferred(now)
 }
 
 // roomAgain lets kernel links go on that stopped before a full receiver.
@@ -323,9 +325,9 @@ func (e *Engine) roomAgain() {
 	}
 }
 
-// Pressed reports whether the port is congested, or something found no room:
-// whether anybody waits for datagrams to be read.
-func (s *Socket) Pressed() bool { return s.congested || s.wasFull }
+// SendersWait reports whether the port is congested or a datagram found no room, so that
+// senders wait for datagrams to be read.
+func (s *Socket) SendersWait() bool { return s.congested || s.wasFull }
 
 // Peek tells the size of the next datagram in bytes and how many wait.
 func (s *Socket) Peek() (next, n int) {
@@ -353,8 +355,8 @@ type Culprit struct {
 // culpritsLook is how many datagrams Culprits looks at.
 const culpritsLook = 4096
 
-// Culprits tells who fills the receive queue, largest first, at most max. Of a long
-// queue the oldest datagrams speak for the others.
+// Culprits returns the senders that fill the receive queue, largest first, at most max. In
+// a long queue only the oldest datagrams are looked at.
 func (s *Socket) Culprits(max int) []Culprit { return s.culprits(max, culpritsLook) }
 
 // culprits looks at so many datagrams, the oldest.
@@ -446,6 +448,6 @@ func (s *Socket) dropHead() {
 	}
 }
 
-// ReceiveMemory is how many bytes what was received and is not given back takes of the
-// node's memory.
+// ReceiveMemory returns how many bytes of the node's memory received datagrams take that
+// were not given back.
 func (s *Socket) ReceiveMemory() int { return s.mem }

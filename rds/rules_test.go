@@ -19,14 +19,14 @@ func (e *Engine) holds(t testing.TB) {
 		}
 		s.holds(t)
 	}
-	for i, s := range e.starved {
-		if s.starved != i+1 || !s.Pressed() {
-			t.Errorf("%v: number %d of those that starve, and thinks itself %d; pressed %v", s.Addr(), i+1, s.starved, s.Pressed())
+	for i, s := range e.recvWaiters {
+		if s.recvWaitAt != i+1 || !s.SendersWait() {
+			t.Errorf("%v: number %d of those that starve, and thinks itself %d; pressed %v", s.Addr(), i+1, s.recvWaitAt, s.SendersWait())
 		}
 	}
-	for i, s := range e.thirsty {
-		if s.thirsty != i+1 {
-			t.Errorf("%v: number %d of those whose sends lack memory, and thinks itself %d", s.Addr(), i+1, s.thirsty)
+	for i, s := range e.sendWaiters {
+		if s.sendWaitAt != i+1 {
+			t.Errorf("%v: number %d of those whose sends lack memory, and thinks itself %d", s.Addr(), i+1, s.sendWaitAt)
 		}
 	}
 	for i, s := range e.monitors {
@@ -34,7 +34,7 @@ func (e *Engine) holds(t testing.TB) {
 			t.Errorf("%v: number %d of those that watch, and thinks itself %d", s.Addr(), i+1, s.monAt)
 		}
 	}
-	for _, l := range [][]*Socket{e.bound, e.starved, e.thirsty, e.monitors} {
+	for _, l := range [][]*Socket{e.bound, e.recvWaiters, e.sendWaiters, e.monitors} {
 		for _, s := range l {
 			if s.closed {
 				t.Errorf("%v is closed, and still looked after", s.Addr())
@@ -46,7 +46,7 @@ func (e *Engine) holds(t testing.TB) {
 			t.Errorf("%s, and no timer runs for it", what)
 		}
 	}
-	runs("sockets lack memory", len(e.starved)+len(e.thirsty) > 0, &e.starveTm)
+	runs("sockets lack memory", len(e.recvWaiters)+len(e.sendWaiters) > 0, &e.memoryTm)
 	runs("groups of ports became clear", e.groups != 0, &e.groupsTm)
 	runs("peers are being told of a change", e.walk.next > 0 || e.walk.again, &e.walk.tm)
 }
@@ -75,7 +75,7 @@ func (pe *Peer) holds(t testing.TB) {
 			}
 		}
 		of("opened", &pp.opened, byOpened, func(f *flow) bool { return len(f.dests) > 0 })
-		of("awaits", &pp.waiters, byWaiting, func(f *flow) bool { return f.awaits && f.q.head != nil })
+		of("awaits", &pp.waiters, byWaiting, func(f *flow) bool { return f.awaitsPort && f.q.head != nil })
 		of("was refused", &pp.refused, byRefused, func(f *flow) bool { return f.refused })
 	}
 	if blocked != pe.blockedPorts || late != len(pe.late) {
@@ -113,8 +113,8 @@ func (s *Socket) holds(t testing.TB) {
 		if f.links[byLined].on {
 			lined++
 		}
-		if f.q.head != nil && f.awaits == f.links[byLined].on {
-			t.Errorf("%v: what waits for %v is lined up %v, and awaits its port %v", s.Addr(), dst, f.links[byLined].on, f.awaits)
+		if f.q.head != nil && f.awaitsPort == f.links[byLined].on {
+			t.Errorf("%v: what waits for %v is lined up %v, and awaits its port %v", s.Addr(), dst, f.links[byLined].on, f.awaitsPort)
 		}
 		if !f.rests() && f.links[byIdle].on && f.out.Messages() == 0 {
 			t.Errorf("%v: the flow to %v has something to do, and is said to be idle", s.Addr(), dst)
@@ -137,7 +137,7 @@ func (s *Socket) holds(t testing.TB) {
 	if undecided != s.undecided || s.used < 0 || s.mem < 0 {
 		t.Errorf("%v: %d datagrams are undecided, %d by what flushes wait for; %d bytes under way, %d of memory", s.Addr(), s.undecided, undecided, s.used, s.mem)
 	}
-	if s.spaceListed && s.e.soonTm.t == nil && s.thirsty == 0 { // what lacks memory has a timer
+	if s.spaceListed && s.e.soonTm.t == nil && s.sendWaitAt == 0 { // what lacks memory has a timer
 		t.Errorf("%v: its waiting sends were not looked at in this step, and no timer runs for them", s.Addr())
 	}
 }

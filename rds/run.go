@@ -10,21 +10,21 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// Runs: many datagrams in one call. What is the same for all of them is looked
+// Runs: many datagrams in one call. Conditions that are the same for all of them are looked
 // at once, and payloads that lie behind each other are handed out together.
 
-// SendRun offers datagrams to one destination, without waiting: datagram i has
-// the next lengths[i] bytes of payload and the tag tag+i. It accepts a prefix of
-// them, says how many, and leaves the next to Send or SendWait, which know why
-// it has to wait or to fail. What it accepts it copies: small datagrams travel
-// in trains, where the peer takes them.
+// SendRun offers datagrams to one destination, without waiting: datagram i has the next
+// lengths[i] bytes of payload and the tag tag+i. It accepts a prefix of them, returns how
+// many, and leaves the next to Send or SendWait, which know why that one has to wait or to
+// fail. Accepted datagrams are copied: small ones travel in trains, if the peer takes them.
 func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, lengths []uint32, tag uint64, report Report) (n int) {
 	e := s.e
 	if s.closed || dst.Port() < wire.PortFirst {
 		return 0
 	}
 	f, err := s.reach(dst, 0)
-	// Only the plain case. Whatever needs a reason or a wait is left to Send and SendWait.
+	// This is only the plain case. A send that needs a reason or a wait is left to Send and
+	// SendWait.
 	if err != nil || f.q.head != nil || f.pe.c == nil || f.pe.Congested(dst.Port()) {
 		return 0
 	}
@@ -35,7 +35,8 @@ func (s *Socket) SendRun(now time.Duration, dst netip.AddrPort, payload []byte, 
 		return 0
 	}
 	bytes := 0
-	// As if each came by itself, so that a run accepts what single sends would, and no more.
+	// Each is checked as if it came by itself, so that a run accepts as many as single sends
+	// would, and no more.
 	for ; n < len(lengths); n++ {
 		l := int(lengths[n])
 		if l > limit || s.used+bytes >= s.opt.SndBufBytes || s.undecided+n >= e.cfg.MaxUndecided || s.outcomesN >= e.cfg.MaxOutcomes || bytes+l+(n+1)*msgBytes > room {
@@ -182,9 +183,9 @@ func (r *Run) Release() {
 // Len is the number of datagrams in the run.
 func (r *Run) Len() int { return len(r.Lengths) }
 
-// RecvRun appends datagrams to r while it holds fewer than maxN of them and
-// the next does not take it above maxBytes; a first datagram is taken whatever
-// its size. After it call ReadAll.
+// RecvRun appends datagrams to r while it holds fewer than maxN of them and the next does
+// not take it above maxBytes; a first datagram is taken whatever its size. The caller calls
+// ReadAll afterwards.
 func (s *Socket) RecvRun(r *Run, maxN, maxBytes int) {
 	n0, bytes0 := len(r.Lengths), r.Bytes
 	cost := 0
@@ -219,12 +220,12 @@ func (s *Socket) RecvRun(r *Run, maxN, maxBytes int) {
 	s.taken(len(r.Lengths)-n0, r.Bytes-bytes0, cost)
 }
 
-// runTrain takes what fits of the train at the head of the queue; more is true
-// when that was all of it.
+// runTrain takes as many datagrams as fit from the train at the head of the queue; more is
+// true when that was all of it.
 func (s *Socket) runTrain(r *Run, it *item, maxN, maxBytes int) (more bool) {
 	c := s.headTrain(it)
 	b, n, bytes := it.b, 0, 0
-	// The datagrams of a train lie behind each other, so that what is taken is one span.
+	// The datagrams of a train lie behind each other, so that those taken are one span.
 	payload := c.Rest()
 	for c.Left() > 0 && len(r.Lengths) < maxN {
 		if k := c.Peek(); r.Bytes > 0 && r.Bytes+k > maxBytes {

@@ -13,7 +13,7 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// Report says whether a sender is told what becomes of a datagram. A reported one asks for
+// Report says whether a sender is told the outcome of a datagram. A reported one asks for
 // its acknowledgement at once, others when half of the send buffer is used. A socket with a
 // Sink is always told.
 type Report bool
@@ -95,7 +95,7 @@ func (s *Socket) admit(f *flow, n int) error {
 	if f.pe.Congested(f.dst.Port()) {
 		return rdserr.ErrCongested
 	}
-	return s.afford(size(n, 0))
+	return s.checkSendBudget(size(n, 0))
 }
 
 // room tests the send buffer.
@@ -112,15 +112,15 @@ func (s *Socket) room() error {
 	return nil
 }
 
-// msgBytes is what an accepted datagram takes beside its payload, in bytes: what
-// carries it here and at its client's end. partBytes is that of one in a train,
-// which may have to be split, so that it is the same whether it was.
+// msgBytes is the memory of an accepted datagram beside its payload, here and at its
+// client's end. partBytes is that of one in a train, which may have to be split: the figure
+// is the same whether it was or not.
 const (
 	msgBytes  = 192
 	partBytes = 128
 )
 
-// outcomeBytes is what a run of outcomes takes until it is fetched.
+// outcomeBytes is the memory of a run of outcomes until it is fetched.
 const outcomeBytes = 48
 
 // spend takes n bytes of memory for sending; with a negative n it gives back.
@@ -129,7 +129,7 @@ func (s *Socket) spend(n int) {
 	s.e.tally.note(s.opt.Account, n)
 }
 
-// size is what a message of so many bytes takes. count is that of conn.Msg.
+// size returns the memory that a message of so many bytes takes. count is that of conn.Msg.
 func size(bytes, count int) int {
 	if count == 0 {
 		return bytes + msgBytes
@@ -137,14 +137,15 @@ func size(bytes, count int) int {
 	return bytes + count*partBytes
 }
 
-// afford tests the memory budget for a message that takes n bytes. What is refused now and may fit later is waited for.
-func (s *Socket) afford(n int) error {
+// checkSendBudget tests the memory budget for a message that takes n bytes. A message that is
+// refused now and may fit later waits for memory.
+func (s *Socket) checkSendBudget(n int) error {
 	e := s.e
 	if b := e.cfg.Budget; n > e.sendRoom() || !e.tally.fits(s.opt.Account, n) {
 		b.Refused.Add(1)
-		// Only what may fit some day is waited for.
+		// Only a message that may fit some day waits.
 		if b.everSends(n) {
-			s.parch(n)
+			s.awaitSendMemory(n)
 		}
 		return rdserr.With(rdserr.ErrNoMemory, "the daemon's memory budget of %d bytes is spent, or what of it may be accepted at once, three quarters", e.cfg.Budget.Limit)
 	}
@@ -176,8 +177,7 @@ func (s *Socket) charge(f *flow, m *conn.Msg) {
 		m.Kind = conn.MsgPing
 		e.ctr.SendPong++
 	}
-	// A socket that wants to hear when destinations become congested is told of those that it
-	// sends to.
+	// A socket that wants news of congestion is told of the destinations that it sends to.
 	if s.mon.Set {
 		s.concern(e.now, f)
 	}
@@ -221,13 +221,13 @@ func (s *Socket) deliverHere(f *flow, m *conn.Msg) {
 	switch {
 	case to.place(e.loop, nil, e.here+1, s.port, wire.Train{Count: m.Count, Table: m.Table}, &fr) == conn.Placed:
 		e.here++
-		// Whoever looks there learns that it was placed here, and as which number.
+		// The cell says that the message was placed here, and as which number.
 		if m.Cell != nil {
 			atomic.StoreUint64(m.Cell, conn.CellHere<<conn.CellLane|e.here)
 		}
 		s.completed(m, conn.Delivered, conn.WhyNone)
-	case to.starved > 0:
-		// What is accepted counts against the budget too: it could wait for ever.
+	case to.recvWaitAt > 0:
+		// An accepted message counts against the budget too, and could wait for ever.
 		s.completed(m, conn.Failed, conn.WhyNoMemory)
 	default: // the port has become congested by it
 		s.waitFirst(f, m)
@@ -277,7 +277,7 @@ func (s *Socket) completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 	e.freeMsg(m)
 }
 
-// writable tells who met no room for another datagram that there is some.
+// writable tells a client that met no room for another datagram that there is some.
 func (s *Socket) writable() {
 	if s.wantSpace && s.used <= s.opt.SndBufBytes/2 && s.undecided <= s.e.cfg.MaxUndecided/2 && s.outcomesN <= s.e.cfg.MaxOutcomes/2 {
 		s.wantSpace = false
@@ -317,9 +317,9 @@ func (s *Socket) Outcomes(l []OutcomeRun) []OutcomeRun {
 	return l
 }
 
-// Cancel is RDS_CANCEL_SENT_TO: drop what is queued to dst (port 0: to every
-// port of the address). See conn.Conn.Cancel. Sends that wait for acceptance
-// fail with ErrCanceled and count as neither.
+// Cancel is RDS_CANCEL_SENT_TO: drop the messages queued to dst (port 0: to every port of
+// the address). See conn.Conn.Cancel. Sends that wait for acceptance fail with ErrCanceled
+// and count as neither.
 func (s *Socket) Cancel(now time.Duration, dst netip.AddrPort) (cancelled, begun int, err error) {
 	if s.closed {
 		return 0, 0, rdserr.ErrClosed
@@ -342,7 +342,7 @@ func (s *Socket) Cancel(now time.Duration, dst netip.AddrPort) (cancelled, begun
 			}
 		}
 	}
-	s.e.settle(now)
+	s.e.runDeferred(now)
 	return cancelled, begun, nil
 }
 
@@ -359,8 +359,8 @@ type epoch struct {
 func (s *Socket) Flush(id uint64) {
 	last := &s.epochs[len(s.epochs)-1]
 	last.flush = append(last.flush, id)
-	// What is accepted from now on is none of this flush's; one epoch serves several flushes
-	// with nothing in between.
+	// Messages accepted from now on do not belong to this flush; one epoch serves several
+	// flushes with nothing in between.
 	if last.n > 0 {
 		s.epochs = append(s.epochs, epoch{})
 	}

@@ -20,11 +20,10 @@ type SocketOptions struct {
 	UID, PID    uint32
 	Label       string
 	Data        any // the shell's
-	// Account is what the socket's datagrams are held in the name of, beside the
-	// Budget; nil: nobody's.
+	// Account is charged for the socket's datagrams, beside the Budget; nil: none is.
 	Account *quota.Account
-	// Sink, when not nil, takes what is received and the outcomes; Recv, RecvRun,
-	// Peek and Outcomes then have nothing. Sends go through Post.
+	// Sink, when not nil, takes received datagrams and outcomes; Recv, RecvRun, Peek and
+	// Outcomes then return nothing. Sends go through Post.
 	Sink Sink
 }
 
@@ -85,23 +84,24 @@ type Socket struct {
 	// payload is the client's memory, and is read until the last has its outcome.
 	lingers bool
 
-	// Waiting for acceptance (wait.go). A flow with something in its queue is lined up
-	// or awaits its port (flow.awaits), never both.
+	// Waiting for acceptance (wait.go). A flow with something in its queue is lined up or
+	// awaits its port (flow.awaitsPort), never both.
 	//
-	// Invariant: waiting + held is what the flows' queues hold, and held <= undecided.
+	// Invariant: waiting + held is the number of datagrams in the flows' queues, and held
+	// <= undecided.
 
 	lined    flowList      // flows that wait for the send buffer or for memory, in turn
 	waiting  int           // datagrams that are not accepted yet
 	held     int           // accepted ones: from Post, or without room at this very address
 	deadline time.Duration // the first of those of waiting sends; Never: none has one
-	// spaceListed says that the socket is in Engine.space: what is lined up goes on
-	// when the step ends.
+	// spaceListed says that the socket is in Engine.space: its lined-up flows go on when
+	// the step ends.
 	spaceListed bool
 	// wantSpace says that a send found the buffer full: EvWritable follows when half
 	// of it is free.
 	wantSpace bool
-	// batches are what SendWait was given beside each waiting datagram, by the
-	// message's Cookie; batchFree are places in it that nobody uses.
+	// batches holds the batch that SendWait was given with each waiting datagram, by the
+	// message's Cookie; batchFree are unused places in it.
 	batches   []any
 	batchFree []uint32
 	sends     []SendDone // waiting sends that were decided, not fetched yet
@@ -120,17 +120,17 @@ type Socket struct {
 	// Receiving (recv.go; with a Sink dest.go).
 	//
 	// Soft account: queued, payload bytes as in the kernel (net/rds/recv.c,
-	// rds_recv_rcvbuf_delta); above RcvBufBytes the port is congested.
-	// Hard account: mem, what they really take; no peer passes hard().
-	// Invariant, without a Sink: queued <= mem <= hard(). With one its memory is the
-	// hard limit, and roof is what mem was when there was no room.
+	// rds_recv_rcvbuf_delta); above RcvBufBytes the port is congested. Hard account: mem,
+	// the memory they really take; no peer passes hard(). Invariant, without a Sink: queued
+	// <= mem <= hard(). With one its memory is the hard limit, and fullAt is the value of
+	// mem when there was no room.
 
 	queued int
 	mem    int
-	roof   int // math.MaxInt: there was room always
+	fullAt int // math.MaxInt: there was room always
 	unread int // datagrams, in q or in the sink's memory
-	// q is a ring of qn items from qhead on, whose size is a power of two; head is what
-	// is left of the train at its head once something of it was read.
+	// q is a ring of qn items from qhead on, whose size is a power of two; head is the rest
+	// of the train at its head once something of it was read.
 	q         []item
 	qhead, qn int
 	head      wire.Cutter
@@ -144,15 +144,15 @@ type Socket struct {
 	congested   bool
 	congestedAt time.Duration
 	// wasFull says that something found no room: peers wait for ReadAll to make some.
-	wasFull   bool
-	toldPress bool // what Sink.WantRoom was told last
+	wasFull      bool
+	toldWantRoom bool // the last value told to Sink.WantRoom
 
-	// Want of the node's memory (starve.go).
+	// Waiting for memory of the node (memwait.go).
 
-	starved int // position in Engine.starved, from 1: something that arrived was refused for it
-	hunger  int // how many bytes that was
-	thirsty int // position in Engine.thirsty, from 1: a send was refused for it
-	thirst  int // how many bytes that was
+	recvWaitAt int // position in Engine.recvWaiters, from 1: a datagram that arrived was refused for want of memory
+	recvNeeds  int // how many bytes that was
+	sendWaitAt int // position in Engine.thirsty, from 1: a send was refused for it
+	sendNeeds  int // how many bytes that was
 
 	// Congestion news of destinations (Monitor, SetMonitor; net/rds/cong.c,
 	// rds_cong_map_updated).
@@ -167,7 +167,7 @@ type Socket struct {
 	crowded bool
 
 	boundAt int // position in Engine.bound, from 1
-	events  int // what is new since Events was called last
+	events  int // news since Events was called last
 	listed  bool
 	closed  bool
 	Stats   Stats
@@ -205,17 +205,17 @@ func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
 	e.nextID++
 	s := &Socket{e: e, id: e.nextID, port: port, opt: o, deadline: conn.Never, epochs: make([]epoch, 1)}
 	s.reserver, _ = o.Sink.(Reserver)
-	s.roof = math.MaxInt
+	s.fullAt = math.MaxInt
 	e.socks[port] = s
-	e.take(port)
+	e.endHold(port)
 	e.held.tellBound(port, o.UID)
 	e.bound = append(e.bound, s)
 	s.boundAt = len(e.bound)
 	return s, nil
 }
 
-// freePort picks a random free port, from 1024 up so that the low ones stay
-// for those who name them. Ports that rest are for when there is no other.
+// freePort picks a random free port, from 1024 up so that the low ones stay for clients
+// that name them. Ports closed recently are used only when there is no other.
 func (e *Engine) freePort() uint16 {
 	start := 1024 + e.rng.Intn(65536-1024)
 	resting := uint16(0)
@@ -265,13 +265,13 @@ func (e *Engine) Bound() []*Socket { return slices.Clone(e.bound) }
 // Closed reports whether Close was called.
 func (s *Socket) Closed() bool { return s.closed }
 
-// Addr is what the socket is bound to.
+// Addr returns the address the socket is bound to.
 func (s *Socket) Addr() netip.AddrPort { return netip.AddrPortFrom(s.e.local, s.port) }
 
 // Options are those of Bind with the defaults filled in.
 func (s *Socket) Options() *SocketOptions { return &s.opt }
 
-// Info is what an administrator sees of a socket.
+// Info describes a socket to an administrator.
 type Info struct {
 	ID                         uint64
 	SendQueued, Undecided      int // bytes, datagrams
@@ -291,7 +291,7 @@ func (s *Socket) Info() Info {
 	return Info{s.id, s.used, s.undecided, s.queued, s.mem, s.unread, hard, s.congested, s.waiting, s.held, s.Stats}
 }
 
-// Events returns and clears what is new since the last call.
+// Events returns and clears the news since the last call.
 func (s *Socket) Events() int {
 	ev := s.events
 	s.events = 0
@@ -306,9 +306,9 @@ func (s *Socket) news(ev int) {
 	}
 }
 
-// Close gives the port back. What had not left is cancelled, what waits for
-// acceptance fails, what was received and not read is dropped; of what had begun
-// to leave the outcome is counted but nobody is told.
+// Close gives the port back. Messages that had not left are cancelled, sends that wait for
+// acceptance fail, received datagrams that were not read are dropped; the outcome of
+// messages that had begun to leave is counted but not told.
 func (s *Socket) Close(now time.Duration) {
 	if s.closed {
 		return
@@ -343,20 +343,20 @@ func (s *Socket) Close(now time.Duration) {
 	s.endSlab()
 	s.hold(-s.mem)
 	s.mem, s.queued = 0, 0
-	// Nobody has the port: a peer that sends there is to be refused for that reason, and not
-	// to wait for a reader.
+	// The port is unbound now: a peer that sends there has to be refused for that reason,
+	// and must not wait for a reader.
 	if s.congested {
 		s.congested = false
 		e.clear(now, s.port)
 	}
 	s.SetMonitor(Monitor{})
-	s.fed()
-	s.quench()
+	s.leaveRecvWaiters()
+	s.leaveSendWaiters()
 	// Kernel links may have paused for this socket, whose memory is free now.
 	e.roomAgain()
 	s.spend(-outcomeBytes * len(s.outcomes))
 	s.outcomes, s.sends, s.changes = nil, nil, nil
-	e.settle(now)
+	e.runDeferred(now)
 	if s.opt.Sink != nil {
 		// Messages that have begun to leave are still read by the shell: until their outcome the
 		// client's memory must stay.
@@ -368,7 +368,7 @@ func (s *Socket) Close(now time.Duration) {
 
 // --- congestion monitoring -------------------------------------------------------
 
-// Monitor says what congestion news a socket wants.
+// Monitor says which congestion news a socket wants.
 type Monitor struct {
 	Mask  uint64 // groups of ports (bit = port mod 64) whose clearing is reported
 	Clear bool   // report each destination this socket was refused, when it clears
@@ -381,10 +381,10 @@ type Change struct {
 	Congested bool
 }
 
-// maxRefused bounds what one socket's congestion news may take.
+// maxRefused bounds the memory of one socket's congestion news.
 const maxRefused = 4096
 
-// SetMonitor replaces what the socket wants to know.
+// SetMonitor replaces the congestion news the socket wants.
 func (s *Socket) SetMonitor(m Monitor) {
 	had, has := s.mon != Monitor{}, m != Monitor{}
 	s.mon = m
@@ -442,8 +442,8 @@ func (s *Socket) Congested(dst netip.AddrPort) (bool, error) {
 func (s *Socket) concern(now time.Duration, f *flow) {
 	switch {
 	case f.refused:
-	// Any of those that find no place may be what becomes clear: tellGroups has the client
-	// look at all.
+	// Any port without a place here may be the one that becomes clear: tellGroups makes the
+	// client look at all of them.
 	case s.refused >= maxRefused:
 		s.crowded = true
 	default:

@@ -2,12 +2,11 @@ package rds
 
 import "github.com/rdsd/rdsd/internal/quota"
 
-// tally is what an engine's step has taken of the node's Budget, and of one account,
-// beyond what others have been told. Most steps move many datagrams of one user: to
-// tell each by itself cost eight atomic operations a datagram, a seventh of its way
-// through the core. Who asks within the step counts it in; other engines of the node
-// learn of it when the step ends, and could ask between our question and our taking
-// before, too.
+// tally counts what an engine's step has taken of the node's Budget, and of one account,
+// and has not yet told others. Most steps move many datagrams of one user: telling each by
+// itself cost eight atomic operations a datagram, a seventh of its way through the core.
+// Questions within the step count the tally in; other engines of the node learn of it when
+// the step ends. They could always ask between our question and our taking.
 type tally struct {
 	sending, held int64
 	account       *quota.Account
@@ -23,7 +22,7 @@ func (t *tally) note(a *quota.Account, n int) {
 	t.noted += int64(n)
 }
 
-// fits reports whether n bytes more are within a's share of what is free.
+// fits reports whether n bytes more are within a's share of the free memory.
 func (t *tally) fits(a *quota.Account, n int) bool {
 	mine := t.noted
 	if t.account != a {
@@ -32,7 +31,7 @@ func (t *tally) fits(a *quota.Account, n int) bool {
 	return a.Fits(int64(n), mine, t.sending+t.held)
 }
 
-// room is how many bytes the budget has for what is received.
+// room returns how many bytes the budget has for received datagrams.
 func (e *Engine) room() int64 {
 	return e.cfg.Budget.Limit - e.cfg.Budget.Used() - e.tally.sending - e.tally.held
 }
@@ -42,7 +41,7 @@ func (e *Engine) sendRoom() int {
 	return e.cfg.Budget.sendRoom(e.tally.sending, e.tally.held)
 }
 
-// EndStep ends a step: others are told what memory it took and gave back. It reports
+// EndStep ends a step: others are told how much memory it took and gave back. It reports
 // whether Take, Ready or States would return anything.
 func (e *Engine) EndStep() bool {
 	if t := &e.tally; t.sending|t.held|t.noted != 0 {

@@ -13,11 +13,11 @@ const (
 
 // Train is a run of datagrams of one flow under one header.
 //
-// Without Table all Count datagrams are len(Body)/Count bytes long, one behind
-// the other. With Table Body begins with Count lengths, big-endian uint32, and
-// the payloads follow; a length is read once and as the smaller of what stands
-// there and what is left, so that no table is an error: a sender who writes
-// nonsense changes the meaning of its own datagrams only.
+// Without Table all Count datagrams are len(Body)/Count bytes long, one behind the other.
+// With Table Body begins with Count lengths, big-endian uint32, and the payloads follow; a
+// length is read once, and counts as the smaller of the entry and the bytes that are left,
+// so that no table is an error: a sender that writes nonsense changes the meaning of its
+// own datagrams only.
 //
 // Count 1 without Table is a plain datagram.
 type Train struct {
@@ -37,8 +37,8 @@ func (t Train) PayloadBytes() int {
 // Cut begins to take the datagrams of the train one by one.
 func (t Train) Cut() wire.Cutter { return wire.Cut(t.Body, t.Count, t.Table) }
 
-// check says what makes the train unfit for sending; largest is the most bytes
-// one datagram may have.
+// check returns why the train is unfit for sending, or nil; largest is the most bytes one
+// datagram may have.
 func (t Train) check(largest int) error {
 	switch {
 	case t.Count < 1 || t.Count > MaxTrain:

@@ -10,15 +10,14 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// Waiting sends. Datagrams that cannot be accepted yet wait in one queue for
-// each destination of a socket, so that a congested port holds up only what
-// goes to it. A flow is either lined up for the send buffer or awaits its
-// port, never both, and is moved by the event it waits for: Completed frees
-// buffer, a congestion update frees a port, memory of the node that somebody
-// else has given back is seen by starveTicker.
+// Waiting sends. Datagrams that cannot be accepted yet wait in one queue for each
+// destination of a socket, so that a congested port holds up only sends to it. A flow is
+// either lined up for the send buffer or awaits its port, never both, and is moved by the
+// event it waits for: Completed frees buffer, a congestion update frees a port, memory of
+// the node that others have given back is seen by memoryTicker.
 //
-// Messages that are accepted may wait here too, those with an Owner: Posts,
-// and what found no room at this very address.
+// Messages that are accepted may wait here too, those with an Owner: Posts, and messages to
+// this same address that found no room.
 
 // msgs is a queue of messages that are in no list of a connection.
 type msgs struct{ head, tail *conn.Msg }
@@ -58,7 +57,7 @@ func (s *Socket) queues(dst netip.AddrPort) bool {
 	return f != nil && f.q.head != nil
 }
 
-// countWaiting adds m to what waits (sign 1) or takes it out (-1).
+// countWaiting counts m as waiting (sign 1) or no longer waiting (-1).
 func (s *Socket) countWaiting(m *conn.Msg, sign int) {
 	if m.Owner != nil {
 		s.held += sign * m.Datagrams()
@@ -79,9 +78,9 @@ func (s *Socket) waitFirst(f *flow, m *conn.Msg) {
 	f.q.unshift(m)
 }
 
-// SendWait offers one datagram and waits until deadline (0: for ever) if it
-// must: queued true says that it waits, and a SendDone with batch and tag
-// follows; otherwise it was accepted (nil error) or refused at once.
+// SendWait offers one datagram and waits until deadline (0: for ever) if it must. If queued
+// is true it waits, and a SendDone with batch and tag follows; otherwise it was accepted
+// (nil error) or refused at once.
 func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte, tag uint64, report Report, deadline time.Duration, batch any) (queued bool, err error) {
 	f, err := s.reach(dst, len(payload))
 	if err != nil {
@@ -94,8 +93,8 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 	if deadline == 0 {
 		deadline = conn.Never
 	}
-	// What waits for the same destination goes first, also when there is room again: a flow
-	// keeps the order in which its sends were called.
+	// Sends that wait for the same destination go first, also when there is room again: a
+	// flow keeps the order in which its sends were called.
 	if !s.queues(dst) {
 		err = s.admit(f, len(payload))
 		if err == nil {
@@ -105,8 +104,8 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 			return false, nil
 		}
 		switch {
-		// The flow waits for what ends this error, and for that alone: a port that becomes clear
-		// does not help a full buffer, nor the other way round.
+		// The flow waits for the end of the condition behind this error, and for that alone: a
+		// port that becomes clear does not help a full buffer, nor the other way round.
 		case err == rdserr.ErrCongested:
 			s.block(now, f)
 		case s.passes(err, len(payload)):
@@ -126,8 +125,8 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 	return true, nil
 }
 
-// passes reports whether a send of n bytes that was refused with err, for want
-// of buffer or memory, is lined up: what frees either runs those that are.
+// passes reports whether a send of n bytes that was refused with err is lined up: it lacks
+// buffer or memory, and whatever frees either runs the flows that are lined up.
 func (s *Socket) passes(err error, n int) bool {
 	return err == rdserr.ErrWouldBlock || errors.Is(err, rdserr.ErrNoMemory) && s.e.cfg.Budget.everSends(n+msgBytes)
 }
@@ -139,13 +138,13 @@ func (s *Socket) block(now time.Duration, f *flow) {
 	if s.opt.Sink == nil {
 		s.concern(now, f)
 	}
-	f.awaits = true
+	f.awaitsPort = true
 	f.pe.await(now, f)
 }
 
 func (s *Socket) lineUp(f *flow) {
 	if s.waiting > 0 && f.q.head != nil && f.q.head.Owner != nil {
-		// What is accepted needs no room in the send buffer: it may be what the
+		// An accepted message needs no room in the send buffer: it may be the one that the
 		// others wait for.
 		s.lined.unshift(byLined, f)
 		return
@@ -161,7 +160,7 @@ func (s *Socket) hasSpace() {
 	}
 }
 
-// runWaiting lets go what it can, flow by flow in turn.
+// runWaiting lets waiting sends go where it can, flow by flow in turn.
 func (s *Socket) runWaiting(now time.Duration) {
 	for s.lined.n > 0 {
 		f := s.lined.head
@@ -176,7 +175,7 @@ func (s *Socket) runWaiting(now time.Duration) {
 			return
 		}
 		// It goes to the end of the line after one datagram, or to those that await their port:
-		// flows take turns, and one that is congested holds nobody else up.
+		// flows take turns, and a congested one holds up no other.
 		s.lined.remove(byLined, f)
 		if err == rdserr.ErrCongested {
 			s.block(now, f)
@@ -188,7 +187,7 @@ func (s *Socket) runWaiting(now time.Duration) {
 			// Accepted before: Post has charged it, and its outcome is not SendDone.
 			case m.Owner != nil:
 				s.dispatch(now, f, m)
-			// It will never be accepted, whatever is waited for.
+			// It will never be accepted, however long it waits.
 			case err != nil:
 				s.sendDone(m, err)
 				s.e.freeMsg(m)
@@ -200,7 +199,7 @@ func (s *Socket) runWaiting(now time.Duration) {
 		// dispatch may have put the message back and made the flow await its port.
 		if f.q.head == nil {
 			s.endFlow(f)
-		} else if !f.awaits {
+		} else if !f.awaitsPort {
 			s.lineUp(f)
 		}
 	}
@@ -223,8 +222,8 @@ func (s *Socket) sendDone(m *conn.Msg, err error) {
 	s.news(EvSends)
 }
 
-// keepBatch keeps what SendWait was given beside a datagram while that waits. Its
-// message has the place as its Cookie, so that it is no larger for those that never wait.
+// keepBatch keeps the batch of a datagram while that waits. The message has the place as
+// its Cookie, so that messages that never wait are no larger.
 func (s *Socket) keepBatch(batch any) (place uint32) {
 	if n := len(s.batchFree); n > 0 {
 		place = s.batchFree[n-1]
@@ -258,8 +257,8 @@ func (s *Socket) SendsDone(l []SendDone) []SendDone {
 	return l
 }
 
-// failWaiting ends what waits in f: sends not accepted fail with err, accepted ones
-// are cancelled for the reason why and counted.
+// failWaiting ends the messages that wait in f: sends not accepted fail with err, accepted
+// ones are cancelled for the reason why and counted.
 func (s *Socket) failWaiting(f *flow, err error, why conn.Why) (cancelled int) {
 	return s.expire(f, err, why, nil)
 }
@@ -289,7 +288,7 @@ func (s *Socket) tick(now time.Duration) {
 	}
 }
 
-// expire ends what waits in f and which says, nil being all.
+// expire ends the messages that wait in f and that which selects, nil being all.
 func (s *Socket) expire(f *flow, err error, why conn.Why, which func(*conn.Msg) bool) (cancelled int) {
 	if f.q.head == nil {
 		return 0
@@ -313,12 +312,12 @@ func (s *Socket) expire(f *flow, err error, why conn.Why, which func(*conn.Msg) 
 		}
 	}
 	f.q = keep
-	// The others still wait for what they waited for.
+	// The others go on waiting as they did.
 	if f.q.head != nil {
 		return cancelled
 	}
-	if f.awaits {
-		f.awaits = false
+	if f.awaitsPort {
+		f.awaitsPort = false
 		f.pe.unawait(f)
 	}
 	s.lined.remove(byLined, f)

@@ -125,10 +125,10 @@ func TestFlippingMaps(t *testing.T) {
 			}
 			now += 100 * time.Microsecond
 			pe.CongestionMap(now, m)
-			e.settle(now)
+			e.runDeferred(now)
 		}
 		pe.CongestionMap(now, last)
-		e.settle(now)
+		e.runDeferred(now)
 	}
 	flip(1000, none)
 	if e.told != 0 || len(pe.ports) != 0 || len(e.Notices()) != 0 || len(e.cleared) != 0 {
@@ -187,7 +187,7 @@ func TestFlippingPort(t *testing.T) {
 		for i := range flips {
 			now += 100 * time.Microsecond
 			pe.CongestionDelta(now, wire.PortState{Port: 4000, Congested: i%2 == 0})
-			e.settle(now)
+			e.runDeferred(now)
 		}
 		most := concerned * (2 + int(100*time.Millisecond/tellEvery))
 		if concerned < tellFew {
@@ -202,7 +202,7 @@ func TestFlippingPort(t *testing.T) {
 		}
 		now += 100 * time.Microsecond
 		pe.CongestionDelta(now, wire.PortState{Port: 4000, Congested: false})
-		e.settle(now)
+		e.runDeferred(now)
 		ticks(e, now, tellEvery)
 		for i, b := range boxes {
 			if c := b.changes; len(c) == 0 || c[len(c)-1] != fmt.Sprint(i, " false false") {
@@ -304,7 +304,7 @@ func TestManyMonitors(t *testing.T) {
 	for i := range 2000 {
 		now += 10 * time.Microsecond
 		pe.CongestionDelta(now, wire.PortState{Port: 3 + 64*7, Congested: i%2 == 0})
-		e.settle(now)
+		e.runDeferred(now)
 	}
 	if e.told > 3*monitors {
 		t.Errorf("%d looks at %d monitors for 1,000 clearings in 20 ms", e.told, monitors)
@@ -367,7 +367,7 @@ func TestAskedMeanwhile(t *testing.T) {
 	for i, on := range []bool{true, false} {
 		now += time.Millisecond
 		pe.CongestionDelta(now, wire.PortState{Port: dst.Port(), Congested: on})
-		e.settle(now)
+		e.runDeferred(now)
 		pp := pe.ports[dst.Port()]
 		if late := i > 0; pp.late != late || (pp.told != on) != late {
 			t.Fatalf("a change to %v: told late %v, told %v: the test looks at another moment", on, pp.late, pp.told)

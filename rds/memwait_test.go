@@ -24,7 +24,7 @@ func (w *pair) until(limit time.Duration, ok func() bool) bool {
 }
 
 // soon is enough for one look at the budget, and what follows from it.
-const soon = starveEvery + 10*time.Millisecond
+const soon = memoryEvery + 10*time.Millisecond
 
 // Memory that one client has released and told nobody of lets another socket
 // receive: the shell is asked to collect it, and the port is clear afterwards.
@@ -68,7 +68,7 @@ func TestStarvedSocketAsksForOthersReleases(t *testing.T) {
 	}
 	hungry.read(w.now, 1)
 	w.advance(50 * time.Millisecond)
-	if w.b.memory()+w.a.memory() != 0 || w.a.starved != nil && len(w.a.starved)+len(w.b.starved) > 0 {
+	if w.b.memory()+w.a.memory() != 0 || w.a.recvWaiters != nil && len(w.a.recvWaiters)+len(w.b.recvWaiters) > 0 {
 		t.Error("accounts are not empty")
 	}
 }
@@ -93,14 +93,14 @@ func TestSinkThatLacksMemory(t *testing.T) {
 		post(1)
 		b.lacks = true
 		post(2)
-		if len(b.got) != 1 || !b.s.Info().Congested || len(w.b.starved) != 1 {
+		if len(b.got) != 1 || !b.s.Info().Congested || len(w.b.recvWaiters) != 1 {
 			t.Fatalf("local %v: %d placed, %+v", local, len(b.got), b.s.Info())
 		}
 		if !w.b.EndStep() || !w.b.Collect() {
 			t.Errorf("local %v: the shell was not asked for what clients released", local)
 		}
 		b.lacks = false
-		if !w.until(soon, func() bool { return !b.s.Info().Congested }) || len(w.b.starved) > 0 {
+		if !w.until(soon, func() bool { return !b.s.Info().Congested }) || len(w.b.recvWaiters) > 0 {
 			t.Fatalf("local %v: congested although there is memory and nobody has read", local)
 		}
 		w.advance(soon)
@@ -209,7 +209,7 @@ func TestSendsWaitForMemory(t *testing.T) {
 				t.Fatalf("the waiting send ended as %v", done)
 			}
 			w.advance(soon)
-			if r.Info().RecvN != 1 || len(w.a.thirsty) != 0 {
+			if r.Info().RecvN != 1 || len(w.a.sendWaiters) != 0 {
 				t.Errorf("%d datagrams arrived", r.Info().RecvN)
 			}
 		})
@@ -232,7 +232,7 @@ func TestSendThatNeverFits(t *testing.T) {
 	if queued, err := s.SendWait(w.now, netip.AddrPortFrom(w.b.Local(), 4000), make([]byte, 3001), 0, Quiet, 0, nil); queued || !errors.Is(err, rdserr.ErrNoMemory) {
 		t.Errorf("queued %v, %v", queued, err)
 	}
-	if len(w.a.thirsty) != 0 || w.a.Collect() {
+	if len(w.a.sendWaiters) != 0 || w.a.Collect() {
 		t.Error("somebody waits for what never comes")
 	}
 }
@@ -280,12 +280,12 @@ func TestStarvedSocketsClose(t *testing.T) {
 			}
 		}
 		w.run()
-		if len(w.b.starved) != 3 {
-			t.Fatalf("%d sockets starve, want 3", len(w.b.starved))
+		if len(w.b.recvWaiters) != 3 {
+			t.Fatalf("%d sockets starve, want 3", len(w.b.recvWaiters))
 		}
 		boxes[closes].s.Close(w.now)
-		if len(w.b.starved) != 2 {
-			t.Errorf("%d sockets starve after one of three closed", len(w.b.starved))
+		if len(w.b.recvWaiters) != 2 {
+			t.Errorf("%d sockets starve after one of three closed", len(w.b.recvWaiters))
 		}
 		w.b.cfg.Budget.Limit = 1 << 20
 		w.advance(2 * soon)
@@ -296,8 +296,8 @@ func TestStarvedSocketsClose(t *testing.T) {
 				got += fmt.Sprint(len(b.got), b.s.Info().Congested, " ")
 			}
 		}
-		if got != "1 false 1 false " || len(w.b.starved) != 0 {
-			t.Errorf("%d closed: placed and congested %s, %d starve", closes, got, len(w.b.starved))
+		if got != "1 false 1 false " || len(w.b.recvWaiters) != 0 {
+			t.Errorf("%d closed: placed and congested %s, %d starve", closes, got, len(w.b.recvWaiters))
 		}
 	}
 }

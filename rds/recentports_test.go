@@ -17,7 +17,7 @@ func TestClosedPortsRest(t *testing.T) {
 	last := make(map[uint16]int)
 	for i := range 40_000 {
 		s := bind(0)
-		if at, ok := last[s.port]; ok && i-at <= restPorts {
+		if at, ok := last[s.port]; ok && i-at <= maxRecentPorts {
 			t.Fatalf("socket %d has port %d of socket %d", i, s.port, at)
 		}
 		last[s.port] = i
@@ -26,10 +26,10 @@ func TestClosedPortsRest(t *testing.T) {
 	named := bind(4000)
 	named.Close(w.now)
 	bind(4000).Close(w.now) // twice in the list, and bound by name while it rests
-	for range restPorts - 1 {
+	for range maxRecentPorts - 1 {
 		bind(0).Close(w.now)
 	}
-	if !w.a.rest.has(4000) || len(w.a.rest.count) > restPorts {
+	if !w.a.rest.has(4000) || len(w.a.rest.count) > maxRecentPorts {
 		t.Errorf("resting %v, %d ports", w.a.rest.has(4000), len(w.a.rest.count))
 	}
 	bind(0).Close(w.now)
