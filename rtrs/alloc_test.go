@@ -257,7 +257,7 @@ func TestIdleSession(t *testing.T) {
 	l.s.Tick(15 * time.Second) // late
 	l.s.Tick(15 * time.Second)
 	l.move()
-	if l.trimmed < 1<<20 || l.c.resting != nil || l.s.sessions[0].touched != 0 {
+	if l.trimmed < 1<<20 || l.c.restPath != nil || l.s.sessions[0].touched != 0 {
 		t.Errorf("%d bytes trimmed", l.trimmed)
 	}
 }

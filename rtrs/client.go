@@ -24,8 +24,8 @@ type Client struct {
 	now  time.Duration // of the current call; it never goes back
 	due  time.Duration // when Tick is to be called, or earlier
 	late lateness
-	// busy is the depth of calls: the environment may call back from within one.
-	// What waits is sent at the end of the outermost.
+	// busy is the depth of calls: the environment may call back from within one. Waiting
+	// requests are sent at the end of the outermost.
 	busy int
 
 	// Paths (clientpath.go; docs/protocol.md, "The life of a path").
@@ -38,23 +38,23 @@ type Client struct {
 	// creator is the path whose attempt may create the session at the server, while no
 	// path was ever connected. The others wait for how that ends.
 	creator *ClientPath
-	// resumed says that requests without Admin run: the user has told so since Up,
-	// because what they name at the server may have changed.
+	// resumed says that requests without Admin run: the user has called Resume since Up.
+	// Before that the volumes they name at the server may have changed.
 	resumed bool
 	lostAt  time.Duration // since when no path is connected
 	// resting is the path on which the server was promised that nothing is sent, since
 	// restedAt, so that it can give the pages of its chunks back.
-	resting  *ClientPath
-	restedAt time.Duration
+	restPath *ClientPath
+	restAt   time.Duration
 
-	// Permits: one for each chunk that this side uses, of the present life.
+	// Permits: one for each chunk of the present session that this side uses.
 	//
 	// Invariant: of Depth() permits each is in free, or in slots with the request that
 	// is in flight with it, or with a stranded request, or in the permits of the epoch
 	// that a failed request was sent in.
 
 	generation uint32          // of the session at the server, 0: unknown
-	life       uint32          // counts the sessions at the server: permits of another life are void
+	session    uint32          // counts the sessions at the server: permits of another one are void
 	chunks     rtrswire.Chunks // Depth 0: not known yet
 	slots      []*Req          // by permit
 	free       []uint32        // the last given back is used first, so few chunks are touched
@@ -113,10 +113,10 @@ func (c *Client) leave() {
 // arm sees to it that Tick is called at t or earlier.
 func (c *Client) arm(t time.Duration) { c.due = min(c.due, max(t, c.now)) }
 
-// Submit takes r; nil: Done follows, perhaps before Submit returns, and at the
-// latest when the limits of the configuration say so. What cannot be sent now,
-// because no permit is free or no path is connected, waits in order. An error:
-// r was not taken.
+// Submit takes r. If it returns nil, Done follows, perhaps before Submit returns, and at
+// the latest when the limits of the configuration say so. A request that cannot be sent
+// now, because no permit is free or no path is connected, waits in order. With an error r
+// was not taken.
 func (c *Client) Submit(now time.Duration, r *Req) error {
 	switch {
 	case c.fatal != nil:
@@ -130,8 +130,8 @@ func (c *Client) Submit(now time.Duration, r *Req) error {
 	}
 	c.enter(now)
 	r.Err, r.at, r.submitted, r.expired, r.again = nil, queued, c.now, false, nil
-	// Its time began when its user submitted it: to be cancelled and submitted anew wins it
-	// nothing.
+	// Its time began when the user first submitted it: a request that is cancelled and
+	// submitted again gains no time.
 	if r.Since != 0 {
 		r.submitted = min(r.Since, c.now)
 	}
@@ -177,12 +177,12 @@ func (c *Client) giveUp(r *Req, err error) {
 		c.finish(r, err)
 	case inFlight:
 		// The server may still write into its memory or read it, so it is done only when its
-		// links are closed (strand). The first reason stays.
+		// links are closed (makeEpoch). The first reason stays.
 		if !r.expired {
 			r.expired, r.Err = true, err
 		}
 	case stranded:
-		r.epoch.orphan(r)
+		r.epoch.takeFailed(r)
 		c.finish(r, err)
 	}
 }
@@ -194,13 +194,12 @@ func (c *Client) Resume(now time.Duration) {
 	c.leave()
 }
 
-// Each calls f for every request that is not done, those submitted first at
-// first. Between Up and Resume none without Admin is being sent, so what they
-// have in Usr may be changed, and they may be given to Cancel from within f.
+// Each calls f for every request that is not done, in the order of submission. Between Up
+// and Resume none without Admin is being sent, so f may change their Usr, and give them to
+// Cancel.
 func (c *Client) Each(f func(r *Req)) { c.each(c.all.n, f) }
 
-// each does so for the first n, so that those which Done submits meanwhile are
-// not among them.
+// each calls f for the first n, so that requests which Done submits meanwhile are left out.
 func (c *Client) each(n int, f func(r *Req)) {
 	r := c.all.first
 	for ; n > 0; n-- {
@@ -211,7 +210,7 @@ func (c *Client) each(n int, f func(r *Req)) {
 	}
 }
 
-// Cancel ends r with err; false: it is being sent, and is not cancelled.
+// Cancel ends r with err. It returns false if r is being sent and cannot be cancelled.
 func (c *Client) Cancel(now time.Duration, r *Req, err error) bool {
 	if r.at != queued && r.at != stranded {
 		return false
@@ -240,7 +239,8 @@ func (c *Client) end(err error, want State) {
 	if c.fatal == nil {
 		c.fatal = err
 	}
-	// Requests first: those that wait end at once, and the paths find only what is in flight.
+	// Requests go first: those that wait end at once, and the paths find only those in
+	// flight.
 	c.Each(func(r *Req) { c.giveUp(r, err) })
 	// From the last: a path that ends takes itself out of the list.
 	for i := len(c.paths) - 1; i >= 0; i-- {
@@ -297,8 +297,8 @@ func (c *Client) endPath(now time.Duration, p *ClientPath, want State) error {
 	return nil
 }
 
-// Reconnect connects p anew: at once if it waits for its next attempt or was
-// disconnected; a connected one is given up first.
+// Reconnect connects p again: at once if it waits for its next attempt or was disconnected;
+// a connected path is given up first.
 func (c *Client) Reconnect(now time.Duration, p *ClientPath) error {
 	switch {
 	case c.fatal != nil:
@@ -307,9 +307,9 @@ func (c *Client) Reconnect(now time.Duration, p *ClientPath) error {
 		return ErrState
 	}
 	c.enter(now)
-	// An administrator who asks does not want to wait for what earlier failures have made of
-	// the backoff.
-	p.want, p.attempts, p.hasty = Reconnecting, 0, true
+	// An administrator who asks does not want to wait for a backoff that earlier failures
+	// have made long.
+	p.want, p.failures, p.noBackoff = Reconnecting, 0, true
 	switch p.state {
 	case Connected:
 		p.lose(nil)
@@ -343,8 +343,8 @@ func (c *Client) Paths() []*ClientPath { return c.paths }
 func (c *Client) Name() string   { return c.cfg.Name }
 func (c *Client) UUID() [16]byte { return c.uuid }
 
-// MaxIO is the most bytes of data in a request, 0 before the first Up. It can
-// change when the session comes Up again.
+// MaxIO returns the most bytes of data in a request, 0 before the first Up. It can change
+// when the session comes Up again.
 func (c *Client) MaxIO() int { return int(c.chunks.MaxIO) }
 
 // Depth is how many requests are in flight at most, 0 before the first Up.
@@ -374,21 +374,22 @@ func (c *Client) Stats() ClientStats {
 // Next is when Tick is to be called; it may be earlier than the last Tick said.
 func (c *Client) Next() time.Duration { return c.due }
 
-// limit is when r fails, whatever the reason.
+// limit returns when r fails at the latest.
 func (c *Client) limit(r *Req) time.Duration {
 	return r.submitted + c.cfg.IOTimeout + c.cfg.LossTimeout
 }
 
-// Tick does what is due. The returned time is when to call it next, unless
-// another call makes something due earlier: Next says, at any time.
+// Tick carries out everything that is due. It returns when to call it next, unless another
+// call makes something due earlier: Next tells that time.
 func (c *Client) Tick(now time.Duration) (next time.Duration) {
 	c.enter(now)
-	// This process stood still. What came meanwhile is read before anybody is called silent.
+	// This process stood still. Messages that came meanwhile are read before a path counts
+	// as silent.
 	if c.late.tick(&c.due, c.now, c.cfg.HeartbeatEvery) {
 		c.leave()
 		return c.due
 	}
-	// Everything that is still to come arms itself anew below.
+	// All later timers are armed again below.
 	c.due = Never
 	for i := len(c.paths) - 1; i >= 0; i-- {
 		c.paths[i].tick(c.now)
@@ -400,7 +401,7 @@ func (c *Client) Tick(now time.Duration) (next time.Duration) {
 	return c.due
 }
 
-// deadlines fails what has waited too long.
+// deadlines fails requests that have waited too long.
 func (c *Client) deadlines() {
 	if c.connected == 0 && c.fatal == nil && c.all.n > 0 {
 		if t := c.lostAt + c.cfg.LossTimeout; t > c.now {
@@ -424,7 +425,8 @@ func (c *Client) deadlines() {
 		case t > c.now:
 			c.arm(t)
 		default:
-			// Not lost here: that would strand requests while this walks over them.
+			// The path is not given up here: that would move requests while this loop walks
+			// over them.
 			if r.at == inFlight && r.path.state == Connected {
 				r.path.overdue = true
 			}

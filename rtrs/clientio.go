@@ -9,11 +9,11 @@ import (
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
-// pump sends what waits, as far as there are permits.
+// pump sends waiting requests, as far as there are permits.
 func (c *Client) pump() {
 	for c.connected > 0 && c.mayRun() {
-		// Requests with Admin go before others and before Resume: they say what the others may
-		// name at the server.
+		// Requests with Admin go before others and before Resume: they open the volumes that
+		// the others name at the server.
 		l := &c.admin
 		if l.first == nil {
 			if l = &c.queue; l.first == nil || !c.resumed {
@@ -37,7 +37,7 @@ func (c *Client) pump() {
 // mayRun reports whether requests may be sent: no failed write may still happen at the
 // server, and the server has not been promised that the client sends nothing (REST).
 func (c *Client) mayRun() bool {
-	return c.ghosts == 0 && c.resting == nil
+	return c.ghosts == 0 && c.restPath == nil
 }
 
 // send sends r, which is in no list by state, on p.
@@ -45,7 +45,7 @@ func (c *Client) send(p *ClientPath, r *Req) {
 	permit := c.free[len(c.free)-1]
 	c.free = c.free[:len(c.free)-1]
 	c.slots[permit] = r
-	r.at, r.path, r.permit, r.life, r.sent = inFlight, p, permit, c.life, c.now
+	r.at, r.path, r.permit, r.session, r.sent = inFlight, p, permit, c.session, c.now
 	r.con = 0
 	// Requests of one lane stay in order on one connection; connection 0 is kept free of data
 	// for the protocol's own messages.
@@ -109,7 +109,8 @@ func (p *ClientPath) immediate(conn int, i rtrswire.Imm) {
 	p.c.env.Post(p, conn, &p.c.op)
 }
 
-// alive says that conn of p may bring something: what follows is a sign of life.
+// alive reports whether conn of p may bring messages, and counts the one that is being
+// taken as a sign of life.
 func (p *ClientPath) alive(conn int) bool {
 	if p.state != Connected && p.state != Connecting || conn < 0 || conn >= len(p.cons) {
 		return false
@@ -121,9 +122,9 @@ func (p *ClientPath) alive(conn int) bool {
 	return true
 }
 
-// Written, Received and Invalidated are what the handler of the link of
-// connection conn was told. An error: the peer broke the protocol, the path is
-// being hung up.
+// Written, Received and Invalidated take what the link of connection conn tells its
+// handler. They return an error if the peer broke the protocol; the path is being hung up
+// then.
 func (p *ClientPath) Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) (err error) {
 	p.c.enter(now)
 	if p.alive(conn) {
@@ -144,7 +145,7 @@ func (p *ClientPath) Written(now time.Duration, conn int, key uint32, addr uint6
 	return err
 }
 
-// Invalidated is what the handler of the link of connection conn was told; see Written.
+// Invalidated takes a call of the link of connection conn to its handler; see Written.
 func (p *ClientPath) Invalidated(now time.Duration, conn int, key uint32, filled int) error {
 	p.c.enter(now)
 	if p.alive(conn) {
@@ -154,7 +155,7 @@ func (p *ClientPath) Invalidated(now time.Duration, conn int, key uint32, filled
 	return nil
 }
 
-// Received is what the handler of the link of connection conn was told; see Written.
+// Received takes a call of the link of connection conn to its handler; see Written.
 func (p *ClientPath) Received(now time.Duration, conn int, data []byte, imm uint32, hasImm bool) (err error) {
 	p.c.enter(now)
 	if p.alive(conn) {
@@ -205,21 +206,21 @@ func (p *ClientPath) answered(conn int, i rtrswire.Imm, k *rtrswire.RKeyRsp) err
 	if errno != 0 {
 		err = answered(errno)
 	}
-	// Whatever the answer was: the memory is the caller's again now, and nobody else may
-	// write there.
+	// Whatever the answer was, the memory is the caller's again now, and the server may no
+	// longer write there.
 	if r.hasKey {
 		filled, idle := p.revoke(r)
 		switch {
 		case !idle:
 			return p.violation(fmt.Errorf("%w: memory of a request is being written after its answer", ErrProtocol))
 		case err == nil && filled < len(r.Data):
-			// What is there besides is of another request, perhaps of another volume
-			// and another user of it.
+			// The other bytes there are of another request, perhaps of another volume and
+			// another user of it.
 			err = rdserr.With(ErrShortRead, "a read of %d bytes was answered with %d", len(r.Data), filled)
 			c.event(Event{Kind: EventViolation, Client: p, Err: err})
 		}
 	}
-	p.told = p.told && p.flight.first != r // the next one is told of anew
+	p.slowTold = p.slowTold && p.flight.first != r // an event may tell of the next one
 	p.flight.remove(r)
 	p.cons[conn].flight--
 	c.slots[permit] = nil
@@ -274,31 +275,31 @@ func (p *ClientPath) message(conn int, data []byte) error {
 		case t == rtrswire.RefusedType:
 			p.refused(n.Errno)
 		case t == rtrswire.RestType:
-			p.rested()
-		case p.c.resting == p:
-			p.c.resting = nil
+			p.onRest()
+		case p.c.restPath == p:
+			p.c.restPath = nil
 		}
 		return nil
 	}
 	return fmt.Errorf("%w: a message of type %#x while the path is %v", ErrProtocol, uint16(t), p.state)
 }
 
-// rested answers whether the server may give the pages of its chunks back: if
-// no request may be using one. Nothing is sent until it says so.
-func (p *ClientPath) rested() {
+// onRest answers whether the server may give the pages of its chunks back: only if no
+// request may be using one. After a yes nothing is sent until the server's WAKE.
+func (p *ClientPath) onRest() {
 	c := p.c
 	n := rtrswire.Notice{Type: rtrswire.RestedType}
 	// A request, one that waits, or one of a lost path that may still reach a chunk: the
 	// server must not take the pages from under it.
-	if len(c.free) != c.Depth() || c.all.n > 0 || len(c.epochs) > 0 || c.resting != nil {
+	if len(c.free) != c.Depth() || c.all.n > 0 || len(c.epochs) > 0 || c.restPath != nil {
 		n.Errno = errnoBusy
 	} else {
-		c.resting, c.restedAt = p, c.now
+		c.restPath, c.restAt = p, c.now
 	}
 	p.notice(n.Append(c.tail[:0]))
 }
 
-// tick does what is due on p.
+// tick carries out everything that is due on p.
 func (p *ClientPath) tick(now time.Duration) {
 	switch p.state {
 	case Reconnecting:
@@ -335,8 +336,8 @@ func (p *ClientPath) watch(now time.Duration) {
 			return
 		}
 	}
-	// Nobody wakes us: the server may be unable to, and requests wait.
-	if p.c.resting == p && now-p.c.restedAt >= p.c.cfg.ConnTimeout {
+	// The WAKE does not come: the server may be unable to send it, and requests wait.
+	if p.c.restPath == p && now-p.c.restAt >= p.c.cfg.ConnTimeout {
 		p.lose(ErrTimeout)
 		return
 	}
@@ -353,17 +354,16 @@ func (p *ClientPath) watch(now time.Duration) {
 	p.c.arm(p.beat.next)
 }
 
-// slow says that a request takes longer than its limit on a path that lives, as
-// heartbeats on each connection show: the store has it. To give the path up would
-// not help, because nothing of its life is sent again before the store is done with
-// all of it; what others have under way here, for stores that are well, would wait
-// as long. (A kernel answers heartbeats on connection 0 alone, so that its other
-// connections may be dead, and are given up.)
+// slow reports a request that takes longer than its limit on a path that works, as
+// heartbeats on each connection show: the store has it. Giving the path up would not help,
+// because no request of this attempt is sent again before the store is done with all of
+// them; requests to other stores would wait as long. (A kernel answers heartbeats on
+// connection 0 alone, so that its other connections may be dead, and are given up.)
 func (p *ClientPath) slow() {
-	if p.told {
+	if p.slowTold {
 		return
 	}
-	p.told = true
+	p.slowTold = true
 	p.c.stats.Timeouts++
 	p.c.event(Event{Kind: EventTimeout, Client: p})
 }

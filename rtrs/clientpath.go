@@ -22,7 +22,7 @@ type ClientPath struct {
 	// The life cycle (state.go; docs/protocol.md, "The life of a path").
 
 	state State
-	// want is what follows Closing: Reconnecting, or Closed or Dead when the
+	// want is the state after Closing: Reconnecting, or Closed or Dead when the
 	// administrator has ended the path.
 	want  State
 	since time.Duration // when it came to be in state
@@ -30,28 +30,28 @@ type ClientPath struct {
 	// at is, in Reconnecting, when the path is tried again, and in Connecting, when
 	// that has taken too long.
 	at time.Duration
-	// attempt counts the lives of the path, and tells the server which is the newer of
-	// two. Each life that was connected is an epoch (fence.go).
-	attempt  uint16
-	attempts int  // that failed in a row: the exponent of the backoff
-	hasty    bool // the administrator asked: the next attempt does not wait
-	ever     bool // was connected before
-	creates  bool // this attempt may create the session
-	overdue  bool // a request failed by its limit, and the path is to be given up for it
-	stats    PathStats
+	// attempt counts the attempts to connect the path, and tells the server which of two is
+	// the newer. Each attempt that was connected is an epoch (fence.go).
+	attempt      uint16
+	failures     int  // attempts that failed in a row: the exponent of the backoff
+	noBackoff    bool // the administrator asked: the next attempt does not wait
+	wasConnected bool // was connected before
+	creates      bool // this attempt may create the session
+	overdue      bool // a request failed by its limit, and the path is to be given up for it
+	stats        PathStats
 
-	// Of this life: it begins with start and ends with Gone.
+	// Of this attempt, which begins with start and ends with Gone.
 	//
 	// Invariant, while Connected: len(cons) == Conns, and flight.n is the sum of the
 	// flights of cons.
 
-	cons   []clientCon // that are made; connection 0 carries what is not a request for the store
-	chunks rtrswire.Chunks
-	flags  uint32          // of the CON_RSP: what the server understands
-	descs  []rtrswire.Desc // where the server's chunks are and with which key, by permit
-	flight list            // requests, sent first at first
-	told   bool            // an event has said that the first of flight takes longer than its limit
-	beat   heartbeat
+	cons     []clientCon // those that are made; connection 0 carries everything but requests for the store
+	chunks   rtrswire.Chunks
+	flags    uint32          // of the CON_RSP: what the server understands
+	descs    []rtrswire.Desc // where the server's chunks are and with which key, by permit
+	flight   list            // requests, sent first at first
+	slowTold bool            // an event has said that the first of flight takes longer than its limit
+	beat     heartbeat
 }
 
 // clientCon is one connection of a path.
@@ -78,7 +78,7 @@ type PathInfo struct {
 func (p *ClientPath) Info() PathInfo {
 	s := p.stats
 	s.Inflight = p.flight.n
-	return PathInfo{p.Local, p.Remote, p.state, p.since, p.attempts, p.err, s}
+	return PathInfo{p.Local, p.Remote, p.state, p.since, p.failures, p.err, s}
 }
 
 // State is where p stands.
@@ -104,19 +104,19 @@ func (p *ClientPath) startAt(t time.Duration) {
 	p.c.arm(t)
 }
 
-// start begins a life.
+// start begins an attempt.
 func (p *ClientPath) start() {
 	c := p.c
-	// The server closes lives with a lower number when it sees this one: what they still have
-	// in flight there is fenced by that.
+	// The server closes attempts with a lower number when it sees this one, which fences the
+	// requests that they still have in flight there.
 	p.attempt++
 	p.cons = p.cons[:0]
-	p.flags, p.descs, p.hasty, p.told = 0, nil, false, false
+	p.flags, p.descs, p.noBackoff, p.slowTold = 0, nil, false, false
 	p.setState(Connecting)
 	p.startAt(c.now + c.cfg.ConnectTimeout)
 	// A path that leads to another server by mistake must not begin a second session there
 	// (fresh).
-	p.creates = p.ever
+	p.creates = p.wasConnected
 	if c.fresh() {
 		p.creates, c.creator = true, p
 	}
@@ -128,7 +128,7 @@ func (p *ClientPath) start() {
 // to another server by mistake does not begin a second session there.
 func (c *Client) fresh() bool {
 	for _, p := range c.paths {
-		if p.ever {
+		if p.wasConnected {
 			return false
 		}
 	}
@@ -154,7 +154,7 @@ func (p *ClientPath) dial() {
 
 // Dialed reports that connection conn is made and that the server answered with rsp.
 func (p *ClientPath) Dialed(now time.Duration, conn int, rsp []byte) {
-	// A report of an earlier life, or of a connection that is not being made.
+	// This is a report of an earlier attempt, or of a connection that is not being made.
 	if p.state != Connecting || conn != len(p.cons) || conn >= p.c.cfg.Conns {
 		return
 	}
@@ -165,7 +165,8 @@ func (p *ClientPath) Dialed(now time.Duration, conn int, rsp []byte) {
 		err = fmt.Errorf("%w: it let connection %d in with errno %d", ErrProtocol, conn, r.Errno())
 	}
 	if err == nil && conn == 0 {
-		// All connections of a path are to the same chunks: what connection 0 says counts.
+		// All connections of a path are to the same chunks: the answer to connection 0
+		// counts.
 		p.chunks, err = r.Chunks()
 		p.flags = r.Flags
 	}
@@ -187,8 +188,8 @@ func (p *ClientPath) Dialed(now time.Duration, conn int, rsp []byte) {
 	p.c.env.Post(p, 0, &transport.Op{Kind: transport.OpSend, Data: b})
 }
 
-// Refused reports that connection conn could not be made. rsp is what the server said, nil
-// if it said nothing.
+// Refused reports that connection conn could not be made. rsp is the server's answer, nil
+// if there was none.
 func (p *ClientPath) Refused(now time.Duration, conn int, rsp []byte, err error) {
 	if p.state != Connecting || conn != len(p.cons) {
 		return
@@ -225,13 +226,13 @@ func (p *ClientPath) end(want State) {
 		p.lose(nil)
 	case Reconnecting, Closed:
 		if p.state != want {
-			p.rest(want)
+			p.retire(want)
 		}
 	}
 }
 
-// rest takes p, which has no link, to Closed or Dead.
-func (p *ClientPath) rest(to State) {
+// retire takes p, which has no link, to Closed or Dead.
+func (p *ClientPath) retire(to State) {
 	c := p.c
 	p.setState(to)
 	// The others may wait for it to create the session.
@@ -239,8 +240,9 @@ func (p *ClientPath) rest(to State) {
 	if to != Dead {
 		return
 	}
-	// Nobody will connect it again, which is how a server without fences ends its epochs.
-	c.forsake(p)
+	// It will not be connected again, and only that would end its epochs at a server
+	// without fences.
+	c.failUnfenceable(p)
 	for i, q := range c.paths {
 		if q == p {
 			c.paths = append(c.paths[:i:i], c.paths[i+1:]...)
@@ -265,9 +267,9 @@ func (p *ClientPath) violation(err error) error {
 	return err
 }
 
-// lose gives p up: it is Connecting or Connected. err is why, nil: the
-// administrator wants it. What is in flight stays until Gone, because its
-// memory may still be written and read.
+// lose gives p up, which is Connecting or Connected. err is the reason, nil if the
+// administrator wants it. Requests in flight stay until Gone, because their memory may
+// still be written and read.
 func (p *ClientPath) lose(err error) {
 	c := p.c
 	was := p.state
@@ -278,7 +280,7 @@ func (p *ClientPath) lose(err error) {
 	c.env.Hang(p)
 	// Nothing was sent on it: there is no epoch to end.
 	if was == Connecting {
-		p.attempts++
+		p.failures++
 		p.stats.ReconnectsFailed++
 		c.uncreate(p)
 		return
@@ -296,7 +298,7 @@ func (p *ClientPath) lose(err error) {
 	}
 }
 
-// Gone reports that what ClientEnv.Hang asked for has happened.
+// Gone reports that the links are closed, as ClientEnv.Hang asked.
 func (p *ClientPath) Gone(now time.Duration) {
 	if p.state != Closing {
 		return
@@ -305,27 +307,28 @@ func (p *ClientPath) Gone(now time.Duration) {
 	c.enter(now)
 	defer c.leave()
 	// Only now: until its links were closed, memory of requests could be read and written.
-	p.strand()
+	p.makeEpoch()
 	switch {
 	case p.want != Reconnecting:
-		p.rest(p.want)
-	case c.cfg.MaxReconnects > 0 && p.attempts >= c.cfg.MaxReconnects:
-		p.rest(Closed)
+		p.retire(p.want)
+	case c.cfg.MaxReconnects > 0 && p.failures >= c.cfg.MaxReconnects:
+		p.retire(Closed)
 	default:
 		p.setState(Reconnecting)
 		// Full jitter: the paths of all clients of a server that came back do not come at one
 		// time.
-		bound := c.cfg.ReconnectMin << min(p.attempts, 20)
+		bound := c.cfg.ReconnectMin << min(p.failures, 20)
 		if bound <= 0 || bound > c.cfg.ReconnectMax {
 			bound = c.cfg.ReconnectMax
 		}
 		t := c.now
-		if !p.hasty {
+		if !p.noBackoff {
 			t += time.Duration(c.rnd.Int63n(int64(bound) + 1))
 		}
 		p.startAt(t)
 	}
-	// strand has made an epoch of what was in flight; another path may ask for its end.
+	// makeEpoch has made an epoch of the requests in flight; another path may ask for its
+	// end.
 	c.fence()
 }
 
@@ -338,21 +341,22 @@ func (p *ClientPath) connect(g uint32, descs []rtrswire.Desc) error {
 	// A kernel's generation is always 0: there only other chunks show that it is a new
 	// session, and only when no path is connected to the old one.
 	case c.chunks.Depth == 0 || !same || g == 0 && c.connected == 0 && p.chunks != c.chunks:
-		c.newLife(p, g)
+		c.newSession(p, g)
 	case p.chunks != c.chunks:
 		return fmt.Errorf("%w: %d chunks of %d bytes on this path, %d of %d on others", ErrProtocol, p.chunks.Depth, p.chunks.Size(), c.chunks.Depth, c.chunks.Size())
 	}
 	p.descs = c.chunks.Spread(p.descs[:0], descs)
-	p.err, p.attempts = nil, 0
-	if p.ever {
+	p.err, p.failures = nil, 0
+	if p.wasConnected {
 		p.stats.Reconnects++
 	}
-	p.ever = true
+	p.wasConnected = true
 	p.setState(Connected)
 	p.beat.start(c.now, c.cfg.HeartbeatEvery)
 	c.arm(p.beat.next)
 	for _, e := range c.epochs {
-		// A server connects a path anew only when its older lives have ended: that is a fence.
+		// A server connects a path again only when its older attempts have ended: that is a
+		// fence.
 		if e.path == p.uuid {
 			e.fenced = true
 		}
@@ -364,18 +368,18 @@ func (p *ClientPath) connect(g uint32, descs []rtrswire.Desc) error {
 	return nil
 }
 
-// newLife takes over session generation g of the server, with its new chunks. Paths that
+// newSession takes over session generation g of the server, with its new chunks. Paths that
 // are connected belong to the old session, which has ended there.
-func (c *Client) newLife(p *ClientPath, g uint32) {
-	// Paths to the old session: what is in flight there ends with it, and its permits are
-	// void.
+func (c *Client) newSession(p *ClientPath, g uint32) {
+	// These are paths to the old session: their requests in flight end with it, and their
+	// permits are void.
 	for i := len(c.paths) - 1; i >= 0; i-- {
 		if q := c.paths[i]; q.state == Connected {
 			q.lose(rdserr.With(rdserr.ErrReset, "the server has a new session"))
 		}
 	}
 	c.generation, c.chunks = g, p.chunks
-	c.life++
+	c.session++
 	c.slots = make([]*Req, c.chunks.Depth)
 	c.free = make([]uint32, 0, c.chunks.Depth)
 	// The last is used first: permits from 0 on, so that few chunks are touched.
@@ -394,7 +398,7 @@ func (c *Client) up() {
 	for _, p := range c.paths {
 		if p.state == Reconnecting {
 			t := c.now
-			if p.ever {
+			if p.wasConnected {
 				t += time.Duration(c.rnd.Int63n(int64(c.cfg.ReconnectMin) + 1))
 			}
 			p.startAt(min(p.at, t))
@@ -405,7 +409,7 @@ func (c *Client) up() {
 }
 
 // down tells the user that the last path is lost. Requests with Admin were about a session
-// that may have ended: they fail, and the user asks anew after Up.
+// that may have ended: they fail, and the user asks again after Up.
 func (c *Client) down() {
 	c.stats.Downs++
 	c.lostAt, c.resumed = c.now, false

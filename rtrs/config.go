@@ -32,7 +32,7 @@ type ClientConfig struct {
 	RemoteInval bool // let the server revoke the key of a read's memory, as a kernel does, instead of revoking it here
 }
 
-// OnLoss says what becomes of requests while no path is connected.
+// OnLoss says how requests end while no path is connected.
 type OnLoss uint8
 
 const (
@@ -50,7 +50,7 @@ func (l OnLoss) String() string {
 	return "wait"
 }
 
-// withDefaults fills in what is zero and says what is wrong.
+// withDefaults fills in fields that are zero, and returns an error for a wrong one.
 func (c ClientConfig) withDefaults() (ClientConfig, error) {
 	if err := rtrswire.CheckName(c.Name); err != nil {
 		return c, err
@@ -119,7 +119,7 @@ func (c ServerConfig) withDefaults() (ServerConfig, rtrswire.Chunks, error) {
 	switch {
 	case c.QueueDepth < 1 || c.QueueDepth > maxDepth:
 		return c, none, fmt.Errorf("queue depth %d, 1 to %d are possible", c.QueueDepth, maxDepth)
-	// An upper limit too: depth and chunk together are what each session takes of memory.
+	// An upper limit too: depth and chunk together are the memory of each session.
 	case c.MaxIO < 512 || c.MaxIO > 64<<20 || c.MaxHdr < 512 || c.MaxHdr > 64<<10:
 		return c, none, fmt.Errorf("chunks of %d bytes of data and %d of headers, 512 to 64 MiB and 512 to 64 KiB are possible", c.MaxIO, c.MaxHdr)
 	case c.ConnectTimeout < 0 || c.TrimAfter < 0:

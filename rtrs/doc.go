@@ -6,18 +6,17 @@
 // chunk (a piece of the server's memory), permit (the right to use one), the
 // immediate (32 bits that say which chunk holds a request, or is answered).
 //
-// What is ours: a request that may have reached the server on a path that died
-// is sent again only after the server has said that nothing of that path will
-// touch the store any more (a fence; an epoch is one life of a path, from one
-// connect to the next). So a write that was held up cannot overtake a later one.
+// One rule is ours: a request that may have reached the server on a path that died is sent
+// again only after the server has said that no request of that path will touch the store
+// any more (a fence; an epoch is one attempt of a path, from one connect to the next). So a
+// write that was held up cannot overtake a later one.
 //
-// No goroutine, no lock, no clock, no I/O, and no randomness but the source
-// given. The caller's lock guards a Client with its paths and requests, another
-// one (or the same) a Server with all it contains; now is monotonic and never
-// goes back; the two Env interfaces are called with that lock held. The rules of
-// the calls are at ClientEnv and ServerEnv. In steady state nothing is
-// allocated and no payload is copied.
+// The package has no goroutine, lock, clock or I/O, and no randomness but the source given.
+// The caller's lock guards a Client with its paths and requests, another one (or the same)
+// a Server with all it contains; now is monotonic and never goes back; the two Env
+// interfaces are called with that lock held. The rules of the calls are at ClientEnv and
+// ServerEnv. In steady state nothing is allocated and no payload is copied.
 //
-// Read client.go (what a client is asked), clientpath.go (the life of a path),
-// fence.go (failover), and on the other side serverpath.go and serverio.go.
+// Read client.go (the calls of a client), clientpath.go (the life of a path), fence.go
+// (failover), and on the other side serverpath.go and serverio.go.
 package rtrs

@@ -6,31 +6,30 @@ import (
 	"github.com/rdsd/rdsd/transport"
 )
 
-// Never is the time of what is not due at all.
+// Never is the time of something that is not due at all.
 const Never = time.Duration(1<<63 - 1)
 
-// ClientEnv is what a Client needs done. It is called from within the Client's
-// methods, does not block and does not call back, but for the exceptions that
-// stand at the methods.
+// ClientEnv carries out what a Client decides. It is called from within the Client's
+// methods, does not block and does not call back, except where a method says so.
 //
-// What a link brings is told to its path: Dialed or Refused once for each Dial,
-// then what the link's handler gets (Written, Received, Invalidated), and Lost
-// when a link ended by itself. Once Hang was called none of these matters any
-// more (they are ignored if they come); Gone follows when all has ended.
+// It tells the path what happens on its links: Dialed or Refused once for each Dial, then
+// the calls of the link's handler (Written, Received, Invalidated), and Lost when a link
+// ended by itself. After Hang these calls are ignored; Gone follows when all links have
+// ended.
 type ClientEnv interface {
-	// Dial makes connection conn of p, from p.Local to p.Remote, showing req,
-	// which is the callee's. Then p.Dialed or p.Refused. It ends no dial by
-	// itself before 5 s; the Client hangs the path up when it has waited enough.
+	// Dial makes connection conn of p, from p.Local to p.Remote, showing req, which is the
+	// callee's. p.Dialed or p.Refused follows. A dial may last 5 s at least; the Client
+	// hangs the path up when it has waited enough.
 	Dial(p *ClientPath, conn int, req []byte)
-	// Hang closes every link of p, and ends dials of it. Then p.Gone, once no
-	// memory registered for p can be written and no data posted to p is read any
-	// more, also when there was no link. Never from within Hang.
+	// Hang closes every link of p, and ends dials of it. p.Gone follows once no memory
+	// registered for p can be written and no data posted to p is read any more, also when
+	// there was no link, but never from within Hang.
 	Hang(p *ClientPath)
 	// Post posts to connection conn of p. The links posted to are flushed when
 	// the call into the Client, or the turn it is part of, is over.
 	Post(p *ClientPath, conn int, op *transport.Op)
-	// Register and Take are those of p's transport.Domain. After Gone a new
-	// life of p may have another domain.
+	// Register and Take are those of p's transport.Domain. After Gone the next attempt of p
+	// may have another domain.
 	Register(p *ClientPath, b []byte) (key uint32, addr uint64)
 	Take(p *ClientPath, key uint32) (filled int, idle bool)
 
@@ -50,14 +49,14 @@ type ClientEnv interface {
 	Event(e Event)
 }
 
-// ServerEnv is what a Server needs done; the rules are those of ClientEnv.
+// ServerEnv carries out what a Server decides; the rules are those of ClientEnv.
 type ServerEnv interface {
-	// Accept lets c's link in, in the domain of c.Path, showing rsp, which is the
-	// callee's; what it brings is told to c.Path from now on, and Lost if it
-	// could not be made. Reject refuses it, showing rsp; c has no Path then.
+	// Accept lets c's link in, in the domain of c.Path, showing rsp, which is the callee's;
+	// its events are told to c.Path from now on, and Lost if it could not be made. Reject
+	// refuses it, showing rsp; c has no Path then.
 	Accept(c *ServerCon, rsp []byte)
 	Reject(c *ServerCon, rsp []byte)
-	// Hang closes every link of p. Then p.Gone, as with ClientEnv.
+	// Hang closes every link of p. p.Gone follows, as with ClientEnv.
 	Hang(p *ServerPath)
 	Post(p *ServerPath, conn int, op *transport.Op)
 	// Register, Renew and Revoke are Register, RegisterAt and Revoke of p's
@@ -66,10 +65,9 @@ type ServerEnv interface {
 	Renew(p *ServerPath, b []byte, addr uint64) (key uint32)
 	Revoke(p *ServerPath, key uint32) (idle bool)
 
-	// Alloc returns n zero bytes for the chunks of a session that cost nothing
-	// until they are touched (an anonymous mapping), or nil when there is no
-	// room. Free gives them back. Trim gives the pages within b back; what is
-	// there reads as anything afterwards.
+	// Alloc returns n zero bytes for the chunks of a session that cost nothing until they
+	// are touched (an anonymous mapping), or nil when there is no room. Free gives them
+	// back. Trim gives the pages within b back; their content is undefined afterwards.
 	Alloc(n int) []byte
 	Free(b []byte)
 	Trim(b []byte)

@@ -6,7 +6,7 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// Errors of this side. What the server answered is a bare syscall.Errno.
+// Errors of this side. An answer of the server is a bare syscall.Errno.
 var (
 	ErrTimeout   = &rdserr.Error{Errno: syscall.ETIMEDOUT, Name: "timeout", Text: "the request had no answer within its limit"}
 	ErrNoPath    = &rdserr.Error{Errno: syscall.ECONNABORTED, Name: "no-path", Text: "no path to the server for longer than the loss timeout"}
@@ -21,7 +21,7 @@ var (
 	ErrHeartbeat = &rdserr.Error{Errno: syscall.ETIMEDOUT, Name: "heartbeat", Text: "the peer was silent beyond the limit of missed heartbeats"}
 )
 
-// What is told to the peer, as a positive errno.
+// Errors told to the peer, as positive errnos.
 const (
 	errnoReset    = uint16(syscall.ECONNRESET) // another version, or a connection that fits nothing there is
 	errnoShutdown = uint16(syscall.ESHUTDOWN)

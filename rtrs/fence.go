@@ -6,35 +6,34 @@ import (
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
-// Failover. When a path is lost, nobody can tell what became of the requests in
-// flight on it: they may be in a socket's buffer on the way, or at the store.
-// Were they simply sent again on another path, the first copy could be carried
-// out later, even after a newer write to the same place had been acknowledged.
-// So each life of a path that was connected is an epoch, and before anything
-// of it is sent again the server is told to end it: it closes the links, drops
-// what it did not begin, waits for what is at the store, and answers. That
-// costs a round trip on a path that lives, or nothing when the same path comes
-// back first, because the server connects it only when its older lives ended.
+// Failover. When a path is lost, the fate of the requests in flight on it is unknown: they
+// may be in a socket's buffer on the way, or at the store. Were they simply sent again on
+// another path, the first copy could be carried out later, even after a newer write to the
+// same place had been acknowledged. So each attempt of a path that was connected is an
+// epoch, and before a request of it is sent again the server is told to end it: it closes
+// the links, drops requests that it did not begin, waits for those at the store, and
+// answers. That costs a round trip on a working path, or nothing when the same path comes
+// back first, because the server connects it only when its older attempts have ended.
 //
-// A request that fails by its limit meanwhile has its outcome, but if it is a
-// write it may still happen; so nothing at all is sent until that epoch is
-// fenced. Its permit stays taken as long.
+// A request that fails by its limit meanwhile has its outcome, but if it is a write it may
+// still happen; so nothing at all is sent until that epoch is fenced. Its permit stays
+// taken for as long.
 //
 // Tried and dropped: sending only requests that do not overlap. The client of a
 // block device cannot be asked what a discard or a flush overlaps with.
 
-// epoch is what is left of a path's life that has ended.
+// epoch holds the requests of a path's attempt that has ended.
 type epoch struct {
 	c       *Client
-	from    *ClientPath // it may be removed, or have a newer life
+	from    *ClientPath // it may be removed, or have a newer attempt
 	path    [rtrswire.UUIDLen]byte
-	attempt uint16 // which life of path it was
+	attempt uint16 // which attempt of path it was
 	able    bool   // the server could be asked to end it, when it lived
 
 	reqs    list     // to be sent again
 	permits []uint32 // of requests that failed: their chunks may still be read
-	life    uint32   // of the Client, whose permits these are
-	ghosts  int      // writes that failed and may still happen, and a promise to rest
+	session uint32   // of the Client, whose permits these are
+	ghosts  int      // writes that failed and may still happen, and a promise to send nothing (REST)
 
 	// via is where the fence was sent, nil: nowhere yet, or that path is lost. fenced
 	// says that nothing of the epoch can happen at the server any more.
@@ -42,18 +41,18 @@ type epoch struct {
 	fenced bool
 }
 
-// strand makes an epoch of what is in flight on p, whose links are closed.
-func (p *ClientPath) strand() {
+// makeEpoch makes an epoch of the requests in flight on p, whose links are closed.
+func (p *ClientPath) makeEpoch() {
 	c := p.c
 	// The promise to send nothing was made on this path; the server may still act upon it.
-	rest := c.resting == p
+	rest := c.restPath == p
 	if rest {
-		c.resting = nil
+		c.restPath = nil
 	}
 	if p.flight.n == 0 && !rest {
 		return
 	}
-	e := &epoch{c: c, from: p, path: p.uuid, attempt: p.attempt, able: p.fences(), life: c.life}
+	e := &epoch{c: c, from: p, path: p.uuid, attempt: p.attempt, able: p.fences(), session: c.session}
 	if rest { // the server may take us at our word later
 		e.ghosts++
 		c.ghosts++
@@ -64,7 +63,7 @@ func (p *ClientPath) strand() {
 		if r.hasKey {
 			p.revoke(r)
 		}
-		if r.life == c.life {
+		if r.session == c.session {
 			c.slots[r.permit] = nil
 		}
 		// It keeps its permit: the server may still be using the chunk.
@@ -74,23 +73,23 @@ func (p *ClientPath) strand() {
 	c.event(Event{Kind: EventFailover, Client: p, N: e.reqs.n})
 	for r := e.reqs.first; r != nil; {
 		next := r.next(byState)
-		// It has failed before, and waited here only for its memory.
+		// It has failed before, and only waited until its memory was free.
 		if r.expired {
-			e.orphan(r)
+			e.takeFailed(r)
 			c.finish(r, r.Err)
 		}
 		r = next
 	}
 }
 
-// orphan takes r, which fails, out of e.
-func (e *epoch) orphan(r *Req) {
+// takeFailed takes r, which fails, out of e.
+func (e *epoch) takeFailed(r *Req) {
 	e.reqs.remove(r)
-	if r.life == e.c.life {
+	if r.session == e.c.session {
 		e.permits = append(e.permits, r.permit)
 	}
 	// It has its outcome, and may happen nevertheless, after a newer write to the same place:
-	// nothing is sent until that is out of the question.
+	// nothing is sent until that is impossible.
 	if r.Op == Write {
 		e.ghosts++
 		e.c.ghosts++
@@ -107,7 +106,8 @@ func (c *Client) fence() {
 			continue
 		}
 		i++
-		// Asked already, or a kernel, which ends an epoch only by connecting its path anew.
+		// It was asked already, or is a kernel, which ends an epoch only by connecting its
+		// path again.
 		if e.via != nil || !e.able {
 			continue
 		}
@@ -128,14 +128,14 @@ func (e *epoch) end() {
 	c := e.c
 	c.stats.Fences++
 	c.ghosts -= e.ghosts
-	if e.life == c.life {
+	if e.session == c.session {
 		c.free = append(c.free, e.permits...)
 	}
-	// From the last, each before the others: they come out in their old order, before what
-	// was submitted since.
+	// From the last one on, each goes before the others: so they stand in their old order,
+	// before requests submitted since.
 	for r := e.reqs.last; r != nil; r = e.reqs.last {
 		e.reqs.remove(r)
-		if r.life == c.life {
+		if r.session == c.session {
 			c.free = append(c.free, r.permit)
 		}
 		r.at, r.epoch = queued, nil
@@ -143,15 +143,15 @@ func (e *epoch) end() {
 	}
 }
 
-// forsake fails the requests of p, which is removed, if the server cannot be asked for a
-// fence of it: it is a kernel, which fences only by connecting a path anew.
-func (c *Client) forsake(p *ClientPath) {
+// failUnfenceable fails the requests of p, which is removed, if the server cannot be asked
+// for a fence of it: it is a kernel, which fences only by connecting a path again.
+func (c *Client) failUnfenceable(p *ClientPath) {
 	for _, e := range c.epochs {
 		if e.from != p || e.able {
 			continue
 		}
 		for r := e.reqs.first; r != nil; r = e.reqs.first {
-			e.orphan(r)
+			e.takeFailed(r)
 			c.finish(r, ErrNoPath)
 		}
 		e.fenced = true

@@ -4,10 +4,9 @@ import (
 	"time"
 )
 
-// heartbeat is the watch that one end keeps over a path. In each interval a
-// message is sent on connection 0 unless the last is unanswered; whatever is
-// received, on any connection, is a sign of life, and limit intervals without
-// one are the end.
+// heartbeat is the watch that one end keeps over a path. In each interval a message is sent
+// on connection 0 unless the last is unanswered; any message, on any connection, is a sign
+// of life, and the path ends after limit intervals without one.
 //
 // The kernel gives up one to two intervals later, as it counts ticks.
 type heartbeat struct {
@@ -45,8 +44,8 @@ func (h *heartbeat) answered(now time.Duration) (d time.Duration) {
 	return d
 }
 
-// lateness keeps a process that did not run for a while, stopped or starved,
-// from taking that for the silence of others: what came meanwhile is read first.
+// lateness keeps a process that did not run for a while from taking that for the silence of
+// its peers: messages that came meanwhile are read first.
 type lateness bool
 
 // tick is called first in Tick. True: it came an interval or more too late, and

@@ -20,26 +20,24 @@ const (
 	MinLatency
 )
 
-// PolicyInfo is what people know of a policy.
+// PolicyInfo describes a policy to users.
 type PolicyInfo struct {
-	Name   string // what it is called everywhere
+	Name   string // its name everywhere
 	Short  string // likewise
 	Kernel string // its number in the kernel's sysfs; "" when the kernel does not have it
 	About  string // which path it chooses, in a few words
 }
 
-// chooser chooses a path for each request of one session, which has a chooser of
-// its own for each policy: what a policy remembers is still there when the
-// session returns to it.
+// chooser chooses a path for each request of one session. A session has a chooser of its
+// own for each policy, so that a policy still has its state when the session returns to it.
 type chooser interface {
-	// choose returns one of paths that is Connected; there is one. It is asked
-	// for every request, so it does not allocate.
+	// choose returns one of paths that is Connected; there is one. It is called for every
+	// request, so it must not allocate.
 	choose(paths []*ClientPath) *ClientPath
 }
 
-// policies are all there are. A further one is a file of its own with its
-// chooser, and a line here: configuration, API, SDKs and commands know policies
-// by what this table says of them.
+// policies is the table of all policies. A new one is a file of its own with its chooser,
+// and a line here: configuration, API, SDKs and commands take policies from this table.
 var policies = []struct {
 	PolicyInfo
 	make func() chooser
@@ -49,7 +47,7 @@ var policies = []struct {
 	MinLatency:  {PolicyInfo{"min-latency", "ml", "2", "the one with the shortest heartbeat"}, newMinLatency},
 }
 
-// choosers makes what a session chooses its paths with, by policy.
+// choosers returns the choosers of a session, by policy.
 func choosers() []chooser {
 	all := make([]chooser, len(policies))
 	for i := range policies {

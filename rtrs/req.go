@@ -27,14 +27,14 @@ type Req struct {
 	Admin bool   // goes on connection 0, and is sent before Resume too
 	Lane  uint32 // chooses among the other connections; requests of one lane share one
 	Usr   []byte // the user header, at most MaxUsr bytes; copied each time the request is sent
-	Data  []byte // Write: what is sent. Read: where the answer goes, all of it. nil: none
+	Data  []byte // Write: the bytes to send. Read: where the answer goes, all of it. nil: none
 	// Since is when the limits of a request began that comes again after it was
 	// cancelled; 0: they begin when it is submitted.
 	Since time.Duration
 	Err   error // the outcome: nil, a syscall.Errno that the server answered, or an error of this package
 	Ctx   any   // the caller's
 
-	// The rest is its Client's.
+	// The other fields belong to its Client.
 	at        reqState
 	expired   bool        // its limit passed while it was in flight
 	again     *ClientPath // sent before, last on this path
@@ -42,8 +42,8 @@ type Req struct {
 	sent      time.Duration
 	path      *ClientPath // inFlight
 	epoch     *epoch      // stranded
-	permit    uint32      // inFlight, stranded: if life is still the Client's
-	life      uint32
+	permit    uint32      // inFlight, stranded: if session is still the Client's
+	session   uint32
 	con       uint16
 	hasKey    bool
 	key       uint32 // of Data, inFlight
@@ -67,9 +67,9 @@ type ServerReq struct {
 	Path    *ServerPath
 	Op      Op
 	Usr     []byte // the user header, a copy
-	// Data lies in the chunk. Write: what came; the peer may still be able to
-	// change it if the server was told not to invalidate. Read: room to fill;
-	// what it holds before is not defined.
+	// Data lies in the chunk. Of a Write it is the data that came; the peer may still be
+	// able to change it if the server was told not to invalidate. Of a Read it is room to
+	// fill, with undefined content.
 	Data []byte
 	Seq  uint64 // of the session, from 1
 	Ctx  any    // the callee's; kept when the ServerReq is used again
@@ -81,6 +81,6 @@ type ServerReq struct {
 	usr   [MaxUsr]byte
 }
 
-// Stale says that no answer will be sent, because the path has gone: what has
-// not been handed to the store need not be, but Reply is still to be called.
+// Stale reports whether no answer will be sent, because the path has gone: a request that
+// has not been handed to the store need not be, but Reply is still to be called.
 func (r *ServerReq) Stale() bool { return r.stale }

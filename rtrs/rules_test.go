@@ -26,11 +26,11 @@ func (c *Client) broken() string {
 	for _, e := range c.epochs {
 		ghosts += e.ghosts
 		for r := e.reqs.first; r != nil; r = r.next(byState) {
-			if r.life == c.life {
+			if r.session == c.session {
 				take(r.permit, "a stranded request")
 			}
 		}
-		if e.life == c.life {
+		if e.session == c.session {
 			for _, permit := range e.permits {
 				take(permit, "a failed request")
 			}

@@ -23,10 +23,10 @@ type Server struct {
 
 	paths    []*ServerPath    // in the order they came, until nothing of them can happen any more
 	sessions []*ServerSession // those that are down and not empty yet included
-	// fences wait for the end of what they are about. unsettled says that something has
-	// ended since settle looked at them, and at the paths that are Fencing.
+	// fences wait for the end of the attempts they are about. pathEnded says that one has
+	// ended since resumeWaiting looked at them, and at the paths that are Fencing.
 	fences     []pendingFence
-	unsettled  bool
+	pathEnded  bool
 	generation uint32 // of the last session
 	keep       int    // keepTouched, but for tests
 	// replaced are sessions whose client came back under another number: two that live
@@ -77,8 +77,8 @@ func (s *Server) enter(now time.Duration) {
 
 func (s *Server) leave() {
 	if s.busy == 1 {
-		for s.unsettled {
-			s.settle()
+		for s.pathEnded {
+			s.resumeWaiting()
 		}
 		if s.closed && !s.told && len(s.paths) == 0 {
 			s.told, s.due = true, Never
@@ -110,8 +110,8 @@ func (s *Server) Connect(now time.Duration, ctx any, req []byte, local, remote n
 		s.env.Reject(c, rsp.Append(nil))
 		return c
 	}
-	// A mark that kernels ignore: only a client that shows it is sent what a kernel would not
-	// understand.
+	// The mark is one that kernels ignore: only a client that shows it gets messages that a
+	// kernel would not understand.
 	c.Path.fences = c.Path.fences || rtrswire.FencesSet(req)
 	rsp := rtrswire.ConnRsp{QueueDepth: uint16(s.chunks.Depth), MaxIOSize: s.chunks.MaxIO, MaxHdrSize: s.chunks.MaxHdr, Flags: rtrswire.Fences}
 	if !s.cfg.NoInvalidate {
@@ -121,8 +121,8 @@ func (s *Server) Connect(now time.Duration, ctx any, req []byte, local, remote n
 	return c
 }
 
-// admit finds or makes the path of c. Older lives of it are given up: the
-// client would not connect it if it had not lost them.
+// admit finds or makes the path of c. Older attempts of it are given up: the client would
+// not connect it if it had not lost them.
 func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, local, remote netip.AddrPort) (errno uint16, err error) {
 	if s.closed {
 		return errnoShutdown, ErrClosed
@@ -147,22 +147,23 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, local, remote netip.Ad
 			others++
 			known = known || p.state == Connected
 		case p.attempt == r.Attempt:
-			// Another connection of an attempt under way: it has to be of the same shape, from the same
-			// address, and not made yet.
+			// This is another connection of an attempt under way: it has to be of the same shape, from
+			// the same address, and not made yet.
 			if p.state != Connecting || int(r.Conn) >= len(p.cons) || len(p.cons) != int(r.Conns) || p.cons[r.Conn].ServerCon != nil || p.Remote.Addr() != remote.Addr() {
 				return errnoReset, fmt.Errorf("%w: connection %d of %d of a path that is %v and has %d", ErrProtocol, r.Conn, r.Conns, p.state, len(p.cons))
 			}
 			c.Path, p.cons[r.Conn].ServerCon = p, c
 			return 0, nil
-		// Attempts wrap around at 16 bits: what counts is which is ahead of the other.
+		// Attempts wrap around at 16 bits, so the sign of the difference says which is the
+		// newer.
 		case int16(r.Attempt-p.attempt) < 0:
 			return errnoReset, rdserr.With(rdserr.ErrReset, "attempt %d to connect a path came late, it is at %d", r.Attempt, p.attempt)
 		default:
 			known = known || p.state == Connected
 		}
 	}
-	// What has not said whose it is costs its sender nothing: half of the places are more than
-	// one address may have.
+	// A path that has not yet named its session costs its sender nothing: one address may have at
+	// most half of the places.
 	most := max(64, s.cfg.MaxSessions)
 	switch {
 	case int(r.Conns) > s.cfg.MaxConns || others >= s.cfg.MaxPaths || unnamed >= most || from >= most/2:
@@ -210,7 +211,7 @@ func (s *Server) Stats() ServerStats {
 	return t
 }
 
-// Disconnect gives p up; the client may connect it anew.
+// Disconnect gives p up; the client may connect it again.
 func (s *Server) Disconnect(now time.Duration, p *ServerPath) {
 	s.enter(now)
 	if p.state < Closing {
@@ -246,7 +247,7 @@ func (s *Server) Close(now time.Duration) {
 	s.leave()
 }
 
-// Tick does what is due; see Client.Tick.
+// Tick carries out everything that is due; see Client.Tick.
 func (s *Server) Tick(now time.Duration) (next time.Duration) {
 	s.enter(now)
 	if s.late.tick(&s.due, s.now, s.cfg.HeartbeatEvery) {

@@ -14,8 +14,8 @@ type pendingFence struct {
 	what rtrswire.Fence
 }
 
-// maxFences is how many a path may have waiting: a client has one epoch for
-// each of its paths, and some more if those are connected anew meanwhile.
+// maxFences bounds the fences that may wait for a path: a client has one epoch for each of
+// its paths, and some more if those are connected again meanwhile.
 const maxFences = 4 * rtrswire.MaxPaths
 
 // fence ends, for the client, what is left of a path's earlier attempts.
@@ -30,19 +30,19 @@ func (p *ServerPath) fence(f rtrswire.Fence) error {
 			n++
 		}
 	}
-	// Each waits in memory for what it is about; a client has no use for more.
+	// Each takes memory while it waits; a client has no use for more.
 	if n >= maxFences {
 		return fmt.Errorf("%w: %d fences wait", ErrProtocol, n)
 	}
 	for _, q := range p.s.paths {
-		// The links first, so that nothing more of those lives arrives; then what is at the store
-		// ends (settle).
+		// The links are closed first, so that nothing more of those attempts arrives; then the
+		// requests at the store end (resumeWaiting).
 		if covers(q, p, &f) && q.state < Closing {
 			q.lose(nil)
 		}
 	}
 	p.s.fences = append(p.s.fences, pendingFence{p, f})
-	p.s.unsettled = true
+	p.s.pathEnded = true
 	return nil
 }
 
@@ -51,9 +51,9 @@ func covers(q, p *ServerPath, f *rtrswire.Fence) bool {
 	return q.session == p.session && q.uuid == f.Path && int16(f.Attempt-q.attempt) >= 0
 }
 
-// settle lets go on what waited for others to end.
-func (s *Server) settle() {
-	s.unsettled = false
+// resumeWaiting answers fences and lets in paths that waited for others to end.
+func (s *Server) resumeWaiting() {
+	s.pathEnded = false
 	s.fences = slices.DeleteFunc(s.fences, s.answerFence)
 	for _, p := range s.paths {
 		if p.state == Fencing {
@@ -62,7 +62,8 @@ func (s *Server) settle() {
 	}
 }
 
-// answerFence answers w if what it is about has ended; true: w is done with.
+// answerFence answers w if the attempts it is about have ended. It reports whether w is
+// done with.
 func (s *Server) answerFence(w pendingFence) bool {
 	// The client sends it again on another path.
 	if w.via.state != Connected {
@@ -80,12 +81,13 @@ func (s *Server) answerFence(w pendingFence) bool {
 	return true
 }
 
-// letIn connects p, which has said its name, once nothing of its older lives
-// and of a session that it replaces can happen any more.
+// letIn connects p, which has named its session, once no request of its older attempts and
+// of a session that it replaces can happen any more.
 func (s *Server) letIn(p *ServerPath) {
 	var ses *ServerSession
 	wait := false
-	// Its INFO_RSP tells the client that its older lives have ended: it waits until that is so.
+	// Its INFO_RSP tells the client that its older attempts have ended, so it waits until they
+	// have.
 	for _, q := range s.paths {
 		if q != p && q.session == p.session && q.uuid == p.uuid && int16(p.attempt-q.attempt) > 0 {
 			wait = true
@@ -99,8 +101,8 @@ func (s *Server) letIn(p *ServerPath) {
 				ses = e
 			}
 		case e.Name != p.name:
-		// What the former session of this name has at the store could overwrite what the new one
-		// writes.
+		// Requests of the former session of this name at the store could overwrite data of the
+		// new one.
 		case e.down:
 			wait = true
 		// A name proves nothing, but the former session's address does a little.
@@ -136,9 +138,9 @@ func (s *Server) letIn(p *ServerPath) {
 	}
 }
 
-// replace ends e because its client, started anew, has come with another
-// number. If the old one is alive it is told, and must not come back: two of a
-// name would replace each other for ever.
+// replace ends e because its client was started again and has come with another number. If
+// the old client is alive it is told, and must not come back: two clients of one name would
+// replace each other for ever.
 func (s *Server) replace(e *ServerSession) {
 	s.stats.Replaced++
 	s.replaced[s.numReplace%len(s.replaced)] = e.uuid

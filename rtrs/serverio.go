@@ -10,7 +10,7 @@ import (
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
-// Written is what the handler of the link of connection conn was told; see Lost.
+// Written takes a call of the link of connection conn to its handler; see Lost.
 func (p *ServerPath) Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) (err error) {
 	p.s.enter(now)
 	if p.alive(conn) {
@@ -57,8 +57,8 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswir
 	if key != k.Key || n <= 0 || at > uint64(s.chunks.Size()) || uint64(n) > uint64(s.chunks.Size())-at {
 		return p.violation(fmt.Errorf("%w: a request in chunk %d, written elsewhere", ErrProtocol, id))
 	}
-	// From here on the client cannot change what is being looked at. A write that has begun
-	// and goes on means that it wrote twice with one key.
+	// From here on the client cannot change the request. A write that has begun and goes on
+	// means that it wrote twice with one key.
 	if !s.cfg.NoInvalidate && !s.env.Revoke(p, key) {
 		return p.violation(fmt.Errorf("%w: chunk %d is being written after its request", ErrProtocol, id))
 	}
@@ -66,11 +66,11 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswir
 	e.touch(c, uint32(at)+uint32(n))
 	m, l, err := s.chunks.ParseRequest(chunk, off)
 	switch {
-	// Neither a read nor a write: whoever sends that speaks another protocol.
+	// It is neither a read nor a write: the client speaks another protocol.
 	case err == rtrswire.ErrType:
 		return p.violation(err)
-	// Exactly what the message says was written: otherwise it would be done with what the
-	// chunk held before.
+	// The bytes written must be exactly those the message describes: otherwise it would be
+	// done with old content of the chunk.
 	case err == nil && (at != uint64(l.Start(m.Type)) || at+uint64(n) != uint64(l.End)):
 		err = ErrProtocol
 	case err == nil && int(m.UsrLen) > MaxUsr:
@@ -105,7 +105,7 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswir
 	return nil
 }
 
-// badRequest is what a client is told about a request that is none.
+// badRequest returns the errno for a malformed request.
 func badRequest(err error) uint16 {
 	if errors.Is(err, ErrTooLarge) {
 		return errnoTooLarge
@@ -124,9 +124,9 @@ func (e *ServerSession) newReq() *ServerReq {
 	return r
 }
 
-// Reply ends r. Read: its first n bytes of Data are filled, what is beyond is
-// sent as zeroes. err: an error with a syscall.Errno in it, or nil. r may be
-// used by another request at once.
+// Reply ends r. Of a Read the first n bytes of Data are filled, and the others are sent as
+// zeroes. err is nil or has a syscall.Errno in it. r may be used by another request at
+// once.
 func (s *Server) Reply(now time.Duration, r *ServerReq, n int, err error) {
 	s.enter(now)
 	e, p := r.Session, r.Path
@@ -143,14 +143,15 @@ func (s *Server) Reply(now time.Duration, r *ServerReq, n int, err error) {
 	if e.active == 0 && e.touched > s.keep {
 		s.arm(e.used + s.cfg.TrimAfter)
 	}
-	// On a path that is given up nobody waits for it: the client has it fenced and asks anew.
+	// On a path that is given up no answer is needed: the client has it fenced and asks
+	// again.
 	if p.state == Connected {
 		p.answer(r, n, err)
 	}
 	r.Path, r.Data, r.Usr = nil, nil, nil
 	e.spare = append(e.spare, r)
-	// The last one: nothing of this life can happen at the store any more, and fences that
-	// wait for that are answered.
+	// This was the last one: no request of this attempt can happen at the store any more,
+	// and fences that wait for that are answered.
 	if p.state == Draining && p.inflight == 0 {
 		p.gone()
 	}
@@ -165,20 +166,21 @@ func (p *ServerPath) answer(r *ServerReq, n int, err error) {
 	var errno uint16
 	if err != nil {
 		p.stats.Errors++
-		// Done has 9 bits for it; it sends EIO for what does not fit.
+		// Done has 9 bits for the errno, and sends EIO for one that does not fit.
 		errno = uint16(min(rdserr.Errno(err), 1<<15))
 	}
 	if r.msg.SGCnt == 1 {
 		if err == nil {
 			if n < len(r.Data) {
-				// What the store did not fill is what the chunk held before, perhaps of another volume.
+				// Bytes that the store did not fill are old content of the chunk, perhaps of another
+				// volume.
 				clear(r.Data[max(n, 0):])
 			}
 			s.op = transport.Op{Kind: transport.OpWrite, Key: r.msg.Desc.Key, Addr: r.msg.Desc.Addr, Data: r.Data}
 			s.env.Post(p, con, &s.op)
 		}
-		// After the data and before the status, on the same connection: when the client reads the
-		// status nobody can write into its memory any more.
+		// This goes after the data and before the status, on the same connection: when the client
+		// reads the status, its memory can no longer be written.
 		if r.msg.NeedInval() {
 			s.op = transport.Op{Kind: transport.OpSendInval, Key: r.msg.Desc.Key}
 			s.env.Post(p, con, &s.op)

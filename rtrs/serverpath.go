@@ -9,8 +9,8 @@ import (
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
-// ServerPath is one life of a path of a client: another attempt to connect it
-// is another ServerPath. Its exported fields do not change, but for Ctx.
+// ServerPath is one attempt of a path of a client: another attempt to connect it is another
+// ServerPath. Its exported fields do not change, but for Ctx.
 type ServerPath struct {
 	Local, Remote netip.AddrPort // of its first connection
 	Ctx           any            // the shell's
@@ -18,7 +18,7 @@ type ServerPath struct {
 	s       *Server
 	session uuid
 	uuid    uuid
-	attempt uint16 // which life of the path this is, by the client's count
+	attempt uint16 // which attempt this is, by the client's count
 	fences  bool   // the client understands our own messages
 
 	// The life cycle (state.go; docs/protocol.md, "The life of a path").
@@ -40,7 +40,7 @@ type ServerPath struct {
 	keys  []rtrswire.Desc
 	cons  []serverCon // as many as the CON_REQ says; nil inside: not made yet
 	beat  heartbeat
-	asked bool // a REST was sent on it that is not answered
+	asked bool // a REST was sent on it that is not answered yet
 
 	// inflight counts requests that Reply was not called for; the path is Draining
 	// until there are none.
@@ -87,7 +87,7 @@ func (p *ServerPath) setState(to State) {
 }
 
 // lose gives p up and closes its links. Its requests are stale from now on, and their
-// chunks taken until they are replied to. err is why, nil: somebody asked for it.
+// chunks taken until they are replied to. err is the reason, nil if it was asked for.
 func (p *ServerPath) lose(err error) {
 	was := p.closing(err)
 	p.hang()
@@ -115,10 +115,10 @@ func (p *ServerPath) closing(err error) (was State) {
 	return was
 }
 
-// closed ends what p is for others, once its links are being closed.
+// closed takes p out of its session once its links are being closed.
 func (p *ServerPath) closed(was State) {
 	// Paths that are Fencing, and fences, may have waited for this one.
-	p.s.unsettled = true
+	p.s.pathEnded = true
 	if was == Connected {
 		p.ses.leave(p)
 	}
@@ -157,7 +157,7 @@ func (p *ServerPath) Lost(now time.Duration, conn int, err error) {
 	p.s.leave()
 }
 
-// Gone reports that what ServerEnv.Hang asked for has happened.
+// Gone reports that the links are closed, as ServerEnv.Hang asked.
 func (p *ServerPath) Gone(now time.Duration) {
 	if p.state != Closing || !p.hung {
 		return
@@ -187,11 +187,11 @@ func (p *ServerPath) gone() {
 		p.ses.paths = without(p.ses.paths, p)
 		p.ses.free()
 	}
-	s.unsettled = true
+	s.pathEnded = true
 }
 
-// without returns ps without p, in memory of its own: somebody may be going
-// through ps.
+// without returns ps without p, in memory of its own, because a caller may be ranging over
+// ps.
 func without(ps []*ServerPath, p *ServerPath) []*ServerPath {
 	for i, q := range ps {
 		if q == p {
@@ -225,8 +225,8 @@ func (p *ServerPath) alive(conn int) bool {
 	return true
 }
 
-// Invalidated is what the handler of the link of connection conn was told; see Lost. It
-// ends the path: neither a client of ours nor a kernel's revokes keys.
+// Invalidated takes a call of the link of connection conn to its handler; see Lost. It ends
+// the path: neither a client of ours nor a kernel's revokes keys.
 func (p *ServerPath) Invalidated(now time.Duration, conn int, key uint32, _ int) (err error) {
 	p.s.enter(now)
 	if p.alive(conn) {
@@ -236,7 +236,7 @@ func (p *ServerPath) Invalidated(now time.Duration, conn int, key uint32, _ int)
 	return err
 }
 
-// Received is what the handler of the link of connection conn was told; see Lost.
+// Received takes a call of the link of connection conn to its handler; see Lost.
 func (p *ServerPath) Received(now time.Duration, conn int, data []byte, imm uint32, hasImm bool) (err error) {
 	p.s.enter(now)
 	if p.alive(conn) {
@@ -269,9 +269,10 @@ func (p *ServerPath) message(data []byte) error {
 		if p.name, err = rtrswire.ParseInfoReq(data); err != nil {
 			return err
 		}
-		// Not connected yet: older lives, and a session that it replaces, have to end first.
+		// It is not connected yet: older attempts, and a session that it replaces, have to
+		// end first.
 		p.setState(Fencing)
-		p.s.unsettled = true
+		p.s.pathEnded = true
 		return nil
 	case t == rtrswire.FenceType && p.state == Connected && p.fences:
 		f, err := rtrswire.ParseFence(data)
@@ -285,13 +286,13 @@ func (p *ServerPath) message(data []byte) error {
 			return err
 		}
 		p.asked = false
-		p.ses.rested(p, n.Errno == 0)
+		p.ses.onRested(p, n.Errno == 0)
 		return nil
 	}
 	return fmt.Errorf("%w: a message of type %#x while the path is %v", ErrProtocol, uint16(t), p.state)
 }
 
-// tick does what is due on p.
+// tick carries out everything that is due on p.
 func (p *ServerPath) tick(now time.Duration) {
 	switch {
 	case p.state == Connecting && p.at <= now:

@@ -12,25 +12,25 @@ import (
 // ServerSession is a client with its chunks, from its first connected path to
 // the loss of the last. One that comes back afterwards is another one.
 type ServerSession struct {
-	Name string // what the client calls it
+	Name string // the client's name for it
 	Ctx  any    // the user's
 
 	s          *Server
 	uuid       uuid
-	generation uint32 // which life of the session it is: the client asks by it whether its chunks still are
+	generation uint32 // which of the sessions of this name it is; by it the client sees whether its chunks still exist
 
 	// Invariant: up is how many of paths are Connected; down is set when it falls to 0,
 	// for good, and the session ends with the last of paths.
 
 	paths []*ServerPath // that are or were connected
-	addrs []netip.Addr  // where its paths come from, gone ones included: who may replace it
+	addrs []netip.Addr  // where its paths come from, gone ones included: a client there may replace it
 	up    int
 	down  bool
 
 	// Chunks, and the requests in them: at most one in each.
 	//
-	// Invariant: active is how many chunks have a request, and touched the sum of what
-	// was touched of each.
+	// Invariant: active is how many chunks have a request, and touched the sum of the bytes
+	// touched in each.
 
 	mem     []byte
 	chunks  []chunk
@@ -87,8 +87,8 @@ func (e *ServerSession) join(p *ServerPath) {
 	s := e.s
 	p.ses = e
 	e.paths = append(e.paths, p)
-	// Addresses of paths that are gone too: a client that was started anew may come from any
-	// of them, and take its name over.
+	// Addresses of paths that are gone count too: a client that was started again may come
+	// from any of them, and take its name over.
 	if a := p.Remote.Addr(); !slices.Contains(e.addrs, a) {
 		if len(e.addrs) >= rtrswire.MaxPaths {
 			e.addrs = slices.Delete(e.addrs, 0, 1)
@@ -133,7 +133,7 @@ func (e *ServerSession) join(p *ServerPath) {
 func (e *ServerSession) leave(p *ServerPath) {
 	for i := range e.chunks {
 		if r := e.chunks[i].req; r != nil && r.Path == p {
-			// What the store has goes on; what waits for it need not begin (Stale).
+			// Requests at the store go on; those that wait for it need not begin (Stale).
 			r.stale = true
 		}
 	}
@@ -155,15 +155,15 @@ func (e *ServerSession) free() {
 	e.mem = nil
 }
 
-// tick gives the pages of an idle session back. The client is asked first,
-// because it may be writing into a chunk right now, and nobody here can tell.
+// tick gives the pages of an idle session back. The client is asked first, because it may
+// be writing into a chunk right now, which the server cannot see.
 func (e *ServerSession) tick(now time.Duration) {
 	if e.down || e.active > 0 || e.touched <= e.s.keep {
 		return
 	}
 	at := e.used + e.s.cfg.TrimAfter
 	for _, p := range e.paths {
-		// One question at a time, on whatever path.
+		// There is one question at a time, on any path.
 		if p.asked {
 			return
 		}
@@ -178,10 +178,10 @@ func (e *ServerSession) tick(now time.Duration) {
 	}
 }
 
-// rested takes the client's word that it sends nothing until it is woken (ok), or that it
-// has something to send (not ok). A request it sent before on a path that is closing might
-// still be on its way into a chunk.
-func (e *ServerSession) rested(p *ServerPath, ok bool) {
+// onRested takes the client's answer to a REST: that it sends nothing until it is woken
+// (ok), or that it has something to send (not ok). A request it sent before on a path that
+// is closing might still be on its way into a chunk.
+func (e *ServerSession) onRested(p *ServerPath, ok bool) {
 	if !ok {
 		e.later()
 		return
@@ -194,7 +194,7 @@ func (e *ServerSession) rested(p *ServerPath, ok bool) {
 	} else {
 		e.later()
 	}
-	// Whatever came of it: the client sends nothing until it hears this.
+	// In any case the client sends nothing until it gets this.
 	p.notice(rtrswire.WakeType, 0)
 }
 

@@ -289,7 +289,7 @@ func (s *sim) final() {
 		if k.connected != len(k.paths) || len(k.paths) != len(c.wires) || !c.up {
 			s.fail("client %s has %d of %d paths connected", c.name, k.connected, len(k.paths))
 		}
-		if len(k.free) != k.Depth() || k.ghosts != 0 || len(k.epochs) != 0 || k.resting != nil {
+		if len(k.free) != k.Depth() || k.ghosts != 0 || len(k.epochs) != 0 || k.restPath != nil {
 			s.fail("client %s: %d of %d permits free, %d ghosts, %d epochs", c.name, len(k.free), k.Depth(), k.ghosts, len(k.epochs))
 		}
 		seen := map[uint32]bool{}

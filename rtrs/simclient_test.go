@@ -140,7 +140,7 @@ func (n *simClient) settle() {
 			}
 		})
 	}
-	if n.c.resting != nil && !n.poked && n.submitted < n.limit && n.w.chance(0.5) { // it is asked to rest, and has work
+	if n.c.restPath != nil && !n.poked && n.submitted < n.limit && n.w.chance(0.5) { // it is asked to rest, and has work
 		n.poked = true
 		n.w.after(n.w.upTo(time.Millisecond), func() {
 			n.poked = false

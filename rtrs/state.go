@@ -34,8 +34,8 @@ type transition struct {
 	when     string
 }
 
-// clientTable is the whole life of a client's path, serverTable of a server's.
-// What is not there does not happen; docs/protocol.md has both.
+// clientTable is the whole life of a client's path, serverTable of a server's. A move that
+// is not there does not happen; docs/protocol.md has both.
 var clientTable = []transition{
 	{Reconnecting, Connecting, "its time has come, or the administrator asked"},
 	{Reconnecting, Closed, "disconnected"},
