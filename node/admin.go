@@ -17,18 +17,18 @@ import (
 // changing needs root, the daemon's own user or one of api.admin_uids.
 type adminServer struct {
 	rdsdv1.UnimplementedAdminServer
-	node *Node
+	front *grpcFront
 }
 
 // mayChange refuses a caller who is no administrator.
-func (n *Node) mayChange(ctx context.Context, what string) error {
+func (f *grpcFront) mayChange(ctx context.Context, what string) error {
 	id := identityFrom(ctx)
-	if n.deps.Conf().IsAdmin(id, uint32(os.Getuid())) {
-		n.deps.Log.Info("administration", "call", what, "uid", id.UID, "pid", id.PID)
+	if f.deps.Conf().IsAdmin(id, uint32(os.Getuid())) {
+		f.deps.Log.Info("administration", "call", what, "uid", id.UID, "pid", id.PID)
 		return nil
 	}
-	n.deps.Count.AdminDenied.Add(1)
-	n.deps.Log.Warn("administration refused", "call", what, "uid", id.UID, "pid", id.PID)
+	f.deps.Count.AdminDenied.Add(1)
+	f.deps.Log.Warn("administration refused", "call", what, "uid", id.UID, "pid", id.PID)
 	if id.Remote {
 		return rdserr.With(rdserr.ErrPerm, "%s is for administrators; remote clients have no identity, use the Unix socket", what)
 	}
@@ -37,20 +37,20 @@ func (n *Node) mayChange(ctx context.Context, what string) error {
 
 // GetStatus describes the node as a whole.
 func (a *adminServer) GetStatus(context.Context, *rdsdv1.GetStatusRequest) (*rdsdv1.Status, error) {
-	n := a.node
+	f := a.front
 	var s snapshot
-	n.snapshot(&s)
+	f.snapshot(&s)
 	st := &rdsdv1.Status{}
 	st.SetVersion(base.Version())
-	st.SetInstance(n.deps.Instance)
-	st.SetUptimeNs(uint64(time.Since(n.deps.Started)))
-	st.SetState(stateNames[n.state.Load()])
+	st.SetInstance(f.deps.Instance)
+	st.SetUptimeNs(uint64(time.Since(f.deps.Started)))
+	st.SetState(f.deps.State())
 	var locals [][]byte
-	for _, l := range n.deps.Config.RDS.Addresses {
+	for _, l := range f.deps.Config.RDS.Addresses {
 		locals = append(locals, l.AsSlice())
 	}
 	st.SetLocalAddress(locals)
-	st.SetRdsPort(uint32(n.deps.Config.RDS.Port))
+	st.SetRdsPort(uint32(f.deps.Config.RDS.Port))
 	st.SetPeers(uint32(len(s.Peers)))
 	up := 0
 	for i := range s.Peers {
@@ -60,7 +60,7 @@ func (a *adminServer) GetStatus(context.Context, *rdsdv1.GetStatusRequest) (*rds
 	}
 	st.SetPeersUp(uint32(up))
 	st.SetSockets(uint32(s.sockets))
-	st.SetConfigFile(n.deps.Config.File())
+	st.SetConfigFile(f.deps.Config.File())
 	var list []*rdsdv1.Budget
 	for _, b := range append(s.Budgets, s.holders...) {
 		if b.Name == "memory" {
@@ -75,7 +75,7 @@ func (a *adminServer) GetStatus(context.Context, *rdsdv1.GetStatusRequest) (*rds
 		list = append(list, x)
 	}
 	st.SetBudget(list)
-	n.examine(&s, st)
+	f.examine(&s, st)
 	return st, nil
 }
 
@@ -98,7 +98,7 @@ func (a *adminServer) Ping(ctx context.Context, r *rdsdv1.PingRequest) (*rdsdv1.
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	from, rtt, err := a.node.hosts.Ping(ctx, local, remote)
+	from, rtt, err := a.front.deps.Host.Ping(ctx, local, remote)
 	if err != nil {
 		return nil, err
 	}
@@ -110,7 +110,7 @@ func (a *adminServer) Ping(ctx context.Context, r *rdsdv1.PingRequest) (*rdsdv1.
 
 // DropPath gives up links, which then reconnect.
 func (a *adminServer) DropPath(ctx context.Context, r *rdsdv1.DropPathRequest) (*rdsdv1.DropPathResponse, error) {
-	if err := a.node.mayChange(ctx, "DropPath"); err != nil {
+	if err := a.front.mayChange(ctx, "DropPath"); err != nil {
 		return nil, err
 	}
 	local, err := optionalAddr("local", r.GetLocal())
@@ -128,7 +128,7 @@ func (a *adminServer) DropPath(ctx context.Context, r *rdsdv1.DropPathRequest) (
 		}
 	}
 	known := false
-	for _, h := range a.node.hosts.Locals() {
+	for _, h := range a.front.deps.Host.Locals() {
 		if local.IsValid() && h.Addr() != local {
 			continue
 		}
@@ -140,13 +140,13 @@ func (a *adminServer) DropPath(ctx context.Context, r *rdsdv1.DropPathRequest) (
 		return nil, rdserr.With(rdserr.ErrNotFound, "no peer %v%s", remote, fromLocal(local))
 	}
 	resp := &rdsdv1.DropPathResponse{}
-	resp.SetDropped(uint32(a.node.hosts.DropPath(local, remote, lane)))
+	resp.SetDropped(uint32(a.front.deps.Host.DropPath(local, remote, lane)))
 	return resp, nil
 }
 
 // CancelSent is cancel_sent_to on somebody's socket.
 func (a *adminServer) CancelSent(ctx context.Context, r *rdsdv1.CancelSentRequest) (*rdsdv1.CancelSentResponse, error) {
-	if err := a.node.mayChange(ctx, "CancelSent"); err != nil {
+	if err := a.front.mayChange(ctx, "CancelSent"); err != nil {
 		return nil, err
 	}
 	local, err := client.Endpoint("local", r.GetLocal())
@@ -157,7 +157,7 @@ func (a *adminServer) CancelSent(ctx context.Context, r *rdsdv1.CancelSentReques
 	if err != nil {
 		return nil, err
 	}
-	h, err := a.node.hosts.Local(local.Addr())
+	h, err := a.front.deps.Host.Local(local.Addr())
 	if err != nil {
 		return nil, err
 	}
@@ -181,14 +181,14 @@ func (a *adminServer) CancelSent(ctx context.Context, r *rdsdv1.CancelSentReques
 
 // CloseSocket takes a socket away from its owner.
 func (a *adminServer) CloseSocket(ctx context.Context, r *rdsdv1.CloseSocketRequest) (*rdsdv1.CloseSocketResponse, error) {
-	if err := a.node.mayChange(ctx, "CloseSocket"); err != nil {
+	if err := a.front.mayChange(ctx, "CloseSocket"); err != nil {
 		return nil, err
 	}
 	local, err := client.Endpoint("local", r.GetLocal())
 	if err != nil {
 		return nil, err
 	}
-	h, err := a.node.hosts.Local(local.Addr())
+	h, err := a.front.deps.Host.Local(local.Addr())
 	if err != nil {
 		return nil, err
 	}

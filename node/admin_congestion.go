@@ -50,9 +50,9 @@ func askReaders(ctx context.Context, l []*datagram.Local) {
 // ListCongestion shows what is congested now, who should read it, who fills it
 // and who waits.
 func (a *adminServer) ListCongestion(ctx context.Context, _ *rdsdv1.ListCongestionRequest) (*rdsdv1.ListCongestionResponse, error) {
-	askReaders(ctx, a.node.hosts.Locals())
+	askReaders(ctx, a.front.deps.Host.Locals())
 	var list []*rdsdv1.CongestedPort
-	for _, h := range a.node.hosts.Locals() {
+	for _, h := range a.front.deps.Host.Locals() {
 		h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) { list = append(list, congestedPB(h.StepTime(), c)) }, nil)
 	}
 	resp := &rdsdv1.ListCongestionResponse{}
@@ -108,13 +108,13 @@ func readerPB(p *rdsdv1.CongestedPort, r *wire.Reader) {
 // is the wall clock's, for reading; nothing depends on it.
 func (a *adminServer) WatchCongestion(r *rdsdv1.WatchCongestionRequest, stream grpc.ServerStreamingServer[rdsdv1.CongestionNotice]) error {
 	// Watch first, list then: a change in between is told twice, never missed.
-	w, stop := a.node.hosts.WatchCongestion()
+	w, stop := a.front.deps.Host.WatchCongestion()
 	defer stop()
 	if err := stream.SendHeader(nil); err != nil { // from here on no change is missed
 		return err
 	}
 	if r.GetIncludeCurrent() {
-		for _, h := range a.node.hosts.Locals() {
+		for _, h := range a.front.deps.Host.Locals() {
 			var ports []rds.Notice // a page: who does not read holds no more
 			var err error
 			h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) {
@@ -135,7 +135,7 @@ func (a *adminServer) WatchCongestion(r *rdsdv1.WatchCongestionRequest, stream g
 		select {
 		case <-stream.Context().Done():
 			return nil
-		case <-a.node.deps.Stopping:
+		case <-a.front.deps.Stopping:
 			return base.ErrDraining
 		case notices := <-w.C:
 			for _, n := range notices {

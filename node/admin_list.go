@@ -40,7 +40,7 @@ func (a *adminServer) ListPeers(_ context.Context, r *rdsdv1.ListPeersRequest) (
 		return nil, err
 	}
 	var list []*rdsdv1.Peer
-	for _, h := range a.node.hosts.Locals() {
+	for _, h := range a.front.deps.Host.Locals() {
 		if local.IsValid() && h.Addr() != local {
 			continue
 		}
@@ -111,7 +111,7 @@ func pathPB(h *datagram.Local, cp *conn.Path) *rdsdv1.Path {
 // ListSockets describes every socket.
 func (a *adminServer) ListSockets(context.Context, *rdsdv1.ListSocketsRequest) (*rdsdv1.ListSocketsResponse, error) {
 	var list []*rdsdv1.SocketInfo
-	for _, h := range a.node.hosts.Locals() {
+	for _, h := range a.front.deps.Host.Locals() {
 		h.EachSocket(func(_ *rds.Engine, s *rds.Socket) { list = append(list, socketPB(s)) })
 	}
 	programs := map[uint32]string{}
@@ -179,7 +179,7 @@ func (a *adminServer) ListQueue(_ context.Context, r *rdsdv1.ListQueueRequest) (
 		return nil, rdserr.With(rdserr.ErrInvalid, "kind is %d; want 0 (all) to 3", kind)
 	}
 	q := &queueLister{want: kind, limit: limit}
-	for _, h := range a.node.hosts.Locals() {
+	for _, h := range a.front.deps.Host.Locals() {
 		q.sends(h)
 		q.receives(h)
 	}
@@ -196,7 +196,7 @@ func (a *adminServer) GetCounters(_ context.Context, r *rdsdv1.GetCountersReques
 		return nil, err
 	}
 	var s snapshot
-	a.node.snapshot(&s)
+	a.front.snapshot(&s)
 	sum := s.Counters
 	if remote.IsValid() {
 		sum = stats.Counters{}
@@ -224,7 +224,7 @@ func (a *adminServer) GetCounters(_ context.Context, r *rdsdv1.GetCountersReques
 		add(f.Name, f.Help, values[i])
 	}
 	if !remote.IsValid() {
-		own := base.CounterTable.Read(nil, a.node.deps.Count)
+		own := base.CounterTable.Read(nil, a.front.deps.Count)
 		for i, d := range base.CounterTable.Descs() {
 			add(d.Name, d.Help, own[i])
 		}

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 )
@@ -12,7 +13,7 @@ import (
 // Lists of more than a page are complete: nothing is lost or doubled where the lock is
 // let go.
 func TestListsByPages(t *testing.T) {
-	n, _ := startOne(t)
+	n := startWorld(t, func(*config.Config) {})
 	h := n.hosts.Locals()[0]
 	e, now := h.Lock()
 	out, err := e.Bind(0, rds.SocketOptions{})
@@ -31,7 +32,7 @@ func TestListsByPages(t *testing.T) {
 		}
 	}
 	h.Unlock()
-	a := &adminServer{node: n}
+	a := &adminServer{front: n.services}
 	for _, c := range []struct {
 		kind      rdsdv1.QueueKind
 		limit     uint32

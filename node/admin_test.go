@@ -1,7 +1,6 @@
 package node
 
 import (
-	"context"
 	"errors"
 	"net/netip"
 	"os"
@@ -9,8 +8,6 @@ import (
 	"syscall"
 	"testing"
 	"time"
-
-	"google.golang.org/grpc/peer"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/stats"
@@ -282,39 +279,5 @@ func TestAdminBadRequests(t *testing.T) {
 		if !errors.Is(err, tc.err) || !strings.Contains(err.Error(), tc.says) {
 			t.Errorf("%s: %v, want %s saying %q", tc.name, err, tc.err.Name, tc.says)
 		}
-	}
-}
-
-// Changing is for administrators; the identity is the connection's.
-func TestAdminRights(t *testing.T) {
-	cfg := testConfig(t)
-	cfg.API.AdminUIDs = []uint32{1000}
-	n, err := New(cfg, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := &adminServer{node: n}
-	for _, tc := range []struct {
-		id config.Identity
-		ok bool
-	}{
-		{config.Identity{UID: 0}, true}, {config.Identity{UID: uint32(os.Getuid())}, true}, {config.Identity{UID: 1000}, true},
-		{config.Identity{UID: 1001}, false}, {config.Identity{UID: 0, Remote: true}, false}, {config.Identity{UID: 1000, Remote: true}, false},
-	} {
-		ctx := peer.NewContext(context.Background(), &peer.Peer{AuthInfo: authInfo{Identity: tc.id}})
-		ctx, err := withIdentity(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		err = a.node.mayChange(ctx, "DropPath")
-		if (err == nil) != tc.ok || err != nil && !errors.Is(err, rdserr.ErrPerm) {
-			t.Errorf("%+v: %v", tc.id, err)
-		}
-		if _, err := a.CloseSocket(ctx, &rdsdv1.CloseSocketRequest{}); errors.Is(err, rdserr.ErrPerm) == tc.ok {
-			t.Errorf("CloseSocket by %+v: %v", tc.id, err)
-		}
-	}
-	if n.deps.Count.AdminDenied.Load() != 6 {
-		t.Errorf("%d refusals counted, want 6", n.deps.Count.AdminDenied.Load())
 	}
 }

@@ -11,6 +11,7 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
@@ -20,7 +21,7 @@ import (
 // order, then those of the node, then the refused connections, each once and with the
 // value that the node has; a peer's are those of connections alone.
 func TestCountersAreWhole(t *testing.T) {
-	n, _ := startOne(t)
+	n := startWorld(t, func(*config.Config) {})
 	n.deps.Count.AdminDenied.Add(7)
 	h := n.hosts.Locals()[0]
 	e, now := h.Lock()
@@ -39,7 +40,7 @@ func TestCountersAreWhole(t *testing.T) {
 		value uint64
 	}
 	var s snapshot
-	n.snapshot(&s)
+	n.services.snapshot(&s)
 	var want []counter
 	for i, v := range s.Counters.Values(nil) {
 		want = append(want, counter{stats.Fields[i].Name, v})
@@ -51,7 +52,7 @@ func TestCountersAreWhole(t *testing.T) {
 	}
 	want = append(want, counter{"connections_refused", s.RefusedLinks})
 
-	a := &adminServer{node: n}
+	a := &adminServer{front: n.services}
 	r, err := a.GetCounters(t.Context(), &rdsdv1.GetCountersRequest{})
 	if err != nil {
 		t.Fatal(err)
@@ -85,9 +86,9 @@ func TestCountersAreWhole(t *testing.T) {
 
 // TestCallsWithoutVolumes: on a daemon without volumes each call about them says so.
 func TestCallsWithoutVolumes(t *testing.T) {
-	n, _ := newFakeNode(t, testConfig(t), &fakeCore{})
-	s := &volumeServer{node: n}
-	ctx, err := withIdentity(peer.NewContext(testContext(t), &peer.Peer{AuthInfo: authInfo{Identity: config.Identity{UID: 0}}}))
+	n := newWorld(t, clienttest.Config(t), world{})
+	s := &volumeServer{front: n.services}
+	ctx, err := withIdentity(peer.NewContext(clienttest.Context(t), &peer.Peer{AuthInfo: authInfo{Identity: config.Identity{UID: 0}}}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/rdsd/rdsd/internal/await"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/config"
 )
 
@@ -181,21 +182,18 @@ func TestCallAwaitsRoom(t *testing.T) {
 // TestHoldersAreFew: who holds most is named, however little that is, and not more
 // than a few.
 func TestHoldersAreFew(t *testing.T) {
-	n, err := New(testConfig(t), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	before := len(n.memoryHolders())
+	n := newWorld(t, clienttest.Config(t), world{real: true})
+	before := len(n.services.memoryHolders())
 	var l []*quota.Account
 	for i := range maxHolders + 3 {
 		a := n.deps.Memory.Account(quota.User(uint32(i)))
 		a.Grow(quota.Sockets, int64(i+1))
 		l = append(l, a)
-		if got, want := len(n.memoryHolders()), min(before+i+1, maxHolders); got != want {
+		if got, want := len(n.services.memoryHolders()), min(before+i+1, maxHolders); got != want {
 			t.Errorf("%d are named of %d", got, want)
 		}
 	}
-	named := n.memoryHolders()
+	named := n.services.memoryHolders()
 	for i := 1; i < len(named); i++ {
 		if named[i].Used > named[i-1].Used {
 			t.Errorf("%+v comes behind %+v", named[i], named[i-1])

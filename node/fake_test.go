@@ -1,7 +1,6 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"log/slog"
 	"net/netip"
@@ -9,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/rdsd/rdsd/internal/freeport"
+	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/datagram"
 )
@@ -19,7 +19,6 @@ type fakeCore struct {
 	calls    []string
 	startErr error
 	draining func(context.Context)
-	snap     datagram.Snapshot
 }
 
 func (f *fakeCore) note(s string) {
@@ -41,9 +40,11 @@ func (f *fakeCore) Drain(ctx context.Context) {
 	}
 }
 
-func (f *fakeCore) Read(s *datagram.Snapshot) { *s = f.snap }
+func (f *fakeCore) Read(*datagram.Snapshot) {}
 
 func (f *fakeCore) Engine(netip.Addr) datagram.Engine { return nil }
+
+type syncBuffer = clienttest.Log
 
 func newFakeNode(t *testing.T, cfg *config.Config, c *fakeCore) (*Node, *syncBuffer) {
 	t.Helper()
@@ -55,23 +56,6 @@ func newFakeNode(t *testing.T, cfg *config.Config, c *fakeCore) (*Node, *syncBuf
 	n.core = c
 	n.assemble()
 	return n, &logs
-}
-
-type syncBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (s *syncBuffer) Write(p []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.Write(p)
-}
-
-func (s *syncBuffer) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.b.String()
 }
 
 func freePort(t *testing.T) uint16 {

@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"log/slog"
+	"net"
 	"time"
 
 	grpcprom "github.com/grpc-ecosystem/go-grpc-middleware/providers/prometheus"
@@ -10,6 +11,7 @@ import (
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/auth"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/logging"
 	"github.com/grpc-ecosystem/go-grpc-middleware/v2/interceptors/recovery"
+	"github.com/prometheus/client_golang/prometheus"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/experimental"
@@ -21,10 +23,12 @@ import (
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/msgpool"
-	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/client"
+	"github.com/rdsd/rdsd/node/datagram"
+	webpage "github.com/rdsd/rdsd/node/page"
+	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -44,40 +48,60 @@ const (
 	connWindow   = 4 << 20
 )
 
-// grpcFront is the gRPC side of a node: a server for the Unix socket and, when
-// configured, one for remote clients.
-type grpcFront struct {
-	log     *slog.Logger
-	count   *base.Counters
-	guard   *guard.Guard
-	memory  *quota.Node
-	limiter *access.Limiter
-	clients *access.Clients
-	calls   *callTable
-	metrics *grpcprom.ServerMetrics
-	health  *health.Server
-	servers []*grpc.Server
+// serviceDeps is what the services are given.
+type serviceDeps struct {
+	*base.Deps
+	Read     func(*datagram.Snapshot) // what its datagrams are doing
+	Host     *datagram.Host           // nil: there is a core without links, in tests
+	Clients  *client.Front
+	Users    *access.Clients // their connections
+	Limiter  *access.Limiter
+	Volumes  func() *volume.Host // nil while there are none
+	State    func() string       // of the node: what it is about to do
+	HTTPAddr func() net.Addr     // where the page for monitoring is; nil: nowhere
+	Hour     *webpage.Keeper     // the last hour of congestion; may be nil
 }
 
-func newGRPCFront(d *base.Deps, clients *access.Clients, limiter *access.Limiter) *grpcFront {
-	f := &grpcFront{
-		log:     d.Log,
-		count:   d.Count,
-		guard:   d.Guard,
-		memory:  d.Memory,
-		limiter: limiter,
-		clients: clients,
-		metrics: grpcprom.NewServerMetrics(),
-		health:  health.NewServer(),
-	}
+// grpcFront is the services of a node over gRPC: a server for the Unix socket and, when
+// configured, one for remote clients; and its metrics.
+type grpcFront struct {
+	deps     serviceDeps
+	calls    *callTable
+	metrics  *grpcprom.ServerMetrics
+	health   *health.Server
+	servers  []*grpc.Server
+	registry *prometheus.Registry
+	full     volumesFull
+}
+
+// newServices makes the services of a node.
+func newServices(d serviceDeps) *grpcFront {
+	f := &grpcFront{deps: d, metrics: grpcprom.NewServerMetrics(), health: health.NewServer()}
 	f.calls = &callTable{log: d.Log, count: d.Count, conns: map[*callConn]struct{}{}, perSecond: func() float64 {
-		perSecond, _ := f.limiter.Limits()
+		perSecond, _ := d.Limiter.Limits()
 		return float64(perSecond)
 	}}
+	f.registry = newRegistry(newCollector(f.snapshot, d.Count, d.Guard), newQueueCollector(f.readFigures, d.Guard), newVolumeCollector(f.readVolumes), f.metrics)
 	return f
 }
 
-// newServer makes a server that knows who calls; register adds the services.
+// Registry is where the metrics of the node are.
+func (f *grpcFront) Registry() *prometheus.Registry { return f.registry }
+
+// Sweep ends calls whose clients have been silent for too long in the middle of a message.
+func (f *grpcFront) Sweep(now time.Time) { f.calls.sweep(now) }
+
+// register adds the services to a server.
+func (f *grpcFront) register(s grpc.ServiceRegistrar) {
+	rdsdv1.RegisterDatagramsServer(s, &datagramsServer{clients: f.deps.Clients})
+	rdsdv1.RegisterAdminServer(s, &adminServer{front: f})
+	rdsdv1.RegisterVolumeServiceServer(s, &volumeServer{front: f})
+}
+
+// NewServer makes a server that knows who calls: of clients on this machine, or of
+// remote ones.
+func (f *grpcFront) NewServer(local bool) *grpc.Server { return f.newServer(f.register, local) }
+
 func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) *grpc.Server {
 	logOpts := []logging.Option{
 		logging.WithLogOnEvents(logging.StartCall, logging.FinishCall),
@@ -89,10 +113,10 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 		}),
 	}
 	logger := logging.LoggerFunc(func(ctx context.Context, level logging.Level, msg string, fields ...any) {
-		f.log.Log(ctx, slog.Level(level), msg, fields...)
+		f.deps.Log.Log(ctx, slog.Level(level), msg, fields...)
 	})
 	onPanic := recovery.WithRecoveryHandlerContext(func(_ context.Context, p any) error {
-		return rdserr.With(rdserr.ErrIO, "%v", f.guard.Caught(guard.Call, p))
+		return rdserr.With(rdserr.ErrIO, "%v", f.deps.Guard.Caught(guard.Call, p))
 	})
 	keep := keepalive.ServerParameters{}
 	if !local { // a Unix socket tells by itself; a stopped local reader keeps its socket
@@ -100,13 +124,13 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 	}
 	s := grpc.NewServer(
 		grpc.KeepaliveParams(keep),
-		grpc.Creds(&peerCreds{clients: f.clients, calls: f.calls, guard: f.guard, memory: f.memory}),
+		grpc.Creds(&peerCreds{clients: f.deps.Users, calls: f.calls, guard: f.deps.Guard, memory: f.deps.Memory}),
 		// What stands unread on a stream is bounded by its window, which does not
 		// grow by itself. For a message larger than that gRPC gives more when it
 		// begins to read it, so that it costs no large message a round trip.
 		grpc.StaticStreamWindowSize(streamWindow),
 		grpc.StaticConnWindowSize(connWindow),
-		grpc.ForceServerCodecV2(client.NewCodec(f.guard)),
+		grpc.ForceServerCodecV2(client.NewCodec(f.deps.Guard)),
 		grpc.MaxRecvMsgSize(maxMessageBytes),
 		grpc.MaxSendMsgSize(maxMessageBytes),
 		grpc.MaxConcurrentStreams(maxStreamsPerClient),
@@ -119,7 +143,7 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 			logging.UnaryServerInterceptor(logger, logOpts...),
 			rdsdv1.UnaryErrno,
 			auth.UnaryServerInterceptor(withIdentity),
-			callLimit{f.limiter, f.count}.unary(),
+			callLimit{f.deps.Limiter, f.deps.Count}.unary(),
 			recovery.UnaryServerInterceptor(onPanic),
 			pointUnary,
 		),
@@ -129,7 +153,7 @@ func (f *grpcFront) newServer(register func(grpc.ServiceRegistrar), local bool) 
 			logging.StreamServerInterceptor(logger, logOpts...),
 			rdsdv1.StreamErrno,
 			auth.StreamServerInterceptor(withIdentity),
-			callLimit{f.limiter, f.count}.stream(),
+			callLimit{f.deps.Limiter, f.deps.Count}.stream(),
 			recovery.StreamServerInterceptor(onPanic),
 		),
 	)
@@ -203,7 +227,8 @@ func callLevel(c codes.Code) logging.Level {
 var healthServices = []string{"", rdsdv1.Datagrams_ServiceDesc.ServiceName, rdsdv1.Admin_ServiceDesc.ServiceName,
 	rdsdv1.VolumeService_ServiceDesc.ServiceName}
 
-func (f *grpcFront) setServing(on bool) {
+// SetServing says to health checks whether the node serves.
+func (f *grpcFront) SetServing(on bool) {
 	st := healthpb.HealthCheckResponse_NOT_SERVING
 	if on {
 		st = healthpb.HealthCheckResponse_SERVING
@@ -213,13 +238,13 @@ func (f *grpcFront) setServing(on bool) {
 	}
 }
 
-// stop lets calls end until ctx does, then ends them.
-func (f *grpcFront) stop(ctx context.Context) {
+// Stop lets calls end until ctx does, then ends them.
+func (f *grpcFront) Stop(ctx context.Context) {
 	f.health.Shutdown()
 	done := make(chan struct{})
 	go func() { // ends when every server has stopped, which Stop below forces
 		defer close(done)
-		defer f.guard.Recover(guard.Task, nil)
+		defer f.deps.Guard.Recover(guard.Task, nil)
 		for _, s := range f.servers {
 			s.GracefulStop()
 		}

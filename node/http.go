@@ -44,6 +44,12 @@ type nodeStatus struct {
 	Ready bool
 }
 
+// ListenHTTP makes the page for monitoring, of which state tells what the node is about
+// to do.
+func (f *grpcFront) ListenHTTP(l net.Listener, state func() nodeStatus) *httpFront {
+	return listenHTTP(&f.deps.Config.HTTP, l, f.registry, f.deps.Guard, f.newPage(), state)
+}
+
 func listenHTTP(c *config.HTTP, l net.Listener, reg *prometheus.Registry, g *guard.Guard, people *webpage.Page, state func() nodeStatus) *httpFront {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", newKeptPage(promhttp.HandlerFor(reg, promhttp.HandlerOpts{EnableOpenMetrics: true, DisableCompression: true})))
@@ -186,15 +192,19 @@ func (t *connTable) remove(c net.Conn) {
 	}
 }
 
-func (h *httpFront) serve() error {
+// Serve serves until Stop.
+func (h *httpFront) Serve() error {
 	if err := h.srv.Serve(h.listener); !errors.Is(err, http.ErrServerClosed) {
 		return err
 	}
 	return nil
 }
 
-// stop ends the page; requests under way have until ctx ends.
-func (h *httpFront) stop(ctx context.Context) {
+// Close closes the listener of a page that was never served.
+func (h *httpFront) Close() { h.listener.Close() }
+
+// Stop ends the page; requests under way have until ctx ends.
+func (h *httpFront) Stop(ctx context.Context) {
 	if h.srv.Shutdown(ctx) != nil {
 		h.srv.Close()
 	}

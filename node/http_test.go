@@ -1,29 +1,39 @@
 package node
 
 import (
-	"bufio"
 	"context"
 	"io"
 	"net"
 	"net/http"
 	"net/http/httptest"
-	"os"
-	"path/filepath"
 	"strings"
-	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/rdsd/rdsd/node/client/clienttest"
 )
 
-// startPage starts a node with a page, and tells where it is.
-func startPage(t *testing.T, listen string) (*Node, string) {
+// startPage serves a page, and tells where it is.
+func startPage(t *testing.T) string {
 	t.Helper()
-	cfg := testConfig(t)
-	cfg.HTTP.Listen = listen
-	n, _ := newFakeNode(t, cfg, &fakeCore{snap: busySnapshot()})
-	startNode(t, n)
-	return n, n.HTTPAddr().String()
+	n := newWorld(t, clienttest.Config(t), world{snap: busySnapshot()})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := n.services.ListenHTTP(l, func() nodeStatus { return nodeStatus{State: "serving", Ready: true} })
+	done := make(chan error, 1)
+	go func() { done <- page.Serve() }() // ends with Stop
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		defer cancel()
+		page.Stop(ctx)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return l.Addr().String()
 }
 
 func probeAt(t *testing.T, at string) (int, error) {
@@ -43,7 +53,7 @@ func TestSilentConnectionsBlockNobody(t *testing.T) {
 	for name, says := range map[string]string{"nothing": "", "half a header": "GET / HTTP/1.1\r\nHost:",
 		"a body that does not come": "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n"} {
 		t.Run(name, func(t *testing.T) {
-			_, at := startPage(t, "127.0.0.1:0")
+			at := startPage(t)
 			for range maxHTTPConns + 50 {
 				c, err := net.Dial("tcp", at)
 				if err != nil {
@@ -147,42 +157,4 @@ func TestAnswersHaveDeadlines(t *testing.T) {
 			t.Errorf("a refusal may take %v, want %v; status %d", got, httpWrite, w.Code)
 		}
 	})
-}
-
-func TestPageOnUnixSocket(t *testing.T) {
-	path := filepath.Join(filepath.Dir(testConfig(t).API.Socket), "http")
-	n, _ := startPage(t, "unix:"+path)
-	st, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if st.Mode().Perm() != n.deps.Config.API.SocketMode.Perm {
-		t.Errorf("mode %v", st.Mode())
-	}
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", path)
-	}}}
-	r, err := c.Get("http://rdsd/metrics")
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, _ := io.ReadAll(r.Body)
-	r.Body.Close()
-	if !strings.Contains(string(b), "rdsd_build_info") {
-		t.Errorf("%.200s", b)
-	}
-}
-
-// TestRefusedPageSaysWhy: a connection that is taken with the last descriptor.
-func TestRefusedPageSaysWhy(t *testing.T) {
-	a, b := net.Pipe()
-	go func() { refusePage(a, syscall.EMFILE); a.Close() }()
-	r, err := http.ReadResponse(bufio.NewReader(b), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	body, _ := io.ReadAll(r.Body)
-	if r.StatusCode != 503 || !strings.Contains(string(body), "limits.max_descriptors") {
-		t.Errorf("%d %s", r.StatusCode, body)
-	}
 }

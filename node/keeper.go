@@ -141,7 +141,7 @@ func (n *Node) keep(stop <-chan struct{}) {
 			wait = min(wait, keepEvery)
 		}
 		last = resident
-		n.grpc.calls.sweep(time.Now())
+		n.services.Sweep(time.Now())
 		if n.hosts != nil {
 			n.hosts.Sweep(time.Now(), n.deps.Config.RDS.HeartbeatTimeout.Duration)
 		}

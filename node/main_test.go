@@ -2,9 +2,6 @@ package node
 
 import (
 	"context"
-	"net/netip"
-	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -13,6 +10,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 
+	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/config"
 )
 
@@ -21,17 +19,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // testConfig is a node on a loopback address of its own, with everything else
 // in a temporary directory.
 func testConfig(t *testing.T) *config.Config {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "rdsd") // t.TempDir may be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	c := config.Default()
-	c.RDS.Addresses = []netip.Addr{netip.MustParseAddr("127.0.0.1")}
-	c.RDS.Port = freePort(t)
-	c.API.Socket = filepath.Join(dir, "s")
-	c.API.DrainTimeout = config.Duration{Duration: 2 * time.Second}
+	c := clienttest.Config(t)
 	c.HTTP.Listen = "127.0.0.1:0"
 	return c
 }

@@ -152,8 +152,8 @@ func endpointLabels(a netip.AddrPort) (addr, port string) {
 }
 
 // readFigures looks at paths, sockets and ports; at nothing before there is a core.
-func (n *Node) readFigures(f *datagram.Figures) {
-	if n.hosts != nil {
-		n.hosts.Figures(f)
+func (f *grpcFront) readFigures(into *datagram.Figures) {
+	if f.deps.Host != nil {
+		f.deps.Host.Figures(into)
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
+	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 )
@@ -87,22 +88,19 @@ const (
 )
 
 func TestScrapeOfManyIsBounded(t *testing.T) {
-	cfg := testConfig(t)
+	cfg := clienttest.Config(t)
 	cfg.Limits.MaxPeers, cfg.Limits.MaxSockets, cfg.Limits.MaxSocketsPerUID = 2000, 6000, 6000
-	n, err := New(cfg, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	n := newWorld(t, cfg, world{real: true})
 	crowd(t, n.hosts.Locals()[0])
 	r := newRegistry(newCollector(func(s *snapshot) {
-		n.snapshot(s)
+		n.services.snapshot(s)
 		for i := range s.Peers {
 			c := reflect.ValueOf(&s.Peers[i].Counters).Elem()
 			for f := range c.NumField() {
 				c.Field(f).SetUint(1)
 			}
 		}
-	}, n.deps.Count, n.deps.Guard), newQueueCollector(n.readFigures, n.deps.Guard), newVolumeCollector(n.readVolumes))
+	}, n.deps.Count, n.deps.Guard), newQueueCollector(n.services.readFigures, n.deps.Guard), newVolumeCollector(n.services.readVolumes))
 	h := promhttp.HandlerFor(r, promhttp.HandlerOpts{DisableCompression: true})
 	page, best := "", time.Hour
 	for range 5 {

@@ -12,6 +12,7 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/datagram"
 )
 
@@ -33,8 +34,8 @@ func busySnapshot() datagram.Snapshot {
 }
 
 func TestMetricsLint(t *testing.T) {
-	n, _ := newFakeNode(t, testConfig(t), &fakeCore{snap: busySnapshot()})
-	problems, err := testutil.GatherAndLint(n.registry)
+	n := newWorld(t, clienttest.Config(t), world{snap: busySnapshot()})
+	problems, err := testutil.GatherAndLint(n.services.registry)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,7 +47,7 @@ func TestMetricsLint(t *testing.T) {
 }
 
 func TestMetricsValues(t *testing.T) {
-	n, _ := newFakeNode(t, testConfig(t), &fakeCore{snap: busySnapshot()})
+	n := newWorld(t, clienttest.Config(t), world{snap: busySnapshot()})
 	for range 5 {
 		n.deps.Guard.Do(guard.Call, func() { panic("a test") })
 	}
@@ -93,7 +94,7 @@ rdsd_peer_up{local="10.0.0.1",peer="10.0.0.2"} 1
 rdsd_peer_up{local="10.0.0.1",peer="10.0.0.3"} 0
 rdsd_peer_up{local="10.0.0.1",peer="10.0.0.4"} 0
 `
-	err := testutil.GatherAndCompare(n.registry, strings.NewReader(want), "rds_conn_reset_total", "rds_peer_send_queued_total",
+	err := testutil.GatherAndCompare(n.services.registry, strings.NewReader(want), "rds_conn_reset_total", "rds_peer_send_queued_total",
 		"rdsd_budget_used", "rdsd_panics_total", "rdsd_peer_up")
 	if err != nil {
 		t.Error(err)
@@ -108,12 +109,12 @@ func TestMetricsPeersAreBounded(t *testing.T) {
 		p.Counters.ReceivedFrames = uint64(i)
 		s.Peers = append(s.Peers, p)
 	}
-	n, _ := newFakeNode(t, testConfig(t), &fakeCore{snap: s})
-	got, err := testutil.GatherAndCount(n.registry, "rdsd_peer_up")
+	n := newWorld(t, clienttest.Config(t), world{snap: s})
+	got, err := testutil.GatherAndCount(n.services.registry, "rdsd_peer_up")
 	if err != nil || got != maxPeersInMetrics {
 		t.Errorf("%d peers shown (%v), want %d", got, err, maxPeersInMetrics)
 	}
-	if err := testutil.GatherAndCompare(n.registry, strings.NewReader(`
+	if err := testutil.GatherAndCompare(n.services.registry, strings.NewReader(`
 # HELP rdsd_metrics_peers_omitted Peers left out of this page because there are too many.
 # TYPE rdsd_metrics_peers_omitted gauge
 rdsd_metrics_peers_omitted 100

@@ -41,8 +41,8 @@ func (c *counted[T]) traffic() (n uint64) {
 }
 
 // readVolumes looks at the volumes; nothing without a host.
-func (n *Node) readVolumes(s *volumeSnapshot) {
-	h := n.volumes.Load()
+func (f *grpcFront) readVolumes(s *volumeSnapshot) {
+	h := f.deps.Volumes()
 	if h == nil {
 		return
 	}

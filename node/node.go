@@ -14,11 +14,9 @@ import (
 	"time"
 
 	"github.com/coreos/go-systemd/v22/daemon"
-	"github.com/prometheus/client_golang/prometheus"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/node/access"
@@ -58,6 +56,8 @@ const (
 
 var stateNames = [...]string{"new", "starting", "serving", "draining", "stopped"}
 
+func (n *Node) stateName() string { return stateNames[n.state.Load()] }
+
 // Node is one daemon. Make it with New and run it once.
 type Node struct {
 	deps  *base.Deps
@@ -67,15 +67,13 @@ type Node struct {
 	ready chan struct{} // closed when serving, or when Run has failed
 
 	core     core
-	hosts    *datagram.Host              // core, for administration
-	volumes  atomic.Pointer[volume.Host] // set by run
-	full     volumesFull
+	hosts    *datagram.Host                             // core, for administration
+	volumes  atomic.Pointer[volume.Host]                // set by run
 	layer    func(name string, d blk.Device) blk.Device // LayerStores; may be nil
 	users    *access.Clients                            // their connections
 	limiter  *access.Limiter
 	clients  *client.Front
-	grpc     *grpcFront
-	registry *prometheus.Registry
+	services *grpcFront
 	hour     *webpage.Keeper // nil without hosts
 
 	reloading sync.Mutex // held by Reload
@@ -133,23 +131,10 @@ func (n *Node) assemble() {
 		room.Collect = n.hosts.Collect
 	}
 	n.clients = client.New(room)
-	n.grpc = newGRPCFront(d, n.users, n.limiter)
-	n.registry = newRegistry(newCollector(n.snapshot, n.deps.Count, n.deps.Guard), newQueueCollector(n.readFigures, n.deps.Guard), newVolumeCollector(n.readVolumes), n.grpc.metrics)
-}
-
-// snapshot looks at the whole node: the core and the front ends' own limits.
-func (n *Node) snapshot(s *snapshot) {
-	n.core.Read(&s.Snapshot)
-	s.Budgets = append(s.Budgets, n.clients.Budget(), n.users.Budget())
-	s.Budgets = append(s.Budgets, n.memoryBudgets()...)
-	s.holders = n.memoryHolders()
-	s.Budgets = append(s.Budgets, n.volumeBudgets()...)
-	s.rings, s.ringB = n.clients.Memory()
-	t := n.clients.Felt()
-	s.Counters.CongSendError += t.Refused
-	s.Counters.CongSendBlocked += t.Waited
-	s.Counters.SendQueueFull += t.Full
-	s.sockets, s.clients = int(n.clients.Budget().Used), n.users.Len()
+	n.services = newServices(serviceDeps{
+		Deps: d, Read: n.core.Read, Host: n.hosts, Clients: n.clients, Users: n.users, Limiter: n.limiter,
+		Volumes: n.volumes.Load, State: n.stateName, HTTPAddr: n.HTTPAddr, Hour: n.hour,
+	})
 }
 
 // Run serves until ctx ends, then drains for at most api.drain_timeout. It
@@ -188,14 +173,14 @@ func (n *Node) run(ctx context.Context) error {
 	}
 	if err := n.core.Start(); err != nil {
 		if page != nil {
-			page.listener.Close()
+			page.Close()
 		}
 		return err
 	}
 	if err := n.startVolumes(); err != nil {
 		n.core.Close()
 		if page != nil {
-			page.listener.Close()
+			page.Close()
 		}
 		return err
 	}
@@ -218,16 +203,16 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 			return nil
 		})
 	}
-	localServer := n.grpc.newServer(n.register, true)
+	localServer := n.services.NewServer(true)
 	run("client socket", func() error { return localServer.Serve(n.acceptor(local, "client socket", refuseHTTP2)) })
 	control := n.acceptor(rings, "ring socket", client.RefusePacket)
 	run("ring socket", func() error { return n.clients.Serve(control) })
 	if remote != nil {
-		remoteServer := n.grpc.newServer(n.register, false)
+		remoteServer := n.services.NewServer(false)
 		run("remote clients", func() error { return remoteServer.Serve(n.acceptor(remote, "remote clients", refuseHTTP2)) })
 	}
 	if page != nil {
-		run("http", page.serve)
+		run("http", page.Serve)
 	}
 	kept := make(chan struct{})
 	var keeping sync.WaitGroup
@@ -250,7 +235,7 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 	})
 
 	n.state.Store(stateServing)
-	n.grpc.setServing(true)
+	n.services.SetServing(true)
 	markReady()
 	notify(n.deps.Log, daemon.SdNotifyReady)
 	n.deps.Log.Info("serving", "version", base.Version(), "socket", n.deps.Config.API.Socket, "local", n.deps.Config.RDS.Addresses, "port", n.deps.Config.RDS.Port, "pid", os.Getpid())
@@ -269,7 +254,7 @@ func (n *Node) drain(page *httpFront) {
 	begun := time.Now()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	n.grpc.setServing(false)
+	n.services.SetServing(false)
 	n.clients.Refuse(base.ErrDraining)
 	n.core.Drain(ctx)
 	// What is left has a moment to say goodbye: a stream's Closing message, a
@@ -283,19 +268,12 @@ func (n *Node) drain(page *httpFront) {
 	n.clients.Finish(base.ErrDraining)
 	n.stopVolumes(ctx)
 	n.clients.Stop()
-	n.grpc.stop(end)
+	n.services.Stop(end)
 	n.core.Close()
 	if page != nil {
-		page.stop(end)
+		page.Stop(end)
 	}
 	n.deps.Log.Info("stopped", "state", "stopped", "took", time.Since(begun).Round(time.Millisecond))
-}
-
-// register adds this node's services to a gRPC server.
-func (n *Node) register(s grpc.ServiceRegistrar) {
-	rdsdv1.RegisterDatagramsServer(s, &datagramsServer{clients: n.clients})
-	rdsdv1.RegisterAdminServer(s, &adminServer{node: n})
-	rdsdv1.RegisterVolumeServiceServer(s, &volumeServer{node: n})
 }
 
 func (n *Node) listenClients() (local, rings, remote net.Listener, err error) {
@@ -338,7 +316,7 @@ func (n *Node) listenPage() (*httpFront, error) {
 	n.mu.Lock()
 	n.httpAddr = l.Addr()
 	n.mu.Unlock()
-	return listenHTTP(&n.deps.Config.HTTP, n.acceptor(l, "http", refusePage), n.registry, n.deps.Guard, n.newPage(), func() nodeStatus {
+	return n.services.ListenHTTP(n.acceptor(l, "http", refusePage), func() nodeStatus {
 		s := n.state.Load()
 		return nodeStatus{State: stateNames[s], Ready: s == stateServing}
 	}), nil

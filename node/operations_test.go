@@ -112,38 +112,3 @@ func coreTable(own bool) string {
 	}
 	return b.String()
 }
-
-// Every metric of a fresh node is on the page, and every one has a help text.
-func TestOperationsListsEveryMetric(t *testing.T) {
-	page, err := os.ReadFile(filepath.Join("..", "docs", "operations.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	more, err := os.ReadFile(filepath.Join("..", "docs", "monitoring.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	n, _ := newFakeNode(t, testConfig(t), &fakeCore{snap: busySnapshot()})
-	families, err := n.registry.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, f := range families {
-		name := f.GetName()
-		if strings.HasPrefix(name, "go_") || strings.HasPrefix(name, "process_") || strings.HasPrefix(name, "grpc_") {
-			continue
-		}
-		if f.GetHelp() == "" {
-			t.Errorf("%s has no help", name)
-		}
-		if strings.HasPrefix(name, "rds_peer_") {
-			continue // told of as a group
-		}
-		if strings.HasPrefix(name, "rdsd_peer_") && strings.HasSuffix(name, "_total") && strings.HasPrefix(f.GetHelp(), "of one peer: ") {
-			continue
-		}
-		if !strings.Contains(string(page), "`"+name+"`") && !strings.Contains(string(more), "`"+name+"`") {
-			t.Errorf("neither docs/operations.md nor docs/monitoring.md lists %s", name)
-		}
-	}
-}

@@ -13,30 +13,30 @@ import (
 
 // newPage makes the page of this node, which calls the services of the API in the name
 // of whoever looks.
-func (n *Node) newPage() *webpage.Page {
+func (f *grpcFront) newPage() *webpage.Page {
 	return webpage.New(webpage.Deps{
-		Admin:   &adminServer{node: n},
-		Volumes: &volumeServer{node: n},
+		Admin:   &adminServer{front: f},
+		Volumes: &volumeServer{front: f},
 		As: func(ctx context.Context, id config.Identity) context.Context {
 			return context.WithValue(ctx, identityKey{}, id)
 		},
 		Allow: func(uid uint32) error {
-			if n.limiter.Allow(uid, time.Now()) {
+			if f.deps.Limiter.Allow(uid, time.Now()) {
 				return nil
 			}
-			return n.limiter.Refusal(uid, n.deps.Count)
+			return f.deps.Limiter.Refusal(uid, f.deps.Count)
 		},
-		Conf:     n.deps.Conf,
-		Memory:   n.deps.Memory,
-		Guard:    n.deps.Guard,
-		Log:      n.deps.Log,
-		Stopping: n.deps.Stopping,
+		Conf:     f.deps.Conf,
+		Memory:   f.deps.Memory,
+		Guard:    f.deps.Guard,
+		Log:      f.deps.Log,
+		Stopping: f.deps.Stopping,
 	})
 }
 
 // GetCongestionHistory is the last hour of congestion.
 func (a *adminServer) GetCongestionHistory(_ context.Context, r *rdsdv1.GetCongestionHistoryRequest) (*rdsdv1.CongestionHistory, error) {
-	if a.node.hour == nil {
+	if a.front.deps.Hour == nil {
 		return &rdsdv1.CongestionHistory{}, nil
 	}
 	var one netip.AddrPort
@@ -46,5 +46,5 @@ func (a *adminServer) GetCongestionHistory(_ context.Context, r *rdsdv1.GetConge
 			return nil, err
 		}
 	}
-	return a.node.hour.History(one), nil
+	return a.front.deps.Hour.History(one), nil
 }

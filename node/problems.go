@@ -16,19 +16,19 @@ import (
 
 // examine says in st what is not as it should be with the node, and what mends it. It
 // takes the locks that lists take, for a page at a time, and nothing here waits.
-func (n *Node) examine(s *snapshot, st *rdsdv1.Status) {
+func (f *grpcFront) examine(s *snapshot, st *rdsdv1.Status) {
 	var x health.Exam
-	n.examineNode(&x)
+	f.examineNode(&x)
 	for _, b := range s.Budgets {
 		x.Budget(b.Name, b.Used, b.Limit)
 	}
-	if n.hosts != nil {
-		for _, h := range n.hosts.Locals() {
-			h.EachPeer(func(_ *rds.Engine, pe *rds.Peer) { n.examinePeer(&x, h, pe) })
+	if f.deps.Host != nil {
+		for _, h := range f.deps.Host.Locals() {
+			h.EachPeer(func(_ *rds.Engine, pe *rds.Peer) { f.examinePeer(&x, h, pe) })
 			h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) { examinePort(&x, h.StepTime(), c) }, nil)
 		}
 	}
-	if h := n.volumes.Load(); h != nil {
+	if h := f.deps.Volumes(); h != nil {
 		examineVolumes(&x, h, time.Now())
 	}
 	logged, _ := n.errors().list()
@@ -44,7 +44,7 @@ func (n *Node) examine(s *snapshot, st *rdsdv1.Status) {
 	st.SetProblem(out)
 	st.SetHealthy(health.Healthy(list))
 	st.SetSeverity(rdsdv1.ProblemSeverity(health.Worst(list)))
-	if a := n.HTTPAddr(); a != nil {
+	if a := f.deps.HTTPAddr(); a != nil {
 		st.SetHttpAddress(a.String())
 		if a.Network() == "unix" {
 			st.SetHttpAddress("unix:" + a.String())
@@ -63,36 +63,36 @@ func problemPB(p *health.Problem) *rdsdv1.Problem {
 	return m
 }
 
-func (n *Node) examineNode(x *health.Exam) {
-	c := n.deps.Conf()
-	f := health.Node{State: stateNames[n.state.Load()], Lonely: c.Lonely(), Loopback: true, Notes: n.deps.Config.Notes(),
-		NoLedger: n.deps.Config.LedgerPath() == "", Need: descriptorsNeeded(n.deps.Config), Have: n.deps.FDs.Most()}
+func (f *grpcFront) examineNode(x *health.Exam) {
+	c := f.deps.Conf()
+	facts := health.Node{State: f.deps.State(), Lonely: c.Lonely(), Loopback: true, Notes: f.deps.Config.Notes(),
+		NoLedger: f.deps.Config.LedgerPath() == "", Need: DescriptorsNeeded(f.deps.Config), Have: f.deps.FDs.Most()}
 	for w := range guard.Kinds {
-		f.Panics += n.deps.Guard.Count(w)
+		facts.Panics += f.deps.Guard.Count(w)
 	}
-	for _, a := range n.deps.Config.RDS.Addresses {
-		f.Loopback = f.Loopback && a.IsLoopback()
+	for _, a := range f.deps.Config.RDS.Addresses {
+		facts.Loopback = facts.Loopback && a.IsLoopback()
 	}
-	if n.deps.Config.API.RemoteListen != "" {
-		f.Insecure = n.deps.Config.API.RemoteListen
+	if f.deps.Config.API.RemoteListen != "" {
+		facts.Insecure = f.deps.Config.API.RemoteListen
 	}
-	if h := n.volumes.Load(); h != nil {
-		f.NoVolumes = n.deps.Config.VolumeConfig().StateDir == ""
-		f.Volumes = uint64(len(h.Exports()) + len(h.Mappings()))
+	if h := f.deps.Volumes(); h != nil {
+		facts.NoVolumes = f.deps.Config.VolumeConfig().StateDir == ""
+		facts.Volumes = uint64(len(h.Exports()) + len(h.Mappings()))
 		if err := h.StateError(); err != nil {
-			f.StateLost = err.Error()
+			facts.StateLost = err.Error()
 		}
 	}
-	x.Node(&f)
+	x.Node(&facts)
 }
 
 // examinePeer is called with the lock held.
-func (n *Node) examinePeer(x *health.Exam, h *datagram.Local, pe *rds.Peer) {
+func (f *grpcFront) examinePeer(x *health.Exam, h *datagram.Local, pe *rds.Peer) {
 	c := pe.Conn()
 	q := c.Queued()
 	p := health.Peer{Local: h.Addr(), Remote: pe.Addr(), Waiting: uint64(q.Queued + q.Unacked)}
-	p.Allowed, _ = n.deps.Conf().PeerPolicy(pe.Addr())
-	p.Allowed = p.Allowed || n.hosts.Has(pe.Addr())
+	p.Allowed, _ = f.deps.Conf().PeerPolicy(pe.Addr())
+	p.Allowed = p.Allowed || f.deps.Host.Has(pe.Addr())
 	c.Paths(func(cp *conn.Path) {
 		i := cp.Info()
 		switch {

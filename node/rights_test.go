@@ -10,6 +10,7 @@ import (
 	"google.golang.org/grpc/peer"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdserr"
 )
@@ -32,11 +33,11 @@ var reads = map[string]bool{
 // of caller: what changes something is refused to whoever is no administrator, and
 // counted; what reads is refused to nobody.
 func TestEveryCallByEveryone(t *testing.T) {
-	n, _ := startWith(t, func(c *config.Config) { c.API.AdminUIDs = []uint32{1000} })
+	n := startWorld(t, func(c *config.Config) { c.API.AdminUIDs = []uint32{1000} })
 	services := []struct {
 		desc *grpc.ServiceDesc
 		srv  any
-	}{{&rdsdv1.Admin_ServiceDesc, &adminServer{node: n}}, {&rdsdv1.VolumeService_ServiceDesc, &volumeServer{node: n}}}
+	}{{&rdsdv1.Admin_ServiceDesc, &adminServer{front: n.services}}, {&rdsdv1.VolumeService_ServiceDesc, &volumeServer{front: n.services}}}
 	for _, caller := range []struct {
 		id    config.Identity
 		admin bool
@@ -45,7 +46,7 @@ func TestEveryCallByEveryone(t *testing.T) {
 		{config.Identity{UID: 1001, GID: 0}, false}, {config.Identity{UID: config.NobodyID, GID: config.NobodyID}, false},
 		{config.Identity{UID: 0, Remote: true}, false}, {config.Identity{UID: 1000, Remote: true}, false},
 	} {
-		ctx, err := withIdentity(peer.NewContext(testContext(t), &peer.Peer{AuthInfo: authInfo{Identity: caller.id}}))
+		ctx, err := withIdentity(peer.NewContext(clienttest.Context(t), &peer.Peer{AuthInfo: authInfo{Identity: caller.id}}))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -73,5 +74,36 @@ func TestEveryCallByEveryone(t *testing.T) {
 func TestNoIdentityNoRights(t *testing.T) {
 	if id := identityFrom(context.Background()); !id.Remote || id.UID != config.NobodyID || id.GID != config.NobodyID {
 		t.Errorf("a caller without identity is %+v", id)
+	}
+}
+
+// Changing is for administrators; the identity is the connection's.
+func TestAdminRights(t *testing.T) {
+	cfg := clienttest.Config(t)
+	cfg.API.AdminUIDs = []uint32{1000}
+	n := newWorld(t, cfg, world{})
+	a := &adminServer{front: n.services}
+	for _, tc := range []struct {
+		id config.Identity
+		ok bool
+	}{
+		{config.Identity{UID: 0}, true}, {config.Identity{UID: uint32(os.Getuid())}, true}, {config.Identity{UID: 1000}, true},
+		{config.Identity{UID: 1001}, false}, {config.Identity{UID: 0, Remote: true}, false}, {config.Identity{UID: 1000, Remote: true}, false},
+	} {
+		ctx := peer.NewContext(context.Background(), &peer.Peer{AuthInfo: authInfo{Identity: tc.id}})
+		ctx, err := withIdentity(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		err = a.front.mayChange(ctx, "DropPath")
+		if (err == nil) != tc.ok || err != nil && !errors.Is(err, rdserr.ErrPerm) {
+			t.Errorf("%+v: %v", tc.id, err)
+		}
+		if _, err := a.CloseSocket(ctx, &rdsdv1.CloseSocketRequest{}); errors.Is(err, rdserr.ErrPerm) == tc.ok {
+			t.Errorf("CloseSocket by %+v: %v", tc.id, err)
+		}
+	}
+	if n.deps.Count.AdminDenied.Load() != 6 {
+		t.Errorf("%d refusals counted, want 6", n.deps.Count.AdminDenied.Load())
 	}
 }

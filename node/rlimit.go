@@ -12,15 +12,6 @@ import (
 	"github.com/rdsd/rdsd/node/config"
 )
 
-// descriptorsNeeded is the sum of what the limits allow.
-func descriptorsNeeded(c *config.Config) uint64 {
-	l, v := &c.Limits, &c.Volumes
-	links := uint64(l.MaxPeers)*uint64(c.RDS.Lanes) + uint64(l.MaxHandshakes)
-	clients := uint64(l.MaxClients) * (base.ClientFDs + base.RingFDs)
-	volumes := uint64(v.MaxExports) + 2*uint64(v.MaxMappings) + 2*uint64(v.MaxSessions)
-	return links + clients + volumes + maxHTTPConns + base.BaseFDs
-}
-
 // CheckSystem tells whether this system can give what a configuration asks of it, as
 // far as that can be told without doing it.
 func CheckSystem(c *config.Config) error {
@@ -34,7 +25,7 @@ func (n *Node) openDescriptors() error {
 	if err != nil {
 		return err
 	}
-	if need := descriptorsNeeded(n.deps.Config); need > most {
+	if need := DescriptorsNeeded(n.deps.Config); need > most {
 		n.deps.Log.Warn("the limits could need more file descriptors than there are", "need", need, "have", most)
 	}
 	return nil

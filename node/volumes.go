@@ -14,10 +14,8 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/volume"
-	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/tcp"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
@@ -90,39 +88,6 @@ func (n *Node) stopVolumes(ctx context.Context) {
 	if err := h.Close(end); err != nil {
 		n.deps.Log.Warn("volumes were not closed in order", "error", err)
 	}
-}
-
-// fullCount counts how often a limit said no.
-type fullCount struct{ n atomic.Uint64 }
-
-// volumesFull is how often the limits of volumes said no.
-type volumesFull struct{ exports, mappings fullCount }
-
-func (f *fullCount) note(err error) {
-	if errors.Is(err, rdserr.ErrTooMany) {
-		f.n.Add(1)
-	}
-}
-
-// volumeBudgets are the limits of what an administrator adds.
-func (n *Node) volumeBudgets() []base.Budget {
-	h := n.volumes.Load()
-	if h == nil {
-		return nil
-	}
-	v := &n.deps.Config.Volumes
-	return []base.Budget{
-		{Name: "exports", Used: uint64(len(h.Exports())), Limit: uint64(v.MaxExports), Refused: n.full.exports.n.Load()},
-		{Name: "mappings", Used: uint64(len(h.Mappings())), Limit: uint64(v.MaxMappings), Refused: n.full.mappings.n.Load()},
-	}
-}
-
-// volumeHost is the host of volumes, or why there is none.
-func (n *Node) volumeHost() (*volume.Host, error) {
-	if h := n.volumes.Load(); h != nil {
-		return h, nil
-	}
-	return nil, rdserr.With(rdserr.ErrNotSupported, "this daemon has no volumes")
 }
 
 var errNoVolumePeer = errors.New("it is not an allowed peer; allow it with a [[peers]] entry of the configuration, and in volumes.allow if there is a list")

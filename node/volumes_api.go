@@ -18,15 +18,15 @@ import (
 // things is decided as for Admin.
 type volumeServer struct {
 	rdsdv1.UnimplementedVolumeServiceServer
-	node *Node
+	front *grpcFront
 }
 
 // host is the host of volumes, for a call that reads.
-func (s *volumeServer) host() (*volume.Host, error) { return s.node.volumeHost() }
+func (s *volumeServer) host() (*volume.Host, error) { return s.front.volumeHost() }
 
 // change is the host of volumes, for a call that changes something.
 func (s *volumeServer) change(ctx context.Context, what string) (*volume.Host, error) {
-	if err := s.node.mayChange(ctx, what); err != nil {
+	if err := s.front.mayChange(ctx, what); err != nil {
 		return nil, err
 	}
 	return s.host()
@@ -53,7 +53,7 @@ func (s *volumeServer) Export(ctx context.Context, r *rdsdv1.VolumeExportRequest
 	}
 	e, err := h.Export(ctx, spec)
 	if err != nil {
-		s.node.full.exports.note(err)
+		s.front.full.exports.note(err)
 		return nil, err
 	}
 	return exportPB(&e, time.Now()), nil
@@ -80,7 +80,7 @@ func (s *volumeServer) Map(ctx context.Context, r *rdsdv1.VolumeMapRequest) (*rd
 	}
 	m, err := h.Map(ctx, spec)
 	if err != nil {
-		s.node.full.mappings.note(err)
+		s.front.full.mappings.note(err)
 		return nil, err
 	}
 	return mappingPB(&m, time.Now()), nil
@@ -264,7 +264,7 @@ func (s *volumeServer) Watch(r *rdsdv1.VolumeWatchRequest, stream grpc.ServerStr
 		select {
 		case <-stream.Context().Done():
 			return nil
-		case <-s.node.deps.Stopping:
+		case <-s.front.deps.Stopping:
 			return base.ErrDraining
 		case e, ok := <-events:
 			if !ok {

@@ -419,15 +419,6 @@ func TestVolumeRequestsAreChecked(t *testing.T) {
 	wantErrno(t, "paths of no session", err, syscall.ENOENT)
 }
 
-// A node without volumes (as fakes in tests are) says so.
-func TestVolumesWithoutHost(t *testing.T) {
-	n, _ := newFakeNode(t, testConfig(t), &fakeCore{})
-	s := &volumeServer{node: n}
-	if _, err := s.List(context.Background(), nil); !errors.Is(err, rdserr.ErrNotSupported) {
-		t.Error(err)
-	}
-}
-
 func wantErrno(t *testing.T, what string, err error, n syscall.Errno) {
 	t.Helper()
 	if err = rdsdv1.ErrorFromStatus(err); !errors.Is(err, n) {

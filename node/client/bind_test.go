@@ -46,7 +46,7 @@ func TestMayBindIsAsked(t *testing.T) {
 // TestSocketLimits: the limit of all sockets and of each user's, at their edges; what
 // is refused holds no memory, and a place that is given back is there again.
 func TestSocketLimits(t *testing.T) {
-	n := newWorld(t, clientsConfig(t), nil)
+	n := newWorld(t, clienttest.Config(t), nil)
 	table := newSocketTable(5, 3, n.deps.Memory)
 	var open []*sockStream
 	before := n.deps.Memory.Used()
@@ -92,7 +92,7 @@ func TestSocketLimits(t *testing.T) {
 }
 
 func TestRandomPortAvoidsGrantedRanges(t *testing.T) {
-	cfg := clientsConfig(t)
+	cfg := clienttest.Config(t)
 	uid := uint32(12345)
 	cfg.Ports = []config.PortGrant{{UID: &uid, Range: config.PortRange{First: 2, Last: 65534}, Exclusive: true}}
 	n := newWorld(t, cfg, nil)

@@ -4,8 +4,6 @@ import (
 	"context"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"sync"
 	"syscall"
 	"testing"
@@ -13,10 +11,10 @@ import (
 
 	"go.uber.org/goleak"
 
-	"github.com/rdsd/rdsd/internal/freeport"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/shm"
@@ -31,24 +29,6 @@ type world struct {
 	hosts   *datagram.Host
 	users   *access.Clients
 	clients *Front
-}
-
-// clientsConfig is a daemon on loopback, with everything else in a temporary directory.
-func clientsConfig(t *testing.T) *config.Config {
-	t.Helper()
-	dir, err := os.MkdirTemp("", "rdsd") // t.TempDir may be too long for a socket
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	c := config.Default()
-	c.RDS.Addresses = []netip.Addr{netip.MustParseAddr("127.0.0.1")}
-	if c.RDS.Port, err = freeport.On(); err != nil {
-		t.Fatal(err)
-	}
-	c.API.Socket = filepath.Join(dir, "s")
-	c.API.DrainTimeout = config.Duration{Duration: 2 * time.Second}
-	return c
 }
 
 // newWorld makes one that does not run. hosts may be nil: then engine says what engines
@@ -79,7 +59,7 @@ func startClients(t *testing.T) (*world, *config.Config) {
 // startClientsWith starts one with a changed configuration, until the test ends.
 func startClientsWith(t *testing.T, change func(*config.Config)) (*world, *config.Config) {
 	t.Helper()
-	cfg := clientsConfig(t)
+	cfg := clienttest.Config(t)
 	change(cfg)
 	w := newWorld(t, cfg, nil)
 	w.start(t)

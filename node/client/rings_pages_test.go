@@ -257,7 +257,7 @@ func TestLedgerIsPaid(t *testing.T) {
 // client goes on using, be it closed before or by the stop.
 func TestStopWaitsForNoRegion(t *testing.T) {
 	fds := clienttest.Descriptors(t)
-	cfg := clientsConfig(t)
+	cfg := clienttest.Config(t)
 	n := newWorld(t, cfg, nil)
 	stop := n.start(t)
 	bind := func() *clienttest.RingClient {
