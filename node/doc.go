@@ -1,5 +1,4 @@
-// Package node is one running daemon: assembly and front ends. Its configuration
-// is package config.
+// Package node is one running daemon: its assembly and its life.
 //
 // config.Load or config.Default make a configuration, New checks what can be checked
 // without side effects, Run serves until its context ends and then drains.
@@ -10,8 +9,8 @@
 // datagram) held. Each goroutine says at its go statement how it ends.
 //
 // Rooms: base is what all of them stand on, config what a node can be told, datagram
-// and volume the two shells, client what clients have. Here are, besides, the service of volumes (volumes_api.go)
-// and its metrics (metrics_volumes.go).
+// and volume the two shells, access who clients are, client what they have, service the
+// API, the page and the metrics. Each is given what it needs, and none knows this package.
 //
-// Read node.go and grpc.go first; for the data path package client.
+// Read node.go first; for the data path package client.
 package node

@@ -7,7 +7,7 @@ import (
 	"sync"
 	"time"
 
-	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/service"
 )
 
 // Bounds of the table of errors (M2). What the lines are about comes from peers and
@@ -131,24 +131,14 @@ func (n *Node) errors() *errorTable {
 	return newErrorTable() // a node of tests without a log
 }
 
-// errorsPB is the answer to ListErrors.
-func (n *Node) errorsPB() *rdsdv1.ListErrorsResponse {
-	list, forgotten := n.errors().list()
-	var out []*rdsdv1.LoggedError
-	for i := range list {
-		e := &list[i]
-		m := &rdsdv1.LoggedError{}
-		m.SetWarning(e.level < slog.LevelError)
-		m.SetMessage(e.message)
-		m.SetSubject(e.subject)
-		m.SetError(e.why)
-		m.SetFirstUnixNs(e.first.UnixNano())
-		m.SetLastUnixNs(e.last.UnixNano())
-		m.SetCount(e.count)
-		out = append(out, m)
+// loggedErrors is what the node's table holds, the last one first, and how many it has
+// forgotten.
+func (n *Node) loggedErrors() (list []service.LoggedError, forgotten uint64) {
+	l, forgotten := n.errors().list()
+	for i := range l {
+		e := &l[i]
+		list = append(list, service.LoggedError{Level: e.level, Message: e.message, Subject: e.subject, Why: e.why, Peer: e.peer,
+			First: e.first, Last: e.last, Count: e.count})
 	}
-	resp := &rdsdv1.ListErrorsResponse{}
-	resp.SetError(out)
-	resp.SetForgotten(forgotten)
-	return resp
+	return list, forgotten
 }

@@ -12,7 +12,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/rdsd/rdsd/node/config"
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 )
 
 // TestErrorTable: lines that say the same of the same thing are one, however few of
@@ -94,11 +94,11 @@ func TestErrorTableBounds(t *testing.T) {
 // TestErrorsOfANode: what the log says is in the answer of the daemon and, while it is
 // news, among its problems; a peer that was refused is one by itself.
 func TestErrorsOfANode(t *testing.T) {
-	n, _ := startWith(t, func(*config.Config) {})
-	a := &adminServer{node: n}
+	n, cfg := startOne(t)
+	a := rdsdv1.NewAdminClient(dial(t, cfg))
 	n.deps.Log.Warn("connection refused", "peer", netip.MustParseAddr("10.9.9.9"), "why", "no rule")
 	n.deps.Log.Error("the state cannot be kept", "error", errors.New("no space"))
-	resp, err := a.ListErrors(testContext(t), nil)
+	resp, err := a.ListErrors(testContext(t), &rdsdv1.ListErrorsRequest{})
 	if err != nil || len(resp.GetError()) < 2 {
 		t.Fatalf("%v, %v", resp, err)
 	}
@@ -106,7 +106,7 @@ func TestErrorsOfANode(t *testing.T) {
 	if first.GetMessage() != "the state cannot be kept" || first.GetWarning() || first.GetError() != "no space" || first.GetCount() != 1 || first.GetLastUnixNs() == 0 {
 		t.Errorf("%v", first)
 	}
-	st, err := a.GetStatus(testContext(t), nil)
+	st, err := a.GetStatus(testContext(t), &rdsdv1.GetStatusRequest{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -117,7 +117,7 @@ func TestErrorsOfANode(t *testing.T) {
 	if !strings.Contains(codes["peer-refused"], "10.9.9.9") || !strings.Contains(codes["log-errors"], "no space") || st.GetHealthy() {
 		t.Errorf("problems %v, healthy %v", codes, st.GetHealthy())
 	}
-	c, err := a.GetConfig(testContext(t), nil)
+	c, err := a.GetConfig(testContext(t), &rdsdv1.GetConfigRequest{})
 	if err != nil || !strings.Contains(c.GetToml(), "[rds]\n") {
 		t.Errorf("configuration %v, %v", c, err)
 	}

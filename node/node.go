@@ -25,6 +25,7 @@ import (
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/datagram"
 	webpage "github.com/rdsd/rdsd/node/page"
+	"github.com/rdsd/rdsd/node/service"
 	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -73,7 +74,7 @@ type Node struct {
 	users    *access.Clients                            // their connections
 	limiter  *access.Limiter
 	clients  *client.Front
-	services *grpcFront
+	services *service.Front
 	hour     *webpage.Keeper // nil without hosts
 
 	reloading sync.Mutex // held by Reload
@@ -131,9 +132,9 @@ func (n *Node) assemble() {
 		room.Collect = n.hosts.Collect
 	}
 	n.clients = client.New(room)
-	n.services = newServices(serviceDeps{
+	n.services = service.New(service.Deps{
 		Deps: d, Read: n.core.Read, Host: n.hosts, Clients: n.clients, Users: n.users, Limiter: n.limiter,
-		Volumes: n.volumes.Load, State: n.stateName, HTTPAddr: n.HTTPAddr, Hour: n.hour,
+		Volumes: n.volumes.Load, State: n.stateName, HTTPAddr: n.HTTPAddr, Errors: n.loggedErrors, Hour: n.hour,
 	})
 }
 
@@ -189,7 +190,7 @@ func (n *Node) run(ctx context.Context) error {
 
 // serve runs until ctx ends or a listener fails. The goroutines it starts are
 // its own and end before it returns.
-func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, page *httpFront, markReady func()) error {
+func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, page *service.Page, markReady func()) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var g errgroup.Group
@@ -246,7 +247,7 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 }
 
 // drain stops taking new work, waits for what is under way, and closes.
-func (n *Node) drain(page *httpFront) {
+func (n *Node) drain(page *service.Page) {
 	n.state.Store(stateDraining)
 	notify(n.deps.Log, daemon.SdNotifyStopping)
 	patience := n.deps.Conf().API.DrainTimeout.Duration
@@ -299,7 +300,7 @@ func (n *Node) listenClients() (local, rings, remote net.Listener, err error) {
 	return local, rings, remote, nil
 }
 
-func (n *Node) listenPage() (*httpFront, error) {
+func (n *Node) listenPage() (*service.Page, error) {
 	if n.deps.Config.HTTP.Listen == "" {
 		return nil, nil
 	}
@@ -316,9 +317,9 @@ func (n *Node) listenPage() (*httpFront, error) {
 	n.mu.Lock()
 	n.httpAddr = l.Addr()
 	n.mu.Unlock()
-	return n.services.ListenHTTP(n.acceptor(l, "http", refusePage), func() nodeStatus {
+	return n.services.ListenHTTP(n.acceptor(l, "http", refusePage), func() service.NodeStatus {
 		s := n.state.Load()
-		return nodeStatus{State: stateNames[s], Ready: s == stateServing}
+		return service.NodeStatus{State: stateNames[s], Ready: s == stateServing}
 	}), nil
 }
 

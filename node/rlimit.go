@@ -10,6 +10,7 @@ import (
 	"github.com/rdsd/rdsd/internal/accept"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/node/service"
 )
 
 // CheckSystem tells whether this system can give what a configuration asks of it, as
@@ -25,7 +26,7 @@ func (n *Node) openDescriptors() error {
 	if err != nil {
 		return err
 	}
-	if need := DescriptorsNeeded(n.deps.Config); need > most {
+	if need := service.DescriptorsNeeded(n.deps.Config); need > most {
 		n.deps.Log.Warn("the limits could need more file descriptors than there are", "need", need, "have", most)
 	}
 	return nil

@@ -45,6 +45,7 @@ var rooms = []room{
 	{"node/client", 4, [][]string{clients, daemons, goClients, kills}},
 	{"node/page/hour", 1, [][]string{{"./node/page/..."}}},
 	{"node/page", 2, [][]string{{"./node/page/..."}, daemons}},
+	{"node/service", 4, [][]string{{"./node/service"}, daemons, goClients, {"./rdsd/..."}}},
 	{"node", 4, [][]string{daemons, goClients, kills, {"./rdsd/..."}}},
 	{"node/volume", 6, [][]string{{"./node/volume"}, volumeDaemons, {"./rdsd/..."}}},
 	{"sdk/go", 9, [][]string{goClients, kills, {"./rdsd/..."}}},

@@ -79,11 +79,13 @@ var arrows = []struct {
 	{"node/datagram", []string{"node/base", "node/config", "rds", "conn", "wire", "rdserr", "transport", "transport/tcp", "shm", "internal/buf", "internal/guard", "internal/netlocal", "internal/quota", "internal/reactor", "internal/stats"}},
 	{"node/client", []string{"node/access", "node/base", "node/config", "node/datagram", "rds", "conn", "wire", "rdserr", "transport", "shm", "api/rdsd/v1", "internal/buf", "internal/guard", "internal/msgpool", "internal/quota", "internal/reactor", "internal/toll"}},
 	// A client for tests knows the layouts and the messages, and nothing of a daemon's inside.
-	{"node/client/clienttest", []string{"node/config", "shm", "api/rdsd/v1"}},
+	{"node/client/clienttest", []string{"node/config", "shm", "api/rdsd/v1", "internal/freeport"}},
 	{"node/page/hour", nil},
 	// The page calls the services of the API, which it is given, in the name of whoever asks.
 	{"node/page", []string{"node/page/hour", "node/access", "node/config", "node/datagram", "rds", "rdserr", "api/rdsd/v1", "internal/guard", "internal/netlocal", "internal/quota"}},
-	{"node", []string{"node/client", "node/page", "node/access", "node/base", "node/config", "node/datagram", "node/health", "node/volume", "rds", "rtrs", "rnbd", "blk/...", "blk", "conn", "cong", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "transport", "transport/tcp", "transport/ib", "shm", "api/rdsd/v1", "internal/accept", "internal/buf", "internal/eintr", "internal/guard", "internal/msgpool", "internal/reactor", "internal/stats", "internal/counters", "internal/quota", "internal/toll"}},
+	{"node/service", []string{"node/access", "node/base", "node/client", "node/config", "node/datagram", "node/health", "node/page", "node/volume", "rds", "rtrs", "blk", "conn", "wire", "rdserr", "api/rdsd/v1", "internal/guard", "internal/msgpool", "internal/quota", "internal/stats", "internal/toll"}},
+	// Assembly: of what its rooms stand on it knows what it has to hand them.
+	{"node", []string{"node/access", "node/base", "node/client", "node/config", "node/datagram", "node/page", "node/service", "node/volume", "rtrs", "blk", "wire/rtrs", "transport", "transport/tcp", "shm", "internal/accept", "internal/eintr", "internal/guard", "internal/quota"}},
 
 	// What talks to a daemon from outside.
 	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr", "internal/msgpool"}},
@@ -200,10 +202,47 @@ func TestArrowsDoNotClimb(t *testing.T) {
 	}
 }
 
+// fanOut is how many rooms of this module a package may know, those below internal
+// apart: a reader of one is not to need all. For node it is rooms of a node.
+var fanOut = []struct {
+	pkgs  []string
+	among string
+	most  int
+}{
+	{[]string{"wire", "wire/rtrs", "wire/rnbd", "cong", "conn", "rds", "rtrs", "rnbd"}, "", 5},
+	{[]string{"node"}, "node/", 8},
+	{[]string{"node/access", "node/base", "node/config", "node/datagram", "node/volume", "node/client", "node/service"}, "node/", 8},
+}
+
+// TestFanOut holds the rooms to their number by what the table allows them, and the
+// rooms of a node to not knowing the node.
+func TestFanOut(t *testing.T) {
+	for _, f := range fanOut {
+		for _, p := range f.pkgs {
+			may, known := mayImport(p)
+			if !known {
+				t.Errorf("package %s is not in the import table", p)
+			}
+			n := 0
+			for _, m := range may {
+				if strings.HasPrefix(m, f.among) && !strings.HasPrefix(m, "internal/") {
+					n++
+				}
+				if m == "node" {
+					t.Errorf("%s knows the node that puts it together", p)
+				}
+			}
+			if n > f.most {
+				t.Errorf("%s may import %d rooms %s..., want %d at most: %v", p, n, f.among, f.most, may)
+			}
+		}
+	}
+}
+
 // protobuf are the packages that know the generated messages of the API: both ends of
 // it, and the client of the adversary, which says what no SDK would. Everybody else
 // has the SDK's types.
-var protobuf = []string{"api/rdsd/v1", "node", "node/...", "sdk/go", "internal/adversary"}
+var protobuf = []string{"api/rdsd/v1", "node/...", "sdk/go", "internal/adversary"}
 
 // raw are the methods of the SDK's client that hand out generated services.
 var raw = []string{"AdminService", "VolumeService"}

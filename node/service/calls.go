@@ -1,0 +1,403 @@
+package service
+
+import (
+	"errors"
+	"log/slog"
+	"math/bits"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// What a client has sent of gRPC messages is memory of the daemon from the read
+// that brought it until a handler has taken the message: a megabyte of a message
+// that never ends, on each of thousands of streams. gRPC counts messages and
+// windows for each stream by itself. So the connection below it follows the
+// frames, both ways, and charges the client's user for what has come and is not
+// taken yet, before the server sees it: a read that cannot be charged waits. The
+// client is held up by its own socket then; who sits on half a message while
+// others wait is closed.
+//
+// Taken is what the server gave the client window for again, which it does when
+// a handler has read it.
+
+const (
+	// connBytes and streamBytes are what a connection and a call on it cost, idle
+	// (measured by internal/memtest): buffers to read and write, goroutines, headers.
+	connBytes   = 96 << 10
+	streamBytes = 16 << 10
+	// frameBytes is what a frame costs the server beside its bytes.
+	frameBytes = 96
+	// callPatience is how long a read waits for memory before it ends its connection.
+	callPatience = 10 * time.Second
+	// callIdle is how long nothing may have come of a message that is not whole
+	// when others wait for memory; callStale, when nobody does.
+	callIdle  = time.Second
+	callStale = time.Minute
+	callPoll  = 5 * time.Millisecond
+)
+
+// callConn is a connection whose client is charged for what it sends.
+type callConn struct {
+	net.Conn
+	table   *callTable
+	account *quota.Account
+	id      config.Identity
+	once    sync.Once
+	release func()
+	pace    *pace // of its user
+	called  bool  // the last read had calls in it; the reader's
+
+	mu      sync.Mutex // guards what follows
+	in, out frames
+	streams map[uint32]*callStream // nil when the connection is closed
+	cur     *callStream            // of the frame that in is in
+	cost    int                    // of what the read under way brought, see pace
+	owed    int64                  // by the streams
+	taken   int64                  // of the account for them, at least owed when nothing waits
+	opened  int64                  // taken for streams as such
+	half    int                    // streams in the middle of a message
+	last    time.Time              // of the last read
+	waits   bool                   // for memory
+	ended   bool                   // by evict: what it waits for will not come
+	bad     error                  // what the client may not do
+}
+
+// callStream is a stream of it, guarded by the connection's mu.
+type callStream struct {
+	msg      messages
+	received int64 // bytes of DATA, less what window was given for again
+	spare    int64 // what the buffers of those are larger than they
+	frames   int64 // that brought them
+	owed     int64 // as settle last found it
+}
+
+// owes is what the stream's unread bytes take. Window for a large message is
+// given before it has come, so that received may be too small while one is under
+// way; what has come of that is the least there is. It is copied into one piece
+// at its end.
+func (s *callStream) owes() int64 {
+	return max(s.received+s.spare, 2*s.msg.size, 0) + s.frames*frameBytes
+}
+
+// callTable is the connections of a node's gRPC clients.
+type callTable struct {
+	log       *slog.Logger
+	count     *base.Counters
+	paces     paces
+	perSecond func() float64 // calls a user may make; nil: they are read as they come
+
+	mu      sync.Mutex
+	conns   map[*callConn]struct{} // guarded by mu
+	evicted time.Time              // guarded by mu; when evict last ended one
+}
+
+func (t *callTable) wrap(c net.Conn, id config.Identity, account *quota.Account, release func()) *callConn {
+	k := &callConn{Conn: c, table: t, account: account, id: id, release: release, streams: map[uint32]*callStream{},
+		in: frames{skip: prefaceSize}, last: time.Now(), pace: t.paces.join(id.UID)}
+	t.mu.Lock()
+	t.conns[k] = struct{}{}
+	t.mu.Unlock()
+	return k
+}
+
+// Read charges what it brings before the server has it.
+func (c *callConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p[:c.keepPace(len(p))])
+	if n == 0 {
+		return n, err
+	}
+	c.mu.Lock()
+	c.last = time.Now()
+	c.cost = 0
+	c.in.feed(p[:n], c.begin, c.body, c.end)
+	if c.called = c.cost > 0; c.called && c.table.perSecond != nil {
+		c.pace.pay(c.cost, c.table.perSecond(), c.last)
+	}
+	no := c.bad
+	if no == nil {
+		if no = c.take(); no != nil {
+			no = c.await(no)
+		}
+	}
+	c.mu.Unlock()
+	if no != nil {
+		c.table.refuse(c, no)
+		return 0, no
+	}
+	return n, err
+}
+
+// callGrain is what is taken and given back at once, so that a connection in
+// its ordinary course does neither.
+const callGrain = 32 << 10
+
+// take takes what is owed and not taken yet. mu is held.
+func (c *callConn) take() error {
+	if n := int64(len(c.streams))*streamBytes - c.opened; n > 0 {
+		if err := c.account.Take(quota.Clients, n); err != nil {
+			return err
+		}
+		c.opened += n
+	}
+	if c.owed > c.taken {
+		n := (c.owed - c.taken + callGrain - 1) / callGrain * callGrain
+		if err := c.account.Take(quota.Calls, n); err != nil {
+			return err
+		}
+		c.taken += n
+	}
+	return nil
+}
+
+// give gives back what is taken and not owed. mu is held.
+func (c *callConn) give() {
+	if n := c.opened - int64(len(c.streams))*streamBytes; n > 0 {
+		c.account.Give(quota.Clients, n)
+		c.opened -= n
+	}
+	if n := c.taken - c.owed - callGrain; n >= callGrain {
+		c.account.Give(quota.Calls, n)
+		c.taken -= n
+	}
+}
+
+// await waits until take has what it wants. Nothing is read meanwhile. mu is
+// held, and let go while it waits.
+func (c *callConn) await(err error) error {
+	c.waits = true
+	defer func() { c.waits = false }()
+	begun := time.Now()
+	for {
+		c.mu.Unlock()
+		time.Sleep(callPoll)
+		if d := time.Since(begun); d > callIdle {
+			c.table.evict(time.Now(), c, err)
+		}
+		c.mu.Lock()
+		switch {
+		case c.streams == nil || c.ended:
+			return net.ErrClosed
+		case time.Since(begun) > callPatience:
+			return err
+		}
+		if err = c.take(); err == nil {
+			return nil
+		}
+	}
+}
+
+// begin looks at the header of a frame of the client. mu is held, as in all
+// that follows.
+func (c *callConn) begin(size int) {
+	c.cost += costOf(&c.in, size)
+	s := c.streams[c.in.stream]
+	c.cur = nil
+	switch c.in.kind {
+	case frameHeaders:
+		if s == nil && c.streams != nil && c.in.stream != 0 {
+			c.streams[c.in.stream] = &callStream{}
+		}
+	case frameReset:
+		c.forget(c.in.stream)
+	case frameData:
+		if c.in.flags&flagPadded != 0 { // no gRPC client does
+			c.bad = rdserr.With(rdserr.ErrInvalid, "a DATA frame with padding")
+		}
+		if c.cur = s; s != nil {
+			s.frames++
+			s.received += int64(size)
+			if size > 1<<10 { // of the pool, in powers of two
+				s.spare += 1<<bits.Len(uint(size-1)) - int64(size)
+			}
+		}
+	}
+}
+
+func (c *callConn) body(p []byte) {
+	if s := c.cur; s != nil {
+		was := s.msg.size > 0
+		s.msg.feed(p)
+		c.halved(was, s.msg.size > 0)
+	}
+}
+
+func (c *callConn) halved(was, is bool) {
+	switch {
+	case is && !was:
+		c.half++
+	case was && !is:
+		c.half--
+	}
+}
+
+func (c *callConn) end() {
+	if c.cur != nil {
+		c.settle(c.cur)
+	}
+}
+
+// settle brings up to date what s owes.
+func (c *callConn) settle(s *callStream) {
+	now := s.owes()
+	c.owed += now - s.owed
+	s.owed = now
+}
+
+func (c *callConn) forget(id uint32) {
+	if s := c.streams[id]; s != nil {
+		half := false // nothing of it waits any more
+		c.halved(s.msg.size > 0, half)
+		c.owed -= s.owed
+		delete(c.streams, id)
+	}
+}
+
+// Write follows what the server tells the client.
+func (c *callConn) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	c.out.feed(p, noBegin, noBody, c.told)
+	c.give()
+	c.mu.Unlock()
+	return c.Conn.Write(p)
+}
+
+func noBegin(int)   {}
+func noBody([]byte) {}
+
+// told looks at a whole frame of the server.
+func (c *callConn) told() {
+	switch {
+	case c.out.kind == frameReset, c.out.kind == frameHeaders && c.out.flags&flagEndStream != 0:
+		c.forget(c.out.stream)
+	case c.out.kind == frameWindowUpdate && c.out.stream != 0:
+		if s := c.streams[c.out.stream]; s != nil {
+			s.taken(c.out.number())
+			c.settle(s)
+		}
+	}
+}
+
+// taken counts n bytes that window was given for again. Of the frames and of what their
+// buffers are larger than they, as large a part is taken.
+func (s *callStream) taken(n int64) {
+	if left := max(s.received-n, 0); left > 0 {
+		s.frames = s.frames * left / s.received
+		s.spare = s.spare * left / s.received
+	} else {
+		s.frames, s.spare = 0, 0
+	}
+	s.received -= n
+}
+
+// Close gives everything back.
+func (c *callConn) Close() error {
+	c.once.Do(func() {
+		t := c.table
+		t.mu.Lock()
+		delete(t.conns, c)
+		t.mu.Unlock()
+		t.paces.leave(c.pace)
+		c.mu.Lock()
+		c.streams, c.cur = nil, nil
+		c.account.Give(quota.Calls, c.taken)
+		c.account.Give(quota.Clients, c.opened)
+		c.taken, c.opened, c.owed, c.half = 0, 0, 0, 0
+		c.mu.Unlock()
+		c.release()
+	})
+	return c.Conn.Close()
+}
+
+// refuse says why a client's connection is ended.
+func (t *callTable) refuse(c *callConn, why error) {
+	if errors.Is(why, net.ErrClosed) {
+		return
+	}
+	t.count.ClientsRefused.Add(1)
+	t.log.Warn("client's connection closed", "uid", c.id.UID, "pid", c.id.PID, "error", why)
+}
+
+// evict makes room for who, which waits. One user's greed is no other's end: the user
+// who gives room is the one whose own share is spent, if that is what is missing, and
+// else the one with the most in calls that may be ended. Of its connections goes the one
+// that sits on half a message and has been silent for longest, or, when all of them are
+// waiting themselves, the one that holds most.
+func (t *callTable) evict(now time.Time, who *callConn, why error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if now.Sub(t.evicted) < callIdle/10 {
+		return // what that one held is on its way back
+	}
+	var fit []evictable
+	held := map[uint32]int64{} // by user
+	for c := range t.conns {
+		c.mu.Lock()
+		e := evictable{c, c.taken, c.last, c.waits}
+		no := c.ended || c.half == 0 && !c.waits
+		c.mu.Unlock()
+		if !no {
+			fit = append(fit, e)
+			held[c.id.UID] += e.taken
+		}
+	}
+	uid := who.id.UID
+	if !who.account.OverShare(quota.Calls, callGrain) {
+		for u, n := range held {
+			if n > held[uid] {
+				uid = u
+			}
+		}
+	}
+	var idle, large *evictable
+	for i := range fit {
+		switch e := &fit[i]; {
+		case e.c.id.UID != uid:
+		case !e.waits && now.Sub(e.last) >= callIdle && (idle == nil || e.last.Before(idle.last)):
+			idle = e
+		case e.taken > 0 && (large == nil || e.taken > large.taken):
+			large = e
+		}
+	}
+	if idle == nil {
+		idle = large
+	}
+	if idle != nil {
+		t.evicted = now
+		t.refuse(idle.c, why)
+		// Its reader ends the rest. It may be in await, where it hears nothing of a closed descriptor.
+		idle.c.mu.Lock()
+		idle.c.ended = true
+		idle.c.mu.Unlock()
+		_ = idle.c.Conn.Close()
+	}
+}
+
+// evictable is a connection as evict saw it.
+type evictable struct {
+	c     *callConn
+	taken int64
+	last  time.Time
+	waits bool
+}
+
+// sweep ends connections that are silent in the middle of a message.
+func (t *callTable) sweep(now time.Time) {
+	t.paces.sweep(now)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for c := range t.conns {
+		c.mu.Lock()
+		stale := c.half > 0 && !c.waits && now.Sub(c.last) > callStale
+		c.mu.Unlock()
+		if stale {
+			t.refuse(c, rdserr.With(rdserr.ErrTimeout, "nothing more of a message in %v", callStale))
+			_ = c.Conn.Close()
+		}
+	}
+}

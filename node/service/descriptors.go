@@ -1,0 +1,15 @@
+package service
+
+import (
+	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/config"
+)
+
+// DescriptorsNeeded is the sum of what the limits allow.
+func DescriptorsNeeded(c *config.Config) uint64 {
+	l, v := &c.Limits, &c.Volumes
+	links := uint64(l.MaxPeers)*uint64(c.RDS.Lanes) + uint64(l.MaxHandshakes)
+	clients := uint64(l.MaxClients) * (base.ClientFDs + base.RingFDs)
+	volumes := uint64(v.MaxExports) + 2*uint64(v.MaxMappings) + 2*uint64(v.MaxSessions)
+	return links + clients + volumes + maxHTTPConns + base.BaseFDs
+}

@@ -1,0 +1,206 @@
+package service
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"testing"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/await"
+	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/client/clienttest"
+	"github.com/rdsd/rdsd/node/config"
+)
+
+// closedConn notes that it was closed.
+type closedConn struct {
+	net.Conn
+	closed int
+}
+
+func (c *closedConn) Close() error { c.closed++; return nil }
+
+// TestEvict: who makes room for those that wait: the connection that has been silent
+// for longest in the middle of a message; when there is none, the one that holds most
+// among those in the middle of one or waiting themselves. Nobody soon after another, and
+// nobody twice.
+func TestEvict(t *testing.T) {
+	now := time.Now()
+	type who struct {
+		silent time.Duration
+		half   int
+		waits  bool
+		taken  int64
+		ended  bool
+		uid    uint32
+	}
+	why := errors.New("full")
+	memory := quota.New(64<<20, nil)
+	greedy := memory.Account(quota.User(2))
+	defer greedy.Close()
+	greedy.Grow(quota.Sockets, 60<<20) // user 2 is over its share, for other things
+	for _, x := range []struct {
+		what  string
+		conns map[string]who
+		since time.Duration // of the last one
+		want  string
+	}{
+		{"nobody", nil, time.Hour, ""},
+		{"only between messages", map[string]who{"a": {silent: time.Hour, taken: 1 << 20}}, time.Hour, ""},
+		{"the most silent", map[string]who{"a": {silent: callIdle, half: 1}, "b": {silent: 2 * callIdle, half: 1}, "c": {silent: 3 * callIdle}, "d": {half: 1, taken: 1 << 20}}, time.Hour, "b"},
+		{"silent for just long enough", map[string]who{"a": {silent: callIdle, half: 1}, "b": {half: 1, taken: 1 << 20}}, time.Hour, "a"},
+		{"not silent for long enough", map[string]who{"a": {silent: callIdle - 1, half: 1, taken: 1}, "b": {half: 1, taken: 2}}, time.Hour, "b"},
+		{"who waits is not silent", map[string]who{"a": {silent: time.Hour, half: 1, waits: true, taken: 1}, "b": {waits: true, taken: 3}, "c": {half: 1, taken: 2}}, time.Hour, "b"},
+		{"who holds nothing", map[string]who{"a": {half: 1}}, time.Hour, ""},
+		{"who was ended before", map[string]who{"a": {silent: time.Hour, half: 1, ended: true}, "b": {waits: true, taken: 3, ended: true}, "c": {waits: true, taken: 2}}, time.Hour, "c"},
+		{"too soon", map[string]who{"a": {silent: time.Hour, half: 1}}, callIdle/10 - 1, ""},
+		{"late enough", map[string]who{"a": {silent: time.Hour, half: 1}}, callIdle / 10, "a"},
+		{"of the user who holds most", map[string]who{"large": {half: 1, taken: 9, uid: 1}, "idle": {silent: time.Hour, half: 1, taken: 8, uid: 1},
+			"a": {half: 1, taken: 5}, "b": {waits: true, taken: 6}}, time.Hour, "idle"},
+		{"not of a user who holds less in all", map[string]who{"large": {half: 1, taken: 9, uid: 1}, "idle": {silent: time.Hour, half: 1, uid: 1},
+			"a": {half: 1, taken: 5}, "b": {waits: true, taken: 6}}, time.Hour, "b"},
+		{"what may not be ended does not count", map[string]who{"between": {taken: 99, uid: 1}, "ended": {half: 1, taken: 99, uid: 1, ended: true}, "small": {half: 1, taken: 1, uid: 1},
+			"a": {half: 1, taken: 5}}, time.Hour, "a"},
+		{"whose own share is spent gives room itself", map[string]who{"large": {half: 1, taken: 9, uid: 1}, "asks": {waits: true, taken: 2, uid: 2}, "small": {half: 1, taken: 1, uid: 2}}, time.Hour, "asks"},
+	} {
+		table := &callTable{log: slog.New(slog.DiscardHandler), count: &base.Counters{}, conns: map[*callConn]struct{}{}, evicted: now.Add(-x.since)}
+		conns := map[string]*closedConn{}
+		asks := &callConn{}
+		for name, w := range x.conns {
+			conns[name] = &closedConn{}
+			c := &callConn{Conn: conns[name], table: table, last: now.Add(-w.silent), half: w.half, waits: w.waits, taken: w.taken, ended: w.ended, id: config.Identity{UID: w.uid}}
+			table.conns[c] = struct{}{}
+			if name == "asks" {
+				asks, c.account = c, greedy
+			}
+		}
+		table.evict(now, asks, why)
+		for name, c := range conns {
+			if (c.closed == 1) != (name == x.want) || c.closed > 1 {
+				t.Errorf("%s: %s was closed %d times", x.what, name, c.closed)
+			}
+		}
+		if n := table.count.ClientsRefused.Load(); (n == 1) != (x.want != "") || (table.evicted == now) != (x.want != "") {
+			t.Errorf("%s: %d counted, the last one at %v", x.what, n, table.evicted)
+		}
+	}
+}
+
+// TestSweepOfCalls: who is silent in the middle of a message for too long is ended;
+// who waits for us, is between messages or goes on is not.
+func TestSweepOfCalls(t *testing.T) {
+	now := time.Now()
+	table := &callTable{log: slog.New(slog.DiscardHandler), count: &base.Counters{}, conns: map[*callConn]struct{}{}}
+	conns := map[string]*closedConn{}
+	add := func(name string, silent time.Duration, half int, waits bool) {
+		conns[name] = &closedConn{}
+		table.conns[&callConn{Conn: conns[name], table: table, last: now.Add(-silent), half: half, waits: waits}] = struct{}{}
+	}
+	add("silent", callStale+1, 1, false)
+	add("just not", callStale, 1, false)
+	add("waits", time.Hour, 1, true)
+	add("between", time.Hour, 0, false)
+	table.sweep(now)
+	for name, c := range conns {
+		if (c.closed == 1) != (name == "silent") {
+			t.Errorf("%s: closed %d times", name, c.closed)
+		}
+	}
+	if n := table.count.ClientsRefused.Load(); n != 1 {
+		t.Errorf("%d counted", n)
+	}
+}
+
+// TestCallAwaitsRoom: a connection that there is no memory for waits until there is
+// some; one that is closed or evicted meanwhile ends at once, so that what it holds is
+// there for the others.
+func TestCallAwaitsRoom(t *testing.T) {
+	memory := quota.New(64<<20, nil)
+	table := &callTable{log: slog.New(slog.DiscardHandler), count: &base.Counters{}, conns: map[*callConn]struct{}{}}
+	account := memory.Account(quota.User(1))
+	c := table.wrap(&closedConn{}, config.Identity{UID: 1}, account, func() { account.Close() })
+	other := memory.Account(quota.Holder{})
+	fill := memory.Limit() - memory.Used()
+	other.Grow(quota.Peers, fill)
+	c.mu.Lock()
+	c.owed = callGrain
+	no := c.take()
+	c.mu.Unlock()
+	if no == nil {
+		t.Fatal("there is room")
+	}
+	awaited := make(chan error, 1)
+	wait := func() {
+		c.mu.Lock()
+		err := c.await(no)
+		waits := c.waits
+		c.mu.Unlock()
+		if waits {
+			err = fmt.Errorf("it still waits: %w", err)
+		}
+		awaited <- err
+	}
+	waiting := func() bool { c.mu.Lock(); defer c.mu.Unlock(); return c.waits }
+	go wait() // ends with the room
+	await.Until(t, 5*time.Second, "it waits", waiting)
+	other.Give(quota.Peers, fill)
+	if err := <-awaited; err != nil || c.taken != callGrain {
+		t.Errorf("%d are taken, %v", c.taken, err)
+	}
+	other.Grow(quota.Peers, fill)
+	c.mu.Lock()
+	c.owed = 1 << 30
+	c.mu.Unlock()
+	for _, end := range []struct {
+		what string
+		how  func()
+	}{
+		{"evicted", func() { table.evict(time.Now(), c, no) }},
+		{"closed", func() { c.Close() }},
+	} {
+		c.mu.Lock()
+		c.ended = false
+		c.mu.Unlock()
+		begun := time.Now()
+		go wait() // ends with the connection
+		await.Until(t, 5*time.Second, "it waits", waiting)
+		end.how()
+		if err := <-awaited; !errors.Is(err, net.ErrClosed) || time.Since(begun) >= callPatience {
+			t.Errorf("%s meanwhile: %v after %v", end.what, err, time.Since(begun))
+		}
+	}
+	other.Give(quota.Peers, fill)
+	other.Close()
+	if len(table.conns) != 0 || memory.Used() != 0 || len(memory.Holders()) != 0 {
+		t.Errorf("%d connections, %d bytes and %v are left", len(table.conns), memory.Used(), memory.Holders())
+	}
+}
+
+// TestHoldersAreFew: who holds most is named, however little that is, and not more
+// than a few.
+func TestHoldersAreFew(t *testing.T) {
+	n := newWorld(t, clienttest.Config(t), world{real: true})
+	before := len(n.services.memoryHolders())
+	var l []*quota.Account
+	for i := range maxHolders + 3 {
+		a := n.deps.Memory.Account(quota.User(uint32(i)))
+		a.Grow(quota.Sockets, int64(i+1))
+		l = append(l, a)
+		if got, want := len(n.services.memoryHolders()), min(before+i+1, maxHolders); got != want {
+			t.Errorf("%d are named of %d", got, want)
+		}
+	}
+	named := n.services.memoryHolders()
+	for i := 1; i < len(named); i++ {
+		if named[i].Used > named[i-1].Used {
+			t.Errorf("%+v comes behind %+v", named[i], named[i-1])
+		}
+	}
+	for i, a := range l {
+		a.Give(quota.Sockets, int64(i+1))
+		a.Close()
+	}
+}

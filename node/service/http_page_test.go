@@ -1,0 +1,133 @@
+package service
+
+import (
+	"container/list"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/rdsd/rdsd/internal/await"
+)
+
+// TestKeptPage: a page is fresh for those who ask now and then, and made a few
+// times a second however often it is asked for, of each form.
+func TestKeptPage(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		made := 0
+		p := newKeptPage(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			made++
+			w.Header().Set("Content-Type", r.Header.Get("Accept"))
+			fmt.Fprint(w, made)
+		}))
+		get := func(accept string) string {
+			w := httptest.NewRecorder()
+			r := httptest.NewRequest("GET", "/metrics", nil)
+			r.Header.Set("Accept", accept)
+			p.ServeHTTP(w, r)
+			return w.Header().Get("Content-Type") + " " + w.Body.String()
+		}
+		for n := range 10 {
+			if got, want := get(""), fmt.Sprintf("%s %d", formText, n+1); got != want {
+				t.Errorf("got %q, want %q", got, want)
+			}
+		}
+		if got, want := get("application/openmetrics-text;version=0.0.1;q=0.5,*/*"), formOpen+" 11"; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		begun, last := made, ""
+		for range 10_000 { // ten seconds of asking each millisecond
+			last = get("*/*")
+			time.Sleep(time.Millisecond)
+		}
+		if n := made - begun; n < 30 || n > pagesAtOnce+10*2*pagesPerSecond {
+			t.Errorf("made %d times in 10 s", n)
+		}
+		time.Sleep(10 * time.Second)
+		if got := get("*/*"); got == last {
+			t.Errorf("an old page after a rest: %q", got)
+		}
+	})
+}
+
+// TestKeptPageFailed: an error is served and not kept.
+func TestKeptPageFailed(t *testing.T) {
+	fail := true
+	p := newKeptPage(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if fail {
+			http.Error(w, "no", http.StatusInternalServerError)
+		}
+	}))
+	for _, want := range []int{500, 200} {
+		w := httptest.NewRecorder()
+		p.ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
+		if w.Code != want {
+			t.Errorf("status %d, want %d", w.Code, want)
+		}
+		fail = false
+	}
+}
+
+// TestNewcomersAreRead: where there are too many connections to the page, the oldest that
+// is silent makes room. One that has asked and was not read yet is not silent, unless all
+// that are looked at have asked.
+func TestNewcomersAreRead(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	const most = 3
+	table := &connTable{most: most, silent: map[net.Conn]*list.Element{}, busy: map[net.Conn]*list.Element{}}
+	var ours []net.Conn
+	come := func(asks bool) {
+		t.Helper()
+		c, err := net.Dial("tcp", l.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		s, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { s.Close() })
+		if ours = append(ours, s); asks {
+			io.WriteString(c, "GET /healthz HTTP/1.1\r\n")
+			await.Until(t, 5*time.Second, "its request is there", func() bool { return hasUnread(s) })
+		}
+		table.changed(s, http.StateNew)
+	}
+	gone := func() (l []int) {
+		for i, c := range ours {
+			if table.silent[c] == nil && table.busy[c] == nil {
+				l = append(l, i)
+			}
+		}
+		return l
+	}
+	come(true)
+	come(false)
+	come(true)
+	if l := gone(); l != nil {
+		t.Fatalf("%v made room for nobody", l)
+	}
+	for i, want := range [][]int{{1}, {0, 1}, {0, 1, 2}} {
+		come(true) // number 3 and on: all have asked when 1 is gone
+		if l := gone(); !slices.Equal(l, want) {
+			t.Fatalf("newcomer %d: %v are gone, want %v", i, l, want)
+		}
+	}
+	// 3, 4 and 5 are left. One at work is no candidate while others are there.
+	table.changed(ours[3], http.StateActive)
+	come(false) // for 4, the oldest that has asked
+	come(true)  // for 6, which is silent
+	if l := gone(); !slices.Equal(l, []int{0, 1, 2, 4, 6}) {
+		t.Errorf("%v are gone", l)
+	}
+}

@@ -1,0 +1,336 @@
+package service
+
+import (
+	"cmp"
+	"net"
+	"slices"
+	"strings"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/node/volume"
+	"github.com/rdsd/rdsd/rds"
+)
+
+// maxVolumesInMetrics bounds exports, mappings, sessions and paths each: those
+// beyond it (the quietest) are left out and counted in
+// rdsd_metrics_volumes_omitted.
+const maxVolumesInMetrics = 256
+
+// volumeSnapshot is one look at the volumes.
+type volumeSnapshot struct {
+	exports  []counted[volume.ExportInfo]
+	mappings []counted[volume.MappingInfo]
+	sessions []volume.SessionInfo
+	paths    []volume.PathInfo
+}
+
+// counted is an export or a mapping with its counters.
+type counted[T any] struct {
+	info T
+	ops  [blk.NumOps]blk.OpCounts
+}
+
+// traffic orders volumes: requests completed.
+func (c *counted[T]) traffic() (n uint64) {
+	for i := range c.ops {
+		n += c.ops[i].Completed
+	}
+	return n
+}
+
+// readVolumes looks at the volumes; nothing without a host.
+func (f *Front) readVolumes(s *volumeSnapshot) {
+	h := f.deps.Volumes()
+	if h == nil {
+		return
+	}
+	for _, e := range h.Exports() {
+		c, _ := h.ExportCounts(e.Name)
+		s.exports = append(s.exports, counted[volume.ExportInfo]{e, c})
+	}
+	for _, m := range h.Mappings() {
+		c, _ := h.MappingCounts(m.ID)
+		s.mappings = append(s.mappings, counted[volume.MappingInfo]{m, c})
+	}
+	s.sessions, s.paths = h.Sessions(), h.Paths()
+}
+
+// opDescs are the metrics of requests, of exports or of mappings.
+type opDescs struct{ latency, errors, bytes, inFlight *prometheus.Desc }
+
+// volumeCollector reads the volumes at scrape time.
+type volumeCollector struct {
+	read func(*volumeSnapshot)
+
+	exports, mappings, sessions, omitted                      *prometheus.Desc
+	exportOpen, exportSize, exportUsers                       *prometheus.Desc
+	mappingOpen, mappingSize, mappingUsers                    *prometheus.Desc
+	exportOps, mappingOps                                     opDescs
+	sessionUp, sessionInFlight, sessionWaiting, sessionMemory *prometheus.Desc
+	pathUp, pathLatency, pathInFlight                         *prometheus.Desc
+	pathCounters                                              []*prometheus.Desc // in the order of pathCounters
+}
+
+// pathCounters are the statistics of a path that only grow.
+var pathCounters = []struct {
+	name, help string
+	read       func(*volume.PathInfo) uint64
+}{
+	{"reads", "reads that went over the path", func(p *volume.PathInfo) uint64 { return p.Reads }},
+	{"read_bytes", "bytes read over the path", func(p *volume.PathInfo) uint64 { return p.ReadBytes }},
+	{"writes", "writes and other requests that went over the path", func(p *volume.PathInfo) uint64 { return p.Writes }},
+	{"write_bytes", "bytes written over the path", func(p *volume.PathInfo) uint64 { return p.WriteBytes }},
+	{"failovers", "requests the path took over from others", func(p *volume.PathInfo) uint64 { return p.Failovers }},
+	{"reconnects", "reconnects that succeeded", func(p *volume.PathInfo) uint64 { return p.ReconnectsOK }},
+	{"reconnects_failed", "reconnects that failed", func(p *volume.PathInfo) uint64 { return p.ReconnectsFailed }},
+}
+
+func newVolumeCollector(read func(*volumeSnapshot)) *volumeCollector {
+	d := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc("rdsd_"+name, help, labels, nil)
+	}
+	ops := func(prefix, of string, labels ...string) opDescs {
+		labels = append(labels, "op")
+		return opDescs{
+			latency:  d(prefix+"_request_seconds", "Time requests "+of+" took, those that failed included.", labels...),
+			errors:   d(prefix+"_request_errors_total", "requests "+of+" that failed", labels...),
+			bytes:    d(prefix+"_bytes_total", "bytes of requests "+of+" that succeeded", labels...),
+			inFlight: d(prefix+"_requests_in_flight", "Requests "+of+" that have not completed.", labels...),
+		}
+	}
+	mapping := []string{"mapping", "node", "volume"}
+	session := []string{"session", "role", "peer"}
+	path := []string{"session", "role", "source", "destination"}
+	c := &volumeCollector{
+		read:     read,
+		exports:  d("exports", "Exports, those opened below roots included."),
+		mappings: d("mappings", "Mapped volumes."),
+		sessions: d("volume_sessions", "Sessions for volumes.", "role"),
+		omitted:  d("metrics_volumes_omitted", "Exports, mappings, sessions and paths left out of this page because there are too many."),
+
+		exportOpen:  d("export_open", "1 while the store of the export is open.", "export"),
+		exportSize:  d("export_size_bytes", "Size of the export; 0 while its store is not open.", "export"),
+		exportUsers: d("export_users", "Sessions that have the export open.", "export"),
+		exportOps:   ops("export", "to the store", "export"),
+
+		mappingOpen:  d("mapping_open", "1 while requests are carried out.", mapping...),
+		mappingSize:  d("mapping_size_bytes", "Size of the mapped volume.", mapping...),
+		mappingUsers: d("mapping_users", "Connections to the mapping's socket; 1 for an attached kernel device.", mapping...),
+		mappingOps:   ops("mapping", "to the mapped volume", mapping...),
+
+		sessionUp:       d("volume_session_up", "1 while a path of the session is connected.", session...),
+		sessionInFlight: d("volume_session_requests_in_flight", "Requests of the session that have not been answered.", session...),
+		sessionWaiting:  d("volume_session_requests_waiting", "Requests of the session that wait for a permit or a path.", session...),
+		sessionMemory:   d("volume_session_memory_bytes", "Chunks of the session that are in memory (server).", session...),
+
+		pathUp:       d("volume_path_up", "Connected paths between these addresses.", path...),
+		pathLatency:  d("volume_path_latency_seconds", "Round trip of the last heartbeat; 0 before the first.", path...),
+		pathInFlight: d("volume_path_requests_in_flight", "Requests on the path that have not been answered.", path...),
+	}
+	for _, k := range pathCounters {
+		c.pathCounters = append(c.pathCounters, d("volume_path_"+k.name+"_total", k.help, path...))
+	}
+	return c
+}
+
+// Describe implements prometheus.Collector.
+func (c *volumeCollector) Describe(ch chan<- *prometheus.Desc) {
+	list := []*prometheus.Desc{c.exports, c.mappings, c.sessions, c.omitted, c.exportOpen, c.exportSize, c.exportUsers,
+		c.mappingOpen, c.mappingSize, c.mappingUsers, c.sessionUp, c.sessionInFlight, c.sessionWaiting, c.sessionMemory,
+		c.pathUp, c.pathLatency, c.pathInFlight}
+	for _, o := range []*opDescs{&c.exportOps, &c.mappingOps} {
+		list = append(list, o.latency, o.errors, o.bytes, o.inFlight)
+	}
+	for _, d := range append(list, c.pathCounters...) {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (c *volumeCollector) Collect(ch chan<- prometheus.Metric) {
+	var s volumeSnapshot
+	c.read(&s)
+	p := &page{ch: ch}
+	p.gauge(c.exports, float64(len(s.exports)))
+	p.gauge(c.mappings, float64(len(s.mappings)))
+	roles := map[string]int{volume.RoleClient: 0, volume.RoleServer: 0}
+	for i := range s.sessions {
+		roles[s.sessions[i].Role]++
+	}
+	for role, n := range roles {
+		p.gauge(c.sessions, float64(n), role)
+	}
+	exports := most(p, s.exports, (*counted[volume.ExportInfo]).traffic)
+	for i := range exports {
+		e := &exports[i]
+		p.gauge(c.exportOpen, boolean(e.info.State == "open"), e.info.Name)
+		p.gauge(c.exportSize, float64(e.info.Info.Size), e.info.Name)
+		p.gauge(c.exportUsers, float64(len(e.info.Users)), e.info.Name)
+		p.ops(&c.exportOps, &e.ops, e.info.Name)
+	}
+	mappings := most(p, s.mappings, (*counted[volume.MappingInfo]).traffic)
+	for i := range mappings {
+		m := &mappings[i]
+		labels := []string{m.info.ID, m.info.Node, m.info.Name}
+		p.gauge(c.mappingOpen, boolean(m.info.State == volume.StateOpen), labels...)
+		p.gauge(c.mappingSize, float64(m.info.Info.Size), labels...)
+		p.gauge(c.mappingUsers, float64(m.info.Users), labels...)
+		p.ops(&c.mappingOps, &m.ops, labels...)
+	}
+	c.collectSessions(p, most(p, s.sessions, func(i *volume.SessionInfo) uint64 { return uint64(i.InFlight) }))
+	c.collectPaths(p, most(p, s.paths, func(i *volume.PathInfo) uint64 { return i.Reads + i.Writes }))
+	p.gauge(c.omitted, float64(p.omitted))
+}
+
+func (c *volumeCollector) collectSessions(p *page, list []volume.SessionInfo) {
+	var up, inFlight, waiting, memory sums
+	for i := range list {
+		s := &list[i]
+		labels := []string{s.Name, s.Role, addressOf(s.Peer)}
+		up.add(boolean(s.Up), labels)
+		inFlight.add(float64(s.InFlight), labels)
+		waiting.add(float64(s.Waiting), labels)
+		memory.add(float64(s.Memory), labels)
+	}
+	p.sums(c.sessionUp, prometheus.GaugeValue, &up)
+	p.sums(c.sessionInFlight, prometheus.GaugeValue, &inFlight)
+	p.sums(c.sessionWaiting, prometheus.GaugeValue, &waiting)
+	p.sums(c.sessionMemory, prometheus.GaugeValue, &memory)
+}
+
+// collectPaths leaves out the ports of paths, which are others after each
+// reconnect; paths between the same addresses are added up.
+func (c *volumeCollector) collectPaths(p *page, list []volume.PathInfo) {
+	var up, latency, inFlight sums
+	counters := make([]sums, len(pathCounters))
+	for i := range list {
+		t := &list[i]
+		labels := []string{t.Session, t.Role, addressOf(t.Src), addressOf(t.Dst)}
+		up.add(boolean(t.State == "connected"), labels)
+		latency.atLeast(t.Latency.Seconds(), labels)
+		inFlight.add(float64(t.InFlight), labels)
+		for k := range pathCounters {
+			counters[k].add(float64(pathCounters[k].read(t)), labels)
+		}
+	}
+	p.sums(c.pathUp, prometheus.GaugeValue, &up)
+	p.sums(c.pathLatency, prometheus.GaugeValue, &latency)
+	p.sums(c.pathInFlight, prometheus.GaugeValue, &inFlight)
+	for k := range counters {
+		p.sums(c.pathCounters[k], prometheus.CounterValue, &counters[k])
+	}
+}
+
+// page is one scrape.
+type page struct {
+	ch      chan<- prometheus.Metric
+	omitted int
+}
+
+func (p *page) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	p.put(d, prometheus.GaugeValue, v, labels)
+}
+
+func (p *page) put(d *prometheus.Desc, kind prometheus.ValueType, v float64, labels []string) {
+	p.ch <- prometheus.MustNewConstMetric(d, kind, v, labels...)
+}
+
+func (p *page) sums(d *prometheus.Desc, kind prometheus.ValueType, s *sums) {
+	for _, r := range s.rows {
+		p.put(d, kind, r.value, r.labels)
+	}
+}
+
+// ops shows the operations a volume has seen: the count of the histogram is
+// that of the requests.
+func (p *page) ops(d *opDescs, ops *[blk.NumOps]blk.OpCounts, labels ...string) {
+	for i := range ops {
+		o := &ops[i]
+		if o.Submitted == 0 {
+			continue
+		}
+		with := append(slices.Clone(labels), blk.Op(i).String())
+		p.ch <- &histMetric{d.latency, histOf(o), with}
+		p.put(d.errors, prometheus.CounterValue, float64(o.Errors), with)
+		p.put(d.bytes, prometheus.CounterValue, float64(o.Bytes), with)
+		p.gauge(d.inFlight, float64(o.InFlight()), with...)
+	}
+}
+
+// histOf counts by powers of two what blk counts by quarters of them from 256 ns.
+func histOf(o *blk.OpCounts) *rds.Hist {
+	h := &rds.Hist{Sum: o.Time}
+	for i, n := range o.Latency {
+		at := 8 // up to 2^8 ns
+		if i > 0 {
+			at = 9 + (i-1)/4
+		}
+		h.Bucket[min(at, len(h.Bucket)-1)] += n
+		h.Count += n
+	}
+	return h
+}
+
+// most is the part of a list that is shown: the busiest, in their order.
+func most[T any](p *page, list []T, traffic func(*T) uint64) []T {
+	if len(list) <= maxVolumesInMetrics {
+		return list
+	}
+	p.omitted += len(list) - maxVolumesInMetrics
+	sorted := slices.Clone(list)
+	slices.SortStableFunc(sorted, func(a, b T) int { return cmp.Compare(traffic(&b), traffic(&a)) })
+	return sorted[:maxVolumesInMetrics]
+}
+
+// sums are the values of one metric by their labels; no label twice.
+type sums struct {
+	rows []sumRow
+	at   map[string]int
+}
+
+type sumRow struct {
+	value  float64
+	labels []string
+}
+
+func (s *sums) row(labels []string) *sumRow {
+	labels = slices.Clone(labels)
+	for i := range labels { // names of sessions come from peers
+		labels[i] = strings.ToValidUTF8(labels[i], "?")
+	}
+	key := strings.Join(labels, "\x00")
+	i, ok := s.at[key]
+	if !ok {
+		if s.at == nil {
+			s.at = map[string]int{}
+		}
+		i = len(s.rows)
+		s.at[key] = i
+		s.rows = append(s.rows, sumRow{0, labels})
+	}
+	return &s.rows[i]
+}
+
+func (s *sums) add(v float64, labels []string) { s.row(labels).value += v }
+
+func (s *sums) atLeast(v float64, labels []string) {
+	r := s.row(labels)
+	r.value = max(r.value, v)
+}
+
+func boolean(b bool) float64 {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// addressOf is an address and port without the port.
+func addressOf(s string) string {
+	if host, _, err := net.SplitHostPort(s); err == nil {
+		return host
+	}
+	return s
+}

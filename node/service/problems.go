@@ -1,0 +1,179 @@
+package service
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/node/datagram"
+	"github.com/rdsd/rdsd/node/health"
+	"github.com/rdsd/rdsd/node/volume"
+	"github.com/rdsd/rdsd/rds"
+)
+
+// examine says in st what is not as it should be with the node, and what mends it. It
+// takes the locks that lists take, for a page at a time, and nothing here waits.
+func (f *Front) examine(s *snapshot, st *rdsdv1.Status) {
+	var x health.Exam
+	f.examineNode(&x)
+	for _, b := range s.Budgets {
+		x.Budget(b.Name, b.Used, b.Limit)
+	}
+	if f.deps.Host != nil {
+		for _, h := range f.deps.Host.Locals() {
+			h.EachPeer(func(_ *rds.Engine, pe *rds.Peer) { f.examinePeer(&x, h, pe) })
+			h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) { examinePort(&x, h.StepTime(), c) }, nil)
+		}
+	}
+	if h := f.deps.Volumes(); h != nil {
+		examineVolumes(&x, h, time.Now())
+	}
+	logged, _ := f.deps.Errors()
+	for i := range logged {
+		e := &logged[i]
+		x.Logged(&health.Logged{Message: e.Message, Error: e.Why, Peer: e.Peer, Age: time.Since(e.Last), Count: e.Count})
+	}
+	list := x.Problems()
+	var out []*rdsdv1.Problem
+	for i := range list {
+		out = append(out, problemPB(&list[i]))
+	}
+	st.SetProblem(out)
+	st.SetHealthy(health.Healthy(list))
+	st.SetSeverity(rdsdv1.ProblemSeverity(health.Worst(list)))
+	if a := f.deps.HTTPAddr(); a != nil {
+		st.SetHttpAddress(a.String())
+		if a.Network() == "unix" {
+			st.SetHttpAddress("unix:" + a.String())
+		}
+	}
+}
+
+func problemPB(p *health.Problem) *rdsdv1.Problem {
+	m := &rdsdv1.Problem{}
+	m.SetCode(p.Code.String())
+	m.SetSeverity(rdsdv1.ProblemSeverity(p.Severity))
+	m.SetSubject(p.Subject)
+	m.SetText(p.Text)
+	m.SetRemedy(p.Remedy)
+	m.SetSinceNs(uint64(max(p.Since, 0)))
+	return m
+}
+
+func (f *Front) examineNode(x *health.Exam) {
+	c := f.deps.Conf()
+	facts := health.Node{State: f.deps.State(), Lonely: c.Lonely(), Loopback: true, Notes: f.deps.Config.Notes(),
+		NoLedger: f.deps.Config.LedgerPath() == "", Need: DescriptorsNeeded(f.deps.Config), Have: f.deps.FDs.Most()}
+	for w := range guard.Kinds {
+		facts.Panics += f.deps.Guard.Count(w)
+	}
+	for _, a := range f.deps.Config.RDS.Addresses {
+		facts.Loopback = facts.Loopback && a.IsLoopback()
+	}
+	if f.deps.Config.API.RemoteListen != "" {
+		facts.Insecure = f.deps.Config.API.RemoteListen
+	}
+	if h := f.deps.Volumes(); h != nil {
+		facts.NoVolumes = f.deps.Config.VolumeConfig().StateDir == ""
+		facts.Volumes = uint64(len(h.Exports()) + len(h.Mappings()))
+		if err := h.StateError(); err != nil {
+			facts.StateLost = err.Error()
+		}
+	}
+	x.Node(&facts)
+}
+
+// examinePeer is called with the lock held.
+func (f *Front) examinePeer(x *health.Exam, h *datagram.Local, pe *rds.Peer) {
+	c := pe.Conn()
+	q := c.Queued()
+	p := health.Peer{Local: h.Addr(), Remote: pe.Addr(), Waiting: uint64(q.Queued + q.Unacked)}
+	p.Allowed, _ = f.deps.Conf().PeerPolicy(pe.Addr())
+	p.Allowed = p.Allowed || f.deps.Host.Has(pe.Addr())
+	c.Paths(func(cp *conn.Path) {
+		i := cp.Info()
+		switch {
+		case i.State == conn.Up:
+			p.Up++
+		case i.Attempts > 0:
+			p.Failing++
+			if since := h.StepTime() - i.Failing; since >= p.FailingFor {
+				p.FailingFor, p.Attempts = since, i.Attempts
+				if i.LastErr != nil {
+					p.LastError = i.LastErr.Error()
+				}
+			}
+		}
+		if i.Paused {
+			p.Paused++
+		}
+	})
+	if p.Up == 0 && p.Failing == 0 && p.Allowed && p.Paused == 0 {
+		return
+	}
+	x.Peer(&p)
+}
+
+// examinePort is called with the lock held.
+func examinePort(x *health.Exam, now time.Duration, c *rds.CongestedPort) {
+	p := health.Port{Endpoint: c.Endpoint, Local: c.Local, For: now - c.Since, Waiting: c.Waiting}
+	if p.For < health.Grace {
+		return
+	}
+	switch {
+	case !x.Lists(c.Local, p.For):
+	case c.Socket != nil:
+		o := c.Socket.Options()
+		p.Queued, p.PID, p.UID, p.Label = uint64(c.Socket.Info().RecvQueued), o.PID, o.UID, o.Label
+		for _, k := range c.Socket.Culprits(1) {
+			p.Culprit = k.Source
+		}
+	case c.Reader != nil:
+		p.Queued, p.PID, p.UID = c.Reader.Queued, c.Reader.PID, c.Reader.UID
+		if len(c.Reader.Fillers) > 0 {
+			p.Culprit = c.Reader.Fillers[0].Source
+		}
+	}
+	x.Port(&p)
+}
+
+func examineVolumes(x *health.Exam, h *volume.Host, now time.Time) {
+	for _, m := range h.Mappings() {
+		f := health.Mapping{ID: m.ID, Node: m.Node, Name: m.Name, Open: m.State == volume.StateOpen, For: now.Sub(m.Since), LastError: m.LastError,
+			Paths: m.PathCount, Up: m.PathsUp, Waiting: uint64(m.Waiting)}
+		f.Failed, f.Done = requests(m.Ops)
+		x.Mapping(&f)
+	}
+	for _, e := range h.Exports() {
+		f := health.Export{Name: e.Name, Path: e.Path, Failed: e.State == "failed", Error: e.Error, For: now.Sub(e.Since)}
+		f.Errors, f.Done = requests(e.Ops)
+		x.Export(&f)
+	}
+	for _, p := range h.Paths() {
+		if p.Role == volume.RoleClient {
+			x.VolumePath(&health.VolumePath{Session: p.Session, Src: p.Src, Dst: p.Dst, State: p.State, LastError: p.LastError,
+				Connected: p.State == "connected", For: now.Sub(p.Since)})
+		}
+	}
+}
+
+func requests(ops []volume.OpCounters) (failed, done uint64) {
+	for _, o := range ops {
+		failed, done = failed+o.Errors, done+o.Completed
+	}
+	return failed, done
+}
+
+// GetConfig brings the configuration as it is now. No key of it is a secret.
+func (a *adminServer) GetConfig(context.Context, *rdsdv1.GetConfigRequest) (*rdsdv1.GetConfigResponse, error) {
+	var b strings.Builder
+	if err := a.front.deps.Conf().DumpOrigins(&b); err != nil {
+		return nil, err
+	}
+	resp := &rdsdv1.GetConfigResponse{}
+	resp.SetToml(b.String())
+	return resp, nil
+}

@@ -1,0 +1,114 @@
+package service
+
+import (
+	"context"
+	"time"
+
+	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/node/volume"
+	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/rtrs"
+)
+
+// ListSessions describes the sessions in both roles.
+func (s *volumeServer) ListSessions(context.Context, *rdsdv1.VolumeListSessionsRequest) (*rdsdv1.VolumeListSessionsResponse, error) {
+	h, err := s.host()
+	if err != nil {
+		return nil, err
+	}
+	var list []*rdsdv1.VolumeSession
+	for _, i := range h.Sessions() {
+		list = append(list, volumeSessionPB(&i, time.Now()))
+	}
+	resp := &rdsdv1.VolumeListSessionsResponse{}
+	resp.SetSession(list)
+	return resp, nil
+}
+
+// ListPaths describes the paths of a session, or of all.
+func (s *volumeServer) ListPaths(_ context.Context, r *rdsdv1.VolumeListPathsRequest) (*rdsdv1.VolumeListPathsResponse, error) {
+	h, err := s.host()
+	if err != nil {
+		return nil, err
+	}
+	want := r.GetSession()
+	known := want == ""
+	for _, i := range h.Sessions() {
+		known = known || i.Name == want || i.ID == want
+	}
+	if !known {
+		return nil, rdserr.With(rdserr.ErrNotFound, "no session is called %q", want)
+	}
+	var list []*rdsdv1.VolumePath
+	for _, p := range h.Paths() {
+		if want == "" || p.Session == want || p.SessionID == want {
+			list = append(list, volumePathPB(&p, time.Now()))
+		}
+	}
+	resp := &rdsdv1.VolumeListPathsResponse{}
+	resp.SetPath(list)
+	return resp, nil
+}
+
+// AddPath adds a path to a client's session.
+func (s *volumeServer) AddPath(ctx context.Context, r *rdsdv1.VolumePathRequest) (*rdsdv1.VolumePath, error) {
+	h, err := s.change(ctx, "AddPath")
+	if err != nil {
+		return nil, err
+	}
+	p, err := h.AddPath(ctx, r.GetSession(), pathSpec(r.GetPath()))
+	if err != nil {
+		return nil, err
+	}
+	return volumePathPB(&p, time.Now()), nil
+}
+
+// onPath is a call about one path.
+func (s *volumeServer) onPath(ctx context.Context, what string, r *rdsdv1.VolumePathRequest,
+	do func(h *volume.Host, ctx context.Context, session string, p volume.PathSpec) error) (*rdsdv1.VolumePathResponse, error) {
+	h, err := s.change(ctx, what)
+	if err != nil {
+		return nil, err
+	}
+	return &rdsdv1.VolumePathResponse{}, do(h, ctx, r.GetSession(), pathSpec(r.GetPath()))
+}
+
+// RemovePath takes a path from a client's session.
+func (s *volumeServer) RemovePath(ctx context.Context, r *rdsdv1.VolumePathRequest) (*rdsdv1.VolumePathResponse, error) {
+	return s.onPath(ctx, "RemovePath", r, (*volume.Host).RemovePath)
+}
+
+// DisconnectPath closes a path.
+func (s *volumeServer) DisconnectPath(ctx context.Context, r *rdsdv1.VolumePathRequest) (*rdsdv1.VolumePathResponse, error) {
+	return s.onPath(ctx, "DisconnectPath", r, (*volume.Host).DisconnectPath)
+}
+
+// ReconnectPath connects a path anew.
+func (s *volumeServer) ReconnectPath(ctx context.Context, r *rdsdv1.VolumePathRequest) (*rdsdv1.VolumePathResponse, error) {
+	return s.onPath(ctx, "ReconnectPath", r, (*volume.Host).ReconnectPath)
+}
+
+// SetPolicy changes how a session chooses among its paths.
+func (s *volumeServer) SetPolicy(ctx context.Context, r *rdsdv1.VolumeSetPolicyRequest) (*rdsdv1.VolumeSetPolicyResponse, error) {
+	h, err := s.change(ctx, "SetPolicy")
+	if err != nil {
+		return nil, err
+	}
+	policy, err := volumePolicy(r)
+	if err != nil {
+		return nil, err
+	}
+	if policy == "" {
+		return nil, rdserr.With(rdserr.ErrInvalid, "policy is missing; want %s", rtrs.PolicyNames())
+	}
+	return &rdsdv1.VolumeSetPolicyResponse{}, h.SetPolicy(ctx, r.GetSession(), policy)
+}
+
+// ResetStats sets the statistics of paths to 0.
+func (s *volumeServer) ResetStats(ctx context.Context, r *rdsdv1.VolumeResetStatsRequest) (*rdsdv1.VolumeResetStatsResponse, error) {
+	h, err := s.change(ctx, "ResetStats")
+	if err != nil {
+		return nil, err
+	}
+	return &rdsdv1.VolumeResetStatsResponse{}, h.ResetStats(ctx, r.GetSession(), pathSpec(r.GetPath()))
+}
