@@ -10,8 +10,8 @@ import (
 	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
-// volume is one file, block device or other device that is open, by whatever
-// names; what is arbitrated (B6).
+// volume is one file, block device or other device that is open, under one name or several.
+// Access to it is arbitrated (B6).
 type volume struct {
 	id      any
 	writers int // handles that may write, those included whose last requests are still at the store
@@ -19,7 +19,7 @@ type volume struct {
 	stores  [2]*store // opened for writing, and not
 }
 
-// store is an opened device and what waits to be submitted to it.
+// store is an opened device with the requests that wait to be submitted to it.
 type store struct {
 	vol      *volume
 	dev      blk.Device
@@ -32,24 +32,24 @@ type store struct {
 	verifier uint64
 }
 
-// past is what is remembered of a volume after it was closed.
+// past is the memory of a volume after it was closed.
 type past struct {
 	syncs  uint32 // that failed
 	writer string // the session that opened it for writing last
 }
 
-// maxPast bounds what is remembered. Forgetting a failed sync is made up for by
-// a new value for all (Server.remember).
+// maxPast bounds this memory. Forgetting a failed sync is made up for by a new value for
+// all (Server.remember).
 const maxPast = 4096
 
-// handleState is the life of a handle.
+// handleState says where a handle stands.
 type handleState uint8
 
 const (
 	handleOpening handleState = iota // Opening.Do
 	handleOpen
 	handleForced  // taken from the session: its number is known and answers ErrNotOpen
-	handleClosing // what is at the store ends
+	handleClosing // its requests at the store end
 )
 
 // handle is one volume open in one session.
@@ -80,8 +80,8 @@ func (h *handle) place() any {
 	return h.root
 }
 
-// identity is what tells volumes apart: the file or device number behind a
-// stack of layers, or the device itself.
+// identity returns what tells volumes apart: the file or device number behind a stack of
+// layers, or the device itself.
 func identity(d blk.Device) any {
 	if f, ok := blk.As[*blk.File](d); ok {
 		return f.ID()
@@ -103,9 +103,10 @@ func (v *volume) admit(h *handle) error {
 		return nil
 	}
 	for _, o := range v.handles {
-		// Told apart from another writer: this one ends by itself, and the client tries again.
+		// This is told apart from another writer: it ends by itself, and the client tries
+		// again.
 		if o.writes() && o.sess.rt.Name == h.sess.rt.Name && o.sess != h.sess {
-			// What the session wrote before it was lost is still at the store.
+			// Writes from before the session was lost are still at the store.
 			return rdserr.With(ErrBusy, "volume %q: requests of an earlier session %q have not ended yet", h.name, h.sess.rt.Name)
 		}
 	}
@@ -151,8 +152,8 @@ func (s *Server) attach(now time.Duration, h *handle, d blk.Device, owner *Expor
 	st.handles++
 	v.handles = append(v.handles, h)
 	h.store, h.since = st, now
-	// Remembered for the next: who wrote last, so that a session that comes back knows whether
-	// another one has written meanwhile.
+	// The session that wrote last is remembered, so that a session that comes back learns
+	// whether another one has written meanwhile.
 	if h.writes() {
 		v.writers++
 		s.wrote(h, id)
@@ -160,7 +161,7 @@ func (s *Server) attach(now time.Duration, h *handle, d blk.Device, owner *Expor
 	return nil
 }
 
-// wrote notes who has the volume for writing.
+// wrote notes which session has the volume for writing.
 func (s *Server) wrote(h *handle, id any) {
 	p := s.past[id]
 	name := h.sess.rt.Name
@@ -176,8 +177,8 @@ func (s *Server) syncLost(id any) {
 	s.remember(id, p)
 }
 
-// remember keeps p. When there is too much of it everything is forgotten, and
-// what was said of any store until now counts as changed.
+// remember keeps p. When there are too many all are forgotten, and every store counts as
+// changed.
 func (s *Server) remember(id any, p past) {
 	if _, known := s.past[id]; !known && len(s.past) >= maxPast {
 		clear(s.past)
@@ -186,8 +187,8 @@ func (s *Server) remember(id any, p past) {
 	s.past[id] = p
 }
 
-// Past is what a Server remembers of a file or block device after it was closed,
-// for the next Server on the same start of the machine.
+// Past is a Server's memory of a file or block device after it was closed, for the next
+// Server on the same start of the machine.
 type Past struct {
 	ID     blk.FileID
 	Syncs  uint32 // that failed
@@ -205,7 +206,7 @@ func (s *Server) Past() (list []Past) {
 	return list
 }
 
-// verify makes what clients are told of a store that is being opened.
+// verify makes the verifier of a store that is being opened, which clients are told.
 func (s *Server) verify(id any, owner *Export) uint64 {
 	if owner != nil && owner.Volatile {
 		return owner.verifier
@@ -225,7 +226,7 @@ func mix(a, b uint64) uint64 {
 	return max(z^z>>31, 1)
 }
 
-// detach ends what attach began, when nothing of h is at the store any more.
+// detach undoes attach, when no request of h is at the store any more.
 func (s *Server) detach(h *handle) {
 	st := h.store
 	v := st.vol

@@ -11,7 +11,7 @@ import (
 	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
-// Never is the time of what is not due at all.
+// Never is the time of something that is not due at all.
 const Never = rtrs.Never
 
 // Carrier is the session a Client works over: an *rtrs.Client.
@@ -23,8 +23,8 @@ type Carrier interface {
 	MaxIO() int
 }
 
-// ClientEnv is what a Client tells. It is called from within the Client's
-// methods, with the lock held; it does not block and does not call back.
+// ClientEnv takes the news of a Client. It is called from within the Client's methods, with
+// the lock held; it does not block and does not call back.
 type ClientEnv interface {
 	// Mapped tells that v is open and that Info describes it; or, with an error, that it
 	// could not be opened and is not mapped.
@@ -44,7 +44,7 @@ type ClientEventKind uint8
 // Kinds of event.
 const (
 	VolumeState    ClientEventKind = iota // it changed its state, From To; Err is why it is closed
-	VolumeResized                         // it has Size bytes now
+	VolumeResized                         // its size changed to Size bytes
 	VolumeIOError                         // a request failed: Op, Err. The first, then the first after a success
 	VolumeSyncLost                        // completed writes may be lost: no flush succeeds any more. Err
 	numClientEvents
@@ -71,9 +71,8 @@ type ClientEvent struct {
 
 // ClientConfig is a client's configuration; zero means the default.
 type ClientConfig struct {
-	// OnLoss and LossTimeout are those of the session (rtrs.ClientConfig): what
-	// becomes of requests while there is a path but the server does not have the
-	// volume yet.
+	// OnLoss and LossTimeout are those of the session (rtrs.ClientConfig): how requests end
+	// while there is a path but the server does not have the volume yet.
 	OnLoss      rtrs.OnLoss
 	LossTimeout time.Duration // 30 s
 	// IOTimeout is the session's, too: with OnLoss Error no request takes longer
@@ -89,9 +88,9 @@ type ClientConfig struct {
 
 // Client maps volumes of one server over one session.
 //
-// Each life of the session goes through the same steps, and requests wait for the last:
-// up (there is a path), greeted (SESS_INFO is answered), resumed (every volume that was
-// open has been asked for, and requests run).
+// Each generation of the session goes through the same steps, and requests wait for the
+// last: up (there is a path), introduced (SESS_INFO is answered), resumed (every volume
+// that was open has been asked for, and requests run).
 type Client struct {
 	cfg ClientConfig
 	env ClientEnv
@@ -99,21 +98,21 @@ type Client struct {
 
 	volumes []*Volume // in the order they were mapped
 
-	// The session's present life.
+	// The present generation of the session.
 	//
-	// Invariant: resumed implies greeted, and greeted implies up.
+	// Invariant: resumed implies introduced, and introduced implies up.
 
-	up       bool
-	greeted  bool
-	resumed  bool
-	life     uint              // counts Up
-	features rnbdwire.Features // what the server has shown to know, 0 before it is greeted
-	hello    admin             // SESS_INFO
-	greetAt  time.Duration     // when it is sent again; 0: not
-	lane     uint32            // of the last request
+	up         bool
+	introduced bool
+	resumed    bool
+	generation uint              // counts Up
+	features   rnbdwire.Features // additions that the server has shown, 0 before it is introduced
+	hello      admin             // SESS_INFO
+	sessInfoAt time.Duration     // when it is sent again; 0: not
+	lane       uint32            // of the last request
 
 	done  blk.List // for Finished
-	again *piece   // pieces that came back unsent, to be started anew
+	again *piece   // pieces that came back unsent, to be started again
 	last  *piece   // the last of again
 
 	calls  *call  // unused ones, so that in steady state nothing is allocated
@@ -122,16 +121,16 @@ type Client struct {
 
 // admin is a message about a volume, or about the session; one at a time.
 type admin struct {
-	req  rtrs.Req
-	kind rnbdwire.Type
-	life uint // of the session when it was submitted
-	busy bool
-	v    *Volume // nil: SESS_INFO
-	usr  [rnbdwire.OpenLen]byte
-	rsp  [rnbdwire.OpenRspLen]byte
+	req        rtrs.Req
+	kind       rnbdwire.Type
+	generation uint // of the session when it was submitted
+	busy       bool
+	v          *Volume // nil: SESS_INFO
+	usr        [rnbdwire.OpenLen]byte
+	rsp        [rnbdwire.OpenRspLen]byte
 }
 
-// errAgain is what requests are cancelled with that are to be started anew.
+// errAgain cancels requests that are to be started again.
 var errAgain = errors.New("rnbd: to be started anew")
 
 // NewClient returns a client without volumes.
@@ -151,17 +150,16 @@ func NewClient(cfg ClientConfig, env ClientEnv, rt Carrier) *Client {
 	return &Client{cfg: cfg, env: env, rt: rt}
 }
 
-// Map maps a volume of the server. ClientEnv.Mapped follows, as soon as there
-// is a path and the server has answered; whoever has waited enough calls Unmap.
+// Map maps a volume of the server. ClientEnv.Mapped follows, as soon as there is a path and
+// the server has answered; a caller that has waited enough calls Unmap.
 func (c *Client) Map(now time.Duration, name string, access rnbdwire.Access) (*Volume, error) {
 	return c.MapAgain(now, name, access, 0)
 }
 
-// MapAgain is Map for somebody who goes on using the volume as if it had been
-// mapped all the time: a device of the kernel that outlived the daemon. verifier
-// is what Volume.Verifier was. If completed writes may have been lost since,
-// no flush succeeds; if all was lost, or another session had it for writing,
-// Mapped says ErrStale.
+// MapAgain is Map for a user that goes on using the volume as if it had been mapped all the
+// time: a device of the kernel that outlived the daemon. verifier is the former value of
+// Volume.Verifier. If completed writes may have been lost since, no flush succeeds; if all
+// was lost, or another session had it for writing, Mapped gets ErrStale.
 func (c *Client) MapAgain(now time.Duration, name string, access rnbdwire.Access, verifier uint64) (*Volume, error) {
 	o := rnbdwire.Open{Access: access, Name: name}
 	if _, err := o.Append(nil); err != nil {
@@ -176,7 +174,7 @@ func (c *Client) MapAgain(now time.Duration, name string, access rnbdwire.Access
 			return nil, rdserr.With(ErrExists, "volume %q is mapped already over this session", name)
 		}
 	}
-	v := &Volume{c: c, name: name, access: access, expect: verifier, since: now, askAt: Never}
+	v := &Volume{c: c, name: name, access: access, wantVerifier: verifier, since: now, askAt: Never}
 	v.admin.v = v
 	c.volumes = append(c.volumes, v)
 	v.pump(now)
@@ -187,17 +185,17 @@ func (c *Client) MapAgain(now time.Duration, name string, access rnbdwire.Access
 func (c *Client) Volumes() []*Volume { return slices.Clone(c.volumes) }
 
 // Up reports that the session has a path (rtrs.ClientEnv.Up). The Client introduces itself
-// to the server and opens every volume anew; then requests run.
+// to the server and opens every volume again; then requests run.
 func (c *Client) Up(now time.Duration) {
-	c.up, c.greeted, c.resumed, c.features, c.greetAt = true, false, false, 0, 0
-	c.life++
-	c.greet(now)
+	c.up, c.introduced, c.resumed, c.features, c.sessInfoAt = true, false, false, 0, 0
+	c.generation++
+	c.sendSessInfo(now)
 }
 
 // Down reports that the session lost its last path (rtrs.ClientEnv.Down). Messages about
 // volumes that are under way fail, now or when their path is gone.
 func (c *Client) Down(now time.Duration) {
-	c.up, c.greeted, c.resumed, c.greetAt = false, false, false, 0
+	c.up, c.introduced, c.resumed, c.sessInfoAt = false, false, false, 0
 	// A copy: a volume that is unmapped ends with the path, and leaves the list.
 	for _, v := range slices.Clone(c.volumes) {
 		v.lost(now)
@@ -212,10 +210,10 @@ func (c *Client) Done(now time.Duration, r *rtrs.Req) {
 	case *admin:
 		x.busy = false
 		switch {
-		case x.life != c.life: // what it says is old
+		case x.generation != c.generation: // the answer is about an earlier generation
 			c.stale(now, x)
 		case x.v == nil:
-			c.greetedBy(now, r.Err)
+			c.sessInfoAnswered(now, r.Err)
 		default:
 			x.v.answered(now, x)
 		}
@@ -226,15 +224,16 @@ func (c *Client) Done(now time.Duration, r *rtrs.Req) {
 // stale deals with the outcome of a message that was sent before the session's last Up.
 func (c *Client) stale(now time.Duration, a *admin) {
 	if a.v == nil {
-		if c.up && !c.greeted {
-			c.greet(now)
+		if c.up && !c.introduced {
+			c.sendSessInfo(now)
 		}
 		return
 	}
-	// The server may have opened it for somebody who has gone: then it is closed.
+	// The server may have opened it for a volume that was unmapped meanwhile: then it is
+	// closed.
 	if a.kind == rnbdwire.OpenType && a.req.Err == nil && a.v.state == Unmapped {
 		if rsp, err := rnbdwire.ParseOpenRsp(a.rsp[:]); err == nil {
-			a.v.id, a.v.there = rsp.DeviceID, true
+			a.v.id, a.v.openAtServer = rsp.DeviceID, true
 		}
 	}
 	a.v.pump(now)
@@ -250,12 +249,12 @@ func (c *Client) Finished(buf []*blk.Request) []*blk.Request {
 	return buf
 }
 
-// Tick does what is due. What is returned is when to call it next, unless
-// another call makes something due earlier: Next says, at any time.
+// Tick carries out everything that is due. It returns when to call it next, unless another
+// call makes something due earlier: Next tells that time.
 func (c *Client) Tick(now time.Duration) (next time.Duration) {
-	if c.greetAt != 0 && now >= c.greetAt {
-		c.greetAt = 0
-		c.greet(now)
+	if c.sessInfoAt != 0 && now >= c.sessInfoAt {
+		c.sessInfoAt = 0
+		c.sendSessInfo(now)
 	}
 	for _, v := range slices.Clone(c.volumes) {
 		v.tick(now)
@@ -266,8 +265,8 @@ func (c *Client) Tick(now time.Duration) (next time.Duration) {
 // Next is when Tick is to be called.
 func (c *Client) Next() time.Duration {
 	next := Never
-	if c.greetAt != 0 {
-		next = c.greetAt
+	if c.sessInfoAt != 0 {
+		next = c.sessInfoAt
 	}
 	for _, v := range c.volumes {
 		next = min(next, v.next())
@@ -275,20 +274,20 @@ func (c *Client) Next() time.Duration {
 	return next
 }
 
-// greet sends SESS_INFO.
-func (c *Client) greet(now time.Duration) {
+// sendSessInfo introduces the client to the server with SESS_INFO.
+func (c *Client) sendSessInfo(now time.Duration) {
 	a := &c.hello
 	if a.busy {
-		return // one of an earlier life, whose path is not gone yet; Done greets again
+		return // one of an earlier generation, whose path is not gone yet; Done sends it again
 	}
 	a.kind = rnbdwire.SessInfo
 	usr := rnbdwire.AppendSessInfoExt(a.usr[:0], rnbdwire.SessInfo, rnbdwire.Version, features)
 	c.send(now, a, rtrs.Read, usr, a.rsp[:rnbdwire.SessInfoLen])
 }
 
-// send submits a message of this life of the session.
+// send submits a message of this generation of the session.
 func (c *Client) send(now time.Duration, a *admin, op rtrs.Op, usr, data []byte) {
-	a.busy, a.life = true, c.life
+	a.busy, a.generation = true, c.generation
 	clear(data)
 	a.req.Op, a.req.Admin, a.req.Usr, a.req.Data, a.req.Err, a.req.Ctx = op, true, usr, data, nil, a
 	if err := c.rt.Submit(now, &a.req); err != nil {
@@ -297,14 +296,14 @@ func (c *Client) send(now time.Duration, a *admin, op rtrs.Op, usr, data []byte)
 	}
 }
 
-// greetedBy takes the server's answer to SESS_INFO.
-func (c *Client) greetedBy(now time.Duration, err error) {
+// sessInfoAnswered takes the server's answer to SESS_INFO.
+func (c *Client) sessInfoAnswered(now time.Duration, err error) {
 	switch {
 	case !c.up:
-		// The next Up greets again.
+		// The next Up sends SESS_INFO again.
 		return
 	case err != nil && !answeredBy(err): // its limit passed, perhaps while a fence was waited for
-		c.greetAt = now + c.cfg.RetryEvery
+		c.sessInfoAt = now + c.cfg.RetryEvery
 		return
 	}
 	rsp := c.hello.rsp[:rnbdwire.SessInfoLen]
@@ -314,7 +313,7 @@ func (c *Client) greetedBy(now time.Duration, err error) {
 			err = rdserr.With(rdserr.ErrProtocol, "the server speaks RNBD of version 0")
 		}
 	}
-	c.greeted = true
+	c.introduced = true
 	if err == nil {
 		c.features = rnbdwire.ParseFeatures(rsp)
 	}
@@ -335,17 +334,17 @@ func answeredBy(err error) bool {
 	return err != nil && !ours && err != errAgain
 }
 
-// tryResume lets requests run once every volume that was open has been asked
-// for in this life of the session. The numbers of devices may have changed:
-// what waits is given the new one, or taken back where there is none.
+// tryResume lets requests run once every volume that was open has been asked for in this
+// generation of the session. The numbers of devices may have changed: requests that wait
+// get the new one, or are taken back where there is none.
 func (c *Client) tryResume(now time.Duration) {
-	if !c.greeted || c.resumed {
+	if !c.introduced || c.resumed {
 		return
 	}
 	for _, v := range c.volumes {
-		// Requests of this volume name a device number of the former life, which may be another
-		// volume's now.
-		if v.state == Closed && v.failed == nil && v.tried != c.life {
+		// Requests of this volume name a device number of the former generation, which may be
+		// another volume's now.
+		if v.state == Closed && v.failed == nil && v.openAnsweredIn != c.generation {
 			return
 		}
 	}
@@ -354,8 +353,8 @@ func (c *Client) tryResume(now time.Duration) {
 		if !ok {
 			return
 		}
-		// The number is written anew. A piece that is larger than the server takes now, or has no
-		// volume, comes back and is cut anew or held.
+		// The new number is written into it. A piece that is larger than the server takes now, or
+		// has no volume, comes back and is cut again or held.
 		if v := p.call.v; v.state == Open && p.n <= v.most(p.call.r.Op) {
 			p.message(v.id)
 		} else {
@@ -364,22 +363,22 @@ func (c *Client) tryResume(now time.Duration) {
 	})
 	c.resumed = true
 	c.rt.Resume(now)
-	for _, v := range slices.Clone(c.volumes) { // held in an earlier life of the session, and open before this one resumed
+	for _, v := range slices.Clone(c.volumes) { // held in an earlier generation of the session, and open before this one resumed
 		if v.state == Open {
 			v.release(now)
 		}
 	}
 }
 
-// restart starts anew what came back unsent. It is called when nothing is on
-// the stack that walks a list of the session.
+// restart starts pieces again that came back unsent. It is called when no function on the
+// stack walks a list of the session.
 func (c *Client) restart(now time.Duration) {
 	// They wait until tryResume has seen how each volume stands.
 	if !c.resumed && c.up {
 		return
 	}
 	for c.again != nil {
-		// What comes back again meanwhile goes into a new list, for the next round.
+		// Pieces that come back again meanwhile go into a new list, for the next round.
 		list := c.again
 		c.again = nil
 		for list != nil {

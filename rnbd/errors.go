@@ -5,9 +5,9 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// The errors of opening and mapping. The numbers are what the kernel's RNBD
-// answers for the same cause; they are Linux's on the architectures RTRS goes
-// between, because 9 bits of them are on the wire.
+// The errors of opening and mapping. The numbers are those that the kernel's RNBD answers
+// for the same cause; they are Linux's on the architectures RTRS goes between, because 9
+// bits of them are on the wire.
 var (
 	ErrWriter  = &rdserr.Error{Errno: 1, Name: "other-writer", Text: "another session has the volume open for writing"}                        // EPERM
 	ErrBusy    = &rdserr.Error{Errno: 16, Name: "volume-busy", Text: "the volume is in use"}                                                   // EBUSY
@@ -18,15 +18,15 @@ var (
 	ErrStale   = &rdserr.Error{Errno: 116, Name: "volume-stale", Text: "the volume is not what was mapped: others changed it, or it was lost"} // ESTALE
 )
 
-// answers are the sentinels for what a server answered, by errno.
+// answers are the sentinels for a server's answers, by errno.
 var answers = []*rdserr.Error{
 	ErrWriter, ErrBusy, ErrGone, ErrNotOpen, ErrStale,
 	blk.ErrMedium, blk.ErrNoSpace, blk.ErrReadOnly, blk.ErrNotSupported, blk.ErrClosed, blk.ErrRequest,
 	rdserr.ErrNotFound, rdserr.ErrPerm, rdserr.ErrTooMany, rdserr.ErrNoMemory,
 }
 
-// answer is the error for what a server answered: the sentinel of its errno, if
-// there is one.
+// answer returns the error for a server's answer: the sentinel of its errno, if there is
+// one.
 func answer(err error) error {
 	n := rdserr.Errno(err)
 	for _, e := range answers {

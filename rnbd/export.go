@@ -9,8 +9,8 @@ import (
 	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
-// Rules say who may open a volume and how. The zero value: every session that
-// the RTRS server has let in, for reading and writing, one writer at a time.
+// Rules say which sessions may open a volume and how. The zero value admits every session
+// that the RTRS server has let in, for reading and writing, one writer at a time.
 type Rules struct {
 	ReadOnly bool           // nothing is written
 	Shared   bool           // any number of writers at a time, which must agree among themselves
@@ -81,16 +81,16 @@ func glob(pattern, s string) bool {
 // Export is a volume with a name of its own. It does not change while it is
 // with a Server.
 type Export struct {
-	Name string // what clients ask for; relative, at most 254 bytes
+	Name string // the name clients use; relative, at most 254 bytes
 	Rules
 
-	// Path is the file or block device, the administrator's word. It is opened
-	// when a client opens the export, and closed with the last one.
+	// Path is the file or block device, as the administrator named it. It is opened when a
+	// client opens the export, and closed with the last one.
 	Path string
 	File blk.FileOptions // how; ReadOnly is that of Rules too
 
-	// Device is what is exported instead of a Path. It is the Server's, which
-	// has it closed some time after the export was removed.
+	// Device is exported instead of a Path. It belongs to the Server, which has it closed
+	// some time after the export was removed.
 	Device blk.Device
 	// Volatile says that the content of the Device ends with it (memory). A client that
 	// comes back and finds another Device does not take it for the same volume.
@@ -99,7 +99,7 @@ type Export struct {
 	verifier uint64 // of a volatile Device
 }
 
-// Validate says what is wrong with an export.
+// Validate returns an error for a wrong export.
 func (e *Export) Validate() error {
 	switch err := blk.CheckName(e.Name); {
 	case err != nil:
@@ -139,9 +139,9 @@ type Root struct {
 // (dev_search_path).
 var placeholders = []string{"{session}", "%SESSNAME%"}
 
-// Open holds the directory. It does I/O: call it without the lock, before
-// Server.AddRoot. What comes before the first part of the path with a
-// placeholder has to exist, and may lead through symbolic links.
+// Open holds the directory. It does I/O: call it without the lock, before Server.AddRoot.
+// The path before its first part with a placeholder has to exist, and may lead through
+// symbolic links.
 func (r *Root) Open() error {
 	if !strings.HasPrefix(r.Path, "/") {
 		return rdserr.With(rdserr.ErrInvalid, "export root %q: want an absolute path", r.Path)
@@ -156,8 +156,9 @@ func (r *Root) Open() error {
 			at = min(at, i)
 		}
 	}
-	// The placeholder stands for what a client says, so only what comes before it is opened as the
-	// administrator's word; the rest is looked up below that, for each session, link by link.
+	// The placeholder stands for a name from the client, so only the path before it is opened as
+	// the administrator wrote it; the rest is looked up below that, for each session, link by
+	// link.
 	if at < len(r.Path) {
 		slash := strings.LastIndexByte(r.Path[:at], '/')
 		base, rest = r.Path[:slash+1], cleanName(r.Path[slash+1:])
@@ -173,8 +174,8 @@ func (r *Root) Open() error {
 	return nil
 }
 
-// Close lets the directory go. It is called by the shell for Server's
-// ServerEnv.Close, or for a Root that no Server took.
+// Close closes the directory. The shell calls it for ServerEnv.Close, or for a Root that no
+// Server took.
 func (r *Root) Close() error { return r.dir.Close() }
 
 // below is the path, below dir, of a volume name as a session sent it: never

@@ -34,7 +34,8 @@ func (s *Server) sessInfo(now time.Duration, e *session, r *rtrs.ServerReq) {
 
 const features = rnbdwire.FeatInfo | rnbdwire.FeatFlags
 
-// answerable is err, or else what is wrong with a request for an answer of n bytes.
+// answerable returns err, or else an error for a request that cannot take an answer of n
+// bytes.
 func answerable(r *rtrs.ServerReq, err error, n int) error {
 	switch {
 	case err != nil:
@@ -45,9 +46,8 @@ func answerable(r *rtrs.ServerReq, err error, n int) error {
 	return nil
 }
 
-// open answers an OPEN, at once if the name is open in this session already
-// (which is how a kernel client opens anew after a reconnect); its access mode
-// is then not looked at.
+// open answers an OPEN, at once if the name is open in this session already (which is how a
+// kernel client opens again after a reconnect); its access mode is then not looked at.
 func (s *Server) open(now time.Duration, e *session, r *rtrs.ServerReq) {
 	o, err := rnbdwire.ParseOpen(r.Usr)
 	if err = answerable(r, err, rnbdwire.OpenRspLen); err != nil {
@@ -108,7 +108,7 @@ func (s *Server) resolve(e *session, from netip.Addr, o *rnbdwire.Open) (*Openin
 		return nil, err
 	}
 	op := &Opening{Name: o.Name, Session: e.rt.Name}
-	// A name of its own goes before what is found below a root, also when it may not be
+	// A name of its own goes before a file found below a root, also when it may not be
 	// opened.
 	if exp := s.exports[name]; exp != nil {
 		op.tries = []try{{exp: exp, rules: &exp.Rules, path: exp.Path, file: exp.File}}
@@ -151,7 +151,7 @@ func (s *Server) Opened(now time.Duration, o *Opening, d blk.Device, err error) 
 func (s *Server) opened(now time.Duration, o *Opening, d blk.Device, owner *Export, err error) {
 	h := o.h
 	if err == nil {
-		// The file system took its time, and the lock was let go: what was asked for may have been
+		// The file system took its time, and the lock was released: the volume may have been
 		// closed, or is not exported any more.
 		h.exp, h.root, h.rules = o.found.exp, o.found.root, o.found.rules
 		if h.state != handleOpening {
@@ -226,7 +226,7 @@ func (s *Server) describe(now time.Duration, h *handle, r *rtrs.ServerReq) {
 // bytes has 32 bits.
 const maxSectors = (1<<32 - 1) / rnbdwire.SectorSize
 
-// describe says in OPEN_RSP's words what a device is like.
+// describe returns the OPEN_RSP for a device.
 func describe(i *blk.Info, id uint32) rnbdwire.OpenRsp {
 	sectors := func(n uint64) uint32 {
 		return uint32(min(n/rnbdwire.SectorSize, maxSectors)) &^ (i.LogicalBlock/rnbdwire.SectorSize - 1)
@@ -242,7 +242,8 @@ func describe(i *blk.Info, id uint32) rnbdwire.OpenRsp {
 	if r.MaxSegments == 0 {
 		r.MaxSegments = rtrswire.MaxSegments
 	}
-	// What could not be done is not offered: a client that is offered discards sends them.
+	// Operations that would fail are not offered: a client that is offered discards sends
+	// them.
 	if !i.ReadOnly {
 		r.MaxWriteZeroes, r.MaxDiscard = sectors(i.MaxWriteZeroes), sectors(i.MaxDiscard)
 	}
@@ -299,7 +300,7 @@ func (s *Server) closeReq(now time.Duration, e *session, r *rtrs.ServerReq) {
 	}
 }
 
-// take takes a volume from its session. What is being opened is forgotten.
+// take takes a volume from its session. A volume that is being opened is forgotten.
 func (s *Server) take(now time.Duration, h *handle) {
 	if h.state == handleOpening {
 		s.close(now, h, ErrNotOpen)
@@ -310,7 +311,7 @@ func (s *Server) take(now time.Duration, h *handle) {
 	s.drained(now, h)
 }
 
-// close ends a handle; why is not nil when nobody asked for it.
+// close ends a handle; why is not nil when the client did not ask for it.
 func (s *Server) close(now time.Duration, h *handle, why error) {
 	if h.state == handleOpen {
 		s.env.Event(ServerEvent{Kind: ServerClosed, Name: h.name, Session: h.sess.rt.Name, Access: h.access, Err: why})

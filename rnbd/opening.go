@@ -5,16 +5,16 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// Opening is a file or block device that a client has asked for. The shell
-// calls Do without the Server's lock, until there is no more to look at, and hands
-// what it returned then to Server.Opened.
+// Opening is a file or block device that a client has asked for. The shell calls Do without
+// the Server's lock until there is no more place to look at, and hands its last results to
+// Server.Opened.
 type Opening struct {
-	// Name is what the client asked for, Session the name of its session.
+	// Name is the name the client asked for, Session that of its session.
 	Name, Session string
 
 	tries  []try
 	at     int   // of tries, where Do looks next
-	denied error // what was wrong with other places
+	denied error // the error of other places
 	found  *try  // where Do found it
 	h      *handle
 }
@@ -28,8 +28,8 @@ type try struct {
 	file  blk.FileOptions
 }
 
-// Place is where Do looks next, an *Export or a *Root: what waits for one place
-// should not be behind what waits for another, whose file system may stand still.
+// Place returns where Do looks next, an *Export or a *Root: an opening at one place should
+// not stand behind one at another, whose file system may stand still.
 func (o *Opening) Place() any {
 	if t := &o.tries[o.at]; t.exp != nil {
 		return t.exp
@@ -37,9 +37,9 @@ func (o *Opening) Place() any {
 	return o.tries[o.at].root
 }
 
-// Do looks for the volume at Place and opens it if it is there. It may wait for
-// the file system. The shell may put layers over the device. More: it is not there,
-// neither d nor err is set, and Do is to be called again for the next place.
+// Do looks for the volume at Place and opens it if it is there. It may wait for the file
+// system. The shell may put layers over the device. If more is true the volume is not
+// there, neither d nor err is set, and Do is to be called again for the next place.
 func (o *Opening) Do() (d blk.Device, more bool, err error) {
 	t := &o.tries[o.at]
 	if d, err = t.open(); err == nil {

@@ -204,14 +204,14 @@ func TestWhatAFlushCovers(t *testing.T) {
 	}
 	// A flush that came before a write does not cover it.
 	first := e.submit(v, &blk.Request{Op: blk.OpFlush})
-	v.settle(&call{r: &blk.Request{Op: blk.OpWrite}, v: v})
+	v.outcome(&call{r: &blk.Request{Op: blk.OpWrite}, v: v})
 	if w.run(); !*first || v.synced != 4 || v.wrote != 5 {
 		t.Errorf("%d of %d are flushed; want 4 of 5", v.synced, v.wrote)
 	}
 	// A later one ends first.
 	flush := &blk.Request{Op: blk.OpFlush}
-	v.settle(&call{r: flush, v: v, wrote: 5})
-	v.settle(&call{r: flush, v: v, wrote: 4})
+	v.outcome(&call{r: flush, v: v, wrote: 5})
+	v.outcome(&call{r: flush, v: v, wrote: 4})
 	if v.synced != 5 {
 		t.Errorf("%d are flushed; want 5", v.synced)
 	}

@@ -410,10 +410,10 @@ func TestStartedAgainTwice(t *testing.T) {
 	if err := e.write(v, 0, 1, 512, 0); err != nil {
 		t.Fatal(err)
 	}
-	verifier, life := v.store.Verifier, v.life
+	verifier, life := v.store.Verifier, v.losses
 	again(0)
-	if v.store.Verifier != verifier || v.life != life {
-		t.Errorf("verifier %#x, life %d; they were %#x and %d", v.store.Verifier, v.life, verifier, life)
+	if v.store.Verifier != verifier || v.losses != life {
+		t.Errorf("verifier %#x, life %d; they were %#x and %d", v.store.Verifier, v.losses, verifier, life)
 	}
 	if err := e.flush(v); err != nil {
 		t.Errorf("the server is the same, and the flush fails: %v", err)

@@ -53,7 +53,7 @@ func TestToldNothing(t *testing.T) {
 	v := e.mustMap("d", rw)
 	notOpen := syscall.Errno(ErrNotOpen.Errno)
 	for _, err := range []error{rtrs.ErrTimeout, rtrs.ErrNoPath, errAgain, ErrNotOpen, syscall.EIO, syscall.ENOMEM} {
-		v.told(w.now, err)
+		v.infoAnswered(w.now, err)
 		wantState(t, err.Error(), v, Open)
 		if v.failed != nil {
 			t.Fatalf("%v closed the volume for good: %v", err, v.failed)
@@ -63,12 +63,12 @@ func TestToldNothing(t *testing.T) {
 		t.Error(err)
 	}
 	e.cut()
-	if v.told(w.now, notOpen); v.failed != nil {
+	if v.infoAnswered(w.now, notOpen); v.failed != nil {
 		t.Errorf("it is not open anyway, and was closed for good: %v", v.failed)
 	}
 	e.connect()
 	wantState(t, "with a path again", v, Open)
-	v.told(w.now, notOpen)
+	v.infoAnswered(w.now, notOpen)
 	wantState(t, "taken", v, Closed)
 	if !errors.Is(v.Err(), ErrNotOpen) || rdserr.Errno(v.failed) != ErrNotOpen.Errno {
 		t.Errorf("taken, and told %v", v.Err())
@@ -109,8 +109,8 @@ func TestUnmapOfTheLost(t *testing.T) {
 func TestGreetsWhenDue(t *testing.T) {
 	w := newWorld(t, ServerConfig{})
 	e := w.client("c")
-	e.c.greeted = false
-	e.c.greetedBy(w.now, rtrs.ErrTimeout)
+	e.c.introduced = false
+	e.c.sessInfoAnswered(w.now, rtrs.ErrTimeout)
 	due := e.c.Next()
 	if due != w.now+e.c.cfg.RetryEvery {
 		t.Fatalf("greets at %v; want %v later than %v", due, e.c.cfg.RetryEvery, w.now)

@@ -20,13 +20,13 @@ type Server struct {
 	exports  map[string]*Export
 	roots    []*Root
 	sessions []*session      // in the order they came up
-	volumes  map[any]*volume // what is open, by identity
-	past     map[any]past    // what was, by identity
+	volumes  map[any]*volume // open volumes, by identity
+	past     map[any]past    // closed volumes, by identity
 	nextID   uint32          // of a device
 	ready    []*store        // have requests for Next
 }
 
-// session is what a session of RTRS has open.
+// session holds the volumes that a session of RTRS has open.
 type session struct {
 	srv      *Server
 	rt       *rtrs.ServerSession
@@ -114,12 +114,11 @@ func inUse(what string, n int) error {
 	return rdserr.With(ErrBusy, "%q is open in %d sessions; unmap it there, or force it (--force)", what, n)
 }
 
-// AddRoot offers what is below r, which is open. Names that are exports of
-// their own come first, then roots in the order they were added.
+// AddRoot offers the files below r, which is open. Names that are exports of their own come
+// first, then roots in the order they were added.
 func (s *Server) AddRoot(r *Root) { s.roots = append(s.roots, r) }
 
-// RemoveRoot ends what AddRoot began, as Unexport does; r is closed by the
-// environment.
+// RemoveRoot undoes AddRoot, as Unexport does for exports; r is closed by the environment.
 func (s *Server) RemoveRoot(now time.Duration, r *Root) error {
 	if !slices.Contains(s.roots, r) {
 		return noRoot(r)
@@ -169,8 +168,8 @@ func (s *Server) takeAll(now time.Duration, list []*handle) {
 	}
 }
 
-// ForceClose takes a volume from a session: requests under way are finished,
-// later ones fail with ENOTCONN, until the client opens it anew.
+// ForceClose takes a volume from a session: requests under way are finished, later ones
+// fail with ENOTCONN, until the client opens it again.
 func (s *Server) ForceClose(now time.Duration, e *rtrs.ServerSession, name string) error {
 	if sess, _ := e.Ctx.(*session); sess != nil {
 		if h := sess.named(name); h != nil {
@@ -202,7 +201,7 @@ func (s *Server) Down(now time.Duration, e *rtrs.ServerSession) {
 	}
 }
 
-// named finds what the session has open, or is opening, under a name.
+// named finds the handle that the session has open, or is opening, under a name.
 func (e *session) named(name string) *handle {
 	for _, h := range e.handles {
 		if h.name == name && h.state != handleForced {
@@ -212,7 +211,7 @@ func (e *session) named(name string) *handle {
 	return nil
 }
 
-// Open lists what sessions have open.
+// Open lists the volumes that sessions have open.
 func (s *Server) Open() []OpenInfo {
 	var list []OpenInfo
 	for _, sess := range s.sessions {

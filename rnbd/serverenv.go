@@ -8,13 +8,13 @@ import (
 	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
-// ServerEnv is what a Server needs done. It is called from within the Server's
+// ServerEnv carries out what a Server decides. It is called from within the Server's
 // methods, with the lock held; it does not block and does not call back.
 type ServerEnv interface {
 	// Open has o.Do called, beside the work of the Server, then Server.Opened.
 	Open(o *Opening)
-	// Close has c closed in the same way: a device nobody uses any more and that
-	// has nothing in flight, or a Root. It was opened at the place (Opening.Place).
+	// Close has c closed in the same way: a device that is no longer used and has nothing
+	// in flight, or a Root. It was opened at the place (Opening.Place).
 	Close(place any, c Closer)
 	// Event tells what happened, for logs and watchers.
 	Event(e ServerEvent)
@@ -63,19 +63,19 @@ type ServerEvent struct {
 
 // ServerConfig is a server's configuration; zero means the default.
 type ServerConfig struct {
-	// Boot is a number of this life of the machine, the same for every daemon
-	// until it is started again (a hash of the kernel's boot id). Clients learn by
-	// it that the page cache was lost. 0: it is not known, a random number is taken.
+	// Boot is a number of this start of the machine, the same for every daemon until it is
+	// started again (a hash of the kernel's boot id). Clients learn by it that the page
+	// cache was lost. 0 means that it is unknown; a random number is taken.
 	Boot uint64
-	// Past is what Server.Past told before the daemon was started again, with the
-	// same Boot: a failed sync is told to clients that were away, and who was away
-	// while another wrote does not go on writing.
+	// Past is the result of Server.Past from before the daemon was started again, with the
+	// same Boot: a failed sync is told to clients that were away, and a client that was
+	// away while another wrote does not go on writing.
 	Past []Past
 	// MaxOpen is the most volumes one session has open; 1024.
 	MaxOpen int
-	// FirstID is the number of the first device opened, RandomID a random one.
-	// Numbers are not used again soon, in any session: what was sent to a device
-	// that is closed does not reach another one. RandomID is right but for tests.
+	// FirstID is the number of the first device opened, RandomID a random one. Numbers are
+	// not used again soon, in any session: a request for a device that is closed does not
+	// reach another one. RandomID is right but for tests.
 	FirstID uint32
 }
 

@@ -13,13 +13,12 @@ import (
 
 // Design notes.
 //
-// The device decides whether a request is possible (blk.Info.Check); here is
-// decided what it belongs to, whether the message agrees with itself, and the
-// order of syncs. One RNBD request is up to three of the device's: a flush
-// before, the operation, a flush after. A kernel before protocol 2.1 sends FUA for what was
-// PREFLUSH, so a write with FUA of a client that does not say otherwise is
-// flushed before, too; where the client has flushed already, as Linux does,
-// there is nothing left to do then.
+// The device decides whether a request is possible (blk.Info.Check). Decided here are the
+// handle it belongs to, whether the message agrees with itself, and the order of syncs. One
+// RNBD request is up to three of the device's: a flush before, the operation, a flush
+// after. A kernel before protocol 2.1 sends FUA for PREFLUSH, so a write with FUA of a
+// client without FeatFlags is preceded by a flush, too; if the client has flushed already,
+// as Linux does, that flush has nothing left to do.
 //
 // A request that was not submitted when its path or its volume went is dropped:
 // Next looks at the last moment.
@@ -29,7 +28,7 @@ type ioReq struct {
 	req   blk.Request
 	rt    *rtrs.ServerReq
 	h     *handle
-	next  []step // what remains; a slice of a table
+	next  []step // the steps that remain; a slice of a table
 	op    blk.Op
 	flags blk.Flags
 	off   uint64
@@ -137,8 +136,8 @@ func (s *Server) io(now time.Duration, e *session, r *rtrs.ServerReq) {
 	s.step(q)
 }
 
-// plan decides which requests of the device make up q. What is not possible is
-// refused before anything is flushed.
+// plan decides which requests of the device make up q. An impossible request is refused
+// before anything is flushed.
 func (q *ioReq) plan(info *blk.Info, f rnbdwire.Flags, exact bool) error {
 	var before, after int
 	if q.op.Writes() {
@@ -161,7 +160,8 @@ func (q *ioReq) plan(info *blk.Info, f rnbdwire.Flags, exact bool) error {
 		if q.op == blk.OpWriteZeroes && f&rnbdwire.NoUnmap != 0 {
 			q.flags |= blk.NoUnmap
 		}
-		// What the device would refuse is refused before it is flushed for nothing.
+		// A request that the device would refuse is refused before the flush, which would
+		// be for nothing.
 		if before == 1 {
 			if err := info.CheckRange(q.op, q.flags, q.off, q.n); err != nil {
 				return err
@@ -203,8 +203,8 @@ func (s *Server) Next(now time.Duration, buf []*blk.Request) (d blk.Device, batc
 		st := s.ready[0]
 		for st.pending.Len() > 0 && len(buf) < cap(buf) {
 			r := st.pending.Pop()
-			// The last moment: what is not begun on a path or for a session that has gone need never
-			// be, and after a fence must not.
+			// This is the last moment to drop it: a request that has not begun when its path or
+			// session is gone need not begin, and after a fence it must not.
 			if q := r.Ctx.(*ioReq); q.h.state != handleOpen || q.rt.Stale() {
 				s.finish(now, q, ErrNotOpen)
 				continue
@@ -227,7 +227,7 @@ func (s *Server) Next(now time.Duration, buf []*blk.Request) (d blk.Device, batc
 	return nil, nil
 }
 
-// Complete takes back what a device has carried out, and answers.
+// Complete takes requests back from a device, and answers.
 func (s *Server) Complete(now time.Duration, batch []*blk.Request) {
 	for _, r := range batch {
 		q := r.Ctx.(*ioReq)
@@ -294,8 +294,8 @@ func storeError(err error) bool {
 	return !hasErrno(err, refusals)
 }
 
-// hasErrno tells whether an error has the number of one of these: what came
-// over the wire is no more than that number.
+// hasErrno reports whether err has the number of an error in list: an error from the wire
+// is no more than that number.
 func hasErrno(err error, list []*rdserr.Error) bool {
 	n := rdserr.Errno(err)
 	return slices.ContainsFunc(list, func(e *rdserr.Error) bool { return e.Errno == n })

@@ -19,17 +19,17 @@ import (
 //	    v                      v                                          v
 //	    +------------------> Unmapped <-----------------------------------+
 //
-// What becomes of requests:
+// How requests fare:
 //
-//	Init      They are refused: nobody knows yet what the volume is like.
+//	Init      They are refused: the volume's properties are not known yet.
 //	Open      They run, once every volume of the session was asked for in its
-//	          present life (Client.tryResume).
+//	          present generation (Client.tryResume).
 //	Closed    They wait: with the session until its requests run again, then here,
 //	          held. Closed for good (failed) they fail, until Remap.
-//	Unmapped  They are refused, and what the session has ends.
+//	Unmapped  They are refused, and those with the session end.
 //
-// Which message about the volume goes to the server stands in duties; one is under
-// way at a time.
+// The messages about the volume that go to the server stand in duties; one is under way at
+// a time.
 
 // State is where a mapped volume stands, in the kernel's words.
 type State uint8
@@ -58,7 +58,7 @@ type transition struct {
 	when     string
 }
 
-// volumeTable is the whole life of a volume. What is not there does not happen.
+// volumeTable is the whole life of a volume. A move that is not there does not happen.
 var volumeTable = []transition{
 	{Init, Open, "the server has opened it"},
 	{Init, Unmapped, "the server refuses it; unmapped"},
@@ -90,7 +90,7 @@ func (v *Volume) become(now time.Duration, to State, why error) {
 	v.c.env.Event(ClientEvent{Kind: VolumeState, Volume: v, From: from, To: to, Err: why})
 }
 
-// duty is what there may be to do about a volume at its server: a message, or the end.
+// duty is an action about a volume at its server: a message, or the end.
 type duty struct {
 	name string // of the message; "-" is the end
 	when string
@@ -104,22 +104,22 @@ var duties [numStates][]duty
 func init() {
 	opens := duty{"OPEN", "not asked for in this life of the session, or RetryEvery ago; not when closed for good",
 		func(v *Volume, now time.Duration) bool {
-			return v.mayAsk() && v.failed == nil && (v.asked != v.c.life || now >= v.retryAt)
+			return v.mayAsk() && v.failed == nil && (v.openSentIn != v.c.generation || now >= v.retryAt)
 		}, (*Volume).sendOpen}
 	asks := duty{"INFO", "AskEvery after the last, to an rdsd",
 		func(v *Volume, now time.Duration) bool {
 			return v.mayAsk() && now >= v.askAt && v.c.features&rnbdwire.FeatInfo != 0
 		}, (*Volume).sendInfo}
-	// The server would keep for us what nobody here uses any more. What it still has
-	// of ours goes first: a request behind a CLOSE would be answered as an error.
-	forsakes := duty{"CLOSE", "closed for good, the server has it open, and no request is with the session",
+	// Otherwise the server would keep a volume open that is no longer used here. Requests
+	// go first: one behind a CLOSE would be answered as an error.
+	releases := duty{"CLOSE", "closed for good, the server has it open, and no request is with the session",
 		func(v *Volume, _ time.Duration) bool {
-			return v.mayAsk() && v.failed != nil && v.there && v.inflight == 0
+			return v.mayAsk() && v.failed != nil && v.openAtServer && v.inflight == 0
 		}, (*Volume).sendClose}
-	// Without a path there is nobody to tell, and the server closes with the session
-	// what it had open.
-	ends := duty{"-", "no request is with the session, and the server does not have it open or cannot be told",
-		func(v *Volume, _ time.Duration) bool { return v.empty() && (!v.there || !v.c.up) },
+	// Without a path the server cannot be told, and closes its open volumes with the
+	// session.
+	finishes := duty{"-", "no request is with the session, and the server does not have it open or cannot be told",
+		func(v *Volume, _ time.Duration) bool { return v.empty() && (!v.openAtServer || !v.c.up) },
 		(*Volume).finish}
 	closes := duty{"CLOSE", "no request is with the session",
 		func(v *Volume, _ time.Duration) bool { return v.mayAsk() && v.empty() },
@@ -128,12 +128,12 @@ func init() {
 	duties = [numStates][]duty{
 		Init:     {opens},
 		Open:     {asks},
-		Closed:   {forsakes, opens},
-		Unmapped: {ends, closes},
+		Closed:   {releases, opens},
+		Unmapped: {finishes, closes},
 	}
 }
 
-// pump does what is due about the volume at its server, if anything is.
+// pump carries out the duty about the volume that is due, if there is one.
 func (v *Volume) pump(now time.Duration) {
 	for i := range duties[v.state] {
 		if d := &duties[v.state][i]; d.due(v, now) {
@@ -143,14 +143,14 @@ func (v *Volume) pump(now time.Duration) {
 	}
 }
 
-// mayAsk reports whether a message about the volume may go: the server has been
-// greeted in this life of the session, and the last message is answered.
-func (v *Volume) mayAsk() bool { return !v.admin.busy && v.c.greeted }
+// mayAsk reports whether a message about the volume may go: SESS_INFO is answered in this
+// generation of the session, and so is the last message.
+func (v *Volume) mayAsk() bool { return !v.admin.busy && v.c.introduced }
 
-// empty reports whether nothing of the volume is under way that its end would
-// overtake. An OPEN is waited for: else the server would have the volume open without
-// anybody to close it. While Unmap walks the requests of the session (ending), each
-// that ends comes here, and the volume must not end under that walk.
+// empty reports whether nothing of the volume is under way that its end would overtake. An
+// unanswered OPEN counts: otherwise the server would have the volume open and no CLOSE
+// would follow. While Unmap walks the requests of the session (ending), each that ends
+// comes here, and the volume must not end under that walk.
 func (v *Volume) empty() bool { return v.inflight == 0 && !v.ending && !v.opening() }
 
 // opening reports whether an OPEN is not answered yet.
@@ -158,7 +158,7 @@ func (v *Volume) opening() bool { return v.admin.busy && v.admin.kind == rnbdwir
 
 func (v *Volume) sendOpen(now time.Duration) {
 	c, a := v.c, &v.admin
-	v.asked = c.life
+	v.openSentIn = c.generation
 	a.kind = rnbdwire.OpenType
 	usr, _ := (&rnbdwire.Open{Access: v.access, Name: v.name}).Append(a.usr[:0]) // Map has looked
 	c.send(now, a, rtrs.Read, usr, a.rsp[:])
@@ -173,12 +173,12 @@ func (v *Volume) sendInfo(now time.Duration) {
 
 func (v *Volume) sendClose(now time.Duration) {
 	a := &v.admin
-	// Whatever the answer: the server either closes it or does not have it.
-	v.there = false
+	// The server either closes it or does not have it, whatever it answers.
+	v.openAtServer = false
 	a.kind = rnbdwire.CloseType
 	v.c.send(now, a, rtrs.Write, rnbdwire.AppendClose(a.usr[:0], v.id), nil)
 	if v.state == Unmapped && v.force {
-		// Whoever forces does not wait for a server that may never answer.
+		// A forced unmap does not wait for a server that may never answer.
 		v.finish(now)
 	}
 }

@@ -24,37 +24,38 @@ type Volume struct {
 
 	state State // changes in setState alone
 	since time.Duration
-	// failed is why the volume is closed for good: nothing but Remap opens it. nil: it
-	// is not.
+	// failed is why the volume is closed for good: nothing but Remap opens it. It is nil
+	// otherwise.
 	failed error
 	err    error // the last there was
 	force  bool  // unmapped without waiting for the server
-	// ending says that Unmap is giving up what the session has, see empty.
+	// ending says that Unmap is giving up the requests that the session has; see empty.
 	ending bool
 
-	// What the server says of it.
+	// The server's answers about it.
 
-	id uint32 // its device number, in this life of the session
-	// there says that the server has it open, as far as is known: it is to be closed
-	// before nobody asks for it any more.
-	there  bool
-	rsp    rnbdwire.OpenRsp
-	store  rnbdwire.Store
-	info   *blk.Info // made of rsp; replaced, never changed. nil: it was never open
-	limits limits    // of one message
+	id uint32 // its device number, in this generation of the session
+	// openAtServer says that the server has it open, as far as is known: it has to be
+	// closed before the volume ends.
+	openAtServer bool
+	rsp          rnbdwire.OpenRsp
+	store        rnbdwire.Store
+	info         *blk.Info // made of rsp; replaced, never changed. nil: it was never open
+	limits       limits    // of one message
 
-	// Messages about it (duties). asked and tried tell whether what is known is of the
-	// session's present life (Client.life): requests run again only after that.
+	// Messages about it (duties). openSentIn and openAnsweredIn tell whether its state is
+	// of the session's present generation (Client.generation): requests run again only
+	// after that.
 	//
-	// Invariant: tried <= asked <= Client.life.
+	// Invariant: openAnsweredIn <= openSentIn <= Client.generation.
 
-	admin   admin         // the one under way
-	asked   uint          // the life in which OPEN was last sent
-	tried   uint          // the life in which an OPEN was last answered
-	retryAt time.Duration // Closed: when OPEN goes again. Unmapped: when requests are given up again
-	askAt   time.Duration // when INFO goes
-	expect  uint64        // MapAgain: the verifier that the volume had before, 0: none
-	accept  bool          // Remap: whatever the server has now is right
+	admin          admin         // the one under way
+	openSentIn     uint          // the generation in which OPEN was last sent
+	openAnsweredIn uint          // the generation in which an OPEN was last answered
+	retryAt        time.Duration // Closed: when OPEN goes again. Unmapped: when requests are given up again
+	askAt          time.Duration // when INFO goes
+	wantVerifier   uint64        // MapAgain: the verifier that the volume had before, 0: none
+	acceptAny      bool          // Remap: any store that the server has now is right
 
 	// Requests (volumeio.go). A piece that is not done is with the session (inflight), or
 	// held here because the volume was not Open when the session's requests ran.
@@ -65,25 +66,25 @@ type Volume struct {
 	heldUntil time.Duration // the first of their limits; Never: none has one
 	failing   bool          // the last request failed at the store
 
-	// What is durable (volumeio.go, settle; docs/protocol.md, the verifier).
+	// Durability (volumeio.go, outcome; docs/protocol.md, the verifier).
 	//
-	// Invariant: synced <= wrote. If the store may have lost what was not flushed while
-	// synced < wrote, syncErr is set, for good.
+	// Invariant: synced <= wrote. If the store may have lost unflushed writes while synced
+	// < wrote, syncErr is set, for good.
 
-	life    uint   // counts the times when the store may have lost what was not flushed
+	losses  uint   // counts the times when the store may have lost unflushed writes
 	wrote   uint64 // completed writes that the next flush makes durable
 	synced  uint64 // how many of them are
 	syncErr error  // no flush and no write with FUA succeeds any more
 }
 
-// Name is what the volume is called at the server, Access how it is opened.
+// Name returns the volume's name at the server, Access how it is opened.
 func (v *Volume) Name() string            { return v.name }
 func (v *Volume) Access() rnbdwire.Access { return v.access }
 
-// State is where it stands, Since from when on.
+// State returns the volume's state, and since when it has it.
 func (v *Volume) State() (s State, since time.Duration) { return v.state, v.since }
 
-// Err is why it is closed, or the last error there was; nil: none.
+// Err returns why it is closed, or else the last error, nil if there was none.
 func (v *Volume) Err() error {
 	if v.failed != nil {
 		return v.failed
@@ -95,11 +96,11 @@ func (v *Volume) Err() error {
 // they are cut to pieces; nil before it was open. It is not changed any more.
 func (v *Volume) Info() *blk.Info { return v.info }
 
-// Piece is how many bytes travel in one message.
+// Piece returns how many bytes travel in one message.
 func (v *Volume) Piece() uint32 { return uint32(v.most(blk.OpRead)) }
 
-// Inflight is how many messages of it the session has, and how many wait for
-// the server to have the volume.
+// Inflight returns how many messages of it the session has, and how many wait for the
+// server to have the volume.
 func (v *Volume) Inflight() (sent, held int) {
 	for p := v.held; p != nil; p = p.next {
 		held++
@@ -107,12 +108,12 @@ func (v *Volume) Inflight() (sent, held int) {
 	return v.inflight, held
 }
 
-// Asking tells whether a message about the volume itself (to open or close it,
-// or to ask what it is like) has no answer yet.
+// Asking reports whether a message about the volume itself (OPEN, CLOSE or INFO) has no
+// answer yet.
 func (v *Volume) Asking() bool { return v.admin.busy }
 
-// Verifier is the server's number for what the store holds, to be kept for
-// MapAgain; 0: the server has none, or the volume was not open yet.
+// Verifier returns the server's number for the content of the store, to be kept for
+// MapAgain. It is 0 if the server has none, or the volume was not open yet.
 func (v *Volume) Verifier() uint64 { return v.store.Verifier }
 
 // answered takes the outcome of the message about v that was under way.
@@ -124,8 +125,8 @@ func (v *Volume) answered(now time.Duration, a *admin) {
 			return
 		}
 	case rnbdwire.OpenType:
-		// Whatever the answer: requests of the session wait until each volume has had one.
-		v.tried = v.c.life
+		// Any answer counts: requests of the session wait until each volume has had one.
+		v.openAnsweredIn = v.c.generation
 		if err == nil {
 			err = v.opened(now)
 		}
@@ -134,9 +135,9 @@ func (v *Volume) answered(now time.Duration, a *admin) {
 		}
 		v.c.tryResume(now)
 	case rnbdwire.InfoType:
-		v.told(now, err)
+		v.infoAnswered(now, err)
 	}
-	// What became due while this message was under way goes now.
+	// A message that became due while this one was under way goes now.
 	v.pump(now)
 }
 
@@ -151,20 +152,21 @@ func (v *Volume) opened(now time.Duration) error {
 	if v.c.features&rnbdwire.FeatInfo != 0 {
 		store = rnbdwire.ParseStore(v.admin.rsp[:])
 	}
-	v.id, v.there = rsp.DeviceID, true
+	v.id, v.openAtServer = rsp.DeviceID, true
 	if v.state == Unmapped {
-		// Unmapped meanwhile, while the server was opening it: pump closes it.
+		// It was unmapped while the server was opening it: pump closes it.
 		return nil
 	}
-	// After there is set: what the server has opened and we cannot use is to be closed.
+	// This comes after openAtServer is set: a volume that the server has opened and we
+	// cannot use has to be closed.
 	if err := v.describe(&rsp); err != nil {
 		return err
 	}
 	if v.state == Init {
-		if v.expect != 0 {
-			v.rsp, v.store.Verifier = rsp, v.expect
-			// Whether the former daemon had unflushed writes nobody knows. Taken for yes, a changed
-			// verifier makes flushes fail, and not succeed wrongly.
+		if v.wantVerifier != 0 {
+			v.rsp, v.store.Verifier = rsp, v.wantVerifier
+			// Whether the former daemon had unflushed writes is unknown. Taken for yes, a changed
+			// verifier makes flushes fail, instead of succeeding wrongly.
 			v.wrote = 1
 			if err := v.sameAs(&rsp, store); err != nil {
 				return err
@@ -179,7 +181,7 @@ func (v *Volume) opened(now time.Duration) error {
 	if err := v.sameAs(&rsp, store); err != nil {
 		return err
 	}
-	v.store, v.accept = store, false
+	v.store, v.acceptAny = store, false
 	v.become(now, Open, nil)
 	v.err = nil
 	v.askAt = v.askFrom(now)
@@ -198,30 +200,30 @@ func (v *Volume) askFrom(now time.Duration) time.Duration {
 	return now + v.c.cfg.AskEvery
 }
 
-// sameAs judges what the server has opened anew by itself, before requests that
-// waited touch it.
+// sameAs judges whether the volume that the server has opened again is the same, before
+// waiting requests touch it.
 func (v *Volume) sameAs(rsp *rnbdwire.OpenRsp, store rnbdwire.Store) error {
 	changed := v.store.Verifier != 0 && store.Verifier != 0 && v.store.Verifier != store.Verifier
-	// A verifier that was never known, or is not told now, says nothing (a kernel's server has
-	// none).
+	// A verifier that was never known, or that does not come now, says nothing (a kernel's
+	// server has none).
 	switch {
 	// The users of the device here have laid out everything in the old blocks.
 	case rsp.LogicalBlock != v.rsp.LogicalBlock:
 		return rdserr.With(ErrStale, "volume %q has come back with blocks of %d bytes, and had %d", v.name, rsp.LogicalBlock, v.rsp.LogicalBlock)
-	case changed && store.Volatile && !v.accept:
+	case changed && store.Volatile && !v.acceptAny:
 		return rdserr.With(ErrStale, "volume %q was in memory of the server, which has lost it", v.name)
-	// Writes that wait here would go over what the other session has written since.
-	case store.Foreign && v.access != rnbdwire.ReadOnly && !v.accept:
+	// Writes that wait here would overwrite data that the other session has written since.
+	case store.Foreign && v.access != rnbdwire.ReadOnly && !v.acceptAny:
 		return rdserr.With(ErrStale, "volume %q has been open for writing in another session meanwhile; map it anew", v.name)
 	// A flush now would succeed at the server and say that writes are durable which it has
 	// never seen.
 	case changed && v.wrote > v.synced:
-		v.life++
+		v.losses++
 		v.syncLost(rdserr.With(blk.ErrSyncFailed, "volume %q: the server was started again, or a sync failed there, before all completed writes were flushed", v.name))
-	// Nothing is lost of what was told to be complete, but of a request in several pieces the
-	// first may be (piece.end).
+	// No completed request is lost, but the first pieces of a request in several pieces may
+	// be (piece.end).
 	case changed:
-		v.life++
+		v.losses++
 	}
 	return nil
 }
@@ -235,7 +237,7 @@ func (v *Volume) refused(now time.Duration, err error) {
 	v.err = err
 	switch {
 	case v.state == Init && !v.c.up && rdserr.Errno(err) == rtrs.ErrNoPath.Errno: // it waits for Up, as before
-	// Whoever maps is told, and decides; a volume that was open once is tried again.
+	// The caller of Map is told, and decides; a volume that was open once is tried again.
 	case v.state == Init:
 		v.c.forget(v)
 		v.setState(now, Unmapped)
@@ -243,7 +245,7 @@ func (v *Volume) refused(now time.Duration, err error) {
 	case v.state == Unmapped:
 	case !v.c.up: // Down has been there, Up comes
 	// The server may be about to have it: its disk is being attached, its daemon started.
-	case passing(err):
+	case transient(err):
 		v.retryAt = now + v.c.cfg.RetryEvery
 	default:
 		v.fail(now, err)
@@ -252,17 +254,17 @@ func (v *Volume) refused(now time.Duration, err error) {
 
 // passingErrnos may be answered by a server that is about to have the volume:
 // EIO, ENXIO, EAGAIN; and timeouts of this side.
-var passingErrnos = []*rdserr.Error{rdserr.ErrNotFound, ErrBusy, rdserr.ErrNoMemory, rdserr.ErrTooMany, rdserr.ErrIO, rdserr.ErrWouldBlock, rtrs.ErrTimeout,
+var transientErrnos = []*rdserr.Error{rdserr.ErrNotFound, ErrBusy, rdserr.ErrNoMemory, rdserr.ErrTooMany, rdserr.ErrIO, rdserr.ErrWouldBlock, rtrs.ErrTimeout,
 	{Errno: 6, Name: "no-device", Text: "no such device"}}
 
-func passing(err error) bool {
-	return hasErrno(err, passingErrnos)
+func transient(err error) bool {
+	return hasErrno(err, transientErrnos)
 }
 
 // fail closes the volume for good.
 func (v *Volume) fail(now time.Duration, err error) {
 	v.failed = err
-	// Told also when it is closed already: why is new.
+	// This is told also when it is closed already, because the reason is new.
 	v.c.env.Event(ClientEvent{Kind: VolumeState, Volume: v, From: v.state, To: Closed, Err: err})
 	if v.state != Closed {
 		v.setState(now, Closed)
@@ -272,15 +274,15 @@ func (v *Volume) fail(now time.Duration, err error) {
 
 // lost tells v that the session has no path any more.
 func (v *Volume) lost(now time.Duration) {
-	v.there = false
+	v.openAtServer = false
 	if v.state == Open {
 		v.become(now, Closed, rtrs.ErrNoPath)
 	}
 	v.pump(now) // an Unmap does not wait for the server any more
 }
 
-// told takes the answer to INFO.
-func (v *Volume) told(now time.Duration, err error) {
+// infoAnswered takes the answer to INFO.
+func (v *Volume) infoAnswered(now time.Duration, err error) {
 	switch {
 	case err == nil:
 		if rsp, err := rnbdwire.ParseOpenRsp(v.admin.rsp[:]); err == nil && rsp.DeviceID == v.id && v.state == Open && rsp != v.rsp {
@@ -290,13 +292,13 @@ func (v *Volume) told(now time.Duration, err error) {
 		}
 	case answeredBy(err) && rdserr.Errno(err) == ErrNotOpen.Errno && v.state == Open:
 		// There is nothing to be closed any more.
-		v.there = false
+		v.openAtServer = false
 		v.fail(now, rdserr.With(ErrNotOpen, "the server has taken volume %q from this session", v.name))
 	}
 }
 
-// update takes what the server says now. A size set by Resize stays until the
-// server's changes.
+// update takes over the server's answer. A size set by Resize stays until the server's
+// changes.
 func (v *Volume) update(now time.Duration, rsp rnbdwire.OpenRsp) {
 	old := v.info
 	info := infoOf(&rsp, v.access)
@@ -334,14 +336,14 @@ func (v *Volume) Resize(size uint64) error {
 	return nil
 }
 
-// Ask asks the server what the volume is like now, if it is an rdsd.
+// Ask asks the server for the volume's present properties, if it is an rdsd.
 func (v *Volume) Ask(now time.Duration) {
 	v.askAt = now
 	v.pump(now)
 }
 
-// Remap opens a closed volume anew, also one that is closed for good. How it
-// ends is told by events.
+// Remap opens a closed volume again, also one that is closed for good. Events tell how that
+// ends.
 func (v *Volume) Remap(now time.Duration) error {
 	switch {
 	case v.state == Open:
@@ -353,8 +355,9 @@ func (v *Volume) Remap(now time.Duration) error {
 	case !v.c.up:
 		return rdserr.With(rtrs.ErrNoPath, "there is no path to the server; volume %q is opened when there is one", v.name)
 	}
-	// accept: who maps anew has been told what may be lost, and takes what is there.
-	v.failed, v.retryAt, v.accept = nil, now, true
+	// acceptAny: the administrator who remaps has been told what may be lost, and takes the
+	// volume as it is.
+	v.failed, v.retryAt, v.acceptAny = nil, now, true
 	v.pump(now)
 	return nil
 }
@@ -394,19 +397,19 @@ func (v *Volume) ForceUnmap(now time.Duration) error {
 
 func (v *Volume) unmap(now time.Duration) {
 	v.become(now, Unmapped, nil)
-	// Those held here end at once; what the session has is ended by it, as soon as its memory
-	// is not used any more.
+	// Requests held here end at once; the session ends those that it has as soon as their
+	// memory is no longer used.
 	v.failHeld(now, blk.ErrClosed)
 	v.giveUp(now)
 	v.pump(now)
-	v.c.tryResume(now) // nobody waits for this one any more
+	v.c.tryResume(now) // no request waits for this one any more
 }
 
-// giveUpEvery is the pause between attempts to give up what a session without
+// giveUpEvery is the pause between attempts to give up the requests that a session without
 // a path keeps.
 const giveUpEvery = 100 * time.Millisecond
 
-// giveUp takes back from the session what it is not sending.
+// giveUp takes back from the session the requests that it is not sending.
 func (v *Volume) giveUp(now time.Duration) {
 	if v.inflight == 0 {
 		return
@@ -437,13 +440,13 @@ func (c *Client) forget(v *Volume) {
 	c.volumes = slices.DeleteFunc(c.volumes, func(o *Volume) bool { return o == v })
 }
 
-// tick does what is due.
+// tick carries out everything that is due.
 func (v *Volume) tick(now time.Duration) {
 	if v.expired(now) {
 		v.failHeld(now, rtrs.ErrNoPath)
 	}
 	if v.held != nil && now >= v.heldUntil {
-		v.sift(now)
+		v.expireHeld(now)
 	}
 	if v.state == Unmapped && now >= v.retryAt {
 		v.giveUp(now)
@@ -465,7 +468,7 @@ func (v *Volume) next() time.Duration {
 	if v.state == Unmapped && v.inflight > 0 {
 		next = v.retryAt
 	}
-	if v.c.greeted && !v.admin.busy {
+	if v.c.introduced && !v.admin.busy {
 		switch {
 		case v.state == Closed && v.failed == nil:
 			next = min(next, v.retryAt)

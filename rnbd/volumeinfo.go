@@ -11,8 +11,8 @@ type limits struct {
 	block, data, discard, zeroes uint64
 }
 
-// most is how much of an operation goes into one message: what the server
-// takes, and for data, what the session carries.
+// most returns how many bytes of an operation go into one message: as much as the server
+// takes, and for data, as much as the session carries.
 func (v *Volume) most(op blk.Op) uint64 {
 	l := &v.limits
 	switch op {
@@ -26,8 +26,8 @@ func (v *Volume) most(op blk.Op) uint64 {
 	return max(min(l.data, uint64(v.c.rt.MaxIO()))&^(l.block-1), l.block)
 }
 
-// describe takes the limits from what the server says of the volume, and Info
-// the first time. An error: it is not possible to work with that.
+// describe takes the limits from the server's answer about the volume, and Info the first
+// time. It returns an error if the volume cannot be used with them.
 func (v *Volume) describe(rsp *rnbdwire.OpenRsp) error {
 	if rsp.LogicalBlock == 0 {
 		return rdserr.With(rdserr.ErrProtocol, "volume %q: the server says that its blocks have 0 bytes", v.name)
@@ -45,7 +45,7 @@ func (v *Volume) describe(rsp *rnbdwire.OpenRsp) error {
 		return uint64(min(sectors, maxSectors)) * rnbdwire.SectorSize &^ (block - 1)
 	}
 	l := limits{block, bytes(rsp.MaxHWSectors), bytes(rsp.MaxDiscard), bytes(rsp.MaxWriteZeroes)}
-	// The server sets no limit: what the session carries is one (most).
+	// The server sets no limit: the session's own applies (most).
 	if rsp.MaxHWSectors == 0 {
 		l.data = uint64(info.MaxBytes)
 	}
@@ -59,8 +59,8 @@ func (v *Volume) describe(rsp *rnbdwire.OpenRsp) error {
 	return nil
 }
 
-// infoOf says as a blk.Info what the server says of a volume. Requests are cut
-// to pieces, so they may be as long as those of any device.
+// infoOf returns the server's answer about a volume as a blk.Info. Requests are cut to
+// pieces, so they may be as long as those of any device.
 func infoOf(rsp *rnbdwire.OpenRsp, access rnbdwire.Access) *blk.Info {
 	block := uint32(rsp.LogicalBlock)
 	whole := func(sectors uint32) uint64 {

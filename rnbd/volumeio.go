@@ -11,26 +11,25 @@ import (
 
 // Design notes.
 //
-// A request is a call of one piece or more, each one message. A piece is with
-// the session (which keeps it while there is no path, sends it again after a
-// failover, and bounds its time), or it is held here, while there is a path but the
-// server does not have the volume; and then it is cut anew when the volume is
-// back, because the server may take less at once than it did. The number of the
-// device stands in each message, so nothing is sent in a new life of the session
-// before the volume was opened in it (Client.tryResume).
+// A request is a call of one piece or more, each one message. A piece is with the session
+// (which keeps it while there is no path, sends it again after a failover, and bounds its
+// time), or it is held here, while there is a path but the server does not have the volume;
+// and then it is cut again when the volume is back, because the server may take less at
+// once than it did. The number of the device stands in each message, so nothing is sent in
+// a new generation of the session before the volume was opened in it (Client.tryResume).
 
 // call is a request of a user of the volume.
 type call struct {
-	r     *blk.Request
-	v     *Volume
-	left  int           // pieces that are not done
-	err   error         // the first there was
-	store bool          // it came from the store behind the volume
-	wrote uint64        // of a flush: v.wrote when it came
-	life  uint          // v.life when it was started
-	since time.Duration // it was submitted
-	first piece
-	next  *call // of the unused ones
+	r      *blk.Request
+	v      *Volume
+	left   int           // pieces that are not done
+	err    error         // the first there was
+	store  bool          // it came from the store behind the volume
+	wrote  uint64        // of a flush: v.wrote when it came
+	losses uint          // v.losses when it was started
+	since  time.Duration // it was submitted
+	first  piece
+	next   *call // of the unused ones
 }
 
 // piece is one message.
@@ -68,7 +67,7 @@ func (v *Volume) Submit(now time.Duration, batch []*blk.Request) {
 
 // start carries the call out from its beginning.
 func (k *call) start(now time.Duration) {
-	k.left, k.life = 1, k.v.life
+	k.left, k.losses = 1, k.v.losses
 	k.first.call, k.first.off, k.first.n = k, k.r.Off, k.r.Len
 	k.v.start(now, &k.first)
 }
@@ -90,7 +89,7 @@ func (v *Volume) check(now time.Duration, r *blk.Request) error {
 	return v.info.Check(r)
 }
 
-// start gives a piece to the session, cut to what one message takes.
+// start gives a piece to the session, cut to the size of one message.
 func (v *Volume) start(now time.Duration, p *piece) {
 	c := v.c
 	for {
@@ -134,8 +133,7 @@ func (c *Client) newPiece(k *call) *piece {
 	return p
 }
 
-// rws are the operations as a kernel sends them: somebody always waits, and a
-// flush has FUA.
+// rws are the operations as a kernel sends them: with Sync always, and a flush with FUA.
 var rws = [blk.NumOps]uint32{
 	blk.OpRead:        rnbdwire.RW(rnbdwire.Read, rnbdwire.Sync),
 	blk.OpWrite:       rnbdwire.RW(rnbdwire.Write, rnbdwire.Sync),
@@ -185,8 +183,8 @@ func (v *Volume) send(now time.Duration, p *piece) {
 func (c *Client) donePiece(now time.Duration, p *piece) {
 	v, err := p.call.v, p.req.Err
 	v.inflight--
-	// It came back unsent because its volume is not open in this life, or takes less at once.
-	// Started later: the session's list is being walked.
+	// It came back unsent because its volume is not open in this generation, or takes less at
+	// once. It is started later, because the session's list is being walked.
 	if err == errAgain {
 		p.next = nil
 		if c.again == nil {
@@ -199,15 +197,16 @@ func (c *Client) donePiece(now time.Duration, p *piece) {
 	}
 	if answeredBy(err) {
 		if err = answer(err); rdserr.Errno(err) == ErrNotOpen.Errno && v.state == Open {
-			v.there = false
+			v.openAtServer = false
 			v.fail(now, rdserr.With(ErrNotOpen, "the server has taken volume %q from this session", v.name))
 		} else if storeError(err) {
-			// Only if it is the first error of the call, which is the one that is told.
+			// It counts only if it is the first error of the call, which is the one that
+			// the caller gets.
 			p.call.store = p.call.store || p.call.err == nil
 		}
 	}
 	p.end(now, err)
-	// The end of the last may be what a CLOSE, or the end of the volume, has waited for.
+	// A CLOSE, or the end of the volume, may have waited for the end of the last one.
 	if v.inflight == 0 && v.state != Open {
 		v.pump(now)
 	}
@@ -230,20 +229,20 @@ func (p *piece) end(now time.Duration, err error) {
 		return
 	}
 	r, v := k.r, k.v
-	// Its first pieces were done in a life of the store that has lost what was not flushed,
-	// so the whole is done anew.
-	if k.err == nil && k.life != v.life && r.Op.Writes() && r.Len > p.n && v.info.WriteCache && !syncs(r) {
-		k.start(now) // its first pieces were done in a life of the store that has lost what was not flushed
+	// The store has lost unflushed writes since the first pieces were done, so the whole is
+	// done again.
+	if k.err == nil && k.losses != v.losses && r.Op.Writes() && r.Len > p.n && v.info.WriteCache && !syncs(r) {
+		k.start(now) //
 		return
 	}
-	r.Err = v.settle(k)
+	r.Err = v.outcome(k)
 	k.r, k.v, k.err = nil, nil, nil
 	k.next, c.calls = c.calls, k
 	c.done.Push(r)
 }
 
-// settle takes note of how a request ended and says how it is to be told (B7).
-func (v *Volume) settle(k *call) error {
+// outcome notes how a request ended and returns the error for its caller (B7).
+func (v *Volume) outcome(k *call) error {
 	r, err := k.r, k.err
 	switch {
 	case err != nil && k.store:
@@ -252,8 +251,8 @@ func (v *Volume) settle(k *call) error {
 			v.c.env.Event(ClientEvent{Kind: VolumeIOError, Volume: v, Op: r.Op, Err: err})
 		}
 		v.err = err
-		// The store may have dropped what it could not write and forgotten that: a later flush
-		// would succeed and mean nothing (as with fsync of a file).
+		// The store may have dropped data that it could not write and forgotten that: a later
+		// flush would succeed and mean nothing (as with fsync of a file).
 		if syncs(r) {
 			v.syncLost(rdserr.With(blk.ErrSyncFailed, "volume %q: a %v failed at the server (%v): what was written before may be lost; map the volume anew", v.name, r.Op, err))
 		}
@@ -266,7 +265,7 @@ func (v *Volume) settle(k *call) error {
 	case syncs(r) && v.syncErr != nil: // of a moment ago
 		return v.syncErr
 	case r.Op == blk.OpFlush:
-		// What was written when the flush came, and not what has been completed since.
+		// Only writes complete when the flush came count, not those completed since.
 		v.synced = max(v.synced, k.wrote)
 	case r.Op.Writes() && !syncs(r) && v.info.WriteCache:
 		v.wrote++
@@ -303,7 +302,7 @@ func (v *Volume) hold(now time.Duration, p *piece) {
 	v.heldLast = p
 }
 
-// limit is when a request fails, whatever the reason.
+// limit returns when a request fails at the latest.
 func (c *Client) limit(p *piece) time.Duration {
 	if c.cfg.OnLoss != rtrs.Error {
 		return Never
@@ -311,22 +310,22 @@ func (c *Client) limit(p *piece) time.Duration {
 	return p.call.since + c.cfg.IOTimeout + c.cfg.LossTimeout
 }
 
-// sift fails what has been held beyond its limit.
-func (v *Volume) sift(now time.Duration) {
+// expireHeld fails pieces that have been held beyond their limit.
+func (v *Volume) expireHeld(now time.Duration) {
 	v.takeHeld(func(p *piece) { v.hold(now, p) })
 }
 
-// release starts what is held.
+// release starts the pieces that are held.
 func (v *Volume) release(now time.Duration) {
 	v.takeHeld(func(p *piece) { v.start(now, p) })
 }
 
-// failHeld ends what is held.
+// failHeld fails the pieces that are held.
 func (v *Volume) failHeld(now time.Duration, err error) {
 	v.takeHeld(func(p *piece) { p.end(now, err) })
 }
 
-// takeHeld empties the list of what is held, in order; do may hold it again.
+// takeHeld empties the list of held pieces, in order; do may hold them again.
 func (v *Volume) takeHeld(do func(*piece)) {
 	list := v.held
 	// Emptied first: do may hold it again, and end may submit more.
