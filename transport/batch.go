@@ -2,7 +2,7 @@ package transport
 
 import "sync"
 
-// Limits of one batch: what one system call is given at most.
+// Limits of one batch: the most that goes into one system call.
 const (
 	BatchBytes  = 256 << 10
 	BatchPieces = 128 // pieces of memory (struct iovec)
@@ -31,7 +31,7 @@ var batches = sync.Pool{New: func() any {
 // GetBatch takes an empty batch from the pool.
 func GetBatch() *Batch { return batches.Get().(*Batch) }
 
-// Put gives the batch back; nobody may use it any more.
+// Put gives the batch back; the caller must not use it any more.
 func (b *Batch) Put() {
 	b.Reset()
 	batches.Put(b)
@@ -105,7 +105,7 @@ func (b *Batch) Left() (n int) {
 	return n
 }
 
-// Pieces is what is left to write.
+// Pieces returns the pieces that are left to write.
 func (b *Batch) Pieces() [][]byte { return b.pieces[b.next:] }
 
 // Wrote removes the first n bytes of Pieces and reports whether all is written.

@@ -25,15 +25,15 @@ const DirectLen = 8 << 10
 // allocated for it. The zero Framer with Max set is ready.
 type Framer struct {
 	Max int // largest payload accepted, in bytes
-	// Place, if set, is asked for memory for a payload of n bytes (DirectLen or
-	// more) whose header is raw. nil: it has none, and the pool's is taken.
+	// Place, if set, is asked for memory for a payload of n bytes (DirectLen or more) whose
+	// header is raw. If it returns nil, memory of the pool is taken.
 	Place func(raw []byte, n int) *buf.Buf
 
 	hdr  [wire.HeaderLen]byte
 	nhdr int
 	cur  *buf.Buf // partial payload
 	ncur int
-	fr   Frame // what sink is given; here, so that a call allocates nothing
+	fr   Frame // the frame given to sink; here, so that a call allocates nothing
 }
 
 // ErrTooLong says that a header announces a payload above the limit. The stream cannot be
@@ -103,7 +103,8 @@ func (f *Framer) Feed(p []byte, sink func(*Frame) error) (consumed int, err erro
 		if n > uint32(f.Max) {
 			return total - len(p), &ErrTooLong{n, uint32(f.Max)}
 		}
-		// In the read buffer as a whole, and small: it is handed out there, without a copy.
+		// The whole payload is in the read buffer, and small: it is handed out there,
+		// without a copy.
 		if int(n) <= len(p) && n < DirectLen {
 			f.nhdr = 0
 			f.fr = Frame{Raw: raw[:wire.HeaderLen], Payload: p[:n]}
@@ -139,7 +140,7 @@ func (f *Framer) buffer(n int) *buf.Buf {
 // Partial reports whether part of a frame is held.
 func (f *Framer) Partial() bool { return f.nhdr > 0 || f.cur != nil }
 
-// Close releases what is held.
+// Close releases a partial payload.
 func (f *Framer) Close() {
 	if f.cur != nil {
 		f.cur.Release()

@@ -8,8 +8,8 @@ import (
 	"github.com/rdsd/rdsd/internal/buf"
 )
 
-// ErrPause, returned by Handler.Frame, keeps that frame and what comes behind
-// it: nothing more is read until Link.Resume.
+// ErrPause, returned by Handler.Frame, keeps that frame and the bytes behind it: nothing
+// more is read until Link.Resume.
 var ErrPause = errors.New("transport: paused by the receiver")
 
 // Link is a live channel to a peer. Its methods may be called from any
@@ -27,9 +27,9 @@ type Link interface {
 	// Acked is how many sent bytes the other end's transport has acknowledged;
 	// 0 where the transport does not tell.
 	Acked() uint64
-	// Close ends the link in good order: what was sent still arrives, and what the
-	// peer sent is still read and brought to the handler, for a bounded time. After
-	// Abort it does nothing. Handler.Closed follows if Start was called.
+	// Close ends the link in good order: frames that were sent still arrive, and frames of
+	// the peer are still read and brought to the handler, for a bounded time. After Abort
+	// it does nothing. Handler.Closed follows if Start was called.
 	Close()
 	// Abort ends the link at once, also one that is being closed. Handler.Closed
 	// follows if Start was called.
@@ -44,8 +44,8 @@ type Link interface {
 // others outside of that.
 type Handler interface {
 	Begin()
-	// Frame brings one message. ErrPause: see there. Any other error: the
-	// handler has given the link up; what still comes is read and thrown away.
+	// Frame brings one message. The handler returns ErrPause (see there), or another error
+	// if it has given the link up; later bytes are read and thrown away then.
 	Frame(f *Frame) error
 	End()
 	// Progress tells that the peer took part of the batch that Send kept.
@@ -78,7 +78,7 @@ type Provider interface {
 	Listen(local netip.AddrPort, accept func(Link)) (Listener, error)
 }
 
-// Listener is what Listen made.
+// Listener is the result of Listen.
 type Listener interface {
 	Addr() netip.AddrPort
 	Close() error

@@ -8,7 +8,7 @@ import (
 
 // Limits of one-sided links.
 const (
-	MaxPrivate = 196      // bytes shown while connecting: what a reliable connection of rdma_cm leaves the user
+	MaxPrivate = 196      // bytes shown while connecting: as many as a reliable connection of rdma_cm leaves to the user
 	MaxSend    = 64 << 10 // bytes of one send
 	MaxTail    = 512      // bytes of Op.Tail
 )
@@ -34,8 +34,8 @@ type Op struct {
 	Key  uint32
 	Addr uint64
 	Imm  uint32 // OpWriteImm, OpSendImm
-	// Data is not copied: it is referenced until it is written (which the link
-	// does not tell: the peer's answer does) or the link has said Closed.
+	// Data is not copied: it is referenced until it is written (which the peer's answer
+	// shows, and the link does not tell) or Closed was called.
 	Data []byte
 	// Tail follows Data; Post copies it. At most MaxTail bytes.
 	Tail []byte
@@ -44,9 +44,9 @@ type Op struct {
 // Domain is a protection domain: which memory of this side the links made in
 // it may write. Safe for concurrent use; nothing in it blocks.
 type Domain interface {
-	// Register lets peers write p, all of it, through this domain's links until
-	// key is revoked. Keys and addresses are hard to guess; a key is not given
-	// again soon. After Close, what it returns is good for nothing.
+	// Register lets peers write p, all of it, through this domain's links until key is
+	// revoked. Keys and addresses are hard to guess; a key is not given again soon. After
+	// Close its results are of no use.
 	Register(p []byte) (key uint32, addr uint64)
 	// RegisterAt is Register for memory whose address the peer knows from
 	// before: it needs to be told the new key alone. (A verbs device does that by
@@ -57,10 +57,9 @@ type Domain interface {
 	// that is late); close the links and wait for Closed before p is used or
 	// trusted. A key that is unknown, or was revoked already, is idle.
 	Revoke(key uint32) (idle bool)
-	// Take is Revoke of memory that a peer was asked to fill. filled: so many of its
-	// bytes, from the first one on, have been written since it was registered; what
-	// is behind them holds what it held before. Writes count in the order in which
-	// they leave no gap.
+	// Take is Revoke of memory that a peer was asked to fill. filled is how many of its
+	// bytes, from the first one on, have been written since it was registered; the bytes
+	// behind them are unchanged. Writes count in the order in which they leave no gap.
 	Take(key uint32) (filled int, idle bool)
 	// Close revokes all keys. The links are to be closed before, by themselves.
 	Close()
@@ -72,10 +71,9 @@ type Domain interface {
 type OneSided interface {
 	// Start begins to read and to call h, which is not called before.
 	Start(h OneSidedHandler)
-	// Post queues op, in order; op itself is copied, and may be used again at
-	// once (which whoever posts often does: a new one would be allocated). After
-	// the end of the link it has no effect. An operation beyond the limits ends
-	// the link.
+	// Post queues op, in order; op itself is copied, and may be used again at once (callers
+	// that post often do so, because a new one would be allocated). After the end of the
+	// link it has no effect. An operation beyond the limits ends the link.
 	Post(op *Op)
 	// Flush writes what is posted, as far as the transport takes it; the rest
 	// goes on by itself.
@@ -93,9 +91,9 @@ type OneSided interface {
 // at a time, on the thread that reads the link, with no lock held. An error
 // ends the link with it: nothing follows but End and Closed.
 type OneSidedHandler interface {
-	// Begin and End are around what one turn brings: the handler posts in
-	// between and flushes in End. Written, Received and Invalidated are called
-	// only there, Closed only outside.
+	// Begin and End are called around the events of one turn: the handler posts in between
+	// and flushes in End. Written, Received and Invalidated are called only there, Closed
+	// only outside.
 	Begin()
 	End()
 	// Written tells that n bytes at addr have been placed, whole, by a write with immediate
@@ -114,20 +112,20 @@ type OneSidedHandler interface {
 // OneSidedProvider makes one-sided links of one kind.
 type OneSidedProvider interface {
 	NewDomain() Domain
-	// DialOneSided connects local (port 0, or no address: any) to remote, in d,
-	// and shows private (at most MaxPrivate bytes) to the other end; rsp is what
-	// it answered. A refusal is a *Refused. d is one of this provider's.
+	// DialOneSided connects local (port 0, or no address: any) to remote, in d, and shows
+	// private (at most MaxPrivate bytes) to the other end; rsp is its answer. A refusal is
+	// a *Refused. d is one of this provider's.
 	DialOneSided(ctx context.Context, local, remote netip.AddrPort, d Domain, private []byte) (l OneSided, rsp []byte, err error)
 	// ListenOneSided calls accept for each request to connect, from its own
 	// goroutines, which are bounded in number. The listener's Close waits for them.
 	ListenOneSided(local netip.AddrPort, accept func(ConnRequest)) (Listener, error)
 }
 
-// ConnRequest is a peer that wants to connect. It is answered once, by Accept
-// or Reject, during the call that brings it or later, from any goroutine;
-// neither blocks, and the second of two answers has no effect.
+// ConnRequest is a peer's request to connect. It is answered once, by Accept or Reject,
+// during the call that brings it or later, from any goroutine; neither blocks, and the
+// second of two answers has no effect.
 type ConnRequest interface {
-	// Private is what the peer shows. It may be kept.
+	// Private returns the bytes that the peer shows. They may be kept.
 	Private() []byte
 	LocalAddr() netip.AddrPort
 	RemoteAddr() netip.AddrPort
@@ -141,7 +139,7 @@ type ConnRequest interface {
 // Refused is the error of DialOneSided when the other end said no.
 type Refused struct {
 	Remote  netip.AddrPort
-	Private []byte // what it said
+	Private []byte // bytes that it showed
 }
 
 func (e *Refused) Error() string {

@@ -13,26 +13,27 @@ import (
 // only after all others; an address is random. The counter's low bits are the
 // place in the table: one that is taken makes the counter go on.
 type Regions struct {
-	mu     sync.Mutex // guards all; nothing is called with it held
-	rnd    *rand.ChaCha8
-	secret [4]uint32
-	count  uint32
-	table  []*region // a power of two of them, at most half in use
-	live   int
-	spare  []*region
-	closed bool
-	guard  func(p []byte) error // set before the first link; called without mu
-	rest   func() bool          // likewise
+	mu         sync.Mutex // guards all; nothing is called with it held
+	rnd        *rand.ChaCha8
+	secret     [4]uint32
+	count      uint32
+	table      []*region // a power of two of them, at most half in use
+	live       int
+	spare      []*region
+	closed     bool
+	guard      func(p []byte) error // set before the first link; called without mu
+	deferReads func() bool          // likewise
 }
 
-// Guard has f asked before a peer writes p, which is memory of this domain. Its
-// error ends the link. It is called on the thread that reads the link, for each
-// write, and does not block. Set it before the first link.
+// Guard has f called before a peer writes p, which is memory of this domain. Its error ends
+// the link. f is called on the thread that reads the link, for each write, and must not
+// block. Set it before the first link.
 func (d *Regions) Guard(f func(p []byte) error) { d.guard = f }
 
-// Rest has f asked before a link is read: true lets what the peer sends wait for a
-// moment in the socket, for there is no memory yet that it may write. As with Guard.
-func (d *Regions) Rest(f func() bool) { d.rest = f }
+// DeferReads has f called before a link is read, under the rules of Guard. If it returns
+// true the peer's bytes wait for a moment in the socket, because there is no memory yet
+// that it may write.
+func (d *Regions) DeferReads(f func() bool) { d.deferReads = f }
 
 type region struct {
 	p     []byte
@@ -43,7 +44,8 @@ type region struct {
 	dead  atomic.Bool  // revoked while busy: never used again
 }
 
-// NewRegions makes a domain. Who knows the seed knows the keys.
+// NewRegions makes a domain. Its keys can be computed from the seed, which has to be
+// secret.
 func NewRegions(seed [32]byte) *Regions {
 	d := &Regions{rnd: rand.NewChaCha8(seed), table: make([]*region, 16)}
 	for i := range d.secret {
@@ -121,7 +123,7 @@ func (d *Regions) register(p []byte, addr uint64) (key uint32) {
 
 func (d *Regions) slot(count uint32) int { return int(count) & (len(d.table) - 1) }
 
-// grow doubles the table: what had different places has them still.
+// grow doubles the table: regions in different places stay in different places.
 func (d *Regions) grow() {
 	old := d.table
 	d.table = make([]*region, 2*len(old))
@@ -176,7 +178,7 @@ func (d *Regions) Take(key uint32) (filled int, idle bool) {
 func (d *Regions) remove(r *region) (idle bool) {
 	d.table[d.slot(r.count)] = nil
 	d.live--
-	if r.busy.Load() > 0 { // whoever writes has it; it is not used again
+	if r.busy.Load() > 0 { // the writer has it; it is not used again
 		r.dead.Store(true)
 		return false
 	}

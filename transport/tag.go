@@ -6,8 +6,8 @@ import (
 	"hash/crc32"
 )
 
-// Tagged frames carry one-sided operations over a byte stream (docs/protocol.md,
-// "One-sided links over TCP"): a header, and behind it what is to be placed.
+// Tagged frames carry one-sided operations over a byte stream (docs/protocol.md, "One-sided
+// links over TCP"): a header, and behind it the bytes to be placed.
 
 // TagLen is the size of a tagged frame's header, in bytes.
 const TagLen = 32
@@ -54,8 +54,8 @@ func (t *Tag) Put(b []byte) {
 // no known kind, or longer than its kind may be. seq is the number it must have.
 func (t *Tag) Parse(b []byte, seq uint32) error {
 	_ = b[TagLen-1]
-	// Before any field is believed: a length out of a stream that has lost its place would be
-	// taken for what follows.
+	// This comes before any field is used: in a stream that has lost its place the length
+	// would be that of other bytes.
 	if sum := crc32.Checksum(b[4:TagLen], castagnoli); sum != binary.LittleEndian.Uint32(b) {
 		return &TagError{fmt.Sprintf("its checksum is %#x, its bytes sum to %#x", binary.LittleEndian.Uint32(b), sum)}
 	}

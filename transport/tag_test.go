@@ -243,15 +243,15 @@ func TestFilledWithoutGap(t *testing.T) {
 func TestRestsOnlyWhenAsked(t *testing.T) {
 	d := NewRegions([32]byte{6})
 	r := NewTagReader(d, 1)
-	if r.Rests() {
+	if r.Deferred() {
 		t.Error("it rests although nobody asked for that")
 	}
 	rest := true
-	d.Rest(func() bool { return rest })
-	if !r.Rests() {
+	d.DeferReads(func() bool { return rest })
+	if !r.Deferred() {
 		t.Error("it does not rest")
 	}
-	if rest = false; r.Rests() {
+	if rest = false; r.Deferred() {
 		t.Error("it still rests")
 	}
 }

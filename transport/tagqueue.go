@@ -6,7 +6,7 @@ import (
 	"sync"
 )
 
-// Limits of what one system call is given of tagged frames.
+// Limits of the tagged frames in one system call.
 const (
 	tagPieces = 128      // pieces of memory (struct iovec)
 	tagStage  = 16 << 10 // headers, tails, small data
@@ -16,8 +16,8 @@ const (
 // TagQueue is the sending half of a one-sided link over a byte stream: posted
 // operations as tagged frames, whose large data is referenced. The caller locks.
 //
-// It is a list of blocks. One that is being written is added to no more, so
-// that the lock need not be held meanwhile.
+// It is a list of blocks. Nothing is added to a block that is being written, so that the
+// lock need not be held meanwhile.
 type TagQueue struct {
 	seq         uint32 // of the next frame
 	first, last *TagBlock
@@ -41,7 +41,7 @@ var tagBlocks = sync.Pool{New: func() any {
 // NewTagQueue makes a queue whose first frame has the number seq.
 func NewTagQueue(seq uint32) TagQueue { return TagQueue{seq: seq} }
 
-// Post appends op. An error: it is beyond the limits, and nothing was queued.
+// Post appends op. It returns an error, and queues nothing, if op is beyond the limits.
 func (q *TagQueue) Post(op *Op) error {
 	n := len(op.Data) + len(op.Tail)
 	switch {
@@ -113,8 +113,7 @@ func (q *TagQueue) room(need int) *TagBlock {
 // Ops is how many operations are queued, those being written included.
 func (q *TagQueue) Ops() int { return q.ops }
 
-// Next is the block to write now, nil if there is none. It stays the first
-// until Done.
+// Next returns the block to write now, nil if there is none. It stays the first until Done.
 func (q *TagQueue) Next() *TagBlock {
 	b := q.first
 	if b != nil && b == q.last {

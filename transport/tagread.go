@@ -8,17 +8,17 @@ const LargeLen = 16 << 10
 
 const (
 	aheadLen = 4 << 10
-	largeRun = 16 // small frames between two large ones: what ends a request, and other requests
+	largeRun = 16 // small frames between two large ones: the end of a request, and other requests
 )
 
 // TagReader is the receiving half of a one-sided link over a byte stream: it
 // cuts the stream into tagged frames, has Regions check each write before a
 // byte of it is placed, places it, and calls the handler.
 //
-// The caller reads the stream into Want, or, with what is behind it, into
-// memory of its own (at most Ahead bytes of that), and says so by Filled and
-// Feed; after each turn it calls EndTurn, and Close at the end. An error of any
-// of them ends the link. Nothing is kept of memory given to Feed.
+// The caller reads the stream into Want, or, with the bytes behind it, into memory of its
+// own (at most Ahead bytes of that), and reports this by Filled and Feed; after each turn
+// it calls EndTurn, and Close at the end. An error of any of these calls ends the link. No
+// reference is kept to memory given to Feed.
 type TagReader struct {
 	domain *Regions
 	h      OneSidedHandler
@@ -39,7 +39,7 @@ type TagReader struct {
 // first frame.
 func NewTagReader(domain *Regions, seq uint32) TagReader { return TagReader{domain: domain, seq: seq} }
 
-// Start says who is called.
+// Start sets the handler to call.
 func (r *TagReader) Start(h OneSidedHandler) { r.h = h }
 
 // Want returns where the stream's next bytes belong while a payload is partly
@@ -53,8 +53,8 @@ func (r *TagReader) Want() ([]byte, error) {
 
 func (r *TagReader) revoked() error { return r.tag.denied("the key was revoked while it was writing") }
 
-// Rests reports whether nothing is to be read for a moment; see Regions.Rest.
-func (r *TagReader) Rests() bool { return r.domain.rest != nil && r.domain.rest() }
+// Deferred reports whether nothing is to be read for a moment; see Regions.DeferReads.
+func (r *TagReader) Deferred() bool { return r.domain.deferReads != nil && r.domain.deferReads() }
 
 // Ahead is how many of room bytes to read behind Want, or without it: few where
 // a large payload follows that belongs elsewhere.
@@ -139,8 +139,8 @@ func (r *TagReader) Feed(p []byte) error {
 	return nil
 }
 
-// begin begins the frame r.tag, of whose payload p is there or a part, and
-// finishes it if it can. It returns how much of p it used.
+// begin begins the frame r.tag, with p as its payload or the first part of it, and finishes
+// it if it can. It returns how much of p it used.
 func (r *TagReader) begin(p []byte) (n int, err error) {
 	t := &r.tag
 	switch t.Kind {
@@ -149,8 +149,9 @@ func (r *TagReader) begin(p []byte) (n int, err error) {
 			// No byte is placed, so that no key is needed (docs/protocol.md, "Memory").
 			return 0, r.placed()
 		}
-		// Key and range first. Until its end the region counts a write under way: revoking it
-		// meanwhile marks it dead, and tells the owner that the memory is still being written.
+		// Key and range are checked first. Until its end the region counts a write under way:
+		// revoking it meanwhile marks it dead, and tells the owner that the memory is still
+		// being written.
 		g, dst, err := r.domain.begin(t)
 		if err != nil {
 			return 0, err
@@ -165,7 +166,7 @@ func (r *TagReader) begin(p []byte) (n int, err error) {
 		r.region, r.dst = g, dst
 		return n, r.Filled(n)
 	case OpSend, OpSendImm, OpSendInval:
-		// It lies in the staging buffer as a whole, and is handed out there.
+		// The whole payload is in the staging buffer, and is handed out there.
 		if int(t.Len) <= len(p) {
 			return int(t.Len), r.sent(p[:t.Len:t.Len])
 		}
@@ -209,7 +210,7 @@ func (r *TagReader) open() {
 	}
 }
 
-// EndTurn lets the handler end what it began.
+// EndTurn calls the handler's End if Begin was called.
 func (r *TagReader) EndTurn() {
 	if r.begun {
 		r.begun = false
@@ -220,7 +221,7 @@ func (r *TagReader) EndTurn() {
 // Partial reports whether part of a frame is held.
 func (r *TagReader) Partial() bool { return r.nhdr > 0 || r.dst != nil }
 
-// Close lets go of what is held; nothing is placed after it.
+// Close releases partial payloads and regions; nothing is placed after it.
 func (r *TagReader) Close() {
 	if r.region != nil {
 		r.region.end()

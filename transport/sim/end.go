@@ -14,7 +14,7 @@ type End struct {
 	Readable func()
 	Writable func()
 
-	err      error // the connection is gone; what had arrived can be read
+	err      error // the connection is gone; bytes that had arrived can be read
 	wclosed  bool  // FIN is queued
 	closed   bool  // the program closed it
 	vanished bool  // the machine is gone
@@ -46,7 +46,7 @@ func (e *End) Write(pieces [][]byte) (n int, err error) {
 	return take, nil
 }
 
-// Read appends at most max bytes of what has arrived to b.
+// Read appends at most max of the bytes that have arrived to b.
 func (e *End) Read(b []byte, max int) []byte {
 	p := e.in
 	n := min(max, len(p.rbuf)-p.roff)
@@ -76,7 +76,7 @@ func (e *End) Ended() (bool, error) {
 // Acked is how many of the bytes written the peer's TCP has acknowledged.
 func (e *End) Acked() uint64 { return e.out.acked }
 
-// CloseWrite queues a FIN behind what was written.
+// CloseWrite queues a FIN behind the written bytes.
 func (e *End) CloseWrite() {
 	if e.err == nil && !e.wclosed {
 		e.wclosed = true
@@ -85,8 +85,8 @@ func (e *End) CloseWrite() {
 	}
 }
 
-// Close ends the program's interest: RST when something is unread, otherwise
-// what was written still goes out, with a FIN behind it.
+// Close ends the program's use: with RST when bytes are unread, otherwise the written bytes
+// still go out, with a FIN behind them.
 func (e *End) Close() {
 	if e.closed {
 		return
@@ -147,9 +147,9 @@ func (e *End) Probe(answer func(alive bool)) {
 	})
 }
 
-// Break is a fault: the connection is reset from outside. Of what is under
-// way a random part still arrives. Only this end learns of it when half is
-// true; the other does when it next sends something.
+// Break is a fault: the connection is reset from outside. A random part of the bytes under
+// way still arrives. Only this end learns of it when half is true; the other does when it
+// next sends something.
 func (e *End) Break(half bool) {
 	ends := []*End{e, e.peer}
 	for _, x := range ends {
@@ -164,6 +164,6 @@ func (e *End) Break(half bool) {
 	}
 }
 
-// Hang is a fault: this end's connection times out locally and nobody else
-// hears of it.
+// Hang is a fault: this end's connection times out locally, and the other end does not
+// learn of it.
 func (e *End) Hang() { e.fail(ErrTimeout) }

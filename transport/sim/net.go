@@ -35,7 +35,7 @@ var (
 	ErrClosed  error = syscall.EPIPE
 )
 
-// Net is all hosts and what lies between them.
+// Net holds all hosts and the network between them.
 type Net struct {
 	*Clock
 	Profile Profile
@@ -59,7 +59,7 @@ func NewNet(c *Clock, rng *rand.Rand, p Profile) *Net {
 type Host struct {
 	n      *Net
 	Addr   netip.Addr
-	Accept func(e *End, from netip.AddrPort) // nil: nobody listens
+	Accept func(e *End, from netip.AddrPort) // nil: there is no listener
 	up     bool
 	epoch  int // changes when the program, or the machine, goes
 	ends   []*End
@@ -167,8 +167,8 @@ func (d *dial) syn() {
 				d.done(a, nil)
 			}
 		})
-		// The listener learns of it with the last ACK, and accepts when it comes to that: later than
-		// the one who connected, or about then.
+		// The listener learns of it with the last ACK, and accepts some time later: after the end
+		// that connected, or about then.
 		n.After(back+there+time.Duration(n.rng.Int63n(int64(time.Millisecond))), func() {
 			if peer.epoch == epoch && peer.Accept != nil {
 				peer.Accept(b, netip.AddrPortFrom(d.h.Addr, d.src))
@@ -204,8 +204,8 @@ func (h *Host) keep(e *End) {
 	h.ends = append(h.ends, e)
 }
 
-// Kill ends the program: its system closes all its connections, with RST
-// where something was unread, with FIN elsewhere. Accept is to be set anew.
+// Kill ends the program: its system closes all its connections, with RST where bytes were
+// unread, with FIN elsewhere. Accept is to be set again.
 func (h *Host) Kill() {
 	h.epoch++
 	h.Accept = nil
@@ -217,7 +217,7 @@ func (h *Host) Kill() {
 	}
 }
 
-// PowerOff takes the machine away without a word to anybody.
+// PowerOff takes the machine away without a packet to its peers.
 func (h *Host) PowerOff() {
 	h.epoch++
 	h.Accept = nil

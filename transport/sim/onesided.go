@@ -41,7 +41,7 @@ func (p *OneSided) Dial(src uint16, remote netip.Addr, timeout time.Duration, d 
 	}
 	n := p.h.n
 	if err != nil {
-		// Not from within the call: whoever dials does not expect to be called back by it.
+		// Not from within the call: the caller does not expect to be called back by Dial.
 		n.After(0, func() { done(nil, nil, err) })
 		return
 	}
@@ -81,8 +81,8 @@ func (p *OneSided) Listen(accept func(transport.ConnRequest)) {
 	}
 }
 
-// shake reads one frame of a handshake and calls done with it, or with what is
-// wrong. No byte behind it is read.
+// shake reads one frame of a handshake and calls done with it, or with an error. No byte
+// behind it is read.
 func shake(e *End, deadline time.Duration, done func(transport.Tag, []byte, error)) {
 	var b []byte
 	over, epoch := false, e.h.epoch
@@ -94,7 +94,7 @@ func shake(e *End, deadline time.Duration, done func(transport.Tag, []byte, erro
 	}
 	e.Readable = func() {
 		var t transport.Tag
-		// No byte beyond the handshake: what follows is for the link.
+		// No byte beyond the handshake is read: those are for the link.
 		b = e.Read(b, transport.TagLen-min(len(b), transport.TagLen))
 		if len(b) >= transport.TagLen {
 			if err := t.Parse(b[:transport.TagLen], 0); err != nil || t.Kind < transport.TagConnect {
@@ -115,7 +115,7 @@ func shake(e *End, deadline time.Duration, done func(transport.Tag, []byte, erro
 		}
 	}
 	e.n.At(deadline, func() { end(transport.Tag{}, nil, ErrTimeout) })
-	e.Readable() // what came before
+	e.Readable() // bytes that came before
 }
 
 type request struct {
@@ -184,8 +184,8 @@ func newLink(e *End, d *transport.Regions, local, remote netip.AddrPort) *link {
 func (l *link) LocalAddr() netip.AddrPort  { return l.local }
 func (l *link) RemoteAddr() netip.AddrPort { return l.remote }
 
-// Die is what the end of the process is to the link: its memory is gone, and
-// nobody is told.
+// Die does to the link what the end of the process would: its memory is gone, and no
+// handler is called.
 func (l *link) Die() {
 	if l.ended {
 		return
@@ -211,10 +211,10 @@ func (l *link) Start(h transport.OneSidedHandler) {
 	}
 	l.in.Start(h)
 	l.e.Readable = l.readable
-	l.later(l.readable) // what came before
+	l.later(l.readable) // bytes that came before
 }
 
-// later runs f in an event of its own, if the program still lives by then.
+// later runs f in an event of its own, if the program still runs by then.
 func (l *link) later(f func()) {
 	epoch := l.e.h.epoch
 	l.e.n.After(0, func() {

@@ -153,8 +153,8 @@ func (p *pipe) arrive() {
 	}
 }
 
-// retry sends again, ever more seldom as TCP does, what would arrive during a cut, and
-// gives up in the end.
+// retry sends a segment that met a cut again, at growing intervals as TCP does, and gives
+// up in the end.
 func (p *pipe) retry(until time.Duration) {
 	n := p.n
 	if p.stuck == 0 {
@@ -173,7 +173,7 @@ func (p *pipe) retry(until time.Duration) {
 	n.At(at, p.arrive)
 }
 
-// ack lets the receiving TCP acknowledge what has arrived.
+// ack lets the receiving TCP acknowledge the bytes that have arrived.
 func (p *pipe) ack() {
 	if p.acking || p.dead {
 		return
@@ -214,7 +214,7 @@ func (p *pipe) purge() {
 	p.queue = nil
 }
 
-// tear lets a random part of what is under way arrive before the rest is lost.
+// tear lets a random part of the bytes under way arrive before the others are lost.
 func (p *pipe) tear() {
 	for len(p.queue) > 0 && p.n.rng.Intn(2) == 0 {
 		b := p.queue[0].b

@@ -12,11 +12,11 @@ import (
 
 const (
 	drainTime = time.Second
-	deafTime  = 20 * time.Millisecond // for each read of what TCP had taken before deafen
+	deafTime  = 20 * time.Millisecond // for each read of bytes that TCP had taken before deafen
 )
 
-// Close shuts our side and reads what the peer has sent to its end, because the
-// peer's kernel forgot what our TCP acknowledged.
+// Close shuts our side and reads the peer's bytes to their end, because the peer's kernel
+// has forgotten the messages that our TCP acknowledged.
 func (l *Link) Close() {
 	started, again := l.close()
 	if !started || again {
@@ -30,7 +30,7 @@ func (l *Link) Close() {
 	l.loop.r.DoFor(l, l.startDrain)
 }
 
-// Abort closes the descriptor; what the kernel still holds of our frames may be lost.
+// Abort closes the descriptor; frames that the kernel still holds may be lost.
 func (l *Link) Abort() {
 	if started, _ := l.close(); started {
 		l.loop.r.DoFor(l, func() { l.end(net.ErrClosed) })
@@ -69,7 +69,7 @@ func (l *Link) end(err error) {
 	if l.drain != nil {
 		l.drain.Stop()
 	}
-	// While the descriptor is still there: what TCP had acknowledged by now need not be sent
+	// This needs the descriptor: messages that TCP has acknowledged by now need not be sent
 	// again.
 	acked := l.Acked()
 	l.closeFD()
@@ -78,7 +78,7 @@ func (l *Link) end(err error) {
 		l.held.drop()
 		l.held = nil
 	}
-	// The batch goes back before the end is told: whoever hears of it may count on that.
+	// The batch goes back before Closed is called: the handler may count on that.
 	if b != nil {
 		l.h.Written(b, err)
 	}
@@ -107,7 +107,7 @@ func (l *Link) drainDue() {
 		l.drain.Reset(deafTime)
 	case l.paused: // resume goes on, or an abort comes
 	default:
-		// The reactor may have been busy elsewhere: what is there counts.
+		// The reactor may have been busy elsewhere, so bytes that are there count.
 		if n, err := unix.IoctlGetInt(l.fd, unix.SIOCINQ); err == nil && n > 0 {
 			l.drain.Reset(deafTime)
 			return
@@ -116,11 +116,11 @@ func (l *Link) drainDue() {
 	}
 }
 
-// deafen ends the drain of a link whose peer goes on, or does not close in
-// turn: Linux 6.1 takes a connection that we shut before it was accepted for one
-// that is up, and would believe in it as long as our TCP answers. From here on
-// TCP takes nothing more (the filter drops every segment), so that what can
-// still be read is all the peer may forget; then closing resets the connection.
+// deafen ends the drain of a link whose peer goes on, or does not close in turn: Linux 6.1
+// takes a connection that we shut before it was accepted for one that is up, and would
+// believe in it as long as our TCP answers. From here on TCP takes nothing more (the filter
+// drops every segment), so that all the bytes that the peer may forget can still be read;
+// then closing resets the connection.
 func (l *Link) deafen() error {
 	drop := unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K}
 	err := unix.SetsockoptSockFprog(l.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,

@@ -23,10 +23,10 @@ import (
 
 // Provider makes TCP links, each of which belongs to one of its reactors.
 type Provider struct {
-	// BufferBytes bounds what TCP itself holds of a link at the sender, and a third
-	// more at the receiver; 0: the kernel sizes its buffers, up to several MiB. What
-	// stands there cannot be overtaken by another flow of the lane. Set it before
-	// the first link.
+	// BufferBytes bounds the bytes of a link that TCP itself holds at the sender, and a
+	// third more at the receiver; with 0 the kernel sizes its buffers, up to several MiB.
+	// Bytes there cannot be overtaken by another flow of the path. Set it before the first
+	// link.
 	BufferBytes int
 
 	// Congestion is the congestion control of the connections, such as "cubic";
@@ -40,8 +40,8 @@ type Provider struct {
 	AcceptFailed *atomic.Uint64
 	Reserve      *accept.Reserve
 
-	// Guard contains panics of what this package's goroutines do for one connection.
-	// What reactors do for one is contained by theirs. nil: none is.
+	// Guard contains panics of what this package's goroutines do for one connection. Panics
+	// on reactors are contained by theirs. With nil none is.
 	Guard *guard.Guard
 
 	// Room tells why there may be no further connection; nil: there always may. One
@@ -103,10 +103,9 @@ func (p *Provider) Dial(ctx context.Context, local, remote netip.AddrPort, lane 
 	return nil, lastErr
 }
 
-// control prepares a socket that will connect or listen; accepted ones inherit
-// the congestion control. Reuse lets connections to different peers share a
-// source port: a lane has only an eighth of the range, and a node may have more
-// peers than that.
+// control prepares a socket that will connect or listen; accepted ones inherit the
+// congestion control. Reuse lets connections to different peers share a source port: a path
+// has only an eighth of the range, and a node may have more peers than that.
 func (p *Provider) control(reuse bool) func(_, _ string, raw syscall.RawConn) error {
 	return func(_, _ string, raw syscall.RawConn) error {
 		var err error
@@ -173,7 +172,7 @@ type listener struct {
 // Listen accepts on local.
 func (p *Provider) Listen(local netip.AddrPort, taken func(transport.Link)) (transport.Listener, error) {
 	lc := net.ListenConfig{KeepAlive: -1, Control: p.control(false)}
-	lc.SetMultipathTCP(false) // Go asks for it; what TCP_INFO counts would be a subflow's
+	lc.SetMultipathTCP(false) // Go asks for it; the counts of TCP_INFO would be a subflow's
 	nl, err := lc.Listen(context.Background(), "tcp", local.String())
 	if err != nil {
 		return nil, err

@@ -12,13 +12,13 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// Link is one TCP connection. Its reactor's thread reads it, goes on writing
-// what met a full socket buffer, and alone closes the descriptor.
+// Link is one TCP connection. Its reactor's thread reads it, goes on writing a batch that
+// met a full socket buffer, and alone closes the descriptor.
 type Link struct {
 	socket
 	ackBase uint64 // bytes TCP counted as acknowledged before ours: the SYN, on the connecting side
 
-	mu      sync.Mutex        // guards what follows; only epoll_ctl is called with it held
+	mu      sync.Mutex        // guards the fields below; only epoll_ctl is called with it held
 	h       transport.Handler // set by Start
 	closing bool              // Close was called
 	ended   bool              // Closed has been, or is about to be, called; set by the thread
@@ -27,7 +27,7 @@ type Link struct {
 
 	// Owned by the reactor's thread.
 	framer  transport.Framer
-	discard bool // the handler gave the link up: what comes is thrown away
+	discard bool // the handler gave the link up: received bytes are thrown away
 	waste   int  // bytes of that
 	deaf    bool // TCP takes nothing any more: this ends
 	held    *held
@@ -72,7 +72,7 @@ func (l *Link) Start(h transport.Handler) {
 	}
 }
 
-// wait asks the reactor for what the link waits for. mu is held.
+// wait asks the reactor for the events that the link waits for. mu is held.
 func (l *Link) wait() error {
 	var want uint32
 	if l.h != nil && !l.ended {

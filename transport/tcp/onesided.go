@@ -13,20 +13,20 @@ import (
 	"github.com/rdsd/rdsd/transport"
 )
 
-// OneSided is a one-sided link over one TCP connection: tagged frames. As with
-// Link, its reactor's thread reads, goes on writing what met a full socket
-// buffer, and alone closes the descriptor.
+// OneSided is a one-sided link over one TCP connection: tagged frames. As with Link, its
+// reactor's thread reads, goes on writing a block that met a full socket buffer, and alone
+// closes the descriptor.
 //
-// Whoever finds nobody writing in Flush writes all that is posted, what others
-// post meanwhile included, in its own thread. mu is not held during that.
+// A thread whose Flush finds no other writing writes all posted operations, those that
+// others post meanwhile included. mu is not held during that.
 type OneSided struct {
 	socket
 
-	mu      sync.Mutex                // guards what follows; only epoll_ctl is called with it held
+	mu      sync.Mutex                // guards the fields below; only epoll_ctl is called with it held
 	h       transport.OneSidedHandler // set by Start
 	ended   bool                      // Closed has been, or is about to be, called
 	out     transport.TagQueue
-	writing bool  // somebody writes the first block of out
+	writing bool  // a thread writes the first block of out
 	full    bool  // the socket took no more: the thread goes on when it does
 	dead    bool  // the link has failed and is about to end
 	err     error // why it ended before it was started
@@ -35,22 +35,22 @@ type OneSided struct {
 
 	// Owned by the reactor's thread.
 	in   transport.TagReader
-	nap  *reactor.Timer // nil before the first rest
+	nap  *reactor.Timer // nil before the first pause
 	naps int            // one after the other
 }
 
 var _ transport.OneSided = (*OneSided)(nil)
 
 const (
-	flushBytes = 1 << 20 // what one call of Flush writes, about: the rest is the reactor's
-	// handBytes is what is read, about, before the handler's End, in which it
-	// answers: with a turn's 256 KiB the peer of large writes waits half the time,
-	// with less than a read of small ones they are answered in more calls.
+	flushBytes = 1 << 20 // bytes that one call of Flush writes, about: the reactor's thread writes the others
+	// handBytes is how much is read, about, before the handler's End, in which it answers:
+	// with a turn's 256 KiB the peer of large writes waits half the time, with less than a
+	// read of small ones they are answered in more calls.
 	handBytes = 64 << 10
-	// restTime is how long a link is not read when its domain wants a rest, mostRests
-	// how many times in succession: a peer that is not heard for long is given up.
-	restTime  = 5 * time.Millisecond
-	mostRests = 60
+	// napTime is how long a link is not read when its domain defers reads, maxNaps how many
+	// times in succession: a peer that is not read for long would be given up.
+	napTime = 5 * time.Millisecond
+	maxNaps = 60
 )
 
 // firstSeq is the number of a link's first frame behind the handshake's.
@@ -84,7 +84,7 @@ func (l *OneSided) Start(h transport.OneSidedHandler) {
 	}
 }
 
-// wait asks the reactor for what the link waits for. mu is held.
+// wait asks the reactor for the events that the link waits for. mu is held.
 func (l *OneSided) wait() error {
 	var want uint32
 	if l.h != nil && !l.ended {
@@ -110,12 +110,12 @@ func (l *OneSided) Post(op *transport.Op) {
 	}
 }
 
-// Flush writes what is posted, unless somebody does or the socket is full.
+// Flush writes posted operations, unless another thread does or the socket is full.
 func (l *OneSided) Flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// Whoever is writing finds what was posted meanwhile; after a full buffer the thread goes
-	// on.
+	// The thread that is writing finds operations posted meanwhile; after a full buffer the
+	// reactor's thread goes on.
 	if l.writing || l.full {
 		return
 	}
@@ -152,7 +152,7 @@ func (l *OneSided) Flush() {
 	}
 }
 
-// waitFull leaves the rest to the reactor's thread. mu is held.
+// waitFull leaves the remaining blocks to the reactor's thread. mu is held.
 func (l *OneSided) waitFull() {
 	l.full = true
 	if err := l.wait(); err != nil {
@@ -193,12 +193,12 @@ func (l *OneSided) Ready(events uint32) {
 	}
 }
 
-// rest stops reading for restTime.
-func (l *OneSided) rest() {
+// pauseReads stops reading for napTime.
+func (l *OneSided) pauseReads() {
 	if l.nap == nil {
 		l.nap = l.loop.r.NewTimer(l.wake).For(l)
 	}
-	l.nap.Reset(restTime)
+	l.nap.Reset(napTime)
 	l.setResting(true)
 }
 
@@ -251,7 +251,7 @@ func (l *OneSided) Try() bool {
 	return l.loop.reads != before
 }
 
-// read reads what is there, within bounds: one turn.
+// read reads the bytes that are there, within bounds: one turn.
 func (l *OneSided) read() {
 	err := l.readTurn()
 	l.in.EndTurn()
@@ -263,9 +263,9 @@ func (l *OneSided) read() {
 func (l *OneSided) readTurn() error {
 	unended := 0
 	for bytes := 0; bytes < turnBytes; {
-		// The domain wants what was received before to be dealt with first.
-		if l.naps < mostRests && l.in.Rests() {
-			l.rest()
+		// The domain wants earlier requests to be dealt with first.
+		if l.naps < maxNaps && l.in.Deferred() {
+			l.pauseReads()
 			return nil
 		}
 		want, err := l.in.Want()
@@ -288,8 +288,8 @@ func (l *OneSided) readTurn() error {
 			return io.EOF
 		}
 		l.naps = 0
-		// First the rest of the large payload that is under way, which went straight to its place,
-		// then what was read behind it.
+		// First comes the rest of the large payload that is under way, which went straight to its
+		// place, then the bytes read behind it.
 		direct := min(n, len(want))
 		if err := l.in.Filled(direct); err != nil {
 			return err
@@ -350,13 +350,13 @@ func (l *OneSided) end(err error) {
 	}
 }
 
-// release lets go of the descriptor and of what is posted, when no system call
-// uses them any more.
+// release closes the descriptor and drops posted operations, when no system call uses them
+// any more.
 func (l *OneSided) release() {
 	l.closeFD()
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if !l.writing { // else whoever writes drops it
+	if !l.writing { // else the writing thread drops it
 		l.out.Drop()
 	}
 }

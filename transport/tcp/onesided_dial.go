@@ -96,7 +96,7 @@ func (p *Provider) DialOneSided(ctx context.Context, local, remote netip.AddrPor
 	return l, rsp, nil
 }
 
-// exchange shows hello to the other end and returns what it answers.
+// exchange shows hello to the other end and returns its answer.
 func exchange(ctx context.Context, c net.Conn, hello []byte) (rsp []byte, err error) {
 	stop := context.AfterFunc(ctx, func() { c.SetDeadline(time.Unix(1, 0)) })
 	defer func() {
@@ -127,8 +127,8 @@ func readHandshake(c net.Conn) (t transport.Tag, private []byte, err error) {
 	if _, err := io.ReadFull(c, b[:4+4+4+4]); err != nil {
 		return t, nil, err
 	}
-	// A length that no handshake has is refused before it is waited for, and so
-	// is whatever is sent by a program that took the port for another's.
+	// A length that no handshake has is refused at once, and so are the bytes of a program
+	// that took the port for another's.
 	if n := binary.LittleEndian.Uint32(b[12:]); n > transport.MaxPrivate {
 		return t, nil, &transport.TagError{Why: fmt.Sprintf("%q begins no handshake", b[:16])}
 	}

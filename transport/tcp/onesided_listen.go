@@ -15,8 +15,8 @@ import (
 
 // Bounds of connections that are not links yet.
 const (
-	maxHandshakes = 128              // of a listener: more, and the oldest that has not shown what it wants is closed
-	helloTime     = 5 * time.Second  // for the peer to show what it wants, all of it
+	maxHandshakes = 128              // of a listener: with one more the oldest that has not sent its request is closed
+	helloTime     = 5 * time.Second  // for the peer to send its request, all of it
 	answerTime    = 30 * time.Second // for our program to answer
 )
 
@@ -100,13 +100,13 @@ func (l *oneSidedListener) handshake(c *net.TCPConn) {
 		return
 	}
 	q := &connRequest{c: c, private: private}
-	// The rejection says our version, and so what the other side would have to speak.
+	// The rejection says our version, which the other side would have to speak.
 	if t.Key != transport.TagVersion {
 		q.Reject(nil)
 		return
 	}
 	q.mu.Lock()
-	// Whoever is to answer may never do it, and holds one of few slots.
+	// The caller may never answer, and holds one of few slots.
 	q.timer = time.AfterFunc(answerTime, func() {
 		defer l.p.Guard.Recover(guard.Accept, nil)
 		q.Reject(nil)
@@ -136,8 +136,8 @@ func (l *oneSidedListener) waited(c net.Conn) {
 
 func (l *oneSidedListener) Addr() netip.AddrPort { return l.l.Addr().(*net.TCPAddr).AddrPort() }
 
-// Close also closes the connections that have not shown what they want, and
-// waits for calls of accept to return.
+// Close also closes the connections that have not sent their request, and waits for calls
+// of accept to return.
 func (l *oneSidedListener) Close() error {
 	err := l.l.Close()
 	l.mu.Lock()
@@ -150,7 +150,7 @@ func (l *oneSidedListener) Close() error {
 	return err
 }
 
-// connRequest is a connection whose peer has shown what it wants.
+// connRequest is a connection whose peer has sent its request.
 type connRequest struct {
 	c       *net.TCPConn
 	private []byte

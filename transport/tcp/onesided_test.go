@@ -153,7 +153,7 @@ func TestOneSidedIdleIsSmall(t *testing.T) {
 func TestOneSidedRests(t *testing.T) {
 	x, y := onePair(t, newProvider(t), netip.MustParseAddr("127.0.0.95"))
 	var rest atomic.Bool
-	y.d.Rest(rest.Load)
+	y.d.DeferReads(rest.Load)
 	x.l.Start(x)
 	y.l.Start(y)
 	mem, data := make([]byte, 64<<10), make([]byte, 100)
@@ -175,7 +175,7 @@ func TestOneSidedRests(t *testing.T) {
 	}
 	rest.Store(true)
 	begun := time.Now()
-	if write(); arrived(2, 10*restTime) {
+	if write(); arrived(2, 10*napTime) {
 		t.Errorf("read after %v, while the domain rests", time.Since(begun))
 	}
 	rest.Store(false)
@@ -186,7 +186,7 @@ func TestOneSidedRests(t *testing.T) {
 	begun = time.Now()
 	if write(); !arrived(3, 5*time.Second) {
 		t.Error("a link that rests for ever is never read")
-	} else if d := time.Since(begun); d < mostRests*restTime*9/10 {
+	} else if d := time.Since(begun); d < maxNaps*napTime*9/10 {
 		t.Errorf("read after %v of a rest that lasts", d)
 	}
 }

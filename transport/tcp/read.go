@@ -18,20 +18,20 @@ const (
 	aheadBytes = 4 << 10   // read behind the rest of a large payload: the next header, little that must be copied
 	turnBytes  = 256 << 10 // from one link, before others have their turn
 
-	// mostWaste is how much is read and thrown away of a link that was given up: who goes
-	// on sending is not read for the whole second that a close may take.
+	// mostWaste is how much is read and thrown away of a link that was given up: a peer
+	// that goes on sending is not read for the whole second that a close may take.
 	mostWaste = 1 << 20
 )
 
-// loop is what the links of one reactor share. Its thread owns it.
+// loop holds the state that the links of one reactor share. Its thread owns it.
 type loop struct {
 	r     *reactor.Reactor
-	stage [stageBytes]byte // what one read brought; used up before the next
+	stage [stageBytes]byte // the bytes of one read; used up before the next
 	iov   [2]unix.Iovec
 	reads uint64 // that brought something, an end too
 }
 
-// read reads what is there, within bounds.
+// read reads the bytes that are there, within bounds.
 func (l *Link) read() {
 	for bytes := 0; bytes < turnBytes; {
 		want := l.framer.Want()
@@ -54,7 +54,7 @@ func (l *Link) read() {
 			l.end(io.EOF)
 			return
 		}
-		// Each read of what TCP had taken before shows that there may be more.
+		// A read of bytes that TCP had taken before shows that there may be more.
 		if l.deaf {
 			l.drain.Reset(deafTime)
 		}
@@ -116,23 +116,23 @@ func (l *Link) feed(err error, rest []byte) {
 			l.h.End()
 			return
 		}
-		// The receiver is full. What was read and not taken is kept, and comes first when it has
-		// room; TCP stops the peer.
+		// The receiver is full. Bytes that were read and not taken are kept, and come first when
+		// it has room; TCP stops the peer.
 		if err == transport.ErrPause {
 			l.held.keepRest(rest)
 			l.h.End()
 			l.setPaused(true)
 			return
 		}
-		// Where the next frame begins is anybody's guess.
+		// Where the next frame begins is unknown.
 		if long := (*transport.ErrTooLong)(nil); errors.As(err, &long) {
 			l.h.End()
 			l.end(err)
 			return
 		}
-		// The handler has given the link up. It is read on to its end nevertheless, and thrown
-		// away: closed with bytes unread, TCP would reset the connection and drop what is still on
-		// its way to the peer.
+		// The handler has given the link up. It is read on to its end nevertheless, and the bytes
+		// are thrown away: closed with bytes unread, TCP would reset the connection and drop
+		// frames that are still on their way to the peer.
 		l.discard, err = true, nil
 		l.framer.Place = nil
 	}
@@ -152,8 +152,7 @@ func (l *Link) frame(f *transport.Frame) error {
 
 // --- pausing -----------------------------------------------------------------
 
-// held is what a pause keeps: the frame that was not taken, and what had been
-// read behind it.
+// held is kept during a pause: the frame that was not taken, and the bytes read behind it.
 type held struct {
 	raw     [wire.HeaderLen]byte
 	payload *buf.Buf
@@ -205,8 +204,8 @@ func (l *Link) setPaused(v bool) {
 	}
 }
 
-// Resume goes on reading. What it answers to has been noted before it is run:
-// a pause begins and ends on the thread.
+// Resume goes on reading. The pause has been noted before resume runs, because a pause
+// begins and ends on the thread.
 func (l *Link) Resume() { l.loop.r.DoFor(l, l.resume) }
 
 func (l *Link) resume() {

@@ -16,8 +16,8 @@ type socket struct {
 	local  netip.AddrPort
 	remote netip.AddrPort
 
-	// fdMu keeps the descriptor, whose number may be somebody else's a moment
-	// later, from being closed under a system call of another thread.
+	// fdMu keeps the descriptor, whose number may be another file's a moment later, from
+	// being closed under a system call of another thread.
 	fdMu sync.RWMutex
 	fd   int // -1: closed; guarded by fdMu
 
@@ -75,8 +75,8 @@ func (s *socket) closeFD() {
 	}
 }
 
-// watch asks the reactor for the events h waits for. A link that waits for
-// nothing is not registered, for an error would be told in every turn.
+// watch asks the reactor for the events h waits for. A link that waits for nothing is not
+// registered, because an error would be reported in every turn.
 func (s *socket) watch(want uint32, h reactor.Handler) error {
 	was := s.watched
 	if want == was {

@@ -34,7 +34,7 @@ func (l *Link) Send(b *transport.Batch) (bool, error) {
 // iovecs are for batches of more than one piece.
 var iovecs = sync.Pool{New: func() any { return new([transport.BatchPieces + 8]unix.Iovec) }}
 
-// write hands over what the socket takes now, and reports whether that was all.
+// write hands over as much as the socket takes now, and reports whether that was all.
 func write(fd int, b *transport.Batch) (done bool, err error) {
 	if fd < 0 {
 		return false, net.ErrClosed
@@ -102,7 +102,7 @@ func (l *Link) flush() {
 	l.mu.Lock()
 	l.out = nil
 	l.mu.Unlock()
-	// With the lock let go: who hears of it may Send the next batch, and have it kept.
+	// The lock is released: the handler may Send the next batch, and have it kept.
 	l.h.Written(b, err)
 	l.mu.Lock()
 	err = l.wait()
