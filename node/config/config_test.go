@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -367,7 +368,8 @@ func FuzzConfig(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		c := Default()
 		c.origins = map[string]Origin{}
-		if err := c.decode("fuzz.toml", []byte(text)); err != nil {
+		if errs, _ := c.decode("fuzz.toml", []byte(text)); errs != nil {
+			err := errors.Join(errs...)
 			if _, ok := errors.AsType[*Error](err); !ok {
 				t.Fatalf("%T: %v", err, err)
 			}
@@ -383,8 +385,57 @@ func FuzzConfig(f *testing.F) {
 		}
 		again := Default()
 		again.origins = map[string]Origin{}
-		if err := again.decode("dump.toml", b.Bytes()); err != nil {
+		if errs, _ := again.decode("dump.toml", b.Bytes()); errs != nil {
+			err := errors.Join(errs...)
 			t.Fatalf("%v\n%s", err, b.String())
 		}
 	})
+}
+
+// TestAllMistakesAtOnce: whatever is wrong in the file, the variables and the flags is
+// named in one go, each with its place.
+func TestAllMistakesAtOnce(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "rdsd.toml")
+	text := `version = 1
+[rds]
+port = "many"
+lanes = 9
+prot = 5
+reconnect_min = 7
+[limits]
+memory_bytes = "much"
+max_peers = 0
+[log]
+format = "xml"
+level = true
+`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	flags := Flags()
+	for _, f := range flags {
+		if f.Name() == "drain-timeout" {
+			f.Set("soon")
+		}
+	}
+	_, err := Load(LoadOptions{File: file, Env: []string{"RDSD_LIMITS_MAX_SOCKETS=none"}, Flags: flags})
+	if err == nil {
+		t.Fatal("it is taken")
+	}
+	var lines []string
+	for _, e := range err.(interface{ Unwrap() []error }).Unwrap() {
+		if _, ok := errors.AsType[*Error](e); !ok {
+			t.Errorf("%T: %v", e, e)
+		}
+		lines = append(lines, strings.TrimPrefix(e.Error(), file))
+	}
+	for _, want := range []string{":3: rds.port: ", ":4: rds.lanes: 9 is out of range", ":5: rds.prot: unknown key", ":6: rds.reconnect_min: ", ":8: limits.memory_bytes: ", ":9: limits.max_peers: ",
+		":11: log.format: ", ":12: log.level: ", "RDSD_LIMITS_MAX_SOCKETS: limits.max_sockets: ", "--drain-timeout: api.drain_timeout: "} {
+		if n := len(slices.DeleteFunc(slices.Clone(lines), func(l string) bool { return !strings.HasPrefix(l, want) })); n != 1 {
+			t.Errorf("%q is said %d times", want, n)
+		}
+	}
+	if len(lines) != 10 {
+		t.Errorf("%d mistakes: %q", len(lines), lines)
+	}
 }

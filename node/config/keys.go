@@ -156,34 +156,38 @@ func setText(v reflect.Value, s string) error {
 	if u, ok := v.Addr().Interface().(encoding.TextUnmarshaler); ok {
 		return u.UnmarshalText([]byte(s))
 	}
-	bad := func(err error) error {
-		if err != nil {
-			return fmt.Errorf("%q is not right", s)
-		}
-		return nil
-	}
+	// What is not right changes nothing: other mistakes are looked for afterwards.
+	var err error
 	switch v.Kind() {
 	case reflect.String:
 		v.SetString(s)
-		return nil
 	case reflect.Bool:
-		b, err := strconv.ParseBool(s)
-		v.SetBool(b)
-		return bad(err)
+		var b bool
+		if b, err = strconv.ParseBool(s); err == nil {
+			v.SetBool(b)
+		}
 	case reflect.Float64:
-		f, err := strconv.ParseFloat(s, 64)
-		v.SetFloat(f)
-		return bad(err)
+		var f float64
+		if f, err = strconv.ParseFloat(s, 64); err == nil {
+			v.SetFloat(f)
+		}
 	case reflect.Int:
-		n, err := strconv.ParseInt(s, 10, v.Type().Bits())
-		v.SetInt(n)
-		return bad(err)
+		var n int64
+		if n, err = strconv.ParseInt(s, 10, v.Type().Bits()); err == nil {
+			v.SetInt(n)
+		}
 	case reflect.Uint16, reflect.Uint32:
-		n, err := strconv.ParseUint(s, 10, v.Type().Bits())
-		v.SetUint(n)
-		return bad(err)
+		var n uint64
+		if n, err = strconv.ParseUint(s, 10, v.Type().Bits()); err == nil {
+			v.SetUint(n)
+		}
+	default:
+		panic(fmt.Sprintf("node: configuration field of type %v", v.Type()))
 	}
-	panic(fmt.Sprintf("node: configuration field of type %v", v.Type()))
+	if err != nil {
+		return fmt.Errorf("%q is not right", s)
+	}
+	return nil
 }
 
 // named are lists that settings speak of and others make.

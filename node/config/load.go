@@ -66,22 +66,46 @@ func Load(o LoadOptions) (*Config, error) {
 	if file == "" {
 		file = env["RDSD_CONFIG"]
 	}
+	var errs []error
 	if file != "" {
 		data, err := readConfigFile(file)
 		if err != nil {
 			return nil, &Error{Where: file, Problem: err.Error(), Want: "a readable TOML file"}
 		}
-		if err := c.decode(file, data); err != nil {
-			return nil, err
+		unreadable := false
+		if errs, unreadable = c.decode(file, data); unreadable {
+			return nil, errors.Join(errs...) // whatever else there is would be said of the defaults
 		}
 	}
-	if err := errors.Join(c.applyEnv(env), c.applyFlags(o.Flags)); err != nil {
-		return nil, err
+	errs = append(errs, c.applyEnv(env), c.applyFlags(o.Flags))
+	if err := errors.Join(errs...); err != nil {
+		// What is out of range is named with what cannot be read, so that all mistakes
+		// are mended at once. What could not be read has its default here, which is right.
+		return nil, flatten(err, c.Validate())
 	}
 	if err := c.Validate(); err != nil {
 		return nil, err
 	}
 	return c, nil
+}
+
+// flatten joins errors that may be joined ones, into one list.
+func flatten(errs ...error) error {
+	var list []error
+	var walk func(error)
+	walk = func(err error) {
+		if j, ok := err.(interface{ Unwrap() []error }); ok {
+			for _, e := range j.Unwrap() {
+				walk(e)
+			}
+		} else if err != nil {
+			list = append(list, err)
+		}
+	}
+	for _, err := range errs {
+		walk(err)
+	}
+	return errors.Join(list...)
 }
 
 func readConfigFile(path string) ([]byte, error) {
@@ -108,32 +132,51 @@ func unwrapPath(err error) error {
 	return err
 }
 
-// decode reads a file over the defaults, strictly.
-func (c *Config) decode(file string, data []byte) error {
+// maxMistakes bounds how many settings of a file that cannot be read are named.
+const maxMistakes = 64
+
+// decode reads a file over the defaults, strictly. The parser stops at the first value
+// of a wrong type: its line is taken out, and the rest read again, so that all are
+// named. unreadable says that the file cannot be read as a whole.
+func (c *Config) decode(file string, data []byte) (errs []error, unreadable bool) {
 	c.file = file
 	var head struct {
 		Version *int `toml:"version"`
 	}
 	if err := toml.Unmarshal(data, &head); err != nil {
-		return c.tomlErrors(err)
+		err, _ := c.tomlErrors(err)
+		return []error{err}, true
 	}
 	if head.Version == nil {
-		return &Error{file + ":1", "version", "missing", "`version = 1` as the first line"}
+		return []error{&Error{file + ":1", "version", "missing", "`version = 1` as the first line"}}, true
 	}
 	c.noteOrigins(data)
 	if *head.Version != Version {
-		return &Error{c.Origin("version").String(), "version", fmt.Sprintf("%d is not known to this rdsd", *head.Version), "1"}
+		return []error{&Error{c.Origin("version").String(), "version", fmt.Sprintf("%d is not known to this rdsd", *head.Version), "1"}}, true
 	}
-	d := toml.NewDecoder(bytes.NewReader(data))
-	d.DisallowUnknownFields()
-	if err := d.Decode(c); err != nil {
-		return c.tomlErrors(err)
+	for lines := bytes.SplitAfter(data, []byte("\n")); len(errs) < maxMistakes; {
+		d := toml.NewDecoder(bytes.NewReader(bytes.Join(lines, nil)))
+		d.DisallowUnknownFields()
+		err := d.Decode(c)
+		if err == nil {
+			break
+		}
+		told, line := c.tomlErrors(err)
+		errs = append(errs, told)
+		if line < 1 || line > len(lines) || len(bytes.TrimSpace(lines[line-1])) == 0 {
+			break
+		}
+		lines[line-1] = []byte("\n")
+		if toml.Unmarshal(bytes.Join(lines, nil), &map[string]any{}) != nil {
+			break // the value had more lines than one
+		}
 	}
-	return nil
+	return errs, false
 }
 
-// tomlErrors says line, key and what would be right for each error of the parser.
-func (c *Config) tomlErrors(err error) error {
+// tomlErrors says line, key and what would be right for each error of the parser. line
+// is where a value is that ended the reading; 0: it was read to its end, or nobody knows.
+func (c *Config) tomlErrors(err error) (told error, line int) {
 	if missing, ok := errors.AsType[*toml.StrictMissingError](err); ok {
 		var out []error
 		for i := range missing.Errors {
@@ -141,17 +184,20 @@ func (c *Config) tomlErrors(err error) error {
 			key := strings.Join(e.Key(), ".")
 			out = append(out, &Error{Where: c.at(e), Key: key, Problem: "unknown key; " + suggest(key)})
 		}
-		return errors.Join(out...)
+		return errors.Join(out...), 0
 	}
 	if e, ok := errors.AsType[*toml.DecodeError](err); ok {
 		key := strings.Join(e.Key(), ".")
 		problem := strings.TrimPrefix(e.Error(), "toml: ")
-		return &Error{c.at(e), key, problem, wantOf(key)}
+		line, _ = e.Position()
+		return &Error{c.at(e), key, problem, wantOf(key)}, line
 	}
 	if key, ok := c.blame(err); ok {
-		return &Error{c.Origin(key).String(), key, err.Error(), wantOf(key)}
+		at := c.Origin(key)
+		delete(c.numbers, key) // the next one is another's fault
+		return &Error{at.String(), key, err.Error(), wantOf(key)}, at.Line
 	}
-	return &Error{Where: c.file, Problem: strings.TrimPrefix(err.Error(), "toml: ")}
+	return &Error{Where: c.file, Problem: strings.TrimPrefix(err.Error(), "toml: ")}, 0
 }
 
 func (c *Config) at(e *toml.DecodeError) string {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdsd/internal/rdstools"
 )
 
@@ -24,7 +25,11 @@ type app struct {
 
 	socket  string        // --socket; "" means RDSD_SOCKET or the default
 	timeout time.Duration // --timeout
-	json    bool          // --json
+	json    bool          // --json, or -o json
+	form    string        // -o
+	from    string        // --from of the commands that read; "": a daemon
+
+	doctorLoad *config.LoadOptions // of doctor
 
 	stopSignals func() // gives SIGINT and SIGTERM their default effect back
 }
@@ -81,6 +86,7 @@ machine. Every other command is a client of the daemon whose socket is given by
 		SilenceUsage:      true,
 		SilenceErrors:     true,
 		DisableAutoGenTag: true,
+		PersistentPreRunE: a.chooseForm,
 		RunE:              func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.Version = versionLine(buildVersion())
@@ -100,14 +106,17 @@ machine. Every other command is a client of the daemon whose socket is given by
 	f.StringVar(&a.socket, "socket", "", "the daemon's socket: a path or a gRPC target (default $RDSD_SOCKET, else /run/rdsd/rdsd.sock)")
 	f.DurationVar(&a.timeout, "timeout", 5*time.Second, "how long to wait for the daemon or the peer; 0 waits for ever")
 	f.BoolVar(&a.json, "json", false, "print JSON; streams print one object a line")
+	f.StringVarP(&a.form, "output", "o", formTable, "table, json, or for commands that print one list tsv: a line of names, then tab-separated values as in JSON")
+	root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{formTable, formJSON, formTSV}, cobra.ShellCompDirectiveNoFileComp))
 
 	for _, g := range []struct {
 		id   string
 		cmds []*cobra.Command
 	}{
-		{"run", []*cobra.Command{a.serveCmd(), a.demoCmd()}},
+		{"run", []*cobra.Command{a.serveCmd(), a.demoCmd(), a.configCmd(), a.doctorCmd()}},
 		{"data", []*cobra.Command{a.sendCmd(), a.recvCmd(), a.pingCmd(), a.stressCmd()}},
-		{"look", []*cobra.Command{a.statusCmd(), a.infoCmd(), a.peersCmd(), a.socketsCmd(), a.queueCmd(), a.countersCmd(), a.congestionCmd()}},
+		{"look", []*cobra.Command{a.statusCmd(), a.infoCmd(), a.peersCmd(), a.socketsCmd(), a.queueCmd(), a.countersCmd(), a.congestionCmd(),
+			a.errorsCmd(), a.checkCmd(), a.bugreportCmd()}},
 		{"volume", []*cobra.Command{a.volumeCmd()}},
 		{"act", []*cobra.Command{a.cancelCmd()}},
 	} {

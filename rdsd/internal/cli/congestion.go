@@ -22,14 +22,17 @@ its daemon says, for ports that sockets here send to; and how many sockets here
 wait for it, and how many of their sends were refused or had to wait. --watch reports every change as it happens.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if watch {
+				if err := a.noWatch(); err != nil {
+					return err
+				}
 				return a.adminStream(cmd.Context(), a.watchCongestion)
 			}
-			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
+			return a.read(cmd.Context(), func(ctx context.Context, c source) error {
 				list, err := c.Congestion(ctx)
 				if err != nil {
 					return err
 				}
-				if a.json || len(list) == 0 {
+				if a.json || a.form == formTSV || len(list) == 0 {
 					return printList(a, list, congestedColumns, "no port is congested")
 				}
 				writeTable(a.out, list, congestedColumns)
@@ -39,7 +42,7 @@ wait for it, and how many of their sends were refused or had to wait. --watch re
 		},
 	}
 	cmd.Flags().BoolVar(&watch, "watch", false, "report changes until interrupted; starts with what is congested now")
-	return cmd
+	return aList(a.reader(cmd))
 }
 
 var congestedColumns = []column[rdsd.CongestedPort]{

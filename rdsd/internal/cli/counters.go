@@ -29,6 +29,9 @@ alone after them. --watch prints what changed, once an interval.`,
 				}
 			}
 			if watch {
+				if err := a.noWatch(); err != nil {
+					return err
+				}
 				if interval <= 0 {
 					return usagef("--interval %v: it must be longer than zero", interval)
 				}
@@ -36,7 +39,7 @@ alone after them. --watch prints what changed, once an interval.`,
 					return a.watchCounters(ctx, c, of, interval)
 				})
 			}
-			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
+			return a.read(cmd.Context(), func(ctx context.Context, c source) error {
 				list, err := c.Counters(ctx, of)
 				if err != nil {
 					return err
@@ -59,7 +62,7 @@ alone after them. --watch prints what changed, once an interval.`,
 	f.DurationVar(&interval, "interval", time.Second, "time between two looks of --watch")
 	f.BoolVar(&explainAll, "explain", false, "say what each counter counts")
 	f.BoolVar(&nonzero, "nonzero", false, "leave out counters that are zero")
-	return cmd
+	return aList(a.reader(cmd))
 }
 
 func keepNonzero(list []rdsd.Counter) []rdsd.Counter {

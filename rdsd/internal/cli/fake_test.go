@@ -85,7 +85,7 @@ func (fakeAdmin) ListPeers(_ context.Context, req *rdsdv1.ListPeersRequest) (*rd
 		rdsdv1.Peer_builder{
 			Local: ip("10.0.0.1"), Remote: ip("10.0.0.3"), Kind: rdsdv1.PeerKind_PEER_KIND_KERNEL_LEGACY, Lanes: 1,
 			Queued: 5, QueuedBytes: 5000, Unacked: 3, CongestedPorts: 1,
-			Path: []*rdsdv1.Path{rdsdv1.Path_builder{State: rdsdv1.PathState_PATH_STATE_ERROR, LastError: "connection refused"}.Build()},
+			Path: []*rdsdv1.Path{rdsdv1.Path_builder{State: rdsdv1.PathState_PATH_STATE_ERROR, LastError: "connection refused", ErrorAgeNs: 3e9, Attempts: 4, RetryInNs: 2e9}.Build()},
 		}.Build(),
 	}
 	all = slices.DeleteFunc(all, func(p *rdsdv1.Peer) bool {
@@ -119,6 +119,16 @@ func (fakeAdmin) GetCounters(_ context.Context, req *rdsdv1.GetCountersRequest) 
 		rdsdv1.Counter_builder{Name: "conn_reset", Value: 2, Help: "connections reset"}.Build(),
 		rdsdv1.Counter_builder{Name: "recv_drop_old_seq", Help: "duplicates dropped"}.Build(),
 	}}.Build(), nil
+}
+
+func (fakeAdmin) ListErrors(context.Context, *rdsdv1.ListErrorsRequest) (*rdsdv1.ListErrorsResponse, error) {
+	return rdsdv1.ListErrorsResponse_builder{Forgotten: 2, Error: []*rdsdv1.LoggedError{
+		rdsdv1.LoggedError_builder{Warning: true, Message: "connection refused", Subject: "peer=10.0.0.9", Error: "no rule", FirstUnixNs: 1e18, LastUnixNs: 1e18 + 5e9, Count: 7}.Build(),
+	}}.Build(), nil
+}
+
+func (fakeAdmin) GetConfig(context.Context, *rdsdv1.GetConfigRequest) (*rdsdv1.GetConfigResponse, error) {
+	return rdsdv1.GetConfigResponse_builder{Toml: "version = 1  # default\n"}.Build(), nil
 }
 
 func (fakeAdmin) ListCongestion(context.Context, *rdsdv1.ListCongestionRequest) (*rdsdv1.ListCongestionResponse, error) {

@@ -21,14 +21,14 @@ type infoView struct {
 }
 
 func (a *app) infoCmd() *cobra.Command {
-	return &cobra.Command{
+	return a.reader(&cobra.Command{
 		Use:   "info",
 		Short: "show everything: status, peers, sockets, queues, congestion, counters",
 		Long: `Show everything the daemon knows, in one page; --json is the form to attach to
 a report. Counters that are zero are left out of the page. For the layout of the
 kernel's tool see 'rdsd rds-info'.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
+			return a.read(cmd.Context(), func(ctx context.Context, c source) error {
 				v, err := fetchInfo(ctx, c)
 				if err != nil {
 					return err
@@ -46,7 +46,7 @@ kernel's tool see 'rdsd rds-info'.`,
 				return nil
 			})
 		},
-	}
+	})
 }
 
 func section[T any](a *app, title string, items []T, cols []column[T]) {
@@ -58,7 +58,7 @@ func section[T any](a *app, title string, items []T, cols []column[T]) {
 	writeTable(a.out, items, cols)
 }
 
-func fetchInfo(ctx context.Context, c *rdsd.Admin) (v infoView, err error) {
+func fetchInfo(ctx context.Context, c source) (v infoView, err error) {
 	if v.Status, err = c.Status(ctx); err != nil {
 		return v, err
 	}

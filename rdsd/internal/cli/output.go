@@ -16,8 +16,12 @@ type column[T any] struct {
 	cell func(T) any
 }
 
-// printList shows items: a table for people, one JSON array for programs.
+// printList shows items: a table for people, one JSON array or lines of tab-separated
+// values for programs.
 func printList[T any](a *app, items []T, cols []column[T], none string) error {
+	if a.form == formTSV {
+		return writeTSV(a.out, items)
+	}
 	if a.json {
 		if items == nil {
 			items = []T{}

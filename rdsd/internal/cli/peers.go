@@ -28,10 +28,13 @@ the lanes one by one.`,
 			if err != nil {
 				return err
 			}
-			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
+			return a.read(cmd.Context(), func(ctx context.Context, c source) error {
 				list, err := c.Peers(ctx, filter)
 				if err != nil {
 					return err
+				}
+				if paths && a.form == formTSV {
+					return printList(a, pathRows(list), nil, "")
 				}
 				if paths && !a.json {
 					return printList(a, pathLines(list), pathColumns, "no peers")
@@ -45,7 +48,7 @@ the lanes one by one.`,
 	cmd.Flags().BoolVar(&paths, "paths", false, "one line for each path (lane)")
 	cmd.RegisterFlagCompletionFunc("remote", a.complete(listPeerWords))
 	cmd.AddCommand(a.dropCmd())
-	return cmd
+	return aList(a.reader(cmd))
 }
 
 func peerFilter(ctx context.Context, local, remote string) (f rdsd.PeerFilter, err error) {
@@ -72,7 +75,50 @@ var peerColumns = []column[rdsd.Peer]{
 	{"unacked", func(p rdsd.Peer) any { return p.Unacked }},
 	{"held", func(p rdsd.Peer) any { return p.Held }},
 	{"congested", func(p rdsd.Peer) any { return p.CongestedPorts }},
-	{"last error", func(p rdsd.Peer) any { return p.LastError }},
+	{"last error", func(p rdsd.Peer) any { return peerError(p) }},
+}
+
+// peerError is the last error of a peer, with its age and what is done about it.
+func peerError(p rdsd.Peer) string {
+	for _, q := range p.Paths {
+		if q.LastError != "" {
+			return pathError(q)
+		}
+	}
+	return p.LastError
+}
+
+// pathError is the last error of a path, with its age and what is done about it.
+func pathError(q rdsd.PeerPath) string {
+	if q.LastError == "" {
+		return ""
+	}
+	text := q.LastError
+	if q.ErrorAge > 0 {
+		text += ", " + duration(q.ErrorAge).String() + " ago"
+	}
+	if q.Attempts > 0 {
+		text += ", " + plural(uint64(q.Attempts), "attempt")
+	}
+	if q.RetryIn > 0 {
+		text += ", next in " + duration(q.RetryIn).String()
+	}
+	return text
+}
+
+// pathRow is a path as a line for programs.
+type pathRow struct {
+	Local  netip.Addr `json:"local"`
+	Remote netip.Addr `json:"remote"`
+	rdsd.PeerPath
+}
+
+func pathRows(peers []rdsd.Peer) []pathRow {
+	var out []pathRow
+	for _, l := range pathLines(peers) {
+		out = append(out, pathRow{l.local, l.remote, l.PeerPath})
+	}
+	return out
 }
 
 // pathLine is a path with the addresses of its peer.
@@ -105,7 +151,7 @@ var pathColumns = []column[pathLine]{
 	{"received", func(p pathLine) any { return bytesCount(p.ReceivedBytes) }},
 	{"credits", func(p pathLine) any { return p.SendCredits }},
 	{"paused", func(p pathLine) any { return yesNo(p.ReadPaused) }},
-	{"last error", func(p pathLine) any { return p.LastError }},
+	{"last error", func(p pathLine) any { return pathError(p.PeerPath) }},
 }
 
 func yesNo(b bool) string {

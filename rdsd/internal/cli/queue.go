@@ -1,8 +1,10 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/cobra"
 
@@ -10,11 +12,13 @@ import (
 )
 
 func (a *app) queueCmd() *cobra.Command {
-	var send, retrans, recv bool
+	var send, retrans, recv, summary bool
 	var limit uint32
 	cmd := &cobra.Command{
 		Use:   "queue",
 		Short: "show datagrams waiting to be sent, acknowledged or read",
+		Long: `Show datagrams that wait, one a line, without what is in them. --summary adds up what
+waits for each peer (send, retrans) and in each socket (recv), however many there are.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			var kinds []rdsd.QueueKind
 			for _, k := range []struct {
@@ -29,7 +33,16 @@ func (a *app) queueCmd() *cobra.Command {
 					kinds = append(kinds, k.kind)
 				}
 			}
-			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
+			if summary {
+				return a.read(cmd.Context(), func(ctx context.Context, c source) error {
+					list, err := sumQueues(ctx, c, kinds)
+					if err != nil {
+						return err
+					}
+					return printList(a, list, queueSumColumns, "no datagrams are queued")
+				})
+			}
+			return a.read(cmd.Context(), func(ctx context.Context, c source) error {
 				list, truncated, err := fetchQueue(ctx, c, limit, kinds...)
 				if err != nil {
 					return err
@@ -48,11 +61,12 @@ func (a *app) queueCmd() *cobra.Command {
 	cmd.Flags().BoolVar(&retrans, "retrans", false, "sent, not yet acknowledged")
 	cmd.Flags().BoolVar(&recv, "recv", false, "received, not yet read")
 	cmd.Flags().Uint32Var(&limit, "limit", 1000, "show at most so many")
-	return cmd
+	cmd.Flags().BoolVar(&summary, "summary", false, "add up by peer and by socket")
+	return aList(a.reader(cmd))
 }
 
 // fetchQueue lists the datagrams in queues of these kinds; none means all.
-func fetchQueue(ctx context.Context, c *rdsd.Admin, limit uint32, kinds ...rdsd.QueueKind) (list []rdsd.QueuedDatagram, truncated bool, err error) {
+func fetchQueue(ctx context.Context, c source, limit uint32, kinds ...rdsd.QueueKind) (list []rdsd.QueuedDatagram, truncated bool, err error) {
 	if len(kinds) == 0 {
 		kinds = []rdsd.QueueKind{rdsd.QueueAll}
 	}
@@ -73,4 +87,48 @@ var queueColumns = []column[rdsd.QueuedDatagram]{
 	{"seq", func(q rdsd.QueuedDatagram) any { return q.Seq }},
 	{"bytes", func(q rdsd.QueuedDatagram) any { return bytesCount(q.Bytes) }},
 	{"lane", func(q rdsd.QueuedDatagram) any { return q.Lane }},
+}
+
+// queueSum is what waits for one peer or in one socket.
+type queueSum struct {
+	Queue     rdsd.QueueKind `json:"queue"`
+	Local     string         `json:"local"`  // the address of a peer's node; the socket, of recv
+	Remote    string         `json:"remote"` // the peer; "" of recv
+	Datagrams uint64         `json:"datagrams"`
+	Bytes     uint64         `json:"bytes"`
+}
+
+var queueSumColumns = []column[queueSum]{
+	{"queue", func(q queueSum) any { return q.Queue }},
+	{"local", func(q queueSum) any { return q.Local }},
+	{"remote", func(q queueSum) any { return orDash(q.Remote) }},
+	{"datagrams", func(q queueSum) any { return q.Datagrams }},
+	{"bytes", func(q queueSum) any { return bytesCount(q.Bytes) }},
+}
+
+// sumQueues adds up what waits, the most first.
+func sumQueues(ctx context.Context, c source, kinds []rdsd.QueueKind) ([]queueSum, error) {
+	list := []queueSum{}
+	add := func(s queueSum) {
+		if s.Datagrams > 0 && (len(kinds) == 0 || slices.Contains(kinds, s.Queue)) {
+			list = append(list, s)
+		}
+	}
+	peers, err := c.Peers(ctx, rdsd.PeerFilter{})
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range peers {
+		add(queueSum{rdsd.QueueSend, addrText(p.Local), addrText(p.Remote), p.Queued, p.QueuedBytes})
+		add(queueSum{rdsd.QueueRetrans, addrText(p.Local), addrText(p.Remote), p.Unacked, p.UnackedBytes})
+	}
+	sockets, err := c.Sockets(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range sockets {
+		add(queueSum{rdsd.QueueRecv, endpointText(s.Local), "", s.RecvQueued, s.RecvQueuedBytes})
+	}
+	slices.SortStableFunc(list, func(a, b queueSum) int { return cmp.Compare(b.Datagrams, a.Datagrams) })
+	return list, nil
 }

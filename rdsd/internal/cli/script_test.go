@@ -54,19 +54,21 @@ func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"exits":   cmdExits,
-			"fake":    cmdFake,
-			"daemon":  cmdDaemon,
-			"bound":   cmdBound,
-			"sleeper": cmdSleeper,
-			"queued":  cmdQueued,
-			"image":   cmdImage,
-			"begins":  cmdBegins,
-			"written": cmdWritten,
-			"addsup":  cmdAddsUp,
-			"problem": cmdProblem,
-			"sent":    cmdSent,
-			"waits":   cmdWaits,
+			"exits":    cmdExits,
+			"fake":     cmdFake,
+			"daemon":   cmdDaemon,
+			"bound":    cmdBound,
+			"sleeper":  cmdSleeper,
+			"queued":   cmdQueued,
+			"image":    cmdImage,
+			"begins":   cmdBegins,
+			"written":  cmdWritten,
+			"addsup":   cmdAddsUp,
+			"problem":  cmdProblem,
+			"sent":     cmdSent,
+			"unpacked": cmdUnpacked,
+			"lacks":    cmdLacks,
+			"waits":    cmdWaits,
 			"port": func(ts *testscript.TestScript, _ bool, _ []string) {
 				ts.Setenv("PORT", strconv.Itoa(int(freePort(ts))))
 			},
@@ -250,6 +252,30 @@ func cmdProblem(ts *testscript.TestScript, _ bool, args []string) {
 		st, err := c.Admin().Status(ctx)
 		return err == nil && slices.ContainsFunc(st.Problems, func(p rdsd.Problem) bool { return p.Code == args[1] })
 	})
+}
+
+// cmdUnpacked is `unpacked FILE`: put what is in an archive of bugreport into out.
+func cmdUnpacked(ts *testscript.TestScript, _ bool, args []string) {
+	r, err := openReport(ts.MkAbs(args[0]))
+	ts.Check(err)
+	ts.Check(os.MkdirAll(ts.MkAbs("out"), 0o755))
+	for name, b := range r.files {
+		ts.Check(os.WriteFile(filepath.Join(ts.MkAbs("out"), name), b, 0o600))
+	}
+}
+
+// cmdLacks is `lacks DIR TEXT`: no file in it has TEXT, and there are files.
+func cmdLacks(ts *testscript.TestScript, _ bool, args []string) {
+	files, err := filepath.Glob(filepath.Join(ts.MkAbs(args[0]), "*"))
+	ts.Check(err)
+	if len(files) < 10 {
+		ts.Fatalf("there are %d files in %s", len(files), args[0])
+	}
+	for _, f := range files {
+		if strings.Contains(ts.ReadFile(f), args[1]) {
+			ts.Fatalf("%s has %s in it", f, args[1])
+		}
+	}
 }
 
 // cmdSent is `sent SOCKET N`: wait until a socket there has had so many delivered.

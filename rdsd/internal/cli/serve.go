@@ -41,12 +41,9 @@ runs does, the rest is named in the log; a wrong file changes nothing.`,
 				signal.Notify(hangups, syscall.SIGHUP)
 			}
 			load := config.LoadOptions{File: file, Env: os.Environ(), Flags: flags}
-			cfg, err := config.Load(load)
-			if err == nil {
-				err = node.CheckSystem(cfg)
-			}
+			cfg, err := checkedConfig(load)
 			if err != nil {
-				return withCode(exitConfig, configErrors(err))
+				return err
 			}
 			if check {
 				fmt.Fprintln(a.out, "the configuration is good")
@@ -69,6 +66,9 @@ runs does, the rest is named in the log; a wrong file changes nothing.`,
 
 // configErrors writes several wrong settings one a line.
 func configErrors(err error) error {
+	if err == nil {
+		return nil
+	}
 	if j, ok := err.(interface{ Unwrap() []error }); ok && len(j.Unwrap()) > 1 {
 		var b strings.Builder
 		fmt.Fprintf(&b, "the configuration has %d errors:", len(j.Unwrap()))

@@ -17,7 +17,7 @@ func (a *app) socketsCmd() *cobra.Command {
 of the datagrams they sent (accepted = delivered + cancelled + failed + unknown +
 in flight).`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
+			return a.read(cmd.Context(), func(ctx context.Context, c source) error {
 				list, err := c.Sockets(ctx)
 				if err != nil {
 					return err
@@ -27,13 +27,14 @@ in flight).`,
 		},
 	}
 	cmd.AddCommand(a.closeSocketCmd())
-	return cmd
+	return aList(a.reader(cmd))
 }
 
 var socketColumns = []column[rdsd.SocketInfo]{
 	{"local", func(s rdsd.SocketInfo) any { return endpointText(s.Local) }},
 	{"uid", func(s rdsd.SocketInfo) any { return s.UID }},
 	{"pid", func(s rdsd.SocketInfo) any { return s.PID }},
+	{"program", func(s rdsd.SocketInfo) any { return orDash(s.Program) }},
 	{"label", func(s rdsd.SocketInfo) any { return s.Label }},
 	{"sndbuf", func(s rdsd.SocketInfo) any { return used(s.SendQueuedBytes, s.SendBufferBytes) }},
 	{"rcvbuf", func(s rdsd.SocketInfo) any { return used(s.RecvQueuedBytes, s.RecvBufferBytes) }},

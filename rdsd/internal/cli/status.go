@@ -12,7 +12,7 @@ import (
 )
 
 func (a *app) statusCmd() *cobra.Command {
-	return &cobra.Command{
+	return a.reader(&cobra.Command{
 		Use:   "status",
 		Short: "show the daemon: version, addresses, peers, budgets, problems",
 		Long: `Show the daemon as a whole. At the end stand its problems, the worst first: what
@@ -20,7 +20,7 @@ is not as it should be, and what to do about it. docs/operations.md has the code
 all of them. With --json healthy is false while one of them is a warning or an
 error; 'rdsd check' has an exit code for that.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.admin(cmd.Context(), func(ctx context.Context, c *rdsd.Admin) error {
+			return a.read(cmd.Context(), func(ctx context.Context, c source) error {
 				st, err := c.Status(ctx)
 				if err != nil {
 					return err
@@ -32,7 +32,7 @@ error; 'rdsd check' has an exit code for that.`,
 				return nil
 			})
 		},
-	}
+	})
 }
 
 func (a *app) printStatus(v *rdsd.Status) {

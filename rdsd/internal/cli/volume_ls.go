@@ -20,7 +20,7 @@ type volumesView struct {
 }
 
 func (a *app) volumeLsCmd() *cobra.Command {
-	return &cobra.Command{
+	return aList(a.reader(&cobra.Command{
 		Use:     "ls",
 		Aliases: []string{"list"},
 		Short:   "list what is exported here and what is mapped from other nodes",
@@ -30,20 +30,50 @@ STATE of an export: open, closed (its store is opened when a node comes), failed
 STATE of a mapping: init (it was not open yet), open, closed (no path, or the
 other node has closed it; opened again by itself), unmapped (on its way out).`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.volumes(cmd.Context(), func(ctx context.Context, c *rdsd.Volumes) error {
-				var v volumesView
-				var err error
-				if v.Exports, v.Mappings, err = c.List(ctx); err != nil {
+			return a.read(cmd.Context(), func(ctx context.Context, c source) error {
+				v, err := c.Volumes(ctx)
+				switch {
+				case err != nil:
 					return err
-				}
-				if a.json {
+				case a.json:
 					return writeJSON(a.out, v)
+				case a.form == formTSV:
+					return writeTSV(a.out, volumeRows(v))
 				}
-				a.printVolumes(v)
+				a.printVolumes(*v)
 				return nil
 			})
 		},
+	}))
+}
+
+// volumeRow is an export or a mapping as a line for programs.
+type volumeRow struct {
+	Sort      string `json:"sort"` // "export" or "mapping"
+	Name      string `json:"name"` // of an export; the id of a mapping
+	Node      string `json:"node"` // of a mapping
+	Volume    string `json:"volume"`
+	State     string `json:"state"`
+	Size      uint64 `json:"size_bytes"` // 0: it was not open yet
+	Where     string `json:"where"`      // the store of an export, the device of a mapping
+	LastError string `json:"last_error"`
+}
+
+func volumeRows(v *volumesView) []volumeRow {
+	var out []volumeRow
+	size := func(i *rdsd.VolumeInfo) uint64 {
+		if i == nil {
+			return 0
+		}
+		return i.Size
 	}
+	for _, x := range v.Exports {
+		out = append(out, volumeRow{"export", x.Name, "", x.Name, string(x.State), size(x.Info), x.Path, x.Error})
+	}
+	for _, m := range v.Mappings {
+		out = append(out, volumeRow{"mapping", m.ID, m.Node, m.Name, string(m.State), size(m.Info), m.Device, m.LastError})
+	}
+	return out
 }
 
 func (a *app) printVolumes(v volumesView) {

@@ -23,8 +23,8 @@ node exports). WAITING are requests that wait for a path or for room at the
 server; DEPTH is how many can be in flight. 'sessions policy' changes how
 requests choose among paths.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
-				all, err := v.Sessions(ctx)
+			err := a.read(cmd.Context(), func(ctx context.Context, c source) error {
+				all, err := c.VolumeSessions(ctx)
 				if err != nil {
 					return err
 				}
@@ -34,9 +34,12 @@ requests choose among paths.`,
 						return noSession(session)
 					}
 				}
-				if err := printList(a, all, sessionColumns, "no sessions: nothing is mapped, and no other node maps a volume of this one"); err != nil || !reset {
-					return err
-				}
+				return printList(a, all, sessionColumns, "no sessions: nothing is mapped, and no other node maps a volume of this one")
+			})
+			if err != nil || !reset {
+				return err
+			}
+			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
 				return v.ResetStats(ctx, session, rdsd.PathSpec{})
 			})
 		},
@@ -45,7 +48,7 @@ requests choose among paths.`,
 	cmd.Flags().BoolVar(&reset, "reset-stats", false, "then set the statistics of their paths to 0")
 	cmd.RegisterFlagCompletionFunc("session", a.completeVolume(sessionWords))
 	cmd.AddCommand(a.volumePolicyCmd())
-	return cmd
+	return aList(a.reader(cmd))
 }
 
 func noSession(name string) error {
@@ -132,14 +135,23 @@ requests a path took over from others.
 while it is in use. A path is named SRC,DST; what is not needed to tell it from
 the others, the ports, or SRC, may be left out.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
-				all, err := v.Paths(ctx, session)
+			err := a.read(cmd.Context(), func(ctx context.Context, c source) error {
+				all, err := c.VolumePaths(ctx)
 				if err != nil {
 					return err
 				}
-				if err := printList(a, all, volumePathColumns, "no paths: nothing is mapped, and no other node maps a volume of this one"); err != nil || !reset {
-					return err
+				if session != "" {
+					all = slices.DeleteFunc(all, func(p rdsd.VolumePath) bool { return p.Session != session && p.SessionID != session })
+					if len(all) == 0 {
+						return noSession(session)
+					}
 				}
+				return printList(a, all, volumePathColumns, "no paths: nothing is mapped, and no other node maps a volume of this one")
+			})
+			if err != nil || !reset {
+				return err
+			}
+			return a.volumes(cmd.Context(), func(ctx context.Context, v *rdsd.Volumes) error {
 				return v.ResetStats(ctx, session, rdsd.PathSpec{})
 			})
 		},
@@ -150,7 +162,7 @@ the others, the ports, or SRC, may be left out.`,
 	for _, c := range pathActions {
 		cmd.AddCommand(a.pathActionCmd(c))
 	}
-	return cmd
+	return aList(a.reader(cmd))
 }
 
 var volumePathColumns = []column[rdsd.VolumePath]{

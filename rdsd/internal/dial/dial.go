@@ -59,6 +59,12 @@ func Dial(ctx context.Context, target string) (*rdsd.Client, error) {
 	return c, nil
 }
 
+// OnThisMachine reports whether target is a socket of this machine.
+func OnThisMachine(target string) bool {
+	network, _ := split(target)
+	return network == "unix"
+}
+
 // knock checks that somebody listens at target.
 func knock(ctx context.Context, target string) error {
 	network, addr := split(target)

@@ -1,0 +1,147 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	rdsd "github.com/rdsd/rdsd/sdk/go"
+)
+
+// The exit codes of check are those of plugins for monitors, and not those of the
+// other commands.
+const (
+	checkOK = iota
+	checkWarning
+	checkCritical
+	checkUnknown
+)
+
+var checkWords = [...]string{"OK", "WARNING", "CRITICAL", "UNKNOWN"}
+
+// checkView is what `check --format json` prints.
+type checkView struct {
+	Exit     int            `json:"exit"`
+	State    string         `json:"state"`
+	Summary  string         `json:"summary"`
+	Problems []rdsd.Problem `json:"problems"`
+
+	status *rdsd.Status
+}
+
+func (a *app) checkCmd() *cobra.Command {
+	format := "text"
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "say in one line and an exit code whether the daemon is healthy, for monitors",
+		Long: `Ask the daemon for its problems (see 'rdsd status') and sum them up for a monitor.
+The exit code is that of plugins for Nagios, Icinga, Zabbix and others, and not
+that of the other commands:
+
+  0  OK        no problem is a warning or an error
+  1  WARNING   the worst problem is a warning
+  2  CRITICAL  the worst problem is an error, or no daemon answers
+  3  UNKNOWN   it could not be told: wrong arguments, no right, no time
+
+--format nagios prints one line with performance data, then one for each problem;
+json the same for programs.`,
+		Example: `  rdsd check
+  rdsd check --format nagios
+  rdsd check --format json`,
+	}
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if a.json {
+			format = "json"
+		}
+		if format != "text" && format != "nagios" && format != "json" {
+			return withCode(checkUnknown, fmt.Errorf("--format %q: want text, nagios or json", format))
+		}
+		var v checkView
+		err := a.read(cmd.Context(), func(ctx context.Context, c source) error {
+			st, err := c.Status(ctx)
+			if err == nil {
+				v = check(st)
+			}
+			return err
+		})
+		if err != nil {
+			v = checkView{Exit: checkUnknown, Summary: strings.ReplaceAll(explain(err), "\n", " "), Problems: []rdsd.Problem{}}
+			if exitOf(err) == exitUnreachable {
+				v.Exit = checkCritical
+			}
+		}
+		v.State = checkWords[v.Exit]
+		if err := a.printCheck(v, format); err != nil || v.Exit == checkOK {
+			return err
+		}
+		return &codeError{v.Exit, errLogged{errors.New(v.Summary)}}
+	}
+	cmd.Args = func(_ *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return withCode(checkUnknown, fmt.Errorf("rdsd check takes no arguments, but was given %q", args[0]))
+		}
+		return nil
+	}
+	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return withCode(checkUnknown, err) })
+	cmd.Flags().StringVar(&format, "format", format, "text, nagios or json")
+	cmd.RegisterFlagCompletionFunc("format", cobra.FixedCompletions([]string{"text", "nagios", "json"}, cobra.ShellCompDirectiveNoFileComp))
+	return a.reader(cmd)
+}
+
+// check judges a status.
+func check(st *rdsd.Status) checkView {
+	v := checkView{Problems: st.Problems, status: st}
+	switch {
+	case st.Severity == "":
+		v.Exit, v.Summary = checkUnknown, "this daemon does not say whether it is healthy"
+		return v
+	case st.Healthy:
+	case st.Severity == rdsd.SeverityError:
+		v.Exit = checkCritical
+	default:
+		v.Exit = checkWarning
+	}
+	v.Summary = fmt.Sprintf("%s; %d of %s up, %s", healthText(st), st.PeersUp, plural(uint64(st.Peers), "peer"), plural(uint64(st.Sockets), "socket"))
+	if len(st.Problems) > 0 && !st.Healthy {
+		v.Summary += ": " + st.Problems[0].Text
+	}
+	return v
+}
+
+func (a *app) printCheck(v checkView, format string) error {
+	if format == "json" {
+		return writeJSON(a.out, v)
+	}
+	line := fmt.Sprintf("RDSD %s - %s", v.State, clean(v.Summary))
+	if format == "nagios" {
+		line = plugin(line)
+		if v.status != nil {
+			line += " | " + perfdata(v.status)
+		}
+	}
+	fmt.Fprintln(a.out, line)
+	for _, p := range v.Problems {
+		line := fmt.Sprintf("%s: %s: %s; to do: %s", p.Severity, p.Code, p.Text, p.Remedy)
+		if format == "nagios" {
+			line = plugin(line)
+		}
+		fmt.Fprintln(a.out, clean(line))
+	}
+	return nil
+}
+
+// plugin takes out of a line what divides it from performance data.
+func plugin(s string) string { return strings.ReplaceAll(s, "|", "/") }
+
+// perfdata are the numbers that a monitor draws.
+func perfdata(st *rdsd.Status) string {
+	counts := map[rdsd.Severity]int{}
+	for _, p := range st.Problems {
+		counts[p.Severity]++
+	}
+	return fmt.Sprintf("peers=%d;;;0 peers_up=%d;;;0;%d sockets=%d;;;0 memory=%dB;;;0;%d errors=%d;;;0 warnings=%d;;;0 uptime=%ds", st.Peers, st.PeersUp, st.Peers, st.Sockets,
+		st.MemoryUsedBytes, st.MemoryBudgetBytes, counts[rdsd.SeverityError], counts[rdsd.SeverityWarning], int64(st.Uptime.Seconds()))
+}

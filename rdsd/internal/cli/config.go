@@ -1,0 +1,116 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rdsd/rdsd/node"
+	"github.com/rdsd/rdsd/node/config"
+)
+
+func (a *app) configCmd() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "config",
+		Short: "show and check the configuration",
+	}
+	cmd.AddCommand(a.configShowCmd(), a.configCheckCmd())
+	return cmd
+}
+
+// configFlags adds the flags of serve that make a configuration to cmd.
+func configFlags(cmd *cobra.Command, load *config.LoadOptions) {
+	f := cmd.Flags()
+	f.StringVar(&load.File, "config", "", "configuration file, TOML (RDSD_CONFIG)")
+	load.Flags = config.Flags()
+	for _, v := range load.Flags {
+		p := f.VarPF(v, v.Name(), "", v.Usage())
+		if v.IsBoolFlag() {
+			p.NoOptDefVal = "true"
+		}
+	}
+}
+
+func (a *app) configShowCmd() *cobra.Command {
+	var load config.LoadOptions
+	var origin, running bool
+	cmd := &cobra.Command{
+		Use:   "show",
+		Short: "print the configuration that serve would have, or that the daemon has",
+		Long: `Print the configuration that 'rdsd serve' would have with the same file, variables
+and flags, as a file that loads again. --origin says on each line where its value
+came from: default, a line of the file, a variable, a flag. --running asks the daemon for the one it
+has, reloads taken in, always with the origins. No key of it is a secret.`,
+		Example: `  rdsd config show
+  rdsd config show --origin --config /etc/rdsd/rdsd.toml
+  rdsd config show --running`,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if running {
+				return a.read(cmd.Context(), func(ctx context.Context, c source) error {
+					text, err := c.Config(ctx)
+					if err == nil {
+						err = a.printConfig(text)
+					}
+					return err
+				})
+			}
+			load.Env = os.Environ()
+			c, err := config.Load(load)
+			if err != nil {
+				return withCode(exitConfig, configErrors(err))
+			}
+			var b strings.Builder
+			if origin {
+				err = c.DumpOrigins(&b)
+			} else {
+				err = c.Dump(&b)
+			}
+			if err != nil {
+				return err
+			}
+			return a.printConfig(b.String())
+		},
+	}
+	configFlags(cmd, &load)
+	cmd.Flags().BoolVar(&origin, "origin", false, "say on each line where its value came from")
+	cmd.Flags().BoolVar(&running, "running", false, "of the daemon, as it is now")
+	return a.reader(cmd)
+}
+
+func (a *app) printConfig(text string) error {
+	if a.json {
+		return writeJSON(a.out, map[string]string{"toml": text})
+	}
+	_, err := fmt.Fprint(a.out, cleanLines(text))
+	return err
+}
+
+func (a *app) configCheckCmd() *cobra.Command {
+	var load config.LoadOptions
+	cmd := &cobra.Command{
+		Use:   "check",
+		Short: "name every mistake of the configuration; the same as serve --check",
+		RunE: func(*cobra.Command, []string) error {
+			load.Env = os.Environ()
+			_, err := checkedConfig(load)
+			if err == nil {
+				_, err = fmt.Fprintln(a.out, "the configuration is good")
+			}
+			return err
+		},
+	}
+	configFlags(cmd, &load)
+	return cmd
+}
+
+// checkedConfig is a configuration that a daemon would start with.
+func checkedConfig(load config.LoadOptions) (*config.Config, error) {
+	c, err := config.Load(load)
+	if err == nil {
+		err = node.CheckSystem(c)
+	}
+	return c, withCode(exitConfig, configErrors(err))
+}

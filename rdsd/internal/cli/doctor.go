@@ -1,0 +1,86 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/rdsd/internal/dial"
+	"github.com/rdsd/rdsd/rdsd/internal/doctor"
+)
+
+func (a *app) doctorCmd() *cobra.Command {
+	var load config.LoadOptions
+	cmd := &cobra.Command{
+		Use:   "doctor [" + strings.Join(doctor.Groups, "|") + "]...",
+		Short: "say what this machine lacks for rdsd, and the command that mends it",
+		Long: `Look at this machine, not at a daemon: limits, memory of the control group, room for
+state, addresses, ports, kernel modules, permissions. Each finding is ok, a note (it
+works, but not as it could), a warning or an error, with the command that mends it.
+It changes nothing. Without arguments it looks at everything:
+
+  limits  file descriptors, memory of the control group, room on disks
+  net     addresses and their MTU, TCP ports 16385 and 16388, congestion control,
+          socket buffers, the daemon's socket
+  nbd     the kernel's nbd module, for volumes as kernel devices
+  rdma    devices, modules and locked memory
+
+The exit code is 1 if there is an error. The daemon's own problems are in
+'rdsd status', those of volumes in 'rdsd volume check'.`,
+		Example: `  rdsd doctor
+  rdsd doctor net limits`,
+		ValidArgs: doctor.Groups,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			for _, g := range args {
+				if !slices.Contains(doctor.Groups, g) {
+					return usagef("%q: want %s, or nothing for all", g, strings.Join(doctor.Groups, ", "))
+				}
+			}
+			found := a.doctor(cmd.Context(), args)
+			if err := printList(a, found, doctorColumns, "nothing was looked at"); err != nil {
+				return err
+			}
+			errs := uint64(0)
+			for _, f := range found {
+				if f.Severity == doctor.Error {
+					errs++
+				}
+				if !a.json && a.form == formTable && f.Remedy != "" {
+					fmt.Fprintf(a.out, "to do, %s: %s\n", clean(f.What), clean(f.Remedy))
+				}
+			}
+			if errs > 0 {
+				return withCode(exitFailed, fmt.Errorf("the doctor found %s", plural(errs, "error")))
+			}
+			return nil
+		},
+	}
+	cmd.Args = cobra.ArbitraryArgs
+	cmd.Flags().StringVar(&load.File, "config", "", "look for what this configuration needs")
+	a.doctorLoad = &load
+	return aList(cmd)
+}
+
+var doctorColumns = []column[doctor.Finding]{
+	{"severity", func(f doctor.Finding) any { return f.Severity }},
+	{"group", func(f doctor.Finding) any { return f.Group }},
+	{"what", func(f doctor.Finding) any { return f.What }},
+	{"finding", func(f doctor.Finding) any { return f.Text }},
+}
+
+// doctor looks at the machine with the configuration there is, or with the defaults.
+func (a *app) doctor(_ context.Context, groups []string) []doctor.Finding {
+	load := config.LoadOptions{}
+	if a.doctorLoad != nil {
+		load = *a.doctorLoad
+	}
+	c, err := config.Load(load)
+	if err != nil {
+		c = config.Default()
+	}
+	return doctor.Examine(doctor.Here(), c, dial.Target(a.socket), groups)
+}

@@ -1,0 +1,193 @@
+package doctor
+
+import (
+	"errors"
+	"io/fs"
+	"net/netip"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/node/config"
+)
+
+// good is a machine that lacks nothing, and on which a daemon runs.
+func good() *Machine {
+	files := map[string]string{
+		"/proc/self/cgroup": "0::/system.slice/rdsd.service\n", "/sys/fs/cgroup/system.slice/rdsd.service/memory.max": "max\n",
+		"/proc/sys/net/ipv4/tcp_available_congestion_control": "reno cubic\n", "/proc/sys/net/core/wmem_max": "4194304\n", "/proc/sys/net/core/rmem_max": "4194304\n",
+		"/sys/module/nbd/parameters/max_part": "16\n", "/proc/self/status": "Name:\trdsd\nCapEff:\t000001ffffffffff\n",
+	}
+	return &Machine{
+		Read: func(path string) (string, error) {
+			if s, ok := files[path]; ok {
+				return s, nil
+			}
+			return "", fs.ErrNotExist
+		},
+		List: func(string) ([]string, error) { return []string{"mlx5_0"}, nil },
+		Mode: func(path string) (os.FileMode, error) {
+			if path == "/sys/module/rds_tcp" {
+				return 0, fs.ErrNotExist
+			}
+			return 0o755, nil
+		},
+		Free:    func(string) (uint64, error) { return 1 << 40, nil },
+		Limit:   func(int) (uint64, uint64) { return unix.RLIM_INFINITY, unix.RLIM_INFINITY },
+		MTU:     func(netip.Addr) (string, int) { return "eth0", 9000 },
+		Listen:  func(netip.AddrPort) error { return nil },
+		Connect: func(string, string) error { return nil },
+	}
+}
+
+// file makes a machine's file say something else.
+func file(m *Machine, path, text string) {
+	read := m.Read
+	m.Read = func(p string) (string, error) {
+		if p == path {
+			return text, nil
+		}
+		return read(p)
+	}
+}
+
+func lacksModule(m *Machine, name string) {
+	mode := m.Mode
+	m.Mode = func(p string) (os.FileMode, error) {
+		if p == "/sys/module/"+name {
+			return 0, fs.ErrNotExist
+		}
+		return mode(p)
+	}
+}
+
+// TestFindings: on a machine that lacks nothing there is nothing to do, and each thing
+// that it lacks is found, with what mends it.
+func TestFindings(t *testing.T) {
+	for name, c := range map[string]struct {
+		break_         func(*Machine)
+		severity, what string
+		mend           string
+	}{
+		"descriptors": {func(m *Machine) { m.Limit = func(int) (uint64, uint64) { return 1024, 4096 } }, Warning, "file descriptors", "LimitNOFILE=65536"},
+		"cgroup":      {func(m *Machine) { file(m, "/sys/fs/cgroup/system.slice/rdsd.service/memory.max", "536870912") }, Error, "memory of the control group", "MemoryMax=1140850688"},
+		"cgroup above": {func(m *Machine) { file(m, "/sys/fs/cgroup/system.slice/memory.max", "536870912") }, Error, "memory of the control group",
+			"limits.memory_bytes = 469762048"},
+		"disk":     {func(m *Machine) { m.Free = func(string) (uint64, error) { return 1 << 20, nil } }, Error, "state", "make room"},
+		"address":  {func(m *Machine) { m.MTU = func(netip.Addr) (string, int) { return "", 0 } }, Error, "127.0.0.1", "ip addr add"},
+		"MTU":      {func(m *Machine) { m.MTU = func(netip.Addr) (string, int) { return "tun0", 576 } }, Warning, "127.0.0.1", "ip link set tun0 mtu 1500"},
+		"port":     {busy(syscall.ECONNREFUSED), Error, "rds.port", "sport = :16385"},
+		"no right": {func(m *Machine) { m.Listen = func(netip.AddrPort) error { return syscall.EACCES } }, Warning, "rds.port", ""},
+		"kernel": {func(m *Machine) {
+			busy(nil)(m)
+			m.Mode = func(string) (os.FileMode, error) { return 0, nil }
+		}, Error, "rds.port", "modprobe -r rds_tcp"},
+		"congestion": {func(m *Machine) { file(m, "/proc/sys/net/ipv4/tcp_available_congestion_control", "reno") }, Warning, "rds.tcp_congestion", "modprobe tcp_cubic"},
+		"buffers":    {func(m *Machine) { file(m, "/proc/sys/net/core/wmem_max", "4096") }, Warning, "net.core.wmem_max", "sysctl -w net.core.wmem_max"},
+		"nobody":     {func(m *Machine) { m.Connect = func(string, string) error { return fs.ErrNotExist } }, Note, "daemon", "systemctl start rdsd"},
+		"no directory": {func(m *Machine) {
+			m.Connect = func(string, string) error { return fs.ErrNotExist }
+			m.Mode = func(p string) (os.FileMode, error) {
+				if p == "/run/rdsd" || p == "/sys/module/rds_tcp" {
+					return 0, fs.ErrNotExist
+				}
+				return 0, nil
+			}
+		}, Note, "daemon", "mkdir -p /run/rdsd"},
+		"forbidden": {func(m *Machine) { m.Connect = func(string, string) error { return syscall.EACCES } }, Error, "daemon", "api.socket_group"},
+		"dead":      {func(m *Machine) { m.Connect = func(string, string) error { return syscall.ECONNREFUSED } }, Warning, "daemon", "restart rdsd"},
+		"nbd":       {func(m *Machine) { lacksModule(m, "nbd") }, Note, "nbd", "modprobe nbd nbds_max=64 max_part=16"},
+		"max_part":  {func(m *Machine) { file(m, "/sys/module/nbd/parameters/max_part", "0") }, Note, "max_part", "modprobe -r nbd"},
+		"rights":    {func(m *Machine) { file(m, "/proc/self/status", "CapEff:\t0000000000000000\n") }, Note, "CAP_SYS_ADMIN", "packaging/volumes.conf"},
+		"no RDMA":   {func(m *Machine) { m.List = func(string) ([]string, error) { return nil, fs.ErrNotExist } }, Note, "devices", ""},
+		"uverbs":    {func(m *Machine) { lacksModule(m, "ib_uverbs") }, Error, "ib_uverbs", "modprobe ib_uverbs"},
+		"locked": {func(m *Machine) {
+			m.Limit = func(which int) (uint64, uint64) {
+				if which == unix.RLIMIT_MEMLOCK {
+					return 65536, 65536
+				}
+				return 1 << 20, 1 << 20
+			}
+		}, Warning, "locked memory", "LimitMEMLOCK=infinity"},
+	} {
+		m := good()
+		c.break_(m)
+		found := Examine(m, config.Default(), "unix:///run/rdsd/rdsd.sock", nil)
+		found = slices.DeleteFunc(found, func(f Finding) bool { return f.Severity == OK || f.What == "volumes.port" })
+		if len(found) == 0 || found[0].Severity != c.severity || found[0].What != c.what || !strings.Contains(found[0].Remedy, c.mend) || found[0].Text == "" {
+			t.Errorf("%s: %+v", name, found)
+		}
+	}
+	found := Examine(good(), config.Default(), "/run/rdsd/rdsd.sock", nil)
+	groups := map[string]int{}
+	for _, f := range found {
+		if groups[f.Group]++; f.Severity != OK || f.Remedy != "" {
+			t.Errorf("on a machine that lacks nothing: %+v", f)
+		}
+	}
+	for _, g := range Groups {
+		if groups[g] == 0 {
+			t.Errorf("nothing was found of %s", g)
+		}
+		for _, f := range Examine(good(), config.Default(), "/run/rdsd/rdsd.sock", []string{g}) {
+			if f.Group != g {
+				t.Errorf("asked for %s: %+v", g, f)
+			}
+		}
+	}
+}
+
+// busy is a machine whose ports are in use, by a daemon if connecting to one succeeds.
+func busy(connect error) func(*Machine) {
+	return func(m *Machine) {
+		m.Listen = func(netip.AddrPort) error { return &os.SyscallError{Syscall: "bind", Err: syscall.EADDRINUSE} }
+		m.Connect = func(string, string) error { return connect }
+	}
+}
+
+// TestRunningDaemon: ports that a daemon has are no fault.
+func TestRunningDaemon(t *testing.T) {
+	m := good()
+	busy(nil)(m)
+	for _, f := range Examine(m, config.Default(), "/run/rdsd/rdsd.sock", []string{"net"}) {
+		if f.Severity != OK {
+			t.Errorf("%+v", f)
+		}
+	}
+}
+
+// TestHere: the checks run on this machine, whatever it is.
+func TestHere(t *testing.T) {
+	m := Here()
+	if name, mtu := m.MTU(netip.MustParseAddr("127.0.0.1")); name == "" || mtu == 0 {
+		t.Errorf("loopback is on %q, MTU %d", name, mtu)
+	}
+	if _, hard := m.Limit(unix.RLIMIT_NOFILE); hard == 0 {
+		t.Error("no file descriptors")
+	}
+	if free, err := m.Free(t.TempDir()); err != nil || free == 0 {
+		t.Errorf("%d bytes free, %v", free, err)
+	}
+	if err := m.Listen(netip.MustParseAddrPort("192.0.2.1:1")); err == nil {
+		t.Error("a port of another machine can be had")
+	}
+	if _, err := m.Read("/proc/self/status"); err != nil {
+		t.Error(err)
+	}
+	if _, err := m.List("/proc/self"); err != nil {
+		t.Error(err)
+	}
+	if _, err := m.Mode("/nobody/is/here"); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	if err := m.Connect("unix", "/nobody/is/here"); !errors.Is(err, fs.ErrNotExist) {
+		t.Error(err)
+	}
+	if len(Examine(m, config.Default(), "/run/rdsd/rdsd.sock", nil)) < 6 {
+		t.Error("hardly anything was looked at")
+	}
+}

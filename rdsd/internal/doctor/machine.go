@@ -1,0 +1,88 @@
+package doctor
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Machine is what the checks look at. Paths are of the file system.
+type Machine struct {
+	Read    func(path string) (string, error)
+	List    func(path string) ([]string, error) // the names in a directory
+	Mode    func(path string) (os.FileMode, error)
+	Free    func(path string) (uint64, error)       // bytes a file system has left
+	Limit   func(which int) (soft, hard uint64)     // of RLIMIT_*
+	MTU     func(netip.Addr) (name string, mtu int) // of the interface with an address; "": none has it
+	Listen  func(netip.AddrPort) error              // whether a TCP port can be had
+	Connect func(network, address string) error     // whether somebody listens
+}
+
+// Here is this machine.
+func Here() *Machine {
+	return &Machine{
+		Read: func(path string) (string, error) {
+			b, err := os.ReadFile(path)
+			return string(b), err
+		},
+		List: func(path string) ([]string, error) {
+			entries, err := os.ReadDir(path)
+			var names []string
+			for _, e := range entries {
+				names = append(names, e.Name())
+			}
+			return names, err
+		},
+		Mode: func(path string) (os.FileMode, error) {
+			i, err := os.Stat(path)
+			if err != nil {
+				return 0, err
+			}
+			return i.Mode(), nil
+		},
+		Free: func(path string) (uint64, error) {
+			var s unix.Statfs_t
+			err := unix.Statfs(path, &s)
+			return s.Bavail * uint64(s.Bsize), err
+		},
+		Limit: func(which int) (soft, hard uint64) {
+			var r unix.Rlimit
+			if unix.Getrlimit(which, &r) != nil {
+				return 0, 0
+			}
+			return r.Cur, r.Max
+		},
+		MTU: mtuOf,
+		Listen: func(at netip.AddrPort) error {
+			l, err := net.Listen("tcp", at.String())
+			if err == nil {
+				l.Close()
+			}
+			return err
+		},
+		Connect: func(network, address string) error {
+			c, err := net.DialTimeout(network, address, time.Second)
+			if err == nil {
+				c.Close()
+			}
+			return err
+		},
+	}
+}
+
+func mtuOf(a netip.Addr) (string, int) {
+	all, _ := net.Interfaces()
+	for _, i := range all {
+		addrs, _ := i.Addrs()
+		for _, x := range addrs {
+			p, err := netip.ParsePrefix(x.String())
+			if err == nil && (p.Addr().Unmap() == a || a.IsLoopback() && p.Addr().IsLoopback() && p.Contains(a)) {
+				return i.Name, i.MTU
+			}
+		}
+	}
+	return "", 0
+}
