@@ -5,8 +5,9 @@ import (
 	"fmt"
 	"net"
 
-	"github.com/rdsd/rdsd/node/config"
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/node/config"
 )
 
 // Identify asks the kernel who is at the other end.

@@ -4,9 +4,10 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/rdserr"
-	"golang.org/x/time/rate"
 )
 
 // maxLimitedUIDs bounds the limiter's table. When it is full, users whose

@@ -35,6 +35,7 @@ type Counters struct {
 	RingsHostile       atomic.Uint64 `counter:"rings_hostile" help:"sockets closed because of what stood in their rings"`
 }
 
+// CounterTable is the Counters by name, for metrics and lists.
 var CounterTable = counters.NewTable[Counters]()
 
 // CostlyClient notes that a client is ended for what it costs to wake it.

@@ -33,12 +33,13 @@ func (w *Worker) collect() {
 	w.thread.Do(w.collect)
 }
 
-// Enter and exit keep the list of the rings a worker serves. On its thread.
+// Enter and Exit keep the list of the rings a worker serves. On its thread.
 func (w *Worker) Enter(r *Ring) {
 	w.rings = append(w.rings, r)
 	r.at = len(w.rings)
 }
 
+// Exit is for each Enter; without one it does nothing.
 func (w *Worker) Exit(r *Ring) {
 	if r.at == 0 {
 		return // it never began

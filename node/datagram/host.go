@@ -101,6 +101,7 @@ func (a *Host) withTimeout(d time.Duration) (context.Context, context.CancelFunc
 	return context.WithTimeout(a.ctx, d)
 }
 
+// Start opens the listeners and begins to serve peers.
 func (a *Host) Start() error {
 	if err := a.startReactors(); err != nil {
 		a.Close()
@@ -177,6 +178,7 @@ func (a *Host) Drain(ctx context.Context) {
 	}
 }
 
+// Close drops every link and socket and releases everything.
 func (a *Host) Close() {
 	a.cancel()
 	a.unwatch()
@@ -196,6 +198,7 @@ func (a *Host) Close() {
 	a.ports.close()
 }
 
+// Alive returns once every engine has answered; it may block.
 func (a *Host) Alive() {
 	for _, h := range a.list {
 		h.Lock()
@@ -203,6 +206,7 @@ func (a *Host) Alive() {
 	}
 }
 
+// Engine finds the engine of a local address, nil when there is none.
 func (a *Host) Engine(addr netip.Addr) Engine {
 	if h := a.byAddr[addr.Unmap()]; h != nil {
 		return h
@@ -210,6 +214,7 @@ func (a *Host) Engine(addr netip.Addr) Engine {
 	return nil
 }
 
+// Read fills in counters, peers and budgets.
 func (a *Host) Read(s *Snapshot) {
 	for _, h := range a.list {
 		h.Lock()

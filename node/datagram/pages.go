@@ -15,7 +15,7 @@ import (
 // lock is let go.
 const PageSize = 128
 
-// Look and unlook are lock and unlock for lists. Whoever looks waits for others that look
+// Look and Unlook are Lock and Unlock for lists. Whoever looks waits for others that look
 // first: however many they are, one of them at a time is in a reactor's way.
 func (h *Local) Look() *rds.Engine {
 	h.looking.Lock()
@@ -23,6 +23,7 @@ func (h *Local) Look() *rds.Engine {
 	return e
 }
 
+// Unlook is for each Look.
 func (h *Local) Unlook() {
 	h.Unlock()
 	h.looking.Unlock()

@@ -27,7 +27,7 @@ type Share struct {
 	endFn        func()
 }
 
-// Share is that of a user; unshare is for each call.
+// Share is that of a user; Unshare is for each call.
 func (w *Worker) Share(uid uint32) *Share {
 	s := w.shares[uid]
 	if s == nil {
@@ -39,6 +39,7 @@ func (w *Worker) Share(uid uint32) *Share {
 	return s
 }
 
+// Unshare is for each Share of a user.
 func (w *Worker) Unshare(uid uint32) {
 	if s := w.shares[uid]; s.refs > 1 {
 		s.refs--
@@ -91,6 +92,7 @@ func (s *Share) Post() { s.posts++ }
 // Copied counts bytes that were copied at once.
 func (s *Share) Copied(n int) { s.bytes += n }
 
+// Spent reports whether a turn has no more room for what this user sends.
 func (s *Share) Spent() bool { return s.posts >= sharePosts || s.bytes >= shareBytes }
 
 // end ends the turn. Who was to be the first of it and did not come has gone.
