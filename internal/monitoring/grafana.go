@@ -24,21 +24,20 @@ type Row struct {
 
 // Panel is one picture. Its width is in columns.
 type Panel struct {
-	Kind         string // stat, timeseries, table
-	Title        string
-	Description  string
-	Unit         string
-	Width        int
-	Queries      []Query
-	Zero         bool // its y axis begins at 0, and what is stacked adds up
-	Hide, Rename map[string]string
+	Kind        string // stat, timeseries, table
+	Title       string
+	Description string
+	Unit        string
+	Width       int
+	Queries     []Query
+	Zero        bool              // its y axis begins at 0, and what is stacked adds up
+	Rename      map[string]string // columns of a table
 }
 
 // Query is one expression of a panel. $sel in it stands for the matchers that the
 // variables of a dashboard make.
 type Query struct {
 	Expr, Legend string
-	Quiet        bool // it may return nothing where all is well
 }
 
 const selector = `job=~"$job",instance=~"$instance"`
@@ -47,9 +46,6 @@ const selector = `job=~"$job",instance=~"$instance"`
 func (q *Query) PromQL() string { return strings.ReplaceAll(q.Expr, "$sel", selector) }
 
 func q(expr, legend string) Query { return Query{Expr: expr, Legend: legend} }
-
-// quiet marks a query that need not return anything.
-func quiet(expr, legend string) Query { return Query{Expr: expr, Legend: legend, Quiet: true} }
 
 func stat(title, unit, description string, l ...Query) Panel {
 	return Panel{Kind: "stat", Title: title, Unit: unit, Description: description, Width: 4, Queries: l}
