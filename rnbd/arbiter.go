@@ -32,16 +32,6 @@ type store struct {
 	verifier uint64
 }
 
-// past is the memory of a volume after it was closed.
-type past struct {
-	syncs  uint32 // that failed
-	writer string // the session that opened it for writing last
-}
-
-// maxPast bounds this memory. Forgetting a failed sync is made up for by a new value for
-// all (Server.remember).
-const maxPast = 4096
-
 // handleState says where a handle stands.
 type handleState uint8
 
@@ -67,6 +57,7 @@ type handle struct {
 	inflight int // requests not replied to
 	since    time.Duration
 	foreign  bool              // see rnbdwire.Store
+	seen     bool              // a request for it has come: its client has the answer to its OPEN
 	waiting  []*rtrs.ServerReq // of OPENs while it is opening, of CLOSEs while it is closing
 }
 
@@ -83,7 +74,7 @@ func (h *handle) place() any {
 // identity returns what tells volumes apart: the file or device number behind a stack of
 // layers, or the device itself.
 func identity(d blk.Device) any {
-	if f, ok := blk.As[*blk.File](d); ok {
+	if f, ok := blk.As[interface{ ID() blk.FileID }](d); ok {
 		return f.ID()
 	}
 	return d
@@ -114,8 +105,10 @@ func (v *volume) admit(h *handle) error {
 }
 
 // attach gives h the device d, or that of its volume if it is open already.
-func (s *Server) attach(now time.Duration, h *handle, d blk.Device, owner *Export) error {
+func (s *Server) attach(now time.Duration, o *Opening, d blk.Device, owner *Export) error {
+	h := o.h
 	id := identity(d)
+	s.recall(id, o.found.where())
 	v := s.volumes[id]
 	if v == nil {
 		v = &volume{id: id}
@@ -156,54 +149,9 @@ func (s *Server) attach(now time.Duration, h *handle, d blk.Device, owner *Expor
 	// whether another one has written meanwhile.
 	if h.writes() {
 		v.writers++
-		s.wrote(h, id)
+		s.wrote(o, id)
 	}
 	return nil
-}
-
-// wrote notes which session has the volume for writing.
-func (s *Server) wrote(h *handle, id any) {
-	p := s.past[id]
-	name := h.sess.rt.Name
-	h.foreign = !h.rules.Shared && p.writer != "" && p.writer != name
-	p.writer = name
-	s.remember(id, p)
-}
-
-// syncLost notes that a sync of a store failed.
-func (s *Server) syncLost(id any) {
-	p := s.past[id]
-	p.syncs++
-	s.remember(id, p)
-}
-
-// remember keeps p. When there are too many all are forgotten, and every store counts as
-// changed.
-func (s *Server) remember(id any, p past) {
-	if _, known := s.past[id]; !known && len(s.past) >= maxPast {
-		clear(s.past)
-		s.cfg.Boot = mix(s.cfg.Boot, 1)
-	}
-	s.past[id] = p
-}
-
-// Past is a Server's memory of a file or block device after it was closed, for the next
-// Server on the same start of the machine.
-type Past struct {
-	ID     blk.FileID
-	Syncs  uint32 // that failed
-	Writer string // the session that opened it for writing last
-}
-
-// Past lists it, in no order. After ServerSyncLost, and after a session has
-// opened a volume for writing, there is something new.
-func (s *Server) Past() (list []Past) {
-	for id, p := range s.past {
-		if f, ok := id.(blk.FileID); ok {
-			list = append(list, Past{f, p.syncs, p.writer})
-		}
-	}
-	return list
 }
 
 // verify makes the verifier of a store that is being opened, which clients are told.

@@ -164,9 +164,36 @@ func (s *Server) opened(now time.Duration, o *Opening, d blk.Device, owner *Expo
 				s.env.Close(h.place(), d)
 			}
 		} else {
-			err = s.attach(now, h, d, owner)
+			err = s.attach(now, o, d, owner)
 		}
 	}
+	if err == nil && o.note {
+		s.env.Note(o) // and then Noted
+		return
+	}
+	s.answer(now, h, err)
+}
+
+// Noted reports that what Past told when ServerEnv.Note was called is written down, or why
+// it cannot be. The session is let in then, and refused otherwise.
+func (s *Server) Noted(now time.Duration, o *Opening, err error) {
+	h := o.h
+	switch {
+	case err != nil:
+		err = rdserr.With(rdserr.ErrIO, "volume %q: that this session writes now cannot be written down, which would let writes of the last one go over its own: %v", h.name, err)
+	case h.state != handleOpening:
+		err = ErrNotOpen // closed meanwhile
+	}
+	if err != nil {
+		s.unwrote(o)
+		s.detach(h)
+		h.store = nil
+	}
+	s.answer(now, h, err)
+}
+
+// answer ends the opening of h, with err if that is not nil.
+func (s *Server) answer(now time.Duration, h *handle, err error) {
 	waiting := h.waiting
 	h.waiting = nil
 	if err != nil {
@@ -208,6 +235,7 @@ func (s *Server) info(now time.Duration, e *session, r *rtrs.ServerReq) {
 		s.rt.Reply(now, r, 0, ErrNotOpen)
 		return
 	}
+	s.request(h)
 	s.describe(now, h, r)
 }
 
@@ -295,6 +323,8 @@ func (s *Server) closeReq(now time.Duration, e *session, r *rtrs.ServerReq) {
 		e.forget(h)
 		s.rt.Reply(now, r, 0, nil)
 	default:
+		s.request(h)
+		s.left(h)
 		h.waiting = append(h.waiting, r)
 		s.close(now, h, nil)
 	}

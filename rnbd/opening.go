@@ -17,6 +17,8 @@ type Opening struct {
 	denied error // the error of other places
 	found  *try  // where Do found it
 	h      *handle
+	note   bool // another session than before writes: it waits for ServerEnv.Note
+	before past // what was remembered until then
 }
 
 // try is one place where the volume may be.
@@ -26,6 +28,17 @@ type try struct {
 	rules *Rules
 	path  string // of the administrator, or below root.dir
 	file  blk.FileOptions
+}
+
+// where names the place, the same after a start of the machine.
+func (t *try) where() string {
+	switch {
+	case t.root != nil:
+		return t.root.Path + "/" + t.path
+	case t.path != "":
+		return t.path
+	}
+	return "export " + t.exp.Name
 }
 
 // Place returns where Do looks next, an *Export or a *Root: an opening at one place should

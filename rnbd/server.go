@@ -22,6 +22,7 @@ type Server struct {
 	sessions []*session      // in the order they came up
 	volumes  map[any]*volume // open volumes, by identity
 	past     map[any]past    // closed volumes, by identity
+	earlier  map[string]Past // closed before the machine was started, by Past.Where
 	nextID   uint32          // of a device
 	ready    []*store        // have requests for Next
 }
@@ -39,9 +40,13 @@ type session struct {
 // NewServer returns a server without exports.
 func NewServer(cfg ServerConfig, env ServerEnv, rt Replier, rnd *rand.Rand) *Server {
 	s := &Server{cfg: cfg, env: env, rt: rt, rnd: rnd,
-		exports: map[string]*Export{}, volumes: map[any]*volume{}, past: map[any]past{}}
+		exports: map[string]*Export{}, volumes: map[any]*volume{}, past: map[any]past{}, earlier: map[string]Past{}}
 	for _, p := range cfg.Past[:min(len(cfg.Past), maxPast)] {
-		s.past[p.ID] = past{p.Syncs, p.Writer}
+		if p.Earlier {
+			s.earlier[p.Where] = p
+		} else {
+			s.past[p.ID] = past{syncs: p.Syncs, writer: p.Writer, behind: p.Behind, where: p.Where}
+		}
 	}
 	s.cfg.Past = nil
 	if s.cfg.Boot == 0 {

@@ -16,6 +16,11 @@ type ServerEnv interface {
 	// Close has c closed in the same way: a device that is no longer used and has nothing
 	// in flight, or a Root. It was opened at the place (Opening.Place).
 	Close(place any, c Closer)
+	// Note has what Past tells now written down, so that it outlives the machine, and then
+	// Server.Noted called in the same way. Only asked for with ServerConfig.Notes.
+	Note(o *Opening)
+	// Keep says that there is something new in Past, to be written down soon.
+	Keep()
 	// Event tells what happened, for logs and watchers.
 	Event(e ServerEvent)
 }
@@ -67,10 +72,14 @@ type ServerConfig struct {
 	// started again (a hash of the kernel's boot id). Clients learn by it that the page
 	// cache was lost. 0 means that it is unknown; a random number is taken.
 	Boot uint64
-	// Past is the result of Server.Past from before the daemon was started again, with the
-	// same Boot: a failed sync is told to clients that were away, and a client that was
-	// away while another wrote does not go on writing.
+	// Past is the result of Server.Past from before the daemon was started again: a failed
+	// sync is told to clients that were away, and a session that was away while another
+	// wrote does not go on writing.
 	Past []Past
+	// Notes says that the environment keeps Past (ServerEnv.Note). A session that was not
+	// the last to write is let in when that is written down, and not before: a daemon or a
+	// machine that ends in between would let the former writer's waiting writes go over it.
+	Notes bool
 	// MaxOpen is the most volumes one session has open; 1024.
 	MaxOpen int
 	// FirstID is the number of the first device opened, RandomID a random one. Numbers are

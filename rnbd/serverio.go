@@ -107,7 +107,9 @@ func (s *Server) io(now time.Duration, e *session, r *rtrs.ServerReq) {
 		err = blk.ErrRange
 	default:
 		// Each request, not the OPEN alone: a session may get a path from another address later.
-		err = h.mayUse(r.Path.Remote.Addr())
+		if err = h.mayUse(r.Path.Remote.Addr()); err == nil && !h.seen {
+			s.request(h)
+		}
 	}
 	if err != nil {
 		s.rt.Reply(now, r, 0, err)

@@ -32,6 +32,10 @@ type world struct {
 	free     []int
 	openings []*Opening
 	holdOpen bool // openings wait
+	notes    []*Opening
+	holdNote bool  // they wait
+	noteErr  error // how they end
+	kept     int   // calls of Keep
 	layers   func(blk.Device) blk.Device
 	closed   []Closer
 	events   []ServerEvent
@@ -128,6 +132,8 @@ func (w *world) mem(name string, size uint64) *blk.Mem {
 func (w *world) Open(o *Opening)       { w.openings = append(w.openings, o) }
 func (w *world) Close(_ any, c Closer) { w.closed = append(w.closed, c) }
 func (w *world) Event(e ServerEvent)   { w.events = append(w.events, e) }
+func (w *world) Keep()                 { w.kept++ }
+func (w *world) Note(o *Opening)       { w.notes = append(w.notes, o) }
 
 func (w *world) Reply(now time.Duration, r *rtrs.ServerReq, n int, err error) {
 	f := w.flights[r.Seq-1]
@@ -179,6 +185,12 @@ func (w *world) step() (more bool) {
 			d = w.layers(d)
 		}
 		w.srv.Opened(w.now, o, d, err)
+		more = true
+	}
+	for !w.holdNote && len(w.notes) > 0 {
+		o := w.notes[0]
+		w.notes = slices.Delete(w.notes, 0, 1)
+		w.srv.Noted(w.now, o, w.noteErr)
 		more = true
 	}
 	for {

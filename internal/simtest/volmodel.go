@@ -305,16 +305,6 @@ func (v *volumes) owned(d *disk, c *volClient) {
 	}
 }
 
-// forgotten records that the server of d has ended, and with it what it knew of who wrote
-// there: the waiting writes of a client that comes back are let in (docs/protocol.md, "foreign").
-func (v *volumes) forgotten(d *disk) {
-	for _, x := range v.writes {
-		if x.d == d {
-			x.barred = 0
-		}
-	}
-}
-
 // replaced records that a new process of c has a session: the requests of the former one
 // have ended.
 func (v *volumes) replaced(c *volClient) {

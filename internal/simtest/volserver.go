@@ -1,8 +1,10 @@
 package simtest
 
 import (
+	"cmp"
 	"math/rand"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
@@ -37,7 +39,7 @@ func (s *volServer) start(n *node) {
 		panic(err)
 	}
 	s.rt, s.core = rt, rt
-	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: v.boots[n]}, (*volExportEnv)(s), rt, rnd)
+	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: v.boots[n], Past: v.past[n], Notes: true}, (*volExportEnv)(s), rt, rnd)
 	for _, d := range s.disks {
 		if err := s.rn.Export(&rnbd.Export{Name: d.name, Device: &store{d: d, srv: s}, Rules: rnbd.Rules{Shared: d.shared}}); err != nil {
 			panic(err)
@@ -154,6 +156,33 @@ type volExportEnv volServer
 
 func (e *volExportEnv) Open(*rnbd.Opening)     { panic("simtest: all exports are devices") }
 func (e *volExportEnv) Close(any, rnbd.Closer) {}
+
+// Keep writes the state down a moment later, Note at once: both take the disk's time, and
+// what is written down then is there when the machine starts again.
+func (e *volExportEnv) Keep() {
+	s := (*volServer)(e)
+	s.v.w.After(s.v.w.upTo(60*time.Millisecond), s.guard(s.save))
+}
+
+func (e *volExportEnv) Note(o *rnbd.Opening) {
+	s := (*volServer)(e)
+	w := s.v.w
+	w.After(w.upTo(5*time.Millisecond), s.guard(func() {
+		s.save()
+		w.After(w.upTo(time.Millisecond), s.guard(func() {
+			s.rn.Noted(w.Now(), o, nil)
+			s.settle()
+		}))
+	}))
+}
+
+// save writes down what the next process of this node is to know.
+func (s *volServer) save() {
+	l := s.rn.Past()
+	slices.SortFunc(l, func(a, b rnbd.Past) int { return cmp.Compare(a.Where, b.Where) })
+	s.v.past[s.n] = l
+}
+
 func (e *volExportEnv) Event(x rnbd.ServerEvent) {
 	v := e.v
 	v.w.mix(24, uint64(x.Kind), uint64(x.Access))

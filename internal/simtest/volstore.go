@@ -56,6 +56,11 @@ type store struct {
 	lost bool // a sync has failed (B7)
 }
 
+// ID is the disk's; the number of its device is another one after each start of the machine.
+func (s *store) ID() blk.FileID {
+	return blk.FileID{Dev: s.d.v.boots[s.d.home] >> 16, Ino: uint64(s.d.num)}
+}
+
 func (s *store) Info() *blk.Info              { return s.d.mem.Info() }
 func (s *store) Watch(func(*blk.Info)) func() { return func() {} }
 func (s *store) Close() error                 { return nil }

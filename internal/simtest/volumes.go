@@ -18,7 +18,8 @@ const volumeSeeds = 1_000_000
 type volumes struct {
 	w       *World
 	nics    map[*node][]*sim.Host
-	boots   map[*node]uint64 // number of the life of the machine
+	boots   map[*node]uint64      // number of the life of the machine
+	past    map[*node][]rnbd.Past // what servers have written down
 	frozen  map[*node]time.Duration
 	disks   []*disk
 	servers []*volServer
@@ -57,7 +58,7 @@ func (c *VolumeCounts) add(o *VolumeCounts) {
 
 // newVolumes draws the volumes of a world that has its nodes.
 func newVolumes(w *World) *volumes {
-	v := &volumes{w: w, nics: map[*node][]*sim.Host{}, boots: map[*node]uint64{}, frozen: map[*node]time.Duration{}}
+	v := &volumes{w: w, nics: map[*node][]*sim.Host{}, boots: map[*node]uint64{}, past: map[*node][]rnbd.Past{}, frozen: map[*node]time.Duration{}}
 	w.vol = v
 	v.latency = pick(w, 100*time.Microsecond, 2*time.Millisecond, 20*time.Millisecond)
 	v.opEvery = pick(w, 2*time.Millisecond, 10*time.Millisecond)
@@ -150,7 +151,6 @@ func (v *volumes) crashed(n *node, power bool) {
 		if s.n == n {
 			s.crash()
 			for _, d := range s.disks {
-				v.forgotten(d)
 				if power {
 					v.total.PowerCuts++
 					d.powerCut()
@@ -160,6 +160,9 @@ func (v *volumes) crashed(n *node, power bool) {
 	}
 	if power {
 		v.boots[n] += 1 << 16
+		for i := range v.past[n] {
+			v.past[n][i].Earlier = true
+		}
 	}
 	for _, c := range v.clients {
 		if c.node == n {

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"slices"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -140,7 +140,7 @@ func TestPastSurvivesACrash(t *testing.T) {
 	before := server.h.srv.past()
 	server.crash()
 	server.start()
-	if got := server.h.srv.past(); !slices.Equal(got, before) {
+	if got := server.h.srv.past(); !reflect.DeepEqual(got, before) {
 		t.Errorf("after a crash %+v is known, before %+v", got, before)
 	}
 }

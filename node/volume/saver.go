@@ -24,7 +24,8 @@ type saver struct {
 
 	mu      sync.Mutex
 	dirty   bool         // guarded by mu; marked and not written
-	waiting []chan error // guarded by mu; callers of save, told how the next write ends
+	waiting []chan error // guarded by mu; callers of save and soon, told how the next write ends
+	asked   bool         // guarded by mu; one of them does not wait for saveEvery
 	ended   bool         // guarded by mu
 }
 
@@ -57,8 +58,13 @@ func (s *saver) nudge() {
 	}
 }
 
-// save has the state written down and waits for that.
-func (s *saver) save() error {
+// save has the state written down at once and waits for that.
+func (s *saver) save() error { return s.ask(true) }
+
+// soon is save for those whose number others decide: it keeps to saveEvery.
+func (s *saver) soon() error { return s.ask(false) }
+
+func (s *saver) ask(atOnce bool) error {
 	told := make(chan error, 1)
 	s.mu.Lock()
 	if s.ended {
@@ -66,6 +72,7 @@ func (s *saver) save() error {
 		return rdserr.ErrShutdown
 	}
 	s.dirty = true
+	s.asked = s.asked || atOnce
 	s.waiting = append(s.waiting, told)
 	s.mu.Unlock()
 	s.nudge()
@@ -80,12 +87,14 @@ func (s *saver) run() {
 	var retry time.Duration
 	for {
 		s.mu.Lock()
-		dirty, asked := s.dirty, len(s.waiting) > 0
+		dirty, asked, waited := s.dirty, s.asked, len(s.waiting) > 0
 		s.mu.Unlock()
 		pause := max(saveEvery, retry) - time.Since(last)
 		switch {
 		case !dirty:
 			pause = forever
+		case waited && !asked: // a disk that failed is tried for them too
+			pause = saveEvery - time.Since(last)
 		case asked: // somebody wants to know now whether it can be written
 			pause = 0
 		}
@@ -141,7 +150,7 @@ func (s *saver) wait(d time.Duration) bool {
 func (s *saver) once() error {
 	s.mu.Lock()
 	waiting := s.waiting
-	s.dirty, s.waiting = false, nil
+	s.dirty, s.waiting, s.asked = false, nil, false
 	s.mu.Unlock()
 	err := s.write()
 	if err != nil {

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/rdsd/rdsd/rdserr"
 )
 
 // TestSaverCoalesces: however often something is marked, there is one writer, a
@@ -203,6 +205,47 @@ func TestManyOpens(t *testing.T) {
 		t.Errorf("nobody has written, says the state (%v): %s", err, b)
 	}
 	t.Logf("%d opens in %v, %d writes", opens, took, writes.Load()-was)
+}
+
+// TestWriterIsWrittenDownFirst: another session than the last is let in for writing when
+// that is on the disk, so that no crash after it lets the former one's waiting writes in;
+// where it cannot be written, that session is refused and told why, and readers are not.
+func TestWriterIsWrittenDownFirst(t *testing.T) {
+	port := freePort(t)
+	server, client := newServerNode(t, port), newClientNode(t, port)
+	server.quiet, client.quiet = true, true
+	var full atomic.Bool
+	replaceState = func(name string, b []byte) error {
+		if full.Load() && strings.HasPrefix(name, server.cfg.StateDir) {
+			return syscall.ENOSPC
+		}
+		return replaceFile(name, b)
+	}
+	t.Cleanup(func() { replaceState = replaceFile })
+	server.start()
+	client.start()
+	mustExport(t, server.h, file(t, "disk", 1<<20))
+	eventually(t, "what was before is written", func() bool { return !server.h.saver.pending() })
+	full.Store(true)
+	spec := MapSpec{Node: server.node(), Name: "disk"}
+	_, err := client.h.Map(testCtx(t), spec)
+	if rdserr.Errno(err) != syscall.EIO || !strings.Contains(err.Error(), "disk") {
+		t.Errorf("a writer while the disk of the state is full: %v; want EIO", err)
+	}
+	reader := spec
+	reader.Access = AccessRO
+	reader.Session = "reader"
+	m, err := client.h.Map(testCtx(t), reader)
+	if err != nil {
+		t.Errorf("a reader: %v", err)
+	} else if err := client.h.Unmap(testCtx(t), m.ID, false); err != nil {
+		t.Error(err)
+	}
+	full.Store(false)
+	m = mustMap(t, client.h, spec)
+	if st, err := server.h.store.read(); err != nil || len(st.Past) != 1 || st.Past[0].Writer != m.Session || !strings.HasSuffix(st.Past[0].Where, "/store") {
+		t.Errorf("mapped, and the disk has %+v, %v", st.Past, err)
+	}
 }
 
 // pending tells whether something is marked and not written.

@@ -63,7 +63,7 @@ func newServer(h *Host, old *state) (*server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: h.store.bootNumber(), Past: h.store.past(old)}, (*exportEnv)(s), s.rt, rnd)
+	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: h.store.bootNumber(), Past: h.store.past(old), Notes: h.store.dir != ""}, (*exportEnv)(s), s.rt, rnd)
 	s.init(h, func(now time.Duration) { s.rt.Tick(now) }, s.rt.Next, func() {
 		now := s.lock(s.clock())
 		s.due(now)
@@ -79,9 +79,11 @@ func (s *server) past() (list []pastState) {
 	past := s.rn.Past()
 	done()
 	for _, p := range past {
-		list = append(list, pastState{p.ID.Dev, p.ID.Ino, p.ID.Block, p.Syncs, p.Writer})
+		list = append(list, pastState{p.ID.Dev, p.ID.Ino, p.ID.Block, p.Syncs, p.Writer, p.Behind, p.Where, p.Earlier})
 	}
-	slices.SortFunc(list, func(a, b pastState) int { return cmp.Or(cmp.Compare(a.Dev, b.Dev), cmp.Compare(a.Ino, b.Ino)) })
+	slices.SortFunc(list, func(a, b pastState) int {
+		return cmp.Or(cmp.Compare(a.Dev, b.Dev), cmp.Compare(a.Ino, b.Ino), cmp.Compare(a.Where, b.Where))
+	})
 	return list
 }
 

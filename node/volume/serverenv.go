@@ -10,7 +10,6 @@ import (
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
-	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
 // serverEnv is what the RTRS server needs done, with mu held.
@@ -147,6 +146,22 @@ func (e *exportEnv) Open(o *rnbd.Opening) { (*server)(e).open(o) }
 
 func (e *exportEnv) Close(place any, c rnbd.Closer) { (*server)(e).at(place, visit{close: c}) }
 
+func (e *exportEnv) Keep() { e.h.keepPast() }
+
+// Note waits for the disk beside everything else: whoever opens the volume waits for it.
+func (e *exportEnv) Note(o *rnbd.Opening) {
+	s := (*server)(e)
+	s.h.work.Add(1)
+	go func() { // ends when the state is written, or cannot be
+		defer s.h.work.Done()
+		defer s.h.guard.Recover(guard.Step, nil) // the volume would be opening for ever
+		err := s.h.saver.soon()
+		now := s.lock(s.clock())
+		s.rn.Noted(now, o, err)
+		s.finish(now)
+	}()
+}
+
 func (e *exportEnv) Event(x rnbd.ServerEvent) {
 	ev := Event{Kind: EventExport, Role: RoleServer, Session: x.Session, Export: x.Name, State: x.Kind.String(), Err: x.Err}
 	switch x.Kind {
@@ -159,7 +174,4 @@ func (e *exportEnv) Event(x rnbd.ServerEvent) {
 		ev.Text = fmt.Sprintf("the store of volume %s failed a %v", x.Name, x.Op)
 	}
 	e.event(ev)
-	if x.Kind == rnbd.ServerSyncLost || x.Kind == rnbd.ServerOpened && x.Access != rnbdwire.ReadOnly {
-		e.h.keepPast()
-	}
 }

@@ -44,16 +44,19 @@ type state struct {
 	NextID   uint64         `json:"next_id"`
 	Exports  []exportState  `json:"exports,omitempty"`
 	Mappings []mappingState `json:"mappings,omitempty"`
-	Past     []pastState    `json:"past,omitempty"` // of this start of the machine
+	Past     []pastState    `json:"past,omitempty"`
 }
 
 // pastState is what the server knows of a file or block device (rnbd.Past).
 type pastState struct {
-	Dev    uint64 `json:"dev"`
-	Ino    uint64 `json:"ino,omitempty"`
-	Block  bool   `json:"block,omitempty"`
-	Syncs  uint32 `json:"failed_syncs,omitempty"`
-	Writer string `json:"writer,omitempty"`
+	Dev     uint64   `json:"dev"`
+	Ino     uint64   `json:"ino,omitempty"`
+	Block   bool     `json:"block,omitempty"`
+	Syncs   uint32   `json:"failed_syncs,omitempty"`
+	Writer  string   `json:"writer,omitempty"`
+	Behind  []string `json:"behind,omitempty"`
+	Where   string   `json:"where,omitempty"`
+	Earlier bool     `json:"earlier,omitempty"`
 }
 
 type exportState struct {
@@ -208,14 +211,16 @@ func (s *store) read() (state, error) {
 // that has not started anew since.
 func (s *store) crashed(st *state) bool { return st.Running && st.Boot == s.boot }
 
-// past is what the Host that left st knew of files that the machine has not
-// forgotten since.
+// past is what the Host that left st knew of files. Of a machine that was started since
+// there is left who wrote, by the place of the file.
 func (s *store) past(st *state) (list []rnbd.Past) {
-	if st.Boot != s.boot {
-		return nil
-	}
+	earlier := st.Boot != s.boot
 	for _, p := range st.Past {
-		list = append(list, rnbd.Past{ID: blk.FileID{Dev: p.Dev, Ino: p.Ino, Block: p.Block}, Syncs: p.Syncs, Writer: p.Writer})
+		if earlier && p.Where == "" { // written by a version that did not know it
+			continue
+		}
+		list = append(list, rnbd.Past{ID: blk.FileID{Dev: p.Dev, Ino: p.Ino, Block: p.Block}, Syncs: p.Syncs,
+			Writer: p.Writer, Behind: p.Behind, Where: p.Where, Earlier: p.Earlier || earlier})
 	}
 	return list
 }

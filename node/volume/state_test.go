@@ -27,7 +27,7 @@ func TestStateSurvives(t *testing.T) {
 	mapping := MapSpec{ID: "v7", Node: "n", Name: "d", As: AsSocket, Socket: "/s", Session: "a-b", Paths: []PathSpec{{"", "n:1"}},
 		Policy: rtrs.MinLatency.String(), QueueDepth: 8, Access: AccessRW, IOTimeout: 3 * time.Second, LossTimeout: time.Minute, OnLoss: OnLossError, Persist: true}
 	want := state{Running: true, NextID: 8, Exports: []exportState{export.state()}, Mappings: []mappingState{mapping.state("")},
-		Past: []pastState{{Dev: 3, Ino: 4, Syncs: 1, Writer: "a-b"}, {Dev: 5, Block: true, Writer: "c"}}}
+		Past: []pastState{{Dev: 3, Ino: 4, Syncs: 1, Writer: "a-b", Behind: []string{"x", "y"}, Where: "/disk"}, {Dev: 5, Block: true, Writer: "c"}}}
 	if err := s.write(func() state { return want }); err != nil {
 		t.Fatal(err)
 	}
@@ -54,12 +54,16 @@ func TestStateSurvives(t *testing.T) {
 	if !s.crashed(&st) {
 		t.Fatal("no crash was seen where there was no stop")
 	}
-	if got := s.past(&st); len(got) != 2 || got[0] != (rnbd.Past{ID: blk.FileID{Dev: 3, Ino: 4}, Syncs: 1, Writer: "a-b"}) ||
-		got[1] != (rnbd.Past{ID: blk.FileID{Dev: 5, Block: true}, Writer: "c"}) {
+	past := []rnbd.Past{
+		{ID: blk.FileID{Dev: 3, Ino: 4}, Syncs: 1, Writer: "a-b", Behind: []string{"x", "y"}, Where: "/disk"},
+		{ID: blk.FileID{Dev: 5, Block: true}, Writer: "c"}, // as a version before this one wrote it
+	}
+	if got := s.past(&st); !reflect.DeepEqual(got, past) {
 		t.Fatalf("of the past: %+v", got)
 	}
-	if st.Boot = "another"; s.crashed(&st) || s.past(&st) != nil {
-		t.Fatal("a start of the machine was taken for a crash of the daemon")
+	past[0].Earlier = true
+	if st.Boot = "another"; s.crashed(&st) || !reflect.DeepEqual(s.past(&st), past[:1]) {
+		t.Fatalf("a start of the machine was taken for a crash of the daemon, or of who wrote is known: %+v", s.past(&st))
 	}
 	left, _ := filepath.Glob(filepath.Join(dir, "*.new"))
 	if len(left) != 0 {

@@ -1,0 +1,141 @@
+package rnbd
+
+import (
+	"slices"
+
+	"github.com/rdsd/rdsd/blk"
+)
+
+// past is what is remembered of a volume after it was closed: how many syncs of it failed,
+// and which sessions may still have writes that must not reach it.
+//
+// A session that goes without closing the volume may come back with writes that waited. If
+// another has written meanwhile they would go over that one's, so it is told (foreign) and
+// gives them up. It is told until it has asked something of what was opened with that
+// answer: an answer may be lost with the link, the daemon or the machine. All of this
+// outlives them, where the environment keeps it (ServerConfig.Notes).
+type past struct {
+	syncs  uint32   // that failed
+	writer string   // the session that opened it for writing last
+	closed bool     // it has closed the volume: nothing of it waits. Not kept: without it more is told, not less
+	behind []string // sessions that went without closing it before others wrote, oldest first
+	where  string   // it was found then (try.where)
+}
+
+const (
+	// maxPast bounds what is remembered. Forgetting a failed sync is made up for by
+	// a new value for all (Server.remember).
+	maxPast = 4096
+	// maxBehind bounds what is remembered of one volume: the last of those that went.
+	maxBehind = 32
+)
+
+// wrote remembers who has the volume for writing, and whether that has to be written down.
+func (s *Server) wrote(o *Opening, id any) {
+	h, p := o.h, s.past[id]
+	name := h.sess.rt.Name
+	o.before = p
+	if p.writer != "" && p.writer != name && !p.closed && !h.rules.Shared {
+		p.behind = slices.DeleteFunc(slices.Clone(p.behind), func(n string) bool { return n == p.writer })
+		p.behind = append(p.behind[max(0, len(p.behind)-maxBehind+1):], p.writer)
+	}
+	h.foreign = !h.rules.Shared && (p.writer != "" && p.writer != name || slices.Contains(p.behind, name))
+	_, lasts := id.(blk.FileID) // what does not is not found again
+	o.note = s.cfg.Notes && lasts && !h.rules.Shared && p.writer != name
+	p.writer, p.closed, p.where = name, false, o.found.where()
+	s.remember(id, p)
+}
+
+// unwrote takes back what wrote did, for a session that is not let in.
+func (s *Server) unwrote(o *Opening) {
+	if h := o.h; h.writes() && s.past[h.store.vol.id].writer == h.sess.rt.Name {
+		s.remember(h.store.vol.id, o.before)
+	}
+}
+
+// request is told of each request for h: whoever knows its number has seen the answer to
+// OPEN, and with it whether others have written.
+func (s *Server) request(h *handle) {
+	if h.seen {
+		return
+	}
+	h.seen = true
+	if !h.foreign {
+		return
+	}
+	h.foreign = false // its client goes on all the same
+	id, name := h.store.vol.id, h.sess.rt.Name
+	p := s.past[id]
+	if i := slices.Index(p.behind, name); i >= 0 {
+		p.behind = slices.Delete(slices.Clone(p.behind), i, i+1)
+		s.remember(id, p)
+		s.env.Keep()
+	}
+}
+
+// left remembers that the client has closed h itself: no write of it waits.
+func (s *Server) left(h *handle) {
+	if !h.writes() || h.store == nil {
+		return
+	}
+	if id := h.store.vol.id; s.past[id].writer == h.sess.rt.Name {
+		p := s.past[id]
+		p.closed = true
+		s.remember(id, p)
+	}
+}
+
+// syncLost notes that a sync of a store failed.
+func (s *Server) syncLost(id any) {
+	p := s.past[id]
+	p.syncs++
+	s.remember(id, p)
+	s.env.Keep()
+}
+
+// remember keeps p. When there is too much of it everything is forgotten, and
+// what was said of any store until now counts as changed.
+func (s *Server) remember(id any, p past) {
+	if _, known := s.past[id]; !known && len(s.past) >= maxPast {
+		clear(s.past)
+		s.cfg.Boot = mix(s.cfg.Boot, 1)
+	}
+	s.past[id] = p
+}
+
+// recall takes up what an earlier start of the machine knew of a volume, which it finds by
+// where it is: the number of its device may be another one now. Of the syncs that failed then
+// nothing is left to tell: the machine's start says more (Boot).
+func (s *Server) recall(id any, where string) {
+	now, ok := id.(blk.FileID)
+	e, was := s.earlier[where]
+	if _, known := s.past[id]; !ok || !was || known || e.ID.Block != now.Block || !now.Block && e.ID.Ino != now.Ino {
+		return
+	}
+	delete(s.earlier, where)
+	s.remember(id, past{writer: e.Writer, behind: e.Behind, where: where})
+}
+
+// Past is what a Server remembers of a file or block device after it was closed,
+// for the next Server.
+type Past struct {
+	ID      blk.FileID
+	Syncs   uint32   // that failed
+	Writer  string   // the session that opened it for writing last
+	Behind  []string // sessions that went before another wrote, and have not been told
+	Where   string   // the place where it was found then
+	Earlier bool     // ID is of an earlier start of the machine, and Syncs say nothing
+}
+
+// Past lists it, in no order. ServerEnv.Keep says that there is something new.
+func (s *Server) Past() (list []Past) {
+	for id, p := range s.past {
+		if f, ok := id.(blk.FileID); ok {
+			list = append(list, Past{ID: f, Syncs: p.syncs, Writer: p.writer, Behind: p.behind, Where: p.where})
+		}
+	}
+	for _, p := range s.earlier { // nobody has opened it since
+		list = append(list, p)
+	}
+	return list
+}

@@ -1,0 +1,228 @@
+package rnbd
+
+import (
+	"bytes"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// twoWriters is a world with a file of which session a has a write that waits, for a is cut
+// off, and session b has written since. a's request ends by itself.
+func twoWriters(t *testing.T, cfg ServerConfig) (w *world, exp *Export, a *end, va *Volume, late *blk.Request) {
+	path := filepath.Join(t.TempDir(), "f")
+	writeFile(t, path, 1<<20)
+	exp = &Export{Name: "d", Path: path}
+	w = newWorld(t, cfg)
+	w.export(exp)
+	a = w.client("a")
+	b := w.client("b")
+	va = a.mustMap("d", rw)
+	a.cut()
+	late = &blk.Request{Op: blk.OpWrite, Len: 512, Buf: bytes.Repeat([]byte{1}, 512)}
+	a.submit(va, late)
+	w.run()
+	vb := b.mustMap("d", rw)
+	if err := b.write(vb, 0, 2, 512, 0); err != nil {
+		t.Fatal(err)
+	}
+	b.cut()
+	w.run()
+	return w, exp, a, va, late
+}
+
+// TestBehindOverStarts: B6 holds although the daemon or the machine that let another session
+// write is not the one that the first finds when it is back; a device number may have
+// changed, and another file at that place is another file.
+func TestBehindOverStarts(t *testing.T) {
+	for _, c := range []struct {
+		what   string
+		boot   uint64
+		change func(p *Past)
+		want   error
+	}{
+		{"the daemon", 7, func(*Past) {}, ErrStale},
+		{"the machine", 8, func(p *Past) { p.Earlier = true }, ErrStale},
+		{"the machine, with another device number", 8, func(p *Past) { p.Earlier = true; p.ID.Dev += 5 }, ErrStale},
+		{"the machine, another file is there", 8, func(p *Past) { p.Earlier = true; p.ID.Ino++ }, nil},
+		{"the machine, a block device is there", 8, func(p *Past) { p.Earlier = true; p.ID.Block = true }, nil},
+		{"the machine, it was elsewhere", 8, func(p *Past) { p.Earlier = true; p.Where += "x" }, nil},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			w, exp, a, va, late := twoWriters(t, ServerConfig{Boot: 7, Notes: true})
+			past := w.srv.Past()
+			if len(past) != 1 || past[0].Writer != "b" || !slices.Equal(past[0].Behind, []string{"a"}) || past[0].Where != exp.Path {
+				t.Fatalf("what is remembered: %+v", past)
+			}
+			c.change(&past[0])
+			w.restart(ServerConfig{Boot: c.boot, Past: past, Notes: true}, exp)
+			if got := w.srv.Past(); len(got) != 1 || got[0].Writer != "b" || got[0].Earlier != past[0].Earlier {
+				t.Errorf("before anybody opens it: %+v", got)
+			}
+			a.connect()
+			if rdserr.Errno(late.Err) != rdserr.Errno(c.want) {
+				t.Errorf("the write that waited: %v, want %v", late.Err, c.want)
+			}
+			if c.want != nil {
+				wantState(t, "the writer that was away", va, Closed)
+			}
+		})
+	}
+}
+
+// TestBehindUntilSeen: a session is told that others have written until it has asked
+// something of what was opened with that answer. Once it has, it is not told again.
+func TestBehindUntilSeen(t *testing.T) {
+	w, exp, a, va, late := twoWriters(t, ServerConfig{Boot: 7, Notes: true})
+	w.holdNote = true
+	a.connect()
+	if wantState(t, "before the answer", va, Closed); len(w.notes) != 1 || late.Err != nil {
+		t.Fatalf("%d notes, the write ended with %v", len(w.notes), late.Err)
+	}
+	w.srv.Noted(w.now, w.notes[0], nil)
+	w.notes, w.holdNote = nil, false
+	past := w.srv.Past()
+	a.cut() // with the answer
+	w.restart(ServerConfig{Boot: 7, Past: past, Notes: true}, exp)
+	a.connect()
+	wantState(t, "the writer that was away", va, Closed)
+	if rdserr.Errno(late.Err) != rdserr.Errno(ErrStale) {
+		t.Errorf("the write that waited: %v, want %v", late.Err, ErrStale)
+	}
+	if p := w.srv.Past(); !slices.Equal(p[0].Behind, []string{"b"}) || w.kept == 0 {
+		t.Errorf("after it has closed the volume: %+v; Keep was called %d times", p[0], w.kept)
+	}
+	// It goes on with the volume as it is.
+	if err := va.Remap(w.now); err != nil {
+		t.Fatal(err)
+	}
+	w.run()
+	wantState(t, "taken as it is", va, Open)
+	if err := a.write(va, 0, 3, 512, 0); err != nil {
+		t.Fatal(err)
+	}
+	again := &blk.Request{Op: blk.OpWrite, Len: 512, Buf: bytes.Repeat([]byte{4}, 512)}
+	a.cut()
+	a.submit(va, again)
+	w.run()
+	w.restart(ServerConfig{Boot: 7, Past: w.srv.Past(), Notes: true}, exp)
+	a.connect()
+	if wantState(t, "nobody else has written", va, Open); again.Err != nil {
+		t.Errorf("a write that waited while nobody else wrote: %v", again.Err)
+	}
+}
+
+// TestClosedIsNotBehind: a session that closed the volume has nothing that waits. When it
+// maps it anew and is cut off, nobody has written since.
+func TestClosedIsNotBehind(t *testing.T) {
+	w := newWorld(t, ServerConfig{Boot: 7})
+	path := filepath.Join(t.TempDir(), "f")
+	writeFile(t, path, 1<<20)
+	w.export(&Export{Name: "d", Path: path})
+	for range 3 {
+		for _, name := range []string{"a", "b"} {
+			e := w.client(name)
+			v := e.mustMap("d", rw)
+			if err := e.write(v, 0, 1, 512, 0); err != nil {
+				t.Fatal(err)
+			}
+			if err := v.Unmap(w.now); err != nil {
+				t.Fatal(err)
+			}
+			w.run()
+			e.cut()
+			w.run()
+		}
+	}
+	if p := w.srv.Past(); len(p) != 1 || len(p[0].Behind) != 0 {
+		t.Errorf("%+v", p)
+	}
+}
+
+// TestNotesFirst: a session that was not the last to write is let in when that is written
+// down. Where it cannot be, it is refused and nothing has changed; the same session, and
+// readers, wait for nothing.
+func TestNotesFirst(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "f")
+	writeFile(t, path, 1<<20)
+	w := newWorld(t, ServerConfig{Boot: 7, Notes: true})
+	w.export(&Export{Name: "d", Path: path})
+	a, b, r := w.client("a"), w.client("b"), w.client("r")
+	a.mustMap("d", rw)
+	a.cut()
+	w.run()
+	before := w.srv.Past()
+
+	w.noteErr = syscall.ENOSPC
+	_, err := b.tryMap("d", rw)
+	if rdserr.Errno(err) != syscall.EIO {
+		t.Errorf("a writer that cannot be written down: %v, want EIO", err)
+	}
+	if e := w.events[len(w.events)-1]; e.Kind != ServerRefused || !strings.Contains(e.Err.Error(), "written down") || !strings.Contains(e.Err.Error(), "no space") {
+		t.Errorf("the event: %v %v", e.Kind, e.Err)
+	}
+	if got := w.srv.Past(); got[0].Writer != before[0].Writer || len(got[0].Behind) != 0 {
+		t.Errorf("refused, and remembered all the same: %+v", got)
+	}
+	if n := len(w.srv.volumes); n != 0 {
+		t.Errorf("%d volumes are open", n)
+	}
+	notes := 0
+	w.noteErr, w.holdNote = nil, true
+	if _, err := r.tryMap("d", ro); err != nil {
+		t.Errorf("a reader: %v", err)
+	}
+	a.connect()
+	if notes = len(w.notes); notes != 0 {
+		t.Errorf("%d notes for a reader and the last writer", notes)
+	}
+	a.cut()
+	w.run()
+
+	// The session goes while its note is under way.
+	if _, err := b.c.Map(w.now, "d", rw); err != nil {
+		t.Fatal(err)
+	}
+	w.run()
+	if len(w.notes) != 1 {
+		t.Fatalf("%d notes", len(w.notes))
+	}
+	if n := w.srv.volumes[w.notes[0].h.store.vol.id].writers; n != 1 {
+		t.Errorf("%d writers while it is noted", n)
+	}
+	b.cut()
+	w.run()
+	w.holdNote = false
+	w.run()
+	for _, v := range w.srv.volumes {
+		if v.writers != 0 {
+			t.Errorf("%d writers are left", v.writers)
+		}
+	}
+	if got := w.srv.Past(); got[0].Writer != "a" {
+		t.Errorf("a session that went before it was let in is remembered: %+v", got)
+	}
+}
+
+// TestBehindIsBounded: of many sessions that went the last are remembered.
+func TestBehindIsBounded(t *testing.T) {
+	w := newWorld(t, ServerConfig{Boot: 7})
+	path := filepath.Join(t.TempDir(), "f")
+	writeFile(t, path, 1<<20)
+	w.export(&Export{Name: "d", Path: path})
+	for i := range maxBehind + 5 {
+		e := w.client(string(rune('A'+i/26)) + string(rune('a'+i%26)))
+		e.mustMap("d", rw)
+		e.cut()
+		w.run()
+	}
+	p := w.srv.Past()[0]
+	if len(p.Behind) != maxBehind || p.Behind[maxBehind-1] != "Bj" || p.Writer != "Bk" || p.Behind[0] != "Ae" {
+		t.Errorf("%d are remembered, from %q to %q, and %q", len(p.Behind), p.Behind[0], p.Behind[len(p.Behind)-1], p.Writer)
+	}
+}
