@@ -2,16 +2,16 @@ package shm
 
 import "math/bits"
 
-// The arena is a buddy allocator with lazy merging (after Lee and Barkley): a
-// freed block first goes to a short list of its size as it is, from where the
-// next of that size is taken: a push and a pop, and memory that is warm. Only
-// what does not fit into that list is merged with its buddy; so the work of
-// Alloc and Free is bounded by the number of sizes, save when an Alloc
-// finds nothing and merges the short lists first, which are bounded too.
+// The arena is a buddy allocator with lazy merging (after Lee and Barkley): a freed block
+// first goes to a short list of its size as it is, from where the next of that size is
+// taken: a push and a pop, and memory that is warm. Only blocks that do not fit into that
+// list are merged with their buddies; so the work of Alloc and Free is bounded by the
+// number of sizes, except when an Alloc finds nothing and merges the short lists first,
+// which are bounded too.
 //
-// The accounts lie in private memory beside the arena, never in it: 9 bytes for
-// each unit of 64. They begin small and double, as does the part of the arena
-// in use, when there is nothing else: an idle socket costs little.
+// The accounts lie in private memory beside the arena, never in it: 9 bytes for each unit
+// of 64. They begin small and double, as does the part of the arena in use, when no block
+// is left: an idle socket costs little.
 
 // Arena divides a range of n units of UnitBytes, n a power of two. It has no lock.
 type Arena struct {
@@ -140,14 +140,17 @@ func (a *Arena) Free(off uint64) (size int, ok bool) {
 	return UnitBytes << o, true
 }
 
-// Claim takes the free block that the page at off lies in out of use, or a part of it of at most
-// most bytes that has the page, until Unclaim. ok is false when something on the page is out.
+// Claim takes the free block that holds the page at off out of use, or a part of it of at most
+// most bytes that has the page, until Unclaim. ok is false when a block on the page is out.
 func (a *Arena) Claim(off, most uint64) (at, n uint64, ok bool) {
 	u := uint32(off / UnitBytes)
 	if int(u) >= len(a.state) {
 		return 0, 0, false
 	}
 	for o := pageOrder; o <= a.top; o++ {
+		// A block's state stands at its first unit alone, so the block of each size that
+		// could hold the page is looked up there. A block that is out, or a part of a larger
+		// one, has another state.
 		b := u &^ (1<<o - 1)
 		switch a.state[b] {
 		case stateFree | o:
@@ -158,6 +161,7 @@ func (a *Arena) Claim(off, most uint64) (at, n uint64, ok bool) {
 			continue
 		}
 		for ; o > pageOrder && UnitBytes<<o > most; o-- {
+			// Split until the piece is small enough; the half without the page stays free.
 			half := uint32(1) << (o - 1)
 			other := b + half
 			if u >= other {
@@ -171,7 +175,7 @@ func (a *Arena) Claim(off, most uint64) (at, n uint64, ok bool) {
 	return 0, 0, false
 }
 
-// Unclaim gives what Claim took free again.
+// Unclaim frees a block that Claim took.
 func (a *Arena) Unclaim(at uint64) {
 	u := uint32(at / UnitBytes)
 	a.join(u, a.state[u]&orderMask)
@@ -183,7 +187,7 @@ func (a *Arena) Size(off uint64) (size int, ok bool) {
 	return UnitBytes << o, ok
 }
 
-// Shrink gives back what a block has beyond n bytes and returns its new size.
+// Shrink gives back the part of a block beyond n bytes and returns its new size.
 func (a *Arena) Shrink(off uint64, n int) (size int) {
 	u, o, ok := a.out(off)
 	if !ok {

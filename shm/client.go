@@ -6,18 +6,17 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// The client's end of a region: what docs/shm.md asks of a client, without any
-// waiting. A Sender has the send ring, the events, the flows and the send arena,
-// a Receiver the receive ring and the release ring. Neither has a lock: each is
-// for one goroutine at a time, the two need know nothing of each other.
+// The client's end of a region: the rules of docs/shm.md for a client, without any waiting.
+// A Sender has the send ring, the events, the flows and the send arena, a Receiver the
+// receive ring and the release ring. Neither has a lock: each is for one goroutine at a
+// time, and the two are independent of each other.
 //
-// The daemon is not an enemy as a client is to it, but a region may be
-// scribbled over by the client's own process. So what the daemon wrote is
-// checked as far as a wrong value would lead outside the mapping or the tables
-// kept here; that is EBADMSG, and the region is to be given up.
+// The daemon is trusted, unlike a client, but the client's own process may scribble over a
+// region. So the daemon's values are checked as far as a wrong one would lead outside the
+// mapping or the tables kept here; that is EBADMSG, and the region is to be given up.
 
-// bell rings the daemon when it sleeps and waits for what was just stored. The
-// store before was sequentially consistent, as all of sync/atomic are.
+// bell rings the daemon if it sleeps and waits for the store that the caller has just made.
+// That store was sequentially consistent, as all of sync/atomic are.
 type bell struct {
 	r  *Region
 	fd int
@@ -30,8 +29,9 @@ func (b *bell) wake(what uint32) {
 	}
 }
 
-// The release ring needs an entry for every slot that is out. ErrBorrowed: all of
-// them are needed, or what is out takes the room for what is to come (Starved). ErrReleases: the daemon, which was woken, has to read some first.
+// The release ring needs an entry for every slot that is out. ErrBorrowed says that all of them are
+// needed, or that the slots that are out take the room of those to come (Starved). ErrReleases says
+// that the daemon, which was woken, has to read some first.
 var (
 	ErrBorrowed = rdserr.With(rdserr.ErrWouldBlock, "too much is borrowed for more to come: release some")
 	ErrReleases = rdserr.With(rdserr.ErrWouldBlock, "the release ring is full")
@@ -49,8 +49,8 @@ type Receiver struct {
 	relTail uint64 // releases published
 	relHead uint64 // the daemon's, as last read
 
-	single uint32 // what ClientSingle was set to
-	dead   bool   // nobody reads the release ring any more
+	single uint32 // the value ClientSingle was set to
+	dead   bool   // the daemon is gone and reads no releases
 }
 
 // NewReceiver begins with a region as the daemon made it. daemonBell is the
@@ -63,6 +63,8 @@ func NewReceiver(r *Region, daemonBell int) *Receiver {
 // none; the error is EBADMSG, ErrBorrowed or ErrReleases.
 func (x *Receiver) Peek(d *RecvDesc) (ok bool, err error) {
 	if x.head == x.tail {
+		// The tail is in memory that the daemon writes: one load for many descriptors keeps
+		// its cache line with the daemon.
 		x.tail = x.r.RecvTail().Load()
 		if x.tail == x.head {
 			return false, nil
@@ -72,6 +74,8 @@ func (x *Receiver) Peek(d *RecvDesc) (ok bool, err error) {
 		}
 	}
 	if x.out+x.relTail-x.relHead >= uint64(x.r.Releases) && !x.dead {
+		// Every slot that is out will need an entry of the release ring, so no more may be
+		// out than it has. The daemon's head is read only when the old one does not suffice.
 		x.relHead = x.r.ReleaseHead().Load()
 		n := x.relTail - x.relHead
 		switch {
@@ -84,6 +88,8 @@ func (x *Receiver) Peek(d *RecvDesc) (ok bool, err error) {
 			return false, ErrReleases
 		}
 	}
+	// The process itself may have scribbled over the region: the descriptor is copied once,
+	// and must lie within the arena before its slot is used.
 	x.r.GetRecv(x.head, d)
 	n, bytes := d.Word.Count(), d.Word.Bytes()
 	switch {
@@ -96,9 +102,8 @@ func (x *Receiver) Peek(d *RecvDesc) (ok bool, err error) {
 		x.head, n, d.Word.Kind(), bytes, d.Slot, x.r.RecvArenaBytes, d.Src)
 }
 
-// Starved reports whether nothing can come until something that is out is
-// released: the receive ring is empty, and the daemon, which has taken all that was
-// released, lacks room.
+// Starved reports whether no datagram can come until a slot that is out is released: the
+// receive ring is empty, and the daemon, which has taken all releases, lacks room.
 func (x *Receiver) Starved() bool {
 	return x.out > 0 && !x.dead && RoomWanted(x.r) && x.r.RecvTail().Load() == x.head
 }
@@ -115,8 +120,8 @@ func (x *Receiver) Take() {
 	x.out++
 }
 
-// Taken shows the daemon what was taken, wakes it if that is the room it lacks,
-// and returns the head.
+// Taken shows the daemon how much was taken, wakes it if that is the room it lacks, and
+// returns the head.
 func (x *Receiver) Taken() uint64 {
 	if x.shown != x.head {
 		x.shown = x.head
@@ -145,8 +150,8 @@ func (x *Receiver) Released() {
 	x.wake(DaemonWaitsRoom)
 }
 
-// Abandon is for a region whose daemon is gone: what is in the receive ring can
-// still be taken, releases lead nowhere.
+// Abandon is for a region whose daemon is gone: datagrams in the receive ring can still be
+// taken, and releases have no effect.
 func (x *Receiver) Abandon() { x.dead = true }
 
 // Out is how many slots are taken and not released.
@@ -166,7 +171,7 @@ func (x *Receiver) Single(on bool) {
 
 // Lengths walks the bodies of datagrams in one body. The zero value is at its end.
 type Lengths struct {
-	table []byte // with KindTable: what is left of it
+	table []byte // with KindTable: the rest of the table
 	each  int
 	left  int
 }
@@ -195,7 +200,7 @@ func (l *Lengths) Each() int {
 // Skip passes n datagrams of one length.
 func (l *Lengths) Skip(n int) { l.left -= n }
 
-// Peek is the length of the next datagram, of which rest bytes are left.
+// Peek returns the length of the next datagram, when rest bytes are left.
 func (l *Lengths) Peek(rest int) int {
 	if l.table == nil {
 		return min(l.each, rest)

@@ -77,7 +77,7 @@ func TestHeadsThatCannotBe(t *testing.T) {
 }
 
 // After the daemon is gone what is in the ring can be taken, whatever is borrowed, and
-// nobody is said to starve.
+// no reader is said to lack room.
 func TestAbandonedReceiver(t *testing.T) {
 	_, x, h := clientPair(t, smallSpec())
 	var d RecvDesc

@@ -70,7 +70,7 @@ func (s *Sender) open(dst netip.AddrPort) (*Flow, error) {
 	return f, nil
 }
 
-// noCookie is what descriptors without a slot bear.
+// noCookie is the cookie of descriptors without a slot.
 const noCookie = ^uint32(0)
 
 // idleEntry finds an index to use, perhaps another flow's.
@@ -87,9 +87,13 @@ func (s *Sender) idleEntry() (uint32, bool) {
 		t.free = t.free[:n-1]
 		return i, true
 	}
+	// A clock over the table: two rounds, because the first may only take marks of recent
+	// use away.
 	for range 2 * len(t.all) {
 		t.hand = (t.hand + 1) % len(t.all)
 		f := t.all[t.hand]
+		// An entry with messages out belongs to its flow, and one that the daemon has not
+		// looked at is about to be read.
 		if f == nil || f.out > 0 || s.State(f).State() == FlowUnknown {
 			continue
 		}
@@ -104,7 +108,8 @@ func (s *Sender) idleEntry() (uint32, bool) {
 	return 0, false
 }
 
-// State is what the daemon says of a flow: FlowUnknown while it has not looked.
+// State returns the state that the daemon gives a flow: FlowUnknown while it has not
+// looked.
 func (s *Sender) State(f *Flow) FlowState {
 	st := FlowState(s.r.FlowState(f.index).Load())
 	if st.Gen() != f.gen {
@@ -113,7 +118,7 @@ func (s *Sender) State(f *Flow) FlowState {
 	return st
 }
 
-// Refused forgets a flow that was refused: who sends there again asks anew.
+// Refused forgets a flow that was refused: the next send there asks the daemon again.
 func (s *Sender) Refused(f *Flow) {
 	t := &s.flows
 	if f.away {

@@ -10,7 +10,7 @@ import (
 //
 // A slot is grabbed (memory in the arena, a cookie, a place in the send ring),
 // filled, and posted or dropped. From Post on it is the daemon's until the event
-// with EventLast for its cookie, which NextEvent settles.
+// with EventLast for its cookie, which NextEvent takes into account.
 type Sender struct {
 	bell
 	r     *Region
@@ -36,10 +36,10 @@ type Sender struct {
 
 	evNext uint64        // events taken
 	evTail uint64        // the daemon's, as last read
-	evHead atomic.Uint64 // evNext as published; read by who waits
+	evHead atomic.Uint64 // evNext as published; read by waiting threads
 }
 
-// slotAccount is what is known here of a slot that is out.
+// slotAccount is this end's account of a slot that is out.
 type slotAccount struct {
 	flow   *Flow
 	off    uint64
@@ -76,7 +76,8 @@ func (s *Sender) Most() int { return min(MaxTrain, MaxOutstandingDatagrams-s.cou
 // Out is how many slots are grabbed or on their way.
 func (s *Sender) Out() int { return s.out }
 
-// Head is the daemon's head as it was last read: after ErrRing, what is to change.
+// Head returns the daemon's head as it was last read: after ErrRing a caller waits until it
+// changes.
 func (s *Sender) Head() uint64 { return s.head }
 
 func (s *Sender) ringRoom() bool {
@@ -100,7 +101,7 @@ func (s *Sender) put(w Word, d *SendDesc) {
 	s.wake(DaemonWaitsSend)
 }
 
-// What holds up a send for lack of room, all rdserr.ErrWouldBlock: ErrRing until
+// The errors of a send that lacks room, all rdserr.ErrWouldBlock: ErrRing lasts until
 // SendHead moves, the others until events free something.
 var (
 	ErrRing  = rdserr.With(rdserr.ErrWouldBlock, "the send ring is full")
@@ -138,8 +139,8 @@ func (s *Sender) Grab(f *Flow, n int) (Slot, error) {
 	return Slot{Body: s.r.sendArena[off : off+uint64(n) : off+uint64(n)], cookie: c}, nil
 }
 
-// touch sees that the arena up to end is memory of this process: the daemon takes no body
-// that its client has not touched, and a slot may be posted with parts that nobody wrote.
+// touch makes the arena up to end memory of this process: the daemon takes no body that its
+// client has not touched, and a slot may be posted with parts that were never written.
 func (s *Sender) touch(end uint64) {
 	for ; s.touched < end; s.touched += touchBytes {
 		s.r.word64(s.r.SendArenaOff + s.touched).Load()
@@ -167,7 +168,7 @@ func (s *Sender) cookie() uint32 {
 // Drop gives a slot back that was not posted.
 func (s *Sender) Drop(sl *Slot) {
 	s.held--
-	s.settle(sl.cookie)
+	s.freeSlot(sl.cookie)
 }
 
 // Post sends count datagrams that lie in the slot: kind is KindEach or
@@ -213,9 +214,13 @@ func (s *Sender) Append(f *Flow, p []byte, tag uint64) bool {
 		s.closeLast()
 		return false
 	}
+	// The body first, then the word that announces it: the daemon reads the descriptor when
+	// it claims the word, and whichever of the two exchanges comes first decides whether the
+	// datagram is part of it.
 	copy(o.at, p)
 	w := o.is.Grow(len(p))
 	if !o.word.CompareAndSwap(uint64(o.is), uint64(w)) {
+		// The daemon has claimed it meanwhile: it keeps up, so smaller blocks will do.
 		if o.is.Bytes() < s.block/4 {
 			s.block /= 2
 		}
@@ -254,10 +259,12 @@ func (s *Sender) Block(n int) int {
 	return max(n, s.block)
 }
 
-// NextEvent takes an event and settles the accounts of the slot it is about.
+// NextEvent takes an event and updates the accounts of the slot it is about.
 // ok is false when there is none; the error is EBADMSG.
 func (s *Sender) NextEvent(v *Event) (ok bool, err error) {
 	if s.evNext == s.evTail {
+		// The tail is the daemon's memory: it is loaded only when the events known so far are
+		// taken.
 		s.evTail = s.r.EventTail().Load()
 		if s.evTail == s.evNext {
 			return false, nil
@@ -274,14 +281,17 @@ func (s *Sender) NextEvent(v *Event) (ok bool, err error) {
 	if v.Kind != EventOutcome && v.Kind != EventRefused || v.Cookie == noCookie {
 		return true, nil
 	}
+	// The cookie picks a slot of ours, so it is checked before it is used.
 	if int(v.Cookie) >= len(s.slots) || !s.slots[v.Cookie].posted {
 		return false, badMsg("event %d is about cookie %d, which is not out", s.evNext-1, v.Cookie)
 	}
 	if v.Flags&EventLast != 0 {
-		s.settle(v.Cookie)
+		s.freeSlot(v.Cookie)
 		return true, nil
 	}
 	a := &s.slots[v.Cookie]
+	// A train may have its outcomes in several events; the slot itself is free with the
+	// last.
 	n := min(int(v.Count), a.count)
 	a.count -= n
 	s.count -= n
@@ -293,8 +303,8 @@ func (s *Sender) NextEvent(v *Event) (ok bool, err error) {
 	return true, nil
 }
 
-// settle is the end of a slot.
-func (s *Sender) settle(cookie uint32) {
+// freeSlot ends the accounts of a slot with its last outcome.
+func (s *Sender) freeSlot(cookie uint32) {
 	a := &s.slots[cookie]
 	if s.last.word != nil && s.last.cookie == cookie {
 		s.last.word = nil
@@ -312,7 +322,8 @@ func (s *Sender) settle(cookie uint32) {
 	}
 }
 
-// EventsTaken shows the daemon what was taken and wakes it if it lacks that room.
+// EventsTaken shows the daemon how many events were taken and wakes it if it lacks that
+// room.
 func (s *Sender) EventsTaken() {
 	if s.evNext == s.evHead.Load() {
 		return

@@ -14,7 +14,7 @@ import (
 const (
 	packetHead    = 4
 	MaxPiece      = 65536   // bytes of a message in one packet
-	MaxMessage    = 4 << 20 // bytes: what either end takes
+	MaxMessage    = 4 << 20 // bytes: the most that either end takes
 	MaxRequest    = 1 << 20 // bytes of a client's message once its socket has rings
 	packetKind    = 1
 	packetGoesOn  = 1
@@ -25,7 +25,7 @@ const (
 // descriptor is ready.
 var ErrAgain error = unix.EAGAIN
 
-// Cred is who is at the other end, as the kernel knows it from connect time.
+// Cred identifies the process at the other end, as the kernel knows it from connect time.
 type Cred struct{ UID, GID, PID uint32 }
 
 // Control is one end of a control connection on a raw non-blocking descriptor,
@@ -35,7 +35,7 @@ type Control struct {
 	FD int
 
 	in      assembler
-	out     []byte // what Send could not write yet
+	out     []byte // bytes that Send could not write yet
 	outFDs  []int
 	started bool       // the first packet of out has left
 	held    *packetBuf // that the message last returned may lie in
@@ -66,9 +66,9 @@ func NewControl(fd, maxFDs int) *Control {
 	return &Control{FD: fd, in: assembler{maxFDs: maxFDs, max: MaxMessage}}
 }
 
-// Charge has charge asked before memory for a message in pieces is taken, with a
-// number of bytes, and told with a negative one when it is free again. Its error
-// ends the connection. A message may have max bytes at most.
+// Charge has charge called before memory for a message in pieces is taken, with a number of
+// bytes, and with a negative one when it is free again. Its error ends the connection. A
+// message may have max bytes at most.
 func (c *Control) Charge(max int, charge func(bytes int) error) { c.in.max, c.in.charge = max, charge }
 
 // Half reports whether a message has come in part.
@@ -91,6 +91,8 @@ func (c *Control) Recv() (msg []byte, fds []int, err error) {
 	for {
 		oob := p.oob[:oobBytes]
 		if c.in.maxFDs == 0 {
+			// An end that takes no descriptors must not even receive them: closing another's
+			// file may take as long as its owner likes.
 			oob = nil
 			if err := checkRights(c.FD); err != nil {
 				return nil, nil, recvError(err)
@@ -98,6 +100,8 @@ func (c *Control) Recv() (msg []byte, fds []int, err error) {
 		}
 		m := c.toll.Begin()
 		n, oobn, flags, _, err := unix.Recvmsg(c.FD, p.data[:], oob, unix.MSG_CMSG_CLOEXEC|unix.MSG_DONTWAIT)
+		// The other end decides how long a call on its socket takes; one that makes the
+		// daemon pay too much is cut off.
 		if costly := c.toll.End(m, n); costly != nil {
 			closeAll(rightsOf(p.oob[:oobn]))
 			return nil, nil, costly
@@ -115,7 +119,7 @@ func (c *Control) Recv() (msg []byte, fds []int, err error) {
 	}
 }
 
-// recvError is what Recv says of an error of the system's.
+// recvError returns the error of Recv for one of the system's.
 func recvError(err error) error {
 	switch err {
 	case unix.EAGAIN:
@@ -129,11 +133,11 @@ func recvError(err error) error {
 	return fmt.Errorf("shm: control socket: %w", err)
 }
 
-// checkRights looks whether the next packet on fd brings descriptors, and leaves
-// the packet there. Nobody asked for them, so that is EBADMSG; and they are not received on
-// any account, be it to be closed: the last close of a socket, for example, may
-// take as long as its owner likes, and without room for them the kernel closes
-// them in the same thread. While the packet stands in the queue it holds them.
+// checkRights looks whether the next packet on fd brings descriptors, and leaves the packet
+// there. They were not asked for, so that is EBADMSG; and they must not be received, not
+// even to be closed: the last close of a socket, for example, may take as long as its owner
+// likes, and without room for them the kernel closes them in the same thread. While the
+// packet stands in the queue it holds them.
 func checkRights(fd int) error {
 	for {
 		_, _, flags, _, err := unix.Recvmsg(fd, nil, nil, unix.MSG_PEEK|unix.MSG_DONTWAIT)
@@ -154,9 +158,9 @@ func RefuseRights(fd int) {
 	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, soPassRights, 0)
 }
 
-// Send writes a message with descriptors, which stay the caller's and must stay
-// open until done. done is false when the rest waits for Flush: call that when the descriptor
-// is writable, and Send no other message before.
+// Send writes a message with descriptors, which stay the caller's and must stay open until
+// done. done is false when the rest waits for Flush: the caller calls that when the
+// descriptor is writable, and sends no other message before.
 func (c *Control) Send(msg []byte, fds ...int) (done bool, err error) {
 	if len(c.out) > 0 {
 		return false, fmt.Errorf("shm: control socket: %w: the message before is not written yet", unix.EBUSY)
@@ -174,7 +178,7 @@ func (c *Control) Send(msg []byte, fds ...int) (done bool, err error) {
 	return false, nil
 }
 
-// Flush goes on with what Send could not write.
+// Flush goes on with the bytes that Send could not write.
 func (c *Control) Flush() (done bool, err error) {
 	rest, err := c.write(c.out, c.outFDs)
 	if err != nil {
@@ -200,6 +204,8 @@ func (c *Control) write(msg []byte, fds []int) (rest []byte, err error) {
 	for len(msg) > 0 {
 		head, piece := packetOf(msg)
 		var rights []byte
+		// Descriptors go with the first packet of a message. started stays set over a Flush,
+		// so that they are not sent twice.
 		if len(fds) > 0 && !c.started {
 			rights = unix.UnixRights(fds...)
 		}
@@ -217,20 +223,20 @@ func (c *Control) write(msg []byte, fds []int) (rest []byte, err error) {
 	return nil, nil
 }
 
-// Shutdown ends the connection in both directions: the other end sees that at
-// once, with what was written for it before. It does not block, as Close may.
+// Shutdown ends the connection in both directions: the other end sees that at once, behind
+// the messages written before. It does not block, as Close may.
 func (c *Control) Shutdown() {
 	if c.FD >= 0 {
 		_ = unix.Shutdown(c.FD, unix.SHUT_RDWR) // fails when the other end has gone before
 	}
 }
 
-// Cred tells who is at the other end.
+// Cred identifies the process at the other end.
 func (c *Control) Cred() (Cred, error) { return credOf(c.FD) }
 
-// Close closes the descriptor and what was received in pieces. Descriptors that
-// the other end has passed and nobody received are closed with it, and that may take as long as
-// their last owner likes (SO_LINGER): it is nothing for a reactor.
+// Close closes the descriptor and drops a message received in part. Descriptors that the other
+// end has passed and that were not received are closed with it, which may take as long as their
+// last owner likes (SO_LINGER): a reactor must not call it.
 func (c *Control) Close() error {
 	c.in.drop()
 	c.release()
@@ -274,7 +280,7 @@ var oobBytes = unix.CmsgSpace(4 * (maxMessageFDs + 1))
 type assembler struct {
 	maxFDs int
 	max    int                   // bytes of a message
-	charge func(bytes int) error // nil: nobody counts
+	charge func(bytes int) error // nil: memory is not charged
 	buf    []byte                // pieces so far, or the message last returned
 	whole  bool                  // buf is that
 	fds    []int
@@ -300,8 +306,8 @@ func (a *assembler) shrink() {
 // add appends a piece, in memory that was charged before.
 func (a *assembler) add(piece []byte) error {
 	if need := len(a.buf) + len(piece); need > cap(a.buf) {
-		// At first what most messages need, then by doubling, so that little is
-		// copied twice and a length nobody has sent costs nothing.
+		// It begins with the size of most messages, and doubles, so that little is copied
+		// twice and a length that was only announced costs nothing.
 		size := min(max(2*cap(a.buf), 2*MaxPiece, need), max(a.max, need))
 		if a.charge != nil {
 			if err := a.charge(size); err != nil {
@@ -316,8 +322,8 @@ func (a *assembler) add(piece []byte) error {
 	return nil
 }
 
-// take adds a packet. whole: msg is complete; it lies in packet, or until done
-// in the assembler's own memory.
+// take adds a packet. If whole is true msg is complete; it lies in packet, or until done in
+// the assembler's own memory.
 func (a *assembler) take(packet, oob []byte, flags int) (msg []byte, fds []int, whole bool, err error) {
 	got := rightsOf(oob)
 	if len(packet) == 0 && len(got) == 0 {
@@ -325,6 +331,8 @@ func (a *assembler) take(packet, oob []byte, flags int) (msg []byte, fds []int, 
 		return nil, nil, false, io.EOF
 	}
 	first := len(a.buf) == 0
+	// Descriptors that are one too many are closed here: nobody else knows their numbers.
+	// Those kept are in a.fds, so that drop closes them on every error below.
 	if room := a.maxFDs - len(a.fds); first && len(got) > room {
 		closeAll(got[max(room, 0):])
 		got = got[:max(room, 0)]
@@ -340,6 +348,8 @@ func (a *assembler) take(packet, oob []byte, flags int) (msg []byte, fds []int, 
 	if !first && len(got) > 0 {
 		return fail("descriptors with a later piece")
 	}
+	// A message in pieces has full pieces but for the last, so that its number of packets,
+	// each of which costs a system call, is bounded by its length.
 	piece, goesOn := packet[packetHead:], packet[1]&packetGoesOn != 0
 	if goesOn && len(piece) != MaxPiece {
 		return fail("a piece of %d bytes that goes on", len(piece))
@@ -347,6 +357,7 @@ func (a *assembler) take(packet, oob []byte, flags int) (msg []byte, fds []int, 
 	if len(a.buf)+len(piece) > a.max {
 		return fail("a message of more than %d bytes", a.max)
 	}
+	// Most messages are one packet, and are handed out where they were received.
 	if first && !goesOn {
 		fds, a.fds = a.fds, nil
 		return piece, fds, true, nil
@@ -362,15 +373,15 @@ func (a *assembler) take(packet, oob []byte, flags int) (msg []byte, fds []int, 
 	return a.buf, fds, true, nil
 }
 
-// drop forgets what was received of an incomplete message.
+// drop forgets the pieces of an incomplete message.
 func (a *assembler) drop() {
 	closeAll(a.fds)
 	a.fds = nil
 	a.shrink()
 }
 
-// rightsOf returns the descriptors in control data. What the kernel cut off
-// for lack of room it has closed itself.
+// rightsOf returns the descriptors in control data. The kernel has closed those that it cut
+// off for lack of room.
 func rightsOf(oob []byte) (fds []int) {
 	if len(oob) == 0 {
 		return nil

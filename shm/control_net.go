@@ -25,8 +25,8 @@ const SocketSuffix = ".rings"
 type Conn struct {
 	*net.UnixConn
 
-	// Costly, unless it is nil, is told, once, when to wake this client takes too long;
-	// the call under way fails. To be set before the first.
+	// Costly, unless it is nil, is called once when waking the other end takes too long;
+	// the call under way fails. It has to be set before the first call.
 	Costly func(error)
 
 	in       assembler
@@ -67,8 +67,8 @@ func Dial(ctx context.Context, path string) (*Conn, error) {
 }
 
 // ReadMessage waits for the next whole message. It is valid until the next call; the
-// descriptors are the caller's. io.EOF: the other end is gone. (A net.Error
-// with Timeout when a read deadline passes; the connection is still good then.)
+// descriptors are the caller's. It returns io.EOF when the other end is gone. (After a read
+// deadline it returns a net.Error with Timeout; the connection is still good then.)
 func (c *Conn) ReadMessage() (msg []byte, fds []int, err error) {
 	c.in.done()
 	half := false
@@ -88,6 +88,8 @@ func (c *Conn) ReadMessage() (msg []byte, fds []int, err error) {
 		g := &c.got
 		msg, fds, whole, err := c.in.take(c.held.data[:g.n], c.held.oob[:g.oobn], g.flags)
 		if whole || err != nil {
+			// The deadline is only for the rest of a message that has begun: between messages
+			// the other end may be silent for ever.
 			if half {
 				c.SetReadDeadline(time.Time{})
 			}
@@ -100,9 +102,9 @@ func (c *Conn) ReadMessage() (msg []byte, fds []int, err error) {
 	}
 }
 
-// Done gives back the memory of the message last returned, which is not valid
-// any more then. The next call of ReadMessage does it too; whoever may not call
-// again calls Done.
+// Done gives back the memory of the message last returned, which is not valid any more
+// then. The next call of ReadMessage does it too; a caller that may not call again calls
+// Done.
 func (c *Conn) Done() { c.in.done() }
 
 // receive waits for one packet. Memory to receive it in is taken when there is
@@ -156,8 +158,10 @@ func (c *Conn) tryReceive(fd uintptr) bool {
 	g := &c.got
 	oob := c.held.oob[:oobBytes]
 	if c.in.maxFDs == 0 {
+		// See Control.Recv.
 		oob = nil
 		if g.err = checkRights(int(fd)); g.err != nil {
+			// Without a message the buffer goes back: a connection that waits holds none.
 			c.release()
 			return g.err != unix.EAGAIN
 		}
@@ -211,7 +215,7 @@ func (c *Conn) WriteMessage(msg []byte, fds ...int) error {
 	return nil
 }
 
-// Cred tells who is at the other end.
+// Cred identifies the process at the other end.
 func (c *Conn) Cred() (cred Cred, err error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -223,8 +227,8 @@ func (c *Conn) Cred() (cred Cred, err error) {
 	return cred, err
 }
 
-// Detach takes the connection out of the runtime's poller, for a reactor: c is
-// closed, the Control goes on where it was. Nobody may be reading or writing.
+// Detach takes the connection out of the runtime's poller, for a reactor: c is closed, the
+// Control goes on where it was. No other goroutine may be reading or writing.
 func (c *Conn) Detach() (*Control, error) {
 	raw, err := c.SyscallConn()
 	if err != nil {
@@ -243,7 +247,7 @@ func (c *Conn) Detach() (*Control, error) {
 	return k, nil
 }
 
-// Close closes the connection. Who reads it gives back what came in pieces.
+// Close closes the connection. The reading goroutine drops a message received in part.
 func (c *Conn) Close() error { return c.UnixConn.Close() }
 
 // Listener accepts control connections in a goroutine.
@@ -275,7 +279,7 @@ func Listen(path string, perm os.FileMode) (*Listener, error) {
 	return &Listener{l}, nil
 }
 
-// stale reports whether nobody listens on a socket that is there.
+// stale reports whether there is a socket on which no process listens.
 func stale(addr *net.UnixAddr) bool {
 	st, err := os.Lstat(addr.Name)
 	if err != nil || st.Mode()&os.ModeSocket == 0 {

@@ -14,19 +14,18 @@ import (
 // Doorbells wake a side that sleeps (docs/shm.md, "Waiting"). The two directions
 // differ, because the daemon must never wait for a client.
 //
-// Bell, client to daemon, is an eventfd. Both hold the same open file, so
-// a client can clear its O_NONBLOCK and fill its counter; whoever writes or
-// reads it then blocks. The daemon does neither: it watches the eventfd edge-triggered,
-// where every write is an event, and nothing has to be cleared.
+// Bell, client to daemon, is an eventfd. Both hold the same open file, so a client can
+// clear its O_NONBLOCK and fill its counter; a thread that writes or reads it then blocks.
+// The daemon does neither: it watches the eventfd edge-triggered, where every write is an
+// event, and nothing has to be cleared.
 //
-// Alarm, daemon to client, is a pair of connected sockets. The daemon's end is an
-// open file of its own, each send says itself that it must not block, and the
-// kernel holds no lock meanwhile that the other end's owner could hold for longer than a moment.
-// A pipe has such a lock: its reader may sleep with it, in a page fault. So has an epoll set with
-// an eventfd of the daemon's in it, which would cost half as much: to close the
-// eventfd takes the lock of the set, and whoever has the set may sleep with that
-// likewise, for as long as he likes. What a client can do is to have very many watchers,
-// all of which the kernel wakes: see internal/toll.
+// Alarm, daemon to client, is a pair of connected sockets. The daemon's end is an open file of
+// its own, each send says itself that it must not block, and the kernel holds no lock meanwhile
+// that the other end's owner could hold for longer than a moment. A pipe has such a lock: its
+// reader may sleep with it, in a page fault. So has an epoll set with an eventfd of the daemon's
+// in it, which would cost half as much: closing the eventfd takes the lock of the set, and the
+// set's owner may sleep with that likewise, for as long as it likes. A client can still have very
+// many watchers, all of which the kernel wakes: see internal/toll.
 
 var one = [8]byte{1}
 
@@ -46,11 +45,11 @@ func Ring(bell int) {
 	unix.RawSyscall(unix.SYS_WRITE, uintptr(bell), uintptr(unsafe.Pointer(&one)), 8)
 }
 
-// Alarm is the daemon's end of a client's doorbell. Ring and Close may be called
-// at the same time: what is rung is this client's doorbell, or nothing.
+// Alarm is the daemon's end of a client's doorbell. Ring and Close may be called at the
+// same time: Ring then rings this client's doorbell, or none.
 type Alarm struct {
-	// Costly, unless it is nil, is told by Ring when to wake this client takes too
-	// long; it must not block. To be set before the first Ring.
+	// Costly, unless it is nil, is called by Ring when waking this client takes too long;
+	// it must not block. It has to be set before the first Ring.
 	Costly func(error)
 
 	fd      int
@@ -69,8 +68,8 @@ func NewAlarm() (a *Alarm, client int, err error) {
 	if err != nil {
 		return nil, -1, fmt.Errorf("shm: socketpair: %w", err)
 	}
-	// Nothing can come in at the daemon's end, descriptors above all; and of
-	// what the client does not take a handful is kept.
+	// Nothing can come in at the daemon's end, above all no descriptors; and only a handful
+	// of rings that the client does not take is kept.
 	err = unix.Shutdown(p[0], unix.SHUT_RD)
 	if err == nil {
 		err = unix.SetsockoptInt(p[0], unix.SOL_SOCKET, unix.SO_SNDBUF, 1) // becomes the least there is
@@ -83,9 +82,9 @@ func NewAlarm() (a *Alarm, client int, err error) {
 	return &Alarm{fd: p[0]}, p[1], nil
 }
 
-// Ring wakes the client. It never blocks, whatever the client does: when the
-// socket is full the client has rings to read. A raw system call, of less than
-// a microsecond and the wake-up: no work for the scheduler.
+// Ring wakes the client. It never blocks, whatever the client does: when the socket is full
+// the client has rings to read. It is a raw system call, of less than a microsecond and the
+// wake-up, which the scheduler need not know of.
 func (a *Alarm) Ring() {
 	var costly error
 	if a.ringers.Add(1) > 0 {
@@ -112,8 +111,8 @@ func (a *Alarm) Close() {
 	unix.Close(a.fd)
 }
 
-// Drain takes what rang the client's doorbell, and reports whether anything did.
-// It does not block. When the daemon is gone the doorbell is readable for ever, and over.
+// Drain takes the rings of the client's doorbell, and reports whether there were any. It
+// does not block. When the daemon is gone the doorbell is readable for ever, and over.
 func Drain(client int) (rang, over bool) {
 	var b [64]byte
 	for {

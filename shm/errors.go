@@ -18,7 +18,7 @@ func (e *Error) Error() string { return "shm: " + e.Text }
 // Unwrap returns the errno.
 func (e *Error) Unwrap() error { return e.Errno }
 
-// badMsg is what the other side wrote and nobody can work with: EBADMSG.
+// badMsg returns the error for unusable bytes of the other side: EBADMSG.
 func badMsg(format string, args ...any) error {
 	return &Error{unix.EBADMSG, fmt.Sprintf(format, args...)}
 }

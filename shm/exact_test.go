@@ -246,7 +246,7 @@ func TestRefusedArguments(t *testing.T) {
 	}
 	h, _ := newPair(t, smallSpec(), nil)
 	for _, n := range []int{-1, MaxDatagram + 1} {
-		if _, _, ok := h.Reserve(n); ok || h.hungry != 0 {
+		if _, _, ok := h.Reserve(n); ok || h.noRoomFor != 0 {
 			t.Errorf("%d bytes were reserved, or are waited for", n)
 		}
 	}

@@ -7,19 +7,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Host is the daemon's end of a region. It has no lock and no goroutine: the
-// owner's lock is held by the caller of every method, except those that say
-// that one thread, the reactor's, may call them without (host_view.go). Next, Taken,
-// Releases and Leave are that thread's too, with the lock.
+// Host is the daemon's end of a region. It has no lock and no goroutine: the owner's lock
+// is held by the caller of every method, except those that the reactor's thread may call
+// without (host_view.go), which say so. Next, Taken, Releases and Leave are that thread's
+// too, with the lock.
 //
-// It keeps its own heads, tails, slots and descriptors in private memory, writes
-// them out and never reads them back. What the client writes is read once,
-// checked, then used; what cannot be the work of a client that follows
-// docs/shm.md ends the socket (EBADMSG, from Next or Releases).
+// It keeps its own heads, tails, slots and descriptors in private memory, writes them out
+// and never reads them back. The client's values are read once, checked, then used; a value
+// that no client writes that follows docs/shm.md ends the socket (EBADMSG, from Next or
+// Releases).
 //
-// A step of the owner is: Next and Taken, Outcome, Place and so on, then
-// Publish (after Ledger.PublishAll when datagrams of a lane were placed), then
-// Ring the client's doorbell if Publish says so, with the lock let go.
+// A step of the owner is: Next and Taken, Outcome, Place and so on, then Publish (after
+// Ledger.PublishBoth when datagrams of a path were placed), then Ring the client's doorbell
+// if Publish says so, with the lock released.
 type Host struct {
 	r    *Region
 	led  *LedgerRegion // nil: none
@@ -67,17 +67,17 @@ func (h *Host) bug(format string, args ...any) {
 	}
 }
 
-// Publish makes events and received datagrams visible and says whether the
-// client sleeps and waits for any of it, a changed flow state or room in the
-// send ring: then its doorbell must be written. Ask Due after it. Datagrams of a lane have to be published
-// by Ledger.PublishAll before; Publish alone does not record that they came.
+// Publish makes events and received datagrams visible and says whether the client sleeps and waits
+// for any of it, a changed flow state or room in the send ring: then its doorbell must be written.
+// Ask Due after it. Datagrams of a path have to be published by Ledger.PublishBoth before; Publish
+// alone does not record that they came.
 func (h *Host) Publish() (ring bool) {
 	if h.dead {
 		return false
 	}
 	h.publishEvents()
 	h.publishRecv()
-	h.tellWant() // behind what was placed: a client that sees it sees that, too
+	h.tellWant() // behind the placed datagrams: a client that sees this word sees them, too
 	if h.news == 0 {
 		return false
 	}
@@ -117,11 +117,10 @@ func (h *Host) CloseWord(errno unix.Errno) {
 	}
 }
 
-// Leave is for a client that is gone: nothing in the region is read or written
-// by this end any more. The bodies of descriptors under way still are, by
-// others, and so are their cells in the ledger. It makes no system call; Region.Evacuate
-// then may take the memory away from the client, and Close comes when
-// nothing is under way any more.
+// Leave is for a client that is gone: this end no longer reads or writes the region. The
+// bodies of descriptors under way still are, by others, and so are their cells in the
+// ledger. It makes no system call; Region.Evacuate then may take the memory away from the
+// client, and Close comes when nothing is under way any more.
 func (h *Host) Leave() {
 	if !h.dead {
 		h.dead = true
@@ -129,15 +128,14 @@ func (h *Host) Leave() {
 	}
 }
 
-// Discard forgets the descriptors without a last outcome, for a socket that is
-// closed: nobody is told any more, and nothing reads their bodies or writes
-// their cells.
+// Discard forgets the descriptors without a last outcome, for a socket that is closed: no
+// client is told any more, and nothing reads their bodies or writes their cells.
 func (h *Host) Discard() { h.sends.n = 0 }
 
-// Close unmaps the region and gives its place in the ledger free. Every
-// descriptor must have its last outcome, every reserved slot be placed or
-// given back. It takes system calls that may last, so it is for a goroutine
-// that nobody waits for, without the owner's lock: no other method may be called any more.
+// Close unmaps the region and gives its place in the ledger free. Every descriptor must
+// have its last outcome, every reserved slot be placed or given back. It makes system calls
+// that may last, so it is for a goroutine that no other waits for, without the owner's
+// lock: no other method may be called any more.
 func (h *Host) Close() error {
 	if n := h.Outstanding(); n > 0 {
 		return &Error{unix.EBUSY, fmt.Sprintf("the region of %v still has %d descriptors on their way", h.r.Local, n)}

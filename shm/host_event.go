@@ -19,8 +19,8 @@ type eventSide struct {
 	overflow  overflow
 }
 
-// overflow holds events that found no room, in order. Outcomes in it are
-// bounded by what is outstanding, as nothing is taken while it holds MaxOutstanding.
+// overflow holds events that found no room, in order. Outcomes in it are bounded by the
+// outstanding descriptors, as nothing is taken while it holds MaxOutstanding.
 type overflow struct {
 	q     []queued
 	first int
@@ -39,9 +39,9 @@ const maxQueuedChanges = 4096
 
 func (o *overflow) n() int { return len(o.q) - o.first }
 
-// Outcome reports what became of count datagrams of id, the first with tag: outcome
-// is Delivered and so on, why a number of conn.Why. last: none are left, the
-// slot is the client's again and id is over.
+// Outcome reports the outcome of count datagrams of id, the first with tag: outcome is
+// Delivered and so on, why a number of conn.Why. With last none are left, the slot is the
+// client's again and id is free.
 func (h *Host) Outcome(id uint32, tag uint64, count int, outcome, why uint8, last bool) {
 	v := Event{Kind: EventOutcome, Outcome: outcome, Why: why, Tag: tag}
 	h.finish(id, count, last, &v)
@@ -177,22 +177,28 @@ func (o *overflow) add(v *Event, id uint32) {
 		o.q, o.first, o.base, o.freed = o.q[:0], 0, 0, -1
 		clear(o.dsts)
 	} else if o.first > 64 && o.first > len(o.q)/2 {
+		// Places are counted from the first event ever queued (base), so that dsts and freed
+		// stay right when the list moves down.
 		o.base += o.first
 		o.q = o.q[:copy(o.q, o.q[o.first:])]
 		o.first = 0
 	}
 	switch v.Kind {
 	case EventOutcome:
+		// Outcomes that follow each other for one descriptor become one event: what waits is
+		// then bounded by the descriptors under way.
 		if k := len(o.q) - 1; k >= o.first && join(&o.q[k].v, o.q[k].id, v, id) {
 			return
 		}
 	case EventFreed:
+		// One event is enough for all groups of ports that became clear.
 		if k := o.freed - o.base; k >= o.first {
 			o.q[k].v.Tag |= v.Tag
 			return
 		}
 		o.freed = o.base + len(o.q)
 	case EventCongestion:
+		// Only the last state of a destination counts.
 		if k, ok := o.dsts[v.Dst]; ok && k-o.base >= o.first {
 			o.q[k-o.base].v.Flags = v.Flags
 			return
@@ -210,7 +216,7 @@ func (o *overflow) add(v *Event, id uint32) {
 	o.q = append(o.q, queued{*v, id})
 }
 
-// publishEvents moves what waits into the ring and shows it.
+// publishEvents moves waiting events into the ring and shows them.
 func (h *Host) publishEvents() {
 	for o := &h.overflow; o.n() > 0 && h.eventRoom() > 0; {
 		e := &o.q[o.first]
@@ -223,20 +229,26 @@ func (h *Host) publishEvents() {
 	if h.eventTail == h.eventPub {
 		return
 	}
+	// The ledger before the region: a daemon that dies between the two stores finds in the
+	// ledger that the events were published, and Recover puts the tail into the region
+	// (docs/shm.md, "Ledger").
 	if h.led != nil {
 		h.led.publish(h.eventTail, h.finished)
 	}
 	h.eventPub = h.eventTail
 	h.r.EventTail().Store(h.eventPub)
+	// From this store on the client may take the events and post again.
 	h.news |= ClientWaitsEvent
 	crash.Point("ring.outcome.tail")
 	for _, id := range h.touched {
 		i := &h.sends.info[id]
 		i.marked = false
 		i.shown = i.put
+		// Entries are freed behind the tail: before it a new descriptor with this id could be
+		// taken for the one whose event was not published.
 		last := i.shown == i.count
 		if h.led != nil {
-			h.led.settle(id, int(i.shown), last)
+			h.led.finishEntry(id, int(i.shown), last)
 		}
 		if last {
 			h.sends.free(id)

@@ -89,7 +89,7 @@ func (h *Host) newSlot(off uint64, state uint8) uint32 {
 	h.slots[i] = slot{off: off, state: state}
 	h.arena.SetMark(off, i)
 	h.nSlots++
-	if h.was&viewMany == 0 && h.manyOut() {
+	if h.stored&viewMany == 0 && h.manyOut() {
 		h.refresh()
 	}
 	return i
@@ -116,14 +116,14 @@ func (h *Host) Reserve(n int) (off uint64, b []byte, ok bool) {
 	return off, h.r.recvArena[off:][:n:n], true
 }
 
-// alloc takes a block. Who follows the rules has at most as many slots out as
-// the two rings have entries: unread, and read but not released.
+// alloc takes a block. A well-behaved client holds at most one slot for each entry of the
+// receive ring (unread) and of the release ring (read, not released).
 func (h *Host) alloc(n int) (off uint64, ok bool) {
 	if h.nSlots < int(h.r.Receives)+int(h.r.Releases) {
 		off, ok = h.affordBlock(n)
 	}
 	if !ok {
-		h.starve(viewArena)
+		h.noteNoRoom(viewArena)
 	}
 	return off, ok
 }
@@ -153,12 +153,14 @@ func (h *Host) Place(src netip.AddrPort, off uint64, n, count int, table bool, l
 		h.bug("%d bytes were placed into the %d at %d", n, size, off)
 		return 0, false
 	}
+	// A train that is open would come behind this descriptor if it were appended to any
+	// more.
 	h.closeTrain()
 	if h.dead || h.err != nil {
 		return 0, false
 	}
 	if !h.recvRoom() {
-		h.starve(viewRing)
+		h.noteNoRoom(viewRing)
 		return 0, false
 	}
 	kind := KindEach
@@ -168,6 +170,7 @@ func (h *Host) Place(src netip.AddrPort, off uint64, n, count int, table bool, l
 	d := RecvDesc{Word: MakeWord(kind, n, count), Slot: off, Src: src, Lane: lane, Seq: seq}
 	cost = h.arena.Shrink(off, n)
 	h.enter(i, &d, n, count, table, cost)
+	// The entry is written, and not yet published: Publish moves the tail over it.
 	d.put(h.r.recvEntry(h.recvTail - 1))
 	crash.Point("ring.receive.place")
 	return cost, true
@@ -208,6 +211,8 @@ func (h *Host) PlaceCopy(src netip.AddrPort, body []byte, count int, table bool,
 		return 0, false
 	}
 	t := &h.train
+	// Small datagrams of one flow share a descriptor and a slot: that is one entry of the
+	// ring, one release and one wake-up for many.
 	if t.open && !table && t.each*count == n && t.d.Lane == lane && t.d.Src == src && t.used+n <= MaxTrainBytes && t.d.Word.Count()+count <= MaxTrain {
 		if cost, ok = h.append(body, count, seq); ok {
 			return cost, true
@@ -215,7 +220,7 @@ func (h *Host) PlaceCopy(src netip.AddrPort, body []byte, count int, table bool,
 	}
 	h.closeTrain()
 	if !h.recvRoom() {
-		h.starve(viewRing)
+		h.noteNoRoom(viewRing)
 		return 0, false
 	}
 	off, ok := h.alloc(n)
@@ -231,8 +236,12 @@ func (h *Host) PlaceCopy(src netip.AddrPort, body []byte, count int, table bool,
 	cost = BlockBytes(n)
 	t.d = RecvDesc{Word: MakeWord(kind, n, count), Slot: off, Src: src, Lane: lane, Seq: seq}
 	h.enter(i, &t.d, n, count, table, cost)
+	// The descriptor stays private until closeTrain writes it out, so that the client never
+	// sees one that still grows.
 	t.open, t.slot, t.used, t.cap = true, i, n, cost
 	t.each = n / count
+	// Nothing could be appended: a table has its lengths in front, and two such bodies do
+	// not fit into one slot.
 	if table || n > MaxTrainBytes/2 {
 		h.closeTrain()
 	}
@@ -246,7 +255,7 @@ func (h *Host) append(body []byte, count int, seq uint64) (cost int, ok bool) {
 	s := &h.slots[t.slot]
 	need := t.used + len(body)
 	if need > t.cap {
-		// By four: a block is copied seldom, and closeTrain gives back what is too much.
+		// By four: a block is copied seldom, and closeTrain gives back the surplus.
 		grown := min(4*t.cap, MaxTrainBytes)
 		off, ok := h.affordBlock(max(need, grown))
 		if !ok {
@@ -254,6 +263,8 @@ func (h *Host) append(body []byte, count int, seq uint64) (cost int, ok bool) {
 		}
 		copy(h.r.recvArena[off:], h.r.recvArena[s.off:][:t.used])
 		h.arena.Free(s.off)
+		// The slot keeps its number and moves with its bytes: the client has not seen either
+		// offset yet.
 		h.arena.SetMark(off, t.slot)
 		s.off, t.d.Slot = off, off
 		t.cap, _ = h.arena.Size(off)
@@ -263,6 +274,8 @@ func (h *Host) append(body []byte, count int, seq uint64) (cost int, ok bool) {
 	t.d.Word += Word(len(body)) + Word(count)<<wordCountShift
 	t.d.Seq = seq
 	s.bytes, s.count = uint32(need), s.count+uint32(count)
+	// The charge is for the block that closeTrain leaves, not for the larger one that is
+	// being filled.
 	cost = BlockBytes(need) - int(s.cost)
 	s.cost += uint32(cost)
 	return cost, true
@@ -306,9 +319,9 @@ func (h *Host) showRecv() {
 	}
 }
 
-// Releases takes slots that the client gave back, at most maxRelease in one
-// call: how many payload bytes, what of the arena (the sum of the costs told) and how many
-// datagrams. err: the client is hostile, close its socket.
+// Releases takes slots that the client gave back, at most maxRelease in one call: It
+// returns their payload bytes, their memory in the arena (the sum of the costs told) and
+// their datagrams. With an error the client is hostile, and its socket is to be closed.
 func (h *Host) Releases() (bytes, cost, datagrams int, err error) {
 	if h.err != nil {
 		return 0, 0, 0, h.err
@@ -320,20 +333,28 @@ func (h *Host) Releases() (bytes, cost, datagrams int, err error) {
 	if tail-h.relHead > uint64(h.r.Releases) {
 		return 0, 0, 0, h.hostile("release tail %d with %d taken of a ring of %d", tail, h.relHead, h.r.Releases)
 	}
-	if h.hungry&viewRing != 0 && h.recvRoom() {
-		h.hungry &^= viewRing
+	// The client has taken descriptors, which makes room in the receive ring without any
+	// release.
+	if h.noRoomFor&viewRing != 0 && h.recvRoom() {
+		h.noRoomFor &^= viewRing
 		h.refresh()
 	}
+	// The owner's lock is held: a client with a full ring of releases must not hold up
+	// others for long.
 	end := min(tail, h.relHead+maxRelease)
 	if end == h.relHead {
 		return 0, 0, 0, nil
 	}
-	h.hungry &^= viewArena
+	h.noRoomFor &^= viewArena
 	for ; h.relHead != end; h.relHead++ {
-		if at := h.r.ReleaseOff + h.relHead&uint64(h.r.Releases-1)*8; !h.there(at, 8) {
+		// The entry is in the client's part: the daemon must not be the first to touch its
+		// page.
+		if at := h.r.ReleaseOff + h.relHead&uint64(h.r.Releases-1)*8; !h.clientHas(at, 8) {
 			break
 		}
 		off := h.r.releaseEntry(h.relHead).Load()
+		// Only an offset that the daemon itself has shown names a slot: a client cannot free
+		// memory twice, or memory that was never its.
 		i, ok := h.arena.Mark(off)
 		if !ok || h.slots[i].state != slotShown {
 			err = h.hostile("slot %#x was released and is not out", off)
@@ -344,20 +365,23 @@ func (h *Host) Releases() (bytes, cost, datagrams int, err error) {
 		h.freeSlot(i)
 		crash.Point("ring.release")
 	}
+	// Behind the loop: from this store on the client may use the entries again.
 	h.r.ReleaseHead().Store(h.relHead)
 	h.refresh()
 	return bytes, cost, datagrams, err
 }
 
-// EachUnread tells what the client has not taken from the receive ring, oldest
-// first, until f says no: the source and the payload bytes of each datagram. Of a
-// train with a table, whose lengths lie where the client can write, each is shown
-// with an equal share.
+// EachUnread calls f for the datagrams that the client has not taken from the receive ring,
+// oldest first, until f returns false, with the source and the payload bytes of each. Of a
+// train with a table, whose lengths lie where the client can write, each is shown with an
+// equal share.
 func (h *Host) EachUnread(f func(src netip.AddrPort, bytes int) bool) {
 	if h.dead {
 		return
 	}
 	head := h.r.RecvHead().Load()
+	// The head is the client's word. This is only a report, so one that cannot be ends
+	// nothing here.
 	if h.recvPub-head > uint64(h.r.Receives) {
 		return
 	}
@@ -372,6 +396,8 @@ func (h *Host) EachUnread(f func(src netip.AddrPort, bytes int) bool) {
 		}
 		rest := s.bytes
 		for left := s.count; left > 0; left-- {
+			// The bytes that are left are divided among the datagrams that are left, so that
+			// the shares add up.
 			share := rest / left
 			if rest -= share; !f(s.src, int(share)) {
 				return

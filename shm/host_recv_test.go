@@ -170,8 +170,8 @@ func TestHostReceiveFull(t *testing.T) {
 		}
 		offs = append(offs, off)
 	}
-	if len(offs) != 8 || h.hungry != viewArena {
-		t.Errorf("%d of 8, %d", len(offs), h.hungry)
+	if len(offs) != 8 || h.noRoomFor != viewArena {
+		t.Errorf("%d of 8, %d", len(offs), h.noRoomFor)
 	}
 	h.Place(testDst, offs[0], MaxDatagram, 1, false, NoLane, 0)
 	h.Publish()
@@ -183,7 +183,7 @@ func TestHostReceiveFull(t *testing.T) {
 		t.Error("asleep over a release")
 	}
 	h.Releases()
-	if _, _, ok := h.Reserve(MaxDatagram); !ok || h.hungry != 0 {
+	if _, _, ok := h.Reserve(MaxDatagram); !ok || h.noRoomFor != 0 {
 		t.Error("no room after a release")
 	}
 }

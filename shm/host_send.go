@@ -37,7 +37,7 @@ type sendSide struct {
 	sends    sendTable
 	taken    uint64 // datagrams of all descriptors taken
 	entries  uint32 // of the send table that can be used
-	growth   uint8  // what becomes of more of them
+	growth   uint8  // whether more of them are being allocated
 }
 
 // Values of growth.
@@ -98,9 +98,9 @@ func (h *Host) low() {
 	}
 }
 
-// Growth tells the owner, once, that entries of the ledger's send table run out:
-// it is to call LedgerRegion.Grow(from, pages) where that may block, and then
-// Grown. Until then posts may have to wait.
+// Growth tells the owner, once, that entries of the ledger's send table run out: the owner
+// calls LedgerRegion.Grow(from, pages) where that may block, and then Grown. Until then
+// posts may have to wait.
 func (h *Host) Growth() (from uint32, pages int, wanted bool) {
 	if h.growth != growthWanted {
 		return 0, 0, false
@@ -151,6 +151,8 @@ func (h *Host) claim() (bool, error) {
 	}
 	n := h.sendHead
 	if n == h.sendTail {
+		// The tail is the client's, and is read once: every later decision is about this
+		// value.
 		t := h.r.SendTail().Load()
 		if t-n > uint64(h.r.Sends) {
 			return false, h.hostile("send tail %d with %d taken of a ring of %d", t, n, h.r.Sends)
@@ -159,17 +161,21 @@ func (h *Host) claim() (bool, error) {
 			return false, nil
 		}
 	}
+	// A descriptor that is claimed must be taken, so the room for it is looked at first.
 	if !h.mayTake() {
 		h.refresh()
 		return false, nil
 	}
+	// The read may have been done in an earlier turn that then found a page missing.
 	if !h.half {
 		if ok, err := h.read(n); !ok {
 			return false, err
 		}
 	}
 	p := &h.cur
-	if !h.there(h.r.FlowOff+uint64(p.Flow)*entryBytes, entryBytes) || len(p.Body) > 0 && p.Bad == nil && !h.there(h.r.SendArenaOff+p.Slot, uint64(len(p.Body))) {
+	// The flow entry and the body are memory of the client. A page that it has not touched
+	// would be charged to the daemon by the first read.
+	if !h.clientHas(h.r.FlowOff+uint64(p.Flow)*entryBytes, entryBytes) || len(p.Body) > 0 && p.Bad == nil && !h.clientHas(h.r.SendArenaOff+p.Slot, uint64(len(p.Body))) {
 		return false, nil
 	}
 	h.half, h.claimed = false, true
@@ -178,7 +184,7 @@ func (h *Host) claim() (bool, error) {
 
 // read claims descriptor n and reads it into cur.
 func (h *Host) read(n uint64) (bool, error) {
-	if at := n & uint64(h.r.Sends-1); !h.there(h.r.SendOff+at*entryBytes, entryBytes) {
+	if at := n & uint64(h.r.Sends-1); !h.clientHas(h.r.SendOff+at*entryBytes, entryBytes) {
 		return false, nil
 	}
 	word := h.r.SendWord(n)
@@ -200,9 +206,12 @@ func (h *Host) read(n uint64) (bool, error) {
 // ends the socket; see Bad for the others.
 func (r *Region) readPost(n uint64, w Word, p *Post) error {
 	var d SendDesc
+	// One copy out of the client's memory: what is checked below is what is used.
 	d.get(r.sendEntry(n))
 	w &^= WordClaimed
 	kind, count, bytes := w.Kind(), w.Count(), w.Bytes()
+	// A client that follows docs/shm.md cannot write these, so they end the socket. Errors
+	// that a correct client may make (Bad) fail the one descriptor.
 	if kind < KindEach || kind > KindOpen {
 		return fmt.Errorf("send descriptor %d is of kind %d", n, kind)
 	}
@@ -221,6 +230,7 @@ func (r *Region) readPost(n uint64, w Word, p *Post) error {
 		return fmt.Errorf("send descriptor %d has %d bytes at %d of an arena of %d", n, bytes, d.Slot, r.SendArenaBytes)
 	}
 	p.Count, p.Table = count, kind == KindTable
+	// The slice is bounded by its capacity too: nothing behind it can be reached through it.
 	p.Body = r.sendArena[d.Slot:][:bytes:bytes]
 	switch {
 	case w&wordReserved != 0 || d.Flags&^FlagWant != 0:
@@ -235,10 +245,10 @@ func (r *Region) readPost(n uint64, w Word, p *Post) error {
 	return nil
 }
 
-// Taken takes the descriptor that Next showed: the head moves on. accepted: it
-// has an outcome from here on, id names it until the last Outcome, and cell is
-// where its lane<<56|sequence is to be stored when it is sent. Not accepted: it
-// needs Refused, with the same p, unless it only opens a flow.
+// Taken takes the descriptor that Next showed: the head moves on. If it is accepted it has
+// an outcome from here on, id names it until the last Outcome, and cell is where its
+// lane<<56|sequence is to be stored when it is sent. If it is not, the caller calls
+// Refused, with the same p, unless it only opens a flow.
 func (h *Host) Taken(p *Post, dst netip.AddrPort, accepted bool) (id uint32, cell *uint64) {
 	if !h.claimed {
 		h.bug("a descriptor was taken that was not shown")
@@ -247,6 +257,8 @@ func (h *Host) Taken(p *Post, dst netip.AddrPort, accepted bool) (id uint32, cel
 	h.claimed = false
 	n := h.sendHead
 	h.sendHead = n + 1
+	// Opening a flow has no outcome and so no id, but it is a descriptor of the ring like
+	// others.
 	if p.Open {
 		if h.led != nil {
 			h.led.took(n, h.taken)
@@ -255,6 +267,8 @@ func (h *Host) Taken(p *Post, dst netip.AddrPort, accepted bool) (id uint32, cel
 		return none, nil
 	}
 	t := &h.sends
+	// Ids are used again from a list through the free entries: the table is as long as the
+	// most descriptors there ever were at a time.
 	id = t.freed
 	if id != none {
 		t.freed = t.info[id].next
@@ -268,6 +282,8 @@ func (h *Host) Taken(p *Post, dst netip.AddrPort, accepted bool) (id uint32, cel
 	t.bytes += len(p.Body)
 	h.taken += uint64(p.Count)
 	p.id = id
+	// Without a ledger the sequence is stored where nobody reads it, so that senders need
+	// not ask.
 	cell = &t.nowhere
 	if h.led != nil {
 		flags := uint8(0)
@@ -278,6 +294,8 @@ func (h *Host) Taken(p *Post, dst netip.AddrPort, accepted bool) (id uint32, cel
 			flags |= FlagRefusing
 		}
 		s := SendRecord{Order: n + 1, Slot: p.Slot, Word: Word(p.Word), Tag: p.Tag, Cookie: p.Cookie, Dst: dst, Flags: flags}
+		// The ledger before the region's head: a daemon that dies in between finds the
+		// descriptor taken there, and Recover moves the head (docs/shm.md, "Accepting").
 		h.led.accept(id, &s, n, h.taken)
 		cell = &h.led.entry(id)[0]
 	}
@@ -314,7 +332,7 @@ func (h *Host) Posted() uint64 {
 // published yet.
 func (h *Host) Outstanding() int { return h.sends.n }
 
-// OutstandingBytes and OutstandingDatagrams are what they hold.
+// OutstandingBytes and OutstandingDatagrams return what they hold.
 func (h *Host) OutstandingBytes() int     { return h.sends.bytes }
 func (h *Host) OutstandingDatagrams() int { return h.sends.datagrams }
 

@@ -2,10 +2,10 @@ package shm
 
 import "sync/atomic"
 
-// What the reactor asks at every turn, and when it goes to sleep, it asks
-// without the owner's lock: HasPosts, HasReleases, HasRoom, Sleep and Wake read
-// the region, what the reactor's thread alone changes (sendHead, claimed, relHead, dead),
-// and view, in which those who hold the lock say how things stand.
+// The reactor asks its questions of every turn, and before it sleeps, without the owner's
+// lock: HasPosts, HasReleases, HasRoom, Sleep and Wake read the region, fields that the
+// reactor's thread alone changes (sendHead, claimed, relHead, dead), and view, the state
+// that the holders of the lock publish.
 
 // Bits of view.
 const (
@@ -22,20 +22,20 @@ const (
 )
 
 type viewSide struct {
-	view   atomic.Uint32
-	was    uint32 // view as it was stored; with the lock
-	due    bool   // something turned on since Due was asked; with the lock
-	want   bool   // WantRoom; with the lock
-	wanted uint64 // what the client was told, as RoomWanted; with the lock
-	hungry uint8  // viewRing, viewArena; with the lock
-	asleep bool   // the last word was Sleep; the reactor's
+	view      atomic.Uint32
+	stored    uint32 // view as it was stored; with the lock
+	due       bool   // something turned on since Due was asked; with the lock
+	want      bool   // WantRoom; with the lock
+	wanted    uint64 // the value the client was told, as RoomWanted; with the lock
+	noRoomFor uint8  // viewRing, viewArena; with the lock
+	asleep    bool   // the last word was Sleep; the reactor's
 }
 
-// refresh brings view up to date. The lock is held. What turns on while the
-// reactor sleeps changes what its client is asked to ring for; what the client
-// did before that is seen by Due.
+// refresh brings view up to date. The lock is held. If a bit is set while the reactor
+// sleeps, refresh also widens what the client must ring for. Work that the client left
+// before that is found by Due.
 func (h *Host) refresh() {
-	v := uint32(h.hungry)
+	v := uint32(h.noRoomFor)
 	if h.err != nil {
 		v |= viewErr
 	}
@@ -54,23 +54,30 @@ func (h *Host) refresh() {
 	if h.asking != askNothing {
 		v |= viewUnsure
 	}
-	if v == h.was {
+	// Only a change is stored: the reactor polls this word, and each store would take its
+	// cache line away.
+	if v == h.stored {
 		return
 	}
-	if v&^h.was != 0 {
+	if v&^h.stored != 0 {
+		// A bit that turns on while the reactor sleeps was not asked for when it went to
+		// sleep: Due makes it look.
 		h.due = true
 	}
-	room := v&viewRoom != 0 && h.was&viewRoom == 0
-	h.was = v
+	room := v&viewRoom != 0 && h.stored&viewRoom == 0
+	h.stored = v
 	h.view.Store(v)
+	// The reactor's sleep word says what the client must ring for. If it sleeps for posts
+	// alone, the client would release without a ring; the exchange fails harmlessly when it
+	// is awake.
 	if room && !h.dead {
 		h.r.DaemonSleeps().CompareAndSwap(DaemonWaitsSend, DaemonWaitsSend|DaemonWaitsRoom)
 	}
 }
 
-// Due reports, after Publish and with the lock, that a sleeping reactor must
-// look at this region although its client does not ring: what kept posts or
-// room out of sight has just ended, or room is asked for and there is some.
+// Due reports, after Publish and with the lock, that a sleeping reactor must look at this
+// region although its client does not ring: the condition that kept posts or room out of
+// sight has just ended, or room is asked for and there is some.
 func (h *Host) Due() bool {
 	if !h.due {
 		return false
@@ -112,9 +119,10 @@ func (h *Host) HasRoom() bool {
 		v&viewOverflow != 0 && h.r.EventHead().Load() != h.eventHead.Load()
 }
 
-// Sleep declares the daemon asleep in this region and looks once more: false,
-// and awake again, when there is work. A post that Next has shown and nobody
-// took is no work: who left it knows when it can go on. On the reactor's thread.
+// Sleep declares the daemon asleep in this region and looks once more: if there is work it
+// returns false, and the daemon counts as awake. A post that Next has shown and that was
+// not taken is not work: the caller that left it knows when it can go on. It is called on
+// the reactor's thread.
 func (h *Host) Sleep() bool {
 	if h.dead {
 		return true
@@ -160,12 +168,12 @@ func (h *Host) WantRoom(on bool) {
 	h.refresh()
 }
 
-// tellWant tells the client whether the daemon lacks room although it has taken
-// all releases so far. With a receive ring that is empty, whoever has borrowed
-// something then is the only one who can help.
+// tellWant tells the client whether the daemon lacks room although it has taken all
+// releases so far. If the receive ring is empty then, only a reader that has borrowed slots
+// can help.
 func (h *Host) tellWant() {
 	v := uint64(0)
-	if h.want || h.hungry&viewArena != 0 {
+	if h.want || h.noRoomFor&viewArena != 0 {
 		v = 1 + h.relHead
 	}
 	if v == h.wanted {
@@ -178,9 +186,10 @@ func (h *Host) tellWant() {
 	}
 }
 
-// starve notes that something found no room. Take Releases then, or ask Due.
-func (h *Host) starve(what uint8) {
-	h.hungry |= what
+// noteNoRoom notes that a datagram found no room. The caller takes Releases then, or asks
+// Due.
+func (h *Host) noteNoRoom(what uint8) {
+	h.noRoomFor |= what
 	h.refresh()
 }
 

@@ -4,14 +4,14 @@ import (
 	"sync/atomic"
 )
 
-// A client refuses its own sends, and lets them wait, by what it reads in the flow
-// states and in its own accounts: the daemon has no part in it and would not know.
-// So the client counts what happened, in the flow table and in three words, and the
-// daemon reads that when somebody asks who waits for which port (docs/shm.md, "What
-// a client says of itself"). Nothing else depends on these numbers. A client that
-// writes nonsense there is reported to have waited nonsensically often.
+// A client refuses its own sends, and lets them wait, by the flow states and its own
+// accounts: the daemon takes no part in it and would not know. So the client counts them,
+// in the flow table and in three words, and the daemon reads the counts when an
+// administrator asks which sockets wait for which port (docs/shm.md, "What a client says of
+// itself"). Nothing else depends on these numbers. A client that writes nonsense there is
+// reported to have waited nonsensically often.
 
-// Jam is what a client says of a flow, since the entry was described.
+// Jam is a client's report of a flow, since the entry was described.
 type Jam struct {
 	Refused uint64 // calls that failed because the port was congested
 	Waited  uint64 // calls that had to wait because it was
@@ -50,8 +50,8 @@ func (s *Sender) BeginWait(f *Flow) {
 	s.r.waitedTotal().Add(1)
 }
 
-// EndWait ends what BeginWait began. The entry may have become another flow's
-// meanwhile, which begins at 0.
+// EndWait undoes BeginWait. The entry may have become another flow's meanwhile, which
+// begins at 0.
 func (s *Sender) EndWait(f *Flow) {
 	e := s.r.flow(f.index)
 	if uint32(atomic.LoadUint64(&e[genWord])>>32) == f.gen {
@@ -59,9 +59,9 @@ func (s *Sender) EndWait(f *Flow) {
 	}
 }
 
-// Jam reads what the client says of entry i. ok is false when there is no such
-// entry, or it is of another generation. A wait that ended while the entry was
-// described anew may leave a negative number of callers: that is none.
+// Jam reads the client's report of entry i. ok is false when there is no such entry, or it
+// is of another generation. A wait that ended while the entry was described again may leave
+// a negative number of callers, which counts as none.
 func (h *Host) Jam(i, gen uint32) (j Jam, ok bool) {
 	if i >= h.r.Flows {
 		return j, false
@@ -78,8 +78,8 @@ func (h *Host) Jam(i, gen uint32) (j Jam, ok bool) {
 // maxWaiting is more callers than a process has threads.
 const maxWaiting = 1 << 20
 
-// Jams reads what the client says of all its flows since the region was made: calls
-// refused by congestion, calls that waited for its end, calls that found no room.
+// Jams reads the client's report of all its flows since the region was made: calls refused
+// by congestion, calls that waited for its end, calls that found no room.
 func (r *Region) Jams() (refused, waited, full uint64) {
 	return r.refusedTotal().Load(), r.waitedTotal().Load(), r.fullTotal().Load()
 }

@@ -24,7 +24,7 @@ const (
 	MaxTrain      = 4096     // datagrams
 )
 
-// Entries of a region's tables: what Spec asks for when it does not say.
+// Entries of a region's tables if Spec does not say otherwise.
 const (
 	DefaultFlows    = 1024
 	DefaultSends    = 1024
@@ -33,7 +33,7 @@ const (
 	DefaultReleases = 8192
 )
 
-// What one client may have unfinished, docs/shm.md "Sending".
+// The most that one client may have unfinished (docs/shm.md, "Sending").
 const (
 	MaxOutstanding          = 16384   // descriptors taken without their last event
 	MaxOutstandingDatagrams = 1 << 18 // datagrams in them
@@ -59,7 +59,7 @@ const (
 	offRoomWanted
 )
 
-// Bits of the sleep words: what the sleeper waits for.
+// Bits of the sleep words: the events that the sleeper waits for.
 const (
 	DaemonWaitsSend = 1 // send descriptors
 	DaemonWaitsRoom = 2 // released slots, events read
@@ -135,6 +135,7 @@ func (h *Header) Parse(b []byte, mapped uint64) error {
 	if n := le.Uint32(b[12:]); n != HeaderBytes {
 		return badMsg("a header of %d bytes, not %d", n, HeaderBytes)
 	}
+	// The checksum comes before any field: a torn header is told apart from a wrong one.
 	if got, want := le.Uint32(b[HeaderBytes-4:]), crc32.Checksum(b[:HeaderBytes-4], castagnoli); got != want {
 		return badMsg("the header's checksum is %#x, computed %#x", got, want)
 	}
@@ -157,6 +158,8 @@ func (h *Header) Parse(b []byte, mapped uint64) error {
 		&h.SendArenaOff, &h.SendArenaBytes, &h.RecvArenaOff, &h.RecvArenaBytes, &h.DaemonOff} {
 		*p = le.Uint64(b[120+8*i:])
 	}
+	// The fields are the other side's until check has found that every table lies inside the
+	// mapping.
 	return h.check(mapped)
 }
 
@@ -173,6 +176,8 @@ func (h *Header) check(mapped uint64) error {
 		ofClient part = iota
 		ofDaemon
 	)
+	// Each table lies wholly in the part of its writer: the client has the daemon's part
+	// mapped to read alone, and could not write a table of its own there.
 	for _, p := range []struct {
 		what         string
 		off, n, each uint64
@@ -192,6 +197,8 @@ func (h *Header) check(mapped uint64) error {
 			from, to = h.DaemonOff, mapped
 		}
 		switch {
+		// Powers of two, because positions are masked; and bounds small enough that no
+		// product below overflows.
 		case p.n == 0 || p.n&(p.n-1) != 0 || p.n*p.each < UnitBytes || p.n > 1<<40:
 			return badMsg("%s of %d, which is no power of two in range", p.what, p.n)
 		case p.off%UnitBytes != 0 || p.off < from:
@@ -200,6 +207,7 @@ func (h *Header) check(mapped uint64) error {
 			return badMsg("%s: %d bytes at %d do not fit before %d", p.what, p.n*p.each, p.off, to)
 		}
 	}
+	// A client that reads a whole ring must be able to release it without waiting.
 	if h.Releases < h.Receives {
 		return badMsg("a release ring of %d entries, less than the receive ring's %d", h.Releases, h.Receives)
 	}

@@ -16,13 +16,13 @@ import (
 	"github.com/rdsd/rdsd/internal/eintr"
 )
 
-// The ledger is what a restart of the daemon needs besides the regions
-// (docs/shm.md, "Ledger"). Nothing in it is written with a system call: the
-// stores survive the process because the pages belong to the file.
+// The ledger holds the state that a restart of the daemon needs besides the regions
+// (docs/shm.md, "Ledger"). Nothing in it is written with a system call: the stores survive
+// the process because the pages belong to the file.
 //
-// The file is sparse. A store into a page that the file system cannot give
-// would kill the daemon (SIGBUS), so pages are allocated before they are
-// written, and what cannot be allocated is refused.
+// The file is sparse. A store into a page that the file system cannot give would kill the
+// daemon (SIGBUS), so pages are allocated before they are written, and an entry without a
+// page is refused.
 
 // LedgerSpec says how much a ledger has room for. Zero means the default.
 type LedgerSpec struct {
@@ -32,20 +32,20 @@ type LedgerSpec struct {
 	Commits  int    // local addresses; 64
 }
 
-// Ledger is the ledger of a running daemon. The tables' entries are given out
-// under a lock; what stands in an entry belongs to whoever got it.
+// Ledger is the ledger of a running daemon. The tables' entries are given out under a lock;
+// the content of an entry belongs to its user.
 type Ledger struct {
 	h    LedgerHeader
 	fd   int
 	mem  []byte
 	base unsafe.Pointer
 
-	mu          sync.Mutex // guards what follows
+	mu          sync.Mutex // guards the fields below
 	have        []uint64   // bits of the file's pages that are allocated
 	lanes       map[laneKey]*LedgerLane
 	freeLanes   []uint32
 	nLanes      uint32
-	promised    int // of lanes to come, those prepared for
+	promised    int // lanes that were prepared for and have not come yet
 	freeRegions []uint32
 	nRegions    uint32
 }
@@ -103,8 +103,8 @@ func (l *Ledger) create(path string) error {
 	return os.Rename(fresh, path)
 }
 
-// InMemory reports whether the ledger's file system keeps it in memory alone. One
-// that writes to a disk holds up who stores into a page that is being written.
+// InMemory reports whether the ledger's file system keeps it in memory alone. One that
+// writes to a disk holds up a thread that stores into a page that is being written.
 func (l *Ledger) InMemory() bool {
 	var st unix.Statfs_t
 	return unix.Fstatfs(l.fd, &st) == nil && inMemory(uint32(st.Type))
@@ -192,167 +192,6 @@ func (l *Ledger) Commit(i int) error {
 	return l.ensure(l.h.CommitOff+uint64(i)*n, n)
 }
 
-// LedgerLane is the entry of one lane of one peer. Its setters are plain stores
-// to memory; who owns the lane calls them.
-type LedgerLane struct {
-	l     *Ledger
-	key   laneKey
-	index uint32
-	mem   []byte
-}
-
-// PrepareLanes allocates what n lanes of a peer will need that has none yet, so
-// that Lane, which reactors call, finds it there. It may block on the file system.
-func (l *Ledger) PrepareLanes(local, remote netip.Addr, n int) error {
-	if l == nil {
-		return nil
-	}
-	l.mu.Lock()
-	if l.lanes[laneKey{local, remote, 0}] != nil {
-		l.mu.Unlock()
-		return nil
-	}
-	// Some who were prepared for never come; they must not take more and more.
-	l.promised = min(l.promised+n, maxPromised)
-	first := l.nLanes
-	n = min(l.promised, int(l.h.Lanes-first))
-	l.mu.Unlock()
-	if n == 0 {
-		return nil
-	}
-	return l.ensure(l.h.LaneOff+uint64(first)*laneBytes, uint64(n)*laneBytes)
-}
-
-// maxPromised bounds the lanes that are allocated in advance: half a megabyte.
-const maxPromised = 1024
-
-// Lane returns the entry of a lane and makes it when there is none. It blocks
-// only when PrepareLanes was not called for it.
-func (l *Ledger) Lane(local, remote netip.Addr, lane uint32) (*LedgerLane, error) {
-	if l == nil {
-		return nil, nil
-	}
-	if !local.IsValid() || !remote.IsValid() || local.Is4() != remote.Is4() {
-		return nil, &Error{unix.EINVAL, fmt.Sprintf("a lane from %v to %v", local, remote)}
-	}
-	key := laneKey{local, remote, lane}
-	for {
-		p, off, err := l.lane(key)
-		if p != nil || err != nil {
-			return p, err
-		}
-		if err := l.ensure(off, laneBytes); err != nil {
-			return nil, err
-		}
-	}
-}
-
-// lane is Lane. Neither an entry nor an error: the page at off is to be allocated first.
-func (l *Ledger) lane(key laneKey) (p *LedgerLane, off uint64, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if p := l.lanes[key]; p != nil {
-		return p, 0, nil
-	}
-	p = &LedgerLane{l: l, key: key, index: l.nLanes}
-	reuse := len(l.freeLanes) > 0
-	if reuse {
-		p.index = l.freeLanes[len(l.freeLanes)-1]
-	} else if l.nLanes >= l.h.Lanes {
-		return nil, 0, &Error{unix.ENOMEM, fmt.Sprintf("the ledger has room for %d lanes", l.h.Lanes)}
-	}
-	off = l.h.LaneOff + uint64(p.index)*laneBytes
-	if page := off >> 12; l.have[page/64]&(1<<(page%64)) == 0 { // an entry lies in one page
-		return nil, off, nil
-	}
-	if reuse {
-		l.freeLanes = l.freeLanes[:len(l.freeLanes)-1]
-	} else {
-		l.nLanes++
-	}
-	l.promised = max(l.promised-1, 0)
-	p.mem = l.mem[off:][:laneBytes:laneBytes]
-	clear(p.mem)
-	le.PutUint32(p.mem[4:], key.lane)
-	putAddr(p.mem[8:24], key.local)
-	p.mem[40] = putAddr(p.mem[24:40], key.remote)
-	word32(p.mem).Store(1)
-	l.lanes[key] = p
-	return p, off, nil
-}
-
-// Index is the entry's number, for Host.Place; NoLane for a nil lane.
-func (p *LedgerLane) Index() uint32 {
-	if p == nil {
-		return NoLane
-	}
-	return p.index
-}
-
-// Free gives the entry back.
-func (p *LedgerLane) Free() {
-	if p == nil {
-		return
-	}
-	p.l.mu.Lock()
-	defer p.l.mu.Unlock()
-	word32(p.mem).Store(0)
-	delete(p.l.lanes, p.key)
-	p.l.freeLanes = append(p.l.freeLanes, p.index)
-}
-
-// SetPeer records the kind of peer (conn.Kind) and both incarnations.
-func (p *LedgerLane) SetPeer(kind uint8, ours, peers uint64) {
-	if p == nil {
-		return
-	}
-	p.mem[41] = kind
-	word64(p.mem[48:]).Store(ours)
-	word64(p.mem[56:]).Store(peers)
-}
-
-// SetNextSeq records the next sequence to send, before anything with a higher
-// one leaves.
-func (p *LedgerLane) SetNextSeq(seq uint64) {
-	if p != nil {
-		*(*uint64)(unsafe.Pointer(&p.mem[64])) = seq
-	}
-}
-
-// SetReceived records the highest sequence received when no datagram came with
-// it; otherwise PublishAll does.
-func (p *LedgerLane) SetReceived(seq uint64, refusals []uint64) {
-	if p != nil {
-		p.setRefusals(refusals)
-		p.setReceived(seq)
-	}
-}
-
-func (p *LedgerLane) setReceived(seq uint64) {
-	if p != nil {
-		word64(p.mem[72:]).Store(seq)
-	}
-}
-
-// setRefusals stores them in ascending order. The new list is the old one
-// without some, and new ones behind: so no refusal that stays is ever missing
-// in between (it moves down, onto one that leaves or has moved). What is
-// behind the received sequence does not count yet.
-func (p *LedgerLane) setRefusals(refusals []uint64) {
-	n := (*uint32)(unsafe.Pointer(&p.mem[80]))
-	if len(refusals) > MaxRefusals {
-		atomic.StoreUint32(n, RefusalsOverflow)
-		return
-	}
-	if len(refusals) == 0 && *n == 0 {
-		return
-	}
-	for i, s := range refusals {
-		*(*uint64)(unsafe.Pointer(&p.mem[88+8*i])) = s
-	}
-	atomic.StoreUint32(n, uint32(len(refusals)))
-}
-
 // LedgerRegion is the entry of one region, with its send table.
 type LedgerRegion struct {
 	l     *Ledger
@@ -374,8 +213,8 @@ func (l *Ledger) Region(r *Region) (*LedgerRegion, error) {
 	return g, err
 }
 
-// PrepareRegion takes an entry of the region table with a page of its send
-// table, for Begin, or Free when it comes to nothing. It may block on the file system.
+// PrepareRegion takes an entry of the region table with a page of its send table, for
+// Begin, or Free if the region is not made. It may block on the file system.
 func (l *Ledger) PrepareRegion() (*LedgerRegion, error) {
 	if l == nil {
 		return nil, nil
@@ -487,7 +326,7 @@ func (g *LedgerRegion) took(n, taken uint64) {
 	crash.Point("ring.accept.ledger")
 }
 
-// progress marks the entry with what the publication under way brings it.
+// progress marks the entry with the outcomes that the publication under way adds.
 func (g *LedgerRegion) progress(id uint32, before, after int) {
 	p := uint32(before) | uint32(after)<<progressBits | progressUnder | uint32(g.acct^1)<<progressAcct
 	*(*uint32)(unsafe.Add(unsafe.Pointer(g.entry(id)), 20)) = p
@@ -504,7 +343,7 @@ func (g *LedgerRegion) publish(tail, finished uint64) {
 }
 
 // settle ends the publication for one entry.
-func (g *LedgerRegion) settle(id uint32, done int, last bool) {
+func (g *LedgerRegion) finishEntry(id uint32, done int, last bool) {
 	if last {
 		atomic.StoreUint64(&g.entry(id)[1], 0)
 		crash.Point("ring.outcome.free")
@@ -515,12 +354,12 @@ func (g *LedgerRegion) settle(id uint32, done int, last bool) {
 
 func (g *LedgerRegion) setRecvTail(tail uint64) { word64(g.mem[88:]).Store(tail) }
 
-// PublishAll makes everything placed in hosts visible, together with the lane's
-// highest received sequence and the refusals whose answer may be lost, so that
-// after a crash either all of it happened or nothing. lane may be nil:
-// received is then nothing. refusals ascend. commit is the number of the local
-// address, see Commit. Afterwards each host wants its Publish, which tells
-// whose doorbell to ring. Without a ledger (nil) it only makes visible.
+// PublishAll makes everything placed in hosts visible, together with the lane's highest
+// received sequence and the refusals whose answer may be lost, so that after a crash either
+// all of it happened or nothing. lane may be nil, and received has no meaning then.
+// refusals ascend. commit is the number of the local address, see Commit. Afterwards
+// Publish of each host is to be called, which says whether its doorbell has to be rung.
+// Without a ledger (nil) it only makes them visible.
 func (l *Ledger) PublishAll(commit int, lane *LedgerLane, received uint64, refusals []uint64, hosts []*Host) {
 	l.PublishBoth(commit, lane, received, refusals, nil, 0, hosts)
 }
@@ -536,13 +375,18 @@ func (l *Ledger) PublishBoth(commit int, lane *LedgerLane, received uint64, refu
 		return
 	}
 	if lane != nil {
+		// Refusals above the received sequence do not count yet, so they may be stored before
+		// it (docs/shm.md, "Ledger").
 		lane.setRefusals(refusals)
 		crash.Point("ring.receive.refusals")
 	}
+	// One record names every tail and sequence that changes together. Until it is valid
+	// nothing has happened; from then on Recover carries it out, as often as it likes.
 	rec := l.mem[l.h.CommitOff+uint64(commit)*commitBytes(l.h.Regions):]
 	n := 0
 	for _, h := range hosts {
 		h.closeTrain()
+		// inCommit: a host may stand in the list twice, and needs one entry.
 		if h.led == nil || h.dead || h.recvTail == h.recvPub || h.inCommit {
 			continue
 		}
@@ -562,12 +406,15 @@ func (l *Ledger) PublishBoth(commit int, lane *LedgerLane, received uint64, refu
 		le.PutUint64(rec[16:], received)
 		le.PutUint64(rec[24:], hereReceived)
 		crash.Point("ring.receive.record")
+		// This store decides.
 		word32(rec).Store(1)
 		crash.Point("ring.receive.valid")
 	}
 	for _, h := range hosts {
 		if h.inCommit {
 			h.inCommit = false
+			// The record is valid: whatever of these stores a crash leaves out, Recover
+			// does. The region goes first, so that the client need not wait for the rest.
 			h.showRecv()
 			crash.Point("ring.receive.tail")
 			h.led.setRecvTail(h.recvTail)
@@ -580,6 +427,7 @@ func (l *Ledger) PublishBoth(commit int, lane *LedgerLane, received uint64, refu
 		lane.setReceived(received)
 		here.setReceived(hereReceived)
 		crash.Point("ring.receive.lane")
+		// All of it stands in its place now, and the record may be used for the next step.
 		word32(rec).Store(0)
 		crash.Point("ring.receive.done")
 	}

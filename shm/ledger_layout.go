@@ -104,6 +104,8 @@ func (h *LedgerHeader) Parse(b []byte, size uint64) error {
 		*p = le.Uint64(b[48+8*i:])
 	}
 	copy(h.Boot[:], b[80:96])
+	// A file that was cut off, or that another process has made longer, is no ledger of
+	// ours.
 	if h.FileBytes != size {
 		return badMsg("the ledger's header speaks of %d bytes, the file has %d", h.FileBytes, size)
 	}
@@ -116,6 +118,8 @@ func (h *LedgerHeader) Parse(b []byte, size uint64) error {
 		{"region table", h.RegionOff, uint64(h.Regions), recordBytes},
 		{"send tables", h.SendOff, uint64(h.Regions), uint64(h.Sends) * entryBytes},
 	} {
+		// The product is taken in 128 bits: a length that wraps around would pass for a small
+		// one.
 		over, bytes := bits.Mul64(p.n, p.each)
 		if over != 0 || p.off%UnitBytes != 0 || p.off < HeaderBytes || p.off > size || bytes > size-p.off {
 			return badMsg("the ledger's %s (%d of %d bytes at %d) do not fit into %d bytes", p.what, p.n, p.each, p.off, size)
@@ -194,7 +198,7 @@ func (r *RegionRecord) get(b []byte) (ok bool) {
 	return ok
 }
 
-// put writes what does not change while the region lives, in use last.
+// put writes the fields that do not change while the region exists, in use last.
 func (r *RegionRecord) put(b []byte) {
 	clear(b[:recordBytes])
 	copy(b[8:], r.ID[:])

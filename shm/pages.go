@@ -7,14 +7,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A page of a memfd belongs to the control group of whoever touches it first, and
-// stays until a hole is punched there or nobody has the memfd any more. So the daemon
+// A page of a memfd belongs to the control group of the process that touches it first, and
+// stays until a hole is punched there or the memfd is closed everywhere. So the daemon
 // knows which pages it touches first (docs/shm.md, "Pages"):
 //
-//   - In the client's part none. What a client points to has to be there already, or
-//     the socket is closed: a client has written what it posts.
-//   - In the daemon's part those that it writes. Each is paid for before it is touched,
-//     and what is free is given back when memory is short.
+//   - In the client's part none. Memory that a client points to has to be there already, or
+//     the socket is closed: a client has written the bodies that it posts.
+//   - In the daemon's part those that it writes. Each is paid for before it is touched, and
+//     free ones are given back when memory is short.
 
 // Payer pays for pages of a region. It is called with the owner's lock.
 type Payer interface {
@@ -83,10 +83,10 @@ func (s *pageSet) next(i, end uint64) (uint64, bool) {
 
 // pageSide is the Host's part for the pages of its region.
 type pageSide struct {
-	known   pageSet // of the client's part: somebody has touched them
-	asked   span    // of the client's part: it is being found out (Unsure)
+	known   pageSet // of the client's part: they have been touched
+	asked   span    // of the client's part: whether it has been touched is being found out (Unsure)
 	asking  uint8
-	payer   Payer   // nil: nobody has to
+	payer   Payer   // nil: pages are not paid for
 	mine    pageSet // of the daemon's part, and paid for
 	paid    int     // bytes
 	leaving span    // of the daemon's part: pages that are being given back
@@ -103,13 +103,14 @@ const (
 	askBegun   // the owner is to call Sure
 )
 
-// Pay says who pays for the pages that this end touches first. Before anything else.
+// Pay sets the payer of the pages that this end touches first. It is called before anything
+// else.
 func (h *Host) Pay(p Payer) { h.payer = p }
 
-// there reports whether the client's memory at off, n bytes of it, has been touched: by
-// whomever, but not by this end. If it is not certain, nothing is taken from the client
+// clientHas reports whether the n bytes of the client's memory at off have been touched, by
+// any process but not by this end. If it is not certain, nothing is taken from the client
 // until the owner, told by Unsure, has found out.
-func (h *Host) there(off, n uint64) bool {
+func (h *Host) clientHas(off, n uint64) bool {
 	lo, hi := off>>pageShift, (off+max(n, 1)-1)>>pageShift
 	for lo <= hi && h.known.has(lo) {
 		lo++
@@ -133,8 +134,8 @@ func (h *Host) there(off, n uint64) bool {
 	return false
 }
 
-// Unsure tells the owner, once, of memory that the client has not touched, or that the
-// kernel has moved elsewhere: it is to call Region.Written where that may block, and then Sure.
+// Unsure tells the owner, once, of memory that the client has not touched, or that the kernel
+// has moved elsewhere: the owner calls Region.Written where that may block, and then Sure.
 func (h *Host) Unsure() (off, n uint64, wanted bool) {
 	if h.asking != askWanted {
 		return 0, 0, false
@@ -160,8 +161,8 @@ func (h *Host) Sure(written bool) {
 	h.refresh()
 }
 
-// resident reports whether pages are in memory, without touching them. It does not
-// wait for anybody who changes the file.
+// resident reports whether pages are in memory, without touching them. It does not wait for
+// a process that changes the file.
 func (r *Region) resident(off, n uint64) bool {
 	var vec [MaxDatagram/4096 + 1]byte
 	pages := vec[:n>>pageShift]
@@ -176,9 +177,9 @@ func (r *Region) resident(off, n uint64) bool {
 	return true
 }
 
-// Written reports whether the client's part has memory at off, n bytes of it, in memory
-// or swapped out. It may wait for whoever changes the file: nothing for a reactor. An
-// error is for want of a descriptor; ask again.
+// Written reports whether the client's part has memory at off, n bytes of it, in memory or
+// swapped out. It may wait for a process that changes the file, so a reactor must not call
+// it. An error is for want of a descriptor; the caller tries again.
 func (r *Region) Written(off, n uint64) (bool, error) {
 	r.files.Lock()
 	fd, err := unix.FcntlInt(uintptr(r.FD), unix.F_DUPFD_CLOEXEC, 0) // the other may be closed meanwhile
@@ -209,7 +210,8 @@ func (h *Host) afford(off, n uint64) bool {
 	if k == 0 {
 		return true
 	}
-	// A page that is being given back is gone a moment later, with what is written to it.
+	// A page that is being given back is gone a moment later, with everything written to
+	// it.
 	going := off < h.leaving.off+h.leaving.n && h.leaving.off < off+n
 	if going || h.payer != nil && !h.payer.Take(k) {
 		h.lacked = true
@@ -247,17 +249,17 @@ func (h *Host) Lacks() bool {
 	return l
 }
 
-// Fed says that there may be memory again. What waits goes on with Publish, Due and the
-// next Place.
-func (h *Host) Fed() {
-	h.hungry &^= viewArena | viewRing
+// MemoryAgain says that there may be memory again. Waiting work goes on with Publish, Due
+// and the next Place.
+func (h *Host) MemoryAgain() {
+	h.noRoomFor &^= viewArena | viewRing
 	h.refresh()
 }
 
 // Paid is how many bytes are paid for.
 func (h *Host) Paid() int { return h.paid }
 
-// Spared is what Spare found: a range of the daemon's part that nobody needs.
+// Spared is a result of Spare: a range of the daemon's part that is not needed.
 type Spared struct {
 	span
 	block uint64 // of the receive arena, taken out of it; noBlock: none
@@ -266,7 +268,7 @@ type Spared struct {
 
 const noBlock = ^uint64(0)
 
-// spareMost bounds what is given back in one step.
+// spareMost bounds the bytes given back in one step.
 const spareMost = 256 << 10
 
 // Spare finds memory of the daemon's part that is paid for and not needed, from
@@ -361,8 +363,8 @@ func (h *Host) recvsRead() uint64 {
 	return h.recvHead.Load()
 }
 
-// Restore ends a Spare: what is gone is not paid for any more and may be used again. It
-// returns the bytes.
+// Restore ends a Spare: the pages that are gone are not paid for any more and may be used
+// again. It returns their bytes.
 func (h *Host) Restore(s Spared) (bytes int) {
 	if s.block == noBlock {
 		h.leaving = span{}
@@ -378,7 +380,7 @@ func (h *Host) Restore(s Spared) (bytes int) {
 	return bytes
 }
 
-// PaidOff ends the payments: nobody has the daemon's part any more.
+// PaidOff ends the payments: no process has the daemon's part any more.
 func (h *Host) PaidOff() {
 	if h.payer != nil {
 		h.payer.Give(h.paid)
@@ -386,7 +388,7 @@ func (h *Host) PaidOff() {
 	}
 }
 
-// Remove takes pages of the daemon's part away that Spare found. It takes its time.
+// Remove frees pages of the daemon's part that Spare found. It may take long.
 func (r *Region) Remove(s Spared) error {
 	r.mapping.Lock()
 	defer r.mapping.Unlock()
@@ -396,23 +398,23 @@ func (r *Region) Remove(s Spared) error {
 	return unix.Madvise(r.mem[r.DaemonOff+s.off:][:s.n], unix.MADV_REMOVE)
 }
 
-// Disown closes the daemon's part here, whoever else has it.
+// Disown closes the daemon's part here, even if other processes have it.
 func (r *Region) Disown() {
 	r.files.Lock()
 	defer r.files.Unlock()
 	closeOnce(&r.ownFD)
 }
 
-// Abandoned reports whether nobody else has the daemon's part any more, mapped or as a
-// descriptor, and then closes it here: only then is its memory free. certain is false
-// when that cannot be known on this system; then it is closed as well. Nothing for a reactor.
+// Abandoned reports whether no other process has the daemon's part any more, mapped or as a
+// descriptor, and then closes it here: only then is its memory free. certain is false when
+// that cannot be known on this system; then it is closed as well. A reactor must not call it.
 func (r *Region) Abandoned() (gone, certain bool) {
 	r.files.Lock()
 	defer r.files.Unlock()
 	if r.ownFD < 0 {
 		return true, true
 	}
-	// A lease to write is for whoever has the only open file (fs/locks.c, check_conflicting_open).
+	// A lease to write is only given for the one open file (fs/locks.c, check_conflicting_open).
 	_, err := unix.FcntlInt(uintptr(r.ownFD), unix.F_SETLEASE, unix.F_WRLCK)
 	if err == unix.EAGAIN {
 		return false, true

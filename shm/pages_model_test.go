@@ -65,7 +65,7 @@ func TestPagesModel(t *testing.T) {
 					h.Restore(s)
 				}
 				spares = spares[:0]
-				h.Fed()
+				h.MemoryAgain()
 				h.Publish()
 			}
 			if h.Err() != nil {

@@ -264,7 +264,7 @@ func TestPagesArePaid(t *testing.T) {
 		t.Fatal("an event on a page that nobody paid for")
 	}
 	p.left = int(pageBytes)
-	h.Fed()
+	h.MemoryAgain()
 	h.Publish()
 	if h.r.EventTail().Load() != 1 || h.Lacks() {
 		t.Fatal("an event is lost")
@@ -279,7 +279,7 @@ func TestPagesArePaid(t *testing.T) {
 		t.Error("the client is not told that room is lacked")
 	}
 	p.left = int(pageBytes)
-	if h.Fed(); h.view.Load()&viewArena != 0 {
+	if h.MemoryAgain(); h.view.Load()&viewArena != 0 {
 		t.Error("still lacking")
 	}
 	if _, ok := h.PlaceCopy(testDst, body, 1, false, NoLane, 0); !ok {
@@ -414,7 +414,7 @@ func TestGoingPages(t *testing.T) {
 	}
 	h.r.Remove(got)
 	h.Restore(got)
-	h.Fed()
+	h.MemoryAgain()
 	if h.Publish(); h.overflow.n() != 0 {
 		t.Error("an event stays behind")
 	}

@@ -13,14 +13,14 @@ import (
 // Report accounts for every datagram that a dead daemon had in its hands.
 type Report struct {
 	Instance uint64
-	SameBoot bool // the machine has not been started anew since
+	SameBoot bool // the machine has not been started again since
 	Redone   int  // commit records that were found valid and carried out again
 	Lanes    map[uint32]*LaneRecord
 	Regions  []*RegionReport
 }
 
-// RegionReport accounts for one socket. In datagrams: those it posted are
-// Done + what Open has left + what Posted holds.
+// RegionReport accounts for one socket. In datagrams: those it posted are Done + those left
+// in Open + those in Posted.
 type RegionReport struct {
 	RegionRecord
 	Index  uint32
@@ -29,7 +29,7 @@ type RegionReport struct {
 	Posted []Post   // descriptors that stand in the ring
 	Unread []Unread // published to the client, which had not taken them yet
 	Region *Region  // nil: was not found
-	Err    error    // the ledger or the client's own words contradict themselves; what could be read is there
+	Err    error    // the ledger or the client's own words contradict themselves; the fields have what could be read
 }
 
 // Sent is a descriptor that was taken and has datagrams without a published outcome.
@@ -63,6 +63,7 @@ func RecoverFile(path string, find func(*RegionRecord) *Region) (*Report, error)
 // readSparse reads a file into private memory, its holes into none: looking at
 // the holes of a mapped tmpfs file would fill them.
 func readSparse(path string) ([]byte, error) {
+	// The path may be anybody's: no symbolic link is followed, and a pipe does not block.
 	fd, err := eintr.Open(path, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -75,11 +76,13 @@ func readSparse(path string) ([]byte, error) {
 	switch {
 	case st.Mode&unix.S_IFMT != unix.S_IFREG:
 		return nil, badMsg("it is no regular file")
+	// The ledger is believed, so nobody else may have been able to write it.
 	case st.Uid != uint32(os.Geteuid()) || st.Mode&0o077 != 0:
 		return nil, &Error{unix.EACCES, fmt.Sprintf("it belongs to user %d with mode %#o, and could be another's work; it must be ours with mode 0600", st.Uid, st.Mode&0o777)}
 	case st.Size < HeaderBytes || st.Size > 1<<40:
 		return nil, badMsg("it has %d bytes", st.Size)
 	}
+	// Sparse as the file is: pages that are never read in cost nothing.
 	b, err := unix.Mmap(-1, 0, int(st.Size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_NORESERVE)
 	if err != nil {
 		return nil, err
@@ -93,6 +96,7 @@ func readSparse(path string) ([]byte, error) {
 		if err == nil {
 			to, err = unix.Seek(fd, from, unix.SEEK_HOLE)
 		} else {
+			// The whole file counts as data then.
 			from, err = at, nil // a file system that does not know holes
 		}
 		for err == nil && from < to {
@@ -111,11 +115,11 @@ func readSparse(path string) ([]byte, error) {
 	return b, nil
 }
 
-// Recover accounts for every datagram of a dead daemon: from its ledger, which
-// it changes, and the regions, which find returns by their record (nil: not
-// there; the record is checked against what comes). Commit records found valid
-// are carried out again, and the words of the regions are brought to where the
-// ledger says the daemon was. It may be done again: the second time changes nothing.
+// Recover accounts for every datagram of a dead daemon: from its ledger, which it changes,
+// and the regions, which find returns by their record, or nil (a region is checked against
+// the record). Commit records found valid are carried out again, and the words of the
+// regions are brought to where the ledger says the daemon was. It may be done again: the
+// second time changes nothing.
 //
 // The ledger is the daemon's own and is believed after its checks. A region
 // is believed as far as the ledger bears it out.
@@ -128,6 +132,7 @@ func Recover(ledger []byte, find func(*RegionRecord) *Region) (*Report, error) {
 		return nil, err
 	}
 	rep := &Report{Instance: h.Instance, SameBoot: h.Boot == bootID(), Lanes: map[uint32]*LaneRecord{}}
+	// Records first: what is read below is then a ledger between two steps.
 	if err := rep.redo(&h, ledger); err != nil {
 		return nil, err
 	}
@@ -144,6 +149,8 @@ func Recover(ledger []byte, find func(*RegionRecord) *Region) (*Report, error) {
 		}
 		rep.Regions = append(rep.Regions, g)
 		n := uint64(h.Sends) * entryBytes
+		// The ledger's account of a socket goes before its region, whose words are the
+		// client's as well and are judged by it.
 		g.readTaken(ledger[h.SendOff+uint64(i)*n:][:n], rep.localReceived(g))
 		if find != nil {
 			g.readRegion(find(&g.RegionRecord))
@@ -182,12 +189,14 @@ func parseCommit(b []byte, regions, lanes uint32) (*commitRecord, error) {
 	switch le.Uint32(b) {
 	case 0:
 		return nil, nil
+	// Any other word was never stored by a daemon, which writes 1 and 0 alone.
 	case 1:
 	default:
 		return nil, badMsg("a commit record begins with %d", le.Uint32(b))
 	}
 	c := &commitRecord{}
 	n := le.Uint32(b[4:])
+	// Counts and indexes are bounded here, so that redo may use them without another look.
 	if n > regions {
 		return nil, badMsg("a commit record for %d of %d regions", n, regions)
 	}
@@ -225,6 +234,8 @@ func (rep *Report) redo(h *LedgerHeader, ledger []byte) error {
 			if le.Uint32(g) != 1 {
 				return badMsg("a commit record for region %d, which is not in use", r.index)
 			}
+			// Redoing is allowed any number of times: the value that is there may be the new
+			// one already, but never a later one.
 			if was := le.Uint64(g[88:]); r.tail < was || r.tail-was > 1<<32 {
 				return badMsg("a commit record takes region %d from %d to %d", r.index, was, r.tail)
 			}
@@ -240,6 +251,7 @@ func (rep *Report) redo(h *LedgerHeader, ledger []byte) error {
 			}
 			le.PutUint64(l[72:], c.received)
 		}
+		// Invalid only when all of it is done, as in PublishBoth.
 		le.PutUint32(b, 0)
 		rep.Redone++
 	}
@@ -260,6 +272,8 @@ func (g *RegionReport) readTaken(table []byte, local uint64) {
 		}
 		var s Sent
 		s.get(&e)
+		// An entry may be marked with a publication that was under way: the account in the
+		// event tail says whether it took place.
 		done := s.SendRecord.Finished(g.Account)
 		if n := s.Word.Count(); n < 1 || n > MaxTrain || done > n {
 			g.fail("an entry of the send table has %d datagrams, %d finished", n, done)
@@ -272,12 +286,15 @@ func (g *RegionReport) readTaken(table []byte, local uint64) {
 			}
 			continue
 		}
+		// All its outcomes were published; only the entry was not freed any more.
 		if s.Left = s.Word.Count() - done; s.Left == 0 {
 			continue
 		}
 		s.Split = s.Cell>>63 != 0
 		if s.IsSent = s.Cell != 0; s.IsSent && !s.Split {
 			s.Lane, s.Seq = uint8(s.Cell>>56), s.Cell&(1<<56-1)
+			// At its own address a datagram is placed in the step that sends it, so the
+			// received number decides.
 			s.Arrived = s.Lane == LocalLane && s.Seq <= local
 		}
 		s.Refusing = s.Flags&FlagRefusing != 0
@@ -290,6 +307,8 @@ func (g *RegionReport) readTaken(table []byte, local uint64) {
 			g.fail("descriptor %d stands twice in the send table", g.Open[i].Order-1)
 		}
 	}
+	// The two sums are written by different steps; that they agree shows that no entry was
+	// lost.
 	if taken := g.Taken[g.SendHead&1]; taken != g.Done+left {
 		g.fail("%d datagrams were taken, %d are finished, %d are not", taken, g.Done, left)
 	}
@@ -301,12 +320,13 @@ func (g *RegionReport) fail(format string, args ...any) {
 	}
 }
 
-// readRegion reads what stands in the region and brings its words to where the
-// ledger says the daemon was.
+// readRegion reads the region's rings and sets its words to the daemon's position in the
+// ledger.
 func (g *RegionReport) readRegion(r *Region) {
 	if r == nil {
 		return
 	}
+	// An inode number alone may have been given again.
 	if r.ID != g.ID || r.Inode != g.Inode || r.RegionBytes != g.Bytes {
 		g.fail("the region found is another one")
 		return
@@ -317,6 +337,8 @@ func (g *RegionReport) readRegion(r *Region) {
 		g.fail("send tail %d with %d taken of a ring of %d", tail, g.SendHead, r.Sends)
 		tail = g.SendHead
 	}
+	// Posted and not taken: the client counts them as accepted, and the next daemon finds
+	// them here.
 	for n := g.SendHead; n != tail; n++ {
 		var p Post
 		if err := r.readPost(n, Word(r.SendWord(n).Load()), &p); err != nil {
@@ -339,6 +361,7 @@ func (g *RegionReport) readRegion(r *Region) {
 		}
 		g.Unread = append(g.Unread, u)
 	}
+	// A daemon that died between the ledger and the region left these behind.
 	r.SendHead().Store(g.SendHead)
 	r.EventTail().Store(g.Events)
 	r.RecvTail().Store(g.RecvTail)

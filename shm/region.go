@@ -14,7 +14,7 @@ import (
 	"github.com/rdsd/rdsd/internal/eintr"
 )
 
-// Spec is what a region is made from. Zero entries mean the defaults.
+// Spec describes a region to be made. Zero entries mean the defaults.
 type Spec struct {
 	Local       netip.AddrPort
 	UID, PID    uint32 // of the client
@@ -45,7 +45,7 @@ func (s *Spec) header() (Header, error) {
 	}
 	h.Flows, h.Sends, h.Events = or(s.Flows, DefaultFlows), or(s.Sends, DefaultSends), or(s.Events, DefaultEvents)
 	h.Receives, h.Releases = or(s.Receives, DefaultReceives), or(s.Releases, DefaultReleases)
-	// Buddies waste up to half, so twice what may be in them.
+	// Buddies waste up to half, so an arena has twice the bytes that may be in it.
 	h.SendArenaBytes, h.RecvArenaBytes = uint64(s.SendArena), uint64(s.RecvArena)
 	if s.SendArena == 0 {
 		h.SendArenaBytes = ceilPow2(2*h.SndBuf + 2<<20)
@@ -53,6 +53,8 @@ func (s *Spec) header() (Header, error) {
 	if s.RecvArena == 0 {
 		h.RecvArenaBytes = ceilPow2(2 * (2*h.RcvBuf + 1<<20))
 	}
+	// The client's part first, then the daemon's: each is a memfd of its own, and a table
+	// begins a page so that each can be paid for by its writer.
 	at := (HeaderBytes + wordsBytes + pageBytes - 1) &^ (pageBytes - 1)
 	put := func(off *uint64, n, each uint64) {
 		*off = at
@@ -62,6 +64,7 @@ func (s *Spec) header() (Header, error) {
 	put(&h.SendOff, uint64(h.Sends), entryBytes)
 	put(&h.ReleaseOff, uint64(h.Releases), 8)
 	put(&h.SendArenaOff, h.SendArenaBytes, 1)
+	// Parts end at 64 KiB, so that both can be mapped whatever the size of a page.
 	at = (at + partBytes - 1) &^ (partBytes - 1)
 	h.DaemonOff = at
 	put(&h.FlowStateOff, uint64(h.Flows), 8)
@@ -85,13 +88,13 @@ type Region struct {
 	FD    int    // of the client's part; -1 when it was closed or belongs to the caller
 	Inode uint64 // of the client's part
 
-	// Of the daemon's part, at the daemon's end: what its client is to get, until Lent,
-	// and the daemon's own, until Abandoned.
+	// Descriptors of the daemon's part, at the daemon's end: the one for its client, until
+	// Lent, and the daemon's own, until Abandoned.
 	LendFD, ownFD int
 
-	files sync.Mutex // held by who closes or uses descriptors while others may close them
+	files sync.Mutex // held by a thread that closes or uses descriptors while others may close them
 
-	mapping sync.Mutex // held by who changes the mapping, or lets pages of it go
+	mapping sync.Mutex // held by a thread that changes the mapping, or lets pages of it go
 	private bool       // guarded by mapping; evacuated
 	mem     []byte     // the mapping
 	base    unsafe.Pointer
@@ -100,21 +103,21 @@ type Region struct {
 	sendArena, recvArena                              []byte
 }
 
-// Seals of both parts: they keep their size from the beginning, so that no access
-// can fail. From when its client has mapped the client's part nobody can punch holes
-// into that either, for an access to a page that is being taken away waits for the end
-// of that, and so would a reactor (mm/shmem.c, shmem_falloc_wait); the mappings to
-// write that exist stay, and there are no more. Of the daemon's part the client has a
-// descriptor that only reads, so the holes there are the daemon's.
+// Seals of both parts: they keep their size from the beginning, so that no access can fail.
+// Once its client has mapped the client's part, no holes can be punched into that either,
+// for an access to a page that is being taken away waits for the end of that, and so would
+// a reactor (mm/shmem.c, shmem_falloc_wait); the mappings to write that exist stay, and
+// there are no more. Of the daemon's part the client has a descriptor that only reads, so
+// the holes there are the daemon's.
 const (
 	sizeSeals = unix.F_SEAL_SHRINK | unix.F_SEAL_GROW
 	lastSeals = unix.F_SEAL_FUTURE_WRITE | unix.F_SEAL_SEAL
 )
 
-// Create makes a region: two memfds of a fixed size, mapped. The daemon has touched
-// nothing of it: pages are charged to the control group of whoever touches them first.
-// The client's part is to be sealed (Seal) when the client has mapped it, and touched by
-// nobody who must not wait before that; SetLocal then writes the header.
+// Create makes a region: two memfds of a fixed size, mapped. The daemon has touched nothing
+// of it: pages are charged to the control group of the process that touches them first. The
+// client's part is to be sealed (Seal) when the client has mapped it, and before that no
+// thread may touch it that must not wait; SetLocal then writes the header.
 func Create(s Spec) (*Region, error) {
 	h, err := s.header()
 	if err != nil {
@@ -138,8 +141,8 @@ func (r *Region) make() (err error) {
 		return err
 	}
 	defer unix.Close(theirs)
-	// Opened anew to read. The file's owner is the daemon's user, and nobody else may open
-	// it once more from what he has.
+	// Opened again to read. The file's owner is the daemon's user, and another user cannot
+	// open it once more from this descriptor.
 	again := fmt.Sprintf("/proc/self/fd/%d", theirs)
 	for _, fd := range []*int{&r.LendFD, &r.ownFD} {
 		if *fd, err = unix.Open(again, unix.O_RDONLY|unix.O_CLOEXEC, 0); err != nil {
@@ -179,10 +182,10 @@ func newMemfd(name string, bytes uint64) (fd int, err error) {
 	return fd, nil
 }
 
-// Seal ends the time in which the client's part can be mapped to write and have
-// holes. It waits for a hole that is being punched: nothing for a reactor. EPERM: its
-// client has sealed it otherwise. EFAULT: the client has not touched header and words,
-// and so would have the daemon pay for these pages.
+// Seal ends the time in which the client's part can be mapped to write and have holes. It
+// waits for a hole that is being punched, so a reactor must not call it. It returns EPERM
+// if the client has sealed it otherwise, and EFAULT if the client has not touched header
+// and words, so that the daemon would pay for these pages.
 func (r *Region) Seal() error {
 	if _, err := unix.FcntlInt(uintptr(r.FD), unix.F_ADD_SEALS, lastSeals); err != nil {
 		return fmt.Errorf("shm: sealing a region: %w", err)
@@ -226,8 +229,7 @@ func Open(client, daemon int, bytes uint64) (*Region, error) {
 // touchBytes is how far apart accesses may be that are to touch every page.
 const touchBytes = 4096
 
-// View maps a region as it stands, for looking at: what is written there stays
-// private.
+// View maps a region as it stands, for looking at: writes there stay private.
 func View(client, daemon int) (*Region, error) {
 	r, err := open(client, daemon, 0, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE)
 	if err != nil {
@@ -248,6 +250,8 @@ func open(client, daemon int, bytes uint64, prot, flags int) (*Region, error) {
 		if err != nil {
 			return nil, badMsg("the region's descriptor is no memfd: %v", err)
 		}
+		// Without these seals the other side could cut the file off under the mapping, and
+		// the next access would be a SIGBUS.
 		if got&sizeSeals != sizeSeals {
 			return nil, badMsg("the region is not sealed against shrinking and growing (seals %#x)", got)
 		}
@@ -261,6 +265,8 @@ func open(client, daemon int, bytes uint64, prot, flags int) (*Region, error) {
 	if bytes == 0 {
 		bytes = size
 	}
+	// Sizes are those of the files, not those announced: only they bound what may be
+	// touched.
 	if size != bytes || bytes > 1<<41 || sizes[0] < HeaderBytes+wordsBytes || sizes[0]%partBytes != 0 || sizes[1] == 0 || sizes[1]%partBytes != 0 {
 		return nil, badMsg("the region has parts of %d and %d bytes; %d were announced", sizes[0], sizes[1], bytes)
 	}
@@ -320,8 +326,8 @@ func (r *Region) lay() {
 	r.recvArena = r.mem[r.RecvArenaOff:][:r.RecvArenaBytes:r.RecvArenaBytes]
 }
 
-// SetLocal writes the header, with what the region's socket is bound to, before the
-// client reads it.
+// SetLocal writes the header, with the address that the region's socket is bound to, before
+// the client reads it.
 func (r *Region) SetLocal(local netip.AddrPort) {
 	r.Local = local
 	r.Header.Put(r.mem[:HeaderBytes])
@@ -333,11 +339,11 @@ type Body struct {
 	Bytes int
 }
 
-// Evacuate takes the region away from its client, who is dead: what is still
-// needed of the send arena is copied, and then is private memory at the same
-// addresses, so that pointers into it stay good. Nothing is shared any more and
-// the memfd is closed; a thread that is reading or writing there goes on
-// undisturbed. Like Close it is nothing for a reactor, nor for the holder of a lock.
+// Evacuate takes the region away from its client, which is dead: the parts of the send
+// arena that are still needed are copied, and are private memory at the same addresses
+// then, so that pointers into them stay valid. Nothing is shared any more and the memfd is
+// closed; a thread that is reading or writing there goes on undisturbed. Like Close it must
+// not be called by a reactor, nor with a lock held.
 func (r *Region) Evacuate(needed []Body) error {
 	r.mapping.Lock()
 	defer r.mapping.Unlock()
@@ -364,9 +370,9 @@ func (r *Region) Evacuate(needed []Body) error {
 	return nil
 }
 
-// Forget lets go of the pages that this process has touched: what they hold
-// stays in the memfd, and to touch one again costs a fault. It is nothing for a
-// reactor, nor for the holder of a lock.
+// Forget unmaps the pages that this process has touched: their content stays in the memfd,
+// and touching one again costs a fault. It must not be called by a reactor, nor with a lock
+// held.
 func (r *Region) Forget() {
 	r.mapping.Lock()
 	defer r.mapping.Unlock()
@@ -380,17 +386,17 @@ func (r *Region) Forget() {
 // Go runtime wait: some hundred microseconds.
 const thinStep = 2 << 20
 
-// thin empties the page tables of the mapping step by step. What the pages hold
-// stays, for they are the memfd's.
+// thin empties the page tables of the mapping step by step. The content of the pages stays,
+// because they are the memfd's.
 func (r *Region) thin() {
 	for off := 0; off < len(r.mem); off += thinStep {
-		_ = unix.Madvise(r.mem[off:min(off+thinStep, len(r.mem))], unix.MADV_DONTNEED) // munmap does the rest
+		_ = unix.Madvise(r.mem[off:min(off+thinStep, len(r.mem))], unix.MADV_DONTNEED) // munmap does the others
 	}
 }
 
-// Close unmaps the region and closes the client's part. Nothing in it may be used any
-// more. Calling it again does nothing. What the client has mapped stays the client's; see
-// Abandoned for the daemon's part.
+// Close unmaps the region and closes the client's part. Nothing in it may be used any more.
+// Calling it again does nothing. The client's own mappings stay; see Abandoned for the
+// daemon's part.
 func (r *Region) Close() error {
 	r.mapping.Lock()
 	defer r.mapping.Unlock()
@@ -426,8 +432,8 @@ func (r *Region) Allocated() (bytes uint64) {
 	return bytes
 }
 
-// SendArena and RecvArena are the payload memory. Whoever reads what the
-// other side wrote reads each byte once.
+// SendArena and RecvArena are the payload memory. Bytes that the other side wrote must be
+// read only once.
 func (r *Region) SendArena() []byte { return r.sendArena }
 func (r *Region) RecvArena() []byte { return r.recvArena }
 

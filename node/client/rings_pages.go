@@ -245,7 +245,7 @@ func (f *Front) feed() {
 	for r := range l {
 		_, now := r.host.Lock()
 		if !r.closed {
-			r.End.Fed()
+			r.End.MemoryAgain()
 			r.sock.ReadAll(now) // what was refused may come again
 			r.touch()           // events that wait are published
 		}
