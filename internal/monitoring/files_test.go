@@ -3,9 +3,13 @@ package monitoring
 import (
 	"flag"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
 )
 
 var update = flag.Bool("update", false, "write packaging/grafana, packaging/prometheus and the parts of docs that follow from the tables anew")
@@ -105,6 +109,28 @@ func TestRunbooks(t *testing.T) {
 				t.Errorf("docs/%s: %s leads nowhere (%v)", path, target, err)
 			}
 		}
+	}
+}
+
+// TestRunbookCommands: rdsd knows the commands that somebody is told to run at night.
+func TestRunbookCommands(t *testing.T) {
+	page, err := os.ReadFile(file("docs", "runbooks.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
+	for _, m := range regexp.MustCompile("`rdsd ([a-z]+(?: [a-z]+)?)`").FindAllStringSubmatch(string(page), -1) {
+		if seen[m[1]] {
+			continue
+		}
+		seen[m[1]] = true
+		out, err := exec.Command(rdsdtest.Binary(t), append(strings.Fields(m[1]), "--help")...).CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "rdsd "+m[1]) {
+			t.Errorf("rdsd %s: %v\n%s", m[1], err, out)
+		}
+	}
+	if len(seen) < 5 {
+		t.Errorf("the runbooks name %d commands", len(seen))
 	}
 }
 

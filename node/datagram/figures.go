@@ -85,6 +85,11 @@ func (a *Host) Figures(f *Figures) {
 		h.socketFigures(f, &sockets)
 	}
 	f.Ports, f.Sockets = append(here.l, there.l...), sockets.l
+	for i := range here.l {
+		if h := a.byAddr[f.Ports[i].Endpoint.Addr()]; h != nil {
+			h.fill(&f.Ports[i])
+		}
+	}
 }
 
 func (h *Local) peerFigures(f *Figures) {
@@ -110,17 +115,10 @@ func (h *Local) portFigures(f *Figures, here, there *top[PortFigures]) {
 			p.Side, t = SideReader, here
 			f.Congested[SideReader]++
 		}
-		// The rest is work, and only for those that are shown.
 		if !t.wants(uint64(p.Age), FigurePorts) {
 			return
 		}
-		switch {
-		case c.Socket != nil:
-			p.Known = true
-			p.UID, p.PID = c.Socket.Options().UID, c.Socket.Options().PID
-			p.QueuedBytes = uint64(c.Socket.Info().RecvQueued)
-			p.Fillers = c.Socket.Culprits(FigureFillers)
-		case c.Reader != nil:
+		if c.Reader != nil {
 			p.Known = true
 			p.UID, p.PID, p.QueuedBytes = c.Reader.UID, c.Reader.PID, c.Reader.Queued
 			for _, r := range c.Reader.Fillers[:min(len(c.Reader.Fillers), FigureFillers)] {
@@ -129,6 +127,22 @@ func (h *Local) portFigures(f *Figures, here, there *top[PortFigures]) {
 		}
 		t.add(uint64(p.Age), p, FigurePorts)
 	}, nil)
+}
+
+// fill says who should read one of this node's ports and who fills it. That is a walk
+// along its receive queue, so the lock is taken for each of the few ports that are shown:
+// in a page of all that are congested it would be held for a hundred such walks.
+func (h *Local) fill(p *PortFigures) {
+	e := h.Look()
+	defer h.Unlook()
+	s := e.Socket(p.Endpoint.Port())
+	if s == nil { // it was closed meanwhile
+		return
+	}
+	p.Known = true
+	p.UID, p.PID = s.Options().UID, s.Options().PID
+	p.QueuedBytes = uint64(max(s.Info().RecvQueued, 0))
+	p.Fillers = s.Culprits(FigureFillers)
 }
 
 func (h *Local) socketFigures(f *Figures, sockets *top[SocketFigures]) {
