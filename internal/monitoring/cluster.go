@@ -8,13 +8,13 @@ func cluster() Dashboard {
 		Rows: []Row{
 			{"Health", []Panel{
 				stat("Nodes up", "short", "Daemons that answer Prometheus.", q(`sum(up{$sel})`, "up")),
-				stat("Nodes down", "short", "Daemons that do not answer Prometheus.", q(`count(up{$sel} == 0) or vector(0)`, "down")),
-				stat("Alerts firing", "short", "Alerts of rdsd's rules that fire now.", q(`count(ALERTS{alertname=~"Rdsd.+",alertstate="firing",$sel}) or vector(0)`, "firing")),
+				stat("Nodes down", "short", "Daemons that do not answer Prometheus.", q(`count(up{$sel} == 0) or vector(0)`, "down")).bad(),
+				stat("Alerts firing", "short", "Alerts of rdsd's rules that fire now.", q(`count(ALERTS{alertname=~"Rdsd.+",alertstate="firing",$sel}) or vector(0)`, "firing")).bad(),
 				stat("Unreachable peers", "short", "Peers for which datagrams wait while no path is up.",
-					q(`count(rdsd_peer_up{$sel} == 0 and rdsd_peer_queued_bytes{$sel} > 0) or vector(0)`, "peers")),
-				stat("Congested ports", "short", "Ports that their readers do not read fast enough.", q(`sum(rdsd_congested_ports{side="reader",$sel})`, "ports")),
+					q(`count(rdsd_peer_up{$sel} == 0 and rdsd_peer_queued_bytes{$sel} > 0) or vector(0)`, "peers")).bad(),
+				stat("Congested ports", "short", "Ports that their readers do not read fast enough.", q(`sum(rdsd_congested_ports{side="reader",$sel})`, "ports")).bad(),
 				stat("Volumes not open", "short", "Mapped volumes whose requests are not carried out, and exports whose store is not open.",
-					q(`count(rdsd_mapping_open{$sel} == 0) + count(rdsd_export_open{$sel} == 0) or count(rdsd_mapping_open{$sel} == 0) or count(rdsd_export_open{$sel} == 0) or vector(0)`, "volumes")),
+					q(`count(rdsd_mapping_open{$sel} == 0) + count(rdsd_export_open{$sel} == 0) or count(rdsd_mapping_open{$sel} == 0) or count(rdsd_export_open{$sel} == 0) or vector(0)`, "volumes")).bad(),
 			}},
 			{"Nodes", []Panel{
 				table("Nodes", "Each daemon: its version, how long it has run, its peers, and what it has open.",
@@ -24,7 +24,7 @@ func cluster() Dashboard {
 					q(`rdsd_peers_up{$sel}`, ""),
 					q(`rdsd_sockets{$sel}`, ""),
 					q(`sum by (job, instance) (rdsd_congested_ports{side="reader",$sel})`, ""),
-				).columns("build", "uptime", "peers", "peers up", "sockets", "congested ports"),
+				).columns("", "uptime", "peers", "peers up", "sockets", "congested ports"),
 			}},
 			{"Traffic", []Panel{
 				graph("Datagrams accepted", "short", "Datagrams that applications sent, a second, by node.",

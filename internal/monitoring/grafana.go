@@ -30,8 +30,9 @@ type Panel struct {
 	Unit        string
 	Width       int
 	Queries     []Query
-	Zero        bool              // its y axis begins at 0, and what is stacked adds up
-	Rename      map[string]string // columns of a table
+	Columns     []string // of a table, in the order of the queries; "": only its labels are shown
+	Bad         bool     // of a stat: anything but 0 is red
+	Names       bool     // of a stat: the legend is shown and not the value
 }
 
 // Query is one expression of a panel. $sel in it stands for the matchers that the
@@ -52,7 +53,7 @@ func stat(title, unit, description string, l ...Query) Panel {
 }
 
 func graph(title, unit, description string, l ...Query) Panel {
-	return Panel{Kind: "timeseries", Title: title, Unit: unit, Description: description, Width: 8, Queries: l, Zero: true}
+	return Panel{Kind: "timeseries", Title: title, Unit: unit, Description: description, Width: 8, Queries: l}
 }
 
 func table(title, description string, l ...Query) Panel {
@@ -61,13 +62,16 @@ func table(title, description string, l ...Query) Panel {
 
 func (p Panel) wide(columns int) Panel { p.Width = columns; return p }
 
-// columns names the values of a table, in the order of its queries.
-func (p Panel) columns(names ...string) Panel {
-	p.Rename = map[string]string{}
-	for i, n := range names {
-		p.Rename["Value #"+refID(i)] = n
+func (p Panel) columns(names ...string) Panel { p.Columns = names; return p }
+func (p Panel) bad() Panel                    { p.Bad = true; return p }
+func (p Panel) names() Panel                  { p.Names = true; return p }
+
+// column is what Grafana calls the values of query i of a table.
+func (p *Panel) column(i int) string {
+	if len(p.Queries) == 1 {
+		return "Value"
 	}
-	return p
+	return "Value #" + refID(i)
 }
 
 func refID(i int) string { return string(rune('A' + i)) }
@@ -163,19 +167,32 @@ func (p *Panel) object(id int, pos object) object {
 		"fieldConfig": object{"defaults": defaults, "overrides": []any{}}, "targets": targets}
 	switch p.Kind {
 	case "stat":
-		o["options"] = object{"colorMode": "none", "graphMode": "none", "justifyMode": "auto", "textMode": "auto",
+		color, text := "none", "auto"
+		if p.Bad {
+			color = "value"
+			defaults["thresholds"] = object{"mode": "absolute", "steps": []object{{"color": "green", "value": nil}, {"color": "red", "value": 1}}}
+		}
+		if p.Names {
+			text = "name"
+		}
+		o["options"] = object{"colorMode": color, "graphMode": "none", "justifyMode": "auto", "textMode": text,
 			"reduceOptions": object{"calcs": []string{"lastNotNull"}, "fields": "", "values": false}}
 	case "timeseries":
 		defaults["custom"] = object{"drawStyle": "line", "lineWidth": 1, "fillOpacity": 10, "showPoints": "never", "spanNulls": false}
-		if p.Zero {
-			defaults["min"] = 0
-		}
+		defaults["min"] = 0 // a line that rises a little is not to look like one that doubles
 		o["options"] = object{"legend": object{"displayMode": "table", "placement": "bottom", "calcs": []string{"lastNotNull", "max"}},
 			"tooltip": object{"mode": "multi", "sort": "desc"}}
 	case "table":
-		hide := object{"Time": true, "__name__": true}
+		hide, names := object{"Time": true, "__name__": true}, object{}
+		for i, n := range p.Columns {
+			if n == "" {
+				hide[p.column(i)] = true
+			} else {
+				names[p.column(i)] = n
+			}
+		}
 		o["transformations"] = []object{{"id": "merge", "options": object{}},
-			{"id": "organize", "options": object{"excludeByName": hide, "renameByName": p.Rename}}}
+			{"id": "organize", "options": object{"excludeByName": hide, "renameByName": names}}}
 		o["options"] = object{"showHeader": true}
 		o["fieldConfig"] = object{"defaults": defaults, "overrides": p.columnUnits()}
 	}
@@ -185,11 +202,10 @@ func (p *Panel) object(id int, pos object) object {
 // columnUnits gives the columns of a table the units that their names end in.
 func (p *Panel) columnUnits() []object {
 	l := []object{}
-	for i := range p.Queries {
-		name := p.Rename["Value #"+refID(i)]
-		for suffix, unit := range map[string]string{"age": "s", "uptime": "s", "bytes": "bytes", "round trip": "s"} {
-			if strings.HasSuffix(name, suffix) {
-				l = append(l, object{"matcher": object{"id": "byName", "options": name}, "properties": []object{{"id": "unit", "value": unit}}})
+	for _, name := range p.Columns {
+		for _, u := range [][2]string{{"age", "s"}, {"uptime", "s"}, {"round trip", "s"}, {"bytes", "bytes"}} {
+			if strings.HasSuffix(name, u[0]) {
+				l = append(l, object{"matcher": object{"id": "byName", "options": name}, "properties": []object{{"id": "unit", "value": u[1]}}})
 			}
 		}
 	}

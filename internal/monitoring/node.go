@@ -7,12 +7,12 @@ func node() Dashboard {
 		Description: "One daemon: its process, its peers and paths, its sockets, and what its memory and other limits are used for.",
 		Rows: []Row{
 			{"Process", []Panel{
-				stat("Version", "short", "The version that runs, by name.", q(`rdsd_build_info{$sel}`, "{{version}}")),
+				stat("Version", "short", "The version that runs, by name.", q(`rdsd_build_info{$sel}`, "{{version}}")).names(),
 				stat("Uptime", "s", "Since the last start of the daemon.", q(`time() - process_start_time_seconds{$sel}`, "{{instance}}")),
 				stat("Starts in 1 h", "short", "Starts of the daemon in the last hour, the first that Prometheus saw left out.",
 					q(`changes(process_start_time_seconds{$sel}[1h])`, "{{instance}}")),
 				stat("Panics in 1 h", "short", "Panics in the last hour that ended one call, socket or link alone. Any is a bug.",
-					q(`sum by (instance) (increase(rdsd_panics_total{$sel}[1h]))`, "{{instance}}")),
+					q(`sum by (instance) (increase(rdsd_panics_total{$sel}[1h]))`, "{{instance}}")).bad(),
 				stat("Clients", "short", "Client connections open.", q(`rdsd_clients{$sel}`, "{{instance}}")),
 				stat("Sockets", "short", "Sockets open.", q(`rdsd_sockets{$sel}`, "{{instance}}")),
 				graph("Processor", "percentunit", "Processors in use; 100 % is one.", q(`rate(process_cpu_seconds_total{$sel}[$__rate_interval])`, "{{instance}}")),

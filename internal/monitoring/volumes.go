@@ -12,12 +12,12 @@ func volumes() Dashboard {
 			{"Now", []Panel{
 				stat("Mapped volumes", "short", "Mapped volumes.", q(`sum(rdsd_mappings{$sel})`, "volumes")),
 				stat("Exports", "short", "Exports.", q(`sum(rdsd_exports{$sel})`, "exports")),
-				stat("Not open", "short", "Mapped volumes whose requests are not carried out now.", q(`count(rdsd_mapping_open{$sel} == 0) or vector(0)`, "volumes")),
+				stat("Not open", "short", "Mapped volumes whose requests are not carried out now.", q(`count(rdsd_mapping_open{$sel} == 0) or vector(0)`, "volumes")).bad(),
 				stat("Paths down", "short", "Addresses between which no path of a session is connected, on the mapping side.",
-					q(`count(rdsd_volume_path_up{role="client",$sel} == 0) or vector(0)`, "paths")),
+					q(`count(rdsd_volume_path_up{role="client",$sel} == 0) or vector(0)`, "paths")).bad(),
 				stat("Failovers in 1 h", "short", "Requests that were sent again over another path.",
 					q(`sum(increase(rdsd_volume_path_failovers_total{$sel}[1h]))`, "requests")),
-				stat("Errors in 1 h", "short", "Requests to mapped volumes that failed.", q(`sum(increase(rdsd_mapping_request_errors_total{$sel}[1h]))`, "requests")),
+				stat("Errors in 1 h", "short", "Requests to mapped volumes that failed.", q(`sum(increase(rdsd_mapping_request_errors_total{$sel}[1h]))`, "requests")).bad(),
 			}},
 			{"Mapped volumes", []Panel{
 				graph("Requests", "iops", "Requests a second, by volume and operation.",
