@@ -2,16 +2,27 @@
 # Installs the Debian packages the tests use: C compilers for the race detector, the C
 # library and Python's extension, a kernel that runs as a process, tools for network
 # namespaces, NBD clients and servers, ext4, strace for what threads ask of the kernel,
-# Prometheus and promtool for dashboards and rules. Does nothing where all are there.
+# Prometheus and promtool for dashboards and rules, and Chromium, with what drives it from
+# npm, for the page. Does nothing where all are there.
 set -eu
-need="strace gcc g++ libc6-dev make pkg-config git user-mode-linux iproute2 ethtool python3-venv python3-dev libnbd-bin python3-libnbd qemu-utils fio e2fsprogs nbdkit nbd-server prometheus"
+cd "$(dirname "$0")/.."
+# What drives the browser: the versions of the lock file, once.
+browser() {
+	command -v npm >/dev/null || { echo "setup: no npm (the tests of the page in a browser will be skipped)"; return 0; }
+	cmp -s internal/pagetest/package-lock.json internal/pagetest/node_modules/.lock && return 0
+	echo "setup: npm ci in internal/pagetest"
+	(cd internal/pagetest && npm ci --silent --no-audit --no-fund && cp package-lock.json node_modules/.lock) ||
+		echo "setup: npm ci failed (the tests of the page in a browser will be skipped)"
+}
+need="strace gcc g++ libc6-dev make pkg-config git user-mode-linux iproute2 ethtool python3-venv python3-dev libnbd-bin python3-libnbd qemu-utils fio e2fsprogs nbdkit nbd-server prometheus chromium"
 missing=""
 for p in $need; do
 	dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing="$missing $p"
 done
-[ -z "$missing" ] && exit 0
+[ -z "$missing" ] && { browser; exit 0; }
 if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
 	echo "setup: not root or not Debian; missing:$missing (the tests that need them will be skipped)"
+	browser
 	exit 0
 fi
 echo "setup: installing$missing"
@@ -32,3 +43,4 @@ if [ $status != 0 ]; then
 	echo "setup: apt-get failed ($status)"
 	exit $status
 fi
+browser

@@ -122,7 +122,7 @@ def packages(*without: str) -> list[str]:
 def main() -> int:
     OUT.mkdir(exist_ok=True)
     tally = Tally()
-    heavy = ("/interop", "/interop/kernelnbd", "/internal/simtest", "/internal/volumetest", "/internal/adversary")
+    heavy = ("/interop", "/interop/kernelnbd", "/internal/simtest", "/internal/volumetest", "/internal/adversary", "/internal/pagetest")
     lean = ("blk", "blk/nbd", "node/volume", "rnbd", "rtrs", "transport", "transport/tcp", "shm", "rds", "conn", "wire", "wire/rnbd", "internal/reactor")
     # The adversary's latencies are at their bars here, in one run below and in the next above: docs/testing.md.
     # Its acts are the same in each run here, and drawn anew by make soak and by hand.
@@ -132,6 +132,7 @@ def main() -> int:
         ("memory and allocations", lambda: go_phase(tally, ["-run", "Alloc|Idle|Memory", *[f"./{p}" for p in lean]])),
         ("simulation", lambda: go_phase(tally, ["-timeout", "15m", "./internal/simtest/..."])),
         ("volumes of real processes", lambda: go_phase(tally, ["-count=1", "-timeout", "10m", "./internal/volumetest"])),
+        ("the page in a browser", lambda: go_phase(tally, ["-count=1", "-timeout", "6m", "./internal/pagetest"])),
         ("adversary", lambda: go_phase(tally, ["-count=1", "-timeout", "10m", "./internal/adversary", "-adversary.seed=20261122", "-adversary.slack=1.5"])),
         ("mutants", lambda: command(tally, "make mutants", ["make", "-s", "mutants"])),
         ("kernel interop", lambda: go_phase(tally, ["-count=1", "-timeout", "20m", "./interop"])),

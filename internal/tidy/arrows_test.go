@@ -100,6 +100,7 @@ var arrows = []struct {
 	{"internal/await", nil},       // for tests alone
 	{"internal/bench", nil},       // tests alone
 	{"internal/killtest", nil},    // tests alone
+	{"internal/pagetest", nil},    // tests alone
 	{"internal/memtest", nil},     // tests alone
 	{"internal/monitoring", nil},  // what Prometheus and Grafana are given, and its tests
 	{"internal/processtest", nil}, // tests alone

@@ -29,7 +29,10 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) {
+	viewKept = 600 * time.Millisecond // tests wait until nothing is kept
+	goleak.VerifyTestMain(m)
+}
 
 // fake is a node that counts how often it is asked.
 type fake struct {

@@ -102,12 +102,11 @@ func (p *Page) encode(m proto.Message) (*snapshot, error) {
 	return s.hold(), nil
 }
 
-const (
-	// viewAge is how old a view may be that somebody who asks gets.
-	viewAge = 500 * time.Millisecond
-	// viewKept is how long a view is kept that nobody asks for again.
-	viewKept = 3 * time.Second
-)
+// viewAge is how old a view may be that somebody who asks gets.
+const viewAge = 500 * time.Millisecond
+
+// viewKept is how long a view is kept that nobody asks for again.
+var viewKept = 3 * time.Second
 
 // A view is the newest snapshot of a topic.
 type view struct {

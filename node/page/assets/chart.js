@@ -11,13 +11,14 @@ const POWERS = Array.from({ length: 50 }, (_, i) => 2 ** i);
 
 /** Lines is a chart of series over time that follows the width it has. */
 export class Lines {
-  constructor({ title, labels, format, seconds = 300, fill = true, binary = false }) {
+  constructor({ title, labels, format, seconds = 300, fill = true, binary = false, least = 1 }) {
     this.title = title;
     this.labels = labels;
     this.format = format;
     this.seconds = seconds;
     this.fill = fill;
     this.binary = binary;
+    this.least = binary ? 1024 : least;
     this.box = h('div', { class: 'chart', role: 'img', 'aria-label': title });
     this.legend = h('div', { class: 'legend', 'aria-hidden': 'true' });
     this.el = h('div', { class: 'chart-box' }, h('div', { class: 'chart-head' }, h('h3', null, title), this.legend), this.box);
@@ -50,11 +51,11 @@ export class Lines {
       legend: { show: false },
       scales: {
         x: { time: true, range: () => [this.end - this.seconds, this.end] },
-        y: { range: (_, __, max) => [0, max > 0 ? max * 1.15 : 1] },
+        y: { range: (_, __, max) => [0, Math.max(max * 1.15, this.least)] },
       },
       axes: [
         { ...axis, size: 26, space: 80, values: (_, splits) => splits.map((s) => new Date(s * 1000).toLocaleTimeString('en-GB', this.seconds > 900 ? { hour: '2-digit', minute: '2-digit' } : {})) },
-        { ...axis, size: 70, space: 36, ...(this.binary ? { incrs: POWERS } : {}), values: (_, splits) => splits.map((v) => this.format(v)) },
+        { ...axis, size: 70, space: 36, ...(this.binary ? { incrs: POWERS } : {}), values: (_, splits) => splits.map((v) => (v === 0 ? '0' : this.format(v))) },
       ],
       series: [{}, ...this.labels.map((label, i) => ({
         label, stroke: colors[i], width: 1.75, spanGaps: false, points: { show: false }, fill: this.fill ? `${colors[i]}1f` : null,
@@ -70,7 +71,7 @@ export class Lines {
     else this.fit();
     this.values.forEach((el, i) => {
       const l = this.data[i + 1];
-      const v = l[l.length - 1];
+      const v = l[l.length - 1] ?? l[l.length - 2]; // the newest slot of an hour is not known yet
       const text = v === null || v === undefined ? '–' : this.format(v);
       if (el.textContent !== text) el.textContent = text;
     });

@@ -90,6 +90,7 @@ export class Congestion {
     const shown = shownSlots(history) * slot;
     const ys = new Array(history.slots).fill(0).map((v, i) => (i >= history.slots - kept ? v : null));
     for (const p of [...history.port, history.others]) p?.slot?.forEach((s, i) => { ys[s] += p.slot_ms[i] / 1000 / slot; });
+    ys[ys.length - 1] = null; // it is not over: what is in it is no average yet
     this.line.update([ys.map((_, i) => end - (history.slots - 1 - i) * slot - slot / 2), ys], end, shown);
   }
 

@@ -34,7 +34,7 @@ export class Overview {
       this.values[id] = { value, extra, tile: h(id === 'memory' ? 'div' : 'a', { class: 'tile', href: id === 'memory' ? null : href }, h('span', { class: 'tile-label' }, label), value, extra) };
       this.tiles.append(this.values[id].tile);
     }
-    this.datagrams = new Lines({ title: 'Datagrams', labels: ['accepted', 'read'], format: rate });
+    this.datagrams = new Lines({ title: 'Datagrams', labels: ['accepted', 'read'], format: rate, least: 10 });
     this.payload = new Lines({ title: 'Payload', labels: ['from applications', 'to applications'], format: byteRate, binary: true });
     this.budgets = new Table({
       title: 'Limits', filter: true, empty: 'No limits are known.', sort: { id: 'share', down: true }, key: (b) => b.name,

@@ -116,7 +116,7 @@ export class Socket {
       this.queues.update(this.store.series.get(`socket ${s.inode}`));
     }
     this.who.update([
-      ['Reader to blame', p?.reader || (s ? owner(s.program, s.pid, s.uid) : '–')],
+      ['Reader', p?.reader || (s ? owner(s.program, s.pid, s.uid) : '–')],
       ['Congested for', p?.now ? time(p.now.since_ns) : '–'], ['In the last hour', p?.hour ? time(p.hour) : 'never'], ['Times', count(p?.history?.times)],
       ['Senders that wait here', count(p?.now?.waiting_senders)], ['Sends held up', count(p?.now?.blocked)],
     ]);

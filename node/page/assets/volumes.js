@@ -104,7 +104,7 @@ class One {
     this.facts = new Facts();
     this.ops = operations();
     this.bytes = new Lines({ title: 'Throughput', labels: ['read', 'written'], format: byteRate, binary: true });
-    this.io = new Lines({ title: 'Requests', labels: ['reads', 'writes'], format: rate });
+    this.io = new Lines({ title: 'Requests', labels: ['reads', 'writes'], format: rate, least: 10 });
     this.rest = h('div');
     this.el = h('div', null, h('p', { class: 'crumb' }, link('#/volumes', 'Volumes'), ' / '), h('h1', null, `${title} `, this.state),
       card('What it is', this.facts.el),
