@@ -58,6 +58,10 @@ mutants: ## break rules by hand, one at a time; the simulators must find each
 mutate: ## break the product one line at a time and count what the tests notice: make mutate N=100 SEED=1
 	$(GO) run ./internal/mutate -n $(or $(N),100) -seed $(SEED) -least 95
 
+.PHONY: walk
+walk: ## list the functions that one datagram passes, into docs/architecture.md
+	$(GO) test ./internal/walk -run TestWalk -walk.update -v -count=1
+
 .PHONY: fuzz
 fuzz: ## every fuzz target for T each: make fuzz T=1m
 	scripts/fuzz.sh $(T)

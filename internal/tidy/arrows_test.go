@@ -98,6 +98,7 @@ var arrows = []struct {
 	// Test worlds: nothing a program imports.
 	{"internal/simtest", []string{"node/base", "node/config", "node/datagram", "shm", "rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "internal/buf", "internal/stats"}},
 	{"internal/await", nil},       // for tests alone
+	{"internal/walk", nil},        // tests alone
 	{"internal/bench", nil},       // tests alone
 	{"internal/killtest", nil},    // tests alone
 	{"internal/pagetest", nil},    // tests alone
