@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rdsd/rdsd/rdsd/internal/dial"
+	"github.com/rdsd/rdsd/rdsd/internal/plain"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -64,7 +65,7 @@ FILE is rdsd-DATE.tar.gz if it is not given, and is not overwritten.`,
 			}
 			fmt.Fprintf(a.out, "wrote %s; no payload and no key is in it, names and addresses are\n", name)
 			for _, file := range slices.Sorted(maps.Keys(meta.Missing)) {
-				fmt.Fprintf(a.out, "without %s: %s\n", file, clean(meta.Missing[file]))
+				fmt.Fprintf(a.out, "without %s: %s\n", file, plain.Text(meta.Missing[file]))
 			}
 			return nil
 		},

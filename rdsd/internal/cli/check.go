@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rdsd/rdsd/rdsd/internal/plain"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -115,7 +116,7 @@ func (a *app) printCheck(v checkView, format string) error {
 	if format == "json" {
 		return writeJSON(a.out, v)
 	}
-	line := fmt.Sprintf("RDSD %s - %s", v.State, clean(v.Summary))
+	line := fmt.Sprintf("RDSD %s - %s", v.State, plain.Text(v.Summary))
 	if format == "nagios" {
 		line = plugin(line)
 		if v.status != nil {
@@ -128,7 +129,7 @@ func (a *app) printCheck(v checkView, format string) error {
 		if format == "nagios" {
 			line = plugin(line)
 		}
-		fmt.Fprintln(a.out, clean(line))
+		fmt.Fprintln(a.out, plain.Text(line))
 	}
 	return nil
 }

@@ -15,6 +15,8 @@ import (
 
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdsd/internal/rdstools"
+
+	"github.com/rdsd/rdsd/rdsd/internal/plain"
 )
 
 // app is what every command shares: where it reads and writes and the global
@@ -65,7 +67,7 @@ func run(ctx context.Context, stopSignals func(), args []string, in io.Reader, o
 	if _, ok := errors.AsType[errLogged](err); ok {
 		return code
 	}
-	fmt.Fprintf(errw, "rdsd: %s\n", cleanLines(explain(err)))
+	fmt.Fprintf(errw, "rdsd: %s\n", plain.Lines(explain(err)))
 	if code == exitUsage && cmd != nil {
 		fmt.Fprintf(errw, "See '%s --help'.\n", cmd.CommandPath())
 	}
@@ -116,7 +118,7 @@ machine. Every other command is a client of the daemon whose socket is given by
 		{"run", []*cobra.Command{a.serveCmd(), a.demoCmd(), a.configCmd(), a.doctorCmd()}},
 		{"data", []*cobra.Command{a.sendCmd(), a.recvCmd(), a.pingCmd(), a.stressCmd()}},
 		{"look", []*cobra.Command{a.statusCmd(), a.infoCmd(), a.peersCmd(), a.socketsCmd(), a.queueCmd(), a.countersCmd(), a.congestionCmd(),
-			a.errorsCmd(), a.checkCmd(), a.bugreportCmd()}},
+			a.topCmd(), a.errorsCmd(), a.checkCmd(), a.bugreportCmd()}},
 		{"volume", []*cobra.Command{a.volumeCmd()}},
 		{"act", []*cobra.Command{a.cancelCmd()}},
 	} {

@@ -10,6 +10,8 @@ import (
 
 	"github.com/rdsd/rdsd/node"
 	"github.com/rdsd/rdsd/node/config"
+
+	"github.com/rdsd/rdsd/rdsd/internal/plain"
 )
 
 func (a *app) configCmd() *cobra.Command {
@@ -84,7 +86,7 @@ func (a *app) printConfig(text string) error {
 	if a.json {
 		return writeJSON(a.out, map[string]string{"toml": text})
 	}
-	_, err := fmt.Fprint(a.out, cleanLines(text))
+	_, err := fmt.Fprint(a.out, plain.Lines(text))
 	return err
 }
 

@@ -63,7 +63,7 @@ func TestEveryCommandIsDescribed(t *testing.T) {
 		}
 	}
 	walk((&app{}).root())
-	for _, name := range strings.Fields("serve demo send recv ping stress info status peers sockets queue counters congestion errors check bugreport doctor config cancel version completion") {
+	for _, name := range strings.Fields("serve demo send recv ping stress info status peers sockets queue counters congestion top errors check bugreport doctor config cancel version completion") {
 		root := (&app{}).root()
 		root.InitDefaultCompletionCmd()
 		if c, _, err := root.Find([]string{name}); err != nil || c.Name() != name {

@@ -11,6 +11,8 @@ import (
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdsd/internal/dial"
 	"github.com/rdsd/rdsd/rdsd/internal/doctor"
+
+	"github.com/rdsd/rdsd/rdsd/internal/plain"
 )
 
 func (a *app) doctorCmd() *cobra.Command {
@@ -50,7 +52,7 @@ The exit code is 1 if there is an error. The daemon's own problems are in
 					errs++
 				}
 				if !a.json && a.form == formTable && f.Remedy != "" {
-					fmt.Fprintf(a.out, "to do, %s: %s\n", clean(f.What), clean(f.Remedy))
+					fmt.Fprintf(a.out, "to do, %s: %s\n", plain.Text(f.What), plain.Text(f.Remedy))
 				}
 			}
 			if errs > 0 {

@@ -8,6 +8,8 @@ import (
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
+
+	"github.com/rdsd/rdsd/rdsd/internal/plain"
 )
 
 // column is one column of a list of T: its heading and its cell.
@@ -54,7 +56,7 @@ func writeTable[T any](w io.Writer, items []T, cols []column[T]) {
 	for _, it := range items {
 		row := make(table.Row, len(cols))
 		for i, c := range cols {
-			row[i] = clean(fmt.Sprint(c.cell(it)))
+			row[i] = plain.Text(fmt.Sprint(c.cell(it)))
 		}
 		t.AppendRow(row)
 	}
@@ -87,7 +89,7 @@ func writeJSON(w io.Writer, v any) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "%s\n", cleanJSON(b))
+	_, err = fmt.Fprintf(w, "%s\n", plain.JSON(b))
 	return err
 }
 
@@ -97,7 +99,7 @@ func writeNDJSON(w io.Writer, v any) error {
 	if err != nil {
 		return err
 	}
-	_, err = fmt.Fprintf(w, "%s\n", cleanJSON(b))
+	_, err = fmt.Fprintf(w, "%s\n", plain.JSON(b))
 	return err
 }
 

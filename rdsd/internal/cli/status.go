@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rdsd/rdsd/rdsd/internal/plain"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -54,7 +55,7 @@ func (a *app) printStatus(v *rdsd.Status) {
 		{"config", config},
 		{"health", healthText(v)},
 	} {
-		fmt.Fprintf(a.out, "%-10s %s\n", l[0], clean(l[1]))
+		fmt.Fprintf(a.out, "%-10s %s\n", l[0], plain.Text(l[1]))
 	}
 	if len(v.Budgets) > 0 {
 		fmt.Fprintln(a.out)
@@ -97,7 +98,7 @@ func writeProblems(w io.Writer, list []rdsd.Problem) {
 		if p.Since > 0 {
 			head += ", for " + duration(p.Since).String()
 		}
-		fmt.Fprintf(w, "%-8s %s\n         %s\n         to do: %s\n", p.Severity, clean(head), clean(p.Text), clean(p.Remedy))
+		fmt.Fprintf(w, "%-8s %s\n         %s\n         to do: %s\n", p.Severity, plain.Text(head), plain.Text(p.Text), plain.Text(p.Remedy))
 	}
 }
 

@@ -9,6 +9,8 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/rdsd/rdsd/rdsd/internal/plain"
 )
 
 // The forms of -o.
@@ -121,10 +123,10 @@ func fieldsOf(v any) (names []string, values map[string]string, err error) {
 			return nil, nil, err
 		}
 		name := fmt.Sprint(key)
-		names, values[name] = append(names, name), string(cleanJSON(raw))
+		names, values[name] = append(names, name), string(plain.JSON(raw))
 		var s string
 		if raw[0] == '"' && json.Unmarshal(raw, &s) == nil {
-			values[name] = clean(strings.ReplaceAll(s, `\`, `\\`))
+			values[name] = plain.Text(strings.ReplaceAll(s, `\`, `\\`))
 		}
 	}
 	return names, values, nil

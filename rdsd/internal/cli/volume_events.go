@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/rdsd/rdsd/rdsd/internal/dial"
+	"github.com/rdsd/rdsd/rdsd/internal/plain"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
@@ -54,7 +55,7 @@ func (a *app) followEvents(ctx context.Context, v *rdsd.Volumes, count uint64, o
 		if a.json {
 			err = writeNDJSON(a.out, e)
 		} else {
-			_, err = fmt.Fprintf(a.out, "%s  %-5d %-8s  %s\n", e.Time.Format("15:04:05.000"), e.Number, clean(string(e.Kind)), clean(eventText(e)))
+			_, err = fmt.Fprintf(a.out, "%s  %-5d %-8s  %s\n", e.Time.Format("15:04:05.000"), e.Number, plain.Text(string(e.Kind)), plain.Text(eventText(e)))
 		}
 		if err != nil {
 			return err
@@ -140,9 +141,9 @@ func (a *app) printFindings(found []rdsd.VolumeFinding) error {
 	} else {
 		w := tabwriter.NewWriter(a.out, 0, 0, 2, ' ', 0)
 		for _, f := range found {
-			fmt.Fprintf(w, "%s\t%s\t%s\n", f.Severity, clean(f.What), clean(f.Text))
+			fmt.Fprintf(w, "%s\t%s\t%s\n", f.Severity, plain.Text(f.What), plain.Text(f.Text))
 			if f.Remedy != "" {
-				fmt.Fprintf(w, "\t\tto do: %s\n", clean(f.Remedy))
+				fmt.Fprintf(w, "\t\tto do: %s\n", plain.Text(f.Remedy))
 			}
 		}
 		w.Flush()

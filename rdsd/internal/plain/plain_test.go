@@ -1,4 +1,4 @@
-package cli
+package plain
 
 import (
 	"bytes"
@@ -8,9 +8,9 @@ import (
 	"unicode/utf8"
 )
 
-// TestClean: nothing that a terminal obeys comes through, in any of the forms there are,
+// TestText: nothing that a terminal obeys comes through, in any of the forms there are,
 // and what is only text stays as it is.
-func TestClean(t *testing.T) {
+func TestText(t *testing.T) {
 	for in, want := range map[string]string{
 		"db":                    "db",
 		"Größe 数据 ✓":            "Größe 数据 ✓",
@@ -25,42 +25,34 @@ func TestClean(t *testing.T) {
 		"\xff\xfe":              `\xff\xfe`,
 		"\U000e0041tag \x7fdel": `\ue0041tag \x7fdel`,
 	} {
-		if got := clean(in); got != want {
+		if got := Text(in); got != want {
 			t.Errorf("%q is shown as %q, want %q", in, got, want)
 		}
 	}
-	if got := cleanLines("a\x1b\nb\u009b"); got != `a\x1b`+"\n"+`b\u009b` {
+	if got := Lines("a\x1b\nb\u009b"); got != `a\x1b`+"\n"+`b\u009b` {
 		t.Errorf("lines: %q", got)
 	}
 }
 
-func FuzzClean(f *testing.F) {
+func FuzzText(f *testing.F) {
 	f.Add("\x1b[2J\u009b\x9b\U000e0041")
 	f.Fuzz(func(t *testing.T, s string) {
-		for _, text := range []string{clean(s), strings.ReplaceAll(cleanLines(s), "\n", "")} {
+		for _, text := range []string{Text(s), strings.ReplaceAll(Lines(s), "\n", "")} {
 			if !utf8.ValidString(text) || strings.ContainsFunc(text, unsafeRune) {
 				t.Errorf("%q is shown as %q", s, text)
 			}
 		}
-		var out bytes.Buffer
-		if err := writeJSON(&out, []string{s}); err != nil {
+		text, err := json.MarshalIndent([]string{s}, "", "  ")
+		if err != nil {
 			t.Fatal(err)
 		}
+		out := bytes.NewBuffer(JSON(text))
 		if strings.ContainsFunc(strings.ReplaceAll(out.String(), "\n", ""), unsafeRune) {
-			t.Errorf("%q is %q in JSON", s, &out)
+			t.Errorf("%q is %q in JSON", s, out)
 		}
 		var back []string
 		if err := json.Unmarshal(out.Bytes(), &back); err != nil || len(back) != 1 || utf8.ValidString(s) && back[0] != s {
 			t.Errorf("%q comes back from JSON as %q (%v)", s, back, err)
 		}
 	})
-}
-
-// TestTablesAreClean: a label is text in a table, whatever it says.
-func TestTablesAreClean(t *testing.T) {
-	var out bytes.Buffer
-	writeTable(&out, []string{"\x1b[2Jlabel\nPORT"}, []column[string]{{"label", func(s string) any { return s }}})
-	if got := out.String(); got != "LABEL\n"+`\x1b[2Jlabel\x0aPORT`+"\n" {
-		t.Errorf("%q", got)
-	}
 }

@@ -1,4 +1,4 @@
-package cli
+package plain
 
 import (
 	"bytes"
@@ -8,10 +8,10 @@ import (
 	"unicode/utf8"
 )
 
-// clean makes text that others have chosen, labels of clients, names of volumes, words
+// Text makes text that others have chosen, labels of clients, names of volumes, words
 // of peers, safe for a terminal: what would move its cursor, change its colours, its
 // title or the direction of the line is shown as an escape, and a line stays one line.
-func clean(s string) string {
+func Text(s string) string {
 	if !strings.ContainsFunc(s, unsafeRune) && utf8.ValidString(s) {
 		return s
 	}
@@ -33,11 +33,11 @@ func clean(s string) string {
 	return b.String()
 }
 
-// cleanLines is clean for text of several lines.
-func cleanLines(s string) string {
+// Lines is Text for text of several lines.
+func Lines(s string) string {
 	lines := strings.Split(s, "\n")
 	for i, l := range lines {
-		lines[i] = clean(l)
+		lines[i] = Text(l)
 	}
 	return strings.Join(lines, "\n")
 }
@@ -49,9 +49,9 @@ func unsafeRune(r rune) bool {
 	return unicode.IsControl(r) || unicode.In(r, unicode.Cf, unicode.Zl, unicode.Zp, unicode.Co)
 }
 
-// cleanJSON does it for JSON, which itself escapes the first 32 characters alone. What
+// JSON does it for JSON, which itself escapes the first 32 characters alone. What
 // is left stands in strings only, where an escape means the same.
-func cleanJSON(b []byte) []byte {
+func JSON(b []byte) []byte {
 	if !bytes.ContainsFunc(b, func(r rune) bool { return r != '\n' && unsafeRune(r) }) {
 		return b
 	}
