@@ -41,7 +41,7 @@ func volumeNodes(t *testing.T, change func(*config.Config)) (near, far *config.C
 // the socket, see it in the lists, in the events and in /metrics, cut the path,
 // resize, unmap.
 func TestVolumeEndToEnd(t *testing.T) {
-	_, far, nearVol, farVol := volumeNodes(t, nil)
+	near, far, nearVol, farVol := volumeNodes(t, nil)
 	ctx := testContext(t)
 	seen := watchVolumes(t, nearVol)
 	farSeen := watchVolumes(t, farVol)
@@ -72,6 +72,15 @@ func TestVolumeEndToEnd(t *testing.T) {
 	}
 	_, err = nearVol.Map(ctx, rdsdv1.VolumeMapRequest_builder{Node: node, Name: "disk"}.Build())
 	wantErrno(t, "the same again", err, syscall.EEXIST)
+
+	// Both ends have the other as a peer, with this path and nothing else.
+	for cfg, other := range map[*config.Config]*config.Config{near: far, far: near} {
+		peers, err := rdsdv1.NewAdminClient(dial(t, cfg)).ListPeers(ctx, &rdsdv1.ListPeersRequest{})
+		if l := peers.GetPeer(); err != nil || len(l) != 1 || !bytes.Equal(l[0].GetRemote(), other.RDS.Addresses[0].AsSlice()) ||
+			len(l[0].GetPath()) != 0 || len(l[0].GetVolumePath()) != 1 || l[0].GetVolumePath()[0].GetSession() != m.GetSession() {
+			t.Errorf("peers %v, %v", peers, err)
+		}
+	}
 
 	dev, err := nbd.DialURI(ctx, m.GetUri())
 	if err != nil {

@@ -2,6 +2,7 @@ package service
 
 import (
 	"context"
+	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/conn"
@@ -29,7 +30,7 @@ var pathStates = [...]rdsdv1.PathState{
 	conn.Error:         rdsdv1.PathState_PATH_STATE_ERROR,
 }
 
-// ListPeers describes peers and their paths.
+// ListPeers describes peers and their paths, of datagrams and of volumes.
 func (a *adminServer) ListPeers(_ context.Context, r *rdsdv1.ListPeersRequest) (*rdsdv1.ListPeersResponse, error) {
 	local, err := optionalAddr("local", r.GetLocal())
 	if err != nil {
@@ -49,6 +50,9 @@ func (a *adminServer) ListPeers(_ context.Context, r *rdsdv1.ListPeersRequest) (
 				list = append(list, peerPB(h, pe))
 			}
 		})
+	}
+	if h := a.front.deps.Volumes(); h != nil {
+		list = withVolumes(list, h.Paths(), local, remote, time.Now())
 	}
 	resp := &rdsdv1.ListPeersResponse{}
 	resp.SetPeer(list)

@@ -65,10 +65,27 @@ func peerFromProto(m *rdsdv1.Peer) Peer {
 		Authenticated: m.GetAuthenticated(), State: StateUnknown, Incarnation: m.GetIncarnation(), Lanes: m.GetLanes(), RTT: time.Duration(m.GetRttNs()),
 		Queued: m.GetQueued(), QueuedBytes: m.GetQueuedBytes(), Unacked: m.GetUnacked(), UnackedBytes: m.GetUnackedBytes(),
 		Held: m.GetHeld(), CongestedPorts: m.GetCongestedPorts(), Paths: all(m.GetPath(), peerPathFromProto),
+		VolumePaths: all(m.GetVolumePath(), pathFromProto),
 	}
 	for _, q := range p.Paths {
 		if slices.Index(peerStates, q.State) > slices.Index(peerStates, p.State) {
 			p.State = q.State
+		}
+		p.LastError = cmp.Or(p.LastError, q.LastError)
+	}
+	if len(p.Paths) > 0 {
+		return p
+	}
+	for _, q := range p.VolumePaths { // a peer for volumes alone
+		s := StateDown
+		switch q.State {
+		case PathConnected:
+			s = StateUp
+		case PathConnecting, PathReconnecting:
+			s = StateConnecting
+		}
+		if slices.Index(peerStates, s) > slices.Index(peerStates, p.State) {
+			p.State = s
 		}
 		p.LastError = cmp.Or(p.LastError, q.LastError)
 	}

@@ -36,6 +36,38 @@ type adminCall struct {
 	want   any
 }
 
+// aVolumePath has something of its own in every field.
+var aVolumePath = rdsdv1.VolumePath_builder{
+	Session: "session", SessionId: "id", Role: rdsdv1.VolumeRole_VOLUME_ROLE_SERVER, Source: "src", Destination: "dst",
+	State: rdsdv1.VolumePathState_VOLUME_PATH_STATE_CONNECTED, StateNs: 21, Epoch: 22, Connections: 23, CurLatencyNs: 24, Reconnects: 25, ReconnectsFailed: 26,
+	Reads: 27, ReadBytes: 28, Writes: 29, WriteBytes: 30, InFlight: 31, Failovers: 32, LastError: "broken",
+}.Build()
+
+// TestPeerForVolumes: the state of a peer is that of its lanes; one that has nothing but
+// paths of volumes has theirs.
+func TestPeerForVolumes(t *testing.T) {
+	path := func(s rdsdv1.VolumePathState) *rdsdv1.VolumePath {
+		return rdsdv1.VolumePath_builder{State: s, LastError: "why"}.Build()
+	}
+	up, again, gone := path(rdsdv1.VolumePathState_VOLUME_PATH_STATE_CONNECTED), path(rdsdv1.VolumePathState_VOLUME_PATH_STATE_RECONNECTING), path(rdsdv1.VolumePathState_VOLUME_PATH_STATE_DISCONNECTED)
+	for _, c := range []struct {
+		lanes   []*rdsdv1.Path
+		volumes []*rdsdv1.VolumePath
+		want    PeerState
+	}{
+		{nil, nil, StateUnknown},
+		{nil, []*rdsdv1.VolumePath{gone}, StateDown},
+		{nil, []*rdsdv1.VolumePath{gone, again}, StateConnecting},
+		{nil, []*rdsdv1.VolumePath{up, again}, StateUp},
+		{[]*rdsdv1.Path{rdsdv1.Path_builder{State: rdsdv1.PathState_PATH_STATE_ERROR}.Build()}, []*rdsdv1.VolumePath{up}, StateError},
+	} {
+		p := peerFromProto(rdsdv1.Peer_builder{Path: c.lanes, VolumePath: c.volumes}.Build())
+		if p.State != c.want || (p.LastError == "why") != (len(c.lanes) == 0 && len(c.volumes) > 0) {
+			t.Errorf("%d lanes, volumes %v: %s, %q; want %s", len(c.lanes), c.volumes, p.State, p.LastError, c.want)
+		}
+	}
+}
+
 // adminCalls are all calls but the watch. Each field of an answer has a value that no
 // other field of the same type in it has.
 var adminCalls = []adminCall{
@@ -69,6 +101,7 @@ var adminCalls = []adminCall{
 				Index: 1, State: rdsdv1.PathState_PATH_STATE_UP, NextTxSeq: 11, NextRxSeq: 12, LocalEndpoint: "here", RemoteEndpoint: "there", UpSinceNs: 13,
 				Reconnects: 14, LastError: "why", SentBytes: 15, ReceivedBytes: 16, SendCredits: 17, ReadPaused: true, ErrorAgeNs: 18, Attempts: 19, RetryInNs: 20,
 			}.Build()},
+			VolumePath: []*rdsdv1.VolumePath{aVolumePath},
 		}.Build()}}.Build(),
 		[]Peer{{
 			Local: hereAddr, Remote: thereAddr, Kind: PeerKernel, Authenticated: true, State: StateUp, Incarnation: 1,
@@ -77,6 +110,7 @@ var adminCalls = []adminCall{
 				Index: 1, State: StateUp, NextTxSeq: 11, NextRxSeq: 12, LocalEndpoint: "here", RemoteEndpoint: "there", UpFor: 13,
 				Reconnects: 14, LastError: "why", SentBytes: 15, ReceivedBytes: 16, SendCredits: 17, ReadPaused: true, ErrorAge: 18, Attempts: 19, RetryIn: 20,
 			}},
+			VolumePaths: []VolumePath{pathFromProto(aVolumePath)},
 		}},
 	},
 	{

@@ -109,6 +109,7 @@ type Peer struct {
 	CongestedPorts uint32        `json:"congested_ports"` // ports of it that are marked congested
 	LastError      string        `json:"last_error"`      // of the first path that has one
 	Paths          []PeerPath    `json:"paths"`           // of the lanes that were used, by their index
+	VolumePaths    []VolumePath  `json:"volume_paths"`    // those of volumes between the two, whichever end is the client
 }
 
 // PeerPath is one path of a Peer: one lane, with a link of its own.

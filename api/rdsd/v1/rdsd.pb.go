@@ -4361,6 +4361,7 @@ type Peer struct {
 	xxx_hidden_Path           *[]*Path               `protobuf:"bytes,12,rep,name=path"`
 	xxx_hidden_RttNs          uint64                 `protobuf:"varint,13,opt,name=rtt_ns,json=rttNs"`
 	xxx_hidden_Held           uint64                 `protobuf:"varint,14,opt,name=held"`
+	xxx_hidden_VolumePath     *[]*VolumePath         `protobuf:"bytes,15,rep,name=volume_path,json=volumePath"`
 	unknownFields             protoimpl.UnknownFields
 	sizeCache                 protoimpl.SizeCache
 }
@@ -4490,6 +4491,15 @@ func (x *Peer) GetHeld() uint64 {
 	return 0
 }
 
+func (x *Peer) GetVolumePath() []*VolumePath {
+	if x != nil {
+		if x.xxx_hidden_VolumePath != nil {
+			return *x.xxx_hidden_VolumePath
+		}
+	}
+	return nil
+}
+
 func (x *Peer) SetLocal(v []byte) {
 	if v == nil {
 		v = []byte{}
@@ -4552,6 +4562,10 @@ func (x *Peer) SetHeld(v uint64) {
 	x.xxx_hidden_Held = v
 }
 
+func (x *Peer) SetVolumePath(v []*VolumePath) {
+	x.xxx_hidden_VolumePath = &v
+}
+
 type Peer_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
@@ -4569,6 +4583,7 @@ type Peer_builder struct {
 	Path           []*Path
 	RttNs          uint64
 	Held           uint64
+	VolumePath     []*VolumePath
 }
 
 func (b0 Peer_builder) Build() *Peer {
@@ -4589,6 +4604,7 @@ func (b0 Peer_builder) Build() *Peer {
 	x.xxx_hidden_Path = &b.Path
 	x.xxx_hidden_RttNs = b.RttNs
 	x.xxx_hidden_Held = b.Held
+	x.xxx_hidden_VolumePath = &b.VolumePath
 	return m0
 }
 
@@ -7787,7 +7803,7 @@ var File_rdsd_v1_rdsd_proto protoreflect.FileDescriptor
 
 const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\n" +
-	"\x12rdsd/v1/rdsd.proto\x12\ardsd.v1\"8\n" +
+	"\x12rdsd/v1/rdsd.proto\x12\ardsd.v1\x1a\x14rdsd/v1/volume.proto\"8\n" +
 	"\bEndpoint\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\rR\x04port\"\x9f\x03\n" +
@@ -7967,7 +7983,7 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x05local\x18\x01 \x01(\fR\x05local\x12\x16\n" +
 	"\x06remote\x18\x02 \x01(\fR\x06remote\"6\n" +
 	"\x11ListPeersResponse\x12!\n" +
-	"\x04peer\x18\x01 \x03(\v2\r.rdsd.v1.PeerR\x04peer\"\xaa\x03\n" +
+	"\x04peer\x18\x01 \x03(\v2\r.rdsd.v1.PeerR\x04peer\"\xe0\x03\n" +
 	"\x04Peer\x12\x14\n" +
 	"\x05local\x18\x01 \x01(\fR\x05local\x12\x16\n" +
 	"\x06remote\x18\x02 \x01(\fR\x06remote\x12%\n" +
@@ -7983,7 +7999,9 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x0fcongested_ports\x18\v \x01(\rR\x0econgestedPorts\x12!\n" +
 	"\x04path\x18\f \x03(\v2\r.rdsd.v1.PathR\x04path\x12\x15\n" +
 	"\x06rtt_ns\x18\r \x01(\x04R\x05rttNs\x12\x12\n" +
-	"\x04held\x18\x0e \x01(\x04R\x04held\"\x9d\x04\n" +
+	"\x04held\x18\x0e \x01(\x04R\x04held\x124\n" +
+	"\vvolume_path\x18\x0f \x03(\v2\x13.rdsd.v1.VolumePathR\n" +
+	"volumePath\"\x9d\x04\n" +
 	"\x04Path\x12\x14\n" +
 	"\x05index\x18\x01 \x01(\rR\x05index\x12(\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x12.rdsd.v1.PathStateR\x05state\x12\x1e\n" +
@@ -8274,6 +8292,7 @@ var file_rdsd_v1_rdsd_proto_goTypes = []any{
 	(*LoggedError)(nil),                 // 68: rdsd.v1.LoggedError
 	(*GetConfigRequest)(nil),            // 69: rdsd.v1.GetConfigRequest
 	(*GetConfigResponse)(nil),           // 70: rdsd.v1.GetConfigResponse
+	(*VolumePath)(nil),                  // 71: rdsd.v1.VolumePath
 }
 var file_rdsd_v1_rdsd_proto_depIdxs = []int32{
 	8,  // 0: rdsd.v1.ClientMessage.bind:type_name -> rdsd.v1.Bind
@@ -8316,64 +8335,65 @@ var file_rdsd_v1_rdsd_proto_depIdxs = []int32{
 	38, // 37: rdsd.v1.ListPeersResponse.peer:type_name -> rdsd.v1.Peer
 	2,  // 38: rdsd.v1.Peer.kind:type_name -> rdsd.v1.PeerKind
 	39, // 39: rdsd.v1.Peer.path:type_name -> rdsd.v1.Path
-	3,  // 40: rdsd.v1.Path.state:type_name -> rdsd.v1.PathState
-	42, // 41: rdsd.v1.ListSocketsResponse.socket:type_name -> rdsd.v1.SocketInfo
-	5,  // 42: rdsd.v1.SocketInfo.local:type_name -> rdsd.v1.Endpoint
-	4,  // 43: rdsd.v1.ListQueueRequest.kind:type_name -> rdsd.v1.QueueKind
-	45, // 44: rdsd.v1.ListQueueResponse.datagram:type_name -> rdsd.v1.QueuedDatagram
-	4,  // 45: rdsd.v1.QueuedDatagram.kind:type_name -> rdsd.v1.QueueKind
-	5,  // 46: rdsd.v1.QueuedDatagram.local:type_name -> rdsd.v1.Endpoint
-	5,  // 47: rdsd.v1.QueuedDatagram.remote:type_name -> rdsd.v1.Endpoint
-	48, // 48: rdsd.v1.GetCountersResponse.counter:type_name -> rdsd.v1.Counter
-	51, // 49: rdsd.v1.ListCongestionResponse.port:type_name -> rdsd.v1.CongestedPort
-	5,  // 50: rdsd.v1.CongestedPort.endpoint:type_name -> rdsd.v1.Endpoint
-	52, // 51: rdsd.v1.CongestedPort.culprit:type_name -> rdsd.v1.Culprit
-	5,  // 52: rdsd.v1.Culprit.source:type_name -> rdsd.v1.Endpoint
-	5,  // 53: rdsd.v1.CongestionNotice.endpoint:type_name -> rdsd.v1.Endpoint
-	5,  // 54: rdsd.v1.GetCongestionHistoryRequest.endpoint:type_name -> rdsd.v1.Endpoint
-	57, // 55: rdsd.v1.CongestionHistory.port:type_name -> rdsd.v1.PortHistory
-	57, // 56: rdsd.v1.CongestionHistory.others:type_name -> rdsd.v1.PortHistory
-	5,  // 57: rdsd.v1.PortHistory.endpoint:type_name -> rdsd.v1.Endpoint
-	52, // 58: rdsd.v1.PortHistory.culprit:type_name -> rdsd.v1.Culprit
-	5,  // 59: rdsd.v1.CancelSentRequest.local:type_name -> rdsd.v1.Endpoint
-	5,  // 60: rdsd.v1.CancelSentRequest.destination:type_name -> rdsd.v1.Endpoint
-	5,  // 61: rdsd.v1.CloseSocketRequest.local:type_name -> rdsd.v1.Endpoint
-	68, // 62: rdsd.v1.ListErrorsResponse.error:type_name -> rdsd.v1.LoggedError
-	6,  // 63: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
-	32, // 64: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
-	36, // 65: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
-	40, // 66: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
-	43, // 67: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
-	46, // 68: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
-	49, // 69: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
-	53, // 70: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
-	55, // 71: rdsd.v1.Admin.GetCongestionHistory:input_type -> rdsd.v1.GetCongestionHistoryRequest
-	58, // 72: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
-	60, // 73: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
-	62, // 74: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
-	64, // 75: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
-	66, // 76: rdsd.v1.Admin.ListErrors:input_type -> rdsd.v1.ListErrorsRequest
-	69, // 77: rdsd.v1.Admin.GetConfig:input_type -> rdsd.v1.GetConfigRequest
-	7,  // 78: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
-	33, // 79: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
-	37, // 80: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
-	41, // 81: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
-	44, // 82: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
-	47, // 83: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
-	50, // 84: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
-	54, // 85: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
-	56, // 86: rdsd.v1.Admin.GetCongestionHistory:output_type -> rdsd.v1.CongestionHistory
-	59, // 87: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
-	61, // 88: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
-	63, // 89: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
-	65, // 90: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
-	67, // 91: rdsd.v1.Admin.ListErrors:output_type -> rdsd.v1.ListErrorsResponse
-	70, // 92: rdsd.v1.Admin.GetConfig:output_type -> rdsd.v1.GetConfigResponse
-	78, // [78:93] is the sub-list for method output_type
-	63, // [63:78] is the sub-list for method input_type
-	63, // [63:63] is the sub-list for extension type_name
-	63, // [63:63] is the sub-list for extension extendee
-	0,  // [0:63] is the sub-list for field type_name
+	71, // 40: rdsd.v1.Peer.volume_path:type_name -> rdsd.v1.VolumePath
+	3,  // 41: rdsd.v1.Path.state:type_name -> rdsd.v1.PathState
+	42, // 42: rdsd.v1.ListSocketsResponse.socket:type_name -> rdsd.v1.SocketInfo
+	5,  // 43: rdsd.v1.SocketInfo.local:type_name -> rdsd.v1.Endpoint
+	4,  // 44: rdsd.v1.ListQueueRequest.kind:type_name -> rdsd.v1.QueueKind
+	45, // 45: rdsd.v1.ListQueueResponse.datagram:type_name -> rdsd.v1.QueuedDatagram
+	4,  // 46: rdsd.v1.QueuedDatagram.kind:type_name -> rdsd.v1.QueueKind
+	5,  // 47: rdsd.v1.QueuedDatagram.local:type_name -> rdsd.v1.Endpoint
+	5,  // 48: rdsd.v1.QueuedDatagram.remote:type_name -> rdsd.v1.Endpoint
+	48, // 49: rdsd.v1.GetCountersResponse.counter:type_name -> rdsd.v1.Counter
+	51, // 50: rdsd.v1.ListCongestionResponse.port:type_name -> rdsd.v1.CongestedPort
+	5,  // 51: rdsd.v1.CongestedPort.endpoint:type_name -> rdsd.v1.Endpoint
+	52, // 52: rdsd.v1.CongestedPort.culprit:type_name -> rdsd.v1.Culprit
+	5,  // 53: rdsd.v1.Culprit.source:type_name -> rdsd.v1.Endpoint
+	5,  // 54: rdsd.v1.CongestionNotice.endpoint:type_name -> rdsd.v1.Endpoint
+	5,  // 55: rdsd.v1.GetCongestionHistoryRequest.endpoint:type_name -> rdsd.v1.Endpoint
+	57, // 56: rdsd.v1.CongestionHistory.port:type_name -> rdsd.v1.PortHistory
+	57, // 57: rdsd.v1.CongestionHistory.others:type_name -> rdsd.v1.PortHistory
+	5,  // 58: rdsd.v1.PortHistory.endpoint:type_name -> rdsd.v1.Endpoint
+	52, // 59: rdsd.v1.PortHistory.culprit:type_name -> rdsd.v1.Culprit
+	5,  // 60: rdsd.v1.CancelSentRequest.local:type_name -> rdsd.v1.Endpoint
+	5,  // 61: rdsd.v1.CancelSentRequest.destination:type_name -> rdsd.v1.Endpoint
+	5,  // 62: rdsd.v1.CloseSocketRequest.local:type_name -> rdsd.v1.Endpoint
+	68, // 63: rdsd.v1.ListErrorsResponse.error:type_name -> rdsd.v1.LoggedError
+	6,  // 64: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
+	32, // 65: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
+	36, // 66: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
+	40, // 67: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
+	43, // 68: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
+	46, // 69: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
+	49, // 70: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
+	53, // 71: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
+	55, // 72: rdsd.v1.Admin.GetCongestionHistory:input_type -> rdsd.v1.GetCongestionHistoryRequest
+	58, // 73: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
+	60, // 74: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
+	62, // 75: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
+	64, // 76: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
+	66, // 77: rdsd.v1.Admin.ListErrors:input_type -> rdsd.v1.ListErrorsRequest
+	69, // 78: rdsd.v1.Admin.GetConfig:input_type -> rdsd.v1.GetConfigRequest
+	7,  // 79: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
+	33, // 80: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
+	37, // 81: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
+	41, // 82: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
+	44, // 83: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
+	47, // 84: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
+	50, // 85: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
+	54, // 86: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
+	56, // 87: rdsd.v1.Admin.GetCongestionHistory:output_type -> rdsd.v1.CongestionHistory
+	59, // 88: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
+	61, // 89: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
+	63, // 90: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
+	65, // 91: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
+	67, // 92: rdsd.v1.Admin.ListErrors:output_type -> rdsd.v1.ListErrorsResponse
+	70, // 93: rdsd.v1.Admin.GetConfig:output_type -> rdsd.v1.GetConfigResponse
+	79, // [79:94] is the sub-list for method output_type
+	64, // [64:79] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_rdsd_v1_rdsd_proto_init() }
@@ -8381,6 +8401,7 @@ func file_rdsd_v1_rdsd_proto_init() {
 	if File_rdsd_v1_rdsd_proto != nil {
 		return
 	}
+	file_rdsd_v1_volume_proto_init()
 	file_rdsd_v1_rdsd_proto_msgTypes[1].OneofWrappers = []any{
 		(*clientMessage_Bind)(nil),
 		(*clientMessage_Send)(nil),

@@ -81,6 +81,12 @@ func (fakeAdmin) ListPeers(_ context.Context, req *rdsdv1.ListPeersRequest) (*rd
 				rdsdv1.Path_builder{State: rdsdv1.PathState_PATH_STATE_UP, NextTxSeq: 41, NextRxSeq: 17, LocalEndpoint: "10.0.0.1:40000", RemoteEndpoint: "10.0.0.2:16385", UpSinceNs: 60e9, Reconnects: 1, SentBytes: 4096, ReceivedBytes: 2048, SendCredits: 64}.Build(),
 				rdsdv1.Path_builder{Index: 1, State: rdsdv1.PathState_PATH_STATE_CONNECTING}.Build(),
 			},
+			VolumePath: []*rdsdv1.VolumePath{
+				rdsdv1.VolumePath_builder{Session: "n1@n2", Role: rdsdv1.VolumeRole_VOLUME_ROLE_CLIENT, Source: "10.0.0.1:40112", Destination: "10.0.0.2:16388",
+					State: rdsdv1.VolumePathState_VOLUME_PATH_STATE_CONNECTED, StateNs: 30e9, Reads: 2, ReadBytes: 8192, Writes: 1, WriteBytes: 512}.Build(),
+				rdsdv1.VolumePath_builder{Session: "n2@n1", Role: rdsdv1.VolumeRole_VOLUME_ROLE_SERVER, Source: "10.0.0.2:40113", Destination: "10.0.0.1:16388",
+					State: rdsdv1.VolumePathState_VOLUME_PATH_STATE_RECONNECTING, StateNs: 1e9, LastError: "connection reset"}.Build(),
+			},
 		}.Build(),
 		rdsdv1.Peer_builder{
 			Local: ip("10.0.0.1"), Remote: ip("10.0.0.3"), Kind: rdsdv1.PeerKind_PEER_KIND_KERNEL_LEGACY, Lanes: 1,

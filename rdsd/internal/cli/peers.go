@@ -21,8 +21,9 @@ func (a *app) peersCmd() *cobra.Command {
 KIND is rdsd, kernel (Linux with source-port lanes) or kernel-legacy (one lane).
 STATE is the best state of the peer's paths: up, connecting, disconnecting,
 error, down. QUEUED waits to be sent, UNACKED is sent and not acknowledged, HELD
-was refused by the peer for lack of room and will be sent again. --paths shows
-the lanes one by one.`,
+was refused by the peer for lack of room and will be sent again. VOLUMES is how
+many paths of volumes to or from the peer are connected, of how many. --paths shows
+the lanes and the paths of volumes one by one.`,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			filter, err := peerFilter(cmd.Context(), local, remote)
 			if err != nil {
@@ -75,7 +76,22 @@ var peerColumns = []column[rdsd.Peer]{
 	{"unacked", func(p rdsd.Peer) any { return p.Unacked }},
 	{"held", func(p rdsd.Peer) any { return p.Held }},
 	{"congested", func(p rdsd.Peer) any { return p.CongestedPorts }},
+	{"volumes", func(p rdsd.Peer) any { return volumePathsUp(p.VolumePaths) }},
 	{"last error", func(p rdsd.Peer) any { return peerError(p) }},
+}
+
+// volumePathsUp is how many paths of volumes are connected, of how many.
+func volumePathsUp(l []rdsd.VolumePath) string {
+	if len(l) == 0 {
+		return "-"
+	}
+	up := 0
+	for _, q := range l {
+		if q.State == rdsd.PathConnected {
+			up++
+		}
+	}
+	return fmt.Sprintf("%d/%d", up, len(l))
 }
 
 // peerError is the last error of a peer, with its age and what is done about it.
@@ -116,22 +132,65 @@ type pathRow struct {
 func pathRows(peers []rdsd.Peer) []pathRow {
 	var out []pathRow
 	for _, l := range pathLines(peers) {
-		out = append(out, pathRow{l.local, l.remote, l.PeerPath})
+		if l.volume == nil { // those are rows of rdsd volume paths
+			out = append(out, pathRow{l.local, l.remote, l.PeerPath})
+		}
 	}
 	return out
 }
 
-// pathLine is a path with the addresses of its peer.
+// pathLine is a path with the addresses of its peer: one of its lanes, or a path of
+// volumes, of which the columns of a lane are empty.
 type pathLine struct {
 	local, remote netip.Addr
 	rdsd.PeerPath
+	volume *rdsd.VolumePath
+}
+
+// lane is text for a lane alone.
+func (p pathLine) lane(v any) any {
+	if p.volume != nil {
+		return "-"
+	}
+	return v
+}
+
+func (p pathLine) name() any {
+	if p.volume != nil {
+		return "volume " + p.volume.Session
+	}
+	return p.Index
+}
+
+// link is its ends, ours first.
+func (p pathLine) link() string {
+	switch v := p.volume; {
+	case v == nil:
+		return p.LocalEndpoint + " > " + p.RemoteEndpoint
+	case v.Role == rdsd.RoleServer:
+		return v.Dst + " < " + v.Src
+	default:
+		return v.Src + " > " + v.Dst
+	}
 }
 
 func pathLines(peers []rdsd.Peer) []pathLine {
 	var out []pathLine
 	for _, p := range peers {
 		for _, q := range p.Paths {
-			out = append(out, pathLine{p.Local, p.Remote, q})
+			out = append(out, pathLine{p.Local, p.Remote, q, nil})
+		}
+		for i := range p.VolumePaths {
+			v := &p.VolumePaths[i]
+			q := rdsd.PeerPath{State: rdsd.PeerState(v.State), Reconnects: v.Reconnects, LastError: v.LastError,
+				SentBytes: v.WriteBytes, ReceivedBytes: v.ReadBytes}
+			if v.Role == rdsd.RoleServer { // what is read there leaves here
+				q.SentBytes, q.ReceivedBytes = v.ReadBytes, v.WriteBytes
+			}
+			if v.State == rdsd.PathConnected {
+				q.UpFor = v.StateFor
+			}
+			out = append(out, pathLine{p.Local, p.Remote, q, v})
 		}
 	}
 	return out
@@ -140,17 +199,17 @@ func pathLines(peers []rdsd.Peer) []pathLine {
 var pathColumns = []column[pathLine]{
 	{"local", func(p pathLine) any { return addrText(p.local) }},
 	{"remote", func(p pathLine) any { return addrText(p.remote) }},
-	{"lane", func(p pathLine) any { return p.Index }},
+	{"lane", func(p pathLine) any { return p.name() }},
 	{"state", func(p pathLine) any { return p.State }},
-	{"link", func(p pathLine) any { return p.LocalEndpoint + " > " + p.RemoteEndpoint }},
-	{"next tx", func(p pathLine) any { return p.NextTxSeq }},
-	{"next rx", func(p pathLine) any { return p.NextRxSeq }},
+	{"link", func(p pathLine) any { return p.link() }},
+	{"next tx", func(p pathLine) any { return p.lane(p.NextTxSeq) }},
+	{"next rx", func(p pathLine) any { return p.lane(p.NextRxSeq) }},
 	{"up", func(p pathLine) any { return duration(p.UpFor) }},
 	{"reconnects", func(p pathLine) any { return p.Reconnects }},
 	{"sent", func(p pathLine) any { return bytesCount(p.SentBytes) }},
 	{"received", func(p pathLine) any { return bytesCount(p.ReceivedBytes) }},
-	{"credits", func(p pathLine) any { return p.SendCredits }},
-	{"paused", func(p pathLine) any { return yesNo(p.ReadPaused) }},
+	{"credits", func(p pathLine) any { return p.lane(p.SendCredits) }},
+	{"paused", func(p pathLine) any { return p.lane(yesNo(p.ReadPaused)) }},
 	{"last error", func(p pathLine) any { return pathError(p.PeerPath) }},
 }
 

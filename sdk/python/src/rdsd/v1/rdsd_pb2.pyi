@@ -14,6 +14,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from rdsd.v1 import volume_pb2 as _volume_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -1247,6 +1248,7 @@ class Peer(_message.Message):
     PATH_FIELD_NUMBER: _builtins.int
     RTT_NS_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
+    VOLUME_PATH_FIELD_NUMBER: _builtins.int
     local: _builtins.bytes
     remote: _builtins.bytes
     kind: Global___PeerKind.ValueType
@@ -1270,6 +1272,10 @@ class Peer(_message.Message):
     """datagrams the peer refused for lack of room, to be sent again"""
     @_builtins.property
     def path(self) -> _containers.RepeatedCompositeFieldContainer[Global___Path]: ...
+    @_builtins.property
+    def volume_path(self) -> _containers.RepeatedCompositeFieldContainer[_volume_pb2.VolumePath]:
+        """those of volumes between the two, whichever end is the client"""
+
     def __init__(
         self,
         *,
@@ -1287,10 +1293,11 @@ class Peer(_message.Message):
         path: _abc.Iterable[Global___Path] = ...,
         rtt_ns: _builtins.int = ...,
         held: _builtins.int = ...,
+        volume_path: _abc.Iterable[_volume_pb2.VolumePath] = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["authenticated", b"authenticated", "congested_ports", b"congested_ports", "held", b"held", "incarnation", b"incarnation", "kind", b"kind", "lanes", b"lanes", "local", b"local", "path", b"path", "queued", b"queued", "queued_bytes", b"queued_bytes", "remote", b"remote", "rtt_ns", b"rtt_ns", "unacked", b"unacked", "unacked_bytes", b"unacked_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["authenticated", b"authenticated", "congested_ports", b"congested_ports", "held", b"held", "incarnation", b"incarnation", "kind", b"kind", "lanes", b"lanes", "local", b"local", "path", b"path", "queued", b"queued", "queued_bytes", b"queued_bytes", "remote", b"remote", "rtt_ns", b"rtt_ns", "unacked", b"unacked", "unacked_bytes", b"unacked_bytes", "volume_path", b"volume_path"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
