@@ -151,9 +151,9 @@ func (b *batch) remove(c *call) {
 	}
 }
 
-// timeoutNs is what the daemon is told. It is a little less than what is left,
-// so that its answer (accepted or not) arrives before the caller gives up and
-// must report an undecided datagram.
+// timeoutNs is the timeout sent to the daemon. It is a little less than the time left, so
+// that its answer (accepted or not) arrives before the caller gives up and must report an
+// undecided datagram.
 func (b *batch) timeoutNs() int64 {
 	if b.deadline.IsZero() {
 		return 0
@@ -171,7 +171,7 @@ type sendErr struct {
 // call is one caller waiting for the result of a batch or of its part in one.
 type call struct {
 	done chan struct{} // capacity 1; one token when finished
-	// The rest is guarded by Socket.mu; the caller reads it freely after done.
+	// The other fields are guarded by Socket.mu; the caller reads them freely after done.
 	batch     *batch // while not finished
 	sent      bool   // written to the stream: can no longer be taken back
 	finished  bool

@@ -58,7 +58,7 @@ func WithFrontEnd(f FrontEnd) Option {
 	return func(c *clientConfig) { c.frontEnd, c.chosen = f, true }
 }
 
-// FrontEnd is what the socket uses: Rings or GRPC.
+// FrontEnd returns the front end of the socket: Rings or GRPC.
 func (s *Socket) FrontEnd() FrontEnd { return s.fe.kind() }
 
 // ringsPath is where the ring control socket of a target is.
@@ -70,7 +70,7 @@ func ringsPath(target string) (string, bool) {
 	if abs, ok := strings.CutPrefix(path, "//"); ok {
 		var err error
 		if path, err = url.PathUnescape(abs); err != nil {
-			return "", false // gRPC will say what is wrong with it
+			return "", false // gRPC will report the error
 		}
 	}
 	return path + ".rings", path != ""
@@ -93,7 +93,7 @@ func (s *Socket) open(ctx context.Context) (link, error) {
 // mayTry says whether there is something to try at path.
 func (s *Socket) mayTry(path string) bool {
 	if s.cfg.frontEnd == Rings {
-		return true // and an error that says what is missing
+		return true // and an error that names the missing part
 	}
 	_, err := os.Stat(path)
 	return err == nil
@@ -110,8 +110,8 @@ func withoutRings(err error) bool {
 	return ok
 }
 
-// Bounds of WithSpin, and what holds without it: more than two wakes of a thread
-// on another core.
+// Bounds of WithSpin, and the value without it: more than two wakes of a thread on another
+// core.
 const (
 	defaultSpin = 50 * time.Microsecond
 	maxSpin     = 10 * time.Millisecond

@@ -82,6 +82,7 @@ func Dial(target string, opts ...Option) (*Client, error) {
 	fail := func(err error) (*Client, error) {
 		return nil, opError("dial", netip.AddrPort{}, netip.AddrPort{}, err)
 	}
+	// The environment stands in for an option that was not given; an option wins.
 	if !cfg.chosen {
 		if err := cfg.frontEnd.set(os.Getenv("RDSD_FRONT_END")); err != nil {
 			return fail(err)
@@ -121,7 +122,7 @@ func resolveTarget(target string) string {
 // "%" mean something else.
 func unixURL(path string) string { return "unix://" + (&url.URL{Path: path}).EscapedPath() }
 
-// Target is where the daemon is, as grpc-go is told.
+// Target returns the daemon's address, as given to grpc-go.
 func (c *Client) Target() string { return c.target }
 
 // Close closes every socket of the client and the connection. Closing twice is

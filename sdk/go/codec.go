@@ -24,8 +24,8 @@ import (
 //     slices of them, lengths and sources are read as Recv goes along;
 //   - SendResult without errors is two varints.
 //
-// Everything else, and whatever another encoder lays out differently, goes
-// through package proto. codec_test.go compares both ways.
+// Everything else, and every other layout of these, goes through package proto.
+// codec_test.go compares both ways.
 
 type streamCodec struct{}
 
@@ -95,6 +95,8 @@ const (
 func (b *batch) marshal() mem.BufferSlice {
 	blob := b.blob
 	b.blob = nil
+	// Packed fields have their length in front, so it is computed before anything is
+	// written.
 	lengthBytes, indexBytes, destBytes := 0, 0, 0
 	for _, n := range b.lengths {
 		lengthBytes += sizeVarint(uint64(n))
@@ -153,6 +155,8 @@ func (b *batch) marshal() mem.BufferSlice {
 	if blob != nil {
 		payloadBytes = len(*blob)
 	}
+	// The payload is the last field: its bytes are the second buffer, and are not copied
+	// again.
 	h = append(h, tagSendPayload)
 	h = binary.AppendUvarint(h, uint64(payloadBytes))
 
@@ -212,7 +216,7 @@ func appendEndpoint(h []byte, a netip.AddrPort) []byte {
 
 // inbound is one message of the daemon: recv, isResult or msg is set.
 type inbound struct {
-	lend     bool // set by who receives: payloads are lent, in memory of the pool
+	lend     bool // set by the receiving call: payloads are lent, in memory of the pool
 	recv     *inBatch
 	isResult bool // result without errors
 	resultID uint64
@@ -222,6 +226,9 @@ type inbound struct {
 func (in *inbound) unmarshal(data []byte) error {
 	*in = inbound{lend: in.lend}
 	if len(data) > 0 {
+		// The two messages of every datagram, alone in their ServerMessage and in the usual
+		// layout, are read by hand; everything else, also what the parsers below decline,
+		// goes through package proto.
 		body, rest, ok := cutBytes(data[1:])
 		if ok && len(rest) == 0 {
 			switch data[0] {
@@ -239,6 +246,7 @@ func (in *inbound) unmarshal(data []byte) error {
 			}
 		}
 	}
+	// What parse declined may still be right: protobuf allows other layouts.
 	m := &rdsdv1.ServerMessage{}
 	if err := proto.Unmarshal(data, m); err != nil {
 		return fmt.Errorf("rdsd: message of the daemon: %w", err)
@@ -275,7 +283,7 @@ func parsePlainResult(p []byte) (id uint64, ok bool) {
 	return id, true
 }
 
-// cutBytes splits a length-delimited field body from what follows.
+// cutBytes splits a length-delimited field body from the bytes behind it.
 func cutBytes(p []byte) (body, rest []byte, ok bool) {
 	l, n := binary.Uvarint(p)
 	if n <= 0 || l > uint64(len(p)-n) {

@@ -24,7 +24,7 @@ type watchers struct {
 	idle []*watcher // guarded by mu; of these, the ones without a loop, oldest first
 }
 
-// watcher gathers what its application has not read yet. Later news of a
+// watcher gathers the news that its application has not read yet. Later news of a
 // destination replace earlier ones.
 type watcher struct {
 	wake  chan struct{}   // capacity 1
@@ -34,33 +34,33 @@ type watcher struct {
 	loops int             // guarded by watchers.mu; that range over it now
 }
 
-// WatchCongestion tells which destinations become congested and clear: those
-// this socket has sent to, was refused by or waits for, and with
-// WithCongestionMask also groups of ports. It watches from the call on, not
-// only from the first round of the loop, until ctx ends or the socket is closed.
-// A loop that is left may be followed by another one, which goes on with what
-// has happened since.
+// WatchCongestion tells which destinations become congested and clear: those this socket
+// has sent to, was refused by or waits for, and with WithCongestionMask also groups of
+// ports. It watches from the call on, not only from the first round of the loop, until ctx
+// ends or the socket is closed. A loop that is left may be followed by another one, which
+// goes on with the news since.
 //
 //	events := s.WatchCongestion(ctx)
 //	for errors.Is(s.TrySend(dst, p), rdserr.ErrCongested) {
 //		for ev, err := range events { ... break } // dst clear: send again
 //	}
 //
-// After a reconnection there is one event with all bits of Freed set: what
-// cleared meanwhile nobody noted, so try again. The same comes first in a loop
-// over one of very many watches that had no loop for long (64 on a socket go on
-// meanwhile).
+// After a reconnection there is one event with all bits of Freed set: ports that cleared
+// meanwhile are unknown, so try again. The same comes first in a loop over one of very many
+// watches that had no loop for long (64 on a socket go on meanwhile).
 func (s *Socket) WatchCongestion(ctx context.Context) iter.Seq2[CongestionEvent, error] {
 	w := &watcher{wake: make(chan struct{}, 1)}
 	s.changeWatches(func() {
 		s.watch.add(w, s.over)
-		s.watch.rest(w)
+		s.watch.park(w)
 	})
+	// The watch is there from the call on, so something has to end it if no loop ever runs.
 	stop := context.AfterFunc(ctx, func() { s.changeWatches(func() { s.watch.remove(w) }) })
 	return func(yield func(CongestionEvent, error) bool) {
 		s.changeWatches(func() { s.watch.enter(w, s.over) })
 		defer s.changeWatches(func() { s.watch.leave(w) })
 		for {
+			// The end of ctx goes before news, or a loop over a busy port would never see it.
 			ev, ok, err := s.watch.take(w)
 			switch {
 			case ctx.Err() != nil:
@@ -82,8 +82,8 @@ func (s *Socket) WatchCongestion(ctx context.Context) iter.Seq2[CongestionEvent,
 	}
 }
 
-// changeWatches lets change add or remove watchers, and has the daemon told when
-// the first came or the last went.
+// changeWatches calls change, which adds or removes watchers, and tells the daemon when the
+// first came or the last went.
 func (s *Socket) changeWatches(change func()) {
 	s.mu.Lock()
 	before := s.watch.active()
@@ -127,14 +127,14 @@ func (ws *watchers) removeLocked(w *watcher) {
 	ws.idle = slices.DeleteFunc(ws.idle, same)
 }
 
-// rest is for a watcher without a loop. The oldest of too many is given up.
-func (ws *watchers) rest(w *watcher) {
+// park keeps a watcher without a loop. The oldest of too many is given up.
+func (ws *watchers) park(w *watcher) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
-	ws.restLocked(w)
+	ws.parkLocked(w)
 }
 
-func (ws *watchers) restLocked(w *watcher) {
+func (ws *watchers) parkLocked(w *watcher) {
 	if !slices.Contains(ws.list, w) { // its context has ended
 		return
 	}
@@ -162,7 +162,7 @@ func (ws *watchers) leave(w *watcher) {
 	ws.mu.Lock()
 	defer ws.mu.Unlock()
 	if w.loops--; w.loops == 0 {
-		ws.restLocked(w)
+		ws.parkLocked(w)
 	}
 }
 

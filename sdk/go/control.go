@@ -17,6 +17,8 @@ func (s *Socket) ask(ctx context.Context, build func(id uint64) *rdsdv1.ClientMe
 		return nil, ctxError(ctx, nil)
 	}
 	s.mu.Lock()
+	// Without a link the call waits for the next one: a control message is about the socket,
+	// which outlives its links.
 	for s.link == nil {
 		if s.over != nil {
 			err := s.over
@@ -38,8 +40,10 @@ func (s *Socket) ask(ctx context.Context, build func(id uint64) *rdsdv1.ClientMe
 	l := s.link
 	s.nextID++
 	id := s.nextID
+	// Room for one, so that the reader of the link never waits for a caller that has gone.
 	answer := make(chan *rdsdv1.ServerMessage, 1)
 	s.replies[id] = answer
+	// Registered before it is sent: the answer may come before this goroutine runs again.
 	s.fe.tellLocked(build(id))
 	s.mu.Unlock()
 	s.fe.push()
@@ -52,6 +56,7 @@ func (s *Socket) ask(ctx context.Context, build func(id uint64) *rdsdv1.ClientMe
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return nil, s.over
+	// The answer would have come over this link: nobody knows whether the daemon has acted.
 	case <-l.gone():
 		s.mu.Lock()
 		defer s.mu.Unlock()
@@ -68,7 +73,7 @@ func (s *Socket) ask(ctx context.Context, build func(id uint64) *rdsdv1.ClientMe
 	}
 }
 
-// answered gives an answer of the daemon to whom it is for.
+// answered gives an answer of the daemon to the call that waits for it.
 func (s *Socket) answered(m *rdsdv1.ServerMessage) {
 	var id uint64
 	switch m.WhichBody() {
@@ -100,9 +105,9 @@ func (s *Socket) askAgain(ctx context.Context, build func(id uint64) *rdsdv1.Cli
 	}
 }
 
-// CancelSentTo drops what this socket has queued to dst; port 0 means every
-// port of that address. When it returns, nothing of it that had not begun to
-// leave will leave. The outcome of each cancelled datagram is Cancelled.
+// CancelSentTo drops the datagrams this socket has queued to dst; port 0 means every port
+// of that address. When it returns, none of them that had not begun to leave will leave.
+// The outcome of each cancelled datagram is Cancelled.
 func (s *Socket) CancelSentTo(ctx context.Context, dst netip.AddrPort) (CancelResult, error) {
 	dst = unmap(dst)
 	if !dst.Addr().IsValid() {
@@ -126,9 +131,9 @@ func (s *Socket) CancelSentTo(ctx context.Context, dst netip.AddrPort) (CancelRe
 	return CancelResult{Cancelled: r.GetCancelled(), InFlight: r.GetInFlight()}, nil
 }
 
-// Flush waits until every datagram accepted before has its outcome. It fails
-// with rdserr.ErrTimeout when ctx ends first, and with ErrShutdown when the
-// daemon went away: then nobody knows of what was in flight.
+// Flush waits until every datagram accepted before has its outcome. It fails with
+// rdserr.ErrTimeout when ctx ends first, and with ErrShutdown when the daemon went away:
+// then the outcome of datagrams in flight is unknown.
 func (s *Socket) Flush(ctx context.Context) error {
 	m, err := s.ask(ctx, func(id uint64) *rdsdv1.ClientMessage {
 		f := &rdsdv1.Flush{}
@@ -195,8 +200,8 @@ func (s *stream) peekSize(ctx context.Context) (n int, ok bool, err error) {
 	if err != nil {
 		return 0, false, err
 	}
-	// The daemon answers for what it has not pushed; what it pushed before it
-	// answered is here by now.
+	// The daemon answers for datagrams it has not pushed; those it pushed before it
+	// answered are here by now.
 	if n, ok := s.recv.peek(); ok {
 		return n, true, nil
 	}

@@ -8,12 +8,11 @@
 //
 // # What a call promises
 //
-// When Send returns nil the daemon has accepted the datagram. What became of it
-// in the end is its Outcome, for sockets bound WithOutcomes. Every call that can
-// wait takes a context and ends with it: rdserr.ErrTimeout (also
-// context.DeadlineExceeded) or rdserr.ErrCanceled (also context.Canceled). A
-// send that ends without the daemon's answer is marked Undecided in its OpError:
-// it may have been accepted, and is never sent a second time.
+// When Send returns nil the daemon has accepted the datagram. How it ended is its Outcome,
+// for sockets bound WithOutcomes. Every call that can wait takes a context and ends with
+// it: rdserr.ErrTimeout (also context.DeadlineExceeded) or rdserr.ErrCanceled (also
+// context.Canceled). A send that ends without the daemon's answer is marked Undecided in
+// its OpError: it may have been accepted, and is never sent a second time.
 //
 // # Errors
 //
@@ -34,28 +33,28 @@
 //
 // # Without copying
 //
-// Borrow hands out payloads where they are, until their Lease is released.
-// Reserve gives room to write a payload into, which Commit sends. Over rings
-// neither copies anything, and what is done for each datagram allocates nothing.
+// Borrow hands out payloads where they are, until their Lease is released. Reserve gives
+// room to write a payload into, which Commit sends. Over rings neither copies anything, and
+// the work for each datagram allocates nothing.
 //
 // # Administration
 //
-// Client.Admin looks at a daemon and acts on the peers and sockets of all its
-// clients, Client.Volumes on its volumes. What they return has JSON tags: it is what
-// the rdsd commands print with --json, with durations in nanoseconds (_ns) and sizes
-// in bytes (_bytes), and can be read back from it, but for VolumeEvent.Err.
+// Client.Admin looks at a daemon and acts on the peers and sockets of all its clients,
+// Client.Volumes on its volumes. Their results have JSON tags: the rdsd commands print them
+// with --json, with durations in nanoseconds (_ns) and sizes in bytes (_bytes), and can be
+// read back from it, but for VolumeEvent.Err.
 //
 // # How it works
 //
 // A Socket has one of two front ends (frontend.go), chosen at Bind (choose.go):
 //
-//   - rings: memory shared with the daemon, docs/shm.md. Callers post and walk
-//     descriptors themselves (rings.go, ringsend.go, ringbatch.go, ringrecv.go);
-//     who has to wait looks for a while and parks (ringwait.go). Besides its run, a
-//     socket has a goroutine that sleeps on the doorbell, and one for a moment
-//     while control messages are written.
-//   - stream: one gRPC stream (api/rdsd/v1, service Datagrams) and a goroutine
-//     that writes what callers have left (stream.go, transmit.go).
+//   - rings: memory shared with the daemon, docs/shm.md. Callers post and walk descriptors
+//     themselves (rings.go, ringsend.go, ringbatch.go, ringrecv.go); a call that has to
+//     wait looks for a while and parks (ringwait.go). Besides its run, a socket has a
+//     goroutine that sleeps on the doorbell, and one for a moment while control messages
+//     are written.
+//   - stream: one gRPC stream (api/rdsd/v1, service Datagrams) and a goroutine that writes
+//     the messages callers have left (stream.go, transmit.go).
 //
 // Socket.run reads the link to the daemon and makes a new one when it ends
 // (reconnect.go). All goroutines end with Close. Locks: Socket.mu before those of

@@ -17,12 +17,12 @@ import (
 // core. By the runtime's poller and another goroutine (listen, heard) that
 // takes 50 to 150 µs, but any number of calls can wait and none holds a thread.
 //
-// The poller must not hear of rings that are for a sleeping call: each would
-// start a thread to look for work. So it watches an epoll set with the doorbell
-// in it, armed for one event each time somebody parks.
+// The poller must not hear of rings that are for a sleeping call: each would start a thread
+// to look for work. So it watches an epoll set with the doorbell in it, armed for one event
+// each time a call parks.
 //
-// When the daemon is gone the doorbell is readable for ever; the end of the
-// control connection says so too, and ends what waits here.
+// When the daemon is gone the doorbell is readable for ever; the end of the control
+// connection says so too, and ends the calls that wait here.
 type doorbell struct {
 	fd   int      // closed with the mapping
 	kick int      // an eventfd: another call of this process wakes the one that sleeps; closed with the mapping
@@ -43,6 +43,8 @@ func (b *doorbell) open(fd int) error {
 		unix.Close(kick)
 		return os.NewSyscallError("epoll_create1", err)
 	}
+	// The doorbell is in the set without an event asked for, until arm: rings for a call
+	// that sleeps on it must not start a thread of the poller.
 	err = unix.EpollCtl(set, unix.EPOLL_CTL_ADD, fd, &unix.EpollEvent{Events: unix.EPOLLONESHOT})
 	if err == nil {
 		err = unix.SetNonblock(set, true) // or the runtime's poller would not take it
@@ -53,12 +55,14 @@ func (b *doorbell) open(fd int) error {
 		return os.NewSyscallError("epoll_ctl", err)
 	}
 	b.fd, b.kick, b.set = fd, kick, os.NewFile(uintptr(set), "doorbell")
+	// The runtime's poller watches the set, not the doorbell.
 	if b.raw, err = b.set.SyscallConn(); err != nil {
 		unix.Close(kick)
 		b.set.Close()
 		return err
 	}
 	b.arm = func(set uintptr) {
+		// For one event: the next ring is for whoever has armed it again.
 		ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT}
 		_ = unix.EpollCtl(int(set), unix.EPOLL_CTL_MOD, fd, &ev)
 	}
@@ -73,8 +77,8 @@ func (b *doorbell) open(fd int) error {
 // listen has heard return at the next ring, or at once if it has rung.
 func (b *doorbell) listen() { _ = b.raw.Control(b.arm) }
 
-// heard waits for a ring after listen; false: hush was called, or the daemon is
-// gone. That another call has taken the ring meanwhile changes nothing.
+// heard waits for a ring after listen. It returns false when stopListening was called, or
+// the daemon is gone. It makes no difference if another call has taken the ring meanwhile.
 func (b *doorbell) heard() bool {
 	if b.raw.Read(b.has) != nil {
 		return false
@@ -83,10 +87,10 @@ func (b *doorbell) heard() bool {
 	return !over
 }
 
-// hush ends heard, now and for ever.
-func (b *doorbell) hush() { b.set.Close() }
+// stopListening ends heard, now and for ever.
+func (b *doorbell) stopListening() { b.set.Close() }
 
-// close closes what sleep uses. Nobody sleeps any more.
+// close closes the descriptors that sleep uses. No call sleeps any more.
 func (b *doorbell) close() {
 	unix.Close(b.fd)
 	unix.Close(b.kick)
@@ -97,7 +101,7 @@ func (b *doorbell) sleep(d time.Duration) {
 	fds := [2]unix.PollFd{{Fd: int32(b.fd), Events: unix.POLLIN}, {Fd: int32(b.kick), Events: unix.POLLIN}}
 	ts := unix.NsecToTimespec(int64(d))
 	n, err := unix.Ppoll(fds[:], &ts, nil)
-	for err == unix.EINTR { // a signal, such as Go's to itself; ts is what is left
+	for err == unix.EINTR { // a signal, such as Go's to itself; ts is the time left
 		n, err = unix.Ppoll(fds[:], &ts, nil)
 	}
 	if n <= 0 {

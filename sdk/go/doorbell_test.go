@@ -25,7 +25,7 @@ func TestDoorbellHeard(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer b.close()
-	defer b.hush()
+	defer b.stopListening()
 	has := b.has
 	b.has = func(set uintptr) bool {
 		if !has(set) {
@@ -66,7 +66,7 @@ func openDoorbell(t *testing.T) (*shm.Alarm, *doorbell) {
 		t.Fatal(err)
 	}
 	t.Cleanup(b.close)
-	t.Cleanup(b.hush)
+	t.Cleanup(b.stopListening)
 	return alarm, b
 }
 

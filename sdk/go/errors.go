@@ -105,8 +105,8 @@ func undecided(op string, local, remote netip.AddrPort, err error) error {
 	return &OpError{Op: op, Local: local, Remote: remote, Err: err, Undecided: true}
 }
 
-// contextEnd is what a call returns when its context ends: a sentinel that also
-// is the context's error.
+// contextEnd is the error of a call whose context ends: a sentinel that also is the
+// context's error.
 type contextEnd struct {
 	sentinel *rdserr.Error
 	cause    error
@@ -124,7 +124,7 @@ var (
 	errCanceled = &contextEnd{rdserr.ErrCanceled, context.Canceled, "the call was cancelled"}
 )
 
-// ctxError translates the end of ctx. while says what it was waiting for.
+// ctxError translates the end of ctx. while is the error it was waiting over, if any.
 func ctxError(ctx context.Context, while error) error {
 	e := errDeadline
 	if !errors.Is(ctx.Err(), context.DeadlineExceeded) {
@@ -169,7 +169,7 @@ func statusError(err error) error {
 	return mapped
 }
 
-// callError is what a call of a service other than that of sockets returns.
+// callError returns the error of a call of a service other than that of sockets.
 func callError(ctx context.Context, op string, err error) error {
 	if err == nil {
 		return nil

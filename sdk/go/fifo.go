@@ -35,7 +35,7 @@ func (q *fifo[T]) pop() T {
 	return v
 }
 
-// all is what is in the queue, to be read before its next change.
+// all returns the items in the queue, to be read before its next change.
 func (q *fifo[T]) all() []T { return q.items[q.head:] }
 
 // delete takes out the first item for which is says yes.

@@ -16,8 +16,8 @@ type frontEnd interface {
 	// before startLocked.
 	connect(ctx context.Context) (link, error)
 	startLocked(l link)
-	// dropLocked is the end of the link in use: what waits for an answer fails
-	// and what is undecided is Unknown. cause is nil when the daemon went away.
+	// dropLocked ends the link in use: calls that wait for an answer fail, and undecided
+	// datagrams are Unknown. cause is nil when the daemon went away.
 	dropLocked(l link, cause error)
 	// finishLocked fails every call, waiting and to come, with err.
 	finishLocked(err error)
@@ -36,7 +36,7 @@ type frontEnd interface {
 	// receive waits for datagrams. With lend, payloads may stay where they are
 	// until the lease is released; else they are the caller's for good.
 	receive(ctx context.Context, into []Datagram, lend bool) (int, Lease, error)
-	// knows answers Congested from what is known here.
+	// knows answers Congested from the state kept here.
 	knows(dst netip.AddrPort) (congested, ok bool)
 	peekSize(ctx context.Context) (n int, ok bool, err error)
 	addRequest(w *requestWaiter)
@@ -56,7 +56,7 @@ type frontEnd interface {
 type link interface {
 	// bound is the socket's address and its largest datagram, 0: not known.
 	bound() (netip.AddrPort, int)
-	// read takes in what the daemon says until the link ends, and says why.
+	// read takes in the daemon's messages until the link ends, and returns why.
 	read() error
 	// endLocked asks the daemon to let go of the port, which it answers by ending
 	// the link. Socket.mu is held.

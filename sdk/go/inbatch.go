@@ -13,8 +13,8 @@ import (
 // inBatch is a received batch that Recv takes datagrams from, one after the
 // other. Everything was checked when it arrived (check), so next cannot fail.
 type inBatch struct {
-	payload []byte           // what is left of it
-	lengths []byte           // packed varints, what is left of them
+	payload []byte           // the rest of it
+	lengths []byte           // packed varints, the rest of them
 	sources []netip.AddrPort // at least 1
 	index   []byte           // packed varints; empty: all from sources[0]
 	left    int              // datagrams
@@ -57,11 +57,14 @@ func (b *inBatch) parse(p []byte) bool {
 		if !ok {
 			return false
 		}
+		// The tags are of one byte, and each carries its number in the bits above 3.
 		switch tag {
 		case tagRecvPayload, tagRecvLength, tagRecvIndex:
 			if seen&(1<<(tag>>3)) != 0 {
 				return false // packed fields may legally come in pieces
 			}
+			// A second packed field would be appended to the first by proto; parse keeps
+			// slices and cannot.
 			seen |= 1 << (tag >> 3)
 			switch tag {
 			case tagRecvPayload:
@@ -91,6 +94,8 @@ func (b *inBatch) check() bool {
 	var sum uint64
 	n := 0
 	for p := b.lengths; len(p) > 0; n++ {
+		// Each length is bounded by the payload, so the sum cannot wrap around before it is
+		// compared.
 		l, used := binary.Uvarint(p)
 		if used <= 0 || l > uint64(len(b.payload)) {
 			return false
@@ -101,6 +106,7 @@ func (b *inBatch) check() bool {
 	if n == 0 || sum != uint64(len(b.payload)) || len(b.sources) == 0 {
 		return false
 	}
+	// Without an index all datagrams are of the first source.
 	if len(b.index) > 0 {
 		k := 0
 		for p := b.index; len(p) > 0; k++ {
@@ -114,6 +120,7 @@ func (b *inBatch) check() bool {
 			return false
 		}
 	}
+	// From here on next reads without checks.
 	b.left = n
 	return true
 }

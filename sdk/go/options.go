@@ -22,7 +22,7 @@ type bindConfig struct {
 	mask            uint64
 	spin            time.Duration
 	frontEnd        FrontEnd
-	replies         bool // a reply port: what no request waits for is dropped
+	replies         bool // a reply port: datagrams that no request waits for are dropped
 }
 
 // WithSendBuffer sets SndBuf: how many bytes may be accepted and not yet
@@ -37,10 +37,10 @@ func WithRecvBuffer(bytes int) BindOption { return func(c *bindConfig) { c.recvB
 // WithLabel gives the socket a name that administrators see, at most 64 bytes.
 func WithLabel(label string) BindOption { return func(c *bindConfig) { c.label = label } }
 
-// WithRecvWindow bounds what the daemon may push ahead of Recv into this
-// process: datagrams and bytes (the last datagram may pass the bytes). What is
-// beyond waits in the daemon and counts against RcvBuf. Default 4096 datagrams,
-// 4 MiB; values below 1 mean the default.
+// WithRecvWindow bounds what the daemon may push ahead of Recv into this process: datagrams
+// and bytes (the last datagram may pass the bytes). Datagrams beyond that wait in the
+// daemon and count against RcvBuf. Default 4096 datagrams, 4 MiB; values below 1 mean the
+// default.
 func WithRecvWindow(datagrams, bytes int) BindOption {
 	return func(c *bindConfig) {
 		c.windowDatagrams, c.windowBytes = defaultWindowDatagrams, defaultWindowBytes
@@ -58,14 +58,13 @@ func WithRecvWindow(datagrams, bytes int) BindOption {
 // gathered, sends wait (TrySend: EAGAIN) until it does.
 func WithOutcomes() BindOption { return func(c *bindConfig) { c.outcomes = true } }
 
-// WithReconnect says whether the socket binds itself again, to the same port,
-// after the daemon went away. Default true. Without it every call returns
-// rdserr.ErrShutdown from then on, once Recv has handed out what had arrived.
+// WithReconnect says whether the socket binds itself again, to the same port, after the
+// daemon went away. Default true. Without it every call returns rdserr.ErrShutdown from
+// then on, once Recv has handed out the datagrams that had arrived.
 func WithReconnect(on bool) BindOption { return func(c *bindConfig) { c.reconnect = on } }
 
-// WithCongestionMask makes WatchCongestion also report updates that free a port
-// p with bit (p mod 64) set, of whatever destination. Default 0: only
-// destinations this socket has sent to.
+// WithCongestionMask makes WatchCongestion also report updates that free a port p with bit
+// (p mod 64) set, of any destination. Default 0: only destinations this socket has sent to.
 func WithCongestionMask(mask uint64) BindOption { return func(c *bindConfig) { c.mask = mask } }
 
 func newBindConfig(opts []BindOption) bindConfig {

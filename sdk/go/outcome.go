@@ -165,15 +165,13 @@ func (q *outcomeQueue) take() (o Outcome, ok, freed bool, over error) {
 	return o, true, freed, nil
 }
 
-// Outcomes tells what became of each accepted datagram, exactly once, in the
-// order in which it was decided. It needs WithOutcomes. It ends, with the
-// error of the last round, when ctx does or the socket is closed and every
-// outcome known by then was read.
+// Outcomes reports the outcome of each accepted datagram, exactly once, in the order in
+// which it was decided. It needs WithOutcomes. It ends, with the error of the last round,
+// when ctx does or the socket is closed and every outcome known by then was read.
 //
-// A datagram that was in flight when the daemon went away is Unknown, with
-// the reason "daemon restarted". Refused datagrams have no outcome; one whose
-// send ended undecided (OpError.Undecided) has one if the daemon accepted it
-// and said so.
+// A datagram that was in flight when the daemon went away is Unknown, with the reason
+// "daemon restarted". Refused datagrams have no outcome; one whose send ended undecided
+// (OpError.Undecided) has one if the daemon accepted it and could report it.
 func (s *Socket) Outcomes(ctx context.Context) iter.Seq2[Outcome, error] {
 	return func(yield func(Outcome, error) bool) {
 		if !s.cfg.outcomes {
@@ -183,6 +181,7 @@ func (s *Socket) Outcomes(ctx context.Context) iter.Seq2[Outcome, error] {
 		}
 		for {
 			o, ok, freed, over := s.outcomes.take()
+			// The list was full, which held up sends; now there is room.
 			if freed {
 				s.fe.outcomesRead()
 			}
@@ -204,8 +203,8 @@ func (s *Socket) Outcomes(ctx context.Context) iter.Seq2[Outcome, error] {
 	}
 }
 
-// decided takes in what the daemon reports. What was reported before is
-// dropped: one outcome for each datagram.
+// decided takes in the daemon's reports. A second report is dropped: there is one outcome
+// for each datagram.
 func (s *stream) decided(list []*rdsdv1.Outcome) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

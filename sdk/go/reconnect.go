@@ -51,8 +51,7 @@ func (s *Socket) broken(l link, err error) {
 	s.down = err
 	s.up = make(chan struct{})
 	s.fe.dropLocked(l, nil)
-	// In the same step, so that nobody is told to wait for a daemon that is not asked
-	// for again.
+	// In the same step, so that no call waits for a daemon that will not be tried again.
 	s.endLocked(err)
 }
 
@@ -86,8 +85,8 @@ const (
 	reasonClosed    = "the socket was closed"
 )
 
-// failLocked tells everybody who waits for b. It is left to the collector: somebody
-// may be writing it to the stream that has just broken.
+// failLocked fails every call that waits for b. The batch is left to the collector: a
+// goroutine may be writing it to the stream that has just broken.
 func (s *stream) failLocked(b *batch, err error, undecided bool) {
 	for _, p := range b.parts {
 		if !p.c.abandoned {
@@ -107,6 +106,7 @@ func (s *Socket) reconnect(err error) link {
 		t := time.NewTimer(backoffDelay(n, rand.Float64()))
 		select {
 		case <-t.C:
+		// Around once more: end has the last word, and there is an error to be told.
 		case <-s.ctx.Done():
 			t.Stop()
 			continue
@@ -115,7 +115,10 @@ func (s *Socket) reconnect(err error) link {
 		l, cerr := s.fe.connect(ctx)
 		cancel()
 		s.mu.Lock()
+		// Closed and connected exclude each other under the lock: either Close finds the
+		// link, or this finds the socket over.
 		if cerr == nil && s.over == nil {
+			// What became clear meanwhile was told to nobody, so every watcher looks again.
 			s.watch.lost()
 			s.startLocked(l)
 			s.mu.Unlock()
@@ -162,10 +165,10 @@ type dismissed struct{ error }
 
 func (d dismissed) Unwrap() error { return d.error }
 
-// worthRetry says whether a socket that ended, or a bind that failed, with this
-// error may work later: the daemon is away, or still has the old socket, or has
-// not got its addresses or its memory yet. A refusal that depends on who asks or
-// for what stays one, and a socket closed by an administrator stays closed.
+// worthRetry reports whether a socket that ended, or a bind that failed, with this error
+// may work later: the daemon is away, or still has the old socket, or has not got its
+// addresses or its memory yet. A refusal that depends on the user or the request stays one,
+// and a socket closed by an administrator stays closed.
 func worthRetry(err error) bool {
 	if _, ok := errors.AsType[dismissed](err); ok {
 		return false

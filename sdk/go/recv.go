@@ -7,11 +7,11 @@ import (
 	"sync/atomic"
 )
 
-// recvQueue is what the daemon has pushed and nobody has taken yet. Its size is
-// bounded by the credit: the receive window.
+// recvQueue holds the datagrams that the daemon has pushed and no call has taken yet. Its
+// size is bounded by the credit: the receive window.
 type recvQueue struct {
 	windowN, windowB int
-	replies          bool          // a reply port: what no request waits for is dropped
+	replies          bool          // a reply port: datagrams that no request waits for are dropped
 	wake             chan struct{} // capacity 1; passed on from reader to reader
 
 	mu       sync.Mutex
@@ -28,7 +28,7 @@ type recvQueue struct {
 	lend atomic.Bool
 }
 
-// loan is what one Borrow has.
+// loan holds the batches of one Borrow.
 type loan struct {
 	q       *recvQueue
 	turn    uint64     // guarded by q.mu; leases of earlier turns are void
@@ -42,8 +42,8 @@ func (q *recvQueue) init(cfg bindConfig) {
 	q.wake = make(chan struct{}, 1)
 }
 
-// initialCredit is what a new stream starts with: the window less what is still
-// unread from the stream before.
+// initialCredit is the credit of a new stream: the window less the datagrams still unread
+// from the stream before.
 func (q *recvQueue) initialCredit() (datagrams uint32, bytes uint64) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -61,9 +61,12 @@ func (q *recvQueue) deliver(b *inBatch, s *stream) {
 	takenN, takenB := 0, 0
 	rest := []*inBatch{b}
 	if !q.waiters.empty() {
+		// Requests first: an answer must not be read by a Recv that happens to wait.
 		rest = q.waiters.take(b, &takenN, &takenB)
 	}
 	for _, part := range rest {
+		// On a reply port nothing else is wanted. It counts as read, or the daemon's credit
+		// would run out.
 		if q.replies {
 			takenN, takenB = takenN+part.left, takenB+len(part.payload)
 			continue
@@ -78,6 +81,7 @@ func (q *recvQueue) deliver(b *inBatch, s *stream) {
 	if unread {
 		q.signal()
 	}
+	// Without the lock: granting takes the socket's.
 	s.grant(n, bytes)
 }
 
@@ -88,8 +92,8 @@ func (q *recvQueue) signal() {
 	}
 }
 
-// owe counts what was read. Once that is half a window of either kind it is
-// returned, to be granted again.
+// owe counts datagrams that were read. Once they are half a window of either kind it
+// returns them, to be granted again.
 func (q *recvQueue) owe(n, bytes int) (datagrams, size int) {
 	q.owedN += n
 	q.owedB += bytes
@@ -118,7 +122,7 @@ func (s *stream) grant(n, bytes int) {
 		return
 	}
 	s.mu.Lock()
-	if s.sess == nil { // the next Bind grants what is right then
+	if s.sess == nil { // the next Bind grants the right credit
 		s.mu.Unlock()
 		return
 	}
@@ -129,7 +133,7 @@ func (s *stream) grant(n, bytes int) {
 	s.write(m, sess)
 }
 
-// take moves what is there into into, at most what fits.
+// take moves the datagrams that are there into into, as many as fit.
 func (q *recvQueue) take(into []Datagram, lend bool) (got int, l Lease, grantN, grantB int, err error) {
 	if q.lend.Load() != lend {
 		q.lend.Store(lend)
@@ -137,12 +141,14 @@ func (q *recvQueue) take(into []Datagram, lend bool) (got int, l Lease, grantN, 
 	q.mu.Lock()
 	bytes := 0
 	var h *loan
+	// A batch stays at the head until it is read to its end, and each Borrow that took from
+	// it holds a reference: its memory goes back to the pool with the last.
 	for got < len(into) && q.batches.len() > 0 {
 		b := *q.batches.front()
 		switch {
 		case b.mem == nil:
 		case !lend:
-			b.mem = nil // who gets a part of it may keep it
+			b.mem = nil // a caller may keep its part of it
 		case h == nil:
 			h = q.newLoan()
 			fallthrough
@@ -166,6 +172,7 @@ func (q *recvQueue) take(into []Datagram, lend bool) (got int, l Lease, grantN, 
 	} else {
 		err = q.over
 	}
+	// One token wakes one reader; who leaves something behind passes it on.
 	more := q.n > 0 || q.over != nil
 	if h != nil {
 		l = Lease{h, h.turn}
@@ -187,8 +194,8 @@ func (q *recvQueue) newLoan() *loan {
 	return &loan{q: q}
 }
 
-// release gives messages back to the pool that were read to their end and are
-// lent to nobody else.
+// release gives messages back to the pool that were read to their end and are lent to no
+// other call.
 func (h *loan) release(turn uint64) {
 	q := h.q
 	q.mu.Lock()

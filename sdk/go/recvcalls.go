@@ -23,10 +23,10 @@ func (s *Socket) Recv(ctx context.Context) (Datagram, error) {
 
 var onePool = sync.Pool{New: func() any { return new([1]Datagram) }}
 
-// RecvBatch waits for at least one datagram and returns all that are there, at
-// most len(into), which must not be 0. After the end of ctx the error is
-// rdserr.ErrTimeout or ErrCanceled; nothing is lost by it. With a ctx that has
-// ended already it does not wait: what is there, or that error.
+// RecvBatch waits for at least one datagram and returns all that are there, at most
+// len(into), which must not be 0. After the end of ctx the error is rdserr.ErrTimeout or
+// ErrCanceled; nothing is lost by it. With a ctx that has ended already it does not wait:
+// it returns the datagrams that are there, or that error.
 func (s *Socket) RecvBatch(ctx context.Context, into []Datagram) (int, error) {
 	if len(into) == 0 {
 		return 0, nil
@@ -35,11 +35,11 @@ func (s *Socket) RecvBatch(ctx context.Context, into []Datagram) (int, error) {
 	return n, s.opErr("recv", netip.AddrPort{}, err)
 }
 
-// Borrow is RecvBatch without a copy. Over rings the payloads stay where the
-// daemon has placed them, in memory shared with it, over a stream in the message
-// that brought them: they may be read and changed until l.Release, and not after
-// it. Over rings what is borrowed counts as unread, against the receive buffer:
-// release it soon, in any order, from any goroutine.
+// Borrow is RecvBatch without a copy. Over rings the payloads stay where the daemon has
+// placed them, in memory shared with it, over a stream in the message that brought them:
+// they may be read and changed until l.Release, and not after it. Over rings borrowed
+// datagrams count as unread, against the receive buffer: release them soon, in any order,
+// from any goroutine.
 func (s *Socket) Borrow(ctx context.Context, into []Datagram) (n int, l Lease, err error) {
 	if len(into) == 0 {
 		return 0, Lease{}, nil
@@ -61,13 +61,13 @@ func (s *Socket) All(ctx context.Context) iter.Seq2[Datagram, error] {
 	}
 }
 
-// Lease is the right to what one Borrow returned. The zero Lease holds nothing.
+// Lease is the right to the payloads of one Borrow. The zero Lease holds nothing.
 type Lease struct {
 	of   lender
 	turn uint64 // of it, which is used again
 }
 
-// lender keeps what one Borrow returned.
+// lender keeps the payloads of one Borrow.
 type lender interface {
 	// release gives it back, once in each turn.
 	release(turn uint64)

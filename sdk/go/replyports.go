@@ -12,21 +12,19 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// A Request must not be given the answer to another one, above all not the late
-// answer to one that gave up. Payloads are the application's, and a responder may
-// be anybody: a kernel, a program that knows nothing of this package. All that a
-// responder does for certain is to answer to where the request came from. So the
-// port that a request leaves from tells whose an answer is, together with its
-// source.
+// A Request must not be given the answer to another one, above all not the late answer to
+// one that gave up. Payloads are the application's, and a responder may be any program: a
+// kernel, or one without this package. All that a responder does for certain is to answer
+// to the port the request came from. So the port that a request leaves from, together with
+// the answer's source, tells which request an answer is for.
 //
-// A socket has a few such reply ports beside its own, as many as its requests
-// need: one port serves requests to any number of destinations, but one request
-// to each at a time. It is used again for a destination only when the answer has
-// come, or the request has provably not left. A port that may be sent a late
-// answer (it is spoiled) takes no request any more and is closed with its last
-// one, so that the late answer ends as "no such port" at the responder and never
-// fills a buffer that nobody reads. The daemon does not soon give the number of a
-// closed port to somebody who asks for any.
+// A socket has a few such reply ports beside its own, as many as its requests need: one
+// port serves requests to any number of destinations, but one request to each at a time. It
+// is used again for a destination only when the answer has come, or the request has
+// provably not left. A port that may be sent a late answer (it is spoiled) takes no request
+// any more and is closed with its last one, so that the late answer ends as "no such port"
+// at the responder and never fills a buffer that is not read. The daemon does not soon give
+// the number of a closed port to a client that asks for any.
 //
 // Tried before: counting the answers that a destination still owes, which a lost
 // request or a responder that answers out of order puts wrong for ever; a number
@@ -41,7 +39,7 @@ const (
 type replyPorts struct {
 	mu      sync.Mutex
 	list    []*replyPort  // guarded by mu
-	binding bool          // guarded by mu; somebody has the turn to add a port
+	binding bool          // guarded by mu; a call has the turn to add a port
 	over    error         // guarded by mu; why there will be no request any more
 	changed chan struct{} // guarded by mu; closed when a request may find a port now
 
@@ -60,8 +58,8 @@ type replyPort struct {
 
 // acquire finds or binds a port for a request from s to dst.
 func (p *replyPorts) acquire(ctx context.Context, s *Socket, dst netip.AddrPort) (*replyPort, error) {
-	// One port is bound at a time, since it may do for all who wait: whoever has
-	// the turn keeps it over its pauses.
+	// One port is bound at a time, since it may do for all that wait: the call that has the
+	// turn keeps it over its pauses.
 	turn := false
 	defer func() {
 		if turn {
@@ -74,7 +72,9 @@ func (p *replyPorts) acquire(ctx context.Context, s *Socket, dst netip.AddrPort)
 			p.mu.Unlock()
 			return nil, p.over
 		}
+		// Both under one lock: a change between the look and the wait would be missed.
 		port, changed := p.pickLocked(dst), p.changedLocked()
+		// closing counts a bind under way, so that Close can wait for its socket.
 		if !turn && port == nil && !p.binding && len(p.list) < maxReplyPorts {
 			turn, p.binding = true, true
 			p.closing.Add(1)
@@ -95,8 +95,12 @@ func (p *replyPorts) acquire(ctx context.Context, s *Socket, dst netip.AddrPort)
 				return nil, ctxError(ctx, nil)
 			case p.isOver():
 				continue
+			// The daemon is being restarted: the turn is kept over the pause, so that not
+			// every waiter asks it anew.
 			case s.cfg.reconnect && isAway(why):
 				pause = time.After(backoffDelay(failed, rand.Float64()))
+			// At the user's limit of sockets a port that is in use will become free; without
+			// one nothing will.
 			case !isLimit(why) || !p.used():
 				return nil, why
 			}
@@ -110,7 +114,7 @@ func (p *replyPorts) acquire(ctx context.Context, s *Socket, dst netip.AddrPort)
 	}
 }
 
-// endTurn lets somebody else bind a port.
+// endTurn lets another call bind a port.
 func (p *replyPorts) endTurn() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -140,7 +144,7 @@ func (p *replyPorts) changedLocked() <-chan struct{} {
 	return p.changed
 }
 
-// tellLocked has everybody who waits for a port look again.
+// tellLocked wakes every call that waits for a port.
 func (p *replyPorts) tellLocked() {
 	if p.changed != nil {
 		close(p.changed)
@@ -151,6 +155,7 @@ func (p *replyPorts) tellLocked() {
 // bind adds a port, which ends the turn.
 func (p *replyPorts) bind(ctx context.Context, s *Socket) error {
 	cfg := s.cfg
+	// Nobody reads anything but answers from this socket.
 	cfg.replies, cfg.outcomes, cfg.mask = true, false, 0
 	if s.fe.kind() == GRPC {
 		cfg.frontEnd = GRPC
@@ -158,7 +163,9 @@ func (p *replyPorts) bind(ctx context.Context, s *Socket) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	p.mu.Lock()
+	// close cancels a bind under way, instead of waiting for a daemon that may not answer.
 	p.cancel = cancel
+	// Closed before cancel was there to be called.
 	if p.over != nil {
 		cancel()
 	}

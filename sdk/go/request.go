@@ -15,22 +15,20 @@ const cancelGrace = 100 * time.Millisecond
 // Request sends one datagram and waits for the answer of dst to it.
 //
 // A request leaves from a reply port, a port of its own beside the socket's (see
-// replyports.go), and its answer is what dst sends to that port: so no Request is
-// ever given the answer to another one, whether that has given up or is still
-// waiting, and no Recv sees it. The responder needs to know nothing of this and
-// answers to where the datagram came from, as with Reply. Whatever else is sent
-// to a reply port is dropped.
+// replyports.go), and its answer is the datagram that dst sends to that port: so no Request
+// is ever given the answer to another one, whether that has given up or is still waiting,
+// and no Recv sees it. The responder needs to know nothing of this and answers to the
+// datagram's source, as with Reply. All other datagrams to a reply port are dropped.
 //
-// What follows from it: the responder sees the socket's address with a port that
-// is not the socket's; a Request is not ordered with what Send has sent before
-// (Flush first where it must come after it); Outcomes, Flush and CancelSentTo of
-// the socket do not concern it. Any number of goroutines may make requests; to one
-// destination 32 at a time are under way, others wait for their turn within ctx.
-// Reply ports count against the user's limit of sockets.
+// This means: the responder sees the socket's address with a port that is not the socket's;
+// a Request is not ordered with what Send has sent before (Flush first where it must come
+// after it); Outcomes, Flush and CancelSentTo of the socket do not concern it. Any number
+// of goroutines may make requests; to one destination 32 at a time are under way, others
+// wait for their turn within ctx. Reply ports count against the user's limit of sockets.
 //
-// When ctx ends, what is still queued of the request is cancelled as with
-// CancelSentTo and the error is rdserr.ErrTimeout or ErrCanceled. Other errors are
-// those of Send, and of Bind when there is no reply port to be had.
+// When ctx ends, a request that is still queued is cancelled as with CancelSentTo and the
+// error is rdserr.ErrTimeout or ErrCanceled. Other errors are those of Send, and of Bind
+// when there is no reply port to be had.
 func (s *Socket) Request(ctx context.Context, dst netip.AddrPort, p []byte) (Datagram, error) {
 	dst = unmap(dst)
 	if ctx.Err() != nil {
@@ -69,8 +67,8 @@ func bareError(err error) error {
 	return err
 }
 
-// exchange sends p and waits for the answer. late: it has not come and may still.
-// It is for reply ports, where only the answer to this request can come from dst.
+// exchange sends p and waits for the answer. late says that it has not come and may still
+// come. It is for reply ports, where only the answer to this request can come from dst.
 func (s *Socket) exchange(ctx context.Context, dst netip.AddrPort, p []byte) (d Datagram, late bool, err error) {
 	w := &requestWaiter{from: dst, reply: make(chan Datagram, 1), failed: make(chan struct{})}
 	s.fe.addRequest(w)
@@ -106,8 +104,8 @@ func (s *stream) awaitReply(ctx context.Context, w *requestWaiter) error {
 	return nil
 }
 
-// takeBack cancels a request and reports whether it has provably not left. The
-// caller learns of the timeout, whatever this says.
+// takeBack cancels a request and reports whether it has provably not left. The caller of
+// Request gets the timeout in any case.
 func (s *Socket) takeBack(ctx context.Context, dst netip.AddrPort) bool {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cancelGrace)
 	defer cancel()
@@ -165,8 +163,8 @@ func (w *requestWaiter) decided() bool {
 	}
 }
 
-// take gives datagrams of b to the Requests that wait for them and returns
-// what is left of b. n and bytes count what was given.
+// take gives datagrams of b to the Requests that wait for them and returns the parts of b
+// that are left. n and bytes count those given.
 func (l *requestList) take(b *inBatch, n, bytes *int) []*inBatch {
 	if !slices.ContainsFunc(l.list, func(w *requestWaiter) bool { return slices.Contains(b.sources, w.from) }) {
 		return []*inBatch{b}

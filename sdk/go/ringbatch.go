@@ -13,10 +13,10 @@ import (
 // span is the datagrams from index from up to to.
 type span struct{ from, to int }
 
-// sendBatch posts trains: a run of datagrams to one destination is one
-// descriptor. What is held up is left behind, and with it what follows to the
-// same destination; the rest goes on. What was left behind is tried again, in
-// order, whenever something has changed.
+// sendBatch posts trains: a run of datagrams to one destination is one descriptor. A
+// datagram that is held up is left behind, and with it later ones to the same destination;
+// the others go on. Those left behind are tried again, in order, whenever something has
+// changed.
 func (r *rings) sendBatch(ctx context.Context, op string, ds []Datagram, wait bool) (int, error) {
 	if len(ds) == 0 {
 		return 0, nil
@@ -61,7 +61,7 @@ type ringBatch struct {
 	h        holdup
 	errs     batchErrors
 	prepared bool
-	rest     error // why nothing more of this pass can go
+	passErr  error // why nothing more of this pass can go
 }
 
 func (b *ringBatch) refuse(from, to int, err error) {
@@ -71,8 +71,8 @@ func (b *ringBatch) refuse(from, to int, err error) {
 	b.errs.fail(from, to-from, err, false)
 }
 
-// waitLocked goes on with what a first pass has left, until all is decided. The
-// lock is let go of while waiting.
+// waitLocked goes on with the spans that a first pass has left, until all are decided. The
+// lock is released while waiting.
 func (b *ringBatch) waitLocked(left []span) {
 	r := b.r
 	defer b.h.end()
@@ -87,7 +87,7 @@ func (b *ringBatch) waitLocked(left []span) {
 			}
 			return
 		}
-		b.prepared, b.rest, again = false, nil, again[:0]
+		b.prepared, b.passErr, again = false, nil, again[:0]
 		r.pass++
 		for _, sp := range left {
 			again = b.spanLocked(sp, again)
@@ -99,12 +99,12 @@ func (b *ringBatch) waitLocked(left []span) {
 	}
 }
 
-// spanLocked sends what it can of a span and appends what is to be tried again
-// to left.
+// spanLocked sends as much as it can of a span and appends the parts to be tried again to
+// left.
 func (b *ringBatch) spanLocked(sp span, left []span) []span {
 	r := b.r
 	for i := sp.from; i < sp.to; {
-		n, err := 0, b.rest
+		n, err := 0, b.passErr
 		if err == nil {
 			n, err = r.postRunLocked(b.ds[i:sp.to], b.firstTag+uint64(i))
 		}
@@ -116,9 +116,11 @@ func (b *ringBatch) spanLocked(sp span, left []span) []span {
 		if !heldUp(err) {
 			b.refuse(i, to, err)
 		} else {
+			// Nothing at all can go, so the rest of the span need not be tried.
 			if b.holdLocked(&b.ds[i], err) {
 				to = sp.to
 			}
+			// A flow that is being opened is decided soon: also a try waits for that.
 			if b.h.wait || err == errOpening {
 				left = extend(left, i, to)
 			} else {
@@ -131,11 +133,11 @@ func (b *ringBatch) spanLocked(sp span, left []span) []span {
 	return left
 }
 
-// holdLocked notes what err says of a destination: the wait is to be for that,
-// and nothing may overtake. all says that nothing else can go either.
+// holdLocked notes that err holds a destination up: the wait is to be for its end, and
+// nothing may overtake. all says that no other datagram can go either.
 func (b *ringBatch) holdLocked(d *Datagram, err error) (all bool) {
 	r := b.r
-	if b.rest != nil {
+	if b.passErr != nil {
 		return true
 	}
 	if !b.prepared {
@@ -143,7 +145,7 @@ func (b *ringBatch) holdLocked(d *Datagram, err error) (all bool) {
 		b.prepared = true
 	}
 	if err != errOpening && err != rdserr.ErrCongested {
-		b.rest = err
+		b.passErr = err
 	} else if f := r.tx.send.Known(unmap(d.Addr)); f != nil {
 		mark := heldMark(r.pass, err == errOpening)
 		if f.Held == mark { // the wait is for it already
@@ -152,7 +154,7 @@ func (b *ringBatch) holdLocked(d *Datagram, err error) (all bool) {
 		f.Held = mark
 	}
 	b.h.onLocked(r.tx, unmap(d.Addr), err)
-	return b.rest != nil
+	return b.passErr != nil
 }
 
 // extend adds indices to spans that end before them.
@@ -187,11 +189,14 @@ func (r *rings) postRunLocked(ds []Datagram, tag uint64) (int, error) {
 	switch {
 	case err != nil:
 		return 0, err
+	// A datagram of this pass to the same destination was held back, and nothing may
+	// overtake it.
 	case f.Held == heldMark(r.pass, true): // clear by now, but nothing overtakes
 		return 0, errOpening
 	case f.Held == heldMark(r.pass, false):
 		return 0, rdserr.ErrCongested
 	}
+	// The longest run that fits; one length for all needs no table in front of the payloads.
 	n, same, sum := measureTrain(ds[:min(len(ds), max(1, l.send.Most()))], l.send.Room())
 	for {
 		kind, body := shm.KindEach, sum
@@ -213,6 +218,8 @@ func (r *rings) postRunLocked(ds []Datagram, tag uint64) (int, error) {
 		fillTrain(sl.Body, ds[:n], kind)
 		l.send.Post(&sl, kind, body, n, sum, tag, r.cfg.outcomes)
 		if r.cfg.outcomes {
+			// After Post, under txMu: events are taken in under it too, so none of these can
+			// have come yet.
 			r.undecid.add(tag, uint64(n))
 		}
 		return n, nil

@@ -21,10 +21,9 @@ import (
 
 // ringLink is one region with the control connection that it belongs to.
 //
-// The mapping lives as long as anybody may look at it: the sending side, the
-// receiving side until everything borrowed is back, who waits, slots that are
-// reserved. Each holds a reference, taken under a lock under which the link is
-// known to be in use.
+// The mapping stays as long as there may be a reader of it: the sending side, the receiving
+// side until everything borrowed is back, waiting calls, reserved slots. Each holds a
+// reference, taken under a lock under which the link is known to be in use.
 type ringLink struct {
 	r      *rings
 	conn   *shm.Conn
@@ -58,8 +57,11 @@ func (r *rings) connect(ctx context.Context) (link, error) {
 		}
 		return nil, noRings{r.dialError(err)}
 	}
+	// The handshake is a few blocking reads and writes: a deadline in the past ends them
+	// with ctx.
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) })
 	l, err := r.handshake(conn)
+	// ctx ended when all was done; the deadline it has set makes the link useless.
 	if !stop() && err == nil {
 		l.abort()
 		l.unmap()
@@ -97,6 +99,8 @@ func (r *rings) handshake(conn *shm.Conn) (*ringLink, error) {
 	bind.SetRing(wish)
 	m := &rdsdv1.ClientMessage{}
 	m.SetBind(bind)
+	// First the region, which the client maps, then the port: a bind that cannot be used
+	// leaves nothing bound.
 	answer, fds, err := r.ask(conn, m, (*rdsdv1.ServerMessage).HasRegion)
 	if err != nil {
 		return nil, err
@@ -107,7 +111,7 @@ func (r *rings) handshake(conn *shm.Conn) (*ringLink, error) {
 		hangUp(conn)
 		return nil, noRings{err}
 	}
-	// From this answer on the region is sealed: nobody can map it to write any more.
+	// From this answer on the region is sealed: it cannot be mapped for writing any more.
 	m = &rdsdv1.ClientMessage{}
 	m.SetMapped(&rdsdv1.RingMapped{})
 	if answer, fds, err = r.ask(conn, m, (*rdsdv1.ServerMessage).HasBound); err != nil {
@@ -144,6 +148,7 @@ func (r *rings) ask(conn *shm.Conn, m proto.Message, wanted func(*rdsdv1.ServerM
 		err = rdserr.With(rdserr.ErrProtocol, "the daemon's answer to Bind: %v", err)
 	case answer.HasClosing():
 		err = refusal(answer.GetClosing())
+	// An answer of another kind may have brought descriptors: they are closed below.
 	case !wanted(answer):
 		err = rdserr.With(rdserr.ErrProtocol, "the daemon answers Bind with %v", answer.WhichBody())
 	default:
@@ -167,8 +172,8 @@ func refusal(c *rdsdv1.Closing) error {
 	return err
 }
 
-// granted makes a link of what came with the region. With an error, the
-// descriptors are still the caller's.
+// granted makes a link from the region and its descriptors. With an error, the descriptors
+// are still the caller's.
 func (r *rings) granted(conn *shm.Conn, grant *rdsdv1.RingGrant, fds []int) (*ringLink, error) {
 	if grant.GetVersion() != shm.Version || len(fds) != 4 {
 		return nil, rdserr.With(rdserr.ErrNotSupported, "the daemon granted rings of version %d with %d descriptors; version %d and 4 were wanted",
@@ -187,7 +192,7 @@ func (r *rings) granted(conn *shm.Conn, grant *rdsdv1.RingGrant, fds []int) (*ri
 	return l, nil
 }
 
-// begin reads what the socket is bound to; the link may be used from then on.
+// begin reads the address that the socket is bound to; the link may be used from then on.
 func (l *ringLink) begin(bound *rdsdv1.Bound) error {
 	if err := l.region.ReadHeader(); err != nil {
 		return err
@@ -223,10 +228,10 @@ func (l *ringLink) bound() (netip.AddrPort, int) { return l.local, l.max }
 
 func (l *ringLink) gone() <-chan struct{} { return l.down }
 
-// abort may be called by anybody, while others read and write.
+// abort may be called by any goroutine, while others read and write.
 func (l *ringLink) abort() {
 	l.hangUp()
-	l.bell.hush()
+	l.bell.stopListening()
 }
 
 func (l *ringLink) endLocked() {
@@ -234,10 +239,10 @@ func (l *ringLink) endLocked() {
 	l.writeLocked()
 }
 
-// hangUp closes the socket; what was received in pieces is read's to close.
+// hangUp closes the socket; read drops a message received in part.
 func (l *ringLink) hangUp() { l.conn.UnixConn.Close() }
 
-// fail ends the link because of what stands in the region.
+// fail ends the link because of wrong values in the region.
 func (l *ringLink) fail(err error) {
 	l.fault.CompareAndSwap(nil, &err)
 	l.hangUp()
@@ -297,8 +302,8 @@ func (l *ringLink) why(closing, err error) error {
 	return rdserr.With(rdserr.ErrShutdown, "the daemon ended the connection: %v", err)
 }
 
-// writeLocked has a goroutine write what is queued. Control messages are rare, and
-// a daemon that does not read must not hold up the caller past its context.
+// writeLocked starts a goroutine that writes queued messages. Control messages are rare,
+// and a daemon that does not read must not hold up the caller past its context.
 func (l *ringLink) writeLocked() {
 	if l.writing || l.ctl.len() == 0 && !l.closing {
 		return
@@ -329,10 +334,10 @@ func (l *ringLink) write() {
 	mu.Unlock()
 }
 
-// keep waits for the daemon to ring, for all who are parked.
+// keep waits for the daemon to ring, for all parked calls.
 func (l *ringLink) keep() {
 	for rings := true; rings; {
 		rings = l.bell.heard()
-		l.r.lot.wake(allBits)
+		l.r.waiters.wake(allBits)
 	}
 }

@@ -9,12 +9,11 @@ import (
 	"github.com/rdsd/rdsd/shm"
 )
 
-// Receiving over rings. A descriptor of the receive ring is a train: datagrams of
-// one source in one slot. It is walked where it lies; the slot goes back to the
-// daemon when the walk is over and every lease on it is released. Trains that were
-// taken from the ring and not read to their end are in the stash, before the
-// ring: the rest of one that was more than a call wanted, and what a Request
-// found while it looked for its reply.
+// Receiving over rings. A descriptor of the receive ring is a train: datagrams of one
+// source in one slot. It is walked where it lies; the slot goes back to the daemon when the
+// walk is over and every lease on it is released. Trains that were taken from the ring and
+// not read to their end are in halfRead, before the ring: the rest of one that was more
+// than a call wanted, and trains that a Request found while it looked for its reply.
 
 // train is one slot under way. Guarded by rings.rxMu.
 type train struct {
@@ -26,14 +25,14 @@ type train struct {
 	refs int    // leases, and the walk
 }
 
-// held is what one Borrow has: a reference to each train it took from.
+// held belongs to one Borrow: a reference to each train it took from.
 type held struct {
 	r      *rings
 	turn   uint64   // guarded by rings.rxMu; leases of earlier turns are void
 	trains []*train // guarded by rings.rxMu
 }
 
-// trainStore keeps what can be used again.
+// trainStore keeps values that can be used again.
 type trainStore struct {
 	trains []*train
 	held   []*held
@@ -115,22 +114,24 @@ func (r *rings) rxWaiterLocked(w *waiter) *waiter {
 	return w
 }
 
-// takeLocked fills into with what is there. The error is why there will be nothing
-// more, or why nothing can be taken now.
+// takeLocked fills into with the datagrams that are there. The error says why there will be
+// no more, or why none can be taken now.
 func (r *rings) takeLocked(into []Datagram) (n int, h *held, err error) {
 	if l := r.rx; l != nil {
 		l.recv.Single(len(into) == 1)
+		// Requests look at everything that is there first; what they leave is in halfRead,
+		// before the ring.
 		if !r.reqs.empty() {
 			err = r.pumpLocked(l)
 		}
 	}
 	for n < len(into) {
 		var t *train
-		if r.stash.len() > 0 {
-			t = *r.stash.front()
+		if r.halfRead.len() > 0 {
+			t = *r.halfRead.front()
 		} else if r.rx != nil {
 			if t, err = r.nextTrainLocked(r.rx); t != nil {
-				r.stash.push(t)
+				r.halfRead.push(t)
 			}
 		}
 		if t == nil {
@@ -141,23 +142,27 @@ func (r *rings) takeLocked(into []Datagram) (n int, h *held, err error) {
 		}
 		h.trains = append(h.trains, t)
 		t.refs++
+		// The reference is taken before the payloads are handed out: the slot is the daemon's
+		// again with the last one.
 		n += t.read(into[n:])
 		if t.lens.Left() == 0 {
-			r.stash.pop()
+			r.halfRead.pop()
 			t.refs--
 		}
 	}
 	if n > 0 {
 		if r.rx != nil {
+			// Once for the call, not for each train: it is a store that the daemon polls.
 			r.rx.recv.Taken()
 		}
-		if r.stash.len() > 0 { // for other readers
+		// One wake-up of the daemon may bring several trains, and only this call was woken.
+		if r.halfRead.len() > 0 { // for other readers
 			r.rxSeq.Add(1)
-			r.lot.wake(shm.ClientWaitsRecv)
+			r.waiters.wake(shm.ClientWaitsRecv)
 		}
 		return n, h, nil
 	}
-	if err != shm.ErrBorrowed { // what else there is ends the socket, which says why
+	if err != shm.ErrBorrowed { // another error ends the socket, which says why
 		err = r.over
 	}
 	return 0, nil, err
@@ -177,7 +182,7 @@ func (r *rings) nextTrainLocked(l *ringLink) (*train, error) {
 	return t, nil
 }
 
-// noTrainLocked is what the caller is told when the ring gives nothing because of err.
+// noTrainLocked returns the caller's error when the ring gives nothing because of err.
 func (r *rings) noTrainLocked(l *ringLink, err error) error {
 	switch {
 	case err == shm.ErrReleases: // no news of that: look again in a while
@@ -227,8 +232,8 @@ func (r *rings) dropTrainLocked(t *train) {
 	// The train itself is left to the collector: this is the end of a socket.
 }
 
-// freeLocked gives the slot of a train back, which nobody has any more. The
-// caller is to publish that when it is true; else the daemon is gone.
+// freeLocked gives back the slot of a train that has no reference any more. If it returns
+// true the caller publishes that; else the daemon is gone.
 func (r *rings) freeLocked(t *train) bool {
 	l := t.l
 	l.recv.Release(t.slot)
@@ -264,8 +269,8 @@ func (h *held) release(turn uint64) {
 	}
 }
 
-// pumpLocked empties the ring into the stash. Requests that wait for a datagram
-// of that source come first. On a reply port what they do not want is dropped.
+// pumpLocked empties the ring into halfRead. Requests that wait for a datagram of that
+// source come first. On a reply port all others are dropped.
 func (r *rings) pumpLocked(l *ringLink) error {
 	stashed := false
 	for {
@@ -274,13 +279,13 @@ func (r *rings) pumpLocked(l *ringLink) error {
 			l.recv.Taken()
 			if stashed {
 				r.rxSeq.Add(1)
-				r.lot.wake(shm.ClientWaitsRecv)
+				r.waiters.wake(shm.ClientWaitsRecv)
 			}
 			return err
 		}
 		r.answerRequests(t)
 		if t.lens.Left() > 0 && !r.cfg.replies {
-			r.stash.push(t)
+			r.halfRead.push(t)
 			stashed = true
 			continue
 		}
@@ -302,11 +307,11 @@ func (r *rings) answerRequests(t *train) {
 		d.Payload = append([]byte(nil), d.Payload...)
 		w.reply <- d // capacity 1, and a waiter is in the list once
 		r.rxSeq.Add(1)
-		r.lot.wake(shm.ClientWaitsRecv)
+		r.waiters.wake(shm.ClientWaitsRecv)
 	}
 }
 
-// addRequest begins with what comes from now on: what is there goes to Recv.
+// addRequest begins with datagrams that come from now on: those that are there go to Recv.
 func (r *rings) addRequest(w *requestWaiter) {
 	r.rxMu.Lock()
 	defer r.rxMu.Unlock()
@@ -366,8 +371,8 @@ func (r *rings) peekSize(ctx context.Context) (int, bool, error) {
 }
 
 func (r *rings) peekLocked() (n int, ok bool, err error) {
-	if r.stash.len() > 0 {
-		t := *r.stash.front()
+	if r.halfRead.len() > 0 {
+		t := *r.halfRead.front()
 		return t.lens.Peek(len(t.rest)), true, nil
 	}
 	if r.rx == nil {

@@ -15,23 +15,21 @@ import (
 
 // rings is the front end over memory shared with the daemon (docs/shm.md).
 //
-// A call does its own work: it posts descriptors, takes in events and walks the
-// receive ring, under a lock each for the sending side (with the events, which
-// give its memory back) and for the receiving side. Nobody holds one while
-// waiting: who finds nothing to do looks at the words for a while, then parks
-// (ringwait.go). Posting is acceptance, so no send waits for an answer, but for
-// the first to a destination: whether the daemon can send there at all is an
-// error of that call.
+// A call does its own work: it posts descriptors, takes in events and walks the receive
+// ring, under a lock each for the sending side (with the events, which give its memory
+// back) and for the receiving side. No call holds one while waiting: one that finds nothing
+// to do looks at the words for a while, then parks (ringwait.go). Posting is acceptance, so
+// no send waits for an answer, but for the first to a destination: whether the daemon can
+// send there at all is an error of that call.
 //
-// Lock order: Socket.mu, txMu or rxMu, lot.mu. txMu and rxMu are never held
-// together.
+// Lock order: Socket.mu, txMu or rxMu, waitList.mu. txMu and rxMu are never held together.
 //
 // Read first: ringlink.go (one region and its connection), ringsend.go,
 // ringrecv.go.
 type rings struct {
 	*Socket
-	path string
-	lot  lot
+	path    string
+	waiters waitList
 
 	cur *ringLink // guarded by Socket.mu; Socket.link as what it is
 
@@ -45,15 +43,15 @@ type rings struct {
 	pass    uint64                      // guarded by txMu; of batches, marks flows that are held up
 	txSeq   atomic.Uint32
 
-	_     [64]byte
-	rxMu  sync.Mutex
-	rx    *ringLink    // guarded by rxMu; nil while not connected
-	over  error        // guarded by rxMu
-	stash fifo[*train] // guarded by rxMu; taken from the ring, not read yet
-	reqs  requestList  // guarded by rxMu
-	spare trainStore   // guarded by rxMu
-	poll  bool         // guarded by rxMu; the ring is full of news that cannot be taken now
-	rxSeq atomic.Uint32
+	_        [64]byte
+	rxMu     sync.Mutex
+	rx       *ringLink    // guarded by rxMu; nil while not connected
+	over     error        // guarded by rxMu
+	halfRead fifo[*train] // guarded by rxMu; taken from the ring, not read yet
+	reqs     requestList  // guarded by rxMu
+	spare    trainStore   // guarded by rxMu
+	poll     bool         // guarded by rxMu; the ring is full of news that cannot be taken now
+	rxSeq    atomic.Uint32
 }
 
 // openRings makes the first link over rings.
@@ -76,7 +74,7 @@ func (r *rings) startLocked(l link) {
 	r.rx = rl
 	r.rxSeq.Add(1)
 	r.rxMu.Unlock()
-	r.lot.wake(allBits)
+	r.waiters.wake(allBits)
 	go rl.keep() // ends with the link
 }
 
@@ -89,15 +87,15 @@ func (r *rings) dropLocked(l link, cause error) {
 	}
 	r.dropSends(rl, reason)
 	r.dropReceives(rl, isClosed(cause))
-	r.lot.wake(allBits)
+	r.waiters.wake(allBits)
 }
 
-// dropSends takes in the events that are there; what has no outcome then will
-// have none.
+// dropSends takes in the events that are there; datagrams without an outcome then will have
+// none.
 func (r *rings) dropSends(l *ringLink, reason string) {
 	r.txMu.Lock()
 	defer r.txMu.Unlock()
-	r.settleLocked(l)
+	r.takeEventsLocked(l)
 	for _, run := range r.undecid.take() {
 		r.outcomes.add(run.first, run.count, Unknown, reason)
 	}
@@ -107,8 +105,8 @@ func (r *rings) dropSends(l *ringLink, reason string) {
 	l.unref()
 }
 
-// dropReceives keeps what has arrived and was not read: it was delivered, and
-// its memory stays until it is released.
+// dropReceives keeps datagrams that have arrived and were not read: they were delivered,
+// and their memory stays until it is released.
 func (r *rings) dropReceives(l *ringLink, closed bool) {
 	r.rxMu.Lock()
 	defer r.rxMu.Unlock()
@@ -131,14 +129,14 @@ func (r *rings) finishLocked(err error) {
 	r.rxMu.Lock()
 	r.over = err
 	if isClosed(err) {
-		for r.stash.len() > 0 {
-			r.dropTrainLocked(r.stash.pop())
+		for r.halfRead.len() > 0 {
+			r.dropTrainLocked(r.halfRead.pop())
 		}
 	}
 	r.reqs.failAll(err)
 	r.rxSeq.Add(1)
 	r.rxMu.Unlock()
-	r.lot.wake(allBits)
+	r.waiters.wake(allBits)
 }
 
 func (r *rings) tellLocked(m *rdsdv1.ClientMessage) { r.cur.ctl.push(m) }
@@ -151,7 +149,7 @@ func (r *rings) push() {
 	r.mu.Unlock()
 }
 
-// knows answers from the flow table what the daemon writes there.
+// knows answers from the daemon's entries in the flow table.
 func (r *rings) knows(dst netip.AddrPort) (congested, ok bool) {
 	r.txMu.Lock()
 	defer r.txMu.Unlock()
@@ -166,9 +164,9 @@ func (r *rings) knows(dst netip.AddrPort) (congested, ok bool) {
 	return st == shm.FlowCongested, st == shm.FlowCongested || st == shm.FlowClear
 }
 
-// settleLocked takes in all events that are there. What it frees is news for
+// takeEventsLocked takes in all events that are there. Room that they free is news for
 // every sender that waits.
-func (r *rings) settleLocked(l *ringLink) (some bool) {
+func (r *rings) takeEventsLocked(l *ringLink) (some bool) {
 	var ev shm.Event
 	n := 0
 	for {
@@ -193,15 +191,15 @@ func (r *rings) settleLocked(l *ringLink) (some bool) {
 		}
 	}
 	if n > 0 {
+		// Once for all: it shows the daemon the new head, and may wake it.
 		l.send.EventsTaken()
 		r.txSeq.Add(1)
-		r.lot.wake(shm.ClientWaitsEvent | shm.ClientWaitsSendRoom)
+		r.waiters.wake(shm.ClientWaitsEvent | shm.ClientWaitsSendRoom)
 	}
 	return n > 0
 }
 
-// decidedLocked notes outcomes. What was noted before is dropped: one for each
-// datagram.
+// decidedLocked notes outcomes. A second one is dropped: there is one for each datagram.
 func (r *rings) decidedLocked(ev *shm.Event) {
 	kind, reason := Unknown, ""
 	switch ev.Outcome {
@@ -220,6 +218,7 @@ func (r *rings) decidedLocked(ev *shm.Event) {
 	} else if kind != Delivered {
 		reason = shm.Reason(ev.Why)
 	}
+	// Most events decide a whole run; only parts of one need the search.
 	if r.undecid.removeWhole(ev.Tag, uint64(ev.Count)) {
 		r.outcomes.add(ev.Tag, uint64(ev.Count), kind, reason)
 		return
@@ -233,7 +232,7 @@ func (r *rings) outcomesRead() {
 	r.txMu.Lock()
 	r.txSeq.Add(1)
 	r.txMu.Unlock()
-	r.lot.wake(shm.ClientWaitsEvent | shm.ClientWaitsSendRoom)
+	r.waiters.wake(shm.ClientWaitsEvent | shm.ClientWaitsSendRoom)
 }
 
 func (r *rings) awaitOutcome(ctx context.Context) error {
@@ -260,7 +259,7 @@ func (r *rings) refusedLocked(dst netip.AddrPort) {
 	if _, ok := r.refused[dst]; !ok {
 		r.refused[dst] = struct{}{}
 		r.txSeq.Add(1)
-		r.lot.wake(shm.ClientWaitsEvent)
+		r.waiters.wake(shm.ClientWaitsEvent)
 	}
 }
 
@@ -299,8 +298,8 @@ func (r *rings) awaitEvents(ctx context.Context, there func() bool) error {
 		seq := r.txSeq.Load()
 		r.txMu.Lock()
 		if r.tx != nil {
-			r.settleLocked(r.tx)
-			seq = r.txSeq.Load() // what that freed is no news to us
+			r.takeEventsLocked(r.tx)
+			seq = r.txSeq.Load() // room that this freed is no news to us
 		}
 		if there() {
 			r.txMu.Unlock()

@@ -134,7 +134,7 @@ func TestRingsAllocateNothing(t *testing.T) {
 			r := ringsOf(s)
 			r.txMu.Lock()
 			defer r.txMu.Unlock()
-			r.settleLocked(r.tx)
+			r.takeEventsLocked(r.tx)
 			return r.tx.send.Out() == 0
 		})
 	}

@@ -195,7 +195,7 @@ func TestRingsClose(t *testing.T) {
 			return nil
 		}),
 	}
-	eventually(t, "all calls are parked", func() bool { return ringsOf(a).lot.parked.Load() == 6 })
+	eventually(t, "all calls are parked", func() bool { return ringsOf(a).waiters.parked.Load() == 6 })
 	l := linkOf(a)
 	start := time.Now()
 	if err := a.Close(); err != nil {
@@ -404,7 +404,7 @@ func TestRingsCorruptRegion(t *testing.T) {
 			d.pause(true)
 			r := ringsOf(a)
 			r.txMu.Lock()
-			r.settleLocked(r.tx)
+			r.takeEventsLocked(r.tx)
 			scribble(r.tx.region)
 			r.txMu.Unlock()
 			next := goErr(func() error {

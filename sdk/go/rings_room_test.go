@@ -28,7 +28,7 @@ func TestGrabsWhatThereIs(t *testing.T) {
 	r := ringsOf(a)
 	r.txMu.Lock()
 	defer r.txMu.Unlock()
-	r.settleLocked(r.tx)
+	r.takeEventsLocked(r.tx)
 	f := r.tx.send.Known(peerAddr)
 	for _, c := range []struct {
 		used, n, least, got int // got 0: there is none

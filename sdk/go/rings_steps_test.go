@@ -265,7 +265,7 @@ func TestLotAgainstAModel(t *testing.T) {
 	l := linkOf(newRingDaemon(t).bindRing(localAddr))
 	sleeps := l.region.ClientSleeps()
 	rnd := rand.New(rand.NewSource(4))
-	var p lot
+	var p waitList
 	var in []*waiter
 	for range 5000 {
 		switch rnd.Intn(3) {

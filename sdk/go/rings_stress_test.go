@@ -275,7 +275,7 @@ func TestRingsStress(t *testing.T) {
 				r := s.fe.(*rings)
 				for settled := false; !settled && ctx.Err() == nil; { // events may wait in the daemon
 					r.txMu.Lock()
-					r.settleLocked(r.tx)
+					r.takeEventsLocked(r.tx)
 					settled = r.tx.send.Out() == 0
 					r.txMu.Unlock()
 				}

@@ -61,7 +61,7 @@ func (r *rings) triedLocked(dst netip.AddrPort, err error) {
 	}
 }
 
-// postLocked sends one datagram, or says what holds it up or why it never goes.
+// postLocked sends one datagram, or returns what holds it up or why it never goes.
 func (r *rings) postLocked(dst netip.AddrPort, p []byte) (tag uint64, err error) {
 	l := r.tx
 	f, err := r.flowLocked(l, dst, len(p))
@@ -99,7 +99,8 @@ func (r *rings) flowLocked(l *ringLink, dst netip.AddrPort, n int) (*shm.Flow, e
 	}
 	f, err := l.send.Flow(dst)
 	if err != nil {
-		r.settleLocked(l)
+		// The table is full. Events free entries, and may not have been taken in for a while.
+		r.takeEventsLocked(l)
 		if f, err = l.send.Flow(dst); err != nil {
 			return nil, err
 		}
@@ -108,20 +109,26 @@ func (r *rings) flowLocked(l *ringLink, dst netip.AddrPort, n int) (*shm.Flow, e
 	case shm.FlowClear:
 	case shm.FlowCongested:
 		return nil, rdserr.ErrCongested
+	// The refusal is told once and forgotten: the next send asks again, for an address may
+	// come back.
 	case shm.FlowRefused:
 		l.send.Refused(f)
 		if err := errnoError(int32(st.Errno()), ""); err != nil && !heldUp(err) {
 			return nil, flowRefusal{err}
 		}
 		return nil, flowRefusal{rdserr.ErrHostDown}
+	// The daemon has not looked yet. Whether it can send there is an error of this call, so
+	// it waits.
 	default:
 		return nil, errOpening
 	}
 	if l.send.Room() <= 0 {
-		if r.settleLocked(l); l.send.Room() <= 0 {
+		if r.takeEventsLocked(l); l.send.Room() <= 0 {
 			return nil, rdserr.ErrWouldBlock
 		}
 	}
+	// Outcomes that nobody reads are memory of this process: sends stop before they are
+	// without bound.
 	if r.cfg.outcomes && r.outcomes.full() {
 		return nil, rdserr.ErrWouldBlock
 	}
@@ -133,7 +140,7 @@ func (r *rings) flowLocked(l *ringLink, dst netip.AddrPort, n int) (*shm.Flow, e
 func (r *rings) grabLocked(l *ringLink, f *shm.Flow, n, least int) (shm.Slot, error) {
 	sl, err := l.send.Grab(f, n)
 	if err != nil {
-		r.settleLocked(l)
+		r.takeEventsLocked(l)
 		sl, err = l.send.Grab(f, n)
 	}
 	for err == shm.ErrArena && n > least {
@@ -157,7 +164,7 @@ func copyBytes(dst, src []byte) {
 type holdup struct {
 	r    *rings
 	ctx  context.Context
-	wait bool // for room; else only for what a try must know
+	wait bool // for room; else only for the state that a try must know
 	w    *waiter
 	jams []*shm.Flow     // of the link of w: congested, and waited for
 	full bool            // no room was counted
@@ -184,11 +191,11 @@ func (h *holdup) prepareLocked() {
 	h.w = h.w.renew(r, r.tx, 0)
 	h.w.of, h.w.seq = &r.txSeq, r.txSeq.Load()
 	if r.tx != nil {
-		r.settleLocked(r.tx) // if there are events, that is news
+		r.takeEventsLocked(r.tx) // if there are events, that is news
 	}
 }
 
-// onLocked adds what will end what err says of dst. Who waits for a flow alone is
+// onLocked adds the change that will end err for dst. A call that waits for a flow alone is
 // not woken by every event.
 func (h *holdup) onLocked(l *ringLink, dst netip.AddrPort, err error) {
 	switch err {
@@ -198,10 +205,13 @@ func (h *holdup) onLocked(l *ringLink, dst netip.AddrPort, err error) {
 	case shm.ErrRing:
 		h.w.bits |= shm.ClientWaitsSendRoom
 		h.countFull(l, err)
+		// The head that was found full: ready compares with this one, so that a head that has
+		// moved since is seen.
 		h.w.sendHead = l.send.Head()
 	case errOpening, rdserr.ErrCongested:
 		h.w.bits |= shm.ClientWaitsFlow
 		f := l.send.Known(dst)
+		// The entry went to another flow: look again, which makes a new one.
 		if f == nil {
 			h.w.seq--
 			return
@@ -210,14 +220,16 @@ func (h *holdup) onLocked(l *ringLink, dst netip.AddrPort, err error) {
 			h.jams = append(h.jams, f)
 			l.send.BeginWait(f)
 		}
+		// Watched from this value on. What changed before it is found by the comparison
+		// below.
 		word := l.region.FlowState(f.Index()).Load()
 		h.w.flows = append(h.w.flows, flowWatch{f.Index(), word})
 		was := uint16(shm.FlowUnknown)
 		if err == rdserr.ErrCongested {
 			was = shm.FlowCongested
 		}
-		// Changed since err was found: look again at once. Congested is news as
-		// well, to a try that asked what the flow is.
+		// Changed since err was found: look again at once. Congested is news as well, to a
+		// try that asked for the flow's state.
 		if l.send.State(f).State() != was {
 			h.w.seq--
 		}
@@ -253,7 +265,7 @@ func (h *holdup) sleep() error {
 	return ctxError(h.ctx, nil)
 }
 
-// final is what the caller is told.
+// final returns the caller's error.
 func (h *holdup) final(dst netip.AddrPort, err error) error {
 	if err == errAway {
 		return h.r.away()
@@ -261,8 +273,8 @@ func (h *holdup) final(dst netip.AddrPort, err error) error {
 	return h.r.explain(dst, err)
 }
 
-// flowRefusal is what a flow's state says of a destination the daemon refuses: an
-// errno. The daemon has the words.
+// flowRefusal is the errno of a destination the daemon refuses, from the flow's state. The
+// daemon has the text.
 type flowRefusal struct{ error }
 
 func (r flowRefusal) Unwrap() error { return r.error }
@@ -312,7 +324,9 @@ func (r *rings) reserve(ctx context.Context, dst netip.AddrPort, n int) (*Slot, 
 		if err == nil {
 			var sl shm.Slot
 			if sl, err = r.grabLocked(l, f, n, n); err == nil {
+				// Counted as sent from now on, so that reserved room is within the send buffer.
 				l.send.Count(&sl, n)
+				// The slot is in the mapping, which has to stay until Commit or Abort.
 				l.refs.Add(1)
 				r.txMu.Unlock()
 				return &Slot{fe: r, dst: dst, buf: sl.Body, ring: ringSlot{l, sl}}, nil
@@ -356,6 +370,6 @@ func (r *rings) abort(sl *Slot) {
 	if r.tx == l {
 		l.send.Drop(&sl.ring.slot)
 		r.txSeq.Add(1)
-		r.lot.wake(shm.ClientWaitsEvent | shm.ClientWaitsSendRoom)
+		r.waiters.wake(shm.ClientWaitsEvent | shm.ClientWaitsSendRoom)
 	}
 }

@@ -13,14 +13,14 @@ import (
 	"github.com/rdsd/rdsd/shm"
 )
 
-// Waiting over rings. Being woken up costs tens of microseconds, so a call that
-// finds nothing first keeps looking at the words that it waits for, handing the
-// core to others between looks (sched_yield: the daemon may be what it waits
-// for). Then it parks: it says in the region what all parked calls together wait
-// for, looks once more and sleeps, one call of the socket on the doorbell itself
-// for a moment (doze), all others, and that one after its moment, until they are
-// given a token. One goroutine for each link hears the doorbell for them and gives
-// everybody a token. Who finds that it was for others says anew what it waits for.
+// Waiting over rings. Being woken up costs tens of microseconds, so a call that finds
+// nothing first keeps looking at the words that it waits for, handing the core to others
+// between looks (sched_yield: the daemon may be waiting for it). Then it parks: it writes
+// into the region the events that all parked calls together wait for, looks once more and
+// sleeps: one call of the socket on the doorbell itself for a moment (sleepOnDoorbell), all
+// others, and that one after its moment, until they are given a token. One goroutine for
+// each link hears the doorbell for them and gives each a token. A waiter woken for
+// another's event re-arms and sleeps again.
 //
 // Calls of one process are news for each other, too: one that takes in events
 // frees what another waits for. Each side has a count of such changes
@@ -34,7 +34,7 @@ type waiter struct {
 	l    *ringLink // referenced; nil: wait for a link
 	bits uint32    // shm.ClientWaitsRecv and so on
 	of   *atomic.Uint32
-	seq  uint32 // of what, when it last looked
+	seq  uint32 // value of of when it last looked
 
 	recvHead uint64
 	sendHead uint64
@@ -43,10 +43,10 @@ type waiter struct {
 	ch   chan struct{} // capacity 1
 	at   int           // in lot.list
 	spun bool
-	// dozed is set if the waiter has slept on the doorbell since it last returned with
+	// slept is set if the waiter has slept on the doorbell since it last returned with
 	// something.
-	dozed bool
-	poll  bool // look again in a while, whatever the words say
+	slept bool
+	poll  bool // look again in a while, without a change of the words
 	lends bool // it is news that the daemon lacks the room that is lent
 }
 
@@ -98,6 +98,8 @@ func (w *waiter) done() {
 
 // ready says whether it is worth looking again.
 func (w *waiter) ready() bool {
+	// Another call of this process took events or datagrams in: the words below may be as
+	// before.
 	if w.of.Load() != w.seq {
 		return true
 	}
@@ -128,6 +130,7 @@ func (w *waiter) ready() bool {
 // wait returns nil when it is worth looking again, else the end of ctx.
 func (w *waiter) wait(ctx context.Context) error {
 	done := ctx.Done()
+	// No word tells of this, so it is looked for again in a while.
 	if w.poll {
 		return pause(ctx)
 	}
@@ -143,19 +146,23 @@ func (w *waiter) wait(ctx context.Context) error {
 			return nil
 		}
 	}
-	lot := &w.r.lot
-	lot.add(w)
-	defer lot.remove(w)
+	waiters := &w.r.waiters
+	// From here on wake finds w: a change after the last look is a token in ch.
+	waiters.add(w)
+	defer waiters.remove(w)
 	for {
-		lot.arm(w)
+		// Say it, then look, then sleep. The daemon stores, then looks whether anybody
+		// sleeps: one of the two sees the other (docs/shm.md, "Waiting").
+		waiters.arm(w)
 		if w.ready() {
-			w.spun, w.dozed = false, false
+			w.spun, w.slept = false, false
 			return nil
 		}
-		if w.doze(ctx) {
+		if w.sleepOnDoorbell(ctx) {
 			continue
 		}
 		if w.l != nil {
+			// The poller watches the doorbell for those that do not sleep on it themselves.
 			w.l.bell.listen()
 		}
 		select {
@@ -166,7 +173,7 @@ func (w *waiter) wait(ctx context.Context) error {
 	}
 }
 
-// pause is for what no word tells.
+// pause waits for a change that no word shows.
 func pause(ctx context.Context) error {
 	t := time.NewTimer(pollEvery)
 	defer t.Stop()
@@ -180,33 +187,36 @@ func pause(ctx context.Context) error {
 
 const pollEvery = 200 * time.Microsecond
 
-// spinners bounds how many threads of the process look at once: others would
-// only take the cores from what they wait for.
+// spinners bounds how many threads of the process look at once: more would only take the
+// cores from the threads they wait for.
 var spinners atomic.Int32
 
 // spin looks until something is there or the socket's share of time is used up.
 func (w *waiter) spin(done <-chan struct{}) bool {
-	budget := w.r.lot.budget(w.r.cfg.spin)
+	budget := w.r.waiters.budget(w.r.cfg.spin)
 	if budget == 0 {
 		return false
 	}
 	defer spinners.Add(-1)
 	most := int32(runtime.GOMAXPROCS(0))
+	// With more threads looking than there are processors each would wait for a turn, and
+	// the daemon too.
 	if spinners.Add(1) > most {
 		return false
 	}
 	start := time.Now()
 	for i := 1; ; i++ {
 		if w.ready() {
-			w.r.lot.spun(true)
+			w.r.waiters.spun(true)
 			w.spun = false
 			return true
 		}
 		syscall.RawSyscall(syscall.SYS_SCHED_YIELD, 0, 0, 0)
-		if time.Since(start) >= budget { // after one yield, where somebody else computes
-			w.r.lot.spun(false)
+		if time.Since(start) >= budget { // after one yield, where another process computes
+			w.r.waiters.spun(false)
 			return false
 		}
+		// A look at ctx costs more than one at the words.
 		if i%8 != 0 {
 			continue
 		}
@@ -221,72 +231,75 @@ func (w *waiter) spin(done <-chan struct{}) bool {
 	}
 }
 
-// dozers bounds how many threads of the process sleep on doorbells.
-var dozers atomic.Int32
+// sleepers counts the threads of the process that sleep on doorbells, which are bounded.
+var sleepers atomic.Int32
 
 const (
-	dozeFor   = 2 * time.Millisecond // a cancelled context is noticed so much later at most
-	fewDozes  = 4                    // so many in vain in a row, and
-	dozeEvery = 16                   // only each such call tries it
+	sleepFor   = 2 * time.Millisecond // a cancelled context is noticed so much later at most
+	fewSleeps  = 4                    // after so many in vain in a row
+	sleepEvery = 16                   // only each such call tries it
 )
 
-// doze sleeps on the doorbell for a moment, once in each wait; false: not this
-// call, or not now.
-func (w *waiter) doze(ctx context.Context) bool {
-	lot := &w.r.lot
-	if w.l == nil || w.dozed {
+// sleepOnDoorbell sleeps on the doorbell for a moment, once in each wait. It returns false
+// if this call may not, or not now.
+func (w *waiter) sleepOnDoorbell(ctx context.Context) bool {
+	waiters := &w.r.waiters
+	if w.l == nil || w.slept {
 		return false
 	}
-	w.dozed = true
-	if n := lot.vain.Load(); n >= fewDozes && n%dozeEvery != 0 {
-		lot.vain.Add(1)
+	w.slept = true
+	// A call that waits for something rare would hold a thread for nothing each time.
+	if n := waiters.vain.Load(); n >= fewSleeps && n%sleepEvery != 0 {
+		waiters.vain.Add(1)
 		return false
 	}
-	if dozers.Add(1) > int32(runtime.GOMAXPROCS(0)) || !lot.bed(w) {
-		dozers.Add(-1)
+	// Each sleeper holds a thread, so there are at most as many as processors.
+	if sleepers.Add(1) > int32(runtime.GOMAXPROCS(0)) || !waiters.claimDoorbell(w) {
+		sleepers.Add(-1)
 		return false
 	}
-	d := dozeFor
+	d := sleepFor
 	if t, ok := ctx.Deadline(); ok {
 		d = min(d, time.Until(t))
 	}
+	// A token that came before the place was taken has rung no doorbell.
 	if len(w.ch) == 0 && d > 0 {
 		w.l.bell.sleep(d)
 	}
-	dozers.Add(-1)
-	if lot.rise(w) {
-		lot.wake(allBits) // the ring may have been for them
+	sleepers.Add(-1)
+	if waiters.leaveDoorbell(w) {
+		// Only one call hears the doorbell while it sleeps on it.
+		waiters.wake(allBits) // the ring may have been for them
 	}
 	if w.ready() {
-		lot.vain.Store(0)
+		waiters.vain.Store(0)
 	} else {
-		lot.vain.Add(1)
+		waiters.vain.Add(1)
 	}
 	return true
 }
 
-// lot is where waiters park.
-type lot struct {
+// waitList holds the parked waiters.
+type waitList struct {
 	parked atomic.Int32 // length of list
 	misses atomic.Int32 // spins in a row that were for nothing; below 0: that were not
-	vain   atomic.Int32 // dozes in a row that were for nothing, and those left out since
+	vain   atomic.Int32 // sleeps in a row that were for nothing, and those left out since
 
-	bedded *waiter // guarded by mu; it sleeps on the doorbell
-	mu     sync.Mutex
-	list   []*waiter // guarded by mu
-	count  [4]int    // guarded by mu; waiters with each bit
+	sleeper *waiter // guarded by mu; it sleeps on the doorbell
+	mu      sync.Mutex
+	list    []*waiter // guarded by mu
+	count   [4]int    // guarded by mu; waiters with each bit
 }
 
-// After manyMisses spins in a row for nothing, most are short: what comes
-// rarely is not worth them. After manyHits that were not for nothing they are
-// longer: when all who work together spin, one that sleeps costs each of them a
-// wake-up.
+// After manyMisses spins in a row for nothing, most are short: rare events are not worth
+// them. After manyHits successful ones they are longer: when all threads that work together
+// spin, one that sleeps costs each of them a wake-up.
 const (
 	manyMisses = 16
 	manyHits   = 8
 )
 
-func (p *lot) budget(d time.Duration) time.Duration {
+func (p *waitList) budget(d time.Duration) time.Duration {
 	switch n := p.misses.Load(); {
 	case n <= -manyHits:
 		return 4 * d
@@ -296,7 +309,7 @@ func (p *lot) budget(d time.Duration) time.Duration {
 	return d
 }
 
-func (p *lot) spun(hit bool) {
+func (p *waitList) spun(hit bool) {
 	switch n := p.misses.Load(); {
 	case !hit && n < 0:
 		p.misses.Store(1)
@@ -309,7 +322,7 @@ func (p *lot) spun(hit bool) {
 	}
 }
 
-func (p *lot) add(w *waiter) {
+func (p *waitList) add(w *waiter) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	w.at = len(p.list)
@@ -318,7 +331,7 @@ func (p *lot) add(w *waiter) {
 	p.tally(w, 1)
 }
 
-func (p *lot) remove(w *waiter) {
+func (p *waitList) remove(w *waiter) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	last := len(p.list) - 1
@@ -333,7 +346,7 @@ func (p *lot) remove(w *waiter) {
 	}
 }
 
-func (p *lot) tally(w *waiter, n int) {
+func (p *waitList) tally(w *waiter, n int) {
 	for i := range p.count {
 		if w.bits&(1<<i) != 0 {
 			p.count[i] += n
@@ -341,27 +354,28 @@ func (p *lot) tally(w *waiter, n int) {
 	}
 }
 
-// bed is called by who is to sleep on the doorbell; false: somebody does.
-func (p *lot) bed(w *waiter) bool {
+// claimDoorbell claims the doorbell for w to sleep on. It returns false if another call
+// sleeps there.
+func (p *waitList) claimDoorbell(w *waiter) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.bedded != nil {
+	if p.sleeper != nil {
 		return false
 	}
-	p.bedded = w
+	p.sleeper = w
 	return true
 }
 
-// rise ends that, and tells whether others are parked.
-func (p *lot) rise(w *waiter) bool {
+// leaveDoorbell gives the doorbell up, and reports whether others are parked.
+func (p *waitList) leaveDoorbell(w *waiter) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.bedded = nil
+	p.sleeper = nil
 	return len(p.list) > 1
 }
 
-// arm tells the daemon what everybody parked here waits for.
-func (p *lot) arm(w *waiter) {
+// arm tells the daemon the events that all parked calls wait for.
+func (p *waitList) arm(w *waiter) {
 	if w.l == nil {
 		return
 	}
@@ -376,8 +390,8 @@ func (p *lot) arm(w *waiter) {
 	w.l.region.ClientSleeps().Store(bits)
 }
 
-// wake has those look again that wait for any of bits, or for a link.
-func (p *lot) wake(bits uint32) {
+// wake makes the calls look again that wait for any of bits, or for a link.
+func (p *waitList) wake(bits uint32) {
 	if p.parked.Load() == 0 {
 		return
 	}
@@ -389,7 +403,7 @@ func (p *lot) wake(bits uint32) {
 			case w.ch <- struct{}{}:
 			default:
 			}
-			if w == p.bedded {
+			if w == p.sleeper {
 				w.l.bell.ring()
 			}
 		}

@@ -39,9 +39,9 @@ func TestOutcomesWithoutDaemon(t *testing.T) {
 	})
 	r := a.fe.(*rings)
 	eventually(t, "the waiter sleeps", func() bool {
-		r.lot.mu.Lock()
-		defer r.lot.mu.Unlock()
-		return len(r.lot.list) == 1 && r.lot.list[0].dozed && r.lot.bedded == nil
+		r.waiters.mu.Lock()
+		defer r.waiters.mu.Unlock()
+		return len(r.waiters.list) == 1 && r.waiters.list[0].slept && r.waiters.sleeper == nil
 	})
 	d.stop()
 	if err := waitErr(t, got); err != nil {
@@ -59,7 +59,7 @@ func TestPumpTellsReaders(t *testing.T) {
 	r.rxMu.Lock()
 	w := r.rxWaiterLocked(nil)
 	r.rxMu.Unlock()
-	r.lot.add(w) // parked; nobody hears the doorbell for it
+	r.waiters.add(w) // parked; nobody hears the doorbell for it
 	if err := a.Send(ctx, peerAddr, []byte("news")); err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +76,7 @@ func TestPumpTellsReaders(t *testing.T) {
 		t.Error("a reader that is about to park is told nothing")
 	}
 	r.removeRequest(req)
-	r.lot.remove(w)
+	r.waiters.remove(w)
 	w.done()
 	if got, err := b.Recv(ctx); err != nil || string(got.Payload) != "news" {
 		t.Errorf("%q, %v", got.Payload, err)
@@ -125,8 +125,8 @@ func TestLot(t *testing.T) {
 	park := func(bits uint32) *waiter {
 		w := (*waiter)(nil).renew(r, l, bits)
 		w.of = &seq
-		r.lot.add(w)
-		r.lot.arm(w)
+		r.waiters.add(w)
+		r.waiters.arm(w)
 		return w
 	}
 	sleeps := func(want uint32) {
@@ -137,10 +137,10 @@ func TestLot(t *testing.T) {
 	}
 	woken := func(bits uint32, want ...*waiter) {
 		t.Helper()
-		r.lot.wake(bits)
-		r.lot.wake(bits)
+		r.waiters.wake(bits)
+		r.waiters.wake(bits)
 		n := 0
-		for _, w := range r.lot.list {
+		for _, w := range r.waiters.list {
 			for len(w.ch) > 0 {
 				<-w.ch
 				n++
@@ -164,31 +164,31 @@ func TestLot(t *testing.T) {
 	woken(allBits, recv, both, flow, again)
 	woken(0)
 	// One at a time sleeps on the doorbell.
-	if !r.lot.bed(recv) || r.lot.bed(both) || r.lot.bed(recv) || r.lot.bedded != recv {
+	if !r.waiters.claimDoorbell(recv) || r.waiters.claimDoorbell(both) || r.waiters.claimDoorbell(recv) || r.waiters.sleeper != recv {
 		t.Error("two sleep on one doorbell")
 	}
-	if !r.lot.rise(recv) || r.lot.bedded != nil || !r.lot.bed(both) || !r.lot.rise(both) {
+	if !r.waiters.leaveDoorbell(recv) || r.waiters.sleeper != nil || !r.waiters.claimDoorbell(both) || !r.waiters.leaveDoorbell(both) {
 		t.Error("nobody can sleep where somebody has risen, or nobody else is parked")
 	}
-	r.lot.remove(recv)
-	r.lot.arm(again)
+	r.waiters.remove(recv)
+	r.waiters.arm(again)
 	sleeps(allBits) // the other one waits for it still
-	r.lot.remove(again)
-	r.lot.arm(flow)
+	r.waiters.remove(again)
+	r.waiters.arm(flow)
 	sleeps(allBits &^ shm.ClientWaitsRecv)
-	r.lot.remove(both)
-	r.lot.arm(flow)
+	r.waiters.remove(both)
+	r.waiters.arm(flow)
 	sleeps(shm.ClientWaitsFlow)
-	if r.lot.parked.Load() != 1 || flow.at != 0 || r.lot.list[0] != flow {
-		t.Errorf("%d are parked", r.lot.parked.Load())
+	if r.waiters.parked.Load() != 1 || flow.at != 0 || r.waiters.list[0] != flow {
+		t.Errorf("%d are parked", r.waiters.parked.Load())
 	}
-	if !r.lot.bed(flow) || r.lot.rise(flow) {
+	if !r.waiters.claimDoorbell(flow) || r.waiters.leaveDoorbell(flow) {
 		t.Error("who is parked alone is not alone")
 	}
-	r.lot.remove(flow)
+	r.waiters.remove(flow)
 	sleeps(0) // nobody is to be rung for
-	if r.lot.parked.Load() != 0 || r.lot.count != [4]int{} {
-		t.Errorf("%d are parked, %v", r.lot.parked.Load(), r.lot.count)
+	if r.waiters.parked.Load() != 0 || r.waiters.count != [4]int{} {
+		t.Errorf("%d are parked, %v", r.waiters.parked.Load(), r.waiters.count)
 	}
 	before := l.refs.Load()
 	for _, w := range []*waiter{recv, both, flow, again} {
@@ -203,7 +203,7 @@ func TestLot(t *testing.T) {
 // TestSpinBudget: spins for nothing become short, but for one in sixteen; spins that
 // pay become long.
 func TestSpinBudget(t *testing.T) {
-	var p lot
+	var p waitList
 	const d = 80 * time.Microsecond
 	want := func(what string, n time.Duration) {
 		t.Helper()
@@ -373,7 +373,7 @@ func TestWatchersLookAtFlows(t *testing.T) {
 	d.setFlow(peerAddr, shm.FlowCongested)
 	r := a.fe.(*rings)
 	r.txMu.Lock()
-	r.settleLocked(r.tx)
+	r.takeEventsLocked(r.tx)
 	w := (*waiter)(nil).renew(r, r.tx, shm.ClientWaitsEvent)
 	w.of, w.seq = &r.txSeq, r.txSeq.Load()
 	r.watchRefusedLocked(w)
@@ -390,7 +390,7 @@ func TestWatchersLookAtFlows(t *testing.T) {
 	eventually(t, "there is nothing to look at", func() bool {
 		r.txMu.Lock()
 		defer r.txMu.Unlock()
-		r.settleLocked(r.tx)
+		r.takeEventsLocked(r.tx)
 		w.seq = r.txSeq.Load()
 		return !w.ready()
 	})

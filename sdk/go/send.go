@@ -88,6 +88,7 @@ func (s *stream) sendAs(ctx context.Context, op string, dst netip.AddrPort, p []
 			err := s.awayLocked()
 			s.mu.Unlock()
 			return 0, opError(op, local, dst, err)
+		// A try never queues behind a window that is full: the caller has asked not to wait.
 		case !s.sess.room(len(p)), s.tryq.len() > 0 && !s.sess.fits(*s.tryq.front()), s.outcomes.full():
 			s.mu.Unlock()
 			return 0, opError(op, local, dst, rdserr.ErrWouldBlock)
@@ -97,6 +98,8 @@ func (s *stream) sendAs(ctx context.Context, op string, dst netip.AddrPort, p []
 	c := newCall()
 	if mode == alone {
 		b := newBatch()
+		// A datagram that has already found no room once waits in a batch of its own, so that
+		// it holds up no answer to others.
 		b.wantOutcomes, b.wait = s.cfg.outcomes, true
 		b.deadline, _ = ctx.Deadline()
 		b.add(dst, p, len(p))
@@ -106,6 +109,7 @@ func (s *stream) sendAs(ctx context.Context, op string, dst netip.AddrPort, p []
 	}
 	m, sess := s.kickLocked()
 	s.mu.Unlock()
+	// Without the lock, and by the caller itself if nobody else is writing.
 	s.write(m, sess)
 
 	var err error
@@ -121,6 +125,7 @@ func (s *stream) sendAs(ctx context.Context, op string, dst netip.AddrPort, p []
 	if err == nil && len(c.errs) > 0 {
 		err = c.errs[0].err
 	}
+	// An abandoned call is still in a batch: its result may come.
 	if !c.abandoned {
 		c.recycle()
 	}
@@ -133,7 +138,7 @@ func (s *stream) sendAs(ctx context.Context, op string, dst netip.AddrPort, p []
 	return 0, opError(op, local, dst, err)
 }
 
-// refuseLocked finds what is wrong with a datagram without asking the daemon.
+// refuseLocked returns the error of a datagram that needs no answer of the daemon.
 func (s *Socket) refuseLocked(dst netip.AddrPort, n int) error {
 	switch {
 	case s.over != nil:
@@ -154,7 +159,7 @@ func (s *Socket) awayLocked() error {
 	return rdserr.ErrShutdown
 }
 
-// noRoom is what waiting mends.
+// noRoom reports whether waiting may end err.
 func noRoom(err error) bool {
 	return errors.Is(err, rdserr.ErrWouldBlock) || errors.Is(err, rdserr.ErrCongested)
 }

@@ -20,9 +20,8 @@ func (s *Socket) SendBatch(ctx context.Context, ds []Datagram) (accepted int, er
 	return s.fe.sendBatch(ctx, "send", ds, true)
 }
 
-// TrySendBatch is SendBatch that does not wait for room: what finds none fails
-// with rdserr.ErrWouldBlock or ErrCongested. ctx bounds the wait for the
-// daemon's answer.
+// TrySendBatch is SendBatch that does not wait for room: a datagram that finds none fails
+// with rdserr.ErrWouldBlock or ErrCongested. ctx bounds the wait for the daemon's answer.
 func (s *Socket) TrySendBatch(ctx context.Context, ds []Datagram) (accepted int, err error) {
 	return s.fe.sendBatch(ctx, "try-send", ds, false)
 }
@@ -34,6 +33,8 @@ func (s *stream) sendBatch(ctx context.Context, op string, ds []Datagram, wait b
 	r := batchRun{s: s, batchErrors: batchErrors{op: op, ds: ds}}
 	s.mu.Lock()
 	r.local = s.local
+	// Tags before anything is sent: another goroutine may read an outcome before this one
+	// returns.
 	first := s.takeTags(len(ds))
 	s.mu.Unlock()
 	for i := range ds {
@@ -60,7 +61,7 @@ type batchRun struct {
 	s *stream
 }
 
-// batchErrors gathers what one SendBatch call returns.
+// batchErrors gathers the errors of one SendBatch call.
 type batchErrors struct {
 	op    string
 	local netip.AddrPort
@@ -95,10 +96,10 @@ func (r *batchErrors) fail(index, count int, err error, und bool) {
 	}
 }
 
-// chunk sends as many datagrams from index from on as one message takes, and
-// waits until they are decided: chunks follow each other one by one, so that
-// order holds whatever is refused. It returns how many it dealt with, and an
-// error when the rest has no chance.
+// chunk sends as many datagrams from index from on as one message takes, and waits until
+// they are decided: chunks follow each other one by one, so that order holds even when some
+// are refused. It returns how many it dealt with, and an error when the others have no
+// chance.
 func (r *batchRun) chunk(ctx context.Context, from int, wait bool) (n int, stop error) {
 	s := r.s
 	n, bytes := r.measure(from)
@@ -107,6 +108,7 @@ func (r *batchRun) chunk(ctx context.Context, from int, wait bool) (n int, stop 
 	}
 	b := r.build(from, n, bytes) // copying, the larger part, is done without the lock
 	s.mu.Lock()
+	// Looked at after the copy: the state may have changed during it.
 	if err, stop := r.closedDoor(wait, b.bytes); err != nil {
 		s.mu.Unlock()
 		b.recycle()
@@ -134,6 +136,8 @@ func (r *batchRun) chunk(ctx context.Context, from int, wait bool) (n int, stop 
 	var again []sendErr
 	for _, e := range c.errs {
 		e.index += from
+		// These are sent again in order. What follows them to the same destination was
+		// refused with them (transmit.go), so nothing overtakes.
 		if wait && noRoom(e.err) {
 			again = append(again, e)
 		} else {
@@ -216,14 +220,15 @@ func (r *batchRun) build(from, n, bytes int) *batch {
 	return b
 }
 
-// wait sends again what found no room, run by run, and waits until all is
-// decided. The runs are queued together: the daemon keeps the order of each flow
-// among waiting datagrams.
+// wait sends the datagrams that found no room again, run by run, and waits until all are
+// decided. The runs are queued together: the daemon keeps the order of each flow among
+// waiting datagrams.
 func (r *batchRun) wait(ctx context.Context, runs []sendErr) (stop error) {
 	s := r.s
 	batches := make([]*batch, len(runs))
 	calls := make([]*call, len(runs))
 	for i, run := range runs {
+		// Built from the caller's memory again: the first copy went with its batch.
 		b := r.build(run.index, run.count, 0)
 		b.wait = true
 		b.deadline, _ = ctx.Deadline()
@@ -238,6 +243,8 @@ func (r *batchRun) wait(ctx context.Context, runs []sendErr) (stop error) {
 		return err
 	}
 	for i, b := range batches {
+		// All under one lock: another call's datagrams must not come between the runs of a
+		// flow.
 		s.queueLocked(b, calls[i])
 	}
 	m, sess := s.kickLocked()
@@ -245,6 +252,7 @@ func (r *batchRun) wait(ctx context.Context, runs []sendErr) (stop error) {
 	s.write(m, sess)
 	for i, c := range calls {
 		run := runs[i]
+		// The others are waited for all the same: each has an outcome to be reported.
 		if err := s.await(ctx, c); err != nil {
 			stop = err
 			r.fail(run.index, run.count, err, c.undecided)

@@ -26,7 +26,7 @@ type session struct {
 	windowBatches int
 
 	// Guarded by Socket.mu:
-	writing   bool // somebody is in stream.SendMsg, or the writer is about to be
+	writing   bool // a goroutine is in stream.SendMsg, or the writer is about to be
 	closing   bool // half-close when the writer is free
 	closed    bool // done so, or the stream is over: nothing more is written
 	pending   map[uint64]*batch
@@ -79,6 +79,7 @@ func (s *stream) handshake(ctx context.Context, cancel context.CancelFunc) (*ses
 	bind.SetInitialCreditBytes(bytes)
 	m := &rdsdv1.ClientMessage{}
 	m.SetBind(bind)
+	// io.EOF says only that the stream has ended; RecvMsg has the reason.
 	if err := stream.SendMsg(m); err != nil && !errors.Is(err, io.EOF) {
 		return nil, s.connectError(err)
 	}
@@ -147,16 +148,16 @@ func (sess *session) abort() { sess.cancel() }
 
 func (sess *session) gone() <-chan struct{} { return sess.down }
 
-// endLocked has the writer send what the stream needs: half-close after the
-// message it is at. The daemon answers by ending the stream.
+// endLocked makes the writer half-close the stream after its present message. The daemon
+// answers by ending the stream.
 func (sess *session) endLocked() {
 	sess.closing = true
 	sess.kickWriterLocked()
 }
 
-// over lets nothing more be written. It comes before down is closed: whoever is told
-// that the connection is lost, and sends again, must not have that sent on the lost
-// one, where nobody would know what became of it. It waits for the next one instead.
+// over stops all writing. It is called before down is closed: a caller that learns that the
+// connection is lost, and sends again, must not have that sent on the lost one, where its
+// outcome would never be known. It waits for the next connection instead.
 func (sess *session) over() {
 	sess.st.mu.Lock()
 	defer sess.st.mu.Unlock()
@@ -172,9 +173,12 @@ func (sess *session) read() error {
 	var in inbound
 	var closing error
 	for {
+		// Decided before the message is read: its memory is the pool's, or the reader's to
+		// keep.
 		in.lend = s.recv.lend.Load()
 		if err := sess.stream.RecvMsg(&in); err != nil {
 			switch {
+			// The daemon has said why before it ended the stream; the status says less.
 			case closing != nil:
 				return closing
 			case errors.Is(err, io.EOF):
@@ -195,8 +199,7 @@ func (sess *session) read() error {
 	}
 }
 
-// handle is for the messages that are not hot. It returns the reason of a
-// Closing.
+// handle takes the rare messages. It returns the reason of a Closing.
 func (s *stream) handle(sess *session, m *rdsdv1.ServerMessage) error {
 	switch m.WhichBody() {
 	case rdsdv1.ServerMessage_SendResult_case:

@@ -36,8 +36,8 @@ func (s *Socket) Reserve(ctx context.Context, dst netip.AddrPort, n int) (*Slot,
 	return sl, s.opErr("reserve", dst, err)
 }
 
-// Bytes is the room, of the size that was asked for. It is not cleared and must
-// not be touched after Commit or Abort.
+// Bytes returns the room, of the size that was asked for. It is not cleared and must not be
+// touched after Commit or Abort.
 func (sl *Slot) Bytes() []byte {
 	if sl.used.Load() {
 		return nil

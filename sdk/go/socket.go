@@ -35,7 +35,7 @@ type Socket struct {
 	over     error                                 // guarded by mu; why nothing will work any more
 	down     error                                 // guarded by mu; why link is nil, for the texts of timeouts
 	nextID   uint64                                // guarded by mu; of messages that are answered
-	replies  map[uint64]chan *rdsdv1.ServerMessage // guarded by mu; who waits for which answer
+	replies  map[uint64]chan *rdsdv1.ServerMessage // guarded by mu; the calls that wait, by the id of their answer
 }
 
 // Bind opens a socket. Port 0 takes any free port; the address must be one of
@@ -67,6 +67,8 @@ func (c *Client) bind(ctx context.Context, local netip.AddrPort, cfg bindConfig)
 	}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
 	s.outcomes.init()
+	// Before the link: Close of the client then finds every socket, also one that is being
+	// bound.
 	if err := c.add(s); err != nil {
 		s.cancel()
 		return nil, opError("bind", local, netip.AddrPort{}, err)
@@ -78,6 +80,7 @@ func (c *Client) bind(ctx context.Context, local netip.AddrPort, cfg bindConfig)
 		return nil, opError("bind", local, netip.AddrPort{}, err)
 	}
 	s.mu.Lock()
+	// With the port that was chosen, if none was asked for.
 	s.local, _ = l.bound()
 	s.startLocked(l)
 	s.mu.Unlock()
@@ -85,7 +88,7 @@ func (c *Client) bind(ctx context.Context, local netip.AddrPort, cfg bindConfig)
 	return s, nil
 }
 
-// LocalAddr is the bound address and port. It stays the same over reconnections.
+// LocalAddr returns the bound address and port. It stays the same over reconnections.
 func (s *Socket) LocalAddr() netip.AddrPort {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,11 +98,10 @@ func (s *Socket) LocalAddr() netip.AddrPort {
 // closeGrace is how long Close waits for the daemon to say that the port is free.
 const closeGrace = 2 * time.Second
 
-// Close releases the port; calls that wait return rdserr.ErrClosed. What was
-// accepted and not yet sent may be dropped: Flush first where that matters.
-// When Close returns, the daemon has let go of the port, unless it did not
-// answer within 2 s. Borrowed payloads stay valid until they are released.
-// Closing twice is no error.
+// Close releases the port; calls that wait return rdserr.ErrClosed. Datagrams accepted and
+// not yet sent may be dropped: Flush first where that matters. When Close returns, the
+// daemon has let go of the port, unless it did not answer within 2 s. Borrowed payloads
+// stay valid until they are released. Closing twice is no error.
 func (s *Socket) Close() error {
 	s.mu.Lock()
 	l := s.link
@@ -159,7 +161,7 @@ func (s *Socket) finishLocked(err error) bool {
 	s.requests.finish(err)
 	s.outcomes.finish(err)
 	s.watch.finish(err)
-	s.fe.finishLocked(err) // wakes who waits for the two
+	s.fe.finishLocked(err) // wakes the calls that wait for the two
 	return true
 }
 

@@ -10,7 +10,7 @@ import (
 // stream is the front end over gRPC: one stream of the call Datagrams.Open
 // carries the socket. It uses its Socket's lock; after Socket.mu comes recv.mu.
 //
-// Read first: session.go (one stream), transmit.go (who writes when), recv.go.
+// Read first: session.go (one stream), transmit.go (which goroutine writes when), recv.go.
 type stream struct {
 	*Socket
 	recv recvQueue

@@ -8,18 +8,18 @@ import (
 
 // Writing to the stream.
 //
-// At most one goroutine is in stream.SendMsg (session.writing). A caller that
-// finds nobody there writes its own message itself: no hand-over when idle.
-// Callers that come meanwhile only queue. What the first caller leaves behind is
-// the session's writer goroutine's.
+// At most one goroutine is in stream.SendMsg (session.writing). A caller that finds no
+// other there writes its own message itself: no hand-over when idle. Callers that come
+// meanwhile only queue. The session's writer goroutine sends what the first caller leaves
+// behind.
 //
-// Every send is first tried without waiting, and small tries join the one that
-// is queued last. At most maxTries small ones are without a result at a time, and
-// the daemon answers a try at once; so batches form by themselves under load,
-// without a timer and without delay while there are few senders. What finds no
-// room is sent again, waiting, in a batch of its own: a waiting datagram would
-// hold back the answer to the others. While something waits for a destination,
-// more for it is not tried first: it would be refused, too.
+// Every send is first tried without waiting, and small tries join the one that is queued
+// last. At most maxTries small ones are without a result at a time, and the daemon answers
+// a try at once; so batches form by themselves under load, without a timer and without
+// delay while there are few senders. A datagram that finds no room is sent again, waiting,
+// in a batch of its own: a waiting datagram would hold back the answer to the others. While
+// something waits for a destination, more for it is not tried first: it would be refused,
+// too.
 //
 // That keeps the order of a flow, because the daemon takes a batch in one step:
 // once it refuses a datagram for lack of room, it refuses those that follow to
@@ -47,9 +47,8 @@ type message any
 
 type halfClose struct{}
 
-// kickLocked makes sure that somebody writes what is queued. When it returns a
-// message, that somebody is the caller: it must call write with it after
-// unlocking.
+// kickLocked makes sure that queued messages are written. When it returns a message, the
+// caller is the one to write: it must call write with it after unlocking.
 func (s *stream) kickLocked() (message, *session) {
 	sess := s.sess
 	if sess == nil || sess.writing {
@@ -133,9 +132,8 @@ func (s *stream) readyLocked(sess *session) bool {
 		s.sess == sess && s.pickLocked(sess) != nil
 }
 
-// nextLocked takes the next message to write. Control messages are small, not
-// subject to the window and concern only what was accepted before: they go
-// first.
+// nextLocked takes the next message to write. Control messages are small, not subject to
+// the window and concern only datagrams accepted before: they go first.
 func (s *stream) nextLocked(sess *session) message {
 	switch {
 	case sess.closed:
@@ -143,8 +141,11 @@ func (s *stream) nextLocked(sess *session) message {
 	case sess.closing:
 		sess.closed = true
 		return halfClose{}
+	// A later link has taken over: what is queued belongs to it.
 	case s.sess != sess:
 		return nil
+	// Credit first: without it the daemon sends nothing, and the answers to what is sent
+	// come behind.
 	case sess.creditDue():
 		m := &rdsdv1.ClientMessage{}
 		c := &rdsdv1.Credit{}
@@ -161,6 +162,7 @@ func (s *stream) nextLocked(sess *session) message {
 		return nil
 	}
 	b := q.pop()
+	// Counted in the window before it is written: the answer may come at once.
 	s.sentLocked(sess, b)
 	return b
 }
@@ -185,8 +187,8 @@ func (s *stream) pickLocked(sess *session) *fifo[*batch] {
 	return nil
 }
 
-// fits says whether the window has room. Something larger than the window may
-// still go alone: the daemon knows best what to say to it.
+// fits reports whether the window has room. A batch larger than the window may still go
+// alone: the daemon answers it.
 func (sess *session) fits(b *batch) bool {
 	if len(sess.pending) == 0 {
 		return true
@@ -236,7 +238,7 @@ func (b *batch) refused(index, count int, err error) {
 	at := 0
 	for _, p := range b.parts {
 		lo, hi := max(index, at), min(index+count, at+p.n)
-		if lo < hi && !p.c.abandoned { // else nobody may write to it but the one who left
+		if lo < hi && !p.c.abandoned { // else only the caller that left may write to it
 			p.c.errs = append(p.c.errs, sendErr{lo - at, hi - lo, err})
 		}
 		at += p.n
@@ -266,6 +268,7 @@ func (s *stream) result(sess *session, id uint64, errs []*rdsdv1.SendError) {
 		sess.tries--
 	}
 	for _, e := range errs {
+		// The numbers are the daemon's: those outside the batch are left out, or cut.
 		index, count := int(e.GetIndex()), int(max(1, e.GetCount()))
 		if index >= len(b.lengths) {
 			continue
@@ -275,6 +278,7 @@ func (s *stream) result(sess *session, id uint64, errs []*rdsdv1.SendError) {
 		if err == nil {
 			err = errors.New("refused without a reason")
 		}
+		// A refused datagram has no outcome.
 		if b.wantOutcomes {
 			s.undecid.remove(b.firstTag+uint64(index), uint64(count))
 		}
@@ -284,6 +288,7 @@ func (s *stream) result(sess *session, id uint64, errs []*rdsdv1.SendError) {
 		p.c.finish()
 	}
 	s.doneLocked(b)
+	// The window has room again, and nobody is there who would go on writing.
 	if !sess.writing && s.readyLocked(sess) {
 		sess.kickWriterLocked()
 	}

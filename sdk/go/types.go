@@ -14,13 +14,13 @@ type Datagram struct {
 	Tag uint64
 }
 
-// CancelResult says what became of the datagrams a CancelSentTo found.
+// CancelResult counts the datagrams that a CancelSentTo found, by how they ended.
 type CancelResult struct {
 	Cancelled uint64 `json:"cancelled"` // will never leave this node
 	InFlight  uint64 `json:"in_flight"` // had begun to leave; their true outcome follows
 }
 
-// OutcomeKind is what became of an accepted datagram.
+// OutcomeKind says how an accepted datagram ended.
 type OutcomeKind uint8
 
 // The four ends of a datagram.
@@ -32,8 +32,7 @@ const (
 	Cancelled
 	// Failed means refused by the peer and not delivered.
 	Failed
-	// Unknown means that it left this node and that nobody can say whether it was
-	// delivered.
+	// Unknown means that it left this node, and whether it was delivered cannot be known.
 	Unknown
 )
 
@@ -54,7 +53,7 @@ func (k OutcomeKind) String() string {
 
 // Outcome is the end of one accepted datagram.
 type Outcome struct {
-	Tag    uint64 // Datagram.Tag, or what SendTag returned
+	Tag    uint64 // Datagram.Tag, or the result of SendTag
 	Kind   OutcomeKind
 	Reason string // for all but Delivered: "no such port", "daemon restarted", ...
 }

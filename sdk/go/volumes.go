@@ -148,9 +148,9 @@ func (v *Volumes) Info(ctx context.Context, s MapSpec) (*RemoteVolume, error) {
 	return r, nil
 }
 
-// ResizeExport gives the store of an export (a file, memory) a new size in
-// bytes and tells who has it open. 0 looks which size the store has, as for a
-// block device that has grown. It returns the size afterwards.
+// ResizeExport gives the store of an export (a file, memory) a new size in bytes and tells
+// the sessions that have it open. 0 looks which size the store has, as for a block device
+// that has grown. It returns the size afterwards.
 func (v *Volumes) ResizeExport(ctx context.Context, name string, size uint64) (uint64, error) {
 	req := &rdsdv1.VolumeResizeRequest{}
 	req.SetExport(name)
@@ -174,8 +174,8 @@ func (v *Volumes) resize(ctx context.Context, req *rdsdv1.VolumeResizeRequest, s
 	return m.GetSizeBytes(), nil
 }
 
-// Check looks for what is wrong with a mapping (named as for Unmap), an export
-// or a session; with "", with everything.
+// Check looks for faults of a mapping (named as for Unmap), an export or a session; with
+// "", with everything.
 func (v *Volumes) Check(ctx context.Context, what string) ([]VolumeFinding, error) {
 	req := &rdsdv1.VolumeCheckRequest{}
 	req.SetWhat(what)

@@ -26,8 +26,8 @@ var (
 	eventWords        = []EventKind{"", EventGap, EventSession, EventPath, EventMapping, EventExport, EventFailover, EventResize, EventError}
 )
 
-// setPolicy asks for a policy. Which there are, and what their short forms are,
-// the daemon knows; the number is for one that knows those with a number alone.
+// setPolicy asks for a policy. The daemon knows the policies and their short forms; the
+// number is for a daemon that knows only those with a number.
 func setPolicy(m interface {
 	SetPolicyName(string)
 	SetPolicy(rdsdv1.VolumePolicy)

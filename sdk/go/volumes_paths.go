@@ -50,7 +50,7 @@ func (v *Volumes) DisconnectPath(ctx context.Context, session string, p PathSpec
 	return callError(ctx, "disconnect path", err)
 }
 
-// ReconnectPath connects a client's path anew, now.
+// ReconnectPath connects a client's path again, at once.
 func (v *Volumes) ReconnectPath(ctx context.Context, session string, p PathSpec) error {
 	_, err := v.pb.ReconnectPath(ctx, pathRequest(session, p))
 	return callError(ctx, "reconnect path", err)

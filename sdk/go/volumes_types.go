@@ -9,11 +9,11 @@ import (
 // The words of volumes are strings; "" is the daemon's default where one is
 // asked for, and "not known" where one is told.
 type (
-	VolumeKind   string // what holds the bytes of an export
+	VolumeKind   string // the store of an export
 	VolumeAccess string // how a volume is opened
-	VolumeAttach string // what a mapping gives to the programs of this node
+	VolumeAttach string // how programs of this node use a mapping
 	VolumePolicy string // how requests are spread over the paths of a session: any that the daemon has, by its name or short form
-	VolumeOnLoss string // what requests do while no path is up
+	VolumeOnLoss string // how requests end while no path is up
 	VolumeRole   string // of this node in a session
 	VolumeOrigin string // where an export comes from
 	ExportState  string
@@ -23,7 +23,7 @@ type (
 	EventKind    string // of a VolumeEvent
 )
 
-// What the words are.
+// The words and their meanings.
 const (
 	KindFile        VolumeKind = "file"
 	KindBlockDevice VolumeKind = "block"
@@ -64,7 +64,7 @@ const (
 	PathReconnecting PathState = "reconnecting" // lost, or never there; tried again
 	PathDisconnected PathState = "disconnected" // by an administrator, or given up
 	PathClosing      PathState = "closing"
-	PathFencing      PathState = "fencing" // what was under way before is being ended; connected next
+	PathFencing      PathState = "fencing" // earlier requests are being ended; connected next
 	PathRemoved      PathState = "removed"
 
 	SeverityOK      Severity = "ok"
@@ -87,7 +87,7 @@ const (
 type VolumeInfo struct {
 	Size               uint64 `json:"size_bytes"`
 	LogicalBlock       uint32 `json:"logical_block_bytes"`  // every offset and length is a multiple of it
-	PhysicalBlock      uint32 `json:"physical_block_bytes"` // what can be written without reading first
+	PhysicalBlock      uint32 `json:"physical_block_bytes"` // the unit that can be written without reading first
 	MaxIO              uint32 `json:"max_io_bytes"`         // largest read or write that travels whole
 	MaxSegments        uint32 `json:"max_segments"`         // 0: it does not matter
 	MaxDiscard         uint64 `json:"max_discard_bytes"`    // 0: no discard
@@ -102,9 +102,8 @@ type VolumeInfo struct {
 	MultiConn          bool   `json:"multi_conn"` // a flush covers what completed for any of its users
 }
 
-// VolumeOp is what happened to the requests of one operation. Latencies are at
-// most a quarter too high. Its JSON has InFlight and Mean too, as in_flight and
-// mean_ns.
+// VolumeOp counts the requests of one operation. Latencies are at most a quarter too high.
+// Its JSON has InFlight and Mean too, as in_flight and mean_ns.
 type VolumeOp struct {
 	Op        string        `json:"operation"` // "read", "write", "flush", "discard", "write zeroes"
 	Submitted uint64        `json:"submitted"`
@@ -128,7 +127,7 @@ func (o VolumeOp) Mean() time.Duration {
 	return o.Time / time.Duration(o.Completed)
 }
 
-// MarshalJSON adds what is computed.
+// MarshalJSON adds the computed values.
 func (o VolumeOp) MarshalJSON() ([]byte, error) {
 	type fields VolumeOp // without this method
 	return json.Marshal(struct {
@@ -140,10 +139,10 @@ func (o VolumeOp) MarshalJSON() ([]byte, error) {
 
 // ExportSpec asks for an export.
 type ExportSpec struct {
-	// Name is what other nodes call it: relative, without "." and ".." in it,
-	// at most 254 bytes.
+	// Name is its name for other nodes: relative, without "." and ".." in it, at most 254
+	// bytes.
 	Name string
-	Kind VolumeKind // "": what Path names; memory without a Path
+	Kind VolumeKind // "": chosen by Path; memory without a Path
 	Path string     // file or block device of the daemon's node, absolute; "" for memory
 
 	Size   uint64 // bytes: of memory; of a file that Create makes
@@ -152,7 +151,7 @@ type ExportSpec struct {
 	ReadOnly       bool
 	Shared         bool           // several sessions may write at a time
 	LogicalBlock   uint32         // 512 or 4096, of a file or memory; 0: 512
-	AllowAddresses []netip.Prefix // who may open it; none: all that may connect
+	AllowAddresses []netip.Prefix // peers that may open it; none: all that may connect
 	AllowSessions  []string       // names of sessions that may, with * and ?; none: all
 	Persist        bool           // export it again when the daemon starts
 }
@@ -197,7 +196,7 @@ type PathSpec struct {
 type MapSpec struct {
 	Node   string // where the volume is: address or host name, perhaps with a port
 	Name   string // of the export there
-	ID     string // what the mapping is called; "": chosen
+	ID     string // name of the mapping; "": chosen
 	Attach VolumeAttach
 
 	SocketPath string // for AttachSocket; "": chosen
@@ -206,7 +205,7 @@ type MapSpec struct {
 	Session    string // name; mappings of one session share its paths. "": made of the names of the two nodes
 	Paths      []PathSpec
 	Policy     VolumePolicy
-	QueueDepth uint32 // requests of the session in flight; 0: what the other node offers
+	QueueDepth uint32 // requests of the session in flight; 0: as many as the other node offers
 
 	Access      VolumeAccess // "": AccessReadWrite
 	IOTimeout   time.Duration
@@ -218,7 +217,7 @@ type MapSpec struct {
 // Mapping is a volume of another node that is a block device here.
 type Mapping struct {
 	ID     string       `json:"id"`
-	Device string       `json:"device"` // what programs open: "/dev/nbd3", or the path of the Unix socket
+	Device string       `json:"device"` // path that programs open: "/dev/nbd3", or the path of the Unix socket
 	URI    string       `json:"uri"`    // of a socket: "nbd+unix:///disk?socket=/run/rdsd/volumes/v1.sock"
 	Attach VolumeAttach `json:"as"`
 	Node   string       `json:"node"`
@@ -248,7 +247,7 @@ type Mapping struct {
 	Ops     []VolumeOp `json:"operations"`
 }
 
-// RemoteVolume is what another node says of a volume.
+// RemoteVolume is a volume as another node describes it.
 type RemoteVolume struct {
 	Node       string     `json:"node"`
 	Name       string     `json:"name"`
@@ -306,15 +305,15 @@ type VolumePath struct {
 type VolumeFinding struct {
 	Severity Severity `json:"severity"`
 	What     string   `json:"what"`   // id of a mapping, name of an export, "kernel", ...
-	Text     string   `json:"text"`   // what is so
-	Remedy   string   `json:"remedy"` // what would be right; "" when nothing needs to be done
+	Text     string   `json:"text"`   // the finding
+	Remedy   string   `json:"remedy"` // the remedy; "" when nothing needs to be done
 }
 
 // VolumeEvent is something that happened. What does not apply to its kind is
 // empty, and not in its JSON. Of Err the JSON has the words, as error, and Err does
 // not come back from it.
 type VolumeEvent struct {
-	Number  uint64        `json:"number"` // from 1, rising by one; anew with each start of the daemon
+	Number  uint64        `json:"number"` // from 1, rising by one; from 1 again with each start of the daemon
 	Time    time.Time     `json:"time"`
 	Kind    EventKind     `json:"kind"`
 	Role    VolumeRole    `json:"role,omitempty"`

@@ -10,8 +10,8 @@ import (
 // WatchOption changes what Volumes.Watch begins with.
 type WatchOption func(*rdsdv1.VolumeWatchRequest)
 
-// WatchAfter begins with the events after a number, as far as the daemon still
-// has them; what it has no more shows as an EventGap.
+// WatchAfter begins with the events after a number, as far as the daemon still has them;
+// missing ones show as an EventGap.
 func WatchAfter(number uint64) WatchOption {
 	return func(r *rdsdv1.VolumeWatchRequest) { r.SetAfter(number); r.SetKept(number == 0) }
 }
