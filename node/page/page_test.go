@@ -469,9 +469,11 @@ func TestNobodyLooks(t *testing.T) {
 func TestStreamsAreBounded(t *testing.T) {
 	s := serve(t, "tcp")
 	var first []*bufio.Reader
+	var conns []net.Conn
 	for range MaxStreamsPerUser {
 		c, _, a := s.open(t, "status")
 		defer c.Close()
+		conns = append(conns, c)
 		if a.StatusCode != 200 {
 			t.Fatalf("%d streams: %d", len(first), a.StatusCode)
 		}
@@ -504,8 +506,11 @@ func TestStreamsAreBounded(t *testing.T) {
 	if refused != 10000 {
 		t.Errorf("%d of 10,000 were refused with a reason", refused)
 	}
-	for _, r := range first {
-		event(t, r, "status")
+	for i, r := range first {
+		conns[i].SetReadDeadline(time.Now().Add(20 * time.Second)) // what came meanwhile, and what comes
+		for range 3 {
+			event(t, r, "status")
+		}
 	}
 	// Of all users together there may be few more.
 	s.hub.mu.Lock()

@@ -3,7 +3,7 @@
 import { h, card, pill, Table, link, setText } from './dom.js';
 import { address, count, num, time, percent } from './format.js';
 import { Lines, Ports, shownSlots, strip } from './chart.js';
-import { peersOf, congestedPorts, culpritText } from './model.js';
+import { LISTED, peersOf, congestedPorts, culpritText } from './model.js';
 
 /** PortPicture is the picture of one address, with its name and what is lit. */
 export class PortPicture {
@@ -15,12 +15,13 @@ export class PortPicture {
     this.el = h('div', { class: 'picture' }, this.head, this.ports.el, this.note);
   }
 
-  update(rows) {
+  /** update takes the known ports, and how many are congested in truth, if they may not all be known. */
+  update(rows, total = 0) {
     const state = new Map();
     for (const r of rows) if (r.address === this.addr) state.set(r.port, { now: Boolean(r.now), text: r.text });
     this.ports.update(state);
     const embers = state.size - this.ports.lit;
-    setText(this.note, `${count(this.ports.lit)} congested${embers ? `, ${count(embers)} in the last hour` : ''}`);
+    setText(this.note, `${total > this.ports.lit ? `${count(total)} congested, of which ${count(this.ports.lit)} are shown` : `${count(this.ports.lit)} congested`}${embers ? `, ${count(embers)} in the last hour` : ''}`);
   }
 }
 
@@ -73,7 +74,8 @@ export class Congestion {
     const { store } = this;
     const rows = congestedPorts(store);
     const now = rows.filter((r) => r.now).length;
-    setText(this.summary, !store.get('congestion') ? '' : now ? `${count(now)} ${now === 1 ? 'port is' : 'ports are'} congested now.` : 'No port is congested now.');
+    const all = now >= LISTED;
+    setText(this.summary, !store.get('congestion') ? '' : all ? `${count(now)} ports and more are congested now; these are shown.` : now ? `${count(now)} ${now === 1 ? 'port is' : 'ports are'} congested now.` : 'No port is congested now.');
     this.table.update(rows);
     this.timeline();
     this.draw(rows);
@@ -98,6 +100,8 @@ export class Congestion {
     const status = this.store.get('status');
     const peers = peersOf(this.store);
     const wanted = new Map();
+    const truncated = (this.store.get('congestion')?.port.length || 0) >= LISTED;
+    const totals = new Map(peers.map((p) => [p.remote, p.raw.congested_ports]));
     for (const p of status?.local_address || []) wanted.set(address(p), true);
     // Those with something to see come first, so that a bound leaves out the dull.
     const seen = new Set(rows.map((r) => r.address));
@@ -110,7 +114,7 @@ export class Congestion {
         this.pictures.set(addr, picture);
         this.grid.append(picture.el);
       }
-      this.pictures.get(addr).update(rows);
+      this.pictures.get(addr).update(rows, truncated ? totals.get(addr) : 0);
     }
     for (const [addr, picture] of this.pictures) {
       if (list.some(([a]) => a === addr)) continue;

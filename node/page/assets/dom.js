@@ -75,6 +75,7 @@ export function put(el, value) {
 }
 
 const SHOWN = 200;
+const collate = new Intl.Collator('en', { numeric: true }).compare;
 
 /**
  * Table shows rows that have keys. A row keeps its elements as long as it is there, so that
@@ -118,7 +119,7 @@ export class Table {
     const words = this.filter.value.trim().toLowerCase();
     let rows = this.last;
     if (words) rows = rows.filter((r) => this.columns.some((c) => c.value && String(c.find ? c.find(r) : c.value(r)).toLowerCase().includes(words)));
-    const order = (a, b) => (typeof a === 'number' ? a - b : String(a).localeCompare(String(b), 'en', { numeric: true }));
+    const order = (a, b) => (typeof a === 'number' ? a - b : collate(String(a), String(b)));
     rows = [...rows].sort((a, b) => (this.sort.down ? -1 : 1) * order(column.value(a), column.value(b)) || order(this.key(a), this.key(b)));
     const found = rows.length;
     if (!this.all) rows = rows.slice(0, SHOWN);

@@ -1,6 +1,11 @@
 // What the messages say, put together the way people ask for it.
 
-import { address, endpoint, join, num, word, time, bytes, count, owner } from './format.js';
+import { address, endpoint, num, word, time, bytes, count, owner } from './format.js';
+
+const collate = new Intl.Collator('en', { numeric: true }).compare;
+
+/** LISTED is how many congested ports the daemon lists at most, of all addresses. */
+export const LISTED = 10_000;
 
 /** peersOf lists peers with what is shown of them in several places. */
 export function peersOf(store) {
@@ -40,7 +45,7 @@ export function congestedPorts(store) {
     r.href = `#/socket/${encodeURIComponent(r.endpoint)}`;
     r.text = r.now ? `congested for ${time(r.now.since_ns)}${r.reader ? `, to be read by ${r.reader}` : ''}` : `clear; ${time(r.hour)} of the last hour congested`;
   }
-  return [...rows.values()].sort((a, b) => b.hour - a.hour || a.endpoint.localeCompare(b.endpoint, 'en', { numeric: true }));
+  return [...rows.values()].sort((a, b) => b.hour - a.hour || collate(a.endpoint, b.endpoint));
 }
 
 export const culpritText = (c) => `${endpoint(c.source)} (${bytes(c.queued_bytes)} in ${count(c.queued_datagrams)})`;
@@ -69,5 +74,3 @@ export function mappingsOf(store) {
 }
 
 export const op = (list, name) => (list || []).find((o) => o.operation === name) || {};
-
-export { address, endpoint, join };

@@ -1,9 +1,9 @@
 // The node at a glance: what is wrong and what to do, then how it does.
 
 import { h, card, pill, meter, Table, setText, link, put } from './dom.js';
-import { bytes, count, num, time, rate, byteRate, word, address } from './format.js';
+import { bytes, count, num, time, rate, byteRate, word } from './format.js';
 import { Lines } from './chart.js';
-import { peersOf, congestedPorts, mappingsOf } from './model.js';
+import { congestedPorts, mappingsOf } from './model.js';
 
 const tones = { error: 'bad', warning: 'warn', note: 'info', ok: 'ok' };
 

@@ -1,9 +1,9 @@
 // Peers, and one of them with its paths.
 
 import { h, card, pill, Table, Facts, link } from './dom.js';
-import { bytes, count, num, time, word, byteRate, owner } from './format.js';
+import { bytes, count, num, time, word, byteRate } from './format.js';
 import { Lines } from './chart.js';
-import { peersOf, congestedPorts } from './model.js';
+import { LISTED, peersOf, congestedPorts } from './model.js';
 import { PortPicture } from './congestion.js';
 
 const traffic = (store, p) => ({ out: store.rates.get(`peer out ${p.key}`)?.rate ?? null, in: store.rates.get(`peer in ${p.key}`)?.rate ?? null });
@@ -100,7 +100,7 @@ export class Peer {
     const s = this.store.series.get(`peer ${p.key}`);
     this.bytes.update(s ? s.slice(0, 3) : null);
     this.rtt.update(s ? [s[0], s[3]] : null);
-    this.picture.update(congestedPorts(this.store));
+    this.picture.update(congestedPorts(this.store), (this.store.get('congestion')?.port.length || 0) >= LISTED ? r.congested_ports : 0);
   }
 
   close() {
@@ -119,5 +119,3 @@ export async function pageOf(remote) {
   const url = template.replace('{address}', remote.includes(':') ? `[${remote}]` : remote);
   return /^https?:\/\//.test(url) ? url : null;
 }
-
-export { owner };

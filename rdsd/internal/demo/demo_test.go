@@ -34,7 +34,7 @@ func TestDemo(t *testing.T) {
 			t.Errorf("flow %+v: want every datagram delivered and read", f)
 		}
 	}
-	for _, line := range []string{"stops reading", "is congested", "ENOBUFS", "reads on", "is clear again", "is cut", "connection is down", "connection is up",
+	for _, line := range []string{"watch them in a browser: node A http://127.0.0.11:", "node B http://127.0.0.12:", "stops reading", "is congested", "ENOBUFS", "reads on", "is clear again", "is cut", "connection is down", "connection is up",
 		"mapped on A over two paths", "is lost; the other one carries on", "is back", "Summary", "every block holds what was written last"} {
 		if !strings.Contains(out.String(), line) {
 			t.Errorf("nothing was told of %q", line)
