@@ -130,7 +130,7 @@ func (x *Exam) Lists(local bool, d time.Duration) bool {
 	if local {
 		f = &x.found[PortCongested]
 	}
-	return len(f.worst) < PerCode || d >= f.worst[PerCode-1].Since
+	return len(f.worst) < PerCode || d > f.worst[PerCode-1].Since
 }
 
 // Port tells of one.
@@ -138,7 +138,24 @@ func (x *Exam) Port(p *Port) {
 	if p.For < Grace {
 		return
 	}
-	out := Problem{Code: PortCongested, Severity: Warning, Subject: "port " + p.Endpoint.String(), Since: p.For}
+	if !p.Local && p.Waiting == 0 {
+		return // nobody here minds; it is a problem of the node it is on
+	}
+	out := Problem{Code: RemoteCongested, Severity: Warning, Since: p.For}
+	if p.Local {
+		out.Code = PortCongested
+		if p.For >= LongCongested {
+			out.Severity = Error
+		}
+	}
+	// There may be thousands of them: texts are made of those that are listed.
+	if !x.Lists(p.Local, p.For) {
+		f := &x.found[out.Code]
+		f.more++
+		f.least = max(f.least, out.Severity)
+		return
+	}
+	out.Subject = "port " + p.Endpoint.String()
 	reader := "its reader"
 	if p.PID != 0 {
 		reader = fmt.Sprintf("pid %d (uid %d)", p.PID, p.UID)
@@ -155,16 +172,9 @@ func (x *Exam) Port(p *Port) {
 	}
 	if p.Local {
 		out.Remedy = fmt.Sprintf("have the program read; or rdsd sockets close %s; rdsd congestion shows who fills it", p.Endpoint)
-		if p.For >= LongCongested {
-			out.Severity = Error
-		}
 		x.add(out)
 		return
 	}
-	if p.Waiting == 0 {
-		return // nobody here minds; it is a problem of the node it is on
-	}
-	out.Code = RemoteCongested
 	out.Text += fmt.Sprintf("; %s here waiting", count(uint64(p.Waiting), "socket"))
 	out.Remedy = fmt.Sprintf("on %s: rdsd congestion, and have the program read; here, to give up what waits: rdsd cancel --from ADDR:PORT --to %s", p.Endpoint.Addr(), p.Endpoint)
 	x.add(out)
