@@ -32,6 +32,14 @@ starts again. If it runs and ` + "`curl http://127.0.0.1:16386/healthz`" + ` ans
 ` + "`http.listen`" + `, which is on loopback unless it is configured.`,
 		},
 		{
+			"RdsdProblem", `sum by (job, instance, code) (rdsd_problems{severity="error"}) > 0`, "5m", Critical,
+			"rdsd at {{ $labels.instance }} has the problem {{ $labels.code }}",
+			"rdsd status of {{ $labels.instance }} has listed an error of the code {{ $labels.code }} for five minutes.",
+			`
+` + "`rdsd status`" + ` on that node says what it is about and what mends it; [all codes](operations.md#problems-and-remedies) with
+their remedies. Other alerts are about some of these in particular and fire earlier.`,
+		},
+		{
 			"RdsdRestarting", `changes(process_start_time_seconds{job="rdsd"}[15m]) > 2`, "", Warning,
 			"rdsd at {{ $labels.instance }} starts again and again",
 			"The daemon at {{ $labels.instance }} has started more than twice in 15 minutes. At each start datagrams under way may be lost, and volumes wait.",

@@ -26,6 +26,12 @@ func cluster() Dashboard {
 					q(`sum by (job, instance) (rdsd_congested_ports{side="reader",$sel})`, ""),
 				).columns("", "uptime", "peers", "peers up", "sockets", "congested ports"),
 			}},
+			{"Problems", []Panel{
+				table("Problems", "What rdsd status of each daemon lists, by code and severity; there it says what mends it.",
+					q(`sum by (job, instance, code, severity) (rdsd_problems{$sel})`, "")).columns("problems").wide(12),
+				graph("Problems", "short", "Problems that rdsd status of each daemon lists, notes included, by severity.",
+					q(`sum by (instance, severity) (rdsd_problems{$sel})`, "{{instance}} {{severity}}")).wide(12),
+			}},
 			{"Traffic", []Panel{
 				graph("Datagrams accepted", "short", "Datagrams that applications sent, a second, by node.",
 					q(`sum by (instance) (rate(rds_send_queued_total{$sel}[$__rate_interval]))`, "{{instance}}")),

@@ -31,6 +31,8 @@ func counts(alert, metric, labels string) alertCase {
 
 var alertCases = []alertCase{
 	{"RdsdDown", n1, []string{`up{` + n1 + `} 0x60`}, []string{`up{` + n1 + `} 1x60`}, "40m"},
+	{"RdsdProblem", n1 + `,code="peer-down"`, []string{`rdsd_problems{` + n1 + `,code="peer-down",severity="error"} 1x60`},
+		[]string{`rdsd_problems{` + n1 + `,code="peer-down",severity="warning"} 1x60`}, "40m"},
 	{"RdsdRestarting", n1, []string{`process_start_time_seconds{` + n1 + `} 0+60x60`}, []string{`process_start_time_seconds{` + n1 + `} 5x60`}, "40m"},
 	counts("RdsdPanic", "rdsd_panics_total", `what="call"`),
 	{"RdsdMemoryNearLimit", n1 + `,budget="memory"`,

@@ -50,6 +50,7 @@ func newWorld(t *testing.T) *world {
 	w.a, w.b = start(0, rdsdtest.AddrA), start(1, rdsdtest.AddrB)
 	w.datagrams()
 	w.flap()
+	w.lose()
 	w.congest()
 	w.volume(netip.AddrPortFrom(rdsdtest.AddrB, uint16(volumes)))
 	w.prometheus()
@@ -104,6 +105,14 @@ func (w *world) datagrams() {
 func (w *world) flap() {
 	admin := w.a.Dial().Admin()
 	w.every(2*time.Second, func(ctx context.Context) { _, _ = admin.DropPath(ctx, rdsd.PeerFilter{Remote: w.b.Addr}, 0) })
+}
+
+// lose sends to where no daemon is: a problem, and an error while the datagram waits.
+func (w *world) lose() {
+	s := w.bind(w.a, rdsd.GRPC)
+	if err := s.Send(w.ctx, netip.MustParseAddrPort("127.0.0.77:4000"), []byte("for nobody")); err != nil {
+		w.t.Fatal(err)
+	}
 }
 
 // congest fills a port that nobody reads; one sender goes on trying, another waits.

@@ -82,7 +82,7 @@ func New(d Deps) *Front {
 		perSecond, _ := d.Limiter.Limits()
 		return float64(perSecond)
 	}}
-	f.registry = newRegistry(newCollector(f.snapshot, d.Count, d.Guard), newQueueCollector(f.readFigures, d.Guard), newVolumeCollector(f.readVolumes), f.metrics)
+	f.registry = newRegistry(newCollector(f.snapshot, d.Count, d.Guard), newQueueCollector(f.readFigures, d.Guard), newProblemCollector(f.readProblems, d.Guard), newVolumeCollector(f.readVolumes), f.metrics)
 	return f
 }
 

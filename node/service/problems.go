@@ -14,9 +14,9 @@ import (
 	"github.com/rdsd/rdsd/rds"
 )
 
-// examine says in st what is not as it should be with the node, and what mends it. It
-// takes the locks that lists take, for a page at a time, and nothing here waits.
-func (f *Front) examine(s *snapshot, st *rdsdv1.Status) {
+// problems is what is not as it should be with the node, and what mends it. It takes the
+// locks that lists take, for a page at a time, and nothing here waits.
+func (f *Front) problems(s *snapshot) []health.Problem {
 	var x health.Exam
 	f.examineNode(&x)
 	for _, b := range s.Budgets {
@@ -36,7 +36,12 @@ func (f *Front) examine(s *snapshot, st *rdsdv1.Status) {
 		e := &logged[i]
 		x.Logged(&health.Logged{Message: e.Message, Error: e.Why, Peer: e.Peer, Age: time.Since(e.Last), Count: e.Count})
 	}
-	list := x.Problems()
+	return x.Problems()
+}
+
+// examine says in st what is not as it should be.
+func (f *Front) examine(s *snapshot, st *rdsdv1.Status) {
+	list := f.problems(s)
 	var out []*rdsdv1.Problem
 	for i := range list {
 		out = append(out, problemPB(&list[i]))
