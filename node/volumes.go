@@ -8,13 +8,11 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/tcp"
@@ -30,7 +28,7 @@ func (n *Node) startVolumes() error {
 	if n.hosts == nil {
 		return nil // a core without links, in tests
 	}
-	links := &volumeLinks{Provider: n.hosts.Links().(*tcp.Provider), allowed: n.volumePeer, whose: n.deps.CheckAccepted, log: n.deps.Log, refused: &n.deps.LinksRefused}
+	links := &volumeLinks{Provider: n.hosts.Links().(*tcp.Provider), allowed: n.deps.MayPeerVolumes, whose: n.deps.CheckAccepted, log: n.deps.Log, refused: &n.deps.LinksRefused}
 	cfg := n.deps.Config.VolumeConfig()
 	if err := makeSocketDir(cfg.SocketDir, cfg.SocketMode); err != nil {
 		return n.deps.Config.Failed("volumes.socket_dir", fmt.Errorf("volumes.socket_dir: %w", err))
@@ -62,16 +60,6 @@ func makeSocketDir(dir string, mode fs.FileMode) error {
 		return err
 	}
 	return os.Chmod(dir, 0o711)
-}
-
-// volumePeer tells whether a peer may connect for volumes.
-func (n *Node) volumePeer(a netip.Addr) bool {
-	ok, _ := n.deps.Conf().PeerPolicy(a)
-	if !ok && !n.hosts.Has(a) {
-		return false
-	}
-	allow := n.deps.Config.Volumes.Allow
-	return len(allow) == 0 || slices.ContainsFunc(allow, func(p config.Prefix) bool { return p.Contains(a) })
 }
 
 // stopVolumes closes them in order; until ctx ends, or a little longer.

@@ -73,11 +73,8 @@ func New(d *base.Deps) *Host {
 	e.MaxPeers, e.MaxSockets = c.Limits.MaxPeers, c.Limits.MaxSockets
 	e.Budget = d.Budget
 	e.PeerAccount = func(addr netip.Addr) *quota.Account { return d.Memory.Account(quota.Peer(addr)) }
-	e.AllowPeer = func(addr netip.Addr) bool {
-		ok, _ := d.Conf().PeerPolicy(addr)
-		return ok || a.byAddr[addr] != nil
-	}
-	e.AllowKernel = func(addr netip.Addr) bool { _, ok := d.Conf().PeerPolicy(addr); return ok }
+	e.AllowPeer = func(addr netip.Addr) bool { ok, _ := d.MayPeer(addr); return ok }
+	e.AllowKernel = func(addr netip.Addr) bool { _, ok := d.MayPeer(addr); return ok }
 	a.engineConfig = e
 	for _, addr := range c.RDS.Addresses {
 		var seed [8]byte
@@ -392,9 +389,6 @@ func (a *Host) WatchCongestion() (w *Watch, stop func()) {
 
 // Locals lists the shells of the local addresses, in the order of the configuration.
 func (a *Host) Locals() []*Local { return a.list }
-
-// Has reports whether addr is one of the local addresses.
-func (a *Host) Has(addr netip.Addr) bool { return a.byAddr[addr] != nil }
 
 // Reactors lists the threads that move bytes, once start has returned.
 func (a *Host) Reactors() (l []*reactor.Reactor) {

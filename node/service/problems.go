@@ -96,8 +96,7 @@ func (f *Front) examinePeer(x *health.Exam, h *datagram.Local, pe *rds.Peer) {
 	c := pe.Conn()
 	q := c.Queued()
 	p := health.Peer{Local: h.Addr(), Remote: pe.Addr(), Waiting: uint64(q.Queued + q.Unacked)}
-	p.Allowed, _ = f.deps.Conf().PeerPolicy(pe.Addr())
-	p.Allowed = p.Allowed || f.deps.Host.Has(pe.Addr())
+	p.Allowed, _ = f.deps.MayPeer(pe.Addr())
 	c.Paths(func(cp *conn.Path) {
 		i := cp.Info()
 		switch {

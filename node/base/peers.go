@@ -5,9 +5,33 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/rdsd/rdsd/internal/netlocal"
+	"github.com/rdsd/rdsd/node/config"
 )
+
+// Who may speak to this node is decided here, for datagrams and for volumes alike: by
+// the rule for the address (MayPeer), and for a connection by who is at its other end.
+
+// MayPeer tells whether an address may be a peer, and whether it may be a kernel. One of
+// our own addresses may be a peer whatever the rules say: datagrams from one address of
+// this node to another take no other way.
+func (d *Deps) MayPeer(addr netip.Addr) (allowed, kernel bool) {
+	allowed, kernel = d.Conf().PeerPolicy(addr)
+	return allowed || slices.Contains(d.Config.RDS.Addresses, addr.Unmap()), kernel
+}
+
+// MayPeerVolumes tells whether an address may be a peer for volumes: one that may be a
+// peer, and that volumes.allow has, if it is a list.
+func (d *Deps) MayPeerVolumes(addr netip.Addr) bool {
+	if ok, _ := d.MayPeer(addr); !ok {
+		return false
+	}
+	addr = addr.Unmap().WithZone("") // as the rules see it
+	allow := d.Config.Volumes.Allow
+	return len(allow) == 0 || slices.ContainsFunc(allow, func(p config.Prefix) bool { return p.Contains(addr) })
+}
 
 // An address says which machine a peer is. When that is this machine it says
 // nothing: every user may connect from any address of 127.0.0.0/8, to any
