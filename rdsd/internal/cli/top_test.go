@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -90,8 +91,10 @@ func serveCrowd(t *testing.T) (socket string) {
 type terminal struct {
 	t      *testing.T
 	master *os.File
-	emu    *vt.SafeEmulator
 	code   chan int
+
+	mu  sync.Mutex   // the emulator's cells are its own while it writes
+	emu *vt.Emulator // guarded by mu, but for Read
 }
 
 func newTerminal(t *testing.T, args ...string) *terminal {
@@ -99,7 +102,7 @@ func newTerminal(t *testing.T, args ...string) *terminal {
 	if err != nil {
 		t.Skipf("elsewhere: no pseudo-terminal: %v", err)
 	}
-	x := &terminal{t: t, master: master, emu: vt.NewSafeEmulator(140, 40), code: make(chan int, 1)}
+	x := &terminal{t: t, master: master, emu: vt.NewEmulator(140, 40), code: make(chan int, 1)}
 	x.size(140, 40)
 	t.Setenv("TERM", "xterm-256color")
 	ctx, cancel := context.WithCancel(context.Background())
@@ -112,7 +115,9 @@ func newTerminal(t *testing.T, args ...string) *terminal {
 				if err != nil {
 					return
 				}
+				x.mu.Lock()
 				x.emu.Write(b[:n])
+				x.mu.Unlock()
 			}
 		},
 		func() { // what the terminal answers; ends when the emulator closes
@@ -154,7 +159,9 @@ func newTerminal(t *testing.T, args ...string) *terminal {
 // size changes the window, and tells the program as a terminal does.
 func (x *terminal) size(width, height int) {
 	x.t.Helper()
+	x.mu.Lock()
 	x.emu.Resize(width, height)
+	x.mu.Unlock()
 	if err := pty.Setsize(x.master, &pty.Winsize{Rows: uint16(height), Cols: uint16(width)}); err != nil {
 		x.t.Fatal(err)
 	}
@@ -169,6 +176,8 @@ func (x *terminal) press(keys string) {
 
 // lines are what stands on the screen.
 func (x *terminal) lines() []string {
+	x.mu.Lock()
+	defer x.mu.Unlock()
 	var out []string
 	for y := range x.emu.Height() {
 		var b strings.Builder
