@@ -2,6 +2,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"net"
@@ -237,45 +238,47 @@ func TestTop(t *testing.T) {
 	}
 
 	x := newTerminal(t, "top", "--socket", socket, "-d", "100ms")
-	lines := x.until("the peers", has("[1 peers 1000]"))
-	if !strings.Contains(lines[0], "rdsd 1.2.3") || !strings.Contains(lines[0], "1 errors, 0 warnings (press 5)") || !strings.HasPrefix(lines[2], "PEER ") || len(rows(lines)) != 36 {
-		t.Errorf("the screen is\n%s", strings.Join(lines, "\n"))
-	}
-	for i, l := range rows(lines) {
-		if f := strings.Fields(l); f[0] != fmt.Sprintf("10.1.0.%d", i) || f[1] != "up" || f[3] != "1/1" {
-			t.Errorf("line %d is %q", i, l)
+	// A screen arrives in pieces: each wait is for all of it to be as the API says.
+	lines := x.until("the peers", func(l []string) bool {
+		for i, r := range rows(l) {
+			if f := strings.Fields(r); len(f) < 5 || f[0] != fmt.Sprintf("10.1.0.%d", i) || f[1] != "up" || f[3] != "1/1" {
+				return false
+			}
 		}
+		return len(rows(l)) == 36 && has("[1 peers 1000]")(l) && strings.HasPrefix(l[2], "PEER ")
+	})
+	if !strings.Contains(lines[0], "rdsd 1.2.3") || !strings.Contains(lines[0], "1 errors, 0 warnings (press 5)") {
+		t.Errorf("the screen is\n%s", strings.Join(lines, "\n"))
 	}
 	x.until("a rate", func(l []string) bool { return strings.Contains(rows(l)[0], "MiB/s") })
 
-	x.press("2")
-	lines = x.until("the sockets", has("[2 sockets 5000]"))
-	check := func(lines []string) (unread []uint64) {
-		t.Helper()
+	// unread is what the sockets on a screen have unread, nil unless all of them are the API's.
+	unread := func(lines []string) (list []uint64) {
 		for _, l := range rows(lines) {
 			f := strings.Fields(l)
-			s, ok := byAddr[f[0]]
-			if !ok || f[1] != fmt.Sprint(s.PID) || f[2] != s.Program || f[3] != fmt.Sprint(s.UID) || f[4] != s.Label || f[7] != fmt.Sprint(s.RecvQueued) {
-				t.Errorf("%q is not %+v", l, s)
+			s, ok := byAddr[append(f, "")[0]]
+			if !ok || len(f) < 8 || f[1] != fmt.Sprint(s.PID) || f[2] != s.Program || f[3] != fmt.Sprint(s.UID) || f[4] != s.Label || f[7] != fmt.Sprint(s.RecvQueued) {
+				return nil
 			}
-			unread = append(unread, s.RecvQueued)
+			list = append(list, s.RecvQueued)
 		}
-		return unread
+		return list
 	}
-	check(lines)
+	descending := func(a, b uint64) int { return cmp.Compare(b, a) }
+	x.press("2")
+	x.until("the sockets", func(l []string) bool { return has("[2 sockets 5000]")(l) && len(unread(l)) == 36 })
 	for range 8 { // socket, pid, program, uid, label, sent, read, unread
 		x.press(">")
 	}
-	lines = x.until("sockets by what is unread", has("UNREADv"))
-	lines = x.until("the longest first", func(l []string) bool { return strings.Contains(rows(l)[0], " 5002 ") })
-	if u := check(lines); !slices.IsSortedFunc(u, func(a, b uint64) int { return int(b) - int(a) }) || u[0] != 5002 {
-		t.Errorf("not sorted: %v", u)
-	}
+	x.until("sockets by what is unread", func(l []string) bool {
+		u := unread(l)
+		return has("UNREADv")(l) && len(u) == 36 && u[0] == 5002 && slices.IsSortedFunc(u, descending)
+	})
 	x.press("r")
-	lines = x.until("the shortest first", has("UNREAD^"))
-	if u := check(lines); u[0] != 0 {
-		t.Errorf("not the other way around: %v", u)
-	}
+	x.until("the other way around", func(l []string) bool {
+		u := unread(l)
+		return has("UNREAD^")(l) && len(u) == 36 && u[0] == 0 && slices.IsSorted(u)
+	})
 
 	x.press("/svc-432")
 	x.until("the filter", has("filter: svc-432_"))
@@ -284,12 +287,11 @@ func TestTop(t *testing.T) {
 	x.press("\x1b")
 	x.until("all sockets", has("1 of 5000 "))
 	x.press("/evil\r")
-	lines = x.until("the label as text", has(`evil\x1b[2J\u009b31m`))
+	x.until("the label as text", has(`evil\x1b[2J\u009b31m`))
 	x.press("\r")
-	lines = x.until("one socket", has("accepted = "))
-	if !strings.HasPrefix(lines[3], "socket 10.0.0.1:5321 ") || !strings.Contains(lines[3], "pid 24321 (prog), uid 1000") {
-		t.Errorf("one socket is\n%s", strings.Join(lines, "\n"))
-	}
+	x.until("one socket", func(l []string) bool {
+		return has("accepted = ")(l) && strings.HasPrefix(l[3], "socket 10.0.0.1:5321 ") && strings.Contains(l[3], "pid 24321 (prog), uid 1000")
+	})
 
 	// A small window, then a large one; the chosen line stays on the screen.
 	x.press("1")
@@ -297,19 +299,14 @@ func TestTop(t *testing.T) {
 	x.press("\x1b[F") // end
 	x.until("the last peer", has("1000 of 1000"))
 	x.size(60, 10)
-	lines = x.until("a small window", func(l []string) bool {
-		return len(l) == 10 && strings.Contains(l[9], "1000 of 1000") && strings.HasPrefix(l[8], "10.1.3.231")
+	x.until("a small window", func(l []string) bool {
+		fits := !slices.ContainsFunc(l, func(s string) bool { return len([]rune(s)) > 60 })
+		return len(l) == 10 && fits && strings.Contains(l[9], "1000 of 1000") && strings.HasPrefix(l[8], "10.1.3.231")
 	})
-	for _, l := range lines {
-		if n := len([]rune(l)); n > 60 {
-			t.Errorf("%d columns: %q", n, l)
-		}
-	}
 	x.size(200, 50)
-	lines = x.until("a large window", func(l []string) bool { return len(l) == 50 && strings.HasPrefix(l[48], "10.1.3.231") })
-	if len(rows(lines)) != 46 || !strings.HasPrefix(rows(lines)[0], "10.1.3.186") {
-		t.Errorf("the large window is\n%s", strings.Join(lines, "\n"))
-	}
+	x.until("a large window", func(l []string) bool {
+		return len(l) == 50 && strings.HasPrefix(l[48], "10.1.3.231") && len(rows(l)) == 46 && strings.HasPrefix(rows(l)[0], "10.1.3.186")
+	})
 
 	for _, c := range []struct{ key, text string }{
 		{"3", "pid 77 (uid 1000)"}, {"\r", "filled by:"}, {"4", "[4 volumes "}, {"5", "10.0.0.3 cannot be reached"}, {"\r", "to do: start rdsd on 10.0.0.3"}, {" ", "[5 problems"},
