@@ -7,15 +7,15 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// broken makes a panic in the work of a store the end of that store: the request it
-// was for fails, and so does every one after it, for nobody knows what the store holds
-// now. The process goes on, and with it whoever uses other stores.
+// broken makes a panic in the work of a store the end of that store: the request it was for
+// fails, and so does every one after it, because the content of the store is unknown now.
+// The process goes on, and with it the users of other stores.
 type broken struct {
 	guard *guard.Guard // nil: a panic goes on, as without this
 	why   atomic.Pointer[error]
 }
 
-// err is what every request fails with once the store is broken.
+// err returns the error of every request once the store is broken.
 func (b *broken) err() error {
 	if why := b.why.Load(); why != nil {
 		return *why
@@ -23,8 +23,8 @@ func (b *broken) err() error {
 	return nil
 }
 
-// catch is deferred by whatever works for one request; *err is its outcome. A store
-// calls nobody back from there, so that the panic is its own even within a step.
+// catch is deferred by code that works for one request; *err is its outcome. A store makes
+// no callback from there, so that the panic is its own even within a step.
 func (b *broken) catch(err *error) {
 	if b.guard == nil {
 		return
@@ -36,8 +36,8 @@ func (b *broken) catch(err *error) {
 	}
 }
 
-// complete is Complete for a worker: a panic of one who is told of a completion is not
-// the store's, and the others are told all the same.
+// complete is Complete for a worker: a panic in a Completer is not the store's, and the
+// others are told all the same.
 func (b *broken) complete(batch []*Request) {
 	if b.guard == nil {
 		Complete(batch)

@@ -4,8 +4,8 @@ import "fmt"
 
 // Device is a block device.
 type Device interface {
-	// Info is what holds now. The struct is shared and not changed any more;
-	// after a resize Info returns another one.
+	// Info returns the present properties. The struct is shared and never changed; after a
+	// resize Info returns another one.
 	Info() *Info
 
 	// Submit starts the requests of a batch. Each completes exactly once, in
@@ -20,20 +20,19 @@ type Device interface {
 	// stop is called. f may not block and may not call stop.
 	Watch(f func(*Info)) (stop func())
 
-	// Close lets requests in flight complete, then gives up what the device
-	// holds; so it is not called by a Completer. It does not flush. The second
-	// call does nothing.
+	// Close lets requests in flight complete, then releases the device's resources; a
+	// Completer must not call it. It does not flush. The second call does nothing.
 	Close() error
 }
 
-// Op is what a request asks for.
+// Op is the operation of a request.
 type Op uint8
 
 const (
 	OpRead        Op = iota // fill Buf
 	OpWrite                 // write Buf
 	OpFlush                 // make every write durable that completed before this was submitted
-	OpDiscard               // the range is not needed any more; what is read there afterwards is unspecified but stays within the volume
+	OpDiscard               // the range is not needed any more; reads there are unspecified afterwards but stay within the volume
 	OpWriteZeroes           // the range reads as zeroes
 	numOps
 )
@@ -50,7 +49,7 @@ func (o Op) String() string {
 	return fmt.Sprintf("operation %d", uint8(o))
 }
 
-// Writes tells whether the operation changes what is stored.
+// Writes reports whether the operation changes the stored data.
 func (o Op) Writes() bool { return o == OpWrite || o == OpDiscard || o == OpWriteZeroes }
 
 // Flags refine an operation.
@@ -68,8 +67,8 @@ const (
 	allFlags = FUA | NoUnmap | FastZero
 )
 
-// Request is one I/O. Whoever submits it owns the memory and may use it again
-// as soon as it has completed; a device allocates nothing for it.
+// Request is one I/O. The submitter owns the memory and may use it again as soon as it has
+// completed; a device allocates nothing for it.
 type Request struct {
 	Op    Op
 	Flags Flags
@@ -78,7 +77,7 @@ type Request struct {
 	Buf   []byte // OpRead and OpWrite: Len bytes; otherwise nil
 	Err   error  // the outcome, set by the device
 
-	Queue Completer // who is told
+	Queue Completer // told of the completion
 	Ctx   any       // the submitter's own; a pointer costs no allocation
 
 	next *Request // of the List the holder keeps it in
@@ -122,8 +121,8 @@ func (c *completeFunc) Complete(batch []*Request) {
 	}
 }
 
-// List is a queue of requests that takes no memory of its own. A request is in
-// one list at most, that of whoever holds it.
+// List is a queue of requests that takes no memory of its own. A request is in one list at
+// most, that of its holder.
 type List struct {
 	head, tail *Request
 	n          int
@@ -189,7 +188,7 @@ type Mapper interface {
 	Map(off, n uint64, out []Extent) ([]Extent, error)
 }
 
-// Prefetcher is a device that can be told what will be read soon.
+// Prefetcher is a device that can be told which range will be read soon.
 type Prefetcher interface {
 	Prefetch(off, n uint64) error
 }

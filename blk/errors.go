@@ -6,8 +6,8 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// The errors of a request. The errno is what the block layer of Linux would
-// say. errors.Is finds the sentinel under the particulars.
+// The errors of a request. The errno is the one the block layer of Linux would return.
+// errors.Is finds the sentinel under the details.
 var (
 	ErrRange        = &rdserr.Error{Errno: syscall.EINVAL, Name: "out-of-range", Text: "the request reaches beyond the end of the volume"}
 	ErrAlign        = &rdserr.Error{Errno: syscall.EINVAL, Name: "misaligned", Text: "offset and length are multiples of the logical block size"}

@@ -46,8 +46,8 @@ type Fault struct {
 	mu    sync.Mutex
 	rand  *rand.Rand             // guarded by mu
 	rules []*faultRule           // guarded by mu
-	held  []func()               // guarded by mu; what Release does
-	timed map[*time.Timer]func() // guarded by mu; what a delay does at its end
+	held  []func()               // guarded by mu; the work of Release
+	timed map[*time.Timer]func() // guarded by mu; the work at the end of a delay
 }
 
 type faultRule struct {
@@ -60,7 +60,7 @@ func NewFault(d Device, seed int64) *Fault {
 	return &Fault{Device: d, rand: rand.New(rand.NewSource(seed)), timed: map[*time.Timer]func(){}}
 }
 
-// Add appends a rule. What it returns tells how many requests it has harmed.
+// Add appends a rule. The returned function tells how many requests the rule has harmed.
 func (f *Fault) Add(r Rule) (hits func() int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -73,7 +73,7 @@ func (f *Fault) Add(r Rule) (hits func() int) {
 	}
 }
 
-// Clear removes all rules. What is held stays held.
+// Clear removes all rules. Held requests stay held.
 func (f *Fault) Clear() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -98,8 +98,8 @@ func (f *Fault) Release() {
 	}
 }
 
-// Close releases what is held and ends the delays, so that it ends in bounded
-// time, and closes the device.
+// Close releases held requests and ends the delays, so that it ends in bounded time, and
+// closes the device.
 func (f *Fault) Close() error {
 	f.Clear()
 	f.Release()
@@ -121,7 +121,7 @@ func (f *Fault) Close() error {
 // Unwrap is the device below.
 func (f *Fault) Unwrap() Device { return f.Device }
 
-// Submit harms what the rules say and hands on the rest.
+// Submit harms the requests that match a rule and hands on the others.
 func (f *Fault) Submit(batch []*Request) {
 	handOn(f.Device, batch, func(r *Request) bool {
 		if r.Err = f.sync.before(r); r.Err != nil {
@@ -134,6 +134,8 @@ func (f *Fault) Submit(batch []*Request) {
 			f.mu.Unlock()
 			return false
 		}
+		// The rule was counted under the lock; the harm is done without it, because the
+		// device below may complete the request in place and come back here.
 		carryOut := func() { f.harm(r, rule) }
 		switch {
 		case rule.Stall:
@@ -185,7 +187,7 @@ func overlap(a, an, b, bn uint64) bool {
 	return an > 0 && bn > 0 && a-min(a, b) < bn && b-min(a, b) < an
 }
 
-// harm does to a request what its rule says, the waiting aside.
+// harm applies a rule to a request, except for the waiting.
 func (f *Fault) harm(r *Request, rule Rule) {
 	if rule.Err == nil {
 		f.Device.Submit([]*Request{r})

@@ -44,9 +44,9 @@ type File struct {
 		nowaitRead, punch, zeroRange atomic.Bool // the file system said it cannot
 	}
 
-	// sizing is taken before mu and held while the file system is asked for the
-	// size or told another one. That may take as long as the file system likes,
-	// and mu is taken by Submit, which waits for nobody.
+	// sizing is taken before mu and held while the file system is asked for the size or
+	// told another one. That may take as long as the file system likes, and mu is taken by
+	// Submit, which must not wait.
 	sizing sync.Mutex
 
 	mu       sync.Mutex // held for a few instructions, never over a system call
@@ -84,7 +84,7 @@ func (r *Root) Open(name string, o FileOptions) (*File, error) {
 	return newFile(fd, name, o)
 }
 
-// newFile makes a volume of what an O_PATH descriptor names.
+// newFile makes a volume of the file that an O_PATH descriptor names.
 func newFile(pathFd int, name string, o FileOptions) (*File, error) {
 	if o.Workers == 0 {
 		o.Workers = 32
@@ -100,6 +100,8 @@ func newFile(pathFd int, name string, o FileOptions) (*File, error) {
 	if o.ReadOnly {
 		flags = unix.O_RDONLY
 	}
+	// Through /proc/self/fd: the file that was looked up and judged is the one that is
+	// opened, whatever its name leads to by now.
 	fd, st, quiet, err := reopen(pathFd, name, flags)
 	if err != nil {
 		return nil, err
@@ -108,10 +110,13 @@ func newFile(pathFd int, name string, o FileOptions) (*File, error) {
 	f.idle.L = &f.mu
 	f.run = f.work
 	f.broken.guard = o.Guard
+	// A read that sets the time of access waits for the journal, so such a file is read by
+	// workers alone.
 	f.refused.nowaitRead.Store(!quiet)
 	f.linger.init()
 	f.id = FileID{Dev: st.Dev, Ino: st.Ino}
 	if f.block {
+		// A block device is its device number: its inode is one of many names.
 		f.id = FileID{Dev: st.Rdev, Block: true}
 	}
 	info, err := f.describe(st)
@@ -126,7 +131,7 @@ func newFile(pathFd int, name string, o FileOptions) (*File, error) {
 	return f, nil
 }
 
-// describe asks the kernel what the volume is like.
+// describe asks the kernel for the volume's properties.
 func (f *File) describe(st *unix.Stat_t) (*Info, error) {
 	size, err := f.size()
 	if err != nil {
@@ -188,7 +193,7 @@ func (f *File) describeBlock(i *Info, rdev uint64) error {
 	return nil
 }
 
-// size is the current size of what is behind the volume.
+// size returns the current size of the file or device behind the volume.
 func (f *File) size() (uint64, error) {
 	if f.block {
 		n, err := unix.Seek(f.fd, 0, unix.SEEK_END)
@@ -212,10 +217,10 @@ func queueValue(dev uint64, name string) uint64 {
 	return 0
 }
 
-// Name is what the file was opened by.
+// Name returns the name by which the file was opened.
 func (f *File) Name() string { return f.name }
 
-// FileID tells which file or block device it is, by whatever name it was opened.
+// FileID identifies a file or block device, under any name.
 type FileID struct {
 	Dev, Ino uint64
 	Block    bool // a block device, Dev its number
@@ -289,7 +294,7 @@ func (f *File) resize(size uint64) (bool, error) {
 	return f.refresh()
 }
 
-// Close waits for what is in flight and closes the descriptor.
+// Close waits for requests in flight and closes the descriptor.
 func (f *File) Close() error {
 	f.mu.Lock()
 	if f.closed {

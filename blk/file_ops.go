@@ -26,8 +26,8 @@ func (f *File) do(r *Request) error {
 	return nil
 }
 
-// read fills b. The end of the file in the middle of it means that somebody
-// made it shorter: an error, not zeroes.
+// read fills b. The end of the file in the middle of it means that the file was made
+// shorter: an error, not zeroes.
 func (f *File) read(b []byte, off uint64) error {
 	for len(b) > 0 {
 		n, err := unix.Pread(f.fd, b, int64(off))
@@ -43,8 +43,8 @@ func (f *File) read(b []byte, off uint64) error {
 	return nil
 }
 
-// write writes all of b. After a short write the rest is tried again, which
-// brings the reason to light.
+// write writes all of b. After a short write the rest is tried again, which returns the
+// reason.
 func (f *File) write(b []byte, off uint64) error {
 	for len(b) > 0 {
 		n, err := pwrite(f.fd, b, int64(off))
@@ -133,10 +133,10 @@ func blkDiscard(fd int, off, n uint64) error {
 	return nil
 }
 
-// writeZeroes takes the cheapest way that does what the flags want: a hole,
-// extents marked as unwritten, or zeroes. On a block device the kernel turns a
-// hole into the device's own command or says that it cannot, and falls back to
-// writing for the second way, so that one is not fast.
+// writeZeroes takes the cheapest way that the flags allow: a hole, extents marked as
+// unwritten, or zeroes. On a block device the kernel turns a hole into the device's own
+// command or reports that it cannot, and falls back to writing for the second way, which
+// therefore is not fast.
 func (f *File) writeZeroes(off, n uint64, flags Flags) error {
 	if flags&NoUnmap == 0 && !f.refused.punch.Load() {
 		err := f.fallocate(unix.FALLOC_FL_PUNCH_HOLE, off, n)
@@ -146,8 +146,12 @@ func (f *File) writeZeroes(off, n uint64, flags Flags) error {
 		if !unsupported(err) {
 			return f.failed("write zeroes", off, err)
 		}
+		// Remembered, so that a file system without holes is asked once and not with every
+		// request.
 		f.refused.punch.Store(true)
 	}
+	// On a block device the kernel may write zeroes for this, which is what FastZero
+	// forbids.
 	if !f.refused.zeroRange.Load() && !(f.block && flags&FastZero != 0) {
 		err := f.fallocate(unix.FALLOC_FL_ZERO_RANGE, off, n)
 		if err == nil {
@@ -161,6 +165,7 @@ func (f *File) writeZeroes(off, n uint64, flags Flags) error {
 	if flags&FastZero != 0 {
 		return rdserr.With(ErrNotSupported, "%s: zeroes would have to be written", f.name)
 	}
+	// The last way costs the whole range in writes, and works everywhere.
 	for n > 0 {
 		k := min(n, uint64(len(zeroes)))
 		if err := f.write(zeroes[:k], off); err != nil {

@@ -11,12 +11,12 @@ import (
 
 // Design notes.
 //
-// A read that the page cache can answer costs less than telling another thread
-// about it, so Submit tries it in place with RWF_NOWAIT, which never waits for
-// the medium. What would have to wait goes to a worker, and so does every write
-// (linger.go says why): Submit is called on threads that serve others too, and a
-// store that stands still, frozen, full of dirty pages or gone, is to cost only
-// those who use it. The requests of one Submit are handed over together.
+// A read that the page cache can answer costs less than telling another thread about it, so
+// Submit tries it in place with RWF_NOWAIT, which never waits for the medium. A request
+// that would have to wait goes to a worker, and so does every write (linger.go says why):
+// Submit is called on threads that serve others too, and a store that stands still, frozen,
+// full of dirty pages or gone, must cost only its users. The requests of one Submit are
+// handed over together.
 //
 // Workers are the file's own, goroutines that start when requests wait and end when
 // none do; a parked pool was no faster and has to be sized for the worst case. Requests
@@ -24,9 +24,9 @@ import (
 // each, up to the limit. Buffered writes normally do not wait and contend for
 // the inode's lock, so one worker takes many of them.
 //
-// A sync is shared: whoever finds none running calls fdatasync for all that
-// wait at that moment; those that come meanwhile wait for the next one, because
-// the running one may already have passed their pages.
+// A sync is shared: a worker that finds none running calls fdatasync for all that wait at
+// that moment; those that come meanwhile wait for the next one, because the running one may
+// already have passed their pages.
 
 // workerBatch is how many requests a worker completes at once at most.
 const workerBatch = 16
@@ -37,8 +37,8 @@ const writesPerWorker = 8
 // lingerBatch bounds how long a completed request waits for its batch.
 const lingerBatch = 50 * time.Microsecond
 
-// Submit completes in place what is wrong or in the page cache and leaves the
-// rest to workers.
+// Submit completes in place requests that are wrong or in the page cache, and leaves the
+// others to workers.
 func (f *File) Submit(batch []*Request) {
 	f.mu.Lock()
 	if f.closed {
@@ -49,9 +49,12 @@ func (f *File) Submit(batch []*Request) {
 		Complete(batch)
 		return
 	}
+	// Counted before anything is looked at: Close waits for inFlight, and finds these from
+	// here on.
 	f.inFlight += len(batch)
 	f.mu.Unlock()
 
+	// One Info for the whole batch, though the volume may be resized meanwhile.
 	info := f.Info()
 	var slow, writes List
 	var done int
@@ -59,6 +62,8 @@ func (f *File) Submit(batch []*Request) {
 	for _, r := range batch {
 		if r.Err = info.Check(r); r.Err == nil {
 			switch {
+			// In the page cache: no thread has to be woken. reads bounds the time this takes
+			// from the submitter.
 			case r.Op == OpRead && f.readNow(r, &reads):
 			default:
 				if waits(r) {
@@ -75,6 +80,7 @@ func (f *File) Submit(batch []*Request) {
 	if slow.Len()+writes.Len() > 0 {
 		f.enqueue(&slow, &writes)
 	}
+	// Without the lock: a completion may submit the next request.
 	if done > 0 {
 		Complete(batch[:done])
 		f.finished(done)
@@ -120,8 +126,7 @@ func (f *File) enqueue(slow, writes *List) {
 	free := f.workers - f.slow - f.writing // will look at the queues at once
 	start := max(f.queue.Len()-free, 0)
 	free = max(free-f.queue.Len(), 0)
-	// Nobody waits for a worker at a write but other writes, which contend for the
-	// same lock.
+	// Only other writes wait for a worker at a write, and they contend for the same lock.
 	start += max((f.writes.Len()+writesPerWorker-1)/writesPerWorker-f.writing-free, 0)
 	if start = min(start, f.opts.Workers-f.workers); start > 0 {
 		start = moreWorkers(f.workers, start)
@@ -148,9 +153,9 @@ func (f *File) take() (r *Request, at *int) {
 	return r, at
 }
 
-// work carries out what is in the queues and ends when they are empty.
+// work carries out the requests in the queues and ends when they are empty.
 func (f *File) work() {
-	// What a request does is contained where it is done. What is left may have the
+	// Panics of a request are contained where it is carried out. Another one may leave the
 	// queues half changed.
 	defer f.broken.guard.Recover(guard.Step, nil)
 	f.mu.Lock()
@@ -159,6 +164,7 @@ func (f *File) work() {
 	var last time.Time // when done[0] was put there
 	for {
 		r, at := f.take()
+		// Nothing to do and nothing to tell: look on for a moment (linger.go), then end.
 		if r == nil && n == 0 {
 			if f.closed || !f.look() {
 				break
@@ -167,6 +173,8 @@ func (f *File) work() {
 		}
 		f.mu.Unlock()
 
+		// Completions are told in batches, but never kept while a request is carried out that
+		// may take long.
 		if r == nil || n == len(done) || n > 0 && (waits(r) || time.Since(last) > lingerBatch) {
 			f.complete(done[:n])
 			n = 0
@@ -183,6 +191,7 @@ func (f *File) work() {
 			f.syncAll(done)
 		}
 		f.mu.Lock()
+		// at counts the workers that are at a request of this kind (take).
 		if r != nil {
 			*at--
 		}
@@ -224,7 +233,7 @@ func (f *File) complete(batch []*Request) {
 	f.finished(n)
 }
 
-// carryOut does what r asks and sets its outcome. False: it is in syncWait and
+// carryOut carries r out and sets its outcome. It returns false if r is in syncWait and
 // completes after a sync.
 func (f *File) carryOut(r *Request) bool {
 	if r.Err = f.sync.before(r); r.Err != nil {
@@ -267,9 +276,12 @@ func (f *File) syncAll(done *[workerBatch]*Request) {
 		f.mu.Unlock()
 		return
 	}
+	// One fdatasync at a time: those that come during it wait for the next, which covers all
+	// of them.
 	f.syncing = true
 	for f.syncWait.Len() > 0 {
 		var wait List
+		// Taken before the call: a write that completed later need not be covered by it.
 		wait.Append(&f.syncWait)
 		f.mu.Unlock()
 		err := f.attemptSync()

@@ -2,9 +2,8 @@ package blk
 
 import "sync"
 
-// hook is how a layer that only looks on hears of a completion: while the
-// request is below, its Queue is the layer and its Ctx the hook, which keeps
-// what stood there before.
+// hook lets a layer that only observes hear of a completion: while the request is below,
+// its Queue is the layer and its Ctx the hook, which keeps the former values.
 type hook struct {
 	queue Completer
 	ctx   any
@@ -19,7 +18,7 @@ func setHook(r *Request, layer Completer, since int64) {
 	r.Queue, r.Ctx = layer, h
 }
 
-// unhook restores the request and tells what since was.
+// unhook restores the request and returns since.
 func unhook(r *Request) int64 {
 	h := r.Ctx.(*hook)
 	since := h.since

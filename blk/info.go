@@ -8,23 +8,22 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// MaxIO bounds the length of one read or write, in bytes, whatever the device:
-// what an NBD server has to take at least.
+// MaxIO bounds the length of one read or write, in bytes, for every device: an NBD server
+// has to take so much at least.
 const MaxIO = 32 << 20
 
-// MaxSize bounds the size of a device, in bytes: what off_t can say, in whole
-// 4 KiB blocks.
+// MaxSize bounds the size of a device, in bytes: the largest off_t, in whole 4 KiB blocks.
 const MaxSize = math.MaxInt64 &^ 4095
 
 // Info describes a device. Lengths and sizes are in bytes.
 type Info struct {
 	Size               uint64 // a multiple of LogicalBlock
 	LogicalBlock       uint32 // every offset and length is a multiple of it; a power of two
-	PhysicalBlock      uint32 // what can be written without reading first; a power of two
+	PhysicalBlock      uint32 // the unit that can be written without reading first; a power of two
 	MaxBytes           uint32 // largest read or write; at most MaxIO
 	MaxSegments        uint16 // most pieces of memory of one request the store takes; 0: it does not matter
 	MaxDiscard         uint64 // largest discard; 0: discard is not supported
-	DiscardGranularity uint32 // what is freed at once; 0: unknown
+	DiscardGranularity uint32 // the unit that is freed at once; 0: unknown
 	DiscardAlignment   uint32 // where granules begin
 	MaxWriteZeroes     uint64 // largest write zeroes; 0: not supported
 	FastZero           bool   // the flag FastZero is understood
@@ -32,7 +31,7 @@ type Info struct {
 	ReadOnly           bool
 	WriteCache         bool // a completed write is durable only after a flush
 	FUA                bool // the flag FUA is understood
-	MultiConn          bool // a flush covers what completed for any user of the device, and all see the same bytes
+	MultiConn          bool // a flush covers completed requests of every user of the device, and all see the same bytes
 }
 
 // Check is B5: nil if the device may carry out r, else why not. Every device
@@ -51,6 +50,8 @@ func (i *Info) Check(r *Request) error {
 // decides on range, alignment, size and permission.
 func (i *Info) CheckRange(op Op, flags Flags, off, n uint64) error {
 	switch {
+	// The order decides which error a wrong request gets: first unknown operations and
+	// flags, then those that the volume lacks, then the range.
 	case op >= numOps:
 		return rdserr.With(ErrNotSupported, "%v is unknown", op)
 	case flags&^allFlags != 0:
@@ -73,6 +74,8 @@ func (i *Info) CheckRange(op Op, flags Flags, off, n uint64) error {
 	if most == 0 {
 		return rdserr.With(ErrNotSupported, "the volume cannot %v", op)
 	}
+	// Before the length: beyond the end is the error that a client of a shrunk volume needs
+	// to see.
 	if err := i.Bounds(off, n); err != nil {
 		return err
 	}
@@ -82,7 +85,7 @@ func (i *Info) CheckRange(op Op, flags Flags, off, n uint64) error {
 	return nil
 }
 
-// Bounds tells whether a range lies in the volume and begins and ends with its
+// Bounds returns an error unless a range lies in the volume and begins and ends with its
 // blocks.
 func (i *Info) Bounds(off, n uint64) error {
 	switch {
@@ -109,8 +112,8 @@ func (i *Info) limit(op Op) (most uint64, data bool) {
 	return uint64(min(i.MaxBytes, MaxIO)), true
 }
 
-// Validate tells what is wrong with an Info: a mistake of whoever made the
-// device, or of the peer that described it.
+// Validate returns an error for a wrong Info: a mistake of the device's maker, or of the
+// peer that described it.
 func (i *Info) Validate() error {
 	pow2 := func(n uint32) bool { return n != 0 && n&(n-1) == 0 }
 	switch {
@@ -126,8 +129,7 @@ func (i *Info) Validate() error {
 	return nil
 }
 
-// State holds the Info of a device and who wants to know of changes. A device
-// embeds it.
+// State holds the Info of a device and the watchers of its changes. A device embeds it.
 type State struct {
 	info atomic.Pointer[Info]
 
@@ -136,7 +138,7 @@ type State struct {
 	nextID   int                 // guarded by mu
 }
 
-// Info is what holds now.
+// Info returns the present Info.
 func (s *State) Info() *Info { return s.info.Load() }
 
 // SetInfo replaces the Info and tells the watchers.

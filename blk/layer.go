@@ -48,7 +48,7 @@ func (v *view) Watch(f func(*Info)) (stop func()) {
 	return v.Device.Watch(func(*Info) { f(v.Info()) })
 }
 
-// readOnly refuses what writes.
+// readOnly refuses requests that write.
 type readOnly struct{ view }
 
 // ReadOnly is a view of a device through which nothing is written.
@@ -76,7 +76,7 @@ func (l *readOnly) Submit(batch []*Request) {
 func handOn(d Device, batch []*Request, take func(*Request) bool) {
 	from := 0 // batch[from:i] waits to be handed on
 	for i, r := range batch {
-		// What is handed on is looked at before: afterwards it belongs to d.
+		// A request is looked at before it is handed on: afterwards it belongs to d.
 		if !take(r) {
 			continue
 		}

@@ -10,19 +10,19 @@ import (
 
 // Design notes.
 //
-// Every write to a file is handed to a worker, because no call that writes can be
-// trusted not to wait: pwritev2 with RWF_NOWAIT waits for a frozen file system
-// before it looks at the flag (file_start_write in fs/read_write.c of Linux), and
-// ext4, tmpfs and block devices answer EOPNOTSUPP to it for buffered data. What a
-// hand-over costs is the wake-up of a thread, 5 to 50 µs, several times the copy
-// into the page cache. So the last worker of a file that finds nothing left to do
-// yields for a moment before it ends, as reactors do (internal/reactor/spin.go),
-// and takes what comes meanwhile without anybody being woken.
+// Every write to a file is handed to a worker, because no call that writes can be trusted
+// not to wait: pwritev2 with RWF_NOWAIT waits for a frozen file system before it looks at
+// the flag (file_start_write in fs/read_write.c of Linux), and ext4, tmpfs and block
+// devices answer EOPNOTSUPP to it for buffered data. What a hand-over costs is the wake-up
+// of a thread, 5 to 50 µs, several times the copy into the page cache. So the last worker
+// of a file that finds nothing left to do yields for a moment before it ends, as reactors
+// do (internal/reactor/spin.go), and takes requests that come meanwhile without waking a
+// thread.
 //
-// That is bought by success: work that comes soon after a worker ended brings the
-// whole moment back, work that comes late halves it, and a yield that does not
-// return soon has given the processor to somebody who computes, so that the next
-// moments are left out, more of them each time.
+// Success pays for that: work that comes soon after a worker ended brings the whole moment
+// back, work that comes late halves it, and a yield that does not return soon has given the
+// processor to a computing thread, so that the next moments are left out, more of them each
+// time.
 type linger struct {
 	posted atomic.Bool // the queue is not empty
 
@@ -37,7 +37,7 @@ type linger struct {
 const (
 	lingerFor  = 50 * time.Microsecond
 	lingerNear = 4 * lingerFor        // work that comes so soon is worth another moment
-	lingerLost = 2 * lingerFor        // a yield that took so long was somebody else's slice
+	lingerLost = 2 * lingerFor        // a yield that took so long was another thread's slice
 	lingerMost = 1024                 // moments left out at most
 	lingerLeft = lingerFor / (1 << 4) // less than that is nothing
 )

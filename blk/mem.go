@@ -8,9 +8,9 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// Memory is kept in pages; what was never written takes none. The pages of a
-// volume are spread over shards by number, so that requests far apart and
-// neighbours alike seldom meet at a lock.
+// Memory is kept in pages; ranges that were never written take none. The pages of a volume
+// are spread over shards by number, so that requests far apart and neighbours alike seldom
+// meet at a lock.
 const (
 	memPage   = 64 << 10
 	memShards = 32
@@ -62,10 +62,11 @@ func NewMem(o MemOptions) (*Mem, error) {
 		o.Limit = o.Size
 	}
 	info := &Info{
-		Size:               o.Size,
-		LogicalBlock:       o.LogicalBlock,
-		PhysicalBlock:      max(4096, o.LogicalBlock),
-		MaxBytes:           MaxIO,
+		Size:          o.Size,
+		LogicalBlock:  o.LogicalBlock,
+		PhysicalBlock: max(4096, o.LogicalBlock),
+		MaxBytes:      MaxIO,
+		// No limit but the size: both only free pages.
 		MaxDiscard:         MaxSize,
 		DiscardGranularity: memPage,
 		MaxWriteZeroes:     MaxSize,
@@ -94,7 +95,7 @@ func (m *Mem) Allocated() uint64 { return uint64(m.used.Load()) * memPage }
 // the rest of those is left to a goroutine.
 const memInPlace = 1 << 20
 
-// Submit carries the batch out and completes it as one, but for what takes long.
+// Submit carries the batch out and completes it as one, except for requests that take long.
 func (m *Mem) Submit(batch []*Request) {
 	var long List
 	done := 0
@@ -136,9 +137,9 @@ func (m *Mem) leave(l *List) {
 	}
 }
 
-// zeroLong carries out what takes long, without resize, which Submit takes.
+// zeroLong carries out requests that take long, without resize, which Submit takes.
 func (m *Mem) zeroLong() {
-	// What a request does is contained where it is done. What is left may have the
+	// Panics of a request are contained where it is carried out. Another one may leave the
 	// queue half changed.
 	defer m.broken.guard.Recover(guard.Step, nil)
 	for {
@@ -175,6 +176,8 @@ func (m *Mem) do(r *Request) error {
 	switch r.Op {
 	case OpRead:
 		for b, off := r.Buf, r.Off; len(b) > 0; {
+			// Page by page, each under its shard's lock: a request is not atomic, and need not
+			// be.
 			n := copyPage(off, uint64(len(b)))
 			m.read(off, b[:n])
 			b, off = b[n:], off+n
@@ -349,7 +352,7 @@ func (m *Mem) Map(off, n uint64, out []Extent) (_ []Extent, err error) {
 	return out, nil
 }
 
-// Resize sets the size; what lies beyond a smaller one is gone for good.
+// Resize sets the size; data beyond a smaller one is gone for good.
 func (m *Mem) Resize(size uint64) error {
 	m.sizing.Lock()
 	defer m.sizing.Unlock()
@@ -367,8 +370,8 @@ func (m *Mem) Resize(size uint64) error {
 	}
 	m.info.Store(&info)
 	m.resize.Unlock()
-	// Nobody reaches what is beyond the end now, until another call makes it part of
-	// the volume again, which waits for this one. So requests need not wait for it.
+	// No request reaches the pages beyond the end now, until another call makes them part
+	// of the volume again, which waits for this one. So requests need not wait for it.
 	if end := (old + memPage - 1) / memPage * memPage; size < old {
 		m.zero(size, end-size)
 	}

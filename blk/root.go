@@ -52,8 +52,8 @@ func CheckName(name string) error {
 	return nil
 }
 
-// lookup finds a name below the root without opening what it names: an O_PATH
-// descriptor, so that a device that acts on being opened does not.
+// lookup finds a name below the root without opening the file: an O_PATH descriptor, so
+// that a device that acts on being opened does not.
 func (r *Root) lookup(name string) (int, error) {
 	if err := CheckName(name); err != nil {
 		return -1, err
@@ -106,11 +106,10 @@ func (r *Root) walk(name string) (int, error) {
 // openat2 stands for unix.Openat2 in tests of kernels that have none.
 var openat2 = unix.Openat2
 
-// reopen opens what an O_PATH descriptor names, if it is a regular file or a
-// block device, and closes the descriptor. quiet: a read through it does not set
-// the time of the last access. Where it does, a read that the page cache can answer
-// waits for the journal all the same, RWF_NOWAIT or not (file_accessed in
-// mm/filemap.c of Linux).
+// reopen opens the file that an O_PATH descriptor names, if it is a regular file or a block
+// device, and closes the descriptor. quiet says that a read through it does not set the
+// time of the last access. Where it does, a read that the page cache can answer waits for
+// the journal all the same, RWF_NOWAIT or not (file_accessed in mm/filemap.c of Linux).
 func reopen(pathFd int, name string, flags int) (fd int, st *unix.Stat_t, quiet bool, err error) {
 	defer unix.Close(pathFd)
 	st = new(unix.Stat_t)
@@ -126,6 +125,8 @@ func reopen(pathFd int, name string, flags int) (fd int, st *unix.Stat_t, quiet 
 	default:
 		return -1, nil, false, rdserr.With(rdserr.ErrInvalid, "%s is neither a regular file nor a block device", name)
 	}
+	// Opening the path again could lead elsewhere by now. O_NONBLOCK, because a device may
+	// wait for its medium.
 	path := fmt.Sprintf("/proc/self/fd/%d", pathFd)
 	flags |= unix.O_NONBLOCK | unix.O_CLOEXEC
 	fd, err = eintr.Open(path, flags|unix.O_NOATIME, 0)

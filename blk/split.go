@@ -8,9 +8,9 @@ import (
 // split cuts requests a device takes only in pieces.
 type split struct{ view }
 
-// Split is a view of a device that takes reads and writes of MaxIO and discards
-// and write zeroes of any length, whatever d takes at once. A request that is
-// cut completes when all its pieces have, with the first error there was.
+// Split is a view of a device that takes reads and writes of MaxIO and discards and write
+// zeroes of any length, even if d takes less at once. A request that is cut completes when
+// all its pieces have, with the first error there was.
 func Split(d Device) Device {
 	s := &split{}
 	s.Device = d
@@ -63,8 +63,8 @@ type parent struct {
 
 var parents = sync.Pool{New: func() any { return new(parent) }}
 
-// run hands pieces on, as many as go below at a time. Whoever brings left to 0
-// goes on: run itself when all completed during Submit, else Complete.
+// run hands pieces on, as many as go below at a time. The call that brings left to 0 goes
+// on: run itself when all completed during Submit, else Complete.
 func (p *parent) run() {
 	for {
 		r, n := p.up[0], 0

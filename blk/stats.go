@@ -12,8 +12,8 @@ const latencyBuckets = 1 + 4*29
 
 const latencyShift = 8 // 256 ns
 
-// Stats counts what goes through to a device. Reading it costs the data path
-// nothing but the counters themselves.
+// Stats counts the requests that pass to a device. Reading it costs the data path nothing
+// but the counters themselves.
 type Stats struct {
 	Device
 	clock func() int64 // ns, monotonic
@@ -91,8 +91,7 @@ func bucketEnd(i int) time.Duration {
 	return time.Duration(4+quarter+1) << (latencyShift + e) / 4
 }
 
-// OpCounts is what happened to the requests of one operation since the layer
-// was made.
+// OpCounts counts the requests of one operation since the layer was made.
 type OpCounts struct {
 	Submitted, Completed uint64
 	Errors               uint64 // of the completed

@@ -2,9 +2,9 @@ package blk
 
 import "sync/atomic"
 
-// syncGuard keeps B7: after a sync has failed nobody can say which writes it
-// lost (Linux forgets the error and marks the pages clean), so no later sync
-// may succeed until the device is opened again.
+// syncGuard keeps B7: after a sync has failed it is unknown which writes it lost (Linux
+// forgets the error and marks the pages clean), so no later sync may succeed until the
+// device is opened again.
 type syncGuard struct{ failed atomic.Bool }
 
 // syncs tells whether a request completes only when something is durable.
@@ -20,7 +20,7 @@ func (g *syncGuard) err() error {
 	return nil
 }
 
-// before refuses what would sync after a failure.
+// before refuses requests that would sync after a failure.
 func (g *syncGuard) before(r *Request) error {
 	if r.syncs() {
 		return g.err()

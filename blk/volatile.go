@@ -9,11 +9,10 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// Volatile is a device with a volatile write cache in front of it: what the
-// disks and page caches of this world do to writes that nobody has flushed. A
-// power cut leaves each sector as it was at the last flush or as any of the
-// writes since then made it, drawn from the seed; so unflushed writes may be
-// lost, torn between sectors and reordered.
+// Volatile is a device with a volatile write cache in front of it: as disks and page caches
+// treat writes that were not flushed. A power cut leaves each sector as it was at the last
+// flush or as any of the writes since then made it, drawn from the seed; so unflushed
+// writes may be lost, torn between sectors and reordered.
 //
 // It carries requests out in Submit, one at a time, and waits for the device
 // below: it is for tests.
@@ -39,7 +38,7 @@ func NewVolatile(d Device, seed int64) *Volatile {
 	return v
 }
 
-// Map calls everything data: what the device below holds is not all there is.
+// Map calls everything data, because the cache may hold more than the device below.
 func (v *Volatile) Map(off, n uint64, out []Extent) ([]Extent, error) {
 	if err := v.Info().Bounds(off, n); err != nil {
 		return out, err
@@ -54,8 +53,8 @@ func (v *Volatile) Unsynced() int {
 	return len(v.cache)
 }
 
-// PowerCut decides what becomes of each unsynced sector, puts that on the
-// device and fails every request from now on with EIO, until Restore.
+// PowerCut decides the content of each unsynced sector, puts that on the device and fails
+// every request from now on with EIO, until Restore.
 func (v *Volatile) PowerCut() error {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -79,8 +78,8 @@ func (v *Volatile) Restore() {
 	v.sync.reset()
 }
 
-// sectors lists what is cached in order, so that the same seed draws the same.
-// Called with mu held, as everything below.
+// sectors lists the cached sectors in order, so that the same seed draws the same. It is
+// called with mu held, as everything below.
 func (v *Volatile) sectors() []uint64 {
 	s := make([]uint64, 0, len(v.cache))
 	for n := range v.cache {
@@ -126,6 +125,8 @@ func (v *Volatile) do(r *Request) error {
 			return err
 		}
 		for s := first; s < end; s++ {
+			// A cached write is newer than the device. The last one counts for a read; the
+			// others may be what a power cut leaves.
 			if c := v.cache[s]; len(c) > 0 {
 				b := r.Buf[(s-first)*n:][:n]
 				clear(b)
@@ -136,6 +137,8 @@ func (v *Volatile) do(r *Request) error {
 	case r.Op == OpFlush:
 		return v.flush()
 	case r.Op != OpWrite && r.Len >= directZeroes:
+		// So large a range goes straight to the device. Versions that are cached for it are
+		// overtaken: kept, a later flush would write them over the zeroes.
 		for s := range v.cache {
 			if s >= first && s < end {
 				delete(v.cache, s)
@@ -148,6 +151,7 @@ func (v *Volatile) do(r *Request) error {
 		if r.Op == OpWrite {
 			content = slices.Clone(r.Buf[(s-first)*n:][:n])
 		}
+		// Not durable until a flush, or a write with FUA, of this sector.
 		if r.Flags&FUA == 0 {
 			v.cache[s] = append(v.cache[s], content)
 			continue

@@ -48,18 +48,17 @@ const (
 // AnyDevice lets the kernel choose the device.
 const AnyDevice = -1
 
-// Attach describes a /dev/nbdN. The timeouts are always sent, in whole seconds,
-// rounded up: a device without them waits for ever, and whoever uses it cannot
-// be killed.
+// Attach describes a /dev/nbdN. The timeouts are always sent, in whole seconds, rounded up:
+// a device without them waits for ever, and a process that uses it cannot be killed.
 type Attach struct {
 	Size      uint64 // bytes; Reconfigure: 0 leaves it
 	BlockSize uint32 // bytes: the logical block; Reconfigure: 0 leaves it
 	Flags     uint64 // KernelFlags
 
-	// Timeout of one request; more than 0. A connection on which a request takes
-	// longer is dead to the kernel, which sends the request again on another. So
-	// is sent again, but only when its time is over, what was under way on a
-	// connection that broke: I/O stalls so long when its server dies.
+	// Timeout of one request; more than 0. A connection on which a request takes longer is
+	// dead to the kernel, which sends the request again on another. Requests under way on a
+	// connection that broke are sent again too, but only when their time is over: I/O
+	// stalls so long when its server dies.
 	Timeout     time.Duration
 	DeadTimeout time.Duration // how long requests wait for a new socket when all are dead; more than 0
 
@@ -72,7 +71,7 @@ type Attach struct {
 	// is the same. May be empty.
 	Backend string
 
-	DisconnectOnClose   bool // when the last user closes the device; Reconfigure: sets it anew
+	DisconnectOnClose   bool // when the last user closes the device; Reconfigure sets it again
 	DestroyOnDisconnect bool // remove /dev/nbdN then; the same
 }
 
@@ -110,6 +109,7 @@ func Connect(index int, a Attach) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	// The answer names the device also when it was asked for by number.
 	for _, b := range answers {
 		err := eachAttr(b, func(kind uint16, data []byte) error {
 			if kind != attrIndex {
@@ -143,7 +143,7 @@ func Reconfigure(index int, a Attach) error {
 	return err
 }
 
-// Disconnect ends a device. What it had not written by then fails.
+// Disconnect ends a device. Writes that it had not done by then fail.
 func Disconnect(index int) error {
 	_, err := ask("disconnect", genlDisconnect, unix.NLM_F_ACK, func(m *message) {
 		m.u32(attrIndex, uint32(index))
@@ -164,6 +164,7 @@ func Status(index int) (map[int]bool, error) {
 	}
 	devices := map[int]bool{}
 	for _, b := range answers {
+		// A list of items, each a nest of its own (net/netlink, nbd's NBD_ATTR_DEVICE_LIST).
 		if err := eachAttr(b, func(kind uint16, list []byte) error {
 			if kind != attrDeviceList {
 				return nil
@@ -200,7 +201,7 @@ func parseDevice(item []byte, devices map[int]bool) error {
 	return err
 }
 
-// put adds what Connect and Reconfigure have in common.
+// put adds the attributes that Connect and Reconfigure have in common.
 func (a *Attach) put(m *message) {
 	if a.Size != 0 {
 		m.u64(attrSize, a.Size)
@@ -208,6 +209,7 @@ func (a *Attach) put(m *message) {
 	if a.BlockSize != 0 {
 		m.u64(attrBlockSize, uint64(a.BlockSize))
 	}
+	// Rounded up: 0 means no timeout to the driver.
 	seconds := func(d time.Duration) uint64 { return uint64((d + time.Second - 1) / time.Second) }
 	m.u64(attrTimeout, seconds(a.Timeout))
 	m.u64(attrDeadConn, seconds(a.DeadTimeout))
@@ -222,6 +224,7 @@ func (a *Attach) put(m *message) {
 	if a.Backend != "" {
 		m.str(attrBackend, a.Backend)
 	}
+	// The driver takes a reference to each file: this process may close its own afterwards.
 	if len(a.Sockets) > 0 {
 		m.nest(attrSockets, func() {
 			for _, fd := range a.Sockets {

@@ -9,9 +9,8 @@ import (
 	"github.com/rdsd/rdsd/blk"
 )
 
-// Payload that is not lying in a receive buffer has a buffer of its own, from
-// pools by size, powers of two from 4 KiB to blk.MaxIO. What is free is the
-// garbage collector's to take.
+// Payload that is not lying in a receive buffer has a buffer of its own, from pools by
+// size, powers of two from 4 KiB to blk.MaxIO. The garbage collector may take free ones.
 
 const (
 	minShift = 12
@@ -20,7 +19,7 @@ const (
 
 var bufPools [maxShift - minShift + 1]sync.Pool
 
-// bufSize is what a buffer of n bytes costs.
+// bufSize returns the memory of a buffer of n bytes.
 func bufSize(n int) int { return 1 << bufShift(n) }
 
 func bufShift(n int) int { return max(minShift, bits.Len(uint(n-1))) }
@@ -44,8 +43,8 @@ func putBuf(b []byte) {
 // recvSize is the size of a receive buffer: about thirty requests of 4 KiB.
 const recvSize = 128 << 10
 
-// recvBuf is what requests are read into. The payload of a write stays in it
-// until the device has it; the last holder gives the buffer back.
+// recvBuf is a buffer that requests are read into. The payload of a write stays in it until
+// the device has it; the last holder gives the buffer back.
 type recvBuf struct {
 	b    []byte
 	refs atomic.Int32

@@ -11,15 +11,15 @@ import (
 
 // Design notes.
 //
-// Payload is charged to whoever connected before there is memory for it. What a
-// connection has anyway, and small requests, is charged when it is opened, so that
-// those cost nothing more; beyond that it takes and gives back in steps. Who is
-// refused is not read until there is room: its own requests that end make some, and
-// where others hold it all it asks again after a moment. One request of a server is
-// taken however little there is, one after the other: requests then are slow, but
-// none waits for ever. Who has that place and has been waited for, for the rest of its
-// request and for taking the answer, makes room for others after a while; how long the
-// store takes is not its fault.
+// Payload is charged to the client of the connection before memory is taken for it. The
+// memory that every connection has, and that of small requests, is charged when it is
+// opened, so that those cost nothing more; beyond that it takes and gives back in steps. A
+// connection that is refused memory is not read until there is room: its own requests make
+// room when they end, and if others hold all of it, it asks again after a moment. One
+// request of a server is taken however little there is, one after the other: requests then
+// are slow, but none waits for ever. A client in that place that keeps the server waiting,
+// for the rest of its request or for taking the answer, makes room for others after a
+// while; the time of the store does not count.
 
 // Charge is the account of one connection. Any thread may call it; nothing in it waits.
 type Charge interface {
@@ -30,11 +30,11 @@ type Charge interface {
 }
 
 const (
-	// connMemory is what an open connection is charged: a receive buffer, requests
-	// without their payload, headers, and connFree for payload.
+	// connMemory is the charge of an open connection: a receive buffer, requests without
+	// their payload, headers, and connFree for payload.
 	connMemory = recvSize + 64<<10 + connFree
 	connFree   = 64 << 10
-	// chargeStep is in what portions more is taken and given back.
+	// chargeStep is the portion in which more is taken and given back.
 	chargeStep = 256 << 10
 	// chargeAgain is after how long a connection that was refused asks again.
 	chargeAgain = 5 * time.Millisecond
@@ -76,7 +76,7 @@ func (c *conn) afford(n int) bool {
 		c.half.forget()
 		c.stuck.forget()
 	default:
-		c.srv.pressReserve(c)
+		c.srv.reclaimReserve(c)
 		c.askAgain()
 		return false
 	}
@@ -84,9 +84,9 @@ func (c *conn) afford(n int) bool {
 	return true
 }
 
-// pressReserve ends the connection that has the reserve if others wait for it, and
-// it has waited for its client for the time that Linger gives, since it has it.
-func (s *Server) pressReserve(c *conn) {
+// reclaimReserve ends the connection that has the reserve if others wait for it, and it has
+// waited for its client for the time that Linger gives, since it got it.
+func (s *Server) reclaimReserve(c *conn) {
 	r := s.reserve.Load()
 	if r == nil || r == c {
 		return
@@ -96,8 +96,8 @@ func (s *Server) pressReserve(c *conn) {
 	}
 }
 
-// awaited is how long a connection that has the reserve has waited for its client.
-// Nobody else looks at the clock.
+// awaited is how long a connection that has the reserve has waited for its client. Only
+// such a connection looks at the clock.
 type awaited struct {
 	since atomic.Int64 // it waits from then on, in ns after start; 0: it does not
 	spent atomic.Int64 // ns, waits that are over
@@ -110,7 +110,7 @@ func (a *awaited) begin(c *conn) {
 }
 
 func (a *awaited) end() {
-	if a.since.Load() != 0 { // by whoever began: there is only one
+	if a.since.Load() != 0 { // by the waiter: there is only one
 		a.spent.Add(int64(time.Since(start)) - a.since.Swap(0))
 	}
 }
@@ -129,7 +129,7 @@ func (a *awaited) forget() {
 	a.spent.Store(0)
 }
 
-// start is what times are counted from, by a clock that nobody sets.
+// start is the origin of times, by the monotonic clock.
 var start = time.Now()
 
 // askAgain has the reader look again in a moment, for nothing of its own may come
@@ -145,13 +145,13 @@ func (c *conn) askAgain() {
 		defer c.mu.Unlock()
 		c.asking = false
 		c.room.Broadcast()
-		c.loop.fed()
+		c.loop.resumeRead()
 	})
 }
 
-// settle gives back what was charged and is not needed any more, in steps as well.
-// Called with mu held.
-func (c *conn) settle() {
+// returnCharge gives back charged memory that is not needed any more, in steps as well. It
+// is called with mu held.
+func (c *conn) returnCharge() {
 	need := max(c.bytes-connFree, 0)
 	if c.charged == 0 || need > 0 && c.charged-need < 2*chargeStep {
 		return

@@ -16,10 +16,10 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// Client is a connection to an export of an NBD server: what a program that
-// copies or checks a volume needs, not a device of the data path. Its methods
-// may be called at the same time; requests are answered in any order. They wait
-// as long as the server takes; Close ends them.
+// Client is a connection to an export of an NBD server, for programs that copy or check a
+// volume; it is not a device of the data path. Its methods may be called at the same time;
+// requests are answered in any order. They wait as long as the server takes; Close ends
+// them.
 type Client struct {
 	nc         net.Conn
 	info       blk.Info
@@ -37,8 +37,8 @@ type Client struct {
 	gone chan struct{} // closed when the reader has ended
 }
 
-// call is a request on its way. It is the reader's from when it is in calls
-// until done is closed.
+// call is a request on its way. It belongs to the reader while it is in calls, until done
+// is closed.
 type call struct {
 	cmd     uint16
 	off     uint64
@@ -46,7 +46,7 @@ type call struct {
 	buf     []byte // cmdRead: where the data goes
 	placed  uint64 // bytes of it that arrived
 	parts   []span // where they lie, in order, without neighbours
-	context uint32 // cmdBlockStatus: the only one to be told of
+	context uint32 // cmdBlockStatus: the only context to be reported
 	extents []blk.Extent
 	err     error
 	done    chan struct{}
@@ -79,7 +79,7 @@ func Dial(ctx context.Context, socket, name string) (*Client, error) {
 	return c, nil
 }
 
-// DialURI connects to what nbd+unix:///NAME?socket=PATH names.
+// DialURI connects to the export nbd+unix:///NAME?socket=PATH.
 func DialURI(ctx context.Context, uri string) (*Client, error) {
 	socket, name, err := ParseURI(uri)
 	if err != nil {
@@ -195,7 +195,7 @@ func (c *Client) Trim(off, n int64) error {
 	return nil
 }
 
-// Flush makes durable what was written before.
+// Flush makes earlier writes durable.
 func (c *Client) Flush() error {
 	if !c.info.WriteCache {
 		return nil
@@ -203,8 +203,8 @@ func (c *Client) Flush() error {
 	return c.do(&call{cmd: cmdFlush}, 0, nil)
 }
 
-// BlockStatus says what there is from off on: at least one extent, together at
-// most n bytes. All of it is data if the server cannot tell.
+// BlockStatus returns the extents from off on: at least one, together at most n bytes. All
+// of it is data if the server cannot tell.
 func (c *Client) BlockStatus(off, n int64) ([]blk.Extent, error) {
 	if err := c.inside("block status", off, n); err != nil {
 		return nil, err
@@ -226,9 +226,9 @@ func (c *Client) inside(what string, off, n int64) error {
 	return nil
 }
 
-// Close disconnects in order and ends what is under way with an error. If there
-// is nothing, it waits for the server to have ended the connection too, for at
-// most a second: then the export has one user less.
+// Close disconnects in order and ends requests under way with an error. If there is
+// nothing, it waits for the server to have ended the connection too, for at most a second:
+// then the export has one user less.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	idle := len(c.calls) == 0 && c.err == nil
@@ -302,7 +302,7 @@ func (c *Client) fail(err error) {
 	}
 }
 
-// ended says what the end of the connection means to a caller.
+// ended returns the caller's error for the end of the connection.
 func ended(err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.EPIPE) || errors.Is(err, syscall.ECONNRESET) {
 		return rdserr.With(rdserr.ErrReset, "the NBD server closed the connection")

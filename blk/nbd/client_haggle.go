@@ -32,6 +32,8 @@ func (c *Client) negotiate(name string) error {
 	if _, err := c.nc.Write(be.AppendUint32(nil, uint32(flags&(flagFixedNewstyle|flagNoZeroes)))); err != nil {
 		return ended(err)
 	}
+	// Before the meta context, which the specification allows only after structured replies
+	// were agreed on.
 	structured, err := c.option(optStructuredReply, nil, nil)
 	if err != nil {
 		return err
@@ -39,7 +41,7 @@ func (c *Client) negotiate(name string) error {
 	if structured == repAck {
 		query := append(append(u32(len(name)), name...), u32(1)...)
 		query = append(append(query, u32(len(allocationName))...), allocationName...)
-		// Whatever is wrong with the name is said by the answer to GO.
+		// The answer to GO reports any error of the name.
 		if _, err := c.option(optSetMetaContext, query, func(kind uint32, data []byte) error {
 			if kind == repMetaContext && len(data) > 4 && string(data[4:]) == allocationName {
 				c.allocation, c.context = true, be.Uint32(data)
@@ -49,6 +51,7 @@ func (c *Client) negotiate(name string) error {
 			return err
 		}
 	}
+	// The limits of a server that says nothing about block sizes.
 	c.info = blk.Info{LogicalBlock: 1, PhysicalBlock: 4096, MaxBytes: maxPayload}
 	said := false
 	data := append(append(u32(len(name)), name...), append(u16(1), u16(infoBlockSize)...)...)
@@ -94,6 +97,7 @@ func (c *Client) option(opt uint32, data []byte, each func(kind uint32, data []b
 	if _, err := c.nc.Write(append(b, data...)); err != nil {
 		return 0, ended(err)
 	}
+	// A server that never ends its replies must not keep the client here.
 	for range maxOptions {
 		var head [20]byte
 		if _, err := io.ReadFull(c.nc, head[:]); err != nil {
@@ -107,6 +111,7 @@ func (c *Client) option(opt uint32, data []byte, each func(kind uint32, data []b
 		if _, err := io.ReadFull(c.nc, text); err != nil {
 			return 0, ended(err)
 		}
+		// The highest bit marks an error, and an error ends an option as an ACK does.
 		if kind == repAck || kind&(1<<31) != 0 {
 			return kind, nil
 		}

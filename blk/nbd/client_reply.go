@@ -55,6 +55,8 @@ func (c *Client) reply(r *bufio.Reader) error {
 	switch m := be.Uint32(head[:]); m {
 	case magicSimple:
 		cookie := be.Uint64(head[8:])
+		// The cookie is the server's word: one that is not under way ends the connection, for
+		// the stream's place is lost.
 		k, err := c.find(cookie)
 		if err != nil {
 			return err
@@ -65,6 +67,8 @@ func (c *Client) reply(r *bufio.Reader) error {
 			if _, err := io.ReadFull(r, k.buf); err != nil {
 				return err
 			}
+			// A simple reply to a read is followed by all of its bytes, and by none if it
+			// failed.
 			k.placed = uint64(k.n)
 		}
 		return c.finish(cookie, k)
@@ -81,6 +85,7 @@ func (c *Client) reply(r *bufio.Reader) error {
 		if err := k.chunk(r, kind, n); err != nil {
 			return err
 		}
+		// Chunks of one reply may come in any order; only the flag says which is the last.
 		if flags&replyFlagDone != 0 {
 			return c.finish(cookie, k)
 		}
@@ -119,6 +124,8 @@ func (c *Client) finish(cookie uint64, k *call) error {
 // chunk takes one chunk of a structured reply.
 func (k *call) chunk(r *bufio.Reader, kind uint16, n uint32) error {
 	be := binary.BigEndian
+	// Data goes straight to its place in the caller's memory, after part has checked the
+	// range.
 	if kind == replyOffsetData {
 		var at [8]byte
 		if n < 9 {
@@ -134,6 +141,7 @@ func (k *call) chunk(r *bufio.Reader, kind uint16, n uint32) error {
 		_, err = io.ReadFull(r, to)
 		return err
 	}
+	// Every other chunk is small, and is read whole before it is looked at.
 	if n > maxChunk {
 		return rdserr.With(rdserr.ErrProtocol, "a chunk of kind %d with %d bytes; at most %d", kind, n, maxChunk)
 	}
@@ -148,6 +156,7 @@ func (k *call) chunk(r *bufio.Reader, kind uint16, n uint32) error {
 		if err != nil {
 			return err
 		}
+		// A hole reads as zeroes, and the caller's memory still has its old content.
 		clear(to)
 	case kind == replyBlockStatus && n >= 12 && n%8 == 4:
 		return k.status(b)
@@ -187,12 +196,13 @@ type span struct{ from, to uint64 }
 // maxParts is how many parts of a read may be there before those between them are.
 const maxParts = 1024
 
-// cover notes that s has come. A server that sent a part twice might leave another
-// one out, where the caller's memory holds what it held before.
+// cover notes that s has come. A server that sent a part twice might leave another one out,
+// where the caller's memory would keep its old content.
 func (k *call) cover(s span) error {
 	if s.from == s.to {
 		return nil
 	}
+	// parts are the spans that have come, in order, with gaps between them.
 	i, _ := slices.BinarySearchFunc(k.parts, s.from, func(p span, at uint64) int { return cmp.Compare(p.to, at) })
 	// All before i end before s.from.
 	if i < len(k.parts) && k.parts[i].to == s.from { // right behind that one
@@ -211,6 +221,7 @@ func (k *call) cover(s span) error {
 		return twice(k, s)
 	case i < len(k.parts) && k.parts[i].from == s.to:
 		k.parts[i].from = s.from
+	// Without a bound a server could have one span kept for every second byte.
 	case len(k.parts) >= maxParts:
 		return rdserr.With(rdserr.ErrProtocol, "a read is answered in more than %d parts with gaps between them", maxParts)
 	default:
@@ -223,8 +234,8 @@ func twice(k *call, s span) error {
 	return rdserr.With(rdserr.ErrProtocol, "data at %d, %d bytes, has come already in part", k.off+s.from, s.to-s.from)
 }
 
-// status takes the extents of a block status; the last one may reach beyond
-// what was asked for.
+// status takes the extents of a block status; the last one may reach beyond the requested
+// range.
 func (k *call) status(b []byte) error {
 	be := binary.BigEndian
 	if k.cmd != cmdBlockStatus || be.Uint32(b) != k.context || len(k.extents) > 0 {

@@ -32,10 +32,10 @@ type conn struct {
 	bigAt        int    // bytes of that payload which are there
 	large        bool   // the last write had a buffer of its own: the next one is read without being copied
 	skip         uint64 // bytes of payload to throw away
-	skipped      *op    // what is answered then
+	skipped      *op    // answered then
 	batch        []*blk.Request
 	short        bool // the last read brought less than there was room for
-	need         int  // what starving asks for: memory for an op; -1: for a receive buffer
+	need         int  // what waitsForRoom asks for: memory for an op; -1: for a receive buffer
 
 	mu       sync.Mutex
 	room     sync.Cond // something was given back, or inFlight became 0
@@ -43,7 +43,7 @@ type conn struct {
 	made     int       // guarded by mu; ops there are
 	inFlight int       // guarded by mu; ops in use, and receive buffers beside the reader's
 	bytes    int       // guarded by mu; memory of those
-	charge   Charge    // nil: nobody counts
+	charge   Charge    // nil: memory is not charged
 	charged  int       // guarded by mu; taken of charge beside connMemory
 	asking   bool      // guarded by mu; askAgain is under way
 	faulted  bool      // guarded by mu; its work has panicked, and ops may have been lost
@@ -51,7 +51,7 @@ type conn struct {
 	half    awaited // the client has sent half a request, and may have no more
 	stuck   awaited // the client's socket is full
 	out     opList  // guarded by mu; finished, to be replied to
-	sending bool    // guarded by mu; somebody holds the transmit token
+	sending bool    // guarded by mu; a thread holds the transmit token
 	looking bool    // guarded by mu; lookUp runs
 	lookups opList  // guarded by mu; wait for lookUp
 
@@ -62,7 +62,7 @@ type conn struct {
 	last     atomic.Bool  // nothing is received any more
 
 	// Owned by the holder of the transmit token.
-	vec     [][]byte // what is being written
+	vec     [][]byte // the pieces being written
 	hdrs    []byte   // headers in vec
 	sent    opList   // whose replies are in vec
 	drainFn func()
@@ -97,10 +97,11 @@ func (c *conn) serve() error {
 			err = e
 		}
 	}
+	// Before the wait for requests under way: the next connection may begin to be made.
 	if c.atEnd != nil {
 		c.atEnd(c)
 	}
-	if err == nil { // an orderly end: what was asked for is still answered
+	if err == nil { // an orderly end: earlier requests are still answered
 		c.last.Store(true)
 		c.linger()
 	} else {
@@ -113,12 +114,13 @@ func (c *conn) serve() error {
 		c.release(o)
 	}
 	c.mu.Lock()
-	// After a fault too everything is waited for that the device has: an old write must
-	// not come after what the next connection does.
+	// After a fault, too, this waits for everything that the device has: an old write must
+	// not come after those of the next connection. sending: the thread with the transmit
+	// token uses the connection and its memory.
 	for c.inFlight > 0 && !c.faulted || c.sending || c.pending.Load() > 0 {
 		c.room.Wait()
 	}
-	if c.settle(); c.charged > 0 { // it has faulted: nothing is settled later
+	if c.returnCharge(); c.charged > 0 { // it has faulted: nothing is given back later
 		c.charge.Give(c.charged)
 		c.charged = 0
 		c.srv.reserve.CompareAndSwap(c, nil)
@@ -151,8 +153,8 @@ func (c *conn) fail() {
 	c.s.end()
 }
 
-// stop ends the connection in order: what is in flight is answered, what comes
-// within the grace is refused with ESHUTDOWN.
+// stop ends the connection in order: requests in flight are answered, those that come
+// within the grace period are refused with ESHUTDOWN.
 func (c *conn) stop() {
 	c.stopping.Store(true)
 	if c.loop != nil {
@@ -162,10 +164,10 @@ func (c *conn) stop() {
 	}
 }
 
-// leave ends the connection for a client that finds the volume again: what has been
-// read is carried out and answered, and nothing more is read. What the client has
-// sent besides has no answer, which it takes for a lost connection and sends again; a
-// refusal would be an error of its disk.
+// leave ends the connection for a client that finds the volume again: requests that have
+// been read are carried out and answered, and nothing more is read. The client gets no
+// answer to others, takes that for a lost connection and sends them again; a refusal would
+// be an error of its disk.
 func (c *conn) leave() {
 	c.leaving.Store(true)
 	if c.loop != nil {
@@ -218,9 +220,9 @@ func (c *conn) lacks(n int) bool {
 	return !c.faulted && (c.free.head == nil && c.made >= c.srv.opts.MaxRequests || !c.fits(n))
 }
 
-// starving tells whether there is still no room for what the reader needs.
-// Called with mu held.
-func (c *conn) starving() bool {
+// waitsForRoom reports whether there is still no room for the reader's need. It is called
+// with mu held.
+func (c *conn) waitsForRoom() bool {
 	if c.need < 0 {
 		return c.rb.refs.Load() > 1 && !c.fits(recvSize)
 	}
@@ -229,10 +231,10 @@ func (c *conn) starving() bool {
 
 // errStarved says that the reader has to wait for room, and is on a thread that must not
 // wait.
-var errStarved = errors.New("no room for a request")
+var errNoRoom = errors.New("no room for a request")
 
-// mustTakeOp is takeOp that waits. Before it does, it hands on what was parsed:
-// the room it waits for is given back by those.
+// mustTakeOp is takeOp that waits. Before it does, it hands on the parsed requests, whose
+// end gives back the room it waits for.
 func (c *conn) mustTakeOp(n int) *op {
 	for {
 		if o := c.takeOp(n); o != nil {
@@ -262,6 +264,8 @@ func (c *conn) recycle(l *opList) {
 		if o.buf != nil {
 			putBuf(o.buf)
 		}
+		// The payload of small writes lies in the receive buffer, which is free for the next
+		// read with its last user.
 		if o.rb != nil {
 			o.rb.release()
 		}
@@ -279,9 +283,11 @@ func (c *conn) recycle(l *opList) {
 	c.free = done
 	c.inFlight -= n
 	c.bytes -= bytes
-	c.settle()
+	// Memory came back: give back the surplus of the charge, then let the reader go on that
+	// waited for it.
+	c.returnCharge()
 	c.room.Signal()
-	c.loop.fed()
+	c.loop.resumeRead()
 	c.mu.Unlock()
 }
 
@@ -314,8 +320,8 @@ func (rb *recvBuf) release() {
 	c.mu.Lock()
 	c.inFlight--
 	c.bytes -= recvSize
-	c.settle()
+	c.returnCharge()
 	c.room.Signal()
-	c.loop.fed()
+	c.loop.resumeRead()
 	c.mu.Unlock()
 }

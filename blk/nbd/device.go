@@ -14,13 +14,13 @@ import (
 
 // Design notes.
 //
-// The kernel sends a request again when its time is over, on another connection,
-// while the first one may be at the store still. Were both carried out as they
-// come, the first could be so after a later write to the same place, which has
-// been answered: an old block over a new one. So a device has one connection at
-// a time, and the next one is not read before everything of the last one has
-// ended. It is handed in at once all the same: a device without a connection is
-// given up by the kernel after its dead-connection timeout.
+// The kernel sends a request again when its time is over, on another connection, while the
+// first one may be at the store still. If both were carried out as they come, the first
+// could come after a later write to the same place that has been answered: an old block
+// over a new one. So a device has one connection at a time, and the next one is not read
+// before everything of the last one has ended. It is given to the kernel at once all the
+// same: a device without a connection is given up by the kernel after its dead-connection
+// timeout.
 
 const (
 	// reconnectEvery is how long to wait for the kernel to see that a socket is dead.
@@ -63,8 +63,8 @@ func Reconnect(ctx context.Context, a Attach, reconfigure func(Attach) error) (o
 	}
 }
 
-// taken tells whether the kernel has kept the other end of a pair, of which
-// nobody else has it any more.
+// taken reports whether the kernel has kept the other end of a pair, which no process has
+// any more.
 func taken(c net.Conn) bool {
 	var n int
 	var b [1]byte
@@ -75,7 +75,8 @@ func taken(c net.Conn) bool {
 	return n > 0 || err == unix.EAGAIN
 }
 
-// hungUp tells whether the kernel has let its end go, whatever is to be read still.
+// hungUp reports whether the kernel has closed its end, even if there is still something to
+// read.
 func hungUp(c net.Conn) bool {
 	fds := []unix.PollFd{{Events: unix.POLLRDHUP}}
 	err := control(c, func(fd int) error {
@@ -156,6 +157,8 @@ func (k *keeper) run(c *conn) {
 	tick := time.NewTicker(hangUpEvery)
 	defer tick.Stop()
 	for {
+		// The next connection is ready before it is needed: the kernel takes it at once when
+		// the present one ends.
 		nc, err := k.renew(k.s.quit)
 		if err != nil {
 			if k.s.quit.Err() == nil {
@@ -163,6 +166,8 @@ func (k *keeper) run(c *conn) {
 			}
 			return
 		}
+		// The other end may hang up while the connection waits for its turn; then it is no
+		// use, and another is made.
 		for !hungUp(nc) {
 			select {
 			case <-k.drained:

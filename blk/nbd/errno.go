@@ -20,7 +20,7 @@ const (
 	errShutdown = 108
 )
 
-// errorValue is the NBD error value of what a device answered to a command.
+// errorValue returns the NBD error value for a device's answer to a command.
 func errorValue(err error, cmd uint16) uint32 {
 	if errors.Is(err, blk.ErrRange) && (cmd == cmdWrite || cmd == cmdWriteZeroes) {
 		return errNoSpc // the protocol wants it so

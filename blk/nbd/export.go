@@ -19,7 +19,7 @@ type Export struct {
 // maxName bounds the length of export names and descriptions, in bytes.
 const maxName = 255
 
-// export is what the server keeps of an Export.
+// export is the server's record of an Export.
 type export struct {
 	Export
 	dev      blk.Device // with the views that make it fit: any length, perhaps read-only
@@ -52,9 +52,9 @@ func newExport(e Export) (*export, error) {
 	return x, nil
 }
 
-// transmissionFlags says what a device can do. Trim is offered to writers only
-// if the device discards; multi-conn only if the device says that a flush
-// covers all its users.
+// transmissionFlags returns the flags for a device's abilities. Trim is offered to writers
+// only if the device discards; multi-conn only if the device says that a flush covers all
+// its users.
 func transmissionFlags(i *blk.Info, structured bool) uint16 {
 	flags := uint16(FlagHasFlags | FlagSendFlush | FlagSendCache)
 	for _, f := range []struct {

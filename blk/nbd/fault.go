@@ -7,8 +7,8 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 )
 
-// faultPatience is how long the lock of a connection is waited for after a panic in
-// its work: it is held for a few instructions, so then by nobody who comes back.
+// faultPatience is how long the lock of a connection is waited for after a panic in its
+// work: it is held for a few instructions, so by then its holder will not come back.
 const faultPatience = 2 * time.Second
 
 // fault ends the connection after a panic in its work. Requests may have been lost with
@@ -21,8 +21,8 @@ func (c *conn) fault(error) {
 	c.mu.Unlock()
 }
 
-// lock takes a lock that a panic may have left behind, and panics if that is so: what
-// it guards is half changed, and there is no one to end in its place.
+// lock takes a lock that a panic may have left held, and panics if that is so: the guarded
+// state is half changed, and no smaller part can be ended in its place.
 func lock(mu *sync.Mutex) {
 	for until := time.Now().Add(faultPatience); !mu.TryLock(); time.Sleep(time.Millisecond) {
 		if time.Now().After(until) {
@@ -31,7 +31,7 @@ func lock(mu *sync.Mutex) {
 	}
 }
 
-// forgive is deferred by who has the transmit token: a panic ends the connection, and
+// forgive is deferred by the holder of the transmit token: a panic ends the connection, and
 // gives the token up.
 func (c *conn) forgive(done *bool) {
 	g := c.srv.opts.Guard
@@ -40,7 +40,7 @@ func (c *conn) forgive(done *bool) {
 	}
 	if v := recover(); v != nil {
 		c.fault(g.Caught(guard.Volume, v))
-		c.vec, c.sent = nil, opList{} // what was being sent is nobody's now
+		c.vec, c.sent = nil, opList{} // the pieces being sent have no owner now
 		c.stuck.end()
 		c.mu.Lock()
 		c.sending = false

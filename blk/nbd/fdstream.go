@@ -8,13 +8,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// fdStream is a non-blocking socket that a reactor watches. Its calls cannot
-// block, so the runtime need not be told of them.
+// fdStream is a non-blocking socket that a reactor watches. Its calls cannot block, so the
+// runtime's scheduler need not know of them.
 type fdStream struct {
 	riov [2]unix.Iovec // of the reader
 	wiov []unix.Iovec  // of the writer
 
-	// fd is used by reader and writer, who are gone when it is closed, without mu.
+	// fd is used without mu by reader and writer, which are gone when it is closed.
 	mu sync.Mutex
 	fd int // -1: closed
 }
@@ -62,7 +62,7 @@ func (s *fdStream) write(v [][]byte, _ bool) (int, error) {
 	return n, err
 }
 
-// appendIovecs appends what one call takes of v.
+// appendIovecs appends as much of v as one call takes.
 func appendIovecs(iov []unix.Iovec, v [][]byte) []unix.Iovec {
 	for _, p := range v[:min(len(v), maxVec)] {
 		i := unix.Iovec{Base: &p[0]}

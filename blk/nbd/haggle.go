@@ -19,7 +19,7 @@ const (
 	maxOptions = 1024
 )
 
-// catalog is what a client can ask for. A Server is one.
+// catalog holds the exports a client can ask for. A Server is one.
 type catalog interface {
 	lookup(name string) (*export, error)
 	list() []*export
@@ -48,7 +48,7 @@ type haggling struct {
 // phase. An orderly abort is no error.
 func haggle(rw io.ReadWriter, cat catalog) (*agreed, error) {
 	h := &haggling{rw: rw, cat: cat}
-	if err := h.greet(); err != nil {
+	if err := h.exchangeGreeting(); err != nil {
 		return nil, err
 	}
 	for range maxOptions {
@@ -63,8 +63,8 @@ func haggle(rw io.ReadWriter, cat catalog) (*agreed, error) {
 	return nil, rdserr.With(rdserr.ErrTooMany, "more than %d options", maxOptions)
 }
 
-// greet exchanges the fixed beginning.
-func (h *haggling) greet() error {
+// exchangeGreeting exchanges the fixed beginning.
+func (h *haggling) exchangeGreeting() error {
 	be := binary.BigEndian
 	b := be.AppendUint64(nil, magicInit)
 	b = be.AppendUint64(b, magicOption)
@@ -96,6 +96,8 @@ func (h *haggling) option() (done bool, err error) {
 	}
 	opt, n := be.Uint32(head[8:]), be.Uint32(head[12:])
 	h.out = h.out[:0]
+	// The stream has to stay in step: the data of an option that is too long is read and
+	// thrown away, unless even that is too much.
 	if n > maxOptionData {
 		if n > maxSkip || opt == optExportName {
 			return false, rdserr.With(rdserr.ErrProtocol, "option %d with %d bytes; at most %d", opt, n, maxOptionData)
@@ -120,6 +122,7 @@ func (h *haggling) option() (done bool, err error) {
 	case optAbort:
 		h.reply(opt, repAck)
 		h.x = nil
+		// The specification asks for an answer, and allows the client to be gone by then.
 		h.send() // the client need not wait for it
 		return true, nil
 	case optList:
@@ -166,7 +169,7 @@ func (h *haggling) fail(opt, kind uint32, format string, args ...any) {
 	h.reply(opt, kind, fmt.Appendf(nil, format, args...))
 }
 
-// exportName is the old way in. It knows no answer but to hang up.
+// exportName is the old way to choose an export. Its only refusal is to hang up.
 func (h *haggling) exportName(name string) error {
 	x, err := h.cat.lookup(name)
 	if err != nil {
@@ -184,7 +187,7 @@ func (h *haggling) exportName(name string) error {
 	return err
 }
 
-// enter settles what holds in the transmission phase.
+// enter records the terms of the transmission phase.
 func (h *haggling) enter(x *export) {
 	h.x = x
 	h.allocation = h.structured && h.metaSet && h.metaName == x.Name
@@ -214,6 +217,7 @@ func (h *haggling) info(opt uint32) bool {
 			break
 		}
 	}
+	// Bytes too many or too few: nothing of it is believed.
 	if !p.atEnd() {
 		h.fail(opt, repErrInvalid, "malformed: want a name, a number and so many information types")
 		return false
@@ -223,6 +227,7 @@ func (h *haggling) info(opt uint32) bool {
 		return false
 	}
 	i := x.dev.Info()
+	// NBD_INFO_EXPORT is sent always, the others only if they were asked for.
 	h.reply(opt, repInfo, u16(infoExport), u64(i.Size), u16(int(transmissionFlags(i, h.structured))))
 	if wanted&(1<<infoName) != 0 {
 		h.reply(opt, repInfo, u16(infoName), []byte(x.Name))
@@ -234,6 +239,7 @@ func (h *haggling) info(opt uint32) bool {
 		preferred := max(i.PhysicalBlock, 4096)
 		h.reply(opt, repInfo, u16(infoBlockSize), u32(int(i.LogicalBlock)), u32(int(preferred)), u32(maxPayload))
 	}
+	// The ACK comes last: to GO it ends the negotiation, and the next byte is a request.
 	h.reply(opt, repAck)
 	if opt == optGo {
 		h.enter(x)
@@ -266,8 +272,9 @@ func (h *haggling) structuredReply() {
 // There is one context. Queries of other namespaces select nothing.
 func (h *haggling) metaContext(opt uint32) {
 	set := opt == optSetMetaContext
+	// The choice is for one export by name: GO to another one forgets it.
 	if set {
-		h.metaSet = false // whatever happens now
+		h.metaSet = false // in any case
 	}
 	if !h.structured {
 		h.fail(opt, repErrInvalid, "structured replies come first")
@@ -276,12 +283,14 @@ func (h *haggling) metaContext(opt uint32) {
 	p := parser{b: h.data}
 	name := p.str()
 	queries := p.u32()
+	// A list without queries asks for all contexts; a set without queries selects none.
 	match := queries == 0 && !set
 	for range queries {
 		q := p.str()
 		if p.bad {
 			break
 		}
+		// A namespace alone lists its contexts, and selects nothing.
 		match = match || q == allocationName || q == "base:" && !set
 	}
 	if !p.atEnd() {

@@ -13,18 +13,18 @@ import (
 
 // Design notes.
 //
-// On a reactor a connection has no goroutine at work: the one that negotiated
-// sleeps until the connection has ended. The reactor's thread reads requests and
-// submits them, and sends the replies to what it completes itself at the end of
-// its turn, in one writev. Nothing waits there: what has no room (starved), or
-// meets a full socket (full), is gone on with when recycle or the socket says so.
+// On a reactor a connection has no goroutine at work: the one that negotiated sleeps until
+// the connection has ended. The reactor's thread reads requests and submits them, and sends
+// the replies to those it completes itself at the end of its turn, in one writev. Nothing
+// waits there: a read without room (lacksRoom), or a write that meets a full socket (full),
+// goes on when recycle gives room back or the socket is writable.
 
 // loop is a connection's place on a reactor.
 type loop struct {
 	c     *conn
 	r     *reactor.Reactor
 	s     *fdStream
-	ended chan error     // what receive returns; room for one
+	ended chan error     // the result of receive; room for one
 	timer *reactor.Timer // of linger
 
 	turnFn, resumeFn, sendFn func()
@@ -39,7 +39,7 @@ type loop struct {
 	watched uint32    // events the reactor was asked for; 0: not registered
 }
 
-// turnBytes is what one connection is read, about, before others have their turn.
+// turnBytes is about how much is read from one connection before others have their turn.
 const turnBytes = 512 << 10
 
 // newLoop takes a socket from Go's poller, which would be woken by each packet;
@@ -81,9 +81,9 @@ func (l *loop) receive() error {
 	return <-l.ended
 }
 
-// watch asks the reactor for what the connection waits for. One that waits for
-// nothing is not registered, for the end of it would be told in every turn.
-// Called with conn.mu held.
+// watch asks the reactor for the events that the connection waits for. A connection that
+// waits for none is not registered, because its end would be reported in every turn. It is
+// called with conn.mu held.
 func (l *loop) watch() error {
 	var want uint32
 	if l.reading && !l.starved {
@@ -121,7 +121,7 @@ func (l *loop) Ready(events uint32) {
 // Work implements reactor.Owner.
 func (l *loop) Work() guard.What { return guard.Volume }
 
-// Fault implements reactor.Owner: the connection breaks, what is in flight comes back.
+// Fault implements reactor.Owner: the connection breaks, and requests in flight come back.
 func (l *loop) Fault(err error) {
 	l.c.fault(err)
 	if l.reading {
@@ -129,17 +129,18 @@ func (l *loop) Fault(err error) {
 	}
 }
 
-// turn reads what is there, within bounds, and hands it on.
+// turn reads the bytes that are there, within bounds, and hands the requests on.
 func (l *loop) turn() {
 	c := l.c
 	c.mu.Lock() // receive may be about to begin
 	reading := l.reading
 	c.mu.Unlock()
+	// Parse first: bytes of an earlier turn may be there that found no memory then.
 	for bytes := 0; reading && l.reading; {
 		err := c.parse()
 		c.submit()
 		switch {
-		case err == errStarved:
+		case err == errNoRoom:
 		case err != nil:
 		case l.over:
 			err = errDisconnect
@@ -157,8 +158,10 @@ func (l *loop) turn() {
 		case errAgain:
 			c.idle()
 			return
-		case errStarved:
-			if l.starve() {
+		// The reactor's thread must not wait. If memory came back since parse looked, the
+		// turn goes on.
+		case errNoRoom:
+			if l.pauseRead() {
 				return
 			}
 		default:
@@ -176,12 +179,12 @@ func (l *loop) end(err error) {
 	l.ended <- err
 }
 
-// starve stops reading until something is given back. False: something was,
+// pauseRead stops reading until memory is given back. It returns false if some was,
 // meanwhile.
-func (l *loop) starve() bool {
+func (l *loop) pauseRead() bool {
 	c := l.c
 	c.mu.Lock()
-	l.starved = c.starving()
+	l.starved = c.waitsForRoom()
 	err := l.watch()
 	starved := l.starved
 	c.mu.Unlock()
@@ -191,8 +194,9 @@ func (l *loop) starve() bool {
 	return starved
 }
 
-// fed goes on reading, on whatever thread. Called with conn.mu held.
-func (l *loop) fed() {
+// resumeRead schedules reading again after memory was given back. Any thread may call it,
+// with conn.mu held.
+func (l *loop) resumeRead() {
 	if l != nil && l.starved {
 		l.starved = false
 		l.r.DoFor(l, l.resumeFn)
@@ -296,8 +300,7 @@ func (l *loop) leave() {
 	})
 }
 
-// close lets go of the descriptor. Nothing is read any more, and nobody has the
-// token.
+// close closes the descriptor. Nothing is read any more, and no thread has the token.
 func (l *loop) close() {
 	l.c.mu.Lock()
 	l.watch()

@@ -56,7 +56,7 @@ func (m *message) u32(kind uint16, v uint32) { m.attr(kind, native.AppendUint32(
 func (m *message) u64(kind uint16, v uint64) { m.attr(kind, native.AppendUint64(nil, v)) }
 func (m *message) str(kind uint16, s string) { m.attr(kind, append([]byte(s), 0)) }
 
-// nest wraps what fill adds into one attribute.
+// nest wraps the attributes that fill adds into one.
 func (m *message) nest(kind uint16, fill func()) {
 	at := len(m.b)
 	m.attr(kind|unix.NLA_F_NESTED, nil)
@@ -135,6 +135,7 @@ func (s *genlSocket) call(request []byte) (answers [][]byte, err error) {
 			return nil, fmt.Errorf("netlink: %w", err)
 		}
 		if sa, ok := from.(*unix.SockaddrNetlink); !ok || sa.Pid != 0 {
+			// Any process can send to a netlink socket.
 			continue // not from the kernel
 		}
 		done, err := parseAnswers(buf[:n], seq, &answers)
@@ -153,12 +154,14 @@ func parseAnswers(b []byte, seq uint32, answers *[][]byte) (done bool, err error
 			return false, rdserr.With(rdserr.ErrProtocol, "netlink: a message of %d bytes in a datagram with %d left", n, len(b))
 		}
 		body := b[unix.NLMSG_HDRLEN:n]
+		// An answer to an earlier request, which has timed out, may still be in the queue.
 		if native.Uint32(b[8:]) == seq {
 			switch kind := native.Uint16(b[4:]); {
 			case kind == unix.NLMSG_ERROR:
 				if len(body) < 4 {
 					return false, rdserr.With(rdserr.ErrProtocol, "netlink: an acknowledgement of %d bytes", len(body))
 				}
+				// The kernel's errno is negative; 0 is the acknowledgement.
 				if e := int32(native.Uint32(body)); e != 0 {
 					return true, unix.Errno(-e)
 				}
@@ -169,6 +172,7 @@ func parseAnswers(b []byte, seq uint32, answers *[][]byte) (done bool, err error
 				if len(body) < unix.GENL_HDRLEN {
 					return false, rdserr.With(rdserr.ErrProtocol, "netlink: an answer of %d bytes", len(body))
 				}
+				// A copy: the buffer is read into again.
 				*answers = append(*answers, bytes.Clone(body[unix.GENL_HDRLEN:]))
 			}
 		}
@@ -182,6 +186,7 @@ func family(nl netlink, name string) (uint16, error) {
 	m := newMessage(unix.GENL_ID_CTRL, unix.CTRL_CMD_GETFAMILY, 1, unix.NLM_F_ACK)
 	m.str(unix.CTRL_ATTR_FAMILY_NAME, name)
 	answers, err := nl.call(m.finish(1))
+	// The number is given when the driver is loaded, and the family does not exist before.
 	if errors.Is(err, unix.ENOENT) {
 		return 0, rdserr.With(rdserr.ErrNotSupported, "this kernel has no %s driver loaded; modprobe %s", name, name)
 	}

@@ -15,12 +15,12 @@ type op struct {
 	flags  uint16
 	cookie uint64
 
-	rb    *recvBuf // what the payload of a write lies in, if that is a receive buffer
+	rb    *recvBuf // the receive buffer that holds the payload of a write, if one does
 	buf   []byte   // a buffer of its own, of getBuf: payload, or data of the reply
 	data  []byte   // the reply's data
 	err   error    // the outcome
 	next  *op      // of the list it is in
-	bytes int      // what it was given of the connection's memory
+	bytes int      // bytes of the connection's memory that it was given
 }
 
 // opList is a queue of ops.
@@ -73,17 +73,21 @@ const maxHeader = structuredSize + 6 + maxMessage
 func (o *op) header(b []byte, structured bool) []byte {
 	be := binary.BigEndian
 	value := errorValue(o.err, o.cmd)
+	// A simple reply is allowed for everything but a read, once structured ones were agreed
+	// on.
 	if !structured || value == 0 && o.data == nil {
 		b = be.AppendUint32(b, magicSimple)
 		b = be.AppendUint32(b, value)
 		return be.AppendUint64(b, o.cookie)
 	}
 	b = be.AppendUint32(b, magicStructured)
+	// Every reply is one chunk: the data is complete when the device is done.
 	b = be.AppendUint16(b, replyFlagDone)
 	kind, length, text := uint16(replyOffsetData), len(o.data), ""
 	switch {
 	case value != 0:
 		text = o.err.Error()
+		// Cut to the specification's limit, and not inside of a character.
 		text = strings.ToValidUTF8(text[:min(len(text), maxMessage)], "")
 		kind, length = replyError, 6+len(text)
 	case o.cmd == cmdBlockStatus:

@@ -10,11 +10,11 @@ import (
 
 // Design notes.
 //
-// One read takes as many requests as the socket holds; they go to the device as
-// one batch. The payload of small writes stays where it was read and the device
-// writes it from there. A large one has a buffer of its own: what of it came
-// with the header is copied, the rest is read straight into it, together with
-// the next header, so that a run of large writes is not copied at all.
+// One read takes as many requests as the socket holds; they go to the device as one batch.
+// The payload of small writes stays where it was read and the device writes it from there.
+// A large one has a buffer of its own: the part that came with the header is copied, the
+// rest is read straight into it, together with the next header, so that a run of large
+// writes is not copied at all.
 
 // bigWrite is the length from which the payload of a write that is not all
 // there yet is read into a buffer of its own.
@@ -41,7 +41,7 @@ func (c *conn) receive() error {
 	}
 }
 
-// outcome is what receive returns for an error.
+// outcome returns the result of receive for an error.
 func (c *conn) outcome(err error) error {
 	if err == errDisconnect || c.ended(err) {
 		return nil
@@ -71,9 +71,11 @@ func parseRequest(b []byte) (q request, err error) {
 	}, nil
 }
 
-// parse takes what is complete out of the receive buffer.
+// parse takes complete requests out of the receive buffer.
 func (c *conn) parse() error {
 	for c.rb != nil && c.big == nil {
+		// The payload of a write that was refused has to be read all the same; the refusal
+		// leaves when it has come.
 		if c.skip > 0 {
 			n := min(c.skip, uint64(c.w-c.r))
 			c.r += int(n)
@@ -98,11 +100,15 @@ func (c *conn) parse() error {
 			c.disconnected = true
 			return errDisconnect
 		}
+		// Judged before any memory is taken for it.
 		op, flags, err := c.check(&q)
-		if c.loop != nil && c.starved(&q, len(b)-requestSize, err) {
-			return errStarved
+		// A request that finds no room stays in the buffer, unread: it is parsed again when
+		// there is.
+		if c.loop != nil && c.lacksRoom(&q, len(b)-requestSize, err) {
+			return errNoRoom
 		}
 		if q.cmd == cmdWrite && err == nil {
+			// Not all of its payload is there yet.
 			if !c.write(&q, flags, b[requestSize:]) {
 				return nil
 			}
@@ -119,9 +125,9 @@ func (c *conn) parse() error {
 	return nil
 }
 
-// starved tells whether a command, of whose payload so much is there, has to
-// wait for room. The reader alone takes room: what there is stays.
-func (c *conn) starved(q *request, there int, bad error) bool {
+// lacksRoom reports whether a command, of whose payload so much is there, has to wait for
+// room. Only the reader takes room, so room that is there stays.
+func (c *conn) lacksRoom(q *request, there int, bad error) bool {
 	c.need = 0
 	switch n := int(q.n); {
 	case bad != nil:
@@ -132,7 +138,7 @@ func (c *conn) starved(q *request, there int, bad error) bool {
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.starving()
+	return c.waitsForRoom()
 }
 
 // check decides whether a command may be carried out: everything but its
@@ -146,8 +152,11 @@ func (c *conn) check(q *request) (op blk.Op, flags blk.Flags, err error) {
 	if !info.FUA {
 		allowed = 0
 	}
+	// Which flags go with which command is the protocol's rule, and stands here alone; the
+	// abilities of the volume are CheckRange's.
 	switch q.cmd {
 	case cmdRead:
+		// Permission and range are those of a read; what is done is decided by the command.
 		op = blk.OpRead
 		if c.structured {
 			allowed |= cmdFlagDF // each reply is in one piece anyway
@@ -178,6 +187,7 @@ func (c *conn) check(q *request) (op blk.Op, flags blk.Flags, err error) {
 	if extra := q.flags &^ allowed; extra != 0 {
 		return 0, 0, rdserr.With(blk.ErrRequest, "command %d: flags %#x are not allowed here", q.cmd, extra)
 	}
+	// With a read or a flush the flag is allowed and means nothing.
 	if q.flags&cmdFlagFUA != 0 && op.Writes() {
 		flags |= blk.FUA
 	}
@@ -212,8 +222,8 @@ func (c *conn) start(q *request, n int) *op {
 	return o
 }
 
-// write starts a write whose payload begins with b, as far as it is there.
-// False: it is too short to be worth a buffer of its own; more must be read.
+// write starts a write whose payload begins with b, as far as it is there. It returns false
+// if that is too short to be worth a buffer of its own; more must be read.
 func (c *conn) write(q *request, flags blk.Flags, b []byte) bool {
 	n := int(q.n)
 	if len(b) < n && n < bigWrite {
@@ -256,7 +266,7 @@ func (c *conn) other(q *request, op blk.Op, flags blk.Flags) {
 	}
 }
 
-// submit hands on what was parsed.
+// submit hands on the parsed requests.
 func (c *conn) submit() {
 	if len(c.batch) == 0 {
 		return
@@ -293,8 +303,10 @@ func (c *conn) idle() {
 
 func (c *conn) fillNow() (n int, err error) {
 	if o := c.big; o != nil {
+		// One read takes the rest of the large payload to its place and the next request's
+		// header behind it.
 		if !c.makeRoom(requestSize) {
-			return 0, errStarved
+			return 0, errNoRoom
 		}
 		room := len(o.buf) - c.bigAt + requestSize
 		n, err = c.s.read(o.buf[c.bigAt:], c.rb.b[c.w:c.w+requestSize])
@@ -302,6 +314,7 @@ func (c *conn) fillNow() (n int, err error) {
 		c.bigAt += k
 		c.w += n - k
 		c.short = n < room
+		// Complete: it goes to the device with the others of this turn.
 		if c.bigAt == len(o.buf) {
 			c.batch = append(c.batch, &o.req)
 			c.big = nil
@@ -310,10 +323,12 @@ func (c *conn) fillNow() (n int, err error) {
 		return n, err
 	}
 	if !c.makeRoom(requestSize + bigWrite) {
-		return 0, errStarved
+		return 0, errNoRoom
 	}
 	end := len(c.rb.b)
 	if c.large && c.r == c.w {
+		// After a large write comes most likely another one: only its header is read here, so
+		// that its payload is never copied.
 		end = c.w + requestSize
 	}
 	n, err = c.s.read(c.rb.b[c.w:end], nil)
@@ -322,24 +337,25 @@ func (c *conn) fillNow() (n int, err error) {
 	return n, err
 }
 
-// makeRoom sees to it that at least need bytes from c.r on fit into the receive
-// buffer, and that what is free of it is worth a read. False: on a reactor it
-// would have to wait for that.
+// makeRoom makes at least need bytes from c.r on fit into the receive buffer, with enough
+// free to be worth a read. It returns false if it would have to wait for that on a reactor.
 func (c *conn) makeRoom(need int) bool {
 	const worth = 8 << 10
 	switch {
 	case c.rb == nil:
 		c.newBuf()
+	// Nothing unread, and the device reads nothing in it: begin at the front.
 	case c.r == c.w && c.rb.refs.Load() == 1:
 		c.r, c.w = 0, 0
 	case len(c.rb.b)-c.r >= need && len(c.rb.b)-c.w >= worth:
+	// The device reads nothing in it: move the unread bytes to the front.
 	case c.rb.refs.Load() == 1:
 		c.w = copy(c.rb.b, c.rb.b[c.r:c.w])
 		c.r = 0
 	default: // payload the device still reads: another buffer
 		c.need = -1
 		c.mu.Lock()
-		for c.starving() {
+		for c.waitsForRoom() {
 			if c.loop != nil {
 				c.mu.Unlock()
 				return false
@@ -347,6 +363,7 @@ func (c *conn) makeRoom(need int) bool {
 			c.room.Wait()
 		}
 		c.mu.Unlock()
+		// The wait may have been long enough for the device to be done with this one.
 		if c.rb.refs.Load() == 1 { // the device has them
 			return c.makeRoom(need)
 		}

@@ -7,17 +7,16 @@ import (
 
 // Design notes.
 //
-// Whoever completes a request and finds nobody sending takes the transmit token
-// and writes the reply itself, and those that others finish meanwhile, in one
-// writev each time; one that finds the token taken leaves its reply in the queue
-// and goes. So replies to a batch leave together, and nobody is woken for them.
-// A full socket must not hold up a device's thread: the token then goes to a
-// goroutine of the connection's own, which waits.
+// A thread that completes a request and finds no other sending takes the transmit token and
+// writes the reply itself, and those that others finish meanwhile, in one writev each time;
+// one that finds the token taken leaves its reply in the queue and goes. So replies to a
+// batch leave together, and no thread is woken for them. A full socket must not hold up a
+// device's thread: the token then goes to a goroutine of the connection's own, which waits.
 
 const (
-	// sendRounds bounds how long a completing thread sends what others finish.
+	// sendRounds bounds how long a completing thread sends replies that others finish.
 	sendRounds = 8
-	// sendBytes bounds what one round takes, so that memory is given back in time.
+	// sendBytes bounds one round, so that memory is given back in time.
 	sendBytes = 4 << 20
 	// hdrSpace is the room for the headers of one round.
 	hdrSpace = 8 << 10
@@ -54,7 +53,7 @@ func (c *conn) finish(o *op) {
 	c.queue(&done)
 }
 
-// queue appends replies and sends them if nobody else does.
+// queue appends replies and sends them if no other thread does.
 func (c *conn) queue(done *opList) {
 	c.mu.Lock()
 	c.out.append(done)
@@ -93,11 +92,14 @@ func (c *conn) transmit(rounds int, mayWait bool) (done bool) {
 		if rounds > 0 && n == rounds {
 			return false
 		}
+		// Nothing can be sent any more, but every op has to come back to its account.
 		if c.broken.Load() {
 			c.clearVec()
 			continue
 		}
 		if mayWait {
+			// A client that does not read is given up after a time: it holds memory and a
+			// thread.
 			c.stuck.begin(c)
 		}
 		sent, err := c.s.write(c.vec, mayWait)
@@ -108,6 +110,7 @@ func (c *conn) transmit(rounds int, mayWait bool) (done bool) {
 		switch {
 		case err == errAgain:
 			return false
+		// Around again, to take back the queued replies.
 		case err != nil:
 			c.fail()
 			continue
@@ -116,12 +119,14 @@ func (c *conn) transmit(rounds int, mayWait bool) (done bool) {
 	}
 }
 
-// gather puts what is queued into vec. When nothing is, it gives the token up.
+// gather puts queued replies into vec. When there is none, it gives the token up.
 func (c *conn) gather() bool {
 	c.mu.Lock()
 	q := c.out
 	c.out = opList{}
 	if q.head == nil {
+		// Under the lock that queue takes: a thread that queues after this finds the token
+		// free.
 		c.sending = false
 		c.room.Signal()
 		c.mu.Unlock()
@@ -133,6 +138,8 @@ func (c *conn) gather() bool {
 		c.hdrs = make([]byte, 0, hdrSpace)
 	}
 	c.hdrs = c.hdrs[:0]
+	// Headers that follow each other lie behind each other in hdrs, and are one piece of the
+	// call.
 	bytes, open := 0, false // open: the last piece is headers, and can be made longer
 	for q.head != nil && len(c.vec)+2 <= maxVec && len(c.hdrs)+maxHeader <= cap(c.hdrs) && bytes < sendBytes {
 		o := q.pop()
@@ -143,6 +150,8 @@ func (c *conn) gather() bool {
 		}
 		if open {
 			last := len(c.vec) - 1
+			// hdrs never moves: its capacity was looked at in the loop's condition, and pieces
+			// point into it.
 			from -= len(c.vec[last])
 			c.vec[last] = c.hdrs[from:]
 		} else {

@@ -26,21 +26,21 @@ type Options struct {
 	MaxBytes  int
 	Handshake time.Duration // a client has so long to negotiate; 30 s
 	Linger    time.Duration // and so long to read its last replies; 10 s
-	// Spin is how long a connection looks for the next request before it
-	// sleeps, if the last one came that soon. It yields to other processes each
-	// time: 20 to 50 µs gained at depth 1 where nobody else wanted the
-	// processor, and cost throughput at depth 32. 0: not at all.
+	// Spin is how long a connection looks for the next request before it sleeps, if the
+	// last one came that soon. It yields to other processes each time: 20 to 50 µs gained
+	// at depth 1 where no other process wanted the processor, and cost throughput at depth
+	// 32. With 0 it does not look.
 	Spin time.Duration
-	// Reactor serves the connections, which then have no goroutine at work: it
-	// is one whose thread completes what the devices are given, best of all.
-	// Submit of the devices must not wait. It outlives the server's connections.
-	// nil, or connections that are no sockets: a goroutine reads each.
+	// Reactor serves the connections, which then have no goroutine at work: it should be
+	// one whose thread completes the devices' requests. Submit of the devices must not
+	// wait. It outlives the server's connections. nil, or connections that are no sockets:
+	// a goroutine reads each.
 	Reactor *reactor.Reactor
-	// Charge opens the account that a connection's memory is charged to. nil: nobody
-	// counts it.
+	// Charge opens the account that a connection's memory is charged to. With nil memory is
+	// not charged.
 	Charge func(net.Conn) Charge
 	Log    *slog.Logger // nil: none
-	Guard  *guard.Guard // contains panics of what is done for one connection; nil: none is
+	Guard  *guard.Guard // contains panics of the work for one connection; nil: none is
 }
 
 func (o *Options) setDefaults() error {
@@ -52,6 +52,8 @@ func (o *Options) setDefaults() error {
 	}{
 		{"MaxConns", &o.MaxConns, 64, 1},
 		{"MaxRequests", &o.MaxRequests, 256, 1},
+		// Two receive buffers at least: one that is read into while the device reads the
+		// other.
 		{"MaxBytes", &o.MaxBytes, 64 << 20, 2 * recvSize},
 	} {
 		if *v.p == 0 {
@@ -158,9 +160,9 @@ func (s *Server) Remove(ctx context.Context, name string) error {
 	return s.end(ctx, (*conn).stop, func(h *session) bool { return h.x == x })
 }
 
-// Shutdown closes the listeners and ends all connections in order: what is in
-// flight is answered, what comes later is refused. It returns when the last
-// connection is closed, or with ctx.
+// Shutdown closes the listeners and ends all connections in order: requests in flight are
+// answered, later ones are refused. It returns when the last connection is closed, or with
+// ctx.
 func (s *Server) Shutdown(ctx context.Context) error {
 	s.admitNobody()
 	return s.end(ctx, (*conn).stop, func(*session) bool { return true })
@@ -178,8 +180,7 @@ func (s *Server) admitNobody() {
 }
 
 // Leave is Shutdown of a server that another one follows at the same socket: clients
-// that connect again then send again what they have no answer to, and nothing is
-// refused.
+// connect again and repeat unanswered requests, and nothing is refused.
 func (s *Server) Leave(ctx context.Context) error {
 	s.mu.Lock()
 	s.leaving = true
@@ -245,6 +246,8 @@ func (s *Server) with(h *session, do func(*conn)) {
 // Shutdown or Close.
 func (s *Server) Serve(l net.Listener) error {
 	s.mu.Lock()
+	// Under the same lock as Shutdown: either it finds the listener in the table, or this
+	// finds the server stopping.
 	if s.stopping {
 		s.mu.Unlock()
 		return l.Close()
@@ -300,10 +303,9 @@ func (s *Server) ServeConn(nc net.Conn) error {
 	return s.transmission(h, g, nil)
 }
 
-// ServeKernel serves a connection in the transmission phase from its first byte
-// on, with simple replies: one whose other end was given to the kernel's driver.
-// When it returns, the device has given back what came over it. ServeDevice does
-// what is to be done then.
+// ServeKernel serves a connection in the transmission phase from its first byte on, with
+// simple replies: one whose other end was given to the kernel's driver. When it returns,
+// the device has given back its requests. ServeDevice does the work that is left then.
 func (s *Server) ServeKernel(nc net.Conn, name string) error { return s.serveKernel(nc, name, nil) }
 
 // serveKernel calls atEnd, unless nil, when nothing is read any more.
@@ -409,7 +411,7 @@ func (s *Server) list() []*export {
 	return list
 }
 
-// Stats is what a server has done.
+// Stats counts the work of a server.
 type Stats struct {
 	Open              int    // connections now
 	Connections       uint64 // ever taken

@@ -60,25 +60,25 @@ func TestChargeStepByStep(t *testing.T) {
 	is("a byte more than that", c.afford(chargeStep+1), true, "take 262144 true", 2*chargeStep)
 	is("two steps and a bit", c.afford(4*chargeStep+1), true, "take 786432 true", 5*chargeStep)
 	hold(connFree + 3*chargeStep + 1)
-	c.settle()
+	c.returnCharge()
 	is("less than two steps are spare", true, true, "", 5*chargeStep)
 	hold(connFree + 3*chargeStep)
-	c.settle()
+	c.returnCharge()
 	is("two steps are spare", true, true, "give 524288", 3*chargeStep)
 	hold(connFree + 1)
-	c.settle()
+	c.returnCharge()
 	is("nearly all is spare", true, true, "give 786431", 1)
 	hold(connFree)
-	c.settle()
+	c.returnCharge()
 	is("all of it is", true, true, "give 1", 0)
-	c.settle()
+	c.returnCharge()
 	is("nothing is charged", true, true, "", 0)
 	c.bytes, c.inFlight = 0, 0
 	a.left = chargeStep - 1
 	hold(connFree)
 	is("a step is too much", c.afford(100), true, "take 262144 false, take 100 true", 100)
 	c.bytes, c.inFlight = 0, 0
-	c.settle()
+	c.returnCharge()
 	is("back", true, true, "give 100", 0)
 	hold(0)
 	c.asking = true // no timer: the test is the one who looks again
@@ -92,7 +92,7 @@ func TestChargeStepByStep(t *testing.T) {
 	if other.afford(connFree + 1) {
 		t.Error("two have the reserve")
 	}
-	c.settle()
+	c.returnCharge()
 	is("the reserve goes back", true, true, "give 262144", 0)
 	if srv.reserve.Load() != nil {
 		t.Error("somebody has the reserve still")
@@ -100,7 +100,7 @@ func TestChargeStepByStep(t *testing.T) {
 	if !other.afford(connFree+1) || srv.reserve.Load() != other {
 		t.Error("the next one has it")
 	}
-	c.settle()
+	c.returnCharge()
 	if srv.reserve.Load() != other {
 		t.Error("the reserve of another is given back")
 	}
@@ -132,11 +132,11 @@ func TestWhatACommandNeeds(t *testing.T) {
 		"what is read is there already?": {request{cmd: cmdRead, n: 512}, 4096, nil, bufSize(512)},
 	} {
 		c := &conn{srv: &Server{opts: Options{MaxRequests: 1, MaxBytes: 1}}, need: 77}
-		if c.starved(&x.q, x.there, x.bad) || c.need != x.want {
+		if c.lacksRoom(&x.q, x.there, x.bad) || c.need != x.want {
 			t.Errorf("%s: needs %d, want %d", what, c.need, x.want)
 		}
 		c.inFlight, c.made = 1, 1 // all that it may have
-		if !c.starved(&x.q, x.there, x.bad) {
+		if !c.lacksRoom(&x.q, x.there, x.bad) {
 			t.Errorf("%s: there is room beside all there may be", what)
 		}
 	}

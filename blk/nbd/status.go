@@ -61,10 +61,11 @@ func (c *conn) lookAt(o *op, out []blk.Extent) error {
 	return nil
 }
 
-// blockStatus makes the payload of the reply. A device that does not know what
-// it holds says that everything is data.
+// blockStatus makes the payload of the reply. A device that does not know its holes reports
+// everything as data.
 func (c *conn) blockStatus(o *op, out []blk.Extent) error {
 	if o.flags&cmdFlagReqOne != 0 {
+		// Room for one extent is how the mapper learns that more are not wanted.
 		out = out[:0:1]
 	}
 	if c.x.mapper != nil {

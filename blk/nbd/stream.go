@@ -18,8 +18,8 @@ type stream interface {
 	// nothing is there; then wait waits until something is.
 	read(a, b []byte) (int, error)
 	wait() error
-	// write writes what the connection takes of v, which is not empty. It waits
-	// until that is something if it may, and returns errAgain otherwise.
+	// write writes as much of v, which is not empty, as the connection takes. If that is
+	// nothing it waits if it may, and returns errAgain otherwise.
 	write(v [][]byte, mayWait bool) (int, error)
 	// end makes both ends of the connection read the end, without waiting for
 	// calls that are under way.
@@ -73,11 +73,11 @@ type rawStream struct {
 	werr    error
 }
 
-// sendBuffer is what the socket may hold of replies the client has not read,
-// in bytes: some large ones, so that the client and we need not take turns.
+// sendBuffer bounds the replies in the socket that the client has not read, in bytes: some
+// large ones, so that the client and we need not take turns.
 const sendBuffer = 512 << 10
 
-// setSendBuffer does so. Only root gets more than net.core.wmem_max; less is no harm.
+// setSendBuffer sets it. Only root gets more than net.core.wmem_max; less does no harm.
 func setSendBuffer(fd int) {
 	if unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, sendBuffer) != nil {
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUF, sendBuffer)
@@ -120,8 +120,8 @@ func (s *rawStream) read(a, b []byte) (int, error) {
 	return s.got, nil
 }
 
-// crowded is how long a connection does not spin after a yield that took long:
-// somebody else had use for the processor, and had it for a time slice.
+// crowded is how long a connection does not spin after a yield that took long: another
+// process had use for the processor, and had it for a time slice.
 const crowded = 50 * time.Millisecond
 
 // tryRead reads once, or for a while.
@@ -132,7 +132,8 @@ func (s *rawStream) tryRead(fd uintptr) bool {
 		if s.rerr != errAgain {
 			return true
 		}
-		runtime.Gosched() // to other goroutines: those that do what was read before, above all
+		runtime.Gosched() // to other goroutines: above all those that carry out earlier requests
+		// Looking again is worth it only for a client that has answered soon before.
 		if s.spin == 0 || !s.quick {
 			return true
 		}
@@ -142,6 +143,8 @@ func (s *rawStream) tryRead(fd uintptr) bool {
 			if began = now; now.Before(s.alone) {
 				return true
 			}
+		// The yield took long: another process has work for this processor, so do not look
+		// again for a while.
 		case now.Sub(last) > 4*s.spin:
 			s.alone = now.Add(crowded)
 			return true
@@ -167,8 +170,8 @@ func (s *rawStream) wait() error {
 	return err
 }
 
-// tryWait sleeps for attention; false parks the goroutine. Afterwards it only
-// looks: what came before RawConn.Read was ready to park would not wake it.
+// tryWait sleeps for attention; by returning false it parks the goroutine. Afterwards it
+// only looks: bytes that came before RawConn.Read was ready to park would not wake it.
 func (s *rawStream) tryWait(fd uintptr) bool {
 	s.poll[0] = unix.PollFd{Fd: int32(fd), Events: unix.POLLIN}
 	timeout := int(attention / time.Millisecond)

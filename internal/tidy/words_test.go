@@ -25,6 +25,10 @@ var explained = map[string]float64{
 	"transport":     8,
 	"transport/tcp": 10,
 	"transport/sim": 4,
+	"shm":           11,
+	"sdk/go":        8,
+	"blk":           9,
+	"blk/nbd":       7,
 }
 
 const (

@@ -67,6 +67,7 @@ func peerFromProto(m *rdsdv1.Peer) Peer {
 		Held: m.GetHeld(), CongestedPorts: m.GetCongestedPorts(), Paths: all(m.GetPath(), peerPathFromProto),
 		VolumePaths: all(m.GetVolumePath(), pathFromProto),
 	}
+	// A peer is in the best state of its paths, and has the first error of any.
 	for _, q := range p.Paths {
 		if slices.Index(peerStates, q.State) > slices.Index(peerStates, p.State) {
 			p.State = q.State
