@@ -84,7 +84,7 @@ rdsd_peer_round_trip_seconds{local="10.0.0.1",peer="10.0.0.2"} 0.001
 // machine that does other things besides; docs/performance.md has what it takes alone.
 const (
 	scrapeSeries = 256*(stats64+6) + 1500
-	scrapeTime   = time.Second
+	scrapeTime   = 2 * time.Second
 	stats64      = 64 // counters a peer may have, those of kernels alone left out
 )
 
