@@ -356,7 +356,13 @@ await check('keyboard', async () => {
   await until(async () => { if (!(await text('h1')).startsWith('Socket 127.0.0.62:5001')) throw new Error(await text('h1')); });
 });
 
-await sleep(3000);
+// For the pictures more is congested, and was for a while before.
+await order('crowd');
+await sleep(4000);
+await order('calm');
+await sleep(3500);
+await order('crowd');
+await until(async () => { if ((await api('congestion')).port.length < 6) throw new Error('the crowd is not congested'); });
 const places = { overview: '/', congestion: '/congestion', peers: '/peers', peer: '/peer/127.0.0.62/127.0.0.61', sockets: '/sockets', socket: '/socket/127.0.0.62%3A5001', 'socket-here': '/socket/127.0.0.61%3A5001', volumes: '/volumes', volume: '/volume/v1' };
 for (const [look_, options] of Object.entries({ light: {}, dark: { colorScheme: 'dark' }, phone: { viewport: { width: 390, height: 844 }, isMobile: true, hasTouch: true, deviceScaleFactor: 2 } })) {
   const p = await look(options);
@@ -380,6 +386,7 @@ await go('/congestion');
 await sleep(1500);
 await page.screenshot({ path: `${out}/readme.png` });
 await order('clear');
+await order('calm');
 
 await check('nothing complained', async () => {
   if (complaints.length) throw new Error([...new Set(complaints)].join('\n'));

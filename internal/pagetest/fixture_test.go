@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,7 +33,14 @@ const hostile = `<img src=x onerror="window.hit=1"><script>window.hit=1</script>
 const (
 	portTalk   = 4001
 	portStream = 5001
+	portBatch  = 7001
 )
+
+// crowd are further sockets of b, of which several are congested for the pictures.
+var crowd = []struct {
+	port  uint16
+	label string
+}{{2049, "archive"}, {9300, "search index"}, {21555, "billing"}, {40007, "replica"}, {52100, "thumbnails"}}
 
 // world is two nodes with applications and a volume, of which parts can be stopped and
 // started again while somebody looks.
@@ -42,6 +50,7 @@ type world struct {
 	relay   *relay
 	direct  netip.AddrPort // where b's volumes are
 	reading chan bool      // whether the reader of b reads
+	crowded atomic.Bool    // the crowd of b does not
 }
 
 // site is a node with its applications.
@@ -137,6 +146,21 @@ func (w *world) startB() {
 	ctx := w.b.start(w.t)
 	talk := w.bind(ctx, w.b, portTalk, "answerer")
 	stream := w.bind(ctx, w.b, portStream, "reader", rdsd.WithRecvBuffer(64<<10), rdsd.WithRecvWindow(8, 8<<10))
+	for _, c := range crowd {
+		sock := w.bind(ctx, w.b, c.port, c.label, rdsd.WithRecvBuffer(64<<10), rdsd.WithRecvWindow(8, 8<<10))
+		w.b.apps.Go(func() {
+			defer sock.Close()
+			for ctx.Err() == nil {
+				once, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+				if w.crowded.Load() {
+					<-once.Done()
+				} else {
+					_, _ = sock.Recv(once) // nothing came
+				}
+				cancel()
+			}
+		})
+	}
 	w.b.apps.Go(func() { // answers
 		defer talk.Close()
 		for {
@@ -190,6 +214,15 @@ func (w *world) startA() {
 		for tick(ctx, 2*time.Millisecond) {
 			once, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 			_ = stream.Send(once, netip.AddrPortFrom(addrB, portStream), make([]byte, 1024)) // full: that is what is looked at
+			cancel()
+		}
+	})
+	batch := w.bind(ctx, w.a, portBatch, "batch")
+	w.a.apps.Go(func() {
+		defer batch.Close()
+		for i := 0; tick(ctx, 2*time.Millisecond); i++ {
+			once, cancel := context.WithTimeout(ctx, 2*time.Millisecond)
+			_ = batch.Send(once, netip.AddrPortFrom(addrB, crowd[i%len(crowd)].port), make([]byte, 1024))
 			cancel()
 		}
 	})

@@ -22,6 +22,8 @@ func (w *world) orders() map[string]func() {
 	return map[string]func(){
 		"congest":    func() { w.reading <- false },
 		"clear":      func() { w.reading <- true },
+		"crowd":      func() { w.crowded.Store(true) },
+		"calm":       func() { w.crowded.Store(false) },
 		"stop-peer":  func() { w.b.stop(w.t) },
 		"start-peer": w.startB,
 		"cut":        func() { w.relay.set(true) },

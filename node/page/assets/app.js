@@ -67,7 +67,9 @@ function show() {
   main.replaceChildren(view.el);
   document.title = `${view.title} · rdsd`;
   for (const a of byId('nav').querySelectorAll('a')) {
-    setAttr(a, 'aria-current', a.getAttribute('href') === `#${view.nav}` ? 'page' : null);
+    const here = a.getAttribute('href') === `#${view.nav}`;
+    setAttr(a, 'aria-current', here ? 'page' : null);
+    if (here) a.scrollIntoView({ block: 'nearest', inline: 'nearest' }); // on a phone it may be beyond the edge
   }
   connect();
   draw();
