@@ -27,11 +27,12 @@ type Listener struct {
 	Log     *slog.Logger   // nil: none
 	Failed  *atomic.Uint64 // counts errors; may be nil
 	Reserve *Reserve       // may be nil
-	// Refuse tells a connection that was accepted with the reserve why it ends. It
-	// does not wait, and need not close it. nil: it is closed without a word.
+	// Refuse tells a connection that was accepted with the reserve why it ends. It must not
+	// wait, and need not close the connection. If it is nil the connection is closed
+	// without a reason.
 	Refuse func(c net.Conn, err error)
 
-	pause time.Duration // owned by whoever accepts
+	pause time.Duration // owned by the accepting goroutine
 	said  time.Time
 	done  chan struct{}
 	once  sync.Once
@@ -86,9 +87,9 @@ func ofOne(err error) bool {
 	return false
 }
 
-// refuseOne takes one connection with the descriptor that was kept for that. If
-// somebody else was faster to take the descriptor, nothing happens: the connection
-// goes on waiting.
+// refuseOne takes one connection with the descriptor that was kept for that. If another
+// goroutine was faster to take the descriptor, nothing happens: the connection goes on
+// waiting.
 func (l *Listener) refuseOne(why error) (took bool) {
 	if d, ok := l.Listener.(interface{ SetDeadline(time.Time) error }); ok {
 		d.SetDeadline(time.Now().Add(10 * time.Millisecond)) // it may have gone by itself

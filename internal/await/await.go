@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// Until fails the test when f does not become true within limit. what says, as a whole
-// sentence, what was to be.
+// Until fails the test when f does not become true within limit. what is a whole sentence
+// that says what should have happened.
 func Until(t testing.TB, limit time.Duration, what string, f func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(limit); !f(); time.Sleep(time.Millisecond) {

@@ -11,7 +11,7 @@ var classes = [...]int{4 << 10, 16 << 10, 64 << 10, 256 << 10, 1<<20 + 4096}
 // SlabSize is the size of the buffers small datagrams are copied into together.
 const SlabSize = 64 << 10
 
-// Buf is one buffer. B's length is what was asked for.
+// Buf is one buffer. B has the length that was asked for.
 type Buf struct {
 	B     []byte
 	ID    uint32 // of a foreign buffer: its owner's name for it
@@ -28,8 +28,8 @@ var (
 // InUse tells how many bytes are out of the pool, by size class.
 func InUse() int64 { return inUse.Load() }
 
-// Get returns a buffer of n bytes with one reference. n may not be larger than
-// 1 MiB + 4096: that is a mistake of the caller, who checks lengths first.
+// Get returns a buffer of n bytes with one reference. n may not be larger than 1 MiB +
+// 4096: that is a mistake of the caller, which has to check lengths first.
 func Get(n int) *Buf {
 	for i, size := range classes {
 		if n > size {
@@ -47,7 +47,7 @@ func Get(n int) *Buf {
 	panic("buf: size above the largest class")
 }
 
-// Size is what the buffer costs, at least len(B).
+// Size returns the memory of the buffer, at least len(B).
 func (b *Buf) Size() int {
 	if b.owner != nil {
 		return len(b.B)

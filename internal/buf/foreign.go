@@ -3,9 +3,9 @@ package buf
 // Owner has memory of its own, a place in a client's ring for example, that
 // is to be handed around like a buffer of the pools.
 type Owner interface {
-	// Free is told that nobody refers to b any more: once for each time it was
-	// lent, on the thread of whoever gave up the last reference. From then on b
-	// may be lent again. It must not block.
+	// Free is called when no reference to b is left: once for each time it was lent, on the
+	// thread that gave up the last one. From then on b may be lent again. It must not
+	// block.
 	Free(b *Buf)
 }
 

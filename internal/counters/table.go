@@ -6,7 +6,7 @@ import (
 	"sync/atomic"
 )
 
-// Desc names one counter and says what moves it.
+// Desc names one counter and describes it.
 type Desc struct {
 	Name string
 	Help string
@@ -58,8 +58,8 @@ func (t *Table[T]) Descs() []Desc { return t.descs }
 // Len is the number of counters.
 func (t *Table[T]) Len() int { return len(t.descs) }
 
-// Read appends the values of p to dst, in the order of Descs. Atomic fields
-// are loaded; for plain fields the caller holds whatever lock guards p.
+// Read appends the values of p to dst, in the order of Descs. Atomic fields are loaded; for
+// plain fields the caller holds the lock that guards p.
 func (t *Table[T]) Read(dst []uint64, p *T) []uint64 {
 	v := reflect.ValueOf(p).Elem()
 	for _, f := range t.fields {

@@ -23,7 +23,7 @@ var Names = []string{
 	"ring.outcome.ledger",  // the ledger says it is published
 	"ring.outcome.tail",    // the client sees it, the entry is still there
 	"ring.outcome.free",    // one entry is free
-	// Publishing what was received.
+	// Publishing received datagrams.
 	"ring.receive.place",    // payload and descriptor written, nothing recorded
 	"ring.receive.refusals", // the lane's refusals stored
 	"ring.receive.record",   // commit record written, not valid
@@ -32,7 +32,7 @@ var Names = []string{
 	"ring.receive.table",    // one region's tail is in the region table
 	"ring.receive.lane",     // the lane is up to date, the record still valid
 	"ring.receive.done",     // the record is cleared
-	// Taking what was released.
+	// Taking releases.
 	"ring.release",
 }
 

@@ -2,9 +2,9 @@ package eintr
 
 import "golang.org/x/sys/unix"
 
-// Again makes a system call until no signal interrupts it: the runtime sends signals to
-// its own threads, and some file systems (FUSE, network ones) let those end an open or a
-// change of size, which nobody who asked for that has anything to do with.
+// Again makes a system call until no signal interrupts it: the runtime sends signals to its
+// own threads, and some file systems (FUSE, network ones) let those interrupt an open or a
+// change of size, which are no signals for the caller.
 func Again(call func() error) error {
 	for {
 		if err := call(); err != unix.EINTR {

@@ -14,8 +14,8 @@ const (
 	highest = 31999
 )
 
-// On finds a TCP port that nobody uses at any of the addresses, without any at
-// 0.0.0.0. Nobody else is told it twice but by chance, 1 in 22,000.
+// On finds a TCP port that is unused at all of the addresses, without any at 0.0.0.0.
+// Another caller gets the same port only by chance, 1 in 22,000.
 func On(addrs ...netip.Addr) (uint16, error) {
 	if len(addrs) == 0 {
 		addrs = []netip.Addr{netip.IPv4Unspecified()}

@@ -29,7 +29,7 @@ const (
 	Volume             // a mapping, an export, or a request to a store
 	Page               // a request to the page for monitoring
 	Task               // something in the background: a save, a log, a reload
-	Step               // a step of an engine, or what has no one to end: the process ended
+	Step               // a step of an engine, or work that belongs to no object: the process ended
 	Kinds              // how many there are
 )
 
@@ -52,7 +52,7 @@ type Guard struct {
 	counts [Kinds]atomic.Uint64
 }
 
-// Error is the reason that who is ended is told.
+// Error is the reason given to the object that is ended.
 type Error struct {
 	What  What
 	Value any // of the panic
@@ -62,7 +62,7 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("internal error in the daemon (a panic in the work for this %v; its log has the stack)", e.What)
 }
 
-// lockPatience is how long a lock is waited for that nobody seems to give back. It
+// lockPatience is how long a lock is waited for that its holder seems not to give back. It
 // is longer than any step takes on a machine that is short of processors.
 const lockPatience = 2 * time.Second
 
@@ -74,8 +74,8 @@ func (g *Guard) Count(w What) uint64 {
 	return g.counts[w].Load()
 }
 
-// Recover is deferred by whoever works for one: if that panics, end is called with
-// the reason, which closes that one. end may be nil.
+// Recover is deferred by work for one object: if that panics, end is called with the
+// reason, and closes the object. end may be nil.
 func (g *Guard) Recover(w What, end func(error)) {
 	if g == nil {
 		return
@@ -95,9 +95,9 @@ func (g *Guard) Do(w What, f func()) (err error) {
 	return nil
 }
 
-// Caught is what a deferred function does with what recover returned. It is called
-// in that function, while the stack of the panic is still there. It returns the
-// reason to end with, or does not return.
+// Caught is called by a deferred function with the result of recover. It is called in that
+// function, while the stack of the panic is still there. It returns the reason to end with,
+// or does not return.
 func (g *Guard) Caught(w What, v any) error {
 	if g == nil {
 		panic(v)
@@ -112,7 +112,7 @@ func (g *Guard) Caught(w What, v any) error {
 	return g.Below(w, v)
 }
 
-// Below is Caught for work that no step is a part of, whoever called it: between the
+// Below is Caught for work that no step is a part of, even if a step called it: between the
 // deferred function and the panic there is neither a function of a core nor a lock of an
 // engine. The caller, a step perhaps, goes on as if the work had returned an error.
 func (g *Guard) Below(w What, v any) error {
@@ -156,7 +156,7 @@ func (g *Guard) within() string {
 	}
 }
 
-// unlocked reports whether all locks can be had, and so are held by nobody who is
+// unlocked reports whether all locks can be had, and so none is held by a goroutine that is
 // gone.
 func (g *Guard) unlocked() bool {
 	if g.Locks == nil {

@@ -34,11 +34,11 @@ var Points = []string{
 	"accept",       // a connection that was accepted
 	"handshake",    // and one for volumes
 	"restore",      // a mapping that is brought up again
-	"save",         // what is persistent is written
+	"save",         // persistent state is written
 	"page",         // a request to the page for monitoring
 	"collect",      // metrics are read
 	"step",         // a step of an engine, with its lock
-	"step.late",    // what a step ordered, with the lock let go
+	"step.late",    // the orders of a step, with the lock released
 }
 
 var (

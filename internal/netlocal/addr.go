@@ -7,9 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// IsLocal reports whether an address is one of this machine: whether what is
-// sent there stays here (the kernel's table "local", with all of 127.0.0.0/8).
-// Where the kernel cannot be asked, an address that may be bound counts as one.
+// IsLocal reports whether an address is one of this machine: packets to it stay here (the
+// kernel's table "local", with all of 127.0.0.0/8). Where the kernel cannot be asked, an
+// address that may be bound counts as one.
 func IsLocal(a netip.Addr) bool {
 	a = a.Unmap()
 	if a.IsLoopback() {

@@ -67,7 +67,7 @@ func send(fd int, kind, flags uint16, body []byte) error {
 	return os.NewSyscallError("netlink send", err)
 }
 
-// receive reads one datagram, of the kernel and of nobody else.
+// receive reads one datagram, which must come from the kernel.
 func receive(fd int, buf []byte) ([]syscall.NetlinkMessage, error) {
 	for {
 		n, from, err := unix.Recvfrom(fd, buf, 0)

@@ -32,9 +32,9 @@ const (
 	idCookie         = 40
 )
 
-// States of TCP in which a socket is somebody's end of a connection
-// (include/net/tcp_states.h). The others are a listener's, or what the kernel
-// keeps of a connection whose socket is gone, of which it says uid 0.
+// States of TCP in which a socket is a process's end of a connection
+// (include/net/tcp_states.h). The others are a listener's, or those of a connection whose
+// socket is gone, for which the kernel reports uid 0.
 const owned = 1<<1 | 1<<4 | 1<<5 | 1<<8 | 1<<9 | 1<<11 // ESTABLISHED FIN_WAIT1 FIN_WAIT2 CLOSE_WAIT LAST_ACK CLOSING
 
 const tcpEstablished = 1

@@ -19,7 +19,7 @@ type AddrWatch struct {
 	rc syscall.RawConn
 }
 
-// WatchAddrs begins to watch; what happens from now on is told by Next.
+// WatchAddrs begins to watch; Next reports the changes from then on.
 func WatchAddrs() (*AddrWatch, error) {
 	fd, err := open(unix.NETLINK_ROUTE, unix.RTMGRP_IPV4_IFADDR|unix.RTMGRP_IPV6_IFADDR)
 	if err != nil {

@@ -11,19 +11,19 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// Kind is what memory is held for.
+// Kind is the purpose that memory is held for.
 type Kind uint8
 
-// Kinds. docs/operations.md has the same table for whoever runs a node.
+// Kinds. docs/operations.md has the same table for administrators.
 const (
 	Control    Kind = iota // messages of control connections, while they come in pieces
 	Calls                  // gRPC messages that are not whole, or not read
 	Waiting                // sends that wait to be accepted
 	Clients                // connections and streams of clients
-	Sockets                // sockets, with what lies ready for their rings
+	Sockets                // sockets, with the memory kept ready for their rings
 	Regions                // pages of memory shared with clients that the daemon has used
 	Partial                // payloads of peers that are not whole
-	Handshakes             // connections that have not said who they are
+	Handshakes             // connections that have not identified themselves
 	Peers                  // peers and their links
 	Chunks                 // memory that sessions of volumes write into
 	Requests               // requests of programs that use mapped volumes
@@ -31,12 +31,12 @@ const (
 	NumKinds
 )
 
-// kinds is the table: what a kind is called, the part of the limit that it may take, and
-// what of the limit it leaves free whoever holds the rest, both in 64ths. A kind that
-// strangers can fill leaves room for the others by the first. By the second, what is
-// under way goes on when many small holders have together taken all they may: data that
-// strangers bring leaves most, peers less, who connects or opens a socket still less,
-// and datagrams and the pages they come in have the last of the memory.
+// kinds is the table: the name of a kind, the part of the limit that it may take, and the
+// part of the limit that it leaves free, whichever kinds hold the rest, both in 64ths. By
+// the first, a kind that strangers can fill leaves room for the others. By the second, work
+// under way goes on when many small holders have together taken all they may: data of
+// strangers leaves most, peers less, new connections and sockets still less, and datagrams
+// and the pages they come in have the last of the memory.
 var kinds = [NumKinds]struct {
 	name         string
 	part, leaves int64
@@ -55,13 +55,13 @@ var kinds = [NumKinds]struct {
 	Page:       {"page", 8, 6},
 }
 
-// partOf is what a kind may take of the limit.
+// partOf returns how much of the limit a kind may take.
 func (n *Node) partOf(k Kind) int64 { return n.limit / 64 * kinds[k].part }
 
-// leavesOf is what of the limit a holder of whole bytes leaves free when it takes some of
-// kind k. A user who holds little leaves nothing: users are few, and one whose calls or
-// sends are under way is not to stand still because others have much. Peers are as many
-// as there are addresses, so that each leaves the same.
+// leavesOf returns how much of the limit a holder of whole bytes leaves free when it takes
+// some of kind k. A user that holds little leaves nothing: users are few, and one with
+// calls or sends under way must not stand still because others have much. There are as many
+// peers as addresses, so each leaves the same.
 func (n *Node) leavesOf(k Kind, h Holder, whole int64) int64 {
 	if h.User && whole <= n.limit/32 {
 		return 0
@@ -71,7 +71,7 @@ func (n *Node) leavesOf(k Kind, h Holder, whole int64) int64 {
 
 func (k Kind) String() string { return kinds[k].name }
 
-// Holder is who memory is held for: a user with clients here, or a peer. The
+// Holder identifies the user with clients here, or the peer, that memory is held for. The
 // zero Holder is the node itself.
 type Holder struct {
 	Peer netip.Addr
@@ -124,8 +124,8 @@ type Account struct {
 	kinds  [NumKinds]atomic.Int64
 }
 
-// New makes the account of a node that may hold limit bytes. elsewhere, which
-// may be nil, tells what is held within the same limit and counted by others.
+// New makes the account of a node that may hold limit bytes. elsewhere, which may be nil,
+// returns the bytes held within the same limit and counted by others.
 func New(limit int64, elsewhere func() int64) *Node {
 	return &Node{limit: limit, elsewhere: elsewhere, accounts: map[Holder]*Account{}, wanted: make(chan struct{}, 1)}
 }
@@ -133,10 +133,10 @@ func New(limit int64, elsewhere func() int64) *Node {
 // Limit is how many bytes the node may hold.
 func (n *Node) Limit() int64 { return n.limit }
 
-// Rest is what is held of all kinds, for whoever counts within the same limit.
+// Rest counts the bytes held of all kinds, for others that count within the same limit.
 func (n *Node) Rest() *atomic.Int64 { return &n.used }
 
-// Used is what is held, that counted elsewhere included.
+// Used returns the bytes held, those counted elsewhere included.
 func (n *Node) Used() int64 {
 	u := n.used.Load()
 	if n.elsewhere != nil {
@@ -158,8 +158,8 @@ func (n *Node) Account(h Holder) *Account {
 	return a
 }
 
-// Close gives the account up. What is still taken in its name stays so until it
-// is given back; a closed account may be used for that.
+// Close gives the account up. Memory still taken in its name stays so until it is given
+// back; a closed account may be used for that.
 func (a *Account) Close() {
 	n := a.node
 	n.mu.Lock()
@@ -169,23 +169,22 @@ func (a *Account) Close() {
 	}
 }
 
-// Holder is who the account belongs to.
+// Holder returns the holder of the account.
 func (a *Account) Holder() Holder { return a.holder }
 
-// Used is what the account holds.
+// Used returns the bytes that the account holds.
 func (a *Account) Used() int64 { return a.used.Load() }
 
-// alpha is how many times what is still free one holder may hold: each that
-// takes all it can leaves a quarter of what there was to those that follow.
+// alpha is the multiple of the free memory that one holder may hold: each that takes all it
+// can leaves a quarter of the memory it found to those that follow.
 const alpha = 3
 
-// alphaElsewhere is the same for what is counted elsewhere, datagrams: who has
-// filled its share with them can still connect, look and cancel.
+// alphaElsewhere is the same for memory counted elsewhere, that of datagrams: a holder that
+// has filled its share with them can still connect, look and cancel.
 const alphaElsewhere = 2
 
-// alphaWhole is the same for all that a holder has, its pages of regions with the rest: what
-// of them is needed is not given back, so that who has many of those may not have the last
-// of the memory besides.
+// alphaWhole is the same for all the memory of a holder, pages of regions included: pages in
+// use are not given back, so a holder of many may not have the last of the memory besides.
 const alphaWhole = 7
 
 // Take takes size bytes of kind k, or says why they cannot be had. A nil account
@@ -225,10 +224,10 @@ func (a *Account) Take(k Kind, size int64) error {
 	return a.refusal(k, size, total-size, kind-size, whole-size)
 }
 
-// over reports whether a holder that has whole bytes in all is beyond its share when so
-// much is free: more than times what is free for it. What of pages of regions nobody needs
-// is given back before it is missed, and how many pages a holder has is for their own
-// kind to bound: so they are nobody's, and free, where something else is wanted.
+// over reports whether a holder that has whole bytes in all is beyond its share, which is
+// times the memory free for it. Unused pages of regions are given back before they are
+// missed, and their own kind bounds how many a holder has: so they count as free when
+// memory of another kind is wanted.
 func (a *Account) over(k Kind, whole, free, times int64) bool {
 	if k == Regions {
 		return whole > times*free
@@ -241,10 +240,10 @@ func (a *Account) over(k Kind, whole, free, times int64) bool {
 // back first. A caller that can wait tries again in a moment.
 var ErrRationed = rdserr.With(rdserr.ErrNoMemory, "memory of this kind grows faster than other memory is given back")
 
-// Ration bounds how far a kind grows until Ration is called again: up to upTo bytes.
-// Beyond low it is said (Asked, Wanted) that more is wanted. Memory that is not Go's
-// has to be rationed: it is there at once, and the collector gives back what it takes
-// the place of some time later.
+// Ration bounds how far a kind grows until Ration is called again: up to upTo bytes. Beyond
+// low Asked and Wanted report that more is wanted. Memory that is not Go's has to be
+// rationed: it is taken at once, and the collector gives back the Go memory whose place it
+// takes some time later.
 func (n *Node) Ration(k Kind, low, upTo int64) {
 	g := &n.kinds[k]
 	g.low.Store(max(low, 1))
@@ -288,7 +287,7 @@ func (a *Account) refusal(k Kind, size, total, kind, mine int64) error {
 	return rdserr.With(rdserr.ErrNoMemory, "%v holds its share of limits.memory_bytes (%d): %d bytes, with %d free for all; %d more were wanted for %v", a.holder, n.limit, mine, n.limit-total, size, k)
 }
 
-// Grow takes what is there already and cannot be refused.
+// Grow takes memory that is there already and cannot be refused.
 func (a *Account) Grow(k Kind, size int64) {
 	if a == nil {
 		return
@@ -299,7 +298,7 @@ func (a *Account) Grow(k Kind, size int64) {
 	a.kinds[k].Add(size)
 }
 
-// Give gives back what Take or Grow took.
+// Give gives back memory taken by Take or Grow.
 func (a *Account) Give(k Kind, size int64) { a.Grow(k, -size) }
 
 // Hold notes n bytes more, or with a negative n less, that are counted elsewhere
@@ -310,9 +309,9 @@ func (a *Account) Hold(n int64) {
 	}
 }
 
-// Fits reports whether n bytes more, to be counted elsewhere, are within the
-// holder's share of what is free. mine and all are what the caller has taken in the
-// holder's name and of the node, and has not told yet.
+// Fits reports whether n bytes more, to be counted elsewhere, are within the holder's share
+// of the free memory. mine and all are the bytes that the caller has taken in the holder's
+// name and of the node, and has not reported yet.
 func (a *Account) Fits(n, mine, all int64) bool {
 	if a == nil {
 		return true
@@ -332,7 +331,7 @@ func (a *Account) Tight(k Kind, size int64) bool {
 }
 
 // OverShare reports whether size bytes more of kind k would be beyond the holder's share of
-// what is free: then what it lacks is with itself, and not with others.
+// the free memory: then it holds the memory it lacks itself, and not others.
 func (a *Account) OverShare(k Kind, size int64) bool {
 	if a == nil {
 		return false
@@ -340,7 +339,7 @@ func (a *Account) OverShare(k Kind, size int64) bool {
 	return a.over(k, a.used.Load()+size, a.node.limit-a.node.Used()-size, alpha)
 }
 
-// Usage is what is held of one kind.
+// Usage describes the memory held of one kind.
 type Usage struct {
 	Kind    Kind
 	Used    int64
@@ -348,7 +347,7 @@ type Usage struct {
 	Refused uint64
 }
 
-// Kinds tells what is held of each kind.
+// Kinds returns the usage of each kind.
 func (n *Node) Kinds() []Usage {
 	l := make([]Usage, NumKinds)
 	for k := range l {
@@ -358,7 +357,7 @@ func (n *Node) Kinds() []Usage {
 	return l
 }
 
-// Holding is what one holder has.
+// Holding describes the memory of one holder.
 type Holding struct {
 	Holder Holder
 	Used   int64

@@ -2,20 +2,20 @@ package reactor
 
 import "github.com/rdsd/rdsd/internal/guard"
 
-// Owner is one for whom a reactor works: a socket, a link, a connection. A Handler or
-// a Poller that is an Owner answers for itself; functions and timers are given theirs
-// with DoFor and Timer.For. A panic in work that has no Owner ends the process.
+// Owner is an object that a reactor works for: a socket, a link, a connection. A Handler or
+// a Poller that is an Owner answers for itself; functions and timers are given theirs with
+// DoFor and Timer.For. A panic in work that has no Owner ends the process.
 type Owner interface {
-	// Work is the kind of what is done for it, for the counter of panics.
+	// Work returns the kind of work done for it, for the counter of panics.
 	Work() guard.What
-	// Fault is called on the reactor's thread when the work for it has panicked: it
-	// ends itself with that reason. Its descriptor is not watched any more, and it is
-	// not polled. Fault may find what it guards with its own locks held or half
-	// changed; a panic in Fault ends the process.
+	// Fault is called on the reactor's thread when the work for it has panicked: it ends
+	// itself with that reason. Its descriptor is not watched any more, and it is not
+	// polled. Fault may find its own locks held and its state half changed; a panic in
+	// Fault ends the process.
 	Fault(err error)
 }
 
-// doing says what the thread calls, so that who panicked can be told from the rest.
+// doing says what the thread calls, so that the owner of a panic can be told.
 type doing struct {
 	what uint8
 	at   int // of events
@@ -31,8 +31,8 @@ const (
 	inEnd
 )
 
-// contain is deferred by the loop: it ends the one whose work has panicked, and
-// keeps what stood behind it for the turns to come.
+// contain is deferred by the loop: it ends the owner whose work has panicked, and keeps the
+// work behind it for the turns to come.
 func (r *Reactor) contain() {
 	if r.rest.opt.Guard == nil {
 		return // as if there were nothing here
@@ -77,7 +77,7 @@ func (r *Reactor) at() *source {
 	return nil
 }
 
-// owner is whom the work under way is for.
+// owner returns the owner of the work under way.
 func (r *Reactor) owner() (o Owner) {
 	switch r.doing.what {
 	case inQueue:
@@ -98,7 +98,7 @@ func (r *Reactor) owner() (o Owner) {
 	return o
 }
 
-// endsAgain puts back what runEnds has not come to.
+// endsAgain puts back the functions that runEnds has not come to.
 func (r *Reactor) endsAgain() {
 	var rest []func()
 	for _, f := range r.ending {

@@ -23,16 +23,16 @@ type Poller interface {
 const stayHot = time.Millisecond
 
 type hotPoller struct {
-	p    Poller // nil: forgotten meanwhile
+	p    Poller // nil: it was forgotten meanwhile
 	last time.Duration
 }
 
-// hotList is what is polled; owned by the thread.
+// hotList holds the pollers that are hot; owned by the thread.
 type hotList struct {
 	list  []hotPoller
 	place map[Poller]int
 	holes bool
-	at    Poller // what is called; see Reactor.doing
+	at    Poller // the poller being called; see Reactor.doing
 	// dozed went to sleep together with the reactor. If that was short they go
 	// on where they were, and the other side need not ring.
 	dozed []hotPoller
@@ -40,9 +40,9 @@ type hotList struct {
 
 func (l *hotList) init() { l.place = map[Poller]int{} }
 
-// Hot has p polled every turn from now on, until it has been idle for about a
-// millisecond or the reactor sleeps: then p.Sleep is called, and it is polled no
-// more until Hot is called again. A poller that becomes hot is told Wake.
+// Hot has p polled every turn from now on, until it has been idle for about a millisecond
+// or the reactor sleeps: then p.Sleep is called, and it is polled no more until Hot is
+// called again. Wake is called on a poller that becomes hot.
 func (r *Reactor) Hot(p Poller) {
 	if !r.OnThread() {
 		r.Do(func() { r.Hot(p) })

@@ -12,13 +12,13 @@ type queue struct {
 	funcs   []task // guarded by mu
 	closed  bool   // guarded by mu
 	running []task // owned by the thread
-	at      int    // of running, what is run; owned by the thread
+	at      int    // of running, the task being run; owned by the thread
 }
 
-// task is a function with whom it is run for.
+// task is a function with its owner.
 type task struct {
 	f     func()
-	owner Owner // nil: nobody
+	owner Owner // nil: none
 }
 
 // put reports whether the functions of the reactor will still be run.
@@ -33,7 +33,7 @@ func (q *queue) put(f task) bool {
 	return true
 }
 
-// run runs what is there now; what that adds waits for the next turn.
+// run runs the functions that are there now; those they add wait for the next turn.
 func (q *queue) run() bool {
 	q.mu.Lock()
 	q.funcs, q.running = q.running[:0], q.funcs
@@ -47,7 +47,7 @@ func (q *queue) run() bool {
 	return len(q.running) > 0
 }
 
-// close runs what is left and takes no more.
+// close runs the functions that are left and takes no more.
 func (q *queue) close() {
 	for {
 		q.mu.Lock()
@@ -73,7 +73,8 @@ func (r *Reactor) DoFor(o Owner, f func()) {
 	}
 }
 
-// again puts back what a panic kept from being run. On the thread.
+// again puts back the functions that a panic kept from being run. It is called on the
+// thread.
 func (q *queue) again() {
 	if q.at >= len(q.running) {
 		return
@@ -86,9 +87,9 @@ func (q *queue) again() {
 	q.posted.Store(true)
 }
 
-// Sync waits until the reactor's thread is between two pieces of work: what was
-// removed, forgotten or stopped before it was called is not being called any
-// more. On the reactor's own thread, and when that has ended, it returns at once.
+// Sync waits until the reactor's thread is between two pieces of work: handlers, pollers
+// and timers that were removed, forgotten or stopped before the call are not being called
+// any more. On the reactor's own thread, and when that has ended, it returns at once.
 func (r *Reactor) Sync() {
 	if r.OnThread() {
 		return

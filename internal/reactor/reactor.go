@@ -15,9 +15,8 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 )
 
-// DefaultSpin is how long a reactor yields before it sleeps, unless told
-// otherwise: two wake-ups across processors, so that a partner who slept finds
-// it awake.
+// DefaultSpin is how long a reactor yields before it sleeps, unless told otherwise: two
+// wake-ups across processors, so that a partner that slept finds it awake.
 const DefaultSpin = 50 * time.Microsecond
 
 // Options of a reactor.
@@ -38,7 +37,7 @@ type Options struct {
 // goroutine unless they say otherwise.
 type Reactor struct {
 	epfd, evfd int
-	thread     atomic.Uintptr // who the thread is (self); 0 when it has ended
+	thread     atomic.Uintptr // identifies the thread (self); 0 when it has ended
 	closing    atomic.Bool
 	done       chan struct{} // closed when the loop has ended
 
@@ -54,7 +53,7 @@ type Reactor struct {
 	sources atomic.Pointer[[]atomic.Pointer[source]] // by descriptor
 
 	// Owned by the thread.
-	doing  doing         // what it calls just now
+	doing  doing         // the call under way
 	now    time.Duration // start of this turn, since base
 	hot    hotList
 	ends   []func() // run at the end of this turn
@@ -102,7 +101,7 @@ func New(o Options) (*Reactor, error) {
 		unix.Close(r.epfd)
 		return nil, os.NewSyscallError("eventfd", err)
 	}
-	// Edge-triggered: every ring is one event, and nobody has to read it.
+	// Edge-triggered: every ring is one event, and need not be read.
 	ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: -1}
 	if err = unix.EpollCtl(r.epfd, unix.EPOLL_CTL_ADD, r.evfd, &ev); err == nil {
 		if err = r.rest.open(r); err == nil {
@@ -124,9 +123,9 @@ func (r *Reactor) closeFiles() {
 	unix.Close(r.epfd)
 }
 
-// Close ends the reactor and waits until its thread has ended. What Do was
-// given before is still run; handlers, pollers and timers are not called any
-// more. It must not be called on the reactor's own thread.
+// Close ends the reactor and waits until its thread has ended. Functions given to Do before
+// are still run; handlers, pollers and timers are not called any more. It must not be
+// called on the reactor's own thread.
 func (r *Reactor) Close() {
 	if r.OnThread() {
 		panic("reactor: Close on the reactor's own thread would wait for itself")
@@ -146,7 +145,7 @@ func (r *Reactor) Close() {
 	r.closeFiles()
 }
 
-// OnThread tells whether the caller is called by the reactor. It costs about a
+// OnThread reports whether the caller is called by the reactor. It costs about a
 // nanosecond.
 func (r *Reactor) OnThread() bool { return r.thread.Load() == self() }
 
@@ -156,8 +155,8 @@ func (r *Reactor) Stats() (turns, sleeps, wakes, spins uint64) {
 	return r.turns.Load(), r.sleeps.Load(), r.wakes.Load(), r.spins.Load()
 }
 
-// run is the reactor's goroutine. If it is locked to its thread when it ends,
-// the thread ends with it: its CPU set and name are nobody else's.
+// run is the reactor's goroutine. If it is locked to its thread when it ends, the thread
+// ends with it: its CPU set and name are not inherited by other goroutines.
 func (r *Reactor) run(begun chan<- error) {
 	r.thread.Store(self())
 	err := r.rest.lock()
@@ -173,7 +172,7 @@ func (r *Reactor) run(begun chan<- error) {
 	close(r.done)
 }
 
-// closeQueue runs what is left, past what panics.
+// closeQueue runs the functions that are left, past those that panic.
 func (r *Reactor) closeQueue() {
 	for closed := false; !closed; {
 		func() {
@@ -185,8 +184,8 @@ func (r *Reactor) closeQueue() {
 	}
 }
 
-// loop ends when the reactor is closed, or with a panic that was contained. Its
-// deferred function is all that this costs: one for a life, not for a turn.
+// loop ends when the reactor is closed, or with a panic that was contained. That costs its
+// one deferred function: once for the reactor, not for each turn.
 func (r *Reactor) loop() {
 	defer r.contain()
 	busy := true
@@ -223,14 +222,13 @@ func (r *Reactor) loop() {
 			r.doing.what = inPoller
 			r.hot.woken(r.now)
 		}
-		busy = true // whatever ended it; at worst the spin begins anew
+		busy = true // in any case; at worst the spin begins again
 	}
 }
 
-// turn does a bounded piece of whatever there is and reports whether there was
-// anything. When the one before found nothing, what a poller brings is ended
-// before epoll is asked: somebody waits for it, and nothing else that could go
-// with it is there.
+// turn does a bounded piece of the work there is and reports whether there was any. When
+// the turn before found nothing, work from a poller is finished (Defer) before epoll is
+// asked: its partner waits for it, and no other work could be batched with it.
 func (r *Reactor) turn(spinning bool) (worked bool) {
 	add(&r.turns)
 	if r.queue.posted.Load() {
@@ -318,9 +316,9 @@ func (r *Reactor) ring() {
 	r.ringing.Add(-1)
 }
 
-// Defer runs f on the reactor's thread at the end of the turn under way: what
-// one turn collects from many sources, a path to transmit on for example, is
-// done once. It may be called on the reactor's thread only.
+// Defer runs f on the reactor's thread at the end of the turn under way: work that one turn
+// collects from many sources, a path to transmit on for example, is done once. It may be
+// called on the reactor's thread only.
 func (r *Reactor) Defer(f func()) {
 	if !r.OnThread() {
 		panic("reactor: Defer from another thread")
@@ -328,7 +326,8 @@ func (r *Reactor) Defer(f func()) {
 	r.ends = append(r.ends, f)
 }
 
-// runEnds runs what this turn deferred; what that defers in turn belongs to the next.
+// runEnds runs the functions that this turn deferred; those they defer belong to the next
+// turn.
 func (r *Reactor) runEnds() {
 	r.doing.what = inEnd
 	r.ends, r.ending = r.ending[:0], r.ends
@@ -341,6 +340,6 @@ func (r *Reactor) runEnds() {
 // add counts in the only thread that counts.
 func add(c *atomic.Uint64) { c.Store(c.Load() + 1) }
 
-// Yield gives the processor to whatever other thread wants it; the scheduler of
-// Go is not told. It is for waiting on a reactor's thread, for moments.
+// Yield gives the processor to any other thread that wants it, unknown to the scheduler of
+// Go. It is for waiting on a reactor's thread, for moments.
 func Yield() { unix.RawSyscallNoError(unix.SYS_SCHED_YIELD, 0, 0, 0) }

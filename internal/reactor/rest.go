@@ -18,16 +18,16 @@ import (
 // thread again when work comes faster. The first piece of work after a pause
 // waits a little longer for that.
 //
-// What the runtime's poller watches is an epoll set with the reactor's own in
-// it, armed for one event each time the reactor goes to rest: the poller hears
-// nothing of what comes while the reactor is awake.
+// The runtime's poller watches an epoll set with the reactor's own in it, armed for one
+// event each time the reactor goes to rest: the poller does not see events that come while
+// the reactor is awake.
 type rest struct {
 	set   int // epoll set: epfd is in it
 	file  *os.File
 	raw   syscall.RawConn
 	ready func(uintptr) bool
 	alarm int           // timerfd, in epfd
-	due   time.Duration // what alarm is set to
+	due   time.Duration // the time alarm is set to
 
 	opt    Options
 	locked bool // to the thread
@@ -93,7 +93,7 @@ func (s *rest) wait(r *Reactor, until time.Duration) {
 		s.failed = s.raw.Read(s.ready) != nil || s.failed
 	}
 	if s.failed {
-		// What ready found is not told again: descriptors report edges.
+		// The events that ready found are not reported again: descriptors report edges.
 		if r.late == 0 {
 			r.late = r.wait(until)
 		}
@@ -112,16 +112,16 @@ func (s *rest) arm(until time.Duration) bool {
 		t.Value = unix.NsecToTimespec(int64(max(until-Clock(), 1)))
 	}
 	if unix.TimerfdSettime(s.alarm, 0, &t, nil) != nil {
-		s.due = -1 // whatever it is set to now
+		s.due = -1 // from any value it is set to now
 		return false
 	}
 	s.due = until
 	return true
 }
 
-// watch says which events of the reactor's set the runtime's poller is to hear
-// of, once. Nobody takes the event from the set in between, so without 0 the
-// poller would be woken by everything that comes from then on.
+// watch says which events of the reactor's set the runtime's poller is to hear of, once.
+// The event stays in the set in between, so without 0 the poller would be woken by every
+// later event.
 func (s *rest) watch(r *Reactor, events uint32) bool {
 	ev := unix.EpollEvent{Events: events | unix.EPOLLONESHOT}
 	return unix.EpollCtl(s.set, unix.EPOLL_CTL_MOD, r.epfd, &ev) == nil

@@ -10,8 +10,8 @@ import (
 
 // Handler is called on the reactor's thread when its descriptor is ready.
 type Handler interface {
-	// Ready does a bounded piece of work. Events are level-triggered: what is
-	// left undone brings it back in the next turn.
+	// Ready does a bounded piece of work. Events are level-triggered: unfinished work
+	// brings it back in the next turn.
 	Ready(events uint32)
 }
 
@@ -20,9 +20,8 @@ type Handler interface {
 // spins: that saves a system call where an answer is waited for.
 type Eager interface {
 	Handler
-	// Try does what Ready does when there is something to be read, and reports
-	// whether there was. It is not called after Remove, but whatever events are
-	// asked for.
+	// Try does what Ready does when there is something to be read, and reports whether
+	// there was. It is called for any events that are asked for, but not after Remove.
 	Try() (worked bool)
 }
 
@@ -72,8 +71,8 @@ func (r *Reactor) tableFor(fd int) ([]atomic.Pointer[source], error) {
 	if fd < len(*p) {
 		return *p, nil
 	}
-	// The thread goes on reading the old table meanwhile; what it finds there
-	// is what was there, for changes wait for regMu.
+	// The thread goes on reading the old table meanwhile, which is still right, because
+	// changes wait for regMu.
 	grown := make([]atomic.Pointer[source], max(64, 2*len(*p), fd+1))
 	for i := range *p {
 		grown[i].Store((*p)[i].Load())
@@ -82,7 +81,7 @@ func (r *Reactor) tableFor(fd int) ([]atomic.Pointer[source], error) {
 	return grown, nil
 }
 
-// Modify changes what fd is watched for.
+// Modify changes the events fd is watched for.
 func (r *Reactor) Modify(fd int, events uint32) error {
 	r.regMu.Lock()
 	defer r.regMu.Unlock()
@@ -94,10 +93,9 @@ func (r *Reactor) Modify(fd int, events uint32) error {
 	return os.NewSyscallError("epoll_ctl(MOD)", unix.EpollCtl(r.epfd, unix.EPOLL_CTL_MOD, fd, &ev))
 }
 
-// Remove ends the watching of fd; it is done before fd is closed. After it
-// returned on the reactor's thread Ready is not called any more. From another
-// thread a call may be under way: Sync waits for its end. What is not there
-// is not removed, and that is no error.
+// Remove ends the watching of fd; it is done before fd is closed. After it returned on the
+// reactor's thread Ready is not called any more. From another thread a call may be under
+// way: Sync waits for its end. Removing a descriptor that is not there is no error.
 func (r *Reactor) Remove(fd int) error {
 	r.regMu.Lock()
 	defer r.regMu.Unlock()
@@ -116,9 +114,9 @@ func (r *Reactor) source(fd int) *source {
 	return nil
 }
 
-// dispatch calls the handlers of the first n events. An event that was fetched
-// before its descriptor was removed, and perhaps given to somebody else, has
-// another generation and is dropped.
+// dispatch calls the handlers of the first n events. An event that was fetched before its
+// descriptor was removed, and perhaps given to another owner, has another generation and is
+// dropped.
 func (r *Reactor) dispatch(n int) {
 	r.doing.what = inSource
 	for i := range n {

@@ -16,14 +16,14 @@ import "time"
 // after patience failures and tried again in short runs, which two partners
 // meet in within a fraction of a second.
 //
-// While every idle moment ends with work the spin may be longer, because one loop
-// that sleeps costs all who work with it several wake-ups: a moment that somebody
-// else takes from one of them must not put all to sleep.
+// While every idle moment ends with work the spin may be longer, because one loop that
+// sleeps costs all its partners several wake-ups: a moment that another process takes from
+// one of them must not put all to sleep.
 //
-// A yield that does not come back soon has given the processor to somebody who
-// computes. Spinning is then the worst that can be done: who sleeps is let in
-// front when work arrives, who yields waits for the end of the other's slice. So
-// the next idle moments begin with sleep, more of them each time.
+// A yield that does not come back soon has given the processor to a computing thread.
+// Spinning is then the worst choice: a sleeping thread is let in front when work arrives, a
+// yielding one waits for the end of the other's slice. So the next idle moments begin with
+// sleep, more of them each time.
 type spin struct {
 	max, near time.Duration
 	budget    time.Duration // for the next idle moment
@@ -41,7 +41,7 @@ const (
 	runEvery  = 64 // once out of patience: of so many sleeps
 	runLen    = 8  // so many begin with a spin
 
-	lostTurn   = 100 * time.Microsecond // between two yields: somebody else computed
+	lostTurn   = 100 * time.Microsecond // between two yields: another thread computed
 	minPenalty = 2
 	maxPenalty = 1024
 )

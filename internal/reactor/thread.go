@@ -32,7 +32,7 @@ func setName(s string) error {
 	return os.NewSyscallError("prctl(PR_SET_NAME)", unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&name[0])), 0, 0, 0))
 }
 
-// processName is what threads without a name of their own are called.
+// processName is the name of threads without one of their own.
 var processName = func() string {
 	b, _ := os.ReadFile("/proc/self/comm")
 	return strings.TrimSpace(string(b))

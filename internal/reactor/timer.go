@@ -13,7 +13,7 @@ const never = time.Duration(1<<63 - 1)
 type Timer struct {
 	r  *Reactor
 	f  func()
-	o  Owner         // nil: nobody; set before it runs
+	o  Owner         // nil: none; set before it runs
 	at time.Duration // guarded by timers.mu
 	i  int           // place in the heap, -1: not in it; guarded by timers.mu
 }
@@ -23,7 +23,7 @@ type timers struct {
 	mu   sync.Mutex
 	heap []*Timer     // guarded by mu
 	next atomic.Int64 // when the first is due; never when there is none
-	at   *Timer       // what is run; owned by the thread
+	at   *Timer       // the timer being run; owned by the thread
 }
 
 // After runs f on the reactor's thread when d has passed.
@@ -76,7 +76,7 @@ func (t *Timer) Stop() bool {
 	return was
 }
 
-// run calls what is due at now, and reports whether there was anything.
+// run calls the timers that are due at now, and reports whether there were any.
 func (ts *timers) run(now time.Duration) (worked bool) {
 	for {
 		ts.mu.Lock()
@@ -104,8 +104,8 @@ func (ts *timers) note() (earlier bool) {
 	return int64(first) < was
 }
 
-// sleepUntil is the time of the first. Called after Reactor.asleep is set: who
-// adds an earlier one from now on rings.
+// sleepUntil returns the time of the first. Called after Reactor.asleep is set: who adds an
+// earlier one from now on rings.
 func (ts *timers) sleepUntil() time.Duration {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()

@@ -21,7 +21,7 @@ func (r *Reactor) wait(until time.Duration) int {
 			return n
 		case unix.EINTR:
 			return 0
-		case unix.ENOSYS, unix.EPERM: // EPERM is what old filters of system calls say of new ones
+		case unix.ENOSYS, unix.EPERM: // EPERM is the answer of old system call filters to new calls
 			if !noPwait2.Swap(true) {
 				continue
 			}
@@ -34,8 +34,8 @@ func (r *Reactor) wait(until time.Duration) int {
 // refused is how long a reactor pauses when the kernel does not let it wait.
 const refused = time.Millisecond
 
-// cannotWait returns when the kernel may let us wait again, and panics where it never
-// will because what it was asked is wrong.
+// cannotWait returns when the kernel may let us wait again, and panics where it never will
+// because the request was wrong.
 func cannotWait(what string, err error) {
 	switch err {
 	case unix.EBADF, unix.EFAULT, unix.EINVAL:

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conn is a connection whose reads and writes are measured. When its client is found
-// to be costly that is told, once, and the call under way and all later ones fail. One
+// Conn is a connection whose reads and writes are measured. When its client is found to be
+// costly the owner is told, once, and the call under way and all later ones fail. One
 // goroutine at a time reads and one writes.
 type Conn struct {
 	net.Conn
@@ -22,7 +22,7 @@ type Conn struct {
 	in, out half
 }
 
-// half is one direction of a Conn: what the call under way is about.
+// half is one direction of a Conn, with the call under way.
 type half struct {
 	try  func(fd uintptr) bool
 	p    []byte
@@ -32,7 +32,8 @@ type half struct {
 }
 
 // Wrap has the calls on c measured, if it, or what its method NetConn leads to, has a
-// descriptor: sockets have. told, which must not block, hears why a client is ended.
+// descriptor: sockets have. told, which must not block, is called with the reason when a
+// client is ended.
 func Wrap(c net.Conn, told func(error)) net.Conn {
 	inner := c
 	for {
@@ -52,7 +53,7 @@ func Wrap(c net.Conn, told func(error)) net.Conn {
 	}
 	w := &Conn{Conn: c, told: told, raw: raw}
 	// Those of syscall, as package net has them: by these the race detector knows that
-	// what came through a socket happened after it was sent.
+	// bytes were received after they were sent.
 	w.in.try = func(fd uintptr) bool { return w.call(&w.in, fd, syscall.Read) }
 	w.out.try = func(fd uintptr) bool { return w.call(&w.out, fd, syscall.Write) }
 	return w

@@ -17,10 +17,10 @@ type Toll struct {
 }
 
 const (
-	// long is a long call, a thousand times what one takes: some 16,000 watchers.
+	// long is the time of a long call, a thousand times the usual: some 16,000 watchers.
 	long = time.Millisecond
-	// perByte is what may be added for what it moves, a hundred times what that takes: on
-	// an emulated processor, or where memory has to be found first, it takes so long.
+	// perByte is the time allowed for each byte, a hundred times the usual: on an emulated
+	// processor, or where memory has to be found first, it takes so long.
 	perByte = 100 * time.Nanosecond
 	// veryLong is one that counts for two.
 	veryLong = 20 * time.Millisecond
@@ -47,8 +47,8 @@ func (t *Toll) Begin() Mark {
 	return m
 }
 
-// End comes after it; bytes is what it has moved. One that has moved nothing has woken
-// nobody. An error says that the client is to be ended.
+// End is called after it; bytes is how many it has moved. A call that has moved none has
+// woken no watcher. With an error the client is to be ended.
 func (t *Toll) End(m Mark, bytes int) error {
 	took, measured := time.Since(base)-m.clock, m.own != 0
 	if measured {
@@ -61,7 +61,7 @@ func (t *Toll) End(m Mark, bytes int) error {
 	return t.judge(took-time.Duration(bytes)*perByte, measured)
 }
 
-// judge says what a call that took so long makes of the client.
+// judge returns the error for a client whose call took so long.
 func (t *Toll) judge(took time.Duration, measured bool) error {
 	switch {
 	case took < long && !measured:
@@ -85,14 +85,14 @@ func (t *Toll) judge(took time.Duration, measured bool) error {
 	return nil
 }
 
-// costly is the error of a client that is ended for what its watchers cost.
+// costly is the error of a client that is ended for the cost of its watchers.
 type costly struct{ took time.Duration }
 
 func (e *costly) Error() string {
 	return "to wake up all who watch the client's descriptor (epoll, poll) takes the daemon " + e.took.Round(10*time.Microsecond).String() + " each time; one millisecond is the most"
 }
 
-// Unwrap is the errno that the client is told.
+// Unwrap returns the errno that the client is told.
 func (e *costly) Unwrap() error { return unix.EUSERS }
 
 // Costly reports whether err says that a client was too expensive to wake.

@@ -14,8 +14,8 @@ var show = flag.Int("transcript.seed", -1, "print the transcript of this seed")
 // before is how many steps are shown before the one that differs.
 const before = 6
 
-// Check runs the programs of seeds 0 to seeds-1 and compares what each step did
-// with file; with update it writes the file anew.
+// Check runs the programs of seeds 0 to seeds-1 and compares the results of each step with
+// file; with update it writes the file again.
 func Check(t *testing.T, file string, update bool, seeds int, run func(t *testing.T, seed int) (steps []string)) {
 	var want []string
 	if !update {
@@ -71,7 +71,7 @@ func digits(s string) string {
 	return fmt.Sprintf("%04x", sum>>16^sum&0xffff)
 }
 
-// differs shows the first step that is not what it was, and what came before it.
+// differs shows the first step that is not as it was, and the steps before it.
 func differs(seed int, steps []string, want string) string {
 	at := 0
 	for at < len(steps) && strings.HasPrefix(want[min(4*at, len(want)):], digits(steps[at])) {
