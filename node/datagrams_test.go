@@ -307,8 +307,8 @@ func TestCreditCongestionAndMonitor(t *testing.T) {
 	waits.SetWait(true)
 	a.send(waits)
 	c := &rdsdv1.Credit{}
-	c.SetDatagrams(1000)
-	c.SetBytes(1 << 20)
+	c.SetDatagrams(1 << 20) // more than the sender's buffer holds, which a busy machine fills before it hears of the congestion
+	c.SetBytes(1 << 30)
 	m = &rdsdv1.ClientMessage{}
 	m.SetCredit(c)
 	b.write(m)
