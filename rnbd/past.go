@@ -30,7 +30,8 @@ const (
 	maxBehind = 32
 )
 
-// wrote remembers who has the volume for writing, and whether that has to be written down.
+// wrote remembers which session has the volume for writing, and whether that has to be
+// written down.
 func (s *Server) wrote(o *Opening, id any) {
 	h, p := o.h, s.past[id]
 	name := h.sess.rt.Name
@@ -53,8 +54,8 @@ func (s *Server) unwrote(o *Opening) {
 	}
 }
 
-// request is told of each request for h: whoever knows its number has seen the answer to
-// OPEN, and with it whether others have written.
+// request is told of each request for h: a client that knows its number has seen the answer
+// to OPEN, and with it whether others have written.
 func (s *Server) request(h *handle) {
 	if h.seen {
 		return

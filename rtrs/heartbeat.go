@@ -48,8 +48,8 @@ func (h *heartbeat) answered(now time.Duration) (d time.Duration) {
 // its peers: messages that came meanwhile are read first.
 type lateness bool
 
-// tick is called first in Tick. True: it came an interval or more too late, and
-// everything due waits for one more, but not twice in a row.
+// tick is called first in Tick. It reports whether the call came an interval or more too
+// late: everything due waits for one more then, but not twice in a row.
 func (l *lateness) tick(due *time.Duration, now, every time.Duration) bool {
 	*l = !*l && *due != Never && now-*due >= every
 	if *l {

@@ -195,8 +195,8 @@ func (r *Region) Written(off, n uint64) (bool, error) {
 	return err == nil && uint64(hole) >= off+n, nil
 }
 
-// afford pays for the pages of the daemon's part at off, n bytes of it, that this end
-// has not touched. False: not now; Lacks tells.
+// afford pays for the pages of the daemon's part at off, n bytes of it, that this end has
+// not touched. It returns false if that is not possible now; Lacks tells that.
 func (h *Host) afford(off, n uint64) bool {
 	if n == 0 {
 		return true

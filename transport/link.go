@@ -15,17 +15,17 @@ var ErrPause = errors.New("transport: paused by the receiver")
 // Link is a live channel to a peer. Its methods may be called from any
 // goroutine and do not block; Send is called by one at a time.
 type Link interface {
-	// Send writes b. True: all of it is in the link's hands. False with a nil
-	// error: the link keeps b, goes on by itself as the peer takes bytes, and
-	// calls Handler.Written when it is done with b. An error means the link is
-	// dead; Handler.Closed follows or has been called.
+	// Send writes b. If done is true all of it is in the link's hands. If it is false and
+	// the error nil, the link keeps b, goes on by itself as the peer takes bytes, and calls
+	// Handler.Written when it is done with b. With an error the link is dead;
+	// Handler.Closed follows or has been called.
 	Send(b *Batch) (done bool, err error)
 	// Start begins to read and to call h, which is not called before.
 	Start(h Handler)
 	// Resume goes on reading after ErrPause.
 	Resume()
-	// Acked is how many sent bytes the other end's transport has acknowledged;
-	// 0 where the transport does not tell.
+	// Acked returns how many sent bytes the other end's transport has acknowledged; 0 where
+	// the transport does not tell.
 	Acked() uint64
 	// Close ends the link in good order: frames that were sent still arrive, and frames of
 	// the peer are still read and brought to the handler, for a bounded time. After Abort

@@ -35,7 +35,7 @@ type Reason uint8
 
 // Reasons for a refusal.
 const (
-	ReasonNoPort Reason = 1 // nobody owns the destination port: final
+	ReasonNoPort Reason = 1 // no socket has the destination port: final
 	ReasonNoRoom Reason = 2 // the receiver is at its hard limit: send again when the port clears
 )
 
@@ -138,8 +138,8 @@ func ParsePorts(b []byte, f func(port uint16)) error {
 	return nil
 }
 
-// Reader is the payload of a CtlTellPort: who reads a congested port, how much is
-// queued there, and who fills it, the largest first.
+// Reader is the payload of a CtlTellPort: the reader of a congested port, how much is
+// queued there, and its senders, the largest first.
 type Reader struct {
 	Port     uint16
 	UID, PID uint32

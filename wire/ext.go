@@ -24,12 +24,12 @@ const (
 // count as 0, as in kernel 6.1, except those newer kernels send.
 var extLen = [extKernel]int{ExtVersion: 4, ExtRDMA: 4, ExtRDMADest: 8, 4: 8, ExtNPaths: 2, ExtGenNum: 4, 7: 4, ExtSportIdx: 1, 9: 5}
 
-// Hello is what one rdsd tells another in the handshake.
+// Hello is the part of the handshake that one rdsd sends another.
 type Hello struct {
 	Version     uint8  // 1
-	Lanes       uint8  // most lanes it wants, 1..8
+	Lanes       uint8  // most paths it wants, 1..8
 	CreditLog2  uint8  // it grants 1<<CreditLog2 credits on each link to begin with
-	Caps        uint8  // what it can do, Cap bits; unknown ones are ignored
+	Caps        uint8  // its abilities, Cap bits; unknown ones are ignored
 	Incarnation uint64 // of its protocol state towards this peer; never 0
 }
 
@@ -41,7 +41,7 @@ const HelloVersion = 1
 
 const helloLen = 12
 
-// MaxCreditLog2 bounds what a peer may claim to grant.
+// MaxCreditLog2 bounds the credits a peer may claim to grant.
 const MaxCreditLog2 = 20
 
 // Handshake is the extension space of a handshake message.
@@ -52,9 +52,8 @@ type Handshake struct {
 	Hello    Hello // Version 0: absent
 }
 
-// Encode writes the extensions into a header's space: the kernel's types
-// first, rdsd's last. GenNum, SportIdx and Hello do not fit together;
-// Hello is what gives way.
+// Encode writes the extensions into a header's space: the kernel's types first, rdsd's
+// last. GenNum, SportIdx and Hello do not fit together; Hello gives way.
 func (x *Handshake) Encode() (e [ExtLen]byte) {
 	n := 0
 	if x.NPaths != 0 {

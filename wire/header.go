@@ -73,8 +73,7 @@ func (h *Header) Append(b []byte) []byte {
 	return append(b, t[:]...)
 }
 
-// Parse reads h from b[:48]. Any 48 bytes are a header; what they may mean is
-// for the caller to judge.
+// Parse reads h from b[:48]. Any 48 bytes are a header; the caller judges their meaning.
 func (h *Header) Parse(b []byte) error {
 	if len(b) < HeaderLen {
 		return ErrShort
@@ -127,7 +126,7 @@ func ChecksumOK(b []byte) bool {
 	return stored == 0 || stored == Checksum(b)
 }
 
-// Kind says what a header announces.
+// Kind is the kind of message that a header announces.
 type Kind uint8
 
 // Kinds of message (section "kinds of message" of docs/protocol.md).
@@ -171,7 +170,7 @@ func (h *Header) Kind(rdsd bool) Kind {
 	case h.SPort == 0:
 		return KindPong
 	}
-	return KindData // to port 1 from a bound port: nobody owns it
+	return KindData // to port 1 from a bound port: no socket has it
 }
 
 func (h *Header) String() string {

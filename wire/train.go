@@ -23,8 +23,8 @@ const (
 	trainTable   = 1 // their lengths, 4 bytes each, then the datagrams
 )
 
-// Train describes what a data frame's payload holds. Count 0: one datagram,
-// no train.
+// Train describes the payload of a data frame. Count is 0 for one datagram, which is no
+// train.
 type Train struct {
 	Count uint16
 	Table bool
@@ -59,9 +59,9 @@ func ParseTrain(e *[ExtLen]byte, n int) (t Train, err error) {
 	return t, nil
 }
 
-// Cutter takes the datagrams of a train one by one. Every length of a table is
-// read once, and as the smaller of what stands there and what is left: the
-// table may lie in memory that its writer still changes.
+// Cutter takes the datagrams of a train one by one. Every length of a table is read once,
+// and counts as the smaller of the entry and the bytes left: the table may lie in memory
+// that its writer still changes.
 type Cutter struct {
 	table, rest []byte
 	size, left  int
@@ -88,11 +88,11 @@ func (c *Cutter) next() int {
 	return int(min(uint64(n), uint64(len(c.rest))))
 }
 
-// Rest is what follows the datagrams taken so far, without the table.
+// Rest returns the bytes behind the datagrams taken so far, without the table.
 func (c *Cutter) Rest() []byte { return c.rest }
 
-// Peek is the length of the next datagram, in bytes, 0 behind the last. It is
-// for memory nobody else writes to.
+// Peek returns the length of the next datagram, in bytes, 0 behind the last. It is for
+// memory without another writer.
 func (c *Cutter) Peek() int {
 	if c.left == 0 {
 		return 0

@@ -128,7 +128,7 @@ type idler struct {
 // busy is called when there was something to do.
 func (i *idler) busy() { i.since = time.Time{} }
 
-// idle is called when there was nothing. True: it is time to sleep.
+// idle is called when there was nothing. It returns true when it is time to sleep.
 func (i *idler) idle() bool {
 	now := time.Now()
 	if i.since.IsZero() {

@@ -27,7 +27,7 @@ const (
 	Peers                  // peers and their links
 	Chunks                 // memory that sessions of volumes write into
 	Requests               // requests of programs that use mapped volumes
-	Page                   // what the page in the daemon shows, and who looks at it
+	Page                   // the content of the daemon's page, and its viewers
 	NumKinds
 )
 

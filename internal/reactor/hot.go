@@ -12,8 +12,8 @@ import (
 type Poller interface {
 	// Poll does a bounded piece of work and reports whether there was any.
 	Poll() bool
-	// Sleep declares to the other side that it must ring from now on, and then
-	// looks once more. False: work has arrived, and the declaration is taken back.
+	// Sleep declares to the other side that it must ring from now on, and then looks once
+	// more. It returns false if work has arrived, and the declaration is taken back.
 	Sleep() bool
 	// Wake takes the declaration back. It may be called without one.
 	Wake()

@@ -104,8 +104,8 @@ func (ts *timers) note() (earlier bool) {
 	return int64(first) < was
 }
 
-// sleepUntil returns the time of the first. Called after Reactor.asleep is set: who adds an
-// earlier one from now on rings.
+// sleepUntil returns the time of the first. It is called after Reactor.asleep is set: a
+// thread that adds an earlier one from now on rings.
 func (ts *timers) sleepUntil() time.Duration {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package toll finds the client for whom system calls take long.
+// Package toll finds clients that make system calls take long.
 //
 // Each message that the daemon sends to a client or receives from one wakes every watcher
 // of the client's end, and a client can have a hundred thousand of those: epoll sets, or

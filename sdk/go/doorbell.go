@@ -62,7 +62,7 @@ func (b *doorbell) open(fd int) error {
 		return err
 	}
 	b.arm = func(set uintptr) {
-		// For one event: the next ring is for whoever has armed it again.
+		// For one event: the next ring is reported only if it is armed again.
 		ev := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT}
 		_ = unix.EpollCtl(int(set), unix.EPOLL_CTL_MOD, fd, &ev)
 	}

@@ -172,7 +172,7 @@ func (q *recvQueue) take(into []Datagram, lend bool) (got int, l Lease, grantN, 
 	} else {
 		err = q.over
 	}
-	// One token wakes one reader; who leaves something behind passes it on.
+	// One token wakes one reader; a reader that leaves something behind passes it on.
 	more := q.n > 0 || q.over != nil
 	if h != nil {
 		l = Lease{h, h.turn}

@@ -288,7 +288,7 @@ func (s *stream) result(sess *session, id uint64, errs []*rdsdv1.SendError) {
 		p.c.finish()
 	}
 	s.doneLocked(b)
-	// The window has room again, and nobody is there who would go on writing.
+	// The window has room again, and no goroutine is writing that would go on.
 	if !sess.writing && s.readyLocked(sess) {
 		sess.kickWriterLocked()
 	}

@@ -14,7 +14,7 @@ import (
 
 // OneSided is a provider of one-sided links under test.
 type OneSided struct {
-	A, B  transport.OneSidedProvider // who dials, who listens
+	A, B  transport.OneSidedProvider // A dials, B listens
 	AddrA netip.AddrPort             // where A dials from
 	AddrB netip.AddrPort             // where B listens
 	// Step lets a simulated world go on a little. nil: it is a real one, with

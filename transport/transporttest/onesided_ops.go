@@ -321,7 +321,7 @@ func testFilled(t *testing.T, p OneSided) {
 			if n, idle := y.d.Take(key); n != 0 || !idle {
 				t.Errorf("%s: %d bytes and %v of a key that is not there", c.name, n, idle)
 			}
-			// Who has the key's place next begins at nothing.
+			// The next key in its place begins at nothing.
 			for range 100 {
 				k, _ := y.d.Register(make([]byte, 100))
 				if n, _ := y.d.Take(k); n != 0 {

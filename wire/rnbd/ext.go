@@ -2,10 +2,9 @@ package rnbd
 
 import "encoding/binary"
 
-// What an rdsd adds to RNBD, in bytes that a kernel sends as zero and ignores.
-// A client shows in SESS_INFO that it knows the additions; a server answers
-// with its own, and uses them, only then. So a kernel on either side sees its
-// own protocol.
+// The additions of rdsd to RNBD, in bytes that a kernel sends as zero and ignores. A client
+// shows in SESS_INFO that it knows the additions; a server answers with its own, and uses
+// them, only then. So a kernel on either side sees its own protocol.
 
 // Features are the additions a side knows.
 type Features uint8
@@ -19,8 +18,8 @@ const (
 	FeatFlags
 )
 
-// InfoType is a request for what OPEN_RSP says, now, of an open device: 8
-// bytes like a CLOSE, carried by a READ of OpenRspLen bytes.
+// InfoType is a request for the present OPEN_RSP of an open device: 8 bytes like a CLOSE,
+// carried by a READ of OpenRspLen bytes.
 const InfoType Type = 0x8001
 
 // InfoLen is the length of an INFO in bytes.
@@ -50,8 +49,8 @@ func ParseFeatures(b []byte) Features {
 	return Features(b[markAt+len(mark)])
 }
 
-// Store is what an rdsd tells a client of the store behind a device, so that
-// a client that comes back can judge what it finds.
+// Store describes the store behind a device, so that a client that comes back can judge
+// whether it is the same.
 type Store struct {
 	// Verifier changes when completed writes that were not flushed may have
 	// been lost: the machine was started again, a sync failed.

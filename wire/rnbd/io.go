@@ -7,7 +7,7 @@ import (
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
-// Op is what an I/O asks for.
+// Op is the operation of an I/O.
 type Op uint8
 
 // Operations.
@@ -17,7 +17,7 @@ const (
 	Flush
 	Discard
 	SecureErase
-	WriteZeroes // since Linux 6.8; WRITE_SAME before, which nobody sent
+	WriteZeroes // since Linux 6.8; WRITE_SAME before, which was never sent
 )
 
 var opNames = [...]string{"read", "write", "flush", "discard", "secure-erase", "write-zeroes"}
@@ -35,9 +35,9 @@ type Flags uint32
 
 // Flags of an I/O.
 const (
-	Sync     Flags = 1 << 8  // somebody waits for it
+	Sync     Flags = 1 << 8  // a caller waits for it
 	FUA      Flags = 1 << 9  // durable before the answer; kernels set it on every flush
-	Preflush Flags = 1 << 10 // protocol 2.1: what was written before, too
+	Preflush Flags = 1 << 10 // protocol 2.1: earlier writes, too
 	NoUnmap  Flags = 1 << 11 // protocol 2.2: zeroes that keep their space
 	opMask         = 0xff
 )
@@ -89,8 +89,7 @@ func ParseIO(b []byte) (o IO, err error) {
 	return o, nil
 }
 
-// Carrier is the RTRS request that bears an operation. A flush is a READ
-// without data, whatever one might expect.
+// Carrier is the RTRS request that bears an operation. A flush is a READ without data.
 func (o Op) Carrier() rtrswire.Type {
 	if o == Read || o == Flush {
 		return rtrswire.Read

@@ -25,8 +25,8 @@ func (a Access) String() string {
 	return "unknown"
 }
 
-// Open asks for a device by name (struct rnbd_msg_open). What names mean,
-// and which are refused, is the server's to say.
+// Open asks for a device by name (struct rnbd_msg_open). The server decides the meaning of
+// names, and which are refused.
 type Open struct {
 	Access Access
 	Name   string
@@ -45,8 +45,8 @@ func (o *Open) Append(b []byte) ([]byte, error) {
 	return append(b, make([]byte, OpenLen-6-len(o.Name))...), nil
 }
 
-// ParseOpen reads an OPEN. A kernel leaves what its stack held in the bytes
-// that have no meaning, those behind the name's NUL among them.
+// ParseOpen reads an OPEN. A kernel leaves old content of its stack in the bytes that have
+// no meaning, those behind the name's NUL among them.
 func ParseOpen(b []byte) (Open, error) {
 	if err := expect(b, OpenType, OpenLen); err != nil {
 		return Open{}, err

@@ -46,8 +46,7 @@ func (t Type) String() string {
 	return "unknown"
 }
 
-// What can be wrong with an RNBD message. Returned as they are, without
-// allocation.
+// Errors of RNBD messages, returned as they are, without allocation.
 var (
 	ErrShort  = errors.New("wire: RNBD message shorter than its type implies")
 	ErrType   = errors.New("wire: RNBD message of another type than expected here")

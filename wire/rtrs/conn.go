@@ -38,8 +38,7 @@ func (r *ConnReq) Append(b []byte) []byte {
 	return append(append(b, first), make([]byte, 11)...)
 }
 
-// ParseConnReq reads a CON_REQ. What is behind its 56 bytes is ignored,
-// as what is reserved in it.
+// ParseConnReq reads a CON_REQ. Bytes behind its 56 are ignored, and so are reserved ones.
 func ParseConnReq(b []byte) (r ConnReq, err error) {
 	if len(b) < ConnLen {
 		return r, fmt.Errorf("%w: CON_REQ of %d bytes, %d are needed", ErrShort, len(b), ConnLen)
@@ -97,8 +96,8 @@ func (r *ConnRsp) Append(b []byte) []byte {
 	return append(b, make([]byte, 36)...)
 }
 
-// ParseConnRsp reads a CON_RSP, which arrives with many bytes behind it.
-// Chunks says whether what it promises can be worked with.
+// ParseConnRsp reads a CON_RSP, which arrives with many bytes behind it. Chunks reports
+// whether its numbers can be used.
 func ParseConnRsp(b []byte) (r ConnRsp, err error) {
 	if len(b) < ConnLen {
 		return r, fmt.Errorf("%w: CON_RSP of %d bytes, %d are needed", ErrShort, len(b), ConnLen)

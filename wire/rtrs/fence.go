@@ -2,12 +2,12 @@ package rtrs
 
 import "encoding/binary"
 
-// What rdsd adds to RTRS: messages of their own types, sends on connection 0,
-// and marks in bytes that a kernel leaves zero and ignores. They are used only
-// between two ends that have both shown the mark Fences.
+// The additions of rdsd to RTRS: messages of their own types, sends on connection 0, and
+// marks in bytes that a kernel leaves zero and ignores. They are used only between two ends
+// that have both shown the mark Fences.
 const (
-	FenceType   Type = 0x8001 // to the server: end what is left of a path's older life
-	FencedType  Type = 0x8002 // to the client: it has ended
+	FenceType   Type = 0x8001 // to the server: end the older attempts of a path
+	FencedType  Type = 0x8002 // to the client: they have ended
 	RefusedType Type = 0x8003 // to the client: why there is no INFO_RSP, or why the session ends
 	RestType    Type = 0x8004 // to the client: do you need your chunks?
 	RestedType  Type = 0x8005 // to the server: no, and nothing is sent until WakeType; or an errno: yes
@@ -24,7 +24,7 @@ const (
 	fencesBit = 1 << 1
 )
 
-// Fence names one life of a path: all up to this attempt to connect it.
+// Fence names the attempts to connect a path, up to this one.
 type Fence struct {
 	Type    Type   // FenceType or FencedType
 	Attempt uint16 // of the path to connect, as its CON_REQ had it
@@ -87,7 +87,7 @@ func MessageType(b []byte) (Type, error) {
 	return Type(binary.LittleEndian.Uint16(b)), nil
 }
 
-// SetFences marks the CON_REQ b: its client understands what is here.
+// SetFences marks the CON_REQ b: its client understands these additions.
 func SetFences(b []byte) { b[:ConnLen][fencesAt] |= fencesBit }
 
 // FencesSet says whether the CON_REQ b has that mark.
@@ -95,9 +95,8 @@ func FencesSet(b []byte) bool {
 	return len(b) >= ConnLen && b[fencesAt]&fencesBit != 0
 }
 
-// SetGeneration writes into the INFO_RSP b which life of the session at the
-// server it is: while it is the same, the server has forgotten nothing. A
-// kernel's is 0.
+// SetGeneration writes the generation of the session at the server into the INFO_RSP b:
+// while it is the same, the server has forgotten nothing. A kernel's is 0.
 func SetGeneration(b []byte, g uint32) { binary.LittleEndian.PutUint32(b[4:InfoRspLen], g) }
 
 // Generation reads it from an INFO_RSP that ParseInfoRsp accepts.

@@ -16,7 +16,7 @@ type ImmType uint8
 // Types of immediate. Others are ignored, as a kernel does.
 const (
 	IOReq        ImmType = 0 // to the server: a request lies in a chunk
-	IORsp        ImmType = 1 // to the client: it is done
+	IORsp        ImmType = 1 // to the client: the request is done
 	IORspInv     ImmType = 2 // likewise, and the client's key has been revoked
 	Heartbeat    ImmType = 8 // either way: answer
 	HeartbeatAck ImmType = 9 // the answer

@@ -79,8 +79,8 @@ func ParseInfoRsp(b []byte, c Chunks) ([]Desc, error) {
 		return nil, fmt.Errorf("%w: %d where an INFO_RSP (%d) has to be", ErrType, t, InfoRspType)
 	}
 	n := uint32(le.Uint16(b[2:]))
-	// Each number is the peer's, and the client will write where these descriptors say: what
-	// does not add up to the chunks is refused.
+	// Each number is the peer's, and the client will write where these descriptors say:
+	// numbers that do not add up to the chunks are refused.
 	if n == 0 || c.Depth%n != 0 {
 		return nil, fmt.Errorf("%w: %d of them for %d chunks", ErrDescs, n, c.Depth)
 	}

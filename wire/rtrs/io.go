@@ -10,7 +10,7 @@ import (
 type Req struct {
 	Type   Type   // Write or Read
 	UsrLen uint16 // bytes of the user header before this message
-	// The rest is a READ's alone.
+	// The other fields are a READ's alone.
 	Flags uint16 // NeedInval; others are ignored
 	SGCnt uint16 // 1: Desc is where the answer goes; 0: there is none
 	Desc  Desc   // of the client's memory
@@ -47,10 +47,9 @@ func (r *Req) Append(b []byte) []byte {
 	return b
 }
 
-// Layout says where the parts of a request lie in its chunk, in bytes from
-// the chunk's beginning: data [0,Usr), user header [Usr,Msg), message
-// [Msg,End). A WRITE transmits all of it; a READ [Usr,End), and the answer's
-// data takes the place of what was left out.
+// Layout says where the parts of a request lie in its chunk, in bytes from the chunk's
+// beginning: data [0,Usr), user header [Usr,Msg), message [Msg,End). A WRITE transmits all
+// of it; a READ [Usr,End), and the answer's data takes the place of the omitted part.
 type Layout struct{ Usr, Msg, End uint32 }
 
 // DataLen is the bytes of data, to write or to read.
@@ -79,15 +78,14 @@ func (c Chunks) Layout(r *Req, dataLen uint32) (Layout, error) {
 	return Layout{dataLen, dataLen + uint32(r.UsrLen), dataLen + hdr}, nil
 }
 
-// ParseRequest reads the request whose message begins at byte off of chunk, as
-// a server has to. The client may still be able to write there: each field is
-// read once, what is returned has been checked, and nothing of the message is
-// to be read from the chunk again.
+// ParseRequest reads the request whose message begins at byte off of chunk, as a server has
+// to. The client may still be able to write there: each field is read once, the results
+// have been checked, and no part of the message may be read from the chunk again.
 //
-// A kernel drops some of the requests that are errors here without a word,
-// which costs its client a chunk. They can be answered, as off came with the
-// chunk's number; only ErrType closes a kernel's path. A descriptor longer
-// than the data asked for would send the client bytes that nobody put there.
+// A kernel silently drops some of the requests that are errors here, which costs its client
+// a chunk. They can be answered, as off came with the chunk's number; only ErrType closes a
+// kernel's path. A descriptor longer than the data asked for would send the client old
+// content.
 func (c Chunks) ParseRequest(chunk []byte, off uint32) (r Req, l Layout, err error) {
 	if size := uint64(c.Size()); uint64(len(chunk)) > size {
 		chunk = chunk[:size]
@@ -115,14 +113,14 @@ func (c Chunks) ParseRequest(chunk []byte, off uint32) (r Req, l Layout, err err
 	switch {
 	case l.DataLen() > c.MaxIO:
 		return Req{}, Layout{}, ErrDataLen
-	// Longer than the data asked for, it would be answered with what the chunk held before.
+	// Longer than the data asked for, it would be answered with old content of the chunk.
 	case r.SGCnt == 1 && (r.Desc.Len == 0 || r.Desc.Len > l.DataLen()):
 		return Req{}, Layout{}, ErrDescLen
 	}
 	return r, l, nil
 }
 
-// parseRead reads what only a READ has.
+// parseRead reads the fields that only a READ has.
 func (r *Req) parseRead(b []byte) error {
 	if len(b) < ReadLen {
 		return ErrOff

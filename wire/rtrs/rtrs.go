@@ -65,9 +65,8 @@ const (
 	NewRKey = 1 << 1
 )
 
-// What can be wrong with an RTRS message. Those of a request (ErrOff and
-// below) are returned as they are, without allocation; the others with the
-// numbers that disagree.
+// Errors of RTRS messages. Those of a request (ErrOff and below) are returned as they are,
+// without allocation; the others with the numbers that disagree.
 var (
 	ErrShort   = errors.New("wire: RTRS message shorter than its kind has to be")
 	ErrType    = errors.New("wire: RTRS message of another type than expected here")
