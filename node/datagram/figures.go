@@ -134,15 +134,13 @@ func (h *Local) portFigures(f *Figures, here, there *top[PortFigures]) {
 // in a page of all that are congested it would be held for a hundred such walks.
 func (h *Local) fill(p *PortFigures) {
 	e := h.Look()
-	defer h.Unlook()
-	s := e.Socket(p.Endpoint.Port())
-	if s == nil { // it was closed meanwhile
-		return
+	if s := e.Socket(p.Endpoint.Port()); s != nil { // nil: it was closed meanwhile
+		p.Known = true
+		p.UID, p.PID = s.Options().UID, s.Options().PID
+		p.QueuedBytes = uint64(max(s.Info().RecvQueued, 0))
+		p.Fillers = s.Culprits(FigureFillers)
 	}
-	p.Known = true
-	p.UID, p.PID = s.Options().UID, s.Options().PID
-	p.QueuedBytes = uint64(max(s.Info().RecvQueued, 0))
-	p.Fillers = s.Culprits(FigureFillers)
+	h.Unlook()
 }
 
 func (h *Local) socketFigures(f *Figures, sockets *top[SocketFigures]) {
