@@ -82,7 +82,7 @@ var arrows = []struct {
 	{"node/client/clienttest", []string{"node/config", "shm", "api/rdsd/v1", "internal/freeport"}},
 	{"node/page/hour", nil},
 	// The page calls the services of the API, which it is given, in the name of whoever asks.
-	{"node/page", []string{"node/page/hour", "node/access", "node/config", "node/datagram", "rds", "rdserr", "api/rdsd/v1", "internal/guard", "internal/netlocal", "internal/quota"}},
+	{"node/page", []string{"node/page/hour", "node/access", "node/config", "node/datagram", "rds", "wire", "rdserr", "api/rdsd/v1", "internal/guard", "internal/netlocal", "internal/quota"}},
 	{"node/service", []string{"node/access", "node/base", "node/client", "node/config", "node/datagram", "node/health", "node/page", "node/volume", "rds", "rtrs", "blk", "conn", "wire", "rdserr", "api/rdsd/v1", "internal/guard", "internal/msgpool", "internal/quota", "internal/stats", "internal/toll"}},
 	// Assembly: of what its rooms stand on it knows what it has to hand them.
 	{"node", []string{"node/access", "node/base", "node/client", "node/config", "node/datagram", "node/page", "node/service", "node/volume", "rtrs", "blk", "wire/rtrs", "transport", "transport/tcp", "shm", "internal/accept", "internal/eintr", "internal/guard", "internal/quota"}},

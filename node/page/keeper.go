@@ -10,6 +10,7 @@ import (
 	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/node/page/hour"
 	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/wire"
 )
 
 const (
@@ -24,7 +25,7 @@ const (
 	// settleShare bounds what looking costs: so many times as long passes without.
 	settleShare = 100
 	// knownPorts is for how many ports the keeper learns at a time who should read them.
-	knownPorts = 64
+	knownPorts = 32
 )
 
 // A Keeper keeps the hour of a node's congestion.
@@ -95,45 +96,56 @@ func (k *Keeper) follow(list []rds.Notice) (on bool) {
 
 // settle looks at everything that is congested.
 func (k *Keeper) settle() {
-	type known struct {
-		port hour.Port
-		who  hour.Reader
-	}
 	var ports []hour.Port
-	var readers []known
+	readers := map[hour.Port]hour.Reader{}
 	for _, h := range k.host.Locals() {
+		var here []uint16
 		h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) {
 			p := hour.Port{Endpoint: c.Endpoint, Local: c.Local}
 			ports = append(ports, p)
-			if len(readers) < knownPorts && (c.Socket != nil || c.Reader != nil) {
-				readers = append(readers, known{p, readerOf(c)})
+			switch {
+			case len(readers)+len(here) >= knownPorts:
+			case c.Socket != nil:
+				here = append(here, c.Endpoint.Port())
+			case c.Reader != nil:
+				readers[p] = readerThere(c.Reader)
 			}
 		}, nil)
-	}
-	for i := range readers {
-		if readers[i].port.Local {
-			readers[i].who.Program = access.Program(readers[i].who.PID)
+		for _, port := range here {
+			p := hour.Port{Endpoint: netip.AddrPortFrom(h.Addr(), port), Local: true}
+			if r, ok := readerHere(h, port); ok {
+				readers[p] = r
+			}
 		}
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.hour.Settle(time.Since(k.begun), ports)
-	for _, r := range readers {
-		k.hour.Know(r.port, r.who)
+	for p, r := range readers {
+		k.hour.Know(p, r)
 	}
 }
 
-// readerOf is what is known of a congested port. The engine's lock is held.
-func readerOf(c *rds.CongestedPort) (r hour.Reader) {
-	if c.Socket != nil {
-		r.UID, r.PID = c.Socket.Options().UID, c.Socket.Options().PID
-		for _, x := range c.Socket.Culprits(hour.MaxCulprits) {
+// readerHere is who should read a port of this node and who fills it. Who fills it is a
+// walk along the queue of the socket, so the lock is taken for one port at a time.
+func readerHere(h *datagram.Local, port uint16) (r hour.Reader, ok bool) {
+	e := h.Look()
+	if s := e.Socket(port); s != nil {
+		ok = true
+		r.UID, r.PID = s.Options().UID, s.Options().PID
+		for _, x := range s.Culprits(hour.MaxCulprits) {
 			r.Culprits = append(r.Culprits, hour.Culprit{Source: x.Source, Datagrams: uint64(x.N), Bytes: uint64(x.Bytes)})
 		}
-		return r
 	}
-	r.UID, r.PID = c.Reader.UID, c.Reader.PID
-	for _, x := range c.Reader.Fillers {
+	h.Unlook()
+	r.Program = access.Program(r.PID)
+	return r, ok
+}
+
+// readerThere is what the daemon of another node has said.
+func readerThere(c *wire.Reader) (r hour.Reader) {
+	r.UID, r.PID = c.UID, c.PID
+	for _, x := range c.Fillers[:min(len(c.Fillers), hour.MaxCulprits)] {
 		r.Culprits = append(r.Culprits, hour.Culprit{Source: x.Source, Datagrams: uint64(x.Datagrams), Bytes: x.Bytes})
 	}
 	return r

@@ -53,7 +53,15 @@ func (a *adminServer) ListCongestion(ctx context.Context, _ *rdsdv1.ListCongesti
 	askReaders(ctx, a.front.deps.Host.Locals())
 	var list []*rdsdv1.CongestedPort
 	for _, h := range a.front.deps.Host.Locals() {
+		first := len(list)
 		h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) { list = append(list, congestedPB(h.StepTime(), c)) }, nil)
+		// Who fills a port is a walk along the queue of its socket, so the lock is taken for
+		// each: in a page of ports it would be held for a hundred such walks.
+		for _, p := range list[first:] {
+			if p.GetLocal() {
+				fillersPB(h, p)
+			}
+		}
 	}
 	resp := &rdsdv1.ListCongestionResponse{}
 	resp.SetPort(list)
@@ -76,8 +84,19 @@ func congestedPB(now time.Duration, c *rds.CongestedPort) *rdsdv1.CongestedPort 
 	p.SetQueuedBytes(uint64(c.Socket.Info().RecvQueued))
 	p.SetReaderUid(c.Socket.Options().UID)
 	p.SetReaderPid(c.Socket.Options().PID)
+	return p
+}
+
+// fillersPB says who fills a port of this node.
+func fillersPB(h *datagram.Local, p *rdsdv1.CongestedPort) {
+	var fillers []rds.Culprit
+	e := h.Look()
+	if s := e.Socket(uint16(p.GetEndpoint().GetPort())); s != nil { // nil: it was closed meanwhile
+		fillers = s.Culprits(maxCulprits)
+	}
+	h.Unlook()
 	var list []*rdsdv1.Culprit
-	for _, k := range c.Socket.Culprits(maxCulprits) {
+	for _, k := range fillers {
 		x := &rdsdv1.Culprit{}
 		x.SetSource(client.EndpointPB(k.Source))
 		x.SetQueuedDatagrams(uint64(k.N))
@@ -85,7 +104,6 @@ func congestedPB(now time.Duration, c *rds.CongestedPort) *rdsdv1.CongestedPort 
 		list = append(list, x)
 	}
 	p.SetCulprit(list)
-	return p
 }
 
 // readerPB fills in what the daemon of another node said of a port there.
