@@ -54,7 +54,7 @@ func (t *errorTable) note(attrs []slog.Attr, r *slog.Record) {
 		case "peer":
 			e.peer = shorten(a.Value.Resolve().String())
 			fallthrough
-		case "path", "local", "address", "uid", "export", "mapping", "session", "device", "listener", "file", "what", "call", "name":
+		case "path", "local", "port", "address", "uid", "export", "mapping", "session", "device", "listener", "file", "what", "call", "name":
 			subject = append(subject, a.Key+"="+a.Value.Resolve().String())
 		}
 		return true

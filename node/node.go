@@ -221,6 +221,12 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 		defer n.deps.Guard.Recover(guard.Step, nil)
 		n.keep(kept)
 	})
+	if n.hosts != nil {
+		keeping.Go(func() { // ends when this returns
+			defer n.deps.Guard.Recover(guard.Step, nil)
+			n.hosts.TellStaying(kept)
+		})
+	}
 	if n.hour != nil {
 		keeping.Go(func() { // ends when this returns
 			defer n.deps.Guard.Recover(guard.Step, nil)

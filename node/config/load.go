@@ -144,7 +144,7 @@ func (c *Config) decode(file string, data []byte) (errs []error, unreadable bool
 		Version *int `toml:"version"`
 	}
 	if err := toml.Unmarshal(data, &head); err != nil {
-		err, _ := c.tomlErrors(err)
+		_, err := c.tomlErrors(err)
 		return []error{err}, true
 	}
 	if head.Version == nil {
@@ -161,7 +161,7 @@ func (c *Config) decode(file string, data []byte) (errs []error, unreadable bool
 		if err == nil {
 			break
 		}
-		told, line := c.tomlErrors(err)
+		line, told := c.tomlErrors(err)
 		errs = append(errs, told)
 		if line < 1 || line > len(lines) || len(bytes.TrimSpace(lines[line-1])) == 0 {
 			break
@@ -176,7 +176,7 @@ func (c *Config) decode(file string, data []byte) (errs []error, unreadable bool
 
 // tomlErrors says line, key and what would be right for each error of the parser. line
 // is where a value is that ended the reading; 0: it was read to its end, or nobody knows.
-func (c *Config) tomlErrors(err error) (told error, line int) {
+func (c *Config) tomlErrors(err error) (line int, told error) {
 	if missing, ok := errors.AsType[*toml.StrictMissingError](err); ok {
 		var out []error
 		for i := range missing.Errors {
@@ -184,20 +184,20 @@ func (c *Config) tomlErrors(err error) (told error, line int) {
 			key := strings.Join(e.Key(), ".")
 			out = append(out, &Error{Where: c.at(e), Key: key, Problem: "unknown key; " + suggest(key)})
 		}
-		return errors.Join(out...), 0
+		return 0, errors.Join(out...)
 	}
 	if e, ok := errors.AsType[*toml.DecodeError](err); ok {
 		key := strings.Join(e.Key(), ".")
 		problem := strings.TrimPrefix(e.Error(), "toml: ")
 		line, _ = e.Position()
-		return &Error{c.at(e), key, problem, wantOf(key)}, line
+		return line, &Error{c.at(e), key, problem, wantOf(key)}
 	}
 	if key, ok := c.blame(err); ok {
 		at := c.Origin(key)
 		delete(c.numbers, key) // the next one is another's fault
-		return &Error{at.String(), key, err.Error(), wantOf(key)}, at.Line
+		return at.Line, &Error{at.String(), key, err.Error(), wantOf(key)}
 	}
-	return &Error{Where: c.file, Problem: strings.TrimPrefix(err.Error(), "toml: ")}, 0
+	return 0, &Error{Where: c.file, Problem: strings.TrimPrefix(err.Error(), "toml: ")}
 }
 
 func (c *Config) at(e *toml.DecodeError) string {

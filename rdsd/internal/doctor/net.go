@@ -56,11 +56,7 @@ func (x *exam) ports() {
 func (x *exam) answers() bool { return x.Connect("unix", x.path()) == nil }
 
 func (x *exam) path() string {
-	s := strings.TrimPrefix(x.socket, "unix:")
-	if strings.HasPrefix(s, "//") {
-		s = s[2:]
-	}
-	return s
+	return strings.TrimPrefix(strings.TrimPrefix(x.socket, "unix:"), "//")
 }
 
 func (x *exam) congestion() {
