@@ -41,7 +41,7 @@ type waiter struct {
 	flows    []flowWatch
 
 	ch   chan struct{} // capacity 1
-	at   int           // in lot.list
+	at   int           // in waitList.list
 	spun bool
 	// slept is set if the waiter has slept on the doorbell since it last returned with
 	// something.
