@@ -185,8 +185,8 @@ func pass(p *Packets, fds ...int) {
 // no packet at all.
 var oneOfBytes = [][]byte{{1, 0, 0, 0, 0x18, 0x01}, {1, 0, 0, 0, 0}, {7}}
 
-// lingering is a TCP connection with unsent data and SO_LINGER: whoever closes
-// it last waits.
+// lingering is a TCP connection with unsent data and SO_LINGER: the process that closes it
+// last waits.
 func lingering(s *Stage) (fd int, ok bool) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

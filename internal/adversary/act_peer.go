@@ -51,7 +51,7 @@ func peerStrangers(s *Stage) error {
 		if p.Greet(s.hello()) != nil {
 			continue
 		}
-		// Whoever is not allowed is not answered.
+		// A peer that is not allowed gets no answer.
 		return violated("greeted %v, which no rule allows", p.From)
 	}
 	return nil

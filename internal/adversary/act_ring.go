@@ -222,7 +222,7 @@ func ringEmpties(s *Stage) error {
 	if err != nil {
 		return nil
 	}
-	other, err := s.BindRing(0, 4<<10) // who does not read
+	other, err := s.BindRing(0, 4<<10) // a client that does not read
 	if err != nil {
 		return nil
 	}

@@ -54,7 +54,7 @@ func (w *World) isKernel(a netip.Addr) bool { return w.kernel[a] != nil }
 
 func (w *World) mayDouble(src, dst netip.Addr) bool { return w.isKernel(src) || w.isKernel(dst) }
 
-// epochOf is the incarnation of whoever has the address.
+// epochOf returns the incarnation of the node that has the address.
 func (w *World) epochOf(a netip.Addr) int {
 	if n := w.byAddr[a]; n != nil {
 		return n.epoch

@@ -21,7 +21,7 @@ type rec struct {
 	post      *post // of a client with a memory of its own
 	num       uint64
 	size      int
-	node      int // who sent it, and in which incarnation
+	node      int // the sender, and its incarnation
 	epoch     int
 	payload   []byte // the sender's memory, until the outcome
 	accepted  bool

@@ -266,7 +266,7 @@ func (m *memory) post(dst netip.AddrPort, sizes []int) bool {
 		return false
 	}
 	if len(m.released) > 0 {
-		m.collect() // whoever takes a post looks at everything of that client
+		m.collect() // taking a post is a look at everything of that client
 	}
 	p := &post{a: a, first: uint64(len(a.tags))}
 	uniform := true

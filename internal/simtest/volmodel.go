@@ -13,8 +13,8 @@ import (
 
 const sectorLen = 512
 
-// vwrite is one write, discard or write zeroes as whoever submitted it sees it.
-// Times are places in volumes.order.
+// vwrite is one write, discard or write zeroes as its submitter sees it. Times are places
+// in volumes.order.
 type vwrite struct {
 	id         uint64 // from 1
 	d          *disk

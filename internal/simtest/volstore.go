@@ -19,7 +19,7 @@ type disk struct {
 	syncErr  bool          // the next sync fails
 	tears    bool          // sectors of one request reach the medium one by one
 
-	owner    *volClient  // who may write, unless it is shared
+	owner    *volClient  // the client that may write, unless it is shared
 	writes   [][]*vwrite // by sector
 	unsynced []unsynced
 }
