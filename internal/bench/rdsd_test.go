@@ -34,6 +34,15 @@ type daemon struct {
 // daemons starts one rdsd for each address; they can reach each other.
 func (w *world) daemons(addrs ...string) ([]*daemon, error) { return w.daemonsWith(nil, addrs...) }
 
+// daemonsBeside starts them, and then what is to run beside; nil: nothing.
+func (w *world) daemonsBeside(other beside, addrs ...string) ([]*daemon, error) {
+	ds, err := w.daemons(addrs...)
+	if err == nil && other != nil {
+		err = other(w, ds)
+	}
+	return ds, err
+}
+
 // daemonsWith starts them with more flags.
 func (w *world) daemonsWith(flags []string, addrs ...string) ([]*daemon, error) {
 	if rdsdBinary == "" {
@@ -122,10 +131,15 @@ func (d *daemon) mallocs() (float64, error) {
 
 // rdsdWay measures datagrams one way, from application to application.
 func rdsdWay(bytes int, front string, addrs ...string) func(time.Duration) (sample, error) {
+	return rdsdWayBeside(nil, bytes, front, addrs...)
+}
+
+// rdsdWayBeside is rdsdWay with something beside it.
+func rdsdWayBeside(other beside, bytes int, front string, addrs ...string) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		w := newWorld(d)
 		defer w.close()
-		ds, err := w.daemons(addrs...)
+		ds, err := w.daemonsBeside(other, addrs...)
 		if err != nil {
 			return sample{}, err
 		}
@@ -189,10 +203,15 @@ func (w *world) ready(p *proc) error {
 // rdsdTrip measures round trips between applications; with load, while
 // datagrams of that size saturate the way of the pings.
 func rdsdTrip(bytes, load int, front string, addrs ...string) func(time.Duration) (sample, error) {
+	return rdsdTripBeside(nil, bytes, load, front, addrs...)
+}
+
+// rdsdTripBeside is rdsdTrip with something beside it.
+func rdsdTripBeside(other beside, bytes, load int, front string, addrs ...string) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		w := newWorld(d)
 		defer w.close()
-		ds, err := w.daemons(addrs...)
+		ds, err := w.daemonsBeside(other, addrs...)
 		if err != nil {
 			return sample{}, err
 		}

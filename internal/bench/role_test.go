@@ -29,6 +29,7 @@ type args struct {
 	First     bool          // of two ends: the one that begins
 	Chunk     int           // bytes of one write
 	Target    string        // daemon, or peer
+	Program   string        // path of rdsd
 	Local     string        // address and port of a socket
 	Dst       []string      // destinations
 	FrontEnd  string        // grpc or rings
