@@ -65,6 +65,16 @@ type Domain interface {
 	Close()
 }
 
+// Guarded is a Domain whose owner is asked before a peer's bytes reach its memory, so that
+// it can charge for the pages. See Regions for the rules.
+type Guarded interface {
+	Domain
+	Guard(f func(p []byte) error)
+	DeferReads(f func() bool)
+}
+
+var _ Guarded = (*Regions)(nil)
+
 // OneSided is a link that writes into memory the other side has registered, as
 // a reliable connection of RDMA verbs does. Its methods may be called from any
 // goroutine, with locks held that the handler takes, and do not block.

@@ -13,6 +13,11 @@ import (
 	"github.com/rdsd/rdsd/transport"
 )
 
+// homes is a provider whose domains can be put on a reactor.
+type homes interface {
+	NewDomainOn(*reactor.Reactor) (transport.Domain, error)
+}
+
 // clientEnv is what the RTRS client needs done, with mu held.
 type clientEnv client
 
@@ -38,9 +43,7 @@ func (c *client) newDomain() (d transport.Domain, home bool) {
 	for f := range c.lives {
 		home = home || f.home
 	}
-	p, ok := c.h.prov.(interface {
-		NewDomainOn(*reactor.Reactor) (transport.Domain, error)
-	})
+	p, ok := c.h.prov.(homes)
 	if !home && ok && c.home != nil {
 		if d, err := p.NewDomainOn(c.home); err == nil {
 			return d, true

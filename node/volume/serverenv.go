@@ -22,12 +22,9 @@ func (e *serverEnv) life(p *rtrs.ServerPath) *life {
 	if f == nil {
 		s := (*server)(e)
 		f = newLife(&s.shell, s, p, s.h.prov.NewDomain())
-		if d, ok := f.domain.(interface {
-			Guard(func([]byte) error)
-			Rest(func() bool)
-		}); ok {
+		if d, ok := f.domain.(transport.Guarded); ok {
 			d.Guard(s.touch)
-			d.Rest(s.rest)
+			d.DeferReads(s.rest)
 		}
 		p.Ctx = f
 	}

@@ -20,8 +20,8 @@ const dialTime = 30 * time.Second
 
 // Domain is a protection domain, whose links all live on one reactor.
 type Domain struct {
-	*transport.Regions
-	loop *loop
+	*transport.Regions // a transport.Guarded
+	loop               *loop
 }
 
 var _ transport.OneSidedProvider = (*Provider)(nil)

@@ -132,9 +132,12 @@ export class Ports {
     this.el = h('figure', { class: 'ports-figure' }, h('div', { class: 'ports-frame' }, this.canvas), this.tip);
   }
 
+  /** first is where the keyboard begins: at what is congested now, before what was. */
   first() {
-    const lit = [...this.state.keys()].sort((a, b) => a - b);
-    return lit.length ? lit[0] : 0;
+    const lowest = (of) => of.reduce((low, [port]) => Math.min(low, port), SIDE * SIDE);
+    const all = [...this.state];
+    const now = all.filter(([, s]) => s.now);
+    return all.length ? lowest(now.length ? now : all) : 0;
   }
 
   /** update takes ports with what they are: {now, share, text}. */
