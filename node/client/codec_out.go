@@ -16,6 +16,11 @@ type outResult struct {
 	accepted uint32
 }
 
+var (
+	_ marshaler = (*outResult)(nil)
+	_ marshaler = (*outBatch)(nil)
+)
+
 func (r *outResult) marshal() mem.BufferSlice {
 	buf := msgpool.Pool.Get(64)
 	h := (*buf)[:2] // ServerMessage tag and length, below 128

@@ -12,6 +12,7 @@ import (
 	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
+	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
@@ -348,7 +349,19 @@ func (r *ringSock) WantRoom(on bool) {
 // which the end of the step publishes. The lock is held.
 func (r *ringSock) touch() { r.host.Touch(&r.Ring) }
 
-// wake implements waker: the engine has news for this socket.
+// What the core, the shell and the reactor ask an owner of rings for, beside what its type
+// has to have.
+var (
+	_ datagram.Waker     = (*ringSock)(nil)
+	_ datagram.Publisher = (*ringSock)(nil)
+	_ rds.Witness        = (*ringSock)(nil)
+	_ rds.Lacker         = (*ringSock)(nil)
+	_ rds.Reserver       = (*ringSock)(nil)
+	_ reactor.Poller     = (*ringSock)(nil)
+	_ reactor.Owner      = (*ringSock)(nil)
+)
+
+// News implements datagram.Waker: the engine has news for this socket.
 func (r *ringSock) News() (goroutine bool) {
 	if r.blocked.Load() {
 		r.blocked.Store(false)

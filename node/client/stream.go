@@ -255,6 +255,8 @@ func (s *sockStream) forget() {
 	s.front.sockets.remove(s)
 }
 
+var _ datagram.Waker = (*sockStream)(nil)
+
 // News implements Waker.
 func (s *sockStream) News() (goroutine bool) {
 	if s.answerer != nil {

@@ -38,6 +38,8 @@ type laneLink struct {
 // Of tells which attempt of which path l is the link of.
 func (l *laneLink) Of() (p *conn.Path, attempt uint64) { return l.p, l.attempt }
 
+var _ transport.Placer = (*laneLink)(nil)
+
 func (h *Local) laneOf(p *conn.Path) *lane {
 	l, _ := p.Data.(*lane)
 	if l == nil {

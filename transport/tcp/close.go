@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/transport"
 )
 
@@ -129,4 +130,7 @@ func (l *Link) deafen() error {
 	return err
 }
 
-var _ transport.Link = (*Link)(nil)
+var (
+	_ transport.Link = (*Link)(nil)
+	_ reactor.Eager  = (*Link)(nil)
+)

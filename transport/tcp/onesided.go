@@ -39,7 +39,10 @@ type OneSided struct {
 	naps int            // one after the other
 }
 
-var _ transport.OneSided = (*OneSided)(nil)
+var (
+	_ transport.OneSided = (*OneSided)(nil)
+	_ reactor.Eager      = (*OneSided)(nil)
+)
 
 const (
 	flushBytes = 1 << 20 // bytes that one call of Flush writes, about: the reactor's thread writes the others
