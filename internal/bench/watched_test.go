@@ -51,7 +51,8 @@ var roleWatch = register("watch", func(r *role) error {
 	}
 	go func() {
 		screen := bufio.NewReader(terminal)
-		if _, err := screen.ReadByte(); err == nil {
+		_, err := screen.ReadByte()
+		if err == nil {
 			begun <- "top"
 			_, err = io.Copy(io.Discard, screen)
 		}
