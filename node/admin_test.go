@@ -183,7 +183,10 @@ func TestAdminCongestion(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The watch is in place once it is served; a call before returns first.
+	// The call returns before it is served; the watch is in place when its header comes.
+	if _, err := w.Header(); err != nil {
+		t.Fatal(err)
+	}
 	for deadline := time.Now().Add(5 * time.Second); ; {
 		s.send(batchOf(1, reader.local, strings.Repeat("x", 3000)))
 		if r := want(s, asResult); len(r.GetErrors()) > 0 {
