@@ -42,15 +42,22 @@ func (s *Server) wrote(o *Opening, id any) {
 	}
 	h.foreign = !h.rules.Shared && (p.writer != "" && p.writer != name || slices.Contains(p.behind, name))
 	_, lasts := id.(blk.FileID) // what does not is not found again
-	o.note = s.cfg.Notes && lasts && !h.rules.Shared && p.writer != name
+	another := p.writer != name
+	o.note = s.cfg.Notes && lasts && !h.rules.Shared && another
 	p.writer, p.closed, p.where = name, false, o.found.where()
 	s.remember(id, p)
+	if another && !o.note {
+		s.env.Keep()
+	}
 }
 
-// unwrote takes back what wrote did, for a session that is not let in.
+// unwrote takes back what wrote did, for a session that is not let in. A sync that failed
+// meanwhile stays remembered.
 func (s *Server) unwrote(o *Opening) {
-	if h := o.h; h.writes() && s.past[h.store.vol.id].writer == h.sess.rt.Name {
-		s.remember(h.store.vol.id, o.before)
+	id := o.h.store.vol.id
+	if p := s.past[id]; p.writer == o.h.sess.rt.Name {
+		p.writer, p.closed, p.behind = o.before.writer, o.before.closed, o.before.behind
+		s.remember(id, p)
 	}
 }
 

@@ -195,6 +195,7 @@ func TestNotesFirst(t *testing.T) {
 	if n := w.srv.volumes[w.notes[0].h.store.vol.id].writers; n != 1 {
 		t.Errorf("%d writers while it is noted", n)
 	}
+	w.srv.syncLost(w.notes[0].h.store.vol.id)
 	b.cut()
 	w.run()
 	w.holdNote = false
@@ -204,8 +205,10 @@ func TestNotesFirst(t *testing.T) {
 			t.Errorf("%d writers are left", v.writers)
 		}
 	}
-	if got := w.srv.Past(); got[0].Writer != "a" {
+	if got := w.srv.Past(); got[0].Writer != "a" || len(got[0].Behind) != 0 {
 		t.Errorf("a session that went before it was let in is remembered: %+v", got)
+	} else if got[0].Syncs != 1 {
+		t.Errorf("a sync failed while it was noted, and is forgotten: %+v", got)
 	}
 }
 
