@@ -129,18 +129,11 @@ func (h *Local) portFigures(f *Figures, here, there *top[PortFigures]) {
 	}, nil)
 }
 
-// fill says who should read one of this node's ports and who fills it. That is a walk
-// along its receive queue, so the lock is taken for each of the few ports that are shown:
-// in a page of all that are congested it would be held for a hundred such walks.
+// fill says who should read one of this node's ports and who fills it.
 func (h *Local) fill(p *PortFigures) {
-	e := h.Look()
-	if s := e.Socket(p.Endpoint.Port()); s != nil { // nil: it was closed meanwhile
-		p.Known = true
-		p.UID, p.PID = s.Options().UID, s.Options().PID
-		p.QueuedBytes = uint64(max(s.Info().RecvQueued, 0))
-		p.Fillers = s.Culprits(FigureFillers)
+	if r, ok := h.Reader(p.Endpoint.Port(), FigureFillers); ok { // else it was closed meanwhile
+		p.Known, p.UID, p.PID, p.QueuedBytes, p.Fillers = true, r.UID, r.PID, r.QueuedBytes, r.Fillers
 	}
-	h.Unlook()
 }
 
 func (h *Local) socketFigures(f *Figures, sockets *top[SocketFigures]) {

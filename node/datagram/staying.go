@@ -23,8 +23,9 @@ const (
 // stayingPort is a port that has been congested for long.
 type stayingPort struct {
 	port     netip.AddrPort
+	local    bool // of this node
 	lasts    time.Duration
-	queued   int
+	queued   uint64
 	pid, uid uint32
 	label    string
 	culprit  netip.AddrPort
@@ -99,12 +100,16 @@ func (a *Host) TellStaying(done <-chan struct{}) {
 func (a *Host) LookStaying(s *Staying) {
 	var list []stayingPort
 	for _, h := range a.Locals() {
+		first := len(list)
 		h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) {
 			lasts := h.StepTime() - c.Since
 			if (c.Local || c.Waiting > 0) && s.wants(c.Endpoint, c.Since, lasts, len(list)) {
-				list = append(list, describeStaying(c, lasts))
+				list = append(list, staying(c, lasts))
 			}
 		}, nil)
+		for i := range list[first:] {
+			list[first+i].describe(h)
+		}
 	}
 	s.looked()
 	for i := range list {
@@ -128,21 +133,26 @@ func (p *stayingPort) why() string {
 	return text
 }
 
-// describeStaying is called with the lock held.
-func describeStaying(c *rds.CongestedPort, lasts time.Duration) stayingPort {
-	p := stayingPort{port: c.Endpoint, lasts: lasts, waiting: c.Waiting}
-	switch {
-	case c.Socket != nil:
-		o := c.Socket.Options()
-		p.queued, p.pid, p.uid, p.label = c.Socket.Info().RecvQueued, o.PID, o.UID, o.Label
-		for _, k := range c.Socket.Culprits(1) {
-			p.culprit = k.Source
-		}
-	case c.Reader != nil:
-		p.queued, p.pid, p.uid = int(c.Reader.Queued), c.Reader.PID, c.Reader.UID
+// staying is what is known of a port without looking at its socket. The lock is held.
+func staying(c *rds.CongestedPort, lasts time.Duration) stayingPort {
+	p := stayingPort{port: c.Endpoint, local: c.Local, lasts: lasts, waiting: c.Waiting}
+	if c.Reader != nil {
+		p.queued, p.pid, p.uid = c.Reader.Queued, c.Reader.PID, c.Reader.UID
 		if len(c.Reader.Fillers) > 0 {
 			p.culprit = c.Reader.Fillers[0].Source
 		}
 	}
 	return p
+}
+
+// describe says whose a port of this node is, and who fills it.
+func (p *stayingPort) describe(h *Local) {
+	if !p.local {
+		return
+	}
+	r, _ := h.Reader(p.port.Port(), 1)
+	p.queued, p.pid, p.uid, p.label = r.QueuedBytes, r.PID, r.UID, r.Label
+	for _, k := range r.Fillers {
+		p.culprit = k.Source
+	}
 }

@@ -126,19 +126,13 @@ func (k *Keeper) settle() {
 	}
 }
 
-// readerHere is who should read a port of this node and who fills it. Who fills it is a
-// walk along the queue of the socket, so the lock is taken for one port at a time.
+// readerHere is who should read a port of this node and who fills it.
 func readerHere(h *datagram.Local, port uint16) (r hour.Reader, ok bool) {
-	e := h.Look()
-	if s := e.Socket(port); s != nil {
-		ok = true
-		r.UID, r.PID = s.Options().UID, s.Options().PID
-		for _, x := range s.Culprits(hour.MaxCulprits) {
-			r.Culprits = append(r.Culprits, hour.Culprit{Source: x.Source, Datagrams: uint64(x.N), Bytes: uint64(x.Bytes)})
-		}
+	x, ok := h.Reader(port, hour.MaxCulprits)
+	r.UID, r.PID, r.Program = x.UID, x.PID, access.Program(x.PID)
+	for _, k := range x.Fillers {
+		r.Culprits = append(r.Culprits, hour.Culprit{Source: k.Source, Datagrams: uint64(k.N), Bytes: uint64(k.Bytes)})
 	}
-	h.Unlook()
-	r.Program = access.Program(r.PID)
 	return r, ok
 }
 

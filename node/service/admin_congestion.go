@@ -55,8 +55,6 @@ func (a *adminServer) ListCongestion(ctx context.Context, _ *rdsdv1.ListCongesti
 	for _, h := range a.front.deps.Host.Locals() {
 		first := len(list)
 		h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) { list = append(list, congestedPB(h.StepTime(), c)) }, nil)
-		// Who fills a port is a walk along the queue of its socket, so the lock is taken for
-		// each: in a page of ports it would be held for a hundred such walks.
 		for _, p := range list[first:] {
 			if p.GetLocal() {
 				fillersPB(h, p)
@@ -89,14 +87,9 @@ func congestedPB(now time.Duration, c *rds.CongestedPort) *rdsdv1.CongestedPort 
 
 // fillersPB says who fills a port of this node.
 func fillersPB(h *datagram.Local, p *rdsdv1.CongestedPort) {
-	var fillers []rds.Culprit
-	e := h.Look()
-	if s := e.Socket(uint16(p.GetEndpoint().GetPort())); s != nil { // nil: it was closed meanwhile
-		fillers = s.Culprits(maxCulprits)
-	}
-	h.Unlook()
+	r, _ := h.Reader(uint16(p.GetEndpoint().GetPort()), maxCulprits) // of a socket that was closed meanwhile: nobody
 	var list []*rdsdv1.Culprit
-	for _, k := range fillers {
+	for _, k := range r.Fillers {
 		x := &rdsdv1.Culprit{}
 		x.SetSource(client.EndpointPB(k.Source))
 		x.SetQueuedDatagrams(uint64(k.N))

@@ -25,7 +25,7 @@ func (f *Front) problems(s *snapshot) []health.Problem {
 	if f.deps.Host != nil {
 		for _, h := range f.deps.Host.Locals() {
 			h.EachPeer(func(_ *rds.Engine, pe *rds.Peer) { f.examinePeer(&x, h, pe) })
-			h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) { examinePort(&x, h.StepTime(), c) }, nil)
+			examinePorts(&x, h)
 		}
 	}
 	if h := f.deps.Volumes(); h != nil {
@@ -121,27 +121,37 @@ func (f *Front) examinePeer(x *health.Exam, h *datagram.Local, pe *rds.Peer) {
 	x.Peer(&p)
 }
 
-// examinePort is called with the lock held.
-func examinePort(x *health.Exam, now time.Duration, c *rds.CongestedPort) {
-	p := health.Port{Endpoint: c.Endpoint, Local: c.Local, For: now - c.Since, Waiting: c.Waiting}
-	if p.For < health.Grace {
-		return
-	}
-	switch {
-	case !x.Lists(c.Local, p.For):
-	case c.Socket != nil:
-		o := c.Socket.Options()
-		p.Queued, p.PID, p.UID, p.Label = uint64(c.Socket.Info().RecvQueued), o.PID, o.UID, o.Label
-		for _, k := range c.Socket.Culprits(1) {
-			p.Culprit = k.Source
+// examinePorts looks at the congested ports page by page, and then, without the lock, at
+// the readers of those that may be listed.
+func examinePorts(x *health.Exam, h *datagram.Local) {
+	var page []health.Port
+	h.EachCongested(func(_ *rds.Engine, c *rds.CongestedPort) {
+		p := health.Port{Endpoint: c.Endpoint, Local: c.Local, For: h.StepTime() - c.Since, Waiting: c.Waiting}
+		if p.For < health.Grace {
+			return
 		}
-	case c.Reader != nil:
-		p.Queued, p.PID, p.UID = c.Reader.Queued, c.Reader.PID, c.Reader.UID
-		if len(c.Reader.Fillers) > 0 {
-			p.Culprit = c.Reader.Fillers[0].Source
+		if c.Reader != nil {
+			p.Queued, p.PID, p.UID = c.Reader.Queued, c.Reader.PID, c.Reader.UID
+			if len(c.Reader.Fillers) > 0 {
+				p.Culprit = c.Reader.Fillers[0].Source
+			}
 		}
-	}
-	x.Port(&p)
+		page = append(page, p)
+	}, func() bool {
+		for i := range page {
+			p := &page[i]
+			if p.Local && x.Lists(p.Local, p.For) {
+				r, _ := h.Reader(p.Endpoint.Port(), 1)
+				p.Queued, p.PID, p.UID, p.Label = r.QueuedBytes, r.PID, r.UID, r.Label
+				for _, k := range r.Fillers {
+					p.Culprit = k.Source
+				}
+			}
+			x.Port(p)
+		}
+		page = page[:0]
+		return true
+	})
 }
 
 func examineVolumes(x *health.Exam, h *volume.Host, now time.Time) {
