@@ -106,33 +106,9 @@ func writeNDJSON(w io.Writer, v any) error {
 // bytesCount is a number of bytes: a plain number in JSON, KiB, MiB for people.
 type bytesCount uint64
 
-func (b bytesCount) String() string {
-	if b < 1024 {
-		return fmt.Sprintf("%d B", uint64(b))
-	}
-	v, unit := float64(b)/1024, 0
-	for v >= 1024 && unit < 4 {
-		v, unit = v/1024, unit+1
-	}
-	return fmt.Sprintf("%.1f %ciB", v, "KMGTP"[unit])
-}
+func (b bytesCount) String() string { return plain.Bytes(float64(b)) }
 
 // duration is a time in nanoseconds: a plain number in JSON, rounded for people.
 type duration time.Duration
 
-func (d duration) String() string {
-	t := time.Duration(d)
-	switch {
-	case t == 0:
-		return "-"
-	case t < time.Microsecond:
-		return t.String()
-	case t < time.Millisecond:
-		return t.Round(100 * time.Nanosecond).String()
-	case t < time.Second:
-		return t.Round(10 * time.Microsecond).String()
-	case t < time.Minute:
-		return t.Round(100 * time.Millisecond).String()
-	}
-	return t.Round(time.Second).String()
-}
+func (d duration) String() string { return plain.Duration(time.Duration(d)) }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -63,7 +64,7 @@ func writeTSV[T any](w io.Writer, items []T) error {
 			return err
 		}
 		for _, k := range keys { // those that are left out where they are empty
-			if !contains(names, k) {
+			if !slices.Contains(names, k) {
 				names = append(names, k)
 			}
 		}
@@ -82,15 +83,6 @@ func writeTSV[T any](w io.Writer, items []T) error {
 	}
 	_, err = io.WriteString(w, b.String())
 	return err
-}
-
-func contains(list []string, s string) bool {
-	for _, x := range list {
-		if x == s {
-			return true
-		}
-	}
-	return false
 }
 
 // blank is an item without anything, for the names.

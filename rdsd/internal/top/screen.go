@@ -132,8 +132,8 @@ func titleLine(now *Shot) line {
 		}
 		health = fmt.Sprintf("%d errors, %d warnings (press 5)", counts[rdsd.SeverityError], counts[rdsd.SeverityWarning])
 	}
-	return line{plain.Text(fmt.Sprintf("rdsd %s  %s for %s  peers %d, %d up  sockets %d  memory %s of %s  %s", st.Version, st.State, durationText(st.Uptime), st.Peers, st.PeersUp,
-		st.Sockets, sizeText(float64(st.MemoryUsedBytes)), sizeText(float64(st.MemoryBudgetBytes)), health)), s}
+	return line{plain.Text(fmt.Sprintf("rdsd %s  %s for %s  peers %d, %d up  sockets %d  memory %s of %s  %s", st.Version, st.State, plain.Duration(st.Uptime), st.Peers, st.PeersUp,
+		st.Sockets, plain.Bytes(float64(st.MemoryUsedBytes)), plain.Bytes(float64(st.MemoryBudgetBytes)), health)), s}
 }
 
 func tabsText(view View, now *Shot) string {

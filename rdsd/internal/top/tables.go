@@ -68,38 +68,13 @@ func text(s string) cell { s = plain.Text(s); return cell{text: s, words: s} }
 
 func number[T int | uint32 | uint64](n T) cell { return cell{text: fmt.Sprint(n), order: float64(n)} }
 
-func bytes(n uint64) cell { return cell{text: sizeText(float64(n)), order: float64(n)} }
+func bytes(n uint64) cell { return cell{text: plain.Bytes(float64(n)), order: float64(n)} }
 
-func rate(n float64) cell { return cell{text: sizeText(n) + "/s", order: n} }
+func rate(n float64) cell { return cell{text: plain.Bytes(n) + "/s", order: n} }
 
 func perSecond(n float64) cell { return cell{text: fmt.Sprintf("%.0f/s", n), order: n} }
 
-func lasted(d time.Duration) cell { return cell{text: durationText(d), order: float64(d)} }
-
-func sizeText(v float64) string {
-	unit := 0
-	for v >= 1024 && unit < 5 {
-		v, unit = v/1024, unit+1
-	}
-	if unit == 0 {
-		return fmt.Sprintf("%.0f B", v)
-	}
-	return fmt.Sprintf("%.1f %ciB", v, "KMGTP"[unit-1])
-}
-
-func durationText(d time.Duration) string {
-	switch {
-	case d == 0:
-		return "-"
-	case d < time.Millisecond:
-		return d.Round(100 * time.Nanosecond).String()
-	case d < time.Second:
-		return d.Round(10 * time.Microsecond).String()
-	case d < time.Minute:
-		return d.Round(100 * time.Millisecond).String()
-	}
-	return d.Round(time.Second).String()
-}
+func lasted(d time.Duration) cell { return cell{text: plain.Duration(d), order: float64(d)} }
 
 // tableOf makes the table of a view. before may be nil: then there are no rates.
 func tableOf(v View, now, before *Shot) table {
@@ -175,16 +150,16 @@ func peerTable(now, before *Shot) table {
 
 func peerDetail(p *rdsd.Peer) []string {
 	lines := []string{
-		fmt.Sprintf("peer %s from %s: %s, %s, %d lanes, round trip %s", p.Remote, p.Local, p.Kind, p.State, p.Lanes, durationText(p.RTT)),
-		fmt.Sprintf("waiting: %d to be sent (%s), %d to be acknowledged (%s), %d held; %d ports congested", p.Queued, sizeText(float64(p.QueuedBytes)), p.Unacked,
-			sizeText(float64(p.UnackedBytes)), p.Held, p.CongestedPorts), "",
+		fmt.Sprintf("peer %s from %s: %s, %s, %d lanes, round trip %s", p.Remote, p.Local, p.Kind, p.State, p.Lanes, plain.Duration(p.RTT)),
+		fmt.Sprintf("waiting: %d to be sent (%s), %d to be acknowledged (%s), %d held; %d ports congested", p.Queued, plain.Bytes(float64(p.QueuedBytes)), p.Unacked,
+			plain.Bytes(float64(p.UnackedBytes)), p.Held, p.CongestedPorts), "",
 	}
 	for _, q := range p.Paths {
-		l := fmt.Sprintf("path %d  %-13s up %s, %d reconnects, sent %s, received %s  %s > %s", q.Index, q.State, durationText(q.UpFor), q.Reconnects,
-			sizeText(float64(q.SentBytes)), sizeText(float64(q.ReceivedBytes)), q.LocalEndpoint, q.RemoteEndpoint)
+		l := fmt.Sprintf("path %d  %-13s up %s, %d reconnects, sent %s, received %s  %s > %s", q.Index, q.State, plain.Duration(q.UpFor), q.Reconnects,
+			plain.Bytes(float64(q.SentBytes)), plain.Bytes(float64(q.ReceivedBytes)), q.LocalEndpoint, q.RemoteEndpoint)
 		lines = append(lines, plain.Text(l))
 		if q.LastError != "" {
-			lines = append(lines, plain.Text(fmt.Sprintf("        %s, %s ago; %d attempts, next in %s", q.LastError, durationText(q.ErrorAge), q.Attempts, durationText(q.RetryIn))))
+			lines = append(lines, plain.Text(fmt.Sprintf("        %s, %s ago; %d attempts, next in %s", q.LastError, plain.Duration(q.ErrorAge), q.Attempts, plain.Duration(q.RetryIn))))
 		}
 	}
 	return lines
@@ -217,10 +192,10 @@ func socketTable(now, before *Shot) table {
 			plain.Text(fmt.Sprintf("socket %s %q: pid %d (%s), uid %d", s.Local, s.Label, s.PID, s.Program, s.UID)),
 			fmt.Sprintf("sent: %d accepted = %d delivered + %d cancelled + %d failed + %d unknown + %d in flight; %d calls wait", s.Accepted, s.Delivered, s.Cancelled,
 				s.Failed, s.Unknown, s.InFlight, s.WaitingSends),
-			fmt.Sprintf("send buffer: %s of %s", sizeText(float64(s.SendQueuedBytes)), sizeText(float64(s.SendBufferBytes))),
-			fmt.Sprintf("receive buffer: %s of %s (at most %s), %d datagrams unread, %d read", sizeText(float64(s.RecvQueuedBytes)), sizeText(float64(s.RecvBufferBytes)),
-				sizeText(float64(s.RecvHardLimitBytes)), s.RecvQueued, s.Received),
-			fmt.Sprintf("rings: %s of %s", sizeText(float64(s.RingBytes)), sizeText(float64(s.RingMaxBytes))),
+			fmt.Sprintf("send buffer: %s of %s", plain.Bytes(float64(s.SendQueuedBytes)), plain.Bytes(float64(s.SendBufferBytes))),
+			fmt.Sprintf("receive buffer: %s of %s (at most %s), %d datagrams unread, %d read", plain.Bytes(float64(s.RecvQueuedBytes)), plain.Bytes(float64(s.RecvBufferBytes)),
+				plain.Bytes(float64(s.RecvHardLimitBytes)), s.RecvQueued, s.Received),
+			fmt.Sprintf("rings: %s of %s", plain.Bytes(float64(s.RingBytes)), plain.Bytes(float64(s.RingMaxBytes))),
 		}})
 	}
 	return t
@@ -238,13 +213,13 @@ func congestionTable(now *Shot) table {
 		if p.Local || p.ReaderPID != 0 {
 			reader = fmt.Sprintf("pid %d (uid %d)", p.ReaderPID, p.ReaderUID)
 		}
-		detail := []string{fmt.Sprintf("port %s (%s) is congested for %s: %s has %s unread", p.Endpoint, where, durationText(p.CongestedFor), reader, sizeText(float64(p.QueuedBytes))),
+		detail := []string{fmt.Sprintf("port %s (%s) is congested for %s: %s has %s unread", p.Endpoint, where, plain.Duration(p.CongestedFor), reader, plain.Bytes(float64(p.QueuedBytes))),
 			fmt.Sprintf("%d sockets here wait for it; %d sends were refused or had to wait", p.WaitingSenders, p.Blocked), "", "filled by:"}
 		for k, c := range p.Culprits {
 			if k == 0 {
 				by = c.Source.String()
 			}
-			detail = append(detail, fmt.Sprintf("  %-30s %8d datagrams %10s", c.Source, c.QueuedDatagrams, sizeText(float64(c.QueuedBytes))))
+			detail = append(detail, fmt.Sprintf("  %-30s %8d datagrams %10s", c.Source, c.QueuedDatagrams, plain.Bytes(float64(c.QueuedBytes))))
 		}
 		t.rows = append(t.rows, row{key: p.Endpoint.String(), cells: []cell{
 			text(p.Endpoint.String()), text(where), lasted(p.CongestedFor), bytes(p.QueuedBytes), text(reader), number(p.WaitingSenders), number(p.Blocked), text(by),
@@ -257,7 +232,7 @@ func operations(ops []rdsd.VolumeOp) (detail []string, inFlight, failed uint64) 
 	for _, o := range ops {
 		inFlight, failed = inFlight+o.InFlight(), failed+o.Errors
 		detail = append(detail, plain.Text(fmt.Sprintf("  %-14s %10d done, %d in flight, %d failed, %s; mean %s, p50 %s, p99 %s, p99.9 %s", o.Op, o.Completed, o.InFlight(), o.Errors,
-			sizeText(float64(o.Bytes)), durationText(o.Mean()), durationText(o.P50), durationText(o.P99), durationText(o.P999))))
+			plain.Bytes(float64(o.Bytes)), plain.Duration(o.Mean()), plain.Duration(o.P50), plain.Duration(o.P99), plain.Duration(o.P999))))
 	}
 	return detail, inFlight, failed
 }
@@ -277,7 +252,7 @@ func volumeTable(now *Shot) table {
 			text(m.Node + ":" + m.Name), text("mapping"), text(string(m.State)), lasted(m.StateFor), size(m.Info), {text: fmt.Sprintf("%d/%d", m.PathsUp, m.PathCount), order: float64(m.PathsUp)},
 			number(m.Users), number(inFlight), number(failed), text(m.Device), text(m.LastError),
 		}, detail: append([]string{
-			plain.Text(fmt.Sprintf("mapping %s of %s:%s is %s for %s: %s", m.ID, m.Node, m.Name, m.State, durationText(m.StateFor), m.Device)),
+			plain.Text(fmt.Sprintf("mapping %s of %s:%s is %s for %s: %s", m.ID, m.Node, m.Name, m.State, plain.Duration(m.StateFor), m.Device)),
 			plain.Text(fmt.Sprintf("session %s, policy %s, %d of %d paths up, %d requests wait; %s", m.Session, m.Policy, m.PathsUp, m.PathCount, m.Waiting, m.LastError)), "",
 		}, detail...)})
 	}
@@ -285,7 +260,7 @@ func volumeTable(now *Shot) table {
 		detail, inFlight, failed := operations(x.Ops)
 		t.rows = append(t.rows, row{key: "export " + x.Name, cells: []cell{
 			text(x.Name), text("export"), text(string(x.State)), lasted(x.StateFor), size(x.Info), text("-"), number(len(x.Users)), number(inFlight), number(failed), text(x.Path), text(x.Error),
-		}, detail: append([]string{plain.Text(fmt.Sprintf("export %s is %s for %s: %s %s", x.Name, x.State, durationText(x.StateFor), x.Path, x.Error)), ""}, detail...)})
+		}, detail: append([]string{plain.Text(fmt.Sprintf("export %s is %s for %s: %s %s", x.Name, x.State, plain.Duration(x.StateFor), x.Path, x.Error)), ""}, detail...)})
 	}
 	return t
 }
