@@ -1,6 +1,7 @@
 package rnbd
 
 import (
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -59,5 +60,32 @@ func (a *answering) run(t testing.TB) {
 			clear(r.Data[copy(r.Data, a.rsp):])
 		}
 		a.c.Done(0, r)
+	}
+}
+
+// TestServerOfVersionZero: whatever a server answers to SESS_INFO is taken, except version 0,
+// which no RNBD has: then every volume of the session is refused with what is wrong.
+func TestServerOfVersionZero(t *testing.T) {
+	for _, x := range []struct {
+		ver  uint8
+		want string
+	}{{0, "the server speaks RNBD of version 0"}, {1, ""}, {2, ""}, {255, ""}} {
+		a := &answering{ver: x.ver}
+		good := describe(&cached, 7)
+		a.rsp = good.Append(nil)
+		e := &end{w: &world{t: t}, maxIO: 64 << 10, mapped: map[*Volume]error{}, unmapped: map[*Volume]bool{}}
+		a.c = NewClient(ClientConfig{}, e, a)
+		a.c.Up(0)
+		v, err := a.c.Map(0, "d", rw)
+		if err != nil {
+			t.Fatal(err)
+		}
+		a.run(t)
+		switch why := v.Err(); {
+		case x.want == "" && (why != nil || stateOf(v) != Open):
+			t.Errorf("version %d: %v, %v", x.ver, stateOf(v), why)
+		case x.want != "" && (why == nil || !strings.Contains(why.Error(), x.want)):
+			t.Errorf("version %d: %v, %v; want %q", x.ver, stateOf(v), why, x.want)
+		}
 	}
 }
