@@ -8,6 +8,7 @@ begins with "elsewhere:" (something no machine of this kind can do).
 """
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +26,12 @@ class Tally:
         self.failed: list[str] = []
         self.skipped: list[tuple[str, str]] = []
         self.ends: dict[str, list[str]] = {}  # of the logs of Go tests that failed
+
+
+def why(text: str) -> str:
+    """What a failed test said last, on one line: of a long log somebody may see the FAIL lines alone."""
+    said = [x.strip()[:300] for x in text.splitlines() if re.search(r"_test\.go:\d+: |panic:|DATA RACE|timed out", x)]
+    return ": " + " | ".join(said[-4:]) if said else ""
 
 
 def go_phase(tally: Tally, args: list[str]) -> bool:
@@ -47,7 +54,7 @@ def go_phase(tally: Tally, args: list[str]) -> bool:
         text = "".join(output.pop(key, []))
         if action == "fail":
             print(text, end="")
-            print(f"FAIL  {short} {test}", flush=True)
+            print(f"FAIL  {short} {test}{why(text)}", flush=True)
             tally.failed.append(f"{short} {test}".strip())
             if test:
                 tally.ends[f"{short} {test}"] = text.splitlines()
