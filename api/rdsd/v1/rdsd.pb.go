@@ -275,6 +275,71 @@ func (x QueueKind) Number() protoreflect.EnumNumber {
 	return protoreflect.EnumNumber(x)
 }
 
+// What a TraceEvent tells. At the node that sends: LEFT, REFUSED, DONE, NOT_ACCEPTED; at
+// the one that receives: PLACED, NOT_PLACED, READ, DROPPED. A datagram to the address it
+// is from has no LEFT.
+type TraceStage int32
+
+const (
+	TraceStage_TRACE_STAGE_UNSPECIFIED  TraceStage = 0
+	TraceStage_TRACE_STAGE_LEFT         TraceStage = 1 // given to the link; again with the same sequence: sent again
+	TraceStage_TRACE_STAGE_REFUSED      TraceStage = 2 // the receiver had no room: it will be sent with another sequence
+	TraceStage_TRACE_STAGE_DONE         TraceStage = 3 // has its outcome
+	TraceStage_TRACE_STAGE_NOT_ACCEPTED TraceStage = 4 // a send that waited ended without being accepted
+	TraceStage_TRACE_STAGE_PLACED       TraceStage = 5 // where its reader finds it
+	TraceStage_TRACE_STAGE_NOT_PLACED   TraceStage = 6 // for the reason; the sender is told
+	TraceStage_TRACE_STAGE_READ         TraceStage = 7 // put into the reader's stream, or released by a reader with rings
+	TraceStage_TRACE_STAGE_DROPPED      TraceStage = 8 // its socket was closed before it was read
+)
+
+// Enum value maps for TraceStage.
+var (
+	TraceStage_name = map[int32]string{
+		0: "TRACE_STAGE_UNSPECIFIED",
+		1: "TRACE_STAGE_LEFT",
+		2: "TRACE_STAGE_REFUSED",
+		3: "TRACE_STAGE_DONE",
+		4: "TRACE_STAGE_NOT_ACCEPTED",
+		5: "TRACE_STAGE_PLACED",
+		6: "TRACE_STAGE_NOT_PLACED",
+		7: "TRACE_STAGE_READ",
+		8: "TRACE_STAGE_DROPPED",
+	}
+	TraceStage_value = map[string]int32{
+		"TRACE_STAGE_UNSPECIFIED":  0,
+		"TRACE_STAGE_LEFT":         1,
+		"TRACE_STAGE_REFUSED":      2,
+		"TRACE_STAGE_DONE":         3,
+		"TRACE_STAGE_NOT_ACCEPTED": 4,
+		"TRACE_STAGE_PLACED":       5,
+		"TRACE_STAGE_NOT_PLACED":   6,
+		"TRACE_STAGE_READ":         7,
+		"TRACE_STAGE_DROPPED":      8,
+	}
+)
+
+func (x TraceStage) Enum() *TraceStage {
+	p := new(TraceStage)
+	*p = x
+	return p
+}
+
+func (x TraceStage) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TraceStage) Descriptor() protoreflect.EnumDescriptor {
+	return file_rdsd_v1_rdsd_proto_enumTypes[5].Descriptor()
+}
+
+func (TraceStage) Type() protoreflect.EnumType {
+	return &file_rdsd_v1_rdsd_proto_enumTypes[5]
+}
+
+func (x TraceStage) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
 // An RDS endpoint.
 type Endpoint struct {
 	state              protoimpl.MessageState `protogen:"opaque.v1"`
@@ -7799,6 +7864,591 @@ func (b0 GetConfigResponse_builder) Build() *GetConfigResponse {
 	return m0
 }
 
+// Which datagrams. Of an endpoint an empty address is any, and so is port 0. The same
+// request to the daemons of both nodes chooses the same datagrams at both.
+type TraceRequest struct {
+	state                  protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Source      *Endpoint              `protobuf:"bytes,1,opt,name=source"`
+	xxx_hidden_Destination *Endpoint              `protobuf:"bytes,2,opt,name=destination"`
+	xxx_hidden_Either      *[]*Endpoint           `protobuf:"bytes,3,rep,name=either"`
+	xxx_hidden_Every       uint64                 `protobuf:"varint,4,opt,name=every"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
+}
+
+func (x *TraceRequest) Reset() {
+	*x = TraceRequest{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceRequest) ProtoMessage() {}
+
+func (x *TraceRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *TraceRequest) GetSource() *Endpoint {
+	if x != nil {
+		return x.xxx_hidden_Source
+	}
+	return nil
+}
+
+func (x *TraceRequest) GetDestination() *Endpoint {
+	if x != nil {
+		return x.xxx_hidden_Destination
+	}
+	return nil
+}
+
+func (x *TraceRequest) GetEither() []*Endpoint {
+	if x != nil {
+		if x.xxx_hidden_Either != nil {
+			return *x.xxx_hidden_Either
+		}
+	}
+	return nil
+}
+
+func (x *TraceRequest) GetEvery() uint64 {
+	if x != nil {
+		return x.xxx_hidden_Every
+	}
+	return 0
+}
+
+func (x *TraceRequest) SetSource(v *Endpoint) {
+	x.xxx_hidden_Source = v
+}
+
+func (x *TraceRequest) SetDestination(v *Endpoint) {
+	x.xxx_hidden_Destination = v
+}
+
+func (x *TraceRequest) SetEither(v []*Endpoint) {
+	x.xxx_hidden_Either = &v
+}
+
+func (x *TraceRequest) SetEvery(v uint64) {
+	x.xxx_hidden_Every = v
+}
+
+func (x *TraceRequest) HasSource() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Source != nil
+}
+
+func (x *TraceRequest) HasDestination() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Destination != nil
+}
+
+func (x *TraceRequest) ClearSource() {
+	x.xxx_hidden_Source = nil
+}
+
+func (x *TraceRequest) ClearDestination() {
+	x.xxx_hidden_Destination = nil
+}
+
+type TraceRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Source      *Endpoint
+	Destination *Endpoint
+	Either      []*Endpoint
+	Every       uint64
+}
+
+func (b0 TraceRequest_builder) Build() *TraceRequest {
+	m0 := &TraceRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Source = b.Source
+	x.xxx_hidden_Destination = b.Destination
+	x.xxx_hidden_Either = &b.Either
+	x.xxx_hidden_Every = b.Every
+	return m0
+}
+
+type TraceReport struct {
+	state              protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Start   *TraceStart            `protobuf:"bytes,1,opt,name=start"`
+	xxx_hidden_Event   *[]*TraceEvent         `protobuf:"bytes,2,rep,name=event"`
+	xxx_hidden_Dropped uint64                 `protobuf:"varint,3,opt,name=dropped"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *TraceReport) Reset() {
+	*x = TraceReport{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[67]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceReport) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceReport) ProtoMessage() {}
+
+func (x *TraceReport) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[67]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *TraceReport) GetStart() *TraceStart {
+	if x != nil {
+		return x.xxx_hidden_Start
+	}
+	return nil
+}
+
+func (x *TraceReport) GetEvent() []*TraceEvent {
+	if x != nil {
+		if x.xxx_hidden_Event != nil {
+			return *x.xxx_hidden_Event
+		}
+	}
+	return nil
+}
+
+func (x *TraceReport) GetDropped() uint64 {
+	if x != nil {
+		return x.xxx_hidden_Dropped
+	}
+	return 0
+}
+
+func (x *TraceReport) SetStart(v *TraceStart) {
+	x.xxx_hidden_Start = v
+}
+
+func (x *TraceReport) SetEvent(v []*TraceEvent) {
+	x.xxx_hidden_Event = &v
+}
+
+func (x *TraceReport) SetDropped(v uint64) {
+	x.xxx_hidden_Dropped = v
+}
+
+func (x *TraceReport) HasStart() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Start != nil
+}
+
+func (x *TraceReport) ClearStart() {
+	x.xxx_hidden_Start = nil
+}
+
+type TraceReport_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Start   *TraceStart
+	Event   []*TraceEvent
+	Dropped uint64
+}
+
+func (b0 TraceReport_builder) Build() *TraceReport {
+	m0 := &TraceReport{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Start = b.Start
+	x.xxx_hidden_Event = &b.Event
+	x.xxx_hidden_Dropped = b.Dropped
+	return m0
+}
+
+type TraceStart struct {
+	state                   protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Clock        string                 `protobuf:"bytes,1,opt,name=clock"`
+	xxx_hidden_LocalAddress [][]byte               `protobuf:"bytes,2,rep,name=local_address,json=localAddress"`
+	unknownFields           protoimpl.UnknownFields
+	sizeCache               protoimpl.SizeCache
+}
+
+func (x *TraceStart) Reset() {
+	*x = TraceStart{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[68]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceStart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceStart) ProtoMessage() {}
+
+func (x *TraceStart) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[68]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *TraceStart) GetClock() string {
+	if x != nil {
+		return x.xxx_hidden_Clock
+	}
+	return ""
+}
+
+func (x *TraceStart) GetLocalAddress() [][]byte {
+	if x != nil {
+		return x.xxx_hidden_LocalAddress
+	}
+	return nil
+}
+
+func (x *TraceStart) SetClock(v string) {
+	x.xxx_hidden_Clock = v
+}
+
+func (x *TraceStart) SetLocalAddress(v [][]byte) {
+	x.xxx_hidden_LocalAddress = v
+}
+
+type TraceStart_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Clock        string
+	LocalAddress [][]byte
+}
+
+func (b0 TraceStart_builder) Build() *TraceStart {
+	m0 := &TraceStart{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Clock = b.Clock
+	x.xxx_hidden_LocalAddress = b.LocalAddress
+	return m0
+}
+
+// One stage of one datagram, which source, destination, incarnation, lane and sequence
+// name at both nodes. All times are of the wall clock of the daemon that tells them.
+type TraceEvent struct {
+	state                     protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Stage          TraceStage             `protobuf:"varint,1,opt,name=stage,enum=rdsd.v1.TraceStage"`
+	xxx_hidden_UnixNs         int64                  `protobuf:"varint,2,opt,name=unix_ns,json=unixNs"`
+	xxx_hidden_Source         *Endpoint              `protobuf:"bytes,3,opt,name=source"`
+	xxx_hidden_Destination    *Endpoint              `protobuf:"bytes,4,opt,name=destination"`
+	xxx_hidden_Lane           uint32                 `protobuf:"varint,5,opt,name=lane"`
+	xxx_hidden_Here           bool                   `protobuf:"varint,6,opt,name=here"`
+	xxx_hidden_Sequence       uint64                 `protobuf:"varint,7,opt,name=sequence"`
+	xxx_hidden_Incarnation    uint64                 `protobuf:"varint,8,opt,name=incarnation"`
+	xxx_hidden_Datagrams      uint32                 `protobuf:"varint,9,opt,name=datagrams"`
+	xxx_hidden_Member         uint32                 `protobuf:"varint,10,opt,name=member"`
+	xxx_hidden_Bytes          uint64                 `protobuf:"varint,11,opt,name=bytes"`
+	xxx_hidden_PostedUnixNs   int64                  `protobuf:"varint,12,opt,name=posted_unix_ns,json=postedUnixNs"`
+	xxx_hidden_AcceptedUnixNs int64                  `protobuf:"varint,13,opt,name=accepted_unix_ns,json=acceptedUnixNs"`
+	xxx_hidden_ReceivedUnixNs int64                  `protobuf:"varint,14,opt,name=received_unix_ns,json=receivedUnixNs"`
+	xxx_hidden_Outcome        OutcomeKind            `protobuf:"varint,15,opt,name=outcome,enum=rdsd.v1.OutcomeKind"`
+	xxx_hidden_Reason         string                 `protobuf:"bytes,16,opt,name=reason"`
+	unknownFields             protoimpl.UnknownFields
+	sizeCache                 protoimpl.SizeCache
+}
+
+func (x *TraceEvent) Reset() {
+	*x = TraceEvent{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[69]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceEvent) ProtoMessage() {}
+
+func (x *TraceEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[69]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *TraceEvent) GetStage() TraceStage {
+	if x != nil {
+		return x.xxx_hidden_Stage
+	}
+	return TraceStage_TRACE_STAGE_UNSPECIFIED
+}
+
+func (x *TraceEvent) GetUnixNs() int64 {
+	if x != nil {
+		return x.xxx_hidden_UnixNs
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetSource() *Endpoint {
+	if x != nil {
+		return x.xxx_hidden_Source
+	}
+	return nil
+}
+
+func (x *TraceEvent) GetDestination() *Endpoint {
+	if x != nil {
+		return x.xxx_hidden_Destination
+	}
+	return nil
+}
+
+func (x *TraceEvent) GetLane() uint32 {
+	if x != nil {
+		return x.xxx_hidden_Lane
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetHere() bool {
+	if x != nil {
+		return x.xxx_hidden_Here
+	}
+	return false
+}
+
+func (x *TraceEvent) GetSequence() uint64 {
+	if x != nil {
+		return x.xxx_hidden_Sequence
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetIncarnation() uint64 {
+	if x != nil {
+		return x.xxx_hidden_Incarnation
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetDatagrams() uint32 {
+	if x != nil {
+		return x.xxx_hidden_Datagrams
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetMember() uint32 {
+	if x != nil {
+		return x.xxx_hidden_Member
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetBytes() uint64 {
+	if x != nil {
+		return x.xxx_hidden_Bytes
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetPostedUnixNs() int64 {
+	if x != nil {
+		return x.xxx_hidden_PostedUnixNs
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetAcceptedUnixNs() int64 {
+	if x != nil {
+		return x.xxx_hidden_AcceptedUnixNs
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetReceivedUnixNs() int64 {
+	if x != nil {
+		return x.xxx_hidden_ReceivedUnixNs
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetOutcome() OutcomeKind {
+	if x != nil {
+		return x.xxx_hidden_Outcome
+	}
+	return OutcomeKind_OUTCOME_KIND_UNSPECIFIED
+}
+
+func (x *TraceEvent) GetReason() string {
+	if x != nil {
+		return x.xxx_hidden_Reason
+	}
+	return ""
+}
+
+func (x *TraceEvent) SetStage(v TraceStage) {
+	x.xxx_hidden_Stage = v
+}
+
+func (x *TraceEvent) SetUnixNs(v int64) {
+	x.xxx_hidden_UnixNs = v
+}
+
+func (x *TraceEvent) SetSource(v *Endpoint) {
+	x.xxx_hidden_Source = v
+}
+
+func (x *TraceEvent) SetDestination(v *Endpoint) {
+	x.xxx_hidden_Destination = v
+}
+
+func (x *TraceEvent) SetLane(v uint32) {
+	x.xxx_hidden_Lane = v
+}
+
+func (x *TraceEvent) SetHere(v bool) {
+	x.xxx_hidden_Here = v
+}
+
+func (x *TraceEvent) SetSequence(v uint64) {
+	x.xxx_hidden_Sequence = v
+}
+
+func (x *TraceEvent) SetIncarnation(v uint64) {
+	x.xxx_hidden_Incarnation = v
+}
+
+func (x *TraceEvent) SetDatagrams(v uint32) {
+	x.xxx_hidden_Datagrams = v
+}
+
+func (x *TraceEvent) SetMember(v uint32) {
+	x.xxx_hidden_Member = v
+}
+
+func (x *TraceEvent) SetBytes(v uint64) {
+	x.xxx_hidden_Bytes = v
+}
+
+func (x *TraceEvent) SetPostedUnixNs(v int64) {
+	x.xxx_hidden_PostedUnixNs = v
+}
+
+func (x *TraceEvent) SetAcceptedUnixNs(v int64) {
+	x.xxx_hidden_AcceptedUnixNs = v
+}
+
+func (x *TraceEvent) SetReceivedUnixNs(v int64) {
+	x.xxx_hidden_ReceivedUnixNs = v
+}
+
+func (x *TraceEvent) SetOutcome(v OutcomeKind) {
+	x.xxx_hidden_Outcome = v
+}
+
+func (x *TraceEvent) SetReason(v string) {
+	x.xxx_hidden_Reason = v
+}
+
+func (x *TraceEvent) HasSource() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Source != nil
+}
+
+func (x *TraceEvent) HasDestination() bool {
+	if x == nil {
+		return false
+	}
+	return x.xxx_hidden_Destination != nil
+}
+
+func (x *TraceEvent) ClearSource() {
+	x.xxx_hidden_Source = nil
+}
+
+func (x *TraceEvent) ClearDestination() {
+	x.xxx_hidden_Destination = nil
+}
+
+type TraceEvent_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Stage          TraceStage
+	UnixNs         int64
+	Source         *Endpoint
+	Destination    *Endpoint
+	Lane           uint32
+	Here           bool
+	Sequence       uint64
+	Incarnation    uint64
+	Datagrams      uint32
+	Member         uint32
+	Bytes          uint64
+	PostedUnixNs   int64
+	AcceptedUnixNs int64
+	ReceivedUnixNs int64
+	Outcome        OutcomeKind
+	Reason         string
+}
+
+func (b0 TraceEvent_builder) Build() *TraceEvent {
+	m0 := &TraceEvent{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Stage = b.Stage
+	x.xxx_hidden_UnixNs = b.UnixNs
+	x.xxx_hidden_Source = b.Source
+	x.xxx_hidden_Destination = b.Destination
+	x.xxx_hidden_Lane = b.Lane
+	x.xxx_hidden_Here = b.Here
+	x.xxx_hidden_Sequence = b.Sequence
+	x.xxx_hidden_Incarnation = b.Incarnation
+	x.xxx_hidden_Datagrams = b.Datagrams
+	x.xxx_hidden_Member = b.Member
+	x.xxx_hidden_Bytes = b.Bytes
+	x.xxx_hidden_PostedUnixNs = b.PostedUnixNs
+	x.xxx_hidden_AcceptedUnixNs = b.AcceptedUnixNs
+	x.xxx_hidden_ReceivedUnixNs = b.ReceivedUnixNs
+	x.xxx_hidden_Outcome = b.Outcome
+	x.xxx_hidden_Reason = b.Reason
+	return m0
+}
+
 var File_rdsd_v1_rdsd_proto protoreflect.FileDescriptor
 
 const file_rdsd_v1_rdsd_proto_rawDesc = "" +
@@ -8168,7 +8818,39 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x05count\x18\a \x01(\x04R\x05count\"\x12\n" +
 	"\x10GetConfigRequest\"'\n" +
 	"\x11GetConfigResponse\x12\x12\n" +
-	"\x04toml\x18\x01 \x01(\tR\x04toml*\x96\x01\n" +
+	"\x04toml\x18\x01 \x01(\tR\x04toml\"\xaf\x01\n" +
+	"\fTraceRequest\x12)\n" +
+	"\x06source\x18\x01 \x01(\v2\x11.rdsd.v1.EndpointR\x06source\x123\n" +
+	"\vdestination\x18\x02 \x01(\v2\x11.rdsd.v1.EndpointR\vdestination\x12)\n" +
+	"\x06either\x18\x03 \x03(\v2\x11.rdsd.v1.EndpointR\x06either\x12\x14\n" +
+	"\x05every\x18\x04 \x01(\x04R\x05every\"}\n" +
+	"\vTraceReport\x12)\n" +
+	"\x05start\x18\x01 \x01(\v2\x13.rdsd.v1.TraceStartR\x05start\x12)\n" +
+	"\x05event\x18\x02 \x03(\v2\x13.rdsd.v1.TraceEventR\x05event\x12\x18\n" +
+	"\adropped\x18\x03 \x01(\x04R\adropped\"G\n" +
+	"\n" +
+	"TraceStart\x12\x14\n" +
+	"\x05clock\x18\x01 \x01(\tR\x05clock\x12#\n" +
+	"\rlocal_address\x18\x02 \x03(\fR\flocalAddress\"\xa4\x04\n" +
+	"\n" +
+	"TraceEvent\x12)\n" +
+	"\x05stage\x18\x01 \x01(\x0e2\x13.rdsd.v1.TraceStageR\x05stage\x12\x17\n" +
+	"\aunix_ns\x18\x02 \x01(\x03R\x06unixNs\x12)\n" +
+	"\x06source\x18\x03 \x01(\v2\x11.rdsd.v1.EndpointR\x06source\x123\n" +
+	"\vdestination\x18\x04 \x01(\v2\x11.rdsd.v1.EndpointR\vdestination\x12\x12\n" +
+	"\x04lane\x18\x05 \x01(\rR\x04lane\x12\x12\n" +
+	"\x04here\x18\x06 \x01(\bR\x04here\x12\x1a\n" +
+	"\bsequence\x18\a \x01(\x04R\bsequence\x12 \n" +
+	"\vincarnation\x18\b \x01(\x04R\vincarnation\x12\x1c\n" +
+	"\tdatagrams\x18\t \x01(\rR\tdatagrams\x12\x16\n" +
+	"\x06member\x18\n" +
+	" \x01(\rR\x06member\x12\x14\n" +
+	"\x05bytes\x18\v \x01(\x04R\x05bytes\x12$\n" +
+	"\x0eposted_unix_ns\x18\f \x01(\x03R\fpostedUnixNs\x12(\n" +
+	"\x10accepted_unix_ns\x18\r \x01(\x03R\x0eacceptedUnixNs\x12(\n" +
+	"\x10received_unix_ns\x18\x0e \x01(\x03R\x0ereceivedUnixNs\x12.\n" +
+	"\aoutcome\x18\x0f \x01(\x0e2\x14.rdsd.v1.OutcomeKindR\aoutcome\x12\x16\n" +
+	"\x06reason\x18\x10 \x01(\tR\x06reason*\x96\x01\n" +
 	"\vOutcomeKind\x12\x1c\n" +
 	"\x18OUTCOME_KIND_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16OUTCOME_KIND_DELIVERED\x10\x01\x12\x1a\n" +
@@ -8197,9 +8879,20 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x16QUEUE_KIND_UNSPECIFIED\x10\x00\x12\x13\n" +
 	"\x0fQUEUE_KIND_SEND\x10\x01\x12\x16\n" +
 	"\x12QUEUE_KIND_RETRANS\x10\x02\x12\x13\n" +
-	"\x0fQUEUE_KIND_RECV\x10\x032G\n" +
+	"\x0fQUEUE_KIND_RECV\x10\x03*\xef\x01\n" +
+	"\n" +
+	"TraceStage\x12\x1b\n" +
+	"\x17TRACE_STAGE_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10TRACE_STAGE_LEFT\x10\x01\x12\x17\n" +
+	"\x13TRACE_STAGE_REFUSED\x10\x02\x12\x14\n" +
+	"\x10TRACE_STAGE_DONE\x10\x03\x12\x1c\n" +
+	"\x18TRACE_STAGE_NOT_ACCEPTED\x10\x04\x12\x16\n" +
+	"\x12TRACE_STAGE_PLACED\x10\x05\x12\x1a\n" +
+	"\x16TRACE_STAGE_NOT_PLACED\x10\x06\x12\x14\n" +
+	"\x10TRACE_STAGE_READ\x10\a\x12\x17\n" +
+	"\x13TRACE_STAGE_DROPPED\x10\b2G\n" +
 	"\tDatagrams\x12:\n" +
-	"\x04Open\x12\x16.rdsd.v1.ClientMessage\x1a\x16.rdsd.v1.ServerMessage(\x010\x012\xec\a\n" +
+	"\x04Open\x12\x16.rdsd.v1.ClientMessage\x1a\x16.rdsd.v1.ServerMessage(\x010\x012\xa4\b\n" +
 	"\x05Admin\x127\n" +
 	"\tGetStatus\x12\x19.rdsd.v1.GetStatusRequest\x1a\x0f.rdsd.v1.Status\x12B\n" +
 	"\tListPeers\x12\x19.rdsd.v1.ListPeersRequest\x1a\x1a.rdsd.v1.ListPeersResponse\x12H\n" +
@@ -8216,184 +8909,201 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\vCloseSocket\x12\x1b.rdsd.v1.CloseSocketRequest\x1a\x1c.rdsd.v1.CloseSocketResponse\x12E\n" +
 	"\n" +
 	"ListErrors\x12\x1a.rdsd.v1.ListErrorsRequest\x1a\x1b.rdsd.v1.ListErrorsResponse\x12B\n" +
-	"\tGetConfig\x12\x19.rdsd.v1.GetConfigRequest\x1a\x1a.rdsd.v1.GetConfigResponseB.Z'github.com/rdsd/rdsd/api/rdsd/v1;rdsdv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
+	"\tGetConfig\x12\x19.rdsd.v1.GetConfigRequest\x1a\x1a.rdsd.v1.GetConfigResponse\x126\n" +
+	"\x05Trace\x12\x15.rdsd.v1.TraceRequest\x1a\x14.rdsd.v1.TraceReport0\x01B.Z'github.com/rdsd/rdsd/api/rdsd/v1;rdsdv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
 
-var file_rdsd_v1_rdsd_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_rdsd_v1_rdsd_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_rdsd_v1_rdsd_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_rdsd_v1_rdsd_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
 var file_rdsd_v1_rdsd_proto_goTypes = []any{
 	(OutcomeKind)(0),                    // 0: rdsd.v1.OutcomeKind
 	(ProblemSeverity)(0),                // 1: rdsd.v1.ProblemSeverity
 	(PeerKind)(0),                       // 2: rdsd.v1.PeerKind
 	(PathState)(0),                      // 3: rdsd.v1.PathState
 	(QueueKind)(0),                      // 4: rdsd.v1.QueueKind
-	(*Endpoint)(nil),                    // 5: rdsd.v1.Endpoint
-	(*ClientMessage)(nil),               // 6: rdsd.v1.ClientMessage
-	(*ServerMessage)(nil),               // 7: rdsd.v1.ServerMessage
-	(*Bind)(nil),                        // 8: rdsd.v1.Bind
-	(*RingWish)(nil),                    // 9: rdsd.v1.RingWish
-	(*RingMapped)(nil),                  // 10: rdsd.v1.RingMapped
-	(*Bound)(nil),                       // 11: rdsd.v1.Bound
-	(*RingGrant)(nil),                   // 12: rdsd.v1.RingGrant
-	(*SendBatch)(nil),                   // 13: rdsd.v1.SendBatch
-	(*SendResult)(nil),                  // 14: rdsd.v1.SendResult
-	(*SendError)(nil),                   // 15: rdsd.v1.SendError
-	(*Credit)(nil),                      // 16: rdsd.v1.Credit
-	(*RecvBatch)(nil),                   // 17: rdsd.v1.RecvBatch
-	(*Outcome)(nil),                     // 18: rdsd.v1.Outcome
-	(*OutcomeBatch)(nil),                // 19: rdsd.v1.OutcomeBatch
-	(*Cancel)(nil),                      // 20: rdsd.v1.Cancel
-	(*CancelResult)(nil),                // 21: rdsd.v1.CancelResult
-	(*Flush)(nil),                       // 22: rdsd.v1.Flush
-	(*FlushResult)(nil),                 // 23: rdsd.v1.FlushResult
-	(*Monitor)(nil),                     // 24: rdsd.v1.Monitor
-	(*CongestionEvent)(nil),             // 25: rdsd.v1.CongestionEvent
-	(*CongestionChange)(nil),            // 26: rdsd.v1.CongestionChange
-	(*CongestedQuery)(nil),              // 27: rdsd.v1.CongestedQuery
-	(*CongestedResult)(nil),             // 28: rdsd.v1.CongestedResult
-	(*Peek)(nil),                        // 29: rdsd.v1.Peek
-	(*PeekResult)(nil),                  // 30: rdsd.v1.PeekResult
-	(*Closing)(nil),                     // 31: rdsd.v1.Closing
-	(*GetStatusRequest)(nil),            // 32: rdsd.v1.GetStatusRequest
-	(*Status)(nil),                      // 33: rdsd.v1.Status
-	(*Problem)(nil),                     // 34: rdsd.v1.Problem
-	(*Budget)(nil),                      // 35: rdsd.v1.Budget
-	(*ListPeersRequest)(nil),            // 36: rdsd.v1.ListPeersRequest
-	(*ListPeersResponse)(nil),           // 37: rdsd.v1.ListPeersResponse
-	(*Peer)(nil),                        // 38: rdsd.v1.Peer
-	(*Path)(nil),                        // 39: rdsd.v1.Path
-	(*ListSocketsRequest)(nil),          // 40: rdsd.v1.ListSocketsRequest
-	(*ListSocketsResponse)(nil),         // 41: rdsd.v1.ListSocketsResponse
-	(*SocketInfo)(nil),                  // 42: rdsd.v1.SocketInfo
-	(*ListQueueRequest)(nil),            // 43: rdsd.v1.ListQueueRequest
-	(*ListQueueResponse)(nil),           // 44: rdsd.v1.ListQueueResponse
-	(*QueuedDatagram)(nil),              // 45: rdsd.v1.QueuedDatagram
-	(*GetCountersRequest)(nil),          // 46: rdsd.v1.GetCountersRequest
-	(*GetCountersResponse)(nil),         // 47: rdsd.v1.GetCountersResponse
-	(*Counter)(nil),                     // 48: rdsd.v1.Counter
-	(*ListCongestionRequest)(nil),       // 49: rdsd.v1.ListCongestionRequest
-	(*ListCongestionResponse)(nil),      // 50: rdsd.v1.ListCongestionResponse
-	(*CongestedPort)(nil),               // 51: rdsd.v1.CongestedPort
-	(*Culprit)(nil),                     // 52: rdsd.v1.Culprit
-	(*WatchCongestionRequest)(nil),      // 53: rdsd.v1.WatchCongestionRequest
-	(*CongestionNotice)(nil),            // 54: rdsd.v1.CongestionNotice
-	(*GetCongestionHistoryRequest)(nil), // 55: rdsd.v1.GetCongestionHistoryRequest
-	(*CongestionHistory)(nil),           // 56: rdsd.v1.CongestionHistory
-	(*PortHistory)(nil),                 // 57: rdsd.v1.PortHistory
-	(*PingRequest)(nil),                 // 58: rdsd.v1.PingRequest
-	(*PingResponse)(nil),                // 59: rdsd.v1.PingResponse
-	(*DropPathRequest)(nil),             // 60: rdsd.v1.DropPathRequest
-	(*DropPathResponse)(nil),            // 61: rdsd.v1.DropPathResponse
-	(*CancelSentRequest)(nil),           // 62: rdsd.v1.CancelSentRequest
-	(*CancelSentResponse)(nil),          // 63: rdsd.v1.CancelSentResponse
-	(*CloseSocketRequest)(nil),          // 64: rdsd.v1.CloseSocketRequest
-	(*CloseSocketResponse)(nil),         // 65: rdsd.v1.CloseSocketResponse
-	(*ListErrorsRequest)(nil),           // 66: rdsd.v1.ListErrorsRequest
-	(*ListErrorsResponse)(nil),          // 67: rdsd.v1.ListErrorsResponse
-	(*LoggedError)(nil),                 // 68: rdsd.v1.LoggedError
-	(*GetConfigRequest)(nil),            // 69: rdsd.v1.GetConfigRequest
-	(*GetConfigResponse)(nil),           // 70: rdsd.v1.GetConfigResponse
-	(*VolumePath)(nil),                  // 71: rdsd.v1.VolumePath
+	(TraceStage)(0),                     // 5: rdsd.v1.TraceStage
+	(*Endpoint)(nil),                    // 6: rdsd.v1.Endpoint
+	(*ClientMessage)(nil),               // 7: rdsd.v1.ClientMessage
+	(*ServerMessage)(nil),               // 8: rdsd.v1.ServerMessage
+	(*Bind)(nil),                        // 9: rdsd.v1.Bind
+	(*RingWish)(nil),                    // 10: rdsd.v1.RingWish
+	(*RingMapped)(nil),                  // 11: rdsd.v1.RingMapped
+	(*Bound)(nil),                       // 12: rdsd.v1.Bound
+	(*RingGrant)(nil),                   // 13: rdsd.v1.RingGrant
+	(*SendBatch)(nil),                   // 14: rdsd.v1.SendBatch
+	(*SendResult)(nil),                  // 15: rdsd.v1.SendResult
+	(*SendError)(nil),                   // 16: rdsd.v1.SendError
+	(*Credit)(nil),                      // 17: rdsd.v1.Credit
+	(*RecvBatch)(nil),                   // 18: rdsd.v1.RecvBatch
+	(*Outcome)(nil),                     // 19: rdsd.v1.Outcome
+	(*OutcomeBatch)(nil),                // 20: rdsd.v1.OutcomeBatch
+	(*Cancel)(nil),                      // 21: rdsd.v1.Cancel
+	(*CancelResult)(nil),                // 22: rdsd.v1.CancelResult
+	(*Flush)(nil),                       // 23: rdsd.v1.Flush
+	(*FlushResult)(nil),                 // 24: rdsd.v1.FlushResult
+	(*Monitor)(nil),                     // 25: rdsd.v1.Monitor
+	(*CongestionEvent)(nil),             // 26: rdsd.v1.CongestionEvent
+	(*CongestionChange)(nil),            // 27: rdsd.v1.CongestionChange
+	(*CongestedQuery)(nil),              // 28: rdsd.v1.CongestedQuery
+	(*CongestedResult)(nil),             // 29: rdsd.v1.CongestedResult
+	(*Peek)(nil),                        // 30: rdsd.v1.Peek
+	(*PeekResult)(nil),                  // 31: rdsd.v1.PeekResult
+	(*Closing)(nil),                     // 32: rdsd.v1.Closing
+	(*GetStatusRequest)(nil),            // 33: rdsd.v1.GetStatusRequest
+	(*Status)(nil),                      // 34: rdsd.v1.Status
+	(*Problem)(nil),                     // 35: rdsd.v1.Problem
+	(*Budget)(nil),                      // 36: rdsd.v1.Budget
+	(*ListPeersRequest)(nil),            // 37: rdsd.v1.ListPeersRequest
+	(*ListPeersResponse)(nil),           // 38: rdsd.v1.ListPeersResponse
+	(*Peer)(nil),                        // 39: rdsd.v1.Peer
+	(*Path)(nil),                        // 40: rdsd.v1.Path
+	(*ListSocketsRequest)(nil),          // 41: rdsd.v1.ListSocketsRequest
+	(*ListSocketsResponse)(nil),         // 42: rdsd.v1.ListSocketsResponse
+	(*SocketInfo)(nil),                  // 43: rdsd.v1.SocketInfo
+	(*ListQueueRequest)(nil),            // 44: rdsd.v1.ListQueueRequest
+	(*ListQueueResponse)(nil),           // 45: rdsd.v1.ListQueueResponse
+	(*QueuedDatagram)(nil),              // 46: rdsd.v1.QueuedDatagram
+	(*GetCountersRequest)(nil),          // 47: rdsd.v1.GetCountersRequest
+	(*GetCountersResponse)(nil),         // 48: rdsd.v1.GetCountersResponse
+	(*Counter)(nil),                     // 49: rdsd.v1.Counter
+	(*ListCongestionRequest)(nil),       // 50: rdsd.v1.ListCongestionRequest
+	(*ListCongestionResponse)(nil),      // 51: rdsd.v1.ListCongestionResponse
+	(*CongestedPort)(nil),               // 52: rdsd.v1.CongestedPort
+	(*Culprit)(nil),                     // 53: rdsd.v1.Culprit
+	(*WatchCongestionRequest)(nil),      // 54: rdsd.v1.WatchCongestionRequest
+	(*CongestionNotice)(nil),            // 55: rdsd.v1.CongestionNotice
+	(*GetCongestionHistoryRequest)(nil), // 56: rdsd.v1.GetCongestionHistoryRequest
+	(*CongestionHistory)(nil),           // 57: rdsd.v1.CongestionHistory
+	(*PortHistory)(nil),                 // 58: rdsd.v1.PortHistory
+	(*PingRequest)(nil),                 // 59: rdsd.v1.PingRequest
+	(*PingResponse)(nil),                // 60: rdsd.v1.PingResponse
+	(*DropPathRequest)(nil),             // 61: rdsd.v1.DropPathRequest
+	(*DropPathResponse)(nil),            // 62: rdsd.v1.DropPathResponse
+	(*CancelSentRequest)(nil),           // 63: rdsd.v1.CancelSentRequest
+	(*CancelSentResponse)(nil),          // 64: rdsd.v1.CancelSentResponse
+	(*CloseSocketRequest)(nil),          // 65: rdsd.v1.CloseSocketRequest
+	(*CloseSocketResponse)(nil),         // 66: rdsd.v1.CloseSocketResponse
+	(*ListErrorsRequest)(nil),           // 67: rdsd.v1.ListErrorsRequest
+	(*ListErrorsResponse)(nil),          // 68: rdsd.v1.ListErrorsResponse
+	(*LoggedError)(nil),                 // 69: rdsd.v1.LoggedError
+	(*GetConfigRequest)(nil),            // 70: rdsd.v1.GetConfigRequest
+	(*GetConfigResponse)(nil),           // 71: rdsd.v1.GetConfigResponse
+	(*TraceRequest)(nil),                // 72: rdsd.v1.TraceRequest
+	(*TraceReport)(nil),                 // 73: rdsd.v1.TraceReport
+	(*TraceStart)(nil),                  // 74: rdsd.v1.TraceStart
+	(*TraceEvent)(nil),                  // 75: rdsd.v1.TraceEvent
+	(*VolumePath)(nil),                  // 76: rdsd.v1.VolumePath
 }
 var file_rdsd_v1_rdsd_proto_depIdxs = []int32{
-	8,  // 0: rdsd.v1.ClientMessage.bind:type_name -> rdsd.v1.Bind
-	13, // 1: rdsd.v1.ClientMessage.send:type_name -> rdsd.v1.SendBatch
-	16, // 2: rdsd.v1.ClientMessage.credit:type_name -> rdsd.v1.Credit
-	20, // 3: rdsd.v1.ClientMessage.cancel:type_name -> rdsd.v1.Cancel
-	22, // 4: rdsd.v1.ClientMessage.flush:type_name -> rdsd.v1.Flush
-	24, // 5: rdsd.v1.ClientMessage.monitor:type_name -> rdsd.v1.Monitor
-	27, // 6: rdsd.v1.ClientMessage.congested:type_name -> rdsd.v1.CongestedQuery
-	29, // 7: rdsd.v1.ClientMessage.peek:type_name -> rdsd.v1.Peek
-	10, // 8: rdsd.v1.ClientMessage.mapped:type_name -> rdsd.v1.RingMapped
-	11, // 9: rdsd.v1.ServerMessage.bound:type_name -> rdsd.v1.Bound
-	14, // 10: rdsd.v1.ServerMessage.send_result:type_name -> rdsd.v1.SendResult
-	17, // 11: rdsd.v1.ServerMessage.recv:type_name -> rdsd.v1.RecvBatch
-	19, // 12: rdsd.v1.ServerMessage.outcomes:type_name -> rdsd.v1.OutcomeBatch
-	21, // 13: rdsd.v1.ServerMessage.cancel_result:type_name -> rdsd.v1.CancelResult
-	23, // 14: rdsd.v1.ServerMessage.flush_result:type_name -> rdsd.v1.FlushResult
-	25, // 15: rdsd.v1.ServerMessage.congestion:type_name -> rdsd.v1.CongestionEvent
-	28, // 16: rdsd.v1.ServerMessage.congested_result:type_name -> rdsd.v1.CongestedResult
-	30, // 17: rdsd.v1.ServerMessage.peek_result:type_name -> rdsd.v1.PeekResult
-	31, // 18: rdsd.v1.ServerMessage.closing:type_name -> rdsd.v1.Closing
-	12, // 19: rdsd.v1.ServerMessage.region:type_name -> rdsd.v1.RingGrant
-	5,  // 20: rdsd.v1.Bind.local:type_name -> rdsd.v1.Endpoint
-	9,  // 21: rdsd.v1.Bind.ring:type_name -> rdsd.v1.RingWish
-	5,  // 22: rdsd.v1.Bound.local:type_name -> rdsd.v1.Endpoint
-	12, // 23: rdsd.v1.Bound.ring:type_name -> rdsd.v1.RingGrant
-	5,  // 24: rdsd.v1.SendBatch.destination:type_name -> rdsd.v1.Endpoint
-	15, // 25: rdsd.v1.SendResult.errors:type_name -> rdsd.v1.SendError
-	5,  // 26: rdsd.v1.RecvBatch.source:type_name -> rdsd.v1.Endpoint
+	9,  // 0: rdsd.v1.ClientMessage.bind:type_name -> rdsd.v1.Bind
+	14, // 1: rdsd.v1.ClientMessage.send:type_name -> rdsd.v1.SendBatch
+	17, // 2: rdsd.v1.ClientMessage.credit:type_name -> rdsd.v1.Credit
+	21, // 3: rdsd.v1.ClientMessage.cancel:type_name -> rdsd.v1.Cancel
+	23, // 4: rdsd.v1.ClientMessage.flush:type_name -> rdsd.v1.Flush
+	25, // 5: rdsd.v1.ClientMessage.monitor:type_name -> rdsd.v1.Monitor
+	28, // 6: rdsd.v1.ClientMessage.congested:type_name -> rdsd.v1.CongestedQuery
+	30, // 7: rdsd.v1.ClientMessage.peek:type_name -> rdsd.v1.Peek
+	11, // 8: rdsd.v1.ClientMessage.mapped:type_name -> rdsd.v1.RingMapped
+	12, // 9: rdsd.v1.ServerMessage.bound:type_name -> rdsd.v1.Bound
+	15, // 10: rdsd.v1.ServerMessage.send_result:type_name -> rdsd.v1.SendResult
+	18, // 11: rdsd.v1.ServerMessage.recv:type_name -> rdsd.v1.RecvBatch
+	20, // 12: rdsd.v1.ServerMessage.outcomes:type_name -> rdsd.v1.OutcomeBatch
+	22, // 13: rdsd.v1.ServerMessage.cancel_result:type_name -> rdsd.v1.CancelResult
+	24, // 14: rdsd.v1.ServerMessage.flush_result:type_name -> rdsd.v1.FlushResult
+	26, // 15: rdsd.v1.ServerMessage.congestion:type_name -> rdsd.v1.CongestionEvent
+	29, // 16: rdsd.v1.ServerMessage.congested_result:type_name -> rdsd.v1.CongestedResult
+	31, // 17: rdsd.v1.ServerMessage.peek_result:type_name -> rdsd.v1.PeekResult
+	32, // 18: rdsd.v1.ServerMessage.closing:type_name -> rdsd.v1.Closing
+	13, // 19: rdsd.v1.ServerMessage.region:type_name -> rdsd.v1.RingGrant
+	6,  // 20: rdsd.v1.Bind.local:type_name -> rdsd.v1.Endpoint
+	10, // 21: rdsd.v1.Bind.ring:type_name -> rdsd.v1.RingWish
+	6,  // 22: rdsd.v1.Bound.local:type_name -> rdsd.v1.Endpoint
+	13, // 23: rdsd.v1.Bound.ring:type_name -> rdsd.v1.RingGrant
+	6,  // 24: rdsd.v1.SendBatch.destination:type_name -> rdsd.v1.Endpoint
+	16, // 25: rdsd.v1.SendResult.errors:type_name -> rdsd.v1.SendError
+	6,  // 26: rdsd.v1.RecvBatch.source:type_name -> rdsd.v1.Endpoint
 	0,  // 27: rdsd.v1.Outcome.kind:type_name -> rdsd.v1.OutcomeKind
-	18, // 28: rdsd.v1.OutcomeBatch.outcome:type_name -> rdsd.v1.Outcome
-	5,  // 29: rdsd.v1.Cancel.destination:type_name -> rdsd.v1.Endpoint
-	26, // 30: rdsd.v1.CongestionEvent.change:type_name -> rdsd.v1.CongestionChange
-	5,  // 31: rdsd.v1.CongestionChange.destination:type_name -> rdsd.v1.Endpoint
-	5,  // 32: rdsd.v1.CongestedQuery.destination:type_name -> rdsd.v1.Endpoint
-	35, // 33: rdsd.v1.Status.budget:type_name -> rdsd.v1.Budget
+	19, // 28: rdsd.v1.OutcomeBatch.outcome:type_name -> rdsd.v1.Outcome
+	6,  // 29: rdsd.v1.Cancel.destination:type_name -> rdsd.v1.Endpoint
+	27, // 30: rdsd.v1.CongestionEvent.change:type_name -> rdsd.v1.CongestionChange
+	6,  // 31: rdsd.v1.CongestionChange.destination:type_name -> rdsd.v1.Endpoint
+	6,  // 32: rdsd.v1.CongestedQuery.destination:type_name -> rdsd.v1.Endpoint
+	36, // 33: rdsd.v1.Status.budget:type_name -> rdsd.v1.Budget
 	1,  // 34: rdsd.v1.Status.severity:type_name -> rdsd.v1.ProblemSeverity
-	34, // 35: rdsd.v1.Status.problem:type_name -> rdsd.v1.Problem
+	35, // 35: rdsd.v1.Status.problem:type_name -> rdsd.v1.Problem
 	1,  // 36: rdsd.v1.Problem.severity:type_name -> rdsd.v1.ProblemSeverity
-	38, // 37: rdsd.v1.ListPeersResponse.peer:type_name -> rdsd.v1.Peer
+	39, // 37: rdsd.v1.ListPeersResponse.peer:type_name -> rdsd.v1.Peer
 	2,  // 38: rdsd.v1.Peer.kind:type_name -> rdsd.v1.PeerKind
-	39, // 39: rdsd.v1.Peer.path:type_name -> rdsd.v1.Path
-	71, // 40: rdsd.v1.Peer.volume_path:type_name -> rdsd.v1.VolumePath
+	40, // 39: rdsd.v1.Peer.path:type_name -> rdsd.v1.Path
+	76, // 40: rdsd.v1.Peer.volume_path:type_name -> rdsd.v1.VolumePath
 	3,  // 41: rdsd.v1.Path.state:type_name -> rdsd.v1.PathState
-	42, // 42: rdsd.v1.ListSocketsResponse.socket:type_name -> rdsd.v1.SocketInfo
-	5,  // 43: rdsd.v1.SocketInfo.local:type_name -> rdsd.v1.Endpoint
+	43, // 42: rdsd.v1.ListSocketsResponse.socket:type_name -> rdsd.v1.SocketInfo
+	6,  // 43: rdsd.v1.SocketInfo.local:type_name -> rdsd.v1.Endpoint
 	4,  // 44: rdsd.v1.ListQueueRequest.kind:type_name -> rdsd.v1.QueueKind
-	45, // 45: rdsd.v1.ListQueueResponse.datagram:type_name -> rdsd.v1.QueuedDatagram
+	46, // 45: rdsd.v1.ListQueueResponse.datagram:type_name -> rdsd.v1.QueuedDatagram
 	4,  // 46: rdsd.v1.QueuedDatagram.kind:type_name -> rdsd.v1.QueueKind
-	5,  // 47: rdsd.v1.QueuedDatagram.local:type_name -> rdsd.v1.Endpoint
-	5,  // 48: rdsd.v1.QueuedDatagram.remote:type_name -> rdsd.v1.Endpoint
-	48, // 49: rdsd.v1.GetCountersResponse.counter:type_name -> rdsd.v1.Counter
-	51, // 50: rdsd.v1.ListCongestionResponse.port:type_name -> rdsd.v1.CongestedPort
-	5,  // 51: rdsd.v1.CongestedPort.endpoint:type_name -> rdsd.v1.Endpoint
-	52, // 52: rdsd.v1.CongestedPort.culprit:type_name -> rdsd.v1.Culprit
-	5,  // 53: rdsd.v1.Culprit.source:type_name -> rdsd.v1.Endpoint
-	5,  // 54: rdsd.v1.CongestionNotice.endpoint:type_name -> rdsd.v1.Endpoint
-	5,  // 55: rdsd.v1.GetCongestionHistoryRequest.endpoint:type_name -> rdsd.v1.Endpoint
-	57, // 56: rdsd.v1.CongestionHistory.port:type_name -> rdsd.v1.PortHistory
-	57, // 57: rdsd.v1.CongestionHistory.others:type_name -> rdsd.v1.PortHistory
-	5,  // 58: rdsd.v1.PortHistory.endpoint:type_name -> rdsd.v1.Endpoint
-	52, // 59: rdsd.v1.PortHistory.culprit:type_name -> rdsd.v1.Culprit
-	5,  // 60: rdsd.v1.CancelSentRequest.local:type_name -> rdsd.v1.Endpoint
-	5,  // 61: rdsd.v1.CancelSentRequest.destination:type_name -> rdsd.v1.Endpoint
-	5,  // 62: rdsd.v1.CloseSocketRequest.local:type_name -> rdsd.v1.Endpoint
-	68, // 63: rdsd.v1.ListErrorsResponse.error:type_name -> rdsd.v1.LoggedError
-	6,  // 64: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
-	32, // 65: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
-	36, // 66: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
-	40, // 67: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
-	43, // 68: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
-	46, // 69: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
-	49, // 70: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
-	53, // 71: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
-	55, // 72: rdsd.v1.Admin.GetCongestionHistory:input_type -> rdsd.v1.GetCongestionHistoryRequest
-	58, // 73: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
-	60, // 74: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
-	62, // 75: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
-	64, // 76: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
-	66, // 77: rdsd.v1.Admin.ListErrors:input_type -> rdsd.v1.ListErrorsRequest
-	69, // 78: rdsd.v1.Admin.GetConfig:input_type -> rdsd.v1.GetConfigRequest
-	7,  // 79: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
-	33, // 80: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
-	37, // 81: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
-	41, // 82: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
-	44, // 83: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
-	47, // 84: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
-	50, // 85: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
-	54, // 86: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
-	56, // 87: rdsd.v1.Admin.GetCongestionHistory:output_type -> rdsd.v1.CongestionHistory
-	59, // 88: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
-	61, // 89: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
-	63, // 90: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
-	65, // 91: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
-	67, // 92: rdsd.v1.Admin.ListErrors:output_type -> rdsd.v1.ListErrorsResponse
-	70, // 93: rdsd.v1.Admin.GetConfig:output_type -> rdsd.v1.GetConfigResponse
-	79, // [79:94] is the sub-list for method output_type
-	64, // [64:79] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	6,  // 47: rdsd.v1.QueuedDatagram.local:type_name -> rdsd.v1.Endpoint
+	6,  // 48: rdsd.v1.QueuedDatagram.remote:type_name -> rdsd.v1.Endpoint
+	49, // 49: rdsd.v1.GetCountersResponse.counter:type_name -> rdsd.v1.Counter
+	52, // 50: rdsd.v1.ListCongestionResponse.port:type_name -> rdsd.v1.CongestedPort
+	6,  // 51: rdsd.v1.CongestedPort.endpoint:type_name -> rdsd.v1.Endpoint
+	53, // 52: rdsd.v1.CongestedPort.culprit:type_name -> rdsd.v1.Culprit
+	6,  // 53: rdsd.v1.Culprit.source:type_name -> rdsd.v1.Endpoint
+	6,  // 54: rdsd.v1.CongestionNotice.endpoint:type_name -> rdsd.v1.Endpoint
+	6,  // 55: rdsd.v1.GetCongestionHistoryRequest.endpoint:type_name -> rdsd.v1.Endpoint
+	58, // 56: rdsd.v1.CongestionHistory.port:type_name -> rdsd.v1.PortHistory
+	58, // 57: rdsd.v1.CongestionHistory.others:type_name -> rdsd.v1.PortHistory
+	6,  // 58: rdsd.v1.PortHistory.endpoint:type_name -> rdsd.v1.Endpoint
+	53, // 59: rdsd.v1.PortHistory.culprit:type_name -> rdsd.v1.Culprit
+	6,  // 60: rdsd.v1.CancelSentRequest.local:type_name -> rdsd.v1.Endpoint
+	6,  // 61: rdsd.v1.CancelSentRequest.destination:type_name -> rdsd.v1.Endpoint
+	6,  // 62: rdsd.v1.CloseSocketRequest.local:type_name -> rdsd.v1.Endpoint
+	69, // 63: rdsd.v1.ListErrorsResponse.error:type_name -> rdsd.v1.LoggedError
+	6,  // 64: rdsd.v1.TraceRequest.source:type_name -> rdsd.v1.Endpoint
+	6,  // 65: rdsd.v1.TraceRequest.destination:type_name -> rdsd.v1.Endpoint
+	6,  // 66: rdsd.v1.TraceRequest.either:type_name -> rdsd.v1.Endpoint
+	74, // 67: rdsd.v1.TraceReport.start:type_name -> rdsd.v1.TraceStart
+	75, // 68: rdsd.v1.TraceReport.event:type_name -> rdsd.v1.TraceEvent
+	5,  // 69: rdsd.v1.TraceEvent.stage:type_name -> rdsd.v1.TraceStage
+	6,  // 70: rdsd.v1.TraceEvent.source:type_name -> rdsd.v1.Endpoint
+	6,  // 71: rdsd.v1.TraceEvent.destination:type_name -> rdsd.v1.Endpoint
+	0,  // 72: rdsd.v1.TraceEvent.outcome:type_name -> rdsd.v1.OutcomeKind
+	7,  // 73: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
+	33, // 74: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
+	37, // 75: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
+	41, // 76: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
+	44, // 77: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
+	47, // 78: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
+	50, // 79: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
+	54, // 80: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
+	56, // 81: rdsd.v1.Admin.GetCongestionHistory:input_type -> rdsd.v1.GetCongestionHistoryRequest
+	59, // 82: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
+	61, // 83: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
+	63, // 84: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
+	65, // 85: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
+	67, // 86: rdsd.v1.Admin.ListErrors:input_type -> rdsd.v1.ListErrorsRequest
+	70, // 87: rdsd.v1.Admin.GetConfig:input_type -> rdsd.v1.GetConfigRequest
+	72, // 88: rdsd.v1.Admin.Trace:input_type -> rdsd.v1.TraceRequest
+	8,  // 89: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
+	34, // 90: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
+	38, // 91: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
+	42, // 92: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
+	45, // 93: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
+	48, // 94: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
+	51, // 95: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
+	55, // 96: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
+	57, // 97: rdsd.v1.Admin.GetCongestionHistory:output_type -> rdsd.v1.CongestionHistory
+	60, // 98: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
+	62, // 99: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
+	64, // 100: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
+	66, // 101: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
+	68, // 102: rdsd.v1.Admin.ListErrors:output_type -> rdsd.v1.ListErrorsResponse
+	71, // 103: rdsd.v1.Admin.GetConfig:output_type -> rdsd.v1.GetConfigResponse
+	73, // 104: rdsd.v1.Admin.Trace:output_type -> rdsd.v1.TraceReport
+	89, // [89:105] is the sub-list for method output_type
+	73, // [73:89] is the sub-list for method input_type
+	73, // [73:73] is the sub-list for extension type_name
+	73, // [73:73] is the sub-list for extension extendee
+	0,  // [0:73] is the sub-list for field type_name
 }
 
 func init() { file_rdsd_v1_rdsd_proto_init() }
@@ -8431,8 +9141,8 @@ func file_rdsd_v1_rdsd_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rdsd_v1_rdsd_proto_rawDesc), len(file_rdsd_v1_rdsd_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   66,
+			NumEnums:      6,
+			NumMessages:   70,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

@@ -144,6 +144,7 @@ const (
 	Admin_CloseSocket_FullMethodName          = "/rdsd.v1.Admin/CloseSocket"
 	Admin_ListErrors_FullMethodName           = "/rdsd.v1.Admin/ListErrors"
 	Admin_GetConfig_FullMethodName            = "/rdsd.v1.Admin/GetConfig"
+	Admin_Trace_FullMethodName                = "/rdsd.v1.Admin/Trace"
 )
 
 // AdminClient is the client API for Admin service.
@@ -169,6 +170,9 @@ type AdminClient interface {
 	CloseSocket(ctx context.Context, in *CloseSocketRequest, opts ...grpc.CallOption) (*CloseSocketResponse, error)
 	ListErrors(ctx context.Context, in *ListErrorsRequest, opts ...grpc.CallOption) (*ListErrorsResponse, error)
 	GetConfig(ctx context.Context, in *GetConfigRequest, opts ...grpc.CallOption) (*GetConfigResponse, error)
+	// Trace tells the stages of datagrams as they pass, for administrators, until the
+	// caller ends it. Payload is not in it. docs/trace.md
+	Trace(ctx context.Context, in *TraceRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TraceReport], error)
 }
 
 type adminClient struct {
@@ -328,6 +332,25 @@ func (c *adminClient) GetConfig(ctx context.Context, in *GetConfigRequest, opts 
 	return out, nil
 }
 
+func (c *adminClient) Trace(ctx context.Context, in *TraceRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TraceReport], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Admin_ServiceDesc.Streams[1], Admin_Trace_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[TraceRequest, TraceReport]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Admin_TraceClient = grpc.ServerStreamingClient[TraceReport]
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -351,6 +374,9 @@ type AdminServer interface {
 	CloseSocket(context.Context, *CloseSocketRequest) (*CloseSocketResponse, error)
 	ListErrors(context.Context, *ListErrorsRequest) (*ListErrorsResponse, error)
 	GetConfig(context.Context, *GetConfigRequest) (*GetConfigResponse, error)
+	// Trace tells the stages of datagrams as they pass, for administrators, until the
+	// caller ends it. Payload is not in it. docs/trace.md
+	Trace(*TraceRequest, grpc.ServerStreamingServer[TraceReport]) error
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -402,6 +428,9 @@ func (UnimplementedAdminServer) ListErrors(context.Context, *ListErrorsRequest) 
 }
 func (UnimplementedAdminServer) GetConfig(context.Context, *GetConfigRequest) (*GetConfigResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetConfig not implemented")
+}
+func (UnimplementedAdminServer) Trace(*TraceRequest, grpc.ServerStreamingServer[TraceReport]) error {
+	return status.Error(codes.Unimplemented, "method Trace not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -669,6 +698,17 @@ func _Admin_GetConfig_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Admin_Trace_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(TraceRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(AdminServer).Trace(m, &grpc.GenericServerStream[TraceRequest, TraceReport]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Admin_TraceServer = grpc.ServerStreamingServer[TraceReport]
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -733,6 +773,11 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "WatchCongestion",
 			Handler:       _Admin_WatchCongestion_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "Trace",
+			Handler:       _Admin_Trace_Handler,
 			ServerStreams: true,
 		},
 	},

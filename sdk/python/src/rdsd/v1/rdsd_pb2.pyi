@@ -160,6 +160,55 @@ QUEUE_KIND_RECV: QueueKind.ValueType  # 3
 """received, not read"""
 Global___QueueKind: _TypeAlias = QueueKind  # noqa: Y015
 
+class _TraceStage:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _TraceStageEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TraceStage.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TRACE_STAGE_UNSPECIFIED: _TraceStage.ValueType  # 0
+    TRACE_STAGE_LEFT: _TraceStage.ValueType  # 1
+    """given to the link; again with the same sequence: sent again"""
+    TRACE_STAGE_REFUSED: _TraceStage.ValueType  # 2
+    """the receiver had no room: it will be sent with another sequence"""
+    TRACE_STAGE_DONE: _TraceStage.ValueType  # 3
+    """has its outcome"""
+    TRACE_STAGE_NOT_ACCEPTED: _TraceStage.ValueType  # 4
+    """a send that waited ended without being accepted"""
+    TRACE_STAGE_PLACED: _TraceStage.ValueType  # 5
+    """where its reader finds it"""
+    TRACE_STAGE_NOT_PLACED: _TraceStage.ValueType  # 6
+    """for the reason; the sender is told"""
+    TRACE_STAGE_READ: _TraceStage.ValueType  # 7
+    """put into the reader's stream, or released by a reader with rings"""
+    TRACE_STAGE_DROPPED: _TraceStage.ValueType  # 8
+    """its socket was closed before it was read"""
+
+class TraceStage(_TraceStage, metaclass=_TraceStageEnumTypeWrapper):
+    """What a TraceEvent tells. At the node that sends: LEFT, REFUSED, DONE, NOT_ACCEPTED; at
+    the one that receives: PLACED, NOT_PLACED, READ, DROPPED. A datagram to the address it
+    is from has no LEFT.
+    """
+
+TRACE_STAGE_UNSPECIFIED: TraceStage.ValueType  # 0
+TRACE_STAGE_LEFT: TraceStage.ValueType  # 1
+"""given to the link; again with the same sequence: sent again"""
+TRACE_STAGE_REFUSED: TraceStage.ValueType  # 2
+"""the receiver had no room: it will be sent with another sequence"""
+TRACE_STAGE_DONE: TraceStage.ValueType  # 3
+"""has its outcome"""
+TRACE_STAGE_NOT_ACCEPTED: TraceStage.ValueType  # 4
+"""a send that waited ended without being accepted"""
+TRACE_STAGE_PLACED: TraceStage.ValueType  # 5
+"""where its reader finds it"""
+TRACE_STAGE_NOT_PLACED: TraceStage.ValueType  # 6
+"""for the reason; the sender is told"""
+TRACE_STAGE_READ: TraceStage.ValueType  # 7
+"""put into the reader's stream, or released by a reader with rings"""
+TRACE_STAGE_DROPPED: TraceStage.ValueType  # 8
+"""its socket was closed before it was read"""
+Global___TraceStage: _TypeAlias = TraceStage  # noqa: Y015
+
 @_typing.final
 class Endpoint(_message.Message):
     """An RDS endpoint."""
@@ -2257,3 +2306,177 @@ class GetConfigResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetConfigResponse: _TypeAlias = GetConfigResponse  # noqa: Y015
+
+@_typing.final
+class TraceRequest(_message.Message):
+    """Which datagrams. Of an endpoint an empty address is any, and so is port 0. The same
+    request to the daemons of both nodes chooses the same datagrams at both.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    DESTINATION_FIELD_NUMBER: _builtins.int
+    EITHER_FIELD_NUMBER: _builtins.int
+    EVERY_FIELD_NUMBER: _builtins.int
+    every: _builtins.int
+    """of the messages, those whose sequence is a multiple of this; 0 and 1: all"""
+    @_builtins.property
+    def source(self) -> Global___Endpoint: ...
+    @_builtins.property
+    def destination(self) -> Global___Endpoint: ...
+    @_builtins.property
+    def either(self) -> _containers.RepeatedCompositeFieldContainer[Global___Endpoint]:
+        """each fits the source or the destination; at most 4"""
+
+    def __init__(
+        self,
+        *,
+        source: Global___Endpoint = ...,
+        destination: Global___Endpoint = ...,
+        either: _abc.Iterable[Global___Endpoint] = ...,
+        every: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["destination", b"destination", "source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["destination", b"destination", "either", b"either", "every", b"every", "source", b"source"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceRequest: _TypeAlias = TraceRequest  # noqa: Y015
+
+@_typing.final
+class TraceReport(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    START_FIELD_NUMBER: _builtins.int
+    EVENT_FIELD_NUMBER: _builtins.int
+    DROPPED_FIELD_NUMBER: _builtins.int
+    dropped: _builtins.int
+    """events so far that found no room: the caller reads too slowly"""
+    @_builtins.property
+    def start(self) -> Global___TraceStart:
+        """in the first report alone"""
+
+    @_builtins.property
+    def event(self) -> _containers.RepeatedCompositeFieldContainer[Global___TraceEvent]: ...
+    def __init__(
+        self,
+        *,
+        start: Global___TraceStart = ...,
+        event: _abc.Iterable[Global___TraceEvent] = ...,
+        dropped: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["start", b"start"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "event", b"event", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceReport: _TypeAlias = TraceReport  # noqa: Y015
+
+@_typing.final
+class TraceStart(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLOCK_FIELD_NUMBER: _builtins.int
+    LOCAL_ADDRESS_FIELD_NUMBER: _builtins.int
+    clock: _builtins.str
+    """daemons that say the same have the same clock: the boot of their machine"""
+    @_builtins.property
+    def local_address(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
+    def __init__(
+        self,
+        *,
+        clock: _builtins.str = ...,
+        local_address: _abc.Iterable[_builtins.bytes] = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clock", b"clock", "local_address", b"local_address"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceStart: _TypeAlias = TraceStart  # noqa: Y015
+
+@_typing.final
+class TraceEvent(_message.Message):
+    """One stage of one datagram, which source, destination, incarnation, lane and sequence
+    name at both nodes. All times are of the wall clock of the daemon that tells them.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STAGE_FIELD_NUMBER: _builtins.int
+    UNIX_NS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    DESTINATION_FIELD_NUMBER: _builtins.int
+    LANE_FIELD_NUMBER: _builtins.int
+    HERE_FIELD_NUMBER: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    INCARNATION_FIELD_NUMBER: _builtins.int
+    DATAGRAMS_FIELD_NUMBER: _builtins.int
+    MEMBER_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    POSTED_UNIX_NS_FIELD_NUMBER: _builtins.int
+    ACCEPTED_UNIX_NS_FIELD_NUMBER: _builtins.int
+    RECEIVED_UNIX_NS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
+    REASON_FIELD_NUMBER: _builtins.int
+    stage: Global___TraceStage.ValueType
+    unix_ns: _builtins.int
+    """when the stage was reached"""
+    lane: _builtins.int
+    here: _builtins.bool
+    """it stayed at this address: no lane, and sequence counts those"""
+    sequence: _builtins.int
+    """0: it never had one"""
+    incarnation: _builtins.int
+    """the sender's; 0: a kernel's"""
+    datagrams: _builtins.int
+    """that the message carries"""
+    member: _builtins.int
+    """of them, which one is traced, from 0"""
+    bytes: _builtins.int
+    """payload of the message"""
+    posted_unix_ns: _builtins.int
+    """LEFT, DONE, NOT_ACCEPTED: when the daemon found it; 0: not known"""
+    accepted_unix_ns: _builtins.int
+    """LEFT, DONE: when it was accepted; 0: not known"""
+    received_unix_ns: _builtins.int
+    """PLACED, NOT_PLACED: when all of it had been read from the link"""
+    outcome: Global___OutcomeKind.ValueType
+    """DONE"""
+    reason: _builtins.str
+    """of what did not go well"""
+    @_builtins.property
+    def source(self) -> Global___Endpoint: ...
+    @_builtins.property
+    def destination(self) -> Global___Endpoint: ...
+    def __init__(
+        self,
+        *,
+        stage: Global___TraceStage.ValueType = ...,
+        unix_ns: _builtins.int = ...,
+        source: Global___Endpoint = ...,
+        destination: Global___Endpoint = ...,
+        lane: _builtins.int = ...,
+        here: _builtins.bool = ...,
+        sequence: _builtins.int = ...,
+        incarnation: _builtins.int = ...,
+        datagrams: _builtins.int = ...,
+        member: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        posted_unix_ns: _builtins.int = ...,
+        accepted_unix_ns: _builtins.int = ...,
+        received_unix_ns: _builtins.int = ...,
+        outcome: Global___OutcomeKind.ValueType = ...,
+        reason: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["destination", b"destination", "source", b"source"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_unix_ns", b"accepted_unix_ns", "bytes", b"bytes", "datagrams", b"datagrams", "destination", b"destination", "here", b"here", "incarnation", b"incarnation", "lane", b"lane", "member", b"member", "outcome", b"outcome", "posted_unix_ns", b"posted_unix_ns", "reason", b"reason", "received_unix_ns", b"received_unix_ns", "sequence", b"sequence", "source", b"source", "stage", b"stage", "unix_ns", b"unix_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TraceEvent: _TypeAlias = TraceEvent  # noqa: Y015

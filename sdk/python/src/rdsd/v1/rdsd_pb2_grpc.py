@@ -184,6 +184,11 @@ class AdminStub(object):
                 request_serializer=rdsd_dot_v1_dot_rdsd__pb2.GetConfigRequest.SerializeToString,
                 response_deserializer=rdsd_dot_v1_dot_rdsd__pb2.GetConfigResponse.FromString,
                 _registered_method=True)
+        self.Trace = channel.unary_stream(
+                '/rdsd.v1.Admin/Trace',
+                request_serializer=rdsd_dot_v1_dot_rdsd__pb2.TraceRequest.SerializeToString,
+                response_deserializer=rdsd_dot_v1_dot_rdsd__pb2.TraceReport.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -277,6 +282,14 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Trace(self, request, context):
+        """Trace tells the stages of datagrams as they pass, for administrators, until the
+        caller ends it. Payload is not in it. docs/trace.md
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -349,6 +362,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.GetConfig,
                     request_deserializer=rdsd_dot_v1_dot_rdsd__pb2.GetConfigRequest.FromString,
                     response_serializer=rdsd_dot_v1_dot_rdsd__pb2.GetConfigResponse.SerializeToString,
+            ),
+            'Trace': grpc.unary_stream_rpc_method_handler(
+                    servicer.Trace,
+                    request_deserializer=rdsd_dot_v1_dot_rdsd__pb2.TraceRequest.FromString,
+                    response_serializer=rdsd_dot_v1_dot_rdsd__pb2.TraceReport.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -732,6 +750,33 @@ class Admin(object):
             '/rdsd.v1.Admin/GetConfig',
             rdsd_dot_v1_dot_rdsd__pb2.GetConfigRequest.SerializeToString,
             rdsd_dot_v1_dot_rdsd__pb2.GetConfigResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Trace(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rdsd.v1.Admin/Trace',
+            rdsd_dot_v1_dot_rdsd__pb2.TraceRequest.SerializeToString,
+            rdsd_dot_v1_dot_rdsd__pb2.TraceReport.FromString,
             options,
             channel_credentials,
             insecure,

@@ -94,6 +94,10 @@ class AdminStub:
     CloseSocket: _grpc.UnaryUnaryMultiCallable[_rdsd_pb2.CloseSocketRequest, _rdsd_pb2.CloseSocketResponse]
     ListErrors: _grpc.UnaryUnaryMultiCallable[_rdsd_pb2.ListErrorsRequest, _rdsd_pb2.ListErrorsResponse]
     GetConfig: _grpc.UnaryUnaryMultiCallable[_rdsd_pb2.GetConfigRequest, _rdsd_pb2.GetConfigResponse]
+    Trace: _grpc.UnaryStreamMultiCallable[_rdsd_pb2.TraceRequest, _rdsd_pb2.TraceReport]
+    """Trace tells the stages of datagrams as they pass, for administrators, until the
+    caller ends it. Payload is not in it. docs/trace.md
+    """
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -118,6 +122,10 @@ class AdminAsyncStub(AdminStub):
     CloseSocket: _aio.UnaryUnaryMultiCallable[_rdsd_pb2.CloseSocketRequest, _rdsd_pb2.CloseSocketResponse]  # type: ignore[assignment]
     ListErrors: _aio.UnaryUnaryMultiCallable[_rdsd_pb2.ListErrorsRequest, _rdsd_pb2.ListErrorsResponse]  # type: ignore[assignment]
     GetConfig: _aio.UnaryUnaryMultiCallable[_rdsd_pb2.GetConfigRequest, _rdsd_pb2.GetConfigResponse]  # type: ignore[assignment]
+    Trace: _aio.UnaryStreamMultiCallable[_rdsd_pb2.TraceRequest, _rdsd_pb2.TraceReport]  # type: ignore[assignment]
+    """Trace tells the stages of datagrams as they pass, for administrators, until the
+    caller ends it. Payload is not in it. docs/trace.md
+    """
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Admin is for administrators: reading needs no right beyond the socket,
@@ -223,5 +231,15 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _rdsd_pb2.GetConfigRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_rdsd_pb2.GetConfigResponse, _abc.Awaitable[_rdsd_pb2.GetConfigResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Trace(
+        self,
+        request: _rdsd_pb2.TraceRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_rdsd_pb2.TraceReport], _abc.AsyncIterator[_rdsd_pb2.TraceReport]]:
+        """Trace tells the stages of datagrams as they pass, for administrators, until the
+        caller ends it. Payload is not in it. docs/trace.md
+        """
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
