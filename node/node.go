@@ -24,7 +24,7 @@ import (
 	"github.com/rdsd/rdsd/node/client"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/datagram"
-	webpage "github.com/rdsd/rdsd/node/page"
+	"github.com/rdsd/rdsd/node/peers"
 	"github.com/rdsd/rdsd/node/service"
 	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/shm"
@@ -62,7 +62,8 @@ func (n *Node) stateName() string { return stateNames[n.state.Load()] }
 // Node is one daemon. Make it with New and run it once.
 type Node struct {
 	deps  *base.Deps
-	level *slog.LevelVar // of Log; nil: it cannot be changed
+	peers *peers.Registry // whom it speaks with, for datagrams and volumes alike
+	level *slog.LevelVar  // of Log; nil: it cannot be changed
 
 	state atomic.Int32
 	ready chan struct{} // closed when serving, or when Run has failed
@@ -75,7 +76,6 @@ type Node struct {
 	limiter  *access.Limiter
 	clients  *client.Front
 	services *service.Front
-	hour     *webpage.Keeper // nil without hosts
 
 	reloading sync.Mutex // held by Reload
 
@@ -90,9 +90,8 @@ func New(cfg *config.Config, logger *slog.Logger) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n.hosts = datagram.New(n.deps)
+	n.hosts = datagram.New(n.deps, n.peers)
 	n.core = n.hosts
-	n.hour = webpage.NewKeeper(n.hosts)
 	n.assemble()
 	return n, nil
 }
@@ -109,7 +108,8 @@ func newNode(cfg *config.Config, logger *slog.Logger) (*Node, error) {
 	if logger == nil {
 		logger = slog.New(slog.DiscardHandler)
 	}
-	n := &Node{deps: base.New(cfg, nil), ready: make(chan struct{})}
+	d := base.New(cfg, nil)
+	n := &Node{deps: d, peers: peers.New(d), ready: make(chan struct{})}
 	if h, ok := logger.Handler().(*levelHandler); ok {
 		n.level = h.level
 	}
@@ -134,7 +134,7 @@ func (n *Node) assemble() {
 	n.clients = client.New(room)
 	n.services = service.New(service.Deps{
 		Deps: d, Read: n.core.Read, Host: n.hosts, Clients: n.clients, Users: n.users, Limiter: n.limiter,
-		Volumes: n.volumes.Load, State: n.stateName, HTTPAddr: n.HTTPAddr, Errors: n.loggedErrors, Hour: n.hour,
+		Volumes: n.volumes.Load, State: n.stateName, HTTPAddr: n.HTTPAddr, Errors: n.loggedErrors,
 	})
 }
 
@@ -227,12 +227,10 @@ func (n *Node) serve(ctx context.Context, local, rings, remote net.Listener, pag
 			n.hosts.TellStaying(kept)
 		})
 	}
-	if n.hour != nil {
-		keeping.Go(func() { // ends when this returns
-			defer n.deps.Guard.Recover(guard.Step, nil)
-			n.hour.Run(kept)
-		})
-	}
+	keeping.Go(func() { // ends when this returns
+		defer n.deps.Guard.Recover(guard.Step, nil)
+		n.services.KeepHour(kept)
+	})
 	defer keeping.Wait()
 	defer close(kept)
 	g.Go(func() error {

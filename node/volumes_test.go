@@ -279,27 +279,6 @@ func TestVolumesAreForAdministrators(t *testing.T) {
 }
 
 // The rules for peers hold for volumes too, and so does volumes.allow.
-// TestRefusalErrno: who was judged is denied; who could not be, for want of something,
-// is told that.
-func TestRefusalErrno(t *testing.T) {
-	for _, c := range []struct {
-		why  error
-		want syscall.Errno
-	}{
-		{errNoVolumePeer, syscall.EACCES},
-		{errors.New("whatever"), syscall.EACCES},
-		{rdserr.With(rdserr.ErrPerm, "uid 7 may not"), syscall.EACCES},
-		{fmt.Errorf("asking: %w", syscall.ENOMEM), syscall.ENOMEM},
-		{fmt.Errorf("asking: %w", os.NewSyscallError("socket", syscall.EMFILE)), syscall.EMFILE},
-		{syscall.ENFILE, syscall.ENFILE},
-		{syscall.ENOBUFS, syscall.ENOBUFS},
-	} {
-		if got := refusalErrno(c.why); got != c.want {
-			t.Errorf("%v: %v, want %v", c.why, got, c.want)
-		}
-	}
-}
-
 func TestVolumePeersAreChecked(t *testing.T) {
 	for name, deny := range map[string]func(*config.Config){
 		"peers":         func(c *config.Config) { c.Peers = []config.PeerRule{{Address: prefixOf("127.0.0.0/8"), Deny: true}} },

@@ -41,6 +41,7 @@ var rooms = []room{
 	{"node/health", 1, [][]string{{"./node/health"}, daemons, {"./rdsd/..."}}},
 	{"node/access", 1, [][]string{{"./node/access"}, clients, daemons, goClients}},
 	{"node/base", 1, [][]string{{"./node/base"}, clients, daemons, goClients}},
+	{"node/peers", 2, [][]string{{"./node/peers"}, {"./node/datagram"}, daemons, {"./node/volume"}}},
 	{"node/datagram", 4, [][]string{{"./node/datagram"}, datagramWorlds, clients, daemons, goClients, kills}},
 	{"node/client", 4, [][]string{clients, daemons, goClients, kills}},
 	{"node/page/hour", 1, [][]string{{"./node/page/..."}}},

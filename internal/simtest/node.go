@@ -9,6 +9,7 @@ import (
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/datagram"
+	"github.com/rdsd/rdsd/node/peers"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/transport/sim"
@@ -187,7 +188,7 @@ func (n *node) boot() {
 		Wall:    func() time.Time { return time.Unix(0, 0).Add(w.Now()) },
 		Aside:   func(f func()) { w.After(0, n.guard(func() { n.aside(f) })) },
 		Dial:    n.dial,
-		From:    func(_, _ netip.AddrPort) (int64, error) { return base.NoUser, nil },
+		From:    func(_, _ netip.AddrPort) (int64, error) { return peers.NoUser, nil },
 		Changed: n.changed,
 	}, w.rng.Int63(), n.thread)
 	n.shell, n.worker = h.Locals()[0], h.NextWorker()

@@ -73,10 +73,13 @@ var arrows = []struct {
 	{"api/rdsd/v1", []string{"rdserr"}},
 	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire/rtrs", "wire/rnbd", "rdserr", "internal/eintr", "internal/guard", "internal/reactor", "internal/stats", "internal/quota"}},
 	{"node/config", []string{"node/volume", "rtrs", "rdserr", "shm", "internal/reactor"}},
-	{"node/base", []string{"node/config", "rds", "rdserr", "internal/accept", "internal/counters", "internal/guard", "internal/netlocal", "internal/quota"}},
+	{"node/base", []string{"node/config", "rds", "rdserr", "internal/accept", "internal/counters", "internal/guard", "internal/quota"}},
+	// The registry of peers names the transports, for datagrams and for volumes; what a peer
+	// of volumes is told that may not connect is a message of theirs.
+	{"node/peers", []string{"node/base", "node/config", "transport", "transport/tcp", "wire/rtrs", "rdserr", "internal/netlocal", "internal/quota", "internal/reactor"}},
 	{"node/health", nil},
 	{"node/access", []string{"node/base", "node/config", "rdserr", "internal/quota"}},
-	{"node/datagram", []string{"node/base", "node/config", "rds", "conn", "wire", "rdserr", "transport", "transport/tcp", "shm", "internal/buf", "internal/guard", "internal/netlocal", "internal/quota", "internal/reactor", "internal/stats"}},
+	{"node/datagram", []string{"node/base", "node/config", "node/peers", "rds", "conn", "wire", "rdserr", "transport", "shm", "internal/buf", "internal/guard", "internal/netlocal", "internal/quota", "internal/reactor", "internal/stats"}},
 	{"node/client", []string{"node/access", "node/base", "node/config", "node/datagram", "rds", "conn", "wire", "rdserr", "transport", "shm", "api/rdsd/v1", "internal/buf", "internal/guard", "internal/msgpool", "internal/quota", "internal/reactor", "internal/toll"}},
 	// A client for tests knows the layouts and the messages, and nothing of a daemon's inside.
 	{"node/client/clienttest", []string{"node/config", "shm", "api/rdsd/v1", "internal/freeport"}},
@@ -85,7 +88,7 @@ var arrows = []struct {
 	{"node/page", []string{"node/page/hour", "node/access", "node/config", "node/datagram", "rds", "wire", "rdserr", "api/rdsd/v1", "internal/guard", "internal/netlocal", "internal/quota"}},
 	{"node/service", []string{"node/access", "node/base", "node/client", "node/config", "node/datagram", "node/health", "node/page", "node/volume", "rds", "rtrs", "blk", "conn", "wire", "rdserr", "api/rdsd/v1", "internal/guard", "internal/msgpool", "internal/quota", "internal/stats", "internal/toll"}},
 	// Assembly: of what its rooms stand on it knows what it has to hand them.
-	{"node", []string{"node/access", "node/base", "node/client", "node/config", "node/datagram", "node/page", "node/service", "node/volume", "rtrs", "blk", "wire/rtrs", "transport", "transport/tcp", "shm", "internal/accept", "internal/eintr", "internal/guard", "internal/quota"}},
+	{"node", []string{"node/access", "node/base", "node/client", "node/config", "node/datagram", "node/peers", "node/service", "node/volume", "rtrs", "blk", "shm", "internal/accept", "internal/eintr", "internal/guard", "internal/quota"}},
 
 	// What talks to a daemon from outside.
 	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr", "internal/msgpool"}},
@@ -96,7 +99,7 @@ var arrows = []struct {
 	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "node/config", "sdk/go", "rdserr", "blk", "blk/nbd", "internal/freeport", "internal/guard"}},
 
 	// Test worlds: nothing a program imports.
-	{"internal/simtest", []string{"node/base", "node/config", "node/datagram", "shm", "rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "internal/buf", "internal/stats"}},
+	{"internal/simtest", []string{"node/base", "node/config", "node/datagram", "node/peers", "shm", "rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "internal/buf", "internal/stats"}},
 	{"internal/await", nil},       // for tests alone
 	{"internal/walk", nil},        // tests alone
 	{"internal/bench", nil},       // tests alone
@@ -213,7 +216,7 @@ var fanOut = []struct {
 }{
 	{[]string{"wire", "wire/rtrs", "wire/rnbd", "cong", "conn", "rds", "rtrs", "rnbd"}, "", 5},
 	{[]string{"node"}, "node/", 8},
-	{[]string{"node/access", "node/base", "node/config", "node/datagram", "node/volume", "node/client", "node/service"}, "node/", 8},
+	{[]string{"node/access", "node/base", "node/config", "node/datagram", "node/peers", "node/volume", "node/client", "node/service"}, "node/", 8},
 }
 
 // TestFanOut holds the rooms to their number by what the table allows them, and the

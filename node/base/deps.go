@@ -27,8 +27,6 @@ type Deps struct {
 	Started  time.Time
 	Stopping chan struct{} // closed when the node begins to end what is left
 
-	LinksRefused atomic.Uint64 // connections of peers refused, for any reason
-
 	live atomic.Pointer[config.Config]
 }
 

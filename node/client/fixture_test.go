@@ -17,6 +17,7 @@ import (
 	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/datagram"
+	"github.com/rdsd/rdsd/node/peers"
 	"github.com/rdsd/rdsd/shm"
 )
 
@@ -43,7 +44,7 @@ func newWorld(t *testing.T, cfg *config.Config, engine func(netip.Addr) datagram
 	d.Guard = &guard.Guard{Log: d.Log}
 	room := Deps{Deps: d, Clients: w.users, Limiter: access.NewLimiter(cfg.API.CallsPerSec, cfg.API.CallsBurst), Engine: engine}
 	if engine == nil {
-		w.hosts = datagram.New(d)
+		w.hosts = datagram.New(d, peers.New(d))
 		d.Guard.Locks = w.hosts.TakeLocks
 		room.Engine, room.Collect = w.hosts.Engine, w.hosts.Collect
 	}

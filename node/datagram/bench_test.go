@@ -176,7 +176,7 @@ func benchNode(t testing.TB, port uint16, addrs ...string) *Host {
 	c.RDS.Port = port
 	c.Limits.MaxPeers, c.Limits.MaxHandshakes = 65536, 65536
 	c.HTTP.Listen, c.API.Ledger = "", "none"
-	k := New(testDeps(t, c))
+	k := newTestHost(t, c)
 	if err := k.Start(); err != nil {
 		t.Fatal(err)
 	}

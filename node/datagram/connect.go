@@ -61,8 +61,7 @@ func (h *Local) Accept(link transport.Link) {
 	remote := link.RemoteAddr()
 	refuse := func(why string, args ...any) {
 		link.Abort()
-		h.all.deps.LinksRefused.Add(1)
-		h.log.Warn("connection refused", append([]any{"peer", remote.Addr(), "why", why}, args...)...)
+		h.all.peers.Refuse("connection", remote.Addr(), why, args...)
 	}
 	if !h.all.engineConfig.AllowPeer(remote.Addr()) {
 		refuse("it is not an allowed peer; allow it with a [[peers]] entry of the configuration")
@@ -78,7 +77,7 @@ func (h *Local) Accept(link transport.Link) {
 		}
 	}
 	h.prepareLanes(remote.Addr())
-	shake, err := h.all.handshakes.begin(h.all.machine.Wall(), link, user, h.all.deps.Conf().Limits.MaxHandshakes, h.all.deps.Memory)
+	shake, err := h.all.peers.Admit(h.all.machine.Wall(), remote.Addr(), user, link.Abort)
 	if err != nil {
 		refuse(err.Error())
 		return
@@ -87,13 +86,13 @@ func (h *Local) Accept(link transport.Link) {
 	if h.closed {
 		h.mu.Unlock()
 		link.Abort()
-		h.all.handshakes.end(shake)
+		shake.End()
 		return
 	}
 	a, err := h.e.Accept(now, remote)
 	if err != nil || !a.Link {
 		h.Unlock()
-		h.all.handshakes.end(shake)
+		shake.End()
 		if err != nil {
 			refuse(err.Error())
 		} else {

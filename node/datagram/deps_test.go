@@ -6,6 +6,7 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/node/peers"
 )
 
 // testDeps is what a node would give for a configuration, without a log.
@@ -17,4 +18,10 @@ func testDeps(t testing.TB, c *config.Config) *base.Deps {
 	d := base.New(c, nil)
 	d.Guard = &guard.Guard{Log: d.Log}
 	return d
+}
+
+// newTestHost makes a Host of configuration c with a registry of its own.
+func newTestHost(t testing.TB, c *config.Config) *Host {
+	d := testDeps(t, c)
+	return New(d, peers.New(d))
 }

@@ -217,7 +217,7 @@ func newSeam(t *testing.T, change func(*rds.Config)) *seam {
 	c.RDS.Addresses = []netip.Addr{seamLocal}
 	c.HTTP.Listen, c.API.Ledger = "", "none"
 	c.Peers = []config.PeerRule{{Address: config.Prefix{Prefix: netip.MustParsePrefix("203.0.113.0/29")}, Kernel: true}}
-	a := New(testDeps(t, c))
+	a := newTestHost(t, c)
 	a.engineConfig.Conn.ReconnectMin, a.engineConfig.Conn.ReconnectMax = time.Millisecond, 2*time.Millisecond
 	a.engineConfig.Conn.ProbeTimeout = 200 * time.Millisecond
 	if change != nil {
@@ -238,7 +238,7 @@ func newSeam(t *testing.T, change func(*rds.Config)) *seam {
 		case <-time.After(10 * time.Second):
 			t.Error("the end waits for a link that nobody reports")
 		}
-		if b := a.handshakes.budget(1); b.Used != 0 {
+		if b := a.peers.Budgets()[0]; b.Used != 0 {
 			t.Errorf("%d handshakes are left", b.Used)
 		}
 	})

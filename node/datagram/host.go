@@ -21,16 +21,17 @@ import (
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/peers"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
 	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/transport/tcp"
 )
 
 // Host is the datagrams of a node: one Local for each local address.
 type Host struct {
 	deps         *base.Deps
+	peers        *peers.Registry
 	machine      Machine
 	engineConfig rds.Config
 	workers      []*Worker          // set by start
@@ -40,9 +41,8 @@ type Host struct {
 	ctx          context.Context // ends with the node: dials give up
 	cancel       context.CancelFunc
 
-	handshakes handshakes
-	partials   partials
-	full       atomic.Uint64 // writes that met a full socket buffer
+	partials partials
+	full     atomic.Uint64 // writes that met a full socket buffer
 
 	states   stateLog
 	ledger   *shm.Ledger         // nil: none
@@ -57,9 +57,9 @@ type Host struct {
 }
 
 // New makes the datagrams' part of a node. Nothing is opened before Start.
-func New(d *base.Deps) *Host {
+func New(d *base.Deps, r *peers.Registry) *Host {
 	c := d.Config
-	a := &Host{deps: d, byAddr: map[netip.Addr]*Local{}}
+	a := &Host{deps: d, peers: r, byAddr: map[netip.Addr]*Local{}}
 	a.machine = a.real()
 	a.ctx, a.cancel = context.WithCancel(context.Background())
 	e := rds.DefaultConfig()
@@ -73,8 +73,8 @@ func New(d *base.Deps) *Host {
 	e.MaxPeers, e.MaxSockets = c.Limits.MaxPeers, c.Limits.MaxSockets
 	e.Budget = d.Budget
 	e.PeerAccount = func(addr netip.Addr) *quota.Account { return d.Memory.Account(quota.Peer(addr)) }
-	e.AllowPeer = func(addr netip.Addr) bool { ok, _ := d.MayPeer(addr); return ok }
-	e.AllowKernel = func(addr netip.Addr) bool { _, ok := d.MayPeer(addr); return ok }
+	e.AllowPeer = func(addr netip.Addr) bool { ok, _ := r.MayPeer(addr); return ok }
+	e.AllowKernel = func(addr netip.Addr) bool { _, ok := r.MayPeer(addr); return ok }
 	a.engineConfig = e
 	for _, addr := range c.RDS.Addresses {
 		var seed [8]byte
@@ -104,20 +104,8 @@ func (a *Host) Start() error {
 		a.Close()
 		return err
 	}
-	links := tcp.New(a.Reactors()...)
-	links.BufferBytes = int(a.deps.Config.RDS.TCPBufferBytes)
-	links.Log, links.AcceptFailed, links.Reserve = a.deps.Log, &a.deps.Count.AcceptErrors, a.deps.FDs.Reserve
-	links.Guard = a.deps.Guard
-	links.Room = func() error { return a.deps.FDs.Room(base.LinkFDs, base.KeepOfLinks) }
-	if name := a.deps.Config.RDS.TCPCongestion; name != "" {
-		if err := tcp.CheckCongestion(name); err != nil {
-			a.deps.Log.Warn("rds.tcp_congestion cannot be had, TCP keeps the kernel's default", "name", name, "err", err)
-		} else {
-			links.Congestion = name
-		}
-	}
-	links.Check = a.deps.CheckDialled
-	a.provider = links
+	a.peers.Open(a.Reactors())
+	a.provider = a.peers.Frames()
 	for i, h := range a.list {
 		h.attach(a.workers[i%len(a.workers)])
 	}
@@ -228,13 +216,13 @@ func (a *Host) Read(s *Snapshot) {
 		s.Counters.Add(&c)
 	}
 	s.Counters.TCPSndbufFull += a.full.Load()
-	s.RefusedLinks = a.deps.LinksRefused.Load()
+	s.RefusedLinks = a.peers.Refused()
 	b := a.engineConfig.Budget
 	l := a.deps.Conf().Limits
 	s.Budgets = append(s.Budgets,
 		base.Budget{Name: "memory", Used: uint64(max(b.Used(), 0)), Limit: uint64(b.Limit), Refused: b.Refused.Load()},
-		base.Budget{Name: "peers", Used: uint64(len(s.Peers)), Limit: uint64(l.MaxPeers)},
-		a.handshakes.budget(l.MaxHandshakes))
+		base.Budget{Name: "peers", Used: uint64(len(s.Peers)), Limit: uint64(l.MaxPeers)})
+	s.Budgets = append(s.Budgets, a.peers.Budgets()...)
 }
 
 // --- administration -------------------------------------------------------------------
@@ -398,8 +386,8 @@ func (a *Host) Reactors() (l []*reactor.Reactor) {
 	return l
 }
 
-// Links is what connections are made with, once start has returned.
-func (a *Host) Links() transport.Provider { return a.provider }
+// Peers is the registry that says who may be a peer.
+func (a *Host) Peers() *peers.Registry { return a.peers }
 
 // Sweep closes links on which a payload does not go on: silent is how long nothing
 // more of it may come.

@@ -5,6 +5,7 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/node/peers"
 	"github.com/rdsd/rdsd/shm"
 	"github.com/rdsd/rdsd/transport"
 )
@@ -25,9 +26,9 @@ type laneLink struct {
 	p       *conn.Path
 	attempt uint64
 	link    transport.Link
-	dead    bool       // guarded by Local.mu
-	shake   *handshake // of an accepted link that has not identified itself; guarded by Local.mu
-	noted   bool       // its peer is in the book of kernels, or need not be
+	dead    bool             // guarded by Local.mu
+	shake   *peers.Handshake // of an accepted link that has not identified itself; guarded by Local.mu
+	noted   bool             // its peer is in the book of kernels, or need not be
 	now     time.Duration
 
 	// Guarded by Local.mu, see partial.go.
@@ -119,7 +120,7 @@ func (l *laneLink) note() {
 
 // identified ends the handshake of an accepted link. Local.mu is held.
 func (l *laneLink) identified() {
-	l.h.all.handshakes.end(l.shake)
+	l.shake.End()
 	l.shake = nil
 }
 

@@ -24,7 +24,7 @@ func (r *shownRing) Collect()         {}
 func TestStepLetsSocketsGo(t *testing.T) {
 	c := config.Default()
 	c.API.Ledger = filepath.Join(t.TempDir(), "ledger")
-	a := New(testDeps(t, c))
+	a := newTestHost(t, c)
 	if err := a.openLedger(); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/node/base"
+	"github.com/rdsd/rdsd/node/peers"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/transport"
 )
@@ -26,7 +27,7 @@ type Machine struct {
 	// Dial makes a link for a dial or a poke of h, and tells done what came of it, without a
 	// lock and never before Dial has returned.
 	Dial func(h *Local, a conn.Action, done func(transport.Link, error))
-	// From says whose connection an accepted link is (base.NoUser: nobody's of this
+	// From says whose connection an accepted link is (peers.NoUser: nobody's of this
 	// machine), or why there may be no peer behind it.
 	From func(local, remote netip.AddrPort) (user int64, err error)
 	// Changed is told of each change of a path's state, without a lock.
@@ -72,7 +73,7 @@ func (a *Host) real() Machine {
 			}()
 		},
 		Dial:    a.dialAside,
-		From:    a.deps.AcceptedFrom,
+		From:    a.peers.AcceptedFrom,
 		Changed: a.states.put,
 	}
 }
@@ -85,7 +86,7 @@ func (a *Host) dialAside(h *Local, act conn.Action, done func(transport.Link, er
 		defer cancel()
 		link, err := h.connect(ctx, act)
 		if err == nil && act.Kind == conn.ActDial { // a poke says and takes nothing
-			if err = a.deps.CheckDialled(ctx, link.LocalAddr(), link.RemoteAddr()); err != nil {
+			if err = a.peers.CheckDialled(ctx, link.LocalAddr(), link.RemoteAddr()); err != nil {
 				link.Abort()
 			}
 		}
@@ -97,7 +98,7 @@ func (a *Host) dialAside(h *Local, act conn.Action, done func(transport.Link, er
 // addresses of d and the given threads. It is begun: what the daemon's Start opens, m and
 // its callers bring (Local.Accept), and there is no ledger and no book of ports.
 func NewOn(d *base.Deps, c rds.Config, m Machine, seed int64, threads ...Thread) *Host {
-	a := &Host{deps: d, engineConfig: c, machine: m, byAddr: map[netip.Addr]*Local{}}
+	a := &Host{deps: d, peers: peers.New(d), engineConfig: c, machine: m, byAddr: map[netip.Addr]*Local{}}
 	for _, t := range threads {
 		a.addWorker(&Worker{thread: t})
 	}

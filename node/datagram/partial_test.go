@@ -2,9 +2,22 @@ package datagram
 
 import (
 	"log/slog"
+	"net/netip"
 	"testing"
 	"time"
+
+	"github.com/rdsd/rdsd/transport"
 )
+
+// silentLink is a link of somebody who says nothing.
+type silentLink struct {
+	transport.Link
+	closed bool
+}
+
+func (l *silentLink) RemoteAddr() netip.AddrPort { return netip.AddrPort{} }
+func (l *silentLink) Close()                     { l.closed = true }
+func (l *silentLink) Abort()                     { l.closed = true }
 
 // What is in the middle of a payload is closed when nothing more of it comes,
 // and when it takes too long; what goes on is let be.

@@ -236,10 +236,10 @@ func TestSeamResume(t *testing.T) {
 func TestSeamAccept(t *testing.T) {
 	s := newSeam(t, nil)
 	stranger := s.accepted(netip.MustParseAddr("198.51.100.1"))
-	if n, _, c, _ := stranger.state(); n != 0 || len(c) != 1 || c[0] || s.a.deps.LinksRefused.Load() != 1 {
-		t.Errorf("a stranger's link: started %d times, closed %v, %d refusals counted", n, c, s.a.deps.LinksRefused.Load())
+	if n, _, c, _ := stranger.state(); n != 0 || len(c) != 1 || c[0] || s.a.peers.Refused() != 1 {
+		t.Errorf("a stranger's link: started %d times, closed %v, %d refusals counted", n, c, s.a.peers.Refused())
 	}
-	shakes := func() uint64 { return s.a.handshakes.budget(1).Used }
+	shakes := func() uint64 { return s.a.peers.Budgets()[0].Used }
 	one := s.accepted(seamLower)
 	if n, _, c, _ := one.state(); n != 1 || len(c) != 0 || shakes() != 1 {
 		t.Fatalf("a peer's link: started %d times, closed %v, %d handshakes", n, c, shakes())
@@ -306,7 +306,7 @@ func TestSeamPoke(t *testing.T) {
 		t.Errorf("a poke: started %d times, closed %v", n, c)
 	}
 	s.dialled()
-	if b := s.a.handshakes.budget(1); b.Used != 0 {
+	if b := s.a.peers.Budgets()[0]; b.Used != 0 {
 		t.Errorf("%d handshakes are left", b.Used)
 	}
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/rdsd/rdsd/node/client/clienttest"
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/node/datagram"
+	"github.com/rdsd/rdsd/node/peers"
 	"github.com/rdsd/rdsd/node/volume"
 )
 
@@ -55,7 +56,7 @@ func newWorld(t *testing.T, cfg *config.Config, w world) *world {
 	read := func(s *datagram.Snapshot) { *s = w.snap }
 	room := client.Deps{Deps: d, Clients: w.users, Limiter: limiter}
 	if w.real {
-		w.hosts = datagram.New(d)
+		w.hosts = datagram.New(d, peers.New(d))
 		d.Guard.Locks = w.hosts.TakeLocks
 		read, room.Engine, room.Collect = w.hosts.Read, w.hosts.Engine, w.hosts.Collect
 	}

@@ -60,7 +60,6 @@ type Deps struct {
 	State    func() string                                 // of the node: what it is about to do
 	HTTPAddr func() net.Addr                               // where the page for monitoring is; nil: nowhere
 	Errors   func() (list []LoggedError, forgotten uint64) // those of the log, the last one first
-	Hour     *webpage.Keeper                               // the last hour of congestion; may be nil
 }
 
 // Front is the services of a node over gRPC: a server for the Unix socket and, when
@@ -73,6 +72,7 @@ type Front struct {
 	servers  []*grpc.Server
 	registry *prometheus.Registry
 	full     volumesFull
+	hour     *webpage.Keeper // the last hour of congestion; nil without a Host
 }
 
 // newServices makes the services of a node.
@@ -82,8 +82,18 @@ func New(d Deps) *Front {
 		perSecond, _ := d.Limiter.Limits()
 		return float64(perSecond)
 	}}
+	if d.Host != nil {
+		f.hour = webpage.NewKeeper(d.Host)
+	}
 	f.registry = newRegistry(newCollector(f.snapshot, d.Count, d.Guard), newQueueCollector(f.readFigures, d.Guard), newProblemCollector(f.readProblems, d.Guard), newVolumeCollector(f.readVolumes), f.metrics)
 	return f
+}
+
+// KeepHour keeps the last hour of congestion, until done is closed.
+func (f *Front) KeepHour(done <-chan struct{}) {
+	if f.hour != nil {
+		f.hour.Run(done)
+	}
 }
 
 // Registry is where the metrics of the node are.

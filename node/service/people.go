@@ -36,7 +36,7 @@ func (f *Front) newPage() *webpage.Page {
 
 // GetCongestionHistory is the last hour of congestion.
 func (a *adminServer) GetCongestionHistory(_ context.Context, r *rdsdv1.GetCongestionHistoryRequest) (*rdsdv1.CongestionHistory, error) {
-	if a.front.deps.Hour == nil {
+	if a.front.hour == nil {
 		return &rdsdv1.CongestionHistory{}, nil
 	}
 	var one netip.AddrPort
@@ -46,5 +46,5 @@ func (a *adminServer) GetCongestionHistory(_ context.Context, r *rdsdv1.GetConge
 			return nil, err
 		}
 	}
-	return a.front.deps.Hour.History(one), nil
+	return a.front.hour.History(one), nil
 }

@@ -96,7 +96,7 @@ func (f *Front) examinePeer(x *health.Exam, h *datagram.Local, pe *rds.Peer) {
 	c := pe.Conn()
 	q := c.Queued()
 	p := health.Peer{Local: h.Addr(), Remote: pe.Addr(), Waiting: uint64(q.Queued + q.Unacked)}
-	p.Allowed, _ = f.deps.MayPeer(pe.Addr())
+	p.Allowed, _ = h.Host().Peers().MayPeer(pe.Addr())
 	c.Paths(func(cp *conn.Path) {
 		i := cp.Info()
 		switch {

@@ -1,4 +1,4 @@
-package datagram
+package peers
 
 import (
 	"container/list"
@@ -9,16 +9,16 @@ import (
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/transport"
 )
 
-// Accepted links whose peer has not said who it is. Whoever may connect at all
-// can make any number of them and say nothing, so no source may have more than a
-// part of the slots. A source is an address, a /64 of IPv6, or a user of this machine,
-// who has as many loopback addresses as he likes. Who comes
-// when its source has no slot left, or nobody has, takes that of the one that
-// has been silent for longest. A source that connects without an end does that at a
-// pace: to greet is dear, to close what has just been accepted is not.
+// Accepted connections whose peer has not said who it is, for datagrams or for volumes:
+// they have one set of slots, for a source that is refused by one would else come to the
+// other. Whoever may connect at all can make any number of them and say nothing, so no
+// source may have more than a part of the slots. A source is an address, a /64 of IPv6, or
+// a user of this machine, who has as many loopback addresses as he likes. A connection that
+// comes when its source has no slot left, or nobody has, takes that of the one that has
+// been silent for longest. A source that connects without an end does that at a pace: to
+// greet is dear, to close what has just been accepted is not.
 
 const (
 	// handshakeShare is the part of limits.max_handshakes that one source may have.
@@ -31,10 +31,10 @@ const (
 
 // handshakes is those of a node. The zero value is ready.
 type handshakes struct {
-	mu       sync.Mutex // nothing is called with it held
-	order    list.List  // of *handshake, oldest first; guarded by mu
-	bySource map[source]slots
-	refused  uint64 // guarded by mu
+	mu       sync.Mutex       // nothing is called with it held
+	order    list.List        // of *Handshake, oldest first; guarded by mu
+	bySource map[source]slots // guarded by mu
+	refused  uint64           // guarded by mu
 }
 
 // slots are those of a source.
@@ -43,9 +43,10 @@ type slots struct {
 	next time.Time // when one of them may be given to another
 }
 
-// handshake is one link on its way.
-type handshake struct {
-	link    transport.Link
+// Handshake is one connection on its way.
+type Handshake struct {
+	table   *handshakes
+	abort   func()
 	source  source
 	account *quota.Account
 	at      *list.Element // nil when it is over; guarded by handshakes.mu
@@ -53,12 +54,12 @@ type handshake struct {
 
 // source is what a link counts for: a user of this machine, or else a network.
 type source struct {
-	user    int64 // base.NoUser: network says it
+	user    int64 // NoUser: network says it
 	network netip.Prefix
 }
 
 func sourceOf(a netip.Addr, user int64) source {
-	if user != base.NoUser {
+	if user != NoUser {
 		return source{user: user}
 	}
 	a = a.Unmap()
@@ -70,13 +71,12 @@ func sourceOf(a netip.Addr, user int64) source {
 		bits = 64
 	}
 	p, _ := a.Prefix(bits)
-	return source{base.NoUser, p}
+	return source{NoUser, p}
 }
 
-// begin enters a link of a user of this machine, or base.NoUser; end must follow. most is
-// limits.max_handshakes.
-func (t *handshakes) begin(now time.Time, link transport.Link, user int64, most int, memory *quota.Node) (*handshake, error) {
-	x := &handshake{link: link, source: sourceOf(link.RemoteAddr().Addr(), user), account: memory.Account(quota.Peer(link.RemoteAddr().Addr().Unmap()))}
+// begin is Registry.Admit. most is limits.max_handshakes.
+func (t *handshakes) begin(now time.Time, remote netip.Addr, user int64, abort func(), most int, memory *quota.Node) (*Handshake, error) {
+	x := &Handshake{table: t, abort: abort, source: sourceOf(remote, user), account: memory.Account(quota.Peer(remote.Unmap()))}
 	if err := x.account.Take(quota.Handshakes, handshakeBytes); err != nil {
 		x.account.Close()
 		t.mu.Lock()
@@ -88,7 +88,7 @@ func (t *handshakes) begin(now time.Time, link transport.Link, user int64, most 
 	if t.bySource == nil {
 		t.bySource = map[source]slots{}
 	}
-	var silent *handshake
+	var silent *Handshake
 	switch of, share := t.bySource[x.source], max(1, most/handshakeShare); {
 	case of.n >= share && now.Before(of.next):
 		t.refused++
@@ -99,9 +99,9 @@ func (t *handshakes) begin(now time.Time, link transport.Link, user int64, most 
 	case of.n >= share:
 		of.next = now.Add(handshakeEvery)
 		t.bySource[x.source] = of
-		silent = t.oldest(func(o *handshake) bool { return o.source == x.source })
+		silent = t.oldest(func(o *Handshake) bool { return o.source == x.source })
 	case t.order.Len() >= most:
-		silent = t.oldest(func(*handshake) bool { return true })
+		silent = t.oldest(func(*Handshake) bool { return true })
 	}
 	if silent != nil {
 		t.remove(silent)
@@ -111,15 +111,15 @@ func (t *handshakes) begin(now time.Time, link transport.Link, user int64, most 
 	t.count(x.source, 1)
 	t.mu.Unlock()
 	if silent != nil {
-		silent.link.Abort()
+		silent.abort()
 	}
 	return x, nil
 }
 
 // oldest finds the oldest that is fit. mu is held.
-func (t *handshakes) oldest(fit func(*handshake) bool) *handshake {
+func (t *handshakes) oldest(fit func(*Handshake) bool) *Handshake {
 	for e := t.order.Front(); e != nil; e = e.Next() {
-		if x := e.Value.(*handshake); fit(x) {
+		if x := e.Value.(*Handshake); fit(x) {
 			return x
 		}
 	}
@@ -137,7 +137,7 @@ func (t *handshakes) count(s source, by int) {
 }
 
 // remove takes x out. mu is held.
-func (t *handshakes) remove(x *handshake) {
+func (t *handshakes) remove(x *Handshake) {
 	t.order.Remove(x.at)
 	x.at = nil
 	t.count(x.source, -1)
@@ -145,12 +145,13 @@ func (t *handshakes) remove(x *handshake) {
 	x.account.Close()
 }
 
-// end is for a link that has said who it is, or is gone. Calling it again, or for
+// End is for a connection that has said who it is, or is gone. Calling it again, or for
 // nil, does nothing.
-func (t *handshakes) end(x *handshake) {
+func (x *Handshake) End() {
 	if x == nil {
 		return
 	}
+	t := x.table
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if x.at != nil {

@@ -1,4 +1,4 @@
-package base
+package peers
 
 import (
 	"context"
@@ -11,25 +11,25 @@ import (
 	"github.com/rdsd/rdsd/node/config"
 )
 
-// Who may speak to this node is decided here, for datagrams and for volumes alike: by
-// the rule for the address (MayPeer), and for a connection by who is at its other end.
+// Who may speak to this node: by the rule for the address (MayPeer), and for a connection
+// by who is at its other end.
 
 // MayPeer tells whether an address may be a peer, and whether it may be a kernel. One of
 // our own addresses may be a peer whatever the rules say: datagrams from one address of
 // this node to another take no other way.
-func (d *Deps) MayPeer(addr netip.Addr) (allowed, kernel bool) {
-	allowed, kernel = d.Conf().PeerPolicy(addr)
-	return allowed || slices.Contains(d.Config.RDS.Addresses, addr.Unmap()), kernel
+func (r *Registry) MayPeer(addr netip.Addr) (allowed, kernel bool) {
+	allowed, kernel = r.deps.Conf().PeerPolicy(addr)
+	return allowed || slices.Contains(r.deps.Config.RDS.Addresses, addr.Unmap()), kernel
 }
 
 // MayPeerVolumes tells whether an address may be a peer for volumes: one that may be a
 // peer, and that volumes.allow has, if it is a list.
-func (d *Deps) MayPeerVolumes(addr netip.Addr) bool {
-	if ok, _ := d.MayPeer(addr); !ok {
+func (r *Registry) MayPeerVolumes(addr netip.Addr) bool {
+	if ok, _ := r.MayPeer(addr); !ok {
 		return false
 	}
 	addr = addr.Unmap().WithZone("") // as the rules see it
-	allow := d.Config.Volumes.Allow
+	allow := r.deps.Config.Volumes.Allow
 	return len(allow) == 0 || slices.ContainsFunc(allow, func(p config.Prefix) bool { return p.Contains(addr) })
 }
 
@@ -43,16 +43,16 @@ func (d *Deps) MayPeerVolumes(addr netip.Addr) bool {
 // dials and never on a reactor's thread.
 
 // CheckAccepted judges who connected from remote to local; nil: it may be a peer.
-func (d *Deps) CheckAccepted(local, remote netip.AddrPort) error {
-	_, err := d.AcceptedFrom(local, remote)
+func (r *Registry) CheckAccepted(local, remote netip.AddrPort) error {
+	_, err := r.AcceptedFrom(local, remote)
 	return err
 }
 
 // AcceptedFrom is CheckAccepted that also tells whose connection it is: a user of
 // this machine, or NoUser where the other end is not here or the kernel does not tell.
-func (d *Deps) AcceptedFrom(local, remote netip.AddrPort) (user int64, err error) {
+func (r *Registry) AcceptedFrom(local, remote netip.AddrPort) (user int64, err error) {
 	user = NoUser
-	err = d.checkOwner(remote, func() (uint32, error) {
+	err = r.checkOwner(remote, func() (uint32, error) {
 		uid, err := netlocal.Owner(local, remote)
 		if err == nil {
 			user = int64(uid)
@@ -67,11 +67,11 @@ const NoUser int64 = -1
 
 // CheckDialled judges who accepted our connection from local to remote. It waits
 // for that, until ctx ends.
-func (d *Deps) CheckDialled(ctx context.Context, local, remote netip.AddrPort) error {
-	return d.checkOwner(remote, func() (uint32, error) { return netlocal.AcceptedBy(ctx, local, remote) })
+func (r *Registry) CheckDialled(ctx context.Context, local, remote netip.AddrPort) error {
+	return r.checkOwner(remote, func() (uint32, error) { return netlocal.AcceptedBy(ctx, local, remote) })
 }
 
-func (d *Deps) checkOwner(remote netip.AddrPort, owner func() (uint32, error)) error {
+func (r *Registry) checkOwner(remote netip.AddrPort, owner func() (uint32, error)) error {
 	if !netlocal.IsLocal(remote.Addr()) {
 		return nil // the rules for addresses have judged it
 	}
@@ -79,5 +79,5 @@ func (d *Deps) checkOwner(remote netip.AddrPort, owner func() (uint32, error)) e
 	if err != nil {
 		return fmt.Errorf("it is on this machine, and the kernel does not tell whose it is: %w", err)
 	}
-	return d.Conf().MayBePeer(remote.Addr(), uid, uint32(os.Geteuid()))
+	return r.deps.Conf().MayBePeer(remote.Addr(), uid, uint32(os.Geteuid()))
 }

@@ -1,4 +1,4 @@
-package datagram
+package peers
 
 import (
 	"errors"
@@ -8,34 +8,25 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/internal/quota"
-	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/transport"
 )
 
-// silentLink is a link of somebody who says nothing.
-type silentLink struct {
-	transport.Link
-	remote   netip.AddrPort
-	closed   bool
-	graceful bool // it was closed like that: its descriptor would outlive its slot
-}
+// silent is a connection of somebody who says nothing.
+type silent struct{ closed int }
 
-func (l *silentLink) RemoteAddr() netip.AddrPort { return l.remote }
-func (l *silentLink) Close()                     { l.closed, l.graceful = true, true }
-func (l *silentLink) Abort()                     { l.closed = true }
+func (l *silent) abort() { l.closed++ }
 
 func TestHandshakeSlots(t *testing.T) {
 	memory := quota.New(64<<20, nil)
 	var h handshakes
-	links := map[string]*silentLink{}
-	user, now := base.NoUser, time.Unix(1000, 0)
-	begin := func(name, addr string) *handshake {
+	links := map[string]*silent{}
+	user, now := NoUser, time.Unix(1000, 0)
+	begin := func(name, addr string) *Handshake {
 		t.Helper()
-		l := &silentLink{remote: netip.MustParseAddrPort(addr)}
+		l := &silent{}
 		links[name] = l
 		now = now.Add(handshakeEvery)
-		x, err := h.begin(now, l, user, 16, memory)
+		x, err := h.begin(now, netip.MustParseAddrPort(addr).Addr(), user, l.abort, 16, memory)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -44,8 +35,8 @@ func TestHandshakeSlots(t *testing.T) {
 	closed := func(want bool, names ...string) {
 		t.Helper()
 		for _, n := range names {
-			if l := links[n]; l.closed != want || l.graceful {
-				t.Errorf("%s closed: %v, gracefully: %v", n, l.closed, l.graceful)
+			if l := links[n]; l.closed > 1 || l.closed > 0 != want {
+				t.Errorf("%s was closed %d times", n, l.closed)
 			}
 		}
 	}
@@ -59,8 +50,8 @@ func TestHandshakeSlots(t *testing.T) {
 		begin(fmt.Sprint("local", i), fmt.Sprintf("127.0.%d.1:%d", i, 2000+i))
 	}
 	closed(false, "root's")
-	h.end(roots)
-	user = base.NoUser
+	roots.End()
+	user = NoUser
 	closed(true, "local0", "local35")
 	closed(false, "first", "local36", "local39")
 	if b := h.budget(16); b.Used != 5 || b.Refused != 36 || b.Limit != 16 {
@@ -81,14 +72,14 @@ func TestHandshakeSlots(t *testing.T) {
 	begin("last", "10.2.0.1:1")
 	closed(true, "first")
 	closed(false, "local36", "last")
-	h.end(first) // again
+	first.End() // again
 	if b := h.budget(16); b.Used != 16 {
 		t.Errorf("the slots are %+v", b)
 	}
 	for x := h.order.Front(); x != nil; x = h.order.Front() {
-		h.end(x.Value.(*handshake))
+		x.Value.(*Handshake).End()
 	}
-	h.end(nil)
+	(*Handshake)(nil).End()
 	if len(h.bySource) != 0 || memory.Used() != 0 || len(memory.Holders()) != 0 {
 		t.Errorf("%v, %d bytes and %v are left", h.bySource, memory.Used(), memory.Holders())
 	}
@@ -98,7 +89,7 @@ func TestHandshakeWithoutMemory(t *testing.T) {
 	memory := quota.New(64<<20, nil)
 	memory.Account(quota.Holder{}).Grow(quota.Peers, 64<<20)
 	var h handshakes
-	if _, err := h.begin(time.Now(), &silentLink{remote: netip.MustParseAddrPort("10.0.0.1:1")}, base.NoUser, 16, memory); err == nil {
+	if _, err := h.begin(time.Now(), netip.MustParseAddr("10.0.0.1"), NoUser, func() {}, 16, memory); err == nil {
 		t.Error("a slot that memory has no room for was given")
 	}
 	if b := h.budget(16); b.Used != 0 || b.Refused != 1 {
@@ -113,15 +104,15 @@ func TestHandshakesAtAPace(t *testing.T) {
 	var h handshakes
 	now, in := time.Unix(1000, 0), 0
 	for i := range 1000 {
-		at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, byte(i >> 8), byte(i)}), 1000)
-		if _, err := h.begin(now, &silentLink{remote: at}, 1000, 64, memory); err == nil {
+		at := netip.AddrFrom4([4]byte{127, 0, byte(i >> 8), byte(i)})
+		if _, err := h.begin(now, at, 1000, func() {}, 64, memory); err == nil {
 			in++
 		} else if !errors.Is(err, rdserr.ErrTooMany) {
 			t.Fatal(err)
 		}
 		if i%100 == 0 {
-			at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 0, 0, byte(i / 100)}), 1000)
-			if _, err := h.begin(now, &silentLink{remote: at}, base.NoUser, 64, memory); err != nil {
+			at := netip.AddrFrom4([4]byte{10, 0, 0, byte(i / 100)})
+			if _, err := h.begin(now, at, NoUser, func() {}, 64, memory); err != nil {
 				t.Errorf("another source: %v", err)
 			}
 		}

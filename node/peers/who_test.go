@@ -1,9 +1,10 @@
-package base
+package peers
 
 import (
 	"net/netip"
 	"testing"
 
+	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
 )
 
@@ -16,7 +17,8 @@ func TestMayPeer(t *testing.T) {
 	c.RDS.Addresses = []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}
 	c.Peers = []config.PeerRule{{Address: prefix("10.1.0.0/16"), Kernel: true}, {Address: prefix("10.1.9.0/24"), Deny: true}, {Address: prefix("10.2.0.0/16")}, {Address: prefix("fe80::/10")}}
 	c.Volumes.Allow = []config.Prefix{prefix("10.0.0.0/15"), prefix("10.3.0.0/16"), prefix("fe80::/10")}
-	d := New(c, nil)
+	deps := base.New(c, nil)
+	d := New(deps)
 	type may struct{ peer, kernel, volumes bool }
 	check := func(addr string, want may) {
 		t.Helper()
@@ -38,7 +40,7 @@ func TestMayPeer(t *testing.T) {
 	check("127.0.0.9", may{peer: true, kernel: true})
 	next := *c
 	next.Peers = []config.PeerRule{{Address: prefix("10.3.0.0/16")}}
-	d.SetConf(&next) // as a reload does
+	deps.SetConf(&next) // as a reload does
 	check("10.3.0.7", may{peer: true, volumes: true})
 	check("10.1.0.7", may{})
 	c.Volumes.Allow = nil // no list

@@ -1,0 +1,32 @@
+package peers
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"syscall"
+	"testing"
+
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// TestRefusalErrno: who was judged is denied; who could not be, for want of something,
+// is told that.
+func TestRefusalErrno(t *testing.T) {
+	for _, c := range []struct {
+		why  error
+		want syscall.Errno
+	}{
+		{errNoVolumePeer, syscall.EACCES},
+		{errors.New("whatever"), syscall.EACCES},
+		{rdserr.With(rdserr.ErrPerm, "uid 7 may not"), syscall.EACCES},
+		{fmt.Errorf("asking: %w", syscall.ENOMEM), syscall.ENOMEM},
+		{fmt.Errorf("asking: %w", os.NewSyscallError("socket", syscall.EMFILE)), syscall.EMFILE},
+		{syscall.ENFILE, syscall.ENFILE},
+		{syscall.ENOBUFS, syscall.ENOBUFS},
+	} {
+		if got := refusalErrno(c.why); got != c.want {
+			t.Errorf("%v: %v, want %v", c.why, got, c.want)
+		}
+	}
+}
