@@ -1,7 +1,5 @@
 package conn
 
-import "github.com/rdsd/rdsd/wire"
-
 // Cursor is a place in the queues of a connection, for a reader that takes them page by
 // page and releases the owner's lock in between. The zero Cursor is before the first.
 type Cursor struct {
@@ -40,7 +38,7 @@ func (c *Conn) PageQueued(at *Cursor, which, most int, f func(m *Msg, bytes, lan
 			}
 			at.last, at.owner, at.tag, at.where = m, m.Owner, m.Tag, m.where
 			most--
-			for cut := wire.Cut(m.Payload, m.Datagrams(), m.Table); cut.Left() > 0; most-- {
+			for cut := m.Train().Cut(); cut.Left() > 0; most-- {
 				p, _ := cut.Next()
 				if !f(m, len(p), l.lane, l.sent) {
 					return true

@@ -1,6 +1,10 @@
 package conn
 
-import "time"
+import (
+	"time"
+
+	"github.com/rdsd/rdsd/wire"
+)
 
 // MsgKind says what a Msg is to the protocol.
 type MsgKind uint8
@@ -83,6 +87,11 @@ const (
 
 // Datagrams is how many datagrams the message carries.
 func (m *Msg) Datagrams() int { return max(1, int(m.Count)) }
+
+// Train is what the message carries.
+func (m *Msg) Train() wire.Train {
+	return wire.Train{Body: m.Payload, Count: m.Datagrams(), Table: m.Table}
+}
 
 // Link and SetLink chain messages that are in no list, for their owner.
 func (m *Msg) Link() *Msg     { return m.next }

@@ -3,7 +3,7 @@ package conn
 import (
 	"time"
 
-	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -17,13 +17,25 @@ const (
 	NoRoom         // the receiver is at its hard limit, or the node's memory is spent
 )
 
+// Arrival is a datagram, or a train of them, for a local port.
+type Arrival struct {
+	// Path is the one it came by and Seq its sequence there. For what stays at its own
+	// address Path is nil, and Seq counts those.
+	Path         *Path
+	Seq          uint64
+	SPort, DPort uint16
+	// Train is valid during the call. When Buf is not nil the body lies there, alone, and a
+	// reference may be kept.
+	Train wire.Train
+	Buf   *buf.Buf
+}
+
 // Owner is the interface to the layer above a Conn. Its methods are called in the middle of
 // a step, under the owner's own lock; they do not block and do not call back into the Conn,
 // except Completed, which may Enqueue, and Told, which may Tell.
 type Owner interface {
-	// Deliver places a datagram, or a train of them, for a local port: the
-	// message with sequence seq of p. The frame is valid during the call.
-	Deliver(p *Path, seq uint64, sport, dport uint16, t wire.Train, f *transport.Frame) Verdict
+	// Deliver places what has arrived for a local port.
+	Deliver(a Arrival) Verdict
 	// Congested asks the peer's congestion map.
 	Congested(port uint16) bool
 	// CongestionMap brings the peer's whole map, 8192 bytes.

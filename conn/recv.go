@@ -235,7 +235,7 @@ func (p *Path) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kin
 				return err
 			}
 		case wire.KindPong:
-			if c.owner.Deliver(p.rx(), h.Seq, h.SPort, h.DPort, wire.Train{}, f) != Placed {
+			if c.owner.Deliver(p.arrival(h, wire.One(f.Payload), f)) != Placed {
 				c.ctr.RecvDropNoSock++
 			}
 		case wire.KindPing:
@@ -272,18 +272,18 @@ func (p *Path) moveOn(seq uint64) {
 func (p *Path) place(h *wire.Header, f *transport.Frame) error {
 	c := p.c
 	rdsd := c.kind == KindRdsd
-	var t wire.Train
+	t := wire.One(f.Payload)
 	// A kernel's extension space may hold anything in a data frame, and it sends no trains.
 	if rdsd && h.Ext[0] == wire.ExtTrain {
 		var err error
-		if t, err = wire.ParseTrain(&h.Ext, len(f.Payload)); err != nil {
+		if t, err = wire.ParseTrain(&h.Ext, f.Payload); err != nil {
 			return err
 		}
 		if !c.cfg.Trains {
 			return errTrain
 		}
 	}
-	n := max(1, int(t.Count))
+	n := t.Count
 	// The peer goes on sending and does not acknowledge the refusals, which would fill this
 	// node's memory (refusalsMost).
 	if p.refusals >= p.refusalsMost() {
@@ -300,7 +300,7 @@ func (p *Path) place(h *wire.Header, f *transport.Frame) error {
 			delete(p.refusing, h.DPort)
 		}
 	}
-	switch c.owner.Deliver(p.rx(), h.Seq, h.SPort, h.DPort, t, f) {
+	switch c.owner.Deliver(p.arrival(h, t, f)) {
 	case NoPort:
 		c.ctr.RecvDropNoSock += uint64(n)
 		if rdsd {
@@ -324,6 +324,11 @@ func (p *Path) place(h *wire.Header, f *transport.Frame) error {
 		p.refuse(h.Seq, n, wire.ReasonNoRoom)
 	}
 	return nil
+}
+
+// arrival is what the frame brings for a port of ours.
+func (p *Path) arrival(h *wire.Header, t wire.Train, f *transport.Frame) Arrival {
+	return Arrival{Path: p.rx(), Seq: h.Seq, SPort: h.SPort, DPort: h.DPort, Train: t, Buf: f.Buf}
 }
 
 // maxPongs bounds the answers that wait on one path.

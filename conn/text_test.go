@@ -41,7 +41,7 @@ func (w *world) text(f transport.Frame) string {
 	s, flags := "", h.Flags
 	switch h.Kind(rdsd) {
 	case wire.KindData:
-		train, err := wire.ParseTrain(&h.Ext, len(f.Payload))
+		train, err := wire.ParseTrain(&h.Ext, f.Payload)
 		if err != nil {
 			w.t.Error(err)
 		}
@@ -138,7 +138,7 @@ func (w *world) text(f transport.Frame) string {
 
 func trainText(t wire.Train) string {
 	switch {
-	case t.Count == 0:
+	case t.Plain():
 		return ""
 	case t.Table:
 		return fmt.Sprintf(" train=%dt", t.Count)
@@ -227,7 +227,7 @@ func (w *world) frame(words []string) transport.Frame {
 		case "credit":
 			h.Credit = uint8(num(v))
 		case "train":
-			h.Ext = wire.Train{Count: uint16(num(strings.TrimRight(v, "t?"))), Table: strings.HasSuffix(v, "t")}.Ext()
+			h.Ext = wire.Train{Count: int(num(strings.TrimRight(v, "t?"))), Table: strings.HasSuffix(v, "t")}.Ext()
 			if strings.HasSuffix(v, "?") {
 				h.Ext[3] = 2
 			}

@@ -2,8 +2,6 @@ package conn
 
 import (
 	"sync/atomic"
-
-	"github.com/rdsd/rdsd/wire"
 )
 
 // Trains. A message may carry many datagrams of one flow. Between two rdsd that both take
@@ -34,7 +32,7 @@ func (p *Path) split(m *Msg) {
 		atomic.StoreUint64(m.Cell, CellSplit)
 		m.Cell = nil
 	}
-	cut := wire.Cut(m.Payload, int(m.Count), m.Table)
+	cut := m.Train().Cut()
 	m.Count, m.Table = 1, false
 	// m itself carries the last of them, so that it stays the owner's.
 	for cut.Left() > 1 {

@@ -67,12 +67,12 @@ func (w *world) note(format string, a ...any) { w.out = append(w.out, fmt.Sprint
 
 // --- Owner ---------------------------------------------------------------------
 
-func (w *world) Deliver(p *Path, seq uint64, sport, dport uint16, t wire.Train, f *transport.Frame) Verdict {
-	v := w.verdict[dport]
-	if seq == 0 || w.c.kind == KindKernelLegacy && p != w.c.paths[0] {
-		w.t.Errorf("delivered as number %d of %v", seq, p)
+func (w *world) Deliver(a Arrival) Verdict {
+	v := w.verdict[a.DPort]
+	if a.Seq == 0 || w.c.kind == KindKernelLegacy && a.Path != w.c.paths[0] {
+		w.t.Errorf("delivered as number %d of %v", a.Seq, a.Path)
 	}
-	w.note("deliver %d>%d%s len=%d%s", sport, dport, trainText(t), len(f.Payload), [...]string{"", ": no such port", ": no room"}[v])
+	w.note("deliver %d>%d%s len=%d%s", a.SPort, a.DPort, trainText(a.Train), len(a.Train.Body), [...]string{"", ": no such port", ": no room"}[v])
 	return v
 }
 

@@ -395,7 +395,7 @@ func (p *Path) send(now time.Duration, b *transport.Batch, o *frameOut, m *Msg, 
 	if m.Kind == MsgRefuse {
 		h.Ext[0] = wire.CtlRefuse
 	} else if m.Count > 1 {
-		h.Ext = wire.Train{Count: m.Count, Table: m.Table}.Ext()
+		h.Ext = m.Train().Ext()
 	}
 	p.put(b, o, &h, m.Payload)
 	// Where in the stream it ends: a kernel's TCP acknowledges bytes, not messages

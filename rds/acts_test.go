@@ -116,7 +116,7 @@ func (m *machine) dests(rng *rand.Rand, s *Socket, dst netip.AddrPort) {
 	if len(m.opened) > 0 && rng.Intn(2) == 0 {
 		i := rng.Intn(len(m.opened))
 		d := m.opened[i]
-		train := Train{fuzzPayload[:40+rng.Intn(20000)], 1 + rng.Intn(3), rng.Intn(2) == 0}
+		train := wire.Train{Body: fuzzPayload[:40+rng.Intn(20000)], Count: 1 + rng.Intn(3), Table: rng.Intn(2) == 0}
 		m.note("%v congested %v: %v, %v", d.Addr(), d.Congested(), s.Admit(d, train), s.AdmitAll(d, train))
 		if rng.Intn(3) == 0 {
 			m.opened = append(m.opened[:i], m.opened[i+1:]...)

@@ -11,7 +11,7 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
-	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // box is a client's memory for tests: a receive area of so many bytes, and a
@@ -33,7 +33,7 @@ type box struct {
 
 type boxed struct {
 	src   netip.AddrPort
-	train Train
+	train wire.Train
 	lane  *conn.Path
 	seq   uint64
 	cost  int
@@ -42,7 +42,8 @@ type boxed struct {
 
 const slot = 32 // what a message costs a box beyond its bytes
 
-func (b *box) Place(src netip.AddrPort, f *transport.Frame, t Train, p *conn.Path, seq uint64) (int, bool) {
+func (b *box) Place(from *Peer, a conn.Arrival) (int, bool) {
+	t := a.Train
 	cost := len(t.Body) + slot
 	if b.lacks {
 		return 0, false
@@ -52,7 +53,7 @@ func (b *box) Place(src netip.AddrPort, f *transport.Frame, t Train, p *conn.Pat
 	}
 	b.used += cost
 	t.Body = bytes.Clone(t.Body)
-	b.got = append(b.got, boxed{src, t, p, seq, cost, f.Buf})
+	b.got = append(b.got, boxed{from.AddrPort(a.SPort), t, a.Path, a.Seq, cost, a.Buf})
 	return cost, true
 }
 
@@ -135,8 +136,8 @@ func mustOpen(t testing.TB, s *Socket, dst netip.AddrPort, data any) *Dest {
 	return d
 }
 
-func uniform(words ...string) Train {
-	var t Train
+func uniform(words ...string) wire.Train {
+	var t wire.Train
 	for _, w := range words {
 		t.Body = append(t.Body, w...)
 		t.Count++
@@ -144,8 +145,8 @@ func uniform(words ...string) Train {
 	return t
 }
 
-func tabled(words ...string) Train {
-	t := Train{Count: len(words), Table: true}
+func tabled(words ...string) wire.Train {
+	t := wire.Train{Count: len(words), Table: true}
 	for _, w := range words {
 		t.Body = binary.BigEndian.AppendUint32(t.Body, uint32(len(w)))
 	}

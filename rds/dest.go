@@ -8,7 +8,6 @@ import (
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -16,17 +15,14 @@ import (
 // (SocketOptions.Sink). The methods are called in the middle of a step, with the engine's
 // lock held; they neither block nor call back into the engine.
 type Sink interface {
-	// Place puts received datagrams into the client's memory. f.Payload is t.Body, valid
-	// during the call; when f.Buf is not nil it lies there, alone, and a reference may be
-	// kept. cost is the number of bytes of the client's memory that they take until Freed
-	// gives them back; beyond len(t.Body)+64 it may pass the memory budget. ok is false
-	// when there is no room: an rdsd is refused the datagrams, the link of a kernel pauses,
-	// both until Freed has made room (or until ReadAll, if there is room for another
-	// reason). A client that holds nothing has room for every datagram.
-	//
-	// They are the message with sequence seq of path p; p is nil and seq is Engine.Here for
-	// a message of this same address.
-	Place(src netip.AddrPort, f *transport.Frame, t Train, p *conn.Path, seq uint64) (cost int, ok bool)
+	// Place puts received datagrams into the client's memory; the Seq of those that come
+	// from this same address is Engine.Here. cost is the number of bytes of the client's
+	// memory that they take until Freed gives them back; beyond len(a.Train.Body)+64 it may
+	// pass the memory budget. ok is false when there is no room: an rdsd is refused the
+	// datagrams, the link of a kernel pauses, both until Freed has made room (or until
+	// ReadAll, if there is room for another reason). A client that holds nothing has room
+	// for every datagram.
+	Place(from *Peer, a conn.Arrival) (cost int, ok bool)
 	// Done tells that the count datagrams with tags from tag on, of the Post with
 	// this cookie, have their outcome, and that the engine no longer reads their
 	// payload. It is called for every datagram of every Post until the socket is
@@ -132,7 +128,7 @@ func (d *Dest) Congested() bool { return d.f != nil && d.f.pe.Congested(d.f.dst.
 // return. After rdserr.ErrWouldBlock, the send buffer is full, too many datagrams
 // are undecided or the node's memory is spent, EvWritable follows; after any
 // other error trying again is of no use.
-func (s *Socket) Admit(d *Dest, t Train) error {
+func (s *Socket) Admit(d *Dest, t wire.Train) error {
 	if err := s.sendable(d, t); err != nil {
 		return err
 	}
@@ -140,7 +136,7 @@ func (s *Socket) Admit(d *Dest, t Train) error {
 		s.wantSpace = true
 		return err
 	}
-	n := size(t.PayloadBytes(), t.msgCount())
+	n := size(t.PayloadBytes(), msgCount(t))
 	err := s.checkSendBudget(n)
 	// Memory comes back: to the caller this is a full buffer, and EvWritable follows
 	// (quenchAll).
@@ -153,15 +149,15 @@ func (s *Socket) Admit(d *Dest, t Train) error {
 // AdmitAll is Admit for a train that may pass the socket's own limits, because the client
 // asks about all that it has posted so far, which the caller bounds. It never returns
 // rdserr.ErrWouldBlock.
-func (s *Socket) AdmitAll(d *Dest, t Train) error {
+func (s *Socket) AdmitAll(d *Dest, t wire.Train) error {
 	if err := s.sendable(d, t); err != nil {
 		return err
 	}
-	return s.checkSendBudget(size(t.PayloadBytes(), t.msgCount()))
+	return s.checkSendBudget(size(t.PayloadBytes(), msgCount(t)))
 }
 
 // sendable checks the part of Admit that concerns the train itself.
-func (s *Socket) sendable(d *Dest, t Train) error {
+func (s *Socket) sendable(d *Dest, t wire.Train) error {
 	f := d.f
 	switch {
 	case s.closed:
@@ -169,7 +165,7 @@ func (s *Socket) sendable(d *Dest, t Train) error {
 	case f == nil || f.s != s:
 		return rdserr.With(rdserr.ErrInvalid, "the destination was closed, or opened by another socket")
 	}
-	if err := t.check(min(s.opt.SndBufBytes, wire.MaxDatagram)); err != nil {
+	if err := checkTrain(t, min(s.opt.SndBufBytes, wire.MaxDatagram)); err != nil {
 		return err
 	}
 	if f.dst.Port() < wire.PortFirst && t.Count > 1 {
@@ -185,7 +181,7 @@ func (s *Socket) sendable(d *Dest, t Train) error {
 // Admit, nothing is taken.
 //
 // cell, when not nil, is kept as conn.Msg.Cell says until the outcome.
-func (s *Socket) Post(now time.Duration, d *Dest, t Train, cookie uint32, tag uint64, report Report, cell *uint64) error {
+func (s *Socket) Post(now time.Duration, d *Dest, t wire.Train, cookie uint32, tag uint64, report Report, cell *uint64) error {
 	if err := s.Admit(d, t); err != nil {
 		return err
 	}
@@ -194,13 +190,13 @@ func (s *Socket) Post(now time.Duration, d *Dest, t Train, cookie uint32, tag ui
 }
 
 // PostAdmitted is Post of a train that Admit has accepted in this step.
-func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t Train, cookie uint32, tag uint64, report Report, cell *uint64) {
+func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t wire.Train, cookie uint32, tag uint64, report Report, cell *uint64) {
 	e, f := s.e, d.f
 	port := f.dst.Port()
 	m := e.newMsg()
 	m.Bytes = uint32(t.PayloadBytes())
 	if t.Count == 1 {
-		m.Payload, _ = t.oneDatagram()
+		m.Payload = oneDatagram(t)
 	} else {
 		m.Payload, m.Count, m.Table = t.Body, uint16(t.Count), t.Table
 	}
@@ -220,36 +216,19 @@ func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t Train, cookie uint32
 	}
 }
 
-// msgCount is conn.Msg.Count of the message that carries it.
-func (t Train) msgCount() int {
-	if t.Count == 1 {
-		return 0
-	}
-	return t.Count
-}
-
-func (t Train) oneDatagram() ([]byte, bool) {
-	if !t.Table {
-		return t.Body, true
-	}
-	c := t.Cut()
-	return c.Next()
-}
-
 // InFlight is how many datagrams have no outcome yet: while there are any, the
 // engine may read payload of the socket's Posts.
 func (s *Socket) InFlight() int { return s.undecided }
 
 // placeInSink is place for sockets with a Sink.
-func (s *Socket) placeInSink(pe *Peer, p *conn.Path, seq uint64, sport uint16, t Train, f *transport.Frame) conn.Verdict {
-	e := s.e
-	n := t.PayloadBytes()
+func (s *Socket) placeInSink(pe *Peer, a conn.Arrival) conn.Verdict {
+	e, t := s.e, a.Train
 	// This comes before the client's memory is asked, because a placed datagram cannot be
 	// taken back.
 	if !s.fitsRecvBudget(len(t.Body)+itemOverhead, t.Count) {
 		return conn.NoRoom
 	}
-	cost, ok := s.opt.Sink.Place(netip.AddrPortFrom(pe.addr, sport), f, t, p, seq)
+	cost, ok := s.opt.Sink.Place(pe, a)
 	if !ok {
 		if l, is := s.opt.Sink.(Lacker); is && l.Lacked() {
 			// The node's memory is short, and the reader is not slow: unread datagrams of this socket
@@ -264,7 +243,7 @@ func (s *Socket) placeInSink(pe *Peer, p *conn.Path, seq uint64, sport uint16, t
 		s.full(e.now)
 		return conn.NoRoom
 	}
-	s.placed(pe, n, cost, t.Count)
+	s.placed(pe, t.PayloadBytes(), cost, t.Count)
 	s.news(EvReadable)
 	return conn.Placed
 }

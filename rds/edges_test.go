@@ -9,6 +9,7 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // A peer that is not further behind than the log is long gets changes, each port
@@ -107,16 +108,16 @@ func TestTrainEdges(t *testing.T) {
 		table        bool
 		want         error
 	}{
-		{0, 0, false, rdserr.ErrInvalid}, {1, 0, false, nil}, {MaxTrain, MaxTrain, false, nil}, {MaxTrain + 1, MaxTrain + 1, false, rdserr.ErrInvalid},
+		{0, 0, false, rdserr.ErrInvalid}, {1, 0, false, nil}, {wire.MaxTrain, wire.MaxTrain, false, nil}, {wire.MaxTrain + 1, wire.MaxTrain + 1, false, rdserr.ErrInvalid},
 		{2, 7, true, rdserr.ErrInvalid}, {2, 8, true, nil},
 		{1, largest, false, nil}, {1, largest + 1, false, rdserr.ErrTooLarge},
 		{2, 2 * largest, false, nil}, {2, 2*largest + 2, false, rdserr.ErrTooLarge}, {2, 3, false, rdserr.ErrInvalid},
-		{MaxTrainBytes / 512, MaxTrainBytes, false, nil}, {MaxTrainBytes/512 + 1, MaxTrainBytes + 512, false, rdserr.ErrTooLarge},
+		{wire.MaxTrainBytes / 512, wire.MaxTrainBytes, false, nil}, {wire.MaxTrainBytes/512 + 1, wire.MaxTrainBytes + 512, false, rdserr.ErrTooLarge},
 	} {
-		if c.count > MaxTrain && c.want == nil {
+		if c.count > wire.MaxTrain && c.want == nil {
 			continue
 		}
-		err := Train{Count: c.count, Table: c.table, Body: make([]byte, c.bytes)}.check(largest)
+		err := checkTrain(wire.Train{Count: c.count, Table: c.table, Body: make([]byte, c.bytes)}, largest)
 		if c.want == nil && err != nil || c.want != nil && !errors.Is(err, c.want) {
 			t.Errorf("%d datagrams, %d bytes, table %v: %v, want %v", c.count, c.bytes, c.table, err, c.want)
 		}

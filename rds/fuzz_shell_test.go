@@ -235,12 +235,13 @@ type fuzzSink struct {
 	wanted  bool
 }
 
-func (b *fuzzSink) Place(src netip.AddrPort, f *transport.Frame, t Train, p *conn.Path, seq uint64) (int, bool) {
+func (b *fuzzSink) Place(from *Peer, a conn.Arrival) (int, bool) {
+	t := a.Train
 	cost := len(t.Body) + 1
 	if b.used > 0 && b.used+cost > 40000 {
 		return 0, false
 	}
-	b.m.note("%v takes %d of %v, number %d", b.s.Addr(), t.Count, src, seq)
+	b.m.note("%v takes %d of %v, number %d", b.s.Addr(), t.Count, from.AddrPort(a.SPort), a.Seq)
 	b.got = append(b.got, boxed{train: t, cost: cost})
 	b.used += cost
 	b.n += t.Count
@@ -280,14 +281,14 @@ func (b *fuzzSink) post(dst netip.AddrPort, n, count int, table, want bool) {
 		return
 	}
 	if count > 1 {
-		n = min(n, MaxTrainBytes)
+		n = min(n, wire.MaxTrainBytes)
 	}
 	if !table {
 		n -= n % count
 	}
 	cell := new(uint64)
 	b.left += count
-	err = b.s.Post(b.m.now, d, Train{fuzzPayload[:n], count, table}, 0, b.m.tag, Report(want), cell)
+	err = b.s.Post(b.m.now, d, wire.Train{Body: fuzzPayload[:n], Count: count, Table: table}, 0, b.m.tag, Report(want), cell)
 	if err != nil {
 		b.left -= count
 	}

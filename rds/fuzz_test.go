@@ -335,9 +335,9 @@ func (m *machine) anyFrame(l *fuzzLink) {
 		h.Flags = how & (wire.FlagAckRequired | wire.FlagRetransmitted | wire.FlagResume)
 		h.Credit = m.u8()
 		if how&0x08 != 0 { // as a train, mostly of a form that fits
-			t := wire.Train{Count: 1 + uint16(h.Credit)%64, Table: how&0x10 != 0}
+			t := wire.Train{Count: 1 + int(h.Credit)%64, Table: how&0x10 != 0}
 			if p = p[:min(len(p), wire.MaxTrainBytes)]; !t.Table && how&0x20 == 0 {
-				p = p[:len(p)/int(t.Count)*int(t.Count)]
+				p = p[:len(p)/t.Count*t.Count]
 			}
 			h.Ext = t.Ext()
 		}

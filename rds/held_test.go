@@ -11,7 +11,6 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -28,7 +27,7 @@ func TestHeldPorts(t *testing.T) {
 		t.Fatal(err)
 	}
 	offer := func(port uint16) conn.Verdict {
-		return pe.Deliver(nil, 1, 9, port, wire.Train{}, &transport.Frame{Payload: []byte("x")})
+		return pe.Deliver(conn.Arrival{Seq: 1, SPort: 9, DPort: port, Train: wire.One([]byte("x"))})
 	}
 	for port, want := range map[uint16]conn.Verdict{4000: conn.NoRoom, 4001: conn.NoRoom, 4003: conn.NoPort} {
 		if got := offer(port); got != want {

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // until lets timers run in steps of a millisecond, at most limit, until ok. In
@@ -35,7 +36,7 @@ func TestStarvedSocketAsksForOthersReleases(t *testing.T) {
 	a := bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
 	toIdle, toHungry := mustOpen(t, a.s, idle.s.Addr(), nil), mustOpen(t, a.s, hungry.s.Addr(), nil)
 	post := func(d *Dest, n int) {
-		if err := a.s.Post(w.now, d, Train{make([]byte, n), 1, false}, 0, 0, Reported, nil); err != nil {
+		if err := a.s.Post(w.now, d, wire.One(make([]byte, n)), 0, 0, Reported, nil); err != nil {
 			t.Fatal(err)
 		}
 		w.run()
@@ -85,7 +86,7 @@ func TestSinkThatLacksMemory(t *testing.T) {
 		a, b := bindBox(t, from, 5000, 1<<20, SocketOptions{}), bindBox(t, w.b, 4000, 1<<20, SocketOptions{})
 		d := mustOpen(t, a.s, b.s.Addr(), nil)
 		post := func(tag uint64) {
-			if err := a.s.Post(w.now, d, Train{make([]byte, 100), 1, false}, 0, tag, Reported, nil); err != nil {
+			if err := a.s.Post(w.now, d, wire.One(make([]byte, 100)), 0, tag, Reported, nil); err != nil {
 				t.Fatal(err)
 			}
 			w.run()
@@ -124,12 +125,12 @@ func TestStarvedSocketsGoOnBesideAStoppedReader(t *testing.T) {
 	a := bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
 	toStopped, toOther := mustOpen(t, a.s, stopped.s.Addr(), nil), mustOpen(t, a.s, other.s.Addr(), nil)
 	for range 2 {
-		if err := a.s.Post(w.now, toStopped, Train{make([]byte, 1800), 1, false}, 0, 0, Reported, nil); err != nil {
+		if err := a.s.Post(w.now, toStopped, wire.One(make([]byte, 1800)), 0, 0, Reported, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for range 4 {
-		if err := a.s.Post(w.now, toOther, Train{make([]byte, 100), 1, false}, 0, 0, Reported, nil); err != nil {
+		if err := a.s.Post(w.now, toOther, wire.One(make([]byte, 100)), 0, 0, Reported, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -174,7 +175,7 @@ func TestSendsWaitForMemory(t *testing.T) {
 			try := func() error {
 				switch how {
 				case "post":
-					return s.Post(w.now, d, Train{make([]byte, 5500), 1, false}, 0, 0, Reported, nil)
+					return s.Post(w.now, d, wire.One(make([]byte, 5500)), 0, 0, Reported, nil)
 				case "send":
 					return s.Send(w.now, r.Addr(), make([]byte, 5500), 0, Reported)
 				}
@@ -222,10 +223,10 @@ func TestSendThatNeverFits(t *testing.T) {
 	w.a.cfg.Budget = &Budget{Limit: 4000}
 	a := bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
 	d := mustOpen(t, a.s, netip.AddrPortFrom(w.b.Local(), 4000), nil)
-	if err := a.s.Admit(d, Train{make([]byte, 3001), 1, false}); !errors.Is(err, rdserr.ErrNoMemory) {
+	if err := a.s.Admit(d, wire.One(make([]byte, 3001))); !errors.Is(err, rdserr.ErrNoMemory) {
 		t.Errorf("3,001 bytes of 4,000: %v", err)
 	}
-	if err := a.s.Admit(d, Train{make([]byte, 2800), 1, false}); err != nil {
+	if err := a.s.Admit(d, wire.One(make([]byte, 2800))); err != nil {
 		t.Errorf("2,800 bytes of 4,000: %v", err)
 	}
 	s, _ := w.a.Bind(5001, SocketOptions{})
@@ -275,7 +276,7 @@ func TestStarvedSocketsClose(t *testing.T) {
 			b := bindBox(t, w.b, uint16(4000+i), 1<<20, SocketOptions{})
 			boxes = append(boxes, b)
 			d := mustOpen(t, a.s, b.s.Addr(), nil)
-			if err := a.s.Post(w.now, d, Train{make([]byte, 2000), 1, false}, uint32(i), 0, Reported, nil); err != nil {
+			if err := a.s.Post(w.now, d, wire.One(make([]byte, 2000)), uint32(i), 0, Reported, nil); err != nil {
 				t.Fatal(err)
 			}
 		}

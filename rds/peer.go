@@ -9,7 +9,6 @@ import (
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -111,6 +110,9 @@ func (e *Engine) Known(addr netip.Addr) *Peer { return e.peers[addr] }
 // Addr is the peer's address.
 func (pe *Peer) Addr() netip.Addr { return pe.addr }
 
+// AddrPort is a port of the peer.
+func (pe *Peer) AddrPort(port uint16) netip.AddrPort { return netip.AddrPortFrom(pe.addr, port) }
+
 // Conn is its connection; nil for the engine's own address.
 func (pe *Peer) Conn() *conn.Conn { return pe.c }
 
@@ -128,11 +130,11 @@ func (pe *Peer) tick(now time.Duration) {
 // --- conn.Owner ---------------------------------------------------------------
 
 // Deliver places a datagram for one of our ports.
-func (pe *Peer) Deliver(p *conn.Path, seq uint64, sport, dport uint16, t wire.Train, f *transport.Frame) conn.Verdict {
+func (pe *Peer) Deliver(a conn.Arrival) conn.Verdict {
 	v := conn.NoPort
-	if s := pe.e.sock(dport); s != nil {
-		v = s.place(pe, p, seq, sport, t, f)
-	} else if pe.e.held.has(dport) {
+	if s := pe.e.sock(a.DPort); s != nil {
+		v = s.place(pe, a)
+	} else if pe.e.held.has(a.DPort) {
 		v = conn.NoRoom // until its owner is back
 	}
 	// A kernel's link pauses for this: the peer is remembered, to be resumed when any

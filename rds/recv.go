@@ -8,7 +8,6 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
-	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -53,7 +52,7 @@ func (it *item) cut() wire.Cutter {
 	if it.b != nil {
 		body = it.b.B[it.off : it.off+it.n]
 	}
-	return wire.Cut(body, int(it.train&^tableBit), it.train&tableBit != 0)
+	return wire.Train{Body: body, Count: int(it.train &^ tableBit), Table: it.train&tableBit != 0}.Cut()
 }
 
 // hard is the limit no peer can pass, in bytes of memory: HardFactor times the
@@ -65,50 +64,51 @@ func (s *Socket) hard() int {
 // place puts a datagram, or a train, into the receive queue. Above the soft limit the port
 // becomes congested; a datagram that would pass the hard limit is not taken, and marks the
 // port too, because empty datagrams never reach the soft limit.
-func (s *Socket) place(pe *Peer, p *conn.Path, seq uint64, sport uint16, t wire.Train, f *transport.Frame) conn.Verdict {
-	e := s.e
+func (s *Socket) place(pe *Peer, a conn.Arrival) conn.Verdict {
+	e, t := s.e, a.Train
 	if s.opt.Sink != nil {
-		return s.placeInSink(pe, p, seq, sport, Train{f.Payload, max(1, int(t.Count)), t.Table}, f)
+		return s.placeInSink(pe, a)
 	}
-	n := len(f.Payload)
-	cost := n + itemOverhead + int(t.Count)*partOverhead
+	n := len(t.Body)
+	cost := n + itemOverhead
+	if !t.Plain() {
+		cost += t.Count * partOverhead
+	}
 	// Refused, an rdsd keeps it and a kernel's link pauses: nothing is dropped. The soft limit
 	// is not asked here, for senders that have not heard of it yet are not to blame.
 	if s.mem+cost > s.hard() {
 		s.full(e.now)
 		return conn.NoRoom
 	}
-	count, bytes := 1, n
-	it := item{pe: pe, n: uint32(n), cost: uint32(cost), sport: sport}
-	if t.Count > 0 {
-		count, it.train = int(t.Count), t.Count
+	it := item{pe: pe, n: uint32(n), cost: uint32(cost), sport: a.SPort}
+	if !t.Plain() {
+		it.train = uint16(t.Count)
 		if t.Table {
 			it.train |= tableBit
-			bytes -= count * wire.TableEntry
 		}
 	}
-	if !s.fitsRecvBudget(cost, count) {
+	if !s.fitsRecvBudget(cost, t.Count) {
 		return conn.NoRoom
 	}
 	switch {
 	case n == 0:
 	// The payload was read into memory of its own, which goes into the queue as it is.
-	case f.Buf != nil:
-		f.Buf.Ref()
-		it.b = f.Buf
+	case a.Buf != nil:
+		a.Buf.Ref()
+		it.b = a.Buf
 	case n > buf.SlabSize:
 		it.b = buf.Get(n)
-		copy(it.b.B, f.Payload)
+		copy(it.b.B, t.Body)
 	default: // small
 		// Copied behind others: a reference into the buffer that the link was read into would
 		// keep all of that for a few bytes.
-		it.b, it.off = s.copyToSlab(f.Payload)
+		it.b, it.off = s.copyToSlab(t.Body)
 	}
 	if s.qn == 0 {
 		s.news(EvReadable)
 	}
 	s.pushItem(it)
-	s.placed(pe, bytes, cost, count)
+	s.placed(pe, t.PayloadBytes(), cost, t.Count)
 	return conn.Placed
 }
 

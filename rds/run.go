@@ -91,9 +91,9 @@ const trainDatagram = 4 << 10
 func (r *sendRun) trains(payload []byte, lengths []uint32) {
 	for len(lengths) > 0 {
 		n, bytes, uniform := 0, 0, true
-		for n < len(lengths) && n < MaxTrain {
+		for n < len(lengths) && n < wire.MaxTrain {
 			l := int(lengths[n])
-			if l > trainDatagram || bytes+l+(n+1)*wire.TableEntry > MaxTrainBytes {
+			if l > trainDatagram || bytes+l+(n+1)*wire.TableEntry > wire.MaxTrainBytes {
 				break
 			}
 			// Datagrams of one length need no table, which would be 4 bytes for each.
@@ -107,13 +107,13 @@ func (r *sendRun) trains(payload []byte, lengths []uint32) {
 			r.single(append([]byte(nil), payload[:bytes]...))
 			n = 1
 		} else if uniform {
-			r.add(Train{Body: append([]byte(nil), payload[:bytes]...), Count: n})
+			r.add(wire.Train{Body: append([]byte(nil), payload[:bytes]...), Count: n})
 		} else {
 			body := make([]byte, 0, n*wire.TableEntry+bytes)
 			for _, l := range lengths[:n] {
 				body = binary.BigEndian.AppendUint32(body, l)
 			}
-			r.add(Train{Body: append(body, payload[:bytes]...), Count: n, Table: true})
+			r.add(wire.Train{Body: append(body, payload[:bytes]...), Count: n, Table: true})
 		}
 		payload, lengths = payload[bytes:], lengths[n:]
 	}
@@ -128,13 +128,13 @@ func (r *sendRun) singles(payload []byte, lengths []uint32) {
 }
 
 // single adds one datagram as a message of its own.
-func (r *sendRun) single(payload []byte) { r.add(Train{Body: payload, Count: 1}) }
+func (r *sendRun) single(payload []byte) { r.add(wire.Train{Body: payload, Count: 1}) }
 
-func (r *sendRun) add(t Train) {
+func (r *sendRun) add(t wire.Train) {
 	s, bytes := r.s, t.PayloadBytes()
 	m := s.e.newMsg()
 	m.Owner, m.SPort, m.DPort = &r.f.out, s.port, r.port
-	m.Payload, m.Table, m.Bytes, m.Count = t.Body, t.Table, uint32(bytes), uint16(t.msgCount())
+	m.Payload, m.Table, m.Bytes, m.Count = t.Body, t.Table, uint32(bytes), uint16(msgCount(t))
 	r.size += size(bytes, int(m.Count))
 	m.Tag, m.Epoch = r.tag, s.epoch0+uint32(len(s.epochs))-1
 	s.used += bytes

@@ -9,7 +9,6 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
-	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -127,12 +126,12 @@ func TestRunsNameTheirSources(t *testing.T) {
 	var want []netip.AddrPort
 	for range 2000 {
 		pe, port := peers[rng.Intn(len(peers))], uint16(5000+rng.Intn(2))
-		train, n := wire.Train{}, 1
+		n := 1
 		if rng.Intn(2) == 0 {
 			n = 1 + rng.Intn(3)
-			train.Count = uint16(n)
 		}
-		if v := s.place(pe, nil, 1, port, train, &transport.Frame{Payload: bytes.Repeat([]byte{byte(pe.addr.As4()[3]), byte(port)}, n)}); v != conn.Placed {
+		train := wire.Train{Body: bytes.Repeat([]byte{byte(pe.addr.As4()[3]), byte(port)}, n), Count: n}
+		if v := s.place(pe, conn.Arrival{Seq: 1, SPort: port, Train: train}); v != conn.Placed {
 			t.Fatalf("not placed: %v", v)
 		}
 		for range n {

@@ -9,7 +9,6 @@ import (
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -199,7 +198,7 @@ func (s *Socket) dispatch(now time.Duration, f *flow, m *conn.Msg) {
 func (s *Socket) deliverHere(f *flow, m *conn.Msg) {
 	e := s.e
 	if m.Kind == conn.MsgPing {
-		s.place(e.loop, nil, 0, wire.PortPing, wire.Train{}, &transport.Frame{})
+		s.place(e.loop, conn.Arrival{SPort: wire.PortPing, Train: wire.One(nil)})
 		s.completed(m, conn.Delivered, conn.WhyNone)
 		return
 	}
@@ -209,17 +208,17 @@ func (s *Socket) deliverHere(f *flow, m *conn.Msg) {
 		s.completed(m, conn.Failed, conn.WhyNoPort)
 		return
 	}
-	fr := transport.Frame{Payload: m.Payload}
+	a := conn.Arrival{Seq: e.here + 1, SPort: s.port, DPort: m.DPort, Train: m.Train()}
 	// The receiver's queue outlives the sender's memory, which is the sender's again with the
 	// outcome. Small ones are copied into a slab by place; a Sink copies by itself.
 	if len(m.Payload) >= buf.SlabSize/4 && to.opt.Sink == nil {
 		b := buf.Get(len(m.Payload))
 		copy(b.B, m.Payload)
-		fr.Payload, fr.Buf = b.B, b
+		a.Train.Body, a.Buf = b.B, b
 		defer b.Release()
 	}
 	switch {
-	case to.place(e.loop, nil, e.here+1, s.port, wire.Train{Count: m.Count, Table: m.Table}, &fr) == conn.Placed:
+	case to.place(e.loop, a) == conn.Placed:
 		e.here++
 		// The cell says that the message was placed here, and as which number.
 		if m.Cell != nil {

@@ -11,7 +11,6 @@ import (
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -22,7 +21,7 @@ func TestPostToSink(t *testing.T) {
 		a, b := bindBox(t, w.a, 5000, 1<<20, SocketOptions{}), bindBox(t, w.b, 4000, 1<<20, SocketOptions{})
 		d := mustOpen(t, a.s, b.s.Addr(), nil)
 		var cells [4]uint64
-		for i, tr := range []Train{uniform("plain"), uniform("aa", "bb", "cc"), tabled("x", "", "yyy"), tabled("one")} {
+		for i, tr := range []wire.Train{uniform("plain"), uniform("aa", "bb", "cc"), tabled("x", "", "yyy"), tabled("one")} {
 			if err := a.s.Post(w.now, d, tr, uint32(i), uint64(10*i), Reported, &cells[i]); err != nil {
 				t.Fatal(err)
 			}
@@ -91,14 +90,14 @@ func TestPostToSink(t *testing.T) {
 
 // A table that lies is read as far as it goes, by whoever splits or reads it.
 func TestLyingTable(t *testing.T) {
-	lying := Train{Count: 3, Table: true, Body: []byte{0, 0, 0, 2, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 9, 'a', 'b', 'c', 'd'}}
-	short := Train{Count: 2, Table: true, Body: []byte{0, 0, 0, 1, 0, 0, 0, 1, 'p', 'q', 'r', 's'}}
+	lying := wire.Train{Count: 3, Table: true, Body: []byte{0, 0, 0, 2, 0xff, 0xff, 0xff, 0xff, 0, 0, 0, 9, 'a', 'b', 'c', 'd'}}
+	short := wire.Train{Count: 2, Table: true, Body: []byte{0, 0, 0, 1, 0, 0, 0, 1, 'p', 'q', 'r', 's'}}
 	for _, mixed := range []bool{false, true} {
 		w := newMixedPair(t, mixed)
 		a := bindBox(t, w.a, 5000, 1<<20, SocketOptions{})
 		r, _ := w.b.Bind(4000, SocketOptions{})
 		d := mustOpen(t, a.s, r.Addr(), nil)
-		for i, tr := range []Train{lying, short, uniform("end")} {
+		for i, tr := range []wire.Train{lying, short, uniform("end")} {
 			if err := a.s.Post(w.now, d, tr, uint32(i), uint64(i), Quiet, nil); err != nil {
 				t.Fatal(err)
 			}
@@ -315,22 +314,22 @@ func TestPostErrors(t *testing.T) {
 	if closed.Addr().IsValid() || closed.Congested() {
 		t.Error("a closed destination has an address")
 	}
-	big := make([]byte, MaxTrainBytes+4)
+	big := make([]byte, wire.MaxTrainBytes+4)
 	for _, c := range []struct {
 		name string
 		d    *Dest
-		t    Train
+		t    wire.Train
 		err  error
 	}{
-		{"no datagram", d, Train{}, rdserr.ErrInvalid},
-		{"too many datagrams", d, Train{Count: MaxTrain + 1}, rdserr.ErrInvalid},
-		{"not divisible", d, Train{Body: big[:7], Count: 2}, rdserr.ErrInvalid},
-		{"no room for the table", d, Train{Body: big[:7], Count: 2, Table: true}, rdserr.ErrInvalid},
-		{"too large a train", d, Train{Body: big, Count: 4}, rdserr.ErrTooLarge},
-		{"too large a datagram", d, Train{Body: big[:101], Count: 1}, rdserr.ErrTooLarge},
-		{"too large a datagram behind a table", d, Train{Body: big[:105], Count: 1, Table: true}, rdserr.ErrTooLarge},
-		{"too large datagrams", d, Train{Body: big[:202], Count: 2}, rdserr.ErrTooLarge},
-		{"a train of pings", ping, Train{Count: 2}, rdserr.ErrInvalid},
+		{"no datagram", d, wire.Train{}, rdserr.ErrInvalid},
+		{"too many datagrams", d, wire.Train{Count: wire.MaxTrain + 1}, rdserr.ErrInvalid},
+		{"not divisible", d, wire.Train{Body: big[:7], Count: 2}, rdserr.ErrInvalid},
+		{"no room for the table", d, wire.Train{Body: big[:7], Count: 2, Table: true}, rdserr.ErrInvalid},
+		{"too large a train", d, wire.Train{Body: big, Count: 4}, rdserr.ErrTooLarge},
+		{"too large a datagram", d, wire.Train{Body: big[:101], Count: 1}, rdserr.ErrTooLarge},
+		{"too large a datagram behind a table", d, wire.Train{Body: big[:105], Count: 1, Table: true}, rdserr.ErrTooLarge},
+		{"too large datagrams", d, wire.Train{Body: big[:202], Count: 2}, rdserr.ErrTooLarge},
+		{"a train of pings", ping, wire.Train{Count: 2}, rdserr.ErrInvalid},
 		{"another socket's destination", foreign, uniform("x"), rdserr.ErrInvalid},
 		{"a closed destination", closed, uniform("x"), rdserr.ErrInvalid},
 	} {
@@ -348,7 +347,7 @@ func TestPostErrors(t *testing.T) {
 	}
 
 	// The limits that pass.
-	post := func(count int) error { return a.s.Post(w.now, d, Train{Count: count}, 0, 0, Reported, nil) }
+	post := func(count int) error { return a.s.Post(w.now, d, wire.Train{Count: count}, 0, 0, Reported, nil) }
 	if err := post(7); err != nil {
 		t.Fatal(err)
 	}
@@ -362,7 +361,7 @@ func TestPostErrors(t *testing.T) {
 	if ev := a.s.Events(); ev&EvWritable == 0 {
 		t.Errorf("events %b after all was decided, want EvWritable", ev)
 	}
-	if err := a.s.Post(w.now, d, Train{Body: big[:100], Count: 1}, 0, 0, Reported, nil); err != nil {
+	if err := a.s.Post(w.now, d, wire.Train{Body: big[:100], Count: 1}, 0, 0, Reported, nil); err != nil {
 		t.Fatal(err)
 	}
 	if err := post(1); err != rdserr.ErrWouldBlock {
@@ -435,7 +434,7 @@ func TestPostDoesNotAllocate(t *testing.T) {
 	var acts []conn.Action
 	step := func() {
 		for range 8 {
-			if err := a.s.Post(w.now, d, Train{body, 64, false}, 0, 0, Reported, &cell); err != nil {
+			if err := a.s.Post(w.now, d, wire.Train{Body: body, Count: 64}, 0, 0, Reported, &cell); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -459,9 +458,9 @@ func TestPostDoesNotAllocate(t *testing.T) {
 // quiet is a sink that only counts.
 type quiet struct{ placed, done int }
 
-func (q *quiet) Place(_ netip.AddrPort, _ *transport.Frame, t Train, _ *conn.Path, _ uint64) (int, bool) {
-	q.placed += t.Count
-	return len(t.Body), true
+func (q *quiet) Place(_ *Peer, a conn.Arrival) (int, bool) {
+	q.placed += a.Train.Count
+	return len(a.Train.Body), true
 }
 func (q *quiet) Done(_ uint32, _ uint64, count int, _ conn.Outcome, _ conn.Why) { q.done += count }
 func (q *quiet) Drained()                                                       {}

@@ -10,6 +10,7 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/buf"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // Whichever way a queue of trains and single datagrams is read, each datagram
@@ -118,7 +119,7 @@ func TestTrainsAreReadAsDatagrams(t *testing.T) {
 }
 
 // randomTrain draws a train of one of the forms, or a plain datagram.
-func randomTrain(rng *rand.Rand) Train {
+func randomTrain(rng *rand.Rand) wire.Train {
 	word := func(n int) string {
 		p := make([]byte, n)
 		rng.Read(p)
@@ -135,7 +136,7 @@ func randomTrain(rng *rand.Rand) Train {
 		}
 		return uniform(words...)
 	case 2:
-		return Train{Count: 1 + rng.Intn(300)} // nothing but empty datagrams
+		return wire.Train{Count: 1 + rng.Intn(300)} // nothing but empty datagrams
 	}
 	var words []string
 	for range 1 + rng.Intn(64) {
@@ -166,30 +167,30 @@ func TestSendRunMakesTrains(t *testing.T) {
 		send(sizes[:1], 0) // so that they know each other
 		send(sizes, 1)
 		var many []uint32
-		for range MaxTrain + 5 {
+		for range wire.MaxTrain + 5 {
 			many = append(many, 16)
 		}
 		send(many, 10) // what a train takes by its bytes
 		for i := range many {
 			many[i] = uint32(i & 1)
 		}
-		send(many, 10+MaxTrain+5)
+		send(many, 10+wire.MaxTrain+5)
 		var got []string
 		for _, g := range b.got {
 			got = append(got, fmt.Sprintf("%d %v", g.train.Count, g.train.Table))
 		}
 		if mixed {
-			if len(got) != 10+2*(MaxTrain+5) {
+			if len(got) != 10+2*(wire.MaxTrain+5) {
 				t.Errorf("%d messages to a peer that takes no trains", len(got))
 			}
 		} else {
 			want(t, "trains", got, []string{"1 false", "3 false", "1 false", "3 true", "1 false", "1 false",
 				"3276 false", "825 false", "4096 true", "5 true"})
 		}
-		if i := b.s.Info(); i.RecvN != 10+2*(MaxTrain+5) {
+		if i := b.s.Info(); i.RecvN != 10+2*(wire.MaxTrain+5) {
 			t.Errorf("%d datagrams placed", i.RecvN)
 		}
-		if o := s.Outcomes(nil); len(o) != 1 || o[0] != (OutcomeRun{0, 10 + 2*(MaxTrain+5), conn.Delivered, conn.WhyNone}) {
+		if o := s.Outcomes(nil); len(o) != 1 || o[0] != (OutcomeRun{0, 10 + 2*(wire.MaxTrain+5), conn.Delivered, conn.WhyNone}) {
 			t.Errorf("outcomes %v", o)
 		}
 	}
@@ -228,7 +229,7 @@ func BenchmarkCore64Train(b *testing.B) {
 	q := &quiet{}
 	from.s.opt.Sink, to.s.opt.Sink = q, q
 	d := mustOpen(b, from.s, to.s.Addr(), nil)
-	tr := Train{Body: make([]byte, count*64), Count: count}
+	tr := wire.Train{Body: make([]byte, count*64), Count: count}
 	b.ReportAllocs()
 	var acts []conn.Action
 	for b.Loop() {

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 // What a region that somebody has scribbled over says of its rings is not believed: a head
@@ -82,7 +84,7 @@ func TestAbandonedReceiver(t *testing.T) {
 	_, x, h := clientPair(t, smallSpec())
 	var d RecvDesc
 	for i := range 8 { // as many as the release ring has entries
-		if _, ok := h.PlaceCopy(testDst, []byte("x"), 1, false, NoLane, 0); !ok {
+		if _, ok := h.PlaceCopy(testDst, wire.One([]byte("x")), NoLane, 0); !ok {
 			t.Fatal("no room")
 		}
 		h.Publish()
@@ -92,7 +94,7 @@ func TestAbandonedReceiver(t *testing.T) {
 		x.Take()
 		x.Taken()
 	}
-	h.PlaceCopy(testDst, []byte("y"), 1, false, NoLane, 0)
+	h.PlaceCopy(testDst, wire.One([]byte("y")), NoLane, 0)
 	h.Publish()
 	if ok, err := x.Peek(&d); ok || err != ErrBorrowed {
 		t.Fatalf("a ninth of eight: %v, %v", ok, err)

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/rdsd/rdsd/rdserr"
+	"github.com/rdsd/rdsd/wire"
 )
 
 var clientDst = netip.MustParseAddrPort("10.0.0.9:5000")
@@ -402,7 +403,7 @@ func TestWalk(t *testing.T) {
 func TestStarved(t *testing.T) {
 	_, x, h := clientPair(t, Spec{RecvArena: 1 << 18, RcvBuf: 1 << 18})
 	src := netip.MustParseAddrPort("10.0.0.2:1")
-	place := func(n int) bool { _, ok := h.PlaceCopy(src, make([]byte, n), 1, false, NoLane, 0); return ok }
+	place := func(n int) bool { _, ok := h.PlaceCopy(src, wire.One(make([]byte, n)), NoLane, 0); return ok }
 	var held []uint64
 	for n := 0; place(4096); n++ {
 		h.closeTrain()

@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 // Each step of either end changes exactly the words that it owns, to exactly the
@@ -55,7 +57,7 @@ func TestWordsStepByStep(t *testing.T) {
 	s.EventsTaken()
 	is("an event was read", "send 2 2 event 1 1 receive 0 0 release 0 0 sleeps 0 0 closed 0 wanted 0")
 
-	if _, ok := h.PlaceCopy(testDst, []byte("abc"), 1, false, NoLane, 0); !ok {
+	if _, ok := h.PlaceCopy(testDst, wire.One([]byte("abc")), NoLane, 0); !ok {
 		t.Fatal("no room")
 	}
 	is("placed", "send 2 2 event 1 1 receive 0 0 release 0 0 sleeps 0 0 closed 0 wanted 0")
@@ -164,7 +166,7 @@ func TestAccountsManyTurns(t *testing.T) {
 			if !bytes.Equal(p.Body, want[i]) || p.Tag != tag-uint64(n-i) {
 				t.Fatalf("turn %d: body %d", turn, i)
 			}
-			if _, ok := h.PlaceCopy(netip.AddrPortFrom(testDst.Addr(), uint16(1+i)), p.Body, 1, false, NoLane, 0); !ok {
+			if _, ok := h.PlaceCopy(netip.AddrPortFrom(testDst.Addr(), uint16(1+i)), wire.One(p.Body), NoLane, 0); !ok {
 				t.Fatal(turn, "no room for", i)
 			}
 			h.Outcome(ids[i], p.Tag, 1, Delivered, 0, true)
@@ -235,10 +237,10 @@ func TestRefusedArguments(t *testing.T) {
 		if _, _, ok := h.Reserve(1); ok {
 			t.Errorf("%s: reserved", name)
 		}
-		if _, ok := h.PlaceCopy(testDst, []byte("x"), 1, false, NoLane, 0); ok {
+		if _, ok := h.PlaceCopy(testDst, wire.One([]byte("x")), NoLane, 0); ok {
 			t.Errorf("%s: copied", name)
 		}
-		if _, ok := h.Place(testDst, off, 1, 1, false, NoLane, 0); ok || h.recvTail != 0 {
+		if _, ok := h.Place(testDst, off, wire.One(make([]byte, 1)), NoLane, 0); ok || h.recvTail != 0 {
 			t.Errorf("%s: placed", name)
 		}
 		h.Unreserve(off)
@@ -258,11 +260,11 @@ func TestRefusedArguments(t *testing.T) {
 		table    bool
 		fits     bool
 	}{
-		{0, 1, false, true}, {MaxDatagram, 1, false, true}, {MaxDatagram + 1, 1, false, false}, {-1, 1, false, false},
+		{0, 1, false, true}, {MaxDatagram, 1, false, true}, {MaxDatagram + 1, 1, false, false},
 		{10, 0, false, false}, {MaxTrain, MaxTrain, false, true}, {MaxTrain + 1, MaxTrain + 1, false, false},
 		{10, 3, false, false}, {9, 3, false, true}, {8, 2, true, true}, {7, 2, true, false},
 	} {
-		if fits(c.n, c.count, c.table) != c.fits {
+		if fits(wire.Train{Body: make([]byte, c.n), Count: c.count, Table: c.table}) != c.fits {
 			t.Errorf("%+v", c)
 		}
 	}
@@ -278,14 +280,14 @@ func TestReleaseChecked(t *testing.T) {
 		"far beyond":    func(h *Host, m *mate, d *RecvDesc) uint64 { return 1 << 63 },
 		"only reserved": func(h *Host, m *mate, d *RecvDesc) uint64 { off, _, _ := h.Reserve(1); return off },
 		"not shown": func(h *Host, m *mate, d *RecvDesc) uint64 {
-			h.PlaceCopy(testDst, []byte("y"), 1, false, NoLane, 0)
+			h.PlaceCopy(testDst, wire.One([]byte("y")), NoLane, 0)
 			h.closeTrain()
 			return h.slots[h.ring[1]].off
 		},
 		"nothing is out": func(h *Host, m *mate, d *RecvDesc) uint64 { m.release(d.Slot); h.Releases(); return d.Slot },
 	} {
 		h, m := newPair(t, smallSpec(), nil)
-		h.PlaceCopy(testDst, make([]byte, 200), 1, false, NoLane, 0)
+		h.PlaceCopy(testDst, wire.One(make([]byte, 200)), NoLane, 0)
 		h.Publish()
 		var d RecvDesc
 		m.r.GetRecv(0, &d)
@@ -329,11 +331,11 @@ func TestFurtherThanTheRing(t *testing.T) {
 	for n, bad := range map[uint64]bool{4: false, 5: true, ^uint64(0): true} { // 4 are shown
 		h, m := newPair(t, smallSpec(), nil)
 		for i := range 4 {
-			h.PlaceCopy(netip.AddrPortFrom(testDst.Addr(), uint16(1+i)), nil, 1, false, NoLane, 0)
+			h.PlaceCopy(netip.AddrPortFrom(testDst.Addr(), uint16(1+i)), wire.One(nil), NoLane, 0)
 		}
 		h.Publish()
 		m.r.RecvHead().Store(n)
-		_, ok := h.PlaceCopy(testDst, nil, 1, false, NoLane, 0)
+		_, ok := h.PlaceCopy(testDst, wire.One(nil), NoLane, 0)
 		if ok == bad || (h.Err() != nil) != bad {
 			t.Errorf("receive head %d: %v %v", n, ok, h.Err())
 		}
@@ -374,7 +376,7 @@ func TestWakes(t *testing.T) {
 	if w.Load() != 0 {
 		t.Error("not woken for a post")
 	}
-	h.PlaceCopy(testDst, []byte("x"), 1, false, NoLane, 0)
+	h.PlaceCopy(testDst, wire.One([]byte("x")), NoLane, 0)
 	h.Publish()
 	var d RecvDesc
 	x.Peek(&d)

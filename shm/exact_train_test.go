@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 // TestTrainEdges: what is of one source, lane and length is one descriptor, up to
@@ -45,7 +47,7 @@ func TestTrainEdges(t *testing.T) {
 		for i, p := range c.puts {
 			body := bytes.Repeat([]byte{byte('a' + i)}, p.n)
 			want = append(want, body...)
-			n, ok := h.PlaceCopy(p.src, body, p.count, p.table, p.lane, uint64(i))
+			n, ok := h.PlaceCopy(p.src, wire.Train{Body: body, Count: p.count, Table: p.table}, p.lane, uint64(i))
 			if !ok {
 				t.Fatal(name, "no room")
 			}
@@ -87,7 +89,7 @@ func TestTrainEdges(t *testing.T) {
 func TestAnythingAtTheEnd(t *testing.T) {
 	for slack, bad := range map[uint64]bool{0: false, 1: true} {
 		_, x, h := clientPair(t, smallSpec())
-		h.PlaceCopy(testDst, []byte("x"), 1, false, NoLane, 0)
+		h.PlaceCopy(testDst, wire.One([]byte("x")), NoLane, 0)
 		h.Publish()
 		d := RecvDesc{Word: MakeWord(KindEach, 64, 1), Slot: h.r.RecvArenaBytes - 64 + slack, Src: testDst}
 		d.put(h.r.recvEntry(0))
@@ -229,7 +231,7 @@ func TestReleaseRingFull(t *testing.T) {
 	_, x, h := clientPair(t, smallSpec())
 	var d RecvDesc
 	for i := range 9 {
-		if _, ok := h.PlaceCopy(testDst, []byte("x"), 1, false, NoLane, 0); !ok {
+		if _, ok := h.PlaceCopy(testDst, wire.One([]byte("x")), NoLane, 0); !ok {
 			t.Fatal("no room")
 		}
 		h.Publish()
@@ -260,7 +262,7 @@ func TestReleaseRingFull(t *testing.T) {
 func TestBlockFilledExactly(t *testing.T) {
 	h, _ := newPair(t, smallSpec(), nil)
 	for i, want := range []int{64, 64, 256} {
-		if _, ok := h.PlaceCopy(testDst, make([]byte, 32), 1, false, NoLane, 0); !ok || h.train.cap != want {
+		if _, ok := h.PlaceCopy(testDst, wire.One(make([]byte, 32)), NoLane, 0); !ok || h.train.cap != want {
 			t.Errorf("%d of 32 bytes lie in a block of %d", i+1, h.train.cap)
 		}
 	}

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 // What a region may be asked for, up to each limit exactly; what is not said is the
@@ -266,7 +268,7 @@ func TestNoLedger(t *testing.T) {
 	g.Free()
 	g.gone()
 	h, m := newPair(t, testSpec(), nil)
-	if _, ok := h.PlaceCopy(testDst, []byte("x"), 1, false, NoLane, 0); !ok {
+	if _, ok := h.PlaceCopy(testDst, wire.One([]byte("x")), NoLane, 0); !ok {
 		t.Fatal("no room")
 	}
 	l.PublishAll(0, nil, 0, nil, []*Host{h})

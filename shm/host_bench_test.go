@@ -1,6 +1,10 @@
 package shm
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/rdsd/rdsd/wire"
+)
 
 // work is one round of a daemon: n descriptors of a client, each with an
 // outcome, and n datagrams of 64 bytes received in trains of per.
@@ -65,7 +69,7 @@ func (w *work) receive(per int) {
 		if i%per == 0 {
 			w.h.closeTrain()
 		}
-		w.h.PlaceCopy(testDst, body64[:], 1, false, NoLane, uint64(i))
+		w.h.PlaceCopy(testDst, wire.One(body64[:]), NoLane, uint64(i))
 	}
 	w.led.PublishAll(0, nil, 0, nil, []*Host{w.h})
 	w.h.Publish()
@@ -73,11 +77,11 @@ func (w *work) receive(per int) {
 
 func (w *work) direct(size int) {
 	for range w.n {
-		off, _, ok := w.h.Reserve(size)
+		off, body, ok := w.h.Reserve(size)
 		if !ok {
 			panic("no room")
 		}
-		w.h.Place(testDst, off, size, 1, false, NoLane, 0)
+		w.h.Place(testDst, off, wire.One(body), NoLane, 0)
 	}
 	w.h.Publish()
 }
@@ -165,7 +169,7 @@ func BenchmarkHost(b *testing.B) {
 			w := newWork(b, 1, ledger)
 			hosts := []*Host{w.h}
 			for b.Loop() {
-				w.h.PlaceCopy(testDst, body64[:], 1, false, NoLane, 0)
+				w.h.PlaceCopy(testDst, wire.One(body64[:]), NoLane, 0)
 				w.led.PublishAll(0, nil, 0, nil, hosts)
 				w.h.Publish()
 				w.release()

@@ -5,6 +5,7 @@ import (
 	"sync/atomic"
 
 	"github.com/rdsd/rdsd/internal/crash"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // recvSide is the Host's part for the receive and release rings.
@@ -138,15 +139,15 @@ func (h *Host) Unreserve(off uint64) {
 	h.freeSlot(i)
 }
 
-// Place puts n bytes in the slot at off, which Reserve gave, into the receive
-// ring; Publish or PublishAll shows it. count datagrams of one length, or behind a table of
-// lengths; lane (LedgerLane.Index or NoLane) and seq are where they come from. cost is the arena's
-// memory they take until they are released. ok is false when the ring is full;
-// the slot stays reserved then.
-func (h *Host) Place(src netip.AddrPort, off uint64, n, count int, table bool, lane uint32, seq uint64) (cost int, ok bool) {
+// Place puts the train whose body was read into the slot at off, which Reserve gave, into
+// the receive ring; Publish or PublishAll shows it. lane (LedgerLane.Index or NoLane) and seq
+// are where it comes from. cost is the arena's memory it takes until it is released. ok is
+// false when the ring is full; the slot stays reserved then.
+func (h *Host) Place(src netip.AddrPort, off uint64, t wire.Train, lane uint32, seq uint64) (cost int, ok bool) {
+	n := len(t.Body)
 	i, ok := h.arena.Mark(off)
-	if !ok || h.slots[i].state != slotReserved || !fits(n, count, table) {
-		h.bug("%d bytes (%d datagrams) were placed at %d, which was not reserved", n, count, off)
+	if !ok || h.slots[i].state != slotReserved || !fits(t) {
+		h.bug("%d bytes (%d datagrams) were placed at %d, which was not reserved", n, t.Count, off)
 		return 0, false
 	}
 	if size, _ := h.arena.Size(off); n > size {
@@ -163,48 +164,51 @@ func (h *Host) Place(src netip.AddrPort, off uint64, n, count int, table bool, l
 		h.noteNoRoom(viewRing)
 		return 0, false
 	}
-	kind := KindEach
-	if table {
-		kind = KindTable
-	}
-	d := RecvDesc{Word: MakeWord(kind, n, count), Slot: off, Src: src, Lane: lane, Seq: seq}
+	d := RecvDesc{Word: trainWord(t), Slot: off, Src: src, Lane: lane, Seq: seq}
 	cost = h.arena.Shrink(off, n)
-	h.enter(i, &d, n, count, table, cost)
+	h.enter(i, &d, t, cost)
 	// The entry is written, and not yet published: Publish moves the tail over it.
 	d.put(h.r.recvEntry(h.recvTail - 1))
 	crash.Point("ring.receive.place")
 	return cost, true
 }
 
-func fits(n, count int, table bool) bool {
-	if n < 0 || n > MaxDatagram || count < 1 || count > MaxTrain {
+// fits reports whether a receive descriptor can hold t.
+func fits(t wire.Train) bool {
+	if len(t.Body) > MaxDatagram || t.Count < 1 || t.Count > MaxTrain {
 		return false
 	}
-	if table {
-		return n >= 4*count
+	if t.Table {
+		return t.PayloadBytes() >= 0
 	}
-	return n%count == 0
+	return len(t.Body)%t.Count == 0
+}
+
+// trainWord is the word of the descriptor of t.
+func trainWord(t wire.Train) Word {
+	kind := KindEach
+	if t.Table {
+		kind = KindTable
+	}
+	return MakeWord(kind, len(t.Body), t.Count)
 }
 
 // enter gives the slot the next number of the ring.
-func (h *Host) enter(i uint32, d *RecvDesc, n, count int, table bool, cost int) {
+func (h *Host) enter(i uint32, d *RecvDesc, t wire.Train, cost int) {
 	s := &h.slots[i]
 	s.src, s.n, s.state = d.Src, h.recvTail, slotPlaced
-	s.bytes, s.count, s.cost = uint32(n), uint32(count), uint32(cost)
-	if table {
-		s.bytes -= uint32(4 * count)
-	}
+	s.bytes, s.count, s.cost = uint32(t.PayloadBytes()), uint32(t.Count), uint32(cost)
 	h.ring[h.recvTail&uint64(h.r.Receives-1)] = i
 	h.recvTail++
 }
 
-// PlaceCopy copies a body into the receive arena and places it. While the
+// PlaceCopy copies the body of in into the receive arena and places it. While the
 // newest descriptor is not published, datagrams of the same source, lane and
 // length are appended to it. ok is false when there is no room, as for Reserve.
-func (h *Host) PlaceCopy(src netip.AddrPort, body []byte, count int, table bool, lane uint32, seq uint64) (cost int, ok bool) {
-	n := len(body)
-	if !fits(n, count, table) {
-		h.bug("%d bytes of %d datagrams were placed", n, count)
+func (h *Host) PlaceCopy(src netip.AddrPort, in wire.Train, lane uint32, seq uint64) (cost int, ok bool) {
+	n := len(in.Body)
+	if !fits(in) {
+		h.bug("%d bytes of %d datagrams were placed", n, in.Count)
 		return 0, false
 	}
 	if h.dead || h.err != nil {
@@ -213,8 +217,8 @@ func (h *Host) PlaceCopy(src netip.AddrPort, body []byte, count int, table bool,
 	t := &h.train
 	// Small datagrams of one flow share a descriptor and a slot: that is one entry of the
 	// ring, one release and one wake-up for many.
-	if t.open && !table && t.each*count == n && t.d.Lane == lane && t.d.Src == src && t.used+n <= MaxTrainBytes && t.d.Word.Count()+count <= MaxTrain {
-		if cost, ok = h.append(body, count, seq); ok {
+	if t.open && !in.Table && t.each*in.Count == n && t.d.Lane == lane && t.d.Src == src && t.used+n <= MaxTrainBytes && t.d.Word.Count()+in.Count <= MaxTrain {
+		if cost, ok = h.append(in.Body, in.Count, seq); ok {
 			return cost, true
 		}
 	}
@@ -227,22 +231,18 @@ func (h *Host) PlaceCopy(src netip.AddrPort, body []byte, count int, table bool,
 	if !ok {
 		return 0, false
 	}
-	copy(h.r.recvArena[off:][:n], body)
-	kind := KindEach
-	if table {
-		kind = KindTable
-	}
+	copy(h.r.recvArena[off:][:n], in.Body)
 	i := h.newSlot(off, slotReserved)
 	cost = BlockBytes(n)
-	t.d = RecvDesc{Word: MakeWord(kind, n, count), Slot: off, Src: src, Lane: lane, Seq: seq}
-	h.enter(i, &t.d, n, count, table, cost)
+	t.d = RecvDesc{Word: trainWord(in), Slot: off, Src: src, Lane: lane, Seq: seq}
+	h.enter(i, &t.d, in, cost)
 	// The descriptor stays private until closeTrain writes it out, so that the client never
 	// sees one that still grows.
 	t.open, t.slot, t.used, t.cap = true, i, n, cost
-	t.each = n / count
+	t.each = n / in.Count
 	// Nothing could be appended: a table has its lengths in front, and two such bodies do
 	// not fit into one slot.
-	if table || n > MaxTrainBytes/2 {
+	if in.Table || n > MaxTrainBytes/2 {
 		h.closeTrain()
 	}
 	crash.Point("ring.receive.place")

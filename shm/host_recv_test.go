@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"net/netip"
 	"testing"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 func TestHostReceives(t *testing.T) {
@@ -12,7 +14,7 @@ func TestHostReceives(t *testing.T) {
 	src2 := netip.MustParseAddrPort("[fd00::1]:9")
 	cost := 0
 	place := func(src netip.AddrPort, body string, count int) {
-		c, ok := h.PlaceCopy(src, []byte(body), count, false, 1, 7)
+		c, ok := h.PlaceCopy(src, wire.Train{Body: []byte(body), Count: count}, 1, 7)
 		if !ok {
 			t.Fatal("no room")
 		}
@@ -31,7 +33,7 @@ func TestHostReceives(t *testing.T) {
 		t.Fatal(ok)
 	}
 	copy(b, big)
-	c, ok := h.Place(src2, off, len(big)-1, 1, false, NoLane, 0)
+	c, ok := h.Place(src2, off, wire.One(make([]byte, len(big)-1)), NoLane, 0)
 	cost += c
 	if !ok || c != 128<<10 {
 		t.Error(c, ok)
@@ -63,7 +65,7 @@ func TestHostReceives(t *testing.T) {
 	off, _, _ = h.Reserve(5)
 	h.Unreserve(off)
 	// A table counts for nothing.
-	h.PlaceCopy(testDst, []byte("\x00\x00\x00\x01\x00\x00\x00\x02abc"), 2, true, NoLane, 0)
+	h.PlaceCopy(testDst, wire.Train{Body: []byte("\x00\x00\x00\x01\x00\x00\x00\x02abc"), Count: 2, Table: true}, NoLane, 0)
 	h.Publish()
 	m.received(true)
 	if rb, _, rn, _ := h.Releases(); rb != 3 || rn != 2 {
@@ -82,7 +84,7 @@ func TestHostTrainGrows(t *testing.T) {
 	for i := range 1500 {
 		body := bytes.Repeat([]byte{byte(i)}, 64)
 		want = append(want, body...)
-		c, ok := h.PlaceCopy(testDst, body, 1, false, 2, uint64(i))
+		c, ok := h.PlaceCopy(testDst, wire.One(body), 2, uint64(i))
 		if !ok {
 			t.Fatal("no room")
 		}
@@ -114,7 +116,7 @@ func TestHostTrainGrows(t *testing.T) {
 func TestHostReceiveFull(t *testing.T) {
 	h, m := newPair(t, smallSpec(), nil)
 	place := func() bool {
-		_, ok := h.PlaceCopy(testDst, []byte("x"), 1, false, NoLane, 0)
+		_, ok := h.PlaceCopy(testDst, wire.One([]byte("x")), NoLane, 0)
 		h.Publish()
 		return ok
 	}
@@ -173,7 +175,7 @@ func TestHostReceiveFull(t *testing.T) {
 	if len(offs) != 8 || h.noRoomFor != viewArena {
 		t.Errorf("%d of 8, %d", len(offs), h.noRoomFor)
 	}
-	h.Place(testDst, offs[0], MaxDatagram, 1, false, NoLane, 0)
+	h.Place(testDst, offs[0], wire.One(make([]byte, MaxDatagram)), NoLane, 0)
 	h.Publish()
 	if !h.Sleep() || m.r.DaemonSleeps().Load()&DaemonWaitsRoom == 0 {
 		t.Error("not waiting")
@@ -197,7 +199,7 @@ func TestHostManyOut(t *testing.T) {
 		t.Error("there is work")
 	}
 	for i := range 6 { // of 8 releases
-		if _, ok := h.PlaceCopy(testDst, []byte("x"), 1, false, NoLane, 0); !ok {
+		if _, ok := h.PlaceCopy(testDst, wire.One([]byte("x")), NoLane, 0); !ok {
 			t.Fatal("no room")
 		}
 		h.Publish()

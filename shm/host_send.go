@@ -7,22 +7,21 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/crash"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // Post is a send descriptor that was claimed and checked.
 type Post struct {
-	Open   bool   // only to open the flow: no datagrams, no event
-	Body   []byte // in the region; the client may still be writing to it
-	Count  int    // datagrams, 1 to MaxTrain
-	Table  bool   // Body begins with a table of lengths
-	Tag    uint64 // of the first datagram
-	Cookie uint32
-	Flow   uint32 // an entry of the flow table
-	Gen    uint32
-	Want   bool   // the outcome is waited for
-	Word   uint64 // as it was claimed
-	Slot   uint64 // offset of Body in the send arena
-	Bad    error  // not nil: it cannot be sent; take it without accepting and answer Refused
+	wire.Train        // its Body is in the region; the client may still be writing to it
+	Open       bool   // only to open the flow: no datagrams, no event
+	Tag        uint64 // of the first datagram
+	Cookie     uint32
+	Flow       uint32 // an entry of the flow table
+	Gen        uint32
+	Want       bool   // the outcome is waited for
+	Word       uint64 // as it was claimed
+	Slot       uint64 // offset of Body in the send arena
+	Bad        error  // not nil: it cannot be sent; take it without accepting and answer Refused
 
 	id uint32 // set by Taken
 }

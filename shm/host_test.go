@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 var testDst = netip.MustParseAddrPort("10.0.0.2:5000")
@@ -351,7 +353,7 @@ func TestHostHostile(t *testing.T) {
 	} {
 		h, m := newPair(t, smallSpec(), nil)
 		off, _, _ := h.Reserve(10)
-		h.Place(testDst, off, 10, 1, false, NoLane, 0)
+		h.Place(testDst, off, wire.One(make([]byte, 10)), NoLane, 0)
 		m.t = &hostileT{TB: t, h: h, placed: off}
 		spoil(m)
 		var err error
@@ -363,7 +365,7 @@ func TestHostHostile(t *testing.T) {
 			if _, _, _, err = h.Releases(); err != nil {
 				break
 			}
-			h.PlaceCopy(testDst, []byte("x"), 1, false, NoLane, 0)
+			h.PlaceCopy(testDst, wire.One([]byte("x")), NoLane, 0)
 			h.closeTrain()
 			h.Changed(testDst, true)
 			h.Publish()
@@ -394,7 +396,7 @@ func TestHostRings(t *testing.T) {
 	if h.Publish() {
 		t.Error("rung for an event it does not wait for")
 	}
-	h.PlaceCopy(testDst, nil, 1, false, NoLane, 0)
+	h.PlaceCopy(testDst, wire.One(nil), NoLane, 0)
 	if !h.Publish() || sleeps.Load() != 0 {
 		t.Error("not rung for a datagram")
 	}
@@ -402,7 +404,7 @@ func TestHostRings(t *testing.T) {
 		ClientWaitsEvent:    func() { h.Freed(1) },
 		ClientWaitsFlow:     func() { h.SetFlow(0, 1, FlowClear, 0) },
 		ClientWaitsSendRoom: func() { m.send(0, 1, "x"); h.Taken(next(t, h), testDst, true) },
-		ClientWaitsRecv:     func() { h.PlaceCopy(testDst, nil, 1, false, NoLane, 0) },
+		ClientWaitsRecv:     func() { h.PlaceCopy(testDst, wire.One(nil), NoLane, 0) },
 	} {
 		sleeps.Store(bit)
 		news()
@@ -430,9 +432,14 @@ func TestHostBugs(t *testing.T) {
 		"twice":             func(h *Host, id uint32) { h.Outcome(id, 0, 2, 1, 0, true); h.Outcome(id, 0, 2, 1, 0, true) },
 		"taken twice":       func(h *Host, id uint32) { h.Taken(&Post{}, testDst, true) },
 		"unreserve nothing": func(h *Host, id uint32) { h.Unreserve(64) },
-		"place nothing":     func(h *Host, id uint32) { h.Place(testDst, 64, 1, 1, false, NoLane, 0) },
-		"place too much":    func(h *Host, id uint32) { o, _, _ := h.Reserve(64); h.Place(testDst, o, 65, 1, false, NoLane, 0) },
-		"place no train":    func(h *Host, id uint32) { h.PlaceCopy(testDst, []byte("abc"), 2, false, NoLane, 0) },
+		"place nothing":     func(h *Host, id uint32) { h.Place(testDst, 64, wire.One(make([]byte, 1)), NoLane, 0) },
+		"place too much": func(h *Host, id uint32) {
+			o, _, _ := h.Reserve(64)
+			h.Place(testDst, o, wire.One(make([]byte, 65)), NoLane, 0)
+		},
+		"place no train": func(h *Host, id uint32) {
+			h.PlaceCopy(testDst, wire.Train{Body: []byte("abc"), Count: 2}, NoLane, 0)
+		},
 	} {
 		h, m := newPair(t, testSpec(), nil)
 		m.post(MakeWord(KindEach, 2, 2), SendDesc{}, []byte("ab"))

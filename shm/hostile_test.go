@@ -9,6 +9,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 // A client that writes anything anywhere at any time (R1): the host is driven
@@ -175,13 +177,13 @@ func (w *hostileWorld) step() {
 		}
 	case 17:
 		if n := len(w.slots); n > 0 {
-			if _, ok := h.Place(testDst, w.slots[n-1], 64, 1, false, 0, 5); !ok {
+			if _, ok := h.Place(testDst, w.slots[n-1], wire.One(make([]byte, 64)), 0, 5); !ok {
 				h.Unreserve(w.slots[n-1])
 			}
 			w.slots = w.slots[:n-1]
 		}
 	case 18, 19:
-		if _, ok := h.PlaceCopy(testDst, make([]byte, w.num(300)), 1, false, 0, 5); ok {
+		if _, ok := h.PlaceCopy(testDst, wire.One(make([]byte, w.num(300))), 0, 5); ok {
 			w.done++
 		}
 	case 20:

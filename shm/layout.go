@@ -7,6 +7,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 // Version is the version of the layout (docs/shm.md).
@@ -20,8 +22,8 @@ const (
 	entryBytes    = 64       // flow, descriptor, event
 	UnitBytes     = 64       // slots are multiples of it
 	MaxDatagram   = 1 << 20
-	MaxTrainBytes = 64 << 10 // body of a descriptor with several datagrams
-	MaxTrain      = 4096     // datagrams
+	MaxTrainBytes = wire.MaxTrainBytes // body of a descriptor with several datagrams
+	MaxTrain      = wire.MaxTrain      // datagrams
 )
 
 // Entries of a region's tables if Spec does not say otherwise.

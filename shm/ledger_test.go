@@ -11,6 +11,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 var testAddr = testLocal.Addr()
@@ -187,7 +189,7 @@ func TestLedgerRegions(t *testing.T) {
 	if rep, _ := RecoverFile(path, func(*RegionRecord) *Region { return newRegion(t, testSpec()) }); rep.Regions[0].Err == nil {
 		t.Error("another region was taken for this one")
 	}
-	h.PlaceCopy(testDst, []byte("x"), 1, false, NoLane, 0)
+	h.PlaceCopy(testDst, wire.One([]byte("x")), NoLane, 0)
 	h.Publish() // by itself, with no lane
 	if rep, _ := RecoverFile(path, func(*RegionRecord) *Region { return h.r }); rep.Regions[0].RecvTail != 1 || rep.Regions[0].UnreadDatagrams() != 1 {
 		t.Errorf("%+v", rep.Regions[0].RegionRecord)
@@ -274,7 +276,7 @@ func TestPublishAll(t *testing.T) {
 	}
 	for i, m := range mates {
 		m.r.ClientSleeps().Store(ClientWaitsRecv)
-		hosts[2*i].PlaceCopy(testDst, []byte{byte(i)}, 1, false, lane.Index(), uint64(i))
+		hosts[2*i].PlaceCopy(testDst, wire.One([]byte{byte(i)}), lane.Index(), uint64(i))
 	}
 	l.PublishAll(3, lane, 100, []uint64{7}, hosts)
 	rung := 0
@@ -331,7 +333,7 @@ func TestRecoverLocal(t *testing.T) {
 		p := next(t, a)
 		_, cell := a.Taken(p, testLocal, true)
 		*cell = LocalLane<<CellLane | (i + 1)
-		b.PlaceCopy(testLocal, p.Body, 1, false, lane.Index(), i+1)
+		b.PlaceCopy(testLocal, wire.One(p.Body), lane.Index(), i+1)
 		if i == 0 {
 			l.PublishBoth(0, far, 9, nil, lane, i+1, []*Host{b})
 		}

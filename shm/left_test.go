@@ -6,13 +6,15 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 // TestLeftAlone: of a client that is gone the daemon believes nothing any more, and it
 // writes nothing where the next one may look.
 func TestLeftAlone(t *testing.T) {
 	h, m := newPair(t, smallSpec(), nil)
-	if _, ok := h.PlaceCopy(testDst, []byte("unread"), 1, false, NoLane, 0); !ok {
+	if _, ok := h.PlaceCopy(testDst, wire.One([]byte("unread")), NoLane, 0); !ok {
 		t.Fatal("not placed")
 	}
 	unread := func() (n int) {

@@ -6,6 +6,8 @@ import (
 	"net/netip"
 	"os"
 	"testing"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 // TestOverflowKeepsAll: whatever happens while the event ring is full, the client hears
@@ -203,7 +205,7 @@ func TestEachUnread(t *testing.T) {
 	one, two := testDst, netip.MustParseAddrPort("10.0.0.3:1")
 	place := func(src netip.AddrPort, body string, count int, table bool) {
 		t.Helper()
-		if _, ok := h.PlaceCopy(src, []byte(body), count, table, NoLane, 0); !ok {
+		if _, ok := h.PlaceCopy(src, wire.Train{Body: []byte(body), Count: count, Table: table}, NoLane, 0); !ok {
 			t.Fatal("no room")
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"math/rand"
 	"testing"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 // TestPagesModel: in a drawn life of a region no byte of what the client has not released
@@ -28,7 +30,7 @@ func TestPagesModel(t *testing.T) {
 			switch rnd.Intn(8) {
 			case 0, 1, 2:
 				n, fill := 1+rnd.Intn(1<<rnd.Intn(18)), byte(step)
-				if _, ok := h.PlaceCopy(testDst, bytes.Repeat([]byte{fill}, n), 1, false, NoLane, 0); ok {
+				if _, ok := h.PlaceCopy(testDst, wire.One(bytes.Repeat([]byte{fill}, n)), NoLane, 0); ok {
 					h.Publish()
 					unread = append(unread, held{h.slots[h.ring[(h.recvPub-1)&255]].off, n, fill})
 				}
@@ -94,7 +96,7 @@ func TestPagesModel(t *testing.T) {
 func TestReleasesAreSeenAgain(t *testing.T) {
 	h, m := untouched(t, testSpec())
 	off, _, _ := h.Reserve(64)
-	h.Place(testDst, off, 64, 1, false, NoLane, 0)
+	h.Place(testDst, off, wire.One(make([]byte, 64)), NoLane, 0)
 	h.Publish()
 	h.WantRoom(true)
 	h.sends.datagrams = MaxOutstandingDatagrams

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 // allocated is how many bytes of a part have memory, whoever touched it.
@@ -95,7 +97,7 @@ func TestNothingIsTouchedForAClient(t *testing.T) {
 			h, m := untouched(t, testSpec())
 			if name == "the release ring" && written { // what it gives back is out
 				off, _, _ := h.Reserve(64)
-				h.Place(testDst, off, 64, 1, false, NoLane, 0)
+				h.Place(testDst, off, wire.One(make([]byte, 64)), NoLane, 0)
 				h.Publish()
 				if off != 0 {
 					t.Fatal(off)
@@ -186,7 +188,7 @@ func TestRingPagesAreGivenBack(t *testing.T) {
 	h.Pay(&purse{left: 1 << 30})
 	entries := 3*(pageMask+1) + 5
 	for n := range entries {
-		if _, ok := h.PlaceCopy(testDst, []byte{byte(n)}, 1, false, NoLane, 0); !ok {
+		if _, ok := h.PlaceCopy(testDst, wire.One([]byte{byte(n)}), NoLane, 0); !ok {
 			t.Fatal("no room")
 		}
 		h.Publish()
@@ -241,7 +243,7 @@ func TestPagesArePaid(t *testing.T) {
 	body := bytes.Repeat([]byte{7}, int(pageBytes))
 	placed := 0
 	for ; placed < 100; placed++ {
-		if _, ok := h.PlaceCopy(testDst, body, 1, false, NoLane, 0); !ok {
+		if _, ok := h.PlaceCopy(testDst, wire.One(body), NoLane, 0); !ok {
 			break
 		}
 		exact("placing")
@@ -269,7 +271,7 @@ func TestPagesArePaid(t *testing.T) {
 	if h.r.EventTail().Load() != 1 || h.Lacks() {
 		t.Fatal("an event is lost")
 	}
-	if _, ok := h.PlaceCopy(testDst, body, 1, false, NoLane, 0); ok || !h.Lacks() {
+	if _, ok := h.PlaceCopy(testDst, wire.One(body), NoLane, 0); ok || !h.Lacks() {
 		t.Error("placed without a page")
 	}
 	if h.view.Load()&viewArena == 0 || h.r.RoomWanted().Load() != 0 {
@@ -282,7 +284,7 @@ func TestPagesArePaid(t *testing.T) {
 	if h.MemoryAgain(); h.view.Load()&viewArena != 0 {
 		t.Error("still lacking")
 	}
-	if _, ok := h.PlaceCopy(testDst, body, 1, false, NoLane, 0); !ok {
+	if _, ok := h.PlaceCopy(testDst, wire.One(body), NoLane, 0); !ok {
 		t.Error("no room although it could be paid")
 	}
 	exact("at the end")
@@ -317,7 +319,7 @@ func TestPagesAreGivenBack(t *testing.T) {
 	h.Pay(p)
 	body := bytes.Repeat([]byte{7}, 100<<10)
 	for range 20 {
-		if _, ok := h.PlaceCopy(testDst, body, 1, false, NoLane, 0); !ok {
+		if _, ok := h.PlaceCopy(testDst, wire.One(body), NoLane, 0); !ok {
 			t.Fatal("no room")
 		}
 	}
@@ -345,7 +347,7 @@ func TestPagesAreGivenBack(t *testing.T) {
 	if got := allocated(t, h.r.ownFD); got != int(pageBytes) || h.Paid() != got || p.taken-p.given != got {
 		t.Errorf("%d bytes have memory, %d are paid for", got, h.Paid())
 	}
-	if _, ok := h.PlaceCopy(testDst, body, 1, false, NoLane, 0); !ok {
+	if _, ok := h.PlaceCopy(testDst, wire.One(body), NoLane, 0); !ok {
 		t.Error("no room afterwards")
 	}
 }

@@ -117,7 +117,7 @@ func echo(t *testing.T, r *Region, set int, alarm *Alarm, quit chan struct{}) (s
 			if !ok {
 				break
 			}
-			if _, ok := h.PlaceCopy(testDst, p.Body, p.Count, false, NoLane, 0); !ok {
+			if _, ok := h.PlaceCopy(testDst, p.Train, NoLane, 0); !ok {
 				if _, _, n, _ := h.Releases(); n > 0 {
 					continue
 				}

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/crash"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // A daemon that dies at any instruction: the child process is a small daemon
@@ -131,7 +132,7 @@ func (d *crashDaemon) step() error {
 		}
 		if p.Tag%hereEach == 0 {
 			b := d.hosts[1]
-			if _, ok := b.PlaceCopy(testLocal, p.Body, p.Count, false, d.here.Index(), d.stayed+1); !ok {
+			if _, ok := b.PlaceCopy(testLocal, p.Train, d.here.Index(), d.stayed+1); !ok {
 				break
 			}
 			d.stayed++
@@ -194,11 +195,11 @@ func (d *crashDaemon) step() error {
 				h.Unreserve(off)
 				break
 			}
-			if _, ok := h.Place(testDst, off, n, 1, false, d.lane.Index(), s); !ok {
+			if _, ok := h.Place(testDst, off, wire.One(make([]byte, n)), d.lane.Index(), s); !ok {
 				h.Unreserve(off)
 				break
 			}
-		} else if _, ok := h.PlaceCopy(testDst, body[:n], 1, false, d.lane.Index(), s); !ok {
+		} else if _, ok := h.PlaceCopy(testDst, wire.One(body[:n]), d.lane.Index(), s); !ok {
 			break
 		}
 		d.recv = s

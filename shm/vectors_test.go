@@ -14,6 +14,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/wire"
 )
 
 var update = flag.Bool("update", false, "write testdata/*.txt anew")
@@ -289,13 +291,13 @@ func TestGoldenRegion(t *testing.T) {
 	h.Refused(p, uint16(unix.EMSGSIZE))
 	h.Taken(next(t, h), testDst, true)
 	h.Outcome(id, 100, 2, Delivered, 0, true)
-	h.PlaceCopy(testDst, []byte("first"), 1, false, 1, 40)
+	h.PlaceCopy(testDst, wire.One([]byte("first")), 1, 40)
 	h.Publish()
 	m.received(true)
 	for i, s := range []string{"xx", "yy", "zz"} {
-		h.PlaceCopy(testDst, []byte(s), 1, false, 1, 41+uint64(i))
+		h.PlaceCopy(testDst, wire.One([]byte(s)), 1, 41+uint64(i))
 	}
-	h.PlaceCopy(testDst, []byte("\x00\x00\x00\x01\x00\x00\x00\x02pqq"), 2, true, 1, 44)
+	h.PlaceCopy(testDst, wire.Train{Body: []byte("\x00\x00\x00\x01\x00\x00\x00\x02pqq"), Count: 2, Table: true}, 1, 44)
 	h.Publish()
 	h.asleep = true
 	m.r.DaemonSleeps().Store(DaemonWaitsSend) // as Sleep does when there is nothing

@@ -23,11 +23,34 @@ const (
 	trainTable   = 1 // their lengths, 4 bytes each, then the datagrams
 )
 
-// Train describes the payload of a data frame. Count is 0 for one datagram, which is no
-// train.
+// Train is a run of datagrams of one flow under one header, from the memory of the client
+// that sends it to that of the client that reads it.
+//
+// Without Table all Count datagrams are len(Body)/Count bytes long, one behind the other.
+// With Table Body begins with Count lengths, big-endian uint32, and the payloads follow; a
+// length is read once, and counts as the smaller of the entry and the bytes that are left,
+// so that no table is an error: a sender that writes nonsense changes the meaning of its
+// own datagrams only.
+//
+// Count 1 without Table is a plain datagram (One).
 type Train struct {
-	Count uint16
+	Body  []byte
+	Count int
 	Table bool
+}
+
+// One is a plain datagram.
+func One(payload []byte) Train { return Train{Body: payload, Count: 1} }
+
+// Plain reports whether t is one datagram and no more: it needs no extension.
+func (t Train) Plain() bool { return t.Count == 1 && !t.Table }
+
+// PayloadBytes is the size of Body without the table.
+func (t Train) PayloadBytes() int {
+	if t.Table {
+		return len(t.Body) - t.Count*TableEntry
+	}
+	return len(t.Body)
 }
 
 // ErrTrain is returned for a train extension that does not fit its frame.
@@ -36,24 +59,23 @@ var ErrTrain = errors.New("wire: malformed train")
 // Ext is the extension space of a frame that carries the train.
 func (t Train) Ext() (e [ExtLen]byte) {
 	e[0] = ExtTrain
-	binary.BigEndian.PutUint16(e[1:], t.Count)
+	binary.BigEndian.PutUint16(e[1:], uint16(t.Count))
 	if t.Table {
 		e[3] = trainTable
 	}
 	return e
 }
 
-// ParseTrain reads the train extension of a data frame with n bytes of
-// payload; without one it returns the zero Train. Lengths in a table are not
-// looked at: none of them is an error, see Cutter.
-func ParseTrain(e *[ExtLen]byte, n int) (t Train, err error) {
+// ParseTrain reads the train extension of a data frame whose payload is body; without one
+// the frame is a plain datagram. Lengths in a table are not looked at: none of them is an
+// error, see Cutter.
+func ParseTrain(e *[ExtLen]byte, body []byte) (t Train, err error) {
 	if e[0] != ExtTrain {
-		return t, nil
+		return One(body), nil
 	}
-	t.Count, t.Table = binary.BigEndian.Uint16(e[1:]), e[3] == trainTable
-	count := int(t.Count)
-	if e[3] > trainTable || count == 0 || count > MaxTrain || n > MaxTrainBytes ||
-		t.Table && n < count*TableEntry || !t.Table && n%count != 0 {
+	t = Train{Body: body, Count: int(binary.BigEndian.Uint16(e[1:])), Table: e[3] == trainTable}
+	if e[3] > trainTable || t.Count == 0 || t.Count > MaxTrain || len(body) > MaxTrainBytes ||
+		t.Table && len(body) < t.Count*TableEntry || !t.Table && len(body)%t.Count != 0 {
 		return Train{}, ErrTrain
 	}
 	return t, nil
@@ -67,12 +89,12 @@ type Cutter struct {
 	size, left  int
 }
 
-// Cut begins at the first of count datagrams in body.
-func Cut(body []byte, count int, table bool) Cutter {
-	if table {
-		return Cutter{table: body[:count*TableEntry], rest: body[count*TableEntry:], left: count}
+// Cut begins to take the datagrams of the train one by one.
+func (t Train) Cut() Cutter {
+	if n := t.Count * TableEntry; t.Table {
+		return Cutter{table: t.Body[:n], rest: t.Body[n:], left: t.Count}
 	}
-	return Cutter{rest: body, size: len(body) / max(count, 1), left: count}
+	return Cutter{rest: t.Body, size: len(t.Body) / max(t.Count, 1), left: t.Count}
 }
 
 // Left is how many datagrams are still to come.

@@ -237,9 +237,9 @@ func peerBadTrains(s *Stage) error {
 		}
 		s.Go(p.Drain)
 		for range 1 + s.IntN(20) {
-			t := wire.Train{Count: uint16(s.IntN(wire.MaxTrain + 10)), Table: s.IntN(2) == 0}
+			t := wire.Train{Count: s.IntN(wire.MaxTrain + 10), Table: s.IntN(2) == 0}
 			body := make([]byte, s.IntN(wire.MaxTrainBytes+100))
-			for i := 0; t.Table && i < int(t.Count) && 4*i+4 <= len(body); i++ {
+			for i := 0; t.Table && i < t.Count && 4*i+4 <= len(body); i++ {
 				binary.BigEndian.PutUint32(body[4*i:], s.Uint32()>>s.IntN(32))
 			}
 			h := wire.Header{SPort: 9, DPort: uint16(65020 + s.IntN(3)), Ext: t.Ext()}

@@ -340,9 +340,9 @@ func (s *ends) transmit(l *endLink) {
 // --- end as a rds.Sink: it counts -----------------------------------------------------
 
 // Place has room for everything.
-func (n *end) Place(_ netip.AddrPort, _ *transport.Frame, t rds.Train, _ *conn.Path, _ uint64) (int, bool) {
-	n.n += t.Count
-	n.bytes += t.PayloadBytes()
+func (n *end) Place(_ *rds.Peer, a conn.Arrival) (int, bool) {
+	n.n += a.Train.Count
+	n.bytes += a.Train.PayloadBytes()
 	return 0, true
 }
 

@@ -13,7 +13,6 @@ import (
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
-	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -45,7 +44,7 @@ type memory struct {
 // lease is one message in the memory.
 type lease struct {
 	src   netip.AddrPort
-	train rds.Train
+	train wire.Train
 	recs  []*rec
 	cost  int
 	buf   *buf.Buf
@@ -75,17 +74,15 @@ type dest struct {
 // leaseCost is what a message takes beside its bytes.
 const leaseCost = 16
 
-func (m *memory) Place(src netip.AddrPort, f *transport.Frame, t rds.Train, p *conn.Path, seq uint64) (int, bool) {
+func (m *memory) Place(from *rds.Peer, in conn.Arrival) (int, bool) {
 	a, w := m.a, m.a.n.w
+	src, t, p, seq := from.AddrPort(in.SPort), in.Train, in.Path, in.Seq
 	m.tried = true
 	if a.n.eng == nil {
 		return 0, false // the process crashed
 	}
 	if a.dead {
 		w.fail("D3: %v is closed and something is placed", a.addr)
-	}
-	if !bytes.Equal(t.Body, f.Payload) {
-		w.fail("D4: %v: a frame and its train differ", a.addr)
 	}
 	switch {
 	case p == nil:
@@ -101,9 +98,9 @@ func (m *memory) Place(src netip.AddrPort, f *transport.Frame, t rds.Train, p *c
 	}
 	l := &lease{src: src, train: t, cost: cost, copy: bytes.Clone(t.Body)}
 	l.train.Body = l.copy
-	if f.Buf != nil && w.chance(2) {
-		f.Buf.Ref()
-		l.buf, l.train.Body = f.Buf, t.Body
+	if in.Buf != nil && w.chance(2) {
+		in.Buf.Ref()
+		l.buf, l.train.Body = in.Buf, t.Body
 	}
 	c := t.Cut()
 	for d, ok := c.Next(); ok; d, ok = c.Next() {
@@ -277,7 +274,7 @@ func (m *memory) post(dst netip.AddrPort, sizes []int) bool {
 		uniform = uniform && r.size == p.recs[0].size
 		sizes[i] = r.size
 	}
-	t := rds.Train{Count: len(sizes), Table: !uniform || w.chance(8)}
+	t := wire.Train{Count: len(sizes), Table: !uniform || w.chance(8)}
 	if t.Table {
 		for _, r := range p.recs {
 			p.body = binary.BigEndian.AppendUint32(p.body, uint32(r.size))
@@ -336,7 +333,7 @@ func (w *World) drawPost() (sizes []int) {
 		n = 2 + w.rng.Intn(20)
 	}
 	size, same, bytes := w.drawSize(), w.chance(2), 0
-	most := rds.MaxTrainBytes - 16
+	most := wire.MaxTrainBytes - 16
 	if w.hungry {
 		most = 9 << 10
 	}
@@ -457,17 +454,16 @@ func (m *memory) gone() {
 
 // datagrams calls f for every datagram in a data frame.
 func datagrams(h *wire.Header, payload []byte, rdsd bool, f func(i, count int, d []byte)) {
-	var t wire.Train
+	t := wire.One(payload)
 	if rdsd && h.Kind(true) == wire.KindData {
-		t, _ = wire.ParseTrain(&h.Ext, len(payload))
-	}
-	if t.Count == 0 {
-		f(0, 1, payload)
-		return
+		var err error
+		if t, err = wire.ParseTrain(&h.Ext, payload); err != nil {
+			t = wire.One(payload)
+		}
 	}
 	i := 0
-	for c := wire.Cut(payload, int(t.Count), t.Table); c.Left() > 0; i++ {
+	for c := t.Cut(); c.Left() > 0; i++ {
 		d, _ := c.Next()
-		f(i, int(t.Count), d)
+		f(i, t.Count, d)
 	}
 }

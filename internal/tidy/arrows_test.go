@@ -60,7 +60,7 @@ var arrows = []struct {
 
 	// The protocol core. It names no concrete transport, and conn nothing of RDS.
 	{"conn", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
-	// rds places frames, which are transport's, and charges who its sockets belong to.
+	// rds writes batches, which are transport's, and charges who its sockets belong to.
 	{"rds", []string{"conn", "cong", "transport", "wire", "rdserr", "internal/buf", "internal/stats", "internal/quota"}},
 	{"rtrs", []string{"transport", "wire/rtrs", "rdserr"}},
 	{"blk", []string{"rdserr", "internal/eintr", "internal/guard"}},
@@ -69,7 +69,8 @@ var arrows = []struct {
 	{"rnbd", []string{"rtrs", "blk", "wire/rtrs", "wire/rnbd", "rdserr"}},
 
 	// The shell.
-	{"shm", []string{"rdserr", "internal/crash", "internal/eintr", "internal/toll"}},
+	// What a descriptor holds is what the wire carries: one train from ring to frame.
+	{"shm", []string{"wire", "rdserr", "internal/crash", "internal/eintr", "internal/toll"}},
 	{"api/rdsd/v1", []string{"rdserr"}},
 	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire/rtrs", "wire/rnbd", "rdserr", "internal/eintr", "internal/guard", "internal/reactor", "internal/stats", "internal/quota"}},
 	{"node/config", []string{"node/volume", "rtrs", "rdserr", "shm", "internal/reactor"}},

@@ -17,7 +17,6 @@ import (
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
-	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -271,12 +270,11 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 	case r.marks != nil && r.cancelled(p, f.dest.Addr()):
 		return true
 	}
-	t := rds.Train{Body: p.Body, Count: p.Count, Table: p.Table}
 	var err error
 	if a == regardless {
-		err = r.sock.AdmitAll(f.dest, t)
+		err = r.sock.AdmitAll(f.dest, p.Train)
 	} else {
-		err = r.sock.Admit(f.dest, t)
+		err = r.sock.Admit(f.dest, p.Train)
 	}
 	switch err {
 	case nil:
@@ -291,7 +289,7 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 		r.posts = append(r.posts, ringPost{})
 	}
 	r.posts[id] = ringPost{slot: p.Slot, bytes: uint32(len(p.Body)), left: uint32(p.Count)}
-	r.sock.PostAdmitted(now, f.dest, t, id, p.Tag, rds.Report(p.Want), cell)
+	r.sock.PostAdmitted(now, f.dest, p.Train, id, p.Tag, rds.Report(p.Want), cell)
 	r.host.Moved(len(p.Body))
 	if f.dest.Addr().Addr() == r.host.Addr() {
 		r.share.Copied(len(p.Body)) // what leaves has a bound of its own, and is not copied here
@@ -397,17 +395,17 @@ func (r *ringSock) Collect() {
 // --- the engine's side, with the lock held ------------------------------------------
 
 // Place implements rds.Sink.
-func (r *ringSock) Place(src netip.AddrPort, f *transport.Frame, t rds.Train, p *conn.Path, seq uint64) (cost int, ok bool) {
-	r.host.Moved(len(t.Body))
-	lane := r.host.LaneIndex(p)
-	if b := f.Buf; b != nil && b.Owner() == buf.Owner(r) {
-		if cost, ok = r.End.Place(src, uint64(b.ID)*shm.UnitBytes, len(t.Body), t.Count, t.Table, lane, seq); ok {
+func (r *ringSock) Place(from *rds.Peer, a conn.Arrival) (cost int, ok bool) {
+	r.host.Moved(len(a.Train.Body))
+	src, lane := from.AddrPort(a.SPort), r.host.LaneIndex(a.Path)
+	if b := a.Buf; b != nil && b.Owner() == buf.Owner(r) {
+		if cost, ok = r.End.Place(src, uint64(b.ID)*shm.UnitBytes, a.Train, lane, a.Seq); ok {
 			b.ID = slotTaken
 			r.reserved--
 			r.reservedBytes -= uint64(len(b.B))
 		}
 	} else {
-		cost, ok = r.End.PlaceCopy(src, t.Body, t.Count, t.Table, lane, seq)
+		cost, ok = r.End.PlaceCopy(src, a.Train, lane, a.Seq)
 	}
 	if ok {
 		r.host.Place(&r.Ring)

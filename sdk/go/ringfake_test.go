@@ -19,6 +19,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/shm"
+	"github.com/rdsd/rdsd/wire"
 )
 
 // ringDaemon is a small daemon for rings alone: sockets bound at it reach each
@@ -322,7 +323,7 @@ func (d *ringDaemon) flood(local netip.AddrPort, n, size int) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := d.socks[local]
-	s.flood = shm.Post{Body: make([]byte, n*size), Count: n}
+	s.flood = shm.Post{Train: wire.Train{Body: make([]byte, n*size), Count: n}}
 	s.pokeLocked()
 }
 
@@ -358,7 +359,7 @@ func (s *ringSock) stepLocked() (worked bool) {
 		if s.flood.Count == 0 {
 			break
 		}
-		if _, ok := s.h.PlaceCopy(peerAddr, s.flood.Body, s.flood.Count, false, shm.NoLane, 0); !ok {
+		if _, ok := s.h.PlaceCopy(peerAddr, s.flood.Train, shm.NoLane, 0); !ok {
 			break
 		}
 		s.publishLocked() // each a train of its own
@@ -491,7 +492,7 @@ func (s *ringSock) takeLocked(p *shm.Post) bool {
 		s.stuck = append(s.stuck, stuckPost{id, f.dst, *p})
 		return true
 	}
-	if _, ok := to.h.PlaceCopy(s.local, p.Body, p.Count, p.Table, shm.NoLane, 0); !ok {
+	if _, ok := to.h.PlaceCopy(s.local, p.Train, shm.NoLane, 0); !ok {
 		to.publishLocked()
 		return false
 	}
@@ -511,7 +512,7 @@ func (s *ringSock) unstickLocked(dst netip.AddrPort) {
 			continue
 		}
 		p := &st.post
-		if _, ok := to.h.PlaceCopy(s.local, p.Body, p.Count, p.Table, shm.NoLane, 0); !ok {
+		if _, ok := to.h.PlaceCopy(s.local, p.Train, shm.NoLane, 0); !ok {
 			s.d.t.Error("no room in a new socket")
 		}
 		s.h.Outcome(st.id, p.Tag, p.Count, shm.Delivered, 0, true)
