@@ -88,6 +88,8 @@ type Export struct {
 	// client opens the export, and closed with the last one.
 	Path string
 	File blk.FileOptions // how; ReadOnly is that of Rules too
+	// Open opens Path; nil: it is a file or block device of this machine.
+	Open func(path string, o blk.FileOptions) (blk.Device, error)
 
 	// Device is exported instead of a Path. It belongs to the Server, which has it closed
 	// some time after the export was removed.

@@ -74,7 +74,7 @@ func (o *Opening) Do() (d blk.Device, more bool, err error) {
 func (t *try) open() (blk.Device, error) {
 	opts := t.file
 	opts.ReadOnly = opts.ReadOnly || t.rules.ReadOnly
-	f, err := t.openFile(opts)
+	d, err := t.openFile(opts)
 	if n := rdserr.Errno(err); !opts.ReadOnly && (n == rdserr.ErrPerm.Errno || n == blk.ErrReadOnly.Errno) {
 		opts.ReadOnly = true // it may be read all the same
 		if ro, err2 := t.openFile(opts); err2 == nil {
@@ -84,12 +84,15 @@ func (t *try) open() (blk.Device, error) {
 	if err != nil {
 		return nil, err
 	}
-	return f, nil
+	return d, nil
 }
 
-func (t *try) openFile(o blk.FileOptions) (*blk.File, error) {
-	if t.root != nil {
+func (t *try) openFile(o blk.FileOptions) (blk.Device, error) {
+	switch {
+	case t.root != nil:
 		return t.root.dir.Open(t.path, o)
+	case t.exp.Open != nil:
+		return t.exp.Open(t.path, o)
 	}
 	return blk.OpenFile(t.path, o)
 }

@@ -88,7 +88,7 @@ func (k *checks) mapping(m *MappingInfo) {
 func (k *checks) export(ctx context.Context, h *Host, x *ExportInfo) {
 	n, what := len(k.list), "export "+x.Name
 	if x.Origin != OriginRoot && x.Kind != KindMemory {
-		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		ctx, cancel := h.machine.Timeout(ctx, 5*time.Second)
 		err := h.do(ctx, x.Path, func() error {
 			f, err := blk.OpenFile(x.Path, blk.FileOptions{ReadOnly: x.ReadOnly, LogicalBlock: x.LogicalBlock})
 			if err == nil {

@@ -47,14 +47,18 @@ func newClient(h *Host, id string, s MapSpec) (*client, error) {
 	if s.OnLoss == OnLossError {
 		onLoss = rtrs.Error
 	}
-	c := &client{h: h, id: id, spec: s, since: time.Now(), done: make(chan struct{}), whys: map[*rtrs.ClientPath]string{}}
+	c := &client{h: h, id: id, spec: s, since: h.machine.Wall(), done: make(chan struct{}), whys: map[*rtrs.ClientPath]string{}}
 	cfg := &h.cfg
-	c.rt, err = rtrs.NewClient(rtrs.ClientConfig{
+	rc := rtrs.ClientConfig{
 		Name: s.Session, Conns: 1 + cfg.Connections, QueueDepth: s.QueueDepth,
 		HeartbeatEvery: cfg.Heartbeat, MissedLimit: cfg.MissedLimit,
 		ReconnectMin: cfg.ReconnectMin, ReconnectMax: cfg.ReconnectMax,
 		Policy: policy, IOTimeout: s.IOTimeout, OnLoss: onLoss, LossTimeout: s.LossTimeout,
-	}, (*clientEnv)(c), h.random(), h.now())
+	}
+	if h.machine.Tune != nil {
+		h.machine.Tune(&rc, nil)
+	}
+	c.rt, err = rtrs.NewClient(rc, (*clientEnv)(c), h.random(), h.now())
 	if err != nil {
 		return nil, rdserr.With(rdserr.ErrInvalid, "session %s: %v", s.Session, err)
 	}
@@ -243,10 +247,7 @@ func (h *Host) release(c *client) {
 		return
 	}
 	c.close()
-	select {
-	case <-c.done:
-	case <-time.After(sessionEnd):
-	}
+	h.machine.Wait(sessionEnd, c.done)
 }
 
 // sessionEnd is how long to wait for the links of a session to close.
@@ -289,7 +290,8 @@ type volumeDevice struct {
 	c        *client
 	v        *rnbd.Volume  // its methods: with c.mu held
 	m        *mapping      // nil: RemoteInfo asks
-	outcome  chan error    // of opening it; room for one
+	answered chan struct{} // it was opened, or not; room for one
+	outcome  error         // that answer; guarded by c.mu
 	unmapped chan struct{} // closed when nothing of v is in flight any more
 }
 
@@ -302,23 +304,24 @@ func (c *client) openVolume(now time.Duration, name, access string, m *mapping) 
 	if state, _ := v.State(); state == rnbd.Unmapped { // refused within the call
 		return nil, v.Err()
 	}
-	d := &volumeDevice{c: c, v: v, m: m, outcome: make(chan error, 1), unmapped: make(chan struct{})}
+	d := &volumeDevice{c: c, v: v, m: m, answered: make(chan struct{}, 1), unmapped: make(chan struct{})}
 	v.Ctx = d
 	return d, nil
 }
 
-// answer tells whoever waits for the outcome.
+// answer tells whoever waits for the outcome. c.mu is held.
 func (d *volumeDevice) answer(err error) {
 	select {
-	case d.outcome <- err:
+	case d.answered <- struct{}{}:
+		d.outcome = err
 	default:
 	}
 }
 
-// forgetOutcome makes room for the next one.
+// forgetOutcome makes room for the next one. c.mu is held.
 func (d *volumeDevice) forgetOutcome() {
 	select {
-	case <-d.outcome:
+	case <-d.answered:
 	default:
 	}
 }
@@ -334,15 +337,16 @@ func (d *volumeDevice) wait(ctx context.Context, strict bool) error {
 	}
 	c.finish(c.last)
 	var err error
-	select {
-	case err = <-d.outcome:
-	case <-ctx.Done():
-		err = rdserr.With(rdserr.ErrTimeout, "the server has not answered in time")
-		if ctx.Err() == context.Canceled {
-			err = rdserr.With(rdserr.ErrCanceled, "it was given up meanwhile")
-		}
-	}
+	got := c.h.machine.Wait(Forever, d.answered, ctx.Done())
 	now := c.lock(c.clock())
+	switch {
+	case got == 0:
+		err = d.outcome
+	case ctx.Err() == context.Canceled:
+		err = rdserr.With(rdserr.ErrCanceled, "it was given up meanwhile")
+	default:
+		err = rdserr.With(rdserr.ErrTimeout, "the server has not answered in time")
+	}
 	c.pending = slices.DeleteFunc(c.pending, func(o *volumeDevice) bool { return o == d })
 	if err != nil {
 		d.v.ForceUnmap(now)
@@ -362,12 +366,7 @@ func (d *volumeDevice) unmap(force bool) bool {
 		d.v.Unmap(now)
 	}
 	c.finish(now)
-	select {
-	case <-d.unmapped:
-		return true
-	case <-time.After(unmapWait):
-		return false
-	}
+	return c.h.machine.Wait(unmapWait, d.unmapped) == 0
 }
 
 // unmapWait is how long to wait for the server when a volume is closed.

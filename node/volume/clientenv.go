@@ -3,7 +3,6 @@ package volume
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/guard"
@@ -55,13 +54,13 @@ func (c *client) newDomain() (d transport.Domain, home bool) {
 func (e *clientEnv) Dial(p *rtrs.ClientPath, conn int, req []byte) {
 	f := e.life(p)
 	f.dialing++
-	e.work.Add(1)
-	go (*client)(e).dial(f, p, conn, req) // ends when it is connected, refused, or hung up
+	e.work.Go(func() { // ends when it is connected, refused, or hung up
+		defer e.h.guard.Recover(guard.Step, nil) // beside the attempt this is a step
+		(*client)(e).dial(f, p, conn, req)
+	})
 }
 
 func (c *client) dial(f *life, p *rtrs.ClientPath, conn int, req []byte) {
-	defer c.work.Done()
-	defer c.h.guard.Recover(guard.Step, nil) // beside the attempt this is a step
 	var l transport.OneSided
 	var rsp []byte
 	var err error
@@ -103,12 +102,12 @@ func (e *clientEnv) Take(p *rtrs.ClientPath, key uint32) (int, bool) {
 }
 
 func (e *clientEnv) Up() {
-	e.up, e.ever, e.since = true, true, time.Now()
+	e.up, e.ever, e.since = true, true, e.h.machine.Wall()
 	e.rn.Up(e.last)
 }
 
 func (e *clientEnv) Down() {
-	e.up, e.since = false, time.Now()
+	e.up, e.since = false, e.h.machine.Wall()
 	e.rn.Down(e.last)
 }
 
@@ -121,6 +120,9 @@ func (e *clientEnv) Closed() {
 }
 
 func (e *clientEnv) Event(x rtrs.Event) {
+	if told := e.h.machine.Session; told != nil {
+		e.posts = append(e.posts, func() { told(x) })
+	}
 	if !passing(&x) && !e.said(&x) {
 		e.event(sessionEvent(&x, RoleClient))
 	}

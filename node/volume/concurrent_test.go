@@ -144,7 +144,7 @@ func TestCloseWithAStoreThatHangs(t *testing.T) {
 		t.Errorf("close: %v", err)
 	}
 	s.heal()
-	h.work.Wait()
+	<-h.work.ended()
 	server.r.Close()
 }
 

@@ -19,7 +19,7 @@ import (
 func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 	h.mu.Lock()
 	m, err := h.find(what)
-	var f front
+	var f Front
 	if err == nil {
 		f = m.front
 	}
@@ -29,7 +29,7 @@ func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 	}
 	if !force && f != nil {
 		busy := false
-		if err := h.do(ctx, "mapping "+m.id, func() error { busy = f.busy(); return nil }); err != nil {
+		if err := h.do(ctx, "mapping "+m.id, func() error { busy = f.Busy(); return nil }); err != nil {
 			return fmt.Errorf("is mapping %s in use? %w", m.id, err)
 		}
 		if busy {
@@ -44,20 +44,16 @@ func (h *Host) Unmap(ctx context.Context, what string, force bool) error {
 		err = rdserr.ErrShutdown
 	default:
 		m.ending = true
-		h.work.Add(1)
+		h.work.Go(func() { // ends within seconds
+			defer h.guard.Recover(guard.Volume, nil)
+			m.end(force)
+		})
 	}
 	h.mu.Unlock()
 	if err != nil {
 		return err
 	}
-	go func() { // ends within seconds
-		defer h.work.Done()
-		defer h.guard.Recover(guard.Volume, nil)
-		m.end(force)
-	}()
-	select {
-	case <-m.gone:
-	case <-ctx.Done():
+	if h.machine.Wait(Forever, m.gone, ctx.Done()) != 0 {
 		return rdserr.With(rdserr.ErrTimeout, "mapping %s is on its way out", m.id)
 	}
 	h.ev.add(Event{Kind: EventMapping, Role: RoleClient, Session: m.spec.Session, Mapping: m.id, State: StateUnmapped, Text: "mapping " + m.id + " has ended"})
@@ -102,25 +98,24 @@ func (h *Host) Remap(ctx context.Context, what string) (MappingInfo, error) {
 		if !asking {
 			break
 		}
-		select {
-		case <-time.After(askAgain):
-		case <-ctx.Done():
+		if h.machine.Wait(askAgain, ctx.Done()) == 0 {
 			return MappingInfo{}, rdserr.With(rdserr.ErrTimeout, "remap %s: the server has not answered in time", m.id)
 		}
 	}
 	if err == nil {
-		select {
-		case err = <-d.outcome: // of the event
-		case <-d.unmapped:
+		got := h.machine.Wait(Forever, d.answered, d.unmapped, ctx.Done())
+		now := c.lock(h.now())
+		switch why := d.v.Err(); {
+		case got == 0:
+			err = d.outcome // of the event
+		case got == 1:
 			err = rdserr.With(rdserr.ErrNotFound, "it was unmapped meanwhile")
-		case <-ctx.Done():
-			now := c.lock(h.now())
+		case why != nil:
+			err = why
+		default:
 			err = rdserr.With(rdserr.ErrTimeout, "the server has not opened it in time")
-			if why := d.v.Err(); why != nil {
-				err = why
-			}
-			c.finish(now)
 		}
+		c.finish(now)
 	}
 	if err != nil {
 		return MappingInfo{}, fmt.Errorf("remap %s: %w", m.id, err)
@@ -137,9 +132,9 @@ const (
 
 // ask asks the server for the present size and waits for the answer.
 func (d *volumeDevice) ask(ctx context.Context) (uint64, error) {
-	ctx, cancel := context.WithTimeout(ctx, askWait)
-	defer cancel()
 	c := d.c
+	ctx, cancel := c.h.machine.Timeout(ctx, askWait)
+	defer cancel()
 	for asked := false; ; {
 		now := c.lock(c.clock())
 		state, _ := d.v.State()
@@ -155,9 +150,7 @@ func (d *volumeDevice) ask(ctx context.Context) (uint64, error) {
 		case asked && !busy && info != nil:
 			return d.Info().Size, nil
 		}
-		select {
-		case <-time.After(askAgain):
-		case <-ctx.Done():
+		if c.h.machine.Wait(askAgain, ctx.Done()) == 0 {
 			return 0, rdserr.With(rdserr.ErrTimeout, "the server has not answered in time; the volume is %v", state)
 		}
 	}

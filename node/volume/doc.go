@@ -5,7 +5,9 @@
 // timers, sockets and files are here, the protocol is there.
 //
 // Host is the entry. Its methods may be called from any goroutine and check all
-// they are given; what they return are copies.
+// they are given; what they return are copies. What a Host takes from where it runs
+// (clocks, goroutines, waits, memory, its disk) is a Machine, and the daemon's is this
+// machine: a simulated world has another one.
 //
 // The path of a request runs to completion. Where it is mapped, the session's
 // reactor (shell.home) takes what it reads from an NBD connection through rnbd and

@@ -91,13 +91,13 @@ func TestEventsInTheLog(t *testing.T) {
 			}
 			return a
 		}})
-		newEvents(slog.New(h)).add(c.ev)
+		newEvents(slog.New(h), time.Now).add(c.ev)
 		if got := strings.TrimSpace(b.String()); got != c.want {
 			t.Errorf("%s, want %s", got, c.want)
 		}
 	}
 	var b bytes.Buffer
-	quiet := newEvents(slog.New(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: slog.LevelWarn})))
+	quiet := newEvents(slog.New(slog.NewTextHandler(&b, &slog.HandlerOptions{Level: slog.LevelWarn})), time.Now)
 	quiet.add(Event{Kind: EventPath, Text: "a"})
 	if b.Len() > 0 {
 		t.Errorf("a log of warnings has %s", b.String())

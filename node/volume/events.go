@@ -23,6 +23,7 @@ const FromNow = ^uint64(0)
 // events is the log of what happened, and who watches it.
 type events struct {
 	log   *slog.Logger
+	wall  func() time.Time
 	guard *guard.Guard
 
 	mu     sync.Mutex
@@ -33,8 +34,8 @@ type events struct {
 	pumps  sync.WaitGroup
 }
 
-func newEvents(log *slog.Logger) *events {
-	e := &events{log: log}
+func newEvents(log *slog.Logger, wall func() time.Time) *events {
+	e := &events{log: log, wall: wall}
 	e.more.L = &e.mu
 	return e
 }
@@ -48,7 +49,7 @@ func (e *events) add(ev Event) {
 // record notes an event. It may be called with any lock held: watchers are
 // woken, never waited for.
 func (e *events) record(ev Event) Event {
-	ev.Time = time.Now()
+	ev.Time = e.wall()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if !e.closed {

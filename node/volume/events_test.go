@@ -4,9 +4,10 @@ import (
 	"log/slog"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
-func newTestEvents() *events { return newEvents(slog.New(slog.DiscardHandler)) }
+func newTestEvents() *events { return newEvents(slog.New(slog.DiscardHandler), time.Now) }
 
 func TestWatchBringsWhatWasAndWhatComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -49,7 +49,7 @@ func (h *Host) addExport(ctx context.Context, s ExportSpec, origin string, must 
 	if err := s.check(); err != nil {
 		return nil, err
 	}
-	x := &export{origin: origin, since: time.Now()}
+	x := &export{origin: origin, since: h.machine.Wall()}
 	var dev blk.Device
 	err := h.do(ctx, s.Path, func() (err error) {
 		dev, x.info, err = h.openExport(&s)
@@ -64,7 +64,7 @@ func (h *Host) addExport(ctx context.Context, s ExportSpec, origin string, must 
 	x.spec = s
 	x.exp = &rnbd.Export{Name: s.Name, Path: s.Path, Volatile: s.Kind == KindMemory,
 		Rules: rnbd.Rules{ReadOnly: s.ReadOnly, Shared: s.Shared, Allow: s.Allow, Sessions: s.Sessions},
-		File:  h.fileOptions(s.ReadOnly, s.LogicalBlock)}
+		File:  h.fileOptions(s.ReadOnly, s.LogicalBlock), Open: h.machine.Store}
 	if dev != nil {
 		x.exp.Device = h.layers(s.Name, dev)
 	}
@@ -151,18 +151,7 @@ func (h *Host) openExport(s *ExportSpec) (blk.Device, blk.Info, error) {
 		}
 		s.Create, s.Size = false, 0
 	}
-	st, err := os.Stat(s.Path)
-	if err != nil {
-		return nil, blk.Info{}, notFound(err)
-	}
-	kind := KindFile
-	if st.Mode().Type()&fs.ModeDevice != 0 {
-		kind = KindBlock
-	}
-	if s.Kind != "" && s.Kind != kind {
-		return nil, blk.Info{}, rdserr.With(rdserr.ErrInvalid, "%s is a %s, not a %s", s.Path, kind, s.Kind)
-	}
-	f, err := blk.OpenFile(s.Path, h.fileOptions(s.ReadOnly, s.LogicalBlock))
+	f, kind, err := h.openStore(s)
 	if err != nil {
 		return nil, blk.Info{}, notFound(err)
 	}
@@ -175,6 +164,31 @@ func (h *Host) openExport(s *ExportSpec) (blk.Device, blk.Info, error) {
 		return nil, info, rdserr.With(rdserr.ErrInvalid, "%s is empty; want at least one block of %d bytes (--create with --size makes a file)", s.Path, info.LogicalBlock)
 	}
 	return nil, info, nil
+}
+
+// openStore opens the file or block device of s, which has to be of the kind that s says.
+func (h *Host) openStore(s *ExportSpec) (d blk.Device, kind string, err error) {
+	o := h.fileOptions(s.ReadOnly, s.LogicalBlock)
+	if h.machine.Store != nil {
+		d, err = h.machine.Store(s.Path, o)
+		return d, KindFile, err
+	}
+	st, err := os.Stat(s.Path)
+	if err != nil {
+		return nil, "", err
+	}
+	kind = KindFile
+	if st.Mode().Type()&fs.ModeDevice != 0 {
+		kind = KindBlock
+	}
+	if s.Kind != "" && s.Kind != kind {
+		return nil, "", rdserr.With(rdserr.ErrInvalid, "%s is a %s, not a %s", s.Path, kind, s.Kind)
+	}
+	f, err := blk.OpenFile(s.Path, o)
+	if err != nil {
+		return nil, "", err
+	}
+	return f, kind, nil
 }
 
 // notFound adds what would be right to the error of a file that is not there.

@@ -19,18 +19,18 @@ import (
 	"github.com/rdsd/rdsd/rdserr"
 )
 
-// front is how a mapped volume appears on this node.
-type front interface {
-	// users is how many programs have it open, as far as that can be told
+// Front is how a mapped volume appears on this node.
+type Front interface {
+	// Users returns how many programs have it open, as far as that can be told
 	// without waiting.
-	users() int
-	// busy is whether somebody has it open. It may wait.
-	busy() bool
-	// resized is called when the volume has another size.
-	resized(*blk.Info)
-	// close ends it. leave: what a later Host can take up stays. It returns when
+	Users() int
+	// Busy reports whether somebody has it open. It may wait.
+	Busy() bool
+	// Resized is called when the volume has another size.
+	Resized(*blk.Info)
+	// Close ends it. leave: what a later Host can take up stays. It returns when
 	// no request is with the device any more, or soon after ctx ends.
-	close(ctx context.Context, leave bool) error
+	Close(ctx context.Context, leave bool) error
 }
 
 // socketFront is an NBD server on a Unix socket of its own.
@@ -119,13 +119,13 @@ func refuseRights(l *net.UnixListener) {
 	}
 }
 
-func (f *socketFront) users() int { return f.srv.Stats().Open }
+func (f *socketFront) Users() int { return f.srv.Stats().Open }
 
-func (f *socketFront) busy() bool { return f.users() > 0 }
+func (f *socketFront) Busy() bool { return f.Users() > 0 }
 
-func (f *socketFront) resized(*blk.Info) {} // NBD tells the size once; new clients see the new one
+func (f *socketFront) Resized(*blk.Info) {} // NBD tells the size once; new clients see the new one
 
-func (f *socketFront) close(ctx context.Context, leave bool) error {
+func (f *socketFront) Close(ctx context.Context, leave bool) error {
 	os.Remove(f.path)
 	end := f.srv.Shutdown
 	if leave && f.kept {

@@ -42,7 +42,8 @@ type Host struct {
 	turn     atomic.Uint32 // whose timer is next
 	log      *slog.Logger
 	guard    *guard.Guard
-	base     time.Time
+	machine  *Machine
+	base     time.Time // when Machine.Clock was 0
 	ev       *events
 	store    *store
 	srv      *server
@@ -51,9 +52,9 @@ type Host struct {
 	memory   *quota.Node                                // Deps.Memory
 	ctx      context.Context                            // of what happens in the background
 	cancel   context.CancelFunc
-	work     sync.WaitGroup // goroutines that end by themselves after cancel and the end of the sessions
-	waits    *waits         // what waits for file systems on behalf of callers
-	started  bool           // New has taken up what an earlier Host has left, and saver runs; set by New
+	work     *group // goroutines that end by themselves after cancel and the end of the sessions
+	waits    *waits // what waits for file systems on behalf of callers
+	started  bool   // New has taken up what an earlier Host has left, and saver runs; set by New
 	saver    *saver
 
 	mu         sync.Mutex // before any shell.mu
@@ -71,6 +72,10 @@ type Host struct {
 func New(cfg Config, deps Deps) (*Host, error) { return newHost(cfg, deps, kernelDriver) }
 
 func newHost(cfg Config, deps Deps, drv driver) (*Host, error) {
+	return newHostOn(cfg, deps, drv, thisMachine(deps.Guard))
+}
+
+func newHostOn(cfg Config, deps Deps, drv driver, m *Machine) (*Host, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -81,17 +86,17 @@ func newHost(cfg Config, deps Deps, drv driver) (*Host, error) {
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
-	store, old, err := openStore(cfg.StateDir)
+	store, old, err := openStore(m, cfg.StateDir)
 	if err != nil {
 		return nil, err
 	}
-	h := &Host{cfg: cfg, prov: deps.Provider, reactors: deps.Reactors, log: deps.Log, guard: deps.Guard, base: time.Now(), ev: newEvents(deps.Log),
-		store: store, drv: drv, layer: deps.Layer, memory: deps.Memory, waits: newWaits(),
+	h := &Host{cfg: cfg, prov: deps.Provider, reactors: deps.Reactors, log: deps.Log, guard: deps.Guard, machine: m, base: m.Wall().Add(-m.Clock()), ev: newEvents(deps.Log, m.Wall),
+		store: store, drv: drv, layer: deps.Layer, memory: deps.Memory, waits: newWaits(m), work: &group{m: m},
 		clients: map[string]*client{}, nextID: old.NextID, exports: map[string]*export{}}
 	if store.aside != nil {
 		h.log.Error("volume: what was persistent is not there", "err", store.aside)
 	}
-	h.saver = newSaver(h.write, h.wrote)
+	h.saver = newSaver(m, h.write, h.wrote)
 	h.saver.guard, h.ev.guard = h.guard, h.guard
 	h.ctx, h.cancel = context.WithCancel(context.Background())
 	if h.srv, err = newServer(h, &old); err == nil {
@@ -103,15 +108,15 @@ func newHost(cfg Config, deps Deps, drv driver) (*Host, error) {
 	}
 	h.startMappings(&old)
 	h.started = true
-	go h.saver.run() // ends with Host.await
-	h.save()         // an error is told by the saver, which tries again
+	m.Go(h.saver.run) // ends with Host.await
+	h.save()          // an error is told by the saver, which tries again
 	return h, nil
 }
 
 // startExports offers what is configured and what is persistent. A store that
 // cannot be opened now is tried when a client comes.
 func (h *Host) startExports(old *state) error {
-	ctx, cancel := context.WithTimeout(h.ctx, startWait)
+	ctx, cancel := h.machine.Timeout(h.ctx, startWait)
 	defer cancel()
 	if h.cfg.Listen == ListenAlways || len(h.cfg.Roots) > 0 {
 		if err := h.srv.listen(); err != nil {
@@ -167,14 +172,14 @@ func (h *Host) Close(ctx context.Context) error {
 	if h.started { // else what an earlier Host has left stays as it is
 		err = h.save()
 	}
-	var all sync.WaitGroup
+	all := &group{m: h.machine}
 	for _, m := range mappings {
 		all.Go(func() {
 			defer h.guard.Recover(guard.Volume, nil)
 			m.leave(ctx)
 		})
 	}
-	all.Wait()
+	h.machine.Wait(Forever, all.ended())
 	h.srv.close()
 	return errors.Join(err, h.await(ctx))
 }
@@ -182,22 +187,20 @@ func (h *Host) Close(ctx context.Context) error {
 // await waits for everything that ends by itself.
 func (h *Host) await(ctx context.Context) error {
 	done := make(chan struct{})
-	go func() { // ends when the last session and the last store have
+	h.machine.Go(func() { // ends when the last session and the last store have
 		defer h.guard.Recover(guard.Step, nil)
-		h.work.Wait()
+		h.machine.Wait(Forever, h.work.ended())
 		if h.started {
 			h.saver.end()
 		}
 		h.store.close()
 		h.ev.close()
 		close(done)
-	}()
-	select {
-	case <-done:
+	})
+	if h.machine.Wait(Forever, done, ctx.Done()) == 0 {
 		return nil
-	case <-ctx.Done():
-		return ctx.Err()
 	}
+	return ctx.Err()
 }
 
 // call begins a call that may wait for another node: it ends with the Host, and
@@ -209,8 +212,8 @@ func (h *Host) call(ctx context.Context) (_ context.Context, end func(), err err
 		return nil, nil, rdserr.ErrShutdown
 	}
 	h.work.Add(1)
-	ctx, cancel := context.WithTimeout(ctx, mapTimeout)
-	stop := context.AfterFunc(h.ctx, cancel)
+	ctx, cancel := h.machine.Timeout(ctx, mapTimeout)
+	ctx, stop := h.machine.Either(ctx, h.ctx)
 	return ctx, func() {
 		stop()
 		cancel()
@@ -232,7 +235,7 @@ func (h *Host) TakeLocks() {
 }
 
 // now is the time of the cores.
-func (h *Host) now() time.Duration { return time.Since(h.base) }
+func (h *Host) now() time.Duration { return h.machine.Clock() }
 
 // reactor is the one that runs the next timer; nil: there is none.
 func (h *Host) reactor() *reactor.Reactor {

@@ -171,13 +171,13 @@ func (f *kernelFront) stopped() bool {
 	}
 }
 
-// users: the kernel does not tell.
-func (f *kernelFront) users() int { return 1 }
+// Users returns 1: the kernel does not tell.
+func (f *kernelFront) Users() int { return 1 }
 
-// busy opens the device, which may make the kernel read from it.
-func (f *kernelFront) busy() bool { return f.drv.held(f.index) }
+// Busy opens the device, which may make the kernel read from it.
+func (f *kernelFront) Busy() bool { return f.drv.held(f.index) }
 
-func (f *kernelFront) resized(i *blk.Info) {
+func (f *kernelFront) Resized(i *blk.Info) {
 	a := f.attach()
 	a.Size, a.BlockSize = i.Size, i.LogicalBlock
 	if err := f.drv.reconfigure(f.index, a); err != nil {
@@ -185,9 +185,9 @@ func (f *kernelFront) resized(i *blk.Info) {
 	}
 }
 
-// close detaches the device, or leaves it without a connection for its
+// Close detaches the device, or leaves it without a connection for its
 // dead-connection timeout, in which requests wait for the next Host.
-func (f *kernelFront) close(ctx context.Context, leave bool) error {
+func (f *kernelFront) Close(ctx context.Context, leave bool) error {
 	f.once.Do(func() { close(f.ended) })
 	if leave {
 		// At once: what has no answer is the next Host's, and a refusal in the

@@ -108,7 +108,7 @@ func (m *mapping) describe() MappingInfo {
 		i.LastError = m.startErr.Error()
 	}
 	if m.front != nil {
-		i.Users = m.front.users()
+		i.Users = m.front.Users()
 	}
 	if m.c != nil {
 		m.c.describe(m, &i)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
@@ -27,13 +26,13 @@ type mapping struct {
 	cancel context.CancelFunc // of bringUp
 	gone   chan struct{}      // closed when nothing of it is left
 
-	turn sync.Mutex // one of bringUp, unmap, close at a time; before any other lock
+	turn turn // one of bringUp, unmap, close at a time; before any other lock
 
 	// Set by bringUp, with Host.mu held; nil before.
 	c     *client
 	dev   *volumeDevice
 	stats *blk.Stats
-	front front
+	front Front
 
 	restored bool  // an earlier Host had it
 	resume   bool  // the kernel has the device already
@@ -70,9 +69,7 @@ func (h *Host) Map(ctx context.Context, raw MapSpec) (MappingInfo, error) {
 	if err != nil {
 		return MappingInfo{}, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stop := context.AfterFunc(m.ctx, cancel) // by Unmap
+	ctx, stop := h.machine.Either(ctx, m.ctx) // which Unmap ends
 	defer stop()
 	m.turn.Lock()
 	err = m.bringUp(ctx, &raw, true)
@@ -130,7 +127,7 @@ func (h *Host) enterMapping(s MapSpec) (*mapping, error) {
 			return nil, rdserr.With(rdserr.ErrExists, "mapping %s has the device %s already", m.id, s.Device)
 		}
 	}
-	m := &mapping{h: h, id: s.ID, spec: s, since: time.Now(), gone: make(chan struct{})}
+	m := &mapping{h: h, id: s.ID, spec: s, since: h.machine.Wall(), gone: make(chan struct{}), turn: newTurn(h.machine)}
 	m.ctx, m.cancel = context.WithCancel(h.ctx)
 	if s.As == AsNBD {
 		m.backend = fmt.Sprintf("rdsd:%s:%016x", s.ID, h.seed())
@@ -175,9 +172,8 @@ func (m *mapping) open(ctx context.Context, strict bool) error {
 		if rdserr.Errno(err) != rdserr.ErrExists.Errno {
 			return err
 		}
-		select { // no other mapping has it, so RemoteInfo asks for it just now
-		case <-time.After(askAgain):
-		case <-ctx.Done():
+		// No other mapping has it, so RemoteInfo asks for it just now.
+		if h.machine.Wait(askAgain, ctx.Done()) == 0 {
 			return rdserr.With(rdserr.ErrTimeout, "the server has not answered in time")
 		}
 	}
@@ -194,11 +190,14 @@ func (m *mapping) open(ctx context.Context, strict bool) error {
 func (m *mapping) show() error {
 	h := m.h
 	log := h.log.With("mapping", m.id)
-	var f front
+	var f Front
 	var err error
-	if m.spec.As == AsSocket {
+	switch {
+	case h.machine.Front != nil:
+		f, err = h.machine.Front(&m.spec, m.stats)
+	case m.spec.As == AsSocket:
 		f, err = openSocket(m.spec.Socket, m.spec.Name, m.spec.Persist, h.cfg.SocketMode, m.stats, m.c.home, log, h)
-	} else {
+	default:
 		f, err = m.attach()
 	}
 	if err != nil {
@@ -215,7 +214,7 @@ func (m *mapping) show() error {
 
 // attach makes a kernel device: the one asked for, the one the kernel still
 // has, or any.
-func (m *mapping) attach() (front, error) {
+func (m *mapping) attach() (Front, error) {
 	h, s := m.h, &m.spec
 	o := kernelOptions{index: nbd.AnyDevice, backend: m.backend, dead: h.cfg.DeadTimeout, timeout: h.cfg.NBDTimeout, resume: m.resume}
 	if s.OnLoss == OnLossError {
@@ -248,7 +247,7 @@ func (m *mapping) resized() {
 		f, dev := m.front, m.dev
 		m.h.mu.Unlock()
 		if f != nil {
-			f.resized(dev.Info())
+			f.Resized(dev.Info())
 		}
 	})
 }
@@ -271,8 +270,8 @@ func (m *mapping) end(force bool) {
 		released = true
 	}
 	if m.front != nil {
-		ctx, cancel := context.WithTimeout(context.Background(), frontEnd)
-		if err := m.front.close(ctx, false); err != nil {
+		ctx, cancel := h.machine.Timeout(context.Background(), frontEnd)
+		if err := m.front.Close(ctx, false); err != nil {
 			h.log.Warn("volume: a device was not ended in order", "mapping", m.id, "err", err)
 		}
 		cancel()

@@ -6,6 +6,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// mappedChunks is memory of the kernel's, outside of Go's heap.
+type mappedChunks struct{}
+
+func (mappedChunks) Alloc(n int) []byte { return allocChunks(n) }
+func (mappedChunks) Free(b []byte)      { freeChunks(b) }
+func (mappedChunks) Trim(b []byte)      { trimChunks(b) }
+
 // allocChunks returns n zero bytes that cost nothing until they are touched,
 // outside of Go's heap; nil when there is no room.
 func allocChunks(n int) []byte {

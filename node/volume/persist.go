@@ -2,7 +2,6 @@ package volume
 
 import (
 	"context"
-	"math/rand/v2"
 	"time"
 
 	"github.com/rdsd/rdsd/internal/guard"
@@ -98,8 +97,10 @@ func (h *Host) startMappings(old *state) {
 			m.backend = o.Backend
 		}
 		m.resume, m.restored = resume, true
-		h.work.Add(1)
-		go m.restore() // ends when it is there, unmapped, or the Host ends
+		h.work.Go(func() { // ends when it is there, unmapped, or the Host ends
+			defer h.guard.Recover(guard.Step, nil) // beside the attempts; nothing would make another
+			m.restore()
+		})
 	}
 }
 
@@ -112,8 +113,6 @@ const (
 // restore brings a mapping up, however long that takes.
 func (m *mapping) restore() {
 	h := m.h
-	defer h.work.Done()
-	defer h.guard.Recover(guard.Step, nil) // beside the attempts; nothing would make another
 	said := ""
 	for pause := restoreMin; ; pause = min(2*pause, restoreMax) {
 		m.turn.Lock()
@@ -121,7 +120,7 @@ func (m *mapping) restore() {
 			m.turn.Unlock()
 			return
 		}
-		ctx, cancel := context.WithTimeout(m.ctx, mapTimeout)
+		ctx, cancel := h.machine.Timeout(m.ctx, mapTimeout)
 		h.mu.Lock()
 		raw := MapSpec{Paths: m.spec.Paths}
 		h.mu.Unlock()
@@ -149,9 +148,7 @@ func (m *mapping) restore() {
 			said = text
 			h.ev.add(Event{Kind: EventMapping, Role: RoleClient, Session: m.spec.Session, Mapping: m.id, State: StateInit, Err: err, Text: "mapping " + m.id + " cannot be mapped again yet"})
 		}
-		select {
-		case <-time.After(rand.N(pause) + time.Millisecond):
-		case <-m.ctx.Done():
+		if h.machine.Wait(time.Duration(h.seed()%uint64(pause))+time.Millisecond, m.ctx.Done()) == 0 {
 			return
 		}
 	}
@@ -164,8 +161,8 @@ func (m *mapping) leave(ctx context.Context) {
 	defer m.turn.Unlock()
 	h := m.h
 	if m.front != nil {
-		ctx, cancel := context.WithTimeout(ctx, frontEnd)
-		if err := m.front.close(ctx, true); err != nil {
+		ctx, cancel := h.machine.Timeout(ctx, frontEnd)
+		if err := m.front.Close(ctx, true); err != nil {
 			h.log.Warn("volume: a device was not ended in order", "mapping", m.id, "err", err)
 		}
 		cancel()

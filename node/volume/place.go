@@ -41,15 +41,15 @@ func (s *server) at(key any, v visit) {
 	p.visits = append(p.visits, v)
 	if p.visitors < maxVisitors {
 		p.visitors++
-		s.h.work.Add(1)
-		go s.visitor(key, p) // ends when nothing waits there
+		s.work.Go(func() { // ends when nothing waits there
+			defer s.h.guard.Recover(guard.Step, nil) // beside the work at the store these are steps
+			s.visitor(key, p)
+		})
 	}
 }
 
 // visitor opens and closes volumes at one place until none waits.
 func (s *server) visitor(key any, p *place) {
-	defer s.h.work.Done()
-	defer s.h.guard.Recover(guard.Step, nil) // beside the work at the store these are steps
 	for {
 		s.mu.Lock()
 		if len(p.visits) == 0 {

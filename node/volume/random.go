@@ -1,12 +1,9 @@
 package volume
 
-import (
-	"math/rand"
-	randv2 "math/rand/v2"
-)
+import "math/rand"
 
 // seed is a random number.
-func (h *Host) seed() uint64 { return randv2.Uint64() }
+func (h *Host) seed() uint64 { return h.machine.Seed() }
 
 // random is a source of randomness for a core.
 func (h *Host) random() *rand.Rand { return rand.New(rand.NewSource(int64(h.seed()))) }

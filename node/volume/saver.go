@@ -14,6 +14,7 @@ import (
 // and other nodes can make them change by opening and closing volumes, it costs a
 // flag here, and a bounded number of writes there.
 type saver struct {
+	m     *Machine
 	write func() error
 	told  func(error) // how a write ended, when that is something new
 	guard *guard.Guard
@@ -23,10 +24,10 @@ type saver struct {
 	done chan struct{} // closed when the goroutine has ended
 
 	mu      sync.Mutex
-	dirty   bool         // guarded by mu; marked and not written
-	waiting []chan error // guarded by mu; callers of save and soon, told how the next write ends
-	asked   bool         // guarded by mu; one of them does not wait for saveEvery
-	ended   bool         // guarded by mu
+	dirty   bool      // guarded by mu; marked and not written
+	waiting []*asking // guarded by mu; callers of save and soon, told how the next write ends
+	asked   bool      // guarded by mu; one of them does not wait for saveEvery
+	ended   bool      // guarded by mu
 }
 
 const (
@@ -38,8 +39,14 @@ const (
 	retryMax = 30 * time.Second
 )
 
-func newSaver(write func() error, told func(error)) *saver {
-	return &saver{write: write, told: told, kick: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
+// asking is a caller who waits.
+type asking struct {
+	done chan struct{} // closed when the state is written, or cannot be
+	err  error         // set before
+}
+
+func newSaver(m *Machine, write func() error, told func(error)) *saver {
+	return &saver{m: m, write: write, told: told, kick: make(chan struct{}, 1), stop: make(chan struct{}), done: make(chan struct{})}
 }
 
 // mark has the state written down soon. It neither waits nor allocates, and may be
@@ -65,7 +72,7 @@ func (s *saver) save() error { return s.ask(true) }
 func (s *saver) soon() error { return s.ask(false) }
 
 func (s *saver) ask(atOnce bool) error {
-	told := make(chan error, 1)
+	a := &asking{done: make(chan struct{})}
 	s.mu.Lock()
 	if s.ended {
 		s.mu.Unlock()
@@ -73,28 +80,30 @@ func (s *saver) ask(atOnce bool) error {
 	}
 	s.dirty = true
 	s.asked = s.asked || atOnce
-	s.waiting = append(s.waiting, told)
+	s.waiting = append(s.waiting, a)
 	s.mu.Unlock()
 	s.nudge()
-	return <-told
+	s.m.Wait(Forever, a.done)
+	return a.err
 }
 
 // run is the goroutine; it ends with end.
 func (s *saver) run() {
 	defer close(s.done)
 	defer s.guard.Recover(guard.Step, nil) // nothing would be kept any more
-	var last time.Time                     // when the state was written
+	last := s.m.Clock() - saveEvery        // when the state was written
 	var retry time.Duration
 	for {
 		s.mu.Lock()
 		dirty, asked, waited := s.dirty, s.asked, len(s.waiting) > 0
 		s.mu.Unlock()
-		pause := max(saveEvery, retry) - time.Since(last)
+		since := s.m.Clock() - last
+		pause := max(saveEvery, retry) - since
 		switch {
 		case !dirty:
-			pause = forever
+			pause = Forever
 		case waited && !asked: // a disk that failed is tried for them too
-			pause = saveEvery - time.Since(last)
+			pause = saveEvery - since
 		case asked: // somebody wants to know now whether it can be written
 			pause = 0
 		}
@@ -105,7 +114,7 @@ func (s *saver) run() {
 			break
 		}
 		err := s.once()
-		last = time.Now()
+		last = s.m.Clock()
 		if (err == nil) != (retry == 0) {
 			s.told(err)
 		}
@@ -126,23 +135,9 @@ func (s *saver) run() {
 	}
 }
 
-const forever = time.Duration(1<<63 - 1)
-
 // wait lets d pass, or less if something is marked. False: this is the end.
 func (s *saver) wait(d time.Duration) bool {
-	var after <-chan time.Time
-	if d != forever {
-		t := time.NewTimer(d)
-		defer t.Stop()
-		after = t.C
-	}
-	select {
-	case <-s.kick:
-	case <-after:
-	case <-s.stop:
-		return false
-	}
-	return true
+	return s.m.Wait(d, s.kick, s.stop) != 1
 }
 
 // once writes what is marked, and tells who waits. What could not be written stays
@@ -158,8 +153,9 @@ func (s *saver) once() error {
 		s.dirty = true
 		s.mu.Unlock()
 	}
-	for _, w := range waiting {
-		w <- err
+	for _, a := range waiting {
+		a.err = err
+		close(a.done)
 	}
 	return err
 }
@@ -167,5 +163,5 @@ func (s *saver) once() error {
 // end waits until what is marked is written, and the goroutine has ended.
 func (s *saver) end() {
 	close(s.stop)
-	<-s.done
+	s.m.Wait(Forever, s.done)
 }

@@ -21,7 +21,7 @@ import (
 func TestSaverCoalesces(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var value, written, writes atomic.Int64
-		s := newSaver(func() error {
+		s := newSaver(thisMachine(nil), func() error {
 			now := value.Load()
 			time.Sleep(3 * time.Millisecond) // what a disk takes
 			written.Store(now)
@@ -80,7 +80,7 @@ func TestSaverTriesAgain(t *testing.T) {
 		var at []time.Duration
 		var told []error
 		began := time.Now()
-		s := newSaver(func() error {
+		s := newSaver(thisMachine(nil), func() error {
 			at = append(at, time.Since(began))
 			if full.Load() {
 				return syscall.ENOSPC

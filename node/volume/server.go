@@ -56,14 +56,18 @@ func newServer(h *Host, old *state) (*server, error) {
 	c := &h.cfg
 	rnd := h.random()
 	var err error
-	s.rt, err = rtrs.NewServer(rtrs.ServerConfig{
+	rc := rtrs.ServerConfig{
 		QueueDepth: c.QueueDepth, MaxIO: c.MaxIO, MaxHdr: headerRoom, NoInvalidate: !*c.AlwaysInvalidate,
 		HeartbeatEvery: c.Heartbeat, MissedLimit: c.MissedLimit, MaxSessions: c.MaxSessions, MaxPaths: maxPaths,
-	}, (*serverEnv)(s), rnd.Uint32(), h.now())
+	}
+	if h.machine.Tune != nil {
+		h.machine.Tune(nil, &rc)
+	}
+	s.rt, err = rtrs.NewServer(rc, (*serverEnv)(s), rnd.Uint32(), h.now())
 	if err != nil {
 		return nil, err
 	}
-	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: h.store.bootNumber(), Past: h.store.past(old), Notes: h.store.dir != ""}, (*exportEnv)(s), s.rt, rnd)
+	s.rn = rnbd.NewServer(rnbd.ServerConfig{Boot: h.store.bootNumber(), Past: h.store.past(old), Notes: h.store.disk != nil}, (*exportEnv)(s), s.rt, rnd)
 	s.init(h, func(now time.Duration) { s.rt.Tick(now) }, s.rt.Next, func() {
 		now := s.lock(s.clock())
 		s.due(now)
@@ -241,7 +245,7 @@ func (s *server) ration(r *rtrs.ServerReq) {
 	s.work.Go(func() { // ends when none waits
 		defer s.h.guard.Recover(guard.Step, nil)
 		for more := true; more; {
-			time.Sleep(rationEvery)
+			s.h.machine.Wait(rationEvery)
 			now := s.lock(s.clock())
 			list := s.rationed
 			s.rationed = nil

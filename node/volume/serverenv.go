@@ -3,7 +3,6 @@ package volume
 import (
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
@@ -61,7 +60,7 @@ func (e *serverEnv) Renew(p *rtrs.ServerPath, b []byte, addr uint64) uint32 {
 func (e *serverEnv) Revoke(p *rtrs.ServerPath, key uint32) bool { return e.life(p).domain.Revoke(key) }
 
 func (e *serverEnv) Alloc(n int) []byte {
-	e.chunks = allocChunks(n)
+	e.chunks = e.h.machine.Chunks.Alloc(n)
 	return e.chunks
 }
 
@@ -79,12 +78,12 @@ func (e *serverEnv) Free(b []byte) {
 	// neither this thread nor the lock is to be held. No link is left that writes there.
 	e.work.Go(func() { // ends when the kernel is done
 		defer e.h.guard.Recover(guard.Volume, nil)
-		freeChunks(b)
+		e.h.machine.Chunks.Free(b)
 	})
 }
 
 func (e *serverEnv) Trim(b []byte) {
-	trimChunks(b)
+	e.h.machine.Chunks.Trim(b)
 	if l := e.pages.Load(); l != nil {
 		for _, c := range *l {
 			if off, ok := c.at(b); ok {
@@ -96,7 +95,7 @@ func (e *serverEnv) Trim(b []byte) {
 
 func (e *serverEnv) Up(s *rtrs.ServerSession) {
 	e.lastID++
-	x := &serverSession{id: fmt.Sprintf("s%d", e.lastID), since: time.Now(), chunks: e.chunks}
+	x := &serverSession{id: fmt.Sprintf("s%d", e.lastID), since: e.h.machine.Wall(), chunks: e.chunks}
 	if l := s.Paths(); len(l) > 0 {
 		x.peer = l[0].Remote
 	}
@@ -129,6 +128,9 @@ func (e *serverEnv) Closed() {
 }
 
 func (e *serverEnv) Event(x rtrs.Event) {
+	if told := e.h.machine.Session; told != nil {
+		e.posts = append(e.posts, func() { told(x) })
+	}
 	if !passing(&x) {
 		e.event(sessionEvent(&x, RoleServer))
 	}
@@ -148,18 +150,19 @@ func (e *exportEnv) Keep() { e.h.keepPast() }
 // Note waits for the disk beside everything else: whoever opens the volume waits for it.
 func (e *exportEnv) Note(o *rnbd.Opening) {
 	s := (*server)(e)
-	s.h.work.Add(1)
-	go func() { // ends when the state is written, or cannot be
-		defer s.h.work.Done()
+	s.work.Go(func() { // ends when the state is written, or cannot be
 		defer s.h.guard.Recover(guard.Step, nil) // the volume would be opening for ever
 		err := s.h.saver.soon()
 		now := s.lock(s.clock())
 		s.rn.Noted(now, o, err)
 		s.finish(now)
-	}()
+	})
 }
 
 func (e *exportEnv) Event(x rnbd.ServerEvent) {
+	if told := e.h.machine.Export; told != nil {
+		e.posts = append(e.posts, func() { told(x) })
+	}
 	ev := Event{Kind: EventExport, Role: RoleServer, Session: x.Session, Export: x.Name, State: x.Kind.String(), Err: x.Err}
 	switch x.Kind {
 	case rnbd.ServerOpened, rnbd.ServerClosed:

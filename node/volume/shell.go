@@ -4,7 +4,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/rtrs"
 )
@@ -26,23 +25,20 @@ type shell struct {
 	dirty  []*link          // guarded by mu; posted to and not flushed
 	tell   []func()         // guarded by mu; what the core is to be told at the end of the step
 	home   *reactor.Reactor // runs the timer, and reads a client's first links; may be nil
-	timer  *reactor.Timer   // nil: there is no reactor, time.AfterFunc is used
-	after  *time.Timer      // guarded by mu
-	armed  time.Duration    // guarded by mu; when the timer fires; rtrs.Never: it does not
-	closed bool             // guarded by mu; no timer any more
-	posts  []func()         // guarded by mu; run when the lock is let go
+	timer  Timer
+	armed  time.Duration // guarded by mu; when the timer fires; rtrs.Never: it does not
+	closed bool          // guarded by mu; no timer any more
+	posts  []func()      // guarded by mu; run when the lock is let go
 	events *events
-	lives  map[*life]bool  // guarded by mu; those not gone
-	work   *sync.WaitGroup // goroutines of the Host
-	guard  *guard.Guard
+	lives  map[*life]bool // guarded by mu; those not gone
+	work   *group         // of the Host
 }
 
 func (s *shell) init(h *Host, tick func(time.Duration), next func() time.Duration, step func()) {
 	s.clock, s.tick, s.next, s.step = h.now, tick, next, step
-	s.armed, s.lives, s.work, s.events, s.guard = rtrs.Never, map[*life]bool{}, &h.work, h.ev, h.guard
-	if s.home = h.reactor(); s.home != nil {
-		s.timer = s.home.NewTimer(step)
-	}
+	s.armed, s.lives, s.work, s.events = rtrs.Never, map[*life]bool{}, h.work, h.ev
+	s.home = h.reactor()
+	s.timer = h.machine.NewTimer(s.home, step)
 }
 
 // lock begins a step at now, and returns the time to tell the core: no earlier
@@ -120,18 +116,7 @@ func (f *flushes) run() {
 // arm is called with mu held.
 func (s *shell) arm(now, at time.Duration) {
 	s.armed = at
-	d := max(at-now, 0)
-	switch {
-	case s.timer != nil:
-		s.timer.Reset(d)
-	case s.after != nil:
-		s.after.Reset(d)
-	default:
-		s.after = time.AfterFunc(d, func() {
-			defer s.guard.Recover(guard.Step, nil)
-			s.step()
-		})
-	}
+	s.timer.Reset(max(at-now, 0))
 }
 
 // due begins the timer's step, with mu held.
@@ -151,10 +136,5 @@ func (s *shell) event(ev Event) {
 // end stops the timer; mu is held.
 func (s *shell) end() {
 	s.closed = true
-	if s.timer != nil {
-		s.timer.Stop()
-	}
-	if s.after != nil {
-		s.after.Stop()
-	}
+	s.timer.Stop()
 }

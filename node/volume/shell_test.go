@@ -10,33 +10,23 @@ import (
 // TestEndStopsTheTimer holds that an ended session or server has no timer any more, of whichever kind it was: it would hold on to all of it
 // for as long as it was set to, and then step what has ended.
 func TestEndStopsTheTimer(t *testing.T) {
-	t.Run("without a reactor", func(t *testing.T) {
-		var s shell
+	r, err := reactor.New(reactor.Options{CPU: -1, SpinFor: -1, Name: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	for name, home := range map[string]*reactor.Reactor{"without a reactor": nil, "on a reactor": r} {
+		s := shell{timer: thisMachine(nil).NewTimer(home, func() { t.Error("an hour has passed") })}
 		s.arm(0, time.Hour)
 		s.arm(0, 2*time.Hour) // the same timer once more
 		s.end()
-		if s.after.Stop() || !s.closed {
-			t.Error("the timer of what has ended was still set")
+		if s.timer.Stop() || !s.closed {
+			t.Errorf("%s: the timer of what has ended was still set", name)
 		}
-	})
-	t.Run("on a reactor", func(t *testing.T) {
-		r, err := reactor.New(reactor.Options{CPU: -1, SpinFor: -1, Name: "test"})
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer r.Close()
-		s := shell{timer: r.NewTimer(func() { t.Error("an hour has passed") })}
-		s.arm(0, time.Hour)
-		s.end()
-		if s.timer.Stop() || s.after != nil {
-			t.Error("the timer of what has ended was still set")
-		}
-	})
-	t.Run("that was never set", func(t *testing.T) {
-		var s shell
+		s = shell{timer: thisMachine(nil).NewTimer(home, nil)}
 		s.end()
 		if !s.closed {
-			t.Error("not ended")
+			t.Errorf("%s: one that was never set is not ended", name)
 		}
-	})
+	}
 }

@@ -139,7 +139,7 @@ func TestStuckCloses(t *testing.T) {
 
 // TestWaits: calls wait for the file system of their own path, and for room.
 func TestWaits(t *testing.T) {
-	w := newWaits()
+	w := newWaits(thisMachine(nil))
 	ctx, cancel := context.WithCancel(context.Background())
 	var leave []func()
 	enter := func(ctx context.Context, path string) error {
@@ -169,7 +169,7 @@ func TestWaits(t *testing.T) {
 	for _, f := range leave {
 		f()
 	}
-	if len(w.paths) != 0 || len(w.all) != 0 {
+	if len(w.paths) != 0 || len(w.all) != maxWaits {
 		t.Errorf("%d paths and %d calls are left", len(w.paths), len(w.all))
 	}
 }

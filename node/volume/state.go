@@ -6,16 +6,10 @@ import (
 	"fmt"
 	"io/fs"
 	"net/netip"
-	"os"
-	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/rdsd/rdsd/blk"
-	"github.com/rdsd/rdsd/internal/eintr"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rnbd"
 )
@@ -120,8 +114,7 @@ func (s *mappingState) spec() (MapSpec, error) {
 
 // store keeps the state on disk. Without a directory it keeps nothing.
 type store struct {
-	dir  string
-	lock *os.File // held as long as the Host lives
+	disk Disk // nil: there is no directory
 	boot string
 
 	aside error // what an earlier Host has left could not be used
@@ -130,29 +123,17 @@ type store struct {
 	err error      // guarded by mu; of the last write
 }
 
-// openStore takes the directory, which is made if it is not there, and reads
-// what an earlier Host has left.
-func openStore(dir string) (*store, state, error) {
-	s := &store{dir: dir, boot: bootID()}
+// openStore takes the directory and reads what an earlier Host has left.
+func openStore(m *Machine, dir string) (*store, state, error) {
+	s := &store{boot: m.Boot}
 	fresh := state{Version: stateVersion, Boot: s.boot, NextID: 1}
 	if dir == "" {
 		return s, fresh, nil
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+	var err error
+	if s.disk, err = m.Disk(dir); err != nil {
 		return nil, fresh, fmt.Errorf("volumes.state_dir: %w", err)
 	}
-	f, err := os.OpenFile(filepath.Join(dir, "volumes.lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fresh, fmt.Errorf("volumes.state_dir: %w", err)
-	}
-	if err := eintr.Again(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }); err != nil {
-		f.Close()
-		if err == unix.EWOULDBLOCK {
-			return nil, fresh, rdserr.With(rdserr.ErrBusy, "volumes.state_dir: another daemon uses %s", dir)
-		}
-		return nil, fresh, fmt.Errorf("volumes.state_dir: locking %s: %w", f.Name(), err)
-	}
-	s.lock = f
 	old, err := s.read()
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
@@ -163,7 +144,7 @@ func openStore(dir string) (*store, state, error) {
 		}
 	}
 	if err != nil {
-		f.Close()
+		s.close()
 		return nil, fresh, err
 	}
 	return s, old, nil
@@ -175,15 +156,8 @@ func openStore(dir string) (*store, state, error) {
 // not known now, so clients are told that the machine was started anew, which makes
 // them let no flush succeed before they map again.
 func (s *store) setAside(why error) error {
-	name := filepath.Join(s.dir, stateFile)
-	aside := name + ".unusable"
-	for i := 2; ; i++ {
-		if _, err := os.Lstat(aside); errors.Is(err, fs.ErrNotExist) {
-			break
-		}
-		aside = fmt.Sprintf("%s.unusable.%d", name, i)
-	}
-	if err := os.Rename(name, aside); err != nil {
+	aside, err := s.disk.SetAside()
+	if err != nil {
 		return fmt.Errorf("volumes.state_dir: %w (%w)", why, err)
 	}
 	s.aside = rdserr.With(rdserr.ErrInvalid, "%v; it is kept as %s", why, aside)
@@ -192,16 +166,15 @@ func (s *store) setAside(why error) error {
 
 func (s *store) read() (state, error) {
 	var st state
-	name := filepath.Join(s.dir, stateFile)
-	b, err := os.ReadFile(name)
+	b, err := s.disk.Read()
 	if err != nil {
 		return st, fmt.Errorf("volumes.state_dir: %w", err)
 	}
 	if err := json.Unmarshal(b, &st); err != nil {
-		return st, rdserr.With(rdserr.ErrInvalid, "%s cannot be read (%v)", name, err)
+		return st, rdserr.With(rdserr.ErrInvalid, "%s cannot be read (%v)", stateFile, err)
 	}
 	if st.Version != stateVersion {
-		return st, rdserr.With(rdserr.ErrInvalid, "%s has version %d; this daemon knows %d", name, st.Version, stateVersion)
+		return st, rdserr.With(rdserr.ErrInvalid, "%s has version %d; this daemon knows %d", stateFile, st.Version, stateVersion)
 	}
 	st.NextID = max(st.NextID, 1)
 	return st, nil
@@ -227,7 +200,7 @@ func (s *store) past(st *state) (list []rnbd.Past) {
 
 // write replaces the file by what now is.
 func (s *store) write(now func() state) error {
-	if s.dir == "" {
+	if s.disk == nil {
 		return nil
 	}
 	s.mu.Lock()
@@ -238,7 +211,7 @@ func (s *store) write(now func() state) error {
 	if err != nil {
 		return err
 	}
-	s.err = replaceState(filepath.Join(s.dir, stateFile), append(b, '\n'))
+	s.err = s.disk.Write(append(b, '\n'))
 	if s.err != nil {
 		s.err = fmt.Errorf("volumes.state_dir: %w", s.err)
 	}
@@ -261,45 +234,7 @@ func (h *Host) StateError() error {
 }
 
 func (s *store) close() {
-	if s.lock != nil {
-		s.lock.Close()
+	if s.disk != nil {
+		s.disk.Close()
 	}
-}
-
-// replaceFile writes a file so that a reader, at whatever moment the machine
-// dies, finds the old content or the new one.
-func replaceFile(name string, b []byte) error {
-	f, err := os.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err == nil {
-		err = f.Sync()
-	}
-	if e := f.Close(); err == nil {
-		err = e
-	}
-	if err == nil {
-		err = os.Rename(name+".new", name)
-	}
-	if err != nil {
-		os.Remove(name + ".new")
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(name))
-	if err != nil {
-		return err
-	}
-	defer dir.Close()
-	return dir.Sync()
-}
-
-// replaceState stands for replaceFile in tests of the state.
-var replaceState = replaceFile
-
-// bootID is other after each start of the machine; "" where the kernel does not say.
-func bootID() string {
-	b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
-	return strings.TrimSpace(string(b))
 }

@@ -18,7 +18,7 @@ import (
 
 func TestStateSurvives(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "state")
-	s, st, err := openStore(dir)
+	s, st, err := openStore(thisMachine(nil), dir)
 	if err != nil || st.NextID != 1 || s.crashed(&st) {
 		t.Fatalf("a fresh directory: %+v, %v", st, err)
 	}
@@ -31,12 +31,12 @@ func TestStateSurvives(t *testing.T) {
 	if err := s.write(func() state { return want }); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := openStore(dir); !errors.Is(err, syscall.EBUSY) {
+	if _, _, err := openStore(thisMachine(nil), dir); !errors.Is(err, syscall.EBUSY) {
 		t.Fatalf("the directory was opened twice: %v", err)
 	}
 	s.close()
 
-	s, st, err = openStore(dir)
+	s, st, err = openStore(thisMachine(nil), dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,7 +85,7 @@ func TestStateThatCannotBeUsed(t *testing.T) {
 			if i > 0 {
 				os.WriteFile(filepath.Join(dir, stateFile), []byte(c.content), 0o600)
 			}
-			s, st, err := openStore(dir)
+			s, st, err := openStore(thisMachine(nil), dir)
 			if err != nil || st.NextID != 1 || len(st.Mappings) != 0 {
 				t.Fatalf("%s: %+v, %v; want a fresh one", name, st, err)
 			}
@@ -104,14 +104,14 @@ func TestStateThatCannotBeUsed(t *testing.T) {
 	}
 	file := filepath.Join(t.TempDir(), "f")
 	os.WriteFile(file, nil, 0o600)
-	if _, _, err := openStore(file); !errors.Is(err, syscall.ENOTDIR) {
+	if _, _, err := openStore(thisMachine(nil), file); !errors.Is(err, syscall.ENOTDIR) {
 		t.Errorf("a file as directory: %v", err)
 	}
 }
 
 func TestStateThatCannotBeWritten(t *testing.T) {
 	dir := t.TempDir()
-	s, _, err := openStore(dir)
+	s, _, err := openStore(thisMachine(nil), dir)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -12,15 +12,16 @@ import (
 // path, so that a file system that stands still keeps nobody from what lies on
 // others, and so many in all, because each takes a thread.
 type waits struct {
-	all chan struct{}
+	m   *Machine
+	all chan struct{} // has something for each slot that is free
 
 	mu    sync.Mutex
 	paths map[string]*pathWaits // guarded by mu
 }
 
 type pathWaits struct {
-	slots chan struct{}
-	refs  int // callers that have, or wait for, a slot; guarded by waits.mu
+	slots chan struct{} // as waits.all
+	refs  int           // callers that have, or wait for, a slot; guarded by waits.mu
 }
 
 const (
@@ -28,8 +29,17 @@ const (
 	maxPathWaits = 2
 )
 
-func newWaits() *waits {
-	return &waits{all: make(chan struct{}, maxWaits), paths: map[string]*pathWaits{}}
+func newWaits(m *Machine) *waits {
+	return &waits{m: m, all: slots(maxWaits), paths: map[string]*pathWaits{}}
+}
+
+// slots makes n of them, all free.
+func slots(n int) chan struct{} {
+	c := make(chan struct{}, n)
+	for range n {
+		c <- struct{}{}
+	}
+	return c
 }
 
 // enter waits for a turn to ask about path; leave ends it.
@@ -37,7 +47,7 @@ func (w *waits) enter(ctx context.Context, path string) (leave func(), err error
 	w.mu.Lock()
 	p := w.paths[path]
 	if p == nil {
-		p = &pathWaits{slots: make(chan struct{}, maxPathWaits)}
+		p = &pathWaits{slots: slots(maxPathWaits)}
 		w.paths[path] = p
 	}
 	p.refs++
@@ -49,34 +59,29 @@ func (w *waits) enter(ctx context.Context, path string) (leave func(), err error
 		}
 		w.mu.Unlock()
 	}
-	if !take(ctx, p.slots) {
+	if !w.take(ctx, p.slots) {
 		forget()
 		return nil, rdserr.With(rdserr.ErrTimeout, "%d calls wait for the file system of %s already", maxPathWaits, path)
 	}
-	if !take(ctx, w.all) {
-		<-p.slots
+	if !w.take(ctx, w.all) {
+		p.slots <- struct{}{}
 		forget()
 		return nil, rdserr.With(rdserr.ErrTimeout, "%d calls wait for file systems already", maxWaits)
 	}
 	return func() {
-		<-w.all
-		<-p.slots
+		w.all <- struct{}{}
+		p.slots <- struct{}{}
 		forget()
 	}, nil
 }
 
 // take waits for a slot until ctx ends, and takes one that is free in any case.
-func take(ctx context.Context, slots chan struct{}) bool {
+func (w *waits) take(ctx context.Context, slots chan struct{}) bool {
 	select {
-	case slots <- struct{}{}:
+	case <-slots:
 		return true
 	default:
-	}
-	select {
-	case slots <- struct{}{}:
-		return true
-	case <-ctx.Done():
-		return false
+		return w.m.Wait(Forever, slots, ctx.Done()) == 0
 	}
 }
 
@@ -87,16 +92,15 @@ func (h *Host) do(ctx context.Context, path string, f func() error) error {
 	if err != nil {
 		return err
 	}
-	done := make(chan error, 1)
-	go func() { // ends when the file system answers
+	done := make(chan struct{})
+	h.machine.Go(func() { // ends when the file system answers
 		defer leave()
-		defer h.guard.Recover(guard.Volume, func(err error) { done <- err })
-		done <- f()
-	}()
-	select {
-	case err := <-done:
+		defer close(done)
+		defer h.guard.Recover(guard.Volume, func(e error) { err = e })
+		err = f()
+	})
+	if h.machine.Wait(Forever, done, ctx.Done()) == 0 {
 		return err
-	case <-ctx.Done():
-		return rdserr.With(rdserr.ErrTimeout, "the file system has not answered in time")
 	}
+	return rdserr.With(rdserr.ErrTimeout, "the file system has not answered in time")
 }

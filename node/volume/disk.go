@@ -1,0 +1,95 @@
+package volume
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/eintr"
+	"github.com/rdsd/rdsd/rdserr"
+)
+
+// directory is a Disk: one file, and a lock beside it.
+type directory struct {
+	name string   // of the file
+	lock *os.File // held until Close
+}
+
+// openDisk takes a directory, which is made if it is not there.
+func openDisk(dir string) (Disk, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, err
+	}
+	f, err := os.OpenFile(filepath.Join(dir, "volumes.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := eintr.Again(func() error { return unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB) }); err != nil {
+		f.Close()
+		if err == unix.EWOULDBLOCK {
+			return nil, rdserr.With(rdserr.ErrBusy, "another daemon uses %s", dir)
+		}
+		return nil, fmt.Errorf("locking %s: %w", f.Name(), err)
+	}
+	return &directory{name: filepath.Join(dir, stateFile), lock: f}, nil
+}
+
+func (d *directory) Read() ([]byte, error) { return os.ReadFile(d.name) }
+
+func (d *directory) Write(b []byte) error { return replaceState(d.name, b) }
+
+func (d *directory) SetAside() (string, error) {
+	aside := d.name + ".unusable"
+	for i := 2; ; i++ {
+		if _, err := os.Lstat(aside); errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+		aside = fmt.Sprintf("%s.unusable.%d", d.name, i)
+	}
+	return aside, os.Rename(d.name, aside)
+}
+
+func (d *directory) Close() { d.lock.Close() }
+
+// replaceFile writes a file so that a reader, at whatever moment the machine
+// dies, finds the old content or the new one.
+func replaceFile(name string, b []byte) error {
+	f, err := os.OpenFile(name+".new", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(b)
+	if err == nil {
+		err = f.Sync()
+	}
+	if e := f.Close(); err == nil {
+		err = e
+	}
+	if err == nil {
+		err = os.Rename(name+".new", name)
+	}
+	if err != nil {
+		os.Remove(name + ".new")
+		return err
+	}
+	dir, err := os.Open(filepath.Dir(name))
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	return dir.Sync()
+}
+
+// replaceState stands for replaceFile in tests of the state.
+var replaceState = replaceFile
+
+// bootID is other after each start of the machine; "" where the kernel does not say.
+func bootID() string {
+	b, _ := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	return strings.TrimSpace(string(b))
+}
