@@ -369,6 +369,47 @@ func TestTagQueueBlocks(t *testing.T) {
 	}
 }
 
+// TestTagBlocksAreFilled: a block takes frames to its last byte and to its last piece but
+// one, which the end of a block needs; the next frame begins another.
+func TestTagBlocksAreFilled(t *testing.T) {
+	one := func(q *TagQueue, n, tail int) *TagBlock {
+		t.Helper()
+		if err := q.Post(&Op{Kind: OpSend, Data: make([]byte, n), Tail: make([]byte, tail)}); err != nil {
+			t.Fatal(err)
+		}
+		return q.last
+	}
+	q := NewTagQueue(1)
+	first := one(&q, 0, 0)
+	for left := tagStage - TagLen; left > 0; {
+		n := min(left-TagLen, tagInline)
+		if rest := left - TagLen - n; rest > 0 && rest < TagLen { // a frame is no shorter than its header
+			n -= TagLen
+		}
+		if one(&q, n, 0) != first {
+			t.Fatalf("another block was begun with %d bytes of %d left", left, tagStage)
+		}
+		left -= TagLen + n
+	}
+	if len(first.stage) != tagStage {
+		t.Errorf("a block holds %d bytes of %d", len(first.stage), tagStage)
+	}
+	if one(&q, 0, 0) == first {
+		t.Error("a full block takes a frame")
+	}
+	q.Drop()
+
+	q = NewTagQueue(1)
+	first = one(&q, tagInline+1, 1) // two pieces: what was copied, and the data
+	for one(&q, tagInline+1, 1) == first {
+	}
+	first.seal()
+	if n := len(first.pieces); n > tagPieces || n < tagPieces-2 {
+		t.Errorf("a block ends with %d pieces of %d", n, tagPieces)
+	}
+	q.Drop()
+}
+
 // TestTagReadsWithoutCopy: a large payload is asked for in its place, whatever
 // came before it.
 func TestTagReadsWithoutCopy(t *testing.T) {

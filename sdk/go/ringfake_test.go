@@ -37,6 +37,7 @@ type ringDaemon struct {
 	socks    map[netip.AddrPort]*ringSock      // guarded by mu
 	flowOf   func(dst netip.AddrPort) flowRule // guarded by mu
 	refuse   *rdsdv1.Closing                   // guarded by mu; answer to every Bind
+	mapped   func(*shm.Region) *rdsdv1.Closing // guarded by mu; called when Mapped has come, may refuse
 	spec     shm.Spec                          // guarded by mu; entries and arenas of new regions
 	nextPort uint16                            // guarded by mu
 	mute     bool                              // guarded by mu; serve nothing
@@ -226,15 +227,22 @@ func (d *ringDaemon) bind(c *shm.Conn, b *rdsdv1.Bind) (*ringSock, *rdsdv1.Closi
 	if err == nil {
 		err = hearMapped(c)
 	}
+	var refused *rdsdv1.Closing
+	if err == nil && d.mapped != nil {
+		refused = d.mapped(region)
+	}
 	if err == nil {
 		err = region.Seal()
 	}
-	if err != nil {
+	if refused != nil || err != nil {
 		region.Close()
 		region.Disown()
 		theirs.Close()
 		unix.Close(ours)
-		return nil, closing(syscall.EIO, err.Error())
+		if refused == nil {
+			refused = closing(syscall.EIO, err.Error())
+		}
+		return nil, refused
 	}
 	region.SetLocal(local)
 	s := &ringSock{d: d, conn: c, local: local, region: region, h: shm.NewHost(region, nil), theirs: theirs,

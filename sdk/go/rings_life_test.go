@@ -474,3 +474,42 @@ func TestRingsLeaveNothing(t *testing.T) {
 		return f <= fds && m <= maps
 	})
 }
+
+// TestRingsRefusedWhenMapped: a daemon may refuse the port, or turn out to be another, after
+// the client has mapped its region. Bind says why then, with rings as with any front end, and
+// binds nothing.
+func TestRingsRefusedWhenMapped(t *testing.T) {
+	d := newRingDaemon(t)
+	refused := func(e syscall.Errno) func(*shm.Region) *rdsdv1.Closing {
+		return func(*shm.Region) *rdsdv1.Closing { return closing(e, "not now") }
+	}
+	for what, c := range map[string]struct {
+		mapped func(*shm.Region) *rdsdv1.Closing
+		want   error
+	}{
+		"in use":     {refused(syscall.EADDRINUSE), rdserr.ErrAddrInUse},
+		"permission": {refused(syscall.EACCES), rdserr.ErrPerm},
+		"no such":    {refused(syscall.EADDRNOTAVAIL), rdserr.ErrAddrNotAvail},
+		"another header": {func(r *shm.Region) *rdsdv1.Closing {
+			r.Sends++ // no power of two
+			return nil
+		}, unix.EBADMSG},
+	} {
+		d.mu.Lock()
+		d.mapped = c.mapped
+		d.mu.Unlock()
+		client, err := Dial(d.path, WithFrontEnd(Rings))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := client.Bind(testContext(t), localAddr)
+		if wantErr(t, err, c.want); s != nil {
+			t.Errorf("%s: %v", what, s)
+		}
+		client.Close()
+	}
+	d.mu.Lock()
+	d.mapped = nil
+	d.mu.Unlock()
+	d.bindRing(localAddr)
+}
