@@ -168,6 +168,10 @@ func TestClientGreetings(t *testing.T) {
 		{"a size below zero", [][]byte{hello, unsup, reply(optGo, repInfo, u16(infoExport), u64(1<<63), u16(1))}, rdserr.ErrProtocol},
 		{"blocks of 0 bytes", [][]byte{hello, unsup, export, reply(optGo, repInfo, u16(infoBlockSize), u32(0), u32(0), u32(0))}, rdserr.ErrProtocol},
 		{"most less than least", [][]byte{hello, unsup, export, reply(optGo, repInfo, u16(infoBlockSize), u32(512), u32(512), u32(0))}, rdserr.ErrProtocol},
+		{"a description cut short", [][]byte{hello, unsup, reply(optGo, repInfo, u16(infoExport), u64(4096)), reply(optGo, repAck)}, rdserr.ErrProtocol},
+		{"other news as long as a description", [][]byte{hello, unsup, reply(optGo, repInfo, u16(99), u64(4096), u16(1)), reply(optGo, repAck)}, rdserr.ErrProtocol},
+		{"block sizes cut short", [][]byte{hello, unsup, export, reply(optGo, repInfo, u16(infoBlockSize), u32(0)), reply(optGo, repAck)}, nil},
+		{"other news as long as block sizes", [][]byte{hello, unsup, export, reply(optGo, repInfo, u16(99), u32(0), u32(0), u32(0)), reply(optGo, repAck)}, nil},
 		{"is good", [][]byte{hello, unsup, export, reply(optGo, repInfo, u16(99), u32(1)), reply(optGo, repAck)}, nil},
 	} {
 		t.Run(c.what, func(t *testing.T) {

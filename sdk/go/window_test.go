@@ -262,3 +262,16 @@ func TestEndOfALink(t *testing.T) {
 		}
 	}
 }
+
+// TestCreditIsDue: the smallest credit that can be given back is worth a message: one empty
+// datagram has no bytes.
+func TestCreditIsDue(t *testing.T) {
+	for _, x := range []struct {
+		s   session
+		due bool
+	}{{session{}, false}, {session{creditN: 1}, true}, {session{creditB: 1}, true}} {
+		if got := x.s.creditDue(); got != x.due {
+			t.Errorf("%d datagrams, %d bytes: due %v", x.s.creditN, x.s.creditB, got)
+		}
+	}
+}
