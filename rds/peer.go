@@ -120,7 +120,20 @@ func (pe *Peer) Conn() *conn.Conn { return pe.c }
 func (pe *Peer) Counters() stats.Counters { return pe.ctr }
 
 // CongestedPorts counts the peer's congested ports.
-func (pe *Peer) CongestedPorts() int { return pe.cmap.Len() }
+func (pe *Peer) CongestedPorts() int { return pe.congested().Len() }
+
+// AppendCongested appends which of the peer's ports are congested: 8,192 bytes, in which
+// bit p%8 of byte p/8 stands for port p.
+func (pe *Peer) AppendCongested(b []byte) []byte { return pe.congested().AppendTo(b) }
+
+// congested is the map of the peer's ports. Those of Self are the engine's own, which its
+// sockets mark.
+func (pe *Peer) congested() *cong.Map {
+	if pe == pe.e.loop {
+		return &pe.e.cmap
+	}
+	return &pe.cmap
+}
 
 func (pe *Peer) tick(now time.Duration) {
 	pe.tm.t = nil

@@ -27,6 +27,7 @@ type ClientPath struct {
 	want  State
 	since time.Duration // when it came to be in state
 	err   error         // why it was lost or could not be made, the last time
+	errAt time.Duration // when that was
 	// at is, in Reconnecting, when the path is tried again, and in Connecting, when
 	// that has taken too long.
 	at time.Duration
@@ -71,6 +72,8 @@ type PathInfo struct {
 	Since         time.Duration // when it came to be in that state
 	Attempts      int           // to connect, that failed in a row
 	Err           error         // why it was lost or could not be made, the last time
+	ErrAt         time.Duration // when that was
+	RetryAt       time.Duration // when it is tried again; 0: it does not wait for that
 	Stats         PathStats
 }
 
@@ -78,7 +81,11 @@ type PathInfo struct {
 func (p *ClientPath) Info() PathInfo {
 	s := p.stats
 	s.Inflight = p.flight.n
-	return PathInfo{p.Local, p.Remote, p.state, p.since, p.failures, p.err, s}
+	i := PathInfo{Local: p.Local, Remote: p.Remote, State: p.state, Since: p.since, Attempts: p.failures, Err: p.err, ErrAt: p.errAt, Stats: s}
+	if p.state == Reconnecting {
+		i.RetryAt = p.at
+	}
+	return i
 }
 
 // State is where p stands.
@@ -274,7 +281,7 @@ func (p *ClientPath) lose(err error) {
 	c := p.c
 	was := p.state
 	if err != nil || was == Connecting {
-		p.err = err
+		p.err, p.errAt = err, c.now
 	}
 	p.setState(Closing)
 	c.env.Hang(p)

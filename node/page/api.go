@@ -62,6 +62,15 @@ var asks = map[string]struct {
 		m.SetRemote(remote)
 		return p.Admin.GetCounters(ctx, m)
 	}},
+	"maps": {[]string{"remote"}, func(p *Page, ctx context.Context, value func(string) string) (proto.Message, error) {
+		remote, err := addressParameter("remote", value("remote"))
+		if err != nil {
+			return nil, err
+		}
+		m := &rdsdv1.ListCongestionMapsRequest{}
+		m.SetRemote(remote)
+		return p.Admin.ListCongestionMaps(ctx, m)
+	}},
 	"history": {[]string{"endpoint"}, func(p *Page, ctx context.Context, value func(string) string) (proto.Message, error) {
 		m := &rdsdv1.GetCongestionHistoryRequest{}
 		if text := value("endpoint"); text != "" {

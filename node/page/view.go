@@ -46,6 +46,9 @@ var topics = []topic{
 	{"history", "congestion/history", 2 * time.Second, func(d *Deps, ctx context.Context) (proto.Message, error) {
 		return d.Admin.GetCongestionHistory(ctx, &rdsdv1.GetCongestionHistoryRequest{})
 	}},
+	{"maps", "congestion/maps", time.Second, func(d *Deps, ctx context.Context) (proto.Message, error) {
+		return d.Admin.ListCongestionMaps(ctx, &rdsdv1.ListCongestionMapsRequest{})
+	}},
 	{"volumes", "volumes", time.Second, func(d *Deps, ctx context.Context) (proto.Message, error) {
 		return d.Volumes.List(ctx, &rdsdv1.VolumeListRequest{})
 	}},

@@ -25,7 +25,7 @@ var changes = map[string]bool{
 
 var reads = map[string]bool{
 	"GetStatus": true, "GetCounters": true, "ListPeers": true, "ListSockets": true, "ListQueue": true, "ListCongestion": true, "Ping": true,
-	"GetCongestionHistory": true, "ListErrors": true, "GetConfig": true,
+	"GetCongestionHistory": true, "ListCongestionMaps": true, "ListErrors": true, "GetConfig": true,
 	"List": true, "Get": true, "ListSessions": true, "ListPaths": true, "Check": true,
 }
 

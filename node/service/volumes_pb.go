@@ -259,6 +259,13 @@ func volumePathPB(i *volume.PathInfo, now time.Time) *rdsdv1.VolumePath {
 	m.SetInFlight(uint32(i.InFlight))
 	m.SetFailovers(i.Failovers)
 	m.SetLastError(i.LastError)
+	if i.LastError != "" {
+		m.SetErrorAgeNs(uint64(max(now.Sub(i.ErrorAt), 1)))
+	}
+	m.SetAttempts(uint32(i.Attempts))
+	if !i.RetryAt.IsZero() {
+		m.SetRetryInNs(uint64(max(i.RetryAt.Sub(now), 0)))
+	}
 	return m
 }
 

@@ -268,7 +268,7 @@ func (h *Host) Paths() []PathInfo {
 func (c *client) pathInfo(p *rtrs.ClientPath) PathInfo {
 	x := p.Info()
 	i := PathInfo{PathSpec: PathSpec{Src: addrText(p.Local), Dst: p.Remote.String()}, Session: c.rt.Name(), SessionID: c.id, Role: RoleClient,
-		State: stateText(x.State), Since: c.h.wall(x.Since), Epoch: uint16(x.Stats.Reconnects + 1)}
+		State: stateText(x.State), Since: c.h.wall(x.Since), Attempts: x.Attempts, Epoch: uint16(x.Stats.Reconnects + 1)}
 	if f, _ := p.Ctx.(*life); f != nil && !f.told {
 		i.Conns = f.open
 		if len(f.links) > 0 && f.links[0] != nil {
@@ -276,7 +276,10 @@ func (c *client) pathInfo(p *rtrs.ClientPath) PathInfo {
 		}
 	}
 	if x.Err != nil {
-		i.LastError = x.Err.Error()
+		i.LastError, i.ErrorAt = x.Err.Error(), c.h.wall(x.ErrAt)
+	}
+	if x.RetryAt != 0 {
+		i.RetryAt = c.h.wall(x.RetryAt)
 	}
 	s := &x.Stats
 	i.PathStats = PathStats{ReconnectsOK: s.Reconnects, ReconnectsFailed: s.ReconnectsFailed, Reads: s.Reads, ReadBytes: s.ReadBytes,

@@ -39,6 +39,9 @@ type PathInfo struct {
 	Epoch     uint16 // how often it has been connected
 	Conns     int    // connections
 	LastError string
+	ErrorAt   time.Time // when that was
+	Attempts  int       // to connect, that failed in a row
+	RetryAt   time.Time // when it is tried again; zero: it does not wait for that
 	Since     time.Time // it has this state
 	PathStats
 }

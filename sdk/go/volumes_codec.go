@@ -198,7 +198,8 @@ func pathFromProto(m *rdsdv1.VolumePath) VolumePath {
 	return VolumePath{
 		Session: m.GetSession(), SessionID: m.GetSessionId(), Role: wordOf(roleWords, m.GetRole()), Src: m.GetSource(), Dst: m.GetDestination(),
 		State: wordOf(pathStateWords, m.GetState()), StateFor: time.Duration(m.GetStateNs()), Epoch: m.GetEpoch(), Connections: int(m.GetConnections()),
-		LastError: m.GetLastError(), CurLatency: time.Duration(m.GetCurLatencyNs()),
+		LastError: m.GetLastError(), ErrorAge: time.Duration(m.GetErrorAgeNs()), Attempts: m.GetAttempts(), RetryIn: time.Duration(m.GetRetryInNs()),
+		CurLatency: time.Duration(m.GetCurLatencyNs()),
 		Reconnects: m.GetReconnects(), ReconnectsFailed: m.GetReconnectsFailed(),
 		Reads: m.GetReads(), ReadBytes: m.GetReadBytes(), Writes: m.GetWrites(), WriteBytes: m.GetWriteBytes(),
 		InFlight: m.GetInFlight(), Failovers: m.GetFailovers(),

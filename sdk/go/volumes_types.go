@@ -289,6 +289,9 @@ type VolumePath struct {
 	Epoch       uint32        `json:"epoch"` // how often it has been connected
 	Connections int           `json:"connections"`
 	LastError   string        `json:"last_error"`
+	ErrorAge    time.Duration `json:"error_age_ns"` // how long ago LastError was; 0 without one
+	Attempts    uint32        `json:"attempts"`     // to connect, in a row, that failed
+	RetryIn     time.Duration `json:"retry_in_ns"`  // when it is tried again; 0: now, or it does not wait for that
 
 	CurLatency       time.Duration `json:"cur_latency_ns"` // of the last heartbeat; 0: none yet
 	Reconnects       uint64        `json:"reconnects"`     // that succeeded

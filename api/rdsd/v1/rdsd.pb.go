@@ -8449,6 +8449,280 @@ func (b0 TraceEvent_builder) Build() *TraceEvent {
 	return m0
 }
 
+type ListCongestionMapsRequest struct {
+	state             protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Remote []byte                 `protobuf:"bytes,1,opt,name=remote"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *ListCongestionMapsRequest) Reset() {
+	*x = ListCongestionMapsRequest{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[70]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListCongestionMapsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListCongestionMapsRequest) ProtoMessage() {}
+
+func (x *ListCongestionMapsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[70]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *ListCongestionMapsRequest) GetRemote() []byte {
+	if x != nil {
+		return x.xxx_hidden_Remote
+	}
+	return nil
+}
+
+func (x *ListCongestionMapsRequest) SetRemote(v []byte) {
+	if v == nil {
+		v = []byte{}
+	}
+	x.xxx_hidden_Remote = v
+}
+
+type ListCongestionMapsRequest_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Remote []byte
+}
+
+func (b0 ListCongestionMapsRequest_builder) Build() *ListCongestionMapsRequest {
+	m0 := &ListCongestionMapsRequest{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Remote = b.Remote
+	return m0
+}
+
+// The maps of nodes that have a congested port, those with most first, the 64 with most
+// at most.
+type ListCongestionMapsResponse struct {
+	state              protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Map     *[]*CongestionMap      `protobuf:"bytes,1,rep,name=map"`
+	xxx_hidden_LeftOut uint32                 `protobuf:"varint,2,opt,name=left_out,json=leftOut"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
+}
+
+func (x *ListCongestionMapsResponse) Reset() {
+	*x = ListCongestionMapsResponse{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[71]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListCongestionMapsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListCongestionMapsResponse) ProtoMessage() {}
+
+func (x *ListCongestionMapsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[71]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *ListCongestionMapsResponse) GetMap() []*CongestionMap {
+	if x != nil {
+		if x.xxx_hidden_Map != nil {
+			return *x.xxx_hidden_Map
+		}
+	}
+	return nil
+}
+
+func (x *ListCongestionMapsResponse) GetLeftOut() uint32 {
+	if x != nil {
+		return x.xxx_hidden_LeftOut
+	}
+	return 0
+}
+
+func (x *ListCongestionMapsResponse) SetMap(v []*CongestionMap) {
+	x.xxx_hidden_Map = &v
+}
+
+func (x *ListCongestionMapsResponse) SetLeftOut(v uint32) {
+	x.xxx_hidden_LeftOut = v
+}
+
+type ListCongestionMapsResponse_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Map     []*CongestionMap
+	LeftOut uint32
+}
+
+func (b0 ListCongestionMapsResponse_builder) Build() *ListCongestionMapsResponse {
+	m0 := &ListCongestionMapsResponse{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Map = &b.Map
+	x.xxx_hidden_LeftOut = b.LeftOut
+	return m0
+}
+
+// Which of the 65,536 ports of a node are congested.
+type CongestionMap struct {
+	state                protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Address   []byte                 `protobuf:"bytes,1,opt,name=address"`
+	xxx_hidden_Local     bool                   `protobuf:"varint,2,opt,name=local"`
+	xxx_hidden_SeenFrom  []byte                 `protobuf:"bytes,3,opt,name=seen_from,json=seenFrom"`
+	xxx_hidden_Ports     uint32                 `protobuf:"varint,4,opt,name=ports"`
+	xxx_hidden_FirstPort uint32                 `protobuf:"varint,5,opt,name=first_port,json=firstPort"`
+	xxx_hidden_Bitmap    []byte                 `protobuf:"bytes,6,opt,name=bitmap"`
+	unknownFields        protoimpl.UnknownFields
+	sizeCache            protoimpl.SizeCache
+}
+
+func (x *CongestionMap) Reset() {
+	*x = CongestionMap{}
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[72]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CongestionMap) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CongestionMap) ProtoMessage() {}
+
+func (x *CongestionMap) ProtoReflect() protoreflect.Message {
+	mi := &file_rdsd_v1_rdsd_proto_msgTypes[72]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+func (x *CongestionMap) GetAddress() []byte {
+	if x != nil {
+		return x.xxx_hidden_Address
+	}
+	return nil
+}
+
+func (x *CongestionMap) GetLocal() bool {
+	if x != nil {
+		return x.xxx_hidden_Local
+	}
+	return false
+}
+
+func (x *CongestionMap) GetSeenFrom() []byte {
+	if x != nil {
+		return x.xxx_hidden_SeenFrom
+	}
+	return nil
+}
+
+func (x *CongestionMap) GetPorts() uint32 {
+	if x != nil {
+		return x.xxx_hidden_Ports
+	}
+	return 0
+}
+
+func (x *CongestionMap) GetFirstPort() uint32 {
+	if x != nil {
+		return x.xxx_hidden_FirstPort
+	}
+	return 0
+}
+
+func (x *CongestionMap) GetBitmap() []byte {
+	if x != nil {
+		return x.xxx_hidden_Bitmap
+	}
+	return nil
+}
+
+func (x *CongestionMap) SetAddress(v []byte) {
+	if v == nil {
+		v = []byte{}
+	}
+	x.xxx_hidden_Address = v
+}
+
+func (x *CongestionMap) SetLocal(v bool) {
+	x.xxx_hidden_Local = v
+}
+
+func (x *CongestionMap) SetSeenFrom(v []byte) {
+	if v == nil {
+		v = []byte{}
+	}
+	x.xxx_hidden_SeenFrom = v
+}
+
+func (x *CongestionMap) SetPorts(v uint32) {
+	x.xxx_hidden_Ports = v
+}
+
+func (x *CongestionMap) SetFirstPort(v uint32) {
+	x.xxx_hidden_FirstPort = v
+}
+
+func (x *CongestionMap) SetBitmap(v []byte) {
+	if v == nil {
+		v = []byte{}
+	}
+	x.xxx_hidden_Bitmap = v
+}
+
+type CongestionMap_builder struct {
+	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
+
+	Address  []byte
+	Local    bool
+	SeenFrom []byte
+	Ports    uint32
+	// Port p is congested if bit (p - first_port) % 8 of byte (p - first_port) / 8 is set;
+	// ports before and behind are clear.
+	FirstPort uint32
+	Bitmap    []byte
+}
+
+func (b0 CongestionMap_builder) Build() *CongestionMap {
+	m0 := &CongestionMap{}
+	b, x := &b0, m0
+	_, _ = b, x
+	x.xxx_hidden_Address = b.Address
+	x.xxx_hidden_Local = b.Local
+	x.xxx_hidden_SeenFrom = b.SeenFrom
+	x.xxx_hidden_Ports = b.Ports
+	x.xxx_hidden_FirstPort = b.FirstPort
+	x.xxx_hidden_Bitmap = b.Bitmap
+	return m0
+}
+
 var File_rdsd_v1_rdsd_proto protoreflect.FileDescriptor
 
 const file_rdsd_v1_rdsd_proto_rawDesc = "" +
@@ -8850,7 +9124,20 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x10accepted_unix_ns\x18\r \x01(\x03R\x0eacceptedUnixNs\x12(\n" +
 	"\x10received_unix_ns\x18\x0e \x01(\x03R\x0ereceivedUnixNs\x12.\n" +
 	"\aoutcome\x18\x0f \x01(\x0e2\x14.rdsd.v1.OutcomeKindR\aoutcome\x12\x16\n" +
-	"\x06reason\x18\x10 \x01(\tR\x06reason*\x96\x01\n" +
+	"\x06reason\x18\x10 \x01(\tR\x06reason\"3\n" +
+	"\x19ListCongestionMapsRequest\x12\x16\n" +
+	"\x06remote\x18\x01 \x01(\fR\x06remote\"a\n" +
+	"\x1aListCongestionMapsResponse\x12(\n" +
+	"\x03map\x18\x01 \x03(\v2\x16.rdsd.v1.CongestionMapR\x03map\x12\x19\n" +
+	"\bleft_out\x18\x02 \x01(\rR\aleftOut\"\xa9\x01\n" +
+	"\rCongestionMap\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\fR\aaddress\x12\x14\n" +
+	"\x05local\x18\x02 \x01(\bR\x05local\x12\x1b\n" +
+	"\tseen_from\x18\x03 \x01(\fR\bseenFrom\x12\x14\n" +
+	"\x05ports\x18\x04 \x01(\rR\x05ports\x12\x1d\n" +
+	"\n" +
+	"first_port\x18\x05 \x01(\rR\tfirstPort\x12\x16\n" +
+	"\x06bitmap\x18\x06 \x01(\fR\x06bitmap*\x96\x01\n" +
 	"\vOutcomeKind\x12\x1c\n" +
 	"\x18OUTCOME_KIND_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16OUTCOME_KIND_DELIVERED\x10\x01\x12\x1a\n" +
@@ -8892,7 +9179,7 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x10TRACE_STAGE_READ\x10\a\x12\x17\n" +
 	"\x13TRACE_STAGE_DROPPED\x10\b2G\n" +
 	"\tDatagrams\x12:\n" +
-	"\x04Open\x12\x16.rdsd.v1.ClientMessage\x1a\x16.rdsd.v1.ServerMessage(\x010\x012\xa4\b\n" +
+	"\x04Open\x12\x16.rdsd.v1.ClientMessage\x1a\x16.rdsd.v1.ServerMessage(\x010\x012\x83\t\n" +
 	"\x05Admin\x127\n" +
 	"\tGetStatus\x12\x19.rdsd.v1.GetStatusRequest\x1a\x0f.rdsd.v1.Status\x12B\n" +
 	"\tListPeers\x12\x19.rdsd.v1.ListPeersRequest\x1a\x1a.rdsd.v1.ListPeersResponse\x12H\n" +
@@ -8910,10 +9197,11 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\n" +
 	"ListErrors\x12\x1a.rdsd.v1.ListErrorsRequest\x1a\x1b.rdsd.v1.ListErrorsResponse\x12B\n" +
 	"\tGetConfig\x12\x19.rdsd.v1.GetConfigRequest\x1a\x1a.rdsd.v1.GetConfigResponse\x126\n" +
-	"\x05Trace\x12\x15.rdsd.v1.TraceRequest\x1a\x14.rdsd.v1.TraceReport0\x01B.Z'github.com/rdsd/rdsd/api/rdsd/v1;rdsdv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
+	"\x05Trace\x12\x15.rdsd.v1.TraceRequest\x1a\x14.rdsd.v1.TraceReport0\x01\x12]\n" +
+	"\x12ListCongestionMaps\x12\".rdsd.v1.ListCongestionMapsRequest\x1a#.rdsd.v1.ListCongestionMapsResponseB.Z'github.com/rdsd/rdsd/api/rdsd/v1;rdsdv1\x92\x03\x02\b\x02b\beditionsp\xe8\a"
 
 var file_rdsd_v1_rdsd_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_rdsd_v1_rdsd_proto_msgTypes = make([]protoimpl.MessageInfo, 70)
+var file_rdsd_v1_rdsd_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
 var file_rdsd_v1_rdsd_proto_goTypes = []any{
 	(OutcomeKind)(0),                    // 0: rdsd.v1.OutcomeKind
 	(ProblemSeverity)(0),                // 1: rdsd.v1.ProblemSeverity
@@ -8991,7 +9279,10 @@ var file_rdsd_v1_rdsd_proto_goTypes = []any{
 	(*TraceReport)(nil),                 // 73: rdsd.v1.TraceReport
 	(*TraceStart)(nil),                  // 74: rdsd.v1.TraceStart
 	(*TraceEvent)(nil),                  // 75: rdsd.v1.TraceEvent
-	(*VolumePath)(nil),                  // 76: rdsd.v1.VolumePath
+	(*ListCongestionMapsRequest)(nil),   // 76: rdsd.v1.ListCongestionMapsRequest
+	(*ListCongestionMapsResponse)(nil),  // 77: rdsd.v1.ListCongestionMapsResponse
+	(*CongestionMap)(nil),               // 78: rdsd.v1.CongestionMap
+	(*VolumePath)(nil),                  // 79: rdsd.v1.VolumePath
 }
 var file_rdsd_v1_rdsd_proto_depIdxs = []int32{
 	9,  // 0: rdsd.v1.ClientMessage.bind:type_name -> rdsd.v1.Bind
@@ -9034,7 +9325,7 @@ var file_rdsd_v1_rdsd_proto_depIdxs = []int32{
 	39, // 37: rdsd.v1.ListPeersResponse.peer:type_name -> rdsd.v1.Peer
 	2,  // 38: rdsd.v1.Peer.kind:type_name -> rdsd.v1.PeerKind
 	40, // 39: rdsd.v1.Peer.path:type_name -> rdsd.v1.Path
-	76, // 40: rdsd.v1.Peer.volume_path:type_name -> rdsd.v1.VolumePath
+	79, // 40: rdsd.v1.Peer.volume_path:type_name -> rdsd.v1.VolumePath
 	3,  // 41: rdsd.v1.Path.state:type_name -> rdsd.v1.PathState
 	43, // 42: rdsd.v1.ListSocketsResponse.socket:type_name -> rdsd.v1.SocketInfo
 	6,  // 43: rdsd.v1.SocketInfo.local:type_name -> rdsd.v1.Endpoint
@@ -9067,43 +9358,46 @@ var file_rdsd_v1_rdsd_proto_depIdxs = []int32{
 	6,  // 70: rdsd.v1.TraceEvent.source:type_name -> rdsd.v1.Endpoint
 	6,  // 71: rdsd.v1.TraceEvent.destination:type_name -> rdsd.v1.Endpoint
 	0,  // 72: rdsd.v1.TraceEvent.outcome:type_name -> rdsd.v1.OutcomeKind
-	7,  // 73: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
-	33, // 74: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
-	37, // 75: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
-	41, // 76: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
-	44, // 77: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
-	47, // 78: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
-	50, // 79: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
-	54, // 80: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
-	56, // 81: rdsd.v1.Admin.GetCongestionHistory:input_type -> rdsd.v1.GetCongestionHistoryRequest
-	59, // 82: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
-	61, // 83: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
-	63, // 84: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
-	65, // 85: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
-	67, // 86: rdsd.v1.Admin.ListErrors:input_type -> rdsd.v1.ListErrorsRequest
-	70, // 87: rdsd.v1.Admin.GetConfig:input_type -> rdsd.v1.GetConfigRequest
-	72, // 88: rdsd.v1.Admin.Trace:input_type -> rdsd.v1.TraceRequest
-	8,  // 89: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
-	34, // 90: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
-	38, // 91: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
-	42, // 92: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
-	45, // 93: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
-	48, // 94: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
-	51, // 95: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
-	55, // 96: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
-	57, // 97: rdsd.v1.Admin.GetCongestionHistory:output_type -> rdsd.v1.CongestionHistory
-	60, // 98: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
-	62, // 99: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
-	64, // 100: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
-	66, // 101: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
-	68, // 102: rdsd.v1.Admin.ListErrors:output_type -> rdsd.v1.ListErrorsResponse
-	71, // 103: rdsd.v1.Admin.GetConfig:output_type -> rdsd.v1.GetConfigResponse
-	73, // 104: rdsd.v1.Admin.Trace:output_type -> rdsd.v1.TraceReport
-	89, // [89:105] is the sub-list for method output_type
-	73, // [73:89] is the sub-list for method input_type
-	73, // [73:73] is the sub-list for extension type_name
-	73, // [73:73] is the sub-list for extension extendee
-	0,  // [0:73] is the sub-list for field type_name
+	78, // 73: rdsd.v1.ListCongestionMapsResponse.map:type_name -> rdsd.v1.CongestionMap
+	7,  // 74: rdsd.v1.Datagrams.Open:input_type -> rdsd.v1.ClientMessage
+	33, // 75: rdsd.v1.Admin.GetStatus:input_type -> rdsd.v1.GetStatusRequest
+	37, // 76: rdsd.v1.Admin.ListPeers:input_type -> rdsd.v1.ListPeersRequest
+	41, // 77: rdsd.v1.Admin.ListSockets:input_type -> rdsd.v1.ListSocketsRequest
+	44, // 78: rdsd.v1.Admin.ListQueue:input_type -> rdsd.v1.ListQueueRequest
+	47, // 79: rdsd.v1.Admin.GetCounters:input_type -> rdsd.v1.GetCountersRequest
+	50, // 80: rdsd.v1.Admin.ListCongestion:input_type -> rdsd.v1.ListCongestionRequest
+	54, // 81: rdsd.v1.Admin.WatchCongestion:input_type -> rdsd.v1.WatchCongestionRequest
+	56, // 82: rdsd.v1.Admin.GetCongestionHistory:input_type -> rdsd.v1.GetCongestionHistoryRequest
+	59, // 83: rdsd.v1.Admin.Ping:input_type -> rdsd.v1.PingRequest
+	61, // 84: rdsd.v1.Admin.DropPath:input_type -> rdsd.v1.DropPathRequest
+	63, // 85: rdsd.v1.Admin.CancelSent:input_type -> rdsd.v1.CancelSentRequest
+	65, // 86: rdsd.v1.Admin.CloseSocket:input_type -> rdsd.v1.CloseSocketRequest
+	67, // 87: rdsd.v1.Admin.ListErrors:input_type -> rdsd.v1.ListErrorsRequest
+	70, // 88: rdsd.v1.Admin.GetConfig:input_type -> rdsd.v1.GetConfigRequest
+	72, // 89: rdsd.v1.Admin.Trace:input_type -> rdsd.v1.TraceRequest
+	76, // 90: rdsd.v1.Admin.ListCongestionMaps:input_type -> rdsd.v1.ListCongestionMapsRequest
+	8,  // 91: rdsd.v1.Datagrams.Open:output_type -> rdsd.v1.ServerMessage
+	34, // 92: rdsd.v1.Admin.GetStatus:output_type -> rdsd.v1.Status
+	38, // 93: rdsd.v1.Admin.ListPeers:output_type -> rdsd.v1.ListPeersResponse
+	42, // 94: rdsd.v1.Admin.ListSockets:output_type -> rdsd.v1.ListSocketsResponse
+	45, // 95: rdsd.v1.Admin.ListQueue:output_type -> rdsd.v1.ListQueueResponse
+	48, // 96: rdsd.v1.Admin.GetCounters:output_type -> rdsd.v1.GetCountersResponse
+	51, // 97: rdsd.v1.Admin.ListCongestion:output_type -> rdsd.v1.ListCongestionResponse
+	55, // 98: rdsd.v1.Admin.WatchCongestion:output_type -> rdsd.v1.CongestionNotice
+	57, // 99: rdsd.v1.Admin.GetCongestionHistory:output_type -> rdsd.v1.CongestionHistory
+	60, // 100: rdsd.v1.Admin.Ping:output_type -> rdsd.v1.PingResponse
+	62, // 101: rdsd.v1.Admin.DropPath:output_type -> rdsd.v1.DropPathResponse
+	64, // 102: rdsd.v1.Admin.CancelSent:output_type -> rdsd.v1.CancelSentResponse
+	66, // 103: rdsd.v1.Admin.CloseSocket:output_type -> rdsd.v1.CloseSocketResponse
+	68, // 104: rdsd.v1.Admin.ListErrors:output_type -> rdsd.v1.ListErrorsResponse
+	71, // 105: rdsd.v1.Admin.GetConfig:output_type -> rdsd.v1.GetConfigResponse
+	73, // 106: rdsd.v1.Admin.Trace:output_type -> rdsd.v1.TraceReport
+	77, // 107: rdsd.v1.Admin.ListCongestionMaps:output_type -> rdsd.v1.ListCongestionMapsResponse
+	91, // [91:108] is the sub-list for method output_type
+	74, // [74:91] is the sub-list for method input_type
+	74, // [74:74] is the sub-list for extension type_name
+	74, // [74:74] is the sub-list for extension extendee
+	0,  // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_rdsd_v1_rdsd_proto_init() }
@@ -9142,7 +9436,7 @@ func file_rdsd_v1_rdsd_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_rdsd_v1_rdsd_proto_rawDesc), len(file_rdsd_v1_rdsd_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   70,
+			NumMessages:   73,
 			NumExtensions: 0,
 			NumServices:   2,
 		},

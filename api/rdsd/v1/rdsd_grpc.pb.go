@@ -145,6 +145,7 @@ const (
 	Admin_ListErrors_FullMethodName           = "/rdsd.v1.Admin/ListErrors"
 	Admin_GetConfig_FullMethodName            = "/rdsd.v1.Admin/GetConfig"
 	Admin_Trace_FullMethodName                = "/rdsd.v1.Admin/Trace"
+	Admin_ListCongestionMaps_FullMethodName   = "/rdsd.v1.Admin/ListCongestionMaps"
 )
 
 // AdminClient is the client API for Admin service.
@@ -173,6 +174,8 @@ type AdminClient interface {
 	// Trace tells the stages of datagrams as they pass, for administrators, until the
 	// caller ends it. Payload is not in it. docs/trace.md
 	Trace(ctx context.Context, in *TraceRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[TraceReport], error)
+	// Every congested port of nodes, as bitmaps: ListCongestion has who and why, of some.
+	ListCongestionMaps(ctx context.Context, in *ListCongestionMapsRequest, opts ...grpc.CallOption) (*ListCongestionMapsResponse, error)
 }
 
 type adminClient struct {
@@ -351,6 +354,16 @@ func (c *adminClient) Trace(ctx context.Context, in *TraceRequest, opts ...grpc.
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Admin_TraceClient = grpc.ServerStreamingClient[TraceReport]
 
+func (c *adminClient) ListCongestionMaps(ctx context.Context, in *ListCongestionMapsRequest, opts ...grpc.CallOption) (*ListCongestionMapsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListCongestionMapsResponse)
+	err := c.cc.Invoke(ctx, Admin_ListCongestionMaps_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // AdminServer is the server API for Admin service.
 // All implementations must embed UnimplementedAdminServer
 // for forward compatibility.
@@ -377,6 +390,8 @@ type AdminServer interface {
 	// Trace tells the stages of datagrams as they pass, for administrators, until the
 	// caller ends it. Payload is not in it. docs/trace.md
 	Trace(*TraceRequest, grpc.ServerStreamingServer[TraceReport]) error
+	// Every congested port of nodes, as bitmaps: ListCongestion has who and why, of some.
+	ListCongestionMaps(context.Context, *ListCongestionMapsRequest) (*ListCongestionMapsResponse, error)
 	mustEmbedUnimplementedAdminServer()
 }
 
@@ -431,6 +446,9 @@ func (UnimplementedAdminServer) GetConfig(context.Context, *GetConfigRequest) (*
 }
 func (UnimplementedAdminServer) Trace(*TraceRequest, grpc.ServerStreamingServer[TraceReport]) error {
 	return status.Error(codes.Unimplemented, "method Trace not implemented")
+}
+func (UnimplementedAdminServer) ListCongestionMaps(context.Context, *ListCongestionMapsRequest) (*ListCongestionMapsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListCongestionMaps not implemented")
 }
 func (UnimplementedAdminServer) mustEmbedUnimplementedAdminServer() {}
 func (UnimplementedAdminServer) testEmbeddedByValue()               {}
@@ -709,6 +727,24 @@ func _Admin_Trace_Handler(srv interface{}, stream grpc.ServerStream) error {
 // This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
 type Admin_TraceServer = grpc.ServerStreamingServer[TraceReport]
 
+func _Admin_ListCongestionMaps_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListCongestionMapsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(AdminServer).ListCongestionMaps(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Admin_ListCongestionMaps_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(AdminServer).ListCongestionMaps(ctx, req.(*ListCongestionMapsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Admin_ServiceDesc is the grpc.ServiceDesc for Admin service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -767,6 +803,10 @@ var Admin_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "GetConfig",
 			Handler:    _Admin_GetConfig_Handler,
+		},
+		{
+			MethodName: "ListCongestionMaps",
+			Handler:    _Admin_ListCongestionMaps_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{

@@ -4057,6 +4057,9 @@ type VolumePath struct {
 	xxx_hidden_InFlight         uint32                 `protobuf:"varint,17,opt,name=in_flight,json=inFlight"`
 	xxx_hidden_Failovers        uint64                 `protobuf:"varint,18,opt,name=failovers"`
 	xxx_hidden_LastError        string                 `protobuf:"bytes,19,opt,name=last_error,json=lastError"`
+	xxx_hidden_ErrorAgeNs       uint64                 `protobuf:"varint,20,opt,name=error_age_ns,json=errorAgeNs"`
+	xxx_hidden_Attempts         uint32                 `protobuf:"varint,21,opt,name=attempts"`
+	xxx_hidden_RetryInNs        uint64                 `protobuf:"varint,22,opt,name=retry_in_ns,json=retryInNs"`
 	unknownFields               protoimpl.UnknownFields
 	sizeCache                   protoimpl.SizeCache
 }
@@ -4219,6 +4222,27 @@ func (x *VolumePath) GetLastError() string {
 	return ""
 }
 
+func (x *VolumePath) GetErrorAgeNs() uint64 {
+	if x != nil {
+		return x.xxx_hidden_ErrorAgeNs
+	}
+	return 0
+}
+
+func (x *VolumePath) GetAttempts() uint32 {
+	if x != nil {
+		return x.xxx_hidden_Attempts
+	}
+	return 0
+}
+
+func (x *VolumePath) GetRetryInNs() uint64 {
+	if x != nil {
+		return x.xxx_hidden_RetryInNs
+	}
+	return 0
+}
+
 func (x *VolumePath) SetSession(v string) {
 	x.xxx_hidden_Session = v
 }
@@ -4295,6 +4319,18 @@ func (x *VolumePath) SetLastError(v string) {
 	x.xxx_hidden_LastError = v
 }
 
+func (x *VolumePath) SetErrorAgeNs(v uint64) {
+	x.xxx_hidden_ErrorAgeNs = v
+}
+
+func (x *VolumePath) SetAttempts(v uint32) {
+	x.xxx_hidden_Attempts = v
+}
+
+func (x *VolumePath) SetRetryInNs(v uint64) {
+	x.xxx_hidden_RetryInNs = v
+}
+
 type VolumePath_builder struct {
 	_ [0]func() // Prevents comparability and use of unkeyed literals for the builder.
 
@@ -4317,6 +4353,9 @@ type VolumePath_builder struct {
 	InFlight         uint32
 	Failovers        uint64
 	LastError        string
+	ErrorAgeNs       uint64
+	Attempts         uint32
+	RetryInNs        uint64
 }
 
 func (b0 VolumePath_builder) Build() *VolumePath {
@@ -4342,6 +4381,9 @@ func (b0 VolumePath_builder) Build() *VolumePath {
 	x.xxx_hidden_InFlight = b.InFlight
 	x.xxx_hidden_Failovers = b.Failovers
 	x.xxx_hidden_LastError = b.LastError
+	x.xxx_hidden_ErrorAgeNs = b.ErrorAgeNs
+	x.xxx_hidden_Attempts = b.Attempts
+	x.xxx_hidden_RetryInNs = b.RetryInNs
 	return m0
 }
 
@@ -5479,7 +5521,7 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\x16VolumeListPathsRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\"B\n" +
 	"\x17VolumeListPathsResponse\x12'\n" +
-	"\x04path\x18\x01 \x03(\v2\x13.rdsd.v1.VolumePathR\x04path\"\xe6\x04\n" +
+	"\x04path\x18\x01 \x03(\v2\x13.rdsd.v1.VolumePathR\x04path\"\xc4\x05\n" +
 	"\n" +
 	"VolumePath\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12\x1d\n" +
@@ -5507,7 +5549,11 @@ const file_rdsd_v1_volume_proto_rawDesc = "" +
 	"\tin_flight\x18\x11 \x01(\rR\binFlight\x12\x1c\n" +
 	"\tfailovers\x18\x12 \x01(\x04R\tfailovers\x12\x1d\n" +
 	"\n" +
-	"last_error\x18\x13 \x01(\tR\tlastError\"Z\n" +
+	"last_error\x18\x13 \x01(\tR\tlastError\x12 \n" +
+	"\ferror_age_ns\x18\x14 \x01(\x04R\n" +
+	"errorAgeNs\x12\x1a\n" +
+	"\battempts\x18\x15 \x01(\rR\battempts\x12\x1e\n" +
+	"\vretry_in_ns\x18\x16 \x01(\x04R\tretryInNs\"Z\n" +
 	"\x11VolumePathRequest\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x12+\n" +
 	"\x04path\x18\x02 \x01(\v2\x17.rdsd.v1.VolumePathSpecR\x04path\"\x14\n" +

@@ -114,6 +114,7 @@ export function strip(canvas, history, port) {
 }
 
 const SIDE = 256;
+const LIT = { now: true, text: 'congested' }; // of which nothing else is known
 
 /**
  * Ports is the picture of an address's 65,536 ports: 256 rows of 256. One that is congested
@@ -124,6 +125,7 @@ export class Ports {
     this.name = name;
     this.onpick = onpick;
     this.state = new Map();
+    this.bits = null;
     this.at = null;
     this.canvas = h('canvas', { class: 'ports', width: 512, height: 512, tabindex: '0', role: 'application',
       'onpointermove': (e) => this.point(e), onpointerleave: () => this.say(null), onclick: () => this.pick(),
@@ -134,18 +136,43 @@ export class Ports {
 
   /** first is where the keyboard begins: at what is congested now, before what was. */
   first() {
-    const lowest = (of) => of.reduce((low, [port]) => Math.min(low, port), SIDE * SIDE);
-    const all = [...this.state];
-    const now = all.filter(([, s]) => s.now);
-    return all.length ? lowest(now.length ? now : all) : 0;
+    return this.next(-1, 1, (s) => s.now) ?? this.next(-1, 1) ?? 0;
   }
 
-  /** update takes ports with what they are: {now, share, text}. */
-  update(state) {
+  /** of is what a port is, undefined: clear, and was. */
+  of(port) {
+    return this.state.get(port) ?? (this.bits && this.bits[port >> 3] & (1 << (port & 7)) ? LIT : undefined);
+  }
+
+  /** next is the first port before or behind one that lights up. */
+  next(port, step, fits = () => true) {
+    for (let p = port + step; p >= 0 && p < SIDE * SIDE; p += step) {
+      const s = this.of(p);
+      if (s && fits(s)) return p;
+    }
+    return undefined;
+  }
+
+  /** each calls f for every port that lights up. */
+  each(f) {
+    for (const [port, s] of this.state) f(port, s);
+    for (let i = 0; this.bits && i < this.bits.length; i++) {
+      for (let b = 0, v = this.bits[i]; v; b++, v >>= 1) if (v & 1 && !this.state.has(8 * i + b)) f(8 * i + b, LIT);
+    }
+  }
+
+  /**
+   * update takes what is known of ports, {now, text}, and, a bit for each of all, which are
+   * congested: of some of them no more is known.
+   */
+  update(state, bits) {
     this.state = state;
+    this.bits = bits;
     let lit = 0;
-    for (const s of state.values()) if (s.now) lit++;
+    let all = 0;
+    this.each((_, s) => { all++; if (s.now) lit++; });
     this.lit = lit;
+    this.all = all;
     this.canvas.setAttribute('aria-label', `${this.name}: ${lit} of 65,536 ports ${lit === 1 ? 'is' : 'are'} congested. Arrow keys move between ports, Home and End between those that light up, Enter opens one.`);
     this.draw();
     if (document.activeElement === this.canvas && this.at !== null) this.say(this.at);
@@ -165,8 +192,8 @@ export class Ports {
     }
     const hot = token('--hot');
     const ember = token('--ember');
-    const glow = this.state.size <= 400;
-    for (const [port, s] of this.state) {
+    const glow = this.all <= 400;
+    this.each((port, s) => {
       const x = (port % SIDE) * scale;
       const y = Math.floor(port / SIDE) * scale;
       if (glow) {
@@ -184,7 +211,7 @@ export class Ports {
         c.fillStyle = s.now ? hot : ember;
         c.fillRect(x, y, scale, scale);
       }
-    }
+    });
     if (this.at !== null && document.activeElement === this.canvas) {
       c.strokeStyle = token('--text');
       c.lineWidth = 2;
@@ -193,7 +220,7 @@ export class Ports {
   }
 
   say(port) {
-    const s = port === null ? null : this.state.get(port);
+    const s = port === null ? null : this.of(port);
     const text = port === null ? '\u00a0' : `Port ${port}: ${s ? s.text : 'clear'}`;
     if (this.tip.textContent !== text) this.tip.textContent = text;
     this.draw();
@@ -205,25 +232,26 @@ export class Ports {
     const y = Math.min(SIDE - 1, Math.max(0, Math.floor(((e.clientY - box.top) / box.height) * SIDE)));
     let best = y * SIDE + x;
     let near = 36;
-    for (const port of this.state.keys()) { // what lights up is easy to hit
-      const d = ((port % SIDE) - x) ** 2 + (Math.floor(port / SIDE) - y) ** 2;
-      if (d < near) [best, near] = [port, d];
+    for (let row = Math.max(0, y - 5); row <= Math.min(SIDE - 1, y + 5); row++) { // what lights up is easy to hit
+      for (let column = Math.max(0, x - 5); column <= Math.min(SIDE - 1, x + 5); column++) {
+        const d = (column - x) ** 2 + (row - y) ** 2;
+        if (d < near && this.of(row * SIDE + column)) [best, near] = [row * SIDE + column, d];
+      }
     }
     this.hover = best;
-    this.canvas.classList.toggle('hit', this.state.has(best));
+    this.canvas.classList.toggle('hit', Boolean(this.of(best)));
     this.say(best);
   }
 
   pick(port = this.hover) {
-    if (port !== undefined && port !== null && this.state.has(port)) this.onpick(port);
+    if (port !== undefined && port !== null && this.of(port)) this.onpick(port);
   }
 
   key(e) {
-    const lit = [...this.state.keys()].sort((a, b) => a - b);
     const at = this.at ?? 0;
     const to = {
       ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + SIDE, ArrowUp: at - SIDE,
-      Home: lit.findLast((p) => p < at) ?? lit[lit.length - 1], End: lit.find((p) => p > at) ?? lit[0],
+      Home: this.next(at, -1) ?? this.next(SIDE * SIDE, -1), End: this.next(at, 1) ?? this.next(-1, 1),
     }[e.key];
     if (e.key === 'Enter') {
       this.pick(at);

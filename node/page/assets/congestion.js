@@ -3,7 +3,7 @@
 import { h, card, pill, Table, link, setText } from './dom.js';
 import { address, count, num, time, percent } from './format.js';
 import { Lines, Ports, shownSlots, strip } from './chart.js';
-import { LISTED, peersOf, congestedPorts, culpritText } from './model.js';
+import { LISTED, bitsOf, peersOf, congestedPorts, culpritText, portsCongested } from './model.js';
 
 /** PortPicture is the picture of one address, with its name and what is lit. */
 export class PortPicture {
@@ -15,20 +15,20 @@ export class PortPicture {
     this.el = h('div', { class: 'picture' }, this.head, this.ports.el, this.note);
   }
 
-  /** update takes the known ports, and how many are congested in truth, if they may not all be known. */
-  update(rows, total = 0) {
+  /** update takes what is known of ports, and which of all are congested. */
+  update(rows, bits) {
     const state = new Map();
     for (const r of rows) if (r.address === this.addr) state.set(r.port, { now: Boolean(r.now), text: r.text });
-    this.ports.update(state);
-    const embers = state.size - this.ports.lit;
-    setText(this.note, `${total > this.ports.lit ? `${count(total)} congested, of which ${count(this.ports.lit)} are shown` : `${count(this.ports.lit)} congested`}${embers ? `, ${count(embers)} in the last hour` : ''}`);
+    this.ports.update(state, bits);
+    const embers = this.ports.all - this.ports.lit;
+    setText(this.note, `${count(this.ports.lit)} congested${embers ? `, ${count(embers)} in the last hour` : ''}`);
   }
 }
 
 export class Congestion {
   title = 'Congestion';
   nav = '/congestion';
-  topics = ['peers', 'sockets', 'congestion', 'history'];
+  topics = ['peers', 'sockets', 'congestion', 'maps', 'history'];
 
   constructor(store) {
     this.store = store;
@@ -73,9 +73,9 @@ export class Congestion {
   update() {
     const { store } = this;
     const rows = congestedPorts(store);
-    const now = rows.filter((r) => r.now).length;
-    const all = now >= LISTED;
-    setText(this.summary, !store.get('congestion') ? '' : all ? `${count(now)} ports and more are congested now; these are shown.` : now ? `${count(now)} ${now === 1 ? 'port is' : 'ports are'} congested now.` : 'No port is congested now.');
+    const known = rows.filter((r) => r.now).length;
+    const now = Math.max(known, portsCongested(store));
+    setText(this.summary, !store.get('congestion') ? '' : known < now && known >= LISTED ? `${count(now)} ports are congested now; ${count(known)} of them are listed, and all are in the pictures.` : now ? `${count(now)} ${now === 1 ? 'port is' : 'ports are'} congested now.` : 'No port is congested now.');
     this.table.update(rows);
     this.timeline();
     this.draw(rows);
@@ -100,11 +100,10 @@ export class Congestion {
     const status = this.store.get('status');
     const peers = peersOf(this.store);
     const wanted = new Map();
-    const truncated = (this.store.get('congestion')?.port.length || 0) >= LISTED;
-    const totals = new Map(peers.map((p) => [p.remote, p.raw.congested_ports]));
     for (const p of status?.local_address || []) wanted.set(address(p), true);
     // Those with something to see come first, so that a bound leaves out the dull.
-    const seen = new Set(rows.map((r) => r.address));
+    const bits = bitsOf(this.store);
+    const seen = new Set([...rows.map((r) => r.address), ...bits.keys()]);
     for (const p of [...peers].sort((a, b) => seen.has(b.remote) - seen.has(a.remote))) if (!wanted.has(p.remote)) wanted.set(p.remote, false);
     const most = 24;
     const list = [...wanted].slice(0, most);
@@ -114,7 +113,7 @@ export class Congestion {
         this.pictures.set(addr, picture);
         this.grid.append(picture.el);
       }
-      this.pictures.get(addr).update(rows, truncated ? totals.get(addr) : 0);
+      this.pictures.get(addr).update(rows, bits.get(addr) || null);
     }
     for (const [addr, picture] of this.pictures) {
       if (list.some(([a]) => a === addr)) continue;

@@ -19,6 +19,31 @@ export function peersOf(store) {
   });
 }
 
+let decoded = null; // of which message, and the bits by address
+
+/** bitsOf is which ports are congested, a bit for each of the 65,536, by address. */
+export function bitsOf(store) {
+  const m = store.get('maps');
+  if (decoded?.of === m) return decoded.bits;
+  const bits = new Map();
+  for (const x of m?.map || []) {
+    const name = address(x.address);
+    const all = bits.get(name) || new Uint8Array(8192);
+    const bytes = atob(x.bitmap);
+    for (let i = 0; i < bytes.length; i++) all[x.first_port / 8 + i] |= bytes.charCodeAt(i); // a node may be a peer of several addresses here
+    bits.set(name, all);
+  }
+  decoded = { of: m, bits };
+  return bits;
+}
+
+/** portsCongested is how many ports are congested, of all nodes that are told. */
+export const portsCongested = (store) => (store.get('maps')?.map || []).reduce((n, m) => n + m.ports, 0);
+
+/** trouble is the last error of a path, how old it is and what is done about it. */
+export const trouble = (p) => (p.last_error ? [p.last_error, num(p.error_age_ns) ? `${time(p.error_age_ns)} ago` : '', p.attempts ? `${count(p.attempts)} ${p.attempts === 1 ? 'attempt' : 'attempts'}` : '',
+  num(p.retry_in_ns) ? `next in ${time(p.retry_in_ns)}` : ''].filter(Boolean).join(', ') : '');
+
 /** congestedPorts joins what is congested now with the last hour, longest first. */
 export function congestedPorts(store) {
   const rows = new Map();

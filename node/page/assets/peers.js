@@ -3,7 +3,7 @@
 import { h, card, pill, Table, Facts, link } from './dom.js';
 import { bytes, count, num, time, word, byteRate } from './format.js';
 import { Lines } from './chart.js';
-import { LISTED, peersOf, congestedPorts } from './model.js';
+import { bitsOf, peersOf, congestedPorts, trouble } from './model.js';
 import { PortPicture } from './congestion.js';
 
 const traffic = (store, p) => ({ out: store.rates.get(`peer out ${p.key}`)?.rate ?? null, in: store.rates.get(`peer in ${p.key}`)?.rate ?? null });
@@ -40,7 +40,7 @@ export class Peers {
 
 export class Peer {
   nav = '/peers';
-  topics = ['peers', 'sockets', 'congestion', 'history'];
+  topics = ['peers', 'sockets', 'congestion', 'maps', 'history'];
 
   constructor(store, remote, local) {
     this.store = store;
@@ -63,7 +63,7 @@ export class Peer {
         { id: 'received', label: 'Received', num: true, value: (p) => num(p.received_bytes), cell: (p) => bytes(p.received_bytes) },
         { id: 'credits', label: 'Credits', num: true, value: (p) => p.send_credits, cell: (p) => count(p.send_credits) },
         { id: 'reconnects', label: 'Reconnects', num: true, value: (p) => num(p.reconnects), cell: (p) => count(p.reconnects) },
-        { id: 'error', label: 'Last error', value: (p) => p.last_error || (p.read_paused ? 'reading is paused' : '–') },
+        { id: 'error', label: 'Last error', value: (p) => trouble(p) || (p.read_paused ? 'reading is paused' : '–') },
       ],
     });
     this.picture = new PortPicture(remote, false);
@@ -100,7 +100,7 @@ export class Peer {
     const s = this.store.series.get(`peer ${p.key}`);
     this.bytes.update(s ? s.slice(0, 3) : null);
     this.rtt.update(s ? [s[0], s[3]] : null);
-    this.picture.update(congestedPorts(this.store), (this.store.get('congestion')?.port.length || 0) >= LISTED ? r.congested_ports : 0);
+    this.picture.update(congestedPorts(this.store), bitsOf(this.store).get(p.remote) || null);
   }
 
   close() {

@@ -3,7 +3,7 @@
 import { h, card, pill, Table, Facts, link } from './dom.js';
 import { address, bytes, count, num, time, word, rate, byteRate } from './format.js';
 import { Lines } from './chart.js';
-import { mappingsOf, op } from './model.js';
+import { mappingsOf, op, trouble } from './model.js';
 
 const pathColumns = (withSession) => [
   { id: 'source', label: 'Path', value: (p) => `${p.source} → ${p.destination}` },
@@ -17,7 +17,7 @@ const pathColumns = (withSession) => [
   { id: 'writes', label: 'Written', num: true, value: (p) => num(p.write_bytes), cell: (p) => bytes(p.write_bytes) },
   { id: 'failovers', label: 'Failovers', num: true, title: 'requests this path took over from others', value: (p) => num(p.failovers), cell: (p) => count(p.failovers) },
   { id: 'reconnects', label: 'Reconnects', num: true, value: (p) => num(p.reconnects), cell: (p) => count(p.reconnects) },
-  { id: 'error', label: 'Last error', value: (p) => p.last_error || '–' },
+  { id: 'error', label: 'Last error', value: (p) => trouble(p) || '–' },
 ];
 const pathKey = (p) => `${p.session_id} ${p.source} ${p.destination} ${p.role}`;
 const speed = (store, kind, name, what) => store.rates.get(`${kind} ${name} ${what}`)?.rate ?? null;

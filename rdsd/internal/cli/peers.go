@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -106,18 +107,23 @@ func peerError(p rdsd.Peer) string {
 
 // pathError is the last error of a path, with its age and what is done about it.
 func pathError(q rdsd.PeerPath) string {
-	if q.LastError == "" {
+	return trouble(q.LastError, q.ErrorAge, q.Attempts, q.RetryIn)
+}
+
+// trouble is an error, how long ago it was, how often it was tried since and when it is
+// tried again; "" without one.
+func trouble(text string, age time.Duration, attempts uint32, retry time.Duration) string {
+	if text == "" {
 		return ""
 	}
-	text := q.LastError
-	if q.ErrorAge > 0 {
-		text += ", " + duration(q.ErrorAge).String() + " ago"
+	if age > 0 {
+		text += ", " + duration(age).String() + " ago"
 	}
-	if q.Attempts > 0 {
-		text += ", " + plural(uint64(q.Attempts), "attempt")
+	if attempts > 0 {
+		text += ", " + plural(uint64(attempts), "attempt")
 	}
-	if q.RetryIn > 0 {
-		text += ", next in " + duration(q.RetryIn).String()
+	if retry > 0 {
+		text += ", next in " + duration(retry).String()
 	}
 	return text
 }

@@ -179,7 +179,7 @@ var volumePathColumns = []column[rdsd.VolumePath]{
 	{"written", func(p rdsd.VolumePath) any { return bytesCount(p.WriteBytes) }},
 	{"failovers", func(p rdsd.VolumePath) any { return p.Failovers }},
 	{"reconnects", func(p rdsd.VolumePath) any { return fmt.Sprintf("%d, %d failed", p.Reconnects, p.ReconnectsFailed) }},
-	{"last error", func(p rdsd.VolumePath) any { return p.LastError }},
+	{"last error", func(p rdsd.VolumePath) any { return trouble(p.LastError, p.ErrorAge, p.Attempts, p.RetryIn) }},
 }
 
 // pathAction is what can be done to a path.

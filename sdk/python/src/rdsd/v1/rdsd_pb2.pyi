@@ -2480,3 +2480,95 @@ class TraceEvent(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TraceEvent: _TypeAlias = TraceEvent  # noqa: Y015
+
+@_typing.final
+class ListCongestionMapsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REMOTE_FIELD_NUMBER: _builtins.int
+    remote: _builtins.bytes
+    """of this node alone, or of this one where it is an address of it; empty: of all"""
+    def __init__(
+        self,
+        *,
+        remote: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["remote", b"remote"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCongestionMapsRequest: _TypeAlias = ListCongestionMapsRequest  # noqa: Y015
+
+@_typing.final
+class ListCongestionMapsResponse(_message.Message):
+    """The maps of nodes that have a congested port, those with most first, the 64 with most
+    at most.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MAP_FIELD_NUMBER: _builtins.int
+    LEFT_OUT_FIELD_NUMBER: _builtins.int
+    left_out: _builtins.int
+    """nodes that have congested ports and are not listed"""
+    @_builtins.property
+    def map(self) -> _containers.RepeatedCompositeFieldContainer[Global___CongestionMap]: ...
+    def __init__(
+        self,
+        *,
+        map: _abc.Iterable[Global___CongestionMap] = ...,
+        left_out: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["left_out", b"left_out", "map", b"map"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListCongestionMapsResponse: _TypeAlias = ListCongestionMapsResponse  # noqa: Y015
+
+@_typing.final
+class CongestionMap(_message.Message):
+    """Which of the 65,536 ports of a node are congested."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    LOCAL_FIELD_NUMBER: _builtins.int
+    SEEN_FROM_FIELD_NUMBER: _builtins.int
+    PORTS_FIELD_NUMBER: _builtins.int
+    FIRST_PORT_FIELD_NUMBER: _builtins.int
+    BITMAP_FIELD_NUMBER: _builtins.int
+    address: _builtins.bytes
+    """whose ports they are"""
+    local: _builtins.bool
+    """this node's"""
+    seen_from: _builtins.bytes
+    """the address of this node whose peer it is"""
+    ports: _builtins.int
+    """how many are congested"""
+    first_port: _builtins.int
+    """Port p is congested if bit (p - first_port) % 8 of byte (p - first_port) / 8 is set;
+    ports before and behind are clear.
+    a multiple of 8
+    """
+    bitmap: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        address: _builtins.bytes = ...,
+        local: _builtins.bool = ...,
+        seen_from: _builtins.bytes = ...,
+        ports: _builtins.int = ...,
+        first_port: _builtins.int = ...,
+        bitmap: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "bitmap", b"bitmap", "first_port", b"first_port", "local", b"local", "ports", b"ports", "seen_from", b"seen_from"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CongestionMap: _TypeAlias = CongestionMap  # noqa: Y015

@@ -189,6 +189,11 @@ class AdminStub(object):
                 request_serializer=rdsd_dot_v1_dot_rdsd__pb2.TraceRequest.SerializeToString,
                 response_deserializer=rdsd_dot_v1_dot_rdsd__pb2.TraceReport.FromString,
                 _registered_method=True)
+        self.ListCongestionMaps = channel.unary_unary(
+                '/rdsd.v1.Admin/ListCongestionMaps',
+                request_serializer=rdsd_dot_v1_dot_rdsd__pb2.ListCongestionMapsRequest.SerializeToString,
+                response_deserializer=rdsd_dot_v1_dot_rdsd__pb2.ListCongestionMapsResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServicer(object):
@@ -290,6 +295,13 @@ class AdminServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListCongestionMaps(self, request, context):
+        """Every congested port of nodes, as bitmaps: ListCongestion has who and why, of some.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -367,6 +379,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Trace,
                     request_deserializer=rdsd_dot_v1_dot_rdsd__pb2.TraceRequest.FromString,
                     response_serializer=rdsd_dot_v1_dot_rdsd__pb2.TraceReport.SerializeToString,
+            ),
+            'ListCongestionMaps': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListCongestionMaps,
+                    request_deserializer=rdsd_dot_v1_dot_rdsd__pb2.ListCongestionMapsRequest.FromString,
+                    response_serializer=rdsd_dot_v1_dot_rdsd__pb2.ListCongestionMapsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -777,6 +794,33 @@ class Admin(object):
             '/rdsd.v1.Admin/Trace',
             rdsd_dot_v1_dot_rdsd__pb2.TraceRequest.SerializeToString,
             rdsd_dot_v1_dot_rdsd__pb2.TraceReport.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListCongestionMaps(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/rdsd.v1.Admin/ListCongestionMaps',
+            rdsd_dot_v1_dot_rdsd__pb2.ListCongestionMapsRequest.SerializeToString,
+            rdsd_dot_v1_dot_rdsd__pb2.ListCongestionMapsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -98,6 +98,8 @@ class AdminStub:
     """Trace tells the stages of datagrams as they pass, for administrators, until the
     caller ends it. Payload is not in it. docs/trace.md
     """
+    ListCongestionMaps: _grpc.UnaryUnaryMultiCallable[_rdsd_pb2.ListCongestionMapsRequest, _rdsd_pb2.ListCongestionMapsResponse]
+    """Every congested port of nodes, as bitmaps: ListCongestion has who and why, of some."""
 
 @_typing.type_check_only
 class AdminAsyncStub(AdminStub):
@@ -126,6 +128,8 @@ class AdminAsyncStub(AdminStub):
     """Trace tells the stages of datagrams as they pass, for administrators, until the
     caller ends it. Payload is not in it. docs/trace.md
     """
+    ListCongestionMaps: _aio.UnaryUnaryMultiCallable[_rdsd_pb2.ListCongestionMapsRequest, _rdsd_pb2.ListCongestionMapsResponse]  # type: ignore[assignment]
+    """Every congested port of nodes, as bitmaps: ListCongestion has who and why, of some."""
 
 class AdminServicer(metaclass=_abc_1.ABCMeta):
     """Admin is for administrators: reading needs no right beyond the socket,
@@ -241,5 +245,13 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         """Trace tells the stages of datagrams as they pass, for administrators, until the
         caller ends it. Payload is not in it. docs/trace.md
         """
+
+    @_abc_1.abstractmethod
+    def ListCongestionMaps(
+        self,
+        request: _rdsd_pb2.ListCongestionMapsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rdsd_pb2.ListCongestionMapsResponse, _abc.Awaitable[_rdsd_pb2.ListCongestionMapsResponse]]:
+        """Every congested port of nodes, as bitmaps: ListCongestion has who and why, of some."""
 
 def add_AdminServicer_to_server(servicer: AdminServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

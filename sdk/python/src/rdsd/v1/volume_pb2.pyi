@@ -1350,6 +1350,9 @@ class VolumePath(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _builtins.int
     FAILOVERS_FIELD_NUMBER: _builtins.int
     LAST_ERROR_FIELD_NUMBER: _builtins.int
+    ERROR_AGE_NS_FIELD_NUMBER: _builtins.int
+    ATTEMPTS_FIELD_NUMBER: _builtins.int
+    RETRY_IN_NS_FIELD_NUMBER: _builtins.int
     session: _builtins.str
     """name"""
     session_id: _builtins.str
@@ -1377,6 +1380,12 @@ class VolumePath(_message.Message):
     failovers: _builtins.int
     """requests this path took over from others"""
     last_error: _builtins.str
+    error_age_ns: _builtins.int
+    """how long ago last_error was; 0 without one"""
+    attempts: _builtins.int
+    """to connect, in a row, that failed"""
+    retry_in_ns: _builtins.int
+    """when it is tried again; 0: now, or not waiting for that"""
     def __init__(
         self,
         *,
@@ -1399,10 +1408,13 @@ class VolumePath(_message.Message):
         in_flight: _builtins.int = ...,
         failovers: _builtins.int = ...,
         last_error: _builtins.str = ...,
+        error_age_ns: _builtins.int = ...,
+        attempts: _builtins.int = ...,
+        retry_in_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connections", b"connections", "cur_latency_ns", b"cur_latency_ns", "destination", b"destination", "epoch", b"epoch", "failovers", b"failovers", "in_flight", b"in_flight", "last_error", b"last_error", "read_bytes", b"read_bytes", "reads", b"reads", "reconnects", b"reconnects", "reconnects_failed", b"reconnects_failed", "role", b"role", "session", b"session", "session_id", b"session_id", "source", b"source", "state", b"state", "state_ns", b"state_ns", "write_bytes", b"write_bytes", "writes", b"writes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "connections", b"connections", "cur_latency_ns", b"cur_latency_ns", "destination", b"destination", "epoch", b"epoch", "error_age_ns", b"error_age_ns", "failovers", b"failovers", "in_flight", b"in_flight", "last_error", b"last_error", "read_bytes", b"read_bytes", "reads", b"reads", "reconnects", b"reconnects", "reconnects_failed", b"reconnects_failed", "retry_in_ns", b"retry_in_ns", "role", b"role", "session", b"session", "session_id", b"session_id", "source", b"source", "state", b"state", "state_ns", b"state_ns", "write_bytes", b"write_bytes", "writes", b"writes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
