@@ -113,6 +113,7 @@ type Limits struct {
 	MaxClientsPerUID int   `toml:"max_clients_per_uid" reload:"yes" usage:"client connections of one user" want:"1 to limits.max_clients"`
 	MaxDescriptors   int   `toml:"max_descriptors" usage:"file descriptors; 0: what the system allows" want:"0, or at least 64"`
 	MaxHandshakes    int   `toml:"max_handshakes" reload:"yes" usage:"accepted connections whose peer has not identified itself yet" want:"1 to 65536"`
+	MaxDials         int   `toml:"max_dials" reload:"yes" usage:"connections to peers that are being made at once" want:"1 to 65536"`
 }
 
 // Log is where lines go and how many.
@@ -202,6 +203,7 @@ func Default() *Config {
 			MaxClients:       4096,
 			MaxClientsPerUID: 1024,
 			MaxHandshakes:    256,
+			MaxDials:         256,
 		},
 		Log: Log{Format: "text", LinesPerS: 20},
 	}

@@ -135,6 +135,7 @@ func (v *validator) limits() {
 	v.check("limits.max_clients_per_uid", between(l.MaxClientsPerUID, 1, l.MaxClients), "%d is out of range", l.MaxClientsPerUID)
 	v.check("limits.max_descriptors", l.MaxDescriptors == 0 || between(l.MaxDescriptors, 64, 1<<30), "%d is out of range", l.MaxDescriptors)
 	v.check("limits.max_handshakes", between(l.MaxHandshakes, 1, 65536), "%d is out of range", l.MaxHandshakes)
+	v.check("limits.max_dials", between(l.MaxDials, 1, 65536), "%d is out of range", l.MaxDials)
 }
 
 func (v *validator) tables() {

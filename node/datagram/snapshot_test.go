@@ -22,7 +22,8 @@ func TestSnapshotOfHosts(t *testing.T) {
 	s.a.Read(&snap)
 	b := s.a.engineConfig.Budget
 	want := []base.Budget{{Name: "memory", Used: uint64(b.Used()), Limit: uint64(b.Limit)}, {Name: "peers", Used: 1, Limit: uint64(s.a.deps.Conf().Limits.MaxPeers)},
-		{Name: "handshakes", Limit: uint64(s.a.deps.Conf().Limits.MaxHandshakes)}}
+		{Name: "handshakes", Limit: uint64(s.a.deps.Conf().Limits.MaxHandshakes)},
+		{Name: "dials", Limit: uint64(s.a.deps.Conf().Limits.MaxDials)}}
 	if b.Used() == 0 || !slices.Equal(snap.Budgets, want) {
 		t.Errorf("budgets %+v, want %+v", snap.Budgets, want)
 	}

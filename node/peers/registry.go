@@ -13,6 +13,7 @@ import (
 type Registry struct {
 	deps       *base.Deps
 	handshakes handshakes
+	dials      dials
 	links      *tcp.Provider // set by Open
 
 	refused atomic.Uint64 // connections of peers refused, for any reason
@@ -42,5 +43,5 @@ func (r *Registry) Refused() uint64 { return r.refused.Load() }
 // Budgets are the limits of what is decided here, with what is used of them.
 func (r *Registry) Budgets() []base.Budget {
 	l := &r.deps.Conf().Limits
-	return []base.Budget{r.handshakes.budget(l.MaxHandshakes)}
+	return []base.Budget{r.handshakes.budget(l.MaxHandshakes), r.dials.budget(l.MaxDials)}
 }

@@ -537,29 +537,3 @@ func TestWatchFails(t *testing.T) {
 		y.l.Start(y)
 	})
 }
-
-// TestClosedOldest: without anybody who waits there is nobody to close.
-func TestClosedOldest(t *testing.T) {
-	var l oneSidedListener
-	l.closeOldest()
-	a, b := net.Pipe()
-	c, d := net.Pipe()
-	defer b.Close()
-	defer d.Close()
-	if !l.wait(a) || !l.wait(c) {
-		t.Fatal("closed already")
-	}
-	l.closeOldest()
-	if _, err := a.Write([]byte("x")); !errors.Is(err, io.ErrClosedPipe) {
-		t.Errorf("the oldest is open: %v", err)
-	}
-	l.waited(a)
-	if len(l.waiting) != 1 || l.waiting[0] != c {
-		t.Errorf("%v wait", l.waiting)
-	}
-	l.closed = true
-	if l.wait(a) {
-		t.Error("a closed listener takes another")
-	}
-	c.Close()
-}

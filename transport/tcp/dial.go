@@ -52,6 +52,14 @@ type Provider struct {
 	// before anything is sent; its error ends it. Set it before the first link.
 	Check func(ctx context.Context, local, remote netip.AddrPort) error
 
+	// Admit, when not nil, is asked about each connection that a listener of one-sided links
+	// accepts, before anything is read; an error closes it. Otherwise said is called once:
+	// with the request to connect when that has come, and it is false if said has answered
+	// it, or with nil when the connection ends before. Until then abort closes it, from any
+	// goroutine. With nil all are taken, however many: that is for tests. Set it before the
+	// first listener.
+	Admit func(local, remote netip.AddrPort, abort func()) (said func(transport.ConnRequest) bool, err error)
+
 	loops []*loop
 	next  atomic.Uint32 // whose turn it is
 }

@@ -15,25 +15,43 @@ import (
 
 // Bounds of connections that are not links yet.
 const (
-	maxHandshakes = 128              // of a listener: with one more the oldest that has not sent its request is closed
-	helloTime     = 5 * time.Second  // for the peer to send its request, all of it
-	answerTime    = 30 * time.Second // for our program to answer
+	maxAnswering = 64               // calls of accept of a listener at a time
+	helloTime    = 5 * time.Second  // for the peer to send its request, all of it
+	answerTime   = 30 * time.Second // for our program to answer
 )
 
 // oneSidedListener accepts connections and reads their handshakes.
 //
-// Goroutines: one that accepts, one for each handshake, all ended by Close.
+// Goroutines: one that accepts, one for each handshake, all ended by Close. How many wait
+// for their peer's request is bounded by Provider.Admit, which closes those it wants no
+// more, and how many are being answered by answering.
 type oneSidedListener struct {
-	p     *Provider
-	l     *accept.Listener
-	taken func(transport.ConnRequest)
-	hello time.Duration
-	slots chan struct{} // one held by each handshake's goroutine
-	done  sync.WaitGroup
+	p         *Provider
+	l         *accept.Listener
+	taken     func(transport.ConnRequest)
+	hello     time.Duration
+	answering chan struct{} // one is held by each call of taken
+	done      sync.WaitGroup
 
 	mu      sync.Mutex
-	waiting []net.Conn // for their hello, oldest first
-	closed  bool
+	waiting map[*greeting]struct{} // whose requests have not come; guarded by mu
+	closed  bool                   // guarded by mu
+}
+
+// greeting is a connection whose peer has not sent its request.
+type greeting struct {
+	c    *net.TCPConn
+	gone chan struct{} // closed when it is given up
+	once sync.Once
+	said func(transport.ConnRequest) bool // of Provider.Admit, until it is called
+}
+
+// abort gives it up.
+func (g *greeting) abort() {
+	g.once.Do(func() {
+		close(g.gone)
+		g.c.Close()
+	})
 }
 
 // ListenOneSided accepts on local. A request that is not answered in half a
@@ -49,7 +67,8 @@ func (p *Provider) listenOneSided(local netip.AddrPort, taken func(transport.Con
 	if err != nil {
 		return nil, err
 	}
-	l := &oneSidedListener{p: p, l: p.acceptor(nl, "volumes"), taken: taken, hello: hello, slots: make(chan struct{}, maxHandshakes)}
+	l := &oneSidedListener{p: p, l: p.acceptor(nl, "volumes"), taken: taken, hello: hello,
+		answering: make(chan struct{}, maxAnswering), waiting: map[*greeting]struct{}{}}
 	l.done.Add(1)
 	go l.serve()
 	return l, nil
@@ -63,75 +82,88 @@ func (l *oneSidedListener) serve() {
 		if c == nil {
 			return
 		}
-		select {
-		case l.slots <- struct{}{}:
-		default:
-			l.closeOldest() // a peer that means it shows so at once
-			l.slots <- struct{}{}
+		g := &greeting{c: c, gone: make(chan struct{})}
+		if !l.wait(g) {
+			g.abort()
+			continue
 		}
 		l.done.Add(1)
-		go l.handshake(c)
+		go l.handshake(g)
 	}
 }
 
-func (l *oneSidedListener) closeOldest() {
+// wait has g admitted; false: it is to be closed.
+func (l *oneSidedListener) wait(g *greeting) bool {
+	if l.p.Admit != nil {
+		var err error
+		if g.said, err = l.p.Admit(unmap(g.c.LocalAddr()), unmap(g.c.RemoteAddr()), g.abort); err != nil {
+			return false
+		}
+	}
 	l.mu.Lock()
-	defer l.mu.Unlock()
-	if len(l.waiting) > 0 {
-		l.waiting[0].Close()
+	l.waiting[g] = struct{}{}
+	closed := l.closed
+	l.mu.Unlock()
+	if closed {
+		l.waited(g, nil)
 	}
+	return !closed
 }
 
-func (l *oneSidedListener) handshake(c *net.TCPConn) {
+// waited ends the wait for g's request, which is q, or nil if there is none. It reports
+// whether q is to be handed on. What comes after the first call has no effect.
+func (l *oneSidedListener) waited(g *greeting, q *connRequest) bool {
+	l.mu.Lock()
+	delete(l.waiting, g)
+	l.mu.Unlock()
+	said := g.said
+	g.said = nil
+	switch {
+	case q == nil && said != nil:
+		said(nil)
+	case q != nil && said != nil:
+		return said(q)
+	}
+	return q != nil
+}
+
+func (l *oneSidedListener) handshake(g *greeting) {
 	defer l.done.Done()
-	defer func() { <-l.slots }()
-	defer l.p.Guard.Recover(guard.Accept, func(error) { l.waited(c); c.Close() })
+	defer l.p.Guard.Recover(guard.Accept, func(error) { g.abort() })
+	defer l.waited(g, nil)
 	guard.Point("handshake")
-	if !l.wait(c) {
-		c.Close()
-		return
-	}
 	// One deadline for all of it, however slowly it drips.
-	c.SetDeadline(time.Now().Add(l.hello))
-	t, private, err := readHandshake(c)
-	l.waited(c)
+	g.c.SetDeadline(time.Now().Add(l.hello))
+	t, private, err := readHandshake(g.c)
 	if err != nil || t.Kind != transport.TagConnect {
-		c.Close()
+		g.abort()
 		return
 	}
-	q := &connRequest{c: c, private: private}
+	// As long as others are being answered it counts as one that has said nothing, so that
+	// there are never more of these goroutines than were admitted.
+	select {
+	case l.answering <- struct{}{}:
+	case <-g.gone:
+		return
+	}
+	defer func() { <-l.answering }()
+	q := &connRequest{c: g.c, private: private}
 	// The rejection says our version, which the other side would have to speak.
 	if t.Key != transport.TagVersion {
 		q.Reject(nil)
 		return
 	}
+	if !l.waited(g, q) {
+		return
+	}
 	q.mu.Lock()
-	// The caller may never answer, and holds one of few slots.
+	// The caller may never answer, and the connection would stay.
 	q.timer = time.AfterFunc(answerTime, func() {
 		defer l.p.Guard.Recover(guard.Accept, nil)
 		q.Reject(nil)
 	})
 	q.mu.Unlock()
 	l.taken(q)
-}
-
-// wait notes that c is waited for; false: the listener is closed.
-func (l *oneSidedListener) wait(c net.Conn) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.waiting = append(l.waiting, c)
-	return !l.closed
-}
-
-func (l *oneSidedListener) waited(c net.Conn) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for i, w := range l.waiting {
-		if w == c {
-			l.waiting = append(l.waiting[:i], l.waiting[i+1:]...)
-			return
-		}
-	}
 }
 
 func (l *oneSidedListener) Addr() netip.AddrPort { return l.l.Addr().(*net.TCPAddr).AddrPort() }
@@ -142,8 +174,8 @@ func (l *oneSidedListener) Close() error {
 	err := l.l.Close()
 	l.mu.Lock()
 	l.closed = true
-	for _, c := range l.waiting {
-		c.Close()
+	for g := range l.waiting {
+		g.abort()
 	}
 	l.mu.Unlock()
 	l.done.Wait()

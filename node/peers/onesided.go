@@ -1,0 +1,52 @@
+package peers
+
+import (
+	"errors"
+	"net/netip"
+	"syscall"
+	"time"
+
+	"github.com/rdsd/rdsd/transport"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
+)
+
+var errNoVolumePeer = errors.New("it is not an allowed peer; allow it with a [[peers]] entry of the configuration, and in volumes.allow if there is a list")
+
+// admitOneSided is the Admit of the listeners for volumes (tcp.Provider.Admit). The kernel
+// is asked once whose the connection is: that decides for whom it counts, and whether it
+// may be a peer. A connection that may not be one is read until its request is whole, and
+// has a slot meanwhile: unlike a peer of datagrams, which is closed at once, a peer of
+// volumes hears why it is refused, so that its administrator finds the reason there.
+func (r *Registry) admitOneSided(local, remote netip.AddrPort, abort func()) (said func(transport.ConnRequest) bool, err error) {
+	refuse := func(why error) { r.Refuse("connection for volumes", remote.Addr(), why.Error()) }
+	why, user := errNoVolumePeer, NoUser
+	if r.MayPeerVolumes(remote.Addr()) {
+		user, why = r.AcceptedFrom(local, remote)
+	}
+	x, err := r.Admit(time.Now(), remote.Addr(), user, abort)
+	if err != nil {
+		refuse(err)
+		return nil, err
+	}
+	return func(q transport.ConnRequest) bool {
+		x.End()
+		if q != nil && why != nil {
+			refuse(why)
+			no := rtrswire.Reject(uint16(refusalErrno(why)))
+			q.Reject(no.Append(nil))
+		}
+		return why == nil
+	}, nil
+}
+
+// refusalErrno is what a peer is told that may not connect: EACCES, unless it was not
+// judged, because the kernel had not the means to tell whose the connection is. Then
+// it is told what was missing, and comes again.
+func refusalErrno(why error) syscall.Errno {
+	for _, want := range []syscall.Errno{syscall.ENOMEM, syscall.ENOBUFS, syscall.EMFILE, syscall.ENFILE} {
+		if errors.Is(why, want) {
+			return want
+		}
+	}
+	return syscall.EACCES
+}
