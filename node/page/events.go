@@ -152,7 +152,13 @@ func (h *hub) broken(error) {
 	defer h.mu.Unlock()
 	h.running = false
 	for s := range h.streams {
-		close(s.quit)
+		// A stream that an earlier panic has ended, and whose reader has not let it go
+		// yet, is still among them.
+		select {
+		case <-s.quit:
+		default:
+			close(s.quit)
+		}
 	}
 }
 
