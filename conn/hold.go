@@ -251,6 +251,7 @@ func (p *Path) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 		p.c.ctr.SendCancelled += uint64(m.Datagrams())
 		p.done(m, Cancelled, WhyApp)
 	} else {
+		p.c.owner.Refused(m)
 		m.flags = 0
 		// It counts as a message that was never sent: next time it gets a new sequence and
 		// flags, and the sequence that it had stays a gap.

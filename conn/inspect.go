@@ -77,3 +77,20 @@ func (c *Conn) lists(which int) (l []queueView) {
 	})
 	return l
 }
+
+// Writing calls f for each message of a socket in the batch of the last Fill, until Wrote.
+func (p *Path) Writing(f func(m *Msg)) {
+	for m := p.inwrite.head; m != nil; m = m.next {
+		if m.Owner != nil {
+			f(m)
+		}
+	}
+}
+
+// Lane is the number of the path that m has a sequence of; ok is false if it has none.
+func (c *Conn) Lane(m *Msg) (lane int, ok bool) {
+	if m.seq == 0 {
+		return 0, false
+	}
+	return c.slots[m.slot].idx, true
+}

@@ -69,6 +69,9 @@ type Owner interface {
 	// NewMsg and FreeMsg lend and take back messages of the protocol's own.
 	NewMsg() *Msg
 	FreeMsg(m *Msg)
+	// Refused tells that the peer had no room for m, which still has the sequence it was
+	// refused with. It will be sent with another.
+	Refused(m *Msg)
 	// Measured tells how long a datagram waited before its first byte left.
 	Measured(queued time.Duration)
 	// MeasuredRTT tells a handshake's or heartbeat's round trip.

@@ -15,6 +15,9 @@ type Sender struct {
 // NewSender returns a Sender whose outcomes go to owner.
 func NewSender(owner Completer) Sender { return Sender{owner: owner} }
 
+// Owner is who is told the outcomes.
+func (s *Sender) Owner() Completer { return s.owner }
+
 // Messages is how many have no outcome yet.
 func (s *Sender) Messages() int { return s.messages }
 

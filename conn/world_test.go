@@ -123,6 +123,7 @@ func (w *world) Emit(a Action)                   { w.acts = append(w.acts, a) }
 func (w *world) Arm(at time.Duration)            { w.armed = min(w.armed, at) }
 func (w *world) Measured(time.Duration)          {}
 func (w *world) MeasuredRTT(time.Duration)       {}
+func (w *world) Refused(*Msg)                    {}
 func (w *world) StateChanged(p *Path, was State) { w.note("path %d: %v > %v", p.idx, was, p.state) }
 
 func (w *world) NewMsg() *Msg {

@@ -101,7 +101,10 @@ type Engine struct {
 	local netip.Addr
 	rng   *rand.Rand
 	now   time.Duration // of the current step
-	tally tally         // memory of the node taken by the current step, told to others when it ends
+	// tracer is told of every stage of messages; nil: nobody traces. It stands beside now, which each
+	// step writes, so that looking whether there is one reads nothing more (trace.go).
+	tracer Tracer
+	tally  tally // memory of the node taken by the current step, told to others when it ends
 
 	// Sockets (socket.go).
 
@@ -288,7 +291,11 @@ func (e *Engine) ReceivedAll(now time.Duration, p *conn.Path, attempt uint64) {
 
 // Fill is conn.Path.Fill of p.
 func (e *Engine) Fill(now time.Duration, p *conn.Path, b *transport.Batch) bool {
-	return p.Fill(now, b)
+	ok := p.Fill(now, b)
+	if e.tracer != nil && ok {
+		e.traceLeft(p)
+	}
+	return ok
 }
 
 // Alive is conn.Path.Alive of p. The shell calls it when the link has taken more of a

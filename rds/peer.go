@@ -150,6 +150,9 @@ func (pe *Peer) Deliver(a conn.Arrival) conn.Verdict {
 	} else if pe.e.held.has(a.DPort) {
 		v = conn.NoRoom // until its owner is back
 	}
+	if pe.e.tracer != nil {
+		pe.tracePlaced(a, v)
+	}
 	// A kernel's link pauses for this: the peer is remembered, to be resumed when any
 	// receiver has room (roomAgain).
 	if v == conn.NoRoom && !pe.isFull {
@@ -196,6 +199,13 @@ func (pe *Peer) NewMsg() *conn.Msg { return pe.e.newMsg() }
 
 // FreeMsg implements conn.Owner.
 func (pe *Peer) FreeMsg(m *conn.Msg) { pe.e.freeMsg(m) }
+
+// Refused implements conn.Owner.
+func (pe *Peer) Refused(m *conn.Msg) {
+	if pe.e.tracer != nil {
+		pe.e.traceMsg(StageRefused, m)
+	}
+}
 
 // Measured implements conn.Owner.
 func (pe *Peer) Measured(d time.Duration) { pe.e.QueueNs.Add(d) }

@@ -159,6 +159,9 @@ func (s *Socket) taken(count, bytes, cost int) {
 	e.ctr.RecvDelivered += uint64(count)
 	e.ctr.CopyToUser += uint64(bytes)
 	e.ctr.RecvBytesFreed += uint64(bytes)
+	if e.tracer != nil {
+		s.traceRead()
+	}
 }
 
 // copyToSlab copies a small payload behind others into a slab.

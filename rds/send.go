@@ -190,6 +190,7 @@ func (s *Socket) dispatch(now time.Duration, f *flow, m *conn.Msg) {
 	if f.pe.c != nil {
 		f.pe.c.Enqueue(now, m)
 	} else {
+		m.At = now
 		s.deliverHere(f, m)
 	}
 }
@@ -220,6 +221,9 @@ func (s *Socket) deliverHere(f *flow, m *conn.Msg) {
 	switch {
 	case to.place(e.loop, a) == conn.Placed:
 		e.here++
+		if e.tracer != nil {
+			to.tracePlacedHere(m)
+		}
 		// The cell says that the message was placed here, and as which number.
 		if m.Cell != nil {
 			atomic.StoreUint64(m.Cell, conn.CellHere<<conn.CellLane|e.here)
@@ -272,6 +276,9 @@ func (s *Socket) completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 	if s.lingers && s.undecided == 0 {
 		s.lingers = false
 		s.opt.Sink.Drained()
+	}
+	if e.tracer != nil {
+		s.traceDone(m, o, why)
 	}
 	e.freeMsg(m)
 }

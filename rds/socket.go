@@ -335,6 +335,9 @@ func (s *Socket) Close(now time.Duration) {
 		f.calm()
 		s.endFlow(f)
 	}
+	if e.tracer != nil {
+		s.traceDropped()
+	}
 	e.ctr.RecvDropDeadSock += uint64(s.unread)
 	s.unread = 0
 	for s.qn > 0 {

@@ -70,12 +70,14 @@ func (s *Socket) wait(f *flow, m *conn.Msg) {
 	s.e.stir(f)
 	s.countWaiting(m, 1)
 	f.q.push(m)
+	s.traceWaits(f, m)
 }
 
 func (s *Socket) waitFirst(f *flow, m *conn.Msg) {
 	s.e.stir(f)
 	s.countWaiting(m, 1)
 	f.q.unshift(m)
+	s.traceWaits(f, m)
 }
 
 // SendWait offers one datagram and waits until deadline (0: for ever) if it must. If queued
@@ -189,10 +191,10 @@ func (s *Socket) runWaiting(now time.Duration) {
 				s.dispatch(now, f, m)
 			// It will never be accepted, however long it waits.
 			case err != nil:
-				s.sendDone(m, err)
+				s.sendDone(f, m, err)
 				s.e.freeMsg(m)
 			default:
-				s.sendDone(m, nil)
+				s.sendDone(f, m, nil)
 				s.accept(now, f, m)
 			}
 		}
@@ -217,7 +219,10 @@ func (s *Socket) mayGo(f *flow, m *conn.Msg) error {
 	return nil
 }
 
-func (s *Socket) sendDone(m *conn.Msg, err error) {
+func (s *Socket) sendDone(f *flow, m *conn.Msg, err error) {
+	if s.e.tracer != nil && err != nil {
+		s.traceNotAccepted(f, m, err)
+	}
 	s.sends = append(s.sends, SendDone{s.dropBatch(m), m.Tag, err})
 	s.news(EvSends)
 }
@@ -307,7 +312,7 @@ func (s *Socket) expire(f *flow, err error, why conn.Why, which func(*conn.Msg) 
 			s.completed(m, conn.Cancelled, why)
 		default:
 			s.countWaiting(m, -1)
-			s.sendDone(m, err)
+			s.sendDone(f, m, err)
 			s.e.freeMsg(m)
 		}
 	}
