@@ -26,7 +26,8 @@ type mapping struct {
 	cancel context.CancelFunc // of bringUp
 	gone   chan struct{}      // closed when nothing of it is left
 
-	turn turn // one of bringUp, unmap, close at a time; before any other lock
+	turn turn // one of bringUp, end, leave at a time; before any other lock
+	over bool // guarded by turn; end or leave has been, and what it had is given back
 
 	// Set by bringUp, with Host.mu held; nil before.
 	c     *client
@@ -140,6 +141,9 @@ func (h *Host) enterMapping(s MapSpec) (*mapping, error) {
 // held.
 func (m *mapping) bringUp(ctx context.Context, raw *MapSpec, strict bool) error {
 	h := m.h
+	if m.over {
+		return rdserr.With(rdserr.ErrCanceled, "it was given up meanwhile")
+	}
 	if m.c == nil {
 		c, err := h.session(ctx, &m.spec, raw, strict)
 		if err != nil {
@@ -258,6 +262,10 @@ func (m *mapping) end(force bool) {
 	m.cancel()
 	m.turn.Lock()
 	defer m.turn.Unlock()
+	if m.over { // Map gave up what was being unmapped, or the Host is closed
+		return
+	}
+	m.over = true
 	h := m.h
 	released := false
 	if m.dev != nil && force { // first, so that nobody waits for a request

@@ -159,6 +159,10 @@ func (m *mapping) leave(ctx context.Context) {
 	m.cancel()
 	m.turn.Lock()
 	defer m.turn.Unlock()
+	if m.over {
+		return
+	}
+	m.over = true
 	h := m.h
 	if m.front != nil {
 		ctx, cancel := h.machine.Timeout(ctx, frontEnd)
