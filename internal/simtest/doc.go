@@ -13,10 +13,12 @@
 // over one-sided links in the same network, stores that fail, and a model of
 // every sector (volmodel.go), for B1 to B7.
 //
-// Datagrams' shell is the product's; that of volumes (volclient.go, volserver.go,
-// vollink.go) is a copy, which follows node/volume.
+// Both shells are the product's: node/datagram for datagrams, node/volume for volumes, with
+// its sessions, mappings, exports and state. Its goroutines are tasks (voltask.go), one of
+// which runs at a time; a step that waits fails the run.
 //
 // Read world.go (one run), model.go (what is checked), node.go (a machine), then
-// thread.go and link.go, which stand for its reactor and its TCP;
+// thread.go and link.go, which stand for its reactor and its TCP; volnode.go and volnet.go,
+// which do so for volumes, and volclient.go and volapp.go, who uses them;
 // kernel.go is a peer written from the facts about Linux, not from conn.
 package simtest

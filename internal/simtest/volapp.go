@@ -1,37 +1,37 @@
 package simtest
 
 import (
+	"context"
 	"errors"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/rdserr"
-	"github.com/rdsd/rdsd/rnbd"
-	"github.com/rdsd/rdsd/rtrs"
-	rnbdwire "github.com/rdsd/rdsd/wire/rnbd"
 )
 
-// mapping is one user of a disk: it maps it, reads and writes, and unmaps it.
+// mapping is one user of a disk: it maps it, reads and writes, and unmaps it, by the calls of
+// the daemon.
 type mapping struct {
-	c       *volClient
-	d       *disk
-	vol     *rnbd.Volume // nil: not mapped
-	asked   bool         // Map has no answer yet
-	ending  bool
-	ro      bool
-	depth   int
-	running int
-	syncBad bool      // a sync failed at the store since it was mapped
-	writes  []*vwrite // since it was mapped, and not flushed
-	errors  int       // in a row
-	last    int       // final reads to be made
+	c      *volClient
+	d      *disk
+	id     string
+	f      *volFront // nil: not mapped
+	asked  bool      // a call has not returned, or it is being mapped again
+	asks   bool      // a call of Map is under way
+	ending bool      // one of Unmap is
+	depth  int
+	errors int // in a row
+	last   int // final reads to be made
+	under  int // requests under way, those of former fronts too
 }
 
 // volOp is a request of the user.
 type volOp struct {
 	r      blk.Request
 	m      *mapping
-	vol    *rnbd.Volume
+	f      *volFront
+	p      *volProcess
 	x      *vwrite // of a write
 	from   int
 	when   time.Duration
@@ -42,49 +42,49 @@ type volOp struct {
 
 // work lets the user do something every now and then.
 func (m *mapping) work() {
-	w := m.c.v.w
+	p, w := m.c.p, m.c.v.w
 	pause := w.upTo(2 * m.c.v.opEvery)
 	if w.chance(100) {
 		pause = w.upTo(time.Second)
 	}
-	w.After(pause, m.c.guard(func() {
-		if m.c.rt.Err() == nil && !m.c.v.over {
+	w.After(pause, p.event(func() {
+		if !m.c.v.over && !p.over {
 			m.act()
-			m.c.settle()
 		}
 		m.work()
 	}))
 }
 
 func (m *mapping) act() {
-	c, w := m.c, m.c.v.w
-	now := w.Now()
+	w := m.c.v.w
 	calm := w.calm
 	switch {
-	case m.vol == nil && m.running != 0: // what had ended was handed out in the same step
-		w.fail("B4: %s is not mapped by %s any more, with %d requests under way", m.d.name, c.name, m.running)
-	case m.vol == nil:
-		if !calm || !m.d.shared && w.chance(4) || m.d.shared {
-			m.open()
-		}
-	case m.asked || m.ending:
-		if !calm && w.chance(200) && !m.ending { // no patience
+	case m.ending:
+	case m.asked:
+		if !calm && w.chance(200) { // no patience
 			m.close(true)
 		}
+	case m.f == nil:
+		m.open()
 	case m.errors > 5 || !calm && w.chance(m.d.turns()):
 		m.close(m.errors > 5 || w.chance(2))
-	case calm && !m.d.shared && s(m.vol) == rnbd.Closed: // it has another writer, perhaps for ever
+	case calm && !m.d.shared && m.state() == volume.StateClosed: // it has another writer, perhaps for ever
 		m.close(true)
-	case m.stopped() && w.chance(4):
-		m.vol.Remap(now)
-	case m.stopped():
-		m.close(true)
+	case m.errors > 0 && m.state() == volume.StateClosed:
+		if w.chance(4) {
+			m.call(func(ctx context.Context) error {
+				_, err := m.c.p.host.Remap(ctx, m.id)
+				return err
+			})
+		} else if w.chance(4) {
+			m.close(true)
+		}
 	case calm:
-		for ; m.last > 0 && m.running < m.depth; m.last-- {
+		for ; m.last > 0 && m.f.running < m.depth; m.last-- {
 			m.submit(blk.OpRead, (m.last-1)*4, 4, 0)
 		}
 	default:
-		for k := 1 + w.rng.Intn(m.depth); k > 0 && m.running < m.depth && m.vol != nil; k-- {
+		for k := 1 + w.rng.Intn(m.depth); k > 0 && m.f != nil && m.f.running < m.depth; k-- {
 			m.op()
 		}
 	}
@@ -98,52 +98,69 @@ func (d *disk) turns() int {
 	return 60
 }
 
-// stopped reports whether the volume is closed for good.
-func (m *mapping) stopped() bool {
-	s, _ := m.vol.State()
-	return s == rnbd.Closed && m.errors > 0
+// state is what the daemon says of it; "": it has no such mapping.
+func (m *mapping) state() string {
+	i, err := m.c.p.host.Mapping(m.id)
+	if err != nil {
+		return ""
+	}
+	return i.State
+}
+
+// call makes a call that may wait.
+func (m *mapping) call(f func(ctx context.Context) error) {
+	m.asked = true
+	m.c.p.spawn(func() {
+		err := f(context.Background())
+		m.asked = false
+		if w := m.c.v.w; w.verbose != nil {
+			w.trace("%s: a call about %s has returned: %v", m.c.name, m.d.name, err)
+		}
+	})
 }
 
 func (m *mapping) open() {
-	c, w := m.c, m.c.v.w
-	m.ro = w.chance(6)
-	access := rnbdwire.ReadWrite
-	if m.ro {
-		access = rnbdwire.ReadOnly
+	w := m.c.v.w
+	s := m.c.spec
+	s.ID, s.Name, s.Persist = m.id, m.d.name, w.chance(3)
+	if w.chance(6) {
+		s.Access = volume.AccessRO
 	}
-	vol, err := c.rn.Map(w.Now(), m.d.name, access)
-	if err != nil {
-		w.fail("B4: %s cannot map %s: %v", c.name, m.d.name, err)
-		return
-	}
-	w.mix(27, uint64(m.d.num))
-	m.syncBad, m.writes, m.errors, m.ending = false, nil, 0, false
-	if s, _ := vol.State(); s == rnbd.Unmapped { // refused within the call
-		return
-	}
-	m.vol, m.asked = vol, s(vol) == rnbd.Init
-	vol.Ctx = m
-}
-
-func s(v *rnbd.Volume) rnbd.State {
-	st, _ := v.State()
-	return st
+	m.asks = true
+	m.call(func(ctx context.Context) error {
+		_, err := m.c.p.host.Map(ctx, s)
+		m.asks = false
+		if w.bad == nil && (err == nil) != (m.f != nil) && !m.ending {
+			w.fail("B4: %s maps %s: %v, and it is there: %v", m.c.name, m.d.name, err, m.f != nil)
+		}
+		return err
+	})
 }
 
 func (m *mapping) close(force bool) {
-	w := m.c.v.w
-	unmap := m.vol.Unmap
-	if force {
-		unmap = m.vol.ForceUnmap
-	}
-	err := unmap(w.Now())
-	if err == nil {
-		m.ending = m.vol != nil
-		m.asked = false
-	}
+	p, w := m.c.p, m.c.v.w
+	m.ending = true
 	if w.verbose != nil {
-		w.trace("%s unmaps %s, by force %v: %v", m.c.name, m.d.name, force, err)
+		w.trace("%s unmaps %s, by force %v", m.c.name, m.d.name, force)
 	}
+	p.spawn(func() {
+		err := p.host.Unmap(context.Background(), m.id, force)
+		m.ending = false
+		if w.verbose != nil {
+			w.trace("%s has unmapped %s: %v", m.c.name, m.d.name, err)
+		}
+		switch n := rdserr.Errno(err); {
+		case err == nil && m.f != nil && !m.asks:
+			w.fail("B4: %s has unmapped %s, and it is there", m.c.name, m.d.name)
+		case n == rdserr.ErrNotFound.Errno:
+			if !m.asks {
+				m.asked = false
+			}
+		}
+		if err == nil && !m.asks {
+			m.asked = false
+		}
+	})
 }
 
 // op draws a request.
@@ -181,24 +198,26 @@ func (d *disk) spread() int {
 
 func (m *mapping) submit(op blk.Op, at, n int, flags blk.Flags) {
 	c, v, w := m.c, m.c.v, m.c.v.w
-	o := &volOp{m: m, vol: m.vol, when: w.Now(), live: true, frozen: v.frozen[c.node]}
+	f := m.f
+	o := &volOp{m: m, f: f, p: c.p, when: w.Now(), live: true, frozen: v.frozen[c.node.n]}
 	o.r = blk.Request{Op: op, Flags: flags, Off: uint64(at) * sectorLen, Len: uint64(n) * sectorLen, Ctx: o, Queue: v}
 	if op == blk.OpRead || op == blk.OpWrite {
 		o.r.Buf = make([]byte, n*sectorLen)
 	}
-	o.bad = at+n > diskSectors || m.ro && op.Writes()
+	o.bad = at+n > diskSectors || f.ro && op.Writes()
 	if op.Writes() && !o.bad {
 		o.x = v.begin(o, o.r.Buf)
 	} else if o.bad && op == blk.OpWrite {
 		scramble(o.r.Buf)
 	}
 	o.from = v.tick()
-	m.running++
+	f.running++
+	m.under++
 	w.mix(28, uint64(op), uint64(at), uint64(n))
 	if w.verbose != nil {
 		w.trace("%s submits %v of %s at %d+%d, flags %d, at %d %v", c.name, op, m.d.name, at, n, flags, o.from, o.x != nil)
 	}
-	m.vol.Submit(w.Now(), []*blk.Request{&o.r})
+	f.d.Submit([]*blk.Request{&o.r})
 }
 
 // Complete is told how requests ended.
@@ -210,6 +229,9 @@ func (v *volumes) Complete(batch []*blk.Request) {
 
 func (v *volumes) complete(o *volOp) {
 	w, m, r := v.w, o.m, &o.r
+	if o.p.dead {
+		return
+	}
 	w.mix(29, uint64(r.Op), uint64(rdserr.Errno(r.Err)))
 	if w.verbose != nil {
 		w.trace("%s: %v of %s at %d+%d, of %d, is done: %v", m.c.name, r.Op, m.d.name, r.Off/sectorLen, r.Len/sectorLen, o.from, r.Err)
@@ -218,16 +240,15 @@ func (v *volumes) complete(o *volOp) {
 		w.fail("B4: a %v of %s, of %d, is completed twice", r.Op, m.c.name, o.from)
 	}
 	o.live = false
-	for _, f := range m.c.lives {
-		_, ours := errors.AsType[*rdserr.Error](r.Err)
-		switch {
-		case r.Op == blk.OpRead && f.writable(r.Buf):
-			w.fail("B4: the server may write to the memory of a read of %s, of %d, that is done", m.c.name, o.from)
-		case r.Op == blk.OpWrite && ours && f.reads(r.Buf):
-			w.fail("B4: a link may read the memory of a write of %s, of %d, that is done", m.c.name, o.from)
-		}
+	_, ours := errors.AsType[*rdserr.Error](r.Err)
+	switch {
+	case r.Op == blk.OpRead && o.p.writable(r.Buf):
+		w.fail("B4: the server may write to the memory of a read of %s, of %d, that is done", m.c.name, o.from)
+	case r.Op == blk.OpWrite && ours && o.p.reads(r.Buf):
+		w.fail("B4: a link may read the memory of a write of %s, of %d, that is done", m.c.name, o.from)
 	}
-	m.running--
+	m.under--
+	defer o.f.ended()
 	v.total.Done++
 	if r.Err != nil {
 		v.total.Failed++
@@ -235,8 +256,8 @@ func (v *volumes) complete(o *volOp) {
 	} else {
 		m.errors = 0
 	}
-	if m.c.cfg.OnLoss == rtrs.Error {
-		most := m.c.cfg.IOTimeout + m.c.cfg.LossTimeout + 20*time.Millisecond + v.frozen[m.c.node] - o.frozen
+	if s := &m.c.spec; s.OnLoss == volume.OnLossError {
+		most := s.IOTimeout + s.LossTimeout + 20*time.Millisecond + v.frozen[m.c.node.n] - o.frozen
 		if took := w.Now() - o.when; took > most {
 			w.fail("B4: a %v of %s, of %d, took %v, %v are allowed", r.Op, m.c.name, o.from, took, most)
 		}
@@ -250,16 +271,16 @@ func (v *volumes) complete(o *volOp) {
 	if sync := r.Op == blk.OpFlush || r.Flags&blk.FUA != 0 && r.Op.Writes(); sync {
 		n := rdserr.Errno(r.Err)
 		switch {
-		case r.Err == nil && m.syncBad:
+		case r.Err == nil && o.f.syncBad:
 			w.fail("B7: a %v of %s succeeds after a sync had failed", r.Op, m.c.name)
 		case n == blk.ErrMedium.Errno || n == blk.ErrSyncFailed.Errno:
-			m.syncBad = true
+			o.f.syncBad = true
 		}
 	}
 	switch {
 	case r.Err != nil:
 	case r.Op == blk.OpFlush:
-		v.flushed(m, o.from)
+		v.flushed(o.f, o.from)
 	case r.Op == blk.OpRead:
 		for i := range int(r.Len / sectorLen) {
 			v.saw(m.d, int(r.Off/sectorLen)+i, o.from, r.Buf[i*sectorLen:][:sectorLen])

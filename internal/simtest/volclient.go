@@ -1,230 +1,151 @@
 package simtest
 
 import (
-	"errors"
-	"math/rand"
-	"net/netip"
-	"slices"
-	"syscall"
+	"context"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
-	"github.com/rdsd/rdsd/rnbd"
-	"github.com/rdsd/rdsd/rtrs"
-	"github.com/rdsd/rdsd/transport"
-	"github.com/rdsd/rdsd/transport/sim"
+	"github.com/rdsd/rdsd/node/volume"
 )
 
-// volClient is one session of a node to one server, with the volumes mapped over
-// it and their users.
+// volClient is a session of a node to a server by its name, and who uses it.
 type volClient struct {
-	volShell
+	v       *volumes
 	name    string
-	srv     *volServer
-	node    *node
-	cfg     rtrs.ClientConfig
+	srv     *volNode
+	node    *volNode
+	spec    volume.MapSpec // what all its mappings have in common
+	onLoss  string
 	process int // so far
 	upLife  int // the last that had a session
-	rt      *rtrs.Client
-	rn      *rnbd.Client
+	p       *volProcess
 	maps    []*mapping // one for each disk of srv
-	closed  bool
-	buf     []*blk.Request
-	lives   []*volLife
 }
 
-// start begins a process: paths over every pair of addresses of equal number,
-// nothing mapped.
-func (c *volClient) start(n *node) {
-	v := n.w.vol
-	w := v.w
-	c.begin(v, n, c.finished)
-	c.process++
-	c.closed, c.lives = false, nil
-	c.cfg = rtrs.ClientConfig{Name: c.name, Conns: 2 + w.rng.Intn(2), QueueDepth: pick(w, 0, 0, 2), ConnectTimeout: pick(w, 3*time.Second, 5*time.Second),
-		ReconnectMax: pick(w, 500*time.Millisecond, 5*time.Second), Policy: rtrs.Policy(w.rng.Intn(len(rtrs.Policies()))), IOTimeout: pick(w, 500*time.Millisecond, 3*time.Second, 30*time.Second),
-		OnLoss: rtrs.OnLoss(w.rng.Intn(2)), LossTimeout: pick(w, 500*time.Millisecond, 3*time.Second), RemoteInval: w.chance(4)}
-	var err error
-	if c.rt, err = rtrs.NewClient(c.cfg, (*volClientEnv)(c), rand.New(rand.NewSource(w.rng.Int63())), w.Now()); err != nil {
-		panic(err)
+func (c *volClient) String() string {
+	if c == nil {
+		return "nobody"
 	}
-	c.rn = rnbd.NewClient(rnbd.ClientConfig{OnLoss: c.cfg.OnLoss, LossTimeout: c.cfg.LossTimeout, IOTimeout: c.cfg.IOTimeout, AskEvery: time.Second}, (*volEnv)(c), c.rt)
-	c.core = clientCore{c}
-	w.trace("%v: session %s starts, process %d, on loss %v, I/O timeout %v, loss timeout %v", n.addr, c.name, c.process, c.cfg.OnLoss, c.cfg.IOTimeout, c.cfg.LossTimeout)
-	c.maps = nil
+	return c.name
+}
+
+// draw draws what the session is like, in all its lives.
+func (c *volClient) draw() {
+	w := c.v.w
+	c.spec = volume.MapSpec{Session: c.name, Node: c.srv.nics[0].Addr.String(), As: volume.AsSocket, QueueDepth: pick(w, 0, 0, 2),
+		IOTimeout: pick(w, 500*time.Millisecond, 3*time.Second, 30*time.Second), LossTimeout: pick(w, 500*time.Millisecond, 3*time.Second),
+		OnLoss: pick(w, volume.OnLossWait, volume.OnLossError)}
+	for i := range c.node.nics {
+		c.spec.Paths = append(c.spec.Paths, c.v.path(c.node, c.srv, i))
+	}
 	for _, d := range c.srv.disks {
-		m := &mapping{c: c, d: d, depth: pick(w, 1, 3, 8)}
-		c.maps = append(c.maps, m)
+		c.maps = append(c.maps, &mapping{c: c, d: d, id: w.text("%s-%s", c.name, d.name), depth: pick(w, 1, 3, 8)})
+	}
+}
+
+// began is told of each new process: nothing is mapped in it.
+func (c *volClient) began(p *volProcess) {
+	c.process++
+	c.p = p
+	w := c.v.w
+	w.trace("%v: session %s, process %d, on loss %v, I/O timeout %v, loss timeout %v", p.n.addr, c.name, c.process, c.spec.OnLoss, c.spec.IOTimeout, c.spec.LossTimeout)
+}
+
+// started is told when the process takes calls: what an earlier one had mapped may be coming
+// back.
+func (c *volClient) started() {
+	for _, m := range c.maps {
+		if _, err := c.p.host.Mapping(m.id); err == nil && m.f == nil {
+			m.asked, m.asks = true, false
+		}
 		m.work()
 	}
-	c.addPaths()
-	c.settle()
 }
 
-// clientCore is RTRS and RNBD under one timer.
-type clientCore struct{ c *volClient }
-
-func (k clientCore) Next() time.Duration { return min(k.c.rt.Next(), k.c.rn.Next()) }
-func (k clientCore) Tick(now time.Duration) time.Duration {
-	k.c.rt.Tick(now)
-	k.c.rn.Tick(now)
-	return k.Next()
-}
-
-func (c *volClient) addPaths() {
-	for i, h := range c.v.nics[c.node] {
-		there := netip.AddrPortFrom(c.v.nics[c.srv.n][i].Addr, volPort)
-		if _, err := c.rt.AddPath(c.v.w.Now(), netip.AddrPortFrom(h.Addr, 0), there); err != nil && !errors.Is(err, syscall.EEXIST) && c.rt.Err() == nil {
-			c.v.w.fail("%s: path %d: %v", c.name, i, err)
-		}
+// died forgets what the process has had.
+func (c *volClient) died() {
+	for _, m := range c.maps {
+		*m = mapping{c: c, d: m.d, id: m.id, depth: m.depth, last: m.last}
 	}
 }
 
-// heal undoes what the administrator has done.
+// heal undoes what the administrator has done, as far as there is a session.
 func (c *volClient) heal() {
-	if c.dead || c.rt.Err() != nil {
-		return
-	}
-	for _, p := range c.rt.Paths() {
-		if p.State() == rtrs.Closed {
-			c.rt.Reconnect(c.v.w.Now(), p)
-		}
-	}
-	c.addPaths()
-	c.settle()
-}
-
-// finished hands completed requests to their users.
-func (c *volClient) finished() (any bool) {
-	if c.buf == nil {
-		c.buf = make([]*blk.Request, 0, 8)
-	}
-	for {
-		done := c.rn.Finished(c.buf[:0])
-		if len(done) == 0 {
-			return any
-		}
-		any = true
-		blk.Complete(done)
-	}
-}
-
-// volClientEnv is what the RTRS client needs done.
-type volClientEnv volClient
-
-func (e *volClientEnv) nic(p *rtrs.ClientPath) *sim.Host {
-	for _, h := range e.v.nics[e.node] {
-		if h.Addr == p.Local.Addr() {
-			return h
-		}
-	}
-	panic("simtest: no such address")
-}
-
-func (e *volClientEnv) life(p *rtrs.ClientPath) *volLife {
-	f, _ := p.Ctx.(*volLife)
-	if f == nil || f.told {
-		f = newVolLife(&e.volShell, p, e.nic(p))
-		e.lives = append(slices.DeleteFunc(e.lives, func(f *volLife) bool { return f.told && f.open == 0 }), f)
-		p.Ctx = f
-	}
-	return f
-}
-
-func (e *volClientEnv) Dial(p *rtrs.ClientPath, conn int, req []byte) {
-	f, w := e.life(p), e.v.w
-	src := uint16(40000 + w.rng.Intn(20000))
-	sim.NewOneSided(e.nic(p)).Dial(src, p.Remote.Addr(), 5*time.Second, f.dom, req, func(l transport.OneSided, rsp []byte, err error) {
-		e.guard(func() {
-			refused, _ := errors.AsType[*transport.Refused](err)
-			switch {
-			case f.hung:
-				if err == nil {
-					l.Close()
-				}
-				return
-			case refused != nil:
-				p.Refused(w.Now(), conn, refused.Private, err)
-			case err != nil:
-				p.Refused(w.Now(), conn, nil, err)
-			default:
-				f.take(conn, l)
-				p.Dialed(w.Now(), conn, rsp)
+	p := c.p
+	p.spawn(func() {
+		ctx := context.Background()
+		for _, i := range p.host.Paths() {
+			if i.Session == c.name && i.Role == volume.RoleClient && i.State == "disconnected" {
+				p.host.ReconnectPath(ctx, c.name, i.PathSpec)
 			}
-			e.settle()
-		})()
+		}
+		for _, s := range c.spec.Paths {
+			p.host.AddPath(ctx, c.name, s)
+		}
 	})
 }
 
-func (e *volClientEnv) Hang(p *rtrs.ClientPath) { e.life(p).hang() }
-func (e *volClientEnv) Post(p *rtrs.ClientPath, conn int, op *transport.Op) {
-	e.life(p).post(conn, op)
-}
-func (e *volClientEnv) Register(p *rtrs.ClientPath, b []byte) (uint32, uint64) {
-	return e.life(p).register(b)
-}
-func (e *volClientEnv) Take(p *rtrs.ClientPath, key uint32) (int, bool) {
-	return e.life(p).takeKey(key)
+// volFront is how a mapped volume appears: to its user, at once.
+type volFront struct {
+	m       *mapping
+	d       blk.Device
+	running int
+	closed  bool
+	idle    chan struct{} // closed when closed and nothing is running; nil: nobody waits
+	syncBad bool          // a sync failed at the store since it was mapped
+	writes  []*vwrite     // since it was mapped, and not flushed
+	ro      bool
 }
 
-func (e *volClientEnv) Up() {
-	c := (*volClient)(e)
-	e.v.replaced(c)
-	e.rn.Up(e.v.w.Now())
-}
-func (e *volClientEnv) Down()            { e.rn.Down(e.v.w.Now()) }
-func (e *volClientEnv) Done(r *rtrs.Req) { e.rn.Done(e.v.w.Now(), r) }
-func (e *volClientEnv) Closed()          { e.closed = true }
-func (e *volClientEnv) Event(x rtrs.Event) {
-	w := e.v.w
-	w.mix(25, uint64(x.Kind), uint64(x.From), uint64(x.To), uint64(x.N))
+// show is Machine.Front.
+func (p *volProcess) show(s *volume.MapSpec, d blk.Device) (volume.Front, error) {
+	m := p.v.client(s.Session).mapping(s.Name)
+	w := p.v.w
+	w.mix(27, uint64(m.d.num))
 	if w.verbose != nil {
-		at := ""
-		if x.Client != nil {
-			at = x.Client.Local.Addr().String()
-		}
-		w.trace("%s %s: %v %v->%v n=%d (%v)", e.name, at, x.Kind, x.From, x.To, x.N, x.Err)
+		w.trace("%s: %s is there", s.Session, s.Name)
 	}
-	switch x.Kind {
-	case rtrs.EventViolation:
-		w.fail("B5: %s finds that the server broke the protocol: %v", e.name, x.Err)
-	case rtrs.EventFailover:
-		e.v.total.Failovers += x.N
-	}
-}
-
-// volEnv is what the RNBD client tells.
-type volEnv volClient
-
-func (e *volEnv) mapping(v *rnbd.Volume) *mapping {
-	m, _ := v.Ctx.(*mapping)
-	return m
-}
-
-func (e *volEnv) Mapped(v *rnbd.Volume, err error) {
-	if m := e.mapping(v); m != nil {
+	m.f = &volFront{m: m, d: d, ro: s.Access == volume.AccessRO}
+	m.errors = 0
+	if !m.asks { // nobody waits for its coming back
 		m.asked = false
-		if e.v.w.verbose != nil {
-			e.v.w.trace("%s: %s is mapped: %v", e.name, m.d.name, err)
-		}
-		if err != nil {
-			m.vol = nil
-		}
 	}
+	return m.f, nil
 }
 
-func (e *volEnv) Unmapped(v *rnbd.Volume) {
-	if m := e.mapping(v); m != nil {
-		m.vol, m.asked = nil, false
+func (c *volClient) mapping(disk string) *mapping {
+	for _, m := range c.maps {
+		if m.d.name == disk {
+			return m
+		}
 	}
+	return nil
 }
 
-func (e *volEnv) Changed(*rnbd.Volume, *blk.Info) {}
+func (f *volFront) Users() int        { return 1 }
+func (f *volFront) Busy() bool        { return f.running > 0 }
+func (f *volFront) Resized(*blk.Info) {}
 
-func (e *volEnv) Event(x rnbd.ClientEvent) {
-	w := e.v.w
-	w.mix(26, uint64(x.Kind), uint64(x.From), uint64(x.To))
-	if w.verbose != nil {
-		w.trace("%s: %s: %v %v->%v (%v)", e.name, x.Volume.Name(), x.Kind, x.From, x.To, x.Err)
+// Close takes no further request, and waits for those under way.
+func (f *volFront) Close(ctx context.Context, leave bool) error {
+	f.closed = true
+	if f.m.f == f {
+		f.m.f = nil
+	}
+	if f.running == 0 {
+		return nil
+	}
+	f.idle = make(chan struct{})
+	if f.m.c.p.wait(volume.Forever, f.idle, ctx.Done()) != 0 {
+		return ctx.Err()
+	}
+	return nil
+}
+
+// ended is told of the end of a request.
+func (f *volFront) ended() {
+	if f.running--; f.running == 0 && f.idle != nil {
+		close(f.idle)
+		f.idle = nil
 	}
 }

@@ -93,7 +93,7 @@ func (v *volumes) begin(o *volOp, buf []byte) *vwrite {
 			fillSector(buf[i*sectorLen:][:sectorLen], x.id, m.d.num, x.at+i)
 		}
 	}
-	m.writes = append(m.writes, x)
+	o.f.writes = append(o.f.writes, x)
 	return x
 }
 
@@ -219,16 +219,16 @@ func (v *volumes) lost(d *disk) {
 	d.unsynced = d.unsynced[:0]
 }
 
-// flushed checks a flush that m submitted at from and that has succeeded: everything m had
-// written before it was durable then (B1), and no sync had failed (B7).
-func (v *volumes) flushed(m *mapping, from int) {
-	m.writes = slices.DeleteFunc(m.writes, func(x *vwrite) bool {
+// flushed checks a flush that was submitted to f at from and that has succeeded: everything f had
+// been given before it was durable then (B1), and no sync had failed (B7).
+func (v *volumes) flushed(f *volFront, from int) {
+	f.writes = slices.DeleteFunc(f.writes, func(x *vwrite) bool {
 		if x.end == 0 || x.end > from {
 			return false
 		}
 		for i := range x.sec {
 			if k := &x.sec[i]; !x.failed && (k.lost || !k.durable) {
-				v.w.fail("B1: a flush of %s succeeded, and sector %d of %v, which was complete before, does not survive", m.d.name, x.at+i, x)
+				v.w.fail("B1: a flush of %s succeeded, and sector %d of %v, which was complete before, does not survive", f.m.d.name, x.at+i, x)
 			}
 		}
 		return true

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/node/volume"
 )
 
 // disk is a volume's medium. It outlives the processes and the power of its node.
@@ -11,7 +12,7 @@ type disk struct {
 	v        *volumes
 	num      int
 	name     string
-	home     *node
+	home     *volNode
 	shared   bool
 	mem      *blk.Volatile
 	stalled  time.Duration // nothing happens before
@@ -26,7 +27,7 @@ type disk struct {
 
 const diskSectors = 24
 
-func (v *volumes) newDisk(home *node) *disk {
+func (v *volumes) newDisk(home *volNode) *disk {
 	w := v.w
 	m, err := blk.NewMem(blk.MemOptions{Size: diskSectors * sectorLen})
 	if err != nil {
@@ -37,6 +38,11 @@ func (v *volumes) newDisk(home *node) *disk {
 	d.name = w.text("d%d", d.num)
 	v.disks = append(v.disks, d)
 	return d
+}
+
+// spec is how it is exported.
+func (d *disk) spec() volume.ExportSpec {
+	return volume.ExportSpec{Name: d.name, Kind: volume.KindFile, Path: "/" + d.name, Shared: d.shared}
 }
 
 // powerCut loses what was not flushed; so, for all anybody knows, does a sync
@@ -52,26 +58,35 @@ func (d *disk) powerCut() {
 // store is a disk as one process of its node has it open.
 type store struct {
 	d    *disk
-	srv  *volServer
+	p    *volProcess
+	ro   bool
 	lost bool // a sync has failed (B7)
 }
 
 // ID is the disk's; the number of its device is another one after each start of the machine.
 func (s *store) ID() blk.FileID {
-	return blk.FileID{Dev: s.d.v.boots[s.d.home] >> 16, Ino: uint64(s.d.num)}
+	return blk.FileID{Dev: uint64(s.p.boots), Ino: uint64(s.d.num)}
 }
 
 func (s *store) Info() *blk.Info              { return s.d.mem.Info() }
 func (s *store) Watch(func(*blk.Info)) func() { return func() {} }
-func (s *store) Close() error                 { return nil }
 func (s *store) after(d time.Duration, f func()) {
-	s.d.v.w.After(d, s.srv.guard(f))
+	s.d.v.w.After(d, s.p.event(f))
+}
+
+// Close waits for the medium.
+func (s *store) Close() error {
+	s.p.wait(s.d.v.w.upTo(s.d.v.latency))
+	return nil
 }
 
 // Submit begins each request of the batch; they reach the medium later, in any
 // order.
 func (s *store) Submit(batch []*blk.Request) {
 	for _, r := range batch {
+		if w := s.d.v.w; r.Buf != nil && !s.d.v.serverConfig.NoInvalidate && s.p.rewritable(r.Buf) {
+			w.fail("B3: a client may write to a chunk that %s is given, at %d", s.d.name, r.Off)
+		}
 		if err := s.Info().Check(r); err != nil {
 			s.done(r, err)
 			continue

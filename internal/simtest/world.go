@@ -113,6 +113,9 @@ func Run(seed int64, o Options) Result {
 	if w.bad == nil {
 		w.teardown()
 	}
+	if w.vol != nil {
+		w.vol.dispose()
+	}
 	t := &w.m.total
 	r := Result{Seed: seed, Hash: w.hash, Virtual: w.Now(), Events: w.Ran(), Accepted: t.accepted, Placed: t.placed,
 		Delivered: t.delivered, Cancelled: t.cancelled, Failed: t.failed, Lost: t.unknown, Faults: w.faults, Counters: w.counters}

@@ -197,6 +197,9 @@ func (l *link) Die() {
 	}
 }
 
+// Idle reports whether everything that was posted is written, or will not be.
+func (l *link) Idle() bool { return l.ended || l.out.Ops() == 0 }
+
 // End is the connection below, for faults.
 func (l *link) End() *End { return l.e }
 

@@ -1,0 +1,251 @@
+package simtest
+
+import (
+	"context"
+	"net/netip"
+	"slices"
+	"time"
+	"unsafe"
+
+	"github.com/rdsd/rdsd/node/volume"
+	"github.com/rdsd/rdsd/transport"
+	"github.com/rdsd/rdsd/transport/sim"
+)
+
+// volNet makes the links of a process of volumes (transport.OneSidedProvider), and sees which
+// memory they may touch.
+type volNet volProcess
+
+var _ transport.OneSidedProvider = (*volNet)(nil)
+
+func (l *volNet) nic(a netip.Addr) *sim.Host {
+	i := slices.IndexFunc(l.nics, func(h *sim.Host) bool { return h.Addr == a })
+	return l.nics[i]
+}
+
+// volDomain is a protection domain.
+type volDomain struct {
+	transport.Guarded
+	keys map[uint32]*byte // what peers may write: where it begins, by key
+}
+
+func (l *volNet) NewDomain() transport.Domain {
+	d := &volDomain{sim.NewOneSided(l.nics[0]).NewDomain().(transport.Guarded), map[uint32]*byte{}}
+	l.domains = append(l.domains, d)
+	return d
+}
+
+func (d *volDomain) Register(p []byte) (uint32, uint64) {
+	key, addr := d.Guarded.Register(p)
+	d.keys[key] = unsafe.SliceData(p)
+	return key, addr
+}
+
+func (d *volDomain) RegisterAt(p []byte, addr uint64) uint32 {
+	key := d.Guarded.RegisterAt(p, addr)
+	d.keys[key] = unsafe.SliceData(p)
+	return key
+}
+
+func (d *volDomain) Revoke(key uint32) bool {
+	delete(d.keys, key)
+	return d.Guarded.Revoke(key)
+}
+
+func (d *volDomain) Take(key uint32) (int, bool) {
+	delete(d.keys, key)
+	return d.Guarded.Take(key)
+}
+
+func (d *volDomain) Close() {
+	d.keys = nil
+	d.Guarded.Close()
+}
+
+// writable reports whether a peer may write to where b begins.
+func (p *volProcess) writable(b []byte) bool {
+	p.domains = slices.DeleteFunc(p.domains, func(d *volDomain) bool { return d.keys == nil })
+	return slices.ContainsFunc(p.domains, func(d *volDomain) bool { return d.writable(b) })
+}
+
+func (d *volDomain) writable(b []byte) bool {
+	for _, at := range d.keys {
+		if at == unsafe.SliceData(b) {
+			return true
+		}
+	}
+	return false
+}
+
+// rewritable reports whether the path that last wrote to the chunk b may do so again.
+func (p *volProcess) rewritable(b []byte) bool {
+	d := p.writers[unsafe.SliceData(b)]
+	return d != nil && d.writable(b)
+}
+
+// reads reports whether a link that is being closed may still read b.
+func (p *volProcess) reads(b []byte) bool {
+	for _, k := range p.links {
+		if k.hung && !k.idle() && k.posted[unsafe.SliceData(b)] {
+			return true
+		}
+	}
+	return false
+}
+
+// dialTime is how long a dial waits for the other end.
+const dialTime = 5 * time.Second
+
+func (l *volNet) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, private []byte) (transport.OneSided, []byte, error) {
+	p, w := (*volProcess)(l), l.v.w
+	var link transport.OneSided
+	var rsp []byte
+	var err error
+	given := false
+	done := make(chan struct{})
+	src := uint16(40000 + w.rng.Intn(20000))
+	sim.NewOneSided(l.nic(local.Addr())).Dial(src, remote.Addr(), dialTime, d.(*volDomain).Guarded, private, func(k transport.OneSided, r []byte, e error) {
+		p.event(func() {
+			if given && e == nil { // nobody wants it any more
+				k.Close()
+			}
+			if e == nil {
+				link = p.newLink(k, d.(*volDomain))
+			}
+			rsp, err = r, e
+			close(done)
+		})()
+	})
+	if p.wait(volume.Forever, done, ctx.Done()) == 0 {
+		return link, rsp, err
+	}
+	given = true
+	return nil, nil, ctx.Err()
+}
+
+// volListener is where a process listens.
+type volListener struct {
+	at     netip.AddrPort
+	closed bool
+}
+
+func (l *volListener) Addr() netip.AddrPort { return l.at }
+func (l *volListener) Close() error {
+	l.closed = true
+	return nil
+}
+
+func (l *volNet) ListenOneSided(local netip.AddrPort, accept func(transport.ConnRequest)) (transport.Listener, error) {
+	p, k := (*volProcess)(l), &volListener{at: local}
+	sim.NewOneSided(l.nic(local.Addr())).Listen(func(r transport.ConnRequest) {
+		p.event(func() {
+			if k.closed {
+				r.Reject(nil)
+				return
+			}
+			accept(&volRequest{r, p, local})
+		})()
+	})
+	return k, nil
+}
+
+// volRequest is a request to connect.
+type volRequest struct {
+	transport.ConnRequest
+	p     *volProcess
+	local netip.AddrPort
+}
+
+func (r *volRequest) LocalAddr() netip.AddrPort { return r.local }
+
+func (r *volRequest) Accept(d transport.Domain, private []byte) (transport.OneSided, error) {
+	k, err := r.ConnRequest.Accept(d.(*volDomain).Guarded, private)
+	if err != nil {
+		return nil, err
+	}
+	return r.p.newLink(k, d.(*volDomain)), nil
+}
+
+// volLink is a link, and its handler.
+type volLink struct {
+	transport.OneSided
+	transport.OneSidedHandler
+	p      *volProcess
+	dom    *volDomain
+	hung   bool           // Close was called
+	posted map[*byte]bool // where the data begins of what was posted
+}
+
+func (p *volProcess) newLink(l transport.OneSided, d *volDomain) *volLink {
+	k := &volLink{OneSided: l, p: p, dom: d, posted: map[*byte]bool{}}
+	p.links = append(p.links, k)
+	return k
+}
+
+// Start begins to read. A process that is frozen reads nothing.
+func (k *volLink) Start(h transport.OneSidedHandler) {
+	k.OneSidedHandler = h
+	k.OneSided.Start(k)
+	e := k.OneSided.(interface{ End() *sim.End }).End()
+	if e.Readable != nil {
+		e.Readable, e.Writable = k.p.event(e.Readable), k.p.event(e.Writable)
+	}
+}
+
+// idle reports whether everything that was posted is written.
+func (k *volLink) idle() bool { return k.OneSided.(interface{ Idle() bool }).Idle() }
+
+func (k *volLink) Post(op *transport.Op) {
+	if k.idle() {
+		clear(k.posted)
+	}
+	k.OneSided.Post(op)
+	if op.Data != nil {
+		k.posted[unsafe.SliceData(op.Data)] = true
+	}
+}
+
+// Close is told to the thread that reads the link, which takes a moment.
+func (k *volLink) Close() {
+	if k.hung {
+		return
+	}
+	k.hung = true
+	w := k.p.v.w
+	w.After(w.upTo(5*time.Millisecond), k.p.event(k.OneSided.Close))
+}
+
+func (k *volLink) Written(key uint32, addr uint64, n int, imm uint32) error {
+	k.p.v.w.mix(21, uint64(n), uint64(imm))
+	if at := k.dom.keys[key]; at != nil {
+		k.p.writers[at] = k.dom
+	}
+	return k.OneSidedHandler.Written(key, addr, n, imm)
+}
+
+func (k *volLink) Received(data []byte, imm uint32, hasImm bool) error {
+	k.p.v.w.mix(22, uint64(len(data)), uint64(imm))
+	return k.OneSidedHandler.Received(data, imm, hasImm)
+}
+
+func (k *volLink) Invalidated(key uint32, filled int) error {
+	delete(k.dom.keys, key)
+	return k.OneSidedHandler.Invalidated(key, filled)
+}
+
+func (k *volLink) End() {
+	k.OneSidedHandler.End()
+	if k.p.depth == 0 { // the first turn of a link is an event of its own
+		k.p.v.w.After(0, k.p.event(func() {}))
+	}
+}
+
+func (k *volLink) Closed(err error) {
+	k.p.event(func() {
+		k.p.links = slices.DeleteFunc(k.p.links, func(o *volLink) bool { return o == k })
+		k.OneSidedHandler.Closed(err)
+	})()
+}
+
+// die is what the end of the process does to a link.
+func (k *volLink) die() { k.OneSided.(interface{ Die() }).Die() }
