@@ -58,6 +58,8 @@ type ringSock struct {
 	reserved      int    // slots being read into
 	reservedBytes uint64 // that they are for
 	grown         int64  // bytes that the ledger has more for it than at first
+	begun         bool   // the rings are served, and the client can be told things; before that nobody polls
+	early         error  // why it ends as soon as it begins; of the reactor's thread
 	closed        bool   // the engine's socket is
 	moved         bool   // the region is not the client's any more
 	freed         bool   // the region is gone, or about to be
@@ -379,7 +381,7 @@ func (r *ringSock) Show() (bell *shm.Alarm) {
 	if r.End.Lacks() && r.front.pages.lack(r) {
 		r.front.deps.Memory.Want()
 	}
-	if r.End.Due() && !r.closed {
+	if r.begun && !r.closed && r.End.Due() {
 		r.react.Hot(r)
 	}
 	return bell

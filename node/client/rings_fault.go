@@ -11,15 +11,17 @@ func (r *ringSock) Work() guard.What { return guard.Socket }
 // Fault implements reactor.Owner: the work for this socket has panicked. Its client is
 // told as far as that goes without a lock that the panic may have left behind.
 func (r *ringSock) Fault(err error) {
-	if r.closed {
-		return
-	}
-	if r.s.wmu.TryLock() {
+	err = rdserr.With(rdserr.ErrIO, "%v", err)
+	switch {
+	case r.closed:
+	case !r.begun:
+		r.end(err)
+	case r.s.wmu.TryLock():
 		r.s.wmu.Unlock()
-		r.end(rdserr.With(rdserr.ErrIO, "%v", err))
-		return
+		r.end(err)
+	default:
+		r.close()
 	}
-	r.close()
 }
 
 // Work implements reactor.Owner.

@@ -208,6 +208,13 @@ func (r *ringSock) begin() {
 	if r.closed {
 		return
 	}
+	r.host.Lock()
+	r.begun = true
+	r.host.Unlock()
+	if r.early != nil {
+		r.end(r.early)
+		return
+	}
 	err := r.react.Add(r.bell, unix.EPOLLIN|unix.EPOLLET, r) // nobody reads it: see shm/doorbell.go
 	if err == nil {
 		err = r.ctl.begin()
@@ -221,9 +228,17 @@ func (r *ringSock) begin() {
 	r.react.Hot(r)
 }
 
-// end tells the client why and closes. On the reactor's thread.
+// end tells the client why and closes. On the reactor's thread. Before begin there is no
+// connection to tell it by, and whoever opens the socket still has it in his hands: then
+// begin ends it.
 func (r *ringSock) end(err error) {
 	if r.closed {
+		return
+	}
+	if !r.begun {
+		if r.early == nil {
+			r.early = err
+		}
 		return
 	}
 	if toll.Costly(err) {
@@ -247,7 +262,7 @@ func (r *ringSock) close() {
 	}
 	r.react.Forget(r)
 	r.react.Exit(&r.Ring)
-	if r.share != nil { // it had begun
+	if r.share != nil { // it is served
 		r.react.Unshare(r.s.id.UID)
 	}
 	r.react.Remove(r.bell)
@@ -365,7 +380,7 @@ func (r *ringSock) free() {
 func (r *ringSock) dispose() {
 	if r.End != nil {
 		var bury func()
-		r.react.DoFor(nil, func() { // where it may be polled already: something came for it
+		r.react.DoFor(nil, func() { // where it may have been told to end: something came for it
 			bury = r.leave()
 			r.react.Forget(r)
 		})

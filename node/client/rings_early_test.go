@@ -1,0 +1,84 @@
+package client
+
+import (
+	"encoding/binary"
+	"errors"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/await"
+	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/node/client/clienttest"
+)
+
+// TestRingsBeforeTheyAreServed: between the moment when a socket with rings is bound and that
+// when a reactor serves it, datagrams may come, the client may have posted, and waking it may
+// cost too much. Nothing of it is looked at by then; what ends the socket ends it as soon as it
+// is served, and the client is told.
+func TestRingsBeforeTheyAreServed(t *testing.T) {
+	for what, c := range map[string]struct {
+		happens func(r *ringSock)
+		errno   syscall.Errno // it is told; 0: it is served
+		panics  uint64
+	}{
+		"nothing": {func(*ringSock) {}, 0, 0},
+		"posts come in sight": {func(r *ringSock) {
+			r.host.Lock()
+			r.End.PaidOff() // what was out of sight is to be looked at
+			r.touch()
+			r.host.Unlock()
+		}, syscall.EBADMSG, 0}, // it is nonsense
+		"waking it is too dear": {func(r *ringSock) { r.alarm.Costly(errors.New("this costs too much")) }, syscall.EIO, 0},
+		"a panic":               {func(r *ringSock) { r.react.DoFor(r, func() { panic("in a test") }) }, syscall.EIO, 1},
+	} {
+		t.Run(what, func(t *testing.T) {
+			w, cfg := startClients(t)
+			w.deps.Guard.Exit = func(int) { t.Error("the daemon would have ended") }
+			addr := cfg.RDS.Addresses[0]
+			fails := func(step string) error {
+				if step == "bound" {
+					e, _ := w.hosts.Locals()[0].Lock()
+					r := e.Sockets()[0].Options().Data.(*ringSock)
+					w.hosts.Locals()[0].Unlock()
+					c.happens(r)
+					r.react.Sync()
+				}
+				return nil
+			}
+			w.clients.fails.Store(&fails)
+			p := clienttest.DialPackets(t, cfg)
+			m, fds := p.Ask(clienttest.RingBind(addr, 4711))
+			if !m.HasRegion() {
+				t.Fatalf("bind was answered by %v", m)
+			}
+			defer clienttest.CloseFDs(fds)
+			mem, err := unix.Mmap(fds[0], 0, 8192, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unix.Munmap(mem)
+			if c.errno == syscall.EBADMSG {
+				for off := 4096; off < 4096+12*128; off += 128 { // the client's words: something is posted everywhere
+					binary.NativeEndian.PutUint64(mem[off:], 1)
+				}
+			}
+			if m := p.Mapped(); !m.HasBound() {
+				t.Fatalf("a mapped region was answered by %v", m)
+			}
+			if c.errno != 0 {
+				if m := p.Read(); !m.HasClosing() || m.GetClosing().GetErrno() != int32(c.errno) {
+					t.Errorf("the client is told %v, want %v", m, c.errno)
+				}
+				await.Until(t, 5*time.Second, "the socket is gone", func() bool { return w.clients.Budget().Used == 0 })
+			} else if w.clients.Budget().Used != 1 {
+				t.Error("the socket is gone")
+			}
+			if n := w.deps.Guard.Count(guard.Socket); n != c.panics {
+				t.Errorf("%d panics, want %d", n, c.panics)
+			}
+		})
+	}
+}
