@@ -105,7 +105,7 @@ func (m *machine) tellOrAsk(rng *rand.Rand, l *fuzzLink) {
 
 func (m *machine) readRun(rng *rand.Rand, s *Socket) {
 	var r Run
-	s.RecvRun(&r, rng.Intn(9), 1+rng.Intn(80000))
+	queueOf(s).RecvRun(&r, rng.Intn(9), 1+rng.Intn(80000))
 	m.note("%v reads a run of %d: %v of %v %v in %d spans, %d bytes", s.Addr(), r.Len(), r.Lengths, r.Sources, r.Index, len(r.Spans), r.Bytes)
 	r.Release()
 	s.ReadAll(m.now)

@@ -57,8 +57,8 @@ func (b *box) Place(from *Peer, a conn.Arrival) (int, bool) {
 	return cost, true
 }
 
-func (b *box) Done(cookie uint32, tag uint64, count int, o conn.Outcome, why conn.Why) {
-	b.done = append(b.done, fmt.Sprintf("%d: %d+%d %v", cookie, tag, count, o))
+func (b *box) Done(d Decided) {
+	b.done = append(b.done, fmt.Sprintf("%d: %d+%d %v", d.Cookie, d.Tag, d.Count, d.Outcome))
 }
 
 func (b *box) Lacked() bool { return b.lacks }

@@ -101,7 +101,7 @@ func TestNoMemoryHere(t *testing.T) {
 		if err := from.Send(now, to.Addr(), make([]byte, 30_000), uint64(i), Reported); err != nil {
 			t.Fatalf("send %d: %v", i, err)
 		}
-		if l := from.Outcomes(nil); !slices.Equal(l, []OutcomeRun{want}) {
+		if l := from.Queue().Outcomes(nil); !slices.Equal(l, []OutcomeRun{want}) {
 			t.Errorf("send %d: %+v, want %+v", i, l, want)
 		}
 	}
@@ -109,7 +109,7 @@ func TestNoMemoryHere(t *testing.T) {
 		t.Errorf("%+v is left, the receiver %+v", i, to.Info())
 	}
 	for n := range 3 {
-		if d, ok := to.Recv(); ok != (n < 2) || ok && len(d.Payload) != 30_000 {
+		if d, ok := to.Queue().Recv(); ok != (n < 2) || ok && len(d.Payload) != 30_000 {
 			t.Errorf("received %d: %v", n, ok)
 		} else if ok {
 			d.Release()

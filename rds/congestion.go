@@ -216,7 +216,7 @@ func (pe *Peer) felt(port uint16, c *CongestedPort) {
 	}
 	pp.opened.each(byOpened, func(f *flow) {
 		for _, d := range f.dests {
-			if w, ok := f.s.opt.Sink.(Witness); ok {
+			if w, ok := f.s.sink.(Witness); ok {
 				held, waiting := w.Felt(d)
 				c.Blocked += held
 				if waiting > 0 {

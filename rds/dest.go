@@ -11,23 +11,22 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// Sink is the interface to a client whose receive queue and outcomes lie in its own memory
-// (SocketOptions.Sink). The methods are called in the middle of a step, with the engine's
-// lock held; they neither block nor call back into the engine.
+// Sink is where a socket gives what it has for its client: received datagrams and outcomes
+// (SocketOptions.Sink). The memory is the client's own, or the node's (Queue). The methods
+// are called in the middle of a step, with the engine's lock held; they neither block nor
+// call back into the engine.
 type Sink interface {
 	// Place puts received datagrams into the client's memory; the Seq of those that come
 	// from this same address is Engine.Here. cost is the number of bytes of the client's
-	// memory that they take until Freed gives them back; beyond len(a.Train.Body)+64 it may
-	// pass the memory budget. ok is false when there is no room: an rdsd is refused the
+	// memory that they take until Freed gives them back; beyond arrivalBytes it may pass the
+	// memory budget. ok is false when there is no room: an rdsd is refused the
 	// datagrams, the link of a kernel pauses, both until Freed has made room (or until
 	// ReadAll, if there is room for another reason). A client that holds nothing has room
 	// for every datagram.
 	Place(from *Peer, a conn.Arrival) (cost int, ok bool)
-	// Done tells that the count datagrams with tags from tag on, of the Post with
-	// this cookie, have their outcome, and that the engine no longer reads their
-	// payload. It is called for every datagram of every Post until the socket is
-	// closed.
-	Done(cookie uint32, tag uint64, count int, o conn.Outcome, why conn.Why)
+	// Done tells that datagrams have their outcome, and that the engine no longer reads their
+	// payload. It is called for every datagram that was accepted, until the socket is closed.
+	Done(d Decided)
 	// Drained tells, once, that the socket is closed and the engine no longer reads any of
 	// its payload. The call may come before Close returns.
 	Drained()
@@ -41,6 +40,17 @@ type Sink interface {
 	// Each calls f for every datagram that is placed and not read, in order,
 	// until f returns false.
 	Each(f func(src netip.AddrPort, bytes int) bool)
+}
+
+// Decided is the outcome of Count datagrams with tags from Tag on. Cookie is that of their
+// Post, and Report whether their sender asked to be told.
+type Decided struct {
+	Cookie  uint32
+	Report  Report
+	Tag     uint64
+	Count   int
+	Outcome conn.Outcome
+	Why     conn.Why
 }
 
 // Reserver is a Sink that offers memory of the client for a payload of n bytes
@@ -71,11 +81,8 @@ type Dest struct {
 	f    *flow
 }
 
-// Open resolves a destination for Post. Only sockets with a Sink have any.
+// Open resolves a destination for Post.
 func (s *Socket) Open(dst netip.AddrPort, data any) (*Dest, error) {
-	if s.opt.Sink == nil {
-		return nil, rdserr.With(rdserr.ErrInvalid, "destinations are opened by sockets with a sink; use Send")
-	}
 	f, err := s.reach(dst, 0)
 	if err != nil {
 		return nil, err
@@ -219,34 +226,6 @@ func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t wire.Train, cookie u
 // InFlight is how many datagrams have no outcome yet: while there are any, the
 // engine may read payload of the socket's Posts.
 func (s *Socket) InFlight() int { return s.undecided }
-
-// placeInSink is place for sockets with a Sink.
-func (s *Socket) placeInSink(pe *Peer, a conn.Arrival) conn.Verdict {
-	e, t := s.e, a.Train
-	// This comes before the client's memory is asked, because a placed datagram cannot be
-	// taken back.
-	if !s.fitsRecvBudget(len(t.Body)+itemOverhead, t.Count) {
-		return conn.NoRoom
-	}
-	cost, ok := s.opt.Sink.Place(pe, a)
-	if !ok {
-		if l, is := s.opt.Sink.(Lacker); is && l.Lacked() {
-			// The node's memory is short, and the reader is not slow: unread datagrams of this socket
-			// are not the reason.
-			s.awaitRecvMemory(e.now, len(t.Body)+itemOverhead)
-			return conn.NoRoom
-		}
-		// The client's memory is the hard limit, whose size only the client's layout knows: the
-		// amount that fitted until now stands for it, and half of that counts as room again
-		// (roomy).
-		s.fullAt = s.mem
-		s.full(e.now)
-		return conn.NoRoom
-	}
-	s.placed(pe, t.PayloadBytes(), cost, t.Count)
-	s.news(EvReadable)
-	return conn.Placed
-}
 
 // Freed tells that the client has read datagrams of its memory: so many, of so
 // many payload bytes, that had so much cost (Sink.Place). After the last of a

@@ -158,7 +158,7 @@ func TestSendBufferEdges(t *testing.T) {
 			if n, _, err := s.Cancel(now, dst(i)); n != 1 || err != nil {
 				t.Fatalf("%s: %d cancelled, %v", c.name, n, err)
 			}
-			s.Outcomes(nil)
+			s.Queue().Outcomes(nil)
 			if got, want := s.events&EvWritable != 0, i+1 >= c.fits/2; got != want {
 				t.Errorf("%s: writable %v when %d of %d are left", c.name, got, c.fits-i-1, c.fits)
 			}

@@ -161,16 +161,16 @@ func TestForgottenPeerComesAgain(t *testing.T) {
 				t.Fatal(err)
 			}
 			w.advance(50 * time.Millisecond)
-			d, ok := x[1].Recv()
+			d, ok := x[1].Queue().Recv()
 			if !ok || len(d.Payload) != 1 || d.Payload[0] != n {
 				t.Fatalf("%d: received %v %v", n, ok, d.Payload)
 			}
 			d.Release()
-			if _, more := x[1].Recv(); more {
+			if _, more := x[1].Queue().Recv(); more {
 				t.Fatalf("%d: received twice", n)
 			}
 			x[1].ReadAll(w.now)
-			if o := x[0].Outcomes(nil); len(o) != 1 || o[0].Kind != conn.Delivered {
+			if o := x[0].Queue().Outcomes(nil); len(o) != 1 || o[0].Kind != conn.Delivered {
 				t.Fatalf("%d: outcomes %v", n, o)
 			}
 		}

@@ -214,7 +214,7 @@ func (m *machine) read(s *Socket, n int) {
 		return
 	}
 	for range n {
-		d, ok := s.Recv()
+		d, ok := s.Queue().Recv()
 		if !ok {
 			break
 		}
@@ -222,6 +222,14 @@ func (m *machine) read(s *Socket, n int) {
 		d.Release()
 	}
 	s.ReadAll(m.now)
+}
+
+// queueOf is the queue of s, an empty one if its client has memory of its own.
+func queueOf(s *Socket) *Queue {
+	if q := s.Queue(); q != nil {
+		return q
+	}
+	return &Queue{s: s}
 }
 
 // fuzzSink is a client's memory: room for 40,000 bytes, or one message.
@@ -248,9 +256,9 @@ func (b *fuzzSink) Place(from *Peer, a conn.Arrival) (int, bool) {
 	return cost, true
 }
 
-func (b *fuzzSink) Done(_ uint32, tag uint64, count int, o conn.Outcome, why conn.Why) {
-	b.m.note("%v: %d from %d on: %v %v", b.s.Addr(), count, tag, o, why)
-	if b.left -= count; b.left < 0 || b.drained > 0 {
+func (b *fuzzSink) Done(d Decided) {
+	b.m.note("%v: %d from %d on: %v %v", b.s.Addr(), d.Count, d.Tag, d.Outcome, d.Why)
+	if b.left -= d.Count; b.left < 0 || b.drained > 0 {
 		b.m.t.Errorf("%v: an outcome too many", b.s.Addr())
 	}
 }

@@ -295,7 +295,7 @@ func (m *machine) instruction() {
 		if s, ok := pick(m, m.socks); ok {
 			s.Flush(uint64(m.u8()))
 			s.Unflush(uint64(m.u8()))
-			outcomes, sends := s.Outcomes(nil), s.SendsDone(nil)
+			outcomes, sends := queueOf(s).Outcomes(nil), s.SendsDone(nil)
 			freed, changes := s.CongestionNews()
 			m.note("%v: outcomes %v, sends %v, freed %x, changes %v, flushed %v, events %x", s.Addr(), outcomes, sends, freed, changes, s.Flushed(), s.Events())
 		}

@@ -40,7 +40,7 @@ func TestHeadersAreMemory(t *testing.T) {
 	if b.Used() != outcomeBytes || account.Used() != outcomeBytes {
 		t.Errorf("%d and %d bytes for one run of outcomes", b.Used(), account.Used())
 	}
-	s.Outcomes(nil)
+	s.Queue().Outcomes(nil)
 	w.a.EndStep()
 	if b.Used() != 0 || account.Used() != 0 {
 		t.Errorf("%d and %d bytes are left", b.Used(), account.Used())

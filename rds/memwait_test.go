@@ -194,7 +194,7 @@ func TestSendsWaitForMemory(t *testing.T) {
 			if ev := s.Events(); ev != 0 {
 				t.Fatalf("events %d although there is no memory", ev)
 			}
-			dg, _ := holder.Recv()
+			dg, _ := holder.Queue().Recv()
 			dg.Release()
 			holder.ReadAll(w.now)
 			e.EndStep()
@@ -256,7 +256,7 @@ func TestFetchedOutcomesMakeWritable(t *testing.T) {
 	if s.Events()&EvWritable != 0 {
 		t.Fatal("writable, and it is not")
 	}
-	if o := s.Outcomes(nil); len(o) != 1 || o[0].Count != 4 {
+	if o := s.Queue().Outcomes(nil); len(o) != 1 || o[0].Count != 4 {
 		t.Fatal(o)
 	}
 	if s.Events()&EvWritable == 0 {
@@ -332,7 +332,7 @@ func TestWaitingBatches(t *testing.T) {
 	w.a.Tick(w.now) // a third of them have waited too long
 	for {
 		w.run()
-		for d, ok := r.Recv(); ok; d, ok = r.Recv() {
+		for d, ok := r.Queue().Recv(); ok; d, ok = r.Queue().Recv() {
 			d.Release()
 		}
 		r.ReadAll(w.now)

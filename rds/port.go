@@ -211,7 +211,7 @@ func (pe *Peer) tell(now time.Duration, pp *peerPort) {
 			f.s.portNews(f, on)
 		}
 		for _, d := range f.dests {
-			f.s.opt.Sink.Changed(d, on)
+			f.s.sink.Changed(d, on)
 		}
 	})
 	pp.refused.each(byRefused, func(f *flow) {

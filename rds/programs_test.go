@@ -71,7 +71,7 @@ func (m *machine) pin() {
 	bud := m.cfg.Budget
 	fmt.Fprintf(&b, "\nnow %v, next %v %v; %d sending, %d held, %d refused; here %d", m.now, at, due, bud.Sending(), bud.Held(), bud.Refused.Load(), m.e.Here())
 	for _, s := range m.socks {
-		size, n := s.Peek()
+		size, n := queueOf(s).Peek()
 		fmt.Fprintf(&b, "\n%v %+v pressed %v next %d of %d in flight %d filled by %v", s.Addr(), s.Info(), s.SendersWait(), size, n, s.InFlight(), s.Culprits(3))
 	}
 	for _, pe := range m.e.Peers() {

@@ -90,7 +90,7 @@ func TestReaderIsTold(t *testing.T) {
 
 	// What is said of one congestion is not shown of the next.
 	for {
-		d, ok := r.Recv()
+		d, ok := r.Queue().Recv()
 		if !ok {
 			break
 		}

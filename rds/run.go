@@ -185,17 +185,17 @@ func (r *Run) Len() int { return len(r.Lengths) }
 
 // RecvRun appends datagrams to r while it holds fewer than maxN of them and the next does
 // not take it above maxBytes; a first datagram is taken whatever its size. The caller calls
-// ReadAll afterwards.
-func (s *Socket) RecvRun(r *Run, maxN, maxBytes int) {
+// Socket.ReadAll afterwards.
+func (q *Queue) RecvRun(r *Run, maxN, maxBytes int) {
 	n0, bytes0 := len(r.Lengths), r.Bytes
 	cost := 0
-	for s.qn > 0 && len(r.Lengths) < maxN {
-		it := &s.q[s.qhead]
+	for q.n > 0 && len(r.Lengths) < maxN {
+		it := q.at(0)
 		if it.train != 0 {
 			// A train keeps its own accounts, because it may be taken in part: first those of what was
 			// taken before it.
-			s.taken(len(r.Lengths)-n0, r.Bytes-bytes0, cost)
-			more := s.runTrain(r, it, maxN, maxBytes)
+			q.s.taken(len(r.Lengths)-n0, r.Bytes-bytes0, cost)
+			more := q.runTrain(r, it, maxN, maxBytes)
 			n0, bytes0, cost = len(r.Lengths), r.Bytes, 0
 			if !more {
 				break
@@ -215,15 +215,15 @@ func (s *Socket) RecvRun(r *Run, maxN, maxBytes int) {
 		if it.b != nil {
 			r.span(it.b, it.b.B[it.off:it.off+it.n], 1)
 		}
-		s.dropHead()
+		q.pop()
 	}
-	s.taken(len(r.Lengths)-n0, r.Bytes-bytes0, cost)
+	q.s.taken(len(r.Lengths)-n0, r.Bytes-bytes0, cost)
 }
 
 // runTrain takes as many datagrams as fit from the train at the head of the queue; more is
 // true when that was all of it.
-func (s *Socket) runTrain(r *Run, it *item, maxN, maxBytes int) (more bool) {
-	c := s.headTrain(it)
+func (q *Queue) runTrain(r *Run, it *item, maxN, maxBytes int) (more bool) {
+	c := q.headTrain(it)
 	b, n, bytes := it.b, 0, 0
 	// The datagrams of a train lie behind each other, so that those taken are one span.
 	payload := c.Rest()
@@ -248,14 +248,14 @@ func (s *Socket) runTrain(r *Run, it *item, maxN, maxBytes int) (more bool) {
 		r.span(b, payload[:bytes], int32(n))
 	}
 	more = c.Left() == 0
-	s.trainTaken(it, n, bytes)
+	q.trainTaken(it, n, bytes)
 	return more
 }
 
 // source finds it's source among the last few of Sources, or adds it.
 func (r *Run) source(it *item) {
 	r.pe, r.sport = it.pe, it.sport
-	src := netip.AddrPortFrom(it.pe.addr, it.sport)
+	src := it.pe.AddrPort(it.sport)
 	for i := len(r.Sources) - 1; i >= max(0, len(r.Sources)-8); i-- {
 		if r.Sources[i] == src {
 			r.cur = uint32(i)

@@ -45,9 +45,9 @@ func TestRunsAreWhatSingleCallsAre(t *testing.T) {
 			t.Fatalf("%d of %d accepted", n, len(lengths))
 		}
 		w.run()
-		for k := 1 + rng.Intn(20); r.qn > 0; k = 1 + rng.Intn(20) {
+		for k := 1 + rng.Intn(20); r.Queue().n > 0; k = 1 + rng.Intn(20) {
 			var run Run
-			r.RecvRun(&run, k, 1+rng.Intn(20000))
+			r.Queue().RecvRun(&run, k, 1+rng.Intn(20000))
 			r.ReadAll(w.now)
 			var all []byte
 			for _, s := range run.Spans {
@@ -68,7 +68,7 @@ func TestRunsAreWhatSingleCallsAre(t *testing.T) {
 	w.advance(50 * time.Millisecond)
 	for _, s := range from {
 		next := uint64(0)
-		for _, o := range s.Outcomes(nil) {
+		for _, o := range s.Queue().Outcomes(nil) {
 			if o.Kind != conn.Delivered || o.First != next {
 				t.Fatalf("outcome %+v, want delivered from %d on", o, next)
 			}
@@ -140,7 +140,7 @@ func TestRunsNameTheirSources(t *testing.T) {
 	}
 	var r Run
 	for len(want) > 0 {
-		s.RecvRun(&r, 1+rng.Intn(60), 1<<20)
+		s.Queue().RecvRun(&r, 1+rng.Intn(60), 1<<20)
 		s.ReadAll(now)
 		if most := r.Len(); len(r.Sources) > most || len(r.Sources) > 8 {
 			t.Errorf("%d sources of %d datagrams, and 8 there are", len(r.Sources), most)

@@ -1,13 +1,11 @@
 package rds
 
 import (
-	"math"
 	"net/netip"
 	"sync/atomic"
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
-	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -212,12 +210,6 @@ func (s *Socket) deliverHere(f *flow, m *conn.Msg) {
 	a := conn.Arrival{Seq: e.here + 1, SPort: s.port, DPort: m.DPort, Train: m.Train()}
 	// The receiver's queue outlives the sender's memory, which is the sender's again with the
 	// outcome. Small ones are copied into a slab by place; a Sink copies by itself.
-	if len(m.Payload) >= buf.SlabSize/4 && to.opt.Sink == nil {
-		b := buf.Get(len(m.Payload))
-		copy(b.B, m.Payload)
-		a.Train.Body, a.Buf = b.B, b
-		defer b.Release()
-	}
 	switch {
 	case to.place(e.loop, a) == conn.Placed:
 		e.here++
@@ -258,12 +250,8 @@ func (s *Socket) completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 		s.Stats.Unknown += uint64(k)
 		e.ctr.OutcomeUnknown += uint64(k)
 	}
-	switch {
-	case s.closed:
-	case s.opt.Sink != nil:
-		s.opt.Sink.Done(m.Cookie, m.Tag, k, o, why)
-	case m.Report:
-		s.outcome(m.Tag, k, o, why)
+	if !s.closed {
+		s.sink.Done(Decided{m.Cookie, Report(m.Report), m.Tag, k, o, why})
 	}
 	// Flushes are answered behind the outcome that they wait for.
 	s.leave(m.Epoch, k)
@@ -275,7 +263,7 @@ func (s *Socket) completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 	// With the last outcome of a closed socket nothing reads the client's memory any more.
 	if s.lingers && s.undecided == 0 {
 		s.lingers = false
-		s.opt.Sink.Drained()
+		s.sink.Drained()
 	}
 	if e.tracer != nil {
 		s.traceDone(m, o, why)
@@ -289,38 +277,6 @@ func (s *Socket) writable() {
 		s.wantSpace = false
 		s.news(EvWritable)
 	}
-}
-
-func (s *Socket) outcome(tag uint64, count int, o conn.Outcome, why conn.Why) {
-	s.outcomesN += count
-	// Senders count their tags up, so that runs are long and a reader gets few of them.
-	if n := len(s.outcomes); n > 0 {
-		l := &s.outcomes[n-1]
-		if l.Kind == o && l.Why == why && l.First+uint64(l.Count) == tag && uint64(l.Count)+uint64(count) <= math.MaxUint32 {
-			l.Count += uint32(count)
-			return
-		}
-	}
-	s.spend(outcomeBytes)
-	s.outcomes = append(s.outcomes, OutcomeRun{tag, uint32(count), o, why})
-	s.news(EvOutcomes)
-}
-
-// Outcomes appends the outcomes reported since the last call to l.
-func (s *Socket) Outcomes(l []OutcomeRun) []OutcomeRun {
-	l = append(l, s.outcomes...)
-	s.spend(-outcomeBytes * len(s.outcomes))
-	s.outcomes = s.outcomes[:0]
-	// Fetching them makes room: sends were refused while too many lay here.
-	if s.outcomesN > 0 {
-		s.outcomesN = 0
-		s.writable()
-		if s.waiting > 0 {
-			s.hasSpace()
-			s.e.arm(&s.e.soonTm, (*soonTicker)(s.e), 0) // no step is being ended here
-		}
-	}
-	return l
 }
 
 // Cancel is RDS_CANCEL_SENT_TO: drop the messages queued to dst (port 0: to every port of

@@ -105,7 +105,7 @@ func TestLyingTable(t *testing.T) {
 		w.run()
 		var got []string
 		for {
-			dg, ok := r.Recv()
+			dg, ok := r.Queue().Recv()
 			if !ok {
 				break
 			}
@@ -292,16 +292,30 @@ func TestDrained(t *testing.T) {
 	}
 }
 
+// A queue is a sink like any other: its socket posts too, and has the outcomes it asked for.
+func TestPostFromQueue(t *testing.T) {
+	w := newPair(t)
+	s, _ := w.a.Bind(5000, SocketOptions{})
+	b := bindBox(t, w.b, 4000, 1<<20, SocketOptions{})
+	d := mustOpen(t, s, b.s.Addr(), nil)
+	for i, report := range []Report{Reported, Quiet} {
+		if err := s.Post(w.now, d, uniform("aa", "bb"), 0, uint64(10*i), report, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.advance(50 * time.Millisecond)
+	want(t, "read", b.read(w.now, len(b.got)), []string{"aa", "bb", "aa", "bb"})
+	if o := s.Queue().Outcomes(nil); len(o) != 1 || o[0] != (OutcomeRun{0, 2, conn.Delivered, conn.WhyNone}) {
+		t.Errorf("outcomes %v", o)
+	}
+}
+
 // What a Post can meet, one by one; nothing is taken.
 func TestPostErrors(t *testing.T) {
 	w := newPair(t)
 	w.a.cfg.MaxUndecided = 8
 	a := bindBox(t, w.a, 5000, 1<<20, SocketOptions{SndBufBytes: 100})
 	other := bindBox(t, w.a, 5001, 1<<20, SocketOptions{})
-	plain, _ := w.a.Bind(5002, SocketOptions{})
-	if _, err := plain.Open(netip.MustParseAddrPort("10.0.0.2:4000"), nil); !errors.Is(err, rdserr.ErrInvalid) {
-		t.Errorf("open without a sink: %v", err)
-	}
 	if _, err := a.s.Open(netip.MustParseAddrPort("224.0.0.1:4000"), nil); !errors.Is(err, rdserr.ErrInvalid) {
 		t.Errorf("open of a multicast address: %v", err)
 	}
@@ -427,7 +441,7 @@ func TestPostDoesNotAllocate(t *testing.T) {
 	w := newPair(t)
 	a, b := bindBox(t, w.a, 5000, 1<<20, SocketOptions{}), bindBox(t, w.b, 4000, 1<<20, SocketOptions{})
 	q := &quiet{}
-	a.s.opt.Sink, b.s.opt.Sink = q, q
+	a.s.sink, b.s.sink = q, q
 	d := mustOpen(t, a.s, b.s.Addr(), nil)
 	body := make([]byte, 64*64)
 	var cell uint64
@@ -462,8 +476,8 @@ func (q *quiet) Place(_ *Peer, a conn.Arrival) (int, bool) {
 	q.placed += a.Train.Count
 	return len(a.Train.Body), true
 }
-func (q *quiet) Done(_ uint32, _ uint64, count int, _ conn.Outcome, _ conn.Why) { q.done += count }
-func (q *quiet) Drained()                                                       {}
-func (*quiet) WantRoom(bool)                                                    {}
-func (q *quiet) Changed(*Dest, bool)                                            {}
-func (q *quiet) Each(func(netip.AddrPort, int) bool)                            {}
+func (q *quiet) Done(d Decided)                      { q.done += d.Count }
+func (q *quiet) Drained()                            {}
+func (*quiet) WantRoom(bool)                         {}
+func (q *quiet) Changed(*Dest, bool)                 {}
+func (q *quiet) Each(func(netip.AddrPort, int) bool) {}

@@ -110,12 +110,12 @@ func TestDatagramArrivesAndIsAcknowledged(t *testing.T) {
 			t.Fatal(err)
 		}
 		w.run()
-		d, ok := r.Recv()
+		d, ok := r.Queue().Recv()
 		if !ok || string(d.Payload) != "hello" || d.Source != s.Addr() {
 			t.Fatalf("got %v %q from %v", ok, d.Payload, d.Source)
 		}
 		w.advance(50 * time.Millisecond)
-		if o := s.Outcomes(nil); len(o) != 1 || o[0].Kind != conn.Delivered || o[0].First != 7 {
+		if o := s.Queue().Outcomes(nil); len(o) != 1 || o[0].Kind != conn.Delivered || o[0].First != 7 {
 			t.Fatalf("outcomes %v", o)
 		}
 		if s.Info().SendQueued != 0 {
@@ -140,7 +140,7 @@ func BenchmarkCore64(b *testing.B) {
 		}
 		acts = w.runReusing(acts)
 		for {
-			d, ok := r.Recv()
+			d, ok := r.Queue().Recv()
 			if !ok {
 				break
 			}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/conn"
-	"github.com/rdsd/rdsd/internal/buf"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/wire"
@@ -22,28 +21,20 @@ type SocketOptions struct {
 	Data        any // the shell's
 	// Account is charged for the socket's datagrams, beside the Budget; nil: none is.
 	Account *quota.Account
-	// Sink, when not nil, takes received datagrams and outcomes; Recv, RecvRun, Peek and
-	// Outcomes then return nothing. Sends go through Post.
+	// Sink takes received datagrams and outcomes; nil: a Queue does, which Socket.Queue
+	// returns.
 	Sink Sink
 }
 
 // Events a socket can have.
 const (
-	EvReadable   = 1 << iota // something can be received
+	EvReadable   = 1 << iota // the queue was empty, and something can be received
 	EvOutcomes               // outcomes can be fetched
 	EvSends                  // waiting sends were decided
 	EvCongestion             // congestion news can be fetched
 	EvFlushed                // flushes were answered
 	EvWritable               // there is room again, after a Send or Admit that found none: half of the send buffer, or memory of the node
 )
-
-// OutcomeRun is the outcome of datagrams with tags First..First+Count-1.
-type OutcomeRun struct {
-	First uint64
-	Count uint32
-	Kind  conn.Outcome
-	Why   conn.Why
-}
 
 // SendDone is the end of a waiting send: accepted when Err is nil.
 type SendDone struct {
@@ -68,6 +59,10 @@ type Socket struct {
 	port uint16
 	opt  SocketOptions
 
+	sink     Sink     // opt.Sink, or queue
+	queue    *Queue   // nil: the client has memory of its own
+	reserver Reserver // sink, if it is one
+
 	// Sending, from acceptance to outcome (send.go).
 	//
 	// Invariant: Stats.Accepted == Delivered + Cancelled + Failed + Unknown + undecided.
@@ -80,8 +75,8 @@ type Socket struct {
 	// opened; lastFlow is that of the last lookup.
 	flows    map[netip.AddrPort]*flow
 	lastFlow *flow
-	// lingers says that a closed socket with a Sink has datagrams undecided: their
-	// payload is the client's memory, and is read until the last has its outcome.
+	// lingers says that a closed socket has datagrams undecided: their payload may be the
+	// client's memory, and is read until the last has its outcome.
 	lingers bool
 
 	// Waiting for acceptance (wait.go). A flow with something in its queue is lined up or
@@ -106,40 +101,29 @@ type Socket struct {
 	batchFree []uint32
 	sends     []SendDone // waiting sends that were decided, not fetched yet
 
-	// Outcomes, not fetched yet (Outcomes), and flushes.
+	// Outcomes that the queue has and nobody has fetched, and flushes.
 	//
-	// Invariant: outcomesN is the sum of the counts in outcomes.
 	// Invariant: the sum of n over epochs is undecided.
 
-	outcomes  []OutcomeRun
-	outcomesN int
+	outcomesN int     // datagrams
 	epochs    []epoch // of datagrams accepted between two flushes; never empty
 	epoch0    uint32  // the number of epochs[0], see conn.Msg.Epoch
 	flushed   []uint64
 
-	// Receiving (recv.go; with a Sink dest.go).
+	// Receiving (recv.go).
 	//
 	// Soft account: queued, payload bytes as in the kernel (net/rds/recv.c,
 	// rds_recv_rcvbuf_delta); above RcvBufBytes the port is congested. Hard account: mem,
-	// the memory they really take; no peer passes hard(). Invariant, without a Sink: queued
-	// <= mem <= hard(). With one its memory is the hard limit, and fullAt is the value of
-	// mem when there was no room.
+	// the memory they really take, which no peer takes above hard. A client's own memory is
+	// a hard limit whose size the sink alone knows: hard is math.MaxInt then, and fullAt the
+	// value of mem when there was no room. Invariant, of a socket with a queue: queued <=
+	// mem <= hard.
 
 	queued int
 	mem    int
-	fullAt int // math.MaxInt: there was room always
-	unread int // datagrams, in q or in the sink's memory
-	// q is a ring of qn items from qhead on, whose size is a power of two; head is the rest
-	// of the train at its head once something of it was read.
-	q         []item
-	qhead, qn int
-	head      wire.Cutter
-	reserver  Reserver // opt.Sink, if it is one
-	// slab is where small payloads are copied behind each other, slabOff where the next
-	// goes, and slabRefs how many of its references no datagram has yet.
-	slab     *buf.Buf
-	slabOff  int
-	slabRefs int
+	hard   int
+	fullAt int // hard: there was room always
+	unread int // datagrams that the sink has
 	// congested is our port's bit in Engine.cmap, but for ports that are held.
 	congested   bool
 	congestedAt time.Duration
@@ -204,8 +188,14 @@ func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
 	}
 	e.nextID++
 	s := &Socket{e: e, id: e.nextID, port: port, opt: o, deadline: conn.Never, epochs: make([]epoch, 1)}
-	s.reserver, _ = o.Sink.(Reserver)
-	s.fullAt = math.MaxInt
+	s.sink, s.hard = o.Sink, math.MaxInt
+	if o.Sink == nil {
+		s.queue = &Queue{s: s}
+		// HardFactor times the soft limit, and room for one datagram of the largest size.
+		s.sink, s.hard = s.queue, e.cfg.HardFactor*o.RcvBufBytes+wire.MaxDatagram+itemOverhead
+	}
+	s.fullAt = s.hard
+	s.reserver, _ = s.sink.(Reserver)
 	e.socks[port] = s
 	e.endHold(port)
 	e.held.tellBound(port, o.UID)
@@ -271,12 +261,16 @@ func (s *Socket) Addr() netip.AddrPort { return netip.AddrPortFrom(s.e.local, s.
 // Options are those of Bind with the defaults filled in.
 func (s *Socket) Options() *SocketOptions { return &s.opt }
 
+// Queue is where a client without memory of its own finds what the socket has for it; nil:
+// the socket has another Sink.
+func (s *Socket) Queue() *Queue { return s.queue }
+
 // Info describes a socket to an administrator.
 type Info struct {
 	ID                         uint64
 	SendQueued, Undecided      int // bytes, datagrams
 	RecvQueued, RecvMem, RecvN int // bytes, bytes, datagrams
-	Hard                       int // bytes; 0 with a Sink, which has its own
+	Hard                       int // bytes; 0: the client's memory is the limit
 	Congested                  bool
 	Waiting, Held              int // datagrams that wait to be accepted; accepted ones that wait here
 	Stats                      Stats
@@ -284,8 +278,8 @@ type Info struct {
 
 // Info describes the socket.
 func (s *Socket) Info() Info {
-	hard := s.hard()
-	if s.opt.Sink != nil {
+	hard := s.hard
+	if s.queue == nil {
 		hard = 0
 	}
 	return Info{s.id, s.used, s.undecided, s.queued, s.mem, s.unread, hard, s.congested, s.waiting, s.held, s.Stats}
@@ -340,10 +334,9 @@ func (s *Socket) Close(now time.Duration) {
 	}
 	e.ctr.RecvDropDeadSock += uint64(s.unread)
 	s.unread = 0
-	for s.qn > 0 {
-		s.releaseHead()
+	if s.queue != nil {
+		s.queue.discard()
 	}
-	s.endSlab()
 	s.hold(-s.mem)
 	s.mem, s.queued = 0, 0
 	// The port is unbound now: a peer that sends there has to be refused for that reason,
@@ -357,15 +350,12 @@ func (s *Socket) Close(now time.Duration) {
 	s.leaveSendWaiters()
 	// Kernel links may have paused for this socket, whose memory is free now.
 	e.roomAgain()
-	s.spend(-outcomeBytes * len(s.outcomes))
-	s.outcomes, s.sends, s.changes = nil, nil, nil
+	s.sends, s.changes = nil, nil
 	e.runDeferred(now)
-	if s.opt.Sink != nil {
-		// Messages that have begun to leave are still read by the shell: until their outcome the
-		// client's memory must stay.
-		if s.lingers = s.undecided > 0; !s.lingers {
-			s.opt.Sink.Drained()
-		}
+	// Messages that have begun to leave are still read by the shell: until their outcome the
+	// client's memory must stay.
+	if s.lingers = s.undecided > 0; !s.lingers {
+		s.sink.Drained()
 	}
 }
 
@@ -406,7 +396,7 @@ func (s *Socket) SetMonitor(m Monitor) {
 // ways and may have overtaken each other: of the destinations it has opened,
 // those that are congested already are news.
 func (s *Socket) catchUp() {
-	if !s.mon.Set || s.opt.Sink == nil {
+	if !s.mon.Set {
 		return
 	}
 	first := len(s.changes)

@@ -61,7 +61,7 @@ func wantTraced(t *testing.T, l *[]string, want ...string) {
 
 func drain(s *Socket, now time.Duration) {
 	for {
-		d, ok := s.Recv()
+		d, ok := s.Queue().Recv()
 		if !ok {
 			break
 		}
@@ -96,7 +96,7 @@ func TestTraceStages(t *testing.T) {
 	}
 	w.run()
 	wantTraced(t, l, "a left 5000→4000 lane 0 seq 3 of 3, 6 bytes", "b placed 5000→4000 lane 0 seq 3 of 3, 6 bytes as 2", "a done 5000→4000 lane 0 seq 3 of 3, 6 bytes: delivered ")
-	r.Recv() // the first of the three
+	r.Queue().Recv() // the first of the three
 	wantTraced(t, l, "b read before 3")
 
 	send(4001, 7)
@@ -196,7 +196,7 @@ func TestTraceNoPings(t *testing.T) {
 		t.Fatal(err)
 	}
 	w.run()
-	if _, n := s.Peek(); n != 1 {
+	if _, n := s.Queue().Peek(); n != 1 {
 		t.Fatal("no answer")
 	}
 	wantTraced(t, l)

@@ -47,7 +47,7 @@ func TestTrainsAreReadAsDatagrams(t *testing.T) {
 		}
 		var kept []Datagram
 		for n < len(want) && (round < 50 || n < len(want)/2) { // the last rounds close the socket in between
-			if next, left := r.Peek(); next != len(want[n]) || left != len(want)-n {
+			if next, left := r.Queue().Peek(); next != len(want[n]) || left != len(want)-n {
 				t.Fatalf("round %d: peek %d of %d, want %d of %d", round, next, left, len(want[n]), len(want)-n)
 			}
 			queued := n
@@ -63,7 +63,7 @@ func TestTrainsAreReadAsDatagrams(t *testing.T) {
 			}
 			if rng.Intn(2) == 0 {
 				for range 1 + rng.Intn(5) {
-					if dg, ok := r.Recv(); ok {
+					if dg, ok := r.Queue().Recv(); ok {
 						check(dg.Payload)
 						if rng.Intn(2) == 0 {
 							kept = append(kept, dg)
@@ -75,7 +75,7 @@ func TestTrainsAreReadAsDatagrams(t *testing.T) {
 			} else {
 				var run Run
 				most, bytes := 1+rng.Intn(100), 1+rng.Intn(1<<uint(rng.Intn(17)))
-				r.RecvRun(&run, most, bytes)
+				r.Queue().RecvRun(&run, most, bytes)
 				if run.Len() == 0 || run.Len() > most || run.Bytes > bytes && run.Len() > 1 && run.Lengths[0] > 0 && run.Bytes-int(slices.Max(run.Lengths)) > bytes {
 					t.Fatalf("round %d: %d datagrams, %d bytes; at most %d, %d were asked for", round, run.Len(), run.Bytes, most, bytes)
 				}
@@ -190,7 +190,7 @@ func TestSendRunMakesTrains(t *testing.T) {
 		if i := b.s.Info(); i.RecvN != 10+2*(wire.MaxTrain+5) {
 			t.Errorf("%d datagrams placed", i.RecvN)
 		}
-		if o := s.Outcomes(nil); len(o) != 1 || o[0] != (OutcomeRun{0, 10 + 2*(wire.MaxTrain+5), conn.Delivered, conn.WhyNone}) {
+		if o := s.Queue().Outcomes(nil); len(o) != 1 || o[0] != (OutcomeRun{0, 10 + 2*(wire.MaxTrain+5), conn.Delivered, conn.WhyNone}) {
 			t.Errorf("outcomes %v", o)
 		}
 	}
@@ -227,7 +227,7 @@ func BenchmarkCore64Train(b *testing.B) {
 	w := newPair(b)
 	from, to := bindBox(b, w.a, 5000, 1<<20, SocketOptions{}), bindBox(b, w.b, 4000, 1<<20, SocketOptions{})
 	q := &quiet{}
-	from.s.opt.Sink, to.s.opt.Sink = q, q
+	from.s.sink, to.s.sink = q, q
 	d := mustOpen(b, from.s, to.s.Addr(), nil)
 	tr := wire.Train{Body: make([]byte, count*64), Count: count}
 	b.ReportAllocs()

@@ -137,7 +137,8 @@ func (s *Socket) passes(err error, n int) bool {
 func (s *Socket) block(now time.Duration, f *flow) {
 	s.e.ctr.CongSendBlocked++
 	f.pe.block(now, f.dst.Port())
-	if s.opt.Sink == nil {
+	// A destination that is open is told of its port's changes by the sink.
+	if len(f.dests) == 0 {
 		s.concern(now, f)
 	}
 	f.awaitsPort = true

@@ -347,7 +347,7 @@ func (n *end) Place(_ *rds.Peer, a conn.Arrival) (int, bool) {
 }
 
 // Done is not called: an end sends nothing.
-func (n *end) Done(uint32, uint64, int, conn.Outcome, conn.Why) {}
+func (n *end) Done(rds.Decided) {}
 
 // Drained has nothing to do.
 func (n *end) Drained() {}

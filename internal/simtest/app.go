@@ -364,7 +364,7 @@ func (a *app) news(ev int) {
 		}
 	}
 	if ev&rds.EvOutcomes != 0 {
-		for _, o := range a.s.Outcomes(nil) {
+		for _, o := range a.s.Queue().Outcomes(nil) {
 			for i := range uint64(o.Count) {
 				if o.First+i >= uint64(len(a.tags)) {
 					w.fail("D3: outcome for tag %d, which was never used", o.First+i)
@@ -468,7 +468,7 @@ func (a *app) read() {
 func (a *app) readRun() {
 	w := a.n.w
 	var run rds.Run
-	a.s.RecvRun(&run, min(a.readMax, 1+w.rng.Intn(200)), 1+w.rng.Intn(1<<16))
+	a.s.Queue().RecvRun(&run, min(a.readMax, 1+w.rng.Intn(200)), 1+w.rng.Intn(1<<16))
 	var all []byte
 	for _, s := range run.Spans {
 		all = append(all, s.Payload...)
@@ -510,7 +510,7 @@ func (a *app) took(src netip.AddrPort, payload []byte) *rec {
 func (a *app) readSingly() {
 	w := a.n.w
 	for k := 0; k < a.readMax; k++ {
-		d, ok := a.s.Recv()
+		d, ok := a.s.Queue().Recv()
 		if !ok {
 			break
 		}

@@ -116,6 +116,7 @@ func (m *memory) Place(from *rds.Peer, in conn.Arrival) (int, bool) {
 	m.used += cost
 	m.out += t.Count
 	m.queue = append(m.queue, l)
+	a.arm() // who looks at memory sees it there
 	return cost, true
 }
 
@@ -125,7 +126,8 @@ func (m *memory) Reserve(int) *buf.Buf {
 	return nil
 }
 
-func (m *memory) Done(cookie uint32, tag uint64, count int, o conn.Outcome, why conn.Why) {
+func (m *memory) Done(d rds.Decided) {
+	cookie, tag, count, o, why := d.Cookie, d.Tag, d.Count, d.Outcome, d.Why
 	a, w := m.a, m.a.n.w
 	if a.n.eng == nil {
 		return // the process crashed

@@ -491,10 +491,10 @@ func (l *bufList) put(b *buf.Buf) {
 }
 
 // Done implements rds.Sink.
-func (r *ringSock) Done(id uint32, tag uint64, count int, o conn.Outcome, why conn.Why) {
-	k := &r.posts[id]
-	k.left -= uint32(count)
-	r.End.Outcome(id, tag, count, uint8(o), uint8(why), k.left == 0)
+func (r *ringSock) Done(d rds.Decided) {
+	k := &r.posts[d.Cookie]
+	k.left -= uint32(d.Count)
+	r.End.Outcome(d.Cookie, d.Tag, d.Count, uint8(d.Outcome), uint8(d.Why), k.left == 0)
 	r.touch()
 }
 

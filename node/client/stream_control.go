@@ -177,7 +177,7 @@ func (s *sockStream) congested(q *rdsdv1.CongestedQuery) {
 
 func (s *sockStream) peek(p *rdsdv1.Peek) {
 	s.eng.Lock()
-	next, n := s.sock.Peek()
+	next, n := s.sock.Queue().Peek()
 	s.eng.Unlock()
 	r := &rdsdv1.PeekResult{}
 	r.SetId(p.GetId())

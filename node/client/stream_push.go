@@ -151,7 +151,7 @@ func (s *sockStream) takeNews() (replies []any) {
 	}
 	p.outcomes = p.outcomes[:0]
 	if ev&rds.EvOutcomes != 0 {
-		p.outcomes = s.sock.Outcomes(p.outcomes)
+		p.outcomes = s.sock.Queue().Outcomes(p.outcomes)
 	}
 	if ev&rds.EvCongestion != 0 {
 		replies = append(replies, congestionEvent(s.sock.CongestionNews())...)
@@ -163,7 +163,7 @@ func (s *sockStream) takeNews() (replies []any) {
 // takeDatagrams takes from the receive queue what one batch may hold and the
 // client has credit for. The engine's lock is held.
 func (s *sockStream) takeDatagrams(got *rds.Run) {
-	next, waiting := s.sock.Peek()
+	next, waiting := s.sock.Queue().Peek()
 	if waiting == 0 {
 		return
 	}
@@ -187,7 +187,7 @@ func (s *sockStream) takeDatagrams(got *rds.Run) {
 			return
 		}
 	}
-	s.sock.RecvRun(got, int(min(s.creditN, maxPushDatagrams)), max(limit, next)) // the last one may pass the credit
+	s.sock.Queue().RecvRun(got, int(min(s.creditN, maxPushDatagrams)), max(limit, next)) // the last one may pass the credit
 	s.creditN -= int64(got.Len())
 	s.creditB -= int64(got.Bytes)
 }

@@ -159,7 +159,7 @@ func TestPushWaitsForMemory(t *testing.T) {
 	if got := write(); !slices.Equal(got, []string{"result"}) {
 		t.Errorf("without memory the stream was given %v", got)
 	}
-	if _, queued := s.sock.Peek(); queued != 2 {
+	if _, queued := s.sock.Queue().Peek(); queued != 2 {
 		t.Errorf("%d datagrams wait, want 2", queued)
 	}
 	select {

@@ -96,7 +96,7 @@ func coreStream(t testing.TB, n int) float64 {
 			ds = ds[:0]
 			_, now := hb.Lock()
 			for len(ds) < cap(ds) {
-				d, ok := r.Recv()
+				d, ok := r.Queue().Recv()
 				if !ok {
 					break
 				}
@@ -267,7 +267,7 @@ func idlePeers(t *testing.T) (kibPerPeer float64) {
 	}
 	_, now := h.Lock()
 	for {
-		d, ok := s.Recv()
+		d, ok := s.Queue().Recv()
 		if !ok {
 			break
 		}

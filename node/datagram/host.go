@@ -260,7 +260,7 @@ func (a *Host) Ping(ctx context.Context, local, remote netip.Addr) (netip.Addr, 
 		}
 		_, now := h.Lock()
 		s.Events()
-		d, ok := s.Recv()
+		d, ok := s.Queue().Recv()
 		s.ReadAll(now)
 		h.Unlock()
 		if ok {

@@ -255,7 +255,7 @@ func goodTraffic(t *testing.T, from, to *Local, stop chan struct{}) (*atomic.Int
 			_, now = to.Lock()
 			r.Events()
 			for {
-				d, ok := r.Recv()
+				d, ok := r.Queue().Recv()
 				if !ok {
 					break
 				}

@@ -64,7 +64,7 @@ func (f *flowEnd) wait() (netip.AddrPort, uint64, error) {
 	for {
 		_, now := f.h.Lock()
 		f.s.Events()
-		d, ok := f.s.Recv()
+		d, ok := f.s.Queue().Recv()
 		f.s.ReadAll(now)
 		f.h.Unlock()
 		if ok {

@@ -218,7 +218,7 @@ func TestSeamResume(t *testing.T) {
 		t.Fatalf("resumed %d times before there is room", n)
 	}
 	_, now := s.h.Lock()
-	for d, ok := k.Recv(); ok; d, ok = k.Recv() {
+	for d, ok := k.Queue().Recv(); ok; d, ok = k.Queue().Recv() {
 		d.Release()
 	}
 	k.ReadAll(now)
