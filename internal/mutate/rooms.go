@@ -43,6 +43,7 @@ var rooms = []room{
 	{"node/base", 1, [][]string{{"./node/base"}, clients, daemons, goClients}},
 	{"node/peers", 2, [][]string{{"./node/peers"}, {"./node/datagram"}, daemons, {"./node/volume"}}},
 	{"node/datagram", 4, [][]string{{"./node/datagram"}, datagramWorlds, clients, daemons, goClients, kills}},
+	{"api/rdsd/v1/fastwire", 1, [][]string{{"./api/rdsd/v1/fastwire"}, clients, goClients}},
 	{"node/client", 4, [][]string{clients, daemons, goClients, kills}},
 	{"node/page/hour", 1, [][]string{{"./node/page/..."}}},
 	{"node/page", 2, [][]string{{"./node/page/..."}, daemons}},

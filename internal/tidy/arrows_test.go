@@ -72,6 +72,8 @@ var arrows = []struct {
 	// What a descriptor holds is what the wire carries: one train from ring to frame.
 	{"shm", []string{"wire", "rdserr", "internal/crash", "internal/eintr", "internal/toll"}},
 	{"api/rdsd/v1", []string{"rdserr"}},
+	// Of the hot messages, which both ends lay out and read by hand.
+	{"api/rdsd/v1/fastwire", nil},
 	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire/rtrs", "wire/rnbd", "rdserr", "internal/eintr", "internal/guard", "internal/reactor", "internal/stats", "internal/quota"}},
 	{"node/config", []string{"node/volume", "rtrs", "rdserr", "shm", "internal/reactor"}},
 	{"node/base", []string{"node/config", "rds", "rdserr", "internal/accept", "internal/counters", "internal/guard", "internal/quota"}},
@@ -81,7 +83,7 @@ var arrows = []struct {
 	{"node/health", nil},
 	{"node/access", []string{"node/base", "node/config", "rdserr", "internal/quota"}},
 	{"node/datagram", []string{"node/base", "node/config", "node/peers", "rds", "conn", "wire", "rdserr", "transport", "shm", "internal/buf", "internal/guard", "internal/netlocal", "internal/quota", "internal/reactor", "internal/stats"}},
-	{"node/client", []string{"node/access", "node/base", "node/config", "node/datagram", "rds", "conn", "wire", "rdserr", "transport", "shm", "api/rdsd/v1", "internal/buf", "internal/guard", "internal/msgpool", "internal/quota", "internal/reactor", "internal/toll"}},
+	{"node/client", []string{"node/access", "node/base", "node/config", "node/datagram", "rds", "conn", "wire", "rdserr", "transport", "shm", "api/rdsd/v1", "api/rdsd/v1/fastwire", "internal/buf", "internal/guard", "internal/msgpool", "internal/quota", "internal/reactor", "internal/toll"}},
 	// A client for tests knows the layouts and the messages, and nothing of a daemon's inside.
 	{"node/client/clienttest", []string{"node/config", "shm", "api/rdsd/v1", "internal/freeport"}},
 	{"node/page/hour", nil},
@@ -92,7 +94,7 @@ var arrows = []struct {
 	{"node", []string{"node/access", "node/base", "node/client", "node/config", "node/datagram", "node/peers", "node/service", "node/volume", "rtrs", "blk", "shm", "internal/accept", "internal/eintr", "internal/guard", "internal/quota"}},
 
 	// What talks to a daemon from outside.
-	{"sdk/go", []string{"api/rdsd/v1", "shm", "rdserr", "internal/msgpool"}},
+	{"sdk/go", []string{"api/rdsd/v1", "api/rdsd/v1/fastwire", "shm", "rdserr", "internal/msgpool"}},
 	{"sdk/go/rdsdtest", []string{"sdk/go", "rdserr", "internal/freeport"}},
 	{"sdk/go/examples/...", []string{"sdk/go", "rdserr"}},
 	{"rdsd", []string{"rdsd/internal/..."}},

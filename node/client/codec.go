@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/api/rdsd/v1/fastwire"
 	"github.com/rdsd/rdsd/internal/msgpool"
 )
 
@@ -59,8 +60,8 @@ func (in *inMsg) unmarshal(data mem.BufferSlice) error {
 	in.isBatch, in.msg = false, nil
 	buf := data.MaterializeToBuffer(msgpool.Pool)
 	p := buf.ReadOnlyData()
-	if len(p) > 0 && p[0] == tagClientSend {
-		if body, rest, ok := cutBytes(p[1:]); ok && len(rest) == 0 && in.batch.parse(body) {
+	if len(p) > 0 && p[0] == fastwire.ClientSend {
+		if body, rest, ok := fastwire.Cut(p[1:]); ok && len(rest) == 0 && in.batch.parse(body) {
 			in.isBatch, in.buf = true, buf
 			return nil
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/api/rdsd/v1/fastwire"
 )
 
 // maxBatchDatagrams bounds what one SendBatch makes the daemon do under the
@@ -36,41 +37,41 @@ func (b *inBatch) parse(p []byte) bool {
 	for len(p) > 0 {
 		tag := p[0]
 		p = p[1:]
-		if tag&7 == wireVarint {
+		if tag&7 == fastwire.Varint {
 			v, n := binary.Uvarint(p)
 			if n <= 0 {
 				return false
 			}
 			p = p[n:]
 			switch tag {
-			case tagSendID:
+			case fastwire.SendID:
 				b.id = v
-			case tagSendFirstTag:
+			case fastwire.SendFirstTag:
 				b.firstTag = v
-			case tagSendWantOutcomes:
+			case fastwire.SendWantOutcomes:
 				b.want = v != 0
-			case tagSendWait:
+			case fastwire.SendWait:
 				b.wait = v != 0
-			case tagSendTimeout:
+			case fastwire.SendTimeout:
 				b.timeout = time.Duration(v)
 			default:
 				return false
 			}
 			continue
 		}
-		body, rest, ok := cutBytes(p)
+		body, rest, ok := fastwire.Cut(p)
 		if !ok {
 			return false
 		}
 		p = rest
 		switch tag {
-		case tagSendPayload:
+		case fastwire.SendPayload:
 			b.payload = body
-		case tagSendLength:
-			b.lengths, ok = appendVarints(b.lengths, body)
-		case tagSendIndex:
-			b.index, ok = appendVarints(b.index, body)
-		case tagSendDestination:
+		case fastwire.SendLength:
+			b.lengths, ok = fastwire.Uint32s(b.lengths, body)
+		case fastwire.SendIndex:
+			b.index, ok = fastwire.Uint32s(b.index, body)
+		case fastwire.SendDestination:
 			var e rawEndpoint
 			e, ok = parseEndpoint(body)
 			b.dests = append(b.dests, e)

@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/grpc/mem"
 
+	"github.com/rdsd/rdsd/api/rdsd/v1/fastwire"
 	"github.com/rdsd/rdsd/internal/msgpool"
 	"github.com/rdsd/rdsd/rds"
 )
@@ -25,14 +26,14 @@ func (r *outResult) marshal() mem.BufferSlice {
 	buf := msgpool.Pool.Get(64)
 	h := (*buf)[:2] // ServerMessage tag and length, below 128
 	if r.id != 0 {
-		h = append(h, tagResultID)
+		h = append(h, fastwire.ResultID)
 		h = binary.AppendUvarint(h, r.id)
 	}
 	if r.accepted != 0 {
-		h = append(h, tagResultAccepted)
+		h = append(h, fastwire.ResultAccepted)
 		h = binary.AppendUvarint(h, uint64(r.accepted))
 	}
-	h[0], h[1] = tagServerSendResult, byte(len(h)-2)
+	h[0], h[1] = fastwire.ServerSendResult, byte(len(h)-2)
 	*buf = h
 	return mem.BufferSlice{mem.NewBuffer(buf, msgpool.Pool)}
 }
@@ -81,45 +82,24 @@ func (b *outBatch) take(r *rds.Run) {
 
 // marshal lays out ServerMessage{recv: b} and takes the blob with it.
 func (b *outBatch) marshal() mem.BufferSlice {
-	lengthBytes, indexBytes, sourceBytes := 0, 0, 0
-	for _, n := range b.lengths {
-		lengthBytes += sizeVarint(uint64(n))
-	}
+	lengthBytes, indexBytes := fastwire.SizeUint32s(b.lengths), 0
 	if len(b.sources) > 1 {
-		for _, n := range b.index {
-			indexBytes += sizeVarint(uint64(n))
-		}
-	}
-	for _, s := range b.sources {
-		n := endpointSize(s)
-		sourceBytes += 1 + sizeVarint(uint64(n)) + n
+		indexBytes = fastwire.SizeUint32s(b.index)
 	}
 	// The outer length is known only at the end: leave room before it.
 	const room = 1 + binary.MaxVarintLen64
-	buf := msgpool.Pool.Get(room + lengthBytes + indexBytes + sourceBytes + 48)
+	buf := msgpool.Pool.Get(room + lengthBytes + indexBytes + fastwire.SizeEndpoints(b.sources) + 48)
 	h := (*buf)[:room]
-	h = append(h, tagRecvLength)
-	h = binary.AppendUvarint(h, uint64(lengthBytes))
-	for _, n := range b.lengths {
-		h = binary.AppendUvarint(h, uint64(n))
-	}
-	for _, s := range b.sources {
-		h = append(h, tagRecvSource)
-		h = binary.AppendUvarint(h, uint64(endpointSize(s)))
-		h = appendEndpoint(h, s)
-	}
+	h = fastwire.AppendUint32s(h, fastwire.RecvLength, b.lengths, lengthBytes)
+	h = fastwire.AppendEndpoints(h, fastwire.RecvSource, b.sources)
 	if indexBytes > 0 {
-		h = append(h, tagRecvIndex)
-		h = binary.AppendUvarint(h, uint64(indexBytes))
-		for _, n := range b.index {
-			h = binary.AppendUvarint(h, uint64(n))
-		}
+		h = fastwire.AppendUint32s(h, fastwire.RecvIndex, b.index, indexBytes)
 	}
-	h = append(h, tagRecvPayload)
+	h = append(h, fastwire.RecvPayload)
 	h = binary.AppendUvarint(h, uint64(b.size))
 
 	var outer [room]byte
-	o := append(outer[:0], tagServerRecv)
+	o := append(outer[:0], fastwire.ServerRecv)
 	o = binary.AppendUvarint(o, uint64(len(h)-room+b.size))
 	start := room - len(o)
 	copy(h[start:], o)

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/api/rdsd/v1/fastwire"
 	"github.com/rdsd/rdsd/rds"
 )
 
@@ -271,10 +272,10 @@ func TestShortWayCut(t *testing.T) {
 		{[]byte{0x80, 0x80, 0x80, 0x80, 0x10}, false},
 		{[]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02}, false}, // more than 64 bits
 	} {
-		if e, ok := parseEndpoint(append([]byte{tagEndpointPort}, c.port...)); ok != c.ok || ok && e.port != 1<<32-1 {
+		if e, ok := parseEndpoint(append([]byte{fastwire.EndpointPort}, c.port...)); ok != c.ok || ok && e.port != 1<<32-1 {
 			t.Errorf("port % x: %d, %v", c.port, e.port, ok)
 		}
-		if l, ok := appendVarints(nil, c.port); ok != c.ok || ok && (len(l) != 1 || l[0] != 1<<32-1) {
+		if l, ok := fastwire.Uint32s(nil, c.port); ok != c.ok || ok && (len(l) != 1 || l[0] != 1<<32-1) {
 			t.Errorf("length % x: %v, %v", c.port, l, ok)
 		}
 	}
@@ -313,7 +314,7 @@ func FuzzClientMessage(f *testing.F) {
 	m.SetSend(s)
 	raw, _ := proto.Marshal(m)
 	f.Add(raw)
-	f.Add([]byte{tagClientSend, 2, tagSendLength, 0})
+	f.Add([]byte{fastwire.ClientSend, 2, fastwire.SendLength, 0})
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		var in inMsg
 		err := in.unmarshal(mem.BufferSlice{mem.SliceBuffer(raw)})

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/api/rdsd/v1/fastwire"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -390,21 +391,21 @@ func TestBatchesAreUsedAgain(t *testing.T) {
 func TestCutFields(t *testing.T) {
 	field := append([]byte{3}, "abcd"...)
 	for n := range field {
-		body, rest, ok := cutBytes(field[:n])
+		body, rest, ok := fastwire.Cut(field[:n])
 		if want := n >= 4; ok != want || ok && (string(body) != "abc" || string(rest) != "abcd"[3:n-1]) {
 			t.Errorf("%d bytes: %q, %q, %v", n, body, rest, ok)
 		}
 	}
-	if body, rest, ok := cutBytes([]byte{0}); !ok || len(body)+len(rest) != 0 {
+	if body, rest, ok := fastwire.Cut([]byte{0}); !ok || len(body)+len(rest) != 0 {
 		t.Errorf("a field of nothing: %q, %q, %v", body, rest, ok)
 	}
-	result := []byte{tagResultID, 0x87, 1, tagResultAccepted, 5}
+	result := []byte{fastwire.ResultID, 0x87, 1, fastwire.ResultAccepted, 5}
 	for n, want := range []uint64{0, 1 << 63, 1 << 63, 135, 1 << 63, 135} {
 		if id, ok := parsePlainResult(result[:n]); ok != (want < 1<<63) || ok && id != want {
 			t.Errorf("%d bytes of a result: %d, %v", n, id, ok)
 		}
 	}
-	if _, ok := parsePlainResult([]byte{tagResultID, 1, 77, 1}); ok {
+	if _, ok := parsePlainResult([]byte{fastwire.ResultID, 1, 77, 1}); ok {
 		t.Error("a result with something else in it")
 	}
 }

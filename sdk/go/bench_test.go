@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/api/rdsd/v1/fastwire"
 )
 
 // These compare the SDK's send and receive paths with a bare grpc-go stream of
@@ -158,7 +159,7 @@ func serveResults(st grpc.ServerStream) error {
 		for id[n]&0x80 != 0 {
 			n++
 		}
-		out := append([]byte{tagServerSendResult, byte(n + 2), tagResultID}, id[:n+1]...)
+		out := append([]byte{fastwire.ServerSendResult, byte(n + 2), fastwire.ResultID}, id[:n+1]...)
 		if err := st.SendMsg(&rawMsg{out}); err != nil {
 			return err
 		}

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/api/rdsd/v1/fastwire"
 	"github.com/rdsd/rdsd/internal/msgpool"
 )
 
@@ -59,95 +60,42 @@ func (streamCodec) Unmarshal(data mem.BufferSlice, v any) error {
 	return err
 }
 
-// Field numbers and wire types of rdsd.proto.
-const (
-	wireVarint = 0
-	wireBytes  = 2
-
-	tagClientSend = 2<<3 | wireBytes
-
-	tagSendID           = 1<<3 | wireVarint
-	tagSendPayload      = 2<<3 | wireBytes
-	tagSendLength       = 3<<3 | wireBytes
-	tagSendDestination  = 4<<3 | wireBytes
-	tagSendIndex        = 5<<3 | wireBytes
-	tagSendFirstTag     = 6<<3 | wireVarint
-	tagSendWantOutcomes = 7<<3 | wireVarint
-	tagSendWait         = 8<<3 | wireVarint
-	tagSendTimeout      = 9<<3 | wireVarint
-
-	tagServerSendResult = 2<<3 | wireBytes
-	tagServerRecv       = 3<<3 | wireBytes
-
-	tagResultID       = 1<<3 | wireVarint
-	tagResultAccepted = 2<<3 | wireVarint
-
-	tagRecvPayload = 1<<3 | wireBytes
-	tagRecvLength  = 2<<3 | wireBytes
-	tagRecvSource  = 3<<3 | wireBytes
-	tagRecvIndex   = 4<<3 | wireBytes
-
-	tagEndpointAddress = 1<<3 | wireBytes
-	tagEndpointPort    = 2<<3 | wireVarint
-)
-
 // marshal lays out ClientMessage{send: b}. It takes the blob from b.
 func (b *batch) marshal() mem.BufferSlice {
 	blob := b.blob
 	b.blob = nil
 	// Packed fields have their length in front, so it is computed before anything is
 	// written.
-	lengthBytes, indexBytes, destBytes := 0, 0, 0
-	for _, n := range b.lengths {
-		lengthBytes += sizeVarint(uint64(n))
-	}
+	lengthBytes, indexBytes := fastwire.SizeUint32s(b.lengths), 0
 	manyDests := len(b.dests) > 1
 	if manyDests {
-		for _, n := range b.index {
-			indexBytes += sizeVarint(uint64(n))
-		}
-	}
-	for _, d := range b.dests {
-		n := endpointSize(d)
-		destBytes += 1 + sizeVarint(uint64(n)) + n
+		indexBytes = fastwire.SizeUint32s(b.index)
 	}
 	// Every fixed field and length prefix at its largest.
-	need := lengthBytes + indexBytes + destBytes + 96
+	need := lengthBytes + indexBytes + fastwire.SizeEndpoints(b.dests) + 96
 	buf := msgpool.Pool.Get(need)
 	// The outer length is known only at the end: it is a varint of fixed width,
 	// padded with continuation bits, which every decoder accepts.
 	const room = 1 + 5
 	h := (*buf)[:room]
-	h = append(h, tagSendID)
+	h = append(h, fastwire.SendID)
 	h = binary.AppendUvarint(h, b.id)
-	h = append(h, tagSendLength)
-	h = binary.AppendUvarint(h, uint64(lengthBytes))
-	for _, n := range b.lengths {
-		h = binary.AppendUvarint(h, uint64(n))
-	}
-	for _, d := range b.dests {
-		h = append(h, tagSendDestination)
-		h = binary.AppendUvarint(h, uint64(endpointSize(d)))
-		h = appendEndpoint(h, d)
-	}
+	h = fastwire.AppendUint32s(h, fastwire.SendLength, b.lengths, lengthBytes)
+	h = fastwire.AppendEndpoints(h, fastwire.SendDestination, b.dests)
 	if manyDests {
-		h = append(h, tagSendIndex)
-		h = binary.AppendUvarint(h, uint64(indexBytes))
-		for _, n := range b.index {
-			h = binary.AppendUvarint(h, uint64(n))
-		}
+		h = fastwire.AppendUint32s(h, fastwire.SendIndex, b.index, indexBytes)
 	}
 	if b.firstTag != 0 {
-		h = append(h, tagSendFirstTag)
+		h = append(h, fastwire.SendFirstTag)
 		h = binary.AppendUvarint(h, b.firstTag)
 	}
 	if b.wantOutcomes {
-		h = append(h, tagSendWantOutcomes, 1)
+		h = append(h, fastwire.SendWantOutcomes, 1)
 	}
 	if b.wait {
-		h = append(h, tagSendWait, 1)
+		h = append(h, fastwire.SendWait, 1)
 		if t := b.timeoutNs(); t > 0 {
-			h = append(h, tagSendTimeout)
+			h = append(h, fastwire.SendTimeout)
 			h = binary.AppendUvarint(h, uint64(t))
 		}
 	}
@@ -157,10 +105,10 @@ func (b *batch) marshal() mem.BufferSlice {
 	}
 	// The payload is the last field: its bytes are the second buffer, and are not copied
 	// again.
-	h = append(h, tagSendPayload)
+	h = append(h, fastwire.SendPayload)
 	h = binary.AppendUvarint(h, uint64(payloadBytes))
 
-	h[0] = tagClientSend
+	h[0] = fastwire.ClientSend
 	outer := uint64(len(h) - room + payloadBytes)
 	for i := 1; i < room-1; i++ {
 		h[i] = byte(outer) | 0x80
@@ -178,42 +126,6 @@ func (b *batch) marshal() mem.BufferSlice {
 	return mem.BufferSlice{head, mem.NewBuffer(blob, msgpool.Pool)}
 }
 
-func sizeVarint(v uint64) int {
-	n := 1
-	for v >= 0x80 {
-		v >>= 7
-		n++
-	}
-	return n
-}
-
-func endpointSize(a netip.AddrPort) int {
-	n := 2 + 16
-	if a.Addr().Is4() {
-		n = 2 + 4
-	}
-	if a.Port() != 0 {
-		n += 1 + sizeVarint(uint64(a.Port()))
-	}
-	return n
-}
-
-func appendEndpoint(h []byte, a netip.AddrPort) []byte {
-	h = append(h, tagEndpointAddress)
-	if a.Addr().Is4() {
-		raw := a.Addr().As4()
-		h = append(append(h, 4), raw[:]...)
-	} else {
-		raw := a.Addr().As16()
-		h = append(append(h, 16), raw[:]...)
-	}
-	if a.Port() != 0 {
-		h = append(h, tagEndpointPort)
-		h = binary.AppendUvarint(h, uint64(a.Port()))
-	}
-	return h
-}
-
 // inbound is one message of the daemon: recv, isResult or msg is set.
 type inbound struct {
 	lend     bool // set by the receiving call: payloads are lent, in memory of the pool
@@ -229,16 +141,16 @@ func (in *inbound) unmarshal(data []byte) error {
 		// The two messages of every datagram, alone in their ServerMessage and in the usual
 		// layout, are read by hand; everything else, also what the parsers below decline,
 		// goes through package proto.
-		body, rest, ok := cutBytes(data[1:])
+		body, rest, ok := fastwire.Cut(data[1:])
 		if ok && len(rest) == 0 {
 			switch data[0] {
-			case tagServerRecv:
+			case fastwire.ServerRecv:
 				b := &inBatch{}
 				if b.parse(body) {
 					in.recv = b
 					return nil
 				}
-			case tagServerSendResult:
+			case fastwire.ServerSendResult:
 				if id, ok := parsePlainResult(body); ok {
 					in.isResult, in.resultID = true, id
 					return nil
@@ -272,25 +184,15 @@ func parsePlainResult(p []byte) (id uint64, ok bool) {
 			return 0, false
 		}
 		switch tag {
-		case tagResultID:
+		case fastwire.ResultID:
 			id = v
-		case tagResultAccepted:
+		case fastwire.ResultAccepted:
 		default:
 			return 0, false
 		}
 		p = p[1+n:]
 	}
 	return id, true
-}
-
-// cutBytes splits a length-delimited field body from the bytes behind it.
-func cutBytes(p []byte) (body, rest []byte, ok bool) {
-	l, n := binary.Uvarint(p)
-	if n <= 0 || l > uint64(len(p)-n) {
-		return nil, nil, false
-	}
-	end := n + int(l)
-	return p[n:end], p[end:], true
 }
 
 func endpointToProto(a netip.AddrPort) *rdsdv1.Endpoint {

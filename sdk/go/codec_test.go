@@ -11,6 +11,7 @@ import (
 	"pgregory.net/rapid"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/api/rdsd/v1/fastwire"
 )
 
 func drawEndpoint(t *rapid.T) netip.AddrPort {
@@ -159,7 +160,7 @@ func FuzzUnmarshal(f *testing.F) {
 	m.SetSendResult(r)
 	result, _ := proto.Marshal(m)
 	f.Add(result)
-	f.Add([]byte{tagServerRecv, 4, tagRecvLength, 2, 0xff, 0x7f})
+	f.Add([]byte{fastwire.ServerRecv, 4, fastwire.RecvLength, 2, 0xff, 0x7f})
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var in inbound
 		err := in.unmarshal(bytes.Clone(data))

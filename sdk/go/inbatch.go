@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/mem"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
+	"github.com/rdsd/rdsd/api/rdsd/v1/fastwire"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -53,13 +54,13 @@ func (b *inBatch) parse(p []byte) bool {
 	b.sources = b.one[:0]
 	for len(p) > 0 {
 		tag := p[0]
-		body, rest, ok := cutBytes(p[1:])
+		body, rest, ok := fastwire.Cut(p[1:])
 		if !ok {
 			return false
 		}
 		// The tags are of one byte, and each carries its number in the bits above 3.
 		switch tag {
-		case tagRecvPayload, tagRecvLength, tagRecvIndex:
+		case fastwire.RecvPayload, fastwire.RecvLength, fastwire.RecvIndex:
 			if seen&(1<<(tag>>3)) != 0 {
 				return false // packed fields may legally come in pieces
 			}
@@ -67,14 +68,14 @@ func (b *inBatch) parse(p []byte) bool {
 			// slices and cannot.
 			seen |= 1 << (tag >> 3)
 			switch tag {
-			case tagRecvPayload:
+			case fastwire.RecvPayload:
 				b.payload = body
-			case tagRecvLength:
+			case fastwire.RecvLength:
 				b.lengths = body
 			default:
 				b.index = body
 			}
-		case tagRecvSource:
+		case fastwire.RecvSource:
 			a, ok := parseEndpoint(body)
 			if !ok {
 				return false
@@ -125,25 +126,16 @@ func (b *inBatch) check() bool {
 	return true
 }
 
+// parseEndpoint reads an Endpoint. It reports false for what is none, right or wrong by
+// protobuf: package proto decides then.
 func parseEndpoint(p []byte) (netip.AddrPort, bool) {
-	if len(p) < 2 || p[0] != tagEndpointAddress {
-		return netip.AddrPort{}, false
-	}
-	raw, rest, ok := cutBytes(p[1:])
-	if !ok {
+	raw, port, ok := fastwire.ParseEndpoint(p)
+	if !ok || port > 0xffff {
 		return netip.AddrPort{}, false
 	}
 	addr, ok := netip.AddrFromSlice(raw)
 	if !ok {
 		return netip.AddrPort{}, false
-	}
-	var port uint64
-	if len(rest) > 0 {
-		var n int
-		port, n = binary.Uvarint(rest[1:])
-		if rest[0] != tagEndpointPort || n <= 0 || n != len(rest)-1 || port > 0xffff {
-			return netip.AddrPort{}, false
-		}
 	}
 	return netip.AddrPortFrom(addr, uint16(port)), true
 }

@@ -12,6 +12,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/rdsd/rdsd/api/rdsd/v1/fastwire"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/shm"
 )
@@ -318,9 +319,9 @@ func TestBadMessages(t *testing.T) {
 	}
 	lengths := protowire.AppendVarint(protowire.AppendTag(nil, 2, protowire.VarintType), 77)
 	for what, b := range map[string][]byte{
-		"cut":                   {tagServerRecv, 9, 1},
+		"cut":                   {fastwire.ServerRecv, 9, 1},
 		"no protobuf":           {0xff, 0xff, 0xff},
-		"lengths without bytes": field(protowire.Number(tagServerRecv>>3), lengths),
+		"lengths without bytes": field(protowire.Number(fastwire.ServerRecv>>3), lengths),
 	} {
 		in := &inbound{}
 		if err := in.unmarshal(b); err == nil {
