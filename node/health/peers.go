@@ -73,7 +73,7 @@ func (x *Exam) Peer(p *Peer) {
 		x.failing(p, out)
 	}
 	if p.Paused > 0 {
-		x.add(Problem{Code: LinkPaused, Severity: Warning, Subject: "peer " + peer, Text: fmt.Sprintf("%s from %s not read: a port here is full, and all that comes on the link waits for it", was(p.Paused, "link"), peer),
+		x.add(Problem{Code: LinkPaused, Severity: Warning, Subject: "peer " + peer, Text: was(p.Paused, "link of "+peer, "links of "+peer) + " not read: a port here is full, and all that comes on the link waits for it",
 			Remedy: "rdsd congestion names the port and its program, which has to read; or rdsd sockets close"})
 	}
 }
@@ -101,11 +101,11 @@ func (x *Exam) failing(p *Peer, out Problem) {
 	x.add(out)
 }
 
-func was(n int, word string) string {
+func was(n int, one, more string) string {
 	if n == 1 {
-		return "1 " + word + " is"
+		return "1 " + one + " is"
 	}
-	return fmt.Sprintf("%d %ss are", n, word)
+	return fmt.Sprintf("%d %s are", n, more)
 }
 
 // LongCongested is from when on a congested port of this node is an error.

@@ -22,7 +22,7 @@ func (x *Exam) Mapping(m *Mapping) {
 	if !m.Open && m.For >= Grace {
 		p := Problem{Code: MappingDown, Severity: Error, Subject: subject, Since: m.For}
 		if m.Up == 0 {
-			p.Text = fmt.Sprintf("no path to %s, so %s:%s cannot be used; %s", m.Node, m.Node, m.Name, was(int(m.Waiting), "request")+" waiting")
+			p.Text = fmt.Sprintf("no path to %s, so %s:%s cannot be used; %s", m.Node, m.Node, m.Name, was(int(m.Waiting), "request", "requests")+" waiting")
 			p.Remedy = "rdsd volume paths shows what each path fails of; rdsd ping " + m.Node
 		} else {
 			p.Text = fmt.Sprintf("%s does not have the volume %s", m.Node, m.Name)
@@ -41,7 +41,7 @@ func (x *Exam) Mapping(m *Mapping) {
 
 func (x *Exam) failed(subject string, failed, done uint64) {
 	if failed > 0 {
-		x.add(Problem{Code: VolumeErrors, Severity: Warning, Subject: subject, Text: fmt.Sprintf("%d of %s have failed since it was opened", failed, count(done, "request")),
+		x.add(Problem{Code: VolumeErrors, Severity: Warning, Subject: subject, Text: fmt.Sprintf("%d of %s failed since it was opened", failed, count(done, "request")),
 			Remedy: "rdsd volume events, and the kernel's log on the node of the store; the count begins anew when it is mapped or exported anew"})
 	}
 }
