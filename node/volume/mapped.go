@@ -27,13 +27,14 @@ type mapping struct {
 	gone   chan struct{}      // closed when nothing of it is left
 
 	turn turn // one of bringUp, end, leave at a time; before any other lock
-	over bool // guarded by turn; end or leave has been, and what it had is given back
 
-	// Set by bringUp, with Host.mu held; nil before.
-	c     *client
-	dev   *volumeDevice
-	stats *blk.Stats
-	front Front
+	// Changed with turn and Host.mu held. What the stages have brought stays readable after
+	// them.
+	stage stage
+	c     *client       // from joined on
+	dev   *volumeDevice // from opened on
+	stats *blk.Stats    // the same
+	front Front         // from shown on
 
 	restored bool  // an earlier Host had it
 	resume   bool  // the kernel has the device already
@@ -141,24 +142,28 @@ func (h *Host) enterMapping(s MapSpec) (*mapping, error) {
 // held.
 func (m *mapping) bringUp(ctx context.Context, raw *MapSpec, strict bool) error {
 	h := m.h
-	if m.over {
+	if m.stage == over {
 		return rdserr.With(rdserr.ErrCanceled, "it was given up meanwhile")
 	}
-	if m.c == nil {
+	if m.stage == taken {
 		c, err := h.session(ctx, &m.spec, raw, strict)
 		if err != nil {
 			return err
 		}
 		h.mu.Lock()
 		m.c = c
+		m.move(joined)
 		h.mu.Unlock()
 	}
-	if m.stats == nil {
+	if m.stage == joined {
 		if err := m.open(ctx, strict); err != nil {
 			return err
 		}
 	}
-	return m.show()
+	if m.stage == opened {
+		return m.show()
+	}
+	return nil
 }
 
 // open opens the volume and waits for the answer.
@@ -186,6 +191,7 @@ func (m *mapping) open(ctx context.Context, strict bool) error {
 	}
 	h.mu.Lock()
 	m.dev, m.stats = d, blk.NewStats(d)
+	m.move(opened)
 	h.mu.Unlock()
 	return nil
 }
@@ -209,6 +215,7 @@ func (m *mapping) show() error {
 	}
 	h.mu.Lock()
 	m.front = f
+	m.move(shown)
 	if k, ok := f.(*kernelFront); ok {
 		m.spec.Device = nbdPath(k.index)
 	}
@@ -262,13 +269,13 @@ func (m *mapping) end(force bool) {
 	m.cancel()
 	m.turn.Lock()
 	defer m.turn.Unlock()
-	if m.over { // Map gave up what was being unmapped, or the Host is closed
+	was, first := m.finish()
+	if !first {
 		return
 	}
-	m.over = true
 	h := m.h
 	released := false
-	if m.dev != nil && force { // first, so that nobody waits for a request
+	if was >= opened && force { // first, so that nobody waits for a request
 		now := m.c.lock(h.now())
 		m.dev.v.ForceUnmap(now)
 		m.c.finish(now)
@@ -277,17 +284,17 @@ func (m *mapping) end(force bool) {
 		h.release(m.c)
 		released = true
 	}
-	if m.front != nil {
+	if was == shown {
 		ctx, cancel := h.machine.Timeout(context.Background(), frontEnd)
 		if err := m.front.Close(ctx, false); err != nil {
 			h.log.Warn("volume: a device was not ended in order", "mapping", m.id, "err", err)
 		}
 		cancel()
 	}
-	if m.dev != nil && !m.dev.unmap(force) && !force {
+	if was >= opened && !m.dev.unmap(force) && !force {
 		m.dev.unmap(true)
 	}
-	if m.c != nil && !released {
+	if was >= joined && !released {
 		h.release(m.c)
 	}
 	h.mu.Lock()

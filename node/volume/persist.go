@@ -50,7 +50,7 @@ func (h *Host) snapshot(running bool) state {
 		}
 	}
 	for _, m := range h.mappings {
-		if !m.ending && (running && (m.front != nil || m.restored) || m.spec.Persist || m.spec.As == AsNBD) {
+		if !m.ending && (running && (m.stage == shown || m.restored) || m.spec.Persist || m.spec.As == AsNBD) {
 			st.Mappings = append(st.Mappings, m.spec.state(m.backend))
 		}
 	}
@@ -159,27 +159,24 @@ func (m *mapping) leave(ctx context.Context) {
 	m.cancel()
 	m.turn.Lock()
 	defer m.turn.Unlock()
-	if m.over {
+	was, first := m.finish()
+	if !first {
 		return
 	}
-	m.over = true
 	h := m.h
-	if m.front != nil {
+	if was == shown {
 		ctx, cancel := h.machine.Timeout(ctx, frontEnd)
 		if err := m.front.Close(ctx, true); err != nil {
 			h.log.Warn("volume: a device was not ended in order", "mapping", m.id, "err", err)
 		}
 		cancel()
 	}
-	if m.dev != nil {
+	if was >= opened {
 		now := m.c.lock(h.now())
 		m.dev.v.ForceUnmap(now) // what is still in flight comes back with the end of the session
 		m.c.finish(now)
 	}
-	if m.c != nil {
+	if was >= joined {
 		h.release(m.c)
 	}
-	h.mu.Lock()
-	m.c, m.front = nil, nil
-	h.mu.Unlock()
 }
