@@ -93,9 +93,9 @@ func TestMovedElsewhere(t *testing.T) {
 func TestVolumes(t *testing.T) {
 	sum := runSeeds(t, volumeSeeds+1, *volumesFlag, nil)
 	v := &sum.Volumes
-	t.Logf("%d requests to volumes, %d of them failed, %d sent again after a path was lost; %d paths cut, %d stalls, %d losses of power, %d failed syncs",
-		v.Done, v.Failed, v.Failovers, v.Cuts, v.Stalls, v.PowerCuts, v.Syncs)
-	if v.Done == 0 || v.Failed == 0 || v.Failovers == 0 || v.PowerCuts == 0 || v.Syncs == 0 || v.Owners == 0 {
+	t.Logf("%d requests to volumes, %d of them failed, %d sent again after a path was lost; %d paths cut, %d stalls, %d losses of power, %d failed syncs, %d ends in order, %d rations",
+		v.Done, v.Failed, v.Failovers, v.Cuts, v.Stalls, v.PowerCuts, v.Syncs, v.Stops, v.Rations)
+	if v.Done == 0 || v.Failed == 0 || v.Failovers == 0 || v.PowerCuts == 0 || v.Syncs == 0 || v.Owners == 0 || v.Stops == 0 || v.Rations == 0 {
 		t.Errorf("the worlds do not show what they should: %+v", *v)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/internal/reactor"
 	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/rdserr"
@@ -48,8 +49,8 @@ type volProcess struct {
 	links   []*volLink
 	writers map[*byte]*volDomain // of chunks: who wrote to each last, by where it begins
 	chunks  int                  // of sessions, not given back
-	server  rtrs.ServerConfig
 	client  rtrs.ClientConfig
+	memory  *quota.Node // that the chunks are charged to; nil: they are not
 }
 
 const volPort = volume.DefaultPort
@@ -62,6 +63,9 @@ func (x *volNode) start() {
 	x.p = p
 	for _, c := range x.clients {
 		c.began(p)
+	}
+	if w.chance(2) {
+		p.memory = quota.New(enough, func() int64 { return 0 })
 	}
 	p.client = rtrs.ClientConfig{ConnectTimeout: pick(w, 3*time.Second, 5*time.Second), RemoteInval: w.chance(4)}
 	c := volume.Config{Port: volPort, Name: w.text("n%d", x.n.addr.As4()[3]), StateDir: "/state", Connections: 1 + w.rng.Intn(2),
@@ -78,7 +82,7 @@ func (x *volNode) start() {
 		c.Exports = append(c.Exports, d.spec())
 	}
 	p.spawn(func() {
-		h, err := volume.NewOn(c, volume.Deps{Provider: (*volNet)(p)}, p.machine())
+		h, err := volume.NewOn(c, volume.Deps{Provider: (*volNet)(p), Memory: p.memory}, p.machine())
 		if err != nil {
 			w.fail("%v: volumes do not start: %v", x.n.addr, err)
 			return
@@ -163,6 +167,19 @@ func (p *volProcess) export(x rnbd.ServerEvent) {
 	}
 }
 
+// enough is more memory than all sessions of a world can have.
+const enough = 256 << 20
+
+// ration lets chunks have a few pages more than they have, for d.
+func (p *volProcess) ration(d time.Duration) {
+	w := p.v.w
+	low := p.memory.Kinds()[quota.Chunks].Used + chunkPage*int64(1+w.rng.Intn(4))
+	p.memory.Ration(quota.Chunks, low, low+chunkPage*int64(w.rng.Intn(16)))
+	w.After(d, p.event(func() { p.memory.Ration(quota.Chunks, enough, enough) }))
+}
+
+const chunkPage = 4096
+
 // crash ends the process; nobody in it learns of it.
 func (p *volProcess) crash() {
 	if p == nil || p.dead {
@@ -193,6 +210,9 @@ func (p *volProcess) stop(then func()) {
 		}
 		if p.chunks != 0 {
 			w.fail("M1: the server of %v keeps the memory of %d sessions", p.n.addr, p.chunks)
+		}
+		if p.memory != nil && p.memory.Used() != 0 {
+			w.fail("M1: %d bytes are charged after the server of %v has ended", p.memory.Used(), p.n.addr)
 		}
 		w.trace("%v: volumes have stopped", p.n.addr)
 		w.After(0, p.n.guard(func() {

@@ -42,6 +42,7 @@ type VolumeCounts struct {
 	Owners                  int // times a volume got another writer
 	Cuts, Stalls, PowerCuts int
 	Stops                   int // of a process, in order
+	Rations                 int // of the memory of chunks
 	Syncs                   int // that failed
 }
 
@@ -54,6 +55,7 @@ func (c *VolumeCounts) add(o *VolumeCounts) {
 	c.Stalls += o.Stalls
 	c.PowerCuts += o.PowerCuts
 	c.Stops += o.Stops
+	c.Rations += o.Rations
 	c.Syncs += o.Syncs
 }
 
@@ -226,7 +228,12 @@ func (v *volumes) fault() {
 			w.trace("FAULT the store of %s is about to fail a sync", d.name)
 			d.syncErr = true
 		}
-	case k < 15:
+	case k < 16 && c.srv.p != nil && !c.srv.p.dead && c.srv.p.memory != nil && w.chance(2):
+		long := w.upTo(1500 * time.Millisecond)
+		w.trace("FAULT memory of chunks is rationed at %v for %v", c.srv.n.addr, long)
+		v.total.Rations++
+		c.srv.p.ration(long)
+	case k < 16:
 		switch {
 		case w.crashes && w.chance(2):
 			w.trace("FAULT volumes of %v are stopped and started", x.n.addr)

@@ -161,6 +161,9 @@ func (q *request) Reject(private []byte) {
 	q.e.Close()
 }
 
+// deferred is when a link is looked at again that is not to be read for a moment.
+const deferred = time.Millisecond
+
 // link is a one-sided link over a connection.
 type link struct {
 	e             *End
@@ -266,6 +269,14 @@ func (l *link) writable() {
 
 func (l *link) readable() {
 	if l.ended {
+		return
+	}
+	if l.in.Deferred() {
+		l.e.n.After(deferred, func() {
+			if l.e.Readable != nil {
+				l.e.Readable()
+			}
+		})
 		return
 	}
 	err := l.read()
