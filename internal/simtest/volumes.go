@@ -342,6 +342,9 @@ func (v *volumes) settled() (bool, string) {
 		for _, i := range x.p.host.Paths() {
 			switch {
 			case i.Role == volume.RoleClient && i.State != "connected":
+				if c := v.client(i.Session); i.State == "disconnected" {
+					c.p.event(c.heal)()
+				}
 				return false, w.text("path %v of %s is %v: %s", i.PathSpec, i.Session, i.State, i.LastError)
 			case i.Role == volume.RoleServer && i.InFlight > 0:
 				return false, w.text("path %v of %s has %d requests under way", i.PathSpec, i.Session, i.InFlight)
@@ -371,6 +374,7 @@ func (v *volumes) settled() (bool, string) {
 			}
 		}
 		if n := c.paths(); any && n != len(c.node.nics) {
+			c.p.event(c.heal)() // the daemon kept what the administrator had taken away
 			return false, w.text("%s has %d paths", c.name, n)
 		}
 	}
