@@ -229,13 +229,13 @@ func (c *Client) Close(now time.Duration) {
 	}
 	c.enter(now)
 	c.closed = true
-	c.end(ErrClosed, Dead)
+	c.end(ErrClosed, remove)
 	c.leave()
 }
 
-// end takes nothing more, gives every request up with err and brings every
-// path to state want, Closed or Dead.
-func (c *Client) end(err error, want State) {
+// end takes nothing more, gives every request up with err and has every path
+// obey o, disconnect or remove.
+func (c *Client) end(err error, o order) {
 	if c.fatal == nil {
 		c.fatal = err
 	}
@@ -244,7 +244,7 @@ func (c *Client) end(err error, want State) {
 	c.Each(func(r *Req) { c.giveUp(r, err) })
 	// From the last: a path that ends takes itself out of the list.
 	for i := len(c.paths) - 1; i >= 0; i-- {
-		c.paths[i].end(want)
+		_ = c.paths[i].order(o) // one that does not take it is on its way there, or further
 	}
 }
 
@@ -282,46 +282,27 @@ func (c *Client) AddPath(now time.Duration, local, remote netip.AddrPort) (*Clie
 }
 
 // Remove ends p for good; its requests go on on other paths.
-func (c *Client) Remove(now time.Duration, p *ClientPath) error { return c.endPath(now, p, Dead) }
+func (c *Client) Remove(now time.Duration, p *ClientPath) error { return c.order(now, p, remove) }
 
 // Disconnect ends p until Reconnect.
-func (c *Client) Disconnect(now time.Duration, p *ClientPath) error { return c.endPath(now, p, Closed) }
-
-func (c *Client) endPath(now time.Duration, p *ClientPath, want State) error {
-	if p.state == Dead || p.want == Dead || p.want == want && (p.state == Closing || p.state == Closed) {
-		return ErrState
-	}
-	c.enter(now)
-	p.end(want)
-	c.leave()
-	return nil
+func (c *Client) Disconnect(now time.Duration, p *ClientPath) error {
+	return c.order(now, p, disconnect)
 }
 
 // Reconnect connects p again: at once if it waits for its next attempt or was disconnected;
 // a connected path is given up first.
 func (c *Client) Reconnect(now time.Duration, p *ClientPath) error {
-	switch {
-	case c.fatal != nil:
+	if c.fatal != nil {
 		return c.fatal
-	case p.state == Dead || p.want == Dead || p.state == Connecting:
-		return ErrState
 	}
+	return c.order(now, p, reconnect)
+}
+
+func (c *Client) order(now time.Duration, p *ClientPath, o order) error {
 	c.enter(now)
-	// An administrator who asks does not want to wait for a backoff that earlier failures
-	// have made long.
-	p.want, p.failures, p.noBackoff = Reconnecting, 0, true
-	switch p.state {
-	case Connected:
-		p.lose(nil)
-	case Closed:
-		p.setState(Reconnecting)
-		fallthrough
-	case Reconnecting:
-		p.startAt(c.now)
-		p.tick(c.now)
-	}
+	err := p.order(o)
 	c.leave()
-	return nil
+	return err
 }
 
 // SetPolicy changes how requests choose a path.

@@ -225,19 +225,6 @@ func (p *ClientPath) Lost(now time.Duration, conn int, err error) {
 	p.c.leave()
 }
 
-// end brings p to state want, Closed or Dead.
-func (p *ClientPath) end(want State) {
-	p.want = want
-	switch p.state {
-	case Connecting, Connected:
-		p.lose(nil)
-	case Reconnecting, Closed:
-		if p.state != want {
-			p.retire(want)
-		}
-	}
-}
-
 // retire takes p, which has no link, to Closed or Dead.
 func (p *ClientPath) retire(to State) {
 	c := p.c
@@ -445,6 +432,6 @@ func (p *ClientPath) refused(errno uint16) {
 	// and so on for ever.
 	if errno == errnoReplaced {
 		c.event(Event{Kind: EventReplaced, Client: p, Err: ErrReplaced})
-		c.end(ErrReplaced, Closed)
+		c.end(ErrReplaced, disconnect)
 	}
 }

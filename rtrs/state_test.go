@@ -32,6 +32,20 @@ func TestTablesInDocs(t *testing.T) {
 		}
 		text = head + begin + s.String() + end + tail
 	}
+	begin, end := "<!-- client order table: begin; written by go test ./rtrs -update -->\n", "<!-- client order table: end -->"
+	head, rest, ok := strings.Cut(text, begin)
+	_, tail, ok2 := strings.Cut(rest, end)
+	if !ok || !ok2 {
+		t.Fatalf("%s has no place for the table of orders", page)
+	}
+	var s strings.Builder
+	s.WriteString("| state | order | what it does |\n|---|---|---|\n")
+	for _, from := range []State{Reconnecting, Connecting, Connected, Closing, Closed} {
+		for o := range numOrders {
+			fmt.Fprintf(&s, "| %v | %v | %s |\n", from, o, orderTable[from][o].text)
+		}
+	}
+	text = head + begin + s.String() + end + tail
 	switch {
 	case text == string(b):
 	case *update:
