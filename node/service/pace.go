@@ -56,7 +56,13 @@ func (p *pace) pay(cost int, perSecond float64, now time.Time) {
 func (p *pace) due(perSecond float64, now time.Time) time.Duration {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.paid.Sub(now) - paceBurst*callTime(perSecond)
+	// Of one who has paid nothing yet the time is the zero one, from which to now is more than
+	// a Duration holds.
+	owed := time.Duration(0)
+	if p.paid.After(now) {
+		owed = p.paid.Sub(now)
+	}
+	return owed - paceBurst*callTime(perSecond)
 }
 
 // paces are those of the users that have connections.
