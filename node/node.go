@@ -19,6 +19,7 @@ import (
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/internal/unixsock"
 	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/client"
@@ -288,10 +289,10 @@ func (n *Node) listenClients() (local, rings, remote net.Listener, err error) {
 			closeAll(local, rings)
 		}
 	}()
-	if local, err = listenUnix("unix", a.Socket, a.SocketMode.Perm, a.SocketGroup); err != nil {
+	if local, err = n.listenUnix("unix", a.Socket); err != nil {
 		return nil, nil, nil, n.deps.Config.Failed("api.socket", err)
 	}
-	if rings, err = listenUnix("unixpacket", a.Socket+shm.SocketSuffix, a.SocketMode.Perm, a.SocketGroup); err != nil {
+	if rings, err = n.listenUnix("unixpacket", a.Socket+shm.SocketSuffix); err != nil {
 		return local, nil, nil, n.deps.Config.Failed("api.socket", err)
 	}
 	if a.RemoteListen == "" {
@@ -304,6 +305,23 @@ func (n *Node) listenClients() (local, rings, remote net.Listener, err error) {
 	return local, rings, remote, nil
 }
 
+// listenUnix makes a socket for clients, with the mode and the group of api.socket.
+func (n *Node) listenUnix(network, path string) (net.Listener, error) {
+	a := &n.deps.Config.API
+	gid := unixsock.KeepGroup
+	if a.SocketGroup != "" {
+		var err error
+		if gid, err = config.LookupGroup(a.SocketGroup); err != nil {
+			return nil, fmt.Errorf("socket %s: group: %w", path, err)
+		}
+	}
+	l, err := unixsock.Listen(network, path, a.SocketMode.Perm, gid)
+	if errors.Is(err, unixsock.ErrInUse) {
+		err = fmt.Errorf("%w; stop it, or give this one its own --socket", err)
+	}
+	return l, err
+}
+
 func (n *Node) listenPage() (*service.Page, error) {
 	if n.deps.Config.HTTP.Listen == "" {
 		return nil, nil
@@ -311,7 +329,7 @@ func (n *Node) listenPage() (*service.Page, error) {
 	var l net.Listener
 	var err error
 	if path, ok := strings.CutPrefix(n.deps.Config.HTTP.Listen, "unix:"); ok {
-		l, err = listenUnix("unix", path, n.deps.Config.API.SocketMode.Perm, n.deps.Config.API.SocketGroup)
+		l, err = n.listenUnix("unix", path)
 	} else {
 		l, err = net.Listen("tcp", n.deps.Config.HTTP.Listen)
 	}
@@ -342,7 +360,7 @@ func (n *Node) Instance() uint64 { return n.deps.Instance }
 
 func closeAll(ls ...net.Listener) {
 	for _, l := range ls {
-		if l != nil { // never a nil pointer in an interface: listenUnix returns nil
+		if l != nil { // never a nil pointer in an interface: unixsock.Listen returns nil
 			l.Close()
 		}
 	}

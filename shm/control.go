@@ -151,13 +151,6 @@ func checkRights(fd int) error {
 	}
 }
 
-// RefuseRights has the kernel refuse descriptors that are sent to a listening
-// socket's connections, where it knows how to (Linux 6.16).
-func RefuseRights(fd int) {
-	const soPassRights = 83
-	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, soPassRights, 0)
-}
-
 // Send writes a message with descriptors, which stay the caller's and must stay open until
 // done. done is false when the rest waits for Flush: the caller calls that when the
 // descriptor is writable, and sends no other message before.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/toll"
+	"github.com/rdsd/rdsd/internal/unixsock"
 )
 
 // SocketSuffix is appended to the path of the daemon's gRPC socket.
@@ -268,7 +269,7 @@ func Listen(path string, perm os.FileMode) (*Listener, error) {
 		return nil, fmt.Errorf("shm: %w", err)
 	}
 	if raw, err := l.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { RefuseRights(int(fd)) })
+		_ = raw.Control(func(fd uintptr) { unixsock.RefuseRights(int(fd)) })
 	}
 	if perm != 0 && path[0] != '@' {
 		if err := os.Chmod(path, perm); err != nil {

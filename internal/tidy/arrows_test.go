@@ -44,6 +44,7 @@ var arrows = []struct {
 	{"internal/crash", nil},
 	{"internal/guard", nil},
 	{"internal/eintr", nil},
+	{"internal/unixsock", []string{"internal/eintr"}},
 	{"internal/toll", nil},
 	{"internal/toll/tolltest", nil},
 	// The account of the node's memory refuses with an errno.
@@ -74,7 +75,7 @@ var arrows = []struct {
 	{"api/rdsd/v1", []string{"rdserr"}},
 	// Of the hot messages, which both ends lay out and read by hand.
 	{"api/rdsd/v1/fastwire", nil},
-	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire/rtrs", "wire/rnbd", "rdserr", "internal/eintr", "internal/guard", "internal/reactor", "internal/stats", "internal/quota"}},
+	{"node/volume", []string{"rtrs", "rnbd", "blk", "blk/nbd", "transport", "wire/rtrs", "wire/rnbd", "rdserr", "internal/eintr", "internal/guard", "internal/reactor", "internal/stats", "internal/quota", "internal/unixsock"}},
 	{"node/config", []string{"node/volume", "rtrs", "rdserr", "shm", "internal/reactor"}},
 	{"node/base", []string{"node/config", "rds", "rdserr", "internal/accept", "internal/counters", "internal/guard", "internal/quota"}},
 	// The registry of peers names the transports, for datagrams and for volumes; what a peer
@@ -91,7 +92,7 @@ var arrows = []struct {
 	{"node/page", []string{"node/page/hour", "node/access", "node/config", "node/datagram", "rds", "wire", "rdserr", "api/rdsd/v1", "internal/guard", "internal/netlocal", "internal/quota"}},
 	{"node/service", []string{"node/access", "node/base", "node/client", "node/config", "node/datagram", "node/health", "node/page", "node/volume", "rds", "rtrs", "blk", "conn", "wire", "rdserr", "api/rdsd/v1", "internal/guard", "internal/msgpool", "internal/quota", "internal/stats", "internal/toll"}},
 	// Assembly: of what its rooms stand on it knows what it has to hand them.
-	{"node", []string{"node/access", "node/base", "node/client", "node/config", "node/datagram", "node/peers", "node/service", "node/volume", "rtrs", "blk", "shm", "internal/accept", "internal/eintr", "internal/guard", "internal/quota"}},
+	{"node", []string{"node/access", "node/base", "node/client", "node/config", "node/datagram", "node/peers", "node/service", "node/volume", "rtrs", "blk", "shm", "internal/accept", "internal/guard", "internal/quota", "internal/unixsock"}},
 
 	// What talks to a daemon from outside.
 	{"sdk/go", []string{"api/rdsd/v1", "api/rdsd/v1/fastwire", "shm", "rdserr", "internal/msgpool"}},

@@ -14,7 +14,7 @@ import (
 var daemon = []string{
 	"api/rdsd/v1/fastwire", "blk", "blk/nbd", "node", "node/access", "node/base", "node/client", "node/config", "node/datagram", "node/health", "node/page", "node/page/hour", "node/peers", "node/service", "node/volume", "shm", "transport", "transport/tcp", "wire", "wire/rtrs", "wire/rnbd", "conn", "cong", "rds", "rtrs", "rnbd",
 	"internal/accept", "internal/buf", "internal/counters", "internal/guard", "internal/msgpool", "internal/netlocal",
-	"internal/quota", "internal/reactor", "internal/stats",
+	"internal/quota", "internal/reactor", "internal/stats", "internal/unixsock",
 }
 
 // kept are function values that are made once, and what they are.

@@ -12,6 +12,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/internal/unixsock"
 	"github.com/rdsd/rdsd/node/access"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/client/clienttest"
@@ -75,7 +76,7 @@ func (w *world) start(t *testing.T) (stop func()) {
 		t.Fatal(err)
 	}
 	refuse := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
-		return raw.Control(func(fd uintptr) { shm.RefuseRights(int(fd)) })
+		return raw.Control(func(fd uintptr) { unixsock.RefuseRights(int(fd)) })
 	}}
 	l, err := refuse.Listen(t.Context(), "unixpacket", d.Config.API.Socket+shm.SocketSuffix)
 	if err != nil {

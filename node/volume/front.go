@@ -3,19 +3,17 @@ package volume
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
 	"net"
 	"os"
 	"sync"
-	"syscall"
-	"time"
 
 	"github.com/rdsd/rdsd/blk"
 	"github.com/rdsd/rdsd/blk/nbd"
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/internal/unixsock"
 	"github.com/rdsd/rdsd/rdserr"
 )
 
@@ -54,7 +52,7 @@ func openSocket(path, name string, kept bool, mode fs.FileMode, d blk.Device, ho
 	if err := srv.Add(nbd.Export{Name: name, Device: d}); err != nil {
 		return nil, err
 	}
-	l, err := listenUnix(path, mode)
+	l, err := listen(path, mode)
 	if err != nil {
 		return nil, err
 	}
@@ -68,55 +66,16 @@ func openSocket(path, name string, kept bool, mode fs.FileMode, d blk.Device, ho
 	return f, nil
 }
 
-// listenUnix listens at path. What a Host that was killed has left there is
-// replaced; a socket somebody listens on, and anything else, is not.
-func listenUnix(path string, mode fs.FileMode) (*net.UnixListener, error) {
-	switch st, err := os.Lstat(path); {
-	case errors.Is(err, fs.ErrNotExist):
-	case err != nil:
-		return nil, fmt.Errorf("socket: %w", err)
-	case st.Mode().Type() != fs.ModeSocket:
-		return nil, rdserr.With(rdserr.ErrExists, "socket: %s is there already and is no socket", path)
-	default:
-		c, err := net.DialTimeout("unix", path, time.Second)
-		if err == nil {
-			c.Close()
-		}
-		if err == nil || !errors.Is(err, syscall.ECONNREFUSED) {
-			return nil, rdserr.With(rdserr.ErrAddrInUse, "socket: somebody listens at %s already", path)
-		}
-		if err := os.Remove(path); err != nil {
-			return nil, fmt.Errorf("socket: %w", err)
-		}
+// listen makes the socket of a mapping at path.
+func listen(path string, mode fs.FileMode) (net.Listener, error) {
+	l, err := unixsock.Listen("unix", path, mode, unixsock.KeepGroup)
+	switch {
+	case errors.Is(err, unixsock.ErrInUse):
+		return nil, rdserr.With(rdserr.ErrAddrInUse, "%v", err)
+	case errors.Is(err, unixsock.ErrNoSocket):
+		return nil, rdserr.With(rdserr.ErrExists, "%v", err)
 	}
-	// It appears under its name when its mode is right.
-	hidden := path + "~"
-	os.Remove(hidden)
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: hidden, Net: "unix"})
-	if err != nil {
-		return nil, fmt.Errorf("socket: %w", err)
-	}
-	l.SetUnlinkOnClose(false)
-	refuseRights(l)
-	if err = os.Chmod(hidden, mode); err == nil {
-		err = os.Rename(hidden, path)
-	}
-	if err != nil {
-		os.Remove(hidden)
-		l.Close()
-		return nil, fmt.Errorf("socket: %w", err)
-	}
-	return l, nil
-}
-
-// refuseRights has the kernel refuse descriptors that a client sends, where it knows
-// how to (Linux 6.16): whoever passed one decides how long its last close takes,
-// and reading a request would close it.
-func refuseRights(l *net.UnixListener) {
-	const soPassRights = 83
-	if raw, err := l.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { _ = syscall.SetsockoptInt(int(fd), syscall.SOL_SOCKET, soPassRights, 0) })
-	}
+	return l, err
 }
 
 func (f *socketFront) Users() int { return f.srv.Stats().Open }

@@ -13,7 +13,7 @@ import (
 // socket sends, where it can.
 func TestSocketTakesNoDescriptors(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "sock")
-	l, err := listenUnix(path, 0o600)
+	l, err := listen(path, 0o600)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,7 +64,7 @@ func TestMappingThatFailsOnTheWay(t *testing.T) {
 		{"no driver", MapSpec{As: AsNBD}, func(d *driver) { d.present = func() error { return syscall.EOPNOTSUPP } }, syscall.EOPNOTSUPP, ""},
 		{"a device in use", MapSpec{As: AsNBD, Device: "/dev/nbd5"}, func(d *driver) { d.connect = func(int, nbd.Attach) (int, error) { return 0, syscall.EBUSY } }, syscall.EBUSY, "/dev/nbd5 is in use"},
 		{"a kernel that refuses", MapSpec{As: AsNBD}, func(d *driver) { d.connect = func(int, nbd.Attach) (int, error) { return 0, syscall.EPERM } }, syscall.EPERM, "attach"},
-		{"a socket that is a file", MapSpec{Socket: plain}, nil, syscall.EEXIST, "no socket"},
+		{"a socket that is a file", MapSpec{Socket: plain}, nil, syscall.EEXIST, "another kind"},
 		{"a device that cannot be written down", MapSpec{As: AsNBD}, func(*driver) { unwritable() }, 0, ""},
 		{"a socket that cannot be written down", MapSpec{Persist: true}, func(*driver) { unwritable() }, 0, ""},
 	} {

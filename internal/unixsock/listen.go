@@ -1,4 +1,4 @@
-package node
+package unixsock
 
 import (
 	"context"
@@ -16,19 +16,29 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/eintr"
-	"github.com/rdsd/rdsd/node/config"
-	"github.com/rdsd/rdsd/shm"
 )
 
-// listenUnix makes the clients' socket. The file gets its mode and group
-// between bind and listen, when nobody can connect yet. A file left by a
-// daemon that died is replaced; one behind which somebody answers is not.
+// Errors that a caller may want to tell apart; they come with the path and a reason.
+var (
+	ErrInUse    = errors.New("another daemon answers there")
+	ErrNoSocket = errors.New("there is a file of another kind at that path; remove it or choose another path")
+)
+
+// KeepGroup is for a socket whose file stays with the group that it is made with.
+const KeepGroup = -1
+
+// Listen makes a socket that clients connect to. Its file gets its mode and group between
+// bind and listen, when nobody can connect yet. A file left by a daemon that died is
+// replaced; one behind which somebody answers is not (ErrInUse), nor is one of another kind
+// (ErrNoSocket). The directory is made if it is not there. A path that begins with @ has no
+// file.
 //
-// network is "unix" or "unixpacket".
-func listenUnix(network, path string, mode fs.FileMode, group string) (net.Listener, error) {
+// network is "unix" or "unixpacket". The kernel refuses descriptors that clients send,
+// where it knows how to (RefuseRights).
+func Listen(network, path string, mode fs.FileMode, gid int) (net.Listener, error) {
 	if strings.HasPrefix(path, "@") {
 		c := net.ListenConfig{Control: func(_, _ string, raw syscall.RawConn) error {
-			return raw.Control(func(fd uintptr) { shm.RefuseRights(int(fd)) })
+			return raw.Control(func(fd uintptr) { RefuseRights(int(fd)) })
 		}}
 		return c.Listen(context.Background(), network, path)
 	}
@@ -61,19 +71,15 @@ func listenUnix(network, path string, mode fs.FileMode, group string) (net.Liste
 		os.Remove(path)
 		return nil, fmt.Errorf("socket %s: %s: %w", path, what, err)
 	}
-	if group != "" {
-		gid, err := config.LookupGroup(group)
-		if err != nil {
-			return fail("group", err)
-		}
+	if gid != KeepGroup {
 		if err := os.Chown(path, -1, gid); err != nil {
-			return fail("group "+group, err)
+			return fail(fmt.Sprintf("group %d", gid), err)
 		}
 	}
 	if err := os.Chmod(path, mode); err != nil {
 		return fail("mode", err)
 	}
-	shm.RefuseRights(fd)
+	RefuseRights(fd)
 	if err := unix.Listen(fd, unix.SOMAXCONN); err != nil {
 		return fail("listen", err)
 	}
@@ -120,7 +126,7 @@ func removeStale(network, path string) error {
 		return err
 	}
 	if st.Mode()&fs.ModeSocket == 0 {
-		return errors.New("there is a file of another kind at that path; remove it or choose another path")
+		return ErrNoSocket
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -128,7 +134,7 @@ func removeStale(network, path string) error {
 	c, err := d.DialContext(ctx, network, path)
 	if err == nil {
 		c.Close()
-		return errors.New("another daemon answers there; stop it, or give this one its own --socket")
+		return ErrInUse
 	}
 	if !errors.Is(err, unix.ECONNREFUSED) {
 		return fmt.Errorf("cannot tell whether another daemon listens there: %w", err)
@@ -187,4 +193,12 @@ func tryLock(name string) (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+// RefuseRights has the kernel refuse descriptors that are sent to a listening socket's
+// connections, where it knows how to (Linux 6.16): whoever passed one decides how long its
+// last close takes, and whoever reads a message would close it.
+func RefuseRights(fd int) {
+	const soPassRights = 83
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, soPassRights, 0)
 }

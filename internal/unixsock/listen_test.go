@@ -1,4 +1,4 @@
-package node
+package unixsock
 
 import (
 	"net"
@@ -10,15 +10,15 @@ import (
 	"time"
 )
 
-func socketPath(t *testing.T) string { return testConfig(t).API.Socket }
+func socketPath(t *testing.T) string { return filepath.Join(t.TempDir(), "sock") }
 
 func TestListenUnixModeAndGroup(t *testing.T) {
 	path := filepath.Join(filepath.Dir(socketPath(t)), "new dir", "s")
-	group := ""
+	group := KeepGroup
 	if os.Getuid() == 0 {
-		group = "12345"
+		group = 12345
 	}
-	l, err := listenUnix("unix", path, 0o640, group)
+	l, err := Listen("unix", path, 0o640, group)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,7 +30,7 @@ func TestListenUnixModeAndGroup(t *testing.T) {
 	if st.Mode().Perm() != 0o640 {
 		t.Errorf("mode %v, want 0640", st.Mode())
 	}
-	if gid := st.Sys().(*syscall.Stat_t).Gid; group != "" && gid != 12345 {
+	if gid := st.Sys().(*syscall.Stat_t).Gid; group != KeepGroup && gid != 12345 {
 		t.Errorf("group %d, want 12345", gid)
 	}
 	if l.Addr().String() != path {
@@ -40,12 +40,12 @@ func TestListenUnixModeAndGroup(t *testing.T) {
 
 func TestListenUnixRefusesLiveDaemon(t *testing.T) {
 	path := socketPath(t)
-	l, err := listenUnix("unix", path, 0o600, "")
+	l, err := Listen("unix", path, 0o600, KeepGroup)
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	if _, err := listenUnix("unix", path, 0o600, ""); err == nil || !strings.Contains(err.Error(), "another daemon answers") {
+	if _, err := Listen("unix", path, 0o600, KeepGroup); err == nil || !strings.Contains(err.Error(), "another daemon answers") {
 		t.Errorf("second daemon: %v", err)
 	}
 	if _, err := os.Stat(path); err != nil {
@@ -61,7 +61,7 @@ func TestListenUnixReplacesStale(t *testing.T) {
 	}
 	dead.SetUnlinkOnClose(false)
 	dead.Close()
-	l, err := listenUnix("unix", path, 0o600, "")
+	l, err := Listen("unix", path, 0o600, KeepGroup)
 	if err != nil {
 		t.Fatalf("stale socket: %v", err)
 	}
@@ -76,7 +76,7 @@ func TestListenUnixKeepsOtherFiles(t *testing.T) {
 	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := listenUnix("unix", path, 0o600, ""); err == nil || !strings.Contains(err.Error(), "another kind") {
+	if _, err := Listen("unix", path, 0o600, KeepGroup); err == nil || !strings.Contains(err.Error(), "another kind") {
 		t.Errorf("regular file: %v", err)
 	}
 	if b, _ := os.ReadFile(path); string(b) != "precious" {
@@ -87,12 +87,12 @@ func TestListenUnixKeepsOtherFiles(t *testing.T) {
 // A daemon that lost its socket file to a newer one must not remove that.
 func TestCloseKeepsSuccessorsSocket(t *testing.T) {
 	path := socketPath(t)
-	old, err := listenUnix("unix", path, 0o600, "")
+	old, err := Listen("unix", path, 0o600, KeepGroup)
 	if err != nil {
 		t.Fatal(err)
 	}
 	os.Remove(path)
-	successor, err := listenUnix("unix", path, 0o600, "")
+	successor, err := Listen("unix", path, 0o600, KeepGroup)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -104,7 +104,7 @@ func TestCloseKeepsSuccessorsSocket(t *testing.T) {
 }
 
 func TestAbstractSocket(t *testing.T) {
-	l, err := listenUnix("unix", "@rdsd-test-"+filepath.Base(filepath.Dir(socketPath(t))), 0o600, "")
+	l, err := Listen("unix", "@rdsd-test-"+filepath.Base(filepath.Dir(socketPath(t))), 0o600, KeepGroup)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,7 +123,7 @@ func TestLockIsNobodyElses(t *testing.T) {
 	if err := syscall.Flock(int(d.Fd()), syscall.LOCK_EX); err != nil {
 		t.Fatal(err)
 	}
-	l, err := listenUnix("unix", path, 0o600, "")
+	l, err := Listen("unix", path, 0o600, KeepGroup)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -137,14 +137,14 @@ func TestLockIsNobodyElses(t *testing.T) {
 	if err := os.Chmod(path+".lock", 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := listenUnix("unix", path, 0o600, ""); err == nil || !strings.Contains(err.Error(), "no lock of this user's") {
+	if _, err := Listen("unix", path, 0o600, KeepGroup); err == nil || !strings.Contains(err.Error(), "no lock of this user's") {
 		t.Errorf("a lock everybody can open: %v", err)
 	}
 	os.Remove(path + ".lock")
 	if err := os.Symlink("/dev/null", path+".lock"); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := listenUnix("unix", path, 0o600, ""); err == nil {
+	if _, err := Listen("unix", path, 0o600, KeepGroup); err == nil {
 		t.Error("a link in the place of the lock was followed")
 	}
 }
@@ -159,12 +159,12 @@ func TestLockIsWaitedFor(t *testing.T) {
 		t.Fatal(err)
 	}
 	lockPatience = 50 * time.Millisecond
-	if _, err := listenUnix("unix", path, 0o600, ""); err == nil || !strings.Contains(err.Error(), "has held the lock") {
+	if _, err := Listen("unix", path, 0o600, KeepGroup); err == nil || !strings.Contains(err.Error(), "has held the lock") {
 		t.Errorf("a held lock: %v", err)
 	}
 	lockPatience = was
 	time.AfterFunc(50*time.Millisecond, unlock)
-	l, err := listenUnix("unix", path, 0o600, "")
+	l, err := Listen("unix", path, 0o600, KeepGroup)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -185,15 +185,14 @@ func TestListenUnixFailures(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	for _, c := range []struct{ what, path, group, want string }{
-		{"a file in the place of its directory", filepath.Join(file, "x", "s"), "", "directory cannot be made"},
-		{"a file in the place of its own directory", filepath.Join(file, "s"), "", ""},
-		{"a path too long for a socket", filepath.Join(dir, strings.Repeat("x", 120)), "", "bind"},
-		{"a group that is not there", filepath.Join(dir, "s"), "no-such-group-here", "group"},
-		{"a socket of another type", other, "", "cannot tell"},
-		{"a lock that cannot be made", filepath.Join(dir, strings.Repeat("x", 253)), "", "lock"},
+	for _, c := range []struct{ what, path, want string }{
+		{"a file in the place of its directory", filepath.Join(file, "x", "s"), "directory cannot be made"},
+		{"a file in the place of its own directory", filepath.Join(file, "s"), ""},
+		{"a path too long for a socket", filepath.Join(dir, strings.Repeat("x", 120)), "bind"},
+		{"a socket of another type", other, "cannot tell"},
+		{"a lock that cannot be made", filepath.Join(dir, strings.Repeat("x", 253)), "lock"},
 	} {
-		got, err := listenUnix("unix", c.path, 0o600, c.group)
+		got, err := Listen("unix", c.path, 0o600, KeepGroup)
 		if err == nil {
 			got.Close()
 		}
@@ -217,7 +216,7 @@ func TestListenUnixFailures(t *testing.T) {
 func TestListenUnixKinds(t *testing.T) {
 	for _, network := range []string{"unix", "unixpacket"} {
 		path := socketPath(t)
-		l, err := listenUnix(network, path, 0o600, "")
+		l, err := Listen(network, path, 0o600, KeepGroup)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -230,7 +229,7 @@ func TestListenUnixKinds(t *testing.T) {
 		if l.Addr().Network() != network {
 			t.Errorf("%s is said to be %s", network, l.Addr().Network())
 		}
-		if _, err := listenUnix(network, path, 0o600, ""); err == nil || !strings.Contains(err.Error(), "another daemon answers") {
+		if _, err := Listen(network, path, 0o600, KeepGroup); err == nil || !strings.Contains(err.Error(), "another daemon answers") {
 			t.Errorf("%s, a second daemon: %v", network, err)
 		}
 	}
