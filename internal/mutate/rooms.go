@@ -37,6 +37,7 @@ var rooms = []room{
 	{"transport", 3, [][]string{{"./transport"}, {"./transport/tcp"}, {"./conn"}, datagramWorlds, daemons}},
 	{"transport/tcp", 6, [][]string{{"./transport/tcp"}, daemons, {"./node/volume"}, goClients}},
 	{"internal/reactor", 3, [][]string{{"./internal/reactor"}, {"./transport/tcp"}, clients, daemons, goClients}},
+	{"internal/plain", 1, [][]string{{"./internal/plain"}, {"./node/health"}, {"./rdsd/..."}}},
 	{"internal/unixsock", 1, [][]string{{"./internal/unixsock"}, daemons, {"./node/volume"}}},
 	{"node/config", 2, [][]string{{"./node/config"}, daemons, {"./rdsd/..."}}},
 	{"node/health", 1, [][]string{{"./node/health"}, daemons, {"./rdsd/..."}}},

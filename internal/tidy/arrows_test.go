@@ -35,6 +35,7 @@ var arrows = []struct {
 	{"internal/msgpool", nil},
 	{"internal/freeport", nil},
 	{"internal/ahead", nil},
+	{"internal/plain", nil},
 	{"internal/netlocal", nil},
 	{"internal/stats", nil},
 	{"internal/counters", nil},
@@ -71,7 +72,7 @@ var arrows = []struct {
 
 	// The shell.
 	// What a descriptor holds is what the wire carries: one train from ring to frame.
-	{"shm", []string{"wire", "rdserr", "internal/crash", "internal/eintr", "internal/toll"}},
+	{"shm", []string{"wire", "rdserr", "internal/crash", "internal/eintr", "internal/toll", "internal/unixsock"}},
 	{"api/rdsd/v1", []string{"rdserr"}},
 	// Of the hot messages, which both ends lay out and read by hand.
 	{"api/rdsd/v1/fastwire", nil},
@@ -81,7 +82,7 @@ var arrows = []struct {
 	// The registry of peers names the transports, for datagrams and for volumes; what a peer
 	// of volumes is told that may not connect is a message of theirs.
 	{"node/peers", []string{"node/base", "node/config", "transport", "transport/tcp", "wire/rtrs", "rdserr", "internal/netlocal", "internal/quota", "internal/reactor"}},
-	{"node/health", nil},
+	{"node/health", []string{"internal/plain"}},
 	{"node/access", []string{"node/base", "node/config", "rdserr", "internal/quota"}},
 	{"node/datagram", []string{"node/base", "node/config", "node/peers", "rds", "conn", "wire", "rdserr", "transport", "shm", "internal/buf", "internal/guard", "internal/netlocal", "internal/quota", "internal/reactor", "internal/stats"}},
 	{"node/client", []string{"node/access", "node/base", "node/config", "node/datagram", "rds", "conn", "wire", "rdserr", "transport", "shm", "api/rdsd/v1", "api/rdsd/v1/fastwire", "internal/buf", "internal/guard", "internal/msgpool", "internal/quota", "internal/reactor", "internal/toll"}},
@@ -100,7 +101,7 @@ var arrows = []struct {
 	{"sdk/go/examples/...", []string{"sdk/go", "rdserr"}},
 	{"rdsd", []string{"rdsd/internal/..."}},
 	// A volume is copied, and shown, over its NBD export, as any program does it.
-	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "node/config", "sdk/go", "rdserr", "blk", "blk/nbd", "internal/freeport", "internal/guard"}},
+	{"rdsd/internal/...", []string{"rdsd/internal/...", "node", "node/config", "sdk/go", "rdserr", "blk", "blk/nbd", "internal/freeport", "internal/guard", "internal/plain"}},
 
 	// Test worlds: nothing a program imports.
 	{"internal/simtest", []string{"node/base", "node/config", "node/datagram", "node/volume", "node/peers", "shm", "rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "internal/buf", "internal/quota", "internal/reactor", "internal/stats"}},

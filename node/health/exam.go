@@ -88,18 +88,6 @@ func lasted(d time.Duration) string {
 	return d.Round(time.Second).String()
 }
 
-// size is a number of bytes as people say it.
-func size(b uint64) string {
-	if b < 1024 {
-		return fmt.Sprintf("%d B", b)
-	}
-	v, unit := float64(b)/1024, 0
-	for v >= 1024 && unit < 3 {
-		v, unit = v/1024, unit+1
-	}
-	return fmt.Sprintf("%.1f %ciB", v, "KMGT"[unit])
-}
-
 func count(n uint64, word string) string {
 	if n == 1 {
 		return "1 " + word

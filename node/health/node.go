@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/rdsd/rdsd/internal/plain"
 )
 
 // Node is the daemon as a whole and what its configuration says.
@@ -93,7 +95,7 @@ func (x *Exam) Budget(name string, used, limit uint64) {
 	p := Problem{Code: LimitNear, Severity: Warning, Subject: l.key, Remedy: fmt.Sprintf("raise %s and restart, or find who uses it: %s", l.key, l.look)}
 	shown := [2]string{fmt.Sprint(used), fmt.Sprint(limit)}
 	if name == "memory" {
-		shown = [2]string{size(used), size(limit)}
+		shown = [2]string{plain.Bytes(float64(used)), plain.Bytes(float64(limit))}
 	}
 	p.Text = fmt.Sprintf("%s of %s are used (%s)", shown[0], shown[1], name)
 	if used >= limit {

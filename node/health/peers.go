@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+
+	"github.com/rdsd/rdsd/internal/plain"
 )
 
 // Peer is a peer of a local address, summed up over its paths.
@@ -165,7 +167,7 @@ func (x *Exam) Port(p *Port) {
 	}
 	out.Text = fmt.Sprintf("%s is congested for %s: %s does not read fast enough", p.Endpoint, lasted(p.For), reader)
 	if p.Queued > 0 {
-		out.Text += fmt.Sprintf(", %s wait", size(p.Queued))
+		out.Text += fmt.Sprintf(", %s wait", plain.Bytes(float64(p.Queued)))
 	}
 	if p.Culprit.IsValid() {
 		out.Text += fmt.Sprintf(", most from %s", p.Culprit)

@@ -16,7 +16,7 @@ import (
 	"github.com/rdsd/rdsd/node/config"
 	"github.com/rdsd/rdsd/rdsd/internal/rdstools"
 
-	"github.com/rdsd/rdsd/rdsd/internal/plain"
+	"github.com/rdsd/rdsd/internal/plain"
 )
 
 // app is what every command shares: where it reads and writes and the global

@@ -11,7 +11,7 @@ import (
 	"github.com/rdsd/rdsd/node"
 	"github.com/rdsd/rdsd/node/config"
 
-	"github.com/rdsd/rdsd/rdsd/internal/plain"
+	"github.com/rdsd/rdsd/internal/plain"
 )
 
 func (a *app) configCmd() *cobra.Command {

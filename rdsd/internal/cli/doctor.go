@@ -12,7 +12,7 @@ import (
 	"github.com/rdsd/rdsd/rdsd/internal/dial"
 	"github.com/rdsd/rdsd/rdsd/internal/doctor"
 
-	"github.com/rdsd/rdsd/rdsd/internal/plain"
+	"github.com/rdsd/rdsd/internal/plain"
 )
 
 func (a *app) doctorCmd() *cobra.Command {

@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/rdsd/rdsd/rdsd/internal/plain"
+	"github.com/rdsd/rdsd/internal/plain"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 

@@ -11,7 +11,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/rdsd/rdsd/rdsd/internal/plain"
+	"github.com/rdsd/rdsd/internal/plain"
 )
 
 // The forms of -o.

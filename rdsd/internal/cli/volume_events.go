@@ -8,8 +8,8 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/rdsd/rdsd/internal/plain"
 	"github.com/rdsd/rdsd/rdsd/internal/dial"
-	"github.com/rdsd/rdsd/rdsd/internal/plain"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 

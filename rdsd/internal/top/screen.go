@@ -6,7 +6,7 @@ import (
 
 	"github.com/charmbracelet/x/ansi"
 
-	"github.com/rdsd/rdsd/rdsd/internal/plain"
+	"github.com/rdsd/rdsd/internal/plain"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/rdsd/rdsd/rdsd/internal/plain"
+	"github.com/rdsd/rdsd/internal/plain"
 	rdsd "github.com/rdsd/rdsd/sdk/go"
 )
 
