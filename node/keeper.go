@@ -30,9 +30,9 @@ const (
 	// memoryReserve is what of the slack is kept for a collector that is short of
 	// processors: Go's limit is a soft one.
 	memoryReserve = 48 << 20
-	// gcPercent: the daemon's live heap is small (queues are mostly empty), so
-	// that the collector's default of 100 makes it run for every few megabytes.
-	// At 400 it takes a tenth of the time it took.
+	// gcPercent is how far garbage may outgrow what lives. The daemon's live heap is small
+	// (queues are mostly empty), so that the collector's default of 100 makes it run for
+	// every few megabytes. At 400 it takes a tenth of the time it took.
 	gcPercent = 400
 
 	keepEvery = 100 * time.Millisecond

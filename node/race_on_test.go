@@ -2,5 +2,6 @@
 
 package node
 
-// raceDetector: its runtime makes system calls of its own in every thread.
+// raceDetector says that it runs: its runtime makes system calls of its own in every
+// thread.
 const raceDetector = true

@@ -18,7 +18,8 @@ const (
 	// the two doorbells, and one more for the moment in which the reactor takes the
 	// connection over.
 	RingFDs = 5
-	// LinkFDs: a connection is two descriptors while it goes over to a reactor.
+	// LinkFDs is what a link costs: its connection is two descriptors while it goes over to
+	// a reactor.
 	LinkFDs = 2
 	// BaseFDs are those of the process itself: logs, listeners, the ledger, the state
 	// of volumes, reactors, the runtime.

@@ -270,7 +270,7 @@ func (f *Front) Stop() {
 	f.pages.stop()
 }
 
-// errGone: the client closed its end, or its connection broke.
+// errGone says that the client closed its end, or that its connection broke.
 var errGone = errors.New("the client is gone")
 
 // packetStream carries the messages of Datagrams.Open over a control

@@ -144,8 +144,8 @@ func (r *ringSock) Sleep() bool {
 	return r.End.Sleep() || r.blocked.Load() && !r.End.HasRoom()
 }
 
-// hasPosts: there is something to take, the descriptor that the engine had no
-// room for included.
+// hasPosts reports whether there is something to take, the descriptor that the engine had
+// no room for included.
 func (r *ringSock) hasPosts() bool {
 	return !r.blocked.Load() && (r.left || r.End.HasPosts())
 }
@@ -153,7 +153,7 @@ func (r *ringSock) hasPosts() bool {
 // Wake takes it back.
 func (r *ringSock) Wake() { r.End.Wake() }
 
-// Ready: the doorbell rang.
+// Ready is called when the doorbell rang.
 func (r *ringSock) Ready(uint32) {
 	guard.Point("ring.bell")
 	r.react.Hot(r)
@@ -241,8 +241,8 @@ func (r *ringSock) takeReleases(now time.Duration) error {
 	return nil
 }
 
-// take posts one descriptor to the engine. False: not now, the same again
-// when the engine has room.
+// take posts one descriptor to the engine. It reports false if the engine has no room now;
+// the same descriptor is taken again when it has.
 func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 	p := &r.post
 	if p.Bad != nil {

@@ -75,7 +75,7 @@ func (c *ringControl) watch() error {
 	return c.r.react.Modify(c.ctl.FD, want)
 }
 
-// Ready: messages of the client, or its end, or room for ours.
+// Ready is called when there are messages of the client, or its end, or room for ours.
 func (c *ringControl) Ready(events uint32) {
 	guard.Point("ring.control")
 	if events&unix.EPOLLOUT != 0 && !c.flush() {

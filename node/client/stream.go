@@ -134,8 +134,8 @@ func (f *Front) serveSocket(first Stream, id config.Identity, bound Stream, in *
 	}
 }
 
-// refusalLevel: what concerns rights and limits is for the administrator to
-// see, the rest is between the client and its mistakes.
+// refusalLevel is the level that a refusal is logged at: what concerns rights and limits is
+// for the administrator to see, the rest is between the client and its mistakes.
 func refusalLevel(err error) slog.Level {
 	if errors.Is(err, rdserr.ErrPerm) || errors.Is(err, rdserr.ErrTooMany) || errors.Is(err, rdserr.ErrNoMemory) {
 		return slog.LevelWarn

@@ -186,7 +186,7 @@ func LookupGroup(name string) (gid int, err error) {
 	return strconv.Atoi(g.Gid)
 }
 
-// maxSpin: what yields longer than this burns a processor, not waits.
+// maxSpin bounds reactor.spin: a thread that yields for longer burns a processor.
 const maxSpin = 10 * time.Millisecond
 
 func (v *validator) reactor() {

@@ -188,7 +188,7 @@ func shakeHands(t *testing.T, c net.Conn, incarnation uint64) {
 	}
 }
 
-// wantReason: the administrator can read why the link was reset.
+// wantReason checks that the administrator can read why the link was reset.
 func wantReason(t *testing.T, h *Local, addr netip.Addr, a *attack) {
 	t.Helper()
 	last := "no such peer"

@@ -124,7 +124,8 @@ func (l *laneLink) identified() {
 	l.shake = nil
 }
 
-// Progress: a peer that takes a large batch slowly is alive.
+// Progress notes that the peer takes some of a large batch: one that does so slowly is
+// alive.
 func (l *laneLink) Progress() {
 	e, now := l.h.Lock()
 	e.Alive(now, l.p, l.attempt)

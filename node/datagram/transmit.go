@@ -7,8 +7,8 @@ import (
 	"github.com/rdsd/rdsd/transport"
 )
 
-// busyGap: when the last turn of a path ended less than this ago, the path is
-// under load and the turn goes to the reactor, so that batches form while it is
+// busyGap tells load from rest: when the last turn of a path ended less than this ago, the
+// path is under load and the turn goes to the reactor, so that batches form while it is
 // on its way. Otherwise the caller writes at once and nobody has to be woken.
 const busyGap = 20 * time.Microsecond
 
@@ -94,6 +94,6 @@ func (h *Local) transmit(p *conn.Path, most int) (more bool) {
 	}
 }
 
-// soonWritten: to write so few bytes takes so little time that the clock need
-// not be looked at again.
+// soonWritten is so few bytes that to write them takes too little time for the clock to be
+// looked at again.
 const soonWritten = 4 << 10

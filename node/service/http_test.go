@@ -120,7 +120,6 @@ func TestSlotsAreForRequests(t *testing.T) {
 	}
 }
 
-// TestPageOnUnixSocket: with the mode of the clients' socket.
 // deadlines is an answer that notes how long it may take to be written.
 type deadlines struct {
 	*httptest.ResponseRecorder

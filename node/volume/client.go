@@ -356,7 +356,7 @@ func (d *volumeDevice) wait(ctx context.Context, strict bool) error {
 }
 
 // unmap closes the volume and waits a moment for the server. With force it does
-// not wait for it, but for what is in flight to come back. False: that has not.
+// not wait for it, but for what is in flight to come back, and reports false if that has not.
 func (d *volumeDevice) unmap(force bool) bool {
 	c := d.c
 	now := c.lock(c.clock())

@@ -140,7 +140,7 @@ func (k *fakeKernel) device(index int) fakeDevice {
 	return fakeDevice{}
 }
 
-// dead: the connection has ended; a new one is waited for.
+// dead notes that the connection has ended; the device waits for a new one.
 func (k *fakeKernel) dead(index int, c net.Conn) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()

@@ -20,7 +20,7 @@ func (k *fakeKernel) count() int {
 	return len(k.devices)
 }
 
-// nothingLeft: a mapping that failed has left nothing, here or at the server.
+// nothingLeft checks that a mapping that failed has left nothing, here or at the server.
 func nothingLeft(t *testing.T, what string, server, client *testNode, k *fakeKernel) {
 	t.Helper()
 	if l := client.h.Mappings(); len(l) != 0 {

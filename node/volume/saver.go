@@ -135,7 +135,7 @@ func (s *saver) run() {
 	}
 }
 
-// wait lets d pass, or less if something is marked. False: this is the end.
+// wait lets d pass, or less if something is marked. It reports false at the end.
 func (s *saver) wait(d time.Duration) bool {
 	return s.m.Wait(d, s.kick, s.stop) != 1
 }
