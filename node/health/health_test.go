@@ -91,7 +91,7 @@ var examCases = []examCase{
 	{"a kernel", func(x *Exam) {
 		x.Peer(&Peer{Local: here, Remote: there, Allowed: true, Failing: 1, LastError: "the peer is a kernel, and kernel peers are not allowed at this address"})
 	}, []string{"error kernel-not-allowed peer 10.0.0.2"}, "is a kernel", "kernel = true"},
-	{"a paused link", func(x *Exam) { x.Peer(with(goodPeer(), func(p *Peer) { p.Paused = 1 })) }, []string{"warning link-paused peer 10.0.0.2"}, "1 link is", "sockets close"},
+	{"a paused link", func(x *Exam) { x.Peer(with(goodPeer(), func(p *Peer) { p.Paused = 1 })) }, []string{"warning link-paused peer 10.0.0.2"}, "1 link of 10.0.0.2 is", "sockets close"},
 	{"refused", func(x *Exam) {
 		x.Logged(&Logged{Message: "connection refused", Peer: "10.0.0.9", Error: "no rule", Age: Recent, Count: 3})
 	},
