@@ -98,6 +98,32 @@ func (a *Admin) Congestion(ctx context.Context) ([]CongestedPort, error) {
 	return all(m.GetPort(), congestedFromProto), nil
 }
 
+// CongestionHistory returns the last hour of congestion, of one port or, if that is not
+// valid, of all, those that were congested for longest first.
+func (a *Admin) CongestionHistory(ctx context.Context, port netip.AddrPort) (*CongestionHistory, error) {
+	req := &rdsdv1.GetCongestionHistoryRequest{}
+	if port.IsValid() {
+		req.SetEndpoint(endpointToProto(port))
+	}
+	m, err := a.pb.GetCongestionHistory(ctx, req)
+	if err != nil {
+		return nil, callError(ctx, "congestion history", err)
+	}
+	return historyFromProto(m), nil
+}
+
+// CongestionMaps returns which of the 65,536 ports of nodes are congested, of one node or,
+// if its address is not valid, of all that have one, those with most first.
+func (a *Admin) CongestionMaps(ctx context.Context, node netip.Addr) (*CongestionMaps, error) {
+	req := &rdsdv1.ListCongestionMapsRequest{}
+	req.SetRemote(node.AsSlice())
+	m, err := a.pb.ListCongestionMaps(ctx, req)
+	if err != nil {
+		return nil, callError(ctx, "congestion maps", err)
+	}
+	return &CongestionMaps{Maps: all(m.GetMap(), mapFromProto), LeftOut: int(m.GetLeftOut())}, nil
+}
+
 // Errors returns the distinct warnings and errors of the daemon's log.
 func (a *Admin) Errors(ctx context.Context) (*ErrorLog, error) {
 	m, err := a.pb.ListErrors(ctx, &rdsdv1.ListErrorsRequest{})

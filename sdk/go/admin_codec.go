@@ -2,6 +2,7 @@ package rdsd
 
 import (
 	"cmp"
+	"math/bits"
 	"net/netip"
 	"slices"
 	"time"
@@ -136,6 +137,40 @@ func congestedFromProto(m *rdsdv1.CongestedPort) CongestedPort {
 
 func culpritFromProto(m *rdsdv1.Culprit) Culprit {
 	return Culprit{Source: endpointFromProto(m.GetSource()), QueuedDatagrams: m.GetQueuedDatagrams(), QueuedBytes: m.GetQueuedBytes()}
+}
+
+func historyFromProto(m *rdsdv1.CongestionHistory) *CongestionHistory {
+	return &CongestionHistory{
+		End: time.Unix(0, m.GetEndUnixNs()).UTC(), Slot: time.Duration(m.GetSlotNs()), Slots: int(m.GetSlots()), Kept: time.Duration(m.GetKeptNs()),
+		Ports: all(m.GetPort(), portHistoryFromProto), Others: portHistoryFromProto(m.GetOthers()),
+	}
+}
+
+func portHistoryFromProto(m *rdsdv1.PortHistory) PortHistory {
+	p := PortHistory{
+		Endpoint: endpointFromProto(m.GetEndpoint()), Local: m.GetLocal(), Congested: m.GetCongested(), CongestedFor: time.Duration(m.GetCongestedNs()),
+		Times: m.GetTimes(), Slots: []PortSlot{}, ReaderUID: m.GetReaderUid(), ReaderPID: m.GetReaderPid(), ReaderProgram: m.GetReaderProgram(),
+		Culprits: all(m.GetCulprit(), culpritFromProto), CongestedPorts: m.GetCongestedPorts(),
+	}
+	ms := m.GetSlotMs()
+	for i, slot := range m.GetSlot() {
+		if i < len(ms) {
+			p.Slots = append(p.Slots, PortSlot{int(slot), time.Duration(ms[i]) * time.Millisecond})
+		}
+	}
+	return p
+}
+
+func mapFromProto(m *rdsdv1.CongestionMap) CongestionMap {
+	c := CongestionMap{Node: addrFromProto(m.GetAddress()), Local: m.GetLocal(), SeenFrom: addrFromProto(m.GetSeenFrom()), Ports: []uint16{}}
+	for i, b := range m.GetBitmap() {
+		for ; b != 0; b &= b - 1 {
+			if port := int(m.GetFirstPort()) + i*8 + bits.TrailingZeros8(b); port <= 0xffff {
+				c.Ports = append(c.Ports, uint16(port))
+			}
+		}
+	}
+	return c
 }
 
 func noticeFromProto(m *rdsdv1.CongestionNotice) CongestionNotice {

@@ -60,6 +60,14 @@ func (f *fakeAdmin) GetCounters(ctx context.Context, r *rdsdv1.GetCountersReques
 	return answered[*rdsdv1.GetCountersResponse](ctx, f, r)
 }
 
+func (f *fakeAdmin) GetCongestionHistory(ctx context.Context, r *rdsdv1.GetCongestionHistoryRequest) (*rdsdv1.CongestionHistory, error) {
+	return answered[*rdsdv1.CongestionHistory](ctx, f, r)
+}
+
+func (f *fakeAdmin) ListCongestionMaps(ctx context.Context, r *rdsdv1.ListCongestionMapsRequest) (*rdsdv1.ListCongestionMapsResponse, error) {
+	return answered[*rdsdv1.ListCongestionMapsResponse](ctx, f, r)
+}
+
 func (f *fakeAdmin) ListCongestion(ctx context.Context, r *rdsdv1.ListCongestionRequest) (*rdsdv1.ListCongestionResponse, error) {
 	return answered[*rdsdv1.ListCongestionResponse](ctx, f, r)
 }

@@ -36,6 +36,19 @@ type adminCall struct {
 	want   any
 }
 
+// aPortHistory has something of its own in every field; readPortHistory is the same.
+var (
+	aPortHistory = rdsdv1.PortHistory_builder{
+		Endpoint: endpointToProto(thereEnd), Local: true, Congested: true, CongestedNs: 5, Times: 6, Slot: []uint32{7, 8}, SlotMs: []uint32{9, 10},
+		ReaderUid: 11, ReaderPid: 12, ReaderProgram: "reader", CongestedPorts: 13,
+		Culprit: []*rdsdv1.Culprit{rdsdv1.Culprit_builder{Source: endpointToProto(hereEnd), QueuedDatagrams: 14, QueuedBytes: 15}.Build()},
+	}.Build()
+	readPortHistory = PortHistory{
+		Endpoint: thereEnd, Local: true, Congested: true, CongestedFor: 5, Times: 6, Slots: []PortSlot{{7, 9 * time.Millisecond}, {8, 10 * time.Millisecond}},
+		ReaderUID: 11, ReaderPID: 12, ReaderProgram: "reader", CongestedPorts: 13, Culprits: []Culprit{{hereEnd, 14, 15}},
+	}
+)
+
 // aVolumePath has something of its own in every field.
 var aVolumePath = rdsdv1.VolumePath_builder{
 	Session: "session", SessionId: "id", Role: rdsdv1.VolumeRole_VOLUME_ROLE_SERVER, Source: "src", Destination: "dst",
@@ -169,6 +182,21 @@ var adminCalls = []adminCall{
 			Severity: SeverityWarning, Message: "refused", Subject: "peer=10.0.0.2", Error: "no rule",
 			First: time.Unix(0, 2).UTC(), Last: time.Unix(0, 3).UTC(), Count: 4,
 		}}},
+	},
+	{
+		"congestion history", func(ctx context.Context, a *Admin) (any, error) { return a.CongestionHistory(ctx, thereEnd) },
+		rdsdv1.GetCongestionHistoryRequest_builder{Endpoint: endpointToProto(thereEnd)}.Build(),
+		rdsdv1.CongestionHistory_builder{EndUnixNs: 1, SlotNs: 2, Slots: 3, KeptNs: 4,
+			Port: []*rdsdv1.PortHistory{aPortHistory}, Others: aPortHistory}.Build(),
+		&CongestionHistory{End: time.Unix(0, 1).UTC(), Slot: 2, Slots: 3, Kept: 4,
+			Ports: []PortHistory{readPortHistory}, Others: readPortHistory},
+	},
+	{
+		"congestion maps", func(ctx context.Context, a *Admin) (any, error) { return a.CongestionMaps(ctx, thereAddr) },
+		rdsdv1.ListCongestionMapsRequest_builder{Remote: thereAddr.AsSlice()}.Build(),
+		rdsdv1.ListCongestionMapsResponse_builder{LeftOut: 18, Map: []*rdsdv1.CongestionMap{rdsdv1.CongestionMap_builder{
+			Address: thereAddr.AsSlice(), Local: true, SeenFrom: hereAddr.AsSlice(), Ports: 3, FirstPort: 65520, Bitmap: []byte{0x41, 0x80, 0xff}}.Build()}}.Build(),
+		&CongestionMaps{Maps: []CongestionMap{{Node: thereAddr, Local: true, SeenFrom: hereAddr, Ports: []uint16{65520, 65526, 65535}}}, LeftOut: 18},
 	},
 	{
 		"configuration", func(ctx context.Context, a *Admin) (any, error) { return a.Config(ctx) },

@@ -217,6 +217,53 @@ type Culprit struct {
 	QueuedBytes     uint64         `json:"queued_bytes"`
 }
 
+// CongestionHistory is the last hour of congestion, in slots of equal length of which the
+// newest is not over. What comes and goes within some milliseconds may be missing.
+type CongestionHistory struct {
+	End    time.Time     `json:"end"`     // of the newest slot, by the daemon's clock
+	Slot   time.Duration `json:"slot_ns"` // the length of one
+	Slots  int           `json:"slots"`   // that are kept; slot 0 is the oldest
+	Kept   time.Duration `json:"kept_ns"` // for so long it has been kept: less than the slots after a start
+	Ports  []PortHistory `json:"ports"`   // longest congested first; bounded
+	Others PortHistory   `json:"others"`  // the ports that are kept no more, together: their times are added
+}
+
+// PortHistory is a port in the last hour. The reader and the culprits are those that were
+// last known.
+type PortHistory struct {
+	Endpoint       netip.AddrPort `json:"endpoint"`
+	Local          bool           `json:"local"`        // the reader is on this node
+	Congested      bool           `json:"congested"`    // now
+	CongestedFor   time.Duration  `json:"congested_ns"` // in the hour
+	Times          uint32         `json:"times"`        // how often it became congested, since it is kept
+	Slots          []PortSlot     `json:"slots"`        // those in which it was congested, oldest first
+	ReaderUID      uint32         `json:"reader_uid"`   // 0 with ReaderPID 0: not known
+	ReaderPID      uint32         `json:"reader_pid"`
+	ReaderProgram  string         `json:"reader_program"`
+	Culprits       []Culprit      `json:"culprits"`        // who filled it, largest first
+	CongestedPorts uint32         `json:"congested_ports"` // of Others: how many of them are congested now
+}
+
+// PortSlot is for how long a port was congested in a slot.
+type PortSlot struct {
+	Index        int           `json:"index"` // 0 is the oldest
+	CongestedFor time.Duration `json:"congested_ns"`
+}
+
+// CongestionMaps are the maps of nodes that have a congested port, at most 64 of them.
+type CongestionMaps struct {
+	Maps    []CongestionMap `json:"maps"`
+	LeftOut int             `json:"left_out"` // nodes that have a congested port and no map here
+}
+
+// CongestionMap is which ports of a node are congested.
+type CongestionMap struct {
+	Node     netip.Addr `json:"node"`
+	Local    bool       `json:"local"`     // this node
+	SeenFrom netip.Addr `json:"seen_from"` // the address of this node whose peer it is
+	Ports    []uint16   `json:"ports"`     // rising
+}
+
 // CongestionNotice says that a port became congested or clear.
 type CongestionNotice struct {
 	Time      time.Time      `json:"time"`

@@ -11,16 +11,34 @@ import (
 )
 
 func (a *app) congestionCmd() *cobra.Command {
-	var watch bool
+	var watch, history bool
 	cmd := &cobra.Command{
-		Use:   "congestion",
+		Use:   "congestion [ADDRESS:PORT]",
 		Short: "show congested ports, who fills them and who waits",
 		Long: `Show the ports that are congested, as seen from this node. For a port of this
 node: the process that reads too slowly, how much it has queued, and the senders
 that fill it, largest first. For a port of another node that runs rdsd the same, as
 its daemon says, for ports that sockets here send to; and how many sockets here
-wait for it, and how many of their sends were refused or had to wait. --watch reports every change as it happens.`,
-		RunE: func(cmd *cobra.Command, _ []string) error {
+wait for it, and how many of their sends were refused or had to wait. --watch reports every change as it happens.
+
+--history shows the last hour instead, which the daemon keeps: for how long and how
+often each port was congested, when, and who was to read it and filled it, of all
+ports or of one. In WHEN the hour runs from left to right, up to now; the darker a
+mark, the longer of its time the port was congested: . : + #`,
+		Example: `  rdsd congestion
+  rdsd congestion --watch
+  rdsd congestion --history
+  rdsd congestion --history 127.0.0.3:4000`,
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			switch {
+			case watch && history:
+				return usagef("--watch and --history do not go together")
+			case history:
+				return a.congestionHistory(cmd.Context(), args)
+			case len(args) > 0:
+				return usagef("a port is for --history")
+			}
 			if watch {
 				if err := a.noWatch(); err != nil {
 					return err
@@ -42,6 +60,7 @@ wait for it, and how many of their sends were refused or had to wait. --watch re
 		},
 	}
 	cmd.Flags().BoolVar(&watch, "watch", false, "report changes until interrupted; starts with what is congested now")
+	cmd.Flags().BoolVar(&history, "history", false, "show the last hour")
 	return aList(a.reader(cmd))
 }
 

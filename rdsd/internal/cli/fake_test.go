@@ -150,6 +150,20 @@ func (fakeAdmin) ListCongestion(context.Context, *rdsdv1.ListCongestionRequest) 
 	}}.Build(), nil
 }
 
+func (fakeAdmin) GetCongestionHistory(_ context.Context, r *rdsdv1.GetCongestionHistoryRequest) (*rdsdv1.CongestionHistory, error) {
+	h := rdsdv1.CongestionHistory_builder{EndUnixNs: 1e18, SlotNs: 5e9, Slots: 720, KeptNs: 3600e9,
+		Port: []*rdsdv1.PortHistory{
+			rdsdv1.PortHistory_builder{Endpoint: ep("10.0.0.1:4000"), Local: true, Congested: true, CongestedNs: 96e9, Times: 3, ReaderUid: 1000, ReaderPid: 77, ReaderProgram: "db",
+				Slot: []uint32{0, 360, 695, 696, 719}, SlotMs: []uint32{1000, 5000, 60000, 30000, 0}, Culprit: []*rdsdv1.Culprit{rdsdv1.Culprit_builder{Source: ep("10.0.0.2:5000"), QueuedDatagrams: 70, QueuedBytes: 70000}.Build()}}.Build(),
+			rdsdv1.PortHistory_builder{Endpoint: ep("10.0.0.3:4001"), CongestedNs: 1e9, Times: 1, Slot: []uint32{3}, SlotMs: []uint32{1000}}.Build(),
+		}, Others: rdsdv1.PortHistory_builder{CongestedNs: 7e9, CongestedPorts: 2}.Build()}
+	if r.HasEndpoint() {
+		h.Port = slices.DeleteFunc(h.Port, func(p *rdsdv1.PortHistory) bool { return p.GetEndpoint().GetPort() != r.GetEndpoint().GetPort() })
+		h.Others = nil
+	}
+	return h.Build(), nil
+}
+
 func (fakeAdmin) WatchCongestion(_ *rdsdv1.WatchCongestionRequest, s grpc.ServerStreamingServer[rdsdv1.CongestionNotice]) error {
 	for _, on := range []bool{true, false} {
 		if err := s.Send(rdsdv1.CongestionNotice_builder{UnixNs: 1e18, Endpoint: ep("10.0.0.3:4001"), Congested: on}.Build()); err != nil {

@@ -24,6 +24,7 @@ var jsonCommands = []struct{ file, args string }{
 	{"counters", "counters"},
 	{"congestion", "congestion"},
 	{"congestion-watch", "congestion --watch"},
+	{"congestion-history", "congestion --history"},
 	{"info", "info"},
 	{"errors", "errors"},
 	{"queue-summary", "queue --summary"},

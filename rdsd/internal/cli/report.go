@@ -158,6 +158,15 @@ func (r *report) Congestion(context.Context) ([]rdsd.CongestedPort, error) {
 	return loaded[[]rdsd.CongestedPort](r, "congestion.json")
 }
 
+// CongestionHistory implements source.
+func (r *report) CongestionHistory(_ context.Context, port netip.AddrPort) (*rdsd.CongestionHistory, error) {
+	v, err := loaded[*rdsd.CongestionHistory](r, "history.json")
+	if err == nil && port.IsValid() {
+		v.Ports = slices.DeleteFunc(v.Ports, func(p rdsd.PortHistory) bool { return p.Endpoint != port })
+	}
+	return v, err
+}
+
 // Errors implements source.
 func (r *report) Errors(context.Context) (*rdsd.ErrorLog, error) {
 	return loaded[*rdsd.ErrorLog](r, "errors.json")
