@@ -260,6 +260,18 @@ func ask(what string, cmd uint8, flags uint16, fill func(*message)) ([][]byte, e
 	return answers, nil
 }
 
+// Driver reports why devices cannot be asked for over netlink; nil: they can. It needs no
+// right.
+func Driver() error {
+	nl, err := dialGenl()
+	if err != nil {
+		return err
+	}
+	defer nl.close()
+	_, err = family(nl, "nbd")
+	return err
+}
+
 // KernelPair is a socket pair for the driver: kernel goes into Attach.Sockets
 // and can be closed after Connect; ours is for ServeKernel.
 func KernelPair() (kernel *os.File, ours net.Conn, err error) {

@@ -98,7 +98,7 @@ func (a *app) writeReport(ctx context.Context, out io.Writer, now time.Time) (*r
 	if err != nil {
 		return nil, err
 	}
-	if err := w.add("doctor.json", a.doctor(ctx, nil), nil); err != nil {
+	if err := w.add("doctor.json", a.doctor(nil, nil), nil); err != nil {
 		return nil, err
 	}
 	if err := w.add("meta.json", w.meta, nil); err != nil {
@@ -128,6 +128,10 @@ func (w *archive) lists(ctx context.Context, c source) error {
 	}
 	congestion, err := c.Congestion(ctx)
 	if err := w.add("congestion.json", congestion, err); err != nil {
+		return err
+	}
+	history, err := c.CongestionHistory(ctx, netip.AddrPort{})
+	if err := w.add("history.json", history, err); err != nil {
 		return err
 	}
 	log, err := c.Errors(ctx)

@@ -1,8 +1,8 @@
 package cli
 
 import (
-	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -17,6 +17,7 @@ import (
 
 func (a *app) doctorCmd() *cobra.Command {
 	var load config.LoadOptions
+	var peers []string
 	cmd := &cobra.Command{
 		Use:   "doctor [" + strings.Join(doctor.Groups, "|") + "]...",
 		Short: "say what this machine lacks for rdsd, and the command that mends it",
@@ -26,15 +27,17 @@ works, but not as it could), a warning or an error, with the command that mends 
 It changes nothing. Without arguments it looks at everything:
 
   limits  file descriptors, memory of the control group, room on disks
-  net     addresses and their MTU, TCP ports 16385 and 16388, congestion control,
-          socket buffers, the daemon's socket
-  nbd     the kernel's nbd module, for volumes as kernel devices
+  net     addresses and their MTU, whether packets as large as that get to the peers
+          that the configuration names one by one, and to those of --peer, TCP ports
+          16385 and 16388, congestion control, socket buffers, the daemon's socket
+  nbd     the kernel's nbd module and its netlink, for volumes as kernel devices
   rdma    devices, modules and locked memory
 
 The exit code is 1 if there is an error. The daemon's own problems are in
 'rdsd status', those of volumes in 'rdsd volume check'.`,
 		Example: `  rdsd doctor
-  rdsd doctor net limits`,
+  rdsd doctor net limits
+  rdsd doctor net --peer 127.0.0.3`,
 		ValidArgs: doctor.Groups,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, g := range args {
@@ -42,7 +45,15 @@ The exit code is 1 if there is an error. The daemon's own problems are in
 					return usagef("%q: want %s, or nothing for all", g, strings.Join(doctor.Groups, ", "))
 				}
 			}
-			found := a.doctor(cmd.Context(), args)
+			var addrs []netip.Addr
+			for _, p := range peers {
+				addr, err := netip.ParseAddr(p)
+				if err != nil {
+					return usagef("--peer %q is no address", p)
+				}
+				addrs = append(addrs, addr.Unmap())
+			}
+			found := a.doctor(args, addrs)
 			if err := printList(a, found, doctorColumns, "nothing was looked at"); err != nil {
 				return err
 			}
@@ -62,6 +73,7 @@ The exit code is 1 if there is an error. The daemon's own problems are in
 		},
 	}
 	cmd.Args = cobra.ArbitraryArgs
+	cmd.Flags().StringSliceVar(&peers, "peer", nil, "look at the way to this node too; may be repeated")
 	cmd.Flags().StringVar(&load.File, "config", "", "look for what this configuration needs")
 	a.doctorLoad = &load
 	return aList(cmd)
@@ -75,7 +87,7 @@ var doctorColumns = []column[doctor.Finding]{
 }
 
 // doctor looks at the machine with the configuration there is, or with the defaults.
-func (a *app) doctor(_ context.Context, groups []string) []doctor.Finding {
+func (a *app) doctor(groups []string, peers []netip.Addr) []doctor.Finding {
 	load := config.LoadOptions{}
 	if a.doctorLoad != nil {
 		load = *a.doctorLoad
@@ -84,5 +96,5 @@ func (a *app) doctor(_ context.Context, groups []string) []doctor.Finding {
 	if err != nil {
 		c = config.Default()
 	}
-	return doctor.Examine(doctor.Here(), c, dial.Target(a.socket), groups)
+	return doctor.Examine(doctor.Here(), c, dial.Target(a.socket), groups, peers)
 }

@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"fmt"
+	"net/netip"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -38,20 +39,21 @@ type exam struct {
 	c      *config.Config
 	socket string
 	group  string
+	peers  []netip.Addr
 	found  []Finding
 }
 
 var checks = map[string][]func(*exam){
 	"limits": {(*exam).descriptors, (*exam).cgroup, (*exam).disk},
-	"net":    {(*exam).addresses, (*exam).ports, (*exam).congestion, (*exam).buffers, (*exam).daemon},
+	"net":    {(*exam).addresses, (*exam).paths, (*exam).ports, (*exam).congestion, (*exam).buffers, (*exam).daemon},
 	"nbd":    {(*exam).nbd},
 	"rdma":   {(*exam).rdma},
 }
 
 // Examine runs the checks of groups, or all of them, for a daemon of configuration c
-// whose socket is socket.
-func Examine(m *Machine, c *config.Config, socket string, groups []string) []Finding {
-	x := &exam{Machine: m, c: c, socket: socket}
+// whose socket is socket. peers are further nodes to look at the way to.
+func Examine(m *Machine, c *config.Config, socket string, groups []string, peers []netip.Addr) []Finding {
+	x := &exam{Machine: m, c: c, socket: socket, peers: peers}
 	for _, g := range Groups {
 		if len(groups) > 0 && !slices.Contains(groups, g) {
 			continue
@@ -159,6 +161,11 @@ func (x *exam) nbd() {
 		x.add(Note, "max_part", "modprobe -r nbd && "+load, "it is 0: partitions on kernel devices are not seen")
 	} else {
 		x.add(OK, "nbd", "", "the module is loaded, with up to %d partitions a device", parts)
+	}
+	if err := x.Driver(); err != nil {
+		x.add(Warning, "netlink", "modprobe -r nbd && "+load+"; a kernel from 4.12 on, and a network namespace that may use it", "the module is loaded, and cannot be asked for devices: %v", err)
+	} else {
+		x.add(OK, "netlink", "", "the kernel takes devices over netlink")
 	}
 	status, _ := x.Read("/proc/self/status")
 	for _, line := range strings.Split(status, "\n") {

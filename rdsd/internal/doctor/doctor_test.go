@@ -41,6 +41,8 @@ func good() *Machine {
 		MTU:     func(netip.Addr) (string, int) { return "eth0", 9000 },
 		Listen:  func(netip.AddrPort) error { return nil },
 		Connect: func(string, string) error { return nil },
+		Driver:  func() error { return nil },
+		Probe:   func(_, _ netip.Addr, bytes int) (bool, int) { return true, bytes },
 	}
 }
 
@@ -101,6 +103,7 @@ func TestFindings(t *testing.T) {
 		"forbidden": {func(m *Machine) { m.Connect = func(string, string) error { return syscall.EACCES } }, Error, "daemon", "api.socket_group"},
 		"dead":      {func(m *Machine) { m.Connect = func(string, string) error { return syscall.ECONNREFUSED } }, Warning, "daemon", "restart rdsd"},
 		"nbd":       {func(m *Machine) { lacksModule(m, "nbd") }, Note, "nbd", "modprobe nbd nbds_max=64 max_part=16"},
+		"netlink":   {func(m *Machine) { m.Driver = func() error { return syscall.EPROTONOSUPPORT } }, Warning, "netlink", "modprobe -r nbd"},
 		"max_part":  {func(m *Machine) { file(m, "/sys/module/nbd/parameters/max_part", "0") }, Note, "max_part", "modprobe -r nbd"},
 		"rights":    {func(m *Machine) { file(m, "/proc/self/status", "CapEff:\t0000000000000000\n") }, Note, "CAP_SYS_ADMIN", "packaging/volumes.conf"},
 		"no RDMA":   {func(m *Machine) { m.List = func(string) ([]string, error) { return nil, fs.ErrNotExist } }, Note, "devices", ""},
@@ -116,13 +119,13 @@ func TestFindings(t *testing.T) {
 	} {
 		m := good()
 		c.break_(m)
-		found := Examine(m, config.Default(), "unix:///run/rdsd/rdsd.sock", nil)
+		found := Examine(m, config.Default(), "unix:///run/rdsd/rdsd.sock", nil, nil)
 		found = slices.DeleteFunc(found, func(f Finding) bool { return f.Severity == OK || f.What == "volumes.port" })
 		if len(found) == 0 || found[0].Severity != c.severity || found[0].What != c.what || !strings.Contains(found[0].Remedy, c.mend) || found[0].Text == "" {
 			t.Errorf("%s: %+v", name, found)
 		}
 	}
-	found := Examine(good(), config.Default(), "/run/rdsd/rdsd.sock", nil)
+	found := Examine(good(), config.Default(), "/run/rdsd/rdsd.sock", nil, nil)
 	groups := map[string]int{}
 	for _, f := range found {
 		if groups[f.Group]++; f.Severity != OK || f.Remedy != "" {
@@ -133,7 +136,7 @@ func TestFindings(t *testing.T) {
 		if groups[g] == 0 {
 			t.Errorf("nothing was found of %s", g)
 		}
-		for _, f := range Examine(good(), config.Default(), "/run/rdsd/rdsd.sock", []string{g}) {
+		for _, f := range Examine(good(), config.Default(), "/run/rdsd/rdsd.sock", []string{g}, nil) {
 			if f.Group != g {
 				t.Errorf("asked for %s: %+v", g, f)
 			}
@@ -153,7 +156,7 @@ func busy(connect error) func(*Machine) {
 func TestRunningDaemon(t *testing.T) {
 	m := good()
 	busy(nil)(m)
-	for _, f := range Examine(m, config.Default(), "/run/rdsd/rdsd.sock", []string{"net"}) {
+	for _, f := range Examine(m, config.Default(), "/run/rdsd/rdsd.sock", []string{"net"}, nil) {
 		if f.Severity != OK {
 			t.Errorf("%+v", f)
 		}
@@ -187,7 +190,68 @@ func TestHere(t *testing.T) {
 	if err := m.Connect("unix", "/nobody/is/here"); !errors.Is(err, fs.ErrNotExist) {
 		t.Error(err)
 	}
-	if len(Examine(m, config.Default(), "/run/rdsd/rdsd.sock", nil)) < 6 {
+	if len(Examine(m, config.Default(), "/run/rdsd/rdsd.sock", nil, nil)) < 6 {
 		t.Error("hardly anything was looked at")
+	}
+}
+
+// TestWaysToPeers: the way to each peer that is named is looked at, and where large packets
+// vanish and nobody says so, that is told with what mends it.
+func TestWaysToPeers(t *testing.T) {
+	m := good()
+	reaches := map[string]int{"127.0.0.2": 9000, "127.0.0.3": 1500, "127.0.0.4": 1500, "127.0.0.5": 0}
+	m.Probe = func(from, to netip.Addr, bytes int) (bool, int) {
+		if !from.IsLoopback() {
+			t.Errorf("from %v", from)
+		}
+		if to.String() == "127.0.0.3" { // it says what fits
+			return bytes <= reaches[to.String()], min(bytes, 1500)
+		}
+		return bytes <= reaches[to.String()], bytes
+	}
+	c := config.Default()
+	rule := func(p string, deny bool) {
+		c.Peers = append(c.Peers, config.PeerRule{Address: config.Prefix{Prefix: netip.MustParsePrefix(p)}, Deny: deny})
+	}
+	rule("127.0.0.2/32", false)
+	rule("127.0.0.3/32", false)
+	rule("127.0.0.4/32", false)
+	rule("127.0.0.9/32", true)  // is none
+	rule("127.0.0.0/24", false) // names nobody
+	rule("10.0.0.7/32", false)  // there is no address here for it
+	got := map[string]Finding{}
+	for _, f := range Examine(m, c, "/run/rdsd/rdsd.sock", []string{"net"}, []netip.Addr{netip.MustParseAddr("127.0.0.5"), netip.MustParseAddr("127.0.0.4")}) {
+		if strings.HasPrefix(f.What, "way to ") {
+			got[strings.TrimPrefix(f.What, "way to ")] = f
+		}
+	}
+	for peer, want := range map[string]struct{ severity, text, mend string }{
+		"127.0.0.2": {OK, "packets of 9000 bytes arrive", ""}, "127.0.0.3": {OK, "1500 bytes", ""},
+		"127.0.0.4": {Warning, "vanish", "ip link set eth0 mtu 1500, or sysctl -w net.ipv4.tcp_mtu_probing=1"}, "127.0.0.5": {Note, "nothing comes back", "ping -c 3 127.0.0.5"},
+	} {
+		if f := got[peer]; f.Severity != want.severity || !strings.Contains(f.Text, want.text) || !strings.Contains(f.Remedy, want.mend) {
+			t.Errorf("%s: %+v", peer, f)
+		}
+	}
+	if len(got) != 4 {
+		t.Errorf("%v", got)
+	}
+}
+
+// TestProbeHere: on loopback the largest packet arrives, and one that is larger than
+// the interface takes is known not to.
+func TestProbeHere(t *testing.T) {
+	from, to := netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("127.0.0.2")
+	_, mtu := mtuOf(from)
+	for _, size := range []int{smallest, 1500, min(mtu, 0xffff)} {
+		if arrived, _ := probe(from, to, size); !arrived {
+			t.Errorf("%d bytes do not arrive", size)
+		}
+	}
+	if arrived, known := probe(from, to, smallest); !arrived || known < min(mtu, 0xffff) {
+		t.Errorf("the path carries %d bytes, the interface %d", known, mtu)
+	}
+	if arrived, _ := probe(netip.MustParseAddr("192.0.2.1"), to, smallest); arrived {
+		t.Error("a packet from an address of nobody arrives")
 	}
 }

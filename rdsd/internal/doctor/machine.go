@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/blk/nbd"
 )
 
 // Machine is what the checks look at. Paths are of the file system.
@@ -19,6 +21,10 @@ type Machine struct {
 	MTU     func(netip.Addr) (name string, mtu int) // of the interface with an address; "": none has it
 	Listen  func(netip.AddrPort) error              // whether a TCP port can be had
 	Connect func(network, address string) error     // whether somebody listens
+	Driver  func() error                            // whether the kernel's nbd answers over netlink
+	// Probe sends a packet of so many bytes, which may not be divided, and tells whether it
+	// came to where it should, and the largest packet that the kernel knows to go there.
+	Probe func(from, to netip.Addr, bytes int) (arrived bool, mtu int)
 }
 
 // Here is this machine.
@@ -55,7 +61,7 @@ func Here() *Machine {
 			}
 			return r.Cur, r.Max
 		},
-		MTU: mtuOf,
+		MTU: mtuOf, Driver: nbd.Driver, Probe: probe,
 		Listen: func(at netip.AddrPort) error {
 			l, err := net.Listen("tcp", at.String())
 			if err == nil {
