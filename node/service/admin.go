@@ -37,7 +37,10 @@ func (f *Front) mayChange(ctx context.Context, what string) error {
 
 // GetStatus describes the node as a whole.
 func (a *adminServer) GetStatus(context.Context, *rdsdv1.GetStatusRequest) (*rdsdv1.Status, error) {
-	f := a.front
+	return a.front.status.get(a.front.makeStatus), nil
+}
+
+func (f *Front) makeStatus() *rdsdv1.Status {
 	var s snapshot
 	f.snapshot(&s)
 	st := &rdsdv1.Status{}
@@ -76,7 +79,7 @@ func (a *adminServer) GetStatus(context.Context, *rdsdv1.GetStatusRequest) (*rds
 	}
 	st.SetBudget(list)
 	f.examine(&s, st)
-	return st, nil
+	return st
 }
 
 // Ping measures a round trip to another node.

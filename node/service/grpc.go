@@ -72,6 +72,7 @@ type Front struct {
 	servers  []*grpc.Server
 	registry *prometheus.Registry
 	full     volumesFull
+	status   sharedStatus
 	hour     *webpage.Keeper // the last hour of congestion; nil without a Host
 }
 
