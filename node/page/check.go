@@ -3,9 +3,11 @@ package page
 import (
 	"encoding/json"
 	"errors"
+	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
@@ -51,7 +53,7 @@ func (p *Page) fits(w http.ResponseWriter, r *http.Request) bool {
 	case !p.knownHost(r.Host):
 		// A name that leads here by somebody else's DNS makes that somebody's page one of
 		// our origin (DNS rebinding). An address, or a name of this machine's, cannot.
-		refuse(w, http.StatusMisdirectedRequest, "this node is not known by the name in the request; use its address, localhost, or a name in http.names")
+		refuse(w, http.StatusMisdirectedRequest, notKnown)
 	case crossOrigin.Check(r) != nil || !sameOrigin(r):
 		refuse(w, http.StatusForbidden, "the request comes from a page of another origin")
 	default:
@@ -60,15 +62,39 @@ func (p *Page) fits(w http.ResponseWriter, r *http.Request) bool {
 	return false
 }
 
-// knownHost reports whether host, of a request, is an address, a name of loopback or one
-// that is configured.
+// OfThisNode serves h to those who ask for this node by an address or a name of its own:
+// what it tells is not for the page of somebody else's origin whose name leads here. A
+// browser cannot come by a Unix socket, where names mean nothing.
+func (p *Page) OfThisNode(h http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		local, _ := r.Context().Value(http.LocalAddrContextKey).(net.Addr)
+		switch {
+		case local != nil && local.Network() == "unix", p.knownHost(r.Host):
+			h.ServeHTTP(w, r)
+		default:
+			secure(w.Header())
+			refuse(w, http.StatusMisdirectedRequest, notKnown)
+		}
+	})
+}
+
+const notKnown = "this node is not known by the name in the request; use its address, its host name, localhost, or a name in http.names"
+
+// hostName is what this machine calls itself. It is nobody else's to give away.
+var hostName = func() string {
+	name, _ := os.Hostname() // without one there is a name less
+	return strings.ToLower(name)
+}()
+
+// knownHost reports whether host, of a request, is an address, a name of loopback, the
+// machine's own or one that is configured.
 func (p *Page) knownHost(host string) bool {
 	u := url.URL{Host: host}
 	name := strings.ToLower(strings.TrimSuffix(u.Hostname(), "."))
 	if _, err := netip.ParseAddr(name); err == nil {
 		return true
 	}
-	return name == "localhost" || strings.HasSuffix(name, ".localhost") || slices.Contains(p.Conf().HTTP.Names, name)
+	return name == "localhost" || name != "" && name == hostName || strings.HasSuffix(name, ".localhost") || slices.Contains(p.Conf().HTTP.Names, name)
 }
 
 // sameOrigin reports whether a request is of a page of ours, of no page at all, or leads a

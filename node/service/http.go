@@ -52,7 +52,7 @@ func (f *Front) ListenHTTP(l net.Listener, state func() NodeStatus) *Page {
 
 func listenHTTP(c *config.HTTP, l net.Listener, reg *prometheus.Registry, g *guard.Guard, people *webpage.Page, state func() NodeStatus) *Page {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", newKeptPage(promhttp.HandlerFor(reg, promhttp.HandlerOpts{EnableOpenMetrics: true, DisableCompression: true})))
+	mux.Handle("GET /metrics", people.OfThisNode(newKeptPage(promhttp.HandlerFor(reg, promhttp.HandlerOpts{EnableOpenMetrics: true, DisableCompression: true}))))
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
 		s := state()
@@ -63,11 +63,9 @@ func listenHTTP(c *config.HTTP, l net.Listener, reg *prometheus.Registry, g *gua
 	})
 	mux.Handle("/", people)
 	if c.Pprof {
-		mux.HandleFunc("/debug/pprof/", pprof.Index)
-		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
-		mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
-		mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
-		mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+		for path, h := range map[string]http.HandlerFunc{"": pprof.Index, "cmdline": pprof.Cmdline, "profile": pprof.Profile, "symbol": pprof.Symbol, "trace": pprof.Trace} {
+			mux.Handle("/debug/pprof/"+path, people.OfThisNode(h))
+		}
 	}
 	conns := &connTable{most: maxHTTPConns, silent: map[net.Conn]*list.Element{}, busy: map[net.Conn]*list.Element{}}
 	return &Page{

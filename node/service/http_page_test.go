@@ -7,7 +7,9 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -130,4 +132,34 @@ func TestNewcomersAreRead(t *testing.T) {
 	if l := gone(); !slices.Equal(l, []int{0, 1, 2, 4, 6}) {
 		t.Errorf("%v are gone", l)
 	}
+}
+
+// TestMetricsUnderStrangeNames: metrics name peers and users, and so are told under names
+// of this node alone; probes are answered under any.
+func TestMetricsUnderStrangeNames(t *testing.T) {
+	at := startPage(t)
+	self, err := os.Hostname()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for host, want := range map[string]int{at: 200, "localhost:1": 200, "[::1]": 200, "10.9.8.7:16386": 200, self: 200, strings.ToUpper(self) + ".:16386": 200,
+		"evil.example": 421, self + ".evil.example": 421, "127.0.0.1.evil.example:16386": 421} {
+		for path, code := range map[string]int{"/metrics": want, "/healthz": 200, "/readyz": 200} {
+			req, err := http.NewRequest("GET", "http://"+at+path, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			req.Host = host
+			r, err := http.DefaultTransport.RoundTrip(req)
+			if err != nil {
+				t.Fatal(err)
+			}
+			b, err := io.ReadAll(r.Body)
+			r.Body.Close()
+			if err != nil || r.StatusCode != code || code != 200 && (strings.Contains(string(b), "rdsd_") || !strings.Contains(string(b), "http.names")) {
+				t.Errorf("%s as %s: %d %.100s (%v), want %d", path, host, r.StatusCode, b, err, code)
+			}
+		}
+	}
+	http.DefaultTransport.(*http.Transport).CloseIdleConnections()
 }
