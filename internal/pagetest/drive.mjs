@@ -1,13 +1,15 @@
 // Looks at the page of a node in Chromium while the world around it changes, and compares
 // what it shows with what the API says. It prints one line of JSON for each check.
 //
-//	node drive.mjs PAGE-OF-A PAGE-OF-B CONTROL OUT
+//	node drive.mjs PAGE-OF-A PAGE-OF-B CONTROL OUT PAGE-OF-C
 
 import { createRequire } from 'node:module';
 import { readFileSync } from 'node:fs';
 import { chromium } from 'playwright-core';
 
-const [base, baseB, control, out] = process.argv.slice(2);
+import { takeAll } from './quicklook.mjs';
+
+const [base, baseB, control, out, baseC] = process.argv.slice(2);
 const axe = readFileSync(createRequire(import.meta.url).resolve('axe-core/axe.min.js'), 'utf8');
 
 const begun = Date.now();
@@ -57,7 +59,7 @@ async function look(options) {
   const page = await context.newPage();
   page.on('console', (m) => { if (['error', 'warning'].includes(m.type()) && !/willReadFrequently/.test(m.text()) && !(down && /ERR_|Failed to load/.test(m.text()))) complaints.push(m.text()); });
   page.on('pageerror', (e) => complaints.push(String(e.stack)));
-  page.on('request', (r) => { const u = new URL(r.url()); if (u.origin !== base && u.origin !== baseB) complaints.push(`asked for ${r.url()}`); });
+  page.on('request', (r) => { const u = new URL(r.url()); if (![base, baseB, baseC].includes(u.origin)) complaints.push(`asked for ${r.url()}`); });
   return page;
 }
 
@@ -311,6 +313,37 @@ await check('the daemon restarts under the page', async () => {
   await overviewIsTrue();
 });
 
+await check('the daemon is killed under the page', async () => {
+  const there = await look();
+  await there.goto(`${baseC}/#/sockets`);
+  const said = async (what) => (await fetch(`${baseC}/api/v1/${what}`)).json();
+  const isTrue = () => until(async () => {
+    const { socket } = await said('sockets');
+    same((await rows('Sockets', there)).map((r) => [r.Socket, r.Label, r.Pid]), socket.map((s) => [ep(s.local), s.label, String(s.pid)]), 'sockets');
+    if (socket.length !== 1) throw new Error(`${socket.length} sockets`);
+  }, 40_000);
+  await isTrue();
+  await there.evaluate(() => { window.mark = 'the same page'; });
+  const before = (await said('status')).instance;
+  down = true;
+  await order('kill');
+  await until(async () => {
+    if (!/does not answer/.test(await there.locator('#banner').innerText())) throw new Error(`the banner says ${await there.locator('#banner').innerText()}`);
+    same(await there.locator('#state').innerText(), 'not connected', 'state');
+  }, 40_000);
+  await order('revive');
+  await until(async () => {
+    const s = await said('status');
+    if (s.instance === before) throw new Error('the same daemon');
+    same(await there.locator('#state').innerText(), s.state, 'state');
+    if (!/was started anew/.test(await there.locator('#banner').innerText())) throw new Error(`the banner says ${await there.locator('#banner').innerText()}`);
+  }, 40_000);
+  await isTrue();
+  down = false;
+  same(await there.evaluate(() => window.mark), 'the same page', 'nobody has loaded it anew');
+  await there.context().close();
+});
+
 // --- people ---------------------------------------------------------------------------
 
 const focused = () => page.evaluate(() => { const e = document.activeElement; const s = getComputedStyle(e); return { text: e.textContent.trim().slice(0, 60), tag: e.tagName, seen: s.outlineStyle !== 'none' || getComputedStyle(e.parentElement).outlineStyle !== 'none' }; });
@@ -381,10 +414,7 @@ for (const [look_, options] of Object.entries({ light: {}, dark: { colorScheme: 
   }
   await p.context().close();
 }
-await page.setViewportSize({ width: 1120, height: 1180 });
-await go('/congestion');
-await sleep(1500);
-await page.screenshot({ path: `${out}/readme.png` });
+await takeAll(browser, base, `${out}/quick-look`);
 await order('clear');
 await order('calm');
 

@@ -23,6 +23,7 @@ import (
 var (
 	addrA = netip.MustParseAddr("127.0.0.61")
 	addrB = netip.MustParseAddr("127.0.0.62")
+	addrC = netip.MustParseAddr("127.0.0.63")
 )
 
 // hostile is what an application calls itself that wants a script to run in the browser
@@ -47,6 +48,7 @@ var crowd = []struct {
 type world struct {
 	t       *testing.T
 	a, b    *site
+	third   *process
 	relay   *relay
 	direct  netip.AddrPort // where b's volumes are
 	reading chan bool      // whether the reader of b reads
@@ -68,7 +70,7 @@ func newWorld(t *testing.T) *world {
 	var ports [3]uint16 // of datagrams, of the pages, of volumes
 	for i := range ports {
 		var err error
-		if ports[i], err = freeport.On(addrA, addrB); err != nil {
+		if ports[i], err = freeport.On(addrA, addrB, addrC); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -93,6 +95,8 @@ func newWorld(t *testing.T) *world {
 	w.relay = newRelay(t, w.direct)
 	w.startB()
 	w.startA()
+	w.third = newProcess(t, dir, ports[1])
+	w.third.start()
 	t.Cleanup(func() {
 		w.a.stop(t)
 		w.b.stop(t)

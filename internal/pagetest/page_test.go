@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-var update = flag.Bool("update", false, "keep the picture of the congestion page for the README")
+var update = flag.Bool("update", false, "keep the pictures of docs/quick-look.md and README.md")
 
 // orders are what the browser's script has done to the world while it looks.
 func (w *world) orders() map[string]func() {
@@ -29,6 +29,8 @@ func (w *world) orders() map[string]func() {
 		"cut":        func() { w.relay.set(true) },
 		"mend":       func() { w.relay.set(false) },
 		"stop-node":  func() { w.a.stop(w.t) },
+		"kill":       w.third.kill,
+		"revive":     w.third.start,
 		"start-node": w.startA,
 	}
 }
@@ -65,7 +67,7 @@ func TestPage(t *testing.T) {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	drive := exec.CommandContext(ctx, "node", "drive.mjs", "http://"+w.a.cfg.HTTP.Listen, "http://"+w.b.cfg.HTTP.Listen, control.URL, out)
+	drive := exec.CommandContext(ctx, "node", "drive.mjs", "http://"+w.a.cfg.HTTP.Listen, "http://"+w.b.cfg.HTTP.Listen, control.URL, out, "http://"+w.third.page)
 	drive.Stderr = os.Stderr
 	lines, err := drive.StdoutPipe()
 	if err != nil {
@@ -98,13 +100,5 @@ func TestPage(t *testing.T) {
 	if checks < 20 {
 		t.Errorf("%d checks were made", checks)
 	}
-	if *update {
-		picture, err := os.ReadFile(filepath.Join(out, "readme.png"))
-		if err == nil {
-			err = os.WriteFile("../../docs/images/congestion.png", picture, 0o644)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	}
+	checkPictures(t, filepath.Join(out, "quick-look"))
 }

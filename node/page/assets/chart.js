@@ -46,7 +46,7 @@ export class Lines {
     this.plot = new uPlot({
       width,
       height: 150,
-      padding: [8, 6, 0, 0],
+      padding: [8, 26, 0, 0], // half a time is right of the last line
       cursor: { show: true, drag: { x: false, y: false }, points: { size: 6 } },
       legend: { show: false },
       scales: {

@@ -24,7 +24,7 @@ let decoded = null; // of which message, and the bits by address
 /** bitsOf is which ports are congested, a bit for each of the 65,536, by address. */
 export function bitsOf(store) {
   const m = store.get('maps');
-  if (decoded?.of === m) return decoded.bits;
+  if (decoded && decoded.of === m) return decoded.bits;
   const bits = new Map();
   for (const x of m?.map || []) {
     const name = address(x.address);

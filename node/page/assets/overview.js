@@ -92,7 +92,7 @@ export class Overview {
     this.tile('sockets', count(status.sockets), sockets ? `${count(sockets.filter((s) => s.congested).length)} congested` : '');
     const ports = congestedPorts(store);
     const now = ports.filter((p) => p.now);
-    this.tile('congested', count(now.length), now.length ? `${now[0].endpoint}${now.length > 1 ? ' and others' : ''}` : 'all ports are clear', now.length ? 'warn' : 'ok');
+    this.tile('congested', count(now.length), now.length ? `${now[0].endpoint}${now.length > 1 ? ` + ${now.length - 1}` : ''}` : 'all ports are clear', now.length ? 'warn' : 'ok');
     const history = store.get('history');
     if (history) {
       const sum = history.port.reduce((n, p) => n + num(p.congested_ns), num(history.others?.congested_ns));
