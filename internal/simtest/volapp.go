@@ -149,15 +149,11 @@ func (m *mapping) close(force bool) {
 		if w.verbose != nil {
 			w.trace("%s has unmapped %s: %v", m.c.name, m.d.name, err)
 		}
-		switch n := rdserr.Errno(err); {
-		case err == nil && m.f != nil && !m.asks:
+		if err == nil && m.f != nil && !m.asks {
 			w.fail("B4: %s has unmapped %s, and it is there", m.c.name, m.d.name)
-		case n == rdserr.ErrNotFound.Errno:
-			if !m.asks {
-				m.asked = false
-			}
 		}
-		if err == nil && !m.asks {
+		// It has ended too where only the state cannot be kept.
+		if _, e := p.host.Mapping(m.id); e != nil && !m.asks {
 			m.asked = false
 		}
 	})

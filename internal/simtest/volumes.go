@@ -278,7 +278,8 @@ func (v *volumes) admin(c *volClient) {
 	if p == nil || p.dead || p.host == nil || p.over {
 		return
 	}
-	path, k := pick(w, c.spec.Paths...), w.rng.Intn(5)
+	path, k := pick(w, c.spec.Paths...), w.rng.Intn(7)
+	d := pick(w, c.srv.disks...)
 	w.trace("FAULT the administrator of %s does %d to %v", c.name, k, path)
 	p.spawn(func() {
 		h := p.host
@@ -293,6 +294,23 @@ func (v *volumes) admin(c *volClient) {
 			h.ResetStats(ctx, c.name, path)
 		case 4:
 			h.SetPolicy(ctx, c.name, rtrs.Policy(w.rng.Intn(len(rtrs.Policies()))).String())
+		case 5:
+			ctx, cancel := p.timeout(ctx, 5*time.Second)
+			defer cancel()
+			s := volume.MapSpec{Node: c.spec.Node, Name: d.name, Paths: c.spec.Paths}
+			if c.paths() > 0 { // else it would begin one of this name with other limits
+				s.Session = c.name
+			}
+			i, err := h.RemoteInfo(ctx, s)
+			if err == nil && i.Info.Size != diskSectors*sectorLen {
+				w.fail("B8: %s is said to have %d bytes", d.name, i.Info.Size)
+			}
+		case 6:
+			ctx, cancel := p.timeout(ctx, 5*time.Second)
+			defer cancel()
+			if n, err := h.ResizeMapping(ctx, c.mapping(d.name).id, 0); err == nil && n != diskSectors*sectorLen {
+				w.fail("B8: %s is said to have %d bytes", d.name, n)
+			}
 		}
 	})
 	w.After(w.upTo(2*time.Second), p.event(c.heal))
