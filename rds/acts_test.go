@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/wire"
 )
 
@@ -20,6 +21,7 @@ func (m *machine) act(rng *rand.Rand) {
 	case n == 0 && rng.Intn(4) == 0:
 		m.note("our address is lost")
 		m.e.AddressLost(m.now)
+		m.settle()
 	case n == 1:
 		m.note("%d answers are due of %d asked for", m.e.ReadersDue(), m.e.AskReaders())
 	case n < 4 && len(m.links) > 0:
@@ -39,7 +41,7 @@ func (m *machine) act(rng *rand.Rand) {
 		}
 		m.e.Hold(m.now, ports, m.now+time.Duration(rng.Intn(300))*time.Millisecond)
 	case n == 6:
-		m.note("pending %v, %d evicted, self %v", m.e.EndStep(), len(m.e.Evicted()), m.e.Self().Addr())
+		m.note("pending %v, %d evicted, self %v", m.e.End(), len(m.evicted()), m.e.Self().Addr())
 	case n < 9:
 		m.stranger(rng)
 	case s == nil:
@@ -61,12 +63,18 @@ func (m *machine) act(rng *rand.Rand) {
 		m.note("%v cancels all to %v: %d %d %v", s.Addr(), dst.Addr(), a, b, err)
 	case len(m.links) > 0:
 		l := m.links[rng.Intn(len(m.links))]
-		m.e.Alive(m.now, l.p, l.attempt)
+		l.p.Alive(m.now, l.attempt)
 		h := wire.Header{SPort: 4, DPort: s.port, Seq: uint64(rng.Intn(9)), Len: 100}
 		raw := h.Append(nil)
 		wire.SetChecksum(raw)
 		m.note("memory for %v: %v", s.Addr(), m.e.Buffer(l.p, l.attempt, raw, 100) != nil)
 	}
+}
+
+// evicted takes the connections that were forgotten, alone.
+func (m *machine) evicted() (l []*conn.Conn) {
+	l, m.e.evicted = m.e.evicted, nil
+	return l
 }
 
 // stranger is a peer that connects, or that somebody names, beside the three.

@@ -28,7 +28,7 @@ func TestBudgetLeavesRoomToReceive(t *testing.T) {
 			if free, got := 1000-c.sending-c.held, e.room(); got != free {
 				t.Errorf("%d sending, %d held: room to receive %d, want %d", c.sending, c.held, got, free)
 			}
-			if e.EndStep(); b.Sending() != c.sending || b.Held() != c.held {
+			if e.End(); b.Sending() != c.sending || b.Held() != c.held {
 				t.Errorf("%d sending, %d held: others are told %d and %d", c.sending, c.held, b.Sending(), b.Held())
 			}
 		}
@@ -47,7 +47,7 @@ func TestTally(t *testing.T) {
 	sx, _ := e.Bind(4000, SocketOptions{Account: x})
 	sy, _ := e.Bind(4001, SocketOptions{Account: y})
 	share := int(b.Limit) * 2 / 3 // of one user alone: twice what is free
-	if e.EndStep(); !e.tally.fits(x, share) || e.tally.fits(x, share+2) {
+	if e.End(); !e.tally.fits(x, share) || e.tally.fits(x, share+2) {
 		t.Fatalf("one user's share is not %d", share)
 	}
 	sx.spend(share / 2)
@@ -68,20 +68,20 @@ func TestTally(t *testing.T) {
 	if e.tally.fits(x, 2) {
 		t.Error("the first user has room again because another took some")
 	}
-	if e.EndStep(); y.Used() != 100 || b.Sending() != int64(share/2) || b.Held() != int64(share/2+100) {
+	if e.End(); y.Used() != 100 || b.Sending() != int64(share/2) || b.Held() != int64(share/2+100) {
 		t.Errorf("at the end %d bytes in the second account, %d sending, %d held", y.Used(), b.Sending(), b.Held())
 	}
 	sx.spend(-share / 2)
 	sx.hold(-share / 2)
 	sy.hold(-100)
-	if e.EndStep(); x.Used() != 0 || y.Used() != 0 || b.Used() != 0 {
+	if e.End(); x.Used() != 0 || y.Used() != 0 || b.Used() != 0 {
 		t.Errorf("%d, %d and %d bytes stay", x.Used(), y.Used(), b.Used())
 	}
 }
 
 // memory is what the engine's node has taken, the step under way included.
 func (e *Engine) memory() int64 {
-	e.EndStep()
+	e.End()
 	return e.cfg.Budget.Used()
 }
 

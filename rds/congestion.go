@@ -25,14 +25,6 @@ type Notice struct {
 	Congested bool
 }
 
-// Notices returns the changes since the last call, for the shell's watchers. Their number
-// is bounded: in a flood the oldest are lost.
-func (e *Engine) Notices() []Notice {
-	n := e.cnotes
-	e.cnotes = nil
-	return n
-}
-
 // Watch turns the collection of Notices on or off.
 func (e *Engine) Watch(on bool) {
 	if e.watched = on; !on {

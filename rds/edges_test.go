@@ -59,14 +59,14 @@ func TestNoticesAreBounded(t *testing.T) {
 			t.Fatalf("%d notices after %d", len(e.cnotes), i+1)
 		}
 	}
-	l := e.Notices()
+	l := taken(e).Notices
 	for i, n := range l {
 		if int(n.Endpoint.Port()) != 2048+i {
 			t.Fatalf("notice %d is of port %d", i, n.Endpoint.Port())
 		}
 	}
-	if len(l) != 2049 || len(e.Notices()) != 0 {
-		t.Errorf("%d notices, and %d again", len(l), len(e.Notices()))
+	if len(l) != 2049 || len(e.cnotes) != 0 {
+		t.Errorf("%d notices, and %d again", len(l), len(e.cnotes))
 	}
 }
 

@@ -91,8 +91,9 @@ func DefaultConfig() Config {
 
 // Engine is RDS for one local address: its sockets, its peers, its congestion map. It
 // starts no goroutine, reads no clock and does no I/O. The caller owns the one lock that
-// guards it with everything in it, calls it with the time, and afterwards, when EndStep
-// says so, carries out the orders that Take and Ready return.
+// guards it with everything in it, and calls it, its sockets and the paths of its peers in
+// steps: from Begin, which is told the time, to End. The orders that a step leaves (Take) are
+// carried out when the lock is let go.
 //
 // A socket of one address never meets a connection of another, so engines of
 // the same node share nothing but the Budget.
@@ -124,7 +125,7 @@ type Engine struct {
 	lastPeer *Peer            // of the last lookup
 	named    map[uint32]share // peers that never answered, by the user that named them
 	evictAt  int              // where in order to look for a place
-	evicted  []*conn.Conn     // not fetched yet (Evicted)
+	evicted  []*conn.Conn     // not taken yet
 	idle     flowList         // idle flows, see maxIdleFlows
 
 	// Congestion of our own ports, and the peers to tell (congestion.go).
@@ -140,7 +141,7 @@ type Engine struct {
 	walk    peerWalk // where telling the peers stands
 	walked  int      // peers told so far, for tests that count work
 	told    int      // flows and peers told of congestion so far, likewise
-	cnotes  []Notice // not fetched yet, if watched
+	cnotes  []Notice // not taken yet, if watched
 	watched bool     // the shell wants Notices
 
 	// Monitors of congestion.
@@ -155,7 +156,7 @@ type Engine struct {
 	recvWaiters     []*Socket // that refused something for want of it
 	sendWaiters     []*Socket // whose sends were refused for want of it
 	sendWaitersNext int       // where in thirsty to look next
-	collect         bool      // clients are to be asked for memory, see Collect
+	collect         bool      // clients are to be asked for memory, see Orders
 	memoryTm        timer
 
 	// Work that a step has made possible: runDeferred does it, when no list is being
@@ -165,9 +166,8 @@ type Engine struct {
 	cleared     []clearedPort
 	clearedMaps []*Peer // whose whole map may have cleared ports
 	full        []*Peer // kernel peers that wait for a receiver to have room
-	soonTm      timer   // for a settle where no step is being ended
 
-	// For the shell, until it fetches them.
+	// For the shell, until it takes them (Orders).
 
 	actions []conn.Action
 	ready   []*Socket // sockets with news
@@ -209,32 +209,55 @@ func NewEngine(cfg *Config, local netip.Addr, rng *rand.Rand) *Engine {
 // Local is the engine's address.
 func (e *Engine) Local() netip.Addr { return e.local }
 
-// --- orders to the shell ---------------------------------------------------
+// --- steps --------------------------------------------------------------------
 
-// Take appends the orders for the shell to a and forgets them.
-func (e *Engine) Take(a []conn.Action) []conn.Action {
-	a = append(a, e.actions...)
+// Orders is what the shell is to do after a step.
+type Orders struct {
+	Actions []conn.Action // to links
+	Ready   []*Socket     // have news: Socket.Events
+	States  []StateChange
+	Notices []Notice     // for the shell's watchers; their number is bounded, and in a flood the oldest are lost
+	Evicted []*conn.Conn // forgotten: the shell gives up what it holds for their paths
+	// Collect says, once, that sockets wait for memory of the node. The shell then takes the
+	// releases of the clients of all its engines (Socket.Freed and Socket.ReadAll), whether
+	// or not they rang for them.
+	Collect bool
+}
+
+// Begin begins a step, whose calls are those of the engine, of its sockets, and of the paths
+// of its peers. It returns the time of the step, which never goes back, whoever has looked
+// at which clock.
+func (e *Engine) Begin(now time.Duration) time.Duration {
+	e.now = max(e.now, now)
+	return e.now
+}
+
+// Now is the time of the step under way, or of the last one.
+func (e *Engine) Now() time.Duration { return e.now }
+
+// End ends a step: what it has made possible is done, and others are told how much memory it
+// took and gave back. It reports whether there are orders to be taken.
+func (e *Engine) End() bool {
+	e.runDeferred(e.now)
+	e.tell()
+	return len(e.actions)+len(e.ready)+len(e.states)+len(e.cnotes)+len(e.evicted) > 0 || e.collect
+}
+
+// Take moves the orders to o, whose former ones are forgotten.
+func (e *Engine) Take(o *Orders) {
+	o.Actions = append(o.Actions[:0], e.actions...)
 	clear(e.actions)
 	e.actions = e.actions[:0]
-	return a
-}
-
-// Ready appends the sockets that have news (Socket.Events) to s and forgets them.
-func (e *Engine) Ready(s []*Socket) []*Socket {
-	for _, k := range e.ready {
-		k.listed = false
+	for _, s := range e.ready {
+		s.listed = false
 	}
-	s = append(s, e.ready...)
+	o.Ready = append(o.Ready[:0], e.ready...)
 	clear(e.ready)
 	e.ready = e.ready[:0]
-	return s
-}
-
-// States returns path state changes since the last call.
-func (e *Engine) States() []StateChange {
-	s := e.states
-	e.states = nil
-	return s
+	o.States, e.states = e.states, nil
+	o.Notices, e.cnotes = e.cnotes, nil
+	o.Evicted, e.evicted = e.evicted, nil
+	o.Collect, e.collect = e.collect, false
 }
 
 // Here numbers the messages that stayed at this address: the last one placed. For a Sink it
@@ -252,44 +275,10 @@ func (e *Engine) Accept(now time.Duration, remote netip.AddrPort) (conn.Accepted
 	if err != nil {
 		return conn.Accepted{}, err
 	}
-	a := pe.c.Accept(now, remote.Port())
-	e.runDeferred(now)
-	return a, nil
+	return pe.c.Accept(now, remote.Port()), nil
 }
 
-// Connected reports that the attempt of p produced a link. It returns false if the attempt
-// was superseded; the caller then closes the link.
-func (e *Engine) Connected(now time.Duration, p *conn.Path, attempt uint64) bool {
-	ok := p.Connected(now, attempt)
-	e.runDeferred(now)
-	return ok
-}
-
-// DialFailed reports that the attempt of p failed.
-func (e *Engine) DialFailed(now time.Duration, p *conn.Path, attempt uint64, err error) {
-	p.DialFailed(now, attempt, err)
-	e.runDeferred(now)
-}
-
-// Lost reports that the link of p's attempt is closed and read to its end.
-func (e *Engine) Lost(now time.Duration, p *conn.Path, attempt, acked uint64, err error) {
-	p.Lost(now, attempt, acked, err)
-	e.runDeferred(now)
-}
-
-// Receive takes one frame that arrived on the link of p's attempt. See conn.Path.Receive.
-func (e *Engine) Receive(now time.Duration, p *conn.Path, attempt uint64, f *transport.Frame) error {
-	e.now = now
-	return p.Receive(now, attempt, f)
-}
-
-// ReceivedAll ends a run of Receive calls.
-func (e *Engine) ReceivedAll(now time.Duration, p *conn.Path, attempt uint64) {
-	p.ReceivedAll(now, attempt)
-	e.runDeferred(now)
-}
-
-// Fill is conn.Path.Fill of p.
+// Fill is conn.Path.Fill of p, of which a tracer is told.
 func (e *Engine) Fill(now time.Duration, p *conn.Path, b *transport.Batch) bool {
 	ok := p.Fill(now, b)
 	if e.tracer != nil && ok {
@@ -298,43 +287,11 @@ func (e *Engine) Fill(now time.Duration, p *conn.Path, b *transport.Batch) bool 
 	return ok
 }
 
-// Alive is conn.Path.Alive of p. The shell calls it when the link has taken more of a
-// partly written batch.
-func (e *Engine) Alive(now time.Duration, p *conn.Path, attempt uint64) { p.Alive(now, attempt) }
-
-// Wrote is conn.Path.Wrote of p.
-func (e *Engine) Wrote(now time.Duration, p *conn.Path) bool {
-	more := p.Wrote(now)
-	e.runDeferred(now)
-	return more
-}
-
-// WroteLate is conn.Path.WroteLate of p.
-func (e *Engine) WroteLate(now time.Duration, p *conn.Path, err error) bool {
-	more := p.WroteLate(now, err)
-	e.runDeferred(now)
-	return more
-}
-
-// Acked reports how many bytes of the link of p's attempt the peer's TCP has acknowledged.
-func (e *Engine) Acked(now time.Duration, p *conn.Path, attempt, bytes uint64) {
-	p.Acked(now, attempt, bytes)
-	e.runDeferred(now)
-}
-
-// Drop gives the link of p up.
-func (e *Engine) Drop(now time.Duration, p *conn.Path, why error) bool {
-	ok := p.Drop(now, why)
-	e.runDeferred(now)
-	return ok
-}
-
 // AddressLost ends our incarnation towards all peers; see conn.Conn.AddressLost.
 func (e *Engine) AddressLost(now time.Duration) {
 	for _, pe := range e.order {
 		pe.c.AddressLost(now)
 	}
-	e.runDeferred(now)
 }
 
 // runDeferred ends every step: the work that the step made possible is done now, when no
@@ -411,11 +368,6 @@ func (e *Engine) freeMsg(m *conn.Msg) {
 
 type ticker interface{ tick(now time.Duration) }
 
-// soonTicker has nothing to do of its own: a Tick at once ends with settle.
-type soonTicker Engine
-
-func (t *soonTicker) tick(time.Duration) { t.soonTm.t = nil }
-
 type timer struct {
 	at time.Duration
 	id uint64
@@ -458,7 +410,6 @@ func (e *Engine) Tick(now time.Duration) {
 		e.timers.DeleteMin()
 		t.t.tick(now)
 	}
-	e.runDeferred(now)
 }
 
 // OwnCounters are the engine's, without those of its peers.

@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"time"
 
-	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/quota"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/wire"
@@ -157,13 +156,6 @@ func (e *Engine) forgetPeer(pe *Peer) {
 	e.ctr.Add(&pe.ctr)
 	e.ctr.PeersEvicted++
 	e.evicted = append(e.evicted, pe.c)
-}
-
-// Evicted returns the connections that were forgotten since the last call.
-func (e *Engine) Evicted() []*conn.Conn {
-	c := e.evicted
-	e.evicted = nil
-	return c
 }
 
 // origin says who made a peer known: the user of a client, or none if the peer connected by

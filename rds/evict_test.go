@@ -125,9 +125,9 @@ func TestPeersOfStrangers(t *testing.T) {
 				t.Fatalf("%s: stranger %d: %v", local, i, err)
 			}
 			if a.Link {
-				e.Lost(now, a.Path, a.Attempt, 0, nil)
+				a.Path.Lost(now, a.Attempt, 0, nil)
 			}
-			e.Take(nil)
+			takeActions(e, nil)
 			e.Tick(now)
 		}
 		if len(e.order) > 64 {
@@ -139,7 +139,7 @@ func TestPeersOfStrangers(t *testing.T) {
 		if err := s.Send(now, netip.AddrPortFrom(peerAddr(3000), 4000), nil, 0, Quiet); err != nil {
 			t.Errorf("%s: a destination after 1,000 strangers: %v", local, err)
 		}
-		if n := len(e.Evicted()); n < 900 || e.Counters().PeersEvicted != uint64(n) {
+		if n := len(taken(e).Evicted); n < 900 || e.Counters().PeersEvicted != uint64(n) {
 			t.Errorf("%d forgotten, %d counted", n, e.Counters().PeersEvicted)
 		}
 		if e.timers.Len() > 2*64+10 {
@@ -185,11 +185,11 @@ func TestForgottenPeerComesAgain(t *testing.T) {
 		for _, x := range e.order {
 			x.c.Paths(func(p *conn.Path) {
 				if p.State() == conn.Up {
-					e.Lost(w.now, p, p.Attempt(), 0, errors.New("cut"))
+					p.Lost(w.now, p.Attempt(), 0, errors.New("cut"))
 				}
 			})
 		}
-		e.Take(nil) // nobody dials
+		takeActions(e, nil) // nobody dials
 	}
 	if w.a.evict(w.now+evictAfter-time.Millisecond, func(*Peer) bool { return true }) {
 		t.Error("a peer with a history was forgotten at once")
@@ -201,7 +201,7 @@ func TestForgottenPeerComesAgain(t *testing.T) {
 		t.Errorf("it is known still, or its counters are lost")
 	}
 	pe.c.Paths(func(p *conn.Path) {
-		if w.a.Connected(w.now, p, p.Attempt()-1) {
+		if p.Connected(w.now, p.Attempt()-1) {
 			t.Error("a connection of the forgotten peer is taken")
 		}
 	})

@@ -21,7 +21,7 @@ func (m *machine) bytes(l *fuzzLink, b []byte) {
 		return
 	}
 	n, err := l.fr.Feed(b, func(f *transport.Frame) error {
-		err := m.e.Receive(m.now, l.p, l.attempt, f)
+		err := m.receive(l, f)
 		var h wire.Header
 		h.Parse(f.Raw)
 		m.note("%v link %d takes %v: %v", l.p, l.attempt, &h, err)
@@ -41,10 +41,11 @@ func (m *machine) bytes(l *fuzzLink, b []byte) {
 	case err != nil:
 		l.dead = true
 		if _, ok := errors.AsType[*transport.ErrTooLong](err); ok {
-			m.e.Drop(m.now, l.p, err)
+			m.drop(l, err)
 		}
 	}
-	m.e.ReceivedAll(m.now, l.p, l.attempt)
+	l.p.ReceivedAll(m.now, l.attempt)
+	m.settle()
 }
 
 func (m *machine) link(p *conn.Path, attempt uint64) {
@@ -80,13 +81,34 @@ func (m *machine) lost(l *fuzzLink) {
 	acked := l.sent - min(l.sent, uint64(m.u8())*7)
 	m.note("%v: link %d lost, %d of %d bytes acknowledged", l.p, l.attempt, acked, l.sent)
 	m.unlink(l)
-	m.e.Lost(m.now, l.p, l.attempt, acked, errors.New("gone"))
+	l.p.Lost(m.now, l.attempt, acked, errors.New("gone"))
+	m.settle()
+}
+
+// settle does what the calls so far have made possible, as the end of a step does.
+func (m *machine) settle() { m.e.runDeferred(m.now) }
+
+func (m *machine) receive(l *fuzzLink, f *transport.Frame) error {
+	m.e.Begin(m.now)
+	return l.p.Receive(m.now, l.attempt, f)
+}
+
+func (m *machine) connected(d dial) bool {
+	ok := d.p.Connected(m.now, d.gen)
+	m.settle()
+	return ok
+}
+
+func (m *machine) drop(l *fuzzLink, why error) bool {
+	ok := l.p.Drop(m.now, why)
+	m.settle()
+	return ok
 }
 
 // actions carries out the engine's orders.
 func (m *machine) actions() {
 	for n := 0; ; n++ {
-		acts := m.e.Take(nil)
+		acts := takeActions(m.e, nil)
 		if len(acts) == 0 {
 			break
 		}
@@ -117,7 +139,8 @@ func (m *machine) actions() {
 				}
 			case conn.ActPoll:
 				if l != nil {
-					m.e.Acked(m.now, a.Path, a.Attempt, l.sent-min(l.sent, uint64(m.u8())))
+					a.Path.Acked(m.now, a.Attempt, l.sent-min(l.sent, uint64(m.u8())))
+					m.settle()
 				}
 			case conn.ActResume:
 				if l != nil && l.paused != nil {
@@ -133,16 +156,17 @@ func (m *machine) actions() {
 			}
 		}
 	}
-	for _, s := range m.e.Ready(nil) {
+	o := taken(m.e)
+	for _, s := range o.Ready {
 		m.note("%v has news: %x", s.Addr(), s.Events())
 	}
-	for _, c := range m.e.States() {
+	for _, c := range o.States {
 		m.note("%v: %v > %v", c.Path, c.Was, c.Now)
 	}
-	for _, n := range m.e.Notices() {
+	for _, n := range o.Notices {
 		m.note("%+v", n)
 	}
-	if m.e.Collect() {
+	if o.Collect {
 		m.note("collect")
 	}
 }
@@ -159,7 +183,7 @@ func (m *machine) find(p *conn.Path, attempt uint64) *fuzzLink {
 func (m *machine) resume(l *fuzzLink) {
 	f, behind := l.paused, l.behind
 	l.paused, l.behind = nil, nil
-	err := m.e.Receive(m.now, l.p, l.attempt, f)
+	err := m.receive(l, f)
 	m.note("%v link %d resumes: %v", l.p, l.attempt, err)
 	switch {
 	case err == conn.ErrPause:
@@ -171,7 +195,8 @@ func (m *machine) resume(l *fuzzLink) {
 	if f.Buf != nil {
 		f.Buf.Release()
 	}
-	m.e.ReceivedAll(m.now, l.p, l.attempt)
+	l.p.ReceivedAll(m.now, l.attempt)
+	m.settle()
 	m.bytes(l, behind)
 }
 
@@ -203,7 +228,9 @@ func (m *machine) wrote(p *conn.Path) {
 	b := m.fills[p]
 	delete(m.fills, p)
 	b.Put()
-	if m.e.Wrote(m.now, p) {
+	more := p.Wrote(m.now)
+	m.settle()
+	if more {
 		m.kicks = append(m.kicks, p)
 	}
 }

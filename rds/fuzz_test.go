@@ -249,6 +249,7 @@ func (m *machine) instruction() {
 	case 7, 8:
 		peer, port := fuzzPeers[m.u8()%2], uint16(40000)+uint16(m.u8()%16)
 		a, err := m.e.Accept(m.now, netip.AddrPortFrom(peer, port))
+		m.settle()
 		m.note("connection of %v port %d: %+v %v", peer, port, a, err)
 		if err == nil && a.Link {
 			m.link(a.Path, a.Attempt)
@@ -258,8 +259,9 @@ func (m *machine) instruction() {
 			m.forget(d)
 			if op == 10 && m.u8()%2 == 0 {
 				m.note("%v: attempt %d fails", d.p, d.gen)
-				m.e.DialFailed(m.now, d.p, d.gen, errors.New("no"))
-			} else if ok := m.e.Connected(m.now, d.p, d.gen); ok {
+				d.p.DialFailed(m.now, d.gen, errors.New("no"))
+				m.settle()
+			} else if ok := m.connected(d); ok {
 				m.note("%v: attempt %d connects", d.p, d.gen)
 				m.link(d.p, d.gen)
 			}
@@ -270,7 +272,7 @@ func (m *machine) instruction() {
 		}
 	case 12:
 		if l, ok := pick(m, m.links); ok {
-			m.note("%v: drop: %v", l.p, m.e.Drop(m.now, l.p, errors.New("asked to")))
+			m.note("%v: drop: %v", l.p, m.drop(l, errors.New("asked to")))
 		}
 	case 13:
 		d := time.Millisecond << (m.u8() % 16)
@@ -283,6 +285,7 @@ func (m *machine) instruction() {
 			}
 			m.now = max(m.now, at)
 			m.e.Tick(m.now)
+			m.settle()
 			m.actions()
 		}
 	case 14:
@@ -419,7 +422,7 @@ func (m *machine) frame(l *fuzzLink, h wire.Header, p []byte) {
 
 // check checks what is true at every instant.
 func (m *machine) check() {
-	m.e.EndStep()
+	m.e.End()
 	m.e.holds(m.t)
 	b := m.cfg.Budget
 	if u := b.Used(); u < 0 || u > b.Limit {

@@ -26,7 +26,7 @@ func TestHeadersAreMemory(t *testing.T) {
 			break
 		}
 	}
-	w.a.EndStep()
+	w.a.End()
 	if want := (1 << 20) * 2 / 3 / msgBytes; n > want || n < want-1 {
 		t.Errorf("%d empty datagrams were accepted; one user's share, two thirds of 1 MiB, has room for %d", n, want)
 	}
@@ -36,12 +36,12 @@ func TestHeadersAreMemory(t *testing.T) {
 	if k, _, err := s.Cancel(w.now, to); err != nil || k != n {
 		t.Fatalf("%d cancelled: %v", k, err)
 	}
-	w.a.EndStep()
+	w.a.End()
 	if b.Used() != outcomeBytes || account.Used() != outcomeBytes {
 		t.Errorf("%d and %d bytes for one run of outcomes", b.Used(), account.Used())
 	}
 	s.Queue().Outcomes(nil)
-	w.a.EndStep()
+	w.a.End()
 	if b.Used() != 0 || account.Used() != 0 {
 		t.Errorf("%d and %d bytes are left", b.Used(), account.Used())
 	}

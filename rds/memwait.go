@@ -14,7 +14,7 @@ import (
 // shares with its daemon rings only if it was asked to, and it does not ring for those it
 // released long ago. Therefore sockets in recvWaiters say that they want room
 // (Sink.WantRoom), and the shell is asked to collect the releases of all clients of the
-// node (Collect): the memory this socket lacks may be held by any other.
+// node (Orders.Collect): the memory this socket lacks may be held by any other.
 
 // memoryEvery is how often the budget is looked at for sockets that wait for it.
 const memoryEvery = 20 * time.Millisecond
@@ -47,15 +47,6 @@ func (e *Engine) armMemoryTimer(now time.Duration) {
 		e.collect = true
 		e.arm(&e.memoryTm, (*memoryTicker)(e), now+memoryEvery)
 	}
-}
-
-// Collect reports, once, that sockets wait for memory of the node. The shell then takes the
-// releases of the clients of all its engines (Socket.Freed and Socket.ReadAll), whether or
-// not they rang for them.
-func (e *Engine) Collect() bool {
-	c := e.collect
-	e.collect = false
-	return c
 }
 
 // leaveRecvWaiters takes s out of recvWaiters.

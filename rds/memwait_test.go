@@ -42,21 +42,21 @@ func TestStarvedSocketAsksForOthersReleases(t *testing.T) {
 		w.run()
 	}
 	post(toIdle, 3700)
-	if w.b.Collect() || len(idle.wanted) > 0 {
+	if takeCollect(w.b) || len(idle.wanted) > 0 {
 		t.Fatal("room is wanted while there is some")
 	}
 	post(toHungry, 1000)
 	if len(hungry.got) != 0 || !hungry.s.Info().Congested {
 		t.Fatalf("1,000 bytes were placed beside 3,700 of 4,000: %+v", hungry.s.Info())
 	}
-	if !w.b.EndStep() || !w.b.Collect() || w.b.Collect() {
+	if !w.b.End() || !takeCollect(w.b) || takeCollect(w.b) {
 		t.Error("the shell was not asked, once, for what clients released")
 	}
 	if !slices.Equal(hungry.wanted, []bool{true}) || len(idle.wanted) > 0 {
 		t.Errorf("wanted room: the hungry one was told %v, the other %v; want true once, and nothing", hungry.wanted, idle.wanted)
 	}
 	w.advance(soon)
-	if !w.b.Collect() {
+	if !takeCollect(w.b) {
 		t.Error("nobody asks again while there is no memory")
 	}
 	idle.read(w.now, 1) // collected: it was released long ago
@@ -64,7 +64,7 @@ func TestStarvedSocketAsksForOthersReleases(t *testing.T) {
 		t.Fatalf("what was refused has not come, although there is memory: %+v", hungry.s.Info())
 	}
 	w.advance(soon)
-	if hungry.s.Info().Congested || !slices.Equal(hungry.wanted, []bool{true, false}) || w.b.Collect() {
+	if hungry.s.Info().Congested || !slices.Equal(hungry.wanted, []bool{true, false}) || takeCollect(w.b) {
 		t.Errorf("it goes on wanting room: %+v, %v", hungry.s.Info(), hungry.wanted)
 	}
 	hungry.read(w.now, 1)
@@ -97,7 +97,7 @@ func TestSinkThatLacksMemory(t *testing.T) {
 		if len(b.got) != 1 || !b.s.Info().Congested || len(w.b.recvWaiters) != 1 {
 			t.Fatalf("local %v: %d placed, %+v", local, len(b.got), b.s.Info())
 		}
-		if !w.b.EndStep() || !w.b.Collect() {
+		if !w.b.End() || !takeCollect(w.b) {
 			t.Errorf("local %v: the shell was not asked for what clients released", local)
 		}
 		b.lacks = false
@@ -161,7 +161,7 @@ func TestSendsWaitForMemory(t *testing.T) {
 			if err := holder.Send(w.now, holder.Addr(), make([]byte, 2900), 0, Quiet); err != nil {
 				t.Fatal(err)
 			}
-			e.EndStep()
+			e.End()
 			r, _ := w.b.Bind(4000, SocketOptions{})
 			var a *box
 			var s *Socket
@@ -197,7 +197,7 @@ func TestSendsWaitForMemory(t *testing.T) {
 			dg, _ := holder.Queue().Recv()
 			dg.Release()
 			holder.ReadAll(w.now)
-			e.EndStep()
+			e.End()
 			var ev int
 			if !w.until(soon, func() bool { ev |= s.Events(); return ev&EvWritable != 0 }) {
 				t.Fatalf("nobody was told that there is memory: events %d", ev)
@@ -233,7 +233,7 @@ func TestSendThatNeverFits(t *testing.T) {
 	if queued, err := s.SendWait(w.now, netip.AddrPortFrom(w.b.Local(), 4000), make([]byte, 3001), 0, Quiet, 0, nil); queued || !errors.Is(err, rdserr.ErrNoMemory) {
 		t.Errorf("queued %v, %v", queued, err)
 	}
-	if len(w.a.sendWaiters) != 0 || w.a.Collect() {
+	if len(w.a.sendWaiters) != 0 || takeCollect(w.a) {
 		t.Error("somebody waits for what never comes")
 	}
 }

@@ -54,7 +54,6 @@ func (pe *Peer) portOf(now time.Duration, port uint16) *peerPort {
 		pe.ports[port] = pp
 	} else if pp.told != pe.Congested(port) {
 		pe.tell(now, pp)
-		pe.e.arm(&pe.e.soonTm, (*soonTicker)(pe.e), 0) // no step is being ended here
 	}
 	return pp
 }

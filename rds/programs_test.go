@@ -67,7 +67,7 @@ func (m *machine) pin() {
 	b.WriteString(strings.Join(m.trace[k.noted:], "\n"))
 	k.noted = len(m.trace)
 	at, due := m.e.Next()
-	m.e.EndStep()
+	m.e.End()
 	bud := m.cfg.Budget
 	fmt.Fprintf(&b, "\nnow %v, next %v %v; %d sending, %d held, %d refused; here %d", m.now, at, due, bud.Sending(), bud.Held(), bud.Refused.Load(), m.e.Here())
 	for _, s := range m.socks {

@@ -267,7 +267,6 @@ func (q *Queue) Outcomes(l []OutcomeRun) []OutcomeRun {
 		s.writable()
 		if s.waiting > 0 {
 			s.hasSpace()
-			s.e.arm(&s.e.soonTm, (*soonTicker)(s.e), 0) // no step is being ended here
 		}
 	}
 	return l

@@ -137,7 +137,7 @@ func (s *Socket) holds(t testing.TB) {
 	if undecided != s.undecided || s.used < 0 || s.mem < 0 {
 		t.Errorf("%v: %d datagrams are undecided, %d by what flushes wait for; %d bytes under way, %d of memory", s.Addr(), s.undecided, undecided, s.used, s.mem)
 	}
-	if s.spaceListed && s.e.soonTm.t == nil && s.sendWaitAt == 0 { // what lacks memory has a timer
-		t.Errorf("%v: its waiting sends were not looked at in this step, and no timer runs for them", s.Addr())
+	if s.spaceListed { // the end of a step looks at them all
+		t.Errorf("%v: its waiting sends were not looked at in this step", s.Addr())
 	}
 }

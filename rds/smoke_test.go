@@ -36,13 +36,32 @@ func newPair(t testing.TB) *pair {
 // run carries out everything until both engines are quiet.
 func (w *pair) run() { w.runReusing(nil) }
 
+// takeActions takes the orders to links alone, into the memory of acts.
+func takeActions(e *Engine, acts []conn.Action) []conn.Action {
+	acts = append(acts[:0], e.actions...)
+	e.actions = e.actions[:0]
+	return acts
+}
+
+// takeCollect takes the order to collect alone.
+func takeCollect(e *Engine) (c bool) {
+	c, e.collect = e.collect, false
+	return c
+}
+
+// taken is what e has ordered.
+func taken(e *Engine) (o Orders) {
+	e.Take(&o)
+	return o
+}
+
 // runReusing is run without an allocation when acts is large enough.
 func (w *pair) runReusing(acts []conn.Action) []conn.Action {
 	for busy := true; busy; {
 		busy = false
 		for _, e := range [...]*Engine{w.a, w.b} {
-			e.EndStep()
-			acts = e.Take(acts[:0])
+			e.End()
+			acts = takeActions(e, acts)
 			for _, a := range acts {
 				busy = true
 				w.act(e, a)
@@ -70,21 +89,23 @@ func (w *pair) act(e *Engine, a conn.Action) {
 		x.other, y.other = y, x
 		x.fr.Max, y.fr.Max = 1<<20, 1<<20
 		w.link[a.Path], w.link[acc.Path] = x, y
-		e.Connected(w.now, a.Path, a.Attempt)
+		a.Path.Connected(w.now, a.Attempt)
 	case conn.ActKick:
 		x := w.link[a.Path]
 		b := transport.GetBatch()
 		for e.Fill(w.now, a.Path, b) {
 			for _, p := range b.Pieces() {
 				if _, err := x.other.fr.Feed(p, func(f *transport.Frame) error {
-					return x.other.e.Receive(w.now, x.other.p, x.other.gen, f)
+					return x.other.p.Receive(w.now, x.other.gen, f)
 				}); err != nil {
 					w.t.Fatal(err)
 				}
 			}
 			b.Reset()
-			e.Wrote(w.now, a.Path)
-			x.other.e.ReceivedAll(w.now, x.other.p, x.other.gen)
+			a.Path.Wrote(w.now)
+			x.other.p.ReceivedAll(w.now, x.other.gen)
+			x.other.e.End()
+			e.End()
 		}
 		b.Put()
 	}

@@ -41,15 +41,15 @@ func (e *Engine) sendRoom() int {
 	return e.cfg.Budget.sendRoom(e.tally.sending, e.tally.held)
 }
 
-// EndStep ends a step: others are told how much memory it took and gave back. It reports
-// whether Take, Ready or States would return anything.
-func (e *Engine) EndStep() bool {
-	if t := &e.tally; t.sending|t.held|t.noted != 0 {
-		b := e.cfg.Budget
-		b.sending.Add(t.sending)
-		b.held.Add(t.held)
-		t.account.Hold(t.noted)
-		t.sending, t.held, t.noted = 0, 0, 0
+// tell has others know of what the step took and gave back.
+func (e *Engine) tell() {
+	t := &e.tally
+	if t.sending|t.held|t.noted == 0 {
+		return
 	}
-	return len(e.actions)+len(e.ready)+len(e.states)+len(e.cnotes)+len(e.evicted) > 0 || e.collect
+	b := e.cfg.Budget
+	b.sending.Add(t.sending)
+	b.held.Add(t.held)
+	t.account.Hold(t.noted)
+	t.sending, t.held, t.noted = 0, 0, 0
 }

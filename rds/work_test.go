@@ -30,6 +30,7 @@ func ticks(e *Engine, now time.Duration, d time.Duration) time.Duration {
 		}
 		now = max(now, at)
 		e.Tick(now)
+		e.End()
 	}
 }
 
@@ -131,8 +132,8 @@ func TestFlippingMaps(t *testing.T) {
 		e.runDeferred(now)
 	}
 	flip(1000, none)
-	if e.told != 0 || len(pe.ports) != 0 || len(e.Notices()) != 0 || len(e.cleared) != 0 {
-		t.Errorf("nobody is concerned: %d told, %d ports kept, %d notices", e.told, len(pe.ports), len(e.Notices()))
+	if e.told != 0 || len(pe.ports) != 0 || len(e.cnotes) != 0 || len(e.cleared) != 0 {
+		t.Errorf("nobody is concerned: %d told, %d ports kept, %d notices", e.told, len(pe.ports), len(e.cnotes))
 	}
 	boxes := openMany(t, e, now, concerned, func(i int) uint16 { return uint16(10000 + i) })
 	s, _ := e.Bind(6000, SocketOptions{})

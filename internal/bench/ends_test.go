@@ -127,14 +127,14 @@ type endLink struct {
 
 // ends is all of them.
 type ends struct {
-	role  *role
-	epoll int
-	begun time.Time
-	list  []*end
-	byFD  map[int32]any // *end: its listener; *endLink
-	buf   []byte
-	acts  []conn.Action
-	count uint64
+	role   *role
+	epoll  int
+	begun  time.Time
+	list   []*end
+	byFD   map[int32]any // *end: its listener; *endLink
+	buf    []byte
+	orders rds.Orders
+	count  uint64
 }
 
 func runEnds(r *role) error {
@@ -212,7 +212,7 @@ func (s *ends) run() error {
 			ticked = now
 			for _, n := range s.list {
 				if at, ok := n.e.Next(); ok && at <= now {
-					n.e.Tick(now)
+					n.e.Tick(n.e.Begin(now))
 					s.carryOut(n)
 				}
 			}
@@ -236,7 +236,7 @@ func (s *ends) accept(n *end) error {
 			return os.NewSyscallError("accept", err)
 		}
 		in := from.(*unix.SockaddrInet4)
-		a, err := n.e.Accept(s.now(), netip.AddrPortFrom(netip.AddrFrom4(in.Addr), uint16(in.Port)))
+		a, err := n.e.Accept(n.e.Begin(s.now()), netip.AddrPortFrom(netip.AddrFrom4(in.Addr), uint16(in.Port)))
 		if err != nil || !a.Link || a.Parked {
 			unix.Close(fd)
 			continue
@@ -259,12 +259,12 @@ func (s *ends) read(l *endLink) {
 	if m < 0 {
 		return
 	}
-	now := s.now()
+	now := n.e.Begin(s.now())
 	if m == 0 || err != nil {
 		s.lose(l, now, err)
 		return
 	}
-	_, err = l.framer.Feed(s.buf[:m], func(f *transport.Frame) error { return n.e.Receive(now, l.p, l.gen, f) })
+	_, err = l.framer.Feed(s.buf[:m], func(f *transport.Frame) error { return l.p.Receive(now, l.gen, f) })
 	if err != nil {
 		s.lose(l, now, err)
 		return
@@ -280,7 +280,7 @@ func (s *ends) read(l *endLink) {
 		}
 		n.n, n.bytes = 0, 0
 	}
-	n.e.ReceivedAll(now, l.p, l.gen)
+	l.p.ReceivedAll(now, l.gen)
 	s.carryOut(n)
 }
 
@@ -290,18 +290,15 @@ func (s *ends) lose(l *endLink, now time.Duration, err error) {
 	if l.end.links[l.p] == l {
 		delete(l.end.links, l.p)
 	}
-	l.end.e.Lost(now, l.p, l.gen, 0, err)
+	l.p.Lost(now, l.gen, 0, err)
 	s.carryOut(l.end)
 }
 
 // carryOut does what the engine ordered. It never connects: the daemon does.
 func (s *ends) carryOut(n *end) {
-	for n.e.EndStep() {
-		s.acts = n.e.Take(s.acts[:0])
-		n.e.Ready(nil)
-		n.e.States()
-		n.e.Notices()
-		for _, a := range s.acts {
+	for n.e.End() {
+		n.e.Take(&s.orders)
+		for _, a := range s.orders.Actions {
 			l := n.links[a.Path]
 			switch {
 			case l == nil || a.Kind != conn.ActKick && a.Attempt != l.gen:
@@ -318,7 +315,7 @@ func (s *ends) carryOut(n *end) {
 func (s *ends) transmit(l *endLink) {
 	b := transport.GetBatch()
 	defer b.Put()
-	for l.end.e.Fill(s.now(), l.p, b) {
+	for l.p.Fill(s.now(), b) {
 		for _, p := range b.Pieces() {
 			for len(p) > 0 {
 				n, err := send(l.fd, p)
@@ -331,7 +328,7 @@ func (s *ends) transmit(l *endLink) {
 			}
 		}
 		b.Reset()
-		if !l.end.e.Wrote(s.now(), l.p) {
+		if !l.p.Wrote(s.now()) {
 			break
 		}
 	}

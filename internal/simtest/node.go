@@ -120,12 +120,12 @@ func (n *node) dispose(eng *rds.Engine, links []*link) {
 		if l.batch != nil {
 			l.batch.Put()
 			l.batch = nil
-			eng.Wrote(n.w.Now(), l.p)
+			l.p.Wrote(n.w.Now())
 		}
 	}
 	c := eng.Counters()
 	n.w.counters.Add(&c)
-	eng.EndStep() // the node is told of memory at the end of a step
+	eng.End() // the node is told of memory at the end of a step
 	if u := n.cfg.Budget.Used(); u != 0 {
 		n.w.fail("M1: %v: %d bytes of the budget are taken after everything was closed", n.addr, u)
 	}

@@ -181,7 +181,7 @@ func (w *World) fault() {
 				pe.Conn().Paths(func(p *conn.Path) {
 					if w.chance(3) {
 						w.trace("FAULT %v is dropped by the administrator", p)
-						n.eng.Drop(w.Now(), p, errAdmin)
+						p.Drop(w.Now(), errAdmin)
 					}
 				})
 			}

@@ -25,12 +25,13 @@ func newTestEngine(a netip.Addr, cfg rds.Config) *testEngine {
 
 func (t *testEngine) Lock() (*rds.Engine, time.Duration) {
 	t.mu.Lock()
-	return t.e, time.Since(t.begun)
+	return t.e, t.e.Begin(time.Since(t.begun))
 }
 
 func (t *testEngine) Unlock() {
-	t.e.Take(nil) // dials go nowhere
-	ready := t.e.Ready(nil)
+	var o rds.Orders // dials go nowhere
+	t.e.End()
+	t.e.Take(&o)
 	if at, ok := t.e.Next(); ok && at < time.Hour {
 		if t.timer != nil {
 			t.timer.Stop()
@@ -42,7 +43,7 @@ func (t *testEngine) Unlock() {
 		})
 	}
 	t.mu.Unlock()
-	for _, s := range ready {
+	for _, s := range o.Ready {
 		s.Options().Data.(datagram.Waker).News()
 	}
 }

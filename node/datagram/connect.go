@@ -18,8 +18,8 @@ func (h *Local) dialled(a conn.Action, link transport.Link, err error) {
 	_, now := h.Lock()
 	switch {
 	case err != nil:
-		h.e.DialFailed(now, p, attempt, err)
-	case h.closed || !h.e.Connected(now, p, attempt):
+		p.DialFailed(now, attempt, err)
+	case h.closed || !p.Connected(now, attempt):
 		link.Abort()
 	default:
 		k := &laneLink{h: h, p: p, attempt: attempt, link: link}
@@ -143,6 +143,6 @@ func (h *Local) pollAcked(a conn.Action) {
 	}
 	n := k.link.Acked()
 	_, now := h.Lock()
-	h.e.Acked(now, a.Path, a.Attempt, n)
+	a.Path.Acked(now, a.Attempt, n)
 	h.Unlock()
 }

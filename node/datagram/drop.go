@@ -21,7 +21,7 @@ func (a *Host) DropRefused() (dropped int) {
 			}
 		}
 		for _, p := range gone {
-			if e.Drop(now, p, errNotAllowed) {
+			if p.Drop(now, errNotAllowed) {
 				dropped++
 			}
 		}

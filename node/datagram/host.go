@@ -323,7 +323,7 @@ func (a *Host) DropPath(local, remote netip.Addr, lane int) (dropped int) {
 		_, now := h.Lock()
 		if pe := h.e.Known(remote); pe != nil {
 			pe.Conn().Paths(func(p *conn.Path) {
-				if (lane < 0 || p.Index() == lane) && h.e.Drop(now, p, errDropped) {
+				if (lane < 0 || p.Index() == lane) && p.Drop(now, errDropped) {
 					dropped++
 				}
 			})

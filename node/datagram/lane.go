@@ -82,7 +82,7 @@ func (l *laneLink) Begin() { _, l.now = l.h.LockTurn(l.h.all.here()) }
 // Frame gives one frame to the engine.
 func (l *laneLink) Frame(f *transport.Frame) error {
 	l.partial = 0
-	return l.h.e.Receive(l.now, l.p, l.attempt, f)
+	return l.p.Receive(l.now, l.attempt, f)
 }
 
 // Buffer finds a place for a large payload, in the ring it is for.
@@ -94,7 +94,7 @@ func (l *laneLink) Buffer(raw []byte, n int) *buf.Buf {
 // End lets the lock go; acknowledgements and wake-ups follow in this thread.
 func (l *laneLink) End() {
 	l.settlePartial()
-	l.h.e.ReceivedAll(l.now, l.p, l.attempt)
+	l.p.ReceivedAll(l.now, l.attempt)
 	l.h.commit(l.p)
 	if !l.noted {
 		l.note()
@@ -127,8 +127,8 @@ func (l *laneLink) identified() {
 // Progress notes that the peer takes some of a large batch: one that does so slowly is
 // alive.
 func (l *laneLink) Progress() {
-	e, now := l.h.Lock()
-	e.Alive(now, l.p, l.attempt)
+	_, now := l.h.Lock()
+	l.p.Alive(now, l.attempt)
 	l.h.Unlock()
 }
 
@@ -140,7 +140,7 @@ func (l *laneLink) Written(b *transport.Batch, err error) {
 	if err != nil {
 		l.dead = true
 	}
-	more := h.e.WroteLate(now, l.p, err)
+	more := l.p.WroteLate(now, err)
 	h.Unlock()
 	if more && h.transmit(l.p, bytesATurn) {
 		h.kick(l.p)
@@ -155,7 +155,7 @@ func (l *laneLink) Closed(err error, acked uint64) {
 	l.identified()
 	l.partial = 0
 	l.settlePartial()
-	h.e.Lost(now, l.p, l.attempt, acked, err)
+	l.p.Lost(now, l.attempt, acked, err)
 	h.startParked(l.p)
 	h.Unlock()
 	h.links.Done()

@@ -32,7 +32,6 @@ type Local struct {
 	worker  *Worker // its timer runs there, and what others hand over; set by start
 	timer   Timer
 	timerAt time.Duration // what timer is set for; never when it is not
-	latest  time.Duration // the time of the last step
 	closed  bool
 	leaving bool         // nothing is dialled any more
 	kicked  []*conn.Path // handed over to worker
@@ -69,16 +68,13 @@ func (h *Local) Addr() netip.Addr { return h.addr }
 func (h *Local) Host() *Host { return h.all }
 
 // StepTime is the engine's time of the last step. The lock is held.
-func (h *Local) StepTime() time.Duration { return h.latest }
+func (h *Local) StepTime() time.Duration { return h.e.Now() }
 
 // now is the engine's time: monotonic, from the node's start.
 func (h *Local) now() time.Duration { return h.all.machine.Clock() - h.all.machine.Epoch }
 
-// Lock takes the lock; unlock must follow.
-func (h *Local) Lock() (*rds.Engine, time.Duration) {
-	h.acquire()
-	return h.step(h.now())
-}
+// Lock takes the lock and begins a step, which Unlock must end.
+func (h *Local) Lock() (*rds.Engine, time.Duration) { return h.lockAt(h.now()) }
 
 // LockTurn is lock on the thread of w, if that is not nil, with the time at which
 // its turn began: to read the clock takes longer than to take the lock. Timers and
@@ -90,23 +86,12 @@ func (h *Local) LockTurn(w *Worker) (*rds.Engine, time.Duration) {
 	return h.lockAt(w.thread.Now() - h.all.machine.Epoch)
 }
 
-// lockAt is lock for a caller who knows the time.
+// lockAt is Lock for a caller who knows the time.
 func (h *Local) lockAt(now time.Duration) (*rds.Engine, time.Duration) {
-	h.acquire()
-	return h.step(now)
-}
-
-func (h *Local) acquire() {
 	if !h.mu.TryLock() {
 		h.lockSlowly()
 	}
-}
-
-// step begins a step of the engine, whose time never goes back, whoever has
-// looked at which clock.
-func (h *Local) step(now time.Duration) (*rds.Engine, time.Duration) {
-	h.latest = max(h.latest, now)
-	return h.e, h.latest
+	return h.e, h.e.Begin(now)
 }
 
 // lockSlowly waits for the lock. A reactor does so awake: to park a thread that
@@ -131,13 +116,9 @@ const lockAwake = 50 * time.Microsecond
 
 // work is what one step left to do. The pool keeps its slices.
 type work struct {
-	acts    []conn.Action
-	socks   []*rds.Socket
-	states  []rds.StateChange
-	notices []rds.Notice
-	watch   []*Watch
-	bells   []*shm.Alarm
-	collect bool
+	rds.Orders
+	watch []*Watch
+	bells []*shm.Alarm
 }
 
 var works = sync.Pool{New: func() any { return new(work) }}
@@ -145,11 +126,12 @@ var works = sync.Pool{New: func() any { return new(work) }}
 // Unlock lets the lock go and carries out what the step left to do: writes to
 // links in the caller's own thread, wakes readers, dials, logs.
 func (h *Local) Unlock() {
+	ordered := h.e.End()
 	if at, ok := h.e.Next(); ok && at < h.timerAt && !h.closed && h.timer != nil {
 		h.timerAt = at
 		h.timer.Reset(untilTick(h.now(), at))
 	}
-	if !h.e.EndStep() && len(h.rings.placed)+len(h.rings.dirty) == 0 {
+	if !ordered && len(h.rings.placed)+len(h.rings.dirty) == 0 {
 		h.mu.Unlock()
 		if h.waiting.Load() > 0 {
 			h.all.nudge()
@@ -157,23 +139,19 @@ func (h *Local) Unlock() {
 		return
 	}
 	w := works.Get().(*work)
-	w.acts = h.e.Take(w.acts[:0])
-	w.socks = h.e.Ready(w.socks[:0])
-	w.states = h.e.States()
-	w.notices = h.e.Notices()
+	h.e.Take(&w.Orders)
 	w.watch = h.watch
-	w.collect = h.e.Collect()
-	for _, s := range w.socks {
+	for _, s := range w.Ready {
 		if o, ok := s.Options().Data.(Publisher); ok {
 			o.Publish()
 		}
 	}
-	for _, c := range h.e.Evicted() {
+	for _, c := range w.Evicted {
 		c.Paths(h.freeLane)
 	}
 	w.bells = h.publishRings(w.bells[:0])
-	for i := range w.states {
-		h.recordLane(w.states[i].Path)
+	for i := range w.States {
+		h.recordLane(w.States[i].Path)
 	}
 	h.mu.Unlock()
 
@@ -185,7 +163,7 @@ func (h *Local) Unlock() {
 	}
 
 	woken := h.waiting.Load() > 0
-	for _, s := range w.socks {
+	for _, s := range w.Ready {
 		if o, ok := s.Options().Data.(Waker); ok && o.News() {
 			woken = true
 		}
@@ -193,24 +171,24 @@ func (h *Local) Unlock() {
 	if woken {
 		h.all.nudge()
 	}
-	for _, a := range w.acts {
+	for _, a := range w.Actions {
 		h.carryOut(a)
 	}
-	if w.collect {
+	if w.Collect {
 		h.all.Collect()
 	}
-	for _, s := range w.states {
+	for _, s := range w.States {
 		h.all.machine.Changed(h, s)
 	}
-	if len(w.notices) > 0 {
+	if len(w.Notices) > 0 {
 		for _, c := range w.watch {
-			c.tell(w.notices)
+			c.tell(w.Notices)
 		}
 	}
-	clear(w.acts)
-	clear(w.socks)
+	clear(w.Actions)
+	clear(w.Ready)
 	clear(w.bells)
-	w.states, w.notices, w.watch = nil, nil, nil
+	w.States, w.Notices, w.Evicted, w.watch = nil, nil, nil, nil
 	works.Put(w)
 }
 

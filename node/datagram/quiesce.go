@@ -69,7 +69,7 @@ func (h *Local) leave() (any bool) {
 		var drop []*conn.Path
 		pe.Conn().Paths(func(p *conn.Path) { drop = append(drop, p) })
 		for _, p := range drop {
-			any = e.Drop(now, p, errLeaving) || any
+			any = p.Drop(now, errLeaving) || any
 		}
 	}
 	h.Unlock()

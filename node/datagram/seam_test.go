@@ -457,8 +457,8 @@ func TestTurnEndsAtItsBytes(t *testing.T) {
 	<-held
 	defer close(gate)
 	p := s.path(seamHigher)
-	e, now := s.h.Lock()
-	more := e.Wrote(now, p)
+	_, now := s.h.Lock()
+	more := p.Wrote(now)
 	s.h.Unlock()
 	if !more {
 		t.Fatal("nothing waits")

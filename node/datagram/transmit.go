@@ -85,7 +85,7 @@ func (h *Local) transmit(p *conn.Path, most int) (more bool) {
 			l.dead = true // its reader will report it; nothing more is written
 		}
 		h.laneOf(p).lastTurn = now
-		more := h.e.Wrote(now, p)
+		more := p.Wrote(now)
 		if !more || err != nil || most <= 0 {
 			b.Put()
 			h.Unlock()
