@@ -484,6 +484,14 @@ func (p *Path) Wrote(now time.Duration) bool {
 	return p.kicked
 }
 
+// WroteBefore is Wrote for a turn that ended before this step: if the next Fill is likely to
+// find more, the shell is told to call it.
+func (p *Path) WroteBefore(now time.Duration) {
+	if p.Wrote(now) {
+		p.emit(ActKick)
+	}
+}
+
 // CongestionChanged tells that our own map changed.
 func (c *Conn) CongestionChanged(now time.Duration) {
 	if !c.Up() {
@@ -504,6 +512,11 @@ func (c *Conn) CongestionChanged(now time.Duration) {
 	}
 	p.kick()
 }
+
+// Last reports whether the turn whose batch was just filled has nothing behind it: another
+// Fill would find nothing, and the peer acknowledges by itself. Of a kernel TCP has to be
+// asked, which Wrote orders.
+func (p *Path) Last() bool { return p.c.kind == KindRdsd && !p.more() }
 
 // more reports whether another Fill would find something.
 func (p *Path) more() bool {

@@ -239,7 +239,13 @@ func (e *Engine) Now() time.Duration { return e.now }
 // took and gave back. It reports whether there are orders to be taken.
 func (e *Engine) End() bool {
 	e.runDeferred(e.now)
-	e.tell()
+	if t := &e.tally; t.sending|t.held|t.noted != 0 {
+		b := e.cfg.Budget
+		b.sending.Add(t.sending)
+		b.held.Add(t.held)
+		t.account.Hold(t.noted)
+		t.sending, t.held, t.noted = 0, 0, 0
+	}
 	return len(e.actions)+len(e.ready)+len(e.states)+len(e.cnotes)+len(e.evicted) > 0 || e.collect
 }
 

@@ -40,16 +40,3 @@ func (e *Engine) room() int64 {
 func (e *Engine) sendRoom() int {
 	return e.cfg.Budget.sendRoom(e.tally.sending, e.tally.held)
 }
-
-// tell has others know of what the step took and gave back.
-func (e *Engine) tell() {
-	t := &e.tally
-	if t.sending|t.held|t.noted == 0 {
-		return
-	}
-	b := e.cfg.Budget
-	b.sending.Add(t.sending)
-	b.held.Add(t.held)
-	t.account.Hold(t.noted)
-	t.sending, t.held, t.noted = 0, 0, 0
-}

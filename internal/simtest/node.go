@@ -120,8 +120,10 @@ func (n *node) dispose(eng *rds.Engine, links []*link) {
 		if l.batch != nil {
 			l.batch.Put()
 			l.batch = nil
-			l.p.Wrote(n.w.Now())
 		}
+	}
+	for _, pe := range eng.Peers() { // what was being written, or whose turn was left to the next step
+		pe.Conn().Paths(func(p *conn.Path) { p.Wrote(n.w.Now()) })
 	}
 	c := eng.Counters()
 	n.w.counters.Add(&c)

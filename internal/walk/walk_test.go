@@ -62,7 +62,7 @@ func TestWalk(t *testing.T) {
 		locks, functions := 0.0, 0.0
 		for _, c := range l {
 			functions += c.calls
-			if c.name == "(*Local).acquire" {
+			if c.name == "(*Local).lockAt" {
 				locks = c.calls
 			}
 		}

@@ -75,6 +75,8 @@ type ringFlow struct {
 	felt uint64 // what the client had said of it when it became congested (Felt)
 	bad  error  // why nothing can be sent there
 	dest *rds.Dest
+	dst  netip.AddrPort // dest's
+	here bool           // at the socket's own address
 }
 
 // ringPost is a descriptor under way.
@@ -269,7 +271,7 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 	case draining != nil:
 		r.refuse(p, draining)
 		return true
-	case r.marks != nil && r.cancelled(p, f.dest.Addr()):
+	case r.marks != nil && r.cancelled(p, f.dst):
 		return true
 	}
 	var err error
@@ -286,14 +288,14 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 		r.refuse(p, err)
 		return true
 	}
-	id, cell := r.End.Taken(p, f.dest.Addr(), true)
+	id, cell := r.End.Taken(p, f.dst, true)
 	for int(id) >= len(r.posts) {
 		r.posts = append(r.posts, ringPost{})
 	}
 	r.posts[id] = ringPost{slot: p.Slot, bytes: uint32(len(p.Body)), left: uint32(p.Count)}
 	r.sock.PostAdmitted(now, f.dest, p.Train, id, p.Tag, rds.Report(p.Want), cell)
 	r.host.Moved(len(p.Body))
-	if f.dest.Addr().Addr() == r.host.Addr() {
+	if f.here {
 		r.share.Copied(len(p.Body)) // what leaves has a bound of its own, and is not copied here
 	}
 	r.front.deps.Count.RingPosts.Add(1)
@@ -318,7 +320,7 @@ func (r *ringSock) resolve(i, gen uint32) {
 	if f.dest != nil {
 		f.dest.Close()
 	}
-	*f = ringFlow{gen: gen}
+	*f = ringFlow{gen: gen, dst: dst, here: dst.Addr() == r.host.Addr()}
 	switch {
 	case !ok:
 		f.bad = rdserr.ErrDestination

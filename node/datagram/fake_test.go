@@ -32,7 +32,8 @@ type fakeLink struct {
 	sendErr error // Send fails
 	kept    *transport.Batch
 	over    bool
-	mute    bool // Close does not end it: the test does
+	mute    bool   // Close does not end it: the test does
+	during  func() // the next Send calls it first
 }
 
 func (l *fakeLink) LocalAddr() netip.AddrPort  { return l.local }
@@ -87,6 +88,13 @@ func (l *fakeLink) end(err error) {
 }
 
 func (l *fakeLink) Send(b *transport.Batch) (bool, error) {
+	l.mu.Lock()
+	during := l.during
+	l.during = nil
+	l.mu.Unlock()
+	if during != nil {
+		during()
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.sendErr != nil {

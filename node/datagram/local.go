@@ -40,6 +40,11 @@ type Local struct {
 
 	waiting atomic.Int32 // goroutines asleep on mu
 
+	// A turn that ended with nothing more to write leaves its path in written, for the next
+	// step (transmit.go).
+	steps   atomic.Uint64 // begun so far; stored with mu held
+	written atomic.Pointer[conn.Path]
+
 	listener transport.Listener // set by start
 	links    sync.WaitGroup     // links and dials under way
 
@@ -91,7 +96,12 @@ func (h *Local) lockAt(now time.Duration) (*rds.Engine, time.Duration) {
 	if !h.mu.TryLock() {
 		h.lockSlowly()
 	}
-	return h.e, h.e.Begin(now)
+	h.steps.Store(h.steps.Load() + 1)
+	now = h.e.Begin(now)
+	if h.written.Load() != nil {
+		h.takeWritten(now)
+	}
+	return h.e, now
 }
 
 // lockSlowly waits for the lock. A reactor does so awake: to park a thread that
@@ -273,9 +283,8 @@ func (h *Local) stop() {
 	if h.listener != nil {
 		h.listener.Close()
 	}
-	h.mu.Lock()
+	_, now := h.Lock()
 	h.closed = true
-	now := h.now()
 	h.e.Shutdown(now)
 	var links []*laneLink
 	var unstarted int

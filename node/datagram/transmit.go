@@ -69,6 +69,8 @@ func (h *Local) transmit(p *conn.Path, most int) (more bool) {
 			return false
 		}
 		h.ledgerLane(p).SetNextSeq(p.NextTx())
+		last, step := p.Last(), h.steps.Load()
+		h.laneOf(p).lastTurn = now
 		h.Unlock()
 		done, err := l.link.Send(b)
 		if !done && err == nil {
@@ -78,6 +80,9 @@ func (h *Local) transmit(p *conn.Path, most int) (more bool) {
 		most -= b.Bytes()
 		if b.Bytes() > soonWritten {
 			now = h.now()
+		} else if last && err == nil && h.leaveWritten(p, step) {
+			b.Put()
+			return false
 		}
 		b.Reset()
 		_, now = h.lockAt(now)
@@ -91,6 +96,29 @@ func (h *Local) transmit(p *conn.Path, most int) (more bool) {
 			h.Unlock()
 			return more && err == nil
 		}
+	}
+}
+
+// leaveWritten ends the turn that wrote p's batch without the lock, if no step was begun
+// since the one numbered step, which filled it: then nobody has found p being written to and
+// queued behind it, and nobody waits for the end of the turn. The next step, whoever begins
+// it, is told before anything else (takeWritten). It returns false if the caller has to end
+// the turn with the lock.
+//
+// A step that begins meanwhile stores its number and then looks at written; this stores
+// written and then looks at the number. So one of them sees the other, and when both do one
+// takes p out.
+func (h *Local) leaveWritten(p *conn.Path, step uint64) bool {
+	if !h.written.CompareAndSwap(nil, p) {
+		return false // another path of this address is there
+	}
+	return h.steps.Load() == step || !h.written.CompareAndSwap(p, nil)
+}
+
+// takeWritten ends the turn that left its path in written. The lock is held.
+func (h *Local) takeWritten(now time.Duration) {
+	if p := h.written.Swap(nil); p != nil {
+		p.WroteBefore(now)
 	}
 }
 
