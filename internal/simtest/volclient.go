@@ -15,9 +15,8 @@ type volClient struct {
 	srv     *volNode
 	node    *volNode
 	spec    volume.MapSpec // what all its mappings have in common
-	onLoss  string
-	process int // so far
-	upLife  int // the last that had a session
+	process int            // so far
+	upLife  int            // the last that had a session
 	p       *volProcess
 	maps    []*mapping // one for each disk of srv
 }

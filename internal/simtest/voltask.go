@@ -18,11 +18,10 @@ type task struct {
 	stop  func()
 	yield func(struct{}) bool
 
-	bells   []<-chan struct{} // it waits for
-	parked  bool
-	waits   int // how often it has waited
-	result  int // of Wait
-	running bool
+	bells  []<-chan struct{} // it waits for
+	parked bool
+	waits  int // how often it has waited
+	result int // of Wait
 }
 
 // errDead unwinds a task whose process has died.
