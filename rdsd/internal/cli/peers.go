@@ -20,7 +20,7 @@ func (a *app) peersCmd() *cobra.Command {
 		Long: `Show the peers: one line for each pair of local and remote address.
 
 KIND is rdsd, kernel (Linux with source-port lanes) or kernel-legacy (one lane).
-STATE is the best state of the peer's paths: up, connecting, disconnecting,
+STATE is the best state of the peer's lanes: up, connecting, disconnecting,
 error, down. QUEUED waits to be sent, UNACKED is sent and not acknowledged, HELD
 was refused by the peer for lack of room and will be sent again. VOLUMES is how
 many paths of volumes to or from the peer are connected, of how many. --paths shows
@@ -47,7 +47,7 @@ the lanes and the paths of volumes one by one.`,
 	}
 	cmd.Flags().StringVar(&remote, "remote", "", "only peers at this address")
 	cmd.Flags().StringVar(&local, "local", "", "only peers seen from this local address")
-	cmd.Flags().BoolVar(&paths, "paths", false, "one line for each path (lane)")
+	cmd.Flags().BoolVar(&paths, "paths", false, "one line for each lane and each path of volumes")
 	cmd.RegisterFlagCompletionFunc("remote", a.complete(listPeerWords))
 	cmd.AddCommand(a.dropCmd())
 	return aList(a.reader(cmd))
@@ -128,19 +128,29 @@ func trouble(text string, age time.Duration, attempts uint32, retry time.Duratio
 	return text
 }
 
-// pathRow is a path as a line for programs.
+// pathRow is a path as a line for programs: a lane, or a path of volumes, of which the
+// fields that only a lane has are 0. The names of the other fields are those of a lane.
 type pathRow struct {
 	Local  netip.Addr `json:"local"`
 	Remote netip.Addr `json:"remote"`
 	rdsd.PeerPath
+	Kind    string `json:"kind"`    // "lane" or "volume"
+	Session string `json:"session"` // of a path of volumes
+	Role    string `json:"role"`    // of this node in that session
 }
 
 func pathRows(peers []rdsd.Peer) []pathRow {
 	var out []pathRow
 	for _, l := range pathLines(peers) {
-		if l.volume == nil { // those are rows of rdsd volume paths
-			out = append(out, pathRow{l.local, l.remote, l.PeerPath})
+		r := pathRow{Local: l.local, Remote: l.remote, PeerPath: l.PeerPath, Kind: "lane"}
+		if v := l.volume; v != nil {
+			r.Kind, r.Session, r.Role = "volume", v.Session, string(v.Role)
+			r.LocalEndpoint, r.RemoteEndpoint = v.Src, v.Dst
+			if v.Role == rdsd.RoleServer {
+				r.LocalEndpoint, r.RemoteEndpoint = v.Dst, v.Src
+			}
 		}
+		out = append(out, r)
 	}
 	return out
 }
@@ -232,7 +242,7 @@ func (a *app) dropCmd() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "drop REMOTE",
 		Short: "drop the links to a peer; they come back by themselves",
-		Long: `Drop the paths to a peer, as after a network fault. What was not acknowledged
+		Long: `Drop the lanes to a peer, as after a network fault. What was not acknowledged
 is sent again when they are back. Needs root, the daemon's user or a configured
 administrator.`,
 		ValidArgsFunction: a.completeFirst(listPeerWords),
@@ -261,7 +271,7 @@ administrator.`,
 				if a.json {
 					return writeJSON(a.out, map[string]int{"dropped": dropped})
 				}
-				fmt.Fprintf(a.out, "dropped %s to %s\n", plural(uint64(dropped), "path"), remote)
+				fmt.Fprintf(a.out, "dropped %s to %s\n", plural(uint64(dropped), "lane"), remote)
 				return nil
 			})
 		},
