@@ -3,7 +3,8 @@
 // them. It decides which side connects, shakes hands with kernels and other rdsd, numbers,
 // acknowledges, retransmits, grants credits, holds back messages that a full receiver
 // refused, and gives up links that fell silent. The rules are written down in
-// docs/protocol.md.
+// docs/protocol.md. A code in a comment, such as D2 (order), is a promise to applications
+// that the simulator holds this package to: docs/testing.md, "The simulator".
 //
 // The package knows neither sockets nor a concrete transport. The layer above is an Owner;
 // package rds is the only one so far.

@@ -37,7 +37,7 @@ func startWith(t *testing.T, change func(*config.Config)) (*Node, *config.Config
 	return n, cfg
 }
 
-// A client that dies at any moment loses its sockets within a second (R4).
+// A client that dies at any moment loses its sockets within a second.
 func TestDeadClientLosesItsSockets(t *testing.T) {
 	n, cfg := startOne(t)
 	cc, err := grpc.NewClient("unix://"+cfg.API.Socket, grpc.WithTransportCredentials(insecure.NewCredentials()))

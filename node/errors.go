@@ -10,7 +10,7 @@ import (
 	"github.com/rdsd/rdsd/node/service"
 )
 
-// Bounds of the table of errors (M2). What the lines are about comes from peers and
+// Bounds of the table of errors. What the lines are about comes from peers and
 // clients, so whoever makes the daemon complain of ever new addresses or users gets one
 // line for all but the first of them.
 const (

@@ -36,7 +36,7 @@ type levelHandler struct {
 // the program, so it is reached only by mistake; the rest then share a bucket.
 const maxLogMessages = 512
 
-// limitHandler bounds how often each message is logged (M2: whatever peers and
+// limitHandler bounds how often each message is logged (whatever peers and
 // clients do, log output is bounded). The first line after a gap says how many
 // were left out.
 type limitHandler struct {

@@ -13,7 +13,7 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-// A client that writes anything anywhere at any time (R1): the host is driven
+// A client that writes anything anywhere at any time: the host is driven
 // by a script of bytes, in which the client's good steps and its wild stores
 // stand between the daemon's steps.
 

@@ -148,7 +148,7 @@ const victims = 100
 // TestKilledClients kills a hundred clients at random moments: senders of all
 // sizes to both nodes, and readers that give nothing back. What arrives of them
 // is whole, in order and without a repetition; others' traffic does not notice;
-// their regions are gone within a second (D1, D2, D4, R1, R4).
+// their regions are gone within a second (D1, D2, D4).
 func TestKilledClients(t *testing.T) {
 	a, b := rdsdtest.Pair(t)
 	ctx, cancel := context.WithCancel(context.Background())

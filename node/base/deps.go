@@ -67,7 +67,7 @@ func (d *Deps) User(id config.Identity) *quota.Account {
 // ErrDraining is what a daemon that is being stopped says to whoever wants something new.
 var ErrDraining = rdserr.With(rdserr.ErrShutdown, "the daemon is shutting down")
 
-// Budget is one configured limit and what is used of it (M1 to M4).
+// Budget is one configured limit and what is used of it.
 type Budget struct {
 	Name                 string
 	Used, Limit, Refused uint64

@@ -184,7 +184,7 @@ func EndpointPB(a netip.AddrPort) *rdsdv1.Endpoint {
 	return e
 }
 
-// socketTable counts the sockets of each user (M1) and knows their streams, so
+// socketTable counts the sockets of each user and knows their streams, so
 // that the daemon can end them.
 type socketTable struct {
 	max, maxPerUID int

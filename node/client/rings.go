@@ -86,7 +86,7 @@ type ringPost struct {
 	left  uint32 // datagrams without an outcome
 }
 
-// ringTurn bounds the descriptors one socket is served with in a turn (R3).
+// ringTurn bounds the descriptors one socket is served with in a turn.
 const ringTurn = 64
 
 // --- the reactor's side ----------------------------------------------------------

@@ -253,7 +253,7 @@ func (r *ringSock) end(err error) {
 }
 
 // close ends the socket. What has begun to leave keeps its memory until it is
-// decided, as a copy, so that the region goes at once (R4). On the reactor's
+// decided, as a copy, so that the region goes at once. On the reactor's
 // thread, which is not to be held up by what a client leaves behind: what is
 // unmapped and closed is buried elsewhere.
 func (r *ringSock) close() {

@@ -23,7 +23,7 @@ import (
 
 // TestHostileRing: a client that scribbles random words all over its region, at
 // any moment, is thrown out or ignored; the daemon and another client's traffic
-// do not notice (R1).
+// do not notice.
 func TestHostileRing(t *testing.T) {
 	n, cfg := startClients(t)
 	addr := cfg.RDS.Addresses[0]
@@ -128,7 +128,7 @@ func TestHostileRing(t *testing.T) {
 	await.Until(t, 5*time.Second, "all sockets are gone", func() bool { return n.clients.Budget().Used == 0 })
 }
 
-// TestRingGone: the region of a client that ends is gone within a second (R4),
+// TestRingGone: the region of a client that ends is gone within a second,
 // also while its datagrams are on their way to a peer that does not answer.
 func TestRingGone(t *testing.T) {
 	n, cfg := startClients(t)

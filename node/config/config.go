@@ -102,7 +102,7 @@ type HTTP struct {
 	PeerPage string   `toml:"peer_page" reload:"yes" usage:"where the pages of other nodes are, {address} standing for a peer's address; empty: no links to them" want:"a URL such as \"http://{address}:16386/\", or \"\""`
 }
 
-// Limits is the budget (M1, M2, M3). When a share is spent, new work is
+// Limits is the budget. When a share is spent, new work is
 // refused with a reason and old work goes on.
 type Limits struct {
 	MemoryBytes      Bytes `toml:"memory_bytes" usage:"all that is held for clients and peers; the resident memory of the process stays below it and 64 MiB" want:"a size such as \"1GiB\", at least 16MiB"`

@@ -22,7 +22,7 @@ import (
 	webpage "github.com/rdsd/rdsd/node/page"
 )
 
-// Bounds of the page for monitoring (M2). Silent connections cost a descriptor and
+// Bounds of the page for monitoring. Silent connections cost a descriptor and
 // nothing else: a request takes its slot when its header is there, and where there are
 // too many connections the oldest one that has said nothing makes room.
 const (

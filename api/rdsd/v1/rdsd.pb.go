@@ -4174,7 +4174,7 @@ func (b0 Problem_builder) Build() *Problem {
 	return m0
 }
 
-// One configured limit (M1..M4) and what is used of it.
+// One configured limit and what is used of it.
 type Budget struct {
 	state              protoimpl.MessageState `protogen:"opaque.v1"`
 	xxx_hidden_Name    string                 `protobuf:"bytes,1,opt,name=name"`

@@ -1205,7 +1205,7 @@ Global___Problem: _TypeAlias = Problem  # noqa: Y015
 
 @_typing.final
 class Budget(_message.Message):
-    """One configured limit (M1..M4) and what is used of it."""
+    """One configured limit and what is used of it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
