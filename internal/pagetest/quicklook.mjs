@@ -27,13 +27,15 @@ const total = (rate, i, seed) => {
 };
 
 const HERE = '10.20.0.11';
-const peersList = [['10.20.0.12', 184e3, 21e6, 17e6, 0], ['10.20.0.13', 201e3, 34e6, 12e6, 4], ['10.20.0.14', 173e3, 8e6, 9e6, 1], ['10.20.0.15', 0, 0, 0, 0], ['10.20.0.16', 412e3, 2e6, 3e6, 0]];
+const peersList = [['10.20.0.12', 184e3, 21e6, 17e6, 0], ['10.20.0.13', 201e3, 34e6, 12e6, 2], ['10.20.0.14', 173e3, 8e6, 9e6, 1], ['10.20.0.15', 0, 0, 0, 0], ['10.20.0.16', 412e3, 2e6, 3e6, 0]];
 
 const congested = [
   { at: '10.20.0.13:7000', since: 97, queued: 1.2 * MiB, reader: [2114, 998, 'indexer'], from: [['10.20.0.11:7001', 412, 0.9 * MiB], ['10.20.0.14:7001', 133, 0.3 * MiB]], waiting: 2, blocked: 18231, marks: [[300, 60, 900], [420, 30, 2600], [640, 12, 4000], [700, 20, 5000]], times: 41 },
   { at: `${HERE}:4000`, local: true, since: 12, queued: 1.05 * MiB, reader: [1822, 1001, 'ingest'], from: [['10.20.0.12:5100', 390, 0.6 * MiB], ['10.20.0.14:5100', 201, 0.4 * MiB]], waiting: 0, blocked: 0, marks: [[510, 50, 1800], [716, 4, 3000]], times: 12 },
   { at: '10.20.0.14:9300', since: 4, queued: 260 * KiB, reader: [733, 998, 'replica'], from: [['10.20.0.11:9301', 64, 260 * KiB]], waiting: 1, blocked: 210, marks: [[120, 8, 1200], [718, 2, 2000]], times: 5 },
 ];
+// Of this one the daemon there has not said more: nobody here sends to it.
+const unsaid = [{ at: '10.20.0.13:33000', since: 31, queued: 0, reader: [0, 0, ''], from: [], waiting: 0, blocked: 0, marks: [[713, 7, 5000]], times: 1 }];
 const embers = ['10.20.0.13:2049', '10.20.0.13:21555', '10.20.0.13:40007', '10.20.0.12:52100'];
 
 const slots = (marks) => {
@@ -79,10 +81,10 @@ export function said(i) {
     ].map(([at, label, program, pid, uid, recv, send, full, read, sent], k) => ({ local: end(at), uid, pid, label, program, send_buffer_bytes: String(MiB), send_queued_bytes: String(Math.round(send * wave(i, k) * 0.9)), recv_buffer_bytes: String(MiB), recv_queued_bytes: String(Math.round(full ? recv : recv * wave(i, k))), recv_hard_limit_bytes: String(4 * MiB), recv_queued: String(Math.round(recv / 1800)),
       congested: full, accepted: total(sent, i, k), delivered: total(sent, i, k), in_flight: String(Math.round(send / 2048)), received: total(read, i, k + 3), inode: String(100 + k), ring_bytes: String(256 * KiB), ring_max_bytes: String(4 * MiB) })) },
     counters: { counter: [['send_queued', 10500, 1], ['recv_delivered', 12600, 2], ['copy_from_user', 21e6, 1], ['copy_to_user', 26e6, 2]].map(([name, rate, seed]) => ({ name, value: total(rate, i, seed), help: name })) },
-    congestion: { port: congested.map((c) => ({ endpoint: end(c.at), local: Boolean(c.local), since_ns: s(c.since), queued_bytes: String(Math.round(c.queued)), reader_pid: c.reader[0], reader_uid: c.reader[1], waiting_senders: c.waiting, blocked: String(c.blocked), culprit: culprits(c.from) })) },
-    maps: { map: [{ address: ip('10.20.0.13'), local: false, seen_from: ip(HERE), ...bitmap([7000, 7003, 7010, 33000]) }, { address: ip(HERE), local: true, seen_from: ip(HERE), ...bitmap([4000]) }, { address: ip('10.20.0.14'), local: false, seen_from: ip(HERE), ...bitmap([9300]) }] },
+    congestion: { port: [...congested, ...unsaid].map((c) => ({ endpoint: end(c.at), local: Boolean(c.local), since_ns: s(c.since), queued_bytes: String(Math.round(c.queued)), reader_pid: c.reader[0], reader_uid: c.reader[1], waiting_senders: c.waiting, blocked: String(c.blocked), culprit: culprits(c.from) })) },
+    maps: { map: [{ address: ip('10.20.0.13'), local: false, seen_from: ip(HERE), ...bitmap([7000, 33000]) }, { address: ip(HERE), local: true, seen_from: ip(HERE), ...bitmap([4000]) }, { address: ip('10.20.0.14'), local: false, seen_from: ip(HERE), ...bitmap([9300]) }] },
     history: { end_unix_ns: String((NOW + 5000) * 1e6), slot_ns: s(5), slots: 720, kept_ns: s(3600),
-      port: [...congested.map((c) => ({ endpoint: end(c.at), local: Boolean(c.local), congested: true, times: c.times, reader_uid: c.reader[1], reader_pid: c.reader[0], reader_program: c.local ? c.reader[2] : '', culprit: culprits(c.from), ...slots(c.marks) })),
+      port: [...[...congested, ...unsaid].map((c) => ({ endpoint: end(c.at), local: Boolean(c.local), congested: true, times: c.times, reader_uid: c.reader[1], reader_pid: c.reader[0], reader_program: c.local ? c.reader[2] : '', culprit: culprits(c.from), ...slots(c.marks) })),
         ...embers.map((at, k) => ({ endpoint: end(at), local: false, congested: false, times: 2 + k, ...slots([[90 + 110 * k, 6 + 3 * k, 1400]]) }))], others: {} },
     volumes: {
       mapping: [{ id: 'v1', device: '/dev/nbd0', attach: 'VOLUME_ATTACH_NBD', node: '10.20.0.14', name: 'db', state: 'VOLUME_MAPPING_STATE_OPEN', state_ns: s(26000), info: info(200), access: 'VOLUME_ACCESS_READ_WRITE', session: 'web1-store2', session_id: 's1', policy: 'VOLUME_POLICY_MIN_INFLIGHT', policy_name: 'min-inflight', on_loss: 'VOLUME_ON_LOSS_WAIT', persist: true, users: 1, paths: 2, paths_up: 1,
@@ -99,7 +101,7 @@ export function said(i) {
 
 const pictures = {
   overview: { at: '/', viewport: { width: 1120, height: 400 } },
-  congestion: { at: '/congestion', viewport: { width: 1120, height: 1450 }, whole: false },
+  congestion: { at: '/congestion', viewport: { width: 1120, height: 1580 }, whole: false },
   'congestion-dark': { at: '/congestion', viewport: { width: 1120, height: 860 }, colorScheme: 'dark', whole: false },
   socket: { at: '/socket/10.20.0.11%3A4000', viewport: { width: 1120, height: 400 } },
   peer: { at: '/peer/10.20.0.15/10.20.0.11', viewport: { width: 1120, height: 620 }, whole: false },

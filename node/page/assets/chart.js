@@ -54,7 +54,7 @@ export class Lines {
         y: { range: (_, __, max) => [0, Math.max(max * 1.15, this.least)] },
       },
       axes: [
-        { ...axis, size: 26, space: 80, values: (_, splits) => splits.map((s) => new Date(s * 1000).toLocaleTimeString('en-GB', this.seconds > 900 ? { hour: '2-digit', minute: '2-digit' } : {})) },
+        { ...axis, size: 26, space: 64, values: (_, splits) => splits.map((s) => new Date(s * 1000).toLocaleTimeString('en-GB', this.seconds > 900 ? { hour: '2-digit', minute: '2-digit' } : {})) },
         { ...axis, size: 70, space: 36, ...(this.binary ? { incrs: POWERS } : {}), values: (_, splits) => splits.map((v) => (v === 0 ? '0' : this.format(v))) },
       ],
       series: [{}, ...this.labels.map((label, i) => ({

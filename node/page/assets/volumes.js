@@ -5,10 +5,11 @@ import { address, bytes, count, num, time, word, rate, byteRate } from './format
 import { Lines } from './chart.js';
 import { mappingsOf, op, trouble } from './model.js';
 
+const role = (p) => word(p.role, 'VOLUME_ROLE');
 const pathColumns = (withSession) => [
   { id: 'source', label: 'Path', value: (p) => `${p.source} → ${p.destination}` },
-  ...(withSession ? [{ id: 'session', label: 'Session', value: (p) => p.session }] : []),
-  { id: 'role', label: 'Role', value: (p) => word(p.role, 'VOLUME_ROLE') },
+  withSession ? { id: 'session', label: 'Session', value: (p) => p.session, find: (p) => `${p.session} ${role(p)}`, cell: (p) => [`${p.session} ${role(p)}`, () => [p.session, h('span', { class: 'sub' }, role(p))]] }
+    : { id: 'role', label: 'Role', value: role },
   { id: 'state', label: 'State', value: (p) => word(p.state, 'VOLUME_PATH_STATE'), cell: (p) => { const w = word(p.state, 'VOLUME_PATH_STATE'); return [w, () => pill(w, w === 'connected' ? 'ok' : w === 'connecting' || w === 'fencing' ? 'warn' : 'bad')]; } },
   { id: 'for', label: 'For', num: true, value: (p) => num(p.state_ns), cell: (p) => time(p.state_ns) },
   { id: 'latency', label: 'Heartbeat', num: true, title: 'round trip of the last heartbeat', value: (p) => num(p.cur_latency_ns), cell: (p) => time(p.cur_latency_ns) },
