@@ -39,11 +39,11 @@ func endpoint(a netip.AddrPort) *rdsdv1.Endpoint {
 	return e
 }
 
-// busyNode is a node that does not run, with a socket that has sent three datagrams to a
+// busyNode is a node with a socket that has sent three datagrams to a
 // peer that is not there, and two to another socket, which has not read them.
 func busyNode(t *testing.T) (n *world, out, in *rds.Socket, far netip.AddrPort) {
 	t.Helper()
-	n = newWorld(t, clienttest.Config(t), world{real: true})
+	n = startWorld(t, func(*config.Config) {})
 	h := n.hosts.Locals()[0]
 	far = netip.MustParseAddrPort("127.77.3.1:4000")
 	e, now := h.Lock()
@@ -104,7 +104,7 @@ func TestListsAreWhole(t *testing.T) {
 			t.Errorf("%q: %v", ask, p)
 		}
 		for i, x := range p.GetPath() {
-			if int(x.GetIndex()) != i || x.GetState() == rdsdv1.PathState_PATH_STATE_UP || x.GetUpSinceNs() != 0 || x.GetLastError() != "" {
+			if int(x.GetIndex()) != i || x.GetState() == rdsdv1.PathState_PATH_STATE_UP || x.GetUpSinceNs() != 0 || (x.GetLastError() == "") != (x.GetErrorAgeNs() == 0) {
 				t.Errorf("path %d: %v", i, x)
 			}
 		}
@@ -123,7 +123,9 @@ func TestListsAreWhole(t *testing.T) {
 		if s.GetLocal().GetPort() == 4001 {
 			k, uid, label, queued, received, inFlight = in, 8, "in", 2, 0, 0
 		}
+		h.Lock()
 		o, i := k.Options(), k.Info()
+		h.Unlock()
 		if s.GetUid() != uid || s.GetPid() != 11*uid || s.GetLabel() != label || s.GetSendBufferBytes() != uint64(o.SndBufBytes) || s.GetRecvBufferBytes() != uint64(o.RcvBufBytes) ||
 			s.GetSendQueuedBytes() != uint64(i.SendQueued) || s.GetRecvQueued() != queued || s.GetRecvQueuedBytes() != uint64(i.RecvQueued) || s.GetRecvHardLimitBytes() != uint64(i.Hard) ||
 			s.GetInFlight() != inFlight || s.GetReceived() != received || s.GetInode() != i.ID || s.GetAccepted() != i.Stats.Accepted || s.GetDelivered() != i.Stats.Delivered || s.GetRingBytes() != 0 {
@@ -214,8 +216,12 @@ func TestAdministrationEdges(t *testing.T) {
 	if r, err := cancel(out.Addr(), netip.AddrPortFrom(far.Addr(), 5)); err != nil || r.GetCancelled() != 0 {
 		t.Errorf("to where nothing was sent: %v, %v", r, err)
 	}
-	if r, err := cancel(out.Addr(), far); err != nil || r.GetCancelled() != 3 || r.GetInFlight() != 0 || in.Info().RecvN != 2 {
-		t.Errorf("%v, %v; the other socket has %d", r, err, in.Info().RecvN)
+	r, err := cancel(out.Addr(), far)
+	h.Lock()
+	unread := in.Info().RecvN
+	h.Unlock()
+	if err != nil || r.GetCancelled() != 3 || r.GetInFlight() != 0 || unread != 2 {
+		t.Errorf("%v, %v; the other socket has %d", r, err, unread)
 	}
 	for _, at := range []netip.AddrPort{out.Addr(), netip.AddrPortFrom(h.Addr(), 9), netip.AddrPortFrom(strange, 9)} { // nobody's, none, and not here
 		r := &rdsdv1.CloseSocketRequest{}
