@@ -33,7 +33,7 @@ type Path struct {
 	// slot is the path's place in Conn.slots, which never changes: a message remembers its
 	// path by it, for idx may change.
 	slot uint8
-	// state changes in event alone (state.go; docs/protocol.md, "The life of a path").
+	// state changes in event alone (state.go; docs/protocol.md, "The life of a lane").
 	state State
 	since time.Duration // when the state began
 

@@ -68,7 +68,7 @@ type Counters struct {
 	RefuseNoRoom     uint64 `name:"refuse_no_room" own:"1" help:"datagrams refused to the sender: receiver at its hard limit"`
 	ReadPaused       uint64 `name:"read_paused" own:"1" help:"times a kernel link was paused because a receiver is full"`
 	ProtocolError    uint64 `name:"protocol_error" own:"1" help:"links reset because the peer broke the protocol"`
-	IllegalEvent     uint64 `name:"illegal_event" own:"1" help:"events a path's state does not allow"`
+	IllegalEvent     uint64 `name:"illegal_event" own:"1" help:"events a lane's state does not allow"`
 	PongDropped      uint64 `name:"pong_dropped" own:"1" help:"pings not answered because too many answers wait"`
 	PeerRestarted    uint64 `name:"peer_restarted" own:"1" help:"new incarnations of peers"`
 	PeerKindChanged  uint64 `name:"peer_kind_changed" own:"1" help:"peers that turned from kernel to rdsd or back"`

@@ -38,8 +38,8 @@ func newQueueCollector(read func(*datagram.Figures), g *guard.Guard) *queueColle
 	socket := []string{"address", "port", "uid"}
 	return &queueCollector{
 		read: read, guard: g,
-		paths:         d("paths", "Paths to peers, by state.", "state"),
-		peerPaths:     d("peer_paths_up", "Paths to the peer that are up.", peer...),
+		paths:         d("paths", "Lanes to peers, by state.", "state"),
+		peerPaths:     d("peer_paths_up", "Lanes to the peer that are up.", peer...),
 		peerCongested: d("peer_congested_ports", "Ports of the peer that are congested.", peer...),
 		peerRTT:       d("peer_round_trip_seconds", "Smoothed round trip to the peer; not there before it was measured.", peer...),
 

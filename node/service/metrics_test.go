@@ -88,7 +88,7 @@ rdsd_panics_total{what="page"} 0
 rdsd_panics_total{what="socket"} 0
 rdsd_panics_total{what="task"} 0
 rdsd_panics_total{what="volume"} 0
-# HELP rdsd_peer_up 1 while a path to the peer is up.
+# HELP rdsd_peer_up 1 while a lane to the peer is up.
 # TYPE rdsd_peer_up gauge
 rdsd_peer_up{local="10.0.0.1",peer="10.0.0.2"} 1
 rdsd_peer_up{local="10.0.0.1",peer="10.0.0.3"} 0

@@ -158,7 +158,7 @@ func (a *Admin) Ping(ctx context.Context, s PingSpec) (*Pong, error) {
 	return pongFromProto(m), nil
 }
 
-// DropPaths drops the links of all paths to a peer, as a network fault does, and
+// DropPaths drops the links of all lanes to a peer, as a network fault does, and
 // returns how many. They come back by themselves, and what was not acknowledged is
 // sent again. f.Remote is needed. ErrNotFound: there is no such peer.
 func (a *Admin) DropPaths(ctx context.Context, f PeerFilter) (int, error) {
@@ -167,7 +167,7 @@ func (a *Admin) DropPaths(ctx context.Context, f PeerFilter) (int, error) {
 	return a.drop(ctx, req)
 }
 
-// DropPath is DropPaths for the path of one index (PeerPath.Index) alone.
+// DropPath is DropPaths for the lane of one index (PeerPath.Index) alone.
 func (a *Admin) DropPath(ctx context.Context, f PeerFilter, index uint32) (int, error) {
 	req := dropRequest(f)
 	req.SetLane(index)

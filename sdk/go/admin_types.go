@@ -78,17 +78,17 @@ const (
 	PeerKernel       PeerKind = "kernel"        // Linux with lanes by source port
 )
 
-// PeerState is the state of a path to a peer, or of the best one it has.
+// PeerState is the state of a lane to a peer, or of the best one it has.
 type PeerState string
 
-// The states of paths to peers, the best one first.
+// The states of lanes to peers, the best one first.
 const (
 	StateUp            PeerState = "up"
 	StateConnecting    PeerState = "connecting"
 	StateDisconnecting PeerState = "disconnecting"
 	StateError         PeerState = "error" // the last attempt failed; another one comes
 	StateDown          PeerState = "down"
-	StateUnknown       PeerState = "unknown" // a peer without paths
+	StateUnknown       PeerState = "unknown" // a peer without lanes
 )
 
 // Peer is the connection between a local address and one of another node.
@@ -97,7 +97,7 @@ type Peer struct {
 	Remote         netip.Addr    `json:"remote"`
 	Kind           PeerKind      `json:"kind"`
 	Authenticated  bool          `json:"authenticated"` // false until nodes speak TLS
-	State          PeerState     `json:"state"`         // the best of its paths'
+	State          PeerState     `json:"state"`         // the best of its lanes'
 	Incarnation    uint64        `json:"incarnation"`   // of the peer; 0 when unknown
 	Lanes          uint32        `json:"lanes"`         // how many both ends have agreed on
 	RTT            time.Duration `json:"rtt_ns"`        // last measured; 0 when none
@@ -107,12 +107,12 @@ type Peer struct {
 	UnackedBytes   uint64        `json:"unacked_bytes"`
 	Held           uint64        `json:"held"`            // datagrams it refused for lack of room, to be sent again
 	CongestedPorts uint32        `json:"congested_ports"` // ports of it that are marked congested
-	LastError      string        `json:"last_error"`      // of the first path that has one
-	Paths          []PeerPath    `json:"paths"`           // of the lanes that were used, by their index
+	LastError      string        `json:"last_error"`      // of the first lane that has one
+	Paths          []PeerPath    `json:"paths"`           // the lanes that were used, by their index
 	VolumePaths    []VolumePath  `json:"volume_paths"`    // those of volumes between the two, whichever end is the client
 }
 
-// PeerPath is one path of a Peer: one lane, with a link of its own.
+// PeerPath is one lane of a Peer, with a link of its own.
 type PeerPath struct {
 	Index          uint32        `json:"index"` // of the lane, from 0
 	State          PeerState     `json:"state"`
