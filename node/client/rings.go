@@ -288,6 +288,8 @@ func (r *ringSock) take(now time.Duration, draining error, a admission) bool {
 		r.refuse(p, err)
 		return true
 	}
+	// Between admission and acceptance, because a datagram for this same address has its outcome,
+	// and its number in the cell, before PostAdmitted returns (docs/adr/0021).
 	id, cell := r.End.Taken(p, f.dst, true)
 	for int(id) >= len(r.posts) {
 		r.posts = append(r.posts, ringPost{})
