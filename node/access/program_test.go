@@ -1,6 +1,7 @@
 package access
 
 import (
+	"bytes"
 	"os"
 	"testing"
 )
@@ -19,6 +20,9 @@ func TestProgram(t *testing.T) {
 	defer os.WriteFile("/proc/self/comm", []byte(before), 0)
 	if got := Program(own); got != "a\uFFFD<b>" {
 		t.Errorf("the name is %q", got)
+	}
+	if want, err := os.ReadFile("/proc/1/comm"); err == nil && Program(1) != string(bytes.TrimSuffix(want, []byte("\n"))) {
+		t.Errorf("the first process, %q, is called %q", want, Program(1))
 	}
 	for _, pid := range []uint32{0, 1 << 30} {
 		if got := Program(pid); got != "" {
