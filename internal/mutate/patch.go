@@ -18,6 +18,7 @@ type patch struct {
 	name   string            // of the file: "NoFence"
 	breaks string            // what goes wrong
 	worlds []string          // in which it has to be noticed
+	seen   string            // what noticed it when somebody looked last, for readers
 	hunks  map[string][]hunk // by file of the product
 }
 
@@ -42,7 +43,7 @@ func readPatches(root string) ([]*patch, error) {
 	return all, nil
 }
 
-// parsePatch reads "Breaks:" and "Worlds:" and a unified diff behind them. The
+// parsePatch reads "Breaks:", "Worlds:" and "Noticed:" and a unified diff behind them. The
 // line numbers of the diff are not read: its lines say where it belongs.
 func parsePatch(name, text string) (*patch, error) {
 	p := &patch{name: name, hunks: map[string][]hunk{}}
@@ -59,6 +60,8 @@ func parsePatch(name, text string) (*patch, error) {
 			p.breaks = strings.TrimSpace(line[len("Breaks: "):])
 		case file == "" && strings.HasPrefix(line, "Worlds: "):
 			p.worlds = strings.Fields(line[len("Worlds: "):])
+		case file == "" && strings.HasPrefix(line, "Noticed: "):
+			p.seen = strings.TrimSpace(line[len("Noticed: "):])
 		case strings.HasPrefix(line, "diff --git "), strings.HasPrefix(line, "index "), strings.HasPrefix(line, "--- a/"):
 			h = nil
 		case strings.HasPrefix(line, "+++ b/"):

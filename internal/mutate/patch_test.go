@@ -1,11 +1,15 @@
 package main
 
 import (
+	"flag"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 )
+
+var update = flag.Bool("update", false, "write docs/rules.md")
 
 // TestRulesApply: every patch still finds its lines, in worlds that there are. That
 // what it makes compiles and is noticed is make mutants' to show.
@@ -20,10 +24,6 @@ func TestRulesApply(t *testing.T) {
 	}
 	if len(patches) < 55 {
 		t.Errorf("only %d rules", len(patches))
-	}
-	doc, err := os.ReadFile(filepath.Join(root, "docs/testing.md"))
-	if err != nil {
-		t.Fatal(err)
 	}
 	for _, p := range patches {
 		edited, err := p.apply(root)
@@ -40,9 +40,37 @@ func TestRulesApply(t *testing.T) {
 				t.Errorf("%s: there is no world %q", p.name, w)
 			}
 		}
-		if !strings.Contains(string(doc), "| "+p.name+" |") {
-			t.Errorf("docs/testing.md does not tell of %s", p.name)
+	}
+}
+
+// TestRulesAreListed: docs/rules.md is what the patches say, with what noticed each.
+func TestRulesAreListed(t *testing.T) {
+	root, err := moduleRoot()
+	if err != nil {
+		t.Fatal(err)
+	}
+	patches, err := readPatches(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b strings.Builder
+	b.WriteString("# Rules broken on purpose\n\nAppendix of [testing.md](testing.md#mutants), written by `go test ./internal/mutate -run TestRules -update` from the patches of\n" +
+		"`internal/mutate/testdata/rules`. What noticed a rule is what `make mutants` showed when somebody looked last; worlds change, and seeds with them.\n\n" +
+		"| rule | what the patch does | worlds | noticed by |\n|---|---|---|---|\n")
+	for _, p := range patches {
+		if p.seen == "" {
+			t.Errorf("%s does not say what noticed it (Noticed:)", p.name)
 		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", p.name, strings.TrimSuffix(p.breaks, "."), strings.Join(p.worlds, ", "), p.seen)
+	}
+	file := filepath.Join(root, "docs", "rules.md")
+	if *update {
+		if err := os.WriteFile(file, []byte(b.String()), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if old, err := os.ReadFile(file); err != nil || string(old) != b.String() {
+		t.Errorf("docs/rules.md is out of date (%v); run go test ./internal/mutate -run TestRules -update", err)
 	}
 }
 
