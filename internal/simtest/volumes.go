@@ -297,11 +297,7 @@ func (v *volumes) admin(c *volClient) {
 		case 5:
 			ctx, cancel := p.timeout(ctx, 5*time.Second)
 			defer cancel()
-			s := volume.MapSpec{Node: c.spec.Node, Name: d.name, Paths: c.spec.Paths}
-			if c.paths() > 0 { // else it would begin one of this name with other limits
-				s.Session = c.name
-			}
-			i, err := h.RemoteInfo(ctx, s)
+			i, err := h.RemoteInfo(ctx, volume.MapSpec{Node: c.spec.Node, Name: d.name, Session: c.name, Paths: c.spec.Paths})
 			if err == nil && i.Info.Size != diskSectors*sectorLen {
 				w.fail("B8: %s is said to have %d bytes", d.name, i.Info.Size)
 			}

@@ -23,7 +23,9 @@ type client struct {
 	rn   *rnbd.Client
 	done chan struct{} // closed when rt has ended
 
-	refs int // mappings and questions that use it; guarded by Host.mu
+	// Guarded by Host.mu.
+	refs   int  // mappings and questions that use it
+	mapped bool // a mapping does, or has: what it is like was asked for
 
 	// Guarded by mu. Of spec, what is the session's: Session, Node, Policy ...
 	spec    MapSpec
@@ -98,11 +100,16 @@ func (c *client) finish(now time.Duration) {
 }
 
 // session finds the session a MapSpec names, or makes it. raw is the MapSpec as
-// it was given: what it asks for must be what an existing session has. strict:
-// every path has to have an address. It is undone by release.
+// it was given: what it asks for must be what an existing session has. nil: it is for a
+// question, which takes a session as it is. strict: every path has to have an address. It
+// is undone by release.
 func (h *Host) session(ctx context.Context, s, raw *MapSpec, strict bool) (*client, error) {
 	for {
-		if c, err := h.join(ctx, s, raw); c != nil || err != nil {
+		c, err := h.join(ctx, s, raw)
+		if err == errQuestioned && h.machine.Wait(askAgain, ctx.Done()) != 0 {
+			continue // which is over in a moment
+		}
+		if c != nil || err != nil {
 			return c, err
 		}
 		var paths []endpoints
@@ -123,7 +130,7 @@ func (h *Host) session(ctx context.Context, s, raw *MapSpec, strict bool) (*clie
 		if len(paths) == 0 {
 			return nil, firstErr
 		}
-		c, err := h.enterSession(s)
+		c, err = h.enterSession(s, raw != nil)
 		if err != nil {
 			return nil, err
 		}
@@ -145,16 +152,25 @@ func (h *Host) session(ctx context.Context, s, raw *MapSpec, strict bool) (*clie
 	}
 }
 
+// errQuestioned says that the session is there for questions alone, and is not what a
+// mapping asks for, which would have the question's limits for good.
+var errQuestioned = rdserr.With(rdserr.ErrTimeout, "the session is there for a question, with other limits")
+
 // join takes part in an existing session; nil: there is none.
 func (h *Host) join(ctx context.Context, s, raw *MapSpec) (*client, error) {
 	h.mu.Lock()
 	c := h.clients[s.Session]
+	if c != nil && !c.mapped && raw != nil && c.fits(s) != nil {
+		h.mu.Unlock()
+		return nil, errQuestioned
+	}
 	if c != nil {
 		c.refs++
+		c.mapped = c.mapped || raw != nil
 	}
 	h.mu.Unlock()
-	if c == nil {
-		return nil, nil
+	if c == nil || raw == nil {
+		return c, nil
 	}
 	err := c.fits(raw)
 	for _, p := range raw.Paths {
@@ -213,7 +229,7 @@ func number(n int) string {
 }
 
 // enterSession makes the session and adds it to the table; nil: there is one.
-func (h *Host) enterSession(s *MapSpec) (*client, error) {
+func (h *Host) enterSession(s *MapSpec, mapped bool) (*client, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.closing {
@@ -227,7 +243,7 @@ func (h *Host) enterSession(s *MapSpec) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.refs = 1
+	c.refs, c.mapped = 1, mapped
 	h.clients[s.Session] = c
 	h.work.Add(1) // until it has ended
 	return c, nil

@@ -28,7 +28,7 @@ func (h *Host) RemoteInfo(ctx context.Context, raw MapSpec) (VolumeInfo, error) 
 }
 
 func (h *Host) remoteInfo(ctx context.Context, s *MapSpec) (VolumeInfo, error) {
-	c, err := h.session(ctx, s, &MapSpec{}, true) // one that is there stays as it is
+	c, err := h.session(ctx, s, nil, true) // one that is there stays as it is
 	if err != nil {
 		return VolumeInfo{}, err
 	}
