@@ -3,10 +3,12 @@ package volume
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 
 	"github.com/rdsd/rdsd/blk"
@@ -66,8 +68,12 @@ func openSocket(path, name string, kept bool, mode fs.FileMode, d blk.Device, ho
 	return f, nil
 }
 
-// listen makes the socket of a mapping at path.
+// listen makes the socket of a mapping at path. Its directory has to be there: whoever maps
+// may name any, and what the daemon would make in their place is the daemon's.
 func listen(path string, mode fs.FileMode) (net.Listener, error) {
+	if _, err := os.Stat(filepath.Dir(path)); err != nil {
+		return nil, fmt.Errorf("socket: %w", err)
+	}
 	l, err := unixsock.Listen("unix", path, mode, unixsock.KeepGroup)
 	switch {
 	case errors.Is(err, unixsock.ErrInUse):
