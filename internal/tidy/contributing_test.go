@@ -33,9 +33,7 @@ func TestContributingNamesWhatIsThere(t *testing.T) {
 	tests := map[string]bool{}
 	funcs := map[string][]string{} // by file
 	var files []string
-	for _, f := range tracked(t) {
-		files = append(files, f)
-	}
+	files = append(files, tracked(t)...)
 	for _, s := range sources(t) {
 		for _, d := range s.ast.Decls {
 			if f, ok := d.(*ast.FuncDecl); ok {

@@ -90,6 +90,28 @@ func TestRoom(t *testing.T) {
 	}
 }
 
+// TestCloseGivesTheReserveBack: what was kept is free again afterwards.
+func TestCloseGivesTheReserveBack(t *testing.T) {
+	free := func() int {
+		f, err := os.Open(os.DevNull)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		return int(f.Fd())
+	}
+	before := free()
+	var d Descriptors
+	if _, err := d.Open(config.Default(), &Counters{}); err != nil {
+		t.Fatal(err)
+	}
+	kept := free()
+	d.Close()
+	if after := free(); kept == before || after != before {
+		t.Errorf("the lowest free descriptor was %d, then %d, and is %d after Close", before, kept, after)
+	}
+}
+
 // TestNoDescriptors: only where descriptors are missing does an error say so, with an
 // errno that a client knows; what says so already stays as it is.
 func TestNoDescriptors(t *testing.T) {
@@ -123,6 +145,9 @@ func TestDeps(t *testing.T) {
 		seen[d.Instance] = true
 	}
 	d := New(c, nil)
+	if d.Conf() != c {
+		t.Error("at the start there is no configuration, or another one")
+	}
 	d.Log.Info("goes nowhere") // a log that is not there is no panic
 	other := config.Default()
 	d.SetConf(other)
