@@ -79,7 +79,7 @@ func TestWrongInputIsRefused(t *testing.T) {
 	is(t, "map from nowhere", mapIt(MapSpec{Name: "mem", Node: "127.0.0.9"}), syscall.ECONNREFUSED, "127.0.0.9")
 	is(t, "map over a name nobody knows", mapIt(MapSpec{Name: "mem", Node: "no.such.host.invalid"}), syscall.EHOSTUNREACH, "no.such.host.invalid")
 	is(t, "map with a socket in no directory", mapIt(MapSpec{Name: "mem", Socket: dir + "/no/s"}), syscall.ENOENT, "socket")
-	is(t, "map over a file", mapIt(MapSpec{Name: "mem", Socket: empty}), syscall.EEXIST, "no socket")
+	is(t, "map over a file", mapIt(MapSpec{Name: "mem", Socket: empty}), syscall.EEXIST, "another kind")
 	is(t, "persist without a directory", func() error {
 		_, err := noState.h.Map(ctx, MapSpec{Node: server.node(), Name: "mem", Persist: true})
 		return err
