@@ -125,9 +125,10 @@ func (s *Socket) full(now time.Duration) {
 	s.updateWantRoom()
 }
 
-// updateWantRoom tells the sink when SendersWait has changed.
+// updateWantRoom tells the sink when it is no longer as it was, whether senders wait for
+// what is read, or a trace does.
 func (s *Socket) updateWantRoom() {
-	if on := s.SendersWait(); on != s.toldWantRoom && !s.closed {
+	if on := s.SendersWait() || s.tracedTo > 0; on != s.toldWantRoom && !s.closed {
 		s.toldWantRoom = on
 		s.sink.WantRoom(on)
 	}

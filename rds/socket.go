@@ -129,7 +129,8 @@ type Socket struct {
 	congestedAt time.Duration
 	// wasFull says that something found no room: peers wait for ReadAll to make some.
 	wasFull      bool
-	toldWantRoom bool // the last value told to Sink.WantRoom
+	toldWantRoom bool   // the last value told to Sink.WantRoom
+	tracedTo     uint64 // a trace follows the datagram before this number; 0: none
 
 	// Waiting for memory of the node (memwait.go).
 

@@ -22,11 +22,24 @@ import (
 // Tracer is told of messages, in the middle of steps, with the engine's lock held. It
 // neither blocks nor calls back.
 type Tracer interface {
-	Trace(t Traced)
+	// Trace returns true for StagePlaced if the message is followed until it is read: a client
+	// with rings is asked to say at once what it gives back, as when senders wait for it.
+	Trace(t Traced) (followed bool)
 }
 
 // SetTracer has t told from now on; nil: nobody.
-func (e *Engine) SetTracer(t Tracer) { e.tracer = t }
+func (e *Engine) SetTracer(t Tracer) {
+	e.tracer = t
+	if t != nil {
+		return
+	}
+	for _, s := range e.bound {
+		if s.tracedTo > 0 {
+			s.tracedTo = 0
+			s.updateWantRoom()
+		}
+	}
+}
 
 // Stage is what a Tracer is told of a message.
 type Stage uint8
@@ -134,23 +147,27 @@ func (pe *Peer) tracePlaced(a conn.Arrival, v conn.Verdict) {
 	t := Traced{Stage: StageNotPlaced, Src: netip.AddrPortFrom(pe.addr, a.SPort), Dst: netip.AddrPortFrom(e.local, a.DPort),
 		Lane: a.Path.Index(), Seq: a.Seq, Incarnation: pe.c.PeerIncarnation(), Count: a.Train.Count, Bytes: a.Train.PayloadBytes(), At: e.now, Verdict: v}
 	if v == conn.Placed {
-		t.place(e.sock(a.DPort))
+		e.sock(a.DPort).tracePlaced(t)
+		return
 	}
 	e.tracer.Trace(t)
 }
 
-// place makes t the stage of a message that s was given just now.
-func (t *Traced) place(s *Socket) {
+// tracePlaced tells of a message that s was given just now.
+func (s *Socket) tracePlaced(t Traced) {
 	t.Stage, t.Socket = StagePlaced, s.id
 	t.Nth = s.Stats.Received + uint64(s.unread-t.Count)
+	if s.e.tracer.Trace(t) {
+		s.tracedTo = t.Nth + uint64(t.Count)
+		s.updateWantRoom()
+	}
 }
 
 // tracePlacedHere tells of m, which s was given without a connection.
 func (s *Socket) tracePlacedHere(m *conn.Msg) {
 	if x, ok := s.e.traced(StagePlaced, m); ok {
 		x.Msg, x.Lane, x.Seq, x.At = nil, LaneHere, s.e.here, s.e.now
-		x.place(s)
-		s.e.tracer.Trace(x)
+		s.tracePlaced(x)
 	}
 }
 
@@ -158,6 +175,10 @@ func (s *Socket) tracePlacedHere(m *conn.Msg) {
 // its memory back in another order than it got it is counted, not followed.
 func (s *Socket) traceRead() {
 	s.e.tracer.Trace(Traced{Stage: StageRead, Socket: s.id, Nth: s.Stats.Received})
+	if s.tracedTo > 0 && s.Stats.Received >= s.tracedTo {
+		s.tracedTo = 0
+		s.updateWantRoom()
+	}
 }
 
 func (s *Socket) traceDropped() {

@@ -17,7 +17,7 @@ type tracerTo struct {
 	to   *[]string
 }
 
-func (r tracerTo) Trace(t Traced) {
+func (r tracerTo) Trace(t Traced) bool {
 	s := r.node + " "
 	switch t.Stage {
 	case StageWaits:
@@ -41,6 +41,7 @@ func (r tracerTo) Trace(t Traced) {
 		s += fmt.Sprintf(": verdict %d", t.Verdict)
 	}
 	*r.to = append(*r.to, s)
+	return true
 }
 
 // traceBoth traces the engines of w.
@@ -200,4 +201,39 @@ func TestTraceNoPings(t *testing.T) {
 		t.Fatal("no answer")
 	}
 	wantTraced(t, l)
+}
+
+// TestTraceAsksForWhatIsRead: a client with rings is asked to say what it gives back while a
+// datagram is followed that it has not read, and not before or afterwards.
+func TestTraceAsksForWhatIsRead(t *testing.T) {
+	w := newPair(t)
+	s, _ := w.a.Bind(5000, SocketOptions{})
+	b := bindBox(t, w.b, 4000, 1<<20, SocketOptions{})
+	send := func() {
+		t.Helper()
+		if err := s.Send(w.now, b.s.Addr(), make([]byte, 50), 0, Reported); err != nil {
+			t.Fatal(err)
+		}
+		w.run()
+	}
+	want := func(what string, wanted ...bool) {
+		t.Helper()
+		if !slices.Equal(b.wanted, wanted) {
+			t.Errorf("%s: the client was told %v, want %v", what, b.wanted, wanted)
+		}
+		b.wanted = nil
+	}
+	send()
+	want("untraced")
+	traceBoth(w)
+	send()
+	want("traced", true)
+	b.read(w.now, 1)
+	want("the one before is read")
+	b.read(w.now, 1)
+	want("all are read", false)
+	send()
+	want("traced again", true)
+	w.b.SetTracer(nil)
+	want("the trace has ended", false)
 }

@@ -28,6 +28,7 @@ const (
 	Chunks                 // memory that sessions of volumes write into
 	Requests               // requests of programs that use mapped volumes
 	Page                   // the content of the daemon's page, and its viewers
+	Traces                 // events of traces that nobody has taken
 	NumKinds
 )
 
@@ -53,6 +54,7 @@ var kinds = [NumKinds]struct {
 	Chunks:     {"chunks", 32, 6},
 	Requests:   {"requests", 24, 6},
 	Page:       {"page", 8, 6},
+	Traces:     {"traces", 4, 6},
 }
 
 // partOf returns how much of the limit a kind may take.

@@ -229,6 +229,9 @@ var outcomeKinds = map[conn.Outcome]rdsdv1.OutcomeKind{
 	conn.Unknown:   rdsdv1.OutcomeKind_OUTCOME_KIND_UNKNOWN,
 }
 
+// OutcomePB is an outcome in messages; there is none for 0.
+func OutcomePB(o conn.Outcome) rdsdv1.OutcomeKind { return outcomeKinds[o] }
+
 func outcomeBatch(runs []rds.OutcomeRun) *rdsdv1.ServerMessage {
 	list := make([]*rdsdv1.Outcome, len(runs))
 	for i, r := range runs {

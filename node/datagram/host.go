@@ -49,6 +49,8 @@ type Host struct {
 	addrs    *netlocal.AddrWatch // nil: nobody watches; set by start
 	watching sync.WaitGroup      // of addrs
 
+	traces traces
+
 	ports *portBook // nil: none; set by start
 	dealt atomic.Uint32
 	// graves counts goroutines that let go of the memory of closed sockets with

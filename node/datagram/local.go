@@ -32,6 +32,7 @@ type Local struct {
 	worker  *Worker // its timer runs there, and what others hand over; set by start
 	timer   Timer
 	timerAt time.Duration // what timer is set for; never when it is not
+	tracing *tracing      // nil: nobody traces
 	closed  bool
 	leaving bool         // nothing is dialled any more
 	kicked  []*conn.Path // handed over to worker
@@ -97,6 +98,10 @@ func (h *Local) lockAt(now time.Duration) (*rds.Engine, time.Duration) {
 		h.lockSlowly()
 	}
 	h.steps.Store(h.steps.Load() + 1)
+	// A trace tells stages of one turn apart.
+	if h.tracing != nil {
+		now = h.now()
+	}
 	now = h.e.Begin(now)
 	if h.written.Load() != nil {
 		h.takeWritten(now)

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
@@ -68,6 +69,44 @@ func TestEveryCallByEveryone(t *testing.T) {
 		}
 	}
 }
+
+// TestStreamsByEveryone: each call of Admin that is answered by a stream, likewise.
+func TestStreamsByEveryone(t *testing.T) {
+	n := startWorld(t, func(c *config.Config) { c.API.AdminUIDs = []uint32{1000} })
+	for _, m := range rdsdv1.Admin_ServiceDesc.Streams {
+		for id, admin := range map[config.Identity]bool{{UID: 0}: true, {UID: 1000}: true, {UID: 1001}: false, {UID: 0, Remote: true}: false} {
+			ctx, cancel := context.WithCancel(peer.NewContext(clienttest.Context(t), &peer.Peer{AuthInfo: authInfo{Identity: id}}))
+			ctx, err := withIdentity(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			cancel() // who is served has gone away, which is no error
+			denied := n.deps.Count.AdminDenied.Load()
+			err = m.Handler(&adminServer{front: n.services}, &goneStream{ctx: ctx})
+			want := m.StreamName == "Trace" && !admin
+			if errors.Is(err, rdserr.ErrPerm) != want || !want && err != nil {
+				t.Errorf("%s by %+v: %v", m.StreamName, id, err)
+			}
+			if counted := n.deps.Count.AdminDenied.Load() != denied; counted != want {
+				t.Errorf("%s by %+v: refused %v, counted %v", m.StreamName, id, want, counted)
+			}
+		}
+	}
+	if got := n.hosts.Traces(); got != 0 {
+		t.Errorf("%d traces outlive their callers", got)
+	}
+}
+
+// goneStream is a stream whose client has gone away.
+type goneStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s *goneStream) Context() context.Context     { return s.ctx }
+func (s *goneStream) RecvMsg(any) error            { return nil }
+func (s *goneStream) SendMsg(any) error            { return nil }
+func (s *goneStream) SendHeader(metadata.MD) error { return nil }
 
 // TestNoIdentityNoRights: a handler that no interceptor told who calls takes him for
 // nobody.

@@ -9,7 +9,7 @@ import (
 
 // Admin looks at a daemon and changes what it does with datagrams: its peers, its
 // sockets and its queues, of all clients. Reading needs no right beyond the daemon's
-// socket. DropPaths, DropPath, CancelSent and CloseSocket need an administrator:
+// socket. DropPaths, DropPath, CancelSent, CloseSocket and Trace need an administrator:
 // root, the daemon's user, or one of api.admin_uids. It has no state and is safe for
 // concurrent use.
 //

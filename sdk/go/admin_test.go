@@ -428,6 +428,8 @@ func TestAdminWords(t *testing.T) {
 		{rdsdv1.PathState(0).Descriptor(), "PATH_STATE_", plain(peerStateWords)},
 		{rdsdv1.QueueKind(0).Descriptor(), "QUEUE_KIND_", plain(queueWords)},
 		{rdsdv1.ProblemSeverity(0).Descriptor(), "PROBLEM_SEVERITY_", plain(problemWords)},
+		{rdsdv1.TraceStage(0).Descriptor(), "TRACE_STAGE_", plain(traceStageWords)},
+		{rdsdv1.OutcomeKind(0).Descriptor(), "OUTCOME_KIND_", plain(traceOutcomeWords)},
 	} {
 		values := c.enum.Values()
 		if values.Len() != len(c.words) {

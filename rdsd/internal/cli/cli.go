@@ -118,7 +118,7 @@ machine. Every other command is a client of the daemon whose socket is given by
 		{"run", []*cobra.Command{a.serveCmd(), a.demoCmd(), a.configCmd(), a.doctorCmd()}},
 		{"data", []*cobra.Command{a.sendCmd(), a.recvCmd(), a.pingCmd(), a.stressCmd()}},
 		{"look", []*cobra.Command{a.statusCmd(), a.infoCmd(), a.peersCmd(), a.socketsCmd(), a.queueCmd(), a.countersCmd(), a.congestionCmd(),
-			a.topCmd(), a.errorsCmd(), a.checkCmd(), a.bugreportCmd()}},
+			a.topCmd(), a.traceCmd(), a.errorsCmd(), a.checkCmd(), a.bugreportCmd()}},
 		{"volume", []*cobra.Command{a.volumeCmd()}},
 		{"act", []*cobra.Command{a.cancelCmd()}},
 	} {

@@ -206,3 +206,32 @@ func (fakeAdmin) CloseSocket(_ context.Context, req *rdsdv1.CloseSocketRequest) 
 	}
 	return &rdsdv1.CloseSocketResponse{}, nil
 }
+
+// Trace tells of two datagrams from a node that nobody asks: a train that was read and one
+// that was not, and then waits.
+func (fakeAdmin) Trace(r *rdsdv1.TraceRequest, s grpc.ServerStreamingServer[rdsdv1.TraceReport]) error {
+	start := rdsdv1.TraceReport_builder{Start: rdsdv1.TraceStart_builder{Clock: "boot", LocalAddress: [][]byte{ip("10.0.0.1")}}.Build()}.Build()
+	at := func(stage rdsdv1.TraceStage, seq uint64, ns int64) *rdsdv1.TraceEvent {
+		return rdsdv1.TraceEvent_builder{Stage: stage, UnixNs: 1e18 + ns, Source: ep("10.0.0.1:4000"), Destination: ep("10.0.0.2:4000"), Lane: 1, Sequence: seq,
+			Incarnation: 9, Datagrams: 3, Member: uint32(seq % 3), Bytes: 60}.Build()
+	}
+	var list []*rdsdv1.TraceEvent
+	for seq := uint64(1); seq <= 20; seq++ {
+		left := at(rdsdv1.TraceStage_TRACE_STAGE_LEFT, seq, 3000)
+		left.SetPostedUnixNs(1e18 + 1000)
+		left.SetAcceptedUnixNs(1e18 + 2000)
+		done := at(rdsdv1.TraceStage_TRACE_STAGE_DONE, seq, 50000)
+		if done.SetOutcome(rdsdv1.OutcomeKind_OUTCOME_KIND_DELIVERED); seq == 2 {
+			done.SetOutcome(rdsdv1.OutcomeKind_OUTCOME_KIND_FAILED)
+			done.SetReason("no such port")
+		}
+		list = append(list, left, done)
+	}
+	for _, m := range []*rdsdv1.TraceReport{start, rdsdv1.TraceReport_builder{Event: list, Dropped: 4}.Build()} {
+		if err := s.Send(m); err != nil {
+			return err
+		}
+	}
+	<-s.Context().Done()
+	return nil
+}

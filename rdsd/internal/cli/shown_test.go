@@ -44,6 +44,7 @@ var ends = map[string][]int{
 	"rdsd volume":     {exitMissing, exitBusy, exitExists, exitFailed, exitDenied},
 	"rdsd status":     {exitMissing},     // --from an archive that is not there
 	"rdsd congestion": {exitUnreachable}, // --watch, until the daemon ends
+	"rdsd trace":      {exitFailed},      // --otlp to a collector that is not there
 	"rdsd completion": {},
 }
 
@@ -156,7 +157,7 @@ func TestShownCommands(t *testing.T) {
 	}
 	defer stop()
 	dir := t.TempDir()
-	for _, name := range []string{"a.sock", "b.sock"} { // the two nodes of README
+	for _, name := range []string{"a.sock", "b.sock", "other.sock"} { // the two nodes of README, the other one of docs/trace.md
 		if err := os.Symlink(socket, filepath.Join(dir, name)); err != nil {
 			t.Fatal(err)
 		}
