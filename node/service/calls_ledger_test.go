@@ -112,6 +112,7 @@ func TestLedgerOfCalls(t *testing.T) {
 		},
 		"window": {
 			{"a stream", append(preface, open...), nil, 0, 0, 1},
+			{"window of nothing, before anything has come", nil, update(1, number(0)), 0, 0, 1},
 			{"four messages", append(append(data(95), data(95)...), append(data(95), data(95)...)...), nil, 400 + 4*frameBytes, 0, 1},
 			{"window of the connection", nil, update(0, number(400)), 400 + 4*frameBytes, 0, 1},
 			{"of another stream", nil, update(3, number(400)), 400 + 4*frameBytes, 0, 1},
