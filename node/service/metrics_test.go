@@ -76,6 +76,7 @@ rdsd_budget_used{budget="memory_regions"} 0
 rdsd_budget_used{budget="memory_requests"} 0
 rdsd_budget_used{budget="memory_sending"} 0
 rdsd_budget_used{budget="memory_sockets"} 0
+rdsd_budget_used{budget="memory_traces"} 0
 rdsd_budget_used{budget="memory_waiting"} 0
 rdsd_budget_used{budget="sockets"} 0
 # HELP rdsd_panics_total Panics that ended one call, socket, link, ... alone. Any is a bug; the log has the stack.
