@@ -99,7 +99,9 @@ func (e *End) Close() {
 		return
 	}
 	if unread {
-		e.closed = true
+		// The connection is gone here at once: whatever comes for it later, a keep-alive too, is
+		// answered with another RST, should this one meet a cut.
+		e.closed, e.err = true, ErrReset
 		e.out.purge()
 		e.reset(e.peer)
 		return
