@@ -78,7 +78,16 @@ func (l *loop) receive() error {
 		return err
 	}
 	l.r.DoFor(l, l.turnFn) // it may have been stopped already
-	return <-l.ended
+	select {
+	case err = <-l.ended:
+	case <-l.r.Done(): // nobody would say that it has ended
+		select {
+		case err = <-l.ended:
+		default:
+			err = net.ErrClosed
+		}
+	}
+	return err
 }
 
 // watch asks the reactor for the events that the connection waits for. A connection that

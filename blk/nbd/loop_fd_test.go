@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -53,5 +54,49 @@ func TestNoDescriptorForALoop(t *testing.T) {
 	}
 	if _, err := ours.Write([]byte("x")); err != nil {
 		t.Errorf("the connection was closed: %v", err)
+	}
+}
+
+// TestServedByAReactorThatEnds: a connection ends with the reactor that serves it, and so does
+// one that comes to a reactor that has ended; nobody waits for either.
+func TestServedByAReactorThatEnds(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		r, err := reactor.New(reactor.Options{CPU: -1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		s, err := NewServer(Options{Reactor: r})
+		if err == nil {
+			err = s.Add(Export{Name: "d", Device: memory(t, 1<<20)})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		theirs, ours := connOf(t, fds[0]), connOf(t, fds[1])
+		if late {
+			r.Close()
+		}
+		served := make(chan error, 1)
+		go func() { served <- s.ServeKernel(ours, "d") }()
+		if !late {
+			for s.Stats().Open == 0 {
+				time.Sleep(time.Millisecond)
+			}
+			r.Close()
+		}
+		select {
+		case err := <-served:
+			if err == nil {
+				t.Error("an end that nobody asked for is no error")
+			}
+		case <-time.After(20 * time.Second):
+			t.Error("the connection goes on without its reactor")
+		}
+		theirs.Close()
+		s.Close()
 	}
 }

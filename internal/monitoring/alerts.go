@@ -113,9 +113,9 @@ func datagramAlerts() []Alert {
 			"{{ $labels.instance }} cannot reach {{ $labels.peer }}",
 			"Datagrams wait on {{ $labels.instance }} ({{ $labels.local }}) for {{ $labels.peer }}, to which no path has been up for two minutes.",
 			`
-` + "`rdsd peers`" + ` shows the last error of each path. *Connection refused*: no daemon or kernel listens there, or another
+` + "`rdsd peers --paths`" + ` shows the last error of each lane. *Connection refused*: no daemon or kernel listens there, or another
 ` + "`rds.port`" + `. Nothing comes back: a firewall drops port 16385, or the machine is off. The handshake is not answered:
-the peer's ` + "`[[peers]]`" + ` do not allow this address, or its ` + "`rds.ping_enable`" + ` is off. What waits is sent once there is a path;
+the peer's ` + "`[[peers]]`" + ` do not allow this address, or its ` + "`rds.ping_enable`" + ` is off. What waits is sent once a lane is up;
 ` + "`rdsd cancel`" + ` gives it up.`,
 		},
 		{

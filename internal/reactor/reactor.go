@@ -145,6 +145,10 @@ func (r *Reactor) Close() {
 	r.closeFiles()
 }
 
+// Done is closed when the reactor's thread has ended: what was queued and has not run by
+// then never does.
+func (r *Reactor) Done() <-chan struct{} { return r.done }
+
 // OnThread reports whether the caller is called by the reactor. It costs about a
 // nanosecond.
 func (r *Reactor) OnThread() bool { return r.thread.Load() == self() }

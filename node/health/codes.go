@@ -63,7 +63,7 @@ var descriptions = [numCodes]Description{
 	Panicked:         {"panicked", "error", "a bug: a panic was contained, and who it was for was ended", "`rdsd bugreport`, and report it"},
 	NotServing:       {"not-serving", "warning", "the daemon starts, drains or has stopped", "wait; `systemctl start rdsd` afterwards"},
 	StateLost:        {"state-lost", "error", "what is persistent of volumes could not be read or cannot be written", "see to `volumes.state_dir`"},
-	PeerDown:         {"peer-down", "warning; error while datagrams wait for it", "no path to a peer could be made for a second or longer", "what the last error says: start rdsd there, open the port, allow this node there"},
+	PeerDown:         {"peer-down", "warning; error while datagrams wait for it", "no lane to a peer could be made for a second or longer", "what the last error says: start rdsd there, open the port, allow this node there"},
 	PeerNotAllowed:   {"peer-not-allowed", "error", "a peer that is known is not allowed by the configuration", "a `[[peers]]` rule"},
 	PeerRefused:      {"peer-refused", "warning", "a connection of a node was refused in the last ten minutes", "a `[[peers]]` rule, if the node is to be a peer"},
 	KernelNotAllowed: {"kernel-not-allowed", "error", "a peer is a kernel, and its rule does not allow kernels", "`kernel = true` in its `[[peers]]` rule"},
