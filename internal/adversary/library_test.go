@@ -64,7 +64,7 @@ func TestLibraries(t *testing.T) {
 func httpGetsThere(t *testing.T, s *Stage) {
 	c, err := s.http()
 	must(t, err)
-	io.WriteString(c, "GET /metrics HTTP/1.0\r\n\r\n")
+	io.WriteString(c, "GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
 	b, err := io.ReadAll(c)
 	must(t, err)
 	if !bytes.Contains(b, []byte("\nrdsd_")) {
