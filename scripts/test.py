@@ -29,9 +29,11 @@ class Tally:
 
 
 def why(text: str) -> str:
-    """What a failed test said last, on one line: of a long log somebody may see the FAIL lines alone."""
+    """What a failed test said first and last, on one line: of a long log somebody may see the FAIL lines alone."""
     said = [x.strip()[:300] for x in text.splitlines() if re.search(r"_test\.go:\d+: |panic:|DATA RACE|timed out", x)]
-    return ": " + " | ".join(said[-4:]) if said else ""
+    if len(said) > 5:
+        said = said[:3] + said[-2:]
+    return ": " + " | ".join(said) if said else ""
 
 
 def go_phase(tally: Tally, args: list[str]) -> bool:
