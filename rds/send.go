@@ -208,8 +208,8 @@ func (s *Socket) deliverHere(f *flow, m *conn.Msg) {
 		return
 	}
 	a := conn.Arrival{Seq: e.here + 1, SPort: s.port, DPort: m.DPort, Train: m.Train()}
-	// The receiver's queue outlives the sender's memory, which is the sender's again with the
-	// outcome. Small ones are copied into a slab by place; a Sink copies by itself.
+	// What is placed outlives the sender's memory, which is the sender's again with the
+	// outcome: without a Buf in the arrival every sink copies.
 	switch {
 	case to.place(e.loop, a) == conn.Placed:
 		e.here++

@@ -155,7 +155,7 @@ func peerDetail(p *rdsd.Peer) []string {
 			plain.Bytes(float64(p.UnackedBytes)), p.Held, p.CongestedPorts), "",
 	}
 	for _, q := range p.Paths {
-		l := fmt.Sprintf("path %d  %-13s up %s, %d reconnects, sent %s, received %s  %s > %s", q.Index, q.State, plain.Duration(q.UpFor), q.Reconnects,
+		l := fmt.Sprintf("lane %d  %-13s up %s, %d reconnects, sent %s, received %s  %s > %s", q.Index, q.State, plain.Duration(q.UpFor), q.Reconnects,
 			plain.Bytes(float64(q.SentBytes)), plain.Bytes(float64(q.ReceivedBytes)), q.LocalEndpoint, q.RemoteEndpoint)
 		lines = append(lines, plain.Text(l))
 		if q.LastError != "" {
