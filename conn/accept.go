@@ -9,9 +9,9 @@ import (
 
 // Accepted is the answer to an incoming connection.
 type Accepted struct {
-	Path    *Path
+	Lane    *Lane
 	Attempt uint64
-	// Link is set if the connection becomes the path's link of Attempt, at once or when the
+	// Link is set if the connection becomes the lane's link of Attempt, at once or when the
 	// old link is closed. Otherwise the shell closes it without a byte.
 	Link bool
 	// Parked is set if the shell must not read from the connection before the old link is
@@ -25,42 +25,42 @@ var errStale = errors.New("the peer connected again: this link is stale")
 // source port srcPort (net/rds/tcp_listen.c, rds_tcp_accept_one).
 //
 // From a larger address it is a poke: a request to connect, never a link. From a smaller
-// address it is a link: of the path that its source port names, for peers that keep paths
-// apart and for those not known yet; of path 0 for the others (see legacy). A kernel may
-// keep more paths than we now want: it never reduces them.
+// address it is a link: of the lane that its source port names, for peers that keep lanes
+// apart and for those not known yet; of lane 0 for the others (see legacy). A kernel may
+// keep more lanes than we now want: it never reduces them.
 //
 // A peer connects only when it has no link, so a link that we still believe up is stale. It
 // is read to its end first, because a kernel has forgotten the messages that TCP
 // acknowledged. For the same reason links of a kernel that wait behind it are taken one
 // after the other.
 func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
-	// An rdsd, and a kernel that keeps paths apart, connects from a port that is the path
+	// An rdsd, and a kernel that keeps lanes apart, connects from a port that is the lane
 	// modulo 8 (net/rds/tcp_connect.c).
 	lane := int(srcPort) % wire.MaxLanes
 	if c.active {
-		// The larger address wants to be connected on this path; a kernel may have messages
+		// The larger address wants to be connected on this lane; a kernel may have messages
 		// for us there, which we cannot know.
 		c.asked |= 1 << lane
 	}
 	switch {
-	// The first link shows what kind of peer it is, and is path 0.
+	// The first link shows what kind of peer it is, and is lane 0.
 	case c.active && c.kind == KindUnknown:
 		lane = 0
 	case c.kind == KindKernelLegacy:
 		lane = 0
-	// There is no such path. A link of it is refused; a poke for it asks for any link.
-	case c.kind == KindRdsd && lane > 0 && lane >= c.npaths:
+	// There is no such lane. A link of it is refused; a poke for it asks for any link.
+	case c.kind == KindRdsd && lane > 0 && lane >= c.nlanes:
 		if !c.active {
 			c.ctr.AcceptRefused++
 			return Accepted{}
 		}
 		lane = 0
 	}
-	p := c.path(lane)
+	p := c.lane(lane)
 	if c.active {
 		c.ctr.PokeReceived++
 		p.poked(now)
-		return Accepted{Path: p}
+		return Accepted{Lane: p}
 	}
 	attempt := p.nextAttempt()
 	switch p.state {
@@ -71,7 +71,7 @@ func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
 		// acknowledged on each of them, so all are read, as many as there is room for.
 		if c.kind == KindRdsd || len(p.waiting) >= maxWaiting {
 			for _, w := range p.waiting {
-				c.owner.Emit(Action{Kind: ActAbort, Path: p, Attempt: w.attempt})
+				c.order(Action{Kind: ActAbort, Lane: p, Attempt: w.attempt})
 			}
 			p.waiting = p.waiting[:0]
 		}
@@ -80,14 +80,14 @@ func (c *Conn) Accept(now time.Duration, srcPort uint16) Accepted {
 		p.blame(now, errStale)
 		// Closing half of the old link lets the peer's remaining bytes come, then its end.
 		p.event(now, EvDrop)
-		return Accepted{Path: p, Attempt: attempt, Link: true, Parked: true}
+		return Accepted{Lane: p, Attempt: attempt, Link: true, Parked: true}
 	}
 	p.attempt = attempt
 	p.event(now, EvLink)
-	return Accepted{Path: p, Attempt: attempt, Link: true}
+	return Accepted{Lane: p, Attempt: attempt, Link: true}
 }
 
-// waiting is a link accepted while an older one of its path still closes.
+// waiting is a link accepted while an older one of its lane still closes.
 type waiting struct{ attempt, serial uint64 }
 
 // maxWaiting bounds the links that wait for their predecessors' end. A daemon that
@@ -96,7 +96,7 @@ const maxWaiting = 64
 
 // next begins the oldest link that waits. If others wait behind it, it is stale already and
 // is only read to its end.
-func (p *Path) next(now time.Duration) {
+func (p *Lane) next(now time.Duration) {
 	if len(p.waiting) == 0 {
 		return
 	}
@@ -114,28 +114,28 @@ func (p *Path) next(now time.Duration) {
 	}
 }
 
-// legacy deals with a peer that turned out to be a kernel that does not keep paths apart.
-// Its link stands where its source port happened to point and becomes path 0, unless path 0
+// legacy deals with a peer that turned out to be a kernel that does not keep lanes apart.
+// Its link stands where its source port happened to point and becomes lane 0, unless lane 0
 // has a link; what the kernel sent on several links before that was known is one sequence.
 // legacy reports whether p's link is of use.
-func (p *Path) legacy(now time.Duration) bool {
+func (p *Lane) legacy(now time.Duration) bool {
 	c := p.c
 	if c.kind == KindUnknown {
 		c.kind = KindKernelLegacy
-		// Without paths there is one sequence: the path whose expected was moved last knows how
+		// Without lanes there is one sequence: the lane whose expected was moved last knows how
 		// far the sequence has come.
 		last := p
-		c.Paths(func(x *Path) {
+		c.EachLane(func(x *Lane) {
 			if x.expected > 0 && x.readSerial > last.readSerial {
 				last = x
 			}
 		})
 		e := last.expected
-		if q := c.path(0); q.state != Up && q.state != Disconnecting {
-			p.becomePath0()
+		if q := c.lane(0); q.state != Up && q.state != Disconnecting {
+			p.becomeLane0()
 		}
-		c.path(0).expected = e
-		c.Paths(func(x *Path) {
+		c.lane(0).expected = e
+		c.EachLane(func(x *Lane) {
 			// Such a kernel has one connection at a time: of several links it uses the
 			// newest.
 			if x.state == Up && x.succeeded() {
@@ -147,18 +147,18 @@ func (p *Path) legacy(now time.Duration) bool {
 }
 
 // succeeded reports whether a later link of the connection is up.
-func (p *Path) succeeded() (yes bool) {
-	p.c.Paths(func(x *Path) {
+func (p *Lane) succeeded() (yes bool) {
+	p.c.EachLane(func(x *Lane) {
 		yes = yes || x.state == Up && x.serial > p.serial
 	})
 	return yes
 }
 
 // mustWait reports whether an earlier link of the peer has to be read to its end before
-// this one. That is so for a kernel without paths, and an unknown peer may be one.
-func (p *Path) mustWait() (yes bool) {
+// this one. That is so for a kernel without lanes, and an unknown peer may be one.
+func (p *Lane) mustWait() (yes bool) {
 	if p.c.kind == KindUnknown || p.c.kind == KindKernelLegacy {
-		p.c.Paths(func(x *Path) {
+		p.c.EachLane(func(x *Lane) {
 			yes = yes || x != p && (x.state == Up || x.state == Disconnecting) && x.serial < p.serial ||
 				len(x.waiting) > 0 && x.waiting[0].serial < p.serial
 		})
@@ -166,12 +166,12 @@ func (p *Path) mustWait() (yes bool) {
 	return yes
 }
 
-// inherit takes over the receive sequence of another path whose link is gone. As long as
+// inherit takes over the receive sequence of another lane whose link is gone. As long as
 // the peer is unknown, that link was most likely this one's predecessor, of a kernel
-// without paths.
-func (p *Path) inherit() {
-	var last *Path
-	p.c.Paths(func(x *Path) {
+// without lanes.
+func (p *Lane) inherit() {
+	var last *Lane
+	p.c.EachLane(func(x *Lane) {
 		if x != p && x.expected > 0 && x.state != Up && (last == nil || x.readSerial > last.readSerial) {
 			last = x
 		}
@@ -181,34 +181,34 @@ func (p *Path) inherit() {
 	}
 }
 
-// rx returns the path to whose sequence a received frame belongs. To a kernel without paths
-// every link is path 0's.
-func (p *Path) rx() *Path {
+// rx returns the lane to whose sequence a received frame belongs. To a kernel without lanes
+// every link is lane 0's.
+func (p *Lane) rx() *Lane {
 	switch {
 	case p.c.kind == KindKernelLegacy:
-		return p.c.paths[0]
+		return p.c.lanes[0]
 	case p.seqOwner != nil:
 		return p.seqOwner
 	}
 	return p
 }
 
-// becomePath0 exchanges p with path 0. A kernel that just began takes the first connection
-// for its path 0, whichever it is: the numbers it uses there, and the messages of ours that
+// becomeLane0 exchanges p with lane 0. A kernel that just began takes the first connection
+// for its lane 0, whichever it is: the numbers it uses there, and the messages of ours that
 // it has, are p's.
-func (p *Path) becomePath0() {
+func (p *Lane) becomeLane0() {
 	if p.idx == 0 {
 		return
 	}
 	c := p.c
-	q := c.path(0)
-	c.paths[0], c.paths[p.idx] = p, q
+	q := c.lane(0)
+	c.lanes[0], c.lanes[p.idx] = p, q
 	q.idx, p.idx = p.idx, 0
 	p.congDirty = true
 }
 
 // nextGen is above every generation given out so far.
-func (p *Path) nextAttempt() uint64 {
+func (p *Lane) nextAttempt() uint64 {
 	if n := len(p.waiting); n > 0 {
 		return p.waiting[n-1].attempt + 1
 	}
@@ -217,7 +217,7 @@ func (p *Path) nextAttempt() uint64 {
 
 // poked deals with a connection by which the node with the larger address asks to be
 // connected to.
-func (p *Path) poked(now time.Duration) {
+func (p *Lane) poked(now time.Duration) {
 	switch p.state {
 	case Down:
 		p.wasUp = true // the peer wants a link: one failed attempt is not the end

@@ -9,7 +9,7 @@ var errAckAhead = errors.New("it acknowledges or refuses what was never sent")
 
 // ackable is the highest sequence of which we can say that it and everything
 // before it is placed, or refused and the refusal sent on this link (D5).
-func (p *Path) ackable() uint64 {
+func (p *Lane) ackable() uint64 {
 	a := p.Received()
 	// The sender takes everything up to an acknowledgement for delivered, so none may pass a
 	// refused sequence before its refusal is on the way, on the same link and before it.
@@ -20,7 +20,7 @@ func (p *Path) ackable() uint64 {
 }
 
 // Received is the highest sequence received in order, 0 when nothing was.
-func (p *Path) Received() uint64 {
+func (p *Lane) Received() uint64 {
 	if p.expected > 0 {
 		return p.expected - 1
 	}
@@ -28,7 +28,7 @@ func (p *Path) Received() uint64 {
 }
 
 // ack takes the peer's acknowledgement of everything up to and including a.
-func (p *Path) ack(now time.Duration, a uint64) error {
+func (p *Lane) ack(now time.Duration, a uint64) error {
 	// A message that was never sent cannot have arrived (docs/protocol.md,
 	// "Acknowledgement"): the peer speaks of another stream, and everything it says about
 	// ours is in doubt.
@@ -65,14 +65,14 @@ func (p *Path) ack(now time.Duration, a uint64) error {
 	return nil
 }
 
-func (p *Path) delivered(now time.Duration, m *Msg) {
+func (p *Lane) delivered(now time.Duration, m *Msg) {
 	p.settled(now, m)
 	p.done(m, Delivered, WhyNone)
 }
 
 // Acked tells how many bytes of the link of attempt the peer's TCP has acknowledged. Kernel
 // peers acknowledge no other way (net/rds/tcp_send.c, rds_tcp_is_acked).
-func (p *Path) Acked(now time.Duration, attempt uint64, bytes uint64) {
+func (p *Lane) Acked(now time.Duration, attempt uint64, bytes uint64) {
 	if attempt != p.attempt || p.state != Up {
 		return
 	}
@@ -86,7 +86,7 @@ func (p *Path) Acked(now time.Duration, attempt uint64, bytes uint64) {
 	p.c.rearm(p.pollAt)
 }
 
-func (p *Path) ackTCP(now time.Duration, bytes uint64) {
+func (p *Lane) ackTCP(now time.Duration, bytes uint64) {
 	// An rdsd acknowledges by itself; TCP's acknowledgement also covers bytes that lie
 	// unread in the peer's socket and are lost with it.
 	if p.c.kind == KindRdsd || bytes > p.txOff {
@@ -103,8 +103,8 @@ func (p *Path) ackTCP(now time.Duration, bytes uint64) {
 	// Far fewer than 2^31 bytes are unacknowledged, so the difference is right modulo 2^32.
 	for p.unacked.head != nil && int32(p.unacked.head.end-uint32(bytes)) <= 0 {
 		m := p.unacked.pop()
-		// A kernel does not answer on its further paths: the arrival of the null message
-		// opens the path.
+		// A kernel does not answer on its further lanes: the arrival of the null message
+		// opens the lane.
 		if m.Kind == MsgNull && p.state == Up && p.probed && !p.ready {
 			p.become(now)
 		}
@@ -114,10 +114,10 @@ func (p *Path) ackTCP(now time.Duration, bytes uint64) {
 }
 
 // mayGrant reports whether there is room for more messages of the peer.
-func (p *Path) mayGrant() bool { return p.c.owner.MayGrant() && !p.refusalsWait() }
+func (p *Lane) mayGrant() bool { return p.c.owner.MayGrant() && !p.refusalsWait() }
 
 // creditsToGrant is how many credits to put into the next frame.
-func (p *Path) creditsToGrant() uint8 {
+func (p *Lane) creditsToGrant() uint8 {
 	if p.owed <= 0 {
 		return 0
 	}

@@ -91,11 +91,11 @@ func (c *Conn) orphan(now time.Duration, m *Msg, why Why) {
 
 // giveUp completes as Unknown the messages of closed sockets that the peer has not
 // acknowledged for DeadAfter. Each leaves a gap in the sequence, which receivers allow, and
-// is not sent again: it is placed once or never (D1), and later messages on the same path
+// is not sent again: it is placed once or never (D1), and later messages on the same lane
 // stay behind it (D2). Messages that are being written belong to the shell: a link that
 // takes nothing of them for as long is given up. giveUp returns when to look again; not for
 // each message on its own, because the lists are long.
-func (p *Path) giveUp(now time.Duration) (next time.Duration) {
+func (p *Lane) giveUp(now time.Duration) (next time.Duration) {
 	after := p.c.cfg.DeadAfter
 	next = Never
 	for _, l := range []*list{&p.retrans, &p.unacked} {
@@ -159,7 +159,7 @@ func (c *Conn) Abandon(why Why) {
 	end := func(o Outcome) func(m *Msg) bool {
 		return func(m *Msg) bool {
 			if m.Owner == nil {
-				c.owner.FreeMsg(m)
+				c.com.FreeMsg(m)
 			} else {
 				c.completed(m, o, why)
 			}
@@ -168,7 +168,7 @@ func (c *Conn) Abandon(why Why) {
 	}
 	c.gather()
 	c.pending.each(end(Cancelled))
-	c.Paths(func(p *Path) {
+	c.EachLane(func(p *Lane) {
 		p.control.each(end(Cancelled))
 		p.retrans.each(end(Unknown))
 		p.unacked.each(end(Unknown))

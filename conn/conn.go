@@ -2,7 +2,6 @@ package conn
 
 import (
 	"bytes"
-	"math/rand"
 	"net/netip"
 	"time"
 
@@ -13,7 +12,7 @@ import (
 // Config holds the settings that all connections of a node share. Zero values are not
 // defaults; see DefaultConfig.
 type Config struct {
-	Lanes        int           // most paths to agree on, 1..8
+	Lanes        int           // most lanes to agree on, 1..8
 	CreditLog2   uint8         // log2 of the credits granted on each link, 7..20
 	ReconnectMin time.Duration // backoff: random in [0, d), d doubling from Min to Max
 	ReconnectMax time.Duration
@@ -29,7 +28,7 @@ type Config struct {
 	AckBytes     int           // and after so many bytes
 	AckStep      int           // after so many bytes if their sender waits
 	Trains       bool          // send and take trains (wire.Train)
-	LaneLoad     int           // bytes on a path from which on a flow at rest leaves it for another
+	LaneLoad     int           // bytes on a lane from which on a flow at rest leaves it for another
 }
 
 // DefaultConfig returns the configuration that tests begin with. A daemon's defaults are
@@ -52,8 +51,8 @@ type Kind uint8
 const (
 	KindUnknown      Kind = iota
 	KindRdsd              // explicit acks, credits, checksums, incarnation
-	KindKernelLegacy      // Linux that cannot keep paths apart: one path
-	KindKernel            // Linux that sends SPORT_IDX: paths by source port
+	KindKernelLegacy      // Linux that cannot keep lanes apart: one lane
+	KindKernel            // Linux that sends SPORT_IDX: lanes by source port
 )
 
 func (k Kind) String() string {
@@ -65,11 +64,10 @@ func (k Kind) kernel() bool { return k >= KindKernelLegacy }
 // Conn is everything between one local and one remote address. Its owner's
 // lock guards it and all it contains. net/rds/rds.h calls it struct rds_connection.
 type Conn struct {
-	cfg    *Config
+	com    *Common
+	cfg    *Config // of com
 	owner  Owner
-	rng    *rand.Rand
 	ctr    *stats.Counters
-	local  netip.Addr
 	remote netip.Addr
 	// active says that ours is the smaller address, so that this side connects
 	// (net/rds/tcp_connect.c, rds_tcp_conn_path_connect).
@@ -83,33 +81,35 @@ type Conn struct {
 	// kernels says whether a kernel is allowed at this address, as of the beginning of
 	// the last link: rules change, and a link keeps those it began with.
 	kernels bool
+	// blocked is as SetBlocked said.
+	blocked bool
 	peerInc uint64 // an rdsd's incarnation, 0: unknown
 	peerGen uint32 // a kernel's generation number (net/rds, RDS_EXTHDR_GEN_NUM), 0: unknown
 
-	// The number of paths (flows.go; docs/protocol.md, "Lanes").
+	// The number of lanes (flows.go; docs/protocol.md, "Lanes").
 	//
-	// Invariant: 0 <= npaths <= wire.MaxLanes. No message enters a path while npaths is 0 or
-	// grow is not, nor before those in pending: a message stays on its path, so that the
+	// Invariant: 0 <= nlanes <= wire.MaxLanes. No message enters a lane while nlanes is 0 or
+	// grow is not, nor before those in pending: a message stays on its lane, so that the
 	// datagrams of a flow keep their order.
 
-	npaths  int  // agreed on, 0: unknown
-	trains  bool // the peer takes trains; known when paths is
-	grow    int  // number of a kernel's paths once every message sent is acknowledged, 0: as it is
-	pending list // accepted before the paths were known, or while grow is awaited
+	nlanes  int  // agreed on, 0: unknown
+	trains  bool // the peer takes trains; known when nlanes is
+	grow    int  // number of a kernel's lanes once every message sent is acknowledged, 0: as it is
+	pending list // accepted before the lanes were known, or while grow is awaited
 	// told is the NPATHS of our last handshake message, and known the largest NPATHS that a
-	// kernel has answered to. The kernel maps our source ports to its paths by it.
+	// kernel has answered to. The kernel maps our source ports to its lanes by it.
 	told  uint16
 	known int
-	// asked has a bit for each path on which the larger address wants to be connected.
+	// asked has a bit for each lane on which the larger address wants to be connected.
 	asked uint8
 
-	// paths are the paths by number, nil until one is needed; slots has the same paths
+	// lanes are the lanes by number, nil until one is needed; slots has the same lanes
 	// in the order they were made, which never changes, and made counts them.
-	paths [wire.MaxLanes]*Path
-	slots [wire.MaxLanes]*Path
+	lanes [wire.MaxLanes]*Lane
+	slots [wire.MaxLanes]*Lane
 	made  uint8
-	flows *[flowSlots]flowPath // which path a source port uses
-	links uint64               // links begun so far, see Path.serial
+	flows *[flowSlots]flowLane // which lane a source port uses
+	links uint64               // links begun so far, see Lane.serial
 
 	// Time (tick.go).
 
@@ -123,14 +123,14 @@ type Conn struct {
 	rtt       time.Duration // of the last handshake or heartbeat, 0: none
 }
 
-// New makes the connection of a pair of addresses, which must differ and be of
-// one family. Nothing happens until something is sent or a link arrives.
-func New(cfg *Config, owner Owner, rng *rand.Rand, ctr *stats.Counters, local, remote netip.Addr) *Conn {
-	l, r := local.As16(), remote.As16()
-	c := &Conn{cfg: cfg, owner: owner, rng: rng, ctr: ctr, local: local, remote: remote, armed: Never,
+// New makes the connection with a remote address, which must differ from com's and be of
+// its family. Nothing happens until something is sent or a link arrives.
+func New(com *Common, owner Owner, ctr *stats.Counters, remote netip.Addr) *Conn {
+	l, r := com.Local.As16(), remote.As16()
+	c := &Conn{com: com, cfg: com.Config, owner: owner, ctr: ctr, remote: remote, armed: Never,
 		active: bytes.Compare(l[:], r[:]) < 0}
 	for c.inc == 0 {
-		c.inc = rng.Uint64()
+		c.inc = com.Rng.Uint64()
 	}
 	return c
 }
@@ -140,7 +140,7 @@ func New(cfg *Config, owner Owner, rng *rand.Rand, ctr *stats.Counters, local, r
 func (c *Conn) Active() bool { return c.active }
 
 // Local is our address.
-func (c *Conn) Local() netip.Addr { return c.local }
+func (c *Conn) Local() netip.Addr { return c.com.Local }
 
 // Remote is the peer's address.
 func (c *Conn) Remote() netip.Addr { return c.remote }
@@ -148,8 +148,8 @@ func (c *Conn) Remote() netip.Addr { return c.remote }
 // Kind returns what sort of peer this is, as far as known.
 func (c *Conn) Kind() Kind { return c.kind }
 
-// Paths returns the agreed number of paths, 0 while unknown.
-func (c *Conn) Lanes() int { return c.npaths }
+// Lanes returns the agreed number of lanes, 0 while unknown.
+func (c *Conn) Lanes() int { return c.nlanes }
 
 // PeerIncarnation is 0 while unknown.
 func (c *Conn) PeerIncarnation() uint64 { return c.peerInc }
@@ -158,52 +158,52 @@ func (c *Conn) PeerIncarnation() uint64 { return c.peerInc }
 func (c *Conn) Incarnation() uint64 { return c.inc }
 
 // NextTx is the sequence the next message will get.
-func (p *Path) NextTx() uint64 { return p.nextSeq }
+func (p *Lane) NextTx() uint64 { return p.nextSeq }
 
 // RTT is the last handshake's or heartbeat's round trip, 0 before the first.
 func (c *Conn) RTT() time.Duration { return c.rtt }
 
-// Paths calls f for every path there is.
-func (c *Conn) Paths(f func(*Path)) {
-	for _, p := range c.paths {
+// EachLane calls f for every lane there is.
+func (c *Conn) EachLane(f func(*Lane)) {
+	for _, p := range c.lanes {
 		if p != nil {
 			f(p)
 		}
 	}
 }
 
-// PathAt returns path i, nil when it was never needed.
-func (c *Conn) PathAt(i int) *Path { return c.paths[i] }
+// LaneAt returns lane i, nil when it was never needed.
+func (c *Conn) LaneAt(i int) *Lane { return c.lanes[i] }
 
-// Up reports whether any path is up.
+// Up reports whether any lane is up.
 func (c *Conn) Up() (up bool) {
-	c.Paths(func(p *Path) { up = up || p.state == Up })
+	c.EachLane(func(p *Lane) { up = up || p.state == Up })
 	return up
 }
 
-func (c *Conn) path(i int) *Path {
-	if c.paths[i] == nil {
-		c.paths[i] = newPath(c, i)
-		c.paths[i].slot = c.made
-		c.slots[c.made] = c.paths[i]
+func (c *Conn) lane(i int) *Lane {
+	if c.lanes[i] == nil {
+		c.lanes[i] = newLane(c, i)
+		c.lanes[i].slot = c.made
+		c.slots[c.made] = c.lanes[i]
 		c.made++
 	}
-	return c.paths[i]
+	return c.lanes[i]
 }
 
 // Enqueue takes a message over. Its Completer is called exactly once.
 func (c *Conn) Enqueue(now time.Duration, m *Msg) {
 	m.At = now
-	// The number of paths is known from the peer's probe on, and the first of them is
+	// The number of lanes is known from the peer's probe on, and the first of them is
 	// usable from its answer to ours: until then all messages wait in one line (D2).
-	if c.npaths == 0 || c.grow != 0 || c.pending.head != nil {
+	if c.nlanes == 0 || c.grow != 0 || c.pending.head != nil {
 		c.accepted(m)
 		c.pending.push(m)
 		m.where = inPending
-		c.path(0).want(now)
+		c.lane(0).want(now)
 		return
 	}
-	p := c.pathFor(now, m.SPort)
+	p := c.laneFor(now, m.SPort)
 	c.accepted(m)
 	p.enqueue(m)
 	p.want(now)
@@ -211,8 +211,8 @@ func (c *Conn) Enqueue(now time.Duration, m *Msg) {
 
 // EnqueueChain takes over messages of one source port, chained by SetLink.
 func (c *Conn) EnqueueChain(now time.Duration, head *Msg) {
-	if c.npaths == 0 || c.grow != 0 || c.pending.head != nil {
-		// The path is looked up once for all: their flow keeps to it while a message of it
+	if c.nlanes == 0 || c.grow != 0 || c.pending.head != nil {
+		// The lane is looked up once for all: their flow keeps to it while a message of it
 		// is undecided.
 		for m := head; m != nil; {
 			next := m.next
@@ -221,7 +221,7 @@ func (c *Conn) EnqueueChain(now time.Duration, head *Msg) {
 		}
 		return
 	}
-	p := c.pathFor(now, head.SPort)
+	p := c.laneFor(now, head.SPort)
 	for m := head; m != nil; {
 		next := m.next
 		m.At = now
@@ -232,26 +232,26 @@ func (c *Conn) EnqueueChain(now time.Duration, head *Msg) {
 	p.want(now)
 }
 
-// spread gives the messages that waited for the number of paths to their paths. The number
-// is still unknown when a kernel's further path comes back first after our address was
+// spread gives the messages that waited for the number of lanes to their lanes. The number
+// is still unknown when a kernel's further lane comes back first after our address was
 // lost.
 func (c *Conn) spread(now time.Duration) {
-	if c.grow != 0 || c.npaths == 0 {
+	if c.grow != 0 || c.nlanes == 0 {
 		return
 	}
 	for c.pending.head != nil {
 		m := c.pending.pop()
-		p := c.pathFor(now, m.SPort)
+		p := c.laneFor(now, m.SPort)
 		p.enqueue(m)
 		p.want(now)
 	}
 }
 
 // gather takes back everything that was certainly not delivered, in the order of each flow,
-// because the number of paths will be agreed on again. It returns the number of messages.
+// because the number of lanes will be agreed on again. It returns the number of messages.
 func (c *Conn) gather() int {
 	var all list
-	c.Paths(func(p *Path) {
+	c.EachLane(func(p *Lane) {
 		// Refused, then kept behind those, then queued: the order in which each flow was
 		// accepted.
 		for _, port := range p.heldPorts() {
@@ -259,7 +259,7 @@ func (c *Conn) gather() int {
 			all.splice(&p.holds[port].kept)
 		}
 		p.holds, p.resume, p.late = nil, nil, false
-		// FlagResume answers refusals of a path's state that ends here.
+		// FlagResume answers refusals of a lane's state that ends here.
 		p.queue.each(func(m *Msg) bool { m.flags &^= wire.FlagResume; return false })
 		p.queue.moveTo(&all)
 	})
@@ -276,7 +276,7 @@ func (c *Conn) gather() int {
 // held or refused. since is when the last link or attempt ended.
 func (c *Conn) Idle() (since time.Duration, ok bool) {
 	ok = c.pending.head == nil
-	c.Paths(func(p *Path) {
+	c.EachLane(func(p *Lane) {
 		ok = ok && p.state != Up && p.state != Disconnecting && len(p.waiting) == 0 && !p.writing &&
 			p.queue.n == 0 && p.retrans.head == nil && p.unacked.head == nil && p.inwrite.head == nil && p.control.head == nil &&
 			len(p.holds) == 0 && len(p.refused) == 0
@@ -289,13 +289,13 @@ func (c *Conn) Idle() (since time.Duration, ok bool) {
 // something.
 func (c *Conn) Known() (yes bool) {
 	yes = c.kind != KindUnknown
-	c.Paths(func(p *Path) { yes = yes || p.expected > 0 })
+	c.EachLane(func(p *Lane) { yes = yes || p.expected > 0 })
 	return yes
 }
 
 // End ends an idle connection: a report of the shell about it that comes later is ignored.
 func (c *Conn) End() {
-	c.Paths(func(p *Path) { p.attempt = p.nextAttempt() })
+	c.EachLane(func(p *Lane) { p.attempt = p.nextAttempt() })
 }
 
 // Queue sizes, for the administrator and for budgets.
@@ -308,7 +308,7 @@ type Queued struct {
 // Queued counts the messages on their way.
 func (c *Conn) Queued() (q Queued) {
 	q.Queued, q.QueuedBytes = c.pending.n, c.pending.bytes
-	c.Paths(func(p *Path) {
+	c.EachLane(func(p *Lane) {
 		q.Queued += p.queue.n
 		q.QueuedBytes += p.queue.bytes
 		for _, l := range []*list{&p.inwrite, &p.unacked, &p.retrans} {

@@ -20,11 +20,11 @@ func (w *world) steps(lines ...string) {
 	w.take()
 }
 
-// rdsdPair is a world whose peer is an rdsd with one path, a link and 128 credits.
-func rdsdPair(t *testing.T) (*world, *Path) {
+// rdsdPair is a world whose peer is an rdsd with one lane, a link and 128 credits.
+func rdsdPair(t *testing.T) (*world, *Lane) {
 	w := newWorld(t, "10.0.0.2", "10.0.0.1", func(c *Config) { c.CreditLog2, c.Lanes = 7, 1 })
 	w.steps("accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/1/7", "recv 0 answer received=0 npaths=1 hello=77/1/7")
-	return w, w.c.paths[0]
+	return w, w.c.lanes[0]
 }
 
 // A shell that offers frames before it reads them is told what would be placed.
@@ -57,7 +57,7 @@ func TestAwaits(t *testing.T) {
 
 	w = newWorld(t, "10.0.0.2", "10.0.0.1", nil)
 	w.steps("accept 40000", "recv 0 answer seq=1 npaths=1", "recv 0 data 4000>5000 seq=2 len=1")
-	p = w.c.paths[0]
+	p = w.c.lanes[0]
 	for _, frame := range []string{"data 4000>5000 seq=3 len=1", "data 4000>5000 seq=2 len=1", "data 4000>5000 seq=3 len=1 flags=retrans"} {
 		is(frame, true)
 	}
@@ -104,8 +104,8 @@ func TestTellIsBounded(t *testing.T) {
 		if want := maxTells + 1; n != want {
 			t.Errorf("round %d: %d messages were taken, want %d", round, n, want)
 		}
-		for w.batch[w.c.paths[0]] != nil {
-			w.wrote(w.c.paths[0])
+		for w.batch[w.c.lanes[0]] != nil {
+			w.wrote(w.c.lanes[0])
 			w.settle()
 		}
 		w.check()
@@ -161,13 +161,13 @@ func TestRests(t *testing.T) {
 func TestWaitingLinks(t *testing.T) {
 	w := newWorld(t, "10.0.0.2", "10.0.0.1", nil)
 	w.steps("accept 40000", "recv 0 answer seq=1 npaths=1")
-	p := w.c.paths[0]
+	p := w.c.lanes[0]
 	for i := range 2*maxWaiting + 1 {
 		aborts := 0
 		if a := w.c.Accept(w.now, 40000); !a.Parked || a.Attempt != p.attempt+uint64(i)+1 {
 			t.Fatalf("link %d: %+v", i, a)
 		}
-		for _, a := range w.acts {
+		for _, a := range w.com.Actions {
 			if a.Kind == ActAbort {
 				aborts++
 			}
@@ -188,7 +188,7 @@ func TestReconnectsCounted(t *testing.T) {
 	w := newWorld(t, "10.0.0.1", "10.0.0.2", func(c *Config) { c.Lanes = 1 })
 	for i, s := range []string{"send 5000>4000 1", "dialfail 0", "wait 10ms", "dialfail 0", "wait 1s", "connected 0", "lost 0", "wait 1s"} {
 		w.steps(s)
-		if n, want := w.c.paths[0].Info().Reconnects, []uint64{0, 0, 1, 1, 2, 2, 2, 3}[i]; n != want || w.ctr.Reconnects != want {
+		if n, want := w.c.lanes[0].Info().Reconnects, []uint64{0, 0, 1, 1, 2, 2, 2, 3}[i]; n != want || w.ctr.Reconnects != want {
 			t.Errorf("after %q: %d reconnects and %d counted, want %d", s, n, w.ctr.Reconnects, want)
 		}
 	}
@@ -198,7 +198,7 @@ func TestReconnectsCounted(t *testing.T) {
 // double from ReconnectMin to ReconnectMax, and no less.
 func TestBackoffBounds(t *testing.T) {
 	w := newWorld(t, "10.0.0.1", "10.0.0.2", nil)
-	p := w.c.path(0)
+	p := w.c.lane(0)
 	for n := range 40 {
 		bound := time.Duration(0)
 		if n > 0 {
@@ -221,7 +221,7 @@ func TestBackoffBounds(t *testing.T) {
 func TestStreamWraps(t *testing.T) {
 	w := newWorld(t, "10.0.0.2", "10.0.0.1", nil)
 	w.steps("accept 40000", "recv 0 answer seq=1 npaths=1")
-	p := w.c.paths[0]
+	p := w.c.lanes[0]
 	p.Acked(w.now, p.attempt, p.txOff)
 	p.txOff, p.txAcked = 1<<32-200, 1<<32-200
 	const frame = wire.HeaderLen + 16
@@ -278,7 +278,7 @@ func TestAskedAfterEachSilence(t *testing.T) {
 	}
 }
 
-// After the loss of our address a kernel's further path may be there before its first,
+// After the loss of our address a kernel's further lane may be there before its first,
 // which alone says how many there are: what waits for that goes on waiting.
 func TestFurtherLaneFirstAfterAddressLost(t *testing.T) {
 	w := newWorld(t, "10.0.0.2", "10.0.0.1", nil)
@@ -337,12 +337,12 @@ func TestCancelOfWhatWaitsToBeSentAgain(t *testing.T) {
 	}
 }
 
-// When no path that is up will do, the first that is not is connected, and one at a time.
+// When no lane that is up will do, the first that is not is connected, and one at a time.
 func TestLaneConnectedForAFlowAtRest(t *testing.T) {
 	w := newWorld(t, "10.0.0.2", "10.0.0.1", func(c *Config) { c.CreditLog2, c.Lanes = 7, 4 })
 	w.steps("accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/4/7", "recv 0 answer received=0 npaths=1 hello=77/4/7",
 		"accept 40001", "recv 1 probe npaths=1 hello=77/4/7", "recv 1 answer received=0 npaths=1 hello=77/4/7", "lost 0", "wait 9s")
-	var ports []uint16 // of path 1, each another flow
+	var ports []uint16 // of lane 1, each another flow
 	seen := map[uint32]bool{}
 	for s := uint16(5000); len(ports) < 3; s++ {
 		if _, i := w.c.flow(s); i%4 == 1 && !seen[i] {
@@ -356,7 +356,7 @@ func TestLaneConnectedForAFlowAtRest(t *testing.T) {
 		w.send(s, 4000, 1, false)
 		w.settle()
 		var states []State
-		w.c.Paths(func(p *Path) { states = append(states, p.state) })
+		w.c.EachLane(func(p *Lane) { states = append(states, p.state) })
 		if want := [][]State{{Connecting, Up}, {Connecting, Up, Connecting}}[i]; !slices.Equal(states, want) {
 			t.Errorf("the lanes are %v, want %v", states, want)
 		}
@@ -364,7 +364,7 @@ func TestLaneConnectedForAFlowAtRest(t *testing.T) {
 	w.check()
 }
 
-// Of a peer that pings and takes nothing 64 answers wait on each path; the others are
+// Of a peer that pings and takes nothing 64 answers wait on each lane; the others are
 // counted, and there is room again for as many as have left.
 func TestPongsAreBounded(t *testing.T) {
 	w, p := rdsdPair(t)

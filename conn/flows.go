@@ -4,14 +4,14 @@ import (
 	"time"
 )
 
-// flowPath is the path of the messages of some source ports, those that hash to it. They
-// keep to one path while one of them is under way, so that they cannot overtake each other
-// (D2). Between two rdsd, and only there (a kernel keeps paths apart by the port), they
-// leave a path that is loaded with messages of others: a request of 64 bytes must not wait
+// flowLane is the lane of the messages of some source ports, those that hash to it. They
+// keep to one lane while one of them is under way, so that they cannot overtake each other
+// (D2). Between two rdsd, and only there (a kernel keeps lanes apart by the port), they
+// leave a lane that is loaded with messages of others: a request of 64 bytes must not wait
 // for megabytes, because TCP does not interleave.
-type flowPath struct {
+type flowLane struct {
 	out     uint32 // messages given to Enqueue and not decided
-	path    uint8  // valid if chosen
+	lane    uint8  // valid if chosen
 	chosen  bool
 	unknown bool // a message of it has an unknown outcome and may still arrive: it stays
 }
@@ -19,28 +19,28 @@ type flowPath struct {
 const flowSlots = 64
 
 // flow returns the entry of a source port, and its number.
-func (c *Conn) flow(sport uint16) (f *flowPath, i uint32) {
+func (c *Conn) flow(sport uint16) (f *flowLane, i uint32) {
 	if c.flows == nil {
-		c.flows = new([flowSlots]flowPath)
+		c.flows = new([flowSlots]flowLane)
 	}
 	i = uint32(sport) * 0x9e3779b1 >> 16 % flowSlots
 	return &c.flows[i], i
 }
 
-// pathFor keeps all messages of one source port on one path, as the kernel does
+// laneFor keeps all messages of one source port on one lane, as the kernel does
 // (RDS_MPATH_HASH). It is asked before a message counts in out.
-func (c *Conn) pathFor(now time.Duration, sport uint16) *Path {
+func (c *Conn) laneFor(now time.Duration, sport uint16) *Lane {
 	f, i := c.flow(sport)
 	if !f.chosen {
-		f.chosen, f.path = true, uint8(i%uint32(c.npaths))
+		f.chosen, f.lane = true, uint8(i%uint32(c.nlanes))
 	}
-	p := c.path(int(f.path))
-	// No message of the flow may still arrive on the path that it leaves, or messages sent on
-	// the other path would overtake it. A message that has ended as unknown may arrive.
+	p := c.lane(int(f.lane))
+	// No message of the flow may still arrive on the lane that it leaves, or messages sent on
+	// the other lane would overtake it. A message that has ended as unknown may arrive.
 	rests := f.out == 0 && !f.unknown
-	if rests && c.kind == KindRdsd && c.npaths > 1 && p.load() >= c.cfg.LaneLoad {
+	if rests && c.kind == KindRdsd && c.nlanes > 1 && p.load() >= c.cfg.LaneLoad {
 		if q := c.lighter(now, p); q != nil {
-			f.path = uint8(q.idx)
+			f.lane = uint8(q.idx)
 			c.ctr.LaneMoved++
 			return q
 		}
@@ -48,21 +48,21 @@ func (c *Conn) pathFor(now time.Duration, sport uint16) *Path {
 	return p
 }
 
-// load returns the bytes that are on the path before the next message: waiting, or sent and
+// load returns the bytes that are on the lane before the next message: waiting, or sent and
 // not acknowledged.
-func (p *Path) load() int {
+func (p *Lane) load() int {
 	return p.queue.bytes + p.inwrite.bytes + p.unacked.bytes
 }
 
-// lighter finds a path with much less load than p. If no path that is up will do, another
+// lighter finds a lane with much less load than p. If no lane that is up will do, another
 // one is connected, for the next time.
-func (c *Conn) lighter(now time.Duration, p *Path) (best *Path) {
-	// Much less, not a little: if two paths took turns at being the lighter one, every flow
+func (c *Conn) lighter(now time.Duration, p *Lane) (best *Lane) {
+	// Much less, not a little: if two lanes took turns at being the lighter one, every flow
 	// would go from one to the other all the time.
 	least := p.load() / 4
 	down := -1
-	for i := range c.npaths {
-		switch q := c.paths[i]; {
+	for i := range c.nlanes {
+		switch q := c.lanes[i]; {
 		case q == nil || q.state == Down:
 			if down < 0 {
 				down = i
@@ -72,7 +72,7 @@ func (c *Conn) lighter(now time.Duration, p *Path) (best *Path) {
 		}
 	}
 	if best == nil && down >= 0 {
-		c.path(down).event(now, EvWant)
+		c.lane(down).event(now, EvWant)
 	}
 	return best
 }
@@ -96,13 +96,13 @@ func (c *Conn) part(n, m *Msg) {
 func (c *Conn) completed(m *Msg, o Outcome, why Why) {
 	f, _ := c.flow(m.SPort)
 	f.out--
-	// The message may still arrive, after one that is sent on another path now.
+	// The message may still arrive, after one that is sent on another lane now.
 	f.unknown = f.unknown || o == Unknown
 	m.Owner.remove(m)
 	m.Owner.owner.Completed(m, o, why)
 }
 
-// forgetFlows forgets the choice of every flow. The number of paths is about to be agreed
+// forgetFlows forgets the choice of every flow. The number of lanes is about to be agreed
 // on again, and nothing is under way on the old ones.
 func (c *Conn) forgetFlows() {
 	if c.flows == nil {

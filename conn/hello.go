@@ -12,14 +12,14 @@ import (
 )
 
 // Handshake. Every new link begins with a handshake ping from both sides (port 1 to port
-// 0), which kernels answer with a handshake pong whether or not they keep several paths.
-// NPATHS is 1 until the peer has shown that it can keep paths apart; Hello stands behind
+// 0), which kernels answer with a handshake pong whether or not they keep several lanes.
+// NPATHS is 1 until the peer has shown that it can keep lanes apart; Hello stands behind
 // it, where every kernel stops reading.
 //
 //   - An answer, or a ping, with Hello: the peer is an rdsd. Nothing of ours
 //     appears on a connection before that.
 //   - An answer, or a ping, without Hello: the peer is a kernel; with SPORT_IDX one that
-//     keeps paths apart.
+//     keeps lanes apart.
 //   - No answer in ProbeTimeout although something else came: a kernel with its pings switched off,
 //     where kernels are allowed (mayTable). When nothing came at all the peer may be an rdsd that
 //     is stopped: taken for a kernel, the messages that its TCP acknowledges would be reported as
@@ -40,16 +40,16 @@ var (
 	errPeerChanged   = errors.New("the peer changed between kernel and rdsd")
 	errPeerRestarted = errors.New("the peer restarted")
 	errNoKernel      = errors.New("the peer is a kernel, and kernel peers are not allowed at this address")
-	errWrongPath     = errors.New("a link of another path")
+	errWrongLane     = errors.New("a link of another lane")
 	errAddressLost   = errors.New("our address was taken from this node")
 	errNoAnswer      = errors.New("the peer did not answer the handshake")
 )
 
-// probe queues our handshake ping, or on further paths of a kernel a message that it
+// probe queues our handshake ping, or on further lanes of a kernel a message that it
 // ignores and whose arrival TCP confirms.
-func (p *Path) probe(now time.Duration) {
+func (p *Lane) probe(now time.Duration) {
 	p.probed, p.probedAt = true, now
-	m := p.c.owner.NewMsg()
+	m := p.c.com.NewMsg()
 	m.Kind = MsgProbe
 	if p.c.kind.kernel() && p.idx > 0 {
 		m.Kind = MsgNull
@@ -60,15 +60,15 @@ func (p *Path) probe(now time.Duration) {
 
 // handshake fills in a handshake message when it is sent and returns its
 // extensions.
-func (p *Path) handshake(m *Msg) [wire.ExtLen]byte {
+func (p *Lane) handshake(m *Msg) [wire.ExtLen]byte {
 	c := p.c
 	x := wire.Handshake{NPaths: 1}
 	switch {
 	case c.kind == KindKernel:
 		// NPATHS and Hello would fill the space: behind SPORT_IDX there is no room for a Hello,
 		// and a kernel that has shown itself needs none.
-		x.NPaths, x.SportIdx = uint16(c.kernelPaths()), c.cfg.Lanes > 1
-	// The peer has shown that it is a kernel without paths: it gets NPATHS 1.
+		x.NPaths, x.SportIdx = uint16(c.kernelLanes()), c.cfg.Lanes > 1
+	// The peer has shown that it is a kernel without lanes: it gets NPATHS 1.
 	case c.kind == KindKernelLegacy && m.Kind == MsgAnswer:
 	default:
 		x.Hello = wire.Hello{Version: wire.HelloVersion, Lanes: uint8(c.cfg.Lanes), CreditLog2: c.cfg.CreditLog2, Incarnation: c.inc}
@@ -86,7 +86,7 @@ func (p *Path) handshake(m *Msg) [wire.ExtLen]byte {
 }
 
 // onHandshake takes the peer's handshake ping or answer.
-func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame, reply bool) error {
+func (p *Lane) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame, reply bool) error {
 	c := p.c
 	x := wire.ParseHandshake(&h.Ext)
 	var err error
@@ -96,14 +96,14 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 		err = p.onKernel(now, &x, reply)
 	}
 	// Links that waited until the peer is known (mustWait) are read on.
-	c.Paths((*Path).Resume)
+	c.EachLane((*Lane).Resume)
 	if reply && len(p.toldPending) > 0 {
 		// Answers come in the order of the pings: by the NPATHS of that one the kernel now maps
-		// our source ports, and further paths can be connected.
+		// our source ports, and further lanes can be connected.
 		c.known = max(c.known, p.toldPending[0])
 		p.toldPending = p.toldPending[1:]
 		if p.ready {
-			c.openPaths(now)
+			c.openLanes(now)
 		}
 	}
 	if err != nil {
@@ -114,7 +114,7 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 		// One answer serves all pings that came before it leaves.
 		if !p.answer && c.cfg.Ping {
 			p.answer = true
-			m := c.owner.NewMsg()
+			m := c.com.NewMsg()
 			m.Kind = MsgAnswer
 			p.control.push(m)
 		}
@@ -122,8 +122,7 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 		return nil
 	}
 	if p.probed && !p.ready && p.state == Up { // a kernel's link is read on while it closes
-		c.rtt = now - p.probedAt
-		c.owner.MeasuredRTT(c.rtt)
+		c.measured(now - p.probedAt)
 		if c.kind == KindRdsd {
 			// This is the first acknowledgement of a link that counts: the peer has seen our
 			// incarnation by now, so it is about this one. It takes the messages that arrived on
@@ -138,7 +137,7 @@ func (p *Path) onHandshake(now time.Duration, h *wire.Header, f *transport.Frame
 	return nil
 }
 
-func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
+func (p *Lane) onHello(now time.Duration, x *wire.Handshake) error {
 	c := p.c
 	// Another sort of peer at the same address: its numbers and ours mean nothing to each
 	// other.
@@ -163,15 +162,15 @@ func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
 	}
 	c.kind, c.peerInc = KindRdsd, x.Hello.Incarnation
 	lanes, trains := min(c.cfg.Lanes, int(x.Hello.Lanes)), c.cfg.Trains && x.Hello.Caps&wire.CapTrains != 0
-	if c.npaths != 0 && (c.npaths != lanes || c.trains != trains) {
-		// Only a new incarnation may change its mind; restart has set paths to 0.
+	if c.nlanes != 0 && (c.nlanes != lanes || c.trains != trains) {
+		// Only a new incarnation may change its mind; restart has set nlanes to 0.
 		c.changed(now)
 		return errPeerChanged
 	}
-	c.npaths, c.trains = lanes, trains
-	// We did not know how many paths the peer wants when this one was connected.
+	c.nlanes, c.trains = lanes, trains
+	// We did not know how many lanes the peer wants when this one was connected.
 	if p.idx >= lanes {
-		return errWrongPath
+		return errWrongLane
 	}
 	// Once in a link: another Hello on it renews nothing, or the peer would hand out
 	// credits twice.
@@ -182,15 +181,15 @@ func (p *Path) onHello(now time.Duration, x *wire.Handshake) error {
 	return nil
 }
 
-// tellPaths makes sure that a kernel learns how many paths we want: so far it may have been
+// tellLanes makes sure that a kernel learns how many lanes we want: so far it may have been
 // told one, or the number from before a restart.
-func (p *Path) tellPaths() {
+func (p *Lane) tellLanes() {
 	c := p.c
-	if c.kind != KindKernel || p.idx != 0 || c.known >= c.kernelPaths() {
+	if c.kind != KindKernel || p.idx != 0 || c.known >= c.kernelLanes() {
 		return
 	}
 	for _, n := range p.toldPending {
-		if n >= c.kernelPaths() {
+		if n >= c.kernelLanes() {
 			return // on its way
 		}
 	}
@@ -199,17 +198,17 @@ func (p *Path) tellPaths() {
 			return
 		}
 	}
-	m := c.owner.NewMsg()
+	m := c.com.NewMsg()
 	m.Kind = MsgProbe
 	p.control.push(m)
 }
 
-// kernelPaths returns how many paths to agree on with a kernel: 1, 2, 4 or 8. A kernel
-// connects path i from a port that is i mod 8 and accepts by the port modulo the number of
-// paths; only for these numbers is that the same.
-func (c *Conn) kernelPaths() int { return 1 << (bits.Len(uint(c.cfg.Lanes)) - 1) }
+// kernelLanes returns how many lanes to agree on with a kernel: 1, 2, 4 or 8. A kernel
+// connects lane i from a port that is i mod 8 and accepts by the port modulo the number of
+// lanes; only for these numbers is that the same.
+func (c *Conn) kernelLanes() int { return 1 << (bits.Len(uint(c.cfg.Lanes)) - 1) }
 
-func (p *Path) onKernel(now time.Duration, x *wire.Handshake, reply bool) error {
+func (p *Lane) onKernel(now time.Duration, x *wire.Handshake, reply bool) error {
 	c := p.c
 	// See onHello.
 	if c.kind == KindRdsd {
@@ -234,94 +233,94 @@ func (p *Path) onKernel(now time.Duration, x *wire.Handshake, reply bool) error 
 	if x.SportIdx && c.kind != KindKernel {
 		c.kind = KindKernel
 	}
-	p.tellPaths()
+	p.tellLanes()
 	if c.kind != KindKernel && !p.legacy(now) {
-		return errWrongPath
+		return errWrongLane
 	}
 	if c.kind == KindKernel && !reply && p.idx != 0 {
-		// A kernel pings on its path 0 only: it took this connection for it.
-		q := c.path(0)
-		// Path 0 has a history with the kernel, so this link is path 0's too: its frames
+		// A kernel pings on its lane 0 only: it took this connection for it.
+		q := c.lane(0)
+		// Lane 0 has a history with the kernel, so this link is lane 0's too: its frames
 		// count there, and it is given up.
 		if q.expected > 0 {
 			p.seqOwner = q
-			return errWrongPath
+			return errWrongLane
 		}
-		p.becomePath0()
+		p.becomeLane0()
 		if q.state == Up || q.state == Disconnecting {
-			q.seqOwner = p // its link was made for path 0
-			q.Drop(now, errWrongPath)
+			q.seqOwner = p // its link was made for lane 0
+			q.Drop(now, errWrongLane)
 		}
 	}
 	n := 1
 	if c.kind == KindKernel {
-		n = max(1, min(c.kernelPaths(), int(x.NPaths)))
+		n = max(1, min(c.kernelLanes(), int(x.NPaths)))
 	}
-	// The paths of a kernel are never reduced.
-	if c.npaths == 0 {
-		c.npaths = n
+	// The lanes of a kernel are never reduced.
+	if c.nlanes == 0 {
+		c.nlanes = n
 		if p.ready { // it restarted behind a link that is in use
 			c.spread(now)
 		}
-	} else if n > c.npaths {
+	} else if n > c.nlanes {
 		c.grow = max(c.grow, n)
 		c.tryGrow(now)
 	}
 	return nil
 }
 
-// tryGrow takes up more paths of a kernel once everything sent on the few is acknowledged:
-// a flow that changes its path must not overtake itself (D2). Messages accepted meanwhile
+// tryGrow takes up more lanes of a kernel once everything sent on the few is acknowledged:
+// a flow that changes its lane must not overtake itself (D2). Messages accepted meanwhile
 // wait.
 func (c *Conn) tryGrow(now time.Duration) {
 	if c.grow == 0 {
 		return
 	}
 	busy := false
-	c.Paths(func(p *Path) {
+	c.EachLane(func(p *Lane) {
 		busy = busy || p.queue.n+p.inwrite.n+p.unacked.n+p.retrans.n > 0
 	})
 	if busy {
 		return
 	}
-	c.npaths, c.grow = c.grow, 0
+	c.nlanes, c.grow = c.grow, 0
 	c.forgetFlows()
-	c.openPaths(now)
+	c.openLanes(now)
 	c.spread(now)
 }
 
-// openPaths connects all paths of a kernel, because it may send on any of them.
-func (c *Conn) openPaths(now time.Duration) {
+// openLanes connects all lanes of a kernel, because it may send on any of them.
+func (c *Conn) openLanes(now time.Duration) {
 	if c.kind != KindKernel || !c.active {
 		return
 	}
 	for i := 1; i < wire.MaxLanes; i++ {
-		// A path beyond the number the kernel has been told would be mapped to another of its
-		// paths, unless the kernel itself has asked for it.
-		if (i >= c.npaths || i >= c.known) && c.asked&(1<<i) == 0 {
+		// A lane beyond the number the kernel has been told would be mapped to another of its
+		// lanes, unless the kernel itself has asked for it.
+		if (i >= c.nlanes || i >= c.known) && c.asked&(1<<i) == 0 {
 			continue
 		}
-		if q := c.path(i); q.state == Down {
+		if q := c.lane(i); q.state == Down {
 			q.event(now, EvWant)
 		}
 	}
 }
 
 // become makes the link usable. Unacknowledged messages go first.
-func (p *Path) become(now time.Duration) {
+func (p *Lane) become(now time.Duration) {
 	c := p.c
 	p.ready, p.synced, p.wasUp = true, true, true
 	if p.tryErr { // a reader of the list of peers would take it for the link's
 		p.lastErr, p.tryErr = nil, false
 	}
-	// Messages that waited in one line, because no path could be used, are given to their
-	// paths.
+	// Messages that waited in one line, because no lane could be used, are given to their
+	// lanes.
 	c.spread(now)
 	if p.idx == 0 {
-		c.openPaths(now)
+		c.openLanes(now)
 	}
-	// The peer answers: the other paths need not sit out their backoff.
-	c.Paths(func(q *Path) {
+	// The peer answers: the other lanes need not sit out their backoff.
+	c.EachLane(func(q *Lane) {
 		if q.state == Error && q.retryAt != Never && q.retryAt > now {
 			q.retryAt = now
 			c.rearm(now)
@@ -334,7 +333,7 @@ func (p *Path) become(now time.Duration) {
 // of the answer is the last sequence that the peer has received; messages above it never
 // arrived. Messages up to it are placed or refused, and the acknowledgement or the refusal
 // is still to come: they stay, and are sent again like the rest, as duplicates.
-func (p *Path) settleCancelled(now time.Duration, payload []byte) {
+func (p *Lane) settleCancelled(now time.Duration, payload []byte) {
 	p.sweepAt = Never
 	p.through = math.MaxUint64
 	if len(payload) == receivedLen {
@@ -361,7 +360,7 @@ func (p *Path) settleCancelled(now time.Duration, payload []byte) {
 const receivedLen = 8
 
 // noAnswer ends the wait for a handshake when ProbeTimeout has passed.
-func (p *Path) noAnswer(now time.Duration) {
+func (p *Lane) noAnswer(now time.Duration) {
 	c := p.c
 	c.ctr.HandshakeTimeout++
 	switch {
@@ -371,10 +370,10 @@ func (p *Path) noAnswer(now time.Duration) {
 		p.Drop(now, errNoAnswer)
 	default:
 		if c.kind != KindKernel && !p.legacy(now) {
-			p.Drop(now, errWrongPath)
+			p.Drop(now, errWrongLane)
 			return
 		}
-		c.npaths = max(c.npaths, 1)
+		c.nlanes = max(c.nlanes, 1)
 		p.become(now)
 	}
 }
@@ -387,9 +386,9 @@ func (c *Conn) changed(now time.Duration) {
 	c.kind, c.peerInc, c.peerGen = KindUnknown, 0, 0
 	c.inc = 0
 	for c.inc == 0 {
-		c.inc = c.rng.Uint64()
+		c.inc = c.com.Rng.Uint64()
 	}
-	c.Paths(func(p *Path) { p.synced = false; p.Drop(now, errPeerChanged) })
+	c.EachLane(func(p *Lane) { p.synced = false; p.Drop(now, errPeerChanged) })
 }
 
 // AddressLost ends our incarnation towards the peer because our address has left this
@@ -403,16 +402,16 @@ func (c *Conn) changed(now time.Duration) {
 // again, flagged, and that we had is still a duplicate.
 func (c *Conn) AddressLost(now time.Duration) {
 	var expected [wire.MaxLanes]uint64
-	c.Paths(func(p *Path) {
+	c.EachLane(func(p *Lane) {
 		expected[p.idx] = p.expected
 		p.Drop(now, errAddressLost)
 	})
 	c.restart(now, nil, WhyAddressLost)
 	c.inc = 0
 	for c.inc == 0 {
-		c.inc = c.rng.Uint64()
+		c.inc = c.com.Rng.Uint64()
 	}
-	c.Paths(func(p *Path) {
+	c.EachLane(func(p *Lane) {
 		p.synced = false
 		if c.kind != KindRdsd {
 			p.expected = expected[p.idx]
@@ -424,15 +423,15 @@ func (c *Conn) AddressLost(now time.Duration) {
 // acknowledged become unknown, those that were never sent or certainly refused stay queued,
 // and receiving starts afresh. Links other than keep's are dropped: they belong to the
 // former incarnation.
-func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
-	c.Paths(func(p *Path) {
+func (c *Conn) restart(now time.Duration, keep *Lane, why Why) {
+	c.EachLane(func(p *Lane) {
 		// It is unknown whether the former incarnation received these, and sending them to the
 		// new one could deliver them twice. Messages that were never sent or certainly refused
 		// go to the new one below.
 		for _, l := range []*list{&p.retrans, &p.unacked} {
 			l.each(func(m *Msg) bool {
 				if m.Owner == nil {
-					c.owner.FreeMsg(m)
+					c.com.FreeMsg(m)
 				} else {
 					p.done(m, Unknown, why)
 				}
@@ -453,7 +452,7 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 				if m.Kind == MsgPong {
 					p.pongs--
 				}
-				c.owner.FreeMsg(m)
+				c.com.FreeMsg(m)
 				return true
 			}
 			return false
@@ -466,31 +465,32 @@ func (c *Conn) restart(now time.Duration, keep *Path, why Why) {
 	if c.kind == KindRdsd {
 		// A new incarnation of an rdsd does not send an empty map (fillCongestion): ports of
 		// the former one would stay congested for ever.
-		c.owner.CongestionMap(now, noCongestion[:])
+		c.owner.Told(now, ToldMap, noCongestion[:])
 	}
 	if n := c.gather(); n > heldFew {
 		c.restartAt = now + time.Duration(n)*moveTime
 	}
-	c.npaths, c.trains, c.grow, c.known = 0, false, 0, 0
+	c.nlanes, c.trains, c.grow, c.known = 0, false, 0, 0
 	c.forgetFlows()
 	if c.pending.head != nil {
-		c.path(0).want(now)
+		c.lane(0).want(now)
 	}
 }
 
 var noCongestion [8192]byte
 
 // onControl takes a control message of another rdsd.
-func (p *Path) onControl(now time.Duration, h *wire.Header, f *transport.Frame) error {
+func (p *Lane) onControl(now time.Duration, h *wire.Header, f *transport.Frame) error {
 	switch h.Ext[0] {
 	case wire.CtlCongDelta:
 		p.c.ctr.CongUpdateReceived++
-		return wire.ParsePortStates(f.Payload, func(s wire.PortState) { p.c.owner.CongestionDelta(now, s) })
+		return p.c.owner.Told(now, ToldPorts, f.Payload)
 	case wire.CtlRefuse:
 		return wire.ParseRefusals(f.Payload, func(r wire.Refusal) error { return p.onRefusal(now, r) })
-	}
-	if h.Ext[0] == wire.CtlAskPorts || h.Ext[0] == wire.CtlTellPort {
-		return p.c.owner.Told(now, h.Ext[0], f.Payload)
+	case wire.CtlAskPorts:
+		return p.c.owner.Told(now, ToldAsk, f.Payload)
+	case wire.CtlTellPort:
+		return p.c.owner.Told(now, ToldReader, f.Payload)
 	}
 	return nil // a control message of a later version: skip it
 }

@@ -10,7 +10,7 @@ import (
 
 // Flow holds, between two rdsd only. A receiver at its hard limit refuses a datagram
 // instead of stopping the link (D9) or dropping it: it remembers the port as refusing,
-// answers with a refusal, and refuses everything else to that port on this path until a
+// answers with a refusal, and refuses everything else to that port on this lane until a
 // frame with FlagResume arrives. The sender takes refused datagrams back, in order, puts
 // those that it has not sent yet behind them, and goes on sending when the port is clear
 // and nothing to it is unacknowledged; the first frame then bears FlagResume. So a flow
@@ -30,7 +30,7 @@ func (h *hold) n() int { return h.back.n + h.kept.n }
 
 // keepBack takes m (just popped from the queue) into the hold of its port
 // when there is one or the port is congested.
-func (p *Path) keepBack(m *Msg) bool {
+func (p *Lane) keepBack(m *Msg) bool {
 	if p.c.kind != KindRdsd || m.Kind != MsgData {
 		return false
 	}
@@ -54,7 +54,7 @@ func (p *Path) keepBack(m *Msg) bool {
 	return true
 }
 
-func (p *Path) newHold(port uint16) *hold {
+func (p *Lane) newHold(port uint16) *hold {
 	h := &hold{}
 	// Messages that are out already may still be refused, and have to be put back before
 	// those that are kept. The hold ends only when each of them is decided.
@@ -73,7 +73,7 @@ func (p *Path) newHold(port uint16) *hold {
 }
 
 // settled tells the hold of m's port that m is decided.
-func (p *Path) settled(now time.Duration, m *Msg) {
+func (p *Lane) settled(now time.Duration, m *Msg) {
 	if len(p.holds) == 0 || m.Kind != MsgData {
 		return
 	}
@@ -85,13 +85,13 @@ func (p *Path) settled(now time.Duration, m *Msg) {
 
 // Held is how many ports of the peer messages are held for.
 func (c *Conn) Held() (n int) {
-	c.Paths(func(p *Path) { n += len(p.holds) })
+	c.EachLane(func(p *Lane) { n += len(p.holds) })
 	return n
 }
 
 // PortsClear tells that any port of the peer may be clear.
 func (c *Conn) PortsClear(now time.Duration) {
-	c.Paths(func(p *Path) {
+	c.EachLane(func(p *Lane) {
 		for _, port := range p.heldPorts() {
 			p.tryResume(now, port, p.holds[port])
 		}
@@ -100,7 +100,7 @@ func (c *Conn) PortsClear(now time.Duration) {
 
 // PortClear tells that a port of the peer is no longer congested.
 func (c *Conn) PortClear(now time.Duration, port uint16) {
-	c.Paths(func(p *Path) {
+	c.EachLane(func(p *Lane) {
 		if h := p.holds[port]; h != nil {
 			p.tryResume(now, port, h)
 		}
@@ -110,19 +110,19 @@ func (c *Conn) PortClear(now time.Duration, port uint16) {
 // To end a hold costs as much as is held, and so does to begin it again: a peer whose port
 // is congested, then clear, then congested would have us do nothing else. So a hold of more
 // than heldFew is not moved before moveTime has passed for each message of the last such
-// move of the path, which leaves most of the time to others, and ends as soon as it may
-// then. Likewise the messages that wait for a peer are spread over the paths and taken back
+// move of the lane, which leaves most of the time to others, and ends as soon as it may
+// then. Likewise the messages that wait for a peer are spread over the lanes and taken back
 // again with each incarnation of the peer.
 const (
 	heldFew  = 256
 	moveTime = time.Microsecond
 )
 
-// errRestarts is why a path closes when too many messages wait for the peer to be moved to
+// errRestarts is why a lane closes when too many messages wait for the peer to be moved to
 // its new incarnation so soon after the last.
 var errRestarts = errors.New("the peer restarts more often than what waits for it can be sorted")
 
-func (p *Path) tryResume(now time.Duration, port uint16, h *hold) {
+func (p *Lane) tryResume(now time.Duration, port uint16, h *hold) {
 	// A message that is out may yet be refused and would then come back behind those put
 	// into the queue here: its flow would be out of order.
 	if h.out > 0 || p.c.owner.Congested(port) {
@@ -156,7 +156,7 @@ func (p *Path) tryResume(now time.Duration, port uint16, h *hold) {
 
 // resumeLate ends holds that were not moved when they might have been, and returns when
 // to come again. Ports take turns: one that is always held again leaves the next to others.
-func (p *Path) resumeLate(now time.Duration) time.Duration {
+func (p *Lane) resumeLate(now time.Duration) time.Duration {
 	if !p.late {
 		return Never
 	}
@@ -184,7 +184,7 @@ func (p *Path) resumeLate(now time.Duration) time.Duration {
 	return Never
 }
 
-func (p *Path) heldPorts() []uint16 {
+func (p *Lane) heldPorts() []uint16 {
 	ports := make([]uint16, 0, len(p.holds))
 	for port := range p.holds {
 		ports = append(ports, port)
@@ -194,7 +194,7 @@ func (p *Path) heldPorts() []uint16 {
 }
 
 // onRefusal takes one refusal of the peer.
-func (p *Path) onRefusal(now time.Duration, r wire.Refusal) error {
+func (p *Lane) onRefusal(now time.Duration, r wire.Refusal) error {
 	// A refusal of a message that was never sent cannot come from a fault of the network:
 	// TCP has kept the bytes. The peer and we disagree about the stream, and the link ends.
 	if r.Seq == 0 || r.Seq >= p.nextSeq {
@@ -229,7 +229,7 @@ func (p *Path) onRefusal(now time.Duration, r wire.Refusal) error {
 	return nil
 }
 
-func (p *Path) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
+func (p *Lane) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 	port := m.DPort
 	// No socket will take it, now or later: its outcome is failed, and the messages behind
 	// it are not held up for it.
@@ -263,7 +263,7 @@ func (p *Path) refusedMsg(now time.Duration, m *Msg, why wire.Reason) {
 	p.tryResume(now, port, h)
 }
 
-func (p *Path) countOut(port uint16, but *Msg) (n int) {
+func (p *Lane) countOut(port uint16, but *Msg) (n int) {
 	for _, l := range []*list{&p.unacked, &p.inwrite, &p.retrans} {
 		for m := l.head; m != nil; m = m.next {
 			if m != but && m.Kind == MsgData && m.DPort == port {
@@ -281,12 +281,12 @@ func (p *Path) countOut(port uint16, but *Msg) (n int) {
 //
 // A peer that retransmits is another matter: its own refusals stand behind its
 // retransmissions, and until they have left, our refusals are not acknowledged either.
-func (p *Path) refusalsWait() bool { return !p.again && p.refusals > p.window0()/4 }
+func (p *Lane) refusalsWait() bool { return !p.again && p.refusals > p.window0()/4 }
 
-func (p *Path) refusalsMost() int { return 4 * p.window0() }
+func (p *Lane) refusalsMost() int { return 4 * p.window0() }
 
 // refuse notes that the n datagrams with sequence seq were received and not placed.
-func (p *Path) refuse(seq uint64, n int, why wire.Reason) {
+func (p *Lane) refuse(seq uint64, n int, why wire.Reason) {
 	if why == wire.ReasonNoPort {
 		p.c.ctr.RefuseNoPort += uint64(n)
 	} else {
@@ -305,7 +305,7 @@ func (p *Path) refuse(seq uint64, n int, why wire.Reason) {
 
 // Refusals copies the refusals the peer has not acknowledged yet to dst and
 // tells how many; when dst is full there may be more.
-func (p *Path) Refusals(dst []wire.Refusal) (n int) {
+func (p *Lane) Refusals(dst []wire.Refusal) (n int) {
 	// Those in messages first, in the order in which they will be acknowledged; left counts
 	// down to those that are in no message, so that long lists are not walked for nothing.
 	left := p.refusals
@@ -326,10 +326,10 @@ func (p *Path) Refusals(dst []wire.Refusal) (n int) {
 }
 
 // sendRefusals puts the refusals into messages, which are sequenced like data.
-func (p *Path) sendRefusals() {
+func (p *Lane) sendRefusals() {
 	for len(p.refused) > 0 {
 		n := min(len(p.refused), wire.MaxRefusals)
-		m := p.c.owner.NewMsg()
+		m := p.c.com.NewMsg()
 		m.Kind = MsgRefuse
 		m.flags = wire.FlagControl | wire.FlagAckRequired
 		// The lowest sequence in it: by this ackable knows how far it may go once this has left.
@@ -345,7 +345,7 @@ func (p *Path) sendRefusals() {
 
 // restoreRefusals is called when the link is gone: acknowledgements on the next link must
 // again wait for the refusals that were not acknowledged.
-func (p *Path) restoreRefusals() {
+func (p *Lane) restoreRefusals() {
 	p.unsentRef = 0
 	// Acknowledgements are of one link: the refusals may have been lost with the former
 	// link, and the refused messages would count as delivered if they were acknowledged
@@ -363,7 +363,7 @@ func (p *Path) restoreRefusals() {
 }
 
 // nextRefusal finds the lowest refused sequence whose refusal has not left.
-func (p *Path) nextRefusal() {
+func (p *Lane) nextRefusal() {
 	p.unsentRef = 0
 	// They leave in this order, those that refuse lower sequences first, so the first that
 	// is found has the lowest.

@@ -17,7 +17,7 @@ const (
 )
 
 // PageQueued calls f for datagrams that wait (sent false) or are unacknowledged (sent
-// true), with the message they travel in, their size and the number of their path, until f
+// true), with the message they travel in, their size and the number of their lane, until f
 // returns false or about most of them were shown. more is true if there may be others: the
 // next call goes on behind them. A message that moved meanwhile may be shown twice or
 // missed; one that left took everything before it along, so that the list is shown from its
@@ -59,7 +59,7 @@ func (c *Conn) lists(which int) (l []queueView) {
 	if which&NotSent != 0 {
 		l = append(l, queueView{c.pending.head, 0, false})
 	}
-	c.Paths(func(p *Path) {
+	c.EachLane(func(p *Lane) {
 		if which&NotSent != 0 {
 			for i := range p.queue.lists {
 				l = append(l, queueView{p.queue.lists[i].head, p.idx, false})
@@ -79,7 +79,7 @@ func (c *Conn) lists(which int) (l []queueView) {
 }
 
 // Writing calls f for each message of a socket in the batch of the last Fill, until Wrote.
-func (p *Path) Writing(f func(m *Msg)) {
+func (p *Lane) Writing(f func(m *Msg)) {
 	for m := p.inwrite.head; m != nil; m = m.next {
 		if m.Owner != nil {
 			f(m)
@@ -87,7 +87,7 @@ func (p *Path) Writing(f func(m *Msg)) {
 	}
 }
 
-// Lane is the number of the path that m has a sequence of; ok is false if it has none.
+// Lane is the number of the lane that m has a sequence of; ok is false if it has none.
 func (c *Conn) Lane(m *Msg) (lane int, ok bool) {
 	if m.seq == 0 {
 		return 0, false

@@ -51,7 +51,7 @@ func TestPageQueued(t *testing.T) {
 	}
 }
 
-// What an administrator is told of a path that cannot be made: how old the error is,
+// What an administrator is told of a lane that cannot be made: how old the error is,
 // how often in a row it was tried, since when, and when it is tried again. Of one that
 // is up there are no attempts, although the backoff remembers them.
 func TestInfoOfAttempts(t *testing.T) {

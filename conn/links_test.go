@@ -24,10 +24,10 @@ func TestTellToWhatBecameAKernel(t *testing.T) {
 	w.steps("accept 40000", "recv 0 probe seq=1 npaths=1", "drop 0", "lost 0")
 	w.step([]string{"accept", "40000"})
 	w.steps("recv 0 map ; probe seq=1 npaths=1", "recv 0 answer seq=2 npaths=1")
-	if w.c.kind != KindKernelLegacy || !w.c.paths[0].ready {
-		t.Fatalf("the peer is %v, ready %v", w.c.kind, w.c.paths[0].ready)
+	if w.c.kind != KindKernelLegacy || !w.c.lanes[0].ready {
+		t.Fatalf("the peer is %v, ready %v", w.c.kind, w.c.lanes[0].ready)
 	}
-	if p := w.c.paths[0]; p.tells != 0 || p.control.head != nil {
+	if p := w.c.lanes[0]; p.tells != 0 || p.control.head != nil {
 		t.Errorf("%d messages of Tell are counted", p.tells)
 	}
 	if w.c.Tell(wire.CtlAskPorts, nil) {
@@ -41,7 +41,7 @@ func TestTellToWhatBecameAKernel(t *testing.T) {
 func TestNextLinkIsNotPaused(t *testing.T) {
 	w := newWorld(t, "10.0.0.2", "10.0.0.1", nil)
 	w.steps("accept 40000", "recv 0 map ; probe seq=1 npaths=1", "recv 0 answer seq=2 npaths=1", "port 5000 no-room")
-	p := w.c.paths[0]
+	p := w.c.lanes[0]
 	if err := w.recvOne(p, "data 4000>5000 seq=3 len=1"); err != ErrPause || !p.Paused() {
 		t.Fatalf("without room: %v, paused %v", err, p.Paused())
 	}

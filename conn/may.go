@@ -53,7 +53,7 @@ func (c *Conn) may() *may {
 
 // allow asks again whether the peer may be a kernel: at the beginning of each
 // link, for rules change.
-func (c *Conn) allow() { c.kernels = c.owner.AllowKernel() }
+func (c *Conn) allow() { c.kernels = c.com.AllowKernel(c.remote) }
 
 var errUnidentified = errors.New("it sends before it has identified itself, as only a kernel would, and kernel peers are not allowed at this address")
 

@@ -9,7 +9,7 @@ import (
 )
 
 // flipped is a world with n datagrams held for a port of the peer that is congested.
-func flipped(t *testing.T, n int) (*world, *Path) {
+func flipped(t *testing.T, n int) (*world, *Lane) {
 	w := newWorld(t, "10.0.0.2", "10.0.0.1", func(c *Config) { c.CreditLog2, c.Lanes = 7, 1 })
 	for _, s := range []string{"accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/1/12", "recv 0 answer received=0 npaths=1 hello=77/1/12"} {
 		w.step(strings.Fields(s))
@@ -20,7 +20,7 @@ func flipped(t *testing.T, n int) (*world, *Path) {
 		w.send(4000, 5000, 16<<10, false)
 	}
 	w.settle()
-	p := w.c.paths[0]
+	p := w.c.lanes[0]
 	if h := p.holds[5000]; h == nil || h.n() != n {
 		t.Fatalf("%d datagrams are held for %d", n, p.queue.n)
 	}
@@ -36,7 +36,7 @@ func (w *world) flip(on bool) {
 // flips has the port become clear and congested again many times, the peer taking and
 // acknowledging one batch each time. It returns how often the hold was moved, and in
 // how much time.
-func (w *world) flips(p *Path, n int) (moves uint64, took time.Duration) {
+func (w *world) flips(p *Lane, n int) (moves uint64, took time.Duration) {
 	before, begun := w.ctr.HoldResume, w.now
 	w.hold = true
 	for range n {
@@ -127,7 +127,7 @@ func TestRestartsAreSpaced(t *testing.T) {
 		w.settle()
 		w.step(strings.Fields("accept 40000"))
 		w.settle()
-		err := w.recvOne(w.c.paths[0], fmt.Sprintf("probe seq=1 npaths=1 hello=%d/1/12", inc))
+		err := w.recvOne(w.c.lanes[0], fmt.Sprintf("probe seq=1 npaths=1 hello=%d/1/12", inc))
 		w.settle()
 		return err
 	}

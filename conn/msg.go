@@ -9,7 +9,7 @@ import (
 // MsgKind says what a Msg is to the protocol.
 type MsgKind uint8
 
-// Kinds of message a path queues.
+// Kinds of message a lane queues.
 const (
 	MsgData   MsgKind = iota
 	MsgPing           // to port 0
@@ -41,7 +41,7 @@ type Msg struct {
 
 	seq       uint64
 	fore, aft *Msg // of its sender, accepted before and after it
-	// Cell, when not nil, is where the path and the sequence of the message are kept for
+	// Cell, when not nil, is where the lane and the sequence of the message are kept for
 	// others to read; see CellSplit.
 	Cell   *uint64
 	end    uint32 // kernel peers: offset in the link's stream behind its last byte, modulo 2^32
@@ -59,7 +59,7 @@ type Msg struct {
 	orphan       bool // its socket was closed at At
 	flags        uint8
 	where        where
-	slot         uint8 // of the path it is on, see Conn.slots
+	slot         uint8 // of the lane it is on, see Conn.slots
 }
 
 // where is the list a message of a sender stands in.
@@ -68,7 +68,7 @@ type where uint8
 const (
 	nowhere   where = iota
 	inPending       // of the connection
-	inQueue         // these and the following of the path
+	inQueue         // these and the following of the lane
 	inBack          // of the hold of its port
 	inKept          // likewise
 	inSent          // inwrite or unacked
@@ -76,7 +76,7 @@ const (
 )
 
 // A Cell holds 0 while the message has no sequence, which it also loses again when it is
-// refused; path<<CellLane | sequence when it was sent; CellSplit when it was a train that
+// refused; lane<<CellLane | sequence when it was sent; CellSplit when it was a train that
 // had to be sent as single datagrams; CellHere<<CellLane | number (Engine.Here) when it
 // stayed at this address.
 const (

@@ -15,7 +15,7 @@ func TestOrphans(t *testing.T) {
 		w.step(strings.Fields(s))
 		w.settle()
 	}
-	p := w.c.paths[0]
+	p := w.c.lanes[0]
 	if p.unacked.n != 3 { // with the handshake
 		t.Fatalf("%d are unacknowledged, want 3", p.unacked.n)
 	}

@@ -19,9 +19,9 @@ const (
 
 // Arrival is a datagram, or a train of them, for a local port.
 type Arrival struct {
-	// Path is the one it came by and Seq its sequence there. For what stays at its own
-	// address Path is nil, and Seq counts those.
-	Path         *Path
+	// Lane is the one it came by and Seq its sequence there. For what stays at its own
+	// address Lane is nil, and Seq counts those.
+	Lane         *Lane
 	Seq          uint64
 	SPort, DPort uint16
 	// Train is valid during the call. When Buf is not nil the body lies there, alone, and a
@@ -30,60 +30,58 @@ type Arrival struct {
 	Buf   *buf.Buf
 }
 
-// Owner is the interface to the layer above a Conn. Its methods are called in the middle of
-// a step, under the owner's own lock; they do not block and do not call back into the Conn,
-// except Completed, which may Enqueue, and Told, which may Tell.
+// Owner is the interface to the layer above a Conn: what the Conn cannot go on without in
+// the middle of a step, because the answer decides about the very frame at hand. What needs
+// no answer is not here: it is left in Common for the owner to take when the step ends.
+//
+// The methods are called under the owner's own lock; they do not block and do not call back
+// into the Conn, except Told, which may Tell. (Completer is called under the same rules, and
+// may Enqueue.)
 type Owner interface {
-	// Deliver places what has arrived for a local port.
+	// Deliver places what has arrived for a local port. Its verdict decides whether the
+	// frame is acknowledged, refused or left unread.
 	Deliver(a Arrival) Verdict
-	// Congested asks the peer's congestion map.
+	// Told brings what the peer says that is the owner's alone. An error resets the link, so
+	// it cannot wait for the end of the step: frames behind the bad one must not be taken.
+	Told(now time.Duration, topic Topic, payload []byte) error
+	// Congested asks the peer's congestion map whether the next datagram is to wait. The map
+	// is the owner's, whose sockets are refused by it, and this package does not know maps.
 	Congested(port uint16) bool
-	// CongestionMap brings the peer's whole map, 8192 bytes.
-	CongestionMap(now time.Duration, m []byte)
-	// CongestionDelta brings one change of it.
-	CongestionDelta(now time.Duration, s wire.PortState)
 	// LocalCongestion returns the news about our ports for the peer: the changes from
 	// version since on (delta, at most wire.MaxPortStates), or the whole map when there are
 	// more, when wholeOnly is set, or when since is 0. Both are nil when there is no news.
-	// With since 0 and wholeOnly there is always a map, even if no port is congested.
+	// With since 0 and wholeOnly there is always a map, even if no port is congested. It is
+	// asked when there is room in a batch and not told before: a port that changed often
+	// meanwhile is sent once, as it is now.
 	LocalCongestion(since uint64, wholeOnly bool) (version uint64, delta []wire.PortState, whole []byte)
-	// Blocked reports whether a send was refused or waits because a port of the peer is
-	// congested, as far as its map says: a link is wanted then, because the map may be of a
-	// former incarnation of the peer.
-	Blocked() bool
-	// MayGrant reports whether the node's memory allows more to be received.
+	// MayGrant reports whether the node's memory allows more to be received. Others take of
+	// that memory at the same time, so it is asked with each acknowledgement.
 	MayGrant() bool
-	// Told brings a control message that is the owner's alone (Conn.Tell of the
-	// other side): ctl is wire.CtlAskPorts or wire.CtlTellPort. An error resets the
-	// link.
-	Told(now time.Duration, ctl uint8, payload []byte) error
-	// AllowKernel reports whether the peer may be a kernel, which cannot prove its
-	// identity.
-	AllowKernel() bool
-	// Emit gives the shell an order.
-	Emit(a Action)
-	// Arm asks for Tick at the given time, or earlier.
+	// Arm asks for Tick at the given time, or earlier. What is due now has to be done in the
+	// same Tick of the owner as what armed it.
 	Arm(at time.Duration)
-	// StateChanged tells of a path's new state.
-	StateChanged(p *Path, was State)
-	// NewMsg and FreeMsg lend and take back messages of the protocol's own.
-	NewMsg() *Msg
-	FreeMsg(m *Msg)
 	// Refused tells that the peer had no room for m, which still has the sequence it was
-	// refused with. It will be sent with another.
+	// refused with; when the step ends it has lost it, for it will be sent with another.
 	Refused(m *Msg)
-	// Measured tells how long a datagram waited before its first byte left.
-	Measured(queued time.Duration)
-	// MeasuredRTT tells a handshake's or heartbeat's round trip.
-	MeasuredRTT(d time.Duration)
 }
+
+// Topic is what Told tells of.
+type Topic uint8
+
+// Topics.
+const (
+	ToldMap    Topic = iota // the whole congestion map of the peer, 8192 bytes; never an error
+	ToldPorts               // changes of it, see wire.ParsePortStates
+	ToldAsk                 // Conn.Tell of the other side with wire.CtlAskPorts
+	ToldReader              // the same with wire.CtlTellPort
+)
 
 // ActionKind says what the shell is to do.
 type ActionKind uint8
 
 // Actions.
 const (
-	ActDial   ActionKind = iota // connect Path to the peer; then Connected or DialFailed, with Attempt
+	ActDial   ActionKind = iota // connect Lane to the peer; then Connected or DialFailed, with Attempt
 	ActPoke                     // connect to the peer and close at once; nothing to report
 	ActClose                    // close the link of Attempt: half-close, read what is there, then Lost
 	ActAbort                    // forget Attempt, close its link if there is one; nothing to report
@@ -99,8 +97,8 @@ func (k ActionKind) String() string {
 // Action is one order to the shell.
 type Action struct {
 	Kind    ActionKind
-	Path    *Path
+	Lane    *Lane
 	Attempt uint64
-	Lane    int   // ActDial, ActPoke: Path's number, which may have changed when the shell comes to it
+	Index   int   // ActDial, ActPoke: Lane's number, which may have changed when the shell comes to it
 	Why     error // ActClose
 }

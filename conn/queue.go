@@ -1,6 +1,6 @@
 package conn
 
-// queue holds the messages of a path that wait to be sent for the first time. A path
+// queue holds the messages of a lane that wait to be sent for the first time. A lane
 // carries many flows, and a flow that has megabytes waiting must not stand in front of one
 // with a few bytes: flows are hashed into lists, and the lists take turns, each for about
 // quantum bytes, in the order in which they began to wait. Datagrams of one flow stay in

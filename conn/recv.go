@@ -26,9 +26,9 @@ var (
 )
 
 // Receive takes one frame of the link of attempt. With ErrPause the shell offers it again
-// later. Any other error has already dropped the path: the shell reads and throws away what
+// later. Any other error has already dropped the lane: the shell reads and throws away what
 // still comes. It calls ReceivedAll after the last frame of a read.
-func (p *Path) Receive(now time.Duration, attempt uint64, f *transport.Frame) error {
+func (p *Lane) Receive(now time.Duration, attempt uint64, f *transport.Frame) error {
 	if attempt != p.attempt || p.state != Up {
 		if attempt != p.attempt || p.state != Disconnecting || p.c.kind == KindRdsd {
 			return errGone
@@ -40,8 +40,8 @@ func (p *Path) Receive(now time.Duration, attempt uint64, f *transport.Frame) er
 	if err == nil || err == ErrPause {
 		return err
 	}
-	if err == errWrongPath && p.c.kind != KindRdsd {
-		// No rule was broken: we took its link for another path's. It ends, but a kernel forgot
+	if err == errWrongLane && p.c.kind != KindRdsd {
+		// No rule was broken: we took its link for another lane's. It ends, but a kernel forgot
 		// what it had sent on it when TCP acknowledged that, so the rest of it is taken.
 		p.Drop(now, err)
 		return nil
@@ -55,7 +55,7 @@ func (p *Path) Receive(now time.Duration, attempt uint64, f *transport.Frame) er
 	return err
 }
 
-func (p *Path) receive(now time.Duration, f *transport.Frame) error {
+func (p *Lane) receive(now time.Duration, f *transport.Frame) error {
 	c := p.c
 	var h wire.Header
 	if err := h.Parse(f.Raw); err != nil {
@@ -82,8 +82,7 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 	}
 	p.lastRx = now
 	if p.asked != 0 {
-		c.rtt = now - p.asked
-		c.owner.MeasuredRTT(c.rtt)
+		c.measured(now - p.asked)
 		p.asked = 0
 		// The next call is for the end of the silence that this frame has ended.
 		c.rearm(p.heartbeatAt())
@@ -94,7 +93,7 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 	if !c.may().takes(kind) {
 		return errUnidentified
 	}
-	// A kernel without paths may have connected again on what we took for another path. Its
+	// A kernel without lanes may have connected again on what we took for another lane. Its
 	// sequence goes on there, so its messages on the older link are read first. A Hello
 	// settles the question, so it does not wait.
 	if !rdsd && kind != wire.KindCongMap && p.mustWait() && !carriesHello(&h, kind) {
@@ -110,7 +109,9 @@ func (p *Path) receive(now time.Duration, f *transport.Frame) error {
 			break // a kernel reads and ignores it, so do we
 		}
 		c.ctr.CongUpdateReceived++
-		c.owner.CongestionMap(now, f.Payload)
+		if err := c.owner.Told(now, ToldMap, f.Payload); err != nil {
+			return err
+		}
 	case wire.KindProbe, wire.KindProbeReply:
 		return p.receiveHandshake(now, &h, f, kind == wire.KindProbeReply)
 	}
@@ -141,7 +142,7 @@ func carriesHello(h *wire.Header, kind wire.Kind) bool {
 	return (kind == wire.KindProbe || kind == wire.KindProbeReply) && wire.ParseHandshake(&h.Ext).Hello.Version != 0
 }
 
-func (p *Path) count(f *transport.Frame) {
+func (p *Lane) count(f *transport.Frame) {
 	n := uint64(len(f.Raw) + len(f.Payload))
 	p.recvB += n
 	p.c.ctr.ReceivedBytes += n
@@ -150,7 +151,7 @@ func (p *Path) count(f *transport.Frame) {
 
 // receiveHandshake takes a frame that carries a hello or a ping. Between two rdsd a
 // handshake stands outside the sequence.
-func (p *Path) receiveHandshake(now time.Duration, h *wire.Header, f *transport.Frame, reply bool) error {
+func (p *Lane) receiveHandshake(now time.Duration, h *wire.Header, f *transport.Frame, reply bool) error {
 	p.c.ctr.ReceivedFrames++
 	if h.Seq != 0 && !p.inSequence(h) {
 		return nil
@@ -160,14 +161,14 @@ func (p *Path) receiveHandshake(now time.Duration, h *wire.Header, f *transport.
 	err := p.onHandshake(now, h, f, reply)
 	if err == nil && seq != 0 && p.c.kind != KindRdsd {
 		// An rdsd that did not know us yet: its ping's sequence counts for the
-		// path it thought of, which may not be this one.
+		// lane it thought of, which may not be this one.
 		p.moveOn(seq)
 	}
 	return err
 }
 
 // receiveRdsd takes the parts of a header that only another rdsd uses.
-func (p *Path) receiveRdsd(now time.Duration, h *wire.Header, kind wire.Kind) error {
+func (p *Lane) receiveRdsd(now time.Duration, h *wire.Header, kind wire.Kind) error {
 	if h.Credit != 0 {
 		// We never have more credits than were granted at first, whatever the peer sends.
 		p.credits = min(p.credits+int(h.Credit), p.window)
@@ -194,8 +195,8 @@ func (p *Path) receiveRdsd(now time.Duration, h *wire.Header, kind wire.Kind) er
 // inSequence applies the kernel's receive rule (net/rds/recv.c, rds_recv_incoming): a
 // message below the expected sequence that is flagged as retransmitted is a duplicate; any
 // other is new.
-func (p *Path) inSequence(h *wire.Header) bool {
-	// A kernel may count this link's frames in the sequence of another of our paths.
+func (p *Lane) inSequence(h *wire.Header) bool {
+	// A kernel may count this link's frames in the sequence of another of our lanes.
 	r := p.rx()
 	if p.c.kind == KindUnknown && p.expected == 0 {
 		p.inherit()
@@ -210,7 +211,7 @@ func (p *Path) inSequence(h *wire.Header) bool {
 	return true
 }
 
-func (p *Path) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kind, f *transport.Frame) error {
+func (p *Lane) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kind, f *transport.Frame) error {
 	c := p.c
 	rdsd := c.kind == KindRdsd
 	if rdsd && p.expected != 0 && h.Seq < p.expected && h.Flags&wire.FlagRetransmitted == 0 {
@@ -263,13 +264,13 @@ func (p *Path) receiveSequenced(now time.Duration, h *wire.Header, kind wire.Kin
 }
 
 // moveOn records that the message with sequence seq has been dealt with.
-func (p *Path) moveOn(seq uint64) {
+func (p *Lane) moveOn(seq uint64) {
 	r := p.rx()
 	r.expected, r.readSerial = seq+1, p.serial
 }
 
 // place delivers a datagram, or refuses it to an rdsd, or pauses a kernel.
-func (p *Path) place(h *wire.Header, f *transport.Frame) error {
+func (p *Lane) place(h *wire.Header, f *transport.Frame) error {
 	c := p.c
 	rdsd := c.kind == KindRdsd
 	t := wire.One(f.Payload)
@@ -327,15 +328,15 @@ func (p *Path) place(h *wire.Header, f *transport.Frame) error {
 }
 
 // arrival is what the frame brings for a port of ours.
-func (p *Path) arrival(h *wire.Header, t wire.Train, f *transport.Frame) Arrival {
-	return Arrival{Path: p.rx(), Seq: h.Seq, SPort: h.SPort, DPort: h.DPort, Train: t, Buf: f.Buf}
+func (p *Lane) arrival(h *wire.Header, t wire.Train, f *transport.Frame) Arrival {
+	return Arrival{Lane: p.rx(), Seq: h.Seq, SPort: h.SPort, DPort: h.DPort, Train: t, Buf: f.Buf}
 }
 
-// maxPongs bounds the answers that wait on one path.
+// maxPongs bounds the answers that wait on one lane.
 const maxPongs = 64
 
 // pong answers a ping: an empty message from port 0 to the ping's port.
-func (p *Path) pong(h *wire.Header) {
+func (p *Lane) pong(h *wire.Header) {
 	c := p.c
 	c.ctr.RecvPing++
 	if !c.cfg.Ping {
@@ -349,7 +350,7 @@ func (p *Path) pong(h *wire.Header) {
 		return
 	}
 	p.pongs++
-	m := c.owner.NewMsg()
+	m := c.com.NewMsg()
 	m.Kind = MsgPong
 	m.SPort, m.DPort = wire.PortPing, h.SPort
 	c.ctr.SendPong++
@@ -358,7 +359,7 @@ func (p *Path) pong(h *wire.Header) {
 
 // ReceivedAll ends a read of the link of attempt: acknowledgements that were asked for, or
 // that are worth a frame by now, are sent.
-func (p *Path) ReceivedAll(now time.Duration, attempt uint64) {
+func (p *Lane) ReceivedAll(now time.Duration, attempt uint64) {
 	p.c.ctr.TCPDataReady++
 	if attempt != p.attempt || p.state != Up {
 		return
@@ -388,17 +389,17 @@ func (p *Path) ReceivedAll(now time.Duration, attempt uint64) {
 
 // Alive tells that the peer's TCP took bytes of a batch that does not fit into the link's
 // buffer at once: while a large frame goes out slowly no heartbeat can be sent.
-func (p *Path) Alive(now time.Duration, attempt uint64) {
+func (p *Lane) Alive(now time.Duration, attempt uint64) {
 	p.c.ctr.TCPWriteSpace++
 	if attempt == p.attempt && p.state == Up {
 		p.lastRx, p.tookAt = now, now
 	}
 }
 
-func (p *Path) window0() int { return 1 << p.c.cfg.CreditLog2 }
+func (p *Lane) window0() int { return 1 << p.c.cfg.CreditLog2 }
 
 // Resume tells that a receiver has room again.
-func (p *Path) Resume() {
+func (p *Lane) Resume() {
 	if p.paused {
 		p.paused = false
 		p.emit(ActResume)
@@ -406,12 +407,12 @@ func (p *Path) Resume() {
 }
 
 // Paused reports whether the link's reading is stopped by a full receiver.
-func (p *Path) Paused() bool { return p.paused }
+func (p *Lane) Paused() bool { return p.paused }
 
 // Awaits reports whether the header raw, read from the link of attempt, is of a datagram
 // that would be offered to the owner, and for which port. It is a hint: Receive judges the
 // frame.
-func (p *Path) Awaits(attempt uint64, raw []byte) (dport uint16, ok bool) {
+func (p *Lane) Awaits(attempt uint64, raw []byte) (dport uint16, ok bool) {
 	var h wire.Header
 	rdsd := p.c.kind == KindRdsd
 	if attempt != p.attempt || p.state != Up && (rdsd || p.state != Disconnecting) || h.Parse(raw) != nil {

@@ -25,7 +25,7 @@ func refusing(t *testing.T) *world {
 // the refusals that may wait; what it sends beyond them ends the link.
 func TestRefusalsNobodyAcknowledges(t *testing.T) {
 	w := refusing(t)
-	p := w.c.paths[0]
+	p := w.c.lanes[0]
 	var err error
 	n := 0
 	for ; err == nil && n < 10000; n++ {
@@ -45,7 +45,7 @@ func TestRefusalsNobodyAcknowledges(t *testing.T) {
 // and no more wait.
 func TestRefusalsOverManyLinks(t *testing.T) {
 	w := refusing(t)
-	p := w.c.paths[0]
+	p := w.c.lanes[0]
 	seq := uint64(2)
 	capped := false
 	for link := 0; link < 40; link++ {
@@ -75,7 +75,7 @@ func TestRefusalsOverManyLinks(t *testing.T) {
 // nothing else is due: it is never left without.
 func TestRefusalsAcknowledged(t *testing.T) {
 	w := refusing(t)
-	p := w.c.paths[0]
+	p := w.c.lanes[0]
 	for n := range 2000 {
 		ack := uint64(1)
 		if n%100 == 99 {
@@ -99,7 +99,7 @@ func TestRefusalsAcknowledged(t *testing.T) {
 // renewed; with one more they are not, except to one that sends again what it had sent.
 func TestRefusalsAtTheQuarter(t *testing.T) {
 	w := refusing(t)
-	p := w.c.paths[0]
+	p := w.c.lanes[0]
 	for n := 1; n <= 34; n++ {
 		p.refuse(uint64(n), 1, wire.ReasonNoRoom)
 		if got, want := p.mayGrant(), n <= 128/4; got != want {
@@ -108,5 +108,34 @@ func TestRefusalsAtTheQuarter(t *testing.T) {
 	}
 	if p.again = true; !p.mayGrant() {
 		t.Error("one that sends again gets no credits")
+	}
+}
+
+// Refusals tells as many as there is room for, lowest first, those in messages before those
+// that are in none.
+func TestRefusalsIntoLittleRoom(t *testing.T) {
+	w := refusing(t)
+	p := w.c.lanes[0]
+	const n = 5
+	for i := range n {
+		if err := w.recvOne(p, fmt.Sprintf("data 5000>4000 seq=%d len=10 csum ack=1", i+2)); err != nil {
+			t.Fatal(err)
+		}
+		if i == 2 { // these have left in a message
+			p.ReceivedAll(w.now, p.attempt)
+			w.settle()
+		}
+	}
+	for room := range n + 3 {
+		dst := make([]wire.Refusal, room)
+		got := p.Refusals(dst)
+		if got != min(room, n) {
+			t.Errorf("%d refusals in memory for %d; there are %d", got, room, n)
+		}
+		for i, r := range dst[:got] {
+			if r.Seq != uint64(i+2) || r.Reason != wire.ReasonNoRoom {
+				t.Errorf("memory for %d: refusal %d is %+v", room, i, r)
+			}
+		}
 	}
 }

@@ -12,7 +12,7 @@ import (
 // nothing can be sent that nobody was woken for, no time passes that nobody is
 // called at, and whatever is counted is there.
 func (w *world) check() {
-	w.c.Paths(func(p *Path) {
+	w.c.EachLane(func(p *Lane) {
 		w.checkWake(p)
 		w.checkTimers(p)
 		w.checkLists(p)
@@ -25,7 +25,7 @@ func (w *world) check() {
 }
 
 // checkWake checks that the shell was asked for a turn if a turn finds something.
-func (w *world) checkWake(p *Path) {
+func (w *world) checkWake(p *Lane) {
 	if p.kicked && p.state == Up && !p.writing {
 		w.t.Errorf("%v: a turn was asked for and not given", p)
 	}
@@ -45,7 +45,7 @@ func (w *world) checkWake(p *Path) {
 }
 
 // checkTimers checks that the next call comes before the first thing that is due.
-func (w *world) checkTimers(p *Path) {
+func (w *world) checkTimers(p *Lane) {
 	due, what := Never, ""
 	first := func(at time.Duration, name string) {
 		if at < due {
@@ -86,7 +86,7 @@ func (w *world) checkTimers(p *Path) {
 }
 
 // checkLists checks that the lists count right and that the messages know where they are.
-func (w *world) checkLists(p *Path) {
+func (w *world) checkLists(p *Lane) {
 	is := func(name string, l *list, in where) {
 		n, bytes := 0, 0
 		var prev *Msg
@@ -143,7 +143,7 @@ func (w *world) checkLists(p *Path) {
 
 // checkRefusals checks that each refusal is counted until the peer acknowledges it, and
 // that nothing from the first one on that has not left is acknowledged.
-func (w *world) checkRefusals(p *Path) {
+func (w *world) checkRefusals(p *Lane) {
 	n, pongs, tells, unsent := len(p.refused), 0, 0, uint64(0)
 	for _, l := range []*list{&p.retrans, &p.control, &p.unacked, &p.inwrite} {
 		for m := l.head; m != nil; m = m.next {
@@ -177,7 +177,7 @@ func (w *world) checkRefusals(p *Path) {
 }
 
 // checkCredits checks that a credit is the peer's or owed to it, and never another's.
-func (w *world) checkCredits(p *Path) {
+func (w *world) checkCredits(p *Lane) {
 	if p.state != Up || w.c.kind != KindRdsd {
 		return
 	}
@@ -191,7 +191,7 @@ func (w *world) checkCredits(p *Path) {
 
 // checkNumbers checks that nothing is acknowledged that was not sent or not received,
 // neither by the peer nor to it.
-func (w *world) checkNumbers(p *Path) {
+func (w *world) checkNumbers(p *Lane) {
 	if p.ackSeen >= p.nextSeq {
 		w.t.Errorf("%v: sequence %d is acknowledged, the next to be sent is %d", p, p.ackSeen, p.nextSeq)
 	}
@@ -221,26 +221,40 @@ func (w *world) checkPending() {
 	if n != w.c.pending.n || bytes != w.c.pending.bytes {
 		w.t.Errorf("%d datagrams of %d bytes wait for the lanes, counted are %d of %d", n, bytes, w.c.pending.n, w.c.pending.bytes)
 	}
-	if n > 0 && w.c.npaths != 0 && w.c.grow == 0 && w.c.paths[0].ready {
+	if n > 0 && w.c.nlanes != 0 && w.c.grow == 0 && w.c.lanes[0].ready {
 		w.t.Errorf("%d datagrams wait for lanes that are known", n)
 	}
 }
 
-// checkLent checks that a message that the owner has lent stands in a list, and each
-// datagram without an outcome does: nothing was put aside and forgotten.
+// checkLent checks that a message that Common has lent stands in a list, and each datagram
+// without an outcome does: nothing was put aside and forgotten. What was given back was
+// lent, and was given back once.
 func (w *world) checkLent() {
+	used := len(w.msgs) - len(w.com.msgs)
+	if used == len(w.msgs) || &w.com.msgs[0] != &w.msgs[used] {
+		w.t.Fatalf("more than %d messages are lent at a time", len(w.msgs))
+	}
+	spare := 0
+	for m := w.com.free; m != nil && spare <= used; m = m.next {
+		if spare++; !w.pooled[m] {
+			w.t.Errorf("a message is given back that was not lent")
+		}
+	}
+	if spare != w.com.Spare || spare > used {
+		w.t.Errorf("of %d messages %d are given back, and %d are counted", used, spare, w.com.Spare)
+	}
 	lent, undone := 0, 0
 	count := func(m *Msg) bool {
 		if m.Owner != nil {
 			undone += m.Datagrams()
 		}
-		if m.Owner == nil || w.lent[m] {
+		if m.Owner == nil || w.pooled[m] {
 			lent++
 		}
 		return false
 	}
 	w.c.pending.each(count)
-	w.c.Paths(func(p *Path) {
+	w.c.EachLane(func(p *Lane) {
 		for i := range p.queue.lists {
 			p.queue.lists[i].each(count)
 		}
@@ -252,8 +266,8 @@ func (w *world) checkLent() {
 			l.each(count)
 		}
 	})
-	if lent != len(w.lent) {
-		w.t.Errorf("%d lent messages are under way, and %d were not given back", lent, len(w.lent))
+	if lent != used-spare {
+		w.t.Errorf("%d lent messages are under way, and %d were not given back", lent, used-spare)
 	}
 	if undone != len(w.undone) {
 		w.t.Errorf("%d datagrams are under way, and %d have no outcome", undone, len(w.undone))

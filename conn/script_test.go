@@ -19,19 +19,19 @@ var update = flag.Bool("update", false, "write the expected lines of testdata/*.
 // with ">" are what happens to the Conn under test, the lines below what it
 // does. Others begin with "#". text_test.go has the notation of frames.
 //
-//	conn LOCAL REMOTE [paths=N credit=LOG2 ping=off ackframes=N ackbytes=N ackstep=N laneload=N trains=on]
+//	conn LOCAL REMOTE [lanes=N credit=LOG2 ping=off ackframes=N ackbytes=N ackstep=N laneload=N trains=on]
 //	send SPORT>DPORT LEN [want]        a socket sends
 //	train SPORT>DPORT LEN N|L,L,... [want]  LEN bytes as N datagrams, or with a table of lengths
-//	chain SPORT>DPORT LEN N            N datagrams given to the path at once
+//	chain SPORT>DPORT LEN N            N datagrams given to the lane at once
 //	cell TAG                           what stands in the cell of the message with this first tag
-//	refusals PATH                      those the peer has not acknowledged
+//	refusals LANE                      those the peer has not acknowledged
 //	accept SPORT                       a connection comes in
-//	connected|wrote|lost|drop|dialfail PATH [acked=N]
-//	recv PATH FRAME [; FRAME]...       one read of the link
-//	acked PATH BYTES|all               TCP acknowledged
+//	connected|wrote|lost|drop|dialfail LANE [acked=N]
+//	recv LANE FRAME [; FRAME]...       one read of the link
+//	acked LANE BYTES|all               TCP acknowledged
 //	wait DURATION                      timers run
 //	asleep DURATION                    the process stands still: timers are late
-//	lasterr PATH                       what the administrator sees
+//	lasterr LANE                       what the administrator sees
 //	hold on|off                        written batches stay in the shell's hands until "wrote"
 //	port PORT placed|no-port|no-room   what becomes of datagrams to our port
 //	local PORT on|off                  our port becomes congested or clear
@@ -42,11 +42,11 @@ var update = flag.Bool("update", false, "write the expected lines of testdata/*.
 //	cancel PORT                        cancel what our sockets sent to PORT
 //	close PORT                         the socket that sent to PORT is closed
 //	tell                               a control message of the owner's
-//	alive PATH                         the peer's TCP took a part of a batch
+//	alive LANE                         the peer's TCP took a part of a batch
 //	connect                            to a peer that may wait for it
 //	address                            ours has left the machine
 //	queued                             datagrams on their way, up to one of 7 bytes
-//	show                               counts, kind, paths
+//	show                               counts, kind, lanes
 func TestScripts(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) < 8 {
@@ -111,7 +111,7 @@ func runScript(t *testing.T, file string) {
 	}
 	// Every datagram is decided in the end, exactly once (D3).
 	w.c.Abandon(WhyShutdown)
-	for _, p := range w.c.paths {
+	for _, p := range w.c.lanes {
 		if p != nil && w.batch[p] != nil {
 			w.wrote(p)
 		}
@@ -169,7 +169,7 @@ func (w *world) step(words []string) {
 		}
 		return n
 	}
-	path := func() *Path { return w.c.path(int(num(1))) }
+	lane := func() *Lane { return w.c.lane(int(num(1))) }
 	switch words[0] {
 	case "send":
 		a, b, _ := strings.Cut(arg(1), ">")
@@ -200,46 +200,46 @@ func (w *world) step(words []string) {
 		}
 	case "refusals":
 		var l [3]wire.Refusal
-		n := path().Refusals(l[:])
+		n := lane().Refusals(l[:])
 		w.note("not acknowledged: %v", l[:n])
 	case "accept":
 		w.accepted(w.c.Accept(w.now, uint16(num(1))))
 	case "connected":
-		p := path()
+		p := lane()
 		w.txB[p] = 0
 		if !p.Connected(w.now, p.attempt) {
 			w.note("too late")
 		}
 	case "dialfail":
-		p := path()
+		p := lane()
 		p.DialFailed(w.now, p.attempt, errors.New("connection refused"))
 	case "lost":
 		acked := uint64(0)
 		if len(words) > 2 {
 			v, _ := strings.CutPrefix(arg(2), "acked=")
 			if acked, _ = strconv.ParseUint(v, 10, 64); v == "all" {
-				acked = w.txB[path()]
+				acked = w.txB[lane()]
 			}
 		}
-		p := path()
+		p := lane()
 		p.Lost(w.now, p.attempt, acked, errors.New("reset by peer"))
 		w.txB[p] = 0
 	case "drop":
-		if !path().Drop(w.now, errors.New("asked to")) {
+		if !lane().Drop(w.now, errors.New("asked to")) {
 			w.note("nothing to drop")
 		}
 	case "wrote":
-		w.wrote(path())
+		w.wrote(lane())
 	case "recv":
 		for _, f := range strings.Split(strings.Join(words[2:], " "), "; ") {
-			if err := w.recvOne(path(), f); err != nil {
+			if err := w.recvOne(lane(), f); err != nil {
 				break
 			}
 		}
-		p := path()
+		p := lane()
 		p.ReceivedAll(w.now, p.attempt)
 	case "acked":
-		p := path()
+		p := lane()
 		n := w.txB[p]
 		if arg(2) != "all" {
 			n = num(2)
@@ -258,7 +258,7 @@ func (w *world) step(words []string) {
 		}
 		w.now += d
 	case "lasterr":
-		w.note("%v", path().Info().LastErr)
+		w.note("%v", lane().Info().LastErr)
 	case "hold":
 		w.hold = arg(1) == "on"
 	case "port":
@@ -271,11 +271,12 @@ func (w *world) step(words []string) {
 			w.c.CongestionChanged(w.now)
 		}
 	case "room":
-		w.c.Paths((*Path).Resume)
+		w.c.EachLane((*Lane).Resume)
 	case "grant":
 		w.grant = arg(1) == "on"
 	case "blocked":
-		if w.blocked = arg(1) == "on"; w.blocked {
+		on := arg(1) == "on"
+		if w.c.SetBlocked(on); on {
 			w.c.Blocked(w.now)
 		}
 	case "kernels":
@@ -300,7 +301,7 @@ func (w *world) step(words []string) {
 	case "tell":
 		w.note("taken: %v", w.c.Tell(wire.CtlAskPorts, nil))
 	case "alive":
-		p := path()
+		p := lane()
 		p.Alive(w.now, p.attempt)
 	case "connect":
 		w.c.Connect(w.now)
@@ -321,7 +322,7 @@ func (w *world) step(words []string) {
 	}
 }
 
-func (w *world) recvOne(p *Path, f string) error {
+func (w *world) recvOne(p *Lane, f string) error {
 	fr := w.frame(strings.Fields(f))
 	err := p.Receive(w.now, p.attempt, &fr)
 	if err != nil {
@@ -332,24 +333,24 @@ func (w *world) recvOne(p *Path, f string) error {
 
 func (w *world) accepted(a Accepted) {
 	switch {
-	case a.Path == nil:
+	case a.Lane == nil:
 		w.note("refused")
 	case !a.Link:
-		w.note("a poke for path %d", a.Path.idx)
+		w.note("a poke for lane %d", a.Lane.idx)
 	case a.Parked:
-		w.note("parked for path %d as link %d", a.Path.idx, a.Attempt)
+		w.note("parked for lane %d as link %d", a.Lane.idx, a.Attempt)
 	default:
-		w.txB[a.Path] = 0
-		w.note("link %d of path %d", a.Attempt, a.Path.idx)
+		w.txB[a.Lane] = 0
+		w.note("link %d of lane %d", a.Attempt, a.Lane.idx)
 	}
 }
 
 func (w *world) show() {
 	q := w.c.Queued()
-	w.note("%v, %d lanes; queued %d, held %d, unacknowledged %d", w.c.kind, w.c.npaths, q.Queued, q.Held, q.Unacked)
-	w.c.Paths(func(p *Path) {
+	w.note("%v, %d lanes; queued %d, held %d, unacknowledged %d", w.c.kind, w.c.nlanes, q.Queued, q.Held, q.Unacked)
+	w.c.EachLane(func(p *Lane) {
 		i := p.Info()
-		w.note("path %d %v ready=%v next tx %d rx %d credits %d%s", p.idx, i.State, p.ready, i.NextTx, i.NextRx, i.Credits, map[bool]string{true: " paused"}[i.Paused])
+		w.note("lane %d %v ready=%v next tx %d rx %d credits %d%s", p.idx, i.State, p.ready, i.NextTx, i.NextRx, i.Credits, map[bool]string{true: " paused"}[i.Paused])
 	})
 	if w.ctr.IllegalEvent > 0 {
 		w.note("illegal events: %d", w.ctr.IllegalEvent)

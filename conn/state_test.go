@@ -2,13 +2,14 @@ package conn
 
 import (
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rdsd/rdsd/internal/doctable"
 )
 
-// cells is the life of a path as it is meant to be, one row for each state, one
+// cells is the life of a lane as it is meant to be, one row for each state, one
 // column for each event: the state that follows, "." where nothing changes
 // legally, "-" where the event is illegal.
 const cells = `
@@ -20,10 +21,10 @@ Disconnecting  .           -     -     -      Error  .
 Error          Connecting  Down  Up    -      -      .
 `
 
-// inState makes a path and brings it into state s by events alone.
-func inState(t *testing.T, s State) (*world, *Path) {
+// inState makes a lane and brings it into state s by events alone.
+func inState(t *testing.T, s State) (*world, *Lane) {
 	w := newWorld(t, "10.0.0.1", "10.0.0.2", nil)
-	p := w.c.path(0)
+	p := w.c.lane(0)
 	for _, e := range map[State][]Event{
 		Down: nil, Connecting: {EvWant}, Up: {EvWant, EvLink}, Disconnecting: {EvWant, EvLink, EvDrop}, Error: {EvWant, EvFail},
 	}[s] {
@@ -35,7 +36,7 @@ func inState(t *testing.T, s State) (*world, *Path) {
 		t.Fatalf("%v instead of %v", p.state, s)
 	}
 	w.take()
-	w.acts = nil
+	w.com.Actions = nil
 	return w, p
 }
 
@@ -61,8 +62,8 @@ func TestEveryCell(t *testing.T) {
 				continue
 			}
 			if !ok {
-				if w.ctr.IllegalEvent != 1 || p.state != s || w.take() != "" || len(w.acts) != 0 {
-					t.Errorf("%s: an illegal event is counted and does nothing; now %v, %d counted, %d orders", name, p.state, w.ctr.IllegalEvent, len(w.acts))
+				if w.ctr.IllegalEvent != 1 || p.state != s || w.take() != "" || len(w.com.Actions) != 0 {
+					t.Errorf("%s: an illegal event is counted and does nothing; now %v, %d counted, %d orders", name, p.state, w.ctr.IllegalEvent, len(w.com.Actions))
 				}
 				continue
 			}
@@ -75,10 +76,10 @@ func TestEveryCell(t *testing.T) {
 				t.Errorf("%s: %v, want %s", name, p.state, next)
 			}
 			told := w.take()
-			if changed := fmt.Sprintf("path 0: %v > %s", s, next); (told == changed) != (s.String() != next) {
+			if changed := fmt.Sprintf("lane 0: %v > %s", s, next); (told == changed) != (s.String() != next) {
 				t.Errorf("%s: the owner was told %q", name, told)
 			}
-			w.checkPath(name, p)
+			w.checkLane(name, p)
 		}
 	}
 	if n := len(Table()); n != legal {
@@ -86,11 +87,11 @@ func TestEveryCell(t *testing.T) {
 	}
 }
 
-// checkPath states what is true of a path in each state.
-func (w *world) checkPath(name string, p *Path) {
+// checkLane states what is true of a lane in each state.
+func (w *world) checkLane(name string, p *Lane) {
 	w.t.Helper()
 	var kinds []string
-	for _, a := range w.acts {
+	for _, a := range w.com.Actions {
 		kinds = append(kinds, a.Kind.String())
 	}
 	fail := func(format string, a ...any) { w.t.Errorf("%s: "+format, append([]any{name}, a...)...) }
@@ -144,8 +145,8 @@ func TestLateEvents(t *testing.T) {
 			}
 			p.ReceivedAll(w.now, g)
 		}
-		if p.state != s || p.attempt != attempt || len(w.acts) != 0 || w.ctr.IllegalEvent != 0 || w.ctr.ProtocolError != 0 {
-			t.Errorf("%v: late events led to %v, %d orders", s, p.state, len(w.acts))
+		if p.state != s || p.attempt != attempt || len(w.com.Actions) != 0 || w.ctr.IllegalEvent != 0 || w.ctr.ProtocolError != 0 {
+			t.Errorf("%v: late events led to %v, %d orders", s, p.state, len(w.com.Actions))
 		}
 	}
 }
@@ -210,7 +211,7 @@ func TestTableInDocs(t *testing.T) {
 	for _, r := range Table() {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r[0], r[1], r[2], r[3])
 	}
-	inDocs(t, "path table", b.String())
+	inDocs(t, "lane table", b.String())
 }
 
 // TestMayTableInDocs does the same for what a peer may do.
@@ -225,24 +226,5 @@ func TestMayTableInDocs(t *testing.T) {
 
 func inDocs(t *testing.T, what, table string) {
 	t.Helper()
-	const file = "../docs/protocol.md"
-	begin, end := "<!-- "+what+": begin; written by go test ./conn -update -->\n", "<!-- "+what+": end -->"
-	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	head, rest, ok := strings.Cut(string(text), begin)
-	body, tail, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the %s", file, what)
-	}
-	if body == table {
-		return
-	}
-	if !*update {
-		t.Fatalf("the %s of %s differs from the code; go test ./conn -update writes it anew", what, file)
-	}
-	if err := os.WriteFile(file, []byte(head+begin+table+end+tail), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	doctable.Check(t, "../docs/protocol.md", "./conn -update", *update, doctable.Table{Name: what, Text: table})
 }

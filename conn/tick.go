@@ -24,13 +24,13 @@ func (c *Conn) Tick(now time.Duration) {
 	}
 	c.armed = Never
 	next := Never
-	c.Paths(func(p *Path) { next = min(next, p.tick(now)) })
+	c.EachLane(func(p *Lane) { next = min(next, p.tick(now)) })
 	if next != Never {
 		c.rearm(max(next, now+time.Microsecond))
 	}
 }
 
-func (p *Path) tick(now time.Duration) time.Duration {
+func (p *Lane) tick(now time.Duration) time.Duration {
 	cfg := p.c.cfg
 	if p.sweepAt <= now {
 		p.sweepAt = Never
@@ -61,8 +61,8 @@ func (p *Path) tick(now time.Duration) time.Duration {
 			p.retryAt = Never
 			// The side that connects also keeps up a link that was used: only this side can
 			// connect, and the other may have something to send. A kernel may use any of its
-			// paths.
-			if !p.idle() || p.c.active && p.wasUp && (p.idx < max(p.c.npaths, 1) || p.c.kind == KindKernel) {
+			// lanes.
+			if !p.idle() || p.c.active && p.wasUp && (p.idx < max(p.c.nlanes, 1) || p.c.kind == KindKernel) {
 				p.event(now, EvWant)
 			} else {
 				p.event(now, EvIdle)
@@ -122,7 +122,7 @@ const lateGrace = time.Second
 
 // tickRdsd handles the timers of a link to an rdsd: delayed acknowledgements, withheld
 // credits, heartbeats.
-func (p *Path) tickRdsd(now time.Duration) time.Duration {
+func (p *Lane) tickRdsd(now time.Duration) time.Duration {
 	cfg := p.c.cfg
 	next := Never
 	if p.ackDue <= now {
@@ -166,13 +166,13 @@ func (p *Path) tickRdsd(now time.Duration) time.Duration {
 // heartbeatAt is when a silent peer is asked for a sign: on a grid that all
 // share, so that a thousand idle peers wake the shell some ten times a second
 // and not for each.
-func (p *Path) heartbeatAt() time.Duration {
+func (p *Lane) heartbeatAt() time.Duration {
 	grid := max(p.c.cfg.Heartbeat/64, 1)
 	at := p.lastRx + p.c.cfg.Heartbeat + grid - 1
 	return at - at%grid
 }
 
-func (p *Path) tickKernel(now time.Duration) time.Duration {
+func (p *Lane) tickKernel(now time.Duration) time.Duration {
 	if p.unacked.head == nil && p.inwrite.head == nil {
 		p.pollAt = Never
 		return Never
@@ -186,12 +186,12 @@ func (p *Path) tickKernel(now time.Duration) time.Duration {
 
 // ask requests a sign of life: from an rdsd an acknowledgement, from a kernel by a message
 // it ignores, which a dead connection answers with a reset.
-func (p *Path) ask(now time.Duration) {
+func (p *Lane) ask(now time.Duration) {
 	if p.c.kind == KindRdsd {
 		p.asked = now
 		p.askNow = true
 	} else if p.ready && p.control.head == nil {
-		m := p.c.owner.NewMsg()
+		m := p.c.com.NewMsg()
 		m.Kind = MsgNull
 		p.control.push(m)
 	}

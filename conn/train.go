@@ -6,17 +6,17 @@ import (
 
 // Trains. A message may carry many datagrams of one flow. Between two rdsd that both take
 // trains it is sent as it is: one sequence, one acknowledgement, one refusal, one outcome.
-// For every other peer it is split where it enters a path's queue, and only there. That is
+// For every other peer it is split where it enters a lane's queue, and only there. That is
 // possible because no message enters a queue before the sort of peer is known: Enqueue puts
 // later messages there and spread those that waited, and gather takes undelivered messages
 // back into waiting when the peer turns into another.
 
 // Trains reports whether a train given to Enqueue now would leave as one, as
 // far as is known.
-func (c *Conn) Trains() bool { return c.npaths == 0 || c.trains }
+func (c *Conn) Trains() bool { return c.nlanes == 0 || c.trains }
 
-// enqueue puts m into the queue of its path.
-func (p *Path) enqueue(m *Msg) {
+// enqueue puts m into the queue of its lane.
+func (p *Lane) enqueue(m *Msg) {
 	if m.slot = p.slot; m.Count > 1 && !p.c.trains {
 		p.split(m)
 		return
@@ -25,7 +25,7 @@ func (p *Path) enqueue(m *Msg) {
 }
 
 // split queues the datagrams of m one by one. Each completes by itself.
-func (p *Path) split(m *Msg) {
+func (p *Lane) split(m *Msg) {
 	if m.Cell != nil {
 		// Several sequences take the place of one, which a cell cannot hold: CellSplit says that
 		// the cell tells no more.
@@ -36,7 +36,7 @@ func (p *Path) split(m *Msg) {
 	m.Count, m.Table = 1, false
 	// m itself carries the last of them, so that it stays the owner's.
 	for cut.Left() > 1 {
-		n := p.c.owner.NewMsg()
+		n := p.c.com.NewMsg()
 		*n = *m
 		p.c.part(n, m)
 		n.Payload, _ = cut.Next()
@@ -50,7 +50,7 @@ func (p *Path) split(m *Msg) {
 }
 
 // setSeq gives m its sequence, or takes it away (0).
-func (p *Path) setSeq(m *Msg, seq uint64) {
+func (p *Lane) setSeq(m *Msg, seq uint64) {
 	m.seq = seq
 	if m.Cell != nil {
 		if seq != 0 {

@@ -81,8 +81,8 @@ func (k *walk) say(f string, a ...any)  { k.do(fmt.Sprintf(f, a...)) }
 func (k *walk) port() int               { return k.oneOf(4000, 4001, 4002) }
 func (k *walk) sport() int              { return 5000 + k.rng.Intn(6) }
 func (k *walk) length() int             { return k.oneOf(0, 1, 100, 10_000, 16_384, 16_385, 300_000) }
-func (k *walk) inState(s ...State) *Path {
-	return k.path(func(p *Path) bool { return contains(s, p.state) })
+func (k *walk) inState(s ...State) *Lane {
+	return k.oneLane(func(p *Lane) bool { return contains(s, p.state) })
 }
 
 func contains(l []State, s State) bool {
@@ -94,10 +94,10 @@ func contains(l []State, s State) bool {
 	return false
 }
 
-// path draws one of the paths there are.
-func (k *walk) path(which func(*Path) bool) *Path {
-	var l []*Path
-	k.w.c.Paths(func(p *Path) {
+// oneLane draws one of the lanes there are.
+func (k *walk) oneLane(which func(*Lane) bool) *Lane {
+	var l []*Lane
+	k.w.c.EachLane(func(p *Lane) {
 		if which(p) {
 			l = append(l, p)
 		}
@@ -115,7 +115,7 @@ func (k *walk) run() []string {
 	}
 	w := k.w
 	w.c.Abandon(WhyShutdown)
-	w.c.Paths(func(p *Path) {
+	w.c.EachLane(func(p *Lane) {
 		if b := w.batch[p]; b != nil {
 			b.Put()
 			p.Wrote(w.now)
@@ -152,7 +152,7 @@ func (k *walk) seen() string {
 	since, rests := w.c.Idle()
 	s := fmt.Sprintf("call at %v; %v rests %v since %v known %v up %v lanes %d held %d rtt %v trains %v", w.armed, w.c.kind, rests, since, w.c.Known(), w.c.Up(), w.c.Lanes(), w.c.Held(), w.c.RTT(), w.c.Trains())
 	s += fmt.Sprintf(" %+v", w.c.Queued())
-	w.c.Paths(func(p *Path) {
+	w.c.EachLane(func(p *Lane) {
 		s += fmt.Sprintf("\n%d %+v ready %v received %d", p.idx, p.Info(), p.Ready(), p.Received())
 	})
 	now := w.ctr.Values(nil)
@@ -171,11 +171,11 @@ func (k *walk) next() {
 		k.say("%s %d", k.word("connected", "connected", "connected", "dialfail"), p.idx)
 		return
 	}
-	if !k.w.c.active && k.path(func(p *Path) bool { return p.state == Up }) == nil && k.chance(50) {
+	if !k.w.c.active && k.oneLane(func(p *Lane) bool { return p.state == Up }) == nil && k.chance(50) {
 		k.say("accept %d", 40000+k.lane())
 		return
 	}
-	if p := k.path(func(p *Path) bool { return p.state == Up && !p.ready }); p != nil && k.chance(60) {
+	if p := k.oneLane(func(p *Lane) bool { return p.state == Up && !p.ready }); p != nil && k.chance(60) {
 		k.receive(p, 1)
 		return
 	}
@@ -239,7 +239,7 @@ func (k *walk) pass() {
 
 func (k *walk) shell() {
 	w := k.w
-	if p := k.path(func(p *Path) bool { return w.batch[p] != nil }); p != nil && k.chance(70) {
+	if p := k.oneLane(func(p *Lane) bool { return w.batch[p] != nil }); p != nil && k.chance(70) {
 		k.say("wrote %d", p.idx)
 		return
 	}
@@ -330,7 +330,7 @@ func (k *walk) rare() {
 }
 
 // receive has the peer send n frames that are read at once.
-func (k *walk) receive(p *Path, n int) {
+func (k *walk) receive(p *Lane, n int) {
 	var l []string
 	seq := max(p.rx().expected, 1)
 	for range n {
@@ -339,7 +339,7 @@ func (k *walk) receive(p *Path, n int) {
 	k.say("recv %d %s", p.idx, strings.Join(l, " ; "))
 }
 
-func (k *walk) frame(p *Path, seq *uint64) string {
+func (k *walk) frame(p *Lane, seq *uint64) string {
 	switch {
 	case !p.ready && k.peer == "mute":
 		return k.word("map ", "ping 5000 seq=1", "data 4000>5000 seq=1 len=1")
@@ -378,7 +378,7 @@ func (k *walk) number(seq *uint64) string {
 	return fmt.Sprintf("seq=%d", n)
 }
 
-func (k *walk) handshake(p *Path, seq *uint64) string {
+func (k *walk) handshake(p *Lane, seq *uint64) string {
 	x := ""
 	switch k.peer {
 	case "rdsd":
@@ -404,7 +404,7 @@ func (k *walk) handshake(p *Path, seq *uint64) string {
 	return k.word("probe ", "answer ", "answer ") + x
 }
 
-func (k *walk) ack(p *Path) uint64 {
+func (k *walk) ack(p *Lane) uint64 {
 	if k.chance(1) {
 		return p.nextSeq
 	}
@@ -412,7 +412,7 @@ func (k *walk) ack(p *Path) uint64 {
 	return last - min(last, uint64(k.oneOf(0, 0, 0, 1, 2, 3, 6)))
 }
 
-func (k *walk) ofRdsd(p *Path, seq *uint64) string {
+func (k *walk) ofRdsd(p *Lane, seq *uint64) string {
 	credit := k.oneOf(0, 0, 1, 3, 40, 255)
 	if k.mean {
 		credit = k.oneOf(0, 0, 0, 1, 3, 19)
@@ -443,7 +443,7 @@ func (k *walk) ofRdsd(p *Path, seq *uint64) string {
 }
 
 // refuse names one or two of the messages that are under way.
-func (k *walk) refuse(p *Path) string {
+func (k *walk) refuse(p *Lane) string {
 	var l []string
 	for _, q := range []*list{&p.retrans, &p.unacked, &p.inwrite} {
 		for m := q.head; m != nil; m = m.next {
@@ -458,7 +458,7 @@ func (k *walk) refuse(p *Path) string {
 	return "refuse " + strings.Join(l, ",")
 }
 
-func (k *walk) ofKernel(p *Path, seq *uint64) string {
+func (k *walk) ofKernel(p *Lane, seq *uint64) string {
 	switch n := k.rng.Intn(10); {
 	case n < 6:
 		return fmt.Sprintf("data %d>%d len=%d %s", k.port(), 5000+k.rng.Intn(3), k.oneOf(1, 300, 30_000), k.number(seq))

@@ -17,16 +17,16 @@ import (
 )
 
 // world is one Conn with everything around it played by the test: the sockets
-// above (Owner, Completer), the shell (actions, clock), and the peer, whose
+// above (Owner, Completer), the shell (orders, clock), and the peer, whose
 // frames the test writes. What the Conn does is noted as lines of text.
 type world struct {
-	t    testing.TB
-	c    *Conn
-	cfg  Config
-	ctr  stats.Counters
-	now  time.Duration
-	out  []string
-	acts []Action
+	t   testing.TB
+	c   *Conn
+	com Common
+	cfg Config
+	ctr stats.Counters
+	now time.Duration
+	out []string
 
 	verdict  map[uint16]Verdict // of our ports; absent: Placed
 	peerMap  cong.Map
@@ -34,7 +34,6 @@ type world struct {
 	ourVer   uint64
 	ourLog   []wire.PortState // changes after version 1
 	grant    bool
-	blocked  bool // somebody waits for a port of the peer
 	noKernel bool
 	armed    time.Duration
 	cleared  []uint16
@@ -42,35 +41,53 @@ type world struct {
 	clearedMap bool // a whole map came: any port may be clear
 
 	hold    bool // batches stay unwritten until the test says so
-	batch   map[*Path]*transport.Batch
-	txB     map[*Path]uint64 // bytes given to its link
+	batch   map[*Lane]*transport.Batch
+	txB     map[*Lane]uint64 // bytes given to its link
 	tag     uint64
 	ports   []uint16 // that something was sent to, in this order
 	senders map[uint16]*Sender
 	undone  map[uint64]bool    // tags without an outcome
 	cells   map[uint64]*uint64 // by the first tag of each message
-	lent    map[*Msg]bool      // of NewMsg, and not given back
+	msgs    []Msg              // that Common lends, one after the other
+	pooled  map[*Msg]bool      // the same
 }
 
 func newWorld(t testing.TB, local, remote string, tune func(*Config)) *world {
 	w := &world{t: t, cfg: DefaultConfig(), now: time.Second, verdict: map[uint16]Verdict{}, ourVer: 1, grant: true, armed: Never,
-		batch: map[*Path]*transport.Batch{}, txB: map[*Path]uint64{}, undone: map[uint64]bool{}, cells: map[uint64]*uint64{}, senders: map[uint16]*Sender{}, lent: map[*Msg]bool{}}
+		batch: map[*Lane]*transport.Batch{}, txB: map[*Lane]uint64{}, undone: map[uint64]bool{}, cells: map[uint64]*uint64{}, senders: map[uint16]*Sender{}, pooled: map[*Msg]bool{}}
 	w.cfg.Trains = false // scripts ask for them
 	if tune != nil {
 		tune(&w.cfg)
 	}
-	w.c = New(&w.cfg, w, rand.New(rand.NewSource(1)), &w.ctr, netip.MustParseAddr(local), netip.MustParseAddr(remote))
+	w.msgs = make([]Msg, 512)
+	for i := range w.msgs {
+		w.pooled[&w.msgs[i]] = true
+	}
+	w.com = Common{Config: &w.cfg, Local: netip.MustParseAddr(local), Rng: rand.New(rand.NewSource(1)),
+		AllowKernel: func(netip.Addr) bool { return !w.noKernel }, msgs: w.msgs}
+	w.c = New(&w.com, w, &w.ctr, netip.MustParseAddr(remote))
 	return w
 }
 
-func (w *world) note(format string, a ...any) { w.out = append(w.out, fmt.Sprintf(format, a...)) }
+// note adds a line, behind those of the changes of state that happened before.
+func (w *world) note(format string, a ...any) {
+	w.noteChanges()
+	w.out = append(w.out, fmt.Sprintf(format, a...))
+}
+
+func (w *world) noteChanges() {
+	for _, s := range w.com.Changes {
+		w.out = append(w.out, fmt.Sprintf("lane %d: %v > %v", s.Index, s.Was, s.Now))
+	}
+	w.com.Changes = nil
+}
 
 // --- Owner ---------------------------------------------------------------------
 
 func (w *world) Deliver(a Arrival) Verdict {
 	v := w.verdict[a.DPort]
-	if a.Seq == 0 || w.c.kind == KindKernelLegacy && a.Path != w.c.paths[0] {
-		w.t.Errorf("delivered as number %d of %v", a.Seq, a.Path)
+	if a.Seq == 0 || w.c.kind == KindKernelLegacy && a.Lane != w.c.lanes[0] {
+		w.t.Errorf("delivered as number %d of %v", a.Seq, a.Lane)
 	}
 	w.note("deliver %d>%d%s len=%d%s", a.SPort, a.DPort, trainText(a.Train), len(a.Train.Body), [...]string{"", ": no such port", ": no room"}[v])
 	return v
@@ -78,7 +95,7 @@ func (w *world) Deliver(a Arrival) Verdict {
 
 func (w *world) Congested(port uint16) bool { return w.peerMap.Congested(port) }
 
-func (w *world) CongestionMap(now time.Duration, m []byte) {
+func (w *world) congestionMap(m []byte) {
 	told := len(w.cleared)
 	if _, _, err := w.peerMap.Replace(m, cong.Ports, w.peerPort); err != nil {
 		w.t.Fatal(err)
@@ -86,7 +103,7 @@ func (w *world) CongestionMap(now time.Duration, m []byte) {
 	w.cleared, w.clearedMap = w.cleared[:told], true // a whole map's are not told one by one
 }
 
-func (w *world) CongestionDelta(now time.Duration, s wire.PortState) {
+func (w *world) congestionDelta(s wire.PortState) {
 	if w.peerMap.Set(s.Port, s.Congested) {
 		w.peerPort(s.Port, s.Congested)
 	}
@@ -111,35 +128,21 @@ func (w *world) LocalCongestion(since uint64, wholeOnly bool) (uint64, []wire.Po
 	return w.ourVer, slices.Clone(w.ourLog[since-1:]), nil
 }
 
-func (w *world) Told(_ time.Duration, ctl uint8, payload []byte) error {
-	w.note("told %#x, %d bytes", ctl, len(payload))
+func (w *world) Told(_ time.Duration, topic Topic, payload []byte) error {
+	switch topic {
+	case ToldMap:
+		w.congestionMap(payload)
+	case ToldPorts:
+		return wire.ParsePortStates(payload, w.congestionDelta)
+	default:
+		w.note("told %v, %d bytes", [...]string{ToldAsk: "ask", ToldReader: "reader"}[topic], len(payload))
+	}
 	return nil
 }
 
-func (w *world) Blocked() bool                   { return w.blocked }
-func (w *world) MayGrant() bool                  { return w.grant }
-func (w *world) AllowKernel() bool               { return !w.noKernel }
-func (w *world) Emit(a Action)                   { w.acts = append(w.acts, a) }
-func (w *world) Arm(at time.Duration)            { w.armed = min(w.armed, at) }
-func (w *world) Measured(time.Duration)          {}
-func (w *world) MeasuredRTT(time.Duration)       {}
-func (w *world) Refused(*Msg)                    {}
-func (w *world) StateChanged(p *Path, was State) { w.note("path %d: %v > %v", p.idx, was, p.state) }
-
-func (w *world) NewMsg() *Msg {
-	m := new(Msg)
-	w.lent[m] = true
-	return m
-}
-
-// FreeMsg takes back what NewMsg gave, once, and nothing else.
-func (w *world) FreeMsg(m *Msg) {
-	if !w.lent[m] {
-		w.t.Errorf("a message of kind %d is given back that is not lent", m.Kind)
-	}
-	delete(w.lent, m)
-	m.Reset()
-}
+func (w *world) MayGrant() bool       { return w.grant }
+func (w *world) Arm(at time.Duration) { w.armed = min(w.armed, at) }
+func (w *world) Refused(*Msg)         {}
 
 // Completed is Completer: exactly one outcome for each datagram.
 func (w *world) Completed(m *Msg, o Outcome, why Why) {
@@ -150,7 +153,9 @@ func (w *world) Completed(m *Msg, o Outcome, why Why) {
 		}
 		delete(w.undone, tag)
 	}
-	delete(w.lent, m) // a part of a train that was split is the Completer's in the end
+	if w.pooled[m] { // a part of a train that was split is the Completer's in the end
+		defer w.com.FreeMsg(m)
+	}
 	text := ""
 	if why != WhyNone {
 		text = ": " + why.String()
@@ -167,7 +172,7 @@ func (w *world) Completed(m *Msg, o Outcome, why Why) {
 // settle does what rds.Engine and a shell do after every step: cleared ports
 // are told, orders carried out. Kicks are answered with a Fill at once.
 func (w *world) settle() {
-	for len(w.cleared) > 0 || w.clearedMap || len(w.acts) > 0 {
+	for len(w.cleared) > 0 || w.clearedMap || len(w.com.Actions) > 0 {
 		if w.clearedMap {
 			w.clearedMap = false
 			w.c.PortsClear(w.now)
@@ -176,22 +181,22 @@ func (w *world) settle() {
 			w.c.PortClear(w.now, p)
 		}
 		w.cleared = nil
-		acts := w.acts
-		w.acts = nil
+		acts := w.com.Actions
+		w.com.Actions = nil
 		for _, a := range acts {
 			switch a.Kind {
 			case ActKick:
-				w.fill(a.Path)
+				w.fill(a.Lane)
 			case ActClose:
-				w.note("close path %d link %d: %v", a.Path.idx, a.Attempt, a.Why)
+				w.note("close lane %d link %d: %v", a.Lane.idx, a.Attempt, a.Why)
 			default:
-				w.note("%v path %d link %d", a.Kind, a.Path.idx, a.Attempt)
+				w.note("%v lane %d link %d", a.Kind, a.Lane.idx, a.Attempt)
 			}
 		}
 	}
 }
 
-func (w *world) fill(p *Path) {
+func (w *world) fill(p *Lane) {
 	for {
 		b := transport.GetBatch()
 		if !p.Fill(w.now, b) {
@@ -289,7 +294,7 @@ func (w *world) sendTrain(sport, dport uint16, n, count int, table []uint32, wan
 	w.enqueue(m)
 }
 
-func (w *world) wrote(p *Path) {
+func (w *world) wrote(p *Lane) {
 	b := w.batch[p]
 	if b == nil {
 		w.t.Fatal("nothing is being written")
@@ -311,9 +316,11 @@ func (w *world) advance(d time.Duration) {
 		}
 		w.now = max(w.now, w.armed)
 		w.armed = Never
+		w.noteChanges()
 		before := len(w.out)
 		w.c.Tick(w.now)
 		w.settle()
+		w.noteChanges()
 		if len(w.out) > before {
 			w.out = slices.Insert(w.out, before, fmt.Sprintf("at %v:", w.now))
 		}
@@ -323,6 +330,7 @@ func (w *world) advance(d time.Duration) {
 
 // take returns the lines noted since the last call.
 func (w *world) take() string {
+	w.noteChanges()
 	s := strings.Join(w.out, "\n")
 	w.out = nil
 	return s

@@ -31,7 +31,7 @@ type frameOut struct {
 //
 // Retransmissions precede every new sequence number: a receiver drops a
 // retransmission that is below what it expects.
-func (p *Path) Fill(now time.Duration, b *transport.Batch) bool {
+func (p *Lane) Fill(now time.Duration, b *transport.Batch) bool {
 	c := p.c
 	if p.writing || p.state != Up {
 		// The thread that is writing takes these frames along when it comes back for more.
@@ -99,7 +99,7 @@ func (p *Path) Fill(now time.Duration, b *transport.Batch) bool {
 }
 
 // put writes one frame. Acknowledgement, credits and checksum are for rdsd.
-func (p *Path) put(b *transport.Batch, o *frameOut, h *wire.Header, payload []byte) {
+func (p *Lane) put(b *transport.Batch, o *frameOut, h *wire.Header, payload []byte) {
 	raw := b.Frame(payload)
 	if o.rdsd {
 		h.Ack, h.Credit = o.ack, o.credit
@@ -124,7 +124,7 @@ func (p *Path) put(b *transport.Batch, o *frameOut, h *wire.Header, payload []by
 	}
 }
 
-func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut) {
+func (p *Lane) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut) {
 	if p.c.kind.kernel() && p.ready && p.retrans.head != nil {
 		// The handshake takes a sequence, which must not overtake the retransmissions.
 		return
@@ -174,7 +174,7 @@ func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut)
 		// A message without a sequence is not acknowledged: it is forgotten once it is
 		// written.
 		if outside {
-			p.c.owner.FreeMsg(m)
+			p.c.com.FreeMsg(m)
 		} else {
 			p.inwrite.push(m)
 			return true
@@ -193,7 +193,7 @@ func (p *Path) fillHandshake(now time.Duration, b *transport.Batch, o *frameOut)
 // before, has sent: a port that was congested then would be refused for ever. Another rdsd
 // forgets the map with the incarnation (see restart), so that an empty one says nothing to
 // it.
-func (p *Path) fillCongestion(now time.Duration, b *transport.Batch, o *frameOut) {
+func (p *Lane) fillCongestion(now time.Duration, b *transport.Batch, o *frameOut) {
 	if !p.congDirty || p.idx != 0 || !p.c.may().hear {
 		return
 	}
@@ -230,7 +230,7 @@ func (p *Path) fillCongestion(now time.Duration, b *transport.Batch, o *frameOut
 }
 
 // fillRetrans sends again, whole and in order, with the same sequences.
-func (p *Path) fillRetrans(now time.Duration, b *transport.Batch, o *frameOut) {
+func (p *Lane) fillRetrans(now time.Duration, b *transport.Batch, o *frameOut) {
 	for p.retrans.head != nil {
 		m := p.retrans.head
 		// Nothing behind m may go before it, so the batch ends here: sequences only rise.
@@ -252,7 +252,7 @@ func (p *Path) fillRetrans(now time.Duration, b *transport.Batch, o *frameOut) {
 
 // sentRefusal lets the acknowledgement advance when m is a refusal: acknowledgements behind
 // it may cover the messages that it refuses.
-func (p *Path) sentRefusal(o *frameOut, m *Msg) {
+func (p *Lane) sentRefusal(o *frameOut, m *Msg) {
 	if m.Kind == MsgRefuse {
 		p.nextRefusal()
 		o.ack = p.ackable()
@@ -262,7 +262,7 @@ func (p *Path) sentRefusal(o *frameOut, m *Msg) {
 // fillControl puts refusals first: they cost no credit, and must not stand behind an answer
 // that waits for one. Until they leave no message behind the refused ones is acknowledged,
 // not even the peer's refusals, for which it withholds our credits.
-func (p *Path) fillControl(now time.Duration, b *transport.Batch, o *frameOut) {
+func (p *Lane) fillControl(now time.Duration, b *transport.Batch, o *frameOut) {
 	for m := p.control.head; m != nil; {
 		next := m.next
 		if m.Kind == MsgRefuse {
@@ -290,14 +290,14 @@ func (p *Path) fillControl(now time.Duration, b *transport.Batch, o *frameOut) {
 
 // fillTell sends a message that has no sequence: it is not sent again when the link is
 // lost, and a peer that has become a kernel meanwhile does not get it.
-func (p *Path) fillTell(b *transport.Batch, o *frameOut, m *Msg) {
+func (p *Lane) fillTell(b *transport.Batch, o *frameOut, m *Msg) {
 	p.tells--
 	if o.rdsd {
 		h := wire.Header{Flags: wire.FlagControl, Len: uint32(len(m.Payload))}
 		h.Ext[0] = uint8(m.Tag)
 		p.put(b, o, &h, m.Payload)
 	}
-	p.c.owner.FreeMsg(m)
+	p.c.com.FreeMsg(m)
 }
 
 // maxTells bounds the messages of Tell that wait.
@@ -307,11 +307,11 @@ const maxTells = 32
 // it arrives. It reports whether the message is on its way: the peer is an rdsd with a link
 // that is in use, and few others wait.
 func (c *Conn) Tell(ctl uint8, payload []byte) bool {
-	p := c.path(0)
+	p := c.lane(0)
 	if c.kind != KindRdsd || p.state != Up || !p.ready || p.tells >= maxTells {
 		return false
 	}
-	m := c.owner.NewMsg()
+	m := c.com.NewMsg()
 	m.Kind, m.Tag, m.Payload = MsgTell, uint64(ctl), payload
 	p.tells++
 	p.control.push(m)
@@ -319,7 +319,7 @@ func (c *Conn) Tell(ctl uint8, payload []byte) bool {
 	return true
 }
 
-func (p *Path) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
+func (p *Lane) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
 	for m := p.queue.head(); m != nil; m = p.queue.head() {
 		if !p.hasCredit(b, o, m) {
 			return
@@ -350,7 +350,7 @@ func (p *Path) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
 				p.sinceAck.frames, p.sinceAck.bytes = 0, 0
 			}
 		}
-		p.c.owner.Measured(now - m.At)
+		p.c.com.QueueNs.Add(now - m.At)
 		p.send(now, b, o, m, flags)
 	}
 }
@@ -359,13 +359,13 @@ func (p *Path) fillData(now time.Duration, b *transport.Batch, o *frameOut) {
 // One request for an acknowledgement there is enough; fillData asks in a long run now and
 // then as well, so that a sender that waits for room can go on with the first of it while
 // the rest is under way.
-func (p *Path) lastOfRun(m *Msg) bool {
+func (p *Lane) lastOfRun(m *Msg) bool {
 	n := p.queue.head()
 	return n == nil || n.Owner != m.Owner || !n.Want
 }
 
 // hasCredit reports whether there is room and credit for m.
-func (p *Path) hasCredit(b *transport.Batch, o *frameOut, m *Msg) bool {
+func (p *Lane) hasCredit(b *transport.Batch, o *frameOut, m *Msg) bool {
 	if !b.Room(len(m.Payload)) {
 		return false
 	}
@@ -379,7 +379,7 @@ func (p *Path) hasCredit(b *transport.Batch, o *frameOut, m *Msg) bool {
 }
 
 // send puts a sequenced message into the batch.
-func (p *Path) send(now time.Duration, b *transport.Batch, o *frameOut, m *Msg, flags uint8) {
+func (p *Lane) send(now time.Duration, b *transport.Batch, o *frameOut, m *Msg, flags uint8) {
 	// A message that is sent again keeps its sequence: by it the receiver knows the
 	// duplicate (net/rds/recv.c, rds_recv_incoming).
 	if m.seq == 0 {
@@ -407,7 +407,7 @@ func (p *Path) send(now time.Duration, b *transport.Batch, o *frameOut, m *Msg, 
 
 // fillAck sends an acknowledgement alone (sport 0, dport 0, sequence 0). One
 // is in flight at most: the next Fill comes after this batch is written.
-func (p *Path) fillAck(now time.Duration, b *transport.Batch, o *frameOut) {
+func (p *Lane) fillAck(now time.Duration, b *transport.Batch, o *frameOut) {
 	var h wire.Header
 	if p.askNow {
 		p.askNow = false
@@ -425,7 +425,7 @@ func (p *Path) fillAck(now time.Duration, b *transport.Batch, o *frameOut) {
 
 // WroteLate is Wrote for a turn that met a full link: the rest of its batch was written
 // when the link took bytes again, or the link failed with err before that.
-func (p *Path) WroteLate(now time.Duration, err error) bool {
+func (p *Lane) WroteLate(now time.Duration, err error) bool {
 	p.c.ctr.SendDelayedRetry++
 	if err == nil {
 		p.c.ctr.TCPWriteSpace++
@@ -436,7 +436,7 @@ func (p *Path) WroteLate(now time.Duration, err error) bool {
 // Wrote ends the writing of the batch of the last Fill: all of it is in the
 // link's hands, or the link is gone and Lost has been or will be called. It
 // reports whether the next Fill is likely to find more.
-func (p *Path) Wrote(now time.Duration) bool {
+func (p *Lane) Wrote(now time.Duration) bool {
 	p.writing, p.kicked = false, false
 	// The peer's incarnation ended while the shell read these payloads. Whether it received
 	// them is unknown for ever, and sending them to the next incarnation might deliver
@@ -445,7 +445,7 @@ func (p *Path) Wrote(now time.Duration) bool {
 		p.forget = WhyNone
 		p.inwrite.each(func(m *Msg) bool {
 			if m.Owner == nil {
-				p.c.owner.FreeMsg(m)
+				p.c.com.FreeMsg(m)
 			} else {
 				p.done(m, Unknown, why)
 			}
@@ -486,7 +486,7 @@ func (p *Path) Wrote(now time.Duration) bool {
 
 // WroteBefore is Wrote for a turn that ended before this step: if the next Fill is likely to
 // find more, the shell is told to call it.
-func (p *Path) WroteBefore(now time.Duration) {
+func (p *Lane) WroteBefore(now time.Duration) {
 	if p.Wrote(now) {
 		p.emit(ActKick)
 	}
@@ -498,10 +498,10 @@ func (c *Conn) CongestionChanged(now time.Duration) {
 		// There is no link to tell it on: the next link begins with the whole map.
 		return
 	}
-	p := c.path(0)
+	p := c.lane(0)
 	p.congDirty = true
 	if p.state != Up {
-		// Updates go on path 0 alone, and the peer, whose other paths are up, may wait for
+		// Updates go on lane 0 alone, and the peer, whose other lanes are up, may wait for
 		// this one.
 		p.want(now)
 		return
@@ -516,10 +516,10 @@ func (c *Conn) CongestionChanged(now time.Duration) {
 // Last reports whether the turn whose batch was just filled has nothing behind it: another
 // Fill would find nothing, and the peer acknowledges by itself. Of a kernel TCP has to be
 // asked, which Wrote orders.
-func (p *Path) Last() bool { return p.c.kind == KindRdsd && !p.more() }
+func (p *Lane) Last() bool { return p.c.kind == KindRdsd && !p.more() }
 
 // more reports whether another Fill would find something.
-func (p *Path) more() bool {
+func (p *Lane) more() bool {
 	if p.state != Up {
 		return false
 	}

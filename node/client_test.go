@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"fmt"
 	"net/netip"
 	"sync/atomic"
@@ -26,7 +27,13 @@ type testSocket struct {
 
 func openSocket(t *testing.T, cfg *config.Config, b *rdsdv1.Bind) (*testSocket, error) {
 	t.Helper()
-	st, err := rdsdv1.NewDatagramsClient(dial(t, cfg)).Open(testContext(t))
+	return openSocketFor(testContext(t), t, cfg, b)
+}
+
+// openSocketFor is a socket that lasts as long as ctx.
+func openSocketFor(ctx context.Context, t *testing.T, cfg *config.Config, b *rdsdv1.Bind) (*testSocket, error) {
+	t.Helper()
+	st, err := rdsdv1.NewDatagramsClient(dial(t, cfg)).Open(ctx)
 	if err != nil {
 		return nil, err
 	}

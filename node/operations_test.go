@@ -3,11 +3,10 @@ package node
 import (
 	"flag"
 	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/rdsd/rdsd/internal/doctable"
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/config"
@@ -17,29 +16,9 @@ var update = flag.Bool("update", false, "rewrite the tables of docs/operations.m
 
 // The tables of docs/operations.md are those of the program; -update rewrites them.
 func TestOperationsTables(t *testing.T) {
-	path := filepath.Join("..", "docs", "operations.md")
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	page := string(raw)
-	for name, table := range map[string]string{"keys": keyTable(), "kernel counters": coreTable(false), "own counters": coreTable(true), "reloadable keys": reloadList()} {
-		begin, end := "<!-- begin "+name+" -->\n", "<!-- end "+name+" -->"
-		before, rest, ok1 := strings.Cut(page, begin)
-		old, after, ok2 := strings.Cut(rest, end)
-		if !ok1 || !ok2 {
-			t.Fatalf("%s has no place for %s", path, name)
-		}
-		if old != table && !*update {
-			t.Errorf("%s: the table of %s is out of date; run go test ./node -run TestOperationsTables -update", path, name)
-		}
-		page = before + begin + table + end + after
-	}
-	if *update {
-		if err := os.WriteFile(path, []byte(page), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
+	doctable.Check(t, "../docs/operations.md", "./node -run TestOperationsTables -update", *update,
+		doctable.Table{Name: "keys", Text: keyTable()}, doctable.Table{Name: "kernel counters", Text: coreTable(false)},
+		doctable.Table{Name: "own counters", Text: coreTable(true)}, doctable.Table{Name: "reloadable keys", Text: reloadList()})
 }
 
 func keyTable() string {

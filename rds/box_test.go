@@ -34,7 +34,7 @@ type box struct {
 type boxed struct {
 	src   netip.AddrPort
 	train wire.Train
-	lane  *conn.Path
+	lane  *conn.Lane
 	seq   uint64
 	cost  int
 	buf   *buf.Buf
@@ -53,7 +53,7 @@ func (b *box) Place(from *Peer, a conn.Arrival) (int, bool) {
 	}
 	b.used += cost
 	t.Body = bytes.Clone(t.Body)
-	b.got = append(b.got, boxed{from.AddrPort(a.SPort), t, a.Path, a.Seq, cost, a.Buf})
+	b.got = append(b.got, boxed{from.AddrPort(a.SPort), t, a.Lane, a.Seq, cost, a.Buf})
 	return cost, true
 }
 

@@ -200,7 +200,7 @@ func (s *Socket) Post(now time.Duration, d *Dest, t wire.Train, cookie uint32, t
 func (s *Socket) PostAdmitted(now time.Duration, d *Dest, t wire.Train, cookie uint32, tag uint64, report Report, cell *uint64) {
 	e, f := s.e, d.f
 	port := f.dst.Port()
-	m := e.newMsg()
+	m := e.conns.NewMsg()
 	m.Bytes = uint32(t.PayloadBytes())
 	if t.Count == 1 {
 		m.Payload = oneDatagram(t)
@@ -240,7 +240,7 @@ func (s *Socket) Freed(bytes, cost, datagrams int) {
 // p's attempt: memory of the client when they are for a Sink that has some to offer, else
 // nil. It is a hint and changes nothing; Receive judges the frame. A buffer that is not
 // used is released by its reader.
-func (e *Engine) Buffer(p *conn.Path, attempt uint64, raw []byte, n int) *buf.Buf {
+func (e *Engine) Buffer(p *conn.Lane, attempt uint64, raw []byte, n int) *buf.Buf {
 	port, ok := p.Awaits(attempt, raw)
 	if !ok {
 		return nil

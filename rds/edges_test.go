@@ -215,7 +215,7 @@ func TestBlockedPortsAreBounded(t *testing.T) {
 	e.holds(t)
 	pe.CongestionMap(now, make([]byte, 8192))
 	now = ticks(e, now+1, time.Second)
-	if e.runDeferred(now); len(pe.ports) != 0 || pe.Blocked() {
+	if e.runDeferred(now); len(pe.ports) != 0 || pe.blockedPorts != 0 {
 		t.Errorf("all is clear, and %d ports are remembered, %d counted", len(pe.ports), pe.blockedPorts)
 	}
 	e.holds(t)
@@ -256,5 +256,43 @@ func TestUnflush(t *testing.T) {
 		if !slices.Equal(got, want) {
 			t.Errorf("without flush %d: %v are answered, want %v", gone, got, want)
 		}
+	}
+}
+
+// A send that was refused because of the peer's map wants a link, and goes on wanting it
+// until the port is clear: the map may be of a former incarnation of the peer.
+func TestBlockedGoesOnConnecting(t *testing.T) {
+	e, now := lone(t, nil)
+	pe, err := e.Peer(netip.MustParseAddr("10.0.0.9"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// dials fails what is tried within 20 s, and counts it.
+	dials := func() (n int) {
+		for end := now + 20*time.Second; now < end; {
+			for _, a := range takeActions(e, nil) {
+				if a.Kind == conn.ActDial {
+					n++
+					a.Lane.DialFailed(now, a.Attempt, errors.New("nobody is there"))
+				}
+			}
+			now = ticks(e, now, time.Second)
+		}
+		return n
+	}
+	pe.CongestionMap(now, mapOf(func(p int) bool { return p == 4000 || p == 4001 }))
+	pe.block(now, 4000)
+	pe.block(now, 4001)
+	if n := dials(); n < 3 {
+		t.Errorf("%d attempts to connect", n)
+	}
+	pe.CongestionDelta(now, wire.PortState{Port: 4000})
+	if n := dials(); n < 3 {
+		t.Errorf("%d attempts to connect, and a port is congested still", n)
+	}
+	pe.CongestionDelta(now, wire.PortState{Port: 4001})
+	dials() // the one that is due already
+	if n := dials(); n != 0 {
+		t.Errorf("%d attempts to connect, and nobody waits", n)
 	}
 }

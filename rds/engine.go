@@ -91,7 +91,7 @@ func DefaultConfig() Config {
 
 // Engine is RDS for one local address: its sockets, its peers, its congestion map. It
 // starts no goroutine, reads no clock and does no I/O. The caller owns the one lock that
-// guards it with everything in it, and calls it, its sockets and the paths of its peers in
+// guards it with everything in it, and calls it, its sockets and the lanes of its peers in
 // steps: from Begin, which is told the time, to End. The orders that a step leaves (Take) are
 // carried out when the lock is let go.
 //
@@ -100,7 +100,6 @@ func DefaultConfig() Config {
 type Engine struct {
 	cfg   *Config
 	local netip.Addr
-	rng   *rand.Rand
 	now   time.Duration // of the current step
 	// tracer is told of every stage of messages; nil: nobody traces. It stands beside now, which each
 	// step writes, so that looking whether there is one reads nothing more (trace.go).
@@ -118,6 +117,7 @@ type Engine struct {
 
 	// Peers (peer.go, evict.go).
 
+	conns    conn.Common // of all peers' connections
 	peers    map[netip.Addr]*Peer
 	order    []*Peer          // in order of creation, so that walks repeat
 	loop     *Peer            // this address itself
@@ -169,26 +169,16 @@ type Engine struct {
 
 	// For the shell, until it takes them (Orders).
 
-	actions []conn.Action
-	ready   []*Socket // sockets with news
-	states  []StateChange
+	ready   []*Socket          // sockets with news
+	states  []conn.StateChange // the first maxStates
 	timers  *btree.BTreeG[timer]
 	timerID uint64
 
-	free    *conn.Msg // messages for the next sends, freeN of them
-	freeN   int
-	msgs    []conn.Msg // the rest of a block of new ones
-	ctr     stats.Counters
-	QueueNs Hist // time datagrams waited before their first byte left
-	RTTNs   Hist // handshake and heartbeat round trips
+	ctr stats.Counters
 }
 
-// StateChange is a path that changed its state, for the log.
-type StateChange struct {
-	Path     *conn.Path
-	Was, Now conn.State
-	Err      error
-}
+// maxStates bounds the changes that are told after a step: they are for the log.
+const maxStates = 1024
 
 type clearedPort struct {
 	pe   *Peer
@@ -198,12 +188,18 @@ type clearedPort struct {
 // NewEngine makes the engine of one local address. rng seeds backoff and incarnations; only
 // the engine may use it.
 func NewEngine(cfg *Config, local netip.Addr, rng *rand.Rand) *Engine {
-	e := &Engine{cfg: cfg, local: local, rng: rng, socks: map[uint16]*Socket{}, peers: map[netip.Addr]*Peer{}, cver: 1,
+	e := &Engine{cfg: cfg, local: local, socks: map[uint16]*Socket{}, peers: map[netip.Addr]*Peer{}, cver: 1,
 		timers: btree.NewG(16, timer.less)}
 	e.named = map[uint32]share{}
 	e.loop = &Peer{e: e, addr: local, mapTold: -tellEvery}
+	e.conns = conn.Common{Config: &cfg.Conn, Local: local, Rng: rng, AllowKernel: e.mayKernel}
 	e.groupsAt = -groupsEvery
 	return e
+}
+
+// mayKernel reports whether the peer of an address may be a kernel.
+func (e *Engine) mayKernel(addr netip.Addr) bool {
+	return e.cfg.AllowKernel == nil || e.cfg.AllowKernel(addr)
 }
 
 // Local is the engine's address.
@@ -215,16 +211,16 @@ func (e *Engine) Local() netip.Addr { return e.local }
 type Orders struct {
 	Actions []conn.Action // to links
 	Ready   []*Socket     // have news: Socket.Events
-	States  []StateChange
+	States  []conn.StateChange
 	Notices []Notice     // for the shell's watchers; their number is bounded, and in a flood the oldest are lost
-	Evicted []*conn.Conn // forgotten: the shell gives up what it holds for their paths
+	Evicted []*conn.Conn // forgotten: the shell gives up what it holds for their lanes
 	// Collect says, once, that sockets wait for memory of the node. The shell then takes the
 	// releases of the clients of all its engines (Socket.Freed and Socket.ReadAll), whether
 	// or not they rang for them.
 	Collect bool
 }
 
-// Begin begins a step, whose calls are those of the engine, of its sockets, and of the paths
+// Begin begins a step, whose calls are those of the engine, of its sockets, and of the lanes
 // of its peers. It returns the time of the step, which never goes back, whoever has looked
 // at which clock.
 func (e *Engine) Begin(now time.Duration) time.Duration {
@@ -239,6 +235,9 @@ func (e *Engine) Now() time.Duration { return e.now }
 // took and gave back. It reports whether there are orders to be taken.
 func (e *Engine) End() bool {
 	e.runDeferred(e.now)
+	if len(e.conns.Changes) > 0 {
+		e.takeChanges()
+	}
 	if t := &e.tally; t.sending|t.held|t.noted != 0 {
 		b := e.cfg.Budget
 		b.sending.Add(t.sending)
@@ -246,14 +245,29 @@ func (e *Engine) End() bool {
 		t.account.Hold(t.noted)
 		t.sending, t.held, t.noted = 0, 0, 0
 	}
-	return len(e.actions)+len(e.ready)+len(e.states)+len(e.cnotes)+len(e.evicted) > 0 || e.collect
+	return len(e.conns.Actions)+len(e.ready)+len(e.states)+len(e.cnotes)+len(e.evicted) > 0 || e.collect
+}
+
+// takeChanges looks at the lanes that changed their state in this step.
+func (e *Engine) takeChanges() {
+	for _, s := range e.conns.Changes {
+		if pe := e.peers[s.Lane.Conn().Remote()]; s.Now == conn.Up && pe != nil {
+			pe.answer()
+		}
+		if len(e.states) < maxStates {
+			e.states = append(e.states, s)
+		}
+	}
+	clear(e.conns.Changes)
+	e.conns.Changes = e.conns.Changes[:0]
 }
 
 // Take moves the orders to o, whose former ones are forgotten.
 func (e *Engine) Take(o *Orders) {
-	o.Actions = append(o.Actions[:0], e.actions...)
-	clear(e.actions)
-	e.actions = e.actions[:0]
+	c := &e.conns
+	o.Actions = append(o.Actions[:0], c.Actions...)
+	clear(c.Actions)
+	c.Actions = c.Actions[:0]
 	for _, s := range e.ready {
 		s.listed = false
 	}
@@ -267,7 +281,7 @@ func (e *Engine) Take(o *Orders) {
 }
 
 // Here numbers the messages that stayed at this address: the last one placed. For a Sink it
-// is the sequence of messages without a path.
+// is the sequence of messages without a lane.
 func (e *Engine) Here() uint64 { return e.here }
 
 // --- links ----------------------------------------------------------------
@@ -284,8 +298,8 @@ func (e *Engine) Accept(now time.Duration, remote netip.AddrPort) (conn.Accepted
 	return pe.c.Accept(now, remote.Port()), nil
 }
 
-// Fill is conn.Path.Fill of p, of which a tracer is told.
-func (e *Engine) Fill(now time.Duration, p *conn.Path, b *transport.Batch) bool {
+// Fill is conn.Lane.Fill of p, of which a tracer is told.
+func (e *Engine) Fill(now time.Duration, p *conn.Lane, b *transport.Batch) bool {
 	ok := p.Fill(now, b)
 	if e.tracer != nil && ok {
 		e.traceLeft(p)
@@ -339,35 +353,6 @@ func (e *Engine) Shutdown(now time.Duration) {
 		pe.c.Abandon(conn.WhyShutdown)
 	}
 	e.runDeferred(now)
-}
-
-// --- messages ---------------------------------------------------------------
-
-func (e *Engine) newMsg() *conn.Msg {
-	m := e.free
-	if m == nil {
-		if len(e.msgs) == 0 {
-			e.msgs = make([]conn.Msg, 64)
-		}
-		m = &e.msgs[0]
-		e.msgs = e.msgs[1:]
-		return m
-	}
-	e.free = m.Link()
-	e.freeN--
-	m.SetLink(nil)
-	return m
-}
-
-// freeMsg keeps a bounded number of messages for the next sends.
-func (e *Engine) freeMsg(m *conn.Msg) {
-	m.Reset()
-	// A burst does not keep its memory for ever.
-	if e.freeN < 1<<15 {
-		m.SetLink(e.free)
-		e.free = m
-		e.freeN++
-	}
 }
 
 // --- timers -----------------------------------------------------------------
@@ -433,6 +418,11 @@ func (e *Engine) Counters() (c stats.Counters) {
 	}
 	return c
 }
+
+// QueueNs is how long datagrams waited before their first byte left, RTTNs how long
+// handshakes and heartbeats took.
+func (e *Engine) QueueNs() *stats.Hist { return &e.conns.QueueNs }
+func (e *Engine) RTTNs() *stats.Hist   { return &e.conns.RTTNs }
 
 // A Peer implements the interface that a connection needs.
 var _ conn.Owner = (*Peer)(nil)

@@ -69,18 +69,19 @@ func (e *Engine) makeRoom(now time.Duration, o origin) error {
 	return nil
 }
 
-// The memory of a peer, and of each of its paths: an idle peer with two paths was measured
+// The memory of a peer, and of each of its lanes: an idle peer with two lanes was measured
 // with 6.7 KiB (row idle of make bench).
 const (
 	peerBytes = 4 << 10
 	laneBytes = 2 << 10
 )
 
-// peerCost is the memory of a peer with all the paths it may come to have.
+// peerCost is the memory of a peer with all the lanes it may come to have.
 const peerCost = peerBytes + wire.MaxLanes*laneBytes
 
 // chargePeer charges one more peer to its account. When memory is spent, one idle peer
-// makes room for it; more would not help if the memory is held by others.
+// makes room for it, whose memory it has then: also where others hold all of the rest, a
+// peer that nobody knew is let in.
 func (e *Engine) chargePeer(now time.Duration, addr netip.Addr) (*quota.Account, error) {
 	if e.cfg.PeerAccount == nil {
 		return nil, nil
@@ -88,7 +89,7 @@ func (e *Engine) chargePeer(now time.Duration, addr netip.Addr) (*quota.Account,
 	a := e.cfg.PeerAccount(addr)
 	err := a.Take(quota.Peers, peerCost)
 	if err != nil && e.evict(now, func(*Peer) bool { return true }) {
-		err = a.Take(quota.Peers, peerCost)
+		err = a.Replace(quota.Peers, peerCost)
 	}
 	if err != nil {
 		a.Close()

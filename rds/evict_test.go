@@ -125,7 +125,7 @@ func TestPeersOfStrangers(t *testing.T) {
 				t.Fatalf("%s: stranger %d: %v", local, i, err)
 			}
 			if a.Link {
-				a.Path.Lost(now, a.Attempt, 0, nil)
+				a.Lane.Lost(now, a.Attempt, 0, nil)
 			}
 			takeActions(e, nil)
 			e.Tick(now)
@@ -183,7 +183,7 @@ func TestForgottenPeerComesAgain(t *testing.T) {
 	}
 	for _, e := range []*Engine{w.b, w.a} {
 		for _, x := range e.order {
-			x.c.Paths(func(p *conn.Path) {
+			x.c.EachLane(func(p *conn.Lane) {
 				if p.State() == conn.Up {
 					p.Lost(w.now, p.Attempt(), 0, errors.New("cut"))
 				}
@@ -200,7 +200,7 @@ func TestForgottenPeerComesAgain(t *testing.T) {
 	if w.a.known(w.b.Local()) != nil || w.a.Counters().SendQueued != sent {
 		t.Errorf("it is known still, or its counters are lost")
 	}
-	pe.c.Paths(func(p *conn.Path) {
+	pe.c.EachLane(func(p *conn.Lane) {
 		if p.Connected(w.now, p.Attempt()-1) {
 			t.Error("a connection of the forgotten peer is taken")
 		}
@@ -252,6 +252,38 @@ func TestPeersAreCharged(t *testing.T) {
 	}
 	if used() != 0 || len(memory.Holders()) != 0 || memory.Used() != 0 {
 		t.Errorf("%d bytes and %d holders are left of peers that were forgotten", used(), len(memory.Holders()))
+	}
+}
+
+// Where others hold all the memory but what new peers leave to them, one that nobody knew
+// has the place of one that rests, and takes no more than that gave back.
+func TestPeersComeWhenMemoryIsSpent(t *testing.T) {
+	memory := quota.New(64*peerCost, nil) // of which peers leave 3/64
+	e, now := lone(t, func(c *Config) {
+		c.PeerAccount = func(addr netip.Addr) *quota.Account { return memory.Account(quota.Peer(addr)) }
+	})
+	for i := range 2 {
+		if _, err := e.Accept(now, netip.AddrPortFrom(peerAddr(i), 16385)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held := memory.Used()
+	for i := 0; memory.Limit()-memory.Used() > 2*peerCost; i++ { // users who have little each leave nothing
+		if err := memory.Account(quota.User(uint32(i))).Take(quota.Regions, peerCost/8); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := memory.Used()
+	_, err := e.Accept(now, netip.AddrPortFrom(peerAddr(100), 16385))
+	switch rests := e.Counters().PeersEvicted; {
+	case held == 0:
+		t.Fatal("peers cost nothing")
+	case err != nil && rests > 0:
+		t.Errorf("one made room for nobody: %v", err)
+	case err == nil && (rests != 1 || memory.Used() != before):
+		t.Errorf("%d made room, %d bytes are held where %d were", rests, memory.Used(), before)
+	case err != nil:
+		t.Errorf("it was refused: %v", err)
 	}
 }
 

@@ -48,7 +48,7 @@ func (m *machine) bytes(l *fuzzLink, b []byte) {
 	m.settle()
 }
 
-func (m *machine) link(p *conn.Path, attempt uint64) {
+func (m *machine) link(p *conn.Lane, attempt uint64) {
 	l := &fuzzLink{p: p, attempt: attempt}
 	l.fr.Max = wire.MaxDatagram
 	m.links = append(m.links, l)
@@ -116,30 +116,30 @@ func (m *machine) actions() {
 			m.t.Fatal("the engine gives orders for ever")
 		}
 		for _, a := range acts {
-			m.note("%v link %d: %v %v", a.Path, a.Attempt, a.Kind, a.Why)
-			l := m.find(a.Path, a.Attempt)
+			m.note("%v link %d: %v %v", a.Lane, a.Attempt, a.Kind, a.Why)
+			l := m.find(a.Lane, a.Attempt)
 			switch a.Kind {
 			case conn.ActDial:
-				m.dials = append(m.dials, dial{a.Path, a.Attempt})
+				m.dials = append(m.dials, dial{a.Lane, a.Attempt})
 			case conn.ActClose:
 				if l == nil {
-					m.t.Fatalf("%v: close of link %d, which there is not", a.Path, a.Attempt)
+					m.t.Fatalf("%v: close of link %d, which there is not", a.Lane, a.Attempt)
 				}
 				l.closing = true
 			case conn.ActAbort:
-				m.forget(dial{a.Path, a.Attempt})
+				m.forget(dial{a.Lane, a.Attempt})
 				if l != nil {
 					m.unlink(l)
 				}
 			case conn.ActKick:
 				if m.late {
-					m.kicks = append(m.kicks, a.Path)
+					m.kicks = append(m.kicks, a.Lane)
 				} else {
-					m.fill(a.Path)
+					m.fill(a.Lane)
 				}
 			case conn.ActPoll:
 				if l != nil {
-					a.Path.Acked(m.now, a.Attempt, l.sent-min(l.sent, uint64(m.u8())))
+					a.Lane.Acked(m.now, a.Attempt, l.sent-min(l.sent, uint64(m.u8())))
 					m.settle()
 				}
 			case conn.ActResume:
@@ -161,7 +161,7 @@ func (m *machine) actions() {
 		m.note("%v has news: %x", s.Addr(), s.Events())
 	}
 	for _, c := range o.States {
-		m.note("%v: %v > %v", c.Path, c.Was, c.Now)
+		m.note("%v: %v > %v", c.Lane, c.Was, c.Now)
 	}
 	for _, n := range o.Notices {
 		m.note("%+v", n)
@@ -171,7 +171,7 @@ func (m *machine) actions() {
 	}
 }
 
-func (m *machine) find(p *conn.Path, attempt uint64) *fuzzLink {
+func (m *machine) find(p *conn.Lane, attempt uint64) *fuzzLink {
 	for _, l := range m.links {
 		if l.p == p && l.attempt == attempt {
 			return l
@@ -200,7 +200,7 @@ func (m *machine) resume(l *fuzzLink) {
 	m.bytes(l, behind)
 }
 
-func (m *machine) fill(p *conn.Path) {
+func (m *machine) fill(p *conn.Lane) {
 	if m.fills[p] != nil {
 		return
 	}
@@ -224,7 +224,7 @@ func (m *machine) fill(p *conn.Path) {
 	}
 }
 
-func (m *machine) wrote(p *conn.Path) {
+func (m *machine) wrote(p *conn.Lane) {
 	b := m.fills[p]
 	delete(m.fills, p)
 	b.Put()

@@ -72,10 +72,10 @@ type machine struct {
 	socks []*Socket
 	dials []dial
 	links []*fuzzLink
-	fills map[*conn.Path]*transport.Batch // being written
+	fills map[*conn.Lane]*transport.Batch // being written
 	late  bool                            // fills wait for an instruction
-	kicks []*conn.Path
-	seqs  map[*conn.Path]uint64 // what the peer sends next
+	kicks []*conn.Lane
+	seqs  map[*conn.Lane]uint64 // what the peer sends next
 	tag   uint64
 	held  int64
 	trace []string
@@ -85,13 +85,13 @@ type machine struct {
 }
 
 type dial struct {
-	p   *conn.Path
+	p   *conn.Lane
 	gen uint64
 }
 
 // fuzzLink is the shell's side of a link, with the bytes that wait while it is paused.
 type fuzzLink struct {
-	p       *conn.Path
+	p       *conn.Lane
 	attempt uint64
 	fr      transport.Framer
 	paused  *transport.Frame
@@ -117,7 +117,7 @@ var fuzzPayload = func() []byte {
 func runProgram(t *testing.T, in []byte) { newMachine(t, in).run() }
 
 func newMachine(t *testing.T, in []byte) *machine {
-	m := &machine{t: t, in: in, now: time.Second, fills: map[*conn.Path]*transport.Batch{}, seqs: map[*conn.Path]uint64{}, held: buf.InUse()}
+	m := &machine{t: t, in: in, now: time.Second, fills: map[*conn.Lane]*transport.Batch{}, seqs: map[*conn.Lane]uint64{}, held: buf.InUse()}
 	m.cfg = DefaultConfig()
 	m.cfg.SndBufBytes, m.cfg.RcvBufBytes, m.cfg.HardFactor = 64<<10, 32<<10, 1
 	m.cfg.MaxSockets, m.cfg.MaxUndecided, m.cfg.MaxOutcomes = 8, 40, 20
@@ -252,7 +252,7 @@ func (m *machine) instruction() {
 		m.settle()
 		m.note("connection of %v port %d: %+v %v", peer, port, a, err)
 		if err == nil && a.Link {
-			m.link(a.Path, a.Attempt)
+			m.link(a.Lane, a.Attempt)
 		}
 	case 9, 10:
 		if d, ok := pick(m, m.dials); ok {

@@ -71,7 +71,7 @@ func TestAcceptRefuses(t *testing.T) {
 	e.cfg.AllowPeer = func(a netip.Addr) bool { return a.As4()[3] != 66 }
 	for addr, want := range map[string]error{"10.0.0.66": rdserr.ErrHostDown, "0.0.0.0": rdserr.ErrDestination, "224.0.0.1": rdserr.ErrInvalid,
 		"255.255.255.255": rdserr.ErrInvalid, "fd00::1": rdserr.ErrFamily, e.Local().String(): rdserr.ErrInvalid} {
-		if a, err := e.Accept(now, netip.AddrPortFrom(netip.MustParseAddr(addr), 40000)); !errors.Is(err, want) || a.Link || a.Path != nil {
+		if a, err := e.Accept(now, netip.AddrPortFrom(netip.MustParseAddr(addr), 40000)); !errors.Is(err, want) || a.Link || a.Lane != nil {
 			t.Errorf("%s: %+v, %v; want %v", addr, a, err, want)
 		}
 	}

@@ -70,7 +70,7 @@ func (e *Engine) peer(now time.Duration, addr netip.Addr, o origin) (*Peer, erro
 		if o.named {
 			e.count(o.uid, 1)
 		}
-		pe.c = conn.New(&e.cfg.Conn, pe, e.rng, &pe.ctr, e.local, addr)
+		pe.c = conn.New(&e.conns, pe, &pe.ctr, addr)
 		e.peers[addr] = pe
 		e.order = append(e.order, pe)
 	}
@@ -162,6 +162,21 @@ func (pe *Peer) Deliver(a conn.Arrival) conn.Verdict {
 	return v
 }
 
+// Told implements conn.Owner.
+func (pe *Peer) Told(now time.Duration, topic conn.Topic, payload []byte) error {
+	switch topic {
+	case conn.ToldMap:
+		pe.CongestionMap(now, payload)
+	case conn.ToldPorts:
+		return wire.ParsePortStates(payload, func(s wire.PortState) { pe.CongestionDelta(now, s) })
+	case conn.ToldAsk:
+		return pe.tellReaders(now, payload)
+	case conn.ToldReader:
+		return pe.readerTold(now, payload)
+	}
+	return nil
+}
+
 // LocalCongestion implements conn.Owner.
 func (pe *Peer) LocalCongestion(since uint64, wholeOnly bool) (uint64, []wire.PortState, []byte) {
 	return pe.e.localCongestion(since, wholeOnly)
@@ -173,32 +188,8 @@ func (pe *Peer) MayGrant() bool {
 	return pe.e.room() > pe.e.cfg.Budget.Limit/10
 }
 
-// AllowKernel implements conn.Owner.
-func (pe *Peer) AllowKernel() bool {
-	return pe.e.cfg.AllowKernel == nil || pe.e.cfg.AllowKernel(pe.addr)
-}
-
-// Emit implements conn.Owner.
-func (pe *Peer) Emit(a conn.Action) { pe.e.actions = append(pe.e.actions, a) }
-
 // Arm implements conn.Owner.
 func (pe *Peer) Arm(at time.Duration) { pe.e.arm(&pe.tm, pe, at) }
-
-// StateChanged implements conn.Owner.
-func (pe *Peer) StateChanged(p *conn.Path, was conn.State) {
-	if p.State() == conn.Up {
-		pe.answer()
-	}
-	if len(pe.e.states) < 1024 {
-		pe.e.states = append(pe.e.states, StateChange{p, was, p.State(), p.Info().LastErr})
-	}
-}
-
-// NewMsg implements conn.Owner.
-func (pe *Peer) NewMsg() *conn.Msg { return pe.e.newMsg() }
-
-// FreeMsg implements conn.Owner.
-func (pe *Peer) FreeMsg(m *conn.Msg) { pe.e.freeMsg(m) }
 
 // Refused implements conn.Owner.
 func (pe *Peer) Refused(m *conn.Msg) {
@@ -206,9 +197,3 @@ func (pe *Peer) Refused(m *conn.Msg) {
 		pe.e.traceMsg(StageRefused, m)
 	}
 }
-
-// Measured implements conn.Owner.
-func (pe *Peer) Measured(d time.Duration) { pe.e.QueueNs.Add(d) }
-
-// MeasuredRTT implements conn.Owner.
-func (pe *Peer) MeasuredRTT(d time.Duration) { pe.e.RTTNs.Add(d) }

@@ -194,6 +194,7 @@ func (pe *Peer) tell(now time.Duration, pp *peerPort) {
 		if pp.blocked > 0 {
 			pp.blocked = 0
 			pe.blockedPorts--
+			pe.noteBlocked()
 		}
 	}
 	if on == pp.told {
@@ -235,8 +236,12 @@ func (s *Socket) portNews(f *flow, on bool) {
 	s.news(EvCongestion)
 }
 
-// Blocked implements conn.Owner.
-func (pe *Peer) Blocked() bool { return pe.blockedPorts > 0 }
+// noteBlocked tells the connection whether a port of the peer stops somebody.
+func (pe *Peer) noteBlocked() {
+	if pe.c != nil {
+		pe.c.SetBlocked(pe.blockedPorts > 0)
+	}
+}
 
 // --- flows that wait for a port ---------------------------------------------------
 
@@ -275,6 +280,7 @@ func (pe *Peer) block(now time.Duration, port uint16) {
 		pp := pe.portOf(now, port)
 		if pp.blocked == 0 {
 			pe.blockedPorts++
+			pe.noteBlocked()
 		}
 		pp.blocked++
 	}

@@ -76,7 +76,7 @@ func (m *machine) pin() {
 	}
 	for _, pe := range m.e.Peers() {
 		fmt.Fprintf(&b, "\n%v %+v", pe.Addr(), pe.Conn().Queued())
-		pe.Conn().Paths(func(p *conn.Path) { fmt.Fprintf(&b, " %d %v %v", p.Index(), p.State(), p.NextTx()) })
+		pe.Conn().EachLane(func(p *conn.Lane) { fmt.Fprintf(&b, " %d %v %v", p.Index(), p.State(), p.NextTx()) })
 	}
 	for _, c := range m.e.CongestedPorts() {
 		fmt.Fprintf(&b, "\n%v congested since %v: %d blocked, %d wait", c.Endpoint, c.Since, c.Blocked, c.Waiting)
@@ -93,7 +93,7 @@ func (m *machine) pin() {
 }
 
 // notePieces writes down the frames of a batch.
-func (m *machine) notePieces(p *conn.Path, b *transport.Batch) {
+func (m *machine) notePieces(p *conn.Lane, b *transport.Batch) {
 	if m.pins == nil {
 		return
 	}
@@ -109,8 +109,8 @@ func (m *machine) notePieces(p *conn.Path, b *transport.Batch) {
 	}
 }
 
-// firstFill is the path of the first peer, and of its first path, that is being written.
-func (m *machine) firstFill() (first *conn.Path) {
+// firstFill is the lane of the first peer, and of its first lane, that is being written.
+func (m *machine) firstFill() (first *conn.Lane) {
 	for p := range m.fills {
 		if first == nil || p.String() < first.String() {
 			first = p

@@ -56,11 +56,8 @@ func (e *Engine) ReadersDue() (n int) {
 	return n
 }
 
-// Told implements conn.Owner.
-func (pe *Peer) Told(now time.Duration, ctl uint8, payload []byte) error {
-	if ctl == wire.CtlAskPorts {
-		return pe.tellReaders(now, payload)
-	}
+// readerTold takes the peer's answer about one of its ports.
+func (pe *Peer) readerTold(now time.Duration, payload []byte) error {
 	r, err := wire.ParseReader(payload)
 	if err != nil {
 		return err

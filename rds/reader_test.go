@@ -127,9 +127,9 @@ func TestReaderOfNoConcern(t *testing.T) {
 	if to, _ := w.a.Peer(w.b.local); len(to.ports) != 0 {
 		t.Errorf("%d ports are kept", len(to.ports))
 	}
-	for _, ctl := range []uint8{wire.CtlAskPorts, wire.CtlTellPort} {
-		if err := pe.Told(w.now, ctl, []byte{1}); err == nil {
-			t.Errorf("one byte was taken as %#x", ctl)
+	for _, topic := range []conn.Topic{conn.ToldPorts, conn.ToldAsk, conn.ToldReader} {
+		if err := pe.Told(w.now, topic, []byte{1}); err == nil {
+			t.Errorf("one byte was taken as topic %d", topic)
 		}
 	}
 }

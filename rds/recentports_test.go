@@ -41,7 +41,7 @@ func TestClosedPortsRest(t *testing.T) {
 // When all other ports are bound, one that rests is better than none.
 func TestRestingPortsAreTheLastResort(t *testing.T) {
 	var e Engine
-	e.rng = newPair(t).a.rng
+	e.conns.Rng = newPair(t).a.conns.Rng
 	e.socks = make(map[uint16]*Socket)
 	taken := &Socket{}
 	for p := 2; p < 65536; p++ {

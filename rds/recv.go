@@ -180,7 +180,7 @@ func (e *Engine) roomAgain() {
 	for _, pe := range l {
 		pe.isFull = false
 		if pe.c != nil {
-			pe.c.Paths((*conn.Path).Resume)
+			pe.c.EachLane((*conn.Lane).Resume)
 		}
 	}
 }

@@ -132,7 +132,7 @@ func (r *sendRun) single(payload []byte) { r.add(wire.Train{Body: payload, Count
 
 func (r *sendRun) add(t wire.Train) {
 	s, bytes := r.s, t.PayloadBytes()
-	m := s.e.newMsg()
+	m := s.e.conns.NewMsg()
 	m.Owner, m.SPort, m.DPort = &r.f.out, s.port, r.port
 	m.Payload, m.Table, m.Bytes, m.Count = t.Body, t.Table, uint32(bytes), uint16(msgCount(t))
 	r.size += size(bytes, int(m.Count))

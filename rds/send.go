@@ -48,7 +48,7 @@ func (s *Socket) Send(now time.Duration, dst netip.AddrPort, payload []byte, tag
 		}
 		return err
 	}
-	m := s.e.newMsg()
+	m := s.e.conns.NewMsg()
 	m.Payload, m.Tag, m.Report, m.DPort = payload, tag, bool(report), dst.Port()
 	s.accept(now, f, m)
 	return nil
@@ -268,7 +268,7 @@ func (s *Socket) completed(m *conn.Msg, o conn.Outcome, why conn.Why) {
 	if e.tracer != nil {
 		s.traceDone(m, o, why)
 	}
-	e.freeMsg(m)
+	e.conns.FreeMsg(m)
 }
 
 // writable tells a client that met no room for another datagram that there is some.

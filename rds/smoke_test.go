@@ -16,11 +16,11 @@ type pair struct {
 	t    testing.TB
 	now  time.Duration
 	a, b *Engine
-	link map[*conn.Path]*wireEnd
+	link map[*conn.Lane]*wireEnd
 }
 
 type wireEnd struct {
-	p     *conn.Path
+	p     *conn.Lane
 	gen   uint64
 	other *wireEnd
 	fr    transport.Framer
@@ -30,7 +30,7 @@ type wireEnd struct {
 func newPair(t testing.TB) *pair {
 	ca, cb := DefaultConfig(), DefaultConfig()
 	return &pair{t: t, now: time.Second, a: NewEngine(&ca, netip.MustParseAddr("10.0.0.1"), rand.New(rand.NewSource(1))),
-		b: NewEngine(&cb, netip.MustParseAddr("10.0.0.2"), rand.New(rand.NewSource(2))), link: map[*conn.Path]*wireEnd{}}
+		b: NewEngine(&cb, netip.MustParseAddr("10.0.0.2"), rand.New(rand.NewSource(2))), link: map[*conn.Lane]*wireEnd{}}
 }
 
 // run carries out everything until both engines are quiet.
@@ -38,8 +38,8 @@ func (w *pair) run() { w.runReusing(nil) }
 
 // takeActions takes the orders to links alone, into the memory of acts.
 func takeActions(e *Engine, acts []conn.Action) []conn.Action {
-	acts = append(acts[:0], e.actions...)
-	e.actions = e.actions[:0]
+	acts = append(acts[:0], e.conns.Actions...)
+	e.conns.Actions = e.conns.Actions[:0]
 	return acts
 }
 
@@ -49,8 +49,9 @@ func takeCollect(e *Engine) (c bool) {
 	return c
 }
 
-// taken is what e has ordered.
+// taken is what e has ordered, and the changes of a step that has not ended yet.
 func taken(e *Engine) (o Orders) {
+	e.takeChanges()
 	e.Take(&o)
 	return o
 }
@@ -78,22 +79,22 @@ func (w *pair) act(e *Engine, a conn.Action) {
 	}
 	switch a.Kind {
 	case conn.ActDial, conn.ActPoke:
-		acc, err := other.Accept(w.now, netip.AddrPortFrom(e.Local(), uint16(40000+a.Path.Index())))
+		acc, err := other.Accept(w.now, netip.AddrPortFrom(e.Local(), uint16(40000+a.Lane.Index())))
 		if err != nil {
 			w.t.Fatal(err)
 		}
 		if !acc.Link {
 			return
 		}
-		x, y := &wireEnd{p: a.Path, gen: a.Attempt, e: e}, &wireEnd{p: acc.Path, gen: acc.Attempt, e: other}
+		x, y := &wireEnd{p: a.Lane, gen: a.Attempt, e: e}, &wireEnd{p: acc.Lane, gen: acc.Attempt, e: other}
 		x.other, y.other = y, x
 		x.fr.Max, y.fr.Max = 1<<20, 1<<20
-		w.link[a.Path], w.link[acc.Path] = x, y
-		a.Path.Connected(w.now, a.Attempt)
+		w.link[a.Lane], w.link[acc.Lane] = x, y
+		a.Lane.Connected(w.now, a.Attempt)
 	case conn.ActKick:
-		x := w.link[a.Path]
+		x := w.link[a.Lane]
 		b := transport.GetBatch()
-		for e.Fill(w.now, a.Path, b) {
+		for e.Fill(w.now, a.Lane, b) {
 			for _, p := range b.Pieces() {
 				if _, err := x.other.fr.Feed(p, func(f *transport.Frame) error {
 					return x.other.p.Receive(w.now, x.other.gen, f)
@@ -102,7 +103,7 @@ func (w *pair) act(e *Engine, a conn.Action) {
 				}
 			}
 			b.Reset()
-			a.Path.Wrote(w.now)
+			a.Lane.Wrote(w.now)
 			x.other.p.ReceivedAll(w.now, x.other.gen)
 			x.other.e.End()
 			e.End()
@@ -201,10 +202,10 @@ func TestMessagesAreUsedAgain(t *testing.T) {
 			t.Fatalf("round %d: %d datagrams are undecided", round, n)
 		}
 		if kept == 0 {
-			kept = w.a.freeN // with those of the handshake
+			kept = w.a.conns.Spare // with those of the handshake
 		}
-		if w.a.freeN != kept || kept < burst {
-			t.Errorf("round %d: %d messages are kept, %d after the first", round, w.a.freeN, kept)
+		if w.a.conns.Spare != kept || kept < burst {
+			t.Errorf("round %d: %d messages are kept, %d after the first", round, w.a.conns.Spare, kept)
 		}
 	}
 }

@@ -208,7 +208,7 @@ func (e *Engine) Bind(port uint16, o SocketOptions) (*Socket, error) {
 // freePort picks a random free port, from 1024 up so that the low ones stay for clients
 // that name them. Ports closed recently are used only when there is no other.
 func (e *Engine) freePort() uint16 {
-	start := 1024 + e.rng.Intn(65536-1024)
+	start := 1024 + e.conns.Rng.Intn(65536-1024)
 	resting := uint16(0)
 	for i := range 65536 - 2 {
 		p := start + i

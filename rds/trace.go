@@ -106,7 +106,7 @@ func (e *Engine) traced(stage Stage, m *conn.Msg) (t Traced, ok bool) {
 }
 
 // traceLeft tells of the messages in the batch that p has just filled.
-func (e *Engine) traceLeft(p *conn.Path) {
+func (e *Engine) traceLeft(p *conn.Lane) {
 	p.Writing(func(m *conn.Msg) { e.traceMsg(StageLeft, m) })
 }
 
@@ -145,7 +145,7 @@ func (pe *Peer) tracePlaced(a conn.Arrival, v conn.Verdict) {
 	}
 	e := pe.e
 	t := Traced{Stage: StageNotPlaced, Src: netip.AddrPortFrom(pe.addr, a.SPort), Dst: netip.AddrPortFrom(e.local, a.DPort),
-		Lane: a.Path.Index(), Seq: a.Seq, Incarnation: pe.c.PeerIncarnation(), Count: a.Train.Count, Bytes: a.Train.PayloadBytes(), At: e.now, Verdict: v}
+		Lane: a.Lane.Index(), Seq: a.Seq, Incarnation: pe.c.PeerIncarnation(), Count: a.Train.Count, Bytes: a.Train.PayloadBytes(), At: e.now, Verdict: v}
 	if v == conn.Placed {
 		e.sock(a.DPort).tracePlaced(t)
 		return

@@ -100,7 +100,7 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 	if !s.queues(dst) {
 		err = s.admit(f, len(payload))
 		if err == nil {
-			m := s.e.newMsg()
+			m := s.e.conns.NewMsg()
 			m.Payload, m.Tag, m.Report, m.DPort = payload, tag, bool(report), dst.Port()
 			s.accept(now, f, m)
 			return false, nil
@@ -116,7 +116,7 @@ func (s *Socket) SendWait(now time.Duration, dst netip.AddrPort, payload []byte,
 			return false, err
 		}
 	}
-	m := s.e.newMsg()
+	m := s.e.conns.NewMsg()
 	m.Payload, m.Tag, m.Report, m.DPort, m.At, m.Cookie = payload, tag, bool(report), dst.Port(), deadline, s.keepBatch(batch)
 	s.wait(f, m)
 	// One timer for the socket, for the first deadline: an earlier one would be missed.
@@ -193,7 +193,7 @@ func (s *Socket) runWaiting(now time.Duration) {
 			// It will never be accepted, however long it waits.
 			case err != nil:
 				s.sendDone(f, m, err)
-				s.e.freeMsg(m)
+				s.e.conns.FreeMsg(m)
 			default:
 				s.sendDone(f, m, nil)
 				s.accept(now, f, m)
@@ -314,7 +314,7 @@ func (s *Socket) expire(f *flow, err error, why conn.Why, which func(*conn.Msg) 
 		default:
 			s.countWaiting(m, -1)
 			s.sendDone(f, m, err)
-			s.e.freeMsg(m)
+			s.e.conns.FreeMsg(m)
 		}
 	}
 	f.q = keep

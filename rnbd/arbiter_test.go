@@ -213,7 +213,7 @@ func TestTakenFromSession(t *testing.T) {
 	write := e.rawStart(rawWrite, rawIO(rsp.DeviceID, rnbdwire.Write, 0, 0, 512), 512)
 	w.run()
 	late := e.rawStart(rawRead, rawIO(rsp.DeviceID, rnbdwire.Read, 0, 0, 512), 512) // not handed to the store yet
-	if err := w.srv.ForceClose(w.now, e.sess, "d"); err != nil {
+	if err := w.takeAway(e, "d"); err != nil {
 		t.Fatal(err)
 	}
 	w.run()
@@ -228,7 +228,7 @@ func TestTakenFromSession(t *testing.T) {
 	if o := w.srv.Open(); len(o) != 1 || !o[0].Forced || o[0].DeviceID != rsp.DeviceID || o[0].Device != nil {
 		t.Errorf("%+v", o)
 	}
-	wantErr(t, "once more", w.srv.ForceClose(w.now, e.sess, "d"), rdserr.ErrNotFound)
+	wantErr(t, "once more", w.takeAway(e, "d"), rdserr.ErrNotFound)
 	again, err := e.rawOpen("d", rw)
 	if err != nil || again.DeviceID == rsp.DeviceID {
 		t.Errorf("opened anew: %+v, %v", again, err)
@@ -286,4 +286,15 @@ func TestWhatIsRememberedIsBounded(t *testing.T) {
 	if now := w.srv.verify(blk.FileID{Ino: 5}, nil); now == before || now == lost {
 		t.Error("a forgotten sync looks like none")
 	}
+}
+
+// takeAway takes a volume from one session, as Unexport by force does from all.
+func (w *world) takeAway(e *end, name string) error {
+	if sess, _ := e.sess.Ctx.(*session); sess != nil {
+		if h := sess.named(name); h != nil {
+			w.srv.take(w.now, h)
+			return nil
+		}
+	}
+	return rdserr.ErrNotFound
 }

@@ -109,7 +109,7 @@ type Client struct {
 	features   rnbdwire.Features // additions that the server has shown, 0 before it is introduced
 	hello      admin             // SESS_INFO
 	sessInfoAt time.Duration     // when it is sent again; 0: not
-	lane       uint32            // of the last request
+	flow       uint32            // of the last request
 
 	done  blk.List // for Finished
 	again *piece   // pieces that came back unsent, to be started again

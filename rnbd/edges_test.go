@@ -38,7 +38,7 @@ func TestOpeningMeanwhile(t *testing.T) {
 		w, e := newOne()
 		a := e.rawStart(rawRead, must(open1("d", rw)), 56)
 		w.run()
-		if err := w.srv.ForceClose(w.now, e.sess, "d"); err != nil {
+		if err := w.takeAway(e, "d"); err != nil {
 			t.Fatal(err)
 		}
 		w.holdOpen = false

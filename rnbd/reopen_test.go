@@ -225,7 +225,7 @@ func TestTakenAway(t *testing.T) {
 		w.mem("d", 1<<20)
 		e := w.client("c")
 		v := e.mustMap("d", rw)
-		if err := w.srv.ForceClose(w.now, e.sess, "d"); err != nil {
+		if err := w.takeAway(e, "d"); err != nil {
 			t.Fatal(err)
 		}
 		if ask {

@@ -173,18 +173,6 @@ func (s *Server) takeAll(now time.Duration, list []*handle) {
 	}
 }
 
-// ForceClose takes a volume from a session: requests under way are finished, later ones
-// fail with ENOTCONN, until the client opens it again.
-func (s *Server) ForceClose(now time.Duration, e *rtrs.ServerSession, name string) error {
-	if sess, _ := e.Ctx.(*session); sess != nil {
-		if h := sess.named(name); h != nil {
-			s.take(now, h)
-			return nil
-		}
-	}
-	return rdserr.With(rdserr.ErrNotFound, "session %s has no volume %q open", e.Name, name)
-}
-
 // Up reports that e can make requests (rtrs.ServerEnv.Up).
 func (s *Server) Up(e *rtrs.ServerSession) {
 	sess := &session{srv: s, rt: e, open: map[uint32]*handle{}}

@@ -3,25 +3,16 @@ package rnbd
 import (
 	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
+
+	"github.com/rdsd/rdsd/internal/doctable"
 )
 
-var update = flag.Bool("update", false, "write the tables of docs/protocol.md anew")
+var update = flag.Bool("update", false, "write the tables of docs/protocol.md and testdata/programs.hash anew")
 
 // TestVolumeTablesInDocs: docs/protocol.md has the tables as they are.
 func TestVolumeTablesInDocs(t *testing.T) {
-	const page, begin, end = "../docs/protocol.md", "<!-- volume tables: begin; written by go test ./rnbd -run VolumeTables -update -->\n", "<!-- volume tables: end -->"
-	b, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	head, rest, ok := strings.Cut(string(b), begin)
-	_, tail, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the tables of a volume", page)
-	}
 	var s strings.Builder
 	s.WriteString("| state | next | when |\n|---|---|---|\n")
 	for _, x := range volumeTable {
@@ -37,15 +28,7 @@ func TestVolumeTablesInDocs(t *testing.T) {
 			fmt.Fprintf(&s, "| %v | %s | %s |\n", State(state), name, d.when)
 		}
 	}
-	switch text := head + begin + s.String() + end + tail; {
-	case text == string(b):
-	case *update:
-		if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	default:
-		t.Errorf("%s has other tables; go test ./rnbd -run VolumeTables -update writes them", page)
-	}
+	doctable.Check(t, "../docs/protocol.md", "./rnbd -run VolumeTables -update", *update, doctable.Table{Name: "volume tables", Text: s.String()})
 }
 
 // TestVolumeTable: what is not in the table panics, every state has a way out but the

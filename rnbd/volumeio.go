@@ -58,8 +58,8 @@ func (v *Volume) Submit(now time.Duration, batch []*blk.Request) {
 			c.calls, k.next = k.next, nil
 		}
 		k.r, k.v, k.err, k.store, k.wrote, k.since = r, v, nil, false, v.wrote, now
-		// One lane for all pieces of a request: they arrive in order, on one connection.
-		c.lane++
+		// One flow for all pieces of a request: they arrive in order, on one connection.
+		c.flow++
 		k.start(now)
 	}
 	c.restart(now)
@@ -163,7 +163,7 @@ func (p *piece) message(id uint32) {
 func (v *Volume) send(now time.Duration, p *piece) {
 	p.message(v.id)
 	q, r := &p.req, p.call.r
-	q.Op, q.Data, q.Err, q.Ctx, q.Lane, q.Since = rtrs.Write, nil, nil, p, v.c.lane, p.call.since
+	q.Op, q.Data, q.Err, q.Ctx, q.Flow, q.Since = rtrs.Write, nil, nil, p, v.c.flow, p.call.since
 	// A flush is carried by a READ without data.
 	if r.Op == blk.OpRead || r.Op == blk.OpFlush {
 		q.Op = rtrs.Read

@@ -44,7 +44,8 @@ type world struct {
 	spare    []*flight // for answers, in turn
 	faults   []*blk.Fault
 	noLog    bool
-	shuffle  bool // answers come in any order
+	shuffle  bool                      // answers come in any order
+	sent     func(e *end, r *rtrs.Req) // nil: nobody watches
 
 	mu       sync.Mutex
 	wake     sync.Cond
@@ -451,6 +452,9 @@ func (e *end) send(r *rtrs.Req) {
 		for i := range f.data {
 			f.data[i] = 0xa5 // what the chunk held before
 		}
+	}
+	if w.sent != nil {
+		w.sent(e, r)
 	}
 	if !w.noLog {
 		e.log = append(e.log, bytes.Clone(r.Usr))

@@ -190,7 +190,7 @@ func (l *loop) io(rs []Req) {
 func batch(n, size int) []Req {
 	rs := make([]Req, n)
 	for i := range rs {
-		rs[i] = Req{Op: Op(i % 2), Usr: make([]byte, 32), Data: make([]byte, size), Lane: uint32(i)}
+		rs[i] = Req{Op: Op(i % 2), Usr: make([]byte, 32), Data: make([]byte, size), Flow: uint32(i)}
 	}
 	return rs
 }

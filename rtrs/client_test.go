@@ -90,19 +90,19 @@ func TestSubmitRefuses(t *testing.T) {
 	}()
 }
 
-// TestLanes: a lane is a connection; requests with Admin have connection 0.
-func TestLanes(t *testing.T) {
+// TestFlows: a flow is a connection; requests with Admin have connection 0.
+func TestFlows(t *testing.T) {
 	f, _ := upClient(t, ClientConfig{Conns: 4})
-	for lane, want := range map[uint32]int{0: 1, 1: 2, 2: 3, 3: 1} {
-		r := &Req{Lane: lane}
+	for flow, want := range map[uint32]int{0: 1, 1: 2, 2: 3, 3: 1} {
+		r := &Req{Flow: flow}
 		f.c.Submit(0, r)
 		if o := one(t, f.take()); o.conn != want {
-			t.Errorf("lane %d on connection %d", lane, o.conn)
+			t.Errorf("flow %d on connection %d", flow, o.conn)
 		} else if err := f.answer(o, 0, 1); err != nil {
 			t.Fatal(err)
 		}
 	}
-	f.c.Submit(0, &Req{Admin: true, Lane: 2})
+	f.c.Submit(0, &Req{Admin: true, Flow: 2})
 	if o := one(t, f.take()); o.conn != 0 {
 		t.Errorf("on connection %d", o.conn)
 	}
@@ -200,7 +200,7 @@ func TestFrozen(t *testing.T) {
 // TestOneConnHangs: con 0 is alive, another with requests on it is not.
 func TestOneConnHangs(t *testing.T) {
 	f, p := upClient(t, ClientConfig{Conns: 3})
-	f.c.Submit(0, &Req{Lane: 1})
+	f.c.Submit(0, &Req{Flow: 1})
 	for f.now < 10*time.Second && p.State() == Connected {
 		f.tick(100 * ms)
 		p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))

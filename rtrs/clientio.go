@@ -47,10 +47,10 @@ func (c *Client) send(p *ClientPath, r *Req) {
 	c.slots[permit] = r
 	r.at, r.path, r.permit, r.session, r.sent = inFlight, p, permit, c.session, c.now
 	r.con = 0
-	// Requests of one lane stay in order on one connection; connection 0 is kept free of data
+	// Requests of one flow stay in order on one connection; connection 0 is kept free of data
 	// for the protocol's own messages.
 	if !r.Admin {
-		r.con = uint16(1 + r.Lane%uint32(len(p.cons)-1))
+		r.con = uint16(1 + r.Flow%uint32(len(p.cons)-1))
 	}
 	p.flight.push(r)
 	p.cons[r.con].flight++
@@ -186,7 +186,7 @@ func (p *ClientPath) rkey(conn int, data []byte, i rtrswire.Imm) error {
 func (p *ClientPath) answered(conn int, i rtrswire.Imm, k *rtrswire.RKeyRsp) error {
 	c := p.c
 	permit, errno, _ := i.Done()
-	if p.state != Connected {
+	if !clientTakes[p.state][someAnswer] {
 		return p.violation(fmt.Errorf("%w: an answer before the path is connected", ErrProtocol))
 	}
 	// The server's word picks a slot of ours: each field is checked before it is used.
@@ -248,40 +248,45 @@ func (p *ClientPath) message(conn int, data []byte) error {
 	if err != nil {
 		return err
 	}
+	what := arrivalOf(t)
 	switch {
 	// The protocol's own messages go on connection 0, and none before all connections stand.
 	case conn != 0 || len(p.cons) < p.c.cfg.Conns:
 		return fmt.Errorf("%w: a message of type %#x on connection %d of %d", ErrProtocol, uint16(t), conn, len(p.cons))
-	case t == rtrswire.InfoRspType && p.state == Connecting:
-		descs, err := rtrswire.ParseInfoRsp(data, p.chunks)
-		if err != nil {
-			return err
-		}
-		var g uint32
-		if p.fences() {
-			g = rtrswire.Generation(data)
-		}
-		return p.connect(g, descs)
-	case t == rtrswire.FencedType && p.state == Connected:
+	case !clientTakes[p.state][what]:
+		return fmt.Errorf("%w: a message of type %#x while the path is %v", ErrProtocol, uint16(t), p.state)
+	case what == someInfoRsp:
+		return p.info(data)
+	case what == someFenced:
 		return p.fenced(data)
-	case t == rtrswire.RefusedType, t == rtrswire.RestType && p.state == Connected, t == rtrswire.WakeType && p.state == Connected:
-		n, err := rtrswire.ParseNotice(data)
-		if err != nil {
-			return err
-		}
-		switch {
-		case t == rtrswire.RefusedType && n.Errno == 0:
-			return fmt.Errorf("%w: a refusal without a reason", ErrProtocol)
-		case t == rtrswire.RefusedType:
-			p.refused(n.Errno)
-		case t == rtrswire.RestType:
-			p.onRest()
-		case p.c.restPath == p:
-			p.c.restPath = nil
-		}
-		return nil
 	}
-	return fmt.Errorf("%w: a message of type %#x while the path is %v", ErrProtocol, uint16(t), p.state)
+	n, err := rtrswire.ParseNotice(data)
+	switch {
+	case err != nil:
+		return err
+	case what == someRefused && n.Errno == 0:
+		return fmt.Errorf("%w: a refusal without a reason", ErrProtocol)
+	case what == someRefused:
+		p.refused(n.Errno)
+	case what == someRest:
+		p.onRest()
+	case p.c.restPath == p: // WAKE
+		p.c.restPath = nil
+	}
+	return nil
+}
+
+// info takes an INFO_RSP.
+func (p *ClientPath) info(data []byte) error {
+	descs, err := rtrswire.ParseInfoRsp(data, p.chunks)
+	if err != nil {
+		return err
+	}
+	var g uint32
+	if p.fences() {
+		g = rtrswire.Generation(data)
+	}
+	return p.connect(g, descs)
 }
 
 // onRest answers whether the server may give the pages of its chunks back: only if no

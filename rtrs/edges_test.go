@@ -25,7 +25,7 @@ func TestNoFaultNoLoss(t *testing.T) {
 	)
 	f, p := upClient(t, ClientConfig{Conns: 3, IOTimeout: time.Hour})
 	f.events = nil
-	f.c.Submit(0, &Req{Lane: 1}) // on connection 2, for as long as it takes
+	f.c.Submit(0, &Req{Flow: 1}) // on connection 2, for as long as it takes
 	held := one(t, f.take())
 	asked := map[int]int{}
 	round := func() {
@@ -115,7 +115,7 @@ func TestAllComesBack(t *testing.T) {
 	f, p, q, _ := twoPaths(t, ClientConfig{Conns: 3, OnLoss: Error, IOTimeout: time.Second, LossTimeout: time.Second, ConnTimeout: time.Minute}, 0)
 	fill := func() (rs []*Req) {
 		for i := range 6 {
-			r := &Req{Op: Op(i % 2), Lane: uint32(i), Usr: []byte("user-hdr"), Data: make([]byte, 512), Admin: i == 5}
+			r := &Req{Op: Op(i % 2), Flow: uint32(i), Usr: []byte("user-hdr"), Data: make([]byte, 512), Admin: i == 5}
 			if err := f.c.Submit(f.now, r); err != nil {
 				t.Fatal(err)
 			}
@@ -246,7 +246,7 @@ func TestOnlyTheirOwnAnswers(t *testing.T) {
 		},
 	} {
 		f, p := upClient(t, ClientConfig{Conns: 3})
-		f.c.Submit(0, &Req{Lane: 1})
+		f.c.Submit(0, &Req{Flow: 1})
 		o := one(t, f.take())
 		if err := do(f, o); !errors.Is(err, ErrProtocol) || p.State() != Closing {
 			t.Errorf("%s: %v, the path is %v", what, err, p.State())

@@ -441,6 +441,13 @@ func (f *fakeServer) put(p *ServerPath, conn int, ds []rtrswire.Desc, id uint32,
 	return f.write(p, conn, ds, id, 0, n+8, m.Append(append(bytes.Clone(data), "user-hdr"...)))
 }
 
+// disconnectAll is what an administrator does who disconnects every path of e.
+func (s *Server) disconnectAll(now time.Duration, e *ServerSession) {
+	for _, p := range e.Paths() {
+		s.Disconnect(now, p)
+	}
+}
+
 func wantErr(t testing.TB, err, want error) {
 	t.Helper()
 	if !errors.Is(err, want) {

@@ -25,7 +25,7 @@ const MaxUsr = 488
 type Req struct {
 	Op    Op
 	Admin bool   // goes on connection 0, and is sent before Resume too
-	Lane  uint32 // chooses among the other connections; requests of one lane share one
+	Flow  uint32 // chooses among the other connections; requests of one flow share one
 	Usr   []byte // the user header, at most MaxUsr bytes; copied each time the request is sent
 	Data  []byte // Write: the bytes to send. Read: where the answer goes, all of it. nil: none
 	// Since is when the limits of a request began that comes again after it was

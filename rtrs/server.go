@@ -220,17 +220,6 @@ func (s *Server) Disconnect(now time.Duration, p *ServerPath) {
 	s.leave()
 }
 
-// End gives all paths of e up.
-func (s *Server) End(now time.Duration, e *ServerSession) {
-	s.enter(now)
-	for _, p := range e.paths {
-		if p.state < Closing {
-			p.lose(nil)
-		}
-	}
-	s.leave()
-}
-
 // Close gives everything up; then ServerEnv.Closed, when all links are closed
 // and every request was replied to. Connect refuses from now on.
 func (s *Server) Close(now time.Duration) {

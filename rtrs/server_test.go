@@ -372,7 +372,7 @@ func TestServerCloses(t *testing.T) {
 		t.Fatal("down with a path left")
 	}
 	f.put(p, 1, ds, 0, Write, nil)
-	f.s.End(0, ses)
+	f.s.disconnectAll(0, ses)
 	if one(t, f.downs) != ses || !f.reqs[0].Stale() {
 		t.Fatal("its request is not stale")
 	}

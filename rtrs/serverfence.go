@@ -3,6 +3,7 @@ package rtrs
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/rdsd/rdsd/rdserr"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
@@ -84,7 +85,7 @@ func (s *Server) answerFence(w pendingFence) bool {
 // letIn connects p, which has named its session, once no request of its older attempts and
 // of a session that it replaces can happen any more.
 func (s *Server) letIn(p *ServerPath) {
-	var ses *ServerSession
+	var ses, rival *ServerSession
 	wait := false
 	// Its INFO_RSP tells the client that its older attempts have ended, so it waits until they
 	// have.
@@ -110,9 +111,17 @@ func (s *Server) letIn(p *ServerPath) {
 			p.refuseWith(errnoOther, rdserr.With(rdserr.ErrPerm, "session %q is another node's", p.name))
 			return
 		default:
-			s.replace(e)
-			wait = true
+			rival = e
 		}
+	}
+	switch {
+	case rival == nil:
+		p.rival = nil
+	case p.outlives(rival):
+		s.replace(rival)
+		wait = true
+	default:
+		wait = true
 	}
 	live := 0
 	for _, e := range s.sessions {
@@ -136,6 +145,39 @@ func (s *Server) letIn(p *ServerPath) {
 		}
 		ses.join(p)
 	}
+}
+
+// outlives reports whether p's client lives after e, which has p's name, was up. Its connections
+// and its INFO_REQ do not show that: both may have been held on the way, and come when their
+// session is over and e is the next one of its client. So it is asked for a heartbeat, which
+// clients answer in this state, and the answer is of later than the question. A kernel's
+// client takes nothing but the INFO_RSP here and cannot be asked; it waits for the end of e,
+// whose own heartbeats tell whether it lives.
+func (p *ServerPath) outlives(e *ServerSession) bool {
+	if p.rival == e {
+		// Answers come in the order of the questions, of which there is one for each rival.
+		return p.fences && p.acks >= p.asks
+	}
+	s := p.s
+	p.rival = e
+	// Long enough for e to be found silent, if it is.
+	p.at = s.now + max(s.cfg.ConnectTimeout, s.cfg.HeartbeatEvery*time.Duration(s.cfg.MissedLimit+1))
+	s.arm(p.at)
+	if p.fences {
+		p.asks++
+		p.immediate(0, rtrswire.ImmHeartbeat)
+	}
+	return false
+}
+
+// yield gives p up, whose client has not shown that it lives while its rival did.
+func (p *ServerPath) yield() {
+	if p.fences {
+		p.lose(ErrTimeout)
+		return
+	}
+	// As a kernel's server does: it closes, and has no message for that.
+	p.refuseWith(errnoOther, rdserr.With(rdserr.ErrPerm, "session %q lives, and a kernel that asks for its name cannot be asked whether it does", p.name))
 }
 
 // replace ends e because its client was started again and has come with another number. If

@@ -118,6 +118,7 @@ func TestServerReconnect(t *testing.T) {
 func TestReplace(t *testing.T) {
 	f, p, r := atStore(t, smallServer)
 	n := f.join(someone{session: 2, path: 7, attempt: 1, addr: 1, name: "a"})
+	f.lives(n)
 	o := one(t, f.take())
 	m, err := rtrswire.ParseNotice(o.bytes)
 	if err != nil || m.Type != rtrswire.RefusedType || syscall.Errno(m.Errno) != syscall.ESTALE || o.path != p || len(f.hung) != 0 {
@@ -138,6 +139,167 @@ func TestReplace(t *testing.T) {
 	f.dial(someone{session: 1, path: 1, attempt: 2, addr: 1, name: "a"}, 0, 2)
 	if len(f.rejected) != 1 || syscall.Errno(f.rejected[0]) != syscall.ESTALE {
 		t.Fatalf("%v", f.rejected)
+	}
+}
+
+// TestReplaceWhileConnecting: a path of the former session that is being made is closed without a word, which its client
+// takes when its connections stand; its next attempt is refused.
+func TestReplaceWhileConnecting(t *testing.T) {
+	f := newFakeServer(t, smallServer)
+	p, _ := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"})
+	half := someone{session: 1, path: 2, attempt: 1, addr: 2, name: "a", late: true}
+	q := f.dial(half, 0, 2).Path
+	f.posts = nil
+	f.lives(f.join(someone{session: 2, path: 7, attempt: 1, addr: 1, name: "a"}))
+	if o := one(t, f.take()); o.path != p {
+		t.Errorf("it is told %+v", o)
+	}
+	if one(t, f.hung) != q || q.State() != Closing {
+		t.Errorf("it is %v", q.State())
+	}
+	half.attempt = 2
+	f.dial(half, 0, 2)
+	if len(f.rejected) != 1 || syscall.Errno(f.rejected[0]) != syscall.ESTALE {
+		t.Errorf("refused with %v", f.rejected)
+	}
+}
+
+// lives has the client of p, which has been asked whether it lives and by nothing else, answer.
+func (f *fakeServer) lives(p *ServerPath) {
+	f.t.Helper()
+	f.asked(p)
+	f.ack(p)
+}
+
+func (f *fakeServer) asked(p *ServerPath) {
+	f.t.Helper()
+	o := one(f.t, f.posts)
+	if o.path != p || o.conn != 0 || o.op.Kind != transport.OpWriteImm || o.op.Imm != uint32(rtrswire.ImmHeartbeat) {
+		f.t.Fatalf("not asked: %+v", o)
+	}
+	f.posts = nil
+}
+
+func (f *fakeServer) ack(p *ServerPath) {
+	f.t.Helper()
+	if err := p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck)); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// pass lets time pass in which the clients of ps answer every heartbeat.
+func (f *fakeServer) pass(d time.Duration, ps ...*ServerPath) {
+	for end := f.now + d; f.now < end; {
+		f.tick(min(100*ms, end-f.now))
+		for _, p := range ps {
+			p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+		}
+	}
+}
+
+// TestStale: an INFO_REQ that comes when its session has ended, and the next one of its name is
+// up, takes nobody's place: only who is seen to live while the other one does may.
+func TestStale(t *testing.T) {
+	type world struct {
+		*fakeServer
+		up, late *ServerPath
+	}
+	for name, c := range map[string]struct {
+		kernel bool
+		do     func(w world)
+		late   State
+		up     State
+	}{
+		"its end comes behind it": {do: func(w world) { w.late.Lost(w.now, 0, rdserr.ErrReset) }, late: Closing, up: Connected},
+		"it is silent":            {do: func(w world) { w.pass(5*time.Second, w.up) }, late: Closing, up: Connected},
+		"it is waited for":        {do: func(w world) { w.pass(5*time.Second-ms, w.up) }, late: Fencing, up: Connected},
+		"it lives":                {do: func(w world) { w.ack(w.late) }, late: Fencing, up: Closing},
+		"an answer on another connection": {do: func(w world) {
+			w.late.Written(w.now, 1, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+		}, late: Fencing, up: Connected},
+		"the other ends": {do: func(w world) {
+			w.up.Lost(w.now, 0, rdserr.ErrReset)
+			w.up.Gone(w.now)
+		}, late: Connected, up: Dead},
+		"the other is silent": {do: func(w world) {
+			w.tick(time.Second)
+			w.up.Gone(w.now)
+		}, late: Connected, up: Dead},
+		"a kernel":           {kernel: true, do: func(w world) { w.pass(5*time.Second-ms, w.up) }, late: Fencing, up: Connected},
+		"a kernel, for long": {kernel: true, do: func(w world) { w.pass(5*time.Second, w.up) }, late: Closing, up: Connected},
+		"a kernel, and the other is silent": {kernel: true, do: func(w world) {
+			w.tick(time.Second)
+			w.up.Gone(w.now)
+		}, late: Connected, up: Dead},
+		"a kernel that says it lives": {kernel: true, do: func(w world) { w.ack(w.late) }, late: Fencing, up: Connected},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := newFakeServer(t, smallServer)
+			up, _ := f.up(someone{session: 2, path: 2, attempt: 1, addr: 1, name: "a"})
+			f.posts = nil
+			late := f.join(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a", kernel: c.kernel})
+			if c.kernel {
+				if len(f.posts) != 0 {
+					t.Fatalf("a kernel is asked: %+v", f.posts)
+				}
+			} else {
+				f.asked(late)
+			}
+			if late.State() != Fencing || up.State() != Connected || f.s.Stats().Replaced != 0 {
+				t.Fatalf("the late one is %v, the other %v", late.State(), up.State())
+			}
+			c.do(world{f, up, late})
+			if late.State() != c.late || up.State() != c.up || (f.s.Stats().Replaced != 0) != (c.up == Closing) {
+				t.Errorf("the late one is %v, the other %v, %d replaced; want %v, %v", late.State(), up.State(), f.s.Stats().Replaced, c.late, c.up)
+			}
+			if e, ok := lastEvent(f.events, EventRefused); c.kernel && c.late == Closing && (!ok || rdserr.Errno(e.Err) != rdserr.ErrPerm.Errno) {
+				t.Errorf("it was closed without a word: %+v", e)
+			}
+		})
+	}
+}
+
+// TestStaleAnswer: an answer counts for the session that was up when the question was asked, not for
+// the next one, which may have come since the client gave the answer.
+func TestStaleAnswer(t *testing.T) {
+	f := newFakeServer(t, smallServer)
+	first, _ := f.up(someone{session: 3, path: 3, attempt: 1, addr: 1, name: "a"})
+	f.posts = nil
+	// Two of a session that waits: the one that comes first is let in, and the other one has
+	// that for a rival.
+	next := f.join(someone{session: 2, path: 2, attempt: 1, addr: 1, name: "a"})
+	f.asked(next)
+	late := f.join(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"})
+	f.asked(late)
+	first.Lost(f.now, 0, rdserr.ErrReset)
+	first.Gone(f.now)
+	if next.State() != Connected || late.State() != Fencing {
+		t.Fatalf("the next is %v, the late one %v", next.State(), late.State())
+	}
+	f.ack(late)
+	if next.State() != Connected {
+		t.Fatal("an answer to an earlier question replaced it")
+	}
+	f.ack(late)
+	if next.State() != Closing || late.State() != Fencing {
+		t.Fatalf("the next is %v, the late one %v", next.State(), late.State())
+	}
+}
+
+// TestNoLimitAtTheStore: who waits for the store, and no longer for a session that lives, waits as
+// long as it takes.
+func TestNoLimitAtTheStore(t *testing.T) {
+	f, p, r := atStore(t, smallServer)
+	n := f.join(someone{session: 2, path: 2, attempt: 1, addr: 1, name: "a"})
+	p.Lost(f.now, 0, rdserr.ErrReset)
+	p.Gone(f.now)
+	f.tick(time.Minute)
+	if n.State() != Fencing {
+		t.Fatalf("it is %v while the store is at it", n.State())
+	}
+	f.s.Reply(f.now, r, 0, nil)
+	if n.State() != Connected {
+		t.Fatal(n.State())
 	}
 }
 

@@ -20,7 +20,12 @@ func (p *ServerPath) Written(now time.Duration, conn int, key uint32, addr uint6
 		case rtrswire.Heartbeat:
 			p.immediate(conn, rtrswire.ImmHeartbeatAck)
 		case rtrswire.HeartbeatAck:
-			if conn == 0 {
+			switch {
+			case conn != 0:
+			case p.state == Fencing:
+				p.acks++
+				p.s.pathEnded = true // it may take its place now
+			default:
 				p.beat.answered(p.s.now)
 			}
 		}
@@ -37,7 +42,7 @@ func (p *ServerPath) Written(now time.Duration, conn int, key uint32, addr uint6
 // does: a request that names data it did not send would write what the chunk held before.
 func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswire.Imm) error {
 	s, e := p.s, p.ses
-	if p.state != Connected {
+	if !serverTakes[p.state][someRequest] {
 		return p.violation(fmt.Errorf("%w: a request before the path is connected", ErrProtocol))
 	}
 	id, off, err := s.chunks.ParseReq(i)

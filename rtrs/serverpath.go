@@ -26,10 +26,15 @@ type ServerPath struct {
 	state State
 	since time.Duration
 	err   error // why it is given up
-	// at is, in Connecting, when that has taken too long, and in Closing, until hung is
-	// set, when the links are closed.
+	// at is, in Connecting, and in Fencing while rival is set, when that has taken too long,
+	// and in Closing, until hung is set, when the links are closed.
 	at   time.Duration
 	hung bool // ServerEnv.Hang was called
+	// rival is, in Fencing, the session that has p's name and lives; p's client has to show
+	// that it does, too, before it takes its place (outlives).
+	rival *ServerSession
+	asks  int // how often its client was asked for that
+	acks  int // and has answered
 
 	// Links and keys.
 
@@ -95,9 +100,10 @@ func (p *ServerPath) lose(err error) {
 }
 
 // dismiss gives p up and tells the client why, if it understands that: its links are
-// closed after a while then, so that it can read it.
+// closed after a while then, so that it can read it. Before it has said a name it may be
+// making connections still, and then takes no message; its next attempt is told.
 func (p *ServerPath) dismiss(errno uint16, err error) {
-	if !p.fences {
+	if !p.fences || p.state == Connecting {
 		p.lose(err)
 		return
 	}
@@ -258,29 +264,18 @@ func (p *ServerPath) message(data []byte) error {
 	if err != nil {
 		return err
 	}
-	switch {
-	case t == rtrswire.InfoReqType && p.state == Connecting:
-		for i := range p.cons {
-			// The path is usable only as a whole, and the INFO_RSP says that it is.
-			if p.cons[i].ServerCon == nil {
-				return fmt.Errorf("%w: an INFO_REQ before connection %d", ErrProtocol, i)
-			}
-		}
-		if p.name, err = rtrswire.ParseInfoReq(data); err != nil {
-			return err
-		}
-		// It is not connected yet: older attempts, and a session that it replaces, have to
-		// end first.
-		p.setState(Fencing)
-		p.s.pathEnded = true
-		return nil
-	case t == rtrswire.FenceType && p.state == Connected && p.fences:
+	switch what := arrivalOf(t); {
+	case !serverTakes[p.state][what], what == someFence && !p.fences, what == someRested && !p.asked:
+		return fmt.Errorf("%w: a message of type %#x while the path is %v", ErrProtocol, uint16(t), p.state)
+	case what == someInfoReq:
+		return p.info(data)
+	case what == someFence:
 		f, err := rtrswire.ParseFence(data)
 		if err != nil {
 			return err
 		}
 		return p.fence(f)
-	case t == rtrswire.RestedType && p.state == Connected && p.asked:
+	default: // RESTED
 		n, err := rtrswire.ParseNotice(data)
 		if err != nil {
 			return err
@@ -289,7 +284,24 @@ func (p *ServerPath) message(data []byte) error {
 		p.ses.onRested(p, n.Errno == 0)
 		return nil
 	}
-	return fmt.Errorf("%w: a message of type %#x while the path is %v", ErrProtocol, uint16(t), p.state)
+}
+
+// info takes an INFO_REQ.
+func (p *ServerPath) info(data []byte) (err error) {
+	for i := range p.cons {
+		// The path is usable only as a whole, and the INFO_RSP says that it is.
+		if p.cons[i].ServerCon == nil {
+			return fmt.Errorf("%w: an INFO_REQ before connection %d", ErrProtocol, i)
+		}
+	}
+	if p.name, err = rtrswire.ParseInfoReq(data); err != nil {
+		return err
+	}
+	// It is not connected yet: older attempts, and a session that it replaces, have to
+	// end first.
+	p.setState(Fencing)
+	p.s.pathEnded = true
+	return nil
 }
 
 // tick carries out everything that is due on p.
@@ -297,9 +309,11 @@ func (p *ServerPath) tick(now time.Duration) {
 	switch {
 	case p.state == Connecting && p.at <= now:
 		p.lose(ErrTimeout)
+	case p.state == Fencing && p.rival != nil && p.at <= now:
+		p.yield()
 	case p.state == Closing && !p.hung && p.at <= now:
 		p.hang()
-	case p.state == Connecting, p.state == Closing && !p.hung:
+	case p.state == Connecting, p.state == Fencing && p.rival != nil, p.state == Closing && !p.hung:
 		p.s.arm(p.at)
 	case p.state == Connected:
 		if p.beat.next <= now {

@@ -177,7 +177,7 @@ func (s *sim) admin() {
 			if p := pick(s.world, ps...); s.chance(0.8) || p.Session() == nil {
 				s.srv.s.Disconnect(s.now, p)
 			} else {
-				s.srv.s.End(s.now, p.Session())
+				s.srv.s.disconnectAll(s.now, p.Session())
 			}
 			s.srv.settle()
 		}

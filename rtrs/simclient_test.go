@@ -129,6 +129,7 @@ func (n *simClient) settle() {
 	if what := n.c.broken(); what != "" {
 		n.w.fail("%s", what)
 	}
+	n.w.note("client %s: next %v", n.name, n.c.Next())
 	if t := n.c.Next(); t < n.armed {
 		n.armed = t
 		c := n.c
@@ -170,6 +171,7 @@ func (n *simClient) Dial(p *ClientPath, conn int, req []byte) {
 		p.Ctx = l
 	}
 	l.dials++
+	n.w.note("client %s: dials %v, %d: %#x", n.name, p.Remote, conn, digest(req))
 	d := &dialling{n: n, life: l, wire: n.wireOf(p), conn: conn, req: req}
 	d.travel(0)
 }
@@ -413,7 +415,7 @@ func (n *simClient) submit(u usr) *simReq {
 		q = &simReq{buf: make([]byte, 8*sectorLen)}
 		q.Ctx = q
 	}
-	q.Op, q.Lane, q.Data = Read, n.w.rnd.Uint32(), nil
+	q.Op, q.Flow, q.Data = Read, n.w.rnd.Uint32(), nil
 	u.device = n.device
 	if u.count > 0 {
 		q.Data = q.buf[:u.count*sectorLen]

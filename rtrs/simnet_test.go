@@ -3,6 +3,7 @@ package rtrs
 import (
 	"container/heap"
 	"fmt"
+	"hash/fnv"
 	"io"
 	"math/rand"
 	"slices"
@@ -25,6 +26,7 @@ type world struct {
 	trace *strings.Builder // nil: not kept
 	keys  uint32
 	moves map[move]bool
+	grid  time.Duration // not 0: what takes time takes whole multiples of it, so that things meet
 }
 
 // move is a change of a path's state at one end.
@@ -44,6 +46,13 @@ func (w *world) note(format string, args ...any) {
 		fmt.Fprintf(w.trace, "%12v ", w.now)
 		fmt.Fprintf(w.trace, format+"\n", args...)
 	}
+}
+
+// digest stands for bytes in what is noted.
+func digest(b []byte) uint32 {
+	h := fnv.New32a()
+	h.Write(b)
+	return h.Sum32()
 }
 
 type event struct {
@@ -94,7 +103,11 @@ func (w *world) runUntil(t time.Duration) {
 
 // upTo is a duration below d, mostly much smaller.
 func (w *world) upTo(d time.Duration) time.Duration {
-	return time.Duration(float64(d) * w.rnd.Float64() * w.rnd.Float64())
+	t := time.Duration(float64(d) * w.rnd.Float64() * w.rnd.Float64())
+	if w.grid > 0 {
+		t = t.Truncate(w.grid)
+	}
+	return t
 }
 
 func (w *world) chance(p float64) bool { return w.rnd.Float64() < p }
@@ -197,6 +210,7 @@ func (e *end) leave() {
 }
 
 func (e *end) send(m message) {
+	e.w.note("%s %d: kind %d key %#x addr %#x imm %#x, %d bytes %#x, end %v", e.wire.name, e.dir, m.op.Kind, m.op.Key, m.op.Addr, m.op.Imm, len(m.bytes), digest(m.bytes), m.fin)
 	m.ready = e.w.now + e.w.upTo(e.wire.delay)
 	e.pipe = append(e.pipe, m)
 	e.pump()

@@ -69,6 +69,7 @@ func (n *simServer) settle() {
 	if what := n.s.broken(); what != "" {
 		n.w.fail("%s", what)
 	}
+	n.w.note("server: next %v", n.s.Next())
 	if t := n.s.Next(); t < n.armed {
 		n.armed = t
 		s := n.s
@@ -90,6 +91,7 @@ func (n *simServer) connect(d *dialling) {
 
 func (n *simServer) Accept(c *ServerCon, rsp []byte) {
 	d := c.Ctx.(*dialling)
+	n.w.note("server accepts %d of %s: %#x", c.Num, d.n.name, digest(rsp))
 	l, _ := c.Path.Ctx.(*life)
 	if l == nil {
 		s := n.s
@@ -102,8 +104,12 @@ func (n *simServer) Accept(c *ServerCon, rsp []byte) {
 	d.accepted(ce, rsp)
 }
 
-func (n *simServer) Reject(c *ServerCon, rsp []byte) { c.Ctx.(*dialling).rejected(rsp) }
-func (n *simServer) Hang(p *ServerPath)              { p.Ctx.(*life).hang() }
+func (n *simServer) Reject(c *ServerCon, rsp []byte) {
+	n.w.note("server rejects: %#x", digest(rsp))
+	c.Ctx.(*dialling).rejected(rsp)
+}
+
+func (n *simServer) Hang(p *ServerPath) { p.Ctx.(*life).hang() }
 func (n *simServer) Post(p *ServerPath, conn int, op *transport.Op) {
 	p.Ctx.(*life).post(conn, op)
 }

@@ -3,40 +3,32 @@ package rtrs
 import (
 	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
+
+	"github.com/rdsd/rdsd/internal/doctable"
 )
 
-var update = flag.Bool("update", false, "write the tables of docs/protocol.md anew")
+var update = flag.Bool("update", false, "write the tables of docs/protocol.md and the transcripts anew")
 
 // TestTablesInDocs: docs/protocol.md has the tables as they are.
 func TestTablesInDocs(t *testing.T) {
-	const page = "../docs/protocol.md"
-	b, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := string(b)
+	var tables []doctable.Table
 	for name, ts := range map[string][]transition{"client": clientTable, "server": serverTable} {
-		begin, end := fmt.Sprintf("<!-- %s path table: begin; written by go test ./rtrs -update -->\n", name), fmt.Sprintf("<!-- %s path table: end -->", name)
-		head, rest, ok := strings.Cut(text, begin)
-		_, tail, ok2 := strings.Cut(rest, end)
-		if !ok || !ok2 {
-			t.Fatalf("%s has no place for the %s's table", page, name)
-		}
 		var s strings.Builder
 		s.WriteString("| state | next | when |\n|---|---|---|\n")
 		for _, x := range ts {
 			fmt.Fprintf(&s, "| %v | %v | %s |\n", x.from, x.to, x.when)
 		}
-		text = head + begin + s.String() + end + tail
+		tables = append(tables, doctable.Table{Name: name + " path table", Text: s.String()})
 	}
-	begin, end := "<!-- client order table: begin; written by go test ./rtrs -update -->\n", "<!-- client order table: end -->"
-	head, rest, ok := strings.Cut(text, begin)
-	_, tail, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the table of orders", page)
+	for name, ts := range map[string][]taking{"client": clientTakings, "server": serverTakings} {
+		var s strings.Builder
+		s.WriteString("| state | what comes | what becomes of it |\n|---|---|---|\n")
+		for _, x := range ts {
+			fmt.Fprintf(&s, "| %v | %v | %s |\n", x.in, x.what, x.does)
+		}
+		tables = append(tables, doctable.Table{Name: name + " arrival table", Text: s.String()})
 	}
 	var s strings.Builder
 	s.WriteString("| state | order | what it does |\n|---|---|---|\n")
@@ -45,16 +37,7 @@ func TestTablesInDocs(t *testing.T) {
 			fmt.Fprintf(&s, "| %v | %v | %s |\n", from, o, orderTable[from][o].text)
 		}
 	}
-	text = head + begin + s.String() + end + tail
-	switch {
-	case text == string(b):
-	case *update:
-		if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	default:
-		t.Errorf("%s has other tables; go test ./rtrs -run TablesInDocs -update writes them", page)
-	}
+	doctable.Check(t, "../docs/protocol.md", "./rtrs -update", *update, append(tables, doctable.Table{Name: "client order table", Text: s.String()})...)
 }
 
 // TestTables: what is not in a table panics, and every state has a way out but

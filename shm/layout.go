@@ -216,9 +216,9 @@ func (h *Header) check(mapped uint64) error {
 	return nil
 }
 
-// putAddr writes an address as all entries hold it and returns the family.
+// putAddr writes an address, into memory that is clear, as all entries hold it and returns
+// the family.
 func putAddr(b []byte, a netip.Addr) uint8 {
-	clear(b[:16])
 	if a.Is4() {
 		v := a.As4()
 		copy(b, v[:])

@@ -18,7 +18,7 @@ import (
 	"github.com/rdsd/rdsd/wire"
 )
 
-var update = flag.Bool("update", false, "write testdata/*.txt anew")
+var update = flag.Bool("update", false, "write testdata/*.txt and programs.hash anew")
 
 const vectorsHead = `# Golden vectors of the layout in docs/shm.md, version 3. Every language reads
 # this file in its tests. Written by: go test ./shm -run Vectors -update

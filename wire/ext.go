@@ -27,7 +27,7 @@ var extLen = [extKernel]int{ExtVersion: 4, ExtRDMA: 4, ExtRDMADest: 8, 4: 8, Ext
 // Hello is the part of the handshake that one rdsd sends another.
 type Hello struct {
 	Version     uint8  // 1
-	Lanes       uint8  // most paths it wants, 1..8
+	Lanes       uint8  // most lanes it wants, 1..8
 	CreditLog2  uint8  // it grants 1<<CreditLog2 credits on each link to begin with
 	Caps        uint8  // its abilities, Cap bits; unknown ones are ignored
 	Incarnation uint64 // of its protocol state towards this peer; never 0

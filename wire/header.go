@@ -16,7 +16,7 @@ const (
 	MaxLanes    = 8       // RDS_MPATH_WORKERS
 
 	PortPing  = 0 // a message to it is answered by an empty one
-	PortProbe = 1 // source of the multipath handshake; cannot be bound
+	PortProbe = 1 // source of handshakes; cannot be bound
 	PortFirst = 2 // first port that can be bound
 )
 

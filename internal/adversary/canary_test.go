@@ -135,7 +135,7 @@ func (c *canary) again(t Target, into *[]float64, pace time.Duration, what strin
 		s.Clear()
 		c.mu.Lock()
 		if *into = append(*into, took); err != nil && len(c.now.Wrong) < 10 {
-			c.now.Wrong = append(c.now.Wrong, fmt.Sprintf("%s, number %d, after %.0f us: %v", what, n, took, err))
+			c.now.Wrong = append(c.now.Wrong, fmt.Sprintf("%s, number %d, at %s after %.0f us: %v", what, n, time.Now().UTC().Format("15:04:05.000000"), took, err))
 		}
 		c.mu.Unlock()
 		time.Sleep(pace)

@@ -23,6 +23,7 @@ var (
 	runSeed    = flag.Uint64("adversary.seed", 0, "what acts are drawn from; 0: another one each time")
 	runActs    = flag.String("adversary.acts", "", "names of the acts to draw from, with commas; \"ring/\" is all of that kind; empty: all")
 	runProfile = flag.String("adversary.profile", "", "directory for processor profiles of the daemons in the first hostile phase")
+	runLogs    = flag.String("adversary.logs", "", "directory for the daemons' logs when the run fails, with every line")
 	runSlack   = flag.Float64("adversary.slack", 1, "latencies may be so many times their bars before the run fails; the report shows them as they are")
 	runWithout = flag.String("adversary.without", "", "names of acts to leave out")
 )

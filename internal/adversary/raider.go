@@ -61,15 +61,20 @@ func (s *Stage) Link(from netip.Addr, private []byte) (net.Conn, []byte, error) 
 var errEnded = errors.New("adversary: not let in")
 
 // Raid connects a path of a session of its own, of n connections, from an
-// address; name is the session's.
+// address; name is the session's. Half of them show the mark of an rdsd: a server lets others
+// have a name that is in use only when its session has ended.
 func (s *Stage) Raid(from netip.Addr, name string, n int) (*Raider, error) {
-	r := &Raider{}
+	r, marked := &Raider{}, s.IntN(2) == 0
 	var session, path [rtrswire.UUIDLen]byte
 	s.noise(session[:])
 	s.noise(path[:])
 	for i := range n {
 		req := rtrswire.ConnReq{Conn: uint16(i), Conns: uint16(n), Attempt: 1, Path: path, Session: session, FirstConn: true}
-		c, private, err := s.Link(from, req.Append(nil))
+		b := req.Append(nil)
+		if marked {
+			rtrswire.SetFences(b)
+		}
+		c, private, err := s.Link(from, b)
 		if err != nil {
 			return nil, err
 		}

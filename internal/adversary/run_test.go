@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -154,6 +155,9 @@ func (r *run) all(total time.Duration) {
 	}
 }
 
+// ofCanary finds addresses of good.
+var ofCanary = regexp.MustCompile(`\b127\.70\.\d+\.\d+\b`)
+
 // failf fails the test, which goes on. What failed is said again at the end of the
 // log, with the acts that were under way; nil: those that were begun last.
 func (r *run) failf(acts []played, format string, args ...any) {
@@ -167,6 +171,7 @@ func (r *run) failf(acts []played, format string, args ...any) {
 	defer r.mu.Unlock()
 	first, _, _ := strings.Cut(said, "\n")
 	r.failed = append(r.failed, first[:min(len(first), 700)])
+	r.unlucky = append(r.unlucky, ofCanary.FindAllString(first, -1)...)
 	if len(r.failed) == 1 {
 		r.failed = append(r.failed, "under way:\n"+text(acts[max(0, len(acts)-12):], r.begun))
 	}

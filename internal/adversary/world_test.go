@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -45,6 +46,7 @@ type world struct {
 	daemons [2]*daemon
 	uri     string // of the victims' mapping
 	targets [2]Target
+	unlucky []string // addresses of the canary's that something failed for
 }
 
 // daemon is a process of rdsd.
@@ -94,6 +96,10 @@ func (w *world) start(name string, addr netip.Addr, port, volumes int) *daemon {
 	must(w.t, os.Chmod(sub, 0o755))
 	d := &daemon{name: name, addr: addr, socket: filepath.Join(sub, "s"), log: filepath.Join(w.dir, name+".log"),
 		http: fmt.Sprintf("%v:%d", addr, rdsdtest.FreePort(w.t, addr)), ended: make(chan struct{})}
+	lines := 20.0 // of one message a second, as usual
+	if *runLogs != "" {
+		lines = 100000
+	}
 	config := fmt.Sprintf(`version = 1
 [rds]
 addresses = [%q]
@@ -106,6 +112,8 @@ socket_mode = "0666"
 [http]
 listen = %q
 pprof = true
+[log]
+lines_per_second = %v
 [limits]
 memory_bytes = %d
 [volumes]
@@ -122,7 +130,7 @@ kernel = true
 uids = [%d]
 [[peers]]
 address = %q
-`, addr, port, d.socket, d.http, memoryBytes, volumes, name, allowed, adversaryUID, larger, adversaryUID, good)
+`, addr, port, d.socket, d.http, lines, memoryBytes, volumes, name, allowed, adversaryUID, larger, adversaryUID, good)
 	path := filepath.Join(w.dir, name+".toml")
 	must(w.t, os.WriteFile(path, []byte(config), 0o600))
 	out, err := os.Create(d.log)
@@ -140,7 +148,10 @@ address = %q
 		d.cmd.Process.Kill()
 		<-d.ended
 		if b, err := os.ReadFile(d.log); err == nil && w.t.Failed() {
-			w.t.Logf("what daemon %s says of the victims:\n%s", name, ofVictims(b))
+			if *runLogs != "" {
+				must(w.t, os.WriteFile(filepath.Join(*runLogs, name+".log"), b, 0o644))
+			}
+			w.t.Logf("what daemon %s says of the victims, and of the peers that had no luck:\n%s", name, ofVictims(b, w.unlucky))
 			w.t.Logf("end of the log of daemon %s:\n%s", name, tail(b, 3<<10))
 		}
 	})
@@ -155,11 +166,15 @@ address = %q
 	}
 }
 
-// ofVictims are the lines of a log that speak of the victims' user.
-func ofVictims(b []byte) []byte {
+// ofVictims are the lines of a log that speak of the victims' user, or of these peers.
+func ofVictims(b []byte, peers []string) []byte {
+	said := []string{fmt.Sprintf("uid=%d", victimUID)}
+	for _, p := range peers {
+		said = append(said, "peer="+p+" ", "path="+p+":")
+	}
 	var out []byte
 	for line := range bytes.Lines(b) {
-		if bytes.Contains(line, fmt.Appendf(nil, "uid=%d", victimUID)) {
+		if slices.ContainsFunc(said, func(s string) bool { return bytes.Contains(line, []byte(s)) }) {
 			out = append(out, line...)
 		}
 	}

@@ -73,7 +73,11 @@ func runSend(r *role) error {
 	for i := range r.Senders {
 		go func() { // ends with the process, or with an error
 			runtime.LockOSThread()
-			if r.FrontEnd != "grpc" && r.Bytes >= 16<<10 {
+			if r.Calls == "one" {
+				failed <- r.sendOnes(s, uint64(i)<<senderShift)
+				return
+			}
+			if r.Calls == "" && r.FrontEnd != "grpc" && r.Bytes >= 16<<10 {
 				failed <- r.sendInPlace(s, uint64(i)<<senderShift)
 				return
 			}
@@ -84,6 +88,17 @@ func runSend(r *role) error {
 		}()
 	}
 	return <-failed
+}
+
+// sendOnes makes the call that people write first.
+func (r *role) sendOnes(s *rdsd.Socket, seq uint64) error {
+	ctx, dst, p := context.Background(), r.dst(0), make([]byte, r.Bytes)
+	for ; ; seq++ {
+		stamp(p, seq)
+		if err := s.Send(ctx, dst, p); err != nil {
+			return err
+		}
+	}
 }
 
 func (r *role) sendBatches(s *rdsd.Socket, seq uint64) error {
@@ -203,9 +218,24 @@ func (r *role) receive(s *rdsd.Socket, i int, count *uint64) error {
 	}
 	ctx := context.Background()
 	into := make([]rdsd.Datagram, 1024)
+	var lease rdsd.Lease
+	take := func() (n int, err error) {
+		n, lease, err = s.Borrow(ctx, into)
+		return n, err
+	}
+	switch r.Calls {
+	case "one":
+		take = func() (n int, err error) {
+			into[0], err = s.Recv(ctx)
+			return 1, err
+		}
+	case "batch":
+		into = into[:r.Batch]
+		take = func() (n int, err error) { return s.RecvBatch(ctx, into) }
+	}
 	var next [1 << 10]uint64
 	for {
-		n, lease, err := s.Borrow(ctx, into)
+		n, err := take()
 		if err != nil {
 			return err
 		}

@@ -110,7 +110,7 @@ type end struct {
 	e      *rds.Engine
 	sock   *rds.Socket
 	listen int
-	links  map[*conn.Path]*endLink
+	links  map[*conn.Lane]*endLink
 	// Placed since the last ReadAll.
 	n, bytes int
 	reached  bool
@@ -120,7 +120,7 @@ type end struct {
 type endLink struct {
 	end    *end
 	fd     int
-	p      *conn.Path
+	p      *conn.Lane
 	gen    uint64
 	framer transport.Framer
 }
@@ -160,7 +160,7 @@ func runEnds(r *role) error {
 func (s *ends) now() time.Duration { return time.Since(s.begun) }
 
 func (s *ends) add(cfg *rds.Config, i int) error {
-	n := &end{links: map[*conn.Path]*endLink{}}
+	n := &end{links: map[*conn.Lane]*endLink{}}
 	n.e = rds.NewEngine(cfg, endAddr(i), rand.New(rand.NewSource(int64(i+1))))
 	var err error
 	if n.sock, err = n.e.Bind(endPort, rds.SocketOptions{Sink: n}); err != nil {
@@ -242,9 +242,9 @@ func (s *ends) accept(n *end) error {
 			continue
 		}
 		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-		l := &endLink{end: n, fd: fd, p: a.Path, gen: a.Attempt}
+		l := &endLink{end: n, fd: fd, p: a.Lane, gen: a.Attempt}
 		l.framer.Max = wire.MaxDatagram
-		n.links[a.Path] = l
+		n.links[a.Lane] = l
 		if err := s.watch(fd, l); err != nil {
 			return err
 		}
@@ -299,7 +299,7 @@ func (s *ends) carryOut(n *end) {
 	for n.e.End() {
 		n.e.Take(&s.orders)
 		for _, a := range s.orders.Actions {
-			l := n.links[a.Path]
+			l := n.links[a.Lane]
 			switch {
 			case l == nil || a.Kind != conn.ActKick && a.Attempt != l.gen:
 			case a.Kind == conn.ActKick:

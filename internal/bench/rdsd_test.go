@@ -34,15 +34,6 @@ type daemon struct {
 // daemons starts one rdsd for each address; they can reach each other.
 func (w *world) daemons(addrs ...string) ([]*daemon, error) { return w.daemonsWith(nil, addrs...) }
 
-// daemonsBeside starts them, and then what is to run beside; nil: nothing.
-func (w *world) daemonsBeside(other beside, addrs ...string) ([]*daemon, error) {
-	ds, err := w.daemons(addrs...)
-	if err == nil && other != nil {
-		err = other(w, ds)
-	}
-	return ds, err
-}
-
 // daemonsWith starts them with more flags.
 func (w *world) daemonsWith(flags []string, addrs ...string) ([]*daemon, error) {
 	if rdsdBinary == "" {
@@ -131,15 +122,10 @@ func (d *daemon) mallocs() (float64, error) {
 
 // rdsdWay measures datagrams one way, from application to application.
 func rdsdWay(bytes int, front string, addrs ...string) func(time.Duration) (sample, error) {
-	return rdsdWayBeside(nil, bytes, front, addrs...)
-}
-
-// rdsdWayBeside is rdsdWay with something beside it.
-func rdsdWayBeside(other beside, bytes int, front string, addrs ...string) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		w := newWorld(d)
 		defer w.close()
-		ds, err := w.daemonsBeside(other, addrs...)
+		ds, err := w.daemons(addrs...)
 		if err != nil {
 			return sample{}, err
 		}
@@ -176,11 +162,19 @@ const (
 
 // flow starts a receiver at the last daemon and a sender at the first one.
 func (w *world) flow(ds []*daemon, bytes int, front string, port int) (*proc, error) {
+	return w.flowBy("", 0, ds, bytes, front, port)
+}
+
+// flowBy is flow by certain calls (args.Calls), with batches of so many; 0: the usual.
+func (w *world) flowBy(calls string, batch int, ds []*daemon, bytes int, front string, port int) (*proc, error) {
 	from, to := ds[0], ds[len(ds)-1]
-	a := args{Bytes: bytes, FrontEnd: front, Collector: true, Batch: max(1, min(256, (64<<10)/bytes)), Senders: 1}
+	a := args{Calls: calls, Bytes: bytes, FrontEnd: front, Collector: true, Batch: max(1, min(256, (64<<10)/bytes)), Senders: 1}
 	if front == "grpc" { // a call there waits for its answer
 		a.Batch = min(a.Batch, 64)
 		a.Senders = max(4, a.Batch)
+	}
+	if batch > 0 {
+		a.Batch = batch
 	}
 	sinkArgs := a
 	sinkArgs.Target, sinkArgs.Local, sinkArgs.Sockets = to.target, netip.AddrPortFrom(to.addr, uint16(port)).String(), 1
@@ -200,46 +194,65 @@ func (w *world) ready(p *proc) error {
 	return w.until(p.name+" is bound", func() bool { return p.board.load(wordReady) == 1 })
 }
 
-// rdsdTrip measures round trips between applications; with load, while
-// datagrams of that size saturate the way of the pings.
-func rdsdTrip(bytes, load int, front string, addrs ...string) func(time.Duration) (sample, error) {
-	return rdsdTripBeside(nil, bytes, load, front, addrs...)
-}
-
-// rdsdTripBeside is rdsdTrip with something beside it.
-func rdsdTripBeside(other beside, bytes, load int, front string, addrs ...string) func(time.Duration) (sample, error) {
+// rdsdCalls measures datagrams one way by calls of the SDK that are not its fastest, one
+// caller on either side.
+func rdsdCalls(calls string, batch, bytes int, front string) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		w := newWorld(d)
 		defer w.close()
-		ds, err := w.daemonsBeside(other, addrs...)
+		ds, err := w.daemons(nodeA, nodeB)
 		if err != nil {
 			return sample{}, err
 		}
-		from, to := ds[0], ds[len(ds)-1]
-		a := args{Bytes: bytes, FrontEnd: front, Collector: true, Target: to.target, Local: netip.AddrPortFrom(to.addr, 4001).String()}
-		echo, err := w.role(roleRDSDEcho, a)
+		sink, err := w.flowBy(calls, batch, ds, bytes, front, 4000)
 		if err != nil {
 			return sample{}, err
 		}
-		if err := w.ready(echo); err != nil {
+		return w.window(sink, wordCount, d)
+	}
+}
+
+// rdsdTrip measures round trips between applications; with load, while
+// datagrams of that size saturate the way of the pings.
+func rdsdTrip(bytes, load int, front string, addrs ...string) func(time.Duration) (sample, error) {
+	return func(d time.Duration) (sample, error) {
+		w := newWorld(d)
+		defer w.close()
+		ds, err := w.daemons(addrs...)
+		if err != nil {
 			return sample{}, err
 		}
-		if load > 0 {
-			sink, err := w.flow(ds, load, front, 4000)
-			if err != nil {
-				return sample{}, err
-			}
-			if err := w.until("the load flows", func() bool { return sink.board.load(wordCount) > 0 }); err != nil {
-				return sample{}, err
-			}
-		}
-		a.Target, a.Local, a.Dst = from.target, netip.AddrPortFrom(from.addr, pingPort).String(), []string{a.Local}
-		ping, err := w.role(roleRDSDPing, a)
+		ping, err := w.pings(ds, bytes, load, front)
 		if err != nil {
 			return sample{}, err
 		}
 		return w.window(ping, wordCount, d)
 	}
+}
+
+// pings starts an echo at the last daemon and who pings it at the first one, and
+// the load first, if there is one.
+func (w *world) pings(ds []*daemon, bytes, load int, front string) (*proc, error) {
+	from, to := ds[0], ds[len(ds)-1]
+	a := args{Bytes: bytes, FrontEnd: front, Collector: true, Target: to.target, Local: netip.AddrPortFrom(to.addr, 4001).String()}
+	echo, err := w.role(roleRDSDEcho, a)
+	if err != nil {
+		return nil, err
+	}
+	if err := w.ready(echo); err != nil {
+		return nil, err
+	}
+	if load > 0 {
+		sink, err := w.flow(ds, load, front, 4000)
+		if err != nil {
+			return nil, err
+		}
+		if err := w.until("the load flows", func() bool { return sink.board.load(wordCount) > 0 }); err != nil {
+			return nil, err
+		}
+	}
+	a.Target, a.Local, a.Dst = from.target, netip.AddrPortFrom(from.addr, pingPort).String(), []string{a.Local}
+	return w.role(roleRDSDPing, a)
 }
 
 // rdsdMany measures one sender to many sockets of one node, of which the first

@@ -33,6 +33,7 @@ type args struct {
 	Local     string        // address and port of a socket
 	Dst       []string      // destinations
 	FrontEnd  string        // grpc or rings
+	Calls     string        // of the SDK: "" the fastest, "one" Send and Recv, "batch" SendBatch and RecvBatch
 	Senders   int           // goroutines that send
 	Sockets   int           // sockets to read
 	Stopped   bool          // the first socket is not read; a sender stops after one round

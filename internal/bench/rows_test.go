@@ -32,36 +32,40 @@ var programs = map[string]func(time.Duration) (sample, error){
 	"NATS leaf pair, 64 B":       natsPair(roleNATSSend, roleNATSRecv),
 	"ZeroMQ, 64 B":               zmqWay(64),
 	"ZeroMQ, 1 KiB":              zmqWay(1 << 10),
+	"ZeroMQ, 64 KiB":             zmqWay(64 << 10),
 
 	// rdsd. Two nodes, or one that both applications use.
-	"rdsd, round trip":                   rdsdTrip(64, 0, rings, nodeA, nodeB),
-	"rdsd, round trip under 1 MiB load":  rdsdTrip(64, 1<<20, rings, nodeA, nodeB),
-	"rdsd, 64 B":                         rdsdWay(64, rings, nodeA, nodeB),
-	"rdsd, 1 KiB":                        rdsdWay(1<<10, rings, nodeA, nodeB),
-	"rdsd, 64 KiB":                       rdsdWay(64<<10, rings, nodeA, nodeB),
-	"rdsd, 1 MiB":                        rdsdWay(1<<20, rings, nodeA, nodeB),
-	"rdsd, 64 B, watched":                rdsdWayBeside(watched, 64, rings, nodeA, nodeB),
-	"rdsd, round trip, watched":          rdsdTripBeside(watched, 64, 0, rings, nodeA, nodeB),
-	"rdsd, one node, round trip":         rdsdTrip(64, 0, rings, nodeA),
-	"rdsd, one node, 64 B":               rdsdWay(64, rings, nodeA),
-	"rdsd, gRPC, round trip":             rdsdTrip(64, 0, "grpc", nodeA, nodeB),
-	"rdsd, gRPC, 64 B":                   rdsdWay(64, "grpc", nodeA, nodeB),
-	"rdsd, gRPC, 64 KiB":                 rdsdWay(64<<10, "grpc", nodeA, nodeB),
-	"rdsd, gRPC, 1 MiB":                  rdsdWay(1<<20, "grpc", nodeA, nodeB),
-	"rdsd, 100 readers":                  rdsdMany(100, false, rings),
-	"rdsd, 100 readers, one stopped":     rdsdMany(100, true, rings),
-	"rdsd, Python sends batches":         pythonWay("send"),
-	"rdsd, Python sends one by one":      pythonWay("send-one"),
-	"rdsd, Python receives batches":      pythonWay("recv"),
-	"rdsd, Python receives one by one":   pythonWay("recv-one"),
-	"rdsd, one peer":                     rdsdPeers(1, 256, rings),
-	"rdsd, 1,000 peers":                  rdsdPeers(1000, 256, rings),
-	"rdsd, one peer, 1,024 at once":      rdsdPeers(1, 1024, rings),
-	"rdsd, 1,000 peers, 1,024 at once":   rdsdPeers(1000, 1024, rings),
-	"rdsd, 1,000 idle peers and sockets": rdsdIdle(1000, 1000, rings),
-	"rdsd, core to core, 64 B":           nodeFigure("core64", time.Minute),
-	"rdsd, core to core, 64 KiB":         nodeFigure("core64k", time.Minute),
-	"rdsd, idle peers":                   nodeFigure("idle", 5*time.Minute),
+	"rdsd, round trip":                    rdsdTrip(64, 0, rings, nodeA, nodeB),
+	"rdsd, round trip under 1 MiB load":   rdsdTrip(64, 1<<20, rings, nodeA, nodeB),
+	"rdsd, 64 B":                          rdsdWay(64, rings, nodeA, nodeB),
+	"rdsd, 1 KiB":                         rdsdWay(1<<10, rings, nodeA, nodeB),
+	"rdsd, 64 KiB":                        rdsdWay(64<<10, rings, nodeA, nodeB),
+	"rdsd, 1 MiB":                         rdsdWay(1<<20, rings, nodeA, nodeB),
+	"rdsd, Send and Recv, 64 B":           rdsdCalls("one", 1, 64, rings),
+	"rdsd, Send and Recv, 64 KiB":         rdsdCalls("one", 1, 64<<10, rings),
+	"rdsd, SendBatch and RecvBatch, 64 B": rdsdCalls("batch", 64, 64, rings),
+	"rdsd, 64 B, watched":                 watched(func(w *world, ds []*daemon) (*proc, error) { return w.flow(ds, 64, rings, 4000) }),
+	"rdsd, round trip, watched":           watched(func(w *world, ds []*daemon) (*proc, error) { return w.pings(ds, 64, 0, rings) }),
+	"rdsd, one node, round trip":          rdsdTrip(64, 0, rings, nodeA),
+	"rdsd, one node, 64 B":                rdsdWay(64, rings, nodeA),
+	"rdsd, gRPC, round trip":              rdsdTrip(64, 0, "grpc", nodeA, nodeB),
+	"rdsd, gRPC, 64 B":                    rdsdWay(64, "grpc", nodeA, nodeB),
+	"rdsd, gRPC, 64 KiB":                  rdsdWay(64<<10, "grpc", nodeA, nodeB),
+	"rdsd, gRPC, 1 MiB":                   rdsdWay(1<<20, "grpc", nodeA, nodeB),
+	"rdsd, 100 readers":                   rdsdMany(100, false, rings),
+	"rdsd, 100 readers, one stopped":      rdsdMany(100, true, rings),
+	"rdsd, Python sends batches":          pythonWay("send"),
+	"rdsd, Python sends one by one":       pythonWay("send-one"),
+	"rdsd, Python receives batches":       pythonWay("recv"),
+	"rdsd, Python receives one by one":    pythonWay("recv-one"),
+	"rdsd, one peer":                      rdsdPeers(1, 256, rings),
+	"rdsd, 1,000 peers":                   rdsdPeers(1000, 256, rings),
+	"rdsd, one peer, 1,024 at once":       rdsdPeers(1, 1024, rings),
+	"rdsd, 1,000 peers, 1,024 at once":    rdsdPeers(1000, 1024, rings),
+	"rdsd, 1,000 idle peers and sockets":  rdsdIdle(1000, 1000, rings),
+	"rdsd, core to core, 64 B":            nodeFigure("core64", time.Minute),
+	"rdsd, core to core, 64 KiB":          nodeFigure("core64k", time.Minute),
+	"rdsd, idle peers":                    nodeFigure("idle", 5*time.Minute),
 }
 
 // nodePrograms need the test binary of package node.
@@ -91,6 +95,11 @@ var (
 	gb1m  = gigabytes(1 << 20)
 )
 
+// unwatched is a metric of the windows of a watched program in which nobody looked.
+func unwatched(m metric) *metric {
+	return &metric{m.unit, func(s sample) float64 { return m.of(*s.unwatched) }}
+}
+
 func micros(d time.Duration) float64 { return float64(d) / 1e3 }
 
 func gigabytes(bytes int) metric {
@@ -101,6 +110,8 @@ const (
 	trip     = "rdsd, round trip"
 	tripLoad = "rdsd, round trip under 1 MiB load"
 	way64    = "rdsd, 64 B"
+	naive64  = "rdsd, Send and Recv, 64 B"
+	batch64  = "rdsd, SendBatch and RecvBatch, 64 B"
 )
 
 // none is as good as no allocation: it leaves room for timers, the collector
@@ -121,6 +132,16 @@ var allRows = []row{
 	{name: "way-64-aeron8k", what: "the same against Aeron, MTU 8 KiB", ours: way64, metric: mega, base: "Aeron, 64 B, MTU 8 KiB", bar: 1.1},
 	{name: "way-64-aeron64k", what: "the same against Aeron, MTU 64 KiB", ours: way64, metric: mega, base: "Aeron, 64 B, MTU 64 KiB"},
 	{name: "way-64-zeromq", what: "the same against ZeroMQ", ours: way64, metric: mega, base: "ZeroMQ, 64 B", bar: 3},
+	{name: "naive-64", what: "one way 64 B, Send and Recv, one caller each side, against zmq_send and zmq_recv, one caller each side", ours: naive64,
+		metric: mega, base: "ZeroMQ, 64 B", bar: 2},
+	{name: "naive-64-aeron8k", what: "the same against Aeron's offers one by one, one caller each side, MTU 8 KiB", ours: naive64, metric: mega,
+		base: "Aeron, 64 B, MTU 8 KiB", bar: 0.8},
+	{name: "naive-cpu-64", what: "its CPU seconds a million, all four processes", ours: naive64, metric: cpu, most: true},
+	{name: "naive-64k", what: "one way 64 KiB, Send and Recv, against zmq_send and zmq_recv", ours: "rdsd, Send and Recv, 64 KiB", metric: gb64k,
+		base: "ZeroMQ, 64 KiB", bar: 1.5},
+	{name: "b64-64-aeron8k", what: "one way 64 B, SendBatch and RecvBatch of 64, one caller each side, against Aeron's offers one by one, MTU 8 KiB", ours: batch64,
+		metric: mega, base: "Aeron, 64 B, MTU 8 KiB", bar: 1.2},
+	{name: "b64-64-way", what: "the same against way-64, batches of 256 that are borrowed", ours: batch64, metric: mega, base: way64, bar: 0.7},
 	{name: "way-64-nats", what: "the same against a NATS leaf pair", ours: way64, metric: mega, base: "NATS leaf pair, 64 B", bar: 10},
 	{name: "way-1k", what: "one way 1 KiB", ours: "rdsd, 1 KiB", metric: mega, base: "relay, 1 KiB", bar: 0.7},
 	{name: "way-1k-zeromq", what: "the same against ZeroMQ", ours: "rdsd, 1 KiB", metric: mega, base: "ZeroMQ, 1 KiB", bar: 4},
@@ -137,9 +158,11 @@ var allRows = []row{
 	{name: "cpu-64", what: "CPU seconds a million 64 B datagrams, all four processes", ours: way64, metric: cpu, most: true, bar: 0.15},
 	{name: "cpu-64-relay", what: "the same against the relay", ours: way64, metric: cpu, base: "relay, 64 B", most: true},
 	{name: "allocs-64", what: "allocations in both daemons, 64 B", ours: way64, metric: objs, most: true, bar: none},
-	{name: "watched-64", what: "one way 64 B with three pages open, top, and a scrape of both nodes each second, against without", ours: "rdsd, 64 B, watched",
-		metric: mega, base: way64, bar: 0.98},
-	{name: "watched-trip", what: "round trip 64 B, p50, beside the same", ours: "rdsd, round trip, watched", metric: p50, base: trip, most: true, bar: 1.05},
+	{name: "watched-64", what: "one way 64 B with three pages open, top, and a scrape of both nodes each second, against without, by turns in the same processes",
+		ours: "rdsd, 64 B, watched", metric: mega, base: "rdsd, 64 B, watched", baseOf: unwatched(mega), bar: 0.98},
+	{name: "watched-trip", what: "round trip 64 B, p50, beside the same", ours: "rdsd, round trip, watched", metric: p50,
+		base: "rdsd, round trip, watched", baseOf: unwatched(p50), most: true, bar: 1.05},
+	{name: "watched-cpu", what: "of a core, what those take who look: they share the processors", ours: "rdsd, round trip, watched", metric: busy, most: true},
 	{name: "python-send", what: "Python over rings, 64 B, sent in batches", ours: "rdsd, Python sends batches", metric: mega, bar: 1},
 	{name: "python-recv", what: "received in batches", ours: "rdsd, Python receives batches", metric: mega, bar: 1},
 	{name: "python-send-one", what: "sent one by one", ours: "rdsd, Python sends one by one", metric: mega, bar: 0.3},

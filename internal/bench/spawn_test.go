@@ -103,7 +103,9 @@ func (w *world) role(name string, a args, files ...*os.File) (*proc, error) {
 // start runs a command that ends with its parent.
 func (w *world) start(name string, cmd *exec.Cmd, b *board) (*proc, error) {
 	p := &proc{name: name, cmd: cmd, board: b, exited: make(chan struct{})}
-	cmd.Stdout, cmd.Stderr = &p.out, &p.out
+	if cmd.Stdout == nil { // else a terminal
+		cmd.Stdout, cmd.Stderr = &p.out, &p.out
+	}
 	if cmd.SysProcAttr == nil {
 		cmd.SysProcAttr = &syscall.SysProcAttr{}
 	}
@@ -201,7 +203,8 @@ type sample struct {
 	p50, p99, p999 time.Duration // of round trips
 	cpu            float64       // CPU seconds a million datagrams, all processes
 	allocs         float64       // allocations a datagram, in the daemons
-	busy           float64       // share of a core the daemon takes while idle
+	busy           float64       // share of a core the daemon takes while idle, or who looks at it
+	unwatched      *sample       // of the same processes while nobody looked at them
 }
 
 // window measures for d what receiver counts in word, after it has begun and

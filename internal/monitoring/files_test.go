@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rdsd/rdsd/internal/doctable"
 	"github.com/rdsd/rdsd/sdk/go/rdsdtest"
 )
 
@@ -45,30 +46,9 @@ func TestFiles(t *testing.T) {
 	if l, _ := filepath.Glob(file("packaging", "grafana", "*.json")); len(l) != len(Dashboards()) {
 		t.Errorf("packaging/grafana has %v", l)
 	}
-	replacePart(t, file("docs", "runbooks.md"), "alerts", Runbooks())
-	replacePart(t, file("docs", "monitoring.md"), "alerts", AlertTable())
-}
-
-// replacePart checks, or with -update writes, the part of a page between two marks.
-func replacePart(t *testing.T, path, name, text string) {
-	t.Helper()
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	begin, end := "<!-- begin "+name+" -->\n", "<!-- end "+name+" -->"
-	before, rest, ok1 := strings.Cut(string(raw), begin)
-	old, after, ok2 := strings.Cut(rest, end)
-	switch {
-	case !ok1 || !ok2:
-		t.Errorf("%s has no place for %s", path, name)
-	case *update:
-		if err := os.WriteFile(path, []byte(before+begin+text+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	case old != text:
-		t.Errorf("%s: %s is not what the tables say; run go test ./internal/monitoring -run TestFiles -update", path, name)
-	}
+	const command = "./internal/monitoring -run TestFiles -update"
+	doctable.Check(t, file("docs", "runbooks.md"), command, *update, doctable.Table{Name: "alerts", Text: Runbooks()})
+	doctable.Check(t, file("docs", "monitoring.md"), command, *update, doctable.Table{Name: "alerts", Text: AlertTable()})
 }
 
 // TestRunbooks: the address in each alert leads to a section, and what a section points

@@ -12,7 +12,7 @@ import (
 var update = flag.Bool("update", false, "write docs/rules.md")
 
 // TestRulesApply: every patch still finds its lines, in worlds that there are. That
-// what it makes compiles and is noticed is make mutants' to show.
+// what it makes compiles is TestRulesCompile's to show, and that it is noticed make mutants'.
 func TestRulesApply(t *testing.T) {
 	root, err := moduleRoot()
 	if err != nil {

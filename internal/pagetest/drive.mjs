@@ -156,6 +156,26 @@ await check('script in a label is text', async () => {
   same(await page.evaluate(() => [typeof window.hit, document.querySelectorAll('main img, main script').length]), ['undefined', 0], 'what ran');
 });
 
+await check('script in the name of a volume and its device is text', async () => {
+  const name = '<img src=x onerror="window.hit=1"><script>window.hit=1</script>';
+  await order('hostile');
+  await go('/volumes');
+  const device = await until(async () => (await api('volumes')).mapping.find((m) => m.id === 'odd').device);
+  if (!device.endsWith('/<img src=x onerror="window.hit=1">')) throw new Error(`the API says ${device}`);
+  await until(async () => {
+    const r = (await rows('Mapped volumes')).find((x) => x.Volume === 'odd');
+    if (!r.Of.endsWith(`:${name}`)) throw new Error(`the page shows ${r.Of}`);
+  });
+  await go('/volume/odd');
+  await until(async () => same((await facts()).Device, device, 'device'));
+  const there = await look(); // where it is exported
+  await there.goto(`${baseB}/#/volumes`);
+  await until(async () => { if (!(await there.locator('main').innerText()).includes(name)) throw new Error('its exporter does not show it'); });
+  for (const p of [page, there]) same(await p.evaluate(() => [typeof window.hit, document.querySelectorAll('main img, main script').length]), ['undefined', 0], 'what ran');
+  await there.context().close();
+});
+await order('peaceful');
+
 await check('numbers move with traffic', async () => {
   await go('/sockets');
   const value = async () => (await rows('Sockets')).find((r) => r.Socket === '127.0.0.61:5001').Accepted;

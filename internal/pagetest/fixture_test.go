@@ -64,6 +64,21 @@ type site struct {
 	done   chan error
 }
 
+// mapHostile maps a volume that has the name hostile, at a socket of such a name.
+func (w *world) mapHostile() {
+	at := filepath.Join(filepath.Dir(w.a.cfg.API.Socket), `<img src=x onerror="window.hit=1">`)
+	if _, err := w.a.client.Volumes().Map(context.Background(), rdsd.MapSpec{Node: addrB.String(), Name: hostile, ID: "odd", Attach: rdsd.AttachSocket, SocketPath: at}); err != nil {
+		w.t.Errorf("mapping a volume with a hostile name: %v", err)
+	}
+}
+
+// unmapHostile takes it away.
+func (w *world) unmapHostile() {
+	if err := w.a.client.Volumes().Unmap(context.Background(), "odd", false); err != nil {
+		w.t.Errorf("unmapping a volume with a hostile name: %v", err)
+	}
+}
+
 func newWorld(t *testing.T) *world {
 	t.Helper()
 	w := &world{t: t, reading: make(chan bool, 1)}
@@ -90,7 +105,7 @@ func newWorld(t *testing.T) *world {
 		return &site{cfg: cfg}
 	}
 	w.a, w.b = make("a", addrA), make("b", addrB)
-	w.b.cfg.Volumes.Exports = []config.VolumeExport{{Name: "demo", Size: 4 << 20}}
+	w.b.cfg.Volumes.Exports = []config.VolumeExport{{Name: "demo", Size: 4 << 20}, {Name: hostile, Size: 1 << 20}}
 	w.direct = netip.AddrPortFrom(addrB, ports[2])
 	w.relay = newRelay(t, w.direct)
 	w.startB()

@@ -32,6 +32,8 @@ func (w *world) orders() map[string]func() {
 		"kill":       w.third.kill,
 		"revive":     w.third.start,
 		"start-node": w.startA,
+		"hostile":    w.mapHostile,
+		"peaceful":   w.unmapHostile,
 	}
 }
 

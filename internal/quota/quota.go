@@ -226,6 +226,22 @@ func (a *Account) Take(k Kind, size int64) error {
 	return a.refusal(k, size, total-size, kind-size, whole-size)
 }
 
+// Replace is Take for memory that another has just given back so that this holder may have
+// it: as much is held as before, so nothing need be left to others.
+func (a *Account) Replace(k Kind, size int64) error {
+	if a == nil {
+		return nil
+	}
+	a.Grow(k, size)
+	n := a.node
+	if total, kind := n.Used(), n.kinds[k].used.Load(); total > n.limit || kind > n.partOf(k) {
+		a.Give(k, size)
+		n.kinds[k].refused.Add(1)
+		return a.refusal(k, size, total-size, kind-size, a.used.Load())
+	}
+	return nil
+}
+
 // over reports whether a holder that has whole bytes in all is beyond its share, which is
 // times the memory free for it. Unused pages of regions are given back before they are
 // missed, and their own kind bounds how many a holder has: so they count as free when

@@ -42,7 +42,7 @@ func (n *node) check() {
 		w.fail("M1: %v: %d of %d bytes of the budget", n.addr, b.Used(), b.Limit)
 	}
 	for _, pe := range n.eng.Peers() {
-		pe.Conn().Paths(func(p *conn.Path) {
+		pe.Conn().EachLane(func(p *conn.Lane) {
 			if p.Paused() && pe.Conn().Kind() == conn.KindRdsd {
 				w.fail("D9: %v, a link to an rdsd, is paused", p)
 			}
@@ -118,7 +118,7 @@ func (n *node) settled() (bool, string) {
 			return false, w.text("%v has %+v towards %v", n.addr, q, pe.Addr())
 		}
 		why := ""
-		pe.Conn().Paths(func(p *conn.Path) {
+		pe.Conn().EachLane(func(p *conn.Lane) {
 			if st := p.State(); st == conn.Disconnecting || st == conn.Connecting || st == conn.Up && !p.Ready() {
 				why = w.text("%v is %v, ready %v", p, st, p.Ready())
 			}

@@ -29,7 +29,7 @@ type link struct {
 	local, remote netip.AddrPort
 
 	h       transport.Handler // nil: not started
-	p       *conn.Path        // of h, as the onlookers know it
+	p       *conn.Lane        // of h, as the onlookers know it
 	attempt uint64
 
 	fr      transport.Framer
@@ -64,7 +64,7 @@ func (l *link) Start(h transport.Handler) {
 		return
 	}
 	l.h = h
-	l.p, l.attempt = h.(interface{ Of() (*conn.Path, uint64) }).Of()
+	l.p, l.attempt = h.(interface{ Of() (*conn.Lane, uint64) }).Of()
 	if l.n.w.verbose != nil {
 		l.n.w.trace("%v: gen %d is connection #%d", l.p, l.attempt, l.end.ID())
 	}

@@ -26,7 +26,7 @@ type node struct {
 	eng   *rds.Engine // nil: crashed
 	epoch int         // incarnations so far
 	apps  []*app
-	views map[*conn.Path]*view
+	views map[*conn.Lane]*view
 
 	shell  *datagram.Local
 	worker *datagram.Worker
@@ -36,13 +36,13 @@ type node struct {
 	depth  int     // what is under way will be compared with the model when it is over
 
 	offering uint64            // sequence of the frame the engine is given
-	posted   map[linkKey]*post // by path and sequence it last left with
+	posted   map[linkKey]*post // by lane and sequence it last left with
 	frozen   bool
 	deferred []func()
 }
 
 type linkKey struct {
-	p   *conn.Path
+	p   *conn.Lane
 	seq uint64
 }
 
@@ -64,7 +64,7 @@ func (n *node) start() {
 	}
 	n.cfg.Budget = &rds.Budget{Limit: n.w.drawBudget()}
 	n.epoch++
-	n.views = map[*conn.Path]*view{}
+	n.views = map[*conn.Lane]*view{}
 	n.posted = map[linkKey]*post{}
 	n.frozen, n.deferred = false, nil
 	n.boot()
@@ -123,7 +123,7 @@ func (n *node) dispose(eng *rds.Engine, links []*link) {
 		}
 	}
 	for _, pe := range eng.Peers() { // what was being written, or whose turn was left to the next step
-		pe.Conn().Paths(func(p *conn.Path) { p.Wrote(n.w.Now()) })
+		pe.Conn().EachLane(func(p *conn.Lane) { p.Wrote(n.w.Now()) })
 	}
 	c := eng.Counters()
 	n.w.counters.Add(&c)
@@ -200,8 +200,8 @@ func (n *node) boot() {
 
 // dial is Machine.Dial.
 func (n *node) dial(_ *datagram.Local, a conn.Action, done func(transport.Link, error)) {
-	from := netip.AddrPortFrom(n.addr, n.sourcePort(a.Path))
-	remote := a.Path.Conn().Remote()
+	from := netip.AddrPortFrom(n.addr, n.sourcePort(a.Lane))
+	remote := a.Lane.Conn().Remote()
 	n.host.Dial(from.Port(), remote, n.cfg.Conn.DialTimeout, func(e *sim.End, err error) {
 		n.guard(func() {
 			n.aside(func() {
@@ -219,7 +219,7 @@ func (n *node) dial(_ *datagram.Local, a conn.Action, done func(transport.Link, 
 const rdsPort = 16385
 
 // sourcePort tells the lane to peers that go by it: port mod 8.
-func (n *node) sourcePort(p *conn.Path) uint16 {
+func (n *node) sourcePort(p *conn.Lane) uint16 {
 	return uint16(32768 + 8*n.w.rng.Intn(3000) + p.Index())
 }
 
@@ -230,10 +230,10 @@ func (n *node) accepted(e *sim.End, from netip.AddrPort) {
 }
 
 // changed is Machine.Changed.
-func (n *node) changed(_ *datagram.Local, s rds.StateChange) {
-	n.w.mix(1, uint64(s.Path.Index()), uint64(s.Was), uint64(s.Now))
+func (n *node) changed(_ *datagram.Local, s conn.StateChange) {
+	n.w.mix(1, uint64(s.Lane.Index()), uint64(s.Was), uint64(s.Now))
 	if n.w.verbose != nil {
-		n.w.trace("%v: %v -> %v (%v)", s.Path, s.Was, s.Now, s.Err)
+		n.w.trace("%v: %v -> %v (%v)", s.Lane, s.Was, s.Now, s.Err)
 	}
 }
 

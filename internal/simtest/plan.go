@@ -178,7 +178,7 @@ func (w *World) fault() {
 		if n := w.byAddr[x]; n != nil && n.eng != nil && !n.frozen {
 			n.lock()
 			for _, pe := range n.eng.Peers() {
-				pe.Conn().Paths(func(p *conn.Path) {
+				pe.Conn().EachLane(func(p *conn.Lane) {
 					if w.chance(3) {
 						w.trace("FAULT %v is dropped by the administrator", p)
 						p.Drop(w.Now(), errAdmin)

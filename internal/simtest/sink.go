@@ -76,7 +76,7 @@ const leaseCost = 16
 
 func (m *memory) Place(from *rds.Peer, in conn.Arrival) (int, bool) {
 	a, w := m.a, m.a.n.w
-	src, t, p, seq := from.AddrPort(in.SPort), in.Train, in.Path, in.Seq
+	src, t, p, seq := from.AddrPort(in.SPort), in.Train, in.Lane, in.Seq
 	m.tried = true
 	if a.n.eng == nil {
 		return 0, false // the process crashed

@@ -19,6 +19,8 @@ type volClient struct {
 	upLife  int            // the last that had a session
 	p       *volProcess
 	maps    []*mapping // one for each disk of srv
+
+	holdNames int // so many of the next INFO_REQs are held on their way
 }
 
 func (c *volClient) String() string {

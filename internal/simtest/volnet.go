@@ -199,6 +199,7 @@ func (k *volLink) Post(op *transport.Op) {
 	if k.idle() {
 		clear(k.posted)
 	}
+	k.p.says(k.LocalAddr().Addr(), op)
 	k.OneSided.Post(op)
 	if op.Data != nil {
 		k.posted[unsafe.SliceData(op.Data)] = true

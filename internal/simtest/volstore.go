@@ -16,9 +16,11 @@ type disk struct {
 	shared   bool
 	mem      *blk.Volatile
 	stalled  time.Duration // nothing happens before
-	writeErr int           // so many writes fail, perhaps after a part of them
-	syncErr  bool          // the next sync fails
-	tears    bool          // sectors of one request reach the medium one by one
+	stuck    time.Duration // nor do stick of the next writes
+	stick    int
+	writeErr int  // so many writes fail, perhaps after a part of them
+	syncErr  bool // the next sync fails
+	tears    bool // sectors of one request reach the medium one by one
 
 	owner    *volClient  // the client that may write, unless it is shared
 	writes   [][]*vwrite // by sector
@@ -113,6 +115,12 @@ func (j *job) step() {
 	w := d.v.w
 	if wait := d.stalled - w.Now(); wait > 0 {
 		s.after(wait+w.upTo(time.Millisecond), j.step)
+		return
+	}
+	if wait := d.stuck - w.Now(); wait > 0 && d.stick > 0 && r.Op.Writes() && j.i == 0 {
+		d.stick--
+		s.after(wait+w.upTo(time.Millisecond), j.step)
+		s.after(w.upTo(200*time.Millisecond), func() { d.v.orphan(s.p, wait) })
 		return
 	}
 	sync := r.Op == blk.OpFlush || r.Flags&blk.FUA != 0 && r.Op.Writes()

@@ -3,11 +3,14 @@ package simtest
 import (
 	"context"
 	"net/netip"
+	"strings"
 	"time"
 
 	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
+	"github.com/rdsd/rdsd/transport"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // volumeSeeds is the first seed whose world has volumes too; all higher ones have.
@@ -201,7 +204,7 @@ func (v *volumes) fault() {
 	if w.chance(2) {
 		x, y = y, x
 	}
-	switch k := w.rng.Intn(20); {
+	switch k := w.rng.Intn(22); {
 	case k < 5:
 		long := w.upTo(4 * time.Second)
 		w.trace("FAULT path %d from %v to %v stalls for %v", i, x.n.addr, y.n.addr, long)
@@ -244,8 +247,95 @@ func (v *volumes) fault() {
 			x.full = true
 			w.After(long, func() { x.full = false })
 		}
-	default:
+	case k < 20:
 		v.admin(c)
+	default:
+		v.strand(c)
+	}
+}
+
+// strand has the next writes to a store get stuck there and lose their path (orphan), or has the whole store stall
+// while paths of a session to it are parted, all of them or some, and what the session's client says of its name next
+// is held on the way.
+func (v *volumes) strand(c *volClient) {
+	w := v.w
+	d := pick(w, c.srv.disks...)
+	long := time.Second + w.upTo(5*time.Second)
+	v.total.Stalls++
+	if w.chance(2) {
+		d.stuck, d.stick = w.Now()+long, 1+w.rng.Intn(2)
+		w.trace("FAULT %d writes get stuck in the store of %s for %v", d.stick, d.name, long)
+		return
+	}
+	d.stalled = w.Now() + long
+	all := w.chance(2)
+	for i := range c.node.nics {
+		if all || w.chance(2) {
+			v.part(c, i, silence+w.upTo(time.Second))
+		}
+	}
+	c.holdNames = w.rng.Intn(1 + len(c.node.nics))
+	w.trace("FAULT the store of %s stalls for %v, paths of %s are parted, all %v, and %d of its names will be held", d.name, long, c.name, all, c.holdNames)
+}
+
+// orphan parts a path on which the server p has requests that stay with it.
+func (v *volumes) orphan(p *volProcess, long time.Duration) {
+	w := v.w
+	if w.calm || p.host == nil {
+		return
+	}
+	for _, i := range p.host.Paths() {
+		c := v.client(i.Session)
+		if i.Role != volume.RoleServer || i.InFlight == 0 || c == nil {
+			continue
+		}
+		for k, h := range c.node.nics {
+			if strings.HasPrefix(i.Src, h.Addr.String()+":") {
+				w.trace("FAULT path %d of %s, with %d requests at the store, is parted for %v", k, c.name, i.InFlight, long)
+				v.part(c, k, long)
+				return
+			}
+		}
+	}
+}
+
+// silence is long enough for a path to be given up.
+const silence = 810 * time.Millisecond
+
+// part stops what c's node sends on path i, and perhaps what it is sent, for a while. What was
+// sent meanwhile comes with the next try of each connection, not at the end of the cut.
+func (v *volumes) part(c *volClient, i int, long time.Duration) {
+	w := v.w
+	v.total.Cuts++
+	from, to := c.node.nics[i].Addr, c.srv.nics[i].Addr
+	w.net.Cut(from, to, 0)
+	if w.chance(2) {
+		w.net.Cut(to, from, 0)
+	}
+	w.After(long, func() { w.net.HealPair(from, to) })
+}
+
+// says is told what the process posts to a link from one of its addresses: the name of a session that is to be held goes
+// no further for a while.
+func (p *volProcess) says(from netip.Addr, op *transport.Op) {
+	if op.Kind != transport.OpSend {
+		return
+	}
+	name, err := rtrswire.ParseInfoReq(op.Data)
+	if err != nil {
+		return
+	}
+	v, w := p.v, p.v.w
+	c := v.client(name)
+	if c.holdNames == 0 || w.calm {
+		return
+	}
+	c.holdNames--
+	w.trace("%s says its name at %v, which is held", name, from)
+	for i, h := range p.nics {
+		if h.Addr == from {
+			v.part(c, i, w.upTo(2*time.Second))
+		}
 	}
 }
 
@@ -330,7 +420,7 @@ func (p *volProcess) takeAway(ctx context.Context, d *disk) {
 // calmDown ends the faults.
 func (v *volumes) calmDown() {
 	for _, d := range v.disks {
-		d.stalled, d.writeErr, d.syncErr = 0, 0, false
+		d.stalled, d.writeErr, d.syncErr, d.stick = 0, 0, false, 0
 	}
 	for _, x := range v.nodes {
 		x.full = false

@@ -4,13 +4,14 @@ import (
 	"flag"
 	"fmt"
 	"go/ast"
-	"os"
 	"path/filepath"
 	"slices"
 	"sort"
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/rdsd/rdsd/internal/doctable"
 )
 
 var update = flag.Bool("update", false, "write the import table into docs/architecture.md")
@@ -105,14 +106,16 @@ var arrows = []struct {
 
 	// Test worlds: nothing a program imports.
 	{"internal/simtest", []string{"node/base", "node/config", "node/datagram", "node/volume", "node/peers", "shm", "rds", "conn", "cong", "rnbd", "rtrs", "blk", "transport", "transport/sim", "wire", "wire/rtrs", "wire/rnbd", "rdserr", "internal/buf", "internal/quota", "internal/reactor", "internal/stats"}},
-	{"internal/await", nil},       // for tests alone
-	{"internal/walk", nil},        // tests alone
-	{"internal/bench", nil},       // tests alone
-	{"internal/killtest", nil},    // tests alone
-	{"internal/pagetest", nil},    // tests alone
-	{"internal/memtest", nil},     // tests alone
-	{"internal/monitoring", nil},  // what Prometheus and Grafana are given, and its tests
-	{"internal/processtest", nil}, // tests alone
+	{"internal/await", nil},                   // for tests alone
+	{"internal/doctable", nil},                // for tests alone
+	{"internal/kernelpeer", []string{"wire"}}, // for tests alone
+	{"internal/walk", nil},                    // tests alone
+	{"internal/bench", nil},                   // tests alone
+	{"internal/killtest", nil},                // tests alone
+	{"internal/pagetest", nil},                // tests alone
+	{"internal/memtest", nil},                 // tests alone
+	{"internal/monitoring", nil},              // what Prometheus and Grafana are given, and its tests
+	{"internal/processtest", nil},             // tests alone
 	// A hostile client and a hostile peer know the layouts and the frames, as
 	// whoever reads the documents does, and nothing of a daemon's inside.
 	{"internal/adversary", []string{"api/rdsd/v1", "shm", "transport", "wire", "wire/rtrs", "wire/rnbd"}},
@@ -318,32 +321,5 @@ func TestArrowsInDocs(t *testing.T) {
 		}
 		fmt.Fprintf(&w, "| `%s` | %s |\n", a.pkg, text)
 	}
-	section(t, filepath.Join(root(t), "docs", "architecture.md"), "arrows", w.String())
-}
-
-// section compares what stands between the marks "<!-- name: begin … -->" and
-// "<!-- name: end -->" of a document with want, or writes it there.
-func section(t *testing.T, file, name, want string) {
-	t.Helper()
-	b, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	head, rest, ok := strings.Cut(string(b), "<!-- "+name+": begin")
-	mark, rest, ok2 := strings.Cut(rest, "-->\n")
-	body, tail, ok3 := strings.Cut(rest, "<!-- "+name+": end -->")
-	if !ok || !ok2 || !ok3 {
-		t.Fatalf("%s has no section %q", file, name)
-	}
-	if body == want {
-		return
-	}
-	if !*update {
-		t.Errorf("%s, section %q, differs from the code; go test ./internal/tidy -update writes it anew", file, name)
-		return
-	}
-	text := head + "<!-- " + name + ": begin" + mark + "-->\n" + want + "<!-- " + name + ": end -->" + tail
-	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	doctable.Check(t, filepath.Join(root(t), "docs", "architecture.md"), "./internal/tidy -update", *update, doctable.Table{Name: "arrows", Text: w.String()})
 }

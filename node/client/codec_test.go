@@ -346,3 +346,45 @@ func FuzzClientMessage(f *testing.F) {
 		in.release()
 	})
 }
+
+// TestSendBatchOfAnotherLayout: what a client may legally say in another layout is read the slow
+// way, and is the same.
+func TestSendBatchOfAnotherLayout(t *testing.T) {
+	usual := func() *rdsdv1.SendBatch {
+		s := &rdsdv1.SendBatch{}
+		s.SetId(7)
+		s.SetPayload([]byte("abb"))
+		s.SetLength([]uint32{1, 2})
+		s.SetDestination([]*rdsdv1.Endpoint{pbEndpoint(netip.MustParseAddrPort("10.0.0.1:1")), pbEndpoint(netip.MustParseAddrPort("10.0.0.2:2"))})
+		s.SetDestinationIndex([]uint32{1, 0})
+		s.SetFirstTag(9)
+		s.SetWantOutcomes(true)
+		s.SetWait(true)
+		s.SetTimeoutNs(11)
+		return s
+	}
+	var want inBatch
+	want.fromProto(usual())
+	for what, change := range map[string]func(s *rdsdv1.SendBatch){
+		"the usual layout":      func(*rdsdv1.SendBatch) {},
+		"a number of later":     func(s *rdsdv1.SendBatch) { s.ProtoReflect().SetUnknown([]byte{15 << 3, 1}) },
+		"bytes of later":        func(s *rdsdv1.SendBatch) { s.ProtoReflect().SetUnknown([]byte{15<<3 | 2, 1, 9}) },
+		"a destination of more": func(s *rdsdv1.SendBatch) { s.GetDestination()[1].ProtoReflect().SetUnknown([]byte{15 << 3, 1}) },
+	} {
+		s := usual()
+		change(s)
+		m := &rdsdv1.ClientMessage{}
+		m.SetSend(s)
+		var in inMsg
+		decode(t, &in, m)
+		got := &in.batch
+		if !in.isBatch || got.id != want.id || !bytes.Equal(got.payload, want.payload) || !cmp.Equal(got.lengths, want.lengths) || !cmp.Equal(got.index, want.index) ||
+			got.firstTag != want.firstTag || !got.want || !got.wait || got.timeout != want.timeout || len(got.dests) != 2 || got.dests[0] != want.dests[0] || got.dests[1] != want.dests[1] {
+			t.Errorf("%s: %+v, want %+v", what, got, want)
+		}
+		if short := in.buf != nil; short != (what == "the usual layout") {
+			t.Errorf("%s: taken the short way %v", what, short)
+		}
+		in.release()
+	}
+}

@@ -403,7 +403,7 @@ func (r *ringSock) Collect() {
 // Place implements rds.Sink.
 func (r *ringSock) Place(from *rds.Peer, a conn.Arrival) (cost int, ok bool) {
 	r.host.Moved(len(a.Train.Body))
-	src, lane := from.AddrPort(a.SPort), r.host.LaneIndex(a.Path)
+	src, lane := from.AddrPort(a.SPort), r.host.LaneIndex(a.Lane)
 	if b := a.Buf; b != nil && b.Owner() == buf.Owner(r) {
 		if cost, ok = r.End.Place(src, uint64(b.ID)*shm.UnitBytes, a.Train, lane, a.Seq); ok {
 			b.ID = slotTaken

@@ -48,6 +48,22 @@ func (b *brittleStream) SendMsg(m any) error {
 	return nil
 }
 
+// sendToItself has a stream take a batch as its client would send it.
+func sendToItself(t *testing.T, s *sockStream, b *rdsdv1.SendBatch) {
+	t.Helper()
+	m, in := &rdsdv1.ClientMessage{}, &inMsg{}
+	m.SetSend(b)
+	raw, err := proto.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := in.unmarshal(mem.BufferSlice{mem.SliceBuffer(raw)}); err != nil || !in.isBatch {
+		t.Fatal("the batch was not taken as one:", err)
+	}
+	s.send(&in.batch)
+	in.release()
+}
+
 // TestClosingOnlyBehindEverything holds that Closing is said behind all that a socket still had for its client, and not at all once one of
 // these messages was lost: a client takes Closing as the word that it has seen every outcome there is.
 func TestClosingOnlyBehindEverything(t *testing.T) {
@@ -82,6 +98,31 @@ func TestClosingOnlyBehindEverything(t *testing.T) {
 	}
 }
 
+// TestAnswerBringsTheNewsItTakes: the reader, which writes what there is behind each message, may take the word that there is
+// news before the pusher does. Then it writes the news: nobody else would.
+func TestAnswerBringsTheNewsItTakes(t *testing.T) {
+	local := netip.MustParseAddr("127.0.0.1")
+	eng := newTestEngine(local, rds.DefaultConfig())
+	n := newWorld(t, config.Default(), func(netip.Addr) datagram.Engine { return eng })
+	st := &brittleStream{ctx: t.Context(), breaks: -1}
+	s := newSockStream(n.clients, st, config.Identity{UID: 1})
+	if err := s.bind(clienttest.BindTo(local, 0)); err != nil {
+		t.Fatal(err)
+	}
+	defer s.close()
+	sendToItself(t, s, clienttest.BatchOf(1, s.sock.Addr(), "to", "myself"))
+	s.News()
+	if err := s.answer(); err != nil {
+		t.Fatal(err)
+	}
+	if want := []string{"bound", "result", "datagrams"}; !slices.Equal(st.given, want) {
+		t.Errorf("the stream was given %v, want %v", st.given, want)
+	}
+	if len(s.news) != 0 {
+		t.Error("there is news still, and nothing more to bring")
+	}
+}
+
 // TestNewsBreakOff holds that a stream which loses a message is given nothing behind it, whichever of a socket's news it was: the answer to
 // a batch, outcomes or datagrams. What was taken out of the receive queue for it is let go.
 func TestNewsBreakOff(t *testing.T) {
@@ -95,19 +136,9 @@ func TestNewsBreakOff(t *testing.T) {
 		if err := s.bind(clienttest.BindTo(local, 0)); err != nil {
 			t.Fatal(err)
 		}
-		m, in := &rdsdv1.ClientMessage{}, &inMsg{}
 		b := clienttest.BatchOf(1, s.sock.Addr(), "to", "myself")
 		b.SetWantOutcomes(true)
-		m.SetSend(b)
-		raw, err := proto.Marshal(m)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := in.unmarshal(mem.BufferSlice{mem.SliceBuffer(raw)}); err != nil || !in.isBatch {
-			t.Fatal(err)
-		}
-		s.send(&in.batch)
-		in.release()
+		sendToItself(t, s, b)
 		s.sayClosing(rdserr.ErrClosed)
 		if want := whole[:min(breaks+1, len(whole))]; !slices.Equal(st.given, want) {
 			t.Errorf("message %d is lost: the stream was given %v, want %v", breaks, st.given, want)
@@ -132,17 +163,7 @@ func TestPushWaitsForMemory(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer s.close()
-	m, in := &rdsdv1.ClientMessage{}, &inMsg{}
-	m.SetSend(clienttest.BatchOf(1, s.sock.Addr(), "to", "myself"))
-	raw, err := proto.Marshal(m)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := in.unmarshal(mem.BufferSlice{mem.SliceBuffer(raw)}); err != nil || !in.isBatch {
-		t.Fatal(err)
-	}
-	s.send(&in.batch)
-	in.release()
+	sendToItself(t, s, clienttest.BatchOf(1, s.sock.Addr(), "to", "myself"))
 
 	other := n.deps.Memory.Account(quota.Holder{})
 	defer other.Close()

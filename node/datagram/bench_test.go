@@ -259,7 +259,7 @@ func idlePeers(t *testing.T) (kibPerPeer float64) {
 		up = 0
 		e, _ := h.Lock()
 		for _, pe := range e.Peers() {
-			if pe.Conn().Up() && pe.Conn().PathAt(0).Ready() {
+			if pe.Conn().Up() && pe.Conn().LaneAt(0).Ready() {
 				up++
 			}
 		}

@@ -13,7 +13,7 @@ import (
 
 // dialled is told what came of a dial.
 func (h *Local) dialled(a conn.Action, link transport.Link, err error) {
-	p, attempt := a.Path, a.Attempt
+	p, attempt := a.Lane, a.Attempt
 	h.prepareLanes(p.Conn().Remote())
 	_, now := h.Lock()
 	switch {
@@ -43,7 +43,7 @@ func (h *Local) connect(ctx context.Context, a conn.Action) (link transport.Link
 }
 
 func (h *Local) connectNow(ctx context.Context, a conn.Action) (transport.Link, error) {
-	if !h.all.engineConfig.AllowPeer(a.Path.Conn().Remote()) { // not any more
+	if !h.all.engineConfig.AllowPeer(a.Lane.Conn().Remote()) { // not any more
 		return nil, errNotAllowed
 	}
 	h.mu.Lock()
@@ -52,7 +52,7 @@ func (h *Local) connectNow(ctx context.Context, a conn.Action) (transport.Link, 
 	if leaving {
 		return nil, errLeaving
 	}
-	return h.all.provider.Dial(ctx, netip.AddrPortFrom(h.addr, 0), netip.AddrPortFrom(a.Path.Conn().Remote(), h.port), a.Lane)
+	return h.all.provider.Dial(ctx, netip.AddrPortFrom(h.addr, 0), netip.AddrPortFrom(a.Lane.Conn().Remote(), h.port), a.Index)
 }
 
 // Accept judges an incoming connection. What is refused is closed before
@@ -100,8 +100,8 @@ func (h *Local) Accept(link transport.Link) {
 		}
 		return
 	}
-	k := &laneLink{h: h, p: a.Path, attempt: a.Attempt, link: link, shake: shake}
-	l := h.laneOf(a.Path)
+	k := &laneLink{h: h, p: a.Lane, attempt: a.Attempt, link: link, shake: shake}
+	l := h.laneOf(a.Lane)
 	l.links = append(l.links, k)
 	h.links.Add(1)
 	if !a.Parked {
@@ -112,7 +112,7 @@ func (h *Local) Accept(link transport.Link) {
 
 func (h *Local) closeLink(a conn.Action) {
 	h.mu.Lock()
-	l := h.laneOf(a.Path)
+	l := h.laneOf(a.Lane)
 	k := l.find(a.Attempt)
 	parked := k != nil && a.Kind == conn.ActAbort
 	if parked {
@@ -136,13 +136,13 @@ func (h *Local) closeLink(a conn.Action) {
 
 func (h *Local) pollAcked(a conn.Action) {
 	h.mu.Lock()
-	k := h.laneOf(a.Path).find(a.Attempt)
+	k := h.laneOf(a.Lane).find(a.Attempt)
 	h.mu.Unlock()
 	if k == nil {
 		return
 	}
 	n := k.link.Acked()
 	_, now := h.Lock()
-	a.Path.Acked(now, a.Attempt, n)
+	a.Lane.Acked(now, a.Attempt, n)
 	h.Unlock()
 }

@@ -14,7 +14,7 @@
 // Nothing blocks and no system call is made with Local.mu held.
 //
 // Goroutines: the reactors, which read and write the links, run the timer of each
-// Local and whatever is handed to them; the log of path states; dials under way. Each
+// Local and whatever is handed to them; the log of lane states; dials under way. Each
 // says at its go statement how it ends.
 //
 // Read host.go, local.go and seam.go first; then transmit.go, lane.go and connect.go.

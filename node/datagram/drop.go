@@ -13,11 +13,11 @@ var errNotAllowed = errors.New("the configuration does not allow this peer any m
 func (a *Host) DropRefused() (dropped int) {
 	for _, h := range a.list {
 		e, now := h.Lock()
-		var gone []*conn.Path
+		var gone []*conn.Lane
 		for _, pe := range e.Peers() {
 			kernel := pe.Conn().Kind() == conn.KindKernel || pe.Conn().Kind() == conn.KindKernelLegacy
 			if !a.engineConfig.AllowPeer(pe.Addr()) || kernel && !a.engineConfig.AllowKernel(pe.Addr()) {
-				pe.Conn().Paths(func(p *conn.Path) { gone = append(gone, p) })
+				pe.Conn().EachLane(func(p *conn.Lane) { gone = append(gone, p) })
 			}
 		}
 		for _, p := range gone {

@@ -278,10 +278,10 @@ func (s *seam) until(what string, f func() bool) {
 	await.Until(s.t, 3*time.Second, what, f)
 }
 
-func (s *seam) path(remote netip.Addr) (p *conn.Path) {
+func (s *seam) lane(remote netip.Addr) (p *conn.Lane) {
 	e, _ := s.h.Lock()
 	if pe := e.Known(remote); pe != nil && pe.Conn() != nil {
-		pe.Conn().Paths(func(x *conn.Path) {
+		pe.Conn().EachLane(func(x *conn.Lane) {
 			if x.Index() == 0 {
 				p = x
 			}
@@ -292,7 +292,7 @@ func (s *seam) path(remote netip.Addr) (p *conn.Path) {
 }
 
 func (s *seam) info(remote netip.Addr) (i conn.Info) {
-	if p := s.path(remote); p != nil {
+	if p := s.lane(remote); p != nil {
 		s.h.Lock()
 		i = p.Info()
 		s.h.Unlock()

@@ -23,10 +23,10 @@ const (
 	SideSender = "sender" // a peer says so: sockets of this node may not send to it
 )
 
-// Figures is what the paths, the sockets and the congested ports of a node come to, for
+// Figures is what the lanes, the sockets and the congested ports of a node come to, for
 // those who watch it. However many there are, Figures has a bounded size.
 type Figures struct {
-	Paths     map[string]int // by state
+	Lanes     map[string]int // by state
 	Peers     []PeerFigures
 	Congested map[string]int // ports, by side
 	Ports     []PortFigures  // those congested for longest, of each side
@@ -38,7 +38,7 @@ type Figures struct {
 // PeerFigures are those of one peer.
 type PeerFigures struct {
 	Local, Remote  netip.Addr
-	PathsUp        int
+	LanesUp        int
 	CongestedPorts int           // of the peer
 	RoundTrip      time.Duration // smoothed; 0: not measured yet
 }
@@ -51,10 +51,8 @@ type PortFigures struct {
 	Blocked  uint64        // sends of this node refused or made to wait meanwhile
 	Waiting  int           // sockets of this node that wait for it
 
-	Known       bool // what follows is known: always of a reader's side
-	UID, PID    uint32
-	QueuedBytes uint64
-	Fillers     []rds.Culprit // largest first
+	Known      bool // the reader is: always of a reader's side
+	PortReader      // with FigureFillers at most
 }
 
 // SocketFigures are those of one socket.
@@ -72,9 +70,9 @@ type SocketSums struct {
 
 // Figures fills in f. The lock of an address is held for a page at a time.
 func (a *Host) Figures(f *Figures) {
-	f.Paths = map[string]int{}
+	f.Lanes = map[string]int{}
 	for s := conn.Down; s <= conn.Error; s++ {
-		f.Paths[s.String()] = 0
+		f.Lanes[s.String()] = 0
 	}
 	f.Congested = map[string]int{SideReader: 0, SideSender: 0}
 	var sockets top[SocketFigures]
@@ -95,11 +93,11 @@ func (a *Host) Figures(f *Figures) {
 func (h *Local) peerFigures(f *Figures) {
 	h.EachPeer(func(_ *rds.Engine, pe *rds.Peer) {
 		p := PeerFigures{Local: h.addr, Remote: pe.Addr(), CongestedPorts: pe.CongestedPorts(), RoundTrip: pe.Conn().RTT()}
-		pe.Conn().Paths(func(cp *conn.Path) {
+		pe.Conn().EachLane(func(cp *conn.Lane) {
 			s := cp.State()
-			f.Paths[s.String()]++
+			f.Lanes[s.String()]++
 			if s == conn.Up {
-				p.PathsUp++
+				p.LanesUp++
 			}
 		})
 		f.Congested[SideSender] += p.CongestedPorts
@@ -118,13 +116,7 @@ func (h *Local) portFigures(f *Figures, here, there *top[PortFigures]) {
 		if !t.wants(uint64(p.Age), FigurePorts) {
 			return
 		}
-		if c.Reader != nil {
-			p.Known = true
-			p.UID, p.PID, p.QueuedBytes = c.Reader.UID, c.Reader.PID, c.Reader.Queued
-			for _, r := range c.Reader.Fillers[:min(len(c.Reader.Fillers), FigureFillers)] {
-				p.Fillers = append(p.Fillers, rds.Culprit{Source: r.Source, N: int(r.Datagrams), Bytes: int(r.Bytes)})
-			}
-		}
+		p.Known, p.PortReader = c.Reader != nil, ReaderThere(c.Reader, FigureFillers)
 		t.add(uint64(p.Age), p, FigurePorts)
 	}, nil)
 }
@@ -132,7 +124,7 @@ func (h *Local) portFigures(f *Figures, here, there *top[PortFigures]) {
 // fill says who should read one of this node's ports and who fills it.
 func (h *Local) fill(p *PortFigures) {
 	if r, ok := h.Reader(p.Endpoint.Port(), FigureFillers); ok { // else it was closed meanwhile
-		p.Known, p.UID, p.PID, p.QueuedBytes, p.Fillers = true, r.UID, r.PID, r.QueuedBytes, r.Fillers
+		p.Known, p.PortReader = true, r
 	}
 }
 

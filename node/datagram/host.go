@@ -206,8 +206,8 @@ func (a *Host) Read(s *Snapshot) {
 	for _, h := range a.list {
 		h.Lock()
 		c := h.e.OwnCounters()
-		s.Queueing.Merge(&h.e.QueueNs)
-		s.Rtt.Merge(&h.e.RTTNs)
+		s.Queueing.Merge(h.e.QueueNs())
+		s.Rtt.Merge(h.e.RTTNs())
 		h.Unlock()
 		h.EachPeer(func(_ *rds.Engine, pe *rds.Peer) {
 			q, k := pe.Conn().Queued(), pe.Counters()
@@ -277,7 +277,7 @@ func (h *Local) whyDown(remote netip.Addr) string {
 	var last error
 	e, _ := h.Lock()
 	if pe, err := e.Peer(remote); err == nil && pe.Conn() != nil && !pe.Conn().Up() {
-		pe.Conn().Paths(func(p *conn.Path) {
+		pe.Conn().EachLane(func(p *conn.Lane) {
 			if err := p.Info().LastErr; err != nil {
 				last = err
 			}
@@ -316,15 +316,15 @@ func (a *Host) hostFor(local, remote netip.Addr) (*Local, error) {
 
 var errDropped = errors.New("dropped by an administrator")
 
-// DropPath gives up the links to remote; lane < 0: all lanes.
-func (a *Host) DropPath(local, remote netip.Addr, lane int) (dropped int) {
+// DropLane gives up the links to remote; lane < 0: all lanes.
+func (a *Host) DropLane(local, remote netip.Addr, lane int) (dropped int) {
 	for _, h := range a.list {
 		if local.IsValid() && h.addr != local {
 			continue
 		}
 		_, now := h.Lock()
 		if pe := h.e.Known(remote); pe != nil {
-			pe.Conn().Paths(func(p *conn.Path) {
+			pe.Conn().EachLane(func(p *conn.Lane) {
 				if (lane < 0 || p.Index() == lane) && p.Drop(now, errDropped) {
 					dropped++
 				}

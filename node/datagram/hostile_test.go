@@ -25,7 +25,7 @@ import (
 // attack is one way to be malformed. Each ends its link.
 type attack struct {
 	name   string
-	reason string // what the path's error must say; "" when framing ends it
+	reason string // what the lane's error must say; "" when framing ends it
 	rdsd   bool   // after a proper handshake as an rdsd
 	frame  func(rng *rand.Rand) []byte
 }
@@ -196,7 +196,7 @@ func wantReason(t *testing.T, h *Local, addr netip.Addr, a *attack) {
 		e, _ := h.Lock()
 		for _, pe := range e.Peers() {
 			if pe.Addr() == addr {
-				pe.Conn().Paths(func(p *conn.Path) {
+				pe.Conn().EachLane(func(p *conn.Lane) {
 					if err := p.Info().LastErr; err != nil {
 						last = err.Error()
 					}
@@ -209,7 +209,7 @@ func wantReason(t *testing.T, h *Local, addr netip.Addr, a *attack) {
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	t.Errorf("%s: the path's error is %q, which does not say %q", a.name, last, a.reason)
+	t.Errorf("%s: the lane's error is %q, which does not say %q", a.name, last, a.reason)
 }
 
 // goodTraffic keeps datagrams flowing from one core to another and checks that

@@ -10,8 +10,8 @@ import (
 	"github.com/rdsd/rdsd/transport"
 )
 
-// lane is what the shell knows of a path: the links it has or is about to
-// have. It hangs on conn.Path.Data; Local.mu guards it.
+// lane is what the shell knows of a conn.Lane: the links it has or is about to
+// have. It hangs on conn.Lane.Data; Local.mu guards it.
 type lane struct {
 	links    []*laneLink
 	lastTurn time.Duration // end of the last transmit turn
@@ -20,10 +20,10 @@ type lane struct {
 	unledgered bool            // the ledger had no room
 }
 
-// laneLink is one link of a path; the transport's Handler.
+// laneLink is one link of a lane; the transport's Handler.
 type laneLink struct {
 	h       *Local
-	p       *conn.Path
+	p       *conn.Lane
 	attempt uint64
 	link    transport.Link
 	dead    bool             // guarded by Local.mu
@@ -36,12 +36,12 @@ type laneLink struct {
 	charged int64 // of them
 }
 
-// Of tells which attempt of which path l is the link of.
-func (l *laneLink) Of() (p *conn.Path, attempt uint64) { return l.p, l.attempt }
+// Of tells which attempt of which lane l is the link of.
+func (l *laneLink) Of() (p *conn.Lane, attempt uint64) { return l.p, l.attempt }
 
 var _ transport.Placer = (*laneLink)(nil)
 
-func (h *Local) laneOf(p *conn.Path) *lane {
+func (h *Local) laneOf(p *conn.Lane) *lane {
 	l, _ := p.Data.(*lane)
 	if l == nil {
 		l = &lane{}
@@ -60,7 +60,7 @@ func (l *lane) find(attempt uint64) *laneLink {
 }
 
 // current is the link p transmits on, nil when it has none that works.
-func (l *lane) current(p *conn.Path) *laneLink {
+func (l *lane) current(p *conn.Lane) *laneLink {
 	if k := l.find(p.Attempt()); k != nil && !k.dead {
 		return k
 	}
@@ -163,7 +163,7 @@ func (l *laneLink) Closed(err error, acked uint64) {
 
 // startParked begins to read an accepted link that waited for its
 // predecessor's end. The lock is held.
-func (h *Local) startParked(p *conn.Path) {
+func (h *Local) startParked(p *conn.Lane) {
 	if k := h.laneOf(p).find(p.Attempt()); k != nil && (p.State() == conn.Up || p.State() == conn.Disconnecting) {
 		k.link.Start(k)
 	}
@@ -171,7 +171,7 @@ func (h *Local) startParked(p *conn.Path) {
 
 // LinkOf is the link that p sends on now, nil when it has none that works. The lock is
 // held.
-func (h *Local) LinkOf(p *conn.Path) transport.Link {
+func (h *Local) LinkOf(p *conn.Lane) transport.Link {
 	if k := h.laneOf(p).current(p); k != nil {
 		return k.link
 	}

@@ -29,7 +29,7 @@ type localRings struct {
 
 // ledgerLane is p's entry in the ledger, made when it is first asked for; nil
 // without a ledger, or when that is full.
-func (h *Local) ledgerLane(p *conn.Path) *shm.LedgerLane {
+func (h *Local) ledgerLane(p *conn.Lane) *shm.LedgerLane {
 	l := h.laneOf(p)
 	if l.ledger == nil && h.all.ledger != nil && !l.unledgered {
 		c := p.Conn()
@@ -45,7 +45,7 @@ func (h *Local) ledgerLane(p *conn.Path) *shm.LedgerLane {
 }
 
 // freeLane gives back the ledger's entry of a lane whose peer was forgotten.
-func (h *Local) freeLane(p *conn.Path) {
+func (h *Local) freeLane(p *conn.Lane) {
 	l := h.laneOf(p)
 	l.ledger.Free()
 	l.ledger, l.unledgered = nil, true
@@ -61,7 +61,7 @@ func (h *Local) prepareLanes(remote netip.Addr) {
 
 // LaneIndex is the ledger's number of the lane that a datagram came by; p is nil for
 // one that stays at this address.
-func (h *Local) LaneIndex(p *conn.Path) uint32 {
+func (h *Local) LaneIndex(p *conn.Lane) uint32 {
 	if p == nil {
 		return h.ledgerHere().Index()
 	}
@@ -82,7 +82,7 @@ func (h *Local) ledgerHere() *shm.LedgerLane {
 }
 
 // recordLane writes down who p leads to, and where it stands.
-func (h *Local) recordLane(p *conn.Path) {
+func (h *Local) recordLane(p *conn.Lane) {
 	if l := h.laneOf(p).ledger; l != nil {
 		c := p.Conn()
 		l.SetPeer(uint8(c.Kind()), c.Incarnation(), c.PeerIncarnation())
@@ -92,7 +92,7 @@ func (h *Local) recordLane(p *conn.Path) {
 }
 
 // refusals lists what p refused and the peer may not know, ascending.
-func (h *Local) refusals(p *conn.Path) []uint64 {
+func (h *Local) refusals(p *conn.Lane) []uint64 {
 	n := p.Refusals(h.rings.refs[:])
 	h.rings.refused = h.rings.refused[:0]
 	for _, r := range h.rings.refs[:n] {
@@ -105,7 +105,7 @@ func (h *Local) refusals(p *conn.Path) []uint64 {
 // commit ends a read of p: what it placed becomes visible to clients together
 // with the lane's place in the ledger, before the lock is let go and so before
 // an acknowledgement can leave (D5).
-func (h *Local) commit(p *conn.Path) {
+func (h *Local) commit(p *conn.Lane) {
 	if h.all.ledger == nil {
 		return
 	}
@@ -165,26 +165,26 @@ const movedStep = 8 << 20
 // openLedger makes the ledger of this life of the daemon. What a life that was
 // killed left there is said in the log and replaced: its clients bind anew.
 func (a *Host) openLedger() error {
-	path := a.deps.Config.LedgerPath()
-	if path == "" {
+	file := a.deps.Config.LedgerPath()
+	if file == "" {
 		return nil
 	}
-	l, err := shm.OpenLedger(path, shm.LedgerSpec{
+	l, err := shm.OpenLedger(file, shm.LedgerSpec{
 		Instance: a.deps.Instance,
 		Lanes:    a.deps.Config.Limits.MaxPeers * wire.MaxLanes,
 		Regions:  min(a.deps.Config.Limits.MaxSockets, 1<<16),
 		Commits:  len(a.list),
 	})
 	if err != nil {
-		return a.deps.Config.Failed("api.ledger", fmt.Errorf("api.ledger %s: %w", path, err))
+		return a.deps.Config.Failed("api.ledger", fmt.Errorf("api.ledger %s: %w", file, err))
 	}
 	if !l.InMemory() {
-		a.deps.Log.Warn("api.ledger is on a disk: while a page of it is written there, datagrams of all clients wait; it belongs on a tmpfs such as /run", "file", path)
+		a.deps.Log.Warn("api.ledger is on a disk: while a page of it is written there, datagrams of all clients wait; it belongs on a tmpfs such as /run", "file", file)
 	}
 	for i, h := range a.list {
 		if err := l.Commit(i); err != nil {
 			l.Close()
-			return a.deps.Config.Failed("api.ledger", fmt.Errorf("api.ledger %s: %w", path, err))
+			return a.deps.Config.Failed("api.ledger", fmt.Errorf("api.ledger %s: %w", file, err))
 		}
 		h.rings.number = i
 	}

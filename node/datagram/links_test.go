@@ -86,7 +86,7 @@ func linksOf(h *Local, remote netip.Addr) (up, links, lanes int) {
 	for _, pe := range e.Peers() {
 		if pe.Addr() == remote {
 			lanes = pe.Conn().Lanes()
-			pe.Conn().Paths(func(p *conn.Path) {
+			pe.Conn().EachLane(func(p *conn.Lane) {
 				if p.State() == conn.Up {
 					up++
 				}
@@ -137,7 +137,7 @@ func TestLanes(t *testing.T) {
 				f.send(t, sink, uint64(i))
 			}
 			if i%100 == 50 {
-				way.from.all.DropPath(netip.Addr{}, way.to.addr, i/100)
+				way.from.all.DropLane(netip.Addr{}, way.to.addr, i/100)
 			}
 		}
 		if err := <-done; err != nil {
@@ -184,7 +184,7 @@ func TestDuel(t *testing.T) {
 						other = y
 					}
 					if up, links, _ := linksOf(h, other.addr); up != links || links > 2 { // lane 0 and the flow's own
-						t.Errorf("%v has %d paths up and %d links", h.addr, up, links)
+						t.Errorf("%v has %d lanes up and %d links", h.addr, up, links)
 					}
 				}
 			})

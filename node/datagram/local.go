@@ -35,16 +35,16 @@ type Local struct {
 	tracing *tracing      // nil: nobody traces
 	closed  bool
 	leaving bool         // nothing is dialled any more
-	kicked  []*conn.Path // handed over to worker
+	kicked  []*conn.Lane // handed over to worker
 	watch   []*Watch
 	rings   localRings
 
 	waiting atomic.Int32 // goroutines asleep on mu
 
-	// A turn that ended with nothing more to write leaves its path in written, for the next
+	// A turn that ended with nothing more to write leaves its lane in written, for the next
 	// step (transmit.go).
 	steps   atomic.Uint64 // begun so far; stored with mu held
-	written atomic.Pointer[conn.Path]
+	written atomic.Pointer[conn.Lane]
 
 	listener transport.Listener // set by start
 	links    sync.WaitGroup     // links and dials under way
@@ -162,11 +162,11 @@ func (h *Local) Unlock() {
 		}
 	}
 	for _, c := range w.Evicted {
-		c.Paths(h.freeLane)
+		c.EachLane(h.freeLane)
 	}
 	w.bells = h.publishRings(w.bells[:0])
 	for i := range w.States {
-		h.recordLane(w.States[i].Path)
+		h.recordLane(w.States[i].Lane)
 	}
 	h.mu.Unlock()
 
@@ -237,7 +237,7 @@ func (h *Local) tick() {
 func (h *Local) carryOut(a conn.Action) {
 	switch a.Kind {
 	case conn.ActKick:
-		h.kick(a.Path)
+		h.kick(a.Lane)
 	case conn.ActDial:
 		guard.Point("step.late")
 		h.all.machine.Dial(h, a, func(link transport.Link, err error) { h.dialled(a, link, err) })
@@ -254,7 +254,7 @@ func (h *Local) carryOut(a conn.Action) {
 		h.pollAcked(a)
 	case conn.ActResume:
 		h.mu.Lock()
-		l := h.laneOf(a.Path).find(a.Attempt)
+		l := h.laneOf(a.Lane).find(a.Attempt)
 		h.mu.Unlock()
 		if l != nil {
 			l.link.Start(l) // one that was parked; nothing happens otherwise
@@ -273,7 +273,7 @@ func (h *Local) background(f func()) {
 	h.links.Add(1)
 	go func() {
 		defer h.links.Done()
-		// A path waits for what f has to tell: without it, it would wait for ever.
+		// A lane waits for what f has to tell: without it, it would wait for ever.
 		defer h.all.deps.Guard.Recover(guard.Step, nil)
 		f()
 	}()
@@ -294,7 +294,7 @@ func (h *Local) stop() {
 	var links []*laneLink
 	var unstarted int
 	for _, pe := range h.e.Peers() {
-		pe.Conn().Paths(func(p *conn.Path) {
+		pe.Conn().EachLane(func(p *conn.Lane) {
 			l := h.laneOf(p)
 			for _, k := range append([]*laneLink(nil), l.links...) {
 				links = append(links, k)

@@ -30,8 +30,8 @@ type Machine struct {
 	// From says whose connection an accepted link is (peers.NoUser: nobody's of this
 	// machine), or why there may be no peer behind it.
 	From func(local, remote netip.AddrPort) (user int64, err error)
-	// Changed is told of each change of a path's state, without a lock.
-	Changed func(h *Local, s rds.StateChange)
+	// Changed is told of each change of a lane's state, without a lock.
+	Changed func(h *Local, s conn.StateChange)
 }
 
 // Thread is what the shell asks of the thread that a Worker is: a reactor, or a world's

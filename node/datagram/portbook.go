@@ -51,17 +51,17 @@ type bookPage struct {
 
 type bookPages map[netip.Addr]bookPage
 
-// openPortBook makes the book of this life at path, and returns what the former
+// openPortBook makes the book of this life at file, and returns what the former
 // one says of the addresses that are served again; that stands in the new one, too.
-func openPortBook(path string, addrs []netip.Addr) (*portBook, bookPages, error) {
+func openPortBook(file string, addrs []netip.Addr) (*portBook, bookPages, error) {
 	if len(addrs) > bookMostAddrs {
 		return nil, nil, fmt.Errorf("%d addresses, more than %d", len(addrs), bookMostAddrs)
 	}
-	was, err := readPortBook(path)
+	was, err := readPortBook(file)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, nil, err
 	}
-	fresh := path + ".new"
+	fresh := file + ".new"
 	os.Remove(fresh)
 	f, err := os.OpenFile(fresh, os.O_RDWR|os.O_CREATE|os.O_EXCL|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
@@ -97,7 +97,7 @@ func openPortBook(path string, addrs []netip.Addr) (*portBook, bookPages, error)
 			b.noteKernel(a, k)
 		}
 	}
-	if err := os.Rename(fresh, path); err != nil {
+	if err := os.Rename(fresh, file); err != nil {
 		b.close()
 		return nil, nil, err
 	}
@@ -106,8 +106,8 @@ func openPortBook(path string, addrs []netip.Addr) (*portBook, bookPages, error)
 
 // readPortBook reads a former life's. One that is not the daemon's own, or makes
 // no sense, is an error.
-func readPortBook(path string) (bookPages, error) {
-	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
+func readPortBook(file string) (bookPages, error) {
+	f, err := os.OpenFile(file, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +117,7 @@ func readPortBook(path string) (bookPages, error) {
 		return nil, err
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG || st.Uid != uint32(os.Geteuid()) {
-		return nil, fmt.Errorf("%s is no file of this daemon's user", path)
+		return nil, fmt.Errorf("%s is no file of this daemon's user", file)
 	}
 	var head [bookTables]byte
 	if _, err := io.ReadFull(f, head[:]); err != nil {
@@ -200,19 +200,19 @@ func (b *portBook) close() {
 // (rds.restart_hold), and writes down those of this one. It returns the kernels to
 // connect to.
 func (a *Host) openPorts() bookPages {
-	path := a.deps.Config.LedgerPath()
+	file := a.deps.Config.LedgerPath()
 	hold := a.deps.Config.RDS.RestartHold.Duration
-	if path == "" || hold == 0 {
+	if file == "" || hold == 0 {
 		return nil
 	}
-	path += ".ports"
+	file += ".ports"
 	var addrs []netip.Addr
 	for _, h := range a.list {
 		addrs = append(addrs, h.addr)
 	}
-	book, held, err := openPortBook(path, addrs)
+	book, held, err := openPortBook(file, addrs)
 	if err != nil {
-		a.deps.Log.Warn("ports will not be held over a restart", "file", path, "error", err)
+		a.deps.Log.Warn("ports will not be held over a restart", "file", file, "error", err)
 		return nil
 	}
 	a.ports = book

@@ -9,11 +9,11 @@ import (
 )
 
 func TestPortBook(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "ports")
+	file := filepath.Join(t.TempDir(), "ports")
 	a, b, c := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1"), netip.MustParseAddr("10.0.0.2")
 	open := func(want bookPages, addrs ...netip.Addr) *portBook {
 		t.Helper()
-		book, held, err := openPortBook(path, addrs)
+		book, held, err := openPortBook(file, addrs)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -46,17 +46,17 @@ func TestPortBook(t *testing.T) {
 	open(bookPages{c: {map[uint16]uint32{5: 6}, nil}, b: {map[uint16]uint32{4000: 1001}, kernelsB}}, c, b)
 
 	for what, content := range map[string]string{"empty": "", "short": "rdsd", "another file": string(make([]byte, 1<<20))} {
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+		if err := os.WriteFile(file, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
 		}
 		t.Log(what)
 		open(bookPages{}, a)
 	}
-	os.Remove(path)
-	if err := os.Symlink("/etc/passwd", path); err != nil {
+	os.Remove(file)
+	if err := os.Symlink("/etc/passwd", file); err != nil {
 		t.Fatal(err)
 	}
-	if _, _, err := openPortBook(path, []netip.Addr{a}); err == nil {
+	if _, _, err := openPortBook(file, []netip.Addr{a}); err == nil {
 		t.Error("a symbolic link was followed")
 	}
 }

@@ -1,13 +1,40 @@
 package datagram
 
-import "github.com/rdsd/rdsd/rds"
+import (
+	"net/netip"
 
-// PortReader is who ought to read a port of this node, and who fills it.
+	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/wire"
+)
+
+// PortReader is who ought to read a port, and who fills it: of a port of this node what its
+// socket says (Local.Reader), of another node's what the daemon there has said (ReaderThere).
 type PortReader struct {
 	UID, PID    uint32
 	Label       string
 	QueuedBytes uint64        // unread
 	Fillers     []rds.Culprit // largest first
+}
+
+// Culprit is who fills it most; not valid: nobody is known.
+func (r *PortReader) Culprit() (p netip.AddrPort) {
+	if len(r.Fillers) > 0 {
+		p = r.Fillers[0].Source
+	}
+	return p
+}
+
+// ReaderThere is what the daemon of another node has said of a port, with at most so many of
+// those who fill it; nobody if it has said nothing.
+func ReaderThere(said *wire.Reader, fillers int) (r PortReader) {
+	if said == nil {
+		return r
+	}
+	r = PortReader{UID: said.UID, PID: said.PID, Label: said.Label, QueuedBytes: said.Queued}
+	for _, f := range said.Fillers[:min(len(said.Fillers), fillers)] {
+		r.Fillers = append(r.Fillers, rds.Culprit{Source: f.Source, N: int(f.Datagrams), Bytes: int(f.Bytes)})
+	}
+	return r
 }
 
 // Reader looks at the socket that has a port, and names at most so many of those who fill

@@ -66,8 +66,8 @@ func (h *Local) leave() (any bool) {
 		if pe.Conn().Kind() == conn.KindRdsd {
 			continue
 		}
-		var drop []*conn.Path
-		pe.Conn().Paths(func(p *conn.Path) { drop = append(drop, p) })
+		var drop []*conn.Lane
+		pe.Conn().EachLane(func(p *conn.Lane) { drop = append(drop, p) })
 		for _, p := range drop {
 			any = p.Drop(now, errLeaving) || any
 		}
@@ -81,7 +81,7 @@ func (h *Local) foreign() (n int) {
 	e, _ := h.Lock()
 	for _, pe := range e.Peers() {
 		if pe.Conn().Kind() != conn.KindRdsd {
-			pe.Conn().Paths(func(p *conn.Path) { n += len(h.laneOf(p).links) })
+			pe.Conn().EachLane(func(p *conn.Lane) { n += len(h.laneOf(p).links) })
 		}
 	}
 	h.Unlock()

@@ -16,7 +16,7 @@ type Worker struct {
 	*reactor.Reactor // nil in a simulated world
 	thread           Thread
 
-	kicked, flushing []kickedPath // owned by the thread
+	kicked, flushing []kickedLane // owned by the thread
 	flushFn          func()
 
 	rings      []*Ring           // served here; owned by the thread
@@ -25,26 +25,26 @@ type Worker struct {
 	collecting atomic.Bool       // collect runs, or is about to
 }
 
-type kickedPath struct {
+type kickedLane struct {
 	h *Local
-	p *conn.Path
+	p *conn.Lane
 }
 
 // kick has p transmitted on at the end of the turn: what several rings and
 // links queue in one turn leaves together. On the worker's thread.
-func (w *Worker) kick(h *Local, p *conn.Path) {
+func (w *Worker) kick(h *Local, p *conn.Lane) {
 	if len(w.kicked) == 0 {
 		w.thread.Defer(w.flushFn)
 	}
-	w.kicked = append(w.kicked, kickedPath{h, p})
+	w.kicked = append(w.kicked, kickedLane{h, p})
 }
 
-// flush transmits. A path with more than its share of a turn to send comes
+// flush transmits. A lane with more than its share of a turn to send comes
 // again in the next, behind whatever else has arrived.
 func (w *Worker) flush() {
 	w.kicked, w.flushing = w.flushing[:0], w.kicked
 	for i, k := range w.flushing {
-		w.flushing[i] = kickedPath{}
+		w.flushing[i] = kickedLane{}
 		if k.h.transmit(k.p, bytesATurn) {
 			w.kick(k.h, k.p)
 		}

@@ -39,15 +39,15 @@ func TestReconnect(t *testing.T) {
 // TestPortBookEdges: as many addresses as there is room for and as many kernels, and
 // not one more; what is past the room touches nobody else's.
 func TestPortBookEdges(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "ports")
+	file := filepath.Join(t.TempDir(), "ports")
 	var addrs []netip.Addr
 	for i := range bookMostAddrs + 1 {
 		addrs = append(addrs, netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)}))
 	}
-	if _, _, err := openPortBook(path, addrs); err == nil {
+	if _, _, err := openPortBook(file, addrs); err == nil {
 		t.Errorf("%d addresses were taken", len(addrs))
 	}
-	b, _, err := openPortBook(path, addrs[:bookMostAddrs])
+	b, _, err := openPortBook(file, addrs[:bookMostAddrs])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +55,7 @@ func TestPortBookEdges(t *testing.T) {
 	b.note(last, 65535, 1<<32-2, true)
 	b.note(last, 0, 0, true)
 	b.close()
-	b, held, err := openPortBook(path, addrs[bookMostAddrs-2:bookMostAddrs])
+	b, held, err := openPortBook(file, addrs[bookMostAddrs-2:bookMostAddrs])
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func TestPortBookEdges(t *testing.T) {
 	b.noteKernel(netip.MustParseAddr("10.9.9.9"), kernel(0)) // nobody's
 	b.close()
 	b.close()
-	b, held, err = openPortBook(path, addrs[bookMostAddrs-2:bookMostAddrs])
+	b, held, err = openPortBook(file, addrs[bookMostAddrs-2:bookMostAddrs])
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,14 +36,14 @@ func TestSeamDial(t *testing.T) {
 	s.send(k, seamHigher, "a")
 	s.until("three dials", func() bool { return s.p.dialled() >= 3 })
 	if err := s.info(seamHigher).LastErr; !errors.Is(err, errFake) {
-		t.Errorf("the path's error is %v", err)
+		t.Errorf("the lane's error is %v", err)
 	}
 	s.p.mu.Lock()
 	s.p.fails = nil
 	s.p.mu.Unlock()
 	l := s.dialled()
 	if st := s.info(seamHigher).State; st != conn.Up {
-		t.Errorf("the path is %v", st)
+		t.Errorf("the lane is %v", st)
 	}
 	s.until("the probe leaves", func() bool { l.mu.Lock(); defer l.mu.Unlock(); return len(l.frames) > 0 })
 	if l.remote != netip.AddrPortFrom(seamHigher, s.h.port) || l.local.Addr() != seamLocal {
@@ -80,7 +80,7 @@ func TestSeamAcked(t *testing.T) {
 		t.Errorf("%d undecided, want the third alone", n)
 	}
 	if err := s.info(seamHigher).LastErr; !errors.Is(err, io.EOF) {
-		t.Errorf("the path's error is %v", err)
+		t.Errorf("the lane's error is %v", err)
 	}
 	m := s.dialled()
 	s.until("the third is sent again", func() bool { _, _, _, n := m.state(); return n == 1 })
@@ -154,7 +154,7 @@ func TestSeamSendFails(t *testing.T) {
 	l.mu.Unlock()
 	s.send(k, seamHigher, "fails")
 	s.until("it is tried", func() bool {
-		p := s.path(seamHigher)
+		p := s.lane(seamHigher)
 		s.h.Lock()
 		defer s.h.Unlock()
 		return s.h.laneOf(p).current(p) == nil
@@ -189,7 +189,7 @@ func TestSeamAlive(t *testing.T) {
 	for begun := time.Now(); time.Since(begun) < 3*dead; time.Sleep(dead / 30) {
 		l.h.Progress()
 		if st := s.info(seamHigher).State; st != conn.Up {
-			t.Fatalf("the path is %v while its peer takes what is written", st)
+			t.Fatalf("the lane is %v while its peer takes what is written", st)
 		}
 	}
 	s.until("silence ends the link", func() bool { _, _, c, _ := l.state(); return len(c) == 1 && c[0] })
@@ -280,7 +280,7 @@ func TestSeamAccept(t *testing.T) {
 }
 
 func (s *seam) count(remote netip.Addr) int {
-	p := s.path(remote)
+	p := s.lane(remote)
 	s.h.Lock()
 	defer s.h.Unlock()
 	return len(s.h.laneOf(p).links)
@@ -351,15 +351,15 @@ func TestSeamRules(t *testing.T) {
 		t.Errorf("%d links of kernels were dropped, want 1", n)
 	}
 	s.until("the kernel's link is closed", func() bool { _, _, c, _ := l.state(); return len(c) > 0 && c[0] })
-	// The path is dialled again at once, and the next link is refused by what is known
+	// The lane is dialled again at once, and the next link is refused by what is known
 	// of the peer: both say that no rule lets it in.
 	if err := s.info(seamHigher).LastErr; err == nil || !errors.Is(err, errNotAllowed) && !strings.Contains(err.Error(), "kernel peers are not allowed") {
-		t.Errorf("the path's error is %v", err)
+		t.Errorf("the lane's error is %v", err)
 	}
 	nobody := next
 	nobody.Peers = nil
 	s.a.deps.SetConf(&nobody)
-	if _, err := s.h.connectNow(context.Background(), conn.Action{Path: s.path(seamHigher)}); !errors.Is(err, errNotAllowed) {
+	if _, err := s.h.connectNow(context.Background(), conn.Action{Lane: s.lane(seamHigher)}); !errors.Is(err, errNotAllowed) {
 		t.Errorf("dialled although no rule allows it: %v", err)
 	}
 }
@@ -391,7 +391,7 @@ func TestSeamLeave(t *testing.T) {
 	if n := s.h.foreign(); n != 0 {
 		t.Errorf("%d links of kernels are left", n)
 	}
-	if _, err := s.h.connectNow(context.Background(), conn.Action{Path: s.path(seamHigher)}); !errors.Is(err, errLeaving) {
+	if _, err := s.h.connectNow(context.Background(), conn.Action{Lane: s.lane(seamHigher)}); !errors.Is(err, errLeaving) {
 		t.Errorf("dialled on the way out: %v", err)
 	}
 	if s.p.dialled() != dials {
@@ -456,7 +456,7 @@ func TestTurnEndsAtItsBytes(t *testing.T) {
 	s.a.workers[0].Do(func() { close(held); <-gate }) // nothing that is due has anybody write meanwhile
 	<-held
 	defer close(gate)
-	p := s.path(seamHigher)
+	p := s.lane(seamHigher)
 	_, now := s.h.Lock()
 	more := p.Wrote(now)
 	s.h.Unlock()

@@ -5,14 +5,13 @@ import (
 
 	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/node/base"
-	"github.com/rdsd/rdsd/rds"
 )
 
 // Snapshot is what the datagrams of a node are doing.
 type Snapshot struct {
 	Counters     stats.Counters // of all engines
-	Queueing     rds.Hist       // time in the daemon before the first byte left
-	Rtt          rds.Hist
+	Queueing     stats.Hist     // time in the daemon before the first byte left
+	Rtt          stats.Hist
 	Budgets      []base.Budget
 	Peers        []PeerSnapshot
 	RefusedLinks uint64 // connections of peers refused, for any reason

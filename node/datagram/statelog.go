@@ -6,10 +6,9 @@ import (
 
 	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/internal/guard"
-	"github.com/rdsd/rdsd/rds"
 )
 
-// stateLog writes the log lines of path states in a goroutine of its own: whoever
+// stateLog writes the log lines of lane states in a goroutine of its own: whoever
 // reads the log may be slow, and a reactor must not wait for that.
 type stateLog struct {
 	mu   sync.RWMutex // guards c against being closed
@@ -19,7 +18,7 @@ type stateLog struct {
 
 type stateLine struct {
 	h *Local
-	s rds.StateChange
+	s conn.StateChange
 }
 
 // stateLines are kept for a log that does not keep up; what comes on top is
@@ -39,7 +38,7 @@ func (l *stateLog) start(a *Host) {
 	})
 }
 
-func (l *stateLog) put(h *Local, s rds.StateChange) {
+func (l *stateLog) put(h *Local, s conn.StateChange) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	if l.c == nil {
@@ -63,13 +62,13 @@ func (l *stateLog) stop() {
 	l.done.Wait()
 }
 
-func (h *Local) logState(s *rds.StateChange) {
-	c := s.Path.Conn()
+func (h *Local) logState(s *conn.StateChange) {
+	c := s.Lane.Conn()
 	level := slog.LevelInfo
 	if s.Now == conn.Connecting || s.Was == conn.Connecting && s.Now != conn.Up {
 		level = slog.LevelDebug // an unreachable peer is tried for ever
 	}
-	args := []any{"peer", c.Remote(), "local", c.Local(), "path", s.Path.Index(), "was", s.Was.String(), "state", s.Now.String()}
+	args := []any{"peer", c.Remote(), "local", c.Local(), "path", s.Index, "was", s.Was.String(), "state", s.Now.String()}
 	if s.Err != nil && s.Now != conn.Up {
 		args = append(args, "error", s.Err)
 	}

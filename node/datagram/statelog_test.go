@@ -43,7 +43,7 @@ func TestStuckLog(t *testing.T) {
 			t.Fatalf("received %d instead of %d", n, i)
 		}
 		if i%5 == 4 {
-			x.all.DropPath(netip.Addr{}, y.addr, -1)
+			x.all.DropLane(netip.Addr{}, y.addr, -1)
 		}
 	}
 	if n := l.lines.Load(); n != 0 {

@@ -22,14 +22,11 @@ const (
 
 // stayingPort is a port that has been congested for long.
 type stayingPort struct {
-	port     netip.AddrPort
-	local    bool // of this node
-	lasts    time.Duration
-	queued   uint64
-	pid, uid uint32
-	label    string
-	culprit  netip.AddrPort
-	waiting  int
+	PortReader
+	port    netip.AddrPort
+	local   bool // of this node
+	lasts   time.Duration
+	waiting int
 }
 
 // Staying is what was told of ports that are still congested.
@@ -121,11 +118,11 @@ func (a *Host) LookStaying(s *Staying) {
 // why says who ought to read, and who fills the port.
 func (p *stayingPort) why() string {
 	text := "its program does not read fast enough"
-	if p.pid != 0 {
-		text = fmt.Sprintf("%q, pid %d of uid %d, does not read fast enough and has %d bytes unread", p.label, p.pid, p.uid, p.queued)
+	if p.PID != 0 {
+		text = fmt.Sprintf("%q, pid %d of uid %d, does not read fast enough and has %d bytes unread", p.Label, p.PID, p.UID, p.QueuedBytes)
 	}
-	if p.culprit.IsValid() {
-		text += fmt.Sprintf(", most of it from %v", p.culprit)
+	if c := p.Culprit(); c.IsValid() {
+		text += fmt.Sprintf(", most of it from %v", c)
 	}
 	if p.waiting > 0 {
 		text += fmt.Sprintf("; sockets here that wait: %d", p.waiting)
@@ -135,24 +132,12 @@ func (p *stayingPort) why() string {
 
 // staying is what is known of a port without looking at its socket. The lock is held.
 func staying(c *rds.CongestedPort, lasts time.Duration) stayingPort {
-	p := stayingPort{port: c.Endpoint, local: c.Local, lasts: lasts, waiting: c.Waiting}
-	if c.Reader != nil {
-		p.queued, p.pid, p.uid = c.Reader.Queued, c.Reader.PID, c.Reader.UID
-		if len(c.Reader.Fillers) > 0 {
-			p.culprit = c.Reader.Fillers[0].Source
-		}
-	}
-	return p
+	return stayingPort{port: c.Endpoint, local: c.Local, lasts: lasts, waiting: c.Waiting, PortReader: ReaderThere(c.Reader, 1)}
 }
 
 // describe says whose a port of this node is, and who fills it.
 func (p *stayingPort) describe(h *Local) {
-	if !p.local {
-		return
-	}
-	r, _ := h.Reader(p.port.Port(), 1)
-	p.queued, p.pid, p.uid, p.label = r.QueuedBytes, r.PID, r.UID, r.Label
-	for _, k := range r.Fillers {
-		p.culprit = k.Source
+	if p.local {
+		p.PortReader, _ = h.Reader(p.port.Port(), 1)
 	}
 }

@@ -7,13 +7,13 @@ import (
 	"github.com/rdsd/rdsd/transport"
 )
 
-// busyGap tells load from rest: when the last turn of a path ended less than this ago, the
-// path is under load and the turn goes to the reactor, so that batches form while it is
+// busyGap tells load from rest: when the last turn of a lane ended less than this ago, the
+// lane is under load and the turn goes to the reactor, so that batches form while it is
 // on its way. Otherwise the caller writes at once and nobody has to be woken.
 const busyGap = 20 * time.Microsecond
 
 // kick has p transmitted on: at the end of the turn if the caller is a reactor.
-func (h *Local) kick(p *conn.Path) {
+func (h *Local) kick(p *conn.Lane) {
 	if w := h.all.here(); w != nil {
 		w.kick(h, p)
 		return
@@ -27,7 +27,7 @@ func (h *Local) kick(p *conn.Path) {
 }
 
 // handOver leaves p to the host's worker.
-func (h *Local) handOver(p *conn.Path) {
+func (h *Local) handOver(p *conn.Lane) {
 	h.mu.Lock()
 	h.kicked = append(h.kicked, p)
 	first := len(h.kicked) == 1
@@ -58,7 +58,7 @@ const (
 // no more, or the link is full, or most bytes are written; it reports whether
 // that is why it ended. The engine gives the turn to one caller at a time (Fill
 // after Fill, with Wrote between).
-func (h *Local) transmit(p *conn.Path, most int) (more bool) {
+func (h *Local) transmit(p *conn.Lane, most int) (more bool) {
 	b := transport.GetBatch()
 	_, now := h.Lock()
 	for {
@@ -108,14 +108,14 @@ func (h *Local) transmit(p *conn.Path, most int) (more bool) {
 // A step that begins meanwhile stores its number and then looks at written; this stores
 // written and then looks at the number. So one of them sees the other, and when both do one
 // takes p out.
-func (h *Local) leaveWritten(p *conn.Path, step uint64) bool {
+func (h *Local) leaveWritten(p *conn.Lane, step uint64) bool {
 	if !h.written.CompareAndSwap(nil, p) {
-		return false // another path of this address is there
+		return false // another lane of this address is there
 	}
 	return h.steps.Load() == step || !h.written.CompareAndSwap(p, nil)
 }
 
-// takeWritten ends the turn that left its path in written. The lock is held.
+// takeWritten ends the turn that left its lane in written. The lock is held.
 func (h *Local) takeWritten(now time.Duration) {
 	if p := h.written.Swap(nil); p != nil {
 		p.WroteBefore(now)

@@ -3,6 +3,7 @@ package datagram
 import (
 	"testing"
 
+	"github.com/rdsd/rdsd/conn"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/transport"
 	"github.com/rdsd/rdsd/wire"
@@ -18,8 +19,21 @@ func (s *seam) rdsd(k *rds.Socket) *fakeLink {
 		s.t.Fatal(err)
 	}
 	s.until("the first datagram leaves", func() bool { _, _, _, n := l.state(); return n == 1 })
-	s.until("its turn is left to the next step", func() bool { return s.h.written.Load() != nil })
+	s.until("its turn is over", s.over)
 	return l
+}
+
+// over reports whether the turn of lane 0 is left to the next step, or was ended by one: a
+// timer's may begin while the batch is written.
+func (s *seam) over() bool {
+	if s.h.written.Load() != nil {
+		return true
+	}
+	s.h.mu.Lock()
+	defer s.h.mu.Unlock()
+	n := 0
+	s.h.e.Known(seamHigher).Conn().LaneAt(0).Writing(func(*conn.Msg) { n++ })
+	return n == 0
 }
 
 // TestTurnLeftToTheNextStep: a turn with nothing behind it ends without the lock, and the
@@ -53,7 +67,7 @@ func TestTurnEndsForWhoQueuedBehindIt(t *testing.T) {
 	l.mu.Unlock()
 	s.send(k, seamHigher, "second")
 	s.until("both leave", func() bool { _, _, _, n := l.state(); return n == 3 })
-	s.until("the turn is left", func() bool { return s.h.written.Load() != nil })
+	s.until("the turn is over", s.over)
 }
 
 // TestTurnOfAKernelEndsAtOnce: its TCP has to be asked what it acknowledged, which the end of
@@ -73,7 +87,7 @@ func TestLeaveWritten(t *testing.T) {
 	s := newSeam(t, nil)
 	k := s.bind(rds.SocketOptions{})
 	s.rdsd(k)
-	p := s.path(seamHigher)
+	p := s.lane(seamHigher)
 	step := s.h.steps.Load()
 	if s.h.leaveWritten(p, step-1) || s.h.written.Load() != nil {
 		t.Error("a turn was left although a step had begun")

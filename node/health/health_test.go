@@ -4,12 +4,12 @@ import (
 	"flag"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/rdsd/rdsd/internal/doctable"
 )
 
 var update = flag.Bool("update", false, "write the table of docs/operations.md anew")
@@ -242,30 +242,11 @@ func TestCodes(t *testing.T) {
 
 // TestTable: docs/operations.md has the codes as they are; -update writes them.
 func TestTable(t *testing.T) {
-	path := filepath.Join("..", "..", "docs", "operations.md")
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
 	var b strings.Builder
 	b.WriteString("| code | severity | what is so | what mends it |\n| --- | --- | --- | --- |\n")
 	for _, c := range Codes() {
 		d := c.Describe()
 		fmt.Fprintf(&b, "| `%s` | %s | %s | %s |\n", d.Name, d.Severity, d.Means, d.Mend)
 	}
-	begin, end := "<!-- begin problems -->\n", "<!-- end problems -->"
-	before, rest, ok1 := strings.Cut(string(raw), begin)
-	old, after, ok2 := strings.Cut(rest, end)
-	if !ok1 || !ok2 {
-		t.Fatalf("%s has no place for the problems", path)
-	}
-	if old == b.String() {
-		return
-	}
-	if !*update {
-		t.Fatalf("%s: the table of problems is out of date; run go test ./node/health -run TestTable -update", path)
-	}
-	if err := os.WriteFile(path, []byte(before+begin+b.String()+end+after), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	doctable.Check(t, "../../docs/operations.md", "./node/health -run TestTable -update", *update, doctable.Table{Name: "problems", Text: b.String()})
 }

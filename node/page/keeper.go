@@ -10,7 +10,6 @@ import (
 	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/node/page/hour"
 	"github.com/rdsd/rdsd/rds"
-	"github.com/rdsd/rdsd/wire"
 )
 
 const (
@@ -108,13 +107,15 @@ func (k *Keeper) settle() {
 			case c.Socket != nil:
 				here = append(here, c.Endpoint.Port())
 			case c.Reader != nil:
-				readers[p] = readerThere(c.Reader)
+				readers[p] = readerOf(datagram.ReaderThere(c.Reader, hour.MaxCulprits))
 			}
 		}, nil)
 		for _, port := range here {
 			p := hour.Port{Endpoint: netip.AddrPortFrom(h.Addr(), port), Local: true}
-			if r, ok := readerHere(h, port); ok {
-				readers[p] = r
+			if r, ok := h.Reader(port, hour.MaxCulprits); ok {
+				x := readerOf(r)
+				x.Program = access.Program(x.PID)
+				readers[p] = x
 			}
 		}
 	}
@@ -126,21 +127,12 @@ func (k *Keeper) settle() {
 	}
 }
 
-// readerHere is who should read a port of this node and who fills it.
-func readerHere(h *datagram.Local, port uint16) (r hour.Reader, ok bool) {
-	x, ok := h.Reader(port, hour.MaxCulprits)
-	r.UID, r.PID, r.Program = x.UID, x.PID, access.Program(x.PID)
+// readerOf is who should read a port and who fills it, in the words of a room that knows no
+// socket.
+func readerOf(x datagram.PortReader) (r hour.Reader) {
+	r.UID, r.PID = x.UID, x.PID
 	for _, k := range x.Fillers {
 		r.Culprits = append(r.Culprits, hour.Culprit{Source: k.Source, Datagrams: uint64(k.N), Bytes: uint64(k.Bytes)})
-	}
-	return r, ok
-}
-
-// readerThere is what the daemon of another node has said.
-func readerThere(c *wire.Reader) (r hour.Reader) {
-	r.UID, r.PID = c.UID, c.PID
-	for _, x := range c.Fillers[:min(len(c.Fillers), hour.MaxCulprits)] {
-		r.Culprits = append(r.Culprits, hour.Culprit{Source: x.Source, Datagrams: uint64(x.Datagrams), Bytes: x.Bytes})
 	}
 	return r
 }

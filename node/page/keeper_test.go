@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/node/page/hour"
 	"github.com/rdsd/rdsd/rds"
 	"github.com/rdsd/rdsd/wire"
@@ -58,7 +59,7 @@ func TestKeeperReadersOfOthers(t *testing.T) {
 		for i := range n {
 			c.Fillers = append(c.Fillers, wire.Filler{Source: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.3"), uint16(i)), Datagrams: uint32(i), Bytes: uint64(10 * i)})
 		}
-		r := readerThere(c)
+		r := readerOf(datagram.ReaderThere(c, hour.MaxCulprits))
 		if r.UID != 7 || r.PID != 70 || len(r.Culprits) != min(n, hour.MaxCulprits) {
 			t.Errorf("of %d senders: %+v", n, r)
 		}

@@ -54,14 +54,16 @@ func (p *Page) caller(r *http.Request) (config.Identity, error) {
 	if !ok {
 		return config.Identity{UID: config.NobodyID, GID: config.NobodyID, Remote: true}, rdserr.With(rdserr.ErrPerm, "nothing is known of the connection")
 	}
-	c.once.Do(func() { c.id, c.err = identify(c.conn) })
+	c.once.Do(func() { c.id, c.err = Identify(c.conn) })
 	if c.err != nil {
 		return c.id, rdserr.With(rdserr.ErrPerm, "%v", c.err)
 	}
 	return c.id, p.mayLook(c.id, c.conn)
 }
 
-func identify(c net.Conn) (config.Identity, error) {
+// Identify asks the kernel who is at the other end of a connection, also of one over
+// loopback; one from elsewhere is nobody's (config.Identity.Remote).
+func Identify(c net.Conn) (config.Identity, error) {
 	id, err := access.Identify(c)
 	remote, isTCP := addrPort(c.RemoteAddr())
 	if err != nil || !isTCP || !netlocal.IsLocal(remote.Addr()) {

@@ -17,7 +17,7 @@ import (
 // descriptor and a source port, for as long as the network takes to say yes or nothing. When
 // a daemon starts, or its switch has come back, all of them are due at one moment, so there
 // is a limit (limits.max_dials), and what is beyond it waits in turn. How long a path pauses
-// before it dials again is its core's rule (conn.Path, rtrs.ClientPath: full jitter between
+// before it dials again is its core's rule (conn.Lane, rtrs.ClientPath: full jitter between
 // reconnect_min and reconnect_max); that wait is over when it comes here.
 //
 // Two shares keep the ones from waiting for the others:

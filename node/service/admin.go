@@ -143,7 +143,7 @@ func (a *adminServer) DropPath(ctx context.Context, r *rdsdv1.DropPathRequest) (
 		return nil, rdserr.With(rdserr.ErrNotFound, "no peer %v%s", remote, fromLocal(local))
 	}
 	resp := &rdsdv1.DropPathResponse{}
-	resp.SetDropped(uint32(a.front.deps.Host.DropPath(local, remote, lane)))
+	resp.SetDropped(uint32(a.front.deps.Host.DropLane(local, remote, lane)))
 	return resp, nil
 }
 

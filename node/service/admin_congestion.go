@@ -74,9 +74,11 @@ func congestedPB(now time.Duration, c *rds.CongestedPort) *rdsdv1.CongestedPort 
 	p.SetWaitingSenders(uint32(c.Waiting))
 	p.SetBlocked(c.Blocked)
 	if c.Socket == nil {
-		if c.Reader != nil {
-			readerPB(p, c.Reader)
-		}
+		r := datagram.ReaderThere(c.Reader, wire.MaxFillers)
+		p.SetQueuedBytes(r.QueuedBytes)
+		p.SetReaderUid(r.UID)
+		p.SetReaderPid(r.PID)
+		p.SetCulprit(culpritsPB(r.Fillers))
 		return p
 	}
 	p.SetQueuedBytes(uint64(c.Socket.Info().RecvQueued))
@@ -88,31 +90,18 @@ func congestedPB(now time.Duration, c *rds.CongestedPort) *rdsdv1.CongestedPort 
 // fillersPB says who fills a port of this node.
 func fillersPB(h *datagram.Local, p *rdsdv1.CongestedPort) {
 	r, _ := h.Reader(uint16(p.GetEndpoint().GetPort()), maxCulprits) // of a socket that was closed meanwhile: nobody
-	var list []*rdsdv1.Culprit
-	for _, k := range r.Fillers {
+	p.SetCulprit(culpritsPB(r.Fillers))
+}
+
+func culpritsPB(fillers []rds.Culprit) (list []*rdsdv1.Culprit) {
+	for _, k := range fillers {
 		x := &rdsdv1.Culprit{}
 		x.SetSource(client.EndpointPB(k.Source))
 		x.SetQueuedDatagrams(uint64(k.N))
 		x.SetQueuedBytes(uint64(k.Bytes))
 		list = append(list, x)
 	}
-	p.SetCulprit(list)
-}
-
-// readerPB fills in what the daemon of another node said of a port there.
-func readerPB(p *rdsdv1.CongestedPort, r *wire.Reader) {
-	p.SetQueuedBytes(r.Queued)
-	p.SetReaderUid(r.UID)
-	p.SetReaderPid(r.PID)
-	var list []*rdsdv1.Culprit
-	for _, f := range r.Fillers {
-		x := &rdsdv1.Culprit{}
-		x.SetSource(client.EndpointPB(f.Source))
-		x.SetQueuedDatagrams(uint64(f.Datagrams))
-		x.SetQueuedBytes(f.Bytes)
-		list = append(list, x)
-	}
-	p.SetCulprit(list)
+	return list
 }
 
 // WatchCongestion reports ports as they become congested and clear. The time

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"log/slog"
@@ -312,7 +311,7 @@ func TestListErrors(t *testing.T) {
 // longest its place, or if nobody is silent the one that has been busy for longest; a
 // state that changes costs nobody anything, and who has gone takes no place.
 func TestConnTable(t *testing.T) {
-	table := &connTable{most: 3, silent: map[net.Conn]*list.Element{}, busy: map[net.Conn]*list.Element{}}
+	table := newConnTable(3, func(net.Conn) string { return "all" })
 	conns := map[string]*closedConn{}
 	do := func(name string, s http.ConnState, out ...string) {
 		t.Helper()
@@ -335,8 +334,12 @@ func TestConnTable(t *testing.T) {
 				t.Errorf("%s is %v: %s was closed %d times, want %d", name, s, k, c.closed-before[k], want-before[k])
 			}
 		}
-		if n := table.quiet.Len() + table.loud.Len(); n > 3 || n != len(table.silent)+len(table.busy) {
-			t.Errorf("%s is %v: %d connections in the lists, %d and %d in the maps", name, s, n, len(table.silent), len(table.busy))
+		n := 0
+		for _, o := range table.of {
+			n += o.len()
+		}
+		if n > 3 || n != len(table.at) {
+			t.Errorf("%s is %v: %d connections in the lists, %d in the map", name, s, n, len(table.at))
 		}
 	}
 	for _, name := range []string{"a", "b", "c"} {
@@ -359,8 +362,40 @@ func TestConnTable(t *testing.T) {
 	for _, name := range []string{"b", "g", "i", "g"} {
 		do(name, http.StateClosed)
 	}
-	if table.quiet.Len()+table.loud.Len()+len(table.silent)+len(table.busy) != 0 {
+	if len(table.at)+len(table.of) != 0 {
 		t.Error("something is left of who has gone")
+	}
+}
+
+// TestConnTableIsShared: whoever has most of the connections makes room, in whatever state
+// they are, and whoever comes; who has few keeps them.
+func TestConnTableIsShared(t *testing.T) {
+	const most = 60
+	whose := map[net.Conn]string{}
+	table := newConnTable(most, func(c net.Conn) string { return whose[c] })
+	come := func(who string, s ...http.ConnState) *closedConn {
+		c := &closedConn{}
+		whose[c] = who
+		for _, s := range append([]http.ConnState{http.StateNew}, s...) {
+			table.changed(c, s)
+		}
+		return c
+	}
+	few := []*closedConn{come("few"), come("few", http.StateActive), come("few", http.StateActive, http.StateIdle)}
+	for i := range 5 * most {
+		come("many", []http.ConnState{http.StateActive, http.StateIdle, http.StateNew}[i%3])
+	}
+	for range most {
+		come("more", http.StateActive)
+	}
+	few = append(few, come("one"))
+	for i, c := range few {
+		if c.closed != 0 {
+			t.Errorf("number %d of those who have few made room", i)
+		}
+	}
+	if many, more := table.of["many"].len(), table.of["more"].len(); len(table.at) != most || many < 27 || more < 27 || many+more+4 != most {
+		t.Errorf("%d connections: %d of one and %d of the other", len(table.at), many, more)
 	}
 }
 

@@ -77,12 +77,12 @@ func peerPB(h *datagram.Local, pe *rds.Peer) *rdsdv1.Peer {
 	p.SetCongestedPorts(uint32(pe.CongestedPorts()))
 	p.SetRttNs(uint64(c.RTT()))
 	var paths []*rdsdv1.Path
-	c.Paths(func(cp *conn.Path) { paths = append(paths, pathPB(h, cp)) })
+	c.EachLane(func(cp *conn.Lane) { paths = append(paths, pathPB(h, cp)) })
 	p.SetPath(paths)
 	return p
 }
 
-func pathPB(h *datagram.Local, cp *conn.Path) *rdsdv1.Path {
+func pathPB(h *datagram.Local, cp *conn.Lane) *rdsdv1.Path {
 	i := cp.Info()
 	p := &rdsdv1.Path{}
 	p.SetIndex(uint32(cp.Index()))

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"container/list"
 	"context"
 	"errors"
 	"fmt"
@@ -9,13 +8,10 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"strings"
-	"sync"
-	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
-	"golang.org/x/sys/unix"
 
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/node/config"
@@ -24,7 +20,7 @@ import (
 
 // Bounds of the page for monitoring. Silent connections cost a descriptor and
 // nothing else: a request takes its slot when its header is there, and where there are
-// too many connections the oldest one that has said nothing makes room.
+// too many connections whoever has most of them makes room (connTable).
 const (
 	maxHTTPConns    = 256
 	maxHTTPRequests = 16
@@ -67,7 +63,7 @@ func listenHTTP(c *config.HTTP, l net.Listener, reg *prometheus.Registry, g *gua
 			mux.Handle("/debug/pprof/"+path, people.OfThisNode(h))
 		}
 	}
-	conns := &connTable{most: maxHTTPConns, silent: map[net.Conn]*list.Element{}, busy: map[net.Conn]*list.Element{}}
+	conns := newConnTable(maxHTTPConns, sourceOf)
 	return &Page{
 		listener: l,
 		srv: &http.Server{
@@ -109,85 +105,6 @@ func limitRequests(h http.Handler, most int) http.Handler {
 		}
 		h.ServeHTTP(w, r)
 	})
-}
-
-// connTable bounds the connections of the page.
-type connTable struct {
-	most int
-
-	mu           sync.Mutex
-	silent, busy map[net.Conn]*list.Element // guarded by mu; places in the lists
-	quiet, loud  list.List                  // guarded by mu; of net.Conn, oldest first; quiet ones have asked for nothing
-}
-
-// changed is http.Server.ConnState. Only who comes costs another its place: a state
-// that changes adds nobody.
-func (t *connTable) changed(c net.Conn, s http.ConnState) {
-	t.mu.Lock()
-	t.remove(c)
-	var out net.Conn
-	switch s {
-	case http.StateNew:
-		out = t.makeRoom()
-		t.silent[c] = t.quiet.PushBack(c)
-	case http.StateIdle:
-		t.silent[c] = t.quiet.PushBack(c)
-	case http.StateActive:
-		t.busy[c] = t.loud.PushBack(c)
-	}
-	t.mu.Unlock()
-	if out != nil {
-		out.Close() // its own goroutine reports that
-	}
-}
-
-// makeRoom takes the connection off the lists that goes for one more; nil: there is room.
-// Whoever has asked for something and was not read yet is not silent: it is new, and in
-// a flood of others its goroutine has had no turn.
-func (t *connTable) makeRoom() (out net.Conn) {
-	if t.quiet.Len()+t.loud.Len() < t.most {
-		return nil
-	}
-	e := t.quiet.Front()
-	for n := 0; e != nil && n < unreadLook && hasUnread(e.Value.(net.Conn)); n++ {
-		e = e.Next()
-	}
-	if e == nil {
-		e = t.quiet.Front()
-	}
-	if e == nil {
-		e = t.loud.Front()
-	}
-	out = e.Value.(net.Conn)
-	t.remove(out)
-	return out
-}
-
-// unreadLook bounds the connections that are looked at for one that is silent.
-const unreadLook = 32
-
-// hasUnread reports whether something has come on a connection and was not read.
-func hasUnread(c net.Conn) bool {
-	s, ok := c.(syscall.Conn)
-	if !ok {
-		return false
-	}
-	n := 0
-	if raw, err := s.SyscallConn(); err == nil {
-		_ = raw.Control(func(fd uintptr) { n, _ = unix.IoctlGetInt(int(fd), unix.SIOCINQ) }) // closed: nothing
-	}
-	return n > 0
-}
-
-func (t *connTable) remove(c net.Conn) {
-	if e := t.silent[c]; e != nil {
-		t.quiet.Remove(e)
-		delete(t.silent, c)
-	}
-	if e := t.busy[c]; e != nil {
-		t.loud.Remove(e)
-		delete(t.busy, c)
-	}
 }
 
 // Serve serves until Stop.

@@ -1,7 +1,6 @@
 package service
 
 import (
-	"container/list"
 	"fmt"
 	"io"
 	"net"
@@ -85,7 +84,7 @@ func TestNewcomersAreRead(t *testing.T) {
 	}
 	defer l.Close()
 	const most = 3
-	table := &connTable{most: most, silent: map[net.Conn]*list.Element{}, busy: map[net.Conn]*list.Element{}}
+	table := newConnTable(most, sourceOf)
 	var ours []net.Conn
 	come := func(asks bool) {
 		t.Helper()
@@ -107,7 +106,7 @@ func TestNewcomersAreRead(t *testing.T) {
 	}
 	gone := func() (l []int) {
 		for i, c := range ours {
-			if table.silent[c] == nil && table.busy[c] == nil {
+			if _, ok := table.at[c]; !ok {
 				l = append(l, i)
 			}
 		}

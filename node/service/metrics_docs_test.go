@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/rdsd/rdsd/internal/doctable"
 	"github.com/rdsd/rdsd/node/base"
 	"github.com/rdsd/rdsd/node/client/clienttest"
 )
@@ -18,25 +19,7 @@ var rewrite = flag.Bool("update", false, "rewrite the table of docs/monitoring.m
 // TestMonitoringListsEveryMetric: the table in docs/monitoring.md is what a node with
 // something of everything shows; -update rewrites it.
 func TestMonitoringListsEveryMetric(t *testing.T) {
-	path := filepath.Join("..", "..", "docs", "monitoring.md")
-	raw, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	const begin, end = "<!-- begin metrics -->\n", "<!-- end metrics -->"
-	before, rest, ok1 := strings.Cut(string(raw), begin)
-	old, after, ok2 := strings.Cut(rest, end)
-	if !ok1 || !ok2 {
-		t.Fatalf("%s has no place for the metrics", path)
-	}
-	table := metricTable(t)
-	if *rewrite {
-		if err := os.WriteFile(path, []byte(before+begin+table+end+after), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	} else if old != table {
-		t.Errorf("%s is out of date; run go test ./node/service -run TestMonitoringListsEveryMetric -update", path)
-	}
+	doctable.Check(t, "../../docs/monitoring.md", "./node/service -run TestMonitoringListsEveryMetric -update", *rewrite, doctable.Table{Name: "metrics", Text: metricTable(t)})
 }
 
 func metricTable(t *testing.T) string {

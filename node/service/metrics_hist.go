@@ -6,7 +6,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	dto "github.com/prometheus/client_model/go"
 
-	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/internal/stats"
 )
 
 // histMetric shows a histogram of the core to Prometheus, with classic and
@@ -16,7 +16,7 @@ import (
 // ns) becomes native bucket i-30 (up to 2^(i-30) s).
 type histMetric struct {
 	desc   *prometheus.Desc
-	h      *rds.Hist
+	h      *stats.Hist
 	labels []string // values, in the order of desc
 }
 

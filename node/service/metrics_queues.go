@@ -79,7 +79,7 @@ func (c *queueCollector) Collect(ch chan<- prometheus.Metric) {
 	var f datagram.Figures
 	c.read(&f)
 	p := &page{ch: ch}
-	for state, n := range f.Paths {
+	for state, n := range f.Lanes {
 		p.gauge(c.paths, float64(n), state)
 	}
 	c.collectPeers(p, f.Peers)
@@ -115,13 +115,13 @@ func (c *queueCollector) collectPeers(p *page, l []datagram.PeerFigures) {
 			if a.CongestedPorts != b.CongestedPorts {
 				return cmp.Compare(b.CongestedPorts, a.CongestedPorts)
 			}
-			return cmp.Compare(b.PathsUp, a.PathsUp)
+			return cmp.Compare(b.LanesUp, a.LanesUp)
 		})
 		l = l[:maxPeersInMetrics]
 	}
 	for i := range l {
 		local, remote := l[i].Local.String(), l[i].Remote.String()
-		p.gauge(c.peerPaths, float64(l[i].PathsUp), local, remote)
+		p.gauge(c.peerPaths, float64(l[i].LanesUp), local, remote)
 		p.gauge(c.peerCongested, float64(l[i].CongestedPorts), local, remote)
 		if l[i].RoundTrip > 0 {
 			p.gauge(c.peerRTT, l[i].RoundTrip.Seconds(), local, remote)

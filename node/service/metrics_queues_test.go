@@ -22,12 +22,12 @@ import (
 func busyFigures(f *datagram.Figures) {
 	reader, source := netip.MustParseAddrPort("10.0.0.1:4000"), netip.MustParseAddrPort("10.0.0.2:5000")
 	*f = datagram.Figures{
-		Paths:     map[string]int{"Up": 3, "Error": 1},
-		Peers:     []datagram.PeerFigures{{Local: reader.Addr(), Remote: source.Addr(), PathsUp: 3, CongestedPorts: 2, RoundTrip: time.Millisecond}},
+		Lanes:     map[string]int{"Up": 3, "Error": 1},
+		Peers:     []datagram.PeerFigures{{Local: reader.Addr(), Remote: source.Addr(), LanesUp: 3, CongestedPorts: 2, RoundTrip: time.Millisecond}},
 		Congested: map[string]int{datagram.SideReader: 1, datagram.SideSender: 2},
 		Ports: []datagram.PortFigures{
-			{Side: datagram.SideReader, Endpoint: reader, Age: 2 * time.Second, Blocked: 3, Waiting: 1, Known: true, UID: 7, PID: 77, QueuedBytes: 1000,
-				Fillers: []rds.Culprit{{Source: source, N: 2, Bytes: 600}}},
+			{Side: datagram.SideReader, Endpoint: reader, Age: 2 * time.Second, Blocked: 3, Waiting: 1, Known: true,
+				PortReader: datagram.PortReader{UID: 7, PID: 77, QueuedBytes: 1000, Fillers: []rds.Culprit{{Source: source, N: 2, Bytes: 600}}}},
 			{Side: datagram.SideSender, Endpoint: source, Age: time.Second},
 		},
 		Sockets: []datagram.SocketFigures{{Addr: reader, UID: 7, RecvQueued: 1000, SendUsed: 5}},

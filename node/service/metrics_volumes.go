@@ -9,8 +9,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/internal/stats"
 	"github.com/rdsd/rdsd/node/volume"
-	"github.com/rdsd/rdsd/rds"
 )
 
 // maxVolumesInMetrics bounds exports, mappings, sessions and paths each: those
@@ -260,8 +260,8 @@ func (p *page) ops(d *opDescs, ops *[blk.NumOps]blk.OpCounts, labels ...string) 
 }
 
 // histOf counts by powers of two what blk counts by quarters of them from 256 ns.
-func histOf(o *blk.OpCounts) *rds.Hist {
-	h := &rds.Hist{Sum: o.Time}
+func histOf(o *blk.OpCounts) *stats.Hist {
+	h := &stats.Hist{Sum: o.Time}
 	for i, n := range o.Latency {
 		at := 8 // up to 2^8 ns
 		if i > 0 {

@@ -97,7 +97,7 @@ func (f *Front) examinePeer(x *health.Exam, h *datagram.Local, pe *rds.Peer) {
 	q := c.Queued()
 	p := health.Peer{Local: h.Addr(), Remote: pe.Addr(), Waiting: uint64(q.Queued + q.Unacked)}
 	p.Allowed, _ = h.Host().Peers().MayPeer(pe.Addr())
-	c.Paths(func(cp *conn.Path) {
+	c.EachLane(func(cp *conn.Lane) {
 		i := cp.Info()
 		switch {
 		case i.State == conn.Up:
@@ -130,28 +130,25 @@ func examinePorts(x *health.Exam, h *datagram.Local) {
 		if p.For < health.Grace {
 			return
 		}
-		if c.Reader != nil {
-			p.Queued, p.PID, p.UID = c.Reader.Queued, c.Reader.PID, c.Reader.UID
-			if len(c.Reader.Fillers) > 0 {
-				p.Culprit = c.Reader.Fillers[0].Source
-			}
-		}
+		tellReader(&p, datagram.ReaderThere(c.Reader, 1))
 		page = append(page, p)
 	}, func() bool {
 		for i := range page {
 			p := &page[i]
 			if p.Local && x.Lists(p.Local, p.For) {
 				r, _ := h.Reader(p.Endpoint.Port(), 1)
-				p.Queued, p.PID, p.UID, p.Label = r.QueuedBytes, r.PID, r.UID, r.Label
-				for _, k := range r.Fillers {
-					p.Culprit = k.Source
-				}
+				tellReader(p, r)
 			}
 			x.Port(p)
 		}
 		page = page[:0]
 		return true
 	})
+}
+
+// tellReader says who ought to read a port, in the words of a room that knows no socket.
+func tellReader(p *health.Port, r datagram.PortReader) {
+	p.Queued, p.PID, p.UID, p.Label, p.Culprit = r.QueuedBytes, r.PID, r.UID, r.Label, r.Culprit()
 }
 
 func examineVolumes(x *health.Exam, h *volume.Host, now time.Time) {

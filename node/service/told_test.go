@@ -16,9 +16,12 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/blk"
+	"github.com/rdsd/rdsd/conn"
+	"github.com/rdsd/rdsd/node/datagram"
 	"github.com/rdsd/rdsd/node/health"
 	"github.com/rdsd/rdsd/node/volume"
 	"github.com/rdsd/rdsd/rds"
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/wire"
 )
@@ -156,6 +159,14 @@ func TestTold(t *testing.T) {
 	say("a notice", n)
 	say("a problem", problemPB(&health.Problem{Code: health.PeerDown, Severity: health.Error, Subject: "s", Text: "t", Remedy: "r", Since: 5}))
 	say("a problem of no time", problemPB(&health.Problem{Code: health.PeerDown, Severity: health.Note, Since: -1}))
+
+	var x datagram.TraceEvent
+	distinct(&x)
+	x.Stage, x.Outcome, x.Why = rds.StageDone, conn.Failed, conn.WhyNoPort
+	say("a stage of a datagram", traceEventPB(&x))
+	x.Stage, x.Lane, x.Err = rds.StageNotAccepted, rds.LaneHere, errors.New("why it was not accepted")
+	say("a stage of a datagram that stays here", traceEventPB(&x))
+	say("stages", tracePB([]datagram.TraceEvent{{Stage: rds.StageLeft, Seq: 1}, {Stage: rds.StageRead, Seq: 2}}, 3))
 
 	const name = "testdata/told.txt"
 	if *rewrite {
@@ -317,5 +328,70 @@ func TestAddresses(t *testing.T) {
 	}
 	if got := fromLocal(netip.MustParseAddr("10.0.0.1")); got != " of local address 10.0.0.1" {
 		t.Error(got)
+	}
+}
+
+// TestTraceStages: each stage has its word, and each that is no good one says why.
+func TestTraceStages(t *testing.T) {
+	for _, c := range []struct {
+		stage   rds.Stage
+		verdict conn.Verdict
+		why     conn.Why
+		word    rdsdv1.TraceStage
+		reason  string
+	}{
+		{rds.StageLeft, conn.Placed, conn.WhyNone, rdsdv1.TraceStage_TRACE_STAGE_LEFT, ""},
+		{rds.StageRefused, conn.NoRoom, conn.WhyNone, rdsdv1.TraceStage_TRACE_STAGE_REFUSED, "the receiver has no room"},
+		{rds.StageDone, conn.Placed, conn.WhyPeerRestarted, rdsdv1.TraceStage_TRACE_STAGE_DONE, conn.WhyPeerRestarted.String()},
+		{rds.StageDone, conn.Placed, conn.WhyNone, rdsdv1.TraceStage_TRACE_STAGE_DONE, ""},
+		{rds.StagePlaced, conn.Placed, conn.WhyNone, rdsdv1.TraceStage_TRACE_STAGE_PLACED, ""},
+		{rds.StageNotPlaced, conn.NoRoom, conn.WhyNone, rdsdv1.TraceStage_TRACE_STAGE_NOT_PLACED, "the receiver has no room"},
+		{rds.StageNotPlaced, conn.NoPort, conn.WhyNone, rdsdv1.TraceStage_TRACE_STAGE_NOT_PLACED, conn.WhyNoPort.String()},
+		{rds.StageRead, conn.Placed, conn.WhyNone, rdsdv1.TraceStage_TRACE_STAGE_READ, ""},
+		{rds.StageDropped, conn.Placed, conn.WhyNone, rdsdv1.TraceStage_TRACE_STAGE_DROPPED, "its socket was closed before it was read"},
+	} {
+		m := traceEventPB(&datagram.TraceEvent{Stage: c.stage, Verdict: c.verdict, Why: c.why})
+		if m.GetStage() != c.word || m.GetReason() != c.reason {
+			t.Errorf("stage %v, verdict %v, %v: %v, %q; want %v, %q", c.stage, c.verdict, c.why, m.GetStage(), m.GetReason(), c.word, c.reason)
+		}
+	}
+}
+
+// TestTraceRules: what a trace may be asked for; parts of endpoints may be missing.
+func TestTraceRules(t *testing.T) {
+	end := func(s string, port uint32) *rdsdv1.Endpoint {
+		e := &rdsdv1.Endpoint{}
+		if s != "" {
+			e.SetAddress(netip.MustParseAddr(s).AsSlice())
+		}
+		e.SetPort(port)
+		return e
+	}
+	r := &rdsdv1.TraceRequest{}
+	if rule, err := traceRule(r); err != nil || !reflect.DeepEqual(rule, datagram.TraceRule{}) {
+		t.Errorf("of everything: %+v, %v", rule, err)
+	}
+	r.SetSource(end("10.0.0.1", 0))
+	r.SetDestination(end("", 65535))
+	r.SetEither([]*rdsdv1.Endpoint{end("10.0.0.2", 1), end("", 2), end("10.0.0.3", 0), end("10.0.0.4", 4)})
+	r.SetEvery(5)
+	want := datagram.TraceRule{Src: netip.AddrPortFrom(netip.MustParseAddr("10.0.0.1"), 0), Dst: netip.AddrPortFrom(netip.Addr{}, 65535), Every: 5,
+		Either: []netip.AddrPort{netip.MustParseAddrPort("10.0.0.2:1"), netip.AddrPortFrom(netip.Addr{}, 2), netip.MustParseAddrPort("10.0.0.3:0"), netip.MustParseAddrPort("10.0.0.4:4")}}
+	if rule, err := traceRule(r); err != nil || !reflect.DeepEqual(rule, want) {
+		t.Errorf("%+v, %v; want %+v", rule, err, want)
+	}
+	bad := &rdsdv1.Endpoint{}
+	bad.SetAddress([]byte{1, 2, 3})
+	for what, change := range map[string]func(r *rdsdv1.TraceRequest){
+		"source":      func(r *rdsdv1.TraceRequest) { r.SetSource(end("", 65536)) },
+		"destination": func(r *rdsdv1.TraceRequest) { r.SetDestination(bad) },
+		"either":      func(r *rdsdv1.TraceRequest) { r.SetEither([]*rdsdv1.Endpoint{bad}) },
+		"at most 4":   func(r *rdsdv1.TraceRequest) { r.SetEither(make([]*rdsdv1.Endpoint, maxEither+1)) },
+	} {
+		r := &rdsdv1.TraceRequest{}
+		change(r)
+		if _, err := traceRule(r); !errors.Is(err, rdserr.ErrInvalid) || !strings.Contains(err.Error(), what) {
+			t.Errorf("%s: %v", what, err)
+		}
 	}
 }

@@ -24,7 +24,7 @@ type client struct {
 	done chan struct{} // closed when rt has ended
 
 	// Guarded by Host.mu.
-	refs   int  // mappings and questions that use it
+	refs   int  // mappings and questions that use it; 0: it is about to be closed
 	mapped bool // a mapping does, or has: what it is like was asked for
 
 	// Guarded by mu. Of spec, what is the session's: Session, Node, Policy ...
@@ -106,7 +106,7 @@ func (c *client) finish(now time.Duration) {
 func (h *Host) session(ctx context.Context, s, raw *MapSpec, strict bool) (*client, error) {
 	for {
 		c, err := h.join(ctx, s, raw)
-		if err == errQuestioned && h.machine.Wait(askAgain, ctx.Done()) != 0 {
+		if (err == errQuestioned || err == errEnding) && h.machine.Wait(askAgain, ctx.Done()) != 0 {
 			continue // which is over in a moment
 		}
 		if c != nil || err != nil {
@@ -156,10 +156,19 @@ func (h *Host) session(ctx context.Context, s, raw *MapSpec, strict bool) (*clie
 // mapping asks for, which would have the question's limits for good.
 var errQuestioned = rdserr.With(rdserr.ErrTimeout, "the session is there for a question, with other limits")
 
+// errEnding says that the session is about to be closed. The next of its name begins when that was said to
+// it, and not before: a server that sees the two of them alive at a time takes one of
+// them for the one to stay, whichever it is.
+var errEnding = rdserr.With(rdserr.ErrTimeout, "the session is being closed")
+
 // join takes part in an existing session; nil: there is none.
 func (h *Host) join(ctx context.Context, s, raw *MapSpec) (*client, error) {
 	h.mu.Lock()
 	c := h.clients[s.Session]
+	if c != nil && c.refs == 0 {
+		h.mu.Unlock()
+		return nil, errEnding
+	}
 	if c != nil && !c.mapped && raw != nil && c.fits(s) != nil {
 		h.mu.Unlock()
 		return nil, errQuestioned
@@ -255,14 +264,14 @@ func (h *Host) release(c *client) {
 	h.mu.Lock()
 	c.refs--
 	last := c.refs == 0
-	if last {
-		delete(h.clients, c.spec.Session)
-	}
 	h.mu.Unlock()
 	if !last {
 		return
 	}
 	c.close()
+	h.mu.Lock()
+	delete(h.clients, c.spec.Session)
+	h.mu.Unlock()
 	h.machine.Wait(sessionEnd, c.done)
 }
 

@@ -3,9 +3,10 @@ package volume
 import (
 	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
+
+	"github.com/rdsd/rdsd/internal/doctable"
 )
 
 var update = flag.Bool("update", false, "write the table of docs/volumes.md anew")
@@ -39,28 +40,10 @@ func TestMappingTable(t *testing.T) {
 
 // TestMappingTableInDocs holds that docs/volumes.md has the table as it is.
 func TestMappingTableInDocs(t *testing.T) {
-	const page, begin, end = "../../docs/volumes.md", "<!-- stages of a mapping: begin; written by go test ./node/volume -run MappingTable -update -->\n", "<!-- stages of a mapping: end -->"
-	b, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	head, rest, ok := strings.Cut(string(b), begin)
-	_, tail, ok2 := strings.Cut(rest, end)
-	if !ok || !ok2 {
-		t.Fatalf("%s has no place for the stages of a mapping", page)
-	}
 	var s strings.Builder
 	s.WriteString("| stage | next | when |\n|---|---|---|\n")
 	for _, x := range stageTable {
 		fmt.Fprintf(&s, "| %v | %v | %s |\n", x.from, x.to, x.when)
 	}
-	switch text := head + begin + s.String() + end + tail; {
-	case text == string(b):
-	case *update:
-		if err := os.WriteFile(page, []byte(text), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	default:
-		t.Errorf("%s has another table; go test ./node/volume -run MappingTable -update writes it", page)
-	}
+	doctable.Check(t, "../../docs/volumes.md", "./node/volume -run MappingTable -update", *update, doctable.Table{Name: "stages of a mapping", Text: s.String()})
 }

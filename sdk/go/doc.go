@@ -33,9 +33,10 @@
 //
 // # Without copying
 //
-// Borrow hands out payloads where they are, until their Lease is released. Reserve gives
-// room to write a payload into, which Commit sends. Over rings neither copies anything, and
-// the work for each datagram allocates nothing.
+// Messages and Borrow hand out payloads where they are, until the next round or until their
+// Lease is released. Reserve gives room to write a payload into, which Commit sends. Over
+// rings none of them copies anything, and the work for each datagram allocates nothing.
+// RecvInto, and RecvBatch with room in what it is given, copy once and allocate nothing.
 //
 // # Administration
 //

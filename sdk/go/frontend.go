@@ -33,9 +33,8 @@ type frontEnd interface {
 	abort(sl *Slot)
 	opErr(op string, remote netip.AddrPort, err error) error
 
-	// receive waits for datagrams. With lend, payloads may stay where they are
-	// until the lease is released; else they are the caller's for good.
-	receive(ctx context.Context, into []Datagram, lend bool) (int, Lease, error)
+	// receive waits for datagrams, whose payloads come as how says.
+	receive(ctx context.Context, into []Datagram, how place) (int, Lease, error)
 	// knows answers Congested from the state kept here.
 	knows(dst netip.AddrPort) (congested, ok bool)
 	peekSize(ctx context.Context) (n int, ok bool, err error)

@@ -26,6 +26,15 @@ type inBatch struct {
 	one [1]netip.AddrPort // backs sources in the common case
 }
 
+// giveBack gives the message back to the pool when it is read to its end and lent to no
+// call. Called with recvQueue.mu held.
+func (b *inBatch) giveBack() {
+	if b.refs == 0 && b.left == 0 && b.mem != nil {
+		b.mem.Free()
+		b.mem = nil
+	}
+}
+
 // next takes the first datagram. left must be at least 1.
 func (b *inBatch) next() Datagram {
 	l, n := binary.Uvarint(b.lengths)

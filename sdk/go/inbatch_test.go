@@ -78,3 +78,79 @@ func TestBatchCheck(t *testing.T) {
 		}
 	}
 }
+
+// What a daemon may legally say in another layout is read the slow way, and is the same: packed
+// fields in pieces, fields of a later day.
+func TestBatchesOfAnotherLayout(t *testing.T) {
+	endpoint := func(a netip.AddrPort) *rdsdv1.Endpoint {
+		e := &rdsdv1.Endpoint{}
+		e.SetAddress(a.Addr().AsSlice())
+		e.SetPort(uint32(a.Port()))
+		return e
+	}
+	first, second := &rdsdv1.RecvBatch{}, &rdsdv1.RecvBatch{}
+	first.SetPayload([]byte("abb"))
+	first.SetLength([]uint32{1})
+	first.SetSourceIndex([]uint32{1})
+	first.SetSource([]*rdsdv1.Endpoint{endpoint(peerAddr)})
+	second.SetLength([]uint32{2})
+	second.SetSourceIndex([]uint32{0})
+	second.SetSource([]*rdsdv1.Endpoint{endpoint(otherAddr)})
+	marshal := func(m proto.Message) []byte {
+		b, err := proto.Marshal(m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	pieces := append(marshal(first), marshal(second)...)
+	whole := &rdsdv1.RecvBatch{}
+	if err := proto.Unmarshal(pieces, whole); err != nil {
+		t.Fatal(err)
+	}
+	usual := marshal(whole)
+	for _, c := range []struct {
+		name  string
+		in    []byte
+		short bool
+	}{
+		{"the usual layout", usual, true},
+		{"in pieces", pieces, false},
+		{"with a number of a later day", append(usual[:len(usual):len(usual)], 15<<3, 1), false},
+		{"with bytes of a later day", append(usual[:len(usual):len(usual)], 15<<3|2, 1, 9), false},
+		{"with a source of another layout", append(usual[:len(usual):len(usual)], fastwire.RecvSource, 2, 15<<3, 1), false},
+	} {
+		b := &inBatch{}
+		if got := b.parse(c.in); got != c.short {
+			t.Errorf("%s: taken the short way %v", c.name, got)
+		}
+		if !c.short {
+			m := &rdsdv1.RecvBatch{}
+			if err := proto.Unmarshal(c.in, m); err != nil {
+				t.Fatalf("%s: %v", c.name, err)
+			}
+			var err error
+			if b, err = batchFromProto(m); err != nil {
+				t.Errorf("%s: %v", c.name, err)
+				continue
+			}
+		}
+		for _, want := range []Datagram{{Addr: otherAddr, Payload: []byte("a")}, {Addr: peerAddr, Payload: []byte("bb")}} {
+			if n := b.nextSize(); n != len(want.Payload) {
+				t.Errorf("%s: %d bytes come, want %d", c.name, n, len(want.Payload))
+			}
+			if d := b.next(); d.Addr != want.Addr || string(d.Payload) != string(want.Payload) {
+				t.Errorf("%s: %v %q, want %v %q", c.name, d.Addr, d.Payload, want.Addr, want.Payload)
+			}
+		}
+		if b.left != 0 {
+			t.Errorf("%s: %d are left", c.name, b.left)
+		}
+	}
+	bad := &rdsdv1.RecvBatch{}
+	bad.SetPayload([]byte("abb"))
+	bad.SetLength([]uint32{1})
+	if _, err := batchFromProto(bad); err == nil {
+		t.Error("a batch that contradicts itself was taken the slow way")
+	}
+}

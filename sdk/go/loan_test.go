@@ -81,7 +81,7 @@ func TestLoans(t *testing.T) {
 			l  Lease
 			ds []Datagram
 		}
-		var lent, kept []got
+		var lentOut, kept []got
 		var all []*inBatch
 		lastLeft := map[*inBatch]int{}
 		receivedOf := map[*inBatch]bool{} // of which something was received
@@ -93,11 +93,14 @@ func TestLoans(t *testing.T) {
 				}
 			}
 		}
-		take := func(lend bool) {
+		take := func(how place) {
 			into := make([]Datagram, 1+rnd.IntN(12))
+			for i := range into {
+				into[i].Payload = make([]byte, 0, 1100+rnd.IntN(30)) // for some it is enough
+			}
 			before := append([]*inBatch(nil), q.batches.all()...)
-			n, l, _, _, _ := q.take(into, lend)
-			if !lend {
+			n, l, _, _, _ := q.take(into, how)
+			if how == ownMemory {
 				sum := 0
 				for _, b := range before {
 					if sum < n {
@@ -111,8 +114,8 @@ func TestLoans(t *testing.T) {
 			}
 			g := got{l, into[:n]}
 			whole(g)
-			if lend {
-				lent = append(lent, g)
+			if how == inPlace {
+				lentOut = append(lentOut, g)
 			} else {
 				kept = append(kept, g)
 			}
@@ -137,29 +140,29 @@ func TestLoans(t *testing.T) {
 				q.batches.push(b)
 				q.n += b.left
 			case 2:
-				take(rnd.IntN(8) > 0)
+				take([]place{ownMemory, inPlace, inPlace, inPlace, givenMemory, givenMemory, inPlace, inPlace}[rnd.IntN(8)])
 			case 3:
-				take(true)
+				take(inPlace)
 			default:
-				if len(lent) == 0 {
+				if len(lentOut) == 0 {
 					continue
 				}
-				i := rnd.IntN(len(lent))
-				whole(lent[i])
-				lent[i].l.Release()
+				i := rnd.IntN(len(lentOut))
+				whole(lentOut[i])
+				lentOut[i].l.Release()
 				if rnd.IntN(3) == 0 {
-					lent[i].l.Release() // once more, while others may use the loan
+					lentOut[i].l.Release() // once more, while others may use the loan
 				}
-				lent = append(lent[:i], lent[i+1:]...)
+				lentOut = append(lentOut[:i], lentOut[i+1:]...)
 			}
-			for _, g := range append(append([]got(nil), lent...), kept...) {
+			for _, g := range append(append([]got(nil), lentOut...), kept...) {
 				whole(g)
 			}
 		}
 		for q.batches.len() > 0 {
-			take(true)
+			take(inPlace)
 		}
-		for _, g := range lent {
+		for _, g := range lentOut {
 			whole(g)
 			g.l.Release()
 		}

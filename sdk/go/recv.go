@@ -22,9 +22,11 @@ type recvQueue struct {
 	over     error          // guarded by mu
 	waiters  requestList    // guarded by mu; Request calls, before everybody else
 	loans    []*loan        // guarded by mu; to be used again
+	own      slab           // guarded by mu
 
-	// lend is set while the last call was Borrow. Then messages stay in memory of the pool;
-	// otherwise each gets memory of its own, because the receiver may keep it.
+	// lend is set while the last call lent payloads or copied them. Then messages stay in
+	// memory of the pool; otherwise each gets memory of its own, because the receiver may
+	// keep it.
 	lend atomic.Bool
 }
 
@@ -134,9 +136,9 @@ func (s *stream) grant(n, bytes int) {
 }
 
 // take moves the datagrams that are there into into, as many as fit.
-func (q *recvQueue) take(into []Datagram, lend bool) (got int, l Lease, grantN, grantB int, err error) {
-	if q.lend.Load() != lend {
-		q.lend.Store(lend)
+func (q *recvQueue) take(into []Datagram, how place) (got int, l Lease, grantN, grantB int, err error) {
+	if pool := how != ownMemory; q.lend.Load() != pool {
+		q.lend.Store(pool)
 	}
 	q.mu.Lock()
 	bytes := 0
@@ -146,8 +148,8 @@ func (q *recvQueue) take(into []Datagram, lend bool) (got int, l Lease, grantN, 
 	for got < len(into) && q.batches.len() > 0 {
 		b := *q.batches.front()
 		switch {
-		case b.mem == nil:
-		case !lend:
+		case b.mem == nil || how == givenMemory || how == givenOnly:
+		case how == ownMemory:
 			b.mem = nil // a caller may keep its part of it
 		case h == nil:
 			h = q.newLoan()
@@ -156,20 +158,36 @@ func (q *recvQueue) take(into []Datagram, lend bool) (got int, l Lease, grantN, 
 			h.batches = append(h.batches, b)
 			b.refs++
 		}
+		if n := b.nextSize(); how == givenOnly && !into[got].hasRoom(n) {
+			err = errRoom(n, cap(into[got].Payload))
+			break
+		}
 		for got < len(into) && b.left > 0 {
-			into[got] = b.next()
-			bytes += len(into[got].Payload)
+			d := b.next()
+			bytes += len(d.Payload)
+			switch how {
+			case ownMemory:
+				into[got] = d
+			case inPlace:
+				d.lent = true
+				into[got] = d
+			default:
+				into[got].Addr, into[got].Tag = d.Addr, 0
+				into[got].copyIn(d.Payload, how, &q.own)
+			}
 			got++
 		}
 		if b.left == 0 {
 			q.batches.pop()
+			b.giveBack()
 		}
 	}
 	q.n -= got
 	q.bytes -= bytes
-	if got > 0 {
+	switch {
+	case got > 0:
 		grantN, grantB = q.owe(got, bytes)
-	} else {
+	case err == nil:
 		err = q.over
 	}
 	// One token wakes one reader; a reader that leaves something behind passes it on.
@@ -205,10 +223,8 @@ func (h *loan) release(turn uint64) {
 	}
 	h.turn++
 	for i, b := range h.batches {
-		if b.refs--; b.refs == 0 && b.left == 0 && b.mem != nil {
-			b.mem.Free()
-			b.mem = nil
-		}
+		b.refs--
+		b.giveBack()
 		h.batches[i] = nil
 	}
 	h.batches = h.batches[:0]
@@ -217,9 +233,9 @@ func (h *loan) release(turn uint64) {
 	}
 }
 
-func (s *stream) receive(ctx context.Context, into []Datagram, lend bool) (int, Lease, error) {
+func (s *stream) receive(ctx context.Context, into []Datagram, how place) (int, Lease, error) {
 	for {
-		got, l, n, bytes, err := s.recv.take(into, lend)
+		got, l, n, bytes, err := s.recv.take(into, how)
 		if got > 0 {
 			s.grant(n, bytes)
 			return got, l, nil

@@ -23,9 +23,9 @@ func TestRecvOrderAndSlices(t *testing.T) {
 	// A received payload is the application's: appending to it must not reach
 	// the next one.
 	_ = append(first.Payload, "XXXXX"...)
-	into := make([]Datagram, 8)
 	var rest []Datagram
 	for len(rest) < 3 {
+		into := make([]Datagram, 8) // they are kept
 		n, err := s.RecvBatch(ctx, into)
 		if err != nil || n == 0 {
 			t.Fatalf("%d %v", n, err)

@@ -11,7 +11,7 @@ import (
 // restarted. After Close it returns rdserr.ErrClosed.
 func (s *Socket) Recv(ctx context.Context) (Datagram, error) {
 	one := onePool.Get().(*[1]Datagram)
-	_, _, err := s.fe.receive(ctx, one[:], false)
+	_, _, err := s.fe.receive(ctx, one[:], ownMemory)
 	d := one[0]
 	one[0] = Datagram{}
 	onePool.Put(one)
@@ -23,15 +23,37 @@ func (s *Socket) Recv(ctx context.Context) (Datagram, error) {
 
 var onePool = sync.Pool{New: func() any { return new([1]Datagram) }}
 
+// RecvInto waits for the next datagram and copies it to buf: it allocates nothing. A
+// datagram of more than len(buf) bytes stays where it is, and the error is
+// rdserr.ErrTooLarge; PeekSize tells how large it is. Otherwise it is like Recv.
+func (s *Socket) RecvInto(ctx context.Context, buf []byte) (n int, from netip.AddrPort, err error) {
+	one := onePool.Get().(*[1]Datagram)
+	if buf == nil {
+		buf = []byte{}
+	}
+	one[0].Payload = buf[:0:len(buf)]
+	_, _, err = s.fe.receive(ctx, one[:], givenOnly)
+	n, from = len(one[0].Payload), one[0].Addr
+	one[0] = Datagram{}
+	onePool.Put(one)
+	if err != nil {
+		return 0, netip.AddrPort{}, s.opErr("recv", netip.AddrPort{}, err)
+	}
+	return n, from, nil
+}
+
 // RecvBatch waits for at least one datagram and returns all that are there, at most
-// len(into), which must not be 0. After the end of ctx the error is rdserr.ErrTimeout or
+// len(into), which must not be 0. A payload is copied to the memory that its element of into
+// has in Payload, whatever its length, if the capacity is enough: a loop that gives the same
+// into again allocates nothing, and who keeps a payload sets the element's Payload to nil.
+// Elsewhere it has memory of its own. After the end of ctx the error is rdserr.ErrTimeout or
 // ErrCanceled; nothing is lost by it. With a ctx that has ended already it does not wait:
 // it returns the datagrams that are there, or that error.
 func (s *Socket) RecvBatch(ctx context.Context, into []Datagram) (int, error) {
 	if len(into) == 0 {
 		return 0, nil
 	}
-	n, _, err := s.fe.receive(ctx, into, false)
+	n, _, err := s.fe.receive(ctx, into, givenMemory)
 	return n, s.opErr("recv", netip.AddrPort{}, err)
 }
 
@@ -44,12 +66,41 @@ func (s *Socket) Borrow(ctx context.Context, into []Datagram) (n int, l Lease, e
 	if len(into) == 0 {
 		return 0, Lease{}, nil
 	}
-	n, l, err = s.fe.receive(ctx, into, true)
+	n, l, err = s.fe.receive(ctx, into, inPlace)
 	return n, l, s.opErr("recv", netip.AddrPort{}, err)
 }
 
+// Messages receives until ctx ends or the socket is closed, which is the error of the
+// last round. Payloads are lent, as by Borrow, until the next round or the end of the loop,
+// and taken back then: clone what is kept, or use All.
+func (s *Socket) Messages(ctx context.Context) iter.Seq2[Datagram, error] {
+	return func(yield func(Datagram, error) bool) {
+		one := onePool.Get().(*[1]Datagram)
+		defer func() {
+			one[0] = Datagram{}
+			onePool.Put(one)
+		}()
+		for {
+			_, l, err := s.fe.receive(ctx, one[:], inPlace)
+			if err != nil {
+				yield(Datagram{}, s.opErr("recv", netip.AddrPort{}, err))
+				return
+			}
+			if !s.message(one[0], l, yield) {
+				return
+			}
+		}
+	}
+}
+
+// message is one round of Messages.
+func (s *Socket) message(d Datagram, l Lease, yield func(Datagram, error) bool) bool {
+	defer l.Release() // also when the round panics
+	return yield(d, nil)
+}
+
 // All receives until ctx ends or the socket is closed, which is the error of
-// the last round.
+// the last round. Payloads may be kept.
 func (s *Socket) All(ctx context.Context) iter.Seq2[Datagram, error] {
 	return func(yield func(Datagram, error) bool) {
 		for {

@@ -49,7 +49,7 @@ func TestReceivedAgainstAModel(t *testing.T) {
 		s := &stream{Socket: &Socket{}}
 		var in []*inBatch
 		lentOut := map[*inBatch]int{} // leases
-		keep := map[*inBatch]bool{}   // somebody may keep a part of it
+		kept := map[*inBatch]bool{}   // somebody may keep a part of it
 		var leases []Lease
 		of := map[Lease][]*inBatch{}
 		sent, read, bytesIn, bytesRead, credit, creditBytes := 0, 0, 0, 0, 0, 0
@@ -65,7 +65,7 @@ func TestReceivedAgainstAModel(t *testing.T) {
 			}
 			free := 0
 			for _, b := range in {
-				if b.left == 0 && lentOut[b] == 0 && !keep[b] {
+				if b.left == 0 && lentOut[b] == 0 && !kept[b] {
 					free++
 				}
 			}
@@ -79,15 +79,25 @@ func TestReceivedAgainstAModel(t *testing.T) {
 				n := 1 + rnd.Intn(6)
 				b := arrived(pool, peerAddr, sent, n, rnd.Intn(2) == 0)
 				if b.mem == nil {
-					keep[b] = true
+					kept[b] = true
 				}
 				in = append(in, b)
 				sent, bytesIn = sent+n, bytesIn+len(b.payload)
 				q.deliver(b, s)
 			case 1, 2:
-				lend := rnd.Intn(2) == 0
+				how := place(rnd.Intn(4))
 				var touched []*inBatch
 				into := make([]Datagram, 1+rnd.Intn(8))
+				if how == givenOnly {
+					into = into[:1]
+				}
+				mine := make([][]byte, len(into)) // memory of the caller's
+				for i := range into {
+					if how == givenOnly || rnd.Intn(2) == 0 {
+						mine[i] = make([]byte, 16)
+						into[i] = Datagram{Payload: mine[i][:rnd.Intn(16)], Tag: 7}
+					}
+				}
 				left := min(len(into), sent-read)
 				for _, b := range in { // what this read will take from
 					if b.left > 0 && left > 0 {
@@ -99,22 +109,25 @@ func TestReceivedAgainstAModel(t *testing.T) {
 				for _, b := range touched {
 					was[b] = b.mem != nil
 				}
-				got, l, n, size, err := q.take(into, lend)
+				got, l, n, size, err := q.take(into, how)
 				if err != nil || got != min(len(into), sent-read) {
 					t.Fatalf("round %d: %d of %d, %v", round, got, sent-read, err)
 				}
-				for _, d := range into[:got] {
-					if want := fmt.Sprint(read, ","); string(d.Payload) != want || d.Addr != peerAddr {
+				for i, d := range into[:got] {
+					if want := fmt.Sprint(read, ","); string(d.Payload) != want || d.Addr != peerAddr || d.Tag != 0 || d.lent != (how == inPlace) {
 						t.Fatalf("round %d: %q, want %q", round, d.Payload, want)
+					}
+					if there := mine[i] != nil && len(d.Payload) > 0 && &d.Payload[0] == &mine[i][0]; there != (mine[i] != nil && (how == givenMemory || how == givenOnly)) {
+						t.Fatalf("round %d: in the caller's memory: %v, as %v", round, there, how)
 					}
 					read, bytesRead = read+1, bytesRead+len(d.Payload)
 				}
 				credit, creditBytes = credit+n, creditBytes+size
 				for _, b := range touched {
 					switch {
-					case !lend:
-						keep[b] = true
-					case was[b]:
+					case how == ownMemory:
+						kept[b] = true
+					case how == inPlace && was[b]:
 						lentOut[b]++
 						of[l] = append(of[l], b)
 					}
@@ -155,11 +168,11 @@ func TestReceivedAgainstAModel(t *testing.T) {
 		q.finish(over)
 		q.deliver(arrived(pool, peerAddr, sent, 1, false), s) // too late
 		into := make([]Datagram, 1000)
-		got, _, _, _, err := q.take(into, false)
+		got, _, _, _, err := q.take(into, ownMemory)
 		if want := map[bool]int{true: 0, false: unread}[round%2 == 0]; got != want || got == 0 && err != over {
 			t.Fatalf("round %d: %d datagrams at the end, %v; want %d", round, got, err, want)
 		}
-		if got, _, _, _, err := q.take(into, true); got != 0 || err != over {
+		if got, _, _, _, err := q.take(into, inPlace); got != 0 || err != over {
 			t.Fatalf("round %d: %d datagrams after the end, %v", round, got, err)
 		}
 	}
@@ -193,7 +206,7 @@ func TestRequestsTakeTheirAnswers(t *testing.T) {
 			t.Errorf("decided: %v, %v; %d wait", third.decided(), gone.decided(), len(q.waiters.list))
 		}
 		into := make([]Datagram, 9)
-		got, _, _, _, _ := q.take(into, false)
+		got, _, _, _, _ := q.take(into, ownMemory)
 		text := ""
 		for _, d := range into[:got] {
 			text += string(d.Payload)

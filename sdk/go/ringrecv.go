@@ -40,58 +40,39 @@ type trainStore struct {
 
 const maxSpare = 256 // of each
 
-// receive hands out payloads in place. Without lend, they are copied then and
-// given back.
-func (r *rings) receive(ctx context.Context, into []Datagram, lend bool) (int, Lease, error) {
+// receive hands out payloads in place if how says so. Otherwise they are copied, with the lock
+// held: the slot is the daemon's again when the call returns, with no lease in between.
+func (r *rings) receive(ctx context.Context, into []Datagram, how place) (int, Lease, error) {
 	r.rxMu.Lock()
-	n, h, err := r.takeLocked(into)
-	if n == 0 && (err == nil || err == shm.ErrBorrowed && !lend) {
-		n, h, err = r.awaitTrainsLocked(ctx, into, lend)
+	defer r.rxMu.Unlock()
+	n, h, err := r.takeLocked(into, how)
+	if n == 0 && (err == nil || err == shm.ErrBorrowed && how != inPlace) {
+		n, h, err = r.awaitTrainsLocked(ctx, into, how)
 	}
-	if n == 0 {
-		r.rxMu.Unlock()
+	switch {
+	case n == 0:
 		return 0, Lease{}, err
+	case h == nil:
+		return n, Lease{}, nil
 	}
-	lease := Lease{h, h.turn}
-	r.rxMu.Unlock()
-	if !lend {
-		copyOut(into[:n])
-		lease.Release()
-		lease = Lease{}
-	}
-	return n, lease, nil
-}
-
-// copyOut moves payloads into one buffer of their own.
-func copyOut(ds []Datagram) {
-	total := 0
-	for i := range ds {
-		total += len(ds[i].Payload)
-	}
-	buf := make([]byte, total)
-	for i := range ds {
-		p := ds[i].Payload
-		copyBytes(buf, p)
-		ds[i].Payload = buf[:len(p):len(p)]
-		buf = buf[len(p):]
-	}
+	return n, Lease{h, h.turn}, nil
 }
 
 // awaitTrainsLocked waits for the first datagrams. The lock is let go of while
 // waiting.
-func (r *rings) awaitTrainsLocked(ctx context.Context, into []Datagram, lend bool) (n int, h *held, err error) {
+func (r *rings) awaitTrainsLocked(ctx context.Context, into []Datagram, how place) (n int, h *held, err error) {
 	var w *waiter
 	for {
 		w = r.rxWaiterLocked(w)
-		w.lends = lend && r.rx != nil && r.rx.recv.Out() > 0
+		w.lends = how == inPlace && r.rx != nil && r.rx.recv.Out() > 0
 		r.rxMu.Unlock()
 		werr := w.wait(ctx)
 		r.rxMu.Lock()
-		n, h, err = r.takeLocked(into)
-		if n == 0 && err == nil && lend && r.rx != nil && r.rx.recv.Starved() {
+		n, h, err = r.takeLocked(into, how)
+		if n == 0 && err == nil && how == inPlace && r.rx != nil && r.rx.recv.Starved() {
 			err = shm.ErrBorrowed
 		}
-		if n > 0 || err != nil && (lend || err != shm.ErrBorrowed) {
+		if n > 0 || err != nil && (how == inPlace || err != shm.ErrBorrowed) {
 			break
 		}
 		if werr != nil {
@@ -116,7 +97,8 @@ func (r *rings) rxWaiterLocked(w *waiter) *waiter {
 
 // takeLocked fills into with the datagrams that are there. The error says why there will be
 // no more, or why none can be taken now.
-func (r *rings) takeLocked(into []Datagram) (n int, h *held, err error) {
+func (r *rings) takeLocked(into []Datagram, how place) (n int, h *held, err error) {
+	freed := false
 	if l := r.rx; l != nil {
 		l.recv.Single(len(into) == 1)
 		// Requests look at everything that is there first; what they leave is in halfRead,
@@ -137,23 +119,40 @@ func (r *rings) takeLocked(into []Datagram) (n int, h *held, err error) {
 		if t == nil {
 			break
 		}
-		if h == nil {
-			h = r.spare.newHeld(r)
+		switch how {
+		case inPlace:
+			if h == nil {
+				h = r.spare.newHeld(r)
+			}
+			h.trains = append(h.trains, t)
+			// The reference is taken before the payloads are handed out: the slot is the
+			// daemon's again with the last one.
+			t.refs++
+			n += t.read(into[n:])
+		case givenOnly:
+			if size := t.lens.Peek(len(t.rest)); !into[n].hasRoom(size) {
+				return 0, nil, errRoom(size, cap(into[n].Payload)) // into has one element
+			}
+			fallthrough
+		default:
+			n += t.copyTo(into[n:], how, &r.own)
 		}
-		h.trains = append(h.trains, t)
-		t.refs++
-		// The reference is taken before the payloads are handed out: the slot is the daemon's
-		// again with the last one.
-		n += t.read(into[n:])
-		if t.lens.Left() == 0 {
-			r.halfRead.pop()
-			t.refs--
+		if t.lens.Left() > 0 {
+			continue
+		}
+		r.halfRead.pop()
+		if t.refs--; t.refs == 0 {
+			freed = r.freeLocked(t) || freed
+			r.spare.putTrain(t)
 		}
 	}
 	if n > 0 {
 		if r.rx != nil {
 			// Once for the call, not for each train: it is a store that the daemon polls.
 			r.rx.recv.Taken()
+		}
+		if freed {
+			r.rx.recv.Released()
 		}
 		// One wake-up of the daemon may bring several trains, and only this call was woken.
 		if r.halfRead.len() > 0 { // for other readers
@@ -203,7 +202,7 @@ func (t *train) read(into []Datagram) int {
 		rest := t.rest
 		for i := range into[:n] {
 			d := &into[i]
-			d.Addr, d.Payload, d.Tag = t.src, rest[:each:each], 0
+			d.Addr, d.Payload, d.Tag, d.lent = t.src, rest[:each:each], 0, true
 			rest = rest[each:]
 		}
 		t.rest = rest
@@ -211,17 +210,28 @@ func (t *train) read(into []Datagram) int {
 		return n
 	}
 	for i := range into[:n] {
-		into[i] = t.next()
+		into[i] = Datagram{Addr: t.src, Payload: t.next(), lent: true}
 	}
 	return n
 }
 
-// next hands out one datagram.
-func (t *train) next() Datagram {
+// copyTo copies as many datagrams as into takes.
+func (t *train) copyTo(into []Datagram, how place, own *slab) int {
+	n := min(len(into), t.lens.Left())
+	for i := range into[:n] {
+		d := &into[i]
+		d.Addr, d.Tag = t.src, 0
+		d.copyIn(t.next(), how, own)
+	}
+	return n
+}
+
+// next hands out the payload of one datagram.
+func (t *train) next() []byte {
 	n := t.lens.Next(len(t.rest))
-	d := Datagram{Addr: t.src, Payload: t.rest[:n:n]}
+	p := t.rest[:n:n]
 	t.rest = t.rest[n:]
-	return d
+	return p
 }
 
 // dropTrainLocked gives up the walk of a train.
@@ -303,8 +313,8 @@ func (r *rings) answerRequests(t *train) {
 		if w == nil {
 			return
 		}
-		d := t.next()
-		d.Payload = append([]byte(nil), d.Payload...)
+		d := Datagram{Addr: t.src}
+		d.copyIn(t.next(), ownMemory, &r.own)
 		w.reply <- d // capacity 1, and a waiter is in the list once
 		r.rxSeq.Add(1)
 		r.waiters.wake(shm.ClientWaitsRecv)

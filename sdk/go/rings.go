@@ -50,6 +50,7 @@ type rings struct {
 	halfRead fifo[*train] // guarded by rxMu; taken from the ring, not read yet
 	reqs     requestList  // guarded by rxMu
 	spare    trainStore   // guarded by rxMu
+	own      slab         // guarded by rxMu
 	poll     bool         // guarded by rxMu; the ring is full of news that cannot be taken now
 	rxSeq    atomic.Uint32
 }

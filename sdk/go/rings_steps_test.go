@@ -242,7 +242,12 @@ func TestCopyBytes(t *testing.T) {
 			t.Errorf("%d bytes are others", n)
 		}
 		ds := []Datagram{{Payload: src[:n]}, {Payload: src[n:]}, {}}
-		copyOut(ds)
+		var own slab
+		for i := range ds {
+			p := ds[i].Payload
+			ds[i].Payload = nil
+			ds[i].copyIn(p, ownMemory, &own)
+		}
 		if !bytes.Equal(ds[0].Payload, src[:n]) || !bytes.Equal(ds[1].Payload, src[n:]) || cap(ds[0].Payload) != n || len(ds[2].Payload) != 0 || n > 0 && &ds[0].Payload[0] == &src[0] {
 			t.Errorf("payloads of %d bytes and the rest are others", n)
 		}

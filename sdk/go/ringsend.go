@@ -150,16 +150,6 @@ func (r *rings) grabLocked(l *ringLink, f *shm.Flow, n, least int) (shm.Slot, er
 	return sl, err
 }
 
-// copyBytes is copy in pieces that the processor's caches like.
-func copyBytes(dst, src []byte) {
-	const piece = 128 << 10
-	for len(src) > piece {
-		copy(dst, src[:piece])
-		dst, src = dst[piece:], src[piece:]
-	}
-	copy(dst, src)
-}
-
 // holdup is a send that waits.
 type holdup struct {
 	r    *rings

@@ -6,12 +6,14 @@ import "net/netip"
 type Datagram struct {
 	// Addr is the destination when sending, the source when receiving.
 	Addr netip.AddrPort
-	// Payload is at most 1 MiB and may be empty. A received payload is a slice
-	// of a buffer with its whole batch: it may be kept and changed, but it keeps
-	// the batch in memory; clone what is kept for long. (Borrow is different.)
+	// Payload is at most 1 MiB and may be empty. A received payload may be kept and
+	// changed, but a small one shares up to 16 KiB of memory with others, a stream's the
+	// message that brought it: clone what is kept for long. (Borrow and Messages lend.)
 	Payload []byte
 	// Tag names the datagram in Outcomes. SendBatch sets it.
 	Tag uint64
+
+	lent bool // Payload is memory that Borrow has lent: RecvBatch does not write to it
 }
 
 // CancelResult counts the datagrams that a CancelSentTo found, by how they ended.

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/netip"
@@ -164,13 +165,42 @@ func (a *app) trace(ctx context.Context, o *traceOptions, f rdsd.TraceFilter) er
 	if err := a.gather(ctx, l, targets, o, f); err != nil {
 		return err
 	}
-	offset := l.Offset()
+	l.Over()
+	seen := traced{l, l.Offset(), l.Untold(a.kinds(targets))}
+	var spans error
 	if o.otlp != "" {
-		if err := a.writeSpans(l, offset, o.otlp); err != nil {
-			return err
-		}
+		spans = a.writeSpans(l, seen.offset, o.otlp)
 	}
-	return a.showTrace(l, offset)
+	// What was seen is worth showing also when the spans went nowhere.
+	return cmp.Or(a.showTrace(seen), spans)
+}
+
+// traced is what was seen.
+type traced struct {
+	*journey.Log
+	offset journey.Offset
+	untold []journey.Untold
+}
+
+// kinds is what the daemons know of their peers. None is known of a daemon that does not
+// say: a trace is shown without.
+func (a *app) kinds(targets []string) map[netip.Addr]rdsd.PeerKind {
+	// Not the command's: an interrupted trace is shown too.
+	ctx, cancel := a.bounded(context.Background())
+	defer cancel()
+	kinds := map[netip.Addr]rdsd.PeerKind{}
+	for _, target := range targets {
+		c, err := dialTarget(ctx, target)
+		if err != nil {
+			continue
+		}
+		peers, _ := c.Admin().Peers(ctx, rdsd.PeerFilter{})
+		for _, p := range peers {
+			kinds[p.Remote] = p.Kind
+		}
+		c.Close()
+	}
+	return kinds
 }
 
 // gather fills l until it has enough, the time is over, or somebody interrupts.
@@ -248,10 +278,12 @@ type traceDoc struct {
 	Clock     journey.Offset     `json:"clock"` // of the second node, against the first
 	Summary   []journey.Spent    `json:"summary"`
 	Dropped   uint64             `json:"dropped"` // events that are missing
+	Untold    []journey.Untold   `json:"untold"`  // nodes whose stages are missing
 	Datagrams []*journey.Journey `json:"datagrams"`
 }
 
-func (a *app) showTrace(l *journey.Log, o journey.Offset) error {
+func (a *app) showTrace(seen traced) error {
+	l, o := seen.Log, seen.offset
 	list := l.Journeys()
 	if a.form == formTSV {
 		return writeTSV(a.out, list)
@@ -261,14 +293,14 @@ func (a *app) showTrace(l *journey.Log, o journey.Offset) error {
 		if list == nil {
 			list = []*journey.Journey{}
 		}
-		return writeJSON(a.out, traceDoc{l.Nodes, o, sums, l.Dropped(), list})
+		return writeJSON(a.out, traceDoc{l.Nodes, o, sums, l.Dropped(), seen.untold, list})
 	}
 	if len(list) == 0 {
 		fmt.Fprintln(a.out, "no such datagram passed")
 		return nil
 	}
 	a.traceTable(list, sums, o)
-	a.traceNotes(l, o)
+	a.traceNotes(seen)
 	return nil
 }
 
@@ -383,20 +415,52 @@ func clockText(t time.Time) string {
 }
 
 // traceNotes says what a reader of the table has to know: whose clocks, and what is missing.
-func (a *app) traceNotes(l *journey.Log, o journey.Offset) {
+func (a *app) traceNotes(seen traced) {
+	l, o := seen.Log, seen.offset
 	if len(l.Nodes) > 1 {
-		switch o.Known {
-		case "same":
-			fmt.Fprintln(a.err, "both daemons have the same clock")
-		case "bounded":
-			fmt.Fprintf(a.err, "the clock of %s is %s ahead, within %s: estimated from these datagrams and their acknowledgements; RECEIVED is by that estimate\n", l.Nodes[1].Name, tookText(o.Ahead), tookText(o.Error))
-		case "one-sided":
-			fmt.Fprintf(a.err, "the clock of %s is about %s ahead, as if the fastest way had taken no time: nothing says how much it did\n", l.Nodes[1].Name, tookText(o.Ahead))
-		default:
-			fmt.Fprintln(a.err, "nothing says how far the clocks of the two nodes differ: RECEIVED is as if they did not")
+		fmt.Fprintln(a.err, clockNote(l.Nodes[1].Name, o))
+	}
+	if n := l.Negative(o); n > 0 {
+		why := "the clocks drift, and no one difference fits"
+		if o.Known == "same" {
+			why = "the machine's clock was set when the traces began"
 		}
+		fmt.Fprintf(a.err, "%s end before they begin, and are shown with a minus: %s\n", plural(uint64(n), "stage"), why)
+	}
+	for _, u := range seen.untold {
+		fmt.Fprintln(a.err, untoldNote(u))
 	}
 	if n := l.Dropped(); n > 0 {
 		fmt.Fprintf(a.err, "%d events found no room and are missing; --every follows fewer datagrams\n", n)
 	}
+}
+
+// clockNote says how the clock of the second node is understood.
+func clockNote(node string, o journey.Offset) string {
+	switch o.Known {
+	case "same":
+		return "both daemons have the same clock"
+	case "bounded":
+		return fmt.Sprintf("the clock of %s is %s ahead, within %s: estimated from these datagrams and their acknowledgements; RECEIVED is by that estimate", node, tookText(o.Ahead), tookText(o.Error))
+	case "one-sided":
+		return fmt.Sprintf("the clock of %s is about %s ahead, as if the fastest way had taken no time: nothing says how much it did", node, tookText(o.Ahead))
+	case "drifting":
+		return fmt.Sprintf("the clock of %s is about %s ahead, and drifted by %s or more while this was traced: RECEIVED may be off by %s, and by less in a shorter trace (--for)", node, tookText(o.Ahead), tookText(2*o.Error), tookText(o.Error))
+	}
+	return "nothing says how far the clocks of the two nodes differ: RECEIVED is as if they did not"
+}
+
+// untoldNote says why the stages of a node are missing, and what would show them.
+func untoldNote(u journey.Untold) string {
+	missing, acked := "RECEIVED, PLACED and READ of "+plural(uint64(u.Datagrams), "datagram")+" to it are missing", "; ACKED is when its TCP had them"
+	if u.Side == "sender" {
+		missing, acked = "of "+plural(uint64(u.Datagrams), "datagram")+" from it only PLACED and READ are known", ""
+	}
+	switch u.Kind {
+	case rdsd.PeerKernel, rdsd.PeerKernelLegacy:
+		return fmt.Sprintf("%s is a Linux kernel, which has no daemon that could tell: %s%s", u.Address, missing, acked)
+	case rdsd.PeerRDSD:
+		return fmt.Sprintf("the daemon of %s was not asked (--and SOCKET): %s", u.Address, missing)
+	}
+	return fmt.Sprintf("nobody was asked at %s, of which it is not known whether it has a daemon: %s", u.Address, missing)
 }

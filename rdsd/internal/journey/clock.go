@@ -8,10 +8,12 @@ import (
 // Offset is how far the clock of the second daemon is ahead of the first one's.
 type Offset struct {
 	Ahead time.Duration `json:"ahead_ns"`
-	// Error bounds the estimate on both sides: within it any value fits what was told.
+	// Error bounds the estimate on both sides: within it any value fits what was told. While
+	// the clocks drift none does, and it is how far the estimate is from some datagram's.
 	Error time.Duration `json:"error_ns"`
 	// Known is "same" for one clock, "bounded" for an estimate between two bounds, "one-sided"
-	// when there is one bound, and that is taken, "" when nothing is known: 0 is taken.
+	// when there is one bound, and that is taken, "drifting" when the bounds contradict one
+	// another, "" when nothing is known: 0 is taken.
 	Known string `json:"known"`
 }
 
@@ -23,7 +25,9 @@ type Offset struct {
 //	d >= placed - acknowledged  (and its acknowledgement likewise)
 //
 // and the other way around for the other direction. The narrowest bounds of all datagrams
-// count, and the middle of them is the estimate, as NTP's is of one exchange.
+// count, and the middle of them is the estimate, as NTP's is of one exchange. That holds for
+// clocks which go equally fast. If one drifts away from the other by more than the bounds are
+// wide, while the trace lasts, the bound of an early datagram contradicts that of a late one.
 func (l *Log) Offset() Offset {
 	if len(l.Nodes) < 2 || l.Nodes[0].Clock != "" && l.Nodes[0].Clock == l.Nodes[1].Clock {
 		return Offset{Known: "same"}
@@ -56,7 +60,11 @@ func (l *Log) Offset() Offset {
 	case high == math.MaxInt64:
 		return Offset{Ahead: low, Known: "one-sided"}
 	}
-	return Offset{Ahead: low + (high-low)/2, Error: (high - low).Abs() / 2, Known: "bounded"}
+	o := Offset{Ahead: low + (high-low)/2, Error: (high - low).Abs() / 2, Known: "bounded"}
+	if low > high {
+		o.Known = "drifting"
+	}
+	return o
 }
 
 // first is a time of a node by the first one's clock.

@@ -68,11 +68,23 @@ type Log struct {
 	byKey map[key]*Journey
 	begun []*Journey // in the order in which they were told of
 	lost  int        // events of datagrams for which there was no place
+
+	// Until each node has said which addresses it has, nobody knows whether it will tell of
+	// the other end of a datagram: what others say meanwhile waits here.
+	silent int    // nodes that have said nothing yet
+	named  []bool // those that have, by node
+	early  []early
+}
+
+// early is an event that came too early.
+type early struct {
+	node int
+	e    rdsd.TraceEvent
 }
 
 // New makes a Log of at most so many journeys, of the daemons with these names.
 func New(most int, names ...string) *Log {
-	l := &Log{Most: most, byKey: map[key]*Journey{}}
+	l := &Log{Most: most, byKey: map[key]*Journey{}, silent: len(names), named: make([]bool, len(names))}
 	for _, n := range names {
 		l.Nodes = append(l.Nodes, Node{Name: n})
 	}
@@ -84,11 +96,33 @@ func (l *Log) Add(node int, r rdsd.TraceReport) {
 	n := &l.Nodes[node]
 	if r.Clock != "" || len(r.LocalAddresses) > 0 { // the first one
 		n.Clock, n.Addresses = r.Clock, r.LocalAddresses
+		if !l.named[node] {
+			l.named[node] = true
+			if l.silent--; l.silent == 0 {
+				l.Over()
+			}
+		}
 	}
 	n.Dropped = max(n.Dropped, r.Dropped)
 	for i := range r.Events {
-		l.add(node, &r.Events[i])
+		switch {
+		case l.silent == 0:
+			l.add(node, &r.Events[i])
+		case len(l.early) < maxKeys:
+			l.early = append(l.early, early{node, r.Events[i]})
+		default:
+			l.lost++
+		}
 	}
+}
+
+// Over says that no node will say anything for the first time any more.
+func (l *Log) Over() {
+	l.silent = 0
+	for i := range l.early {
+		l.add(l.early[i].node, &l.early[i].e)
+	}
+	l.early = nil
 }
 
 func (l *Log) add(node int, e *rdsd.TraceEvent) {

@@ -6,10 +6,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -106,6 +108,7 @@ type stretch struct {
 	from, to time.Time
 	node     int
 	kind     int
+	cut      time.Duration // by which it would end before it begins
 }
 
 // stretches are the stages of which both ends are known.
@@ -114,12 +117,12 @@ func (j *Journey) stretches(o Offset) (list []stretch) {
 	posted, accepted, left, acked := o.first(j.Posted, s), o.first(j.Accepted, s), o.first(j.Left, s), o.first(j.Acknowledged, s)
 	received, placed, read := o.first(j.Received, r), o.first(j.Placed, r), o.first(j.Read, r)
 	for _, x := range []stretch{
-		{"accept", posted, accepted, s, spanInternal},
-		{"queue", accepted, left, s, spanInternal},
-		{"network", left, received, r, spanInternal},
-		{"place", received, placed, r, spanInternal},
-		{"read", placed, read, r, spanConsumer},
-		{"acknowledge", left, acked, s, spanInternal},
+		{name: "accept", from: posted, to: accepted, node: s, kind: spanInternal},
+		{name: "queue", from: accepted, to: left, node: s, kind: spanInternal},
+		{name: "network", from: left, to: received, node: r, kind: spanInternal},
+		{name: "place", from: received, to: placed, node: r, kind: spanInternal},
+		{name: "read", from: placed, to: read, node: r, kind: spanConsumer},
+		{name: "acknowledge", from: left, to: acked, node: s, kind: spanInternal},
 	} {
 		if x.from.IsZero() || x.to.IsZero() {
 			continue
@@ -127,6 +130,7 @@ func (j *Journey) stretches(o Offset) (list []stretch) {
 		// An estimate of the clocks may be off by more than a stage takes, and no span ends
 		// before it begins.
 		if x.to.Before(x.from) {
+			x.cut = x.from.Sub(x.to)
 			x.to = x.from
 		}
 		list = append(list, x)
@@ -152,7 +156,11 @@ func (j *Journey) spans(o Offset, to [][]otlpSpan) {
 		if s.to.After(last) {
 			last = s.to
 		}
-		to[s.node] = append(to[s.node], otlpSpan{TraceID: trace, SpanID: id(i + 1), Parent: root.SpanID, Name: s.name, Kind: s.kind, Start: nanos(s.from), End: nanos(s.to)})
+		span := otlpSpan{TraceID: trace, SpanID: id(i + 1), Parent: root.SpanID, Name: s.name, Kind: s.kind, Start: nanos(s.from), End: nanos(s.to)}
+		if s.cut > 0 {
+			span.Attrs = []otlpAttr{text("rds.clock", o.Known), number("rds.clock.cut_ns", uint64(s.cut))}
+		}
+		to[s.node] = append(to[s.node], span)
 	}
 	if first.IsZero() {
 		first = last
@@ -183,21 +191,63 @@ func (j *Journey) attrs() []otlpAttr {
 	}
 }
 
-// Post sends the spans to an OTLP collector over HTTP.
+// Post sends the spans to an OTLP collector over HTTP, and says what became of them: a
+// collector may answer 200 and have refused some.
 func Post(ctx context.Context, url string, body []byte) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(body))
 	if err != nil {
 		return err
 	}
 	req.Header.Set("Content-Type", "application/json")
-	resp, err := http.DefaultClient.Do(req)
+	client := http.Client{
+		Transport: &http.Transport{Proxy: http.ProxyFromEnvironment, DisableKeepAlives: true},
+		// A redirect that makes a GET of the POST would lose the spans, and the page it leads
+		// to answer 200.
+		CheckRedirect: func(next *http.Request, _ []*http.Request) error {
+			if next.Method != http.MethodPost {
+				return fmt.Errorf("it redirects to %s, where the spans would not go along", next.URL)
+			}
+			return nil
+		},
+	}
+	resp, err := client.Do(req)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("the collector did not answer in time: %w", err)
+	}
 	if err != nil {
 		return err
 	}
 	defer resp.Body.Close()
-	said, _ := io.ReadAll(io.LimitReader(resp.Body, 512))
+	said, err := io.ReadAll(io.LimitReader(resp.Body, 1<<16))
 	if resp.StatusCode/100 != 2 {
-		return fmt.Errorf("the collector answers %s: %s", resp.Status, said)
+		return fmt.Errorf("the collector answers %s: %s", resp.Status, said[:min(len(said), 512)])
+	}
+	if err != nil {
+		return fmt.Errorf("the collector broke off its answer, and may have the spans or not: %w", err)
+	}
+	return taken(resp.Header.Get("Content-Type"), said)
+}
+
+// taken reads the answer of a collector that took the request (ExportTraceServiceResponse).
+func taken(kind string, said []byte) error {
+	if len(said) == 0 || strings.HasPrefix(kind, "application/x-protobuf") {
+		return nil
+	}
+	var r struct {
+		PartialSuccess struct {
+			RejectedSpans json.RawMessage `json:"rejectedSpans"` // a number, or text with one
+			ErrorMessage  string          `json:"errorMessage"`
+		} `json:"partialSuccess"`
+	}
+	if err := json.Unmarshal(said, &r); err != nil {
+		return fmt.Errorf("what answers there is no collector: it says 200 and %q (%s)", said[:min(len(said), 64)], kind)
+	}
+	n, _ := strconv.ParseUint(strings.Trim(string(r.PartialSuccess.RejectedSpans), `"`), 10, 64)
+	switch why := r.PartialSuccess.ErrorMessage; {
+	case n > 0:
+		return fmt.Errorf("the collector refused %d spans: %s", n, why)
+	case why != "":
+		return fmt.Errorf("the collector took the spans, and warns: %s", why)
 	}
 	return nil
 }

@@ -35,6 +35,21 @@ func between(a, b time.Time) (time.Duration, bool) {
 	return b.Sub(a), true
 }
 
+// Negative counts the stretches that, by the times that were told, ended before they began.
+// Within a node none does. RECEIVED does while the clocks drift, for then no one difference
+// fits all datagrams, and when the one clock of a machine was set between the begins of its
+// two traces.
+func (l *Log) Negative(o Offset) (n int) {
+	for _, s := range Stages {
+		for _, j := range l.begun {
+			if d, ok := s.Of(j, o); ok && d < 0 {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // Spent sums up one stage of all journeys.
 type Spent struct {
 	Stage string        `json:"stage"`

@@ -36,6 +36,10 @@ type shotMsg struct {
 // tickMsg says that an interval is over.
 type tickMsg struct{}
 
+// frames a second, at most. The program wakes so often even if nothing has changed, on
+// the processors of what it shows; a key is answered within 50 ms.
+const frames = 20
+
 // Run shows the daemon in a terminal until the user or ctx ends it.
 func Run(ctx context.Context, in io.Reader, out io.Writer, env []string, o Options) error {
 	m := &model{ctx: ctx, o: o, look: newLook(), width: 80, height: 24}
@@ -47,7 +51,8 @@ func Run(ctx context.Context, in io.Reader, out io.Writer, env []string, o Optio
 		m.look.column[m.look.view], m.look.reversed[m.look.view] = c, o.Reverse
 	}
 	// Signals end ctx: whoever called has them.
-	_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithInput(in), tea.WithOutput(out), tea.WithEnvironment(env), tea.WithoutSignalHandler()).Run()
+	_, err := tea.NewProgram(m, tea.WithContext(ctx), tea.WithInput(in), tea.WithOutput(out), tea.WithEnvironment(env),
+		tea.WithoutSignalHandler(), tea.WithFPS(frames)).Run()
 	if ctx.Err() != nil {
 		return nil
 	}

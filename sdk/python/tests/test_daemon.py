@@ -144,9 +144,8 @@ async def test_a_closed_socket_is_gone_from_the_daemon(front: Front, daemons: Pa
 async def test_closed_by_an_administrator(front: Front, daemons: Pair) -> None:
     client = front.client(daemons[0].target)
     sock = await front.do(client.bind, (daemons[0].address, 0))
-    local = pb.Endpoint(address=packed(sock.local_address.host), port=sock.local_address.port)
     recv = asyncio.create_task(front.do(sock.recv))
-    await front.do(client.admin.CloseSocket, pb.CloseSocketRequest(local=local))
+    await front.do(client.admin.close_socket, sock.local_address)
     with pytest.raises(rdsd.RdsError) as caught:
         await asyncio.wait_for(recv, 10)
     assert not isinstance(caught.value, rdsd.TimedOut)
@@ -155,11 +154,14 @@ async def test_closed_by_an_administrator(front: Front, daemons: Pair) -> None:
 
 async def test_exact_errno_of_an_admin_call(front: Front, daemons: Pair) -> None:
     client = front.client(daemons[0].target)
-    nobody = pb.Endpoint(address=packed(daemons[0].address), port=9)
-    nowhere = pb.Endpoint(address=packed("192.0.2.1"), port=9)
+    nobody, nowhere = (daemons[0].address, 9), ("192.0.2.1", 9)
     for local, error in ((nobody, rdsd.NotFound), (nowhere, rdsd.AddressNotAvailable)):
+        with pytest.raises(error):
+            await front.do(client.admin.close_socket, local)
+        # The raw service says the same.
+        end = pb.Endpoint(address=ipaddress.ip_address(local[0]).packed, port=local[1])
         with pytest.raises(grpc.RpcError) as caught:
-            await front.do(client.admin.CloseSocket, pb.CloseSocketRequest(local=local))
+            await front.do(client.admin_service.CloseSocket, pb.CloseSocketRequest(local=end))
         assert isinstance(rdsd.from_grpc(caught.value), error)
 
 
@@ -177,13 +179,9 @@ def asking(front: Front, sock: Any) -> list[Any]:
     return [sock.recv, sock.flush, *([] if front.front_end == "rings" else [sock.peek_size])]
 
 
-def packed(host: str) -> bytes:
-    return ipaddress.ip_address(host).packed
-
-
 async def listed(front: Front, client: Any) -> list[tuple[int, str]]:
-    response = await front.do(client.admin.ListSockets, pb.ListSocketsRequest())
-    return [(s.local.port, s.label) for s in response.socket if s.label == "python test"]
+    sockets = await front.do(client.admin.sockets)
+    return [(s.local.port, s.label) for s in sockets if s.label == "python test"]
 
 
 async def until(condition: Any) -> None:

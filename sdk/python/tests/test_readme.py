@@ -36,6 +36,7 @@ PRINTED = {
     "inplace": "100 records, none of them copied by this program\n",
     "outcomes": "{'cancelled': 1, 'delivered': 1, 'failed': 1}\n",
     "volume": "scratch is open\n64 MiB, by socket\nerrno 2\n",
+    "blame": "TimedOut\nfilled by the sender: True\nsleeper has something to read\nserving\n",
     "server": "MANY REQUESTS AT ONCE\n",
 }
 

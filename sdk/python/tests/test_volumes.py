@@ -4,7 +4,6 @@ fails. With real daemons: test_volumes_daemon.py."""
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import errno
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -16,14 +15,14 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
+from services import Calls, abort, empty, fill
 
 import rdsd
 import rdsd.aio
 from rdsd import _volumes_codec as codec
 from rdsd import _volumes_types as types
-from rdsd._grpc import _detail_messages
+from rdsd._words import word
 from rdsd.v1 import volume_pb2 as pb
 from rdsd.v1 import volume_pb2_grpc as rpc
 
@@ -63,19 +62,6 @@ class FakeVolumes(rpc.VolumeServiceServicer):
             pass
 
 
-def abort(context: grpc.ServicerContext, number: int, text: str) -> None:
-    """As the daemon does: the errno is in the details of the status."""
-    status_class, info_class = _detail_messages()
-    status = status_class(code=grpc.StatusCode.UNKNOWN.value[0], message=text)
-    info = info_class(domain="rdsd")
-    info.metadata.add(key="errno", value=str(number))
-    status.details.add(
-        type_url="type.googleapis.com/google.rpc.ErrorInfo", value=info.SerializeToString()
-    )
-    context.set_trailing_metadata((("grpc-status-details-bin", status.SerializeToString()),))
-    context.abort(grpc.StatusCode.UNKNOWN, text)
-
-
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[FakeVolumes]:
     service = FakeVolumes()
@@ -89,35 +75,9 @@ def fake(tmp_path: Path) -> Iterator[FakeVolumes]:
     server.stop(0).wait(5)
 
 
-class Calls:
-    """Lets one async test drive either front: synchronous calls run in a thread."""
-
-    def __init__(self, name: str, target: str) -> None:
-        self.name = name
-        kind: Any = rdsd.Client if name == "sync" else rdsd.aio.Client
-        self.client: Any = kind(target)
-
-    async def do(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self.name == "sync":
-            return await asyncio.to_thread(call, *args, **kwargs)
-        return await call(*args, **kwargs)
-
-    async def __call__(self, method: str, *args: Any, **kwargs: Any) -> Any:
-        return await self.do(getattr(self.client.volumes, method), *args, timeout=10, **kwargs)
-
-    async def next(self, watch: Any) -> Any:
-        if self.name == "aio":
-            return await anext(watch)
-        end = object()
-        item = await asyncio.to_thread(next, watch, end)
-        if item is end:
-            raise StopAsyncIteration
-        return item
-
-
 @pytest_asyncio.fixture(params=["sync", "aio"])
 async def volumes(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Calls]:
-    calls = Calls(request.param, f"unix://{tmp_path}/s")
+    calls = Calls(request.param, f"unix://{tmp_path}/s", "volumes")
     yield calls
     await calls.do(calls.client.close)
 
@@ -283,39 +243,6 @@ async def test_the_other_calls(
     assert fake.request == request_
 
 
-def fill(message: Message) -> None:
-    """Sets every field, those of messages inside too, to something."""
-    for field in message.DESCRIPTOR.fields:
-        value: Any = {
-            FieldDescriptor.TYPE_STRING: "text",
-            FieldDescriptor.TYPE_BYTES: b"\x0a\0\0\1",
-            FieldDescriptor.TYPE_BOOL: True,
-            FieldDescriptor.TYPE_ENUM: 1,
-        }.get(field.type, 5)
-        inner: Any = getattr(message, field.name)
-        repeated = hasattr(inner, "append") or hasattr(inner, "add")
-        if field.message_type is not None:
-            inner = inner.add() if repeated else inner
-            inner.SetInParent()
-            fill(inner)
-        elif repeated:
-            inner.append(value)
-        else:
-            setattr(message, field.name, value)
-
-
-def empty(value: Any, name: str) -> Iterator[str]:
-    """The parts of a value that are zero, false or empty."""
-    if dataclasses.is_dataclass(value):
-        for field in dataclasses.fields(value):
-            yield from empty(getattr(value, field.name), f"{name}.{field.name}")
-    elif not value:
-        yield name
-    elif isinstance(value, tuple):
-        for i, item in enumerate(value):
-            yield from empty(item, f"{name}[{i}]")
-
-
 @pytest.mark.parametrize(
     ("kind", "decode"),
     [
@@ -363,7 +290,7 @@ def test_the_words_are_those_of_the_api() -> None:
         names = [name for name, _ in sorted(enum.items(), key=lambda item: item[1])]
         names = [name for name in names if name != "VOLUME_POLICY_NAMED"]  # has no word
         assert all(n.endswith("_" + w.name) for n, w in zip(names, words, strict=True)), words
-        assert codec.word(words, 99) == ""
+        assert word(words, 99) == ""
 
 
 @pytest.mark.parametrize(

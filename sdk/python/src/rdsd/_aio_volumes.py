@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable
-from types import TracebackType
-from typing import Any, TypeVar
 
-import grpc
 import grpc.aio
 
 from . import _volumes_calls as calls
-from . import _volumes_codec as codec
-from ._errors import Closed, DaemonUnavailable, TimedOut, make
-from ._grpc import from_grpc
+from ._aio_service import Service, Watch
 from ._surface import ForkGuard
 from ._target import Timeout, seconds
 from ._volumes_types import (
@@ -29,17 +23,13 @@ from ._volumes_types import (
 )
 from .v1 import volume_pb2_grpc as rpc
 
-T = TypeVar("T")
 
-
-class Volumes:
+class Volumes(Service):
     """As rdsd.Volumes, inside one event loop. A cancelled ``await`` leaves open whether what
     was begun is done."""
 
     def __init__(self, channel: grpc.aio.Channel, target: str, guard: ForkGuard) -> None:
-        self._stub: rpc.VolumeServiceAsyncStub = rpc.VolumeServiceStub(channel)
-        self._target = target
-        self._guard = guard
+        super().__init__(rpc.VolumeServiceStub(channel), target, guard)
 
     async def export(
         self,
@@ -301,93 +291,13 @@ class Volumes:
         """Events from now on; with after, those behind that number that the daemon still
         has (0: all of them). timeout is for the daemon to begin."""
         self._guard.check()
-        watch = VolumeWatch(self._stub, self._target, after)
+        watch = VolumeWatch(self._stub, self._target, calls.watch(after))
         await watch._begin(seconds(timeout))
         return watch
 
-    async def _do(self, call: calls.VolumeCall[T], timeout: Timeout) -> T:
-        self._guard.check()
-        method = getattr(self._stub, call.method)
-        try:
-            answer = await method(call.request, timeout=seconds(timeout))
-        except grpc.aio.AioRpcError as error:
-            raise from_grpc(error, self._target) from None
-        except grpc.aio.UsageError as error:  # the channel is closed
-            raise make(Closed, str(error)) from None
-        return call.decode(answer)
 
-
-class VolumeWatch:
+class VolumeWatch(Watch[VolumeEvent]):
     """An async iterator of VolumeEvent, from Volumes.watch; close it when done.
 
     It ends with DaemonUnavailable when the daemon does, and stops when closed.
     """
-
-    def __init__(self, stub: rpc.VolumeServiceAsyncStub, target: str, after: int | None) -> None:
-        self._target = target
-        self._closed = False
-        try:
-            self._call: Any = stub.Watch(calls.watch(after))
-        except grpc.aio.UsageError as error:  # the channel is closed
-            raise make(Closed, str(error)) from None
-
-    async def _begin(self, limit: float | None) -> None:
-        """Until the daemon watches, which it says by its header; why not, the first anext says."""
-        try:
-            async with asyncio.timeout(limit):
-                await self._call.initial_metadata()
-        except TimeoutError:
-            self.close()
-            raise make(TimedOut, f"the daemon at {self._target} did not answer") from None
-        except BaseException:
-            self.close()
-            raise
-
-    def __aiter__(self) -> VolumeWatch:
-        return self
-
-    async def __anext__(self) -> VolumeEvent:
-        """Waits for the next event. Cancelling it ends the watch."""
-        if self._closed:
-            raise StopAsyncIteration
-        try:
-            message = await self._call.read()
-        except asyncio.CancelledError:
-            if self._closed:  # by close(), not by whoever awaits
-                raise StopAsyncIteration from None
-            self.close()
-            raise
-        except grpc.aio.AioRpcError as error:
-            raise from_grpc(error, self._target) from None
-        if message is grpc.aio.EOF:
-            raise make(DaemonUnavailable, "the daemon ended the watch")
-        return codec.event(message)
-
-    def close(self) -> None:
-        """Ends the watch; whoever waits in it is told. Again: nothing."""
-        self._closed = True
-        self._call.cancel()
-
-    async def __aenter__(self) -> VolumeWatch:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    # Closing awaits nothing, so a plain with does as well.
-
-    def __enter__(self) -> VolumeWatch:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

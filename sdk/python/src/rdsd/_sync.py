@@ -18,6 +18,7 @@ from ._front_end import FrontEnd, choose
 from ._grpc import CHANNEL_OPTIONS
 from ._requests import Requests, port_options
 from ._surface import BIND_TIMEOUT, DEFAULT_WINDOW, ForkGuard, Window, bind_options
+from ._sync_admin import Admin, NoticeWatch, TraceWatch
 from ._sync_socket import CongestionWatch, Socket
 from ._sync_stream import StreamSocket
 from ._sync_volumes import Volumes, VolumeWatch
@@ -25,7 +26,16 @@ from ._target import Timeout, resolve_target, seconds
 from ._types import AddressLike
 from .v1 import rdsd_pb2_grpc as rpc
 
-__all__ = ["Client", "CongestionWatch", "Socket", "VolumeWatch", "Volumes"]
+__all__ = [
+    "Admin",
+    "Client",
+    "CongestionWatch",
+    "NoticeWatch",
+    "Socket",
+    "TraceWatch",
+    "VolumeWatch",
+    "Volumes",
+]
 
 
 class Client:
@@ -48,8 +58,14 @@ class Client:
         return self._target
 
     @property
-    def admin(self) -> rpc.AdminStub:
-        """The raw administration service; from_grpc makes its errors typed."""
+    def admin(self) -> Admin:
+        """The daemon's datagrams for administrators: peers, sockets, queues, congestion."""
+        self._check()
+        return Admin(self._channel, self._target, self._guard)
+
+    @property
+    def admin_service(self) -> rpc.AdminStub:
+        """The raw service of the API that admin calls; from_grpc makes its errors typed."""
         self._check()
         return rpc.AdminStub(self._channel)
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import Any, TypeVar
+from collections.abc import Iterable
 
 import grpc
 
 from . import _volumes_calls as calls
-from . import _volumes_codec as codec
-from ._errors import Closed, DaemonUnavailable, TimedOut, make
-from ._grpc import from_grpc
 from ._surface import ForkGuard
-from ._target import Timeout, seconds
+from ._sync_service import Service, Watch
+from ._target import Timeout
 from ._volumes_types import (
     Export,
     Mapping,
@@ -28,10 +23,8 @@ from ._volumes_types import (
 )
 from .v1 import volume_pb2_grpc as rpc
 
-T = TypeVar("T")
 
-
-class Volumes:
+class Volumes(Service):
     """What a daemon exports, what it maps from other nodes, and the sessions between them.
 
     From ``Client.volumes``. Changing something needs an administrator: root, the daemon's
@@ -41,9 +34,7 @@ class Volumes:
     """
 
     def __init__(self, channel: grpc.Channel, target: str, guard: ForkGuard) -> None:
-        self._stub = rpc.VolumeServiceStub(channel)
-        self._target = target
-        self._guard = guard
+        super().__init__(rpc.VolumeServiceStub(channel), target, guard)
 
     def export(
         self,
@@ -323,80 +314,11 @@ class Volumes:
         """Events from now on; with after, those behind that number that the daemon still
         has (0: all of them). timeout is for the daemon to begin."""
         self._guard.check()
-        return VolumeWatch(self._stub, self._target, after, timeout)
-
-    def _do(self, call: calls.VolumeCall[T], timeout: Timeout) -> T:
-        self._guard.check()
-        method = getattr(self._stub, call.method)
-        try:
-            answer = method(call.request, timeout=seconds(timeout))
-        except grpc.RpcError as error:
-            raise from_grpc(error, self._target) from None
-        except ValueError as error:  # the channel is closed
-            raise make(Closed, str(error)) from None
-        return call.decode(answer)
+        return VolumeWatch(self._stub, self._target, calls.watch(after), timeout)
 
 
-class VolumeWatch:
+class VolumeWatch(Watch[VolumeEvent]):
     """An iterator of VolumeEvent, from Volumes.watch; close it when done.
 
     It ends with DaemonUnavailable when the daemon does, and stops when closed.
     """
-
-    def __init__(
-        self, stub: rpc.VolumeServiceStub, target: str, after: int | None, timeout: Timeout
-    ) -> None:
-        self._target = target
-        self._closed = False
-        try:
-            self._call: Any = stub.Watch(calls.watch(after))
-        except ValueError as error:  # the channel is closed
-            raise make(Closed, str(error)) from None
-        self._begin(seconds(timeout))
-
-    def _begin(self, limit: float | None) -> None:
-        """Until the daemon watches, which it says by its header; why not, the first next says."""
-        if limit is None:
-            self._call.initial_metadata()
-            return
-        timer = threading.Timer(limit, self._call.cancel)
-        timer.daemon = True
-        timer.start()
-        try:
-            self._call.initial_metadata()
-        finally:
-            timer.cancel()
-        if not self._call.is_active() and self._call.code() is grpc.StatusCode.CANCELLED:
-            raise make(TimedOut, f"the daemon at {self._target} did not answer")
-
-    def __iter__(self) -> Iterator[VolumeEvent]:
-        return self
-
-    def __next__(self) -> VolumeEvent:
-        """Waits for the next event."""
-        try:
-            return codec.event(next(self._call))
-        except grpc.RpcError as error:
-            if self._closed:
-                raise StopIteration from None
-            raise from_grpc(error, self._target) from None
-        except StopIteration:
-            if self._closed:
-                raise
-            raise make(DaemonUnavailable, "the daemon ended the watch") from None
-
-    def close(self) -> None:
-        """Ends the watch; whoever waits in it is told. Again: nothing."""
-        self._closed = True
-        self._call.cancel()
-
-    def __enter__(self) -> VolumeWatch:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from . import _volumes_types as t
-from ._errors import InvalidArgument, RdsError, TransportFailed, error_from_errno, make
+from ._errors import RdsError, TransportFailed, error_from_errno, make
 from ._types import unpack_host
+from ._words import word
 from .v1 import volume_pb2 as pb
-
-W = TypeVar("W", bound=StrEnum)
-
-
-def number(what: str, words: type[W], value: str) -> Any:
-    """The API's number of a word: for the stubs, of the type of its enum."""
-    names = [word.value for word in words]
-    if value not in names:
-        raise make(InvalidArgument, f"{what} {value!r}: want one of {', '.join(names[1:])}")
-    return names.index(value)
-
-
-def word(words: type[W], value: int) -> W:
-    """The word of a number, the empty one when a newer daemon knows more than we do."""
-    members = list(words)
-    return members[value] if 0 <= value < len(members) else members[0]
 
 
 def policy(value: str) -> Any:

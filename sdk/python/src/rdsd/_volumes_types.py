@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
 from ._errors import RdsError
+from ._words import Word
 
 
-class _Word(StrEnum):
-    """A word of the API: the position of a member is its number there, and the first,
-    empty one stands for the daemon's default and for what this version does not know."""
-
-
-class VolumeKind(_Word):
+class VolumeKind(Word):
     """What holds the bytes of an export."""
 
     UNSPECIFIED = ""
@@ -25,7 +20,7 @@ class VolumeKind(_Word):
     """Gone when the daemon ends."""
 
 
-class VolumeAccess(_Word):
+class VolumeAccess(Word):
     """How a volume is opened."""
 
     UNSPECIFIED = ""
@@ -37,7 +32,7 @@ class VolumeAccess(_Word):
     """Writes, beside one other writer."""
 
 
-class VolumeAttach(_Word):
+class VolumeAttach(Word):
     """What a mapping gives to the programs of this node."""
 
     UNSPECIFIED = ""
@@ -47,7 +42,7 @@ class VolumeAttach(_Word):
     """A kernel device, /dev/nbdN."""
 
 
-class VolumePolicy(_Word):
+class VolumePolicy(Word):
     """How requests are spread over the paths of a session. A daemon may have others; they
     are asked for, and told, by name."""
 
@@ -57,7 +52,7 @@ class VolumePolicy(_Word):
     MIN_LATENCY = "min-latency"
 
 
-class VolumeOnLoss(_Word):
+class VolumeOnLoss(Word):
     """What requests do while no path is up."""
 
     UNSPECIFIED = ""
@@ -66,7 +61,7 @@ class VolumeOnLoss(_Word):
     """Wait for the loss timeout, then fail."""
 
 
-class VolumeRole(_Word):
+class VolumeRole(Word):
     """What this node is in a session."""
 
     UNSPECIFIED = ""
@@ -76,7 +71,7 @@ class VolumeRole(_Word):
     """It exports."""
 
 
-class VolumeOrigin(_Word):
+class VolumeOrigin(Word):
     """Where an export comes from."""
 
     UNSPECIFIED = ""
@@ -86,7 +81,7 @@ class VolumeOrigin(_Word):
     """Found below an export root."""
 
 
-class ExportState(_Word):
+class ExportState(Word):
     """The state of an export."""
 
     UNSPECIFIED = ""
@@ -97,7 +92,7 @@ class ExportState(_Word):
     """The store could not be opened."""
 
 
-class MappingState(_Word):
+class MappingState(Word):
     """The state of a mapping, in the words of the kernel's RNBD client."""
 
     UNSPECIFIED = ""
@@ -109,7 +104,7 @@ class MappingState(_Word):
     UNMAPPED = "unmapped"
 
 
-class PathState(_Word):
+class PathState(Word):
     """The state of a path of a session."""
 
     UNSPECIFIED = ""
@@ -125,7 +120,7 @@ class PathState(_Word):
     REMOVED = "removed"
 
 
-class Severity(_Word):
+class Severity(Word):
     """How bad a finding is."""
 
     UNSPECIFIED = ""
@@ -134,7 +129,7 @@ class Severity(_Word):
     ERROR = "error"
 
 
-class VolumeEventKind(_Word):
+class VolumeEventKind(Word):
     """What an event is about."""
 
     UNSPECIFIED = ""

@@ -15,6 +15,7 @@ from types import TracebackType
 import grpc
 import grpc.aio
 
+from ._aio_admin import Admin, NoticeWatch, TraceWatch
 from ._aio_socket import CongestionWatch, Socket
 from ._aio_stream import StreamSocket
 from ._aio_volumes import Volumes, VolumeWatch
@@ -28,7 +29,16 @@ from ._target import Timeout, resolve_target, seconds
 from ._types import AddressLike
 from .v1 import rdsd_pb2_grpc as rpc
 
-__all__ = ["Client", "CongestionWatch", "Socket", "VolumeWatch", "Volumes"]
+__all__ = [
+    "Admin",
+    "Client",
+    "CongestionWatch",
+    "NoticeWatch",
+    "Socket",
+    "TraceWatch",
+    "VolumeWatch",
+    "Volumes",
+]
 
 
 class Client:
@@ -51,8 +61,13 @@ class Client:
         return self._target
 
     @property
-    def admin(self) -> rpc.AdminAsyncStub:
-        """The raw administration service; from_grpc makes its errors typed."""
+    def admin(self) -> Admin:
+        """The daemon's datagrams for administrators: peers, sockets, queues, congestion."""
+        return Admin(self._open_channel(), self._target, self._guard)
+
+    @property
+    def admin_service(self) -> rpc.AdminAsyncStub:
+        """The raw service of the API that admin calls; from_grpc makes its errors typed."""
         return rpc.AdminStub(self._open_channel())
 
     @property

@@ -1,4 +1,4 @@
-package rds
+package stats
 
 import (
 	"math/bits"

@@ -13,7 +13,7 @@ import (
 // Never is the time of something that is not due at all, here and in the packages above.
 const Never = time.Duration(math.MaxInt64)
 
-// Path is one of the paths of a connection (struct rds_conn_path in net/rds/rds.h): a
+// Lane is one of the lanes of a connection (struct rds_conn_path in net/rds/rds.h): a
 // sequence of links, one at a time, and the sequenced streams of both directions that
 // outlive each of them.
 //
@@ -21,17 +21,17 @@ const Never = time.Duration(math.MaxInt64)
 // is another incarnation (restart). A field is guarded, like the whole Conn, by its owner's
 // lock unless its comment says otherwise. The invariants below are tested after each step
 // of a script (rules_test.go).
-type Path struct {
-	// Data belongs to the shell, which keeps its own state of the path's link there.
+type Lane struct {
+	// Data belongs to the shell, which keeps its own state of the lane's link there.
 	Data any
 
 	// Identity.
 	c *Conn
-	// idx is the path's number, the path on the wire. becomePath0 exchanges it with another
-	// path's when a kernel took our first connection for its path 0.
+	// idx is the lane's number, which the peer knows it by. becomeLane0 exchanges it with another
+	// lane's when a kernel took our first connection for its lane 0.
 	idx int
-	// slot is the path's place in Conn.slots, which never changes: a message remembers its
-	// path by it, for idx may change.
+	// slot is the lane's place in Conn.slots, which never changes: a message remembers its
+	// lane by it, for idx may change.
 	slot uint8
 	// state changes in event alone (state.go; docs/protocol.md, "The life of a lane").
 	state State
@@ -46,9 +46,9 @@ type Path struct {
 
 	// attempt numbers the attempts to connect and the accepted connections.
 	attempt uint64
-	// dialled is the number the path had when the current attempt began.
+	// dialled is the number the lane had when the current attempt began.
 	dialled int
-	// waiting are links that the peer made while an older one of this path was still being
+	// waiting are links that the peer made while an older one of this lane was still being
 	// read to its end, the oldest first; at most maxWaiting.
 	waiting []waiting
 	// failures counts the attempts in a row that brought no usable link. It is the exponent
@@ -72,7 +72,7 @@ type Path struct {
 
 	upAt time.Duration // when the link began
 	// serial numbers the link among all links of the connection. It tells an older link
-	// from a newer one across paths, which attempt, counted for each path, cannot.
+	// from a newer one across lanes, which attempt, counted for each lane, cannot.
 	serial uint64
 	// ready says that datagrams may be sent on this link.
 	ready bool
@@ -91,9 +91,9 @@ type Path struct {
 	toldPending []int
 	// heard says that a frame came on this link. An rdsd's first is a handshake.
 	heard bool
-	// seqOwner is the path whose receive sequence counts the frames of this link, if a
-	// kernel opened it for another of its paths than we thought; nil means this path.
-	seqOwner *Path
+	// seqOwner is the lane whose receive sequence counts the frames of this link, if a
+	// kernel opened it for another of its lanes than we thought; nil means this lane.
+	seqOwner *Lane
 
 	// Sending (xmit.go, ack.go; docs/protocol.md, "Sequence", "Acknowledgement").
 	//
@@ -190,7 +190,7 @@ type Path struct {
 	// refused message before its refusal would tell the sender that it was delivered.
 
 	expected uint64 // the sequence after the last received, 0: none (net/rds/rds.h, cp_next_rx_seq)
-	// readSerial is the serial of the link that moved expected last. If one kernel path
+	// readSerial is the serial of the link that moved expected last. If one kernel lane
 	// came over several of ours, it finds the one whose sequence is the newest.
 	readSerial uint64
 	// ackPending asks for an acknowledgement with the next batch; ackDue is when one is
@@ -216,7 +216,7 @@ type Path struct {
 	paused bool
 	recvB  uint64 // bytes received on all links, for the administrator
 
-	// Congestion of our own ports, told on path 0 alone (xmit.go, fillCongestion;
+	// Congestion of our own ports, told on lane 0 alone (xmit.go, fillCongestion;
 	// docs/protocol.md, "Congestion").
 
 	congVer   uint64        // version of our map that was told on this link, 0: none
@@ -230,26 +230,26 @@ type Path struct {
 	asked  time.Duration // since when one is awaited, 0: none is
 }
 
-func newPath(c *Conn, i int) *Path {
-	return &Path{c: c, idx: i, nextSeq: 1, retryAt: Never, pollAt: Never, ackDue: Never, sweepAt: Never, orphanAt: Never, askAt: Never}
+func newLane(c *Conn, i int) *Lane {
+	return &Lane{c: c, idx: i, nextSeq: 1, retryAt: Never, pollAt: Never, ackDue: Never, sweepAt: Never, orphanAt: Never, askAt: Never}
 }
 
-// Conn is the connection the path belongs to.
-func (p *Path) Conn() *Conn { return p.c }
+// Conn is the connection the lane belongs to.
+func (p *Lane) Conn() *Conn { return p.c }
 
-// Index returns the path's number, 0..7, which is the path on the wire.
-func (p *Path) Index() int { return p.idx }
+// Index returns the lane's number, 0..7, which the peer knows it by.
+func (p *Lane) Index() int { return p.idx }
 
-// State is where the path stands.
-func (p *Path) State() State { return p.state }
+// State is where the lane stands.
+func (p *Lane) State() State { return p.state }
 
 // Attempt returns the number of the current attempt, which also names the link it led to.
-func (p *Path) Attempt() uint64 { return p.attempt }
+func (p *Lane) Attempt() uint64 { return p.attempt }
 
 // Ready reports whether datagrams can be sent.
-func (p *Path) Ready() bool { return p.ready }
+func (p *Lane) Ready() bool { return p.ready }
 
-// Info describes a path to an administrator.
+// Info describes a lane to an administrator.
 type Info struct {
 	State             State
 	Since             time.Duration
@@ -262,11 +262,11 @@ type Info struct {
 	ErrAt             time.Duration // of LastErr
 	Attempts          int           // in a row that brought no usable link
 	Failing           time.Duration // when the first of these failed
-	RetryAt           time.Duration // when the path is tried again; Never: it does not wait for that
+	RetryAt           time.Duration // when the lane is tried again; Never: it does not wait for that
 }
 
-// Info describes the path.
-func (p *Path) Info() Info {
+// Info describes the lane.
+func (p *Lane) Info() Info {
 	i := Info{State: p.state, Since: p.since, NextTx: p.nextSeq, NextRx: p.expected, Reconnects: p.reconnects, LastErr: p.lastErr,
 		SentBytes: p.sentB, RxByte: p.recvB, Credits: p.credits, Paused: p.paused, ErrAt: p.errAt, RetryAt: Never}
 	if p.state != Up { // on a link that is up, attempts are kept for the backoff alone
@@ -279,18 +279,18 @@ func (p *Path) Info() Info {
 }
 
 // blame notes why a link or an attempt ends.
-func (p *Path) blame(now time.Duration, why error) { p.lastErr, p.errAt = why, now }
+func (p *Lane) blame(now time.Duration, why error) { p.lastErr, p.errAt = why, now }
 
-func (p *Path) String() string {
-	return fmt.Sprintf("%v>%v/%d", p.c.local, p.c.remote, p.idx)
+func (p *Lane) String() string {
+	return fmt.Sprintf("%v>%v/%d", p.c.com.Local, p.c.remote, p.idx)
 }
 
-func (p *Path) emit(k ActionKind) {
-	p.c.owner.Emit(Action{Kind: k, Path: p, Attempt: p.attempt, Lane: p.idx})
+func (p *Lane) emit(k ActionKind) {
+	p.c.order(Action{Kind: k, Lane: p, Attempt: p.attempt, Index: p.idx})
 }
 
 // kick asks the shell for a transmit turn, once.
-func (p *Path) kick() {
+func (p *Lane) kick() {
 	if p.state == Up && !p.kicked && !p.writing {
 		p.kicked = true
 		p.emit(ActKick)
@@ -298,7 +298,7 @@ func (p *Path) kick() {
 }
 
 // want makes sure that queued messages will be sent.
-func (p *Path) want(now time.Duration) {
+func (p *Lane) want(now time.Duration) {
 	switch p.state {
 	case Up:
 		if p.ready {
@@ -309,34 +309,40 @@ func (p *Path) want(now time.Duration) {
 	}
 }
 
-// idle reports whether nothing waits for this path.
-func (p *Path) idle() bool {
+// idle reports whether nothing waits for this lane.
+func (p *Lane) idle() bool {
 	return p.queue.n == 0 && p.unacked.n == 0 && p.retrans.n == 0 && p.inwrite.n == 0 && len(p.holds) == 0 && p.hasNoRefusals() &&
-		(p.idx != 0 || p.c.pending.n == 0 && !(p.congDirty && p.c.Up()) && !p.c.owner.Blocked())
+		(p.idx != 0 || p.c.pending.n == 0 && !(p.congDirty && p.c.Up()) && !p.c.blocked)
 }
 
-// Blocked tells that the owner's Blocked is true.
+// SetBlocked notes whether sends were refused or wait because ports of the peer are
+// congested, as far as its map says: a link is wanted then, because the map may be of a
+// former incarnation of the peer.
+func (c *Conn) SetBlocked(on bool) { c.blocked = on }
+
+// Blocked tells that a send was refused or has to wait because of the peer's map just now,
+// which wants a link.
 func (c *Conn) Blocked(now time.Duration) {
-	if p := c.path(0); p.state == Down {
+	if p := c.lane(0); p.state == Down {
 		p.event(now, EvWant)
 	}
 }
 
-func (p *Path) hasNoRefusals() bool { return len(p.refused) == 0 }
+func (p *Lane) hasNoRefusals() bool { return len(p.refused) == 0 }
 
 // --- links -------------------------------------------------------------
 
 // start begins an attempt: the smaller address connects, the larger one pokes
 // the smaller and waits to be connected to.
-func (p *Path) start(now time.Duration) {
+func (p *Lane) start(now time.Duration) {
 	p.attempt++
 	if p.failures > 0 || p.reconnects > 0 || p.wasUp {
 		p.reconnects++
 		p.c.ctr.Reconnects++
 	}
-	if q := p.c.path(0); p.c.active && p != q && p.c.kind == KindKernel && (!q.ready || p.idx >= p.c.known && p.c.asked&(1<<p.idx) == 0) {
-		// A kernel that just began takes the first connection for its path 0,
-		// and maps the others by the number of paths it was told.
+	if q := p.c.lane(0); p.c.active && p != q && p.c.kind == KindKernel && (!q.ready || p.idx >= p.c.known && p.c.asked&(1<<p.idx) == 0) {
+		// A kernel that just began takes the first connection for its lane 0,
+		// and maps the others by the number of lanes it was told.
 		q.want(now)
 		p.retryAt = now + p.c.cfg.ReconnectMin
 	} else if p.c.active {
@@ -358,12 +364,12 @@ var errPoke = errors.New("poked, but the peer did not connect")
 
 // backOff waits before the next attempt: at once after the first loss, then at
 // random in [0, d), d doubling from ReconnectMin to ReconnectMax (full jitter).
-func (p *Path) backOff(now time.Duration) {
+func (p *Lane) backOff(now time.Duration) {
 	cfg := p.c.cfg
 	d := time.Duration(0)
 	if p.failures > 0 {
 		d = min(cfg.ReconnectMin<<min(p.failures-1, 20), cfg.ReconnectMax)
-		d = time.Duration(p.c.rng.Int63n(int64(d) + 1))
+		d = time.Duration(p.c.com.Rng.Int63n(int64(d) + 1))
 	}
 	if p.failures++; p.failures == 1 {
 		p.failing = now
@@ -375,7 +381,7 @@ func (p *Path) backOff(now time.Duration) {
 // Connect connects to a peer although nothing waits for it, if it is for this side
 // to connect: the peer may wait for that.
 func (c *Conn) Connect(now time.Duration) {
-	if p := c.path(0); c.active && p.state == Down {
+	if p := c.lane(0); c.active && p.state == Down {
 		p.wasUp = true
 		p.event(now, EvWant)
 	}
@@ -383,15 +389,15 @@ func (c *Conn) Connect(now time.Duration) {
 
 // Connected reports that the attempt produced a link. It returns false if the attempt was
 // superseded; the caller then closes the link.
-func (p *Path) Connected(now time.Duration, attempt uint64) bool {
+func (p *Lane) Connected(now time.Duration, attempt uint64) bool {
 	if attempt != p.attempt || p.state != Connecting {
 		return false
 	}
 	if p.dialled != p.idx {
-		// The paths were exchanged meanwhile (becomePath0). The link's source port names
+		// The lanes were exchanged meanwhile (becomeLane0). The link's source port names
 		// the former number, whose place at the kernel is taken: the kernel would keep this
 		// link waiting for that place for ever.
-		p.blame(now, errWrongPath)
+		p.blame(now, errWrongLane)
 		p.event(now, EvFail)
 		return false
 	}
@@ -399,7 +405,7 @@ func (p *Path) Connected(now time.Duration, attempt uint64) bool {
 }
 
 // DialFailed tells that the attempt failed.
-func (p *Path) DialFailed(now time.Duration, attempt uint64, err error) {
+func (p *Lane) DialFailed(now time.Duration, attempt uint64, err error) {
 	if attempt == p.attempt && p.state == Connecting {
 		p.c.ctr.DialFailed++
 		p.blame(now, err)
@@ -410,7 +416,7 @@ func (p *Path) DialFailed(now time.Duration, attempt uint64, err error) {
 
 // Lost tells that the link of attempt is closed and wholly read; acked is the number of its
 // bytes that TCP had acknowledged in the end (kernel peers).
-func (p *Path) Lost(now time.Duration, attempt uint64, acked uint64, err error) {
+func (p *Lane) Lost(now time.Duration, attempt uint64, acked uint64, err error) {
 	// One that waited behind an older link ended before it ever began: nothing was sent on it.
 	if i := slices.IndexFunc(p.waiting, func(w waiting) bool { return w.attempt == attempt }); i >= 0 {
 		p.waiting = slices.Delete(p.waiting, i, i+1)
@@ -429,13 +435,13 @@ func (p *Path) Lost(now time.Duration, attempt uint64, acked uint64, err error) 
 	p.event(now, EvLost)
 	if p.c.kind != KindRdsd {
 		// Links that were not read because of this link's unread bytes (mustWait) go on.
-		p.c.Paths((*Path).Resume)
+		p.c.EachLane((*Lane).Resume)
 	}
 	p.next(now)
 }
 
 // Drop gives the current link up.
-func (p *Path) Drop(now time.Duration, why error) bool {
+func (p *Lane) Drop(now time.Duration, why error) bool {
 	if p.state != Up {
 		// An attempt is not given up: a kernel may have taken the connection, and what it
 		// has sent there is lost if it is not read.
@@ -446,14 +452,14 @@ func (p *Path) Drop(now time.Duration, why error) bool {
 	return p.event(now, EvDrop)
 }
 
-func (p *Path) closeLink(now time.Duration) {
-	p.c.owner.Emit(Action{Kind: ActClose, Path: p, Attempt: p.attempt, Why: p.lastErr})
+func (p *Lane) closeLink(now time.Duration) {
+	p.c.order(Action{Kind: ActClose, Lane: p, Attempt: p.attempt, Why: p.lastErr})
 	p.ready = false
 	p.retryAt = Never
 }
 
 // established begins a new link.
-func (p *Path) established(now time.Duration) {
+func (p *Lane) established(now time.Duration) {
 	p.retryAt = Never
 	p.kicked = false
 	// Offsets and acknowledgements are of one link; sequences go on.
@@ -467,7 +473,7 @@ func (p *Path) established(now time.Duration) {
 	p.granted = 1 << p.c.cfg.CreditLog2
 	p.ackPending, p.ackDue, p.ackedRx = false, Never, 0
 	// A kernel keeps the map of former links, and an rdsd may be another incarnation by
-	// now: path 0 sends the map again, at once.
+	// now: lane 0 sends the map again, at once.
 	p.congVer, p.congDirty, p.congAt = 0, p.idx == 0, now-time.Hour
 	p.paused, p.again = false, false
 	p.sinceAck.frames, p.sinceAck.bytes = 0, 0
@@ -480,10 +486,10 @@ func (p *Path) established(now time.Duration) {
 		return
 	}
 	// A kernel needs the handshake only once: datagrams go at once on later links.
-	// tellPaths, because the number of paths it was told may have changed since.
+	// tellLanes, because the number of lanes it was told may have changed since.
 	if p.c.kind.kernel() && p.synced {
 		p.become(now)
-		p.tellPaths()
+		p.tellLanes()
 	} else {
 		p.probe(now)
 	}
@@ -492,7 +498,7 @@ func (p *Path) established(now time.Duration) {
 }
 
 // lost keeps the messages that the peer may not have, to be sent again.
-func (p *Path) lost(now time.Duration) {
+func (p *Lane) lost(now time.Duration) {
 	p.c.ctr.ConnReset++
 	up := p.ready
 	p.ready, p.kicked = false, false
@@ -518,13 +524,13 @@ func (p *Path) lost(now time.Duration) {
 
 // takeBack moves the sent messages to the retransmit list, in sequence. Nothing is being
 // written then: Wrote has put its messages behind the unacknowledged ones.
-func (p *Path) takeBack(now time.Duration) {
+func (p *Lane) takeBack(now time.Duration) {
 	p.requeue = false
 	p.unacked.each(func(m *Msg) bool {
 		m.where = inRetrans
 		// These were about the link that is gone; the next one has its own.
 		if m.Kind == MsgProbe || m.Kind == MsgAnswer || m.Kind == MsgNull {
-			p.c.owner.FreeMsg(m)
+			p.c.com.FreeMsg(m)
 			return true
 		}
 		return false
@@ -547,7 +553,7 @@ func (p *Path) takeBack(now time.Duration) {
 	}
 }
 
-func (p *Path) anyCancelled() bool {
+func (p *Lane) anyCancelled() bool {
 	for m := p.retrans.head; m != nil; m = m.next {
 		if m.cancelled {
 			return true
@@ -556,7 +562,7 @@ func (p *Path) anyCancelled() bool {
 	return false
 }
 
-func (p *Path) done(m *Msg, o Outcome, why Why) {
+func (p *Lane) done(m *Msg, o Outcome, why Why) {
 	if m.Owner != nil {
 		p.c.completed(m, o, why)
 		return
@@ -564,15 +570,15 @@ func (p *Path) done(m *Msg, o Outcome, why Why) {
 	if m.Kind == MsgRefuse {
 		p.refusals -= wire.Refusals(m.Payload)
 	}
-	p.c.owner.FreeMsg(m)
+	p.c.com.FreeMsg(m)
 }
 
 // dropControl throws away control messages that belong to one link only.
-func (p *Path) dropControl() {
+func (p *Lane) dropControl() {
 	p.control.each(func(m *Msg) bool {
 		switch m.Kind {
 		case MsgProbe, MsgAnswer, MsgNull:
-			p.c.owner.FreeMsg(m)
+			p.c.com.FreeMsg(m)
 			return true
 		}
 		return false
