@@ -26,11 +26,12 @@ class Tally:
         self.failed: list[str] = []
         self.skipped: list[tuple[str, str]] = []
         self.ends: dict[str, list[str]] = {}  # of the logs of Go tests that failed
+        self.whys: dict[str, str] = {}  # what each Go test that failed said
 
 
 def why(text: str) -> str:
     """What a failed test said first and last, on one line: of a long log somebody may see the FAIL lines alone."""
-    said = [x.strip()[:300] for x in text.splitlines() if re.search(r"_test\.go:\d+: |panic:|DATA RACE|timed out", x)]
+    said = [x.strip()[:300] for x in text.splitlines() if re.search(r"_test\.go:\d+: (?!note: )|panic:|DATA RACE|timed out", x)]
     if len(said) > 5:
         said = said[:3] + said[-2:]
     return ": " + " | ".join(said) if said else ""
@@ -56,8 +57,12 @@ def go_phase(tally: Tally, args: list[str]) -> bool:
         text = "".join(output.pop(key, []))
         if action == "fail":
             print(text, end="")
-            print(f"FAIL  {short} {test}{why(text)}", flush=True)
-            tally.failed.append(f"{short} {test}".strip())
+            name = f"{short} {test}".strip()
+            tally.whys[name] = why(text) or "".join(
+                w for n, w in tally.whys.items() if n.startswith((name + "/", name + " "))
+            )
+            print(f"FAIL  {name}{tally.whys[name]}", flush=True)
+            tally.failed.append(name)
             if test:
                 tally.ends[f"{short} {test}"] = text.splitlines()
         elif action == "build-fail":
@@ -172,7 +177,7 @@ def main() -> int:
         for shown in lines[-max(24 // len(tally.ends), 3):]:
             print("  " + shown.strip()[:400])
     for name in tally.failed:
-        print(f"FAILED {name}")
+        print(f"FAILED {name}{tally.whys.get(name, '')}")
     print(f"\n{tally.passed} passed, {len(tally.failed)} failed, {len(tally.skipped)} skipped")
     return 1 if tally.failed else 0
 

@@ -85,7 +85,8 @@ type rounds struct {
 	p          *pair
 	strace     string
 	a, b       *rdsd.Client
-	fds, procs int // of a, before
+	fds, procs int           // of a, before
+	pause      time.Duration // before each thing that is done
 }
 
 func newRounds(t *testing.T, strace string) *rounds {
@@ -126,6 +127,7 @@ func (r *rounds) round() (errs []error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
 	defer cancel()
 	do := func(what string, f func() error) {
+		time.Sleep(r.pause)
 		begun := time.Now()
 		if err := f(); err != nil {
 			errs = append(errs, fmt.Errorf("%s, after %v: %w", what, time.Since(begun).Round(time.Millisecond), err))
@@ -201,7 +203,7 @@ func (r *rounds) tidy() {
 	r.a.Volumes().Unexport(ctx, "x", true)
 }
 
-// inject lets one call of each thread fail during a round.
+// inject lets one call of each thread fail during a round, once or more often.
 func (r *rounds) inject(call, errno string) {
 	r.t.Helper()
 	passes := 1
@@ -210,35 +212,49 @@ func (r *rounds) inject(call, errno string) {
 	}
 	hits := 0
 	for pass := 1; pass <= passes; pass++ {
-		what := fmt.Sprintf("%s %s %d", call, errno, pass)
-		trace := filepath.Join(r.p.dirA, "trace")
-		stop := r.trace(trace, call, fmt.Sprintf("inject=%s:error=%s:when=%d", call, errno, pass))
-		errs := r.round()
-		stop()
-		b, err := os.ReadFile(trace)
-		if err != nil {
-			r.t.Fatal(err)
-		}
-		hits += bytes.Count(b, []byte("(INJECTED)"))
-		select {
-		case <-r.p.a.done:
-			r.t.Fatalf("%s: the daemon ended with %d", what, r.p.a.cmd.ProcessState.ExitCode())
-		default:
-		}
-		for _, err := range errs {
-			if errors.Is(err, context.DeadlineExceeded) {
-				r.t.Errorf("%s: no answer: %v", what, err)
-			} else {
-				r.t.Logf("%s: %v", what, err)
-			}
-		}
-		r.tidy()
-		eventually(r.t, what+": afterwards", func() error { return errors.Join(r.round()...) })
-		r.nothingLeft(what)
+		hits += r.injectOnce(call, errno, pass)
 	}
+	// What depends on the time between two events, as a reactor's rest does, is met by a
+	// round in which they are apart.
+	for try := time.Duration(1); hits == 0 && try <= 10; try++ {
+		r.pause = try * 10 * time.Millisecond
+		hits += r.injectOnce(call, errno, 1)
+	}
+	r.pause = 0
 	if hits == 0 {
 		r.t.Errorf("%s never failed with %s: the rounds do not come by it", call, errno)
 	}
+}
+
+// injectOnce lets the call of that number of each thread fail during a round, and returns how
+// many threads made it.
+func (r *rounds) injectOnce(call, errno string, pass int) (hits int) {
+	r.t.Helper()
+	what := fmt.Sprintf("%s %s %d", call, errno, pass)
+	trace := filepath.Join(r.p.dirA, "trace")
+	stop := r.trace(trace, call, fmt.Sprintf("inject=%s:error=%s:when=%d", call, errno, pass))
+	errs := r.round()
+	stop()
+	b, err := os.ReadFile(trace)
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	select {
+	case <-r.p.a.done:
+		r.t.Fatalf("%s: the daemon ended with %d", what, r.p.a.cmd.ProcessState.ExitCode())
+	default:
+	}
+	for _, err := range errs {
+		if errors.Is(err, context.DeadlineExceeded) {
+			r.t.Errorf("%s: no answer: %v", what, err)
+		} else {
+			r.t.Logf("note: %s: %v", what, err)
+		}
+	}
+	r.tidy()
+	eventually(r.t, what+": afterwards", func() error { return errors.Join(r.round()...) })
+	r.nothingLeft(what)
+	return bytes.Count(b, []byte("(INJECTED)"))
 }
 
 // nothingLeft waits until there are as many descriptors and goroutines as at first. If

@@ -98,7 +98,8 @@ func TestDoLosesNothing(t *testing.T) {
 		}
 		wg.Wait()
 		turns, sleeps, wakes, spins := r.Stats()
-		if turns == 0 || wakes > sleeps || spin < 0 && spins > 0 {
+		// Not every ring finds it asleep: one may come while it is about to, and finds work itself.
+		if turns == 0 || sleeps > turns || wakes > turns || spin < 0 && spins > 0 {
 			t.Errorf("spin %v: %d turns, %d sleeps, %d wakes, %d spins", spin, turns, sleeps, wakes, spins)
 		}
 	}

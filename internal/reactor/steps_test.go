@@ -23,6 +23,10 @@ func TestWaitsInMilliseconds(t *testing.T) {
 	r := open(t, -1)
 	on(r, func() {
 		r.timers.next.Store(int64(never))
+		// Who gave the reactor this function may have rung while it was about to sleep.
+		if n, err := r.waitOnce(Clock()); n > 1 || err != nil {
+			t.Errorf("the ring of who woke it: %d events, %v", n, err)
+		}
 		for _, d := range []time.Duration{0, 1, time.Millisecond - 1, time.Millisecond, time.Millisecond + 1} {
 			until := Clock() + d
 			if n, err := r.waitOnce(until); n != 0 || err != nil || Clock() < until {
