@@ -1,6 +1,6 @@
 // Package bench holds no program of its own: its tests measure rdsd beside
 // small programs without any protocol, in one run, and `make bench` prints the
-// report that docs/performance.md keeps.
+// report that docs/performance-log.md keeps.
 //
 // Everything measured is a process: the test binary starts itself again in a
 // role that the environment names (role_test.go), and bin/rdsd for the daemons.

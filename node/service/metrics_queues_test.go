@@ -81,7 +81,7 @@ rdsd_peer_round_trip_seconds{local="10.0.0.1",peer="10.0.0.2"} 0.001
 
 // Bounds of a scrape of a node with a thousand peers, of which every counter has moved,
 // five thousand sockets and more congested ports than it may list. The time is for a
-// machine that does other things besides; docs/performance.md has what it takes alone.
+// machine that does other things besides; docs/performance-log.md has what it takes alone.
 const (
 	scrapeSeries = 256*(stats64+6) + 1500
 	scrapeTime   = 2 * time.Second

@@ -10,7 +10,7 @@ import (
 )
 
 // These measure the client's end alone, against the small daemon of these tests
-// in another goroutine; internal/bench and docs/performance.md have the whole way.
+// in another goroutine; internal/bench and docs/performance-log.md have the whole way.
 //
 //	go test -run '^$' -bench Rings -benchmem ./sdk/go
 
