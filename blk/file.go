@@ -62,6 +62,7 @@ type File struct {
 	closed   bool       // guarded by mu
 	scratch  []*[workerBatch]*Request
 	linger   linger
+	resident resident
 }
 
 // OpenFile opens the file or block device at path, which is the
@@ -128,6 +129,7 @@ func newFile(pathFd int, name string, o FileOptions) (*File, error) {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
 	f.SetInfo(info)
+	f.mapResident(info.Size)
 	return f, nil
 }
 
@@ -258,6 +260,9 @@ func (f *File) refresh() (changed bool, err error) {
 	}
 	info.Size = size
 	f.info.Store(&info)
+	if f.resident.mapping.Load() != nil {
+		f.mapResident(size)
+	}
 	return true, nil
 }
 
@@ -307,5 +312,6 @@ func (f *File) Close() error {
 	}
 	f.linger.posted.Store(true) // a worker that lingers finds the queue empty and ends
 	f.mu.Unlock()
+	f.unmap(f.resident.mapping.Swap(nil))
 	return unix.Close(f.fd) // without mu, for a file system may write back what it has first
 }

@@ -12,7 +12,8 @@ import (
 // Design notes.
 //
 // A read that the page cache can answer costs less than telling another thread about it, so
-// Submit tries it in place with RWF_NOWAIT, which never waits for the medium. A request
+// Submit tries it in place with RWF_NOWAIT, which never waits for the medium (resident.go
+// says what it does where a file system knows no RWF_NOWAIT). A request
 // that would have to wait goes to a worker, and so does every write (linger.go says why):
 // Submit is called on threads that serve others too, and a store that stands still, frozen,
 // full of dirty pages or gone, must cost only its users. The requests of one Submit are
@@ -104,12 +105,19 @@ func (f *File) finished(n int) {
 func (f *File) readNow(r *Request, budget *int) (done bool) {
 	var fault error // then a worker says so
 	defer f.broken.catch(&fault)
-	if len(r.Buf) > *budget || f.refused.nowaitRead.Load() {
+	if len(r.Buf) > *budget {
 		return false
 	}
-	n, err := preadv2(f.fd, r.Buf, r.Off, unix.RWF_NOWAIT)
+	flags := unix.RWF_NOWAIT
+	if f.refused.nowaitRead.Load() {
+		if !f.isResident(r.Off, len(r.Buf)) {
+			return false
+		}
+		flags = 0
+	}
+	n, err := preadv2(f.fd, r.Buf, r.Off, flags)
 	*budget -= len(r.Buf)
-	if err != nil && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
+	if err != nil && flags != 0 && !errors.Is(err, unix.EAGAIN) && !errors.Is(err, unix.EINTR) {
 		// EOPNOTSUPP, ENOSYS: not here, not later. A true error shows again in the worker.
 		f.refused.nowaitRead.Store(errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.ENOSYS))
 	}

@@ -67,8 +67,9 @@ var reactorCalls = map[string]*regexp.Regexp{
 	// Whether a client's page is in memory; it waits for no file (mm/mincore.c).
 	"mincore": nil,
 
-	// Stores of volumes: only what answers EAGAIN instead of waiting.
-	"preadv2":  regexp.MustCompile(`RWF_NOWAIT`),
+	// Stores of volumes: only what answers EAGAIN instead of waiting, and pages of a file
+	// system in memory that mincore has seen there.
+	"preadv2":  regexp.MustCompile(`RWF_NOWAIT|^\d+</dev/shm/`),
 	"pwritev2": regexp.MustCompile(`RWF_NOWAIT`),
 
 	// The Go runtime: locks, other threads, memory without a file behind it.
@@ -126,8 +127,14 @@ func TestReactorCalls(t *testing.T) {
 		t.Skipf("strace cannot attach: %s %v", line, err)
 	}
 	hostileThings(t, n, cfg, other)
-	volumeThings(t, cfg, other)
-	volumeThings(t, other, cfg)
+	volumeThings(t, cfg, other, t.TempDir())
+	volumeThings(t, other, cfg, t.TempDir())
+	memory, err := os.MkdirTemp("/dev/shm", "rdsd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(memory)
+	volumeThings(t, other, cfg, memory)
 	stopSecond()
 	time.Sleep(100 * time.Millisecond) // its links are closed
 	cmd.Process.Signal(unix.SIGINT)
@@ -187,6 +194,8 @@ func TestReactorCallsJudged(t *testing.T) {
 		`fallocate(9</run/rdsd/rdsd.sock.ledger>, FALLOC_FL_KEEP_SIZE, 4096, 4096) = 0`:               false,
 		`pwritev2(9</disk>, [], 1, 0, RWF_NOWAIT) = 512`:                                              true,
 		`pwritev2(9</disk>, [], 1, 0, 0) = 512`:                                                       false,
+		`preadv2(9</disk>, [], 1, 0, 0) = 512`:                                                        false,
+		`preadv2(9</dev/shm/disk>, [], 1, 0, 0) = 512`:                                                true,
 		`pwrite64(9</disk>, "", 512, 0) = 512`:                                                        false,
 		`mmap(NULL, 4096, PROT_READ, MAP_SHARED, 9</memfd:rdsd-ring (deleted)>, 0) = 0x7f0000000000`:  false,
 		`mmap(NULL, 262144, PROT_READ|PROT_WRITE, MAP_PRIVATE|MAP_ANONYMOUS, -1, 0) = 0x7f0000000000`: true,
@@ -301,7 +310,7 @@ func hostileThings(t *testing.T, n *Node, cfg, other *config.Config) {
 // volumeThings has one node use a volume of the other, which lies in a file: reads and
 // writes of all sizes side by side, flushes, trims, a reader that leaves in the middle,
 // another size, and the mapping's end under way.
-func volumeThings(t *testing.T, at, from *config.Config) {
+func volumeThings(t *testing.T, at, from *config.Config, dir string) {
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	must := func(what string, err error) {
@@ -317,7 +326,7 @@ func volumeThings(t *testing.T, at, from *config.Config) {
 	must("dial", err)
 	defer server.Close()
 	const size = 4 << 20
-	_, err = server.Volumes().Export(ctx, rdsd.ExportSpec{Name: "disk", Path: filepath.Join(t.TempDir(), "disk"), Create: true, Size: size})
+	_, err = server.Volumes().Export(ctx, rdsd.ExportSpec{Name: "disk", Path: filepath.Join(dir, "disk"), Create: true, Size: size})
 	must("export", err)
 	m, err := client.Volumes().Map(ctx, rdsd.MapSpec{Node: from.RDS.Addresses[0].String(), Name: "disk", Attach: rdsd.AttachSocket})
 	must("map", err)

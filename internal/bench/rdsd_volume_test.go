@@ -59,7 +59,7 @@ func (w *world) mappedVolume(store string) (ds []*daemon, uri string, err error)
 		return nil, "", err
 	}
 	what := []string{"--memory", "--size", strconv.Itoa(volumeBytes)}
-	if store == "file" {
+	if store != "memory" {
 		path, err := w.volumeFile(store)
 		if err != nil {
 			return nil, "", err

@@ -41,7 +41,7 @@ var ioLoads = []ioLoad{
 }
 
 // stores are where volumes are kept.
-var stores = []string{"memory", "file"}
+var stores = []string{"memory", "file", "tmpfs"}
 
 // volumeServers start a server of each sort in a world and say where fio finds it.
 var volumeServers = map[string]func(w *world, store string) (uri string, err error){
@@ -159,7 +159,7 @@ func (w *world) fioDone(p *proc) (s sample, err error) {
 // cache, or in a file system in memory.
 func (w *world) volumeFile(store string) (path string, err error) {
 	where := ""
-	if store == "memory" {
+	if store != "file" {
 		where = "/dev/shm"
 	}
 	dir, err := os.MkdirTemp(where, "rdsd-bench-")
@@ -211,7 +211,7 @@ func socketURI(path string) string { return "nbd+unix:///?socket=" + path }
 
 func (w *world) nbdkit(store string) (uri string, err error) {
 	plugin := []string{"memory", strconv.Itoa(volumeBytes), "allocator=malloc"}
-	if store == "file" {
+	if store != "memory" {
 		path, err := w.volumeFile(store)
 		if err != nil {
 			return "", err
