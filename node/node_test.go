@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"os"
 	"slices"
@@ -15,6 +16,7 @@ import (
 
 	rdsdv1 "github.com/rdsd/rdsd/api/rdsd/v1"
 	"github.com/rdsd/rdsd/node/config"
+	"github.com/rdsd/rdsd/shm"
 )
 
 func TestLifecycle(t *testing.T) {
@@ -116,6 +118,7 @@ func TestRunFails(t *testing.T) {
 		default:
 			t.Error("Ready still open after Run failed")
 		}
+		nothingLeft(t, cfg)
 	})
 	t.Run("http address in use", func(t *testing.T) {
 		cfg := testConfig(t)
@@ -127,6 +130,21 @@ func TestRunFails(t *testing.T) {
 		if err := n2.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "http.listen "+cfg2.HTTP.Listen) {
 			t.Errorf("Run: %v", err)
 		}
+		nothingLeft(t, cfg2)
+	})
+	t.Run("remote address in use", func(t *testing.T) {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		cfg := testConfig(t)
+		cfg.API.RemoteListen, cfg.API.Insecure = l.Addr().String(), true
+		n, _ := newFakeNode(t, cfg, &fakeCore{})
+		if err := n.Run(t.Context()); err == nil || !strings.Contains(err.Error(), "api.remote_listen") {
+			t.Errorf("Run: %v", err)
+		}
+		nothingLeft(t, cfg)
 	})
 	t.Run("invalid configuration", func(t *testing.T) {
 		cfg := testConfig(t)
@@ -143,6 +161,16 @@ func TestRunFails(t *testing.T) {
 			t.Errorf("Run: %v", err)
 		}
 	})
+}
+
+// nothingLeft checks that a node that did not start has closed the sockets of its clients.
+func nothingLeft(t *testing.T, cfg *config.Config) {
+	t.Helper()
+	for _, path := range []string{cfg.API.Socket, cfg.API.Socket + shm.SocketSuffix} {
+		if _, err := os.Lstat(path); !os.IsNotExist(err) {
+			t.Errorf("%s is still there: %v", path, err)
+		}
+	}
 }
 
 func TestSeveralNodesInOneProcess(t *testing.T) {

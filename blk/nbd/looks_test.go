@@ -4,6 +4,7 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"golang.org/x/sys/unix"
 
@@ -102,4 +103,31 @@ func TestNoFUA(t *testing.T) {
 			t.Errorf("FUA %v: %#x is there, %v", has, got[0], err)
 		}
 	}
+}
+
+// TestOneLooksAtATime: one goroutine looks, however many commands wait for it, and another
+// begins when it has ended and a command comes again.
+func TestOneLooksAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		begun := 0
+		c := &conn{srv: &Server{}}
+		c.lookFn = func() { begun++ } // and never ends, as far as c knows
+		c.later(&op{})
+		c.later(&op{})
+		synctest.Wait()
+		if begun != 1 {
+			t.Errorf("%d goroutines look, want 1", begun)
+		}
+		for range 2 {
+			if c.lookups.pop() == nil {
+				t.Error("a command that was to wait is lost")
+			}
+		}
+		c.lookUp() // finds nothing, and ends
+		c.later(&op{})
+		synctest.Wait()
+		if begun != 2 {
+			t.Errorf("%d goroutines began to look, want 2", begun)
+		}
+	})
 }
