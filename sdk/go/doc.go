@@ -36,7 +36,11 @@
 // Messages and Borrow hand out payloads where they are, until the next round or until their
 // Lease is released. Reserve gives room to write a payload into, which Commit sends. Over
 // rings none of them copies anything, and the work for each datagram allocates nothing.
-// RecvInto, and RecvBatch with room in what it is given, copy once and allocate nothing.
+// RecvInto, and RecvBatch with room in what it is given, copy once and allocate nothing. Recv
+// and All copy once, to memory that is the caller's for good. While a process receives more
+// than 160 MB/s in that way, up to 64 MiB more of it may be garbage: the collector is made to
+// run less often, as it would take longer than receiving (garbage.go). There is none of that
+// where GOMEMLIMIT is below 512 MiB.
 //
 // # Administration
 //

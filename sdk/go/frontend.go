@@ -35,6 +35,11 @@ type frontEnd interface {
 
 	// receive waits for datagrams, whose payloads come as how says.
 	receive(ctx context.Context, into []Datagram, how place) (int, Lease, error)
+	// rest and restInto are receive for one datagram, where one is there and is not the last of
+	// what came with it: what most calls of a fast receiver meet. ok is false otherwise, and
+	// nothing is taken.
+	rest() (d Datagram, ok bool)
+	restInto(buf []byte) (n int, from netip.AddrPort, ok bool)
 	// knows answers Congested from the state kept here.
 	knows(dst netip.AddrPort) (congested, ok bool)
 	peekSize(ctx context.Context) (n int, ok bool, err error)

@@ -22,17 +22,23 @@ const (
 // slab is the rest of one. Guarded by the lock of whoever has it.
 type slab []byte
 
-// take cuts n bytes off.
-func (s *slab) take(n int) []byte {
+// clone copies p to memory that is not used again.
+func (s *slab) clone(p []byte) []byte {
+	n := len(p)
 	if n > slabBytes/slabShare {
-		return make([]byte, n)
+		// append clears no memory that it is about to write, as make would: a pass over the
+		// payload less.
+		garbage.add(n)
+		return append([]byte(nil), p...)[:n:n]
 	}
 	if len(*s) < n || *s == nil {
 		*s = make([]byte, slabBytes)
+		garbage.add(slabBytes)
 	}
-	p := (*s)[:n:n]
+	c := (*s)[:n:n]
 	*s = (*s)[n:]
-	return p
+	copy(c, p)
+	return c
 }
 
 // hasRoom reports whether n bytes fit in what the caller gave for a payload.
@@ -41,7 +47,8 @@ func (d *Datagram) hasRoom(n int) bool { return d.Payload != nil && !d.lent && c
 // copyIn copies p to where how wants it.
 func (d *Datagram) copyIn(p []byte, how place, own *slab) {
 	if how == ownMemory || !d.hasRoom(len(p)) {
-		d.Payload, d.lent = own.take(len(p)), false
+		d.Payload, d.lent = own.clone(p), false
+		return
 	}
 	d.Payload = d.Payload[:len(p)]
 	copyBytes(d.Payload, p)

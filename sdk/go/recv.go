@@ -3,6 +3,7 @@ package rdsd
 import (
 	"context"
 	"math"
+	"net/netip"
 	"sync"
 	"sync/atomic"
 )
@@ -249,4 +250,12 @@ func (s *stream) receive(ctx context.Context, into []Datagram, how place) (int, 
 			return 0, Lease{}, ctxError(ctx, nil)
 		}
 	}
+}
+
+// rest and restInto leave everything to receive: its lock is the least of what a datagram costs
+// over a stream.
+func (s *stream) rest() (d Datagram, ok bool) { return Datagram{}, false }
+
+func (s *stream) restInto([]byte) (n int, from netip.AddrPort, ok bool) {
+	return 0, netip.AddrPort{}, false
 }

@@ -10,6 +10,9 @@ import (
 // Recv waits for the next datagram. It goes on waiting while the daemon is
 // restarted. After Close it returns rdserr.ErrClosed.
 func (s *Socket) Recv(ctx context.Context) (Datagram, error) {
+	if d, ok := s.fe.rest(); ok {
+		return d, nil
+	}
 	one := onePool.Get().(*[1]Datagram)
 	_, _, err := s.fe.receive(ctx, one[:], ownMemory)
 	d := one[0]
@@ -27,6 +30,9 @@ var onePool = sync.Pool{New: func() any { return new([1]Datagram) }}
 // datagram of more than len(buf) bytes stays where it is, and the error is
 // rdserr.ErrTooLarge; PeekSize tells how large it is. Otherwise it is like Recv.
 func (s *Socket) RecvInto(ctx context.Context, buf []byte) (n int, from netip.AddrPort, err error) {
+	if n, from, ok := s.fe.restInto(buf); ok {
+		return n, from, nil
+	}
 	one := onePool.Get().(*[1]Datagram)
 	if buf == nil {
 		buf = []byte{}

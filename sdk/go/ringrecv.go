@@ -58,6 +58,38 @@ func (r *rings) receive(ctx context.Context, into []Datagram, how place) (int, L
 	return n, Lease{h, h.turn}, nil
 }
 
+// midTrainLocked returns the train that is half read, if the next datagram is neither for a
+// Request nor the train's last, which gives the slot back. Nobody has to be told that it was
+// taken: every call that waits was woken when the train came, and finds it here until it is
+// read.
+func (r *rings) midTrainLocked() *train {
+	if r.halfRead.len() == 0 || !r.reqs.empty() {
+		return nil
+	}
+	if t := *r.halfRead.front(); t.lens.Left() > 1 {
+		return t
+	}
+	return nil
+}
+
+func (r *rings) rest() (d Datagram, ok bool) {
+	r.rxMu.Lock()
+	if t := r.midTrainLocked(); t != nil {
+		d, ok = Datagram{Addr: t.src, Payload: r.own.clone(t.next())}, true
+	}
+	r.rxMu.Unlock()
+	return d, ok
+}
+
+func (r *rings) restInto(buf []byte) (n int, from netip.AddrPort, ok bool) {
+	r.rxMu.Lock()
+	if t := r.midTrainLocked(); t != nil && t.lens.Peek(len(t.rest)) <= len(buf) {
+		n, from, ok = copy(buf, t.next()), t.src, true
+	}
+	r.rxMu.Unlock()
+	return n, from, ok
+}
+
 // awaitTrainsLocked waits for the first datagrams. The lock is let go of while
 // waiting.
 func (r *rings) awaitTrainsLocked(ctx context.Context, into []Datagram, how place) (n int, h *held, err error) {
