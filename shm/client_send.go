@@ -30,7 +30,7 @@ type Sender struct {
 	touched uint64 // of the send arena: everything below it has been
 
 	last  openDesc
-	block int // bytes of the next block that single datagrams may gather in
+	block int // bytes of the next block that datagrams may gather in
 
 	flows flowTable
 
@@ -199,26 +199,49 @@ func (s *Sender) Post(sl *Slot, kind, bytes, count, payload int, tag uint64, wan
 	s.put(w, &d)
 }
 
-// Append adds a datagram to the descriptor posted last, when it is to the same
-// flow, of the same length and with the next tag, there is room behind it and
-// the daemon has not claimed it yet.
+// Append adds a datagram to the descriptor posted last, if Behind has room for it and the
+// daemon has not claimed it yet.
 func (s *Sender) Append(f *Flow, p []byte, tag uint64) bool {
-	o := &s.last
-	if o.word == nil || o.flow != f || o.each != len(p) || o.tag+1 != tag || o.is.Count() >= MaxTrain || s.count >= MaxOutstandingDatagrams {
+	body, n := s.Behind(f, len(p), 1, tag)
+	if n == 0 {
 		return false
 	}
-	if len(p) > len(o.at) {
+	copy(body, p)
+	return s.Appended(1)
+}
+
+// Behind returns the memory behind the datagrams of the descriptor posted last, and how many
+// of n datagrams of each bytes may be put there: none unless they are to the same flow, of the
+// same length and have the next tags. They are not announced before Appended, which has to be
+// the next call.
+func (s *Sender) Behind(f *Flow, each, n int, tag uint64) (body []byte, fit int) {
+	o := &s.last
+	n = min(n, MaxTrain-o.is.Count(), MaxOutstandingDatagrams-s.count)
+	if o.word == nil || o.flow != f || o.each != each || o.tag+1 != tag || n <= 0 {
+		return nil, 0
+	}
+	if each > 0 && n*each > len(o.at) {
+		n = len(o.at) / each
 		if !Word(o.word.Load()).Claimed() { // there is a use for larger blocks
 			s.block = min(max(4*(o.is.Bytes()), 4*UnitBytes), MaxTrainBytes)
 		}
-		s.closeLast()
-		return false
+		if n == 0 {
+			s.closeLast()
+			return nil, 0
+		}
 	}
-	// The body first, then the word that announces it: the daemon reads the descriptor when
+	return o.at[: n*each : n*each], n
+}
+
+// Appended announces n datagrams that were put where Behind said. It reports false if the
+// daemon has claimed the descriptor: then they are not part of it.
+func (s *Sender) Appended(n int) bool {
+	// The bodies first, then the word that announces them: the daemon reads the descriptor when
 	// it claims the word, and whichever of the two exchanges comes first decides whether the
-	// datagram is part of it.
-	copy(o.at, p)
-	w := o.is.Grow(len(p))
+	// datagrams are part of it.
+	o := &s.last
+	bytes := n * o.each
+	w := o.is.Grow(n, bytes)
 	if !o.word.CompareAndSwap(uint64(o.is), uint64(w)) {
 		// The daemon has claimed it meanwhile: it keeps up, so smaller blocks will do.
 		if o.is.Bytes() < s.block/4 {
@@ -227,13 +250,13 @@ func (s *Sender) Append(f *Flow, p []byte, tag uint64) bool {
 		s.closeLast()
 		return false
 	}
-	o.is, o.at = w, o.at[len(p):]
+	o.is, o.at = w, o.at[bytes:]
 	a := &s.slots[o.cookie]
-	a.bytes += len(p)
-	a.count++
-	s.count++
-	s.spent += len(p)
-	o.tag = tag
+	a.bytes += bytes
+	a.count += n
+	s.count += n
+	s.spent += bytes
+	o.tag += uint64(n)
 	return true
 }
 

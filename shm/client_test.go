@@ -130,6 +130,17 @@ func TestSenderAccounts(t *testing.T) {
 					posted++
 				}
 			},
+			"append several": func(rt *rapid.T) {
+				n := rapid.IntRange(1, 40).Draw(rt, "count")
+				_, fit := s.Behind(f, s.last.each, n, tag+1)
+				if fit > n {
+					rt.Fatalf("%d fit of %d", fit, n)
+				}
+				if fit > 0 && s.Appended(fit) {
+					tag += uint64(fit)
+					posted += fit
+				}
+			},
 			"drop": func(rt *rapid.T) {
 				if len(held) > 0 {
 					s.Drop(&held[0])

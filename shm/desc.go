@@ -45,8 +45,8 @@ func (w Word) Kind() int { return int(w >> wordKindShift & 15) }
 // Claimed reports whether the daemon has taken it.
 func (w Word) Claimed() bool { return w&WordClaimed != 0 }
 
-// Grow is w with another datagram of n bytes.
-func (w Word) Grow(n int) Word { return w + Word(n) + 1<<wordCountShift }
+// Grow is w with n datagrams of so many bytes more.
+func (w Word) Grow(n, bytes int) Word { return w + Word(bytes) + Word(n)<<wordCountShift }
 
 // FlagWant in a send descriptor: the outcome is waited for.
 const FlagWant = 1

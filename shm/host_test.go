@@ -143,7 +143,7 @@ func TestHostSends(t *testing.T) {
 	// Appended before the daemon looks: a train. Afterwards: too late.
 	copy(m.r.SendArena()[644:], "efgh")
 	w := Word(m.r.SendWord(1).Load())
-	if !m.r.SendWord(1).CompareAndSwap(uint64(w), uint64(w.Grow(4))) {
+	if !m.r.SendWord(1).CompareAndSwap(uint64(w), uint64(w.Grow(1, 4))) {
 		t.Error("could not append")
 	}
 	p = next(t, h)

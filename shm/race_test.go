@@ -194,7 +194,7 @@ func (c *raceClient) post() (worked bool) {
 		word := m.r.SendWord(tx.n)
 		if w := Word(word.Load()); !w.Claimed() {
 			binary.LittleEndian.PutUint64(m.r.SendArena()[tx.slot+8*uint64(tx.count):], c.posted+1)
-			if word.CompareAndSwap(uint64(w), uint64(w.Grow(8))) {
+			if word.CompareAndSwap(uint64(w), uint64(w.Grow(1, 8))) {
 				c.posted++
 				tx.count++
 				return true

@@ -244,7 +244,7 @@ func (c *crashClients) step() {
 	if d := c.rnd.Intn(3); d == 0 && c.last.count > 0 && c.last.count < 8 { // append
 		w := Word(c.a.r.SendWord(c.last.n).Load())
 		le.PutUint64(c.a.r.SendArena()[c.last.slot+8*uint64(c.last.count):], c.posted+1)
-		if !w.Claimed() && c.a.r.SendWord(c.last.n).CompareAndSwap(uint64(w), uint64(w.Grow(8))) {
+		if !w.Claimed() && c.a.r.SendWord(c.last.n).CompareAndSwap(uint64(w), uint64(w.Grow(1, 8))) {
 			c.posted++
 			c.last.count++
 			tx := c.owner[c.cookie]

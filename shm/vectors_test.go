@@ -93,7 +93,7 @@ func golden(t *testing.T) (all []vector) {
 		name string
 		w    Word
 	}{{"one", MakeWord(KindEach, 64, 1)}, {"largest", MakeWord(KindEach, MaxDatagram, 1)}, {"train", MakeWord(KindEach, 65536, 4096)},
-		{"grown", MakeWord(KindEach, 64, 1).Grow(64)}, {"table", MakeWord(KindTable, 1000, 30)}, {"open", MakeWord(KindOpen, 0, 0)},
+		{"grown", MakeWord(KindEach, 64, 1).Grow(1, 64)}, {"table", MakeWord(KindTable, 1000, 30)}, {"open", MakeWord(KindOpen, 0, 0)},
 		{"claimed", MakeWord(KindEach, 64, 1) | WordClaimed}, {"no_append", MakeWord(KindEach, 64, 1) | WordNoAppend}} {
 		add("word", w.name, le.AppendUint64(nil, uint64(w.w)), "bytes", f(w.w.Bytes()), "count", f(w.w.Count()), "kind", f(w.w.Kind()),
 			"no_append", f(uint64(w.w&WordNoAppend)>>62), "claimed", f(uint64(w.w&WordClaimed)>>63))

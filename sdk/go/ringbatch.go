@@ -198,12 +198,22 @@ func (r *rings) postRunLocked(ds []Datagram, tag uint64) (int, error) {
 	}
 	// The longest run that fits; one length for all needs no table in front of the payloads.
 	n, same, sum := measureTrain(ds[:min(len(ds), max(1, l.send.Most()))], l.send.Room())
+	// Behind the train before, if the daemon has not come yet: what a train costs it does not
+	// depend on how many calls made it.
+	if body, fit := l.send.Behind(f, each, same, tag); fit > 0 {
+		fillTrain(body, ds[:fit], shm.KindEach)
+		if l.send.Appended(fit) {
+			r.postedLocked(tag, fit)
+			return fit, nil
+		}
+	}
 	for {
-		kind, body := shm.KindEach, sum
+		kind, body, block := shm.KindEach, sum, l.send.Block(sum)
 		if same < n {
 			kind, body = shm.KindTable, sum+4*n
+			block = body // nothing is appended to it
 		}
-		sl, err := r.grabLocked(l, f, body, body)
+		sl, err := r.grabLocked(l, f, block, body)
 		if err == shm.ErrArena && n > 1 { // a shorter one may find room
 			n = (n + 1) / 2
 			same, sum = min(same, n), 0
@@ -215,14 +225,18 @@ func (r *rings) postRunLocked(ds []Datagram, tag uint64) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		fillTrain(sl.Body, ds[:n], kind)
+		fillTrain(sl.Body[:body], ds[:n], kind)
 		l.send.Post(&sl, kind, body, n, sum, tag, r.cfg.outcomes)
-		if r.cfg.outcomes {
-			// After Post, under txMu: events are taken in under it too, so none of these can
-			// have come yet.
-			r.undecid.add(tag, uint64(n))
-		}
+		r.postedLocked(tag, n)
 		return n, nil
+	}
+}
+
+// postedLocked notes n datagrams that were posted just now: events are taken in under the same
+// lock, so that none of these can have come yet.
+func (r *rings) postedLocked(tag uint64, n int) {
+	if r.cfg.outcomes {
+		r.undecid.add(tag, uint64(n))
 	}
 }
 

@@ -103,3 +103,53 @@ func TestRingsRestIsForRequestsFirst(t *testing.T) {
 		t.Errorf("%d slots are out", n)
 	}
 }
+
+// TestRingsBatchesJoin: what several SendBatch calls post while the daemon is busy becomes one
+// train, in order, with tags that count on; other lengths and destinations end it.
+func TestRingsBatchesJoin(t *testing.T) {
+	d := newRingDaemon(t)
+	a, b := d.bindRing(localAddr, WithOutcomes()), d.bindRing(peerAddr)
+	ctx := testContext(t)
+	if err := a.Send(ctx, peerAddr, nil); err != nil { // the flow is open
+		t.Fatal(err)
+	}
+	if _, err := b.Recv(ctx); err != nil {
+		t.Fatal(err)
+	}
+	batch := func(n, size int, first byte) []Datagram {
+		ds := make([]Datagram, n)
+		for i := range ds {
+			ds[i] = Datagram{Addr: peerAddr, Payload: bytes.Repeat([]byte{first + byte(i)}, size)}
+		}
+		return ds
+	}
+	d.pause(true)
+	tail := func() uint64 { r := ringsOf(a); return r.tx.region.SendTail().Load() }
+	before := tail()
+	var want [][]byte
+	var last uint64
+	for _, ds := range [][]Datagram{batch(3, 64, 1), batch(5, 64, 4), batch(2, 64, 9), batch(2, 65, 20)} {
+		if n, err := a.SendBatch(ctx, ds); n != len(ds) || err != nil {
+			t.Fatal(n, err)
+		}
+		for i := range ds {
+			if last != 0 && ds[i].Tag != last+1 {
+				t.Errorf("tag %d after %d", ds[i].Tag, last)
+			}
+			last = ds[i].Tag
+			want = append(want, ds[i].Payload)
+		}
+	}
+	// The first asks for a block of its own size, which is full with it; from then on blocks are
+	// larger.
+	if got := tail() - before; got != 3 {
+		t.Errorf("%d descriptors for three batches of one length and one of another, want 3", got)
+	}
+	d.pause(false)
+	for i := range want {
+		got, err := b.Recv(ctx)
+		if err != nil || !bytes.Equal(got.Payload, want[i]) {
+			t.Fatalf("datagram %d: %v, %v", i, got.Payload[:1], err)
+		}
+	}
+}

@@ -78,9 +78,7 @@ func (r *rings) postLocked(dst netip.AddrPort, p []byte) (tag uint64, err error)
 		l.send.Post(&sl, shm.KindEach, len(p), 1, len(p), tag, r.cfg.outcomes)
 	}
 	r.nextTag = tag
-	if r.cfg.outcomes {
-		r.undecid.add(tag, 1)
-	}
+	r.postedLocked(tag, 1)
 	return tag, nil
 }
 
@@ -346,9 +344,7 @@ func (r *rings) commit(sl *Slot, n int) (uint64, error) {
 	}
 	r.nextTag++
 	l.send.Post(&sl.ring.slot, shm.KindEach, n, 1, n, r.nextTag, r.cfg.outcomes)
-	if r.cfg.outcomes {
-		r.undecid.add(r.nextTag, 1)
-	}
+	r.postedLocked(r.nextTag, 1)
 	return r.nextTag, nil
 }
 
