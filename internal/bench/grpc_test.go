@@ -3,6 +3,7 @@ package bench
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"os"
@@ -17,12 +18,17 @@ import (
 )
 
 // One bare grpc-go hop over a Unix socket: a client that streams the messages
-// rdsd's own stream has, and a server that counts the datagrams in them.
+// rdsd's own stream has, and a server that counts the datagrams in them, or
+// sends each message back.
 
 var (
 	roleGRPCServer = register("gRPC server", runGRPCServer)
 	roleGRPCClient = register("gRPC client", runGRPCClient)
+	roleGRPCPing   = register("gRPC client that pings", runGRPCPing)
 )
+
+// grpcEcho is the Calls of a server that sends back what it is sent.
+const grpcEcho = "echo"
 
 // grpcWay measures batches of datagrams over one hop.
 func grpcWay(bytes, batch int) func(time.Duration) (sample, error) {
@@ -48,13 +54,39 @@ func grpcWay(bytes, batch int) func(time.Duration) (sample, error) {
 	}
 }
 
+// grpcTrip measures round trips of one message over one hop.
+func grpcTrip(bytes int) func(time.Duration) (sample, error) {
+	return func(d time.Duration) (sample, error) {
+		w := newWorld(d)
+		defer w.close()
+		dir, err := w.tempDir()
+		if err != nil {
+			return sample{}, err
+		}
+		a := args{Bytes: bytes, Batch: 1, Target: filepath.Join(dir, "s"), Collector: true, Calls: grpcEcho}
+		server, err := w.role(roleGRPCServer, a)
+		if err != nil {
+			return sample{}, err
+		}
+		if err := w.ready(server); err != nil {
+			return sample{}, err
+		}
+		ping, err := w.role(roleGRPCPing, a)
+		if err != nil {
+			return sample{}, err
+		}
+		return w.window(ping, wordCount, d)
+	}
+}
+
 type sinkServer struct {
 	rdsdv1.UnimplementedDatagramsServer
 	board *board
+	echo  bool
 	got   atomic.Uint64
 }
 
-// Open counts the datagrams of the batches it is sent.
+// Open counts the datagrams of the batches it is sent, or sends them back.
 func (s *sinkServer) Open(stream grpc.BidiStreamingServer[rdsdv1.ClientMessage, rdsdv1.ServerMessage]) error {
 	for {
 		m, err := stream.Recv()
@@ -64,7 +96,19 @@ func (s *sinkServer) Open(stream grpc.BidiStreamingServer[rdsdv1.ClientMessage, 
 		if err != nil {
 			return err
 		}
-		s.board.set(wordCount, s.got.Add(uint64(len(m.GetSend().GetLength()))))
+		if !s.echo {
+			s.board.set(wordCount, s.got.Add(uint64(len(m.GetSend().GetLength()))))
+			continue
+		}
+		recv := &rdsdv1.RecvBatch{}
+		recv.SetPayload(m.GetSend().GetPayload())
+		recv.SetLength(m.GetSend().GetLength())
+		recv.SetSource(m.GetSend().GetDestination())
+		back := &rdsdv1.ServerMessage{}
+		back.SetRecv(recv)
+		if err := stream.Send(back); err != nil {
+			return err
+		}
 	}
 }
 
@@ -75,20 +119,22 @@ func runGRPCServer(r *role) error {
 	}
 	defer os.Remove(r.Target)
 	srv := grpc.NewServer(grpc.MaxRecvMsgSize(16 << 20))
-	rdsdv1.RegisterDatagramsServer(srv, &sinkServer{board: r.board})
+	rdsdv1.RegisterDatagramsServer(srv, &sinkServer{board: r.board, echo: r.Calls == grpcEcho})
 	r.board.set(wordReady, 1)
 	return srv.Serve(l)
 }
 
-func runGRPCClient(r *role) error {
+// openGRPC opens the stream of a client.
+func (r *role) openGRPC() (grpc.BidiStreamingClient[rdsdv1.ClientMessage, rdsdv1.ServerMessage], error) {
 	c, err := grpc.NewClient("unix://"+r.Target, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	stream, err := rdsdv1.NewDatagramsClient(c).Open(context.Background())
-	if err != nil {
-		return err
-	}
+	return rdsdv1.NewDatagramsClient(c).Open(context.Background())
+}
+
+// grpcBatch is the message that carries a batch.
+func (r *role) grpcBatch() *rdsdv1.ClientMessage {
 	lengths := make([]uint32, r.Batch)
 	for i := range lengths {
 		lengths[i] = uint32(r.Bytes)
@@ -102,10 +148,43 @@ func runGRPCClient(r *role) error {
 	send.SetDestination([]*rdsdv1.Endpoint{dst})
 	m := &rdsdv1.ClientMessage{}
 	m.SetSend(send)
+	return m
+}
+
+func runGRPCClient(r *role) error {
+	stream, err := r.openGRPC()
+	if err != nil {
+		return err
+	}
+	m := r.grpcBatch()
 	for id := uint64(1); ; id++ {
-		send.SetId(id)
+		m.GetSend().SetId(id)
 		if err := stream.Send(m); err != nil {
 			return err
 		}
+	}
+}
+
+func runGRPCPing(r *role) error {
+	stream, err := r.openGRPC()
+	if err != nil {
+		return err
+	}
+	m := r.grpcBatch()
+	for id := uint64(1); ; id++ {
+		begun := time.Now()
+		m.GetSend().SetId(id)
+		if err := stream.Send(m); err != nil {
+			return err
+		}
+		back, err := stream.Recv()
+		if err != nil {
+			return err
+		}
+		if n := len(back.GetRecv().GetPayload()); n != r.Bytes {
+			return fmt.Errorf("%d bytes came back of %d", n, r.Bytes)
+		}
+		r.board.record(time.Since(begun))
+		r.board.set(wordCount, id)
 	}
 }

@@ -174,7 +174,7 @@ func (w *world) flowBy(calls string, batch int, ds []*daemon, bytes int, front s
 		a.Senders = max(4, a.Batch)
 	}
 	if batch > 0 {
-		a.Batch = batch
+		a.Batch, a.Senders = batch, 1
 	}
 	sinkArgs := a
 	sinkArgs.Target, sinkArgs.Local, sinkArgs.Sockets = to.target, netip.AddrPortFrom(to.addr, uint16(port)).String(), 1
