@@ -17,6 +17,7 @@ import (
 var (
 	roleSend     = register("application that sends", runSend)
 	roleRecv     = register("application that receives", runRecv)
+	roleSendFrom = register("application that sends from many sockets", runSendFrom)
 	roleSpread   = register("application that sends to many", runSpread)
 	roleRDSDPing = register("application that pings", runRDSDPing)
 	roleRDSDEcho = register("application that answers", runRDSDEcho)
@@ -70,7 +71,7 @@ func runSend(r *role) error {
 		return err
 	}
 	failed := make(chan error, r.Senders)
-	for i := range r.Senders {
+	for i := r.Sender; i < r.Sender+r.Senders; i++ {
 		go func() { // ends with the process, or with an error
 			runtime.LockOSThread()
 			if r.Calls == "one" {
@@ -88,6 +89,31 @@ func runSend(r *role) error {
 		}()
 	}
 	return <-failed
+}
+
+// runSendFrom sends a batch from each of many sockets in turn.
+func runSendFrom(r *role) error {
+	ctx := context.Background()
+	socks, next := make([]*rdsd.Socket, r.Sockets), make([]uint64, r.Sockets)
+	for i := range socks {
+		var err error
+		if socks[i], err = r.bindLocal(); err != nil {
+			return err
+		}
+		next[i] = uint64(i) << senderShift
+	}
+	ds := r.datagrams(r.dst(0))
+	for {
+		for i, s := range socks {
+			for k := range ds {
+				stamp(ds[k].Payload, next[i])
+				next[i]++
+			}
+			if _, err := s.SendBatch(ctx, ds); err != nil {
+				return err
+			}
+		}
+	}
 }
 
 // sendOnes makes the call that people write first.
@@ -291,6 +317,9 @@ func runRDSDPing(r *role) error {
 		lease.Release()
 		r.board.record(time.Since(begun))
 		r.board.set(wordCount, seq+1)
+		if r.Pause > 0 {
+			time.Sleep(r.Pause)
+		}
 	}
 }
 

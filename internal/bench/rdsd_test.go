@@ -215,6 +215,11 @@ func rdsdCalls(calls string, batch, bytes int, front string) func(time.Duration)
 // rdsdTrip measures round trips between applications; with load, while
 // datagrams of that size saturate the way of the pings.
 func rdsdTrip(bytes, load int, front string, addrs ...string) func(time.Duration) (sample, error) {
+	return rdsdTripPaused(bytes, load, 0, front, addrs...)
+}
+
+// rdsdTripPaused is rdsdTrip with a pause between two round trips.
+func rdsdTripPaused(bytes, load int, pause time.Duration, front string, addrs ...string) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		w := newWorld(d)
 		defer w.close()
@@ -222,7 +227,7 @@ func rdsdTrip(bytes, load int, front string, addrs ...string) func(time.Duration
 		if err != nil {
 			return sample{}, err
 		}
-		ping, err := w.pings(ds, bytes, load, front)
+		ping, err := w.pings(ds, bytes, load, pause, front)
 		if err != nil {
 			return sample{}, err
 		}
@@ -232,9 +237,9 @@ func rdsdTrip(bytes, load int, front string, addrs ...string) func(time.Duration
 
 // pings starts an echo at the last daemon and who pings it at the first one, and
 // the load first, if there is one.
-func (w *world) pings(ds []*daemon, bytes, load int, front string) (*proc, error) {
+func (w *world) pings(ds []*daemon, bytes, load int, pause time.Duration, front string) (*proc, error) {
 	from, to := ds[0], ds[len(ds)-1]
-	a := args{Bytes: bytes, FrontEnd: front, Collector: true, Target: to.target, Local: netip.AddrPortFrom(to.addr, 4001).String()}
+	a := args{Bytes: bytes, FrontEnd: front, Collector: true, Target: to.target, Local: netip.AddrPortFrom(to.addr, 4001).String(), Pause: pause}
 	echo, err := w.role(roleRDSDEcho, a)
 	if err != nil {
 		return nil, err
@@ -253,6 +258,41 @@ func (w *world) pings(ds []*daemon, bytes, load int, front string) (*proc, error
 	}
 	a.Target, a.Local, a.Dst = from.target, netip.AddrPortFrom(from.addr, pingPort).String(), []string{a.Local}
 	return w.role(roleRDSDPing, a)
+}
+
+// rdsdFanIn measures what comes to one socket from so many processes of the other node, each with
+// one socket and one caller, or from one process that uses so many sockets in turn.
+func rdsdFanIn(procs, sockets, bytes int) func(time.Duration) (sample, error) {
+	return func(d time.Duration) (sample, error) {
+		w := newWorld(d)
+		defer w.close()
+		ds, err := w.daemons(nodeA, nodeB)
+		if err != nil {
+			return sample{}, err
+		}
+		a := args{Bytes: bytes, FrontEnd: rings, Collector: true, Batch: 256, Senders: 1, Sockets: sockets}
+		in := a
+		in.Target, in.Local, in.Sockets = ds[1].target, netip.AddrPortFrom(ds[1].addr, 4000).String(), 1
+		sink, err := w.role(roleRecv, in)
+		if err != nil {
+			return sample{}, err
+		}
+		if err := w.ready(sink); err != nil {
+			return sample{}, err
+		}
+		a.Target, a.Local, a.Dst = ds[0].target, netip.AddrPortFrom(ds[0].addr, 0).String(), []string{in.Local}
+		role := roleSend
+		if sockets > 1 {
+			role = roleSendFrom
+		}
+		for i := range procs {
+			a.Sender = i
+			if _, err := w.role(role, a); err != nil {
+				return sample{}, err
+			}
+		}
+		return w.window(sink, wordCount, d)
+	}
 }
 
 // rdsdMany measures one sender to many sockets of one node, of which the first

@@ -294,6 +294,9 @@ func runPing(r *role) error {
 		c.consume(size)
 		r.board.record(time.Since(begun))
 		r.board.set(wordCount, seq+1)
+		if r.Pause > 0 {
+			time.Sleep(r.Pause)
+		}
 	}
 }
 
@@ -335,11 +338,11 @@ func wayArgs(bytes int) args {
 }
 
 // relayTrip measures round trips through the relay.
-func relayTrip(bytes int) func(time.Duration) (sample, error) {
+func relayTrip(bytes int, pause time.Duration) func(time.Duration) (sample, error) {
 	return func(d time.Duration) (sample, error) {
 		w := newWorld(d)
 		defer w.close()
-		ping, err := w.relay(args{Bytes: bytes, Spin: spinFor}, roleEcho, rolePing)
+		ping, err := w.relay(args{Bytes: bytes, Spin: spinFor, Pause: pause}, roleEcho, rolePing)
 		if err != nil {
 			return sample{}, err
 		}

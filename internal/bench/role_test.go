@@ -35,6 +35,8 @@ type args struct {
 	FrontEnd  string        // grpc or rings
 	Calls     string        // of the SDK: "" the fastest, "one" Send and Recv, "batch" SendBatch and RecvBatch
 	Senders   int           // goroutines that send
+	Sender    int           // number of the first of them, where several processes send
+	Pause     time.Duration // between two round trips
 	Sockets   int           // sockets to read
 	Stopped   bool          // the first socket is not read; a sender stops after one round
 	Unsigned  bool          // payloads bear no number
