@@ -26,6 +26,7 @@ type hold struct {
 	out  int  // to this port, sent and not yet acknowledged or refused
 }
 
+// n is how many datagrams are held.
 func (h *hold) n() int { return h.back.n + h.kept.n }
 
 // keepBack takes m (just popped from the queue) into the hold of its port
@@ -128,7 +129,7 @@ func (p *Lane) tryResume(now time.Duration, port uint16, h *hold) {
 	if h.out > 0 || p.c.owner.Congested(port) {
 		return
 	}
-	if n := h.n(); n > heldFew {
+	if n := h.back.messages + h.kept.messages; n > heldFew {
 		if now < p.moveAt || p.late { // a port that was late before has its turn first
 			p.late = true
 			p.c.rearm(p.moveAt)

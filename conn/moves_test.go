@@ -10,8 +10,8 @@ import (
 
 // flipped is a world with n datagrams held for a port of the peer that is congested.
 func flipped(t *testing.T, n int) (*world, *Lane) {
-	w := newWorld(t, "10.0.0.2", "10.0.0.1", func(c *Config) { c.CreditLog2, c.Lanes = 7, 1 })
-	for _, s := range []string{"accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/1/12", "recv 0 answer received=0 npaths=1 hello=77/1/12"} {
+	w := newWorld(t, "10.0.0.2", "10.0.0.1", func(c *Config) { c.CreditLog2, c.Lanes, c.Trains = 7, 1, true })
+	for _, s := range []string{"accept 40000", "recv 0 probe seq=1 npaths=1 hello=77/1/12/1", "recv 0 answer received=0 npaths=1 hello=77/1/12/1"} {
 		w.step(strings.Fields(s))
 		w.settle()
 	}
@@ -21,7 +21,7 @@ func flipped(t *testing.T, n int) (*world, *Lane) {
 	}
 	w.settle()
 	p := w.c.lanes[0]
-	if h := p.holds[5000]; h == nil || h.n() != n {
+	if h := p.holds[5000]; n > 0 && (h == nil || h.n() != n) {
 		t.Fatalf("%d datagrams are held for %d", n, p.queue.n)
 	}
 	return w, p
@@ -93,6 +93,25 @@ func TestShortHoldGoesAtOnce(t *testing.T) {
 	}
 	if p.moveAt != 0 {
 		t.Errorf("others wait until %v for it", p.moveAt)
+	}
+}
+
+// TestHeldTrainsGoAtOnce: what a move costs is messages; that each carries many datagrams makes
+// nobody wait.
+func TestHeldTrainsGoAtOnce(t *testing.T) {
+	w, p := flipped(t, 0)
+	const trains = heldFew
+	for range trains {
+		w.sendTrain(4000, 5000, 16*1000, 1000, nil, false)
+	}
+	w.settle()
+	if h := p.holds[5000]; h == nil || h.n() != trains*1000 {
+		t.Fatal("they are not held")
+	}
+	w.flip(false)
+	w.settle()
+	if len(p.holds) > 0 || p.moveAt != 0 {
+		t.Errorf("%d are held, others wait until %v", p.c.Held(), p.moveAt)
 	}
 }
 

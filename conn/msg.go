@@ -146,6 +146,7 @@ func (w Why) String() string { return whyText[w] }
 type list struct {
 	head, tail *Msg
 	n          int // datagrams
+	messages   int
 	bytes      int
 }
 
@@ -158,6 +159,7 @@ func (l *list) push(m *Msg) {
 	}
 	l.tail = m
 	l.n += m.Datagrams()
+	l.messages++
 	l.bytes += len(m.Payload)
 }
 
@@ -181,6 +183,7 @@ func (l *list) remove(m *Msg) {
 	}
 	m.next, m.prev = nil, nil
 	l.n -= m.Datagrams()
+	l.messages--
 	l.bytes -= len(m.Payload)
 }
 
@@ -195,6 +198,7 @@ func (l *list) splice(o *list) {
 		l.tail.next, o.head.prev = o.head, l.tail
 		l.tail = o.tail
 		l.n += o.n
+		l.messages += o.messages
 		l.bytes += o.bytes
 	}
 	*o = list{}
@@ -226,6 +230,7 @@ func (l *list) each(f func(m *Msg) (take bool)) {
 				next.prev = prev
 			}
 			l.n -= n
+			l.messages--
 			l.bytes -= bytes
 		} else {
 			prev = m

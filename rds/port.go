@@ -14,8 +14,9 @@ import (
 // The state of its ports that a peer sends is taken over at once, whole maps word by word:
 // from then on sends are refused or pass by it. Telling the flows concerned costs work for
 // each of them, and the peer decides how often. Therefore a change of a port that concerns
-// many flows is told at most every tellEvery, with the state at that time, and so are whole
-// maps of a peer with many such ports; a timer tells the changes that are late. A port that
+// many flows is told no sooner after the last than tellTime for each of them, with the state
+// at that time, and whole maps of a peer with many such ports at most every tellEvery; a timer
+// tells the changes that are late. A port that
 // changed twice meanwhile is as its flows were told, and there is nothing to tell; flows
 // that wait for a port are woken whenever it is found clear.
 
@@ -36,11 +37,21 @@ type peerPort struct {
 }
 
 const (
-	tellEvery = 50 * time.Millisecond // least time between two tellings that cost much
+	tellEvery = 50 * time.Millisecond // time between two tellings, however much they cost
+	tellTime  = 5 * time.Microsecond  // for each that is told: much longer than to tell it
 	tellFew   = 64                    // so many concerned cost little
 )
 
 func (pp *peerPort) concerned() int { return 1 + pp.opened.n + pp.waiters.n + pp.refused.n }
+
+// due is when a change may be told.
+func (pp *peerPort) due() time.Duration {
+	n := pp.concerned()
+	if n <= tellFew {
+		return 0
+	}
+	return pp.toldAt + min(time.Duration(n)*tellTime, tellEvery)
+}
 
 // portOf finds or makes the entry of a port. The caller acts upon the port's state, so a
 // change that is late is told first.
@@ -122,12 +133,12 @@ func (pe *Peer) changed(now time.Duration, port uint16, on bool) {
 			// No flow waits here, but accepted datagrams may be held for the port (conn.PortClear).
 			e.cleared = append(e.cleared, clearedPort{pe, port})
 		}
-	case pp.concerned() <= tellFew || now-pp.toldAt >= tellEvery:
+	case now >= pp.due():
 		pe.tell(now, pp)
 	case !pp.late:
 		pp.late = true
 		pe.late = append(pe.late, pp)
-		pe.lateAt(pp.toldAt + tellEvery)
+		pe.lateAt(pp.due())
 	}
 }
 
@@ -147,7 +158,7 @@ func (t *lateTicker) tick(now time.Duration) {
 	late := pe.late
 	pe.late = nil
 	for _, pp := range late {
-		if at := pp.toldAt + tellEvery; at > now {
+		if at := pp.due(); at > now {
 			pe.late = append(pe.late, pp)
 			next = min(next, at)
 			continue

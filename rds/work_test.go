@@ -171,8 +171,8 @@ func TestFlippingMaps(t *testing.T) {
 	}
 }
 
-// A port that flips is told to those concerned at most every tellEvery, and last
-// how it stands; few are told at once.
+// A port that flips is told to those concerned no more often than one of them in tellTime, and
+// last how it stands, soon after; few are told at once.
 func TestFlippingPort(t *testing.T) {
 	for _, concerned := range []int{tellFew - 1, 1000} {
 		e, now := lone(t, nil)
@@ -190,7 +190,7 @@ func TestFlippingPort(t *testing.T) {
 			pe.CongestionDelta(now, wire.PortState{Port: 4000, Congested: i%2 == 0})
 			e.runDeferred(now)
 		}
-		most := concerned * (2 + int(100*time.Millisecond/tellEvery))
+		most := 2*concerned + int(100*time.Millisecond/tellTime)
 		if concerned < tellFew {
 			most = concerned * flips
 		}
@@ -204,7 +204,7 @@ func TestFlippingPort(t *testing.T) {
 		now += 100 * time.Microsecond
 		pe.CongestionDelta(now, wire.PortState{Port: 4000, Congested: false})
 		e.runDeferred(now)
-		ticks(e, now, tellEvery)
+		ticks(e, now, time.Duration(concerned+1)*tellTime)
 		for i, b := range boxes {
 			if c := b.changes; len(c) == 0 || c[len(c)-1] != fmt.Sprint(i, " false false") {
 				t.Fatalf("%d concerned: the last change told was %q", concerned, c)
