@@ -7,7 +7,8 @@ import "time"
 // one whose loops sleep at once. But a daemon that hears a heartbeat now and then
 // must not spend that on each. So the spin is bought by success, as the
 // kernel's haltpoll governor does it: work that came soon after falling asleep
-// brings the whole spin back, work that came late halves it.
+// brings the whole spin back, work that came late halves it, but the first time: a question
+// after a pause is followed by its answer.
 //
 // Two reactors that answer each other and both sleep at once see gaps of two
 // wake-ups, longer than a spin: near must be above that, or they would never
@@ -28,6 +29,7 @@ type spin struct {
 	max, near time.Duration
 	budget    time.Duration // for the next idle moment
 	finds     int           // idle moments in a row that ended while spinning
+	late      int           // sleeps in a row after which work came late
 	fails     int           // sleeps in a row after which work came near, in spite of spinning
 	shun      int           // idle moments still to begin with sleep
 	penalty   int           // how many that were the last time
@@ -57,7 +59,7 @@ func (s *spin) init(d time.Duration) {
 
 // found records that work came while spinning.
 func (s *spin) found() {
-	s.fails = 0
+	s.fails, s.late = 0, 0
 	if s.penalty > 0 {
 		s.penalty--
 	}
@@ -91,11 +93,14 @@ func (s *spin) slept(gap time.Duration) {
 		return
 	}
 	if gap > s.near {
-		if s.budget /= 2; s.budget < s.max/16 {
-			s.budget = 0
+		if s.late++; s.late > 1 {
+			if s.budget /= 2; s.budget < s.max/16 {
+				s.budget = 0
+			}
 		}
 		return
 	}
+	s.late = 0
 	s.fails++
 	s.budget = s.max
 	if s.fails >= patience && (s.fails-patience)%runEvery >= runLen {

@@ -136,15 +136,23 @@ func TestSpinSteps(t *testing.T) {
 		is(&s, "a sleep behind many finds", most)
 	}
 
-	// Work that came late halves the spin, down to nothing; work that came near brings all of it back.
+	// Work that came late halves the spin, but the first time, down to nothing; work that came near
+	// brings all of it back.
 	s = begin()
-	for _, want := range []time.Duration{most / 2, most / 4, most / 8, most / 16, 0, 0} {
+	for _, want := range []time.Duration{most, most / 2, most / 4, most / 8, most / 16, 0, 0} {
 		s.slept(near + 1)
 		is(&s, "work that came late", want)
 	}
 	s.slept(near)
 	is(&s, "work that came near", most)
+	for range 100 { // a question after a pause, and its answer
+		s.slept(near + 1)
+		is(&s, "the first that came late", most)
+		s.found()
+	}
 	s.slept(near + 1)
+	s.slept(near + 1)
+	is(&s, "the second that came late", most/2)
 	s.found()
 	is(&s, "a find in a spin that was halved", most)
 	if s.penalty != 0 {
@@ -154,7 +162,9 @@ func TestSpinSteps(t *testing.T) {
 		s.found()
 	}
 	s.slept(near + 1)
-	is(&s, "work that came late behind many finds", most/2)
+	is(&s, "work that came late behind many finds", most)
+	s.slept(near + 1)
+	is(&s, "more work that came late", most/2)
 
 	// Near work in spite of spinning is tried in short runs once patience is out; a find gives all of the patience back.
 	s = begin()
