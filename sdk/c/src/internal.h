@@ -527,6 +527,8 @@ bool rdsdi_rx_ready(rdsd_socket *s);
 bool rdsdi_rx_starved(struct rdsdi_rx *rx);
 /* rdsd_recv_batch for who copies and releases at once: it waits where the other answers that what was lent is in the way. */
 ssize_t rdsdi_recv_copied(rdsd_socket *s, rdsd_msg *msgs, size_t n, int64_t timeout);
+/* The same for one datagram of at most size bytes: 1. A larger one is left where it is: -EMSGSIZE. */
+ssize_t rdsdi_recv_fitting(rdsd_socket *s, rdsd_msg *msg, size_t size, int64_t timeout);
 
 static inline bool addr_equal(const rdsd_addr *a, const rdsd_addr *b)
 {

@@ -253,25 +253,52 @@ struct receive {
 	size_t n;
 	bool single;
 	bool copies; /* the caller keeps nothing: somebody else has to release */
+	bool fits;   /* what has more than size bytes is not taken */
+	size_t size;
 };
+
+static bool have_stash(struct rdsdi_rx *rx)
+{
+	if (!rx->stash)
+		rx->stash = malloc(MAX_STASH * sizeof *rx->stash);
+	return rx->stash;
+}
+
+/* untake puts back the datagram that take has just handed out. There is room: it came from the stash, or found it empty. */
+static void untake(struct rdsdi_rx *rx, const rdsd_msg *m)
+{
+	rx->stash_head = (rx->stash_head + MAX_STASH - 1) % MAX_STASH;
+	rx->stash[rx->stash_head] = *m;
+	rx->stash_n++;
+}
 
 static int64_t receive_step(struct rdsdi_op *op)
 {
 	struct receive *r = (struct receive *)op;
 	rdsd_socket *s = op->s;
-	bool given = false;
+	bool given = false, large = false;
 	int64_t got;
 	bool starved;
 
 	if (atomic_load(&s->over) == -EBADF)
 		return rdsdi_errno(-EBADF);
 	pthread_mutex_lock(&s->rx.mu);
+	if (r->fits && !have_stash(&s->rx)) { /* for untake, which cannot fail */
+		pthread_mutex_unlock(&s->rx.mu);
+		return rdsdi_errno(-ENOMEM);
+	}
 	got = take(s, r->msgs, r->n, &given);
+	if (got == 1 && r->fits && r->msgs->len > r->size) {
+		untake(&s->rx, r->msgs);
+		large = true;
+	}
 	starved = !got && !r->copies && rdsdi_rx_starved(&s->rx);
 	one_by_one(&s->rx, r->single);
 	pthread_mutex_unlock(&s->rx.mu);
 	if (given)
 		rdsdi_notify(s);
+	if (large)
+		return rdsdi_because(-EMSGSIZE, "the next datagram is larger than the buffer: it was left where it is");
 	if (got)
 		return got;
 	got = rdsdi_over(s);
@@ -300,6 +327,14 @@ ssize_t rdsd_recv_batch(rdsd_socket *s, rdsd_msg *msgs, size_t n, int64_t timeou
 ssize_t rdsdi_recv_copied(rdsd_socket *s, rdsd_msg *msgs, size_t n, int64_t timeout)
 {
 	return batch(s, msgs, n, true, timeout);
+}
+
+ssize_t rdsdi_recv_fitting(rdsd_socket *s, rdsd_msg *msg, size_t size, int64_t timeout)
+{
+	struct receive r = {.op = {.step = receive_step, .s = s}, .msgs = msg, .n = 1, .single = true, .copies = true, .fits = true, .size = size};
+	int err = rdsdi_usable(s);
+
+	return err ? err : rdsdi_run(&r.op, timeout);
 }
 
 size_t rdsdi_copy_out(const rdsd_msg *m, void *buf, size_t size, rdsd_addr *from)
@@ -417,7 +452,7 @@ static int64_t request_step(struct rdsdi_op *op)
 	while (!atomic_load(&q->w.done) && atomic_load(&s->over) != -EBADF) {
 		rdsd_msg m;
 
-		if (!rx->stash && !(rx->stash = malloc(MAX_STASH * sizeof *rx->stash))) {
+		if (!have_stash(rx)) {
 			more = rdsdi_errno(-ENOMEM);
 			break;
 		}

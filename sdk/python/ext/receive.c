@@ -78,6 +78,62 @@ static PyObject *recv_one(PyObject *self, FAST)
 	return datagram;
 }
 
+/* buffer_and_source is what recv_into returns, and gives the datagram back. */
+static PyObject *buffer_and_source(Py_buffer *view, rdsd_msg *msg)
+{
+	Py_ssize_t n = (Py_ssize_t)msg->len;
+	PyObject *from;
+
+	if (n)
+		memcpy(view->buf, msg->data, msg->len);
+	from = new_address(&msg->from);
+	rdsd_release(msg, 1);
+	return from ? Py_BuildValue("(nN)", n, from) : NULL;
+}
+
+static PyObject *recv_into(PyObject *self, FAST)
+{
+	static const char *const names[] = {"buffer", "timeout"};
+	Handle *h = (Handle *)self;
+	PyObject *a[2], *result = NULL;
+	Py_buffer view;
+	rdsd_msg msg;
+	int64_t ns;
+
+	if (arguments("recv_into", args, nargs, kwnames, names, 1, 2, a) < 0 || get_timeout(a[1], &ns) < 0)
+		return NULL;
+	CHECK_OPEN(h);
+	/* Held while waiting: its owner cannot resize it meanwhile. */
+	if (PyObject_GetBuffer(a[0], &view, PyBUF_WRITABLE) < 0)
+		return NULL;
+	if (take(h, rdsdi_recv_fitting, &msg, (size_t)view.len, ns) >= 0)
+		result = buffer_and_source(&view, &msg);
+	PyBuffer_Release(&view);
+	return result;
+}
+
+static PyObject *recv_into_now(PyObject *self, PyObject *buffer)
+{
+	Handle *h = (Handle *)self;
+	PyObject *result = NULL;
+	Py_buffer view;
+	rdsd_msg msg;
+	ssize_t got;
+
+	CHECK_OPEN(h);
+	if (PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE) < 0)
+		return NULL;
+	got = rdsdi_recv_fitting(h->sock, &msg, (size_t)view.len, RDSD_NOWAIT);
+	if (got > 0)
+		result = buffer_and_source(&view, &msg);
+	else if (got == -EAGAIN || got == -ESHUTDOWN)
+		result = Py_NewRef(Py_None);
+	else
+		fail(h, got);
+	PyBuffer_Release(&view);
+	return result;
+}
+
 static int get_limit(PyObject *value, Py_ssize_t *limit)
 {
 	*limit = value ? PyLong_AsSsize_t(value) : 256;
@@ -225,9 +281,11 @@ static PyObject *peek(PyObject *self, PyObject *unused)
 
 PyMethodDef receive_methods[] = {
 	FAST_METHOD("recv", recv_one, "The next datagram."),
+	FAST_METHOD("recv_into", recv_into, "The next datagram, copied to a buffer: its bytes and its source."),
 	FAST_METHOD("recv_batch", recv_batch, "At least one datagram, and up to limit of those that are there."),
 	FAST_METHOD("_borrow", borrow_pairs, "As recv_batch, as pairs of an address and a memoryview in place."),
 	{"_recv_now", recv_now, METH_O, "Up to so many datagrams that are there, possibly none."},
+	{"_recv_into_now", recv_into_now, METH_O, "recv_into of a datagram that is there; None when none is."},
 	{"_borrow_now", borrow_now, METH_O, "The same in place."},
 	{"_peek", peek, METH_NOARGS, "Bytes of the next datagram, None when none is there."},
 	{NULL, NULL, 0, NULL},

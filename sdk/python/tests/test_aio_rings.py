@@ -39,6 +39,25 @@ async def receive(sock: rdsd.aio.Socket, count: int) -> list[bytes]:
     return got
 
 
+async def test_receive_into_a_buffer(bind: Bind) -> None:
+    a, b = await bind(), await bind()
+    buffer = bytearray(8)
+    waits = asyncio.create_task(b.recv_into(buffer, timeout=20))
+    await asyncio.sleep(0.01)
+    for payload in (b"first", b"longer than 8", b"", b"last"):
+        await a.send(b.local_address, payload, timeout=5)
+    assert await waits == (5, a.local_address)
+    assert buffer == b"first\0\0\0"
+    with pytest.raises(rdsd.TooLarge, match="buffer"):
+        await b.recv_into(buffer, timeout=20)
+    assert (await b.recv(timeout=20)).payload == b"longer than 8"
+    assert await b.recv_into(buffer, timeout=20) == (0, a.local_address)
+    assert await b.recv_into(buffer, timeout=20) == (4, a.local_address)
+    assert buffer == b"lastt\0\0\0"
+    with pytest.raises(rdsd.TimedOut):
+        await b.recv_into(buffer, timeout=0.01)
+
+
 async def fill(sock: rdsd.aio.Socket, dst: tuple[str, int], until: type[rdsd.RdsError]) -> int:
     """Sends until this error; how many were accepted."""
     sent = 0

@@ -40,6 +40,32 @@ async def test_send_and_receive(front: Front, fake: FakeDaemon) -> None:
         assert got == rdsd.Datagram(a.local_address, bytes(payload))
 
 
+async def test_receive_into_a_buffer(front: Front, fake: FakeDaemon) -> None:
+    a, b = await pair(front, fake)
+    for payload in (b"one", b"larger than the buffer", b"", b"four"):
+        await front.do(a.send, b.local_address, payload, timeout=5)
+    buffer = bytearray(b"........")
+    assert await front.do(b.recv_into, buffer, timeout=5) == (3, a.local_address)
+    assert buffer == b"one....."
+    for _ in range(2):  # it stays
+        with pytest.raises(rdsd.TooLarge, match="buffer"):
+            await front.do(b.recv_into, buffer, timeout=5)
+    assert buffer == b"one....."
+    large = memoryview(bytearray(40))[10:]
+    assert await front.do(b.recv_into, large, timeout=5) == (22, a.local_address)
+    assert bytes(large[:23]) == b"larger than the buffer\0"
+    assert await front.do(b.recv_into, bytearray(), timeout=5) == (0, a.local_address)
+    assert (await front.do(b.recv, timeout=5)).payload == b"four"
+    with pytest.raises(rdsd.TimedOut):
+        await front.do(b.recv_into, buffer, timeout=0.05)
+    for wrong, error in ((b"constant", BufferError), ("text", TypeError)):
+        with pytest.raises(error):
+            await front.do(b.recv_into, wrong, timeout=5)
+    await front.do(b.close)
+    with pytest.raises(rdsd.Closed):
+        await front.do(b.recv_into, buffer, timeout=5)
+
+
 async def test_batches_keep_order(front: Front, fake: FakeDaemon) -> None:
     a, b = await pair(front, fake)
     count = 3000

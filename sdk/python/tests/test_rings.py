@@ -14,6 +14,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -184,6 +185,39 @@ def test_runs_of_every_kind(bind: Bind) -> None:
     with pytest.raises(rdsd.InvalidArgument, match="lengths"):
         a.send_run(to, b"12345")
     assert b.peek_size() is None
+
+
+def test_receive_into_a_buffer(bind: Bind) -> None:
+    a, b = bind(), bind()
+    to = b.local_address
+    sizes = [64, 64, 3000, 0, 70_000, 1]
+    a.send_batch([(to, bytes([i]) * n) for i, n in enumerate(sizes)], timeout=5)
+    buffer = bytearray(b"-" * 4000)
+    for i, n in enumerate(sizes):
+        if n > len(buffer):
+            for _ in range(2):  # it stays, also for the other calls
+                with pytest.raises(rdsd.TooLarge, match="buffer"):
+                    b.recv_into(buffer, timeout=5)
+            assert b.peek_size() == n
+            assert b.recv(timeout=5).payload == bytes([i]) * n
+            continue
+        assert b.recv_into(buffer, timeout=5) == (n, a.local_address)
+        assert buffer[:n] == bytes([i]) * n
+    assert buffer[:2] == b"\5\2"  # not more than the datagram is written
+    assert b.peek_size() is None
+
+    # Into a part of something larger, and while waiting.
+    large = bytearray(10)
+    with ThreadPoolExecutor() as pool:
+        waits = pool.submit(b.recv_into, memoryview(large)[2:6], 5)
+        a.send(to, b"abcd", timeout=5)
+        assert waits.result() == (4, a.local_address)
+    assert large == b"\0\0abcd\0\0\0\0"
+    for wrong, error in ((b"constant", BufferError), ("text", TypeError), (None, TypeError)):
+        with pytest.raises(error):
+            b.recv_into(wrong)  # type: ignore[arg-type]
+    with pytest.raises(rdsd.TimedOut):
+        b.recv_into(buffer, timeout=0.01)
 
 
 def test_what_a_batch_refuses_is_listed(bind: Bind) -> None:

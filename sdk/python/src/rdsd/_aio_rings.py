@@ -36,7 +36,7 @@ from ._errors import (
     fresh,
     make,
 )
-from ._receiving import Inbox
+from ._receiving import Inbox, writable
 from ._ring import Ring, RingRoom, lease
 from ._slots import AsyncSlot, Lease
 from ._surface import TRY_TIMEOUT, check_limit, check_slot, outgoing, run
@@ -49,6 +49,7 @@ from ._types import (
     Datagram,
     Outcome,
     Payload,
+    RoomForPayload,
     to_address,
 )
 
@@ -174,6 +175,21 @@ class RingSocket(Socket):
 
     async def recv(self, timeout: Timeout = None) -> Datagram:
         return (await self.recv_batch(1, timeout))[0]
+
+    async def recv_into(
+        self, buffer: RoomForPayload, timeout: Timeout = None
+    ) -> tuple[int, Address]:
+        view = writable(buffer)
+
+        def take() -> list[tuple[int, Address]]:
+            inbox = self._inbox
+            if inbox.awaited or len(inbox):
+                self._pull()
+                return inbox.take_into(view)
+            got = self._ring._recv_into_now(view)
+            return [] if got is None else [got]
+
+        return (await self._received(take, _deadline(seconds(timeout))))[0]
 
     async def recv_batch(self, limit: int = 256, timeout: Timeout = None) -> list[Datagram]:
         check_limit(limit)

@@ -17,6 +17,7 @@ from ._types import (
     Datagram,
     Outcome,
     Payload,
+    RoomForPayload,
     to_address,
 )
 
@@ -134,6 +135,16 @@ class Socket(ABC):
     @abstractmethod
     async def recv(self, timeout: Timeout = None) -> Datagram:
         """The next datagram."""
+
+    @abstractmethod
+    async def recv_into(
+        self, buffer: RoomForPayload, timeout: Timeout = None
+    ) -> tuple[int, Address]:
+        """Copies the next datagram to buffer; how many bytes it has, and its source.
+
+        Nothing is made for the payload. A datagram that does not fit stays where it
+        is, and TooLarge is raised: peek_size tells its size.
+        """
 
     @abstractmethod
     async def recv_batch(self, limit: int = 256, timeout: Timeout = None) -> list[Datagram]:

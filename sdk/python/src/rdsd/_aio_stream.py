@@ -29,6 +29,7 @@ from ._errors import (
 from ._front_end import control_path
 from ._jobs import Mode, SendJob
 from ._packets import Absent
+from ._receiving import writable
 from ._slots import AsyncSlot, Borrowed, Lease
 from ._surface import (
     TRY_TIMEOUT,
@@ -50,6 +51,7 @@ from ._types import (
     Datagram,
     Outcome,
     Payload,
+    RoomForPayload,
     to_address,
 )
 
@@ -157,6 +159,15 @@ class StreamSocket(Socket):
 
     async def recv(self, timeout: Timeout = None) -> Datagram:
         return (await self.recv_batch(1, timeout))[0]
+
+    async def recv_into(
+        self, buffer: RoomForPayload, timeout: Timeout = None
+    ) -> tuple[int, Address]:
+        inbox, view = self._core.inbox, writable(buffer)
+        taken = await self._take(
+            inbox.ready, lambda: inbox.take_into(view), _deadline(seconds(timeout))
+        )
+        return taken[0]
 
     async def recv_batch(self, limit: int = 256, timeout: Timeout = None) -> list[Datagram]:
         check_limit(limit)

@@ -12,8 +12,18 @@ from collections import deque
 from collections.abc import Sequence
 
 from ._calls import Call, Readiness
-from ._errors import RdsError
-from ._types import Address, Datagram
+from ._errors import RdsError, TooLarge, make
+from ._types import Address, Datagram, RoomForPayload
+
+
+def writable(buffer: RoomForPayload) -> memoryview:
+    """The bytes of a buffer to receive into."""
+    view = memoryview(buffer)
+    if view.readonly:
+        raise BufferError("the buffer cannot be written to")
+    if not view.c_contiguous:
+        raise BufferError("the buffer is not contiguous")
+    return view.cast("B")
 
 
 class Inbox:
@@ -85,6 +95,18 @@ class Inbox:
             self._free(d)
             out.append(d)
         return out
+
+    def take_into(self, view: memoryview) -> list[tuple[int, Address]]:
+        """One datagram, copied to view: its size and source; nothing when none is there."""
+        if (size := self.next_size()) is None:
+            return []
+        if size > len(view):
+            raise make(
+                TooLarge, f"the next datagram has {size} bytes, the buffer {len(view)}: it was left"
+            )
+        [datagram] = self.take(1)
+        view[:size] = datagram.payload
+        return [(size, datagram.addr)]
 
     def next_size(self) -> int | None:
         return len(self._unread[0].payload) if self._unread else None

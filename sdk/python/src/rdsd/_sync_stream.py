@@ -31,6 +31,7 @@ from ._errors import (
 from ._front_end import control_path
 from ._jobs import Mode, SendJob
 from ._packets import Absent
+from ._receiving import writable
 from ._slots import Borrowed, Lease, Slot
 from ._surface import (
     TRY_TIMEOUT,
@@ -55,6 +56,7 @@ from ._types import (
     Datagram,
     Outcome,
     Payload,
+    RoomForPayload,
     to_address,
 )
 
@@ -179,6 +181,11 @@ class StreamSocket(Socket):
 
     def recv(self, timeout: Timeout = None) -> Datagram:
         return self.recv_batch(1, timeout)[0]
+
+    def recv_into(self, buffer: RoomForPayload, timeout: Timeout = None) -> tuple[int, Address]:
+        inbox, view = self._core.inbox, writable(buffer)
+        deadline = _deadline(seconds(timeout))
+        return self._take(inbox.ready, lambda: inbox.take_into(view), deadline)[0]
 
     def recv_batch(self, limit: int = 256, timeout: Timeout = None) -> list[Datagram]:
         check_limit(limit)

@@ -32,6 +32,9 @@ AddressLike: TypeAlias = str | tuple[_IP, int]
 #: What every call takes as a payload: anything with the buffer protocol.
 Payload: TypeAlias = "Buffer"
 
+#: Where a payload is received into: a bytearray, a writable memoryview, an array.
+RoomForPayload: TypeAlias = "Buffer"
+
 
 class Datagram(NamedTuple):
     """One datagram: ``addr`` is its source when received, its destination in send_batch."""
