@@ -31,6 +31,7 @@ var arrows = []struct {
 	{"wire/rnbd", []string{"wire/rtrs"}},
 	{"wire/wiretest", nil}, // for tests
 	{"cong", nil},
+	{"roce", nil},
 	{"rdserr", nil},
 	{"internal/buf", nil},
 	{"internal/msgpool", nil},
@@ -222,7 +223,7 @@ var fanOut = []struct {
 	among string
 	most  int
 }{
-	{[]string{"wire", "wire/rtrs", "wire/rnbd", "cong", "conn", "rds", "rtrs", "rnbd"}, "", 5},
+	{[]string{"wire", "wire/rtrs", "wire/rnbd", "cong", "roce", "conn", "rds", "rtrs", "rnbd"}, "", 5},
 	{[]string{"node"}, "node/", 8},
 	{[]string{"node/access", "node/base", "node/config", "node/datagram", "node/peers", "node/volume", "node/client", "node/service"}, "node/", 8},
 }

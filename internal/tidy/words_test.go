@@ -19,6 +19,7 @@ var explained = map[string]float64{
 	"conn":          14,
 	"rds":           8,
 	"cong":          9,
+	"roce":          4,
 	"rtrs":          10,
 	"rnbd":          9,
 	"wire/rtrs":     6,

@@ -1,0 +1,19 @@
+// Package roce holds the rules of RoCEv2: InfiniBand's transport in UDP datagrams to port
+// 4791, as the Linux kernel's rdma_rxe and network cards speak it.
+//
+// It is a core room that is being built. There are
+//
+//   - packets: the base transport header, the headers that may follow it, the table of
+//     opcodes, arithmetic of packet sequence numbers (packet.go, opcode.go, psn.go);
+//   - the invariant CRC of a packet, over IPv4 and IPv6 (icrc.go).
+//
+// There are no memory keys, queue pairs and connection manager yet, and nothing of a daemon
+// uses the package.
+//
+// The package has no goroutine, lock, clock or I/O. What is parsed comes from a network
+// where anybody can send: nothing of it is kept, and nothing in it makes a call panic.
+//
+// All integers are big-endian on the wire, except the CRC at the end of a packet.
+//
+// Read packet.go and icrc.go first.
+package roce
