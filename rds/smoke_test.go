@@ -146,6 +146,25 @@ func TestDatagramArrivesAndIsAcknowledged(t *testing.T) {
 	}
 }
 
+// TestNobodyThereIsDecidedAtOnce: a datagram to a port that nobody has is decided within a round
+// trip, also where no outcome was asked for: its memory does not wait for a timer.
+func TestNobodyThereIsDecidedAtOnce(t *testing.T) {
+	w := newPair(t)
+	s, _ := w.a.Bind(0, SocketOptions{})
+	nobody := netip.AddrPortFrom(w.b.Local(), 4999)
+	for round := range 3 {
+		for range 5 {
+			if err := s.Send(w.now, nobody, make([]byte, 100), 7, Quiet); err != nil {
+				t.Fatal(err)
+			}
+		}
+		w.run() // no time passes
+		if i := s.Info(); i.Undecided != 0 || i.SendQueued != 0 || s.Stats.Failed != uint64(5*(round+1)) {
+			t.Errorf("round %d: %d undecided, %d bytes queued, %d failed", round, i.Undecided, i.SendQueued, s.Stats.Failed)
+		}
+	}
+}
+
 func BenchmarkCore64(b *testing.B) {
 	w := newPair(b)
 	s, _ := w.a.Bind(0, SocketOptions{})
