@@ -306,3 +306,116 @@ func descOf(t *testing.T, m captured) (addr uint64, key, n uint32) {
 	}
 	return v[0], uint32(v[1]), uint32(v[2])
 }
+
+// twoKernelPaths is a server with two paths of a kernel's client. The first has a write in
+// chunk 0 at the store, and the second is told to run it again.
+func twoKernelPaths(t *testing.T, before func(f *fakeServer, p *ServerPath)) (f *fakeServer, p, q *ServerPath) {
+	t.Helper()
+	f = newFakeServer(t, smallServer)
+	p, ds := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a", kernel: true})
+	q, es := f.up(someone{session: 1, path: 2, attempt: 1, addr: 2, name: "a", kernel: true, late: true})
+	if err := f.put(p, 1, ds, 0, Write, []byte("data")); err != nil {
+		t.Fatal(err)
+	}
+	before(f, p)
+	if err := f.put(q, 1, es, 0, Write, []byte("data")); err != nil {
+		t.Fatal(err)
+	}
+	return f, p, q
+}
+
+// TestKernelClientFailsOver: a kernel asks for no fence. That it sends a request again, in
+// the same chunk, is how it says that it has lost the path that had it.
+func TestKernelClientFailsOver(t *testing.T) {
+	lost := map[string]func(f *fakeServer, p *ServerPath){
+		"believed connected": func(*fakeServer, *ServerPath) {},
+		"disconnected":       func(f *fakeServer, p *ServerPath) { f.s.Disconnect(f.now, p) },
+		"draining": func(f *fakeServer, p *ServerPath) {
+			p.Lost(f.now, 0, syscall.ECONNRESET)
+			p.Gone(f.now)
+		},
+	}
+	for name, before := range lost {
+		t.Run(name, func(t *testing.T) {
+			f, p, q := twoKernelPaths(t, before)
+			if q.State() != Connected || p.State() != Closing && p.State() != Draining || one(t, f.hung) != p {
+				t.Fatalf("the old path is %v, the healthy one %v", p.State(), q.State())
+			}
+			old := one(t, f.reqs)
+			if !old.Stale() {
+				t.Fatal("the old request need not be dropped")
+			}
+			f.s.Reply(f.now, old, 0, nil)
+			if len(f.reqs) != 2 || f.reqs[1].Path != q || string(f.reqs[1].Data) != "data" {
+				t.Fatalf("%d requests came to the store", len(f.reqs))
+			}
+			p.Gone(f.now)
+			if ps := f.take(); len(ps) != 0 {
+				t.Fatalf("answered before it ran: %+v", ps)
+			}
+			f.s.Reply(f.now, f.reqs[1], 0, nil)
+			if o := one(t, f.take()); o.path != q || o.conn != 1 {
+				t.Fatalf("%+v", o)
+			}
+			if what := f.s.broken(); what != "" || f.s.Stats().Inflight != 0 || f.s.Stats().Violated != 0 {
+				t.Fatal(what, f.s.Stats())
+			}
+		})
+	}
+}
+
+// TestKernelClientFailsOverTwice: a request that waits for its chunk goes with its path, and
+// the next path's waits in its place.
+func TestKernelClientFailsOverTwice(t *testing.T) {
+	f, _, q := twoKernelPaths(t, func(*fakeServer, *ServerPath) {})
+	r, ds := f.up(someone{session: 1, path: 3, attempt: 1, addr: 3, name: "a", kernel: true, late: true})
+	if err := f.put(r, 1, ds, 0, Write, []byte("data")); err != nil {
+		t.Fatal(err)
+	}
+	if q.State() != Closing || r.State() != Connected || len(f.reqs) != 1 {
+		t.Fatalf("the second path is %v, the third %v", q.State(), r.State())
+	}
+	q.Gone(f.now)
+	if q.State() != Dead {
+		t.Fatalf("the second path, which has nothing at the store, is %v", q.State())
+	}
+	f.s.Reply(f.now, f.reqs[0], 0, nil)
+	if len(f.reqs) != 2 || f.reqs[1].Path != r {
+		t.Fatalf("%d requests came to the store", len(f.reqs))
+	}
+	// With the last path the session ends, and what waits never runs.
+	f, p, q := twoKernelPaths(t, func(*fakeServer, *ServerPath) {})
+	q.Lost(f.now, 0, syscall.ECONNRESET)
+	p.Gone(f.now)
+	q.Gone(f.now)
+	f.s.Reply(f.now, f.reqs[0], 0, nil)
+	if len(f.reqs) != 1 || len(f.s.Paths()) != 0 || f.live != 0 {
+		t.Fatalf("%d requests came to the store, %d bytes are left", len(f.reqs), f.live)
+	}
+}
+
+// TestKernelClientReusesChunk: another request in a chunk that has one is no failover. The
+// store is using the memory, which now has other content: the path is given up.
+func TestKernelClientReusesChunk(t *testing.T) {
+	f := newFakeServer(t, smallServer)
+	p, ds := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a", kernel: true})
+	q, es := f.up(someone{session: 1, path: 2, attempt: 1, addr: 2, name: "a", kernel: true, late: true})
+	if err := f.put(p, 1, ds, 0, Write, []byte("data")); err != nil {
+		t.Fatal(err)
+	}
+	wantErr(t, f.put(q, 1, es, 0, Read, make([]byte, 4)), ErrProtocol)
+	if q.State() != Closing {
+		t.Fatalf("the path is %v", q.State())
+	}
+	// A client that fences has to do so first.
+	f = newFakeServer(t, smallServer)
+	p, ds = f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"})
+	q, es = f.up(someone{session: 1, path: 2, attempt: 1, addr: 2, name: "a", late: true})
+	if err := f.put(p, 1, ds, 0, Write, []byte("data")); err != nil {
+		t.Fatal(err)
+	}
+	wantErr(t, f.put(q, 1, es, 0, Write, []byte("data")), ErrProtocol)
+	if p.State() != Connected {
+		t.Fatalf("the first path is %v", p.State())
+	}
+}

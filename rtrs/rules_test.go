@@ -75,6 +75,9 @@ func (s *Server) broken() string {
 			if e.chunks[i].req != nil {
 				active++
 			}
+			if c := &e.chunks[i]; c.next != nil && (c.req == nil || c.req.Path.state == Connected || c.next.Path.state != Connected) {
+				return fmt.Sprintf("session %q: what waits for chunk %d is not the failover of a path that is lost", e.Name, i)
+			}
 			touched += int(e.chunks[i].touched)
 		}
 		if up != e.up || e.down != (up == 0) || active != e.active || touched != e.touched {

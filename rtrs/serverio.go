@@ -1,6 +1,7 @@
 package rtrs
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"time"
@@ -52,8 +53,8 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswir
 		return p.violation(err)
 	}
 	c, k := &e.chunks[id], &p.keys[id]
-	// The store is still reading or writing there.
-	if c.req != nil {
+	// The store is still reading or writing there: a client that fences waits until it is not.
+	if c.req != nil && (p.fences || c.req.Path == p) {
 		return p.violation(fmt.Errorf("%w: a request in chunk %d, which has one", ErrProtocol, id))
 	}
 	// Unsigned: an address below the chunk's becomes a large offset, and is refused with those
@@ -81,15 +82,14 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswir
 	case err == nil && int(m.UsrLen) > MaxUsr:
 		err = ErrTooLarge
 	}
+	if err != nil && c.req != nil {
+		return p.violation(fmt.Errorf("%w: a wrong request in chunk %d, which has one", ErrProtocol, id))
+	}
 	r := e.newReq()
 	r.Session, r.Path, r.chunk, r.con, r.msg, r.stale = e, p, id, uint16(conn), m, false
-	e.seq++
-	r.Seq = e.seq
-	c.req = r
-	p.inflight++
-	e.active++
 	if err != nil {
 		r.msg = rtrswire.Req{}
+		e.take(r)
 		s.Reply(s.now, r, 0, answered(badRequest(err)))
 		return nil
 	}
@@ -106,8 +106,51 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswir
 		p.stats.Writes++
 		p.stats.WriteBytes += uint64(m.UsrLen) + uint64(l.Usr)
 	}
+	if c.req != nil {
+		return e.failOver(r)
+	}
+	e.take(r)
 	s.env.Request(r)
 	return nil
+}
+
+// take puts r in its chunk, which is free.
+func (e *ServerSession) take(r *ServerReq) {
+	e.chunks[r.chunk].req = r
+	r.Path.inflight++
+	e.active++
+	e.seq++
+	r.Seq = e.seq
+}
+
+// failOver has r wait for its chunk, which has a request. A client that does not fence, a
+// kernel, sends what was in flight on a path that it has lost at once on another one, with
+// the same chunk: that is all the fence there is. The old path is given up, so that the
+// store need not begin what it had, and r begins when that was replied to. So no two are at
+// the store.
+//
+// It has to be the same request, because the store is using the memory that was written anew.
+func (e *ServerSession) failOver(r *ServerReq) error {
+	c, p := &e.chunks[r.chunk], r.Path
+	if old := c.req; old.Op != r.Op || len(old.Data) != len(r.Data) || !bytes.Equal(old.Usr, r.Usr) {
+		e.discard(r)
+		return p.violation(fmt.Errorf("%w: a request in chunk %d, which has another one", ErrProtocol, r.chunk))
+	}
+	for _, was := range []*ServerReq{c.req, c.next} {
+		if was != nil && was.Path.state < Closing {
+			was.Path.lose(rdserr.With(rdserr.ErrReset, "its client sends its requests on another path"))
+		}
+	}
+	c.next = r
+	return nil
+}
+
+// resume begins the request that waited for chunk c.
+func (e *ServerSession) resume(c *chunk) {
+	r := c.next
+	c.next = nil
+	e.take(r)
+	e.s.env.Request(r)
 }
 
 // badRequest returns the errno for a malformed request.
@@ -127,6 +170,12 @@ func (e *ServerSession) newReq() *ServerReq {
 	r := e.spare[n-1]
 	e.spare = e.spare[:n-1]
 	return r
+}
+
+// discard gives r back to the spare ones.
+func (e *ServerSession) discard(r *ServerReq) {
+	r.Path, r.Data, r.Usr = nil, nil, nil
+	e.spare = append(e.spare, r)
 }
 
 // Reply ends r. Of a Read the first n bytes of Data are filled, and the others are sent as
@@ -153,12 +202,14 @@ func (s *Server) Reply(now time.Duration, r *ServerReq, n int, err error) {
 	if p.state == Connected {
 		p.answer(r, n, err)
 	}
-	r.Path, r.Data, r.Usr = nil, nil, nil
-	e.spare = append(e.spare, r)
+	e.discard(r)
 	// This was the last one: no request of this attempt can happen at the store any more,
 	// and fences that wait for that are answered.
 	if p.state == Draining && p.inflight == 0 {
 		p.gone()
+	}
+	if c.next != nil {
+		e.resume(c)
 	}
 	s.leave()
 }

@@ -44,6 +44,7 @@ type ServerSession struct {
 // chunk is one piece of a session's memory.
 type chunk struct {
 	req     *ServerReq // that is in it
+	next    *ServerReq // the same of another path, which begins when req was replied to (failOver)
 	touched uint32     // bytes from its beginning that were used since the last trim
 }
 
@@ -132,9 +133,15 @@ func (e *ServerSession) join(p *ServerPath) {
 // anything is done about requests of p.
 func (e *ServerSession) leave(p *ServerPath) {
 	for i := range e.chunks {
-		if r := e.chunks[i].req; r != nil && r.Path == p {
+		c := &e.chunks[i]
+		if r := c.req; r != nil && r.Path == p {
 			// Requests at the store go on; those that wait for it need not begin (Stale).
 			r.stale = true
+		}
+		// One that waits for its chunk has not begun, and never does.
+		if r := c.next; r != nil && r.Path == p {
+			c.next = nil
+			e.discard(r)
 		}
 	}
 	if e.up--; e.up == 0 {
