@@ -419,3 +419,28 @@ func TestKernelClientReusesChunk(t *testing.T) {
 		t.Fatalf("the first path is %v", p.State())
 	}
 }
+
+// TestKernelClientWaitsForGhosts: a kernel whose session has lost all paths was told that
+// its requests failed, and asks for no fence: it comes back when all of them have ended.
+func TestKernelClientWaitsForGhosts(t *testing.T) {
+	for _, kernel := range []bool{true, false} {
+		f := newFakeServer(t, smallServer)
+		p, ds := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a", kernel: kernel})
+		q, _ := f.up(someone{session: 1, path: 2, attempt: 1, addr: 2, name: "a", kernel: kernel, late: true})
+		if err := f.put(p, 1, ds, 0, Write, []byte("data")); err != nil {
+			t.Fatal(err)
+		}
+		for _, x := range []*ServerPath{p, q} {
+			x.Lost(f.now, 0, syscall.ECONNRESET)
+			x.Gone(f.now)
+		}
+		n := f.join(someone{session: 1, path: 2, attempt: 2, addr: 2, name: "a", kernel: kernel})
+		if want := map[bool]State{true: Fencing, false: Connected}[kernel]; n.State() != want {
+			t.Fatalf("kernel %v: the path is %v while a write of its session is at the store", kernel, n.State())
+		}
+		f.s.Reply(f.now, one(t, f.reqs), 0, nil)
+		if n.State() != Connected {
+			t.Fatalf("kernel %v: the path is %v", kernel, n.State())
+		}
+	}
+}

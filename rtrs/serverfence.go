@@ -97,9 +97,13 @@ func (s *Server) letIn(p *ServerPath) {
 	for _, e := range s.sessions {
 		switch {
 		case e.uuid == p.session:
-			// A session that is down never comes back: its paths find a new one.
+			// A session that is down never comes back: its paths find a new one. A client that
+			// fences asks for the end of what it has there; a kernel has told its users that it
+			// failed, and what it writes next must not be overtaken.
 			if !e.down {
 				ses = e
+			} else if !p.fences {
+				wait = true
 			}
 		case e.Name != p.name:
 		// Requests of the former session of this name at the store could overwrite data of the
