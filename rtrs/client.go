@@ -372,6 +372,9 @@ func (c *Client) Tick(now time.Duration) (next time.Duration) {
 	}
 	// All later timers are armed again below.
 	c.due = Never
+	if c.lapse() {
+		c.fence()
+	}
 	for i := len(c.paths) - 1; i >= 0; i-- {
 		c.paths[i].tick(c.now)
 	}

@@ -302,6 +302,7 @@ func (p *ClientPath) Gone(now time.Duration) {
 	defer c.leave()
 	// Only now: until its links were closed, memory of requests could be read and written.
 	p.makeEpoch()
+	c.lapse() // arms its time
 	switch {
 	case p.want != Reconnecting:
 		p.retire(p.want)

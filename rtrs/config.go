@@ -29,6 +29,9 @@ type ClientConfig struct {
 	OnLoss      OnLoss        // Wait
 	LossTimeout time.Duration // OnLoss Error: requests wait so long for a path; 30 s
 
+	Unfenced      Unfenced      // RetryAfter
+	UnfencedAfter time.Duration // RetryAfter: so long after the path's links were closed; 40 s
+
 	RemoteInval bool // let the server revoke the key of a read's memory, as a kernel does, instead of revoking it here
 }
 
@@ -50,6 +53,19 @@ func (l OnLoss) String() string {
 	return "wait"
 }
 
+// Unfenced says what becomes of requests that were in flight on a path that is lost, when
+// the server is a kernel and cannot be asked for a fence.
+type Unfenced uint8
+
+const (
+	// RetryAfter sends them on another path when the kernel's server must have ended the lost
+	// one by itself, which it does 30 to 35 s after the last sign of life: nothing on the way
+	// can arrive any more. What its store still holds is bounded by the store's limits alone.
+	RetryAfter Unfenced = iota
+	// RetryNever has them wait until the same path is connected again.
+	RetryNever
+)
+
 // withDefaults fills in fields that are zero, and returns an error for a wrong one.
 func (c ClientConfig) withDefaults() (ClientConfig, error) {
 	if err := rtrswire.CheckName(c.Name); err != nil {
@@ -65,6 +81,7 @@ func (c ClientConfig) withDefaults() (ClientConfig, error) {
 	def(&c.ReconnectMax, max(5*time.Second, c.ReconnectMin))
 	def(&c.IOTimeout, 30*time.Second)
 	def(&c.LossTimeout, 30*time.Second)
+	def(&c.UnfencedAfter, 40*time.Second)
 	switch {
 	case c.Conns < 2 || c.Conns > maxConns:
 		return c, fmt.Errorf("%d connections a path, 2 to %d are possible", c.Conns, maxConns)
@@ -83,6 +100,8 @@ func (c ClientConfig) withDefaults() (ClientConfig, error) {
 		return c, fmt.Errorf("on loss %d is neither wait nor error", c.OnLoss)
 	case c.ConnectTimeout < 0 || c.IOTimeout < 0 || c.LossTimeout < 0:
 		return c, fmt.Errorf("timeouts of %v, %v, %v: none can be negative", c.ConnectTimeout, c.IOTimeout, c.LossTimeout)
+	case c.Unfenced > RetryNever || c.UnfencedAfter < 0:
+		return c, fmt.Errorf("without a fence %d after %v, a known policy and a time that is not negative are possible", c.Unfenced, c.UnfencedAfter)
 	}
 	return c, checkHeartbeat(c.HeartbeatEvery, c.MissedLimit)
 }

@@ -10,11 +10,11 @@ func TestClientDefaults(t *testing.T) {
 	for _, c := range []struct{ is, want ClientConfig }{
 		{ClientConfig{Name: "a"}, ClientConfig{
 			Name: "a", Conns: 2, HeartbeatEvery: 200 * ms, MissedLimit: 4, ConnTimeout: 800 * ms, ConnectTimeout: 5 * time.Second,
-			ReconnectMin: 100 * ms, ReconnectMax: 5 * time.Second, IOTimeout: 30 * time.Second, LossTimeout: 30 * time.Second,
+			ReconnectMin: 100 * ms, ReconnectMax: 5 * time.Second, IOTimeout: 30 * time.Second, LossTimeout: 30 * time.Second, UnfencedAfter: 40 * time.Second,
 		}},
 		{ClientConfig{Name: "a", MissedLimit: 10, ReconnectMin: time.Minute}, ClientConfig{
 			Name: "a", Conns: 2, HeartbeatEvery: 200 * ms, MissedLimit: 10, ConnTimeout: 2 * time.Second, ConnectTimeout: 5 * time.Second,
-			ReconnectMin: time.Minute, ReconnectMax: time.Minute, IOTimeout: 30 * time.Second, LossTimeout: 30 * time.Second,
+			ReconnectMin: time.Minute, ReconnectMax: time.Minute, IOTimeout: 30 * time.Second, LossTimeout: 30 * time.Second, UnfencedAfter: 40 * time.Second,
 		}},
 	} {
 		if got, err := c.is.withDefaults(); got != c.want || err != nil {

@@ -2,6 +2,7 @@ package rtrs
 
 import (
 	"fmt"
+	"time"
 
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
@@ -15,6 +16,10 @@ import (
 // answers. That costs a round trip on a working path, or nothing when the same path comes
 // back first, because the server connects it only when its older attempts have ended.
 //
+// A kernel's server cannot be told. It connects the path again only when the older attempt
+// has ended, and it ends an attempt by itself when it has heard nothing for 35 s at most:
+// when UnfencedAfter has passed, the epoch counts as ended (RetryAfter).
+//
 // A request that fails by its limit meanwhile has its outcome, but if it is a write it may
 // still happen; so nothing at all is sent until that epoch is fenced. Its permit stays
 // taken for as long.
@@ -27,8 +32,9 @@ type epoch struct {
 	c       *Client
 	from    *ClientPath // it may be removed, or have a newer attempt
 	path    [rtrswire.UUIDLen]byte
-	attempt uint16 // which attempt of path it was
-	able    bool   // the server could be asked to end it, when it lived
+	attempt uint16        // which attempt of path it was
+	able    bool          // the server could be asked to end it, when it lived
+	since   time.Duration // when its links were closed
 
 	reqs    list     // to be sent again
 	permits []uint32 // of requests that failed: their chunks may still be read
@@ -39,6 +45,7 @@ type epoch struct {
 	// says that nothing of the epoch can happen at the server any more.
 	via    *ClientPath
 	fenced bool
+	lapsed bool // it counts as fenced, because its time has passed (lapse)
 }
 
 // makeEpoch makes an epoch of the requests in flight on p, whose links are closed.
@@ -52,7 +59,7 @@ func (p *ClientPath) makeEpoch() {
 	if p.flight.n == 0 && !rest {
 		return
 	}
-	e := &epoch{c: c, from: p, path: p.uuid, attempt: p.attempt, able: p.fences(), session: c.session}
+	e := &epoch{c: c, from: p, path: p.uuid, attempt: p.attempt, able: p.fences(), since: c.now, session: c.session}
 	if rest { // the server may take us at our word later
 		e.ghosts++
 		c.ghosts++
@@ -122,11 +129,33 @@ func (c *Client) fence() {
 	}
 }
 
+// lapse ends the epochs of servers that cannot be asked to, when their time has passed. It
+// reports whether there was one.
+func (c *Client) lapse() (ended bool) {
+	if c.cfg.Unfenced == RetryNever {
+		return false
+	}
+	for _, e := range c.epochs {
+		switch t := e.since + c.cfg.UnfencedAfter; {
+		case e.able || e.fenced:
+		case t > c.now:
+			c.arm(t)
+		default:
+			e.fenced, e.lapsed, ended = true, true, true
+		}
+	}
+	return ended
+}
+
 // end is called when e is fenced. Requests that are left of it are sent again, before those
 // that wait.
 func (e *epoch) end() {
 	c := e.c
-	c.stats.Fences++
+	if e.lapsed {
+		c.stats.Unfenced++
+	} else {
+		c.stats.Fences++
+	}
 	c.ghosts -= e.ghosts
 	if e.session == c.session {
 		c.free = append(c.free, e.permits...)
@@ -144,8 +173,12 @@ func (e *epoch) end() {
 }
 
 // failUnfenceable fails the requests of p, which is removed, if the server cannot be asked
-// for a fence of it: it is a kernel, which fences only by connecting a path again.
+// for a fence of it: it is a kernel, which fences only by connecting a path again. With
+// RetryAfter they are sent again in time.
 func (c *Client) failUnfenceable(p *ClientPath) {
+	if c.cfg.Unfenced == RetryAfter {
+		return
+	}
 	for _, e := range c.epochs {
 		if e.from != p || e.able {
 			continue

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/rdsd/rdsd/transport"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
@@ -137,10 +138,65 @@ func TestKernelServer(t *testing.T) {
 	}
 }
 
-// TestKernelServerWithoutFences: the only fence a kernel has is to connect the
+// TestKernelServerRetries: a kernel has ended a path that was silent for 35 s. What was in
+// flight there goes on on another one after 40 s, and not before.
+func TestKernelServerRetries(t *testing.T) {
+	// Heartbeats that nobody answers do not end the other path.
+	quiet := ClientConfig{HeartbeatEvery: time.Minute}
+	failing := quiet
+	failing.OnLoss, failing.IOTimeout, failing.LossTimeout = Error, 10*time.Second, 10*time.Second
+	for name, test := range map[string]struct {
+		cfg     ClientConfig
+		removed bool
+	}{"wait": {quiet, false}, "removed": {quiet, true}, "error": {failing, false}} {
+		t.Run(name, func(t *testing.T) {
+			f := newFakeClient(t, test.cfg)
+			p := f.add(1)
+			f.connect(p, fourChunks, rtrswire.NewRKey, 0)
+			q := f.add(2)
+			f.connect(q, fourChunks, rtrswire.NewRKey, 0)
+			f.take()
+			r := f.submit(Write, make([]byte, 512))
+			lost := one(t, f.take()).path.(*ClientPath)
+			if test.removed {
+				if err := f.c.Remove(f.now, lost); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				lost.Lost(f.now, 0, syscall.ECONNRESET)
+			}
+			lost.Gone(f.now)
+			f.tick(40*time.Second - 1)
+			if ps := f.take(); len(ps) != 0 || f.c.Stats().Unfenced != 0 {
+				t.Fatalf("sent too early: %+v", ps)
+			}
+			if test.cfg.OnLoss == Error {
+				// It failed and may still happen, so nothing is sent.
+				wantErr(t, r.Err, ErrTimeout)
+				r = f.submit(Write, nil)
+				if len(f.take()) != 0 || f.c.ghosts != 1 {
+					t.Fatal("sent beside a failed write that may still happen")
+				}
+			}
+			f.tick(1)
+			o := one(t, f.take())
+			if s := f.c.Stats(); o.path == lost || s.Unfenced != 1 || s.Fences != 0 || f.c.ghosts != 0 || len(f.c.epochs) != 0 {
+				t.Fatalf("%+v", s)
+			}
+			if err := f.answer(o, 0, 1); err != nil || r.Err != nil || f.done[len(f.done)-1] != r {
+				t.Fatal(err, r.Err)
+			}
+			if what := f.c.broken(); what != "" {
+				t.Fatal(what)
+			}
+		})
+	}
+}
+
+// TestKernelServerWithoutFences: with RetryNever the only fence a kernel has is to connect the
 // same path anew.
 func TestKernelServerWithoutFences(t *testing.T) {
-	f := newFakeClient(t, ClientConfig{})
+	f := newFakeClient(t, ClientConfig{Unfenced: RetryNever})
 	p := f.add(1)
 	f.connect(p, fourChunks, rtrswire.NewRKey, 0)
 	q := f.add(2)

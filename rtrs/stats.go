@@ -25,16 +25,19 @@ type ServerPathStats struct {
 
 // ClientStats are numbers of a client as a whole.
 type ClientStats struct {
-	Up         bool
-	Depth      int    // chunks of the server, 0 before the first Up
-	MaxIO      int    // bytes, likewise
-	Queued     int    // requests that wait for a permit or a path
-	Inflight   int    // requests sent and not answered
-	Stranded   int    // requests of a path that died and is not fenced
-	Done       uint64 // requests that succeeded
-	Failed     uint64 // requests with an error of either side
-	Retried    uint64 // times a request was sent again
-	Timeouts   uint64 // requests that gave their path up
-	Fences     uint64 // epochs that the server fenced for us
+	Up       bool
+	Depth    int    // chunks of the server, 0 before the first Up
+	MaxIO    int    // bytes, likewise
+	Queued   int    // requests that wait for a permit or a path
+	Inflight int    // requests sent and not answered
+	Stranded int    // requests of a path that died and is not fenced
+	Done     uint64 // requests that succeeded
+	Failed   uint64 // requests with an error of either side
+	Retried  uint64 // times a request was sent again
+	Timeouts uint64 // requests that gave their path up
+	Fences   uint64 // epochs that the server fenced for us
+	// Unfenced are epochs whose requests were sent again without a fence, since the server is
+	// a kernel and its time had passed.
+	Unfenced   uint64
 	Ups, Downs uint64
 }
