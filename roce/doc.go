@@ -5,15 +5,16 @@
 //
 //   - packets: the base transport header, the headers that may follow it, the table of
 //     opcodes, arithmetic of packet sequence numbers (packet.go, opcode.go, psn.go);
-//   - the invariant CRC of a packet, over IPv4 and IPv6 (icrc.go).
+//   - the invariant CRC of a packet, over IPv4 and IPv6 (icrc.go);
+//   - the memory that peers may touch, by key (memory.go).
 //
-// There are no memory keys, queue pairs and connection manager yet, and nothing of a daemon
-// uses the package.
+// There are no queue pairs and no connection manager yet, no atomic operations on memory,
+// and nothing of a daemon uses the package.
 //
-// The package has no goroutine, lock, clock or I/O. What is parsed comes from a network
+// The package has no goroutine, lock, clock or I/O, and no randomness but the source given. What is parsed comes from a network
 // where anybody can send: nothing of it is kept, and nothing in it makes a call panic.
 //
 // All integers are big-endian on the wire, except the CRC at the end of a packet.
 //
-// Read packet.go and icrc.go first.
+// Read packet.go, icrc.go and memory.go first.
 package roce
