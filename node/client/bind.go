@@ -22,6 +22,10 @@ const (
 	// enough to be held for every socket.
 	sendWindowBytes   = 2 << 20
 	sendWindowBatches = 64
+	// sendCreditDatagrams is how many datagrams, of a quarter of sendWindowBytes and of its
+	// send buffer, a client may accept itself before they are here. What of them waits here
+	// is in the window like all that waits, and is charged to its user when it comes.
+	sendCreditDatagrams = 4096
 
 	// plainSocketBytes and ringSocketBytes are what a socket costs the daemon that
 	// has nothing under way (measured by internal/memtest): its part of the engine,
@@ -105,6 +109,8 @@ func (s *sockStream) bound(sock *rds.Socket, opt rds.SocketOptions) *rdsdv1.Boun
 	b.SetMaxDatagramBytes(uint64(min(opt.SndBufBytes, wire.MaxDatagram)))
 	b.SetSendWindowBytes(sendWindowBytes)
 	b.SetSendWindowBatches(sendWindowBatches)
+	b.SetSendCreditBytes(uint64(min(opt.SndBufBytes, sendWindowBytes/4)))
+	b.SetSendCreditDatagrams(sendCreditDatagrams)
 	b.SetDaemonInstance(s.front.deps.Instance)
 	b.SetDaemonVersion(base.Version())
 	return b

@@ -29,7 +29,8 @@ type sockStream struct {
 	front  *Front
 	stream Stream
 	eng    datagram.Engine
-	sock   *rds.Socket // guarded by the engine's lock
+	sock   *rds.Socket    // guarded by the engine's lock
+	sends  []rds.SendDone // guarded by the engine's lock
 	id     config.Identity
 	memory *quota.Account // of id's user; from sockets.reserve to sockets.remove
 	size   int64          // what the socket itself takes of it

@@ -67,7 +67,13 @@ func (s *sockStream) cancel(c *rdsdv1.Cancel) {
 		var cancelled, begun int
 		_, now := s.eng.Lock()
 		cancelled, begun, err = s.sock.Cancel(now, dst)
+		// Sends that waited have failed with ECANCELED. Their results go before this answer: a
+		// client that had accepted them itself counts them.
+		replies := s.takeSends()
 		s.eng.Unlock()
+		for _, m := range replies {
+			s.reply(m)
+		}
 		r.SetCancelled(uint64(cancelled))
 		r.SetInFlight(uint64(begun))
 	}

@@ -22,7 +22,6 @@ type pushState struct {
 	batch    outBatch
 	got      rds.Run
 	outcomes []rds.OutcomeRun
-	sends    []rds.SendDone
 }
 
 // pusher writes what the engine has for the client whenever there is news. It
@@ -137,14 +136,7 @@ func (s *sockStream) takeNews() (replies []any) {
 		s.sock.ReadAll(now)
 	}
 	if ev&rds.EvSends != 0 {
-		p.sends = s.sock.SendsDone(p.sends[:0])
-		for i := range p.sends {
-			if c := p.sends[i].Batch.(*sendCall); c.decided(&p.sends[i]) {
-				s.releaseWindow(c.bytes, c.datagrams)
-				replies = append(replies, c.result())
-			}
-			p.sends[i] = rds.SendDone{}
-		}
+		replies = s.takeSends()
 	}
 	if ev&rds.EvFlushed != 0 {
 		replies = append(replies, s.flushed(s.sock.Flushed())...)
@@ -157,6 +149,20 @@ func (s *sockStream) takeNews() (replies []any) {
 		replies = append(replies, congestionEvent(s.sock.CongestionNews())...)
 	}
 	s.eng.Unlock()
+	return replies
+}
+
+// takeSends returns the results of batches whose waiting sends are decided. The engine's lock
+// is held, which guards sends.
+func (s *sockStream) takeSends() (replies []any) {
+	s.sends = s.sock.SendsDone(s.sends[:0])
+	for i := range s.sends {
+		if c := s.sends[i].Batch.(*sendCall); c.decided(&s.sends[i]) {
+			s.releaseWindow(c.bytes, c.datagrams)
+			replies = append(replies, c.result())
+		}
+		s.sends[i] = rds.SendDone{}
+	}
 	return replies
 }
 

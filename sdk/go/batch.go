@@ -36,6 +36,11 @@ type batch struct {
 
 	wantOutcomes bool
 	wait         bool
+	posted       bool // accepted here: it waits at the daemon, and no call waits for it
+	watched      bool // the daemon told of congestion when it was written
+	slow         bool // posted, and something of it waits at the daemon
+
+	marks []*postMark // with posted
 
 	parts []part // whose datagrams these are, in order
 }
@@ -114,6 +119,15 @@ func (b *batch) addDest(dst netip.AddrPort) {
 
 // join appends all datagrams of o, which has one part, and recycles it.
 func (b *batch) join(o *batch) {
+	b.merge(o)
+	p := o.parts[0]
+	p.c.batch = b
+	b.parts = append(b.parts, p)
+	o.recycle()
+}
+
+// merge appends the datagrams of o, whose parts stay with it.
+func (b *batch) merge(o *batch) {
 	for i, n := range o.lengths {
 		b.lengths = append(b.lengths, n)
 		b.addDest(o.dests[o.index[i]])
@@ -122,10 +136,6 @@ func (b *batch) join(o *batch) {
 		b.append(*o.blob, 0)
 	}
 	b.bytes += o.bytes
-	p := o.parts[0]
-	p.c.batch = b
-	b.parts = append(b.parts, p)
-	o.recycle()
 }
 
 // remove takes the part of c out of a batch that was not written yet.

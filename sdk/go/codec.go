@@ -92,7 +92,7 @@ func (b *batch) marshal() mem.BufferSlice {
 	if b.wantOutcomes {
 		h = append(h, fastwire.SendWantOutcomes, 1)
 	}
-	if b.wait {
+	if b.wait || b.posted {
 		h = append(h, fastwire.SendWait, 1)
 		if t := b.timeoutNs(); t > 0 {
 			h = append(h, fastwire.SendTimeout)

@@ -95,10 +95,14 @@ func (s *Socket) changeWatches(change func()) {
 	s.fe.push()
 }
 
+// monitorMessage says what news the watchers want, and the front end itself. mu is held.
 func (s *Socket) monitorMessage() *rdsdv1.ClientMessage {
 	mon := &rdsdv1.Monitor{}
-	if s.watch.active() {
+	active := s.watch.active()
+	if active {
 		mon.SetMask(s.cfg.mask)
+	}
+	if active || s.fe.watchesLocked() {
 		mon.SetClearEvents(true)
 		mon.SetSetEvents(true)
 	}

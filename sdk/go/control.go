@@ -113,6 +113,7 @@ func (s *Socket) CancelSentTo(ctx context.Context, dst netip.AddrPort) (CancelRe
 	if !dst.Addr().IsValid() {
 		return CancelResult{}, s.opErr("cancel", dst, rdserr.ErrDestination)
 	}
+	s.fe.cancelBegins()
 	m, err := s.ask(ctx, func(id uint64) *rdsdv1.ClientMessage {
 		c := &rdsdv1.Cancel{}
 		c.SetId(id)
@@ -121,6 +122,7 @@ func (s *Socket) CancelSentTo(ctx context.Context, dst netip.AddrPort) (CancelRe
 		m.SetCancel(c)
 		return m
 	})
+	more := s.fe.cancelEnds()
 	if err != nil {
 		return CancelResult{}, s.opErr("cancel", dst, err)
 	}
@@ -128,13 +130,16 @@ func (s *Socket) CancelSentTo(ctx context.Context, dst netip.AddrPort) (CancelRe
 	if err := errnoError(r.GetErrno(), r.GetMessage()); err != nil {
 		return CancelResult{}, s.opErr("cancel", dst, err)
 	}
-	return CancelResult{Cancelled: r.GetCancelled(), InFlight: r.GetInFlight()}, nil
+	return CancelResult{Cancelled: r.GetCancelled() + more, InFlight: r.GetInFlight()}, nil
 }
 
 // Flush waits until every datagram accepted before has its outcome. It fails with
 // rdserr.ErrTimeout when ctx ends first, and with ErrShutdown when the daemon went away:
 // then the outcome of datagrams in flight is unknown.
 func (s *Socket) Flush(ctx context.Context) error {
+	if err := s.fe.settle(ctx); err != nil {
+		return s.opErr("flush", netip.AddrPort{}, err)
+	}
 	m, err := s.ask(ctx, func(id uint64) *rdsdv1.ClientMessage {
 		f := &rdsdv1.Flush{}
 		f.SetId(id)

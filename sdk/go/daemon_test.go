@@ -132,6 +132,10 @@ func daemonRestart(t *testing.T, bind binder) {
 		}
 		tags[tag] = true
 	}
+	// Behind all of them: what never reached the daemon would wait for the next one.
+	if _, err := from.CancelSentTo(ctx, to.LocalAddr()); err != nil {
+		t.Fatal(err)
+	}
 	received := make(chan error, 1)
 	go func() {
 		d, err := from.Recv(ctx)

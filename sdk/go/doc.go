@@ -8,8 +8,8 @@
 //
 // # What a call promises
 //
-// When Send returns nil the daemon has accepted the datagram. How it ended is its Outcome,
-// for sockets bound WithOutcomes. Every call that can wait takes a context and ends with
+// When Send returns nil the datagram is accepted: by the daemon, or here on the credit that
+// the daemon has given. How it ended is its Outcome, for sockets bound WithOutcomes. Every call that can wait takes a context and ends with
 // it: rdserr.ErrTimeout (also context.DeadlineExceeded) or rdserr.ErrCanceled (also
 // context.Canceled). A send that ends without the daemon's answer is marked Undecided in
 // its OpError: it may have been accepted, and is never sent a second time.
@@ -28,7 +28,8 @@
 // The socket binds itself again to the same port, with pauses of 20 ms rising to
 // 2 s. Meanwhile Recv waits, Send and SendBatch wait within their context, and
 // TrySend returns ErrShutdown. Datagrams that were accepted and undecided have the
-// outcome Unknown, "daemon restarted"; sends without an answer return ErrShutdown,
+// outcome Unknown, "daemon restarted", except those that were not written to it yet, which
+// the next one gets; sends without an answer return ErrShutdown,
 // Undecided. WithReconnect(false) makes the socket end instead.
 //
 // # Without copying

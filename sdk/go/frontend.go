@@ -52,6 +52,16 @@ type frontEnd interface {
 	// or with ctx's end.
 	awaitOutcome(ctx context.Context) error
 	awaitCongestion(ctx context.Context, w *watcher) error
+	// settle returns when the daemon has seen everything that was accepted before.
+	settle(ctx context.Context) error
+	// cancelBegins and cancelEnds are around a CancelSentTo; cancelEnds tells how many more
+	// were cancelled than the daemon has counted.
+	cancelBegins()
+	cancelEnds() uint64
+	// cancelQueuedLocked ends what was accepted and never reached the daemon.
+	cancelQueuedLocked()
+	// watchesLocked reports whether the front end itself needs news of congestion.
+	watchesLocked() bool
 	// outcomesRead says that sends, stopped by too many unread outcomes, may go on.
 	outcomesRead()
 }

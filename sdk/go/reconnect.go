@@ -61,12 +61,17 @@ func (s *Socket) broken(l link, err error) {
 func (s *stream) dropLocked(l link, cause error) {
 	sess := l.(*session)
 	s.sess = nil
+	s.roomLocked() // those that wait for credit wait for the next session
 	err, reason := cause, reasonClosed
 	if cause == nil {
 		err, reason = errLost, reasonRestarted
 	}
 	for id, b := range sess.pending {
 		delete(sess.pending, id)
+		if b.posted { // Unknown, with the others below
+			s.endPostLocked(b, err)
+			continue
+		}
 		if b.wantOutcomes {
 			s.undecid.remove(b.firstTag, uint64(len(b.lengths)))
 		}
@@ -83,6 +88,7 @@ func (s *stream) dropLocked(l link, cause error) {
 const (
 	reasonRestarted = "daemon restarted"
 	reasonClosed    = "the socket was closed"
+	reasonCancelled = "cancelled by the application"
 )
 
 // failLocked fails every call that waits for b. The batch is left to the collector: a

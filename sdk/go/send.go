@@ -14,10 +14,14 @@ import (
 // there and says nothing.
 const tryTimeout = 5 * time.Second
 
-// Send sends one datagram and returns when the daemon has accepted it: it will
+// Send sends one datagram and returns when it is accepted: it will
 // arrive once and in order, or its outcome says otherwise. Send waits for room
 // in the send buffer, for a congested destination and for a daemon that is
 // being restarted, until ctx ends.
+//
+// Over a stream, one to a destination that is known to be clear is accepted on the daemon's
+// credit and does not wait for an answer; should the daemon have to refuse it, for want of
+// memory say, its outcome is Failed, and the next send there returns the error.
 //
 // Errors: rdserr.ErrTimeout (also context.DeadlineExceeded), ErrCanceled (also
 // context.Canceled), ErrTooLarge, ErrDestination, ErrFamily, ErrClosed,
@@ -59,6 +63,9 @@ const (
 func (s *stream) sendOne(ctx context.Context, op string, dst netip.AddrPort, p []byte, wait bool) (uint64, error) {
 	if !wait {
 		return s.sendAs(ctx, op, dst, p, gatherNow)
+	}
+	if tag, posted, err := s.postOne(ctx, dst, p); posted {
+		return tag, s.opErr(op, dst, err)
 	}
 	mode := gather
 	s.mu.Lock()
@@ -189,7 +196,7 @@ func (s *stream) joinableLocked(n, bytes int) *batch {
 	if s.sess != nil {
 		limit = min(limit, s.sess.windowBytes)
 	}
-	if b.firstTag != 0 || len(b.lengths)+n > maxGatherDatagrams || b.bytes+bytes > limit {
+	if b.posted || b.firstTag != 0 || len(b.lengths)+n > maxGatherDatagrams || b.bytes+bytes > limit {
 		return nil
 	}
 	return b

@@ -115,6 +115,25 @@ func (r *batchRun) chunk(ctx context.Context, from int, wait bool) (n int, stop 
 		r.fail(from, n, err, false)
 		return n, stop
 	}
+	if wait {
+		posted, err := s.postBatchLocked(ctx, b, r.ds[from].Tag)
+		if posted {
+			m, sess := s.kickLocked()
+			s.mu.Unlock()
+			s.write(m, sess)
+			return n, nil
+		}
+		// The lock was let go.
+		if err == nil {
+			err = s.over
+		}
+		if err != nil {
+			s.mu.Unlock()
+			b.recycle()
+			r.fail(from, n, err, false)
+			return n, err
+		}
+	}
 	if wait && s.mustWaitLocked(b) {
 		b.wait = true
 		b.deadline, _ = ctx.Deadline()

@@ -25,6 +25,14 @@ type session struct {
 	windowBytes   int
 	windowBatches int
 
+	// What may be posted, guarded by Socket.mu (post.go).
+	creditBytes     int
+	creditDatagrams int
+	sentBefore      bool // a send has waited for its answer
+	watching        bool // the daemon tells what becomes congested
+	slow            int  // posted batches that leave their place to others
+	slowTimer       bool // runs
+
 	// Guarded by Socket.mu:
 	writing   bool // a goroutine is in stream.SendMsg, or the writer is about to be
 	closing   bool // half-close when the writer is free
@@ -109,6 +117,9 @@ func (s *stream) handshake(ctx context.Context, cancel context.CancelFunc) (*ses
 	// A daemon that names no window gets one batch at a time.
 	sess.windowBytes = max(sess.windowBytes, 1)
 	sess.windowBatches = max(sess.windowBatches, 1)
+	// What is posted leaves most of the window to those that wait.
+	sess.creditBytes = min(int(min(bound.GetSendCreditBytes(), 1<<40)), sess.windowBytes/4)
+	sess.creditDatagrams = int(bound.GetSendCreditDatagrams())
 	return sess, nil
 }
 
@@ -138,6 +149,7 @@ func closingError(c *rdsdv1.Closing) error {
 func (s *stream) startLocked(l link) {
 	sess := l.(*session)
 	s.sess = sess
+	s.ways = nil
 	go s.writer(sess) // ends with sess.down
 	sess.kickWriterLocked()
 }
@@ -207,6 +219,7 @@ func (s *stream) handle(sess *session, m *rdsdv1.ServerMessage) error {
 	case rdsdv1.ServerMessage_Outcomes_case:
 		s.decided(m.GetOutcomes().GetOutcome())
 	case rdsdv1.ServerMessage_Congestion_case:
+		s.congestionNews(sess, m.GetCongestion())
 		s.watch.event(m.GetCongestion())
 	case rdsdv1.ServerMessage_Closing_case:
 		return closingError(m.GetClosing())

@@ -158,6 +158,7 @@ func (s *Socket) finishLocked(err error) bool {
 		delete(s.replies, id)
 		close(answer)
 	}
+	s.fe.cancelQueuedLocked() // while outcomes are still read
 	s.requests.finish(err)
 	s.outcomes.finish(err)
 	s.watch.finish(err)

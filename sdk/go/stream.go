@@ -21,6 +21,8 @@ type stream struct {
 	tryq    fifo[*batch]           // guarded by mu; not waiting batches, not written yet
 	waitq   fifo[*batch]           // guarded by mu; waiting batches, not written yet
 	waiters map[netip.AddrPort]int // guarded by mu; waiting batches by destination, written or not
+	posts   posts                  // guarded by mu; accepted here, without a result
+	ways    map[netip.AddrPort]way // guarded by mu; of the session in use
 	undecid tagSet                 // guarded by mu; sent and without outcome, with cfg.outcomes
 }
 

@@ -128,7 +128,7 @@ func (s *stream) writer(sess *session) {
 
 // readyLocked says whether nextLocked would return a message.
 func (s *stream) readyLocked(sess *session) bool {
-	return sess.creditDue() || sess.ctl.len() > 0 || sess.closing && !sess.closed ||
+	return sess.creditDue() || sess.ctl.len() > 0 && !s.cancelWaitsLocked(sess) || sess.closing && !sess.closed ||
 		s.sess == sess && s.pickLocked(sess) != nil
 }
 
@@ -154,7 +154,7 @@ func (s *stream) nextLocked(sess *session) message {
 		m.SetCredit(c)
 		sess.creditN, sess.creditB = 0, 0
 		return m
-	case sess.ctl.len() > 0:
+	case sess.ctl.len() > 0 && !s.cancelWaitsLocked(sess):
 		return sess.ctl.pop()
 	}
 	q := s.pickLocked(sess)
@@ -172,12 +172,17 @@ func (sess *session) creditDue() bool { return sess.creditN > 0 || sess.creditB 
 // pickLocked returns the queue whose head fits in the window, the older one of
 // two; nil when there is none.
 func (s *stream) pickLocked(sess *session) *fifo[*batch] {
-	if s.outcomes.full() {
+	urgent := s.cancelWaitsLocked(sess)
+	if s.outcomes.full() && !urgent {
 		return nil
 	}
 	try := s.tryq.len() > 0 && sess.fits(*s.tryq.front()) &&
-		(sess.tries < maxTries || (*s.tryq.front()).bytes >= smallTry)
+		(sess.tries < maxTries || urgent || (*s.tryq.front()).bytes >= smallTry)
 	wait := s.waitq.len() > 0 && sess.fits(*s.waitq.front())
+	// What was posted before goes first: its caller has gone on.
+	if wait && s.posts.queued > 0 && (*s.tryq.front()).seq < (*s.waitq.front()).seq {
+		wait = false
+	}
 	switch {
 	case try && (!wait || (*s.tryq.front()).seq < (*s.waitq.front()).seq):
 		return &s.tryq
@@ -222,6 +227,11 @@ func (s *stream) sentLocked(sess *session, b *batch) {
 	if b.wantOutcomes {
 		s.undecid.add(b.firstTag, uint64(len(b.lengths)))
 	}
+	b.watched = sess.watching
+	if b.posted {
+		s.posts.queued--
+		s.armSlowLocked(sess)
+	}
 	sess.pending[b.id] = b
 	sess.bytes += b.bytes
 	if b.wait {
@@ -261,12 +271,16 @@ func (s *stream) result(sess *session, id uint64, errs []*rdsdv1.SendError) {
 	}
 	delete(sess.pending, id)
 	sess.bytes -= b.bytes
-	if b.wait {
+	if b.wait || b.slow {
 		sess.waiting--
 		sess.waitBytes -= b.bytes
 	} else {
 		sess.tries--
 	}
+	if b.slow {
+		sess.slow--
+	}
+	s.learnLocked(sess, b, errs)
 	for _, e := range errs {
 		// The numbers are the daemon's: those outside the batch are left out, or cut.
 		index, count := int(e.GetIndex()), int(max(1, e.GetCount()))
@@ -278,6 +292,10 @@ func (s *stream) result(sess *session, id uint64, errs []*rdsdv1.SendError) {
 		if err == nil {
 			err = errors.New("refused without a reason")
 		}
+		if b.posted {
+			s.refusedPostLocked(b, index, count, err)
+			continue
+		}
 		// A refused datagram has no outcome.
 		if b.wantOutcomes {
 			s.undecid.remove(b.firstTag+uint64(index), uint64(count))
@@ -287,9 +305,10 @@ func (s *stream) result(sess *session, id uint64, errs []*rdsdv1.SendError) {
 	for _, p := range b.parts {
 		p.c.finish()
 	}
+	if b.posted {
+		s.endPostLocked(b, nil)
+	}
 	s.doneLocked(b)
 	// The window has room again, and no goroutine is writing that would go on.
-	if !sess.writing && s.readyLocked(sess) {
-		sess.kickWriterLocked()
-	}
+	s.kickOtherLocked(sess)
 }

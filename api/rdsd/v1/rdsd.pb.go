@@ -1739,18 +1739,20 @@ func (b0 RingMapped_builder) Build() *RingMapped {
 }
 
 type Bound struct {
-	state                        protoimpl.MessageState `protogen:"opaque.v1"`
-	xxx_hidden_Local             *Endpoint              `protobuf:"bytes,1,opt,name=local"`
-	xxx_hidden_SendBufferBytes   uint64                 `protobuf:"varint,2,opt,name=send_buffer_bytes,json=sendBufferBytes"`
-	xxx_hidden_RecvBufferBytes   uint64                 `protobuf:"varint,3,opt,name=recv_buffer_bytes,json=recvBufferBytes"`
-	xxx_hidden_MaxDatagramBytes  uint64                 `protobuf:"varint,4,opt,name=max_datagram_bytes,json=maxDatagramBytes"`
-	xxx_hidden_SendWindowBytes   uint64                 `protobuf:"varint,5,opt,name=send_window_bytes,json=sendWindowBytes"`
-	xxx_hidden_SendWindowBatches uint32                 `protobuf:"varint,6,opt,name=send_window_batches,json=sendWindowBatches"`
-	xxx_hidden_DaemonInstance    uint64                 `protobuf:"varint,7,opt,name=daemon_instance,json=daemonInstance"`
-	xxx_hidden_DaemonVersion     string                 `protobuf:"bytes,8,opt,name=daemon_version,json=daemonVersion"`
-	xxx_hidden_Ring              *RingGrant             `protobuf:"bytes,9,opt,name=ring"`
-	unknownFields                protoimpl.UnknownFields
-	sizeCache                    protoimpl.SizeCache
+	state                          protoimpl.MessageState `protogen:"opaque.v1"`
+	xxx_hidden_Local               *Endpoint              `protobuf:"bytes,1,opt,name=local"`
+	xxx_hidden_SendBufferBytes     uint64                 `protobuf:"varint,2,opt,name=send_buffer_bytes,json=sendBufferBytes"`
+	xxx_hidden_RecvBufferBytes     uint64                 `protobuf:"varint,3,opt,name=recv_buffer_bytes,json=recvBufferBytes"`
+	xxx_hidden_MaxDatagramBytes    uint64                 `protobuf:"varint,4,opt,name=max_datagram_bytes,json=maxDatagramBytes"`
+	xxx_hidden_SendWindowBytes     uint64                 `protobuf:"varint,5,opt,name=send_window_bytes,json=sendWindowBytes"`
+	xxx_hidden_SendWindowBatches   uint32                 `protobuf:"varint,6,opt,name=send_window_batches,json=sendWindowBatches"`
+	xxx_hidden_DaemonInstance      uint64                 `protobuf:"varint,7,opt,name=daemon_instance,json=daemonInstance"`
+	xxx_hidden_DaemonVersion       string                 `protobuf:"bytes,8,opt,name=daemon_version,json=daemonVersion"`
+	xxx_hidden_Ring                *RingGrant             `protobuf:"bytes,9,opt,name=ring"`
+	xxx_hidden_SendCreditBytes     uint64                 `protobuf:"varint,10,opt,name=send_credit_bytes,json=sendCreditBytes"`
+	xxx_hidden_SendCreditDatagrams uint32                 `protobuf:"varint,11,opt,name=send_credit_datagrams,json=sendCreditDatagrams"`
+	unknownFields                  protoimpl.UnknownFields
+	sizeCache                      protoimpl.SizeCache
 }
 
 func (x *Bound) Reset() {
@@ -1841,6 +1843,20 @@ func (x *Bound) GetRing() *RingGrant {
 	return nil
 }
 
+func (x *Bound) GetSendCreditBytes() uint64 {
+	if x != nil {
+		return x.xxx_hidden_SendCreditBytes
+	}
+	return 0
+}
+
+func (x *Bound) GetSendCreditDatagrams() uint32 {
+	if x != nil {
+		return x.xxx_hidden_SendCreditDatagrams
+	}
+	return 0
+}
+
 func (x *Bound) SetLocal(v *Endpoint) {
 	x.xxx_hidden_Local = v
 }
@@ -1875,6 +1891,14 @@ func (x *Bound) SetDaemonVersion(v string) {
 
 func (x *Bound) SetRing(v *RingGrant) {
 	x.xxx_hidden_Ring = v
+}
+
+func (x *Bound) SetSendCreditBytes(v uint64) {
+	x.xxx_hidden_SendCreditBytes = v
+}
+
+func (x *Bound) SetSendCreditDatagrams(v uint32) {
+	x.xxx_hidden_SendCreditDatagrams = v
 }
 
 func (x *Bound) HasLocal() bool {
@@ -1914,6 +1938,13 @@ type Bound_builder struct {
 	DaemonInstance uint64
 	DaemonVersion  string
 	Ring           *RingGrant
+	// The client may itself accept so many payload bytes and datagrams, to destinations
+	// that it has sent to before and heard no congestion of (Monitor.set_events): it sends
+	// them in batches that wait, without a timeout, within the send window, and need not
+	// have a result before it says accepted. An error in their SendResult is what became of
+	// the datagram. 0: an older daemon, which has not promised it.
+	SendCreditBytes     uint64
+	SendCreditDatagrams uint32
 }
 
 func (b0 Bound_builder) Build() *Bound {
@@ -1929,6 +1960,8 @@ func (b0 Bound_builder) Build() *Bound {
 	x.xxx_hidden_DaemonInstance = b.DaemonInstance
 	x.xxx_hidden_DaemonVersion = b.DaemonVersion
 	x.xxx_hidden_Ring = b.Ring
+	x.xxx_hidden_SendCreditBytes = b.SendCreditBytes
+	x.xxx_hidden_SendCreditDatagrams = b.SendCreditDatagrams
 	return m0
 }
 
@@ -8771,7 +8804,7 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\bRingWish\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\"\f\n" +
 	"\n" +
-	"RingMapped\"\x8a\x03\n" +
+	"RingMapped\"\xea\x03\n" +
 	"\x05Bound\x12'\n" +
 	"\x05local\x18\x01 \x01(\v2\x11.rdsd.v1.EndpointR\x05local\x12*\n" +
 	"\x11send_buffer_bytes\x18\x02 \x01(\x04R\x0fsendBufferBytes\x12*\n" +
@@ -8781,7 +8814,10 @@ const file_rdsd_v1_rdsd_proto_rawDesc = "" +
 	"\x13send_window_batches\x18\x06 \x01(\rR\x11sendWindowBatches\x12'\n" +
 	"\x0fdaemon_instance\x18\a \x01(\x04R\x0edaemonInstance\x12%\n" +
 	"\x0edaemon_version\x18\b \x01(\tR\rdaemonVersion\x12&\n" +
-	"\x04ring\x18\t \x01(\v2\x12.rdsd.v1.RingGrantR\x04ring\"H\n" +
+	"\x04ring\x18\t \x01(\v2\x12.rdsd.v1.RingGrantR\x04ring\x12*\n" +
+	"\x11send_credit_bytes\x18\n" +
+	" \x01(\x04R\x0fsendCreditBytes\x122\n" +
+	"\x15send_credit_datagrams\x18\v \x01(\rR\x13sendCreditDatagrams\"H\n" +
 	"\tRingGrant\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12!\n" +
 	"\fregion_bytes\x18\x02 \x01(\x04R\vregionBytes\"\xa4\x02\n" +

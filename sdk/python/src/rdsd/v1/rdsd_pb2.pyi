@@ -463,6 +463,8 @@ class Bound(_message.Message):
     DAEMON_INSTANCE_FIELD_NUMBER: _builtins.int
     DAEMON_VERSION_FIELD_NUMBER: _builtins.int
     RING_FIELD_NUMBER: _builtins.int
+    SEND_CREDIT_BYTES_FIELD_NUMBER: _builtins.int
+    SEND_CREDIT_DATAGRAMS_FIELD_NUMBER: _builtins.int
     send_buffer_bytes: _builtins.int
     recv_buffer_bytes: _builtins.int
     max_datagram_bytes: _builtins.int
@@ -474,6 +476,14 @@ class Bound(_message.Message):
     daemon_instance: _builtins.int
     """Changes with every start of the daemon."""
     daemon_version: _builtins.str
+    send_credit_bytes: _builtins.int
+    """The client may itself accept so many payload bytes and datagrams, to destinations
+    that it has sent to before and heard no congestion of (Monitor.set_events): it sends
+    them in batches that wait, without a timeout, within the send window, and need not
+    have a result before it says accepted. An error in their SendResult is what became of
+    the datagram. 0: an older daemon, which has not promised it.
+    """
+    send_credit_datagrams: _builtins.int
     @_builtins.property
     def local(self) -> Global___Endpoint: ...
     @_builtins.property
@@ -492,10 +502,12 @@ class Bound(_message.Message):
         daemon_instance: _builtins.int = ...,
         daemon_version: _builtins.str = ...,
         ring: Global___RingGrant = ...,
+        send_credit_bytes: _builtins.int = ...,
+        send_credit_datagrams: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["local", b"local", "ring", b"ring"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_instance", b"daemon_instance", "daemon_version", b"daemon_version", "local", b"local", "max_datagram_bytes", b"max_datagram_bytes", "recv_buffer_bytes", b"recv_buffer_bytes", "ring", b"ring", "send_buffer_bytes", b"send_buffer_bytes", "send_window_batches", b"send_window_batches", "send_window_bytes", b"send_window_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["daemon_instance", b"daemon_instance", "daemon_version", b"daemon_version", "local", b"local", "max_datagram_bytes", b"max_datagram_bytes", "recv_buffer_bytes", b"recv_buffer_bytes", "ring", b"ring", "send_buffer_bytes", b"send_buffer_bytes", "send_credit_bytes", b"send_credit_bytes", "send_credit_datagrams", b"send_credit_datagrams", "send_window_batches", b"send_window_batches", "send_window_bytes", b"send_window_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
