@@ -68,8 +68,7 @@ const (
 // pad is how many bytes make n a multiple of four.
 func pad(n int) int { return -n & 3 }
 
-func put24(b []byte, v uint32) { b[0], b[1], b[2] = byte(v>>16), byte(v>>8), byte(v) }
-func get24(b []byte) uint32    { return uint32(b[0])<<16 | uint32(b[1])<<8 | uint32(b[2]) }
+func get24(b []byte) uint32 { return uint32(b[0])<<16 | uint32(b[1])<<8 | uint32(b[2]) }
 
 // set is bit if on is true.
 func set(on bool, bit byte) byte {
