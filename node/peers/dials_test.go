@@ -202,11 +202,14 @@ func TestDialsAreShared(t *testing.T) {
 	if _, err := r.Frames().Dial(short, netip.MustParseAddrPort("127.0.0.1:0"), to, 0); !errors.Is(err, rdserr.ErrTimeout) {
 		t.Errorf("a connection for datagrams: %v", err)
 	}
+	if l, _, err := p.DialOneSided(short, netip.AddrPort{}, to, p.NewDomain(), nil); l != nil || !errors.Is(err, rdserr.ErrTimeout) {
+		t.Errorf("another one for volumes: %v, %v", l, err)
+	}
 	cancel()
 	if err := <-over; err == nil {
 		t.Error("a mute peer was connected to")
 	}
-	if _, failed := r.dials.failed[to.Addr()]; !failed || used().Used != 0 || used().Refused != 1 {
+	if _, failed := r.dials.failed[to.Addr()]; !failed || used().Used != 0 || used().Refused != 2 {
 		t.Errorf("failed: %v, %+v", failed, used())
 	}
 	ln, err := p.ListenOneSided(netip.MustParseAddrPort("127.0.0.98:0"), func(q transport.ConnRequest) { q.Reject(nil) })
@@ -220,5 +223,33 @@ func TestDialsAreShared(t *testing.T) {
 	}
 	if len(r.dials.failed) != 0 {
 		t.Error("a peer that answered counts as one that is not there")
+	}
+}
+
+// TestDialThatPanics: a connection whose making panics gives its turn back, and its peer
+// counts as one that is not there.
+func TestDialThatPanics(t *testing.T) {
+	r := newRegistry(t, func(*config.Config) {})
+	p := &paced{r: r} // without a transport
+	ctx := context.Background()
+	for name, dial := range map[string]func(to netip.AddrPort){
+		"127.0.0.91:1": func(to netip.AddrPort) { p.Dial(ctx, netip.AddrPort{}, to, 0) },
+		"127.0.0.92:1": func(to netip.AddrPort) { p.DialOneSided(ctx, netip.AddrPort{}, to, r.OneSided().NewDomain(), nil) },
+	} {
+		to := netip.MustParseAddrPort(name)
+		func() {
+			defer func() {
+				if recover() == nil {
+					t.Errorf("%v: it did not panic", to)
+				}
+			}()
+			dial(to)
+		}()
+		if _, failed := r.dials.failed[to.Addr()]; !failed {
+			t.Errorf("%v: it counts as one that answered", to)
+		}
+	}
+	if b := r.Budgets()[1]; b.Used != 0 {
+		t.Errorf("%d turns are kept", b.Used)
 	}
 }

@@ -76,8 +76,12 @@ func TestHandshakeSlots(t *testing.T) {
 	if b := h.budget(16); b.Used != 16 {
 		t.Errorf("the slots are %+v", b)
 	}
-	for x := h.order.Front(); x != nil; x = h.order.Front() {
-		x.Value.(*Handshake).End()
+	var left []*Handshake
+	for e := h.order.Front(); e != nil; e = e.Next() {
+		left = append(left, e.Value.(*Handshake))
+	}
+	for _, x := range left {
+		x.End()
 	}
 	(*Handshake)(nil).End()
 	if len(h.bySource) != 0 || memory.Used() != 0 || len(memory.Holders()) != 0 {

@@ -1,6 +1,7 @@
 package peers
 
 import (
+	"context"
 	"net/netip"
 	"testing"
 
@@ -46,4 +47,22 @@ func TestMayPeer(t *testing.T) {
 	c.Volumes.Allow = nil // no list
 	check("fd00::1", may{peer: true, volumes: true})
 	check("10.1.0.7", may{})
+}
+
+// TestNobodysConnection: an address of this machine whose connection the kernel knows
+// nothing of may not be a peer, whoever accepted or dialled it: who is not known has no rights.
+func TestNobodysConnection(t *testing.T) {
+	d := New(base.New(config.Default(), nil))
+	one, two := netip.MustParseAddrPort("127.0.0.93:1"), netip.MustParseAddrPort("127.0.0.94:1")
+	if user, err := d.AcceptedFrom(one, two); err == nil || user != NoUser {
+		t.Errorf("accepted from user %d: %v", user, err)
+	}
+	if err := d.CheckAccepted(one, two); err == nil {
+		t.Error("it was accepted")
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	if err := d.CheckDialled(ctx, one, two); err == nil {
+		t.Error("it may be dialled")
+	}
 }
