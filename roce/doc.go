@@ -6,15 +6,18 @@
 //   - packets: the base transport header, the headers that may follow it, the table of
 //     opcodes, arithmetic of packet sequence numbers (packet.go, opcode.go, psn.go);
 //   - the invariant CRC of a packet, over IPv4 and IPv6 (icrc.go);
-//   - the memory that peers may touch, by key (memory.go).
+//   - the memory that peers may touch, by key (memory.go);
+//   - queue pairs of reliable connections: their states, SEND with and without immediate,
+//     completions, acknowledgements (qp.go, work.go, requester.go, responder.go).
 //
-// There are no queue pairs and no connection manager yet, no atomic operations on memory,
-// and nothing of a daemon uses the package.
+// Queue pairs send nothing twice yet: they behave as with retry counts of 0. There is no
+// WRITE, READ, atomic operation or invalidation by the peer, which are refused as invalid
+// requests, and no connection manager. Nothing of a daemon uses the package.
 //
 // The package has no goroutine, lock, clock or I/O, and no randomness but the source given. What is parsed comes from a network
 // where anybody can send: nothing of it is kept, and nothing in it makes a call panic.
 //
 // All integers are big-endian on the wire, except the CRC at the end of a packet.
 //
-// Read packet.go, icrc.go and memory.go first.
+// Read packet.go, qp.go and responder.go first.
 package roce
