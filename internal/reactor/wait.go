@@ -1,6 +1,7 @@
 package reactor
 
 import (
+	"math"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -52,7 +53,7 @@ func (r *Reactor) waitOnce(until time.Duration) (int, error) {
 	if noPwait2.Load() {
 		ms := -1
 		if left != never {
-			ms = int(min((left+time.Millisecond-1)/time.Millisecond, 1<<30))
+			ms = int(min((left+time.Millisecond-1)/time.Millisecond, math.MaxInt32))
 		}
 		return unix.EpollWait(r.epfd, r.events[:], ms)
 	}

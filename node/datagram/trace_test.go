@@ -145,3 +145,29 @@ func TestTraceTimes(t *testing.T) {
 		t.Errorf("%+v", e)
 	}
 }
+
+// TestWallOfZero: of the looks at both clocks the one counts that took least, whenever it
+// was: between two reads of a slow one somebody else ran, or the wall clock was set.
+func TestWallOfZero(t *testing.T) {
+	const zero, epoch = int64(1_700_000_000_000_000_000), 500 * time.Second
+	for quick := range 4 {
+		looks, at := 0, epoch
+		var step time.Duration
+		m := Machine{
+			Epoch: epoch,
+			Clock: func() time.Duration { at += step; step = 0; return at },
+			Wall: func() time.Time {
+				wall, took := time.Unix(0, zero+int64(at-epoch)), 400*time.Microsecond // all of it after the look
+				if looks == quick {
+					took = 2 * time.Microsecond
+				}
+				looks++
+				step = took
+				return wall
+			},
+		}
+		if off := m.wallOfZero() - zero; off < -1000 || off > 1000 {
+			t.Errorf("look %d of %d is the quick one: wrong by %d ns", quick+1, looks, off)
+		}
+	}
+}
