@@ -171,7 +171,7 @@ func measure(rows []row, rounds int, d time.Duration) *results {
 	for round := range rounds {
 		for _, name := range need {
 			var skipped errSkip
-			if errors.As(res.failed[name], &skipped) || once[name] && round > 0 || few[name] && *benchOnly == "" && round >= fewRounds {
+			if errors.As(res.failed[name], &skipped) || once[name] && round > 0 {
 				continue
 			}
 			s, err := programs[name](d)

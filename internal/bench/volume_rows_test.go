@@ -14,12 +14,6 @@ const onTmpfs = "4k-read-1"
 
 const idleVolumes = "rdsd, idle sessions of volumes"
 
-// few are the programs of which there are many: the whole report has at most
-// fewRounds of each.
-var few = map[string]bool{}
-
-const fewRounds = 3
-
 var (
 	volumePrograms = map[string]bool{}
 	volumeSmoke    = map[string]bool{} // those that the tests try
@@ -30,8 +24,8 @@ var (
 var volumeBars = map[string]struct{ chain, single float64 }{
 	"4k-read": {1.8, 0.75}, "4k-write": {1.8, 0.75},
 	"4k-read-1": {1.5, 0}, "4k-write-1": {1.5, 0},
-	"128k-read": {1.2, 0.7}, "128k-write": {1.2, 0.7},
-	"1m-read": {1.2, 0.7}, "1m-write": {1.2, 0.7},
+	"128k-read": {1.3, 0.8}, "128k-write": {1.3, 0.8},
+	"1m-read": {1.3, 0.8}, "1m-write": {1.3, 0.8},
 }
 
 var (
@@ -50,7 +44,7 @@ func init() {
 			add := func(server string, p func(time.Duration) (sample, error)) string {
 				name := of(server)
 				programs[name] = p
-				few[name], volumePrograms[name] = true, true
+				volumePrograms[name] = true
 				volumeSmoke[name] = store == "memory" && i == 0 || store == "file" && i == 1
 				return name
 			}
