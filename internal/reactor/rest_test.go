@@ -181,3 +181,25 @@ func TestRestRefusedKeeps(t *testing.T) {
 		}
 	})
 }
+
+// TestRestFindsOne: a single event ends the rest. The look has taken it, and an edge is not
+// reported again. Without any it goes on.
+func TestRestFindsOne(t *testing.T) {
+	r := open(t, -1)
+	on(r, func() {
+		defer r.rest.watch(r, 0)
+		if !r.rest.arm(never) {
+			t.Fatal("the alarm cannot be set")
+		}
+		for r.look() > 0 { // who gave the reactor this function may have rung
+		}
+		if r.rest.ready(0) || r.late != 0 {
+			t.Errorf("without an event: %d events", r.late)
+		}
+		r.asleep.Store(true)
+		r.ring()
+		if !r.rest.ready(0) || r.late != 1 {
+			t.Errorf("it rests on with %d events, want 1", r.late)
+		}
+	})
+}
