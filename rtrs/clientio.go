@@ -347,7 +347,7 @@ func (p *ClientPath) watch(now time.Duration) {
 		return
 	}
 	if p.beat.next <= now {
-		send, dead := p.beat.tick(now, p.c.cfg.MissedLimit)
+		send, dead := p.beat.tick(now)
 		if dead || !p.askCons(now) {
 			p.lose(ErrHeartbeat)
 			return

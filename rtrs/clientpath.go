@@ -182,6 +182,10 @@ func (p *ClientPath) Dialed(now time.Duration, conn int, rsp []byte) {
 		return
 	}
 	p.cons = append(p.cons, clientCon{})
+	// A kernel's server takes its time for each of them.
+	if !p.fences() {
+		p.startAt(p.c.now + p.c.cfg.Kernel.ConnectTimeout)
+	}
 	// One after the other: the server makes the path with connection 0, and refuses others
 	// without it.
 	if len(p.cons) < p.c.cfg.Conns {
@@ -347,7 +351,7 @@ func (p *ClientPath) connect(g uint32, descs []rtrswire.Desc) error {
 	}
 	p.wasConnected = true
 	p.setState(Connected)
-	p.beat.start(c.now, c.cfg.HeartbeatEvery)
+	p.beat.start(c.now, c.cfg.Kernel.pulse(!p.fences(), pulse{c.cfg.HeartbeatEvery, c.cfg.MissedLimit}))
 	c.arm(p.beat.next)
 	for _, e := range c.epochs {
 		// A server connects a path again only when its older attempts have ended: that is a

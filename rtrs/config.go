@@ -18,7 +18,8 @@ type ClientConfig struct {
 	MissedLimit    int           // intervals of silence that end a path, 2 to 100; 4
 	ConnTimeout    time.Duration // silence of one connection, asked, that ends its path; that of the heartbeats, and no shorter
 
-	ConnectTimeout time.Duration // for all of a path's connections and the first messages; 5 s
+	ConnectTimeout time.Duration // for all of a path's connections and the first messages, to an rdsd; 5 s
+	Kernel         KernelTimes   // in their place on a path to a kernel
 	ReconnectMin   time.Duration // longest first pause before reconnecting; 100 ms
 	ReconnectMax   time.Duration // longest pause; 5 s. Each is chosen evenly from 0 to a bound that doubles
 	MaxReconnects  int           // failed attempts in a row after which a path is left closed; 0: without end
@@ -82,6 +83,10 @@ func (c ClientConfig) withDefaults() (ClientConfig, error) {
 	def(&c.IOTimeout, 30*time.Second)
 	def(&c.LossTimeout, 30*time.Second)
 	def(&c.UnfencedAfter, 40*time.Second)
+	var err error
+	if c.Kernel, err = c.Kernel.withDefaults(); err != nil {
+		return c, err
+	}
 	switch {
 	case c.Conns < 2 || c.Conns > maxConns:
 		return c, fmt.Errorf("%d connections a path, 2 to %d are possible", c.Conns, maxConns)
@@ -116,7 +121,8 @@ type ServerConfig struct {
 	HeartbeatEvery time.Duration // as ClientConfig's
 	MissedLimit    int
 
-	ConnectTimeout time.Duration // for all of a path's connections and the INFO_REQ; 5 s
+	ConnectTimeout time.Duration // for all of a path's connections and the INFO_REQ, of an rdsd; 5 s
+	Kernel         KernelTimes   // in their place on a path of a kernel
 	TrimAfter      time.Duration // unused so long, a chunk's pages are given back; 10 s
 	MaxSessions    int           // 256
 	MaxPaths       int           // of a session, 1 to 128; 8
@@ -135,6 +141,10 @@ func (c ServerConfig) withDefaults() (ServerConfig, rtrswire.Chunks, error) {
 	def(&c.MaxPaths, 8)
 	def(&c.MaxConns, maxConns)
 	var none rtrswire.Chunks
+	var err error
+	if c.Kernel, err = c.Kernel.withDefaults(); err != nil {
+		return c, none, err
+	}
 	switch {
 	case c.QueueDepth < 1 || c.QueueDepth > maxDepth:
 		return c, none, fmt.Errorf("queue depth %d, 1 to %d are possible", c.QueueDepth, maxDepth)

@@ -5,15 +5,18 @@ import (
 	"time"
 )
 
+// kernelTimes are those of Linux (drivers/infiniband/ulp/rtrs/rtrs-pri.h, rtrs.c).
+var kernelTimes = KernelTimes{HeartbeatEvery: 5 * time.Second, MissedLimit: 6, ConnectTimeout: 30 * time.Second}
+
 // What is zero has its default, and what depends on another follows it.
 func TestClientDefaults(t *testing.T) {
 	for _, c := range []struct{ is, want ClientConfig }{
 		{ClientConfig{Name: "a"}, ClientConfig{
-			Name: "a", Conns: 2, HeartbeatEvery: 200 * ms, MissedLimit: 4, ConnTimeout: 800 * ms, ConnectTimeout: 5 * time.Second,
+			Name: "a", Conns: 2, HeartbeatEvery: 200 * ms, MissedLimit: 4, ConnTimeout: 800 * ms, ConnectTimeout: 5 * time.Second, Kernel: kernelTimes,
 			ReconnectMin: 100 * ms, ReconnectMax: 5 * time.Second, IOTimeout: 30 * time.Second, LossTimeout: 30 * time.Second, UnfencedAfter: 40 * time.Second,
 		}},
 		{ClientConfig{Name: "a", MissedLimit: 10, ReconnectMin: time.Minute}, ClientConfig{
-			Name: "a", Conns: 2, HeartbeatEvery: 200 * ms, MissedLimit: 10, ConnTimeout: 2 * time.Second, ConnectTimeout: 5 * time.Second,
+			Name: "a", Conns: 2, HeartbeatEvery: 200 * ms, MissedLimit: 10, ConnTimeout: 2 * time.Second, ConnectTimeout: 5 * time.Second, Kernel: kernelTimes,
 			ReconnectMin: time.Minute, ReconnectMax: time.Minute, IOTimeout: 30 * time.Second, LossTimeout: 30 * time.Second, UnfencedAfter: 40 * time.Second,
 		}},
 	} {
@@ -58,6 +61,9 @@ func TestClientConfigEdges(t *testing.T) {
 		{"fewer", false, ClientConfig{MissedLimit: 1}},
 		{"the most missed", true, ClientConfig{MissedLimit: 100}},
 		{"more", false, ClientConfig{MissedLimit: 101}},
+		{"the slowest heart for kernels", true, ClientConfig{Kernel: KernelTimes{HeartbeatEvery: time.Minute}}},
+		{"slower for kernels", false, ClientConfig{Kernel: KernelTimes{HeartbeatEvery: time.Minute + 1}}},
+		{"time to connect to a kernel below nothing", false, ClientConfig{Kernel: KernelTimes{ConnectTimeout: -1}}},
 	} {
 		c.is.Name = "a"
 		if _, err := c.is.withDefaults(); (err == nil) != c.ok {
@@ -69,7 +75,7 @@ func TestClientConfigEdges(t *testing.T) {
 func TestServerDefaults(t *testing.T) {
 	want := ServerConfig{
 		QueueDepth: 512, MaxIO: 256 << 10, MaxHdr: 4096, HeartbeatEvery: 200 * ms, MissedLimit: 4,
-		ConnectTimeout: 5 * time.Second, TrimAfter: 10 * time.Second, MaxSessions: 256, MaxPaths: 8, MaxConns: 64,
+		ConnectTimeout: 5 * time.Second, Kernel: kernelTimes, TrimAfter: 10 * time.Second, MaxSessions: 256, MaxPaths: 8, MaxConns: 64,
 	}
 	if got, _, err := (ServerConfig{}).withDefaults(); got != want || err != nil {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
@@ -106,6 +112,7 @@ func TestServerConfigEdges(t *testing.T) {
 		{"the most connections", true, ServerConfig{MaxConns: 4096}},
 		{"more connections", false, ServerConfig{MaxConns: 4097}},
 		{"a heart too fast", false, ServerConfig{HeartbeatEvery: 1}},
+		{"a heart too fast for kernels", false, ServerConfig{Kernel: KernelTimes{HeartbeatEvery: 1}}},
 	} {
 		if _, _, err := c.is.withDefaults(); (err == nil) != c.ok {
 			t.Errorf("%s: %v", c.what, err)

@@ -6,30 +6,30 @@ import (
 
 // heartbeat is the watch that one end keeps over a path. In each interval a message is sent
 // on connection 0 unless the last is unanswered; any message, on any connection, is a sign
-// of life, and the path ends after limit intervals without one.
+// of life, and the path ends after so many intervals without one as its pulse says.
 //
 // The kernel gives up one to two intervals later, as it counts ticks.
 type heartbeat struct {
-	every time.Duration
+	pulse pulse
 	next  time.Duration // when it is looked at
 	heard time.Duration // the last sign of life
 	asked time.Duration // when the message was sent that is not answered, 0: none
 }
 
-func (h *heartbeat) start(now, every time.Duration) {
-	*h = heartbeat{every: every, next: now + every, heard: now}
+func (h *heartbeat) start(now time.Duration, p pulse) {
+	*h = heartbeat{pulse: p, next: now + p.every, heard: now}
 }
 
 // tick is to be called when next has come. send: a message is to be sent.
-func (h *heartbeat) tick(now time.Duration, limit int) (send, dead bool) {
-	end := h.heard + h.every*time.Duration(limit)
+func (h *heartbeat) tick(now time.Duration) (send, dead bool) {
+	end := h.heard + h.pulse.silence()
 	if now >= end {
 		return false, true
 	}
 	if send = h.asked == 0; send {
 		h.asked = max(now, 1)
 	}
-	if h.next = now + h.every; end > now {
+	if h.next = now + h.pulse.every; end > now {
 		h.next = min(h.next, end)
 	}
 	return send, false

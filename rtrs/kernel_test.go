@@ -142,7 +142,7 @@ func TestKernelServer(t *testing.T) {
 // flight there goes on on another one after 40 s, and not before.
 func TestKernelServerRetries(t *testing.T) {
 	// Heartbeats that nobody answers do not end the other path.
-	quiet := ClientConfig{HeartbeatEvery: time.Minute}
+	quiet := ClientConfig{Kernel: KernelTimes{HeartbeatEvery: time.Minute}}
 	failing := quiet
 	failing.OnLoss, failing.IOTimeout, failing.LossTimeout = Error, 10*time.Second, 10*time.Second
 	for name, test := range map[string]struct {

@@ -101,7 +101,9 @@ func (s *Server) Connect(now time.Duration, ctx any, req []byte, local, remote n
 	c.Num = int(r.Conn)
 	errno := errnoReset
 	if err == nil {
-		errno, err = s.admit(c, &r, local, remote)
+		// The mark is one that kernels ignore: only a client that shows it gets messages that a
+		// kernel would not understand.
+		errno, err = s.admit(c, &r, rtrswire.FencesSet(req), local, remote)
 	}
 	if err != nil {
 		s.stats.Refused++
@@ -110,9 +112,6 @@ func (s *Server) Connect(now time.Duration, ctx any, req []byte, local, remote n
 		s.env.Reject(c, rsp.Append(nil))
 		return c
 	}
-	// The mark is one that kernels ignore: only a client that shows it gets messages that a
-	// kernel would not understand.
-	c.Path.fences = c.Path.fences || rtrswire.FencesSet(req)
 	rsp := rtrswire.ConnRsp{QueueDepth: uint16(s.chunks.Depth), MaxIOSize: s.chunks.MaxIO, MaxHdrSize: s.chunks.MaxHdr, Flags: rtrswire.Fences}
 	if !s.cfg.NoInvalidate {
 		rsp.Flags |= rtrswire.NewRKey
@@ -123,7 +122,7 @@ func (s *Server) Connect(now time.Duration, ctx any, req []byte, local, remote n
 
 // admit finds or makes the path of c. Older attempts of it are given up: the client would
 // not connect it if it had not lost them.
-func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, local, remote netip.AddrPort) (errno uint16, err error) {
+func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, fences bool, local, remote netip.AddrPort) (errno uint16, err error) {
 	if s.closed {
 		return errnoShutdown, ErrClosed
 	}
@@ -153,6 +152,11 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, local, remote netip.Ad
 				return errnoReset, fmt.Errorf("%w: connection %d of %d of a path that is %v and has %d", ErrProtocol, r.Conn, r.Conns, p.state, len(p.cons))
 			}
 			c.Path, p.cons[r.Conn].ServerCon = p, c
+			if !p.fences {
+				// A kernel takes its time for each of them.
+				p.at = s.now + p.patience()
+				s.arm(p.at)
+			}
 			return 0, nil
 		// Attempts wrap around at 16 bits, so the sign of the difference says which is the
 		// newer.
@@ -179,8 +183,9 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, local, remote netip.Ad
 			p.lose(nil)
 		}
 	}
-	p := &ServerPath{Local: local, Remote: remote, s: s, session: r.Session, uuid: r.Path, attempt: r.Attempt,
-		state: Connecting, since: s.now, cons: make([]serverCon, r.Conns), at: s.now + s.cfg.ConnectTimeout}
+	p := &ServerPath{Local: local, Remote: remote, s: s, session: r.Session, uuid: r.Path, attempt: r.Attempt, fences: fences,
+		state: Connecting, since: s.now, cons: make([]serverCon, r.Conns)}
+	p.at = s.now + p.patience()
 	p.cons[0].ServerCon = c
 	c.Path = p
 	s.paths = append(s.paths, p)

@@ -3,7 +3,6 @@ package rtrs
 import (
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/rdsd/rdsd/rdserr"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
@@ -165,7 +164,11 @@ func (p *ServerPath) outlives(e *ServerSession) bool {
 	s := p.s
 	p.rival = e
 	// Long enough for e to be found silent, if it is.
-	p.at = s.now + max(s.cfg.ConnectTimeout, s.cfg.HeartbeatEvery*time.Duration(s.cfg.MissedLimit+1))
+	p.at = s.now + p.patience()
+	for _, q := range e.paths {
+		h := q.pulse()
+		p.at = max(p.at, s.now+h.silence()+h.every)
+	}
 	s.arm(p.at)
 	if p.fences {
 		p.asks++

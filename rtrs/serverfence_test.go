@@ -225,8 +225,8 @@ func TestStale(t *testing.T) {
 			w.tick(time.Second)
 			w.up.Gone(w.now)
 		}, late: Connected, up: Dead},
-		"a kernel":           {kernel: true, do: func(w world) { w.pass(5*time.Second-ms, w.up) }, late: Fencing, up: Connected},
-		"a kernel, for long": {kernel: true, do: func(w world) { w.pass(5*time.Second, w.up) }, late: Closing, up: Connected},
+		"a kernel":           {kernel: true, do: func(w world) { w.pass(30*time.Second-ms, w.up) }, late: Fencing, up: Connected},
+		"a kernel, for long": {kernel: true, do: func(w world) { w.pass(30*time.Second, w.up) }, late: Closing, up: Connected},
 		"a kernel, and the other is silent": {kernel: true, do: func(w world) {
 			w.tick(time.Second)
 			w.up.Gone(w.now)

@@ -121,6 +121,20 @@ func (p *ServerPath) closing(err error) (was State) {
 	return was
 }
 
+// pulse is that of p's heartbeats.
+func (p *ServerPath) pulse() pulse {
+	return p.s.cfg.Kernel.pulse(!p.fences, pulse{p.s.cfg.HeartbeatEvery, p.s.cfg.MissedLimit})
+}
+
+// patience is how long p may take to be connected: of an rdsd for everything, of a kernel for
+// each connection.
+func (p *ServerPath) patience() time.Duration {
+	if !p.fences {
+		return p.s.cfg.Kernel.ConnectTimeout
+	}
+	return p.s.cfg.ConnectTimeout
+}
+
 // closed takes p out of its session once its links are being closed.
 func (p *ServerPath) closed(was State) {
 	// Paths that are Fencing, and fences, may have waited for this one.
@@ -317,7 +331,7 @@ func (p *ServerPath) tick(now time.Duration) {
 		p.s.arm(p.at)
 	case p.state == Connected:
 		if p.beat.next <= now {
-			send, dead := p.beat.tick(now, p.s.cfg.MissedLimit)
+			send, dead := p.beat.tick(now)
 			if dead {
 				p.lose(ErrHeartbeat)
 				return

@@ -113,7 +113,7 @@ func (e *ServerSession) join(p *ServerPath) {
 		}
 	}
 	p.setState(Connected)
-	p.beat.start(s.now, s.cfg.HeartbeatEvery)
+	p.beat.start(s.now, p.pulse())
 	s.arm(p.beat.next)
 	// Before the INFO_RSP: requests may follow that at once.
 	if e.up++; e.up == 1 {
