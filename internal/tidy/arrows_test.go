@@ -59,7 +59,8 @@ var arrows = []struct {
 	{"transport", []string{"wire", "internal/buf"}},
 	{"transport/transporttest", []string{"transport", "wire", "internal/buf"}},
 	{"transport/tcp", []string{"transport", "wire", "rdserr", "internal/accept", "internal/buf", "internal/guard", "internal/reactor", "internal/stats"}},
-	{"transport/ib", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
+	// It is called on a device's reactor, and panics of a link's owner end that link alone.
+	{"transport/ib", []string{"transport", "wire", "rdserr", "internal/buf", "internal/guard", "internal/reactor", "internal/stats"}},
 	{"transport/sim", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
 
 	// The protocol core. It names no concrete transport, and conn nothing of RDS.

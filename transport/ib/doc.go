@@ -1,6 +1,6 @@
-// Package ib is the place of the verbs transport: reliable connected queue
-// pairs through the RDMA connection manager, RDS 3.1 as the kernel's
-// rds_rdma speaks it. Nothing is built yet; the daemon offers TCP alone and no
-// configuration names verbs. It will implement transport.Provider and pass
-// transport/transporttest, behind the build tag "rdma".
+// Package ib is the link contract over RDMA verbs, whatever does them: Verbs is the small part
+// of libibverbs and librdmacm that is needed, and providers implement it.
+//
+// It is being built: there is the interface (verbs.go), and nothing that uses it. No
+// configuration names verbs.
 package ib
