@@ -32,6 +32,8 @@ var arrows = []struct {
 	{"wire/wiretest", nil}, // for tests
 	{"cong", nil},
 	{"roce", nil},
+	// The connection manager counts packets as queue pairs do, and knows no more of them.
+	{"roce/cm", []string{"roce"}},
 	{"rdserr", nil},
 	{"internal/buf", nil},
 	{"internal/msgpool", nil},
@@ -224,7 +226,7 @@ var fanOut = []struct {
 	among string
 	most  int
 }{
-	{[]string{"wire", "wire/rtrs", "wire/rnbd", "cong", "roce", "conn", "rds", "rtrs", "rnbd"}, "", 5},
+	{[]string{"wire", "wire/rtrs", "wire/rnbd", "cong", "roce", "roce/cm", "conn", "rds", "rtrs", "rnbd"}, "", 5},
 	{[]string{"node"}, "node/", 8},
 	{[]string{"node/access", "node/base", "node/config", "node/datagram", "node/peers", "node/volume", "node/client", "node/service"}, "node/", 8},
 }

@@ -11,7 +11,7 @@ import (
 // core lists the packages that hold protocol rules: events in, actions out.
 // They are driven by a caller's lock, a caller's clock and a caller's seed, so
 // that a simulated world repeats itself. The simulated transport obeys too.
-var core = []string{"wire", "wire/rtrs", "wire/rnbd", "cong", "roce", "conn", "rds", "rtrs", "rnbd", "transport/sim", "node/page/hour"}
+var core = []string{"wire", "wire/rtrs", "wire/rnbd", "cong", "roce", "roce/cm", "conn", "rds", "rtrs", "rnbd", "transport/sim", "node/page/hour"}
 
 // notInCore are imports the core does without. Prefixes end in a slash.
 var notInCore = []string{
