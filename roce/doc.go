@@ -12,7 +12,8 @@
 //
 // Queue pairs send nothing twice yet: they behave as with retry counts of 0. There is no
 // WRITE, READ, atomic operation or invalidation by the peer, which are refused as invalid
-// requests, and no connection manager. Nothing of a daemon uses the package.
+// requests, and no connection manager. Device, which is to hold queue pairs and memory of an
+// address, has its methods and fails (device.go, burst.go). Nothing of a daemon uses the package.
 //
 // The package has no goroutine, lock, clock or I/O, and no randomness but the source given. What is parsed comes from a network
 // where anybody can send: nothing of it is kept, and nothing in it makes a call panic.

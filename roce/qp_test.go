@@ -183,15 +183,16 @@ func TestSend(t *testing.T) {
 			}
 			sent, got := make([]byte, n), make([]byte, n+1)
 			rand.New(rand.NewSource(int64(n))).Read(sent)
-			w := Work{ID: uint64(i), Data: sent, HasImm: i%3 == 0, Solicited: i%4 == 1}
-			if w.HasImm {
+			w := Work{ID: uint64(i), Op: OpSend, Piece: [3][]byte{sent}, Solicited: i%4 == 1}
+			if i%3 == 0 {
+				w.Op = OpSendImm
 				w.Imm = 0x01020304
 			}
 			p.must(to.PostRecv(Recv{ID: 100, Data: got}))
 			p.must(from.Post(w))
 			p.run()
-			p.want(from, Completion{ID: w.ID})
-			p.want(to, Completion{ID: 100, Received: true, N: n, HasImm: w.HasImm, Imm: w.Imm, Solicited: w.Solicited})
+			p.want(from, Completion{ID: w.ID, Op: w.Op})
+			p.want(to, Completion{ID: 100, Op: OpRecv, N: n, HasImm: w.Op == OpSendImm, Imm: w.Imm, Solicited: w.Solicited})
 			if !bytes.Equal(sent, got[:n]) || got[n] != 0 {
 				t.Errorf("MTU %d: %d bytes came as others", mtu, n)
 			}
@@ -207,7 +208,7 @@ func TestSend(t *testing.T) {
 func TestWindow(t *testing.T) {
 	p := newPair(t, 256, 2, 2)
 	p.must(p.b.PostRecv(Recv{Data: make([]byte, 1000*256)}))
-	p.must(p.a.Post(Work{Data: make([]byte, 1000*256)}))
+	p.must(p.a.Post(Work{Op: OpSend, Piece: [3][]byte{make([]byte, 1000*256)}}))
 	n := 0
 	for p.carry(p.a, p.b) {
 		n++
@@ -219,8 +220,8 @@ func TestWindow(t *testing.T) {
 		t.Error("not exactly one acknowledgement for a window")
 	}
 	p.run()
-	p.want(p.a, Completion{})
-	p.want(p.b, Completion{Received: true, N: 256000})
+	p.want(p.a, Completion{Op: OpSend})
+	p.want(p.b, Completion{Op: OpRecv, N: 256000})
 }
 
 // TestOneAckForMany has one acknowledgement complete all messages before it.
@@ -228,9 +229,9 @@ func TestOneAckForMany(t *testing.T) {
 	p := newPair(t, 256, 3, 3)
 	for i := range 3 {
 		p.must(p.b.PostRecv(Recv{ID: uint64(i), Data: make([]byte, 9)}))
-		p.must(p.a.Post(Work{ID: uint64(i), Data: make([]byte, i)}))
+		p.must(p.a.Post(Work{ID: uint64(i), Op: OpSend, Piece: [3][]byte{make([]byte, i)}}))
 	}
-	if err := p.a.Post(Work{}); !errors.Is(err, ErrFull) {
+	if err := p.a.Post(Work{Op: OpSend}); !errors.Is(err, ErrFull) {
 		t.Errorf("a fourth send of three: %v", err)
 	}
 	if err := p.b.PostRecv(Recv{}); !errors.Is(err, ErrFull) {
@@ -243,8 +244,8 @@ func TestOneAckForMany(t *testing.T) {
 		t.Fatalf("acknowledged by %+v", ack)
 	}
 	p.a.Receive(&ack)
-	p.want(p.a, Completion{ID: 0}, Completion{ID: 1}, Completion{ID: 2})
-	p.want(p.b, Completion{ID: 0, Received: true}, Completion{ID: 1, Received: true, N: 1}, Completion{ID: 2, Received: true, N: 2})
+	p.want(p.a, Completion{ID: 0, Op: OpSend}, Completion{ID: 1, Op: OpSend}, Completion{ID: 2, Op: OpSend})
+	p.want(p.b, Completion{ID: 0, Op: OpRecv}, Completion{ID: 1, Op: OpRecv, N: 1}, Completion{ID: 2, Op: OpRecv, N: 2})
 	p.a.Receive(&ack) // what is not under way is not acknowledged
 	p.want(p.a)
 	if p.a.Stats().Dropped != 1 {
@@ -278,7 +279,7 @@ func TestRefused(t *testing.T) {
 			p.must(p.b.PostRecv(Recv{ID: 2, Data: make([]byte, c.second)}))
 		}
 		for id := range uint64(3) {
-			p.must(p.a.Post(Work{ID: id + 1, Data: make([]byte, []int{8, 600, 5}[id])}))
+			p.must(p.a.Post(Work{ID: id + 1, Op: OpSend, Piece: [3][]byte{make([]byte, []int{8, 600, 5}[id])}}))
 		}
 		for i := 0; ; i++ {
 			var pkt Packet
@@ -291,16 +292,16 @@ func TestRefused(t *testing.T) {
 			p.b.Receive(&pkt)
 		}
 		p.run()
-		p.want(p.a, Completion{ID: 1}, Completion{ID: 2, Status: c.want}, Completion{ID: 3, Status: Flushed})
+		p.want(p.a, Completion{ID: 1, Op: OpSend}, Completion{ID: 2, Status: c.want, Op: OpSend}, Completion{ID: 3, Status: Flushed, Op: OpSend})
 		if p.a.State() != Error || p.b.State() != c.peer {
 			t.Errorf("%s: %v and %v, want %v and %v", c.name, p.a.State(), p.b.State(), Error, c.peer)
 		}
-		recvs := []Completion{{ID: 1, Received: true, N: 8}}
+		recvs := []Completion{{ID: 1, Op: OpRecv, N: 8}}
 		switch {
 		case c.second == 599:
-			recvs = append(recvs, Completion{ID: 2, Received: true, Status: LocalLength})
+			recvs = append(recvs, Completion{ID: 2, Op: OpRecv, Status: LocalLength})
 		case c.peer == Error:
-			recvs = append(recvs, Completion{ID: 2, Received: true, Status: Flushed})
+			recvs = append(recvs, Completion{ID: 2, Op: OpRecv, Status: Flushed})
 		}
 		p.want(p.b, recvs...)
 		if got := p.b.Stats().NotReady; (got == 1) != (c.want == RNRExceeded) {
@@ -316,11 +317,11 @@ func TestRefusals(t *testing.T) {
 		NAKRemoteOperation: RemoteOperation, RNR(0): RNRExceeded, 0x64: RemoteInvalid,
 	} {
 		p := newPair(t, 256, 1, 1)
-		p.must(p.a.Post(Work{}))
+		p.must(p.a.Post(Work{Op: OpSend}))
 		var pkt Packet
 		p.a.Next(&pkt)
 		p.a.Receive(&Packet{Op: Acknowledge, PKey: DefaultPKey, Dest: numberA, PSN: pkt.PSN, Syndrome: s})
-		p.want(p.a, Completion{Status: want})
+		p.want(p.a, Completion{Status: want, Op: OpSend})
 	}
 }
 
@@ -330,7 +331,7 @@ func TestDuplicates(t *testing.T) {
 	p := newPair(t, 256, 2, 2)
 	p.must(p.b.PostRecv(Recv{Data: make([]byte, 8)}))
 	p.must(p.b.PostRecv(Recv{Data: make([]byte, 8)}))
-	p.must(p.a.Post(Work{Data: []byte("once")}))
+	p.must(p.a.Post(Work{Op: OpSend, Piece: [3][]byte{[]byte("once")}}))
 	var pkt, ack, none Packet
 	p.a.Next(&pkt)
 	for range 2 {
@@ -339,7 +340,7 @@ func TestDuplicates(t *testing.T) {
 			t.Fatalf("answered by %+v", ack)
 		}
 	}
-	p.want(p.b, Completion{Received: true, N: 4})
+	p.want(p.b, Completion{Op: OpRecv, N: 4})
 	missing := pkt.PSN.Add(1)
 	for ahead := 2; ahead < 4; ahead++ {
 		pkt.PSN = firstA.Add(ahead)
@@ -386,7 +387,7 @@ func TestNotForThisQueuePair(t *testing.T) {
 func TestFlush(t *testing.T) {
 	p := newPair(t, 256, 3, 2)
 	for id := range uint64(2) {
-		p.must(p.a.Post(Work{ID: id, Data: make([]byte, 300)}))
+		p.must(p.a.Post(Work{ID: id, Op: OpSend, Piece: [3][]byte{make([]byte, 300)}}))
 	}
 	p.must(p.a.PostRecv(Recv{ID: 7}))
 	var pkt Packet
@@ -394,7 +395,7 @@ func TestFlush(t *testing.T) {
 	p.b.Receive(&pkt) // which owes an answer until it is reset
 	p.a.Fail()
 	p.a.Fail() // once is enough
-	p.must(p.a.Post(Work{ID: 2}))
+	p.must(p.a.Post(Work{ID: 2, Op: OpSend}))
 	p.must(p.a.PostRecv(Recv{ID: 8}))
 	if p.a.Next(&pkt) {
 		t.Errorf("%v was sent after the end", pkt.Op)
@@ -402,8 +403,8 @@ func TestFlush(t *testing.T) {
 	if err := p.a.Reset(); !errors.Is(err, ErrState) || !strings.Contains(err.Error(), "5 work requests") {
 		t.Errorf("reset before all was polled: %v", err)
 	}
-	p.want(p.a, Completion{ID: 0, Status: Flushed}, Completion{ID: 1, Status: Flushed}, Completion{ID: 7, Received: true, Status: Flushed},
-		Completion{ID: 2, Status: Flushed}, Completion{ID: 8, Received: true, Status: Flushed})
+	p.want(p.a, Completion{ID: 0, Status: Flushed, Op: OpSend}, Completion{ID: 1, Status: Flushed, Op: OpSend}, Completion{ID: 7, Op: OpRecv, Status: Flushed},
+		Completion{ID: 2, Status: Flushed, Op: OpSend}, Completion{ID: 8, Op: OpRecv, Status: Flushed})
 	p.b.Fail()
 	for _, q := range []*QP{p.a, p.b} {
 		p.must(q.Reset())
@@ -414,7 +415,7 @@ func TestFlush(t *testing.T) {
 			t.Errorf("a receive in RESET: %v", err)
 		}
 		p.must(q.Init())
-		if err := q.Post(Work{}); !errors.Is(err, ErrState) {
+		if err := q.Post(Work{Op: OpSend}); !errors.Is(err, ErrState) {
 			t.Errorf("a send in INIT: %v", err)
 		}
 	}
@@ -426,10 +427,10 @@ func TestFlush(t *testing.T) {
 	if err := p.b.PostRecv(Recv{}); !errors.Is(err, ErrFull) {
 		t.Errorf("a third receive of two, the first of them in INIT: %v", err)
 	}
-	p.must(p.a.Post(Work{Data: make([]byte, 600)}))
+	p.must(p.a.Post(Work{Op: OpSend, Piece: [3][]byte{make([]byte, 600)}}))
 	p.run()
-	p.want(p.a, Completion{})
-	p.want(p.b, Completion{ID: 1, Received: true, N: 600})
+	p.want(p.a, Completion{Op: OpSend})
+	p.want(p.b, Completion{ID: 1, Op: OpRecv, N: 600})
 }
 
 // TestQueuePairDoesNotAllocate covers both ends of a message of several packets.
@@ -438,7 +439,7 @@ func TestQueuePairDoesNotAllocate(t *testing.T) {
 	sent, got := make([]byte, 5000), make([]byte, 5000)
 	var pkt Packet
 	n := testing.AllocsPerRun(100, func() {
-		if p.b.PostRecv(Recv{Data: got}) != nil || p.a.Post(Work{Data: sent}) != nil {
+		if p.b.PostRecv(Recv{Data: got}) != nil || p.a.Post(Work{Op: OpSend, Piece: [3][]byte{sent}}) != nil {
 			t.Fatal("full")
 		}
 		for p.a.Next(&pkt) {

@@ -35,15 +35,15 @@ func (q *QP) nextRequest(p *Packet) bool {
 		return false
 	}
 	w := r.queue.at(r.sent)
-	rest := len(w.Data) - r.off
+	rest := w.Len() - r.off
 	n := min(rest, q.peer.MTU)
 	ends := n == rest
 	*p = Packet{
-		Op: sendOpcode(r.off == 0, ends, w.HasImm), Migrated: migrated, PKey: DefaultPKey,
+		Op: sendOpcode(r.off == 0, ends, w.Op == OpSendImm), Migrated: migrated, PKey: DefaultPKey,
 		Dest: q.peer.Number, PSN: r.next,
 		Solicited: ends && w.Solicited,
 		AckReq:    ends || r.next%ackEvery == ackEvery-1,
-		Payload:   w.Data[r.off:][:n:n],
+		Payload:   w.Piece[0][r.off:][:n:n],
 	}
 	// It stays in the queue until it is acknowledged.
 	if ends {

@@ -25,16 +25,53 @@ var statusNames = [numStatuses]string{
 
 func (s Status) String() string { return statusNames[s] }
 
-// Work is a message to be sent.
-type Work struct {
-	ID        uint64 // the caller's own, for its completion
-	Data      []byte // not to be changed until the completion
-	HasImm    bool
-	Imm       uint32
-	Solicited bool // the receiver is to be woken
+// Op says what a work request does, and what a completion is of.
+type Op uint8
+
+// Operations. The first ones are of work requests, those of Recv of what a peer did.
+const (
+	OpSend      Op = iota + 1 // into a Recv of the peer
+	OpSendImm                 // likewise, with Imm
+	OpSendInval               // likewise; ends the peer's key Inval before the peer is told
+	OpWrite                   // into the peer's memory at Key and Addr
+	OpWriteImm                // likewise, and takes a Recv of the peer, which gets Imm
+	OpRead                    // of the peer's memory at Key and Addr, into the pieces
+	OpRecv                    // a SEND has come
+	OpRecvWrite               // a WRITE with immediate has come, whose bytes are not in the Recv
+	numOps
+)
+
+var opNames = [numOps]string{
+	"", "send", "send with immediate", "send with invalidate", "write", "write with immediate", "read",
+	"receive", "receive of a write with immediate",
 }
 
-// Recv is memory for one message of the peer.
+func (o Op) String() string { return opNames[o] }
+
+// Work is an operation to be done with the peer.
+type Work struct {
+	ID  uint64 // the caller's own, for its completion
+	Op  Op
+	Imm uint32 // of OpSendImm and OpWriteImm
+
+	// Piece is what is sent, or what is read into: one piece behind the other, such as a
+	// header, data and a tail. It is not to be touched until the completion.
+	Piece [3][]byte
+
+	Addr  uint64 // of OpWrite, OpWriteImm, OpRead: in the peer's memory
+	Key   uint32 // likewise
+	Inval uint32 // of OpSendInval: the peer's key
+
+	Solicited bool // the receiver is to be woken; not of OpWrite and OpRead
+	Fence     bool // it begins when each OpRead before it is complete
+	Quiet     bool // it has no completion if it succeeds, and is complete when a later one is
+}
+
+// Len is how many bytes w sends or reads.
+func (w *Work) Len() int { return len(w.Piece[0]) + len(w.Piece[1]) + len(w.Piece[2]) }
+
+// Recv is memory for one message of the peer. A WRITE with immediate takes one as well, and
+// puts nothing into it.
 type Recv struct {
 	ID   uint64 // the caller's own, for its completion
 	Data []byte // q's until the completion
@@ -42,14 +79,29 @@ type Recv struct {
 
 // Completion tells that q needs the memory of a work request no more.
 type Completion struct {
-	ID        uint64
-	Status    Status
-	Received  bool // a Recv ended, not a Work
-	Solicited bool // of a Recv: the sender asked for it to be woken
+	ID     uint64
+	Op     Op // of a Recv that did not succeed: OpRecv
+	Status Status
+	N      int // bytes that came: of OpRecv into the Recv, of OpRecvWrite to Key and Addr
+
+	Imm uint32 // if HasImm
+
+	// Key is the one that the peer has ended (if HasInval), or where a WRITE with immediate
+	// went (OpRecvWrite), which began at Addr.
+	Key  uint32
+	Addr uint64
+
+	// Filled is how many bytes peers had written to what Key was for when it was ended, from
+	// the first on and without a gap.
+	Filled int
+
 	HasImm    bool
-	Imm       uint32
-	N         int // bytes received
+	HasInval  bool
+	Solicited bool // the peer asked for the receiver to be woken
 }
+
+// Received reports whether a Recv ended, not a Work.
+func (c *Completion) Received() bool { return c.Op >= OpRecv }
 
 // Post adds w to what is to be sent. In ERROR it completes at once, as Flushed. It fails with
 // ErrState before RTS, with ErrFull, and with ErrWork.
@@ -59,8 +111,10 @@ func (q *QP) Post(w Work) error {
 		return fmt.Errorf("%w: queue pair %d is in %v and sends in RTS: call Start first", ErrState, q.cfg.Number, q.state)
 	case q.req.out == q.cfg.Sends:
 		return ErrFull // as it is, because a full queue is no fault, and is met often
-	case len(w.Data) > MaxMessage:
-		return fmt.Errorf("%w: a message of %d bytes, want up to %d", ErrWork, len(w.Data), MaxMessage)
+	case w.Op != OpSend && w.Op != OpSendImm:
+		return fmt.Errorf("%w: a %v is not built yet", ErrWork, w.Op)
+	case w.Len() > MaxMessage:
+		return fmt.Errorf("%w: a message of %d bytes, want up to %d", ErrWork, w.Len(), MaxMessage)
 	}
 	q.req.out++
 	q.req.queue.push(send{Work: w})
@@ -94,7 +148,7 @@ func (q *QP) Poll() (c Completion, ok bool) {
 		return Completion{}, false
 	}
 	c = q.done.pop()
-	if c.Received {
+	if c.Received() {
 		q.resp.out--
 	} else {
 		q.req.out--
@@ -108,11 +162,11 @@ func (q *QP) completeSend(s Status) {
 	if q.req.sent > 0 {
 		q.req.sent--
 	}
-	q.done.push(Completion{ID: w.ID, Status: s})
+	q.done.push(Completion{ID: w.ID, Op: w.Op, Status: s})
 }
 
 // completeRecv ends the oldest receive as c says.
 func (q *QP) completeRecv(c Completion) {
-	c.ID, c.Received = q.resp.queue.pop().ID, true
+	c.ID, c.Op = q.resp.queue.pop().ID, OpRecv
 	q.done.push(c)
 }

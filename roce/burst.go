@@ -1,0 +1,64 @@
+package roce
+
+import "net/netip"
+
+// MaxBurst is the most packets of a burst, and maxBurstBytes the most bytes: what one system
+// call with UDP_SEGMENT takes.
+const (
+	MaxBurst      = 64
+	maxBurstBytes = 65507
+)
+
+// maxTail is the padding of a payload and the CRC.
+const maxTail = 3 + icrcLen
+
+// Burst is what one system call sends: packets of one destination, in their order. With
+// Config.GSO all of them are Size bytes long but the last, which may be shorter, and the
+// kernel cuts them (UDP_SEGMENT). Without, each is a datagram of its own, of any size.
+//
+// A Burst is large, and its caller keeps one for all calls of Device.Fill.
+type Burst struct {
+	To   netip.AddrPort
+	N    int // packets
+	Size int // of the first one, in bytes
+
+	packets [MaxBurst]BurstPacket
+	bytes   int  // of all packets
+	full    bool // the last packet is shorter than the first, so that nothing can follow
+	qp      *QP  // whose memory is referred to
+}
+
+// BurstPacket is one packet of a burst, in pieces that are to be sent one after the other.
+// The payload is memory of a work request or of a key, and so of its owner.
+type BurstPacket struct {
+	Payload [3][]byte // some may be empty
+
+	head    [MaxHeader]byte
+	tail    [maxTail]byte
+	headLen uint8
+	tailLen uint8
+	region  *region // that the payload is part of, when the peer READs it
+}
+
+// Packet is the i-th packet, from 0 to N-1.
+func (b *Burst) Packet(i int) *BurstPacket { return &b.packets[i] }
+
+// Head is all headers of the packet.
+func (p *BurstPacket) Head() []byte { return p.head[:p.headLen] }
+
+// Tail is the padding of the payload, and the CRC.
+func (p *BurstPacket) Tail() []byte { return p.tail[:p.tailLen] }
+
+// Len is the length of the packet, which is that of a UDP datagram's payload.
+func (p *BurstPacket) Len() int {
+	return int(p.headLen) + len(p.Payload[0]) + len(p.Payload[1]) + len(p.Payload[2]) + int(p.tailLen)
+}
+
+// Append appends a copy of the packet.
+func (p *BurstPacket) Append(b []byte) []byte {
+	b = append(b, p.Head()...)
+	for _, piece := range p.Payload {
+		b = append(b, piece...)
+	}
+	return append(b, p.Tail()...)
+}
