@@ -13,32 +13,78 @@ import (
 // Layout of struct ifaddrmsg (include/uapi/linux/if_addr.h).
 const ifaddrLen = 8
 
-// AddrWatch tells of addresses that leave this machine.
-type AddrWatch struct {
+// addrGroups are the multicast groups of changes of addresses.
+const addrGroups = unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR
+
+// watch is a netlink socket that news come on.
+type watch struct {
 	f  *os.File
 	rc syscall.RawConn
 }
 
-// WatchAddrs begins to watch; Next reports the changes from then on.
-func WatchAddrs() (*AddrWatch, error) {
-	fd, err := open(unix.NETLINK_ROUTE, unix.RTMGRP_IPV4_IFADDR|unix.RTMGRP_IPV6_IFADDR)
+func newWatch(groups uint32) (w watch, err error) {
+	fd, err := open(unix.NETLINK_ROUTE, groups)
 	if err != nil {
-		return nil, err
+		return w, err
 	}
 	if err := unix.SetNonblock(fd, true); err != nil {
 		unix.Close(fd)
-		return nil, os.NewSyscallError("fcntl", err)
+		return w, os.NewSyscallError("fcntl", err)
 	}
-	w := &AddrWatch{f: os.NewFile(uintptr(fd), "netlink")}
+	w.f = os.NewFile(uintptr(fd), "netlink")
 	if w.rc, err = w.f.SyscallConn(); err != nil {
 		w.f.Close()
-		return nil, err
 	}
-	return w, nil
+	return w, err
 }
 
 // Close ends the watch and a call of Next.
-func (w *AddrWatch) Close() error { return w.f.Close() }
+func (w *watch) Close() error { return w.f.Close() }
+
+// next waits for news. failed is unix.ENOBUFS when some were lost.
+func (w *watch) next(buf []byte) (msgs []syscall.NetlinkMessage, failed, err error) {
+	err = w.rc.Read(func(fd uintptr) bool {
+		msgs, failed = receive(int(fd), buf)
+		return !errors.Is(failed, unix.EAGAIN)
+	})
+	return msgs, failed, err
+}
+
+// ChangeWatch tells that the machine's network has changed.
+type ChangeWatch struct{ watch }
+
+// WatchChanges begins to watch addresses and interfaces.
+func WatchChanges() (*ChangeWatch, error) {
+	w, err := newWatch(addrGroups | unix.RTMGRP_LINK)
+	if err != nil {
+		return nil, err
+	}
+	return &ChangeWatch{w}, nil
+}
+
+// Next waits until an address or an interface came, went or changed, since the call before.
+func (w *ChangeWatch) Next() error {
+	var buf [16384]byte
+	// Where the kernel lost count there was a change as well.
+	if _, failed, err := w.next(buf[:]); err != nil {
+		return err
+	} else if failed != nil && !errors.Is(failed, unix.ENOBUFS) {
+		return failed
+	}
+	return nil
+}
+
+// AddrWatch tells of addresses that leave this machine.
+type AddrWatch struct{ watch }
+
+// WatchAddrs begins to watch; Next reports the changes from then on.
+func WatchAddrs() (*AddrWatch, error) {
+	w, err := newWatch(addrGroups)
+	if err != nil {
+		return nil, err
+	}
+	return &AddrWatch{w}, nil
+}
 
 // Next waits for addresses to be taken from an interface of this machine and
 // returns them. all says that there were more than the kernel could tell: any may
@@ -46,12 +92,7 @@ func (w *AddrWatch) Close() error { return w.f.Close() }
 func (w *AddrWatch) Next() (gone []netip.Addr, all bool, err error) {
 	var buf [16384]byte
 	for len(gone) == 0 && !all {
-		var msgs []syscall.NetlinkMessage
-		var failed error
-		err := w.rc.Read(func(fd uintptr) bool {
-			msgs, failed = receive(int(fd), buf[:])
-			return !errors.Is(failed, unix.EAGAIN)
-		})
+		msgs, failed, err := w.next(buf[:])
 		switch {
 		case err != nil:
 			return nil, false, err

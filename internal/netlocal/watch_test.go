@@ -1,8 +1,12 @@
 package netlocal
 
 import (
+	"fmt"
 	"net/netip"
+	"os/exec"
+	"runtime"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -41,5 +45,40 @@ func TestIfAddr(t *testing.T) {
 		if ok != (tc.want != "") || ok && a.String() != tc.want {
 			t.Errorf("%s: %v %v", name, a, ok)
 		}
+	}
+}
+
+// TestWatchChanges: an interface that comes up is a change, in the namespace of whoever began
+// to watch.
+func TestWatchChanges(t *testing.T) {
+	skip := make(chan string, 1)
+	changed := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			skip <- "no network namespace: " + err.Error()
+			return
+		}
+		w, err := WatchChanges()
+		if err != nil {
+			changed <- err
+			return
+		}
+		defer w.Close()
+		if out, err := exec.Command("ip", "link", "set", "lo", "up").CombinedOutput(); err != nil {
+			skip <- fmt.Sprintf("ip (iproute2) is needed: %v %s", err, out)
+			return
+		}
+		changed <- w.Next()
+	}()
+	select {
+	case why := <-skip:
+		t.Skip(why)
+	case err := <-changed:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(10 * time.Second):
+		t.Error("no change was noticed")
 	}
 }

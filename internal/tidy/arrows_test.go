@@ -63,6 +63,8 @@ var arrows = []struct {
 	{"transport/tcp", []string{"transport", "wire", "rdserr", "internal/accept", "internal/buf", "internal/guard", "internal/reactor", "internal/stats"}},
 	// It is called on a device's reactor, and panics of a link's owner end that link alone.
 	{"transport/ib", []string{"transport", "wire", "rdserr", "internal/buf", "internal/guard", "internal/reactor", "internal/stats"}},
+	// RoCEv2 in user space is a device of transport/ib.
+	{"transport/ib/soft", []string{"transport", "transport/ib", "roce", "roce/cm", "internal/guard", "internal/netlocal", "internal/reactor"}},
 	{"transport/sim", []string{"transport", "wire", "rdserr", "internal/buf", "internal/stats"}},
 
 	// The protocol core. It names no concrete transport, and conn nothing of RDS.

@@ -12,7 +12,7 @@ import (
 // daemon are the packages whose code a daemon runs. Commands and SDKs are not among
 // them: there a panic ends the program of the one it is for.
 var daemon = []string{
-	"api/rdsd/v1/fastwire", "blk", "blk/nbd", "node", "node/access", "node/base", "node/client", "node/config", "node/datagram", "node/health", "node/page", "node/page/hour", "node/peers", "node/service", "node/volume", "shm", "transport", "transport/tcp", "wire", "wire/rtrs", "wire/rnbd", "conn", "cong", "rds", "roce", "rtrs", "rnbd",
+	"api/rdsd/v1/fastwire", "blk", "blk/nbd", "node", "node/access", "node/base", "node/client", "node/config", "node/datagram", "node/health", "node/page", "node/page/hour", "node/peers", "node/service", "node/volume", "shm", "transport", "transport/ib/soft", "transport/tcp", "wire", "wire/rtrs", "wire/rnbd", "conn", "cong", "rds", "roce", "rtrs", "rnbd",
 	"internal/accept", "internal/buf", "internal/counters", "internal/guard", "internal/msgpool", "internal/netlocal", "internal/plain",
 	"internal/quota", "internal/reactor", "internal/stats", "internal/unixsock",
 }
