@@ -126,7 +126,11 @@ type ServerConfig struct {
 	TrimAfter      time.Duration // unused so long, a chunk's pages are given back; 10 s
 	MaxSessions    int           // 256
 	MaxPaths       int           // of a session, 1 to 128; 8
-	MaxConns       int           // of a path, 1 to 4096; 64
+	// MaxConns is the most connections of all paths together, those that an unfinished path has
+	// said it will make included, 1 to 1 Mi; 32 Ki. One address has at most half of them. A
+	// path may have as many as the protocol has, 4096: a kernel makes one for each processor,
+	// and one.
+	MaxConns int
 }
 
 func (c ServerConfig) withDefaults() (ServerConfig, rtrswire.Chunks, error) {
@@ -139,7 +143,7 @@ func (c ServerConfig) withDefaults() (ServerConfig, rtrswire.Chunks, error) {
 	def(&c.TrimAfter, 10*time.Second)
 	def(&c.MaxSessions, 256)
 	def(&c.MaxPaths, 8)
-	def(&c.MaxConns, maxConns)
+	def(&c.MaxConns, 32<<10)
 	var none rtrswire.Chunks
 	var err error
 	if c.Kernel, err = c.Kernel.withDefaults(); err != nil {
@@ -153,9 +157,9 @@ func (c ServerConfig) withDefaults() (ServerConfig, rtrswire.Chunks, error) {
 		return c, none, fmt.Errorf("chunks of %d bytes of data and %d of headers, 512 to 64 MiB and 512 to 64 KiB are possible", c.MaxIO, c.MaxHdr)
 	case c.ConnectTimeout < 0 || c.TrimAfter < 0:
 		return c, none, fmt.Errorf("timeouts of %v, %v: none can be negative", c.ConnectTimeout, c.TrimAfter)
-	case c.MaxSessions < 1 || c.MaxPaths < 1 || c.MaxPaths > rtrswire.MaxPaths || c.MaxConns < 1 || c.MaxConns > rtrswire.MaxConns:
+	case c.MaxSessions < 1 || c.MaxPaths < 1 || c.MaxPaths > rtrswire.MaxPaths || c.MaxConns < 1 || c.MaxConns > 1<<20:
 		return c, none, fmt.Errorf("at most %d sessions, %d paths, %d connections: at least 1 of each, at most %d paths and %d connections are possible",
-			c.MaxSessions, c.MaxPaths, c.MaxConns, rtrswire.MaxPaths, rtrswire.MaxConns)
+			c.MaxSessions, c.MaxPaths, c.MaxConns, rtrswire.MaxPaths, 1<<20)
 	}
 	chunks, err := rtrswire.NewChunks(uint32(c.QueueDepth), uint32(c.MaxIO), uint32(c.MaxHdr))
 	if err != nil {
@@ -165,7 +169,7 @@ func (c ServerConfig) withDefaults() (ServerConfig, rtrswire.Chunks, error) {
 }
 
 const (
-	maxConns = 64
+	maxConns = 64                                                           // of a path of ours
 	maxDepth = (transport.MaxSend - rtrswire.InfoRspLen) / rtrswire.DescLen // an INFO_RSP is one send
 )
 

@@ -75,7 +75,7 @@ func TestClientConfigEdges(t *testing.T) {
 func TestServerDefaults(t *testing.T) {
 	want := ServerConfig{
 		QueueDepth: 512, MaxIO: 256 << 10, MaxHdr: 4096, HeartbeatEvery: 200 * ms, MissedLimit: 4,
-		ConnectTimeout: 5 * time.Second, Kernel: kernelTimes, TrimAfter: 10 * time.Second, MaxSessions: 256, MaxPaths: 8, MaxConns: 64,
+		ConnectTimeout: 5 * time.Second, Kernel: kernelTimes, TrimAfter: 10 * time.Second, MaxSessions: 256, MaxPaths: 8, MaxConns: 32 << 10,
 	}
 	if got, _, err := (ServerConfig{}).withDefaults(); got != want || err != nil {
 		t.Errorf("%+v, %v; want %+v", got, err, want)
@@ -109,8 +109,8 @@ func TestServerConfigEdges(t *testing.T) {
 		{"connections below nothing", false, ServerConfig{MaxConns: -1}},
 		{"the most paths", true, ServerConfig{MaxPaths: 128}},
 		{"more paths", false, ServerConfig{MaxPaths: 129}},
-		{"the most connections", true, ServerConfig{MaxConns: 4096}},
-		{"more connections", false, ServerConfig{MaxConns: 4097}},
+		{"the most connections", true, ServerConfig{MaxConns: 1 << 20}},
+		{"more connections", false, ServerConfig{MaxConns: 1<<20 + 1}},
 		{"a heart too fast", false, ServerConfig{HeartbeatEvery: 1}},
 		{"a heart too fast for kernels", false, ServerConfig{Kernel: KernelTimes{HeartbeatEvery: 1}}},
 	} {

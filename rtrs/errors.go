@@ -27,8 +27,9 @@ const (
 	errnoShutdown = uint16(syscall.ESHUTDOWN)
 	errnoReplaced = uint16(syscall.ESTALE) // the session's name is another session's now
 	errnoTooMany  = uint16(syscall.EMFILE)
-	errnoUnknown  = uint16(syscall.ENXIO) // no such session
-	errnoOther    = uint16(syscall.EPERM) // the name is another node's
+	errnoUnknown  = uint16(syscall.ENXIO)  // no such session
+	errnoExists   = uint16(syscall.EEXIST) // a path between these addresses
+	errnoOther    = uint16(syscall.EPERM)  // the name is another node's
 	errnoInvalid  = uint16(syscall.EINVAL)
 	errnoNoMemory = uint16(syscall.ENOMEM)
 	errnoTooLarge = uint16(syscall.EMSGSIZE)

@@ -130,10 +130,15 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, fences bool, local, re
 	if slices.Contains(s.replaced[:min(s.numReplace, len(s.replaced))], r.Session) {
 		return errnoReplaced, ErrReplaced
 	}
-	// One walk: is the session known, how many other paths has it, and how many are there that
-	// have not said whose they are, in all and from this address.
-	known, others, unnamed, from := false, 0, 0, 0
+	// One walk: is the session known, how many other paths has it, and is one of them between the
+	// same addresses; how many are there that have not said whose they are, and how many
+	// connections are there, in all and from this address.
+	known, others, same, unnamed, from, conns, consFrom := false, 0, false, 0, 0, 0, 0
 	for _, p := range s.paths {
+		conns += len(p.cons)
+		if p.Remote.Addr() == remote.Addr() {
+			consFrom += len(p.cons)
+		}
 		switch {
 		case p.session != r.Session:
 			if p.ses == nil {
@@ -145,6 +150,7 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, fences bool, local, re
 		case p.uuid != r.Path:
 			others++
 			known = known || p.state == Connected
+			same = same || p.state < Closing && p.Local.Addr() == local.Addr() && p.Remote.Addr() == remote.Addr()
 		case p.attempt == r.Attempt:
 			// This is another connection of an attempt under way: it has to be of the same shape, from
 			// the same address, and not made yet.
@@ -167,16 +173,22 @@ func (s *Server) admit(c *ServerCon, r *rtrswire.ConnReq, fences bool, local, re
 		}
 	}
 	// A path that has not yet named its session costs its sender nothing: one address may have at
-	// most half of the places.
-	most := max(64, s.cfg.MaxSessions)
+	// most half of the places, and of the connections, which count as soon as they are announced.
+	most, n := max(64, s.cfg.MaxSessions), int(r.Conns)
 	switch {
-	case int(r.Conns) > s.cfg.MaxConns || others >= s.cfg.MaxPaths || unnamed >= most || from >= most/2:
-		return errnoTooMany, rdserr.With(ErrTooMany, "a path of %d connections, %d other paths, %d not of any session yet: too many", r.Conns, others, unnamed)
+	case others >= s.cfg.MaxPaths || unnamed >= most || from >= most/2:
+		return errnoTooMany, rdserr.With(ErrTooMany, "%d other paths, %d not of any session yet: too many", others, unnamed)
+	case conns+n > s.cfg.MaxConns || consFrom+n > (s.cfg.MaxConns+1)/2:
+		return errnoTooMany, rdserr.With(ErrTooMany, "a path of %d connections beside %d, of them %d from %v; %d are allowed, half of them from one address", n, conns, consFrom, remote.Addr(), s.cfg.MaxConns)
 	case r.Conn != 0:
 		return errnoReset, rdserr.With(rdserr.ErrReset, "connection %d of a path whose connection 0 was lost, or never made", r.Conn)
 	// A path that leads to the wrong server by mistake must not begin a session here.
 	case !r.FirstConn && !known:
 		return errnoUnknown, rdserr.With(rdserr.ErrNotFound, "another path of a session that is not here")
+	// As a kernel's server does, which a kernel's administrator is told: a second path between
+	// the same addresses shares the fate of the first. An rdsd may have one for each transport.
+	case same && !fences:
+		return errnoExists, rdserr.With(ErrExists, "a second path of a session from %v to %v", remote.Addr(), local.Addr())
 	}
 	for _, p := range s.paths {
 		if p.session == r.Session && p.uuid == r.Path && p.state < Closing {

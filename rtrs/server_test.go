@@ -54,8 +54,37 @@ func TestConnectRefused(t *testing.T) {
 		"a connected path":       {func(f *fakeServer) { f.up(a); f.dial(a, 1, 2) }, syscall.ECONNRESET},
 		"an older attempt":       {func(f *fakeServer) { f.up(a); b := a; b.attempt = 2; f.dial(b, 0, 2) }, syscall.ECONNRESET},
 		"from another address":   {func(f *fakeServer) { f.dial(a, 0, 2); b := a; b.addr = 9; f.dial(b, 1, 2) }, syscall.ECONNRESET},
-		"too many connections":   {func(f *fakeServer) { f.dial(a, 0, 65) }, syscall.EMFILE},
-		"of an unknown session":  {func(f *fakeServer) { b := a; b.late = true; f.dial(b, 0, 2) }, syscall.ENXIO},
+		"too many connections": {func(f *fakeServer) {
+			f.s.cfg.MaxConns = 300 // half of them for one address
+			f.dial(a, 0, 150)
+			b := a
+			b.path, b.addr = 2, 2
+			f.dial(b, 0, 150)
+			b.path, b.addr = 3, 3
+			f.dial(b, 0, 1)
+		}, syscall.EMFILE},
+		"too many of them from one place": {func(f *fakeServer) {
+			f.s.cfg.MaxConns = 300
+			f.dial(a, 0, 100)
+			b := a
+			b.path = 2
+			f.dial(b, 0, 51)
+		}, syscall.EMFILE},
+		"a kernel's path between the same addresses": {func(f *fakeServer) {
+			k := a
+			k.kernel = true
+			f.up(k)
+			k.path, k.late = 2, true
+			f.dial(k, 0, 2)
+		}, syscall.EEXIST},
+		"another of them while the first is made": {func(f *fakeServer) {
+			k := a
+			k.kernel = true
+			f.dial(k, 0, 2)
+			k.path = 2
+			f.dial(k, 0, 2)
+		}, syscall.EEXIST},
+		"of an unknown session": {func(f *fakeServer) { b := a; b.late = true; f.dial(b, 0, 2) }, syscall.ENXIO},
 		"too many paths": {func(f *fakeServer) {
 			f.up(a)
 			b := a

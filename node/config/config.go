@@ -194,6 +194,7 @@ func Default() *Config {
 			MaxExports:       1024,
 			MaxMappings:      256,
 			MaxSessions:      256,
+			MaxConnections:   32 << 10,
 		},
 		Limits: Limits{
 			MemoryBytes:      1 << 30,

@@ -37,6 +37,7 @@ type Volumes struct {
 	MaxExports       int            `toml:"max_exports" usage:"exports at once, those found below roots included" want:"1 to 1048576"`
 	MaxMappings      int            `toml:"max_mappings" usage:"mappings at once" want:"1 to 65536"`
 	MaxSessions      int            `toml:"max_sessions" usage:"sessions to this node at once" want:"1 to 65536"`
+	MaxConnections   int            `toml:"max_connections" usage:"connections of all sessions to this node at once, half of them from one address at most; a kernel makes one for each of its processors, and one, for each path" want:"2 to 1048576"`
 	Exports          []VolumeExport `toml:"exports"`
 	Roots            []VolumeRoot   `toml:"roots"`
 }
@@ -86,7 +87,7 @@ func (c *Config) VolumeConfig() volume.Config {
 		Connections: v.Connections, Heartbeat: v.Heartbeat.Duration, MissedLimit: v.HeartbeatMissed,
 		ReconnectMin: v.ReconnectMin.Duration, ReconnectMax: v.ReconnectMax.Duration, Policy: v.Policy,
 		IOTimeout: v.IOTimeout.Duration, OnLoss: v.OnLoss, LossTimeout: v.LossTimeout.Duration, NBDTimeout: v.NBDTimeout.Duration, DeadTimeout: v.DeadTimeout.Duration,
-		MaxExports: v.MaxExports, MaxMappings: v.MaxMappings, MaxSessions: v.MaxSessions,
+		MaxExports: v.MaxExports, MaxMappings: v.MaxMappings, MaxSessions: v.MaxSessions, MaxConnections: v.MaxConnections,
 	}
 	switch out.StateDir {
 	case "":
@@ -134,7 +135,7 @@ func (v *validator) volumes() {
 		"connections": c.Connections == 0, "heartbeat_interval": c.Heartbeat == 0, "heartbeat_missed": c.MissedLimit == 0,
 		"reconnect_min": c.ReconnectMin == 0, "reconnect_max": c.ReconnectMax == 0, "io_timeout": c.IOTimeout == 0,
 		"loss_timeout": c.LossTimeout == 0, "nbd_timeout": c.NBDTimeout == 0, "nbd_dead_timeout": c.DeadTimeout == 0, "socket_mode": c.SocketMode == 0,
-		"max_exports": c.MaxExports == 0, "max_mappings": c.MaxMappings == 0, "max_sessions": c.MaxSessions == 0} {
+		"max_exports": c.MaxExports == 0, "max_mappings": c.MaxMappings == 0, "max_sessions": c.MaxSessions == 0, "max_connections": c.MaxConnections == 0} {
 		v.check("volumes."+key, !zero, "0 is out of range")
 	}
 	exports, roots := c.Exports, c.Roots

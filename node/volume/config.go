@@ -44,6 +44,7 @@ type Config struct {
 	AlwaysInvalidate *bool          // always_invalidate: a chunk's key ends with each request; true
 	Allow            []netip.Prefix // allow: who may connect at all; empty: everybody
 	MaxSessions      int            // max_sessions: at a time; 256
+	MaxConnections   int            // max_connections: of all sessions, half of them from one address; 32 Ki
 
 	// Sessions as a client.
 	Connections  int           // connections: of a path, beside its first; 1

@@ -49,7 +49,7 @@ func newLife(sh *shell, of stepper, path corePath, domain transport.Domain) *lif
 }
 
 // start takes a link as connection conn; mu is held.
-func (f *life) start(conn int, l transport.OneSided) {
+func (f *life) start(conn int, l transport.OneSided) *link {
 	for conn >= len(f.links) {
 		f.links = append(f.links, nil)
 	}
@@ -57,6 +57,7 @@ func (f *life) start(conn int, l transport.OneSided) {
 	f.links[conn] = k
 	f.open++
 	l.Start(k)
+	return k
 }
 
 // post is called by the core, with mu held.
@@ -108,6 +109,8 @@ type link struct {
 	l     transport.OneSided
 	now   time.Duration // of the turn; owned by that thread
 	dirty bool          // it is in shell.dirty; guarded by shell.mu
+	// closed is called when the link has ended; nil: nobody is told. Guarded by shell.mu.
+	closed func()
 }
 
 func (k *link) Begin() { k.now = k.life.sh.clock() }
@@ -144,6 +147,9 @@ func (k *link) Closed(err error) {
 	f := k.life
 	now := f.sh.lock(f.sh.clock())
 	f.open--
+	if k.closed != nil {
+		k.closed()
+	}
 	if !f.hung {
 		f.path.Lost(now, k.conn, err)
 	}

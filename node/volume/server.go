@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
@@ -17,6 +18,7 @@ import (
 	"github.com/rdsd/rdsd/rnbd"
 	"github.com/rdsd/rdsd/rtrs"
 	"github.com/rdsd/rdsd/transport"
+	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
 
 // server is the shell of all sessions that come from other nodes: one lock for
@@ -58,7 +60,7 @@ func newServer(h *Host, old *state) (*server, error) {
 	var err error
 	rc := rtrs.ServerConfig{
 		QueueDepth: c.QueueDepth, MaxIO: c.MaxIO, MaxHdr: headerRoom, NoInvalidate: !*c.AlwaysInvalidate,
-		HeartbeatEvery: c.Heartbeat, MissedLimit: c.MissedLimit, MaxSessions: c.MaxSessions, MaxPaths: maxPaths,
+		HeartbeatEvery: c.Heartbeat, MissedLimit: c.MissedLimit, MaxSessions: c.MaxSessions, MaxPaths: maxPaths, MaxConns: c.MaxConnections,
 	}
 	if h.machine.Tune != nil {
 		h.machine.Tune(nil, &rc)
@@ -178,9 +180,40 @@ func (s *server) accept(r transport.ConnRequest) {
 			return
 		}
 	}
+	a := &arrival{ConnRequest: r}
+	if s.h.memory != nil {
+		account := s.h.memory.Account(quota.Peer(from))
+		if err := account.Take(quota.Peers, connBytes); err != nil {
+			account.Close()
+			no := rtrswire.Reject(uint16(syscall.ENOMEM))
+			r.Reject(no.Append(nil))
+			s.h.ev.add(Event{Kind: EventSession, Role: RoleServer, State: "refused", Err: err, Text: fmt.Sprintf("there is no memory for a connection of %v", from)})
+			return
+		}
+		a.paid = account
+	}
 	now := s.lock(s.clock())
-	s.rt.Connect(now, r, r.Private(), r.LocalAddr(), r.RemoteAddr())
+	s.rt.Connect(now, a, r.Private(), r.LocalAddr(), r.RemoteAddr())
 	s.finish(now)
+}
+
+// connBytes is what a connection of a session is charged with: its descriptions in the cores,
+// in the shell and in the transport. What a transport keeps ready beside that is its own.
+const connBytes = 4 << 10
+
+// arrival is a connection that has come, from its request until it is refused or has ended.
+type arrival struct {
+	transport.ConnRequest
+	paid *quota.Account // connBytes were taken from it; nil: nobody counts, or they were given back
+}
+
+// leave gives back what the connection was charged with.
+func (a *arrival) leave() {
+	if a.paid != nil {
+		a.paid.Give(quota.Peers, connBytes)
+		a.paid.Close()
+		a.paid = nil
+	}
 }
 
 // closeListeners ends them and what they have accepted but not handed on.

@@ -32,8 +32,10 @@ func (e *serverEnv) life(p *rtrs.ServerPath) *life {
 
 func (e *serverEnv) Accept(c *rtrs.ServerCon, rsp []byte) {
 	f, num := e.life(c.Path), c.Num
-	l, err := c.Ctx.(transport.ConnRequest).Accept(f.domain, rsp)
+	a := c.Ctx.(*arrival)
+	l, err := a.Accept(f.domain, rsp)
 	if err != nil {
+		a.leave()
 		e.tell = append(e.tell, func() {
 			if !f.hung {
 				f.path.Lost(e.last, num, err)
@@ -41,11 +43,16 @@ func (e *serverEnv) Accept(c *rtrs.ServerCon, rsp []byte) {
 		})
 		return
 	}
-	f.start(num, l)
+	f.start(num, l).closed = a.leave
 }
 
-func (e *serverEnv) Reject(c *rtrs.ServerCon, rsp []byte) { c.Ctx.(transport.ConnRequest).Reject(rsp) }
-func (e *serverEnv) Hang(p *rtrs.ServerPath)              { e.life(p).hang() }
+func (e *serverEnv) Reject(c *rtrs.ServerCon, rsp []byte) {
+	a := c.Ctx.(*arrival)
+	a.Reject(rsp)
+	a.leave()
+}
+
+func (e *serverEnv) Hang(p *rtrs.ServerPath) { e.life(p).hang() }
 
 func (e *serverEnv) Post(p *rtrs.ServerPath, conn int, op *transport.Op) { e.life(p).post(conn, op) }
 

@@ -53,6 +53,7 @@ func (c *Config) defaults() {
 	def(&c.QueueDepth, 512)
 	def(&c.MaxIO, 256<<10)
 	def(&c.MaxSessions, 256)
+	def(&c.MaxConnections, 32<<10)
 	def(&c.Connections, 1)
 	def(&c.MissedLimit, 4)
 	def(&c.MaxMappings, 256)
@@ -112,6 +113,7 @@ func (c Config) Validate() error {
 			"%d requests of max_io_bytes %d are more than an immediate can address; want less of one of them", c.QueueDepth, c.MaxIO)
 	}
 	v.between("max_sessions", c.MaxSessions, 1, 65536)
+	v.between("max_connections", c.MaxConnections, 2, 1<<20)
 	v.between("connections", c.Connections, 1, 16)
 	v.between("heartbeat_missed", c.MissedLimit, 2, 100)
 	v.between("max_mappings", c.MaxMappings, 1, 65536)
