@@ -2,6 +2,7 @@ package ib
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 
@@ -36,8 +37,7 @@ type Verbs interface {
 	// Dial connects q, which is new, from local (no address, or port 0: any) to remote, and
 	// blocks until it is established or ctx ends; q is of no use after an error, but to be
 	// closed. An error is ctx's, a *Rejected, or says which step failed: to find the address,
-	// the route, or the peer. Receives are posted before. Sends may be posted when it has
-	// returned.
+	// the route, or the peer. Sends may be posted when it has returned.
 	Dial(ctx context.Context, local, remote netip.AddrPort, q QP, p Param) (Peer, error)
 	// Listen has ask called on the reactor's thread for each request to connect to local. ask
 	// does not block. How many requests are unanswered is bounded; one that is not answered in
@@ -62,13 +62,15 @@ type Info struct {
 
 // Caps is what devices differ in. What is false is not promised.
 type Caps struct {
-	AnyMemory  bool // work requests may name any memory, of Go's heap as well; else Memory and Adopt
-	Places     bool // completions of writes with immediate say where they wrote (HasPlace)
-	Faults     bool // a Handler is told what its peer did wrong to our memory (*AccessError)
-	Fills      bool // a Withdrawal says how much was written (Known)
-	SecretKeys bool // keys are hard to guess, and are not given again soon
-	Pinned     bool // exposed memory keeps its pages: they must not be given back to the system
-	Pending    bool // Withdraw may say Pending
+	AnyMemory   bool // work requests may name any memory, of Go's heap as well; else Memory and Adopt
+	Places      bool // completions of writes with immediate say where they wrote (HasPlace)
+	Faults      bool // a Handler is told what its peer did wrong to our memory (*AccessError)
+	PeerRevokes bool // Expose takes the right of that name
+	Fills       bool // how much peers have written is known (Withdrawal.Known, HasFilled)
+	Guards      bool // Domain.Guard is obeyed
+	SecretKeys  bool // keys are hard to guess, and are not given again soon
+	Pinned      bool // exposed memory keeps its pages: they must not be given back to the system
+	Pending     bool // Withdraw may say Pending
 }
 
 // Domain is a protection domain: the memory that peers of its queue pairs may touch.
@@ -83,14 +85,19 @@ type Domain interface {
 	// ended by the peer, is Idle and fills nothing.
 	Withdraw(key uint32) Withdrawal
 	// Guard has f called before bytes of a peer are placed in p, which is memory exposed here,
-	// and before the first queue pair is made. f may be called with a lock of the device held:
-	// it takes none that a caller of the device holds. If f fails the bytes are not placed, and
-	// the queue pair fails with f's error (Handler.Ended). It reports whether the device does
-	// that.
-	Guard(f func(p []byte) error) bool
-	// Close ends all keys. The queue pairs are closed before.
+	// for each packet. It is set before the first queue pair is made. f may be called with a
+	// lock of the device held, and takes none that a caller of the device holds. If f fails the
+	// bytes are not placed: the queue pair fails with f's error (Handler.Ended), or with
+	// ErrNotNow goes on as if the packet had not come, and has the peer send it again a little
+	// later. Without Caps.Guards it does nothing.
+	Guard(f func(p []byte) error)
+	// Close ends all keys, and is called once. What is exposed afterwards is of no use. Queue
+	// pairs live on.
 	Close()
 }
+
+// ErrNotNow is the error of a guard that wants to be asked again.
+var ErrNotNow = errors.New("ib: the peer is to send it again")
 
 // Rights are what a peer may do with exposed memory.
 type Rights uint8
@@ -153,14 +160,16 @@ type QP interface {
 	// after completions were polled. Work of a queue pair that has failed completes as Flushed.
 	// An error is of wr[n]: the device cannot do it.
 	Post(wr []WR) (n int, err error)
-	// Receive adds slots, likewise. It may be called from when q is made.
+	// Receive adds slots, likewise. It may be called from when q is made; without slots the
+	// peer is told to try again.
 	Receive(s []Slot) (n int, err error)
 	// Poll takes the oldest completions of both queues, and forgets them. One goroutine at a
 	// time calls it.
 	Poll(c []Completion) (n int)
 	// Disconnect tells the peer that the connection has ended and has q fail: nothing posted
-	// begins any more, and all of it completes, mostly as Flushed. Once the last completion has
-	// been polled the device touches no memory for q. It may be called at any time, and again.
+	// begins any more, nothing of the peer's is placed, and all that is posted completes, mostly
+	// as Flushed. Once the last completion has been polled the device touches no memory for q.
+	// It may be called at any time, and again.
 	Disconnect()
 	// Close frees q. It is called once, after Disconnect and the last completion. No handler of
 	// q is called after it, except one that is being called.
@@ -311,17 +320,12 @@ func (e *AccessError) Error() string {
 
 func (e *AccessError) Unwrap() error { return e.Err }
 
-// Bytes of private data that each message of RDMA's connection manager leaves to its users.
-const (
-	MaxRequest = 56  // REQ
-	MaxReply   = 196 // REP
-	MaxReject  = 148 // REJ
-)
-
 // Param is what one end tells the other about a connection. Responder resources and initiator
 // depth are 0 in both directions, because nothing is READ.
 type Param struct {
-	Private []byte // at most MaxRequest or MaxReply bytes
+	// Private is at most 56 bytes in a request and 196 in an answer. On the wire it is always that
+	// long: what a peer has shown comes with zeros behind it.
+	Private []byte
 	// Retry is how often the other end's queue pair sends a packet again that is not
 	// acknowledged, RNRRetry a message for which there was no slot; 7 is the largest count, and
 	// of RNRRetry means for ever. Of what a peer says they are its wishes.
@@ -341,9 +345,9 @@ type Asked interface {
 	LocalAddr() netip.AddrPort
 	RemoteAddr() netip.AddrPort
 	// Accept connects q, which is new and of this device: Handler.Established follows, or
-	// Ended. Receives are posted before. An error: the peer is gone, or was answered.
+	// Ended. An error: the peer is gone, or was answered.
 	Accept(q QP, p Param) error
-	// Reject refuses. private is cut after MaxReject bytes.
+	// Reject refuses. private is cut after 148 bytes.
 	Reject(private []byte)
 }
 
