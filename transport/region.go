@@ -89,7 +89,7 @@ func (d *Regions) Register(p []byte) (key uint32, addr uint64) {
 	return d.register(p, addr), addr
 }
 
-// RegisterAt lets peers write p at an address that Register gave it before.
+// RegisterAt lets peers write p at an address of the caller's.
 func (d *Regions) RegisterAt(p []byte, addr uint64) (key uint32) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -152,39 +152,48 @@ func (d *Regions) find(key uint32) *region {
 	return nil
 }
 
-// Revoke ends key. Idle: no write with it is under way.
-func (d *Regions) Revoke(key uint32) (idle bool) {
+// Grant is Register where at is 0, and RegisterAt otherwise: OneSided.Grant for links whose
+// keys are the domain's.
+func (d *Regions) Grant(p []byte, at uint64) (key uint32, addr uint64) {
+	if at == 0 {
+		return d.Register(p)
+	}
+	return d.RegisterAt(p, at), at
+}
+
+// Revoke ends key. It is never Pending.
+func (d *Regions) Revoke(key uint32) Revocation {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := d.find(key)
 	if r == nil {
-		return true
+		return Idle
 	}
 	return d.remove(r)
 }
 
 // Take is Revoke, and tells how much was written.
-func (d *Regions) Take(key uint32) (filled int, idle bool) {
+func (d *Regions) Take(key uint32) (filled int, how Revocation) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	r := d.find(key)
 	if r == nil {
-		return 0, true
+		return 0, Idle
 	}
 	filled = int(r.full.Load())
 	return filled, d.remove(r)
 }
 
-func (d *Regions) remove(r *region) (idle bool) {
+func (d *Regions) remove(r *region) Revocation {
 	d.table[d.slot(r.count)] = nil
 	d.live--
 	if r.busy.Load() > 0 { // the writer has it; it is not used again
 		r.dead.Store(true)
-		return false
+		return Busy
 	}
 	r.p = nil
 	d.spare = append(d.spare, r)
-	return true
+	return Idle
 }
 
 // Close revokes all keys, for good.

@@ -81,7 +81,7 @@ func (t *Tag) Parse(b []byte, seq uint32) error {
 		if t.Addr != tagMagic {
 			return &TagError{fmt.Sprintf("a handshake without the magic number: %#x", t.Addr)}
 		}
-		return t.limit("private data", MaxPrivate)
+		return t.limit("private data", uint32(maxPrivate(t.Kind)))
 	}
 	return &TagError{fmt.Sprintf("no frame is of kind %d", kind)}
 }
@@ -93,10 +93,21 @@ func (t *Tag) limit(what string, most uint32) error {
 	return nil
 }
 
+// maxPrivate is how much private data a frame of a handshake may have.
+func maxPrivate(kind OpKind) int {
+	switch kind {
+	case TagConnect:
+		return MaxConnect
+	case TagReject:
+		return MaxReject
+	}
+	return MaxAccept
+}
+
 // AppendHandshake appends the frame of a handshake.
 func AppendHandshake(b []byte, kind OpKind, private []byte) ([]byte, error) {
-	if len(private) > MaxPrivate {
-		return b, fmt.Errorf("transport: %d bytes of private data; at most %d can be shown while connecting", len(private), MaxPrivate)
+	if most := maxPrivate(kind); len(private) > most {
+		return b, fmt.Errorf("transport: %d bytes of private data; at most %d can be shown here", len(private), most)
 	}
 	n := len(b)
 	b = append(b, make([]byte, TagLen)...)

@@ -51,7 +51,9 @@ func TestTagRefused(t *testing.T) {
 		{"kind 257", good, func(b []byte) { b[4], b[5] = 1, 1; sum(b) }}, // the bytes above are not ignored
 		{"at most 65536", Tag{Kind: OpSend, Seq: 7, Len: MaxSend + 1}, nil},
 		{"at most 65536", Tag{Kind: OpSendInval, Seq: 7, Len: 1 << 31}, nil},
-		{"at most 196", Tag{Kind: TagConnect, Seq: 7, Len: MaxPrivate + 1, Addr: tagMagic}, nil},
+		{"at most 56", Tag{Kind: TagConnect, Seq: 7, Len: MaxConnect + 1, Addr: tagMagic}, nil},
+		{"at most 196", Tag{Kind: TagAccept, Seq: 7, Len: MaxAccept + 1, Addr: tagMagic}, nil},
+		{"at most 148", Tag{Kind: TagReject, Seq: 7, Len: MaxReject + 1, Addr: tagMagic}, nil},
 		{"magic", Tag{Kind: TagReject, Seq: 7}, nil},
 	} {
 		var b [TagLen]byte
@@ -65,8 +67,16 @@ func TestTagRefused(t *testing.T) {
 			t.Errorf("%+v: %v; %q should be said", c.tag, err, c.why)
 		}
 	}
-	if _, err := AppendHandshake(nil, TagConnect, make([]byte, MaxPrivate+1)); err == nil {
-		t.Error("a handshake with too much private data")
+	for kind, most := range map[OpKind]int{TagConnect: MaxConnect, TagAccept: MaxAccept, TagReject: MaxReject} {
+		if _, err := AppendHandshake(nil, kind, make([]byte, most+1)); err == nil {
+			t.Errorf("a handshake of kind %d with too much private data", kind)
+		}
+		b, err := AppendHandshake(nil, kind, make([]byte, most))
+		if err != nil {
+			t.Errorf("a handshake of kind %d with %d bytes of private data: %v", kind, most, err)
+		} else if err := new(Tag).Parse(b, 0); err != nil {
+			t.Errorf("its header: %v", err)
+		}
 	}
 }
 
@@ -94,7 +104,7 @@ func TestRegionsGrowAndShrink(t *testing.T) {
 			r.end()
 		}
 		for _, h := range live {
-			if !d.Revoke(h.key) {
+			if d.Revoke(h.key) != Idle {
 				t.Fatal("busy")
 			}
 		}
@@ -115,7 +125,7 @@ func TestRevokeWhileBusy(t *testing.T) {
 	mem := make([]byte, 100)
 	key, addr := d.Register(mem)
 	h := &tagLog{}
-	r := NewTagReader(d, 1)
+	r := NewTagReader(d, 1, new(SentCount))
 	r.Start(h)
 	feed := func(tag Tag, payload int) error {
 		b := make([]byte, TagLen+payload)
@@ -126,14 +136,14 @@ func TestRevokeWhileBusy(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The peer revokes over another link what it writes over this one.
-	r2 := NewTagReader(d, 1)
+	r2 := NewTagReader(d, 1, new(SentCount))
 	r2.Start(h)
 	b := make([]byte, TagLen)
 	(&Tag{Kind: OpSendInval, Seq: 1, Key: key}).Put(b)
 	if err := r2.Feed(b); !errors.As(err, new(*AccessError)) {
 		t.Errorf("revoked by the peer while it writes: %v", err)
 	}
-	if d.Revoke(key) {
+	if d.Revoke(key) == Idle {
 		t.Error("a key is idle while a write is under way")
 	}
 	other, _ := d.Register(make([]byte, 100)) // must not be what the write goes on in
@@ -144,7 +154,7 @@ func TestRevokeWhileBusy(t *testing.T) {
 		t.Errorf("a write goes on after its key was revoked: %v", err)
 	}
 	r.Close()
-	if len(h.calls) > 0 || !d.Revoke(other) || !d.Revoke(key) {
+	if len(h.calls) > 0 || d.Revoke(other) != Idle || d.Revoke(key) != Idle {
 		t.Errorf("calls %v", h.calls)
 	}
 }
@@ -174,7 +184,7 @@ func TestGuardRefusesWrite(t *testing.T) {
 
 	for _, cut := range []int{TagLen, TagLen + 4, TagLen + len(write)} {
 		h := &tagLog{}
-		r := NewTagReader(d, 1)
+		r := NewTagReader(d, 1, new(SentCount))
 		r.Start(h)
 		verdict, asked = full, nil
 		err := r.Feed(frame(1)[:cut])
@@ -192,7 +202,7 @@ func TestGuardRefusesWrite(t *testing.T) {
 	}
 
 	h := &tagLog{}
-	r := NewTagReader(d, 1)
+	r := NewTagReader(d, 1, new(SentCount))
 	r.Start(h)
 	verdict, asked = nil, nil
 	if err := r.Feed(frame(1)); err != nil || len(asked) != 1 || len(h.calls) != 1 || string(mem[20:30]) != string(write) {
@@ -200,7 +210,7 @@ func TestGuardRefusesWrite(t *testing.T) {
 	}
 	r.EndTurn()
 	r.Close()
-	if !d.Revoke(key) {
+	if d.Revoke(key) != Idle {
 		t.Error("the key is busy at the end")
 	}
 }
@@ -224,7 +234,7 @@ func TestFilledWithoutGap(t *testing.T) {
 	} {
 		d := NewRegions([32]byte{5})
 		key, addr := d.Register(make([]byte, 100))
-		r := NewTagReader(d, 1)
+		r := NewTagReader(d, 1, new(SentCount))
 		r.Start(&tagLog{})
 		for i, w := range c.writes {
 			b := make([]byte, TagLen+w[1]-w[0])
@@ -233,8 +243,8 @@ func TestFilledWithoutGap(t *testing.T) {
 				t.Fatalf("%s: %v", c.name, err)
 			}
 		}
-		if filled, idle := d.Take(key); filled != c.filled || !idle {
-			t.Errorf("%s: %d bytes are filled, idle %v; want %d", c.name, filled, idle, c.filled)
+		if filled, how := d.Take(key); filled != c.filled || how != Idle {
+			t.Errorf("%s: %d bytes are filled, %v; want %d", c.name, filled, how, c.filled)
 		}
 	}
 }
@@ -242,7 +252,7 @@ func TestFilledWithoutGap(t *testing.T) {
 // TestRestsOnlyWhenAsked holds that a domain's links rest when its owner says so, and never without an owner who could.
 func TestRestsOnlyWhenAsked(t *testing.T) {
 	d := NewRegions([32]byte{6})
-	r := NewTagReader(d, 1)
+	r := NewTagReader(d, 1, new(SentCount))
 	if r.Deferred() {
 		t.Error("it rests although nobody asked for that")
 	}
@@ -266,7 +276,7 @@ func TestHandlerEndsStream(t *testing.T) {
 	stream = append(b, stream...)
 	for _, cut := range []int{0, 5, TagLen, TagLen + 4} {
 		h := &tagLog{err: errors.New("enough")}
-		r := NewTagReader(NewRegions([32]byte{7}), 1)
+		r := NewTagReader(NewRegions([32]byte{7}), 1, new(SentCount))
 		r.Start(h)
 		if err := r.Feed(stream[:cut]); err != nil {
 			t.Fatalf("the first %d bytes: %v", cut, err)
@@ -285,6 +295,7 @@ type tagLog struct {
 	data  []byte
 	err   error
 	in    bool
+	sent  int
 }
 
 func (h *tagLog) call(s string) error {
@@ -296,14 +307,19 @@ func (h *tagLog) call(s string) error {
 }
 func (h *tagLog) Begin() { h.in = true }
 func (h *tagLog) End()   { h.in = false }
-func (h *tagLog) Written(key uint32, addr uint64, n int, imm uint32) error {
-	return h.call("written")
+func (h *tagLog) Sent(n int) {
+	if !h.in || n <= 0 {
+		panic("outside of Begin and End, or of nothing")
+	}
+	h.sent += n
 }
+func (h *tagLog) Written(Placed) error { return h.call("written") }
 func (h *tagLog) Received(data []byte, imm uint32, hasImm bool) error {
 	h.data = append(h.data, data...)
 	return h.call("received")
 }
 func (h *tagLog) Invalidated(key uint32, _ int) error { return h.call("invalidated") }
+func (h *tagLog) Revoked(uint32, int) error           { panic("no revocation is pending over a byte stream") }
 func (h *tagLog) Closed(err error)                    {}
 
 // TestTagQueueBlocks: what is posted while a block is being written comes
@@ -417,7 +433,7 @@ func TestTagReadsWithoutCopy(t *testing.T) {
 	mem := make([]byte, 1<<20)
 	key, addr := d.Register(mem)
 	h := &tagLog{}
-	r := NewTagReader(d, 1)
+	r := NewTagReader(d, 1, new(SentCount))
 	r.Start(h)
 	if n := r.Ahead(64 << 10); n != 64<<10 {
 		t.Errorf("%d bytes ahead before anything has come", n)

@@ -55,7 +55,7 @@ func newFuzzWorld() *fuzzWorld {
 	for i := range w.keys {
 		w.keys[i], w.addrs[i] = w.d.Register(w.field[w.begin[i]:w.ends[i]])
 	}
-	w.r = NewTagReader(w.d, 1)
+	w.r = NewTagReader(w.d, 1, new(SentCount))
 	w.r.Start(w)
 	return w
 }
@@ -71,10 +71,14 @@ func (w *fuzzWorld) note(format string, args ...any) error {
 	return nil
 }
 
-func (w *fuzzWorld) Begin() { w.depth++ }
-func (w *fuzzWorld) End()   { w.depth-- }
-func (w *fuzzWorld) Written(key uint32, addr uint64, n int, imm uint32) error {
-	return w.note("written %x %x %d %x", key, addr, n, imm)
+func (w *fuzzWorld) Begin()   { w.depth++ }
+func (w *fuzzWorld) End()     { w.depth-- }
+func (w *fuzzWorld) Sent(int) { panic("nothing was posted") }
+func (w *fuzzWorld) Written(p Placed) error {
+	if !p.Known {
+		panic("a place that is not known")
+	}
+	return w.note("written %x %x %d %x", p.Key, p.Addr, p.N, p.Imm)
 }
 func (w *fuzzWorld) Received(data []byte, imm uint32, has bool) error {
 	if len(data) > MaxSend {
@@ -88,7 +92,8 @@ func (w *fuzzWorld) Invalidated(key uint32, _ int) error {
 	}
 	return w.note("invalidated %x", key)
 }
-func (w *fuzzWorld) Closed(error) {}
+func (w *fuzzWorld) Revoked(uint32, int) error { panic("no revocation is pending over a byte stream") }
+func (w *fuzzWorld) Closed(error)              {}
 
 // read gives the stream to the reader in pieces, whose sizes cuts says, some of
 // them straight into where Want says. It returns the error that ended it.
@@ -182,7 +187,7 @@ func FuzzTagReader(f *testing.F) {
 				}
 			}
 			for i, k := range w.keys {
-				if !w.d.Revoke(k) {
+				if w.d.Revoke(k) != Idle {
 					t.Errorf("key %d is busy when the reader is closed", i)
 				}
 			}

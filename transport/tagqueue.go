@@ -123,7 +123,7 @@ func (q *TagQueue) Next() *TagBlock {
 	return b
 }
 
-// Done releases the batch that Next returned, when it is written.
+// Done releases the block that Next returned, when it is written.
 func (q *TagQueue) Done() {
 	b := q.first
 	q.ops -= b.ops
@@ -151,6 +151,9 @@ func (b *TagBlock) put() {
 	b.from, b.next, b.ops, b.after = 0, 0, 0, nil
 	tagBlocks.Put(b)
 }
+
+// Ops is how many operations are in the block.
+func (b *TagBlock) Ops() int { return b.ops }
 
 // Pieces is what is left to write.
 func (b *TagBlock) Pieces() [][]byte { return b.pieces[b.next:] }

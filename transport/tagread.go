@@ -22,6 +22,7 @@ const (
 type TagReader struct {
 	domain *Regions
 	h      OneSidedHandler
+	count  *SentCount
 	seq    uint32 // of the next frame
 
 	hdr    [TagLen]byte
@@ -35,9 +36,11 @@ type TagReader struct {
 	large int  // above 0: of the last largeRun frames one was large
 }
 
-// NewTagReader makes the reader of a link in domain. seq is the number of the
-// first frame.
-func NewTagReader(domain *Regions, seq uint32) TagReader { return TagReader{domain: domain, seq: seq} }
+// NewTagReader makes the reader of a link in domain, that posts what count counts. seq is
+// the number of the first frame.
+func NewTagReader(domain *Regions, seq uint32, count *SentCount) TagReader {
+	return TagReader{domain: domain, seq: seq, count: count}
+}
 
 // Start sets the handler to call.
 func (r *TagReader) Start(h OneSidedHandler) { r.h = h }
@@ -183,7 +186,7 @@ func (r *TagReader) placed() error {
 		return nil
 	}
 	r.open()
-	return r.h.Written(r.tag.Key, r.tag.Addr, int(r.tag.Len), r.tag.Imm)
+	return r.h.Written(Placed{Known: true, Key: r.tag.Key, Addr: r.tag.Addr, N: int(r.tag.Len), Imm: r.tag.Imm})
 }
 
 // sent hands the handler a send all of whose bytes have come.
@@ -203,16 +206,29 @@ func (r *TagReader) sent(data []byte) error {
 	return r.h.Received(data, t.Imm, t.Kind == OpSendImm)
 }
 
+// open goes before each event: the turn is begun, and what was sent before is told.
 func (r *TagReader) open() {
 	if !r.begun {
 		r.begun = true
 		r.h.Begin()
 	}
+	if n := r.count.take(); n > 0 {
+		r.h.Sent(n)
+	}
+}
+
+// TellSent tells what SentCount.Wrote has asked for, in a turn of its own.
+func (r *TagReader) TellSent() {
+	r.open()
+	r.EndTurn()
 }
 
 // EndTurn calls the handler's End if Begin was called.
 func (r *TagReader) EndTurn() {
 	if r.begun {
+		if n := r.count.owe(); n > 0 {
+			r.h.Sent(n)
+		}
 		r.begun = false
 		r.h.End()
 	}

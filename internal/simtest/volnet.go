@@ -29,6 +29,14 @@ type volDomain struct {
 	keys map[uint32]*byte // what peers may write: where it begins, by key
 }
 
+func (l *volNet) OneSidedCaps() transport.OneSidedCaps {
+	return sim.NewOneSided(l.nics[0]).OneSidedCaps()
+}
+
+func (l *volNet) Memory(n int) ([]byte, error) { return sim.NewOneSided(l.nics[0]).Memory(n) }
+
+func (l *volNet) Adopt(b []byte) (func(), error) { return sim.NewOneSided(l.nics[0]).Adopt(b) }
+
 func (l *volNet) NewDomain() transport.Domain {
 	d := &volDomain{sim.NewOneSided(l.nics[0]).NewDomain().(transport.Guarded), map[uint32]*byte{}}
 	l.domains = append(l.domains, d)
@@ -41,18 +49,18 @@ func (d *volDomain) Register(p []byte) (uint32, uint64) {
 	return key, addr
 }
 
-func (d *volDomain) RegisterAt(p []byte, addr uint64) uint32 {
-	key := d.Guarded.RegisterAt(p, addr)
-	d.keys[key] = unsafe.SliceData(p)
-	return key
+func (k *volLink) Grant(p []byte, at uint64) (uint32, uint64) {
+	key, addr := k.OneSided.Grant(p, at)
+	k.dom.keys[key] = unsafe.SliceData(p)
+	return key, addr
 }
 
-func (d *volDomain) Revoke(key uint32) bool {
+func (d *volDomain) Revoke(key uint32) transport.Revocation {
 	delete(d.keys, key)
 	return d.Guarded.Revoke(key)
 }
 
-func (d *volDomain) Take(key uint32) (int, bool) {
+func (d *volDomain) Take(key uint32) (int, transport.Revocation) {
 	delete(d.keys, key)
 	return d.Guarded.Take(key)
 }
@@ -96,7 +104,7 @@ func (p *volProcess) reads(b []byte) bool {
 // dialTime is how long a dial waits for the other end.
 const dialTime = 5 * time.Second
 
-func (l *volNet) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, private []byte) (transport.OneSided, []byte, error) {
+func (l *volNet) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, attr transport.LinkAttr, private []byte) (transport.OneSided, []byte, error) {
 	p, w := (*volProcess)(l), l.v.w
 	var link transport.OneSided
 	var rsp []byte
@@ -104,7 +112,7 @@ func (l *volNet) DialOneSided(ctx context.Context, local, remote netip.AddrPort,
 	given := false
 	done := make(chan struct{})
 	src := uint16(40000 + w.rng.Intn(20000))
-	sim.NewOneSided(l.nic(local.Addr())).Dial(src, remote.Addr(), dialTime, d.(*volDomain).Guarded, private, func(k transport.OneSided, r []byte, e error) {
+	sim.NewOneSided(l.nic(local.Addr())).Dial(src, remote.Addr(), dialTime, d.(*volDomain).Guarded, attr, private, func(k transport.OneSided, r []byte, e error) {
 		p.event(func() {
 			if given && e == nil { // nobody wants it any more
 				k.Close()
@@ -158,8 +166,8 @@ type volRequest struct {
 
 func (r *volRequest) LocalAddr() netip.AddrPort { return r.local }
 
-func (r *volRequest) Accept(d transport.Domain, private []byte) (transport.OneSided, error) {
-	k, err := r.ConnRequest.Accept(d.(*volDomain).Guarded, private)
+func (r *volRequest) Accept(d transport.Domain, attr transport.LinkAttr, private []byte) (transport.OneSided, error) {
+	k, err := r.ConnRequest.Accept(d.(*volDomain).Guarded, attr, private)
 	if err != nil {
 		return nil, err
 	}
@@ -183,9 +191,9 @@ func (p *volProcess) newLink(l transport.OneSided, d *volDomain) *volLink {
 }
 
 // Start begins to read. A process that is frozen reads nothing.
-func (k *volLink) Start(h transport.OneSidedHandler) {
+func (k *volLink) Start(h transport.OneSidedHandler, recvBytes int) {
 	k.OneSidedHandler = h
-	k.OneSided.Start(k)
+	k.OneSided.Start(k, recvBytes)
 	e := k.OneSided.(interface{ End() *sim.End }).End()
 	if e.Readable != nil {
 		e.Readable, e.Writable = k.p.event(e.Readable), k.p.event(e.Writable)
@@ -216,12 +224,12 @@ func (k *volLink) Close() {
 	w.After(w.upTo(5*time.Millisecond), k.p.event(k.OneSided.Close))
 }
 
-func (k *volLink) Written(key uint32, addr uint64, n int, imm uint32) error {
-	k.p.v.w.mix(21, uint64(n), uint64(imm))
-	if at := k.dom.keys[key]; at != nil {
+func (k *volLink) Written(w transport.Placed) error {
+	k.p.v.w.mix(21, uint64(w.N), uint64(w.Imm))
+	if at := k.dom.keys[w.Key]; at != nil {
 		k.p.writers[at] = k.dom
 	}
-	return k.OneSidedHandler.Written(key, addr, n, imm)
+	return k.OneSidedHandler.Written(w)
 }
 
 func (k *volLink) Received(data []byte, imm uint32, hasImm bool) error {

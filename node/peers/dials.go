@@ -162,14 +162,14 @@ func (p *paced) Dial(ctx context.Context, local, remote netip.AddrPort, lane int
 }
 
 // DialOneSided implements transport.OneSidedProvider.
-func (p *paced) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, private []byte) (transport.OneSided, []byte, error) {
+func (p *paced) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, attr transport.LinkAttr, private []byte) (transport.OneSided, []byte, error) {
 	x, err := p.r.dials.begin(ctx, remote.Addr(), p.r.maxDials)
 	if err != nil {
 		return nil, nil, err
 	}
 	answered := false
 	defer func() { p.r.dials.end(x, answered, p.r.maxDials()) }() // a panic ends it too
-	l, rsp, err := p.Provider.DialOneSided(ctx, local, remote, d, private)
+	l, rsp, err := p.Provider.DialOneSided(ctx, local, remote, d, attr, private)
 	_, refused := errors.AsType[*transport.Refused](err)
 	answered = err == nil || refused
 	return l, rsp, err

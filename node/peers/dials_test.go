@@ -192,7 +192,7 @@ func TestDialsAreShared(t *testing.T) {
 	p := r.OneSided()
 	over := make(chan error, 1)
 	go func() { // ends with ctx
-		_, _, err := p.DialOneSided(ctx, netip.AddrPort{}, to, p.NewDomain(), nil)
+		_, _, err := p.DialOneSided(ctx, netip.AddrPort{}, to, p.NewDomain(), transport.LinkAttr{}, nil)
 		over <- err
 	}()
 	used := func() base.Budget { return r.Budgets()[1] }
@@ -202,7 +202,7 @@ func TestDialsAreShared(t *testing.T) {
 	if _, err := r.Frames().Dial(short, netip.MustParseAddrPort("127.0.0.1:0"), to, 0); !errors.Is(err, rdserr.ErrTimeout) {
 		t.Errorf("a connection for datagrams: %v", err)
 	}
-	if l, _, err := p.DialOneSided(short, netip.AddrPort{}, to, p.NewDomain(), nil); l != nil || !errors.Is(err, rdserr.ErrTimeout) {
+	if l, _, err := p.DialOneSided(short, netip.AddrPort{}, to, p.NewDomain(), transport.LinkAttr{}, nil); l != nil || !errors.Is(err, rdserr.ErrTimeout) {
 		t.Errorf("another one for volumes: %v, %v", l, err)
 	}
 	cancel()
@@ -217,7 +217,7 @@ func TestDialsAreShared(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	_, _, err = p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), p.NewDomain(), nil)
+	_, _, err = p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), p.NewDomain(), transport.LinkAttr{}, nil)
 	if _, ok := errors.AsType[*transport.Refused](err); !ok {
 		t.Errorf("%v", err)
 	}
@@ -234,7 +234,9 @@ func TestDialThatPanics(t *testing.T) {
 	ctx := context.Background()
 	for name, dial := range map[string]func(to netip.AddrPort){
 		"127.0.0.91:1": func(to netip.AddrPort) { p.Dial(ctx, netip.AddrPort{}, to, 0) },
-		"127.0.0.92:1": func(to netip.AddrPort) { p.DialOneSided(ctx, netip.AddrPort{}, to, r.OneSided().NewDomain(), nil) },
+		"127.0.0.92:1": func(to netip.AddrPort) {
+			p.DialOneSided(ctx, netip.AddrPort{}, to, r.OneSided().NewDomain(), transport.LinkAttr{}, nil)
+		},
 	} {
 		to := netip.MustParseAddrPort(name)
 		func() {

@@ -73,7 +73,7 @@ func TestVolumesHaveTheSlots(t *testing.T) {
 	ask := func() error {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 		defer cancel()
-		_, _, err := p.DialOneSided(ctx, netip.AddrPort{}, ln.Addr(), p.NewDomain(), nil)
+		_, _, err := p.DialOneSided(ctx, netip.AddrPort{}, ln.Addr(), p.NewDomain(), transport.LinkAttr{}, nil)
 		return err
 	}
 	await.Until(t, 10*time.Second, "one that means it is let in", func() bool { // one in 5 ms is let in
@@ -108,7 +108,7 @@ func TestVolumesRefuse(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	_, _, err = p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), p.NewDomain(), nil)
+	_, _, err = p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), p.NewDomain(), transport.LinkAttr{}, nil)
 	x, ok := errors.AsType[*transport.Refused](err)
 	if !ok {
 		t.Fatalf("%v", err)

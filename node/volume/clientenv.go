@@ -65,7 +65,7 @@ func (c *client) dial(f *life, p *rtrs.ClientPath, conn int, req []byte) {
 	var rsp []byte
 	var err error
 	if e := c.h.guard.Do(guard.Dial, func() {
-		l, rsp, err = c.h.prov.DialOneSided(f.ctx, p.Local, p.Remote, f.domain, req)
+		l, rsp, err = c.h.prov.DialOneSided(f.ctx, p.Local, p.Remote, f.domain, transport.LinkAttr{}, req)
 	}); e != nil {
 		l, err = nil, e
 	}
@@ -98,7 +98,8 @@ func (e *clientEnv) Register(p *rtrs.ClientPath, b []byte) (uint32, uint64) {
 }
 
 func (e *clientEnv) Take(p *rtrs.ClientPath, key uint32) (int, bool) {
-	return e.life(p).domain.Take(key)
+	filled, how := e.life(p).domain.Take(key)
+	return filled, how == transport.Idle
 }
 
 func (e *clientEnv) Up() {

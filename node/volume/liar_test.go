@@ -28,8 +28,8 @@ type liarRequest struct {
 	l *liar
 }
 
-func (r *liarRequest) Accept(d transport.Domain, private []byte) (transport.OneSided, error) {
-	k, err := r.ConnRequest.Accept(d, private)
+func (r *liarRequest) Accept(d transport.Domain, attr transport.LinkAttr, private []byte) (transport.OneSided, error) {
+	k, err := r.ConnRequest.Accept(d, attr, private)
 	if err != nil {
 		return nil, err
 	}

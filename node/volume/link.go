@@ -56,7 +56,7 @@ func (f *life) start(conn int, l transport.OneSided) *link {
 	k := &link{life: f, conn: conn, l: l}
 	f.links[conn] = k
 	f.open++
-	l.Start(k)
+	l.Start(k, transport.MaxSend)
 	return k
 }
 
@@ -115,10 +115,12 @@ type link struct {
 
 func (k *link) Begin() { k.now = k.life.sh.clock() }
 
-func (k *link) Written(key uint32, addr uint64, n int, imm uint32) error {
+func (k *link) Sent(int) {}
+
+func (k *link) Written(w transport.Placed) error {
 	f := k.life
 	now := f.sh.lock(k.now)
-	err := f.path.Written(now, k.conn, key, addr, n, imm)
+	err := f.path.Written(now, k.conn, w.Key, w.Addr, w.N, w.Imm)
 	f.sh.mu.Unlock()
 	return err
 }
@@ -138,6 +140,9 @@ func (k *link) Invalidated(key uint32, filled int) error {
 	f.sh.mu.Unlock()
 	return err
 }
+
+// Revoked is not called: no provider here answers Pending.
+func (k *link) Revoked(uint32, int) error { return nil }
 
 func (k *link) End() {
 	k.life.of.finish(k.life.sh.lock(k.now))

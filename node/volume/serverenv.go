@@ -33,7 +33,7 @@ func (e *serverEnv) life(p *rtrs.ServerPath) *life {
 func (e *serverEnv) Accept(c *rtrs.ServerCon, rsp []byte) {
 	f, num := e.life(c.Path), c.Num
 	a := c.Ctx.(*arrival)
-	l, err := a.Accept(f.domain, rsp)
+	l, err := a.Accept(f.domain, transport.LinkAttr{}, rsp)
 	if err != nil {
 		a.leave()
 		e.tell = append(e.tell, func() {
@@ -61,10 +61,13 @@ func (e *serverEnv) Register(p *rtrs.ServerPath, b []byte) (uint32, uint64) {
 }
 
 func (e *serverEnv) Renew(p *rtrs.ServerPath, b []byte, addr uint64) uint32 {
-	return e.life(p).domain.RegisterAt(b, addr)
+	key, _ := e.life(p).links[0].l.Grant(b, addr)
+	return key
 }
 
-func (e *serverEnv) Revoke(p *rtrs.ServerPath, key uint32) bool { return e.life(p).domain.Revoke(key) }
+func (e *serverEnv) Revoke(p *rtrs.ServerPath, key uint32) bool {
+	return e.life(p).domain.Revoke(key) == transport.Idle
+}
 
 func (e *serverEnv) Alloc(n int) []byte {
 	e.chunks = e.h.machine.Chunks.Alloc(n)

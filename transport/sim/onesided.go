@@ -24,6 +24,17 @@ type OneSided struct {
 // NewOneSided makes the links of h.
 func NewOneSided(h *Host) *OneSided { return &OneSided{h} }
 
+// OneSidedCaps, Memory and Adopt are those of transport.OneSidedProvider, and TCP's.
+func (p *OneSided) OneSidedCaps() transport.OneSidedCaps {
+	return transport.OneSidedCaps{SecretKeys: true, Places: true, Faults: true, PeerRevokes: true, Fills: true, Guards: true}
+}
+
+// Memory implements transport.OneSidedProvider.
+func (p *OneSided) Memory(n int) ([]byte, error) { return make([]byte, n), nil }
+
+// Adopt implements transport.OneSidedProvider.
+func (p *OneSided) Adopt([]byte) (release func(), err error) { return func() {}, nil }
+
 // NewDomain makes a protection domain.
 func (p *OneSided) NewDomain() transport.Domain {
 	var seed [32]byte
@@ -33,7 +44,7 @@ func (p *OneSided) NewDomain() transport.Domain {
 
 // Dial connects from port src and shows private to the other end. done is
 // called once, as Host.Dial does, with the link and the answer, or an error.
-func (p *OneSided) Dial(src uint16, remote netip.Addr, timeout time.Duration, d transport.Domain, private []byte, done func(l transport.OneSided, rsp []byte, err error)) {
+func (p *OneSided) Dial(src uint16, remote netip.Addr, timeout time.Duration, d transport.Domain, attr transport.LinkAttr, private []byte, done func(l transport.OneSided, rsp []byte, err error)) {
 	dom, ok := d.(*transport.Regions)
 	hello, err := transport.AppendHandshake(nil, transport.TagConnect, private)
 	if !ok {
@@ -129,7 +140,7 @@ func (q *request) Private() []byte            { return q.private }
 func (q *request) LocalAddr() netip.AddrPort  { return netip.AddrPortFrom(q.e.h.Addr, 0) }
 func (q *request) RemoteAddr() netip.AddrPort { return q.from }
 
-func (q *request) Accept(d transport.Domain, private []byte) (transport.OneSided, error) {
+func (q *request) Accept(d transport.Domain, attr transport.LinkAttr, private []byte) (transport.OneSided, error) {
 	dom, ok := d.(*transport.Regions)
 	if !ok {
 		return nil, fmt.Errorf("sim: a domain of type %T is not this provider's", d)
@@ -154,7 +165,7 @@ func (q *request) Reject(private []byte) {
 		return
 	}
 	q.answered = true
-	b, err := transport.AppendHandshake(nil, transport.TagReject, private[:min(len(private), transport.MaxPrivate)])
+	b, err := transport.AppendHandshake(nil, transport.TagReject, private[:min(len(private), transport.MaxReject)])
 	if err == nil {
 		q.e.Write([][]byte{b})
 	}
@@ -169,6 +180,8 @@ type link struct {
 	e             *End
 	local, remote netip.AddrPort
 	h             transport.OneSidedHandler
+	d             *transport.Regions
+	sent          transport.SentCount
 	in            transport.TagReader
 	out           transport.TagQueue
 	full          bool // the connection took no more, for now
@@ -179,7 +192,8 @@ type link struct {
 }
 
 func newLink(e *End, d *transport.Regions, local, remote netip.AddrPort) *link {
-	l := &link{e: e, local: local, remote: remote, in: transport.NewTagReader(d, 1), out: transport.NewTagQueue(1)}
+	l := &link{e: e, d: d, local: local, remote: remote, out: transport.NewTagQueue(1)}
+	l.in = transport.NewTagReader(d, 1, &l.sent)
 	e.Writable = l.writable
 	return l
 }
@@ -206,7 +220,7 @@ func (l *link) Idle() bool { return l.ended || l.out.Ops() == 0 }
 // End is the connection below, for faults.
 func (l *link) End() *End { return l.e }
 
-func (l *link) Start(h transport.OneSidedHandler) {
+func (l *link) Start(h transport.OneSidedHandler, recvBytes int) {
 	if l.h != nil {
 		return
 	}
@@ -236,8 +250,12 @@ func (l *link) Post(op *transport.Op) {
 	}
 	if err := l.out.Post(op); err != nil {
 		l.fail(err)
+		return
 	}
+	l.sent.Posted()
 }
+
+func (l *link) Grant(p []byte, at uint64) (key uint32, addr uint64) { return l.d.Grant(p, at) }
 
 func (l *link) fail(err error) {
 	l.dead = true
@@ -255,10 +273,20 @@ func (l *link) Flush() {
 		case err != nil:
 			l.fail(err)
 		case b.Wrote(n):
+			ops := b.Ops()
 			l.out.Done()
+			if l.sent.Wrote(ops) {
+				l.later(l.tellSent)
+			}
 		default:
 			l.full = true
 		}
+	}
+}
+
+func (l *link) tellSent() {
+	if !l.ended {
+		l.in.TellSent()
 	}
 }
 

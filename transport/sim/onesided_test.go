@@ -16,12 +16,12 @@ import (
 // provider steps the clock while it dials.
 type provider struct{ *OneSided }
 
-func (p provider) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, private []byte) (l transport.OneSided, rsp []byte, err error) {
+func (p provider) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, attr transport.LinkAttr, private []byte) (l transport.OneSided, rsp []byte, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, err
 	}
 	over, n := false, p.h.n
-	p.Dial(local.Port(), remote.Addr(), 30*time.Second, d, private, func(k transport.OneSided, r []byte, e error) {
+	p.Dial(local.Port(), remote.Addr(), 30*time.Second, d, attr, private, func(k transport.OneSided, r []byte, e error) {
 		l, rsp, err, over = k, r, e, true
 	})
 	for limit := n.now + time.Minute; !over; {
@@ -73,10 +73,11 @@ type recorder struct {
 	end error
 }
 
-func (r *recorder) Begin() {}
-func (r *recorder) End()   {}
-func (r *recorder) Written(_ uint32, _ uint64, n int, imm uint32) error {
-	r.log = append(r.log, fmt.Sprint("written ", n, imm))
+func (r *recorder) Begin()   {}
+func (r *recorder) End()     {}
+func (r *recorder) Sent(int) {}
+func (r *recorder) Written(w transport.Placed) error {
+	r.log = append(r.log, fmt.Sprint("written ", w.N, w.Imm))
 	return nil
 }
 func (r *recorder) Received(data []byte, imm uint32, _ bool) error {
@@ -87,7 +88,8 @@ func (r *recorder) Invalidated(key uint32, _ int) error {
 	r.log = append(r.log, fmt.Sprint("invalidated ", key))
 	return nil
 }
-func (r *recorder) Closed(err error) { r.end = err }
+func (r *recorder) Revoked(uint32, int) error { panic("the simulated links revoke at once") }
+func (r *recorder) Closed(err error)          { r.end = err }
 
 // oneTwo is a world of two hosts with a one-sided link between them.
 type oneTwo struct {
@@ -105,21 +107,21 @@ func newOneTwo(t *testing.T, seed int64, p Profile) *oneTwo {
 	pa, pb := NewOneSided(w.ha), NewOneSided(w.hb)
 	w.db = pb.NewDomain()
 	pb.Listen(func(q transport.ConnRequest) {
-		l, err := q.Accept(w.db, nil)
+		l, err := q.Accept(w.db, transport.LinkAttr{}, nil)
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		w.b = l.(*link)
-		l.Start(w.rb)
+		l.Start(w.rb, transport.MaxSend)
 	})
-	pa.Dial(40000, addrB, 10*time.Second, pa.NewDomain(), nil, func(l transport.OneSided, _ []byte, err error) {
+	pa.Dial(40000, addrB, 10*time.Second, pa.NewDomain(), transport.LinkAttr{}, nil, func(l transport.OneSided, _ []byte, err error) {
 		if err != nil {
 			t.Error(err)
 			return
 		}
 		w.a = l.(*link)
-		l.Start(w.ra)
+		l.Start(w.ra, transport.MaxSend)
 	})
 	w.run(5 * time.Second)
 	if w.a == nil || w.b == nil {
@@ -149,7 +151,7 @@ func TestOneSidedCutInsideAWrite(t *testing.T) {
 		w.a.Flush()
 		w.run(time.Duration(seed) * time.Millisecond)
 		under := w.b.in.Partial() && len(w.rb.log) == 0
-		idle := w.db.Revoke(key)
+		idle := w.db.Revoke(key) == transport.Idle
 		if under && w.b.in.Partial() && bytes.Contains(mem, []byte{1}) {
 			partial++
 			if idle {
@@ -210,7 +212,7 @@ func TestOneSidedSlowWorld(t *testing.T) {
 	pa := NewOneSided(ha)
 	hb.Accept = func(*End, netip.AddrPort) {} // takes the connection and says nothing
 	var got error
-	pa.Dial(1, addrB, 3*time.Second, pa.NewDomain(), nil, func(_ transport.OneSided, _ []byte, err error) { got = err })
+	pa.Dial(1, addrB, 3*time.Second, pa.NewDomain(), transport.LinkAttr{}, nil, func(_ transport.OneSided, _ []byte, err error) { got = err })
 	for n.Step(10 * time.Second) {
 	}
 	if got != ErrTimeout {

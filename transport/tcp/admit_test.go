@@ -92,7 +92,7 @@ func TestAdmit(t *testing.T) {
 	}
 	asked := func(want string) {
 		t.Helper()
-		_, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), p.NewDomain(), nil)
+		_, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), p.NewDomain(), transport.LinkAttr{}, nil)
 		if r, ok := errors.AsType[*transport.Refused](err); !ok || string(r.Private) != want {
 			t.Errorf("%v, want %q", err, want)
 		}

@@ -316,7 +316,7 @@ func TestNoDescriptorForAOneSidedLink(t *testing.T) {
 	d := p.NewDomain()
 	go func() { // ends when it is answered
 		defer close(over)
-		l, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr().(*net.TCPAddr).AddrPort(), d, nil)
+		l, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr().(*net.TCPAddr).AddrPort(), d, transport.LinkAttr{}, nil)
 		if !errors.Is(err, unix.EMFILE) || l != nil {
 			t.Errorf("dialled: %v, %v", l, err)
 		}
@@ -332,7 +332,7 @@ func TestNoDescriptorForAOneSidedLink(t *testing.T) {
 	}
 	ours, err := p.ListenOneSided(loop95, func(q transport.ConnRequest) {
 		withoutRoom(t, 0, func() {
-			if l, err := q.Accept(d, nil); !errors.Is(err, unix.EMFILE) || l != nil {
+			if l, err := q.Accept(d, transport.LinkAttr{}, nil); !errors.Is(err, unix.EMFILE) || l != nil {
 				t.Errorf("accepted: %v, %v", l, err)
 			}
 		})
@@ -341,7 +341,7 @@ func TestNoDescriptorForAOneSidedLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ours.Close()
-	if l, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ours.Addr(), d, nil); err == nil || l != nil {
+	if l, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ours.Addr(), d, transport.LinkAttr{}, nil); err == nil || l != nil {
 		t.Errorf("dialled who has no descriptor: %v, %v", l, err)
 	}
 }
@@ -351,14 +351,14 @@ func TestForeignDomain(t *testing.T) {
 	p := newProvider(t)
 	var foreign struct{ transport.Domain }
 	ln, err := p.ListenOneSided(loop95, func(q transport.ConnRequest) {
-		if l, err := q.Accept(foreign, nil); err == nil || l != nil {
+		if l, err := q.Accept(foreign, transport.LinkAttr{}, nil); err == nil || l != nil {
 			t.Errorf("accepted in a domain of somebody else: %v, %v", l, err)
 		}
-		if l, err := q.Accept(p.NewDomain(), make([]byte, transport.MaxPrivate+1)); err == nil || l != nil {
+		if l, err := q.Accept(p.NewDomain(), transport.LinkAttr{}, make([]byte, transport.MaxAccept+1)); err == nil || l != nil {
 			t.Errorf("accepted with more than can be shown: %v, %v", l, err)
 		}
 		q.Reject(nil)
-		if l, err := q.Accept(p.NewDomain(), nil); !errors.Is(err, errAnswered) || l != nil {
+		if l, err := q.Accept(p.NewDomain(), transport.LinkAttr{}, nil); !errors.Is(err, errAnswered) || l != nil {
 			t.Errorf("accepted after it was rejected: %v, %v", l, err)
 		}
 	})
@@ -366,14 +366,14 @@ func TestForeignDomain(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	if l, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), foreign, nil); err == nil || l != nil {
+	if l, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), foreign, transport.LinkAttr{}, nil); err == nil || l != nil {
 		t.Errorf("dialled in a domain of somebody else: %v, %v", l, err)
 	}
-	if l, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), p.NewDomain(), make([]byte, transport.MaxPrivate+1)); err == nil || l != nil {
+	if l, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), p.NewDomain(), transport.LinkAttr{}, make([]byte, transport.MaxConnect+1)); err == nil || l != nil {
 		t.Errorf("dialled with more than can be shown: %v, %v", l, err)
 	}
 	var refused *transport.Refused
-	if l, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), p.NewDomain(), nil); !errors.As(err, &refused) || l != nil {
+	if l, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), p.NewDomain(), transport.LinkAttr{}, nil); !errors.As(err, &refused) || l != nil {
 		t.Errorf("rejected: %v, %v", l, err)
 	}
 	other := newProvider(t)
@@ -446,7 +446,7 @@ func TestCheckComesFirst(t *testing.T) {
 	why := errors.New("not him")
 	var local, remote netip.AddrPort
 	p.Check = func(_ context.Context, l, r netip.AddrPort) error { local, remote = l, r; return why }
-	l, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr().(*net.TCPAddr).AddrPort(), p.NewDomain(), []byte("secret"))
+	l, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr().(*net.TCPAddr).AddrPort(), p.NewDomain(), transport.LinkAttr{}, []byte("secret"))
 	if !errors.Is(err, why) || l != nil {
 		t.Errorf("%v, %v", l, err)
 	}
@@ -525,7 +525,7 @@ func TestWatchFails(t *testing.T) {
 	t.Run("one-sided", func(t *testing.T) {
 		p := newProvider(t)
 		x, y := onePair(t, p, netip.MustParseAddr("127.0.0.96"))
-		x.l.Start(x)
+		x.l.Start(x, transport.MaxSend)
 		unwatch(&x.l.socket)
 		mem := make([]byte, 8<<20)
 		key, addr := y.d.Register(mem)
@@ -534,6 +534,6 @@ func TestWatchFails(t *testing.T) {
 		}
 		x.l.Flush()
 		ended(t, "one-sided", x.closed)
-		y.l.Start(y)
+		y.l.Start(y, transport.MaxSend)
 	})
 }

@@ -180,8 +180,8 @@ type ordered struct {
 }
 
 func (o *ordered) Begin() { o.one.Begin(); time.Sleep(time.Millisecond) } // so that the sender's socket fills
-func (o *ordered) Written(_ uint32, _ uint64, _ int, imm uint32) error {
-	if imm != o.next.Load() {
+func (o *ordered) Written(w transport.Placed) error {
+	if w.Imm != o.next.Load() {
 		o.wrong.Add(1)
 	}
 	o.next.Add(1)
@@ -193,8 +193,8 @@ func (o *ordered) Written(_ uint32, _ uint64, _ int, imm uint32) error {
 func TestOneFlush(t *testing.T) {
 	x, y := onePair(t, newProvider(t), netip.MustParseAddr("127.0.0.97"))
 	to := &ordered{one: y}
-	x.l.Start(x)
-	y.l.Start(to)
+	x.l.Start(x, transport.MaxSend)
+	y.l.Start(to, transport.MaxSend)
 	const n = 200
 	data := make([]byte, 8<<20)
 	rand.New(rand.NewSource(2)).Read(data)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"strings"
 	"testing"
 
 	"github.com/rdsd/rdsd/transport"
@@ -20,7 +21,7 @@ func TestReadHandshake(t *testing.T) {
 		edit(b)
 		return b
 	}
-	longest := bytes.Repeat([]byte{7}, transport.MaxPrivate)
+	longest := func(n int) string { return strings.Repeat("x", n) }
 	data := make([]byte, transport.TagLen)
 	(&transport.Tag{Kind: transport.OpSend, Len: 3}).Put(data)
 	second := make([]byte, transport.TagLen)
@@ -34,8 +35,9 @@ func TestReadHandshake(t *testing.T) {
 		{"accepted", good, "private", false},
 		{"rejected", handshake(transport.TagReject, "no"), "no", false},
 		{"nothing private", handshake(transport.TagConnect, ""), "", false},
-		{"as much as may be", handshake(transport.TagConnect, string(longest)), string(longest), false},
-		{"more", with(func(b []byte) { binary.LittleEndian.PutUint32(b[12:], transport.MaxPrivate+1) }), "", true},
+		{"as much as may be", handshake(transport.TagConnect, longest(transport.MaxConnect)), longest(transport.MaxConnect), false},
+		{"as much as an answer may be", handshake(transport.TagAccept, longest(transport.MaxAccept)), longest(transport.MaxAccept), false},
+		{"more", with(func(b []byte) { binary.LittleEndian.PutUint32(b[12:], transport.MaxAccept+1) }), "", true},
 		{"a wrong checksum", with(func(b []byte) { b[0]++ }), "", true},
 		{"a wrong bit", with(func(b []byte) { b[24]++ }), "", true},
 		{"a frame of data", data, "", true},

@@ -24,6 +24,7 @@ type OneSided struct {
 
 	mu      sync.Mutex                // guards the fields below; only epoll_ctl is called with it held
 	h       transport.OneSidedHandler // set by Start
+	domain  *transport.Regions        // does not change
 	ended   bool                      // Closed has been, or is about to be, called
 	out     transport.TagQueue
 	writing bool  // a thread writes the first block of out
@@ -32,6 +33,9 @@ type OneSided struct {
 	err     error // why it ended before it was started
 
 	resting bool // nothing is read until nap ends; set by the thread
+
+	sent transport.SentCount // of operations posted and written; atomic, but for what the thread owns
+	tell func()              // tells the handler of operations that were written, on the thread; does not change
 
 	// Owned by the reactor's thread.
 	in   transport.TagReader
@@ -61,15 +65,17 @@ const firstSeq = 1
 
 // newOneSided takes the connection over; nc is closed in any case.
 func newOneSided(d *Domain, nc *net.TCPConn) (*OneSided, error) {
-	l := &OneSided{out: transport.NewTagQueue(firstSeq), in: transport.NewTagReader(d.Regions, firstSeq)}
+	l := &OneSided{domain: d.Regions, out: transport.NewTagQueue(firstSeq)}
+	l.in, l.tell = transport.NewTagReader(d.Regions, firstSeq, &l.sent), l.tellSent
 	if err := l.open(d.loop, nc, 0); err != nil {
 		return nil, err
 	}
 	return l, nil
 }
 
-// Start begins to read.
-func (l *OneSided) Start(h transport.OneSidedHandler) {
+// Start begins to read. There is nothing to be done for sends of recvBytes bytes: any up to
+// transport.MaxSend are read.
+func (l *OneSided) Start(h transport.OneSidedHandler, recvBytes int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.h != nil {
@@ -110,8 +116,13 @@ func (l *OneSided) Post(op *transport.Op) {
 	}
 	if err := l.out.Post(op); err != nil {
 		l.fail(err)
+		return
 	}
+	l.sent.Posted()
 }
+
+// Grant implements transport.OneSided; the key is the domain's.
+func (l *OneSided) Grant(p []byte, at uint64) (key uint32, addr uint64) { return l.domain.Grant(p, at) }
 
 // Flush writes posted operations, unless another thread does or the socket is full.
 func (l *OneSided) Flush() {
@@ -143,7 +154,11 @@ func (l *OneSided) Flush() {
 		case err != nil && err != unix.EAGAIN:
 			l.fail(err)
 		case b.Wrote(n):
+			ops := b.Ops()
 			l.out.Done()
+			if l.sent.Wrote(ops) {
+				l.loop.r.DoFor(l, l.tell)
+			}
 		default:
 			l.waitFull()
 		}
@@ -241,6 +256,13 @@ func (l *OneSided) resume() {
 	l.mu.Unlock()
 	if err != nil {
 		l.end(err)
+	}
+}
+
+// tellSent tells the handler of operations that were answered before they counted as written.
+func (l *OneSided) tellSent() {
+	if !l.ended {
+		l.in.TellSent()
 	}
 }
 

@@ -49,8 +49,8 @@ func BenchmarkOneSided(b *testing.B) {
 				}
 				y.l.Post(&transport.Op{Kind: transport.OpWriteImm, Imm: slot})
 			}
-			x.l.Start(x)
-			y.l.Start(y)
+			x.l.Start(x, transport.MaxSend)
+			y.l.Start(y, transport.MaxSend)
 			b.SetBytes(int64(c.there + c.back))
 			b.ReportAllocs()
 			b.ResetTimer()

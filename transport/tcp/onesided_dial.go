@@ -56,9 +56,20 @@ func domainOf(d transport.Domain) (*Domain, error) {
 	return nil, fmt.Errorf("tcp: a domain of type %T is not this provider's; make one with NewDomain", d)
 }
 
+// OneSidedCaps implements transport.OneSidedProvider: all of it, and nothing is pinned.
+func (p *Provider) OneSidedCaps() transport.OneSidedCaps {
+	return transport.OneSidedCaps{SecretKeys: true, Places: true, Faults: true, PeerRevokes: true, Fills: true, Guards: true}
+}
+
+// Memory implements transport.OneSidedProvider: any memory can be posted and registered.
+func (p *Provider) Memory(n int) ([]byte, error) { return make([]byte, n), nil }
+
+// Adopt implements transport.OneSidedProvider; see Memory.
+func (p *Provider) Adopt([]byte) (release func(), err error) { return func() {}, nil }
+
 // DialOneSided connects. It takes no longer than half a minute, and ends when
-// ctx does.
-func (p *Provider) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, private []byte) (transport.OneSided, []byte, error) {
+// ctx does. attr needs nothing: what is posted waits in memory, what comes in the socket.
+func (p *Provider) DialOneSided(ctx context.Context, local, remote netip.AddrPort, d transport.Domain, attr transport.LinkAttr, private []byte) (transport.OneSided, []byte, error) {
 	dom, err := domainOf(d)
 	if err != nil {
 		return nil, nil, err
@@ -129,7 +140,7 @@ func readHandshake(c net.Conn) (t transport.Tag, private []byte, err error) {
 	}
 	// A length that no handshake has is refused at once, and so are the bytes of a program
 	// that took the port for another's.
-	if n := binary.LittleEndian.Uint32(b[12:]); n > transport.MaxPrivate {
+	if n := binary.LittleEndian.Uint32(b[12:]); n > transport.MaxAccept {
 		return t, nil, &transport.TagError{Why: fmt.Sprintf("%q begins no handshake", b[:16])}
 	}
 	if _, err := io.ReadFull(c, b[16:]); err != nil {

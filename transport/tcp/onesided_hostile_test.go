@@ -41,7 +41,7 @@ func rawPeer(t *testing.T, p *Provider) (c net.Conn, y *one) {
 	y = newOne(t, p)
 	accepted := make(chan transport.OneSided, 1)
 	ln, err := p.ListenOneSided(loop95, func(q transport.ConnRequest) {
-		l, err := q.Accept(y.d, nil)
+		l, err := q.Accept(y.d, transport.LinkAttr{}, nil)
 		if err != nil {
 			t.Error(err)
 		}
@@ -59,7 +59,7 @@ func rawPeer(t *testing.T, p *Provider) (c net.Conn, y *one) {
 	if _, err := io.ReadFull(c, make([]byte, transport.TagLen)); err != nil {
 		t.Fatal(err)
 	}
-	y.l.Start(y)
+	y.l.Start(y, transport.MaxSend)
 	t.Cleanup(func() {
 		c.Close()
 		<-y.closed
@@ -124,7 +124,7 @@ func TestHostileFrames(t *testing.T) {
 		if bytes.Count(mem, []byte{7}) != len(mem) || y.events.Load() != 0 {
 			t.Errorf("%s: bytes were placed, or %d events", c.name, y.events.Load())
 		}
-		if !y.d.Revoke(key) {
+		if y.d.Revoke(key) != transport.Idle {
 			t.Errorf("%s: the key is busy when the link has ended", c.name)
 		}
 	}
@@ -146,7 +146,7 @@ func TestHalfFrames(t *testing.T) {
 		if y.err != io.ErrUnexpectedEOF || y.events.Load() != 0 {
 			t.Errorf("%d of %d bytes: %v, %d events", n, transport.TagLen+100, y.err, y.events.Load())
 		}
-		if !y.d.Revoke(key) {
+		if y.d.Revoke(key) != transport.Idle {
 			t.Errorf("%d bytes: the key is busy when the link has ended", n)
 		}
 	}
@@ -186,7 +186,7 @@ func TestRevokeUnderWay(t *testing.T) {
 			return v
 		}
 		eventually(t, "a write under way", busy)
-		if y.d.Revoke(key) {
+		if y.d.Revoke(key) == transport.Idle {
 			t.Fatal("a key is idle while a write is under way")
 		}
 		if closed {
@@ -328,7 +328,7 @@ func TestCrowd(t *testing.T) {
 		crowd = append(crowd, c)
 	}
 	begin := time.Now()
-	_, _, err = p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), p.NewDomain(), nil)
+	_, _, err = p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), p.NewDomain(), transport.LinkAttr{}, nil)
 	var r *transport.Refused
 	if !errors.As(err, &r) || string(r.Private) != "seen" || time.Since(begin) > helloTime/2 {
 		t.Errorf("after %v: %v", time.Since(begin), err)
@@ -374,7 +374,7 @@ func TestHostileAnswer(t *testing.T) {
 			cancel()
 			ctx, cancel = context.WithTimeout(context.Background(), 10*time.Second)
 		}
-		_, _, err := p.DialOneSided(ctx, netip.AddrPort{}, remote, p.NewDomain(), nil)
+		_, _, err := p.DialOneSided(ctx, netip.AddrPort{}, remote, p.NewDomain(), transport.LinkAttr{}, nil)
 		cancel()
 		if err == nil || !strings.Contains(err.Error(), c.says) || !strings.Contains(err.Error(), remote.String()) {
 			t.Errorf("%s: %v; %q should be said", c.name, err, c.says)
@@ -406,8 +406,8 @@ func TestCloseMeetsPost(t *testing.T) {
 	for range 20 {
 		x, y := onePair(t, p, netip.MustParseAddr("127.0.0.96"))
 		data := lockedMem(t, 256<<10)
-		x.l.Start(x)
-		y.l.Start(y)
+		x.l.Start(x, transport.MaxSend)
+		y.l.Start(y, transport.MaxSend)
 		key, addr := y.d.Register(make([]byte, len(data)))
 		stop := make(chan struct{})
 		done := make(chan struct{}, 2)

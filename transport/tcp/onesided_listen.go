@@ -210,7 +210,7 @@ func (q *connRequest) answer() bool {
 	return !was
 }
 
-func (q *connRequest) Accept(d transport.Domain, private []byte) (transport.OneSided, error) {
+func (q *connRequest) Accept(d transport.Domain, attr transport.LinkAttr, private []byte) (transport.OneSided, error) {
 	dom, err := domainOf(d)
 	if err != nil {
 		return nil, err
@@ -238,7 +238,7 @@ func (q *connRequest) Reject(private []byte) {
 	if !q.answer() {
 		return
 	}
-	b, err := transport.AppendHandshake(nil, transport.TagReject, private[:min(len(private), transport.MaxPrivate)])
+	b, err := transport.AppendHandshake(nil, transport.TagReject, private[:min(len(private), transport.MaxReject)])
 	if err == nil {
 		q.c.SetWriteDeadline(time.Now().Add(time.Second)) // the socket is new: it takes this at once
 		q.c.Write(b)

@@ -28,6 +28,7 @@ type one struct {
 	l       *OneSided
 	d       *Domain
 	events  atomic.Int64
+	sent    atomic.Int64
 	written func(imm uint32) // nil: none
 	closed  chan struct{}
 	err     error // set before closed
@@ -43,17 +44,19 @@ func (o *one) here() {
 	}
 }
 
-func (o *one) Begin() { o.here() }
-func (o *one) End()   { o.l.Flush() }
-func (o *one) Written(_ uint32, _ uint64, _ int, imm uint32) error {
+func (o *one) Begin()     { o.here() }
+func (o *one) End()       { o.l.Flush() }
+func (o *one) Sent(n int) { o.here(); o.sent.Add(int64(n)) }
+func (o *one) Written(w transport.Placed) error {
 	o.events.Add(1)
 	if o.written != nil {
-		o.written(imm)
+		o.written(w.Imm)
 	}
 	return nil
 }
 func (o *one) Received([]byte, uint32, bool) error { o.here(); o.events.Add(1); return nil }
 func (o *one) Invalidated(uint32, int) error       { o.here(); o.events.Add(1); return nil }
+func (o *one) Revoked(uint32, int) error           { panic("TCP revokes at once") }
 func (o *one) Closed(err error)                    { o.here(); o.err = err; close(o.closed) }
 
 // onePair makes a link on a, which is not started; it ends with the test.
@@ -62,7 +65,7 @@ func onePair(t testing.TB, p *Provider, a netip.Addr) (x, y *one) {
 	x, y = newOne(t, p), newOne(t, p)
 	accepted := make(chan transport.OneSided, 1)
 	ln, err := p.ListenOneSided(netip.AddrPortFrom(a, 0), func(q transport.ConnRequest) {
-		l, err := q.Accept(y.d, nil)
+		l, err := q.Accept(y.d, transport.LinkAttr{}, nil)
 		if err != nil {
 			t.Error(err)
 		}
@@ -72,7 +75,7 @@ func onePair(t testing.TB, p *Provider, a netip.Addr) (x, y *one) {
 		t.Fatal(err)
 	}
 	defer ln.Close()
-	l, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), x.d, nil)
+	l, _, err := p.DialOneSided(context.Background(), netip.AddrPort{}, ln.Addr(), x.d, transport.LinkAttr{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,7 +83,7 @@ func onePair(t testing.TB, p *Provider, a netip.Addr) (x, y *one) {
 	t.Cleanup(func() {
 		for _, o := range []*one{x, y} {
 			o.l.Close()
-			o.l.Start(o) // if it was not
+			o.l.Start(o, transport.MaxSend) // if it was not
 			<-o.closed
 		}
 	})
@@ -90,8 +93,8 @@ func onePair(t testing.TB, p *Provider, a netip.Addr) (x, y *one) {
 // TestOneSidedDoesNotAllocate in its steady state, whatever is sent.
 func TestOneSidedDoesNotAllocate(t *testing.T) {
 	x, y := onePair(t, newProvider(t), netip.MustParseAddr("127.0.0.94"))
-	x.l.Start(x)
-	y.l.Start(y)
+	x.l.Start(x, transport.MaxSend)
+	y.l.Start(y, transport.MaxSend)
 	mem, data, tail := make([]byte, 200<<10), make([]byte, 200<<10), make([]byte, 40)
 	var sent int64
 	round := func() {
@@ -111,7 +114,7 @@ func TestOneSidedDoesNotAllocate(t *testing.T) {
 		for y.events.Load() < sent {
 			runtime.Gosched()
 		}
-		if !y.d.Revoke(key) {
+		if y.d.Revoke(key) != transport.Idle {
 			t.Error("a key is busy when its write has come")
 		}
 	}
@@ -135,8 +138,8 @@ func TestOneSidedIdleIsSmall(t *testing.T) {
 	const n = 100
 	for range n {
 		x, y := onePair(t, p, netip.MustParseAddr("127.0.0.94"))
-		x.l.Start(x)
-		y.l.Start(y)
+		x.l.Start(x, transport.MaxSend)
+		y.l.Start(y, transport.MaxSend)
 		x.l.Post(&transport.Op{Kind: transport.OpSend, Data: large})
 		x.l.Flush()
 		eventually(t, "a send", func() bool { return y.events.Load() == 1 })
@@ -154,8 +157,8 @@ func TestOneSidedRests(t *testing.T) {
 	x, y := onePair(t, newProvider(t), netip.MustParseAddr("127.0.0.95"))
 	var rest atomic.Bool
 	y.d.DeferReads(rest.Load)
-	x.l.Start(x)
-	y.l.Start(y)
+	x.l.Start(x, transport.MaxSend)
+	y.l.Start(y, transport.MaxSend)
 	mem, data := make([]byte, 64<<10), make([]byte, 100)
 	key, addr := y.d.Register(mem)
 	write := func() {

@@ -119,8 +119,8 @@ func TestFaultEndsTheLink(t *testing.T) {
 	e.once(t, "a fault", why)
 
 	a, b := onePair(t, p, netip.MustParseAddr("127.0.0.96"))
-	a.l.Start(a)
-	b.l.Start(b)
+	a.l.Start(a, transport.MaxSend)
+	b.l.Start(b, transport.MaxSend)
 	if a.l.Work() != guard.Link {
 		t.Errorf("work of kind %v", a.l.Work())
 	}
@@ -331,28 +331,28 @@ func TestRequestsAreAnsweredOnce(t *testing.T) {
 		t.Errorf("%q from %v to %v", q.Private(), q.RemoteAddr(), q.LocalAddr())
 	}
 	q.timer = time.AfterFunc(time.Hour, func() {})
-	q.Reject(bytes.Repeat([]byte{5}, transport.MaxPrivate+9))
+	q.Reject(bytes.Repeat([]byte{5}, transport.MaxReject+9))
 	q.Reject([]byte("again"))
 	if q.timer.Stop() {
 		t.Error("an answered request is waited for")
 	}
 	tag, private, err := readHandshake(peer)
-	if err != nil || tag.Kind != transport.TagReject || len(private) != transport.MaxPrivate {
+	if err != nil || tag.Kind != transport.TagReject || len(private) != transport.MaxReject {
 		t.Errorf("rejected with %+v, %d bytes, %v", tag, len(private), err)
 	}
 	if rest, err := io.ReadAll(peer); len(rest) != 0 || err != nil {
 		t.Errorf("%q behind it, %v", rest, err)
 	}
-	if l, err := q.Accept(p.NewDomain(), nil); !errors.Is(err, errAnswered) || l != nil {
+	if l, err := q.Accept(p.NewDomain(), transport.LinkAttr{}, nil); !errors.Is(err, errAnswered) || l != nil {
 		t.Errorf("accepted what was rejected: %v, %v", l, err)
 	}
 	q, peer = request()
-	l, err := q.Accept(p.NewDomain(), []byte("yes"))
+	l, err := q.Accept(p.NewDomain(), transport.LinkAttr{}, []byte("yes"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	q.Reject(nil)
-	if l, err := q.Accept(p.NewDomain(), nil); !errors.Is(err, errAnswered) || l != nil {
+	if l, err := q.Accept(p.NewDomain(), transport.LinkAttr{}, nil); !errors.Is(err, errAnswered) || l != nil {
 		t.Errorf("accepted twice: %v, %v", l, err)
 	}
 	if tag, private, err = readHandshake(peer); err != nil || tag.Kind != transport.TagAccept || string(private) != "yes" {
@@ -371,7 +371,7 @@ func TestRequestsAreAnsweredOnce(t *testing.T) {
 			break
 		}
 	}
-	if l, err := q.Accept(p.NewDomain(), nil); !errors.Is(err, net.ErrClosed) || l != nil {
+	if l, err := q.Accept(p.NewDomain(), transport.LinkAttr{}, nil); !errors.Is(err, net.ErrClosed) || l != nil {
 		t.Errorf("accepted who has gone: %v, %v", l, err)
 	}
 }
@@ -433,7 +433,7 @@ func TestWasteIsBounded(t *testing.T) {
 func TestReusedPorts(t *testing.T) {
 	p := newProvider(t)
 	ln, err := p.ListenOneSided(loop95, func(q transport.ConnRequest) {
-		if l, err := q.Accept(p.NewDomain(), nil); err == nil {
+		if l, err := q.Accept(p.NewDomain(), transport.LinkAttr{}, nil); err == nil {
 			l.Close()
 		}
 	})
@@ -448,7 +448,7 @@ func TestReusedPorts(t *testing.T) {
 	port := free.Addr().(*net.TCPAddr).AddrPort()
 	free.Close()
 	for local, want := range map[netip.AddrPort]int{port: 1, netip.AddrPortFrom(port.Addr(), 0): 0, {}: 0} {
-		l, _, err := p.DialOneSided(context.Background(), local, ln.Addr(), p.NewDomain(), nil)
+		l, _, err := p.DialOneSided(context.Background(), local, ln.Addr(), p.NewDomain(), transport.LinkAttr{}, nil)
 		if err != nil {
 			t.Fatal(local, err)
 		}

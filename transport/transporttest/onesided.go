@@ -34,6 +34,8 @@ func RunOneSided(t *testing.T, p OneSided) {
 		{"DialFails", testOneSidedDialFails},
 		{"WritesArePlaced", testWrites},
 		{"SendsArrive", testSends},
+		{"SentWhenAnswered", testSentWhenAnswered},
+		{"SentIsNotReadAnyMore", testSent},
 		{"OperationsKeepTheirOrder", testOpsOrder},
 		{"AnswersInTheHandler", testPingPong},
 		{"NobodyReads", testNobodyReads},
@@ -41,7 +43,7 @@ func RunOneSided(t *testing.T, p OneSided) {
 		{"RevokedByThePeer", testInvalidate},
 		{"Filled", testFilled},
 		{"KeysAreNotGivenAgain", testKeys},
-		{"NewKeyForTheSameAddress", testRegisterAt},
+		{"NewKeyForTheSameAddress", testGrantAt},
 		{"BeyondTheLimits", testLimits},
 		{"HandlerFails", testHandlerFails},
 		{"Close", testClose},
@@ -74,7 +76,8 @@ func (p *OneSided) step() {
 
 // event is one call of a handler.
 type event struct {
-	what   string // Written, Received, Invalidated
+	what   string // Written, Received, Invalidated, Revoked
+	known  bool
 	key    uint32
 	addr   uint64
 	n      int
@@ -94,6 +97,7 @@ type side struct {
 	events []event
 	err    error
 	closed int
+	sent   int
 	on     func(e event) error // with mu held
 	onEnd  func()
 }
@@ -133,8 +137,17 @@ func (s *side) event(e event) error {
 	return nil
 }
 
-func (s *side) Written(key uint32, addr uint64, n int, imm uint32) error {
-	return s.event(event{what: "Written", key: key, addr: addr, n: n, imm: imm})
+func (s *side) Sent(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.in || s.closed > 0 || n <= 0 {
+		panic("Sent outside of Begin and End, or of nothing")
+	}
+	s.sent += n
+}
+
+func (s *side) Written(w transport.Placed) error {
+	return s.event(event{what: "Written", known: w.Known, key: w.Key, addr: w.Addr, n: w.N, imm: w.Imm})
 }
 
 func (s *side) Received(data []byte, imm uint32, hasImm bool) error {
@@ -143,6 +156,10 @@ func (s *side) Received(data []byte, imm uint32, hasImm bool) error {
 
 func (s *side) Invalidated(key uint32, filled int) error {
 	return s.event(event{what: "Invalidated", key: key, filled: filled})
+}
+
+func (s *side) Revoked(key uint32, filled int) error {
+	return s.event(event{what: "Revoked", key: key, filled: filled})
 }
 
 func (s *side) Closed(err error) {
@@ -159,6 +176,12 @@ func (s *side) count() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return len(s.events)
+}
+
+func (s *side) told() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.sent
 }
 
 func (s *side) over() bool {
@@ -201,7 +224,7 @@ func (p *OneSided) listen(t *testing.T, answer func(q transport.ConnRequest)) tr
 }
 
 func (p *OneSided) dial(to netip.AddrPort, d transport.Domain, private []byte) (transport.OneSided, []byte, error) {
-	return p.A.DialOneSided(context.Background(), p.AddrA, to, d, private)
+	return p.A.DialOneSided(context.Background(), p.AddrA, to, d, attr, private)
 }
 
 // link makes a link that is not started.
@@ -210,7 +233,7 @@ func (p *OneSided) link(t *testing.T) (x, y *side) {
 	x, y = &side{d: p.A.NewDomain()}, &side{d: p.B.NewDomain()}
 	accepted := make(chan transport.OneSided, 1)
 	ln := p.listen(t, func(q transport.ConnRequest) {
-		l, err := q.Accept(y.d, nil)
+		l, err := q.Accept(y.d, attr, nil)
 		if err != nil {
 			t.Error(err)
 		}
@@ -233,10 +256,13 @@ func (p *OneSided) link(t *testing.T) (x, y *side) {
 func (p *OneSided) started(t *testing.T) (x, y *side) {
 	t.Helper()
 	x, y = p.link(t)
-	x.l.Start(x)
-	y.l.Start(y)
+	x.l.Start(x, transport.MaxSend)
+	y.l.Start(y, transport.MaxSend)
 	return x, y
 }
+
+// attr is enough for every test: what is more has to wait.
+var attr = transport.LinkAttr{Sends: 64, Recvs: 64}
 
 func pattern(n int, seed byte) []byte {
 	b := make([]byte, n)
@@ -247,17 +273,17 @@ func pattern(n int, seed byte) []byte {
 }
 
 func testPrivate(t *testing.T, p OneSided) {
-	for _, n := range []int{0, 1, 56, transport.MaxPrivate} {
-		show, answer := pattern(n, 1), pattern(n, 2)
+	for _, n := range []int{0, 1, transport.MaxConnect, transport.MaxAccept} {
+		show, answer := pattern(min(n, transport.MaxConnect), 1), pattern(n, 2)
 		var from, at netip.AddrPort
 		var shown []byte
 		accepted := make(chan transport.OneSided, 1)
 		ln := p.listen(t, func(q transport.ConnRequest) {
 			shown, from, at = q.Private(), q.RemoteAddr(), q.LocalAddr()
-			if _, err := q.Accept(p.B.NewDomain(), make([]byte, transport.MaxPrivate+1)); err == nil {
+			if _, err := q.Accept(p.B.NewDomain(), attr, make([]byte, transport.MaxAccept+1)); err == nil {
 				t.Error("more than can be shown was accepted")
 			}
-			l, err := q.Accept(p.B.NewDomain(), answer)
+			l, err := q.Accept(p.B.NewDomain(), attr, answer)
 			if err != nil {
 				t.Error(err)
 			}
@@ -281,18 +307,18 @@ func testPrivate(t *testing.T, p OneSided) {
 		k.Close()
 		ln.Close()
 	}
-	if _, _, err := p.dial(p.AddrB, p.A.NewDomain(), make([]byte, transport.MaxPrivate+1)); err == nil {
+	if _, _, err := p.dial(p.AddrB, p.A.NewDomain(), make([]byte, transport.MaxConnect+1)); err == nil {
 		t.Error("a dial that shows more than can be shown")
 	}
 }
 
 func testReject(t *testing.T, p OneSided) {
-	for _, n := range []int{0, 56, transport.MaxPrivate, transport.MaxPrivate + 1} {
+	for _, n := range []int{0, 56, transport.MaxReject, transport.MaxReject + 1} {
 		why := pattern(n, 3)
 		ln := p.listen(t, func(q transport.ConnRequest) { q.Reject(why) })
 		_, _, err := p.dial(ln.Addr(), p.A.NewDomain(), []byte{1})
 		var r *transport.Refused
-		if !errors.As(err, &r) || !bytes.Equal(r.Private, why[:min(n, transport.MaxPrivate)]) || r.Remote.Addr() != p.AddrB.Addr() {
+		if !errors.As(err, &r) || !bytes.Equal(r.Private, why[:min(n, transport.MaxReject)]) || r.Remote.Addr() != p.AddrB.Addr() {
 			t.Errorf("rejected with %d bytes: %v", n, err)
 		}
 		ln.Close()
@@ -308,11 +334,11 @@ func testAnswer(t *testing.T, p OneSided) {
 	answer := func() {
 		q = <-asked
 		var err error
-		if l, err = q.Accept(d, []byte{7}); err != nil {
+		if l, err = q.Accept(d, attr, []byte{7}); err != nil {
 			t.Error(err)
 		}
 		q.Reject([]byte{8})
-		if _, err := q.Accept(d, nil); err == nil {
+		if _, err := q.Accept(d, attr, nil); err == nil {
 			t.Error("accepted twice")
 		}
 	}
@@ -329,8 +355,8 @@ func testAnswer(t *testing.T, p OneSided) {
 	}
 	<-done
 	x, y := &side{l: k}, &side{l: l}
-	x.l.Start(x)
-	y.l.Start(y)
+	x.l.Start(x, transport.MaxSend)
+	y.l.Start(y, transport.MaxSend)
 	x.post(&transport.Op{Kind: transport.OpSend, Data: []byte("still here")})
 	p.until(t, "a send", func() bool { return y.count() == 1 })
 	k.Close()
@@ -346,18 +372,17 @@ func testOneSidedDialFails(t *testing.T, p OneSided) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	if _, _, err := p.A.DialOneSided(ctx, p.AddrA, ln.Addr(), p.A.NewDomain(), nil); !errors.Is(err, context.Canceled) {
+	if _, _, err := p.A.DialOneSided(ctx, p.AddrA, ln.Addr(), p.A.NewDomain(), attr, nil); !errors.Is(err, context.Canceled) {
 		t.Errorf("dialled with a context that is over: %v", err)
 	}
-	if _, _, err := p.A.DialOneSided(context.Background(), p.AddrA, ln.Addr(), foreign{}, nil); err == nil {
+	if _, _, err := p.A.DialOneSided(context.Background(), p.AddrA, ln.Addr(), foreign{}, attr, nil); err == nil {
 		t.Error("dialled in a domain of another provider")
 	}
 }
 
 type foreign struct{}
 
-func (foreign) Register([]byte) (uint32, uint64) { return 1, 1 }
-func (foreign) RegisterAt([]byte, uint64) uint32 { return 1 }
-func (foreign) Revoke(uint32) bool               { return true }
-func (foreign) Take(uint32) (int, bool)          { return 0, true }
-func (foreign) Close()                           {}
+func (foreign) Register([]byte) (uint32, uint64)        { return 1, 1 }
+func (foreign) Revoke(uint32) transport.Revocation      { return transport.Idle }
+func (foreign) Take(uint32) (int, transport.Revocation) { return 0, transport.Idle }
+func (foreign) Close()                                  {}

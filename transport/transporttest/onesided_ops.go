@@ -39,7 +39,7 @@ func testWrites(t *testing.T, p OneSided) {
 			if !bytes.Equal(mem[off:off+n+tail], whole) || bytes.Count(mem[:off], []byte{0}) != off || bytes.Count(mem[off+n+tail:], []byte{0}) != room-off-n-tail {
 				t.Fatalf("%d+%d bytes lie otherwise", n, tail)
 			}
-			if !y.d.Revoke(key) {
+			if y.d.Revoke(key) != transport.Idle {
 				t.Error("nobody writes, but the key is busy")
 			}
 		}
@@ -113,7 +113,7 @@ func testOpsOrder(t *testing.T, p OneSided) {
 				op.Kind, op.Key, op.Addr = transport.OpWrite, key, addr+uint64(len(wantMem))
 				if rng.Intn(3) > 0 {
 					op.Kind = transport.OpWriteImm
-					want = append(want, event{what: "Written", key: key, addr: op.Addr, n: n, imm: op.Imm})
+					want = append(want, event{what: "Written", known: true, key: key, addr: op.Addr, n: n, imm: op.Imm})
 				}
 				wantMem = append(wantMem, data...)
 			}
@@ -151,7 +151,7 @@ func testPingPong(t *testing.T, p OneSided) {
 			return nil
 		}
 		s.onEnd = s.l.Flush
-		s.l.Start(s)
+		s.l.Start(s, transport.MaxSend)
 	}
 	x.post(&transport.Op{Kind: transport.OpWriteImm, Imm: 1})
 	p.until(t, "the last round", func() bool { return x.count()+y.count() == rounds })
@@ -161,7 +161,7 @@ func testPingPong(t *testing.T, p OneSided) {
 // when the peer reads.
 func testNobodyReads(t *testing.T, p OneSided) {
 	x, y := p.link(t)
-	x.l.Start(x)
+	x.l.Start(x, transport.MaxSend)
 	mem := make([]byte, 256<<10)
 	key, addr := y.d.Register(mem)
 	data := pattern(len(mem), 5)
@@ -170,7 +170,7 @@ func testNobodyReads(t *testing.T, p OneSided) {
 		x.post(&transport.Op{Kind: transport.OpWriteImm, Key: key, Addr: addr, Data: data, Imm: i})
 	}
 	x.post(&transport.Op{Kind: transport.OpSend, Data: []byte("last")})
-	y.l.Start(y)
+	y.l.Start(y, transport.MaxSend)
 	p.until(t, "all", func() bool { return y.count() == n+1 })
 	if !bytes.Equal(mem, data) || string(y.events[n].data) != "last" {
 		t.Error("other bytes have come")
@@ -182,7 +182,7 @@ func testNobodyReads(t *testing.T, p OneSided) {
 	}
 	// A peer that never reads does not keep the link from ending.
 	x, y = p.link(t)
-	x.l.Start(x)
+	x.l.Start(x, transport.MaxSend)
 	for range n {
 		x.post(&transport.Op{Kind: transport.OpWriteImm, Key: key, Addr: addr, Data: data})
 	}
@@ -263,7 +263,7 @@ func testInvalidate(t *testing.T, p OneSided) {
 	if e := y.events[0]; e.what != "Invalidated" || e.key != key {
 		t.Errorf("revoked: %+v", e)
 	}
-	if !y.d.Revoke(key) {
+	if y.d.Revoke(key) != transport.Idle {
 		t.Error("a key that the peer revoked is busy")
 	}
 	x.post(&transport.Op{Kind: transport.OpWrite, Key: key, Addr: addr, Data: pattern(100, 3)})
@@ -310,16 +310,16 @@ func testFilled(t *testing.T, p OneSided) {
 			p.until(t, c.name, func() bool { return y.count() == 1 })
 			got := y.events[0].filled
 			if who == "owner" {
-				var idle bool
-				if got, idle = y.d.Take(key); !idle {
+				var how transport.Revocation
+				if got, how = y.d.Take(key); how != transport.Idle {
 					t.Errorf("%s: the key is busy", c.name)
 				}
 			}
 			if got != c.filled {
 				t.Errorf("%s, ended by the %s: %d bytes are filled; want %d", c.name, who, got, c.filled)
 			}
-			if n, idle := y.d.Take(key); n != 0 || !idle {
-				t.Errorf("%s: %d bytes and %v of a key that is not there", c.name, n, idle)
+			if n, how := y.d.Take(key); n != 0 || how != transport.Idle {
+				t.Errorf("%s: %d bytes and %v of a key that is not there", c.name, n, how)
 			}
 			// The next key in its place begins at nothing.
 			for range 100 {
@@ -356,7 +356,7 @@ func testKeys(t *testing.T, p OneSided) {
 		seen[key] = true
 		if live = append(live, key); len(live) > 100 {
 			k := (i * 7919) % len(live)
-			if !d.Revoke(live[k]) {
+			if d.Revoke(live[k]) != transport.Idle {
 				t.Fatal("busy, though nobody writes")
 			}
 			live[k] = live[len(live)-1]
@@ -366,23 +366,23 @@ func testKeys(t *testing.T, p OneSided) {
 	if sequels > 5 {
 		t.Errorf("%d keys follow upon the one before", sequels)
 	}
-	if !d.Revoke(12345) {
+	if d.Revoke(12345) != transport.Idle {
 		t.Error("a key that never was is busy")
 	}
 	d.Close()
 	d.Close()
-	if key, _ := d.Register(mem); !d.Revoke(key) {
+	if key, _ := d.Register(mem); d.Revoke(key) != transport.Idle {
 		t.Error("a key of a closed domain is busy")
 	}
 }
 
-// testRegisterAt checks that RegisterAt keeps the address and gives a new key.
-func testRegisterAt(t *testing.T, p OneSided) {
+// testGrantAt checks that Grant keeps the address and gives a new key.
+func testGrantAt(t *testing.T, p OneSided) {
 	x, y := p.started(t)
 	mem := make([]byte, 100)
 	old, addr := y.d.Register(mem)
 	y.d.Revoke(old)
-	key := y.d.RegisterAt(mem, addr)
+	key, _ := y.l.Grant(mem, addr)
 	if key == old {
 		t.Error("the same key again")
 	}
@@ -434,8 +434,8 @@ func testHandlerFails(t *testing.T, p OneSided) {
 			op.Data = make([]byte, 30000)
 		}
 		y.on = func(event) error { return boom }
-		x.l.Start(x)
-		y.l.Start(y)
+		x.l.Start(x, transport.MaxSend)
+		y.l.Start(y, transport.MaxSend)
 		x.post(op, op)
 		if err := p.wantClosed(t, y); err != boom {
 			t.Errorf("kind %d: closed with %v", op.Kind, err)
@@ -458,15 +458,15 @@ func testClose(t *testing.T, p OneSided) {
 		t.Errorf("the peer closed: %v", err)
 	}
 	x.post(&transport.Op{Kind: transport.OpSend}, &transport.Op{})
-	x.l.Start(x)
+	x.l.Start(x, transport.MaxSend)
 	y.l.Close()
 	p.wantClosed(t, y)
 
 	// From within the handler: nothing is called from within Close.
 	x, y = p.link(t)
 	y.on = func(event) error { y.l.Close(); return nil }
-	x.l.Start(x)
-	y.l.Start(y)
+	x.l.Start(x, transport.MaxSend)
+	y.l.Start(y, transport.MaxSend)
 	x.post(&transport.Op{Kind: transport.OpSend})
 	p.wantClosed(t, y)
 	p.wantClosed(t, x)
@@ -477,16 +477,16 @@ func testCloseUnstarted(t *testing.T, p OneSided) {
 	x.post(&transport.Op{Kind: transport.OpSend, Data: []byte{1}})
 	x.l.Close()
 	x.l.Close()
-	x.l.Start(x)
+	x.l.Start(x, transport.MaxSend)
 	p.wantClosed(t, x)
-	y.l.Start(y)
+	y.l.Start(y, transport.MaxSend)
 	p.wantClosed(t, y)
 
 	x, y = p.link(t) // that fails before it is started
 	x.post(&transport.Op{})
-	x.l.Start(x)
+	x.l.Start(x, transport.MaxSend)
 	p.wantClosed(t, x)
-	y.l.Start(y)
+	y.l.Start(y, transport.MaxSend)
 	p.wantClosed(t, y)
 }
 
