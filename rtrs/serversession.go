@@ -17,6 +17,7 @@ type ServerSession struct {
 
 	s          *Server
 	uuid       uuid
+	kernel     bool   // its first path does not fence
 	generation uint32 // which of the sessions of this name it is; by it the client sees whether its chunks still exist
 
 	// Invariant: up is how many of paths are Connected; down is set when it falls to 0,
@@ -64,11 +65,14 @@ func (s *Server) newSession(p *ServerPath) *ServerSession {
 	if s.generation++; s.generation == 0 {
 		s.generation++
 	}
-	e := &ServerSession{Name: p.name, s: s, uuid: p.session, generation: s.generation, mem: mem,
+	e := &ServerSession{Name: p.name, s: s, uuid: p.session, kernel: !p.fences, generation: s.generation, mem: mem,
 		chunks: make([]chunk, s.chunks.Depth), used: s.now}
 	s.sessions = append(s.sessions, e)
 	return e
 }
+
+// Kernel reports whether the client is a kernel, which understands none of our own messages.
+func (e *ServerSession) Kernel() bool { return e.kernel }
 
 // UUID is the session's number.
 func (e *ServerSession) UUID() [16]byte { return e.uuid }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/rdsd/rdsd/blk"
@@ -131,6 +132,16 @@ func (k *checks) host(h *Host) {
 		k.add(SeverityError, "state", "see to the directory", "what is persistent cannot be written down: %v", err)
 	case h.cfg.StateDir == "":
 		k.add(SeverityWarning, "state", "set volumes.state_dir", "nothing persists, and mappings do not survive the daemon")
+	}
+	if s := h.srv; s.wanted != (geometry{}) {
+		var names []string
+		if now := s.kernels(); now != nil {
+			for _, x := range now.Sessions {
+				names = append(names, x.Name)
+			}
+		}
+		k.add(SeverityWarning, "kernels", "unmap there and start the daemon again, or configure what is", "sessions have %v, not what is configured (%v), because kernels know it so: %s",
+			s.geo, s.wanted, strings.Join(names, " "))
 	}
 	if err := h.drv.present(); err != nil {
 		k.add(SeverityWarning, "kernel nbd", "modprobe nbd, if kernel devices are wanted", "%v", err)

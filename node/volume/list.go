@@ -240,7 +240,7 @@ func (s *server) sessionList() (list []SessionInfo, chunks [][]byte) {
 			continue
 		}
 		i := SessionInfo{ID: x.id, Name: e.Name, UUID: fmt.Sprintf("%x", e.UUID()), Role: RoleServer, Peer: x.peer.String(), Up: true,
-			Volumes: open[e], Depth: s.h.cfg.QueueDepth, MaxIO: uint32(s.h.cfg.MaxIO), Since: x.since}
+			Volumes: open[e], Depth: s.geo.QueueDepth, MaxIO: uint32(s.geo.MaxIO), Since: x.since}
 		for _, p := range e.Paths() {
 			i.Paths++
 			i.PathsUp++

@@ -38,7 +38,7 @@ func (h *Host) wrote(err error) {
 func (h *Host) snapshot(running bool) state {
 	var st state
 	if h.srv != nil {
-		st.Past = h.srv.past()
+		st.Past, st.Kernels = h.srv.past(), h.srv.kernels()
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -37,6 +37,11 @@ type server struct {
 	chunks   []byte                        // made by the last Alloc, until a session is Up
 	pages    atomic.Pointer[[]*chunkPages] // of all sessions; replaced with mu held
 	rationed []rationedReq                 // read requests that wait for memory
+	// lostKernels are sessions of kernels that will come back, by name, and when they were lost.
+	lostKernels map[string]time.Time
+
+	geo    geometry // of every session; set by newServer
+	wanted geometry // what is configured, if geo is what kernels know instead; set by newServer
 
 	lmu       sync.Mutex
 	listeners []transport.Listener // guarded by lmu
@@ -49,17 +54,19 @@ type serverSession struct {
 	peer   netip.AddrPort
 	since  time.Time
 	chunks []byte
+	opened bool // a kernel's: it has opened a volume
 }
 
 const batchSize = 64 // requests submitted to a device at once
 
 func newServer(h *Host, old *state) (*server, error) {
-	s := &server{h: h, sessions: map[*rtrs.ServerSession]*serverSession{}, places: map[any]*place{}}
+	s := &server{h: h, sessions: map[*rtrs.ServerSession]*serverSession{}, places: map[any]*place{}, lostKernels: map[string]time.Time{}}
+	s.takeGeometry(old.Kernels)
 	c := &h.cfg
 	rnd := h.random()
 	var err error
 	rc := rtrs.ServerConfig{
-		QueueDepth: c.QueueDepth, MaxIO: c.MaxIO, MaxHdr: headerRoom, NoInvalidate: !*c.AlwaysInvalidate,
+		QueueDepth: s.geo.QueueDepth, MaxIO: s.geo.MaxIO, MaxHdr: headerRoom, NoInvalidate: !*c.AlwaysInvalidate,
 		HeartbeatEvery: c.Heartbeat, MissedLimit: c.MissedLimit, MaxSessions: c.MaxSessions, MaxPaths: maxPaths, MaxConns: c.MaxConnections,
 	}
 	if h.machine.Tune != nil {

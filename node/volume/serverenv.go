@@ -116,6 +116,7 @@ func (e *serverEnv) Up(s *rtrs.ServerSession) {
 }
 
 func (e *serverEnv) Down(s *rtrs.ServerSession) {
+	(*server)(e).kernelDown(s)
 	e.rn.Down(e.last, s)
 	delete(e.sessions, s)
 }
@@ -176,6 +177,9 @@ func (e *exportEnv) Event(x rnbd.ServerEvent) {
 	ev := Event{Kind: EventExport, Role: RoleServer, Session: x.Session, Export: x.Name, State: x.Kind.String(), Err: x.Err}
 	switch x.Kind {
 	case rnbd.ServerOpened, rnbd.ServerClosed:
+		if x.Kind == rnbd.ServerOpened {
+			(*server)(e).kernelOpened(x.Session)
+		}
 		ev.Text = fmt.Sprintf("session %s has %v volume %s (%v)", x.Session, x.Kind, x.Name, x.Access)
 	case rnbd.ServerRefused:
 		ev.Text = fmt.Sprintf("session %s may not open volume %s (%v)", x.Session, x.Name, x.Access)

@@ -39,6 +39,7 @@ type state struct {
 	Exports  []exportState  `json:"exports,omitempty"`
 	Mappings []mappingState `json:"mappings,omitempty"`
 	Past     []pastState    `json:"past,omitempty"`
+	Kernels  *kernelsState  `json:"kernels,omitempty"`
 }
 
 // pastState is what the server knows of a file or block device (rnbd.Past).
