@@ -28,6 +28,7 @@ var rooms = []room{
 	{"wire/rnbd", 1, [][]string{{"./wire/..."}, {"./rnbd"}, volumeWorlds}},
 	{"cong", 2, [][]string{{"./cong"}, {"./rds"}, datagramWorlds}},
 	{"roce", 3, [][]string{{"./roce"}}},
+	{"roce/cm", 3, [][]string{{"./roce/cm"}}},
 	{"conn", 14, [][]string{{"./conn"}, {"./rds"}, datagramWorlds, daemons, goClients, kills}},
 	{"rds", 12, [][]string{{"./rds"}, datagramWorlds, daemons, goClients, kills}},
 	{"shm", 12, [][]string{{"./shm"}, clients, daemons, goClients, kills}},

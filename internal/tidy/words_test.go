@@ -20,6 +20,7 @@ var explained = map[string]float64{
 	"rds":           8,
 	"cong":          9,
 	"roce":          4,
+	"roce/cm":       6,
 	"rtrs":          10,
 	"rnbd":          9,
 	"wire/rtrs":     6,

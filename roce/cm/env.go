@@ -1,6 +1,7 @@
 package cm
 
 import (
+	"fmt"
 	"net/netip"
 
 	"github.com/rdsd/rdsd/roce"
@@ -41,8 +42,12 @@ type Env interface {
 	Released(c *Conn)
 }
 
-// Param is what one side of a connection tells the other of its queue pair. In a message that
-// lacks a field, such as the MTU in the answer, it is that of the question.
+// ConnBytes is what one connection is charged with: the Conn and its places in the tables of a
+// Manager.
+const ConnBytes = 1536
+
+// Param is what one side of a connection tells the other of its queue pair. What only the side
+// that dials says is the same for both.
 type Param struct {
 	QPN      uint32   // number of the queue pair, of 24 bits, 2 or more
 	RecvPSN  roce.PSN // number of the first packet that this side receives: with which the other starts
@@ -63,6 +68,29 @@ const (
 	MaxRejectPrivate = 148 // of Reject, in the REJ
 )
 
+const (
+	maxQPN  = 1<<24 - 1
+	maxCode = 31 // of a time
+	maxRep  = 7  // of counts of three bits
+)
+
+// check fails with ErrParam.
+func (p *Param) check(maxPrivate int) error {
+	switch {
+	case p.QPN < 2 || p.QPN > maxQPN:
+		return fmt.Errorf("%w: queue pair %d, want 2 to %d", ErrParam, p.QPN, maxQPN)
+	case p.RecvPSN > maxQPN:
+		return fmt.Errorf("%w: first packet %#x, want 24 bits", ErrParam, uint32(p.RecvPSN))
+	case p.Retry > maxRep || p.RNRRetry > maxRep:
+		return fmt.Errorf("%w: %d and %d repetitions, want 0 to %d", ErrParam, p.Retry, p.RNRRetry, maxRep)
+	case p.Ack > maxCode:
+		return fmt.Errorf("%w: code %d of a time, want 0 to %d", ErrParam, p.Ack, maxCode)
+	case len(p.Private) > maxPrivate:
+		return fmt.Errorf("%w: %d bytes of private data, want %d at most", ErrParam, len(p.Private), maxPrivate)
+	}
+	return nil
+}
+
 // Reason is why a connection is refused, as in the field of that name of a REJ.
 type Reason uint16
 
@@ -78,5 +106,18 @@ const (
 	ReasonStale         Reason = 10
 	ReasonInvalidGID    Reason = 12
 	ReasonInvalidMTU    Reason = 26
-	ReasonConsumer      Reason = 28 // the application said no, or whatever is in the private data
+	ReasonConsumer      Reason = 28 // the application said no; its private data may say why
 )
+
+var reasonNames = map[Reason]string{
+	ReasonNone: "hung up", ReasonNoResources: "no resources", ReasonTimeout: "timeout", ReasonUnsupported: "unsupported request",
+	ReasonInvalidCommID: "invalid communication ID", ReasonNoListener: "no listener", ReasonTransport: "invalid transport",
+	ReasonStale: "stale connection", ReasonInvalidGID: "invalid address", ReasonInvalidMTU: "invalid MTU", ReasonConsumer: "refused by the application",
+}
+
+func (r Reason) String() string {
+	if s := reasonNames[r]; s != "" {
+		return s
+	}
+	return fmt.Sprintf("reason %d", uint16(r))
+}
