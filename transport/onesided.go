@@ -212,7 +212,8 @@ type OneSidedProvider interface {
 	NewDomain() Domain
 	// DialOneSided connects local (port 0, or no address: any) to remote, in d, and shows
 	// private (at most MaxConnect bytes) to the other end; rsp is its answer. A refusal is
-	// a *Refused. d is one of this provider's.
+	// a *Refused. d is one of this provider's. Whatever an end has shown may come with zeros
+	// behind it: messages of rdma_cm are of one length, and do not say how much of it is meant.
 	DialOneSided(ctx context.Context, local, remote netip.AddrPort, d Domain, attr LinkAttr, private []byte) (l OneSided, rsp []byte, err error)
 	// ListenOneSided calls accept for each request to connect, from its own
 	// goroutines, which are bounded in number. The listener's Close waits for them.
