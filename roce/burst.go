@@ -24,7 +24,9 @@ type Burst struct {
 
 	packets [MaxBurst]BurstPacket
 	bytes   int  // of all packets
-	full    bool // the last packet is shorter than the first, so that nothing can follow
+	spare   int  // bytes that are kept for an acknowledgement, which is one packet
+	gso     bool // Config.GSO
+	closed  bool // the last packet is shorter than the first, so that nothing can follow
 	qp      *QP  // whose memory is referred to
 }
 
@@ -61,4 +63,61 @@ func (p *BurstPacket) Append(b []byte) []byte {
 		b = append(b, piece...)
 	}
 	return append(b, p.Tail()...)
+}
+
+// packetLen is the length of a packet with n bytes of payload.
+func packetLen(op Opcode, n int) int { return op.Header() + n + pad(n) + icrcLen }
+
+// ackLen is the length of an acknowledgement.
+const ackLen = bthLen + aethLen + icrcLen
+
+// room reports whether a packet of size bytes may follow.
+func (b *Burst) room(size int) bool {
+	n := b.N + 1
+	if b.spare > 0 {
+		n++
+	}
+	switch {
+	case n > MaxBurst:
+		return false
+	case !b.gso || b.N == 0:
+		return true
+	}
+	return !b.closed && size <= b.Size && b.bytes+size+b.spare <= maxBurstBytes
+}
+
+// add appends a packet of p's headers and payload, for which there is room. f is the flow
+// that it leaves on.
+func (b *Burst) add(f *Flow, p *Packet, payload [3][]byte) *BurstPacket {
+	t := &b.packets[b.N]
+	n := len(payload[0]) + len(payload[1]) + len(payload[2])
+	t.Payload = payload
+	t.region = nil
+	t.headLen = uint8(len(p.AppendHeader(t.head[:0], n)))
+	padding := pad(n)
+	t.tail = [maxTail]byte{}
+	ident := uint16(0)
+	if b.gso {
+		ident = uint16(b.N)
+	}
+	sum := f.ICRC(ident, t.Head(), payload[0], payload[1], payload[2], t.tail[:padding])
+	t.tailLen = uint8(len(AppendICRC(t.tail[:padding], sum)))
+	size := t.Len()
+	if b.N == 0 {
+		b.Size = size
+	}
+	b.closed = size < b.Size
+	b.bytes += size
+	b.N++
+	return t
+}
+
+// clear makes b empty and lets go of the memory that it refers to.
+func (b *Burst) clear() {
+	for i := range b.packets[:b.N] {
+		p := &b.packets[i]
+		p.Payload = [3][]byte{}
+		p.region = nil
+	}
+	b.N, b.Size, b.bytes, b.spare, b.closed, b.qp = 0, 0, 0, 0, false, nil
 }

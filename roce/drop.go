@@ -13,12 +13,13 @@ const (
 	DropPartition                   // it is for another partition
 	DropWindow                      // its number is far from all that are expected
 	DropResponse                    // it answers what was not asked, or with another length
+	DropOpcode                      // no queue pair of a reliable connection has such packets
 	DropMAD                         // it is for queue pair 1 and no management datagram
 	NumDropReasons
 )
 
 var dropNames = [NumDropReasons]string{
-	"malformed", "queue_pair", "state", "source", "icrc", "partition", "window", "response", "mad",
+	"malformed", "queue_pair", "state", "source", "icrc", "partition", "window", "response", "opcode", "mad",
 }
 
 func (r DropReason) String() string { return dropNames[r] }

@@ -63,11 +63,20 @@ var ErrFamily = errors.New("roce: the addresses of a flow are not of one family"
 
 // NewFlow makes the flow of packets from src to dst. IPv4 addresses in IPv6 are IPv4.
 func NewFlow(src, dst netip.AddrPort) (*Flow, error) {
+	f := &Flow{}
+	if err := f.set(src, dst); err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// set makes f the flow of packets from src to dst. It fails with ErrFamily.
+func (f *Flow) set(src, dst netip.AddrPort) error {
 	from, to := src.Addr().Unmap(), dst.Addr().Unmap()
 	if !from.IsValid() || !to.IsValid() || from.Is4() != to.Is4() {
-		return nil, ErrFamily
+		return ErrFamily
 	}
-	f := &Flow{v4: from.Is4()}
+	f.v4 = from.Is4()
 	// What no router leaves alone stays at ones: class of service, time to live, flow
 	// label, both checksums.
 	for i := range f.head {
@@ -78,20 +87,22 @@ func NewFlow(src, dst netip.AddrPort) (*Flow, error) {
 		h[0] = 0x45
 		h[6], h[7] = dontFragment, 0
 		h[9] = protocolUDP
-		copy(h[12:], from.AsSlice())
-		copy(h[16:], to.AsSlice())
+		a, b := from.As4(), to.As4()
+		copy(h[12:], a[:])
+		copy(h[16:], b[:])
 		f.ip = onesLen + ipv4Len + udpLen
 	} else {
 		h[0] = 0x6f
 		h[6] = protocolUDP
-		copy(h[8:], from.AsSlice())
-		copy(h[24:], to.AsSlice())
+		a, b := from.As16(), to.As16()
+		copy(h[8:], a[:])
+		copy(h[24:], b[:])
 		f.ip = onesLen + ipv6Len + udpLen
 	}
 	udp := f.head[f.ip-udpLen:]
 	binary.BigEndian.PutUint16(udp, src.Port())
 	binary.BigEndian.PutUint16(udp[2:], dst.Port())
-	return f, nil
+	return nil
 }
 
 // ICRC is the CRC of a packet that consists of its headers, which are head and hold at least

@@ -33,7 +33,7 @@ var (
 //
 // Nobody is under way in a region between two calls: each packet asks anew, so that after
 // Revoke no further byte is placed or read, not even of a message that has begun. What Access
-// gave out for sending is the sender's to keep until it is sent.
+// gave out for sending is in use until Device.Sent, which Take tells.
 type Memory struct {
 	secret [4]uint32
 	count  uint32
@@ -49,6 +49,8 @@ type region struct {
 	key        uint32
 	qp         uint32
 	rights     Rights
+	full       int     // bytes from the first one on that were written, without a gap
+	lent       int     // packets of a burst that refer to p
 	prev, next *region // of the same queue pair
 }
 
@@ -117,39 +119,55 @@ func (m *Memory) encrypt(count uint32) uint32 {
 // the key gives it need. Without bytes there is nothing to protect, and no key is looked at:
 // kernels send such messages with key 0.
 func (m *Memory) Access(qp, key uint32, addr, n uint64, need Rights) ([]byte, error) {
+	_, p, err := m.access(qp, key, addr, n, need)
+	return p, err
+}
+
+// access is Access, and tells the region; without bytes there is none.
+func (m *Memory) access(qp, key uint32, addr, n uint64, need Rights) (*region, []byte, error) {
 	if n == 0 {
-		return nil, nil
+		return nil, nil, nil
 	}
 	r := m.live[key]
 	switch {
 	case r == nil:
-		return nil, ErrKey
+		return nil, nil, ErrKey
 	case r.qp != AnyQP && r.qp != qp:
-		return nil, ErrQP
+		return nil, nil, ErrQP
 	case r.rights&need != need:
-		return nil, ErrRights
+		return nil, nil, ErrRights
 	}
 	// Differences, because sums of what a peer says may wrap.
 	size, off := uint64(len(r.p)), addr-r.addr
 	if addr < r.addr || off > size || n > size-off {
-		return nil, ErrRange
+		return nil, nil, ErrRange
 	}
-	return r.p[off:][:n:n], nil
+	return r, r.p[off:][:n:n], nil
 }
 
-// Invalidate ends key because the peer of qp asked for it.
-func (m *Memory) Invalidate(qp, key uint32) error {
+// wrote counts the n bytes from addr on, which are in their place. A peer that writes one
+// part twice and leaves another out is not credited with both.
+func (r *region) wrote(addr uint64, n int) {
+	if off := int(addr - r.addr); off <= r.full {
+		r.full = max(r.full, off+n)
+	}
+}
+
+// Invalidate ends key because the peer of qp asked for it, and tells as Take does how much
+// was written.
+func (m *Memory) Invalidate(qp, key uint32) (filled int, err error) {
 	r := m.live[key]
 	switch {
 	case r == nil:
-		return ErrKey
+		return 0, ErrKey
 	case r.qp != AnyQP && r.qp != qp:
-		return ErrQP
+		return 0, ErrQP
 	case r.rights&PeerRevokes == 0:
-		return ErrRights
+		return 0, ErrRights
 	}
+	filled = r.full
 	m.remove(r)
-	return nil
+	return filled, nil
 }
 
 // Revoke ends key, and reports whether there was one: a peer may have been faster.
@@ -166,8 +184,13 @@ func (m *Memory) Revoke(key uint32) bool {
 // without a gap. It is not idle while a burst refers to the memory because a peer READs it:
 // until Device.Sent the memory must stay as it is.
 func (m *Memory) Take(key uint32) (filled int, idle bool) {
-	m.Revoke(key)
-	return 0, true
+	r := m.live[key]
+	if r == nil {
+		return 0, true
+	}
+	filled, idle = r.full, r.lent == 0
+	m.remove(r)
+	return filled, idle
 }
 
 // Guard has f called before bytes of a peer are placed in p, which is exposed memory. If f
@@ -197,6 +220,9 @@ func (m *Memory) remove(r *region) {
 		m.bound[r.qp] = r.next
 	default:
 		delete(m.bound, r.qp) // where no region for all queue pairs is
+	}
+	if r.lent > 0 {
+		return // the burst has it; it is not used again
 	}
 	*r = region{next: m.spare}
 	m.spare = r

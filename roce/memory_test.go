@@ -74,7 +74,7 @@ func TestRights(t *testing.T) {
 			if have&PeerRevokes == 0 {
 				want = ErrRights
 			}
-			if err := m.Invalidate(1, key); !errors.Is(err, want) {
+			if _, err := m.Invalidate(1, key); !errors.Is(err, want) {
 				t.Errorf("rights %03b: invalidated: %v", have, err)
 			}
 			if m.Revoke(key) != (want != nil) {
@@ -117,7 +117,7 @@ func TestKeysOfQueuePairs(t *testing.T) {
 		}
 	}
 	check("first", func(int, int) bool { return false })
-	if err := m.Invalidate(2, keys[1][0]); !errors.Is(err, ErrQP) {
+	if _, err := m.Invalidate(2, keys[1][0]); !errors.Is(err, ErrQP) {
 		t.Errorf("a key of another queue pair is invalidated: %v", err)
 	}
 	// The first, the middle and the last of a queue pair's list, each by itself.
@@ -126,7 +126,7 @@ func TestKeysOfQueuePairs(t *testing.T) {
 			t.Errorf("key %d: revoked twice, or never", i)
 		}
 	}
-	if err := m.Invalidate(4, keys[AnyQP][1]); err != nil {
+	if _, err := m.Invalidate(4, keys[AnyQP][1]); err != nil {
 		t.Error(err)
 	}
 	some := func(qp, i int) bool { return qp-1 == i || qp == AnyQP && i == 1 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 )
 
 // State is where a queue pair is in its life.
@@ -58,26 +59,51 @@ const (
 
 // QPConfig is what a queue pair is made with.
 type QPConfig struct {
-	Number uint32   // of 24 bits; 0 and 1 belong to connection managers
 	Sends  int      // work requests that can be posted and not yet polled
 	Recvs  int      // receives, likewise
 	RNR    Syndrome // what a peer is told for which no receive is posted: RNR(d)
 	Memory *Memory  // that the peer may touch; nil: that of the device
 }
 
-// QP is one end of a reliable connection. Its caller carries packets: Receive takes one, Next
-// says which is to be sent, Poll says what was done. Nothing of it allocates.
+func (c *QPConfig) check() error {
+	switch {
+	case c.Sends < 1 || c.Sends > MaxQueue:
+		return fmt.Errorf("%w: %d sends, want 1 to %d", ErrConfig, c.Sends, MaxQueue)
+	case c.Recvs < 1 || c.Recvs > MaxQueue:
+		return fmt.Errorf("%w: %d receives, want 1 to %d", ErrConfig, c.Recvs, MaxQueue)
+	case !c.RNR.IsRNR():
+		return fmt.Errorf("%w: %q for a receiver that is not ready, want RNR(d)", ErrConfig, c.RNR)
+	}
+	return nil
+}
+
+// QP is one end of a reliable connection, of one device. Nothing of it allocates after Connect.
 //
-// Nothing is sent twice yet: a queue pair behaves as one with retry counts of 0, and a peer's
-// negative acknowledgement ends it. What is lost without a later packet is not noticed.
+// After whatever lets it send something (Post, Receive, Tick) it stands in the device's line
+// until Fill has taken all of it.
 type QP struct {
-	cfg   QPConfig
-	state State
-	peer  Peer
-	stats Stats
-	req   requester
-	resp  responder
-	done  ring[Completion]
+	dev    *Device
+	number uint32
+	cfg    QPConfig
+	state  State
+	peer   Peer // its Addr is plain
+	to     netip.AddrPort
+	stats  Counters
+	req    requester
+	resp   responder
+	done   ring[Completion]
+
+	told    bool // of something to Poll
+	arrived bool // a packet of the peer
+	lent    bool // a burst refers to memory of work requests
+
+	inLine bool // of the device, with behind
+	behind *QP
+
+	// place in the device's timers, from 1 on, if any. look <= deadline while it has one.
+	place    int
+	look     time.Duration
+	deadline time.Duration // when the requester does something by itself
 }
 
 // Peer is the other end of a connection.
@@ -98,43 +124,52 @@ type Peer struct {
 	ReadsOfPeer uint8 // READs of the peer at a time (responder resources); 0: they are refused
 }
 
-// Stats counts what a queue pair was given.
-type Stats struct {
-	Duplicates uint64 // packets that had come before
-	Gaps       uint64 // packets that came before one that is missing
-	NotReady   uint64 // messages for which no receive was posted
-	Dropped    uint64 // packets that were not for this queue pair, or not now
+// retryForEver is the RNRRetry that does not end.
+const retryForEver = 7
+
+func validMTU(n int) bool { return n >= 256 && n <= MaxPayload && n&(n-1) == 0 }
+
+func (p *Peer) check(c *Config) error {
+	addr := plain(p.Addr)
+	switch {
+	case p.Number < 2 || p.Number > maxNumber:
+		return fmt.Errorf("%w: number %d of the peer, want 2 to %d", ErrConfig, p.Number, maxNumber)
+	case !addr.IsValid() || addr.Is4() != c.Local.Is4():
+		return fmt.Errorf("%w: address %v of the peer, want one like %v", ErrConfig, p.Addr, c.Local)
+	case !validMTU(p.MTU) || p.MTU > c.MTU:
+		return fmt.Errorf("%w: MTU %d, want 256, 512, 1024, 2048 or 4096, up to %d", ErrConfig, p.MTU, c.MTU)
+	case p.First > psnMask:
+		return fmt.Errorf("%w: first packet %#x, want 24 bits", ErrConfig, uint32(p.First))
+	case p.Timeout > 31 || p.Retry > 7 || p.RNRRetry > retryForEver:
+		return fmt.Errorf("%w: timeout code %d and retry counts %d and %d, want up to 31, 7 and 7", ErrConfig, p.Timeout, p.Retry, p.RNRRetry)
+	}
+	return nil
 }
 
-// NewQP makes a queue pair in RESET. It fails with ErrConfig.
-func NewQP(cfg QPConfig) (*QP, error) {
-	switch {
-	case cfg.Number < 2 || cfg.Number > maxNumber:
-		return nil, fmt.Errorf("%w: number %d, want 2 to %d", ErrConfig, cfg.Number, maxNumber)
-	case cfg.Sends < 1 || cfg.Sends > MaxQueue:
-		return nil, fmt.Errorf("%w: %d sends, want 1 to %d", ErrConfig, cfg.Sends, MaxQueue)
-	case cfg.Recvs < 1 || cfg.Recvs > MaxQueue:
-		return nil, fmt.Errorf("%w: %d receives, want 1 to %d", ErrConfig, cfg.Recvs, MaxQueue)
-	case !cfg.RNR.IsRNR():
-		return nil, fmt.Errorf("%w: %q for a receiver that is not ready, want RNR(d)", ErrConfig, cfg.RNR)
-	}
+func newQP(d *Device, number uint32, cfg QPConfig) *QP {
 	// A place is given back when its completion is polled, so completions always have one.
-	q := &QP{cfg: cfg, done: newRing[Completion](cfg.Sends + cfg.Recvs)}
+	q := &QP{dev: d, number: number, cfg: cfg, deadline: never, done: newRing[Completion](cfg.Sends + cfg.Recvs)}
 	q.req.queue = newRing[send](cfg.Sends)
 	q.resp.queue = newRing[Recv](cfg.Recvs)
-	return q, nil
+	return q
 }
+
+// Number is q's number, which a peer is told.
+func (q *QP) Number() uint32 { return q.number }
+
+// Peer is what Connect was given.
+func (q *QP) Peer() Peer { return q.peer }
 
 // State is the state that q is in.
 func (q *QP) State() State { return q.state }
 
-// Stats is what q has counted since it was made.
-func (q *QP) Stats() Stats { return q.stats }
+// Counters is what q has counted since it was made.
+func (q *QP) Counters() Counters { return q.stats }
 
 // enter is the only place where a state changes.
 func (q *QP) enter(to State) error {
 	if e := &entries[to]; !e.from[q.state] {
-		return fmt.Errorf("%w: queue pair %d is in %v and cannot go to %v: %s", ErrState, q.cfg.Number, q.state, to, e.hint)
+		return fmt.Errorf("%w: queue pair %d is in %v and cannot go to %v: %s", ErrState, q.number, q.state, to, e.hint)
 	}
 	q.state = to
 	return nil
@@ -143,25 +178,25 @@ func (q *QP) enter(to State) error {
 // Init lets receives be posted.
 func (q *QP) Init() error { return q.enter(Init) }
 
-// Connect names the peer and takes what it sends from now on (RTR).
+// Connect names the peer and takes what it sends from now on (RTR). It fails with ErrConfig and
+// ErrState.
 func (q *QP) Connect(p Peer) error {
-	switch {
-	case p.Number < 2 || p.Number > maxNumber:
-		return fmt.Errorf("%w: number %d of the peer, want 2 to %d", ErrConfig, p.Number, maxNumber)
-	case p.MTU < 256 || p.MTU > MaxPayload || p.MTU&(p.MTU-1) != 0:
-		return fmt.Errorf("%w: MTU %d, want 256, 512, 1024, 2048 or 4096", ErrConfig, p.MTU)
-	case p.First > psnMask:
-		return fmt.Errorf("%w: first packet %#x, want 24 bits", ErrConfig, uint32(p.First))
+	if err := p.check(&q.dev.cfg); err != nil {
+		return err
 	}
 	if err := q.enter(RTR); err != nil {
 		return err
 	}
+	q.to = netip.AddrPortFrom(p.Addr.Unmap(), Port)
+	p.Addr = plain(p.Addr)
 	q.peer = p
-	q.resp.begin(p.First)
+	q.arrived = false
+	q.resp.begin(p.First, int(p.ReadsOfPeer))
 	return nil
 }
 
-// Start lets q send; its first packet has the number first (RTS).
+// Start lets q send; its first packet has the number first (RTS). It fails with ErrConfig and
+// ErrState.
 func (q *QP) Start(first PSN) error {
 	if first > psnMask {
 		return fmt.Errorf("%w: first packet %#x, want 24 bits", ErrConfig, uint32(first))
@@ -179,11 +214,13 @@ func (q *QP) Fail() {
 	if err := q.enter(Error); err != nil {
 		panic(err) // the table allows it from everywhere
 	}
+	q.deadline = never
+	q.resp.active = 0
 	for q.req.queue.n > 0 {
 		q.completeSend(Flushed)
 	}
 	for q.resp.queue.n > 0 {
-		q.completeRecv(Completion{Status: Flushed})
+		q.completeRecv(Completion{Op: OpRecv, Status: Flushed})
 	}
 }
 
@@ -192,7 +229,7 @@ func (q *QP) Fail() {
 func (q *QP) Reset() error {
 	if n := q.req.out + q.resp.out; n > 0 {
 		return fmt.Errorf("%w: queue pair %d has %d work requests that were not polled: %s",
-			ErrState, q.cfg.Number, n, entries[Reset].hint)
+			ErrState, q.number, n, entries[Reset].hint)
 	}
 	if err := q.enter(Reset); err != nil {
 		return err
@@ -202,25 +239,89 @@ func (q *QP) Reset() error {
 	return nil
 }
 
-// Receive takes a packet that came from the peer's address; nothing of it is kept. Poll and
-// Next may have something after that.
-func (q *QP) Receive(p *Packet) {
-	if q.state != RTR && q.state != RTS || p.Dest != q.cfg.Number || p.PKey != DefaultPKey {
-		q.stats.Dropped++
-		return
+// Close ends q: its number is free, its peer's packets are dropped, and keys for it alone are
+// forgotten. What was posted is the caller's again, without completions, and no method of q but
+// Counters has a meaning any more. It fails with ErrState between Fill and Sent of a burst of q,
+// and does nothing when q is closed.
+func (q *QP) Close() error {
+	d := q.dev
+	switch {
+	case d.qps[q.number] != q:
+		return nil
+	case q.lent:
+		return fmt.Errorf("%w: a burst of queue pair %d is on its way: call Sent first", ErrState, q.number)
 	}
-	switch opcodes[p.Op].kind {
-	case kindSend, kindWrite, kindReadRequest, kindAtomic:
-		q.request(p)
-	case kindAck:
-		q.acknowledged(p)
-	default:
-		q.stats.Dropped++ // nothing was asked for that this answers
+	delete(d.qps, q.number)
+	d.timers.remove(q)
+	d.line.remove(q)
+	d.stats.add(&q.stats)
+	q.cfg.Memory.Forget(q.number)
+	q.state, q.deadline = Error, never
+	q.req, q.resp, q.done = requester{}, responder{}, ring[Completion]{}
+	return nil
+}
+
+// complete adds a completion and says so.
+func (q *QP) complete(c Completion) {
+	q.done.push(c)
+	q.tell()
+}
+
+// tell says that there is something to Poll, once until there is not.
+func (q *QP) tell() {
+	if q.done.n > 0 && !q.told && !q.lent {
+		q.told = true
+		q.dev.env.Completed(q)
 	}
 }
 
-// Next makes p the next packet to be sent, and reports whether there is one. The payload is
-// memory of a work request, which stays its owner's to keep until it completes.
-func (q *QP) Next(p *Packet) bool {
-	return q.nextAnswer(p) || q.nextRequest(p)
+// Receive takes a packet that came from the peer's address; nothing of it is kept.
+func (q *QP) receive(now time.Duration, p *Packet) {
+	taken := false
+	switch opcodes[p.Op].kind {
+	case kindSend, kindWrite, kindReadRequest, kindAtomic:
+		taken = q.request(p)
+	case kindAck:
+		taken = q.acknowledged(now, p)
+	case kindReadResponse:
+		taken = q.response(now, p)
+	default:
+		q.dev.drop(DropOpcode)
+	}
+	if !taken {
+		return
+	}
+	q.stats.RcvdPkts++
+	if !q.arrived {
+		q.arrived = true
+		q.dev.env.Arrived(q)
+	}
+}
+
+// kick has q take its place in the line if it has something to send.
+func (q *QP) kick() {
+	if q.resp.active > 0 || q.resp.owed || q.canSend() {
+		q.dev.line.push(q)
+	}
+}
+
+// fill adds to b, which is empty, what q has to send: answers to READs, requests, and behind
+// them the acknowledgement of all that has come by now. It may have to wait for its turn if
+// nothing can follow in this burst.
+func (q *QP) fill(now time.Duration, b *Burst) {
+	q.dev.begin(b, q.to)
+	r := &q.resp
+	if r.owed {
+		b.spare = ackLen
+	}
+	for r.active > 0 && q.fillRead(b) {
+	}
+	for q.canSend() && q.fillRequest(now, b) {
+	}
+	b.spare = 0
+	// An answer that is before a READ's says to the peer that the READ was forgotten.
+	if r.owed && r.active == 0 && b.room(ackLen) {
+		q.fillAnswer(b)
+	}
+	q.dev.timers.arm(q)
 }

@@ -13,7 +13,7 @@ const (
 	RemoteInvalid          // the peer refused it as something it does not do, or too long
 	RemoteAccess           // the peer's memory is not to be touched so
 	RemoteOperation        // the peer could not do it
-	RetryExceeded          // packets of it are missing at the peer
+	RetryExceeded          // the peer did not acknowledge it
 	RNRExceeded            // the peer had nothing to receive it into
 	numStatuses
 )
@@ -103,24 +103,29 @@ type Completion struct {
 // Received reports whether a Recv ended, not a Work.
 func (c *Completion) Received() bool { return c.Op >= OpRecv }
 
-// Post adds w to what is to be sent. In ERROR it completes at once, as Flushed. It fails with
-// ErrState before RTS, with ErrFull, and with ErrWork.
+// Post adds w to what is to be done, in order. In ERROR it completes at once, as Flushed. It
+// fails with ErrState before RTS, with ErrFull, and with ErrWork.
 func (q *QP) Post(w Work) error {
+	n := w.Len()
 	switch {
 	case q.state != RTS && q.state != Error:
-		return fmt.Errorf("%w: queue pair %d is in %v and sends in RTS: call Start first", ErrState, q.cfg.Number, q.state)
-	case q.req.out == q.cfg.Sends:
+		return fmt.Errorf("%w: queue pair %d is in %v and sends in RTS: call Start first", ErrState, q.number, q.state)
+	case w.Op < OpSend || w.Op > OpRead:
+		return fmt.Errorf("%w: operation %d is none of a work request", ErrWork, w.Op)
+	case w.Op == OpRead && q.peer.Reads == 0:
+		return fmt.Errorf("%w: the peer of queue pair %d takes no READs", ErrWork, q.number)
+	case n > MaxMessage:
+		return fmt.Errorf("%w: a message of %d bytes, want up to %d", ErrWork, n, MaxMessage)
+	case q.req.out >= q.cfg.Sends:
 		return ErrFull // as it is, because a full queue is no fault, and is met often
-	case w.Op != OpSend && w.Op != OpSendImm:
-		return fmt.Errorf("%w: a %v is not built yet", ErrWork, w.Op)
-	case w.Len() > MaxMessage:
-		return fmt.Errorf("%w: a message of %d bytes, want up to %d", ErrWork, w.Len(), MaxMessage)
 	}
 	q.req.out++
-	q.req.queue.push(send{Work: w})
+	q.req.push(w, n, q.peer.MTU)
 	if q.state == Error {
 		q.completeSend(Flushed)
+		return nil
 	}
+	q.kick()
 	return nil
 }
 
@@ -129,14 +134,14 @@ func (q *QP) Post(w Work) error {
 func (q *QP) PostRecv(r Recv) error {
 	switch {
 	case q.state == Reset:
-		return fmt.Errorf("%w: queue pair %d is in %v and takes receives from INIT on: call Init first", ErrState, q.cfg.Number, q.state)
-	case q.resp.out == q.cfg.Recvs:
+		return fmt.Errorf("%w: queue pair %d is in %v and takes receives from INIT on: call Init first", ErrState, q.number, q.state)
+	case q.resp.out >= q.cfg.Recvs:
 		return ErrFull
 	}
 	q.resp.out++
 	q.resp.queue.push(r)
 	if q.state == Error {
-		q.completeRecv(Completion{Status: Flushed})
+		q.completeRecv(Completion{Op: OpRecv, Status: Flushed})
 	}
 	return nil
 }
@@ -144,7 +149,8 @@ func (q *QP) PostRecv(r Recv) error {
 // Poll is the oldest completion, if there is one. Those of sends are in the order of their
 // posting, and so are those of receives.
 func (q *QP) Poll() (c Completion, ok bool) {
-	if q.done.n == 0 {
+	if q.done.n == 0 || q.lent {
+		q.told = false
 		return Completion{}, false
 	}
 	c = q.done.pop()
@@ -158,15 +164,22 @@ func (q *QP) Poll() (c Completion, ok bool) {
 
 // completeSend ends the oldest work request.
 func (q *QP) completeSend(s Status) {
-	w := q.req.queue.pop()
-	if q.req.sent > 0 {
-		q.req.sent--
+	w := q.req.pop()
+	if s == OK {
+		q.stats.RDMASends++
+		if w.Quiet {
+			q.req.out--
+			return
+		}
 	}
-	q.done.push(Completion{ID: w.ID, Op: w.Op, Status: s})
+	q.complete(Completion{ID: w.ID, Op: w.Op, Status: s})
 }
 
 // completeRecv ends the oldest receive as c says.
 func (q *QP) completeRecv(c Completion) {
-	c.ID, c.Op = q.resp.queue.pop().ID, OpRecv
-	q.done.push(c)
+	c.ID = q.resp.queue.pop().ID
+	if c.Status == OK {
+		q.stats.RDMARecvs++
+	}
+	q.complete(c)
 }
