@@ -11,6 +11,7 @@ func (q *QP) acknowledged(now time.Duration, p *Packet) bool {
 		return q.stale(p.PSN)
 	}
 	s := p.Syndrome
+	// Whatever it says of p.PSN, what is before that was received.
 	switch {
 	case s.IsAck():
 		if q.before(now, p.PSN.Add(1)) {
@@ -18,6 +19,7 @@ func (q *QP) acknowledged(now time.Duration, p *Packet) bool {
 		}
 	case s.IsRNR():
 		q.stats.RcvdRNRErr++
+		// Answers to a READ are missing before it: they are asked for first.
 		if q.before(now, p.PSN) {
 			q.back(now)
 			return true
