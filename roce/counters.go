@@ -8,7 +8,7 @@ type Counters struct {
 	DuplicateRequest    uint64 `name:"duplicate_request" help:"requests that had come before"`
 	OutOfSeqRequest     uint64 `name:"out_of_seq_request" help:"requests that came while one before them was missing"`
 	RcvdRNRErr          uint64 `name:"rcvd_rnr_err" help:"messages for which the peer had no receive posted"`
-	SendRNRErr          uint64 `name:"send_rnr_err" help:"messages of peers for which no receive was posted"`
+	SendRNRErr          uint64 `name:"send_rnr_err" help:"messages of peers for which no receive was posted, or whose memory was not to be had"`
 	RcvdSeqErr          uint64 `name:"rcvd_seq_err" help:"times that the peer missed a packet"`
 	AckDeferred         uint64 `name:"ack_deferred" help:"acknowledgements asked for that another one, not sent yet, includes"`
 	RetryExceededErr    uint64 `name:"retry_exceeded_err" help:"queue pairs that gave their silent peer up"`

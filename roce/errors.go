@@ -9,6 +9,9 @@ import (
 // does not begin with its first packet. It was told so, and both queue pairs have failed.
 var ErrProtocol = errors.New("roce: the peer broke the protocol")
 
+// ErrNotNow is the error of a guard of Memory that wants to be asked again.
+var ErrNotNow = errors.New("roce: the peer is to send it again")
+
 // StatusError is a work request that did not succeed.
 type StatusError struct {
 	Op     Op

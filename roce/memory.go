@@ -194,7 +194,8 @@ func (m *Memory) Take(key uint32) (filled int, idle bool) {
 }
 
 // Guard has f called before bytes of a peer are placed in p, which is exposed memory. If f
-// fails they are not, and the queue pair fails with its error. f must not block.
+// fails they are not: with ErrNotNow the peer is told that the receiver is not ready (RNR), and
+// sends them again a little later; with another error the queue pair fails. f must not block.
 func (m *Memory) Guard(f func(p []byte) error) { m.guard = f }
 
 // Forget ends all keys that are for qp alone, which is no more.

@@ -115,9 +115,7 @@ func (q *QP) expected(p *Packet) {
 	// Nothing of that packet is done before there is one.
 	takes := info.kind == kindSend && p.Op.Starts() || info.kind == kindWrite && info.has&hasImm != 0
 	if takes && r.queue.n == 0 {
-		q.stats.SendRNRErr++
-		r.refused = true
-		r.answer(q.cfg.RNR, r.expected)
+		q.notNow()
 		return
 	}
 	switch info.kind {
@@ -143,7 +141,14 @@ func (q *QP) expected(p *Packet) {
 	}
 }
 
-// placeSend takes a packet of a SEND. It reports false if q has failed.
+// notNow has the peer send the packet again that is due, of which nothing was done.
+func (q *QP) notNow() {
+	q.stats.SendRNRErr++
+	q.resp.refused = true
+	q.resp.answer(q.cfg.RNR, q.resp.expected)
+}
+
+// placeSend takes a packet of a SEND. It reports false if it did not.
 func (q *QP) placeSend(p *Packet) bool {
 	r := &q.resp
 	if p.Op.Starts() {
@@ -178,7 +183,7 @@ func (q *QP) placeSend(p *Packet) bool {
 	return true
 }
 
-// placeWrite takes a packet of a WRITE. It reports false if q has failed.
+// placeWrite takes a packet of a WRITE. It reports false if it did not.
 func (q *QP) placeWrite(p *Packet) bool {
 	r, w := &q.resp, &q.resp.write
 	n := len(p.Payload)
@@ -204,7 +209,11 @@ func (q *QP) placeWrite(p *Packet) bool {
 	}
 	if n > 0 {
 		if guard := q.cfg.Memory.guard; guard != nil {
-			if err := guard(to); err != nil {
+			switch err := guard(to); {
+			case err == ErrNotNow:
+				q.notNow()
+				return false
+			case err != nil:
 				q.refuse(NAKRemoteOperation, err)
 				return false
 			}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"testing"
+	"time"
 )
 
 // TestSend sends messages of all sizes about whole packets both ways, with each MTU, of one
@@ -149,6 +150,27 @@ func TestGuard(t *testing.T) {
 	p.want(p.a, Completion{Op: OpWrite, Status: RemoteOperation})
 	if p.B.failed[p.b] != spent || mem[511] != 1 || mem[512] != 0 {
 		t.Errorf("told %v; bytes 511 and 512 are %d and %d", p.B.failed[p.b], mem[511], mem[512])
+	}
+}
+
+// TestGuardNotNow: a guard that cannot give memory at the moment is asked again, and no packet
+// is lost or placed twice.
+func TestGuardNotNow(t *testing.T) {
+	p := setting{mtu: 256, sends: 8, recvs: 8, peer: Peer{RNRRetry: 7}}.pair(t)
+	key, mem := p.B.expose(2000)
+	asked := 0
+	p.B.dev.Memory().Guard(func(b []byte) error {
+		if asked++; asked%3 != 0 {
+			return ErrNotNow
+		}
+		return nil
+	})
+	data := random(700)
+	p.post(p.a, Work{Op: OpWrite, Piece: piece(data), Key: key, Addr: 0x1000})
+	p.wait(time.Second)
+	p.want(p.a, Completion{Op: OpWrite})
+	if !bytes.Equal(mem[:700], data) || asked != 9 || p.b.Counters().SendRNRErr != 6 || len(p.B.failed) > 0 {
+		t.Errorf("asked %d times, counted %+v, failed %v", asked, p.b.Counters(), p.B.failed)
 	}
 }
 
