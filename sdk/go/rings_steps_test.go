@@ -71,7 +71,7 @@ func TestWhyALinkEnded(t *testing.T) {
 	}{
 		{0, nil, nil, rdserr.ErrShutdown}, {uint32(syscall.ENOMEM), nil, nil, rdserr.ErrNoMemory}, {uint32(syscall.ENOMEM), said, nil, rdserr.ErrPerm},
 		{uint32(syscall.ENOMEM), said, &fault, rdserr.ErrProtocol}, {0x1000 | uint32(syscall.EIO), nil, nil, rdserr.ErrIO},
-		{uint32(syscall.EPERM), nil, nil, rdserr.Error},
+		{uint32(syscall.EPERM), nil, nil, rdserr.ErrOwned},
 	} {
 		region.Closed().Store(c.word)
 		l := &ringLink{region: region}
