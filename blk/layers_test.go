@@ -327,6 +327,13 @@ func TestVolatileFlushFails(t *testing.T) {
 	if err := blk.ReadAt(v, got, 0); err != nil || !bytes.Equal(got, b) {
 		t.Errorf("the write is gone: %v", err)
 	}
+	if err := v.PowerCut(); err != nil {
+		t.Error(err)
+	}
+	v.Restore()
+	if err := blk.Flush(v); err != nil {
+		t.Errorf("a flush of a device that is as if opened again: %v", err)
+	}
 }
 
 func TestStats(t *testing.T) {

@@ -25,6 +25,20 @@ func bothWays(t *testing.T, f func(*testing.T)) {
 	})
 }
 
+// TestNamesAsLongAsTheyMayBe: 255 bytes of a part and 4095 of a name, as Linux has it.
+func TestNamesAsLongAsTheyMayBe(t *testing.T) {
+	part := strings.Repeat("p", 255)
+	name := strings.Repeat(part+"/", 15) + part // 16 times 255 and 15: 4095
+	for _, c := range []struct {
+		name string
+		want error
+	}{{part, nil}, {part + "p", rdserr.ErrInvalid}, {name, nil}, {name[1:] + "/p", rdserr.ErrInvalid}, {"", rdserr.ErrInvalid}} {
+		if err := CheckName(c.name); !errors.Is(err, c.want) {
+			t.Errorf("%d bytes: %v, want %v", len(c.name), err, c.want)
+		}
+	}
+}
+
 // exportRoot is a directory with one of everything in it, beside a secret.
 func exportRoot(t *testing.T) *Root {
 	t.Helper()

@@ -51,6 +51,24 @@ func TestLoop(t *testing.T) {
 	}
 }
 
+// TestLate: time is up for a client that has some and does not read its replies, and for no other.
+func TestLate(t *testing.T) {
+	past, future := time.Now().Add(-time.Second), time.Now().Add(time.Hour)
+	for _, c := range []struct {
+		full bool
+		due  time.Time
+		want bool
+	}{
+		{true, past, true}, {true, future, false}, {true, time.Time{}, false},
+		{false, past, false}, {false, future, false}, {false, time.Time{}, false},
+	} {
+		l := &loop{c: &conn{s: &fdStream{fd: -1}}, full: c.full, due: c.due}
+		if l.late(); l.c.broken.Load() != c.want {
+			t.Errorf("%+v: ended %v", c, !c.want)
+		}
+	}
+}
+
 // TestLinger: a client that disconnects and does not read its replies is waited
 // for so long and no longer; and the time a device takes does not count.
 func TestLinger(t *testing.T) {
