@@ -205,6 +205,13 @@ func (m *Memory) Forget(qp uint32) {
 	}
 }
 
+// Close ends all keys.
+func (m *Memory) Close() {
+	for key := range m.live {
+		m.Take(key)
+	}
+}
+
 // Len is how many keys there are.
 func (m *Memory) Len() int { return len(m.live) }
 

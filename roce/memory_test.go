@@ -218,3 +218,25 @@ func TestMemoryAllocates(t *testing.T) {
 		t.Errorf("%v allocations for two keys", n)
 	}
 }
+
+// TestMemoryClose ends all keys at once, those of one queue pair as well.
+func TestMemoryClose(t *testing.T) {
+	m := NewMemory(rand.New(rand.NewSource(1)))
+	var keys []uint32
+	for i := range uint32(5) {
+		key, err := m.Expose(make([]byte, 8), 0, RemoteWrite, i%2)
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys = append(keys, key)
+	}
+	m.Close()
+	for i, key := range keys {
+		if _, err := m.Access(uint32(i%2), key, 0, 8, RemoteWrite); err != ErrKey {
+			t.Errorf("key %d of closed memory: %v", i, err)
+		}
+	}
+	if m.Len() != 0 {
+		t.Errorf("%d keys are left", m.Len())
+	}
+}

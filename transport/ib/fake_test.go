@@ -197,7 +197,6 @@ type fakeQP struct {
 	cfg QPConfig
 	num uint32
 
-	param  Param // that it was connected with
 	peer   *fakeQP
 	failed bool
 	closed bool
@@ -217,7 +216,6 @@ type fakeQP struct {
 	readyF func()
 	dead   Status // what the next work request ends with, when not OK
 	hold   bool   // nothing is carried out
-	refuse error  // of work and slots
 }
 
 func (d *fakeDomain) NewQP(cfg QPConfig, h Handler) (QP, error) {
@@ -238,20 +236,17 @@ func (d *fakeDomain) NewQP(cfg QPConfig, h Handler) (QP, error) {
 
 func (q *fakeQP) Number() uint32 { return q.num }
 
-func (q *fakeQP) lock() {
+func (q *fakeQP) lock() func() {
 	q.v.fab.mu.Lock()
 	if q.closed {
 		panic("a call of a queue pair that is closed")
 	}
+	return q.v.fab.mu.Unlock
 }
 
 func (q *fakeQP) Post(wr []WR) (n int, err error) {
-	q.lock()
-	defer q.v.fab.mu.Unlock()
+	defer q.lock()()
 	q.v.posts++
-	if q.refuse != nil {
-		return 0, q.refuse
-	}
 	for i := range wr {
 		if q.places >= q.cfg.Sends-q.v.Window {
 			return i, nil
@@ -273,12 +268,8 @@ func (q *fakeQP) Post(wr []WR) (n int, err error) {
 }
 
 func (q *fakeQP) Receive(s []Slot) (n int, err error) {
-	q.lock()
-	defer q.v.fab.mu.Unlock()
+	defer q.lock()()
 	q.v.recvs++
-	if q.refuse != nil {
-		return 0, q.refuse
-	}
 	for i := range s {
 		if q.slots == q.cfg.Recvs {
 			return i, nil
@@ -295,8 +286,7 @@ func (q *fakeQP) Receive(s []Slot) (n int, err error) {
 }
 
 func (q *fakeQP) Poll(c []Completion) (n int) {
-	q.lock()
-	defer q.v.fab.mu.Unlock()
+	defer q.lock()()
 	most := len(c)
 	if q.v.Few > 0 {
 		most = min(most, q.v.Few)
@@ -327,8 +317,7 @@ func (q *fakeQP) Poll(c []Completion) (n int) {
 func shift[T any](s []T) []T { return s[:copy(s, s[1:])] }
 
 func (q *fakeQP) Disconnect() {
-	q.lock()
-	defer q.v.fab.mu.Unlock()
+	defer q.lock()()
 	if q.said {
 		return
 	}
@@ -340,8 +329,7 @@ func (q *fakeQP) Disconnect() {
 }
 
 func (q *fakeQP) Close() {
-	q.lock()
-	defer q.v.fab.mu.Unlock()
+	defer q.lock()()
 	if !q.failed || q.places > 0 || q.slots > 0 || len(q.sdone)+len(q.rdone) > 0 {
 		panic(fmt.Sprintf("a queue pair is closed with %d sends and %d receives", q.places, q.slots))
 	}

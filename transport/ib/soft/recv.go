@@ -39,9 +39,8 @@ func newInbox() *inbox {
 	return in
 }
 
-// read reads once, and calls f for each packet, in order. It returns how many messages and
-// bytes there were.
-func (in *inbox) read(s *socket, f func(from netip.AddrPort, pkt []byte)) (msgs, bytes int, err error) {
+// read reads once. It returns how many messages there are, and whether there may be more.
+func (in *inbox) read(s *socket) (n int, more bool, err error) {
 	// Few large messages are used up while they are in the processor's cache.
 	want := inSlots
 	if in.large {
@@ -52,25 +51,27 @@ func (in *inbox) read(s *socket, f func(from netip.AddrPort, pkt []byte)) (msgs,
 		h.Namelen = unix.SizeofSockaddrInet6
 		h.SetControllen(segmentLen)
 	}
-	n, err := recvmmsg(s.fd, in.msgs[:want])
-	if err != nil {
-		return 0, 0, err
+	n, err = recvmmsg(s.fd, in.msgs[:want])
+	return n, n == want, err
+}
+
+// each calls f for each packet of the i-th message, in order, and returns how many bytes
+// there were. A message that is not whole was longer than any that carries packets of RoCE.
+func (in *inbox) each(i int, f func(from netip.AddrPort, pkt []byte)) (bytes int, whole bool) {
+	m := &in.msgs[i]
+	bytes = int(m.n)
+	in.large = bytes > slotBytes/4
+	if m.hdr.Flags&unix.MSG_TRUNC != 0 {
+		return bytes, false
 	}
-	for i := range n {
-		m := &in.msgs[i]
-		bytes += int(m.n)
-		if m.hdr.Flags&unix.MSG_TRUNC != 0 {
-			continue // longer than any that carries packets of RoCE
-		}
-		from := get(&in.from[i])
-		pkt := in.stage[i*slotBytes:][:m.n]
-		size := in.ctl[i].segment(uint64(m.hdr.Controllen), len(pkt))
-		for len(pkt) > 0 {
-			k := min(size, len(pkt))
-			f(from, pkt[:k:k])
-			pkt = pkt[k:]
+	from := get(&in.from[i])
+	pkt := in.stage[i*slotBytes:][:m.n]
+	size := in.ctl[i].segment(uint64(m.hdr.Controllen), len(pkt))
+	for {
+		k := min(size, len(pkt))
+		f(from, pkt[:k:k])
+		if pkt = pkt[k:]; len(pkt) == 0 {
+			return bytes, true
 		}
 	}
-	in.large = bytes > n*slotBytes/4
-	return n, bytes, nil
 }

@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync"
 
 	"golang.org/x/sys/unix"
 
@@ -22,9 +23,10 @@ const bufferBytes = 8 << 20
 // It is never connected: then IPv4's identification runs, and no invariant CRC would be right
 // (package roce, Flow).
 type socket struct {
-	fd    int
-	scope uint32 // interface of a link-local address
-	gro   bool   // the kernel puts packets together
+	mu    sync.RWMutex // keeps the descriptor open while a call of another thread than the reactor's uses it
+	fd    int          // -1: closed; guarded by mu
+	scope uint32       // interface of a link-local address
+	gro   bool         // the kernel puts packets together
 }
 
 // ErrPortTaken says that another has port 4791 of an address: with a RoCE link (rdma_rxe) on
@@ -108,4 +110,22 @@ func (s *socket) canSegment() bool {
 	return err == nil
 }
 
-func (s *socket) close() { unix.Close(s.fd) }
+func (s *socket) close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fd >= 0 {
+		unix.Close(s.fd)
+		s.fd = -1
+	}
+}
+
+// buffer is how much waits at most to be received, and how many packets found no room.
+func (s *socket) buffer() (size int, overrun uint32) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.fd < 0 {
+		return 0, 0
+	}
+	m := meminfo(s.fd)
+	return int(m[unix.SK_MEMINFO_RCVBUF]), m[unix.SK_MEMINFO_DROPS]
+}

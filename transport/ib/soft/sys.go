@@ -34,6 +34,14 @@ func recvmmsg(fd int, m []mmsghdr) (int, error) {
 	return int(n), nil
 }
 
+// meminfo is what the kernel counts of a socket's memory (SO_MEMINFO); zeros where it does not
+// tell.
+func meminfo(fd int) (m [unix.SK_MEMINFO_VARS]uint32) {
+	n := uint32(unsafe.Sizeof(m))
+	unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_SOCKET, unix.SO_MEMINFO, uintptr(unsafe.Pointer(&m)), uintptr(unsafe.Pointer(&n)), 0)
+	return m
+}
+
 // sockaddr is room for the address of either family. That of IPv4 is the shorter one.
 type sockaddr = unix.RawSockaddrInet6
 

@@ -1,0 +1,342 @@
+package soft
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/rdsd/rdsd/internal/guard"
+	"github.com/rdsd/rdsd/internal/reactor"
+	"github.com/rdsd/rdsd/roce"
+	"github.com/rdsd/rdsd/roce/cm"
+	"github.com/rdsd/rdsd/transport/ib"
+)
+
+// Config says what a device is. Only Addr and Reactor have no default.
+type Config struct {
+	Addr    netip.Addr       // one of this machine
+	Reactor *reactor.Reactor // whose thread the device works on; it outlives the device
+	// NoGSO sends each packet by itself, for network cards that number the packets of a burst
+	// in another way than the kernel does.
+	NoGSO bool
+	// MaxQPs is how many queue pairs there are at most; 0: 65,536.
+	MaxQPs int
+	// Charge is asked before n bytes are kept for a peer that dials, and told with n < 0 when
+	// they have been given back; it is called with the device's lock held. nil: nothing is
+	// counted.
+	Charge func(peer netip.Addr, n int) error
+	Log    *slog.Logger // nil: none
+	// Guard contains panics of what this package's goroutines do. Panics on the reactor are
+	// contained by its own.
+	Guard *guard.Guard
+
+	mtu    int            // a smaller one than the interface has; for benchmarks
+	within func(f func()) // calls f in the network namespace of the device, which tests have several of
+}
+
+// Errors of devices.
+var (
+	ErrClosed = errors.New("soft: the device has been closed")
+	ErrGone   = errors.New("soft: the address was taken from this machine")
+	ErrMTU    = errors.New("soft: the interface takes packets of this size no more")
+)
+
+const (
+	// answerTime is how long a program has to answer a peer that dials.
+	answerTime = 30 * time.Second
+	// ackTime is the code of the time in which a peer expects acknowledgements: 4.096 µs × 2^19
+	// is 2.1 s, which is what kernels say.
+	ackTime = 19
+	// rnrDelay is the code of the time that a peer waits for whom no receive was posted:
+	// 0.64 ms (InfiniBand, table 45), as rtrs asks for.
+	rnrDelay = 14
+	// waiting is how many messages of the connection manager one turn keeps, beyond which they
+	// are lost: they are repeated.
+	waiting = 32
+	// lockPatience is longer than any step takes on a machine that is short of processors.
+	lockPatience = 2 * time.Second
+)
+
+// Device is the RDMA device of one address: a UDP socket, the queue pairs and the memory of
+// package roce, and a connection manager. Its methods are those of ib.Verbs.
+//
+// A step is what is done with mu held: it takes what arrived, or a call, and leaves packets
+// to be sent, handlers to be called, and a time to look again. The packets are sent and the
+// handlers called with mu released.
+type Device struct {
+	cfg   Config
+	r     *reactor.Reactor
+	sock  *socket
+	in    *inbox
+	timer *reactor.Timer
+	watch *watcher
+
+	mu      sync.Mutex // guards the fields below; no handler and no system call but of time with it
+	dev     *roce.Device
+	cm      *cm.Manager
+	qps     map[*roce.QP]*queuePair
+	listens map[uint16]*listener
+	anyPort uint16 // that was listened on last, of those taken for any
+	port    port
+	gone    bool          // the address is not this machine's now
+	closed  bool          // by Close
+	shut    bool          // nothing is sent any more
+	events  []event       // handlers to be called, oldest first
+	called  int           // of events, that have been
+	asked   bool          // deliver will be called
+	armed   time.Duration // when the timer fires
+	stats   Stats
+	mads    [waiting]mad // of this step
+	numMADs int
+	arrived []*queuePair // whose peer's first packet came in this step
+	// refusals are connections that were ended within a call of the connection manager.
+	refusals []*cm.Conn
+	out      sender
+
+	// Owned by the reactor's thread.
+	now     time.Duration // of the step under way, for what packets are given to
+	ending  bool          // transmit is called at the end of this turn
+	calling *queuePair    // whose handler is being called
+
+	// Methods of d as values, which would be made anew each time.
+	eachPkt            func(from netip.AddrPort, pkt []byte)
+	transmit, delivery func()
+}
+
+type mad struct {
+	from netip.AddrPort
+	b    [cm.MADLen]byte
+}
+
+// never is the time at which nothing happens.
+const never = cm.Never
+
+// Open makes the device of an address. It fails with ErrPortTaken if another has the port,
+// the kernel for example.
+func Open(cfg Config) (*Device, error) {
+	cfg.Addr = cfg.Addr.Unmap()
+	if cfg.Log == nil {
+		cfg.Log = slog.New(slog.DiscardHandler)
+	}
+	if cfg.within == nil {
+		cfg.within = func(f func()) { f() }
+	}
+	p, err := cfg.port()
+	if err != nil {
+		return nil, err
+	}
+	d := &Device{
+		cfg: cfg, r: cfg.Reactor, port: p, in: newInbox(), armed: never,
+		qps: map[*roce.QP]*queuePair{}, listens: map[uint16]*listener{},
+	}
+	d.eachPkt, d.transmit, d.delivery = d.packet, d.endTurn, d.deliver
+	d.timer = d.r.NewTimer(d.tick).For(d)
+	if err := d.build(); err != nil {
+		return nil, err
+	}
+	cfg.within(func() { d.sock, err = openSocket(cfg.Addr) })
+	if err != nil {
+		return nil, err
+	}
+	if d.out.gso = !cfg.NoGSO && d.sock.canSegment(); d.out.gso {
+		d.dev.SetGSO(true)
+	}
+	if err := d.r.Add(d.sock.fd, unix.EPOLLIN, d); err != nil {
+		d.sock.close()
+		return nil, err
+	}
+	if d.watch, err = watchDevice(d); err != nil {
+		d.cfg.Log.Warn("changes of the interface will not be noticed", "device", d.name(), "error", err)
+	}
+	return d, nil
+}
+
+// port is what the address stands on now.
+func (c *Config) port() (p port, err error) {
+	c.within(func() { p, err = portOf(c.Addr) })
+	if c.mtu > 0 {
+		p.mtu = min(p.mtu, c.mtu)
+	}
+	return p, err
+}
+
+// build makes the two cores.
+func (d *Device) build() (err error) {
+	rnd := rand.New(cryptoSource{})
+	zoneless := d.cfg.Addr.WithZone("")
+	d.dev, err = roce.NewDevice(roce.Config{Local: zoneless, MTU: maxMTU, MaxQPs: d.cfg.MaxQPs}, (*env)(d), rnd)
+	if err != nil {
+		return fmt.Errorf("soft: %w", err)
+	}
+	d.cm, err = cm.New(cm.Config{Local: zoneless, MTU: maxMTU, Answer: answerTime}, (*env)(d), rnd)
+	if err != nil {
+		return fmt.Errorf("soft: %w", err)
+	}
+	return nil
+}
+
+func (d *Device) name() string { return "soft-" + d.cfg.Addr.String() }
+
+// Info describes the device as it is now.
+func (d *Device) Info() ib.Info {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return ib.Info{
+		Name: d.name(), Addr: d.cfg.Addr, MTU: d.port.mtu, MaxSends: roce.MaxQueue, MaxRecvs: roce.MaxQueue,
+		Caps: caps,
+	}
+}
+
+// Reactor is the one whose thread calls the handlers.
+func (d *Device) Reactor() *reactor.Reactor { return d.r }
+
+// Close ends the device. Queue pairs that are left fail with ErrClosed.
+func (d *Device) Close() error {
+	if d.watch != nil {
+		d.watch.close()
+	}
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return nil
+	}
+	d.closed = true
+	d.failAll(ErrClosed)
+	d.leave(reactor.Clock())
+	d.mu.Unlock()
+	d.flush() // what tells the peers of it
+	d.mu.Lock()
+	d.shut = true
+	d.mu.Unlock()
+	d.timer.Stop()
+	d.r.Remove(d.sock.fd)
+	d.r.Sync() // Ended was called, and nothing of the device is on the thread any more
+	d.sock.close()
+	return nil
+}
+
+// failAll ends all connections. mu is held.
+func (d *Device) failAll(why error) {
+	now := reactor.Clock()
+	for _, q := range d.qps {
+		q.end(now, why)
+	}
+}
+
+// changed takes what the address stands on now.
+func (d *Device) changed(p port, err error) {
+	d.mu.Lock()
+	was, lost := d.port, d.gone
+	if !d.closed {
+		d.change(p, err)
+		d.leave(reactor.Clock())
+	}
+	d.mu.Unlock()
+	d.doorbell()
+	switch {
+	case err != nil && !lost:
+		d.cfg.Log.Warn("the address of a RoCE device has gone: its connections end", "device", d.name(), "error", err)
+	case err == nil && (lost || p != was):
+		d.cfg.Log.Info("the interface of a RoCE device has changed", "device", d.name(), "interface", p.netdev, "mtu", p.mtu, "mtu_before", was.mtu)
+	}
+}
+
+// change is changed as a step. mu is held.
+func (d *Device) change(p port, err error) {
+	if err != nil {
+		if !d.gone {
+			d.gone = true
+			d.stats.LinkDowned++
+			d.failAll(fmt.Errorf("%w (%w)", ErrGone, err))
+		}
+		return
+	}
+	d.gone, d.port = false, p
+	// Those whose packets pass no more would find out by silence.
+	for _, q := range d.qps {
+		if q.mtu > p.mtu {
+			q.end(reactor.Clock(), fmt.Errorf("%w: the connection has MTU %d, %s now %d", ErrMTU, q.mtu, p.netdev, p.mtu))
+		}
+	}
+}
+
+// leave ends a step whose caller does not call deliver: the reactor will. mu is held.
+func (d *Device) leave(now time.Duration) {
+	d.settle(now)
+	if d.called < len(d.events) && !d.asked {
+		d.asked = true
+		d.r.DoFor(d, d.delivery)
+	}
+}
+
+// settle does what the cores may not do within one another, and sees to the timer. mu is
+// held.
+func (d *Device) settle(now time.Duration) {
+	for i := range d.numMADs {
+		d.cm.Receive(now, d.mads[i].from, d.mads[i].b[:])
+	}
+	d.numMADs = 0
+	for i, q := range d.arrived {
+		d.arrived[i] = nil
+		if q.conn != nil {
+			q.conn.Established(now)
+		}
+	}
+	d.arrived = d.arrived[:0]
+	for i, c := range d.refusals {
+		d.refusals[i] = nil
+		c.Disconnect(now)
+	}
+	d.refusals = d.refusals[:0]
+	// A timer that fires too early costs less than one that is set anew with each packet.
+	if next := min(d.dev.Next(), d.cm.Next()); next < d.armed {
+		d.armed = next
+		d.timer.Reset(next - now)
+	}
+}
+
+// tick is the timer's.
+func (d *Device) tick() {
+	d.mu.Lock()
+	now := d.r.Now()
+	d.armed = never
+	d.dev.Tick(now)
+	d.cm.Tick(now)
+	d.settle(now)
+	d.mu.Unlock()
+	d.deliver()
+	d.flushLater()
+}
+
+// Work implements reactor.Owner.
+func (d *Device) Work() guard.What { return guard.Link }
+
+// Fault implements reactor.Owner: a handler, or this package, has panicked. The queue pair
+// that was called for ends; the device goes on.
+func (d *Device) Fault(err error) {
+	q := d.calling
+	d.calling = nil
+	for until := time.Now().Add(lockPatience); !d.mu.TryLock(); time.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			panic(err) // it was in a step of this package, which nothing can be built on
+		}
+	}
+	now := reactor.Clock()
+	if q != nil {
+		q.end(now, err)
+	} else {
+		d.failAll(err)
+	}
+	closed := d.closed
+	d.leave(now)
+	d.mu.Unlock()
+	if !closed && d.r.Add(d.sock.fd, unix.EPOLLIN, d) == nil { // its reactor watches it no more
+		d.flushLater()
+	}
+}
