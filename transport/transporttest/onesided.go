@@ -74,9 +74,58 @@ func (p *OneSided) step() {
 	}
 }
 
+// need skips a test of what B cannot do.
+func (p *OneSided) need(t *testing.T, can bool, name string) {
+	t.Helper()
+	if !can {
+		t.Skipf("the provider lacks: %s", name)
+	}
+}
+
+// caps are those of the side that listens, which most tests look at.
+func (p *OneSided) caps() transport.OneSidedCaps { return p.B.OneSidedCaps() }
+
+// written is the event of a write with immediate of n bytes.
+func (p *OneSided) written(key uint32, addr uint64, n int, imm uint32) event {
+	if !p.caps().Places {
+		return event{what: "Written", n: n, imm: imm}
+	}
+	return event{what: "Written", known: true, key: key, addr: addr, n: n, imm: imm}
+}
+
+// denied reports whether err is the end of B's link after op, which is not allowed.
+func (p *OneSided) denied(err error, op *transport.Op) bool {
+	if !p.caps().Faults {
+		return err != nil
+	}
+	a, ok := errors.AsType[*transport.AccessError](err)
+	return ok && a.Key == op.Key && a.Addr == op.Addr
+}
+
+// revoke ends key of s, and waits until it is idle. It returns how much was filled.
+func (p *OneSided) revoke(t *testing.T, s *side, key uint32) (filled int) {
+	t.Helper()
+	filled, how := s.d.Take(key)
+	switch how {
+	case transport.Busy:
+		t.Errorf("key %#x is busy, and nobody writes", key)
+	case transport.Pending:
+		if filled != transport.Unfilled {
+			t.Errorf("%d bytes of a key are filled that may still be written", filled)
+		}
+		p.until(t, "Revoked", func() (told bool) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			filled, told = s.revoked[key]
+			return told
+		})
+	}
+	return filled
+}
+
 // event is one call of a handler.
 type event struct {
-	what   string // Written, Received, Invalidated, Revoked
+	what   string // Written, Received, Invalidated
 	known  bool
 	key    uint32
 	addr   uint64
@@ -95,11 +144,13 @@ type side struct {
 	mu     sync.Mutex // guards what follows
 	in     bool       // between Begin and End
 	events []event
-	err    error
-	closed int
-	sent   int
-	on     func(e event) error // with mu held
-	onEnd  func()
+	// revoked is what Revoked has told, by key.
+	revoked map[uint32]int
+	err     error
+	closed  int
+	sent    int
+	on      func(e event) error // with mu held
+	onEnd   func()
 }
 
 func (s *side) Begin() {
@@ -159,7 +210,16 @@ func (s *side) Invalidated(key uint32, filled int) error {
 }
 
 func (s *side) Revoked(key uint32, filled int) error {
-	return s.event(event{what: "Revoked", key: key, filled: filled})
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, twice := s.revoked[key]; twice || !s.in || s.closed > 0 {
+		panic("Revoked twice, outside of Begin and End, or after Closed")
+	}
+	if s.revoked == nil {
+		s.revoked = map[uint32]int{}
+	}
+	s.revoked[key] = filled
+	return nil
 }
 
 func (s *side) Closed(err error) {
