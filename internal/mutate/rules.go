@@ -29,9 +29,10 @@ type world struct {
 
 // worlds by the names that patches use: each is a TestHunt.
 var worlds = map[string]world{
-	"datagrams": {"internal/simtest", []string{"-sim.hunt=datagrams", "-sim.seeds"}},
-	"volumes":   {"internal/simtest", []string{"-sim.hunt=volumes", "-sim.seeds"}},
-	"sessions":  {"rtrs", []string{"-rtrs.hunt", "-rtrs.seeds"}},
+	"datagrams":   {"internal/simtest", []string{"-sim.hunt=datagrams", "-sim.seeds"}},
+	"volumes":     {"internal/simtest", []string{"-sim.hunt=volumes", "-sim.seeds"}},
+	"sessions":    {"rtrs", []string{"-rtrs.hunt", "-rtrs.seeds"}},
+	"connections": {"roce/cm", []string{"-cm.hunt", "-cm.seeds"}},
 }
 
 // hunt is a rule to be broken and a world that has to notice.

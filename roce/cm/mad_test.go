@@ -54,6 +54,16 @@ func vectors(t testing.TB) (list []vector) {
 	return list
 }
 
+var allCaptured []vector
+
+// captured are the vectors, read once.
+func captured(t testing.TB) []vector {
+	if allCaptured == nil {
+		allCaptured = vectors(t)
+	}
+	return allCaptured
+}
+
 // recode parses a message and writes what was parsed.
 func recode(mad []byte) (text string, again []byte, ok bool) {
 	a, tid, body, ok := open(mad)

@@ -52,7 +52,8 @@ func (d *draws) Uint64() uint64 {
 }
 
 func newWorld(t testing.TB, cfg Config) *world {
-	w := &world{t: t, names: map[*Conn]string{}, conns: map[string]*Conn{}, known: vectors(t), held: map[netip.Addr]int{}}
+	w := &world{t: t, names: map[*Conn]string{}, conns: map[string]*Conn{}, held: map[netip.Addr]int{}}
+	w.known = captured(t)
 	w.draw.Source64 = rand.NewSource(1).(rand.Source64)
 	m, err := New(cfg, w, rand.New(&w.draw))
 	if err != nil {
