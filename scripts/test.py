@@ -136,7 +136,7 @@ def packages(*without: str) -> list[str]:
 def main() -> int:
     OUT.mkdir(exist_ok=True)
     tally = Tally()
-    heavy = ("/interop", "/interop/kernelnbd", "/internal/simtest", "/internal/volumetest", "/internal/adversary", "/internal/pagetest")
+    heavy = ("/interop", "/interop/kernelnbd", "/internal/simtest", "/internal/volumetest", "/internal/adversary", "/internal/pagetest", "/test/vm")
     lean = ("blk", "blk/nbd", "node/volume", "rnbd", "rtrs", "transport", "transport/tcp", "shm", "rds", "conn", "wire", "wire/rnbd", "internal/reactor")
     # The adversary's latencies are at their bars here, in one run below and in the next above: docs/testing.md.
     # Its acts are the same in each run here, and drawn anew by make soak and by hand.
@@ -151,6 +151,7 @@ def main() -> int:
         ("mutants", lambda: command(tally, "make mutants", ["make", "-s", "mutants"])),
         ("kernel interop", lambda: go_phase(tally, ["-count=1", "-timeout", "20m", "./interop"])),
         ("kernel's NBD client", lambda: go_phase(tally, ["-count=1", "-timeout", "5m", "./interop/kernelnbd"])),
+        ("kernel's RoCE, RTRS and RNBD", lambda: go_phase(tally, ["-count=1", "-timeout", "9m", "./test/vm"])),
         ("C library", lambda: c_phase(tally)),
         ("Python", lambda: python_phase(tally)),
     ]

@@ -128,6 +128,10 @@ var arrows = []struct {
 	{"internal/volumetest", nil}, // tests alone
 	{"interop/kernelnbd", nil},   // tests alone
 	{"interop", []string{"sdk/go", "rdserr"}},
+	// A kernel with RoCE, RTRS and RNBD in a virtual machine, and what runs commands there.
+	{"test/vm/agent", nil},
+	{"test/vm/init", []string{"test/vm/agent"}},
+	{"test/vm", []string{"test/vm/agent", "internal/ahead"}},
 }
 
 func matches(pattern, pkg string) bool {
