@@ -92,7 +92,7 @@ func TestICRCOfLengths(t *testing.T) {
 		step = 68
 	}
 	for _, ends := range [][2]netip.AddrPort{ends4, ends6} {
-		f := flow(t, ends[0], ends[1])
+		f := newTestFlow(t, ends[0], ends[1])
 		for n := bthLen; n <= maxPacket; n += step {
 			pkt := make([]byte, n, n+icrcLen)
 			for i := range pkt {
@@ -128,7 +128,7 @@ func TestICRCOfLengths(t *testing.T) {
 
 // TestICRCOfBurst: packet i of a burst is right with identification i and no other.
 func TestICRCOfBurst(t *testing.T) {
-	f := flow(t, ends4[0], ends4[1])
+	f := newTestFlow(t, ends4[0], ends4[1])
 	for i := range uint16(64) {
 		pkt := (&Packet{Op: WriteMiddle, PSN: PSN(i), Payload: make([]byte, 256)}).Append(nil)
 		pkt = AppendICRC(pkt, f.ICRC(i, pkt))
@@ -145,7 +145,7 @@ func TestICRCOfBurst(t *testing.T) {
 
 // TestICRCByChance: of wrong CRCs one in 2^16 has an identification with which it is right.
 func TestICRCByChance(t *testing.T) {
-	f := flow(t, ends4[0], ends4[1])
+	f := newTestFlow(t, ends4[0], ends4[1])
 	rnd := rand.New(rand.NewPCG(3, 4))
 	pkt := AppendICRC((&Packet{Op: Acknowledge}).Append(nil), 0)
 	const tries = 1 << 20
@@ -167,7 +167,7 @@ func TestICRCByChance(t *testing.T) {
 }
 
 func TestICRCRefused(t *testing.T) {
-	f := flow(t, ends4[0], ends4[1])
+	f := newTestFlow(t, ends4[0], ends4[1])
 	for _, n := range []int{0, 3, 4, 15, 17, maxPacket + icrcLen + 4, 65507} {
 		if _, ok := f.Check(make([]byte, n)); ok || f.CheckIdent(make([]byte, n), 0) {
 			t.Errorf("%d bytes are taken", n)
@@ -181,7 +181,7 @@ func TestICRCRefused(t *testing.T) {
 	mapped := func(a netip.AddrPort) netip.AddrPort {
 		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr().As16()), a.Port())
 	}
-	m := flow(t, mapped(ends4[0]), mapped(ends4[1]))
+	m := newTestFlow(t, mapped(ends4[0]), mapped(ends4[1]))
 	pkt := (&Packet{Op: Acknowledge}).Append(nil)
 	if m.ICRC(1, pkt) != f.ICRC(1, pkt) {
 		t.Error("IPv4 addresses in IPv6 are others than themselves")
@@ -189,7 +189,7 @@ func TestICRCRefused(t *testing.T) {
 }
 
 func TestICRCAllocates(t *testing.T) {
-	f := flow(t, ends4[0], ends4[1])
+	f := newTestFlow(t, ends4[0], ends4[1])
 	pkt := AppendICRC((&Packet{Op: WriteMiddle, Payload: make([]byte, 1024)}).Append(nil), 0)
 	var p Packet
 	if n := testing.AllocsPerRun(100, func() {
@@ -218,7 +218,7 @@ func FuzzICRC(f *testing.F) {
 		if seed%2 == 1 {
 			ends, ident = ends6, 0
 		}
-		fl := flow(t, ends[0], ends[1])
+		fl := newTestFlow(t, ends[0], ends[1])
 		want := slowICRC(onWire(rnd, ends, ident, pkt))
 		h := bthLen + rnd.IntN(len(pkt)-bthLen+1)
 		if got := fl.ICRC(ident, pkt[:h], pkt[h:]); got != want {
@@ -233,7 +233,7 @@ func FuzzICRC(f *testing.F) {
 func BenchmarkCheck(b *testing.B) {
 	for _, n := range []int{0, 1024, 4096} {
 		b.Run(string(rune('0'+n/1024))+"KiB", func(b *testing.B) {
-			f := flow(b, ends4[0], ends4[1])
+			f := newTestFlow(b, ends4[0], ends4[1])
 			pkt := (&Packet{Op: SendOnly, Payload: make([]byte, n)}).Append(nil)
 			pkt = AppendICRC(pkt, f.ICRC(7, pkt))
 			for b.Loop() {

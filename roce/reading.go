@@ -38,7 +38,8 @@ func (q *QP) read(p *Packet) {
 }
 
 // takeReading is the place of the next READ: a free one or that of the oldest, unless that is
-// still to be answered.
+// still to be answered for the first time. If it is to be answered again, its peer has asked
+// twice and has seen one answer, or it would not ask for more READs than it may.
 func (r *responder) takeReading() *reading {
 	if n := len(r.reads); n < cap(r.reads) {
 		r.reads = r.reads[:n+1]
@@ -46,7 +47,10 @@ func (r *responder) takeReading() *reading {
 	}
 	e := &r.reads[r.oldest]
 	if e.next < e.end {
-		return nil
+		if !e.again {
+			return nil
+		}
+		r.active--
 	}
 	r.oldest = (r.oldest + 1) % len(r.reads)
 	return e

@@ -43,7 +43,7 @@ func vectors(t testing.TB) (list []vector) {
 			}
 		}
 		v.ident = binary.BigEndian.Uint16(v.ip[4:])
-		v.flow = flow(t, addrPort(v.ip[12:16], v.ip[20:]), addrPort(v.ip[16:20], v.ip[22:]))
+		v.flow = newTestFlow(t, addrPort(v.ip[12:16], v.ip[20:]), addrPort(v.ip[16:20], v.ip[22:]))
 		v.pkt = v.ip[28:]
 		list = append(list, v)
 	}
@@ -58,7 +58,7 @@ func addrPort(ip, port []byte) netip.AddrPort {
 	return netip.AddrPortFrom(a, binary.BigEndian.Uint16(port))
 }
 
-func flow(t testing.TB, src, dst netip.AddrPort) *Flow {
+func newTestFlow(t testing.TB, src, dst netip.AddrPort) *Flow {
 	f, err := NewFlow(src, dst)
 	if err != nil {
 		t.Fatal(err)
