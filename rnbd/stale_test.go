@@ -28,7 +28,9 @@ type overRTRS struct {
 	data    []byte // of the last answer to a READ
 }
 
-func (o *overRTRS) Accept(c *rtrs.ServerCon, rsp []byte) { o.rsps = append([]byte(nil), rsp...) }
+func (o *overRTRS) Accept(c *rtrs.ServerCon, _ transport.LinkAttr, rsp []byte) {
+	o.rsps = append([]byte(nil), rsp...)
+}
 func (o *overRTRS) Reject(c *rtrs.ServerCon, rsp []byte) { o.t.Fatalf("rejected: %x", rsp) }
 func (o *overRTRS) Hang(p *rtrs.ServerPath)              {}
 func (o *overRTRS) Post(p *rtrs.ServerPath, conn int, op *transport.Op) {
@@ -44,25 +46,22 @@ func (o *overRTRS) Post(p *rtrs.ServerPath, conn int, op *transport.Op) {
 	}
 }
 
-func (o *overRTRS) Register(p *rtrs.ServerPath, b []byte) (uint32, uint64) {
+func (o *overRTRS) Adopt(*rtrs.ServerPath, []byte) (bool, error) { return false, nil }
+
+func (o *overRTRS) Grant(p *rtrs.ServerPath, conn int, b []byte, at uint64) (uint32, uint64) {
 	key := uint32(len(o.regions) + 1)
 	o.regions[key] = b
 	return key, 0
 }
 
-func (o *overRTRS) Renew(p *rtrs.ServerPath, b []byte, addr uint64) uint32 {
-	key, _ := o.Register(p, b)
-	return key
-}
-
-func (o *overRTRS) Revoke(p *rtrs.ServerPath, key uint32) bool { return true }
-func (o *overRTRS) Alloc(n int) []byte                         { return make([]byte, n) }
-func (o *overRTRS) Free(b []byte)                              {}
-func (o *overRTRS) Trim(b []byte)                              {}
-func (o *overRTRS) Up(s *rtrs.ServerSession)                   { o.srv.Up(s) }
-func (o *overRTRS) Down(s *rtrs.ServerSession)                 { o.srv.Down(0, s) }
-func (o *overRTRS) Request(r *rtrs.ServerReq)                  { o.srv.Request(0, r) }
-func (o *overRTRS) Event(e rtrs.Event)                         {}
+func (o *overRTRS) Revoke(*rtrs.ServerPath, uint32) transport.Revocation { return transport.Idle }
+func (o *overRTRS) Alloc(n int) []byte                                   { return make([]byte, n) }
+func (o *overRTRS) Free(b []byte)                                        {}
+func (o *overRTRS) Trim(b []byte)                                        {}
+func (o *overRTRS) Up(s *rtrs.ServerSession)                             { o.srv.Up(s) }
+func (o *overRTRS) Down(s *rtrs.ServerSession)                           { o.srv.Down(0, s) }
+func (o *overRTRS) Request(r *rtrs.ServerReq)                            { o.srv.Request(0, r) }
+func (o *overRTRS) Event(e rtrs.Event)                                   {}
 
 // path connects a path of the one session and returns its chunks.
 func (o *overRTRS) path(id byte) (*rtrs.ServerPath, []rtrswire.Desc) {
@@ -106,7 +105,7 @@ func (o *overRTRS) put(p *rtrs.ServerPath, ds []rtrswire.Desc, id uint32, kind r
 	}
 	addr := ds[id].Addr + uint64(at)
 	copy(o.regions[ds[id].Key][addr:], b)
-	if err := p.Written(0, 1, ds[id].Key, addr, len(b), uint32(o.chunks.Req(id, uint32(n+len(usr))))); err != nil {
+	if err := p.Written(0, 1, transport.Placed{Known: true, Key: ds[id].Key, Addr: addr, N: len(b), Imm: uint32(o.chunks.Req(id, uint32(n+len(usr))))}); err != nil {
 		o.t.Fatal(err)
 	}
 }

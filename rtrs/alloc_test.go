@@ -60,32 +60,36 @@ func (l *loop) register(side int, b []byte, addr uint64) (uint32, uint64) {
 	return l.next, addr
 }
 
-func (l loopClient) Dial(p *ClientPath, conn int, req []byte)          {}
+func (l loopClient) Dial(*ClientPath, int, transport.LinkAttr, []byte) {}
 func (l loopClient) Hang(p *ClientPath)                                {}
 func (l loopClient) Post(p *ClientPath, conn int, op *transport.Op)    { l.toServer.put(conn, op) }
-func (l loopClient) Register(p *ClientPath, b []byte) (uint32, uint64) { return l.register(0, b, 0) }
-func (l loopClient) Take(p *ClientPath, key uint32) (int, bool)        { return 1 << 30, true }
-func (l loopClient) Up()                                               { l.c.Resume(0) }
-func (l loopClient) Down()                                             {}
-func (l loopClient) Done(r *Req)                                       { l.loop.done++; l.loop.bad += btoi(r.Err != nil) }
-func (l loopClient) Closed()                                           {}
-func (l loopClient) Event(Event)                                       {}
-func (l loopServer) Accept(c *ServerCon, rsp []byte)                   { l.loop.con = c }
-func (l loopServer) Reject(c *ServerCon, rsp []byte)                   { panic("rejected") }
-func (l loopServer) Hang(p *ServerPath)                                {}
-func (l loopServer) Post(p *ServerPath, conn int, op *transport.Op)    { l.toClient.put(conn, op) }
-func (l loopServer) Register(p *ServerPath, b []byte) (uint32, uint64) { return l.register(1, b, 0) }
-func (l loopServer) Revoke(p *ServerPath, key uint32) bool             { return true }
-func (l loopServer) Alloc(n int) []byte                                { return make([]byte, n) }
-func (l loopServer) Free(b []byte)                                     {}
-func (l loopServer) Trim(b []byte)                                     { l.loop.trimmed += len(b) }
-func (l loopServer) Up(*ServerSession)                                 {}
-func (l loopServer) Down(*ServerSession)                               {}
-func (l loopServer) Closed()                                           {}
-func (l loopServer) Event(Event)                                       {}
-func (l loopServer) Renew(p *ServerPath, b []byte, addr uint64) (key uint32) {
-	key, _ = l.register(1, b, addr)
-	return key
+func (l loopClient) Grant(_ *ClientPath, _ int, b []byte) (uint32, uint64) {
+	return l.register(0, b, 0)
+}
+func (l loopClient) Take(*ClientPath, uint32) (int, transport.Revocation) {
+	return 1 << 30, transport.Idle
+}
+func (l loopClient) Up()                                                   { l.c.Resume(0) }
+func (l loopClient) Down()                                                 {}
+func (l loopClient) Done(r *Req)                                           { l.loop.done++; l.loop.bad += btoi(r.Err != nil) }
+func (l loopClient) Closed()                                               {}
+func (l loopClient) Event(Event)                                           {}
+func (l loopServer) Accept(c *ServerCon, _ transport.LinkAttr, rsp []byte) { l.loop.con = c }
+func (l loopServer) Reject(c *ServerCon, rsp []byte)                       { panic("rejected") }
+func (l loopServer) Hang(p *ServerPath)                                    {}
+func (l loopServer) Post(p *ServerPath, conn int, op *transport.Op)        { l.toClient.put(conn, op) }
+func (l loopServer) Register(p *ServerPath, b []byte) (uint32, uint64)     { return l.register(1, b, 0) }
+func (l loopServer) Revoke(*ServerPath, uint32) transport.Revocation       { return transport.Idle }
+func (l loopServer) Adopt(*ServerPath, []byte) (bool, error)               { return false, nil }
+func (l loopServer) Alloc(n int) []byte                                    { return make([]byte, n) }
+func (l loopServer) Free(b []byte)                                         {}
+func (l loopServer) Trim(b []byte)                                         { l.loop.trimmed += len(b) }
+func (l loopServer) Up(*ServerSession)                                     {}
+func (l loopServer) Down(*ServerSession)                                   {}
+func (l loopServer) Closed()                                               {}
+func (l loopServer) Event(Event)                                           {}
+func (l loopServer) Grant(_ *ServerPath, _ int, b []byte, at uint64) (key uint32, addr uint64) {
+	return l.register(1, b, at)
 }
 func (l loopServer) Request(r *ServerReq) {
 	if l.stuck {
@@ -125,12 +129,15 @@ func (l *loop) hop(h *hop, side int) {
 	if len(h.op.Data) > 0 {
 		b = h.op.Data
 	}
+	if side == 1 {
+		l.cp.Sent(0, h.conn, 1)
+	}
 	var err error
 	switch {
 	case h.op.Kind == transport.OpWriteImm && side == 1:
-		err = l.sp.Written(0, h.conn, h.op.Key, h.op.Addr, n, h.op.Imm)
+		err = l.sp.Written(0, h.conn, transport.Placed{Known: true, Key: h.op.Key, Addr: h.op.Addr, N: n, Imm: h.op.Imm})
 	case h.op.Kind == transport.OpWriteImm:
-		err = l.cp.Written(0, h.conn, h.op.Key, h.op.Addr, n, h.op.Imm)
+		err = l.cp.Written(0, h.conn, transport.Placed{Known: true, Key: h.op.Key, Addr: h.op.Addr, N: n, Imm: h.op.Imm})
 	case h.op.Kind == transport.OpSend && side == 1:
 		err = l.sp.Received(0, h.conn, b, 0, false)
 	case h.op.Kind == transport.OpSend || h.op.Kind == transport.OpSendImm:

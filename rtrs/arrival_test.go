@@ -1,6 +1,7 @@
 package rtrs
 
 import (
+	"github.com/rdsd/rdsd/transport"
 	"testing"
 	"time"
 
@@ -33,7 +34,7 @@ var (
 type taker interface {
 	State() State
 	Received(now time.Duration, conn int, data []byte, imm uint32, hasImm bool) error
-	Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) error
+	Written(now time.Duration, conn int, w transport.Placed) error
 	Invalidated(now time.Duration, conn int, key uint32, filled int) error
 }
 
@@ -68,13 +69,13 @@ func bring(p taker, a arrival) error {
 	case someWake:
 		return notice(rtrswire.WakeType, 0)
 	case someRequest:
-		return p.Written(0, 1, 0, 0, 12, uint32(fourChunks.Req(0, 0)))
+		return p.Written(0, 1, transport.Placed{Known: true, N: 12, Imm: uint32(fourChunks.Req(0, 0))})
 	case someAnswer:
 		return p.Received(0, 1, rtrswire.RKeyRsp{Key: 9}.Append(nil), uint32(rtrswire.Done(0, 0, false)), true)
 	case someBeat:
-		return p.Written(0, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeat))
+		return p.Written(0, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeat)})
 	case someBeatAck:
-		return p.Written(0, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+		return p.Written(0, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)})
 	case someRevoked:
 		return p.Invalidated(0, 1, 5, 0)
 	default:

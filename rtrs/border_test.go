@@ -2,6 +2,7 @@ package rtrs
 
 import (
 	"errors"
+	"github.com/rdsd/rdsd/transport"
 	"math"
 	"net/netip"
 	"testing"
@@ -121,7 +122,7 @@ func TestOneConnectionHangs(t *testing.T) {
 				}
 				if o.conn == silent {
 					asked = min(asked, f.now)
-				} else if err := p.Written(f.now, o.conn, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck)); err != nil {
+				} else if err := p.Written(f.now, o.conn, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)}); err != nil {
 					t.Fatal(err)
 				}
 			}

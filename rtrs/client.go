@@ -184,6 +184,8 @@ func (c *Client) giveUp(r *Req, err error) {
 	case stranded:
 		r.epoch.takeFailed(r)
 		c.finish(r, err)
+	case unsent:
+		// It has its outcome, and is done when its memory is free.
 	}
 }
 
@@ -393,7 +395,7 @@ func (c *Client) deadlines() {
 		} else {
 			n := 0
 			c.Each(func(r *Req) {
-				if !r.expired {
+				if !r.expired && r.at != unsent {
 					c.giveUp(r, ErrNoPath)
 					n++
 				}
@@ -405,7 +407,7 @@ func (c *Client) deadlines() {
 	c.Each(func(r *Req) {
 		t := c.limit(r)
 		switch {
-		case r.expired:
+		case r.expired, r.at == unsent:
 		case t > c.now:
 			c.arm(t)
 		default:

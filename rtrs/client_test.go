@@ -2,6 +2,7 @@ package rtrs
 
 import (
 	"errors"
+	"github.com/rdsd/rdsd/transport"
 	"math/rand"
 	"net/netip"
 	"strings"
@@ -160,7 +161,7 @@ func TestHeartbeat(t *testing.T) {
 	if len(f.posts) != 1 {
 		t.Fatal("asked again")
 	}
-	p.Written(f.now, 1, 0, 0, 0, uint32(rtrswire.ImmHeartbeat)) // from the other end
+	p.Written(f.now, 1, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeat)}) // from the other end
 	f.tick(799 * ms)
 	if p.State() != Connected || f.posts[1].op.Imm != uint32(rtrswire.ImmHeartbeatAck) || f.posts[1].conn != 1 {
 		t.Fatalf("%v, %+v", p.State(), f.posts)
@@ -203,8 +204,8 @@ func TestOneConnHangs(t *testing.T) {
 	f.c.Submit(0, &Req{Flow: 1})
 	for f.now < 10*time.Second && p.State() == Connected {
 		f.tick(100 * ms)
-		p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
-		p.Written(f.now, 1, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+		p.Written(f.now, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)})
+		p.Written(f.now, 1, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)})
 	}
 	if p.State() != Closing || f.now < 800*ms || f.now > 1200*ms {
 		t.Fatalf("%v after %v", p.State(), f.now)
@@ -454,7 +455,7 @@ func TestClose(t *testing.T) {
 // TestViolations: what a server can do wrong gives its path up.
 func TestViolations(t *testing.T) {
 	imm := func(i rtrswire.Imm) func(*ClientPath) error {
-		return func(p *ClientPath) error { return p.Written(0, 1, 0, 0, 0, uint32(i)) }
+		return func(p *ClientPath) error { return p.Written(0, 1, transport.Placed{Known: true, Imm: uint32(i)}) }
 	}
 	rkey := func(conn int, b []byte, i rtrswire.Imm) func(*ClientPath) error {
 		return func(p *ClientPath) error { return p.Received(0, conn, b, uint32(i), true) }
@@ -493,14 +494,16 @@ func TestViolations(t *testing.T) {
 	// Memory is being written after the answer.
 	f, p := upClient(t, ClientConfig{})
 	f.submit(Read, make([]byte, 100))
-	f.busy = true
+	f.how = transport.Busy
 	if err := rkey(1, k(0), rtrswire.Done(0, 0, false))(p); err == nil || len(f.done) != 0 || p.State() != Closing {
 		t.Errorf("%v, %d done", err, len(f.done))
 	}
 	// While connecting.
 	small := chunksOf(2, 4096, 512)
 	for name, do := range map[string]func(*ClientPath) error{
-		"answer":         func(p *ClientPath) error { return p.Written(0, 0, 0, 0, 0, uint32(rtrswire.Done(0, 0, false))) },
+		"answer": func(p *ClientPath) error {
+			return p.Written(0, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.Done(0, 0, false))})
+		},
 		"other chunks":   send(0, info(small, 7)),
 		"cut off":        send(0, info(fourChunks, 7)[:20]),
 		"fenced already": send(0, fenced.Append(nil)),

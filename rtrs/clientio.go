@@ -72,7 +72,7 @@ func (c *Client) send(p *ClientPath, r *Req) {
 			r.hasKey = true
 			msg.SGCnt = 1
 			msg.Desc.Len = size
-			r.key, msg.Desc.Addr = c.env.Register(p, r.Data)
+			r.key, msg.Desc.Addr = c.env.Grant(p, int(r.con), r.Data)
 			msg.Desc.Key = r.key
 			if c.cfg.RemoteInval {
 				msg.Flags = rtrswire.NeedInval
@@ -94,19 +94,29 @@ func (c *Client) send(p *ClientPath, r *Req) {
 		c.op.Addr += uint64(size)
 	}
 	c.op.Tail = msg.Append(append(c.tail[:0], r.Usr...))
-	c.env.Post(p, int(r.con), &c.op)
+	p.post(int(r.con), &c.op)
+	// Its memory is the caller's again when it is answered and this is sent.
+	if r.post = 0; len(c.op.Data) > 0 {
+		r.post = p.cons[r.con].posted
+	}
 	c.op.Data = nil
+}
+
+// post posts op to connection conn.
+func (p *ClientPath) post(conn int, op *transport.Op) {
+	p.cons[conn].posted++
+	p.c.env.Post(p, conn, op)
 }
 
 // notice sends a message of ours, or a heartbeat's immediate.
 func (p *ClientPath) notice(m []byte) {
 	p.c.op = transport.Op{Kind: transport.OpSend, Tail: m}
-	p.c.env.Post(p, 0, &p.c.op)
+	p.post(0, &p.c.op)
 }
 
 func (p *ClientPath) immediate(conn int, i rtrswire.Imm) {
 	p.c.op = transport.Op{Kind: transport.OpWriteImm, Imm: uint32(i)}
-	p.c.env.Post(p, conn, &p.c.op)
+	p.post(conn, &p.c.op)
 }
 
 // alive reports whether conn of p may bring messages, and counts the one that is being
@@ -122,13 +132,39 @@ func (p *ClientPath) alive(conn int) bool {
 	return true
 }
 
-// Written, Received and Invalidated take what the link of connection conn tells its
+// Sent takes what the link of connection conn tells its handler; see Written. It is no sign
+// of life.
+func (p *ClientPath) Sent(now time.Duration, conn int, n int) {
+	if p.state != Connected && p.state != Connecting || conn < 0 || conn >= len(p.cons) {
+		return // all ends with Gone
+	}
+	p.c.enter(now)
+	p.cons[conn].sent += uint64(n)
+	if p.unsent.n > 0 {
+		p.settle()
+	}
+	p.c.leave()
+}
+
+// settle ends the requests that were answered whose memory is not read any more.
+func (p *ClientPath) settle() {
+	for r := p.unsent.first; r != nil; {
+		next := r.next(byState)
+		if r.post <= p.cons[r.con].sent {
+			p.unsent.remove(r)
+			p.c.finish(r, r.outcome)
+		}
+		r = next
+	}
+}
+
+// Written, Received, Invalidated and Revoked take what the link of connection conn tells its
 // handler. They return an error if the peer broke the protocol; the path is being hung up
 // then.
-func (p *ClientPath) Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) (err error) {
+func (p *ClientPath) Written(now time.Duration, conn int, w transport.Placed) (err error) {
 	p.c.enter(now)
 	if p.alive(conn) {
-		switch i := rtrswire.Imm(imm); i.Type() {
+		switch i := rtrswire.Imm(w.Imm); i.Type() {
 		case rtrswire.IORsp, rtrswire.IORspInv:
 			err = p.answered(conn, i, nil)
 		case rtrswire.Heartbeat:
@@ -150,6 +186,24 @@ func (p *ClientPath) Invalidated(now time.Duration, conn int, key uint32, filled
 	p.c.enter(now)
 	if p.alive(conn) {
 		p.cons[conn].key, p.cons[conn].filled = key, filled
+	}
+	p.c.leave()
+	return nil
+}
+
+// Revoked takes a call of the link of connection conn to its handler; see Written. It is no
+// sign of life.
+func (p *ClientPath) Revoked(now time.Duration, conn int, key uint32, filled int) error {
+	if p.state != Connected {
+		return nil // its requests are asked again
+	}
+	p.c.enter(now)
+	for r := p.flight.first; r != nil; r = r.next(byState) {
+		if r.revoking && r.key == key {
+			r.revoking = false
+			p.complete(r, p.checkFilled(r, filled, r.outcome))
+			break
+		}
 	}
 	p.c.leave()
 	return nil
@@ -196,7 +250,7 @@ func (p *ClientPath) answered(conn int, i rtrswire.Imm, k *rtrswire.RKeyRsp) err
 	r := c.slots[permit]
 	// An answer twice, or to a request of another path, would end a request whose memory is
 	// still in use.
-	if r == nil || r.path != p || int(r.con) != conn {
+	if r == nil || r.path != p || int(r.con) != conn || r.revoking {
 		return p.violation(fmt.Errorf("%w: an answer to chunk %d, which has no request on connection %d", ErrProtocol, permit, conn))
 	}
 	if k != nil {
@@ -209,35 +263,62 @@ func (p *ClientPath) answered(conn int, i rtrswire.Imm, k *rtrswire.RKeyRsp) err
 	// Whatever the answer was, the memory is the caller's again now, and the server may no
 	// longer write there.
 	if r.hasKey {
-		filled, idle := p.revoke(r)
-		switch {
-		case !idle:
+		filled, how := p.revoke(r)
+		switch how {
+		case transport.Busy:
 			return p.violation(fmt.Errorf("%w: memory of a request is being written after its answer", ErrProtocol))
-		case err == nil && filled < len(r.Data):
-			// The other bytes there are of another request, perhaps of another volume and
-			// another user of it.
-			err = rdserr.With(ErrShortRead, "a read of %d bytes was answered with %d", len(r.Data), filled)
-			c.event(Event{Kind: EventViolation, Client: p, Err: err})
+		case transport.Pending:
+			// It counts as answered when the server cannot write any more. Should the path be
+			// lost before, it is asked again: nobody knows then what its memory holds.
+			r.revoking, r.outcome = true, err
+			return nil
 		}
+		err = p.checkFilled(r, filled, err)
 	}
+	p.complete(r, err)
+	return nil
+}
+
+// checkFilled returns err, or that the answer to the read r was not all there.
+func (p *ClientPath) checkFilled(r *Req, filled int, err error) error {
+	if err != nil || filled == transport.Unfilled || filled >= len(r.Data) {
+		return err
+	}
+	// The other bytes there are of another request, perhaps of another volume and another
+	// user of it.
+	err = rdserr.With(ErrShortRead, "a read of %d bytes was answered with %d", len(r.Data), filled)
+	p.c.event(Event{Kind: EventViolation, Client: p, Err: err})
+	return err
+}
+
+// complete ends r, which was answered and whose memory the server can write no more, once
+// nothing reads it either: the answer may overtake the completion of what was posted, and a
+// retransmission would read it until then.
+func (p *ClientPath) complete(r *Req, err error) {
+	c := p.c
+	con := &p.cons[r.con]
 	p.slowTold = p.slowTold && p.flight.first != r // an event may tell of the next one
 	p.flight.remove(r)
-	p.cons[conn].flight--
-	c.slots[permit] = nil
-	c.free = append(c.free, permit)
+	con.flight--
+	c.slots[r.permit] = nil
+	c.free = append(c.free, r.permit)
+	if con.sent < r.post {
+		r.at, r.outcome = unsent, err
+		p.unsent.push(r)
+		return
+	}
 	// Last: Done may submit the next request, with this permit.
 	c.finish(r, err)
-	return nil
 }
 
 // revoke ends the key of r's memory, if the server has not, and tells how much the
 // server has written there.
-func (p *ClientPath) revoke(r *Req) (filled int, idle bool) {
+func (p *ClientPath) revoke(r *Req) (filled int, how transport.Revocation) {
 	r.hasKey = false
 	// The server has done so, right before its answer.
 	if con := &p.cons[r.con]; con.key == r.key {
 		con.key = 0
-		return con.filled, true
+		return con.filled, transport.Idle
 	}
 	return p.c.env.Take(p, r.key)
 }

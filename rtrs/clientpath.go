@@ -51,6 +51,7 @@ type ClientPath struct {
 	flags    uint32          // of the CON_RSP: what the server understands
 	descs    []rtrswire.Desc // where the server's chunks are and with which key, by permit
 	flight   list            // requests, sent first at first
+	unsent   list            // requests that are answered and whose memory is still read
 	slowTold bool            // an event has said that the first of flight takes longer than its limit
 	beat     heartbeat
 }
@@ -63,6 +64,11 @@ type clientCon struct {
 	// of its memory was written: the answer that follows is about it (revoke).
 	key    uint32
 	filled int
+	// posted counts the operations posted, sent those of which the link says that it does not
+	// read their memory any more (transport.OneSidedHandler.Sent).
+	//
+	// Invariant: sent <= posted.
+	posted, sent uint64
 }
 
 // PathInfo describes a path.
@@ -156,7 +162,41 @@ func (p *ClientPath) dial() {
 		Path: p.uuid, Session: p.c.uuid, FirstConn: p.creates}
 	b := r.Append(nil)
 	rtrswire.SetFences(b)
-	p.c.env.Dial(p, len(p.cons), b)
+	p.c.env.Dial(p, len(p.cons), p.attr(), b)
+}
+
+// attr is what the next connection is to be made for. Before the first answer has told how
+// many chunks the server has, it is guessed.
+func (p *ClientPath) attr() transport.LinkAttr {
+	depth := int(p.c.chunks.Depth)
+	switch {
+	case len(p.cons) > 0:
+		depth = int(p.chunks.Depth)
+	case depth == 0:
+		depth = rtrswire.Depth
+	}
+	if most := p.c.cfg.QueueDepth; most > 0 {
+		depth = min(depth, most)
+	}
+	// An answer may be two messages: the end of a key, and a new key. Those that ask on
+	// connection 0 are few.
+	if len(p.cons) == 0 {
+		return transport.LinkAttr{Sends: depth + spareOps, Recvs: spareOps}
+	}
+	return transport.LinkAttr{Sends: depth + spareOps, Recvs: 2*depth + spareOps}
+}
+
+// spareOps is how many messages of a connection's own may be under way in each direction:
+// heartbeats, and on connection 0 the path's.
+const spareOps = 64
+
+// RecvBytes is how long a message on connection conn may be. It is known when Dialed has
+// returned.
+func (p *ClientPath) RecvBytes(conn int) int {
+	if conn > 0 {
+		return rtrswire.RKeyRspLen
+	}
+	return min(rtrswire.InfoRspLen+int(p.chunks.Depth)*rtrswire.DescLen, transport.MaxSend)
 }
 
 // Dialed reports that connection conn is made and that the server answered with rsp.
@@ -196,7 +236,7 @@ func (p *ClientPath) Dialed(now time.Duration, conn int, rsp []byte) {
 	if err != nil {
 		panic(err) // the configuration was checked
 	}
-	p.c.env.Post(p, 0, &transport.Op{Kind: transport.OpSend, Data: b})
+	p.post(0, &transport.Op{Kind: transport.OpSend, Data: b})
 }
 
 // Refused reports that connection conn could not be made. rsp is the server's answer, nil

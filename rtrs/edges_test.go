@@ -38,7 +38,7 @@ func TestNoFaultNoLoss(t *testing.T) {
 				t.Fatalf("at %v: %+v", f.now, o)
 			}
 			asked[o.conn]++
-			p.Written(f.now+late, o.conn, 0, 0, 0, beatAck)
+			p.Written(f.now+late, o.conn, transport.Placed{Known: true, Imm: beatAck})
 		}
 		f.posts = nil
 	}
@@ -73,7 +73,7 @@ func TestNoFaultNoLoss(t *testing.T) {
 			t.Fatalf("in interval %d: %+v", i, o)
 		}
 		s.posts = nil
-		sp.Written(s.now+late, 0, 0, 0, 0, beatAck)
+		sp.Written(s.now+late, 0, transport.Placed{Known: true, Imm: beatAck})
 	}
 	if sp.State() != Connected || len(s.hung) != 0 || len(s.downs) != 0 || len(s.events) != 0 {
 		t.Errorf("the server's path is %v: %+v", sp.State(), s.events)
@@ -146,7 +146,7 @@ func TestAllComesBack(t *testing.T) {
 	p.Lost(f.now, 1, rdserr.ErrReset)
 	for end := f.now + 3*time.Second; f.now < end; f.tick(100 * ms) {
 		for _, conn := range []int{0, 1, 2} {
-			q.Written(f.now, conn, 0, 0, 0, beatAck)
+			q.Written(f.now, conn, transport.Placed{Known: true, Imm: beatAck})
 		}
 		if f.now > end-2500*ms && p.State() == Closing {
 			p.Gone(f.now)
@@ -402,7 +402,7 @@ func TestServerEdges(t *testing.T) {
 	if err != nil || p.State() != Connected {
 		t.Fatalf("a request that ends with its chunk: %v", err)
 	}
-	if err := p.Written(f.now, 1, ds[2].Key, ds[2].Addr+uint64(at)+1, len(tail), uint32(f.s.chunks.Req(2, at))); err == nil || p.State() != Closing {
+	if err := p.Written(f.now, 1, transport.Placed{Known: true, Key: ds[2].Key, Addr: ds[2].Addr + uint64(at) + 1, N: len(tail), Imm: uint32(f.s.chunks.Req(2, at))}); err == nil || p.State() != Closing {
 		t.Errorf("a byte beyond the chunk: %v, the path is %v", err, p.State())
 	}
 }

@@ -39,8 +39,9 @@ type fakeClient struct {
 	events []Event
 	keys   map[uint32][]byte
 	next   uint32
-	busy   bool // Take finds a write under way
-	short  int  // so many bytes of each read have not been written
+	how    transport.Revocation // what Take says
+	late   bool                 // nothing is sent by itself
+	short  int                  // so many bytes of each read have not been written
 	onUp   func()
 	onDone func(r *Req)
 }
@@ -48,25 +49,32 @@ type fakeClient struct {
 type dialled struct {
 	p    *ClientPath
 	conn int
+	attr transport.LinkAttr
 	req  []byte
 }
 
-func (f *fakeClient) Dial(p *ClientPath, conn int, req []byte) {
-	f.dials = append(f.dials, dialled{p, conn, req})
+func (f *fakeClient) Dial(p *ClientPath, conn int, attr transport.LinkAttr, req []byte) {
+	f.dials = append(f.dials, dialled{p, conn, attr, req})
 }
 func (f *fakeClient) Hang(p *ClientPath) { f.hung = append(f.hung, p) }
 func (f *fakeClient) Post(p *ClientPath, conn int, op *transport.Op) {
 	f.posts = append(f.posts, note(p, conn, op))
+	if !f.late {
+		p.Sent(f.now, conn, 1)
+	}
 }
-func (f *fakeClient) Register(p *ClientPath, b []byte) (uint32, uint64) {
+func (f *fakeClient) Grant(p *ClientPath, conn int, b []byte) (uint32, uint64) {
 	f.next++
 	f.keys[f.next] = b
 	return f.next, 0x1000 * uint64(f.next)
 }
-func (f *fakeClient) Take(p *ClientPath, key uint32) (int, bool) {
+func (f *fakeClient) Take(p *ClientPath, key uint32) (int, transport.Revocation) {
 	n := len(f.keys[key]) - f.short
 	delete(f.keys, key)
-	return n, !f.busy
+	if f.how == transport.Pending {
+		n = transport.Unfilled
+	}
+	return n, f.how
 }
 func (f *fakeClient) Up() {
 	f.ups++
@@ -249,8 +257,12 @@ type fakeServer struct {
 	events   []Event
 	regions  map[uint32]fakeRegion
 	next     uint32
-	busy     bool
+	how      transport.Revocation // what Revoke says
 	noMem    bool
+	noAdopt  error
+	noRoom   bool // Register has none
+	pinned   bool
+	attrs    []transport.LinkAttr
 	live     int // bytes allocated
 	trimmed  int
 	request  func(r *ServerReq)
@@ -272,7 +284,8 @@ func newFakeServer(t testing.TB, cfg ServerConfig) *fakeServer {
 	return f
 }
 
-func (f *fakeServer) Accept(c *ServerCon, rsp []byte) {
+func (f *fakeServer) Accept(c *ServerCon, attr transport.LinkAttr, rsp []byte) {
+	f.attrs = append(f.attrs, attr)
 	f.accepted, f.rsps = append(f.accepted, c), append(f.rsps, rsp)
 }
 func (f *fakeServer) Reject(c *ServerCon, rsp []byte) {
@@ -286,19 +299,24 @@ func (f *fakeServer) Hang(p *ServerPath) { f.hung = append(f.hung, p) }
 func (f *fakeServer) Post(p *ServerPath, conn int, op *transport.Op) {
 	f.posts = append(f.posts, note(p, conn, op))
 }
+func (f *fakeServer) Adopt(*ServerPath, []byte) (bool, error) { return f.pinned, f.noAdopt }
 func (f *fakeServer) Register(p *ServerPath, b []byte) (uint32, uint64) {
-	f.next++
-	f.regions[f.next] = fakeRegion{b, uint64(f.next) << 24}
-	return f.next, uint64(f.next) << 24
+	if f.noRoom {
+		return 0, 0
+	}
+	return f.Grant(p, 0, b, 0)
 }
-func (f *fakeServer) Renew(p *ServerPath, b []byte, addr uint64) uint32 {
+func (f *fakeServer) Grant(p *ServerPath, conn int, b []byte, at uint64) (uint32, uint64) {
 	f.next++
-	f.regions[f.next] = fakeRegion{b, addr}
-	return f.next
+	if at == 0 {
+		at = uint64(f.next) << 24
+	}
+	f.regions[f.next] = fakeRegion{b, at}
+	return f.next, at
 }
-func (f *fakeServer) Revoke(p *ServerPath, key uint32) bool {
+func (f *fakeServer) Revoke(p *ServerPath, key uint32) transport.Revocation {
 	delete(f.regions, key)
-	return !f.busy
+	return f.how
 }
 func (f *fakeServer) Alloc(n int) []byte {
 	if f.noMem {
@@ -423,7 +441,7 @@ func (f *fakeServer) write(p *ServerPath, conn int, ds []rtrswire.Desc, id, at, 
 	}
 	addr := ds[id].Addr + uint64(at)
 	copy(r.b[addr-r.addr:], b)
-	return p.Written(f.now, conn, ds[id].Key, addr, len(b), uint32(f.s.chunks.Req(id, off)))
+	return p.Written(f.now, conn, transport.Placed{Known: true, Key: ds[id].Key, Addr: addr, N: len(b), Imm: uint32(f.s.chunks.Req(id, off))})
 }
 
 // put writes a whole request: user header "user-hdr".

@@ -56,6 +56,10 @@ func (p *ClientPath) makeEpoch() {
 	if rest {
 		c.restPath = nil
 	}
+	// They were answered, and now nothing reads their memory any more.
+	for r := p.unsent.pop(); r != nil; r = p.unsent.pop() {
+		c.finish(r, r.outcome)
+	}
 	if p.flight.n == 0 && !rest {
 		return
 	}
@@ -66,10 +70,12 @@ func (p *ClientPath) makeEpoch() {
 	}
 	c.epochs = append(c.epochs, e)
 	for r := p.flight.pop(); r != nil; r = p.flight.pop() {
-		// Its links are closed, so nothing writes there any more: the key may go.
+		// Its links are closed, so nothing writes there any more: the key may go. So has one
+		// whose end was Pending, and will not be told.
 		if r.hasKey {
 			p.revoke(r)
 		}
+		r.revoking = false
 		if r.session == c.session {
 			c.slots[r.permit] = nil
 		}

@@ -130,7 +130,7 @@ func TestGhostHoldsEverything(t *testing.T) {
 		f.take()
 		alive := func(d time.Duration) {
 			for end := f.now + d; f.now < end; f.tick(100 * ms) {
-				p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+				p.Written(f.now, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)})
 			}
 		}
 		alive(1100 * ms)
@@ -188,12 +188,12 @@ func TestSlowStore(t *testing.T) {
 		sent := f.take()
 		alive := func(d time.Duration) {
 			for end := f.now + d; f.now < end; f.tick(100 * ms) {
-				p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+				p.Written(f.now, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)})
 				asked := f.posts
 				f.posts = nil
 				for _, o := range asked {
 					if o.conn > 0 && o.op.Imm == uint32(rtrswire.ImmHeartbeat) {
-						p.Written(f.now, o.conn, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+						p.Written(f.now, o.conn, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)})
 					}
 				}
 			}
@@ -370,7 +370,7 @@ func TestRest(t *testing.T) {
 	alive := func(d time.Duration) {
 		for end := f.now + d; f.now < end; {
 			f.tick(100 * ms)
-			p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+			p.Written(f.now, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)})
 		}
 	}
 	alive(time.Minute)
@@ -388,7 +388,7 @@ func TestRest(t *testing.T) {
 	p.Received(0, 0, rest, 0, false)
 	for range 30 {
 		f.tick(100 * ms)
-		p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+		p.Written(f.now, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)})
 	}
 	if p.State() != Closing {
 		t.Fatal(p.State())

@@ -1,6 +1,7 @@
 package rtrs
 
 import (
+	"github.com/rdsd/rdsd/transport"
 	"math/rand"
 	"net/netip"
 	"testing"
@@ -138,7 +139,7 @@ func serverWorld(t testing.TB, b []byte) {
 					copy(r.b[addr-r.addr:], p.bytes(nil))
 				}
 			}
-			q.Written(f.now, int(op>>4)%3, key, addr, n, id<<26|off|uint32(p.byte()%10)<<28)
+			q.Written(f.now, int(op>>4)%3, transport.Placed{Known: true, Key: key, Addr: addr, N: n, Imm: id<<26 | off | uint32(p.byte()%10)<<28})
 		case 8:
 			if q != nil {
 				q.Invalidated(f.now, 0, p.u32(), int(p.u32()))
@@ -151,7 +152,7 @@ func serverWorld(t testing.TB, b []byte) {
 			}
 		case 10:
 			f.tick(time.Duration(p.byte()) * 10 * ms)
-			good.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+			good.Written(f.now, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)})
 		case 11:
 			if len(running) > 0 {
 				reply(int(p.byte()) % len(running))
@@ -258,7 +259,7 @@ func clientWorld(t testing.TB, b []byte) {
 			}
 			q.Received(f.now, int(op>>4)%2, p.bytes(rtrswire.RKeyRsp{BufID: uint16(id), Key: 5}.Append(nil)), uint32(i), true)
 		case 9:
-			q.Written(f.now, int(op>>4)%3, 0, 0, 0, p.u32())
+			q.Written(f.now, int(op>>4)%3, transport.Placed{Known: true, Imm: p.u32()})
 			q.Invalidated(f.now, int(op>>4)%3, p.u32()%20, int(p.u32()%8192))
 		case 10:
 			r := &Req{Op: Op(op >> 7), Admin: op&64 != 0, Data: make([]byte, int(p.u16())%513), Usr: make([]byte, p.byte())}

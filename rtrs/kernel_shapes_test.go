@@ -113,7 +113,7 @@ func TestKernelServerWithoutInvalidation(t *testing.T) {
 		if err := p.Invalidated(0, o.conn, r.key, 4096); err != nil {
 			t.Fatal(err)
 		}
-		if err := p.Written(0, o.conn, 0, 0, 0, uint32(rtrswire.Done(r.permit, 0, true))); err != nil || r.Err != nil {
+		if err := p.Written(0, o.conn, transport.Placed{Known: true, Imm: uint32(rtrswire.Done(r.permit, 0, true))}); err != nil || r.Err != nil {
 			t.Fatal(err, r.Err)
 		}
 	}

@@ -69,7 +69,7 @@ func TestKernelServer(t *testing.T) {
 		t.Errorf("INFO_REQ %+v", o)
 	}
 	// Its heartbeat may come first.
-	if err := p.Written(0, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeat)); err != nil || f.posts[0].op.Imm != uint32(rtrswire.ImmHeartbeatAck) {
+	if err := p.Written(0, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeat)}); err != nil || f.posts[0].op.Imm != uint32(rtrswire.ImmHeartbeatAck) {
 		t.Fatalf("%v, %+v", err, f.posts)
 	}
 	f.posts = nil
@@ -332,7 +332,7 @@ func TestKernelClient(t *testing.T) {
 	play("flush", 1, nil, false)
 	play("read-126976", 1, syscall.EIO, true)
 	play("close", 0, nil, false)
-	if err := p.Written(0, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeat)); err != nil {
+	if err := p.Written(0, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeat)}); err != nil {
 		t.Fatal(err)
 	}
 	if i := rtrswire.Imm(f.posts[0].op.Imm); i != rtrswire.ImmHeartbeatAck {

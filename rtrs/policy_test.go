@@ -2,6 +2,7 @@ package rtrs
 
 import (
 	"fmt"
+	"github.com/rdsd/rdsd/transport"
 	"slices"
 	"strings"
 	"testing"
@@ -111,7 +112,7 @@ func TestPolicies(t *testing.T) {
 	f.tick(200 * ms) // heartbeats leave
 	for i, p := range ps {
 		f.now += time.Duration(10-i) * ms
-		p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+		p.Written(f.now, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)})
 	}
 	f.take()
 	if s := order(MinLatency); s != "1111" || ps[0].Info().Stats.Latency != 10*ms || ps[2].Info().Stats.Latency != 27*ms {

@@ -46,7 +46,10 @@ type Req struct {
 	session   uint32
 	con       uint16
 	hasKey    bool
+	revoking  bool   // answered, with outcome, and the end of key is Pending
 	key       uint32 // of Data, inFlight
+	post      uint64 // which post on its connection reads Data, counted from 1; 0: none does
+	outcome   error
 	in        [numKinds]place
 }
 
@@ -57,6 +60,7 @@ const (
 	idle     reqState = iota // the caller's
 	queued                   // waits for a permit or a path
 	inFlight                 // on a path, which is connected or closing
+	unsent                   // was answered on a path, whose link still reads its memory (settle)
 	stranded                 // was on a path that is gone, whose epoch is not fenced
 )
 
@@ -79,6 +83,10 @@ type ServerReq struct {
 	con   uint16
 	msg   rtrswire.Req
 	usr   [MaxUsr]byte
+	place placed // where it was written
+	// arriving says that the end of its chunk's key is Pending: the client may still change it.
+	// It is in its chunk already, and nothing of it has been read.
+	arriving bool
 }
 
 // Stale reports whether no answer will be sent, because the path has gone: a request that

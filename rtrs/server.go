@@ -116,8 +116,23 @@ func (s *Server) Connect(now time.Duration, ctx any, req []byte, local, remote n
 	if !s.cfg.NoInvalidate {
 		rsp.Flags |= rtrswire.NewRKey
 	}
-	s.env.Accept(c, rsp.Append(nil))
+	s.env.Accept(c, s.attr(), rsp.Append(nil))
 	return c
+}
+
+// attr is what a connection is to be made for: a request in each chunk, and an answer of up to
+// three operations and a key to each.
+func (s *Server) attr() transport.LinkAttr {
+	depth := int(s.chunks.Depth)
+	return transport.LinkAttr{Sends: 4*depth + spareOps, Recvs: depth + spareOps}
+}
+
+// RecvBytes is how long a message on the connection may be.
+func (c *ServerCon) RecvBytes() int {
+	if c.Num > 0 {
+		return 0 // requests are writes
+	}
+	return rtrswire.InfoReqLen // FENCE and RESTED are shorter
 }
 
 // admit finds or makes the path of c. Older attempts of it are given up: the client would

@@ -305,7 +305,7 @@ func TestServerViolations(t *testing.T) {
 		ds []rtrswire.Desc
 	}
 	put := func(w world, id uint32, key uint32, addr uint64, n int) error {
-		return w.p.Written(0, 1, key, addr, n, uint32(w.f.s.chunks.Req(id, 8)))
+		return w.p.Written(0, 1, transport.Placed{Known: true, Key: key, Addr: addr, N: n, Imm: uint32(w.f.s.chunks.Req(id, 8))})
 	}
 	fence := func(w world, path byte, attempt uint16) error {
 		m := rtrswire.Fence{Type: rtrswire.FenceType, Attempt: attempt}
@@ -318,7 +318,7 @@ func TestServerViolations(t *testing.T) {
 		b := m.Append(nil)
 		d := w.ds[0]
 		copy(w.f.regions[d.Key].b[d.Addr-w.f.regions[d.Key].addr:], b)
-		return w.p.Written(0, 1, d.Key, d.Addr, len(b), imm)
+		return w.p.Written(0, 1, transport.Placed{Known: true, Key: d.Key, Addr: d.Addr, N: len(b), Imm: imm})
 	}
 	for name, do := range map[string]func(w world) error{
 		"a chunk beyond the depth": func(w world) error {
@@ -345,7 +345,7 @@ func TestServerViolations(t *testing.T) {
 			}
 			return put(w, 1, w.ds[1].Key, w.ds[1].Addr, 12)
 		},
-		"still writing": func(w world) error { w.f.busy = true; return w.f.put(w.p, 1, w.ds, 1, Write, nil) },
+		"still writing": func(w world) error { w.f.how = transport.Busy; return w.f.put(w.p, 1, w.ds, 1, Write, nil) },
 		"revokes":       func(w world) error { return w.p.Invalidated(0, 1, 5, 0) },
 		"send with an immediate": func(w world) error {
 			return w.p.Received(0, 0, make([]byte, 8), 1, true)
@@ -378,7 +378,7 @@ func TestServerViolations(t *testing.T) {
 	// A request before the path is connected; an answer to nothing is ignored.
 	f := newFakeServer(t, smallServer)
 	p = f.dial(someone{session: 1, path: 1, attempt: 1, addr: 1}, 0, 2).Path
-	if err := p.Written(0, 0, 0, 0, 12, 8); err == nil || p.State() != Closing {
+	if err := p.Written(0, 0, transport.Placed{Known: true, N: 12, Imm: 8}); err == nil || p.State() != Closing {
 		t.Error("a request while connecting")
 	}
 }

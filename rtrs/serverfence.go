@@ -146,6 +146,13 @@ func (s *Server) letIn(p *ServerPath) {
 				return
 			}
 		}
+		if err := ses.admit(p); err != nil {
+			if len(ses.paths) == 0 {
+				ses.drop()
+			}
+			p.refuseWith(errnoNoMemory, rdserr.With(rdserr.ErrNoMemory, "the chunks of session %q cannot be used by the device: %v", p.name, err))
+			return
+		}
 		ses.join(p)
 	}
 }

@@ -182,7 +182,7 @@ func (f *fakeServer) asked(p *ServerPath) {
 
 func (f *fakeServer) ack(p *ServerPath) {
 	f.t.Helper()
-	if err := p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck)); err != nil {
+	if err := p.Written(f.now, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)}); err != nil {
 		f.t.Fatal(err)
 	}
 }
@@ -192,7 +192,7 @@ func (f *fakeServer) pass(d time.Duration, ps ...*ServerPath) {
 	for end := f.now + d; f.now < end; {
 		f.tick(min(100*ms, end-f.now))
 		for _, p := range ps {
-			p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+			p.Written(f.now, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)})
 		}
 	}
 }
@@ -215,7 +215,7 @@ func TestStale(t *testing.T) {
 		"it is waited for":        {do: func(w world) { w.pass(5*time.Second-ms, w.up) }, late: Fencing, up: Connected},
 		"it lives":                {do: func(w world) { w.ack(w.late) }, late: Fencing, up: Closing},
 		"an answer on another connection": {do: func(w world) {
-			w.late.Written(w.now, 1, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+			w.late.Written(w.now, 1, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)})
 		}, late: Fencing, up: Connected},
 		"the other ends": {do: func(w world) {
 			w.up.Lost(w.now, 0, rdserr.ErrReset)
@@ -328,7 +328,7 @@ func TestServerHeartbeat(t *testing.T) {
 	if o := one(t, f.posts); o.conn != 0 || o.op.Imm != uint32(rtrswire.ImmHeartbeat) {
 		t.Fatalf("%+v", o)
 	}
-	p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+	p.Written(f.now, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)})
 	f.tick(799 * ms)
 	if p.State() != Connected {
 		t.Fatal(p.State())
@@ -346,7 +346,7 @@ func TestTrim(t *testing.T) {
 	p, ds := f.up(someone{session: 1, path: 1, attempt: 1, addr: 1, name: "a"})
 	alive := func(d time.Duration) {
 		for end := f.now + d; f.now < end; f.tick(100 * ms) {
-			p.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+			p.Written(f.now, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)})
 		}
 	}
 	use := func(n uint32, size int) {
@@ -451,7 +451,7 @@ func TestNoTrimBesideAClosingPath(t *testing.T) {
 			f.tick(100 * ms)
 			for _, path := range []*ServerPath{p, q} {
 				if path != nil {
-					path.Written(f.now, 0, 0, 0, 0, uint32(rtrswire.ImmHeartbeatAck))
+					path.Written(f.now, 0, transport.Placed{Known: true, Imm: uint32(rtrswire.ImmHeartbeatAck)})
 				}
 			}
 			for _, o := range f.take() {

@@ -12,12 +12,12 @@ import (
 )
 
 // Written takes a call of the link of connection conn to its handler; see Lost.
-func (p *ServerPath) Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) (err error) {
+func (p *ServerPath) Written(now time.Duration, conn int, w transport.Placed) (err error) {
 	p.s.enter(now)
 	if p.alive(conn) {
-		switch i := rtrswire.Imm(imm); i.Type() {
+		switch i := rtrswire.Imm(w.Imm); i.Type() {
 		case rtrswire.IOReq:
-			err = p.request(conn, key, addr, n, i)
+			err = p.arrived(conn, w, i)
 		case rtrswire.Heartbeat:
 			p.immediate(conn, rtrswire.ImmHeartbeatAck)
 		case rtrswire.HeartbeatAck:
@@ -35,13 +35,22 @@ func (p *ServerPath) Written(now time.Duration, conn int, key uint32, addr uint6
 	return err
 }
 
-// request takes the request that the client wrote into the n bytes at addr.
+// placed is where a request was written in its chunk, and where it says that its message is.
+type placed struct {
+	known bool   // at is; else the link does not tell
+	at, n uint32 // of the bytes that were written
+	msg   uint32
+}
+
+// arrived takes the request that the client wrote with w. It is taken when the client
+// cannot change it any more: at once, unless the end of its chunk's key is Pending.
 //
 // A client that breaks the rules of chunks and keys loses its path; a client that fills a
 // chunk wrongly gets an error, so that it has its permit back. (A kernel drops some of
-// those silently.) request checks that exactly the request was written, which no kernel
-// does: a request that names data it did not send would write what the chunk held before.
-func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswire.Imm) error {
+// those silently.) It is checked that exactly the request was written, which no kernel does:
+// a request that names data it did not send would write what the chunk held before. Where the
+// link does not tell where the bytes lie, their number has to be right.
+func (p *ServerPath) arrived(conn int, w transport.Placed, i rtrswire.Imm) error {
 	s, e := p.s, p.ses
 	if !serverTakes[p.state][someRequest] {
 		return p.violation(fmt.Errorf("%w: a request before the path is connected", ErrProtocol))
@@ -59,34 +68,93 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswir
 	}
 	// Unsigned: an address below the chunk's becomes a large offset, and is refused with those
 	// above its end.
-	at := addr - k.Addr
-	if key != k.Key || n <= 0 || at > uint64(s.chunks.Size()) || uint64(n) > uint64(s.chunks.Size())-at {
+	at, size := uint64(0), uint64(s.chunks.Size())
+	if w.Known {
+		at = w.Addr - k.Addr
+	}
+	if w.Known && w.Key != k.Key || w.N <= 0 || at > size || uint64(w.N) > size-at {
 		return p.violation(fmt.Errorf("%w: a request in chunk %d, written elsewhere", ErrProtocol, id))
 	}
-	// From here on the client cannot change the request. A write that has begun and goes on
-	// means that it wrote twice with one key.
-	if !s.cfg.NoInvalidate && !s.env.Revoke(p, key) {
+	how := transport.Idle
+	if !s.cfg.NoInvalidate {
+		how = s.env.Revoke(p, k.Key)
+	}
+	// A write that has begun and goes on means that it wrote twice with one key.
+	if how == transport.Busy {
 		return p.violation(fmt.Errorf("%w: chunk %d is being written after its request", ErrProtocol, id))
 	}
-	chunk := e.chunk(id)
-	e.touch(c, uint32(at)+uint32(n))
-	m, l, err := s.chunks.ParseRequest(chunk, off)
+	r := e.newReq()
+	r.Session, r.Path, r.chunk, r.con, r.stale = e, p, id, uint16(conn), false
+	r.place = placed{known: w.Known, at: uint32(at), n: uint32(w.N), msg: off}
+	if how == transport.Pending {
+		r.arriving = true
+		if c.req == nil {
+			e.take(r)
+		} else {
+			e.wait(r)
+		}
+		return nil
+	}
+	return p.taken(r)
+}
+
+// Revoked takes a call of the link of connection conn to its handler; see Lost. It is no sign
+// of life.
+func (p *ServerPath) Revoked(now time.Duration, conn int, key uint32, _ int) (err error) {
+	if p.state != Connected {
+		return nil // what was arriving ends with Gone
+	}
+	p.s.enter(now)
+	for i := range p.keys {
+		if p.keys[i].Key != key {
+			continue
+		}
+		c := &p.ses.chunks[i]
+		for _, r := range []*ServerReq{c.req, c.next} {
+			if r != nil && r.Path == p && r.arriving {
+				r.arriving = false
+				err = p.taken(r)
+				break
+			}
+		}
+		break
+	}
+	p.s.leave()
+	return err
+}
+
+// taken begins r, which the client cannot change from here on. It is in its chunk already if
+// it was arriving.
+func (p *ServerPath) taken(r *ServerReq) error {
+	s, e := p.s, p.ses
+	c := &e.chunks[r.chunk]
+	chunk := e.chunk(r.chunk)
+	m, l, err := s.chunks.ParseRequest(chunk, r.place.msg)
+	if err == nil && !r.place.known {
+		r.place.at = l.Start(m.Type)
+	}
+	// Without a place, and without a message that says it, it may be anywhere.
+	touched := r.place.at + r.place.n
+	if !r.place.known && err != nil {
+		touched = s.chunks.Size()
+	}
+	e.touch(c, touched)
 	switch {
 	// It is neither a read nor a write: the client speaks another protocol.
 	case err == rtrswire.ErrType:
-		return p.violation(err)
+		return p.refuse(r, err)
 	// The bytes written must be exactly those the message describes: otherwise it would be
 	// done with old content of the chunk.
-	case err == nil && (at != uint64(l.Start(m.Type)) || at+uint64(n) != uint64(l.End)):
+	case err == nil && (r.place.at != l.Start(m.Type) || r.place.at+r.place.n != l.End):
 		err = ErrProtocol
 	case err == nil && int(m.UsrLen) > MaxUsr:
 		err = ErrTooLarge
 	}
-	if err != nil && c.req != nil {
-		return p.violation(fmt.Errorf("%w: a wrong request in chunk %d, which has one", ErrProtocol, id))
+	other := c.req != nil && c.req != r
+	if err != nil && other {
+		return p.refuse(r, fmt.Errorf("%w: a wrong request in chunk %d, which has one", ErrProtocol, r.chunk))
 	}
-	r := e.newReq()
-	r.Session, r.Path, r.chunk, r.con, r.msg, r.stale = e, p, id, uint16(conn), m, false
+	r.msg = m
 	if err != nil {
 		r.msg = rtrswire.Req{}
 		e.take(r)
@@ -106,7 +174,7 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswir
 		p.stats.Writes++
 		p.stats.WriteBytes += uint64(m.UsrLen) + uint64(l.Usr)
 	}
-	if c.req != nil {
+	if other {
 		return e.failOver(r)
 	}
 	e.take(r)
@@ -114,9 +182,23 @@ func (p *ServerPath) request(conn int, key uint32, addr uint64, n int, i rtrswir
 	return nil
 }
 
-// take puts r in its chunk, which is free.
+// refuse gives p up for r, which is in its chunk or nowhere.
+func (p *ServerPath) refuse(r *ServerReq, err error) error {
+	if c := &p.ses.chunks[r.chunk]; c.req == r {
+		r.arriving = true // it ends with Gone
+	} else if c.next != r {
+		p.ses.discard(r)
+	}
+	return p.violation(err)
+}
+
+// take puts r in its chunk, which is free, if it is not there.
 func (e *ServerSession) take(r *ServerReq) {
-	e.chunks[r.chunk].req = r
+	c := &e.chunks[r.chunk]
+	if c.req == r {
+		return
+	}
+	c.req = r
 	r.Path.inflight++
 	e.active++
 	e.seq++
@@ -130,19 +212,26 @@ func (e *ServerSession) take(r *ServerReq) {
 // the store.
 //
 // It has to be the same request, because the store is using the memory that was written anew.
+// Nothing uses it while the old one is arriving.
 func (e *ServerSession) failOver(r *ServerReq) error {
 	c, p := &e.chunks[r.chunk], r.Path
-	if old := c.req; old.Op != r.Op || len(old.Data) != len(r.Data) || !bytes.Equal(old.Usr, r.Usr) {
-		e.discard(r)
-		return p.violation(fmt.Errorf("%w: a request in chunk %d, which has another one", ErrProtocol, r.chunk))
+	if old := c.req; !old.arriving && (old.Op != r.Op || len(old.Data) != len(r.Data) || !bytes.Equal(old.Usr, r.Usr)) {
+		return p.refuse(r, fmt.Errorf("%w: a request in chunk %d, which has another one", ErrProtocol, r.chunk))
 	}
+	e.wait(r)
+	return nil
+}
+
+// wait has r wait for its chunk, which has a request of another path. That path is given up,
+// and so is one whose request waited before.
+func (e *ServerSession) wait(r *ServerReq) {
+	c := &e.chunks[r.chunk]
 	for _, was := range []*ServerReq{c.req, c.next} {
-		if was != nil && was.Path.state < Closing {
+		if was != nil && was != r && was.Path.state < Closing {
 			was.Path.lose(rdserr.With(rdserr.ErrReset, "its client sends its requests on another path"))
 		}
 	}
 	c.next = r
-	return nil
 }
 
 // resume begins the request that waited for chunk c.
@@ -150,7 +239,9 @@ func (e *ServerSession) resume(c *chunk) {
 	r := c.next
 	c.next = nil
 	e.take(r)
-	e.s.env.Request(r)
+	if !r.arriving {
+		e.s.env.Request(r)
+	}
 }
 
 // badRequest returns the errno for a malformed request.
@@ -174,7 +265,7 @@ func (e *ServerSession) newReq() *ServerReq {
 
 // discard gives r back to the spare ones.
 func (e *ServerSession) discard(r *ServerReq) {
-	r.Path, r.Data, r.Usr = nil, nil, nil
+	r.Path, r.Data, r.Usr, r.arriving = nil, nil, nil, false
 	e.spare = append(e.spare, r)
 }
 
@@ -214,6 +305,15 @@ func (s *Server) Reply(now time.Duration, r *ServerReq, n int, err error) {
 	s.leave()
 }
 
+// dropArriving ends the requests of p, whose links are closed, that nobody has read.
+func (p *ServerPath) dropArriving() {
+	for i := range p.keys {
+		if r := p.ses.chunks[i].req; r != nil && r.Path == p && r.arriving {
+			p.s.Reply(p.s.now, r, 0, nil)
+		}
+	}
+}
+
 // answer sends the outcome of r on the connection that it came on: data, the
 // end of the client's key if it asked for that, the status.
 func (p *ServerPath) answer(r *ServerReq, n int, err error) {
@@ -250,7 +350,7 @@ func (p *ServerPath) answer(r *ServerReq, n int, err error) {
 	// The old key was revoked when the request came: the chunk can be written again with the
 	// new one alone, which only this answer brings.
 	k := &p.keys[r.chunk]
-	k.Key = s.env.Renew(p, r.Session.chunk(r.chunk), k.Addr)
+	k.Key, _ = s.env.Grant(p, con, r.Session.chunk(r.chunk), k.Addr)
 	s.op = transport.Op{Kind: transport.OpSendImm, Imm: uint32(imm),
 		Tail: rtrswire.RKeyRsp{BufID: uint16(r.chunk), Key: k.Key}.Append(s.tail[:0])}
 	s.env.Post(p, con, &s.op)

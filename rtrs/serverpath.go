@@ -165,7 +165,7 @@ func (p *ServerPath) violation(err error) error {
 	return err
 }
 
-// Lost, Gone, Written, Received and Invalidated are as ClientPath's.
+// Lost, Gone, Sent, Written, Received, Invalidated and Revoked are as ClientPath's.
 func (p *ServerPath) Lost(now time.Duration, conn int, err error) {
 	p.s.enter(now)
 	switch {
@@ -183,6 +183,7 @@ func (p *ServerPath) Gone(now time.Duration) {
 		return
 	}
 	p.s.enter(now)
+	p.dropArriving()
 	for i := range p.keys {
 		p.s.env.Revoke(p, p.keys[i].Key)
 		if p.s.cfg.NoInvalidate {
@@ -255,6 +256,11 @@ func (p *ServerPath) Invalidated(now time.Duration, conn int, key uint32, _ int)
 	p.s.leave()
 	return err
 }
+
+// Sent takes a call of the link of connection conn to its handler; see Lost. It changes
+// nothing: the data of an answer lies in its chunk, which is used again when its client has
+// the answer, so that the data has come; and the chunks are freed when all links are closed.
+func (p *ServerPath) Sent(time.Duration, int, int) {}
 
 // Received takes a call of the link of connection conn to its handler; see Lost.
 func (p *ServerPath) Received(now time.Duration, conn int, data []byte, imm uint32, hasImm bool) (err error) {

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/rdsd/rdsd/rdserr"
 	"github.com/rdsd/rdsd/transport"
 	rtrswire "github.com/rdsd/rdsd/wire/rtrs"
 )
@@ -38,6 +39,7 @@ type ServerSession struct {
 	spare   []*ServerReq  // to be used again
 	seq     uint64        // of the last request
 	active  int           // requests that Reply was not called for
+	pinned  bool          // a link has adopted mem: its pages stay, and are not given back
 	used    time.Duration // when the last request of smallUse or more ended
 	touched int           // bytes of the chunks that have pages
 }
@@ -71,6 +73,36 @@ func (s *Server) newSession(p *ServerPath) *ServerSession {
 	return e
 }
 
+// admit lets p, which is to join, write the chunks: it fills in p's keys.
+func (e *ServerSession) admit(p *ServerPath) error {
+	s := e.s
+	pinned, err := s.env.Adopt(p, e.mem)
+	if err != nil {
+		return err
+	}
+	e.pinned = e.pinned || pinned
+	p.keys = make([]rtrswire.Desc, s.chunks.Depth)
+	size := s.chunks.Size()
+	// One key for all chunks: nothing is revoked, and the client can write whenever it likes.
+	if s.cfg.NoInvalidate {
+		key, addr := s.env.Register(p, e.mem)
+		if key == 0 {
+			p.keys = nil
+			return rdserr.With(rdserr.ErrNoMemory, "the device has no room to register them")
+		}
+		for i := range p.keys {
+			p.keys[i] = rtrswire.Desc{Addr: addr + uint64(i)*uint64(size), Key: key, Len: size}
+		}
+		return nil
+	}
+	for i := range p.keys {
+		// On the connection of the INFO_RSP: the client has no use of a key before that.
+		key, addr := s.env.Grant(p, 0, e.chunk(uint32(i)), 0)
+		p.keys[i] = rtrswire.Desc{Addr: addr, Key: key, Len: size}
+	}
+	return nil
+}
+
 // Kernel reports whether the client is a kernel, which understands none of our own messages.
 func (e *ServerSession) Kernel() bool { return e.kernel }
 
@@ -100,22 +132,6 @@ func (e *ServerSession) join(p *ServerPath) {
 		}
 		e.addrs = append(e.addrs, a)
 	}
-	p.keys = make([]rtrswire.Desc, s.chunks.Depth)
-	descs := p.keys
-	size := s.chunks.Size()
-	// One key for all chunks: nothing is revoked, and the client can write whenever it likes.
-	if s.cfg.NoInvalidate {
-		key, addr := s.env.Register(p, e.mem)
-		for i := range p.keys {
-			p.keys[i] = rtrswire.Desc{Addr: addr + uint64(i)*uint64(size), Key: key, Len: size}
-		}
-		descs = []rtrswire.Desc{{Addr: addr, Key: key, Len: uint32(len(e.mem))}}
-	} else {
-		for i := range p.keys {
-			key, addr := s.env.Register(p, e.chunk(uint32(i)))
-			p.keys[i] = rtrswire.Desc{Addr: addr, Key: key, Len: size}
-		}
-	}
 	p.setState(Connected)
 	p.beat.start(s.now, p.pulse())
 	s.arm(p.beat.next)
@@ -123,6 +139,10 @@ func (e *ServerSession) join(p *ServerPath) {
 	if e.up++; e.up == 1 {
 		s.event(Event{Kind: EventUp, Server: p, Generation: e.generation})
 		s.env.Up(e)
+	}
+	descs := p.keys
+	if s.cfg.NoInvalidate { // one key for all
+		descs = []rtrswire.Desc{{Addr: p.keys[0].Addr, Key: p.keys[0].Key, Len: uint32(len(e.mem))}}
 	}
 	b := rtrswire.AppendInfoRsp(nil, descs)
 	if p.fences {
@@ -157,9 +177,13 @@ func (e *ServerSession) leave(p *ServerPath) {
 
 // free ends e when nothing of it is left.
 func (e *ServerSession) free() {
-	if !e.down || len(e.paths) > 0 {
-		return
+	if e.down && len(e.paths) == 0 {
+		e.drop()
 	}
+}
+
+// drop takes e, which has no path, out of the server.
+func (e *ServerSession) drop() {
 	s := e.s
 	s.sessions = slices.DeleteFunc(slices.Clone(s.sessions), func(x *ServerSession) bool { return x == e })
 	s.env.Free(e.mem)
@@ -169,7 +193,7 @@ func (e *ServerSession) free() {
 // tick gives the pages of an idle session back. The client is asked first, because it may
 // be writing into a chunk right now, which the server cannot see.
 func (e *ServerSession) tick(now time.Duration) {
-	if e.down || e.active > 0 || e.touched <= e.s.keep {
+	if e.down || e.active > 0 || e.touched <= e.s.keep || e.pinned {
 		return
 	}
 	at := e.used + e.s.cfg.TrimAfter
@@ -200,7 +224,7 @@ func (e *ServerSession) onRested(p *ServerPath, ok bool) {
 	for _, q := range e.paths {
 		ok = ok && q.state == Connected
 	}
-	if ok && e.active == 0 {
+	if ok && e.active == 0 && !e.pinned {
 		e.trim()
 	} else {
 		e.later()

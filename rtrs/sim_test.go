@@ -40,7 +40,7 @@ func newSim(seed int64, trace bool) *sim {
 	w := newWorld(seed, trace)
 	s := &sim{world: w}
 	for i := range 1 + w.rnd.Intn(4) {
-		w.wires = append(w.wires, &cable{w: w, name: fmt.Sprint("wire", i), delay: pick(w, 100*time.Microsecond, time.Millisecond, 20*time.Millisecond)})
+		w.wires = append(w.wires, &cable{w: w, name: fmt.Sprint("wire", i), delay: pick(w, 100*time.Microsecond, time.Millisecond, 20*time.Millisecond), dev: drawDevice(w)})
 	}
 	const perClient = 24
 	clients := 1 + w.rnd.Intn(2)

@@ -163,11 +163,12 @@ func (n *simClient) wireOf(p *ClientPath) *cable {
 	panic("no wire")
 }
 
-func (n *simClient) Dial(p *ClientPath, conn int, req []byte) {
+func (n *simClient) Dial(p *ClientPath, conn int, _ transport.LinkAttr, req []byte) {
 	l, _ := p.Ctx.(*life)
 	if conn == 0 {
 		c := n.c
-		l = &life{w: n.w, path: p, after: n.settle, dom: newDomain(n.w), alive: func() bool { return n.alive && n.c == c }}
+		l = &life{w: n.w, path: p, after: n.settle, dom: newDomain(n.w, n.wireOf(p).dev), alive: func() bool { return n.alive && n.c == c }}
+		l.dom.life = l
 		p.Ctx = l
 	}
 	l.dials++
@@ -234,10 +235,12 @@ func (n *simClient) Hang(p *ClientPath) { p.Ctx.(*life).hang() }
 func (n *simClient) Post(p *ClientPath, conn int, op *transport.Op) {
 	p.Ctx.(*life).post(conn, op)
 }
-func (n *simClient) Register(p *ClientPath, b []byte) (uint32, uint64) {
+func (n *simClient) Grant(p *ClientPath, conn int, b []byte) (uint32, uint64) {
 	return p.Ctx.(*life).dom.register(b, 0)
 }
-func (n *simClient) Take(p *ClientPath, key uint32) (int, bool) { return p.Ctx.(*life).dom.take(key) }
+func (n *simClient) Take(p *ClientPath, key uint32) (int, transport.Revocation) {
+	return p.Ctx.(*life).dom.take(key)
+}
 
 func (n *simClient) Up() {
 	if n.up {

@@ -120,6 +120,7 @@ type cable struct {
 	cut   [2]bool       // what is sent towards the client (0), the server (1) waits
 	times [2]int        // it was cut or not
 	ends  []*end
+	dev   device // what its ends are
 }
 
 func (x *cable) set(dir int, cut bool) {
@@ -161,12 +162,15 @@ type end struct {
 	closing bool
 	closed  bool // nothing is read or written here any more
 	dead    bool // its process has died
+	sentAt  time.Duration
 }
 
 type endHandler interface {
-	written(key uint32, addr uint64, n int, imm uint32) error
+	sent(n int)
+	written(w transport.Placed) error
 	received(data []byte, imm uint32, hasImm bool) error
 	invalidated(key uint32, filled int) error
+	revoked(key uint32, filled int) error
 	ended(err error)
 }
 
@@ -205,7 +209,29 @@ func (e *end) leave() {
 		op := e.out[0]
 		e.out = e.out[1:]
 		e.send(message{op: op, bytes: append(append([]byte(nil), op.Data...), op.Tail...)})
+		e.hasLeft(op.Data)
 		e.leave()
+	})
+}
+
+// hasLeft has an operation count as sent, after a while with a slow device: until then it
+// may be sent again, and its memory has to be what it was. (A server's is its client's to
+// write when that has the answer, which is behind it: sent again it is a duplicate.)
+func (e *end) hasLeft(data []byte) {
+	if !e.wire.dev.slow {
+		e.h.sent(1)
+		return
+	}
+	was := digest(data)
+	e.sentAt = max(e.sentAt, e.w.now+e.w.upTo(3*time.Millisecond))
+	e.w.at(e.sentAt, func() {
+		switch {
+		case e.closed:
+		case digest(data) != was && e.dir == 1:
+			e.w.fail("D7: memory was used again before its operation was sent")
+		default:
+			e.h.sent(1)
+		}
 	})
 }
 
@@ -308,12 +334,16 @@ func (e *end) arrived(m *message) {
 	var err error
 	switch m.op.Kind {
 	case transport.OpWriteImm:
-		err = e.h.written(m.op.Key, m.op.Addr, len(m.bytes), m.op.Imm)
+		w := transport.Placed{N: len(m.bytes), Imm: m.op.Imm}
+		if !e.wire.dev.nowhere {
+			w.Known, w.Key, w.Addr = true, m.op.Key, m.op.Addr
+		}
+		err = e.h.written(w)
 	case transport.OpSend, transport.OpSendImm:
 		err = e.h.received(m.bytes, m.op.Imm, m.op.Kind == transport.OpSendImm)
 	case transport.OpSendInval:
-		filled, idle := e.dom.take(m.op.Key)
-		if !idle {
+		filled, how := e.dom.end(m.op.Key)
+		if how != transport.Idle {
 			e.w.fail("the peer revokes a key while it writes with it")
 		}
 		err = e.h.invalidated(m.op.Key, filled)
@@ -357,66 +387,6 @@ func (e *end) die(silent bool) {
 	}
 }
 
-// domain is a protection domain.
-type domain struct {
-	w       *world
-	regions map[uint32]*region
-}
-
-type region struct {
-	b    []byte
-	addr uint64
-	busy int
-	full int // bytes from the first one on that were written
-}
-
-func newDomain(w *world) *domain { return &domain{w, map[uint32]*region{}} }
-
-func (d *domain) register(b []byte, addr uint64) (uint32, uint64) {
-	d.w.keys++
-	key := d.w.keys * 2654435761
-	if addr == 0 {
-		addr = uint64(d.w.rnd.Intn(1<<30)+1) << 20
-	}
-	d.regions[key] = &region{b: b, addr: addr}
-	return key, addr
-}
-
-func (d *domain) find(key uint32) *region { return d.regions[key] }
-
-func (d *domain) revoke(key uint32) (idle bool) {
-	r := d.regions[key]
-	delete(d.regions, key)
-	return r == nil || r.busy == 0
-}
-
-// wrote counts what a write has placed, if its key is still good.
-func (d *domain) wrote(m *message) {
-	if r := d.regions[m.op.Key]; r != nil && len(m.bytes) > 0 {
-		if off := int(m.op.Addr - r.addr); off <= r.full {
-			r.full = max(r.full, off+len(m.bytes))
-		}
-	}
-}
-
-func (d *domain) take(key uint32) (filled int, idle bool) {
-	if r := d.regions[key]; r != nil {
-		filled = r.full
-	}
-	return filled, d.revoke(key)
-}
-
-// covered reports whether a peer can write the first byte of b. It is asked only at the end
-// of a request.
-func (d *domain) covered(b []byte) bool {
-	for _, r := range d.regions {
-		if len(b) > 0 && len(r.b) > 0 && &r.b[0] == &b[0] {
-			return true
-		}
-	}
-	return false
-}
-
 // life is one life of a path at one end: its links.
 type life struct {
 	w     *world
@@ -434,9 +404,11 @@ type life struct {
 type corePath interface {
 	Lost(now time.Duration, conn int, err error)
 	Gone(now time.Duration)
-	Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) error
+	Sent(now time.Duration, conn int, n int)
+	Written(now time.Duration, conn int, w transport.Placed) error
 	Received(now time.Duration, conn int, data []byte, imm uint32, hasImm bool) error
 	Invalidated(now time.Duration, conn int, key uint32, filled int) error
+	Revoked(now time.Duration, conn int, key uint32, filled int) error
 }
 
 func (l *life) post(conn int, op *transport.Op) {
@@ -489,8 +461,19 @@ type conHandler struct {
 	conn int
 }
 
-func (h *conHandler) written(key uint32, addr uint64, n int, imm uint32) error {
-	err := h.l.path.Written(h.l.w.now, h.conn, key, addr, n, imm)
+func (h *conHandler) sent(n int) {
+	h.l.path.Sent(h.l.w.now, h.conn, n)
+	h.l.after()
+}
+
+func (h *conHandler) revoked(key uint32, filled int) error {
+	err := h.l.path.Revoked(h.l.w.now, h.conn, key, filled)
+	h.l.after()
+	return err
+}
+
+func (h *conHandler) written(w transport.Placed) error {
+	err := h.l.path.Written(h.l.w.now, h.conn, w)
 	h.l.after()
 	return err
 }

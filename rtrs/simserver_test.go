@@ -89,13 +89,14 @@ func (n *simServer) connect(d *dialling) {
 	n.settle()
 }
 
-func (n *simServer) Accept(c *ServerCon, rsp []byte) {
+func (n *simServer) Accept(c *ServerCon, _ transport.LinkAttr, rsp []byte) {
 	d := c.Ctx.(*dialling)
 	n.w.note("server accepts %d of %s: %#x", c.Num, d.n.name, digest(rsp))
 	l, _ := c.Path.Ctx.(*life)
 	if l == nil {
 		s := n.s
-		l = &life{w: n.w, path: c.Path, after: n.settle, dom: newDomain(n.w), alive: func() bool { return n.alive && n.s == s }}
+		l = &life{w: n.w, path: c.Path, after: n.settle, dom: newDomain(n.w, d.wire.dev), alive: func() bool { return n.alive && n.s == s }}
+		l.dom.life = l
 		c.Path.Ctx = l
 	}
 	ce, se := newPair(d.wire, d.life.dom, l.dom)
@@ -116,11 +117,14 @@ func (n *simServer) Post(p *ServerPath, conn int, op *transport.Op) {
 func (n *simServer) Register(p *ServerPath, b []byte) (uint32, uint64) {
 	return p.Ctx.(*life).dom.register(b, 0)
 }
-func (n *simServer) Renew(p *ServerPath, b []byte, addr uint64) uint32 {
-	key, _ := p.Ctx.(*life).dom.register(b, addr)
-	return key
+func (n *simServer) Adopt(p *ServerPath, mem []byte) (bool, error) { return false, nil }
+func (n *simServer) Grant(p *ServerPath, conn int, b []byte, at uint64) (uint32, uint64) {
+	return p.Ctx.(*life).dom.register(b, at)
 }
-func (n *simServer) Revoke(p *ServerPath, key uint32) bool { return p.Ctx.(*life).dom.revoke(key) }
+func (n *simServer) Revoke(p *ServerPath, key uint32) transport.Revocation {
+	_, how := p.Ctx.(*life).dom.take(key)
+	return how
+}
 
 func (n *simServer) Alloc(size int) []byte {
 	b := make([]byte, size)

@@ -51,21 +51,21 @@ func (c *client) newDomain() (d transport.Domain, home bool) {
 	return c.h.prov.NewDomain(), false
 }
 
-func (e *clientEnv) Dial(p *rtrs.ClientPath, conn int, req []byte) {
+func (e *clientEnv) Dial(p *rtrs.ClientPath, conn int, attr transport.LinkAttr, req []byte) {
 	f := e.life(p)
 	f.dialing++
 	e.work.Go(func() { // ends when it is connected, refused, or hung up
 		defer e.h.guard.Recover(guard.Step, nil) // beside the attempt this is a step
-		(*client)(e).dial(f, p, conn, req)
+		(*client)(e).dial(f, p, conn, attr, req)
 	})
 }
 
-func (c *client) dial(f *life, p *rtrs.ClientPath, conn int, req []byte) {
+func (c *client) dial(f *life, p *rtrs.ClientPath, conn int, attr transport.LinkAttr, req []byte) {
 	var l transport.OneSided
 	var rsp []byte
 	var err error
 	if e := c.h.guard.Do(guard.Dial, func() {
-		l, rsp, err = c.h.prov.DialOneSided(f.ctx, p.Local, p.Remote, f.domain, transport.LinkAttr{}, req)
+		l, rsp, err = c.h.prov.DialOneSided(f.ctx, p.Local, p.Remote, f.domain, attr, req)
 	}); e != nil {
 		l, err = nil, e
 	}
@@ -83,8 +83,9 @@ func (c *client) dial(f *life, p *rtrs.ClientPath, conn int, req []byte) {
 		}
 		p.Refused(now, conn, rsp, err)
 	default:
-		f.start(conn, l)
+		k := f.take(conn, l)
 		p.Dialed(now, conn, rsp)
+		l.Start(k, p.RecvBytes(conn)) // after its Close too, if the answer was wrong
 	}
 	c.finish(now)
 }
@@ -93,13 +94,12 @@ func (e *clientEnv) Hang(p *rtrs.ClientPath) { e.life(p).hang() }
 
 func (e *clientEnv) Post(p *rtrs.ClientPath, conn int, op *transport.Op) { e.life(p).post(conn, op) }
 
-func (e *clientEnv) Register(p *rtrs.ClientPath, b []byte) (uint32, uint64) {
-	return e.life(p).domain.Register(b)
+func (e *clientEnv) Grant(p *rtrs.ClientPath, conn int, b []byte) (uint32, uint64) {
+	return e.life(p).grant(conn, b, 0)
 }
 
-func (e *clientEnv) Take(p *rtrs.ClientPath, key uint32) (int, bool) {
-	filled, how := e.life(p).domain.Take(key)
-	return filled, how == transport.Idle
+func (e *clientEnv) Take(p *rtrs.ClientPath, key uint32) (int, transport.Revocation) {
+	return e.life(p).domain.Take(key)
 }
 
 func (e *clientEnv) Up() {

@@ -11,9 +11,11 @@ import (
 type corePath interface {
 	Lost(now time.Duration, conn int, err error)
 	Gone(now time.Duration)
-	Written(now time.Duration, conn int, key uint32, addr uint64, n int, imm uint32) error
+	Sent(now time.Duration, conn int, n int)
+	Written(now time.Duration, conn int, w transport.Placed) error
 	Received(now time.Duration, conn int, data []byte, imm uint32, hasImm bool) error
 	Invalidated(now time.Duration, conn int, key uint32, filled int) error
+	Revoked(now time.Duration, conn int, key uint32, filled int) error
 }
 
 // stepper is a shell with what it does beyond settling.
@@ -48,15 +50,14 @@ func newLife(sh *shell, of stepper, path corePath, domain transport.Domain) *lif
 	return f
 }
 
-// start takes a link as connection conn; mu is held.
-func (f *life) start(conn int, l transport.OneSided) *link {
+// take takes a link as connection conn, which is to be started then; mu is held.
+func (f *life) take(conn int, l transport.OneSided) *link {
 	for conn >= len(f.links) {
 		f.links = append(f.links, nil)
 	}
 	k := &link{life: f, conn: conn, l: l}
 	f.links[conn] = k
 	f.open++
-	l.Start(k, transport.MaxSend)
 	return k
 }
 
@@ -71,6 +72,14 @@ func (f *life) post(conn int, op *transport.Op) {
 		k.dirty = true
 		f.sh.dirty = append(f.sh.dirty, k)
 	}
+}
+
+// grant is called by the core, with mu held.
+func (f *life) grant(conn int, b []byte, at uint64) (key uint32, addr uint64) {
+	if conn >= len(f.links) || f.links[conn] == nil {
+		return 0, at // nobody can use it
+	}
+	return f.links[conn].l.Grant(b, at)
 }
 
 // hang closes everything; the core hears Gone at the end of the step or later.
@@ -108,6 +117,7 @@ type link struct {
 	conn  int
 	l     transport.OneSided
 	now   time.Duration // of the turn; owned by that thread
+	sent  int           // operations that were sent and that the core is not told of yet; owned by that thread
 	dirty bool          // it is in shell.dirty; guarded by shell.mu
 	// closed is called when the link has ended; nil: nobody is told. Guarded by shell.mu.
 	closed func()
@@ -115,37 +125,50 @@ type link struct {
 
 func (k *link) Begin() { k.now = k.life.sh.clock() }
 
-func (k *link) Sent(int) {}
+// Sent is told to the core with the event that follows, or at the end of the turn: so it
+// takes no lock of its own.
+func (k *link) Sent(n int) { k.sent += n }
+
+// step begins a step of the turn.
+func (k *link) step() (now time.Duration) {
+	now = k.life.sh.lock(k.now)
+	if k.sent > 0 {
+		k.life.path.Sent(now, k.conn, k.sent)
+		k.sent = 0
+	}
+	return now
+}
 
 func (k *link) Written(w transport.Placed) error {
-	f := k.life
-	now := f.sh.lock(k.now)
-	err := f.path.Written(now, k.conn, w.Key, w.Addr, w.N, w.Imm)
+	f, now := k.life, k.step()
+	err := f.path.Written(now, k.conn, w)
 	f.sh.mu.Unlock()
 	return err
 }
 
 func (k *link) Received(data []byte, imm uint32, hasImm bool) error {
-	f := k.life
-	now := f.sh.lock(k.now)
+	f, now := k.life, k.step()
 	err := f.path.Received(now, k.conn, data, imm, hasImm)
 	f.sh.mu.Unlock()
 	return err
 }
 
 func (k *link) Invalidated(key uint32, filled int) error {
-	f := k.life
-	now := f.sh.lock(k.now)
+	f, now := k.life, k.step()
 	err := f.path.Invalidated(now, k.conn, key, filled)
 	f.sh.mu.Unlock()
 	return err
 }
 
-// Revoked is not called: no provider here answers Pending.
-func (k *link) Revoked(uint32, int) error { return nil }
+func (k *link) Revoked(key uint32, filled int) error {
+	f, now := k.life, k.step()
+	err := f.path.Revoked(now, k.conn, key, filled)
+	f.sh.mu.Unlock()
+	return err
+}
 
 func (k *link) End() {
-	k.life.of.finish(k.life.sh.lock(k.now))
+	k.life.of.finish(k.step())
 }
 
 func (k *link) Closed(err error) {

@@ -37,6 +37,7 @@ type server struct {
 	chunks   []byte                        // made by the last Alloc, until a session is Up
 	pages    atomic.Pointer[[]*chunkPages] // of all sessions; replaced with mu held
 	rationed []rationedReq                 // read requests that wait for memory
+	adopted  []adoption                    // chunks of sessions, with what ends their use by links
 	// lostKernels are sessions of kernels that will come back, by name, and when they were lost.
 	lostKernels map[string]time.Time
 
@@ -313,16 +314,22 @@ func (s *server) ration(r *rtrs.ServerReq) {
 // wanted that is not free yet.
 func (s *server) rest() bool { return s.h.memory != nil && s.h.memory.Asked(quota.Chunks) }
 
-// count begins to charge peer for the chunks of a session. mu is held.
+// count begins to charge peer for the chunks of a session, if nobody is charged for them yet.
+// mu is held.
 func (s *server) count(mem []byte, peer netip.Addr) {
 	if s.h.memory == nil || len(mem) == 0 {
 		return
 	}
-	c := newChunkPages(mem, s.h.memory.Account(quota.Peer(peer)))
-	l := []*chunkPages{c}
-	if old := s.pages.Load(); old != nil {
-		l = append(l, *old...)
+	var old []*chunkPages
+	if l := s.pages.Load(); l != nil {
+		old = *l
 	}
+	for _, c := range old {
+		if _, ok := c.at(mem); ok {
+			return
+		}
+	}
+	l := append([]*chunkPages{newChunkPages(mem, s.h.memory.Account(quota.Peer(peer)))}, old...)
 	s.pages.Store(&l)
 }
 

@@ -3,6 +3,8 @@ package volume
 import (
 	"errors"
 	"fmt"
+	"slices"
+	"unsafe"
 
 	"github.com/rdsd/rdsd/internal/guard"
 	"github.com/rdsd/rdsd/internal/quota"
@@ -30,10 +32,10 @@ func (e *serverEnv) life(p *rtrs.ServerPath) *life {
 	return f
 }
 
-func (e *serverEnv) Accept(c *rtrs.ServerCon, rsp []byte) {
+func (e *serverEnv) Accept(c *rtrs.ServerCon, attr transport.LinkAttr, rsp []byte) {
 	f, num := e.life(c.Path), c.Num
 	a := c.Ctx.(*arrival)
-	l, err := a.Accept(f.domain, transport.LinkAttr{}, rsp)
+	l, err := a.Accept(f.domain, attr, rsp)
 	if err != nil {
 		a.leave()
 		e.tell = append(e.tell, func() {
@@ -43,7 +45,9 @@ func (e *serverEnv) Accept(c *rtrs.ServerCon, rsp []byte) {
 		})
 		return
 	}
-	f.start(num, l).closed = a.leave
+	k := f.take(num, l)
+	k.closed = a.leave
+	l.Start(k, c.RecvBytes())
 }
 
 func (e *serverEnv) Reject(c *rtrs.ServerCon, rsp []byte) {
@@ -60,14 +64,46 @@ func (e *serverEnv) Register(p *rtrs.ServerPath, b []byte) (uint32, uint64) {
 	return e.life(p).domain.Register(b)
 }
 
-func (e *serverEnv) Renew(p *rtrs.ServerPath, b []byte, addr uint64) uint32 {
-	key, _ := e.life(p).links[0].l.Grant(b, addr)
-	return key
+func (e *serverEnv) Grant(p *rtrs.ServerPath, conn int, b []byte, at uint64) (uint32, uint64) {
+	return e.life(p).grant(conn, b, at)
 }
 
-func (e *serverEnv) Revoke(p *rtrs.ServerPath, key uint32) bool {
-	return e.life(p).domain.Revoke(key) == transport.Idle
+func (e *serverEnv) Revoke(p *rtrs.ServerPath, key uint32) transport.Revocation {
+	return e.life(p).domain.Revoke(key)
 }
+
+// Adopt also begins to charge for the chunks of a session: by the page, when it is touched,
+// or all of them at once if a device keeps them, or cannot tell when a peer writes there.
+func (e *serverEnv) Adopt(p *rtrs.ServerPath, mem []byte) (pinned bool, err error) {
+	s := (*server)(e)
+	caps := s.h.prov.OneSidedCaps()
+	pinned = caps.Pinned || !caps.Guards
+	s.count(mem, p.Remote.Addr().Unmap())
+	if pinned {
+		if err := s.touch(mem); err != nil {
+			return false, err
+		}
+	}
+	prov := s.h.prov
+	if slices.ContainsFunc(s.adopted, func(a adoption) bool { return a.by == prov && a.of(mem) }) {
+		return pinned, nil
+	}
+	release, err := prov.Adopt(mem)
+	if err != nil {
+		return false, err
+	}
+	s.adopted = append(s.adopted, adoption{mem, prov, release})
+	return pinned, nil
+}
+
+// adoption is the chunks of a session that the links of a provider use.
+type adoption struct {
+	mem     []byte
+	by      transport.OneSidedProvider
+	release func()
+}
+
+func (a *adoption) of(mem []byte) bool { return unsafe.SliceData(a.mem) == unsafe.SliceData(mem) }
 
 func (e *serverEnv) Alloc(n int) []byte {
 	e.chunks = e.h.machine.Chunks.Alloc(n)
@@ -84,10 +120,21 @@ func (e *serverEnv) Free(b []byte) {
 		}
 	}
 	(*server)(e).uncount(b)
+	var releases []func()
+	e.adopted = slices.DeleteFunc(e.adopted, func(a adoption) bool {
+		mine := a.of(b)
+		if mine {
+			releases = append(releases, a.release)
+		}
+		return mine
+	})
 	// To give up 100 MiB that were in use takes the kernel milliseconds, in which
 	// neither this thread nor the lock is to be held. No link is left that writes there.
 	e.work.Go(func() { // ends when the kernel is done
 		defer e.h.guard.Recover(guard.Volume, nil)
+		for _, release := range releases {
+			release()
+		}
 		e.h.machine.Chunks.Free(b)
 	})
 }
@@ -109,7 +156,6 @@ func (e *serverEnv) Up(s *rtrs.ServerSession) {
 	if l := s.Paths(); len(l) > 0 {
 		x.peer = l[0].Remote
 	}
-	(*server)(e).count(e.chunks, x.peer.Addr().Unmap())
 	e.chunks = nil
 	e.sessions[s] = x
 	e.rn.Up(s)
