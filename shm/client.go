@@ -131,6 +131,9 @@ func (x *Receiver) Taken() uint64 {
 	return x.head
 }
 
+// Head is how many descriptors were taken.
+func (x *Receiver) Head() uint64 { return x.head }
+
 // Body is the memory of a descriptor that Peek found good.
 func (x *Receiver) Body(d *RecvDesc) []byte {
 	n := uint64(d.Word.Bytes())

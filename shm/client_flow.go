@@ -11,8 +11,9 @@ type Flow struct {
 	away       bool // not to be found by its destination any more
 	used       bool // since the last sweep for an idle one
 
-	// Held is the caller's own.
+	// Held and Pair are the caller's own.
 	Held uint64
+	Pair *PairSender
 }
 
 // flowTable finds the flow of a destination and gives entries that are idle to
@@ -141,6 +142,9 @@ func (s *Sender) flowIdle(f *Flow) {
 // Index and Gen name the flow in the region.
 func (f *Flow) Index() uint32 { return f.index }
 func (f *Flow) Gen() uint32   { return f.gen }
+
+// Out is how many slots were grabbed for the flow and have not had their last event.
+func (f *Flow) Out() int { return f.out }
 
 // Away reports whether the flow's entry may by now be another's.
 func (f *Flow) Away() bool { return f.away }

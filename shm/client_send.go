@@ -101,6 +101,12 @@ func (s *Sender) put(w Word, d *SendDesc) {
 	s.wake(DaemonWaitsSend)
 }
 
+// Nudge tells the daemon that a pair has news for a reader that sleeps (Pair.Awaken).
+func (s *Sender) Nudge() {
+	s.r.Nudges().Add(1)
+	s.wake(DaemonWaitsSend)
+}
+
 // The errors of a send that lacks room, all rdserr.ErrWouldBlock: ErrRing lasts until
 // SendHead moves, the others until events free something.
 var (

@@ -171,6 +171,20 @@ func (c *Control) Send(msg []byte, fds ...int) (done bool, err error) {
 	return false, nil
 }
 
+// Try is Send of a message of one packet, which is forgotten when it cannot be written at
+// once: then done is false, without an error.
+func (c *Control) Try(msg []byte, fds ...int) (done bool, err error) {
+	if len(c.out) > 0 || len(msg) > MaxPiece {
+		return false, nil
+	}
+	if err := checkMessage(msg, fds); err != nil {
+		return false, err
+	}
+	c.started = false
+	rest, err := c.write(msg, fds)
+	return err == nil && len(rest) == 0, err
+}
+
 // Flush goes on with the bytes that Send could not write.
 func (c *Control) Flush() (done bool, err error) {
 	rest, err := c.write(c.out, c.outFDs)

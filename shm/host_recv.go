@@ -62,6 +62,10 @@ func (h *Host) initRecv() {
 	h.ring = make([]uint32, h.r.Receives)
 }
 
+// Placed is how many descriptors of the receive ring were ever filled, those included that the
+// client does not see yet. With the lock.
+func (h *Host) Placed() uint64 { return h.recvTail }
+
 // recvRoom reports whether the receive ring takes another descriptor.
 func (h *Host) recvRoom() bool {
 	n := uint64(h.r.Receives)

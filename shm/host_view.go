@@ -29,6 +29,7 @@ type viewSide struct {
 	wanted    uint64 // the value the client was told, as RoomWanted; with the lock
 	noRoomFor uint8  // viewRing, viewArena; with the lock
 	asleep    bool   // the last word was Sleep; the reactor's
+	nudged    uint64 // nudges seen; the reactor's
 }
 
 // refresh brings view up to date. The lock is held. If a bit is set while the reactor
@@ -99,6 +100,17 @@ func (h *Host) HasPosts() bool {
 	return v&viewTake != 0 && !h.claimed && h.r.SendTail().Load() != h.sendHead
 }
 
+// HasNudges reports whether the client has asked, since the last TakeNudges, for readers of
+// its pairs to be rung awake. On the reactor's thread.
+func (h *Host) HasNudges() bool { return !h.dead && h.r.Nudges().Load() != h.nudged }
+
+// TakeNudges comes before the pairs are looked at. On the reactor's thread.
+func (h *Host) TakeNudges() {
+	if !h.dead {
+		h.nudged = h.r.Nudges().Load()
+	}
+}
+
 // HasReleases reports whether Releases would bring something. On the reactor's
 // thread or with the lock.
 func (h *Host) HasReleases() bool {
@@ -136,7 +148,7 @@ func (h *Host) Sleep() bool {
 			break
 		}
 	}
-	if h.HasPosts() || bits&DaemonWaitsRoom != 0 && h.HasRoom() {
+	if h.HasPosts() || h.HasNudges() || bits&DaemonWaitsRoom != 0 && h.HasRoom() {
 		h.Wake()
 		return false
 	}

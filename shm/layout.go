@@ -59,6 +59,7 @@ const (
 	offSendsWaited
 	offSendsFull
 	offRoomWanted
+	offNudges
 )
 
 // Bits of the sleep words: the events that the sleeper waits for.

@@ -411,14 +411,19 @@ func (r *Region) Disown() {
 func (r *Region) Abandoned() (gone, certain bool) {
 	r.files.Lock()
 	defer r.files.Unlock()
-	if r.ownFD < 0 {
+	return abandoned(&r.ownFD)
+}
+
+// abandoned is Region.Abandoned of a descriptor.
+func abandoned(own *int) (gone, certain bool) {
+	if *own < 0 {
 		return true, true
 	}
 	// A lease to write is only given for the one open file (fs/locks.c, check_conflicting_open).
-	_, err := unix.FcntlInt(uintptr(r.ownFD), unix.F_SETLEASE, unix.F_WRLCK)
+	_, err := unix.FcntlInt(uintptr(*own), unix.F_SETLEASE, unix.F_WRLCK)
 	if err == unix.EAGAIN {
 		return false, true
 	}
-	closeOnce(&r.ownFD)
+	closeOnce(own)
 	return true, err == nil
 }

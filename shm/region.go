@@ -453,6 +453,7 @@ func (r *Region) DaemonSleeps() *atomic.Uint32 { return r.word32(offDaemonSleeps
 func (r *Region) ClientSleeps() *atomic.Uint32 { return r.word32(offClientSleeps) }
 func (r *Region) Closed() *atomic.Uint32       { return r.word32(offClosed) }
 func (r *Region) RoomWanted() *atomic.Uint64   { return r.word64(offRoomWanted) }
+func (r *Region) Nudges() *atomic.Uint64       { return r.word64(offNudges) }
 func (r *Region) ClientSingle() *atomic.Uint32 { return r.word32(offClientSingle) }
 
 // Entries by their number since the region was made.
